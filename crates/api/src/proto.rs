@@ -1,0 +1,17 @@
+//! The protobuf types, generated from `proto/*.proto`, where every field is
+//! documented.
+//!
+//! All are exported here by name; the types nested in a message live in a
+//! module of its name: [`message_v0::Error`], [`nic::Type`],
+//! [`nic_show::Queue`].
+
+include!(concat!(env!("OUT_DIR"), "/proto/mod.rs"));
+
+pub use encryption::{Encrypted, encrypted};
+pub use envelope::{Error, Message, Messages, error};
+pub use payload::{
+    AppConfigReq, AppStatusRes, Cidr, FdbEntry, FdbListReq, FwData, MessageV0, Nic, NicAddRes,
+    NicExportRes, NicShow, NicStats, NicUpdateReq, Request, Response, Rule, Sg, SgMemberAddReq,
+    SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, Status, Worker, fdb_entry, message_v0, nic,
+    nic_show, rule,
+};
