@@ -1,0 +1,59 @@
+//! ARP and RARP for IPv4 over Ethernet (RFC 826, RFC 903).
+
+use std::net::Ipv4Addr;
+
+use crate::{Error, Mac, head};
+
+/// Bytes of a packet for IPv4 over Ethernet.
+pub const LEN: usize = 28;
+/// Who has this address?
+pub const REQUEST: u16 = 1;
+/// I have it.
+pub const REPLY: u16 = 2;
+
+/// An ARP packet.
+#[derive(Clone, Copy, Debug)]
+pub struct Arp<'a>(&'a [u8; LEN]);
+
+impl<'a> Arp<'a> {
+    /// Truncated below [`LEN`] bytes; malformed if it is not about IPv4 (4 bytes) over Ethernet (6 bytes).
+    #[inline]
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
+        let (packet, _) = head::<LEN>(bytes)?;
+        if packet[..6] == [0, 1, 8, 0, 6, 4] { Ok(Arp(packet)) } else { Err(Error::Malformed) }
+    }
+
+    /// [`REQUEST`], [`REPLY`], or another.
+    #[inline]
+    pub const fn operation(&self) -> u16 {
+        u16::from_be_bytes([self.0[6], self.0[7]])
+    }
+
+    /// Sender's hardware address.
+    #[inline]
+    pub const fn sender_mac(&self) -> Mac {
+        let p = self.0;
+        Mac([p[8], p[9], p[10], p[11], p[12], p[13]])
+    }
+
+    /// Sender's protocol address; 0.0.0.0 in a probe (RFC 5227).
+    #[inline]
+    pub const fn sender_ip(&self) -> Ipv4Addr {
+        let p = self.0;
+        Ipv4Addr::new(p[14], p[15], p[16], p[17])
+    }
+
+    /// Target's hardware address; without meaning in a request.
+    #[inline]
+    pub const fn target_mac(&self) -> Mac {
+        let p = self.0;
+        Mac([p[18], p[19], p[20], p[21], p[22], p[23]])
+    }
+
+    /// Target's protocol address.
+    #[inline]
+    pub const fn target_ip(&self) -> Ipv4Addr {
+        let p = self.0;
+        Ipv4Addr::new(p[24], p[25], p[26], p[27])
+    }
+}

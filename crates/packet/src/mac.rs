@@ -1,0 +1,97 @@
+//! IEEE 802 MAC addresses.
+
+use std::{fmt, str::FromStr};
+
+/// A 48-bit MAC address, bytes in transmission order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Mac(pub [u8; 6]);
+
+impl Mac {
+    /// All ones: every station.
+    pub const BROADCAST: Mac = Mac([0xff; 6]);
+    /// All zeros: no station.
+    pub const ZERO: Mac = Mac([0; 6]);
+
+    /// Whether the group bit is set: multicast or broadcast.
+    #[inline]
+    pub const fn is_group(self) -> bool {
+        self.0[0] & 1 != 0
+    }
+
+    /// Whether it is the broadcast address.
+    #[inline]
+    pub const fn is_broadcast(self) -> bool {
+        matches!(self.0, [0xff, 0xff, 0xff, 0xff, 0xff, 0xff])
+    }
+
+    /// As a number below 2^48, first transmitted byte highest.
+    #[inline]
+    pub const fn to_u64(self) -> u64 {
+        let [a, b, c, d, e, f] = self.0;
+        u64::from_be_bytes([0, 0, a, b, c, d, e, f])
+    }
+}
+
+impl fmt::Display for Mac {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, f] = self.0;
+        write!(out, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}")
+    }
+}
+
+impl fmt::Debug for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// The text is not a MAC address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BadMac;
+
+impl fmt::Display for BadMac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not a MAC address: want six pairs of hexadecimal digits joined by colons, such as 02:00:00:00:00:01")
+    }
+}
+
+impl std::error::Error for BadMac {}
+
+impl FromStr for Mac {
+    type Err = BadMac;
+
+    fn from_str(text: &str) -> Result<Mac, BadMac> {
+        let mut mac = [0; 6];
+        let mut pairs = text.split(':');
+        for byte in &mut mac {
+            let pair = pairs.next().ok_or(BadMac)?;
+            if pair.len() != 2 || !pair.bytes().all(|c| c.is_ascii_hexdigit()) {
+                return Err(BadMac);
+            }
+            *byte = u8::from_str_radix(pair, 16).map_err(|_| BadMac)?;
+        }
+        if pairs.next().is_some() { Err(BadMac) } else { Ok(Mac(mac)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_and_back() {
+        let mac = Mac([2, 0, 0, 0, 0xab, 1]);
+        assert_eq!("02:00:00:00:AB:01".parse(), Ok(mac));
+        assert_eq!(mac.to_string(), "02:00:00:00:ab:01");
+        for bad in ["", "02:00:00:00:00", "02:00:00:00:00:01:", "2:00:00:00:00:001", "+2:00:00:00:00:01", "0g:00:00:00:00:01"] {
+            assert_eq!(bad.parse::<Mac>(), Err(BadMac), "{bad}");
+        }
+    }
+
+    #[test]
+    fn groups() {
+        assert!(Mac::BROADCAST.is_broadcast() && Mac::BROADCAST.is_group());
+        assert!(Mac([1, 0, 0x5e, 0, 0, 1]).is_group() && !Mac([2, 0, 0, 0, 0, 1]).is_group());
+        assert_eq!(Mac([1, 2, 3, 4, 5, 6]).to_u64(), 0x010203040506);
+    }
+}

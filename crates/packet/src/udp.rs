@@ -1,0 +1,54 @@
+//! UDP (RFC 768).
+
+use crate::{Error, cut, head};
+
+/// Bytes of the header.
+pub const LEN: usize = 8;
+/// Where the checksum is, from the first byte of the header.
+pub const CHECKSUM_OFFSET: usize = 6;
+
+/// A UDP header and what follows it.
+#[derive(Clone, Copy, Debug)]
+pub struct Udp<'a> {
+    header: &'a [u8; LEN],
+    bytes: &'a [u8],
+}
+
+impl<'a> Udp<'a> {
+    /// Fails only on fewer than [`LEN`] bytes.
+    #[inline]
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
+        let (header, _) = head(bytes)?;
+        Ok(Udp { header, bytes })
+    }
+
+    /// Source port.
+    #[inline]
+    pub const fn source_port(&self) -> u16 {
+        u16::from_be_bytes([self.header[0], self.header[1]])
+    }
+
+    /// Destination port.
+    #[inline]
+    pub const fn destination_port(&self) -> u16 {
+        u16::from_be_bytes([self.header[2], self.header[3]])
+    }
+
+    /// Bytes of header and payload, as the sender says.
+    #[inline]
+    pub const fn length(&self) -> u16 {
+        u16::from_be_bytes([self.header[4], self.header[5]])
+    }
+
+    /// Checksum as it stands; 0 means none.
+    #[inline]
+    pub const fn checksum(&self) -> u16 {
+        u16::from_be_bytes([self.header[6], self.header[7]])
+    }
+
+    /// The payload as far as the length says. Malformed if below the header's, truncated if the bytes end before.
+    #[inline]
+    pub fn payload(&self) -> Result<&'a [u8], Error> {
+        cut(self.bytes, LEN, self.length().into()).map(|(_, payload)| payload)
+    }
+}
