@@ -301,7 +301,7 @@ impl Ip {
         bytes.extend(segment.destination_port.to_be_bytes());
         bytes.extend(segment.sequence.to_be_bytes());
         bytes.extend(segment.acknowledgement.to_be_bytes());
-        bytes.extend([((tcp::MIN_LEN + options_len) / 4 << 4) as u8, segment.flags]);
+        bytes.extend([(((tcp::MIN_LEN + options_len) / 4) << 4) as u8, segment.flags]);
         bytes.extend(segment.window.to_be_bytes());
         bytes.extend([0; 4]);
         bytes.extend(segment.options);
