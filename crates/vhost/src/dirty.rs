@@ -1,0 +1,108 @@
+//! The dirty log: one bit for each 4 KiB page of guest memory, set when the device stored into it (VHOST_F_LOG_ALL).
+//!
+//! The front end reads it while guests run to learn what to copy again during live migration.
+
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    ptr::NonNull,
+    sync::atomic::{AtomicU8, Ordering},
+};
+
+use rustix::{
+    fs::fstat,
+    mm::{MapFlags, ProtFlags, mmap, munmap},
+};
+
+use crate::sigbus;
+
+const LOG_PAGE: u64 = 4096;
+
+/// A mapped log (SET_LOG_BASE).
+pub struct DirtyLog {
+    base: NonNull<u8>,
+    len: usize,
+    bits: NonNull<AtomicU8>,
+    bytes: u64,
+    guard: sigbus::Guard,
+}
+
+// SAFETY: the log is only accessed through atomics.
+unsafe impl Send for DirtyLog {}
+// SAFETY: as above.
+unsafe impl Sync for DirtyLog {}
+
+impl DirtyLog {
+    /// Maps `size` bytes of `file` from `offset`. The file must be that large.
+    pub fn map(file: &OwnedFd, size: u64, offset: u64) -> Result<DirtyLog, rustix::io::Errno> {
+        let invalid = rustix::io::Errno::INVAL;
+        let end = offset.checked_add(size).filter(|_| size > 0).ok_or(invalid)?;
+        let have = u64::try_from(fstat(file.as_fd())?.st_size).unwrap_or(0);
+        if have < end {
+            return Err(invalid);
+        }
+        let start = offset / LOG_PAGE * LOG_PAGE;
+        let len = usize::try_from(end - start).map_err(|_| invalid)?;
+        // SAFETY: a new mapping at an address the kernel chooses.
+        let base = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, start)? };
+        let base = NonNull::new(base.cast::<u8>()).ok_or(invalid)?;
+        let skip = usize::try_from(offset - start).map_err(|_| invalid)?;
+        // SAFETY: skip < len.
+        let bits = unsafe { base.add(skip) }.cast();
+        Ok(DirtyLog { base, len, bits, bytes: size, guard: sigbus::Guard::new(base.as_ptr() as usize, len) })
+    }
+
+    /// Marks the pages of `len` bytes at a guest address. Pages beyond the log are ignored: the front end said how much it wants to know.
+    pub(crate) fn mark(&self, guest_addr: u64, len: u64) {
+        if len == 0 {
+            return;
+        }
+        let first = guest_addr / LOG_PAGE;
+        let last = guest_addr.saturating_add(len - 1) / LOG_PAGE;
+        for page in first..=last {
+            let byte = page / 8;
+            if byte >= self.bytes {
+                return;
+            }
+            // SAFETY: byte < self.bytes, which lie in the mapping; AtomicU8 has no alignment.
+            let bits = unsafe { self.bits.add(byte as usize).as_ref() };
+            bits.fetch_or(1 << (page % 8), Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for DirtyLog {
+    fn drop(&mut self) {
+        self.guard.release();
+        // SAFETY: made in map() and unmapped once; rings hold the log in an Arc.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    #[test]
+    fn marks_each_page_touched_and_none_beyond() {
+        let file = memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 4096).unwrap();
+        let log = DirtyLog::map(&file, 2, 0).unwrap();
+        log.mark(4095, 2);
+        log.mark(8 * 4096, 1);
+        log.mark(16 * 4096, 1); // page 16 is beyond two bytes
+        log.mark(u64::MAX, 5);
+        let mut bytes = [0; 3];
+        rustix::io::pread(&file, &mut bytes, 0).unwrap();
+        assert_eq!(bytes, [0b11, 0b1, 0]);
+    }
+
+    #[test]
+    fn a_short_file_is_refused() {
+        let file = memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 10).unwrap();
+        assert!(DirtyLog::map(&file, 11, 0).is_err());
+        assert!(DirtyLog::map(&file, u64::MAX, 1).is_err());
+        assert!(DirtyLog::map(&file, 0, 0).is_err());
+    }
+}

@@ -1,0 +1,334 @@
+//! Guest memory: what a front end shared with us, mapped and checked.
+//!
+//! A [`GuestMemory`] is immutable. When the front end changes its memory, a new table is built (unchanged mappings are shared) and
+//! rings are moved to it while no worker is inside a batch (see [`crate::port`]).
+//!
+//! Guest memory is never a Rust reference: it is shared with a guest that writes whenever it likes. Outside this module it is
+//! seen as a [`Span`], a raw pointer with a length that was checked against one mapping.
+
+use std::{
+    fmt,
+    os::fd::{AsFd, OwnedFd},
+    ptr::NonNull,
+    sync::Arc,
+};
+
+use rustix::{
+    fs::{FileType, fstat, fstatfs},
+    mm::{MapFlags, ProtFlags, mmap, munmap},
+};
+
+use crate::sigbus;
+
+const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
+const PAGE: u64 = 4096;
+
+/// Most regions one table may have (VHOST_USER_MAX_RAM_SLOTS of QEMU on x86).
+pub const MAX_REGIONS: usize = 509;
+
+/// One region as the front end describes it (vhost-user: "memory region description").
+#[derive(Debug)]
+pub struct RegionSpec {
+    /// Guest physical address of its first byte.
+    pub guest_addr: u64,
+    /// Size in bytes.
+    pub size: u64,
+    /// Address of the first byte in the front end, in which ring addresses are given.
+    pub user_addr: u64,
+    /// Offset of the first byte in the file.
+    pub mmap_offset: u64,
+    /// The file that holds the memory.
+    pub file: OwnedFd,
+}
+
+/// Why a memory table was refused.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the texts say it
+pub enum MemoryError {
+    #[error("memory region at guest address {0:#x} is empty or wraps around the address space")]
+    BadRange(u64),
+    #[error("memory regions overlap at guest address {0:#x}")]
+    Overlap(u64),
+    #[error("memory region at guest address {guest:#x} needs {needed} bytes of its file, which has {have}: the file is too small")]
+    FileTooSmall { guest: u64, needed: u64, have: u64 },
+    #[error("memory region at guest address {0:#x} is not backed by a regular file: use memory-backend-file or memory-backend-memfd with share=on")]
+    NotAFile(u64),
+    #[error("{0} memory regions, at most {MAX_REGIONS} are supported")]
+    TooMany(usize),
+    #[error("no memory region with guest address {0:#x}, that size and user address")]
+    NoSuchRegion(u64),
+    #[error("cannot map the memory region at guest address {guest:#x}: {source}")]
+    Map { guest: u64, source: rustix::io::Errno },
+}
+
+/// A mapped file; unmapped when the last table that uses it is gone.
+struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+    /// Offset of the region's first byte in the mapping.
+    skip: usize,
+    page: u64,
+    guard: sigbus::Guard,
+}
+
+// SAFETY: a mapping is an address range that stays valid until drop; all access to what it holds goes through raw pointers and
+// atomics, which make no claim of exclusive access.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.guard.release();
+        // SAFETY: base and len are those of a mapping made in Mapping::new and nobody else unmaps it. Spans into it are only used
+        // under the locks of rings whose setup holds the table that holds this mapping, so none is in use now.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+impl Mapping {
+    fn new(spec: &RegionSpec) -> Result<Mapping, MemoryError> {
+        let guest = spec.guest_addr;
+        let map_error = |source| MemoryError::Map { guest, source };
+        let end = spec.mmap_offset.checked_add(spec.size).ok_or(MemoryError::BadRange(guest))?;
+        let stat = fstat(spec.file.as_fd()).map_err(map_error)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(MemoryError::NotAFile(guest));
+        }
+        let have = u64::try_from(stat.st_size).unwrap_or(0);
+        if have < end {
+            return Err(MemoryError::FileTooSmall { guest, needed: end, have });
+        }
+        // A hugetlbfs mapping starts and ends on its own page size.
+        let fs = fstatfs(spec.file.as_fd()).map_err(map_error)?;
+        let page = if fs.f_type == HUGETLBFS_MAGIC { u64::try_from(fs.f_bsize).unwrap_or(PAGE).max(PAGE) } else { PAGE };
+        let start = spec.mmap_offset / page * page;
+        let len = (end - start).checked_next_multiple_of(page).ok_or(MemoryError::BadRange(guest))?;
+        let len = usize::try_from(len).map_err(|_| MemoryError::BadRange(guest))?;
+        let skip = usize::try_from(spec.mmap_offset - start).map_err(|_| MemoryError::BadRange(guest))?;
+        // SAFETY: a new mapping at an address the kernel chooses: no existing memory is touched.
+        let base = unsafe {
+            mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE, &spec.file, start)
+        }
+        .map_err(map_error)?;
+        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| map_error(rustix::io::Errno::NOMEM))?;
+        let guard = sigbus::Guard::new(base.as_ptr() as usize, len);
+        Ok(Mapping { base, len, skip, page, guard })
+    }
+}
+
+/// A region of a table.
+#[derive(Clone)]
+struct Region {
+    guest: u64,
+    len: u64,
+    user: u64,
+    host: NonNull<u8>,
+    mapping: Arc<Mapping>,
+}
+
+// SAFETY: `host` points into `mapping`, which is Send and Sync.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+/// A contiguous, mapped piece of guest memory.
+///
+/// Valid while the table it came from lives. The bytes behind it change at any time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span {
+    pub ptr: NonNull<u8>,
+    pub len: u32,
+}
+
+/// What an operator sees of a region.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegionInfo {
+    /// Guest physical address.
+    pub guest_addr: u64,
+    /// Size in bytes.
+    pub size: u64,
+    /// Page size of its file in bytes.
+    pub page_size: u64,
+}
+
+/// A guest's memory table.
+#[derive(Clone, Default)]
+pub struct GuestMemory {
+    /// Sorted by guest address, without overlaps.
+    regions: Vec<Region>,
+}
+
+impl fmt::Debug for GuestMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.regions()).finish()
+    }
+}
+
+impl GuestMemory {
+    /// Maps a whole table (SET_MEM_TABLE).
+    pub fn map(specs: Vec<RegionSpec>) -> Result<GuestMemory, MemoryError> {
+        let mut memory = GuestMemory::default();
+        for spec in specs {
+            memory = memory.with_region(&spec)?;
+        }
+        Ok(memory)
+    }
+
+    /// This table with one region more (ADD_MEM_REG).
+    pub fn with_region(&self, spec: &RegionSpec) -> Result<GuestMemory, MemoryError> {
+        let guest = spec.guest_addr;
+        let in_range = |start: u64| start.checked_add(spec.size).is_some();
+        if spec.size == 0 || !in_range(guest) || !in_range(spec.user_addr) {
+            return Err(MemoryError::BadRange(guest));
+        }
+        if self.regions.len() >= MAX_REGIONS {
+            return Err(MemoryError::TooMany(self.regions.len() + 1));
+        }
+        let overlaps = |a: u64, alen: u64, b: u64, blen: u64| a < b.saturating_add(blen) && b < a.saturating_add(alen);
+        if self.regions.iter().any(|r| overlaps(r.guest, r.len, guest, spec.size)) {
+            return Err(MemoryError::Overlap(guest));
+        }
+        let mapping = Arc::new(Mapping::new(spec)?);
+        // SAFETY: skip + size <= len of the mapping, by construction in Mapping::new.
+        let host = unsafe { mapping.base.add(mapping.skip) };
+        let region = Region { guest, len: spec.size, user: spec.user_addr, host, mapping };
+        let mut regions = self.regions.clone();
+        let at = regions.partition_point(|r| r.guest < guest);
+        regions.insert(at, region);
+        Ok(GuestMemory { regions })
+    }
+
+    /// This table without a region (REM_MEM_REG).
+    pub fn without_region(&self, guest_addr: u64, user_addr: u64, size: u64) -> Result<GuestMemory, MemoryError> {
+        let at = self
+            .regions
+            .iter()
+            .position(|r| r.guest == guest_addr && r.user == user_addr && r.len == size)
+            .ok_or(MemoryError::NoSuchRegion(guest_addr))?;
+        let mut regions = self.regions.clone();
+        regions.remove(at);
+        Ok(GuestMemory { regions })
+    }
+
+    /// The regions, in order of guest addresses.
+    pub fn regions(&self) -> impl Iterator<Item = RegionInfo> + '_ {
+        self.regions.iter().map(|r| RegionInfo { guest_addr: r.guest, size: r.len, page_size: r.mapping.page })
+    }
+
+    /// Guest address of a front-end address, in which SET_VRING_ADDR speaks.
+    pub fn user_to_guest(&self, user_addr: u64) -> Option<u64> {
+        self.regions.iter().find_map(|r| {
+            let offset = user_addr.checked_sub(r.user)?;
+            if offset < r.len { r.guest.checked_add(offset) } else { None }
+        })
+    }
+
+    /// Whether a file became shorter than its mapping: the guest's memory is gone, zero pages took its place.
+    pub fn poisoned(&self) -> bool {
+        self.regions.iter().any(|r| r.mapping.guard.poisoned())
+    }
+
+    /// The memory at a guest address: at least one and at most `len` bytes, as many as are contiguous in one region.
+    ///
+    /// `hint` is the caller's guess of the region, updated to the one that was found.
+    #[inline]
+    pub(crate) fn span(&self, guest_addr: u64, len: u32, hint: &mut usize) -> Option<Span> {
+        if let Some(region) = self.regions.get(*hint)
+            && let Some(span) = region.span(guest_addr, len)
+        {
+            return Some(span);
+        }
+        self.span_slow(guest_addr, len, hint)
+    }
+
+    #[cold]
+    fn span_slow(&self, guest_addr: u64, len: u32, hint: &mut usize) -> Option<Span> {
+        let at = self.regions.partition_point(|r| r.guest <= guest_addr).checked_sub(1)?;
+        let span = self.regions.get(at)?.span(guest_addr, len)?;
+        *hint = at;
+        Some(span)
+    }
+
+    /// All of `len` bytes in one region, aligned to `align`: for rings, which are accessed in place.
+    pub(crate) fn ring_span(&self, guest_addr: u64, len: u32, align: usize) -> Option<Span> {
+        let span = self.span(guest_addr, len, &mut 0)?;
+        (span.len == len && (span.ptr.as_ptr() as usize).is_multiple_of(align)).then_some(span)
+    }
+}
+
+impl Region {
+    #[inline]
+    fn span(&self, guest_addr: u64, len: u32) -> Option<Span> {
+        // Below the region wraps to a huge offset, which the comparison refuses too.
+        let offset = guest_addr.wrapping_sub(self.guest);
+        if offset >= self.len || len == 0 {
+            return None;
+        }
+        let left = self.len - offset;
+        let len = if u64::from(len) <= left { len } else { left as u32 };
+        // SAFETY: offset < self.len, and host..host+len lies in the mapping.
+        let ptr = unsafe { self.host.add(offset as usize) };
+        Some(Span { ptr, len })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    fn file(size: u64) -> OwnedFd {
+        let fd = memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&fd, size).unwrap();
+        fd
+    }
+
+    fn spec(guest_addr: u64, size: u64, file_size: u64) -> RegionSpec {
+        RegionSpec { guest_addr, size, user_addr: guest_addr + 0x7000_0000, mmap_offset: 0, file: file(file_size) }
+    }
+
+    #[test]
+    fn spans_end_with_their_region() {
+        let memory = GuestMemory::map(vec![spec(0x1000, 0x1000, 0x1000), spec(0x2000, 0x1000, 0x1000)]).unwrap();
+        let mut hint = 0;
+        assert_eq!(memory.span(0x1ff0, 0x20, &mut hint).unwrap().len, 0x10);
+        assert_eq!(memory.span(0x2000, 0x20, &mut hint).unwrap().len, 0x20);
+        assert_eq!(hint, 1);
+        for outside in [0, 0xfff, 0x3000, u64::MAX] {
+            assert!(memory.span(outside, 1, &mut hint).is_none(), "{outside:#x}");
+        }
+        assert!(memory.span(0x1000, 0, &mut hint).is_none());
+        assert_eq!(memory.user_to_guest(0x7000_1010), Some(0x1010));
+        assert_eq!(memory.user_to_guest(0x7000_3000), None);
+    }
+
+    #[test]
+    fn a_short_file_is_refused() {
+        assert!(matches!(GuestMemory::map(vec![spec(0, 0x2000, 0x1fff)]), Err(MemoryError::FileTooSmall { .. })));
+    }
+
+    #[test]
+    fn overlaps_and_wrapping_ranges_are_refused() {
+        let memory = GuestMemory::map(vec![spec(0x1000, 0x1000, 0x1000)]).unwrap();
+        assert!(matches!(memory.with_region(&spec(0x1fff, 0x1000, 0x1000)), Err(MemoryError::Overlap(_))));
+        let wrapping = RegionSpec { guest_addr: u64::MAX - 10, ..spec(0, 0x1000, 0x1000) };
+        assert!(matches!(memory.with_region(&wrapping), Err(MemoryError::BadRange(_))));
+        let far = RegionSpec { mmap_offset: u64::MAX - 10, ..spec(0x5000, 0x1000, 0x1000) };
+        assert!(matches!(memory.with_region(&far), Err(MemoryError::BadRange(_))));
+    }
+
+    #[test]
+    fn a_pipe_is_not_memory() {
+        let (pipe, _other) = rustix::pipe::pipe().unwrap();
+        let bad = RegionSpec { file: pipe, ..spec(0, 0x1000, 0x1000) };
+        assert!(matches!(GuestMemory::map(vec![bad]), Err(MemoryError::NotAFile(0))));
+    }
+
+    #[test]
+    fn a_region_can_be_removed_only_as_it_was_added() {
+        let memory = GuestMemory::map(vec![spec(0x1000, 0x1000, 0x1000)]).unwrap();
+        assert!(memory.without_region(0x1000, 0x1000, 0x1000).is_err());
+        assert_eq!(memory.without_region(0x1000, 0x7000_1000, 0x1000).unwrap().regions().count(), 0);
+    }
+}

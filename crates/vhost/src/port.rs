@@ -1,0 +1,189 @@
+//! A port: the two rings of one guest, between the control channel that sets them up and the workers that use them.
+//!
+//! Whoever touches a guest's memory holds the lock of one of its rings: a worker for a batch, the control channel to change
+//! something. So a ring that was stopped, or moved to another memory table, is not in use any more when the call returns, and
+//! nothing else is needed to wait for workers. The control channel holds a lock only to exchange what was built before.
+//!
+//! Lock order: the transmit ring of a port, then receive rings in the order of ports' slots.
+
+use std::{
+    os::fd::BorrowedFd,
+    sync::{Mutex, MutexGuard, PoisonError, TryLockError},
+};
+
+use crate::ring::{RingError, RingSetup, RingStatus, RxRing, Split, TxRing};
+
+/// The queue of a virtio-net device without multiqueue (virtio 1.2, 5.1.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queue {
+    /// Queue 0, receiveq1: the switch writes.
+    Rx,
+    /// Queue 1, transmitq1: the switch reads.
+    Tx,
+}
+
+impl Queue {
+    /// By its vhost-user index.
+    pub fn from_index(index: u32) -> Option<Queue> {
+        match index {
+            0 => Some(Queue::Rx),
+            1 => Some(Queue::Tx),
+            _ => None,
+        }
+    }
+
+    /// For people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Queue::Rx => "rx",
+            Queue::Tx => "tx",
+        }
+    }
+}
+
+/// Who polls the transmit ring wants to know when there is one. Called from the control channel, without locks held.
+pub trait PortEvents: Send + Sync {
+    /// The transmit ring runs now, or has another kick descriptor. Without one it has to be polled now and then.
+    fn tx_started(&self, kick: Option<BorrowedFd<'_>>);
+    /// The transmit ring stopped: `kick` is what the last `tx_started` was given and will be closed.
+    fn tx_stopped(&self, kick: Option<BorrowedFd<'_>>);
+}
+
+/// The rings of one guest.
+#[derive(Default)]
+pub struct Port {
+    tx: Mutex<Option<TxRing>>,
+    rx: Mutex<Option<RxRing>>,
+}
+
+fn lock<R>(ring: &Mutex<Option<R>>) -> MutexGuard<'_, Option<R>> {
+    // A panic while a ring was held leaves it as hostile as any guest may make it: still safe to use.
+    ring.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Port {
+    /// The transmit ring, if nobody holds it at this moment; `None` inside if there is none.
+    #[inline(always)]
+    pub fn try_tx(&self) -> Option<MutexGuard<'_, Option<TxRing>>> {
+        match self.tx.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// The transmit ring. Waits for a worker's batch at most.
+    pub fn tx(&self) -> MutexGuard<'_, Option<TxRing>> {
+        lock(&self.tx)
+    }
+
+    /// The receive ring. Waits for a worker's batch at most.
+    #[inline(always)]
+    pub fn rx(&self) -> MutexGuard<'_, Option<RxRing>> {
+        lock(&self.rx)
+    }
+
+    /// The receive ring, if nobody holds it at this moment.
+    #[inline(always)]
+    pub fn try_rx(&self) -> Option<MutexGuard<'_, Option<RxRing>>> {
+        match self.rx.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Starts a ring at `base`, the position the front end gave (SET_VRING_BASE), replacing one that runs.
+    ///
+    /// Every frame taken is completed at once and in order, so the used index in the guest's memory is the exact point where
+    /// the last device stopped. It wins over a different `base`: that happens when a front end resumes a device that died
+    /// and counts on the available index.
+    pub fn start(&self, queue: Queue, setup: &RingSetup, base: u16, enabled: bool) -> Result<(), RingError> {
+        let mut split = Split::new(setup, base)?;
+        let used = split.used_idx_in_memory();
+        if used != base {
+            split = Split::new(setup, used)?;
+        }
+        split.enabled = enabled;
+        split.disarm();
+        match queue {
+            Queue::Tx => {
+                let old = lock(&self.tx).replace(TxRing::new(split));
+                drop(old);
+            }
+            Queue::Rx => {
+                let ring = RxRing::new(split);
+                let old = lock(&self.rx).replace(ring);
+                drop(old);
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves the rings that run to new setups (another memory table, log, features, addresses or call descriptor), keeping their positions. `None`
+    /// leaves a ring as it is; a ring that does not run stays stopped. On an error nothing is changed.
+    pub fn replace(&self, tx: Option<&RingSetup>, rx: Option<&RingSetup>) -> Result<(), RingError> {
+        let new_tx = tx.map(|setup| Split::new(setup, 0)).transpose()?;
+        let new_rx = rx.map(|setup| Split::new(setup, 0)).transpose()?.map(RxRing::new);
+        let mut tx = lock(&self.tx);
+        let mut rx = lock(&self.rx);
+        let old_tx = match (tx.as_mut(), new_tx) {
+            (Some(old), Some(mut split)) => {
+                split.take_positions(&old.split);
+                Some(std::mem::replace(old, TxRing::new(split)))
+            }
+            _ => None,
+        };
+        let old_rx = match (rx.as_mut(), new_rx) {
+            (Some(old), Some(mut new)) => {
+                new.split.take_positions(&old.split);
+                new.forget_prepared();
+                Some(std::mem::replace(old, new))
+            }
+            _ => None,
+        };
+        // Unmapping takes its time: not while a worker may wait.
+        drop((tx, rx));
+        drop((old_tx, old_rx));
+        Ok(())
+    }
+
+    /// SET_VRING_ENABLE.
+    pub fn set_enabled(&self, queue: Queue, enabled: bool) {
+        match queue {
+            Queue::Tx => {
+                if let Some(ring) = lock(&self.tx).as_mut() {
+                    ring.split.enabled = enabled;
+                }
+            }
+            Queue::Rx => {
+                if let Some(ring) = lock(&self.rx).as_mut() {
+                    ring.split.enabled = enabled;
+                }
+            }
+        }
+    }
+
+    /// Stops a ring. Returns its position, for GET_VRING_BASE, or `None` if it did not run. No worker touches the guest's
+    /// memory through it any more.
+    pub fn stop(&self, queue: Queue) -> Option<u16> {
+        match queue {
+            Queue::Tx => {
+                let old = lock(&self.tx).take();
+                old.map(|ring| ring.split.next_used)
+            }
+            Queue::Rx => {
+                let old = lock(&self.rx).take();
+                old.map(|ring| ring.split.next_used)
+            }
+        }
+    }
+
+    /// For the operator; `None` if the ring does not run.
+    pub fn status(&self, queue: Queue) -> Option<RingStatus> {
+        match queue {
+            Queue::Tx => lock(&self.tx).as_ref().map(TxRing::status),
+            Queue::Rx => lock(&self.rx).as_ref().map(RxRing::status),
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Copying to, from and between guest memory.
+//!
+//! The one place where bytes of a guest are moved. Everything is `memmove`: two guests may share or overlap memory.
+
+use std::{
+    arch::asm,
+    ptr::{self, NonNull},
+};
+
+/// Asks for the line at `at` for reading. Any address is allowed; nothing is accessed.
+#[inline(always)]
+pub(super) fn prefetch_read(at: *const u8) {
+    // SAFETY: a prefetch is a hint: it neither faults nor changes memory, whatever the address.
+    unsafe { asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
+}
+
+/// Asks for the line at `at` for writing. Any address is allowed; nothing is accessed.
+#[inline(always)]
+pub(super) fn prefetch_write(at: *const u8) {
+    // SAFETY: as above. Processors without PREFETCHW execute it as a no-op (all x86-64 ones decode it).
+    unsafe { asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
+}
+
+/// Copies a fixed number of bytes through registers.
+///
+/// # Safety
+/// `N` bytes must be mapped at both addresses. Guest memory may change meanwhile: the copy is of some bytes that were there.
+#[inline(always)]
+unsafe fn block<const N: usize>(from: *const u8, to: *mut u8) {
+    // SAFETY: mapped by the caller's promise; [u8; N] has alignment 1; read fully before it is written, so overlap is fine.
+    unsafe { to.cast::<[u8; N]>().write(from.cast::<[u8; N]>().read()) };
+}
+
+/// Copies `len` bytes; short and medium lengths inline.
+///
+/// # Safety
+/// `len` bytes must be mapped at both addresses. They may overlap, and a guest may change them meanwhile.
+#[inline(always)]
+pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: each block lies in 0..len of both ranges, by the comparisons. Blocks that overlap each other write the same
+    // bytes twice, unless the guest changed them in between: then it sees its own mixture.
+    unsafe {
+        match len {
+            0 => {}
+            1..=15 => small(from, to, len),
+            16..=31 => {
+                block::<16>(from, to);
+                block::<16>(from.add(len - 16), to.add(len - 16));
+            }
+            32..=63 => {
+                block::<32>(from, to);
+                block::<32>(from.add(len - 32), to.add(len - 32));
+            }
+            64..=128 => {
+                block::<64>(from, to);
+                block::<64>(from.add(len - 64), to.add(len - 64));
+            }
+            _ => ptr::copy(from, to, len),
+        }
+    }
+}
+
+/// # Safety
+/// As [`copy`], for 1 to 15 bytes.
+#[inline]
+unsafe fn small(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: as in copy().
+    unsafe {
+        match len {
+            8..=15 => {
+                block::<8>(from, to);
+                block::<8>(from.add(len - 8), to.add(len - 8));
+            }
+            4..=7 => {
+                block::<4>(from, to);
+                block::<4>(from.add(len - 4), to.add(len - 4));
+            }
+            _ => {
+                block::<1>(from, to);
+                block::<1>(from.add(len / 2), to.add(len / 2));
+                block::<1>(from.add(len - 1), to.add(len - 1));
+            }
+        }
+    }
+}
+
+/// A running Internet checksum over pieces of any length (RFC 1071).
+#[derive(Clone, Copy, Default)]
+pub(super) struct Sum {
+    total: u64,
+    odd: bool,
+}
+
+impl Sum {
+    /// Adds bytes that follow those added before.
+    pub fn add(&mut self, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        let mut sum: u64 = 0;
+        let (words, rest) = bytes.as_chunks::<4>();
+        for word in words {
+            sum += u64::from(u32::from_ne_bytes(*word));
+        }
+        let (pairs, last) = rest.as_chunks::<2>();
+        for pair in pairs {
+            sum += u64::from(u16::from_ne_bytes(*pair));
+        }
+        for byte in last {
+            sum += u64::from(u16::from_ne_bytes([*byte, 0]));
+        }
+        let folded = fold(sum);
+        // At an odd position the bytes of each pair change places (RFC 1071, 2(B)).
+        self.total += u64::from(if self.odd { folded.swap_bytes() } else { folded });
+        self.odd ^= bytes.len() % 2 == 1;
+    }
+
+    /// The sum, folded, in network byte order when stored with `to_ne_bytes`.
+    pub fn folded(self) -> u16 {
+        fold(self.total)
+    }
+}
+
+fn fold(mut sum: u64) -> u16 {
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
+
+/// Bytes that are summed at a time while they are copied: stays in the first-level cache.
+const BOUNCE: usize = 512;
+
+/// Copies `len` bytes and adds them to `sum`: what is summed is what is stored, whatever the guest does meanwhile.
+///
+/// # Safety
+/// As [`copy`].
+pub(super) unsafe fn copy_and_sum(from: NonNull<u8>, to: NonNull<u8>, len: usize, sum: &mut Sum) {
+    let mut private = [0u8; BOUNCE];
+    let mut done = 0;
+    while done < len {
+        let n = (len - done).min(BOUNCE);
+        // SAFETY: done + n <= len; the private buffer has n bytes.
+        unsafe { copy(from.as_ptr().add(done), private.as_mut_ptr(), n) };
+        sum.add(private.get(..n).unwrap_or_default());
+        // SAFETY: as above.
+        unsafe { copy(private.as_ptr(), to.as_ptr().add(done), n) };
+        done += n;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plain(bytes: &[u8]) -> u16 {
+        let mut sum = 0u32;
+        for pair in bytes.chunks(2) {
+            sum += u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
+        }
+        while sum > 0xffff {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        sum as u16
+    }
+
+    #[test]
+    fn copies_every_length() {
+        let from: Vec<u8> = (0..1000u32).map(|i| (i * 7) as u8).collect();
+        for len in 0..700 {
+            let mut to = vec![0xaa; 720];
+            // SAFETY: both hold len + 10 bytes.
+            unsafe { copy(from.as_ptr().add(3), to.as_mut_ptr().add(5), len) };
+            assert_eq!(to[5..5 + len], from[3..3 + len]);
+            assert!(to[..5].iter().chain(&to[5 + len..]).all(|b| *b == 0xaa), "{len}");
+        }
+    }
+
+    #[test]
+    fn a_sum_of_odd_pieces_is_the_sum_of_the_whole() {
+        let from: Vec<u8> = (0..3000u32).map(|i| (i * 31 + i / 256) as u8).collect();
+        for pieces in [vec![3000], vec![1, 2999], vec![7, 13, 1001, 1979], vec![600, 2400]] {
+            let mut sum = Sum::default();
+            let mut to = vec![0u8; 3000];
+            let mut at = 0;
+            for n in pieces {
+                let (a, b) = (NonNull::from(&from[at]), NonNull::from(&mut to[at]));
+                // SAFETY: at + n <= 3000.
+                unsafe { copy_and_sum(a, b, n, &mut sum) };
+                at += n;
+            }
+            assert_eq!(from, to);
+            assert_eq!(sum.folded().to_ne_bytes(), plain(&from).to_be_bytes());
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! A batch of frames taken from a guest: the first bytes in private slots, the rest still in the guest's memory.
+
+use std::{ptr::NonNull, sync::Arc};
+
+use super::{
+    copy::{self, Sum},
+    split::CallFd,
+    tx::TxRing,
+};
+use crate::net::NetHeader;
+
+/// Most frames of a batch.
+pub const BATCH: usize = 64;
+/// Bytes of each frame that are copied into its private slot.
+pub const HEAD: usize = 128;
+/// Bytes that a slot can hold when the parser asks for more.
+pub const HEAD_MAX: usize = 256;
+/// Largest frame that is taken from a guest: the largest IP packet behind Ethernet and two VLAN tags.
+pub const MAX_FRAME: u32 = 65535 + 14 + 8;
+/// Smallest frame: an Ethernet header.
+pub(super) const MIN_FRAME: u32 = 14;
+/// Most bytes of a batch; the frame that reaches it is the last.
+pub(super) const MAX_BYTES: u32 = 256 * 1024;
+pub(super) const MAX_SEGS: usize = 1024;
+
+/// Why a frame could not be taken. Its descriptors go back to the guest like those of any other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameFault {
+    /// A loop, an index or address out of range, or wrong flags (virtio 1.2, 2.7.5).
+    BadChain,
+    /// Shorter than a virtio-net and an Ethernet header.
+    Short,
+    /// Longer than [`MAX_FRAME`].
+    Oversized,
+}
+
+/// What is known of a frame of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame {
+    /// The guest's virtio-net header: claims, not facts.
+    pub net: NetHeader,
+    /// Length in bytes, from the descriptors.
+    pub len: u32,
+    /// Set when the frame could not be taken; it has no content then.
+    pub fault: Option<FrameFault>,
+    pub(super) head_len: u16,
+    pub(super) first_seg: u16,
+    pub(super) segs: u16,
+    /// The chain's head, for its used entry.
+    pub(super) id: u16,
+    /// The virtio-net header stands in front of the only segment and was not read yet.
+    pub(super) header_in_front: bool,
+}
+
+impl Frame {
+    pub(super) const EMPTY: Frame = Frame {
+        net: NetHeader { flags: 0, gso_type: 0, hdr_len: 0, gso_size: 0, csum_start: 0, csum_offset: 0, num_buffers: 0 },
+        len: 0,
+        fault: None,
+        head_len: 0,
+        first_seg: 0,
+        segs: 0,
+        id: 0,
+        header_in_front: false,
+    };
+}
+
+/// A contiguous piece of a frame in guest memory.
+#[derive(Clone, Copy)]
+pub(super) struct Seg {
+    pub ptr: NonNull<u8>,
+    pub len: u32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+pub(super) struct Slot(pub [u8; HEAD_MAX]);
+
+/// A worker's room for one batch. What is in it can be seen only through [`Frames`], while the ring it came from is held.
+pub struct FrameStore {
+    pub(super) slots: Box<[Slot; BATCH]>,
+    pub(super) frames: Box<[Frame; BATCH]>,
+    pub(super) segs: Box<[Seg; MAX_SEGS]>,
+    pub(super) count: usize,
+}
+
+// SAFETY: the pointers in `segs` are used only by Frames, which borrows the ring whose memory they point into.
+unsafe impl Send for FrameStore {}
+
+impl Default for FrameStore {
+    fn default() -> Self {
+        FrameStore {
+            slots: Box::new([Slot([0; HEAD_MAX]); BATCH]),
+            frames: Box::new([Frame::EMPTY; BATCH]),
+            segs: Box::new([Seg { ptr: NonNull::dangling(), len: 0 }; MAX_SEGS]),
+            count: 0,
+        }
+    }
+}
+
+/// A gathered batch. Its descriptors stay open until [`Self::release`].
+pub struct Frames<'a> {
+    pub(super) ring: &'a mut TxRing,
+    pub(super) store: &'a mut FrameStore,
+}
+
+impl Frames<'_> {
+    /// Number of frames, at most [`BATCH`].
+    #[inline(always)]
+    pub fn len(&self) -> usize {
+        self.store.count.min(BATCH)
+    }
+
+    /// Whether nothing was gathered.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All frames in the guest's order.
+    #[inline(always)]
+    pub fn frames(&self) -> &[Frame] {
+        self.store.frames.get(..self.len()).unwrap_or_default()
+    }
+
+    /// The private copy of a frame's first bytes: min([`HEAD`], length) of them, more after [`Self::extend_head`].
+    #[inline(always)]
+    pub fn head(&self, index: usize) -> &[u8] {
+        match (self.store.slots.get(index), self.frames().get(index)) {
+            (Some(slot), Some(frame)) => slot.0.get(..usize::from(frame.head_len)).unwrap_or_default(),
+            _ => &[],
+        }
+    }
+
+    /// As [`Self::head`], to be rewritten: what is delivered is what stands here.
+    #[inline(always)]
+    pub fn head_mut(&mut self, index: usize) -> &mut [u8] {
+        match (self.store.slots.get_mut(index), self.store.frames.get(index)) {
+            (Some(slot), Some(frame)) => slot.0.get_mut(..usize::from(frame.head_len)).unwrap_or_default(),
+            _ => &mut [],
+        }
+    }
+
+    /// Copies more of a frame into its slot, up to [`HEAD_MAX`] bytes. Bytes that were there already are not read again.
+    pub fn extend_head(&mut self, index: usize) -> &[u8] {
+        let Some(frame) = self.frames().get(index).copied() else { return &[] };
+        let have = usize::from(frame.head_len);
+        let want = (frame.len as usize).min(HEAD_MAX);
+        if want > have
+            && let Some(slot) = self.store.slots.get_mut(index)
+        {
+            let mut pieces = Pieces::new(self.store.segs.as_slice(), &frame, have as u32, (want - have) as u32);
+            let mut at = have;
+            while let Some((ptr, len)) = pieces.next() {
+                let Some(room) = slot.0.get_mut(at..at + len as usize) else { break };
+                // SAFETY: the piece is mapped (its ring is borrowed by self); the room has the same length.
+                unsafe { copy::copy(ptr.as_ptr(), room.as_mut_ptr(), len as usize) };
+                at += len as usize;
+            }
+            if let Some(frame) = self.store.frames.get_mut(index) {
+                frame.head_len = at as u16;
+            }
+        }
+        self.head(index)
+    }
+
+    /// Gives the descriptors of all frames back to the guest and shows it. Returns how to interrupt it, if it wants that.
+    pub fn release(self) -> Option<Arc<CallFd>> {
+        let count = self.len();
+        let ring = &mut self.ring.split;
+        for frame in self.store.frames.get(..count).unwrap_or_default() {
+            ring.push_used(frame.id, 0);
+        }
+        ring.next_avail = ring.next_avail.wrapping_add(count as u16);
+        self.store.count = 0;
+        ring.publish();
+        if ring.wants_call() { ring.call.clone() } else { None }
+    }
+
+    /// Copies a range of a frame to `write`, piece by piece, summing it if asked to. The range was checked by the caller.
+    pub(super) fn pieces(&self, index: usize, from: u32, len: u32) -> Option<Pieces<'_>> {
+        let frame = self.frames().get(index)?;
+        let end = from.checked_add(len)?;
+        (end <= frame.len).then(|| Pieces::new(self.store.segs.as_slice(), frame, from, len))
+    }
+}
+
+/// Iterates over the contiguous pieces of a range of a frame.
+pub(super) struct Pieces<'a> {
+    segs: std::slice::Iter<'a, Seg>,
+    skip: u32,
+    left: u32,
+}
+
+impl<'a> Pieces<'a> {
+    #[inline(always)]
+    fn new(segs: &'a [Seg], frame: &Frame, from: u32, len: u32) -> Pieces<'a> {
+        let first = usize::from(frame.first_seg);
+        let segs = segs.get(first..first + usize::from(frame.segs)).unwrap_or_default();
+        Pieces { segs: segs.iter(), skip: from, left: len }
+    }
+
+    /// The next piece; it is mapped as long as the batch is not released.
+    #[inline(always)]
+    pub fn next(&mut self) -> Option<(NonNull<u8>, u32)> {
+        while self.left > 0 {
+            let seg = self.segs.next()?;
+            if self.skip >= seg.len {
+                self.skip -= seg.len;
+                continue;
+            }
+            let len = (seg.len - self.skip).min(self.left);
+            // SAFETY: skip < seg.len: inside the segment.
+            let ptr = unsafe { seg.ptr.add(self.skip as usize) };
+            self.skip = 0;
+            self.left -= len;
+            return Some((ptr, len));
+        }
+        None
+    }
+}
+
+/// What remains to be computed when a frame is delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// Nothing.
+    Nothing,
+    /// An Internet checksum over everything from `start`, whose field lies at `field` (both offsets in the head). The field
+    /// holds the sum of the pseudo-header.
+    Checksum {
+        /// First byte that is summed.
+        start: u16,
+        /// The checksum field.
+        field: u16,
+        /// UDP: a computed 0 is sent as 0xffff (RFC 768).
+        udp: bool,
+    },
+}
+
+/// One frame as a receiver gets it.
+#[derive(Clone, Copy, Debug)]
+pub struct Delivery<'a> {
+    /// The header for the receiver; `num_buffers` is filled in.
+    pub net: NetHeader,
+    /// The first bytes, already rewritten.
+    pub head: &'a [u8],
+    /// The frame whose memory the rest comes from.
+    pub frame: usize,
+    /// Where the rest starts in that frame.
+    pub from: u32,
+    /// How many bytes of it follow the head.
+    pub len: u32,
+    /// What remains to be computed.
+    pub finish: Finish,
+}
+
+/// Completes the checksum in a private copy of the head; `rest` is the sum of what follows it.
+pub(super) fn finish_checksum(head: &mut [u8], start: u16, field: u16, udp: bool, rest: Sum) {
+    let mut sum = Sum::default();
+    sum.add(head.get(usize::from(start)..).unwrap_or_default());
+    let odd = head.len().saturating_sub(usize::from(start)) % 2 == 1;
+    let tail = rest.folded();
+    sum.add(&(if odd { [tail.to_ne_bytes()[0], 0] } else { tail.to_ne_bytes() }));
+    if odd {
+        // Swapped by position: the second byte of the tail stands first in the next pair.
+        sum.add(&[tail.to_ne_bytes()[1]]);
+    }
+    let value = match !sum.folded() {
+        0 if udp => 0xffff,
+        value => value,
+    };
+    if let Some(to) = head.get_mut(usize::from(field)..usize::from(field) + 2) {
+        to.copy_from_slice(&value.to_ne_bytes());
+    }
+}

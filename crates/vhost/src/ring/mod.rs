@@ -1,0 +1,22 @@
+//! The device's half of split virtqueues (virtio 1.2, 2.7).
+//!
+//! [`TxRing`] takes frames from a guest into a [`FrameStore`]; [`RxRing`] copies them, once, into another guest's buffers.
+//! [`split`] is what both share: where a ring lies, descriptors, indices, notifications.
+
+mod copy;
+mod frames;
+mod rx;
+mod split;
+mod tx;
+
+pub use frames::{BATCH, Delivery, Finish, Frame, FrameFault, FrameStore, Frames, HEAD, HEAD_MAX, MAX_FRAME};
+pub use rx::{NotDelivered, RxRing};
+pub(crate) use split::Split;
+pub use split::{CallFd, RingError, RingSetup, RingStatus};
+pub use tx::{Gathered, TxRing};
+
+/// Brings the cache line of `value` closer, for reading.
+#[inline(always)]
+pub fn prefetch<T>(value: &T) {
+    copy::prefetch_read(std::ptr::from_ref(value).cast());
+}

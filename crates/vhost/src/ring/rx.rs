@@ -1,0 +1,366 @@
+//! The receive ring: frames on their way out of the switch, into a guest's buffers.
+
+use std::{ptr::NonNull, sync::Arc};
+
+use super::{
+    copy::{self, Sum},
+    frames::{BATCH, Delivery, Finish, Frames, HEAD_MAX, finish_checksum},
+    split::{BadChain, CHAIN_BUDGET, CallFd, RingStatus, Split},
+};
+use crate::net::{Features, NetHeader};
+
+/// Most pieces that one frame is spread over.
+const MAX_PIECES: usize = 2048;
+
+/// Why a frame did not get into a receive ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotDelivered {
+    /// The guest has not enough buffers available now.
+    Full,
+    /// The guest disabled the ring, or broke it.
+    NotReady,
+    /// No buffer of this guest can hold a frame of this size.
+    TooLarge,
+    /// The guest's buffer chain breaks the rules of virtio 1.2, 2.7.5. It went back unused.
+    BadChain,
+}
+
+/// A buffer of one descriptor, already checked and translated.
+#[derive(Clone, Copy)]
+struct Ready {
+    ptr: NonNull<u8>,
+    /// 0: the chain is not that simple.
+    len: u32,
+    id: u16,
+    addr: u64,
+}
+
+/// A piece of a buffer.
+#[derive(Clone, Copy)]
+struct Piece {
+    ptr: NonNull<u8>,
+    len: u32,
+    addr: u64,
+}
+
+/// A chain that takes part in a frame.
+#[derive(Clone, Copy)]
+struct Chain {
+    id: u16,
+    capacity: u32,
+}
+
+/// A guest's receive queue, as the device sees it.
+pub struct RxRing {
+    pub(crate) split: Split,
+    /// Buffers ahead of `next_avail`, by their position modulo the size of this array, up to `prepared`.
+    ready: Box<[Ready; BATCH]>,
+    prepared: u16,
+    /// Room for frames that need more than one piece.
+    pieces: Vec<Piece>,
+    chains: Vec<Chain>,
+}
+
+// SAFETY: the pointers point into the memory that `split` keeps alive; the ring is used by one thread at a time.
+unsafe impl Send for RxRing {}
+
+impl RxRing {
+    pub(crate) fn new(split: Split) -> RxRing {
+        RxRing {
+            prepared: split.next_avail,
+            split,
+            ready: Box::new([Ready { ptr: NonNull::dangling(), len: 0, id: 0, addr: 0 }; BATCH]),
+            pieces: Vec::with_capacity(MAX_PIECES),
+            chains: Vec::with_capacity(CHAIN_BUDGET as usize),
+        }
+    }
+
+    /// For the operator.
+    pub fn status(&self) -> RingStatus {
+        self.split.status()
+    }
+
+    /// What the guest negotiated: which offloads it can take.
+    #[inline(always)]
+    pub fn features(&self) -> Features {
+        self.split.features
+    }
+
+    /// Whether the guest's memory was taken away.
+    pub fn poisoned(&self) -> bool {
+        self.split.memory.poisoned()
+    }
+
+    /// Starts fetching the lines of the available ring that the next frames need.
+    #[inline(always)]
+    pub fn prefetch(&self) {
+        self.split.prefetch_avail();
+        self.split.prefetch_used();
+    }
+
+    /// Reads and checks the next buffers, up to `n`, and fetches their first lines for writing. Without this, delivering does it.
+    #[inline]
+    pub fn prepare(&mut self, n: u16) {
+        if self.split.broken || !self.split.enabled {
+            return;
+        }
+        let n = n.min(BATCH as u16);
+        let have = self.prepared.wrapping_sub(self.split.next_avail);
+        if have >= n {
+            return;
+        }
+        if self.split.known() < n && self.split.available().is_none() {
+            return;
+        }
+        let n = n.min(self.split.known());
+        for ahead in (have..n).step_by(4) {
+            self.split.prefetch_desc(self.split.head(ahead));
+        }
+        let mut hint = self.split.hint;
+        for ahead in have..n {
+            let id = self.split.head(ahead);
+            let mut ready = Ready { ptr: NonNull::dangling(), len: 0, id, addr: 0 };
+            if let Some(desc) = self.split.desc(id)
+                && desc.is_single_writable()
+                && let Some(span) = self.split.memory.span(desc.addr, desc.len, &mut hint)
+                && span.len == desc.len
+            {
+                ready = Ready { ptr: span.ptr, len: span.len, id, addr: desc.addr };
+                copy::prefetch_write(span.ptr.as_ptr());
+                copy::prefetch_write(span.ptr.as_ptr().wrapping_add(64));
+            }
+            if let Some(slot) = self.ready.get_mut(usize::from(self.split.next_avail.wrapping_add(ahead)) % BATCH) {
+                *slot = ready;
+            }
+        }
+        self.split.hint = hint;
+        self.prepared = self.split.next_avail.wrapping_add(n);
+    }
+
+    /// Writes a frame into the guest's buffers. The guest sees it after [`Self::publish`].
+    ///
+    /// Room for the whole frame is found before its first byte is written. Never waits: the guest's index is looked at once more
+    /// before a frame is refused as [`NotDelivered::Full`].
+    #[inline]
+    pub fn deliver(&mut self, frames: &Frames<'_>, delivery: &Delivery<'_>) -> Result<(), NotDelivered> {
+        let header_len = self.split.header_len;
+        let need = header_len as u32 + delivery.head.len() as u32 + delivery.len;
+        if self.prepared == self.split.next_avail {
+            self.prepare(BATCH as u16);
+            if self.prepared == self.split.next_avail {
+                return Err(if self.split.broken || !self.split.enabled { NotDelivered::NotReady } else { NotDelivered::Full });
+            }
+        }
+        let at = usize::from(self.split.next_avail) % BATCH;
+        match self.ready.get(at).copied() {
+            Some(ready) if ready.len >= need && delivery.finish == Finish::Nothing => {
+                let header = NetHeader { num_buffers: 1, ..delivery.net }.to_bytes();
+                let mut to = ready.ptr;
+                // SAFETY: header_len is 10 or 12 and need <= ready.len, all of which is mapped; the head is private.
+                unsafe {
+                    copy::copy(header.as_ptr(), to.as_ptr(), header_len);
+                    to = to.add(header_len);
+                    copy::copy(delivery.head.as_ptr(), to.as_ptr(), delivery.head.len());
+                    to = to.add(delivery.head.len());
+                }
+                if delivery.len > 0 {
+                    let mut pieces = frames.pieces(delivery.frame, delivery.from, delivery.len).ok_or(NotDelivered::BadChain)?;
+                    while let Some((from, len)) = pieces.next() {
+                        // SAFETY: the pieces add up to at most delivery.len bytes, which fit as checked above.
+                        unsafe {
+                            copy::copy(from.as_ptr(), to.as_ptr(), len as usize);
+                            to = to.add(len as usize);
+                        }
+                    }
+                }
+                if let Some(log) = &self.split.log {
+                    log.mark(ready.addr, u64::from(need));
+                }
+                self.split.push_used(ready.id, need);
+                self.split.next_avail = self.split.next_avail.wrapping_add(1);
+                Ok(())
+            }
+            Some(_) => self.deliver_spread(frames, delivery, need),
+            None => Err(NotDelivered::NotReady),
+        }
+    }
+
+    /// A frame that needs several descriptors or buffers, or whose checksum is to be computed.
+    #[inline(never)]
+    fn deliver_spread(&mut self, frames: &Frames<'_>, delivery: &Delivery<'_>, need: u32) -> Result<(), NotDelivered> {
+        self.find_room(need)?;
+        let mut head = [0u8; HEAD_MAX];
+        let head = head.get_mut(..delivery.head.len()).ok_or(NotDelivered::TooLarge)?;
+        head.copy_from_slice(delivery.head);
+        let header = NetHeader { num_buffers: self.chains.len() as u16, ..delivery.net }.to_bytes();
+        let header = header.get(..self.split.header_len).unwrap_or_default();
+
+        // The rest first, because the checksum, which covers it, stands in the head.
+        let mut sum = Sum::default();
+        let mut writer = Writer::new(&self.pieces, self.split.log.as_deref());
+        writer.skip((header.len() + head.len()) as u32);
+        let mut source = frames.pieces(delivery.frame, delivery.from, delivery.len).ok_or(NotDelivered::BadChain)?;
+        while let Some((from, len)) = source.next() {
+            writer.write(from, len, if delivery.finish == Finish::Nothing { None } else { Some(&mut sum) });
+        }
+        if let Finish::Checksum { start, field, udp } = delivery.finish {
+            finish_checksum(head, start, field, udp, sum);
+        }
+        let mut writer = Writer::new(&self.pieces, self.split.log.as_deref());
+        writer.write(NonNull::from(header).cast(), header.len() as u32, None);
+        writer.write(NonNull::from(&*head).cast(), head.len() as u32, None);
+
+        let mut left = need;
+        for chain in &self.chains {
+            let len = left.min(chain.capacity);
+            left -= len;
+            self.split.push_used(chain.id, len);
+        }
+        self.consume(self.chains.len() as u16);
+        Ok(())
+    }
+
+    /// Collects chains until `need` bytes fit, into `chains` and `pieces`.
+    fn find_room(&mut self, need: u32) -> Result<(), NotDelivered> {
+        self.pieces.clear();
+        self.chains.clear();
+        let mergeable = self.split.features.has(Features::MRG_RXBUF);
+        let mut budget = CHAIN_BUDGET;
+        let mut room = 0u32;
+        while room < need {
+            let taken = self.chains.len() as u16;
+            if taken > 0 && !mergeable {
+                return Err(NotDelivered::TooLarge);
+            }
+            if taken == self.split.known() {
+                match self.split.available() {
+                    None => return Err(NotDelivered::NotReady),
+                    Some(n) if n == taken => {
+                        // A frame that the whole ring cannot hold will never fit.
+                        return Err(if taken == self.split.size() { NotDelivered::TooLarge } else { NotDelivered::Full });
+                    }
+                    Some(_) => {}
+                }
+            }
+            let id = self.split.head(taken);
+            let mut capacity = 0u32;
+            let mut hint = self.split.hint;
+            let pieces = &mut self.pieces;
+            let walked = self.split.walk(id, &mut budget, |split, desc| {
+                if !desc.is_writable() {
+                    return Err(BadChain);
+                }
+                let (mut addr, mut left) = (desc.addr, desc.len);
+                while left > 0 {
+                    let span = split.memory.span(addr, left, &mut hint).ok_or(BadChain)?;
+                    if pieces.len() == pieces.capacity() {
+                        return Err(BadChain);
+                    }
+                    pieces.push(Piece { ptr: span.ptr, len: span.len, addr });
+                    capacity = capacity.saturating_add(span.len);
+                    addr = addr.checked_add(u64::from(span.len)).ok_or(BadChain)?;
+                    left -= span.len;
+                }
+                Ok(())
+            });
+            if walked.is_err() && (budget > 0 || taken == 0) {
+                // Back to the guest with it, and with those before it, which the frame will not use.
+                for chain in &self.chains {
+                    self.split.push_used(chain.id, 0);
+                }
+                self.split.push_used(id, 0);
+                self.consume(taken + 1);
+                return Err(NotDelivered::BadChain);
+            }
+            if walked.is_err() || self.chains.len() == self.chains.capacity() {
+                return Err(NotDelivered::TooLarge);
+            }
+            self.chains.push(Chain { id, capacity });
+            room = room.saturating_add(capacity);
+            if capacity < self.split.header_len as u32 {
+                return Err(NotDelivered::TooLarge);
+            }
+        }
+        Ok(())
+    }
+
+    fn consume(&mut self, chains: u16) {
+        let next = self.split.next_avail.wrapping_add(chains);
+        if self.prepared.wrapping_sub(self.split.next_avail) < chains {
+            self.prepared = next;
+        }
+        self.split.next_avail = next;
+    }
+
+    /// Shows the guest everything delivered so far. Returns how to interrupt it, if it wants that.
+    #[inline]
+    pub fn publish(&mut self) -> Option<Arc<CallFd>> {
+        self.split.publish();
+        if self.split.wants_call() { self.split.call.clone() } else { None }
+    }
+
+    /// Forgets buffers looked at in advance: they were translated by an old memory table.
+    pub(crate) fn forget_prepared(&mut self) {
+        self.prepared = self.split.next_avail;
+    }
+}
+
+/// Writes bytes one after the other into pieces.
+struct Writer<'a> {
+    pieces: std::slice::Iter<'a, Piece>,
+    at: Option<Piece>,
+    log: Option<&'a crate::dirty::DirtyLog>,
+}
+
+impl<'a> Writer<'a> {
+    fn new(pieces: &'a [Piece], log: Option<&'a crate::dirty::DirtyLog>) -> Writer<'a> {
+        let mut pieces = pieces.iter();
+        let at = pieces.next().copied();
+        Writer { pieces, at, log }
+    }
+
+    /// At most `want` bytes of room at the current position, which moves on.
+    fn room(&mut self, want: u32) -> Option<Piece> {
+        loop {
+            let piece = self.at?;
+            if piece.len == 0 {
+                self.at = self.pieces.next().copied();
+                continue;
+            }
+            let take = piece.len.min(want);
+            // SAFETY: take <= piece.len.
+            let ptr = unsafe { piece.ptr.add(take as usize) };
+            self.at = Some(Piece { ptr, len: piece.len - take, addr: piece.addr + u64::from(take) });
+            return Some(Piece { len: take, ..piece });
+        }
+    }
+
+    fn skip(&mut self, mut bytes: u32) {
+        while bytes > 0
+            && let Some(room) = self.room(bytes)
+        {
+            bytes -= room.len;
+        }
+    }
+
+    /// Copies `len` mapped bytes to the current position and moves on.
+    fn write(&mut self, mut from: NonNull<u8>, mut len: u32, mut sum: Option<&mut Sum>) {
+        while len > 0
+            && let Some(room) = self.room(len)
+        {
+            let n = room.len as usize;
+            // SAFETY: room.len <= len; both ranges are mapped: the caller's by its promise, the room by find_room().
+            unsafe {
+                match &mut sum {
+                    None => copy::copy(from.as_ptr(), room.ptr.as_ptr(), n),
+                    Some(sum) => copy::copy_and_sum(from, room.ptr, n, sum),
+                }
+                from = from.add(n);
+            }
+            if let Some(log) = self.log {
+                log.mark(room.addr, u64::from(room.len));
+            }
+            len -= room.len;
+        }
+    }
+}

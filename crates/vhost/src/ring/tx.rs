@@ -1,0 +1,260 @@
+//! The transmit ring: a guest's frames on their way into the switch.
+
+use super::{
+    copy,
+    frames::{BATCH, Frame, FrameFault, FrameStore, Frames, HEAD, MAX_BYTES, MAX_FRAME, MAX_SEGS, MIN_FRAME, Seg, Slot},
+    split::{BadChain, CHAIN_BUDGET, Desc, RingStatus, Split},
+};
+use crate::net::NetHeader;
+
+/// A guest's transmit queue, as the device sees it.
+pub struct TxRing {
+    pub(crate) split: Split,
+}
+
+/// What [`TxRing::gather`] found.
+pub enum Gathered<'a> {
+    /// Nothing to send, or the ring is disabled.
+    Empty,
+    /// The guest's index is impossible: the ring rests until it is set up anew.
+    Broken,
+    /// At least one frame.
+    Frames(Frames<'a>),
+}
+
+/// Why a chain was not opened.
+enum ChainFault {
+    /// The batch has no room for so many descriptors; by itself it may have.
+    NoRoom,
+    Fault(FrameFault),
+}
+
+impl TxRing {
+    pub(crate) fn new(split: Split) -> TxRing {
+        TxRing { split }
+    }
+
+    /// For the operator.
+    pub fn status(&self) -> RingStatus {
+        self.split.status()
+    }
+
+    /// Whether the guest's memory was taken away.
+    pub fn poisoned(&self) -> bool {
+        self.split.memory.poisoned()
+    }
+
+    /// How many chains are waiting, looking at the guest's index once. 0 if the ring is disabled; `None` if it is broken.
+    #[inline(always)]
+    pub fn available(&mut self) -> Option<u16> {
+        if self.split.broken {
+            return None;
+        }
+        if !self.split.enabled {
+            return Some(0);
+        }
+        self.split.available()
+    }
+
+    /// Asks the guest not to kick, as long as the ring is polled.
+    pub fn disarm(&mut self) {
+        self.split.disarm();
+    }
+
+    /// Asks the guest to kick for its next frame and looks again. Returns whether the ring is still empty: if not, poll it.
+    pub fn arm(&mut self) -> bool {
+        if self.split.broken || !self.split.enabled {
+            return true;
+        }
+        self.split.arm()
+    }
+
+    /// Fetches the ring's own lines of the first `n` waiting chains.
+    #[inline(always)]
+    pub fn prefetch(&self, n: u16) {
+        for ahead in (0..n.min(BATCH as u16)).step_by(4) {
+            self.split.prefetch_desc(self.split.head(ahead));
+        }
+        self.split.prefetch_used();
+    }
+
+    /// Copies the first bytes of each waiting frame into header slots.
+    ///
+    /// Takes at most [`BATCH`] frames, 256 KiB and 1,024 descriptors of those that [`Self::available`] saw, and leaves the descriptors
+    /// open until [`Frames::release`]. Lengths and addresses are validated against the guest's memory table; a chain that fails is
+    /// a frame with a [`FrameFault`] and the ring goes on (virtio 1.2, 2.7.13). Never blocks, never allocates.
+    #[inline]
+    pub fn gather<'a>(&'a mut self, store: &'a mut FrameStore) -> Gathered<'a> {
+        if self.split.broken {
+            return Gathered::Broken;
+        }
+        let n = usize::from(self.split.known()).min(BATCH);
+        if n == 0 || !self.split.enabled {
+            return Gathered::Empty;
+        }
+        store.count = self.open(store, n);
+        Gathered::Frames(Frames { ring: self, store })
+    }
+
+    /// Opens up to `n` chains: first all descriptors, then all contents, so that the lines of a frame are on their way while
+    /// the descriptors of others are read.
+    #[inline(always)]
+    fn open(&mut self, store: &mut FrameStore, n: usize) -> usize {
+        let header_len = self.split.header_len;
+        let mut budget = CHAIN_BUDGET;
+        let mut bytes = 0;
+        let mut segs = 0usize;
+        let mut count = 0;
+        let mut hint = self.split.hint;
+        for frame in store.frames.iter_mut().take(n) {
+            let id = self.split.head(count as u16);
+            *frame = Frame { id, first_seg: segs as u16, ..Frame::EMPTY };
+            let simple = match self.split.desc(id) {
+                Some(desc) if desc.is_single_readable() && budget > 0 => self.simple(desc, header_len as u32, &mut hint),
+                _ => None,
+            };
+            if let (Some(seg), Some(to)) = (simple, store.segs.get_mut(segs)) {
+                budget -= 1;
+                copy::prefetch_read(seg.ptr.as_ptr().wrapping_sub(header_len));
+                copy::prefetch_read(seg.ptr.as_ptr().wrapping_sub(header_len).wrapping_add(64));
+                *to = seg;
+                frame.len = seg.len;
+                frame.segs = 1;
+                frame.header_in_front = true;
+                segs += 1;
+            } else {
+                match self.chain(id, &mut budget, store.segs.as_mut_slice(), segs) {
+                    Ok((net, len, used)) => {
+                        frame.net = net;
+                        frame.len = len;
+                        frame.segs = used as u16;
+                        segs += used;
+                    }
+                    // Others used up what a batch may look at: this chain opens the next one.
+                    Err(ChainFault::NoRoom) if count > 0 => break,
+                    Err(ChainFault::NoRoom) => frame.fault = Some(FrameFault::BadChain),
+                    Err(ChainFault::Fault(fault)) => frame.fault = Some(fault),
+                }
+            }
+            bytes += frame.len;
+            count += 1;
+            if bytes >= MAX_BYTES || budget == 0 || segs >= MAX_SEGS {
+                break;
+            }
+        }
+        self.split.hint = hint;
+        for (frame, slot) in store.frames.iter_mut().zip(store.slots.iter_mut()).take(count) {
+            if frame.fault.is_none() {
+                fill(frame, slot, store.segs.as_slice(), header_len);
+            }
+        }
+        count
+    }
+
+    /// A chain of one descriptor that lies in one region and holds the virtio-net header and the frame: what most drivers send.
+    /// The segment starts behind the header.
+    #[inline(always)]
+    fn simple(&self, desc: Desc, header_len: u32, hint: &mut usize) -> Option<Seg> {
+        let len = desc.len.checked_sub(header_len).filter(|len| (MIN_FRAME..=MAX_FRAME).contains(len))?;
+        let span = self.split.memory.span(desc.addr, desc.len, hint)?;
+        if span.len != desc.len {
+            return None;
+        }
+        // SAFETY: header_len < span.len.
+        let ptr = unsafe { span.ptr.add(header_len as usize) };
+        Some(Seg { ptr, len })
+    }
+
+    /// A chain of any shape. Segments go to `segs[first..]`. Returns the virtio-net header, the frame's length and the number of segments.
+    #[inline(never)]
+    fn chain(&self, id: u16, budget: &mut u32, segs: &mut [Seg], first: usize) -> Result<(NetHeader, u32, usize), ChainFault> {
+        let mut raw = [0u8; NetHeader::LEN];
+        let mut in_header = 0;
+        let mut len = 0u32;
+        let mut used = 0usize;
+        let mut hint = self.split.hint;
+        let mut oversized = false;
+        let mut full = false;
+        let walked = self.split.walk(id, budget, |split, desc| {
+            if desc.is_writable() {
+                return Err(BadChain);
+            }
+            let (mut addr, mut left) = (desc.addr, desc.len);
+            while left > 0 {
+                let span = split.memory.span(addr, left, &mut hint).ok_or(BadChain)?;
+                addr = addr.checked_add(u64::from(span.len)).ok_or(BadChain)?;
+                left -= span.len;
+                let take = (split.header_len - in_header).min(span.len as usize);
+                if let Some(to) = raw.get_mut(in_header..in_header + take) {
+                    // SAFETY: take <= span.len and to has that length.
+                    unsafe { copy::copy(span.ptr.as_ptr(), to.as_mut_ptr(), take) };
+                }
+                in_header += take;
+                let rest = span.len - take as u32;
+                if rest == 0 {
+                    continue;
+                }
+                len = len.saturating_add(rest);
+                if len > MAX_FRAME {
+                    oversized = true;
+                    return Err(BadChain);
+                }
+                let Some(seg) = segs.get_mut(first + used) else {
+                    full = true;
+                    return Err(BadChain);
+                };
+                // SAFETY: take < span.len.
+                *seg = Seg { ptr: unsafe { span.ptr.add(take) }, len: rest };
+                used += 1;
+            }
+            Ok(())
+        });
+        match walked {
+            Err(BadChain) if oversized => Err(ChainFault::Fault(FrameFault::Oversized)),
+            Err(BadChain) if full || *budget == 0 => Err(ChainFault::NoRoom),
+            Err(BadChain) => Err(ChainFault::Fault(FrameFault::BadChain)),
+            Ok(()) if in_header < self.split.header_len || len < MIN_FRAME => Err(ChainFault::Fault(FrameFault::Short)),
+            Ok(()) => Ok((NetHeader::from_bytes(raw), len, used)),
+        }
+    }
+}
+
+/// Copies a frame's first bytes, and the virtio-net header if it was not read yet.
+#[inline(always)]
+fn fill(frame: &mut Frame, slot: &mut Slot, segs: &[Seg], header_len: usize) {
+    let Some(first) = segs.get(usize::from(frame.first_seg)) else { return };
+    let want = (frame.len as usize).min(HEAD);
+    frame.head_len = want as u16;
+    if frame.header_in_front {
+        // SAFETY: simple() placed the segment `header_len` bytes into its span.
+        let header = unsafe { first.ptr.sub(header_len) };
+        let mut raw = [0u8; NetHeader::LEN];
+        // SAFETY: header_len is 10 or 12.
+        unsafe { copy::copy(header.as_ptr(), raw.as_mut_ptr(), header_len) };
+        if raw[0] | raw[1] != 0 {
+            frame.net = NetHeader::from_bytes(raw);
+        }
+    }
+    if first.len == frame.len {
+        // SAFETY: want <= first.len; the slot has HEAD_MAX bytes.
+        unsafe { copy::copy(first.ptr.as_ptr(), slot.0.as_mut_ptr(), want) };
+    } else {
+        fill_pieces(frame, slot, segs, want);
+    }
+}
+
+#[inline(never)]
+fn fill_pieces(frame: &Frame, slot: &mut Slot, segs: &[Seg], want: usize) {
+    let first = usize::from(frame.first_seg);
+    let mut at = 0;
+    for seg in segs.get(first..first + usize::from(frame.segs)).unwrap_or_default() {
+        let Some(room) = slot.0.get_mut(at..want) else { return };
+        let n = room.len().min(seg.len as usize);
+        // SAFETY: n is within both.
+        unsafe { copy::copy(seg.ptr.as_ptr(), room.as_mut_ptr(), n) };
+        at += n;
+        if at == want {
+            return;
+        }
+    }
+}
