@@ -1,0 +1,93 @@
+# Butterfly: everything a person or a machine runs. `make help` lists the targets.
+# Recipes are one line where possible; what takes more thought is a script under tests/ that runs on its own too.
+
+CARGO      ?= cargo
+PREFIX     ?= /usr/local
+SYSCONFDIR ?= /etc
+UNITDIR    ?= $(PREFIX)/lib/systemd/system
+KEEP       ?=
+
+# A build in CI must use the versions that are committed.
+LOCKED := $(if $(CI),--locked)
+
+PROGRAMS := butterflyd butterfly butterfly-bench
+
+# What `make test` runs, in this order: the quick and the likely to fail first.
+TEST_PARTS := lint unit guests dpdk
+
+.DEFAULT_GOAL := build
+.PHONY: help setup build test demo bench soak fuzz install uninstall clean guest \
+        test-lint test-unit test-scenarios test-guests test-dpdk test-instructions test-attack test-fuzz
+
+help: ## list the targets
+	@echo 'Variables: KEEP=1 (demo), DESTDIR PREFIX SYSCONFDIR UNITDIR (install), BIN=dir with other builds to test.'
+	@echo '"root": needs root. Targets install missing Debian packages when run as root.'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## check the Rust toolchain, install missing Debian packages (root)
+	@tests/lib/setup.sh test
+
+build: ## build target/release/butterflyd, butterfly and butterfly-bench
+	@tests/lib/setup.sh build
+	$(CARGO) build --release $(LOCKED) $(PROGRAMS:%=--bin %)
+
+test: setup build ## all checks and tests, 20 to 40 minutes on two cores (root)
+	@tests/run.sh $(TEST_PARTS)
+
+test-lint: setup ## formatting, clippy without warnings, shellcheck
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets $(LOCKED) -- -D warnings
+	tests/lib/shellcheck.sh
+
+test-unit: setup ## unit and property tests, packet walks
+	$(CARGO) test --workspace --exclude butterfly-tests $(LOCKED)
+
+test-scenarios: setup build ## whole daemons with simulated guests (root)
+	$(CARGO) test -p butterfly-tests $(LOCKED)
+
+test-guests: setup build guest ## real QEMU guests: both roles, offloads, crashes, restarts (root)
+	tests/guest/run.sh
+
+test-dpdk: setup build ## a foreign driver (DPDK virtio-user), every byte and every packet accounted for (root)
+	tests/dpdk/run.sh
+
+test-instructions: setup ## instructions per packet against the committed figures
+	tests/instructions/run.sh
+
+test-attack: setup build ## a hostile guest for 60 seconds (root)
+	tests/attack/run.sh
+
+test-fuzz: setup ## replay the fuzzing corpus
+	tests/fuzz/run.sh replay
+
+demo: setup build guest ## real guests on one daemon, step by step; KEEP=1 leaves it running (root)
+	@KEEP=$(KEEP) tests/demo/demo.sh
+
+guest: setup ## build the test guest (kernel and initramfs) in build/guest
+	@tests/guest/build.sh
+
+bench: setup build ## speed against dpdk-testpmd, as ratios of medians; wants a quiet machine (root)
+	tests/bench/run.sh
+
+soak: setup build ## hours of traffic, additions and removals (root)
+	tests/soak/run.sh
+
+fuzz: setup ## coverage-guided fuzzing of rings and control messages
+	tests/fuzz/run.sh
+
+install: build ## install programs, sample configuration and systemd unit; DESTDIR, PREFIX
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(SYSCONFDIR)/butterfly $(DESTDIR)$(UNITDIR)
+	install -m 755 $(PROGRAMS:%=target/release/%) $(DESTDIR)$(PREFIX)/bin/
+	# The operator's own configuration is never replaced.
+	test -e $(DESTDIR)$(SYSCONFDIR)/butterfly/butterflyd.ini || \
+	  install -m 644 packaging/butterflyd.ini $(DESTDIR)$(SYSCONFDIR)/butterfly/butterflyd.ini
+	sed -e 's|@bindir@|$(PREFIX)/bin|' -e 's|@sysconfdir@|$(SYSCONFDIR)|' packaging/butterflyd.service.in \
+	  >$(DESTDIR)$(UNITDIR)/butterflyd.service
+	chmod 644 $(DESTDIR)$(UNITDIR)/butterflyd.service
+
+uninstall: ## remove what install put there, except the configuration
+	rm -f $(PROGRAMS:%=$(DESTDIR)$(PREFIX)/bin/%) $(DESTDIR)$(UNITDIR)/butterflyd.service
+
+clean: ## remove everything that was built
+	$(CARGO) clean
+	rm -rf build

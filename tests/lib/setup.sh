@@ -1,0 +1,65 @@
+#!/bin/bash
+# setup.sh: makes a fresh Debian 12 ready. Checks the Rust toolchain, installs missing Debian packages by name.
+#   setup.sh build   what `make build` needs
+#   setup.sh test    that, and what the tests, the demo and the measurements need
+# Quiet and quick when nothing is missing. Installing needs root.
+set -euo pipefail
+# shellcheck source=common.sh
+. "$(dirname "$0")/common.sh"
+
+BUILD_PACKAGES=(gcc libc6-dev make pkg-config libzmq3-dev)
+TEST_PACKAGES=(
+  qemu-system-x86 busybox-static cpio xz-utils iperf3 ethtool # guests; their kernel is unpacked, not installed
+  dpdk dpdk-dev libdpdk-dev                                    # testpmd and the foreign driver
+  iproute2 procps util-linux python3 graphviz valgrind shellcheck
+)
+
+packages=("${BUILD_PACKAGES[@]}")
+case ${1:-} in
+  build) ;;
+  test) packages+=("${TEST_PACKAGES[@]}") ;;
+  *) die "say build or test" ;;
+esac
+
+# version_at_least HAVE WANT
+version_at_least() { [ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -1)" = "$2" ]; }
+
+check_rust() {
+  local want have
+  want=$(sed -n 's/^rust-version *= *"\(.*\)"/\1/p' "$REPO/Cargo.toml")
+  command -v cargo >/dev/null || die "no cargo: install a Rust toolchain, $want or later (https://rustup.rs)"
+  have=$(rustc --version | awk '{ print $2 }')
+  version_at_least "$have" "$want" ||
+    die "Rust $have is too old: Butterfly needs $want or later (rustup update stable)"
+  [ "$1" = build ] && return
+  cargo clippy --version >/dev/null 2>&1 || die "no clippy: rustup component add clippy"
+  cargo fmt --version >/dev/null 2>&1 || die "no rustfmt: rustup component add rustfmt"
+}
+
+check_packages() {
+  local missing=() package
+  # Without dpkg this is another distribution: the operator knows better how to get the same programs.
+  command -v dpkg-query >/dev/null || {
+    say "not a Debian system; make sure that these packages' equivalents are there: ${packages[*]}"
+    return
+  }
+  for package in "${packages[@]}"; do
+    dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing+=("$package")
+  done
+  [ ${#missing[@]} -gt 0 ] || return 0
+  say "installing Debian packages: ${missing[*]}"
+  [ "$(id -u)" = 0 ] || die "not root; run: sudo apt-get install ${missing[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq
+  local log
+  log=$(mktemp)
+  if ! apt-get install -y -qq --no-install-recommends "${missing[@]}" >"$log" 2>&1 </dev/null; then
+    tail -20 "$log" >&2
+    rm -f "$log"
+    die "apt-get install ${missing[*]} failed"
+  fi
+  rm -f "$log"
+}
+
+check_rust "$1"
+check_packages
