@@ -4,6 +4,7 @@
 //! guest hands something over.
 
 pub mod control;
+pub mod cpu;
 pub mod dirty;
 pub mod driver;
 pub mod memory;

@@ -7,6 +7,8 @@ use std::{
     ptr::{self, NonNull},
 };
 
+use butterfly_packet::checksum::Sum;
+
 /// Asks for the line at `at` for reading. Any address is allowed; nothing is accessed.
 #[inline(always)]
 pub(super) fn prefetch_read(at: *const u8) {
@@ -84,50 +86,6 @@ unsafe fn small(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// A running Internet checksum over pieces of any length (RFC 1071).
-#[derive(Clone, Copy, Default)]
-pub(super) struct Sum {
-    total: u64,
-    odd: bool,
-}
-
-impl Sum {
-    /// Adds bytes that follow those added before.
-    pub fn add(&mut self, bytes: &[u8]) {
-        if bytes.is_empty() {
-            return;
-        }
-        let mut sum: u64 = 0;
-        let (words, rest) = bytes.as_chunks::<4>();
-        for word in words {
-            sum += u64::from(u32::from_ne_bytes(*word));
-        }
-        let (pairs, last) = rest.as_chunks::<2>();
-        for pair in pairs {
-            sum += u64::from(u16::from_ne_bytes(*pair));
-        }
-        for byte in last {
-            sum += u64::from(u16::from_ne_bytes([*byte, 0]));
-        }
-        let folded = fold(sum);
-        // At an odd position the bytes of each pair change places (RFC 1071, 2(B)).
-        self.total += u64::from(if self.odd { folded.swap_bytes() } else { folded });
-        self.odd ^= bytes.len() % 2 == 1;
-    }
-
-    /// The sum, folded, in network byte order when stored with `to_ne_bytes`.
-    pub fn folded(self) -> u16 {
-        fold(self.total)
-    }
-}
-
-fn fold(mut sum: u64) -> u16 {
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    sum as u16
-}
-
 /// Bytes that are summed at a time while they are copied: stays in the first-level cache.
 const BOUNCE: usize = 512;
 
@@ -142,7 +100,7 @@ pub(super) unsafe fn copy_and_sum(from: NonNull<u8>, to: NonNull<u8>, len: usize
         let n = (len - done).min(BOUNCE);
         // SAFETY: done + n <= len; the private buffer has n bytes.
         unsafe { copy(from.as_ptr().add(done), private.as_mut_ptr(), n) };
-        sum.add(private.get(..n).unwrap_or_default());
+        *sum = sum.push(private.get(..n).unwrap_or_default());
         // SAFETY: as above.
         unsafe { copy(private.as_ptr(), to.as_ptr().add(done), n) };
         done += n;
@@ -152,17 +110,6 @@ pub(super) unsafe fn copy_and_sum(from: NonNull<u8>, to: NonNull<u8>, len: usize
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn plain(bytes: &[u8]) -> u16 {
-        let mut sum = 0u32;
-        for pair in bytes.chunks(2) {
-            sum += u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
-        }
-        while sum > 0xffff {
-            sum = (sum & 0xffff) + (sum >> 16);
-        }
-        sum as u16
-    }
 
     #[test]
     fn copies_every_length() {
@@ -180,7 +127,7 @@ mod tests {
     fn a_sum_of_odd_pieces_is_the_sum_of_the_whole() {
         let from: Vec<u8> = (0..3000u32).map(|i| (i * 31 + i / 256) as u8).collect();
         for pieces in [vec![3000], vec![1, 2999], vec![7, 13, 1001, 1979], vec![600, 2400]] {
-            let mut sum = Sum::default();
+            let mut sum = Sum::EMPTY;
             let mut to = vec![0u8; 3000];
             let mut at = 0;
             for n in pieces {
@@ -190,7 +137,7 @@ mod tests {
                 at += n;
             }
             assert_eq!(from, to);
-            assert_eq!(sum.folded().to_ne_bytes(), plain(&from).to_be_bytes());
+            assert_eq!(sum.fold(), Sum::of(&from).fold());
         }
     }
 }

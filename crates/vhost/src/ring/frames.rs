@@ -2,11 +2,9 @@
 
 use std::{ptr::NonNull, sync::Arc};
 
-use super::{
-    copy::{self, Sum},
-    split::CallFd,
-    tx::TxRing,
-};
+use butterfly_packet::checksum::Sum;
+
+use super::{copy, split::CallFd, tx::TxRing};
 use crate::net::NetHeader;
 
 /// Most frames of a batch.
@@ -255,20 +253,9 @@ pub struct Delivery<'a> {
 
 /// Completes the checksum in a private copy of the head; `rest` is the sum of what follows it.
 pub(super) fn finish_checksum(head: &mut [u8], start: u16, field: u16, udp: bool, rest: Sum) {
-    let mut sum = Sum::default();
-    sum.add(head.get(usize::from(start)..).unwrap_or_default());
-    let odd = head.len().saturating_sub(usize::from(start)) % 2 == 1;
-    let tail = rest.folded();
-    sum.add(&(if odd { [tail.to_ne_bytes()[0], 0] } else { tail.to_ne_bytes() }));
-    if odd {
-        // Swapped by position: the second byte of the tail stands first in the next pair.
-        sum.add(&[tail.to_ne_bytes()[1]]);
-    }
-    let value = match !sum.folded() {
-        0 if udp => 0xffff,
-        value => value,
-    };
+    let sum = Sum::of(head.get(usize::from(start)..).unwrap_or_default()).combine(rest);
+    let value = if udp { sum.udp_checksum() } else { sum.checksum() };
     if let Some(to) = head.get_mut(usize::from(field)..usize::from(field) + 2) {
-        to.copy_from_slice(&value.to_ne_bytes());
+        to.copy_from_slice(&value.to_be_bytes());
     }
 }

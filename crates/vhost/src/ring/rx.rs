@@ -2,8 +2,10 @@
 
 use std::{ptr::NonNull, sync::Arc};
 
+use butterfly_packet::checksum::Sum;
+
 use super::{
-    copy::{self, Sum},
+    copy,
     frames::{BATCH, Delivery, Finish, Frames, HEAD_MAX, finish_checksum},
     split::{BadChain, CHAIN_BUDGET, CallFd, RingStatus, Split},
 };
@@ -196,7 +198,7 @@ impl RxRing {
         let header = header.get(..self.split.header_len).unwrap_or_default();
 
         // The rest first, because the checksum, which covers it, stands in the head.
-        let mut sum = Sum::default();
+        let mut sum = Sum::EMPTY;
         let mut writer = Writer::new(&self.pieces, self.split.log.as_deref());
         writer.skip((header.len() + head.len()) as u32);
         let mut source = frames.pieces(delivery.frame, delivery.from, delivery.len).ok_or(NotDelivered::BadChain)?;

@@ -1,0 +1,28 @@
+//! What the packet path asks of the processor: the time stamp counter.
+
+/// The time stamp counter: constant rate on every processor this runs on (`constant_tsc`), not serialising.
+#[inline(always)]
+pub fn tsc() -> u64 {
+    // SAFETY: RDTSC exists on every x86-64 processor and reads a counter.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+/// Ticks of [`tsc`] per second, measured once against the monotonic clock.
+pub fn tsc_hz() -> u64 {
+    static HZ: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
+    *HZ.get_or_init(|| {
+        let (start, ticks) = (std::time::Instant::now(), tsc());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let (ticks, nanos) = (tsc() - ticks, start.elapsed().as_nanos().max(1));
+        u64::try_from(u128::from(ticks) * 1_000_000_000 / nanos).unwrap_or(1_000_000_000)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn ticks_are_plausible() {
+        let hz = super::tsc_hz();
+        assert!((500_000_000..10_000_000_000).contains(&hz), "{hz}");
+    }
+}
