@@ -48,10 +48,3 @@ need_programs() {
     [ -x "$BIN/$name" ] || die "$BIN/$name is missing: run make build first"
   done
 }
-
-# work_dir VARIABLE LABEL: make a short private directory (Unix socket paths end at 107 bytes) and store its path.
-work_dir() {
-  local -n into=$1
-  # shellcheck disable=SC2034 # the caller's variable
-  into=$(mktemp -d "/tmp/bfly-$2.XXXXXX")
-}
