@@ -1,0 +1,90 @@
+#!/bin/bash
+# butterfly.sh: butterflyd as the switch under test of peers.py: two bypass vnics on given sockets, one worker that polls.
+#   butterfly.sh run A B CORE [IDLE]   in the foreground: sockets A and B, worker on CORE, IDLE more vnics with idle guests
+#   butterfly.sh connect A B CORE      the same, but butterflyd connects to sockets that the generator owns
+#   butterfly.sh mark A                the measurement begins: note the worker's counters
+#   butterfly.sh cycles A              busy cycles per packet since mark
+# For example:
+#   peers.py sut --name butterfly --clear-cmd 'butterfly.sh mark {a}' --cycles-cmd 'butterfly.sh cycles {a}' \
+#     -- butterfly.sh run {a} {b} {core}
+set -euo pipefail
+# shellcheck source=../lib/common.sh
+. "$(dirname "$0")/../lib/common.sh"
+# shellcheck source=../lib/daemon.sh
+. "$TESTS/lib/daemon.sh"
+
+usage() {
+  sed -n '2,6s/^# \{0,1\}//p' "$0"
+  exit 2
+}
+[ $# -ge 2 ] || usage
+mode=$1
+a=$2
+# butterflyd names its sockets itself: they live in a directory beside A, and A and B are links to them.
+dir=${a%.sock}.d
+
+counters() { # busy cycles and packets of all workers
+  "$BIN/butterfly" workers --json -e "ipc://$dir/api" -t 10000 | python3 -c '
+import json, sys
+w = json.load(sys.stdin)
+print(sum(x["busy_cycles"] for x in w), sum(x["packets"] for x in w))'
+}
+
+run() {
+  local b=$1 core=$2 idle=${3:-0} i paths=() add=() first=(nic add --id a --mac 02:00:00:00:00:01 --vni 42 --bypass-filtering)
+  local second=(nic add --id b --mac 02:00:00:00:00:02 --vni 42 --bypass-filtering) guests=''
+  rm -rf "$dir" # of an earlier run that was killed
+  mkdir -p "$dir"
+  cleanup() {
+    trap '' INT TERM HUP
+    # shellcheck disable=SC2086 # nothing if empty
+    end $guests
+    daemon_stop || true
+    rm -rf "$dir" "$a" "$b"
+  }
+  trap cleanup EXIT
+  trap 'exit 143' INT TERM HUP
+  daemon_start "$dir" -u "$core" --poll
+  if [ "$mode" = connect ]; then
+    first+=(--type VHOST_USER_CLIENT --path "$a")
+    second+=(--type VHOST_USER_CLIENT --path "$b")
+  fi
+  bf "${first[@]}" + "${second[@]}" >/dev/null
+  if [ "$idle" -gt 0 ]; then
+    # Five to a network, as many tenants with a few machines each.
+    for ((i = 0; i < idle; i++)); do
+      [ ${#add[@]} -eq 0 ] || add+=(+)
+      add+=(nic add --id "idle$i" --mac "$(printf '02:00:00:01:%02x:%02x' $((i / 256)) $((i % 256)))"
+        --vni $((1000 + i / 5)) --bypass-filtering)
+      paths+=("$dir/qemu-vhost-idle$i")
+    done
+    bf "${add[@]}" >/dev/null
+    mkfifo "$dir/idle.in"
+    "$TESTS/peers/idle.py" "${paths[@]}" <>"$dir/idle.in" >"$dir/idle.log" 2>&1 &
+    guests=$!
+    wait_for 60 idle_ready "$guests" || die "the idle guests did not attach: $(tail -3 "$dir/idle.log")"
+    alive "$guests" || die "the idle guests ended: $(tail -3 "$dir/idle.log")"
+  fi
+  # Last: peers.py takes the sockets for the sign that the switch is ready.
+  if [ "$mode" = run ]; then
+    ln -sfn "$dir/qemu-vhost-b" "$b"
+    ln -sfn "$dir/qemu-vhost-a" "$a"
+  fi
+  wait "$DAEMON_PID"
+}
+idle_ready() { ! alive "$1" || grep -q '^READY' "$dir/idle.log"; }
+
+case $mode in
+  run | connect)
+    [ $# -ge 4 ] || usage
+    run "${@:3}"
+    ;;
+  mark) counters >"$dir/mark" ;;
+  cycles)
+    read -r cycles0 packets0 <"$dir/mark"
+    read -r cycles1 packets1 < <(counters)
+    [ "$packets1" -gt "$packets0" ] || die "the worker moved no packet since mark"
+    echo "cycles per packet: $(((cycles1 - cycles0) * 10 / (packets1 - packets0)))" | sed 's/\(.\)$/.\1/'
+    ;;
+  *) usage ;;
+esac
