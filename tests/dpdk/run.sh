@@ -57,8 +57,8 @@ attempt() { # attempt ROLE DEVICE-ARGS GENERATOR-OPTIONS...
     number=$((number + 1))
     local add=(nic add --id "$nic$vni" --mac "02:00:00:00:00:0$number" --vni "$vni" --bypass-filtering)
     [ "$role" = server ] || add+=(--type VHOST_USER_CLIENT --path "${paths[number - 1]}")
-    bf "${add[@]}" >/dev/null
-    bf nic show "$nic$vni" --json >"$dir/before-$nic.json"
+    bf "${add[@]}" >/dev/null || return 1
+    bf nic show "$nic$vni" --json >"$dir/before-$nic.json" || return 1
   done
 
   rm -f "$dir/vugen.json" "$dir/go"
@@ -87,7 +87,7 @@ attempt() { # attempt ROLE DEVICE-ARGS GENERATOR-OPTIONS...
   fi
   generator=''
   if [ "$status" -eq 0 ]; then
-    for nic in a b; do bf nic show "$nic$vni" --json >"$dir/after-$nic.json"; done
+    for nic in a b; do bf nic show "$nic$vni" --json >"$dir/after-$nic.json" || status=1; done
     "$TESTS/dpdk/account.py" "$dir/vugen.json" "$dir"/before-{a,b}.json "$dir"/after-{a,b}.json || status=1
     # The generator left cleanly: both vnics must know, and say why.
     for nic in a b; do
@@ -97,7 +97,7 @@ attempt() { # attempt ROLE DEVICE-ARGS GENERATOR-OPTIONS...
       }
     done
   fi
-  bf nic del "a$vni" "b$vni"
+  bf nic del "a$vni" "b$vni" || status=1
   return "$status"
 }
 ready() { ! alive "$generator" || grep -q '^READY' "$dir/vugen.log"; }

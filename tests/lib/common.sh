@@ -35,6 +35,7 @@ gone() { ! alive "$1"; }
 end() {
   local pid
   for pid in "$@"; do
+    [ -n "$pid" ] || continue
     kill "$pid" 2>/dev/null || continue
     wait_for 5 gone "$pid" || kill -9 "$pid" 2>/dev/null || true
     wait "$pid" 2>/dev/null || true

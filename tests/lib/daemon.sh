@@ -10,9 +10,11 @@ daemon_start() {
   shift
   need_programs butterflyd butterfly
   rm -f "$DAEMON_DIR/api"
-  "$BIN/butterflyd" -i 42.0.0.1 -s "$DAEMON_DIR" -e "ipc://$DAEMON_DIR/api" -l info --no-syslog "$@" \
+  # A session of its own: Ctrl-C on a terminal ends the script, whose trap then ends the daemon, in that order.
+  setsid "$BIN/butterflyd" -i 42.0.0.1 -s "$DAEMON_DIR" -e "ipc://$DAEMON_DIR/api" -l info --no-syslog "$@" \
     </dev/null >>"$DAEMON_DIR/butterflyd.log" 2>&1 &
   DAEMON_PID=$!
+  echo "$DAEMON_PID" >"$DAEMON_DIR/daemon.pid"
   if ! wait_for 10 daemon_answers; then
     daemon_log
     die "butterflyd did not answer within 10 s; repeat with: $BIN/butterflyd -i 42.0.0.1 -s DIR -e ipc://DIR/api $*"
@@ -42,12 +44,16 @@ bf() { "$BIN/butterfly" "$@" -e "ipc://$DAEMON_DIR/api" -t 10000; }
 daemon_kill() {
   kill -9 "$DAEMON_PID"
   wait "$DAEMON_PID" 2>/dev/null || true
+  daemon_forget
+}
+daemon_forget() {
   DAEMON_PID=''
+  rm -f "$DAEMON_DIR/daemon.pid"
 }
 daemon_stop() {
   [ -n "$DAEMON_PID" ] || return 0
   local pid=$DAEMON_PID
-  DAEMON_PID=''
+  daemon_forget
   kill "$pid" 2>/dev/null || true
   if ! wait_for 5 gone "$pid"; then
     kill -9 "$pid" 2>/dev/null || true

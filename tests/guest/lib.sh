@@ -1,0 +1,45 @@
+# Sourced after common.sh: real guests and what tests do with them. VM_DIR names the guests' directory.
+# shellcheck shell=bash
+
+vm() { "$TESTS/guest/vm" "$@"; }
+
+# ping_all FROM ADDRESS [COUNT [OPTIONS]]: does every echo request get its answer?
+ping_all() {
+  local said
+  said=$(vm exec --timeout 30 "$1" "ping -c ${3:-3} -i 0.2 -W 2 ${4:-} $2") || return 1
+  [[ $said == *" 0% packet loss"* ]]
+}
+
+# unanswered GUEST COMMAND...: a ping or arping to which nobody answers. Only their own verdict counts (status 1): a guest
+# that is not there proves nothing.
+unanswered() {
+  local status=0
+  vm exec "$@" >/dev/null 2>&1 || status=$?
+  [ "$status" -eq 1 ]
+}
+
+# statistic GUEST NAME: a counter of the guest's network interface, e.g. rx_packets.
+statistic() { vm exec "$1" "cat /sys/class/net/eth0/statistics/$2"; }
+
+# transfer FROM TO ADDRESS MIB: send random bytes over TCP and compare digests. Guests leave checksums of received
+# frames unchecked where the switch says that they are good, so the digest is the proof.
+transfer() {
+  local from=$1 to=$2 address=$3 mib=$4 sent
+  # The listener's standard input never ends (a pipe that it holds open itself): else it would hang up at once.
+  vm exec "$to" 'rm -f /tmp/got /tmp/open; mkfifo /tmp/open; nc -l -p 7000 <>/tmp/open >/tmp/got &
+    until grep -q :1B58 /proc/net/tcp /proc/net/tcp6 2>/dev/null; do usleep 20000; done' || return 1
+  sent=$(vm exec --timeout 60 "$from" "head -c ${mib}m /dev/urandom >/tmp/sent
+    nc -w 20 $address 7000 </tmp/sent && sha256sum </tmp/sent; rm -f /tmp/sent") || return 1
+  # The last bytes may still be on their way through the receiver's nc.
+  wait_for 15 arrived "$to" "$sent"
+}
+arrived() { [ "$(vm exec "$1" 'sha256sum </tmp/got')" = "$2" ]; }
+
+# iperf_server GUEST: once per guest. throughput FROM ADDRESS [SECONDS]: Mbit/s of TCP, as the receiver saw it.
+iperf_server() { vm exec "$1" 'iperf3 -s -D >/dev/null; until grep -q :1451 /proc/net/tcp /proc/net/tcp6 2>/dev/null; do usleep 20000; done'; }
+throughput() {
+  local seconds=${3:-3}
+  vm exec --timeout $((seconds + 20)) "$1" "iperf3 -c $2 -t $seconds -f m --connect-timeout 5000" |
+    awk '$NF == "receiver" { for (i = 1; i < NF; i++) if ($i == "Mbits/sec") { print int($(i - 1)); found = 1 } }
+      END { exit !found }'
+}
