@@ -1,0 +1,555 @@
+//! The driver's half of a split virtqueue (virtio 1.2, 2.7).
+//!
+//! By the book: descriptors are written before the available index (Release), used entries are read after the used index
+//! (Acquire), and between publishing and looking at the other side's suppression there is a full fence. What the device
+//! returns is checked against what it was given; [`DeviceError`] says what it did wrong.
+
+use std::{
+    collections::VecDeque,
+    io,
+    os::fd::OwnedFd,
+    sync::{
+        Arc,
+        atomic::{
+            Ordering::{Acquire, Relaxed, Release, SeqCst},
+            fence,
+        },
+    },
+    time::{Duration, Instant},
+};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+
+use super::{
+    memory::{Memory, MemoryError},
+    ring::{AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Desc, Ring, USED_NO_NOTIFY, passed},
+};
+use crate::net::Features;
+
+/// The device broke the rules of the ring. The queue cannot be trusted any more; reset it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The used index is further ahead than chains are outstanding.
+    #[error("the used index moved by {moved}, but only {outstanding} chains are outstanding")]
+    UsedIndex {
+        /// Distance from the last entry taken.
+        moved: u16,
+        /// Chains the device owns.
+        outstanding: u16,
+    },
+    /// A used entry names a chain the device does not own.
+    #[error("used entry for descriptor {0}, which is not the head of an outstanding chain")]
+    UsedId(u32),
+    /// IN_ORDER was negotiated, and a used entry names a chain beyond what the used index covers.
+    #[error("used entry for descriptor {0} is out of order")]
+    OutOfOrder(u32),
+    /// A used length is more than the chain's writable bytes.
+    #[error("used length {len}, but the chain has {writable} writable bytes")]
+    UsedLen {
+        /// What the device claims to have written.
+        len: u32,
+        /// What it could have written.
+        writable: u32,
+    },
+    /// A received frame is shorter than its header.
+    #[error("received {0} bytes: less than a virtio-net header")]
+    ShortHeader(u32),
+    /// `num_buffers` is 0, or more than 1 without MRG_RXBUF, or not all of them are used yet.
+    #[error("num_buffers is {claimed}, but {available} buffers are used")]
+    NumBuffers {
+        /// What the header says.
+        claimed: u16,
+        /// What is there.
+        available: u16,
+    },
+    /// Entries are used, interrupts were asked for, and none came.
+    #[error("used entries without the interrupt that was asked for")]
+    MissedInterrupt,
+}
+
+/// A chain could not be added.
+#[derive(Debug, thiserror::Error)]
+pub enum AddError {
+    /// Not enough free descriptors now.
+    #[error("the ring is full")]
+    Full,
+    /// No buffers, more than the ring can ever hold, or a readable one behind a writable one.
+    #[error("not a chain: {0}")]
+    Shape(&'static str),
+    /// No memory for an indirect table.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+}
+
+/// One buffer of a chain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Buffer {
+    /// Guest-physical address.
+    pub addr: u64,
+    /// Bytes; 0 is allowed.
+    pub len: u32,
+    /// Whether the device writes it.
+    pub writable: bool,
+}
+
+/// Where a chain's descriptors stand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Placement {
+    /// All in the ring's table.
+    #[default]
+    Direct,
+    /// All in an indirect table (needs INDIRECT_DESC).
+    Indirect,
+    /// So many in the ring's table, the others in an indirect table behind them (virtio 1.2, 2.7.5.3.2).
+    IndirectAfter(u16),
+}
+
+/// When the device is notified of new chains.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum KickPolicy {
+    /// Unless it suppressed notifications (virtio 1.2, 2.7.7 and 2.7.10).
+    #[default]
+    Standard,
+    /// Whatever it asked for.
+    Always,
+    /// Not at all.
+    Never,
+}
+
+/// A chain the device has used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Used {
+    /// What the chain was added with.
+    pub token: u64,
+    /// Bytes the device says it wrote.
+    pub len: u32,
+}
+
+/// What happened on a queue since it was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct QueueStats {
+    /// Chains made available.
+    pub added: u64,
+    /// Chains used by the device.
+    pub used: u64,
+    /// Notifications sent.
+    pub kicks: u64,
+    /// Notifications left out because the device did not want them.
+    pub suppressed: u64,
+    /// Interrupts taken from the call descriptor.
+    pub interrupts: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Chain {
+    token: u64,
+    /// Descriptors in the ring's table.
+    descs: u16,
+    writable: u32,
+    /// Address and bytes of the indirect table.
+    table: Option<(u64, usize)>,
+}
+
+/// The driver's half of one queue.
+#[derive(Debug)]
+pub struct VirtQueue {
+    ring: Ring,
+    event_idx: bool,
+    in_order: bool,
+    indirect: bool,
+    kick: Arc<OwnedFd>,
+    call: Arc<OwnedFd>,
+    kick_policy: KickPolicy,
+    interrupts: bool,
+    /// Free descriptors, a stack (without IN_ORDER).
+    free: Vec<u16>,
+    /// Next descriptor to be used (with IN_ORDER, which takes them in table order).
+    next_desc: u16,
+    free_count: u16,
+    /// What follows each descriptor of an outstanding chain: our own copy, the ring's may be overwritten.
+    following: Vec<u16>,
+    /// Outstanding chains by head.
+    chains: Vec<Option<Chain>>,
+    /// Heads in the order they were made available (with IN_ORDER).
+    order: VecDeque<u16>,
+    outstanding: u16,
+    avail_idx: u16,
+    published: u16,
+    notified: u16,
+    last_used: u16,
+    /// With IN_ORDER: chains the last used entry read still covers, and the length of its last.
+    batch: (u16, u32),
+    stats: QueueStats,
+}
+
+fn eventfd() -> io::Result<Arc<OwnedFd>> {
+    Ok(Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+}
+
+impl VirtQueue {
+    /// A queue on a new ring of `size` entries (a power of two up to 32,768).
+    pub fn new(memory: &Arc<Memory>, size: u16, features: Features) -> Result<VirtQueue, MemoryError> {
+        VirtQueue::on(Ring::new(memory, size)?, features)
+    }
+
+    /// A queue on a ring placed by the caller; clears it. Of `features`, EVENT_IDX, INDIRECT_DESC and IN_ORDER matter.
+    pub fn on(ring: Ring, features: Features) -> Result<VirtQueue, MemoryError> {
+        let fd = || eventfd().map_err(|source| MemoryError::System { what: "create an eventfd", source, hint: "" });
+        let size = usize::from(ring.size());
+        let mut queue = VirtQueue {
+            ring,
+            event_idx: false,
+            in_order: false,
+            indirect: false,
+            kick: fd()?,
+            call: fd()?,
+            kick_policy: KickPolicy::Standard,
+            interrupts: false,
+            free: Vec::with_capacity(size),
+            next_desc: 0,
+            free_count: 0,
+            following: vec![0; size],
+            chains: vec![None; size],
+            order: VecDeque::with_capacity(size),
+            outstanding: 0,
+            avail_idx: 0,
+            published: 0,
+            notified: 0,
+            last_used: 0,
+            batch: (0, 0),
+            stats: QueueStats::default(),
+        };
+        queue.reset(features);
+        Ok(queue)
+    }
+
+    /// Starts afresh, as a driver does after a device reset: the ring is zeroed, what was outstanding is forgotten, `features`
+    /// are in force. The device must have been stopped.
+    pub fn reset(&mut self, features: Features) {
+        for chain in &mut self.chains {
+            if let Some((addr, len)) = chain.take().and_then(|chain| chain.table) {
+                self.ring.memory().free(addr, len);
+            }
+        }
+        self.event_idx = features.has(Features::EVENT_IDX);
+        self.in_order = features.has(Features::IN_ORDER);
+        self.indirect = features.has(Features::INDIRECT_DESC);
+        self.ring.clear();
+        self.free.clear();
+        self.free.extend((0..self.ring.size()).rev());
+        self.order.clear();
+        self.free_count = self.ring.size();
+        (self.next_desc, self.outstanding) = (0, 0);
+        (self.avail_idx, self.published, self.notified, self.last_used) = (0, 0, 0, 0);
+        self.batch = (0, 0);
+        self.suppress_interrupts();
+    }
+
+    /// The ring's memory, for looking at it or spoiling it.
+    pub fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    /// Written to notify the device.
+    pub fn kick_fd(&self) -> &Arc<OwnedFd> {
+        &self.kick
+    }
+
+    /// Written by the device to interrupt.
+    pub fn call_fd(&self) -> &Arc<OwnedFd> {
+        &self.call
+    }
+
+    /// Replaces the notification policy.
+    pub fn set_kick_policy(&mut self, policy: KickPolicy) {
+        self.kick_policy = policy;
+    }
+
+    /// Chooses whether [`Self::wait`] sleeps until the device interrupts (true) or polls (false, the default).
+    pub fn set_interrupts(&mut self, interrupts: bool) {
+        self.interrupts = interrupts;
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> QueueStats {
+        self.stats
+    }
+
+    /// Free descriptors in the ring's table.
+    pub fn free_descs(&self) -> u16 {
+        self.free_count
+    }
+
+    /// Chains the device owns, published or not.
+    pub fn outstanding(&self) -> u16 {
+        self.outstanding
+    }
+
+    /// The available index as last published.
+    pub fn published(&self) -> u16 {
+        self.published
+    }
+
+    /// Where a device that lost its state goes on: the used index, since every chain before it was used in order.
+    pub fn restart_position(&self) -> u16 {
+        self.ring.used_idx().load(Acquire)
+    }
+
+    /// Adds a chain. The device sees it after [`Self::publish`]. Returns the head's index.
+    pub fn add(&mut self, buffers: &[Buffer], placement: Placement, token: u64) -> Result<u16, AddError> {
+        let direct = match placement {
+            Placement::Direct => buffers.len(),
+            Placement::Indirect => 0,
+            Placement::IndirectAfter(direct) => usize::from(direct).min(buffers.len()),
+        };
+        let (direct, in_table) = buffers.split_at(direct);
+        let descs = direct.len() + usize::from(!in_table.is_empty());
+        if descs == 0 || descs > usize::from(self.ring.size()) {
+            return Err(AddError::Shape("it has no buffers, or more than the ring has descriptors"));
+        }
+        if !buffers.is_sorted_by_key(|buffer| buffer.writable) {
+            return Err(AddError::Shape("a buffer for the device to read stands behind one to write"));
+        }
+        if !in_table.is_empty() && !self.indirect {
+            return Err(AddError::Shape("INDIRECT_DESC was not negotiated"));
+        }
+        if descs > usize::from(self.free_count) {
+            return Err(AddError::Full);
+        }
+        let table = if in_table.is_empty() { None } else { Some(self.write_table(in_table)?) };
+        let last = table.map(|(addr, len)| Desc { addr, len: len as u32, flags: DESC_INDIRECT, next: 0 });
+        let direct = direct.iter().map(|buffer| Desc { addr: buffer.addr, len: buffer.len, flags: write_flag(buffer), next: 0 });
+        let mut head = None;
+        let mut previous: Option<(u16, Desc)> = None;
+        for desc in direct.chain(last) {
+            let index = self.take_desc();
+            if let Some((at, mut before)) = previous.replace((index, desc)) {
+                (before.flags, before.next) = (before.flags | DESC_NEXT, index);
+                self.following[usize::from(at)] = index;
+                self.ring.set_desc(at, before);
+            }
+            head.get_or_insert(index);
+        }
+        if let Some((at, desc)) = previous {
+            self.ring.set_desc(at, desc);
+        }
+        let head = head.unwrap_or_default();
+        let writable = buffers.iter().filter(|buffer| buffer.writable).map(|buffer| buffer.len).sum();
+        self.chains[usize::from(head)] = Some(Chain { token, descs: descs as u16, writable, table });
+        if self.in_order {
+            self.order.push_back(head);
+        }
+        self.ring.avail_entry(self.avail_idx).store(head, Relaxed);
+        self.avail_idx = self.avail_idx.wrapping_add(1);
+        self.outstanding += 1;
+        self.stats.added += 1;
+        Ok(head)
+    }
+
+    fn write_table(&mut self, buffers: &[Buffer]) -> Result<(u64, usize), MemoryError> {
+        let len = buffers.len() * DESC_LEN;
+        let addr = self.ring.memory().alloc(len, DESC_LEN)?;
+        let span = self.ring.memory().span(addr, len)?;
+        for (i, buffer) in buffers.iter().enumerate() {
+            let more = i + 1 < buffers.len();
+            let flags = write_flag(buffer) | if more { DESC_NEXT } else { 0 };
+            let next = if more { i as u16 + 1 } else { 0 };
+            span.write(i * DESC_LEN, &Desc { addr: buffer.addr, len: buffer.len, flags, next }.to_bytes());
+        }
+        Ok((addr, len))
+    }
+
+    fn take_desc(&mut self) -> u16 {
+        self.free_count -= 1;
+        if self.in_order {
+            let index = self.next_desc;
+            self.next_desc = (index + 1) & (self.ring.size() - 1);
+            return index;
+        }
+        self.free.pop().unwrap_or_default()
+    }
+
+    /// Makes the chains added so far available. Does not notify.
+    #[inline]
+    pub fn publish(&mut self) {
+        self.ring.avail_idx().store(self.avail_idx, Release);
+        self.published = self.avail_idx;
+    }
+
+    /// Notifies the device of what was published since the last call, if it wants to know. Returns whether it was notified.
+    pub fn notify(&mut self) -> bool {
+        if self.published == self.notified {
+            return false;
+        }
+        fence(SeqCst); // the device must see the index before we look at what it asks for, or it could sleep
+        let wanted = match self.kick_policy {
+            KickPolicy::Always => true,
+            KickPolicy::Never => false,
+            KickPolicy::Standard if self.event_idx => {
+                passed(self.ring.avail_event().load(Relaxed), self.published, self.notified)
+            }
+            KickPolicy::Standard => self.ring.used_flags().load(Relaxed) & USED_NO_NOTIFY == 0,
+        };
+        self.notified = self.published;
+        if wanted {
+            self.kick();
+        } else {
+            self.stats.suppressed += 1;
+        }
+        wanted
+    }
+
+    /// Notifies the device, whatever it asked for.
+    pub fn kick(&mut self) {
+        self.stats.kicks += 1;
+        // The only failure of a non-blocking eventfd is a full counter: then a notification is pending anyway.
+        let _ = rustix::io::write(&*self.kick, &1u64.to_ne_bytes());
+    }
+
+    /// Whether used entries wait to be taken.
+    #[inline]
+    pub fn has_used(&self) -> bool {
+        self.used_ready() != 0
+    }
+
+    /// Used chains that can be taken.
+    #[inline]
+    pub fn used_ready(&self) -> u16 {
+        self.ring.used_idx().load(Acquire).wrapping_sub(self.last_used)
+    }
+
+    /// Takes the next used chain.
+    pub fn pop(&mut self) -> Result<Option<Used>, DeviceError> {
+        let ready = self.used_ready();
+        if ready == 0 {
+            return Ok(None);
+        }
+        if ready > self.outstanding {
+            return Err(DeviceError::UsedIndex { moved: ready, outstanding: self.outstanding });
+        }
+        let (head, len) = if self.in_order { self.next_in_order(ready)? } else { self.next_by_id()? };
+        let Some(chain) = self.chains[usize::from(head)].take() else { return Err(DeviceError::UsedId(head.into())) };
+        let len = len.unwrap_or(chain.writable);
+        if len > chain.writable {
+            return Err(DeviceError::UsedLen { len, writable: chain.writable });
+        }
+        self.free_count += chain.descs;
+        if !self.in_order {
+            let mut index = head;
+            for _ in 0..chain.descs {
+                self.free.push(index);
+                index = self.following[usize::from(index)];
+            }
+        }
+        if let Some((addr, len)) = chain.table {
+            self.ring.memory().free(addr, len);
+        }
+        self.last_used = self.last_used.wrapping_add(1);
+        self.outstanding -= 1;
+        self.stats.used += 1;
+        if self.event_idx && self.last_used & 0x3fff == 0 {
+            // An event field left behind comes near again after 65,536 chains.
+            self.suppress_interrupts();
+        }
+        Ok(Some(Used { token: chain.token, len }))
+    }
+
+    fn next_by_id(&self) -> Result<(u16, Option<u32>), DeviceError> {
+        let (id, len) = self.ring.used_entry(self.last_used);
+        let head = u16::try_from(id).ok().filter(|head| *head < self.ring.size());
+        Ok((head.ok_or(DeviceError::UsedId(id))?, Some(len)))
+    }
+
+    /// With IN_ORDER one used entry may stand for several chains, at the first one's place, naming the last one (virtio 1.2,
+    /// 2.7.9). Those before the last count as written completely.
+    fn next_in_order(&mut self, ready: u16) -> Result<(u16, Option<u32>), DeviceError> {
+        if self.batch.0 == 0 {
+            let (id, len) = self.ring.used_entry(self.last_used);
+            let at = self.order.iter().take(ready.into()).position(|head| u32::from(*head) == id);
+            let at = at.ok_or(DeviceError::OutOfOrder(id))?;
+            self.batch = (at as u16 + 1, len);
+        }
+        self.batch.0 -= 1;
+        let head = self.order.pop_front().ok_or(DeviceError::UsedIndex { moved: ready, outstanding: 0 })?;
+        Ok((head, (self.batch.0 == 0).then_some(self.batch.1)))
+    }
+
+    /// Asks for an interrupt at the next used entry. Returns false if one is there already, which may not interrupt.
+    pub fn arm_interrupt(&mut self) -> bool {
+        if self.event_idx {
+            self.ring.avail_flags().store(0, Relaxed);
+            self.ring.used_event().store(self.last_used, Relaxed);
+        } else {
+            self.ring.avail_flags().store(0, Relaxed);
+        }
+        fence(SeqCst); // pairs with the device's, between its used index and its look at our field
+        !self.has_used()
+    }
+
+    /// Asks for no interrupts. With EVENT_IDX that can only be put far off: one comes at the latest 65,535 entries later.
+    pub fn suppress_interrupts(&mut self) {
+        if self.event_idx {
+            self.ring.avail_flags().store(0, Relaxed); // MUST be 0 with EVENT_IDX (2.7.7.1)
+            self.ring.used_event().store(self.last_used.wrapping_sub(1), Relaxed);
+        } else {
+            self.ring.avail_flags().store(AVAIL_NO_INTERRUPT, Relaxed);
+        }
+    }
+
+    /// Takes interrupts from the call descriptor; their number.
+    pub fn take_interrupts(&mut self) -> u64 {
+        let mut count = [0; 8];
+        let taken = match rustix::io::read(&*self.call, &mut count) {
+            Ok(8) => u64::from_ne_bytes(count),
+            _ => 0,
+        };
+        self.stats.interrupts += taken;
+        taken
+    }
+
+    /// Waits until a used chain can be taken. Ok(false) after `timeout` without one.
+    pub fn wait(&mut self, timeout: Duration) -> Result<bool, DeviceError> {
+        let deadline = Instant::now() + timeout;
+        if !self.interrupts {
+            while !self.has_used() {
+                if Instant::now() >= deadline {
+                    return Ok(false);
+                }
+                std::thread::yield_now();
+            }
+            return Ok(true);
+        }
+        while !self.has_used() && self.arm_interrupt() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if !self.poll_call(left) {
+                if !self.has_used() {
+                    self.suppress_interrupts();
+                    return Ok(false);
+                }
+                // It came in the last moment; its interrupt must follow at once.
+                if !self.poll_call(Duration::from_millis(500)) {
+                    return Err(DeviceError::MissedInterrupt);
+                }
+            }
+            self.take_interrupts();
+        }
+        self.suppress_interrupts();
+        Ok(true)
+    }
+
+    /// Whether the call descriptor is readable within `timeout`.
+    fn poll_call(&self, timeout: Duration) -> bool {
+        let mut fds = [PollFd::new(&*self.call, PollFlags::IN)];
+        let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+        loop {
+            match rustix::event::poll(&mut fds, Some(&timeout)) {
+                Err(rustix::io::Errno::INTR) => {} // a signal: wait again
+                result => return result == Ok(1),
+            }
+        }
+    }
+}
+
+fn write_flag(buffer: &Buffer) -> u16 {
+    if buffer.writable { DESC_WRITE } else { 0 }
+}

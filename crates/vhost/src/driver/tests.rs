@@ -1,0 +1,487 @@
+//! The driver against a device that is as simple as the standard allows, and against one that breaks its rules.
+
+use std::{
+    collections::VecDeque,
+    sync::atomic::{
+        Ordering::{Acquire, Relaxed, Release, SeqCst},
+        fence,
+    },
+    time::Duration,
+};
+
+use proptest::prelude::*;
+
+use super::{
+    ring::{AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, USED_NO_NOTIFY, passed},
+    *,
+};
+use crate::net::{Features, NetHeader};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// The device's half of one ring: one chain at a time, addresses resolved through the driver's own memory.
+struct DeviceQueue {
+    ring: Ring,
+    memory: std::sync::Arc<Memory>,
+    call: std::sync::Arc<std::os::fd::OwnedFd>,
+    features: Features,
+    next_avail: u16,
+    next_used: u16,
+    signalled: u16,
+}
+
+struct DeviceChain {
+    head: u16,
+    readable: Vec<(u64, usize)>,
+    writable: Vec<(u64, usize)>,
+}
+
+impl DeviceQueue {
+    fn of(guest: &Guest, index: usize) -> DeviceQueue {
+        let queue = guest.queue(index);
+        DeviceQueue {
+            ring: queue.ring().clone(),
+            memory: guest.memory().clone(),
+            call: queue.call_fd().clone(),
+            features: guest.features(),
+            next_avail: 0,
+            next_used: 0,
+            signalled: 0,
+        }
+    }
+
+    fn take(&mut self) -> Option<DeviceChain> {
+        if self.ring.avail_idx().load(Acquire) == self.next_avail {
+            return None;
+        }
+        let head = self.ring.avail_entry(self.next_avail).load(Relaxed);
+        self.next_avail = self.next_avail.wrapping_add(1);
+        let mut chain = DeviceChain { head, readable: Vec::new(), writable: Vec::new() };
+        let mut desc = self.ring.desc(head);
+        let mut table = None;
+        loop {
+            assert!(desc.flags & DESC_INDIRECT == 0 || desc.flags & DESC_NEXT == 0, "never both");
+            if desc.flags & DESC_INDIRECT != 0 {
+                assert!(self.features.has(Features::INDIRECT_DESC) && table.is_none());
+                assert!(desc.len > 0 && desc.len % 16 == 0);
+                table = Some(desc.addr);
+                desc = self.table_desc(desc.addr, 0);
+                continue;
+            }
+            let list = if desc.flags & DESC_WRITE != 0 { &mut chain.writable } else { &mut chain.readable };
+            list.push((desc.addr, desc.len as usize));
+            assert!(desc.flags & DESC_WRITE != 0 || chain.writable.is_empty(), "readable before writable");
+            if desc.flags & DESC_NEXT == 0 {
+                return Some(chain);
+            }
+            desc = table.map_or_else(|| self.ring.desc(desc.next), |table| self.table_desc(table, desc.next));
+        }
+    }
+
+    fn table_desc(&self, table: u64, index: u16) -> Desc {
+        let bytes = self.memory.read_vec(table + 16 * u64::from(index), 16).unwrap();
+        let number = |from: usize, to: usize| bytes[from..to].iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte));
+        Desc { addr: number(0, 8), len: number(8, 12) as u32, flags: number(12, 14) as u16, next: number(14, 16) as u16 }
+    }
+
+    fn read(&self, chain: &DeviceChain) -> Vec<u8> {
+        chain.readable.iter().flat_map(|(addr, len)| self.memory.read_vec(*addr, *len).unwrap()).collect()
+    }
+
+    /// Writes into a chain as much as fits; returns what is left.
+    fn write<'a>(&self, chain: &DeviceChain, mut bytes: &'a [u8]) -> &'a [u8] {
+        for (addr, len) in &chain.writable {
+            let (now, rest) = bytes.split_at(bytes.len().min(*len));
+            self.memory.write(*addr, now).unwrap();
+            bytes = rest;
+        }
+        bytes
+    }
+
+    fn push_used(&mut self, head: u16, len: u32) {
+        self.ring.set_used_entry(self.next_used, head.into(), len, Relaxed);
+        self.next_used = self.next_used.wrapping_add(1);
+    }
+
+    fn publish(&mut self) {
+        self.ring.used_idx().store(self.next_used, Release);
+        fence(SeqCst);
+        let wanted = if self.features.has(Features::EVENT_IDX) {
+            passed(self.ring.used_event().load(Relaxed), self.next_used, self.signalled)
+        } else {
+            self.next_used != self.signalled && self.ring.avail_flags().load(Relaxed) & AVAIL_NO_INTERRUPT == 0
+        };
+        self.signalled = self.next_used;
+        if wanted {
+            rustix::io::write(&*self.call, &1u64.to_ne_bytes()).unwrap();
+        }
+    }
+}
+
+/// Sends everything a guest transmits back to it.
+struct Loopback {
+    rx: DeviceQueue,
+    tx: DeviceQueue,
+    backlog: VecDeque<Vec<u8>>,
+    /// With IN_ORDER: one used entry for a whole batch of sent frames.
+    batch_used: bool,
+}
+
+impl Loopback {
+    fn of(guest: &Guest) -> Loopback {
+        let (rx, tx) = (DeviceQueue::of(guest, RX), DeviceQueue::of(guest, TX));
+        Loopback { rx, tx, backlog: VecDeque::new(), batch_used: false }
+    }
+
+    fn run(&mut self) {
+        let mut taken = 0;
+        let first = self.tx.next_used;
+        while let Some(chain) = self.tx.take() {
+            self.backlog.push_back(self.tx.read(&chain));
+            if self.batch_used {
+                // Only the place of the batch's first is written, again and again, until it names the last.
+                self.tx.ring.set_used_entry(first, chain.head.into(), 0, Relaxed);
+                self.tx.next_used = self.tx.next_used.wrapping_add(1);
+            } else {
+                self.tx.push_used(chain.head, 0);
+            }
+            taken += 1;
+        }
+        if taken > 0 {
+            self.tx.publish();
+        }
+        while let Some(stream) = self.backlog.front().cloned() {
+            if !self.deliver(&stream) {
+                break;
+            }
+            self.backlog.pop_front();
+        }
+    }
+
+    fn deliver(&mut self, stream: &[u8]) -> bool {
+        let header_len = self.rx.features.header_len();
+        let (before, used_before) = (self.rx.next_avail, self.rx.next_used);
+        let mut first: Option<DeviceChain> = None;
+        let (mut rest, mut count) = (stream, 0u16);
+        while !rest.is_empty() || count == 0 {
+            let Some(chain) = self.rx.take() else {
+                (self.rx.next_avail, self.rx.next_used) = (before, used_before);
+                return false;
+            };
+            let left = self.rx.write(&chain, rest);
+            self.rx.push_used(chain.head, (rest.len() - left.len()) as u32);
+            rest = left;
+            count += 1;
+            assert!(rest.is_empty() || self.rx.features.has(Features::MRG_RXBUF), "the frame fits one chain");
+            first.get_or_insert(chain);
+        }
+        if header_len == NetHeader::LEN {
+            let mut header: [u8; NetHeader::LEN] = stream[..NetHeader::LEN].try_into().unwrap();
+            header[10..].copy_from_slice(&count.to_le_bytes());
+            self.rx.write(&first.unwrap(), &header);
+        }
+        self.rx.publish();
+        true
+    }
+}
+
+fn guest(features: Features, config: &GuestConfig) -> Guest {
+    let memory = Memory::new(&MemoryConfig::new(config.memory_needed())).unwrap();
+    Guest::new(&memory, features, config).unwrap()
+}
+
+fn frame(seed: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 7 + seed * 131) as u8).collect()
+}
+
+fn header(seed: usize) -> NetHeader {
+    NetHeader { flags: 1, csum_start: seed as u16, csum_offset: 16, ..NetHeader::default() }
+}
+
+fn shape() -> impl Strategy<Value = Shape> {
+    let placement = prop_oneof![
+        Just(Placement::Direct),
+        Just(Placement::Indirect),
+        (0u16..4).prop_map(Placement::IndirectAfter)
+    ];
+    (any::<bool>(), 1usize..4, placement)
+        .prop_map(|(header_apart, pieces, placement)| Shape { header_apart, pieces, placement })
+}
+
+fn features() -> impl Strategy<Value = Features> {
+    let optional = [
+        Features::EVENT_IDX,
+        Features::IN_ORDER,
+        Features::VERSION_1,
+        Features::MRG_RXBUF,
+        Features::ANY_LAYOUT,
+    ];
+    proptest::bits::u8::masked(0x1f).prop_map(move |bits| {
+        let chosen = optional.iter().enumerate().filter(|(i, _)| bits & (1 << i) != 0);
+        chosen.fold(Features::INDIRECT_DESC, |all, (_, feature)| all.with(*feature))
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// Whatever the features, layouts and ring sizes: what is sent comes back, in order, and nothing leaks.
+    #[test]
+    fn frames_come_back(
+        features in features(),
+        tx_shape in shape(),
+        rx_shape in shape(),
+        log_size in 3u32..8,
+        lens in proptest::collection::vec(prop_oneof![1usize..100, 1400usize..1515, 8000usize..9000], 1..80),
+        batch in 1usize..20,
+        batch_used: bool,
+        interrupts: bool,
+        regions in 1usize..4,
+    ) {
+        // All receive buffers together hold the longest frame, also with four descriptors each in small rings.
+        let merged = if log_size <= 4 { 4600 } else { 1526 };
+        let rx_buffer = if features.has(Features::MRG_RXBUF) { merged } else { 9100 };
+        let config = GuestConfig { tx_shape, rx_shape, rx_buffer, interrupts, cross_regions: true, ..GuestConfig::default() };
+        let config = config.rings(1 << log_size);
+        let memory = Memory::new(&MemoryConfig::split(regions, config.memory_needed())).unwrap();
+        let before = memory.free_bytes();
+        let mut guest = Guest::new(&memory, features, &config).unwrap();
+        let mut device = Loopback::of(&guest);
+        device.batch_used = batch_used && features.has(Features::IN_ORDER);
+        let frames: Vec<_> = lens.iter().enumerate().map(|(i, len)| (header(i), frame(i, *len))).collect();
+        let mut returned = Vec::new();
+        for batch in frames.chunks(batch) {
+            for (header, frame) in batch {
+                while let Err(error) = guest.enqueue(frame, *header) {
+                    prop_assert!(matches!(error, SendError::Full), "{error}");
+                    guest.flush();
+                    device.run();
+                    returned.extend(std::iter::from_fn(|| guest.recv().unwrap()));
+                }
+            }
+            guest.flush();
+            device.run();
+            while returned.len() < guest.stats().sent as usize {
+                returned.push(guest.recv_wait(SECOND).unwrap().expect("a frame"));
+                device.run(); // room for the backlog
+            }
+        }
+        for ((got_header, got), (sent_header, sent)) in returned.iter().zip(&frames) {
+            prop_assert_eq!(NetHeader { num_buffers: 0, ..*got_header }, *sent_header);
+            prop_assert_eq!(got, sent);
+        }
+        prop_assert_eq!(returned.len(), frames.len());
+        prop_assert!(guest.drain(SECOND).unwrap());
+        prop_assert_eq!(guest.tx().free_descs(), 1 << log_size);
+        guest.free();
+        prop_assert_eq!(memory.free_bytes(), before);
+    }
+}
+
+#[test]
+fn every_ring_size() {
+    for size in (1..16).map(|log| 1u16 << log) {
+        let config = GuestConfig { rx_buffer: 128, max_frame: 100, ..GuestConfig::default() }.rings(size);
+        let mut guest = guest(Features::VERSION_1, &config);
+        let mut device = Loopback::of(&guest);
+        // More than fits, so that indices and descriptors wrap.
+        for round in 0..3 {
+            let sent = guest.send_batch((0..usize::from(size)).map(|i| frame(i + round, 60))).unwrap();
+            assert_eq!(sent, usize::from(size));
+            assert!(matches!(guest.send(&[0; 60], NetHeader::default()), Err(SendError::Full)));
+            device.run();
+            for i in 0..sent {
+                assert_eq!(guest.recv().unwrap().unwrap().1, frame(i + round, 60));
+            }
+            assert_eq!(guest.recv().unwrap(), None);
+        }
+    }
+}
+
+#[test]
+fn any_cuts_even_empty_ones() {
+    let mut guest = guest(Features::VERSION_1.with(Features::INDIRECT_DESC), &GuestConfig::default());
+    let mut device = Loopback::of(&guest);
+    for placement in [Placement::Direct, Placement::Indirect, Placement::IndirectAfter(3)] {
+        guest.enqueue_cut(&frame(1, 100), header(1), &[0, 1, 5, 5, 12, 13, 112, 112], placement).unwrap();
+        guest.flush();
+        device.run();
+        assert_eq!(guest.recv().unwrap().unwrap().1, frame(1, 100));
+    }
+}
+
+#[test]
+fn a_legacy_header_stands_alone() {
+    let mut guest = guest(Features::NONE, &GuestConfig::default());
+    let mut device = DeviceQueue::of(&guest, TX);
+    guest.send(&[7; 60], NetHeader::default()).unwrap();
+    let lens: Vec<usize> = device.take().unwrap().readable.iter().map(|(_, len)| *len).collect();
+    assert_eq!(lens, [10, 60]);
+}
+
+#[test]
+fn kicks_follow_the_devices_wishes() {
+    for features in [Features::VERSION_1, Features::VERSION_1.with(Features::EVENT_IDX)] {
+        let mut guest = guest(features, &GuestConfig::default());
+        let ring = guest.tx().ring().clone();
+        let mut send = |n: usize| {
+            let before = guest.tx().stats().kicks;
+            guest.send_batch(vec![[0u8; 60]; n]).unwrap();
+            guest.tx().stats().kicks - before
+        };
+        if features.has(Features::EVENT_IDX) {
+            assert_eq!(send(1), 1, "event 0, index 0 to 1");
+            assert_eq!(send(1), 0, "event 0 was passed before");
+            ring.avail_event().store(5, Relaxed);
+            ring.used_flags().store(USED_NO_NOTIFY, Relaxed); // without meaning here
+            assert_eq!((send(3), send(1), send(1)), (0, 1, 0), "5, then 6, then 7 chains");
+        } else {
+            assert_eq!((send(1), send(5)), (1, 1));
+            ring.used_flags().store(USED_NO_NOTIFY, Relaxed);
+            assert_eq!(send(1), 0);
+        }
+    }
+}
+
+#[test]
+fn polling_asks_for_no_interrupts() {
+    for features in [Features::VERSION_1, Features::VERSION_1.with(Features::EVENT_IDX)] {
+        let mut guest = guest(features, &GuestConfig::default());
+        let mut device = Loopback::of(&guest);
+        for i in 0..1000 {
+            guest.send(&frame(i, 60), NetHeader::default()).unwrap();
+            device.run();
+            guest.recv().unwrap().unwrap();
+        }
+        assert_eq!((guest.rx_mut().take_interrupts(), guest.tx_mut().take_interrupts()), (0, 0), "{features:?}");
+    }
+}
+
+#[test]
+fn a_sleeper_is_woken() {
+    for features in [Features::VERSION_1, Features::VERSION_1.with(Features::EVENT_IDX)] {
+        let mut guest = guest(features, &GuestConfig { interrupts: true, ..GuestConfig::default() });
+        let mut device = Loopback::of(&guest);
+        let kick = guest.tx().kick_fd().clone();
+        let worker = std::thread::spawn(move || {
+            for _ in 0..100 {
+                let mut count = [0; 8];
+                while rustix::io::read(&*kick, &mut count) != Ok(8) {
+                    std::thread::yield_now();
+                }
+                device.run();
+            }
+        });
+        for i in 0..100 {
+            // The device never suppresses (its avail_event stays behind at 0 with EVENT_IDX, so force the kick).
+            guest.enqueue(&frame(i, 60), NetHeader::default()).unwrap();
+            guest.tx_mut().publish();
+            guest.tx_mut().kick();
+            let (_, got) = guest.recv_wait(Duration::from_secs(10)).unwrap().expect("a frame");
+            assert_eq!(got, frame(i, 60));
+        }
+        worker.join().unwrap();
+    }
+}
+
+#[test]
+fn a_forgotten_interrupt_is_noticed() {
+    let mut guest = guest(Features::VERSION_1, &GuestConfig { interrupts: true, ..GuestConfig::default() });
+    let mut device = DeviceQueue::of(&guest, RX);
+    let worker = std::thread::spawn(move || {
+        while device.ring.avail_flags().load(Relaxed) & AVAIL_NO_INTERRUPT != 0 {
+            std::thread::yield_now();
+        }
+        // The guest asked for an interrupt and looks at the index once more before it sleeps, which nothing shows outside:
+        // a moment later, use a chain without one.
+        std::thread::sleep(Duration::from_millis(20));
+        let head = device.take().unwrap().head;
+        device.push_used(head, 72);
+        device.ring.used_idx().store(1, Release);
+    });
+    assert_eq!(guest.rx_mut().wait(Duration::from_millis(300)), Err(DeviceError::MissedInterrupt));
+    worker.join().unwrap();
+}
+
+/// What the device must not do is noticed, and named.
+#[test]
+fn a_lying_device_is_caught() {
+    let cheat = |features: Features, with: &dyn Fn(&Ring, &mut DeviceQueue)| {
+        let mut guest = guest(features, &GuestConfig::default());
+        let mut device = DeviceQueue::of(&guest, RX);
+        let ring = device.ring.clone();
+        with(&ring, &mut device);
+        guest.recv()
+    };
+    let modern = Features::VERSION_1;
+    let used = |ring: &Ring, id: u32, len: u32| {
+        ring.set_used_entry(0, id, len, Relaxed);
+        ring.used_idx().store(1, Release);
+    };
+    assert_eq!(
+        cheat(modern, &|ring, _| ring.used_idx().store(257, Release)),
+        Err(DeviceError::UsedIndex { moved: 257, outstanding: 256 })
+    );
+    assert_eq!(cheat(modern, &|ring, _| used(ring, 256, 12)), Err(DeviceError::UsedId(256)));
+    assert_eq!(cheat(modern, &|ring, _| used(ring, u32::MAX, 12)), Err(DeviceError::UsedId(u32::MAX)));
+    assert_eq!(cheat(modern, &|ring, _| used(ring, 3, 2049)), Err(DeviceError::UsedLen { len: 2049, writable: 2048 }));
+    assert_eq!(cheat(modern, &|ring, _| used(ring, 3, 11)), Err(DeviceError::ShortHeader(11)));
+    assert_eq!(
+        cheat(modern, &|ring, _| used(ring, 3, 72)),
+        Err(DeviceError::NumBuffers { claimed: 0, available: 1 }),
+        "num_buffers was not written"
+    );
+    assert_eq!(cheat(modern.with(Features::IN_ORDER), &|ring, _| used(ring, 1, 72)), Err(DeviceError::OutOfOrder(1)));
+    let merged = cheat(modern.with(Features::MRG_RXBUF), &|ring, device| {
+        let chain = device.take().unwrap();
+        device.write(&chain, &NetHeader { num_buffers: 2, ..NetHeader::default() }.to_bytes());
+        used(ring, chain.head.into(), 72);
+    });
+    assert_eq!(merged, Err(DeviceError::NumBuffers { claimed: 2, available: 1 }));
+    let twice = |guest: &mut Guest| {
+        let ring = guest.tx().ring().clone();
+        guest.send_batch(vec![[0u8; 60]; 2]).unwrap();
+        let head = ring.avail_entry(0).load(Relaxed);
+        ring.set_used_entry(0, head.into(), 0, Relaxed);
+        ring.set_used_entry(1, head.into(), 0, Relaxed);
+        ring.used_idx().store(2, Release);
+        (guest.reclaim(), head)
+    };
+    let (result, head) = twice(&mut guest(modern, &GuestConfig::default()));
+    assert_eq!(result, Err(DeviceError::UsedId(head.into())), "used twice");
+}
+
+#[test]
+fn a_guest_that_does_not_refill_runs_dry() {
+    let config = GuestConfig { refill: Refill::Manually, rx_fill: Some(3), ..GuestConfig::default() };
+    let mut guest = guest(Features::VERSION_1, &config);
+    let mut device = Loopback::of(&guest);
+    guest.send_batch((0..5).map(|i| frame(i, 60))).unwrap();
+    device.run();
+    for i in 0..3 {
+        assert_eq!(guest.recv().unwrap().unwrap().1, frame(i, 60));
+    }
+    device.run();
+    assert_eq!((guest.recv().unwrap(), guest.rx_posted()), (None, 0));
+    assert_eq!(guest.refill(1), 1);
+    device.run();
+    assert_eq!(guest.recv().unwrap().unwrap().1, frame(3, 60));
+    assert_eq!((guest.refill(usize::MAX), guest.rx_posted()), (256, 256));
+}
+
+#[test]
+fn reset_starts_from_zero_with_other_features() {
+    let config = GuestConfig { rx_buffer: 9100, ..GuestConfig::default() };
+    let mut guest = guest(Features::VERSION_1.with(Features::IN_ORDER), &config);
+    let free = guest.memory().free_bytes();
+    for features in [Features::NONE, Features::VERSION_1.with(Features::MRG_RXBUF), Features::EVENT_IDX] {
+        guest.send_batch(vec![[1u8; 60]; 10]).unwrap();
+        guest.reset(features);
+        assert_eq!((guest.tx().outstanding(), guest.tx().published(), guest.rx().published()), (0, 0, 256));
+        let mut device = Loopback::of(&guest);
+        guest.send(&frame(1, 1000), NetHeader::default()).unwrap();
+        device.run();
+        assert_eq!(guest.recv().unwrap().unwrap().1, frame(1, 1000));
+    }
+    assert_eq!(guest.memory().free_bytes(), free);
+}
