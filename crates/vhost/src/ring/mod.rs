@@ -3,16 +3,19 @@
 //! [`TxRing`] takes frames from a guest into a [`FrameStore`]; [`RxRing`] copies them, once, into another guest's buffers.
 //! [`split`] is what both share: where a ring lies, descriptors, indices, notifications.
 
+mod call;
 mod copy;
 mod frames;
 mod rx;
 mod split;
 mod tx;
 
+pub(crate) use call::{ensure_signaller, is_eventfd};
+pub use call::{CallError, CallFd, prepare_thread};
 pub use frames::{BATCH, Delivery, Finish, Frame, FrameFault, FrameStore, Frames, HEAD, HEAD_MAX, MAX_FRAME};
 pub use rx::{NotDelivered, RxRing};
 pub(crate) use split::Split;
-pub use split::{CallFd, RingError, RingSetup, RingStatus};
+pub use split::{RingError, RingSetup, RingStatus};
 pub use tx::{Gathered, TxRing};
 
 /// Brings the cache line of `value` closer, for reading.

@@ -1,7 +1,6 @@
 //! What both directions of a split virtqueue share: where it lies, descriptors, indices, notifications (virtio 1.2, 2.7).
 
 use std::{
-    os::fd::{AsFd, OwnedFd},
     ptr::NonNull,
     sync::{
         Arc,
@@ -9,6 +8,7 @@ use std::{
     },
 };
 
+pub use super::call::CallFd;
 use super::copy;
 use crate::{dirty::DirtyLog, memory::GuestMemory, net::Features};
 
@@ -22,24 +22,6 @@ const MAX_SIZE: u16 = 32768;
 
 /// Most descriptors one chain may have, indirect ones included, and most that a batch looks at.
 pub(super) const CHAIN_BUDGET: u32 = 1024;
-
-/// The eventfd by which the device interrupts a guest.
-#[derive(Debug)]
-pub struct CallFd(OwnedFd);
-
-impl CallFd {
-    /// Takes a descriptor and makes it non-blocking.
-    pub fn new(fd: OwnedFd) -> Result<CallFd, rustix::io::Errno> {
-        let flags = rustix::fs::fcntl_getfl(&fd)?;
-        rustix::fs::fcntl_setfl(&fd, flags | rustix::fs::OFlags::NONBLOCK)?;
-        Ok(CallFd(fd))
-    }
-
-    /// Interrupts the guest. A full counter means that it was interrupted already; other errors are the guest's problem.
-    pub fn signal(&self) {
-        let _ = rustix::io::write(self.0.as_fd(), &1u64.to_ne_bytes());
-    }
-}
 
 /// Everything that says where a ring lies and how it is used, as negotiated. Addresses are guest physical.
 #[derive(Clone)]
@@ -242,13 +224,6 @@ impl Split {
     pub fn head(&self, ahead: u16) -> u16 {
         let slot = self.next_avail.wrapping_add(ahead) & self.mask;
         self.avail_u16(2 + u32::from(slot)).load(Ordering::Relaxed)
-    }
-
-    #[inline(always)]
-    pub fn prefetch_avail(&self) {
-        let slot = self.next_avail & self.mask;
-        copy::prefetch_read(self.avail.as_ptr().wrapping_add(4 + 2 * usize::from(slot)));
-        copy::prefetch_read(self.avail.as_ptr().wrapping_add(4 + 2 * usize::from(slot) + 64));
     }
 
     #[inline(always)]
