@@ -8,14 +8,30 @@ use std::{
     sync::atomic::{AtomicU8, Ordering},
 };
 
-use rustix::{
-    fs::fstat,
-    mm::{MapFlags, ProtFlags, mmap, munmap},
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::{
+    memory::{Backing, BackingError},
+    sigbus,
 };
 
-use crate::sigbus;
-
 const LOG_PAGE: u64 = 4096;
+/// Largest log: for 32 TiB of guest addresses.
+const MAX_LOG: u64 = 1 << 30;
+
+/// Why a log was refused.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the texts say it
+pub enum LogError {
+    #[error("a dirty log of {0} bytes: it may have 1 to {MAX_LOG}")]
+    Size(u64),
+    #[error("the dirty log needs {needed} bytes of its file, which has {have}")]
+    FileTooSmall { needed: u64, have: u64 },
+    #[error("the dirty log {0}")]
+    Backing(#[from] BackingError),
+    #[error("cannot map the dirty log: {0}")]
+    Map(rustix::io::Errno),
+}
 
 /// A mapped log (SET_LOG_BASE).
 pub struct DirtyLog {
@@ -33,22 +49,33 @@ unsafe impl Sync for DirtyLog {}
 
 impl DirtyLog {
     /// Maps `size` bytes of `file` from `offset`. The file must be that large.
-    pub fn map(file: &OwnedFd, size: u64, offset: u64) -> Result<DirtyLog, rustix::io::Errno> {
-        let invalid = rustix::io::Errno::INVAL;
-        let end = offset.checked_add(size).filter(|_| size > 0).ok_or(invalid)?;
-        let have = u64::try_from(fstat(file.as_fd())?.st_size).unwrap_or(0);
-        if have < end {
-            return Err(invalid);
+    pub fn map(file: &OwnedFd, size: u64, offset: u64) -> Result<DirtyLog, LogError> {
+        if size == 0 || size > MAX_LOG {
+            return Err(LogError::Size(size));
         }
-        let start = offset / LOG_PAGE * LOG_PAGE;
-        let len = usize::try_from(end - start).map_err(|_| invalid)?;
+        let end = offset.checked_add(size).ok_or(LogError::Size(size))?;
+        let backing = Backing::of(file.as_fd())?;
+        if backing.size < end {
+            return Err(LogError::FileTooSmall { needed: end, have: backing.size });
+        }
+        // The mapping starts and ends on page boundaries of the file.
+        let start = offset / backing.page * backing.page;
+        let len = (end - start).checked_next_multiple_of(backing.page).ok_or(LogError::Size(size))?;
+        let len = usize::try_from(len).map_err(|_| LogError::Size(size))?;
+        let skip = usize::try_from(offset - start).map_err(|_| LogError::Size(size))?;
         // SAFETY: a new mapping at an address the kernel chooses.
-        let base = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, start)? };
-        let base = NonNull::new(base.cast::<u8>()).ok_or(invalid)?;
-        let skip = usize::try_from(offset - start).map_err(|_| invalid)?;
+        let base = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, start) }
+            .map_err(LogError::Map)?;
+        let base = NonNull::new(base.cast::<u8>()).ok_or(LogError::Map(rustix::io::Errno::NOMEM))?;
         // SAFETY: skip < len.
         let bits = unsafe { base.add(skip) }.cast();
-        Ok(DirtyLog { base, len, bits, bytes: size, guard: sigbus::Guard::new(base.as_ptr() as usize, len) })
+        let guard = sigbus::Guard::new(base.as_ptr() as usize, len, backing.page as usize);
+        Ok(DirtyLog { base, len, bits, bytes: size, guard })
+    }
+
+    /// Whether the file became shorter than its mapping: pages marked since then are lost.
+    pub fn poisoned(&self) -> bool {
+        self.guard.poisoned()
     }
 
     /// Marks the pages of `len` bytes at a guest address. Pages beyond the log are ignored: the front end said how much it wants to know.
@@ -101,8 +128,21 @@ mod tests {
     fn a_short_file_is_refused() {
         let file = memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, 10).unwrap();
-        assert!(DirtyLog::map(&file, 11, 0).is_err());
-        assert!(DirtyLog::map(&file, u64::MAX, 1).is_err());
-        assert!(DirtyLog::map(&file, 0, 0).is_err());
+        assert!(matches!(DirtyLog::map(&file, 11, 0), Err(LogError::FileTooSmall { needed: 11, have: 10 })));
+        assert!(matches!(DirtyLog::map(&file, 1, u64::MAX), Err(LogError::Size(1))));
+        assert!(matches!(DirtyLog::map(&file, MAX_LOG + 1, 0), Err(LogError::Size(_))));
+        assert!(matches!(DirtyLog::map(&file, 0, 0), Err(LogError::Size(0))));
+    }
+
+    #[test]
+    fn a_truncated_log_takes_marks_and_says_so() {
+        let file = memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 8192).unwrap();
+        let log = DirtyLog::map(&file, 8192, 0).unwrap();
+        log.mark(0, 1);
+        assert!(!log.poisoned());
+        ftruncate(&file, 0).unwrap();
+        log.mark(8 * 4096 * 4097, 1);
+        assert!(log.poisoned());
     }
 }

@@ -8,9 +8,9 @@
 
 use std::{
     fmt,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     ptr::NonNull,
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use rustix::{
@@ -22,6 +22,70 @@ use crate::sigbus;
 
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 const PAGE: u64 = 4096;
+
+/// File systems whose pages come from memory or a local disk. Touching a page of any other (FUSE, a network file system) may take as
+/// long as somebody else wants, and it is a worker that would wait.
+const LOCAL_FILE_SYSTEMS: [i64; 9] = [
+    0x0102_1994,     // tmpfs, memfd
+    HUGETLBFS_MAGIC, // also memfd with huge pages
+    0x8584_58f6,     // ramfs
+    0xef53,          // ext2, ext3, ext4
+    0x5846_5342,     // xfs
+    0x9123_683e,     // btrfs
+    0xf2f5_2010,     // f2fs
+    0x2fc1_2fc1,     // zfs
+    0xca45_1a4e,     // bcachefs
+];
+
+/// What backs a shared mapping.
+pub(crate) struct Backing {
+    /// Size of the file in bytes.
+    pub size: u64,
+    /// Page size of a mapping of it.
+    pub page: u64,
+}
+
+/// Why a file cannot back shared memory.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the texts say it
+pub enum BackingError {
+    #[error("is not backed by a regular file: use memory-backend-memfd, or memory-backend-file on tmpfs or hugetlbfs, with share=on")]
+    NotAFile,
+    #[error("lies on a file system (type {0:#x}) that may make the switch wait: use memory-backend-memfd, or memory-backend-file on tmpfs or hugetlbfs")]
+    FileSystem(i64),
+    #[error("cannot be looked at: {0}")]
+    Unknown(#[from] rustix::io::Errno),
+}
+
+impl Backing {
+    /// Checks that a file can be mapped without surprises.
+    pub fn of(file: BorrowedFd<'_>) -> Result<Backing, BackingError> {
+        let stat = fstat(file)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(BackingError::NotAFile);
+        }
+        let fs = fstatfs(file)?;
+        if !LOCAL_FILE_SYSTEMS.contains(&fs.f_type) {
+            return Err(BackingError::FileSystem(fs.f_type));
+        }
+        // A hugetlbfs mapping starts and ends on its own page size.
+        let page = if fs.f_type == HUGETLBFS_MAGIC { u64::try_from(fs.f_bsize).unwrap_or(PAGE).max(PAGE) } else { PAGE };
+        Ok(Backing { size: u64::try_from(stat.st_size).unwrap_or(0), page })
+    }
+}
+
+/// Most bytes one guest may have mapped: eight times the host's memory, because memory that is added on demand (virtio-mem) is
+/// announced before it is there. Without a limit one guest with a sparse file could take all our addresses from the others.
+fn largest_table() -> u64 {
+    const AT_LEAST: u64 = 1 << 38;
+    static LIMIT: OnceLock<u64> = OnceLock::new();
+    *LIMIT.get_or_init(|| {
+        // SAFETY: sysconf only returns a number.
+        let (pages, page) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+        let memory = u64::try_from(pages).unwrap_or(0).saturating_mul(u64::try_from(page).unwrap_or(0));
+        memory.saturating_mul(8).max(AT_LEAST)
+    })
+}
 
 /// Most regions one table may have (VHOST_USER_MAX_RAM_SLOTS of QEMU on x86).
 pub const MAX_REGIONS: usize = 509;
@@ -51,8 +115,10 @@ pub enum MemoryError {
     Overlap(u64),
     #[error("memory region at guest address {guest:#x} needs {needed} bytes of its file, which has {have}: the file is too small")]
     FileTooSmall { guest: u64, needed: u64, have: u64 },
-    #[error("memory region at guest address {0:#x} is not backed by a regular file: use memory-backend-file or memory-backend-memfd with share=on")]
-    NotAFile(u64),
+    #[error("memory region at guest address {guest:#x} {source}")]
+    Backing { guest: u64, source: BackingError },
+    #[error("{0} bytes of guest memory: at most {limit} are accepted on this host", limit = largest_table())]
+    TooLarge(u64),
     #[error("{0} memory regions, at most {MAX_REGIONS} are supported")]
     TooMany(usize),
     #[error("no memory region with guest address {0:#x}, that size and user address")]
@@ -91,17 +157,10 @@ impl Mapping {
         let guest = spec.guest_addr;
         let map_error = |source| MemoryError::Map { guest, source };
         let end = spec.mmap_offset.checked_add(spec.size).ok_or(MemoryError::BadRange(guest))?;
-        let stat = fstat(spec.file.as_fd()).map_err(map_error)?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(MemoryError::NotAFile(guest));
-        }
-        let have = u64::try_from(stat.st_size).unwrap_or(0);
+        let Backing { size: have, page } = Backing::of(spec.file.as_fd()).map_err(|source| MemoryError::Backing { guest, source })?;
         if have < end {
             return Err(MemoryError::FileTooSmall { guest, needed: end, have });
         }
-        // A hugetlbfs mapping starts and ends on its own page size.
-        let fs = fstatfs(spec.file.as_fd()).map_err(map_error)?;
-        let page = if fs.f_type == HUGETLBFS_MAGIC { u64::try_from(fs.f_bsize).unwrap_or(PAGE).max(PAGE) } else { PAGE };
         let start = spec.mmap_offset / page * page;
         let len = (end - start).checked_next_multiple_of(page).ok_or(MemoryError::BadRange(guest))?;
         let len = usize::try_from(len).map_err(|_| MemoryError::BadRange(guest))?;
@@ -112,7 +171,7 @@ impl Mapping {
         }
         .map_err(map_error)?;
         let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| map_error(rustix::io::Errno::NOMEM))?;
-        let guard = sigbus::Guard::new(base.as_ptr() as usize, len);
+        let guard = sigbus::Guard::new(base.as_ptr() as usize, len, page as usize);
         Ok(Mapping { base, len, skip, page, guard })
     }
 }
@@ -185,6 +244,10 @@ impl GuestMemory {
         if self.regions.len() >= MAX_REGIONS {
             return Err(MemoryError::TooMany(self.regions.len() + 1));
         }
+        let total = self.regions.iter().fold(spec.size, |sum, r| sum.saturating_add(r.len));
+        if total > largest_table() {
+            return Err(MemoryError::TooLarge(total));
+        }
         let overlaps = |a: u64, alen: u64, b: u64, blen: u64| a < b.saturating_add(blen) && b < a.saturating_add(alen);
         if self.regions.iter().any(|r| overlaps(r.guest, r.len, guest, spec.size)) {
             return Err(MemoryError::Overlap(guest));
@@ -226,7 +289,7 @@ impl GuestMemory {
 
     /// Whether a file became shorter than its mapping: the guest's memory is gone, zero pages took its place.
     pub fn poisoned(&self) -> bool {
-        self.regions.iter().any(|r| r.mapping.guard.poisoned())
+        sigbus::any_poisoned() && self.regions.iter().any(|r| r.mapping.guard.poisoned())
     }
 
     /// The memory at a guest address: at least one and at most `len` bytes, as many as are contiguous in one region.
@@ -322,7 +385,24 @@ mod tests {
     fn a_pipe_is_not_memory() {
         let (pipe, _other) = rustix::pipe::pipe().unwrap();
         let bad = RegionSpec { file: pipe, ..spec(0, 0x1000, 0x1000) };
-        assert!(matches!(GuestMemory::map(vec![bad]), Err(MemoryError::NotAFile(0))));
+        let refused = GuestMemory::map(vec![bad]);
+        assert!(matches!(refused, Err(MemoryError::Backing { guest: 0, source: BackingError::NotAFile })));
+    }
+
+    #[test]
+    fn a_file_that_may_make_us_wait_is_refused() {
+        // Like FUSE, procfs answers from code of somebody's choice.
+        let file = std::fs::File::open("/proc/self/maps").unwrap();
+        let bad = RegionSpec { file: file.into(), ..spec(0, 0x1000, 0x1000) };
+        let refused = GuestMemory::map(vec![bad]);
+        assert!(matches!(refused, Err(MemoryError::Backing { guest: 0, source: BackingError::FileSystem(0x9fa0) })));
+    }
+
+    #[test]
+    fn a_sparse_file_cannot_take_all_addresses() {
+        let size = largest_table() / 2 + 0x1000;
+        let memory = GuestMemory::map(vec![spec(0, size, size)]).unwrap();
+        assert!(matches!(memory.with_region(&spec(size, size, size)), Err(MemoryError::TooLarge(_))));
     }
 
     #[test]
