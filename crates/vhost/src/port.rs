@@ -8,10 +8,10 @@
 
 use std::{
     os::fd::BorrowedFd,
-    sync::{Mutex, MutexGuard, PoisonError, TryLockError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
 };
 
-use crate::ring::{RingError, RingSetup, RingStatus, RxRing, Split, TxRing};
+use crate::ring::{CallFd, RingError, RingSetup, RingStatus, RxRing, Split, TxRing};
 
 /// The queue of a virtio-net device without multiqueue (virtio 1.2, 5.1.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,10 +42,14 @@ impl Queue {
 }
 
 /// Who polls the transmit ring wants to know when there is one. Called from the control channel, without locks held.
+///
+/// A kick descriptor is always an eventfd, but the guest shares its open file: it may set and clear `O_NONBLOCK` and the counter
+/// at any moment. So it must never be read, as a read may sleep: register it edge-triggered (`EPOLLET`), where every kick is an edge.
 pub trait PortEvents: Send + Sync {
-    /// The transmit ring runs now, or has another kick descriptor. Without one it has to be polled now and then.
+    /// The transmit ring runs and is enabled now, or is another one than before: look at it once, then wait for kicks. Without a
+    /// kick descriptor it has to be polled now and then. A ring that changes is announced by `tx_stopped` and `tx_started`.
     fn tx_started(&self, kick: Option<BorrowedFd<'_>>);
-    /// The transmit ring stopped: `kick` is what the last `tx_started` was given and will be closed.
+    /// The transmit ring stopped or was disabled: `kick` is what the last `tx_started` was given and may be closed soon.
     fn tx_stopped(&self, kick: Option<BorrowedFd<'_>>);
 }
 
@@ -159,9 +163,21 @@ impl Port {
             Queue::Rx => {
                 if let Some(ring) = lock(&self.rx).as_mut() {
                     ring.split.enabled = enabled;
+                    // Buffers looked at in advance would still be filled.
+                    ring.forget_prepared();
                 }
             }
         }
+    }
+
+    /// SET_VRING_CALL: changes how a ring that runs interrupts its guest.
+    pub fn set_call(&self, queue: Queue, call: Option<Arc<CallFd>>) {
+        let old = match queue {
+            Queue::Tx => lock(&self.tx).as_mut().map(|ring| std::mem::replace(&mut ring.split.call, call)),
+            Queue::Rx => lock(&self.rx).as_mut().map(|ring| std::mem::replace(&mut ring.split.call, call)),
+        };
+        // Closing takes its time: not while a worker may wait.
+        drop(old);
     }
 
     /// Stops a ring. Returns its position, for GET_VRING_BASE, or `None` if it did not run. No worker touches the guest's
