@@ -1,2 +1,30 @@
+//! The packet path: batches from vnics, decided by stages, delivered with one copy.
+//!
+//! [`Switch`] is what the rest of the daemon sees. A worker ([`worker`]) takes a batch from a vnic's transmit ring and walks it through
+//! the stages in this order: [`headers`] (parse), [`antispoof`], [`offload`], [`forward`], [`policy`], [`deliver`].
+
 #![forbid(unsafe_code)]
-//! Placeholder.
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
+
+mod antispoof;
+mod batch;
+mod clock;
+mod counters;
+mod deliver;
+mod drops;
+mod fdb;
+mod forward;
+pub mod harness;
+mod headers;
+mod offload;
+mod plane;
+mod policy;
+mod segment;
+mod slab;
+mod snapshot;
+mod worker;
+
+pub use butterfly_packet::mac::Mac;
+pub use drops::{DropReason, ReasonInfo, reasons};
+pub use plane::{AddError, VnicPolicy};

@@ -88,15 +88,25 @@ impl RxRing {
         self.split.features
     }
 
+    /// Lets the ring rest until it is set up anew: what it points to is not the guest's memory any more.
+    pub fn rest(&mut self) {
+        self.split.broken = true;
+    }
+
     /// Whether the guest's memory was taken away.
     pub fn poisoned(&self) -> bool {
         self.split.memory.poisoned()
     }
 
-    /// Starts fetching the lines of the available ring that the next frames need.
+    /// Starts fetching the lines of the ring that the next `n` frames need.
     #[inline(always)]
-    pub fn prefetch(&self) {
-        self.split.prefetch_avail();
+    pub fn prefetch(&mut self, n: u16) {
+        if self.split.known() < n {
+            let _ = self.split.available();
+        }
+        for ahead in (0..n.min(self.split.known()).min(BATCH as u16)).step_by(4) {
+            self.split.prefetch_desc(self.split.head(ahead));
+        }
         self.split.prefetch_used();
     }
 
@@ -115,9 +125,6 @@ impl RxRing {
             return;
         }
         let n = n.min(self.split.known());
-        for ahead in (have..n).step_by(4) {
-            self.split.prefetch_desc(self.split.head(ahead));
-        }
         let mut hint = self.split.hint;
         for ahead in have..n {
             let id = self.split.head(ahead);
@@ -148,7 +155,7 @@ impl RxRing {
         let header_len = self.split.header_len;
         let need = header_len as u32 + delivery.head.len() as u32 + delivery.len;
         if self.prepared == self.split.next_avail {
-            self.prepare(BATCH as u16);
+            self.prepare(1);
             if self.prepared == self.split.next_avail {
                 return Err(if self.split.broken || !self.split.enabled { NotDelivered::NotReady } else { NotDelivered::Full });
             }

@@ -44,6 +44,11 @@ impl TxRing {
         self.split.memory.poisoned()
     }
 
+    /// Lets the ring rest until it is set up anew: what it points to is not the guest's memory any more.
+    pub fn rest(&mut self) {
+        self.split.broken = true;
+    }
+
     /// How many chains are waiting, looking at the guest's index once. 0 if the ring is disabled; `None` if it is broken.
     #[inline(always)]
     pub fn available(&mut self) -> Option<u16> {
@@ -83,8 +88,10 @@ impl TxRing {
     /// Takes at most [`BATCH`] frames, 256 KiB and 1,024 descriptors of those that [`Self::available`] saw, and leaves the descriptors
     /// open until [`Frames::release`]. Lengths and addresses are validated against the guest's memory table; a chain that fails is
     /// a frame with a [`FrameFault`] and the ring goes on (virtio 1.2, 2.7.13). Never blocks, never allocates.
+    ///
+    /// `meanwhile` is called with the number of frames once their contents are being fetched: time for the caller to prepare.
     #[inline]
-    pub fn gather<'a>(&'a mut self, store: &'a mut FrameStore) -> Gathered<'a> {
+    pub fn gather<'a>(&'a mut self, store: &'a mut FrameStore, meanwhile: impl FnOnce(u16)) -> Gathered<'a> {
         if self.split.broken {
             return Gathered::Broken;
         }
@@ -92,14 +99,14 @@ impl TxRing {
         if n == 0 || !self.split.enabled {
             return Gathered::Empty;
         }
-        store.count = self.open(store, n);
+        store.count = self.open(store, n, meanwhile);
         Gathered::Frames(Frames { ring: self, store })
     }
 
     /// Opens up to `n` chains: first all descriptors, then all contents, so that the lines of a frame are on their way while
     /// the descriptors of others are read.
     #[inline(always)]
-    fn open(&mut self, store: &mut FrameStore, n: usize) -> usize {
+    fn open(&mut self, store: &mut FrameStore, n: usize, meanwhile: impl FnOnce(u16)) -> usize {
         let header_len = self.split.header_len;
         let mut budget = CHAIN_BUDGET;
         let mut bytes = 0;
@@ -143,6 +150,7 @@ impl TxRing {
             }
         }
         self.split.hint = hint;
+        meanwhile(count as u16);
         for (frame, slot) in store.frames.iter_mut().zip(store.slots.iter_mut()).take(count) {
             if frame.fault.is_none() {
                 fill(frame, slot, store.segs.as_slice(), header_len);

@@ -1,0 +1,49 @@
+//! Anti-spoofing: a filtered vnic speaks only with addresses it owns.
+//!
+//! Decides on frames *from* a vnic, before anything learns from them. RFC 826 (ARP sender fields), RFC 903 (reverse ARP).
+
+use crate::{
+    batch::{Batch, Context, Verdict},
+    drops::{DropReason, drop_reasons},
+    headers::{Inside, arp, number},
+    snapshot::Vnic,
+};
+
+drop_reasons! { 1;
+    /// The source MAC address is not the vnic's own.
+    SPOOFED_MAC = "spoofed-mac";
+    /// Reverse ARP, which only hosts that do not know their address speak.
+    RARP = "rarp";
+    /// The ARP sender is not the vnic's MAC address with one of its IPv4 addresses, or it is no ARP for IPv4 over Ethernet.
+    SPOOFED_ARP = "spoofed-arp";
+}
+
+/// Drops frames whose source the vnic does not own; all others stay as they are.
+pub(crate) fn antispoof(batch: &mut Batch<'_>, context: &Context<'_>) {
+    if context.sender.rules.bypass {
+        return;
+    }
+    let (frames, metas) = batch.parts();
+    for (index, meta) in metas.iter_mut().enumerate() {
+        if meta.verdict == Verdict::Undecided
+            && let Err(reason) = check(meta.source, meta.inside, frames.head(index), context.sender)
+        {
+            meta.verdict = Verdict::Drop(reason, context.sender.place.slot);
+        }
+    }
+}
+
+fn check(source: u64, inside: Inside, head: &[u8], sender: &Vnic) -> Result<(), DropReason> {
+    if source != number(sender.mac) {
+        return Err(SPOOFED_MAC);
+    }
+    match inside {
+        Inside::Rarp => Err(RARP),
+        Inside::Arp(at) if sender.rules.ip_anti_spoof => {
+            let arp = arp(head, at).ok_or(SPOOFED_ARP)?;
+            let owned = arp.sender_mac() == sender.mac && sender.rules.arp.binary_search(&arp.sender_ip()).is_ok();
+            if owned { Ok(()) } else { Err(SPOOFED_ARP) }
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,100 @@
+//! A batch on its way through the stages: the frames, and what is known and decided about each.
+
+use butterfly_vhost::{
+    net::NetHeader,
+    ring::{BATCH, Frames},
+};
+
+use crate::{
+    drops::DropReason,
+    fdb::Fdb,
+    headers::Inside,
+    snapshot::{Network, Snapshot, Vnic},
+};
+
+/// What happens to a frame. The sender's port is that of the batch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Verdict {
+    /// No stage decided yet.
+    Undecided,
+    /// Dropped at the expense of the vnic in this slot.
+    Drop(DropReason, u32),
+    /// To the vnic in this slot.
+    Deliver(u32),
+    /// To every vnic of the network that may have it.
+    Flood {
+        /// The destination is a unicast address that nobody knows: only vnics that may own several addresses get it.
+        unknown: bool,
+    },
+}
+
+/// What is known of a frame.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Meta {
+    /// Destination address as a number below 2^48.
+    pub destination: u64,
+    /// Source address likewise.
+    pub source: u64,
+    pub verdict: Verdict,
+    /// What is inside, if someone in the network is filtered.
+    pub inside: Inside,
+    /// The header for receivers: rebuilt, not the guest's.
+    pub net: NetHeader,
+    /// Where IP starts; valid with an offload.
+    pub l3: u16,
+    /// Where the payload of the segments starts; valid with segmentation.
+    pub payload: u16,
+}
+
+impl Meta {
+    pub const NEW: Meta = Meta {
+        destination: 0,
+        source: 0,
+        verdict: Verdict::Undecided,
+        inside: Inside::Unknown,
+        net: NetHeader { flags: 0, gso_type: 0, hdr_len: 0, gso_size: 0, csum_start: 0, csum_offset: 0, num_buffers: 0 },
+        l3: 0,
+        payload: 0,
+    };
+}
+
+/// A worker's room for one batch.
+pub(crate) type Metas = [Meta; BATCH];
+
+/// The frames of one sender.
+pub(crate) struct Batch<'a> {
+    pub frames: Frames<'a>,
+    metas: &'a mut Metas,
+}
+
+impl<'a> Batch<'a> {
+    pub fn new(frames: Frames<'a>, metas: &'a mut Metas) -> Batch<'a> {
+        Batch { frames, metas }
+    }
+
+    #[inline(always)]
+    pub fn metas(&self) -> &[Meta] {
+        self.metas.get(..self.frames.len()).unwrap_or_default()
+    }
+
+    /// The frames and what is known of each, in the same order.
+    #[inline(always)]
+    pub fn parts(&mut self) -> (&mut Frames<'a>, &mut [Meta]) {
+        let len = self.frames.len();
+        (&mut self.frames, self.metas.get_mut(..len).unwrap_or_default())
+    }
+}
+
+/// What stages need besides the batch.
+pub(crate) struct Context<'a> {
+    pub snapshot: &'a Snapshot,
+    pub fdb: &'a Fdb,
+    /// The sender.
+    pub sender: &'a Vnic,
+    /// Its network.
+    pub network: &'a Network,
+    /// Which worker this is, for its counters.
+    pub worker: usize,
+    /// Seconds of the coarse clock.
+    pub now: u32,
+}

@@ -1,0 +1,99 @@
+//! Counters: one set per vnic and worker, written by that worker alone and summed by the reader.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::drops::{CAPACITY, DropReason};
+
+/// What is counted besides drops.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Counter {
+    /// Frames received from the guest.
+    InPackets,
+    /// Their bytes, without virtio-net headers.
+    InBytes,
+    /// Frames delivered to the guest.
+    OutPackets,
+    /// Their bytes, without virtio-net headers.
+    OutBytes,
+    /// Frames of the guest that went to several receivers.
+    Flooded,
+    /// Source addresses that were not learnt because a bound was reached.
+    LearnRefused,
+}
+
+const PLAIN: usize = 8;
+
+/// One worker's counters of one vnic.
+#[repr(align(128))]
+pub(crate) struct Cells([AtomicU64; PLAIN + CAPACITY]);
+
+impl Cells {
+    fn add_at(&self, index: usize, n: u64) {
+        if let Some(cell) = self.0.get(index) {
+            // The only writer: no read-modify-write needed.
+            cell.store(cell.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+        }
+    }
+
+    #[inline(always)]
+    pub fn add(&self, counter: Counter, n: u64) {
+        self.add_at(counter as usize, n);
+    }
+
+    #[inline]
+    pub fn drop(&self, reason: DropReason, n: u64) {
+        self.add_at(PLAIN + reason.index(), n);
+    }
+}
+
+/// A vnic's counters.
+pub(crate) struct Counters(Box<[Cells]>);
+
+impl Counters {
+    pub fn new(workers: usize) -> Counters {
+        Counters((0..workers).map(|_| Cells(std::array::from_fn(|_| AtomicU64::new(0)))).collect())
+    }
+
+    /// The cells that worker `index` writes.
+    #[inline(always)]
+    pub fn of(&self, worker: usize) -> Option<&Cells> {
+        self.0.get(worker)
+    }
+
+    /// The sum over all workers.
+    pub fn totals(&self) -> Totals {
+        let mut totals = Totals::default();
+        for cells in &self.0 {
+            for (sum, cell) in totals.0.iter_mut().zip(&cells.0) {
+                *sum += cell.load(Ordering::Relaxed);
+            }
+        }
+        totals
+    }
+}
+
+/// Sums of counters at one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct Totals([u64; PLAIN + CAPACITY]);
+
+impl Default for Totals {
+    fn default() -> Self {
+        Totals([0; PLAIN + CAPACITY])
+    }
+}
+
+impl Totals {
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.0.get(counter as usize).copied().unwrap_or(0)
+    }
+
+    pub fn drops(&self, reason: DropReason) -> u64 {
+        self.0.get(PLAIN + reason.index()).copied().unwrap_or(0)
+    }
+
+    pub fn merge(&mut self, other: &Totals) {
+        for (sum, n) in self.0.iter_mut().zip(&other.0) {
+            *sum += n;
+        }
+    }
+}

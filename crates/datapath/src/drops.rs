@@ -1,0 +1,91 @@
+//! Why packets are dropped: every reason is declared once, in the stage that drops, and is a counter by that.
+
+/// Reasons of one stage at most.
+const PER_STAGE: usize = 16;
+
+/// Number of distinct values a [`DropReason`] can have.
+pub(crate) const CAPACITY: usize = PER_STAGE * STAGES.len();
+
+/// Why a packet was dropped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct DropReason(u8);
+
+/// What is known of a reason.
+#[derive(Clone, Copy, Debug)]
+pub struct ReasonInfo {
+    /// The reason.
+    pub reason: DropReason,
+    /// Its name in every output.
+    pub name: &'static str,
+    /// What it means, for the operator.
+    pub description: &'static str,
+}
+
+impl DropReason {
+    pub(crate) const fn new(stage: usize, index: usize) -> DropReason {
+        assert!(index < PER_STAGE && stage * PER_STAGE + index < 256);
+        DropReason((stage * PER_STAGE + index) as u8)
+    }
+
+    /// Position in a table of [`CAPACITY`].
+    #[inline(always)]
+    pub(crate) const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// Its name in every output.
+    pub fn name(self) -> &'static str {
+        reasons().find(|info| info.reason == self).map_or("unknown", |info| info.name)
+    }
+}
+
+/// Declares the reasons of a stage: `drop_reasons! { NUMBER; /// Meaning. NAME = "name"; .. }`. The number is the stage's position
+/// in the list below.
+macro_rules! drop_reasons {
+    ($stage:literal; $($(#[doc = $doc:literal])+ $name:ident = $text:literal;)+) => {
+        #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
+        enum ReasonIndex { $($name),+ }
+        $($(#[doc = $doc])+ pub(crate) const $name: $crate::drops::DropReason =
+            $crate::drops::DropReason::new($stage, ReasonIndex::$name as usize);)+
+        pub(crate) const REASONS: &[$crate::drops::ReasonInfo] = &[$($crate::drops::ReasonInfo {
+            reason: $name,
+            name: $text,
+            description: concat!($($doc),+),
+        }),+];
+    };
+}
+pub(crate) use drop_reasons;
+
+/// The stages, by the number they declare.
+const STAGES: &[&[ReasonInfo]] = &[
+    crate::headers::REASONS,
+    crate::antispoof::REASONS,
+    crate::offload::REASONS,
+    crate::forward::REASONS,
+    crate::policy::REASONS,
+    crate::deliver::REASONS,
+];
+
+/// All reasons there are, in the order of the stages.
+pub fn reasons() -> impl Iterator<Item = ReasonInfo> {
+    STAGES.iter().flat_map(|stage| stage.iter().copied())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_reason_has_its_own_number_and_name() {
+        let all: Vec<_> = reasons().collect();
+        assert_eq!(all.iter().map(|r| r.reason).collect::<HashSet<_>>().len(), all.len());
+        assert_eq!(all.iter().map(|r| r.name).collect::<HashSet<_>>().len(), all.len());
+        for (stage, list) in STAGES.iter().enumerate() {
+            for info in *list {
+                assert_eq!(info.reason.index() / PER_STAGE, stage, "{} declares another stage's number", info.name);
+                assert!(!info.description.trim().is_empty());
+            }
+        }
+    }
+}

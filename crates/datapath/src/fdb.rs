@@ -1,0 +1,246 @@
+//! Learnt addresses: which vnic a MAC address was last seen behind (IEEE 802.1Q, 8.8).
+//!
+//! One bounded table for all networks. Workers look up without locks; whoever adds or removes an entry holds its bucket. A lookup
+//! that races with a change may return an entry of another key: the caller checks that the vnic it names is the one of that
+//! incarnation and in the right network, so no race can carry a frame into another network.
+
+use std::sync::{
+    Mutex, PoisonError, TryLockError,
+    atomic::{AtomicU32, AtomicU64, Ordering},
+};
+
+use crate::snapshot::PortRef;
+
+/// Addresses learnt in one network at most.
+pub(crate) const MAX_PER_NETWORK: u32 = 8192;
+/// Addresses learnt behind one vnic at most.
+pub(crate) const MAX_PER_VNIC: u32 = 4096;
+
+const BUCKETS: usize = 1 << 15;
+const WAYS: usize = 4;
+
+#[derive(Default)]
+struct Entry {
+    /// Low 16 bits of the VNI, then the address; 0: free.
+    key: AtomicU64,
+    /// High 8 bits of the VNI, slot (24 bits), incarnation (32 bits).
+    value: AtomicU64,
+    seen: AtomicU32,
+}
+
+#[derive(Default)]
+#[repr(align(128))]
+struct Bucket {
+    entries: [Entry; WAYS],
+    lock: Mutex<()>,
+}
+
+/// The table.
+pub(crate) struct Fdb {
+    buckets: Box<[Bucket]>,
+    ageing: AtomicU32,
+}
+
+/// An entry, for the operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Learnt {
+    pub vni: u32,
+    pub mac: u64,
+    pub place: PortRef,
+    pub idle: u32,
+}
+
+/// What became of an address that should be learnt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Learning {
+    /// It was known there.
+    Known,
+    /// It is new: count it.
+    New,
+    /// It was behind another vnic until now, whose count falls.
+    Moved(PortRef),
+    /// No room, or someone else is changing the bucket.
+    Refused,
+}
+
+const fn key(vni: u32, mac: u64) -> u64 {
+    ((vni as u64 & 0xffff) << 48) | mac
+}
+
+const fn value(vni: u32, place: PortRef) -> u64 {
+    ((vni as u64 >> 16) << 56) | ((place.slot as u64 & 0xff_ffff) << 32) | place.incarnation as u64
+}
+
+const fn place(value: u64) -> PortRef {
+    PortRef { slot: (value >> 32) as u32 & 0xff_ffff, incarnation: value as u32 }
+}
+
+impl Fdb {
+    pub fn new(ageing: u32) -> Fdb {
+        Fdb { buckets: (0..BUCKETS).map(|_| Bucket::default()).collect(), ageing: AtomicU32::new(ageing) }
+    }
+
+    #[inline(always)]
+    fn bucket(&self, vni: u32, mac: u64) -> Option<&Bucket> {
+        let hash = (mac ^ (u64::from(vni) << 40)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        self.buckets.get(hash as usize % BUCKETS)
+    }
+
+    #[inline(always)]
+    fn is_fresh(&self, seen: u32, now: u32) -> bool {
+        now.saturating_sub(seen) < self.ageing.load(Ordering::Relaxed)
+    }
+
+    /// Where an address was last seen, unless that is too long ago.
+    #[inline]
+    pub fn lookup(&self, vni: u32, mac: u64, now: u32) -> Option<PortRef> {
+        for entry in &self.bucket(vni, mac)?.entries {
+            if entry.key.load(Ordering::Acquire) == key(vni, mac) {
+                let found = entry.value.load(Ordering::Acquire);
+                let same = entry.key.load(Ordering::Relaxed) == key(vni, mac) && found >> 56 == u64::from(vni) >> 16;
+                if same && self.is_fresh(entry.seen.load(Ordering::Relaxed), now) {
+                    return Some(place(found));
+                }
+            }
+        }
+        None
+    }
+
+    /// Notes that `mac` was seen behind `at`. `room` says whether a new entry is within the caller's bounds.
+    #[inline]
+    pub fn learn(&self, vni: u32, mac: u64, at: PortRef, now: u32, room: bool) -> Learning {
+        let Some(bucket) = self.bucket(vni, mac) else { return Learning::Refused };
+        for entry in &bucket.entries {
+            if entry.key.load(Ordering::Acquire) == key(vni, mac) && entry.value.load(Ordering::Relaxed) == value(vni, at) {
+                let seen = entry.seen.load(Ordering::Relaxed);
+                if !self.is_fresh(seen, now) {
+                    break;
+                }
+                if seen != now {
+                    entry.seen.store(now, Ordering::Relaxed);
+                }
+                return Learning::Known;
+            }
+        }
+        self.learn_slow(bucket, vni, mac, at, now, room)
+    }
+
+    #[cold]
+    fn learn_slow(&self, bucket: &Bucket, vni: u32, mac: u64, at: PortRef, now: u32, room: bool) -> Learning {
+        // A worker waits for nobody: whoever holds the bucket is about to change it, the next frame will see.
+        let _held = match bucket.lock.try_lock() {
+            Ok(held) => held,
+            Err(TryLockError::Poisoned(held)) => held.into_inner(),
+            Err(TryLockError::WouldBlock) => return Learning::Refused,
+        };
+        let (wanted_key, wanted_value) = (key(vni, mac), value(vni, at));
+        for entry in &bucket.entries {
+            let found = entry.value.load(Ordering::Relaxed);
+            if entry.key.load(Ordering::Relaxed) == wanted_key && found >> 56 == wanted_value >> 56 {
+                entry.seen.store(now, Ordering::Relaxed);
+                if found == wanted_value {
+                    return Learning::Known;
+                }
+                entry.value.store(wanted_value, Ordering::Release);
+                return Learning::Moved(place(found));
+            }
+        }
+        if !room {
+            return Learning::Refused;
+        }
+        // Old entries are removed by expire(), which counts: only free ones are taken here.
+        for entry in &bucket.entries {
+            if entry.key.load(Ordering::Relaxed) == 0 {
+                entry.value.store(wanted_value, Ordering::Relaxed);
+                entry.seen.store(now, Ordering::Relaxed);
+                entry.key.store(wanted_key, Ordering::Release);
+                return Learning::New;
+            }
+        }
+        Learning::Refused
+    }
+
+    /// Removes entries that `gone` says so of, or that are too old. For the housekeeping thread and for changes of vnics.
+    pub fn remove(&self, now: u32, mut gone: impl FnMut(&Learnt) -> bool, mut removed: impl FnMut(&Learnt)) {
+        for bucket in &self.buckets {
+            if bucket.entries.iter().all(|entry| entry.key.load(Ordering::Relaxed) == 0) {
+                continue;
+            }
+            let _held = bucket.lock.lock().unwrap_or_else(PoisonError::into_inner);
+            for entry in &bucket.entries {
+                let Some((learnt, fresh)) = self.read(entry, now) else { continue };
+                if !fresh || gone(&learnt) {
+                    entry.key.store(0, Ordering::Release);
+                    removed(&learnt);
+                }
+            }
+        }
+    }
+
+    fn read(&self, entry: &Entry, now: u32) -> Option<(Learnt, bool)> {
+        let found = entry.key.load(Ordering::Acquire);
+        if found == 0 {
+            return None;
+        }
+        let value = entry.value.load(Ordering::Relaxed);
+        let seen = entry.seen.load(Ordering::Relaxed);
+        let vni = (((value >> 56) as u32) << 16) | (found >> 48) as u32;
+        let learnt = Learnt { vni, mac: found & 0xffff_ffff_ffff, place: place(value), idle: now.saturating_sub(seen) };
+        Some((learnt, self.is_fresh(seen, now)))
+    }
+
+    /// All entries that are in force.
+    pub fn list(&self, now: u32) -> Vec<Learnt> {
+        let entries = self.buckets.iter().flat_map(|bucket| &bucket.entries);
+        entries.filter_map(|entry| self.read(entry, now)).filter(|(_, fresh)| *fresh).map(|(learnt, _)| learnt).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: PortRef = PortRef { slot: 1, incarnation: 10 };
+    const B: PortRef = PortRef { slot: 0xff_fffe, incarnation: u32::MAX };
+
+    #[test]
+    fn learns_moves_and_ages() {
+        let fdb = Fdb::new(300);
+        assert_eq!(fdb.lookup(42, 5, 1), None);
+        assert_eq!(fdb.learn(42, 5, A, 1, true), Learning::New);
+        assert_eq!(fdb.learn(42, 5, A, 2, true), Learning::Known);
+        assert_eq!(fdb.lookup(42, 5, 2), Some(A));
+        assert_eq!(fdb.learn(42, 5, B, 3, false), Learning::Moved(A));
+        assert_eq!(fdb.lookup(42, 5, 302), Some(B));
+        assert_eq!(fdb.lookup(42, 5, 303), None);
+        let mut removed = Vec::new();
+        fdb.remove(303, |_| false, |learnt| removed.push(*learnt));
+        assert_eq!(removed, [Learnt { vni: 42, mac: 5, place: B, idle: 300 }]);
+        assert_eq!(fdb.learn(42, 5, A, 303, true), Learning::New);
+    }
+
+    #[test]
+    fn networks_do_not_mix() {
+        let fdb = Fdb::new(300);
+        // The same low 16 bits and address.
+        assert_eq!(fdb.learn(0x01_002a, 5, A, 1, true), Learning::New);
+        assert_eq!(fdb.lookup(0x02_002a, 5, 1), None);
+        assert_eq!(fdb.learn(0x02_002a, 5, B, 1, true), Learning::New);
+        assert_eq!((fdb.lookup(0x01_002a, 5, 1), fdb.lookup(0x02_002a, 5, 1)), (Some(A), Some(B)));
+        assert_eq!(fdb.list(1).iter().map(|l| l.vni).collect::<std::collections::BTreeSet<_>>(), [0x01_002a, 0x02_002a].into());
+    }
+
+    #[test]
+    fn a_full_bucket_refuses_and_keeps() {
+        let fdb = Fdb::new(300);
+        let home = |mac: u64| std::ptr::from_ref(fdb.bucket(1, mac).unwrap());
+        let same: Vec<u64> = (1..).filter(|mac| home(*mac) == home(1)).take(WAYS + 1).collect();
+        for mac in &same[..WAYS] {
+            assert_eq!(fdb.learn(1, *mac, A, 1, true), Learning::New);
+        }
+        assert_eq!(fdb.learn(1, same[WAYS], A, 1, true), Learning::Refused);
+        assert!(same[..WAYS].iter().all(|mac| fdb.lookup(1, *mac, 1) == Some(A)));
+        assert_eq!(fdb.learn(1, same[0], B, 1, false), Learning::Moved(A));
+        assert_eq!(fdb.learn(1, 99_999_999, A, 1, false), Learning::Refused);
+    }
+}

@@ -1,0 +1,112 @@
+//! Forwarding: learns where sources are, finds where destinations are.
+//!
+//! One learning bridge per VNI (IEEE 802.1Q, 8.6 to 8.8). Addresses of local vnics are known without learning and never move; what
+//! is learnt stays in its network.
+
+use std::sync::atomic::Ordering;
+
+use crate::{
+    batch::{Batch, Context, Meta, Verdict},
+    counters::Counter,
+    drops::{DropReason, drop_reasons},
+    fdb::{Learning, MAX_PER_NETWORK, MAX_PER_VNIC},
+    headers::number,
+};
+
+drop_reasons! { 3;
+    /// The source MAC address is that of a local filtered vnic, and this is not it.
+    MAC_CLAIMED = "mac-claimed";
+    /// A group address that bridges do not forward: 01:80:c2:00:00:00 to 0f (spanning tree, pause, LACP).
+    LINK_LOCAL_GROUP = "link-local-group";
+    /// The destination is behind the port the frame came from.
+    SAME_PORT = "same-port";
+    /// No other vnic of the network can have it.
+    NO_RECEIVER = "no-receiver";
+}
+
+const GROUP_BIT: u64 = 1 << 40;
+const LINK_LOCAL: u64 = 0x0180_c200_0000;
+
+/// Gives every undecided frame a verdict.
+pub(crate) fn forward(batch: &mut Batch<'_>, context: &Context<'_>) {
+    let own = number(context.sender.mac);
+    let slot = context.sender.place.slot;
+    let (_, metas) = batch.parts();
+    // Frames of a batch tend to have the same addresses as the one before.
+    let mut learnt: Option<(u64, Result<(), DropReason>)> = None;
+    let mut found: Option<(u64, Verdict)> = None;
+    for meta in metas {
+        if meta.verdict != Verdict::Undecided {
+            continue;
+        }
+        if meta.source != own {
+            let outcome = match learnt {
+                Some((source, outcome)) if source == meta.source => outcome,
+                _ => learn(meta, context),
+            };
+            learnt = Some((meta.source, outcome));
+            if let Err(reason) = outcome {
+                meta.verdict = Verdict::Drop(reason, slot);
+                continue;
+            }
+        }
+        meta.verdict = match found {
+            Some((destination, verdict)) if destination == meta.destination => verdict,
+            _ => lookup(meta.destination, context),
+        };
+        found = Some((meta.destination, meta.verdict));
+    }
+}
+
+/// A filtered sender has no other source than its own by now: this is one that bypasses filters.
+fn learn(meta: &Meta, context: &Context<'_>) -> Result<(), DropReason> {
+    let Context { sender, network, .. } = context;
+    if let Some(owner) = network.macs.get(meta.source) {
+        // A local vnic's address is where it is. Only one that is not filtered may lend it to others.
+        let claimed = context.snapshot.vnics.get(owner).is_some_and(|vnic| !vnic.rules.bypass);
+        return if claimed { Err(MAC_CLAIMED) } else { Ok(()) };
+    }
+    if meta.source & GROUP_BIT != 0 || meta.source == 0 {
+        return Ok(()); // not the address of a station
+    }
+    let behind = &sender.shared.learnt;
+    let room = behind.load(Ordering::Relaxed) < MAX_PER_VNIC && network.learnt.load(Ordering::Relaxed) < MAX_PER_NETWORK;
+    match context.fdb.learn(sender.vni, meta.source, sender.place, context.now, room) {
+        Learning::Known => {}
+        Learning::New => {
+            behind.fetch_add(1, Ordering::Relaxed);
+            network.learnt.fetch_add(1, Ordering::Relaxed);
+        }
+        Learning::Moved(from) => {
+            behind.fetch_add(1, Ordering::Relaxed);
+            if let Some(vnic) = context.snapshot.vnic(from) {
+                vnic.shared.learnt.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+        Learning::Refused => {
+            if let Some(cells) = sender.shared.counters.of(context.worker) {
+                cells.add(Counter::LearnRefused, 1);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn lookup(destination: u64, context: &Context<'_>) -> Verdict {
+    let sender = context.sender;
+    let drop = |reason| Verdict::Drop(reason, sender.place.slot);
+    if destination & GROUP_BIT != 0 {
+        return if destination & !0xf == LINK_LOCAL { drop(LINK_LOCAL_GROUP) } else { Verdict::Flood { unknown: false } };
+    }
+    let owner = context.network.macs.get(destination).or_else(|| {
+        let place = context.fdb.lookup(sender.vni, destination, context.now)?;
+        // The entry may be older than the vnic in that slot, or torn: see fdb.
+        let vnic = context.snapshot.vnic(place).filter(|vnic| vnic.vni == sender.vni && vnic.rules.bypass)?;
+        Some(vnic.place.slot)
+    });
+    match owner {
+        Some(slot) if slot == sender.place.slot => drop(SAME_PORT),
+        Some(slot) => Verdict::Deliver(slot),
+        None => Verdict::Flood { unknown: true },
+    }
+}

@@ -1,0 +1,174 @@
+//! Headers: which frames can be read at all, their addresses, and what is inside them.
+//!
+//! IEEE 802.3 clause 3.2 (type and length), 802.1Q (tags), 802.2 (LLC, SNAP), RFC 791 and 8200 (version nibble).
+
+use butterfly_packet::{
+    arp::Arp,
+    ethernet::{self, Ethernet, Llc},
+    mac::Mac,
+};
+use butterfly_vhost::ring::FrameFault;
+
+use crate::{
+    batch::{Batch, Context, Meta, Verdict},
+    drops::drop_reasons,
+};
+
+drop_reasons! { 0;
+    /// The sender's descriptor chain has a loop, an index or address out of range, or wrong flags.
+    BAD_CHAIN = "bad-chain";
+    /// The frame is shorter than an Ethernet header.
+    SHORT = "short";
+    /// The frame is longer than the largest IP packet.
+    OVERSIZED = "oversized";
+}
+
+/// What a frame carries, as far as filters ask.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Inside {
+    /// Nobody asked.
+    Unknown,
+    /// IPv4 or IPv6, at most behind one VLAN tag, and it says so itself.
+    Ip,
+    /// IP behind several tags or behind LLC, or a type that contradicts the version nibble (CERT VU#855201).
+    HiddenIp,
+    /// ARP that starts at this byte.
+    Arp(u16),
+    /// Reverse ARP (RFC 903).
+    Rarp,
+    /// Anything else.
+    NonIp,
+}
+
+/// Drops what could not be taken from the ring; reads the addresses of all others, and what is inside if a filter will ask.
+pub(crate) fn headers(batch: &mut Batch<'_>, context: &Context<'_>) {
+    let classify = context.network.filtered;
+    let (frames, metas) = batch.parts();
+    for (index, meta) in metas.iter_mut().enumerate() {
+        *meta = Meta::NEW;
+        let fault = frames.frames().get(index).and_then(|frame| frame.fault);
+        let Some(([d0, d1, d2, d3, d4, d5, s0, s1], [s2, s3, s4, s5])) = addresses(frames.head(index)) else {
+            meta.verdict = Verdict::Drop(fault.map_or(SHORT, reason), context.sender.place.slot);
+            continue;
+        };
+        meta.destination = u64::from_be_bytes([0, 0, d0, d1, d2, d3, d4, d5]);
+        meta.source = u64::from_be_bytes([0, 0, s0, s1, s2, s3, s4, s5]);
+        if classify {
+            meta.inside = inside(frames.head(index));
+        }
+    }
+}
+
+#[inline(always)]
+fn addresses(head: &[u8]) -> Option<([u8; 8], [u8; 4])> {
+    let (first, rest) = head.split_first_chunk::<8>()?;
+    Some((*first, *rest.first_chunk::<4>()?))
+}
+
+#[cold]
+fn reason(fault: FrameFault) -> crate::drops::DropReason {
+    match fault {
+        FrameFault::BadChain => BAD_CHAIN,
+        FrameFault::Short => SHORT,
+        FrameFault::Oversized => OVERSIZED,
+    }
+}
+
+/// Walks VLAN tags and LLC to what a frame carries. Tags that go on beyond `head` are as good as hidden IP.
+pub(crate) fn inside(head: &[u8]) -> Inside {
+    let Ok(frame) = Ethernet::parse(head) else { return Inside::NonIp };
+    let mut tags = frame.tags();
+    let depth = tags.by_ref().count();
+    let at = head.len() - tags.rest().len();
+    match (tags.ethertype(), depth) {
+        (ethernet::IPV4, 0 | 1) if version(tags.rest()) == Some(4) => Inside::Ip,
+        (ethernet::IPV6, 0 | 1) if version(tags.rest()) == Some(6) => Inside::Ip,
+        (ethernet::IPV4 | ethernet::IPV6, _) => Inside::HiddenIp,
+        (ethertype, _) if ethernet::is_vlan(ethertype) => Inside::HiddenIp,
+        (ethertype, _) if ethertype < ethernet::MIN_TYPE => behind_llc(tags.rest(), at),
+        (ethertype, _) => not_ip(ethertype, at),
+    }
+}
+
+fn version(packet: &[u8]) -> Option<u8> {
+    packet.first().map(|byte| byte >> 4)
+}
+
+fn not_ip(ethertype: u16, at: usize) -> Inside {
+    match ethertype {
+        ethernet::ARP => Inside::Arp(at as u16),
+        ethernet::RARP => Inside::Rarp,
+        _ => Inside::NonIp,
+    }
+}
+
+/// The service access point of IP itself (RFC 1042's predecessor).
+const LLC_IP: u8 = 0x06;
+
+fn behind_llc(bytes: &[u8], at: usize) -> Inside {
+    match Llc::parse(bytes) {
+        Ok(Llc { snap: Some((_, kind)), payload, .. }) => match kind {
+            ethernet::IPV4 | ethernet::IPV6 => Inside::HiddenIp,
+            kind if ethernet::is_vlan(kind) => Inside::HiddenIp,
+            kind => not_ip(kind, at + (bytes.len() - payload.len())),
+        },
+        Ok(Llc { dsap, ssap, .. }) if dsap & 0xfe == LLC_IP || ssap & 0xfe == LLC_IP => Inside::HiddenIp,
+        _ => Inside::NonIp,
+    }
+}
+
+/// The ARP packet at a position found by [`inside`], if it is ARP for IPv4 over Ethernet.
+pub(crate) fn arp(head: &[u8], at: u16) -> Option<Arp<'_>> {
+    Arp::parse(head.get(usize::from(at)..)?).ok()
+}
+
+/// As number below 2^48, for comparisons with [`Meta`].
+#[inline(always)]
+pub(crate) const fn number(mac: Mac) -> u64 {
+    mac.to_u64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(after_addresses: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1];
+        bytes.extend(after_addresses);
+        bytes.resize(bytes.len().max(60), 0);
+        bytes
+    }
+
+    #[test]
+    fn what_is_inside() {
+        let cases: &[(&str, &[u8], Inside)] = &[
+            ("IPv4", &[0x08, 0x00, 0x45], Inside::Ip),
+            ("IPv6", &[0x86, 0xdd, 0x60], Inside::Ip),
+            ("IPv4 that says 6", &[0x08, 0x00, 0x65], Inside::HiddenIp),
+            ("IPv6 that says 4", &[0x86, 0xdd, 0x45], Inside::HiddenIp),
+            ("one tag", &[0x81, 0, 0, 5, 0x08, 0x00, 0x45], Inside::Ip),
+            ("two tags", &[0x81, 0, 0, 5, 0x81, 0, 0, 6, 0x08, 0x00, 0x45], Inside::HiddenIp),
+            ("two kinds of tags", &[0x88, 0xa8, 0, 5, 0x81, 0, 0, 6, 0x86, 0xdd, 0x60], Inside::HiddenIp),
+            ("ARP", &[0x08, 0x06, 0, 1], Inside::Arp(14)),
+            ("tagged ARP", &[0x81, 0, 0, 5, 0x08, 0x06, 0, 1], Inside::Arp(18)),
+            ("RARP", &[0x80, 0x35], Inside::Rarp),
+            ("LLDP", &[0x88, 0xcc], Inside::NonIp),
+            ("SNAP IPv4", &[0, 50, 0xaa, 0xaa, 3, 0, 0, 0, 0x08, 0x00, 0x45], Inside::HiddenIp),
+            ("SNAP IPv6 of another organisation", &[0, 50, 0xaa, 0xaa, 3, 0, 0, 0xf8, 0x86, 0xdd, 0x60], Inside::HiddenIp),
+            ("SNAP ARP", &[0, 50, 0xaa, 0xaa, 3, 0, 0, 0, 0x08, 0x06, 0, 1], Inside::Arp(22)),
+            ("SNAP VLAN", &[0, 50, 0xaa, 0xaa, 3, 0, 0, 0, 0x81, 0x00, 0, 5, 0x08, 0], Inside::HiddenIp),
+            ("LLC IP", &[0, 50, 0x06, 0x06, 3, 0x45], Inside::HiddenIp),
+            ("spanning tree", &[0, 38, 0x42, 0x42, 3], Inside::NonIp),
+            ("tagged LLC IP", &[0x81, 0, 0, 5, 0, 50, 0x06, 0x06, 3, 0x45], Inside::HiddenIp),
+        ];
+        for (name, bytes, want) in cases {
+            assert_eq!(inside(&frame(bytes)), *want, "{name}");
+        }
+    }
+
+    #[test]
+    fn endless_tags_hide_something() {
+        let tags: Vec<u8> = [0x81, 0, 0, 1].into_iter().cycle().take(116).collect();
+        assert_eq!(inside(&frame(&tags)), Inside::HiddenIp);
+    }
+}

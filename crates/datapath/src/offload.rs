@@ -1,0 +1,149 @@
+//! Offloads: what a guest wants to have computed must be what its frame needs.
+//!
+//! The guest's virtio-net header is never forwarded. A frame that claims no offload gets an empty one; for all others the header is
+//! rebuilt from the parsed frame, and claims that do not fit it are refused. virtio 1.2, 5.1.6.2.
+
+use butterfly_packet::{
+    Error,
+    ethernet::{self, Ethernet},
+    ipv4::Ipv4,
+    ipv6::Ipv6,
+    protocol, tcp, udp,
+};
+use butterfly_vhost::{
+    net::NetHeader,
+    ring::{Frames, HEAD_MAX},
+};
+
+use crate::{
+    batch::{Batch, Context, Meta, Verdict},
+    drops::drop_reasons,
+};
+
+drop_reasons! { 2;
+    /// The virtio-net header asks for a checksum or segmentation that does not fit the frame.
+    BAD_OFFLOAD = "bad-offload";
+}
+
+/// Smallest segment size that is accepted: the least Linux ever uses. Smaller ones would only multiply work.
+const MIN_SEGMENT: u16 = 48;
+
+/// Rebuilds the virtio-net header of every frame that asks for something.
+pub(crate) fn offload(batch: &mut Batch<'_>, context: &Context<'_>) {
+    let (frames, metas) = batch.parts();
+    for (index, meta) in metas.iter_mut().enumerate() {
+        let Some(frame) = frames.frames().get(index) else { break };
+        let claims = frame.net;
+        let wanted = claims.flags & NetHeader::FLAG_NEEDS_CSUM != 0 || claims.gso_type != NetHeader::GSO_NONE;
+        if wanted && meta.verdict == Verdict::Undecided {
+            let len = frame.len;
+            if rebuild(frames, index, claims, len, meta).is_none() {
+                meta.verdict = Verdict::Drop(BAD_OFFLOAD, context.sender.place.slot);
+            }
+        }
+    }
+}
+
+/// Where the parts of a frame are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Layout {
+    l3: usize,
+    l4: usize,
+    /// End of the IP packet, as it says.
+    end: usize,
+    protocol: u8,
+    v6: bool,
+}
+
+fn rebuild(frames: &mut Frames<'_>, index: usize, claims: NetHeader, len: u32, meta: &mut Meta) -> Option<()> {
+    // Segmentation without a partial checksum makes no sense (5.1.6.2.1).
+    if claims.flags & NetHeader::FLAG_NEEDS_CSUM == 0 {
+        return None;
+    }
+    let mut found = layout(frames.head(index)).and_then(|l| header_end(frames.head(index), &l).map(|end| (l, end)));
+    if found == Err(Error::Truncated) && frames.head(index).len() < HEAD_MAX {
+        let head = frames.extend_head(index);
+        found = layout(head).and_then(|l| header_end(head, &l).map(|end| (l, end)));
+    }
+    let (layout, payload) = found.ok()?;
+    let field = match layout.protocol {
+        protocol::TCP => tcp::CHECKSUM_OFFSET,
+        protocol::UDP => udp::CHECKSUM_OFFSET,
+        _ => return None,
+    };
+    if usize::from(claims.csum_start) != layout.l4 || usize::from(claims.csum_offset) != field || layout.end > len as usize {
+        return None;
+    }
+    meta.l3 = layout.l3 as u16;
+    meta.payload = payload as u16;
+    meta.net = NetHeader {
+        flags: NetHeader::FLAG_NEEDS_CSUM,
+        csum_start: layout.l4 as u16,
+        csum_offset: field as u16,
+        ..NetHeader::default()
+    };
+    let ecn = claims.gso_type & NetHeader::GSO_ECN;
+    let fits = match claims.gso_type & !NetHeader::GSO_ECN {
+        NetHeader::GSO_NONE => return (ecn == 0).then_some(()),
+        NetHeader::GSO_TCPV4 => layout.protocol == protocol::TCP && !layout.v6,
+        NetHeader::GSO_TCPV6 => layout.protocol == protocol::TCP && layout.v6,
+        _ => false,
+    };
+    // Segments are cut from the frame's length: nothing may stand behind the IP packet.
+    if !fits || layout.end != len as usize || claims.gso_size < MIN_SEGMENT || usize::from(claims.gso_size) > len as usize {
+        return None;
+    }
+    if payload + usize::from(claims.gso_size) < len as usize {
+        meta.net.gso_type = claims.gso_type;
+        meta.net.gso_size = claims.gso_size;
+        meta.net.hdr_len = payload as u16;
+    }
+    Some(())
+}
+
+/// Finds the transport header of an unfragmented IP packet behind any number of VLAN tags. Truncated: more of the head is needed.
+fn layout(head: &[u8]) -> Result<Layout, Error> {
+    let mut tags = Ethernet::parse(head)?.tags();
+    tags.by_ref().for_each(drop);
+    let packet = tags.rest();
+    let l3 = head.len() - packet.len();
+    match tags.ethertype() {
+        ethernet::IPV4 => {
+            let ip = Ipv4::parse(packet)?;
+            if ip.is_fragment() {
+                return Err(Error::Malformed);
+            }
+            Ok(Layout { l3, l4: l3 + ip.header_len(), end: l3 + ip.total_len(), protocol: ip.protocol(), v6: false })
+        }
+        ethernet::IPV6 => {
+            let ip = Ipv6::parse(packet)?;
+            let upper = ip.upper_layer()?;
+            if upper.fragment.is_some() {
+                return Err(Error::Malformed);
+            }
+            let end = l3 + butterfly_packet::ipv6::LEN + ip.payload_len();
+            Ok(Layout { l3, l4: l3 + upper.offset, end, protocol: upper.protocol, v6: true })
+        }
+        ethertype if ethernet::is_vlan(ethertype) => Err(Error::Truncated),
+        _ => Err(Error::Malformed),
+    }
+}
+
+/// End of the transport header. Truncated: it is not all in the head.
+fn header_end(head: &[u8], layout: &Layout) -> Result<usize, Error> {
+    let len = match layout.protocol {
+        protocol::TCP => match head.get(layout.l4 + 12).map(|byte| usize::from(byte >> 4) * 4) {
+            None => return Err(Error::Truncated),
+            Some(len) if len < tcp::MIN_LEN => return Err(Error::Malformed),
+            Some(len) => len,
+        },
+        protocol::UDP => udp::LEN,
+        _ => return Err(Error::Malformed),
+    };
+    let end = layout.l4 + len;
+    match end {
+        end if end > layout.end => Err(Error::Malformed),
+        end if end > head.len() => Err(Error::Truncated),
+        end => Ok(end),
+    }
+}

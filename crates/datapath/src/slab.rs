@@ -1,0 +1,78 @@
+//! A persistent array: a changed copy shares all but the chunk that changed.
+
+use std::sync::Arc;
+
+const CHUNK: usize = 64;
+
+type Chunk<T> = Arc<[Option<Arc<T>>; CHUNK]>;
+
+/// Optional values by index.
+pub(crate) struct Slab<T>(Vec<Chunk<T>>);
+
+impl<T> Clone for Slab<T> {
+    fn clone(&self) -> Self {
+        Slab(self.0.clone())
+    }
+}
+
+impl<T> Default for Slab<T> {
+    fn default() -> Self {
+        Slab(Vec::new())
+    }
+}
+
+impl<T> Slab<T> {
+    #[inline(always)]
+    pub fn get(&self, index: u32) -> Option<&Arc<T>> {
+        let index = index as usize;
+        self.0.get(index / CHUNK)?.get(index % CHUNK)?.as_ref()
+    }
+
+    /// Puts a value, growing as needed.
+    pub fn set(&mut self, index: u32, value: Option<Arc<T>>) {
+        let index = index as usize;
+        while self.0.len() <= index / CHUNK {
+            self.0.push(Arc::new(std::array::from_fn(|_| None)));
+        }
+        if let Some(chunk) = self.0.get_mut(index / CHUNK) {
+            let mut copy = (**chunk).clone();
+            if let Some(slot) = copy.get_mut(index % CHUNK) {
+                *slot = value;
+            }
+            *chunk = Arc::new(copy);
+        }
+    }
+
+    /// All values with their indices.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &Arc<T>)> {
+        self.0
+            .iter()
+            .flat_map(|chunk| chunk.iter())
+            .enumerate()
+            .filter_map(|(index, value)| Some((u32::try_from(index).ok()?, value.as_ref()?)))
+    }
+
+    /// The lowest index without a value.
+    pub fn vacant(&self) -> u32 {
+        let at = self.0.iter().flat_map(|chunk| chunk.iter()).position(Option::is_none);
+        u32::try_from(at.unwrap_or(self.0.len() * CHUNK)).unwrap_or(u32::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_keeps_what_it_had() {
+        let mut a = Slab::default();
+        a.set(3, Some(Arc::new(1)));
+        let b = a.clone();
+        a.set(3, Some(Arc::new(2)));
+        a.set(200, Some(Arc::new(3)));
+        assert_eq!(b.get(3).map(|v| **v), Some(1));
+        assert_eq!(b.get(200).map(|v| **v), None);
+        assert_eq!(a.iter().map(|(i, v)| (i, **v)).collect::<Vec<_>>(), [(3, 2), (200, 3)]);
+        assert_eq!((a.vacant(), Slab::<u8>::default().vacant()), (0, 0));
+    }
+}

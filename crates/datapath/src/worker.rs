@@ -1,0 +1,443 @@
+//! Workers: threads that own transmit rings, poll those that are busy and sleep when none is.
+
+use std::{
+    os::fd::{BorrowedFd, OwnedFd},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use arc_swap::ArcSwap;
+use butterfly_vhost::{
+    cpu,
+    ring::{BATCH, FrameStore, Gathered},
+};
+use rustix::event::{EventfdFlags, epoll, eventfd};
+
+use crate::{
+    antispoof::antispoof,
+    batch::{Batch, Context, Meta, Metas},
+    clock::Clock,
+    counters::Counter,
+    deliver::{Calls, deliver},
+    fdb::Fdb,
+    forward::forward,
+    headers::headers,
+    offload::offload,
+    policy::policy,
+    snapshot::{PortRef, Snapshot, Vnic},
+};
+
+/// A ring that was found empty so often in a row leaves the poll set and returns by its kick.
+const EMPTY_POLLS: u8 = 64;
+/// While something is polled, kicks of other rings are looked at so often.
+const EVENTS_EVERY_US: u64 = 20;
+/// A ring without a kick descriptor is looked at so often.
+const TIMER_US: u64 = 1000;
+/// Most vnics a switch has: more than it can have descriptors. An FDB entry has room for 24 bits.
+pub(crate) const MAX_SLOTS: u32 = 1 << 20;
+const CALLS: usize = 4096;
+const WAKE: u64 = u64::MAX;
+/// Batch sizes are counted in classes 1, 2, 3-4, 5-8, .. 33-64.
+pub(crate) const SIZE_CLASSES: usize = 7;
+
+/// What all threads of a switch share.
+pub(crate) struct Shared {
+    pub snapshot: ArcSwap<Snapshot>,
+    /// Counts publications of snapshots.
+    pub epoch: AtomicU64,
+    pub fdb: Fdb,
+    pub clock: Clock,
+    pub stop: AtomicBool,
+}
+
+/// What a worker is told from outside.
+pub(crate) enum Order {
+    /// A transmit ring runs.
+    Started { place: PortRef, kicked: bool },
+    /// It stopped.
+    Stopped(PortRef),
+}
+
+/// The outside of a worker.
+pub(crate) struct Handle {
+    pub index: usize,
+    epoll: OwnedFd,
+    wake: OwnedFd,
+    orders: Mutex<Vec<Order>>,
+    /// The epoch whose snapshot the worker uses; it uses nothing older any more.
+    pub seen: AtomicU64,
+    /// Someone runs it: publications wait for it.
+    pub running: AtomicBool,
+    pub stats: Stats,
+}
+
+/// What a worker did, since it started.
+#[derive(Default)]
+pub(crate) struct Stats {
+    pub busy_cycles: AtomicU64,
+    pub packets: AtomicU64,
+    pub batches: AtomicU64,
+    pub sleeps: AtomicU64,
+    pub idle_polls: AtomicU64,
+    pub active: AtomicU64,
+    pub sizes: [AtomicU64; SIZE_CLASSES],
+}
+
+/// The only writer needs no read-modify-write.
+fn bump(cell: &AtomicU64, n: u64) {
+    cell.store(cell.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+}
+
+fn pack(place: PortRef) -> u64 {
+    u64::from(place.slot) << 32 | u64::from(place.incarnation)
+}
+
+fn unpack(data: u64) -> PortRef {
+    PortRef { slot: (data >> 32) as u32, incarnation: data as u32 }
+}
+
+impl Handle {
+    pub fn new(index: usize) -> Result<Handle, rustix::io::Errno> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        // Edge triggered: no counter is ever read, each write is an event.
+        epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN | epoll::EventFlags::ET)?;
+        Ok(Handle { index, epoll, wake, orders: Mutex::default(), seen: AtomicU64::new(0), running: AtomicBool::new(false), stats: Stats::default() })
+    }
+
+    /// Makes a sleeping worker look around.
+    pub fn wake(&self) {
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    fn order(&self, order: Order) {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
+        self.wake();
+    }
+
+    /// A transmit ring runs: polls it, and again whenever `kick` says so.
+    pub fn started(&self, place: PortRef, kick: Option<BorrowedFd<'_>>) {
+        let kicked = kick.is_some_and(|kick| {
+            let data = epoll::EventData::new_u64(pack(place));
+            // A descriptor that cannot be waited for is like none.
+            epoll::add(&self.epoll, kick, data, epoll::EventFlags::IN | epoll::EventFlags::ET).is_ok()
+        });
+        self.order(Order::Started { place, kicked });
+    }
+
+    /// A transmit ring stopped.
+    pub fn stopped(&self, place: PortRef, kick: Option<BorrowedFd<'_>>) {
+        if let Some(kick) = kick {
+            let _ = epoll::delete(&self.epoll, kick);
+        }
+        self.order(Order::Stopped(place));
+    }
+}
+
+/// A ring that is being polled.
+#[derive(Clone, Copy)]
+struct Polled {
+    place: PortRef,
+    empty: u8,
+    /// Where most of the last batch went: its ring is fetched ahead.
+    likely: u32,
+}
+
+/// What came of looking at a ring.
+enum Found {
+    Frames(usize),
+    Empty,
+    /// Someone changes the ring.
+    Held,
+    /// There is no such ring any more, or it rests.
+    Gone,
+}
+
+/// The inside of a worker.
+pub(crate) struct Worker {
+    shared: Arc<Shared>,
+    handle: Arc<Handle>,
+    poll: bool,
+    snapshot: Arc<Snapshot>,
+    polled: Vec<Polled>,
+    is_polled: Vec<bool>,
+    /// Rings without a kick descriptor.
+    timed: Vec<PortRef>,
+    orders: Vec<Order>,
+    events: Vec<epoll::Event>,
+    calls: Calls,
+    store: FrameStore,
+    metas: Box<Metas>,
+}
+
+impl Worker {
+    /// Everything a worker needs is allocated here; pages of the large tables are touched when they are used.
+    pub fn new(shared: Arc<Shared>, handle: Arc<Handle>, poll: bool) -> Worker {
+        let snapshot = shared.snapshot.load_full();
+        Worker {
+            shared,
+            handle,
+            poll,
+            snapshot,
+            polled: Vec::with_capacity(MAX_SLOTS as usize),
+            is_polled: vec![false; MAX_SLOTS as usize],
+            timed: Vec::with_capacity(MAX_SLOTS as usize),
+            orders: Vec::new(),
+            events: Vec::with_capacity(256),
+            calls: Vec::with_capacity(CALLS),
+            store: FrameStore::default(),
+            metas: Box::new([Meta::NEW; BATCH]),
+        }
+    }
+
+    /// Works until the switch stops.
+    pub fn run(&mut self) {
+        let ticks = |us: u64| cpu::tsc_hz() / 1_000_000 * us;
+        let (events_every, timer_every) = (ticks(EVENTS_EVERY_US), ticks(TIMER_US));
+        let mut last_events = cpu::tsc();
+        let mut last_timer = last_events;
+        let mut now = last_events;
+        self.handle.running.store(true, Ordering::Release);
+        while !self.shared.stop.load(Ordering::Relaxed) {
+            self.adopt();
+            if self.polled.is_empty() || now.wrapping_sub(last_events) > events_every {
+                self.wait(true);
+                now = cpu::tsc();
+                last_events = now;
+            }
+            if !self.timed.is_empty() && now.wrapping_sub(last_timer) > timer_every {
+                for at in 0..self.timed.len() {
+                    if let Some(place) = self.timed.get(at).copied() {
+                        self.add(place);
+                    }
+                }
+                last_timer = now;
+            }
+            let moved = self.round();
+            let end = cpu::tsc();
+            if moved {
+                bump(&self.handle.stats.busy_cycles, end.wrapping_sub(now));
+            } else {
+                bump(&self.handle.stats.idle_polls, 1);
+            }
+            now = end;
+        }
+    }
+
+    /// Takes the newest snapshot, if it is not the one in use. Between batches only.
+    fn adopt(&mut self) {
+        let epoch = self.shared.epoch.load(Ordering::Acquire);
+        if epoch != self.handle.seen.load(Ordering::Relaxed) {
+            // The publisher keeps a reference to the old one until all workers have let go: nothing is freed here.
+            self.snapshot = self.shared.snapshot.load_full();
+            self.handle.seen.store(epoch, Ordering::Release);
+        }
+    }
+
+    /// Looks at kicks; sleeps until there is one if it may and nothing else is to do.
+    fn wait(&mut self, may_sleep: bool) {
+        let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let soon = rustix::event::Timespec { tv_sec: 0, tv_nsec: (TIMER_US * 1000) as _ };
+        let timeout = match (!may_sleep || self.poll || !self.polled.is_empty(), self.timed.is_empty()) {
+            (true, _) => Some(&none),
+            (false, false) => Some(&soon),
+            (false, true) => None,
+        };
+        if timeout != Some(&none) {
+            bump(&self.handle.stats.sleeps, 1);
+        }
+        self.events.clear();
+        // The only error that is possible is an interruption by a signal: look again in the next round.
+        let _ = epoll::wait(&self.handle.epoll, rustix::buffer::spare_capacity(&mut self.events), timeout);
+        let mut woken = false;
+        for at in 0..self.events.len() {
+            match self.events.get(at).map(|event| event.data.u64()) {
+                Some(WAKE) => woken = true,
+                Some(data) => self.add(unpack(data)),
+                None => {}
+            }
+        }
+        if woken {
+            self.obey();
+        }
+    }
+
+    #[cold]
+    fn obey(&mut self) {
+        self.adopt();
+        let mut orders = std::mem::take(&mut self.orders);
+        std::mem::swap(&mut *self.handle.orders.lock().unwrap_or_else(PoisonError::into_inner), &mut orders);
+        for order in orders.drain(..) {
+            match order {
+                Order::Started { place, kicked } => {
+                    self.timed.retain(|other| *other != place);
+                    if !kicked && self.timed.len() < self.timed.capacity() {
+                        self.timed.push(place);
+                    }
+                    // The slot's former user may still be there.
+                    if let Some(polled) = self.polled.iter_mut().find(|polled| polled.place.slot == place.slot) {
+                        polled.place = place;
+                    }
+                    self.add(place);
+                }
+                Order::Stopped(place) => self.timed.retain(|other| *other != place),
+            }
+        }
+        self.orders = orders;
+    }
+
+    /// Puts a ring into the poll set. Rings of vnics that are gone leave it at their next turn.
+    fn add(&mut self, place: PortRef) {
+        if let Some(is_polled) = self.is_polled.get_mut(place.slot as usize)
+            && !*is_polled
+        {
+            *is_polled = true;
+            // One short of leaving: a kick without a frame costs one look.
+            self.polled.push(Polled { place, empty: EMPTY_POLLS - 1, likely: place.slot });
+        }
+    }
+
+    /// For tests and fixed-work measurements: looks at kicks and orders, then at every polled ring once.
+    pub fn turn(&mut self) -> bool {
+        self.adopt();
+        self.wait(false);
+        self.round()
+    }
+
+    /// Looks at every polled ring once. Returns whether any frame was found.
+    #[inline]
+    fn round(&mut self) -> bool {
+        let mut moved = false;
+        let mut at = 0;
+        while at < self.polled.len() {
+            let stays = match self.serve(at) {
+                Found::Frames(n) => {
+                    moved = true;
+                    self.account(n);
+                    true
+                }
+                Found::Held => true,
+                Found::Empty => self.stays_though_empty(at),
+                Found::Gone => false,
+            };
+            if stays {
+                at += 1;
+            } else {
+                let left = self.polled.swap_remove(at);
+                if let Some(is_polled) = self.is_polled.get_mut(left.place.slot as usize) {
+                    *is_polled = false;
+                }
+            }
+            if !self.calls.is_empty() {
+                for call in self.calls.drain(..) {
+                    call.signal();
+                }
+            }
+        }
+        self.handle.stats.active.store(self.polled.len() as u64, Ordering::Relaxed);
+        moved
+    }
+
+    fn account(&self, n: usize) {
+        let stats = &self.handle.stats;
+        bump(&stats.packets, n as u64);
+        bump(&stats.batches, 1);
+        let class = n.saturating_sub(1).checked_ilog2().map_or(0, |log| log as usize + 1);
+        if let Some(size) = stats.sizes.get(class) {
+            bump(size, 1);
+        }
+    }
+
+    /// After 64 empty looks in a row the guest is asked to kick; if it did not add something meanwhile, the ring leaves.
+    fn stays_though_empty(&mut self, at: usize) -> bool {
+        let Some(polled) = self.polled.get_mut(at) else { return false };
+        polled.empty = polled.empty.saturating_add(1);
+        if polled.empty < EMPTY_POLLS {
+            return true;
+        }
+        let Some(vnic) = self.snapshot.vnic(polled.place) else { return false };
+        let Some(mut ring) = vnic.shared.port.try_tx() else { return true };
+        let Some(ring) = ring.as_mut() else { return false };
+        if ring.arm() {
+            return false;
+        }
+        ring.disarm();
+        polled.empty = 0;
+        true
+    }
+
+    /// One batch of one ring.
+    #[inline]
+    fn serve(&mut self, at: usize) -> Found {
+        let Some(polled) = self.polled.get_mut(at) else { return Found::Gone };
+        let Some(sender) = self.snapshot.vnic(polled.place) else { return Found::Gone };
+        let Some(mut guard) = sender.shared.port.try_tx() else { return Found::Held };
+        let Some(ring) = guard.as_mut() else { return Found::Gone };
+        let n = match ring.available() {
+            None => return Found::Gone,
+            Some(0) => return Found::Empty,
+            Some(n) => n,
+        };
+        if polled.empty != 0 {
+            if polled.empty == EMPTY_POLLS - 1 {
+                ring.disarm(); // it may just have come back by its kick
+            }
+            polled.empty = 0;
+        }
+        let Some(network) = self.snapshot.networks.get(sender.network) else { return Found::Gone };
+        ring.prefetch(n);
+        let likely = self.snapshot.vnics.get(polled.likely).filter(|vnic| vnic.place != polled.place);
+        if let Some(mut rx) = likely.and_then(|vnic| vnic.shared.port.try_rx())
+            && let Some(rx) = rx.as_mut()
+        {
+            rx.prefetch(n);
+        }
+        let Gathered::Frames(frames) = ring.gather(&mut self.store, |n| {
+            if let Some(mut rx) = likely.and_then(|vnic| vnic.shared.port.try_rx())
+                && let Some(rx) = rx.as_mut()
+            {
+                rx.prepare(n);
+            }
+        }) else {
+            return Found::Empty;
+        };
+        let n = frames.len();
+        let context = Context {
+            snapshot: &self.snapshot,
+            fdb: &self.shared.fdb,
+            sender,
+            network,
+            worker: self.handle.index,
+            now: self.shared.clock.now(),
+        };
+        count_in(sender, self.handle.index, frames.frames().iter().map(|frame| u64::from(frame.len)).sum(), n);
+        let batch = Batch::new(frames, &mut self.metas);
+        if let Some(slot) = walk(batch, &context, &mut self.calls) {
+            polled.likely = slot;
+        }
+        if ring.poisoned() {
+            ring.rest();
+        }
+        Found::Frames(n)
+    }
+}
+
+/// All stages, in order.
+#[inline(always)]
+fn walk(mut batch: Batch<'_>, context: &Context<'_>, calls: &mut Calls) -> Option<u32> {
+    headers(&mut batch, context);
+    antispoof(&mut batch, context);
+    offload(&mut batch, context);
+    forward(&mut batch, context);
+    policy(&mut batch, context);
+    deliver(batch, context, calls)
+}
+
+fn count_in(sender: &Vnic, worker: usize, bytes: u64, n: usize) {
+    if let Some(cells) = sender.shared.counters.of(worker) {
+        cells.add(Counter::InPackets, n as u64);
+        cells.add(Counter::InBytes, bytes);
+    }
+}

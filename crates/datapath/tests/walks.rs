@@ -1,0 +1,231 @@
+//! Packet walks: a frame goes in, and exactly these frames come out and exactly these counters move.
+
+use std::collections::BTreeMap;
+
+use butterfly_datapath::{Mac, VnicPolicy, harness::Host};
+use butterfly_packet::{build, ethernet};
+use butterfly_vhost::net::NetHeader;
+
+const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
+const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);
+const C: Mac = Mac([2, 0, 0, 0, 0, 0xc]);
+const STRANGER: Mac = Mac([2, 0, 0, 0, 9, 9]);
+
+fn bypass() -> VnicPolicy {
+    VnicPolicy { bypass: true, ..VnicPolicy::default() }
+}
+
+fn filtered(ips: &[&str]) -> VnicPolicy {
+    VnicPolicy { bypass: false, ip_anti_spoof: true, ips: ips.iter().map(|ip| ip.parse().unwrap()).collect() }
+}
+
+fn ping(from: Mac, to: Mac) -> Vec<u8> {
+    build::ethernet(from, to).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).ping(1, 1, b"butterfly")
+}
+
+struct Walk {
+    host: Host,
+}
+
+impl Walk {
+    fn new(vnics: &[(&str, Mac, u32, VnicPolicy)]) -> Walk {
+        let mut host = Host::new().unwrap();
+        for (id, mac, vni, policy) in vnics {
+            host.vnic(id, *mac, *vni, policy).unwrap();
+        }
+        host.settle();
+        host.moved();
+        Walk { host }
+    }
+
+    /// Sends a frame and asserts who received it, unchanged, and which counters moved (bytes aside), all of them.
+    #[track_caller]
+    fn send(&mut self, from: &str, frame: &[u8], receivers: &[&str], moved: &[&str]) {
+        self.host.send(from, frame, NetHeader::default()).unwrap();
+        let received = self.host.received().unwrap();
+        let want: BTreeMap<String, Vec<(NetHeader, Vec<u8>)>> = receivers
+            .iter()
+            .map(|id| ((*id).to_owned(), vec![(NetHeader { num_buffers: 1, ..NetHeader::default() }, frame.to_vec())]))
+            .collect();
+        assert_eq!(received, want);
+        let mut expected: Vec<String> = vec![format!("{from}.in.packets")];
+        expected.extend(receivers.iter().map(|id| format!("{id}.out.packets")));
+        expected.extend(moved.iter().map(|name| (*name).to_owned()));
+        expected.sort();
+        let got = self.host.moved();
+        let names: Vec<String> = got.keys().filter(|name| !name.ends_with(".bytes")).cloned().collect();
+        assert_eq!(names, expected, "{got:?}");
+        assert_eq!(got.get(&format!("{from}.in.bytes")), Some(&(frame.len() as u64)));
+        assert!(got.iter().filter(|(name, _)| !name.ends_with(".bytes")).all(|(_, n)| *n == 1), "{got:?}");
+    }
+}
+
+#[test]
+fn a_frame_reaches_the_vnic_that_owns_its_destination() {
+    let mut walk = Walk::new(&[("a", A, 1, bypass()), ("b", B, 1, bypass()), ("c", C, 1, bypass())]);
+    walk.send("a", &ping(A, B), &["b"], &[]);
+    walk.send("b", &ping(B, A), &["a"], &[]);
+}
+
+#[test]
+fn networks_do_not_meet_whatever_the_addresses() {
+    let mut walk = Walk::new(&[("a", A, 1, bypass()), ("b", B, 1, bypass()), ("a2", A, 2, bypass()), ("b2", B, 2, bypass())]);
+    walk.send("a", &ping(A, B), &["b"], &[]);
+    walk.send("a2", &ping(A, B), &["b2"], &[]);
+    walk.send("a", &ping(A, Mac::BROADCAST), &["b"], &["a.flooded"]);
+    walk.send("a", &ping(A, STRANGER), &["b"], &["a.flooded"]);
+}
+
+#[test]
+fn broadcast_reaches_all_others_and_unknown_only_those_who_may_own_it() {
+    let arp = build::ethernet(A, Mac::BROADCAST).arp_request([10, 0, 0, 1], [10, 0, 0, 2]);
+    let mut walk = Walk::new(&[("a", A, 1, bypass()), ("b", B, 1, bypass()), ("c", C, 1, filtered(&[]))]);
+    walk.send("a", &arp, &["b", "c"], &["a.flooded"]);
+    walk.send("a", &ping(A, STRANGER), &["b"], &["a.flooded"]);
+    // IP does not get in, and says so at the vnic that refuses.
+    walk.send("a", &ping(A, Mac::BROADCAST), &["b"], &["a.flooded", "c.drop.ingress-denied"]);
+}
+
+#[test]
+fn nobody_to_flood_to_is_a_drop() {
+    let mut walk = Walk::new(&[("a", A, 1, bypass()), ("c", C, 1, filtered(&[])), ("lonely", B, 2, bypass())]);
+    walk.send("a", &ping(A, STRANGER), &[], &["a.flooded", "a.drop.no-receiver"]);
+    walk.send("lonely", &ping(B, Mac::BROADCAST), &[], &["lonely.flooded", "lonely.drop.no-receiver"]);
+}
+
+#[test]
+fn a_bypass_vnic_lends_its_port_and_the_address_is_found_again() {
+    let mut walk = Walk::new(&[("a", A, 1, bypass()), ("b", B, 1, bypass()), ("c", C, 1, bypass())]);
+    walk.send("a", &ping(STRANGER, B), &["b"], &[]);
+    walk.send("b", &ping(B, STRANGER), &["a"], &[]);
+    walk.send("a", &ping(A, STRANGER), &[], &["a.drop.same-port"]);
+    // It moves behind c.
+    walk.send("c", &ping(STRANGER, B), &["b"], &[]);
+    walk.send("b", &ping(B, STRANGER), &["c"], &[]);
+    // And is forgotten when silent.
+    walk.host.pass(301);
+    assert_eq!(walk.host.learnt(), 0);
+    walk.send("b", &ping(B, STRANGER), &["a", "c"], &["b.flooded"]);
+}
+
+#[test]
+fn learnt_addresses_go_with_their_vnic() {
+    let mut walk = Walk::new(&[("a", A, 1, bypass()), ("b", B, 1, bypass()), ("c", C, 1, bypass())]);
+    walk.send("a", &ping(STRANGER, B), &["b"], &[]);
+    walk.host.remove("a");
+    assert_eq!(walk.host.learnt(), 0);
+    walk.send("b", &ping(B, STRANGER), &["c"], &["b.flooded"]);
+}
+
+#[test]
+fn frames_for_bridges_stop_here() {
+    let mut walk = Walk::new(&[("a", A, 1, bypass()), ("b", B, 1, bypass())]);
+    for last in [0u8, 2, 3, 0xe, 0xf] {
+        let frame = build::ethernet(A, Mac([1, 0x80, 0xc2, 0, 0, last])).payload(ethernet::LLDP, &[0; 50]);
+        walk.send("a", &frame, &[], &["a.drop.link-local-group"]);
+    }
+    let next = build::ethernet(A, Mac([1, 0x80, 0xc2, 0, 0, 0x10])).payload(ethernet::LLDP, &[0; 50]);
+    walk.send("a", &next, &["b"], &["a.flooded"]);
+}
+
+#[test]
+fn a_filtered_vnic_passes_nothing_but_what_is_not_ip() {
+    let mut walk = Walk::new(&[("a", A, 1, filtered(&["10.0.0.1"])), ("b", B, 1, bypass())]);
+    walk.send("a", &ping(A, B), &[], &["a.drop.egress-denied"]);
+    walk.send("b", &ping(B, A), &[], &["a.drop.ingress-denied"]);
+    let lldp = build::ethernet(A, B).payload(ethernet::LLDP, &[0; 50]);
+    walk.send("a", &lldp, &["b"], &[]);
+    let tagged = build::ethernet(A, B).vlan(5).vlan(6).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).ping(1, 1, b"x");
+    walk.send("a", &tagged, &[], &["a.drop.ip-hidden"]);
+    let back = build::ethernet(B, A).vlan(5).vlan(6).ipv4([10, 0, 0, 2], [10, 0, 0, 1]).ping(1, 1, b"x");
+    walk.send("b", &back, &[], &["b.drop.ip-hidden"]);
+}
+
+#[test]
+fn a_filtered_vnic_speaks_with_its_own_addresses() {
+    let mut walk = Walk::new(&[("a", A, 1, filtered(&["10.0.0.1", "fd00::1"])), ("b", B, 1, bypass())]);
+    let arp = |mac, ip: [u8; 4]| build::ethernet(mac, Mac::BROADCAST).arp_request(ip, [10, 0, 0, 2]);
+    walk.send("a", &arp(A, [10, 0, 0, 1]), &["b"], &["a.flooded"]);
+    walk.send("a", &arp(A, [10, 0, 0, 3]), &[], &["a.drop.spoofed-arp"]);
+    walk.send("a", &arp(C, [10, 0, 0, 1]), &[], &["a.drop.spoofed-mac"]);
+    let lies = build::ethernet(A, B).arp(2, (C, [10, 0, 0, 1].into()), (B, [10, 0, 0, 2].into()));
+    walk.send("a", &lies, &[], &["a.drop.spoofed-arp"]);
+    let tagged = build::ethernet(A, Mac::BROADCAST).vlan(7).arp_request([10, 0, 0, 3], [10, 0, 0, 2]);
+    walk.send("a", &tagged, &[], &["a.drop.spoofed-arp"]);
+    let rarp = build::ethernet(A, B).payload(ethernet::RARP, &[0; 46]);
+    walk.send("a", &rarp, &[], &["a.drop.rarp"]);
+    // Without ip_anti_spoof the ARP sender is its own business.
+    walk.host.update("a", &VnicPolicy { ip_anti_spoof: false, ..filtered(&[]) }).unwrap();
+    walk.send("a", &arp(A, [10, 0, 0, 3]), &["b"], &["a.flooded"]);
+}
+
+#[test]
+fn the_address_of_a_filtered_vnic_cannot_be_claimed() {
+    let mut walk = Walk::new(&[("a", A, 1, filtered(&[])), ("b", B, 1, bypass()), ("c", C, 1, bypass())]);
+    walk.send("b", &ping(A, C), &[], &["b.drop.mac-claimed"]);
+    let lldp = build::ethernet(C, A).payload(ethernet::LLDP, &[0; 50]);
+    walk.send("c", &lldp, &["a"], &[]);
+    // That of one that bypasses may be borrowed, and stays where it is.
+    walk.send("b", &ping(C, B), &[], &["b.drop.same-port"]);
+    walk.send("b", &ping(B, C), &["c"], &[]);
+}
+
+#[test]
+fn one_address_has_one_filtered_owner() {
+    let mut host = Host::new().unwrap();
+    host.declare("a", A, 1, &bypass()).unwrap();
+    host.declare("a-again", A, 1, &bypass()).unwrap();
+    assert!(host.declare("a-filtered", A, 1, &filtered(&[])).is_err());
+    host.declare("a-elsewhere", A, 2, &filtered(&[])).unwrap();
+    assert!(host.declare("a-more", A, 2, &bypass()).is_err());
+    assert!(host.update("a", &filtered(&[])).is_err());
+    host.remove("a-again");
+    host.update("a", &filtered(&[])).unwrap();
+    assert!(host.declare("group", Mac::BROADCAST, 1, &bypass()).is_err());
+    assert!(host.declare("zero", Mac::ZERO, 1, &bypass()).is_err());
+    assert!(host.declare("far", A, 1 << 24, &bypass()).is_err());
+}
+
+#[test]
+fn a_vnic_without_a_guest_drops_by_name() {
+    let mut walk = Walk::new(&[("a", A, 1, bypass()), ("b", B, 1, bypass())]);
+    walk.host.detach("b");
+    walk.send("a", &ping(A, B), &[], &["b.drop.not-attached"]);
+}
+
+#[test]
+fn a_guest_that_does_not_read_loses_only_its_own() {
+    let mut walk = Walk::new(&[("a", A, 1, bypass()), ("b", B, 1, bypass()), ("c", C, 1, bypass())]);
+    let mut full = false;
+    for _ in 0..600 {
+        walk.host.send("a", &ping(A, B), NetHeader::default()).unwrap();
+        full |= walk.host.moved().contains_key("b.drop.ring-full");
+    }
+    assert!(full);
+    walk.host.guest("b").unwrap().recv().unwrap().unwrap();
+    walk.host.received().unwrap();
+    walk.send("a", &ping(A, C), &["c"], &[]);
+    walk.send("a", &ping(A, B), &["b"], &[]);
+}
+
+#[test]
+fn floods_have_a_limit() {
+    let names: Vec<String> = (0..200).map(|i| format!("r{i:03}")).collect();
+    let mut host = Host::new().unwrap();
+    host.vnic("a", A, 1, &bypass()).unwrap();
+    for (i, name) in names.iter().enumerate() {
+        host.declare(name, Mac([2, 0, 0, 1, 0, i as u8]), 1, &bypass()).unwrap();
+    }
+    host.settle();
+    host.moved();
+    let frame = ping(A, Mac::BROADCAST);
+    for _ in 0..40 {
+        assert_eq!(host.guest("a").unwrap().send_batch([&frame; 64]).unwrap(), 64);
+        host.settle();
+    }
+    let moved = host.moved();
+    let limited = moved.get("a.drop.flood-limit").copied().unwrap_or(0);
+    let copied = moved["r000.drop.not-attached"];
+    assert_eq!(limited + copied, 40 * 64);
+    assert!(limited > 0 && copied >= 65_536 / 200, "512,000 copies at once are more than the limit: {moved:?}");
+}
