@@ -181,7 +181,7 @@ impl Memory {
             huge_pages: config.huge_pages,
         });
         for (guest_addr, size) in &config.regions {
-            if *size == 0 || size % page != 0 {
+            if *size == 0 || !size.is_multiple_of(page) {
                 return Err(MemoryError::BadRegion { guest_addr: guest_addr.unwrap_or(0), size: *size, page });
             }
         }
@@ -200,7 +200,7 @@ impl Memory {
 
     /// Adds a region with a file of its own, as memory hot-plug does.
     pub fn add_region(&self, guest_addr: Option<u64>, size: u64) -> Result<Region, MemoryError> {
-        if size == 0 || size % self.page != 0 {
+        if size == 0 || !size.is_multiple_of(self.page) {
             return Err(MemoryError::BadRegion { guest_addr: guest_addr.unwrap_or(0), size, page: self.page });
         }
         self.map(guest_addr, size, memfd(size, self.huge_pages)?, 0)

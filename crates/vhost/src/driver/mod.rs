@@ -3,15 +3,34 @@
 //! * [`Memory`]: guest memory as shared files, in one or more regions.
 //! * [`Ring`]: the raw fields of a split ring. [`VirtQueue`]: the driver's half of it, by the book.
 //! * [`Guest`]: a NIC with a pair of queues, that sends and receives frames.
+//! * [`Connection`], [`Listener`]: the control channel, either side of the socket; [`raw`] for anything else on it.
+//! * [`Vm`]: a guest with its control channel, that comes and goes.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use butterfly_vhost::{driver::{Vm, VmConfig}, net::NetHeader};
+//! let second = Duration::from_secs(1);
+//! let mut vm = Vm::connect("/run/vnic-1", &VmConfig::default(), second)?;
+//! vm.guest.send(&[0xff; 60], NetHeader::default())?;
+//! while let Some((header, frame)) = vm.guest.recv_wait(second)? {
+//!     println!("{header:?}: {} bytes", frame.len());
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
+pub mod control;
 pub mod guest;
 pub mod memory;
 pub mod queue;
+pub mod raw;
 pub mod ring;
 #[cfg(test)]
 mod tests;
+pub mod vm;
 
+pub use control::{Connection, ControlError, DirtyLog, Listener, MemoryMessages, ProtocolFeatures, Start};
 pub use guest::{Guest, GuestConfig, GuestStats, RX, Refill, SendError, Shape, TX};
 pub use memory::{Memory, MemoryConfig, MemoryError, Region, Span};
 pub use queue::{AddError, Buffer, DeviceError, KickPolicy, Placement, QueueStats, Used, VirtQueue};
 pub use ring::{Desc, Ring, RingAddr};
+pub use vm::{DetachedVm, Vm, VmConfig};

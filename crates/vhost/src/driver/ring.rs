@@ -110,7 +110,8 @@ impl Ring {
     /// If `size` is not a power of two up to [`MAX_SIZE`], or an address is not aligned.
     pub fn at(memory: &Arc<Memory>, size: u16, addr: RingAddr) -> Result<Ring, MemoryError> {
         assert!(size.is_power_of_two() && size <= MAX_SIZE, "ring size {size} is not a power of two up to {MAX_SIZE}");
-        assert!(addr.desc % 16 == 0 && addr.avail % 2 == 0 && addr.used % 4 == 0, "{addr:x?} is not aligned");
+        let aligned = addr.desc.is_multiple_of(16) && addr.avail.is_multiple_of(2) && addr.used.is_multiple_of(4);
+        assert!(aligned, "{addr:x?} is not aligned");
         let (desc, avail, used) = part_lens(size);
         Ok(Ring {
             memory: Arc::clone(memory),

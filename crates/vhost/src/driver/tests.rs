@@ -63,7 +63,7 @@ impl DeviceQueue {
             assert!(desc.flags & DESC_INDIRECT == 0 || desc.flags & DESC_NEXT == 0, "never both");
             if desc.flags & DESC_INDIRECT != 0 {
                 assert!(self.features.has(Features::INDIRECT_DESC) && table.is_none());
-                assert!(desc.len > 0 && desc.len % 16 == 0);
+                assert!(desc.len > 0 && desc.len.is_multiple_of(16));
                 table = Some(desc.addr);
                 desc = self.table_desc(desc.addr, 0);
                 continue;

@@ -1,0 +1,523 @@
+//! The front end's side of the control channel: what QEMU says on behalf of a guest.
+//!
+//! On the front end of the `vhost` crate; the messages it cannot send as needed (descriptors for rings, the dirty log) go out
+//! through [`super::raw`].
+
+use std::{
+    io,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd},
+        unix::net::{UnixListener, UnixStream},
+    },
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use vhost::{
+    VhostBackend, VhostUserMemoryRegionInfo, VringConfigData,
+    vhost_user::{Frontend, VhostUserFrontend, message::VhostUserHeaderFlag},
+};
+
+use super::{
+    guest::{Guest, RX, TX},
+    memory::{Memory, MemoryConfig, MemoryError, Region},
+    queue::VirtQueue,
+    raw::{self, FrontendReq},
+};
+use crate::net::Features;
+
+pub use vhost::vhost_user::VhostUserProtocolFeatures as ProtocolFeatures;
+
+/// How long a reply may take unless [`Connection::set_timeout`] says otherwise.
+pub const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A control exchange failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// The socket.
+    #[error("vhost-user socket{}: {source}", path.as_ref().map(|path| format!(" {}", path.display())).unwrap_or_default())]
+    Socket {
+        /// Whose, if it has a path.
+        path: Option<PathBuf>,
+        /// What happened.
+        source: io::Error,
+    },
+    /// The back end did not do what the message asked for, or broke the protocol.
+    #[error("{what}: {source}")]
+    Request {
+        /// Message.
+        what: &'static str,
+        /// What the `vhost` crate says.
+        source: vhost::Error,
+    },
+    /// A message sent raw was refused.
+    #[error("{what}: the back end answered {code}")]
+    Refused {
+        /// Message.
+        what: &'static str,
+        /// The code in its reply; not 0.
+        code: u64,
+    },
+    /// A reply to something else.
+    #[error("{what}: the back end answered to request {answered}")]
+    WrongReply {
+        /// Message.
+        what: &'static str,
+        /// Request number in the reply.
+        answered: u32,
+    },
+    /// The back end does not offer a feature that was demanded.
+    #[error("the back end does not offer {0:?}")]
+    Missing(Features),
+    /// Guest memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+}
+
+impl From<io::Error> for ControlError {
+    fn from(source: io::Error) -> ControlError {
+        ControlError::Socket { path: None, source }
+    }
+}
+
+fn asked<T>(what: &'static str, result: vhost::Result<T>) -> Result<T, ControlError> {
+    result.map_err(|source| ControlError::Request { what, source })
+}
+
+/// A socket the switch connects to, as with QEMU's `server=on`. Removed when dropped.
+#[derive(Debug)]
+pub struct Listener {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Listener {
+    /// Listens at `path`, replacing a socket left there.
+    pub fn bind(path: impl Into<PathBuf>) -> Result<Listener, ControlError> {
+        let path = path.into();
+        let _ = std::fs::remove_file(&path);
+        let failed = |source| ControlError::Socket { path: Some(path.clone()), source };
+        let listener = UnixListener::bind(&path).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        Ok(Listener { listener, path })
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Waits for the switch to connect.
+    pub fn accept(&self, timeout: Duration) -> Result<Connection, ControlError> {
+        let failed = |source| ControlError::Socket { path: Some(self.path.clone()), source };
+        let mut fds = [rustix::event::PollFd::new(&self.listener, rustix::event::PollFlags::IN)];
+        let limit = rustix::event::Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+        if rustix::event::poll(&mut fds, Some(&limit)).map_err(|e| failed(e.into()))? == 0 {
+            return Err(failed(io::Error::new(io::ErrorKind::TimedOut, "nobody connected")));
+        }
+        let (stream, _) = self.listener.accept().map_err(failed)?;
+        stream.set_nonblocking(false).map_err(failed)?;
+        Connection::new(stream)
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// How guest memory is announced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum MemoryMessages {
+    /// One SET_MEM_TABLE.
+    #[default]
+    Table,
+    /// One ADD_MEM_REG per region (needs CONFIGURE_MEM_SLOTS).
+    Slots,
+}
+
+/// How a guest's queues are started.
+#[derive(Clone, Copy, Debug)]
+pub struct Start {
+    /// Announce memory so; None: it is known already.
+    pub memory: Option<MemoryMessages>,
+    /// Where the device goes on in the receive and transmit ring.
+    pub base: [u16; 2],
+    /// Hand over kick descriptors; without, the device must poll.
+    pub kick: bool,
+    /// Hand over call descriptors; without, the device cannot interrupt.
+    pub call: bool,
+    /// Enable the rings at the end.
+    pub enable: bool,
+    /// Log stores into the used rings (VHOST_VRING_F_LOG).
+    pub log: bool,
+}
+
+impl Default for Start {
+    fn default() -> Start {
+        Start { memory: Some(MemoryMessages::Table), base: [0; 2], kick: true, call: true, enable: true, log: false }
+    }
+}
+
+/// The front end's end of one vhost-user connection. Dropping it disconnects.
+pub struct Connection {
+    frontend: Frontend,
+    stream: UnixStream,
+    offered: Features,
+    protocol_offered: ProtocolFeatures,
+    protocol: ProtocolFeatures,
+}
+
+impl Connection {
+    /// Connects to a switch's socket, trying again until `timeout` while nobody listens there.
+    pub fn connect(path: impl AsRef<Path>, timeout: Duration) -> Result<Connection, ControlError> {
+        let path = path.as_ref();
+        let deadline = Instant::now() + timeout;
+        loop {
+            match UnixStream::connect(path) {
+                Ok(stream) => return Connection::new(stream),
+                Err(source) => {
+                    let absent = matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused);
+                    if !absent || Instant::now() >= deadline {
+                        return Err(ControlError::Socket { path: Some(path.to_owned()), source });
+                    }
+                    std::thread::sleep(Duration::from_millis(5)); // no event tells that someone listens now
+                }
+            }
+        }
+    }
+
+    /// On a connected stream.
+    pub fn new(stream: UnixStream) -> Result<Connection, ControlError> {
+        let ours = stream.try_clone()?;
+        let connection = Connection {
+            frontend: Frontend::from_stream(stream, 2),
+            stream: ours,
+            offered: Features::NONE,
+            protocol_offered: ProtocolFeatures::empty(),
+            protocol: ProtocolFeatures::empty(),
+        };
+        connection.set_timeout(REPLY_TIMEOUT)?;
+        Ok(connection)
+    }
+
+    /// How long to wait for a reply, and for room to send.
+    pub fn set_timeout(&self, timeout: Duration) -> Result<(), ControlError> {
+        self.stream.set_read_timeout(Some(timeout))?;
+        Ok(self.stream.set_write_timeout(Some(timeout))?)
+    }
+
+    /// The stream itself, for sending and receiving anything ([`raw`]).
+    pub fn stream(&self) -> &UnixStream {
+        &self.stream
+    }
+
+    /// The `vhost` crate's front end, for messages without a method here.
+    pub fn frontend(&mut self) -> &mut Frontend {
+        &mut self.frontend
+    }
+
+    /// Features the back end offered.
+    pub fn offered(&self) -> Features {
+        self.offered
+    }
+
+    /// Protocol features the back end offered.
+    pub fn protocol_offered(&self) -> ProtocolFeatures {
+        self.protocol_offered
+    }
+
+    /// Protocol features in force.
+    pub fn protocol(&self) -> ProtocolFeatures {
+        self.protocol
+    }
+
+    /// Whether the other side has closed the connection.
+    pub fn is_closed(&self) -> bool {
+        let mut fds = [rustix::event::PollFd::new(&self.stream, rustix::event::PollFlags::RDHUP)];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(1))
+    }
+
+    /// Waits until the other side closes the connection. False after `timeout`.
+    pub fn wait_closed(&self, timeout: Duration) -> bool {
+        let mut fds = [rustix::event::PollFd::new(&self.stream, rustix::event::PollFlags::RDHUP)];
+        let limit = rustix::event::Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+        matches!(rustix::event::poll(&mut fds, Some(&limit)), Ok(1))
+    }
+
+    /// Owns the device and learns what it offers; agrees on those of `protocol` that it offers. Returns those of `wanted` that
+    /// it offers: what the guest's driver is to work with. They are in force after [`Self::set_features`].
+    pub fn negotiate(&mut self, wanted: Features, protocol: ProtocolFeatures) -> Result<Features, ControlError> {
+        asked("SET_OWNER", self.frontend.set_owner())?;
+        self.offered = Features(asked("GET_FEATURES", self.frontend.get_features())?);
+        if self.offered.has(Features::PROTOCOL_FEATURES) && !protocol.is_empty() {
+            self.protocol_offered = asked("GET_PROTOCOL_FEATURES", self.frontend.get_protocol_features())?;
+            self.protocol = self.protocol_offered & protocol;
+            asked("SET_PROTOCOL_FEATURES", self.frontend.set_protocol_features(self.protocol))?;
+            if self.protocol.contains(ProtocolFeatures::REPLY_ACK) {
+                self.frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+            }
+        }
+        Ok(Features(self.offered.0 & wanted.0).without(Features::PROTOCOL_FEATURES))
+    }
+
+    /// Protocol features that this front end understands.
+    pub fn usual_protocol() -> ProtocolFeatures {
+        ProtocolFeatures::MQ
+            | ProtocolFeatures::LOG_SHMFD
+            | ProtocolFeatures::REPLY_ACK
+            | ProtocolFeatures::CONFIGURE_MEM_SLOTS
+            | ProtocolFeatures::RESET_DEVICE
+    }
+
+    /// Puts features in force. PROTOCOL_FEATURES goes along if protocol features were agreed on.
+    pub fn set_features(&mut self, features: Features) -> Result<(), ControlError> {
+        let own = if self.protocol.is_empty() { Features::NONE } else { Features::PROTOCOL_FEATURES };
+        asked("SET_FEATURES", self.frontend.set_features(features.with(own).0))
+    }
+
+    /// Sends a message the crate does not, and waits for the answer if there is to be one.
+    fn send_raw(
+        &self,
+        what: &'static str,
+        request: FrontendReq,
+        body: &[u8],
+        fds: &[BorrowedFd<'_>],
+        replies: bool,
+    ) -> Result<(), ControlError> {
+        let acked = self.protocol.contains(ProtocolFeatures::REPLY_ACK);
+        let flags = raw::VERSION | if acked { raw::NEED_REPLY } else { 0 };
+        raw::send_bytes(&self.stream, &raw::message(request, flags, body), fds)?;
+        if !acked && !replies {
+            return Ok(());
+        }
+        let reply = raw::recv(&self.stream)?;
+        match reply.u64() {
+            _ if reply.request != request as u32 => Err(ControlError::WrongReply { what, answered: reply.request }),
+            0 => Ok(()),
+            _ if replies => Ok(()), // a body of its own, not a code
+            code => Err(ControlError::Refused { what, code }),
+        }
+    }
+
+    /// Announces all regions at once.
+    pub fn set_mem_table(&mut self, regions: &[Region]) -> Result<(), ControlError> {
+        let table: Vec<_> = regions.iter().map(region_info).collect();
+        asked("SET_MEM_TABLE", self.frontend.set_mem_table(&table)).map(drop)
+    }
+
+    /// Announces one more region (CONFIGURE_MEM_SLOTS).
+    pub fn add_region(&mut self, region: &Region) -> Result<(), ControlError> {
+        asked("ADD_MEM_REG", self.frontend.add_mem_region(&region_info(region))).map(drop)
+    }
+
+    /// Takes a region back (CONFIGURE_MEM_SLOTS).
+    pub fn remove_region(&mut self, region: &Region) -> Result<(), ControlError> {
+        asked("REM_MEM_REG", self.frontend.remove_mem_region(&region_info(region)))
+    }
+
+    /// Announces a guest's memory.
+    pub fn set_memory(&mut self, memory: &Memory, how: MemoryMessages) -> Result<(), ControlError> {
+        match how {
+            MemoryMessages::Table => self.set_mem_table(&memory.regions()),
+            MemoryMessages::Slots => memory.regions().iter().try_for_each(|region| self.add_region(region)),
+        }
+    }
+
+    /// Tells where a ring is.
+    pub fn set_vring_addr(&mut self, index: usize, queue: &VirtQueue, log: bool) -> Result<(), ControlError> {
+        let ring = queue.ring();
+        let addr = ring.user_addr();
+        let config = VringConfigData {
+            queue_max_size: ring.size(),
+            queue_size: ring.size(),
+            flags: log.into(),
+            desc_table_addr: addr.desc,
+            used_ring_addr: addr.used,
+            avail_ring_addr: addr.avail,
+            log_addr: log.then_some(ring.addr().used),
+        };
+        asked("SET_VRING_ADDR", self.frontend.set_vring_addr(index, &config))
+    }
+
+    /// Hands over a queue's kick descriptor, or says that there is none.
+    pub fn set_vring_kick(&self, index: usize, fd: Option<BorrowedFd<'_>>) -> Result<(), ControlError> {
+        self.set_vring_fd("SET_VRING_KICK", FrontendReq::SET_VRING_KICK, index, fd)
+    }
+
+    /// Hands over a queue's call descriptor, or says that there is none.
+    pub fn set_vring_call(&self, index: usize, fd: Option<BorrowedFd<'_>>) -> Result<(), ControlError> {
+        self.set_vring_fd("SET_VRING_CALL", FrontendReq::SET_VRING_CALL, index, fd)
+    }
+
+    /// Hands over a queue's error descriptor, or says that there is none.
+    pub fn set_vring_err(&self, index: usize, fd: Option<BorrowedFd<'_>>) -> Result<(), ControlError> {
+        self.set_vring_fd("SET_VRING_ERR", FrontendReq::SET_VRING_ERR, index, fd)
+    }
+
+    fn set_vring_fd(
+        &self,
+        what: &'static str,
+        request: FrontendReq,
+        index: usize,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<(), ControlError> {
+        let body = raw::words(&[index as u64 | if fd.is_none() { raw::NO_FD } else { 0 }]);
+        self.send_raw(what, request, &body, fd.as_slice(), false)
+    }
+
+    /// Everything a queue needs to run but enabling it.
+    pub fn set_up_queue(&mut self, index: usize, queue: &VirtQueue, start: &Start) -> Result<(), ControlError> {
+        let base = start.base.get(index).copied().unwrap_or(0);
+        asked("SET_VRING_NUM", self.frontend.set_vring_num(index, queue.ring().size()))?;
+        asked("SET_VRING_BASE", self.frontend.set_vring_base(index, base))?;
+        self.set_vring_addr(index, queue, start.log)?;
+        // A descriptor that is left out is said to be so; call first, so that nobody is used without.
+        self.set_vring_call(index, start.call.then(|| queue.call_fd().as_fd()))?;
+        self.set_vring_kick(index, start.kick.then(|| queue.kick_fd().as_fd()))
+    }
+
+    /// Enables or disables a ring. Without protocol features rings need no enabling, and this does nothing.
+    pub fn enable(&mut self, index: usize, enable: bool) -> Result<(), ControlError> {
+        if self.protocol.is_empty() {
+            return Ok(());
+        }
+        asked("SET_VRING_ENABLE", self.frontend.set_vring_enable(index, enable))
+    }
+
+    /// Starts a guest's queues: features, memory, rings.
+    pub fn start(&mut self, guest: &Guest, start: &Start) -> Result<(), ControlError> {
+        self.set_features(guest.features())?;
+        if let Some(how) = start.memory {
+            self.set_memory(guest.memory(), how)?;
+        }
+        for index in [RX, TX] {
+            self.set_up_queue(index, guest.queue(index), start)?;
+        }
+        if start.enable {
+            for index in [RX, TX] {
+                self.enable(index, true)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops a queue and learns where the device was: the next entry of the available ring it would have taken.
+    pub fn stop_queue(&mut self, index: usize) -> Result<u16, ControlError> {
+        asked("GET_VRING_BASE", self.frontend.get_vring_base(index)).map(|base| base as u16)
+    }
+
+    /// Stops both queues; their positions, receive first.
+    pub fn stop(&mut self) -> Result<[u16; 2], ControlError> {
+        for index in [RX, TX] {
+            self.enable(index, false)?;
+        }
+        Ok([self.stop_queue(RX)?, self.stop_queue(TX)?])
+    }
+
+    /// Hands over a dirty log (LOG_SHMFD).
+    pub fn set_log(&self, log: &DirtyLog) -> Result<(), ControlError> {
+        let body = raw::words(&[log.region.size, log.region.file_offset]);
+        self.send_raw("SET_LOG_BASE", FrontendReq::SET_LOG_BASE, &body, &[log.region.file.as_fd()], true)
+    }
+
+    /// Turns dirty logging on or off under running queues, as QEMU does: features again, then the rings' addresses again.
+    pub fn set_logging(&mut self, guest: &Guest, on: bool) -> Result<(), ControlError> {
+        let features = if on { guest.features().with(Features::LOG_ALL) } else { guest.features() };
+        self.set_features(features)?;
+        [RX, TX].into_iter().try_for_each(|index| self.set_vring_addr(index, guest.queue(index), on))
+    }
+
+    /// Resets the device (RESET_DEVICE).
+    pub fn reset_device(&mut self) -> Result<(), ControlError> {
+        asked("RESET_DEVICE", self.frontend.reset_device())
+    }
+
+    /// Memory slots the back end has (CONFIGURE_MEM_SLOTS).
+    pub fn max_mem_slots(&mut self) -> Result<u64, ControlError> {
+        asked("GET_MAX_MEM_SLOTS", self.frontend.get_max_mem_slots())
+    }
+
+    /// Queues the back end has (MQ).
+    pub fn queue_num(&mut self) -> Result<u64, ControlError> {
+        asked("GET_QUEUE_NUM", self.frontend.get_queue_num())
+    }
+
+    /// Waits until the back end has worked off everything sent before, whether or not it acknowledges messages.
+    pub fn sync(&mut self) -> Result<(), ControlError> {
+        asked("GET_FEATURES", self.frontend.get_features()).map(drop)
+    }
+
+    /// Closes the connection without a word, as a crash does.
+    pub fn disconnect(self) {
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+fn region_info(region: &Region) -> VhostUserMemoryRegionInfo {
+    VhostUserMemoryRegionInfo {
+        guest_phys_addr: region.guest_addr,
+        memory_size: region.size,
+        userspace_addr: region.user_addr,
+        mmap_offset: region.file_offset,
+        mmap_handle: region.file.as_raw_fd(),
+    }
+}
+
+/// A bitmap of the guest's 4 KiB pages that a device wrote to, shared with it.
+#[derive(Debug)]
+pub struct DirtyLog {
+    memory: Arc<Memory>,
+    region: Region,
+}
+
+impl DirtyLog {
+    /// Bytes that one bit stands for.
+    pub const PAGE: u64 = 4096;
+
+    /// A log long enough for all of a guest's memory.
+    pub fn new(guest: &Memory) -> Result<DirtyLog, MemoryError> {
+        let end = guest.regions().iter().map(|region| region.guest_addr + region.size).max().unwrap_or(0);
+        DirtyLog::with_len((end / Self::PAGE).div_ceil(8))
+    }
+
+    /// A log of so many bytes at least, even if that is too short.
+    pub fn with_len(bytes: u64) -> Result<DirtyLog, MemoryError> {
+        let size = bytes.max(1).next_multiple_of(4096);
+        let config = MemoryConfig { regions: vec![(Some(0), size)], ..MemoryConfig::new(0) };
+        let memory = Memory::new(&config)?;
+        let region = memory.regions().swap_remove(0);
+        Ok(DirtyLog { memory, region })
+    }
+
+    /// The log's file, as a region whose addresses mean nothing.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Whether the page that holds a guest address is marked.
+    pub fn is_dirty(&self, addr: u64) -> bool {
+        let page = addr / Self::PAGE;
+        let mut byte = [0];
+        self.memory.read(page / 8, &mut byte).is_ok() && byte[0] & 1 << (page % 8) != 0
+    }
+
+    /// First addresses of all marked pages, ascending.
+    pub fn dirty_pages(&self) -> Vec<u64> {
+        let bytes = self.memory.read_vec(0, self.region.size as usize).unwrap_or_default();
+        let bits = bytes.iter().enumerate().flat_map(|(at, byte)| {
+            (0..8u64).filter(move |bit| byte & 1 << bit != 0).map(move |bit| (at as u64 * 8 + bit) * Self::PAGE)
+        });
+        bits.collect()
+    }
+
+    /// Unmarks all pages. Not atomic against a device that marks at the same time.
+    pub fn clear(&self) {
+        if let Ok(span) = self.memory.span(0, self.region.size as usize) {
+            span.fill(0);
+        }
+    }
+}
