@@ -1,9 +1,28 @@
 //! The API of Butterfly: protobuf messages over ZeroMQ.
+//!
+//! One request frame carries one serialized [`proto::Messages`], one reply frame answers it. [`envelope`] turns the one into the
+//! other with the help of a [`Handler`], which only sees single well-formed requests; [`server`] moves the frames; [`text`] is
+//! the format in which people read and write messages.
 
 #![forbid(unsafe_code)]
 
+mod action;
+pub mod client;
+mod decode;
+pub mod envelope;
 #[allow(missing_docs)] // Generated; the .proto files document every field.
 pub mod proto;
+pub mod server;
+pub mod text;
 
-/// The protocol edition that replies and requests of ours carry.
+pub use action::Action;
+pub use decode::decode;
+pub use envelope::{Answer, Context, Envelope, Failure, Handler};
+
+/// The edition of the protocol that every message of ours carries. A receiver never checks it.
 pub const REVISION: u32 = 6;
+
+/// The largest request taken and the largest reply a [`client::Client`] takes, in bytes: a batch of a hundred thousand vnics fits.
+///
+/// Decoding multiplies the size of hostile input by about twenty, so this bounds the memory a request can take.
+pub const MAX_FRAME: usize = 16 << 20;

@@ -10,8 +10,7 @@ include!(concat!(env!("OUT_DIR"), "/proto/mod.rs"));
 pub use encryption::{Encrypted, encrypted};
 pub use envelope::{Error, Message, Messages, error};
 pub use payload::{
-    AppConfigReq, AppStatusRes, Cidr, FdbEntry, FdbListReq, FwData, MessageV0, Nic, NicAddRes,
-    NicExportRes, NicShow, NicStats, NicUpdateReq, Request, Response, Rule, Sg, SgMemberAddReq,
-    SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, Status, Worker, fdb_entry, message_v0, nic,
-    nic_show, rule,
+    AppConfigReq, AppStatusRes, Cidr, FdbEntry, FdbListReq, FwData, MessageV0, Nic, NicAddRes, NicExportRes, NicShow, NicStats,
+    NicUpdateReq, Request, Response, Rule, Sg, SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, Status, Worker,
+    fdb_entry, message_v0, nic, nic_show, rule,
 };

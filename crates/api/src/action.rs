@@ -1,0 +1,122 @@
+//! What a request asks for.
+
+use crate::proto::{
+    AppConfigReq, FdbListReq, Nic, NicUpdateReq, Request, Sg, SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq,
+};
+
+/// The one thing a [`Request`] asks for; the fields of [`Request`] say what each means.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs)]
+pub enum Action<'a> {
+    NicAdd(&'a Nic),
+    NicUpdate(&'a NicUpdateReq),
+    NicDel(&'a str),
+    NicList,
+    /// Of one vnic, or with an empty id of all.
+    NicDetails(&'a str),
+    NicExport(&'a str),
+    NicStats(&'a str),
+    SgAdd(&'a Sg),
+    SgDel(&'a str),
+    SgList,
+    SgRuleAdd(&'a SgRuleAddReq),
+    SgRuleDel(&'a SgRuleDelReq),
+    SgRuleList(&'a str),
+    SgMemberAdd(&'a SgMemberAddReq),
+    SgMemberDel(&'a SgMemberDelReq),
+    SgMemberList(&'a str),
+    AppStatus,
+    AppQuit,
+    AppConfig(&'a AppConfigReq),
+    /// Of one security group, or with an empty id of all.
+    SgDetails(&'a str),
+    NicShow(&'a str),
+    FdbList(&'a FdbListReq),
+    WorkerList,
+}
+
+impl<'a> Action<'a> {
+    /// The action of `request`: of the field with the lowest number when several are set, none when none is that we know.
+    pub fn of(request: &'a Request) -> Option<Self> {
+        let nic_add = request.nic_add.as_ref().map(Self::NicAdd);
+        nic_add
+            .or_else(|| request.nic_update.as_ref().map(Self::NicUpdate))
+            .or_else(|| request.nic_del.as_deref().map(Self::NicDel))
+            .or_else(|| request.nic_list.map(|_| Self::NicList))
+            .or_else(|| request.nic_details.as_deref().map(Self::NicDetails))
+            .or_else(|| request.nic_export.as_deref().map(Self::NicExport))
+            .or_else(|| request.nic_stats.as_deref().map(Self::NicStats))
+            .or_else(|| request.sg_add.as_ref().map(Self::SgAdd))
+            .or_else(|| request.sg_del.as_deref().map(Self::SgDel))
+            .or_else(|| request.sg_list.map(|_| Self::SgList))
+            .or_else(|| request.sg_rule_add.as_ref().map(Self::SgRuleAdd))
+            .or_else(|| request.sg_rule_del.as_ref().map(Self::SgRuleDel))
+            .or_else(|| request.sg_rule_list.as_deref().map(Self::SgRuleList))
+            .or_else(|| request.sg_member_add.as_ref().map(Self::SgMemberAdd))
+            .or_else(|| request.sg_member_del.as_ref().map(Self::SgMemberDel))
+            .or_else(|| request.sg_member_list.as_deref().map(Self::SgMemberList))
+            .or_else(|| request.app_status.map(|_| Self::AppStatus))
+            .or_else(|| request.app_quit.map(|_| Self::AppQuit))
+            .or_else(|| request.app_config.as_ref().map(Self::AppConfig))
+            .or_else(|| request.sg_details.as_deref().map(Self::SgDetails))
+            .or_else(|| request.nic_show.as_deref().map(Self::NicShow))
+            .or_else(|| request.fdb_list.as_ref().map(Self::FdbList))
+            .or_else(|| request.worker_list.map(|_| Self::WorkerList))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::text;
+
+    /// Every field of the request, in number order, as text and as what it must become.
+    const FIELDS: [(&str, &str); 23] = [
+        (r#"nic_add { id: "x" mac: "m" vni: 1 }"#, "NicAdd"),
+        (r#"nic_update { id: "x" }"#, "NicUpdate"),
+        (r#"nic_del: "x""#, r#"NicDel("x")"#),
+        ("nic_list: false", "NicList"),
+        (r#"nic_details: """#, r#"NicDetails("")"#),
+        (r#"nic_export: "x""#, r#"NicExport("x")"#),
+        (r#"nic_stats: "x""#, r#"NicStats("x")"#),
+        (r#"sg_add { id: "x" }"#, "SgAdd"),
+        (r#"sg_del: "x""#, r#"SgDel("x")"#),
+        ("sg_list: false", "SgList"),
+        (r#"sg_rule_add { sg_id: "x" rule { direction: INBOUND protocol: -1 } }"#, "SgRuleAdd"),
+        (r#"sg_rule_del { sg_id: "x" rule { direction: INBOUND protocol: -1 } }"#, "SgRuleDel"),
+        (r#"sg_rule_list: "x""#, r#"SgRuleList("x")"#),
+        (r#"sg_member_add { sg_id: "x" member: "m" }"#, "SgMemberAdd"),
+        (r#"sg_member_del { sg_id: "x" member: "m" }"#, "SgMemberDel"),
+        (r#"sg_member_list: "x""#, r#"SgMemberList("x")"#),
+        ("app_status: false", "AppStatus"),
+        ("app_quit: false", "AppQuit"),
+        ("app_config { }", "AppConfig"),
+        (r#"sg_details: """#, r#"SgDetails("")"#),
+        (r#"nic_show: "x""#, r#"NicShow("x")"#),
+        ("fdb_list { }", "FdbList"),
+        ("worker_list: false", "WorkerList"),
+    ];
+
+    #[test]
+    fn each_field_is_an_action() {
+        for (field, expected) in FIELDS {
+            let request = text::parse(field).unwrap();
+            let action = format!("{:?}", Action::of(&request).unwrap());
+            assert!(action == expected || action.starts_with(&format!("{expected}(")), "{field} became {action}");
+        }
+    }
+
+    #[test]
+    fn the_lowest_number_wins() {
+        for from in 0..FIELDS.len() {
+            let rest: Vec<_> = FIELDS[from..].iter().map(|(field, _)| *field).collect();
+            let (alone, all) = (text::parse(rest[0]).unwrap(), text::parse(&rest.join(" ")).unwrap());
+            assert_eq!(Action::of(&all), Action::of(&alone), "from {}", rest[0]);
+        }
+    }
+
+    #[test]
+    fn nothing_asked_is_no_action() {
+        assert_eq!(Action::of(&Request::new()), None);
+    }
+}

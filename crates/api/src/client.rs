@@ -1,0 +1,120 @@
+//! The ZeroMQ end of a client.
+
+use crate::{
+    MAX_FRAME,
+    proto::{Message, Messages},
+};
+use protobuf::Message as _;
+use std::time::Duration;
+use zmq::{Context, Socket, SocketType};
+
+/// A request got no usable reply.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The endpoint is none.
+    #[error("cannot connect to {endpoint}: {reason}; an endpoint looks like tcp://127.0.0.1:9999 or ipc:///run/butterfly.sock")]
+    Connect {
+        /// As it was given.
+        endpoint: String,
+        /// What ZeroMQ said.
+        reason: zmq::Error,
+    },
+    /// The request could not be queued in time.
+    #[error("send timeout")]
+    SendTimeout,
+    /// No reply came in time: nobody listens there, or the daemon is stuck.
+    #[error("receive timeout")]
+    ReceiveTimeout,
+    /// The request lacks a required field.
+    #[error("the request cannot be encoded: {0}")]
+    Encode(protobuf::Error),
+    /// The reply is not a message.
+    #[error("the reply cannot be decoded: {0}")]
+    Decode(protobuf::Error),
+    /// ZeroMQ itself failed.
+    #[error("ZeroMQ failed: {0}")]
+    Zmq(#[from] zmq::Error),
+}
+
+/// A connection to a daemon.
+pub struct Client {
+    socket: Socket,
+}
+
+impl Client {
+    /// Connects to `endpoint`, in the background: a daemon that is not there shows as a time-out. Each request may take
+    /// `timeout` to leave and again as long for its reply; without one it waits for ever.
+    pub fn connect(endpoint: &str, timeout: Option<Duration>) -> Result<Self, ClientError> {
+        let socket = Context::new().socket(SocketType::REQ)?;
+        // A request that was not sent must not keep the process from ending.
+        socket.set_linger(0)?;
+        socket.set_maxmsgsize(MAX_FRAME as i64)?;
+        socket.set_ipv6(endpoint.contains('['))?;
+        // After a time-out the next request may be sent at once; a reply that comes late is thrown away.
+        socket.set_req_relaxed(true)?;
+        socket.set_req_correlate(true)?;
+        // Not `immediate`: it throws away a reply that was received from a server which then closed, as on `app_quit`.
+        let timeout = timeout.map_or(-1, |timeout| i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX));
+        socket.set_sndtimeo(timeout)?;
+        socket.set_rcvtimeo(timeout)?;
+        socket.connect(endpoint).map_err(|reason| ClientError::Connect { endpoint: endpoint.to_owned(), reason })?;
+        Ok(Self { socket })
+    }
+
+    /// Sends `request` and waits for its reply, bytes both.
+    pub fn exchange(&self, request: &[u8]) -> Result<Vec<u8>, ClientError> {
+        self.socket.send(request, 0).map_err(|error| match error {
+            zmq::Error::EAGAIN => ClientError::SendTimeout,
+            other => other.into(),
+        })?;
+        self.socket.recv_bytes(0).map_err(|error| match error {
+            zmq::Error::EAGAIN => ClientError::ReceiveTimeout,
+            other => other.into(),
+        })
+    }
+
+    /// Sends `request` and waits for its reply.
+    pub fn call(&self, request: &Messages) -> Result<Messages, ClientError> {
+        decode_reply(&self.exchange(&request.write_to_bytes().map_err(ClientError::Encode)?)?)
+    }
+}
+
+/// Decodes a reply.
+///
+/// A daemon answers what it cannot decode with a bare `Message`, which happens to decode as a `Messages` with nothing in it:
+/// it becomes a `Messages` with that one message.
+pub fn decode_reply(reply: &[u8]) -> Result<Messages, ClientError> {
+    let messages = crate::decode::<Messages>(reply).map_err(ClientError::Decode)?;
+    let nothing_encrypted =
+        messages.encrypted.as_ref().is_none_or(|encrypted| encrypted.error.is_none() && encrypted.aes256cbc_sha512.is_none());
+    if messages.messages.is_empty()
+        && nothing_encrypted
+        && let Ok(bare) = crate::decode::<Message>(reply)
+    {
+        return Ok(Messages { messages: vec![bare], ..Default::default() });
+    }
+    Ok(messages)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::error::Code;
+
+    #[test]
+    fn the_bare_message_is_understood() {
+        for (last, code) in [(0, Code::PARSE_ERROR), (1, Code::INTERNAL_ERROR)] {
+            let reply = decode_reply(&[8, 6, 0x12, 2, 8, last]).unwrap();
+            assert_eq!(reply.messages.len(), 1);
+            assert_eq!(reply.messages[0].error.code(), code);
+        }
+    }
+
+    #[test]
+    fn other_replies_stay_as_they_are() {
+        assert_eq!(decode_reply(b"").unwrap(), Messages::new());
+        let encrypted = crate::text::parse::<Messages>("encrypted { error { code: REJECTED } }").unwrap();
+        assert_eq!(decode_reply(&encrypted.write_to_bytes().unwrap()).unwrap(), encrypted);
+        assert!(matches!(decode_reply(b"\xff"), Err(ClientError::Decode(_))));
+    }
+}

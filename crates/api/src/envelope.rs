@@ -1,0 +1,172 @@
+//! From the bytes of a request to the bytes of its reply.
+//!
+//! The messages of a batch are answered in their order, each on its own: one that fails does not stop the others. Nothing that
+//! arrives can end the process: what cannot be decoded is answered as such, and so is a panic of the handler.
+
+use crate::{
+    Action, REVISION, decode,
+    proto::{Message, MessageV0, Messages, Request, Response, Status, error, message_v0},
+    text,
+};
+use protobuf::{Message as _, MessageField, MessageFull};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use tracing::{Level, debug, enabled, error, warn};
+
+/// What a handler may want to know beside the request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Context {
+    /// Envelopes processed since the start, the one of this request included. A batch is one envelope.
+    pub request_counter: u64,
+}
+
+/// What a handler makes of a request. In the response `status` is not its business: it follows from this being an error or not.
+pub type Answer = Result<Response, Failure>;
+
+/// Carries out requests.
+pub trait Handler {
+    /// Carries out `action`. On a [`Failure`] everything must be as it was before.
+    fn handle(&mut self, action: Action<'_>, context: &Context) -> Answer;
+}
+
+/// Why a request was not carried out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Failure {
+    /// The text the protocol fixes for this failure, or where it fixes none the reason. Some failures have to come without.
+    pub description: Option<String>,
+    /// What exactly was refused, why, and what to do about it.
+    pub help: Option<String>,
+}
+
+impl Failure {
+    /// A failure described by `description`.
+    pub fn new(description: impl Into<String>) -> Self {
+        Self { description: Some(description.into()), help: None }
+    }
+
+    /// The same failure, explained by `help`.
+    pub fn with_help(self, help: impl Into<String>) -> Self {
+        Self { help: Some(help.into()), ..self }
+    }
+}
+
+/// The bare `Message` that answers what is not a `Messages`: its revision and PARSE_ERROR. The protocol's wart: deployed servers
+/// send exactly these bytes, and clients decode them as a `Messages` whose `encrypted` is empty.
+const NOT_DECODABLE: &[u8] = &[0x08, 0x06, 0x12, 0x02, 0x08, 0x00];
+/// The same with INTERNAL_ERROR.
+const INTERNAL_ERROR: &[u8] = &[0x08, 0x06, 0x12, 0x02, 0x08, 0x01];
+
+/// Answers envelopes with the help of a handler.
+#[derive(Debug)]
+pub struct Envelope<H> {
+    handler: H,
+    request_counter: u64,
+}
+
+impl<H: Handler> Envelope<H> {
+    /// Nothing processed yet.
+    pub fn new(handler: H) -> Self {
+        Self { handler, request_counter: 0 }
+    }
+
+    /// The handler.
+    pub fn handler(&self) -> &H {
+        &self.handler
+    }
+
+    /// The handler.
+    pub fn handler_mut(&mut self) -> &mut H {
+        &mut self.handler
+    }
+
+    /// The handler alone.
+    pub fn into_handler(self) -> H {
+        self.handler
+    }
+
+    /// The reply to the frame `request`.
+    pub fn answer(&mut self, request: &[u8]) -> Vec<u8> {
+        let request = match decode::<Messages>(request) {
+            Ok(request) => request,
+            Err(error) => {
+                warn!("a request of {} bytes is not decodable: {error}", request.len());
+                return NOT_DECODABLE.to_vec();
+            }
+        };
+        log("request", &request);
+        // A handler keeps its promises to itself by changing its state last: see `Handler::handle`.
+        let reply = catch_unwind(AssertUnwindSafe(|| self.messages(&request)));
+        let Ok(reply) = reply else {
+            error!("a request was given up because of a defect in this program: please report it");
+            return INTERNAL_ERROR.to_vec();
+        };
+        log("reply", &reply);
+        reply.write_to_bytes().unwrap_or_else(|error| {
+            error!("a reply could not be encoded: {error}");
+            INTERNAL_ERROR.to_vec()
+        })
+    }
+
+    fn messages(&mut self, request: &Messages) -> Messages {
+        self.request_counter += 1;
+        let messages = if request.messages.is_empty() {
+            // Nothing at all, or only something encrypted, for which there is no key.
+            vec![refusal(error::Code::REJECTED)]
+        } else {
+            request.messages.iter().map(|message| self.message(message)).collect()
+        };
+        Messages { messages, ..Default::default() }
+    }
+
+    fn message(&mut self, message: &Message) -> Message {
+        let Some(request) = message.message_0.as_ref() else {
+            return refusal(error::Code::VERSION_NOT_MANAGED);
+        };
+        let response = match self.request(request.request.as_ref()) {
+            Ok(response) => Response { status: MessageField::some(success()), ..response },
+            Err(failure) => Response { status: MessageField::some(status(failure)), ..Default::default() },
+        };
+        let reply =
+            MessageV0 { response: MessageField::some(response), message_id: request.message_id.clone(), ..Default::default() };
+        Message { revision: Some(REVISION), message_0: MessageField::some(reply), ..Default::default() }
+    }
+
+    fn request(&mut self, request: Option<&Request>) -> Answer {
+        let action = request.and_then(Action::of).ok_or_else(|| nothing_asked(request))?;
+        self.handler.handle(action, &Context { request_counter: self.request_counter })
+    }
+}
+
+fn nothing_asked(request: Option<&Request>) -> Failure {
+    let failure = Failure::new("no request found");
+    let unknown = request.and_then(|request| request.special_fields.unknown_fields().iter().map(|(number, _)| number).min());
+    match unknown {
+        None => failure,
+        Some(number) => failure.with_help(format!(
+            "field {number} of the request is not known to this version: the client may be newer than the daemon"
+        )),
+    }
+}
+
+fn refusal(code: error::Code) -> Message {
+    let error = crate::proto::Error { code: Some(code.into()), ..Default::default() };
+    Message { revision: Some(REVISION), error: MessageField::some(error), ..Default::default() }
+}
+
+fn success() -> Status {
+    Status { status: Some(true), ..Default::default() }
+}
+
+fn status(failure: Failure) -> Status {
+    let error = message_v0::Error { description: failure.description, help: failure.help, ..Default::default() };
+    Status { status: Some(false), error: MessageField::some(error), ..Default::default() }
+}
+
+fn log(what: &str, messages: &impl MessageFull) {
+    // Text is made only if somebody reads it: a batch may be long.
+    if enabled!(Level::DEBUG) {
+        debug!("{what}:\n{}", text::print(messages).trim_end());
+    }
+}
+
+#[cfg(test)]
+mod tests;

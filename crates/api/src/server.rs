@@ -1,0 +1,137 @@
+//! The ZeroMQ end of the daemon.
+
+use crate::{Envelope, Handler, MAX_FRAME};
+use ipc::SocketFile;
+use std::{
+    os::fd::{AsRawFd, BorrowedFd},
+    time::Duration,
+};
+use tracing::warn;
+use zmq::{Context, PollEvents, Socket, SocketType};
+
+mod ipc;
+
+/// How long a reply may take to leave once the server has stopped.
+const LINGER: Duration = Duration::from_secs(1);
+/// An idle connection is asked for a sign of life after this time: peers that vanished must not use up descriptors.
+const KEEPALIVE: Duration = Duration::from_secs(60);
+
+/// The API cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The endpoint cannot be bound.
+    #[error("cannot listen on {endpoint}: {reason}; {advice}")]
+    Bind {
+        /// As it was given.
+        endpoint: String,
+        /// What the system said.
+        reason: zmq::Error,
+        /// What to do about it.
+        advice: &'static str,
+    },
+    /// ZeroMQ itself failed.
+    #[error("ZeroMQ failed: {0}")]
+    Zmq(#[from] zmq::Error),
+}
+
+/// A REP socket: strictly one request, one reply, whoever asks. Dropped, it stops listening.
+pub struct Server {
+    socket: Socket,
+    /// Removed at the end, as ZeroMQ does not.
+    _file: Option<SocketFile>,
+}
+
+impl Server {
+    /// Listens on `endpoint`, any that ZeroMQ binds: `tcp://0.0.0.0:9999`, `ipc:///run/butterfly.sock`.
+    ///
+    /// An ipc socket left behind by a process that died is replaced; one that is listened on is refused, and so is a file
+    /// of any other kind.
+    pub fn bind(endpoint: &str) -> Result<Self, ServerError> {
+        let refused = |reason| ServerError::Bind { endpoint: endpoint.to_owned(), reason, advice: advice(reason) };
+        // ZeroMQ removes whatever is at an ipc path.
+        ipc::check_replaceable(endpoint).map_err(refused)?;
+        let socket = Context::new().socket(SocketType::REP)?;
+        socket.set_linger(milliseconds(LINGER))?;
+        socket.set_maxmsgsize(MAX_FRAME as i64)?;
+        socket.set_tcp_keepalive(1)?;
+        socket.set_tcp_keepalive_idle(KEEPALIVE.as_secs() as i32)?;
+        socket.set_ipv6(endpoint.contains('['))?;
+        socket.bind(endpoint).map_err(refused)?;
+        let file = SocketFile::of(&last_endpoint(&socket)?);
+        Ok(Self { socket, _file: file })
+    }
+
+    /// Where it listens: the endpoint with wildcards resolved.
+    pub fn endpoint(&self) -> Result<String, ServerError> {
+        Ok(last_endpoint(&self.socket)?)
+    }
+
+    /// Answers requests until `stop` becomes readable, or `done` says so after a reply was sent.
+    ///
+    /// Sleeps while nothing is asked. Of a multipart request the first part counts. A peer that does not take its reply
+    /// loses it; nobody else waits for it.
+    pub fn serve<H: Handler>(
+        &self,
+        envelope: &mut Envelope<H>,
+        stop: BorrowedFd<'_>,
+        done: impl Fn(&H) -> bool,
+    ) -> Result<(), ServerError> {
+        loop {
+            let mut items =
+                [zmq::PollItem::from_fd(stop.as_raw_fd(), PollEvents::POLLIN), self.socket.as_poll_item(PollEvents::POLLIN)];
+            match zmq::poll(&mut items, -1) {
+                Err(zmq::Error::EINTR) => continue,
+                other => other?,
+            };
+            if !items[0].get_revents().is_empty() {
+                return Ok(());
+            }
+            if self.exchange(envelope)? && done(envelope.handler()) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Answers one request, if there is one.
+    fn exchange<H: Handler>(&self, envelope: &mut Envelope<H>) -> Result<bool, ServerError> {
+        let request = match self.socket.recv_bytes(zmq::DONTWAIT) {
+            Ok(request) => request,
+            Err(zmq::Error::EAGAIN | zmq::Error::EINTR) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        };
+        // The other parts arrived with the first; a reply is possible only after the last.
+        let mut part = zmq::Message::new();
+        while self.socket.get_rcvmore()? {
+            self.socket.recv(&mut part, 0)?;
+        }
+        let reply = envelope.answer(&request);
+        match self.socket.send(reply, zmq::DONTWAIT) {
+            Ok(()) => {}
+            Err(zmq::Error::EAGAIN | zmq::Error::EHOSTUNREACH | zmq::Error::EINTR) => {
+                warn!("a client went before its reply");
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(true)
+    }
+}
+
+fn last_endpoint(socket: &Socket) -> Result<String, zmq::Error> {
+    let endpoint = socket.get_last_endpoint()?;
+    Ok(endpoint.unwrap_or_else(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+}
+
+fn milliseconds(duration: Duration) -> i32 {
+    i32::try_from(duration.as_millis()).unwrap_or(i32::MAX)
+}
+
+fn advice(reason: zmq::Error) -> &'static str {
+    match reason {
+        zmq::Error::EADDRINUSE => "another process listens there, perhaps another butterflyd: stop it or choose another endpoint",
+        zmq::Error::EADDRNOTAVAIL | zmq::Error::ENODEV => "no interface of this host has that address",
+        zmq::Error::EACCES => "this user may not listen there",
+        zmq::Error::ENOENT => "create the directory first",
+        zmq::Error::ENOTSOCK => "that path is no socket, and what it is will not be removed: choose another",
+        _ => "an endpoint looks like tcp://0.0.0.0:9999 or ipc:///run/butterfly.sock",
+    }
+}
