@@ -7,10 +7,10 @@ set -euo pipefail
 # shellcheck source=common.sh
 . "$(dirname "$0")/common.sh"
 
-BUILD_PACKAGES=(gcc libc6-dev make pkg-config libzmq3-dev)
+BUILD_PACKAGES=(gcc g++ libc6-dev make) # g++: the zmq crate builds ZeroMQ from its source
 TEST_PACKAGES=(
   qemu-system-x86 busybox-static cpio xz-utils iperf3 ethtool # guests; their kernel is unpacked, not installed
-  dpdk dpdk-dev libdpdk-dev                                    # testpmd and the foreign driver
+  dpdk dpdk-dev libdpdk-dev pkg-config                         # testpmd and the foreign driver
   iproute2 procps util-linux python3 graphviz valgrind shellcheck
 )
 
