@@ -181,7 +181,8 @@ mod tests {
         let file = memfd_create("sigbus", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, 8192).unwrap();
         // SAFETY: a new mapping, unmapped below.
-        let base = unsafe { mmap(ptr::null_mut(), 8192, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0) }.unwrap();
+        let base =
+            unsafe { mmap(ptr::null_mut(), 8192, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0) }.unwrap();
         let guard = Guard::new(base as usize, 8192, 4096);
         // SAFETY: inside the mapping.
         unsafe { base.cast::<u8>().add(5000).write_volatile(7) };

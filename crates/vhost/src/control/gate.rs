@@ -1,0 +1,320 @@
+//! From a whole message to the session and back: the `vhost` crate parses, checks and acknowledges.
+//!
+//! The crate's handler reads from a socket of its own, into which only whole messages of bounded size go ([`super::wire`] says why),
+//! and whose other end, with the reply, is read here. So nothing a guest does or does not do can hold it.
+//!
+//! Where it refuses what real front ends do, it is prepared for it:
+//! * QEMU sends SET_VRING_ENABLE before its first SET_FEATURES; the handler insists on features first.
+//! * SET_LOG_FD, an obsolete request of the specification without use, is unknown to it.
+//! * A session that another process began has negotiated already, which the handler can only be told by messages.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    os::unix::net::UnixStream,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use vhost::VhostUserMemoryRegionBase;
+use vhost::vhost_user::{
+    BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut, VhostUserProtocolFeatures,
+    message::{
+        FrontendReq, VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight, VhostUserLog,
+        VhostUserMemoryRegion, VhostUserShMemConfig, VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags,
+        VhostUserVringState,
+    },
+};
+
+use super::{
+    session::{PROTOCOL_FEATURES, Refused, Session},
+    state::RingAddresses,
+    wire::{self, Header, Message},
+};
+use crate::{memory::RegionSpec, net::Features};
+
+/// What became of a message.
+pub(super) struct Passed {
+    /// To be sent back, if not empty.
+    pub reply: Vec<u8>,
+    /// Whether the connection goes on; else a sentence for the operator.
+    pub outcome: std::result::Result<(), String>,
+}
+
+/// A session behind the crate's handler.
+pub(super) struct Gate {
+    handler: BackendReqHandler<Mutex<Backend>>,
+    backend: Arc<Mutex<Backend>>,
+    /// The other end of the handler's socket.
+    outside: UnixStream,
+}
+
+impl Gate {
+    /// Prepares a handler for a session that may be new or have negotiated already.
+    pub fn new(session: Session) -> io::Result<Gate> {
+        let (inside, outside) = UnixStream::pair()?;
+        outside.set_nonblocking(true)?;
+        let features = session.features();
+        let protocol_features = session.protocol_features();
+        let backend = Arc::new(Mutex::new(Backend { session, rehearsal: true }));
+        let mut gate = Gate { handler: BackendReqHandler::from_stream(inside, backend.clone()), backend, outside };
+        if let Some(features) = features {
+            gate.rehearse(FrontendReq::GET_FEATURES, None)?;
+            gate.rehearse(FrontendReq::SET_PROTOCOL_FEATURES, Some(protocol_features))?;
+            gate.rehearse(FrontendReq::SET_FEATURES, Some(features.0))?;
+        } else {
+            // QEMU 7.2 enables rings when the guest's driver accepts features, which is before it sends them to us.
+            gate.rehearse(FrontendReq::SET_FEATURES, Some(Features::PROTOCOL_FEATURES.0))?;
+            if protocol_features != 0 {
+                gate.rehearse(FrontendReq::SET_PROTOCOL_FEATURES, Some(protocol_features))?;
+            }
+        }
+        gate.lock().rehearsal = false;
+        Ok(gate)
+    }
+
+    /// Lets the handler see a request that the session does not act on.
+    fn rehearse(&mut self, request: FrontendReq, value: Option<u64>) -> io::Result<()> {
+        let body = value.map(|value| value.to_ne_bytes().to_vec()).unwrap_or_default();
+        let message = Message { header: Header::new(request, body.len()), body, files: Vec::new() };
+        wire::forward(&self.outside, &message)?;
+        self.handler.handle_request().map_err(io::Error::other)?;
+        self.take_reply().map(|_| ())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Backend> {
+        self.backend.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at the session.
+    pub fn session<T>(&self, look: impl FnOnce(&Session) -> T) -> T {
+        look(&self.lock().session)
+    }
+
+    /// Carries out a request.
+    pub fn pass(&mut self, message: Message) -> Passed {
+        let name = message.header.name();
+        if message.header.request == u32::from(FrontendReq::SET_LOG_FD) {
+            let negotiated = self.lock().session.protocol_features() & VhostUserProtocolFeatures::REPLY_ACK.bits() != 0;
+            let acknowledge = message.header.wants_reply() && negotiated;
+            let reply = if acknowledge { Message::ack(message.header) } else { Vec::new() };
+            return Passed { reply, outcome: Ok(()) };
+        }
+        let shape = format!("{} bytes, {} descriptors", message.body.len(), message.files.len());
+        if let Err(error) = wire::forward(&self.outside, &message) {
+            return Passed { reply: Vec::new(), outcome: Err(format!("the front end's {name} could not be handled: {error}")) };
+        }
+        // The copies in the socket are the handler's.
+        drop(message);
+        let outcome = self.handler.handle_request().map_err(|error| {
+            let why = match error {
+                Error::ReqHandlerError(error) => error.to_string(),
+                Error::InvalidMessage | Error::InvalidParam | Error::IncorrectFds => {
+                    format!("its size, its contents or its descriptors are not what the protocol says (it came with {shape})")
+                }
+                Error::InactiveOperation(_) | Error::InactiveFeature(_) => "it was not negotiated".to_owned(),
+                error => error.to_string(),
+            };
+            format!("the front end's {name} was refused: {why}")
+        });
+        match self.take_reply() {
+            Ok(reply) => Passed { reply, outcome },
+            Err(error) => Passed { reply: Vec::new(), outcome: Err(format!("answering the front end's {name} failed: {error}")) },
+        }
+    }
+
+    /// What the handler wrote: replies fit into the socket.
+    fn take_reply(&mut self) -> io::Result<Vec<u8>> {
+        let mut reply = Vec::new();
+        match self.outside.read_to_end(&mut reply) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(reply),
+            Err(error) => Err(error),
+            Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+}
+
+/// The session as the crate's handler sees it.
+struct Backend {
+    session: Session,
+    /// The handler is being prepared: nothing is to be done.
+    rehearsal: bool,
+}
+
+impl From<Refused> for Error {
+    fn from(Refused(why): Refused) -> Error {
+        Error::ReqHandlerError(io::Error::other(why))
+    }
+}
+
+fn refused<T>(why: &str) -> Result<T> {
+    Err(Refused(why.to_owned()).into())
+}
+
+const NOT_OFFERED: &str = "it belongs to a protocol feature that is not offered";
+
+fn region(region: &VhostUserMemoryRegion, file: File) -> RegionSpec {
+    RegionSpec {
+        guest_addr: region.guest_phys_addr,
+        size: region.memory_size,
+        user_addr: region.user_addr,
+        mmap_offset: region.mmap_offset,
+        file: file.into(),
+    }
+}
+
+impl VhostUserBackendReqHandlerMut for Backend {
+    fn set_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> Result<()> {
+        self.session.stop_rings();
+        Ok(())
+    }
+
+    fn reset_device(&mut self) -> Result<()> {
+        self.session.reset();
+        Ok(())
+    }
+
+    fn get_features(&mut self) -> Result<u64> {
+        Ok(Features::OFFERED.0)
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<()> {
+        if self.rehearsal {
+            return Ok(());
+        }
+        Ok(self.session.set_features(Features(features))?)
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy_listening: Option<bool>,
+    ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
+        self.session.set_memory(regions.iter().zip(files).map(|(r, file)| region(r, file)).collect())?;
+        Ok(None)
+    }
+
+    fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
+        Ok(self.session.set_size(index, num)?)
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        flags: VhostUserVringAddrFlags,
+        descriptor: u64,
+        used: u64,
+        available: u64,
+        log: u64,
+    ) -> Result<()> {
+        let used_log = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG).then_some(log);
+        Ok(self.session.set_addresses(index, RingAddresses { desc: descriptor, avail: available, used, used_log })?)
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
+        Ok(self.session.set_position(index, base)?)
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
+        Ok(VhostUserVringState::new(index, u32::from(self.session.stop_ring(index)?)))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        Ok(self.session.set_kick(u32::from(index), fd.map(Into::into))?)
+    }
+
+    fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        Ok(self.session.set_call(u32::from(index), fd.map(Into::into))?)
+    }
+
+    fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        Ok(self.session.set_error(u32::from(index), fd.map(Into::into))?)
+    }
+
+    fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
+        Ok(PROTOCOL_FEATURES)
+    }
+
+    fn set_protocol_features(&mut self, features: u64) -> Result<()> {
+        if self.rehearsal {
+            return Ok(());
+        }
+        Ok(self.session.set_protocol_features(features)?)
+    }
+
+    /// Front ends count queue pairs with it.
+    fn get_queue_num(&mut self) -> Result<u64> {
+        Ok(1)
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
+        Ok(self.session.set_enabled(index, enable)?)
+    }
+
+    fn get_config(&mut self, _offset: u32, _size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
+        refused(NOT_OFFERED)
+    }
+
+    fn set_config(&mut self, _offset: u32, _buf: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
+        refused(NOT_OFFERED)
+    }
+
+    fn set_gpu_socket(&mut self, _gpu_backend: GpuBackend) -> Result<()> {
+        refused("a vnic has no display")
+    }
+
+    fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> Result<File> {
+        refused(NOT_OFFERED)
+    }
+
+    fn get_inflight_fd(&mut self, _inflight: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        refused(NOT_OFFERED)
+    }
+
+    fn set_inflight_fd(&mut self, _inflight: &VhostUserInflight, _file: File) -> Result<()> {
+        refused(NOT_OFFERED)
+    }
+
+    fn get_max_mem_slots(&mut self) -> Result<u64> {
+        Ok(Session::max_regions() as u64)
+    }
+
+    fn add_mem_region(
+        &mut self,
+        added: &VhostUserSingleMemoryRegion,
+        fd: File,
+        _postcopy_listening: Option<bool>,
+    ) -> Result<Option<VhostUserMemoryRegionBase>> {
+        self.session.add_region(region(added, fd))?;
+        Ok(None)
+    }
+
+    fn remove_mem_region(&mut self, removed: &VhostUserSingleMemoryRegion) -> Result<()> {
+        Ok(self.session.remove_region(removed.guest_phys_addr, removed.user_addr, removed.memory_size)?)
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _direction: VhostTransferStateDirection,
+        _phase: VhostTransferStatePhase,
+        _fd: File,
+    ) -> Result<Option<File>> {
+        refused(NOT_OFFERED)
+    }
+
+    fn check_device_state(&mut self) -> Result<()> {
+        refused(NOT_OFFERED)
+    }
+
+    fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
+        refused(NOT_OFFERED)
+    }
+
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        Ok(self.session.set_log(file.into(), log.mmap_size, log.mmap_offset)?)
+    }
+}

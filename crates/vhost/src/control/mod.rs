@@ -1,0 +1,223 @@
+//! The device side of the vhost-user control channel: one [`Device`] per vnic.
+//!
+//! A device owns a socket (or connects to one that QEMU owns), a thread that serves one front end at a time, and, as long as one is
+//! attached, the rings of a [`Port`]. Whatever a front end does, the worst that happens is that it is detached, with a reason;
+//! the device then waits for the next one.
+
+mod gate;
+mod pace;
+mod session;
+mod shared;
+mod socket;
+mod state;
+mod status;
+mod thread;
+mod wire;
+
+use std::{
+    fmt, io,
+    os::fd::OwnedFd,
+    path::PathBuf,
+    sync::{Arc, mpsc},
+    thread::{Builder, JoinHandle},
+    time::Duration,
+};
+
+use crate::{
+    net::Features,
+    port::{Port, PortEvents, Queue},
+    ring::ensure_signaller,
+};
+use session::Session;
+use shared::Shared;
+use socket::Listener;
+
+pub use socket::MAX_PATH;
+pub use state::{DeviceState, Exported, Kick, LogState, RingAddresses, RingState};
+pub use status::{Detach, DeviceStatus, Negotiated};
+
+/// Stack of a control thread: a few frames of ours and of a logger. Only what is used takes memory.
+const STACK: usize = 256 * 1024;
+
+/// Who owns the socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// We listen, the front end connects.
+    Server,
+    /// The front end listens, we connect, again and again.
+    Client,
+}
+
+impl Role {
+    /// For people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Role::Server => "server",
+            Role::Client => "client",
+        }
+    }
+}
+
+/// Who wants to know what becomes of a device. Called from its control thread (and from [`Device::resume`]), without locks held; must
+/// not call back into [`Device::stop`], [`Device::export`] or drop the device.
+pub trait DeviceEvents: PortEvents {
+    /// A front end attached: it connected and began to speak.
+    fn attached(&self);
+    /// It is gone, and so is everything it gave us. `reason` is a sentence without a full stop.
+    fn detached(&self, reason: &str);
+}
+
+/// What a device is made of.
+#[derive(Clone)]
+pub struct DeviceConfig {
+    /// The vnic, in messages to the operator.
+    pub name: String,
+    /// Who owns the socket.
+    pub role: Role,
+    /// The socket; at most [`MAX_PATH`] bytes.
+    pub path: PathBuf,
+    /// Where the rings appear.
+    pub port: Arc<Port>,
+    /// Who is told.
+    pub events: Arc<dyn DeviceEvents>,
+}
+
+/// Why a device could not be started.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the texts say it
+pub enum StartError {
+    #[error("the socket path {} has {len} bytes; at most {MAX_PATH} are possible: use a shorter socket directory or id", path.display())]
+    PathTooLong { path: PathBuf, len: usize },
+    #[error("somebody listens on {} already: stop that program, or use another path", .0.display())]
+    InUse(PathBuf),
+    #[error("{} exists and is not a socket: remove it, or use another path", .0.display())]
+    NotASocket(PathBuf),
+    #[error("cannot {what} {}: {source}", path.display())]
+    Socket { what: &'static str, path: PathBuf, source: io::Error },
+    #[error("cannot start a control thread: {0}; look at the limits of processes, memory and open files")]
+    Thread(io::Error),
+    #[error(
+        "the kernel refuses asynchronous I/O, by which guests are interrupted: {0}; raise the sysctl fs.aio-max-nr, and allow io_setup and io_submit in a sandbox"
+    )]
+    NoSignaller(io::Error),
+    #[error("the state of the device is not usable: {0}")]
+    State(String),
+}
+
+/// The control channel of one vnic. Dropping it is as good as [`Device::stop`].
+pub struct Device {
+    role: Role,
+    path: PathBuf,
+    port: Arc<Port>,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device").field("role", &self.role).field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl Device {
+    /// Starts a control channel. A server listens when this returns. A stale socket file that nobody answers on is replaced.
+    pub fn start(config: DeviceConfig) -> Result<Device, StartError> {
+        Self::launch(config, None)
+    }
+
+    /// Starts a control channel that goes on with a front end another one served: it does not notice. The other one must not drive
+    /// the rings any more. When that front end leaves, the device is as one that was started.
+    pub fn resume(config: DeviceConfig, connection: OwnedFd, state: DeviceState) -> Result<Device, StartError> {
+        ensure_signaller().map_err(StartError::NoSignaller)?;
+        let mut session = Session::new(config.name.as_str().into(), config.port.clone(), config.events.clone());
+        session.restore(state).map_err(|refused| StartError::State(refused.0))?;
+        Self::launch(config, Some((connection, session)))
+    }
+
+    fn launch(config: DeviceConfig, resumed: Option<(OwnedFd, Session)>) -> Result<Device, StartError> {
+        let DeviceConfig { name, role, path, port, events } = config;
+        ensure_signaller().map_err(StartError::NoSignaller)?;
+        let address = socket::check_path(&path)?;
+        let (listener, server) = match role {
+            Role::Server => (Some(Listener::new(&path)?), None),
+            Role::Client => (None, Some(address)),
+        };
+        let shared = Arc::new(Shared::new(listener).map_err(|error| StartError::Thread(error.into()))?);
+        // Linux shows 15 bytes of a thread's name; NUL is not allowed in one.
+        let thread_name = format!("vu-{}", name.replace('\0', ""));
+        let thread = thread::Thread { name: name.as_str().into(), server, port: port.clone(), events, shared: shared.clone() };
+        let thread =
+            Builder::new().name(thread_name).stack_size(STACK).spawn(move || thread.run(resumed)).map_err(StartError::Thread)?;
+        Ok(Device { role, path, port, shared, thread: Some(thread) })
+    }
+
+    /// Detaches the front end and ends the channel, within a worker's batch. A server's socket file is removed.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.shared.stop();
+            // A panic of the thread was its last act; what it held was released by unwinding.
+            let _ = thread.join();
+        }
+    }
+
+    /// What an operator sees.
+    pub fn status(&self) -> DeviceStatus {
+        // Rings first: one that the session below does not know yet is better than the reverse.
+        let (rx, tx) = (self.port.status(Queue::Rx), self.port.status(Queue::Tx));
+        let live = self.shared.live();
+        DeviceStatus {
+            role: self.role,
+            path: self.path.clone(),
+            offered: Features::OFFERED,
+            attached: live.attached.clone(),
+            rx,
+            tx,
+            others_waiting: live.attached.is_some() && self.shared.others_waiting(),
+            attach_count: live.attach_count,
+            last_detach: live.last_detach.clone(),
+            trouble: live.trouble.clone(),
+        }
+    }
+
+    /// How to reach this device from a worker.
+    pub fn poker(&self) -> Poker {
+        Poker(self.shared.clone())
+    }
+
+    /// As [`Poker::poke`].
+    pub fn poke(&self) {
+        self.shared.poke();
+    }
+
+    /// A copy of the connection and of everything that was set up on it, for [`Device::resume`]; `None` if no front end is attached,
+    /// or descriptors are used up. It is out of date after the front end's next message.
+    pub fn export(&self) -> Option<Exported> {
+        /// Longer than a message may take.
+        const PATIENCE: Duration = Duration::from_secs(5);
+        let (sender, receiver) = mpsc::sync_channel(1);
+        self.shared.wish_export(sender);
+        receiver.recv_timeout(PATIENCE).ok().flatten()
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Asks a device to look after its rings.
+#[derive(Clone)]
+pub struct Poker(Arc<Shared>);
+
+impl Poker {
+    /// A worker found a poisoned ring ([`crate::ring::TxRing::poisoned`], [`crate::ring::RxRing::poisoned`]): the front end is detached
+    /// because its memory was truncated. Does nothing if no memory is poisoned. Never waits; the first of many costs a system call.
+    pub fn poke(&self) {
+        self.0.poke();
+    }
+}

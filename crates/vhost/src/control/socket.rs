@@ -1,0 +1,180 @@
+//! The Unix socket of a vnic: listening and connecting.
+
+use std::{
+    io,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
+    },
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    io::Errno,
+    net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect as connect_to, listen, socket_with,
+    },
+};
+
+use super::StartError;
+
+/// Longest path of a Unix socket in bytes (`sun_path` without its final NUL).
+pub const MAX_PATH: usize = 107;
+
+/// Front ends that may wait behind the one that is attached.
+const BACKLOG: i32 = 16;
+
+/// Owner and group may connect: whoever may connect is the VM. A group that is not ours comes from a set-group-ID directory.
+const MODE: u32 = 0o660;
+
+/// Checks a path once; the same for both roles.
+pub(super) fn check_path(path: &Path) -> Result<SocketAddrUnix, StartError> {
+    let len = path.as_os_str().len();
+    if len > MAX_PATH {
+        return Err(StartError::PathTooLong { path: path.to_owned(), len });
+    }
+    if len == 0 {
+        return Err(StartError::Socket { what: "use", path: path.to_owned(), source: io::ErrorKind::InvalidInput.into() });
+    }
+    SocketAddrUnix::new(path).map_err(|source| StartError::Socket { what: "use", path: path.to_owned(), source: source.into() })
+}
+
+fn stream_socket() -> rustix::io::Result<OwnedFd> {
+    socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
+}
+
+/// A listening socket and the file that leads to it, which goes away with it.
+#[derive(Debug)]
+pub(super) struct Listener {
+    socket: OwnedFd,
+    path: PathBuf,
+    /// Device and inode of our file: somebody else's file at the same path is not removed.
+    file: (u64, u64),
+}
+
+impl Listener {
+    /// Listens at `path`. A socket file that nobody answers on is replaced; anything else that is there is left alone.
+    pub fn new(path: &Path) -> Result<Listener, StartError> {
+        let address = check_path(path)?;
+        let failed = |what| move |source: io::Error| StartError::Socket { what, path: path.to_owned(), source };
+        remove_stale(path, &address)?;
+        let socket = stream_socket().map_err(|e| failed("make a socket for")(e.into()))?;
+        bind(&socket, &address).map_err(|e| failed("bind")(e.into()))?;
+        let file = std::fs::symlink_metadata(path).map_err(failed("look at"))?;
+        let listener = Listener { socket, path: path.to_owned(), file: (file.dev(), file.ino()) };
+        // Nobody can connect before listen().
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(MODE)).map_err(failed("set the permissions of"))?;
+        listen(&listener.socket, BACKLOG).map_err(|e| failed("listen on")(e.into()))?;
+        Ok(listener)
+    }
+
+    /// The next front end that waits, if there is one.
+    pub fn accept(&self) -> rustix::io::Result<Option<OwnedFd>> {
+        match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(connection) => Ok(Some(connection)),
+            Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if std::fs::symlink_metadata(&self.path).is_ok_and(|file| (file.dev(), file.ino()) == self.file) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), StartError> {
+    let failed = |what, source: io::Error| StartError::Socket { what, path: path.to_owned(), source };
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed("look at", error)),
+        Ok(file) if !file.file_type().is_socket() => return Err(StartError::NotASocket(path.to_owned())),
+        Ok(_) => {}
+    }
+    let probe = stream_socket().map_err(|e| failed("make a socket for", e.into()))?;
+    match connect_to(&probe, address) {
+        // A full backlog (AGAIN) belongs to somebody too.
+        Ok(()) | Err(Errno::AGAIN) => Err(StartError::InUse(path.to_owned())),
+        Err(Errno::CONNREFUSED) => match std::fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove the stale socket", error)),
+            _ => Ok(()),
+        },
+        Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(failed("find out whether somebody listens on", error.into())),
+    }
+}
+
+/// Connects, without waiting.
+pub(super) fn connect(address: &SocketAddrUnix) -> rustix::io::Result<OwnedFd> {
+    let socket = stream_socket()?;
+    connect_to(&socket, address)?;
+    Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::{UnixDatagram, UnixListener};
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_ours_is_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists(), "std leaves the file");
+        let listener = Listener::new(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
+        connect(&check_path(&path).unwrap()).unwrap();
+        assert!(listener.accept().unwrap().is_some());
+        assert!(listener.accept().unwrap().is_none());
+        drop(listener);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_others_use_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let other = UnixListener::bind(&path).unwrap();
+        assert!(matches!(Listener::new(&path), Err(StartError::InUse(_))));
+        drop(other);
+        let listener = Listener::new(&path).unwrap();
+        // Replaced behind our back: not ours to remove.
+        std::fs::remove_file(&path).unwrap();
+        let other = UnixListener::bind(&path).unwrap();
+        drop(listener);
+        assert!(path.exists());
+        drop(other);
+
+        let file = directory.path().join("file");
+        std::fs::write(&file, b"precious").unwrap();
+        assert!(matches!(Listener::new(&file), Err(StartError::NotASocket(_))));
+        assert_eq!(std::fs::read(&file).unwrap(), b"precious");
+        let datagram = directory.path().join("datagram");
+        let _other = UnixDatagram::bind(&datagram).unwrap();
+        assert!(matches!(Listener::new(&datagram), Err(StartError::Socket { .. })));
+    }
+
+    #[test]
+    fn the_longest_path_works_and_a_longer_one_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let fill = MAX_PATH - directory.path().as_os_str().len() - 1;
+        let longest = directory.path().join("x".repeat(fill));
+        assert_eq!(longest.as_os_str().len(), MAX_PATH);
+        let listener = Listener::new(&longest).unwrap();
+        connect(&check_path(&longest).unwrap()).unwrap();
+        drop(listener);
+        let longer = directory.path().join("x".repeat(fill + 1));
+        assert!(matches!(Listener::new(&longer), Err(StartError::PathTooLong { len: 108, .. })));
+        assert!(Listener::new(Path::new("")).is_err());
+    }
+}

@@ -1,0 +1,78 @@
+//! What an operator sees of a device.
+
+use std::{path::PathBuf, time::SystemTime};
+
+use vhost::vhost_user::VhostUserProtocolFeatures;
+
+use super::Role;
+use crate::{memory::RegionInfo, net::Features, ring::RingStatus};
+
+/// A device at one moment.
+#[derive(Clone, Debug)]
+pub struct DeviceStatus {
+    /// Who owns the socket.
+    pub role: Role,
+    /// The socket.
+    pub path: PathBuf,
+    /// The features that guests are offered.
+    pub offered: Features,
+    /// The front end that is attached, and what it negotiated.
+    pub attached: Option<Negotiated>,
+    /// The receive ring, as it runs: the guest receives.
+    pub rx: Option<RingStatus>,
+    /// The transmit ring, as it runs: the guest sends.
+    pub tx: Option<RingStatus>,
+    /// Another front end waits until the one that is attached leaves.
+    pub others_waiting: bool,
+    /// How often a front end was attached.
+    pub attach_count: u64,
+    /// How the last one left.
+    pub last_detach: Option<Detach>,
+    /// Why no front end can attach, if it is not just that none came.
+    pub trouble: Option<String>,
+}
+
+/// What the front end that is attached has said so far.
+#[derive(Clone, Debug)]
+pub struct Negotiated {
+    /// When it attached.
+    pub since: SystemTime,
+    /// Its process, if it is in our process namespace.
+    pub peer_pid: Option<u32>,
+    /// The features it accepted, once it said so.
+    pub features: Option<Features>,
+    /// The vhost-user protocol features it accepted (`VHOST_USER_PROTOCOL_F_*` bits).
+    pub protocol_features: Option<u64>,
+    /// Guest memory in order of guest addresses.
+    pub memory: Vec<RegionInfo>,
+    /// Stores are logged: the guest migrates.
+    pub logging: bool,
+    /// Why the receive ring does not run although the front end started it.
+    pub rx_trouble: Option<String>,
+    /// Why the transmit ring does not run although the front end started it.
+    pub tx_trouble: Option<String>,
+}
+
+impl Negotiated {
+    /// Offered features that the front end did not accept; nothing before it said anything.
+    pub fn declined(&self) -> Features {
+        self.features.map_or(Features::NONE, |accepted| Features::OFFERED.without(accepted))
+    }
+
+    /// Names of the accepted protocol features.
+    pub fn protocol_feature_names(&self) -> Vec<String> {
+        VhostUserProtocolFeatures::from_bits_truncate(self.protocol_features.unwrap_or(0))
+            .iter_names()
+            .map(|(name, _)| name.to_lowercase().replace('_', "-"))
+            .collect()
+    }
+}
+
+/// The end of an attachment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Detach {
+    /// A sentence without a full stop.
+    pub reason: String,
+    /// When.
+    pub at: SystemTime,
+}
