@@ -1,2 +1,31 @@
+//! What an operator declares, as types that are valid by construction.
+//!
+//! Whatever comes from the API or a file passes through a constructor here once; afterwards nobody checks again. The types also
+//! know how a declaration is echoed (texts and orders that clients rely on) and what has to happen when one replaces another
+//! ([`NicChange`]). No I/O.
+
 #![forbid(unsafe_code)]
-//! Placeholder.
+
+mod address;
+mod change;
+mod cidr;
+mod hash;
+mod mac;
+mod nic;
+mod nic_id;
+mod rule;
+mod security_group;
+mod socket;
+mod vni;
+
+pub use address::{AddressError, IpSet, canonical, parse_ip};
+pub use change::NicChange;
+pub use cidr::{Cidr, CidrError};
+pub use hash::libstdcxx_hash;
+pub use mac::{Mac, MacError};
+pub use nic::{Bench, Kind, Nic, NicUpdate, Role};
+pub use nic_id::{NicId, NicIdError};
+pub use rule::{Direction, Peer, Protocol, Rule, RuleError};
+pub use security_group::{GroupName, GroupNameError, GroupNames, SecurityGroup};
+pub use socket::{SocketDir, SocketPath, SocketPathError};
+pub use vni::{Vni, VniOutOfRange};

@@ -1,0 +1,101 @@
+//! Blocks of addresses.
+
+use crate::address::{AddressError, canonical, parse_ip};
+use std::{fmt, net::IpAddr};
+
+/// An address and the length of its network part.
+///
+/// Bits of the address beyond the length are kept, because the declared text is part of a rule's identity; they mean nothing
+/// else: see [`Cidr::network`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cidr {
+    address: IpAddr,
+    mask_size: u8,
+}
+
+/// What is no block of addresses.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CidrError {
+    /// The address is none.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// The length does not fit the family.
+    #[error("mask size {mask_size} of {address} is out of range: 0 to {}", if .address.is_ipv4() { 32 } else { 128 })]
+    MaskSize {
+        /// The address it is for.
+        address: IpAddr,
+        /// As declared.
+        mask_size: u32,
+    },
+}
+
+impl Cidr {
+    /// From the text of an address and a number of bits.
+    pub fn new(address: &str, mask_size: u32) -> Result<Self, CidrError> {
+        let address = parse_ip(address)?;
+        match u8::try_from(mask_size) {
+            Ok(bits) if u32::from(bits) <= width(address) => Ok(Self { address, mask_size: bits }),
+            _ => Err(CidrError::MaskSize { address, mask_size }),
+        }
+    }
+
+    /// As declared.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// Bits of the network part.
+    pub fn mask_size(&self) -> u8 {
+        self.mask_size
+    }
+
+    /// The first address of the block.
+    pub fn network(&self) -> IpAddr {
+        let host_bits = width(self.address) - u32::from(self.mask_size);
+        match self.address {
+            IpAddr::V4(v4) => IpAddr::V4((v4.to_bits() & u32::MAX.checked_shl(host_bits).unwrap_or(0)).into()),
+            IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() & u128::MAX.checked_shl(host_bits).unwrap_or(0)).into()),
+        }
+    }
+}
+
+impl fmt::Display for Cidr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", canonical(self.address), self.mask_size)
+    }
+}
+
+fn width(address: IpAddr) -> u32 {
+    if address.is_ipv4() { 32 } else { 128 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_bits_are_kept_in_the_text_and_masked_in_the_network() {
+        for (address, mask_size, text, network) in [
+            ("10.0.0.1", 24, "10.0.0.1/24", "10.0.0.0"),
+            ("255.255.255.255", 0, "255.255.255.255/0", "0.0.0.0"),
+            ("255.255.255.255", 32, "255.255.255.255/32", "255.255.255.255"),
+            ("2001:db8:0:85a3:0:0:ac1f:8001", 8, "2001:db8:0:85a3::ac1f:8001/8", "2000::"),
+            ("ffff::ffff", 0, "ffff::ffff/0", "::"),
+            ("ffff::ffff", 128, "ffff::ffff/128", "ffff::ffff"),
+            ("ffff::ffff", 127, "ffff::ffff/127", "ffff::fffe"),
+        ] {
+            let cidr = Cidr::new(address, mask_size).unwrap();
+            assert_eq!((cidr.to_string().as_str(), cidr.network()), (text, network.parse().unwrap()));
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        assert!(matches!(Cidr::new("10.0.0", 8), Err(CidrError::Address(_))));
+        for (address, mask_size) in [("10.0.0.0", 33), ("10.0.0.0", 256 + 8), ("::", 129), ("::", u32::MAX)] {
+            assert!(matches!(Cidr::new(address, mask_size), Err(CidrError::MaskSize { .. })), "{address}/{mask_size}");
+        }
+        let error = Cidr::new("10.0.0.0", 33).unwrap_err().to_string();
+        assert_eq!(error, "mask size 33 of 10.0.0.0 is out of range: 0 to 32");
+    }
+}

@@ -1,0 +1,182 @@
+//! Virtual NICs.
+
+use crate::{
+    address::IpSet,
+    mac::Mac,
+    nic_id::NicId,
+    security_group::GroupNames,
+    socket::{SocketDir, SocketPath, SocketPathError},
+    vni::Vni,
+};
+use std::{net::IpAddr, path::Path};
+
+/// Which end of a vhost-user socket Butterfly is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Butterfly listens, the virtual machine's process connects.
+    Server,
+    /// The virtual machine's process listens, Butterfly connects.
+    Client,
+}
+
+/// What a vnic is attached to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A virtual machine, through this socket.
+    VhostUser {
+        /// Our end of it.
+        role: Role,
+        /// Where it is.
+        socket: SocketPath,
+    },
+    /// A network device of the host's kernel.
+    Tap,
+    /// A traffic generator inside the switch.
+    Bench(Bench),
+}
+
+impl Kind {
+    /// A vhost-user vnic called `id`. Only a client may have a `path` of its own, for a server it means nothing.
+    pub fn vhost_user(role: Role, id: &NicId, path: Option<&Path>, directory: &SocketDir) -> Result<Self, SocketPathError> {
+        let socket = match path.filter(|_| role == Role::Client) {
+            Some(path) => SocketPath::new(path)?,
+            None => directory.socket(id)?,
+        };
+        Ok(Self::VhostUser { role, socket })
+    }
+
+    /// The socket, if it has one.
+    pub fn socket(&self) -> Option<&SocketPath> {
+        match self {
+            Self::VhostUser { socket, .. } => Some(socket),
+            Self::Tap | Self::Bench(_) => None,
+        }
+    }
+}
+
+/// What the traffic generator does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Bench {
+    /// Sends echo requests there and measures the answers.
+    IcmpSender {
+        /// To whom.
+        ip: IpAddr,
+        /// Behind which address.
+        mac: Mac,
+    },
+    /// Sends back what it gets.
+    IcmpReceiver,
+}
+
+/// A virtual NIC as declared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nic {
+    /// Its name.
+    pub id: NicId,
+    /// Its Ethernet address.
+    pub mac: Mac,
+    /// Its network.
+    pub vni: Vni,
+    /// The addresses it owns.
+    pub ips: IpSet,
+    /// The groups whose rules it obeys.
+    pub security_groups: GroupNames,
+    /// ARP is held to `mac` and `ips`.
+    pub ip_anti_spoof: bool,
+    /// Neither filtered nor held to its addresses.
+    pub bypass_filtering: bool,
+    /// Echoed, without effect.
+    pub sniff_target: Option<String>,
+    /// What is on the other side.
+    pub kind: Kind,
+    /// All its frames are written to a file.
+    pub packet_trace: bool,
+    /// That file, if it was named.
+    pub packet_trace_path: Option<String>,
+}
+
+/// A partial change of a vnic: what is absent stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs)] // As in `Nic`.
+pub struct NicUpdate {
+    pub ip_anti_spoof: Option<bool>,
+    pub ips: Option<IpSet>,
+    pub security_groups: Option<GroupNames>,
+    pub packet_trace: Option<bool>,
+    pub packet_trace_path: Option<String>,
+}
+
+impl Nic {
+    /// The vnic after `update`.
+    pub fn updated(&self, update: NicUpdate) -> Self {
+        Self {
+            ip_anti_spoof: update.ip_anti_spoof.unwrap_or(self.ip_anti_spoof),
+            ips: update.ips.unwrap_or_else(|| self.ips.clone()),
+            security_groups: update.security_groups.unwrap_or_else(|| self.security_groups.clone()),
+            packet_trace: update.packet_trace.unwrap_or(self.packet_trace),
+            packet_trace_path: update.packet_trace_path.or_else(|| self.packet_trace_path.clone()),
+            ..self.clone()
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn nic() -> Nic {
+        let id = NicId::new("nic-1").unwrap();
+        let kind = Kind::vhost_user(Role::Server, &id, None, &SocketDir::new("/run/b".into())).unwrap();
+        Nic {
+            id,
+            mac: Mac::parse("42:42:42:42:42:01").unwrap(),
+            vni: Vni::new(1337).unwrap(),
+            ips: IpSet::parse(["10.0.0.1"]).unwrap(),
+            security_groups: GroupNames::parse(["web"]).unwrap(),
+            ip_anti_spoof: false,
+            bypass_filtering: false,
+            sniff_target: None,
+            kind,
+            packet_trace: false,
+            packet_trace_path: None,
+        }
+    }
+
+    #[test]
+    fn only_a_client_has_a_path_of_its_own() {
+        let (id, directory) = (NicId::new("n").unwrap(), SocketDir::new("/run/b".into()));
+        let path = |role, path: Option<&str>| {
+            let kind = Kind::vhost_user(role, &id, path.map(Path::new), &directory)?;
+            Ok::<_, SocketPathError>(kind.socket().unwrap().to_string())
+        };
+        assert_eq!(path(Role::Server, None).unwrap(), "/run/b/qemu-vhost-n");
+        assert_eq!(path(Role::Server, Some("/elsewhere")).unwrap(), "/run/b/qemu-vhost-n");
+        assert_eq!(path(Role::Server, Some("relative")).unwrap(), "/run/b/qemu-vhost-n");
+        assert_eq!(path(Role::Client, None).unwrap(), "/run/b/qemu-vhost-n");
+        assert_eq!(path(Role::Client, Some("/elsewhere")).unwrap(), "/elsewhere");
+        assert!(path(Role::Client, Some("relative")).is_err());
+    }
+
+    #[test]
+    fn an_update_changes_what_it_names() {
+        let nic = nic();
+        assert_eq!(nic.updated(NicUpdate::default()), nic);
+        let update = NicUpdate {
+            ip_anti_spoof: Some(true),
+            ips: Some(IpSet::default()),
+            security_groups: Some(GroupNames::parse(["db"]).unwrap()),
+            packet_trace: Some(true),
+            packet_trace_path: Some("/tmp/x".into()),
+        };
+        let expected = Nic {
+            ip_anti_spoof: true,
+            ips: IpSet::default(),
+            security_groups: GroupNames::parse(["db"]).unwrap(),
+            packet_trace: true,
+            packet_trace_path: Some("/tmp/x".into()),
+            ..nic.clone()
+        };
+        assert_eq!(nic.updated(update), expected);
+        assert_eq!(expected.updated(NicUpdate::default()), expected);
+    }
+}

@@ -1,0 +1,71 @@
+//! Names of vnics.
+
+use std::{borrow::Borrow, fmt};
+
+/// The name of a vnic. It becomes part of a file name and of lines that programs read, so some characters are refused.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NicId(Box<str>);
+
+/// A text that cannot name a vnic.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("nic id {id:?} is refused: {reason}")]
+pub struct NicIdError {
+    id: String,
+    reason: &'static str,
+}
+
+impl NicId {
+    /// Any text that is not empty, does not start with a dot, and has no `/` and no control character in it.
+    pub fn new(id: &str) -> Result<Self, NicIdError> {
+        let reason = if id.is_empty() {
+            "it is empty"
+        } else if id.starts_with('.') {
+            "it starts with a dot; it becomes part of a file name"
+        } else if id.contains('/') {
+            "it has a / in it; it becomes part of a file name"
+        } else if id.contains(char::is_control) {
+            "it has a control character in it"
+        } else {
+            return Ok(Self(id.into()));
+        };
+        Err(NicIdError { id: id.to_owned(), reason })
+    }
+
+    /// As it was declared.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Ids order and compare as their texts do: byte by byte.
+impl Borrow<str> for NicId {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for NicId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ordinary_names_are_taken() {
+        for id in ["nic-1", "a", "é b", "{\"x\"}", "a.b", "-", "qemu:0"] {
+            assert_eq!(NicId::new(id).unwrap().as_str(), id);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_a_file_name_or_a_line_is_refused() {
+        for id in ["", ".", "..", ".hidden", "/", "a/b", "../x", "a\0", "a\nb", "\u{7f}", "\u{85}"] {
+            let error = NicId::new(id).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("nic id {id:?} is refused: it ")), "{error}");
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Security groups.
+
+use crate::{
+    address::{AddressError, IpSet},
+    rule::Rule,
+};
+use std::{borrow::Borrow, collections::BTreeMap, fmt};
+
+/// The name of a security group.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupName(Box<str>);
+
+/// A text that cannot name a security group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the name of a security group is empty")]
+pub struct GroupNameError;
+
+impl GroupName {
+    /// Any text that is not empty: in updates the empty text means "no group".
+    pub fn new(name: &str) -> Result<Self, GroupNameError> {
+        if name.is_empty() { Err(GroupNameError) } else { Ok(Self(name.into())) }
+    }
+
+    /// As it was declared.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Borrow<str> for GroupName {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for GroupName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The groups a vnic refers to, which need not exist: each once, in the order of declaration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GroupNames(Vec<GroupName>);
+
+impl GroupNames {
+    /// Reads `names`; the second and later mention of a group is dropped.
+    pub fn parse<T: AsRef<str>>(names: impl IntoIterator<Item = T>) -> Result<Self, GroupNameError> {
+        let mut set = Self::default();
+        let mut seen = std::collections::HashSet::new();
+        for name in names {
+            let name = GroupName::new(name.as_ref())?;
+            if seen.insert(name.clone()) {
+                set.0.push(name);
+            }
+        }
+        Ok(set)
+    }
+
+    /// The names.
+    pub fn names(&self) -> &[GroupName] {
+        &self.0
+    }
+
+    /// The names as they are echoed.
+    pub fn texts(&self) -> Vec<String> {
+        self.0.iter().map(|name| name.as_str().to_owned()).collect()
+    }
+}
+
+/// A named list of rules, and of the addresses that rules of other groups mean when they name this one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SecurityGroup {
+    name: GroupName,
+    members: IpSet,
+    rules: BTreeMap<(u64, String), Rule>,
+}
+
+impl SecurityGroup {
+    /// A group of `members`, which are addresses, and `rules`; what is mentioned twice is in it once.
+    pub fn new<T: AsRef<str>>(
+        name: GroupName,
+        members: impl IntoIterator<Item = T>,
+        rules: impl IntoIterator<Item = Rule>,
+    ) -> Result<Self, AddressError> {
+        let members = IpSet::parse(members)?;
+        let rules = rules.into_iter().map(|rule| (rule.key(), rule)).collect();
+        Ok(Self { name, members, rules })
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &GroupName {
+        &self.name
+    }
+
+    /// The addresses, in the order they were added.
+    pub fn members(&self) -> &IpSet {
+        &self.members
+    }
+
+    /// The rules, in the order of their [keys](Rule::key).
+    pub fn rules(&self) -> impl ExactSizeIterator<Item = &Rule> {
+        self.rules.values()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{cidr::Cidr, rule::Direction};
+
+    #[test]
+    fn names_are_kept_once_in_order() {
+        let names = GroupNames::parse(["web", "db", "web"]).unwrap();
+        assert_eq!(names.texts(), ["web", "db"]);
+        assert_eq!(GroupNames::parse(["web", ""]), Err(GroupNameError));
+    }
+
+    #[test]
+    fn rules_are_in_the_order_of_their_hashes_whatever_the_order_of_declaration() {
+        let rule = |protocol| {
+            let all = Cidr::new("0.0.0.0", 0).unwrap();
+            Rule::new(Direction::Inbound, protocol, (Some(1), Some(2)), Some(all), None).unwrap()
+        };
+        let group = |protocols: &[i32]| {
+            let name = GroupName::new("g").unwrap();
+            SecurityGroup::new(name, ["::1", "0::1"], protocols.iter().copied().map(rule)).unwrap()
+        };
+        let one = group(&[6, 17, 1, -1, 58]);
+        assert_eq!(one, group(&[58, -1, 17, 1, 6, 6]));
+        let hashes: Vec<_> = one.rules().map(|rule| rule.key().0).collect();
+        assert_eq!(hashes.len(), 5);
+        assert!(hashes.is_sorted(), "{hashes:x?}");
+        assert_eq!(one.members().texts(), ["::1"]);
+    }
+}
