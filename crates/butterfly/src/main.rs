@@ -1,3 +1,53 @@
+//! `butterfly`: drives the Butterfly virtual switch of a host, from a shell.
+//!
+//! [`tree`] holds the commands, [`reader`] reads words by it, [`run`] goes
+//! through a chain of commands, [`session`] talks to the daemon. Each command
+//! has its model and what it does side by side in a file of its own subject.
+
 #![forbid(unsafe_code)]
-//! TODO
-fn main() {}
+
+mod connection;
+mod failure;
+mod fdb;
+mod help;
+mod nic;
+mod output;
+mod process;
+mod reader;
+mod replay;
+mod reply;
+mod run;
+mod session;
+mod settings;
+mod sg;
+mod table;
+mod tree;
+mod version;
+mod workers;
+
+use output::Output;
+use std::io::ErrorKind;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let mut output = Output::new();
+    let words: Result<Vec<String>, _> = std::env::args_os().skip(1).map(|word| word.into_string()).collect();
+    let outcome = match words {
+        Ok(words) => run::run(&words, &mut output),
+        Err(word) => {
+            output.complain(&format!("argument {word:?} is not UTF-8"));
+            Ok(false)
+        }
+    };
+    match outcome.and_then(|succeeded| output.flush().map(|()| succeeded)) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            // A reader that has seen enough (`| head`) needs no explanation.
+            if error.kind() != ErrorKind::BrokenPipe {
+                output.complain(&format!("cannot write to standard output: {error}"));
+            }
+            ExitCode::FAILURE
+        }
+    }
+}

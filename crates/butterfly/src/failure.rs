@@ -1,0 +1,45 @@
+//! How a command ends when it does not succeed.
+
+use std::io;
+
+/// Why a command failed. Each ends the process with exit code 1.
+#[derive(Debug)]
+pub enum Failure {
+    /// The text goes to stderr.
+    Said(String),
+    /// The text goes to stderr, then the command's help to stdout.
+    Usage(String),
+    /// Standard output cannot be written to.
+    Output(io::Error),
+}
+
+impl Failure {
+    /// A failure explained by one text.
+    pub fn said(text: impl Into<String>) -> Self {
+        Self::Said(text.into())
+    }
+
+    /// A failure of the person at the keyboard: the text, then the help.
+    pub fn usage(text: impl Into<String>) -> Self {
+        Self::Usage(text.into())
+    }
+
+    /// The value of `option` could not be understood.
+    pub fn not_recognized(option: &str) -> Self {
+        Self::Usage(format!("--{option} argument not recognized"))
+    }
+
+    /// The same failure, with the help after it.
+    pub fn with_help(self) -> Self {
+        match self {
+            Self::Said(text) => Self::Usage(text),
+            other => other,
+        }
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}

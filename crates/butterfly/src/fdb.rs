@@ -1,0 +1,80 @@
+//! `butterfly fdb`: behind which NIC each MAC address is.
+
+use crate::failure::Failure;
+use crate::reader::Arguments;
+use crate::session::Session;
+use crate::table::{Align, duration, safe, table};
+use crate::tree::{Node, json, word};
+use butterfly_api::proto::{FdbEntry, FdbListReq, Request};
+use clap::Command;
+use protobuf::MessageField;
+use serde_json::{Value, json};
+
+/// `fdb`.
+pub fn node() -> Node {
+    Node::run(
+        Command::new("fdb")
+            .about("Prints the forwarding database: behind which NIC each MAC address is, of one network or of all.")
+            .arg(word("VNI").required(false).help("the network"))
+            .arg(json())
+            .after_help("butterfly fdb 42"),
+        print_fdb,
+    )
+}
+
+fn print_fdb(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
+    let json = arguments.has("json");
+    if json {
+        session.output_is_for_programs();
+    }
+    let vni = match arguments.word(0) {
+        Some(word) => {
+            let number = word.parse().map_err(|_| Failure::usage("VNI argument not recognized"))?;
+            Some(number)
+        }
+        None => None,
+    };
+    let response = session
+        .ask(Request { fdb_list: MessageField::some(FdbListReq { vni, ..FdbListReq::default() }), ..Request::default() })?;
+    let entries = response.fdb_list;
+    match json {
+        true => session.line(format_args!("{:#}", Value::from_iter(entries.iter().map(entry_json)))),
+        false => session.print(page(&entries)),
+    }
+}
+
+fn page(entries: &[FdbEntry]) -> String {
+    let rows: Vec<_> = entries
+        .iter()
+        .map(|entry| {
+            [
+                entry.vni().to_string(),
+                safe(entry.mac()),
+                safe(entry.nic_id()),
+                kind(entry),
+                entry.age.map_or("-".into(), duration),
+            ]
+        })
+        .collect();
+    let heading =
+        [("vni", Align::Right), ("mac", Align::Left), ("nic", Align::Left), ("kind", Align::Left), ("last seen", Align::Right)];
+    table(0, heading, &rows)
+}
+
+fn kind(entry: &FdbEntry) -> String {
+    match entry.kind.map(|kind| kind.enum_value()) {
+        Some(Ok(kind)) => format!("{kind:?}").to_lowercase(),
+        Some(Err(number)) => number.to_string(),
+        None => "unknown".into(),
+    }
+}
+
+fn entry_json(entry: &FdbEntry) -> Value {
+    json!({
+        "vni": entry.vni(),
+        "mac": entry.mac(),
+        "nic_id": entry.nic_id,
+        "kind": kind(entry),
+        "age": entry.age,
+    })
+}

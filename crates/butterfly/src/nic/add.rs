@@ -1,0 +1,85 @@
+//! `butterfly nic add`.
+
+use crate::failure::Failure;
+use crate::reader::Arguments;
+use crate::session::Session;
+use crate::tree::{Node, flag, list, option};
+use butterfly_api::proto::{Nic, Request, nic::Type};
+use clap::Command;
+use protobuf::MessageField;
+
+/// `nic add`.
+pub fn node() -> Node {
+    Node::run(
+        Command::new("add")
+            .about("Creates a virtual NIC, or brings an existing one to this declaration. Prints the socket's path.")
+            .args([
+                option("id", "ID").required(true).help("name of the NIC, unique on the host"),
+                option("mac", "MAC").required(true).help("MAC address of the virtual machine's side"),
+                option("vni", "VNI").required(true).help("network, 0 to 16777215"),
+                list("ip", "IP").help("IPv4 or IPv6 addresses of the virtual machine"),
+                list("sg", "SG").help("security groups; they need not exist yet"),
+                option("type", "TYPE").help(
+                    "VHOST_USER_SERVER (default: Butterfly owns the socket), VHOST_USER_CLIENT (QEMU owns it), TAP or BENCH",
+                ),
+                option("path", "PATH").help("socket of QEMU, for VHOST_USER_CLIENT (default: as the server's)"),
+                option("btype", "BTYPE").help("for BENCH: ICMP_SND_LIKE or ICMP_RCV_LIKE"),
+                option("dip", "IP").help("for ICMP_SND_LIKE: address to ping"),
+                option("dmac", "MAC").help("for ICMP_SND_LIKE: MAC address to ping"),
+                flag("enable-antispoof").help("drop ARP that does not speak for the NIC's own addresses"),
+                option("packet-trace", "true|false").help("write the NIC's packets to a pcap file (default: as the daemon's -t)"),
+                option("trace-path", "PATH").help("that file (default: /tmp/butterfly-PID-ID.pcap); needs --packet-trace true"),
+                flag("bypass-filtering").help("no firewall and no source checks for this NIC"),
+            ])
+            .after_help(
+                "butterfly nic add --id vm-1 --mac 52:54:00:12:34:01 --vni 42 --ip 10.0.0.1 --sg web\n\
+                 butterfly nic add --id vm-2 --mac 52:54:00:12:34:02 --vni 42 --type VHOST_USER_CLIENT --path /run/vm-2.sock",
+            ),
+        add,
+    )
+}
+
+fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
+    let request = Request { nic_add: MessageField::some(nic(arguments)?), ..Request::default() };
+    let response = session.ask(request)?;
+    match response.nic_add.into_option() {
+        Some(added) => session.line(added.path()),
+        None => Err(Failure::said("no nic add result received")),
+    }
+}
+
+fn nic(arguments: &Arguments) -> Result<Nic, Failure> {
+    let text = |name| arguments.value(name).map(str::to_owned);
+    let kind = match arguments.value("type") {
+        None => None,
+        Some("VHOST_USER_SERVER") => Some(Type::VHOST_USER_SERVER),
+        Some("VHOST_USER_CLIENT") => Some(Type::VHOST_USER_CLIENT),
+        Some("TAP") => Some(Type::TAP),
+        Some("BENCH") => Some(Type::BENCH),
+        Some(_) => return Err(Failure::not_recognized("type")),
+    };
+    let packet_trace = arguments.parsed::<bool>("packet-trace")?;
+    if arguments.has("trace-path") && packet_trace != Some(true) {
+        return Err(Failure::usage("--trace-path needs --packet-trace true"));
+    }
+    if arguments.has("path") && kind != Some(Type::VHOST_USER_CLIENT) {
+        return Err(Failure::usage("--path needs --type VHOST_USER_CLIENT"));
+    }
+    Ok(Nic {
+        id: text("id"),
+        mac: text("mac"),
+        vni: arguments.parsed("vni")?,
+        ip: arguments.values("ip").to_vec(),
+        security_group: arguments.values("sg").to_vec(),
+        ip_anti_spoof: arguments.has("enable-antispoof").then_some(true),
+        bypass_filtering: arguments.has("bypass-filtering").then_some(true),
+        type_: kind.map(Into::into),
+        path: text("path"),
+        packet_trace,
+        packet_trace_path: text("trace-path"),
+        btype: text("btype"),
+        dip: text("dip"),
+        dmac: text("dmac"),
+        ..Nic::default()
+    })
+}

@@ -1,0 +1,85 @@
+//! `butterfly nic del|list|details|stats`.
+
+use crate::failure::Failure;
+use crate::reader::Arguments;
+use crate::session::Session;
+use crate::tree::{Node, word};
+use butterfly_api::proto::{Nic, Request};
+use clap::Command;
+
+/// `nic del`.
+pub fn del() -> Node {
+    Node::run(
+        Command::new("del")
+            .about("Deletes virtual NICs and cuts their virtual machines off. Unknown ones are no error.")
+            .arg(word("NIC").num_args(1..).help("ids of the NICs"))
+            .after_help("butterfly nic del vm-1 vm-2"),
+        |arguments, session| {
+            let requests = arguments.words_from(0).iter().map(|id| Request { nic_del: Some(id.clone()), ..Request::default() });
+            session.ask_all(requests.collect()).map(|_| ())
+        },
+    )
+}
+
+/// `nic list`.
+pub fn list() -> Node {
+    Node::run(
+        Command::new("list").about("Prints the id of every virtual NIC, one per line.").after_help("butterfly nic list"),
+        |_, session| {
+            let response = session.ask(Request { nic_list: Some(true), ..Request::default() })?;
+            response.nic_list.iter().try_for_each(|id| session.line(id))
+        },
+    )
+}
+
+/// `nic details`.
+pub fn details() -> Node {
+    Node::run(
+        Command::new("details")
+            .about("Prints what was declared for a virtual NIC.")
+            .arg(word("NIC").help("id of the NIC"))
+            .after_help("butterfly nic details vm-1"),
+        print_details,
+    )
+}
+
+/// `nic stats`.
+pub fn stats() -> Node {
+    Node::run(
+        Command::new("stats")
+            .about("Prints the bytes received from (in) and delivered to (out) the virtual machine.")
+            .arg(word("NIC").help("id of the NIC"))
+            .after_help("butterfly nic stats vm-1"),
+        |arguments, session| {
+            let response = session.ask(Request { nic_stats: arguments.word(0).map(str::to_owned), ..Request::default() })?;
+            match response.nic_stats.into_option() {
+                Some(stats) => session.line(format_args!("in: {}\nout: {}", stats.in_(), stats.out())),
+                None => Err(Failure::said("no nic stats received")),
+            }
+        },
+    )
+}
+
+/// Asks for the declaration of the vnic `id`.
+pub fn ask_details(id: &str, session: &mut Session) -> Result<Nic, Failure> {
+    let response = session.ask(Request { nic_details: Some(id.to_owned()), ..Request::default() })?;
+    // An empty id asks for all; none of them is the one that was meant.
+    let mut found = response.nic_details.into_iter().filter(|nic| nic.id() == id);
+    found.next().ok_or_else(|| Failure::said("no nic details received"))
+}
+
+fn print_details(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
+    let nic = ask_details(arguments.word(0).unwrap_or_default(), session)?;
+    session.line(format_args!("id: {}", nic.id()))?;
+    session.line(format_args!("mac: {}", nic.mac()))?;
+    session.line(format_args!("vni: {}", nic.vni()))?;
+    for ip in &nic.ip {
+        session.line(format_args!("ip: {ip}"))?;
+    }
+    session.line(format_args!("antispoof: {}", nic.ip_anti_spoof()))?;
+    if let Some(target) = &nic.sniff_target_nic_id {
+        session.line(format_args!("sniff target: {target}"))?;
+    }
+    session.line(format_args!("bypass filtering: {}", nic.bypass_filtering()))?;
+    session.line(format_args!("packet trace: {}", nic.packet_trace()))
+}

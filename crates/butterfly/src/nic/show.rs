@@ -1,0 +1,235 @@
+//! `butterfly nic show`: everything known about one vnic, for the person on call.
+
+use crate::failure::Failure;
+use crate::nic::show_json;
+use crate::reader::Arguments;
+use crate::session::Session;
+use crate::table::{Align, date, duration, safe, size, table, yes_no};
+use crate::tree::{Node, flag, json, word};
+use butterfly_api::proto::{NicShow, Request, nic_show};
+use clap::Command;
+use std::fmt::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// `nic show`.
+pub fn node() -> Node {
+    Node::run(
+        Command::new("show")
+            .about("Prints what a NIC is doing: its virtual machine, features, rings, memory, traffic and drops by reason.")
+            .arg(word("NIC").help("id of the NIC"))
+            .args([flag("all").help("also drop reasons that counted nothing, and all features offered"), json()])
+            .after_help("butterfly nic show vm-1\nbutterfly nic show vm-1 --json | jq .drops"),
+        show,
+    )
+}
+
+fn show(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
+    let json = arguments.has("json");
+    if json {
+        session.output_is_for_programs();
+    }
+    let response = session.ask(Request { nic_show: arguments.word(0).map(str::to_owned), ..Request::default() })?;
+    let Some(show) = response.nic_show.into_option() else {
+        return Err(Failure::said("no nic description received"));
+    };
+    if json {
+        return session.line(format_args!("{:#}", show_json::json(&show)));
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+    session.print(page(&show, now, arguments.has("all")))
+}
+
+/// The page; `now` in seconds since 1970.
+fn page(show: &NicShow, now: u64, all: bool) -> String {
+    let mut page = format!("{}\n", safe(show.id()));
+    declaration(&mut page, show);
+    machine(&mut page, show, now);
+    features(&mut page, show, all);
+    queues(&mut page, &show.queues);
+    memory(&mut page, &show.memory_regions);
+    traffic(&mut page, show);
+    drops(&mut page, &show.drops, all);
+    page
+}
+
+fn declaration(page: &mut String, show: &NicShow) {
+    let filtering = match (show.bypass_filtering(), show.ip_anti_spoof()) {
+        (true, _) => "bypassed",
+        (false, true) => "on, with ARP anti-spoofing",
+        (false, false) => "on",
+    };
+    field(page, "mac", show.mac());
+    field(page, "vni", &show.vni().to_string());
+    field(page, "addresses", &listed(&show.ip));
+    field(page, "security groups", &listed(&show.security_group));
+    field(page, "filtering", filtering);
+}
+
+fn machine(page: &mut String, show: &NicShow, now: u64) {
+    let when = |seconds: u64| match now.checked_sub(seconds) {
+        Some(age) => format!("{} ({} ago)", date(seconds), duration(age)),
+        // The clocks of the two hosts differ.
+        None => date(seconds),
+    };
+    let kind = show.type_.map_or("unknown type".into(), |kind| match kind.enum_value() {
+        Ok(kind) => format!("{kind:?}"),
+        Err(number) => format!("type {number}"),
+    });
+    let role = match show.role() {
+        "server" => "server: QEMU connects to it",
+        "client" => "client: QEMU owns it",
+        other => other,
+    };
+    field(page, "type", &kind);
+    field(page, "socket", show.path());
+    if show.role.is_some() {
+        field(page, "role", role);
+    }
+    let attached = match (show.attached(), show.attached_since) {
+        (true, Some(since)) => format!("since {}", when(since)),
+        (true, None) => "yes".into(),
+        (false, _) => "no virtual machine".into(),
+    };
+    field(page, "attached", &attached);
+    field(page, "times attached", &show.attach_count().to_string());
+    let detached = match (&show.last_detach_reason, show.last_detach_time) {
+        (Some(reason), Some(time)) => format!("{}: {reason}", when(time)),
+        (Some(reason), None) => reason.clone(),
+        (None, Some(time)) => when(time),
+        (None, None) => "never".into(),
+    };
+    field(page, "last detach", &detached);
+}
+
+fn features(page: &mut String, show: &NicShow, all: bool) {
+    title(page, "features");
+    if all {
+        wrapped(page, "offered", &show.features_offered);
+    }
+    wrapped(page, "negotiated", &show.features_negotiated);
+    wrapped(page, "refused", &show.features_refused);
+    wrapped(page, "protocol", &show.protocol_features);
+}
+
+fn queues(page: &mut String, queues: &[nic_show::Queue]) {
+    title(page, "queues (rx is what the virtual machine receives from)");
+    if queues.is_empty() {
+        page.push_str("  none\n");
+        return;
+    }
+    let rows: Vec<_> = queues
+        .iter()
+        .map(|queue| {
+            // Ring indices are 16 bits wide and wrap.
+            let waiting = (queue.guest_avail() as u16).wrapping_sub(queue.next_avail() as u16);
+            [
+                safe(queue.name()),
+                queue.size().to_string(),
+                yes_no(queue.running()),
+                yes_no(queue.enabled()),
+                queue.next_avail().to_string(),
+                queue.used().to_string(),
+                queue.guest_avail().to_string(),
+                waiting.to_string(),
+                yes_no(queue.has_kick()),
+                yes_no(queue.has_call()),
+            ]
+        })
+        .collect();
+    page.push_str(&table(
+        2,
+        [
+            ("name", Align::Left),
+            ("size", Align::Right),
+            ("running", Align::Left),
+            ("enabled", Align::Left),
+            ("next avail", Align::Right),
+            ("used", Align::Right),
+            ("guest avail", Align::Right),
+            ("waiting", Align::Right),
+            ("kick", Align::Left),
+            ("call", Align::Left),
+        ],
+        &rows,
+    ));
+}
+
+fn memory(page: &mut String, regions: &[nic_show::MemoryRegion]) {
+    title(page, "memory");
+    if regions.is_empty() {
+        page.push_str("  none\n");
+        return;
+    }
+    let rows: Vec<_> = regions
+        .iter()
+        .map(|region| {
+            let page_size = region.page_size.map_or("-".into(), size);
+            [format!("{:#018x}", region.guest_addr()), size(region.size()), page_size]
+        })
+        .collect();
+    let heading = [("guest address", Align::Left), ("size", Align::Right), ("pages", Align::Right)];
+    page.push_str(&table(2, heading, &rows));
+}
+
+fn traffic(page: &mut String, show: &NicShow) {
+    title(page, "traffic");
+    let row = |name: &str, packets: u64, bytes: u64| [name.to_owned(), packets.to_string(), bytes.to_string()];
+    let heading = [("", Align::Left), ("packets", Align::Right), ("bytes", Align::Right)];
+    let rows = [
+        row("in, from the virtual machine", show.in_packets(), show.in_bytes()),
+        row("out, to the virtual machine", show.out_packets(), show.out_bytes()),
+    ];
+    page.push_str(&table(2, heading, &rows));
+}
+
+fn drops(page: &mut String, drops: &[nic_show::Drop], all: bool) {
+    title(page, "drops");
+    let rows: Vec<_> = drops
+        .iter()
+        .filter(|drop| all || drop.count() != 0)
+        .map(|drop| [safe(drop.reason()), drop.count().to_string(), safe(drop.description())])
+        .collect();
+    if rows.is_empty() {
+        page.push_str("  none\n");
+        return;
+    }
+    let heading = [("reason", Align::Left), ("frames", Align::Right), ("meaning", Align::Left)];
+    page.push_str(&table(2, heading, &rows));
+}
+
+fn title(page: &mut String, title: &str) {
+    let _ = write!(page, "\n{title}\n");
+}
+
+fn field(page: &mut String, name: &str, value: &str) {
+    let _ = writeln!(page, "  {name:<16}  {}", safe(value));
+}
+
+fn listed(values: &[String]) -> String {
+    match values {
+        [] => "none".into(),
+        values => values.join(", "),
+    }
+}
+
+/// A field whose value goes over several lines.
+fn wrapped(page: &mut String, name: &str, words: &[String]) {
+    const WIDTH: usize = 76;
+    let mut lines = vec![String::new()];
+    for word in words.iter().map(|word| safe(word)) {
+        match lines.last_mut() {
+            Some(line) if line.is_empty() => *line = word,
+            Some(line) if line.len() + 1 + word.len() <= WIDTH => {
+                line.push(' ');
+                line.push_str(&word);
+            }
+            _ => lines.push(word),
+        }
+    }
+    if words.is_empty() {
+        lines = vec!["none".into()];
+    }
+    for (place, line) in lines.iter().enumerate() {
+        field(page, if place == 0 { name } else { "" }, line);
+    }
+}

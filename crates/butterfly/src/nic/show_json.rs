@@ -1,0 +1,59 @@
+//! `butterfly nic show --json`.
+
+use butterfly_api::proto::NicShow;
+use serde_json::{Value, json};
+
+/// Everything the daemon told, under the field names of the protocol. What it
+/// did not tell is null, an empty list, or 0 for a counter.
+pub fn json(show: &NicShow) -> Value {
+    let kind = show.type_.map(|kind| match kind.enum_value() {
+        Ok(kind) => json!(format!("{kind:?}")),
+        Err(number) => json!(number),
+    });
+    json!({
+        "id": show.id(),
+        "mac": show.mac(),
+        "vni": show.vni(),
+        "ip": show.ip,
+        "security_group": show.security_group,
+        "ip_anti_spoof": show.ip_anti_spoof(),
+        "bypass_filtering": show.bypass_filtering(),
+        "type": kind,
+        "path": show.path,
+        "role": show.role,
+        "attached": show.attached(),
+        "attached_since": show.attached_since,
+        "attach_count": show.attach_count(),
+        "last_detach_reason": show.last_detach_reason,
+        "last_detach_time": show.last_detach_time,
+        "features_offered": show.features_offered,
+        "features_negotiated": show.features_negotiated,
+        "features_refused": show.features_refused,
+        "protocol_features": show.protocol_features,
+        "queues": show.queues.iter().map(|queue| json!({
+            "name": queue.name(),
+            "size": queue.size(),
+            "running": queue.running(),
+            "enabled": queue.enabled(),
+            "next_avail": queue.next_avail(),
+            "used": queue.used(),
+            "guest_avail": queue.guest_avail(),
+            "has_call": queue.has_call(),
+            "has_kick": queue.has_kick(),
+        })).collect::<Vec<_>>(),
+        "memory_regions": show.memory_regions.iter().map(|region| json!({
+            "guest_addr": region.guest_addr(),
+            "size": region.size(),
+            "page_size": region.page_size,
+        })).collect::<Vec<_>>(),
+        "in_packets": show.in_packets(),
+        "in_bytes": show.in_bytes(),
+        "out_packets": show.out_packets(),
+        "out_bytes": show.out_bytes(),
+        "drops": show.drops.iter().map(|drop| json!({
+            "reason": drop.reason(),
+            "count": drop.count(),
+            "description": drop.description(),
+        })).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,60 @@
+//! `butterfly nic update`.
+
+use crate::failure::Failure;
+use crate::reader::Arguments;
+use crate::session::Session;
+use crate::tree::{Node, list, option};
+use butterfly_api::proto::{NicUpdateReq, Request};
+use clap::Command;
+use protobuf::MessageField;
+
+/// The value of `--ip` that clears all addresses.
+const CLEAR: &str = "-e";
+
+/// `nic update`.
+pub fn node() -> Node {
+    Node::run(
+        Command::new("update")
+            .about("Changes a virtual NIC. What is not named stays as it is.")
+            .args([
+                option("id", "ID").required(true).help("the NIC"),
+                list("ip", "IP").help("its addresses, all of them; `--ip -e` clears them"),
+                option("enable-antispoof", "true|false").help("drop ARP that does not speak for the NIC's own addresses"),
+                option("packet-trace", "true|false").help("write the NIC's packets to a pcap file"),
+                option("trace-path", "PATH").help("that file"),
+            ])
+            .after_help(
+                "butterfly nic update --id vm-1 --ip 10.0.0.1 10.0.0.2 --enable-antispoof true\n\
+                 butterfly nic update --id vm-1 --ip -e",
+            ),
+        |arguments, session| update(arguments, session).map_err(Failure::with_help),
+    )
+}
+
+fn update(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
+    let request = Request {
+        nic_update: MessageField::some(NicUpdateReq {
+            id: arguments.value("id").map(str::to_owned),
+            ip_anti_spoof: arguments.parsed("enable-antispoof")?,
+            ip: addresses(arguments.values("ip"))?,
+            packet_trace: arguments.parsed("packet-trace")?,
+            packet_trace_path: arguments.value("trace-path").map(str::to_owned),
+            ..NicUpdateReq::default()
+        }),
+        ..Request::default()
+    };
+    session.ask(request).map(|_| ())
+}
+
+/// The list to send: on the wire one empty string clears all addresses.
+fn addresses(values: &[String]) -> Result<Vec<String>, Failure> {
+    if values.iter().all(|value| value != CLEAR) {
+        return Ok(values.to_vec());
+    }
+    // `--ip -e tcp://host:1` would clear the addresses on another host than
+    // the one that was meant.
+    match values {
+        [_] => Ok(vec![String::new()]),
+        _ => Err(Failure::usage("`--ip -e` clears all addresses and takes no other; name the endpoint with --endpoint")),
+    }
+}

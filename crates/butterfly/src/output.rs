@@ -1,0 +1,44 @@
+//! Standard output and standard error, in the order things happened.
+
+use std::fmt::Display;
+use std::io::{self, BufWriter, Stdout, Write};
+
+/// Buffers standard output: one write per command, and none is lost when a
+/// line on standard error follows.
+pub struct Output {
+    stdout: BufWriter<Stdout>,
+}
+
+impl Output {
+    /// An output to this process's standard streams.
+    pub fn new() -> Self {
+        Self { stdout: BufWriter::new(io::stdout()) }
+    }
+
+    /// Prints `text` as it is on standard output.
+    pub fn print(&mut self, text: impl Display) -> io::Result<()> {
+        write!(self.stdout, "{text}")
+    }
+
+    /// Prints `line` and a newline on standard output.
+    pub fn line(&mut self, line: impl Display) -> io::Result<()> {
+        writeln!(self.stdout, "{line}")
+    }
+
+    /// Hands everything printed so far to the system.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.stdout.flush()
+    }
+
+    /// Prints `text` and a newline on standard error, after everything that
+    /// was printed on standard output before it. Nothing is printed for an
+    /// empty text.
+    pub fn complain(&mut self, text: &str) {
+        // What cannot be written here shows at the next flush.
+        let _ = self.stdout.flush();
+        if !text.is_empty() {
+            // Nobody is left to tell when standard error is closed.
+            let _ = writeln!(io::stderr(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! `butterfly dump` and `butterfly request`: a configuration as text, and back.
+
+use crate::failure::Failure;
+use crate::reader::Arguments;
+use crate::reply;
+use crate::session::{Session, message};
+use crate::tree::{Node, flag, word};
+use butterfly_api::proto::{Message, Messages, Request, Response};
+use butterfly_api::text;
+use clap::Command;
+use protobuf::MessageField;
+
+/// `request`.
+pub fn request() -> Node {
+    Node::run(
+        Command::new("request")
+            .about("Sends the requests of a file: protobuf `Messages` in text format, as `butterfly dump` prints.")
+            .arg(word("FILE").help("the file"))
+            .arg(flag("stdout").help("print the reply in text format"))
+            .after_help("butterfly request saved.txt --stdout"),
+        send_file,
+    )
+}
+
+/// `dump`.
+pub fn dump() -> Node {
+    Node::run(
+        Command::new("dump")
+            .about("Prints requests that make all NICs and security groups again, for `butterfly request`.")
+            .after_help("butterfly dump > saved.txt"),
+        print_dump,
+    )
+}
+
+fn send_file(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
+    let path = arguments.word(0).unwrap_or_default();
+    let content = match std::fs::read_to_string(path) {
+        Ok(content) if !content.trim().is_empty() => content,
+        Ok(_) => return Err(Failure::said(format!("failed to open {path}\nthe file is empty"))),
+        Err(error) => return Err(Failure::said(format!("failed to open {path}\n{error}"))),
+    };
+    let request: Messages = text::parse(&content)
+        .map_err(|error| Failure::said(format!("{path} is no protobuf Messages in text format: {error}")))?;
+    let names: Vec<String> = request.messages.iter().map(name).collect();
+
+    let reply = session.send(&request)?;
+    if arguments.has("stdout") {
+        session.print(text::print(&reply))?;
+    }
+    let replies = reply::messages(reply)?;
+    let mut failures = Vec::new();
+    for (place, message) in replies.into_iter().enumerate() {
+        match (reply::response(message), names.get(place)) {
+            (Ok(_), _) => {}
+            // Which of many requests failed is what the operator must know.
+            (Err(Failure::Said(text)), Some(name)) if names.len() > 1 => {
+                failures.push(format!("{text}\nrequest {} of {}: {name}", place + 1, names.len()));
+            }
+            (Err(Failure::Said(text)), _) => failures.push(text),
+            (Err(other), _) => return Err(other),
+        }
+    }
+    match failures.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::said(failures.join("\n"))),
+    }
+}
+
+/// The kind of request in `message`, and what it is about.
+fn name(message: &Message) -> String {
+    let Some(request) = message.message_0.as_ref().and_then(|payload| payload.request.as_ref()) else {
+        return "no request".into();
+    };
+    // The first field that is set is the one that is executed.
+    let content = text::print(request);
+    let kind = content.split([' ', ':', '{']).next().unwrap_or_default().to_owned();
+    match (request.nic_add.as_ref(), request.sg_add.as_ref()) {
+        (Some(nic), _) => format!("{kind} \"{}\"", nic.id()),
+        (None, Some(sg)) => format!("{kind} \"{}\"", sg.id()),
+        _ => kind,
+    }
+}
+
+/// A request for each NIC, then one for each security group, that makes it.
+fn declarations(response: Response) -> impl Iterator<Item = Message> {
+    let nics = response.nic_details.into_iter().map(|nic| Request { nic_add: MessageField::some(nic), ..Request::default() });
+    let groups = response.sg_details.into_iter().map(|group| Request { sg_add: MessageField::some(group), ..Request::default() });
+    nics.chain(groups).map(|request| message(request, None))
+}
+
+fn print_dump(_: &Arguments, session: &mut Session) -> Result<(), Failure> {
+    let nics = Request { nic_details: Some(String::new()), ..Request::default() };
+    let groups = Request { sg_details: Some(String::new()), ..Request::default() };
+    let responses = session.exchange(vec![message(nics, Some("nics")), message(groups, Some("sgs"))])?;
+    let dump = Messages { messages: responses.into_iter().flat_map(declarations).collect(), ..Messages::default() };
+    session.line(text::print(&dump))
+}

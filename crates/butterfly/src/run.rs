@@ -1,0 +1,133 @@
+//! From the words of the command line to commands that ran.
+
+use crate::failure::Failure;
+use crate::help;
+use crate::output::Output;
+use crate::reader::Arguments;
+use crate::session::Session;
+use crate::settings::Settings;
+use crate::tree::{self, Action, Handler, Node, global_options};
+use crate::version;
+use std::io;
+
+/// Runs the commands in `words` (without the program's name), in order, until
+/// one fails. Returns whether all succeeded; fails when standard output does.
+pub fn run(words: &[String], output: &mut Output) -> io::Result<bool> {
+    let root = tree::root();
+    if words.is_empty() {
+        output.print(help::page(&[&root]))?;
+        return Ok(false);
+    }
+    for word in words {
+        match word.as_str() {
+            "-h" | "--help" => output.print(help::page(&[&root]))?,
+            "-V" | "--version" => output.line(version::line())?,
+            _ => continue,
+        }
+        return Ok(true);
+    }
+
+    let chain: Vec<Step> = words.split(|word| word == "+").map(|words| Step::find(&root, words)).collect();
+    // The global options of any command are those of all.
+    let mut settings = Settings::default();
+    for step in &chain {
+        if let Err(failure) = step.arguments().and_then(|arguments| settings.take(&arguments)) {
+            step.report(failure, output)?;
+            return Ok(false);
+        }
+    }
+    for step in &chain {
+        let succeeded = step.run(&settings, output)?;
+        output.flush()?;
+        if !succeeded {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// One command of a chain.
+struct Step<'t> {
+    /// The nodes its first words lead to, from the root.
+    path: Vec<&'t Node>,
+    /// The last of them.
+    node: &'t Node,
+    /// The words after those.
+    words: &'t [String],
+}
+
+impl<'t> Step<'t> {
+    /// Follows `words` down the tree as far as they name nodes.
+    fn find(root: &'t Node, words: &'t [String]) -> Self {
+        let mut step = Self { path: vec![root], node: root, words };
+        while let Some((word, rest)) = step.words.split_first() {
+            let Some(below) = step.node.nodes().iter().find(|below| below.name() == word) else {
+                break;
+            };
+            step.path.push(below);
+            step.node = below;
+            step.words = rest;
+        }
+        step
+    }
+
+    /// The first word, if it is one.
+    fn command(&self) -> Option<&'t str> {
+        self.path.get(1).map(|node| node.name())
+    }
+
+    fn arguments(&self) -> Result<Arguments, Failure> {
+        Arguments::read(&self.node.command, &global_options(), self.words)
+    }
+
+    /// Runs the command and tells why it failed, if it did.
+    fn run(&self, settings: &Settings, output: &mut Output) -> io::Result<bool> {
+        let asks_for_help = self.words.first().is_some_and(|word| word == "help") || self.words.len() < self.node.help_below;
+        // `help` is no command of its own.
+        if asks_for_help && self.command().is_some() {
+            output.print(help::page(&self.path))?;
+            return Ok(true);
+        }
+        let outcome = match self.node.action {
+            Action::Choose(_) => Err(self.wrong_choice()),
+            Action::Run(handler) => self.execute(handler, settings, output),
+        };
+        match outcome {
+            Ok(()) => Ok(true),
+            Err(failure) => self.report(failure, output).map(|()| false),
+        }
+    }
+
+    fn execute(&self, handler: Handler, settings: &Settings, output: &mut Output) -> Result<(), Failure> {
+        let arguments = self.arguments()?;
+        arguments.check_mandatory(&self.node.command)?;
+        let mut session = Session::new(settings, output);
+        handler(&arguments, &mut session)
+    }
+
+    /// Why the words after a shared word lead nowhere.
+    fn wrong_choice(&self) -> Failure {
+        let mut kind: String = self.path.iter().skip(1).map(|node| format!("{} ", node.name())).collect();
+        kind.push_str("subcommand");
+        match self.words.first() {
+            Some(word) => Failure::usage(format!("invalid {kind} {word}")),
+            None => Failure::usage(""),
+        }
+    }
+
+    /// Tells why the command failed. Fails when standard output does.
+    fn report(&self, failure: Failure, output: &mut Output) -> io::Result<()> {
+        match failure {
+            Failure::Said(text) => output.complain(&text),
+            Failure::Usage(text) => {
+                output.complain(&text);
+                output.print(help::page(&self.path))?;
+            }
+            Failure::Output(error) => return Err(error),
+        }
+        if let Some(command) = self.command() {
+            output.complain(&format!("error in command: {command}"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,136 @@
+//! One command's conversation with the daemon.
+
+use crate::connection::Connection;
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::reply;
+use crate::settings::Settings;
+use butterfly_api::proto::{Message, MessageV0, Messages, Request, Response};
+use butterfly_api::{REVISION, text};
+use protobuf::MessageField;
+use std::fmt::Display;
+
+const RULER: &str = "#########################";
+
+/// What a command has at hand: the daemon and the output.
+pub struct Session<'a> {
+    settings: &'a Settings,
+    output: &'a mut Output,
+    connection: Option<Connection>,
+    verbose_aside: bool,
+}
+
+impl<'a> Session<'a> {
+    /// A session that connects when the first request is made.
+    pub fn new(settings: &'a Settings, output: &'a mut Output) -> Self {
+        Self { settings, output, connection: None, verbose_aside: false }
+    }
+
+    /// Prints `text` as it is.
+    pub fn print(&mut self, text: impl Display) -> Result<(), Failure> {
+        Ok(self.output.print(text)?)
+    }
+
+    /// Prints `line` and a newline.
+    pub fn line(&mut self, line: impl Display) -> Result<(), Failure> {
+        Ok(self.output.line(line)?)
+    }
+
+    /// Standard output is for programs: `--verbose` goes to standard error.
+    pub fn output_is_for_programs(&mut self) {
+        self.verbose_aside = true;
+    }
+
+    /// Makes one request and returns its successful response.
+    pub fn ask(&mut self, request: Request) -> Result<Response, Failure> {
+        let mut responses = self.ask_all(vec![request])?;
+        responses.pop().ok_or_else(|| Failure::said("error: no message in response"))
+    }
+
+    /// Makes several requests in one batch. Returns as many responses, in the
+    /// order of the requests, if all succeeded; else every refusal.
+    pub fn ask_all(&mut self, requests: Vec<Request>) -> Result<Vec<Response>, Failure> {
+        let messages = requests.into_iter().map(|request| message(request, None)).collect();
+        self.exchange(messages)
+    }
+
+    /// Sends `messages` in one batch and returns a successful response for
+    /// each; else every refusal.
+    pub fn exchange(&mut self, messages: Vec<Message>) -> Result<Vec<Response>, Failure> {
+        let expected = messages.len();
+        let batch = Messages { messages, ..Messages::default() };
+        let replies = reply::messages(self.send(&batch)?)?;
+        let answered = replies.len();
+        let responses = reply::responses(replies)?;
+        if answered != expected {
+            return Err(Failure::said(format!("error: {expected} requests were sent, {answered} were answered")));
+        }
+        Ok(responses)
+    }
+
+    /// Sends `request` and returns the reply as it came.
+    pub fn send(&mut self, request: &Messages) -> Result<Messages, Failure> {
+        let connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => self.connect()?,
+        };
+        self.show("# Message to be sent:", request)?;
+        self.output.flush()?;
+        let reply = connection.exchange(request)?;
+        self.connection = Some(connection);
+        if self.settings.verbose {
+            self.aside(match reply.encrypted.is_some() {
+                true => "Received encrypted response\n",
+                false => "Received clear response\n",
+            })?;
+        }
+        self.show("# Received message:", &reply)?;
+        Ok(reply)
+    }
+
+    /// A clear request instead of an encrypted one would be read by anybody,
+    /// so with a key nothing is sent.
+    fn connect(&self) -> Result<Connection, Failure> {
+        let Some(key) = &self.settings.key else {
+            return Connection::open(self.settings);
+        };
+        let mut text = String::new();
+        if std::fs::File::open(key).is_err() {
+            text.push_str("cannot load encryption key\n");
+        }
+        text.push_str(
+            "encryption is not available in this version: nothing was sent\n\
+             leave out -k to send the request in clear text",
+        );
+        Err(Failure::Said(text))
+    }
+
+    fn show(&mut self, heading: &str, messages: &Messages) -> Result<(), Failure> {
+        if self.settings.verbose {
+            let content = text::print(messages);
+            self.aside(&format!("{RULER}\n{heading}\n{content}{RULER}\n"))?;
+        }
+        Ok(())
+    }
+
+    fn aside(&mut self, text: &str) -> Result<(), Failure> {
+        if self.verbose_aside {
+            self.output.complain(text.trim_end_matches('\n'));
+            return Ok(());
+        }
+        self.print(text)
+    }
+}
+
+/// Wraps `request` into a message of the current revision.
+pub fn message(request: Request, id: Option<&str>) -> Message {
+    Message {
+        revision: Some(REVISION),
+        message_0: MessageField::some(MessageV0 {
+            request: MessageField::some(request),
+            message_id: id.map(str::to_owned),
+            ..MessageV0::default()
+        }),
+        ..Message::default()
+    }
+}

@@ -1,0 +1,83 @@
+//! The options that describe a rule, and the rule they make.
+
+use crate::failure::Failure;
+use crate::reader::Arguments;
+use crate::tree::option;
+use butterfly_api::proto::{Cidr, Rule, rule::Direction};
+use clap::Arg;
+use protobuf::MessageField;
+
+const TCP: i32 = 6;
+const UDP: i32 = 17;
+
+/// The options; `mandatory` when there is no other way to name the rule.
+pub fn options(mandatory: bool) -> [Arg; 7] {
+    [
+        option("dir", "in|out").help("direction: in, towards the virtual machine (default), or out"),
+        option("ip-proto", "PROTO").required(mandatory).help("tcp, udp, icmp, all, or a number from -1 (all) to 255"),
+        option("port", "PORT").help("destination port, for tcp and udp"),
+        option("port-start", "PORT").help("first destination port, with --port-end"),
+        option("port-end", "PORT").help("last destination port"),
+        option("cidr", "ADDRESS/MASK").help("addresses at the other end"),
+        option("sg-members", "SG").help("or: the members of that security group"),
+    ]
+}
+
+/// The rule that the options describe.
+pub fn rule(arguments: &Arguments) -> Result<Rule, Failure> {
+    let direction = match arguments.value("dir") {
+        None | Some("in") => Direction::INBOUND,
+        Some("out") => Direction::OUTBOUND,
+        Some(_) => return Err(Failure::not_recognized("dir")),
+    };
+    let protocol = arguments.value("ip-proto").map(protocol).transpose()?;
+    let port: Option<u16> = arguments.parsed("port")?;
+    let start = arguments.parsed::<u16>("port-start")?;
+    let end = arguments.parsed::<u16>("port-end")?;
+    let cidr = arguments.value("cidr").map(cidr).transpose()?;
+
+    let protocol = protocol.ok_or_else(|| Failure::usage("--ip-proto is mandatory"))?;
+    let ports = match (port, start, end) {
+        (Some(port), None, None) => Some((port, port)),
+        (None, Some(start), Some(end)) if start <= end => Some((start, end)),
+        (None, None, None) if protocol != TCP && protocol != UDP => None,
+        _ => return Err(Failure::usage("wrong port configuration")),
+    };
+    let members = arguments.value("sg-members");
+    match (&cidr, members) {
+        (Some(_), Some(_)) => return Err(Failure::usage("--cidr can't be set with --sg-members")),
+        (None, None) => return Err(Failure::usage("you must set --cidr or --sg-members")),
+        _ => {}
+    }
+    Ok(Rule {
+        direction: Some(direction.into()),
+        protocol: Some(protocol),
+        port_start: ports.map(|(start, _)| start.into()),
+        port_end: ports.map(|(_, end)| end.into()),
+        cidr: MessageField(cidr.map(Box::new)),
+        security_group: members.map(str::to_owned),
+        ..Rule::default()
+    })
+}
+
+fn protocol(word: &str) -> Result<i32, Failure> {
+    match word {
+        "tcp" => Ok(TCP),
+        "udp" => Ok(UDP),
+        "icmp" => Ok(1),
+        "all" => Ok(-1),
+        number => match number.parse() {
+            Ok(protocol @ -1..=255) => Ok(protocol),
+            _ => Err(Failure::not_recognized("ip-proto")),
+        },
+    }
+}
+
+fn cidr(word: &str) -> Result<Cidr, Failure> {
+    let refused = || Failure::usage("--cidr format not recognized");
+    let (address, mask) = word.split_once('/').ok_or_else(refused)?;
+    let mask = mask.parse().map_err(|_| refused())?;
+    butterfly_model::Cidr::new(address, mask).map_err(|_| refused())?;
+    // Sent as it was written: the daemon decides about host bits.
+    Ok(Cidr { address: Some(address.to_owned()), mask_size: Some(mask), ..Cidr::default() })
+}

@@ -1,0 +1,360 @@
+//! Contract of the commands: what each asks for, given its words.
+
+use crate::refused;
+use crate::support::{Daemon, Row, answer, check};
+
+#[test]
+fn nic_add() {
+    const MINIMAL: &str = "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42}";
+    let path = &[&["nic_add { path: \"/tmp/qemu-vhost-a\" }"] as &[&str]];
+    let out = "/tmp/qemu-vhost-a\n";
+    for (options, asked) in [
+        ("", MINIMAL),
+        ("--vni=42", MINIMAL),
+        (
+            "--ip 10.0.0.1 --ip ::1 --sg web --sg ssh",
+            "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 ip: \"10.0.0.1\" ip: \"::1\" security_group: \"web\" security_group: \"ssh\"}",
+        ),
+        (
+            "--ip 10.0.0.1 10.0.0.2 --sg web ssh",
+            "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 ip: \"10.0.0.1\" ip: \"10.0.0.2\" security_group: \"web\" security_group: \"ssh\"}",
+        ),
+        (
+            "--enable-antispoof --bypass-filtering",
+            "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 ip_anti_spoof: true bypass_filtering: true}",
+        ),
+        (
+            "--type VHOST_USER_SERVER --packet-trace false",
+            "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 type: VHOST_USER_SERVER packet_trace: false}",
+        ),
+        ("--type VHOST_USER_CLIENT", "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 type: VHOST_USER_CLIENT}"),
+        (
+            "--type VHOST_USER_CLIENT --path /run/a.sock",
+            "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 type: VHOST_USER_CLIENT path: \"/run/a.sock\"}",
+        ),
+        (
+            "--type TAP --packet-trace true --trace-path /tmp/t",
+            "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 type: TAP packet_trace: true packet_trace_path: \"/tmp/t\"}",
+        ),
+        (
+            "--type BENCH --btype ICMP_SND_LIKE --dip 10.0.0.9 --dmac 52:54:00:00:00:09",
+            "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 type: BENCH btype: \"ICMP_SND_LIKE\" dip: \"10.0.0.9\" dmac: \"52:54:00:00:00:09\"}",
+        ),
+    ] {
+        let line = format!("nic add --id a --mac 52:54:00:00:00:01 --vni 42 {options} @");
+        check(&[Row { line: &line, asks: &[&[asked]], answers: path, out, ..Row::default() }]);
+    }
+}
+
+#[test]
+fn nic_add_refuses() {
+    for (options, err) in [
+        ("--type VHOST", "--type argument not recognized"),
+        ("--type vhost_user_server", "--type argument not recognized"),
+        ("--vni many", "--vni argument not recognized"),
+        ("--vni -1", "--vni argument not recognized"),
+        ("--vni 4294967296", "--vni argument not recognized"),
+        ("--packet-trace yes", "--packet-trace argument not recognized"),
+        ("--trace-path /tmp/t", "--trace-path needs --packet-trace true"),
+        ("--trace-path /tmp/t --packet-trace false", "--trace-path needs --packet-trace true"),
+        ("--path /run/a.sock", "--path needs --type VHOST_USER_CLIENT"),
+        ("--path /run/a.sock --type VHOST_USER_SERVER", "--path needs --type VHOST_USER_CLIENT"),
+    ] {
+        let line = format!("nic add --id a --mac 52:54:00:00:00:01 --vni 42 {options} @");
+        let err = format!("{err}\nerror in command: nic\n");
+        check(&[Row { line: &line, out: "help: nic add", err: &err, code: 1, ..Row::default() }]);
+    }
+}
+
+#[test]
+fn nic_update() {
+    for (options, asked) in [
+        ("", "nic_update {id: \"a\"}"),
+        ("--ip 10.0.0.1 --ip ::1", "nic_update {id: \"a\" ip: \"10.0.0.1\" ip: \"::1\"}"),
+        ("--enable-antispoof true", "nic_update {id: \"a\" ip_anti_spoof: true}"),
+        ("--enable-antispoof false", "nic_update {id: \"a\" ip_anti_spoof: false}"),
+        ("--packet-trace true --trace-path t", "nic_update {id: \"a\" packet_trace: true packet_trace_path: \"t\"}"),
+        // Clears, and is not the endpoint's option wherever it stands.
+        ("--ip -e", "nic_update {id: \"a\" ip: \"\"}"),
+        ("--ip -e --enable-antispoof true", "nic_update {id: \"a\" ip_anti_spoof: true ip: \"\"}"),
+    ] {
+        let line = format!("nic update --id a {options} @");
+        check(&[Row { line: &line, asks: &[&[asked]], ..Row::default() }]);
+    }
+    check(&[Row { line: "nic update @ --id a --ip -e", asks: &[&["nic_update {id: \"a\" ip: \"\"}"]], ..Row::default() }]);
+}
+
+#[test]
+fn nic_update_prints_help_on_failure() {
+    for (options, err) in [
+        ("--enable-antispoof", "--enable-antispoof needs a value"),
+        ("--enable-antispoof maybe", "--enable-antispoof argument not recognized"),
+        ("--packet-trace 1", "--packet-trace argument not recognized"),
+        ("--ip -e --ip 10.0.0.1", "`--ip -e` clears all addresses and takes no other; name the endpoint with --endpoint"),
+        // Meant for another daemon than the one that would be asked.
+        ("--ip -e tcp://192.0.2.1:9999", "`--ip -e` clears all addresses and takes no other; name the endpoint with --endpoint"),
+    ] {
+        let line = format!("nic update @ --id a {options}");
+        let err = format!("{err}\nerror in command: nic\n");
+        check(&[Row { line: &line, out: "help: nic update", err: &err, code: 1, ..Row::default() }]);
+    }
+    check(&[Row {
+        line: "nic update --id x @",
+        asks: &[&["nic_update {id: \"x\"}"]],
+        answers: &[&[refused!("NIC does not exist with id x")]],
+        out: "help: nic update",
+        err: "error in response\ndescription: NIC does not exist with id x\nerror in command: nic\n",
+        code: 1,
+    }]);
+}
+
+#[test]
+fn nic_del_and_list() {
+    check(&[
+        Row { line: "nic del a @", asks: &[&["nic_del: \"a\""]], ..Row::default() },
+        Row { line: "nic del a b c @", asks: &[&["nic_del: \"a\"", "nic_del: \"b\"", "nic_del: \"c\""]], ..Row::default() },
+        Row {
+            line: "nic list @",
+            asks: &[&["nic_list: true"]],
+            answers: &[&["nic_list: \"a\" nic_list: \"b\""]],
+            out: "a\nb\n",
+            ..Row::default()
+        },
+        Row { line: "nic list @", asks: &[&["nic_list: true"]], ..Row::default() },
+    ]);
+}
+
+/// Details of the vnic `a` with these groups.
+macro_rules! with_groups {
+    ($($group:literal)*) => {
+        concat!("nic_details { id: \"a\" mac: \"52:54:00:00:00:01\" vni: 1 ", $("security_group: \"", $group, "\" ",)* "}")
+    };
+}
+
+#[test]
+fn nic_sg() {
+    let details: &[&str] = &["nic_details: \"a\""];
+    let two: &[&str] = &[with_groups!("web" "db")];
+    check(&[
+        Row { line: "nic sg list a @", asks: &[details], answers: &[two], out: "web\ndb\n", ..Row::default() },
+        Row { line: "nic sg list a @", asks: &[details], answers: &[&[with_groups!()]], ..Row::default() },
+        Row {
+            line: "nic sg add a ssh apt ssh @",
+            asks: &[
+                details,
+                &[
+                    "nic_update {id: \"a\" security_group: \"apt\" security_group: \"db\" security_group: \"ssh\" security_group: \"web\"}",
+                ],
+            ],
+            answers: &[two],
+            ..Row::default()
+        },
+        Row { line: "nic sg add a db web @", asks: &[details], answers: &[two], ..Row::default() },
+        Row {
+            line: "nic sg del a web other @",
+            asks: &[details, &["nic_update {id: \"a\" security_group: \"db\"}"]],
+            answers: &[two],
+            ..Row::default()
+        },
+        Row { line: "nic sg del a other @", asks: &[details], answers: &[two], ..Row::default() },
+        // The last group goes too.
+        Row {
+            line: "nic sg del a web db @",
+            asks: &[details, &["nic_update {id: \"a\" security_group: \"\"}"]],
+            answers: &[two],
+            ..Row::default()
+        },
+        Row {
+            line: "nic sg set a x w @",
+            asks: &[&["nic_update {id: \"a\" security_group: \"x\" security_group: \"w\"}"]],
+            ..Row::default()
+        },
+        Row { line: "nic sg set a @", asks: &[&["nic_update {id: \"a\" security_group: \"\"}"]], ..Row::default() },
+    ]);
+}
+
+#[test]
+fn sg() {
+    check(&[
+        Row {
+            line: "sg list @",
+            asks: &[&["sg_list: true"]],
+            answers: &[&["sg_list: \"db\" sg_list: \"web\""]],
+            out: "db\nweb\n",
+            ..Row::default()
+        },
+        Row { line: "sg add a @", asks: &[&["sg_add {id: \"a\"}"]], ..Row::default() },
+        Row { line: "sg add a b @", asks: &[&["sg_add {id: \"a\"}", "sg_add {id: \"b\"}"]], ..Row::default() },
+        Row { line: "sg del a b @", asks: &[&["sg_del: \"a\"", "sg_del: \"b\""]], ..Row::default() },
+        // Every refusal of a batch is told.
+        Row {
+            line: "sg add a b c @",
+            asks: &[&["sg_add {id: \"a\"}", "sg_add {id: \"b\"}", "sg_add {id: \"c\"}"]],
+            answers: &[&[refused!("first"), "", refused!("third")]],
+            err: "error in response\ndescription: first\nerror in response\ndescription: third\nerror in command: sg\n",
+            code: 1,
+            ..Row::default()
+        },
+    ]);
+}
+
+#[test]
+fn sg_member() {
+    check(&[
+        // With and without a further word.
+        Row {
+            line: "sg member list a @",
+            asks: &[&["sg_member_list: \"a\""]],
+            answers: &[&["sg_member_list: \"10.0.0.2\" sg_member_list: \"::1\""]],
+            out: "10.0.0.2\n::1\n",
+            ..Row::default()
+        },
+        Row {
+            line: "sg member add a 10.0.0.1 @",
+            asks: &[&["sg_member_add {sg_id: \"a\" member: \"10.0.0.1\"}"]],
+            ..Row::default()
+        },
+        Row {
+            line: "sg member del a 10.0.0.1 @",
+            asks: &[&["sg_member_del {sg_id: \"a\" member: \"10.0.0.1\"}"]],
+            ..Row::default()
+        },
+        // The endpoint comes from another command: nothing follows the words.
+        Row {
+            line: "sg list @ + sg member list a + sg member del a ::1",
+            asks: &[&["sg_list: true"], &["sg_member_list: \"a\""], &["sg_member_del {sg_id: \"a\" member: \"::1\"}"]],
+            answers: &[&[""], &["sg_member_list: \"::1\""]],
+            out: "::1\n",
+            ..Row::default()
+        },
+    ]);
+}
+
+#[test]
+fn shutdown() {
+    check(&[Row { line: "shutdown @", asks: &[&["app_quit: true"]], ..Row::default() }]);
+}
+
+const SAVED: &str = "\
+messages {
+  revision: 6
+  message_0 {
+    request {
+      nic_add {
+        id: \"a\"
+        mac: \"52:54:00:00:00:01\"
+        vni: 42
+        ip: \"10.0.0.1\"
+        security_group: \"web\"
+        type: VHOST_USER_CLIENT
+        path: \"/run/a.sock\"
+        packet_trace: false
+      }
+    }
+  }
+}
+messages {
+  revision: 6
+  message_0 {
+    request {
+      sg_add {
+        id: \"web\"
+        member: \"10.0.0.1\"
+        rule {
+          direction: INBOUND
+          protocol: -1
+          cidr {
+            address: \"::\"
+            mask_size: 0
+          }
+        }
+      }
+    }
+  }
+}
+";
+
+const SAVED_NIC: &str = "{ id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 ip: \"10.0.0.1\" security_group: \"web\" \
+                         type: VHOST_USER_CLIENT path: \"/run/a.sock\" packet_trace: false }";
+const SAVED_SG: &str =
+    "{ id: \"web\" member: \"10.0.0.1\" rule { direction: INBOUND protocol: -1 cidr { address: \"::\" mask_size: 0 } } }";
+
+#[test]
+fn a_dump_is_replayed_as_it_was_printed() {
+    let daemon = Daemon::new();
+    let mut client = daemon.start("dump @");
+    let request = daemon.receive("dump");
+    let ids: Vec<_> = request.messages.iter().map(|message| message.message_0.message_id().to_owned()).collect();
+    assert_eq!(ids, ["nics", "sgs"]);
+    let asked = butterfly_api::text::print(&request);
+    assert!(asked.contains("nic_details: \"\"") && asked.contains("sg_details: \"\""), "{asked}");
+    daemon.send(&answer(&[&format!("nic_details {SAVED_NIC}"), &format!("sg_details {SAVED_SG}")]));
+    let dump = client.end();
+    assert_eq!(dump.out, format!("{SAVED}\n"));
+    assert_eq!((dump.err.as_str(), dump.code), ("", Some(0)));
+
+    std::fs::write(daemon.path("saved"), dump.out).unwrap();
+    let mut client = daemon.start("request saved @");
+    let request = daemon.receive("request");
+    assert_eq!(butterfly_api::text::print(&request), SAVED);
+    daemon.send(&answer(&["nic_add { path: \"/run/a.sock\" }", ""]));
+    let replay = client.end();
+    assert_eq!((replay.out.as_str(), replay.err.as_str(), replay.code), ("", "", Some(0)));
+}
+
+#[test]
+fn an_empty_daemon_makes_an_empty_dump() {
+    check(&[Row { line: "dump @", asks: &[&["nic_details: \"\"", "sg_details: \"\""]], out: "\n", ..Row::default() }]);
+}
+
+#[test]
+fn request_prints_the_reply_if_asked() {
+    let daemon = Daemon::new();
+    std::fs::write(daemon.path("ask"), "# a comment\nmessages { revision: 6 message_0 { request { nic_list: true } } }").unwrap();
+    let mut client = daemon.start("request ask --stdout @");
+    daemon.receive("request");
+    daemon.send(&answer(&["nic_list: \"a\""]));
+    let ended = client.end();
+    assert_eq!(
+        ended.out,
+        "messages {\n  revision: 6\n  message_0 {\n    response {\n      status {\n        status: true\n      }\n      \
+         nic_list: \"a\"\n    }\n  }\n}\n"
+    );
+    assert_eq!((ended.err.as_str(), ended.code), ("", Some(0)));
+}
+
+#[test]
+fn request_names_what_failed() {
+    let daemon = Daemon::new();
+    std::fs::write(daemon.path("saved"), SAVED).unwrap();
+    let mut client = daemon.start("request saved @");
+    daemon.receive("request");
+    daemon.send(&answer(&["", refused!("Bad Security Group format")]));
+    let ended = client.end();
+    assert_eq!(
+        ended.err,
+        "error in response\ndescription: Bad Security Group format\nrequest 2 of 2: sg_add \"web\"\nerror in command: request\n"
+    );
+    assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)));
+}
+
+#[test]
+fn request_refuses_files_it_cannot_send() {
+    let daemon = Daemon::new();
+    std::fs::write(daemon.path("empty"), "\n").unwrap();
+    std::fs::write(daemon.path("bad"), "messages { revision: 6 nonsense: 1 }").unwrap();
+    std::fs::write(daemon.path("lacking"), "messages { revision: 6 message_0 { request { nic_update { ip: \"::1\" } } } }")
+        .unwrap();
+    for (file, start) in [
+        ("absent", "failed to open absent\nNo such file or directory (os error 2)\n"),
+        ("empty", "failed to open empty\nthe file is empty\n"),
+        ("bad", "bad is no protobuf Messages in text format: "),
+        ("lacking", "lacking is no protobuf Messages in text format: "),
+    ] {
+        let ended = daemon.start(&format!("request {file} @")).end();
+        assert!(ended.err.starts_with(start), "{file}: {}", ended.err);
+        assert!(ended.err.ends_with("\nerror in command: request\n"), "{file}: {}", ended.err);
+        assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)), "{file}");
+        daemon.assert_silent(file);
+    }
+}

@@ -1,0 +1,351 @@
+//! Contract of the command line: help, version, chains, options.
+
+use crate::refused;
+use crate::support::{Daemon, Row, answer, check, help, run};
+
+#[test]
+fn without_arguments_general_help_and_failure() {
+    check(&[Row { line: "", out: "help: ", code: 1, ..Row::default() }]);
+}
+
+#[test]
+fn dash_help_anywhere_is_the_general_help() {
+    for line in ["-h", "--help", "nic -h", "nic add --mac --help", "nic list + sg -h", "bogus -h"] {
+        check(&[Row { line, out: "help: ", ..Row::default() }]);
+    }
+}
+
+#[test]
+fn dash_version_anywhere_is_one_line() {
+    for line in ["-V", "--version", "nic list -V", "nic list + --version"] {
+        let ended = run(line);
+        assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{line}");
+        let rest = ended.out.strip_prefix("butterfly version: \"").unwrap();
+        let (version, rest) = rest.split_once("\" proto revision: \"6\" commit: \"").unwrap();
+        assert_eq!(version, env!("CARGO_PKG_VERSION"));
+        let (commit, rest) = rest.split_once("\" date: \"").unwrap();
+        assert!(commit == "unknown" || commit.bytes().all(|letter| letter.is_ascii_hexdigit()), "{commit}");
+        let date = rest.strip_suffix(" \"\n").unwrap();
+        assert!(date == "unknown" || date.split_whitespace().count() == 5, "{date}");
+    }
+}
+
+#[test]
+fn unknown_subcommands_are_named_and_helped() {
+    for (line, kind, path) in [
+        ("bogus", "", ""),
+        ("help", "", ""),
+        ("-e tcp://127.0.0.1:1 nic list", "", ""),
+        ("nic bogus", "nic ", "nic"),
+        ("nic sg bogus", "nic sg ", "nic sg"),
+        ("sg bogus", "sg ", "sg"),
+        ("sg rule bogus", "sg rule ", "sg rule"),
+        ("sg member bogus", "sg member ", "sg member"),
+    ] {
+        let unknown = line.strip_prefix(path).unwrap().split_whitespace().next().unwrap();
+        let mut err = format!("invalid {kind}subcommand {unknown}\n");
+        if let Some(first) = path.split_whitespace().next() {
+            err.push_str(&format!("error in command: {first}\n"));
+        }
+        check(&[Row { line, out: &format!("help: {path}"), err: &err, code: 1, ..Row::default() }]);
+    }
+}
+
+#[test]
+fn a_word_that_needs_another_prints_its_help() {
+    for (line, first) in [("nic", "nic"), ("nic sg", "nic"), ("sg", "sg"), ("sg rule", "sg"), ("sg member", "sg")] {
+        let err = format!("error in command: {first}\n");
+        check(&[Row { line, out: &format!("help: {line}"), err: &err, code: 1, ..Row::default() }]);
+    }
+}
+
+const COMMANDS: [&str; 30] = [
+    "nic add",
+    "nic update",
+    "nic del",
+    "nic list",
+    "nic details",
+    "nic stats",
+    "nic show",
+    "nic sg list",
+    "nic sg add",
+    "nic sg del",
+    "nic sg set",
+    "sg list",
+    "sg add",
+    "sg del",
+    "sg rule list",
+    "sg rule add",
+    "sg rule del",
+    "sg member list",
+    "sg member add",
+    "sg member del",
+    "status",
+    "shutdown",
+    "request",
+    "dump",
+    "fdb",
+    "workers",
+    "nic",
+    "nic sg",
+    "sg rule",
+    "sg",
+];
+
+#[test]
+fn help_in_the_first_place_is_the_help_of_that_command() {
+    let mut pages: Vec<String> = COMMANDS.iter().map(|command| help(command)).collect();
+    for (command, page) in COMMANDS.iter().zip(&pages) {
+        assert!(page.lines().next().unwrap().ends_with("[options...]"), "{command}");
+        assert!(page.contains("\n\nglobal options:\n    -e, --endpoint EP "), "{command}");
+        assert!(page.lines().all(|line| line.trim_end() == line), "{command}: blanks at the end of a line");
+    }
+    pages.sort();
+    pages.dedup();
+    assert_eq!(pages.len(), COMMANDS.len(), "each command has a page of its own");
+}
+
+#[test]
+fn missing_mandatory_arguments_print_help_and_fail() {
+    for (line, missing, command) in [
+        ("nic add @", "--id, --mac, --vni are", "nic add"),
+        ("nic add --mac 00:00:00:00:00:01 --vni 1 @", "--id is", "nic add"),
+        ("nic add --id a --vni 1 @", "--mac is", "nic add"),
+        ("nic add --id a --mac 00:00:00:00:00:01 @", "--vni is", "nic add"),
+        ("nic update @ --ip 1.1.1.1", "--id is", "nic update"),
+        ("nic del @", "NIC is", "nic del"),
+        ("nic stats @", "NIC is", "nic stats"),
+        ("nic details @ a", "NIC is", "nic details"),
+        ("nic show @", "NIC is", "nic show"),
+        ("nic sg list @", "NIC is", "nic sg list"),
+        ("nic sg add a @", "SG is", "nic sg add"),
+        ("nic sg del @", "NIC, SG are", "nic sg del"),
+        ("nic sg set @", "NIC is", "nic sg set"),
+        ("nic sg set a", "SG is", "nic sg set"),
+        ("sg add @", "SG is", "sg add"),
+        ("sg del @", "SG is", "sg del"),
+        ("sg rule list @", "SG is", "sg rule list"),
+        ("sg rule add --ip-proto all --cidr 0.0.0.0/0 @", "SG is", "sg rule add"),
+        ("sg member list @", "SG is", "sg member list"),
+        ("sg member add a @", "IP is", "sg member add"),
+        ("sg member del a @", "IP is", "sg member del"),
+        ("request @", "FILE is", "request"),
+    ] {
+        let first = command.split_whitespace().next().unwrap();
+        let err = format!("{missing} mandatory\nerror in command: {first}\n");
+        check(&[Row { line, out: &format!("help: {command}"), err: &err, code: 1, ..Row::default() }]);
+    }
+}
+
+#[test]
+fn known_options_need_their_value() {
+    for (line, option, command) in
+        [("nic add --id", "--id", "nic add"), ("nic list -e", "-e", "nic list"), ("nic list --timeout", "--timeout", "nic list")]
+    {
+        let err = format!("{option} needs a value\nerror in command: nic\n");
+        check(&[Row { line, out: &format!("help: {command}"), err: &err, code: 1, ..Row::default() }]);
+    }
+}
+
+#[test]
+fn unknown_options_and_superfluous_words_are_ignored() {
+    let asks: &[&[&str]] = &[&["nic_list: true"]];
+    for line in ["nic list --colour red @ -x", "nic list word @", "nic list @ --json", "nic list -ve x @"] {
+        check(&[Row { line, asks, ..Row::default() }]);
+    }
+}
+
+#[test]
+fn commands_are_chained_in_order() {
+    check(&[
+        Row {
+            line: "nic add --id a --mac 52:54:00:00:00:01 --vni 1 + sg add x + nic list @",
+            asks: &[&["nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 1}"], &["sg_add {id: \"x\"}"], &["nic_list: true"]],
+            answers: &[&["nic_add { path: \"/tmp/a\" }"], &[""], &["nic_list: \"a\""]],
+            out: "/tmp/a\na\n",
+            ..Row::default()
+        },
+        // The endpoint of any command is that of all.
+        Row { line: "nic list @ + sg list", asks: &[&["nic_list: true"], &["sg_list: true"]], ..Row::default() },
+        Row {
+            line: "nic list @ + nic stats x + nic list",
+            asks: &[&["nic_list: true"], &["nic_stats: \"x\""]],
+            answers: &[&[""], &[refused!("NIC does not exist with id x")]],
+            err: "error in response\ndescription: NIC does not exist with id x\nerror in command: nic\n",
+            code: 1,
+            ..Row::default()
+        },
+        // What comes later is not looked at before its turn.
+        Row {
+            line: "nic list @ + sg add",
+            asks: &[&["nic_list: true"]],
+            out: "help: sg add",
+            err: "SG is mandatory\nerror in command: sg\n",
+            code: 1,
+            ..Row::default()
+        },
+        Row { line: "nic list @ +", asks: &[&["nic_list: true"]], out: "help: ", code: 1, ..Row::default() },
+        Row {
+            line: "nic list+ @",
+            out: "help: nic",
+            err: "invalid nic subcommand list+\nerror in command: nic\n",
+            code: 1,
+            ..Row::default()
+        },
+    ]);
+}
+
+#[test]
+fn verbose_shows_both_messages() {
+    const EXPECTED: &str = "\
+#########################
+# Message to be sent:
+messages {
+  revision: 6
+  message_0 {
+    request {
+      nic_list: true
+    }
+  }
+}
+#########################
+Received clear response
+#########################
+# Received message:
+messages {
+  revision: 6
+  message_0 {
+    response {
+      status {
+        status: true
+      }
+      nic_list: \"vm-1\"
+    }
+  }
+}
+#########################
+vm-1
+";
+    for line in ["nic list @ -v", "nic list --verbose @"] {
+        check(&[Row {
+            line,
+            asks: &[&["nic_list: true"]],
+            answers: &[&["nic_list: \"vm-1\""]],
+            out: EXPECTED,
+            ..Row::default()
+        }]);
+    }
+    // JSON stays JSON.
+    let daemon = Daemon::new();
+    let mut client = daemon.start("workers @ --json -v");
+    daemon.receive("workers");
+    daemon.send(&answer(&[""]));
+    let ended = client.end();
+    assert_eq!(ended.out, "[]\n");
+    assert!(ended.err.starts_with("#########################\n# Message to be sent:\n"), "{}", ended.err);
+}
+
+#[test]
+fn a_daemon_that_does_not_answer_is_a_time_out() {
+    let daemon = Daemon::new();
+    let mut client = daemon.start("nic list @ -t 100");
+    daemon.receive("nic list");
+    let ended = client.end();
+    let hint = format!("is butterflyd running, with the endpoint {}?", daemon.endpoint());
+    assert_eq!(ended.err, format!("Error, receive timeout\n{hint}\nerror in command: nic\n"));
+    assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)));
+}
+
+#[test]
+fn a_daemon_that_is_not_there_is_a_time_out() {
+    let daemon = Daemon::new();
+    let nobody = format!("ipc://{}", daemon.path("nobody"));
+    let ended = daemon.start(&format!("nic list --timeout 100 -e {nobody}")).end();
+    assert_eq!(
+        ended.err,
+        format!("Error, receive timeout\nis butterflyd running, with the endpoint {nobody}?\nerror in command: nic\n")
+    );
+    assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)));
+}
+
+#[test]
+fn time_outs_and_endpoints_are_checked() {
+    for value in ["soon", "-1", "4294967296", ""] {
+        let line = format!("nic list @ -t {}", if value.is_empty() { "''" } else { value });
+        check(&[Row {
+            line: &line,
+            out: "help: nic list",
+            err: "--timeout argument not recognized\nerror in command: nic\n",
+            code: 1,
+            ..Row::default()
+        }]);
+    }
+    let ended = run("nic list -e nonsense");
+    assert!(ended.err.starts_with("cannot connect to nonsense: "), "{}", ended.err);
+    assert!(ended.err.ends_with("\nerror in command: nic\n"), "{}", ended.err);
+    assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)));
+}
+
+/// With a key nothing leaves the host in clear text.
+#[test]
+fn a_key_is_refused() {
+    const REFUSED: &str = "encryption is not available in this version: nothing was sent\n\
+                           leave out -k to send the request in clear text\nerror in command: nic\n";
+    let daemon = Daemon::new();
+    std::fs::write(daemon.path("key"), "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n").unwrap();
+    for (line, err) in [
+        ("nic list @ -k key", REFUSED.to_owned()),
+        ("nic list @ --key absent", format!("cannot load encryption key\n{REFUSED}")),
+        ("nic list @ + nic list -k key", REFUSED.to_owned()),
+    ] {
+        let ended = daemon.start(line).end();
+        daemon.assert_silent(line);
+        assert_eq!((ended.out.as_str(), ended.err.as_str(), ended.code), ("", err.as_str(), Some(1)), "{line}");
+    }
+}
+
+#[test]
+fn output_that_cannot_be_written_is_a_failure() {
+    let daemon = Daemon::new();
+    for (target, code, err) in
+        [("/dev/full", 1, "cannot write to standard output: No space left on device (os error 28)\n"), ("/dev/null", 0, "")]
+    {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_butterfly"))
+            .arg("--help")
+            .current_dir(daemon.directory.path())
+            .stdout(std::fs::OpenOptions::new().write(true).open(target).unwrap())
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(code));
+        assert_eq!(String::from_utf8(output.stderr).unwrap(), err);
+    }
+}
+
+#[test]
+fn a_reader_that_left_needs_no_explanation() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_butterfly")).arg("--help").stdout(writer).output().unwrap();
+    assert_eq!((output.stderr.as_slice(), output.status.code()), (b"".as_slice(), Some(1)));
+}
+
+#[test]
+fn words_are_text() {
+    use std::os::unix::ffi::OsStrExt;
+    let word = std::ffi::OsStr::from_bytes(b"\xff");
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_butterfly")).args(["nic".as_ref(), word]).output().unwrap();
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "argument \"\\xFF\" is not UTF-8\n");
+    assert_eq!((output.stdout.as_slice(), output.status.code()), (b"".as_slice(), Some(1)));
+}
+
+#[test]
+fn a_refusal_comes_after_what_was_printed() {
+    check(&[Row {
+        line: "nic list @ + nic details x",
+        asks: &[&["nic_list: true"], &["nic_details: \"x\""]],
+        answers: &[&["nic_list: \"a\""], &[refused!("NIC: x not found")]],
+        out: "a\n",
+        err: "error in response\ndescription: NIC: x not found\nerror in command: nic\n",
+        code: 1,
+    }]);
+}

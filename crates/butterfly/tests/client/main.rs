@@ -1,0 +1,12 @@
+//! The client as a process, against a daemon that answers from a script.
+//!
+//! Each row is one command line and everything it must do: what it asks,
+//! prints and returns.
+
+mod commands;
+mod errors;
+mod general;
+mod outputs;
+mod rules;
+mod show;
+mod support;

@@ -1,0 +1,266 @@
+//! The pages for the person on call, and the same for programs.
+
+use crate::support::{Daemon, Row, answer, check};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+const SHOWN: &str = r#"nic_show {
+  id: "vm-1" mac: "52:54:00:12:34:01" vni: 42 path: "/run/qemu-vhost-vm-1" type: VHOST_USER_SERVER role: "server"
+  attached: true attached_since: SINCE attach_count: 3
+  features_offered: "VIRTIO_F_VERSION_1" features_offered: "VIRTIO_NET_F_MRG_RXBUF" features_offered: "VIRTIO_NET_F_CSUM"
+  features_negotiated: "VIRTIO_F_VERSION_1" features_negotiated: "VIRTIO_NET_F_MRG_RXBUF"
+  features_refused: "VIRTIO_NET_F_CSUM"
+  protocol_features: "REPLY_ACK"
+  queues { name: "rx" size: 1024 running: true enabled: true next_avail: 65535 used: 65535 guest_avail: 3 has_call: true has_kick: true }
+  queues { name: "tx" size: 256 running: true enabled: false next_avail: 7 used: 7 guest_avail: 7 has_call: false has_kick: true }
+  memory_regions { guest_addr: 0 size: 536870912 page_size: 4096 }
+  memory_regions { guest_addr: 4294967296 size: 1073741824 page_size: 2097152 }
+  last_detach_reason: "the virtual machine closed the connection" last_detach_time: 1000000000
+  in_packets: 10 in_bytes: 1000 out_packets: 200 out_bytes: 20000
+  drops { reason: "ring-full" count: 12 description: "the receiver took nothing" }
+  drops { reason: "spoofed-mac" count: 0 description: "the source MAC is not the vnic's" }
+  drops { reason: "bad-chain" count: 1 description: "descriptors\033[2J" }
+  bypass_filtering: false ip_anti_spoof: true ip: "10.0.0.1" ip: "::1" security_group: "web"
+}"#;
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
+}
+
+#[test]
+fn nic_show_is_a_page() {
+    // Half a minute from the next change of the text.
+    let since = now() - 7_290;
+    let shown = SHOWN.replace("SINCE", &since.to_string());
+    for all in [false, true] {
+        let daemon = Daemon::new();
+        let mut client = daemon.start(if all { "nic show vm-1 @ --all" } else { "nic show vm-1 @" });
+        daemon.receive("nic show");
+        daemon.send(&answer(&[&shown]));
+        let ended = client.end();
+        assert_eq!((ended.err.as_str(), ended.code), ("", Some(0)));
+        let (before, after) = ended.out.split_once("  attached          since ").unwrap();
+        assert_eq!(
+            before,
+            "vm-1
+  mac               52:54:00:12:34:01
+  vni               42
+  addresses         10.0.0.1, ::1
+  security groups   web
+  filtering         on, with ARP anti-spoofing
+  type              VHOST_USER_SERVER
+  socket            /run/qemu-vhost-vm-1
+  role              server: QEMU connects to it
+"
+        );
+        let (attached, after) = after.split_once('\n').unwrap();
+        assert!(attached.ends_with(" UTC (2 h 1 min ago)"), "{attached}");
+        let (detached, after) = after.split_once("\n\n").unwrap();
+        assert!(detached.starts_with("  times attached    3\n  last detach       2001-09-09 01:46:40 UTC ("), "{detached}");
+        assert!(detached.ends_with(" ago): the virtual machine closed the connection"), "{detached}");
+
+        let offered = "  offered           VIRTIO_F_VERSION_1 VIRTIO_NET_F_MRG_RXBUF VIRTIO_NET_F_CSUM\n";
+        let unmoved = "  spoofed-mac       0  the source MAC is not the vnic's\n";
+        assert_eq!(
+            after,
+            format!(
+                "features
+{}  negotiated        VIRTIO_F_VERSION_1 VIRTIO_NET_F_MRG_RXBUF
+  refused           VIRTIO_NET_F_CSUM
+  protocol          REPLY_ACK
+
+queues (rx is what the virtual machine receives from)
+  name  size  running  enabled  next avail   used  guest avail  waiting  kick  call
+  rx    1024  yes      yes           65535  65535            3        4  yes   yes
+  tx     256  yes      no                7      7            7        0  yes   no
+
+memory
+  guest address          size  pages
+  0x0000000000000000  512 MiB  4 KiB
+  0x0000000100000000    1 GiB  2 MiB
+
+traffic
+                                packets  bytes
+  in, from the virtual machine       10   1000
+  out, to the virtual machine       200  20000
+
+drops
+  reason     {pad}frames  meaning
+  ring-full  {pad}    12  the receiver took nothing
+{}  bad-chain  {pad}     1  descriptors\\u{{1b}}[2J
+",
+                if all { offered } else { "" },
+                if all { unmoved } else { "" },
+                pad = if all { "  " } else { "" },
+            )
+        );
+    }
+}
+
+#[test]
+fn nic_show_of_a_vnic_without_a_machine() {
+    check(&[Row {
+        line: "nic show a @",
+        asks: &[&["nic_show: \"a\""]],
+        answers: &[&[
+            "nic_show { id: \"a\" mac: \"52:54:00:00:00:01\" vni: 7 type: VHOST_USER_CLIENT role: \"client\" path: \"/p\" \
+                      bypass_filtering: true }",
+        ]],
+        out: "a
+  mac               52:54:00:00:00:01
+  vni               7
+  addresses         none
+  security groups   none
+  filtering         bypassed
+  type              VHOST_USER_CLIENT
+  socket            /p
+  role              client: QEMU owns it
+  attached          no virtual machine
+  times attached    0
+  last detach       never
+
+features
+  negotiated        none
+  refused           none
+  protocol          none
+
+queues (rx is what the virtual machine receives from)
+  none
+
+memory
+  none
+
+traffic
+                                packets  bytes
+  in, from the virtual machine        0      0
+  out, to the virtual machine         0      0
+
+drops
+  none
+",
+        ..Row::default()
+    }]);
+}
+
+#[test]
+fn nic_show_for_programs() {
+    let daemon = Daemon::new();
+    let mut client = daemon.start("nic show vm-1 --json @");
+    daemon.receive("nic show");
+    daemon.send(&answer(&[&SHOWN.replace("SINCE", "1700000000")]));
+    let ended = client.end();
+    assert_eq!((ended.err.as_str(), ended.code), ("", Some(0)));
+    let expected = serde_json::json!({
+        "id": "vm-1",
+        "mac": "52:54:00:12:34:01",
+        "vni": 42,
+        "ip": ["10.0.0.1", "::1"],
+        "security_group": ["web"],
+        "ip_anti_spoof": true,
+        "bypass_filtering": false,
+        "type": "VHOST_USER_SERVER",
+        "path": "/run/qemu-vhost-vm-1",
+        "role": "server",
+        "attached": true,
+        "attached_since": 1_700_000_000,
+        "attach_count": 3,
+        "last_detach_reason": "the virtual machine closed the connection",
+        "last_detach_time": 1_000_000_000,
+        "features_offered": ["VIRTIO_F_VERSION_1", "VIRTIO_NET_F_MRG_RXBUF", "VIRTIO_NET_F_CSUM"],
+        "features_negotiated": ["VIRTIO_F_VERSION_1", "VIRTIO_NET_F_MRG_RXBUF"],
+        "features_refused": ["VIRTIO_NET_F_CSUM"],
+        "protocol_features": ["REPLY_ACK"],
+        "queues": [
+            {"name": "rx", "size": 1024, "running": true, "enabled": true, "next_avail": 65535, "used": 65535,
+             "guest_avail": 3, "has_call": true, "has_kick": true},
+            {"name": "tx", "size": 256, "running": true, "enabled": false, "next_avail": 7, "used": 7,
+             "guest_avail": 7, "has_call": false, "has_kick": true},
+        ],
+        "memory_regions": [
+            {"guest_addr": 0, "size": 536_870_912, "page_size": 4096},
+            {"guest_addr": 4_294_967_296u64, "size": 1_073_741_824, "page_size": 2_097_152},
+        ],
+        "in_packets": 10,
+        "in_bytes": 1000,
+        "out_packets": 200,
+        "out_bytes": 20000,
+        "drops": [
+            {"reason": "ring-full", "count": 12, "description": "the receiver took nothing"},
+            {"reason": "spoofed-mac", "count": 0, "description": "the source MAC is not the vnic's"},
+            {"reason": "bad-chain", "count": 1, "description": "descriptors\u{1b}[2J"},
+        ],
+    });
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&ended.out).unwrap(), expected);
+}
+
+const FDB: &str = "fdb_list { vni: 42 mac: \"52:54:00:12:34:01\" nic_id: \"vm-1\" kind: STATIC } \
+                   fdb_list { vni: 1337 mac: \"52:54:00:12:34:02\" nic_id: \"a\" kind: LEARNT age: 61 }";
+
+#[test]
+fn fdb() {
+    let asks: &[&[&str]] = &[&["fdb_list {}"]];
+    check(&[
+        Row {
+            line: "fdb @",
+            asks,
+            answers: &[&[FDB]],
+            out: " vni  mac                nic   kind    last seen\n  42  52:54:00:12:34:01  vm-1  static          -\n\
+                  1337  52:54:00:12:34:02  a     learnt  1 min 1 s\n",
+            ..Row::default()
+        },
+        Row { line: "fdb 42 @", asks: &[&["fdb_list {vni: 42}"]], out: "vni  mac  nic  kind  last seen\n", ..Row::default() },
+        Row { line: "fdb --json @", asks, out: "[]\n", ..Row::default() },
+        Row {
+            line: "fdb all @",
+            out: "help: fdb",
+            err: "VNI argument not recognized\nerror in command: fdb\n",
+            code: 1,
+            ..Row::default()
+        },
+    ]);
+    let daemon = Daemon::new();
+    let mut client = daemon.start("fdb @ --json");
+    daemon.receive("fdb");
+    daemon.send(&answer(&[FDB]));
+    let expected = serde_json::json!([
+        {"vni": 42, "mac": "52:54:00:12:34:01", "nic_id": "vm-1", "kind": "static", "age": null},
+        {"vni": 1337, "mac": "52:54:00:12:34:02", "nic_id": "a", "kind": "learnt", "age": 61},
+    ]);
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&client.end().out).unwrap(), expected);
+}
+
+const WORKERS: &str = "worker_list { id: 0 core: 1 polling: true busy_cycles: 18446744073709551615 packets: 1000 batches: 100 sleeps: 5 \
+                       idle_polls: 9 batch_sizes: 40 batch_sizes: 0 batch_sizes: 10 batch_sizes: 0 batch_sizes: 50 active_rings: 2 } \
+                       worker_list { id: 1 busy_cycles: 3000000000 sleeps: 7 tsc_hz: 2000000000 }";
+
+#[test]
+fn workers() {
+    let asks: &[&[&str]] = &[&["worker_list: true"]];
+    check(&[Row {
+        line: "workers @",
+        asks,
+        answers: &[&[WORKERS]],
+        out: "\
+worker  core  idle    rings  packets  batches  per batch           busy cycles           per packet  busy s  sleeps  idle polls
+     0     1  polls       2     1000      100       10.0  18446744073709551615  18446744073709552.0       -       5           9
+     1   any  sleeps      0        0        0          -            3000000000                    -   1.500       7           0
+
+batches of worker 0 by size
+  frames  batches
+       1       40
+     3-4       10
+    9-16       50
+",
+        ..Row::default()
+    }]);
+    let daemon = Daemon::new();
+    let mut client = daemon.start("workers --json @");
+    daemon.receive("workers");
+    daemon.send(&answer(&[WORKERS]));
+    let expected = serde_json::json!([
+        {"id": 0, "core": 1, "polling": true, "busy_cycles": u64::MAX, "packets": 1000, "batches": 100, "sleeps": 5, "idle_polls": 9,
+         "batch_sizes": [40, 0, 10, 0, 50], "tsc_hz": null, "active_rings": 2},
+        {"id": 1, "core": null, "polling": false, "busy_cycles": 3_000_000_000u64, "packets": 0, "batches": 0, "sleeps": 7, "idle_polls": 0,
+         "batch_sizes": [], "tsc_hz": 2_000_000_000u64, "active_rings": null},
+    ]);
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&client.end().out).unwrap(), expected);
+}

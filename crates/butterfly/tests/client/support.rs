@@ -1,0 +1,225 @@
+//! Runs the client and plays the daemon.
+
+use butterfly_api::proto::{Message, MessageV0, Messages, Request, Response};
+use protobuf::{Message as _, MessageField, text_format};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Nothing here takes longer, unless it hangs.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// One command line and everything it must do.
+#[derive(Clone, Copy, Default)]
+pub struct Row<'a> {
+    /// The words after `butterfly`. `@` stands for `-e` and the endpoint of
+    /// the scripted daemon, `''` for an empty word.
+    pub line: &'a str,
+    /// What it asks: one batch per exchange, a batch of `Request`s in compact
+    /// text format.
+    pub asks: &'a [&'a [&'a str]],
+    /// What the daemon answers to each batch, `Response`s in text format.
+    /// Where this is shorter than `asks`, plain success.
+    pub answers: &'a [&'a [&'a str]],
+    /// Standard output; `help: WORDS` stands for the help of those words.
+    pub out: &'a str,
+    /// Standard error.
+    pub err: &'a str,
+    /// Exit code.
+    pub code: i32,
+}
+
+impl Row<'_> {
+    /// Runs the line and compares.
+    #[track_caller]
+    pub fn check(&self) {
+        let daemon = Daemon::new();
+        let mut client = daemon.start(self.line);
+        for (place, asked) in self.asks.iter().enumerate() {
+            let request = daemon.receive(self.line);
+            let requests: Vec<String> = request.messages.iter().map(compact).collect();
+            assert_eq!(requests, *asked, "requests of `{}`", self.line);
+            daemon.send(&match self.answers.get(place) {
+                Some(responses) => answer(responses),
+                None => answer(&vec![""; asked.len()]),
+            });
+        }
+        let ended = client.end();
+        daemon.assert_silent(self.line);
+        let out = match self.out.strip_prefix("help: ") {
+            Some(words) => help(words),
+            None => self.out.to_owned(),
+        };
+        assert_eq!(ended.out, out, "standard output of `{}`", self.line);
+        assert_eq!(ended.err, self.err, "standard error of `{}`", self.line);
+        assert_eq!(ended.code, Some(self.code), "exit code of `{}`", self.line);
+    }
+}
+
+/// Checks every row.
+#[track_caller]
+pub fn check(rows: &[Row]) {
+    for row in rows {
+        row.check();
+    }
+}
+
+/// The help page of `words`; that of no words is the general help.
+pub fn help(words: &str) -> String {
+    let line = match words {
+        "" => "--help".to_owned(),
+        words => format!("{words} help"),
+    };
+    let ended = run(&line);
+    assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "`{line}`");
+    let usage = format!("usage: butterfly {words}");
+    assert!(ended.out.starts_with(usage.trim_end()), "`{line}` prints {}", ended.out);
+    ended.out
+}
+
+/// Runs a line that needs no daemon.
+pub fn run(line: &str) -> Ended {
+    Daemon::new().start(line).end()
+}
+
+/// How a client ended.
+pub struct Ended {
+    pub out: String,
+    pub err: String,
+    pub code: Option<i32>,
+}
+
+/// A running client, killed when it is dropped before its end.
+pub struct Client {
+    child: Option<Child>,
+    line: String,
+}
+
+impl Client {
+    /// Waits for the client's end.
+    pub fn end(&mut self) -> Ended {
+        let child = self.child.take().expect("a client ends once");
+        let pid = child.id();
+        let (sender, receiver) = mpsc::channel();
+        std::thread::spawn(move || sender.send(child.wait_with_output()));
+        let Ok(output) = receiver.recv_timeout(PATIENCE) else {
+            let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+            panic!("`{}` does not end", self.line);
+        };
+        let output = output.unwrap();
+        Ended {
+            out: String::from_utf8(output.stdout).unwrap(),
+            err: String::from_utf8(output.stderr).unwrap(),
+            code: output.status.code(),
+        }
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A REP socket in a directory of its own.
+pub struct Daemon {
+    socket: zmq::Socket,
+    pub directory: TempDir,
+}
+
+impl Daemon {
+    pub fn new() -> Self {
+        let directory = TempDir::new().unwrap();
+        let socket = zmq::Context::new().socket(zmq::REP).unwrap();
+        socket.set_rcvtimeo(PATIENCE.as_millis() as i32).unwrap();
+        socket.set_linger(0).unwrap();
+        let daemon = Self { socket, directory };
+        daemon.socket.bind(&daemon.endpoint()).unwrap();
+        daemon
+    }
+
+    pub fn endpoint(&self) -> String {
+        format!("ipc://{}", self.path("api"))
+    }
+
+    /// The path of `name` in the daemon's directory.
+    pub fn path(&self, name: &str) -> String {
+        self.directory.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// Starts the client with the words of `line`, as in [`Row::line`].
+    pub fn start(&self, line: &str) -> Client {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_butterfly"));
+        for word in line.split_whitespace() {
+            match word {
+                "@" => command.args(["-e", &self.endpoint()]),
+                "''" => command.arg(""),
+                word => command.arg(word),
+            };
+        }
+        command.current_dir(self.directory.path());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Client { child: Some(command.spawn().unwrap()), line: line.to_owned() }
+    }
+
+    pub fn receive(&self, line: &str) -> Messages {
+        match self.socket.recv_bytes(0) {
+            Ok(bytes) => Messages::parse_from_bytes(&bytes).unwrap(),
+            Err(error) => panic!("`{line}` asks nothing: {error}"),
+        }
+    }
+
+    pub fn send(&self, reply: &Messages) {
+        self.send_bytes(&reply.write_to_bytes().unwrap());
+    }
+
+    pub fn send_bytes(&self, reply: &[u8]) {
+        self.socket.send(reply, 0).unwrap();
+    }
+
+    /// After the client's end: it must not have asked anything else.
+    pub fn assert_silent(&self, line: &str) {
+        if let Ok(bytes) = self.socket.recv_bytes(zmq::DONTWAIT) {
+            panic!("`{line}` also asks {:?}", Messages::parse_from_bytes(&bytes));
+        }
+    }
+}
+
+/// A batch of responses in text format; success where no status is given.
+pub fn answer(responses: &[&str]) -> Messages {
+    let messages = responses.iter().map(|text| {
+        let text = match text.starts_with("status") {
+            true => (*text).to_owned(),
+            false => format!("status {{ status: true }} {text}"),
+        };
+        Message {
+            revision: Some(6),
+            message_0: MessageField::some(MessageV0 {
+                response: MessageField::some(butterfly_api::text::parse::<Response>(&text).unwrap()),
+                ..MessageV0::default()
+            }),
+            ..Message::default()
+        }
+    });
+    Messages { messages: messages.collect(), ..Messages::default() }
+}
+
+/// A refusal with this description.
+#[macro_export]
+macro_rules! refused {
+    ($description:literal) => {
+        concat!("status { status: false error { description: \"", $description, "\" } }")
+    };
+}
+
+/// The request in `message`, on one line.
+pub fn compact(message: &Message) -> String {
+    assert_eq!(message.revision, Some(6));
+    let payload = message.message_0.as_ref().expect("a payload");
+    let request: &Request = payload.request.as_ref().expect("a request");
+    text_format::print_to_string(request)
+}
