@@ -31,18 +31,20 @@ pub(crate) enum Verdict {
 /// What is known of a frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meta {
-    /// Destination address as a number below 2^48.
+    /// Destination address as [`crate::headers::number`].
     pub destination: u64,
     /// Source address likewise.
     pub source: u64,
     pub verdict: Verdict,
     /// What is inside, if someone in the network is filtered.
     pub inside: Inside,
+    /// The frame needs something computed: the fields below say what. They are stale otherwise.
+    pub offload: bool,
     /// The header for receivers: rebuilt, not the guest's.
     pub net: NetHeader,
-    /// Where IP starts; valid with an offload.
+    /// Where IP starts.
     pub l3: u16,
-    /// Where the payload of the segments starts; valid with segmentation.
+    /// Where the payload of the segments starts.
     pub payload: u16,
 }
 
@@ -52,6 +54,7 @@ impl Meta {
         source: 0,
         verdict: Verdict::Undecided,
         inside: Inside::Unknown,
+        offload: false,
         net: NetHeader { flags: 0, gso_type: 0, hdr_len: 0, gso_size: 0, csum_start: 0, csum_offset: 0, num_buffers: 0 },
         l3: 0,
         payload: 0,

@@ -81,56 +81,84 @@ impl Got {
     }
 }
 
-/// Carries out the verdicts and gives the frames back to the sender. Returns the slot that most of the next frames will go to.
-pub(crate) fn deliver(mut batch: Batch<'_>, context: &Context<'_>, calls: &mut Calls) -> Option<u32> {
-    let mut receivers = ArrayVec::<u32, BATCH>::new();
-    let mut floods = 0u64;
-    let mut last = None;
+/// A receiver of some frames of a batch.
+#[derive(Clone, Copy)]
+struct Receiver {
+    slot: u32,
+    frames: u16,
+}
+
+type Receivers = ArrayVec<Receiver, BATCH>;
+
+/// Who gets frames of their own, with their number; counts drops. Returns the number of floods.
+fn plan(batch: &Batch<'_>, context: &Context<'_>, receivers: &mut Receivers) -> u64 {
+    let mut floods = 0;
+    let mut current = Receiver { slot: u32::MAX, frames: 0 };
     for meta in batch.metas() {
         match meta.verdict {
-            Verdict::Deliver(slot) if last == Some(slot) => {}
+            Verdict::Deliver(slot) if slot == current.slot => current.frames += 1,
             Verdict::Deliver(slot) => {
-                last = Some(slot);
-                if !receivers.contains(&slot) {
-                    // At most one per frame, and there are BATCH of them.
-                    let _ = receivers.try_push(slot);
-                }
+                note(receivers, current);
+                current = Receiver { slot, frames: 1 };
             }
             Verdict::Flood { .. } => floods += 1,
-            Verdict::Undecided | Verdict::Drop(..) => {}
+            Verdict::Drop(reason, slot) => count_drop(context, slot, reason),
+            Verdict::Undecided => {}
         }
     }
-    if floods > 0 {
-        flood(&mut batch, context, calls, floods);
-    }
+    note(receivers, current);
     if receivers.len() > 1 {
-        receivers.sort_unstable(); // the order in which rings are locked
+        receivers.sort_unstable_by_key(|receiver| receiver.slot); // the order in which rings are locked
     }
+    floods
+}
 
+fn note(receivers: &mut Receivers, run: Receiver) {
+    if run.frames == 0 {
+        return;
+    }
+    match receivers.iter_mut().find(|receiver| receiver.slot == run.slot) {
+        Some(receiver) => receiver.frames += run.frames,
+        // At most one per frame, and there are BATCH of them.
+        None => drop(receivers.try_push(run)),
+    }
+}
+
+/// Carries out the verdicts and gives the frames back to the sender. Returns the slot that most of the next frames will go to.
+#[inline(never)] // one call per batch; measurements tell stages apart by it
+pub(crate) fn deliver(mut batch: Batch<'_>, context: &Context<'_>, calls: &mut Calls) -> Option<u32> {
+    let mut receivers = Receivers::new();
+    if plan(&batch, context, &mut receivers) > 0 {
+        flood(&mut batch, context, calls);
+    }
     let mut held = ArrayVec::<(MutexGuard<'_, Option<RxRing>>, &Vnic, Got), BATCH>::new();
-    for slot in &receivers {
+    for Receiver { slot, frames } in &receivers {
         let Some(receiver) = context.snapshot.vnics.get(*slot) else { continue };
         let mut guard = receiver.shared.port.rx();
         let mut got = Got::default();
+        if let Some(ring) = guard.as_mut() {
+            ring.prepare(*frames);
+        }
         to_one(&batch, guard.as_mut(), receiver, context, &mut got, |meta| meta.verdict == Verdict::Deliver(*slot));
         let _ = held.try_push((guard, receiver, got));
-    }
-    for meta in batch.metas() {
-        if let Verdict::Drop(reason, slot) = meta.verdict {
-            count_drop(context, slot, reason);
-        }
     }
     call(calls, batch.frames.release());
     for (guard, receiver, got) in &mut held {
         if let Some(ring) = guard.as_mut() {
-            call(calls, ring.publish());
-            if ring.poisoned() {
-                ring.rest();
-            }
+            call(calls, publish(ring));
         }
         got.count(receiver, context.worker);
     }
-    last
+    receivers.iter().max_by_key(|receiver| receiver.frames).map(|receiver| receiver.slot)
+}
+
+/// Shows a guest what it got, unless its memory was taken away meanwhile.
+fn publish(ring: &mut RxRing) -> Option<Arc<CallFd>> {
+    let interrupt = ring.publish();
+    if ring.poisoned() {
+        ring.rest();
+    }
+    interrupt
 }
 
 #[cold]
@@ -159,26 +187,17 @@ fn to_one(
         batch.metas().iter().filter(|meta| wanted(meta)).for_each(|_| refuse(NOT_ATTACHED));
         return;
     };
-    for (index, (meta, frame)) in batch.metas().iter().zip(batch.frames.frames()).enumerate() {
+    for (index, (meta, (frame, slot))) in batch.metas().iter().zip(batch.frames.each()).enumerate() {
         if !wanted(meta) {
             continue;
         }
-        let head = batch.frames.head(index);
-        let whole = Delivery {
-            net: meta.net,
-            head,
-            frame: index,
-            from: head.len() as u32,
-            len: frame.len - (head.len() as u32).min(frame.len),
-            finish: Finish::Nothing,
-        };
-        let outcome = if meta.net.flags == 0 {
-            ring.deliver(&batch.frames, &whole).map(|()| {
+        let outcome = if meta.offload {
+            offloaded(ring, &batch.frames, index, meta, frame.len, got)
+        } else {
+            ring.deliver_plain(&batch.frames, index, frame, slot).map(|()| {
                 got.packets += 1;
                 got.bytes += u64::from(frame.len);
             })
-        } else {
-            offloaded(ring, &batch.frames, meta, &whole, frame.len, got)
         };
         if let Err(why) = outcome {
             refuse(why.into());
@@ -191,11 +210,15 @@ fn to_one(
 fn offloaded(
     ring: &mut RxRing,
     frames: &Frames<'_>,
+    index: usize,
     meta: &Meta,
-    whole: &Delivery<'_>,
     frame_len: u32,
     got: &mut Got,
 ) -> Result<(), NotDelivered> {
+    let head = frames.head(index);
+    let from = head.len() as u32;
+    let whole =
+        Delivery { net: meta.net, head, frame: index, from, len: frame_len.saturating_sub(from), finish: Finish::Nothing };
     let features = ring.features();
     let needed = match meta.net.gso_type & !NetHeader::GSO_ECN {
         NetHeader::GSO_TCPV4 => Features::GUEST_TSO4,
@@ -210,18 +233,18 @@ fn offloaded(
         udp: meta.net.csum_offset == butterfly_packet::udp::CHECKSUM_OFFSET as u16,
     };
     if meta.net.gso_type == NetHeader::GSO_NONE || (partial && features.has(needed.with(ecn))) {
-        let delivery = if partial { *whole } else { Delivery { net: NetHeader::default(), finish: checksum, ..*whole } };
+        let delivery = if partial { whole } else { Delivery { net: NetHeader::default(), finish: checksum, ..whole } };
         ring.deliver(frames, &delivery)?;
         got.packets += 1;
         got.bytes += u64::from(frame_len);
         return Ok(());
     }
-    let mut segments = Segments::new(meta, whole.head, frame_len);
+    let mut segments = Segments::new(meta, head, frame_len);
     while let Some(segment) = segments.next() {
         let mut delivery = Delivery {
             net: NetHeader::default(),
             head: segment.head,
-            frame: whole.frame,
+            frame: index,
             from: segment.from,
             len: segment.len,
             finish: checksum,
@@ -240,12 +263,13 @@ fn offloaded(
 
 /// Copies the frames with several receivers: receivers outside, frames inside.
 #[inline(never)]
-fn flood(batch: &mut Batch<'_>, context: &Context<'_>, calls: &mut Calls, floods: u64) {
+fn flood(batch: &mut Batch<'_>, context: &Context<'_>, calls: &mut Calls) {
     let sender = context.sender;
     let members = &context.network.members;
     let others = members.len().saturating_sub(1) as u64;
+    let floods = batch.metas().iter().filter(|meta| matches!(meta.verdict, Verdict::Flood { .. })).count();
     if let Some(cells) = sender.shared.counters.of(context.worker) {
-        cells.add(Counter::Flooded, floods);
+        cells.add(Counter::Flooded, floods as u64);
     }
     let mut tokens = refill(sender);
     let open = members.iter().any(|slot| {
@@ -262,6 +286,7 @@ fn flood(batch: &mut Batch<'_>, context: &Context<'_>, calls: &mut Calls, floods
                 continue;
             };
             meta.verdict = Verdict::Drop(reason, sender.place.slot);
+            count_drop(context, sender.place.slot, reason);
         }
     }
     sender.shared.flood_tokens.store(tokens, std::sync::atomic::Ordering::Relaxed);
@@ -286,13 +311,7 @@ fn flood(batch: &mut Batch<'_>, context: &Context<'_>, calls: &mut Calls, floods
         to_one(batch, guard.as_mut(), receiver, context, &mut got, |meta| {
             flooded(meta) && (bypass || admits(receiver, meta.inside).is_ok())
         });
-        let interrupt = guard.as_mut().and_then(|ring| {
-            let interrupt = ring.publish();
-            if ring.poisoned() {
-                ring.rest();
-            }
-            interrupt
-        });
+        let interrupt = guard.as_mut().and_then(publish);
         drop(guard);
         call(calls, interrupt);
         got.count(receiver, context.worker);

@@ -10,7 +10,7 @@ use butterfly_packet::{
 use butterfly_vhost::ring::FrameFault;
 
 use crate::{
-    batch::{Batch, Context, Meta, Verdict},
+    batch::{Batch, Context, Verdict},
     drops::drop_reasons,
 };
 
@@ -41,28 +41,25 @@ pub(crate) enum Inside {
 }
 
 /// Drops what could not be taken from the ring; reads the addresses of all others, and what is inside if a filter will ask.
+#[inline(never)] // one call per batch; measurements tell stages apart by it
 pub(crate) fn headers(batch: &mut Batch<'_>, context: &Context<'_>) {
     let classify = context.network.filtered;
     let (frames, metas) = batch.parts();
-    for (index, meta) in metas.iter_mut().enumerate() {
-        *meta = Meta::NEW;
-        let fault = frames.frames().get(index).and_then(|frame| frame.fault);
-        let Some(([d0, d1, d2, d3, d4, d5, s0, s1], [s2, s3, s4, s5])) = addresses(frames.head(index)) else {
-            meta.verdict = Verdict::Drop(fault.map_or(SHORT, reason), context.sender.place.slot);
-            continue;
+    for (meta, (frame, slot)) in metas.iter_mut().zip(frames.each()) {
+        let &[d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, ..] = slot.ethernet();
+        meta.destination = u64::from_le_bytes([d0, d1, d2, d3, d4, d5, 0, 0]);
+        meta.source = u64::from_le_bytes([s0, s1, s2, s3, s4, s5, 0, 0]);
+        meta.offload = frame.offload;
+        meta.verdict = match frame.fault {
+            None => Verdict::Undecided,
+            Some(fault) => Verdict::Drop(reason(fault), context.sender.place.slot),
         };
-        meta.destination = u64::from_be_bytes([0, 0, d0, d1, d2, d3, d4, d5]);
-        meta.source = u64::from_be_bytes([0, 0, s0, s1, s2, s3, s4, s5]);
-        if classify {
+    }
+    if classify {
+        for (index, meta) in metas.iter_mut().enumerate() {
             meta.inside = inside(frames.head(index));
         }
     }
-}
-
-#[inline(always)]
-fn addresses(head: &[u8]) -> Option<([u8; 8], [u8; 4])> {
-    let (first, rest) = head.split_first_chunk::<8>()?;
-    Some((*first, *rest.first_chunk::<4>()?))
 }
 
 #[cold]
@@ -122,10 +119,17 @@ pub(crate) fn arp(head: &[u8], at: u16) -> Option<Arp<'_>> {
     Arp::parse(head.get(usize::from(at)..)?).ok()
 }
 
-/// As number below 2^48, for comparisons with [`Meta`].
+/// An address as a number below 2^48, first byte lowest: how it is compared and looked up.
 #[inline(always)]
 pub(crate) const fn number(mac: Mac) -> u64 {
-    mac.to_u64()
+    let [a, b, c, d, e, f] = mac.0;
+    u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
+}
+
+/// The address of a [`number`].
+pub(crate) const fn address(number: u64) -> Mac {
+    let [a, b, c, d, e, f, _, _] = number.to_le_bytes();
+    Mac([a, b, c, d, e, f])
 }
 
 #[cfg(test)]

@@ -23,8 +23,15 @@ mod policy;
 mod segment;
 mod slab;
 mod snapshot;
+mod switch;
 mod worker;
 
 pub use butterfly_packet::mac::Mac;
+pub use butterfly_vhost::{
+    control::{DeviceStatus, Negotiated, Role},
+    net::Features,
+    ring::RingStatus,
+};
 pub use drops::{DropReason, ReasonInfo, reasons};
 pub use plane::{AddError, VnicPolicy};
+pub use switch::{FdbKind, FdbRow, Switch, SwitchConfig, SwitchEvents, VnicReport, VnicSpec, WorkerReport};

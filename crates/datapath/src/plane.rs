@@ -19,6 +19,7 @@ use crate::{
     clock::Clock,
     counters::{Counters, Totals},
     fdb::{Fdb, Learnt},
+    headers::number,
     slab::Slab,
     snapshot::{MacTable, Network, PortRef, Rules, Shared as VnicShared, Snapshot, Vnic},
     worker::{Handle, MAX_SLOTS, Shared},
@@ -156,7 +157,7 @@ impl Plane {
         self.publish(next);
         if !vnic.rules.bypass {
             // Its address is its own from now on.
-            self.forget(|learnt| learnt.vni == vni && learnt.mac == mac.to_u64());
+            self.forget(|learnt| learnt.vni == vni && learnt.mac == number(mac));
         }
         let worker = self.worker_of(slot);
         Ok((vnic, Attachment { worker, place }))
@@ -193,7 +194,7 @@ impl Plane {
         rebuild_network(&mut next, old.vni, old.network);
         self.publish(next);
         if !policy.bypass && old.rules.bypass {
-            self.forget(|learnt| learnt.place == old.place || (learnt.vni == old.vni && learnt.mac == old.mac.to_u64()));
+            self.forget(|learnt| learnt.place == old.place || (learnt.vni == old.vni && learnt.mac == number(old.mac)));
         }
         Ok(())
     }
@@ -285,7 +286,6 @@ fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32) {
     let learnt = snapshot.networks.get(at).map(|network| network.learnt.clone()).unwrap_or_default();
     let network = (!members.is_empty()).then(|| {
         Arc::new(Network {
-            vni,
             members: members.iter().map(|vnic| vnic.place.slot).collect(),
             filtered: members.iter().any(|vnic| !vnic.rules.bypass),
             macs: MacTable::new(members.iter().map(|vnic| (vnic.mac, vnic.place.slot))),
@@ -293,7 +293,11 @@ fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32) {
         })
     });
     let mut by_vni = HashMap::clone(&snapshot.by_vni);
-    if network.is_some() { by_vni.insert(vni, at) } else { by_vni.remove(&vni) };
+    if network.is_some() {
+        by_vni.insert(vni, at)
+    } else {
+        by_vni.remove(&vni)
+    };
     snapshot.by_vni = Arc::new(by_vni);
     snapshot.networks.set(at, network);
 }

@@ -20,6 +20,7 @@ drop_reasons! { 4;
 
 /// Applies the sender's policy to all frames, and the receiver's to those with one receiver. Floods meet each receiver's policy
 /// when they are delivered.
+#[inline(never)] // one call per batch; measurements tell stages apart by it
 pub(crate) fn policy(batch: &mut Batch<'_>, context: &Context<'_>) {
     if !context.network.filtered {
         return;

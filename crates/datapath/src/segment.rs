@@ -71,7 +71,17 @@ impl<'a> Segments<'a> {
 }
 
 #[allow(clippy::too_many_arguments)] // one place, and a struct would only repeat the names
-fn rewrite(head: &mut [u8], l3: usize, l4: usize, v6: bool, len: u32, offset: u32, index: u16, first: bool, last: bool) -> Option<()> {
+fn rewrite(
+    head: &mut [u8],
+    l3: usize,
+    l4: usize,
+    v6: bool,
+    len: u32,
+    offset: u32,
+    index: u16,
+    first: bool,
+    last: bool,
+) -> Option<()> {
     let tcp_len = (head.len() - l4) as u32 + len;
     let pseudo = if v6 {
         let ip = head.get_mut(l3..l4)?;
@@ -122,7 +132,8 @@ mod tests {
         let segment = build::Tcp { sequence: 0xffff_f000, ..build::Tcp::new(4000, 80, flags) };
         let l4: u16 = if v6 { 54 } else { 34 };
         let frame = if v6 {
-            link.ipv6("fd00::1".parse::<std::net::Ipv6Addr>().unwrap(), "fd00::2".parse::<std::net::Ipv6Addr>().unwrap()).tcp(&segment, &data)
+            link.ipv6("fd00::1".parse::<std::net::Ipv6Addr>().unwrap(), "fd00::2".parse::<std::net::Ipv6Addr>().unwrap())
+                .tcp(&segment, &data)
         } else {
             link.ipv4([10, 0, 0, 1], [10, 0, 0, 2]).identification(0xffff).tcp(&segment, &data)
         };

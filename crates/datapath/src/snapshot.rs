@@ -12,7 +12,7 @@ use std::{
 use butterfly_packet::mac::Mac;
 use butterfly_vhost::port::Port;
 
-use crate::{counters::Counters, slab::Slab};
+use crate::{counters::Counters, headers::number, slab::Slab};
 
 /// A vnic's place, with a number that tells successive users of the place apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -73,7 +73,6 @@ pub(crate) struct Vnic {
 /// The vnics of a VNI on this host.
 #[derive(Clone)]
 pub(crate) struct Network {
-    pub vni: u32,
     /// Slots of its vnics, ascending.
     pub members: Vec<u32>,
     /// Whether any of them is filtered.
@@ -117,7 +116,7 @@ impl MacTable {
         let size = (owners.clone().count() * 2).next_power_of_two().max(4);
         let mut table = MacTable { entries: vec![(0, 0); size].into_boxed_slice(), shift: 64 - size.trailing_zeros() };
         for (mac, slot) in owners {
-            let key = mac.to_u64() + 1;
+            let key = number(mac) + 1;
             let mut at = table.home(key);
             while let Some(entry) = table.entries.get_mut(at) {
                 if entry.0 == key {
@@ -138,7 +137,7 @@ impl MacTable {
         (key.wrapping_mul(HASH) >> self.shift) as usize
     }
 
-    /// Slot of the vnic that owns `mac` (as a number below 2^48).
+    /// Slot of the vnic that owns `mac` (as [`number`]).
     #[inline(always)]
     pub fn get(&self, mac: u64) -> Option<u32> {
         let key = mac + 1;
@@ -166,9 +165,9 @@ mod tests {
         for n in [0u32, 1, 2, 3, 100, 1000] {
             let table = MacTable::new((0..n).map(|i| (mac(i * 7), i)));
             for i in 0..n {
-                assert_eq!(table.get(mac(i * 7).to_u64()), Some(i));
+                assert_eq!(table.get(number(mac(i * 7))), Some(i));
             }
-            assert_eq!(table.get(mac(n * 7 + 1).to_u64()), None);
+            assert_eq!(table.get(number(mac(n * 7 + 1))), None);
         }
         assert_eq!(MacTable::default().get(5), None);
     }
@@ -176,6 +175,6 @@ mod tests {
     #[test]
     fn the_first_owner_has_it() {
         let mac = Mac([2, 0, 0, 0, 0, 1]);
-        assert_eq!(MacTable::new([(mac, 7), (mac, 8)].into_iter()).get(mac.to_u64()), Some(7));
+        assert_eq!(MacTable::new([(mac, 7), (mac, 8)].into_iter()).get(number(mac)), Some(7));
     }
 }

@@ -104,7 +104,15 @@ impl Handle {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         // Edge triggered: no counter is ever read, each write is an event.
         epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN | epoll::EventFlags::ET)?;
-        Ok(Handle { index, epoll, wake, orders: Mutex::default(), seen: AtomicU64::new(0), running: AtomicBool::new(false), stats: Stats::default() })
+        Ok(Handle {
+            index,
+            epoll,
+            wake,
+            orders: Mutex::default(),
+            seen: AtomicU64::new(0),
+            running: AtomicBool::new(false),
+            stats: Stats::default(),
+        })
     }
 
     /// Makes a sleeping worker look around.
@@ -300,6 +308,7 @@ impl Worker {
     }
 
     /// For tests and fixed-work measurements: looks at kicks and orders, then at every polled ring once.
+    #[inline(never)]
     pub fn turn(&mut self) -> bool {
         self.adopt();
         self.wait(false);
@@ -307,7 +316,7 @@ impl Worker {
     }
 
     /// Looks at every polled ring once. Returns whether any frame was found.
-    #[inline]
+    #[inline(never)] // measurements find it by its name
     fn round(&mut self) -> bool {
         let mut moved = false;
         let mut at = 0;

@@ -195,6 +195,11 @@ impl Port {
         }
     }
 
+    /// Whether a running ring lies in memory that was taken away: its file became shorter.
+    pub fn poisoned(&self) -> bool {
+        lock(&self.tx).as_ref().is_some_and(TxRing::poisoned) || lock(&self.rx).as_ref().is_some_and(RxRing::poisoned)
+    }
+
     /// For the operator; `None` if the ring does not run.
     pub fn status(&self, queue: Queue) -> Option<RingStatus> {
         match queue {

@@ -33,6 +33,16 @@ unsafe fn block<const N: usize>(from: *const u8, to: *mut u8) {
     unsafe { to.cast::<[u8; N]>().write(from.cast::<[u8; N]>().read()) };
 }
 
+/// Copies a fixed number of bytes.
+///
+/// # Safety
+/// As [`copy`], for `N` bytes.
+#[inline(always)]
+pub(super) unsafe fn copy_array<const N: usize>(from: *const u8, to: *mut u8) {
+    // SAFETY: the caller's promise.
+    unsafe { block::<N>(from, to) };
+}
+
 /// Copies `len` bytes; short and medium lengths inline.
 ///
 /// # Safety
@@ -43,32 +53,32 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     // bytes twice, unless the guest changed them in between: then it sees its own mixture.
     unsafe {
         match len {
-            0 => {}
-            1..=15 => small(from, to, len),
-            16..=31 => {
-                block::<16>(from, to);
-                block::<16>(from.add(len - 16), to.add(len - 16));
-            }
-            32..=63 => {
-                block::<32>(from, to);
-                block::<32>(from.add(len - 32), to.add(len - 32));
-            }
-            64..=128 => {
+            64 => block::<64>(from, to),
+            65..=128 => {
                 block::<64>(from, to);
                 block::<64>(from.add(len - 64), to.add(len - 64));
             }
+            0..=63 => small(from, to, len),
             _ => ptr::copy(from, to, len),
         }
     }
 }
 
 /// # Safety
-/// As [`copy`], for 1 to 15 bytes.
+/// As [`copy`], for less than 64 bytes.
 #[inline]
 unsafe fn small(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: as in copy().
     unsafe {
         match len {
+            32..=63 => {
+                block::<32>(from, to);
+                block::<32>(from.add(len - 32), to.add(len - 32));
+            }
+            16..=31 => {
+                block::<16>(from, to);
+                block::<16>(from.add(len - 16), to.add(len - 16));
+            }
             8..=15 => {
                 block::<8>(from, to);
                 block::<8>(from.add(len - 8), to.add(len - 8));
@@ -77,6 +87,7 @@ unsafe fn small(from: *const u8, to: *mut u8, len: usize) {
                 block::<4>(from, to);
                 block::<4>(from.add(len - 4), to.add(len - 4));
             }
+            0 => {}
             _ => {
                 block::<1>(from, to);
                 block::<1>(from.add(len / 2), to.add(len / 2));

@@ -35,6 +35,8 @@ pub enum FrameFault {
 /// What is known of a frame of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame {
+    /// The guest asks for a checksum or segmentation: see `net`, which is stale otherwise.
+    pub offload: bool,
     /// The guest's virtio-net header: claims, not facts.
     pub net: NetHeader,
     /// Length in bytes, from the descriptors.
@@ -52,6 +54,7 @@ pub struct Frame {
 
 impl Frame {
     pub(super) const EMPTY: Frame = Frame {
+        offload: false,
         net: NetHeader { flags: 0, gso_type: 0, hdr_len: 0, gso_size: 0, csum_start: 0, csum_offset: 0, num_buffers: 0 },
         len: 0,
         fault: None,
@@ -70,9 +73,19 @@ pub(super) struct Seg {
     pub len: u32,
 }
 
+/// The private copy of a frame's first bytes.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-pub(super) struct Slot(pub [u8; HEAD_MAX]);
+pub struct Slot(pub(super) [u8; HEAD_MAX]);
+
+impl Slot {
+    /// The Ethernet header. Stale if the frame has a [`FrameFault`]; all others are at least that long.
+    #[inline(always)]
+    pub fn ethernet(&self) -> &[u8; 14] {
+        // HEAD_MAX is larger: the compiler knows.
+        self.0.first_chunk().unwrap_or(&[0; 14])
+    }
+}
 
 /// A worker's room for one batch. What is in it can be seen only through [`Frames`], while the ring it came from is held.
 pub struct FrameStore {
@@ -118,6 +131,12 @@ impl Frames<'_> {
     #[inline(always)]
     pub fn frames(&self) -> &[Frame] {
         self.store.frames.get(..self.len()).unwrap_or_default()
+    }
+
+    /// All frames with their header slots.
+    #[inline(always)]
+    pub fn each(&self) -> impl Iterator<Item = (&Frame, &Slot)> {
+        self.frames().iter().zip(self.store.slots.iter())
     }
 
     /// The private copy of a frame's first bytes: min([`HEAD`], length) of them, more after [`Self::extend_head`].
@@ -174,7 +193,13 @@ impl Frames<'_> {
         if ring.wants_call() { ring.call.clone() } else { None }
     }
 
-    /// Copies a range of a frame to `write`, piece by piece, summing it if asked to. The range was checked by the caller.
+    /// Everything of a frame from a position on.
+    #[inline(always)]
+    pub(super) fn pieces_of(&self, frame: &Frame, from: u32) -> Pieces<'_> {
+        Pieces::new(self.store.segs.as_slice(), frame, from, frame.len.saturating_sub(from))
+    }
+
+    /// A range of a frame; `None` if the frame is not that long.
     pub(super) fn pieces(&self, index: usize, from: u32, len: u32) -> Option<Pieces<'_>> {
         let frame = self.frames().get(index)?;
         let end = from.checked_add(len)?;

@@ -12,7 +12,7 @@ mod tx;
 
 pub(crate) use call::{ensure_signaller, is_eventfd};
 pub use call::{CallError, CallFd, prepare_thread};
-pub use frames::{BATCH, Delivery, Finish, Frame, FrameFault, FrameStore, Frames, HEAD, HEAD_MAX, MAX_FRAME};
+pub use frames::{BATCH, Delivery, Finish, Frame, FrameFault, FrameStore, Frames, HEAD, HEAD_MAX, MAX_FRAME, Slot};
 pub use rx::{NotDelivered, RxRing};
 pub(crate) use split::Split;
 pub use split::{RingError, RingSetup, RingStatus};

@@ -6,7 +6,7 @@ use butterfly_packet::checksum::Sum;
 
 use super::{
     copy,
-    frames::{BATCH, Delivery, Finish, Frames, HEAD_MAX, finish_checksum},
+    frames::{BATCH, Delivery, Finish, Frame, Frames, HEAD_MAX, Slot, finish_checksum},
     split::{BadChain, CHAIN_BUDGET, CallFd, RingStatus, Split},
 };
 use crate::net::{Features, NetHeader};
@@ -91,6 +91,7 @@ impl RxRing {
     /// Lets the ring rest until it is set up anew: what it points to is not the guest's memory any more.
     pub fn rest(&mut self) {
         self.split.broken = true;
+        self.forget_prepared();
     }
 
     /// Whether the guest's memory was taken away.
@@ -146,52 +147,74 @@ impl RxRing {
         self.prepared = self.split.next_avail.wrapping_add(n);
     }
 
-    /// Writes a frame into the guest's buffers. The guest sees it after [`Self::publish`].
+    /// Writes a frame as it is into the guest's buffers. The guest sees it after [`Self::publish`].
     ///
     /// Room for the whole frame is found before its first byte is written. Never waits: the guest's index is looked at once more
     /// before a frame is refused as [`NotDelivered::Full`].
-    #[inline]
-    pub fn deliver(&mut self, frames: &Frames<'_>, delivery: &Delivery<'_>) -> Result<(), NotDelivered> {
+    #[inline(always)]
+    pub fn deliver_plain(&mut self, frames: &Frames<'_>, index: usize, frame: &Frame, slot: &Slot) -> Result<(), NotDelivered> {
         let header_len = self.split.header_len;
-        let need = header_len as u32 + delivery.head.len() as u32 + delivery.len;
-        if self.prepared == self.split.next_avail {
-            self.prepare(1);
-            if self.prepared == self.split.next_avail {
-                return Err(if self.split.broken || !self.split.enabled { NotDelivered::NotReady } else { NotDelivered::Full });
+        let need = header_len as u32 + frame.len;
+        let ready = match self.ready.get(usize::from(self.split.next_avail) % BATCH) {
+            Some(ready) if self.prepared != self.split.next_avail && ready.len >= need => *ready,
+            _ => return self.deliver_slow(frames, index),
+        };
+        let head_len = usize::from(frame.head_len).min(HEAD_MAX);
+        // SAFETY: header_len is 10 or 12, head_len at most frame.len and HEAD_MAX, and need <= ready.len, which is mapped.
+        unsafe {
+            let to = ready.ptr.as_ptr();
+            // Everything is zero but num_buffers, which a legacy header does not have.
+            copy::copy_array::<8>([0u8; 8].as_ptr(), to);
+            if header_len == NetHeader::LEN {
+                copy::copy_array::<4>([0u8, 0, 1, 0].as_ptr(), to.add(8));
+            } else {
+                copy::copy_array::<2>([0u8; 2].as_ptr(), to.add(8));
             }
+            copy::copy(slot.0.as_ptr(), to.add(header_len), head_len);
         }
-        let at = usize::from(self.split.next_avail) % BATCH;
-        match self.ready.get(at).copied() {
-            Some(ready) if ready.len >= need && delivery.finish == Finish::Nothing => {
-                let header = NetHeader { num_buffers: 1, ..delivery.net }.to_bytes();
-                let mut to = ready.ptr;
-                // SAFETY: header_len is 10 or 12 and need <= ready.len, all of which is mapped; the head is private.
+        if frame.len as usize > head_len {
+            // SAFETY: header_len + head_len <= need.
+            let mut to = unsafe { ready.ptr.add(header_len + head_len) };
+            let mut pieces = frames.pieces_of(frame, head_len as u32);
+            while let Some((from, len)) = pieces.next() {
+                // SAFETY: the pieces add up to at most frame.len - head_len bytes, which fit as checked above.
                 unsafe {
-                    copy::copy(header.as_ptr(), to.as_ptr(), header_len);
-                    to = to.add(header_len);
-                    copy::copy(delivery.head.as_ptr(), to.as_ptr(), delivery.head.len());
-                    to = to.add(delivery.head.len());
+                    copy::copy(from.as_ptr(), to.as_ptr(), len as usize);
+                    to = to.add(len as usize);
                 }
-                if delivery.len > 0 {
-                    let mut pieces = frames.pieces(delivery.frame, delivery.from, delivery.len).ok_or(NotDelivered::BadChain)?;
-                    while let Some((from, len)) = pieces.next() {
-                        // SAFETY: the pieces add up to at most delivery.len bytes, which fit as checked above.
-                        unsafe {
-                            copy::copy(from.as_ptr(), to.as_ptr(), len as usize);
-                            to = to.add(len as usize);
-                        }
-                    }
-                }
-                if let Some(log) = &self.split.log {
-                    log.mark(ready.addr, u64::from(need));
-                }
-                self.split.push_used(ready.id, need);
-                self.split.next_avail = self.split.next_avail.wrapping_add(1);
-                Ok(())
             }
-            Some(_) => self.deliver_spread(frames, delivery, need),
-            None => Err(NotDelivered::NotReady),
         }
+        if let Some(log) = &self.split.log {
+            log.mark(ready.addr, u64::from(need));
+        }
+        self.split.push_used(ready.id, need);
+        self.split.next_avail = self.split.next_avail.wrapping_add(1);
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn deliver_slow(&mut self, frames: &Frames<'_>, index: usize) -> Result<(), NotDelivered> {
+        let head = frames.head(index);
+        let len = frames.frames().get(index).map_or(0, |frame| frame.len);
+        let from = head.len() as u32;
+        let delivery = Delivery {
+            net: NetHeader::default(),
+            head,
+            frame: index,
+            from,
+            len: len.saturating_sub(from),
+            finish: Finish::Nothing,
+        };
+        self.deliver(frames, &delivery)
+    }
+
+    /// As [`Self::deliver_plain`], for a frame that is changed on its way.
+    pub fn deliver(&mut self, frames: &Frames<'_>, delivery: &Delivery<'_>) -> Result<(), NotDelivered> {
+        if self.split.broken || !self.split.enabled {
+            return Err(NotDelivered::NotReady);
+        }
+        let need = self.split.header_len as u32 + delivery.head.len() as u32 + delivery.len;
+        self.deliver_spread(frames, delivery, need)
     }
 
     /// A frame that needs several descriptors or buffers, or whose checksum is to be computed.

@@ -115,9 +115,12 @@ impl TxRing {
         let mut hint = self.split.hint;
         for frame in store.frames.iter_mut().take(n) {
             let id = self.split.head(count as u16);
-            *frame = Frame { id, first_seg: segs as u16, ..Frame::EMPTY };
+            frame.id = id;
+            frame.fault = None;
+            frame.offload = false;
+            frame.first_seg = segs as u16;
             let simple = match self.split.desc(id) {
-                Some(desc) if desc.is_single_readable() && budget > 0 => self.simple(desc, header_len as u32, &mut hint),
+                Some(desc) if desc.is_single_readable() => self.simple(desc, header_len as u32, &mut hint),
                 _ => None,
             };
             if let (Some(seg), Some(to)) = (simple, store.segs.get_mut(segs)) {
@@ -130,8 +133,12 @@ impl TxRing {
                 frame.header_in_front = true;
                 segs += 1;
             } else {
+                frame.header_in_front = false;
+                frame.len = 0;
+                frame.segs = 0;
                 match self.chain(id, &mut budget, store.segs.as_mut_slice(), segs) {
                     Ok((net, len, used)) => {
+                        frame.offload = net.flags != 0 || net.gso_type != NetHeader::GSO_NONE;
                         frame.net = net;
                         frame.len = len;
                         frame.segs = used as u16;
@@ -142,10 +149,15 @@ impl TxRing {
                     Err(ChainFault::NoRoom) => frame.fault = Some(FrameFault::BadChain),
                     Err(ChainFault::Fault(fault)) => frame.fault = Some(fault),
                 }
+                // Simple chains need one descriptor each: leave enough for all that may follow.
+                if budget < BATCH as u32 || segs > MAX_SEGS - BATCH {
+                    count += 1;
+                    break;
+                }
             }
             bytes += frame.len;
             count += 1;
-            if bytes >= MAX_BYTES || budget == 0 || segs >= MAX_SEGS {
+            if bytes >= MAX_BYTES {
                 break;
             }
         }
@@ -234,12 +246,12 @@ fn fill(frame: &mut Frame, slot: &mut Slot, segs: &[Seg], header_len: usize) {
     let want = (frame.len as usize).min(HEAD);
     frame.head_len = want as u16;
     if frame.header_in_front {
-        // SAFETY: simple() placed the segment `header_len` bytes into its span.
-        let header = unsafe { first.ptr.sub(header_len) };
         let mut raw = [0u8; NetHeader::LEN];
-        // SAFETY: header_len is 10 or 12.
-        unsafe { copy::copy(header.as_ptr(), raw.as_mut_ptr(), header_len) };
+        // SAFETY: simple() placed the segment `header_len` bytes into its span, and header_len is 10 or 12: 10 bytes are there. The
+        // two that may follow are num_buffers, which means nothing here.
+        unsafe { copy::copy_array::<{ NetHeader::LEGACY_LEN }>(first.ptr.as_ptr().sub(header_len), raw.as_mut_ptr()) };
         if raw[0] | raw[1] != 0 {
+            frame.offload = true;
             frame.net = NetHeader::from_bytes(raw);
         }
     }

@@ -1,0 +1,390 @@
+//! The switch: vnics with their sockets, workers, and what an operator asks about them.
+
+use std::{
+    collections::BTreeMap,
+    os::fd::BorrowedFd,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use butterfly_packet::mac::Mac;
+use butterfly_vhost::{
+    control::{Device, DeviceConfig, DeviceEvents, DeviceStatus, Role},
+    cpu,
+    port::PortEvents,
+};
+
+use crate::{
+    counters::{Counter, Totals},
+    drops::{ReasonInfo, reasons},
+    headers::address,
+    plane::{AddError, Attachment, Plane, VnicPolicy},
+    worker::{Handle, Worker},
+};
+
+/// How a switch is run.
+#[derive(Clone, Debug)]
+pub struct SwitchConfig {
+    /// Processor of the worker; `None`, or one that does not exist, leaves it to the scheduler.
+    pub core: Option<usize>,
+    /// Never sleep.
+    pub poll: bool,
+    /// Seconds after which a silent learnt address is forgotten.
+    pub fdb_ageing: u32,
+}
+
+impl Default for SwitchConfig {
+    fn default() -> Self {
+        SwitchConfig { core: None, poll: false, fdb_ageing: 300 }
+    }
+}
+
+/// A vnic as it is declared. What may change later is its policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VnicSpec {
+    /// Its name.
+    pub id: String,
+    /// Its address.
+    pub mac: Mac,
+    /// Its network, below 2^24.
+    pub vni: u32,
+    /// Who owns the socket.
+    pub role: Role,
+    /// The socket.
+    pub path: PathBuf,
+    /// What it may do.
+    pub policy: VnicPolicy,
+}
+
+/// Who wants to know when guests come and go. Called from control threads: must not call the switch.
+pub trait SwitchEvents: Send + Sync {
+    /// A guest attached to a vnic.
+    fn attached(&self, id: &str);
+    /// It left.
+    fn detached(&self, id: &str, reason: &str);
+}
+
+/// A vnic for the operator.
+#[derive(Clone, Debug)]
+pub struct VnicReport {
+    /// As declared.
+    pub spec: VnicSpec,
+    /// Its socket, guest and rings.
+    pub device: DeviceStatus,
+    /// Frames and bytes received from the guest.
+    pub received: (u64, u64),
+    /// Frames and bytes delivered to the guest.
+    pub delivered: (u64, u64),
+    /// Frames of the guest that went to several receivers.
+    pub flooded: u64,
+    /// Source addresses that were not learnt because a bound was reached.
+    pub learn_refused: u64,
+    /// Every reason there is, with its count.
+    pub drops: Vec<(ReasonInfo, u64)>,
+}
+
+/// Where an FDB entry comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
+pub enum FdbKind {
+    /// Declared with a vnic.
+    Static,
+    /// Learnt from frames.
+    Learnt,
+}
+
+/// An address and the vnic it is behind.
+#[derive(Clone, PartialEq, Eq, Debug, PartialOrd, Ord)]
+pub struct FdbRow {
+    /// Network.
+    pub vni: u32,
+    /// Address.
+    pub mac: Mac,
+    /// Vnic.
+    pub id: String,
+    /// Where it comes from.
+    pub kind: FdbKind,
+    /// Seconds since it was last seen, for learnt ones.
+    pub idle: Option<u32>,
+}
+
+/// What a worker did since it started.
+#[derive(Clone, Debug, Default)]
+pub struct WorkerReport {
+    /// Number of the worker.
+    pub index: usize,
+    /// Processor it is pinned to.
+    pub core: Option<usize>,
+    /// It never sleeps.
+    pub poll: bool,
+    /// Cycles of rounds in which frames were found.
+    pub busy_cycles: u64,
+    /// Frames taken from guests.
+    pub packets: u64,
+    /// Batches in which they came.
+    pub batches: u64,
+    /// Times it slept.
+    pub sleeps: u64,
+    /// Rounds in which nothing was found.
+    pub idle_polls: u64,
+    /// Rings polled now.
+    pub active_rings: u64,
+    /// Batches of 1, 2, 3-4, 5-8, 9-16, 17-32 and 33-64 frames.
+    pub batch_sizes: Vec<u64>,
+    /// Cycles per second.
+    pub tsc_hz: u64,
+}
+
+struct Declared {
+    spec: VnicSpec,
+    device: Device,
+}
+
+/// The switch of a host.
+pub struct Switch {
+    plane: Arc<Plane>,
+    vnics: Arc<Mutex<BTreeMap<String, Declared>>>,
+    events: Arc<dyn SwitchEvents>,
+    config: SwitchConfig,
+    core: Option<usize>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// One vnic's link from its control thread to the worker and to the daemon.
+struct Link {
+    id: String,
+    attachment: Attachment,
+    events: Arc<dyn SwitchEvents>,
+}
+
+impl PortEvents for Link {
+    fn tx_started(&self, kick: Option<BorrowedFd<'_>>) {
+        self.attachment.tx_started(kick);
+    }
+
+    fn tx_stopped(&self, kick: Option<BorrowedFd<'_>>) {
+        self.attachment.tx_stopped(kick);
+    }
+}
+
+impl DeviceEvents for Link {
+    fn attached(&self) {
+        self.events.attached(&self.id);
+    }
+
+    fn detached(&self, reason: &str) {
+        self.events.detached(&self.id, reason);
+    }
+}
+
+impl Switch {
+    /// Starts the workers.
+    pub fn start(config: SwitchConfig, events: Arc<dyn SwitchEvents>) -> Result<Switch, std::io::Error> {
+        let plane = Arc::new(Plane::new(1, config.fdb_ageing)?);
+        let vnics = Arc::new(Mutex::new(BTreeMap::new()));
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let core = config.core.filter(|core| *core < cores);
+        if core != config.core {
+            tracing::warn!(wanted = config.core, cores, "no such processor: the worker is not pinned");
+        }
+        let mut threads = Vec::new();
+        for handle in &plane.workers {
+            let (shared, handle, poll) = (plane.shared.clone(), handle.clone(), config.poll);
+            let name = format!("worker-{}", handle.index);
+            // Made in its own thread, so that its memory is near the processor that it runs on.
+            let body = move || work(core, || Worker::new(shared, handle, poll));
+            threads.push(std::thread::Builder::new().name(name).spawn(body)?);
+        }
+        let (keeper, watched) = (plane.clone(), Arc::clone(&vnics));
+        threads.push(std::thread::Builder::new().name("housekeeping".into()).spawn(move || housekeeping(&keeper, &watched))?);
+        Ok(Switch { plane, vnics, events, config, core, threads })
+    }
+
+    fn vnics(&self) -> MutexGuard<'_, BTreeMap<String, Declared>> {
+        self.vnics.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a vnic and opens its socket. Its policy is in force before a guest can attach. On an error nothing has changed.
+    pub fn add_vnic(&self, spec: VnicSpec) -> Result<(), AddError> {
+        let mut vnics = self.vnics();
+        let (vnic, attachment) = self.plane.insert(&spec.id, spec.mac, spec.vni, &spec.policy)?;
+        let link = Link { id: spec.id.clone(), attachment, events: self.events.clone() };
+        let config = DeviceConfig {
+            name: spec.id.clone(),
+            role: spec.role,
+            path: spec.path.clone(),
+            port: vnic.shared.port.clone(),
+            events: Arc::new(link),
+        };
+        match Device::start(config) {
+            Ok(device) => {
+                vnics.insert(spec.id.clone(), Declared { spec, device });
+                Ok(())
+            }
+            Err(why) => {
+                self.plane.remove(&spec.id);
+                Err(AddError::Device(why.to_string()))
+            }
+        }
+    }
+
+    /// Gives a vnic another policy; its guest stays attached. When this returns, no worker uses the old one.
+    pub fn update_vnic(&self, id: &str, policy: VnicPolicy) -> Result<(), AddError> {
+        let mut vnics = self.vnics();
+        let declared = vnics.get_mut(id).ok_or_else(|| AddError::Unknown(id.to_owned()))?;
+        self.plane.update(id, &policy)?;
+        declared.spec.policy = policy;
+        Ok(())
+    }
+
+    /// Closes a vnic's socket, which detaches its guest, and forgets the vnic. Returns whether there was one.
+    pub fn remove_vnic(&self, id: &str) -> bool {
+        let mut vnics = self.vnics();
+        let Some(declared) = vnics.remove(id) else { return false };
+        declared.device.stop();
+        self.plane.remove(id);
+        true
+    }
+
+    /// A vnic for the operator.
+    pub fn vnic(&self, id: &str) -> Option<VnicReport> {
+        let (spec, device) = {
+            let vnics = self.vnics();
+            let declared = vnics.get(id)?;
+            (declared.spec.clone(), declared.device.status())
+        };
+        let totals = self.plane.vnic(id).map(|vnic| vnic.shared.counters.totals()).unwrap_or_default();
+        Some(VnicReport {
+            spec,
+            device,
+            received: (totals.get(Counter::InPackets), totals.get(Counter::InBytes)),
+            delivered: (totals.get(Counter::OutPackets), totals.get(Counter::OutBytes)),
+            flooded: totals.get(Counter::Flooded),
+            learn_refused: totals.get(Counter::LearnRefused),
+            drops: drops(&totals),
+        })
+    }
+
+    /// Ids of all vnics, sorted.
+    pub fn ids(&self) -> Vec<String> {
+        self.vnics().keys().cloned().collect()
+    }
+
+    /// Drops of the whole host since it started, vnics that are gone included.
+    pub fn host_drops(&self) -> Vec<(ReasonInfo, u64)> {
+        drops(&self.plane.totals())
+    }
+
+    /// All known addresses, of one network or of all, sorted.
+    pub fn fdb(&self, vni: Option<u32>) -> Vec<FdbRow> {
+        let shared = &self.plane.shared;
+        let snapshot = shared.snapshot.load();
+        let wanted = |of: u32| vni.is_none_or(|vni| vni == of);
+        let own = snapshot.vnics.iter().filter(|(_, vnic)| wanted(vnic.vni)).map(|(_, vnic)| FdbRow {
+            vni: vnic.vni,
+            mac: vnic.mac,
+            id: vnic.id.to_string(),
+            kind: FdbKind::Static,
+            idle: None,
+        });
+        let learnt = shared.fdb.list(shared.clock.now()).into_iter().filter(|entry| wanted(entry.vni)).filter_map(|entry| {
+            Some(FdbRow {
+                vni: entry.vni,
+                mac: address(entry.mac),
+                id: snapshot.vnic(entry.place)?.id.to_string(),
+                kind: FdbKind::Learnt,
+                idle: Some(entry.idle),
+            })
+        });
+        let mut rows: Vec<FdbRow> = own.chain(learnt).collect();
+        rows.sort();
+        rows
+    }
+
+    /// What each worker did.
+    pub fn workers(&self) -> Vec<WorkerReport> {
+        self.plane.workers.iter().map(|handle| self.worker(handle)).collect()
+    }
+
+    fn worker(&self, handle: &Handle) -> WorkerReport {
+        let stats = &handle.stats;
+        let read = |cell: &std::sync::atomic::AtomicU64| cell.load(Ordering::Relaxed);
+        WorkerReport {
+            index: handle.index,
+            core: self.core,
+            poll: self.config.poll,
+            busy_cycles: read(&stats.busy_cycles),
+            packets: read(&stats.packets),
+            batches: read(&stats.batches),
+            sleeps: read(&stats.sleeps),
+            idle_polls: read(&stats.idle_polls),
+            active_rings: read(&stats.active),
+            batch_sizes: stats.sizes.iter().map(read).collect(),
+            tsc_hz: cpu::tsc_hz(),
+        }
+    }
+
+    /// Removes all vnics and ends all threads.
+    pub fn stop(mut self) {
+        self.shut_down();
+    }
+
+    fn shut_down(&mut self) {
+        for id in self.ids() {
+            self.remove_vnic(&id);
+        }
+        self.plane.shared.stop.store(true, Ordering::Release);
+        self.plane.workers.iter().for_each(|worker| worker.wake());
+        for thread in self.threads.drain(..) {
+            thread.thread().unpark();
+            let _ = thread.join(); // a worker that panicked has ended the process
+        }
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        self.shut_down();
+    }
+}
+
+fn drops(totals: &Totals) -> Vec<(ReasonInfo, u64)> {
+    reasons().map(|info| (info, totals.drops(info.reason))).collect()
+}
+
+fn work(core: Option<usize>, make: impl FnOnce() -> Worker) {
+    if let Some(core) = core {
+        let mut set = rustix::thread::CpuSet::new();
+        set.set(core);
+        if let Err(why) = rustix::thread::sched_setaffinity(None, &set) {
+            tracing::warn!(core, %why, "cannot pin the worker");
+        }
+    }
+    // Nothing in there panics. If it did, publications would wait for this thread for ever: better to be restarted.
+    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| make().run())).is_err() {
+        tracing::error!("a worker panicked");
+        std::process::abort();
+    }
+}
+
+/// The clock, ageing, and guests whose memory was taken away.
+fn housekeeping(plane: &Plane, vnics: &Mutex<BTreeMap<String, Declared>>) {
+    const TICK: Duration = Duration::from_millis(100);
+    let mut ticks = 0u32;
+    while !plane.shared.stop.load(Ordering::Acquire) {
+        plane.shared.clock.advance();
+        ticks = ticks.wrapping_add(1);
+        if ticks % 10 == 0 {
+            plane.expire();
+        }
+        for (_, vnic) in plane.shared.snapshot.load().vnics.iter() {
+            if vnic.shared.port.poisoned()
+                && let Some(declared) = vnics.lock().unwrap_or_else(PoisonError::into_inner).get(&*vnic.id)
+            {
+                declared.device.poke();
+            }
+        }
+        std::thread::park_timeout(TICK);
+    }
+}
