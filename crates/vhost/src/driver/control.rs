@@ -22,7 +22,7 @@ use vhost::{
 use super::{
     guest::{Guest, RX, TX},
     memory::{Memory, MemoryConfig, MemoryError, Region},
-    queue::VirtQueue,
+    queue::QueueLink,
     raw::{self, FrontendReq},
 };
 use crate::net::Features;
@@ -125,6 +125,30 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// A NIC that a device can be connected to: [`Guest`], and the one for measuring.
+pub trait Nic {
+    /// Features its driver works with.
+    fn features(&self) -> Features;
+    /// The guest's memory.
+    fn memory(&self) -> &Arc<Memory>;
+    /// Queue [`RX`] or [`TX`].
+    fn link(&self, index: usize) -> &QueueLink;
+}
+
+impl Nic for Guest {
+    fn features(&self) -> Features {
+        Guest::features(self)
+    }
+
+    fn memory(&self) -> &Arc<Memory> {
+        Guest::memory(self)
+    }
+
+    fn link(&self, index: usize) -> &QueueLink {
+        self.queue(index).as_ref()
     }
 }
 
@@ -328,8 +352,8 @@ impl Connection {
     }
 
     /// Tells where a ring is.
-    pub fn set_vring_addr(&mut self, index: usize, queue: &VirtQueue, log: bool) -> Result<(), ControlError> {
-        let ring = queue.ring();
+    pub fn set_vring_addr(&mut self, index: usize, queue: &impl AsRef<QueueLink>, log: bool) -> Result<(), ControlError> {
+        let ring = &queue.as_ref().ring;
         let addr = ring.user_addr();
         let config = VringConfigData {
             queue_max_size: ring.size(),
@@ -370,14 +394,15 @@ impl Connection {
     }
 
     /// Everything a queue needs to run but enabling it.
-    pub fn set_up_queue(&mut self, index: usize, queue: &VirtQueue, start: &Start) -> Result<(), ControlError> {
+    pub fn set_up_queue(&mut self, index: usize, queue: &impl AsRef<QueueLink>, start: &Start) -> Result<(), ControlError> {
+        let queue = queue.as_ref();
         let base = start.base.get(index).copied().unwrap_or(0);
-        asked("SET_VRING_NUM", self.frontend.set_vring_num(index, queue.ring().size()))?;
+        asked("SET_VRING_NUM", self.frontend.set_vring_num(index, queue.ring.size()))?;
         asked("SET_VRING_BASE", self.frontend.set_vring_base(index, base))?;
         self.set_vring_addr(index, queue, start.log)?;
         // A descriptor that is left out is said to be so; call first, so that nobody is used without.
-        self.set_vring_call(index, start.call.then(|| queue.call_fd().as_fd()))?;
-        self.set_vring_kick(index, start.kick.then(|| queue.kick_fd().as_fd()))
+        self.set_vring_call(index, start.call.then(|| queue.call.as_fd()))?;
+        self.set_vring_kick(index, start.kick.then(|| queue.kick.as_fd()))
     }
 
     /// Enables or disables a ring. Without protocol features rings need no enabling, and this does nothing.
@@ -388,14 +413,14 @@ impl Connection {
         asked("SET_VRING_ENABLE", self.frontend.set_vring_enable(index, enable))
     }
 
-    /// Starts a guest's queues: features, memory, rings.
-    pub fn start(&mut self, guest: &Guest, start: &Start) -> Result<(), ControlError> {
-        self.set_features(guest.features())?;
+    /// Starts a NIC's queues: features, memory, rings.
+    pub fn start(&mut self, nic: &impl Nic, start: &Start) -> Result<(), ControlError> {
+        self.set_features(nic.features())?;
         if let Some(how) = start.memory {
-            self.set_memory(guest.memory(), how)?;
+            self.set_memory(nic.memory(), how)?;
         }
         for index in [RX, TX] {
-            self.set_up_queue(index, guest.queue(index), start)?;
+            self.set_up_queue(index, nic.link(index), start)?;
         }
         if start.enable {
             for index in [RX, TX] {
@@ -425,10 +450,10 @@ impl Connection {
     }
 
     /// Turns dirty logging on or off under running queues, as QEMU does: features again, then the rings' addresses again.
-    pub fn set_logging(&mut self, guest: &Guest, on: bool) -> Result<(), ControlError> {
-        let features = if on { guest.features().with(Features::LOG_ALL) } else { guest.features() };
+    pub fn set_logging(&mut self, nic: &impl Nic, on: bool) -> Result<(), ControlError> {
+        let features = if on { nic.features().with(Features::LOG_ALL) } else { nic.features() };
         self.set_features(features)?;
-        [RX, TX].into_iter().try_for_each(|index| self.set_vring_addr(index, guest.queue(index), on))
+        [RX, TX].into_iter().try_for_each(|index| self.set_vring_addr(index, nic.link(index), on))
     }
 
     /// Resets the device (RESET_DEVICE).

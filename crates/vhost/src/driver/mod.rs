@@ -28,9 +28,9 @@ pub mod ring;
 mod tests;
 pub mod vm;
 
-pub use control::{Connection, ControlError, DirtyLog, Listener, MemoryMessages, ProtocolFeatures, Start};
+pub use control::{Connection, ControlError, DirtyLog, Listener, MemoryMessages, Nic, ProtocolFeatures, Start};
 pub use guest::{Guest, GuestConfig, GuestStats, RX, Refill, SendError, Shape, TX};
 pub use memory::{Memory, MemoryConfig, MemoryError, Region, Span};
-pub use queue::{AddError, Buffer, DeviceError, KickPolicy, Placement, QueueStats, Used, VirtQueue};
+pub use queue::{AddError, Buffer, DeviceError, KickPolicy, Placement, QueueLink, QueueStats, Used, VirtQueue};
 pub use ring::{Desc, Ring, RingAddr};
 pub use vm::{DetachedVm, Vm, VmConfig};

@@ -6,7 +6,6 @@
 
 use std::{
     collections::VecDeque,
-    io,
     os::fd::OwnedFd,
     sync::{
         Arc,
@@ -150,15 +149,51 @@ struct Chain {
     table: Option<(u64, usize)>,
 }
 
+/// What a device needs of a queue: its ring, and the descriptors of both directions' notifications.
+#[derive(Clone, Debug)]
+pub struct QueueLink {
+    /// The ring.
+    pub ring: Ring,
+    /// Written to notify the device.
+    pub kick: Arc<OwnedFd>,
+    /// Written by the device to interrupt.
+    pub call: Arc<OwnedFd>,
+}
+
+impl QueueLink {
+    /// With new descriptors.
+    pub fn new(ring: Ring) -> Result<QueueLink, MemoryError> {
+        let failed = |e: rustix::io::Errno| MemoryError::System { what: "create an eventfd", source: e.into(), hint: "" };
+        let fd = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Arc::new).map_err(failed);
+        Ok(QueueLink { ring, kick: fd()?, call: fd()? })
+    }
+
+    /// Notifies the device.
+    pub fn kick(&self) {
+        // The only failure of a non-blocking eventfd is a full counter: then a notification is pending anyway.
+        let _ = rustix::io::write(&*self.kick, &1u64.to_ne_bytes());
+    }
+}
+
+impl AsRef<QueueLink> for QueueLink {
+    fn as_ref(&self) -> &QueueLink {
+        self
+    }
+}
+
+impl AsRef<QueueLink> for VirtQueue {
+    fn as_ref(&self) -> &QueueLink {
+        &self.link
+    }
+}
+
 /// The driver's half of one queue.
 #[derive(Debug)]
 pub struct VirtQueue {
-    ring: Ring,
+    link: QueueLink,
     event_idx: bool,
     in_order: bool,
     indirect: bool,
-    kick: Arc<OwnedFd>,
-    call: Arc<OwnedFd>,
     kick_policy: KickPolicy,
     interrupts: bool,
     /// Free descriptors, a stack (without IN_ORDER).
@@ -182,10 +217,6 @@ pub struct VirtQueue {
     stats: QueueStats,
 }
 
-fn eventfd() -> io::Result<Arc<OwnedFd>> {
-    Ok(Arc::new(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
-}
-
 impl VirtQueue {
     /// A queue on a new ring of `size` entries (a power of two up to 32,768).
     pub fn new(memory: &Arc<Memory>, size: u16, features: Features) -> Result<VirtQueue, MemoryError> {
@@ -194,15 +225,12 @@ impl VirtQueue {
 
     /// A queue on a ring placed by the caller; clears it. Of `features`, EVENT_IDX, INDIRECT_DESC and IN_ORDER matter.
     pub fn on(ring: Ring, features: Features) -> Result<VirtQueue, MemoryError> {
-        let fd = || eventfd().map_err(|source| MemoryError::System { what: "create an eventfd", source, hint: "" });
         let size = usize::from(ring.size());
         let mut queue = VirtQueue {
-            ring,
+            link: QueueLink::new(ring)?,
             event_idx: false,
             in_order: false,
             indirect: false,
-            kick: fd()?,
-            call: fd()?,
             kick_policy: KickPolicy::Standard,
             interrupts: false,
             free: Vec::with_capacity(size),
@@ -228,17 +256,17 @@ impl VirtQueue {
     pub fn reset(&mut self, features: Features) {
         for chain in &mut self.chains {
             if let Some((addr, len)) = chain.take().and_then(|chain| chain.table) {
-                self.ring.memory().free(addr, len);
+                self.link.ring.memory().free(addr, len);
             }
         }
         self.event_idx = features.has(Features::EVENT_IDX);
         self.in_order = features.has(Features::IN_ORDER);
         self.indirect = features.has(Features::INDIRECT_DESC);
-        self.ring.clear();
+        self.link.ring.clear();
         self.free.clear();
-        self.free.extend((0..self.ring.size()).rev());
+        self.free.extend((0..self.link.ring.size()).rev());
         self.order.clear();
-        self.free_count = self.ring.size();
+        self.free_count = self.link.ring.size();
         (self.next_desc, self.outstanding) = (0, 0);
         (self.avail_idx, self.published, self.notified, self.last_used) = (0, 0, 0, 0);
         self.batch = (0, 0);
@@ -247,17 +275,17 @@ impl VirtQueue {
 
     /// The ring's memory, for looking at it or spoiling it.
     pub fn ring(&self) -> &Ring {
-        &self.ring
+        &self.link.ring
     }
 
     /// Written to notify the device.
     pub fn kick_fd(&self) -> &Arc<OwnedFd> {
-        &self.kick
+        &self.link.kick
     }
 
     /// Written by the device to interrupt.
     pub fn call_fd(&self) -> &Arc<OwnedFd> {
-        &self.call
+        &self.link.call
     }
 
     /// Replaces the notification policy.
@@ -292,7 +320,7 @@ impl VirtQueue {
 
     /// Where a device that lost its state goes on: the used index, since every chain before it was used in order.
     pub fn restart_position(&self) -> u16 {
-        self.ring.used_idx().load(Acquire)
+        self.link.ring.used_idx().load(Acquire)
     }
 
     /// Adds a chain. The device sees it after [`Self::publish`]. Returns the head's index.
@@ -304,7 +332,7 @@ impl VirtQueue {
         };
         let (direct, in_table) = buffers.split_at(direct);
         let descs = direct.len() + usize::from(!in_table.is_empty());
-        if descs == 0 || descs > usize::from(self.ring.size()) {
+        if descs == 0 || descs > usize::from(self.link.ring.size()) {
             return Err(AddError::Shape("it has no buffers, or more than the ring has descriptors"));
         }
         if !buffers.is_sorted_by_key(|buffer| buffer.writable) {
@@ -326,12 +354,12 @@ impl VirtQueue {
             if let Some((at, mut before)) = previous.replace((index, desc)) {
                 (before.flags, before.next) = (before.flags | DESC_NEXT, index);
                 self.following[usize::from(at)] = index;
-                self.ring.set_desc(at, before);
+                self.link.ring.set_desc(at, before);
             }
             head.get_or_insert(index);
         }
         if let Some((at, desc)) = previous {
-            self.ring.set_desc(at, desc);
+            self.link.ring.set_desc(at, desc);
         }
         let head = head.unwrap_or_default();
         let writable = buffers.iter().filter(|buffer| buffer.writable).map(|buffer| buffer.len).sum();
@@ -339,7 +367,7 @@ impl VirtQueue {
         if self.in_order {
             self.order.push_back(head);
         }
-        self.ring.avail_entry(self.avail_idx).store(head, Relaxed);
+        self.link.ring.avail_entry(self.avail_idx).store(head, Relaxed);
         self.avail_idx = self.avail_idx.wrapping_add(1);
         self.outstanding += 1;
         self.stats.added += 1;
@@ -348,8 +376,8 @@ impl VirtQueue {
 
     fn write_table(&mut self, buffers: &[Buffer]) -> Result<(u64, usize), MemoryError> {
         let len = buffers.len() * DESC_LEN;
-        let addr = self.ring.memory().alloc(len, DESC_LEN)?;
-        let span = self.ring.memory().span(addr, len)?;
+        let addr = self.link.ring.memory().alloc(len, DESC_LEN)?;
+        let span = self.link.ring.memory().span(addr, len)?;
         for (i, buffer) in buffers.iter().enumerate() {
             let more = i + 1 < buffers.len();
             let flags = write_flag(buffer) | if more { DESC_NEXT } else { 0 };
@@ -363,7 +391,7 @@ impl VirtQueue {
         self.free_count -= 1;
         if self.in_order {
             let index = self.next_desc;
-            self.next_desc = (index + 1) & (self.ring.size() - 1);
+            self.next_desc = (index + 1) & (self.link.ring.size() - 1);
             return index;
         }
         self.free.pop().unwrap_or_default()
@@ -372,7 +400,7 @@ impl VirtQueue {
     /// Makes the chains added so far available. Does not notify.
     #[inline]
     pub fn publish(&mut self) {
-        self.ring.avail_idx().store(self.avail_idx, Release);
+        self.link.ring.avail_idx().store(self.avail_idx, Release);
         self.published = self.avail_idx;
     }
 
@@ -386,9 +414,9 @@ impl VirtQueue {
             KickPolicy::Always => true,
             KickPolicy::Never => false,
             KickPolicy::Standard if self.event_idx => {
-                passed(self.ring.avail_event().load(Relaxed), self.published, self.notified)
+                passed(self.link.ring.avail_event().load(Relaxed), self.published, self.notified)
             }
-            KickPolicy::Standard => self.ring.used_flags().load(Relaxed) & USED_NO_NOTIFY == 0,
+            KickPolicy::Standard => self.link.ring.used_flags().load(Relaxed) & USED_NO_NOTIFY == 0,
         };
         self.notified = self.published;
         if wanted {
@@ -402,8 +430,7 @@ impl VirtQueue {
     /// Notifies the device, whatever it asked for.
     pub fn kick(&mut self) {
         self.stats.kicks += 1;
-        // The only failure of a non-blocking eventfd is a full counter: then a notification is pending anyway.
-        let _ = rustix::io::write(&*self.kick, &1u64.to_ne_bytes());
+        self.link.kick();
     }
 
     /// Whether used entries wait to be taken.
@@ -415,7 +442,7 @@ impl VirtQueue {
     /// Used chains that can be taken.
     #[inline]
     pub fn used_ready(&self) -> u16 {
-        self.ring.used_idx().load(Acquire).wrapping_sub(self.last_used)
+        self.link.ring.used_idx().load(Acquire).wrapping_sub(self.last_used)
     }
 
     /// Takes the next used chain.
@@ -442,7 +469,7 @@ impl VirtQueue {
             }
         }
         if let Some((addr, len)) = chain.table {
-            self.ring.memory().free(addr, len);
+            self.link.ring.memory().free(addr, len);
         }
         self.last_used = self.last_used.wrapping_add(1);
         self.outstanding -= 1;
@@ -455,8 +482,8 @@ impl VirtQueue {
     }
 
     fn next_by_id(&self) -> Result<(u16, Option<u32>), DeviceError> {
-        let (id, len) = self.ring.used_entry(self.last_used);
-        let head = u16::try_from(id).ok().filter(|head| *head < self.ring.size());
+        let (id, len) = self.link.ring.used_entry(self.last_used);
+        let head = u16::try_from(id).ok().filter(|head| *head < self.link.ring.size());
         Ok((head.ok_or(DeviceError::UsedId(id))?, Some(len)))
     }
 
@@ -464,7 +491,7 @@ impl VirtQueue {
     /// 2.7.9). Those before the last count as written completely.
     fn next_in_order(&mut self, ready: u16) -> Result<(u16, Option<u32>), DeviceError> {
         if self.batch.0 == 0 {
-            let (id, len) = self.ring.used_entry(self.last_used);
+            let (id, len) = self.link.ring.used_entry(self.last_used);
             let at = self.order.iter().take(ready.into()).position(|head| u32::from(*head) == id);
             let at = at.ok_or(DeviceError::OutOfOrder(id))?;
             self.batch = (at as u16 + 1, len);
@@ -477,10 +504,10 @@ impl VirtQueue {
     /// Asks for an interrupt at the next used entry. Returns false if one is there already, which may not interrupt.
     pub fn arm_interrupt(&mut self) -> bool {
         if self.event_idx {
-            self.ring.avail_flags().store(0, Relaxed);
-            self.ring.used_event().store(self.last_used, Relaxed);
+            self.link.ring.avail_flags().store(0, Relaxed);
+            self.link.ring.used_event().store(self.last_used, Relaxed);
         } else {
-            self.ring.avail_flags().store(0, Relaxed);
+            self.link.ring.avail_flags().store(0, Relaxed);
         }
         fence(SeqCst); // pairs with the device's, between its used index and its look at our field
         !self.has_used()
@@ -489,17 +516,17 @@ impl VirtQueue {
     /// Asks for no interrupts. With EVENT_IDX that can only be put far off: one comes at the latest 65,535 entries later.
     pub fn suppress_interrupts(&mut self) {
         if self.event_idx {
-            self.ring.avail_flags().store(0, Relaxed); // MUST be 0 with EVENT_IDX (2.7.7.1)
-            self.ring.used_event().store(self.last_used.wrapping_sub(1), Relaxed);
+            self.link.ring.avail_flags().store(0, Relaxed); // MUST be 0 with EVENT_IDX (2.7.7.1)
+            self.link.ring.used_event().store(self.last_used.wrapping_sub(1), Relaxed);
         } else {
-            self.ring.avail_flags().store(AVAIL_NO_INTERRUPT, Relaxed);
+            self.link.ring.avail_flags().store(AVAIL_NO_INTERRUPT, Relaxed);
         }
     }
 
     /// Takes interrupts from the call descriptor; their number.
     pub fn take_interrupts(&mut self) -> u64 {
         let mut count = [0; 8];
-        let taken = match rustix::io::read(&*self.call, &mut count) {
+        let taken = match rustix::io::read(&*self.link.call, &mut count) {
             Ok(8) => u64::from_ne_bytes(count),
             _ => 0,
         };
@@ -539,7 +566,7 @@ impl VirtQueue {
 
     /// Whether the call descriptor is readable within `timeout`.
     fn poll_call(&self, timeout: Duration) -> bool {
-        let mut fds = [PollFd::new(&*self.call, PollFlags::IN)];
+        let mut fds = [PollFd::new(&*self.link.call, PollFlags::IN)];
         let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         loop {
             match rustix::event::poll(&mut fds, Some(&timeout)) {
