@@ -246,9 +246,10 @@ impl VhostUserBackendReqHandlerMut for Backend {
         Ok(self.session.set_protocol_features(features)?)
     }
 
-    /// Front ends count queue pairs with it.
+    /// One pair of rings. QEMU and DPDK take the number for pairs, Cloud Hypervisor and the `vhost` crate for rings; 1 would leave
+    /// the latter without a transmit ring. Without VIRTIO_NET_F_MQ nobody uses a second pair.
     fn get_queue_num(&mut self) -> Result<u64> {
-        Ok(1)
+        Ok(2)
     }
 
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {

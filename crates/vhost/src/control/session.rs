@@ -367,7 +367,8 @@ impl Session {
     }
 
     pub fn set_call(&mut self, index: u32, call: Option<OwnedFd>) -> Result<(), Refused> {
-        let queue = queue(index)?;
+        // QEMU with `queues=2` gives a call descriptor to every ring it could have, long before it knows which ones are used.
+        let Some(queue) = Queue::from_index(index) else { return Ok(()) };
         let call = match call {
             None => None,
             Some(call) => {
@@ -395,6 +396,10 @@ impl Session {
     }
 
     pub fn set_enabled(&mut self, index: u32, enabled: bool) -> Result<(), Refused> {
+        // QEMU with `queues=2` disables the rings that a guest without VIRTIO_NET_F_MQ does not use.
+        if !enabled && Queue::from_index(index).is_none() {
+            return Ok(());
+        }
         let queue = queue(index)?;
         self.ring_mut(queue).enabled = Some(enabled);
         self.apply_enabled();
