@@ -112,7 +112,8 @@ mixed_roles_ipv6() {
   pair client '' server ''
   for guest in a b; do
     number=$((number + 1))
-    vm exec $guest "echo 0 >/proc/sys/net/ipv6/conf/eth0/disable_ipv6; ip -6 addr add fd00::$number/64 dev eth0 nodad"
+    vm exec $guest "cd /proc/sys/net/ipv6/conf/eth0; echo 0 >accept_dad; echo 0 >disable_ipv6
+      ip -6 addr add fd00::$number/64 dev eth0"
   done
   ping_all a fd00::2 5 -6 || fail "a does not reach b over IPv6"
   transfer a b fd00::2 8 || fail "8 MiB over IPv6 did not arrive undamaged"

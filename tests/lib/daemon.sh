@@ -16,16 +16,12 @@ daemon_start() {
   DAEMON_PID=$!
   echo "$DAEMON_PID" >"$DAEMON_DIR/daemon.pid"
   if ! wait_for 10 daemon_answers; then
-    daemon_log
     die "butterflyd did not answer within 10 s; repeat with: $BIN/butterflyd -i 42.0.0.1 -s DIR -e ipc://DIR/api $*"
   fi
 }
 
 daemon_answers() {
-  alive "$DAEMON_PID" || {
-    daemon_log
-    die "butterflyd ended while it started"
-  }
+  alive "$DAEMON_PID" || die "butterflyd ended while it started: $(tail -3 "$DAEMON_DIR/butterflyd.log")"
   [ -S "$DAEMON_DIR/api" ] && bf nic list -t 1000 >/dev/null 2>&1
 }
 
@@ -66,11 +62,13 @@ daemon_stop() {
 
 # nic_field NIC EXPRESSION: a Python expression over `nic show --json` as n; drops as d, a mapping from reason to count.
 nic_field() {
-  bf nic show "$1" --json | python3 -c '
+  local answer
+  answer=$(bf nic show "$1" --json) || return 1
+  python3 -c '
 import json, sys
-n = json.load(sys.stdin)
+n = json.loads(sys.argv[2])
 d = {x["reason"]: x["count"] for x in n["drops"]}
-print(eval(sys.argv[1]))' "$2"
+print(eval(sys.argv[1]))' "$2" "$answer"
 }
 
 attached() { [ "$(nic_field "$1" 'n["attached"]')" = True ]; }
