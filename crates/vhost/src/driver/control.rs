@@ -7,7 +7,10 @@ use std::{
     io,
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd},
-        unix::net::{UnixListener, UnixStream},
+        unix::{
+            fs::FileTypeExt,
+            net::{UnixListener, UnixStream},
+        },
     },
     path::{Path, PathBuf},
     sync::Arc,
@@ -93,10 +96,12 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `path`, replacing a socket left there.
+    /// Listens at `path`, replacing a socket left there (but no other file).
     pub fn bind(path: impl Into<PathBuf>) -> Result<Listener, ControlError> {
         let path = path.into();
-        let _ = std::fs::remove_file(&path);
+        if std::fs::symlink_metadata(&path).is_ok_and(|found| found.file_type().is_socket()) {
+            let _ = std::fs::remove_file(&path);
+        }
         let failed = |source| ControlError::Socket { path: Some(path.clone()), source };
         let listener = UnixListener::bind(&path).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;

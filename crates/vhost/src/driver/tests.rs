@@ -485,3 +485,91 @@ fn reset_starts_from_zero_with_other_features() {
     }
     assert_eq!(guest.memory().free_bytes(), free);
 }
+
+fn fast(features: Features, config: &FastConfig) -> FastGuest {
+    let memory = Memory::new(&MemoryConfig::new(config.memory_needed())).unwrap();
+    FastGuest::new(&memory, features, config).unwrap()
+}
+
+impl DeviceQueue {
+    fn of_fast(guest: &FastGuest, index: usize) -> DeviceQueue {
+        let link = guest.link(index);
+        DeviceQueue {
+            ring: link.ring.clone(),
+            memory: guest.memory().clone(),
+            call: link.call.clone(),
+            features: guest.features(),
+            next_avail: 0,
+            next_used: 0,
+            signalled: 0,
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+
+    /// The fast NIC says the same on its rings as the general one.
+    #[test]
+    fn fast_frames_come_back(
+        features in features(),
+        log_size in 4u32..9,
+        lens in proptest::collection::vec(prop_oneof![14usize..100, 1400usize..1515, 8000usize..9000], 1..200),
+        batch in 1usize..70,
+        batch_used: bool,
+        header_apart: bool,
+        indirect: bool,
+    ) {
+        let rx_buffer = if features.has(Features::MRG_RXBUF) { 1526 } else { 9100 };
+        let config = FastConfig { queue_size: 1 << log_size, max_frame: 9000, rx_buffer, header_apart, indirect };
+        let mut guest = fast(features, &config);
+        let mut device = Loopback {
+            rx: DeviceQueue::of_fast(&guest, RX),
+            tx: DeviceQueue::of_fast(&guest, TX),
+            backlog: VecDeque::new(),
+            batch_used: batch_used && features.has(Features::IN_ORDER),
+        };
+        let frames: Vec<_> = lens.iter().enumerate().map(|(i, len)| frame(i, *len)).collect();
+        let (mut next, mut returned) = (0, Vec::new());
+        let mut buffer = vec![0; 9100];
+        while returned.len() < frames.len() {
+            guest.tx.send(batch.min(frames.len() - next), |out| {
+                out.write(0, &frames[next]);
+                next += 1;
+                frames[next - 1].len()
+            }).unwrap();
+            device.run();
+            guest.rx.poll(|got| {
+                let len = got.read(&mut buffer);
+                assert_eq!(len, got.len());
+                assert_eq!(NetHeader { num_buffers: 0, ..got.header() }, NetHeader::default());
+                returned.push(buffer[..len].to_vec());
+            }).unwrap();
+        }
+        prop_assert_eq!(&returned, &frames);
+        prop_assert!(guest.tx.drain(SECOND).unwrap());
+        prop_assert_eq!(guest.tx.sent(), frames.len() as u64);
+        prop_assert_eq!(guest.rx.received(), frames.len() as u64);
+    }
+}
+
+#[test]
+fn the_fast_nic_catches_a_lying_device_too() {
+    let config = FastConfig { queue_size: 8, max_frame: 100, rx_buffer: 256, header_apart: false, indirect: false };
+    let cheat = |features: Features, used_idx: u16, id: u32, len: u32| {
+        let mut guest = fast(features, &config);
+        let ring = guest.link(RX).ring.clone();
+        ring.set_used_entry(0, id, len, Relaxed);
+        ring.used_idx().store(used_idx, Release);
+        guest.rx.poll(|_| ())
+    };
+    let merged = Features::VERSION_1.with(Features::MRG_RXBUF);
+    assert_eq!(cheat(merged, 9, 0, 72), Err(DeviceError::UsedIndex { moved: 9, outstanding: 8 }));
+    assert_eq!(cheat(merged, 1, 8, 72), Err(DeviceError::UsedId(8)));
+    assert_eq!(cheat(merged, 1, 0, 257), Err(DeviceError::UsedLen { len: 257, writable: 256 }));
+    assert_eq!(cheat(merged, 1, 0, 11), Err(DeviceError::ShortHeader(11)));
+    assert_eq!(cheat(merged, 1, 0, 72), Err(DeviceError::NumBuffers { claimed: 0, available: 1 }));
+    assert_eq!(cheat(Features::VERSION_1.with(Features::IN_ORDER), 1, 1, 72), Err(DeviceError::OutOfOrder(1)));
+    assert_eq!(cheat(Features::VERSION_1, 1, 0, 72), Ok(1));
+    assert_eq!(cheat(Features::VERSION_1, 2, 0, 72), Err(DeviceError::UsedId(0)), "entries 0 and 1 both say 0");
+}
