@@ -25,7 +25,7 @@ for part in "$@"; do
   child=''
   [ "$status" -eq 0 ] || verdict="FAILED, status $status"
   [ "$status" -ne 124 ] || verdict="FAILED, no end after $LIMIT s"
-  "$TESTS/lib/leftovers.sh" compare "$before" || verdict="FAILED, left something behind"
+  "$TESTS/lib/leftovers.sh" compare "$before" || verdict="${verdict/ok/FAILED}, left something behind"
   rm -f "$before"
   line=$(printf 'test-%-14s %5d s  %s' "$part" $((SECONDS - begun)) "$verdict")
   if [ "$verdict" = ok ]; then

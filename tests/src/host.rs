@@ -1,0 +1,364 @@
+//! A host: vnics are declared on it, guests attach to it, and it says what it counted.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+    sync::Mutex,
+    time::Duration,
+};
+
+use butterfly_packet::mac::Mac;
+use butterfly_vhost::driver::{Connection, Listener, Vm, VmConfig};
+
+use crate::{
+    daemon::Daemon,
+    in_process::InProcess,
+    station::Station,
+    wait::{PATIENCE, eventually},
+};
+
+/// A vnic as a scenario declares it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nic {
+    /// Its id.
+    pub id: String,
+    /// Its address.
+    pub mac: Mac,
+    /// Its network.
+    pub vni: u32,
+    /// Its IP addresses.
+    pub ips: Vec<String>,
+    /// No filter.
+    pub bypass: bool,
+    /// ARP senders are checked.
+    pub anti_spoof: bool,
+    /// The front end owns the socket.
+    pub client: bool,
+    /// Where, if not at the usual place.
+    pub path: Option<PathBuf>,
+}
+
+impl Nic {
+    /// A vnic without a filter.
+    pub fn bypass(id: &str, mac: Mac, vni: u32) -> Nic {
+        Nic { bypass: true, ..Nic::filtered(id, mac, vni) }
+    }
+
+    /// A vnic with a filter and without an IP address.
+    pub fn filtered(id: &str, mac: Mac, vni: u32) -> Nic {
+        Nic { id: id.to_owned(), mac, vni, ips: Vec::new(), bypass: false, anti_spoof: false, client: false, path: None }
+    }
+
+    /// With the front end as the socket's owner.
+    pub fn client(self) -> Nic {
+        Nic { client: true, ..self }
+    }
+
+    /// With these addresses.
+    pub fn ips(self, ips: &[&str]) -> Nic {
+        Nic { ips: ips.iter().map(|ip| (*ip).to_owned()).collect(), ..self }
+    }
+
+    /// With ARP checked.
+    pub fn anti_spoof(self) -> Nic {
+        Nic { anti_spoof: true, ..self }
+    }
+}
+
+/// A ring as an operator sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueShow {
+    /// `rx` or `tx`.
+    pub name: String,
+    /// Descriptors.
+    pub size: u32,
+    /// It runs.
+    pub running: bool,
+    /// The guest enabled it.
+    pub enabled: bool,
+    /// The guest's index was impossible.
+    pub broken: bool,
+    /// Used index.
+    pub used: u32,
+    /// The guest's available index.
+    pub guest_avail: u32,
+}
+
+/// A vnic as an operator sees it.
+#[derive(Clone, Debug, Default)]
+pub struct Show {
+    /// A guest is attached.
+    pub attached: bool,
+    /// `server` or `client`.
+    pub role: String,
+    /// How often one attached.
+    pub attach_count: u64,
+    /// Why the last one left.
+    pub last_detach: Option<String>,
+    /// Features the guest took.
+    pub negotiated: BTreeSet<String>,
+    /// Features the guest was offered and did not take.
+    pub refused: BTreeSet<String>,
+    /// Its rings.
+    pub queues: Vec<QueueShow>,
+    /// Guest address and size of each memory region.
+    pub memory: Vec<(u64, u64)>,
+    /// Frames and bytes received from the guest.
+    pub received: (u64, u64),
+    /// Frames and bytes delivered to the guest.
+    pub delivered: (u64, u64),
+    /// Frames of the guest that went to several receivers.
+    pub flooded: u64,
+    /// Addresses not learnt because a bound was reached.
+    pub learn_refused: u64,
+    /// Every drop reason.
+    pub drops: BTreeMap<String, u64>,
+}
+
+impl Show {
+    /// The count of a drop reason, which must exist.
+    #[track_caller]
+    pub fn drops(&self, reason: &str) -> u64 {
+        *self.drops.get(reason).unwrap_or_else(|| panic!("there is no drop reason {reason}: {:?}", self.drops.keys()))
+    }
+
+    /// All drops.
+    pub fn all_drops(&self) -> u64 {
+        self.drops.values().sum()
+    }
+
+    /// The drops that counted something.
+    pub fn dropped(&self) -> BTreeMap<&str, u64> {
+        self.drops.iter().filter(|(_, n)| **n > 0).map(|(name, n)| (name.as_str(), *n)).collect()
+    }
+
+    /// Everything counted in packets, by name, zeros left out.
+    fn counters(&self) -> BTreeMap<String, u64> {
+        let plain = [("in", self.received.0), ("out", self.delivered.0), ("flooded", self.flooded), ("learn-refused", self.learn_refused)];
+        let plain = plain.into_iter().map(|(name, n)| (name.to_owned(), n));
+        let drops = self.drops.iter().map(|(name, n)| (format!("drop.{name}"), *n));
+        plain.chain(drops).filter(|(_, n)| *n > 0).collect()
+    }
+}
+
+/// An entry of the forwarding database.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct FdbEntry {
+    /// Network.
+    pub vni: u32,
+    /// Address.
+    pub mac: String,
+    /// The vnic it is behind.
+    pub id: String,
+    /// Learnt, not declared.
+    pub learnt: bool,
+}
+
+/// What all workers did together.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Work {
+    /// Frames taken from guests, worked off completely.
+    pub packets: u64,
+    /// Batches in which they came.
+    pub batches: u64,
+    /// Times a worker slept.
+    pub sleeps: u64,
+    /// Cycles in which there was something to do.
+    pub busy_cycles: u64,
+    /// Rings polled now.
+    pub active_rings: u64,
+}
+
+/// How a host is run.
+#[derive(Clone, Debug, Default)]
+pub struct HostOptions {
+    /// Its worker never sleeps.
+    pub poll: bool,
+    /// Seconds after which a learnt address is forgotten; None: the default.
+    pub fdb_ageing: Option<u32>,
+}
+
+/// What a host is made of.
+pub(crate) trait Backend: Send + Sync {
+    fn add(&self, nic: &Nic) -> Result<PathBuf, String>;
+    fn update(&self, id: &str, ips: &[String], anti_spoof: bool) -> Result<(), String>;
+    fn remove(&self, id: &str);
+    fn show(&self, id: &str) -> Option<Show>;
+    fn ids(&self) -> Vec<String>;
+    fn fdb(&self, vni: Option<u32>) -> Vec<FdbEntry>;
+    fn work(&self) -> Work;
+}
+
+/// Which of the two a host is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A process.
+    Daemon,
+    /// The switch, in this process.
+    Switch,
+}
+
+impl Kind {
+    /// The one that is asked for.
+    pub fn wanted() -> Kind {
+        match std::env::var("BUTTERFLY_TESTS").as_deref() {
+            Ok("switch") => Kind::Switch,
+            Ok("daemon") | Err(_) => Kind::Daemon,
+            Ok(other) => panic!("BUTTERFLY_TESTS is {other:?}; it may be daemon or switch"),
+        }
+    }
+}
+
+/// A host under test. It ends with this value.
+pub struct Host {
+    backend: Box<dyn Backend>,
+    /// Frames that vnics which are gone had sent.
+    gone: Mutex<u64>,
+}
+
+impl Default for Host {
+    fn default() -> Self {
+        Host::new()
+    }
+}
+
+impl Host {
+    /// Starts one as an operator would.
+    pub fn new() -> Host {
+        Host::with(&HostOptions::default())
+    }
+
+    /// Starts one with options.
+    pub fn with(options: &HostOptions) -> Host {
+        let backend: Box<dyn Backend> = match Kind::wanted() {
+            Kind::Daemon => Box::new(Daemon::start(options)),
+            Kind::Switch => Box::new(InProcess::start(options)),
+        };
+        Host { backend, gone: Mutex::new(0) }
+    }
+
+    /// Declares a vnic; its socket.
+    pub fn add(&self, nic: &Nic) -> Result<PathBuf, String> {
+        self.backend.add(nic)
+    }
+
+    /// Gives a vnic other addresses.
+    pub fn update(&self, id: &str, ips: &[&str], anti_spoof: bool) -> Result<(), String> {
+        let ips: Vec<String> = ips.iter().map(|ip| (*ip).to_owned()).collect();
+        self.backend.update(id, &ips, anti_spoof)
+    }
+
+    /// Removes a vnic.
+    pub fn remove(&self, id: &str) {
+        let sent = self.backend.show(id).map_or(0, |show| show.received.0);
+        self.backend.remove(id);
+        *self.gone.lock().unwrap() += sent;
+    }
+
+    /// A vnic, which must exist.
+    #[track_caller]
+    pub fn show(&self, id: &str) -> Show {
+        self.backend.show(id).unwrap_or_else(|| panic!("there is no vnic {id}"))
+    }
+
+    /// All vnics.
+    pub fn ids(&self) -> Vec<String> {
+        self.backend.ids()
+    }
+
+    /// The forwarding database, sorted.
+    pub fn fdb(&self, vni: Option<u32>) -> Vec<FdbEntry> {
+        self.backend.fdb(vni)
+    }
+
+    /// Learnt addresses of a network and where they are.
+    pub fn learnt(&self, vni: u32) -> BTreeMap<String, String> {
+        let entries = self.fdb(Some(vni)).into_iter();
+        entries.filter(|entry| entry.learnt).map(|entry| (entry.mac, entry.id)).collect()
+    }
+
+    /// What the workers did.
+    pub fn work(&self) -> Work {
+        self.backend.work()
+    }
+
+    /// Declares a vnic and attaches a guest to it.
+    #[track_caller]
+    pub fn station(&self, nic: &Nic, config: &VmConfig) -> Station {
+        if nic.client {
+            let path = self.client_path(nic);
+            let listener = Listener::bind(&path).unwrap();
+            assert_eq!(self.add(nic).unwrap(), path);
+            let vm = Vm::accept(&listener, config, PATIENCE).unwrap();
+            return self.running(Station { nic: nic.clone(), path, listener: Some(listener), vm, config: config.clone() });
+        }
+        let path = self.add(nic).unwrap();
+        let vm = Vm::connect(&path, config, PATIENCE).unwrap();
+        self.running(Station { nic: nic.clone(), path, listener: None, vm, config: config.clone() })
+    }
+
+    /// The socket of a vnic whose front end listens.
+    fn client_path(&self, nic: &Nic) -> PathBuf {
+        nic.path.clone().unwrap_or_else(|| {
+            // Where it will be is known only once it was declared.
+            let path = self.add(nic).unwrap();
+            self.backend.remove(&nic.id);
+            path
+        })
+    }
+
+    fn running(&self, mut station: Station) -> Station {
+        // Without replies to its messages (REPLY_ACK) a guest is ahead of the switch.
+        station.vm.connection.sync().unwrap();
+        station
+    }
+
+    /// A new connection of a vnic, whoever owns its socket.
+    #[track_caller]
+    pub fn connection(&self, path: &Path, listener: Option<&Listener>) -> Connection {
+        match listener {
+            Some(listener) => listener.accept(PATIENCE).unwrap(),
+            None => Connection::connect(path, PATIENCE).unwrap(),
+        }
+    }
+
+    /// Waits until the switch has worked off everything that these stations sent.
+    #[track_caller]
+    pub fn settle(&self, stations: &mut [&mut Station]) {
+        for station in stations {
+            assert!(station.vm.guest.drain(PATIENCE).unwrap(), "{} is not served", station.nic.id);
+        }
+        // A frame counts as received when it is taken, and as the worker's when it is where it goes.
+        eventually("everything was worked off", || {
+            let taken: u64 = self.ids().iter().filter_map(|id| self.backend.show(id)).map(|show| show.received.0).sum();
+            self.work().packets == taken + *self.gone.lock().unwrap()
+        });
+    }
+
+    /// What every vnic counted so far.
+    pub fn counters(&self) -> BTreeMap<String, u64> {
+        let mut all = BTreeMap::new();
+        for id in self.ids() {
+            let show = self.show(&id);
+            all.extend(show.counters().into_iter().map(|(name, n)| (format!("{id}.{name}"), n)));
+        }
+        all
+    }
+
+    /// Asserts that since `before` exactly these counters moved, by so much. `before` is now from now on.
+    #[track_caller]
+    pub fn moved(&self, before: &mut BTreeMap<String, u64>, expected: &[(&str, u64)]) {
+        let now = self.counters();
+        let mut moved: BTreeMap<String, i128> = now.iter().map(|(name, n)| (name.clone(), i128::from(*n))).collect();
+        for (name, n) in before.iter() {
+            *moved.entry(name.clone()).or_default() -= i128::from(*n);
+        }
+        moved.retain(|_, n| *n != 0);
+        let expected: BTreeMap<String, i128> = expected.iter().map(|(name, n)| ((*name).to_owned(), i128::from(*n))).collect();
+        assert_eq!(moved, expected);
+        *before = now;
+    }
+}
+
+/// How long a station whose guest left needs to be seen without one.
+pub const DETACH: Duration = PATIENCE;

@@ -1,0 +1,40 @@
+//! Where the programs under test are.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+};
+
+/// The program `name` (`butterflyd`, `butterfly`): from the directory that the environment variable `BIN` names, else built like this
+/// test and beside it.
+pub fn program(name: &str) -> PathBuf {
+    static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
+    let directory = DIRECTORY.get_or_init(|| match std::env::var_os("BIN") {
+        Some(directory) => directory.into(),
+        None => build(),
+    });
+    let path = directory.join(name);
+    assert!(path.is_file(), "{} is missing: run make build, or name the directory of the programs in BIN", path.display());
+    path
+}
+
+/// Cargo does not build the programs of other packages for a test.
+fn build() -> PathBuf {
+    let test = std::env::current_exe().expect("a test knows its own path");
+    let directory = test.parent().and_then(Path::parent).expect("TARGET/PROFILE/deps/TEST").to_owned();
+    let Some(cargo) = std::env::var_os("CARGO") else { return directory };
+    let mut build = Command::new(cargo);
+    build.args(["build", "--quiet", "--bin", "butterflyd", "--bin", "butterfly"]);
+    build.arg("--manifest-path").arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml"));
+    if let Some(target) = directory.parent() {
+        build.arg("--target-dir").arg(target);
+    }
+    match directory.file_name().and_then(|name| name.to_str()) {
+        Some("debug") | None => {}
+        Some(profile) => drop(build.args(["--profile", profile])),
+    }
+    let status = build.status().expect("cargo runs");
+    assert!(status.success(), "cannot build the programs under test: {build:?}");
+    directory
+}
