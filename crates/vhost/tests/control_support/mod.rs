@@ -3,7 +3,7 @@
 
 use std::{
     os::fd::{AsRawFd, BorrowedFd},
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, Condvar, Mutex},
     time::{Duration, Instant},
 };
@@ -269,7 +269,16 @@ pub fn shared_mappings() -> usize {
     maps.lines().filter(|line| line.contains(" rw-s ")).count()
 }
 
-/// A path as long as a socket's may be.
-pub fn long_path(directory: &Path, len: usize) -> PathBuf {
-    directory.join("x".repeat(len - directory.as_os_str().len() - 1))
+/// Open files and shared mappings, once other threads have finished what they were doing.
+pub fn settled() -> (Vec<String>, usize) {
+    let mut last = open_files();
+    for _ in 0..50 {
+        std::thread::sleep(Duration::from_millis(10));
+        let now = open_files();
+        if now == last {
+            break;
+        }
+        last = now;
+    }
+    (last, shared_mappings())
 }
