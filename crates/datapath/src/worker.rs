@@ -29,8 +29,10 @@ use crate::{
     snapshot::{PortRef, Snapshot, Vnic},
 };
 
-/// A ring that was found empty so often in a row leaves the poll set and returns by its kick.
+/// A ring that was found empty so often in a row, and for so long, leaves the poll set and returns by its kick. A kick costs the guest
+/// a system call: by count alone, a fast worker would make a guest pay it that pauses for a few microseconds.
 const EMPTY_POLLS: u8 = 64;
+const EMPTY_US: u64 = 50;
 /// While something is polled, kicks of other rings are looked at so often.
 const EVENTS_EVERY_US: u64 = 20;
 /// A ring without a kick descriptor is looked at so often.
@@ -149,6 +151,8 @@ impl Handle {
 struct Polled {
     place: PortRef,
     empty: u8,
+    /// When the last frame was found.
+    busy: u64,
     /// Where most of the last batch went: its ring is fetched ahead.
     likely: u32,
 }
@@ -175,6 +179,9 @@ pub(crate) struct Worker {
     timed: Vec<PortRef>,
     orders: Vec<Order>,
     events: Vec<epoll::Event>,
+    /// The time stamp counter at the beginning of a round, and how much of it an empty ring stays.
+    now: u64,
+    patience: u64,
     calls: Calls,
     store: FrameStore,
     metas: Box<Metas>,
@@ -194,6 +201,8 @@ impl Worker {
             timed: Vec::with_capacity(MAX_SLOTS as usize),
             orders: Vec::new(),
             events: Vec::with_capacity(256),
+            now: 0,
+            patience: cpu::tsc_hz() / 1_000_000 * EMPTY_US,
             calls: Vec::with_capacity(CALLS),
             store: FrameStore::default(),
             metas: Box::new([Meta::NEW; BATCH]),
@@ -223,6 +232,7 @@ impl Worker {
                 }
                 last_timer = now;
             }
+            self.now = now;
             let moved = self.round();
             let end = cpu::tsc();
             if moved {
@@ -303,7 +313,7 @@ impl Worker {
         {
             *is_polled = true;
             // One short of leaving: a kick without a frame costs one look.
-            self.polled.push(Polled { place, empty: EMPTY_POLLS - 1, likely: place.slot });
+            self.polled.push(Polled { place, empty: EMPTY_POLLS - 1, busy: 0, likely: place.slot });
         }
     }
 
@@ -312,6 +322,7 @@ impl Worker {
     pub fn turn(&mut self) -> bool {
         self.adopt();
         self.wait(false);
+        self.now = cpu::tsc();
         self.round()
     }
 
@@ -363,7 +374,7 @@ impl Worker {
     fn stays_though_empty(&mut self, at: usize) -> bool {
         let Some(polled) = self.polled.get_mut(at) else { return false };
         polled.empty = polled.empty.saturating_add(1);
-        if polled.empty < EMPTY_POLLS {
+        if polled.empty < EMPTY_POLLS || self.now.wrapping_sub(polled.busy) < self.patience {
             return true;
         }
         let Some(vnic) = self.snapshot.vnic(polled.place) else { return false };
@@ -390,11 +401,12 @@ impl Worker {
             Some(n) => n,
         };
         if polled.empty != 0 {
-            if polled.empty == EMPTY_POLLS - 1 {
+            if polled.empty >= EMPTY_POLLS - 1 {
                 ring.disarm(); // it may just have come back by its kick
             }
             polled.empty = 0;
         }
+        polled.busy = self.now;
         let Some(network) = self.snapshot.networks.get(sender.network) else { return Found::Gone };
         ring.prefetch(n);
         let likely = self.snapshot.vnics.get(polled.likely).filter(|vnic| vnic.place != polled.place);
