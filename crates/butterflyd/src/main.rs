@@ -1,3 +1,57 @@
+//! `butterflyd`: the daemon of one host.
+
 #![forbid(unsafe_code)]
-//! TODO
-fn main() {}
+
+mod announce;
+mod config;
+mod convert;
+mod dataplane;
+mod graph;
+mod handlers;
+mod ini;
+mod limits;
+mod lock;
+mod log;
+mod options;
+mod registry;
+mod run;
+mod signals;
+mod version;
+
+use clap::Parser;
+use config::Config;
+use options::Options;
+use std::{fmt::Display, io::Write, process::ExitCode};
+
+/// Cannot start, or cannot go on.
+const FAILED: u8 = 1;
+/// Wrong options or configuration; clap uses it too.
+const USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    if options.version {
+        let _ = writeln!(std::io::stdout(), "{}", version::line());
+        return ExitCode::SUCCESS;
+    }
+    let config = match Config::load(options) {
+        Ok(config) => config,
+        Err(problems) => {
+            tell(problems);
+            return ExitCode::from(USAGE);
+        }
+    };
+    tell("No encryption configured");
+    match run::run(config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tell(format_args!("butterflyd: {error}"));
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+/// Writes a line to standard error, if anybody reads it.
+fn tell(line: impl Display) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}

@@ -20,6 +20,9 @@ pub enum MacError {
     /// Frames cannot come from a group (IEEE 802, 8.2), and one sent to it is not for one vnic.
     #[error("MAC address \"{0}\" is refused: it is a group address; the first octet of a vnic's must be even")]
     Group(String),
+    /// No station has it.
+    #[error("MAC address \"{0}\" is refused: it is nobody's; give the vnic the address its virtual machine uses")]
+    Zero(String),
 }
 
 impl Mac {
@@ -28,6 +31,9 @@ impl Mac {
         let octets = octets(text).ok_or_else(|| MacError::Form(text.to_owned()))?;
         if octets[0] & 1 != 0 {
             return Err(MacError::Group(text.to_owned()));
+        }
+        if octets == [0; 6] {
+            return Err(MacError::Zero(text.to_owned()));
         }
         Ok(Self { octets, text: text.into() })
     }
@@ -72,7 +78,7 @@ mod tests {
         for (text, octets) in [
             ("42:42:42:42:42:01", [0x42, 0x42, 0x42, 0x42, 0x42, 1]),
             ("aA:bB:cC:dD:eE:fF", [0xaa, 0xbb, 0xcc, 0xdd, 0xee, 0xff]),
-            ("00:00:00:00:00:00", [0; 6]),
+            ("00:00:00:00:00:01", [0, 0, 0, 0, 0, 1]),
         ] {
             let mac = Mac::parse(text).unwrap();
             assert_eq!((mac.text(), mac.octets()), (text, octets));
@@ -97,6 +103,12 @@ mod tests {
         ] {
             assert_eq!(Mac::parse(text), Err(MacError::Form(text.to_owned())), "{text:?}");
         }
+    }
+
+    #[test]
+    fn nobody_is_refused() {
+        let text = "00:00:00:00:00:00";
+        assert_eq!(Mac::parse(text), Err(MacError::Zero(text.to_owned())));
     }
 
     #[test]

@@ -1,0 +1,246 @@
+//! The lines on standard output that other programs watch for.
+//!
+//! A thread of their own writes them: a reader that does not read must hold up neither the API nor a virtual machine.
+
+use butterfly_datapath::SwitchEvents;
+use std::{
+    collections::HashMap,
+    io::Write,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+        mpsc::{self, Receiver, Sender},
+    },
+    time::Duration,
+};
+use tracing::info;
+
+/// Lines about machines that come and go wait in line at most this many; more are left out.
+const BACKLOG: usize = 10_000;
+/// How long the last lines may take to be read when the daemon stops.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+enum News {
+    /// A vnic is about to be made.
+    Expect {
+        id: String,
+        path: String,
+        ours: bool,
+    },
+    /// It was made.
+    Made(String),
+    /// It is gone, or was never made.
+    Forget(String),
+    Attached(String),
+    Detached(String),
+}
+
+/// Tells what happens to sockets.
+#[derive(Clone)]
+pub struct Announcer {
+    news: Sender<News>,
+    waiting: Arc<AtomicUsize>,
+}
+
+/// The thread that writes.
+pub struct Writer {
+    finished: Receiver<()>,
+}
+
+impl Announcer {
+    /// Writes to `out` from a thread of its own.
+    pub fn start(out: impl Write + Send + 'static) -> std::io::Result<(Self, Writer)> {
+        let (news, receiver) = mpsc::channel();
+        let (finish, finished) = mpsc::channel();
+        let waiting = Arc::new(AtomicUsize::new(0));
+        let counter = waiting.clone();
+        std::thread::Builder::new().name("announcer".into()).spawn(move || {
+            let mut sockets = Sockets { out, known: HashMap::new() };
+            for item in receiver {
+                counter.fetch_sub(1, Ordering::Relaxed);
+                sockets.tell(item);
+            }
+            // Nobody may be interested any more.
+            let _ = finish.send(());
+        })?;
+        Ok((Self { news, waiting }, Writer { finished }))
+    }
+
+    /// The vnic `id` is about to be made with the socket `path`; `ours` if we listen there.
+    pub fn expect(&self, id: &str, path: String, ours: bool) {
+        self.send(News::Expect { id: id.to_owned(), path, ours });
+    }
+
+    /// It was made.
+    pub fn made(&self, id: &str) {
+        self.send(News::Made(id.to_owned()));
+    }
+
+    /// It is gone, or was not made after all.
+    pub fn forget(&self, id: &str) {
+        self.send(News::Forget(id.to_owned()));
+    }
+
+    fn send(&self, news: News) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        // The thread ends with the last announcer.
+        let _ = self.news.send(news);
+    }
+
+    fn send_if_room(&self, news: News) {
+        if self.waiting.load(Ordering::Relaxed) < BACKLOG {
+            self.send(news);
+        }
+    }
+}
+
+impl SwitchEvents for Announcer {
+    fn attached(&self, id: &str) {
+        info!("nic {id}: a virtual machine attached");
+        self.send_if_room(News::Attached(id.to_owned()));
+    }
+
+    fn detached(&self, id: &str, reason: &str) {
+        info!("nic {id}: the virtual machine detached: {reason}");
+        self.send_if_room(News::Detached(id.to_owned()));
+    }
+}
+
+impl Writer {
+    /// Waits, not for ever, until everything was written. All announcers must have been dropped.
+    pub fn finish(self) {
+        let _ = self.finished.recv_timeout(PATIENCE);
+    }
+}
+
+struct Socket {
+    path: String,
+    /// Its line is still to be written.
+    unannounced: bool,
+}
+
+struct Sockets<W> {
+    out: W,
+    known: HashMap<String, Socket>,
+}
+
+impl<W: Write> Sockets<W> {
+    fn tell(&mut self, news: News) {
+        match news {
+            News::Expect { id, path, ours } => {
+                self.known.insert(id, Socket { path, unannounced: ours });
+            }
+            News::Made(id) => self.announce(&id),
+            News::Forget(id) => {
+                self.known.remove(&id);
+            }
+            News::Attached(id) => {
+                // A machine may be faster than whoever made the vnic.
+                self.announce(&id);
+                self.line_about(&id, "VM connecting to socket: ", "");
+            }
+            News::Detached(id) => self.line_about(&id, "VM disconnecting from socket: ", ""),
+        }
+    }
+
+    fn announce(&mut self, id: &str) {
+        let first = self.known.get_mut(id).is_some_and(|socket| std::mem::take(&mut socket.unannounced));
+        if first {
+            self.line_about(id, "New vhost-user socket: ", ", zero-copy disable");
+        }
+    }
+
+    fn line_about(&mut self, id: &str, before: &str, after: &str) {
+        if let Some(socket) = self.known.get(id) {
+            // Whoever read it may be gone.
+            let _ = writeln!(self.out, "{before}{}{after}", socket.path).and_then(|()| self.out.flush());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    #[derive(Clone, Default)]
+    struct Page(Arc<Mutex<Vec<u8>>>);
+
+    impl Write for Page {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn written(body: impl FnOnce(Announcer)) -> Vec<String> {
+        let page = Page::default();
+        let (announcer, writer) = Announcer::start(page.clone()).unwrap();
+        body(announcer);
+        writer.finish();
+        let bytes = page.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap().lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_life_of_a_socket_is_told() {
+        let lines = written(|announcer| {
+            announcer.expect("n", "/s/n".into(), true);
+            announcer.made("n");
+            announcer.attached("n");
+            announcer.detached("n", "it crashed");
+            announcer.forget("n");
+            announcer.detached("n", "too late");
+        });
+        let expected = [
+            "New vhost-user socket: /s/n, zero-copy disable",
+            "VM connecting to socket: /s/n",
+            "VM disconnecting from socket: /s/n",
+        ];
+        assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn the_socket_comes_before_its_machine() {
+        let lines = written(|announcer| {
+            announcer.expect("n", "/s/n".into(), true);
+            announcer.attached("n");
+            announcer.made("n");
+        });
+        assert_eq!(lines, ["New vhost-user socket: /s/n, zero-copy disable", "VM connecting to socket: /s/n"]);
+    }
+
+    #[test]
+    fn what_was_not_made_or_is_not_ours_is_not_announced() {
+        let lines = written(|announcer| {
+            announcer.expect("refused", "/s/refused".into(), true);
+            announcer.forget("refused");
+            announcer.made("refused");
+            announcer.expect("client", "/s/client".into(), false);
+            announcer.made("client");
+            announcer.attached("client");
+        });
+        assert_eq!(lines, ["VM connecting to socket: /s/client"]);
+    }
+
+    /// A reader that went away, and one that reads nothing.
+    #[test]
+    fn a_reader_that_does_not_read_holds_up_nobody() {
+        let (mut ends, stuck) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (announcer, writer) = Announcer::start(stuck).unwrap();
+        announcer.expect("n", "/s/n".into(), true);
+        for _ in 0..3 * BACKLOG {
+            announcer.attached("n");
+        }
+        assert!(announcer.waiting.load(Ordering::Relaxed) <= BACKLOG);
+        drop(announcer);
+        let start = std::time::Instant::now();
+        writer.finish();
+        assert!(start.elapsed() < 5 * PATIENCE);
+        // Lets the thread end.
+        let _ = std::io::copy(&mut ends, &mut std::io::sink());
+    }
+}

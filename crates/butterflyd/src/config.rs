@@ -1,0 +1,321 @@
+//! What the daemon was told to do: the command line, overridden by the configuration file, checked.
+
+use crate::{ini::Ini, log::Level, options::Options};
+use std::{
+    fmt,
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+const DEFAULT_ENDPOINT: &str = "tcp://0.0.0.0:9999";
+/// What IEEE 802.1Q recommends for learnt addresses.
+const DEFAULT_FDB_AGEING: u32 = 300;
+
+/// A configuration with nothing left to doubt.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The VXLAN endpoint.
+    pub ip: IpAddr,
+    /// Where the sockets go: absolute, without symbolic links.
+    pub socket_dir: PathBuf,
+    /// Where the API listens.
+    pub endpoint: String,
+    /// What is logged.
+    pub log_level: Level,
+    /// The core of the packet thread.
+    pub core: usize,
+    /// It never sleeps.
+    pub poll: bool,
+    /// Seconds a learnt address lives without traffic.
+    pub fdb_ageing: u32,
+    /// Whether the log also goes to syslog.
+    pub syslog: bool,
+}
+
+/// Everything that is wrong with a configuration, a line each.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ConfigError(Vec<String>);
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.join("\n"))
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+impl Config {
+    /// Reads the file `options` name, if any, and checks all.
+    pub fn load(mut options: Options) -> Result<Self, ConfigError> {
+        let mut problems = Problems(Vec::new());
+        if let Some(path) = options.config.take() {
+            let unreadable = |reason: String| {
+                ConfigError(vec!["Failed to open configuration file".into(), format!("{}: {reason}", path.display())])
+            };
+            let text = std::fs::read_to_string(&path).map_err(|error| unreadable(error.to_string()))?;
+            let ini = Ini::parse(&text).map_err(|error| unreadable(error.to_string()))?;
+            override_with(&mut options, ini, &mut problems);
+        }
+        problems.0.extend(not_available(&options));
+        match check(options, &mut problems) {
+            Some(config) if problems.0.is_empty() => Ok(config),
+            _ => Err(ConfigError(problems.0)),
+        }
+    }
+}
+
+/// Collects problems, so that all are told at once.
+struct Problems(Vec<String>);
+
+impl Problems {
+    fn add(&mut self, problem: impl Into<String>) {
+        self.0.push(problem.into());
+    }
+
+    /// What is good; a problem is kept.
+    fn sort_out<T>(&mut self, result: Result<T, String>) -> Option<T> {
+        result.map_err(|problem| self.0.push(problem)).ok()
+    }
+}
+
+/// Puts what `ini` has into `options`; it is stronger than the command line.
+fn override_with(options: &mut Options, mut ini: Ini, problems: &mut Problems) {
+    fn stronger<T: From<String>>(option: &mut Option<T>, value: Option<String>) {
+        if let Some(value) = value {
+            *option = Some(value.into());
+        }
+    }
+    stronger(&mut options.ip, ini.take("general", "ip"));
+    stronger(&mut options.socket_dir, ini.take("general", "socket-dir"));
+    stronger(&mut options.endpoint, ini.take("general", "endpoint"));
+    stronger(&mut options.log_level, ini.take("general", "log-level"));
+    stronger(&mut options.fdb_ageing, ini.take("general", "fdb-ageing"));
+    stronger(&mut options.dpdk_args, ini.take("general", "dpdk-args"));
+    stronger(&mut options.dpdk_port, ini.take("general", "dpdk-port"));
+    stronger(&mut options.nic_mtu, ini.take("general", "nic-mtu"));
+    stronger(&mut options.key, ini.take("security", "encryption_key_path"));
+    // The sample file of the original has the second spelling.
+    match (ini.take("general", "graph-core-id"), ini.take("general", "graph-cpu-core")) {
+        (Some(one), Some(other)) if one != other => {
+            problems.add(format!("graph-core-id={one} and graph-cpu-core={other} contradict each other: remove one"));
+        }
+        (one, other) => stronger(&mut options.graph_cpu_core, one.or(other)),
+    }
+    match ini.take("general", "poll").as_deref() {
+        None => {}
+        Some("true") => options.poll = true,
+        Some("false") => options.poll = false,
+        Some(other) => problems.add(format!("poll={other} is refused: it is true or false")),
+    }
+    for (group, key, line) in ini.rest() {
+        problems.add(format!("line {line} of the configuration file: there is no option {key} in [{group}]"));
+    }
+}
+
+/// A line for each option that is known but cannot be honoured: one that is ignored in silence may leave something open.
+fn not_available(options: &Options) -> impl Iterator<Item = String> {
+    const NO_PORT: &str = "there is no physical port";
+    let refused = [
+        (options.key.is_some(), "-k, --key, encryption_key_path", "the API cannot be encrypted"),
+        (options.packet_trace, "-t, --packet-trace", "packets cannot be recorded"),
+        (options.dpdk_args.is_some(), "--dpdk-args, dpdk-args", NO_PORT),
+        (options.dpdk_help, "--dpdk-help", NO_PORT),
+        (options.dpdk_port.is_some(), "--dpdk-port, dpdk-port", NO_PORT),
+        (options.nic_mtu.is_some(), "-m, --nic-mtu, nic-mtu", NO_PORT),
+        (options.no_offload, "--no-offload", NO_PORT),
+    ];
+    refused
+        .into_iter()
+        .filter(|(given, ..)| *given)
+        .map(|(_, names, why)| format!("option refused: {names}: {why} in this version yet; remove the option"))
+}
+
+fn check(options: Options, problems: &mut Problems) -> Option<Config> {
+    if options.ip.is_none() {
+        problems.add("IP to use is not set");
+    }
+    if options.socket_dir.is_none() {
+        problems.add("socket folder is not set");
+    }
+    if options.ip.is_none() || options.socket_dir.is_none() {
+        problems.add("give -i and -s, or ip and socket-dir in the configuration file; see butterflyd --help");
+    }
+    let ip = options.ip.and_then(|text| problems.sort_out(address(&text)));
+    let socket_dir = options.socket_dir.and_then(|path| problems.sort_out(directory(&path)));
+    let log_level = problems.sort_out(level(options.log_level.as_deref().unwrap_or("error")));
+    let core = problems.sort_out(core(options.graph_cpu_core.as_deref().unwrap_or("0")));
+    let fdb_ageing = match &options.fdb_ageing {
+        None => Some(DEFAULT_FDB_AGEING),
+        Some(text) => problems.sort_out(seconds(text)),
+    };
+    Some(Config {
+        ip: ip?,
+        socket_dir: socket_dir?,
+        endpoint: options.endpoint.unwrap_or_else(|| DEFAULT_ENDPOINT.into()),
+        log_level: log_level?,
+        core: core?,
+        poll: options.poll,
+        fdb_ageing: fdb_ageing?,
+        syslog: !options.no_syslog,
+    })
+}
+
+fn address(text: &str) -> Result<IpAddr, String> {
+    text.parse().map_err(|_| format!("ip {text:?} is refused: it is not an IP address; write 192.0.2.1 or 2001:db8::1"))
+}
+
+fn directory(path: &Path) -> Result<PathBuf, String> {
+    let refused = |why: &dyn fmt::Display| format!("socket folder {path:?} is refused: {why}");
+    let real = path.canonicalize().map_err(|error| refused(&error))?;
+    if !real.is_dir() {
+        return Err(refused(&"it is not a directory"));
+    }
+    // Paths of sockets are told to clients as text.
+    if real.to_str().is_none_or(|text| text.contains(char::is_control)) {
+        return Err(refused(&"its real path has to be printable UTF-8"));
+    }
+    Ok(real)
+}
+
+fn level(text: &str) -> Result<Level, String> {
+    Level::parse(text).ok_or_else(|| format!("log level {text:?} is refused: it is none, error, warning, info or debug"))
+}
+
+fn core(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| format!("core {text:?} is refused: it is a number from 0"))
+}
+
+fn seconds(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(seconds @ 1..) => Ok(seconds),
+        _ => Err(format!("fdb-ageing {text:?} is refused: it is a number of seconds from 1")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use std::fs;
+
+    /// Loads `words`, in which DIR is a directory and INI a file with `ini` in it.
+    fn load(words: &str, ini: &str) -> (PathBuf, Result<Config, ConfigError>) {
+        let directory = tempfile::tempdir().unwrap();
+        let real = directory.path().canonicalize().unwrap();
+        let file = real.join("ini");
+        fs::write(&file, ini.replace("DIR", real.to_str().unwrap())).unwrap();
+        let words = words.replace("INI", file.to_str().unwrap()).replace("DIR", real.to_str().unwrap());
+        let options = Options::try_parse_from(format!("butterflyd {words}").split_whitespace()).unwrap();
+        (real, Config::load(options))
+    }
+
+    fn problems(words: &str, ini: &str) -> Vec<String> {
+        load(words, ini).1.expect_err(words).0
+    }
+
+    #[test]
+    fn the_least_is_an_address_and_a_directory() {
+        let (directory, config) = load("-i 192.0.2.1 -s DIR", "");
+        let expected = Config {
+            ip: "192.0.2.1".parse().unwrap(),
+            socket_dir: directory,
+            endpoint: "tcp://0.0.0.0:9999".into(),
+            log_level: Level::Error,
+            core: 0,
+            poll: false,
+            fdb_ageing: 300,
+            syslog: true,
+        };
+        assert_eq!(config, Ok(expected));
+    }
+
+    #[test]
+    fn the_file_overrides_the_command_line() {
+        let words = "-c INI -i 192.0.2.1 -s /nowhere -e tcp://1.2.3.4:1 -l none -u 7 --poll --fdb-ageing 1 --no-syslog";
+        let ini = "[general]\nip=2001:db8::1\nsocket-dir=DIR/.\nendpoint=ipc://@x\nlog-level=debug\ngraph-core-id=3\npoll=false\nfdb-ageing=60\n";
+        let (directory, config) = load(words, ini);
+        let expected = Config {
+            ip: "2001:db8::1".parse().unwrap(),
+            socket_dir: directory,
+            endpoint: "ipc://@x".into(),
+            log_level: Level::Debug,
+            core: 3,
+            poll: false,
+            fdb_ageing: 60,
+            syslog: false,
+        };
+        assert_eq!(config, Ok(expected));
+        assert!(load("-c INI -i ::1 -s DIR", "[general]\npoll=true").1.unwrap().poll);
+    }
+
+    #[test]
+    fn both_spellings_of_the_core_are_read() {
+        for key in ["graph-core-id", "graph-cpu-core"] {
+            let ini = format!("[general]\n{key}=5");
+            assert_eq!(load("-c INI -i ::1 -s DIR", &ini).1.unwrap().core, 5, "{key}");
+        }
+        let same = load("-c INI -i ::1 -s DIR", "[general]\ngraph-core-id=5\ngraph-cpu-core=5");
+        assert_eq!(same.1.unwrap().core, 5);
+        let unlike = problems("-c INI -i ::1 -s DIR", "[general]\ngraph-core-id=5\ngraph-cpu-core=6");
+        assert_eq!(unlike, ["graph-core-id=5 and graph-cpu-core=6 contradict each other: remove one"]);
+    }
+
+    #[test]
+    fn what_is_missing_is_said_in_the_words_of_the_contract() {
+        let both = problems("", "");
+        assert_eq!(both.len(), 3);
+        assert_eq!(both[..2], ["IP to use is not set", "socket folder is not set"]);
+        assert_eq!(problems("-i ::1", "")[0], "socket folder is not set");
+        assert_eq!(problems("-s DIR", "")[0], "IP to use is not set");
+        assert_eq!(problems("-c /nowhere -i ::1 -s DIR", "")[0], "Failed to open configuration file");
+        assert_eq!(problems("-c INI -i ::1 -s DIR", "nonsense")[0], "Failed to open configuration file");
+    }
+
+    /// One row per option that is known and cannot be honoured, as option and in the file.
+    #[test]
+    fn what_is_not_there_yet_is_refused_by_name() {
+        for (words, ini, name) in [
+            ("-k /key", "", "--key"),
+            ("", "[security]\nencryption_key_path=/key", "encryption_key_path"),
+            ("-t", "", "--packet-trace"),
+            ("--dpdk-args -c1", "", "--dpdk-args"),
+            ("", "[general]\ndpdk-args=-c1", "dpdk-args"),
+            ("--dpdk-help", "", "--dpdk-help"),
+            ("--dpdk-port 0", "", "--dpdk-port"),
+            ("", "[general]\ndpdk-port=0", "dpdk-port"),
+            ("-m max", "", "--nic-mtu"),
+            ("", "[general]\nnic-mtu=9000", "nic-mtu"),
+            ("--no-offload", "", "--no-offload"),
+        ] {
+            let problems = problems(&format!("-c INI -i ::1 -s DIR {words}"), ini);
+            assert_eq!(problems.len(), 1, "{problems:?}");
+            assert!(problems[0].starts_with("option refused: ") && problems[0].contains(name), "{problems:?}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused() {
+        for (ini, expected) in [
+            ("[general]\nip=::1\nsockt-dir=/x", "line 3 of the configuration file: there is no option sockt-dir in [general]"),
+            (
+                "[security]\nencryption-key-path=/k",
+                "line 2 of the configuration file: there is no option encryption-key-path in [security]",
+            ),
+            ("[other]\nip=::2", "line 2 of the configuration file: there is no option ip in [other]"),
+        ] {
+            assert_eq!(problems("-c INI -i ::1 -s DIR", ini), [expected]);
+        }
+    }
+
+    #[test]
+    fn every_value_is_checked_and_all_problems_are_told() {
+        let all = problems("-i 1.2.3 -s /nowhere -l loud -u x --fdb-ageing 0", "");
+        let starts = ["ip \"1.2.3\"", "socket folder \"/nowhere\"", "log level \"loud\"", "core \"x\"", "fdb-ageing \"0\""];
+        assert_eq!(all.len(), starts.len(), "{all:?}");
+        for (problem, start) in all.iter().zip(starts) {
+            assert!(problem.starts_with(&format!("{start} is refused: ")), "{problem}");
+        }
+        assert!(problems("-i ::1 -s INI", "")[0].ends_with("it is not a directory"));
+        assert!(problems("-c INI -i ::1 -s DIR", "[general]\npoll=yes")[0].starts_with("poll=yes is refused"));
+    }
+}

@@ -1,0 +1,150 @@
+//! Between messages of the API and the types of the model.
+
+use butterfly_api::{Failure, proto};
+use butterfly_model::{
+    Bench, Cidr, Direction, GroupName, GroupNames, IpSet, Kind, Mac, Nic, NicId, NicUpdate, Role, Rule, RuleError, SecurityGroup,
+    SocketDir, Vni, parse_ip,
+};
+use std::{fmt::Display, path::Path};
+
+/// The failure `description` of the protocol, explained by `error`.
+fn refused(description: &'static str) -> impl Fn(&dyn Display) -> Failure {
+    move |error| Failure::new(description).with_help(error.to_string())
+}
+
+/// Checks the declaration of a vnic.
+pub fn nic(declared: &proto::Nic, directory: &SocketDir) -> Result<Nic, Failure> {
+    let bad = refused("Bad NIC format");
+    let id = NicId::new(declared.id()).map_err(|error| bad(&error))?;
+    Ok(Nic {
+        mac: Mac::parse(declared.mac()).map_err(|error| bad(&error))?,
+        vni: Vni::new(declared.vni()).map_err(|error| bad(&error))?,
+        ips: IpSet::parse(&declared.ip).map_err(|error| bad(&error))?,
+        security_groups: GroupNames::parse(&declared.security_group).map_err(|error| bad(&error))?,
+        ip_anti_spoof: declared.ip_anti_spoof(),
+        bypass_filtering: declared.bypass_filtering(),
+        sniff_target: declared.sniff_target_nic_id.clone(),
+        kind: kind(declared, &id, directory)?,
+        packet_trace: declared.packet_trace(),
+        packet_trace_path: declared.packet_trace_path.clone(),
+        id,
+    })
+}
+
+fn kind(declared: &proto::Nic, id: &NicId, directory: &SocketDir) -> Result<Kind, Failure> {
+    use proto::nic::Type;
+    let bad = refused("Bad NIC format");
+    let vhost_user = |role| {
+        let path = declared.path.as_deref().map(Path::new);
+        Kind::vhost_user(role, id, path, directory).map_err(|error| bad(&error))
+    };
+    match declared.type_.map_or(Ok(Type::VHOST_USER_SERVER), |kind| kind.enum_value()) {
+        Ok(Type::VHOST_USER_SERVER) => vhost_user(Role::Server),
+        Ok(Type::VHOST_USER_CLIENT) => vhost_user(Role::Client),
+        Ok(Type::TAP) => Ok(Kind::Tap),
+        Ok(Type::BENCH) => bench(declared).map(Kind::Bench),
+        Err(number) => Err(bad(&format_args!("nic type {number} is not known to this version"))),
+    }
+}
+
+fn bench(declared: &proto::Nic) -> Result<Bench, Failure> {
+    let incomplete = refused("Internal error");
+    match declared.btype() {
+        "ICMP_RCV_LIKE" => Ok(Bench::IcmpReceiver),
+        "ICMP_SND_LIKE" => {
+            let (Some(ip), Some(mac)) = (&declared.dip, &declared.dmac) else {
+                return Err(incomplete(&"a sender needs dip and dmac: to whom it sends"));
+            };
+            let mac = Mac::parse(mac).map_err(|error| refused("Bad NIC format")(&error))?;
+            let ip = parse_ip(ip).map_err(|_| Failure::new(format!("can't convert \"{ip}\" to IP")))?;
+            Ok(Bench::IcmpSender { ip, mac })
+        }
+        _ => Err(incomplete(&"btype of a nic of type BENCH is ICMP_SND_LIKE or ICMP_RCV_LIKE")),
+    }
+}
+
+/// Checks a change of a vnic. An absent list changes nothing, one with a single empty text clears.
+pub fn nic_update(request: &proto::NicUpdateReq) -> Result<NicUpdate, Failure> {
+    let bad = refused("Bad Nic update format");
+    let given = |list: &[String]| match list {
+        [] => None,
+        [only] if only.is_empty() => Some(Vec::new()),
+        list => Some(list.to_vec()),
+    };
+    Ok(NicUpdate {
+        ip_anti_spoof: request.ip_anti_spoof,
+        ips: given(&request.ip).map(IpSet::parse).transpose().map_err(|error| bad(&error))?,
+        security_groups: given(&request.security_group).map(GroupNames::parse).transpose().map_err(|error| bad(&error))?,
+        packet_trace: request.packet_trace,
+        packet_trace_path: request.packet_trace_path.clone(),
+    })
+}
+
+/// A vnic as it is echoed. Given back as a declaration, it changes nothing.
+pub fn nic_details(nic: &Nic) -> proto::Nic {
+    proto::Nic {
+        id: Some(nic.id.as_str().to_owned()),
+        mac: Some(nic.mac.text().to_owned()),
+        vni: Some(nic.vni.number()),
+        ip: nic.ips.texts(),
+        security_group: nic.security_groups.texts(),
+        ip_anti_spoof: Some(nic.ip_anti_spoof),
+        sniff_target_nic_id: nic.sniff_target.clone(),
+        bypass_filtering: Some(nic.bypass_filtering),
+        type_: Some(nic_type(&nic.kind).into()),
+        path: nic.kind.socket().map(ToString::to_string),
+        packet_trace: Some(nic.packet_trace),
+        packet_trace_path: nic.packet_trace_path.clone(),
+        ..Default::default()
+    }
+}
+
+/// The type of a vnic in messages.
+pub fn nic_type(kind: &Kind) -> proto::nic::Type {
+    match kind {
+        Kind::VhostUser { role: Role::Server, .. } => proto::nic::Type::VHOST_USER_SERVER,
+        Kind::VhostUser { role: Role::Client, .. } => proto::nic::Type::VHOST_USER_CLIENT,
+        Kind::Tap => proto::nic::Type::TAP,
+        Kind::Bench(_) => proto::nic::Type::BENCH,
+    }
+}
+
+/// Checks the declaration of a security group.
+pub fn security_group(declared: &proto::Sg) -> Result<SecurityGroup, Failure> {
+    let bad = refused("Bad Security Group format");
+    let name = GroupName::new(declared.id()).map_err(|error| bad(&error))?;
+    let rules: Result<Vec<Rule>, _> = declared.rule.iter().map(read_rule).collect();
+    let rules = rules.map_err(|error| bad(&error))?;
+    SecurityGroup::new(name, &declared.member, rules).map_err(|error| bad(&error))
+}
+
+/// Checks a rule that is added or removed alone.
+pub fn rule(declared: &proto::Rule) -> Result<Rule, Failure> {
+    read_rule(declared).map_err(|error| match error {
+        RuleRefused::Rule(RuleError::NoPeer) => refused("Internal error")(&error),
+        _ => refused("Bad Security Group rule format")(&error),
+    })
+}
+
+#[derive(Debug, thiserror::Error)]
+enum RuleRefused {
+    #[error(transparent)]
+    Rule(#[from] RuleError),
+    #[error(transparent)]
+    Cidr(#[from] butterfly_model::CidrError),
+    #[error(transparent)]
+    Group(#[from] butterfly_model::GroupNameError),
+    #[error("direction {0} is neither INBOUND nor OUTBOUND")]
+    Direction(i32),
+}
+
+fn read_rule(declared: &proto::Rule) -> Result<Rule, RuleRefused> {
+    let direction = match declared.direction.unwrap_or_default().enum_value() {
+        Ok(proto::rule::Direction::INBOUND) => Direction::Inbound,
+        Ok(proto::rule::Direction::OUTBOUND) => Direction::Outbound,
+        Err(number) => return Err(RuleRefused::Direction(number)),
+    };
+    let cidr = declared.cidr.as_ref().map(|cidr| Cidr::new(cidr.address(), cidr.mask_size())).transpose()?;
+    let group = declared.security_group.as_deref().map(GroupName::new).transpose()?;
+    Ok(Rule::new(direction, declared.protocol(), (declared.port_start, declared.port_end), cidr, group)?)
+}

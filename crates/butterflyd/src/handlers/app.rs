@@ -1,0 +1,48 @@
+//! Requests about the daemon itself.
+
+use super::Daemon;
+use crate::{dataplane::Dataplane, graph, log::Level};
+use butterfly_api::{
+    Answer, Context, Failure,
+    proto::{AppConfigReq, AppStatusRes, Response},
+};
+use protobuf::MessageField;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tracing::info;
+
+/// Seconds since the epoch.
+pub fn seconds_since_epoch(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+impl<D: Dataplane> Daemon<D> {
+    pub(super) fn app_status(&self, context: &Context) -> Answer {
+        let status = AppStatusRes {
+            start_date: Some(self.start_date),
+            current_date: Some(seconds_since_epoch(SystemTime::now())),
+            request_counter: Some(context.request_counter),
+            graph_dot: Some(graph::dot(self.ip, self.nics.iter())),
+            ..Default::default()
+        };
+        Ok(Response { app_status: MessageField::some(status), ..Default::default() })
+    }
+
+    pub(super) fn app_quit(&mut self) -> Answer {
+        info!("a client asked the daemon to quit");
+        self.quit = true;
+        Ok(Response::new())
+    }
+
+    pub(super) fn app_config(&mut self, request: &AppConfigReq) -> Answer {
+        let Some(name) = &request.log_level else {
+            return Ok(Response::new());
+        };
+        let level = Level::parse(name).ok_or_else(|| {
+            // The space at the end belongs to it.
+            Failure::new("Application configuration failed: log level: failed ")
+                .with_help(format!("log level {name:?} is refused: it is none, error, warning, info or debug"))
+        })?;
+        self.log_level.set(level);
+        Ok(Response::new())
+    }
+}

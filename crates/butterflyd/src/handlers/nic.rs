@@ -1,0 +1,190 @@
+//! Requests that change vnics, and those that echo what was declared.
+
+use super::Daemon;
+use crate::{convert, dataplane::Dataplane, limits};
+use butterfly_api::{
+    Answer, Failure,
+    proto::{self, FwData, NicAddRes, NicExportRes, Response},
+};
+use butterfly_datapath::{AddError, Mac, VnicPolicy, VnicSpec};
+use butterfly_model::{Kind, Nic, NicChange, Role, SocketPath};
+use protobuf::MessageField;
+use tracing::{error, info, warn};
+
+impl<D: Dataplane> Daemon<D> {
+    pub(super) fn nic_add(&mut self, declared: &proto::Nic) -> Answer {
+        let nic = convert::nic(declared, &self.socket_dir)?;
+        let (role, socket) = available(&nic)?;
+        let path = socket.to_string();
+        let change = self.nics.get(nic.id.as_str()).map(|old| NicChange::between(old, &nic));
+        match change {
+            Some(NicChange::Nothing) => {}
+            Some(NicChange::InPlace) => self.change_in_place(nic)?,
+            Some(NicChange::Recreate(reasons)) => self.recreate(nic, role, &path, &reasons)?,
+            None => {
+                self.nics.check(&nic).map_err(|conflict| Failure::new(conflict.to_string()))?;
+                self.make(&nic, role, &path).map_err(refusal)?;
+                info!("nic {} made: MAC {}, VNI {}, socket {path}", nic.id, nic.mac, nic.vni);
+                self.nics.insert(nic);
+            }
+        }
+        let result = NicAddRes { path: Some(path), ..Default::default() };
+        Ok(Response { nic_add: MessageField::some(result), ..Default::default() })
+    }
+
+    pub(super) fn nic_update(&mut self, request: &proto::NicUpdateReq) -> Answer {
+        let update = convert::nic_update(request)?;
+        let old = self.nics.get(request.id()).ok_or_else(|| unknown(request.id()))?;
+        let new = old.updated(update);
+        available(&new)?;
+        if new != *old {
+            self.change_in_place(new)?;
+        }
+        Ok(Response::new())
+    }
+
+    pub(super) fn nic_del(&mut self, id: &str) -> Answer {
+        match self.nics.remove(id) {
+            Some(_) => {
+                self.dataplane.remove_vnic(id);
+                self.announcer.forget(id);
+                info!("nic {id} deleted");
+            }
+            None => warn!("nic {id:?} does not exist and is deleted all the same"),
+        }
+        Ok(Response::new())
+    }
+
+    pub(super) fn nic_list(&self) -> Answer {
+        let ids = self.nics.iter().map(|nic| nic.id.as_str().to_owned());
+        Ok(Response { nic_list: ids.collect(), ..Default::default() })
+    }
+
+    pub(super) fn nic_details(&self, id: &str) -> Answer {
+        let nic_details = if id.is_empty() {
+            self.nics.iter().map(convert::nic_details).collect()
+        } else {
+            let nic = self.nics.get(id).ok_or_else(|| Failure::new(format!("NIC: {id} not found")))?;
+            vec![convert::nic_details(nic)]
+        };
+        Ok(Response { nic_details, ..Default::default() })
+    }
+
+    /// The protocol has it, and its data has always been empty.
+    pub(super) fn nic_export(&self, id: &str) -> Answer {
+        self.nics.get(id).ok_or_else(|| unknown(id))?;
+        let data = FwData { data: Some(Vec::new()), ..Default::default() };
+        let result = NicExportRes { fw_data: MessageField::some(data), ..Default::default() };
+        Ok(Response { nic_export: MessageField::some(result), ..Default::default() })
+    }
+
+    /// Removes all vnics, as when the daemon stops.
+    pub fn remove_all(&mut self) {
+        let ids: Vec<_> = self.nics.iter().map(|nic| nic.id.clone()).collect();
+        for id in ids {
+            self.nics.remove(id.as_str());
+            self.dataplane.remove_vnic(id.as_str());
+            self.announcer.forget(id.as_str());
+        }
+    }
+
+    /// Makes a vnic in the data path.
+    fn make(&mut self, nic: &Nic, role: Role, path: &str) -> Result<(), AddError> {
+        let id = nic.id.as_str();
+        self.announcer.expect(id, path.to_owned(), role == Role::Server);
+        let made = self.dataplane.add_vnic(VnicSpec {
+            id: id.to_owned(),
+            mac: Mac(nic.mac.octets()),
+            vni: nic.vni.number(),
+            role: match role {
+                Role::Server => butterfly_datapath::Role::Server,
+                Role::Client => butterfly_datapath::Role::Client,
+            },
+            path: path.into(),
+            policy: policy(nic),
+        });
+        match made {
+            Ok(()) => self.announcer.made(id),
+            Err(_) => self.announcer.forget(id),
+        }
+        made
+    }
+
+    fn change_in_place(&mut self, new: Nic) -> Result<(), Failure> {
+        let id = new.id.as_str();
+        self.nics.check(&new).map_err(|conflict| Failure::new(conflict.to_string()))?;
+        let same = self.nics.get(id).is_some_and(|old| policy(old) == policy(&new));
+        if !same {
+            self.dataplane.update_vnic(id, policy(&new)).map_err(refusal)?;
+        }
+        info!("nic {id} changed in place");
+        self.nics.insert(new);
+        Ok(())
+    }
+
+    fn recreate(&mut self, new: Nic, role: Role, path: &str, reasons: &[&str]) -> Result<(), Failure> {
+        self.nics.check(&new).map_err(|conflict| Failure::new(conflict.to_string()))?;
+        let id = new.id.as_str();
+        let old = self.nics.get(id).cloned();
+        self.dataplane.remove_vnic(id);
+        self.announcer.forget(id);
+        let Err(why) = self.make(&new, role, path) else {
+            info!("nic {id} made anew, as these changed: {}", reasons.join(", "));
+            self.nics.insert(new);
+            return Ok(());
+        };
+        // As it was: only the machine has to attach again.
+        let restored = old
+            .as_ref()
+            .and_then(vhost_user)
+            .zip(old.as_ref())
+            .map(|((role, socket), old)| self.make(old, role, &socket.to_string()));
+        let failure = refusal(why);
+        Err(match restored {
+            Some(Ok(())) => failure.with_help("the nic is as it was before, but its virtual machine was cut off"),
+            Some(Err(why)) => {
+                error!("nic {id} could be neither changed nor restored: {why}");
+                self.nics.remove(id);
+                failure.with_help(format!("the nic could not be restored either and is gone: {why}"))
+            }
+            None => failure,
+        })
+    }
+}
+
+/// What this version cannot do yet is refused rather than half done.
+fn available(nic: &Nic) -> Result<(Role, &SocketPath), Failure> {
+    if nic.packet_trace {
+        return Err(
+            Failure::new("packet_trace is not available in this version yet").with_help("leave it out or set it to false")
+        );
+    }
+    vhost_user(nic).ok_or_else(|| {
+        let name = convert::nic_type(&nic.kind);
+        Failure::new(format!("NIC type {name:?} is not available in this version yet"))
+            .with_help("use VHOST_USER_SERVER or VHOST_USER_CLIENT")
+    })
+}
+
+fn vhost_user(nic: &Nic) -> Option<(Role, &SocketPath)> {
+    match &nic.kind {
+        Kind::VhostUser { role, socket } => Some((*role, socket)),
+        Kind::Tap | Kind::Bench(_) => None,
+    }
+}
+
+fn policy(nic: &Nic) -> VnicPolicy {
+    VnicPolicy { bypass: nic.bypass_filtering, ip_anti_spoof: nic.ip_anti_spoof, ips: nic.ips.addresses().to_vec() }
+}
+
+pub(super) fn unknown(id: &str) -> Failure {
+    Failure::new(format!("NIC does not exist with id {id}"))
+}
+
+fn refusal(why: AddError) -> Failure {
+    let failure = Failure::new(why.to_string());
+    match why {
+        AddError::Device(_) if limits::open_files_are_used_up() => failure.with_help(limits::HOW_TO_RAISE),
+        _ => failure,
+    }
+}

@@ -1,0 +1,163 @@
+//! Requests that tell what the data path does.
+
+use super::{Daemon, app::seconds_since_epoch, nic::unknown};
+use crate::{convert, dataplane::Dataplane};
+use butterfly_api::{
+    Answer, Failure,
+    proto::{
+        FdbEntry, FdbListReq, NicShow, NicStats, Response, Worker, fdb_entry,
+        nic_show::{Drop, MemoryRegion, Queue},
+    },
+};
+use butterfly_datapath::{FdbKind, FdbRow, RingStatus, VnicReport, WorkerReport};
+use butterfly_model::{Nic, Vni};
+use protobuf::MessageField;
+
+impl<D: Dataplane> Daemon<D> {
+    pub(super) fn nic_stats(&self, id: &str) -> Answer {
+        let (_, report) = self.report(id)?;
+        let stats = NicStats { in_: Some(report.received.1), out: Some(report.delivered.1), ..Default::default() };
+        Ok(Response { nic_stats: MessageField::some(stats), ..Default::default() })
+    }
+
+    pub(super) fn nic_show(&self, id: &str) -> Answer {
+        let (nic, report) = self.report(id)?;
+        Ok(Response { nic_show: MessageField::some(show(nic, &report)), ..Default::default() })
+    }
+
+    pub(super) fn fdb_list(&self, request: &FdbListReq) -> Answer {
+        if let Some(vni) = request.vni {
+            Vni::new(vni).map_err(|error| Failure::new(error.to_string()))?;
+        }
+        let fdb_list = self.dataplane.fdb(request.vni).into_iter().map(fdb_entry).collect();
+        Ok(Response { fdb_list, ..Default::default() })
+    }
+
+    pub(super) fn worker_list(&self) -> Answer {
+        let worker_list = self.dataplane.workers().into_iter().map(worker).collect();
+        Ok(Response { worker_list, ..Default::default() })
+    }
+
+    fn report(&self, id: &str) -> Result<(&Nic, VnicReport), Failure> {
+        let nic = self.nics.get(id).ok_or_else(|| unknown(id))?;
+        let report = self.dataplane.vnic(id).ok_or_else(|| {
+            Failure::new(format!("NIC {id} is not in the data path"))
+                .with_help("please report this; nic del and nic add repair it")
+        })?;
+        Ok((nic, report))
+    }
+}
+
+fn show(nic: &Nic, report: &VnicReport) -> NicShow {
+    let device = &report.device;
+    let attached = device.attached.as_ref();
+    let detach = device.last_detach.as_ref();
+    NicShow {
+        id: Some(nic.id.as_str().to_owned()),
+        mac: Some(nic.mac.text().to_owned()),
+        vni: Some(nic.vni.number()),
+        path: nic.kind.socket().map(ToString::to_string),
+        type_: Some(convert::nic_type(&nic.kind).into()),
+        role: Some(device.role.name().to_owned()),
+        attached: Some(attached.is_some()),
+        attached_since: attached.map(|attached| seconds_since_epoch(attached.since)),
+        features_offered: device.offered.names(),
+        features_negotiated: attached.and_then(|attached| attached.features).map(|features| features.names()).unwrap_or_default(),
+        features_refused: attached.map(|attached| attached.declined().names()).unwrap_or_default(),
+        protocol_features: attached.map(|attached| attached.protocol_feature_names()).unwrap_or_default(),
+        queues: [
+            queue("rx", device.rx.as_ref(), attached.and_then(|attached| attached.rx_trouble.as_ref())),
+            queue("tx", device.tx.as_ref(), attached.and_then(|attached| attached.tx_trouble.as_ref())),
+        ]
+        .into(),
+        memory_regions: attached
+            .map(|attached| {
+                attached
+                    .memory
+                    .iter()
+                    .map(|region| MemoryRegion {
+                        guest_addr: Some(region.guest_addr),
+                        size: Some(region.size),
+                        page_size: Some(region.page_size),
+                        ..Default::default()
+                    })
+                    .collect()
+            })
+            .unwrap_or_default(),
+        last_detach_reason: detach.map(|detach| detach.reason.clone()),
+        last_detach_time: detach.map(|detach| seconds_since_epoch(detach.at)),
+        attach_count: Some(device.attach_count),
+        in_packets: Some(report.received.0),
+        in_bytes: Some(report.received.1),
+        out_packets: Some(report.delivered.0),
+        out_bytes: Some(report.delivered.1),
+        drops: report
+            .drops
+            .iter()
+            .map(|(info, count)| Drop {
+                reason: Some(info.name.to_owned()),
+                count: Some(*count),
+                description: Some(info.description.to_owned()),
+                ..Default::default()
+            })
+            .collect(),
+        bypass_filtering: Some(nic.bypass_filtering),
+        ip_anti_spoof: Some(nic.ip_anti_spoof),
+        ip: nic.ips.texts(),
+        security_group: nic.security_groups.texts(),
+        trouble: device.trouble.clone(),
+        peer_pid: attached.and_then(|attached| attached.peer_pid),
+        others_waiting: Some(device.others_waiting),
+        migrating: Some(attached.is_some_and(|attached| attached.logging)),
+        flooded: Some(report.flooded),
+        learn_refused: Some(report.learn_refused),
+        ..Default::default()
+    }
+}
+
+fn queue(name: &str, ring: Option<&RingStatus>, trouble: Option<&String>) -> Queue {
+    Queue {
+        name: Some(name.to_owned()),
+        running: Some(ring.is_some()),
+        size: ring.map(|ring| ring.size.into()),
+        enabled: ring.map(|ring| ring.enabled),
+        next_avail: ring.map(|ring| ring.next_avail.into()),
+        used: ring.map(|ring| ring.used_idx.into()),
+        guest_avail: ring.map(|ring| ring.avail_idx.into()),
+        broken: ring.map(|ring| ring.broken),
+        trouble: trouble.cloned(),
+        ..Default::default()
+    }
+}
+
+fn fdb_entry(row: FdbRow) -> FdbEntry {
+    let kind = match row.kind {
+        FdbKind::Static => fdb_entry::Kind::STATIC,
+        FdbKind::Learnt => fdb_entry::Kind::LEARNT,
+    };
+    FdbEntry {
+        vni: Some(row.vni),
+        mac: Some(row.mac.to_string()),
+        nic_id: Some(row.id),
+        kind: Some(kind.into()),
+        age: row.idle.map(u64::from),
+        ..Default::default()
+    }
+}
+
+fn worker(report: WorkerReport) -> Worker {
+    Worker {
+        id: u32::try_from(report.index).ok(),
+        core: report.core.and_then(|core| u32::try_from(core).ok()),
+        polling: Some(report.poll),
+        busy_cycles: Some(report.busy_cycles),
+        packets: Some(report.packets),
+        batches: Some(report.batches),
+        sleeps: Some(report.sleeps),
+        idle_polls: Some(report.idle_polls),
+        batch_sizes: report.batch_sizes,
+        tsc_hz: Some(report.tsc_hz),
+        active_rings: u32::try_from(report.active_rings).ok(),
+        ..Default::default()
+    }
+}

@@ -1,0 +1,621 @@
+//! Every request against a data path that only remembers, as tables of the protocol's texts.
+
+use super::*;
+use crate::log::Level;
+use butterfly_api::{
+    Envelope,
+    proto::{Messages, Response},
+    text,
+};
+use butterfly_datapath::{
+    AddError, DeviceStatus, FdbKind, FdbRow, Features, Mac, Negotiated, RingStatus, Role, VnicPolicy, VnicReport, VnicSpec,
+    WorkerReport,
+};
+use butterfly_vhost::{control::Detach, memory::RegionInfo};
+use protobuf::Message;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::mpsc::Receiver,
+    time::{Duration, UNIX_EPOCH},
+};
+
+/// Remembers vnics and what was asked; refuses what it is told to.
+#[derive(Default)]
+struct Fake {
+    vnics: BTreeMap<String, VnicSpec>,
+    calls: Vec<String>,
+    /// The next calls that may fail: do they?
+    refusals: VecDeque<Option<&'static str>>,
+}
+
+impl Fake {
+    fn outcome(&mut self) -> Result<(), AddError> {
+        match self.refusals.pop_front().flatten() {
+            Some(reason) => Err(AddError::Device(reason.into())),
+            None => Ok(()),
+        }
+    }
+
+    fn take_calls(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.calls)
+    }
+}
+
+impl Dataplane for Fake {
+    fn add_vnic(&mut self, spec: VnicSpec) -> Result<(), AddError> {
+        self.calls.push(format!("add {}", spec.id));
+        self.outcome()?;
+        assert!(self.vnics.insert(spec.id.clone(), spec).is_none(), "added twice");
+        Ok(())
+    }
+
+    fn update_vnic(&mut self, id: &str, policy: VnicPolicy) -> Result<(), AddError> {
+        self.calls.push(format!("update {id}"));
+        self.outcome()?;
+        self.vnics.get_mut(id).unwrap().policy = policy;
+        Ok(())
+    }
+
+    fn remove_vnic(&mut self, id: &str) {
+        self.calls.push(format!("remove {id}"));
+        assert!(self.vnics.remove(id).is_some(), "{id} is not there");
+    }
+
+    fn vnic(&self, id: &str) -> Option<VnicReport> {
+        let spec = self.vnics.get(id)?.clone();
+        let ring = RingStatus { size: 256, enabled: true, next_avail: 3, avail_idx: 5, used_idx: 2, broken: true };
+        let attached = Negotiated {
+            since: UNIX_EPOCH + Duration::from_secs(1000),
+            peer_pid: Some(77),
+            features: Some(Features::OFFERED.without(Features::IN_ORDER)),
+            protocol_features: Some(1 << 3),
+            memory: vec![RegionInfo { guest_addr: 0x1000, size: 0x2000, page_size: 4096 }],
+            logging: true,
+            rx_trouble: Some("no memory".into()),
+            tx_trouble: None,
+        };
+        let device = DeviceStatus {
+            role: spec.role,
+            path: spec.path.clone(),
+            offered: Features::OFFERED,
+            attached: Some(attached),
+            rx: None,
+            tx: Some(ring),
+            others_waiting: true,
+            attach_count: 4,
+            last_detach: Some(Detach { reason: "it crashed".into(), at: UNIX_EPOCH + Duration::from_secs(900) }),
+            trouble: Some("trouble".into()),
+        };
+        let drops = butterfly_datapath::reasons().zip(1..).collect();
+        Some(VnicReport { spec, device, received: (1, 100), delivered: (2, 200), flooded: 5, learn_refused: 6, drops })
+    }
+
+    fn fdb(&self, vni: Option<u32>) -> Vec<FdbRow> {
+        let row = |vni, kind, idle| FdbRow { vni, mac: Mac([2, 0, 0, 0, 0, 1]), id: "n".into(), kind, idle };
+        let all = [row(1, FdbKind::Static, None), row(2, FdbKind::Learnt, Some(7))];
+        all.into_iter().filter(|row| vni.is_none_or(|vni| vni == row.vni)).collect()
+    }
+
+    fn workers(&self) -> Vec<WorkerReport> {
+        vec![WorkerReport {
+            index: 0,
+            core: Some(1),
+            poll: true,
+            busy_cycles: 10,
+            packets: 11,
+            batches: 12,
+            sleeps: 13,
+            idle_polls: 14,
+            active_rings: 15,
+            batch_sizes: vec![1, 2],
+            tsc_hz: 16,
+        }]
+    }
+}
+
+/// A daemon and what it said.
+struct Host {
+    envelope: Envelope<Daemon<Fake>>,
+    levels: Receiver<Level>,
+}
+
+impl Host {
+    fn new() -> Self {
+        let (sender, levels) = std::sync::mpsc::channel();
+        let (announcer, _) = Announcer::start(std::io::sink()).unwrap();
+        let daemon = Daemon {
+            dataplane: Fake::default(),
+            nics: Registry::default(),
+            socket_dir: SocketDir::new("/run/b".into()),
+            ip: "192.0.2.1".parse().unwrap(),
+            announcer,
+            log_level: LogLevel::recorded(sender),
+            start_date: 1_700_000_000,
+            quit: false,
+        };
+        Self { envelope: Envelope::new(daemon), levels }
+    }
+
+    /// One with the vnic `n` of network 1, filtered, with an address and a group, and `bypass` of network 2.
+    fn with_nics() -> Self {
+        let mut host = Self::new();
+        host.succeeds(NIC);
+        host.succeeds(BYPASS);
+        host.fake().take_calls();
+        host
+    }
+
+    fn fake(&mut self) -> &mut Fake {
+        &mut self.envelope.handler_mut().dataplane
+    }
+
+    fn ask(&mut self, request: &str) -> Response {
+        let envelope = format!("messages {{ revision: 6 message_0 {{ request {{ {request} }} }} }}");
+        let envelope: Messages = text::parse(&envelope).expect(request);
+        let reply = self.envelope.answer(&envelope.write_to_bytes().unwrap());
+        let reply = Messages::parse_from_bytes(&reply).unwrap();
+        reply.messages[0].message_0.response.clone().unwrap()
+    }
+
+    /// The response without its status, on one line.
+    #[track_caller]
+    fn succeeds(&mut self, request: &str) -> String {
+        let mut response = self.ask(request);
+        assert!(response.status.status(), "{request}: {response}");
+        assert!(response.status.error.is_none(), "{request}: {response}");
+        response.status.clear();
+        one_line(&text::print(&response))
+    }
+
+    /// Description and help.
+    #[track_caller]
+    fn fails(&mut self, request: &str) -> (String, String) {
+        let response = self.ask(request);
+        assert!(!response.status.status(), "{request} succeeded: {response}");
+        let error = &response.status.error;
+        (error.description().to_owned(), error.help().to_owned())
+    }
+
+    /// Everything that was declared.
+    fn declared(&mut self) -> String {
+        self.succeeds("nic_details: \"\"")
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+const NIC: &str = r#"nic_add { id: "n" mac: "42:00:00:00:00:aA" vni: 1 ip: "10.0.0.1" security_group: "web" }"#;
+const BYPASS: &str = r#"nic_add { id: "bypass" mac: "42:00:00:00:00:02" vni: 2 bypass_filtering: true }"#;
+
+/// A declaration with one field said otherwise.
+fn nic_with(change: &str) -> String {
+    let mut fields = BTreeMap::from([
+        ("id", "id: \"n\"".to_owned()),
+        ("mac", "mac: \"42:00:00:00:00:aA\"".to_owned()),
+        ("vni", "vni: 1".to_owned()),
+        ("ip", "ip: \"10.0.0.1\"".to_owned()),
+        ("security_group", "security_group: \"web\"".to_owned()),
+    ]);
+    let name = change.split(':').next().unwrap();
+    fields.insert(name, change.to_owned());
+    format!("nic_add {{ {} }}", fields.into_values().collect::<Vec<_>>().join(" "))
+}
+
+#[test]
+fn a_new_vnic_is_made_and_its_path_returned() {
+    let mut host = Host::new();
+    assert_eq!(host.succeeds(NIC), r#"nic_add { path: "/run/b/qemu-vhost-n" }"#);
+    assert_eq!(host.fake().take_calls(), ["add n"]);
+    let spec = host.fake().vnics["n"].clone();
+    assert_eq!((spec.mac.0, spec.vni, spec.role), ([0x42, 0, 0, 0, 0, 0xaa], 1, Role::Server));
+    assert_eq!(spec.path, std::path::Path::new("/run/b/qemu-vhost-n"));
+    let policy = VnicPolicy { bypass: false, ip_anti_spoof: false, ips: vec!["10.0.0.1".parse().unwrap()] };
+    assert_eq!(spec.policy, policy);
+}
+
+#[test]
+fn a_client_may_have_a_path_of_its_own_and_a_server_may_not() {
+    for (request, path, role) in [
+        ("type: VHOST_USER_SERVER path: \"/x\"", "/run/b/qemu-vhost-n", Role::Server),
+        ("path: \"/x\"", "/run/b/qemu-vhost-n", Role::Server),
+        ("type: VHOST_USER_CLIENT path: \"/x\"", "/x", Role::Client),
+        ("type: VHOST_USER_CLIENT", "/run/b/qemu-vhost-n", Role::Client),
+    ] {
+        let mut host = Host::new();
+        assert_eq!(host.succeeds(&nic_with(request)), format!("nic_add {{ path: \"{path}\" }}"));
+        let spec = &host.fake().vnics["n"];
+        assert_eq!((spec.path.to_str().unwrap(), spec.role), (path, role));
+        // What is told can be declared again.
+        let details = host.declared();
+        assert!(details.contains(&format!("path: \"{path}\"")), "{details}");
+        host.succeeds(&details.replacen("nic_details", "nic_add", 1));
+        assert_eq!(host.fake().take_calls(), ["add n"], "a dump changes nothing");
+    }
+}
+
+/// Contract 1.5, nic_add, the failures.
+#[test]
+fn what_is_no_vnic_is_refused() {
+    let mut host = Host::new();
+    let long = format!("id: \"{}\"", "x".repeat(107 - "/run/b/qemu-vhost-".len() + 1));
+    for (change, description, help) in [
+        ("mac: \"42:00:00:00:00\"", "Bad NIC format", "six pairs"),
+        ("mac: \"ff:ff:ff:ff:ff:ff\"", "Bad NIC format", "group address"),
+        ("mac: \"00:00:00:00:00:00\"", "Bad NIC format", "nobody's"),
+        ("vni: 16777216", "Bad NIC format", "VNIs are 0 to 16777215"),
+        ("ip: \"10.0.0.256\"", "Bad NIC format", "\"10.0.0.256\" is not an IP address"),
+        ("ip: \"\"", "Bad NIC format", "\"\" is not an IP address"),
+        ("security_group: \"\"", "Bad NIC format", "empty"),
+        ("id: \"\"", "Bad NIC format", "it is empty"),
+        ("id: \"a/b\"", "Bad NIC format", "/ in it"),
+        ("id: \".a\"", "Bad NIC format", "starts with a dot"),
+        ("id: \"a\\000\"", "Bad NIC format", "control character"),
+        (&long, "Bad NIC format", "at most 107"),
+        ("type: VHOST_USER_CLIENT path: \"x\"", "Bad NIC format", "must start with a /"),
+        ("type: BENCH", "Internal error", "btype"),
+        ("type: BENCH btype: \"ICMP\"", "Internal error", "btype"),
+        ("type: BENCH btype: \"ICMP_SND_LIKE\"", "Internal error", "dip and dmac"),
+        ("type: BENCH btype: \"ICMP_SND_LIKE\" dip: \"::1\"", "Internal error", "dip and dmac"),
+        ("type: BENCH btype: \"ICMP_SND_LIKE\" dip: \"X\" dmac: \"42:00:00:00:00:01\"", "can't convert \"X\" to IP", ""),
+        (
+            "type: BENCH btype: \"ICMP_SND_LIKE\" dip: \"::1\" dmac: \"42:00:00:00:00:01\"",
+            "NIC type BENCH is not available in this version yet",
+            "VHOST_USER",
+        ),
+        ("type: BENCH btype: \"ICMP_RCV_LIKE\"", "NIC type BENCH is not available in this version yet", "VHOST_USER"),
+        ("type: TAP", "NIC type TAP is not available in this version yet", "VHOST_USER"),
+        ("packet_trace: true", "packet_trace is not available in this version yet", "false"),
+    ] {
+        let (got, got_help) = host.fails(&nic_with(change));
+        assert_eq!(got, description, "{change}");
+        assert!(got_help.contains(help), "{change}: {got_help}");
+        assert_eq!(host.declared(), "", "{change}");
+        assert!(host.fake().take_calls().is_empty(), "{change}");
+    }
+    host.succeeds(&nic_with("packet_trace: false"));
+}
+
+#[test]
+fn a_type_from_the_future_is_refused() {
+    let mut host = Host::new();
+    // revision 6, nic_add with id "n", a MAC address, vni 1 and type 99.
+    let nic = b"\x0a\x01n\x12\x1142:00:00:00:00:01\x18\x01\x48\x63";
+    let wrap = |tag: u8, inner: &[u8]| [&[tag, inner.len() as u8], inner].concat();
+    let message = [&[8, 6][..], &wrap(0x1a, &wrap(0x0a, &wrap(0x0a, nic)))].concat();
+    let reply = Messages::parse_from_bytes(&host.envelope.answer(&wrap(0x0a, &message))).unwrap();
+    let error = &reply.messages[0].message_0.response.status.error;
+    assert_eq!(error.description(), "Bad NIC format");
+    assert_eq!(error.help(), "nic type 99 is not known to this version");
+}
+
+#[test]
+fn an_identical_declaration_changes_nothing() {
+    let mut host = Host::with_nics();
+    assert_eq!(host.succeeds(NIC), r#"nic_add { path: "/run/b/qemu-vhost-n" }"#);
+    assert_eq!(host.succeeds(&nic_with("ip: \"10.0.0.1\" ip: \"10.0.0.1\"")), r#"nic_add { path: "/run/b/qemu-vhost-n" }"#);
+    assert!(host.fake().take_calls().is_empty());
+}
+
+#[test]
+fn addresses_groups_and_flags_change_in_place() {
+    for (change, calls, detail) in [
+        ("ip: \"10.0.0.2\"", vec!["update n"], "ip: \"10.0.0.2\""),
+        ("ip_anti_spoof: true", vec!["update n"], "ip_anti_spoof: true"),
+        ("bypass_filtering: true", vec!["update n"], "bypass_filtering: true"),
+        ("security_group: \"db\"", vec![], "security_group: \"db\""),
+        ("sniff_target_nic_id: \"s\"", vec![], "sniff_target_nic_id: \"s\""),
+        ("packet_trace_path: \"/p\"", vec![], "packet_trace_path: \"/p\""),
+        ("mac: \"42:00:00:00:00:AA\"", vec![], "mac: \"42:00:00:00:00:AA\""),
+    ] {
+        let mut host = Host::with_nics();
+        assert!(!host.succeeds("nic_details: \"n\"").contains(detail), "{detail}");
+        host.succeeds(&nic_with(change));
+        assert_eq!(host.fake().take_calls(), calls, "{change}");
+        assert!(host.succeeds("nic_details: \"n\"").contains(detail), "{change}");
+    }
+}
+
+#[test]
+fn type_mac_vni_and_path_make_it_anew() {
+    for (change, path) in [
+        ("mac: \"42:00:00:00:00:03\"", "/run/b/qemu-vhost-n"),
+        ("vni: 9", "/run/b/qemu-vhost-n"),
+        ("type: VHOST_USER_CLIENT", "/run/b/qemu-vhost-n"),
+        ("type: VHOST_USER_CLIENT path: \"/x\"", "/x"),
+    ] {
+        let mut host = Host::with_nics();
+        assert_eq!(host.succeeds(&nic_with(change)), format!("nic_add {{ path: \"{path}\" }}"));
+        assert_eq!(host.fake().take_calls(), ["remove n", "add n"], "{change}");
+        assert_eq!(host.succeeds("nic_list: true"), r#"nic_list: "bypass" nic_list: "n""#);
+    }
+}
+
+#[test]
+fn what_the_data_path_refuses_is_told_and_leaves_the_old_state() {
+    for (request, refusals, calls, help) in [
+        (nic_with("id: \"new\" mac: \"42:00:00:00:00:09\""), vec![Some("no")], vec!["add new"], ""),
+        (nic_with("ip: \"10.0.0.2\""), vec![Some("no")], vec!["update n"], ""),
+        ("nic_update { id: \"n\" ip: \"10.0.0.2\" security_group: \"db\" }".into(), vec![Some("no")], vec!["update n"], ""),
+        (
+            nic_with("vni: 9"),
+            vec![Some("no"), None],
+            vec!["remove n", "add n", "add n"],
+            "the nic is as it was before, but its virtual machine was cut off",
+        ),
+    ] {
+        let mut host = Host::with_nics();
+        let before = (host.declared(), format!("{:?}", host.fake().vnics));
+        host.fake().refusals = refusals.into();
+        let request = request.replacen("mac: \"42:00:00:00:00:aA\"", "", usize::from(request.contains(":09")));
+        assert_eq!(host.fails(&request), ("no".into(), help.into()), "{request}");
+        assert_eq!(host.fake().take_calls(), calls);
+        assert_eq!((host.declared(), format!("{:?}", host.fake().vnics)), before, "{request}");
+    }
+}
+
+#[test]
+fn what_can_be_neither_changed_nor_restored_is_gone_and_that_is_said() {
+    let mut host = Host::with_nics();
+    host.fake().refusals = [Some("no"), Some("never")].into();
+    let (description, help) = host.fails(&nic_with("vni: 9"));
+    assert_eq!(description, "no");
+    assert_eq!(help, "the nic could not be restored either and is gone: never");
+    assert_eq!(host.succeeds("nic_list: true"), r#"nic_list: "bypass""#);
+}
+
+#[test]
+fn one_address_twice_in_a_network_needs_two_bypass_vnics() {
+    let mut host = Host::with_nics();
+    let twin = |of: &str, vni, bypass| {
+        format!("nic_add {{ id: \"twin\" mac: \"42:00:00:00:00:{of}\" vni: {vni} bypass_filtering: {bypass} }}")
+    };
+    for request in [twin("aa", 1, true), twin("aa", 1, false), twin("02", 2, false)] {
+        let (description, _) = host.fails(&request);
+        assert!(description.contains("belongs to nic ") && description.contains("both bypass"), "{description}");
+    }
+    host.succeeds(&twin("02", 2, true));
+    host.succeeds(&twin("02", 1, false));
+    // A change may make one, in place or anew.
+    host.succeeds(&twin("02", 2, true));
+    host.fake().take_calls();
+    host.fails(&twin("02", 2, false));
+    host.fails(&twin("aa", 1, true));
+    assert!(host.fake().take_calls().is_empty(), "refused before anything was done");
+}
+
+#[test]
+fn one_socket_has_one_vnic() {
+    let mut host = Host::with_nics();
+    let (description, _) =
+        host.fails(r#"nic_add { id: "c" mac: "42:00:00:00:00:03" vni: 1 type: VHOST_USER_CLIENT path: "/run/b/qemu-vhost-n" }"#);
+    assert_eq!(description, "socket /run/b/qemu-vhost-n belongs to nic \"n\"; give one of them another path");
+}
+
+/// Contract 1.5, nic_update.
+#[test]
+fn updates_follow_the_table() {
+    for (change, expected) in [
+        ("", Ok((0, ""))),
+        ("ip_anti_spoof: false", Ok((0, ""))),
+        ("ip_anti_spoof: true", Ok((1, "ip_anti_spoof: true"))),
+        ("ip: \"0:0::1\" ip: \"::1\"", Ok((1, "ip: \"::1\" security"))),
+        ("ip: \"\"", Ok((1, "vni: 1 security"))),
+        ("security_group: \"b\" security_group: \"a\"", Ok((0, "security_group: \"b\" security_group: \"a\" ip_"))),
+        ("security_group: \"\"", Ok((0, "ip: \"10.0.0.1\" ip_"))),
+        ("packet_trace: false packet_trace_path: \"/p\"", Ok((0, "packet_trace: false packet_trace_path: \"/p\""))),
+        ("ip: \"x\"", Err("Bad Nic update format")),
+        ("ip: \"::1\" ip: \"\"", Err("Bad Nic update format")),
+        ("security_group: \"\" security_group: \"a\"", Err("Bad Nic update format")),
+        ("packet_trace: true", Err("packet_trace is not available in this version yet")),
+        ("ip: \"::1\" packet_trace: true", Err("packet_trace is not available in this version yet")),
+    ] {
+        let mut host = Host::with_nics();
+        let before = host.declared();
+        let request = format!("nic_update {{ id: \"n\" {change} }}");
+        match expected {
+            Ok((calls, detail)) => {
+                assert_eq!(host.succeeds(&request), "", "{change}");
+                assert_eq!(host.fake().take_calls(), vec!["update n"; calls], "{change}");
+                let details = host.succeeds("nic_details: \"n\"");
+                assert!(details.contains(detail), "{change}: {details}");
+            }
+            Err(description) => {
+                assert_eq!(host.fails(&request).0, description, "{change}");
+                assert_eq!(host.declared(), before, "{change}");
+                assert!(host.fake().take_calls().is_empty(), "{change}");
+            }
+        }
+    }
+    let unknown = Host::new().fails("nic_update { id: \"x\" }");
+    assert_eq!(unknown, ("NIC does not exist with id x".into(), String::new()));
+}
+
+/// Contract 1.5, the other requests about vnics.
+#[test]
+fn requests_about_vnics_follow_the_table() {
+    let n = "nic_details { id: \"n\" mac: \"42:00:00:00:00:aA\" vni: 1 ip: \"10.0.0.1\" security_group: \"web\" \
+             ip_anti_spoof: false bypass_filtering: false type: VHOST_USER_SERVER path: \"/run/b/qemu-vhost-n\" packet_trace: false }";
+    let bypass = "nic_details { id: \"bypass\" mac: \"42:00:00:00:00:02\" vni: 2 ip_anti_spoof: false bypass_filtering: true \
+                  type: VHOST_USER_SERVER path: \"/run/b/qemu-vhost-bypass\" packet_trace: false }";
+    let both = format!("{bypass} {n}");
+    for (request, expected) in [
+        ("nic_list: true", Ok(r#"nic_list: "bypass" nic_list: "n""#)),
+        ("nic_list: false", Ok(r#"nic_list: "bypass" nic_list: "n""#)),
+        ("nic_details: \"n\"", Ok(n)),
+        ("nic_details: \"\"", Ok(&both)),
+        ("nic_details: \"x\"", Err("NIC: x not found")),
+        ("nic_stats: \"n\"", Ok("nic_stats { in: 100 out: 200 }")),
+        ("nic_stats: \"x\"", Err("NIC does not exist with id x")),
+        ("nic_export: \"n\"", Ok("nic_export { fw_data { data: \"\" } }")),
+        ("nic_export: \"x\"", Err("NIC does not exist with id x")),
+        ("nic_show: \"x\"", Err("NIC does not exist with id x")),
+        ("nic_del: \"x\"", Ok("")),
+        ("nic_del: \"\"", Ok("")),
+        ("nic_del: \"n\"", Ok("")),
+    ] {
+        let mut host = Host::with_nics();
+        match expected {
+            Ok(response) => assert_eq!(host.succeeds(request), response, "{request}"),
+            Err(description) => assert_eq!(host.fails(request).0, description, "{request}"),
+        }
+    }
+}
+
+#[test]
+fn a_deleted_vnic_is_gone_and_may_come_back() {
+    let mut host = Host::with_nics();
+    host.succeeds("nic_del: \"n\"");
+    assert_eq!(host.succeeds("nic_list: true"), r#"nic_list: "bypass""#);
+    host.succeeds("nic_del: \"n\"");
+    assert_eq!(host.fake().take_calls(), ["remove n"]);
+    host.succeeds(NIC);
+    assert_eq!(host.fake().take_calls(), ["add n"]);
+    host.envelope.handler_mut().remove_all();
+    assert_eq!(host.fake().take_calls(), ["remove bypass", "remove n"]);
+    assert_eq!(host.succeeds("nic_list: true"), "");
+}
+
+/// Contract 1.5, security groups: there are none, and none can be made.
+#[test]
+fn requests_about_security_groups_follow_the_table() {
+    const LATER: &str = "security groups are not available in this version yet";
+    let rule = "direction: INBOUND protocol: 6 port_start: 1 port_end: 2";
+    let cidr = "cidr { address: \"0.0.0.0\" mask_size: 0 }";
+    let good = format!("{rule} {cidr}");
+    for (request, expected) in [
+        ("sg_list: true".to_owned(), None),
+        ("sg_details: \"\"".into(), None),
+        ("sg_details: \"x\"".into(), Some("Sg not found")),
+        ("sg_rule_list: \"x\"".into(), Some("Security Group not found")),
+        ("sg_member_list: \"x\"".into(), Some("Security Group not found")),
+        (format!("sg_add {{ id: \"x\" member: \"::1\" rule {{ {good} }} }}"), Some(LATER)),
+        ("sg_add { id: \"x\" member: \"y\" }".into(), Some("Bad Security Group format")),
+        ("sg_add { id: \"\" }".into(), Some("Bad Security Group format")),
+        (format!("sg_add {{ id: \"x\" rule {{ {rule} }} }}"), Some("Bad Security Group format")),
+        ("sg_del: \"x\"".into(), Some(LATER)),
+        (format!("sg_rule_add {{ sg_id: \"x\" rule {{ {good} }} }}"), Some(LATER)),
+        (format!("sg_rule_del {{ sg_id: \"x\" rule {{ {good} }} }}"), Some(LATER)),
+        (format!("sg_rule_add {{ sg_id: \"x\" rule {{ {rule} }} }}"), Some("Internal error")),
+        (format!("sg_rule_del {{ sg_id: \"x\" rule {{ {rule} }} }}"), Some("Internal error")),
+        ("sg_member_add { sg_id: \"x\" member: \"::1\" }".into(), Some(LATER)),
+        ("sg_member_del { sg_id: \"x\" member: \"::1\" }".into(), Some(LATER)),
+        ("sg_member_add { sg_id: \"x\" member: \"y\" }".into(), Some("Bad IP format")),
+        ("sg_member_del { sg_id: \"x\" member: \"\" }".into(), Some("Bad IP format")),
+    ] {
+        let mut host = Host::new();
+        match expected {
+            None => assert_eq!(host.succeeds(&request), "", "{request}"),
+            Some(description) => assert_eq!(host.fails(&request).0, description, "{request}"),
+        }
+    }
+    for wrong in [
+        "protocol: -2 cidr { address: \"::\" mask_size: 0 }",
+        "protocol: 256 cidr { address: \"::\" mask_size: 0 }",
+        "protocol: 6 cidr { address: \"::\" mask_size: 0 }",
+        "protocol: 17 port_start: 1 cidr { address: \"::\" mask_size: 0 }",
+        "protocol: 6 port_start: 1 port_end: 65536 cidr { address: \"::\" mask_size: 0 }",
+        "protocol: 6 port_start: 2 port_end: 1 cidr { address: \"::\" mask_size: 0 }",
+        "protocol: 1 security_group: \"y\" cidr { address: \"::\" mask_size: 0 }",
+        "protocol: 1 cidr { address: \"x\" mask_size: 0 }",
+        "protocol: 1 cidr { address: \"::\" mask_size: 129 }",
+        "protocol: 1 cidr { address: \"0.0.0.0\" mask_size: 33 }",
+    ] {
+        for request in ["sg_rule_add", "sg_rule_del"] {
+            let request = format!("{request} {{ sg_id: \"x\" rule {{ direction: OUTBOUND {wrong} }} }}");
+            assert_eq!(Host::new().fails(&request).0, "Bad Security Group rule format", "{request}");
+        }
+    }
+}
+
+#[test]
+fn the_status_has_dates_counter_and_graph() {
+    let mut host = Host::with_nics();
+    let status = host.ask("app_status: false").app_status.unwrap();
+    assert_eq!(status.start_date(), 1_700_000_000);
+    assert!(status.current_date() >= status.start_date());
+    assert_eq!(status.request_counter(), 3);
+    let daemon = host.envelope.handler();
+    assert_eq!(status.graph_dot(), crate::graph::dot(daemon.ip, daemon.nics.iter()));
+    assert!(status.graph_dot().contains("vhost-bypass"));
+}
+
+#[test]
+fn the_log_level_follows_requests() {
+    let mut host = Host::new();
+    host.succeeds("app_config { }");
+    for (name, level) in [
+        ("none", Level::None),
+        ("error", Level::Error),
+        ("warning", Level::Warning),
+        ("info", Level::Info),
+        ("debug", Level::Debug),
+    ] {
+        host.succeeds(&format!("app_config {{ log_level: \"{name}\" }}"));
+        assert_eq!(host.levels.try_recv(), Ok(level));
+    }
+    for name in ["", "Debug", "loud"] {
+        let (description, help) = host.fails(&format!("app_config {{ log_level: \"{name}\" }}"));
+        assert_eq!(description, "Application configuration failed: log level: failed ");
+        assert!(help.contains("none, error, warning, info or debug"));
+    }
+    assert!(host.levels.try_recv().is_err(), "nothing else was set");
+}
+
+#[test]
+fn quitting_is_remembered_and_answered() {
+    let mut host = Host::new();
+    assert!(!host.envelope.handler().quit);
+    assert_eq!(host.succeeds("app_quit: false"), "");
+    assert!(host.envelope.handler().quit);
+}
+
+#[test]
+fn a_vnic_is_shown_whole() {
+    let mut host = Host::with_nics();
+    let show = host.ask("nic_show: \"n\"").nic_show.unwrap();
+    let features: Vec<_> = [&show.features_offered, &show.features_negotiated, &show.features_refused].map(Vec::len).into();
+    assert_eq!(show.features_refused, ["in-order"]);
+    assert_eq!(features[0], features[1] + 1);
+    assert_eq!(show.protocol_features.len(), 1);
+    let reasons: Vec<_> = butterfly_datapath::reasons().collect();
+    assert!(!reasons.is_empty());
+    assert_eq!(show.drops.len(), reasons.len());
+    for ((drop, reason), count) in show.drops.iter().zip(reasons).zip(1..) {
+        let expected = (reason.name, count, reason.description);
+        assert_eq!((drop.reason(), drop.count(), drop.description()), expected);
+    }
+    let rest = butterfly_api::proto::NicShow {
+        features_offered: vec![],
+        features_negotiated: vec![],
+        features_refused: vec![],
+        protocol_features: vec![],
+        drops: vec![],
+        ..show
+    };
+    let expected = "id: \"n\" mac: \"42:00:00:00:00:aA\" vni: 1 path: \"/run/b/qemu-vhost-n\" type: VHOST_USER_SERVER \
+        role: \"server\" attached: true attached_since: 1000 \
+        queues { name: \"rx\" running: false trouble: \"no memory\" } \
+        queues { name: \"tx\" size: 256 running: true enabled: true next_avail: 3 used: 2 guest_avail: 5 broken: true } \
+        memory_regions { guest_addr: 4096 size: 8192 page_size: 4096 } \
+        last_detach_reason: \"it crashed\" last_detach_time: 900 attach_count: 4 \
+        in_packets: 1 in_bytes: 100 out_packets: 2 out_bytes: 200 bypass_filtering: false ip_anti_spoof: false \
+        ip: \"10.0.0.1\" security_group: \"web\" trouble: \"trouble\" peer_pid: 77 others_waiting: true migrating: true \
+        flooded: 5 learn_refused: 6";
+    assert_eq!(one_line(&text::print(&rest)), expected);
+}
+
+#[test]
+fn the_fdb_and_the_workers_are_listed() {
+    let mut host = Host::new();
+    let one = r#"fdb_list { vni: 1 mac: "02:00:00:00:00:01" nic_id: "n" kind: STATIC }"#;
+    let two = r#"fdb_list { vni: 2 mac: "02:00:00:00:00:01" nic_id: "n" kind: LEARNT age: 7 }"#;
+    assert_eq!(host.succeeds("fdb_list { }"), format!("{one} {two}"));
+    assert_eq!(host.succeeds("fdb_list { vni: 2 }"), two);
+    assert_eq!(host.succeeds("fdb_list { vni: 3 }"), "");
+    assert_eq!(host.fails("fdb_list { vni: 16777216 }").0, "VNI 16777216 is out of range: VNIs are 0 to 16777215");
+    let worker = "worker_list { id: 0 core: 1 polling: true busy_cycles: 10 packets: 11 batches: 12 sleeps: 13 idle_polls: 14 \
+                  batch_sizes: 1 batch_sizes: 2 tsc_hz: 16 active_rings: 15 }";
+    assert_eq!(host.succeeds("worker_list: false"), worker);
+}

@@ -1,0 +1,89 @@
+//! The log: to syslog and standard error, or to standard error alone, at a level that can be changed while running.
+
+mod layer;
+mod syslog;
+
+use layer::Lines;
+use std::{fmt, io::Write};
+use syslog::Syslog;
+use tracing::Subscriber;
+use tracing_subscriber::{
+    filter::LevelFilter,
+    layer::SubscriberExt,
+    registry::LookupSpan,
+    reload::{self, Handle},
+    util::SubscriberInitExt,
+};
+
+/// How much is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Level {
+    None,
+    Error,
+    Warning,
+    Info,
+    Debug,
+}
+
+impl Level {
+    /// By its name in options and requests.
+    pub fn parse(name: &str) -> Option<Self> {
+        Some(match name {
+            "none" => Self::None,
+            "error" => Self::Error,
+            "warning" => Self::Warning,
+            "info" => Self::Info,
+            "debug" => Self::Debug,
+            _ => return None,
+        })
+    }
+
+    fn filter(self) -> LevelFilter {
+        match self {
+            Self::None => LevelFilter::OFF,
+            Self::Error => LevelFilter::ERROR,
+            Self::Warning => LevelFilter::WARN,
+            Self::Info => LevelFilter::INFO,
+            Self::Debug => LevelFilter::DEBUG,
+        }
+    }
+}
+
+/// Changes the level of the running log.
+pub struct LogLevel(Box<dyn Fn(Level) + Send>);
+
+impl LogLevel {
+    /// From now on log at `level`.
+    pub fn set(&self, level: Level) {
+        (self.0)(level);
+    }
+
+    fn of<S: Subscriber + for<'a> LookupSpan<'a>>(handle: Handle<LevelFilter, S>) -> Self {
+        // It fails only once the log itself is gone.
+        Self(Box::new(move |level| drop(handle.reload(level.filter()))))
+    }
+
+    /// One that records what it is told.
+    #[cfg(test)]
+    pub fn recorded(levels: std::sync::mpsc::Sender<Level>) -> Self {
+        Self(Box::new(move |level| levels.send(level).unwrap()))
+    }
+}
+
+impl fmt::Debug for LogLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LogLevel")
+    }
+}
+
+/// Starts logging for the whole process.
+pub fn start(level: Level, syslog: bool) -> LogLevel {
+    // Nothing can be done about a log that cannot be written.
+    let stderr = |line: &str| drop(std::io::stderr().write_all(line.as_bytes()));
+    let (filter, handle) = reload::Layer::new(level.filter());
+    tracing_subscriber::registry().with(filter).with(Lines::new(syslog.then(Syslog::new), stderr)).init();
+    // What goes wrong in a thread nobody waits for should be in the log too.
+    std::panic::set_hook(Box::new(|panic| tracing::error!("defect: {panic}")));
+    LogLevel::of(handle)
+}

@@ -1,0 +1,99 @@
+//! The command line.
+
+use clap::Parser;
+use std::path::PathBuf;
+
+/// A virtual switch: one daemon per host, a vhost-user socket per virtual NIC.
+///
+/// Runs in the foreground until SIGINT, SIGQUIT or SIGTERM. Values of the configuration file override the command line.
+#[derive(Debug, Parser, PartialEq, Eq)]
+#[command(
+    name = "butterflyd",
+    disable_version_flag = true,
+    args_override_self = true,
+    after_help = "Exit status: 0 stopped as asked, 1 cannot start or go on, 2 wrong options or configuration."
+)]
+pub struct Options {
+    /// Configuration file; its values override the command line
+    #[arg(short, long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Address of the VXLAN endpoint, IPv4 or IPv6 (mandatory)
+    #[arg(short, long, value_name = "IP")]
+    pub ip: Option<String>,
+    /// Existing directory for the vhost-user sockets (mandatory)
+    #[arg(short, long, value_name = "DIR")]
+    pub socket_dir: Option<PathBuf>,
+    /// ZeroMQ endpoint of the API [default: tcp://0.0.0.0:9999]
+    #[arg(short, long, value_name = "ENDPOINT")]
+    pub endpoint: Option<String>,
+    /// none, error, warning, info or debug [default: error]
+    #[arg(short, long, value_name = "LEVEL")]
+    pub log_level: Option<String>,
+    /// Core of the packet thread; one that does not exist leaves it unpinned [default: 0]
+    #[arg(short = 'u', long, value_name = "ID")]
+    pub graph_cpu_core: Option<String>,
+    /// Never let the packet thread sleep
+    #[arg(long)]
+    pub poll: bool,
+    /// Forget a learnt address after so many silent seconds [default: 300]
+    #[arg(long, value_name = "SECONDS")]
+    pub fdb_ageing: Option<String>,
+    /// Log to standard error only
+    #[arg(long)]
+    pub no_syslog: bool,
+    /// Print the version and exit
+    #[arg(short = 'V', long)]
+    pub version: bool,
+
+    /// Record packets (not available yet)
+    #[arg(short = 't', long)]
+    pub packet_trace: bool,
+    /// Arguments for DPDK (not available yet)
+    #[arg(long, value_name = "STRING", allow_hyphen_values = true)]
+    pub dpdk_args: Option<String>,
+    /// Help of DPDK (not available yet)
+    #[arg(long)]
+    pub dpdk_help: bool,
+    /// Physical port (not available yet)
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    pub dpdk_port: Option<String>,
+    /// MTU of the physical port (not available yet)
+    #[arg(short = 'm', long, value_name = "N|max", allow_hyphen_values = true)]
+    pub nic_mtu: Option<String>,
+    /// Switch offloads of the physical port off (not available yet)
+    #[arg(long)]
+    pub no_offload: bool,
+    /// Encryption key of the API (not available yet)
+    #[arg(short = 'k', long, value_name = "PATH")]
+    pub key: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Options::command().debug_assert();
+    }
+
+    #[test]
+    fn long_and_short_forms_are_the_same() {
+        let parse = |words: &str| Options::try_parse_from(words.split(' ')).unwrap();
+        let long = parse(
+            "b --config c --ip i --socket-dir s --endpoint e --log-level l --graph-cpu-core 1 --packet-trace --nic-mtu max --key k",
+        );
+        assert_eq!(long, parse("b -c c -i i -s s -e e -l l -u 1 -t -m max -k k"));
+        assert_eq!(long.config, Some("c".into()));
+        assert_eq!(parse("b --dpdk-args=-c1 --dpdk-port=0"), parse("b --dpdk-args -c1 --dpdk-port 0"));
+        assert_eq!(parse("b -l info -l debug").log_level.as_deref(), Some("debug"), "the last one holds");
+    }
+
+    #[test]
+    fn unknown_options_are_refused() {
+        for words in ["b --unknown", "b word", "b -i", "b --ip"] {
+            assert!(Options::try_parse_from(words.split(' ')).is_err(), "{words}");
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! The daemon as a process: how it starts, what it prints, how it ends.
+
+use butterfly_api::{client::Client, proto::Messages, text};
+use rustix::process::{Pid, Signal, kill_process};
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    os::unix::net::{UnixListener, UnixStream},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdout, Command, Output, Stdio},
+    time::{Duration, Instant},
+};
+
+/// Nothing here takes so long unless it is broken.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn butterflyd(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_butterflyd"));
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Exit status and both outputs of a daemon that should end by itself.
+fn ended(arguments: &[&str]) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = butterflyd(arguments).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (status.code(), text(stdout), text(stderr))
+}
+
+/// A directory for sockets, and a daemon in it.
+struct Host {
+    directory: tempfile::TempDir,
+    daemon: Child,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Host {
+    fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        Self::start_in(directory)
+    }
+
+    fn start_in(directory: tempfile::TempDir) -> Self {
+        let mut daemon = butterflyd(&[
+            "-i",
+            "192.0.2.1",
+            "-s",
+            directory.path().to_str().unwrap(),
+            "-e",
+            &endpoint(directory.path()),
+            "--no-syslog",
+            "-l",
+            "info",
+        ])
+        .spawn()
+        .unwrap();
+        let stdout = BufReader::new(daemon.stdout.take().unwrap());
+        let host = Self { directory, daemon, stdout };
+        host.ask("nic_list: true");
+        host
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().canonicalize().unwrap().join(name)
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(&endpoint(self.directory.path()), Some(PATIENCE)).unwrap()
+    }
+
+    /// The response to `request` as text.
+    fn ask(&self, request: &str) -> String {
+        let request: Messages =
+            text::parse(&format!("messages {{ revision: 6 message_0 {{ request {{ {request} }} }} }}")).unwrap();
+        let reply = self.client().call(&request).unwrap();
+        let response = text::print(&*reply.messages[0].message_0.response);
+        response.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+
+    fn add(&self, id: &str, mac: u8) -> String {
+        self.ask(&format!("nic_add {{ id: \"{id}\" mac: \"02:00:00:00:00:{mac:02x}\" vni: 1 }}"))
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).unwrap();
+        line
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.daemon), signal).unwrap();
+    }
+
+    /// Waits for the end: exit status, the rest of standard output, standard error.
+    fn end(mut self) -> (Option<i32>, String, String, tempfile::TempDir) {
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            if let Some(status) = self.daemon.try_wait().unwrap() {
+                break status;
+            }
+            assert!(Instant::now() < deadline, "it does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let (mut stdout, mut stderr) = (String::new(), String::new());
+        self.stdout.read_to_string(&mut stdout).unwrap();
+        self.daemon.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+        let directory = std::mem::replace(&mut self.directory, tempfile::tempdir().unwrap());
+        (status.code(), stdout, stderr, directory)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+fn endpoint(directory: &Path) -> String {
+    format!("ipc://{}", directory.join("api").display())
+}
+
+fn files(directory: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn the_version_and_the_help_are_on_standard_output() {
+    for option in ["-V", "--version"] {
+        let (status, stdout, stderr) = ended(&[option]);
+        assert_eq!((status, stderr.as_str()), (Some(0), ""));
+        assert!(stdout.starts_with("butterfly version: \"") && stdout.ends_with(" \"\n"), "{stdout}");
+    }
+    for option in ["-h", "--help"] {
+        let (status, stdout, _) = ended(&[option]);
+        assert_eq!(status, Some(0));
+        for name in ["--config", "--socket-dir", "--graph-cpu-core", "--poll", "--fdb-ageing", "--no-offload", "--key"] {
+            assert!(stdout.contains(name), "{option}: {name} is missing in {stdout}");
+        }
+    }
+}
+
+#[test]
+fn wrong_options_end_it_with_two() {
+    for (arguments, line) in [
+        (&[][..], "IP to use is not set\nsocket folder is not set\n"),
+        (&["-i", "::1"], "socket folder is not set\n"),
+        (&["-c", "/does/not/exist"], "Failed to open configuration file\n"),
+        (&["-i", "::1", "-s", "/tmp", "-k", "/key"], "option refused: -k, --key"),
+        (&["-i", "::1", "-s", "/tmp", "-t"], "option refused: -t, --packet-trace"),
+        (&["-i", "::1", "-s", "/tmp", "--dpdk-args", "-c1 -n1"], "option refused: --dpdk-args"),
+        (&["--unknown"], "error: unexpected argument '--unknown'"),
+    ] {
+        let (status, stdout, stderr) = ended(arguments);
+        assert_eq!((status, stdout.as_str()), (Some(2), ""), "{arguments:?}");
+        assert!(stderr.starts_with(line), "{arguments:?}: {stderr}");
+    }
+}
+
+#[test]
+fn what_cannot_be_served_ends_it_with_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    let (status, _, stderr) = ended(&["-i", "::1", "-s", path, "-e", "nonsense", "--no-syslog"]);
+    assert_eq!(status, Some(1));
+    assert!(stderr.starts_with("No encryption configured\n"), "{stderr}");
+    assert!(stderr.contains("cannot listen on nonsense"), "{stderr}");
+    assert!(files(directory.path()).is_empty(), "nothing is left behind");
+}
+
+#[test]
+fn each_signal_stops_it_cleanly() {
+    for signal in [Signal::INT, Signal::QUIT, Signal::TERM] {
+        let host = Host::start();
+        host.add("a", 1);
+        host.add("b", 2);
+        assert_eq!(files(host.directory.path()), [".butterflyd.lock", "api", "qemu-vhost-a", "qemu-vhost-b"]);
+        let start = Instant::now();
+        host.signal(signal);
+        let (status, _, stderr, directory) = host.end();
+        assert_eq!(status, Some(0), "{stderr}");
+        assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+        assert!(files(directory.path()).is_empty(), "{:?} is left behind", files(directory.path()));
+    }
+}
+
+#[test]
+fn a_client_stops_it_and_gets_its_answer() {
+    let host = Host::start();
+    host.add("a", 1);
+    assert_eq!(host.ask("app_quit: true"), "status { status: true }");
+    let (status, _, stderr, directory) = host.end();
+    assert_eq!(status, Some(0), "{stderr}");
+    assert!(files(directory.path()).is_empty());
+}
+
+#[test]
+fn a_second_daemon_is_refused_and_harms_nothing() {
+    let host = Host::start();
+    host.add("a", 1);
+    let (mine, other) = (host.directory.path(), tempfile::tempdir().unwrap());
+    for (directory, listens_on, reason) in [
+        (mine, endpoint(other.path()), "in use by another butterflyd (process "),
+        (other.path(), endpoint(mine), "another process listens there"),
+    ] {
+        let (status, _, stderr) = ended(&["-i", "::1", "-s", directory.to_str().unwrap(), "-e", &listens_on, "--no-syslog"]);
+        assert_eq!(status, Some(1));
+        assert!(stderr.contains(reason), "{stderr}");
+    }
+    assert!(files(other.path()).is_empty());
+    assert_eq!(host.ask("nic_list: true"), "status { status: true } nic_list: \"a\"");
+    UnixStream::connect(host.path("qemu-vhost-a")).unwrap();
+}
+
+#[test]
+fn what_a_killed_daemon_left_behind_is_taken_over() {
+    let host = Host::start();
+    host.add("a", 1);
+    host.signal(Signal::KILL);
+    let (status, _, _, directory) = host.end();
+    assert_eq!(status, None);
+    assert_eq!(files(directory.path()), [".butterflyd.lock", "api", "qemu-vhost-a"]);
+    let host = Host::start_in(directory);
+    let path = host.path("qemu-vhost-a");
+    assert_eq!(host.add("a", 1), format!("status {{ status: true }} nic_add {{ path: \"{}\" }}", path.display()));
+    UnixStream::connect(path).unwrap();
+}
+
+#[test]
+fn a_socket_of_somebody_else_is_not_taken() {
+    let host = Host::start();
+    let _somebody = UnixListener::bind(host.path("qemu-vhost-a")).unwrap();
+    let answer = host.add("a", 1);
+    assert!(answer.starts_with("status { status: false error { description: \"somebody listens on "), "{answer}");
+    assert_eq!(host.ask("nic_list: true"), "status { status: true }", "the refused vnic is not there");
+}
+
+/// What other programs watch for.
+#[test]
+fn sockets_and_machines_are_announced() {
+    let mut host = Host::start();
+    host.add("a", 1);
+    let path = host.path("qemu-vhost-a");
+    assert_eq!(host.line(), format!("New vhost-user socket: {}, zero-copy disable\n", path.display()));
+    let mut machine = UnixStream::connect(&path).unwrap();
+    // VHOST_USER_GET_FEATURES, version 1, no payload.
+    machine.write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    machine.set_read_timeout(Some(PATIENCE)).unwrap();
+    machine.read_exact(&mut [0; 20]).unwrap();
+    assert_eq!(host.line(), format!("VM connecting to socket: {}\n", path.display()));
+    drop(machine);
+    assert_eq!(host.line(), format!("VM disconnecting from socket: {}\n", path.display()));
+    host.ask("nic_del: \"a\"");
+    host.signal(Signal::TERM);
+    let (_, stdout, stderr, _) = host.end();
+    assert_eq!(stdout, "");
+    assert!(stderr.contains("<INFO> nic a: a virtual machine attached\n"), "{stderr}");
+}
+
+#[test]
+fn the_log_level_changes_while_it_runs() {
+    let host = Host::start();
+    host.ask("nic_details: \"first\"");
+    host.ask("app_config { log_level: \"debug\" }");
+    host.ask("nic_details: \"second\"");
+    host.ask("app_config { log_level: \"none\" }");
+    host.ask("nic_details: \"third\"");
+    host.signal(Signal::TERM);
+    let (_, _, stderr, _) = host.end();
+    let said = ["first", "second", "third"].map(|id| stderr.contains(&format!("nic_details: \"{id}\"")));
+    assert_eq!(said, [false, true, false], "{stderr}");
+}
+
+#[test]
+fn malformed_requests_end_nothing() {
+    let host = Host::start();
+    for bytes in [&b""[..], b"\xff", b"\x0a\x05\x08\x06", &[0xab; 100_000]] {
+        host.client().exchange(bytes).unwrap();
+    }
+    assert_eq!(host.ask("nic_list: true"), "status { status: true }");
+}
