@@ -1,3 +1,41 @@
+//! `butterfly-bench`: two simulated VMs on one core that load, verify and measure a vhost-user switch.
+//!
+//! VM A (02:00:00:00:00:01, 10.0.0.1) and VM B (02:00:00:00:00:02, 10.0.0.2) are guests of [`butterfly_vhost::driver`], each on
+//! one vhost-user socket of the switch under test, ours or another. A run has three parts: a paced learning part, in which
+//! every flow is seen at least twice in each direction; a warm-up at the wanted rate; and the measured seconds.
 #![forbid(unsafe_code)]
-//! TODO
-fn main() {}
+
+mod flows;
+mod frames;
+mod options;
+mod report;
+mod rng;
+mod run;
+mod sequence;
+mod watch;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// Nothing was wrong.
+const OK: u8 = 0;
+/// The run could not be made.
+const FAILED: u8 = 1;
+/// Frames were corrupted, duplicated, reordered, or more lost than allowed.
+const VERIFY_FAILED: u8 = 3;
+
+fn main() -> ExitCode {
+    let options = options::Options::parse();
+    match run::run(&options) {
+        Ok(report) if report.failures.is_empty() => OK.into(),
+        Ok(report) => {
+            report.failures.iter().for_each(|failure| eprintln!("butterfly-bench: {failure}"));
+            VERIFY_FAILED.into()
+        }
+        Err(error) => {
+            eprintln!("butterfly-bench: {error:#}");
+            FAILED.into()
+        }
+    }
+}

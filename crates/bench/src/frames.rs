@@ -1,0 +1,325 @@
+//! What a VM sends: frames that are determined by their number alone, so that a receiver can build them again.
+
+use std::net::Ipv4Addr;
+
+use butterfly_packet::{
+    Mac, build,
+    checksum::Sum,
+    ethernet,
+    ipv4::{self, Ipv4},
+    protocol, tcp, udp,
+};
+use butterfly_vhost::driver::fast::TxFrame;
+
+use crate::{
+    flows::{Order, Ports},
+    options::Options,
+    rng,
+};
+
+/// Bytes of a frame that are rewritten for each: one cache line.
+const HEAD: usize = 64;
+const L4: usize = ethernet::HEADER_LEN + ipv4::MIN_LEN;
+/// Bytes of a frame number in the payload.
+const NUMBER: usize = 4;
+
+/// A VM's addresses.
+pub fn mac(vm: usize) -> Mac {
+    Mac([2, 0, 0, 0, 0, 1 + vm as u8])
+}
+
+/// A VM's addresses.
+pub fn ip(vm: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 0, 0, 1 + vm as u8)
+}
+
+/// What the segments of a TCP run are. Every data segment is the same one again: in the window of any tracker, whatever is
+/// dropped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Data (UDP, or TCP with ACK).
+    Data,
+    /// SYN.
+    Open,
+    /// SYN and ACK.
+    Accept,
+}
+
+/// A frame of one size without ports, number and pattern.
+#[derive(Clone, Debug)]
+struct Template {
+    len: usize,
+    head: [u8; HEAD],
+    /// Of everything the TCP checksum covers, ports still zero.
+    sum: Sum,
+}
+
+/// What one VM sends.
+#[derive(Clone, Debug)]
+pub struct Frames {
+    vm: usize,
+    tcp: bool,
+    verify: bool,
+    order: Order,
+    /// Which template each frame has, again and again, in random order.
+    sizes: Vec<u16>,
+    size_at: usize,
+    templates: Vec<Template>,
+    /// Payload of frames that are not verified, where it would be in a frame.
+    filler: Vec<u8>,
+    number: u64,
+    scratch: Vec<u8>,
+}
+
+impl Frames {
+    pub fn new(options: &Options, vm: usize, kind: Kind) -> Frames {
+        let order = options.size.order(options.seed);
+        let mut distinct = order.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        let filler: Vec<u8> = (0..usize::from(options.size.largest())).map(|i| i as u8).collect();
+        let templates = distinct.iter().map(|len| Template::new(options.tcp, vm, kind, *len, &filler)).collect();
+        let sizes = order.iter().map(|len| distinct.binary_search(len).unwrap_or_default() as u16).collect();
+        let flows = if options.new_sessions { Order::Sessions(0) } else { Order::cycle(options.flows, options.seed) };
+        Frames {
+            vm,
+            tcp: options.tcp,
+            verify: options.verify,
+            order: flows,
+            sizes,
+            size_at: 0,
+            templates,
+            scratch: vec![0; filler.len()],
+            filler,
+            number: 0,
+        }
+    }
+
+    /// Writes the next frame; its length.
+    #[inline]
+    pub fn fill(&mut self, out: &TxFrame<'_>) -> usize {
+        let template = usize::from(self.sizes[self.size_at]);
+        self.size_at += 1;
+        if self.size_at == self.sizes.len() {
+            self.size_at = 0;
+        }
+        let ports = self.order.next();
+        let number = self.number;
+        self.number += 1;
+        if self.verify {
+            let len = self.build(template, ports, number);
+            out.write(0, &self.scratch[..len]);
+            return len;
+        }
+        let template = &self.templates[template];
+        let mut head = template.head;
+        put_ports(&mut head, self.vm, ports);
+        if self.tcp {
+            let checksum = template.sum.push_u16(ports.client).push_u16(ports.server).checksum();
+            head[L4 + tcp::CHECKSUM_OFFSET..L4 + tcp::CHECKSUM_OFFSET + 2].copy_from_slice(&checksum.to_be_bytes());
+        }
+        if template.len < HEAD {
+            out.write(0, &head[..template.len]);
+        } else {
+            out.write(0, &head);
+            if template.len > HEAD {
+                out.write(HEAD, &self.filler[HEAD..template.len]);
+            }
+        }
+        template.len
+    }
+
+    /// The frame with this number, with pattern and checksums.
+    pub fn expected(&mut self, number: u64) -> &[u8] {
+        let template = usize::from(self.sizes[(number % self.sizes.len() as u64) as usize]);
+        let ports = match &self.order {
+            Order::Cycle(all, _) => all[(number % all.len() as u64) as usize],
+            Order::Sessions(_) => Ports::of_session(number),
+        };
+        let len = self.build(template, ports, number);
+        &self.scratch[..len]
+    }
+
+    /// Builds a verified frame in `scratch`; its length.
+    fn build(&mut self, template: usize, ports: Ports, number: u64) -> usize {
+        let template = &self.templates[template];
+        let frame = &mut self.scratch[..template.len];
+        let head = HEAD.min(template.len);
+        frame[..head].copy_from_slice(&template.head[..head]);
+        put_ports(frame, self.vm, ports);
+        let (l4_len, field, protocol) = match self.tcp {
+            true => (tcp::MIN_LEN, tcp::CHECKSUM_OFFSET, protocol::TCP),
+            false => (udp::LEN, udp::CHECKSUM_OFFSET, protocol::UDP),
+        };
+        let (number_field, pattern) = frame[L4 + l4_len..].split_at_mut(NUMBER);
+        number_field.copy_from_slice(&(number as u32).to_be_bytes());
+        write_pattern(pattern, rng::mix(number << 1 | self.vm as u64));
+        let segment = &mut frame[L4..];
+        segment[field..field + 2].fill(0);
+        let sum = Sum::pseudo_v4(ip(self.vm), ip(1 - self.vm), protocol, segment.len() as u16).push(segment);
+        let checksum = if self.tcp { sum.checksum() } else { sum.udp_checksum() };
+        segment[field..field + 2].copy_from_slice(&checksum.to_be_bytes());
+        template.len
+    }
+
+    /// The lower half of the number in a frame of this VM, if it is long enough to have one.
+    pub fn number_of(&self, frame: &[u8]) -> Option<u32> {
+        butterfly_packet::be32(frame, L4 + if self.tcp { tcp::MIN_LEN } else { udp::LEN })
+    }
+
+    /// Whether a frame has this VM's addresses, whatever else is wrong with it.
+    pub fn have_our_addresses(&self, head: &[u8; 32]) -> bool {
+        head[..12] == self.templates[0].head[..12]
+    }
+
+    /// Whether the first bytes of a frame of `len` bytes say that this VM sent it. Looks at one cache line.
+    #[inline]
+    pub fn are_ours(&self, head: &[u8; 32], len: usize) -> bool {
+        let template = &self.templates[0].head;
+        head[..14] == template[..14] && head[23] == template[23] && usize::from(u16::from_be_bytes([head[16], head[17]])) + 14 == len
+    }
+}
+
+fn put_ports(frame: &mut [u8], vm: usize, ports: Ports) {
+    let (source, destination) = if vm == 0 { (ports.client, ports.server) } else { (ports.server, ports.client) };
+    frame[L4..L4 + 2].copy_from_slice(&source.to_be_bytes());
+    frame[L4 + 2..L4 + 4].copy_from_slice(&destination.to_be_bytes());
+}
+
+/// Bytes that depend on their place and on `seed`.
+fn write_pattern(bytes: &mut [u8], seed: u64) {
+    const STEP: u64 = 0xd1b5_4a32_d192_ed03;
+    let mut word = seed;
+    let mut chunks = bytes.chunks_exact_mut(8);
+    for chunk in &mut chunks {
+        chunk.copy_from_slice(&word.to_le_bytes());
+        word = word.wrapping_add(STEP);
+    }
+    let rest = chunks.into_remainder();
+    let len = rest.len();
+    rest.copy_from_slice(&word.to_le_bytes()[..len]);
+}
+
+impl Template {
+    fn new(is_tcp: bool, vm: usize, kind: Kind, len: u16, filler: &[u8]) -> Template {
+        let len = usize::from(len);
+        let ip_header = build::ethernet(mac(vm), mac(1 - vm)).ipv4(ip(vm), ip(1 - vm));
+        let frame = if is_tcp {
+            let (flags, sequence, acknowledgement) = match kind {
+                Kind::Data => (tcp::ACK, 1001, 1001),
+                Kind::Open => (tcp::SYN, 1000, 0),
+                Kind::Accept => (tcp::SYN | tcp::ACK, 1000, 1001),
+            };
+            let segment = build::Tcp { sequence, acknowledgement, ..build::Tcp::new(0, 0, flags) };
+            ip_header.tcp(&segment, &filler[L4 + tcp::MIN_LEN..len])
+        } else {
+            ip_header.checksum(build::Checksum::Zero).udp(0, 0, &filler[L4 + udp::LEN..len])
+        };
+        debug_assert!(Ipv4::parse(&frame[ethernet::HEADER_LEN..]).is_ok_and(|ip| ip.total_len() + 14 == len));
+        let mut head = [0; HEAD];
+        head[..HEAD.min(len)].copy_from_slice(&frame[..HEAD.min(len)]);
+        let mut segment = frame[L4..].to_vec();
+        if is_tcp {
+            segment[tcp::CHECKSUM_OFFSET..tcp::CHECKSUM_OFFSET + 2].fill(0);
+        }
+        let pseudo = Sum::pseudo_v4(ip(vm), ip(1 - vm), protocol::TCP, segment.len() as u16);
+        // The segment last, padded to an even length, so that ports can be appended to the sum.
+        segment.resize(segment.len().next_multiple_of(2), 0);
+        Template { len, head, sum: pseudo.push(&segment) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use butterfly_packet::{ethernet::Ethernet, tcp::Tcp, udp::Udp};
+    use butterfly_vhost::{
+        driver::{FastConfig, FastGuest, Memory, MemoryConfig, Nic, TX},
+        net::Features,
+    };
+    use clap::Parser;
+
+    use super::*;
+
+    fn options(line: &str) -> Options {
+        Options::try_parse_from(["", "--a", "x", "--b", "y"].into_iter().chain(line.split_whitespace())).unwrap()
+    }
+
+    /// What is in the transmit buffers after `count` frames.
+    fn sent(frames: &mut Frames, count: usize) -> Vec<Vec<u8>> {
+        let config =
+            FastConfig { queue_size: 256, max_frame: 9000, rx_buffer: 2048, header_apart: false, indirect: false };
+        let memory = Memory::new(&MemoryConfig::new(config.memory_needed())).unwrap();
+        let mut guest = FastGuest::new(&memory, Features::VERSION_1, &config).unwrap();
+        assert_eq!(guest.tx.send(count, |out| frames.fill(&out)), Ok(count));
+        let ring = &guest.link(TX).ring;
+        let desc = |i: usize| ring.desc(ring.avail_entry(i as u16).load(std::sync::atomic::Ordering::Relaxed));
+        (0..count).map(|i| memory.read_vec(desc(i).addr + 12, desc(i).len as usize - 12).unwrap()).collect()
+    }
+
+    fn check(frame: &[u8], vm: usize, is_tcp: bool) -> (u16, u16) {
+        let ethernet = Ethernet::parse(frame).unwrap();
+        assert_eq!((ethernet.source(), ethernet.destination()), (mac(vm), mac(1 - vm)));
+        let packet = Ipv4::parse(ethernet.payload()).unwrap();
+        assert!(packet.checksum_is_valid());
+        assert_eq!((packet.source(), packet.destination(), packet.total_len() + 14), (ip(vm), ip(1 - vm), frame.len()));
+        let segment = packet.payload().unwrap();
+        let sum = Sum::pseudo_v4(ip(vm), ip(1 - vm), packet.protocol(), segment.len() as u16).push(segment);
+        let ports = if is_tcp {
+            let tcp = Tcp::parse(segment).unwrap();
+            assert!(sum.is_valid());
+            (tcp.source_port(), tcp.destination_port())
+        } else {
+            let udp = Udp::parse(segment).unwrap();
+            assert!(udp.checksum() == 0 || sum.is_valid());
+            assert_eq!(usize::from(udp.length()), segment.len());
+            (udp.source_port(), udp.destination_port())
+        };
+        if vm == 0 { ports } else { (ports.1, ports.0) }
+    }
+
+    #[test]
+    fn frames_are_right_and_can_be_built_again() {
+        for line in
+            ["", "--size 60", "--size 60-9000", "--tcp --size 60,61,63,64,65,1500", "--flows 100000 --size imix", "--new-sessions"]
+        {
+            for vm in [0, 1] {
+                let plain = options(line);
+                for frame in sent(&mut Frames::new(&plain, vm, Kind::Data), 200) {
+                    check(&frame, vm, plain.tcp);
+                }
+                let verified = Options { verify: true, ..plain };
+                let mut frames = Frames::new(&verified, vm, Kind::Data);
+                let mut other = Frames::new(&verified, vm, Kind::Data);
+                for (number, frame) in sent(&mut frames, 200).iter().enumerate() {
+                    check(frame, vm, verified.tcp);
+                    assert_eq!(frames.number_of(frame), Some(number as u32));
+                    assert_eq!(other.expected(number as u64), frame, "{line} {vm} {number}");
+                    let head = frame[..32].try_into().unwrap();
+                    assert!(frames.are_ours(head, frame.len()) && !frames.are_ours(head, frame.len() + 1));
+                    assert!(!Frames::new(&verified, 1 - vm, Kind::Data).are_ours(head, frame.len()));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn flows_use_their_ports() {
+        let options = options("--flows 3");
+        let mut ports: Vec<_> = sent(&mut Frames::new(&options, 0, Kind::Data), 3).iter().map(|f| check(f, 0, false)).collect();
+        ports.sort_unstable();
+        assert_eq!(ports, [(1024, 5001), (1025, 5001), (1026, 5001)]);
+    }
+
+    #[test]
+    fn a_handshake_is_one() {
+        let options = options("--tcp");
+        let of = |vm, kind| {
+            let frame = sent(&mut Frames::new(&options, vm, kind), 1).remove(0);
+            let tcp = Tcp::parse(&frame[L4..]).unwrap();
+            (tcp.flags(), tcp.sequence(), tcp.acknowledgement())
+        };
+        assert_eq!(of(0, Kind::Open), (tcp::SYN, 1000, 0));
+        assert_eq!(of(1, Kind::Accept), (tcp::SYN | tcp::ACK, 1000, 1001));
+        assert_eq!(of(0, Kind::Data), (tcp::ACK, 1001, 1001));
+    }
+}

@@ -1,0 +1,315 @@
+//! The command line.
+
+use std::{path::PathBuf, str::FromStr, time::Duration};
+
+use butterfly_vhost::net::Features;
+use clap::{ArgGroup, Parser, ValueEnum};
+
+use crate::{flows::MAX_FLOWS, rng::Rng};
+
+const EXAMPLES: &str = "\
+Examples:
+  # How many 64-byte frames a second go from A to B?
+  butterfly-bench --a /run/a.sock --b /run/b.sock --pin 0 --watch-pid $(pidof butterflyd)
+  # The same for 100,000 connections, in random order, at 3 million a second
+  butterfly-bench --a a.sock --b b.sock --flows 100000 --rate 3000000
+  # Every byte verified, both ways, frames of all sizes, guests without mergeable buffers
+  butterfly-bench --a a.sock --b b.sock --verify --size 60-9000 --dir bidi --features event-idx,indirect
+  # The switch connects to us
+  butterfly-bench --a a.sock --b b.sock --serve
+  # One-way latency
+  butterfly-bench --a a.sock --b b.sock --dir lat
+
+VM A is 02:00:00:00:00:01 with 10.0.0.1, VM B is 02:00:00:00:00:02 with 10.0.0.2. Flow i goes from A's port 1024 + i mod 32768
+to B's port 5001 + i / 32768. Nobody answers ARP.
+
+Exit status: 0 done; 1 could not run; 2 wrong options; 3 frames were corrupted, duplicated or reordered (--verify), or more
+were lost than --max-loss allows.";
+
+/// Loads, verifies and measures a vhost-user switch with two simulated VMs on one core.
+#[derive(Parser, Clone, Debug)]
+#[command(version, after_help = EXAMPLES, max_term_width = 120)]
+#[command(group(ArgGroup::new("l4").args(["udp", "tcp"])))]
+pub struct Options {
+    /// vhost-user socket of VM A
+    #[arg(long, value_name = "PATH")]
+    pub a: PathBuf,
+    /// vhost-user socket of VM B
+    #[arg(long, value_name = "PATH")]
+    pub b: PathBuf,
+    /// Listen on the sockets; the switch connects
+    #[arg(long)]
+    pub serve: bool,
+    /// Seconds to wait for the switch, and for the first frame to come through
+    #[arg(long, value_name = "SECS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub wait: u64,
+
+    /// Frame sizes without FCS, 60 to 9000: a size, a list with weights (64:7,594:4,1518:1), a range (60-9000), or "imix"
+    #[arg(long, default_value = "64")]
+    pub size: Sizes,
+    /// Number of flows, sent in random order
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_FLOWS)))]
+    pub flows: u32,
+    /// Every frame opens a new 5-tuple (with --tcp: is a SYN)
+    #[arg(long, conflicts_with = "flows")]
+    pub new_sessions: bool,
+    /// Seed of the order of flows and sizes
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// UDP (the default)
+    #[arg(long)]
+    pub udp: bool,
+    /// TCP, with a handshake per flow before
+    #[arg(long)]
+    pub tcp: bool,
+
+    /// Direction
+    #[arg(long, value_enum, default_value = "uni")]
+    pub dir: Dir,
+    /// Frames per second and direction; flat out without
+    #[arg(long, value_name = "PPS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub rate: Option<u64>,
+    /// Measured seconds
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub secs: u64,
+    /// Seconds at the same rate before
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(0..=86400))]
+    pub warm: u64,
+    /// Pace of the learning part in steps per second; 0 leaves it out
+    #[arg(long, value_name = "PPS", default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(0..=100_000_000))]
+    pub learn: u64,
+    /// Print READY before measuring and wait for a line on standard input
+    #[arg(long)]
+    pub sync: bool,
+
+    /// Number every frame, fill it with a pattern, verify every byte and checksum; count corrupt, lost, reordered, duplicated
+    #[arg(long)]
+    pub verify: bool,
+    /// Fail if more frames are lost (needs --verify)
+    #[arg(long, value_name = "N", requires = "verify")]
+    pub max_loss: Option<u64>,
+
+    /// Ring features of both guests, separated by commas
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "mergeable")]
+    pub features: Vec<Feature>,
+    /// Entries of each ring, a power of two
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = queue_size)]
+    pub queue_size: u16,
+    /// Bytes of a receive buffer [default: 2048 if mergeable, else what the largest frame needs]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(64..=1 << 20))]
+    pub rx_buffer: Option<u32>,
+    /// Header and frame in two descriptors
+    #[arg(long)]
+    pub header_apart: bool,
+    /// Guest memory in 2 MB huge pages
+    #[arg(long)]
+    pub huge: bool,
+    /// Guest-physical addresses equal our own, as with DPDK's virtio-user
+    #[arg(long)]
+    pub identity: bool,
+    /// Frames per send
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub burst: u16,
+
+    /// Run on this core alone
+    #[arg(long, value_name = "CORE")]
+    pub pin: Option<usize>,
+    /// Threads of the switch: seconds in which the busiest had less than 98 % of its core do not count
+    #[arg(long, value_name = "TID", value_delimiter = ',')]
+    pub watch_tid: Vec<u32>,
+    /// Processes whose threads are watched
+    #[arg(long, value_name = "PID", value_delimiter = ',')]
+    pub watch_pid: Vec<u32>,
+    /// Write the result as JSON; "-" is standard output, and then nothing else goes there
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+}
+
+/// Which way frames go.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Dir {
+    /// A to B
+    Uni,
+    /// Both ways
+    Bidi,
+    /// B to A
+    Rev,
+    /// A to B, one frame at a time
+    Lat,
+}
+
+impl Dir {
+    /// Whether A (0) or B (1) sends in the measured seconds.
+    pub fn sends(self, vm: usize) -> bool {
+        match self {
+            Dir::Uni | Dir::Lat => vm == 0,
+            Dir::Rev => vm == 1,
+            Dir::Bidi => true,
+        }
+    }
+}
+
+/// A ring feature.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Feature {
+    /// MRG_RXBUF
+    Mergeable,
+    /// INDIRECT_DESC: transmit chains are in indirect tables
+    Indirect,
+    /// EVENT_IDX
+    EventIdx,
+    /// IN_ORDER
+    InOrder,
+    /// Without VERSION_1
+    Legacy,
+    /// ANY_LAYOUT, which a legacy guest needs to put header and frame into one buffer
+    AnyLayout,
+    /// None of the others
+    None,
+}
+
+impl Options {
+    /// The features the guests' drivers ask for.
+    pub fn wanted(&self) -> Features {
+        let legacy = self.features.contains(&Feature::Legacy);
+        let base = if legacy { Features::NONE } else { Features::VERSION_1 };
+        self.features.iter().fold(base, |all, feature| match feature {
+            Feature::Mergeable => all.with(Features::MRG_RXBUF),
+            Feature::Indirect => all.with(Features::INDIRECT_DESC),
+            Feature::EventIdx => all.with(Features::EVENT_IDX),
+            Feature::InOrder => all.with(Features::IN_ORDER),
+            Feature::AnyLayout => all.with(Features::ANY_LAYOUT),
+            Feature::Legacy | Feature::None => all,
+        })
+    }
+
+    /// How long to wait for the switch.
+    pub fn wait(&self) -> Duration {
+        Duration::from_secs(self.wait)
+    }
+}
+
+fn queue_size(text: &str) -> Result<u16, String> {
+    match text.parse::<u16>() {
+        Ok(size) if size.is_power_of_two() && (4..=32768).contains(&size) => Ok(size),
+        _ => Err("want a power of two from 4 to 32768".into()),
+    }
+}
+
+/// Frame sizes and how often each is sent.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Sizes {
+    text: String,
+    weights: Vec<(u16, u32)>,
+}
+
+impl std::fmt::Display for Sizes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// Smallest frame: the minimum of Ethernet without FCS.
+pub const MIN_SIZE: u16 = 60;
+/// Largest frame.
+pub const MAX_SIZE: u16 = 9000;
+/// Most weight of all sizes together.
+const MAX_WEIGHT: u32 = 10_000;
+
+impl FromStr for Sizes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Sizes, String> {
+        let size = |text: &str| match text.parse() {
+            Ok(size) if (MIN_SIZE..=MAX_SIZE).contains(&size) => Ok(size),
+            _ => Err(format!("\"{text}\" is not a size from {MIN_SIZE} to {MAX_SIZE}")),
+        };
+        let mut sizes = Vec::new();
+        let list = if text == "imix" { "64:7,594:4,1518:1" } else { text };
+        for item in list.split(',') {
+            if let Some((from, to)) = item.split_once('-') {
+                let (from, to) = (size(from)?, size(to)?);
+                if from > to {
+                    return Err(format!("the range {item} ends before it begins"));
+                }
+                sizes.extend((from..=to).map(|size| (size, 1)));
+            } else if let Some((bytes, weight)) = item.split_once(':') {
+                let weight = weight.parse().ok().filter(|weight| (1..=MAX_WEIGHT).contains(weight));
+                sizes.push((size(bytes)?, weight.ok_or(format!("{item}: a weight is 1 to {MAX_WEIGHT}"))?));
+            } else {
+                sizes.push((size(item)?, 1));
+            }
+        }
+        match sizes.iter().map(|(_, weight)| u64::from(*weight)).sum::<u64>() {
+            sum if sum <= MAX_WEIGHT.into() => Ok(Sizes { text: text.to_owned(), weights: sizes }),
+            sum => Err(format!("the weights add up to {sum}, more than {MAX_WEIGHT}")),
+        }
+    }
+}
+
+impl Sizes {
+    /// The largest.
+    pub fn largest(&self) -> u16 {
+        self.weights.iter().map(|(size, _)| *size).max().unwrap_or(MAX_SIZE)
+    }
+
+    /// Each size as often as its weight says, in random order.
+    pub fn order(&self, seed: u64) -> Vec<u16> {
+        let mut all: Vec<u16> = self.weights.iter().flat_map(|(size, weight)| vec![*size; *weight as usize]).collect();
+        Rng::new(seed).shuffle(&mut all);
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_is_well_formed() {
+        Options::command().debug_assert();
+        let help = Options::command().render_long_help().to_string();
+        assert!(help.contains("Examples:") && help.contains("--new-sessions"));
+    }
+
+    fn parse(line: &str) -> Result<Options, clap::Error> {
+        Options::try_parse_from(["butterfly-bench", "--a", "x", "--b", "y"].into_iter().chain(line.split_whitespace()))
+    }
+
+    #[test]
+    fn sizes() {
+        let order = |text: &str| {
+            let mut order = text.parse::<Sizes>().unwrap().order(1);
+            order.sort_unstable();
+            order
+        };
+        assert_eq!(order("64"), [64]);
+        assert_eq!(order("64:2,1500,60-62"), [60, 61, 62, 64, 64, 1500]);
+        assert_eq!(order("imix").len(), 12);
+        assert_eq!("60-9000".parse::<Sizes>().unwrap().largest(), 9000);
+        for bad in ["", "59", "9001", "64:0", "100-60", "x", "64:10001", "60-9000:2"] {
+            assert!(bad.parse::<Sizes>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn features() {
+        assert_eq!(parse("").unwrap().wanted(), Features::VERSION_1.with(Features::MRG_RXBUF));
+        assert_eq!(parse("--features legacy").unwrap().wanted(), Features::NONE);
+        assert_eq!(parse("--features none").unwrap().wanted(), Features::VERSION_1);
+        let all = parse("--features mergeable,indirect,event-idx,in-order,any-layout").unwrap().wanted();
+        assert!(all.has(Features::IN_ORDER.with(Features::EVENT_IDX).with(Features::INDIRECT_DESC)));
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for bad in
+            ["--queue-size 100", "--udp --tcp", "--flows 0", "--max-loss 1", "--new-sessions --flows 2", "--dir up", "--rate 0"]
+        {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+        assert!(parse("--tcp --verify --max-loss 0 --dir bidi --queue-size 1024").is_ok());
+    }
+}

@@ -1,0 +1,232 @@
+//! What a run says: lines while it goes on, a result, and the same as JSON.
+
+use std::{fs::File, io::Write, path::Path};
+
+use anyhow::Context;
+use serde::Serialize;
+
+use crate::options::Options;
+
+/// One measured second.
+#[derive(Serialize, Clone, Copy, Debug)]
+pub struct Second {
+    /// Which, from 1.
+    pub t: u64,
+    /// Million frames received a second.
+    pub rx_mpps: f64,
+    /// Million frames sent a second.
+    pub tx_mpps: f64,
+    /// Gigabits received a second, without preamble, gap and FCS.
+    pub rx_gbps: f64,
+    /// Share of its core the generator had.
+    pub cpu: f64,
+    /// Share of its core the busiest watched thread had.
+    pub switch_cpu: Option<f64>,
+    /// Frames per batch received.
+    pub rx_burst: f64,
+    /// Whether generator and switch each had more than 98 % of a core.
+    pub valid: bool,
+}
+
+/// What one VM sent and received since learning.
+#[derive(Serialize, Clone, Copy, Default, Debug)]
+pub struct Counts {
+    /// Frames the switch took.
+    pub sent: u64,
+    /// Frames received that the other VM sent and that are intact, as far as looked at.
+    pub received: u64,
+    /// Bytes of those.
+    pub received_bytes: u64,
+    /// Frames received that the other VM did not send.
+    pub strays: u64,
+    /// Frames of the other VM with a wrong byte or length (--verify).
+    pub corrupt: u64,
+    /// Frames the other VM sent that never arrived.
+    pub lost: u64,
+    /// Frames that arrived after later ones (--verify).
+    pub reordered: u64,
+    /// Frames that arrived again (--verify).
+    pub duplicated: u64,
+    /// Notifications the VM sent to the switch.
+    pub kicks: u64,
+}
+
+/// One-way latency.
+#[derive(Serialize, Clone, Copy, Debug)]
+pub struct Latency {
+    /// Half of the frames took at most so many microseconds.
+    pub p50_us: f64,
+    /// 90 %.
+    pub p90_us: f64,
+    /// 99 %.
+    pub p99_us: f64,
+    /// 99.9 %.
+    pub p999_us: f64,
+    /// Frames measured.
+    pub samples: usize,
+    /// Frames that did not arrive within a millisecond.
+    pub timeouts: u64,
+}
+
+/// Million frames a second, over the valid seconds.
+#[derive(Serialize, Clone, Copy, Default, Debug)]
+pub struct Rates {
+    pub min: f64,
+    pub median: f64,
+    pub max: f64,
+}
+
+/// The result of a run.
+#[derive(Serialize, Clone, Debug)]
+pub struct Report {
+    /// What was sent: sizes as given, flows, direction, protocol.
+    pub size: String,
+    pub flows: u32,
+    pub new_sessions: bool,
+    pub dir: String,
+    pub proto: &'static str,
+    pub verify: bool,
+    pub seed: u64,
+    pub rate: Option<u64>,
+    /// Ring features in force, A's.
+    pub features: Vec<String>,
+    pub queue_size: u16,
+    /// Each measured second.
+    pub seconds: Vec<Second>,
+    pub valid_seconds: usize,
+    /// Received, both VMs together.
+    pub mpps: Rates,
+    pub latency: Option<Latency>,
+    /// A's and B's counts, since learning.
+    pub a: Counts,
+    pub b: Counts,
+    /// Why the run failed.
+    pub failures: Vec<String>,
+}
+
+/// Minimum, median and maximum; zeros of nothing.
+pub fn rates(seconds: &[Second]) -> Rates {
+    let mut valid: Vec<f64> = seconds.iter().filter(|second| second.valid).map(|second| second.rx_mpps).collect();
+    valid.sort_by(f64::total_cmp);
+    match (valid.first(), valid.last()) {
+        (Some(min), Some(max)) => Rates { min: *min, median: valid[valid.len() / 2], max: *max },
+        _ => Rates::default(),
+    }
+}
+
+/// What makes a run fail: nothing wrong may have arrived, and not too little.
+pub fn failures(options: &Options, a: &Counts, b: &Counts) -> Vec<String> {
+    let mut failures = Vec::new();
+    for (name, counts) in [("A", a), ("B", b)] {
+        let mut check = |count: u64, limit: u64, what: &str| {
+            if count > limit {
+                failures.push(format!("VM {name}: {count} frames {what}"));
+            }
+        };
+        check(counts.corrupt, 0, "arrived corrupted");
+        check(counts.duplicated, 0, "arrived twice");
+        check(counts.reordered, 0, "arrived out of order");
+        if let Some(limit) = options.max_loss {
+            check(counts.lost, limit, &format!("were lost on the way, more than {limit}"));
+        }
+    }
+    failures
+}
+
+impl Report {
+    /// For people.
+    pub fn print(&self, out: &mut dyn Write) -> std::io::Result<()> {
+        let what = if self.new_sessions { "new sessions".into() } else { format!("flows={}", self.flows) };
+        write!(out, "RESULT {} {what} size={} {}", self.dir, self.size, self.proto)?;
+        match &self.latency {
+            Some(l) => write!(
+                out,
+                " one-way p50={:.2}us p90={:.2} p99={:.2} p99.9={:.2} n={} timeouts={}",
+                l.p50_us, l.p90_us, l.p99_us, l.p999_us, l.samples, l.timeouts
+            )?,
+            None => write!(
+                out,
+                " Mpps min {:.3} med {:.3} max {:.3} ({} of {} seconds valid)",
+                self.mpps.min,
+                self.mpps.median,
+                self.mpps.max,
+                self.valid_seconds,
+                self.seconds.len()
+            )?,
+        }
+        writeln!(out)?;
+        for (name, c) in [("A", &self.a), ("B", &self.b)] {
+            write!(out, "  VM {name}: sent {} received {} lost on the way to it {} strays {}", c.sent, c.received, c.lost, c.strays)?;
+            if self.verify {
+                write!(out, " corrupt {} duplicated {} reordered {}", c.corrupt, c.duplicated, c.reordered)?;
+            }
+            writeln!(out, " kicks {}", c.kicks)?;
+        }
+        Ok(())
+    }
+
+    /// For programs.
+    pub fn write_json(&self, path: &Path) -> anyhow::Result<()> {
+        let json = serde_json::to_string_pretty(self)?;
+        if path == Path::new("-") {
+            println!("{json}");
+            return Ok(());
+        }
+        let write = || File::create(path).and_then(|mut file| writeln!(file, "{json}"));
+        write().with_context(|| format!("cannot write {}", path.display()))
+    }
+}
+
+impl Second {
+    /// For people.
+    pub fn print(&self, out: &mut dyn Write) -> std::io::Result<()> {
+        let switch = self.switch_cpu.map(|share| format!(" switch {share:.3}")).unwrap_or_default();
+        writeln!(
+            out,
+            "  t={} rx {:.3} tx {:.3} Mpps {:.2} Gbit/s cpu {:.3}{switch} rxburst {:.1}{}",
+            self.t,
+            self.rx_mpps,
+            self.tx_mpps,
+            self.rx_gbps,
+            self.cpu,
+            self.rx_burst,
+            if self.valid { "" } else { " invalid" }
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn second(rx_mpps: f64, valid: bool) -> Second {
+        Second { t: 1, rx_mpps, tx_mpps: 0.0, rx_gbps: 0.0, cpu: 1.0, switch_cpu: None, rx_burst: 0.0, valid }
+    }
+
+    #[test]
+    fn only_valid_seconds_count() {
+        let rates = rates(&[second(3.0, true), second(9.0, false), second(1.0, true), second(2.0, true)]);
+        assert_eq!((rates.min, rates.median, rates.max), (1.0, 2.0, 3.0));
+        assert_eq!(super::rates(&[second(9.0, false)]).median, 0.0);
+    }
+
+    #[test]
+    fn what_fails() {
+        let parse = |line: &str| {
+            Options::try_parse_from(["", "--a", "x", "--b", "y", "--verify"].into_iter().chain(line.split_whitespace())).unwrap()
+        };
+        let fine = Counts { lost: 5, strays: 2, ..Counts::default() };
+        assert!(failures(&parse(""), &fine, &fine).is_empty());
+        assert!(failures(&parse("--max-loss 5"), &fine, &fine).is_empty());
+        assert_eq!(failures(&parse("--max-loss 4"), &fine, &Counts::default()).len(), 1);
+        for wrong in [
+            Counts { corrupt: 1, ..fine },
+            Counts { duplicated: 1, ..fine },
+            Counts { reordered: 1, ..fine },
+        ] {
+            assert_eq!(failures(&parse(""), &fine, &wrong).len(), 1);
+        }
+    }
+}

@@ -1,0 +1,511 @@
+//! A run: attach, learn, warm up, measure, account for every frame.
+
+use std::{
+    io::{BufRead, Write},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail, ensure};
+use butterfly_vhost::{
+    driver::{
+        Connection, FastConfig, FastGuest, Listener, Memory, MemoryConfig, Start,
+        fast::{BATCH, RxFrame},
+    },
+    net::NetHeader,
+};
+
+use crate::{
+    frames::{Frames, Kind},
+    options::{Dir, Feature, MAX_SIZE, Options},
+    report::{self, Counts, Latency, Report, Second},
+    sequence::Sequence,
+    watch::Watch,
+};
+
+/// Without a frame for so long, nothing is on its way any more.
+const QUIET: Duration = Duration::from_millis(100);
+/// A frame that takes longer is not counted as latency.
+const LATENCY_LIMIT: Duration = Duration::from_millis(1);
+/// Most latencies kept.
+const MAX_SAMPLES: usize = 10_000_000;
+/// Rounds of the sending loop between looks at the clock.
+const ROUNDS: usize = 16;
+
+/// One VM.
+struct Vm {
+    nic: FastGuest,
+    connection: Connection,
+    /// What it sends.
+    frames: Frames,
+    /// What the other one sends.
+    awaited: Frames,
+    sequence: Sequence,
+    counts: Counts,
+    rx_bursts: u64,
+    buffer: Vec<u8>,
+}
+
+/// Both VMs, and how they send.
+struct Pair<'a> {
+    options: &'a Options,
+    vms: [Vm; 2],
+}
+
+/// Runs as the options say, prints the result, and returns it.
+pub fn run(options: &Options) -> anyhow::Result<Report> {
+    if let Some(core) = options.pin {
+        let mut set = rustix::thread::CpuSet::new();
+        ensure!(core < rustix::thread::CpuSet::MAX_CPU, "there is no core {core}");
+        set.set(core);
+        rustix::thread::sched_setaffinity(None, &set).with_context(|| format!("cannot run on core {core}"))?;
+    }
+    let watch = Watch::new(&options.watch_tid, &options.watch_pid)?;
+    // Progress goes where it does not spoil JSON on standard output.
+    let quiet = options.json.as_deref() == Some("-".as_ref());
+    let mut out: Box<dyn Write> = if quiet { Box::new(std::io::stderr()) } else { Box::new(std::io::stdout()) };
+
+    let mut pair = Pair::attach(options)?;
+    pair.learn()?;
+    pair.reset();
+    let (seconds, latency) = match options.dir {
+        Dir::Lat => {
+            synchronise(options, &mut out)?;
+            (Vec::new(), Some(pair.measure_latency()?))
+        }
+        _ => {
+            pair.load(Duration::from_secs(options.warm))?;
+            synchronise(options, &mut out)?;
+            (pair.measure(&watch, &mut out)?, None)
+        }
+    };
+    pair.settle()?;
+    let report = pair.report(seconds, latency);
+    report.print(&mut out)?;
+    if let Some(path) = &options.json {
+        report.write_json(path)?;
+    }
+    Ok(report)
+}
+
+/// Lets the caller reset the switch's counters between warm-up and measurement.
+fn synchronise(options: &Options, out: &mut dyn Write) -> anyhow::Result<()> {
+    if options.sync {
+        writeln!(out, "READY")?;
+        out.flush()?;
+        std::io::stdin().lock().read_line(&mut String::new()).context("cannot read standard input")?;
+    }
+    Ok(())
+}
+
+impl Vm {
+    fn attach(mut connection: Connection, options: &Options, vm: usize) -> anyhow::Result<Vm> {
+        let wanted = options.wanted();
+        let features = connection.negotiate(wanted, Connection::usual_protocol())?;
+        let missing = wanted.without(features);
+        ensure!(missing.0 == 0, "the switch does not offer {}: leave it out of --features", missing.names().join(", "));
+        let largest = usize::from(options.size.largest());
+        let mergeable = options.features.contains(&Feature::Mergeable);
+        let needed = largest + NetHeader::LEN;
+        let rx_buffer = options.rx_buffer.map_or(if mergeable { 2048 } else { needed.max(2048) }, |bytes| bytes as usize);
+        ensure!(
+            mergeable || rx_buffer >= needed,
+            "without mergeable buffers a frame of {largest} bytes needs --rx-buffer {needed}"
+        );
+        let config = FastConfig {
+            queue_size: options.queue_size,
+            max_frame: largest,
+            rx_buffer,
+            header_apart: options.header_apart,
+            indirect: options.features.contains(&Feature::Indirect),
+        };
+        let size = config.memory_needed();
+        let memory = if options.identity { MemoryConfig::identity(size) } else { MemoryConfig::new(size) };
+        let memory = Memory::new(&if options.huge { memory.huge() } else { memory })?;
+        let nic = FastGuest::new(&memory, features, &config)?;
+        connection.start(&nic, &Start::default())?;
+        Ok(Vm {
+            nic,
+            connection,
+            frames: Frames::new(options, vm, Kind::Data),
+            awaited: Frames::new(options, 1 - vm, Kind::Data),
+            sequence: Sequence::new(),
+            counts: Counts::default(),
+            rx_bursts: 0,
+            buffer: vec![0; usize::from(MAX_SIZE) + 1],
+        })
+    }
+
+    /// Offers up to `max` frames; how many the ring had room for.
+    #[inline]
+    fn send(&mut self, max: usize) -> anyhow::Result<usize> {
+        let frames = &mut self.frames;
+        let count = self.nic.tx.send(max, |out| frames.fill(&out))?;
+        self.counts.sent += count as u64;
+        Ok(count)
+    }
+
+    /// Takes and checks what arrived; how many frames.
+    #[inline]
+    fn receive(&mut self, verify: bool) -> anyhow::Result<usize> {
+        let (awaited, counts) = (&mut self.awaited, &mut self.counts);
+        let (sequence, buffer) = (&mut self.sequence, &mut self.buffer);
+        let count = self.nic.rx.poll(|frame| {
+            let mut head = [0; 32];
+            if frame.read(&mut head) < head.len() || !awaited.are_ours(&head, frame.len()) {
+                let spoiled = verify && awaited.have_our_addresses(&head);
+                *(if spoiled { &mut counts.corrupt } else { &mut counts.strays }) += 1;
+                return;
+            }
+            if verify && !is_intact(&frame, awaited, sequence, buffer) {
+                counts.corrupt += 1;
+                return;
+            }
+            counts.received += 1;
+            counts.received_bytes += frame.len() as u64;
+        })?;
+        self.rx_bursts += u64::from(count > 0);
+        Ok(count)
+    }
+}
+
+/// Whether every byte is what the other VM sent under the number in it.
+fn is_intact(frame: &RxFrame<'_>, awaited: &mut Frames, sequence: &mut Sequence, buffer: &mut [u8]) -> bool {
+    let len = frame.read(buffer);
+    let header = frame.header();
+    let bytes = &buffer[..len];
+    let Some(number) = awaited.number_of(bytes).map(|low| sequence.extend(low)) else { return false };
+    // We asked for no offloads, so nothing may be left for us to complete.
+    let whole = header.gso_type == NetHeader::GSO_NONE && header.flags & NetHeader::FLAG_NEEDS_CSUM == 0;
+    if !whole || awaited.expected(number) != bytes {
+        return false;
+    }
+    sequence.arrived(number);
+    true
+}
+
+impl<'a> Pair<'a> {
+    fn attach(options: &'a Options) -> anyhow::Result<Pair<'a>> {
+        let paths = [&options.a, &options.b];
+        let names = ["A", "B"];
+        let vms = if options.serve {
+            let listeners = [Listener::bind(paths[0])?, Listener::bind(paths[1])?];
+            [0, 1].map(|vm| {
+                let connection = listeners[vm].accept(options.wait()).with_context(|| format!("VM {}", names[vm]))?;
+                Vm::attach(connection, options, vm).with_context(|| format!("VM {}", names[vm]))
+            })
+        } else {
+            [0, 1].map(|vm| {
+                let connection = Connection::connect(paths[vm], options.wait()).with_context(|| format!("VM {}", names[vm]))?;
+                Vm::attach(connection, options, vm).with_context(|| format!("VM {}", names[vm]))
+            })
+        };
+        let [a, b] = vms;
+        Ok(Pair { options, vms: [a?, b?] })
+    }
+
+    fn receive(&mut self, verify: bool) -> anyhow::Result<usize> {
+        Ok(self.vms[0].receive(verify)? + self.vms[1].receive(verify)?)
+    }
+
+    /// Takes what arrives for so long.
+    fn receive_for(&mut self, time: Duration) -> anyhow::Result<()> {
+        let end = Instant::now() + time;
+        loop {
+            self.receive(false)?;
+            if Instant::now() >= end {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Says why nothing moves, if the switch has gone.
+    fn check_connections(&self) -> anyhow::Result<()> {
+        for (vm, name) in self.vms.iter().zip(["A", "B"]) {
+            ensure!(!vm.connection.is_closed(), "the switch closed the connection of VM {name}");
+        }
+        Ok(())
+    }
+
+    /// Slowly, so that nothing is lost: the switch learns addresses, every flow is set up in both directions.
+    fn learn(&mut self) -> anyhow::Result<()> {
+        if self.options.learn == 0 {
+            return Ok(());
+        }
+        // First until anything comes through: a switch needs a moment after its ports are up.
+        let deadline = Instant::now() + self.options.wait();
+        if self.options.tcp {
+            self.set_kind(Kind::Open, Kind::Accept);
+        }
+        while self.vms[0].counts.received == 0 || self.vms[1].counts.received == 0 {
+            self.check_connections()?;
+            if Instant::now() > deadline {
+                let [a, b] = self.vms.each_ref().map(|vm| vm.counts.received);
+                bail!(
+                    "nothing comes through after {} s: {a} frames arrived at A, {b} at B. Does the switch forward between the \
+                     two, as --help says?",
+                    self.options.wait
+                );
+            }
+            self.vms[0].send(1)?;
+            self.receive_for(Duration::from_millis(1))?;
+            self.vms[1].send(1)?;
+            self.receive_for(Duration::from_millis(1))?;
+        }
+        // Then each flow, handshake first; the other frames that a flow has seen so far do no harm.
+        let gap = Duration::from_secs(1) / u32::try_from(self.options.learn).unwrap_or(u32::MAX);
+        let flows = if self.options.new_sessions { 0 } else { u64::from(self.options.flows) };
+        if self.options.tcp {
+            self.set_kind(Kind::Open, Kind::Accept);
+            self.paced(flows, gap)?;
+        }
+        self.set_kind(Kind::Data, Kind::Data);
+        self.paced((2 * flows).max(2000), gap)?;
+        self.wait_quiet()
+    }
+
+    /// What both VMs send from now on, from the first frame.
+    fn set_kind(&mut self, a: Kind, b: Kind) {
+        for (vm, kind) in [a, b].into_iter().enumerate() {
+            self.vms[vm].frames = Frames::new(self.options, vm, kind);
+        }
+    }
+
+    /// One frame each way, `steps` times, `gap` apart.
+    fn paced(&mut self, steps: u64, gap: Duration) -> anyhow::Result<()> {
+        let mut due = Instant::now();
+        for _ in 0..steps {
+            for vm in 0..2 {
+                while self.vms[vm].send(1)? == 0 {
+                    self.receive(false)?;
+                    self.check_connections()?;
+                }
+                due += gap / 2;
+                self.receive(false)?;
+                while Instant::now() < due {
+                    self.receive(false)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what is on its way, until nothing is.
+    fn wait_quiet(&mut self) -> anyhow::Result<()> {
+        let verify = self.options.verify;
+        let mut last = Instant::now();
+        while last.elapsed() < QUIET {
+            if self.receive(verify)? > 0 {
+                last = Instant::now();
+            }
+        }
+        Ok(())
+    }
+
+    /// Counting begins.
+    fn reset(&mut self) {
+        let kind = if self.options.new_sessions { Kind::Open } else { Kind::Data };
+        self.set_kind(kind, kind);
+        for (vm, other) in [(0, 1), (1, 0)] {
+            self.vms[vm].awaited = Frames::new(self.options, other, kind);
+            self.vms[vm].sequence = Sequence::new();
+            self.vms[vm].counts = Counts::default();
+        }
+    }
+
+    /// Sends at the wanted rate, and receives, for so long.
+    fn load(&mut self, time: Duration) -> anyhow::Result<()> {
+        let (verify, burst) = (self.options.verify, usize::from(self.options.burst));
+        let sends = [0, 1].map(|vm| self.options.dir.sends(vm));
+        let start = Instant::now();
+        let mut pace = self.options.rate.map(|rate| Pace::new(rate, burst));
+        loop {
+            let elapsed = start.elapsed();
+            if elapsed >= time {
+                return Ok(());
+            }
+            let rounds = if pace.is_some() { 1 } else { ROUNDS };
+            let due = pace.as_mut().map_or(burst, |pace| pace.due(elapsed));
+            let mut moved = 0;
+            for _ in 0..rounds {
+                for (vm, sends) in self.vms.iter_mut().zip(sends) {
+                    if sends && due > 0 {
+                        moved += vm.send(due)?;
+                    }
+                }
+                moved += self.vms[1].receive(verify)?;
+                moved += self.vms[0].receive(verify)?;
+            }
+            if let Some(pace) = &mut pace {
+                pace.sent(due);
+            }
+            if moved == 0 {
+                self.check_connections()?;
+            }
+        }
+    }
+
+    fn measure(&mut self, watch: &Watch, out: &mut dyn Write) -> anyhow::Result<Vec<Second>> {
+        let mut seconds = Vec::new();
+        for t in 1..=self.options.secs {
+            let before = self.totals();
+            let span = watch.start();
+            self.load(Duration::from_secs(1))?;
+            let shares = watch.end(&span);
+            let after = self.totals();
+            let [received, sent, bytes, bursts] = [0, 1, 2, 3].map(|i| (after[i] - before[i]) as f64);
+            let second = Second {
+                t,
+                rx_mpps: received / shares.secs / 1e6,
+                tx_mpps: sent / shares.secs / 1e6,
+                rx_gbps: bytes * 8.0 / shares.secs / 1e9,
+                cpu: shares.own,
+                switch_cpu: shares.watched,
+                rx_burst: if bursts > 0.0 { received / bursts } else { 0.0 },
+                valid: shares.are_valid(),
+            };
+            second.print(out)?;
+            out.flush()?;
+            seconds.push(second);
+        }
+        Ok(seconds)
+    }
+
+    /// Frames received, sent, bytes received, batches received; of both VMs.
+    fn totals(&self) -> [u64; 4] {
+        self.vms.iter().fold([0; 4], |sum, vm| {
+            let of = [vm.counts.received, vm.counts.sent, vm.counts.received_bytes, vm.rx_bursts];
+            [0, 1, 2, 3].map(|i| sum[i] + of[i])
+        })
+    }
+
+    /// One frame at a time from A to B.
+    fn measure_latency(&mut self) -> anyhow::Result<Latency> {
+        let verify = self.options.verify;
+        let end = Instant::now() + Duration::from_secs(self.options.secs);
+        let mut samples: Vec<u32> = Vec::with_capacity(1 << 20);
+        let mut timeouts = 0;
+        while Instant::now() < end && samples.len() < MAX_SAMPLES {
+            let start = Instant::now();
+            if self.vms[0].send(1)? == 0 {
+                self.check_connections()?;
+                continue;
+            }
+            loop {
+                let arrived = self.vms[1].receive(verify)?;
+                let took = start.elapsed();
+                if arrived > 0 {
+                    samples.push(took.as_nanos() as u32);
+                    break;
+                }
+                if took > LATENCY_LIMIT {
+                    timeouts += 1;
+                    self.check_connections()?;
+                    break;
+                }
+            }
+        }
+        samples.sort_unstable();
+        let at = |share: f64| {
+            let index = (samples.len() as f64 * share) as usize;
+            samples.get(index.min(samples.len().saturating_sub(1))).map_or(0.0, |ns| f64::from(*ns) / 1000.0)
+        };
+        let (p50_us, p90_us, p99_us, p999_us) = (at(0.5), at(0.9), at(0.99), at(0.999));
+        Ok(Latency { p50_us, p90_us, p99_us, p999_us, samples: samples.len(), timeouts })
+    }
+
+    /// Waits for what is on its way, and closes the books: what was sent and did not arrive is lost.
+    fn settle(&mut self) -> anyhow::Result<()> {
+        self.wait_quiet()?;
+        for vm in 0..2 {
+            let drained = self.vms[vm].nic.tx.drain(Duration::from_secs(5))?;
+            self.check_connections()?;
+            ensure!(drained, "the switch does not take {} frames it was given", self.vms[vm].nic.tx.outstanding());
+        }
+        self.wait_quiet()?;
+        let sent = self.vms.each_ref().map(|vm| vm.counts.sent);
+        for (vm, other) in [(0, 1), (1, 0)] {
+            let verify = self.options.verify;
+            let Vm { counts, sequence, nic, .. } = &mut self.vms[vm];
+            let arrived = if verify { sequence.unique } else { counts.received };
+            counts.lost = sent[other].saturating_sub(arrived);
+            counts.reordered = sequence.reordered;
+            counts.duplicated = if verify { sequence.duplicated } else { counts.received.saturating_sub(sent[other]) };
+            counts.kicks = nic.tx.kicks() + nic.rx.kicks();
+        }
+        Ok(())
+    }
+
+    fn report(&self, seconds: Vec<Second>, latency: Option<Latency>) -> Report {
+        let options = self.options;
+        let [a, b] = self.vms.each_ref().map(|vm| vm.counts);
+        Report {
+            size: options.size.to_string(),
+            flows: options.flows,
+            new_sessions: options.new_sessions,
+            dir: format!("{:?}", options.dir).to_lowercase(),
+            proto: if options.tcp { "tcp" } else { "udp" },
+            verify: options.verify,
+            seed: options.seed,
+            rate: options.rate,
+            features: options.wanted().names(),
+            queue_size: options.queue_size,
+            valid_seconds: seconds.iter().filter(|second| second.valid).count(),
+            mpps: report::rates(&seconds),
+            seconds,
+            latency,
+            failures: report::failures(options, &a, &b),
+            a,
+            b,
+        }
+    }
+}
+
+/// Spreads frames over time. What could not be sent in time is not made up for in a burst, which a switch could not be
+/// blamed for dropping.
+#[derive(Clone, Copy, Debug)]
+struct Pace {
+    rate: f64,
+    most: f64,
+    sent: f64,
+}
+
+impl Pace {
+    fn new(rate: u64, burst: usize) -> Pace {
+        Pace { rate: rate as f64, most: burst.min(BATCH) as f64, sent: 0.0 }
+    }
+
+    /// Frames to be sent now.
+    fn due(&mut self, elapsed: Duration) -> usize {
+        let due = elapsed.as_secs_f64() * self.rate - self.sent;
+        if due > self.most {
+            self.sent += due - self.most;
+            return self.most as usize;
+        }
+        due as usize
+    }
+
+    fn sent(&mut self, count: usize) {
+        self.sent += count as f64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pace_keeps_the_rate_and_forgives_stalls() {
+        let mut pace = Pace::new(1_000_000, 32);
+        let mut total = 0;
+        for us in 0..1000 {
+            let due = pace.due(Duration::from_micros(us));
+            pace.sent(due);
+            total += due;
+        }
+        assert!((998..=1000).contains(&total), "{total}");
+        let due = pace.due(Duration::from_millis(500));
+        pace.sent(due);
+        assert_eq!(due, 32, "half a million were due");
+        assert!(pace.due(Duration::from_millis(500)) == 0);
+    }
+}
