@@ -9,7 +9,7 @@ use std::{
 };
 
 use butterfly_vhost::{
-    control::{Device, DeviceConfig, Role},
+    control::{Device, DeviceConfig, DeviceState, Role},
     driver::{
         Connection, DirtyLog, GuestConfig, Memory, MemoryConfig, MemoryMessages, ProtocolFeatures, RX, Start, TX, Vm, VmConfig,
         raw::{self, FrontendReq},
@@ -452,7 +452,8 @@ fn a_device_goes_on_with_what_another_one_left() {
 fn a_state_is_checked_like_messages() {
     let mut old = Bed::server();
     let vm = old.vm(&small());
-    let break_it: [(&str, fn(&mut butterfly_vhost::control::DeviceState)); 6] = [
+    type Break = fn(&mut DeviceState);
+    let break_it: [(&str, Break); 6] = [
         ("not offered", |state| state.features = Some(Features(1 << 22))),
         ("not offered", |state| state.protocol_features = Some(1 << 9)),
         ("power of two", |state| state.rings[0].size = Some(1000)),
@@ -597,6 +598,7 @@ fn what_is_said_of_a_second_pair_of_rings_is_ignored_until_it_is_to_run() {
     let call = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     for index in [2, 3] {
         vm.connection.set_vring_call(index, Some(call.as_fd())).unwrap();
+        vm.connection.set_vring_err(index, Some(call.as_fd())).unwrap();
         let flags = raw::VERSION | raw::NEED_REPLY;
         let enable = raw::message(FrontendReq::SET_VRING_ENABLE, flags, &raw::vring_state(index as u32, 0));
         raw::send_bytes(vm.connection.stream(), &enable, &[]).unwrap();

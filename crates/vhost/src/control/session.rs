@@ -367,7 +367,7 @@ impl Session {
     }
 
     pub fn set_call(&mut self, index: u32, call: Option<OwnedFd>) -> Result<(), Refused> {
-        // QEMU with `queues=2` gives a call descriptor to every ring it could have, long before it knows which ones are used.
+        // QEMU with `queues=2` gives call and error descriptors to every ring it could have, long before it knows which ones are used.
         let Some(queue) = Queue::from_index(index) else { return Ok(()) };
         let call = match call {
             None => None,
@@ -388,7 +388,7 @@ impl Session {
 
     /// The ring's error descriptor is never used, but a wrong one is an error all the same.
     pub fn set_error(&mut self, index: u32, error: Option<OwnedFd>) -> Result<(), Refused> {
-        let queue = queue(index)?;
+        let Some(queue) = Queue::from_index(index) else { return Ok(()) };
         match error {
             Some(fd) => is_eventfd(&fd).map_err(|error| refuse!("the {} ring's error descriptor: {error}", queue.name())),
             None => Ok(()),

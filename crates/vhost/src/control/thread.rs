@@ -162,7 +162,7 @@ impl Thread {
                 Ok(message) => message,
                 Err(lost) => {
                     // A message that was begun shows a front end that had come; an end without a word does not.
-                    if !attached && lost != Lost::because(wire::CLOSED) {
+                    if !attached && lost != Lost::because(wire::CLOSED) && lost != Lost::because(wire::RESET) {
                         self.attach(negotiated(&gate));
                     }
                     return lost;
@@ -268,7 +268,7 @@ impl Thread {
         };
         let mut live = self.shared.live();
         let attached = live.attached.take().is_some();
-        if attached || !matches!(reason, wire::CLOSED | REMOVED) {
+        if attached || !matches!(reason, wire::CLOSED | wire::RESET | REMOVED) {
             live.last_detach = Some(Detach { reason: reason.to_owned(), at: SystemTime::now() });
         }
         drop(live);

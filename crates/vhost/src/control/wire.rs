@@ -30,6 +30,8 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A front end left between two messages.
 pub(super) const CLOSED: &str = "the front end closed the connection";
+/// It left without reading what we sent, or its listening socket went away before it accepted us.
+pub(super) const RESET: &str = "the front end closed the connection without reading our answers";
 
 const HEADER_LEN: usize = 12;
 const VERSION: u32 = 1;
@@ -198,7 +200,7 @@ fn fill(
                 )?;
                 continue;
             }
-            Err(Errno::CONNRESET) => return Err(Lost::because("the front end closed the connection with our answers unread")),
+            Err(Errno::CONNRESET) => return Err(Lost::because(RESET)),
             Err(error) => return Err(Lost::because(format!("receiving from the front end failed: {error}"))),
         };
         for message in control.drain() {

@@ -68,8 +68,8 @@ impl Events {
     /// Waits for the `n`th detachment; returns its reason.
     pub fn detached(&self, n: usize) -> String {
         self.wait(&format!("detachment {n}"), |events| {
-            let reasons = events.iter().filter_map(|e| if let Event::Detached(reason) = e { Some(reason) } else { None });
-            reasons.cloned().nth(n - 1)
+            let mut reasons = events.iter().filter_map(|e| if let Event::Detached(reason) = e { Some(reason) } else { None });
+            reasons.nth(n - 1).cloned()
         })
     }
 
