@@ -290,13 +290,14 @@ mod tests {
                 let verified = Options { verify: true, ..plain };
                 let mut frames = Frames::new(&verified, vm, Kind::Data);
                 let mut other = Frames::new(&verified, vm, Kind::Data);
+                let reverse = Frames::new(&verified, 1 - vm, Kind::Data);
                 for (number, frame) in sent(&mut frames, 200).iter().enumerate() {
                     check(frame, vm, verified.tcp);
                     assert_eq!(frames.number_of(frame), Some(number as u32));
                     assert_eq!(other.expected(number as u64), frame, "{line} {vm} {number}");
                     let head = frame[..32].try_into().unwrap();
                     assert!(frames.are_ours(head, frame.len()) && !frames.are_ours(head, frame.len() + 1));
-                    assert!(!Frames::new(&verified, 1 - vm, Kind::Data).are_ours(head, frame.len()));
+                    assert!(!reverse.are_ours(head, frame.len()));
                 }
             }
         }

@@ -7,6 +7,7 @@
 
 mod flows;
 mod frames;
+mod inbox;
 mod options;
 mod report;
 mod rng;

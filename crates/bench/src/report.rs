@@ -64,7 +64,7 @@ pub struct Latency {
     pub p999_us: f64,
     /// Frames measured.
     pub samples: usize,
-    /// Frames that did not arrive within a millisecond.
+    /// Frames that did not arrive within 100 milliseconds.
     pub timeouts: u64,
 }
 

@@ -1,0 +1,189 @@
+//! The bench against DPDK's testpmd, which forwards between two vhost-user ports. Needs `dpdk-testpmd` (Debian: dpdk-dev).
+
+use std::{
+    fs::File,
+    path::PathBuf,
+    process::{Child, ChildStdin, Command, Output, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use serde_json::Value;
+
+/// One testpmd at a time: each of them polls on a core.
+static ONE: Mutex<()> = Mutex::new(());
+
+struct Testpmd {
+    child: Child,
+    _stdin: ChildStdin,
+    dir: tempfile::TempDir,
+    _one: MutexGuard<'static, ()>,
+}
+
+impl Testpmd {
+    fn start(client: bool, mode: &str) -> Testpmd {
+        let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let dir = tempfile::Builder::new().prefix("bench-testpmd-").tempdir().unwrap();
+        let log = File::create(dir.path().join("log")).unwrap();
+        let vdev = |n: usize, name: &str| {
+            let role = if client { ",client=1" } else { "" };
+            format!("--vdev=net_vhost{n},iface={},queues=1{role}", dir.path().join(name).display())
+        };
+        let processors = std::thread::available_parallelism().unwrap().get();
+        let spawned = Command::new("dpdk-testpmd")
+            .arg(format!("--lcores=(0,1)@(0-{})", processors - 1))
+            .args(["--no-pci", "--no-huge", "--no-shconf", "--no-telemetry", "-m", "256"])
+            .arg(format!("--file-prefix={}", dir.path().file_name().unwrap().display()))
+            .args([vdev(0, "a"), vdev(1, "b")])
+            .args(["--", "-i", "--auto-start", "--nb-cores=1", "--total-num-mbufs=16384"])
+            .arg(format!("--forward-mode={mode}"))
+            .env("RUNTIME_DIRECTORY", dir.path())
+            .stdin(Stdio::piped())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn();
+        let mut child = match spawned {
+            Ok(child) => child,
+            Err(error) => panic!("cannot run dpdk-testpmd ({error}): install Debian's package dpdk-dev"),
+        };
+        let stdin = child.stdin.take().unwrap();
+        Testpmd { child, _stdin: stdin, dir, _one: one }
+    }
+
+    fn socket(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn bench(&self, line: &str) -> Output {
+        bench(&self.socket("a"), &self.socket("b"), line)
+    }
+
+    /// Runs with `--json -`, which must succeed.
+    fn measure(&self, line: &str) -> Value {
+        let output = self.bench(&format!("--json - --warm 0 --secs 1 --wait 60 {line}"));
+        assert!(output.status.success(), "{line}: {output:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+}
+
+impl Drop for Testpmd {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn bench(a: &std::path::Path, b: &std::path::Path, line: &str) -> Output {
+    let sockets = [["--a".as_ref(), a.as_os_str()], ["--b".as_ref(), b.as_os_str()]];
+    Command::new(env!("CARGO_BIN_EXE_butterfly-bench"))
+        .args(sockets.concat())
+        .args(line.split_whitespace())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+/// Frames arrived, all that was counted adds up, and nothing wrong was among them.
+fn check(report: &Value, vm: &str, other: &str) {
+    let count = |vm: &str, what: &str| report[vm][what].as_u64().unwrap();
+    assert!(count(vm, "received") > 1000, "{report}");
+    assert_eq!(count(vm, "received") + count(vm, "lost"), count(other, "sent"), "{report}");
+    for what in ["corrupt", "duplicated", "reordered"] {
+        assert_eq!(count(vm, what), 0, "{what}: {report}");
+    }
+    assert_eq!(report["failures"].as_array().unwrap().len(), 0);
+}
+
+#[test]
+fn payload_survives_whatever_the_frames_are() {
+    let testpmd = Testpmd::start(false, "io");
+    for line in [
+        "--verify",
+        "--verify --size 60-9000 --rate 20000",
+        "--verify --tcp --flows 1000 --size imix",
+        "--verify --new-sessions --size 1514 --features none",
+        "--verify --size 9000 --features event-idx,indirect --header-apart --rate 20000",
+        "--verify --size 60,1514 --features mergeable,in-order --queue-size 1024",
+        "--verify --size 60,1514 --features legacy --rx-buffer 2000",
+        "--verify --identity --features legacy,mergeable,any-layout --tcp",
+        "--flows 100000 --learn 1000000",
+    ] {
+        println!("{line}");
+        let report = testpmd.measure(line);
+        check(&report, "b", "a");
+        assert_eq!(report["a"]["received"], 0);
+        assert_eq!(report["seconds"].as_array().unwrap().len(), 1);
+    }
+}
+
+#[test]
+fn both_directions_and_back() {
+    let testpmd = Testpmd::start(false, "io");
+    let report = testpmd.measure("--verify --dir bidi");
+    check(&report, "a", "b");
+    check(&report, "b", "a");
+    let report = testpmd.measure("--verify --dir rev --tcp");
+    check(&report, "a", "b");
+    assert_eq!(report["b"]["received"], 0);
+}
+
+#[test]
+fn latency_has_quantiles_in_order() {
+    let testpmd = Testpmd::start(false, "io");
+    let report = testpmd.measure("--dir lat --verify");
+    let latency = &report["latency"];
+    let of = |name: &str| latency[name].as_f64().unwrap();
+    assert!(of("samples") >= 1.0 && of("p50_us") > 0.1, "{latency}");
+    assert!(of("p50_us") <= of("p90_us") && of("p90_us") <= of("p99_us") && of("p99_us") <= of("p999_us"), "{latency}");
+}
+
+#[test]
+fn the_switch_may_connect_to_us() {
+    let testpmd = Testpmd::start(true, "io");
+    check(&testpmd.measure("--serve --verify"), "b", "a");
+    assert!(!testpmd.socket("a").exists(), "our sockets are removed");
+}
+
+#[test]
+fn a_rate_is_kept() {
+    let testpmd = Testpmd::start(false, "io");
+    let report = testpmd.measure("--rate 10000 --verify");
+    let rate = report["seconds"][0]["tx_mpps"].as_f64().unwrap();
+    assert!(rate > 0.0 && rate < 0.0101, "{rate} Mpps; less than 0.01 only where the machine is busy");
+}
+
+#[test]
+fn loss_can_be_forbidden() {
+    // It swallows what it gets: learning would wait for frames in vain, so leave it out.
+    let testpmd = Testpmd::start(false, "rxonly");
+    let output = testpmd.bench("--verify --max-loss 0 --learn 0 --warm 0 --secs 1 --wait 60 --rate 10000");
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("VM B:") && error.contains("were lost on the way"), "{error}");
+}
+
+#[test]
+fn a_switch_that_forwards_nothing_is_told_apart() {
+    let testpmd = Testpmd::start(false, "rxonly");
+    // It takes as long as testpmd needs to start, and then some.
+    let output = testpmd.bench("--wait 10");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(error.contains("nothing comes through after 10 s"), "{error}");
+}
+
+#[test]
+fn errors_say_what_is_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |line: &str| {
+        let output = bench(&dir.path().join("a"), &dir.path().join("b"), line);
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, error) = run("--wait 1");
+    assert!(code == Some(1) && error.contains("VM A") && error.contains("No such file"), "{error}");
+    let (code, error) = run("--wait 1 --serve");
+    assert!(code == Some(1) && error.contains("nobody connected"), "{error}");
+    let (code, error) = run("--watch-pid 4000000000");
+    assert!(code == Some(1) && error.contains("no process 4000000000"), "{error}");
+    let (code, error) = run("--size 10");
+    assert!(code == Some(2) && error.contains("not a size from 60 to 9000"), "{error}");
+}
