@@ -1,14 +1,21 @@
 //! The limit of open files: every virtual machine needs some.
+//!
+//! When they are used up things fail in places that cannot cope: a machine cannot attach, and ZeroMQ ends the process when it
+//! cannot accept. So a vnic is refused while there is still enough for all that are there.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{info, warn};
 
-/// Open files a vnic with a virtual machine takes: its socket, the connection, two rings with three each, memory.
+/// Open files of a vnic with its machine: its socket, the connection, two rings, the log, and memory while it is mapped.
 const PER_VNIC: u64 = 16;
+/// Those of everything else: workers, the log, clients of the API.
+const RESERVED: u64 = 64;
 /// What we take if we may choose; beyond that tables in the kernel cost memory.
 const WANTED: u64 = 1 << 20;
 /// Below this somebody will run into the limit.
 const COMFORTABLE: u64 = 1 << 14;
+/// What to do about it.
+const HOW_TO_RAISE: &str = "raise the hard limit of open files (LimitNOFILE= of the systemd unit, or ulimit -Hn) and restart";
 
 /// Raises the limit as far as it goes, and says how far that is.
 pub fn raise_open_files() {
@@ -17,26 +24,63 @@ pub fn raise_open_files() {
     // Only a privileged process may raise the hard limit too.
     let more = Rlimit { current: Some(WANTED), maximum: Some(hard.unwrap_or(WANTED).max(WANTED)) };
     let all = Rlimit { current: hard, maximum: hard };
-    if now.current.is_some_and(|current| current < WANTED) && setrlimit(Resource::Nofile, more).is_err() {
-        if let Err(error) = setrlimit(Resource::Nofile, all) {
+    if now.current.is_some_and(|current| current < WANTED) {
+        let raised = setrlimit(Resource::Nofile, more).or_else(|_| setrlimit(Resource::Nofile, all));
+        if let Err(error) = raised {
             warn!("the limit of open files cannot be raised: {error}");
         }
     }
-    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    let vnics = limit / PER_VNIC;
+    let limit = open_files();
+    let vnics = most_vnics(limit);
     if limit < COMFORTABLE {
-        warn!("{limit} files may be open, enough for about {vnics} vnics; {HOW_TO_RAISE}");
+        warn!("{limit} files may be open, enough for {vnics} vnics; {HOW_TO_RAISE}");
     } else {
-        info!("{limit} files may be open, enough for about {vnics} vnics");
+        info!("{limit} files may be open, enough for {vnics} vnics");
     }
 }
 
-/// What to do when open files run out.
-pub const HOW_TO_RAISE: &str = "raise the hard limit of open files (LimitNOFILE= of the systemd unit, or ulimit -Hn)";
+/// Every vnic there may be is there already.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{limit} files may be open, which is enough for {vnics} nics and no more")]
+pub struct NoRoom {
+    limit: u64,
+    vnics: u64,
+}
 
-/// Whether so many files are open that one more vnic may fail for that.
-pub fn open_files_are_used_up() -> bool {
-    let Some(limit) = getrlimit(Resource::Nofile).current else { return false };
-    // If even the list cannot be opened, they are.
-    std::fs::read_dir("/proc/self/fd").map_or(true, |open| open.count() as u64 + PER_VNIC >= limit)
+impl NoRoom {
+    /// What to do about it.
+    pub fn help(&self) -> &'static str {
+        HOW_TO_RAISE
+    }
+}
+
+/// Whether there are open files for one vnic more than `present`.
+pub fn room_beside(present: usize) -> Result<(), NoRoom> {
+    room(present as u64, open_files())
+}
+
+fn room(present: u64, limit: u64) -> Result<(), NoRoom> {
+    let vnics = most_vnics(limit);
+    if present < vnics { Ok(()) } else { Err(NoRoom { limit, vnics }) }
+}
+
+fn most_vnics(limit: u64) -> u64 {
+    limit.saturating_sub(RESERVED) / PER_VNIC
+}
+
+fn open_files() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_vnic_that_has_enough_is_taken() {
+        for (limit, vnics) in [(0, 0), (64, 0), (79, 0), (80, 1), (1024, 60), (WANTED, 65532)] {
+            assert_eq!(room(vnics, limit), Err(NoRoom { limit, vnics }), "{limit}");
+            assert!(vnics == 0 || room(vnics - 1, limit).is_ok(), "{limit}");
+        }
+    }
 }

@@ -47,6 +47,11 @@ impl Registry {
         self.nics.values()
     }
 
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.nics.len()
+    }
+
     /// Checks `nic` against all others; an earlier state of itself is none of them.
     pub fn check(&self, nic: &Nic) -> Result<(), Conflict> {
         let address = (nic.vni, nic.mac.octets());

@@ -260,6 +260,70 @@ fn sockets_and_machines_are_announced() {
 }
 
 #[test]
+fn a_deleted_vnic_cuts_its_machine_and_says_so() {
+    let mut host = Host::start();
+    host.add("a", 1);
+    host.line();
+    let mut machine = UnixStream::connect(host.path("qemu-vhost-a")).unwrap();
+    machine.write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    assert!(host.line().starts_with("VM connecting to socket: "));
+    assert_eq!(host.ask("nic_del: \"a\""), "status { status: true }");
+    assert!(host.line().starts_with("VM disconnecting from socket: "));
+    machine.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut rest = Vec::new();
+    machine.read_to_end(&mut rest).unwrap();
+    assert_eq!(rest.len(), 20, "the reply, and the end");
+    assert!(!host.path("qemu-vhost-a").exists());
+}
+
+/// In place the machine stays, made anew it is cut.
+#[test]
+fn a_change_in_place_keeps_the_machine() {
+    let host = Host::start();
+    host.add("a", 1);
+    let mut machine = UnixStream::connect(host.path("qemu-vhost-a")).unwrap();
+    let mut speaks =
+        || machine.write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]).is_ok() && machine.read_exact(&mut [0; 20]).is_ok();
+    assert!(speaks());
+    let declare = |rest: &str| host.ask(&format!("nic_add {{ id: \"a\" mac: \"02:00:00:00:00:01\" {rest} }}"));
+    for same in ["vni: 1", "vni: 1 ip: \"10.0.0.1\" security_group: \"web\"", "vni: 1 ip_anti_spoof: true bypass_filtering: true"]
+    {
+        assert!(declare(same).contains("status: true"));
+        assert!(speaks(), "{same}");
+    }
+    assert!(declare("vni: 2").contains("status: true"));
+    assert!(!speaks(), "another network");
+}
+
+#[test]
+fn running_out_of_open_files_is_explained() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    let mut limited = Command::new("sh");
+    limited.args(["-c", "ulimit -n 160; exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs \"$@\"", "sh"]);
+    limited.arg(env!("CARGO_BIN_EXE_butterflyd"));
+    limited.args(["-i", "192.0.2.1", "-s", path, "-e", &endpoint(directory.path()), "--no-syslog", "-l", "warning"]);
+    let mut daemon = limited.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let stdout = BufReader::new(daemon.stdout.take().unwrap());
+    let host = Host { directory, daemon, stdout };
+    // 64 for the daemon, 16 for each vnic.
+    for id in 1..=6 {
+        let answer = host.add(&format!("v{id}"), id);
+        assert!(answer.starts_with("status { status: true }"), "{answer}");
+    }
+    let refused = host.add("v7", 7);
+    assert!(refused.contains("160 files may be open, which is enough for 6 nics and no more"), "{refused}");
+    assert!(refused.contains("help: \"raise the hard limit of open files"), "{refused}");
+    host.ask("nic_del: \"v1\"");
+    assert!(host.add("v7", 7).starts_with("status { status: true }"));
+    host.signal(Signal::TERM);
+    let (status, _, stderr, directory) = host.end();
+    assert_eq!(status, Some(0));
+    assert!(stderr.contains("160 files may be open, enough for 6 vnics; raise the hard limit"), "{stderr}");
+    assert!(files(directory.path()).is_empty(), "{:?}", files(directory.path()));
+}
+
+#[test]
 fn the_log_level_changes_while_it_runs() {
     let host = Host::start();
     host.ask("nic_details: \"first\"");

@@ -23,6 +23,8 @@ impl<D: Dataplane> Daemon<D> {
             Some(NicChange::Recreate(reasons)) => self.recreate(nic, role, &path, &reasons)?,
             None => {
                 self.nics.check(&nic).map_err(|conflict| Failure::new(conflict.to_string()))?;
+                let room = limits::room_beside(self.nics.len());
+                room.map_err(|none| Failure::new(none.to_string()).with_help(none.help()))?;
                 self.make(&nic, role, &path).map_err(refusal)?;
                 info!("nic {} made: MAC {}, VNI {}, socket {path}", nic.id, nic.mac, nic.vni);
                 self.nics.insert(nic);
@@ -182,9 +184,5 @@ pub(super) fn unknown(id: &str) -> Failure {
 }
 
 fn refusal(why: AddError) -> Failure {
-    let failure = Failure::new(why.to_string());
-    match why {
-        AddError::Device(_) if limits::open_files_are_used_up() => failure.with_help(limits::HOW_TO_RAISE),
-        _ => failure,
-    }
+    Failure::new(why.to_string())
 }
