@@ -176,7 +176,9 @@ impl Frames {
     #[inline]
     pub fn are_ours(&self, head: &[u8; 32], len: usize) -> bool {
         let template = &self.templates[0].head;
-        head[..14] == template[..14] && head[23] == template[23] && usize::from(u16::from_be_bytes([head[16], head[17]])) + 14 == len
+        head[..14] == template[..14]
+            && head[23] == template[23]
+            && usize::from(u16::from_be_bytes([head[16], head[17]])) + 14 == len
     }
 }
 
@@ -246,8 +248,7 @@ mod tests {
 
     /// What is in the transmit buffers after `count` frames.
     fn sent(frames: &mut Frames, count: usize) -> Vec<Vec<u8>> {
-        let config =
-            FastConfig { queue_size: 256, max_frame: 9000, rx_buffer: 2048, header_apart: false, indirect: false };
+        let config = FastConfig { queue_size: 256, max_frame: 9000, rx_buffer: 2048, header_apart: false, indirect: false };
         let memory = Memory::new(&MemoryConfig::new(config.memory_needed())).unwrap();
         let mut guest = FastGuest::new(&memory, Features::VERSION_1, &config).unwrap();
         assert_eq!(guest.tx.send(count, |out| frames.fill(&out)), Ok(count));
@@ -279,9 +280,14 @@ mod tests {
 
     #[test]
     fn frames_are_right_and_can_be_built_again() {
-        for line in
-            ["", "--size 60", "--size 60-9000", "--tcp --size 60,61,63,64,65,1500", "--flows 100000 --size imix", "--new-sessions"]
-        {
+        for line in [
+            "",
+            "--size 60",
+            "--size 60-9000",
+            "--tcp --size 60,61,63,64,65,1500",
+            "--flows 100000 --size imix",
+            "--new-sessions",
+        ] {
             for vm in [0, 1] {
                 let plain = options(line);
                 for frame in sent(&mut Frames::new(&plain, vm, Kind::Data), 200) {

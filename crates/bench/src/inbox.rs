@@ -104,8 +104,7 @@ mod tests {
         fn new(line: &str) -> Receiver {
             let line = format!("butterfly-bench --a x --b y --verify --size {FRAME_LEN} {line}");
             let options = Options::try_parse_from(line.split_whitespace()).unwrap();
-            let config =
-                FastConfig { queue_size: 256, max_frame: 64, rx_buffer: 2048, header_apart: false, indirect: false };
+            let config = FastConfig { queue_size: 256, max_frame: 64, rx_buffer: 2048, header_apart: false, indirect: false };
             let memory = Memory::new(&MemoryConfig::new(config.memory_needed())).unwrap();
             let nic = FastGuest::new(&memory, Features::VERSION_1, &config).unwrap();
             let frames = || Frames::new(&options, 0, Kind::Data);

@@ -156,7 +156,11 @@ impl Report {
         }
         writeln!(out)?;
         for (name, c) in [("A", &self.a), ("B", &self.b)] {
-            write!(out, "  VM {name}: sent {} received {} lost on the way to it {} strays {}", c.sent, c.received, c.lost, c.strays)?;
+            write!(
+                out,
+                "  VM {name}: sent {} received {} lost on the way to it {} strays {}",
+                c.sent, c.received, c.lost, c.strays
+            )?;
             if self.verify {
                 write!(out, " corrupt {} duplicated {} reordered {}", c.corrupt, c.duplicated, c.reordered)?;
             }
@@ -221,11 +225,7 @@ mod tests {
         assert!(failures(&parse(""), &fine, &fine).is_empty());
         assert!(failures(&parse("--max-loss 5"), &fine, &fine).is_empty());
         assert_eq!(failures(&parse("--max-loss 4"), &fine, &Counts::default()).len(), 1);
-        for wrong in [
-            Counts { corrupt: 1, ..fine },
-            Counts { duplicated: 1, ..fine },
-            Counts { reordered: 1, ..fine },
-        ] {
+        for wrong in [Counts { corrupt: 1, ..fine }, Counts { duplicated: 1, ..fine }, Counts { reordered: 1, ..fine }] {
             assert_eq!(failures(&parse(""), &fine, &wrong).len(), 1);
         }
     }

@@ -7,10 +7,7 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use butterfly_vhost::{
-    driver::{
-        Connection, FastConfig, FastGuest, Listener, Memory, MemoryConfig, Start,
-        fast::BATCH,
-    },
+    driver::{Connection, FastConfig, FastGuest, Listener, Memory, MemoryConfig, Start, fast::BATCH},
     net::NetHeader,
 };
 

@@ -14,8 +14,8 @@ use std::{
 
 use butterfly_vhost::{
     driver::{
-        Connection, DeviceError, GuestConfig, KickPolicy, Listener, MemoryConfig, Placement, ProtocolFeatures, SendError,
-        Shape, Start, Vm, VmConfig,
+        Connection, DeviceError, GuestConfig, KickPolicy, Listener, MemoryConfig, Placement, ProtocolFeatures, SendError, Shape,
+        Start, Vm, VmConfig,
     },
     net::{Features, NetHeader},
 };
@@ -192,12 +192,9 @@ fn every_ring_feature_with_testpmd_as_client() {
     let testpmd = Testpmd::start(true);
     let listeners = ["a", "b"].map(|name| Listener::bind(testpmd.socket(name)).unwrap());
     let merged = MODERN.with(Features::MRG_RXBUF);
-    for features in [
-        MODERN,
-        merged.with(Features::INDIRECT_DESC).with(Features::EVENT_IDX),
-        merged.with(Features::IN_ORDER),
-        Features::NONE,
-    ] {
+    for features in
+        [MODERN, merged.with(Features::INDIRECT_DESC).with(Features::EVENT_IDX), merged.with(Features::IN_ORDER), Features::NONE]
+    {
         println!("features: {features:?}");
         // It tries again every second.
         let [mut a, mut b] = listeners.each_ref().map(|l| Vm::accept(l, &config(features), START).unwrap());

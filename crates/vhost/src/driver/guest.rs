@@ -516,7 +516,11 @@ impl Guest {
         let claimed = header.num_buffers;
         if self.features.has(Features::MRG_RXBUF) {
             let available = self.rx.used_ready().saturating_add(1);
-            return if claimed == 0 || claimed > available { Err(DeviceError::NumBuffers { claimed, available }) } else { Ok(claimed) };
+            return if claimed == 0 || claimed > available {
+                Err(DeviceError::NumBuffers { claimed, available })
+            } else {
+                Ok(claimed)
+            };
         }
         if self.config.strict && self.features.has(Features::VERSION_1) && claimed != 1 {
             return Err(DeviceError::NumBuffers { claimed, available: 1 });

@@ -211,9 +211,9 @@ impl Memory {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new shared mapping at an address of the kernel's choice, which replaces nothing.
         let base = unsafe { rustix::mm::mmap(ptr::null_mut(), length, protection, MapFlags::SHARED, file.as_fd(), offset) };
-        let base = base.and_then(|base| NonNull::new(base.cast::<u8>()).ok_or(rustix::io::Errno::FAULT)).map_err(|e| {
-            MemoryError::System { what: "map guest memory", source: e.into(), hint: "" }
-        })?;
+        let base = base
+            .and_then(|base| NonNull::new(base.cast::<u8>()).ok_or(rustix::io::Errno::FAULT))
+            .map_err(|e| MemoryError::System { what: "map guest memory", source: e.into(), hint: "" })?;
         let user_addr = base.as_ptr() as u64;
         let region = Region { guest_addr: guest_addr.unwrap_or(user_addr), user_addr, size, file_offset: offset, file };
         let mapping = Arc::new(Mapping { region: region.clone(), base });

@@ -199,23 +199,12 @@ fn header(seed: usize) -> NetHeader {
 }
 
 fn shape() -> impl Strategy<Value = Shape> {
-    let placement = prop_oneof![
-        Just(Placement::Direct),
-        Just(Placement::Indirect),
-        (0u16..4).prop_map(Placement::IndirectAfter)
-    ];
-    (any::<bool>(), 1usize..4, placement)
-        .prop_map(|(header_apart, pieces, placement)| Shape { header_apart, pieces, placement })
+    let placement = prop_oneof![Just(Placement::Direct), Just(Placement::Indirect), (0u16..4).prop_map(Placement::IndirectAfter)];
+    (any::<bool>(), 1usize..4, placement).prop_map(|(header_apart, pieces, placement)| Shape { header_apart, pieces, placement })
 }
 
 fn features() -> impl Strategy<Value = Features> {
-    let optional = [
-        Features::EVENT_IDX,
-        Features::IN_ORDER,
-        Features::VERSION_1,
-        Features::MRG_RXBUF,
-        Features::ANY_LAYOUT,
-    ];
+    let optional = [Features::EVENT_IDX, Features::IN_ORDER, Features::VERSION_1, Features::MRG_RXBUF, Features::ANY_LAYOUT];
     proptest::bits::u8::masked(0x1f).prop_map(move |bits| {
         let chosen = optional.iter().enumerate().filter(|(i, _)| bits & (1 << i) != 0);
         chosen.fold(Features::INDIRECT_DESC, |all, (_, feature)| all.with(*feature))

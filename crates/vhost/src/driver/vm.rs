@@ -28,10 +28,7 @@ impl Default for VmConfig {
     /// A modern guest with mergeable buffers, event index and indirect descriptors, without offloads.
     fn default() -> VmConfig {
         VmConfig {
-            features: Features::VERSION_1
-                .with(Features::MRG_RXBUF)
-                .with(Features::EVENT_IDX)
-                .with(Features::INDIRECT_DESC),
+            features: Features::VERSION_1.with(Features::MRG_RXBUF).with(Features::EVENT_IDX).with(Features::INDIRECT_DESC),
             protocol: Connection::usual_protocol(),
             memory: None,
             guest: GuestConfig::default(),
