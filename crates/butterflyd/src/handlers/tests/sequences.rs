@@ -1,0 +1,60 @@
+//! Random sequences of requests, held against what must always be true.
+
+use super::host::Host;
+use butterfly_datapath::VnicPolicy;
+
+/// A request of a random sequence about few ids, addresses and networks, so that they meet.
+fn any_request() -> impl proptest::strategy::Strategy<Value = String> {
+    use proptest::prelude::*;
+    let id = prop_oneof![Just("a"), Just("b"), Just("c")];
+    let flags = (any::<bool>(), any::<bool>());
+    let kind =
+        prop_oneof![Just(""), Just("type: VHOST_USER_CLIENT"), Just("type: VHOST_USER_CLIENT path: \"/run/b/qemu-vhost-a\"")];
+    let add = (id.clone(), 1..3, 1..3, flags, kind).prop_map(|(id, mac, vni, (bypass, spoof), kind)| {
+        format!(
+            "nic_add {{ id: \"{id}\" mac: \"02:00:00:00:00:0{mac}\" vni: {vni} bypass_filtering: {bypass} ip_anti_spoof: {spoof} {kind} }}"
+        )
+    });
+    let update = (id.clone(), any::<bool>(), prop_oneof![Just("ip: \"::1\""), Just("ip: \"\""), Just("ip: \"x\"")])
+        .prop_map(|(id, spoof, ip)| format!("nic_update {{ id: \"{id}\" ip_anti_spoof: {spoof} {ip} }}"));
+    prop_oneof![4 => add, 1 => update, 1 => id.prop_map(|id| format!("nic_del: \"{id}\""))]
+}
+
+/// What was declared and what the data path has are the same, and no two vnics have what only one may have.
+fn check_invariants(host: &mut Host) {
+    let daemon = host.envelope.handler();
+    let declared: Vec<_> = daemon.nics.iter().collect();
+    assert!(declared.iter().map(|nic| nic.id.as_str()).eq(daemon.dataplane.vnics.keys()));
+    for (nic, spec) in declared.iter().zip(daemon.dataplane.vnics.values()) {
+        let policy =
+            VnicPolicy { bypass: nic.bypass_filtering, ip_anti_spoof: nic.ip_anti_spoof, ips: nic.ips.addresses().to_vec() };
+        assert_eq!((spec.mac.0, spec.vni, &spec.policy), (nic.mac.octets(), nic.vni.number(), &policy));
+        assert_eq!(spec.path, nic.kind.socket().unwrap().path());
+    }
+    for (number, one) in declared.iter().enumerate() {
+        for other in &declared[..number] {
+            let address = |nic: &butterfly_model::Nic| (nic.vni, nic.mac.octets());
+            assert!(address(one) != address(other) || (one.bypass_filtering && other.bypass_filtering));
+            assert_ne!(one.kind.socket(), other.kind.socket());
+        }
+    }
+}
+
+proptest::proptest! {
+    #[test]
+    fn any_sequence_keeps_declaration_and_data_path_together(
+        sequence in proptest::collection::vec((any_request(), proptest::array::uniform2(proptest::bool::weighted(0.2))), 1..30)
+    ) {
+        let mut host = Host::new();
+        for (request, refusals) in sequence {
+            let before = host.declared();
+            host.fake().refusals = refusals.map(|refused| refused.then_some("no")).into();
+            let response = host.ask(&request);
+            check_invariants(&mut host);
+            let gone = response.status.error.help().contains("gone");
+            if !response.status.status() && !gone {
+                assert_eq!(host.declared(), before, "{request} failed and changed something");
+            }
+        }
+    }
+}
