@@ -122,6 +122,21 @@ fn truncated_memory_detaches_when_a_worker_says_so() {
 }
 
 #[test]
+fn a_truncated_dirty_log_detaches_too() {
+    let bed = Bed::server();
+    let mut vm = bed.vm(&small());
+    let log = DirtyLog::new(vm.guest.memory()).unwrap();
+    vm.connection.set_log(&log).unwrap();
+    vm.connection.set_logging(&vm.guest, true).unwrap();
+    bed.ping(&mut vm, 5);
+    rustix::fs::ftruncate(&*log.region().file, 0).unwrap();
+    bed.ping(&mut vm, 5); // marks go nowhere now, and frames still pass
+    assert!(bed.port.poisoned());
+    bed.device().poke();
+    assert_eq!(bed.events.detached(1), "the dirty log was truncated");
+}
+
+#[test]
 fn one_front_end_at_a_time_in_the_order_they_came() {
     let bed = Bed::server();
     let mut first = bed.vm(&small());

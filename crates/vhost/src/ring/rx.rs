@@ -94,9 +94,9 @@ impl RxRing {
         self.forget_prepared();
     }
 
-    /// Whether the guest's memory was taken away.
+    /// Whether the guest's memory or its dirty log was taken away.
     pub fn poisoned(&self) -> bool {
-        self.split.memory.poisoned()
+        self.split.poisoned()
     }
 
     /// Starts fetching the lines of the ring that the next `n` frames need.

@@ -400,6 +400,11 @@ impl Split {
         self.available().is_none_or(|n| n == 0)
     }
 
+    /// Whether a file behind the ring's memory or log became shorter than its mapping.
+    pub fn poisoned(&self) -> bool {
+        self.memory.poisoned() || self.log.as_ref().is_some_and(|log| log.poisoned())
+    }
+
     /// Moves the positions of a running ring to a new setup of it.
     pub fn take_positions(&mut self, old: &Split) {
         self.enabled = old.enabled;

@@ -39,9 +39,9 @@ impl TxRing {
         self.split.status()
     }
 
-    /// Whether the guest's memory was taken away.
+    /// Whether the guest's memory or its dirty log was taken away.
     pub fn poisoned(&self) -> bool {
-        self.split.memory.poisoned()
+        self.split.poisoned()
     }
 
     /// Lets the ring rest until it is set up anew: what it points to is not the guest's memory any more.
