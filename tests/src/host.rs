@@ -4,7 +4,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::Mutex,
-    time::Duration,
 };
 
 use butterfly_packet::mac::Mac;
@@ -134,7 +133,12 @@ impl Show {
 
     /// Everything counted in packets, by name, zeros left out.
     fn counters(&self) -> BTreeMap<String, u64> {
-        let plain = [("in", self.received.0), ("out", self.delivered.0), ("flooded", self.flooded), ("learn-refused", self.learn_refused)];
+        let plain = [
+            ("in", self.received.0),
+            ("out", self.delivered.0),
+            ("flooded", self.flooded),
+            ("learn-refused", self.learn_refused),
+        ];
         let plain = plain.into_iter().map(|(name, n)| (name.to_owned(), n));
         let drops = self.drops.iter().map(|(name, n)| (format!("drop.{name}"), *n));
         plain.chain(drops).filter(|(_, n)| *n > 0).collect()
@@ -187,6 +191,7 @@ pub(crate) trait Backend: Send + Sync {
     fn ids(&self) -> Vec<String>;
     fn fdb(&self, vni: Option<u32>) -> Vec<FdbEntry>;
     fn work(&self) -> Work;
+    fn dir(&self) -> &Path;
 }
 
 /// Which of the two a host is.
@@ -299,12 +304,12 @@ impl Host {
 
     /// The socket of a vnic whose front end listens.
     fn client_path(&self, nic: &Nic) -> PathBuf {
-        nic.path.clone().unwrap_or_else(|| {
-            // Where it will be is known only once it was declared.
-            let path = self.add(nic).unwrap();
-            self.backend.remove(&nic.id);
-            path
-        })
+        nic.path.clone().unwrap_or_else(|| self.dir().join(format!("qemu-vhost-{}", nic.id)))
+    }
+
+    /// Where the sockets are, and room for other files.
+    pub fn dir(&self) -> &Path {
+        self.backend.dir()
     }
 
     fn running(&self, mut station: Station) -> Station {
@@ -359,6 +364,3 @@ impl Host {
         *before = now;
     }
 }
-
-/// How long a station whose guest left needs to be seen without one.
-pub const DETACH: Duration = PATIENCE;

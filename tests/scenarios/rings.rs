@@ -1,0 +1,325 @@
+//! Every feature of a split ring, alone and together with the others: what one guest sends the other receives, byte for byte.
+
+use butterfly_tests::{
+    Host, Nic, Station,
+    frames::{Choices, mac},
+    station::{features, machine},
+    traffic::{exchange, streams},
+};
+use butterfly_vhost::{
+    driver::{GuestConfig, KickPolicy, MemoryConfig, MemoryMessages, Placement, ProtocolFeatures, Shape, Start, Vm, VmConfig},
+    net::{Features, NetHeader},
+};
+
+const LONGEST: usize = 9000;
+
+/// Optional features of a ring. With all of them off a guest is a legacy one without anything.
+const OPTIONAL: [Features; 6] = [
+    Features::VERSION_1,
+    Features::MRG_RXBUF,
+    Features::INDIRECT_DESC,
+    Features::EVENT_IDX,
+    Features::IN_ORDER,
+    Features::ANY_LAYOUT,
+];
+
+/// Lengths around everything that could be a boundary, then many others.
+fn lens(choices: &mut Choices, count: usize) -> Vec<usize> {
+    let mut lens =
+        vec![60, 61, 63, 64, 65, 114, 116, 127, 128, 129, 255, 256, 257, 1499, 1500, 1514, 2036, 2048, 4096, 8192, LONGEST];
+    lens.extend((lens.len()..count).map(|_| match choices.below(4) {
+        0 => choices.between(60, 200),
+        1 => choices.between(1400, 1514),
+        2 => choices.between(60, LONGEST),
+        _ => choices.between(LONGEST - 100, LONGEST),
+    }));
+    lens
+}
+
+fn shape(choices: &mut Choices, features: Features) -> Shape {
+    let mut placements = vec![Placement::Direct];
+    if features.has(Features::INDIRECT_DESC) {
+        placements.extend([Placement::Indirect, Placement::IndirectAfter(1), Placement::IndirectAfter(3)]);
+    }
+    Shape { header_apart: choices.below(2) == 0, pieces: choices.one(&[1, 1, 2, 3, 7]), placement: choices.one(&placements) }
+}
+
+/// A guest with these features; everything else is chosen.
+fn machine_with(features: Features, choices: &mut Choices) -> VmConfig {
+    let rx_shape = shape(choices, features);
+    let rings: &[u16] = if features.has(Features::MRG_RXBUF) { &[128, 256, 512] } else { &[16, 64, 256] };
+    let rx_buffer = if features.has(Features::MRG_RXBUF) {
+        choices.one(&[512, 1526, 2048, 4096, LONGEST + NetHeader::LEN])
+    } else {
+        LONGEST + NetHeader::LEN
+    };
+    let guest = GuestConfig {
+        rx_size: choices.one(rings),
+        tx_size: choices.one(&[16, 64, 256]),
+        rx_buffer,
+        max_frame: LONGEST,
+        rx_shape,
+        tx_shape: shape(choices, features),
+        interrupts: choices.below(4) != 0,
+        cross_regions: true,
+        kicks: choices.one(&[KickPolicy::Standard, KickPolicy::Standard, KickPolicy::Always]),
+        ..GuestConfig::default()
+    };
+    let mut memory = MemoryConfig::split(choices.between(1, 5), guest.memory_needed());
+    memory.separate_files = choices.below(2) == 0;
+    let mut config = VmConfig { features, guest, memory: Some(memory), ..VmConfig::default() };
+    match choices.below(4) {
+        0 => config.protocol = ProtocolFeatures::empty(),
+        1 => config.protocol = config.protocol - ProtocolFeatures::REPLY_ACK,
+        2 => config.start = Start { memory: Some(MemoryMessages::Slots), ..Start::default() },
+        _ => {}
+    }
+    config
+}
+
+/// Attaches two guests and lets them exchange frames both ways.
+#[track_caller]
+fn run(host: &Host, case: usize, choices: &mut Choices, configs: [&VmConfig; 2], count: usize) {
+    let vni = case as u32;
+    let [a, b] = [1, 2].map(|n| Nic::bypass(&format!("{case}-{n}"), mac(vni * 2 + n), vni));
+    let mut a = host.station(&a, configs[0]);
+    let mut b = host.station(&b, configs[1]);
+    let mut streams = streams(&a, &b);
+    exchange(&mut a, &mut b, &mut streams, &lens(choices, count));
+    host.settle(&mut [&mut a, &mut b]);
+    for (station, stream) in [(&a, &streams[0]), (&b, &streams[1])] {
+        let show = host.show(&station.nic.id);
+        assert_eq!((show.received.0, show.delivered.0, show.all_drops()), (stream.sent, stream.sent, 0), "{show:?}");
+    }
+    host.remove(&a.nic.id);
+    host.remove(&b.nic.id);
+}
+
+/// All 64 sets of features, each against another set, with chains, memory, ring sizes and notifications of every kind.
+#[test]
+fn every_set_of_features() {
+    let host = Host::new();
+    let mut choices = Choices::new(1);
+    for case in 0..1usize << OPTIONAL.len() {
+        let set = |bits: usize| {
+            let chosen = OPTIONAL.iter().enumerate().filter(|(bit, _)| bits & (1 << bit) != 0);
+            chosen.fold(Features::NONE, |all, (_, feature)| all.with(*feature))
+        };
+        // The other side goes through all sets too, in another order.
+        let [a, b] = [set(case), set(case * 37 + 11)].map(|features| machine_with(features, &mut choices));
+        println!("case {case}: {a:?}\n  and {b:?}");
+        run(&host, case, &mut choices, [&a, &b], 120);
+    }
+}
+
+/// Each shape of chain, for sending and for receiving.
+#[test]
+fn every_shape_of_chain() {
+    let host = Host::new();
+    let mut choices = Choices::new(2);
+    let mut case = 0;
+    for features in [features::MODERN, features::MODERN.without(Features::MRG_RXBUF)] {
+        for pieces in [1, 2, 16, 100] {
+            for header_apart in [false, true] {
+                for placement in
+                    [Placement::Direct, Placement::Indirect, Placement::IndirectAfter(1), Placement::IndirectAfter(5)]
+                {
+                    let shape = Shape { header_apart, pieces, placement };
+                    let mut config = machine(features, LONGEST);
+                    config.guest = GuestConfig { tx_shape: shape, rx_shape: shape, ..config.guest };
+                    if features.has(Features::MRG_RXBUF) {
+                        // With 100 pieces the ring holds only two chains.
+                        config.guest.rx_buffer = 5000;
+                    }
+                    println!("{features:?}, {shape:?}");
+                    case += 1;
+                    run(&host, case, &mut choices, [&config, &config], 40);
+                }
+            }
+        }
+    }
+}
+
+/// Chains cut anywhere, empty descriptors included, and headers spread over several of them.
+#[test]
+fn cuts_anywhere() {
+    let host = Host::new();
+    let config = machine(features::MODERN, LONGEST);
+    let mut a = host.station(&Nic::bypass("a", mac(1), 1), &config);
+    let mut b = host.station(&Nic::bypass("b", mac(2), 1), &config);
+    let [mut stream, _] = streams(&a, &b);
+    let mut choices = Choices::new(3);
+    for _ in 0..500 {
+        let len = choices.between(60, 3000);
+        let mut cuts: Vec<usize> = (0..choices.between(1, 12)).map(|_| choices.between(0, len + NetHeader::LEN)).collect();
+        cuts.extend([0, 1, 5, 5, 11, 12, 13, 26, 139, 140].iter().take(choices.below(11)));
+        cuts.sort_unstable();
+        let placement = choices.one(&[Placement::Direct, Placement::Indirect, Placement::IndirectAfter(2)]);
+        let frame = stream.next_frame(len);
+        a.vm.guest.enqueue_cut(&frame, NetHeader::default(), &cuts, placement).unwrap();
+        a.vm.guest.flush();
+        let (header, frame) = b.receive_with();
+        stream.take(header, &frame);
+    }
+}
+
+/// Rings of every size that virtio knows.
+#[test]
+fn every_ring_size() {
+    let host = Host::new();
+    let mut choices = Choices::new(4);
+    for log in 0..=15u32 {
+        let size = 1u16 << log;
+        let features = if log % 2 == 0 { features::MODERN.with(Features::IN_ORDER) } else { Features::VERSION_1 };
+        let mut config = machine(features, 1536 - NetHeader::LEN);
+        config.guest = GuestConfig { rx_buffer: 1536, ..config.guest }.rings(size);
+        let vni = log;
+        let [a, b] = [1, 2].map(|n| Nic::bypass(&format!("{log}-{n}"), mac(vni * 2 + n), vni));
+        let (mut a, mut b) = (host.station(&a, &config), host.station(&b, &config));
+        let mut both = streams(&a, &b);
+        let lens: Vec<usize> = (0..usize::from(size) * 2 + 100).map(|_| choices.between(60, 1514)).collect();
+        exchange(&mut a, &mut b, &mut both, &lens);
+        host.remove(&a.nic.id);
+        host.remove(&b.nic.id);
+    }
+}
+
+/// Indices go through zero, with every kind of notification.
+#[test]
+fn indices_wrap() {
+    let host = Host::new();
+    for (vni, features) in [(1, features::MODERN), (2, Features::VERSION_1), (3, features::MODERN.with(Features::IN_ORDER))] {
+        let config = machine(features, 128);
+        let [a, b] = [1, 2].map(|n| Nic::bypass(&format!("{vni}-{n}"), mac(vni * 2 + n), vni));
+        let (mut a, mut b) = (host.station(&a, &config), host.station(&b, &config));
+        let mut both = streams(&a, &b);
+        exchange(&mut a, &mut b, &mut both, &vec![64; 140_000]);
+        assert_eq!(host.show(&a.nic.id).received.0, 140_000);
+    }
+}
+
+/// A ring's positions are its own: a guest may start anywhere.
+#[test]
+fn a_ring_may_start_anywhere() {
+    let host = Host::new();
+    let mut a = host.station(&Nic::bypass("a", mac(1), 1), &machine(features::MODERN, LONGEST));
+    let mut b = host.station(&Nic::bypass("b", mac(2), 1), &machine(features::MODERN, LONGEST));
+    let mut both = streams(&a, &b);
+    for round in 0..30 {
+        exchange(&mut a, &mut b, &mut both, &vec![100 + round; 4000]);
+        for station in [&mut a, &mut b] {
+            let base = station.vm.restart().unwrap();
+            let guest = &station.vm.guest;
+            assert_eq!(base, [guest.rx().restart_position(), guest.tx().restart_position()]);
+        }
+    }
+}
+
+/// Guests without notifications: no kick descriptor, no call descriptor, or a driver that never kicks though it could.
+#[test]
+fn guests_that_poll() {
+    let host = Host::new();
+    for (vni, start) in [
+        (1, Start { kick: false, ..Start::default() }),
+        (2, Start { call: false, ..Start::default() }),
+        (3, Start { kick: false, call: false, ..Start::default() }),
+    ] {
+        let mut config = machine(features::MODERN, LONGEST);
+        config.guest.interrupts = start.call;
+        config.start = start;
+        if !start.kick {
+            config.guest.kicks = KickPolicy::Never;
+        }
+        let [a, b] = [1, 2].map(|n| Nic::bypass(&format!("{vni}-{n}"), mac(vni * 2 + n), vni));
+        let (mut a, mut b) = (host.station(&a, &config), host.station(&b, &config));
+        let mut both = streams(&a, &b);
+        exchange(&mut a, &mut b, &mut both, &lens(&mut Choices::new(5), 2000));
+    }
+}
+
+/// Guest memory that is guest-physically this process's, as DPDK's virtio-user has it, at the top of the address space, and with
+/// regions that come and go under traffic.
+#[test]
+fn memory_of_every_kind() {
+    let host = Host::new();
+    let mut choices = Choices::new(6);
+    let plain = machine(features::MODERN, LONGEST);
+    let size = plain.guest.memory_needed();
+    let high = u64::MAX - 2 * size + 1 & !0xfff;
+    let kinds = [
+        MemoryConfig::identity(size),
+        MemoryConfig { regions: vec![(Some(high), size)], ..MemoryConfig::new(0) },
+        MemoryConfig { regions: vec![(Some(0), size)], ..MemoryConfig::new(0) },
+        MemoryConfig::split(8, size / 4),
+        MemoryConfig { separate_files: true, ..MemoryConfig::split(8, size / 4) },
+        MemoryConfig { regions: vec![(Some(1 << 40), size / 2), (Some(0x1000), size)], ..MemoryConfig::new(0) },
+    ];
+    for (case, memory) in kinds.into_iter().enumerate() {
+        println!("{memory:?}");
+        let config = VmConfig { memory: Some(memory), ..plain.clone() };
+        run(&host, case, &mut choices, [&config, &plain], 200);
+    }
+}
+
+#[test]
+fn memory_plugged_and_unplugged_under_traffic() {
+    let host = Host::new();
+    let mut config = machine(features::MODERN, LONGEST);
+    config.start.memory = Some(MemoryMessages::Slots);
+    let mut a = host.station(&Nic::bypass("a", mac(1), 1), &config);
+    let mut b = host.station(&Nic::bypass("b", mac(2), 1), &config);
+    let mut both = streams(&a, &b);
+    let lens = lens(&mut Choices::new(7), 100);
+    for round in 0..20 {
+        for station in [&mut a, &mut b] {
+            let Vm { guest, connection, .. } = &mut station.vm;
+            let region = guest.memory().add_region(Some(1 << 41), 4 << 20).unwrap();
+            connection.add_region(&region).unwrap();
+            if round == 0 {
+                connection.sync().unwrap();
+                assert_eq!(host.show(&station.nic.id).memory.last(), Some(&(1 << 41, 4 << 20)));
+            }
+        }
+        exchange(&mut a, &mut b, &mut both, &lens);
+        for station in [&mut a, &mut b] {
+            let Vm { guest, connection, .. } = &mut station.vm;
+            let region = guest.memory().remove_region(1 << 41).unwrap();
+            connection.remove_region(&region).unwrap();
+        }
+        exchange(&mut a, &mut b, &mut both, &lens);
+    }
+    assert_eq!(host.show("a").memory.len(), 1);
+}
+
+/// Dirty logging on and off under traffic (QEMU does so when a migration starts and is called off): no frame is lost, and every
+/// page of a frame that was delivered meanwhile is marked.
+#[test]
+fn dirty_logging_under_traffic() {
+    use butterfly_vhost::driver::DirtyLog;
+    let host = Host::new();
+    let mut a = host.station(&Nic::bypass("a", mac(1), 1), &machine(features::MODERN, LONGEST));
+    let mut b = host.station(&Nic::bypass("b", mac(2), 1), &machine(features::MODERN, LONGEST));
+    let mut both = streams(&a, &b);
+    let lens = lens(&mut Choices::new(8), 300);
+    let log = DirtyLog::new(b.vm.guest.memory()).unwrap();
+    b.vm.connection.set_log(&log).unwrap();
+    for _ in 0..5 {
+        exchange(&mut a, &mut b, &mut both, &lens);
+        set_logging(&mut b, true);
+        log.clear();
+        let before = b.vm.guest.stats().rx_buffers;
+        exchange(&mut a, &mut b, &mut both, &lens);
+        let ring = b.vm.guest.rx().ring().addr().used;
+        assert!(log.is_dirty(ring), "the used ring's index");
+        assert!(log.dirty_pages().len() as u64 > (b.vm.guest.stats().rx_buffers - before).min(100), "{:x?}", log.dirty_pages());
+        set_logging(&mut b, false);
+        log.clear();
+        exchange(&mut a, &mut b, &mut both, &lens);
+        assert!(log.dirty_pages().is_empty(), "logging was off");
+    }
+}
+
+fn set_logging(station: &mut Station, on: bool) {
+    let Vm { guest, connection, .. } = &mut station.vm;
+    connection.set_logging(guest, on).unwrap();
+}

@@ -1,0 +1,323 @@
+//! A real `butterflyd` in a process of its own.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Output, Stdio},
+    time::Duration,
+};
+
+use butterfly_api::{
+    REVISION,
+    client::Client,
+    proto::{self, Message, MessageV0, Messages, NicShow, NicUpdateReq, Request, Response},
+};
+use protobuf::MessageField;
+use tempfile::TempDir;
+
+use crate::{
+    host::{Backend, FdbEntry, HostOptions, Nic, QueueShow, Show, Work},
+    programs::program,
+    wait::{PATIENCE, within},
+};
+
+/// A running daemon. Dropping it kills it, if it was not stopped before.
+pub struct Daemon {
+    process: Option<Child>,
+    dir: PathBuf,
+    endpoint: String,
+    _room: Option<TempDir>,
+}
+
+/// What a request was answered: the response, or what is wrong.
+pub type Answer = Result<Response, String>;
+
+impl Daemon {
+    /// Starts one in a directory of its own and waits until it answers.
+    pub fn start(options: &HostOptions) -> Daemon {
+        let mut words = Vec::new();
+        if options.poll {
+            words.push("--poll".to_owned());
+        }
+        if let Some(seconds) = options.fdb_ageing {
+            words.extend(["--fdb-ageing".to_owned(), seconds.to_string()]);
+        }
+        Daemon::start_with(&[], &words)
+    }
+
+    /// Starts one through the command `before` (as `prlimit` and its options) with more options, and waits until it answers.
+    pub fn start_with(before: &[&str], options: &[String]) -> Daemon {
+        let room = tempfile::tempdir().unwrap();
+        let mut daemon = Daemon::start_in(room.path(), before, options);
+        daemon._room = Some(room);
+        daemon
+    }
+
+    /// Starts one in a directory, which may be another daemon's, and waits until it answers.
+    pub fn start_in(dir: &Path, before: &[&str], options: &[String]) -> Daemon {
+        let mut daemon = Daemon::launch(dir, before, options);
+        daemon.wait_until_ready();
+        daemon
+    }
+
+    /// Starts one in a directory and does not wait.
+    pub fn launch(dir: &Path, before: &[&str], options: &[String]) -> Daemon {
+        let dir = fs::canonicalize(dir).unwrap();
+        let endpoint = format!("ipc://{}/api", dir.display());
+        let log = File::options().create(true).append(true).open(dir.join("log")).unwrap();
+        // It must not outlive a test that is killed.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--"]).args(before).arg(program("butterflyd"));
+        // No core by default: scenarios that run side by side would all be pinned to the first one.
+        command.args(["-i", "42.0.0.1", "-u", "65535", "-l", "info", "--no-syslog", "-e", &endpoint]).arg("-s").arg(&dir);
+        command.args(options).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        let process = command.spawn().expect("setpriv (package util-linux) runs");
+        Daemon { process: Some(process), dir, endpoint, _room: None }
+    }
+
+    fn wait_until_ready(&mut self) {
+        within(PATIENCE, "butterflyd answers", || {
+            let ended = self.process.as_mut().and_then(|process| process.try_wait().unwrap());
+            assert!(ended.is_none(), "butterflyd ended with {ended:?}: {}", self.log());
+            let request = Request { nic_list: Some(true), ..Request::default() };
+            self.try_ask(vec![request], Duration::from_millis(500)).is_ok()
+        });
+    }
+
+    /// Where its sockets are.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Its API.
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.process.as_ref().expect("it was not stopped").id()
+    }
+
+    /// What it wrote.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.join("log")).unwrap_or_default()
+    }
+
+    /// Sends one envelope; the answers.
+    pub fn ask_all(&self, requests: Vec<Request>) -> Vec<Answer> {
+        self.try_ask(requests, PATIENCE).unwrap_or_else(|why| panic!("{why}; the daemon wrote: {}", self.log()))
+    }
+
+    fn try_ask(&self, requests: Vec<Request>, timeout: Duration) -> Result<Vec<Answer>, String> {
+        let client = Client::connect(&self.endpoint, Some(timeout)).map_err(|why| why.to_string())?;
+        let count = requests.len();
+        let messages = requests.into_iter().map(|request| Message {
+            revision: Some(REVISION),
+            message_0: MessageField::some(MessageV0 { request: MessageField::some(request), ..MessageV0::default() }),
+            ..Message::default()
+        });
+        let envelope = Messages { messages: messages.collect(), ..Messages::default() };
+        let reply = client.call(&envelope).map_err(|why| why.to_string())?;
+        let answers: Vec<Answer> = reply.messages.into_iter().map(answer).collect();
+        if answers.len() == count { Ok(answers) } else { Err(format!("{} answers to {count} requests", answers.len())) }
+    }
+
+    /// Sends one request.
+    pub fn ask(&self, request: Request) -> Answer {
+        self.ask_all(vec![request]).remove(0)
+    }
+
+    /// Runs the client with these words, to its end.
+    pub fn client(&self, words: &[&str]) -> Output {
+        let mut command = Command::new(program("butterfly"));
+        command.args(words).args(["-e", &self.endpoint, "-t", "20000"]).stdin(Stdio::null());
+        command.output().expect("the client runs")
+    }
+
+    /// As [`Self::client`], which must succeed; what it printed.
+    #[track_caller]
+    pub fn client_ok(&self, words: &[&str]) -> String {
+        let output = self.client(words);
+        assert!(output.status.success(), "butterfly {words:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Processor time it has used so far.
+    pub fn cpu_time(&self) -> Duration {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap();
+        // The name, in parentheses, may hold anything; the fields behind it do not. utime and stime are the 14th and 15th.
+        let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+        let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
+        // The kernel shows hundredths of a second to everybody.
+        Duration::from_millis(ticks * 10)
+    }
+
+    /// Open descriptors.
+    pub fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
+    }
+
+    /// Threads.
+    pub fn threads(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().count()
+    }
+
+    /// Mappings of guest memory.
+    pub fn guest_mappings(&self) -> usize {
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid())).unwrap();
+        maps.lines().filter(|line| line.contains("/memfd:guest")).count()
+    }
+
+    /// Sends it a signal by name.
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([format!("-{name}"), self.pid().to_string()]).status().unwrap();
+        assert!(status.success());
+    }
+
+    /// Waits for its end.
+    #[track_caller]
+    pub fn wait_for_end(&mut self) -> ExitStatus {
+        let mut status = None;
+        within(PATIENCE, "butterflyd ends", || {
+            status = self.process.as_mut().expect("it ends once").try_wait().unwrap();
+            status.is_some()
+        });
+        self.process = None;
+        status.unwrap()
+    }
+
+    /// The request that adds a vnic.
+    pub fn nic_add(nic: &Nic) -> Request {
+        Request { nic_add: MessageField::some(declaration(nic)), ..Request::default() }
+    }
+}
+
+/// A vnic as the API wants it.
+fn declaration(nic: &Nic) -> proto::Nic {
+    let mut declared = proto::Nic {
+        id: Some(nic.id.clone()),
+        mac: Some(nic.mac.to_string()),
+        vni: Some(nic.vni),
+        ip: nic.ips.clone(),
+        path: nic.path.as_ref().map(|path| path.to_str().unwrap().to_owned()),
+        ..proto::Nic::default()
+    };
+    if nic.bypass {
+        declared.bypass_filtering = Some(true);
+    }
+    if nic.anti_spoof {
+        declared.ip_anti_spoof = Some(true);
+    }
+    if nic.client {
+        declared.set_type(proto::nic::Type::VHOST_USER_CLIENT);
+    }
+    declared
+}
+
+fn answer(message: Message) -> Answer {
+    if let Some(error) = message.error.as_ref() {
+        return Err(format!("{:?}", error.code()));
+    }
+    let response = message.message_0.unwrap_or_default().response.unwrap_or_default();
+    if response.status.status() {
+        return Ok(response);
+    }
+    let error = response.status.error.clone().unwrap_or_default();
+    Err(format!("{}: {}", error.description(), error.help()))
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Some(process) = &mut self.process {
+            let _ = process.kill();
+            let _ = process.wait();
+            if std::thread::panicking() {
+                eprintln!("--- butterflyd wrote:\n{}---", self.log());
+            }
+        }
+    }
+}
+
+fn show(show: NicShow) -> Show {
+    let queue = |queue: &proto::nic_show::Queue| QueueShow {
+        name: queue.name().to_owned(),
+        size: queue.size(),
+        running: queue.running(),
+        enabled: queue.enabled(),
+        broken: queue.broken(),
+        used: queue.used(),
+        guest_avail: queue.guest_avail(),
+    };
+    Show {
+        attached: show.attached(),
+        role: show.role().to_owned(),
+        attach_count: show.attach_count(),
+        last_detach: show.last_detach_reason.clone(),
+        negotiated: show.features_negotiated.iter().cloned().collect(),
+        refused: show.features_refused.iter().cloned().collect(),
+        queues: show.queues.iter().map(queue).collect(),
+        memory: show.memory_regions.iter().map(|region| (region.guest_addr(), region.size())).collect(),
+        received: (show.in_packets(), show.in_bytes()),
+        delivered: (show.out_packets(), show.out_bytes()),
+        flooded: show.flooded(),
+        learn_refused: show.learn_refused(),
+        drops: show.drops.iter().map(|drop| (drop.reason().to_owned(), drop.count())).collect(),
+    }
+}
+
+impl Backend for Daemon {
+    fn add(&self, nic: &Nic) -> Result<PathBuf, String> {
+        self.ask(Daemon::nic_add(nic)).map(|response| response.nic_add.path().into())
+    }
+
+    fn update(&self, id: &str, ips: &[String], anti_spoof: bool) -> Result<(), String> {
+        let update = NicUpdateReq {
+            id: Some(id.to_owned()),
+            ip: if ips.is_empty() { vec![String::new()] } else { ips.to_vec() },
+            ip_anti_spoof: Some(anti_spoof),
+            ..NicUpdateReq::default()
+        };
+        self.ask(Request { nic_update: MessageField::some(update), ..Request::default() }).map(drop)
+    }
+
+    fn remove(&self, id: &str) {
+        self.ask(Request { nic_del: Some(id.to_owned()), ..Request::default() }).unwrap();
+    }
+
+    fn show(&self, id: &str) -> Option<Show> {
+        let answer = self.ask(Request { nic_show: Some(id.to_owned()), ..Request::default() });
+        answer.ok().and_then(|response| response.nic_show.into_option()).map(show)
+    }
+
+    fn ids(&self) -> Vec<String> {
+        self.ask(Request { nic_list: Some(true), ..Request::default() }).unwrap().nic_list
+    }
+
+    fn fdb(&self, vni: Option<u32>) -> Vec<FdbEntry> {
+        let request = proto::FdbListReq { vni, ..proto::FdbListReq::default() };
+        let response = self.ask(Request { fdb_list: MessageField::some(request), ..Request::default() }).unwrap();
+        let entry = |entry: proto::FdbEntry| FdbEntry {
+            vni: entry.vni(),
+            mac: entry.mac().to_owned(),
+            id: entry.nic_id().to_owned(),
+            learnt: entry.kind() == proto::fdb_entry::Kind::LEARNT,
+        };
+        response.fdb_list.into_iter().map(entry).collect()
+    }
+
+    fn work(&self) -> Work {
+        let response = self.ask(Request { worker_list: Some(true), ..Request::default() }).unwrap();
+        response.worker_list.iter().fold(Work::default(), |sum, worker| Work {
+            packets: sum.packets + worker.packets(),
+            batches: sum.batches + worker.batches(),
+            sleeps: sum.sleeps + worker.sleeps(),
+            busy_cycles: sum.busy_cycles + worker.busy_cycles(),
+            active_rings: sum.active_rings + u64::from(worker.active_rings()),
+        })
+    }
+
+    fn dir(&self) -> &Path {
+        &self.dir
+    }
+}
