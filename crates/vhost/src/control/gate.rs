@@ -7,6 +7,14 @@
 //! * QEMU sends SET_VRING_ENABLE before its first SET_FEATURES; the handler insists on features first.
 //! * SET_LOG_FD, an obsolete request of the specification without use, is unknown to it.
 //! * A session that another process began has negotiated already, which the handler can only be told by messages.
+//!
+//! What front ends were seen to send, which decided more than one thing here and in [`super::session`]:
+//! * QEMU 7.2 takes all protocol features; asks for GET_QUEUE_NUM and GET_MAX_MEM_SLOTS; gives call and error descriptors at once, also
+//!   for rings that no guest will use (`queues=2`); memory by ADD_MEM_REG with acknowledgement. Whenever the guest's driver, its link or
+//!   the whole guest stops or starts: GET_VRING_BASE; SET_VRING_ENABLE, SET_FEATURES, SET_VRING_NUM, BASE, ADDR, KICK, CALL. Migration:
+//!   SET_LOG_BASE, then SET_FEATURES and SET_VRING_ADDR, acknowledged, under running rings. Never SET_LOG_FD or a reset.
+//! * DPDK 22.11's virtio-user takes MQ and REPLY_ACK; gives call descriptors, then features, then memory by SET_MEM_TABLE with
+//!   acknowledgement, and enables rings last. Stopping the port says nothing; closing it disables the rings and GET_VRING_BASE.
 
 use std::{
     fs::File,

@@ -18,8 +18,8 @@ use butterfly_vhost::{
 
 /// Longer than anything here takes on a busy machine.
 pub const WAIT: Duration = Duration::from_secs(20);
-/// What is called prompt.
-pub const PROMPT: Duration = Duration::from_millis(500);
+/// What is called prompt: less than any time-out.
+pub const PROMPT: Duration = Duration::from_millis(900);
 
 /// What a device told its owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
