@@ -10,7 +10,7 @@ use std::{
 use butterfly_vhost::{
     control::{Device, DeviceConfig, DeviceState, Role},
     driver::{
-        DirtyLog, GuestConfig, Listener, MemoryConfig, Vm, VmConfig,
+        Connection, DirtyLog, Guest, GuestConfig, Listener, Memory, MemoryConfig, MemoryMessages, Start, Vm, VmConfig,
         raw::{self, FrontendReq},
     },
     net::{Features, NetHeader},
@@ -68,6 +68,27 @@ fn a_device_goes_on_with_what_another_one_left() {
     // And then as any other.
     let mut vm = new.vm(&small());
     new.ping(&mut vm, 10);
+}
+
+/// The guest's firmware still runs, say: there are protocol features already, and no features yet.
+#[test]
+fn a_front_end_that_is_half_way_goes_on_too() {
+    let mut old = Bed::server();
+    let mut connection = old.connect();
+    let features = connection.negotiate(small().features, Connection::usual_protocol()).unwrap();
+    connection.sync().unwrap();
+    let exported = old.device().export().unwrap();
+    assert_eq!((exported.state.features, exported.state.rings[1].kick.is_none()), (None, true));
+    old.stop();
+    let mut new = old.successor();
+    new.resume(exported.connection, exported.state).unwrap();
+    let memory = Memory::new(&MemoryConfig::new(small().guest.memory_needed())).unwrap();
+    let mut guest = Guest::new(&memory, features, &small().guest).unwrap();
+    // Every message of this is acknowledged: the front end would wait for ever.
+    connection.start(&guest, &Start { memory: Some(MemoryMessages::Slots), ..Start::default() }).unwrap();
+    guest.send(&[1; 60], NetHeader::default()).unwrap();
+    assert_eq!(new.echo(), 1);
+    assert_eq!(guest.recv().unwrap().unwrap().1, [1; 60]);
 }
 
 #[test]

@@ -61,21 +61,14 @@ impl Gate {
     pub fn new(session: Session) -> io::Result<Gate> {
         let (inside, outside) = UnixStream::pair()?;
         outside.set_nonblocking(true)?;
-        let features = session.features();
+        // QEMU 7.2 enables rings when the guest's driver accepts features, which is before it sends them to us.
+        let features = session.features().unwrap_or(Features::PROTOCOL_FEATURES);
         let protocol_features = session.protocol_features();
         let backend = Arc::new(Mutex::new(Backend { session, rehearsal: true }));
         let mut gate = Gate { handler: BackendReqHandler::from_stream(inside, backend.clone()), backend, outside };
-        if let Some(features) = features {
-            gate.rehearse(FrontendReq::GET_FEATURES, None)?;
-            gate.rehearse(FrontendReq::SET_PROTOCOL_FEATURES, Some(protocol_features))?;
-            gate.rehearse(FrontendReq::SET_FEATURES, Some(features.0))?;
-        } else {
-            // QEMU 7.2 enables rings when the guest's driver accepts features, which is before it sends them to us.
-            gate.rehearse(FrontendReq::SET_FEATURES, Some(Features::PROTOCOL_FEATURES.0))?;
-            if protocol_features != 0 {
-                gate.rehearse(FrontendReq::SET_PROTOCOL_FEATURES, Some(protocol_features))?;
-            }
-        }
+        gate.rehearse(FrontendReq::GET_FEATURES, None)?;
+        gate.rehearse(FrontendReq::SET_PROTOCOL_FEATURES, Some(protocol_features))?;
+        gate.rehearse(FrontendReq::SET_FEATURES, Some(features.0))?;
         gate.lock().rehearsal = false;
         Ok(gate)
     }
