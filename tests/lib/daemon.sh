@@ -10,8 +10,10 @@ daemon_start() {
   shift
   need_programs butterflyd butterfly
   rm -f "$DAEMON_DIR/api"
-  # A session of its own: Ctrl-C on a terminal ends the script, whose trap then ends the daemon, in that order.
-  setsid "$BIN/butterflyd" -i 42.0.0.1 -s "$DAEMON_DIR" -e "ipc://$DAEMON_DIR/api" -l info --no-syslog "$@" \
+  # A session of its own: Ctrl-C on a terminal ends the script, whose trap then ends the daemon, in that order. Unless the
+  # caller wants it in its own, for the priority that belongs to a session.
+  # shellcheck disable=SC2086 # nothing if empty
+  ${DAEMON_SESSION-setsid} "$BIN/butterflyd" -i 42.0.0.1 -s "$DAEMON_DIR" -e "ipc://$DAEMON_DIR/api" -l info --no-syslog "$@" \
     </dev/null >>"$DAEMON_DIR/butterflyd.log" 2>&1 &
   DAEMON_PID=$!
   echo "$DAEMON_PID" >"$DAEMON_DIR/daemon.pid"

@@ -13,6 +13,8 @@ set -euo pipefail
 # shellcheck source=../lib/daemon.sh
 . "$TESTS/lib/daemon.sh"
 
+DAEMON_SESSION='' # peers.py favours the session that it started
+
 usage() {
   sed -n '2,6s/^# \{0,1\}//p' "$0"
   exit 2
