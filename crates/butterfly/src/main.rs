@@ -22,7 +22,6 @@ mod settings;
 mod sg;
 mod table;
 mod tree;
-mod version;
 mod workers;
 
 use output::Output;

@@ -7,7 +7,7 @@ use crate::reader::Arguments;
 use crate::session::Session;
 use crate::settings::Settings;
 use crate::tree::{self, Action, Handler, Node, global_options};
-use crate::version;
+use butterfly_api::REVISION;
 use std::io;
 
 /// Runs the commands in `words` (without the program's name), in order, until
@@ -21,7 +21,7 @@ pub fn run(words: &[String], output: &mut Output) -> io::Result<bool> {
     for word in words {
         match word.as_str() {
             "-h" | "--help" => output.print(help::page(&[&root]))?,
-            "-V" | "--version" => output.line(version::line())?,
+            "-V" | "--version" => output.line(butterfly_version::line(REVISION))?,
             _ => continue,
         }
         return Ok(true);

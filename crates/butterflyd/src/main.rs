@@ -16,7 +16,6 @@ mod options;
 mod registry;
 mod run;
 mod signals;
-mod version;
 
 use clap::Parser;
 use config::Config;
@@ -31,7 +30,7 @@ const USAGE: u8 = 2;
 fn main() -> ExitCode {
     let options = Options::parse();
     if options.version {
-        let _ = writeln!(std::io::stdout(), "{}", version::line());
+        let _ = writeln!(std::io::stdout(), "{}", butterfly_version::line(butterfly_api::REVISION));
         return ExitCode::SUCCESS;
     }
     let config = match Config::load(options) {

@@ -49,9 +49,13 @@ pub(crate) struct Backing {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the texts say it
 pub enum BackingError {
-    #[error("is not backed by a regular file: use memory-backend-memfd, or memory-backend-file on tmpfs or hugetlbfs, with share=on")]
+    #[error(
+        "is not backed by a regular file: use memory-backend-memfd, or memory-backend-file on tmpfs or hugetlbfs, with share=on"
+    )]
     NotAFile,
-    #[error("lies on a file system (type {0:#x}) that may make the switch wait: use memory-backend-memfd, or memory-backend-file on tmpfs or hugetlbfs")]
+    #[error(
+        "lies on a file system (type {0:#x}) that may make the switch wait: use memory-backend-memfd, or memory-backend-file on tmpfs or hugetlbfs"
+    )]
     FileSystem(i64),
     #[error("cannot be looked at: {0}")]
     Unknown(#[from] rustix::io::Errno),
@@ -113,7 +117,9 @@ pub enum MemoryError {
     BadRange(u64),
     #[error("memory regions overlap at guest address {0:#x}")]
     Overlap(u64),
-    #[error("memory region at guest address {guest:#x} needs {needed} bytes of its file, which has {have}: the file is too small")]
+    #[error(
+        "memory region at guest address {guest:#x} needs {needed} bytes of its file, which has {have}: the file is too small"
+    )]
     FileTooSmall { guest: u64, needed: u64, have: u64 },
     #[error("memory region at guest address {guest:#x} {source}")]
     Backing { guest: u64, source: BackingError },
@@ -157,7 +163,8 @@ impl Mapping {
         let guest = spec.guest_addr;
         let map_error = |source| MemoryError::Map { guest, source };
         let end = spec.mmap_offset.checked_add(spec.size).ok_or(MemoryError::BadRange(guest))?;
-        let Backing { size: have, page } = Backing::of(spec.file.as_fd()).map_err(|source| MemoryError::Backing { guest, source })?;
+        let Backing { size: have, page } =
+            Backing::of(spec.file.as_fd()).map_err(|source| MemoryError::Backing { guest, source })?;
         if have < end {
             return Err(MemoryError::FileTooSmall { guest, needed: end, have });
         }
@@ -167,7 +174,14 @@ impl Mapping {
         let skip = usize::try_from(spec.mmap_offset - start).map_err(|_| MemoryError::BadRange(guest))?;
         // SAFETY: a new mapping at an address the kernel chooses: no existing memory is touched.
         let base = unsafe {
-            mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE, &spec.file, start)
+            mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                &spec.file,
+                start,
+            )
         }
         .map_err(map_error)?;
         let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| map_error(rustix::io::Errno::NOMEM))?;

@@ -172,7 +172,17 @@ impl NetHeader {
         let offset = self.csum_offset.to_le_bytes();
         let buffers = self.num_buffers.to_le_bytes();
         [
-            self.flags, self.gso_type, hdr[0], hdr[1], gso[0], gso[1], start[0], start[1], offset[0], offset[1], buffers[0],
+            self.flags,
+            self.gso_type,
+            hdr[0],
+            hdr[1],
+            gso[0],
+            gso[1],
+            start[0],
+            start[1],
+            offset[0],
+            offset[1],
+            buffers[0],
             buffers[1],
         ]
     }
@@ -197,15 +207,8 @@ mod tests {
 
     #[test]
     fn a_header_survives_the_ring() {
-        let header = NetHeader {
-            flags: 1,
-            gso_type: 4,
-            hdr_len: 0x1234,
-            gso_size: 1448,
-            csum_start: 34,
-            csum_offset: 16,
-            num_buffers: 3,
-        };
+        let header =
+            NetHeader { flags: 1, gso_type: 4, hdr_len: 0x1234, gso_size: 1448, csum_start: 34, csum_offset: 16, num_buffers: 3 };
         assert_eq!(NetHeader::from_bytes(header.to_bytes()), header);
     }
 

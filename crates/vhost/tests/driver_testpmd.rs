@@ -14,8 +14,8 @@ use std::{
 
 use butterfly_vhost::{
     driver::{
-        Connection, DeviceError, GuestConfig, KickPolicy, Listener, MemoryConfig, Placement, ProtocolFeatures, SendError, Shape,
-        Start, Vm, VmConfig,
+        Connection, DeviceError, DirtyLog, GuestConfig, KickPolicy, Listener, MemoryConfig, Placement, ProtocolFeatures,
+        SendError, Shape, Start, Vm, VmConfig,
     },
     net::{Features, NetHeader},
 };
@@ -120,7 +120,7 @@ fn exchange(from: &mut Vm, to: &mut Vm, sender: u8, lens: &[usize]) {
     let mut next = 0;
     for (number, len) in lens.iter().enumerate() {
         from.guest.enqueue(&frame(sender, number, *len), NetHeader::default()).unwrap();
-        if number % 4 == 3 || number + 1 == lens.len() || from.guest.tx().free_descs() < 8 {
+        if number % 8 == 7 || number + 1 == lens.len() || from.guest.tx().free_descs() < 9 {
             from.guest.flush();
             while next <= number {
                 let (header, got) = match to.guest.recv_wait(WAIT) {
@@ -147,7 +147,7 @@ fn both_ways(a: &mut Vm, b: &mut Vm, lens: &[usize]) {
 /// Lengths that start, fill and overflow buffers of 2 KiB; jumbo frames where they fit.
 fn lens(largest: usize) -> Vec<usize> {
     let all = [18, 60, 61, 64, 128, 1000, 1514, 2035, 2036, 2037, 2048, 4084, 4096, 9000];
-    all.into_iter().cycle().filter(|len| *len <= largest).take(300).collect()
+    all.into_iter().cycle().filter(|len| *len <= largest).take(140).collect()
 }
 
 /// DPDK leaves num_buffers alone when buffers are not merged (virtio 1.2, 5.1.6.4.1, wants 1 there).
@@ -314,6 +314,27 @@ fn stop_crash_reboot_and_other_features() {
     let less = Features::MRG_RXBUF;
     assert_eq!(b.change_features(less).unwrap(), less);
     both_ways(&mut a, &mut b, &lens(1514));
+}
+
+#[test]
+fn stores_are_logged_while_logging_is_on() {
+    let testpmd = Testpmd::start(false);
+    let features = MODERN.with(Features::MRG_RXBUF);
+    let (mut a, mut b) = testpmd.pair(&config(features));
+    both_ways(&mut a, &mut b, &lens(1514));
+    let log = DirtyLog::new(b.guest.memory()).unwrap();
+    b.connection.set_log(&log).unwrap();
+    b.connection.set_logging(&b.guest, true).unwrap();
+    both_ways(&mut a, &mut b, &[1000]);
+    let used = b.guest.rx().ring().addr().used;
+    assert!(log.is_dirty(used), "the used ring was written: {:x?}", log.dirty_pages());
+    assert!(log.is_dirty(b.guest.tx().ring().addr().used));
+    assert!(!log.is_dirty(b.guest.rx().ring().addr().desc), "descriptors are only read");
+    assert!(log.dirty_pages().len() > 2, "and a buffer was");
+    b.connection.set_logging(&b.guest, false).unwrap();
+    log.clear();
+    both_ways(&mut a, &mut b, &[1000]);
+    assert_eq!(log.dirty_pages(), Vec::<u64>::new());
 }
 
 #[test]

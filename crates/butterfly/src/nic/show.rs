@@ -91,6 +91,18 @@ fn machine(page: &mut String, show: &NicShow, now: u64) {
         (false, _) => "no virtual machine".into(),
     };
     field(page, "attached", &attached);
+    if let Some(trouble) = &show.trouble {
+        field(page, "trouble", trouble);
+    }
+    if let Some(process) = show.peer_pid {
+        field(page, "machine", &format!("process {process}"));
+    }
+    if show.migrating() {
+        field(page, "migrating", "yes: writes to its memory are logged");
+    }
+    if show.others_waiting() {
+        field(page, "waiting", "another machine has connected and gets its turn when this one leaves");
+    }
     field(page, "times attached", &show.attach_count().to_string());
     let detached = match (&show.last_detach_reason, show.last_detach_time) {
         (Some(reason), Some(time)) => format!("{}: {reason}", when(time)),
@@ -117,22 +129,23 @@ fn queues(page: &mut String, queues: &[nic_show::Queue]) {
         page.push_str("  none\n");
         return;
     }
+    let number = |value: Option<u32>| value.map_or("-".into(), |value| value.to_string());
     let rows: Vec<_> = queues
         .iter()
         .map(|queue| {
             // Ring indices are 16 bits wide and wrap.
-            let waiting = (queue.guest_avail() as u16).wrapping_sub(queue.next_avail() as u16);
+            let waiting = queue.guest_avail.zip(queue.next_avail);
+            let waiting = waiting.map(|(guest, ours)| u32::from((guest as u16).wrapping_sub(ours as u16)));
             [
                 safe(queue.name()),
-                queue.size().to_string(),
+                number(queue.size),
                 yes_no(queue.running()),
                 yes_no(queue.enabled()),
-                queue.next_avail().to_string(),
-                queue.used().to_string(),
-                queue.guest_avail().to_string(),
-                waiting.to_string(),
-                yes_no(queue.has_kick()),
-                yes_no(queue.has_call()),
+                yes_no(queue.broken()),
+                number(queue.next_avail),
+                number(queue.used),
+                number(queue.guest_avail),
+                number(waiting),
             ]
         })
         .collect();
@@ -143,15 +156,23 @@ fn queues(page: &mut String, queues: &[nic_show::Queue]) {
             ("size", Align::Right),
             ("running", Align::Left),
             ("enabled", Align::Left),
+            ("broken", Align::Left),
             ("next avail", Align::Right),
             ("used", Align::Right),
             ("guest avail", Align::Right),
             ("waiting", Align::Right),
-            ("kick", Align::Left),
-            ("call", Align::Left),
         ],
         &rows,
     ));
+    for queue in queues {
+        let name = safe(queue.name());
+        if queue.broken() {
+            let _ = writeln!(page, "  {name} is broken: its index was impossible; it rests until the guest sets it up anew");
+        }
+        if let Some(trouble) = &queue.trouble {
+            let _ = writeln!(page, "  {name} does not run: {}", safe(trouble));
+        }
+    }
 }
 
 fn memory(page: &mut String, regions: &[nic_show::MemoryRegion]) {
@@ -180,6 +201,14 @@ fn traffic(page: &mut String, show: &NicShow) {
         row("out, to the virtual machine", show.out_packets(), show.out_bytes()),
     ];
     page.push_str(&table(2, heading, &rows));
+    for (count, meaning) in [
+        (show.flooded(), "frames of the virtual machine went to several receivers"),
+        (show.learn_refused(), "times a source address was not learnt, as a bound was reached"),
+    ] {
+        if count != 0 {
+            let _ = writeln!(page, "  {count} {meaning}");
+        }
+    }
 }
 
 fn drops(page: &mut String, drops: &[nic_show::Drop], all: bool) {

@@ -1,7 +1,7 @@
 //! Contract of the error texts, and of what is a success although it may look wrong.
 
 use crate::refused;
-use crate::support::{Daemon, Row, answer, check, compact};
+use crate::support::{Daemon, Row, answer, asked_for, check, in_full};
 use butterfly_api::proto::Messages;
 use butterfly_api::text;
 
@@ -142,8 +142,7 @@ fn refused_by_the_daemon_is_exit_code_1() {
         let daemon = Daemon::new();
         let mut client = daemon.start(line);
         let request = daemon.receive(line);
-        let asks = compact(&request.messages[0]);
-        assert_eq!(asks, asked, "{line}");
+        assert_eq!(asked_for(&request.messages[0]), in_full(asked), "{line}");
         daemon.send(&answer(&[refusal]));
         let ended = client.end();
         assert!(ended.err.starts_with("error in response\ndescription: "), "{line}: {}", ended.err);

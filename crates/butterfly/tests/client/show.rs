@@ -10,11 +10,13 @@ const SHOWN: &str = r#"nic_show {
   features_negotiated: "VIRTIO_F_VERSION_1" features_negotiated: "VIRTIO_NET_F_MRG_RXBUF"
   features_refused: "VIRTIO_NET_F_CSUM"
   protocol_features: "REPLY_ACK"
-  queues { name: "rx" size: 1024 running: true enabled: true next_avail: 65535 used: 65535 guest_avail: 3 has_call: true has_kick: true }
-  queues { name: "tx" size: 256 running: true enabled: false next_avail: 7 used: 7 guest_avail: 7 has_call: false has_kick: true }
+  queues { name: "rx" size: 1024 running: true enabled: true next_avail: 65535 used: 65535 guest_avail: 3 broken: true }
+  queues { name: "tx" size: 256 running: true enabled: false next_avail: 7 used: 7 guest_avail: 7 }
+  queues { name: "aux" running: false trouble: "no call\033[2J" }
   memory_regions { guest_addr: 0 size: 536870912 page_size: 4096 }
   memory_regions { guest_addr: 4294967296 size: 1073741824 page_size: 2097152 }
   last_detach_reason: "the virtual machine closed the connection" last_detach_time: 1000000000
+  trouble: "no socket" peer_pid: 4711 others_waiting: true migrating: true flooded: 5 learn_refused: 6
   in_packets: 10 in_bytes: 1000 out_packets: 200 out_bytes: 20000
   drops { reason: "ring-full" count: 12 description: "the receiver took nothing" }
   drops { reason: "spoofed-mac" count: 0 description: "the source MAC is not the vnic's" }
@@ -54,6 +56,15 @@ fn nic_show_is_a_page() {
         );
         let (attached, after) = after.split_once('\n').unwrap();
         assert!(attached.ends_with(" UTC (2 h 1 min ago)"), "{attached}");
+        let after = after
+            .strip_prefix(
+                "  trouble           no socket
+  machine           process 4711
+  migrating         yes: writes to its memory are logged
+  waiting           another machine has connected and gets its turn when this one leaves
+",
+            )
+            .unwrap();
         let (detached, after) = after.split_once("\n\n").unwrap();
         assert!(detached.starts_with("  times attached    3\n  last detach       2001-09-09 01:46:40 UTC ("), "{detached}");
         assert!(detached.ends_with(" ago): the virtual machine closed the connection"), "{detached}");
@@ -69,9 +80,12 @@ fn nic_show_is_a_page() {
   protocol          REPLY_ACK
 
 queues (rx is what the virtual machine receives from)
-  name  size  running  enabled  next avail   used  guest avail  waiting  kick  call
-  rx    1024  yes      yes           65535  65535            3        4  yes   yes
-  tx     256  yes      no                7      7            7        0  yes   no
+  name  size  running  enabled  broken  next avail   used  guest avail  waiting
+  rx    1024  yes      yes      yes          65535  65535            3        4
+  tx     256  yes      no       no               7      7            7        0
+  aux      -  no       no       no               -      -            -        -
+  rx is broken: its index was impossible; it rests until the guest sets it up anew
+  aux does not run: no call\\u{{1b}}[2J
 
 memory
   guest address          size  pages
@@ -82,6 +96,8 @@ traffic
                                 packets  bytes
   in, from the virtual machine       10   1000
   out, to the virtual machine       200  20000
+  5 frames of the virtual machine went to several receivers
+  6 times a source address was not learnt, as a bound was reached
 
 drops
   reason     {pad}frames  meaning
@@ -162,6 +178,10 @@ fn nic_show_for_programs() {
         "role": "server",
         "attached": true,
         "attached_since": 1_700_000_000,
+        "peer_pid": 4711,
+        "migrating": true,
+        "others_waiting": true,
+        "trouble": "no socket",
         "attach_count": 3,
         "last_detach_reason": "the virtual machine closed the connection",
         "last_detach_time": 1_000_000_000,
@@ -171,9 +191,11 @@ fn nic_show_for_programs() {
         "protocol_features": ["REPLY_ACK"],
         "queues": [
             {"name": "rx", "size": 1024, "running": true, "enabled": true, "next_avail": 65535, "used": 65535,
-             "guest_avail": 3, "has_call": true, "has_kick": true},
+             "guest_avail": 3, "broken": true, "trouble": null},
             {"name": "tx", "size": 256, "running": true, "enabled": false, "next_avail": 7, "used": 7,
-             "guest_avail": 7, "has_call": false, "has_kick": true},
+             "guest_avail": 7, "broken": false, "trouble": null},
+            {"name": "aux", "size": null, "running": false, "enabled": false, "next_avail": null, "used": null,
+             "guest_avail": null, "broken": false, "trouble": "no call\u{1b}[2J"},
         ],
         "memory_regions": [
             {"guest_addr": 0, "size": 536_870_912, "page_size": 4096},
@@ -183,6 +205,8 @@ fn nic_show_for_programs() {
         "in_bytes": 1000,
         "out_packets": 200,
         "out_bytes": 20000,
+        "flooded": 5,
+        "learn_refused": 6,
         "drops": [
             {"reason": "ring-full", "count": 12, "description": "the receiver took nothing"},
             {"reason": "spoofed-mac", "count": 0, "description": "the source MAC is not the vnic's"},

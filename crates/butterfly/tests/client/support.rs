@@ -1,7 +1,8 @@
 //! Runs the client and plays the daemon.
 
 use butterfly_api::proto::{Message, MessageV0, Messages, Request, Response};
-use protobuf::{Message as _, MessageField, text_format};
+use butterfly_api::{decode, text};
+use protobuf::{Message as _, MessageField};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -16,8 +17,8 @@ pub struct Row<'a> {
     /// The words after `butterfly`. `@` stands for `-e` and the endpoint of
     /// the scripted daemon, `''` for an empty word.
     pub line: &'a str,
-    /// What it asks: one batch per exchange, a batch of `Request`s in compact
-    /// text format.
+    /// What it asks: one batch per exchange, a batch of `Request`s in text
+    /// format.
     pub asks: &'a [&'a [&'a str]],
     /// What the daemon answers to each batch, `Response`s in text format.
     /// Where this is shorter than `asks`, plain success.
@@ -38,8 +39,9 @@ impl Row<'_> {
         let mut client = daemon.start(self.line);
         for (place, asked) in self.asks.iter().enumerate() {
             let request = daemon.receive(self.line);
-            let requests: Vec<String> = request.messages.iter().map(compact).collect();
-            assert_eq!(requests, *asked, "requests of `{}`", self.line);
+            let requests: Vec<String> = request.messages.iter().map(asked_for).collect();
+            let expected: Vec<String> = asked.iter().map(|text| in_full(text)).collect();
+            assert_eq!(requests, expected, "requests of `{}`", self.line);
             daemon.send(&match self.answers.get(place) {
                 Some(responses) => answer(responses),
                 None => answer(&vec![""; asked.len()]),
@@ -168,7 +170,7 @@ impl Daemon {
 
     pub fn receive(&self, line: &str) -> Messages {
         match self.socket.recv_bytes(0) {
-            Ok(bytes) => Messages::parse_from_bytes(&bytes).unwrap(),
+            Ok(bytes) => decode(&bytes).unwrap(),
             Err(error) => panic!("`{line}` asks nothing: {error}"),
         }
     }
@@ -184,7 +186,7 @@ impl Daemon {
     /// After the client's end: it must not have asked anything else.
     pub fn assert_silent(&self, line: &str) {
         if let Ok(bytes) = self.socket.recv_bytes(zmq::DONTWAIT) {
-            panic!("`{line}` also asks {:?}", Messages::parse_from_bytes(&bytes));
+            panic!("`{line}` also asks {:?}", decode::<Messages>(&bytes));
         }
     }
 }
@@ -199,7 +201,7 @@ pub fn answer(responses: &[&str]) -> Messages {
         Message {
             revision: Some(6),
             message_0: MessageField::some(MessageV0 {
-                response: MessageField::some(butterfly_api::text::parse::<Response>(&text).unwrap()),
+                response: MessageField::some(text::parse::<Response>(&text).unwrap()),
                 ..MessageV0::default()
             }),
             ..Message::default()
@@ -216,10 +218,15 @@ macro_rules! refused {
     };
 }
 
-/// The request in `message`, on one line.
-pub fn compact(message: &Message) -> String {
+/// The request in `message`, in text format.
+pub fn asked_for(message: &Message) -> String {
     assert_eq!(message.revision, Some(6));
     let payload = message.message_0.as_ref().expect("a payload");
     let request: &Request = payload.request.as_ref().expect("a request");
-    text_format::print_to_string(request)
+    text::print(request)
+}
+
+/// `request`, a `Request` in text format, as [`asked_for`] prints it.
+pub fn in_full(request: &str) -> String {
+    text::print(&text::parse::<Request>(request).unwrap())
 }

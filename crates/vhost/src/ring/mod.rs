@@ -10,8 +10,8 @@ mod rx;
 mod split;
 mod tx;
 
-pub(crate) use call::{ensure_signaller, is_eventfd};
 pub use call::{CallError, CallFd, prepare_thread};
+pub(crate) use call::{ensure_signaller, is_eventfd};
 pub use frames::{BATCH, Delivery, Finish, Frame, FrameFault, FrameStore, Frames, HEAD, HEAD_MAX, MAX_FRAME, Slot};
 pub use rx::{NotDelivered, RxRing};
 pub(crate) use split::Split;

@@ -143,7 +143,8 @@ impl Split {
             return Err(RingError::Size(size));
         }
         let n = u32::from(size);
-        let place = |what, addr, len, align| setup.memory.ring_span(addr, len, align).map(|s| s.ptr).ok_or(RingError::Place(what));
+        let place =
+            |what, addr, len, align| setup.memory.ring_span(addr, len, align).map(|s| s.ptr).ok_or(RingError::Place(what));
         // The two event fields at the ends are counted always, as they are present in every layout QEMU and Linux use.
         let desc = place("descriptor", setup.desc, DESC_LEN * n, 8)?;
         let avail = place("available", setup.avail, 6 + 2 * n, 2)?;

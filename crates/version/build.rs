@@ -1,4 +1,4 @@
-//! Tells the daemon which commit it was built from, for its version line.
+//! Tells the programs which commit they were built from, for their version line.
 
 use std::process::Command;
 
