@@ -7,13 +7,17 @@ SYSCONFDIR ?= /etc
 UNITDIR    ?= $(PREFIX)/lib/systemd/system
 KEEP       ?=
 
+# The programs that tests and install use; another build can be tested by naming its directory.
+BIN ?= $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/release
+export BIN
+
 # A build in CI must use the versions that are committed.
 LOCKED := $(if $(CI),--locked)
 
 PROGRAMS := butterflyd butterfly butterfly-bench
 
 # What `make test` runs, in this order: the quick and the likely to fail first.
-TEST_PARTS := lint unit guests dpdk
+TEST_PARTS := lint unit instructions scenarios guests dpdk
 
 .DEFAULT_GOAL := build
 .PHONY: help setup build test demo bench soak fuzz install uninstall clean guest \
@@ -39,7 +43,7 @@ test-lint: setup ## formatting, clippy without warnings, shellcheck
 	$(CARGO) clippy --workspace --all-targets $(LOCKED) -- -D warnings
 	tests/lib/shellcheck.sh
 
-test-unit: setup ## unit and property tests, packet walks
+test-unit: setup ## unit and property tests, packet walks, the driver against testpmd (root)
 	$(CARGO) test --workspace --exclude butterfly-tests $(LOCKED)
 
 test-scenarios: setup build ## whole daemons with simulated guests (root)
@@ -77,7 +81,7 @@ fuzz: setup ## coverage-guided fuzzing of rings and control messages
 
 install: build ## install programs, sample configuration and systemd unit; DESTDIR, PREFIX
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(SYSCONFDIR)/butterfly $(DESTDIR)$(UNITDIR)
-	install -m 755 $(PROGRAMS:%=target/release/%) $(DESTDIR)$(PREFIX)/bin/
+	install -m 755 $(PROGRAMS:%=$(BIN)/%) $(DESTDIR)$(PREFIX)/bin/
 	# The operator's own configuration is never replaced.
 	test -e $(DESTDIR)$(SYSCONFDIR)/butterfly/butterflyd.ini || \
 	  install -m 644 packaging/butterflyd.ini $(DESTDIR)$(SYSCONFDIR)/butterfly/butterflyd.ini
