@@ -431,7 +431,7 @@ impl FastTx {
     }
 }
 
-/// The receive queue. Each buffer is one descriptor.
+/// The receive queue. Each buffer is one descriptor, also for a legacy guest, whose driver would put the header apart.
 #[derive(Debug)]
 pub struct FastRx {
     core: Core,

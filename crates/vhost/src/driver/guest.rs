@@ -93,10 +93,10 @@ pub struct GuestConfig {
     pub rx_buffer: usize,
     /// Largest frame that can be sent, without header.
     pub max_frame: usize,
-    /// Layout of receive chains.
+    /// Layout of receive chains, as far as the features in force allow it: without INDIRECT_DESC there are no indirect tables,
+    /// and a legacy guest without ANY_LAYOUT has the header apart (virtio 1.2, 5.1.6.6 and 2.7.4.1) unless buffers are merged.
     pub rx_shape: Shape,
-    /// Layout of transmit chains. A legacy guest without ANY_LAYOUT has the header apart, whatever this says (virtio 1.2,
-    /// 5.1.6.6 and 2.7.4.1).
+    /// Layout of transmit chains, as far as the features in force allow it.
     pub tx_shape: Shape,
     /// Receive buffers given to the device at the start; None: as many as fit.
     pub rx_fill: Option<usize>,
@@ -336,7 +336,7 @@ impl Guest {
         let mut count = 0;
         while count < max {
             let Some(slot) = self.rx_free.pop() else { break };
-            let shape = self.config.rx_shape;
+            let shape = self.allowed(self.config.rx_shape, self.features.has(Features::MRG_RXBUF));
             let header = self.features.header_len();
             shape.cut(self.rx_slots[slot], header, self.config.rx_buffer, true, &mut self.chain);
             if self.rx.add(&self.chain, shape.placement, slot as u64).is_err() {
@@ -362,14 +362,17 @@ impl Guest {
         Ok(count)
     }
 
-    fn tx_shape(&self) -> Shape {
-        let modern = self.features.0 & (Features::VERSION_1.0 | Features::ANY_LAYOUT.0) != 0;
-        Shape { header_apart: self.config.tx_shape.header_apart || !modern, ..self.config.tx_shape }
+    /// What the features in force make of a layout; `any`: the device must accept any layout all the same.
+    fn allowed(&self, shape: Shape, any: bool) -> Shape {
+        let any = any || self.features.0 & (Features::VERSION_1.0 | Features::ANY_LAYOUT.0) != 0;
+        let indirect = self.features.has(Features::INDIRECT_DESC);
+        let placement = if indirect { shape.placement } else { Placement::Direct };
+        Shape { header_apart: shape.header_apart || !any, placement, ..shape }
     }
 
     /// Adds a frame to the transmit ring; the device sees it after [`Self::flush`].
     pub fn enqueue(&mut self, frame: &[u8], header: NetHeader) -> Result<(), SendError> {
-        let shape = self.tx_shape();
+        let shape = self.allowed(self.config.tx_shape, false);
         self.enqueue_with(frame, header, shape.placement, |addr, header_len, len, chain| {
             shape.cut(addr, header_len, len, false, chain);
         })
