@@ -230,6 +230,16 @@ mod tests {
         assert_eq!(fdb.list(1).iter().map(|l| l.vni).collect::<std::collections::BTreeSet<_>>(), [0x01_002a, 0x02_002a].into());
     }
 
+    /// The same machines in every network, and networks with many machines that differ little: none of that fills a bucket.
+    #[test]
+    fn equal_addresses_in_many_networks_find_room() {
+        let fdb = Fdb::new(300);
+        for vni in 0..2000 {
+            assert_eq!(fdb.learn(vni, 0x0500_0000_0002, A, 1, true), Learning::New, "network {vni}");
+            assert_eq!(fdb.learn(vni, 0x8500_0000_0002 + (u64::from(vni & 0xff) << 40), A, 1, true), Learning::New, "network {vni}");
+        }
+    }
+
     #[test]
     fn a_full_bucket_refuses_and_keeps() {
         let fdb = Fdb::new(300);

@@ -40,6 +40,9 @@ pub struct Host {
     last: BTreeMap<String, u64>,
 }
 
+/// What arrived at each guest, in order.
+pub type Received = BTreeMap<String, Vec<(NetHeader, Vec<u8>)>>;
+
 /// Features of a modern Linux guest.
 pub const LINUX: Features = Features(
     Features::VERSION_1.0
@@ -132,7 +135,7 @@ impl Host {
     }
 
     /// What arrived at each guest since the last call, in order.
-    pub fn received(&mut self) -> Result<BTreeMap<String, Vec<(NetHeader, Vec<u8>)>>, Error> {
+    pub fn received(&mut self) -> Result<Received, Error> {
         let mut all = BTreeMap::new();
         for (id, attached) in &mut self.vnics {
             let Some(guest) = &mut attached.guest else { continue };

@@ -164,6 +164,9 @@ mod tests {
             ("LLC IP", &[0, 50, 0x06, 0x06, 3, 0x45], Inside::HiddenIp),
             ("spanning tree", &[0, 38, 0x42, 0x42, 3], Inside::NonIp),
             ("tagged LLC IP", &[0x81, 0, 0, 5, 0, 50, 0x06, 0x06, 3, 0x45], Inside::HiddenIp),
+            ("SNAP IPv4 for a group", &[0, 50, 0xab, 0xaa, 3, 0, 0, 0, 0x08, 0x00, 0x45], Inside::HiddenIp),
+            ("SNAP IPv4 in a reply", &[0, 50, 0xaa, 0xab, 3, 0, 0, 0, 0x08, 0x00, 0x45], Inside::HiddenIp),
+            ("SNAP IPv4 that polls", &[0, 50, 0xaa, 0xaa, 0x13, 0, 0, 0, 0x08, 0x00, 0x45], Inside::HiddenIp),
         ];
         for (name, bytes, want) in cases {
             assert_eq!(inside(&frame(bytes)), *want, "{name}");
@@ -174,5 +177,17 @@ mod tests {
     fn endless_tags_hide_something() {
         let tags: Vec<u8> = [0x81, 0, 0, 1].into_iter().cycle().take(116).collect();
         assert_eq!(inside(&frame(&tags)), Inside::HiddenIp);
+    }
+
+    #[test]
+    fn tags_that_push_llc_out_of_sight_hide_something() {
+        for tags in 27..=29 {
+            let mut bytes: Vec<u8> = [0x81, 0, 0, 1].into_iter().cycle().take(tags * 4).collect();
+            bytes.extend([0, 50, 0xaa, 0xaa, 3, 0, 0, 0, 0x08, 0x00, 0x45]);
+            let whole = frame(&bytes);
+            assert_eq!(inside(&whole[..HEAD.min(whole.len())]), Inside::HiddenIp, "{tags} tags");
+        }
+        // A frame that ends there has nothing to hide.
+        assert_eq!(inside(&frame(&[])[..14]), Inside::NonIp);
     }
 }

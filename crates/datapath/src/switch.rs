@@ -14,6 +14,7 @@ use butterfly_vhost::{
     control::{Device, DeviceConfig, DeviceEvents, DeviceStatus, Role},
     cpu,
     port::PortEvents,
+    ring::prepare_thread,
 };
 
 use crate::{
@@ -361,6 +362,9 @@ fn work(core: Option<usize>, make: impl FnOnce() -> Worker) {
             tracing::warn!(core, %why, "cannot pin the worker");
         }
     }
+    if let Err(why) = prepare_thread() {
+        tracing::warn!(%why, "interrupting guests will cost the worker more: raise the sysctl fs.aio-max-nr");
+    }
     // Nothing in there panics. If it did, publications would wait for this thread for ever: better to be restarted.
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| make().run())).is_err() {
         tracing::error!("a worker panicked");
@@ -375,7 +379,7 @@ fn housekeeping(plane: &Plane, vnics: &Mutex<BTreeMap<String, Declared>>) {
     while !plane.shared.stop.load(Ordering::Acquire) {
         plane.shared.clock.advance();
         ticks = ticks.wrapping_add(1);
-        if ticks % 10 == 0 {
+        if ticks.is_multiple_of(10) {
             plane.expire();
         }
         for (_, vnic) in plane.shared.snapshot.load().vnics.iter() {

@@ -2,9 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use butterfly_datapath::{Mac, VnicPolicy, harness::Host};
-use butterfly_packet::{build, ethernet};
-use butterfly_vhost::net::NetHeader;
+use butterfly_datapath::{
+    Mac, VnicPolicy,
+    harness::{Host, LINUX},
+};
+use butterfly_packet::{
+    build::{self, Checksum},
+    ethernet,
+};
+use butterfly_vhost::{
+    driver::{guest::GuestConfig, memory::MemoryConfig},
+    net::NetHeader,
+};
 
 const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
 const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);
@@ -118,6 +127,27 @@ fn learnt_addresses_go_with_their_vnic() {
 }
 
 #[test]
+fn the_largest_packets_pass_and_nothing_larger() {
+    let mut walk = Walk::new(&[]);
+    let config = GuestConfig { max_frame: 66_000, rx_buffer: 66_048, ..GuestConfig::default() }.rings(16);
+    for (id, mac) in [("a", A), ("b", B)] {
+        walk.host.declare(id, mac, 1, &bypass()).unwrap();
+        walk.host.attach(id, LINUX, &config, &MemoryConfig::new(config.memory_needed())).unwrap();
+    }
+    walk.host.settle();
+    let link = build::ethernet(A, B).vlan(1).vlan(2);
+    let v4 = link.clone().ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
+    walk.send("a", &v4.udp(1, 2, &[7; 65_535 - 20 - 8]), &["b"], &[]);
+    let v6 = link.ipv6(std::net::Ipv6Addr::LOCALHOST, std::net::Ipv6Addr::LOCALHOST);
+    let mut largest = v6.udp(1, 2, &[7; 65_535 - 8]);
+    walk.send("a", &largest, &["b"], &[]);
+    largest.push(0);
+    walk.host.send("a", &largest, NetHeader::default()).unwrap();
+    assert!(walk.host.received().unwrap().is_empty());
+    assert_eq!(walk.host.moved().get("a.drop.oversized"), Some(&1));
+}
+
+#[test]
 fn frames_for_bridges_stop_here() {
     let mut walk = Walk::new(&[("a", A, 1, bypass()), ("b", B, 1, bypass())]);
     for last in [0u8, 2, 3, 0xe, 0xf] {
@@ -228,4 +258,39 @@ fn floods_have_a_limit() {
     let copied = moved["r000.drop.not-attached"];
     assert_eq!(limited + copied, 40 * 64);
     assert!(limited > 0 && copied >= 65_536 / 200, "512,000 copies at once are more than the limit: {moved:?}");
+}
+
+/// Large frames, and those that have to be cut for some receivers, count for what they cost.
+#[test]
+fn large_floods_cost_more() {
+    let mut host = Host::new().unwrap();
+    host.declare("a", A, 1, &bypass()).unwrap();
+    let config = GuestConfig { max_frame: 60_000, ..GuestConfig::default() }.rings(64);
+    host.attach("a", LINUX, &config, &MemoryConfig::new(config.memory_needed())).unwrap();
+    for i in 0..200 {
+        host.declare(&format!("r{i:03}"), Mac([2, 0, 0, 1, 0, i]), 1, &bypass()).unwrap();
+    }
+    host.settle();
+    host.moved();
+    let ip = build::ethernet(A, Mac::BROADCAST).ipv4([10, 0, 0, 1], [10, 0, 0, 255]).checksum(Checksum::Partial);
+    let large = ip.udp(1, 2, &[0; 59_000]);
+    let cut = ip.tcp(&build::Tcp::new(1, 2, 0), &[0; 4800]);
+    let tso = NetHeader {
+        flags: NetHeader::FLAG_NEEDS_CSUM,
+        gso_type: NetHeader::GSO_TCPV4,
+        gso_size: 100,
+        csum_start: 34,
+        csum_offset: 16,
+        ..NetHeader::default()
+    };
+    for (frame, header) in [(large, NetHeader::default()), (cut, tso)] {
+        // 80,000 copies at once of a small frame would be few enough, but not of these.
+        for _ in 0..400 {
+            host.send("a", &frame, header).unwrap();
+        }
+        let moved = host.moved();
+        let copied = moved.get("r000.drop.not-attached").copied().unwrap_or(0);
+        assert_eq!(moved.get("a.drop.flood-limit").copied().unwrap_or(0) + copied, 400, "{moved:?}");
+        assert!(copied < 200, "{copied} of 400 were copied to 200 receivers");
+    }
 }
