@@ -13,8 +13,9 @@ pub const BATCH: usize = 64;
 pub const HEAD: usize = 128;
 /// Bytes that a slot can hold when the parser asks for more.
 pub const HEAD_MAX: usize = 256;
-/// Largest frame that is taken from a guest: the largest IP packet behind Ethernet and two VLAN tags.
-pub const MAX_FRAME: u32 = 65535 + 14 + 8;
+/// Largest frame that is taken from a guest: the largest IP packet, one of IPv6 (RFC 8200, 3: its length does not count the header),
+/// behind Ethernet and two VLAN tags.
+pub const MAX_FRAME: u32 = 65535 + 40 + 14 + 8;
 /// Smallest frame: an Ethernet header.
 pub(super) const MIN_FRAME: u32 = 14;
 /// Most bytes of a batch; the frame that reaches it is the last.
