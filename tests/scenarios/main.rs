@@ -4,4 +4,5 @@
 #![forbid(unsafe_code)]
 
 mod lifecycle;
+mod offloads;
 mod rings;
