@@ -45,6 +45,8 @@ impl Client {
     /// Connects to `endpoint`, in the background: a daemon that is not there shows as a time-out. Each request may take
     /// `timeout` to leave and again as long for its reply; without one it waits for ever.
     pub fn connect(endpoint: &str, timeout: Option<Duration>) -> Result<Self, ClientError> {
+        let refused = |reason| ClientError::Connect { endpoint: endpoint.to_owned(), reason };
+        crate::endpoint::check(endpoint).map_err(refused)?;
         let socket = Context::new().socket(SocketType::REQ)?;
         // A request that was not sent must not keep the process from ending.
         socket.set_linger(0)?;
@@ -57,16 +59,24 @@ impl Client {
         let timeout = timeout.map_or(-1, |timeout| i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX));
         socket.set_sndtimeo(timeout)?;
         socket.set_rcvtimeo(timeout)?;
-        socket.connect(endpoint).map_err(|reason| ClientError::Connect { endpoint: endpoint.to_owned(), reason })?;
+        socket.connect(endpoint).map_err(refused)?;
         Ok(Self { socket })
     }
 
     /// Sends `request` and waits for its reply, bytes both.
     pub fn exchange(&self, request: &[u8]) -> Result<Vec<u8>, ClientError> {
+        self.send(request)?;
+        self.receive()
+    }
+
+    fn send(&self, request: &[u8]) -> Result<(), ClientError> {
         self.socket.send(request, 0).map_err(|error| match error {
             zmq::Error::EAGAIN => ClientError::SendTimeout,
             other => other.into(),
-        })?;
+        })
+    }
+
+    fn receive(&self) -> Result<Vec<u8>, ClientError> {
         self.socket.recv_bytes(0).map_err(|error| match error {
             zmq::Error::EAGAIN => ClientError::ReceiveTimeout,
             other => other.into(),
@@ -76,6 +86,18 @@ impl Client {
     /// Sends `request` and waits for its reply.
     pub fn call(&self, request: &Messages) -> Result<Messages, ClientError> {
         decode_reply(&self.exchange(&request.write_to_bytes().map_err(ClientError::Encode)?)?)
+    }
+
+    /// As [`Self::call`]; when no reply came within `patience`, `late` is called once and the wait begins: for whoever waits
+    /// without a time-out and wants to know why nothing happens.
+    pub fn call_patiently(&self, request: &Messages, patience: Duration, late: impl FnOnce()) -> Result<Messages, ClientError> {
+        self.send(&request.write_to_bytes().map_err(ClientError::Encode)?)?;
+        let patience = i64::try_from(patience.as_millis()).unwrap_or(i64::MAX);
+        // Interrupted by a signal, it is just called early.
+        if self.socket.poll(zmq::POLLIN, patience).unwrap_or(0) == 0 {
+            late();
+        }
+        decode_reply(&self.receive()?)
     }
 }
 

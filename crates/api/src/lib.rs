@@ -9,6 +9,7 @@
 mod action;
 pub mod client;
 mod decode;
+mod endpoint;
 pub mod envelope;
 #[allow(missing_docs)] // Generated; the .proto files document every field.
 pub mod proto;

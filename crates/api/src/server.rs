@@ -48,6 +48,7 @@ impl Server {
     /// of any other kind.
     pub fn bind(endpoint: &str) -> Result<Self, ServerError> {
         let refused = |reason| ServerError::Bind { endpoint: endpoint.to_owned(), reason, advice: advice(reason) };
+        crate::endpoint::check(endpoint).map_err(refused)?;
         // ZeroMQ removes whatever is at an ipc path.
         ipc::check_replaceable(endpoint).map_err(refused)?;
         let socket = Context::new().socket(SocketType::REP)?;

@@ -1,17 +1,23 @@
 //! The connection to the daemon, and the words for its failures.
 
+use crate::diagnosis::diagnose;
 use crate::failure::Failure;
 use crate::settings::Settings;
 use butterfly_api::MAX_FRAME;
 use butterfly_api::client::{Client, ClientError};
 use butterfly_api::proto::Messages;
 use protobuf::Message;
+use std::io::Write;
 use std::time::Duration;
+
+/// Who waits for ever is told why after this time.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A connection to the daemon that the settings name.
 pub struct Connection {
     client: Client,
     endpoint: String,
+    waits_for_ever: bool,
 }
 
 impl Connection {
@@ -21,7 +27,7 @@ impl Connection {
         let endpoint = settings.endpoint.clone();
         let timeout = (settings.timeout != 0).then(|| Duration::from_millis(settings.timeout.into()));
         match Client::connect(&endpoint, timeout) {
-            Ok(client) => Ok(Self { client, endpoint }),
+            Ok(client) => Ok(Self { client, endpoint, waits_for_ever: timeout.is_none() }),
             Err(error) => Err(Failure::said(error.to_string())),
         }
     }
@@ -35,14 +41,25 @@ impl Connection {
                 "the request has {size} bytes, a daemon takes {MAX_FRAME}; send it in several parts"
             )));
         }
-        self.client.call(request).map_err(|error| self.failure(error))
+        let reply = match self.waits_for_ever {
+            false => self.client.call(request),
+            true => self.client.call_patiently(request, PATIENCE, || {
+                // Nobody is left to tell when standard error is closed.
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "no reply yet: {}\nstill waiting; Ctrl-C ends that, and -t MS limits it",
+                    diagnose(&self.endpoint)
+                );
+            }),
+        };
+        reply.map_err(|error| self.failure(error))
     }
 
     fn failure(&self, error: ClientError) -> Failure {
         Failure::said(match error {
             ClientError::SendTimeout => "Error, send timeout".to_owned(),
             ClientError::ReceiveTimeout => {
-                format!("Error, receive timeout\nis butterflyd running, with the endpoint {}?", self.endpoint)
+                format!("Error, receive timeout\n{}", diagnose(&self.endpoint))
             }
             ClientError::Encode(error) => format!("Error while encoding input to protobuf\n{error}"),
             ClientError::Decode(_) => "Error while decoding response".to_owned(),

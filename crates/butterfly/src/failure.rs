@@ -24,9 +24,9 @@ impl Failure {
         Self::Usage(text.into())
     }
 
-    /// The value of `option` could not be understood.
-    pub fn not_recognized(option: &str) -> Self {
-        Self::Usage(format!("--{option} argument not recognized"))
+    /// The `value` of `option` could not be understood: it is not `expected`.
+    pub fn not_recognized(option: &str, value: &str, expected: &str) -> Self {
+        Self::Usage(format!("--{option} argument not recognized\nhelp: {value:?} is not {expected}"))
     }
 
     /// The same failure, with the help after it.

@@ -29,7 +29,9 @@ fn print_fdb(arguments: &Arguments, session: &mut Session) -> Result<(), Failure
     }
     let vni = match arguments.word(0) {
         Some(word) => {
-            let number = word.parse().map_err(|_| Failure::usage("VNI argument not recognized"))?;
+            let number = word.parse().map_err(|_| {
+                Failure::usage(format!("VNI argument not recognized\nhelp: {word:?} is not a number from 0 to 16777215"))
+            })?;
             Some(number)
         }
         None => None,

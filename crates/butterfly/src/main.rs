@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod connection;
+mod diagnosis;
 mod failure;
 mod fdb;
 mod help;

@@ -98,9 +98,10 @@ impl Arguments {
         self.options.get(name).map_or(&[], Vec::as_slice)
     }
 
-    /// The value of `name`, read as `T`.
-    pub fn parsed<T: std::str::FromStr>(&self, name: &str) -> Result<Option<T>, Failure> {
-        self.value(name).map(|value| value.parse().map_err(|_| Failure::not_recognized(name))).transpose()
+    /// The value of `name`, read as `T`, which `expected` describes to whoever gave another.
+    pub fn parsed<T: std::str::FromStr>(&self, name: &str, expected: &str) -> Result<Option<T>, Failure> {
+        let parse = |value: &str| value.parse().map_err(|_| Failure::not_recognized(name, value, expected));
+        self.value(name).map(parse).transpose()
     }
 }
 
@@ -210,8 +211,11 @@ mod tests {
     #[test]
     fn values_are_parsed_or_named() {
         let read = read("--vni x --mac 7").unwrap();
-        assert_eq!(complaint(read.parsed::<u32>("vni").map(|_| ())), "--vni argument not recognized");
-        assert_eq!(read.parsed::<u32>("mac").unwrap(), Some(7));
-        assert_eq!(read.parsed::<u32>("endpoint").unwrap(), None);
+        assert_eq!(
+            complaint(read.parsed::<u32>("vni", "a number").map(|_| ())),
+            "--vni argument not recognized\nhelp: \"x\" is not a number"
+        );
+        assert_eq!(read.parsed::<u32>("mac", "a number").unwrap(), Some(7));
+        assert_eq!(read.parsed::<u32>("endpoint", "a number").unwrap(), None);
     }
 }

@@ -71,14 +71,15 @@ fn name(message: &Message) -> String {
     let Some(request) = message.message_0.as_ref().and_then(|payload| payload.request.as_ref()) else {
         return "no request".into();
     };
-    // The first field that is set is the one that is executed.
+    // The first field that is set is the one that is executed; it is an id, or a message with one as its first field.
     let content = text::print(request);
-    let kind = content.split([' ', ':', '{']).next().unwrap_or_default().to_owned();
-    match (request.nic_add.as_ref(), request.sg_add.as_ref()) {
-        (Some(nic), _) => format!("{kind} \"{}\"", nic.id()),
-        (None, Some(sg)) => format!("{kind} \"{}\"", sg.id()),
-        _ => kind,
-    }
+    let mut words = content.split_whitespace();
+    let kind = words.next().unwrap_or_default().trim_end_matches(':');
+    let value = match words.next() {
+        Some("{") => words.nth(1),
+        value => value,
+    };
+    format!("{kind} {}", value.unwrap_or_default()).trim_end().to_owned()
 }
 
 /// A request for each NIC, then one for each security group, that makes it.

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::help;
 use crate::output::Output;
-use crate::reader::Arguments;
+use crate::reader::{Arguments, is_option};
 use crate::session::Session;
 use crate::settings::Settings;
 use crate::tree::{self, Action, Handler, Node, global_options};
@@ -110,6 +110,9 @@ impl<'t> Step<'t> {
         let mut kind: String = self.path.iter().skip(1).map(|node| format!("{} ", node.name())).collect();
         kind.push_str("subcommand");
         match self.words.first() {
+            Some(word) if is_option(word) && self.command().is_none() => Failure::usage(format!(
+                "invalid {kind} {word}\nhelp: options go after the command, as in `butterfly nic list -e EP`"
+            )),
             Some(word) => Failure::usage(format!("invalid {kind} {word}")),
             None => Failure::usage(""),
         }

@@ -30,7 +30,7 @@ impl Settings {
             self.endpoint = endpoint.to_owned();
         }
         self.verbose |= arguments.has("verbose");
-        if let Some(timeout) = arguments.parsed("timeout")? {
+        if let Some(timeout) = arguments.parsed("timeout", "a number of milliseconds from 0 to 4294967295")? {
             self.timeout = timeout;
         }
         if let Some(key) = arguments.value("key") {

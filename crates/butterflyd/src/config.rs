@@ -166,7 +166,10 @@ fn address(text: &str) -> Result<IpAddr, String> {
 
 fn directory(path: &Path) -> Result<PathBuf, String> {
     let refused = |why: &dyn fmt::Display| format!("socket folder {path:?} is refused: {why}");
-    let real = path.canonicalize().map_err(|error| refused(&error))?;
+    let real = path.canonicalize().map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => refused(&"it does not exist: create it, or name another with -s"),
+        _ => refused(&error),
+    })?;
     if !real.is_dir() {
         return Err(refused(&"it is not a directory"));
     }

@@ -56,9 +56,11 @@ fn nic(arguments: &Arguments) -> Result<Nic, Failure> {
         Some("VHOST_USER_CLIENT") => Some(Type::VHOST_USER_CLIENT),
         Some("TAP") => Some(Type::TAP),
         Some("BENCH") => Some(Type::BENCH),
-        Some(_) => return Err(Failure::not_recognized("type")),
+        Some(other) => {
+            return Err(Failure::not_recognized("type", other, "VHOST_USER_SERVER, VHOST_USER_CLIENT, TAP or BENCH"));
+        }
     };
-    let packet_trace = arguments.parsed::<bool>("packet-trace")?;
+    let packet_trace = arguments.parsed::<bool>("packet-trace", "true or false")?;
     if arguments.has("trace-path") && packet_trace != Some(true) {
         return Err(Failure::usage("--trace-path needs --packet-trace true"));
     }
@@ -68,7 +70,7 @@ fn nic(arguments: &Arguments) -> Result<Nic, Failure> {
     Ok(Nic {
         id: text("id"),
         mac: text("mac"),
-        vni: arguments.parsed("vni")?,
+        vni: arguments.parsed("vni", "a number from 0 to 16777215")?,
         ip: arguments.values("ip").to_vec(),
         security_group: arguments.values("sg").to_vec(),
         ip_anti_spoof: arguments.has("enable-antispoof").then_some(true),

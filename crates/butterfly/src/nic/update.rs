@@ -35,9 +35,9 @@ fn update(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let request = Request {
         nic_update: MessageField::some(NicUpdateReq {
             id: arguments.value("id").map(str::to_owned),
-            ip_anti_spoof: arguments.parsed("enable-antispoof")?,
+            ip_anti_spoof: arguments.parsed("enable-antispoof", "true or false")?,
             ip: addresses(arguments.values("ip"))?,
-            packet_trace: arguments.parsed("packet-trace")?,
+            packet_trace: arguments.parsed("packet-trace", "true or false")?,
             packet_trace_path: arguments.value("trace-path").map(str::to_owned),
             ..NicUpdateReq::default()
         }),

@@ -9,6 +9,7 @@ use protobuf::MessageField;
 
 const TCP: i32 = 6;
 const UDP: i32 = 17;
+const PORT: &str = "a number from 0 to 65535";
 
 /// The options; `mandatory` when there is no other way to name the rule.
 pub fn options(mandatory: bool) -> [Arg; 7] {
@@ -28,12 +29,12 @@ pub fn rule(arguments: &Arguments) -> Result<Rule, Failure> {
     let direction = match arguments.value("dir") {
         None | Some("in") => Direction::INBOUND,
         Some("out") => Direction::OUTBOUND,
-        Some(_) => return Err(Failure::not_recognized("dir")),
+        Some(other) => return Err(Failure::not_recognized("dir", other, "in or out")),
     };
     let protocol = arguments.value("ip-proto").map(protocol).transpose()?;
-    let port: Option<u16> = arguments.parsed("port")?;
-    let start = arguments.parsed::<u16>("port-start")?;
-    let end = arguments.parsed::<u16>("port-end")?;
+    let port: Option<u16> = arguments.parsed("port", PORT)?;
+    let start = arguments.parsed::<u16>("port-start", PORT)?;
+    let end = arguments.parsed::<u16>("port-end", PORT)?;
     let cidr = arguments.value("cidr").map(cidr).transpose()?;
 
     let protocol = protocol.ok_or_else(|| Failure::usage("--ip-proto is mandatory"))?;
@@ -41,7 +42,11 @@ pub fn rule(arguments: &Arguments) -> Result<Rule, Failure> {
         (Some(port), None, None) => Some((port, port)),
         (None, Some(start), Some(end)) if start <= end => Some((start, end)),
         (None, None, None) if protocol != TCP && protocol != UDP => None,
-        _ => return Err(Failure::usage("wrong port configuration")),
+        _ => {
+            return Err(Failure::usage(
+                "wrong port configuration\nhelp: tcp and udp need --port, or --port-start and --port-end with the start not after the end",
+            ));
+        }
     };
     let members = arguments.value("sg-members");
     match (&cidr, members) {
@@ -68,13 +73,14 @@ fn protocol(word: &str) -> Result<i32, Failure> {
         "all" => Ok(-1),
         number => match number.parse() {
             Ok(protocol @ -1..=255) => Ok(protocol),
-            _ => Err(Failure::not_recognized("ip-proto")),
+            _ => Err(Failure::not_recognized("ip-proto", number, "tcp, udp, icmp, all or a number from -1 (all) to 255")),
         },
     }
 }
 
 fn cidr(word: &str) -> Result<Cidr, Failure> {
-    let refused = || Failure::usage("--cidr format not recognized");
+    let refused =
+        || Failure::usage(format!("--cidr format not recognized\nhelp: {word:?} is not like 10.0.0.0/8 or 2001:db8::/32"));
     let (address, mask) = word.split_once('/').ok_or_else(refused)?;
     let mask = mask.parse().map_err(|_| refused())?;
     butterfly_model::Cidr::new(address, mask).map_err(|_| refused())?;

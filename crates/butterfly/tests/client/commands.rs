@@ -49,12 +49,18 @@ fn nic_add() {
 #[test]
 fn nic_add_refuses() {
     for (options, err) in [
-        ("--type VHOST", "--type argument not recognized"),
-        ("--type vhost_user_server", "--type argument not recognized"),
-        ("--vni many", "--vni argument not recognized"),
-        ("--vni -1", "--vni argument not recognized"),
-        ("--vni 4294967296", "--vni argument not recognized"),
-        ("--packet-trace yes", "--packet-trace argument not recognized"),
+        (
+            "--type VHOST",
+            "--type argument not recognized\nhelp: \"VHOST\" is not VHOST_USER_SERVER, VHOST_USER_CLIENT, TAP or BENCH",
+        ),
+        (
+            "--type vhost_user_server",
+            "--type argument not recognized\nhelp: \"vhost_user_server\" is not VHOST_USER_SERVER, VHOST_USER_CLIENT, TAP or BENCH",
+        ),
+        ("--vni many", "--vni argument not recognized\nhelp: \"many\" is not a number from 0 to 16777215"),
+        ("--vni -1", "--vni argument not recognized\nhelp: \"-1\" is not a number from 0 to 16777215"),
+        ("--vni 4294967296", "--vni argument not recognized\nhelp: \"4294967296\" is not a number from 0 to 16777215"),
+        ("--packet-trace yes", "--packet-trace argument not recognized\nhelp: \"yes\" is not true or false"),
         ("--trace-path /tmp/t", "--trace-path needs --packet-trace true"),
         ("--trace-path /tmp/t --packet-trace false", "--trace-path needs --packet-trace true"),
         ("--path /run/a.sock", "--path needs --type VHOST_USER_CLIENT"),
@@ -88,8 +94,8 @@ fn nic_update() {
 fn nic_update_prints_help_on_failure() {
     for (options, err) in [
         ("--enable-antispoof", "--enable-antispoof needs a value"),
-        ("--enable-antispoof maybe", "--enable-antispoof argument not recognized"),
-        ("--packet-trace 1", "--packet-trace argument not recognized"),
+        ("--enable-antispoof maybe", "--enable-antispoof argument not recognized\nhelp: \"maybe\" is not true or false"),
+        ("--packet-trace 1", "--packet-trace argument not recognized\nhelp: \"1\" is not true or false"),
         ("--ip -e --ip 10.0.0.1", "`--ip -e` clears all addresses and takes no other; name the endpoint with --endpoint"),
         // Meant for another daemon than the one that would be asked.
         ("--ip -e tcp://192.0.2.1:9999", "`--ip -e` clears all addresses and takes no other; name the endpoint with --endpoint"),

@@ -44,6 +44,9 @@ fn unknown_subcommands_are_named_and_helped() {
     ] {
         let unknown = line.strip_prefix(path).unwrap().split_whitespace().next().unwrap();
         let mut err = format!("invalid {kind}subcommand {unknown}\n");
+        if unknown.starts_with('-') {
+            err.push_str("help: options go after the command, as in `butterfly nic list -e EP`\n");
+        }
         if let Some(first) = path.split_whitespace().next() {
             err.push_str(&format!("error in command: {first}\n"));
         }
@@ -251,21 +254,48 @@ fn a_daemon_that_does_not_answer_is_a_time_out() {
     let mut client = daemon.start("nic list @ -t 100");
     daemon.receive("nic list");
     let ended = client.end();
-    let hint = format!("is butterflyd running, with the endpoint {}?", daemon.endpoint());
-    assert_eq!(ended.err, format!("Error, receive timeout\n{hint}\nerror in command: nic\n"));
+    let hint = "does not answer: is that butterflyd, and can it run? look at its log and at the load of the host";
+    let endpoint = daemon.endpoint();
+    assert_eq!(ended.err, format!("Error, receive timeout\nsomebody listens on {endpoint} and {hint}\nerror in command: nic\n"));
     assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)));
 }
 
 #[test]
 fn a_daemon_that_is_not_there_is_a_time_out() {
     let daemon = Daemon::new();
-    let nobody = format!("ipc://{}", daemon.path("nobody"));
-    let ended = daemon.start(&format!("nic list --timeout 100 -e {nobody}")).end();
+    drop(std::os::unix::net::UnixListener::bind(daemon.path("dead")).unwrap());
+    let nowhere = |path: &str| format!("ipc://{}", daemon.path(path));
+    for (endpoint, met) in [
+        (nowhere("nobody"), "No such file or directory (os error 2)"),
+        (nowhere("dead"), "Connection refused (os error 111)"),
+        ("tcp://127.0.0.1:1".into(), "Connection refused (os error 111)"),
+        ("tcp://[::1]:1".into(), "Connection refused (os error 111)"),
+    ] {
+        let ended = daemon.start(&format!("nic list --timeout 100 -e {endpoint}")).end();
+        let hint = "butterflyd is not running there: start it, or name its endpoint with -e EP";
+        assert_eq!(ended.err, format!("Error, receive timeout\n{endpoint}: {met}\n{hint}\nerror in command: nic\n"));
+        assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)));
+    }
+}
+
+/// Without a time-out it waits for ever, but not without a word.
+#[test]
+fn who_waits_is_told_why() {
+    let daemon = Daemon::new();
+    let mut client = daemon.start("nic list @");
+    daemon.receive("nic list");
     assert_eq!(
-        ended.err,
-        format!("Error, receive timeout\nis butterflyd running, with the endpoint {nobody}?\nerror in command: nic\n")
+        client.complaint(),
+        format!(
+            "no reply yet: somebody listens on {} and does not answer: is that butterflyd, and can it run? look at its log and \
+             at the load of the host\n",
+            daemon.endpoint()
+        )
     );
-    assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)));
+    daemon.send(&answer(&["nic_list: \"a\""]));
+    let ended = client.end();
+    assert_eq!((ended.out.as_str(), ended.code), ("a\n", Some(0)));
+    assert_eq!(ended.err, "still waiting; Ctrl-C ends that, and -t MS limits it\n");
 }
 
 #[test]
@@ -275,15 +305,21 @@ fn time_outs_and_endpoints_are_checked() {
         check(&[Row {
             line: &line,
             out: "help: nic list",
-            err: "--timeout argument not recognized\nerror in command: nic\n",
+            err: &format!(
+                "--timeout argument not recognized\nhelp: {value:?} is not a number of milliseconds from 0 to 4294967295\n\
+                 error in command: nic\n"
+            ),
             code: 1,
             ..Row::default()
         }]);
     }
-    let ended = run("nic list -e nonsense");
-    assert!(ended.err.starts_with("cannot connect to nonsense: "), "{}", ended.err);
-    assert!(ended.err.ends_with("\nerror in command: nic\n"), "{}", ended.err);
-    assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)));
+    for nonsense in ["nonsense", "127.0.0.1:9999", "tcp://127.0.0.1", "tcp://127.0.0.1:80000"] {
+        let ended = run(&format!("nic list -e {nonsense}"));
+        let help = "an endpoint looks like tcp://127.0.0.1:9999 or ipc:///run/butterfly.sock";
+        let err = format!("cannot connect to {nonsense}: Invalid argument; {help}\nerror in command: nic\n");
+        assert_eq!(ended.err, err);
+        assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)));
+    }
 }
 
 /// With a key nothing leaves the host in clear text.

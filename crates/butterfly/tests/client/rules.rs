@@ -60,27 +60,65 @@ fn options_make_the_rule() {
 #[test]
 fn options_are_refused() {
     const ANY: &str = "--cidr 0.0.0.0/0";
+    const WRONG_PORTS: &str = "wrong port configuration\n\
+                               help: tcp and udp need --port, or --port-start and --port-end with the start not after the end";
     for (options, err) in [
-        (format!("--dir up --ip-proto all {ANY}"), "--dir argument not recognized"),
-        (format!("--ip-proto sctp {ANY}"), "--ip-proto argument not recognized"),
-        (format!("--ip-proto 256 {ANY}"), "--ip-proto argument not recognized"),
-        (format!("--ip-proto -2 {ANY}"), "--ip-proto argument not recognized"),
-        (format!("--ip-proto tcp --port http {ANY}"), "--port argument not recognized"),
-        (format!("--ip-proto tcp --port -1 {ANY}"), "--port argument not recognized"),
-        (format!("--ip-proto tcp --port 65536 {ANY}"), "--port argument not recognized"),
-        (format!("--ip-proto tcp --port-start x --port-end 2 {ANY}"), "--port-start argument not recognized"),
-        (format!("--ip-proto tcp --port-start 1 --port-end 65536 {ANY}"), "--port-end argument not recognized"),
-        ("--ip-proto all --cidr 10.0.0.0".into(), "--cidr format not recognized"),
-        ("--ip-proto all --cidr 10.0.0.0/33".into(), "--cidr format not recognized"),
-        ("--ip-proto all --cidr ::/129".into(), "--cidr format not recognized"),
-        ("--ip-proto all --cidr host/24".into(), "--cidr format not recognized"),
-        (format!("--ip-proto tcp {ANY}"), "wrong port configuration"),
-        (format!("--ip-proto udp {ANY}"), "wrong port configuration"),
-        (format!("--ip-proto 17 {ANY}"), "wrong port configuration"),
-        (format!("--ip-proto tcp --port-start 1 {ANY}"), "wrong port configuration"),
-        (format!("--ip-proto tcp --port-end 1 {ANY}"), "wrong port configuration"),
-        (format!("--ip-proto tcp --port-start 2 --port-end 1 {ANY}"), "wrong port configuration"),
-        (format!("--ip-proto tcp --port 1 --port-start 1 --port-end 2 {ANY}"), "wrong port configuration"),
+        (format!("--dir up --ip-proto all {ANY}"), "--dir argument not recognized\nhelp: \"up\" is not in or out"),
+        (
+            format!("--ip-proto sctp {ANY}"),
+            "--ip-proto argument not recognized\nhelp: \"sctp\" is not tcp, udp, icmp, all or a number from -1 (all) to 255",
+        ),
+        (
+            format!("--ip-proto 256 {ANY}"),
+            "--ip-proto argument not recognized\nhelp: \"256\" is not tcp, udp, icmp, all or a number from -1 (all) to 255",
+        ),
+        (
+            format!("--ip-proto -2 {ANY}"),
+            "--ip-proto argument not recognized\nhelp: \"-2\" is not tcp, udp, icmp, all or a number from -1 (all) to 255",
+        ),
+        (
+            format!("--ip-proto tcp --port http {ANY}"),
+            "--port argument not recognized\nhelp: \"http\" is not a number from 0 to 65535",
+        ),
+        (
+            format!("--ip-proto tcp --port -1 {ANY}"),
+            "--port argument not recognized\nhelp: \"-1\" is not a number from 0 to 65535",
+        ),
+        (
+            format!("--ip-proto tcp --port 65536 {ANY}"),
+            "--port argument not recognized\nhelp: \"65536\" is not a number from 0 to 65535",
+        ),
+        (
+            format!("--ip-proto tcp --port-start x --port-end 2 {ANY}"),
+            "--port-start argument not recognized\nhelp: \"x\" is not a number from 0 to 65535",
+        ),
+        (
+            format!("--ip-proto tcp --port-start 1 --port-end 65536 {ANY}"),
+            "--port-end argument not recognized\nhelp: \"65536\" is not a number from 0 to 65535",
+        ),
+        (
+            "--ip-proto all --cidr 10.0.0.0".into(),
+            "--cidr format not recognized\nhelp: \"10.0.0.0\" is not like 10.0.0.0/8 or 2001:db8::/32",
+        ),
+        (
+            "--ip-proto all --cidr 10.0.0.0/33".into(),
+            "--cidr format not recognized\nhelp: \"10.0.0.0/33\" is not like 10.0.0.0/8 or 2001:db8::/32",
+        ),
+        (
+            "--ip-proto all --cidr ::/129".into(),
+            "--cidr format not recognized\nhelp: \"::/129\" is not like 10.0.0.0/8 or 2001:db8::/32",
+        ),
+        (
+            "--ip-proto all --cidr host/24".into(),
+            "--cidr format not recognized\nhelp: \"host/24\" is not like 10.0.0.0/8 or 2001:db8::/32",
+        ),
+        (format!("--ip-proto tcp {ANY}"), WRONG_PORTS),
+        (format!("--ip-proto udp {ANY}"), WRONG_PORTS),
+        (format!("--ip-proto 17 {ANY}"), WRONG_PORTS),
+        (format!("--ip-proto tcp --port-start 1 {ANY}"), WRONG_PORTS),
+        (format!("--ip-proto tcp --port-end 1 {ANY}"), WRONG_PORTS),
+        (format!("--ip-proto tcp --port-start 2 --port-end 1 {ANY}"), WRONG_PORTS),
+        (format!("--ip-proto tcp --port 1 --port-start 1 --port-end 2 {ANY}"), WRONG_PORTS),
         (format!("--ip-proto all {ANY} --sg-members db"), "--cidr can't be set with --sg-members"),
         ("--ip-proto all".into(), "you must set --cidr or --sg-members"),
         (ANY.into(), "--ip-proto is mandatory"),

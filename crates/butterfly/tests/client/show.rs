@@ -236,7 +236,7 @@ fn fdb() {
         Row {
             line: "fdb all @",
             out: "help: fdb",
-            err: "VNI argument not recognized\nerror in command: fdb\n",
+            err: "VNI argument not recognized\nhelp: \"all\" is not a number from 0 to 16777215\nerror in command: fdb\n",
             code: 1,
             ..Row::default()
         },

@@ -3,6 +3,7 @@
 use butterfly_api::proto::{Message, MessageV0, Messages, Request, Response};
 use butterfly_api::{decode, text};
 use protobuf::{Message as _, MessageField};
+use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -99,6 +100,23 @@ pub struct Client {
 }
 
 impl Client {
+    /// Waits for the next line on its standard error.
+    pub fn complaint(&mut self) -> String {
+        let child = self.child.as_mut().expect("it has not ended");
+        let mut stderr = child.stderr.take().expect("a pipe");
+        let (sender, receiver) = mpsc::channel();
+        std::thread::spawn(move || {
+            let (mut line, mut byte) = (Vec::new(), [0]);
+            while line.last() != Some(&b'\n') && stderr.read(&mut byte).is_ok_and(|count| count == 1) {
+                line.extend(byte);
+            }
+            sender.send((line, stderr))
+        });
+        let (line, stderr) = receiver.recv_timeout(PATIENCE).expect("a line on standard error");
+        child.stderr = Some(stderr);
+        String::from_utf8(line).unwrap()
+    }
+
     /// Waits for the client's end.
     pub fn end(&mut self) -> Ended {
         let child = self.child.take().expect("a client ends once");

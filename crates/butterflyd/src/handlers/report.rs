@@ -97,7 +97,8 @@ fn show(nic: &Nic, report: &VnicReport) -> NicShow {
             .map(|(info, count)| Drop {
                 reason: Some(info.name.to_owned()),
                 count: Some(*count),
-                description: Some(info.description.to_owned()),
+                // A doc comment begins with a space.
+                description: Some(info.description.trim().to_owned()),
                 ..Default::default()
             })
             .collect(),

@@ -1,0 +1,44 @@
+//! Why no reply comes: what a plain connection to the endpoint meets.
+//!
+//! ZeroMQ connects in the background and for ever, and does not tell what it met.
+
+use std::io::ErrorKind;
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// Short, as it comes on top of a time-out that is over.
+const LIMIT: Duration = Duration::from_millis(500);
+
+/// What is wrong with `endpoint`, and what to do.
+pub fn diagnose(endpoint: &str) -> String {
+    let met = match (endpoint.strip_prefix("ipc://"), endpoint.strip_prefix("tcp://")) {
+        // Abstract names and other transports.
+        (Some(name), _) if name.starts_with('@') => None,
+        (Some(path), _) => Some(UnixStream::connect(path).map(drop)),
+        // Names are left to ZeroMQ: to ask for them may take long.
+        (_, Some(address)) => address.parse().ok().map(|address| TcpStream::connect_timeout(&address, LIMIT).map(drop)),
+        _ => None,
+    };
+    match met {
+        None => format!("is butterflyd running, with the endpoint {endpoint}?"),
+        Some(Ok(())) => format!(
+            "somebody listens on {endpoint} and does not answer: is that butterflyd, and can it run? \
+             look at its log and at the load of the host"
+        ),
+        Some(Err(error)) => format!("{endpoint}: {error}\n{}", advice(error.kind())),
+    }
+}
+
+fn advice(met: ErrorKind) -> &'static str {
+    match met {
+        ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+            "butterflyd is not running there: start it, or name its endpoint with -e EP"
+        }
+        ErrorKind::PermissionDenied => "run the client as the user of butterflyd, or as root",
+        ErrorKind::TimedOut | ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => {
+            "is the address right, and does every firewall between let it pass?"
+        }
+        _ => "is the endpoint right? name another with -e EP",
+    }
+}
