@@ -7,7 +7,7 @@ use butterfly_packet::{
     ethernet::{self, Ethernet, Llc},
     mac::Mac,
 };
-use butterfly_vhost::ring::FrameFault;
+use butterfly_vhost::ring::{FrameFault, HEAD};
 
 use crate::{
     batch::{Batch, Context, Verdict},
@@ -101,15 +101,20 @@ fn not_ip(ethertype: u16, at: usize) -> Inside {
 
 /// The service access point of IP itself (RFC 1042's predecessor).
 const LLC_IP: u8 = 0x06;
+/// That of SNAP.
+const LLC_SNAP: u8 = 0xaa;
 
 fn behind_llc(bytes: &[u8], at: usize) -> Inside {
     match Llc::parse(bytes) {
+        // So many tags that LLC goes on where nobody looked.
+        Err(_) if at + bytes.len() >= HEAD => Inside::HiddenIp,
         Ok(Llc { snap: Some((_, kind)), payload, .. }) => match kind {
             ethernet::IPV4 | ethernet::IPV6 => Inside::HiddenIp,
             kind if ethernet::is_vlan(kind) => Inside::HiddenIp,
             kind => not_ip(kind, at + (bytes.len() - payload.len())),
         },
-        Ok(Llc { dsap, ssap, .. }) if dsap & 0xfe == LLC_IP || ssap & 0xfe == LLC_IP => Inside::HiddenIp,
+        // SNAP that is not sent as RFC 1042 wants it (another control field, a group, a reply) may be taken all the same.
+        Ok(Llc { dsap, ssap, .. }) if [dsap, ssap].iter().any(|sap| matches!(sap & 0xfe, LLC_IP | LLC_SNAP)) => Inside::HiddenIp,
         _ => Inside::NonIp,
     }
 }
