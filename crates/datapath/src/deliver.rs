@@ -35,9 +35,20 @@ drop_reasons! { 5;
     FLOOD_LIMIT = "flood-limit";
 }
 
-/// Copies that a vnic's floods may cause per second, and at once.
+/// Copies that a vnic's floods may cause per second, and at once. One of a large frame counts as several.
 const FLOOD_RATE: u64 = 1_000_000;
 const FLOOD_BURST: u64 = 65_536;
+/// Bytes that one copy stands for.
+const FLOOD_UNIT: u32 = 2048;
+
+/// How many copies one of this frame counts for: a receiver may need it cut into segments.
+fn weight(meta: &Meta, len: u32) -> u64 {
+    let segments = match meta.net.gso_size {
+        size if meta.offload && size > 0 => len / u32::from(size),
+        _ => 0,
+    };
+    u64::from(1 + segments.max(len / FLOOD_UNIT))
+}
 
 /// Interrupts to send when no ring is held any more.
 pub(crate) type Calls = Vec<Arc<CallFd>>;
@@ -275,14 +286,16 @@ fn flood(batch: &mut Batch<'_>, context: &Context<'_>, calls: &mut Calls) {
     let open = members.iter().any(|slot| {
         *slot != sender.place.slot && context.snapshot.vnics.get(*slot).is_some_and(|receiver| receiver.rules.bypass)
     });
-    for meta in batch.parts().1 {
+    let (frames, metas) = batch.parts();
+    for (meta, frame) in metas.iter_mut().zip(frames.frames()) {
         if let Verdict::Flood { unknown } = meta.verdict {
+            let cost = others.saturating_mul(weight(meta, frame.len));
             let reason = if others == 0 || (unknown && !open) {
                 NO_RECEIVER
-            } else if tokens < others {
+            } else if tokens < cost {
                 FLOOD_LIMIT
             } else {
-                tokens -= others;
+                tokens -= cost;
                 continue;
             };
             meta.verdict = Verdict::Drop(reason, sender.place.slot);
