@@ -6,7 +6,7 @@ use std::{
     os::fd::BorrowedFd,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
     },
     time::Duration,
 };
@@ -233,6 +233,8 @@ impl Plane {
     fn publish(&self, next: Snapshot) {
         let old = self.shared.snapshot.swap(Arc::new(next));
         let epoch = self.shared.epoch.fetch_add(1, Ordering::AcqRel) + 1;
+        // The other half is where a worker says that it runs.
+        fence(Ordering::SeqCst);
         for worker in &self.workers {
             worker.wake();
         }

@@ -4,7 +4,7 @@ use std::{
     os::fd::{BorrowedFd, OwnedFd},
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering, fence},
     },
 };
 
@@ -217,6 +217,8 @@ impl Worker {
         let mut last_timer = last_events;
         let mut now = last_events;
         self.handle.running.store(true, Ordering::Release);
+        // Whoever publishes from now on waits for this worker, or was early enough for it to see the new epoch.
+        fence(Ordering::SeqCst);
         while !self.shared.stop.load(Ordering::Relaxed) {
             self.adopt();
             if self.polled.is_empty() || now.wrapping_sub(last_events) > events_every {
