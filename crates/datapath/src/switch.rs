@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     os::fd::BorrowedFd,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     thread::JoinHandle,
     time::Duration,
@@ -16,6 +16,7 @@ use butterfly_vhost::{
     port::PortEvents,
     ring::prepare_thread,
 };
+use rustix::thread::CpuSet;
 
 use crate::{
     counters::{Counter, Totals},
@@ -184,10 +185,11 @@ impl Switch {
     pub fn start(config: SwitchConfig, events: Arc<dyn SwitchEvents>) -> Result<Switch, std::io::Error> {
         let plane = Arc::new(Plane::new(1, config.fdb_ageing)?);
         let vnics = Arc::new(Mutex::new(BTreeMap::new()));
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let core = config.core.filter(|core| *core < cores);
+        // Not available_parallelism(): that counts those the daemon was confined to, whatever their numbers.
+        let exists = |core: &usize| Path::new(&format!("/sys/devices/system/cpu/cpu{core}")).exists();
+        let core = config.core.filter(|core| *core < CpuSet::MAX_CPU && exists(core));
         if core != config.core {
-            tracing::warn!(wanted = config.core, cores, "no such processor: the worker is not pinned");
+            tracing::warn!(wanted = config.core, "no such processor: the worker is not pinned");
         }
         let mut threads = Vec::new();
         for handle in &plane.workers {
@@ -356,7 +358,7 @@ fn drops(totals: &Totals) -> Vec<(ReasonInfo, u64)> {
 
 fn work(core: Option<usize>, make: impl FnOnce() -> Worker) {
     if let Some(core) = core {
-        let mut set = rustix::thread::CpuSet::new();
+        let mut set = CpuSet::new();
         set.set(core);
         if let Err(why) = rustix::thread::sched_setaffinity(None, &set) {
             tracing::warn!(core, %why, "cannot pin the worker");
