@@ -11,7 +11,10 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
 };
 
-use crate::ring::{CallFd, RingError, RingSetup, RingStatus, RxRing, Split, TxRing};
+use crate::{
+    ring::{CallFd, RingError, RingSetup, RingStatus, RxRing, Split, TxRing},
+    sigbus,
+};
 
 /// The queue of a virtio-net device without multiqueue (virtio 1.2, 5.1.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,6 +200,11 @@ impl Port {
 
     /// Whether a running ring lies in memory that was taken away: its file became shorter.
     pub fn poisoned(&self) -> bool {
+        // Asked ten times a second for every vnic: usually nobody has to be locked out of a ring for the answer.
+        sigbus::any_poisoned() && self.holds_poisoned()
+    }
+
+    fn holds_poisoned(&self) -> bool {
         lock(&self.tx).as_ref().is_some_and(TxRing::poisoned) || lock(&self.rx).as_ref().is_some_and(RxRing::poisoned)
     }
 
