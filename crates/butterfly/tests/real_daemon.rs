@@ -1,0 +1,464 @@
+//! The client against a real `butterflyd`: what both make of the contract together, line by line.
+
+use butterfly_tests::{Daemon, HostOptions, programs::program};
+use std::process::{Command, Stdio};
+
+/// A command line and everything it must do. In each text `DIR` stands for the directory of the sockets.
+struct Row {
+    /// The words after `butterfly`; `@` stands for the options that name the daemon, `''` for an empty word.
+    line: &'static str,
+    /// Standard output; `help: WORDS` stands for the help of those words.
+    out: &'static str,
+    /// Standard error without its last line, `error in command: ..`; with a text the exit code is 1, without 0.
+    err: &'static str,
+}
+
+const fn prints(line: &'static str, out: &'static str) -> Row {
+    Row { line, out, err: "" }
+}
+
+const fn silent(line: &'static str) -> Row {
+    prints(line, "")
+}
+
+const fn fails(line: &'static str, err: &'static str) -> Row {
+    Row { line, out: "", err }
+}
+
+const fn fails_with_help(line: &'static str, out: &'static str, err: &'static str) -> Row {
+    Row { line, out, err }
+}
+
+struct Ended {
+    out: String,
+    err: String,
+    code: Option<i32>,
+}
+
+fn run(daemon: &Daemon, line: &str) -> Ended {
+    let dir = daemon.dir().to_str().unwrap();
+    let mut command = Command::new(program("butterfly"));
+    for word in line.split_whitespace() {
+        match word {
+            "@" => command.args(["-e", daemon.endpoint(), "-t", "20000"]),
+            "''" => command.arg(""),
+            word => command.arg(word.replace("DIR", dir)),
+        };
+    }
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Ended { out: text(output.stdout), err: text(output.stderr), code: output.status.code() }
+}
+
+/// Runs the lines in order, on one daemon.
+#[track_caller]
+fn check(daemon: &Daemon, rows: &[Row]) {
+    let dir = daemon.dir().to_str().unwrap();
+    for Row { line, out, err } in rows {
+        let ended = run(daemon, line);
+        let out = match out.strip_prefix("help: ") {
+            Some(words) => run(daemon, &format!("{words} help")).out,
+            None => out.replace("DIR", dir),
+        };
+        assert_eq!(ended.out, out, "standard output of `{line}`");
+        let (err, code) = match *err {
+            "" => (String::new(), 0),
+            err => (format!("{}\nerror in command: {}\n", err.replace("DIR", dir), line.split(' ').next().unwrap()), 1),
+        };
+        assert_eq!(ended.err, err, "standard error of `{line}`");
+        assert_eq!(ended.code, Some(code), "exit code of `{line}`");
+    }
+}
+
+fn daemon() -> Daemon {
+    Daemon::start(&HostOptions::default())
+}
+
+#[test]
+fn vnics_come_change_and_go() {
+    check(
+        &daemon(),
+        &[
+            silent("nic list @"),
+            prints("nic add --id b --mac 52:54:00:00:00:aB --vni 42 --bypass-filtering @", "DIR/qemu-vhost-b\n"),
+            prints(
+                "nic add --id a --mac 52:54:00:00:00:01 --vni 42 --ip 10.0.0.1 2001:DB8:0::1 10.0.0.1 --sg web db web --enable-antispoof @",
+                "DIR/qemu-vhost-a\n",
+            ),
+            // Again, and without an address.
+            prints(
+                "nic add --id a --mac 52:54:00:00:00:01 --vni 42 --ip 10.0.0.1 2001:DB8:0::1 10.0.0.1 --sg web db web --enable-antispoof @",
+                "DIR/qemu-vhost-a\n",
+            ),
+            prints("nic add --id c --mac 52:54:00:00:00:01 --vni 7 --type VHOST_USER_CLIENT @", "DIR/qemu-vhost-c\n"),
+            prints("nic add --id d --mac 52:54:00:00:00:02 --vni 7 --type VHOST_USER_CLIENT --path DIR/q.sock @", "DIR/q.sock\n"),
+            prints("nic add --id e --mac 52:54:00:00:00:02 --vni 16777215 --type VHOST_USER_SERVER @", "DIR/qemu-vhost-e\n"),
+            prints("nic list @", "a\nb\nc\nd\ne\n"),
+            prints(
+                "nic details a @",
+                "id: a\nmac: 52:54:00:00:00:01\nvni: 42\nip: 10.0.0.1\nip: 2001:db8::1\nantispoof: true\n\
+                 bypass filtering: false\npacket trace: false\n",
+            ),
+            prints(
+                "nic details b @",
+                "id: b\nmac: 52:54:00:00:00:aB\nvni: 42\nantispoof: false\nbypass filtering: true\npacket trace: false\n",
+            ),
+            prints("nic stats a @", "in: 0\nout: 0\n"),
+            silent("nic update --id a --ip ::1 --enable-antispoof false @"),
+            silent("nic update --id a @"),
+            prints(
+                "nic details a @",
+                "id: a\nmac: 52:54:00:00:00:01\nvni: 42\nip: ::1\nantispoof: false\nbypass filtering: false\npacket trace: false\n",
+            ),
+            silent("nic update --id a --ip -e @"),
+            prints(
+                "nic details a @",
+                "id: a\nmac: 52:54:00:00:00:01\nvni: 42\nantispoof: false\nbypass filtering: false\npacket trace: false\n",
+            ),
+            // The names of groups, which need not exist.
+            prints("nic sg list a @", "web\ndb\n"),
+            silent("nic sg add a zoo web @"),
+            prints("nic sg list a @", "db\nweb\nzoo\n"),
+            silent("nic sg del a web absent @"),
+            prints("nic sg list a @", "db\nzoo\n"),
+            silent("nic sg del a db zoo @"),
+            silent("nic sg list a @"),
+            silent("nic sg set a y x @"),
+            prints("nic sg list a @", "y\nx\n"),
+            silent("nic sg set a @"),
+            silent("nic sg list a @"),
+            silent("nic del a unknown c @"),
+            prints("nic list @", "b\nd\ne\n"),
+            silent("nic del a @"),
+        ],
+    );
+}
+
+#[test]
+fn vnics_that_cannot_be() {
+    const MAC: &str = "must be six pairs of hexadecimal digits joined by colons, like 52:54:00:12:34:56";
+    let daemon = daemon();
+    std::fs::write(daemon.dir().join("qemu-vhost-file"), "kept").unwrap();
+    check(
+        &daemon,
+        &[prints("nic add --id a --mac 52:54:00:00:00:01 --vni 42 --type VHOST_USER_CLIENT --path DIR/q @", "DIR/q\n")],
+    );
+    for (options, err) in [
+        (
+            "--mac 52:54:00:00:00:1",
+            format!("description: Bad NIC format\nhelp: MAC address \"52:54:00:00:00:1\" is refused: it {MAC}"),
+        ),
+        (
+            "--mac 52-54-00-00-00-01",
+            format!("description: Bad NIC format\nhelp: MAC address \"52-54-00-00-00-01\" is refused: it {MAC}"),
+        ),
+        (
+            "--mac 01:00:5e:00:00:01",
+            "description: Bad NIC format\nhelp: MAC address \"01:00:5e:00:00:01\" is refused: it is a group address; \
+             the first octet of a vnic's must be even"
+                .into(),
+        ),
+        ("--vni 16777216", "description: Bad NIC format\nhelp: VNI 16777216 is out of range: VNIs are 0 to 16777215".into()),
+        (
+            "--ip 10.0.0.1/24",
+            "description: Bad NIC format\nhelp: \"10.0.0.1/24\" is not an IP address; write 192.0.2.1 or 2001:db8::1".into(),
+        ),
+        (
+            "--id a/b",
+            "description: Bad NIC format\nhelp: nic id \"a/b\" is refused: it has a / in it; it becomes part of a file name"
+                .into(),
+        ),
+        (
+            "--id .x",
+            "description: Bad NIC format\nhelp: nic id \".x\" is refused: it starts with a dot; it becomes part of a file name"
+                .into(),
+        ),
+        ("--id ''", "description: Bad NIC format\nhelp: nic id \"\" is refused: it is empty".into()),
+        (
+            "--type VHOST_USER_CLIENT --path q",
+            "description: Bad NIC format\nhelp: socket path \"q\" is refused: it must start with a /".into(),
+        ),
+        (
+            "--type VHOST_USER_CLIENT --path DIR/q",
+            "description: socket DIR/q belongs to nic \"a\"; give one of them another path".into(),
+        ),
+        (
+            "--mac 52:54:00:00:00:01 --vni 42",
+            "description: MAC address 52:54:00:00:00:01 belongs to nic \"a\" of VNI 42; \
+             two nics may share an address only if both bypass filtering"
+                .into(),
+        ),
+        ("--id file", "description: DIR/qemu-vhost-file exists and is not a socket: remove it, or use another path".into()),
+        (
+            "--type TAP",
+            "description: NIC type TAP is not available in this version yet\nhelp: use VHOST_USER_SERVER or VHOST_USER_CLIENT"
+                .into(),
+        ),
+        (
+            "--type BENCH",
+            "description: Internal error\nhelp: btype of a nic of type BENCH is ICMP_SND_LIKE or ICMP_RCV_LIKE".into(),
+        ),
+        ("--type BENCH --btype ICMP_SND_LIKE --dip x --dmac 52:54:00:00:00:09", "description: can't convert \"x\" to IP".into()),
+        (
+            "--packet-trace true --trace-path /tmp/x",
+            "description: packet_trace is not available in this version yet\nhelp: leave it out or set it to false".into(),
+        ),
+    ] {
+        let ended = run(&daemon, &format!("nic add --id n --mac 52:54:00:00:00:09 --vni 1 {options} @"));
+        let err = err.replace("DIR", daemon.dir().to_str().unwrap());
+        assert_eq!(ended.err, format!("error in response\n{err}\nerror in command: nic\n"), "{options}");
+        assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)), "{options}");
+    }
+    let id = "x".repeat(108);
+    let ended = run(&daemon, &format!("nic add --id {id} --mac 52:54:00:00:00:09 --vni 1 @"));
+    assert!(ended.err.contains("at most 107 fit; use a shorter nic id, path or socket directory\n"), "{}", ended.err);
+    assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)));
+
+    check(
+        &daemon,
+        &[
+            fails_with_help(
+                "nic update --id a --ip 1.1.1 @",
+                "help: nic update",
+                "error in response\ndescription: Bad Nic update format\nhelp: \"1.1.1\" is not an IP address; write 192.0.2.1 or 2001:db8::1",
+            ),
+            fails_with_help(
+                "nic update --id a --ip 1.1.1.1 '' @",
+                "help: nic update",
+                "error in response\ndescription: Bad Nic update format\nhelp: \"\" is not an IP address; write 192.0.2.1 or 2001:db8::1",
+            ),
+            // Nothing came of any of these.
+            prints("nic list @", "a\n"),
+            prints(
+                "nic details a @",
+                "id: a\nmac: 52:54:00:00:00:01\nvni: 42\nantispoof: false\nbypass filtering: false\npacket trace: false\n",
+            ),
+        ],
+    );
+    assert_eq!(std::fs::read_to_string(daemon.dir().join("qemu-vhost-file")).unwrap(), "kept");
+}
+
+#[test]
+fn what_is_not_there() {
+    const NOT_FOUND: &str = "error in response\ndescription: NIC: x not found";
+    const UNKNOWN: &str = "error in response\ndescription: NIC does not exist with id x";
+    const NO_GROUP: &str = "error in response\ndescription: Security Group not found";
+    const NOT_YET: &str = "error in response\ndescription: security groups are not available in this version yet\nhelp: \
+                           until they are, a nic without bypass_filtering passes no IP at all; names of groups in a nic's \
+                           declaration are kept";
+    check(
+        &daemon(),
+        &[
+            fails("nic details x @", NOT_FOUND),
+            fails("nic stats x @", UNKNOWN),
+            fails("nic show x @", UNKNOWN),
+            fails_with_help("nic update --id x --ip ::1 @", "help: nic update", UNKNOWN),
+            silent("nic del x @"),
+            fails("nic sg list x @", NOT_FOUND),
+            fails("nic sg add x g @", NOT_FOUND),
+            fails("nic sg del x g @", NOT_FOUND),
+            fails("nic sg set x g @", UNKNOWN),
+            prints("fdb @", "vni  mac  nic  kind  last seen\n"),
+            fails("fdb 16777216 @", "error in response\ndescription: VNI 16777216 is out of range: VNIs are 0 to 16777215"),
+            silent("sg list @"),
+            fails("sg rule list x @", NO_GROUP),
+            fails("sg rule del x 0123456789abcdef @", NO_GROUP),
+            fails("sg member list x @", NO_GROUP),
+            // A group that filters nothing would be worse than none.
+            fails("sg add x @", NOT_YET),
+            fails("sg del x @", NOT_YET),
+            fails("sg rule add x --ip-proto -1 --cidr 0.0.0.0/0 @", NOT_YET),
+            fails("sg rule del x --ip-proto tcp --port 1 --sg-members y @", NOT_YET),
+            fails("sg member add x ::1 @", NOT_YET),
+            fails("sg member del x ::1 @", NOT_YET),
+            fails(
+                "sg member add x 1.2.3 @",
+                "error in response\ndescription: Bad IP format\nhelp: \"1.2.3\" is not an IP address; write 192.0.2.1 or 2001:db8::1",
+            ),
+            fails("request DIR/absent @", "failed to open DIR/absent\nNo such file or directory (os error 2)"),
+        ],
+    );
+}
+
+#[test]
+fn chains_and_global_options() {
+    let daemon = daemon();
+    check(
+        &daemon,
+        &[
+            prints(
+                "nic add --id a --mac 52:54:00:00:00:01 --vni 1 + nic stats a + nic list @",
+                "DIR/qemu-vhost-a\nin: 0\nout: 0\na\n",
+            ),
+            Row {
+                line: "nic list @ + nic stats x + nic del a",
+                out: "a\n",
+                err: "error in response\ndescription: NIC does not exist with id x",
+            },
+            prints("nic list @", "a\n"),
+            prints(
+                "nic list @ --verbose",
+                "#########################
+# Message to be sent:
+messages {
+  revision: 6
+  message_0 {
+    request {
+      nic_list: true
+    }
+  }
+}
+#########################
+Received clear response
+#########################
+# Received message:
+messages {
+  revision: 6
+  message_0 {
+    response {
+      status {
+        status: true
+      }
+      nic_list: \"a\"
+    }
+  }
+}
+#########################
+a
+",
+            ),
+            fails(
+                "nic list @ -k DIR/key",
+                "cannot load encryption key\nencryption is not available in this version: nothing was sent\n\
+                 leave out -k to send the request in clear text",
+            ),
+            prints("nic list --endpoint tcp://127.0.0.1:1 @ --unknown option", "a\n"),
+        ],
+    );
+}
+
+/// Two programs of one build say the same.
+#[test]
+fn versions_agree() {
+    let version = |name| {
+        let output = Command::new(program(name)).arg("-V").output().unwrap();
+        assert!(output.status.success(), "{name}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let client = version("butterfly");
+    assert!(client.starts_with("butterfly version: \""), "{client}");
+    assert_eq!(client, version("butterflyd"));
+}
+
+#[test]
+fn a_dump_replays() {
+    let daemon = daemon();
+    let dump = |daemon: &Daemon| {
+        let ended = run(daemon, "dump @");
+        assert_eq!((ended.err.as_str(), ended.code), ("", Some(0)));
+        ended.out
+    };
+    assert_eq!(dump(&daemon), "\n", "nothing, and the empty line");
+    check(
+        &daemon,
+        &[
+            prints(
+                "nic add --id a --mac 52:54:00:00:00:01 --vni 42 --ip 10.0.0.1 ::1 --sg web db --enable-antispoof @",
+                "DIR/qemu-vhost-a\n",
+            ),
+            prints("nic add --id b --mac 52:54:00:00:00:02 --vni 42 --bypass-filtering @", "DIR/qemu-vhost-b\n"),
+            prints("nic add --id c --mac 52:54:00:00:00:03 --vni 7 --type VHOST_USER_CLIENT --path DIR/c @", "DIR/c\n"),
+        ],
+    );
+    let first = dump(&daemon);
+    assert!(
+        first.starts_with("messages {\n  revision: 6\n  message_0 {\n    request {\n      nic_add {\n        id: \"a\"\n"),
+        "{first}"
+    );
+    assert!(first.ends_with("}\n\n"), "{first}");
+    assert_eq!(first.matches("nic_add {").count(), 3);
+    std::fs::write(daemon.dir().join("dump"), &first).unwrap();
+
+    // Replayed on what it describes it changes nothing: each socket is still the same file.
+    let inode = |name: &str| {
+        use std::os::unix::fs::MetadataExt;
+        std::fs::metadata(daemon.dir().join(name)).unwrap().ino()
+    };
+    let before = [inode("qemu-vhost-a"), inode("qemu-vhost-b")];
+    for _ in 0..2 {
+        check(&daemon, &[silent("request DIR/dump @")]);
+        assert_eq!(dump(&daemon), first);
+        assert_eq!([inode("qemu-vhost-a"), inode("qemu-vhost-b")], before);
+    }
+    // Replayed on nothing it makes all of it again.
+    check(&daemon, &[silent("nic del a b c @"), silent("nic list @")]);
+    let replayed = run(&daemon, "request DIR/dump --stdout @");
+    assert_eq!((replayed.err.as_str(), replayed.code), ("", Some(0)));
+    assert_eq!(replayed.out.matches("status: true").count(), 3, "{}", replayed.out);
+    assert_eq!(dump(&daemon), first);
+
+    // What fails is named, and stops nothing.
+    let mixed = "messages { revision: 6 message_0 { request { nic_stats: \"x\" } } } \
+                 messages { revision: 6 message_0 { request { nic_add { id: \"d\" mac: \"52:54:00:00:00:01\" vni: 42 } } } } \
+                 messages { revision: 6 message_0 { request { nic_del: \"a\" } } }";
+    std::fs::write(daemon.dir().join("mixed"), mixed).unwrap();
+    check(
+        &daemon,
+        &[
+            fails(
+                "request DIR/mixed @",
+                "error in response\ndescription: NIC does not exist with id x\nrequest 1 of 3: nic_stats \"x\"\n\
+                 error in response\ndescription: MAC address 52:54:00:00:00:01 belongs to nic \"a\" of VNI 42; \
+                 two nics may share an address only if both bypass filtering\nrequest 2 of 3: nic_add \"d\"",
+            ),
+            prints("nic list @", "b\nc\n"),
+        ],
+    );
+}
+
+#[test]
+fn status_and_shutdown() {
+    let mut daemon = daemon();
+    check(&daemon, &[prints("nic add --id a --mac 52:54:00:00:00:01 --vni 42 --bypass-filtering @", "DIR/qemu-vhost-a\n")]);
+    let counter = |status: &str| -> u64 {
+        let line = status.lines().nth(2).and_then(|line| line.strip_prefix("request counter: ")).unwrap();
+        line.parse().unwrap()
+    };
+    let first = run(&daemon, "status @");
+    assert_eq!((first.err.as_str(), first.code), ("", Some(0)));
+    let lines: Vec<&str> = first.out.lines().collect();
+    let date = |place: usize, name| lines[place].strip_prefix(name).unwrap().parse::<u64>().unwrap();
+    assert!(date(0, "start date: ") <= date(1, "current date: "));
+    assert_eq!(lines[3], "dot graph: ");
+    let graph = first.out.split_once("dot graph: \n").unwrap().1;
+    assert_eq!(
+        graph,
+        "strict graph G {
+  rankdir=LR
+  nodesep=1
+  node [shape=record];
+  \"vtep4:vxlan\" [ label=\"{ <west> | vtep4&#92;nvxlan |<east> }\"];
+  \"vtep4:vxlan\":east -- \"vhost:vhost-a\":west
+  \"vhost:vhost-a\" [ label=\"{ <west> | vhost&#92;nvhost-a |<east> }\"];
+  \"vhost:vhost-a\":west -- \"vtep4:vxlan\":east
+}
+
+"
+    );
+    let second = run(&daemon, "status @");
+    assert_eq!(counter(&second.out), counter(&first.out) + 1);
+
+    check(&daemon, &[silent("shutdown @")]);
+    assert!(daemon.wait_for_end().success());
+    assert!(!daemon.dir().join("qemu-vhost-a").exists());
+    let endpoint = daemon.endpoint();
+    let ended = run(&daemon, &format!("nic list -t 200 -e {endpoint}"));
+    assert_eq!(
+        ended.err,
+        format!(
+            "Error, receive timeout\n{endpoint}: No such file or directory (os error 2)\n\
+             butterflyd is not running there: start it, or name its endpoint with -e EP\nerror in command: nic\n"
+        )
+    );
+    assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)));
+}
