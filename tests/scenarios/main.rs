@@ -3,6 +3,9 @@
 
 #![forbid(unsafe_code)]
 
+mod accounting;
+mod filtering;
 mod lifecycle;
 mod offloads;
 mod rings;
+mod switching;

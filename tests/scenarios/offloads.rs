@@ -92,6 +92,7 @@ fn receivers() -> Vec<(Features, VmConfig)> {
     pieces.guest.rx_shape = Shape { header_apart: false, pieces: 5, placement: Placement::Indirect };
     let mut odd = machine(Features::VERSION_1, LARGEST);
     odd.guest.rx_shape = Shape { header_apart: true, pieces: 31, placement: Placement::Direct };
+    odd.guest.rx_size = 4096; // 128 chains: all segments of a frame at once
     plain.into_iter().chain([(features::MODERN, pieces), (Features::VERSION_1, odd)]).collect()
 }
 

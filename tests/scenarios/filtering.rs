@@ -1,0 +1,283 @@
+//! What a vnic with a filter may send and receive before there are security groups: nothing of IP, and everything else only with its
+//! own address.
+
+use butterfly_packet::{
+    arp,
+    build::{self, Link},
+    ethernet,
+    ethernet::Llc,
+    mac::Mac,
+};
+use butterfly_tests::{
+    Host, Nic, Station,
+    frames::{mac, numbered},
+    station::usual,
+};
+
+const F: u32 = 1;
+const B: u32 = 2;
+
+struct Pair {
+    host: Host,
+    filtered: Station,
+    open: Station,
+    before: std::collections::BTreeMap<String, u64>,
+}
+
+impl Pair {
+    fn new(filtered: Nic) -> Pair {
+        let host = Host::new();
+        let filtered = host.station(&filtered, &usual());
+        let open = host.station(&Nic::bypass("b", mac(B), 1), &usual());
+        Pair { before: host.counters(), host, filtered, open }
+    }
+
+    /// The filtered vnic sends; the frame is dropped there for this reason.
+    #[track_caller]
+    fn refused(&mut self, frame: &[u8], reason: &str) {
+        self.filtered.send(frame);
+        self.host.settle(&mut [&mut self.filtered]);
+        assert_eq!(self.open.pending().len(), 0);
+        self.host.moved(&mut self.before, &[("f.in", 1), (&format!("f.drop.{reason}"), 1)]);
+    }
+
+    /// The filtered vnic sends, and the other one gets it.
+    #[track_caller]
+    fn passes(&mut self, frame: &[u8]) {
+        self.filtered.send(frame);
+        self.open.expect(frame);
+        self.host.settle(&mut [&mut self.filtered]);
+        let flooded = if frame[0] & 1 == 1 { vec![("f.flooded", 1)] } else { vec![] };
+        self.host.moved(&mut self.before, &[&[("f.in", 1), ("b.out", 1)], &flooded[..]].concat());
+    }
+
+    /// The other one sends, and the filtered vnic gets it.
+    #[track_caller]
+    fn passes_in(&mut self, frame: &[u8]) {
+        self.open.send(frame);
+        self.filtered.expect(frame);
+        self.host.settle(&mut [&mut self.open]);
+        let flooded = if frame[0] & 1 == 1 { vec![("b.flooded", 1)] } else { vec![] };
+        self.host.moved(&mut self.before, &[&[("b.in", 1), ("f.out", 1)], &flooded[..]].concat());
+    }
+
+    /// The other one sends; the frame is dropped and counted there.
+    #[track_caller]
+    fn refused_in(&mut self, frame: &[u8], counted: &str) {
+        self.open.send(frame);
+        self.host.settle(&mut [&mut self.open]);
+        assert_eq!(self.filtered.pending().len(), 0);
+        let flooded = if frame[0] & 1 == 1 { vec![("b.flooded", 1)] } else { vec![] };
+        self.host.moved(&mut self.before, &[&[("b.in", 1), (counted, 1)], &flooded[..]].concat());
+    }
+}
+
+/// IP of every kind, from or to these addresses.
+fn ip(link: &Link) -> Vec<Vec<u8>> {
+    let v6 = |a: &str, b: &str| {
+        let [a, b] = [a, b].map(|ip| ip.parse::<std::net::Ipv6Addr>().unwrap());
+        link.clone().ipv6(a, b)
+    };
+    let v4 = || link.clone().ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
+    vec![
+        v4().ping(1, 1, b"x"),
+        v4().udp(68, 67, &[0; 300]),
+        link.clone().ipv4([0, 0, 0, 0], [255, 255, 255, 255]).udp(68, 67, &[0; 300]),
+        v4().tcp(&build::Tcp::new(1, 22, 2), b""),
+        v4().fragment(1, 0, true).payload(17, &[0; 64]),
+        v4().fragment(1, 64, false).payload(17, &[0; 64]),
+        v4().payload(2, &[0; 8]),
+        v6("fe80::1", "ff02::2").icmp(133, 0, 0, &[]),
+        v6("fe80::1", "fe80::2").icmp(135, 0, 0, &[0; 16]),
+        v6("fd00::1", "fd00::2").ping(1, 1, b"x"),
+        v6("fe80::1", "ff02::1:2").udp(546, 547, &[1; 20]),
+        link.clone().vlan(5).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).ping(1, 1, b"x"),
+        // Truncated, and with headers that make no sense.
+        link.clone().payload(ethernet::IPV4, &[0x45]),
+        link.clone().payload(ethernet::IPV4, &[0x4f; 46]),
+        link.clone().payload(ethernet::IPV6, &[0x60; 46]),
+    ]
+}
+
+/// IP where filters do not look for it, and what claims to be it.
+fn hidden(link: &Link) -> Vec<Vec<u8>> {
+    let snap = |kind| Llc { dsap: 0xaa, ssap: 0xaa, control: 3, snap: Some((0, kind)), payload: &[0x45; 40] };
+    let packet = [0x45; 46];
+    vec![
+        link.clone().vlan(5).vlan(6).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).ping(1, 1, b"x"),
+        link.clone().vlan(1).vlan(2).vlan(3).payload(ethernet::IPV6, &[0x60; 46]),
+        link.clone().llc(&snap(ethernet::IPV4)),
+        link.clone().llc(&snap(ethernet::IPV6)),
+        link.clone().vlan(4).llc(&snap(ethernet::IPV4)),
+        link.clone().llc(&Llc { dsap: 6, ssap: 6, control: 3, snap: None, payload: &packet }),
+        link.clone().payload(ethernet::IPV4, &[0x60; 46]),
+        link.clone().payload(ethernet::IPV6, &packet),
+        link.clone().payload(ethernet::IPV4, &[]),
+        (0..40).fold(link.clone(), |link, tag| link.vlan(tag)).payload(ethernet::ARP, &[0; 46]),
+    ]
+}
+
+fn other(link: &Link) -> Vec<Vec<u8>> {
+    vec![
+        link.payload(ethernet::LLDP, &[0; 46]),
+        link.payload(0x88b5, &[0x45; 46]),
+        link.clone().vlan(9).payload(0x88b5, &[0x45; 1000]),
+        link.llc(&Llc { dsap: 0x42, ssap: 0x42, control: 3, snap: None, payload: &[0; 40] }),
+        link.arp_request([10, 0, 0, 1], [10, 0, 0, 2]),
+        link.clone().vlan(1).vlan(2).payload(0x88b5, &[0; 46]),
+    ]
+}
+
+#[test]
+fn nothing_of_ip_leaves() {
+    let mut pair = Pair::new(Nic::filtered("f", mac(F), 1).ips(&["10.0.0.1", "fd00::1"]));
+    for to in [mac(B), Mac::BROADCAST, mac(77)] {
+        let link = build::ethernet(mac(F), to);
+        for frame in ip(&link) {
+            pair.refused(&frame, "egress-denied");
+        }
+        for frame in hidden(&link) {
+            pair.refused(&frame, "ip-hidden");
+        }
+    }
+    for frame in other(&build::ethernet(mac(F), mac(B))) {
+        pair.passes(&frame);
+    }
+}
+
+#[test]
+fn nothing_of_ip_arrives() {
+    let mut pair = Pair::new(Nic::filtered("f", mac(F), 1).ips(&["10.0.0.1", "fd00::1"]));
+    for to in [mac(F), Mac::BROADCAST] {
+        let link = build::ethernet(mac(B), to);
+        for frame in ip(&link) {
+            pair.refused_in(&frame, "f.drop.ingress-denied");
+        }
+        for frame in hidden(&link) {
+            pair.refused_in(&frame, "b.drop.ip-hidden");
+        }
+        for frame in other(&link) {
+            pair.passes_in(&frame);
+        }
+    }
+}
+
+/// A filtered vnic owns one address: what nobody knows cannot be meant for it.
+#[test]
+fn unknown_addresses_are_none_of_its_business() {
+    let host = Host::new();
+    let mut filtered = host.station(&Nic::filtered("f", mac(F), 1), &usual());
+    let mut open = host.station(&Nic::bypass("b", mac(B), 1), &usual());
+    let mut before = host.counters();
+    open.send(&numbered(mac(B), mac(77), 1, 1, 60));
+    host.settle(&mut [&mut open]);
+    host.moved(&mut before, &[("b.in", 1), ("b.flooded", 1), ("b.drop.no-receiver", 1)]);
+    let mut third = host.station(&Nic::bypass("c", mac(3), 1), &usual());
+    let frame = numbered(mac(B), mac(77), 1, 2, 60);
+    open.send(&frame);
+    third.expect(&frame);
+    host.settle(&mut [&mut open]);
+    assert_eq!(filtered.pending().len(), 0);
+    host.moved(&mut before, &[("b.in", 1), ("b.flooded", 1), ("c.out", 1)]);
+}
+
+#[test]
+fn it_speaks_with_its_own_address_only() {
+    let mut pair = Pair::new(Nic::filtered("f", mac(F), 1).ips(&["10.0.0.1"]));
+    for from in [mac(B), mac(99), Mac::BROADCAST, Mac::ZERO] {
+        for link in [build::ethernet(from, mac(B)), build::ethernet(from, Mac::BROADCAST)] {
+            for frame in other(&link).into_iter().chain(ip(&link)).chain(hidden(&link)) {
+                pair.refused(&frame, "spoofed-mac");
+            }
+        }
+    }
+    for link in [build::ethernet(mac(F), mac(B)), build::ethernet(mac(F), mac(B)).vlan(3)] {
+        pair.refused(&link.payload(ethernet::RARP, &[0; 46]), "rarp");
+    }
+    // Nothing of it was learnt.
+    assert!(pair.host.learnt(1).is_empty());
+}
+
+/// ARP as contract 4.5 (3).
+#[test]
+fn arp_of_an_address_that_it_owns() {
+    let nic = Nic::filtered("f", mac(F), 1).ips(&["10.0.0.1", "10.0.0.3", "fd00::1"]).anti_spoof();
+    let mut pair = Pair::new(nic);
+    let to = |mac_to| build::ethernet(mac(F), mac_to);
+    for link in [to(Mac::BROADCAST), to(mac(B)), to(mac(B)).vlan(5)] {
+        for own in [[10, 0, 0, 1], [10, 0, 0, 3]] {
+            pair.passes(&link.arp_request(own, [10, 0, 0, 2]));
+            pair.passes(&link.arp_request(own, own)); // an announcement (RFC 5227)
+            pair.passes(&link.arp(arp::REPLY, (mac(F), own.into()), (mac(B), [10, 0, 0, 2].into())));
+        }
+        for foreign in [[10, 0, 0, 2], [0, 0, 0, 0], [253, 0, 0, 0], [10, 0, 0, 4]] {
+            pair.refused(&link.arp_request(foreign, [10, 0, 0, 2]), "spoofed-arp");
+            pair.refused(&link.arp(arp::REPLY, (mac(F), foreign.into()), (mac(B), [10, 0, 0, 2].into())), "spoofed-arp");
+        }
+        pair.refused(&link.arp(arp::REPLY, (mac(9), [10, 0, 0, 1].into()), (mac(B), [10, 0, 0, 2].into())), "spoofed-arp");
+        // Not ARP for IPv4 over Ethernet, or not all of it.
+        let whole = link.arp_request([10, 0, 0, 1], [10, 0, 0, 2]);
+        let at = whole.len() - arp::LEN - (whole.len() - link.payload(0, &[]).len() - arp::LEN);
+        let start = whole.windows(6).position(|bytes| bytes == [0, 1, 8, 0, 6, 4]).unwrap_or(at);
+        for (byte, value) in [(1, 6), (2, 0x86), (4, 8), (5, 16)] {
+            let mut changed = whole.clone();
+            changed[start + byte] = value;
+            pair.refused(&changed, "spoofed-arp");
+        }
+        let mut cut = whole.clone();
+        cut.truncate(start + 27);
+        pair.refused(&cut, "spoofed-arp");
+    }
+    // Addresses change while the guest runs.
+    pair.host.update("f", &["10.0.0.4"], true).unwrap();
+    pair.passes(&to(mac(B)).arp_request([10, 0, 0, 4], [10, 0, 0, 2]));
+    pair.refused(&to(mac(B)).arp_request([10, 0, 0, 1], [10, 0, 0, 2]), "spoofed-arp");
+    pair.host.update("f", &[], true).unwrap();
+    pair.refused(&to(mac(B)).arp_request([10, 0, 0, 4], [10, 0, 0, 2]), "spoofed-arp");
+    pair.host.update("f", &["fd00::4"], true).unwrap();
+    pair.refused(&to(mac(B)).arp_request([10, 0, 0, 4], [10, 0, 0, 2]), "spoofed-arp");
+    pair.host.update("f", &[], false).unwrap();
+    pair.passes(&to(mac(B)).arp_request([10, 0, 0, 4], [10, 0, 0, 2]));
+    assert_eq!(pair.host.show("f").attach_count, 1, "the guest stayed");
+}
+
+/// Nobody else speaks with a filtered vnic's address, and it gets what is for it.
+#[test]
+fn its_address_is_claimed() {
+    let host = Host::new();
+    let mut filtered = host.station(&Nic::filtered("f", mac(F), 1), &usual());
+    let mut open = host.station(&Nic::bypass("b", mac(B), 1), &usual());
+    let mut third = host.station(&Nic::bypass("c", mac(3), 1), &usual());
+    let mut elsewhere = host.station(&Nic::bypass("e", mac(4), 2), &usual());
+    let mut before = host.counters();
+    for to in [mac(3), Mac::BROADCAST, mac(77), mac(F)] {
+        open.send(&numbered(mac(F), to, 1, 1, 60));
+        host.settle(&mut [&mut open]);
+        host.moved(&mut before, &[("b.in", 1), ("b.drop.mac-claimed", 1)]);
+    }
+    let frame = numbered(mac(3), mac(F), 1, 2, 60);
+    third.send(&frame);
+    filtered.expect(&frame);
+    // In another network the address is free.
+    elsewhere.send(&numbered(mac(F), mac(5), 1, 3, 60));
+    host.settle(&mut [&mut elsewhere, &mut third]);
+    host.moved(&mut before, &[("c.in", 1), ("f.out", 1), ("e.in", 1), ("e.flooded", 1), ("e.drop.no-receiver", 1)]);
+    assert_eq!(host.learnt(2).len(), 1);
+}
+
+/// Two vnics of a network may have one address only if neither is filtered.
+#[test]
+fn one_address_two_vnics() {
+    let host = Host::new();
+    host.add(&Nic::bypass("a1", mac(1), 1)).unwrap();
+    host.add(&Nic::bypass("a2", mac(1), 1)).unwrap();
+    let refused = host.add(&Nic::filtered("a3", mac(1), 1)).unwrap_err();
+    assert!(refused.contains("a1") && refused.contains("MAC"), "{refused}");
+    host.add(&Nic::filtered("f", mac(2), 1)).unwrap();
+    assert!(host.add(&Nic::bypass("f2", mac(2), 1)).is_err());
+    assert!(host.add(&Nic::filtered("f3", mac(2), 1)).is_err());
+    host.add(&Nic::filtered("elsewhere", mac(2), 2)).unwrap();
+    assert_eq!(host.ids(), ["a1", "a2", "elsewhere", "f"]);
+    host.remove("f");
+    host.add(&Nic::bypass("f2", mac(2), 1)).unwrap();
+}
