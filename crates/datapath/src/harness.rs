@@ -5,7 +5,9 @@ use std::{collections::BTreeMap, os::fd::AsFd, sync::Arc};
 
 use butterfly_packet::mac::Mac;
 use butterfly_vhost::{
+    dirty,
     driver::{
+        DirtyLog,
         guest::{Guest, GuestConfig, RX, TX},
         memory::{Memory, MemoryConfig},
     },
@@ -103,6 +105,20 @@ impl Host {
         self.attach(id, LINUX, &config, &MemoryConfig::new(config.memory_needed()))
     }
 
+    /// Logs every store into a guest's memory from now on, as while it migrates. Its rings go on where they are.
+    pub fn log(&mut self, id: &str, log: &DirtyLog) -> Result<(), Error> {
+        let Attached { vnic, attachment, guest } = self.vnics.get(id).ok_or("no such vnic")?;
+        let guest = guest.as_ref().ok_or("no guest")?;
+        let file = log.region();
+        let log = Arc::new(dirty::DirtyLog::map(&file.file.try_clone()?.into(), file.size, file.file_offset)?);
+        let [rx, tx] = setups(guest, guest.features(), Some(&log))?;
+        let kick = Some(guest.queue(TX).kick_fd().as_fd());
+        attachment.tx_stopped(kick);
+        vnic.shared.port.replace(Some(&tx), Some(&rx))?;
+        attachment.tx_started(kick);
+        Ok(())
+    }
+
     /// Takes a vnic's guest away.
     pub fn detach(&mut self, id: &str) -> Option<Guest> {
         let attached = self.vnics.get_mut(id)?;
@@ -179,7 +195,8 @@ impl Host {
     }
 }
 
-fn attach_rings(vnic: &Vnic, attachment: &Attachment, guest: &Guest, features: Features) -> Result<(), Error> {
+/// What a guest says about its rings: receive, transmit.
+fn setups(guest: &Guest, features: Features, log: Option<&Arc<dirty::DirtyLog>>) -> Result<[RingSetup; 2], Error> {
     let specs = guest
         .memory()
         .regions()
@@ -195,22 +212,28 @@ fn attach_rings(vnic: &Vnic, attachment: &Attachment, guest: &Guest, features: F
         })
         .collect::<Result<Vec<_>, std::io::Error>>()?;
     let memory = Arc::new(GuestMemory::map(specs)?);
-    for (index, queue) in [(RX, Queue::Rx), (TX, Queue::Tx)] {
+    let setup = |index| -> Result<RingSetup, Error> {
         let ring = guest.queue(index);
         let addr = ring.ring().addr();
-        let setup = RingSetup {
+        Ok(RingSetup {
             memory: memory.clone(),
-            log: None,
+            log: log.cloned(),
             features,
             size: ring.ring().size(),
             desc: addr.desc,
             avail: addr.avail,
             used: addr.used,
-            used_log: None,
+            used_log: log.map(|_| addr.used),
             call: Some(Arc::new(CallFd::new(ring.call_fd().try_clone()?)?)),
-        };
-        vnic.shared.port.start(queue, &setup, 0, true)?;
-    }
+        })
+    };
+    Ok([setup(RX)?, setup(TX)?])
+}
+
+fn attach_rings(vnic: &Vnic, attachment: &Attachment, guest: &Guest, features: Features) -> Result<(), Error> {
+    let [rx, tx] = setups(guest, features, None)?;
+    vnic.shared.port.start(Queue::Rx, &rx, 0, true)?;
+    vnic.shared.port.start(Queue::Tx, &tx, 0, true)?;
     attachment.tx_started(Some(guest.queue(TX).kick_fd().as_fd()));
     Ok(())
 }
