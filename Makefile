@@ -17,7 +17,7 @@ LOCKED := $(if $(CI),--locked)
 PROGRAMS := butterflyd butterfly butterfly-bench
 
 # What `make test` runs, in this order: the quick and the likely to fail first.
-TEST_PARTS := lint unit instructions scenarios guests dpdk
+TEST_PARTS := lint unit fuzz instructions scenarios attack guests dpdk
 
 .DEFAULT_GOAL := build
 .PHONY: help setup build test demo bench soak fuzz install uninstall clean guest \
