@@ -198,20 +198,35 @@ fn to_one(
         batch.metas().iter().filter(|meta| wanted(meta)).for_each(|_| refuse(NOT_ATTACHED));
         return;
     };
-    for (index, (meta, (frame, slot))) in batch.metas().iter().zip(batch.frames.each()).enumerate() {
+    let metas = batch.metas();
+    let mut at = 0;
+    while let Some(meta) = metas.get(at) {
         if !wanted(meta) {
-            continue;
-        }
-        let outcome = if meta.offload {
-            offloaded(ring, &batch.frames, index, meta, frame.len, got)
+            at += 1;
+        } else if meta.offload {
+            let len = batch.frames.frames().get(at).map_or(0, |frame| frame.len);
+            if let Err(why) = offloaded(ring, &batch.frames, at, meta, len, got) {
+                refuse(why.into());
+            }
+            at += 1;
         } else {
-            ring.deliver_plain(&batch.frames, index, frame, slot).map(|()| {
-                got.packets += 1;
-                got.bytes += u64::from(frame.len);
-            })
-        };
-        if let Err(why) = outcome {
-            refuse(why.into());
+            let end = at + metas.iter().skip(at).take_while(|meta| wanted(meta) && !meta.offload).count();
+            while at < end {
+                let (done, bytes) = ring.deliver_run(&batch.frames, at..end);
+                got.packets += done as u64;
+                got.bytes += bytes;
+                at += done;
+                if at < end {
+                    match ring.deliver_one(&batch.frames, at) {
+                        Ok(()) => {
+                            got.packets += 1;
+                            got.bytes += batch.frames.frames().get(at).map_or(0, |frame| u64::from(frame.len));
+                        }
+                        Err(why) => refuse(why.into()),
+                    }
+                    at += 1;
+                }
+            }
         }
     }
 }

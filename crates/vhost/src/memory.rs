@@ -214,6 +214,31 @@ pub(crate) struct Span {
     pub len: u32,
 }
 
+/// One region of a table, remembered by a ring that holds the table: most addresses are in the same region as the one before.
+#[derive(Clone, Copy)]
+pub(crate) struct Window {
+    guest: u64,
+    len: u64,
+    host: NonNull<u8>,
+}
+
+impl Window {
+    /// Holds nothing.
+    pub const NONE: Window = Window { guest: 0, len: 0, host: NonNull::dangling() };
+
+    /// The memory at a guest address, if all of it is in this region and it is not empty.
+    #[inline(always)]
+    pub fn whole(&self, guest_addr: u64, len: u32) -> Option<NonNull<u8>> {
+        // Below the region wraps to a huge offset, which the comparison refuses too.
+        let offset = guest_addr.wrapping_sub(self.guest);
+        if len == 0 || offset >= self.len || self.len - offset < u64::from(len) {
+            return None;
+        }
+        // SAFETY: offset + len <= self.len, all of which is mapped at host.
+        Some(unsafe { self.host.add(offset as usize) })
+    }
+}
+
 /// What an operator sees of a region.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionInfo {
@@ -325,6 +350,14 @@ impl GuestMemory {
         let span = self.regions.get(at)?.span(guest_addr, len)?;
         *hint = at;
         Some(span)
+    }
+
+    /// The region that holds a guest address.
+    #[cold]
+    pub(crate) fn window(&self, guest_addr: u64) -> Option<Window> {
+        let at = self.regions.partition_point(|r| r.guest <= guest_addr).checked_sub(1)?;
+        let region = self.regions.get(at).filter(|region| guest_addr - region.guest < region.len)?;
+        Some(Window { guest: region.guest, len: region.len, host: region.host })
     }
 
     /// All of `len` bytes in one region, aligned to `align`: for rings, which are accessed in place.

@@ -1,6 +1,6 @@
 //! A batch of frames taken from a guest: the first bytes in private slots, the rest still in the guest's memory.
 
-use std::{ptr::NonNull, sync::Arc};
+use std::{ops::Range, ptr::NonNull, sync::Arc};
 
 use butterfly_packet::checksum::Sum;
 
@@ -138,6 +138,13 @@ impl Frames<'_> {
     #[inline(always)]
     pub fn each(&self) -> impl Iterator<Item = (&Frame, &Slot)> {
         self.frames().iter().zip(self.store.slots.iter())
+    }
+
+    /// Some of the frames with their header slots.
+    #[inline(always)]
+    pub(super) fn run(&self, range: Range<usize>) -> impl Iterator<Item = (&Frame, &Slot)> {
+        let frames = self.frames().get(range.clone()).unwrap_or_default();
+        frames.iter().zip(self.store.slots.get(range).unwrap_or_default())
     }
 
     /// The private copy of a frame's first bytes: min([`HEAD`], length) of them, more after [`Self::extend_head`].

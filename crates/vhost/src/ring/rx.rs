@@ -1,12 +1,12 @@
 //! The receive ring: frames on their way out of the switch, into a guest's buffers.
 
-use std::{ptr::NonNull, sync::Arc};
+use std::{ops::Range, ptr::NonNull, sync::Arc};
 
 use butterfly_packet::checksum::Sum;
 
 use super::{
     copy,
-    frames::{BATCH, Delivery, Finish, Frame, Frames, HEAD_MAX, Slot, finish_checksum},
+    frames::{BATCH, Delivery, Finish, Frames, HEAD_MAX, finish_checksum},
     split::{BadChain, CHAIN_BUDGET, CallFd, RingStatus, Split},
 };
 use crate::net::{Features, NetHeader};
@@ -126,74 +126,83 @@ impl RxRing {
             return;
         }
         let n = n.min(self.split.known());
-        let mut hint = self.split.hint;
+        let mut window = self.split.window;
         for ahead in have..n {
             let id = self.split.head(ahead);
             let mut ready = Ready { ptr: NonNull::dangling(), len: 0, id, addr: 0 };
             if let Some(desc) = self.split.desc(id)
                 && desc.is_single_writable()
-                && let Some(span) = self.split.memory.span(desc.addr, desc.len, &mut hint)
-                && span.len == desc.len
+                && let Some(ptr) = self.split.whole(desc.addr, desc.len, &mut window)
             {
-                ready = Ready { ptr: span.ptr, len: span.len, id, addr: desc.addr };
-                copy::prefetch_write(span.ptr.as_ptr());
-                copy::prefetch_write(span.ptr.as_ptr().wrapping_add(64));
+                ready = Ready { ptr, len: desc.len, id, addr: desc.addr };
+                copy::prefetch_write(ptr.as_ptr());
+                copy::prefetch_write(ptr.as_ptr().wrapping_add(64));
             }
             if let Some(slot) = self.ready.get_mut(usize::from(self.split.next_avail.wrapping_add(ahead)) % BATCH) {
                 *slot = ready;
             }
         }
-        self.split.hint = hint;
+        self.split.window = window;
         self.prepared = self.split.next_avail.wrapping_add(n);
     }
 
-    /// Writes a frame as it is into the guest's buffers. The guest sees it after [`Self::publish`].
+    /// Writes the frames `range` of a batch as they are into the guest's buffers, one buffer each. The guest sees them after
+    /// [`Self::publish`]. Stops before the first frame that does not fit into the next prepared buffer: that one is for
+    /// [`Self::deliver_one`]. Returns how many it wrote, and their bytes.
+    #[inline(never)] // its loop needs all registers
+    pub fn deliver_run(&mut self, frames: &Frames<'_>, range: Range<usize>) -> (usize, u64) {
+        let header_len = self.split.header_len;
+        let first = self.split.next_avail;
+        let room = self.prepared.wrapping_sub(first);
+        let (mut done, mut bytes) = (0u16, 0u64);
+        for (frame, slot) in frames.run(range) {
+            let Some(ready) = self.ready.get(usize::from(first.wrapping_add(done)) % BATCH) else { break };
+            let need = header_len as u32 + frame.len;
+            if done == room || ready.len < need {
+                break;
+            }
+            let head_len = usize::from(frame.head_len).min(HEAD_MAX);
+            // SAFETY: header_len is 10 or 12, head_len at most frame.len and HEAD_MAX, and need <= ready.len, which is mapped.
+            unsafe {
+                let to = ready.ptr.as_ptr();
+                // Everything is zero but num_buffers, which a legacy header does not have.
+                copy::copy_array::<8>([0u8; 8].as_ptr(), to);
+                if header_len == NetHeader::LEN {
+                    copy::copy_array::<4>([0u8, 0, 1, 0].as_ptr(), to.add(8));
+                } else {
+                    copy::copy_array::<2>([0u8; 2].as_ptr(), to.add(8));
+                }
+                copy::copy(slot.0.as_ptr(), to.add(header_len), head_len);
+            }
+            if frame.len as usize > head_len {
+                // SAFETY: header_len + head_len <= need.
+                let mut to = unsafe { ready.ptr.add(header_len + head_len) };
+                let mut pieces = frames.pieces_of(frame, head_len as u32);
+                while let Some((from, len)) = pieces.next() {
+                    // SAFETY: the pieces add up to at most frame.len - head_len bytes, which fit as checked above.
+                    unsafe {
+                        copy::copy(from.as_ptr(), to.as_ptr(), len as usize);
+                        to = to.add(len as usize);
+                    }
+                }
+            }
+            if let Some(log) = &self.split.log {
+                log.mark(ready.addr, u64::from(need));
+            }
+            self.split.push_used(ready.id, need);
+            done += 1;
+            bytes += u64::from(frame.len);
+        }
+        self.split.next_avail = first.wrapping_add(done);
+        (usize::from(done), bytes)
+    }
+
+    /// As [`Self::deliver_run`], for one frame, whatever buffers it needs.
     ///
     /// Room for the whole frame is found before its first byte is written. Never waits: the guest's index is looked at once more
     /// before a frame is refused as [`NotDelivered::Full`].
-    #[inline(always)]
-    pub fn deliver_plain(&mut self, frames: &Frames<'_>, index: usize, frame: &Frame, slot: &Slot) -> Result<(), NotDelivered> {
-        let header_len = self.split.header_len;
-        let need = header_len as u32 + frame.len;
-        let ready = match self.ready.get(usize::from(self.split.next_avail) % BATCH) {
-            Some(ready) if self.prepared != self.split.next_avail && ready.len >= need => *ready,
-            _ => return self.deliver_slow(frames, index),
-        };
-        let head_len = usize::from(frame.head_len).min(HEAD_MAX);
-        // SAFETY: header_len is 10 or 12, head_len at most frame.len and HEAD_MAX, and need <= ready.len, which is mapped.
-        unsafe {
-            let to = ready.ptr.as_ptr();
-            // Everything is zero but num_buffers, which a legacy header does not have.
-            copy::copy_array::<8>([0u8; 8].as_ptr(), to);
-            if header_len == NetHeader::LEN {
-                copy::copy_array::<4>([0u8, 0, 1, 0].as_ptr(), to.add(8));
-            } else {
-                copy::copy_array::<2>([0u8; 2].as_ptr(), to.add(8));
-            }
-            copy::copy(slot.0.as_ptr(), to.add(header_len), head_len);
-        }
-        if frame.len as usize > head_len {
-            // SAFETY: header_len + head_len <= need.
-            let mut to = unsafe { ready.ptr.add(header_len + head_len) };
-            let mut pieces = frames.pieces_of(frame, head_len as u32);
-            while let Some((from, len)) = pieces.next() {
-                // SAFETY: the pieces add up to at most frame.len - head_len bytes, which fit as checked above.
-                unsafe {
-                    copy::copy(from.as_ptr(), to.as_ptr(), len as usize);
-                    to = to.add(len as usize);
-                }
-            }
-        }
-        if let Some(log) = &self.split.log {
-            log.mark(ready.addr, u64::from(need));
-        }
-        self.split.push_used(ready.id, need);
-        self.split.next_avail = self.split.next_avail.wrapping_add(1);
-        Ok(())
-    }
-
     #[inline(never)]
-    fn deliver_slow(&mut self, frames: &Frames<'_>, index: usize) -> Result<(), NotDelivered> {
+    pub fn deliver_one(&mut self, frames: &Frames<'_>, index: usize) -> Result<(), NotDelivered> {
         let head = frames.head(index);
         let len = frames.frames().get(index).map_or(0, |frame| frame.len);
         let from = head.len() as u32;
@@ -208,7 +217,7 @@ impl RxRing {
         self.deliver(frames, &delivery)
     }
 
-    /// As [`Self::deliver_plain`], for a frame that is changed on its way.
+    /// As [`Self::deliver_one`], for a frame that is changed on its way.
     pub fn deliver(&mut self, frames: &Frames<'_>, delivery: &Delivery<'_>) -> Result<(), NotDelivered> {
         if self.split.broken || !self.split.enabled {
             return Err(NotDelivered::NotReady);

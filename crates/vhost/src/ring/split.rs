@@ -10,7 +10,11 @@ use std::{
 
 pub use super::call::CallFd;
 use super::copy;
-use crate::{dirty::DirtyLog, memory::GuestMemory, net::Features};
+use crate::{
+    dirty::DirtyLog,
+    memory::{GuestMemory, Window},
+    net::Features,
+};
 
 const DESC_NEXT: u16 = 1;
 const DESC_WRITE: u16 = 2;
@@ -129,6 +133,8 @@ pub(crate) struct Split {
     avail: NonNull<u8>,
     used: NonNull<u8>,
     pub hint: usize,
+    /// Where the last buffer was.
+    pub window: Window,
 }
 
 // SAFETY: the pointers point into `memory`, which is Send and kept alive here; the ring is used by one thread at a time (behind
@@ -168,6 +174,7 @@ impl Split {
             avail,
             used,
             hint: 0,
+            window: Window::NONE,
         })
     }
 
@@ -250,6 +257,18 @@ impl Split {
             (at.as_ref().load(Ordering::Relaxed), at.add(1).as_ref().load(Ordering::Relaxed))
         };
         Some(Desc::from_words(addr, rest))
+    }
+
+    /// A buffer that lies whole in one region. `window` is a copy of [`Self::window`] that stays in registers.
+    #[inline(always)]
+    pub(super) fn whole(&self, addr: u64, len: u32, window: &mut Window) -> Option<NonNull<u8>> {
+        match window.whole(addr, len) {
+            Some(ptr) => Some(ptr),
+            None => {
+                *window = self.memory.window(addr)?;
+                window.whole(addr, len)
+            }
+        }
     }
 
     /// Visits the descriptors of a chain in order, indirect ones too. `budget` is how many may still be looked at.

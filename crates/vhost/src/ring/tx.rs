@@ -5,7 +5,7 @@ use super::{
     frames::{BATCH, Frame, FrameFault, FrameStore, Frames, HEAD, MAX_BYTES, MAX_FRAME, MAX_SEGS, MIN_FRAME, Seg, Slot},
     split::{BadChain, CHAIN_BUDGET, Desc, RingStatus, Split},
 };
-use crate::net::NetHeader;
+use crate::{memory::Window, net::NetHeader};
 
 /// A guest's transmit queue, as the device sees it.
 pub struct TxRing {
@@ -99,20 +99,22 @@ impl TxRing {
         if n == 0 || !self.split.enabled {
             return Gathered::Empty;
         }
-        store.count = self.open(store, n, meanwhile);
+        store.count = self.open(store, n);
+        meanwhile(store.count as u16);
+        fill_all(store, self.split.header_len);
         Gathered::Frames(Frames { ring: self, store })
     }
 
     /// Opens up to `n` chains: first all descriptors, then all contents, so that the lines of a frame are on their way while
     /// the descriptors of others are read.
-    #[inline(always)]
-    fn open(&mut self, store: &mut FrameStore, n: usize, meanwhile: impl FnOnce(u16)) -> usize {
+    #[inline(never)] // one call per batch, and its loop needs all registers
+    fn open(&mut self, store: &mut FrameStore, n: usize) -> usize {
         let header_len = self.split.header_len;
         let mut budget = CHAIN_BUDGET;
         let mut bytes = 0;
         let mut segs = 0usize;
         let mut count = 0;
-        let mut hint = self.split.hint;
+        let mut window = self.split.window;
         for frame in store.frames.iter_mut().take(n) {
             let id = self.split.head(count as u16);
             frame.id = id;
@@ -120,7 +122,7 @@ impl TxRing {
             frame.offload = false;
             frame.first_seg = segs as u16;
             let simple = match self.split.desc(id) {
-                Some(desc) if desc.is_single_readable() => self.simple(desc, header_len as u32, &mut hint),
+                Some(desc) if desc.is_single_readable() => self.simple(desc, header_len as u32, &mut window),
                 _ => None,
             };
             if let (Some(seg), Some(to)) = (simple, store.segs.get_mut(segs)) {
@@ -161,27 +163,22 @@ impl TxRing {
                 break;
             }
         }
-        self.split.hint = hint;
-        meanwhile(count as u16);
-        for (frame, slot) in store.frames.iter_mut().zip(store.slots.iter_mut()).take(count) {
-            if frame.fault.is_none() {
-                fill(frame, slot, store.segs.as_slice(), header_len);
-            }
-        }
+        self.split.window = window;
         count
     }
 
     /// A chain of one descriptor that lies in one region and holds the virtio-net header and the frame: what most drivers send.
     /// The segment starts behind the header.
     #[inline(always)]
-    fn simple(&self, desc: Desc, header_len: u32, hint: &mut usize) -> Option<Seg> {
-        let len = desc.len.checked_sub(header_len).filter(|len| (MIN_FRAME..=MAX_FRAME).contains(len))?;
-        let span = self.split.memory.span(desc.addr, desc.len, hint)?;
-        if span.len != desc.len {
+    fn simple(&self, desc: Desc, header_len: u32, window: &mut Window) -> Option<Seg> {
+        // Shorter than the header wraps to more than any frame.
+        let len = desc.len.wrapping_sub(header_len);
+        if len.wrapping_sub(MIN_FRAME) > MAX_FRAME - MIN_FRAME {
             return None;
         }
-        // SAFETY: header_len < span.len.
-        let ptr = unsafe { span.ptr.add(header_len as usize) };
+        let start = self.split.whole(desc.addr, desc.len, window)?;
+        // SAFETY: header_len < desc.len, all of which is mapped.
+        let ptr = unsafe { start.add(header_len as usize) };
         Some(Seg { ptr, len })
     }
 
@@ -235,6 +232,17 @@ impl TxRing {
             Err(BadChain) => Err(ChainFault::Fault(FrameFault::BadChain)),
             Ok(()) if in_header < self.split.header_len || len < MIN_FRAME => Err(ChainFault::Fault(FrameFault::Short)),
             Ok(()) => Ok((NetHeader::from_bytes(raw), len, used)),
+        }
+    }
+}
+
+/// Copies what stages look at into the slots.
+#[inline(never)] // one call per batch, and its loop needs all registers
+fn fill_all(store: &mut FrameStore, header_len: usize) {
+    let count = store.count;
+    for (frame, slot) in store.frames.iter_mut().zip(store.slots.iter_mut()).take(count) {
+        if frame.fault.is_none() {
+            fill(frame, slot, store.segs.as_slice(), header_len);
         }
     }
 }
