@@ -239,6 +239,45 @@ fn vnics_that_cannot_be() {
 }
 
 #[test]
+fn a_socket_folder_that_is_gone() {
+    let daemon = daemon();
+    let folder = tempfile::tempdir_in(daemon.dir()).unwrap();
+    let path = folder.path().to_owned();
+    let name = path.file_name().unwrap().to_str().unwrap();
+    let endpoint = format!("ipc://{}/api2", daemon.dir().display());
+    let arguments = ["-i", "42.0.0.1", "-u", "65535", "--no-syslog", "-e", &endpoint, "-s"];
+    let mut second = Command::new(program("butterflyd"))
+        .args(arguments)
+        .arg(&path)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let add = format!("nic add --id n --mac 52:54:00:00:00:01 --vni 1 -e {endpoint} -t 20000");
+    let list = run(&daemon, &format!("nic list -e {endpoint} -t 20000"));
+    drop(folder);
+    let refused = run(&daemon, &add);
+    std::fs::create_dir(&path).unwrap();
+    let made = run(&daemon, &add);
+    let stopped = run(&daemon, &format!("shutdown -e {endpoint} -t 20000"));
+    if stopped.code != Some(0) {
+        second.kill().unwrap();
+    }
+    second.wait().unwrap();
+    assert_eq!(list.code, Some(0), "{}", list.err);
+    assert_eq!(
+        refused.err,
+        format!(
+            "error in response\ndescription: cannot bind {0}/qemu-vhost-n: No such file or directory (os error 2)\n\
+             help: the socket folder {0} is gone: create it again\nerror in command: nic\n",
+            path.display()
+        )
+    );
+    assert_eq!((made.out, made.code), (format!("{}/{name}/qemu-vhost-n\n", daemon.dir().display()), Some(0)));
+    assert_eq!(stopped.code, Some(0), "{}", stopped.err);
+}
+
+#[test]
 fn what_is_not_there() {
     const NOT_FOUND: &str = "error in response\ndescription: NIC: x not found";
     const UNKNOWN: &str = "error in response\ndescription: NIC does not exist with id x";

