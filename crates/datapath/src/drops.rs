@@ -50,7 +50,7 @@ macro_rules! drop_reasons {
         pub(crate) const REASONS: &[$crate::drops::ReasonInfo] = &[$($crate::drops::ReasonInfo {
             reason: $name,
             name: $text,
-            description: concat!($($doc),+),
+            description: concat!($($doc),+).trim_ascii(),
         }),+];
     };
 }
