@@ -1,0 +1,118 @@
+//! Garbage on the API socket, and options that make no sense.
+
+use std::{
+    io::{Read, Write},
+    os::unix::net::UnixStream,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use butterfly_api::client::Client;
+use butterfly_tests::{frames::Choices, programs::program, wait::PATIENCE};
+
+use crate::switch::{PROMPT, Switch};
+
+/// A request as a client might send it, to be spoilt.
+const LIST: &[u8] = &[0x0a, 0x08, 0x08, 0x06, 0x12, 0x04, 0x0a, 0x02, 0x20, 0x01];
+/// The bare message of the contract for what cannot be decoded.
+const NOT_DECODABLE: &[u8] = &[0x08, 0x06, 0x12, 0x02, 0x08, 0x00];
+
+/// Bytes that are no request, each answered as that.
+pub fn malformed(switch: &Switch) -> usize {
+    let client = Client::connect(switch.0.endpoint(), Some(PATIENCE)).expect("the API is there");
+    let deep: Vec<u8> = (0..2000).flat_map(|_| [0x0b]).collect();
+    let huge_length = [0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f, 0];
+    let requests: Vec<(&str, Vec<u8>)> = vec![
+        ("a length behind the end", vec![0x0a, 0x7f, 0]),
+        ("a length of 4 GiB", huge_length.to_vec()),
+        ("a varint without end", vec![0xff; 20]),
+        ("field 0", vec![0, 0, 0]),
+        ("groups in groups", deep),
+        ("text", b"messages { revision: 6 }".to_vec()),
+        ("half a request", LIST[..LIST.len() - 1].to_vec()),
+        ("no required field", vec![0x0a, 0x00]),
+        ("16 MiB of ones", vec![0xff; 15 << 20]),
+    ];
+    for (name, request) in &requests {
+        let reply = client.exchange(request).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(reply, NOT_DECODABLE, "{name} is answered otherwise");
+        assert!(switch.latency() <= PROMPT, "{name}: the API is slow after it");
+    }
+    requests.len()
+}
+
+/// A step of the random part.
+pub fn random(switch: &Switch, choices: &mut Choices) {
+    match choices.below(3) {
+        // A request with a few bytes changed: anything but silence is a good answer.
+        0 => {
+            let client = Client::connect(switch.0.endpoint(), Some(PATIENCE)).expect("the API is there");
+            let mut request = LIST.to_vec();
+            for _ in 0..choices.between(1, 4) {
+                let at = choices.below(request.len());
+                request[at] = choices.below(256) as u8;
+            }
+            // Not an accidental app_quit (field 17) or app_config.
+            if request.windows(2).any(|pair| matches!(pair, [0x88 | 0x92, 0x01])) {
+                return;
+            }
+            client.exchange(&request).unwrap_or_else(|error| panic!("{request:02x?}: {error}"));
+        }
+        // Not ZeroMQ at all, or a bit of it.
+        _ => {
+            let path = switch.0.endpoint().trim_start_matches("ipc://");
+            let mut stream = UnixStream::connect(path).expect("somebody listens");
+            stream.set_read_timeout(Some(Duration::from_millis(5))).expect("a time-out");
+            let mut greeting = [0u8; 64];
+            greeting[0] = 0xff;
+            greeting[9] = 0x7f;
+            greeting[10] = choices.one(&[3, 3, 3, 0, 255]);
+            greeting[12..16].copy_from_slice(b"NULL");
+            let keep = choices.one(&[64, 64, 64, 10, 1, 0]);
+            let _ = stream.write_all(&greeting[..keep]);
+            let len = choices.below(200);
+            let noise: Vec<u8> = (0..len).map(|_| choices.below(256) as u8).collect();
+            let _ = stream.write_all(&noise);
+            let _ = stream.read(&mut [0; 256]);
+        }
+    }
+}
+
+/// Options that are refused, with a sentence that names them.
+const OPTIONS: &[(&str, &[&str], &str)] = &[
+    ("butterflyd", &[], "ip"),
+    ("butterflyd", &["-i"], "ip"),
+    ("butterflyd", &["-i", "nonsense", "-s", "/tmp"], "nonsense"),
+    ("butterflyd", &["-i", "1.2.3.4", "-s", "/nonexistent/directory"], "/nonexistent/directory"),
+    ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "-k", "/key"], "key"),
+    ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "-t"], "packet-trace"),
+    ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "--dpdk-port", "0"], "dpdk-port"),
+    ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "-u", "-1"], "-1"),
+    ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "--fdb-ageing", "99999999999999999999"], "99999999999999999999"),
+    ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "-l", "loud"], "loud"),
+    ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "-e", "nonsense"], "nonsense"),
+    ("butterflyd", &["-c", "/nonexistent"], "/nonexistent"),
+    ("butterflyd", &["-c", "/bin/sh"], "/bin/sh"),
+    ("butterflyd", &["--unknown"], "unknown"),
+    ("butterfly", &["nic", "add", "-e", "nonsense"], ""),
+    ("butterfly", &["nic", "add", "--vni", "99999999999", "--mac", "x", "--id", "/"], ""),
+    ("butterfly", &["nonsense"], ""),
+    ("butterfly", &["request", "/dev/zero/nothing"], ""),
+];
+
+/// Programs with options that make no sense end at once, not by a signal, and say why.
+pub fn options() -> usize {
+    for (name, words, says) in OPTIONS {
+        let mut command = Command::new("timeout");
+        command.args(["-s", "KILL", "20"]).arg(program(name)).args(*words);
+        let begun = Instant::now();
+        let output = command.stdin(Stdio::null()).output().expect("the program runs");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+        assert!(begun.elapsed() < Duration::from_secs(20), "{name} {words:?} does not end");
+        let code = output.status.code();
+        assert!(matches!(code, Some(1 | 2)), "{name} {words:?} ended with {:?}: {said}", output.status);
+        assert!(!said.contains("panicked"), "{name} {words:?}: {said}");
+        assert!(said.contains(says) && !said.trim().is_empty(), "{name} {words:?} does not say {says:?}: {said}");
+    }
+    OPTIONS.len()
+}
