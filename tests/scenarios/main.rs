@@ -5,6 +5,7 @@
 
 mod accounting;
 mod filtering;
+mod hostile;
 mod lifecycle;
 mod offloads;
 mod rings;

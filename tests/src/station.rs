@@ -104,7 +104,8 @@ impl Station {
     pub fn expect(&mut self, frame: &[u8]) {
         let (header, received) = self.receive_with();
         assert_eq!(NetHeader { num_buffers: 0, ..header }, NetHeader::default(), "{}", self.nic.id);
-        assert!(received == frame, "{} received another frame: {received:02x?} and not {frame:02x?}", self.nic.id);
+        let start = |frame: &[u8]| format!("{} bytes, {:02x?}..", frame.len(), &frame[..frame.len().min(64)]);
+        assert!(received == frame, "{} received {} and not {}", self.nic.id, start(&received), start(frame));
     }
 
     /// A new connection to its vnic.

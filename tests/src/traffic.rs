@@ -58,7 +58,9 @@ impl Stream {
     pub fn take(&mut self, header: NetHeader, frame: &[u8]) {
         assert_eq!(NetHeader { num_buffers: 0, ..header }, NetHeader::default(), "stream {}", self.id);
         let read = frames::read_numbered(frame);
-        let Some((stream, number)) = read else { panic!("a frame of {} bytes was changed: {frame:02x?}", frame.len()) };
+        let Some((stream, number)) = read else {
+            panic!("a frame of {} bytes was changed: {:02x?}..", frame.len(), &frame[..frame.len().min(64)])
+        };
         assert_eq!(stream, self.id, "a frame of another stream");
         assert_eq!((frame.get(..6), frame.get(6..12)), (Some(&self.to.0[..]), Some(&self.from.0[..])), "addresses");
         assert!(number >= self.next, "stream {}: frame {number} again, or late: {} is next", self.id, self.next);
