@@ -215,8 +215,10 @@ fn frame(vm: &mut Vm, place: &Place, choices: &mut Choices) -> bool {
     };
     // Lies in the headers, but not about who it is for or from.
     for _ in 0..choices.below(4) {
-        let at = choices.between(14, frame.len() - 1);
-        frame[at] = choices.below(256) as u8;
+        let at = 14 + choices.below(frame.len());
+        if let Some(byte) = frame.get_mut(at) {
+            *byte = choices.below(256) as u8;
+        }
     }
     frame.truncate(choices.one(&[usize::MAX, 14, 20, 40]).max(14));
     let header = NetHeader {
