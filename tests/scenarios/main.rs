@@ -4,9 +4,13 @@
 #![forbid(unsafe_code)]
 
 mod accounting;
+mod api;
+mod client;
 mod filtering;
 mod hostile;
 mod lifecycle;
 mod offloads;
+mod process;
 mod rings;
+mod sleeping;
 mod switching;

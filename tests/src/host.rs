@@ -214,9 +214,14 @@ impl Kind {
     }
 }
 
+enum Running {
+    Daemon(Daemon),
+    Switch(InProcess),
+}
+
 /// A host under test. It ends with this value.
 pub struct Host {
-    backend: Box<dyn Backend>,
+    running: Running,
     /// Frames that vnics which are gone had sent.
     gone: Mutex<u64>,
 }
@@ -235,45 +240,100 @@ impl Host {
 
     /// Starts one with options.
     pub fn with(options: &HostOptions) -> Host {
-        let backend: Box<dyn Backend> = match Kind::wanted() {
-            Kind::Daemon => Box::new(Daemon::start(options)),
-            Kind::Switch => Box::new(InProcess::start(options)),
+        let running = match Kind::wanted() {
+            Kind::Daemon => Running::Daemon(Daemon::start(options)),
+            Kind::Switch => Running::Switch(InProcess::start(options)),
         };
-        Host { backend, gone: Mutex::new(0) }
+        Host { running, gone: Mutex::new(0) }
+    }
+
+    /// Starts one that is a process, for scenarios that make no sense without; None if that is not wanted.
+    pub fn process() -> Option<Host> {
+        Host::process_with(&HostOptions::default())
+    }
+
+    /// As [`Self::process`], with options.
+    pub fn process_with(options: &HostOptions) -> Option<Host> {
+        match Kind::wanted() {
+            Kind::Daemon => Some(Host::of(Daemon::start(options))),
+            Kind::Switch => {
+                println!("skipped: it needs a daemon");
+                None
+            }
+        }
+    }
+
+    /// A host that runs already.
+    pub fn of(daemon: Daemon) -> Host {
+        Host { running: Running::Daemon(daemon), gone: Mutex::new(0) }
+    }
+
+    /// The process.
+    ///
+    /// # Panics
+    /// If the host is none.
+    #[track_caller]
+    pub fn daemon(&self) -> &Daemon {
+        match &self.running {
+            Running::Daemon(daemon) => daemon,
+            Running::Switch(_) => panic!("this host is no process"),
+        }
+    }
+
+    /// As [`Self::daemon`], to wait for its end.
+    #[track_caller]
+    pub fn daemon_mut(&mut self) -> &mut Daemon {
+        match &mut self.running {
+            Running::Daemon(daemon) => daemon,
+            Running::Switch(_) => panic!("this host is no process"),
+        }
+    }
+
+    fn backend(&self) -> &dyn Backend {
+        match &self.running {
+            Running::Daemon(daemon) => daemon,
+            Running::Switch(switch) => switch,
+        }
     }
 
     /// Declares a vnic; its socket.
     pub fn add(&self, nic: &Nic) -> Result<PathBuf, String> {
-        self.backend.add(nic)
+        let sent = || self.backend().show(&nic.id).map_or(0, |show| show.received.0);
+        let before = sent();
+        let result = self.backend().add(nic);
+        if sent() < before {
+            *self.gone.lock().unwrap() += before; // it was made anew, and counts from 0 again
+        }
+        result
     }
 
     /// Gives a vnic other addresses.
     pub fn update(&self, id: &str, ips: &[&str], anti_spoof: bool) -> Result<(), String> {
         let ips: Vec<String> = ips.iter().map(|ip| (*ip).to_owned()).collect();
-        self.backend.update(id, &ips, anti_spoof)
+        self.backend().update(id, &ips, anti_spoof)
     }
 
     /// Removes a vnic.
     pub fn remove(&self, id: &str) {
-        let sent = self.backend.show(id).map_or(0, |show| show.received.0);
-        self.backend.remove(id);
+        let sent = self.backend().show(id).map_or(0, |show| show.received.0);
+        self.backend().remove(id);
         *self.gone.lock().unwrap() += sent;
     }
 
     /// A vnic, which must exist.
     #[track_caller]
     pub fn show(&self, id: &str) -> Show {
-        self.backend.show(id).unwrap_or_else(|| panic!("there is no vnic {id}"))
+        self.backend().show(id).unwrap_or_else(|| panic!("there is no vnic {id}"))
     }
 
     /// All vnics.
     pub fn ids(&self) -> Vec<String> {
-        self.backend.ids()
+        self.backend().ids()
     }
 
     /// The forwarding database, sorted.
     pub fn fdb(&self, vni: Option<u32>) -> Vec<FdbEntry> {
-        self.backend.fdb(vni)
+        self.backend().fdb(vni)
     }
 
     /// Learnt addresses of a network and where they are.
@@ -284,7 +344,7 @@ impl Host {
 
     /// What the workers did.
     pub fn work(&self) -> Work {
-        self.backend.work()
+        self.backend().work()
     }
 
     /// Declares a vnic and attaches a guest to it.
@@ -309,7 +369,7 @@ impl Host {
 
     /// Where the sockets are, and room for other files.
     pub fn dir(&self) -> &Path {
-        self.backend.dir()
+        self.backend().dir()
     }
 
     fn running(&self, mut station: Station) -> Station {
@@ -335,7 +395,7 @@ impl Host {
         }
         // A frame counts as received when it is taken, and as the worker's when it is where it goes.
         eventually("everything was worked off", || {
-            let taken: u64 = self.ids().iter().filter_map(|id| self.backend.show(id)).map(|show| show.received.0).sum();
+            let taken: u64 = self.ids().iter().filter_map(|id| self.backend().show(id)).map(|show| show.received.0).sum();
             self.work().packets == taken + *self.gone.lock().unwrap()
         });
     }

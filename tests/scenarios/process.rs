@@ -1,0 +1,259 @@
+//! The daemon as a process: how it starts, ends, is killed, and what it leaves behind.
+
+use std::{
+    fs,
+    os::unix::net::UnixStream,
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use butterfly_api::proto::Request;
+use butterfly_tests::{
+    Daemon, Host, Kind, Nic, PATIENCE, Station, eventually,
+    frames::{Choices, mac},
+    station::{features, machine, usual},
+    traffic::{exchange, streams},
+};
+use butterfly_vhost::driver::{Connection, Vm};
+
+/// What is in a directory, without the log that the test itself makes.
+fn left(dir: &Path) -> Vec<String> {
+    let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.filter(|name| name != "log").collect();
+    names.sort();
+    names
+}
+
+/// A signal or a request: guests are cut, sockets are gone, and so is the process, at once.
+#[test]
+fn a_clean_stop() {
+    for how in ["TERM", "INT", "QUIT", "app_quit"] {
+        let Some(mut host) = Host::process() else { return };
+        let mut a = host.station(&Nic::bypass("a", mac(1), 1), &usual());
+        let mut b = host.station(&Nic::bypass("b", mac(2), 1).client(), &usual());
+        host.add(&Nic::filtered("c", mac(3), 1)).unwrap();
+        host.add(&Nic::filtered("d", mac(4), 1).client()).unwrap();
+        let mut both = streams(&a, &b);
+        exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
+        let begin = Instant::now();
+        match how {
+            "app_quit" => drop(host.daemon().ask(Request { app_quit: Some(true), ..Request::default() }).unwrap()),
+            signal => host.daemon().signal(signal),
+        }
+        assert!(a.vm.connection.wait_closed(PATIENCE) && b.vm.connection.wait_closed(PATIENCE), "{how}");
+        let dir = host.dir().to_owned();
+        assert_eq!(host.daemon_mut().wait_for_end().code(), Some(0), "{how}");
+        assert!(begin.elapsed() < Duration::from_secs(3), "{how} took {:?}", begin.elapsed());
+        // QEMU's socket is QEMU's.
+        assert_eq!(left(&dir), ["qemu-vhost-b"], "{how}");
+    }
+}
+
+/// A second daemon in the same directory, or on the same endpoint, is refused; the first one does not notice.
+#[test]
+fn a_second_daemon_is_refused() {
+    let Some(host) = Host::process() else { return };
+    let mut a = host.station(&Nic::bypass("a", mac(1), 1), &usual());
+    let mut b = host.station(&Nic::bypass("b", mac(2), 1), &usual());
+    let mut both = streams(&a, &b);
+    let other = tempfile::tempdir().unwrap();
+    let endpoint = host.daemon().endpoint().to_owned();
+    let own = format!("ipc://{}/other", other.path().display());
+    // Options that come last hold.
+    for (dir, options) in [(host.dir(), ["-e", &own]), (other.path(), ["-e", &endpoint])] {
+        let logged = host.daemon().log().len();
+        let mut second = Daemon::launch(dir, &[], &options.map(str::to_owned));
+        let status = second.wait_for_end();
+        let log = fs::read_to_string(dir.join("log")).unwrap();
+        let said = if dir == host.dir() { &log[logged..] } else { &log };
+        assert_eq!(status.code(), Some(1), "{said}");
+        assert!(said.contains("in use"), "{said}");
+        exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
+    }
+    assert_eq!(host.show("a").attach_count, 1);
+    assert_eq!(left(host.dir()), [".butterflyd.lock", "api", "qemu-vhost-a", "qemu-vhost-b"]);
+}
+
+/// Killed without warning: what is left behind is no obstacle, and guests that try again come back where they were.
+#[test]
+fn killed_and_started_again() {
+    if Kind::wanted() != Kind::Daemon {
+        return;
+    }
+    let room = tempfile::tempdir().unwrap();
+    let mut host = Host::of(Daemon::start_in(room.path(), &[], &[]));
+    let nics = [Nic::bypass("a", mac(1), 1), Nic::bypass("b", mac(2), 1).client()];
+    let mut a = host.station(&nics[0], &usual());
+    let mut b = host.station(&nics[1], &usual());
+    let mut both = streams(&a, &b);
+    for round in 0..5 {
+        exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000].repeat(30));
+        host.daemon().signal("KILL");
+        host.daemon_mut().wait_for_end();
+        assert!(a.vm.connection.wait_closed(PATIENCE) && b.vm.connection.wait_closed(PATIENCE));
+        let (gone_a, gone_b) = (a.crash(), b.crash());
+        host = Host::of(Daemon::start_in(room.path(), &[], &[]));
+        for nic in &nics {
+            host.add(nic).unwrap();
+        }
+        (a, b) = (gone_a.back(), gone_b.back());
+        b.vm.connection.sync().unwrap();
+        assert_eq!(host.show("a").attach_count, 1, "round {round}");
+    }
+    exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
+}
+
+/// The limit of open files is raised as far as it goes; where it does not suffice, a vnic is refused that says which limit to raise,
+/// and everybody else goes on.
+#[test]
+fn the_limit_of_open_files() {
+    if Kind::wanted() != Kind::Daemon {
+        return;
+    }
+    let host = Host::of(Daemon::start_with(&["prlimit", "--nofile=64:4096"], &[]));
+    let limits = fs::read_to_string(format!("/proc/{}/limits", host.daemon().pid())).unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let soft: u64 = line.split_whitespace().nth(3).unwrap().parse().unwrap();
+    assert!(soft >= 4096, "{line}");
+
+    // Without the privilege to raise a hard limit.
+    let unprivileged = ["setpriv", "--bounding-set", "-sys_resource", "prlimit", "--nofile=200:200"];
+    let host = Host::of(Daemon::start_with(&unprivileged, &[]));
+    let mut a = host.station(&Nic::bypass("a", mac(1), 1), &usual());
+    let mut b = host.station(&Nic::bypass("b", mac(2), 1), &usual());
+    let mut both = streams(&a, &b);
+    let mut refused = None;
+    for n in 0..200 {
+        if let Err(why) = host.add(&Nic::bypass(&format!("n{n}"), mac(100 + n), 2)) {
+            refused = Some(why);
+            break;
+        }
+    }
+    let refused = refused.expect("200 files are not enough for 200 vnics");
+    assert!(refused.contains("200 files") && refused.contains("LimitNOFILE"), "{refused}");
+    exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
+    // All that were taken can be used.
+    let ids: Vec<String> = host.ids().into_iter().filter(|id| id.starts_with('n')).collect();
+    let guests: Vec<Vm> = ids
+        .iter()
+        .map(|id| {
+            let mut vm = Vm::connect(host.dir().join(format!("qemu-vhost-{id}")), &usual(), PATIENCE).unwrap();
+            vm.connection.sync().unwrap();
+            vm
+        })
+        .collect();
+    assert!(ids.iter().all(|id| host.show(id).attached));
+    // Room comes back.
+    host.remove(&ids[0]);
+    host.add(&Nic::bypass("new", mac(999), 2)).unwrap();
+    exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
+    drop(guests);
+}
+
+/// Hundreds of guests and vnics come and go: no descriptor, thread or mapping stays.
+#[test]
+fn nothing_leaks() {
+    let Some(host) = Host::process() else { return };
+    let daemon = host.daemon();
+    let mut steady = host.station(&Nic::bypass("steady", mac(1), 1), &usual());
+    let mut other = host.station(&Nic::bypass("other", mac(2), 1), &usual());
+    let mut both = streams(&steady, &other);
+    exchange(&mut steady, &mut other, &mut both, &[60, 1514, 9000]);
+    host.station(&Nic::bypass("warm-up", mac(3), 1), &usual());
+    host.remove("warm-up");
+    let count = || (daemon.descriptors(), daemon.threads(), daemon.guest_mappings());
+    let before = count();
+    let mut choices = Choices::new(1);
+    for round in 0..100 {
+        let nic = Nic::bypass(&format!("n{}", round % 3), mac(10 + round % 3), 1);
+        let nic = if choices.below(2) == 0 { nic.client() } else { nic };
+        let mut station = host.station(&nic, &machine(features::MODERN, 1524));
+        for _ in 0..choices.below(3) {
+            station = match choices.below(3) {
+                0 => station.crash().back(),
+                1 => station.detach().back(),
+                _ => station.reboot(&usual()),
+            };
+        }
+        if choices.below(4) == 0 {
+            // A front end that stops half way.
+            drop(station);
+            if !nic.client {
+                let mut connection = Connection::connect(host.dir().join(format!("qemu-vhost-{}", nic.id)), PATIENCE).unwrap();
+                connection.negotiate(features::MODERN, Connection::usual_protocol()).unwrap();
+                drop(connection);
+            }
+        }
+        host.remove(&nic.id);
+        if round % 10 == 0 {
+            exchange(&mut steady, &mut other, &mut both, &[60, 1514, 9000]);
+        }
+    }
+    eventually("everything is closed", || count() == before);
+    assert_eq!(left(host.dir()), [".butterflyd.lock", "api", "qemu-vhost-other", "qemu-vhost-steady"]);
+}
+
+/// What is not there yet is refused by name, and nothing is started.
+#[test]
+fn options_that_are_not_available() {
+    if Kind::wanted() != Kind::Daemon {
+        return;
+    }
+    let key = tempfile::NamedTempFile::new().unwrap();
+    let key = key.path().to_str().unwrap().to_owned();
+    for (options, named) in [
+        (vec!["-k", key.as_str()], "key"),
+        (vec!["-t"], "packet-trace"),
+        (vec!["--dpdk-args", "-c1"], "dpdk-args"),
+        (vec!["--dpdk-port", "1"], "dpdk-port"),
+        (vec!["-m", "1500"], "nic-mtu"),
+        (vec!["--no-offload"], "no-offload"),
+        (vec!["--fdb-ageing", "never"], "ageing"),
+        (vec!["--no-such-option"], "no-such-option"),
+    ] {
+        let room = tempfile::tempdir().unwrap();
+        let options: Vec<String> = options.into_iter().map(str::to_owned).collect();
+        let mut daemon = Daemon::launch(room.path(), &[], &options);
+        let status = daemon.wait_for_end();
+        assert_eq!(status.code(), Some(2), "{options:?}");
+        assert!(daemon.log().contains(named), "{options:?}: {}", daemon.log());
+        assert_eq!(left(room.path()), [] as [&str; 0]);
+    }
+}
+
+/// A vnic's socket can be used by those who may, and by nobody else; the API's as well.
+#[test]
+fn sockets_answer_only_as_long_as_the_daemon_lives() {
+    let Some(mut host) = Host::process() else { return };
+    let path = host.add(&Nic::bypass("a", mac(1), 1)).unwrap();
+    let socket = fs::metadata(&path).unwrap();
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+    assert!(socket.file_type().is_socket());
+    assert_eq!(socket.permissions().mode() & 0o002, 0, "not for everybody: {:o}", socket.permissions().mode());
+    drop(UnixStream::connect(&path).unwrap());
+    host.daemon().signal("KILL");
+    host.daemon_mut().wait_for_end();
+    assert!(UnixStream::connect(&path).is_err());
+}
+
+/// Standard output says when guests come and go, in the words that other programs wait for.
+#[test]
+fn what_it_prints() {
+    let Some(host) = Host::process() else { return };
+    let path = host.add(&Nic::bypass("a", mac(1), 1)).unwrap();
+    let path = path.display().to_string();
+    let says = |line: String| eventually(&line, || host.daemon().log().lines().any(|said| said == line));
+    says(format!("New vhost-user socket: {path}, zero-copy disable"));
+    let station = Station {
+        nic: Nic::bypass("a", mac(1), 1),
+        path: path.clone().into(),
+        listener: None,
+        vm: Vm::connect(&path, &usual(), PATIENCE).unwrap(),
+        config: usual(),
+    };
+    says(format!("VM connecting to socket: {path}"));
+    drop(station);
+    says(format!("VM disconnecting from socket: {path}"));
+    assert!(Command::new("kill").args(["-0", &host.daemon().pid().to_string()]).status().unwrap().success());
+}
