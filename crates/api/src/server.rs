@@ -13,6 +13,8 @@ mod ipc;
 
 /// How long a reply may take to leave once the server has stopped.
 const LINGER: Duration = Duration::from_secs(1);
+/// Most parts of a way back, delimiter included.
+const MAX_HOPS: usize = 16;
 /// An idle connection is asked for a sign of life after this time: peers that vanished must not use up descriptors.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 
@@ -34,7 +36,10 @@ pub enum ServerError {
     Zmq(#[from] zmq::Error),
 }
 
-/// A REP socket: strictly one request, one reply, whoever asks. Dropped, it stops listening.
+/// Answers REQ sockets: one request, one reply, whoever asks. Dropped, it stops listening.
+///
+/// It is a ROUTER that keeps the envelopes itself. ZeroMQ's own REP has one state for all peers: one that breaks off in the middle of
+/// a message can make it swallow the next request of another (seen with libzmq 4.3.4).
 pub struct Server {
     socket: Socket,
     /// Removed at the end, as ZeroMQ does not.
@@ -51,7 +56,7 @@ impl Server {
         crate::endpoint::check(endpoint).map_err(refused)?;
         // ZeroMQ removes whatever is at an ipc path.
         ipc::check_replaceable(endpoint).map_err(refused)?;
-        let socket = Context::new().socket(SocketType::REP)?;
+        let socket = Context::new().socket(SocketType::ROUTER)?;
         socket.set_linger(milliseconds(LINGER))?;
         socket.set_maxmsgsize(MAX_FRAME as i64)?;
         socket.set_tcp_keepalive(1)?;
@@ -95,17 +100,19 @@ impl Server {
 
     /// Answers one request, if there is one.
     fn exchange<H: Handler>(&self, envelope: &mut Envelope<H>) -> Result<bool, ServerError> {
-        let request = match self.socket.recv_bytes(zmq::DONTWAIT) {
-            Ok(request) => request,
-            Err(zmq::Error::EAGAIN | zmq::Error::EINTR) => return Ok(false),
-            Err(error) => return Err(error.into()),
-        };
-        // The other parts arrived with the first; a reply is possible only after the last.
-        let mut part = zmq::Message::new();
-        while self.socket.get_rcvmore()? {
-            self.socket.recv(&mut part, 0)?;
+        let Some(Request { route, body }) = self.receive()? else { return Ok(false) };
+        let reply = envelope.answer(&body);
+        for part in route {
+            match self.socket.send(part, zmq::DONTWAIT | zmq::SNDMORE) {
+                // Parts for a peer that went are taken and thrown away by the socket.
+                Ok(()) => {}
+                Err(zmq::Error::EAGAIN | zmq::Error::EHOSTUNREACH | zmq::Error::EINTR) => {
+                    warn!("a client went before its reply");
+                    return Ok(true);
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
-        let reply = envelope.answer(&request);
         match self.socket.send(reply, zmq::DONTWAIT) {
             Ok(()) => {}
             Err(zmq::Error::EAGAIN | zmq::Error::EHOSTUNREACH | zmq::Error::EINTR) => {
@@ -115,6 +122,40 @@ impl Server {
         }
         Ok(true)
     }
+
+    /// Takes one message, whole, and finds the request in it. What is not a request is taken and forgotten.
+    fn receive(&self) -> Result<Option<Request>, ServerError> {
+        let first = match self.socket.recv_bytes(zmq::DONTWAIT) {
+            Ok(first) => first,
+            Err(zmq::Error::EAGAIN | zmq::Error::EINTR) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let mut route = vec![first];
+        let mut body = None;
+        let mut delimited = false;
+        // The other parts arrived with the first: nothing waits here.
+        while self.socket.get_rcvmore()? {
+            let part = self.socket.recv_bytes(0)?;
+            if delimited {
+                body.get_or_insert(part);
+            } else {
+                delimited = part.is_empty();
+                if route.len() <= MAX_HOPS {
+                    route.push(part);
+                }
+            }
+        }
+        Ok(match body {
+            Some(body) if route.len() <= MAX_HOPS => Some(Request { route, body }),
+            _ => None,
+        })
+    }
+}
+
+/// A request and the way back: the peer's identity, those of proxies in between, and the empty delimiter (ZMTP 28/REQREP).
+struct Request {
+    route: Vec<Vec<u8>>,
+    body: Vec<u8>,
 }
 
 fn last_endpoint(socket: &Socket) -> Result<String, zmq::Error> {

@@ -52,7 +52,7 @@ impl Config {
             let unreadable = |reason: String| {
                 ConfigError(vec!["Failed to open configuration file".into(), format!("{}: {reason}", path.display())])
             };
-            let text = std::fs::read_to_string(&path).map_err(|error| unreadable(error.to_string()))?;
+            let text = read_bounded(&path).map_err(|error| unreadable(error.to_string()))?;
             let ini = Ini::parse(&text).map_err(|error| unreadable(error.to_string()))?;
             override_with(&mut options, ini, &mut problems);
         }
@@ -158,6 +158,18 @@ fn check(options: Options, problems: &mut Problems) -> Option<Config> {
         fdb_ageing: fdb_ageing?,
         syslog: !options.no_syslog,
     })
+}
+
+/// Reads a configuration file, which is small: something endless, like a device, is an error.
+fn read_bounded(path: &Path) -> std::io::Result<String> {
+    use std::io::{Error, ErrorKind, Read};
+    const LIMIT: u64 = 1 << 20;
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(LIMIT + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > LIMIT {
+        return Err(Error::new(ErrorKind::InvalidData, "larger than 1 MiB: that is no configuration file"));
+    }
+    Ok(text)
 }
 
 fn address(text: &str) -> Result<IpAddr, String> {
