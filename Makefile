@@ -73,7 +73,7 @@ guest: setup ## build the test guest (kernel and initramfs) in build/guest
 bench: setup build ## speed against dpdk-testpmd, as ratios of medians; wants a quiet machine (root)
 	tests/bench/run.sh
 
-soak: setup build ## hours of traffic, additions and removals (root)
+soak: setup build ## an hour (MINUTES=60) of traffic, additions and removals (root)
 	tests/soak/run.sh
 
 fuzz: setup ## coverage-guided fuzzing of rings and control messages

@@ -2,14 +2,14 @@
 # run.sh: hours on one daemon. Two simulated guests send verified traffic at full rate in runs of a minute, every packet
 # accounted for; meanwhile vnics of other networks are added, guests attach to them, leave or are killed, and the vnics
 # are deleted again, without pause. Memory and descriptors of the daemon must not grow.
-#   HOURS=1   environment; SECS=60 per run
+#   MINUTES=60   environment; SECS=60 per run
 set -euo pipefail
 # shellcheck source=../lib/common.sh
 . "$(dirname "$0")/../lib/common.sh"
 # shellcheck source=../lib/daemon.sh
 . "$TESTS/lib/daemon.sh"
 
-HOURS=${HOURS:-1} SECS=${SECS:-60}
+MINUTES=${MINUTES:-60} SECS=${SECS:-60}
 VUGEN=$BUILD/peers/vugen
 CROWD=50 # vnics that come and go at a time
 mkdir -p "$BUILD/peers"
@@ -68,7 +68,7 @@ descriptors() { find "/proc/$DAEMON_PID/fd" -mindepth 1 | wc -l; }
 
 churn &
 churner=$!
-end=$((SECONDS + HOURS * 3600)) run=0 resident_first='' descriptors_most=0
+end=$((SECONDS + MINUTES * 60)) run=0 resident_first='' descriptors_most=0
 while [ $SECONDS -lt "$end" ]; do
   run=$((run + 1))
   for nic in a b; do bf nic show $nic --json >"$dir/before-$nic.json"; done
