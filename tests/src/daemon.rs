@@ -4,6 +4,7 @@ use std::{
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -26,6 +27,8 @@ pub struct Daemon {
     process: Option<Child>,
     dir: PathBuf,
     endpoint: String,
+    /// Kept: connecting takes longer than asking.
+    client: Mutex<Option<Client>>,
     _room: Option<TempDir>,
 }
 
@@ -72,7 +75,7 @@ impl Daemon {
         command.args(["-i", "42.0.0.1", "-u", "65535", "-l", "info", "--no-syslog", "-e", &endpoint]).arg("-s").arg(&dir);
         command.args(options).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         let process = command.spawn().expect("setpriv (package util-linux) runs");
-        Daemon { process: Some(process), dir, endpoint, _room: None }
+        Daemon { process: Some(process), dir, endpoint, client: Mutex::default(), _room: None }
     }
 
     fn wait_until_ready(&mut self) {
@@ -80,7 +83,8 @@ impl Daemon {
             let ended = self.process.as_mut().and_then(|process| process.try_wait().unwrap());
             assert!(ended.is_none(), "butterflyd ended with {ended:?}: {}", self.log());
             let request = Request { nic_list: Some(true), ..Request::default() };
-            self.try_ask(vec![request], Duration::from_millis(500)).is_ok()
+            let client = Client::connect(&self.endpoint, Some(Duration::from_millis(500))).unwrap();
+            ask(&client, vec![request]).is_ok()
         });
     }
 
@@ -104,23 +108,11 @@ impl Daemon {
         fs::read_to_string(self.dir.join("log")).unwrap_or_default()
     }
 
-    /// Sends one envelope; the answers.
+    /// Sends one envelope; the answers. One at a time: others wait.
     pub fn ask_all(&self, requests: Vec<Request>) -> Vec<Answer> {
-        self.try_ask(requests, PATIENCE).unwrap_or_else(|why| panic!("{why}; the daemon wrote: {}", self.log()))
-    }
-
-    fn try_ask(&self, requests: Vec<Request>, timeout: Duration) -> Result<Vec<Answer>, String> {
-        let client = Client::connect(&self.endpoint, Some(timeout)).map_err(|why| why.to_string())?;
-        let count = requests.len();
-        let messages = requests.into_iter().map(|request| Message {
-            revision: Some(REVISION),
-            message_0: MessageField::some(MessageV0 { request: MessageField::some(request), ..MessageV0::default() }),
-            ..Message::default()
-        });
-        let envelope = Messages { messages: messages.collect(), ..Messages::default() };
-        let reply = client.call(&envelope).map_err(|why| why.to_string())?;
-        let answers: Vec<Answer> = reply.messages.into_iter().map(answer).collect();
-        if answers.len() == count { Ok(answers) } else { Err(format!("{} answers to {count} requests", answers.len())) }
+        let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
+        let client = client.get_or_insert_with(|| Client::connect(&self.endpoint, Some(PATIENCE)).unwrap());
+        ask(client, requests).unwrap_or_else(|why| panic!("{why}; the daemon wrote: {}", self.log()))
     }
 
     /// Sends one request.
@@ -163,6 +155,29 @@ impl Daemon {
         fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().count()
     }
 
+    /// Processor time of its threads whose names do not begin with `name`, as the kernel keeps it.
+    pub fn cpu_time_beside(&self, name: &str) -> Duration {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().flatten();
+        let time = |task: &Path| {
+            let comm = fs::read_to_string(task.join("comm")).ok()?;
+            let spent = fs::read_to_string(task.join("schedstat")).ok()?;
+            let spent: u64 = spent.split_whitespace().next()?.parse().ok()?;
+            (!comm.starts_with(name)).then_some(Duration::from_nanos(spent))
+        };
+        tasks.filter_map(|task| time(&task.path())).sum()
+    }
+
+    /// How long its worker was ready to run and did not get a processor.
+    pub fn worker_waited(&self) -> Duration {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().flatten();
+        let waited = |task: &Path| {
+            let comm = fs::read_to_string(task.join("comm")).ok()?;
+            let waited: u64 = fs::read_to_string(task.join("schedstat")).ok()?.split_whitespace().nth(1)?.parse().ok()?;
+            comm.starts_with("worker-").then_some(Duration::from_nanos(waited))
+        };
+        tasks.filter_map(|task| waited(&task.path())).sum()
+    }
+
     /// Mappings of guest memory.
     pub fn guest_mappings(&self) -> usize {
         let maps = fs::read_to_string(format!("/proc/{}/maps", self.pid())).unwrap();
@@ -191,6 +206,19 @@ impl Daemon {
     pub fn nic_add(nic: &Nic) -> Request {
         Request { nic_add: MessageField::some(declaration(nic)), ..Request::default() }
     }
+}
+
+fn ask(client: &Client, requests: Vec<Request>) -> Result<Vec<Answer>, String> {
+    let count = requests.len();
+    let messages = requests.into_iter().map(|request| Message {
+        revision: Some(REVISION),
+        message_0: MessageField::some(MessageV0 { request: MessageField::some(request), ..MessageV0::default() }),
+        ..Message::default()
+    });
+    let envelope = Messages { messages: messages.collect(), ..Messages::default() };
+    let reply = client.call(&envelope).map_err(|why| why.to_string())?;
+    let answers: Vec<Answer> = reply.messages.into_iter().map(answer).collect();
+    if answers.len() == count { Ok(answers) } else { Err(format!("{} answers to {count} requests", answers.len())) }
 }
 
 /// A vnic as the API wants it.
