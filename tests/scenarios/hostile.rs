@@ -516,6 +516,70 @@ fn front_ends_that_dawdle() {
     neighbours.are_fine();
 }
 
+/// A guest that changes its frames while they are looked at: what was decided on is what is delivered.
+#[test]
+fn frames_that_change_under_the_switch() {
+    let mut neighbours = Neighbours::new();
+    let mut config = usual();
+    config.guest = GuestConfig { max_frame: 1524, ..config.guest };
+    let mut villain = neighbours.host.station(&Nic::filtered("villain", mac(66), 1), &config);
+    let mut receiver = neighbours.host.station(&Nic::bypass("receiver", mac(67), 1), &usual());
+    // Innocent, and three kinds of guilty: IP, another source, another destination.
+    let innocent = numbered(mac(66), mac(67), 9, 1, 1000);
+    let ip = butterfly_packet::build::ethernet(mac(66), mac(67)).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(1, 2, &[7; 900]);
+    let spoofed = numbered(mac(1), mac(67), 9, 1, 1000);
+    let elsewhere = numbered(mac(66), mac(2), 9, 1, 1000);
+    let stop = AtomicBool::new(false);
+    let memory = villain.vm.guest.memory().clone();
+    let region = memory.regions().remove(0);
+    // All its transmit buffers: found by what stands in them.
+    while villain.vm.guest.tx().outstanding() < 256 && villain.vm.guest.enqueue(&innocent, NetHeader::default()).is_ok() {}
+    villain.vm.guest.flush();
+    let bytes = memory.read_vec(region.guest_addr, region.size as usize).unwrap();
+    let buffers: Vec<_> = bytes
+        .windows(30)
+        .enumerate()
+        .filter(|(_, window)| *window == &innocent[..30])
+        .map(|(at, _)| memory.span(region.guest_addr + at as u64, 60).unwrap())
+        .collect();
+    assert!(buffers.len() >= 256, "{}", buffers.len());
+    let (mut sent, mut received) = (256u64, 0u64);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                for guilty in [&ip, &innocent, &spoofed, &innocent, &elsewhere, &innocent] {
+                    buffers.iter().for_each(|buffer| buffer.write(0, &guilty[..60]));
+                }
+            }
+        });
+        let begin = std::time::Instant::now();
+        while begin.elapsed() < Duration::from_millis(500) {
+            if villain.vm.guest.send(&innocent, NetHeader::default()).is_ok() {
+                sent += 1;
+            }
+            while let Some((_, frame)) = receiver.vm.guest.recv().unwrap() {
+                assert_eq!(frame[..12], innocent[..12], "addresses that were not decided on");
+                assert_ne!(frame[12..14], [8, 0], "IP from a filtered vnic");
+                received += 1;
+            }
+            while let Some((_, frame)) = neighbours.b.vm.guest.recv().unwrap() {
+                assert_eq!(frame[..14], elsewhere[..14]);
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    neighbours.host.settle(&mut [&mut villain]);
+    neighbours.b.pending();
+    receiver.pending();
+    let show = neighbours.host.show("villain");
+    assert_eq!(show.received.0, sent);
+    assert!(received > 0);
+    let caught = show.drops("egress-denied") + show.drops("spoofed-mac");
+    println!("{sent} frames, {received} arrived, {caught} were caught");
+    assert!(caught > 0, "nothing was ever changed in time: {:?}", show.dropped());
+    neighbours.are_fine();
+}
+
 /// More descriptors in one chain than the switch looks at, and frames that are too long.
 #[test]
 fn chains_without_end() {

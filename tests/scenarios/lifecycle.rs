@@ -314,6 +314,54 @@ fn exchange_one(from: &mut Station, to: &mut Station, stream: &mut Stream) {
     to.expect(&frame);
 }
 
+/// When the switch says that it stopped, it stopped: nothing is written any more, whatever is sent to the guest.
+#[test]
+fn a_stopped_ring_is_left_alone() {
+    let host = Host::new();
+    let mut a = host.station(&Nic::bypass("a", mac(1), 1), &usual());
+    let mut b = host.station(&Nic::bypass("b", mac(2), 1), &usual());
+    let going = AtomicBool::new(true);
+    let mut stream = Stream::new(1, mac(1), mac(2));
+    std::thread::scope(|scope| {
+        // Frames for the guest all the time, before, while, and after it stops.
+        scope.spawn(|| {
+            while going.load(Ordering::Relaxed) {
+                stream.send(&mut a, 1514);
+            }
+        });
+        for round in 0..150 {
+            let Vm { connection, guest, .. } = &mut b.vm;
+            // One of the ways to stop: disable, ask for the position, take memory away, reset.
+            match round % 4 {
+                0 => connection.enable(0, false).unwrap(),
+                1 => drop(connection.stop().unwrap()),
+                2 => connection
+                    .set_mem_table(
+                        &butterfly_vhost::driver::Memory::new(&butterfly_vhost::driver::MemoryConfig::new(1 << 21))
+                            .unwrap()
+                            .regions(),
+                    )
+                    .unwrap(),
+                _ => connection.reset_device().unwrap(),
+            }
+            let memory = guest.memory().clone();
+            let region = memory.regions().remove(0);
+            let before = memory.read_vec(region.guest_addr, region.size as usize).unwrap();
+            std::thread::sleep(Duration::from_micros(500)); // a time in which a batch would have come
+            let after = memory.read_vec(region.guest_addr, region.size as usize).unwrap();
+            assert!(before == after, "round {round}: memory was written after the ring had stopped");
+            if round % 4 != 1 {
+                let _ = connection.stop();
+            }
+            guest.reset(guest.features());
+            connection.start(guest, &Start::default()).unwrap();
+            // It runs again.
+            assert!(guest.recv_wait(PATIENCE).unwrap().is_some(), "round {round}");
+        }
+        going.store(false, Ordering::Relaxed);
+    });
+}
+
 /// RESET_DEVICE stops everything until the front end starts anew.
 #[test]
 fn a_device_is_reset() {

@@ -285,6 +285,37 @@ fn large_segments() {
     });
 }
 
+/// Many large segments both ways at once, between guests that take them: untouched, and as they are whatever the chains look like.
+#[test]
+fn large_segments_both_ways() {
+    let host = Host::new();
+    let [plain, pieces] = senders();
+    let mut a = host.station(&Nic::bypass("a", mac(A), 1), &plain);
+    let mut b = host.station(&Nic::bypass("b", mac(B), 1), &pieces);
+    let there: Vec<_> = large_frames();
+    let back: Vec<(Vec<u8>, u16)> = there
+        .iter()
+        .map(|(frame, size)| {
+            let mut frame = frame.clone();
+            frame[..6].copy_from_slice(&mac(A).0);
+            frame[6..12].copy_from_slice(&mac(B).0);
+            (frame, *size)
+        })
+        .collect();
+    for _ in 0..10 {
+        for ((frame, size), (reply, _)) in there.iter().zip(&back) {
+            let asked = wants_segments(frame, *size);
+            a.send_with(frame, asked);
+            b.send_with(reply, asked);
+            for (station, sent) in [(&mut b, frame), (&mut a, reply)] {
+                let (header, received) = station.receive_with();
+                assert_eq!((on_any_ring(header), &received == sent), (asked, true));
+            }
+        }
+    }
+    assert!(host.show("a").dropped().is_empty() && host.show("b").dropped().is_empty());
+}
+
 /// A large segment that is none, because everything fits one: a plain frame with a partial checksum.
 #[test]
 fn one_segment_is_no_large_one() {

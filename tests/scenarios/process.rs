@@ -237,6 +237,22 @@ fn sockets_answer_only_as_long_as_the_daemon_lives() {
     assert!(UnixStream::connect(&path).is_err());
 }
 
+/// `-u` pins the worker.
+#[test]
+fn the_worker_is_pinned() {
+    if Kind::wanted() != Kind::Daemon {
+        return;
+    }
+    for core in ["0", "1"] {
+        let host = Host::of(Daemon::start_with(&[], &["-u".to_owned(), core.to_owned()]));
+        let tasks = fs::read_dir(format!("/proc/{}/task", host.daemon().pid())).unwrap().flatten();
+        let worker = tasks.map(|task| task.path()).find(|task| fs::read_to_string(task.join("comm")).unwrap() == "worker-0\n");
+        let status = fs::read_to_string(worker.expect("there is a worker").join("status")).unwrap();
+        let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t")).unwrap();
+        assert_eq!(allowed, core);
+    }
+}
+
 /// Standard output says when guests come and go, in the words that other programs wait for.
 #[test]
 fn what_it_prints() {

@@ -25,11 +25,12 @@ fn idle_percent(host: &Host) -> f64 {
 #[track_caller]
 fn assert_idle(host: &Host) {
     eventually("all rings left the poll set", || host.work().active_rings == 0);
-    let before = host.work().sleeps;
+    let before = host.work();
     let used = idle_percent(host);
     assert!(used < 2.0, "{used:.1} % of a processor for nothing");
-    let woken = host.work().sleeps - before;
-    assert!(woken < 20, "woken {woken} times for nothing");
+    let after = host.work();
+    assert!(after.sleeps - before.sleeps < 20, "woken {} times for nothing", after.sleeps - before.sleeps);
+    assert_eq!((after.busy_cycles, after.packets, after.batches), (before.busy_cycles, before.packets, before.batches));
 }
 
 /// Median time from sending until the frame is there.
