@@ -107,7 +107,7 @@ fn every_copy_of_a_flood_is_somewhere() {
     let mut sender = host.station(&Nic::bypass("a", mac(1), 1), &usual());
     let mut few = usual();
     few.guest = GuestConfig { refill: Refill::Manually, rx_fill: Some(100), ..few.guest };
-    let mut receivers = vec![
+    let mut receivers = [
         host.station(&Nic::bypass("r0", mac(10), 1), &usual()),
         host.station(&Nic::bypass("r1", mac(11), 1), &few),
         host.station(&Nic::filtered("r2", mac(12), 1), &usual()),

@@ -60,7 +60,7 @@ impl Neighbours {
     }
 
     /// A frame from one of them to the villain.
-    fn to_villain(&mut self, number: u64) -> Vec<u8> {
+    fn send_villain(&mut self, number: u64) -> Vec<u8> {
         let frame = numbered(mac(1), mac(66), 9, number, 200);
         self.a.send(&frame);
         frame
@@ -74,7 +74,7 @@ fn a_guest_that_stops_reading() {
     config.guest = GuestConfig { refill: Refill::Manually, ..config.guest };
     let mut villain = neighbours.villain(&config);
     for number in 0..1000 {
-        neighbours.to_villain(number);
+        neighbours.send_villain(number);
         if number % 100 == 0 {
             neighbours.are_fine();
         }
@@ -85,7 +85,7 @@ fn a_guest_that_stops_reading() {
     // It wakes up: what it has is what came first, and then it goes on.
     assert_eq!(villain.pending().len(), 256);
     villain.vm.guest.refill(usize::MAX);
-    let frame = neighbours.to_villain(1000);
+    let frame = neighbours.send_villain(1000);
     villain.expect(&frame);
 }
 
@@ -108,7 +108,7 @@ fn a_storm_of_kicks() {
         .into();
     for number in 0..20 {
         neighbours.are_fine();
-        let frame = neighbours.to_villain(number);
+        let frame = neighbours.send_villain(number);
         villain.expect(&frame);
         let frame = numbered(mac(66), mac(2), 9, number, 100);
         villain.send(&frame);
@@ -134,7 +134,7 @@ fn descriptors_that_would_block() {
     for number in 0..100 {
         // It asks for an interrupt each time, and its counter is full.
         villain.vm.guest.rx_mut().arm_interrupt();
-        let frame = neighbours.to_villain(number);
+        let frame = neighbours.send_villain(number);
         villain.expect(&frame);
         if number % 10 == 0 {
             neighbours.are_fine();
@@ -168,7 +168,7 @@ fn an_index_that_jumps() {
             if queue == "tx" {
                 villain.vm.guest.tx_mut().kick()
             } else {
-                drop(neighbours.to_villain(1))
+                drop(neighbours.send_villain(1))
             }
             neighbours.host.settle(&mut [&mut neighbours.a]);
             let broken = |host: &Host| host.show("villain").queues.iter().any(|ring| ring.name == queue && ring.broken);
@@ -179,7 +179,7 @@ fn an_index_that_jumps() {
             }
             villain = villain.reboot(&usual());
             neighbours.host.settle(&mut []);
-            let frame = neighbours.to_villain(2);
+            let frame = neighbours.send_villain(2);
             villain.expect(&frame);
             let frame = numbered(mac(66), mac(1), 9, 3, 100);
             villain.send(&frame);
@@ -340,7 +340,7 @@ fn chains_that_break_the_rules_when_receiving() {
     for (name, chain, indirect) in places.bad_chains() {
         println!("{name}");
         make_available(&mut villain, false, at, &chain, (table, &indirect));
-        neighbours.to_villain(1);
+        neighbours.send_villain(1);
         neighbours.host.settle(&mut [&mut neighbours.a]);
         drops += 1;
         let show = neighbours.host.show("villain");
@@ -352,7 +352,7 @@ fn chains_that_break_the_rules_when_receiving() {
             "{name}: it goes back unused"
         );
         make_available(&mut villain, false, at + 1, &good, (table, &[]));
-        let frame = neighbours.to_villain(2);
+        let frame = neighbours.send_villain(2);
         let ring = villain.vm.guest.rx().ring().clone();
         eventually("the frame arrived", || ring.used_idx().load(Ordering::Acquire) == at + 2);
         assert_eq!(ring.used_entry(at + 1), (0, 212));
@@ -387,7 +387,7 @@ fn buffers_on_top_of_everything() {
         }
         guest.tx().ring().avail_idx().store(64, Ordering::Release);
         for number in 0..50 {
-            neighbours.to_villain(number);
+            neighbours.send_villain(number);
             villain.vm.guest.tx_mut().kick();
         }
         assert!(neighbours.a.vm.guest.drain(PATIENCE).unwrap());
@@ -417,7 +417,7 @@ fn two_guests_share_their_memory() {
     };
     // Each of them may be taken twice, once for each vnic.
     for number in 0..100 {
-        neighbours.to_villain(number);
+        neighbours.send_villain(number);
         neighbours.a.send(&numbered(mac(1), mac(67), 9, number, 100));
         let _ = first.vm.guest.send(&numbered(mac(66), mac(2), 9, number, 100), NetHeader::default());
     }
@@ -467,10 +467,10 @@ fn memory_that_is_truncated() {
         match what {
             Gone::Frames | Gone::AllAtOnce => drop(rustix::io::write(&*kick, &1u64.to_ne_bytes()).unwrap()),
             // The first one may still find a place on the last page of the rings.
-            Gone::Buffers => (0..4).for_each(|number| drop(neighbours.to_villain(number))),
+            Gone::Buffers => (0..4).for_each(|number| drop(neighbours.send_villain(number))),
             Gone::AllAtRest => {
                 neighbours.are_fine();
-                neighbours.to_villain(round as u64);
+                neighbours.send_villain(round as u64);
             }
         }
         neighbours.are_fine();
@@ -483,7 +483,7 @@ fn memory_that_is_truncated() {
         let vm = Vm::connect(&path, &usual(), PATIENCE).unwrap();
         let mut next = Station { nic: Nic::bypass("villain", mac(66), vni), path, listener: None, vm, config: usual() };
         if vni == 1 {
-            let frame = neighbours.to_villain(99);
+            let frame = neighbours.send_villain(99);
             next.expect(&frame);
         }
         next.send(&numbered(mac(66), mac(77), 9, 1, 60));
@@ -511,7 +511,7 @@ fn front_ends_that_dawdle() {
     dawdlers.truncate(3);
     let vm = Vm::connect(&path, &usual(), PATIENCE).unwrap();
     let mut guest = Station { nic: Nic::bypass("villain", mac(66), 1), path, listener: None, vm, config: usual() };
-    let frame = neighbours.to_villain(1);
+    let frame = neighbours.send_villain(1);
     guest.expect(&frame);
     neighbours.are_fine();
 }

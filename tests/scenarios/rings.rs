@@ -74,7 +74,7 @@ fn machine_with(features: Features, choices: &mut Choices) -> VmConfig {
     let mut config = VmConfig { features, guest, memory: Some(memory), ..VmConfig::default() };
     match choices.below(4) {
         0 => config.protocol = ProtocolFeatures::empty(),
-        1 => config.protocol = config.protocol - ProtocolFeatures::REPLY_ACK,
+        1 => config.protocol -= ProtocolFeatures::REPLY_ACK,
         2 => config.start = Start { memory: Some(MemoryMessages::Slots), ..Start::default() },
         _ => {}
     }
@@ -249,7 +249,7 @@ fn memory_of_every_kind() {
     let mut choices = Choices::new(6);
     let plain = machine(features::MODERN, LONGEST);
     let size = plain.guest.memory_needed();
-    let high = u64::MAX - 2 * size + 1 & !0xfff;
+    let high = (u64::MAX - 2 * size + 1) & !0xfff;
     let kinds = [
         MemoryConfig::identity(size),
         MemoryConfig { regions: vec![(Some(high), size)], ..MemoryConfig::new(0) },
