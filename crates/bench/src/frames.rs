@@ -45,6 +45,16 @@ pub enum Kind {
     Accept,
 }
 
+/// Which part of a run a frame belongs to: its IPv4 identification, so that one that comes late is known for what it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u16)]
+pub enum Part {
+    /// Learning: not counted afterwards.
+    Learning = 0x4c52,
+    /// Warm-up and measurement. Differs in more than one bit.
+    Counted = 0x4d45,
+}
+
 /// A frame of one size without ports, number and pattern.
 #[derive(Clone, Debug)]
 struct Template {
@@ -72,13 +82,13 @@ pub struct Frames {
 }
 
 impl Frames {
-    pub fn new(options: &Options, vm: usize, kind: Kind) -> Frames {
+    pub fn new(options: &Options, vm: usize, kind: Kind, part: Part) -> Frames {
         let order = options.size.order(options.seed);
         let mut distinct = order.clone();
         distinct.sort_unstable();
         distinct.dedup();
         let filler: Vec<u8> = (0..usize::from(options.size.largest())).map(|i| i as u8).collect();
-        let templates = distinct.iter().map(|len| Template::new(options.tcp, vm, kind, *len, &filler)).collect();
+        let templates = distinct.iter().map(|len| Template::new(options.tcp, vm, (kind, part), *len, &filler)).collect();
         let sizes = order.iter().map(|len| distinct.binary_search(len).unwrap_or_default() as u16).collect();
         let flows = if options.new_sessions { Order::Sessions(0) } else { Order::cycle(options.flows, options.seed) };
         Frames {
@@ -177,8 +187,14 @@ impl Frames {
     pub fn are_ours(&self, head: &[u8; 32], len: usize) -> bool {
         let template = &self.templates[0].head;
         head[..14] == template[..14]
+            && head[18..20] == template[18..20]
             && head[23] == template[23]
             && usize::from(u16::from_be_bytes([head[16], head[17]])) + 14 == len
+    }
+
+    /// Whether a frame with this VM's addresses belongs to another part of the run.
+    pub fn are_of(&self, part: Part, head: &[u8; 32]) -> bool {
+        self.have_our_addresses(head) && head[18..20] == (part as u16).to_be_bytes()
     }
 }
 
@@ -203,9 +219,9 @@ fn write_pattern(bytes: &mut [u8], seed: u64) {
 }
 
 impl Template {
-    fn new(is_tcp: bool, vm: usize, kind: Kind, len: u16, filler: &[u8]) -> Template {
+    fn new(is_tcp: bool, vm: usize, (kind, part): (Kind, Part), len: u16, filler: &[u8]) -> Template {
         let len = usize::from(len);
-        let ip_header = build::ethernet(mac(vm), mac(1 - vm)).ipv4(ip(vm), ip(1 - vm));
+        let ip_header = build::ethernet(mac(vm), mac(1 - vm)).ipv4(ip(vm), ip(1 - vm)).identification(part as u16);
         let frame = if is_tcp {
             let (flags, sequence, acknowledgement) = match kind {
                 Kind::Data => (tcp::ACK, 1001, 1001),
@@ -290,13 +306,13 @@ mod tests {
         ] {
             for vm in [0, 1] {
                 let plain = options(line);
-                for frame in sent(&mut Frames::new(&plain, vm, Kind::Data), 200) {
+                for frame in sent(&mut Frames::new(&plain, vm, Kind::Data, Part::Counted), 200) {
                     check(&frame, vm, plain.tcp);
                 }
                 let verified = Options { verify: true, ..plain };
-                let mut frames = Frames::new(&verified, vm, Kind::Data);
-                let mut other = Frames::new(&verified, vm, Kind::Data);
-                let reverse = Frames::new(&verified, 1 - vm, Kind::Data);
+                let mut frames = Frames::new(&verified, vm, Kind::Data, Part::Counted);
+                let mut other = Frames::new(&verified, vm, Kind::Data, Part::Counted);
+                let reverse = Frames::new(&verified, 1 - vm, Kind::Data, Part::Counted);
                 for (number, frame) in sent(&mut frames, 200).iter().enumerate() {
                     check(frame, vm, verified.tcp);
                     assert_eq!(frames.number_of(frame), Some(number as u32));
@@ -312,7 +328,8 @@ mod tests {
     #[test]
     fn flows_use_their_ports() {
         let options = options("--flows 3");
-        let mut ports: Vec<_> = sent(&mut Frames::new(&options, 0, Kind::Data), 3).iter().map(|f| check(f, 0, false)).collect();
+        let mut ports: Vec<_> =
+            sent(&mut Frames::new(&options, 0, Kind::Data, Part::Counted), 3).iter().map(|f| check(f, 0, false)).collect();
         ports.sort_unstable();
         assert_eq!(ports, [(1024, 5001), (1025, 5001), (1026, 5001)]);
     }
@@ -321,7 +338,7 @@ mod tests {
     fn a_handshake_is_one() {
         let options = options("--tcp");
         let of = |vm, kind| {
-            let frame = sent(&mut Frames::new(&options, vm, kind), 1).remove(0);
+            let frame = sent(&mut Frames::new(&options, vm, kind, Part::Counted), 1).remove(0);
             let tcp = Tcp::parse(&frame[L4..]).unwrap();
             (tcp.flags(), tcp.sequence(), tcp.acknowledgement())
         };

@@ -2,7 +2,12 @@
 
 use butterfly_vhost::{driver::fast::RxFrame, net::NetHeader};
 
-use crate::{frames::Frames, options::MAX_SIZE, report::Counts, sequence::Sequence};
+use crate::{
+    frames::{Frames, Part},
+    options::MAX_SIZE,
+    report::Counts,
+    sequence::Sequence,
+};
 
 /// Checks frames against what the other VM sends.
 #[derive(Debug)]
@@ -10,6 +15,8 @@ pub struct Inbox {
     /// What the other VM sends.
     awaited: Frames,
     verify: bool,
+    /// Whether learning is over.
+    counted: bool,
     sequence: Sequence,
     buffer: Vec<u8>,
     /// Frames that are the other VM's, and intact as far as looked at.
@@ -21,10 +28,17 @@ pub struct Inbox {
 }
 
 impl Inbox {
+    /// For the learning part: nothing is verified.
+    pub fn learning(awaited: Frames) -> Inbox {
+        Inbox { counted: false, ..Inbox::new(awaited, false) }
+    }
+
+    /// For what follows. Frames of the learning part that arrive only now are left out.
     pub fn new(awaited: Frames, verify: bool) -> Inbox {
         // A byte more than the longest frame, so that one that grew is seen to be longer.
         let buffer = vec![0; usize::from(MAX_SIZE) + 1];
-        Inbox { awaited, verify, sequence: Sequence::new(), buffer, received: 0, received_bytes: 0, strays: 0, corrupt: 0 }
+        let sequence = Sequence::new();
+        Inbox { awaited, verify, counted: true, sequence, buffer, received: 0, received_bytes: 0, strays: 0, corrupt: 0 }
     }
 
     /// A frame arrived.
@@ -32,6 +46,9 @@ impl Inbox {
     pub fn take(&mut self, frame: &RxFrame<'_>) {
         let mut head = [0; 32];
         if frame.read(&mut head) < head.len() || !self.awaited.are_ours(&head, frame.len()) {
+            if self.counted && self.awaited.are_of(Part::Learning, &head) {
+                return; // late, but from before counting began
+            }
             let spoiled = self.verify && self.awaited.have_our_addresses(&head);
             *(if spoiled { &mut self.corrupt } else { &mut self.strays }) += 1;
             return;
@@ -98,6 +115,8 @@ mod tests {
         next: u16,
         inbox: Inbox,
         sender: Frames,
+        /// What it sent while learning.
+        before: Frames,
     }
 
     impl Receiver {
@@ -107,8 +126,9 @@ mod tests {
             let config = FastConfig { queue_size: 256, max_frame: 64, rx_buffer: 2048, header_apart: false, indirect: false };
             let memory = Memory::new(&MemoryConfig::new(config.memory_needed())).unwrap();
             let nic = FastGuest::new(&memory, Features::VERSION_1, &config).unwrap();
-            let frames = || Frames::new(&options, 0, Kind::Data);
-            Receiver { nic, next: 0, inbox: Inbox::new(frames(), true), sender: frames() }
+            let frames = |part| Frames::new(&options, 0, Kind::Data, part);
+            let inbox = Inbox::new(frames(Part::Counted), true);
+            Receiver { nic, next: 0, inbox, sender: frames(Part::Counted), before: frames(Part::Learning) }
         }
 
         fn deliver(&mut self, header: NetHeader, frame: &[u8]) {
@@ -158,6 +178,19 @@ mod tests {
         assert_eq!((counts.received, counts.corrupt, counts.lost), (0, 4, 1));
         receiver.deliver(NetHeader { flags: NetHeader::FLAG_DATA_VALID, ..NetHeader::default() }, &frame);
         assert_eq!(receiver.inbox.counts(1).received, 1);
+    }
+
+    #[test]
+    fn late_frames_of_the_learning_part_are_left_out() {
+        let mut receiver = Receiver::new("");
+        receiver.deliver_number(0);
+        for number in [0, 1, 5] {
+            let late = receiver.before.expected(number).to_vec();
+            receiver.deliver(NetHeader::default(), &late);
+        }
+        receiver.deliver_number(1);
+        let counts = receiver.inbox.counts(2);
+        assert_eq!((counts.received, counts.strays, counts.corrupt, counts.duplicated, counts.lost), (2, 0, 0, 0, 0));
     }
 
     #[test]

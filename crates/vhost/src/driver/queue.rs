@@ -25,6 +25,9 @@ use super::{
 };
 use crate::net::Features;
 
+/// An interrupt that was asked for comes within this time after the used index, or it was forgotten.
+const INTERRUPT_LIMIT: Duration = Duration::from_secs(2);
+
 /// The device broke the rules of the ring. The queue cannot be trusted any more; reset it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DeviceError {
@@ -553,8 +556,8 @@ impl VirtQueue {
                     self.suppress_interrupts();
                     return Ok(false);
                 }
-                // It came in the last moment; its interrupt must follow at once.
-                if !self.poll_call(Duration::from_millis(500)) {
+                // It came in the last moment; its interrupt must follow, unless the device is off its core.
+                if !self.poll_call(INTERRUPT_LIMIT) {
                     return Err(DeviceError::MissedInterrupt);
                 }
             }
