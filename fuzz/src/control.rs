@@ -275,7 +275,7 @@ fn work(port: &Port) {
         let mut rx = port.rx();
         if let Some(rx) = rx.as_mut() {
             rx.prepare(frames.len() as u16);
-            for (index, (frame, slot)) in frames.each().enumerate() {
+            for (index, frame) in frames.frames().iter().enumerate() {
                 if frame.fault.is_some() {
                     continue;
                 }
@@ -288,8 +288,11 @@ fn work(port: &Port) {
                     len: frame.len - head.len() as u32,
                     finish: Finish::Checksum { start: 0, field: 12, udp: index % 2 == 0 },
                 };
-                let _ =
-                    if index % 3 == 0 { rx.deliver(&frames, &delivery) } else { rx.deliver_plain(&frames, index, frame, slot) };
+                if index % 3 == 0 {
+                    let _ = rx.deliver(&frames, &delivery);
+                } else if rx.deliver_run(&frames, index..index + 1).0 == 0 {
+                    let _ = rx.deliver_one(&frames, index);
+                }
             }
         }
         let call = frames.release();
