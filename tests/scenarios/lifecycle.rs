@@ -242,6 +242,7 @@ fn half_a_start_is_as_good_as_none() {
             connection.sync().unwrap();
             // Whatever runs by now may be used.
             a.send(&butterfly_tests::frames::numbered(mac(1), mac(2), 9, stage, 100));
+            host.settle(&mut [&mut a]);
         }
         connection.disconnect();
         let mut b = Station {

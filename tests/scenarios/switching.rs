@@ -52,6 +52,7 @@ fn networks_do_not_meet() {
                 number += 1;
             }
             if round == 9 {
+                host.settle(&mut [&mut network[0]]); // it speaks when all others have spoken
                 network[2].send(&numbered(stranger, mac(1), vni.into(), number, 60));
                 expected.entry(network[0].nic.id.clone()).or_default().push(number);
                 number += 1;
@@ -254,10 +255,13 @@ fn learning_is_bounded() {
     let count = |vni: u32, id: &str| host.learnt(vni).values().filter(|owner| *owner == id).count();
     // One vnic.
     many(a, d, 10_000, 4000);
-    assert_eq!(count(1, "1-1"), 4000);
+    // An address is not learnt while its neighbours in the table are being aged; here each is seen once.
+    let of_a = count(1, "1-1");
+    assert!((3990..=4000).contains(&of_a), "{of_a}");
+    assert_eq!(host.show("1-1").learn_refused, 4000 - of_a as u64);
     many(a, d, 14_000, 1000);
     let of_a = count(1, "1-1");
-    assert!((4000..=4096).contains(&of_a), "{of_a}");
+    assert!((4050..=4096).contains(&of_a), "{of_a}");
     assert_eq!(host.show("1-1").learn_refused, 5000 - of_a as u64);
     // One network.
     many(b, d, 20_000, 5000);
@@ -272,7 +276,7 @@ fn learning_is_bounded() {
     assert_eq!(host.learnt(1).get(&mac(10_000).to_string()).map(String::as_str), Some("1-3"));
     let [e, f] = &mut other[..] else { panic!() };
     many(e, f, 10_000, 1000);
-    assert_eq!(count(2, "2-1"), 1000);
+    assert!(count(2, "2-1") >= 990);
     // All of it passed.
     for id in host.ids() {
         assert!(host.show(&id).dropped().is_empty(), "{id}: {:?}", host.show(&id).dropped());
@@ -283,7 +287,8 @@ fn learning_is_bounded() {
     host.remove("1-2");
     let before = host.show("1-3").learn_refused;
     many(c, d, 40_000, 1000);
-    assert_eq!(host.show("1-3").learn_refused, before);
+    let refused = host.show("1-3").learn_refused - before;
+    assert!(refused < 10, "{refused}");
 }
 
 /// A vnic that floods without pause is held to its share; others do not notice.
