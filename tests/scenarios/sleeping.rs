@@ -70,6 +70,9 @@ fn an_idle_host_sleeps() {
     for _ in 0..100 {
         a.vm.guest.tx_mut().kick();
     }
+    // The last of them is over when this one is.
+    a.send(&numbered(mac(1), mac(2), 1, 0, 60));
+    host.settle(&mut [&mut a]);
     assert_idle(&host);
 }
 
