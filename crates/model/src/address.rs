@@ -1,6 +1,10 @@
 //! IP addresses as operators write them and as we echo them.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    collections::{BTreeMap, HashMap, hash_map::Entry},
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
 /// A text that is no IP address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -28,32 +32,88 @@ fn low_32_bits(address: Ipv6Addr) -> Ipv4Addr {
     Ipv4Addr::new(a, b, c, d)
 }
 
-/// The addresses of a vnic: each once, in the order of declaration.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct IpSet(Vec<IpAddr>);
+/// Addresses of a vnic, or the members of a security group: each once, in the order they were added.
+///
+/// Adding, removing and finding one takes a time that hardly depends on how many there are: groups have 100,000 members, and
+/// change one at a time.
+#[derive(Clone, Default)]
+pub struct IpSet {
+    /// The addresses by their places, which only grow.
+    in_order: BTreeMap<u64, IpAddr>,
+    places: HashMap<IpAddr, u64>,
+    next_place: u64,
+}
 
 impl IpSet {
     /// Reads `texts`; the second and later mention of an address, however written, is dropped.
     pub fn parse<T: AsRef<str>>(texts: impl IntoIterator<Item = T>) -> Result<Self, AddressError> {
-        let mut set = Self::default();
-        let mut seen = std::collections::HashSet::new();
-        for text in texts {
-            let address = parse_ip(text.as_ref())?;
-            if seen.insert(address) {
-                set.0.push(address);
-            }
-        }
-        Ok(set)
+        texts.into_iter().map(|text| parse_ip(text.as_ref())).collect()
     }
 
-    /// The addresses.
-    pub fn addresses(&self) -> &[IpAddr] {
-        &self.0
+    /// Adds `address` at the end. Returns whether it was not there already.
+    pub fn insert(&mut self, address: IpAddr) -> bool {
+        let Entry::Vacant(place) = self.places.entry(address) else { return false };
+        place.insert(self.next_place);
+        self.in_order.insert(self.next_place, address);
+        self.next_place += 1;
+        true
+    }
+
+    /// Takes `address` out; the others keep their order. Returns whether it was there.
+    pub fn remove(&mut self, address: IpAddr) -> bool {
+        let Some(place) = self.places.remove(&address) else { return false };
+        self.in_order.remove(&place);
+        true
+    }
+
+    /// Whether `address` is one of them.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        self.places.contains_key(&address)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// The addresses in order.
+    pub fn addresses(&self) -> impl ExactSizeIterator<Item = IpAddr> {
+        self.in_order.values().copied()
     }
 
     /// The addresses in the form they are echoed.
     pub fn texts(&self) -> Vec<String> {
-        self.0.iter().copied().map(canonical).collect()
+        self.addresses().map(canonical).collect()
+    }
+}
+
+impl FromIterator<IpAddr> for IpSet {
+    fn from_iter<I: IntoIterator<Item = IpAddr>>(addresses: I) -> Self {
+        let mut set = Self::default();
+        for address in addresses {
+            set.insert(address);
+        }
+        set
+    }
+}
+
+/// Sets are equal if they are echoed alike.
+impl PartialEq for IpSet {
+    fn eq(&self, other: &Self) -> bool {
+        self.addresses().eq(other.addresses())
+    }
+}
+
+impl Eq for IpSet {}
+
+impl fmt::Debug for IpSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.addresses()).finish()
     }
 }
 
@@ -93,7 +153,24 @@ mod tests {
     fn a_set_keeps_the_first_mention() {
         let set = IpSet::parse(["10.0.0.2", "::1", "10.0.0.1", "0:0::1", "10.0.0.2"]).unwrap();
         assert_eq!(set.texts(), ["10.0.0.2", "::1", "10.0.0.1"]);
-        assert!(IpSet::parse([""; 0]).unwrap().addresses().is_empty());
+        assert!(IpSet::parse([""; 0]).unwrap().is_empty());
         assert_eq!(IpSet::parse(["::1", ""]), Err(AddressError(String::new())));
+    }
+
+    #[test]
+    fn one_comes_or_goes_and_the_others_keep_their_order() {
+        let [a, b, c] = ["10.0.0.1", "::1", "10.0.0.2"].map(|text| parse_ip(text).unwrap());
+        let mut set = IpSet::parse(["10.0.0.1", "::1"]).unwrap();
+        assert!(!set.insert(b), "it is there");
+        assert!(set.insert(c) && set.contains(c));
+        assert_eq!((set.texts(), set.len()), (["10.0.0.1", "::1", "10.0.0.2"].map(String::from).into(), 3));
+        assert!(set.remove(a) && !set.contains(a));
+        assert!(!set.remove(a), "it is gone");
+        assert!(set.insert(a), "it comes back, as the last");
+        assert_eq!(set.texts(), ["::1", "10.0.0.2", "10.0.0.1"]);
+        // How it became so does not matter, the order does.
+        assert_eq!(set, IpSet::parse(["::1", "10.0.0.2", "10.0.0.1"]).unwrap());
+        assert_ne!(set, IpSet::parse(["10.0.0.1", "::1", "10.0.0.2"]).unwrap());
+        assert!([a, b, c].into_iter().all(|address| set.remove(address)) && set.is_empty());
     }
 }

@@ -4,7 +4,7 @@ use crate::{
     address::{AddressError, IpSet},
     rule::Rule,
 };
-use std::{borrow::Borrow, collections::BTreeMap, fmt};
+use std::{borrow::Borrow, collections::BTreeMap, fmt, net::IpAddr};
 
 /// The name of a security group.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -88,6 +88,11 @@ impl SecurityGroup {
         Ok(Self { name, members, rules })
     }
 
+    /// A group without members and rules.
+    pub fn empty(name: GroupName) -> Self {
+        Self { name, members: IpSet::default(), rules: BTreeMap::new() }
+    }
+
     /// Its name.
     pub fn name(&self) -> &GroupName {
         &self.name
@@ -98,9 +103,34 @@ impl SecurityGroup {
         &self.members
     }
 
+    /// Adds a member. Returns whether it was not one already.
+    pub fn add_member(&mut self, address: IpAddr) -> bool {
+        self.members.insert(address)
+    }
+
+    /// Removes a member. Returns whether it was one.
+    pub fn remove_member(&mut self, address: IpAddr) -> bool {
+        self.members.remove(address)
+    }
+
     /// The rules, in the order of their [keys](Rule::key).
     pub fn rules(&self) -> impl ExactSizeIterator<Item = &Rule> {
         self.rules.values()
+    }
+
+    /// Whether it has `rule`.
+    pub fn has_rule(&self, rule: &Rule) -> bool {
+        self.rules.contains_key(&rule.key())
+    }
+
+    /// Adds a rule. Returns whether it was not there already.
+    pub fn add_rule(&mut self, rule: Rule) -> bool {
+        self.rules.insert(rule.key(), rule).is_none()
+    }
+
+    /// Removes a rule. Returns whether it was there.
+    pub fn remove_rule(&mut self, rule: &Rule) -> bool {
+        self.rules.remove(&rule.key()).is_some()
     }
 }
 
@@ -132,5 +162,20 @@ mod tests {
         assert_eq!(hashes.len(), 5);
         assert!(hashes.is_sorted(), "{hashes:x?}");
         assert_eq!(one.members().texts(), ["::1"]);
+    }
+
+    #[test]
+    fn members_and_rules_come_and_go_once() {
+        let all = Cidr::new("::", 0).unwrap();
+        let rule = Rule::new(Direction::Outbound, -1, (None, None), Some(all), None).unwrap();
+        let member = "10.0.0.1".parse().unwrap();
+        let mut group = SecurityGroup::empty(GroupName::new("g").unwrap());
+        let empty = group.clone();
+        assert!(!group.has_rule(&rule) && !group.remove_rule(&rule) && !group.remove_member(member));
+        assert!(group.add_rule(rule.clone()) && !group.add_rule(rule.clone()) && group.has_rule(&rule));
+        assert!(group.add_member(member) && !group.add_member(member));
+        assert_eq!(group, SecurityGroup::new(GroupName::new("g").unwrap(), ["10.0.0.1"], [rule.clone()]).unwrap());
+        assert!(group.remove_rule(&rule) && group.remove_member(member));
+        assert_eq!(group, empty);
     }
 }

@@ -16,7 +16,7 @@ use crate::{
     Mac, arp,
     checksum::Sum,
     ethernet::{self, Llc, Tag},
-    icmp, ipv4, ipv6, protocol, sctp, tcp, udp,
+    icmp, ipv4, ipv6, protocol, sctp, tcp, udp, vxlan,
 };
 
 /// Starts a frame.
@@ -291,6 +291,11 @@ impl Ip {
         }
         datagram.extend(payload);
         self.upper(protocol::UDP, datagram, udp::CHECKSUM_OFFSET)
+    }
+
+    /// A frame of another network in VXLAN. [`Checksum::Zero`] leaves UDP's out, as most endpoints do.
+    pub fn vxlan(&self, source_port: u16, vni: u32, frame: &[u8]) -> Vec<u8> {
+        self.udp(source_port, vxlan::PORT, &[&vxlan::header(vni)[..], frame].concat())
     }
 
     /// A TCP segment.

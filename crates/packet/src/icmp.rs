@@ -15,6 +15,8 @@ pub mod v4 {
     pub const ECHO_REPLY: u8 = 0;
     /// Destination unreachable.
     pub const UNREACHABLE: u8 = 3;
+    /// Code of [`UNREACHABLE`]: too large, and must not be fragmented (RFC 1191, 4).
+    pub const FRAGMENTATION_NEEDED: u8 = 4;
     /// Redirect.
     pub const REDIRECT: u8 = 5;
     /// Echo request.
@@ -146,6 +148,12 @@ impl<'a> Icmp<'a> {
 pub struct NdOptions<'a>(&'a [u8]);
 
 impl<'a> NdOptions<'a> {
+    /// Walks these bytes, which start with an option.
+    #[inline]
+    pub const fn new(bytes: &'a [u8]) -> Self {
+        NdOptions(bytes)
+    }
+
     /// The next option, None at the end. Malformed: length 0 (RFC 4861, 4.6). Truncated: it is not whole.
     #[inline]
     pub fn take_next(&mut self) -> Result<Option<(u8, &'a [u8])>, Error> {

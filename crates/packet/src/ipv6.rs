@@ -8,6 +8,17 @@ use crate::{Error, cut, head, protocol};
 pub const LEN: usize = 40;
 /// Bytes of a fragment header.
 pub const FRAGMENT_LEN: usize = 8;
+/// Every station on the link (RFC 4291, 2.7.1).
+pub const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+/// Every router on the link.
+pub const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
+
+/// The group in which the owner of an address listens for neighbour solicitations: ff02::1:ff00:0 and its low 24 bits (RFC 4291,
+/// 2.7.1).
+#[inline]
+pub const fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
+    Ipv6Addr::from_bits(0xff02 << 112 | 0x01_ff00_0000 | address.to_bits() & 0xff_ffff)
+}
 
 /// An IPv6 header and what follows it.
 #[derive(Clone, Copy, Debug)]
@@ -249,5 +260,11 @@ mod tests {
         let mut bytes = packet(protocol::ROUTING, &chain);
         bytes.extend([0; 100]); // padding is not part of the packet
         assert_eq!(Ipv6::parse(&bytes).unwrap().upper_layer(), Err(Error::Truncated));
+    }
+
+    #[test]
+    fn the_example_of_rfc_4291() {
+        let group = solicited_node("4037::01:800:200e:8c6c".parse().unwrap());
+        assert_eq!(group.to_string(), "ff02::1:ff0e:8c6c");
     }
 }

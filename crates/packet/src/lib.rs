@@ -11,12 +11,16 @@ pub mod build;
 pub mod checksum;
 pub mod ethernet;
 pub mod icmp;
+pub mod igmp;
 pub mod ipv4;
 pub mod ipv6;
 pub mod mac;
+pub mod mld;
 pub mod sctp;
 pub mod tcp;
+pub mod too_big;
 pub mod udp;
+pub mod vxlan;
 
 pub use mac::Mac;
 

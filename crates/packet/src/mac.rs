@@ -1,6 +1,10 @@
 //! IEEE 802 MAC addresses.
 
-use std::{fmt, str::FromStr};
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    str::FromStr,
+};
 
 /// A 48-bit MAC address, bytes in transmission order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -29,6 +33,36 @@ impl Mac {
     pub const fn to_u64(self) -> u64 {
         let [a, b, c, d, e, f] = self.0;
         u64::from_be_bytes([0, 0, a, b, c, d, e, f])
+    }
+
+    /// The link address of an IPv4 group: 01:00:5e and its low 23 bits (RFC 1112, 6.4).
+    #[inline]
+    pub const fn of_group_v4(group: Ipv4Addr) -> Mac {
+        let [_, a, b, c] = group.octets();
+        Mac([0x01, 0x00, 0x5e, a & 0x7f, b, c])
+    }
+
+    /// The link address of an IPv6 group: 33:33 and its low 32 bits (RFC 2464, 7).
+    #[inline]
+    pub const fn of_group_v6(group: Ipv6Addr) -> Mac {
+        let [.., a, b, c, d] = group.octets();
+        Mac([0x33, 0x33, a, b, c, d])
+    }
+
+    /// The link address of a group of either family.
+    #[inline]
+    pub const fn of_group(group: IpAddr) -> Mac {
+        match group {
+            IpAddr::V4(group) => Mac::of_group_v4(group),
+            IpAddr::V6(group) => Mac::of_group_v6(group),
+        }
+    }
+
+    /// The IPv6 link-local address that a station with this address gives itself (RFC 2464, 5; RFC 4291, appendix A).
+    #[inline]
+    pub const fn link_local(self) -> Ipv6Addr {
+        let [a, b, c, d, e, f] = self.0;
+        Ipv6Addr::from_bits(0xfe80 << 112 | u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]) as u128)
     }
 }
 
@@ -93,5 +127,16 @@ mod tests {
         assert!(Mac::BROADCAST.is_broadcast() && Mac::BROADCAST.is_group());
         assert!(Mac([1, 0, 0x5e, 0, 0, 1]).is_group() && !Mac([2, 0, 0, 0, 0, 1]).is_group());
         assert_eq!(Mac([1, 2, 3, 4, 5, 6]).to_u64(), 0x010203040506);
+    }
+
+    #[test]
+    fn addresses_that_follow_from_others() {
+        let group = |text: &str| Mac::of_group(text.parse().unwrap()).to_string();
+        assert_eq!(group("230.0.5.57"), "01:00:5e:00:05:39");
+        assert_eq!(group("230.255.255.255"), "01:00:5e:7f:ff:ff");
+        assert_eq!(group("ff00::fe00:2a"), "33:33:fe:00:00:2a");
+        // The example of RFC 2464, 4: interface identifier 36-56-78-FF-FE-9A-BC-DE.
+        let mac = Mac([0x34, 0x56, 0x78, 0x9a, 0xbc, 0xde]);
+        assert_eq!(mac.link_local().to_string(), "fe80::3656:78ff:fe9a:bcde");
     }
 }

@@ -9,12 +9,15 @@ use butterfly_packet::{
     checksum::Sum,
     ethernet::{self, Ethernet, Llc, Tag},
     icmp::Icmp,
+    igmp::Igmp,
     ipv4::Ipv4,
     ipv6::Ipv6,
+    mld::{self, Mld},
     protocol,
     sctp::Sctp,
     tcp::Tcp,
     udp::Udp,
+    vxlan::{self, Vxlan},
 };
 use proptest::{collection::vec, prelude::*};
 
@@ -166,6 +169,16 @@ proptest! {
         prop_assert!(Sum::pseudo_v6(from.into(), to.into(), protocol::ICMPV6, message.len() as u32).push(message).is_valid());
     }
 
+    #[test]
+    fn vxlan(vni in 0..=vxlan::MAX_VNI, port: u16, frame in vec(any::<u8>(), 0..100)) {
+        let ip = build::ethernet(Mac::ZERO, Mac::ZERO).ipv4([10, 1, 0, 1], [10, 1, 0, 2]).checksum(Checksum::Zero);
+        let outer = ip.vxlan(port, vni, &frame);
+        let udp = Udp::parse(Ipv4::parse(network(&outer).1).unwrap().payload().unwrap()).unwrap();
+        prop_assert_eq!((udp.source_port(), udp.destination_port(), udp.checksum()), (port, vxlan::PORT, 0));
+        let view = Vxlan::parse(udp.payload().unwrap()).unwrap();
+        prop_assert_eq!((view.vni(), view.frame()), (vni, &frame[..]));
+    }
+
     /// Every view over every truncation of every frame: answers, whatever they are, but no panic.
     #[test]
     fn no_bytes_make_a_view_panic(mut bytes in vec(any::<u8>(), 0..120), version in 0usize..5) {
@@ -211,4 +224,12 @@ fn look(bytes: &[u8]) {
         }
         let _ = view.target();
     }
+    let _ = Vxlan::parse(bytes);
+    if let Ok(view) = Igmp::parse(bytes) {
+        let _ = (view.query(), view.group(), view.checksum_is_valid());
+    }
+    if let Ok(view) = Mld::parse(bytes) {
+        let _ = (view.query(), view.group());
+    }
+    let _ = mld::has_router_alert(bytes);
 }
