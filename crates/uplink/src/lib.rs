@@ -1,3 +1,103 @@
-//! Ports that lead out of the host. There are none yet: networks end at their host.
+//! Ports that lead out of the host, behind one small trait: AF_XDP on a network interface ([`xdp`]), or a TAP device ([`tap`]).
+//!
+//! A packet worker owns an [`Uplink`] and moves bursts of frames through it. Everything else is for control threads: [`kernel`] asks
+//! the host what it knows of interfaces, routes and neighbours; [`packet`] sees copies of the frames that keep an address reachable;
+//! [`groups`] keeps a network card listening to multicast groups; a [`Meter`] reads counters while the worker runs.
+//!
+//! All of it belongs to the network namespace of the thread that opened it.
+//!
+//! `unsafe` is in five files: memory, rings and frames shared with the kernel (`xdp/memory.rs`, `xdp/ring.rs`, `xdp/queue.rs`), the
+//! system call `bpf` (`xdp/bpf.rs`), and the few requests that rustix does not know (`sys.rs`).
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
+
+mod counters;
+mod error;
+pub mod groups;
+pub mod kernel;
+mod netlink;
+pub mod packet;
+mod sys;
+pub mod tap;
+pub mod xdp;
+
+use std::os::fd::BorrowedFd;
+
+use butterfly_packet::Mac;
+
+pub use counters::{Counters, Meter};
+pub use error::Error;
+
+/// The most frames an uplink holds for its worker at a time.
+pub const BURST: usize = 64;
+
+/// What an uplink is, as of when it was opened.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Info {
+    /// `af_xdp` or `tap`.
+    pub kind: &'static str,
+    /// Name of the network interface.
+    pub interface: String,
+    /// Its index in the kernel.
+    pub index: u32,
+    /// How frames move: `native, zero-copy`, `native, copy`, `generic` or `tap`.
+    pub mode: &'static str,
+    /// Why it is not a better mode, if the kernel said so.
+    pub note: Option<String>,
+    /// Receive queues served.
+    pub queues: u32,
+    /// The address that frames we send carry as their source.
+    pub mac: Mac,
+    /// The largest IP packet the interface carries, in bytes.
+    pub mtu: u32,
+}
+
+/// A port that leads out of the host: bursts in, bursts out.
+///
+/// Frames are whole Ethernet frames without preamble and checksum sequence, at least 14 bytes. Between [`Self::receive`] and
+/// [`Self::release`] they are private memory: nobody changes them.
+///
+/// All methods but [`Self::info`] and [`Self::counters`] are for the packet path: they never allocate, block, panic or log. The only
+/// system calls are those that move frames: a wake-up where the kernel wants one (AF_XDP), one per frame (TAP).
+pub trait Uplink: Send {
+    /// What it is.
+    fn info(&self) -> &Info;
+
+    /// What was counted so far. Asks the kernel: for a control thread, which uses a [`Meter`] while a worker owns the uplink.
+    fn counters(&self) -> Counters;
+
+    /// Takes frames that arrived, until `max` (at most [`BURST`]) are held. Returns how many are held now.
+    fn receive(&mut self, max: usize) -> usize;
+
+    /// A held frame, by its position in order of arrival; empty if `index` is not below what [`Self::receive`] returned.
+    fn frame(&self, index: usize) -> &[u8];
+
+    /// Gives all held frames back.
+    fn release(&mut self);
+
+    /// A frame of exactly `len` bytes to be written in place, all of it: what it holds is not defined. [`Self::send`] queues it; asked
+    /// for again before that, it is the same frame anew.
+    ///
+    /// `None` if there is no room now, which counts as `tx_full`, or never for a frame of this length (shorter than an Ethernet header,
+    /// longer than the MTU allows), which counts as `tx_bad_length`. Both lose the frame.
+    fn room(&mut self, len: usize) -> Option<&mut [u8]>;
+
+    /// Queues the frame that [`Self::room`] returned last.
+    fn send(&mut self);
+
+    /// Shows what is queued to the kernel. Forgets a frame that [`Self::room`] gave out and that was not sent.
+    fn flush(&mut self);
+
+    /// Whether frames are queued that the kernel does not take by itself. After a flush that means it was busy: flush again soon.
+    ///
+    /// An interface that is down, or stands still for long, is not waited for: this is `false`, the frames stay queued, and go with
+    /// the next flush that finds it working.
+    fn pending(&self) -> bool {
+        false
+    }
+
+    /// Becomes readable, and stays so, while frames wait to be received.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+}

@@ -1,0 +1,227 @@
+//! What the host's kernel knows: interfaces, their addresses, the way to a destination, who answers at an address.
+//!
+//! Questions go to the network namespace in which the [`Kernel`] was opened. Each is a few system calls: for control threads.
+
+use std::{
+    fmt, io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use butterfly_packet::Mac;
+
+use crate::{
+    Error,
+    netlink::{Message, Request, Socket},
+};
+
+/// Lengths of the fixed parts: `ifinfomsg`, `ifaddrmsg`, `rtmsg`, `ndmsg`.
+const LINK: usize = 16;
+const ADDRESS: usize = 8;
+const ROUTE: usize = 12;
+const NEIGHBOUR: usize = 12;
+
+/// A network interface, as of when it was asked for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Interface {
+    /// Its number.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Its address.
+    pub mac: Mac,
+    /// The largest IP packet it carries, in bytes.
+    pub mtu: u32,
+    /// Whether it is up (`IFF_UP`); it may still have no carrier.
+    pub up: bool,
+    /// Receive queues its driver made. Fewer may be in use.
+    pub receive_queues: u32,
+    /// The IP addresses it holds.
+    pub addresses: Vec<IpAddr>,
+}
+
+impl Interface {
+    /// Whether the host answers for `address` on this interface.
+    pub fn holds(&self, address: IpAddr) -> bool {
+        self.addresses.contains(&address)
+    }
+}
+
+/// Where a packet leaves the host, and whom it goes to next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NextHop {
+    /// Index of the interface.
+    pub interface: u32,
+    /// The router, or the destination itself if it is on the link. May be of the other address family (RFC 5549).
+    pub via: IpAddr,
+}
+
+/// A connection to the kernel of one network namespace.
+pub struct Kernel {
+    socket: Socket,
+}
+
+impl Kernel {
+    /// Opens one in the network namespace of this thread.
+    pub fn open() -> Result<Kernel, Error> {
+        let socket = Socket::open().map_err(|error| Error::failed("cannot open a netlink socket to ask the kernel", error))?;
+        Ok(Kernel { socket })
+    }
+
+    /// The interface of that name, and the addresses it holds.
+    pub fn interface(&mut self, name: &str) -> Result<Interface, Error> {
+        let what = format!("cannot look up the network interface \"{name}\"");
+        let fixed = [0; LINK];
+        let request = Request::new(libc::RTM_GETLINK, 0, &fixed).with(libc::IFLA_IFNAME, &[name.as_bytes(), b"\0"].concat());
+        let answer = self.socket.ask(&request).map_err(|error| match error.raw_os_error() {
+            Some(libc::ENODEV) => Error::failed(&what, error).help("`ip link` lists the interfaces there are"),
+            _ => Error::failed(&what, error),
+        })?;
+        let mut interface = answer.iter().find_map(read_link).ok_or_else(|| Error::refused(format!("{what}: not Ethernet")))?;
+        let request = Request::new(libc::RTM_GETADDR, libc::NLM_F_DUMP, &[0; ADDRESS]);
+        let answer = self
+            .socket
+            .ask(&request)
+            .map_err(|error| Error::failed(format!("cannot list the addresses of \"{name}\""), error))?;
+        interface.addresses = answer.iter().filter_map(|message| read_address(message, interface.index)).collect();
+        Ok(interface)
+    }
+
+    /// Whether the interface of that name holds `address`, so that the host answers for it.
+    pub fn holds(&mut self, name: &str, address: IpAddr) -> Result<bool, Error> {
+        Ok(self.interface(name)?.holds(address))
+    }
+
+    /// How the kernel would send to `destination`. `None`: not at all (no route, a forbidden one), or it is this host.
+    pub fn next_hop(&mut self, destination: IpAddr) -> Result<Option<NextHop>, Error> {
+        let bits = if destination.is_ipv4() { 32 } else { 128 };
+        let mut fixed = [0; ROUTE];
+        fixed[0] = family(destination);
+        fixed[1] = bits;
+        let request = Request::new(libc::RTM_GETROUTE, 0, &fixed).with_address(libc::RTA_DST, destination);
+        match self.socket.ask(&request) {
+            Ok(answer) => Ok(answer.iter().find_map(|message| read_route(message, destination))),
+            // How the kernel says unreachable, blackhole and prohibited.
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EINVAL | libc::EACCES | libc::ESRCH)
+                ) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(Error::failed(format!("cannot ask for the route to {destination}"), error)),
+        }
+    }
+
+    /// The MAC address at which `address` is known to be on an interface. `None`: not known, or not any more; [`Self::ask`] for it.
+    pub fn neighbour(&mut self, interface: u32, address: IpAddr) -> Result<Option<Mac>, Error> {
+        let request =
+            Request::new(libc::RTM_GETNEIGH, 0, &neighbour_message(interface, address, 0)).with_address(libc::NDA_DST, address);
+        match self.socket.ask(&request) {
+            Ok(answer) => Ok(answer.iter().find_map(read_neighbour)),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+            Err(error) => Err(Error::failed(format!("cannot ask for the neighbour {address} on interface {interface}"), error)),
+        }
+    }
+
+    /// Makes the kernel find out who is at `address` on an interface, as if it had something to send. Returns at once;
+    /// [`Self::neighbour`] has the answer when there is one. Needs `CAP_NET_ADMIN`.
+    pub fn ask(&mut self, interface: u32, address: IpAddr) -> Result<(), Error> {
+        let fixed = neighbour_message(interface, address, libc::NTF_USE);
+        let request = Request::new(libc::RTM_NEWNEIGH, libc::NLM_F_CREATE, &fixed).with_address(libc::NDA_DST, address);
+        match self.socket.ask(&request) {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                Err(Error::failed(format!("cannot make the kernel look for {address} on interface {interface}"), error))
+            }
+        }
+    }
+
+    /// Gives an interface another MTU, in bytes. Needs `CAP_NET_ADMIN`; some drivers restart the card for it.
+    pub fn set_mtu(&mut self, interface: &Interface, mtu: u32) -> Result<(), Error> {
+        let mut fixed = [0; LINK];
+        fixed[4..8].copy_from_slice(&interface.index.to_ne_bytes());
+        let request = Request::new(libc::RTM_NEWLINK, 0, &fixed).with(libc::IFLA_MTU, &mtu.to_ne_bytes());
+        let failed = |error: io::Error| Error::failed(format!("cannot set the MTU of \"{}\" to {mtu}", interface.name), error);
+        self.socket.ask(&request).map(|_| ()).map_err(failed)
+    }
+
+    /// Takes an interface up.
+    pub(crate) fn set_up(&mut self, interface: &Interface) -> Result<(), Error> {
+        let up = (libc::IFF_UP as u32).to_ne_bytes();
+        let mut fixed = [0; LINK];
+        fixed[4..8].copy_from_slice(&interface.index.to_ne_bytes());
+        fixed[8..12].copy_from_slice(&up);
+        fixed[12..16].copy_from_slice(&up);
+        let failed = |error: io::Error| Error::failed(format!("cannot take \"{}\" up", interface.name), error);
+        self.socket.ask(&Request::new(libc::RTM_NEWLINK, 0, &fixed)).map(|_| ()).map_err(failed)
+    }
+}
+
+impl fmt::Debug for Kernel {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Kernel")
+    }
+}
+
+fn family(address: IpAddr) -> u8 {
+    (if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 }) as u8
+}
+
+/// `struct ndmsg` about an address on an interface.
+fn neighbour_message(interface: u32, address: IpAddr, flags: u8) -> [u8; NEIGHBOUR] {
+    let mut fixed = [0; NEIGHBOUR];
+    fixed[0] = family(address);
+    fixed[4..8].copy_from_slice(&interface.to_ne_bytes());
+    fixed[10] = flags;
+    fixed
+}
+
+fn read_link(message: &Message) -> Option<Interface> {
+    let name = message.attribute(LINK, libc::IFLA_IFNAME)?;
+    Some(Interface {
+        index: message.u32(4)?,
+        name: String::from_utf8_lossy(name.strip_suffix(b"\0").unwrap_or(name)).into_owned(),
+        mac: Mac(message.attribute(LINK, libc::IFLA_ADDRESS)?.try_into().ok()?),
+        mtu: message.number(LINK, libc::IFLA_MTU)?,
+        up: message.u32(8)? & libc::IFF_UP as u32 != 0,
+        receive_queues: message.number(LINK, libc::IFLA_NUM_RX_QUEUES).unwrap_or(1),
+        addresses: Vec::new(),
+    })
+}
+
+/// The interface's own address. On a link with two ends, `IFA_ADDRESS` is the other end's.
+fn read_address(message: &Message, interface: u32) -> Option<IpAddr> {
+    if message.u32(4)? != interface {
+        return None;
+    }
+    let own = message.attribute(ADDRESS, libc::IFA_LOCAL);
+    own.or_else(|| message.attribute(ADDRESS, libc::IFA_ADDRESS)).and_then(read_ip)
+}
+
+fn read_route(message: &Message, destination: IpAddr) -> Option<NextHop> {
+    if message.u8(7)? != libc::RTN_UNICAST {
+        return None;
+    }
+    let gateway = message.attribute(ROUTE, libc::RTA_GATEWAY).and_then(read_ip);
+    // RTA_VIA: a family, then an address of it.
+    let via = || message.attribute(ROUTE, libc::RTA_VIA).and_then(|value| read_ip(value.get(2..)?));
+    Some(NextHop { interface: message.number(ROUTE, libc::RTA_OIF)?, via: gateway.or_else(via).unwrap_or(destination) })
+}
+
+fn read_neighbour(message: &Message) -> Option<Mac> {
+    const VALID: u16 =
+        libc::NUD_REACHABLE | libc::NUD_STALE | libc::NUD_DELAY | libc::NUD_PROBE | libc::NUD_PERMANENT | libc::NUD_NOARP;
+    if message.u16(8)? & VALID == 0 {
+        return None;
+    }
+    Some(Mac(message.attribute(NEIGHBOUR, libc::NDA_LLADDR)?.try_into().ok()?))
+}
+
+fn read_ip(bytes: &[u8]) -> Option<IpAddr> {
+    match bytes.len() {
+        4 => Some(Ipv4Addr::from(<[u8; 4]>::try_from(bytes).ok()?).into()),
+        16 => Some(Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).into()),
+        _ => None,
+    }
+}

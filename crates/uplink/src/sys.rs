@@ -1,0 +1,147 @@
+//! The requests that rustix does not know: making a TAP device, counting queues, packet sockets.
+#![allow(unsafe_code)]
+
+use std::{
+    ffi::c_int,
+    io, mem,
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    ptr,
+};
+
+use rustix::ioctl::{self, opcode};
+
+/// `struct ifreq` with flags.
+#[repr(C)]
+struct InterfaceFlags {
+    name: [u8; libc::IFNAMSIZ],
+    flags: u16,
+    rest: [u8; 22],
+}
+
+/// `struct ifreq` with a pointer.
+#[repr(C)]
+struct InterfaceData<T> {
+    name: [u8; libc::IFNAMSIZ],
+    data: *mut T,
+    rest: [u8; 16],
+}
+
+const _: () = assert!(size_of::<InterfaceFlags>() == size_of::<libc::ifreq>());
+const _: () = assert!(size_of::<InterfaceData<u8>>() == size_of::<libc::ifreq>());
+
+/// An interface's name as the kernel takes it; `None` if it cannot be one.
+fn interface_name(name: &str) -> Option<[u8; libc::IFNAMSIZ]> {
+    let mut bytes = [0; libc::IFNAMSIZ];
+    // The last byte stays zero.
+    bytes.get_mut(..libc::IFNAMSIZ - 1)?.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
+    (!name.is_empty() && !name.contains('\0')).then_some(bytes)
+}
+
+/// Makes `tun` (an open `/dev/net/tun`) a TAP device, frames preceded by a virtio-net header of 10 bytes in the host's byte order
+/// and complete: no offloads. Returns the name it got; `%d` in `name` is a number of the kernel's choice.
+pub fn make_tap(tun: BorrowedFd<'_>, name: &str) -> io::Result<String> {
+    const TUNSETIFF: ioctl::Opcode = opcode::write::<c_int>(b'T', 202);
+    const TUNSETOFFLOAD: ioctl::Opcode = opcode::write::<c_int>(b'T', 208);
+    const TUNSETVNETHDRSZ: ioctl::Opcode = opcode::write::<c_int>(b'T', 216);
+    let name = interface_name(name).ok_or(io::ErrorKind::InvalidInput)?;
+    let flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as u16;
+    let mut request = InterfaceFlags { name, flags, rest: [0; 22] };
+    // SAFETY: TUNSETIFF reads and writes a `struct ifreq`, whose size and layout `InterfaceFlags` has (asserted above).
+    unsafe { ioctl::ioctl(tun, ioctl::Updater::<TUNSETIFF, _>::new(&mut request)) }?;
+    // SAFETY: TUNSETOFFLOAD takes an integer, not a pointer.
+    unsafe { ioctl::ioctl(tun, ioctl::IntegerSetter::<TUNSETOFFLOAD>::new_usize(0)) }?;
+    // SAFETY: TUNSETVNETHDRSZ reads an `int`.
+    unsafe { ioctl::ioctl(tun, ioctl::Setter::<TUNSETVNETHDRSZ, c_int>::new(10)) }?;
+    let name = request.name.split(|byte| *byte == 0).next().unwrap_or(&[]);
+    String::from_utf8(name.to_vec()).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// How many receive queues an interface has in use; `None` if its driver does not tell.
+pub fn receive_queues(name: &str) -> Option<u32> {
+    // `struct ethtool_channels`: command, four maxima, then receive, transmit, other, combined.
+    const ETHTOOL_GCHANNELS: u32 = 0x3c;
+    const SIOCETHTOOL: ioctl::Opcode = 0x8946;
+    let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None).ok()?;
+    let mut channels = [ETHTOOL_GCHANNELS, 0, 0, 0, 0, 0, 0, 0, 0];
+    let mut request = InterfaceData { name: interface_name(name)?, data: ptr::from_mut(&mut channels), rest: [0; 16] };
+    // SAFETY: SIOCETHTOOL reads a `struct ifreq`, whose size and layout `InterfaceData` has (asserted above). It points to nine 32-bit
+    // numbers that live until the call returns: what ETHTOOL_GCHANNELS reads and writes.
+    unsafe { ioctl::ioctl(&socket, ioctl::Updater::<SIOCETHTOOL, _>::new(&mut request)) }.ok()?;
+    let [.., receive, _, _, combined] = channels;
+    Some(receive + combined).filter(|queues| *queues > 0)
+}
+
+/// Sets a socket option whose value is a `T`.
+fn set_option<T>(socket: impl AsFd, level: c_int, option: c_int, value: &T) -> io::Result<()> {
+    let len = mem::size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel reads `len` bytes from `value`, which has them; all `T` used below are C structures without padding.
+    let result = unsafe { libc::setsockopt(socket.as_fd().as_raw_fd(), level, option, ptr::from_ref(value).cast(), len) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// One instruction of a classic socket filter (`struct sock_filter`): code, jumps if true and if false, operand.
+pub type FilterCode = (u16, u8, u8, u32);
+
+/// Lets only frames that `program` accepts into a socket.
+pub fn attach_filter(socket: impl AsFd, program: &[FilterCode]) -> io::Result<()> {
+    let mut code: Vec<_> =
+        program.iter().map(|(code, jt, jf, k)| libc::sock_filter { code: *code, jt: *jt, jf: *jf, k: *k }).collect();
+    let len = u16::try_from(code.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let program = libc::sock_fprog { len, filter: code.as_mut_ptr() };
+    // `code` lives until the call returns; the kernel copies it.
+    set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+}
+
+/// Binds a packet socket to an interface, to receive frames of every protocol.
+pub fn bind_packet(socket: BorrowedFd<'_>, interface: u32) -> io::Result<()> {
+    // SAFETY: a `sockaddr_ll` is plain numbers, for which zero is a value.
+    let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+    address.sll_ifindex = interface as c_int;
+    let len = mem::size_of_val(&address) as libc::socklen_t;
+    // SAFETY: the kernel reads `len` bytes from `address`, which has them.
+    let result = unsafe { libc::bind(socket.as_raw_fd(), ptr::from_ref(&address).cast(), len) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Keeps frames that leave the host out of a packet socket.
+pub fn ignore_outgoing(socket: BorrowedFd<'_>) -> io::Result<()> {
+    const PACKET_IGNORE_OUTGOING: c_int = 23;
+    let on: c_int = 1;
+    set_option(socket, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &on)
+}
+
+/// What a packet socket makes its interface listen to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Membership {
+    /// One group address.
+    Group([u8; 6]),
+    /// All group addresses.
+    AllGroups,
+}
+
+/// Adds or ends a membership of a packet socket. The kernel counts how often one was added, and ends all with the socket.
+pub fn set_membership(socket: BorrowedFd<'_>, interface: u32, membership: Membership, member: bool) -> io::Result<()> {
+    let (kind, group, len) = match membership {
+        Membership::Group([a, b, c, d, e, f]) => (libc::PACKET_MR_MULTICAST, [a, b, c, d, e, f, 0, 0], 6),
+        Membership::AllGroups => (libc::PACKET_MR_ALLMULTI, [0; 8], 0),
+    };
+    let request = libc::packet_mreq { mr_ifindex: interface as c_int, mr_type: kind as u16, mr_alen: len, mr_address: group };
+    let option = if member { libc::PACKET_ADD_MEMBERSHIP } else { libc::PACKET_DROP_MEMBERSHIP };
+    set_option(socket, libc::SOL_PACKET, option, &request)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_fits_the_kernels_sixteen_bytes_with_its_end() {
+        assert_eq!(interface_name("eth0").unwrap()[..5], *b"eth0\0");
+        assert!(interface_name("fifteen-letters").is_some());
+        assert!(interface_name("sixteen-letters!").is_none());
+        assert!(interface_name("").is_none());
+        assert!(interface_name("a\0b").is_none());
+    }
+}

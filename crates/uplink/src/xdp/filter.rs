@@ -1,0 +1,224 @@
+//! Which frames are ours: the XDP program. Everything else goes on to the host's own stack.
+//!
+//! Ours is VXLAN (RFC 7348: UDP to port 4789) to the endpoint or to a group, in the endpoint's address family, behind at most one
+//! 802.1Q tag, with IP options but without IPv6 extension headers. Of a fragmented datagram only the first part tells its port: it
+//! is ours, so that it can be counted. Later parts may be the host's as well, and stay with it while it uses the address.
+//!
+//! If nobody else holds the endpoint's address, we answer for it: then ICMP and ICMPv6 to it are ours, later parts of what is ours, and
+//! solicitations for it (RFC 4861, 4.3). Solicitations for other addresses of the same group are the host's. ARP always goes to the
+//! host, which answers only for its own; [`crate::packet`] sees copies.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::fd::{AsRawFd, BorrowedFd},
+};
+
+use butterfly_packet::{ethernet, protocol};
+
+use super::assembler::{
+    Assembler,
+    Condition::{AnyOf, Below, Equal, NotEqual},
+    Instruction, Label, R0, R1, R2, R3, R4, R5, R6, R7, R8,
+    Size::{Byte, Half, Word},
+};
+
+/// VXLAN's UDP port.
+const PORT: u16 = 4789;
+/// `XDP_PASS`: goes on to the host's stack.
+const PASS: i32 = 2;
+/// The BPF function `redirect_map`.
+const REDIRECT_MAP: i32 = 51;
+/// `struct xdp_md`: where the frame begins, where it ends, which queue it came in by.
+const DATA: i16 = 0;
+const DATA_END: i16 = 4;
+const QUEUE: i16 = 16;
+/// Where the IP header is in a frame without a tag.
+const IP: i16 = 14;
+const IPV4_LEN: i16 = 20;
+const IPV6_LEN: i16 = 40;
+const NEIGHBOUR_SOLICITATION: i32 = 135;
+
+/// The program for an endpoint. What is ours it gives to the socket of its queue in `sockets`; with no socket there, to the host.
+pub fn program(endpoint: IpAddr, answers: bool, sockets: BorrowedFd<'_>) -> io::Result<Vec<Instruction>> {
+    let mut code = Assembler::default();
+    let labels = Labels { ours: code.label(), pass: code.label(), port: code.label() };
+    let code = &mut code;
+    start(code, &labels, endpoint.is_ipv4());
+    match endpoint {
+        IpAddr::V4(endpoint) => ipv4(code, &labels, endpoint, answers),
+        IpAddr::V6(endpoint) => ipv6(code, &labels, endpoint, answers),
+    }
+    end(code, &labels, sockets);
+    // A label without a place would be a mistake in this file, which any test shows.
+    std::mem::take(code).finish().ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+struct Labels {
+    /// The frame is ours.
+    ours: Label,
+    /// The frame is the host's.
+    pass: Label,
+    /// R4 points to a UDP header: its port decides.
+    port: Label,
+}
+
+/// R6 = context, R3 = end of the frame, R2 = where it would begin without its tag. Goes on with the endpoint's family only.
+fn start(code: &mut Assembler, labels: &Labels, ipv4: bool) {
+    let untagged = code.label();
+    code.copy(R6, R1);
+    code.load(Word, R2, R1, DATA);
+    code.load(Word, R3, R1, DATA_END);
+    within(code, labels, IP);
+    code.load(Half, R5, R2, 12);
+    code.jump_if(R5, NotEqual, half(ethernet::VLAN), untagged);
+    within(code, labels, IP + 4);
+    code.load(Half, R5, R2, 16);
+    code.add(R2, 4);
+    code.place(untagged);
+    code.jump_if(R5, NotEqual, half(if ipv4 { ethernet::IPV4 } else { ethernet::IPV6 }), labels.pass);
+}
+
+fn ipv4(code: &mut Assembler, labels: &Labels, endpoint: Ipv4Addr, answers: bool) {
+    let (to_us, addressed, whole) = (code.label(), code.label(), code.label());
+    within(code, labels, IP + IPV4_LEN);
+    // R0 = length of the header in bytes.
+    code.load(Byte, R0, R2, IP);
+    code.copy(R7, R0);
+    code.and(R7, 0xf0);
+    code.jump_if(R7, NotEqual, 0x40, labels.pass);
+    code.and(R0, 0x0f);
+    code.jump_if(R0, Below, 5, labels.pass);
+    code.shift_left(R0, 2);
+    // R5 = protocol, R8 = whether it is to us alone.
+    code.load(Byte, R5, R2, IP + 9);
+    code.set(R8, 1);
+    code.load(Word, R7, R2, IP + 16);
+    code.jump_if(R7, Equal, word(endpoint.octets()), to_us);
+    code.set(R8, 0);
+    code.load(Byte, R7, R2, IP + 16);
+    code.and(R7, 0xf0);
+    code.jump_if(R7, NotEqual, 0xe0, labels.pass);
+    code.jump(addressed);
+    code.place(to_us);
+    if answers {
+        code.jump_if(R5, Equal, protocol::ICMP.into(), labels.ours);
+    }
+    code.place(addressed);
+    code.jump_if(R5, NotEqual, protocol::UDP.into(), labels.pass);
+    // The fragment's offset.
+    code.load(Half, R7, R2, IP + 6);
+    code.and(R7, half(0x1fff));
+    code.jump_if(R7, Equal, 0, whole);
+    later_fragment(code, labels, answers);
+    code.place(whole);
+    code.copy(R4, R2);
+    code.add_register(R4, R0);
+    code.add(R4, IP.into());
+    code.jump(labels.port);
+}
+
+fn ipv6(code: &mut Assembler, labels: &Labels, endpoint: Ipv6Addr, answers: bool) {
+    const NEXT: i16 = IP + IPV6_LEN;
+    let (group, addressed, datagram, whole) = (code.label(), code.label(), code.label(), code.label());
+    within(code, labels, NEXT);
+    code.load(Byte, R7, R2, IP);
+    code.and(R7, 0xf0);
+    code.jump_if(R7, NotEqual, 0x60, labels.pass);
+    // R5 = what follows, R8 = whether it is to us alone.
+    code.load(Byte, R5, R2, IP + 6);
+    code.set(R8, 1);
+    jump_unless_address(code, IP + 24, endpoint, group);
+    if answers {
+        code.jump_if(R5, Equal, protocol::ICMPV6.into(), labels.ours);
+    }
+    code.jump(addressed);
+    code.place(group);
+    code.set(R8, 0);
+    code.load(Byte, R7, R2, IP + 24);
+    code.jump_if(R7, NotEqual, 0xff, labels.pass);
+    if answers {
+        code.jump_if(R5, NotEqual, protocol::ICMPV6.into(), addressed);
+        within(code, labels, NEXT + 24);
+        code.load(Byte, R7, R2, NEXT);
+        code.jump_if(R7, NotEqual, NEIGHBOUR_SOLICITATION, labels.pass);
+        jump_unless_address(code, NEXT + 8, endpoint, labels.pass);
+        code.jump(labels.ours);
+    }
+    code.place(addressed);
+    code.copy(R4, R2);
+    code.add(R4, NEXT.into());
+    code.jump_if(R5, Equal, protocol::UDP.into(), labels.port);
+    code.jump_if(R5, NotEqual, protocol::FRAGMENT.into(), labels.pass);
+    within(code, labels, NEXT + 8);
+    code.load(Byte, R5, R2, NEXT);
+    code.jump_if(R5, Equal, protocol::UDP.into(), datagram);
+    if answers {
+        code.jump_if(R8, Equal, 0, labels.pass);
+        code.jump_if(R5, Equal, protocol::ICMPV6.into(), labels.ours);
+    }
+    code.jump(labels.pass);
+    code.place(datagram);
+    code.load(Half, R7, R2, NEXT + 2);
+    code.jump_if(R7, AnyOf, half(0xfff8), whole);
+    code.copy(R4, R2);
+    code.add(R4, (NEXT + 8).into());
+    code.jump(labels.port);
+    code.place(whole);
+    later_fragment(code, labels, answers);
+}
+
+/// A part of a UDP datagram that has no ports; R8 says whether it is to us alone.
+fn later_fragment(code: &mut Assembler, labels: &Labels, answers: bool) {
+    if answers {
+        code.jump_if(R8, NotEqual, 0, labels.ours);
+    }
+    code.jump(labels.pass);
+}
+
+/// The verdicts.
+fn end(code: &mut Assembler, labels: &Labels, sockets: BorrowedFd<'_>) {
+    code.place(labels.port);
+    code.copy(R7, R4);
+    code.add(R7, 4);
+    code.jump_if_above(R7, R3, labels.pass);
+    code.load(Half, R7, R4, 2);
+    code.jump_if(R7, NotEqual, half(PORT), labels.pass);
+    code.place(labels.ours);
+    code.load(Word, R2, R6, QUEUE);
+    code.map(R1, sockets.as_raw_fd());
+    // The verdict if the queue has no socket.
+    code.set(R3, PASS);
+    code.call(REDIRECT_MAP);
+    code.exit();
+    code.place(labels.pass);
+    code.set(R0, PASS);
+    code.exit();
+}
+
+/// Passes frames that do not have `len` bytes behind R2.
+fn within(code: &mut Assembler, labels: &Labels, len: i16) {
+    code.copy(R4, R2);
+    code.add(R4, len.into());
+    code.jump_if_above(R4, R3, labels.pass);
+}
+
+fn jump_unless_address(code: &mut Assembler, offset: i16, address: Ipv6Addr, label: Label) {
+    for (at, bytes) in (offset..).step_by(4).zip(address.octets().as_chunks::<4>().0) {
+        code.load(Word, R7, R2, at);
+        code.jump_if(R7, NotEqual, word(*bytes), label);
+    }
+}
+
+/// A 16-bit number of the wire as a load finds it.
+fn half(value: u16) -> i32 {
+    value.to_be().into()
+}
+
+/// Four bytes of the wire as a load finds them.
+fn word(bytes: [u8; 4]) -> i32 {
+    i32::from_ne_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests;

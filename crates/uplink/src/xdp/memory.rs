@@ -1,0 +1,151 @@
+//! Memory shared with the kernel: mappings, and the frames in one.
+#![allow(unsafe_code)]
+
+use std::{
+    io,
+    os::fd::BorrowedFd,
+    ptr::{self, NonNull},
+    slice,
+};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+
+/// A mapping of this process, writable, all pages there from the start.
+pub struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping is not bound to the thread that made it. What is in it, its users look after.
+unsafe impl Send for Mapping {}
+
+impl Mapping {
+    /// Zeroed memory of our own.
+    pub fn anonymous(len: usize) -> io::Result<Mapping> {
+        // SAFETY: without an address to map at, no mapping of somebody else is replaced.
+        let start = unsafe {
+            mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::POPULATE)
+        }?;
+        Mapping::new(start.cast(), len)
+    }
+
+    /// A part of a descriptor, shared with the kernel.
+    pub fn shared(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Mapping> {
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        // SAFETY: as above.
+        let start = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags, fd, offset) }?;
+        Mapping::new(start.cast(), len)
+    }
+
+    fn new(start: *mut u8, len: usize) -> io::Result<Mapping> {
+        Ok(Mapping { start: NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?, len })
+    }
+
+    /// Its address.
+    pub fn address(&self) -> u64 {
+        self.start.as_ptr() as u64
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Where `count` values of type `T` are, `offset` bytes behind its start; `None` if they are not all inside, or not aligned.
+    pub fn pointer<T>(&self, offset: usize, count: usize) -> Option<NonNull<T>> {
+        let end = count.checked_mul(size_of::<T>())?.checked_add(offset)?;
+        // SAFETY: `offset` is not beyond the end of the mapping, since `end` is not.
+        let pointer = (end <= self.len).then(|| unsafe { self.start.add(offset) }.cast::<T>())?;
+        pointer.is_aligned().then_some(pointer)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: `start` and `len` are of a mapping that this value alone owns; pointers into it live in values that hold it. The kernel
+        // keeps pages it still uses by references of its own.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+/// The frames of one AF_XDP socket: a mapping in chunks of one size, each lent to the kernel or ours.
+pub struct Umem {
+    mapping: Mapping,
+    chunk: usize,
+}
+
+impl Umem {
+    /// `count` chunks of `chunk` bytes, a power of two.
+    pub fn new(chunk: u32, count: u32) -> io::Result<Umem> {
+        let chunk = chunk as usize;
+        Ok(Umem { mapping: Mapping::anonymous(chunk * count as usize)?, chunk })
+    }
+
+    /// The memory, to be registered.
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// Where the chunk begins that `address` is in.
+    #[inline]
+    pub fn chunk_of(&self, address: u64) -> u64 {
+        address & !(self.chunk as u64 - 1)
+    }
+
+    /// Where `len` bytes at `address` (from the start of the memory) are; `None` if they are not all in one chunk.
+    #[inline]
+    fn place(&self, address: u64, len: usize) -> Option<NonNull<u8>> {
+        let in_chunk = (address - self.chunk_of(address)) as usize;
+        (in_chunk + len <= self.chunk).then(|| self.mapping.pointer(usize::try_from(address).ok()?, len))?
+    }
+
+    /// The bytes of a frame; `None` if they are not all in one chunk.
+    ///
+    /// # Safety
+    ///
+    /// The chunk is ours: the kernel gave it to us, and does not have it again as long as the result lives.
+    #[inline]
+    pub unsafe fn frame(&self, address: u64, len: usize) -> Option<&[u8]> {
+        let place = self.place(address, len)?;
+        // SAFETY: `place` found `len` bytes inside the mapping, initialised since it was made of zeroes. The kernel does not write to
+        // them (the caller's promise), nor does anybody else here: that takes `&mut self`.
+        Some(unsafe { slice::from_raw_parts(place.as_ptr(), len) })
+    }
+
+    /// The bytes of a frame, to be written.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::frame`].
+    #[inline]
+    pub unsafe fn frame_mut(&mut self, address: u64, len: usize) -> Option<&mut [u8]> {
+        let place = self.place(address, len)?;
+        // SAFETY: as above; `&mut self` makes it the only reference into the mapping.
+        Some(unsafe { slice::from_raw_parts_mut(place.as_ptr(), len) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_is_within_one_chunk() {
+        let umem = Umem::new(2048, 2).unwrap();
+        let inside = |address, len| umem.place(address, len).is_some();
+        assert!(inside(0, 2048) && inside(2048, 2048) && inside(256, 1792) && inside(4095, 1) && inside(7, 0));
+        assert!(!inside(256, 1793) && !inside(4096, 1) && !inside(u64::MAX, 1) && !inside(0, usize::MAX - 4096));
+        assert_eq!(umem.chunk_of(2047), 0);
+        assert_eq!(umem.chunk_of(2304), 2048);
+    }
+
+    #[test]
+    fn values_are_inside_and_aligned() {
+        let mapping = Mapping::anonymous(4096).unwrap();
+        assert!(mapping.pointer::<u64>(4088, 1).is_some());
+        assert!(mapping.pointer::<u64>(4089, 1).is_none());
+        assert!(mapping.pointer::<u64>(4, 1).is_none());
+        assert!(mapping.pointer::<u64>(0, usize::MAX).is_none());
+        assert!(mapping.pointer::<u8>(usize::MAX, 1).is_none());
+    }
+}

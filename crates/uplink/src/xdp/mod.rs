@@ -1,0 +1,319 @@
+//! AF_XDP: VXLAN of one network interface goes to us, everything else to the host's own stack.
+//!
+//! An XDP program on the interface picks our frames (`filter.rs` says which) and gives them to a socket per receive queue; frames to
+//! send go out by queue 0. Nothing is pinned: the program is attached by a descriptor, so that it is gone when the process is, however
+//! that ended.
+//!
+//! A card that takes VLAN tags off frames hides them from us: VXLAN of a VLAN looks untagged then (`ethtool -K DEV rxvlan off`). Kernel
+//! ends of a veth leave checksums to a card that is not there, so that frames arrive incomplete (`ethtool -K DEV tx off` at the sender).
+//!
+//! The largest MTU is [`MAX_MTU`]: a frame has to fit into one chunk of a page. A queue has 2,048 chunks to receive into, the first one
+//! as many again to send from. With an MTU up to [`SMALL_MTU`] that is 8 MiB for the first queue and 4 MiB for each other, else twice that.
+//!
+//! Needs Linux 5.9, `CAP_NET_ADMIN`, `CAP_NET_RAW`, `CAP_BPF`, and locked memory without bound (`CAP_IPC_LOCK` or `RLIMIT_MEMLOCK`).
+
+mod assembler;
+mod bpf;
+mod filter;
+mod memory;
+mod queue;
+mod ring;
+
+use std::{
+    fmt, io,
+    net::IpAddr,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+};
+
+use arrayvec::ArrayVec;
+use butterfly_packet::ethernet;
+use rustix::event::epoll;
+
+use crate::{
+    BURST, Counters, Error, Info, Meter, Uplink,
+    counters::Counts,
+    kernel::{Interface, Kernel},
+    sys,
+};
+use bpf::{Hook, Link};
+use queue::{Held, Queue, QueueConfig};
+
+/// What a frame has beside its IP packet, with one tag.
+const LINK: u32 = (ethernet::HEADER_LEN + ethernet::TAG_LEN) as u32;
+/// What the kernel keeps free at the beginning of a chunk (`XDP_PACKET_HEADROOM`).
+const HEADROOM: u32 = 256;
+/// Sizes of chunks. None can be larger than a page.
+const SMALL: u32 = 2048;
+const LARGE: u32 = 4096;
+
+/// The largest MTU that small chunks do for.
+pub const SMALL_MTU: u32 = SMALL - HEADROOM - LINK;
+/// The largest MTU of an interface that AF_XDP can be used on, in bytes.
+pub const MAX_MTU: u32 = LARGE - HEADROOM - LINK;
+
+/// How to use an interface.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct XdpConfig {
+    /// The address VXLAN arrives at.
+    pub endpoint: IpAddr,
+    /// Whether we answer for it: nobody else holds it. Then ICMP and neighbour solicitations for it are ours, too.
+    pub answers: bool,
+    /// How many receive queues to serve; all by default. With fewer, see to it that VXLAN arrives in those (`ethtool -X`): what arrives
+    /// in others goes to the host.
+    pub queues: Option<u32>,
+    /// How good a mode to try.
+    pub mode: Mode,
+}
+
+impl XdpConfig {
+    /// All queues, the best mode, and the host answers for the endpoint.
+    pub fn new(endpoint: IpAddr) -> XdpConfig {
+        XdpConfig { endpoint, answers: false, queues: None, mode: Mode::Best }
+    }
+}
+
+/// How frames move between the card and us, from the fastest on. A mode that driver or kernel refuse gives way to the next.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Mode {
+    /// The card reads and writes our frames itself.
+    #[default]
+    Best,
+    /// The driver copies them.
+    Copy,
+    /// The kernel's stack does, for drivers without XDP. Slow.
+    Generic,
+}
+
+/// An interface's VXLAN, by AF_XDP.
+pub struct Xdp {
+    info: Info,
+    /// Detaches the program when dropped: before the sockets.
+    _link: Link,
+    queues: Vec<Queue>,
+    /// Readable while any of the sockets is.
+    epoll: OwnedFd,
+    held: ArrayVec<Held, BURST>,
+    /// Which queue is asked first.
+    next: u32,
+    /// The longest frame sent, in bytes.
+    longest: usize,
+    counts: Arc<Counts>,
+}
+
+impl Xdp {
+    /// Takes over the VXLAN of the interface of that name. While it is down, nothing moves.
+    ///
+    /// May take a second if another process had it just now. Some drivers restart the card for it: the link may blink.
+    pub fn open(name: &str, config: &XdpConfig) -> Result<Xdp, Error> {
+        let interface = Kernel::open()?.interface(name)?;
+        let chunk = chunk(&interface)?;
+        let queues = queues(&interface, config.queues)?;
+
+        let map = bpf::socket_map(queues).map_err(|error| bpf_failed("make a map of sockets", error))?;
+        let program = filter::program(config.endpoint, config.answers, map.as_fd()).and_then(|code| bpf::load(&code));
+        let program = program.map_err(|error| bpf_failed("load the XDP program", error))?;
+        // Until there are sockets in the map, the program leaves everything to the host.
+        let (link, hook, note) = attach(program.as_fd(), &interface, config.mode)?;
+
+        let zero_copy = hook == Hook::Native && config.mode == Mode::Best;
+        let open = |queue| {
+            let queue_config = QueueConfig { name, interface: interface.index, queue, chunk, sends: queue == 0, zero_copy };
+            Queue::open(&queue_config)
+        };
+        let queues = (0..queues).map(open).collect::<Result<Vec<Queue>, Error>>()?;
+        let events = |error| Error::failed("cannot make an event queue for AF_XDP sockets", error);
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(events)?;
+        for (number, queue) in (0u32..).zip(&queues) {
+            epoll::add(&epoll, queue.socket(), epoll::EventData::new_u64(number.into()), epoll::EventFlags::IN)
+                .map_err(events)?;
+            bpf::set_socket(map.as_fd(), number, queue.socket())
+                .map_err(|error| bpf_failed("give the XDP program its sockets", error))?;
+        }
+
+        let mode = match hook {
+            Hook::Native if queues.iter().all(Queue::zero_copy) => "native, zero-copy",
+            Hook::Native => "native, copy",
+            Hook::Generic => "generic",
+        };
+        Ok(Xdp {
+            info: Info {
+                kind: "af_xdp",
+                interface: interface.name,
+                index: interface.index,
+                mode,
+                note,
+                queues: queues.len() as u32,
+                mac: interface.mac,
+                mtu: interface.mtu,
+            },
+            _link: link,
+            queues,
+            epoll,
+            held: ArrayVec::new(),
+            next: 0,
+            longest: (interface.mtu + LINK) as usize,
+            counts: Arc::default(),
+        })
+    }
+
+    /// Reads the counters from another thread.
+    pub fn meter(&self) -> Meter {
+        Meter::new(&self.counts, self.queues.iter().map(Queue::weak_socket))
+    }
+}
+
+impl fmt::Debug for Xdp {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Xdp").field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+impl Uplink for Xdp {
+    fn info(&self) -> &Info {
+        &self.info
+    }
+
+    fn counters(&self) -> Counters {
+        self.meter().read()
+    }
+
+    fn receive(&mut self, max: usize) -> usize {
+        let (before, max) = (self.held.len(), max.min(BURST));
+        let mut bytes = 0;
+        for _ in 0..self.queues.len() {
+            if self.held.len() >= max {
+                break;
+            }
+            let number = self.next;
+            // The next one first next time, however many this one has.
+            self.next = if number + 1 < self.info.queues { number + 1 } else { 0 };
+            let Some(queue) = self.queues.get_mut(number as usize) else { break };
+            while self.held.len() < max
+                && let Some(held) = queue.take()
+            {
+                bytes += held.len();
+                // There is room: fewer than `BURST` are held.
+                let _ = self.held.try_push(held);
+            }
+            queue.taken();
+        }
+        if self.held.len() > before {
+            self.counts.received.add((self.held.len() - before) as u64);
+            self.counts.received_bytes.add(bytes as u64);
+        }
+        self.held.len()
+    }
+
+    fn frame(&self, index: usize) -> &[u8] {
+        let frame = self.held.get(index).and_then(|held| Some(self.queues.get(held.queue() as usize)?.frame(held)));
+        frame.unwrap_or(&[])
+    }
+
+    fn release(&mut self) {
+        let mut held = self.held.drain(..).peekable();
+        while let Some(frame) = held.next() {
+            let number = frame.queue();
+            let Some(queue) = self.queues.get_mut(number as usize) else { continue };
+            queue.give_back(frame);
+            // Frames of a queue stand together.
+            if held.peek().is_none_or(|next| next.queue() != number) {
+                queue.given_back();
+            }
+        }
+    }
+
+    fn room(&mut self, len: usize) -> Option<&mut [u8]> {
+        if !(ethernet::HEADER_LEN..=self.longest).contains(&len) {
+            self.counts.tx_bad_length.add(1);
+            return None;
+        }
+        let room = self.queues.first_mut()?.room(len);
+        if room.is_none() {
+            self.counts.tx_full.add(1);
+        }
+        room
+    }
+
+    fn send(&mut self) {
+        if let Some(len) = self.queues.first_mut().and_then(Queue::send) {
+            self.counts.sent.add(1);
+            self.counts.sent_bytes.add(len as u64);
+        }
+    }
+
+    fn flush(&mut self) {
+        if self.queues.first_mut().is_some_and(|queue| queue.flush().is_err()) {
+            self.counts.tx_failed.add(1);
+        }
+    }
+
+    fn pending(&self) -> bool {
+        self.queues.first().is_some_and(Queue::pending)
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+/// How large a chunk the interface's frames need.
+fn chunk(interface: &Interface) -> Result<u32, Error> {
+    match interface.mtu {
+        mtu if mtu <= SMALL_MTU => Ok(SMALL),
+        mtu if mtu <= MAX_MTU => Ok(LARGE),
+        mtu => Err(Error::refused(format!(
+            "cannot use AF_XDP on \"{0}\": its MTU is {mtu}, and AF_XDP takes {MAX_MTU} at most; `ip link set dev {0} mtu {MAX_MTU}`",
+            interface.name
+        ))),
+    }
+}
+
+/// How many queues to serve.
+fn queues(interface: &Interface, wanted: Option<u32>) -> Result<u32, Error> {
+    let name = &interface.name;
+    let there = sys::receive_queues(name).unwrap_or(interface.receive_queues).max(1);
+    match wanted {
+        None => Ok(there),
+        Some(wanted) if (1..=there).contains(&wanted) => Ok(wanted),
+        Some(wanted) => Err(Error::refused(format!(
+            "cannot serve {wanted} receive queues of \"{name}\": it has 1 to {there}; `ethtool -L {name} combined N` changes that, if the \
+             driver can"
+        ))),
+    }
+}
+
+/// Attaches the program as the mode says. Returns also where, and why it is not the native place if that was tried.
+fn attach(program: BorrowedFd<'_>, interface: &Interface, mode: Mode) -> Result<(Link, Hook, Option<String>), Error> {
+    let name = &interface.name;
+    let occupied = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST));
+    let failed = |error: io::Error| {
+        let help = if occupied(&error) {
+            format!(
+                "another XDP program is there: `ip link show dev {name}` tells its id; end the program that uses it, or \
+                 `ip link set dev {name} xdp off` (xdpgeneric off)"
+            )
+        } else {
+            "it needs CAP_NET_ADMIN and CAP_BPF".to_owned()
+        };
+        Error::failed(format!("cannot attach the XDP program to \"{name}\""), error).help(&help)
+    };
+    let mut note = None;
+    if mode != Mode::Generic {
+        match bpf::attach(program, interface.index, Hook::Native) {
+            Ok(link) => return Ok((link, Hook::Native, None)),
+            Err(error) if occupied(&error) => return Err(failed(error)),
+            Err(error) => note = Some(format!("the driver refuses native XDP: {error}")),
+        }
+    }
+    bpf::attach(program, interface.index, Hook::Generic).map(|link| (link, Hook::Generic, note)).map_err(failed)
+}
+
+fn bpf_failed(what: &str, error: io::Error) -> Error {
+    let help = match error.raw_os_error() {
+        Some(libc::EPERM) => "it needs CAP_BPF and CAP_NET_ADMIN, and before Linux 5.11 a higher RLIMIT_MEMLOCK",
+        Some(libc::ENOSYS) => "the kernel was built without CONFIG_BPF_SYSCALL",
+        _ => return Error::failed(format!("cannot {what}"), error),
+    };
+    Error::failed(format!("cannot {what}"), error).help(help)
+}

@@ -1,0 +1,437 @@
+//! AF_XDP over a veth pair: between two of ours, and beside the host's own stack. Needs root.
+
+mod common;
+
+use std::{
+    collections::BTreeSet,
+    io::Read,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use butterfly_packet::build::ethernet;
+use butterfly_uplink::{
+    BURST, Uplink,
+    packet::PacketSocket,
+    xdp::{MAX_MTU, Mode, SMALL_MTU, Xdp, XdpConfig},
+};
+use common::{Wire, expect, ip, readable, receive, run, send, until, wait};
+
+const NEAR: Ipv4Addr = Ipv4Addr::new(10, 8, 0, 1);
+const FAR: Ipv4Addr = Ipv4Addr::new(10, 8, 0, 2);
+const NEAR6: Ipv6Addr = Ipv6Addr::new(0xfd08, 0, 0, 0, 0, 0, 0, 1);
+const FAR6: Ipv6Addr = Ipv6Addr::new(0xfd08, 0, 0, 0, 0, 0, 0, 2);
+const VXLAN: u16 = 4789;
+
+fn config(endpoint: impl Into<IpAddr>, mode: Mode) -> XdpConfig {
+    XdpConfig { mode, ..XdpConfig::new(endpoint.into()) }
+}
+
+/// An uplink at both ends.
+fn both(wire: &Wire, endpoints: [IpAddr; 2], mode: Mode) -> [Xdp; 2] {
+    wire.far.enter();
+    let far = Xdp::open("peer", &config(endpoints[1], mode)).unwrap();
+    wire.near.enter();
+    [Xdp::open("wire", &config(endpoints[0], mode)).unwrap(), far]
+}
+
+/// A datagram of VXLAN's port, its length and bytes by its number.
+fn frame(from: &Xdp, to: &Xdp, addresses: [IpAddr; 2], number: u32) -> Vec<u8> {
+    let payload: Vec<u8> =
+        (0..number % 1400).map(|at| (number.wrapping_mul(31) + at) as u8).chain(number.to_be_bytes()).collect();
+    let link = ethernet(from.info().mac, to.info().mac);
+    let ip = match addresses {
+        [IpAddr::V4(source), IpAddr::V4(destination)] => link.ipv4(source, destination),
+        [IpAddr::V6(source), IpAddr::V6(destination)] => link.ipv6(source, destination),
+        _ => unreachable!("one family"),
+    };
+    ip.udp(50_000 + number as u16 % 1000, VXLAN, &payload)
+}
+
+/// Frames both ways, in bursts as a worker makes them: none lost, in order, every byte right.
+fn exchange(near: &mut Xdp, far: &mut Xdp, addresses: [IpAddr; 2], bursts: u32) {
+    let back = [addresses[1], addresses[0]];
+    for burst in 0..bursts {
+        one_burst(near, far, addresses, burst);
+        one_burst(far, near, back, burst);
+    }
+}
+
+fn one_burst(from: &mut Xdp, to: &mut Xdp, addresses: [IpAddr; 2], burst: u32) {
+    let numbers = burst * BURST as u32..(burst + 1) * BURST as u32;
+    for number in numbers.clone() {
+        let frame = frame(from, to, addresses, number);
+        assert!(send(from, &frame), "no room for frame {number}");
+    }
+    from.flush();
+    assert!(!from.pending());
+    let mut wanted = numbers;
+    while !wanted.is_empty() {
+        wait(to.descriptor(), "frames");
+        for received in receive(to) {
+            let number = wanted.next().expect("no frame twice");
+            assert!(received == frame(from, to, addresses, number), "frame {number}: {received:02x?}");
+        }
+    }
+    assert!(!readable(to.descriptor(), Duration::ZERO));
+}
+
+/// The names of counters that moved.
+fn moved(uplink: &Xdp) -> BTreeSet<&'static str> {
+    uplink.counters().named().filter(|(_, _, value)| *value != 0).map(|(name, ..)| name).collect()
+}
+
+#[test]
+fn frames_cross_both_ways_through_rings_filled_many_times() {
+    let wire = Wire::new("");
+    let addresses = [NEAR.into(), FAR.into()];
+    let [mut near, mut far] = both(&wire, addresses, Mode::Best);
+    assert_eq!(near.info().mode, "native, copy");
+    assert_eq!((near.info().kind, near.info().queues, near.info().mtu), ("af_xdp", 1, 1500));
+    const BURSTS: u32 = 100_000 / BURST as u32;
+    exchange(&mut near, &mut far, addresses, BURSTS);
+    for uplink in [&near, &far] {
+        let counters = uplink.counters();
+        let frames = u64::from(BURSTS) * BURST as u64;
+        assert_eq!((counters.received, counters.sent), (frames, frames), "{counters:?}");
+        assert_eq!(counters.received_bytes, counters.sent_bytes);
+        assert_eq!(moved(uplink), BTreeSet::from(["received", "received-bytes", "sent", "sent-bytes"]));
+    }
+}
+
+#[test]
+fn frames_cross_in_every_mode_and_family() {
+    for mode in [Mode::Copy, Mode::Generic] {
+        let wire = Wire::new("");
+        for addresses in [[NEAR.into(), FAR.into()], [NEAR6.into(), FAR6.into()]] {
+            let [mut near, mut far] = both(&wire, addresses, mode);
+            assert_eq!(near.info().mode, if mode == Mode::Generic { "generic" } else { "native, copy" });
+            assert_eq!(near.info().note, None);
+            exchange(&mut near, &mut far, addresses, 100);
+        }
+    }
+}
+
+#[test]
+fn the_largest_frames_cross_and_larger_mtus_are_refused() {
+    // Small chunks, large ones, and more than native XDP takes on a veth.
+    for (mtu, mode) in [(SMALL_MTU, "native, copy"), (SMALL_MTU + 1, "native, copy"), (MAX_MTU, "generic")] {
+        let wire = Wire::new(&format!("mtu {mtu}"));
+        let addresses = [NEAR.into(), FAR.into()];
+        let [mut near, mut far] = both(&wire, addresses, Mode::Best);
+        assert_eq!((near.info().mode, near.info().mtu), (mode, mtu));
+        assert_eq!(near.info().note.is_some(), mode == "generic", "{:?}", near.info().note);
+        let data = vec![0x5a; mtu as usize - 28];
+        for tag in [None, Some(7)] {
+            let link = ethernet(near.info().mac, far.info().mac);
+            let link = if let Some(tag) = tag { link.vlan(tag) } else { link };
+            let frame = link.ipv4(NEAR, FAR).udp(1, VXLAN, &data);
+            // The kernel itself drops a tagged frame of that size on a veth; it must not be refused here.
+            assert!(send(&mut near, &frame));
+            near.flush();
+            if tag.is_none() {
+                assert_eq!(expect(&mut far, "a large frame", |_| true), frame);
+            }
+        }
+        assert!(near.room(mtu as usize + 19).is_none() && near.room(13).is_none());
+        assert_eq!(near.counters().tx_bad_length, 2);
+    }
+    let _wire = Wire::new(&format!("mtu {}", MAX_MTU + 1));
+    let error = Xdp::open("wire", &config(NEAR, Mode::Best)).unwrap_err().to_string();
+    assert!(error.contains("its MTU is 3823") && error.contains("`ip link set dev wire mtu 3822`"), "{error}");
+}
+
+/// The far host's own stack speaks to the near one; between them, VXLAN goes to us.
+#[test]
+fn the_host_stays_reachable_while_vxlan_comes_to_us() {
+    for mode in [Mode::Best, Mode::Generic] {
+        let wire = Wire::new("");
+        let mut near = Xdp::open("wire", &config(NEAR, mode)).unwrap();
+        let host = UdpSocket::bind((NEAR, VXLAN + 1)).unwrap();
+        host.set_read_timeout(Some(common::PATIENCE)).unwrap();
+        wire.far.enter();
+        let far = UdpSocket::bind((FAR, 0)).unwrap();
+        for number in 0..100u8 {
+            far.send_to(&[number], (NEAR, VXLAN)).unwrap();
+            far.send_to(&[number], (NEAR, VXLAN + 1)).unwrap();
+            let mut buffer = [0; 16];
+            assert_eq!(host.recv(&mut buffer).unwrap(), 1);
+            assert_eq!(buffer[0], number);
+            let frame = expect(&mut near, "VXLAN", |_| true);
+            assert_eq!(frame.len(), 14 + 20 + 8 + 1, "{frame:02x?}");
+            assert_eq!(frame.last(), Some(&number));
+        }
+        run("ping", &format!("-c 3 -i 0.01 -W 5 {NEAR}"));
+        run("ping", &format!("-c 3 -i 0.01 -W 5 {NEAR6}"));
+        assert!(!readable(near.descriptor(), Duration::ZERO));
+        // Not even an error for VXLAN, since the host never saw it.
+        far.set_nonblocking(true).unwrap();
+        assert_eq!(far.recv(&mut [0; 16]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+    }
+}
+
+fn program_is_attached() -> bool {
+    ip("-o link show dev wire").contains("xdp")
+}
+
+#[test]
+fn the_program_goes_with_us_and_two_of_us_do_not_fit() {
+    let _wire = Wire::new("");
+    for mode in [Mode::Best, Mode::Generic] {
+        let uplink = Xdp::open("wire", &config(NEAR, mode)).unwrap();
+        assert!(program_is_attached());
+        for other in [Mode::Best, Mode::Generic] {
+            let error = Xdp::open("wire", &config(NEAR, other)).unwrap_err().to_string();
+            assert!(error.contains("another XDP program is there") && error.contains("ip link set dev wire xdp off"), "{error}");
+        }
+        let meter = uplink.meter();
+        drop(uplink);
+        assert!(!program_is_attached());
+        assert_eq!(meter.read(), Default::default());
+    }
+    Xdp::open("wire", &config(NEAR, Mode::Best)).unwrap();
+}
+
+/// Not a test of its own: the process that the next one kills.
+#[test]
+#[ignore = "runs as a child of another test"]
+fn holder() {
+    if std::env::var_os("BUTTERFLY_UPLINK_HOLDER").is_some() {
+        let _uplink = Xdp::open("wire", &config(NEAR, Mode::Best)).unwrap();
+        println!("holding");
+        std::thread::sleep(common::PATIENCE * 2);
+    }
+}
+
+#[test]
+fn the_program_goes_when_the_process_is_killed() {
+    let _wire = Wire::new("");
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "holder", "--nocapture"])
+        .env("BUTTERFLY_UPLINK_HOLDER", "1")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = String::new();
+    let mut pipe = child.stdout.take().unwrap();
+    while !output.contains("holding") {
+        wait(&pipe, "the child to open its uplink");
+        let mut buffer = [0; 256];
+        let len = pipe.read(&mut buffer).unwrap();
+        assert_ne!(len, 0, "the child ended: {output}");
+        output.push_str(&String::from_utf8_lossy(&buffer[..len]));
+    }
+    assert!(program_is_attached());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // The kernel frees sockets and programs a moment after the process is gone.
+    until("the program to go", || !program_is_attached());
+    Xdp::open("wire", &config(NEAR, Mode::Best)).unwrap();
+}
+
+#[test]
+fn it_starts_on_an_interface_that_is_down() {
+    let wire = Wire::new("");
+    ip("link set wire down");
+    let addresses = [NEAR.into(), FAR.into()];
+    let [mut near, mut far] = both(&wire, addresses, Mode::Best);
+    ip("link set wire up");
+    until("the carrier", || ip("-o link show dev wire").contains("LOWER_UP"));
+    exchange(&mut near, &mut far, addresses, 10);
+}
+
+/// Datagrams of many flows from the far host: how many of them come to us.
+fn flows(wire: &Wire, near: &mut Xdp, count: usize) -> usize {
+    wire.far.enter();
+    let sockets: Vec<_> = (0..count).map(|_| UdpSocket::bind((FAR, 0)).unwrap()).collect();
+    // To learn addresses before: frames that wait for a neighbour may be dropped.
+    run("ping", &format!("-c 1 -W 5 {NEAR}"));
+    for socket in &sockets {
+        socket.send_to(b"flow", (NEAR, VXLAN)).unwrap();
+    }
+    wire.near.enter();
+    let mut ports = BTreeSet::new();
+    let end = Instant::now() + common::PATIENCE;
+    while ports.len() < count && Instant::now() < end && readable(near.descriptor(), Duration::from_millis(300)) {
+        ports.extend(receive(near).iter().map(|frame| [frame[34], frame[35]]));
+    }
+    ports.len()
+}
+
+#[test]
+fn every_queue_is_served() {
+    let wire = Wire::new("numrxqueues 2 numtxqueues 2");
+    let mut both = Xdp::open("wire", &config(NEAR, Mode::Best)).unwrap();
+    assert_eq!(both.info().queues, 2);
+    assert_eq!(flows(&wire, &mut both, 200), 200);
+    drop(both);
+    // With one queue served, the frames of the other are the host's.
+    let mut one = Xdp::open("wire", &XdpConfig { queues: Some(1), ..config(NEAR, Mode::Best) }).unwrap();
+    assert_eq!(one.info().queues, 1);
+    let got = flows(&wire, &mut one, 200);
+    assert!((1..200).contains(&got), "{got}");
+    drop(one);
+    for queues in [0, 3] {
+        let error = Xdp::open("wire", &XdpConfig { queues: Some(queues), ..config(NEAR, Mode::Best) }).unwrap_err().to_string();
+        assert!(error.contains("it has 1 to 2") && error.contains("ethtool -L wire combined N"), "{error}");
+    }
+}
+
+/// Frames of both queues held at once, and given back to the right one, over and over.
+#[test]
+fn frames_of_several_queues_are_held_and_given_back() {
+    let wire = Wire::new("numrxqueues 2 numtxqueues 2");
+    let mut near = Xdp::open("wire", &config(NEAR, Mode::Best)).unwrap();
+    wire.far.enter();
+    let sockets: Vec<_> = (0..BURST).map(|_| UdpSocket::bind((FAR, 0)).unwrap()).collect();
+    run("ping", &format!("-c 1 -W 5 {NEAR}"));
+    // More than either queue has chunks.
+    for round in 0..200u8 {
+        for (number, socket) in (0u8..).zip(&sockets) {
+            socket.send_to(&[round, number], (NEAR, VXLAN)).unwrap();
+        }
+        until("the frames", || near.receive(BURST) == BURST);
+        let mut seen: BTreeSet<_> = (0..BURST as u8).collect();
+        for index in 0..BURST {
+            let [.., r, number] = near.frame(index) else { panic!("no frame {index}") };
+            assert!(*r == round && seen.remove(number), "round {round}: {r} {number}");
+        }
+        near.release();
+    }
+    assert_eq!(moved(&near), BTreeSet::from(["received", "received-bytes"]));
+}
+
+#[test]
+fn a_full_ring_refuses_frames_and_recovers() {
+    let wire = Wire::new("");
+    let [mut near, far] = both(&wire, [NEAR.into(), FAR.into()], Mode::Best);
+    let frame = frame(&near, &far, [NEAR.into(), FAR.into()], 1);
+    for _ in 0..3 {
+        let before = near.counters();
+        let mut queued = 0;
+        while send(&mut near, &frame) {
+            queued += 1;
+        }
+        assert_eq!(queued, 2048);
+        assert!(near.room(60).is_none());
+        assert_eq!(near.counters().tx_full, before.tx_full + 2);
+        assert_eq!(near.counters().sent, before.sent + 2048);
+        assert!(near.pending());
+        near.flush();
+        assert!(!near.pending());
+    }
+    // Room asked for and not used is not lost.
+    for _ in 0..5000 {
+        assert!(near.room(60).is_some());
+    }
+    assert_eq!((0..2048).filter(|_| send(&mut near, &frame)).count(), 2048);
+}
+
+#[test]
+fn an_interface_that_goes_down_keeps_frames_until_it_is_up() {
+    let wire = Wire::new("");
+    let [mut near, mut far] = both(&wire, [NEAR.into(), FAR.into()], Mode::Best);
+    let frame = frame(&near, &far, [NEAR.into(), FAR.into()], 1);
+    wire.near.enter();
+    ip("link set wire down");
+    assert!(send(&mut near, &frame));
+    near.flush();
+    assert!(!near.pending(), "nobody waits for an interface that is down");
+    assert_eq!(near.counters().tx_failed, 1);
+    ip("link set wire up");
+    until("the carrier", || ip("-o link show dev wire").contains("LOWER_UP"));
+    near.flush();
+    assert!(!near.pending());
+    assert_eq!(expect(&mut far, "the frame", |_| true), frame);
+    // Deleted: nothing arrives, nothing wakes, nothing panics.
+    ip("link del wire");
+    for uplink in [&mut near, &mut far] {
+        assert!(send(uplink, &frame));
+        uplink.flush();
+        assert_eq!(uplink.receive(BURST), 0);
+        uplink.release();
+        assert!(!readable(uplink.descriptor(), Duration::from_millis(50)));
+        assert!(uplink.counters().tx_failed > 0);
+    }
+}
+
+#[test]
+fn a_slow_worker_loses_frames_by_name_and_recovers() {
+    let wire = Wire::new("");
+    let addresses = [NEAR.into(), FAR.into()];
+    let [mut near, mut far] = both(&wire, addresses, Mode::Best);
+    let lost = |far: &Xdp| {
+        let counters = far.counters();
+        counters.rx_ring_full + counters.rx_no_buffer + counters.rx_dropped
+    };
+    let mut number = 0;
+    until("the far ring to be full", || {
+        for _ in 0..BURST {
+            number += 1;
+            let frame = frame(&near, &far, addresses, number);
+            assert!(send(&mut near, &frame));
+        }
+        near.flush();
+        lost(&far) > 0
+    });
+    let mut kept = 0;
+    while readable(far.descriptor(), Duration::from_millis(100)) {
+        kept += receive(&mut far).len();
+    }
+    assert_eq!(kept, 2048);
+    exchange(&mut near, &mut far, addresses, 100);
+}
+
+/// Nobody holds the endpoint's address: we answer for it, and a ping of the far host succeeds.
+#[test]
+fn an_address_that_only_we_hold_is_answered_for() {
+    const OURS: Ipv4Addr = Ipv4Addr::new(10, 8, 0, 9);
+    let wire = Wire::new("");
+    let mut near = Xdp::open("wire", &XdpConfig { answers: true, ..config(OURS, Mode::Best) }).unwrap();
+    let copies = PacketSocket::open(near.info().index).unwrap();
+    wire.far.enter();
+    let mut ping = Command::new("ping").args(["-c", "1", "-W", "10", &OURS.to_string()]).stdout(Stdio::null()).spawn().unwrap();
+
+    let mac = near.info().mac;
+    let mut question = [0; 2048];
+    // Both hosts do discovery of IPv6, too.
+    while question[12..14] != [8, 6] {
+        wait(&copies, "the far host's question");
+        copies.receive(&mut question).unwrap().unwrap();
+    }
+    let far = butterfly_packet::Mac(question[6..12].try_into().unwrap());
+    copies.send(&ethernet(mac, far).arp_reply(OURS, FAR)).unwrap();
+
+    let mut answered = 0;
+    until("the ping to end", || {
+        if readable(near.descriptor(), Duration::from_millis(5)) {
+            for request in receive(&mut near) {
+                let request = &request[..];
+                assert_eq!((request[23], request[34]), (1, 8), "an ICMP echo request: {request:02x?}");
+                let (id, sequence) =
+                    (u16::from_be_bytes([request[38], request[39]]), u16::from_be_bytes([request[40], request[41]]));
+                let rest = u32::from(id) << 16 | u32::from(sequence);
+                let answer = ethernet(mac, far).ipv4(OURS, FAR).icmp(0, 0, rest, &request[42..]);
+                assert!(send(&mut near, &answer));
+                answered += 1;
+            }
+            near.flush();
+        }
+        ping.try_wait().unwrap().is_some_and(|status| {
+            assert!(status.success(), "{status}");
+            true
+        })
+    });
+    assert_eq!(answered, 1);
+    // The near host still answers for its own.
+    run("ping", &format!("-c 1 -W 5 {NEAR}"));
+}
+
+#[test]
+fn errors_say_what_to_do() {
+    let _wire = Wire::new("");
+    let error = Xdp::open("nowhere", &config(NEAR, Mode::Best)).unwrap_err().to_string();
+    assert!(error.contains("\"nowhere\"") && error.contains("`ip link` lists"), "{error}");
+    assert!(!program_is_attached());
+}
