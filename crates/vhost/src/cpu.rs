@@ -18,6 +18,14 @@ pub fn tsc_hz() -> u64 {
     })
 }
 
+/// Fetches the line of a word that will be used soon.
+#[inline(always)]
+pub fn prefetch(word: &std::sync::atomic::AtomicU64) {
+    let at: *const _ = word;
+    // SAFETY: a prefetch is a hint: it neither faults nor changes memory.
+    unsafe { std::arch::asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
+}
+
 #[cfg(test)]
 mod tests {
     #[test]

@@ -12,3 +12,4 @@ pub mod net;
 pub mod port;
 pub mod ring;
 mod sigbus;
+pub mod units;

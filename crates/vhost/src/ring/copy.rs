@@ -1,11 +1,9 @@
 //! Copying to, from and between guest memory.
 //!
-//! The one place where bytes of a guest are moved. Everything is `memmove`: two guests may share or overlap memory.
+//! The one place where bytes of a guest are moved. Any two ranges may overlap, as two guests may share memory: nothing but their own
+//! contents suffers.
 
-use std::{
-    arch::asm,
-    ptr::{self, NonNull},
-};
+use std::{arch::asm, ptr::NonNull};
 
 use butterfly_packet::checksum::Sum;
 
@@ -14,6 +12,14 @@ use butterfly_packet::checksum::Sum;
 pub(super) fn prefetch_read(at: *const u8) {
     // SAFETY: a prefetch is a hint: it neither faults nor changes memory, whatever the address.
     unsafe { asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
+}
+
+/// Asks for the line at `at` for reading once, in a way that does not make the processor fetch the lines behind it too: those the
+/// guest is about to write, and it would have to fetch them back.
+#[inline(always)]
+pub(super) fn prefetch_once(at: *const u8) {
+    // SAFETY: as above.
+    unsafe { asm!("prefetchnta [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
 }
 
 /// Asks for the line at `at` for writing. Any address is allowed; nothing is accessed.
@@ -43,6 +49,21 @@ pub(super) unsafe fn copy_array<const N: usize>(from: *const u8, to: *mut u8) {
     unsafe { block::<N>(from, to) };
 }
 
+/// Stores `want` unless it is there already: a line that only holds what the guest knows stays in the guest's cache. A guest that
+/// changes the bytes meanwhile gets its own mixture.
+///
+/// # Safety
+/// `N` bytes must be mapped at `to`.
+#[inline(always)]
+pub(super) unsafe fn refresh<const N: usize>(want: [u8; N], to: *mut u8) {
+    // SAFETY: mapped by the caller's promise; [u8; N] has alignment 1.
+    unsafe {
+        if to.cast::<[u8; N]>().read() != want {
+            to.cast::<[u8; N]>().write(want);
+        }
+    }
+}
+
 /// Copies `len` bytes; short and medium lengths inline.
 ///
 /// # Safety
@@ -59,8 +80,20 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
                 block::<64>(from.add(len - 64), to.add(len - 64));
             }
             0..=63 => small(from, to, len),
-            _ => ptr::copy(from, to, len),
+            _ => string(from, to, len),
         }
+    }
+}
+
+/// The processor's own string copy: it takes the destination's lines without fetching what they held, which another core has.
+///
+/// # Safety
+/// As [`copy`]. Where the ranges overlap, the result is some mixture of their bytes.
+#[inline(always)]
+unsafe fn string(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: mapped by the caller's promise; the direction flag is clear by the ABI.
+    unsafe {
+        asm!("rep movsb", inout("rcx") len => _, inout("rsi") from => _, inout("rdi") to => _, options(nostack, preserves_flags));
     }
 }
 

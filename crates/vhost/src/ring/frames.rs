@@ -11,6 +11,8 @@ use crate::net::NetHeader;
 pub const BATCH: usize = 64;
 /// Bytes of each frame that are copied into its private slot.
 pub const HEAD: usize = 128;
+/// The same of frames that have an outer header: all of [`HEAD`] behind the longest of them.
+pub(super) const HEAD_LONG: usize = 128 + 80;
 /// Bytes that a slot can hold when the parser asks for more.
 pub const HEAD_MAX: usize = 256;
 /// Largest frame that is taken from a guest: the largest IP packet, one of IPv6 (RFC 8200, 3: its length does not count the header),
@@ -45,6 +47,8 @@ pub struct Frame {
     /// Set when the frame could not be taken; it has no content then.
     pub fault: Option<FrameFault>,
     pub(super) head_len: u16,
+    /// Bytes of its memory in front of it: an outer header that was taken off.
+    pub(super) skip: u16,
     pub(super) first_seg: u16,
     pub(super) segs: u16,
     /// The chain's head, for its used entry.
@@ -60,6 +64,7 @@ impl Frame {
         len: 0,
         fault: None,
         head_len: 0,
+        skip: 0,
         first_seg: 0,
         segs: 0,
         id: 0,
@@ -80,23 +85,22 @@ pub(super) struct Seg {
 pub struct Slot(pub(super) [u8; HEAD_MAX]);
 
 impl Slot {
-    /// The Ethernet header. Stale if the frame has a [`FrameFault`]; all others are at least that long.
+    /// The frame's first bytes: an Ethernet header at least, unless the frame has a [`FrameFault`]. What lies beyond its length, or beyond
+    /// [`HEAD`], is of other frames.
     #[inline(always)]
-    pub fn ethernet(&self) -> &[u8; 14] {
-        // HEAD_MAX is larger: the compiler knows.
-        self.0.first_chunk().unwrap_or(&[0; 14])
+    pub fn bytes(&self) -> &[u8; HEAD_MAX] {
+        &self.0
     }
 }
 
-/// A worker's room for one batch. What is in it can be seen only through [`Frames`], while the ring it came from is held.
+/// A worker's room for one batch. What is in it can be seen only through [`Frames`], while what it came from is held.
 pub struct FrameStore {
     pub(super) slots: Box<[Slot; BATCH]>,
     pub(super) frames: Box<[Frame; BATCH]>,
     pub(super) segs: Box<[Seg; MAX_SEGS]>,
-    pub(super) count: usize,
 }
 
-// SAFETY: the pointers in `segs` are used only by Frames, which borrows the ring whose memory they point into.
+// SAFETY: the pointers in `segs` are used only by Frames, which borrows the memory that they point into.
 unsafe impl Send for FrameStore {}
 
 impl Default for FrameStore {
@@ -105,22 +109,65 @@ impl Default for FrameStore {
             slots: Box::new([Slot([0; HEAD_MAX]); BATCH]),
             frames: Box::new([Frame::EMPTY; BATCH]),
             segs: Box::new([Seg { ptr: NonNull::dangling(), len: 0 }; MAX_SEGS]),
-            count: 0,
         }
     }
 }
 
-/// A gathered batch. Its descriptors stay open until [`Self::release`].
+/// A batch: frames gathered from a ring, whose descriptors stay open until [`Self::release`], frames in private memory, or a part of
+/// either.
 pub struct Frames<'a> {
-    pub(super) ring: &'a mut TxRing,
-    pub(super) store: &'a mut FrameStore,
+    /// Where the descriptors go back to.
+    pub(super) ring: Option<&'a mut TxRing>,
+    pub(super) frames: &'a mut [Frame],
+    /// As many as frames.
+    pub(super) slots: &'a mut [Slot],
+    /// Of all frames. What they point to is borrowed for `'a`.
+    pub(super) segs: &'a [Seg],
 }
 
-impl Frames<'_> {
+impl<'a> Frames<'a> {
+    /// The first `count` frames of a store that was filled from `ring`.
+    pub(super) fn gathered(ring: &'a mut TxRing, store: &'a mut FrameStore, count: usize) -> Frames<'a> {
+        let frames = store.frames.get_mut(..count).unwrap_or_default();
+        let slots = store.slots.get_mut(..count).unwrap_or_default();
+        Frames { ring: Some(ring), frames, slots, segs: store.segs.as_slice() }
+    }
+
+    /// Frames in private memory that does not change, complete and without offloads; at most [`BATCH`] of them.
+    pub fn private(store: &'a mut FrameStore, frames: impl Iterator<Item = &'a [u8]>) -> Frames<'a> {
+        let mut count = 0;
+        let places = store.frames.iter_mut().zip(store.slots.iter_mut()).zip(store.segs.iter_mut());
+        for (bytes, ((frame, slot), seg)) in frames.zip(places) {
+            let fault = match bytes.len() {
+                len if len < MIN_FRAME as usize => Some(FrameFault::Short),
+                len if len > MAX_FRAME as usize => Some(FrameFault::Oversized),
+                _ => None,
+            };
+            let bytes = if fault.is_some() { &[] } else { bytes };
+            let head_len = bytes.len().min(HEAD_MAX);
+            if let (Some(to), Some(from)) = (slot.0.get_mut(..head_len), bytes.get(..head_len)) {
+                to.copy_from_slice(from);
+            }
+            *seg = Seg { ptr: NonNull::from(bytes).cast(), len: bytes.len() as u32 };
+            *frame = Frame {
+                len: bytes.len() as u32,
+                fault,
+                head_len: head_len as u16,
+                first_seg: count as u16,
+                segs: 1,
+                ..Frame::EMPTY
+            };
+            count += 1;
+        }
+        let frames = store.frames.get_mut(..count).unwrap_or_default();
+        let slots = store.slots.get_mut(..count).unwrap_or_default();
+        Frames { ring: None, frames, slots, segs: store.segs.as_slice() }
+    }
+
     /// Number of frames, at most [`BATCH`].
     #[inline(always)]
     pub fn len(&self) -> usize {
-        self.store.count.min(BATCH)
+        self.frames.len().min(BATCH)
     }
 
     /// Whether nothing was gathered.
@@ -128,29 +175,36 @@ impl Frames<'_> {
         self.len() == 0
     }
 
-    /// All frames in the guest's order.
+    /// All frames in the order in which they came.
     #[inline(always)]
     pub fn frames(&self) -> &[Frame] {
-        self.store.frames.get(..self.len()).unwrap_or_default()
+        self.frames
     }
 
     /// All frames with their header slots.
     #[inline(always)]
     pub fn each(&self) -> impl Iterator<Item = (&Frame, &Slot)> {
-        self.frames().iter().zip(self.store.slots.iter())
+        self.frames.iter().zip(self.slots.iter())
     }
 
     /// Some of the frames with their header slots.
     #[inline(always)]
     pub(super) fn run(&self, range: Range<usize>) -> impl Iterator<Item = (&Frame, &Slot)> {
-        let frames = self.frames().get(range.clone()).unwrap_or_default();
-        frames.iter().zip(self.store.slots.get(range).unwrap_or_default())
+        let frames = self.frames.get(range.clone()).unwrap_or_default();
+        frames.iter().zip(self.slots.get(range).unwrap_or_default())
+    }
+
+    /// Some of the frames as a batch of their own. Releasing it gives nothing back: that is done once, for all.
+    pub fn part(&mut self, range: Range<usize>) -> Frames<'_> {
+        let frames = self.frames.get_mut(range.clone()).unwrap_or_default();
+        let slots = self.slots.get_mut(range).unwrap_or_default();
+        Frames { ring: None, frames, slots, segs: self.segs }
     }
 
     /// The private copy of a frame's first bytes: min([`HEAD`], length) of them, more after [`Self::extend_head`].
     #[inline(always)]
     pub fn head(&self, index: usize) -> &[u8] {
-        match (self.store.slots.get(index), self.frames().get(index)) {
+        match (self.slots.get(index), self.frames.get(index)) {
             (Some(slot), Some(frame)) => slot.0.get(..usize::from(frame.head_len)).unwrap_or_default(),
             _ => &[],
         }
@@ -159,7 +213,7 @@ impl Frames<'_> {
     /// As [`Self::head`], to be rewritten: what is delivered is what stands here.
     #[inline(always)]
     pub fn head_mut(&mut self, index: usize) -> &mut [u8] {
-        match (self.store.slots.get_mut(index), self.store.frames.get(index)) {
+        match (self.slots.get_mut(index), self.frames.get(index)) {
             (Some(slot), Some(frame)) => slot.0.get_mut(..usize::from(frame.head_len)).unwrap_or_default(),
             _ => &mut [],
         }
@@ -167,36 +221,92 @@ impl Frames<'_> {
 
     /// Copies more of a frame into its slot, up to [`HEAD_MAX`] bytes. Bytes that were there already are not read again.
     pub fn extend_head(&mut self, index: usize) -> &[u8] {
-        let Some(frame) = self.frames().get(index).copied() else { return &[] };
+        self.extend_to(index, HEAD_MAX);
+        self.head(index)
+    }
+
+    fn extend_to(&mut self, index: usize, most: usize) {
+        let Some(frame) = self.frames.get(index).copied() else { return };
         let have = usize::from(frame.head_len);
-        let want = (frame.len as usize).min(HEAD_MAX);
+        let want = (frame.len as usize).min(most);
         if want > have
-            && let Some(slot) = self.store.slots.get_mut(index)
+            && let Some(slot) = self.slots.get_mut(index)
         {
-            let mut pieces = Pieces::new(self.store.segs.as_slice(), &frame, have as u32, (want - have) as u32);
+            let mut pieces = Pieces::new(self.segs, &frame, have as u32, (want - have) as u32);
             let mut at = have;
             while let Some((ptr, len)) = pieces.next() {
                 let Some(room) = slot.0.get_mut(at..at + len as usize) else { break };
-                // SAFETY: the piece is mapped (its ring is borrowed by self); the room has the same length.
+                // SAFETY: the piece is mapped (what it is part of is borrowed by self); the room has the same length.
                 unsafe { copy::copy(ptr.as_ptr(), room.as_mut_ptr(), len as usize) };
                 at += len as usize;
             }
-            if let Some(frame) = self.store.frames.get_mut(index) {
+            if let Some(frame) = self.frames.get_mut(index) {
                 frame.head_len = at as u16;
             }
         }
-        self.head(index)
+    }
+
+    /// Takes `n` bytes off the front of a frame, which are in its slot: an outer header. `len` bytes are left of it; what follows is
+    /// padding. Returns whether there were as many, and as many as an Ethernet header has.
+    #[inline(always)]
+    pub fn strip(&mut self, index: usize, n: usize, len: u32) -> bool {
+        let (Some(frame), Some(slot)) = (self.frames.get_mut(index), self.slots.get_mut(index)) else { return false };
+        let head = usize::from(frame.head_len);
+        if n > head || len < MIN_FRAME || len > frame.len.wrapping_sub(n as u32) || n as u32 > frame.len {
+            return false;
+        }
+        slot.0.copy_within(n..head, 0);
+        frame.head_len = (head - n).min(len as usize) as u16;
+        frame.len = len;
+        frame.offload = false;
+        frame.skip += n as u16;
+        if head - n < HEAD {
+            self.extend_to(index, HEAD);
+        }
+        true
+    }
+
+    /// The sum of a range of a frame, as it is in its memory. `None` if the frame is not that long.
+    pub fn sum(&self, index: usize, from: u32, len: u32) -> Option<Sum> {
+        let mut left = len;
+        let mut sum = Sum::EMPTY;
+        let mut private = [0u8; 512];
+        while left > 0 {
+            let room = private.get_mut(..left.min(512) as usize)?;
+            if !self.copy_to(index, from + (len - left), room, Some(&mut sum)) {
+                return None;
+            }
+            left -= room.len() as u32;
+        }
+        Some(sum)
+    }
+
+    /// Copies a range of a frame, which may be in its slot only in parts, adding it to `sum`. Returns whether the frame is that long and
+    /// `to` was filled.
+    pub fn copy_to(&self, index: usize, from: u32, to: &mut [u8], mut sum: Option<&mut Sum>) -> bool {
+        let Some(mut pieces) = u32::try_from(to.len()).ok().and_then(|len| self.pieces(index, from, len)) else { return false };
+        let mut at = 0;
+        while let Some((ptr, len)) = pieces.next() {
+            let len = len as usize;
+            let Some(room) = to.get_mut(at..at + len) else { return false };
+            // SAFETY: the piece is mapped (what it is part of is borrowed by self); the room has the same length.
+            unsafe { copy::copy(ptr.as_ptr(), room.as_mut_ptr(), len) };
+            if let Some(sum) = sum.as_deref_mut() {
+                // What was stored, not what is in the guest's memory by now.
+                *sum = sum.push(room);
+            }
+            at += len;
+        }
+        at == to.len()
     }
 
     /// Gives the descriptors of all frames back to the guest and shows it. Returns how to interrupt it, if it wants that.
     pub fn release(self) -> Option<Arc<CallFd>> {
-        let count = self.len();
-        let ring = &mut self.ring.split;
-        for frame in self.store.frames.get(..count).unwrap_or_default() {
+        let ring = &mut self.ring?.split;
+        for frame in &*self.frames {
             ring.push_used(frame.id, 0);
         }
-        ring.next_avail = ring.next_avail.wrapping_add(count as u16);
-        self.store.count = 0;
+        ring.next_avail = ring.next_avail.wrapping_add(self.frames.len() as u16);
         ring.publish();
         if ring.wants_call() { ring.call.clone() } else { None }
     }
@@ -204,14 +314,14 @@ impl Frames<'_> {
     /// Everything of a frame from a position on.
     #[inline(always)]
     pub(super) fn pieces_of(&self, frame: &Frame, from: u32) -> Pieces<'_> {
-        Pieces::new(self.store.segs.as_slice(), frame, from, frame.len.saturating_sub(from))
+        Pieces::new(self.segs, frame, from, frame.len.saturating_sub(from))
     }
 
     /// A range of a frame; `None` if the frame is not that long.
     pub(super) fn pieces(&self, index: usize, from: u32, len: u32) -> Option<Pieces<'_>> {
-        let frame = self.frames().get(index)?;
+        let frame = self.frames.get(index)?;
         let end = from.checked_add(len)?;
-        (end <= frame.len).then(|| Pieces::new(self.store.segs.as_slice(), frame, from, len))
+        (end <= frame.len).then(|| Pieces::new(self.segs, frame, from, len))
     }
 }
 
@@ -227,7 +337,7 @@ impl<'a> Pieces<'a> {
     fn new(segs: &'a [Seg], frame: &Frame, from: u32, len: u32) -> Pieces<'a> {
         let first = usize::from(frame.first_seg);
         let segs = segs.get(first..first + usize::from(frame.segs)).unwrap_or_default();
-        Pieces { segs: segs.iter(), skip: from, left: len }
+        Pieces { segs: segs.iter(), skip: from + u32::from(frame.skip), left: len }
     }
 
     /// The next piece; it is mapped as long as the batch is not released.

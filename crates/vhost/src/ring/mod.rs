@@ -13,7 +13,7 @@ mod tx;
 pub use call::{CallError, CallFd, prepare_thread};
 pub(crate) use call::{ensure_signaller, is_eventfd};
 pub use frames::{BATCH, Delivery, Finish, Frame, FrameFault, FrameStore, Frames, HEAD, HEAD_MAX, MAX_FRAME, Slot};
-pub use rx::{NotDelivered, RxRing};
+pub use rx::{NotDelivered, OUTER_MAX, RxRing};
 pub(crate) use split::Split;
 pub use split::{RingError, RingSetup, RingStatus};
 pub use tx::{Gathered, TxRing};

@@ -11,6 +11,10 @@ use super::{
 };
 use crate::net::{Features, NetHeader};
 
+/// Bytes of a cache line.
+const LINE: usize = 64;
+/// Most bytes of an outer header.
+pub const OUTER_MAX: usize = 80;
 /// Most pieces that one frame is spread over.
 const MAX_PIECES: usize = 2048;
 
@@ -135,8 +139,15 @@ impl RxRing {
                 && let Some(ptr) = self.split.whole(desc.addr, desc.len, &mut window)
             {
                 ready = Ready { ptr, len: desc.len, id, addr: desc.addr };
-                copy::prefetch_write(ptr.as_ptr());
-                copy::prefetch_write(ptr.as_ptr().wrapping_add(64));
+                let (header, frame) = (ptr.as_ptr(), ptr.as_ptr().wrapping_add(self.split.header_len));
+                if header.addr() / LINE == frame.addr() / LINE {
+                    copy::prefetch_write(frame);
+                    copy::prefetch_write(header.wrapping_add(LINE));
+                } else {
+                    // A header in a line of its own: usually it is there already and needs no store.
+                    copy::prefetch_read(header);
+                    copy::prefetch_write(frame);
+                }
             }
             if let Some(slot) = self.ready.get_mut(usize::from(self.split.next_avail.wrapping_add(ahead)) % BATCH) {
                 *slot = ready;
@@ -165,13 +176,7 @@ impl RxRing {
             // SAFETY: header_len is 10 or 12, head_len at most frame.len and HEAD_MAX, and need <= ready.len, which is mapped.
             unsafe {
                 let to = ready.ptr.as_ptr();
-                // Everything is zero but num_buffers, which a legacy header does not have.
-                copy::copy_array::<8>([0u8; 8].as_ptr(), to);
-                if header_len == NetHeader::LEN {
-                    copy::copy_array::<4>([0u8, 0, 1, 0].as_ptr(), to.add(8));
-                } else {
-                    copy::copy_array::<2>([0u8; 2].as_ptr(), to.add(8));
-                }
+                self.empty_header(to);
                 copy::copy(slot.0.as_ptr(), to.add(header_len), head_len);
             }
             if frame.len as usize > head_len {
@@ -217,6 +222,106 @@ impl RxRing {
         self.deliver(frames, &delivery)
     }
 
+    /// Writes a frame with a header in front of it, as it is otherwise, into the guest's next buffers.
+    #[inline(always)]
+    pub fn deliver_behind(&mut self, frames: &Frames<'_>, index: usize, outer: &[u8]) -> Result<(), NotDelivered> {
+        let (Some(frame), Some(slot)) = (frames.frames.get(index), frames.slots.get(index)) else {
+            return Err(NotDelivered::BadChain);
+        };
+        let header_len = self.split.header_len;
+        let at = self.split.next_avail;
+        let need = (header_len + outer.len()) as u32 + frame.len;
+        let ready = self.ready.get(usize::from(at) % BATCH).copied();
+        let prepared = self.prepared != at && outer.len() <= OUTER_MAX;
+        let Some(ready) = ready.filter(|ready| prepared && ready.len >= need) else {
+            return self.deliver_behind_spread(frames, index, outer);
+        };
+        let head_len = usize::from(frame.head_len).min(HEAD_MAX);
+        // SAFETY: header_len is 10 or 12, head_len at most frame.len and HEAD_MAX, and need <= ready.len, which is mapped.
+        let mut to = unsafe {
+            let to = ready.ptr.as_ptr();
+            self.empty_header(to);
+            copy::copy(outer.as_ptr(), to.add(header_len), outer.len());
+            let to = to.add(header_len + outer.len());
+            copy::copy(slot.0.as_ptr(), to, head_len);
+            to.add(head_len)
+        };
+        if frame.len as usize > head_len {
+            let mut pieces = frames.pieces_of(frame, head_len as u32);
+            while let Some((from, len)) = pieces.next() {
+                // SAFETY: the pieces add up to at most frame.len - head_len bytes, which fit as checked above.
+                unsafe {
+                    copy::copy(from.as_ptr(), to, len as usize);
+                    to = to.add(len as usize);
+                }
+            }
+        }
+        if let Some(log) = &self.split.log {
+            log.mark(ready.addr, u64::from(need));
+        }
+        self.split.push_used(ready.id, need);
+        self.split.next_avail = at.wrapping_add(1);
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn deliver_behind_spread(&mut self, frames: &Frames<'_>, index: usize, outer: &[u8]) -> Result<(), NotDelivered> {
+        let head = frames.head(index);
+        let len = frames.frames().get(index).map_or(0, |frame| frame.len);
+        let (mut both, at) = ([0u8; OUTER_MAX + HEAD_MAX], outer.len() + head.len());
+        let both = both.get_mut(..at).ok_or(NotDelivered::TooLarge)?;
+        both.get_mut(..outer.len()).ok_or(NotDelivered::TooLarge)?.copy_from_slice(outer);
+        both.get_mut(outer.len()..).ok_or(NotDelivered::TooLarge)?.copy_from_slice(head);
+        let from = head.len() as u32;
+        let rest = len.saturating_sub(from);
+        let net = NetHeader::default();
+        self.deliver(frames, &Delivery { net, head: both, frame: index, from, len: rest, finish: Finish::Nothing })
+    }
+
+    /// Writes a frame of our own.
+    pub fn deliver_own(&mut self, frame: &[u8]) -> Result<(), NotDelivered> {
+        if self.split.broken || !self.split.enabled {
+            return Err(NotDelivered::NotReady);
+        }
+        let need = (self.split.header_len + frame.len()) as u32;
+        self.find_room(need)?;
+        let header = NetHeader { num_buffers: self.chains.len() as u16, ..NetHeader::default() }.to_bytes();
+        let header = header.get(..self.split.header_len).unwrap_or_default();
+        let mut writer = Writer::new(&self.pieces, self.split.log.as_deref());
+        writer.write(NonNull::from(header).cast(), header.len() as u32, None);
+        writer.write(NonNull::from(frame).cast(), frame.len() as u32, None);
+        self.use_up(need);
+        Ok(())
+    }
+
+    /// The chains that were found hold `need` bytes now.
+    fn use_up(&mut self, need: u32) {
+        let mut left = need;
+        for chain in &self.chains {
+            let len = left.min(chain.capacity);
+            left -= len;
+            self.split.push_used(chain.id, len);
+        }
+        self.consume(self.chains.len() as u16);
+    }
+
+    /// Everything is zero but num_buffers, which a legacy header does not have.
+    ///
+    /// # Safety
+    /// A header of this ring must be mapped at `to`.
+    #[inline(always)]
+    unsafe fn empty_header(&self, to: *mut u8) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            copy::refresh::<8>([0; 8], to);
+            if self.split.header_len == NetHeader::LEN {
+                copy::refresh::<4>([0, 0, 1, 0], to.add(8));
+            } else {
+                copy::refresh::<2>([0; 2], to.add(8));
+            }
+        }
+    }
+
     /// As [`Self::deliver_one`], for a frame that is changed on its way.
     pub fn deliver(&mut self, frames: &Frames<'_>, delivery: &Delivery<'_>) -> Result<(), NotDelivered> {
         if self.split.broken || !self.split.enabled {
@@ -230,7 +335,7 @@ impl RxRing {
     #[inline(never)]
     fn deliver_spread(&mut self, frames: &Frames<'_>, delivery: &Delivery<'_>, need: u32) -> Result<(), NotDelivered> {
         self.find_room(need)?;
-        let mut head = [0u8; HEAD_MAX];
+        let mut head = [0u8; OUTER_MAX + HEAD_MAX];
         let head = head.get_mut(..delivery.head.len()).ok_or(NotDelivered::TooLarge)?;
         head.copy_from_slice(delivery.head);
         let header = NetHeader { num_buffers: self.chains.len() as u16, ..delivery.net }.to_bytes();
@@ -250,14 +355,7 @@ impl RxRing {
         let mut writer = Writer::new(&self.pieces, self.split.log.as_deref());
         writer.write(NonNull::from(header).cast(), header.len() as u32, None);
         writer.write(NonNull::from(&*head).cast(), head.len() as u32, None);
-
-        let mut left = need;
-        for chain in &self.chains {
-            let len = left.min(chain.capacity);
-            left -= len;
-            self.split.push_used(chain.id, len);
-        }
-        self.consume(self.chains.len() as u16);
+        self.use_up(need);
         Ok(())
     }
 

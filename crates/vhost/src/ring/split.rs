@@ -236,7 +236,7 @@ impl Split {
 
     #[inline(always)]
     pub fn prefetch_desc(&self, index: u16) {
-        copy::prefetch_read(self.desc.as_ptr().wrapping_add(16 * usize::from(index & self.mask)));
+        copy::prefetch_once(self.desc.as_ptr().wrapping_add(16 * usize::from(index & self.mask)));
     }
 
     #[inline(always)]

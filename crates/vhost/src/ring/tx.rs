@@ -2,7 +2,9 @@
 
 use super::{
     copy,
-    frames::{BATCH, Frame, FrameFault, FrameStore, Frames, HEAD, MAX_BYTES, MAX_FRAME, MAX_SEGS, MIN_FRAME, Seg, Slot},
+    frames::{
+        BATCH, Frame, FrameFault, FrameStore, Frames, HEAD, HEAD_LONG, MAX_BYTES, MAX_FRAME, MAX_SEGS, MIN_FRAME, Seg, Slot,
+    },
     split::{BadChain, CHAIN_BUDGET, Desc, RingStatus, Split},
 };
 use crate::{memory::Window, net::NetHeader};
@@ -77,7 +79,8 @@ impl TxRing {
     /// Fetches the ring's own lines of the first `n` waiting chains.
     #[inline(always)]
     pub fn prefetch(&self, n: u16) {
-        for ahead in (0..n.min(BATCH as u16)).step_by(4) {
+        // Backwards: what the processor fetches further on its own is behind us, not what the guest is about to write.
+        for ahead in (0..n.min(BATCH as u16)).step_by(4).rev() {
             self.split.prefetch_desc(self.split.head(ahead));
         }
         self.split.prefetch_used();
@@ -99,10 +102,24 @@ impl TxRing {
         if n == 0 || !self.split.enabled {
             return Gathered::Empty;
         }
-        store.count = self.open(store, n);
-        meanwhile(store.count as u16);
-        fill_all(store, self.split.header_len);
-        Gathered::Frames(Frames { ring: self, store })
+        let count = self.open(store, n);
+        meanwhile(count as u16);
+        fill_all::<HEAD>(store, count, self.split.header_len);
+        Gathered::Frames(Frames::gathered(self, store, count))
+    }
+
+    /// As [`Self::gather`], with as much of each frame as a slot holds: for frames with an outer header in front.
+    pub fn gather_long<'a>(&'a mut self, store: &'a mut FrameStore) -> Gathered<'a> {
+        if self.split.broken {
+            return Gathered::Broken;
+        }
+        let n = usize::from(self.split.known()).min(BATCH);
+        if n == 0 || !self.split.enabled {
+            return Gathered::Empty;
+        }
+        let count = self.open(store, n);
+        fill_all::<HEAD_LONG>(store, count, self.split.header_len);
+        Gathered::Frames(Frames::gathered(self, store, count))
     }
 
     /// Opens up to `n` chains: first all descriptors, then all contents, so that the lines of a frame are on their way while
@@ -120,6 +137,7 @@ impl TxRing {
             frame.id = id;
             frame.fault = None;
             frame.offload = false;
+            frame.skip = 0;
             frame.first_seg = segs as u16;
             let simple = match self.split.desc(id) {
                 Some(desc) if desc.is_single_readable() => self.simple(desc, header_len as u32, &mut window),
@@ -238,20 +256,19 @@ impl TxRing {
 
 /// Copies what stages look at into the slots.
 #[inline(never)] // one call per batch, and its loop needs all registers
-fn fill_all(store: &mut FrameStore, header_len: usize) {
-    let count = store.count;
+fn fill_all<const MOST: usize>(store: &mut FrameStore, count: usize, header_len: usize) {
     for (frame, slot) in store.frames.iter_mut().zip(store.slots.iter_mut()).take(count) {
         if frame.fault.is_none() {
-            fill(frame, slot, store.segs.as_slice(), header_len);
+            fill::<MOST>(frame, slot, store.segs.as_slice(), header_len);
         }
     }
 }
 
 /// Copies a frame's first bytes, and the virtio-net header if it was not read yet.
 #[inline(always)]
-fn fill(frame: &mut Frame, slot: &mut Slot, segs: &[Seg], header_len: usize) {
+fn fill<const MOST: usize>(frame: &mut Frame, slot: &mut Slot, segs: &[Seg], header_len: usize) {
     let Some(first) = segs.get(usize::from(frame.first_seg)) else { return };
-    let want = (frame.len as usize).min(HEAD);
+    let want = (frame.len as usize).min(MOST);
     frame.head_len = want as u16;
     if frame.header_in_front {
         let mut raw = [0u8; NetHeader::LEN];
