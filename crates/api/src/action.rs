@@ -1,7 +1,8 @@
 //! What a request asks for.
 
 use crate::proto::{
-    AppConfigReq, FdbListReq, Nic, NicUpdateReq, Request, Sg, SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq,
+    AppConfigReq, FdbListReq, Nic, NicUpdateReq, Request, SessionFilter, SessionListReq, Sg, SgMemberAddReq, SgMemberDelReq,
+    SgRuleAddReq, SgRuleDelReq, TunnelPeer, TunnelShowReq,
 };
 
 /// The one thing a [`Request`] asks for; the fields of [`Request`] say what each means.
@@ -33,6 +34,15 @@ pub enum Action<'a> {
     NicShow(&'a str),
     FdbList(&'a FdbListReq),
     WorkerList,
+    SessionList(&'a SessionListReq),
+    SessionFlush(&'a SessionFilter),
+    SgRuleStats(&'a str),
+    SessionTable,
+    TunnelShow(&'a TunnelShowReq),
+    UplinkShow,
+    PeerAdd(&'a TunnelPeer),
+    PeerDel(&'a TunnelPeer),
+    PeerList,
 }
 
 impl<'a> Action<'a> {
@@ -62,6 +72,15 @@ impl<'a> Action<'a> {
             .or_else(|| request.nic_show.as_deref().map(Self::NicShow))
             .or_else(|| request.fdb_list.as_ref().map(Self::FdbList))
             .or_else(|| request.worker_list.map(|_| Self::WorkerList))
+            .or_else(|| request.session_list.as_ref().map(Self::SessionList))
+            .or_else(|| request.session_flush.as_ref().map(Self::SessionFlush))
+            .or_else(|| request.sg_rule_stats.as_deref().map(Self::SgRuleStats))
+            .or_else(|| request.session_table.map(|_| Self::SessionTable))
+            .or_else(|| request.tunnel_show.as_ref().map(Self::TunnelShow))
+            .or_else(|| request.uplink_show.map(|_| Self::UplinkShow))
+            .or_else(|| request.peer_add.as_ref().map(Self::PeerAdd))
+            .or_else(|| request.peer_del.as_ref().map(Self::PeerDel))
+            .or_else(|| request.peer_list.map(|_| Self::PeerList))
     }
 }
 
@@ -71,7 +90,7 @@ mod tests {
     use crate::text;
 
     /// Every field of the request, in number order, as text and as what it must become.
-    const FIELDS: [(&str, &str); 23] = [
+    const FIELDS: [(&str, &str); 32] = [
         (r#"nic_add { id: "x" mac: "m" vni: 1 }"#, "NicAdd"),
         (r#"nic_update { id: "x" }"#, "NicUpdate"),
         (r#"nic_del: "x""#, r#"NicDel("x")"#),
@@ -95,6 +114,15 @@ mod tests {
         (r#"nic_show: "x""#, r#"NicShow("x")"#),
         ("fdb_list { }", "FdbList"),
         ("worker_list: false", "WorkerList"),
+        ("session_list { }", "SessionList"),
+        ("session_flush { }", "SessionFlush"),
+        (r#"sg_rule_stats: "x""#, r#"SgRuleStats("x")"#),
+        ("session_table: false", "SessionTable"),
+        ("tunnel_show { }", "TunnelShow"),
+        ("uplink_show: false", "UplinkShow"),
+        ("peer_add { }", "PeerAdd"),
+        ("peer_del { }", "PeerDel"),
+        ("peer_list: false", "PeerList"),
     ];
 
     #[test]

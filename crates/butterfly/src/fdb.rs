@@ -1,10 +1,11 @@
-//! `butterfly fdb`: behind which NIC each MAC address is.
+//! `butterfly fdb`: behind which NIC, or on which host, each MAC address is.
 
 use crate::failure::Failure;
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::table::{Align, duration, safe, table};
 use crate::tree::{Node, json, word};
+use crate::tunnels::vni;
 use butterfly_api::proto::{FdbEntry, FdbListReq, Request};
 use clap::Command;
 use protobuf::MessageField;
@@ -14,7 +15,7 @@ use serde_json::{Value, json};
 pub fn node() -> Node {
     Node::run(
         Command::new("fdb")
-            .about("Prints the forwarding database: behind which NIC each MAC address is, of one network or of all.")
+            .about("Prints the forwarding database: behind which NIC, or on which host, each MAC address is, of one network or of all.")
             .arg(word("VNI").required(false).help("the network"))
             .arg(json())
             .after_help("butterfly fdb 42"),
@@ -27,15 +28,7 @@ fn print_fdb(arguments: &Arguments, session: &mut Session) -> Result<(), Failure
     if json {
         session.output_is_for_programs();
     }
-    let vni = match arguments.word(0) {
-        Some(word) => {
-            let number = word.parse().map_err(|_| {
-                Failure::usage(format!("VNI argument not recognized\nhelp: {word:?} is not a number from 0 to 16777215"))
-            })?;
-            Some(number)
-        }
-        None => None,
-    };
+    let vni = arguments.word(0).map(vni).transpose()?;
     let response = session
         .ask(Request { fdb_list: MessageField::some(FdbListReq { vni, ..FdbListReq::default() }), ..Request::default() })?;
     let entries = response.fdb_list;
@@ -53,13 +46,20 @@ fn page(entries: &[FdbEntry]) -> String {
                 entry.vni().to_string(),
                 safe(entry.mac()),
                 safe(entry.nic_id()),
+                safe(entry.peer()),
                 kind(entry),
                 entry.age.map_or("-".into(), duration),
             ]
         })
         .collect();
-    let heading =
-        [("vni", Align::Right), ("mac", Align::Left), ("nic", Align::Left), ("kind", Align::Left), ("last seen", Align::Right)];
+    let heading = [
+        ("vni", Align::Right),
+        ("mac", Align::Left),
+        ("nic", Align::Left),
+        ("peer", Align::Left),
+        ("kind", Align::Left),
+        ("last seen", Align::Right),
+    ];
     table(0, heading, &rows)
 }
 
@@ -76,6 +76,7 @@ fn entry_json(entry: &FdbEntry) -> Value {
         "vni": entry.vni(),
         "mac": entry.mac(),
         "nic_id": entry.nic_id,
+        "peer": entry.peer,
         "kind": kind(entry),
         "age": entry.age,
     })

@@ -26,7 +26,7 @@ pub fn request() -> Node {
 pub fn dump() -> Node {
     Node::run(
         Command::new("dump")
-            .about("Prints requests that make all NICs and security groups again, for `butterfly request`.")
+            .about("Prints requests that make all NICs, security groups and named peers again, for `butterfly request`.")
             .after_help("butterfly dump > saved.txt"),
         print_dump,
     )
@@ -82,17 +82,24 @@ fn name(message: &Message) -> String {
     format!("{kind} {}", value.unwrap_or_default()).trim_end().to_owned()
 }
 
-/// A request for each NIC, then one for each security group, that makes it.
+/// A request for each NIC, then one for each security group and for each peer, that makes it.
 fn declarations(response: Response) -> impl Iterator<Item = Message> {
     let nics = response.nic_details.into_iter().map(|nic| Request { nic_add: MessageField::some(nic), ..Request::default() });
     let groups = response.sg_details.into_iter().map(|group| Request { sg_add: MessageField::some(group), ..Request::default() });
-    nics.chain(groups).map(|request| message(request, None))
+    let peers = response.peer_list.into_iter().map(|peer| Request { peer_add: MessageField::some(peer), ..Request::default() });
+    nics.chain(groups).chain(peers).map(|request| message(request, None))
 }
 
 fn print_dump(_: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let nics = Request { nic_details: Some(String::new()), ..Request::default() };
     let groups = Request { sg_details: Some(String::new()), ..Request::default() };
-    let responses = session.exchange(vec![message(nics, Some("nics")), message(groups, Some("sgs"))])?;
+    let mut responses = session.exchange(vec![message(nics, Some("nics")), message(groups, Some("sgs"))])?;
+    // An older daemon refuses this, and has none.
+    match session.ask(Request { peer_list: Some(true), ..Request::default() }) {
+        Ok(peers) => responses.push(peers),
+        Err(Failure::Said(_)) => {}
+        Err(other) => return Err(other),
+    }
     let dump = Messages { messages: responses.into_iter().flat_map(declarations).collect(), ..Messages::default() };
     session.line(text::print(&dump))
 }

@@ -5,7 +5,7 @@
 //! [`crate::reader`].
 
 use crate::{failure::Failure, reader::Arguments, session::Session};
-use crate::{fdb, nic, process, replay, sg, workers};
+use crate::{fdb, nic, peer, process, replay, sessions, sg, tunnels, uplink, workers};
 use clap::{Arg, ArgAction, Command};
 
 /// Runs one command.
@@ -73,9 +73,13 @@ pub fn root() -> Node {
         vec![
             nic::node(),
             sg::node(),
+            sessions::node(),
             process::status(),
             fdb::node(),
             workers::node(),
+            tunnels::node(),
+            uplink::node(),
+            peer::node(),
             replay::request(),
             replay::dump(),
             process::shutdown(),

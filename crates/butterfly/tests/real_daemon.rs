@@ -245,7 +245,7 @@ fn a_socket_folder_that_is_gone() {
     let path = folder.path().to_owned();
     let name = path.file_name().unwrap().to_str().unwrap();
     let endpoint = format!("ipc://{}/api2", daemon.dir().display());
-    let arguments = ["-i", "42.0.0.1", "-u", "65535", "--no-syslog", "-e", &endpoint, "-s"];
+    let arguments = ["-i", "42.0.0.1", "--uplink", "none", "-u", "65535", "--no-syslog", "-e", &endpoint, "-s"];
     let mut second = Command::new(program("butterflyd"))
         .args(arguments)
         .arg(&path)
@@ -282,9 +282,6 @@ fn what_is_not_there() {
     const NOT_FOUND: &str = "error in response\ndescription: NIC: x not found";
     const UNKNOWN: &str = "error in response\ndescription: NIC does not exist with id x";
     const NO_GROUP: &str = "error in response\ndescription: Security Group not found";
-    const NOT_YET: &str = "error in response\ndescription: security groups are not available in this version yet\nhelp: \
-                           until they are, a nic without bypass_filtering passes no IP at all; names of groups in a nic's \
-                           declaration are kept";
     check(
         &daemon(),
         &[
@@ -297,19 +294,22 @@ fn what_is_not_there() {
             fails("nic sg add x g @", NOT_FOUND),
             fails("nic sg del x g @", NOT_FOUND),
             fails("nic sg set x g @", UNKNOWN),
-            prints("fdb @", "vni  mac  nic  kind  last seen\n"),
+            prints("fdb @", "vni  mac  nic  peer  kind  last seen\n"),
             fails("fdb 16777216 @", "error in response\ndescription: VNI 16777216 is out of range: VNIs are 0 to 16777215"),
             silent("sg list @"),
             fails("sg rule list x @", NO_GROUP),
             fails("sg rule del x 0123456789abcdef @", NO_GROUP),
             fails("sg member list x @", NO_GROUP),
-            // A group that filters nothing would be worse than none.
-            fails("sg add x @", NOT_YET),
-            fails("sg del x @", NOT_YET),
-            fails("sg rule add x --ip-proto -1 --cidr 0.0.0.0/0 @", NOT_YET),
-            fails("sg rule del x --ip-proto tcp --port 1 --sg-members y @", NOT_YET),
-            fails("sg member add x ::1 @", NOT_YET),
-            fails("sg member del x ::1 @", NOT_YET),
+            silent("sg del x @"),
+            silent("sg member del x ::1 @"),
+            silent("sg rule del x --ip-proto tcp --port 1 --sg-members y @"),
+            silent("sg list @"),
+            fails("sessions x @", UNKNOWN),
+            fails(
+                "sessions --vni 16777216 @",
+                "error in response\ndescription: VNI 16777216 is out of range: VNIs are 0 to 16777215",
+            ),
+            fails("sg rule list x --stats @", NO_GROUP),
             fails(
                 "sg member add x 1.2.3 @",
                 "error in response\ndescription: Bad IP format\nhelp: \"1.2.3\" is not an IP address; write 192.0.2.1 or 2001:db8::1",
@@ -317,6 +317,84 @@ fn what_is_not_there() {
             fails("request DIR/absent @", "failed to open DIR/absent\nNo such file or directory (os error 2)"),
         ],
     );
+}
+
+/// Contract 2.5, the lines about security groups.
+#[test]
+fn groups_come_change_and_go() {
+    let daemon = daemon();
+    check(
+        &daemon,
+        &[
+            silent("sg add web db web @"),
+            silent("sg add web @"),
+            prints("sg list @", "db\nweb\n"),
+            silent("sg rule list web @"),
+            silent("sg member list web @"),
+            // A rule, twice, on a group that is there and on one that is not.
+            silent("sg rule add web --ip-proto tcp --port 80 --cidr 10.0.0.1/24 @"),
+            silent("sg rule add web --ip-proto tcp --port 80 --cidr 10.0.0.1/24 @"),
+            silent("sg rule add new --ip-proto -1 --dir out --sg-members web @"),
+            prints("sg list @", "db\nnew\nweb\n"),
+            prints(
+                "sg rule list web @",
+                "1e1868be915181bc | direction: INBOUND - IP protocol: 6 - port start: 80 - port end: 80 - cidr: 10.0.0.1/24 - members of sg: Ø\n",
+            ),
+            prints(
+                "sg rule list new @",
+                "195a8310135fa475 | direction: OUTBOUND - IP protocol: -1 - port start: Ø - port end: Ø - cidr: Ø - members of sg: web\n",
+            ),
+            fails("sg rule del web 0123456789abcdef @", "no rule found with hash 0123456789abcdef"),
+            silent("sg rule del new 195a8310135fa475 @"),
+            silent("sg rule list new @"),
+            // Members, in the order they came.
+            silent("sg member add web 10.0.0.9 @"),
+            silent("sg member add web 2001:DB8:0::1 @"),
+            silent("sg member add web 10.0.0.1 @"),
+            silent("sg member add web 10.0.0.9 @"),
+            prints("sg member list web @", "10.0.0.9\n2001:db8::1\n10.0.0.1\n"),
+            silent("sg member del web 10.0.0.9 @"),
+            silent("sg member del web 10.0.0.9 @"),
+            prints("sg member list web @", "2001:db8::1\n10.0.0.1\n"),
+            silent("sg member add newer ::1 @"),
+            // Several at once; what is refused is named, the others count.
+            fails(
+                "sg member add newer 10.0.0.1 10.0.0 ::2 @",
+                "error in response\ndescription: Bad IP format\nhelp: \"10.0.0\" is not an IP address; write 192.0.2.1 or 2001:db8::1",
+            ),
+            prints("sg member list newer @", "::1\n10.0.0.1\n::2\n"),
+            silent("sg member del newer ::2 10.0.0.1 10.0.0.7 @"),
+            prints("sg member list newer @", "::1\n"),
+            prints("sg list @", "db\nnew\nnewer\nweb\n"),
+            prints("sg list --json @", "[\n  \"db\",\n  \"new\",\n  \"newer\",\n  \"web\"\n]\n"),
+            // One that exists is emptied.
+            silent("sg add web @"),
+            silent("sg rule list web @"),
+            silent("sg member list web @"),
+            silent("sg del db new newer web unknown @"),
+            silent("sg list @"),
+        ],
+    );
+}
+
+#[test]
+fn sessions_are_none_without_traffic() {
+    let daemon = daemon();
+    check(
+        &daemon,
+        &[
+            prints("nic add --id a --mac 52:54:00:00:00:01 --vni 42 --ip 10.0.0.1 --sg web @", "DIR/qemu-vhost-a\n"),
+            prints("sessions a --count @", "0\n"),
+            prints("sessions --flush @", "flushed: 0\n"),
+        ],
+    );
+    let listed = run(&daemon, "sessions a @");
+    assert_eq!((listed.err.as_str(), listed.code), ("", Some(0)));
+    let lines: Vec<_> = listed.out.lines().collect();
+    assert!(lines[0].starts_with("sessions: 0 of ") && lines[0].contains(" in use, in "), "{}", listed.out);
+    assert!(lines[1].is_empty() && lines[2].starts_with("network  proto  opener"), "{}", listed.out);
+    let shown = run(&daemon, "sessions --timeouts @");
+    assert!(shown.out.contains("\ntcp-established     86400  TCP, connected\n"), "{}", shown.out);
 }
 
 #[test]
@@ -389,6 +467,87 @@ fn versions_agree() {
     assert_eq!(client, version("butterflyd"));
 }
 
+const NO_UPLINK: &str = "no uplink: networks end at this host\nhelp: start butterflyd with --uplink to let them span hosts";
+
+#[test]
+fn without_an_uplink_there_are_no_other_hosts() {
+    let refused = "error in response\ndescription: this host has no uplink: start the daemon with --uplink";
+    let daemon = daemon();
+    check(
+        &daemon,
+        &[
+            fails("tunnels @", NO_UPLINK),
+            fails("uplink --json @", NO_UPLINK),
+            prints("peer list @", "network  peer\n"),
+            fails("peer add 42.0.0.2 @", refused),
+            fails("peer del 42.0.0.2 --vni 7 @", refused),
+        ],
+    );
+}
+
+/// Through a port that nobody is at: what is declared counts, not what arrives.
+#[test]
+fn other_hosts() {
+    let room = tempfile::tempdir().unwrap();
+    let uplink = format!("vhost-user:{}/up", room.path().canonicalize().unwrap().display());
+    let options = ["--uplink", &uplink, "-m", "9000", "--peer", "42.0.0.9 42.0.0.1"].map(str::to_owned);
+    let daemon = Daemon::start_in(room.path(), &[], &options);
+    let list = "network  peer\n    all  42.0.0.9\n    all  42.0.0.2\n      7  42.0.0.4\n     42  42.0.0.3\n";
+    check(
+        &daemon,
+        &[
+            prints("nic add --id a --mac 52:54:00:00:00:01 --vni 42 --bypass-filtering @", "DIR/qemu-vhost-a\n"),
+            silent("peer add 42.0.0.2 42.0.0.2 @"),
+            silent("peer add 42.0.0.3 --vni 42 @ + peer add 42.0.0.4 --vni 7"),
+            // Named for a network, not for all.
+            silent("peer del 42.0.0.5 42.0.0.4 @"),
+            prints("peer list @", list),
+            fails(
+                "peer add ::2 42.0.0.1 230.0.0.1 x @",
+                "error in response\ndescription: ::2 is of another family than the tunnel endpoint 42.0.0.1\n\
+                 error in response\ndescription: 42.0.0.1 is this host's own tunnel endpoint\n\
+                 error in response\ndescription: 230.0.0.1 is not the address of a host\n\
+                 error in response\ndescription: Bad IP format\nhelp: \"x\" is not an IP address; write 192.0.2.1 or 2001:db8::1",
+            ),
+            fails(
+                "peer add 42.0.0.5 --vni 16777216 @",
+                "error in response\ndescription: VNI 16777216 is out of range: VNIs are 0 to 16777215",
+            ),
+            prints("peer list @", list),
+        ],
+    );
+    let shown = |line: &str, parts: &[&str]| {
+        let ended = run(&daemon, line);
+        assert_eq!((ended.err.as_str(), ended.code), ("", Some(0)), "{line}");
+        for part in parts {
+            assert!(ended.out.contains(part), "{line}: {part} is not in {}", ended.out);
+        }
+    };
+    let mtu = "host_mtu=8950 on QEMU's -device virtio-net-pci";
+    shown("nic show a @", &[mtu]);
+    shown(
+        "tunnels @",
+        &["42.0.0.1\n", mtu, "\n  42.0.0.2  unknown   all", "\n  42.0.0.3  unknown   42", "groups joined\n  none\n"],
+    );
+    shown("tunnels 7 --json @", &["\"42.0.0.4\"", "\"host_mtu\": 8950"]);
+    shown("uplink @", &["  kind              vhost-user\n", "  attached          no", "  mtu               9000\n", mtu]);
+    shown("status @", &["\"nic:port-"]);
+
+    // What was named is saved, and comes back.
+    let dump = run(&daemon, "dump @").out;
+    assert_eq!(dump.matches("peer_add {").count(), 4, "{dump}");
+    std::fs::write(daemon.dir().join("dump"), &dump).unwrap();
+    check(
+        &daemon,
+        &[
+            silent("peer del 42.0.0.9 42.0.0.2 @ + peer del 42.0.0.3 --vni 42 + peer del 42.0.0.4 --vni 7"),
+            prints("peer list --json @", "[]\n"),
+            silent("request DIR/dump @"),
+            prints("peer list @", list),
+        ],
+    );
+}
+
 #[test]
 fn a_dump_replays() {
     let daemon = daemon();
@@ -407,6 +566,10 @@ fn a_dump_replays() {
             ),
             prints("nic add --id b --mac 52:54:00:00:00:02 --vni 42 --bypass-filtering @", "DIR/qemu-vhost-b\n"),
             prints("nic add --id c --mac 52:54:00:00:00:03 --vni 7 --type VHOST_USER_CLIENT --path DIR/c @", "DIR/c\n"),
+            silent("sg rule add web --ip-proto udp --port-start 1 --port-end 2 --cidr 10.0.0.1/8 @"),
+            silent("sg rule add web --ip-proto icmp --dir out --sg-members db @"),
+            silent("sg member add web 10.0.0.7 @ + sg member add web ::7"),
+            silent("sg add db @"),
         ],
     );
     let first = dump(&daemon);
@@ -416,6 +579,8 @@ fn a_dump_replays() {
     );
     assert!(first.ends_with("}\n\n"), "{first}");
     assert_eq!(first.matches("nic_add {").count(), 3);
+    assert_eq!(first.matches("sg_add {").count(), 2);
+    assert!(first.rfind("nic_add {") < first.find("sg_add {"), "{first}");
     std::fs::write(daemon.dir().join("dump"), &first).unwrap();
 
     // Replayed on what it describes it changes nothing: each socket is still the same file.
@@ -430,10 +595,10 @@ fn a_dump_replays() {
         assert_eq!([inode("qemu-vhost-a"), inode("qemu-vhost-b")], before);
     }
     // Replayed on nothing it makes all of it again.
-    check(&daemon, &[silent("nic del a b c @"), silent("nic list @")]);
+    check(&daemon, &[silent("nic del a b c @ + sg del web db"), silent("nic list @"), silent("sg list @")]);
     let replayed = run(&daemon, "request DIR/dump --stdout @");
     assert_eq!((replayed.err.as_str(), replayed.code), ("", Some(0)));
-    assert_eq!(replayed.out.matches("status: true").count(), 3, "{}", replayed.out);
+    assert_eq!(replayed.out.matches("status: true").count(), 5, "{}", replayed.out);
     assert_eq!(dump(&daemon), first);
 
     // What fails is named, and stops nothing.

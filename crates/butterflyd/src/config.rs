@@ -1,6 +1,13 @@
 //! What the daemon was told to do: the command line, overridden by the configuration file, checked.
 
-use crate::{ini::Ini, log::Level, options::Options};
+use crate::{
+    ini::Ini,
+    log::Level,
+    options::Options,
+    timeouts::{self, Timeout},
+    tunnel::{self, NicMtu},
+};
+use butterfly_datapath::{Timeouts, TunnelSpec};
 use std::{
     fmt,
     net::IpAddr,
@@ -10,6 +17,15 @@ use std::{
 const DEFAULT_ENDPOINT: &str = "tcp://0.0.0.0:9999";
 /// What IEEE 802.1Q recommends for learnt addresses.
 const DEFAULT_FDB_AGEING: u32 = 300;
+const DEFAULT_SESSIONS: u32 = 1_000_000;
+/// Two gibibytes of them.
+const MAX_SESSIONS: u32 = 1 << 24;
+/// Percent.
+const DEFAULT_SESSION_SHARE: u32 = 25;
+/// Seconds.
+const DEFAULT_TCP_PICKUP: u32 = 120;
+/// Seconds. Longer than anything waits on purpose.
+const MAX_TIMEOUT: u32 = 365 * 24 * 3600;
 
 /// A configuration with nothing left to doubt.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,6 +44,18 @@ pub struct Config {
     pub poll: bool,
     /// Seconds a learnt address lives without traffic.
     pub fdb_ageing: u32,
+    /// Sessions the table can hold.
+    pub sessions: u32,
+    /// Percent of the table that one vnic or network may take.
+    pub session_share: u32,
+    /// Seconds in which TCP connections are picked up in their middle.
+    pub tcp_pickup: u32,
+    /// When silent sessions end.
+    pub timeouts: Timeouts,
+    /// The way to other hosts; without one, networks end at this host.
+    pub tunnel: Option<TunnelSpec>,
+    /// The MTU that the uplink should have.
+    pub nic_mtu: Option<NicMtu>,
     /// Whether the log also goes to syslog.
     pub syslog: bool,
 }
@@ -90,6 +118,21 @@ fn override_with(options: &mut Options, mut ini: Ini, problems: &mut Problems) {
     stronger(&mut options.endpoint, ini.take("general", "endpoint"));
     stronger(&mut options.log_level, ini.take("general", "log-level"));
     stronger(&mut options.fdb_ageing, ini.take("general", "fdb-ageing"));
+    stronger(&mut options.sessions, ini.take("general", "sessions"));
+    stronger(&mut options.session_share, ini.take("general", "session-share"));
+    stronger(&mut options.tcp_pickup, ini.take("general", "tcp-pickup"));
+    stronger(&mut options.uplink, ini.take("general", "uplink"));
+    stronger(&mut options.uplink_queues, ini.take("general", "uplink-queues"));
+    stronger(&mut options.group6, ini.take("general", "group6"));
+    // One key, several values.
+    for (list, key) in [(&mut options.peers, "peer"), (&mut options.gateways, "gateway")] {
+        if let Some(value) = ini.take("general", key) {
+            *list = vec![value];
+        }
+    }
+    // Of those with one name the last holds.
+    let timeouts = timeouts::ALL.iter().map(|timeout| timeout.name);
+    options.timeouts.extend(timeouts.filter_map(|name| Some(format!("{name}={}", ini.take("timeouts", name)?))));
     stronger(&mut options.dpdk_args, ini.take("general", "dpdk-args"));
     stronger(&mut options.dpdk_port, ini.take("general", "dpdk-port"));
     stronger(&mut options.nic_mtu, ini.take("general", "nic-mtu"));
@@ -101,11 +144,15 @@ fn override_with(options: &mut Options, mut ini: Ini, problems: &mut Problems) {
         }
         (one, other) => stronger(&mut options.graph_cpu_core, one.or(other)),
     }
-    match ini.take("general", "poll").as_deref() {
-        None => {}
-        Some("true") => options.poll = true,
-        Some("false") => options.poll = false,
-        Some(other) => problems.add(format!("poll={other} is refused: it is true or false")),
+    let flags =
+        [(&mut options.poll, "poll"), (&mut options.udp6_checksum, "udp6-checksum"), (&mut options.strict_peers, "strict-peers")];
+    for (flag, key) in flags {
+        match ini.take("general", key).as_deref() {
+            None => {}
+            Some("true") => *flag = true,
+            Some("false") => *flag = false,
+            Some(other) => problems.add(format!("{key}={other} is refused: it is true or false")),
+        }
     }
     for (group, key, line) in ini.rest() {
         problems.add(format!("line {line} of the configuration file: there is no option {key} in [{group}]"));
@@ -114,15 +161,14 @@ fn override_with(options: &mut Options, mut ini: Ini, problems: &mut Problems) {
 
 /// A line for each option that is known but cannot be honoured: one that is ignored in silence may leave something open.
 fn not_available(options: &Options) -> impl Iterator<Item = String> {
-    const NO_PORT: &str = "there is no physical port";
+    const NO_PORT: &str = "there are no ports of DPDK";
     let refused = [
         (options.key.is_some(), "-k, --key, encryption_key_path", "the API cannot be encrypted"),
         (options.packet_trace, "-t, --packet-trace", "packets cannot be recorded"),
         (options.dpdk_args.is_some(), "--dpdk-args, dpdk-args", NO_PORT),
         (options.dpdk_help, "--dpdk-help", NO_PORT),
         (options.dpdk_port.is_some(), "--dpdk-port, dpdk-port", NO_PORT),
-        (options.nic_mtu.is_some(), "-m, --nic-mtu, nic-mtu", NO_PORT),
-        (options.no_offload, "--no-offload", NO_PORT),
+        (options.no_offload, "--no-offload", "there are no offloads to switch off"),
     ];
     refused
         .into_iter()
@@ -140,7 +186,12 @@ fn check(options: Options, problems: &mut Problems) -> Option<Config> {
     if options.ip.is_none() || options.socket_dir.is_none() {
         problems.add("give -i and -s, or ip and socket-dir in the configuration file; see butterflyd --help");
     }
-    let ip = options.ip.and_then(|text| problems.sort_out(address(&text)));
+    let endpoint = options.ip.as_deref().and_then(|text| problems.sort_out(tunnel::endpoint(text)));
+    let tunnel = endpoint.and_then(|(ip, prefix)| {
+        let tunnel = tunnel::tunnel(&options, ip, prefix);
+        tunnel.map_err(|found| problems.0.extend(found)).ok()
+    });
+    let nic_mtu = options.nic_mtu.as_deref().map(|text| problems.sort_out(tunnel::nic_mtu(text)));
     let socket_dir = options.socket_dir.and_then(|path| problems.sort_out(directory(&path)));
     let log_level = problems.sort_out(level(options.log_level.as_deref().unwrap_or("error")));
     let core = problems.sort_out(core(options.graph_cpu_core.as_deref().unwrap_or("0")));
@@ -148,14 +199,34 @@ fn check(options: Options, problems: &mut Problems) -> Option<Config> {
         None => Some(DEFAULT_FDB_AGEING),
         Some(text) => problems.sort_out(seconds(text)),
     };
+    let mut number = |name, text: &Option<String>, default, (least, most)| match text {
+        None => Some(default),
+        Some(text) => problems.sort_out(number(name, text, least, most)),
+    };
+    let sessions = number("sessions", &options.sessions, DEFAULT_SESSIONS, (64, MAX_SESSIONS));
+    let session_share = number("session-share", &options.session_share, DEFAULT_SESSION_SHARE, (1, 100));
+    let tcp_pickup = number("tcp-pickup", &options.tcp_pickup, DEFAULT_TCP_PICKUP, (0, MAX_TIMEOUT));
+    let mut timeouts = Timeouts::default();
+    for text in &options.timeouts {
+        problems.sort_out(set_timeout(&mut timeouts, text));
+    }
     Some(Config {
-        ip: ip?,
+        ip: endpoint?.0,
         socket_dir: socket_dir?,
         endpoint: options.endpoint.unwrap_or_else(|| DEFAULT_ENDPOINT.into()),
         log_level: log_level?,
         core: core?,
         poll: options.poll,
         fdb_ageing: fdb_ageing?,
+        sessions: sessions?,
+        session_share: session_share?,
+        tcp_pickup: tcp_pickup?,
+        timeouts,
+        tunnel: tunnel?,
+        nic_mtu: match nic_mtu {
+            Some(mtu) => Some(mtu?),
+            None => None,
+        },
         syslog: !options.no_syslog,
     })
 }
@@ -170,10 +241,6 @@ fn read_bounded(path: &Path) -> std::io::Result<String> {
         return Err(Error::new(ErrorKind::InvalidData, "larger than 1 MiB: that is no configuration file"));
     }
     Ok(text)
-}
-
-fn address(text: &str) -> Result<IpAddr, String> {
-    text.parse().map_err(|_| format!("ip {text:?} is refused: it is not an IP address; write 192.0.2.1 or 2001:db8::1"))
 }
 
 fn directory(path: &Path) -> Result<PathBuf, String> {
@@ -207,9 +274,27 @@ fn seconds(text: &str) -> Result<u32, String> {
     }
 }
 
+fn number(name: &str, text: &str, least: u32, most: u32) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|number| (least..=most).contains(number));
+    number.ok_or_else(|| format!("{name} {text:?} is refused: it is a number from {least} to {most}"))
+}
+
+fn set_timeout(timeouts: &mut Timeouts, text: &str) -> Result<(), String> {
+    let Some((name, seconds)) = text.split_once('=') else {
+        return Err(format!("timeout {text:?} is refused: write NAME=SECONDS, as in tcp-established=86400"));
+    };
+    let Some(timeout) = Timeout::called(name) else {
+        let names: Vec<_> = timeouts::ALL.iter().map(|timeout| timeout.name).collect();
+        return Err(format!("timeout {name:?} is refused: there are {}", names.join(", ")));
+    };
+    timeout.set(timeouts, number(&format!("timeout {name}"), seconds, 1, MAX_TIMEOUT)?);
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use butterfly_datapath::UplinkSpec;
     use clap::Parser;
     use std::fs;
 
@@ -239,15 +324,68 @@ mod tests {
             core: 0,
             poll: false,
             fdb_ageing: 300,
+            sessions: 1_000_000,
+            session_share: 25,
+            tcp_pickup: 120,
+            timeouts: Timeouts::default(),
+            tunnel: Some(tap("192.0.2.1")),
+            nic_mtu: None,
             syslog: true,
         };
         assert_eq!(config, Ok(expected));
     }
 
+    /// What a TAP device without anything else makes.
+    fn tap(endpoint: &str) -> TunnelSpec {
+        TunnelSpec {
+            endpoint: endpoint.parse().unwrap(),
+            prefix: None,
+            uplink: UplinkSpec::Tap { name: None },
+            peers: Vec::new(),
+            gateways: Vec::new(),
+            group6: "ff00::".parse().unwrap(),
+            udp6_checksum: false,
+            strict_peers: false,
+            mtu: None,
+        }
+    }
+
+    #[test]
+    fn the_file_overrides_the_command_line_about_tunnels_too() {
+        let words = "-c INI -i 192.0.2.1/24 -s DIR --uplink eth0 --uplink-queues 2 --peer 192.0.2.2 --peer 192.0.2.3 --gateway 192.0.2.4 -m 9000";
+        let told = load(words, "").1.unwrap();
+        let expected = TunnelSpec {
+            prefix: Some(24),
+            uplink: UplinkSpec::Xdp { interface: "eth0".into(), queues: Some(2) },
+            peers: vec!["192.0.2.2".parse().unwrap(), "192.0.2.3".parse().unwrap()],
+            gateways: vec!["192.0.2.4".parse().unwrap()],
+            ..tap("192.0.2.1")
+        };
+        assert_eq!((told.tunnel, told.nic_mtu), (Some(expected), Some(NicMtu::Bytes(9000))));
+        let ini = "[general]\nip=2001:db8::1\nuplink=eth1\nuplink-queues=3\npeer=2001:db8::2 2001:db8::3, 2001:db8::4\n\
+                   gateway=fe80::1\nnic-mtu=max\ngroup6=ff05::\nudp6-checksum=true\nstrict-peers=true";
+        let overridden = load(words, ini).1.unwrap();
+        let expected = TunnelSpec {
+            uplink: UplinkSpec::Xdp { interface: "eth1".into(), queues: Some(3) },
+            peers: ["2001:db8::2", "2001:db8::3", "2001:db8::4"].map(|peer| peer.parse().unwrap()).into(),
+            gateways: vec!["fe80::1".parse().unwrap()],
+            group6: "ff05::".parse().unwrap(),
+            udp6_checksum: true,
+            strict_peers: true,
+            ..tap("2001:db8::1")
+        };
+        assert_eq!((overridden.tunnel, overridden.nic_mtu), (Some(expected), Some(NicMtu::Max)));
+        // Nothing is stronger than something, and false than true.
+        let words = "-c INI -i ::2 -s DIR --peer ::3 --strict-peers --udp6-checksum";
+        let none = load(words, "[general]\npeer=\nstrict-peers=false\nudp6-checksum=false").1.unwrap();
+        assert_eq!(none.tunnel, Some(tap("::2")));
+    }
+
     #[test]
     fn the_file_overrides_the_command_line() {
-        let words = "-c INI -i 192.0.2.1 -s /nowhere -e tcp://1.2.3.4:1 -l none -u 7 --poll --fdb-ageing 1 --no-syslog";
-        let ini = "[general]\nip=2001:db8::1\nsocket-dir=DIR/.\nendpoint=ipc://@x\nlog-level=debug\ngraph-core-id=3\npoll=false\nfdb-ageing=60\n";
+        let words = "-c INI -i 192.0.2.1 -s /nowhere --uplink none -e tcp://1.2.3.4:1 -l none -u 7 --poll --fdb-ageing 1 --no-syslog \
+                     --sessions 64 --session-share 1 --tcp-pickup 1 --timeout other=1 --timeout dhcp=7";
+        let ini = "[timeouts]\nother=2\ntcp-new = 3\n[general]\nsessions=2000\nsession-share=50\ntcp-pickup=0\nip=2001:db8::1\nsocket-dir=DIR/.\nendpoint=ipc://@x\nlog-level=debug\ngraph-core-id=3\npoll=false\nfdb-ageing=60\n";
         let (directory, config) = load(words, ini);
         let expected = Config {
             ip: "2001:db8::1".parse().unwrap(),
@@ -257,21 +395,27 @@ mod tests {
             core: 3,
             poll: false,
             fdb_ageing: 60,
+            sessions: 2000,
+            session_share: 50,
+            tcp_pickup: 0,
+            timeouts: Timeouts { other: 2, dhcp: 7, tcp_new: 3, ..Timeouts::default() },
+            tunnel: None,
+            nic_mtu: None,
             syslog: false,
         };
         assert_eq!(config, Ok(expected));
-        assert!(load("-c INI -i ::1 -s DIR", "[general]\npoll=true").1.unwrap().poll);
+        assert!(load("-c INI -i ::2 -s DIR", "[general]\npoll=true").1.unwrap().poll);
     }
 
     #[test]
     fn both_spellings_of_the_core_are_read() {
         for key in ["graph-core-id", "graph-cpu-core"] {
             let ini = format!("[general]\n{key}=5");
-            assert_eq!(load("-c INI -i ::1 -s DIR", &ini).1.unwrap().core, 5, "{key}");
+            assert_eq!(load("-c INI -i ::2 -s DIR", &ini).1.unwrap().core, 5, "{key}");
         }
-        let same = load("-c INI -i ::1 -s DIR", "[general]\ngraph-core-id=5\ngraph-cpu-core=5");
+        let same = load("-c INI -i ::2 -s DIR", "[general]\ngraph-core-id=5\ngraph-cpu-core=5");
         assert_eq!(same.1.unwrap().core, 5);
-        let unlike = problems("-c INI -i ::1 -s DIR", "[general]\ngraph-core-id=5\ngraph-cpu-core=6");
+        let unlike = problems("-c INI -i ::2 -s DIR", "[general]\ngraph-core-id=5\ngraph-cpu-core=6");
         assert_eq!(unlike, ["graph-core-id=5 and graph-cpu-core=6 contradict each other: remove one"]);
     }
 
@@ -280,10 +424,10 @@ mod tests {
         let both = problems("", "");
         assert_eq!(both.len(), 3);
         assert_eq!(both[..2], ["IP to use is not set", "socket folder is not set"]);
-        assert_eq!(problems("-i ::1", "")[0], "socket folder is not set");
+        assert_eq!(problems("-i ::2", "")[0], "socket folder is not set");
         assert_eq!(problems("-s DIR", "")[0], "IP to use is not set");
-        assert_eq!(problems("-c /nowhere -i ::1 -s DIR", "")[0], "Failed to open configuration file");
-        assert_eq!(problems("-c INI -i ::1 -s DIR", "nonsense")[0], "Failed to open configuration file");
+        assert_eq!(problems("-c /nowhere -i ::2 -s DIR", "")[0], "Failed to open configuration file");
+        assert_eq!(problems("-c INI -i ::2 -s DIR", "nonsense")[0], "Failed to open configuration file");
     }
 
     /// One row per option that is known and cannot be honoured, as option and in the file.
@@ -298,11 +442,9 @@ mod tests {
             ("--dpdk-help", "", "--dpdk-help"),
             ("--dpdk-port 0", "", "--dpdk-port"),
             ("", "[general]\ndpdk-port=0", "dpdk-port"),
-            ("-m max", "", "--nic-mtu"),
-            ("", "[general]\nnic-mtu=9000", "nic-mtu"),
             ("--no-offload", "", "--no-offload"),
         ] {
-            let problems = problems(&format!("-c INI -i ::1 -s DIR {words}"), ini);
+            let problems = problems(&format!("-c INI -i ::2 -s DIR {words}"), ini);
             assert_eq!(problems.len(), 1, "{problems:?}");
             assert!(problems[0].starts_with("option refused: ") && problems[0].contains(name), "{problems:?}");
         }
@@ -311,26 +453,63 @@ mod tests {
     #[test]
     fn an_unknown_key_is_refused() {
         for (ini, expected) in [
-            ("[general]\nip=::1\nsockt-dir=/x", "line 3 of the configuration file: there is no option sockt-dir in [general]"),
+            ("[general]\nip=::3\nsockt-dir=/x", "line 3 of the configuration file: there is no option sockt-dir in [general]"),
             (
                 "[security]\nencryption-key-path=/k",
                 "line 2 of the configuration file: there is no option encryption-key-path in [security]",
             ),
+            ("[timeouts]\nudp-new=1\nudp=1", "line 3 of the configuration file: there is no option udp in [timeouts]"),
             ("[other]\nip=::2", "line 2 of the configuration file: there is no option ip in [other]"),
         ] {
-            assert_eq!(problems("-c INI -i ::1 -s DIR", ini), [expected]);
+            assert_eq!(problems("-c INI -i ::2 -s DIR", ini), [expected]);
         }
     }
 
     #[test]
     fn every_value_is_checked_and_all_problems_are_told() {
-        let all = problems("-i 1.2.3 -s /nowhere -l loud -u x --fdb-ageing 0", "");
-        let starts = ["ip \"1.2.3\"", "socket folder \"/nowhere\"", "log level \"loud\"", "core \"x\"", "fdb-ageing \"0\""];
+        let all = problems("-i 1.2.3 -s /nowhere -l loud -u x --fdb-ageing 0 -m 1", "");
+        let starts = [
+            "ip \"1.2.3\"",
+            "nic-mtu \"1\"",
+            "socket folder \"/nowhere\"",
+            "log level \"loud\"",
+            "core \"x\"",
+            "fdb-ageing \"0\"",
+        ];
         assert_eq!(all.len(), starts.len(), "{all:?}");
         for (problem, start) in all.iter().zip(starts) {
             assert!(problem.starts_with(&format!("{start} is refused: ")), "{problem}");
         }
-        assert!(problems("-i ::1 -s INI", "")[0].ends_with("it is not a directory"));
-        assert!(problems("-c INI -i ::1 -s DIR", "[general]\npoll=yes")[0].starts_with("poll=yes is refused"));
+        assert!(problems("-i ::2 -s INI", "")[0].ends_with("it is not a directory"));
+        assert!(problems("-c INI -i ::2 -s DIR", "[general]\npoll=yes")[0].starts_with("poll=yes is refused"));
+        assert_eq!(problems("-i ::2 -s DIR --peer x --group6 y", "").len(), 2);
+    }
+
+    #[test]
+    fn bounds_and_time_outs_of_sessions_are_checked() {
+        for (words, ini, expected) in [
+            ("--sessions 63", "", "sessions \"63\" is refused: it is a number from 64 to 16777216"),
+            ("--sessions 16777217", "", "sessions \"16777217\" is refused: it is a number from 64 to 16777216"),
+            ("--sessions many", "", "sessions \"many\" is refused: it is a number from 64 to 16777216"),
+            ("--session-share 0", "", "session-share \"0\" is refused: it is a number from 1 to 100"),
+            ("--session-share 25%", "", "session-share \"25%\" is refused: it is a number from 1 to 100"),
+            ("", "[general]\nsession-share=101", "session-share \"101\" is refused: it is a number from 1 to 100"),
+            ("--tcp-pickup=-1", "", "tcp-pickup \"-1\" is refused: it is a number from 0 to 31536000"),
+            ("--timeout udp-new", "", "timeout \"udp-new\" is refused: write NAME=SECONDS, as in tcp-established=86400"),
+            (
+                "--timeout udp=1",
+                "",
+                "timeout \"udp\" is refused: there are tcp-new, tcp-established, tcp-half-closed, tcp-closing, tcp-time-wait, \
+                 udp-new, udp-answered, icmp-echo, sctp-new, sctp-established, other, fragment, dhcp",
+            ),
+            ("--timeout other=0", "", "timeout other \"0\" is refused: it is a number from 1 to 31536000"),
+            ("", "[timeouts]\nother=1 s", "timeout other \"1 s\" is refused: it is a number from 1 to 31536000"),
+        ] {
+            assert_eq!(problems(&format!("-c INI -i ::2 -s DIR {words}"), ini), [expected]);
+        }
+        let least =
+            load("-i ::2 -s DIR --sessions 64 --session-share 100 --tcp-pickup 31536000 --timeout fragment=1", "").1.unwrap();
+        assert_eq!((least.sessions, least.session_share, least.tcp_pickup), (64, 100, 31_536_000));
+        assert_eq!(least.timeouts, Timeouts { fragment: 1, ..Timeouts::default() });
     }
 }

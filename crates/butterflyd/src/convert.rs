@@ -2,10 +2,10 @@
 
 use butterfly_api::{Failure, proto};
 use butterfly_model::{
-    Bench, Cidr, Direction, GroupName, GroupNames, IpSet, Kind, Mac, Nic, NicId, NicUpdate, Role, Rule, RuleError, SecurityGroup,
-    SocketDir, Vni, parse_ip,
+    Bench, Cidr, Direction, GroupName, GroupNames, IpSet, Kind, Mac, Nic, NicId, NicUpdate, Peer, Protocol, Role, Rule,
+    RuleError, SecurityGroup, SocketDir, Vni, canonical, parse_ip,
 };
-use std::{fmt::Display, path::Path};
+use std::{fmt::Display, net::IpAddr, path::Path};
 
 /// The failure `description` of the protocol, explained by `error`.
 fn refused(description: &'static str) -> impl Fn(&dyn Display) -> Failure {
@@ -116,6 +116,55 @@ pub fn security_group(declared: &proto::Sg) -> Result<SecurityGroup, Failure> {
     let rules: Result<Vec<Rule>, _> = declared.rule.iter().map(read_rule).collect();
     let rules = rules.map_err(|error| bad(&error))?;
     SecurityGroup::new(name, &declared.member, rules).map_err(|error| bad(&error))
+}
+
+/// Checks the name of a security group that is made by its first rule or member.
+pub fn group_name(name: &str) -> Result<GroupName, Failure> {
+    GroupName::new(name).map_err(|error| refused("Bad Security Group format")(&error))
+}
+
+/// Checks an address that is a member, or one end of a session.
+pub fn member(text: &str) -> Result<IpAddr, Failure> {
+    parse_ip(text).map_err(|error| refused("Bad IP format")(&error))
+}
+
+/// A security group as it is echoed.
+pub fn group_details(group: &SecurityGroup) -> proto::Sg {
+    proto::Sg {
+        id: Some(group.name().as_str().to_owned()),
+        member: group.members().texts(),
+        rule: group.rules().map(rule_details).collect(),
+        ..Default::default()
+    }
+}
+
+/// A rule as it is echoed: without ports where they mean nothing.
+pub fn rule_details(rule: &Rule) -> proto::Rule {
+    let (cidr, group) = match rule.peer() {
+        Peer::Cidr(cidr) => (Some(cidr), None),
+        Peer::SecurityGroup(group) => (None, Some(group)),
+    };
+    let cidr = cidr.map(|cidr| proto::Cidr {
+        address: Some(canonical(cidr.address())),
+        mask_size: Some(cidr.mask_size().into()),
+        ..Default::default()
+    });
+    let direction = match rule.direction() {
+        Direction::Inbound => proto::rule::Direction::INBOUND,
+        Direction::Outbound => proto::rule::Direction::OUTBOUND,
+    };
+    proto::Rule {
+        direction: Some(direction.into()),
+        protocol: Some(match rule.protocol() {
+            Protocol::Any => -1,
+            Protocol::Number(number) => number.into(),
+        }),
+        port_start: rule.ports().map(|ports| (*ports.start()).into()),
+        port_end: rule.ports().map(|ports| (*ports.end()).into()),
+        cidr: cidr.into(),
+        security_group: group.map(|group| group.as_str().to_owned()),
+        ..Default::default()
+    }
 }
 
 /// Checks a rule that is added or removed alone.

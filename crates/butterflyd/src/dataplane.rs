@@ -1,6 +1,11 @@
 //! What the daemon needs from a data path.
 
-use butterfly_datapath::{AddError, FdbRow, Switch, VnicPolicy, VnicReport, VnicSpec, WorkerReport};
+use butterfly_datapath::{
+    AddError, FdbRow, GroupChange, Peers, SessionFilter, SessionRow, SessionTable, Switch, TunnelError, TunnelReport,
+    UplinkReport, VnicPolicy, VnicReport, VnicSpec, WorkerReport,
+};
+use butterfly_model::{GroupName, Rule, Vni};
+use std::net::IpAddr;
 
 /// Something that moves frames between vnics. Every call returns when its effect is complete.
 pub trait Dataplane {
@@ -13,6 +18,9 @@ pub trait Dataplane {
     /// Forgets a vnic: its machine is cut off and its socket is gone.
     fn remove_vnic(&mut self, id: &str);
 
+    /// Changes one security group for all vnics that obey it or whose rules name it. On an error nothing has changed.
+    fn change_group(&mut self, name: &GroupName, change: GroupChange) -> Result<(), AddError>;
+
     /// Everything known about a vnic.
     fn vnic(&self, id: &str) -> Option<VnicReport>;
 
@@ -21,6 +29,36 @@ pub trait Dataplane {
 
     /// What the workers did.
     fn workers(&self) -> Vec<WorkerReport>;
+
+    /// How many sessions `filter` means, and the first `limit` of them.
+    fn sessions(&self, filter: &SessionFilter, limit: usize) -> (u64, Vec<SessionRow>);
+
+    /// Ends the sessions that `filter` means and returns how many they were.
+    fn flush_sessions(&mut self, filter: &SessionFilter) -> u64;
+
+    /// How many sessions each rule of a group admitted since it was added.
+    fn rule_admissions(&self, name: &GroupName) -> Vec<(Rule, u64)>;
+
+    /// The table that holds the sessions.
+    fn session_table(&self) -> SessionTable;
+
+    /// The tunnel endpoint, if there is an uplink.
+    fn tunnel(&self) -> Option<TunnelReport>;
+
+    /// The port that leads out of the host, if there is one.
+    fn uplink(&self) -> Option<UplinkReport>;
+
+    /// The largest IP packet of a virtual machine that reaches other hosts, if there is an uplink.
+    fn inner_mtu(&self) -> Option<u32>;
+
+    /// The peers that were named.
+    fn peers(&self) -> Peers;
+
+    /// Names a peer for one network or for all. Says whether it was not named before.
+    fn add_peer(&mut self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError>;
+
+    /// Takes that back. Says whether it was named.
+    fn remove_peer(&mut self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError>;
 }
 
 impl Dataplane for Switch {
@@ -36,6 +74,10 @@ impl Dataplane for Switch {
         Switch::remove_vnic(self, id);
     }
 
+    fn change_group(&mut self, name: &GroupName, change: GroupChange) -> Result<(), AddError> {
+        Switch::change_group(self, name, change)
+    }
+
     fn vnic(&self, id: &str) -> Option<VnicReport> {
         Switch::vnic(self, id)
     }
@@ -46,5 +88,45 @@ impl Dataplane for Switch {
 
     fn workers(&self) -> Vec<WorkerReport> {
         Switch::workers(self)
+    }
+
+    fn sessions(&self, filter: &SessionFilter, limit: usize) -> (u64, Vec<SessionRow>) {
+        Switch::sessions(self, filter, limit)
+    }
+
+    fn flush_sessions(&mut self, filter: &SessionFilter) -> u64 {
+        Switch::flush_sessions(self, filter)
+    }
+
+    fn rule_admissions(&self, name: &GroupName) -> Vec<(Rule, u64)> {
+        Switch::rule_admissions(self, name)
+    }
+
+    fn session_table(&self) -> SessionTable {
+        Switch::session_table(self)
+    }
+
+    fn tunnel(&self) -> Option<TunnelReport> {
+        Switch::tunnel(self)
+    }
+
+    fn uplink(&self) -> Option<UplinkReport> {
+        Switch::uplink(self)
+    }
+
+    fn inner_mtu(&self) -> Option<u32> {
+        Switch::inner_mtu(self)
+    }
+
+    fn peers(&self) -> Peers {
+        Switch::peers(self)
+    }
+
+    fn add_peer(&mut self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError> {
+        Switch::add_peer(self, peer, vni.map(|vni| vni.number()))
+    }
+
+    fn remove_peer(&mut self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError> {
+        Switch::remove_peer(self, peer, vni.map(|vni| vni.number()))
     }
 }

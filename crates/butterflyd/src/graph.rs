@@ -1,7 +1,7 @@
 //! The packet graph in the DOT language, as clients of the original know it.
 //!
 //! It shows the networks and their vnics, not how this switch is built: a brick per element of the original's graph, west
-//! towards the wire, east towards the machines. Its root is the VXLAN endpoint, as there is no physical port yet.
+//! towards the wire, east towards the machines. Its root is the port that leads out of the host; the VXLAN endpoint if there is none.
 
 use butterfly_model::{Kind, Nic};
 use std::{
@@ -10,10 +10,19 @@ use std::{
     net::IpAddr,
 };
 
-/// The graph of `nics` behind the VXLAN endpoint `ip`; ends with a newline.
-pub fn dot<'a>(ip: IpAddr, nics: impl IntoIterator<Item = &'a Nic>) -> String {
+/// The graph of `nics` behind the VXLAN endpoint `ip` and the port `uplink`, if there is one: its kind and what it is on. Ends with a
+/// newline.
+pub fn dot<'a>(ip: IpAddr, uplink: Option<(&str, &str)>, nics: impl IntoIterator<Item = &'a Nic>) -> String {
     let mut graph = Graph::default();
-    let vtep = graph.add(if ip.is_ipv4() { "vtep4" } else { "vtep6" }, "vxlan".into());
+    let endpoint = if ip.is_ipv4() { "vtep4" } else { "vtep6" };
+    let port = uplink.map(|uplink| match uplink {
+        ("tap", _) => graph.add("tap", "tap".into()),
+        (_, interface) => graph.add("nic", format!("port-{interface}")),
+    });
+    let vtep = match port {
+        Some(port) => graph.add_east_of(port, endpoint, "vxlan".into()),
+        None => graph.add(endpoint, "vxlan".into()),
+    };
     let mut networks: BTreeMap<u32, Vec<&Nic>> = BTreeMap::new();
     for nic in nics {
         networks.entry(nic.vni.number()).or_default().push(nic);
@@ -27,7 +36,7 @@ pub fn dot<'a>(ip: IpAddr, nics: impl IntoIterator<Item = &'a Nic>) -> String {
             graph.add_branch(west, nic);
         }
     }
-    graph.print(vtep)
+    graph.print(port.unwrap_or(vtep))
 }
 
 struct Brick {
@@ -79,8 +88,10 @@ impl Graph {
             if let Some(west) = brick.west {
                 let _ = writeln!(out, "  {brick}:west -- {}:east", self.bricks[west]);
             }
+            // The original's ports have one side, which it calls west.
+            let (side, other) = if matches!(brick.kind, "nic" | "tap") { ("west", "east") } else { ("east", "west") };
             for &east in &brick.east {
-                let _ = writeln!(out, "  {brick}:east -- {}:west", self.bricks[east]);
+                let _ = writeln!(out, "  {brick}:{side} -- {}:{other}", self.bricks[east]);
             }
             queue.extend(&brick.east);
         }
@@ -137,7 +148,26 @@ mod tests {
     fn without_vnics_there_is_the_endpoint() {
         for (ip, kind) in [("192.0.2.1", "vtep4"), ("2001:db8::1", "vtep6")] {
             let expected = format!("{HEAD}  \"{kind}:vxlan\" [ label=\"{{ <west> | {kind}&#92;nvxlan |<east> }}\"];\n}}\n");
-            assert_eq!(dot(ip.parse().unwrap(), []), expected);
+            assert_eq!(dot(ip.parse().unwrap(), None, []), expected);
+        }
+    }
+
+    #[test]
+    fn the_uplink_is_the_root() {
+        for (kind, interface, port) in
+            [("tap", "bfly0", "tap:tap"), ("af_xdp", "eth0", "nic:port-eth0"), ("vhost-user", "/up", "nic:port-/up")]
+        {
+            let graph = dot("192.0.2.1".parse().unwrap(), Some((kind, interface)), []);
+            let node = port.replace(':', "&#92;n");
+            let expected = format!(
+                r#"{HEAD}  "{port}" [ label="{{ <west> | {node} |<east> }}"];
+  "{port}":west -- "vtep4:vxlan":east
+  "vtep4:vxlan" [ label="{{ <west> | vtep4&#92;nvxlan |<east> }}"];
+  "vtep4:vxlan":west -- "{port}":east
+}}
+"#
+            );
+            assert_eq!(graph, expected, "{kind}");
         }
     }
 
@@ -167,12 +197,12 @@ mod tests {
 }}
 "#
         );
-        assert_eq!(dot("192.0.2.1".parse().unwrap(), &nics), expected);
+        assert_eq!(dot("192.0.2.1".parse().unwrap(), None, &nics), expected);
     }
 
     #[test]
     fn no_name_breaks_out_of_its_node() {
-        let graph = dot("192.0.2.1".parse().unwrap(), &[nic(r#"a"];x\{|}<>&"#, 1, true)]);
+        let graph = dot("192.0.2.1".parse().unwrap(), None, &[nic(r#"a"];x\{|}<>&"#, 1, true)]);
         assert!(
             graph.contains(
                 r#"  "vhost:vhost-a\"];x\\{|}<>&" [ label="{ <west> | vhost&#92;nvhost-a\"];x\\\{\|\}\<\>&amp; |<east> }"];"#

@@ -12,10 +12,13 @@ mod ini;
 mod limits;
 mod lock;
 mod log;
+mod mtu;
 mod options;
 mod registry;
 mod run;
 mod signals;
+mod timeouts;
+mod tunnel;
 
 use clap::Parser;
 use config::Config;

@@ -17,8 +17,9 @@ pub struct Options {
     /// Configuration file; its values override the command line
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Address of the VXLAN endpoint, IPv4 or IPv6 (mandatory)
-    #[arg(short, long, value_name = "IP")]
+    /// Address of the VXLAN endpoint, IPv4 or IPv6 (mandatory), and the length of its network's prefix: hosts in that are reached
+    /// directly, others by --gateway
+    #[arg(short, long, value_name = "IP[/LEN]")]
     pub ip: Option<String>,
     /// Existing directory for the vhost-user sockets (mandatory)
     #[arg(short, long, value_name = "DIR")]
@@ -38,6 +39,43 @@ pub struct Options {
     /// Forget a learnt address after so many silent seconds [default: 300]
     #[arg(long, value_name = "SECONDS")]
     pub fdb_ageing: Option<String>,
+    /// Sessions the table can hold, 128 bytes each [default: 1000000]
+    #[arg(long, value_name = "N")]
+    pub sessions: Option<String>,
+    /// How much of the table one vnic or one network may take [default: 25]
+    #[arg(long, value_name = "PERCENT")]
+    pub session_share: Option<String>,
+    /// Pick up TCP connections in their middle for so long after the start or the attachment of a machine, 0: never [default: 120]
+    #[arg(long, value_name = "SECONDS")]
+    pub tcp_pickup: Option<String>,
+    /// Seconds without a frame after which a session ends; may be repeated. `butterfly sessions --timeouts` shows the names
+    #[arg(long = "timeout", value_name = "NAME=SECONDS", action = clap::ArgAction::Append)]
+    pub timeouts: Vec<String>,
+    /// The way to other hosts: an interface, a TAP device of our own, a vhost-user port on a socket of ours or on somebody else's.
+    /// An interface called tap or none is if:NAME [default: tap]
+    #[arg(long, value_name = "IFNAME|tap[:NAME]|vhost-user:PATH|vhost-user-client:PATH|none")]
+    pub uplink: Option<String>,
+    /// Serve so many receive queues of the interface [default: all]
+    #[arg(long, value_name = "N")]
+    pub uplink_queues: Option<String>,
+    /// Tunnel endpoint of another host, for all networks; may be repeated. Networks with one join no multicast group
+    #[arg(long = "peer", value_name = "IP", action = clap::ArgAction::Append)]
+    pub peers: Vec<String>,
+    /// Router to hosts beyond the endpoint's prefix, where the host's own routes do not tell; may be repeated
+    #[arg(long = "gateway", value_name = "IP", action = clap::ArgAction::Append)]
+    pub gateways: Vec<String>,
+    /// What multicast groups of networks over IPv6 begin with; the VNI is in the last four bytes [default: ff00::]
+    #[arg(long, value_name = "PREFIX")]
+    pub group6: Option<String>,
+    /// Compute UDP checksums over IPv6, which are zero otherwise
+    #[arg(long)]
+    pub udp6_checksum: bool,
+    /// Hear VXLAN from named peers only
+    #[arg(long)]
+    pub strict_peers: bool,
+    /// Largest IP packet on the uplink, in bytes; an interface that has less is raised to it, max: as far as it goes
+    #[arg(short = 'm', long, value_name = "N|max", allow_hyphen_values = true)]
+    pub nic_mtu: Option<String>,
     /// Log to standard error only
     #[arg(long)]
     pub no_syslog: bool,
@@ -54,12 +92,9 @@ pub struct Options {
     /// Help of DPDK (not available yet)
     #[arg(long)]
     pub dpdk_help: bool,
-    /// Physical port (not available yet)
+    /// DPDK's number of a physical port (not available yet)
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     pub dpdk_port: Option<String>,
-    /// MTU of the physical port (not available yet)
-    #[arg(short = 'm', long, value_name = "N|max", allow_hyphen_values = true)]
-    pub nic_mtu: Option<String>,
     /// Switch offloads of the physical port off (not available yet)
     #[arg(long)]
     pub no_offload: bool,
@@ -88,6 +123,8 @@ mod tests {
         assert_eq!(long.config, Some("c".into()));
         assert_eq!(parse("b --dpdk-args=-c1 --dpdk-port=0"), parse("b --dpdk-args -c1 --dpdk-port 0"));
         assert_eq!(parse("b -l info -l debug").log_level.as_deref(), Some("debug"), "the last one holds");
+        assert_eq!(parse("b --timeout a=1 --timeout=b=2 --timeout a=3").timeouts, ["a=1", "b=2", "a=3"], "all of them hold");
+        assert_eq!(parse("b --peer ::1 --peer=::2 --gateway ::3").peers, ["::1", "::2"]);
     }
 
     #[test]

@@ -6,18 +6,24 @@ use crate::{
     handlers::{Daemon, seconds_since_epoch},
     limits,
     lock::DirectoryLock,
-    log,
+    log, mtu,
     registry::Registry,
     signals::Stop,
 };
 use butterfly_api::{Envelope, server::Server};
-use butterfly_datapath::{Switch, SwitchConfig};
-use butterfly_model::SocketDir;
-use std::{os::fd::AsFd, sync::Arc, time::SystemTime};
+use butterfly_datapath::{Switch, SwitchConfig, TunnelSpec, UplinkSpec};
+use butterfly_model::{SocketDir, libstdcxx_hash};
+use std::{
+    collections::BTreeMap,
+    os::{fd::AsFd, unix::ffi::OsStrExt},
+    path::Path,
+    sync::Arc,
+    time::SystemTime,
+};
 use tracing::info;
 
 /// Runs until a signal or a client stops it.
-pub fn run(config: Config) -> Result<(), Box<dyn std::error::Error>> {
+pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     let log_level = log::start(config.log_level, config.syslog);
     // Before any thread is there: signals go to whoever is.
     let stop = Stop::on_signals()?;
@@ -25,13 +31,43 @@ pub fn run(config: Config) -> Result<(), Box<dyn std::error::Error>> {
     let _lock = DirectoryLock::take(&config.socket_dir)?;
     let server = Server::bind(&config.endpoint)?;
     let (announcer, writer) = Announcer::start(std::io::stdout())?;
-    let switch_config = SwitchConfig { core: Some(config.core), poll: config.poll, fdb_ageing: config.fdb_ageing };
-    let switch = Switch::start(switch_config, Arc::new(announcer.clone()))?;
+    if let (Some(tunnel), Some(wanted)) = (&mut config.tunnel, config.nic_mtu) {
+        mtu::prepare(tunnel, wanted);
+    }
+    // Whoever never heard of uplinks gets one all the same, as from the original.
+    let hint = match config.tunnel {
+        Some(TunnelSpec { uplink: UplinkSpec::Tap { name: None }, .. }) => {
+            "; a TAP device needs root, and where networks end at this host --uplink none does without one"
+        }
+        _ => "",
+    };
+    let switch_config = SwitchConfig {
+        core: Some(config.core),
+        poll: config.poll,
+        fdb_ageing: config.fdb_ageing,
+        sessions: config.sessions,
+        session_file: Some(session_file(&config.socket_dir)),
+        tcp_pickup: config.tcp_pickup,
+        session_share: config.session_share,
+        timeouts: config.timeouts,
+        tunnel: config.tunnel,
+    };
+    let switch = Switch::start(switch_config, Arc::new(announcer.clone())).map_err(|error| format!("{error}{hint}"))?;
+    let table = switch.session_table();
+    info!("room for {} sessions, in {}", table.capacity, table.memory);
+    match switch.uplink() {
+        Some(uplink) => info!(
+            "uplink {} {}: {}, MTU {}, host_mtu={} for QEMU",
+            uplink.kind, uplink.interface, uplink.mode, uplink.mtu, uplink.inner_mtu
+        ),
+        None => info!("no uplink: networks end at this host"),
+    }
     info!("started: API on {}, sockets in {}", config.endpoint, config.socket_dir.display());
 
     let mut envelope = Envelope::new(Daemon {
         dataplane: switch,
         nics: Registry::default(),
+        groups: BTreeMap::new(),
         socket_dir: SocketDir::new(config.socket_dir),
         ip: config.ip,
         announcer,
@@ -50,4 +86,9 @@ pub fn run(config: Config) -> Result<(), Box<dyn std::error::Error>> {
     drop(daemon);
     writer.finish();
     Ok(served?)
+}
+
+/// The name of the file with the sessions of the daemon that serves `socket_dir`: the same at each of its starts.
+fn session_file(socket_dir: &Path) -> String {
+    format!("butterfly-{:016x}", libstdcxx_hash(socket_dir.as_os_str().as_bytes()))
 }

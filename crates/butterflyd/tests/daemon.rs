@@ -43,6 +43,8 @@ impl Host {
         let mut daemon = butterflyd(&[
             "-i",
             "192.0.2.1",
+            "--uplink",
+            "none",
             "-s",
             directory.path().to_str().unwrap(),
             "-e",
@@ -50,6 +52,8 @@ impl Host {
             "--no-syslog",
             "-l",
             "info",
+            "--sessions",
+            "1000",
         ])
         .spawn()
         .unwrap();
@@ -61,6 +65,13 @@ impl Host {
 
     fn path(&self, name: &str) -> PathBuf {
         self.directory.path().canonicalize().unwrap().join(name)
+    }
+
+    /// The file that holds the sessions.
+    fn session_file(&self) -> PathBuf {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.daemon.id())).unwrap();
+        let mut paths = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
+        paths.find(|path| path.contains("/butterfly-")).unwrap().into()
     }
 
     fn client(&self) -> Client {
@@ -110,6 +121,14 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
+        // Killed, it would leave the file with its sessions, which is memory.
+        if matches!(self.daemon.try_wait(), Ok(None)) {
+            self.signal(Signal::TERM);
+        }
+        let deadline = Instant::now() + PATIENCE;
+        while matches!(self.daemon.try_wait(), Ok(None)) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
     }
@@ -136,7 +155,17 @@ fn the_version_and_the_help_are_on_standard_output() {
     for option in ["-h", "--help"] {
         let (status, stdout, _) = ended(&[option]);
         assert_eq!(status, Some(0));
-        for name in ["--config", "--socket-dir", "--graph-cpu-core", "--poll", "--fdb-ageing", "--no-offload", "--key"] {
+        for name in [
+            "--config",
+            "--socket-dir",
+            "--graph-cpu-core",
+            "--poll",
+            "--fdb-ageing",
+            "--sessions",
+            "--timeout",
+            "--no-offload",
+            "--key",
+        ] {
             assert!(stdout.contains(name), "{option}: {name} is missing in {stdout}");
         }
     }
@@ -146,11 +175,13 @@ fn the_version_and_the_help_are_on_standard_output() {
 fn wrong_options_end_it_with_two() {
     for (arguments, line) in [
         (&[][..], "IP to use is not set\nsocket folder is not set\n"),
-        (&["-i", "::1"], "socket folder is not set\n"),
+        (&["-i", "192.0.2.1"], "socket folder is not set\n"),
         (&["-c", "/does/not/exist"], "Failed to open configuration file\n"),
-        (&["-i", "::1", "-s", "/tmp", "-k", "/key"], "option refused: -k, --key"),
-        (&["-i", "::1", "-s", "/tmp", "-t"], "option refused: -t, --packet-trace"),
-        (&["-i", "::1", "-s", "/tmp", "--dpdk-args", "-c1 -n1"], "option refused: --dpdk-args"),
+        (&["-i", "192.0.2.1", "-s", "/tmp", "-k", "/key"], "option refused: -k, --key"),
+        (&["-i", "192.0.2.1", "-s", "/tmp", "--sessions", "0"], "sessions \"0\" is refused: "),
+        (&["-i", "192.0.2.1", "-s", "/tmp", "--timeout", "tcp=1"], "timeout \"tcp\" is refused: "),
+        (&["-i", "192.0.2.1", "-s", "/tmp", "-t"], "option refused: -t, --packet-trace"),
+        (&["-i", "192.0.2.1", "-s", "/tmp", "--dpdk-args", "-c1 -n1"], "option refused: --dpdk-args"),
         (&["--unknown"], "error: unexpected argument '--unknown'"),
     ] {
         let (status, stdout, stderr) = ended(arguments);
@@ -163,11 +194,36 @@ fn wrong_options_end_it_with_two() {
 fn what_cannot_be_served_ends_it_with_one() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_str().unwrap();
-    let (status, _, stderr) = ended(&["-i", "::1", "-s", path, "-e", "nonsense", "--no-syslog"]);
+    let (status, _, stderr) = ended(&["-i", "192.0.2.1", "-s", path, "-e", "nonsense", "--no-syslog"]);
     assert_eq!(status, Some(1));
     assert!(stderr.starts_with("No encryption configured\n"), "{stderr}");
     assert!(stderr.contains("cannot listen on nonsense"), "{stderr}");
     assert!(files(directory.path()).is_empty(), "nothing is left behind");
+}
+
+#[test]
+fn an_uplink_that_cannot_be_opened_is_told_with_what_to_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let (path, api) = (directory.path().to_str().unwrap(), endpoint(directory.path()));
+    let taken = format!("vhost-user:{path}/taken");
+    let _owner = UnixListener::bind(directory.path().join("taken")).unwrap();
+    for (uplink, reasons) in [
+        ("no-such-link", ["cannot look up the network interface \"no-such-link\": ", "`ip link` lists the interfaces"]),
+        ("lo", ["\"lo\"", ""]),
+        (&taken, ["/taken", ""]),
+    ] {
+        let (status, _, stderr) = ended(&["-i", "192.0.2.1", "--uplink", uplink, "-s", path, "-e", &api, "--no-syslog"]);
+        assert_eq!(status, Some(1), "{uplink}: {stderr}");
+        assert!(reasons.iter().all(|reason| stderr.contains(reason)), "{uplink}: {stderr}");
+        assert_eq!(files(directory.path()), ["taken"], "{uplink}: nothing is left behind");
+    }
+    // Nobody said that there is to be a TAP device.
+    let mut poor = Command::new("setpriv");
+    poor.args(["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", env!("CARGO_BIN_EXE_butterflyd")]);
+    let output = poor.args(["-i", "192.0.2.1", "-s", path, "-e", &api, "--no-syslog"]).output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("TAP device") && stderr.contains("--uplink none"), "{stderr}");
 }
 
 #[test]
@@ -205,7 +261,8 @@ fn a_second_daemon_is_refused_and_harms_nothing() {
         (mine, endpoint(other.path()), "in use by another butterflyd (process "),
         (other.path(), endpoint(mine), "another process listens there"),
     ] {
-        let (status, _, stderr) = ended(&["-i", "::1", "-s", directory.to_str().unwrap(), "-e", &listens_on, "--no-syslog"]);
+        let (status, _, stderr) =
+            ended(&["-i", "::1", "--uplink", "none", "-s", directory.to_str().unwrap(), "-e", &listens_on, "--no-syslog"]);
         assert_eq!(status, Some(1));
         assert!(stderr.contains(reason), "{stderr}");
     }
@@ -218,14 +275,22 @@ fn a_second_daemon_is_refused_and_harms_nothing() {
 fn what_a_killed_daemon_left_behind_is_taken_over() {
     let host = Host::start();
     host.add("a", 1);
+    let session_file = host.session_file();
     host.signal(Signal::KILL);
     let (status, _, _, directory) = host.end();
     assert_eq!(status, None);
+    assert!(session_file.exists());
     assert_eq!(files(directory.path()), [".butterflyd.lock", "api", "qemu-vhost-a"]);
     let host = Host::start_in(directory);
     let path = host.path("qemu-vhost-a");
     assert_eq!(host.add("a", 1), format!("status {{ status: true }} nic_add {{ path: \"{}\" }}", path.display()));
     UnixStream::connect(path).unwrap();
+    assert_eq!(host.session_file(), session_file);
+    host.signal(Signal::TERM);
+    let (status, _, stderr, directory) = host.end();
+    assert_eq!(status, Some(0), "{stderr}");
+    assert!(files(directory.path()).is_empty());
+    assert!(!session_file.exists());
 }
 
 #[test]
@@ -302,7 +367,19 @@ fn running_out_of_open_files_is_explained() {
     let mut limited = Command::new("sh");
     limited.args(["-c", "ulimit -n 160; exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs \"$@\"", "sh"]);
     limited.arg(env!("CARGO_BIN_EXE_butterflyd"));
-    limited.args(["-i", "192.0.2.1", "-s", path, "-e", &endpoint(directory.path()), "--no-syslog", "-l", "warning"]);
+    limited.args([
+        "-i",
+        "192.0.2.1",
+        "--uplink",
+        "none",
+        "-s",
+        path,
+        "-e",
+        &endpoint(directory.path()),
+        "--no-syslog",
+        "-l",
+        "warning",
+    ]);
     let mut daemon = limited.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let stdout = BufReader::new(daemon.stdout.take().unwrap());
     let host = Host { directory, daemon, stdout };
@@ -344,4 +421,65 @@ fn malformed_requests_end_nothing() {
         host.client().exchange(bytes).unwrap();
     }
     assert_eq!(host.ask("nic_list: true"), "status { status: true }");
+}
+
+/// Security groups and the table of sessions, through the real data path.
+#[test]
+fn groups_and_the_session_table_are_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    let api = endpoint(directory.path());
+    let mut daemon = butterflyd(&["-i", "::1", "-s", path, "-e", &api, "--no-syslog", "-l", "info", "--sessions", "5000"]);
+    daemon.args([
+        "--uplink",
+        "none",
+        "--session-share",
+        "50",
+        "--tcp-pickup",
+        "0",
+        "--timeout",
+        "other=7",
+        "--timeout",
+        "udp-new=8",
+    ]);
+    let mut daemon = daemon.spawn().unwrap();
+    let stdout = BufReader::new(daemon.stdout.take().unwrap());
+    let host = Host { directory, daemon, stdout };
+    let table = host.ask("session_table: true");
+    for expected in [
+        "tcp_pickup: 0",
+        "used: 0",
+        "timeout { name: \"other\" seconds: 7 ",
+        "timeout { name: \"udp-new\" seconds: 8 ",
+        "timeout { name: \"udp-answered\" seconds: 60 ",
+    ] {
+        assert!(table.contains(expected), "{expected} is not in {table}");
+    }
+    let capacity = table.split_once("capacity: ").unwrap().1.split(' ').next().unwrap();
+    let memory = table.split_once("memory: \"").unwrap().1.split('"').next().unwrap();
+    let capacity: u32 = capacity.parse().unwrap();
+    assert!((5000..10_000).contains(&capacity), "{capacity}");
+    assert!(table.contains(&format!("share: {}", capacity / 2)), "{table}");
+
+    host.ask("nic_add { id: \"a\" mac: \"02:00:00:00:00:01\" vni: 1 ip: \"10.0.0.1\" security_group: \"web\" }");
+    let ok = "status { status: true }";
+    let rule = "rule { direction: INBOUND protocol: 6 port_start: 80 port_end: 80 cidr { address: \"10.0.0.1\" mask_size: 8 } }";
+    for request in [
+        format!("sg_rule_add {{ sg_id: \"web\" {rule} }}"),
+        "sg_member_add { sg_id: \"web\" member: \"10.0.0.2\" }".into(),
+        "sg_rule_add { sg_id: \"web\" rule { direction: OUTBOUND protocol: -1 security_group: \"web\" } }".into(),
+        "sg_rule_del { sg_id: \"web\" rule { direction: OUTBOUND protocol: -1 security_group: \"web\" } }".into(),
+    ] {
+        assert_eq!(host.ask(&request), ok, "{request}");
+    }
+    assert_eq!(host.ask("sg_details: \"\""), format!("{ok} sg_details {{ id: \"web\" member: \"10.0.0.2\" {rule} }}"));
+    assert_eq!(host.ask("sg_rule_stats: \"web\""), format!("{ok} sg_rule_stats {{ {rule} sessions: 0 }}"));
+    assert_eq!(host.ask("session_list { filter { nic_id: \"a\" } }"), format!("{ok} session_list {{ matching: 0 }}"));
+    assert_eq!(host.ask("session_flush { }"), format!("{ok} session_flush {{ flushed: 0 }}"));
+    assert_eq!(host.ask("sg_del: \"web\""), ok);
+    host.signal(Signal::TERM);
+    let (status, _, stderr, directory) = host.end();
+    assert_eq!(status, Some(0), "{stderr}");
+    assert!(stderr.contains(&format!("<INFO> room for {capacity} sessions, in {memory}")), "{stderr}");
+    assert!(files(directory.path()).is_empty(), "{:?}", files(directory.path()));
 }

@@ -27,21 +27,22 @@ pub(crate) fn antispoof(batch: &mut Batch<'_>, context: &Context<'_>) {
     let (frames, metas) = batch.parts();
     for (index, meta) in metas.iter_mut().enumerate() {
         if meta.verdict == Verdict::Undecided
-            && let Err(reason) = check(meta.source, meta.inside, frames.head(index), context.sender)
+            && let Err(reason) = check(meta.source, meta.inside, || frames.head(index), context.sender)
         {
             meta.verdict = Verdict::Drop(reason, context.sender.place.slot);
         }
     }
 }
 
-fn check(source: u64, inside: Inside, head: &[u8], sender: &Vnic) -> Result<(), DropReason> {
+#[inline(always)]
+fn check<'a>(source: u64, inside: Inside, head: impl FnOnce() -> &'a [u8], sender: &Vnic) -> Result<(), DropReason> {
     if source != number(sender.mac) {
         return Err(SPOOFED_MAC);
     }
     match inside {
         Inside::Rarp => Err(RARP),
         Inside::Arp(at) if sender.rules.ip_anti_spoof => {
-            let arp = arp(head, at).ok_or(SPOOFED_ARP)?;
+            let arp = arp(head(), at).ok_or(SPOOFED_ARP)?;
             let owned = arp.sender_mac() == sender.mac && sender.rules.arp.binary_search(&arp.sender_ip()).is_ok();
             if owned { Ok(()) } else { Err(SPOOFED_ARP) }
         }

@@ -9,7 +9,10 @@ use crate::{
     drops::DropReason,
     fdb::Fdb,
     headers::Inside,
-    snapshot::{Network, Snapshot, Vnic},
+    rules::Cells,
+    session::{Table, Timeouts},
+    snapshot::{Network, Remote, Snapshot, Vnic},
+    tunnel::{PeerRef, Tunnel},
 };
 
 /// What happens to a frame. The sender's port is that of the batch.
@@ -21,6 +24,8 @@ pub(crate) enum Verdict {
     Drop(DropReason, u32),
     /// To the vnic in this slot.
     Deliver(u32),
+    /// To another host.
+    Tunnel(PeerRef),
     /// To every vnic of the network that may have it.
     Flood {
         /// The destination is a unicast address that nobody knows: only vnics that may own several addresses get it.
@@ -36,6 +41,8 @@ pub(crate) struct Meta {
     /// Source address likewise.
     pub source: u64,
     pub verdict: Verdict,
+    /// The host that it came from, if its sender is a trunk; 0 if there was no room for it among the peers.
+    pub peer: PeerRef,
     /// What is inside, if someone in the network is filtered.
     pub inside: Inside,
     /// The frame needs something computed: the fields below say what. They are stale otherwise.
@@ -53,6 +60,7 @@ impl Meta {
         destination: 0,
         source: 0,
         verdict: Verdict::Undecided,
+        peer: PeerRef(0),
         inside: Inside::Unknown,
         offload: false,
         net: NetHeader { flags: 0, gso_type: 0, hdr_len: 0, gso_size: 0, csum_start: 0, csum_offset: 0, num_buffers: 0 },
@@ -100,4 +108,21 @@ pub(crate) struct Context<'a> {
     pub worker: usize,
     /// Seconds of the coarse clock.
     pub now: u32,
+    pub table: &'a Table,
+    pub cells: &'a Cells,
+    pub timeouts: &'a Timeouts,
+    /// Seconds after an attachment in which connections may be picked up.
+    pub tcp_pickup: u32,
+    /// Most sessions of one vnic, and of one network.
+    pub session_share: u32,
+    /// The way to other hosts.
+    pub tunnel: Option<&'a Tunnel>,
+}
+
+impl<'a> Context<'a> {
+    /// The other hosts of the sender's network, unless the frames come from there: nothing goes back to where it came from.
+    #[inline(always)]
+    pub fn remote(&self) -> Option<&'a Remote> {
+        self.network.remote.as_ref().filter(|_| !self.sender.trunk)
+    }
 }

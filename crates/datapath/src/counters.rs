@@ -91,6 +91,19 @@ impl Totals {
         self.0.get(PLAIN + reason.index()).copied().unwrap_or(0)
     }
 
+    /// Drops that were counted elsewhere.
+    pub fn add_drops(&mut self, reason: DropReason, n: u64) {
+        if let Some(sum) = self.0.get_mut(PLAIN + reason.index()) {
+            *sum += n;
+        }
+    }
+
+    /// Nothing but drops.
+    pub fn drops_only(mut self) -> Totals {
+        self.0.iter_mut().take(PLAIN).for_each(|sum| *sum = 0);
+        self
+    }
+
     pub fn merge(&mut self, other: &Totals) {
         for (sum, n) in self.0.iter_mut().zip(&other.0) {
             *sum += n;

@@ -16,10 +16,11 @@ use crate::{
     batch::{Batch, Context, Meta, Verdict},
     counters::Counter,
     drops::{DropReason, drop_reasons},
+    filter::{Room, admits_flooded},
     forward::NO_RECEIVER,
-    policy::{IP_HIDDEN, admits},
     segment::Segments,
     snapshot::Vnic,
+    tunnel::{self, Departures, Leaving},
 };
 
 drop_reasons! { 5;
@@ -101,9 +102,16 @@ struct Receiver {
 
 type Receivers = ArrayVec<Receiver, BATCH>;
 
-/// Who gets frames of their own, with their number; counts drops. Returns the number of floods.
-fn plan(batch: &Batch<'_>, context: &Context<'_>, receivers: &mut Receivers) -> u64 {
-    let mut floods = 0;
+/// What there is besides frames with one receiver on this host.
+#[derive(Default)]
+struct Planned {
+    floods: bool,
+    tunnelled: bool,
+}
+
+/// Who gets frames of their own, with their number; counts drops.
+fn plan(batch: &Batch<'_>, context: &Context<'_>, receivers: &mut Receivers) -> Planned {
+    let mut planned = Planned::default();
     let mut current = Receiver { slot: u32::MAX, frames: 0 };
     for meta in batch.metas() {
         match meta.verdict {
@@ -112,7 +120,8 @@ fn plan(batch: &Batch<'_>, context: &Context<'_>, receivers: &mut Receivers) -> 
                 note(receivers, current);
                 current = Receiver { slot, frames: 1 };
             }
-            Verdict::Flood { .. } => floods += 1,
+            Verdict::Tunnel(_) => planned.tunnelled = true,
+            Verdict::Flood { .. } => planned.floods = true,
             Verdict::Drop(reason, slot) => count_drop(context, slot, reason),
             Verdict::Undecided => {}
         }
@@ -121,7 +130,7 @@ fn plan(batch: &Batch<'_>, context: &Context<'_>, receivers: &mut Receivers) -> 
     if receivers.len() > 1 {
         receivers.sort_unstable_by_key(|receiver| receiver.slot); // the order in which rings are locked
     }
-    floods
+    planned
 }
 
 fn note(receivers: &mut Receivers, run: Receiver) {
@@ -137,10 +146,17 @@ fn note(receivers: &mut Receivers, run: Receiver) {
 
 /// Carries out the verdicts and gives the frames back to the sender. Returns the slot that most of the next frames will go to.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
-pub(crate) fn deliver(mut batch: Batch<'_>, context: &Context<'_>, calls: &mut Calls) -> Option<u32> {
+pub(crate) fn deliver(
+    mut batch: Batch<'_>,
+    context: &Context<'_>,
+    room: &Room,
+    departures: &mut Departures,
+    calls: &mut Calls,
+) -> Option<u32> {
     let mut receivers = Receivers::new();
-    if plan(&batch, context, &mut receivers) > 0 {
-        flood(&mut batch, context, calls);
+    let planned = plan(&batch, context, &mut receivers);
+    if planned.floods {
+        flood(&mut batch, context, room, calls);
     }
     let mut held = ArrayVec::<(MutexGuard<'_, Option<RxRing>>, &Vnic, Got), BATCH>::new();
     for Receiver { slot, frames } in &receivers {
@@ -150,9 +166,16 @@ pub(crate) fn deliver(mut batch: Batch<'_>, context: &Context<'_>, calls: &mut C
         if let Some(ring) = guard.as_mut() {
             ring.prepare(*frames);
         }
-        to_one(&batch, guard.as_mut(), receiver, context, &mut got, |meta| meta.verdict == Verdict::Deliver(*slot));
+        to_one(&batch, guard.as_mut(), receiver, context, &mut got, |_, meta| meta.verdict == Verdict::Deliver(*slot));
         let _ = held.try_push((guard, receiver, got));
     }
+    // Its lock is the last that is taken.
+    let leaving = match (context.tunnel, context.remote()) {
+        (Some(tunnel), Some(remote)) if planned.tunnelled || planned.floods => {
+            tunnel::leave(&batch, context, tunnel, remote, departures)
+        }
+        _ => Leaving::Nothing,
+    };
     call(calls, batch.frames.release());
     for (guard, receiver, got) in &mut held {
         if let Some(ring) = guard.as_mut() {
@@ -160,7 +183,30 @@ pub(crate) fn deliver(mut batch: Batch<'_>, context: &Context<'_>, calls: &mut C
         }
         got.count(receiver, context.worker);
     }
+    call(calls, leaving.publish(&mut departures.pending));
+    held.clear(); // dropping it would move it
+    if !departures.answers.is_empty() {
+        answer(context, departures, calls);
+    }
     receivers.iter().max_by_key(|receiver| receiver.frames).map(|receiver| receiver.slot)
+}
+
+/// Gives the sender of a batch what its frames were answered.
+#[cold]
+fn answer(context: &Context<'_>, departures: &mut Departures, calls: &mut Calls) {
+    let mut guard = context.sender.shared.port.rx();
+    let mut got = Got::default();
+    if let Some(ring) = guard.as_mut() {
+        for frame in departures.answers.iter() {
+            if ring.deliver_own(frame).is_ok() {
+                got.packets += 1;
+                got.bytes += frame.len() as u64;
+            }
+        }
+        call(calls, publish(ring));
+    }
+    departures.answers.clear();
+    got.count(context.sender, context.worker);
 }
 
 /// Shows a guest what it got, unless its memory was taken away meanwhile.
@@ -187,7 +233,7 @@ fn to_one(
     receiver: &Vnic,
     context: &Context<'_>,
     got: &mut Got,
-    wanted: impl Fn(&Meta) -> bool,
+    wanted: impl Fn(usize, &Meta) -> bool,
 ) {
     let refuse = |reason| {
         if let Some(cells) = receiver.shared.counters.of(context.worker) {
@@ -195,13 +241,13 @@ fn to_one(
         }
     };
     let Some(ring) = ring else {
-        batch.metas().iter().filter(|meta| wanted(meta)).for_each(|_| refuse(NOT_ATTACHED));
+        batch.metas().iter().enumerate().filter(|(index, meta)| wanted(*index, meta)).for_each(|_| refuse(NOT_ATTACHED));
         return;
     };
     let metas = batch.metas();
     let mut at = 0;
     while let Some(meta) = metas.get(at) {
-        if !wanted(meta) {
+        if !wanted(at, meta) {
             at += 1;
         } else if meta.offload {
             let len = batch.frames.frames().get(at).map_or(0, |frame| frame.len);
@@ -210,7 +256,8 @@ fn to_one(
             }
             at += 1;
         } else {
-            let end = at + metas.iter().skip(at).take_while(|meta| wanted(meta) && !meta.offload).count();
+            let run = metas.iter().enumerate().skip(at).take_while(|(index, meta)| wanted(*index, meta) && !meta.offload);
+            let end = at + run.count();
             while at < end {
                 let (done, bytes) = ring.deliver_run(&batch.frames, at..end);
                 got.packets += done as u64;
@@ -289,18 +336,20 @@ fn offloaded(
 
 /// Copies the frames with several receivers: receivers outside, frames inside.
 #[inline(never)]
-fn flood(batch: &mut Batch<'_>, context: &Context<'_>, calls: &mut Calls) {
+fn flood(batch: &mut Batch<'_>, context: &Context<'_>, room: &Room, calls: &mut Calls) {
     let sender = context.sender;
     let members = &context.network.members;
-    let others = members.len().saturating_sub(1) as u64;
+    let away = context.remote().map_or(0, |remote| remote.peers.len().max(1));
+    let others = (members.len() - usize::from(!sender.trunk && !members.is_empty()) + away) as u64;
     let floods = batch.metas().iter().filter(|meta| matches!(meta.verdict, Verdict::Flood { .. })).count();
     if let Some(cells) = sender.shared.counters.of(context.worker) {
         cells.add(Counter::Flooded, floods as u64);
     }
     let mut tokens = refill(sender);
-    let open = members.iter().any(|slot| {
-        *slot != sender.place.slot && context.snapshot.vnics.get(*slot).is_some_and(|receiver| receiver.rules.bypass)
-    });
+    let open = away > 0
+        || members.iter().any(|slot| {
+            *slot != sender.place.slot && context.snapshot.vnics.get(*slot).is_some_and(|receiver| receiver.rules.bypass)
+        });
     let (frames, metas) = batch.parts();
     for (meta, frame) in metas.iter_mut().zip(frames.frames()) {
         if let Verdict::Flood { unknown } = meta.verdict {
@@ -327,17 +376,16 @@ fn flood(batch: &mut Batch<'_>, context: &Context<'_>, calls: &mut Calls) {
             continue;
         }
         if !bypass {
-            for meta in batch.metas().iter().filter(|meta| flooded(meta)) {
-                if let Err(reason) = admits(receiver, meta.inside) {
-                    let charged = if reason == IP_HIDDEN { sender.place.slot } else { *slot };
+            for (index, _) in batch.metas().iter().enumerate().filter(|(_, meta)| flooded(meta)) {
+                if let Err((reason, charged)) = admits_flooded(room, index, receiver, context) {
                     count_drop(context, charged, reason);
                 }
             }
         }
         let mut got = Got::default();
         let mut guard = receiver.shared.port.rx();
-        to_one(batch, guard.as_mut(), receiver, context, &mut got, |meta| {
-            flooded(meta) && (bypass || admits(receiver, meta.inside).is_ok())
+        to_one(batch, guard.as_mut(), receiver, context, &mut got, |index, meta| {
+            flooded(meta) && (bypass || admits_flooded(room, index, receiver, context).is_ok())
         });
         let interrupt = guard.as_mut().and_then(publish);
         drop(guard);

@@ -62,8 +62,10 @@ const STAGES: &[&[ReasonInfo]] = &[
     crate::antispoof::REASONS,
     crate::offload::REASONS,
     crate::forward::REASONS,
-    crate::policy::REASONS,
+    crate::filter::REASONS,
     crate::deliver::REASONS,
+    crate::flow::REASONS,
+    crate::tunnel::REASONS,
 ];
 
 /// All reasons there are, in the order of the stages.

@@ -13,6 +13,8 @@ use crate::{
     drops::{DropReason, drop_reasons},
     fdb::{Learning, MAX_PER_NETWORK, MAX_PER_VNIC},
     headers::number,
+    snapshot::PortRef,
+    tunnel::PeerRef,
 };
 
 drop_reasons! { 3;
@@ -37,7 +39,7 @@ pub(crate) fn forward(batch: &mut Batch<'_>, context: &Context<'_>) {
     let slot = context.sender.place.slot;
     let (_, metas) = batch.parts();
     // Frames of a batch tend to have the same addresses as the one before.
-    let mut learnt: Option<(u64, Result<(), DropReason>)> = None;
+    let mut learnt: Option<(u64, PeerRef, Result<(), DropReason>)> = None;
     let mut found: Option<(u64, Verdict)> = None;
     for meta in metas {
         if meta.verdict != Verdict::Undecided {
@@ -45,10 +47,10 @@ pub(crate) fn forward(batch: &mut Batch<'_>, context: &Context<'_>) {
         }
         if meta.source != own {
             let outcome = match learnt {
-                Some((source, outcome)) if source == meta.source => outcome,
+                Some((source, peer, outcome)) if source == meta.source && peer == meta.peer => outcome,
                 _ => learn(meta, context),
             };
-            learnt = Some((meta.source, outcome));
+            learnt = Some((meta.source, meta.peer, outcome));
             if let Err(reason) = outcome {
                 meta.verdict = Verdict::Drop(reason, slot);
                 continue;
@@ -74,8 +76,13 @@ fn learn(meta: &Meta, context: &Context<'_>) -> Result<(), DropReason> {
         return Ok(()); // not the address of a station
     }
     let behind = &sender.shared.learnt;
-    let room = behind.load(Ordering::Relaxed) < MAX_PER_VNIC && network.learnt.load(Ordering::Relaxed) < MAX_PER_NETWORK;
-    match context.fdb.learn(sender.vni, meta.source, sender.place, context.now, room) {
+    let (place, most) = match (sender.trunk, meta.peer) {
+        (false, _) => (sender.place, MAX_PER_VNIC),
+        (true, PeerRef(0)) => return Ok(()), // of a host that there was no room for
+        (true, PeerRef(peer)) => (PortRef { slot: sender.place.slot, incarnation: peer }, MAX_PER_NETWORK),
+    };
+    let room = behind.load(Ordering::Relaxed) < most && network.learnt.load(Ordering::Relaxed) < MAX_PER_NETWORK;
+    match context.fdb.learn(sender.vni, meta.source, place, context.now, room) {
         Learning::Known => {}
         Learning::New => {
             behind.fetch_add(1, Ordering::Relaxed);
@@ -83,7 +90,7 @@ fn learn(meta: &Meta, context: &Context<'_>) -> Result<(), DropReason> {
         }
         Learning::Moved(from) => {
             behind.fetch_add(1, Ordering::Relaxed);
-            if let Some(vnic) = context.snapshot.vnic(from) {
+            if let Some(vnic) = context.snapshot.behind(from) {
                 vnic.shared.learnt.fetch_sub(1, Ordering::Relaxed);
             }
         }
@@ -106,15 +113,23 @@ fn lookup(destination: u64, context: &Context<'_>) -> Verdict {
             Verdict::Flood { unknown: false }
         };
     }
-    let owner = context.network.macs.get(destination).or_else(|| {
-        let place = context.fdb.lookup(sender.vni, destination, context.now)?;
-        // The entry may be older than the vnic in that slot, or torn: see fdb.
-        let vnic = context.snapshot.vnic(place).filter(|vnic| vnic.vni == sender.vni && vnic.rules.bypass)?;
-        Some(vnic.place.slot)
-    });
-    match owner {
-        Some(slot) if slot == sender.place.slot => drop(SAME_PORT),
-        Some(slot) => Verdict::Deliver(slot),
-        None => Verdict::Flood { unknown: true },
+    if let Some(slot) = context.network.macs.get(destination) {
+        return if slot == sender.place.slot { drop(SAME_PORT) } else { Verdict::Deliver(slot) };
+    }
+    let unknown = Verdict::Flood { unknown: true };
+    let Some(place) = context.fdb.lookup(sender.vni, destination, context.now) else { return unknown };
+    if context.network.remote.as_ref().is_some_and(|remote| remote.slot == place.slot) {
+        let known = context.tunnel.is_some_and(|tunnel| tunnel.peers.get(PeerRef(place.incarnation)).is_some());
+        return match known {
+            _ if sender.trunk => drop(SAME_PORT),
+            true => Verdict::Tunnel(PeerRef(place.incarnation)),
+            false => unknown,
+        };
+    }
+    // The entry may be older than the vnic in that slot, or torn: see fdb.
+    match context.snapshot.vnic(place).filter(|vnic| vnic.vni == sender.vni && vnic.rules.bypass) {
+        Some(vnic) if vnic.place.slot == sender.place.slot => drop(SAME_PORT),
+        Some(vnic) => Verdict::Deliver(vnic.place.slot),
+        None => unknown,
     }
 }

@@ -1,8 +1,14 @@
 //! A whole switch in one thread, for packet walks, measurements of fixed work, and fuzzing: in-memory rings of simulated guests, no
 //! sockets, no threads, no root.
 
-use std::{collections::BTreeMap, os::fd::AsFd, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    os::fd::AsFd,
+    sync::{Arc, atomic::Ordering},
+};
 
+use butterfly_model::GroupName;
 use butterfly_packet::mac::Mac;
 use butterfly_vhost::{
     dirty,
@@ -13,15 +19,19 @@ use butterfly_vhost::{
     },
     memory::{GuestMemory, RegionSpec},
     net::{Features, NetHeader},
-    port::{PortEvents, Queue},
+    port::{Port, PortEvents, Queue},
     ring::{CallFd, RingSetup},
 };
 
 use crate::{
     counters::{Counter, Totals},
     drops::reasons,
-    plane::{AddError, Attachment, Plane, VnicPolicy},
+    plane::{AddError, Attachment, Plane, PlaneConfig, SessionConfig, VnicPolicy},
+    rules::GroupChange,
+    rules::number as number_of_ip,
+    sessions::{SessionFilter, SessionRow},
     snapshot::Vnic,
+    tunnel::{Tunnel, TunnelConfig, UplinkPort},
     worker::Worker,
 };
 
@@ -37,6 +47,8 @@ struct Attached {
 /// A host whose only worker does a turn when told to.
 pub struct Host {
     plane: Plane,
+    /// What is at the other end of the uplink's rings.
+    wire: Option<Guest>,
     worker: Worker,
     vnics: BTreeMap<String, Attached>,
     last: BTreeMap<String, u64>,
@@ -59,13 +71,104 @@ pub const LINUX: Features = Features(
         | Features::HOST_TSO6.0,
 );
 
+/// Of an uplink: complete frames in large buffers.
+pub const WIRE: Features = Features(Features::VERSION_1.0 | Features::MRG_RXBUF.0 | Features::EVENT_IDX.0);
+
 impl Host {
     /// A host without vnics.
     pub fn new() -> Result<Host, Error> {
-        let plane = Plane::new(1, 300)?;
+        Host::with_sessions(SessionConfig { capacity: 65_536, ..SessionConfig::default() })
+    }
+
+    /// A host that keeps sessions like this.
+    pub fn with_sessions(sessions: SessionConfig) -> Result<Host, Error> {
+        Host::with_tunnel(sessions, None)
+    }
+
+    /// A host that is a tunnel endpoint; its uplink is a ring of a simulated guest, which stands for the wire.
+    pub fn with_tunnel(sessions: SessionConfig, config: Option<&TunnelConfig>) -> Result<Host, Error> {
+        let port = Arc::new(Port::default());
+        let tunnel = config.map(|config| Tunnel::new(config, UplinkPort::Ring(port.clone()), 1)).transpose()?;
+        let plane = Plane::new(PlaneConfig { workers: 1, fdb_ageing: 300, sessions, tunnel })?;
+        let handle = plane.workers.first().ok_or("no worker")?.clone();
+        let worker = Worker::new(plane.shared.clone(), handle.clone(), false);
+        let wire = match config {
+            None => None,
+            Some(_) => {
+                let config = GuestConfig::default();
+                let memory = Memory::new(&MemoryConfig::new(config.memory_needed()))?;
+                let guest = Guest::new(&memory, WIRE, &config)?;
+                attach_rings(&port, &Attachment::uplink(handle), &guest, WIRE)?;
+                Some(guest)
+            }
+        };
+        Ok(Host { plane, wire, worker, vnics: BTreeMap::new(), last: BTreeMap::new() })
+    }
+
+    /// A host whose uplink is a port of its own kind.
+    #[cfg(test)]
+    pub(crate) fn on_wire(config: &TunnelConfig, wire: Box<dyn butterfly_uplink::Uplink>) -> Result<Host, Error> {
+        let tunnel = Tunnel::new(config, UplinkPort::Wire(Box::new([std::sync::Mutex::new(wire)])), 1)?;
+        let sessions = SessionConfig { capacity: 1024, ..SessionConfig::default() };
+        let plane = Plane::new(PlaneConfig { workers: 1, fdb_ageing: 300, sessions, tunnel: Some(tunnel) })?;
         let handle = plane.workers.first().ok_or("no worker")?.clone();
         let worker = Worker::new(plane.shared.clone(), handle, false);
-        Ok(Host { plane, worker, vnics: BTreeMap::new(), last: BTreeMap::new() })
+        Ok(Host { plane, wire: None, worker, vnics: BTreeMap::new(), last: BTreeMap::new() })
+    }
+
+    /// What workers have of the way to other hosts.
+    #[cfg(test)]
+    pub(crate) fn tunnel(&self) -> Option<&Tunnel> {
+        self.plane.shared.tunnel.as_ref()
+    }
+
+    /// Says which tunnel endpoints get what is for several receivers, in all networks and in some.
+    pub fn set_peers(&self, all: Vec<IpAddr>, of: BTreeMap<u32, Vec<IpAddr>>) -> Result<(), Vec<IpAddr>> {
+        self.plane.set_peers(all, of)
+    }
+
+    /// Says what the link address of a peer's next hop is.
+    pub fn set_neighbour(&self, peer: IpAddr, mac: Mac) -> Result<(), Error> {
+        let tunnel = self.plane.shared.tunnel.as_ref().ok_or("no tunnel")?;
+        let peer = tunnel.peers.find(number_of_ip(peer)).and_then(|at| tunnel.peers.get(at)).ok_or("no such peer")?;
+        peer.set_mac(Some(mac));
+        peer.stop_waiting();
+        Ok(())
+    }
+
+    /// What is at the other end of the uplink.
+    pub fn wire(&mut self) -> Option<&mut Guest> {
+        self.wire.as_mut()
+    }
+
+    /// What left through the uplink since the last call.
+    pub fn left(&mut self) -> Result<Vec<Vec<u8>>, Error> {
+        let wire = self.wire.as_mut().ok_or("no tunnel")?;
+        let mut frames = Vec::new();
+        while let Some((_, frame)) = wire.recv()? {
+            frames.push(frame);
+        }
+        Ok(frames)
+    }
+
+    /// Frames arrive on the uplink.
+    pub fn arrive(&mut self, frames: &[Vec<u8>]) -> Result<(), Error> {
+        for frame in frames {
+            self.wire.as_mut().ok_or("no tunnel")?.send(frame, NetHeader::default())?;
+            self.settle();
+        }
+        Ok(())
+    }
+
+    /// Frames for the endpoint itself, and those that wait for a next hop: what the control thread would be given.
+    pub fn punted(&self) -> Vec<Vec<u8>> {
+        let Some(tunnel) = &self.plane.shared.tunnel else { return Vec::new() };
+        let mut frames = Vec::new();
+        while let Some((_, frame)) = tunnel.punt.take() {
+            frames.push(frame.clone());
+            tunnel.punt.give_back(frame);
+        }
+        frames
     }
 
     /// Declares a vnic. No guest is attached yet.
@@ -78,6 +181,27 @@ impl Host {
     /// Changes a vnic's policy.
     pub fn update(&mut self, id: &str, policy: &VnicPolicy) -> Result<(), AddError> {
         self.plane.update(id, policy)
+    }
+
+    /// Changes a security group.
+    pub fn change_group(&self, name: &GroupName, change: GroupChange) -> Result<(), AddError> {
+        self.plane.change_group(name, change)
+    }
+
+    /// As if so many changes had happened that their numbers are nearly used up.
+    pub fn near_last_version(&mut self) {
+        self.plane.near_last_version();
+        self.settle();
+    }
+
+    /// Removes sessions. Returns how many there were.
+    pub fn flush_sessions(&self, filter: &SessionFilter) -> u64 {
+        self.plane.flush_sessions(filter)
+    }
+
+    /// How many sessions match, and the first `limit` of them.
+    pub fn sessions(&self, filter: &SessionFilter, limit: usize) -> (u64, Vec<SessionRow>) {
+        self.plane.list_sessions(filter, limit)
     }
 
     /// Removes a vnic and its guest.
@@ -93,7 +217,8 @@ impl Host {
         let memory = Memory::new(memory)?;
         let guest = Guest::new(&memory, features, config)?;
         let attached = self.vnics.get_mut(id).ok_or("no such vnic")?;
-        attach_rings(&attached.vnic, &attached.attachment, &guest, features)?;
+        attach_rings(&attached.vnic.shared.port, &attached.attachment, &guest, features)?;
+        attached.vnic.shared.attached.store(self.plane.shared.clock.now(), Ordering::Relaxed);
         attached.guest = Some(guest);
         Ok(())
     }
@@ -143,6 +268,14 @@ impl Host {
         while self.turn() {}
     }
 
+    /// The host for two threads: one changes groups, the other is the worker. A change waits for the worker as in a switch, so whoever has
+    /// the worker must go on turning until all changes are made, or let go of it.
+    pub fn halves(&mut self) -> (Changes<'_>, Turns<'_>) {
+        let Host { plane, worker, vnics, .. } = self;
+        plane.workers.iter().for_each(|handle| handle.running.store(true, Ordering::SeqCst));
+        (Changes { plane }, Turns { plane, worker, vnics })
+    }
+
     /// Puts a frame into a guest's ring and lets the switch work.
     pub fn send(&mut self, id: &str, frame: &[u8], header: NetHeader) -> Result<(), Error> {
         self.guest(id).ok_or("no guest")?.send(frame, header)?;
@@ -172,6 +305,12 @@ impl Host {
         for (id, attached) in &self.vnics {
             named(id, &attached.vnic.shared.counters.totals(), &mut now);
         }
+        for (_, trunk) in self.plane.shared.snapshot.load().vnics.iter().filter(|(_, vnic)| vnic.trunk) {
+            named(&format!("vni-{}", trunk.vni), &trunk.shared.counters.totals(), &mut now);
+        }
+        if let Some(tunnel) = &self.plane.shared.tunnel {
+            named("uplink", &tunnel.totals(), &mut now);
+        }
         let moved = now
             .iter()
             .filter_map(|(name, n)| {
@@ -187,11 +326,49 @@ impl Host {
     pub fn pass(&mut self, seconds: u32) {
         self.plane.shared.clock.pass(seconds);
         self.plane.expire();
+        self.plane.sweep(0, 1);
     }
 
     /// Number of learnt addresses in force.
     pub fn learnt(&self) -> usize {
         self.plane.shared.fdb.list(self.plane.shared.clock.now()).len()
+    }
+}
+
+/// What changes: see [`Host::halves`].
+pub struct Changes<'a> {
+    plane: &'a Plane,
+}
+
+impl Changes<'_> {
+    /// Changes a security group. When this returns, the worker does not use the old one any more.
+    pub fn change_group(&self, name: &GroupName, change: GroupChange) -> Result<(), AddError> {
+        self.plane.change_group(name, change)
+    }
+}
+
+/// The worker and the guests: see [`Host::halves`].
+pub struct Turns<'a> {
+    plane: &'a Plane,
+    worker: &'a mut Worker,
+    vnics: &'a mut BTreeMap<String, Attached>,
+}
+
+impl Turns<'_> {
+    /// A vnic's guest.
+    pub fn guest(&mut self, id: &str) -> Option<&mut Guest> {
+        self.vnics.get_mut(id)?.guest.as_mut()
+    }
+
+    /// Lets the worker look at every ring once. Returns whether a frame was found.
+    pub fn turn(&mut self) -> bool {
+        self.worker.turn()
+    }
+}
+
+impl Drop for Turns<'_> {
+    fn drop(&mut self) {
+        self.plane.workers.iter().for_each(|handle| handle.running.store(false, Ordering::SeqCst));
     }
 }
 
@@ -230,10 +407,10 @@ fn setups(guest: &Guest, features: Features, log: Option<&Arc<dirty::DirtyLog>>)
     Ok([setup(RX)?, setup(TX)?])
 }
 
-fn attach_rings(vnic: &Vnic, attachment: &Attachment, guest: &Guest, features: Features) -> Result<(), Error> {
+fn attach_rings(port: &Port, attachment: &Attachment, guest: &Guest, features: Features) -> Result<(), Error> {
     let [rx, tx] = setups(guest, features, None)?;
-    vnic.shared.port.start(Queue::Rx, &rx, 0, true)?;
-    vnic.shared.port.start(Queue::Tx, &tx, 0, true)?;
+    port.start(Queue::Rx, &rx, 0, true)?;
+    port.start(Queue::Tx, &tx, 0, true)?;
     attachment.tx_started(Some(guest.queue(TX).kick_fd().as_fd()));
     Ok(())
 }

@@ -12,6 +12,7 @@ use butterfly_vhost::ring::{FrameFault, HEAD};
 use crate::{
     batch::{Batch, Context, Verdict},
     drops::drop_reasons,
+    flow::TAGGED,
 };
 
 drop_reasons! { 0;
@@ -28,8 +29,8 @@ drop_reasons! { 0;
 pub(crate) enum Inside {
     /// Nobody asked.
     Unknown,
-    /// IPv4 or IPv6, at most behind one VLAN tag, and it says so itself.
-    Ip,
+    /// IPv4 or IPv6 from this byte on, at most behind one VLAN tag, and it says so itself. The tag as [`crate::flow::Tuple::vlan`] has it.
+    Ip { at: u16, vlan: u16 },
     /// IP behind several tags or behind LLC, or a type that contradicts the version nibble (CERT VU#855201).
     HiddenIp,
     /// ARP that starts at this byte.
@@ -40,13 +41,15 @@ pub(crate) enum Inside {
     NonIp,
 }
 
+const PLAIN_IP: Inside = Inside::Ip { at: ethernet::HEADER_LEN as u16, vlan: 0 };
+
 /// Drops what could not be taken from the ring; reads the addresses of all others, and what is inside if a filter will ask.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 pub(crate) fn headers(batch: &mut Batch<'_>, context: &Context<'_>) {
     let classify = context.network.filtered;
     let (frames, metas) = batch.parts();
-    for (meta, (frame, slot)) in metas.iter_mut().zip(frames.each()) {
-        let &[d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, ..] = slot.ethernet();
+    for (index, (meta, (frame, slot))) in metas.iter_mut().zip(frames.each()).enumerate() {
+        let &[d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1, first, ..] = slot.bytes();
         meta.destination = u64::from_le_bytes([d0, d1, d2, d3, d4, d5, 0, 0]);
         meta.source = u64::from_le_bytes([s0, s1, s2, s3, s4, s5, 0, 0]);
         meta.offload = frame.offload;
@@ -54,10 +57,12 @@ pub(crate) fn headers(batch: &mut Batch<'_>, context: &Context<'_>) {
             None => Verdict::Undecided,
             Some(fault) => Verdict::Drop(reason(fault), context.sender.place.slot),
         };
-    }
-    if classify {
-        for (index, meta) in metas.iter_mut().enumerate() {
-            meta.inside = inside(frames.head(index));
+        if classify {
+            meta.inside = match ([t0, t1], first >> 4) {
+                // What most frames are.
+                ([0x08, 0x00], 4) | ([0x86, 0xdd], 6) if frame.len > ethernet::HEADER_LEN as u32 => PLAIN_IP,
+                _ => inside(frames.head(index)),
+            };
         }
     }
 }
@@ -75,11 +80,15 @@ fn reason(fault: FrameFault) -> crate::drops::DropReason {
 pub(crate) fn inside(head: &[u8]) -> Inside {
     let Ok(frame) = Ethernet::parse(head) else { return Inside::NonIp };
     let mut tags = frame.tags();
-    let depth = tags.by_ref().count();
+    let (mut depth, mut vlan) = (0, 0);
+    for tag in tags.by_ref() {
+        depth += 1;
+        vlan = TAGGED | tag.vlan();
+    }
     let at = head.len() - tags.rest().len();
     match (tags.ethertype(), depth) {
-        (ethernet::IPV4, 0 | 1) if version(tags.rest()) == Some(4) => Inside::Ip,
-        (ethernet::IPV6, 0 | 1) if version(tags.rest()) == Some(6) => Inside::Ip,
+        (ethernet::IPV4, 0 | 1) if version(tags.rest()) == Some(4) => Inside::Ip { at: at as u16, vlan },
+        (ethernet::IPV6, 0 | 1) if version(tags.rest()) == Some(6) => Inside::Ip { at: at as u16, vlan },
         (ethernet::IPV4 | ethernet::IPV6, _) => Inside::HiddenIp,
         (ethertype, _) if ethernet::is_vlan(ethertype) => Inside::HiddenIp,
         (ethertype, _) if ethertype < ethernet::MIN_TYPE => behind_llc(tags.rest(), at),
@@ -151,11 +160,11 @@ mod tests {
     #[test]
     fn what_is_inside() {
         let cases: &[(&str, &[u8], Inside)] = &[
-            ("IPv4", &[0x08, 0x00, 0x45], Inside::Ip),
-            ("IPv6", &[0x86, 0xdd, 0x60], Inside::Ip),
+            ("IPv4", &[0x08, 0x00, 0x45], PLAIN_IP),
+            ("IPv6", &[0x86, 0xdd, 0x60], PLAIN_IP),
             ("IPv4 that says 6", &[0x08, 0x00, 0x65], Inside::HiddenIp),
             ("IPv6 that says 4", &[0x86, 0xdd, 0x45], Inside::HiddenIp),
-            ("one tag", &[0x81, 0, 0, 5, 0x08, 0x00, 0x45], Inside::Ip),
+            ("one tag", &[0x81, 0, 0, 5, 0x08, 0x00, 0x45], Inside::Ip { at: 18, vlan: 0x1005 }),
             ("two tags", &[0x81, 0, 0, 5, 0x81, 0, 0, 6, 0x08, 0x00, 0x45], Inside::HiddenIp),
             ("two kinds of tags", &[0x88, 0xa8, 0, 5, 0x81, 0, 0, 6, 0x86, 0xdd, 0x60], Inside::HiddenIp),
             ("ARP", &[0x08, 0x06, 0, 1], Inside::Arp(14)),

@@ -1,7 +1,8 @@
 //! The packet path: batches from vnics, decided by stages, delivered with one copy.
 //!
 //! [`Switch`] is what the rest of the daemon sees. A worker ([`worker`]) takes a batch from a vnic's transmit ring and walks it through
-//! the stages in this order: [`headers`] (parse), [`antispoof`], [`offload`], [`forward`], [`policy`], [`deliver`].
+//! the stages in this order: [`headers`] (parse), [`antispoof`], [`offload`], [`forward`], [`filter`], [`deliver`]. What
+//! an IP packet is, [`flow`] knows; what groups allow, [`rules`]; what was allowed before, [`session`].
 
 #![forbid(unsafe_code)]
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)]
@@ -14,16 +15,21 @@ mod counters;
 mod deliver;
 mod drops;
 mod fdb;
+mod filter;
+mod flow;
 mod forward;
 pub mod harness;
 mod headers;
 mod offload;
 mod plane;
-mod policy;
+mod rules;
 mod segment;
+mod session;
+mod sessions;
 mod slab;
 mod snapshot;
 mod switch;
+mod tunnel;
 mod worker;
 
 pub use butterfly_packet::mac::Mac;
@@ -33,5 +39,12 @@ pub use butterfly_vhost::{
     ring::RingStatus,
 };
 pub use drops::{DropReason, ReasonInfo, reasons};
-pub use plane::{AddError, VnicPolicy};
+pub use plane::{AddError, SessionConfig, VnicPolicy};
+pub use rules::GroupChange;
+pub use session::Timeouts;
+pub use sessions::{Admission, SessionEnd, SessionFilter, SessionRow, SessionTable};
 pub use switch::{FdbKind, FdbRow, Switch, SwitchConfig, SwitchEvents, VnicReport, VnicSpec, WorkerReport};
+pub use tunnel::{
+    GroupRow, NeighbourRow, NetworkReport, PeerReport, Peers, RemoteMac, TunnelConfig, TunnelError, TunnelReport, TunnelSpec,
+    UplinkReport, UplinkSpec,
+};

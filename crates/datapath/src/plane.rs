@@ -1,7 +1,7 @@
 //! The control side of the packet path: puts vnics into the snapshot and takes them out, and waits for the workers.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, BTreeSet, HashMap},
     net::IpAddr,
     os::fd::BorrowedFd,
     sync::{
@@ -12,6 +12,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use butterfly_model::{GroupName, Rule};
 use butterfly_packet::mac::Mac;
 use butterfly_vhost::port::{Port, PortEvents};
 
@@ -20,9 +21,12 @@ use crate::{
     counters::{Counters, Totals},
     fdb::{Fdb, Learnt},
     headers::number,
+    rules::{Cells, GroupChange, Groups, MAX_CELLS, number as number_of_ip},
+    session::{Admission, HashKey, Table, Timeouts},
     slab::Slab,
-    snapshot::{MacTable, Network, PortRef, Rules, Shared as VnicShared, Snapshot, Vnic},
-    worker::{Handle, MAX_SLOTS, Shared},
+    snapshot::{Network, Numbers, PortRef, Remote, Rules, Shared as VnicShared, Snapshot, Vnic},
+    tunnel::{PeerRef, Tunnel, UPLINK},
+    worker::{Handle, Shared},
 };
 
 /// What a vnic is let do.
@@ -34,11 +38,43 @@ pub struct VnicPolicy {
     pub ip_anti_spoof: bool,
     /// The vnic's addresses.
     pub ips: Vec<IpAddr>,
+    /// The security groups whose rules it obeys; they need not exist.
+    pub groups: Vec<GroupName>,
 }
 
 impl VnicPolicy {
-    fn rules(&self) -> Rules {
-        Rules::new(self.bypass, self.ip_anti_spoof, &self.ips)
+    fn rules(&self, groups: &mut Groups) -> Rules {
+        Rules::new(self.bypass, self.ip_anti_spoof, &self.ips, groups.policy(&self.groups))
+    }
+}
+
+/// How a plane is made.
+pub(crate) struct PlaneConfig {
+    pub workers: usize,
+    pub fdb_ageing: u32,
+    pub sessions: SessionConfig,
+    /// The way to other hosts.
+    pub tunnel: Option<Tunnel>,
+}
+
+/// How sessions are kept.
+#[derive(Clone, Debug)]
+pub struct SessionConfig {
+    /// Most sessions there can be.
+    pub capacity: u32,
+    /// Name of the file that the table is in; without one it is in the process's own memory.
+    pub file: Option<String>,
+    /// Percent of the table that one vnic, or one network, may have.
+    pub share: u32,
+    /// Seconds after a vnic's guest attached in which TCP connections may be picked up mid-stream.
+    pub tcp_pickup: u32,
+    /// How long sessions last without a frame.
+    pub timeouts: Timeouts,
+}
+
+impl Default for SessionConfig {
+    fn default() -> Self {
+        SessionConfig { capacity: 1_000_000, file: None, share: 25, tcp_pickup: 120, timeouts: Timeouts::default() }
     }
 }
 
@@ -58,18 +94,36 @@ pub enum AddError {
     BadMac(Mac),
     #[error("VNI {0} is above 16777215")]
     BadVni(u32),
-    #[error("{MAX_SLOTS} vnics are the most one host can have")]
+    #[error("{} vnics and networks are the most one host can have", UPLINK.slot)]
     TooMany,
+    #[error("{MAX_CELLS} rules are the most one host can have")]
+    TooManyRules,
     #[error("{0}")]
     Device(String),
 }
+
+/// Stamps of sessions begin here: 0 is older than everything.
+const FIRST_VERSION: u32 = 1;
+const LAST_VERSION: u32 = u32::MAX - 1;
 
 /// What changes under the lock.
 struct State {
     by_id: HashMap<Arc<str>, PortRef>,
     incarnation: u32,
+    groups: Groups,
+    /// Tunnel endpoints that get what is for several receivers: of all networks, and of some.
+    peers: Vec<IpAddr>,
+    peers_of: BTreeMap<u32, Vec<IpAddr>>,
     /// Counters of vnics that are gone.
     gone: Totals,
+}
+
+impl State {
+    /// A slot for its next user.
+    fn place(&mut self, slot: u32) -> PortRef {
+        self.incarnation = self.incarnation.wrapping_add(1);
+        PortRef { slot, incarnation: self.incarnation }
+    }
 }
 
 /// The shared part and who may change it.
@@ -85,6 +139,13 @@ pub(crate) struct Attachment {
     place: PortRef,
 }
 
+impl Attachment {
+    /// Of a vhost-user uplink.
+    pub fn uplink(worker: Arc<Handle>) -> Attachment {
+        Attachment { worker, place: UPLINK }
+    }
+}
+
 impl PortEvents for Attachment {
     fn tx_started(&self, kick: Option<BorrowedFd<'_>>) {
         self.worker.started(self.place, kick);
@@ -96,18 +157,33 @@ impl PortEvents for Attachment {
 }
 
 impl Plane {
-    pub fn new(workers: usize, ageing: u32) -> Result<Plane, rustix::io::Errno> {
+    pub fn new(config: PlaneConfig) -> Result<Plane, std::io::Error> {
+        let PlaneConfig { workers, fdb_ageing, sessions, tunnel } = config;
+        let table =
+            Table::new(sessions.capacity, sessions.file.as_deref(), HashKey(secrets()?)).map_err(std::io::Error::other)?;
         let shared = Shared {
-            snapshot: ArcSwap::from_pointee(Snapshot::default()),
+            snapshot: ArcSwap::from_pointee(Snapshot { version: FIRST_VERSION, ..Snapshot::default() }),
             epoch: AtomicU64::new(0),
-            fdb: Fdb::new(ageing),
+            fdb: Fdb::new(fdb_ageing),
             clock: Clock::new(),
             stop: AtomicBool::new(false),
+            cells: Cells::new().map_err(std::io::Error::other)?,
+            share: share(table.capacity(), sessions.share),
+            table,
+            sessions,
+            tunnel,
         };
         Ok(Plane {
             shared: Arc::new(shared),
             workers: (0..workers.max(1)).map(|index| Handle::new(index).map(Arc::new)).collect::<Result<_, _>>()?,
-            state: Mutex::new(State { by_id: HashMap::new(), incarnation: 0, gone: Totals::default() }),
+            state: Mutex::new(State {
+                by_id: HashMap::new(),
+                incarnation: 0,
+                groups: Groups::default(),
+                peers: Vec::new(),
+                peers_of: BTreeMap::new(),
+                gone: Totals::default(),
+            }),
         })
     }
 
@@ -130,29 +206,29 @@ impl Plane {
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
         check_mac(&next, None, mac, vni, policy.bypass)?;
         let slot = next.vnics.vacant();
-        if slot >= MAX_SLOTS {
+        // A network's first vnic may bring its trunk.
+        if slot + 1 >= UPLINK.slot {
             return Err(AddError::TooMany);
         }
-        state.incarnation = state.incarnation.wrapping_add(1);
-        let place = PortRef { slot, incarnation: state.incarnation };
         let network = next.by_vni.get(&vni).copied().unwrap_or_else(|| next.networks.vacant());
+        self.next_version(&mut next);
         let vnic = Arc::new(Vnic {
             id: id.into(),
-            place,
+            place: state.place(slot),
             mac,
             vni,
             network,
-            rules: policy.rules(),
-            shared: Arc::new(VnicShared {
-                port: Arc::new(Port::default()),
-                counters: Counters::new(self.workers.len()),
-                learnt: AtomicU32::new(0),
-                flood_tokens: AtomicU64::new(0),
-                flood_filled: AtomicU64::new(0),
-            }),
+            trunk: false,
+            born: next.version,
+            since: next.version,
+            rules: policy.rules(&mut state.groups),
+            shared: self.vnic_state(),
         });
+        let place = vnic.place;
         next.vnics.set(slot, Some(vnic.clone()));
-        rebuild_network(&mut next, vni, network);
+        self.add_trunk(&mut state, &mut next, vni, network);
+        let remote = self.remote(&state, &next, vni, network);
+        rebuild_network(&mut next, vni, network, remote);
         state.by_id.insert(vnic.id.clone(), place);
         self.publish(next);
         if !vnic.rules.bypass {
@@ -161,6 +237,87 @@ impl Plane {
         }
         let worker = self.worker_of(slot);
         Ok((vnic, Attachment { worker, place }))
+    }
+
+    fn vnic_state(&self) -> Arc<VnicShared> {
+        Arc::new(VnicShared {
+            port: Arc::new(Port::default()),
+            counters: Counters::new(self.workers.len()),
+            learnt: AtomicU32::new(0),
+            flood_tokens: AtomicU64::new(0),
+            flood_filled: AtomicU64::new(0),
+            sessions: AtomicU32::new(0),
+            attached: AtomicU32::new(0),
+            answered: AtomicU64::new(0),
+            dhcp: Default::default(),
+        })
+    }
+
+    /// What stands for the other hosts of a network, unless it is there already or there is no way to them.
+    fn add_trunk(&self, state: &mut State, next: &mut Snapshot, vni: u32, network: u32) {
+        if self.shared.tunnel.is_none() || next.networks.get(network).is_some_and(|network| network.remote.is_some()) {
+            return;
+        }
+        let slot = next.vnics.vacant();
+        let rules = VnicPolicy { bypass: true, ..VnicPolicy::default() }.rules(&mut state.groups);
+        let trunk = Vnic {
+            id: "".into(),
+            place: state.place(slot),
+            mac: Mac::ZERO,
+            vni,
+            network,
+            trunk: true,
+            born: next.version,
+            since: next.version,
+            rules,
+            shared: self.vnic_state(),
+        };
+        next.vnics.set(slot, Some(Arc::new(trunk)));
+    }
+
+    /// The other hosts of a network, for a snapshot that its trunk is in.
+    fn remote(&self, state: &State, next: &Snapshot, vni: u32, network: u32) -> Option<Remote> {
+        let tunnel = self.shared.tunnel.as_ref()?;
+        let known = next.networks.get(network).and_then(|network| network.remote.as_ref()).map(|remote| remote.slot);
+        let find = || next.vnics.iter().find(|(_, vnic)| vnic.trunk && vnic.vni == vni).map(|(slot, _)| slot);
+        let named = state.peers.iter().chain(state.peers_of.get(&vni).into_iter().flatten());
+        let mut peers: Vec<PeerRef> = named.filter_map(|peer| tunnel.peers.find(number_of_ip(*peer))).collect();
+        peers.sort_unstable();
+        peers.dedup();
+        Some(Remote { slot: known.or_else(find)?, peers: peers.into() })
+    }
+
+    /// Tunnel endpoints that were named, for all networks and for some.
+    pub fn peers(&self) -> (Vec<IpAddr>, BTreeMap<u32, Vec<IpAddr>>) {
+        let state = self.state();
+        (state.peers.clone(), state.peers_of.clone())
+    }
+
+    /// Says which tunnel endpoints get what is for several receivers, in all networks and in some. Those that there is no room for
+    /// are returned, and nothing has changed then.
+    pub fn set_peers(&self, all: Vec<IpAddr>, of: BTreeMap<u32, Vec<IpAddr>>) -> Result<(), Vec<IpAddr>> {
+        let Some(tunnel) = &self.shared.tunnel else { return Ok(()) };
+        let mut state = self.state();
+        let named = |all: &[IpAddr], of: &BTreeMap<u32, Vec<IpAddr>>| -> BTreeSet<IpAddr> {
+            all.iter().chain(of.values().flatten()).copied().collect()
+        };
+        let (old, new) = (named(&state.peers, &state.peers_of), named(&all, &of));
+        let refused: Vec<IpAddr> = new.iter().copied().filter(|peer| tunnel.peers.configure(*peer).is_none()).collect();
+        if !refused.is_empty() {
+            new.difference(&old).for_each(|peer| tunnel.peers.unconfigure(*peer));
+            return Err(refused);
+        }
+        old.difference(&new).for_each(|peer| tunnel.peers.unconfigure(*peer));
+        (state.peers, state.peers_of) = (all, of);
+        let mut next = Snapshot::clone(&self.shared.snapshot.load());
+        for (vni, at) in HashMap::clone(&next.by_vni) {
+            if let Some(network) = next.networks.get(at) {
+                let network = Network { remote: self.remote(&state, &next, vni, at), ..Network::clone(network) };
+                next.networks.set(at, Some(Arc::new(network)));
+            }
+        }
+        self.publish(next);
+        Ok(())
     }
 
     fn worker_of(&self, slot: u32) -> Arc<Handle> {
@@ -172,31 +329,64 @@ impl Plane {
 
     /// Gives a vnic another policy. When this returns, no worker uses the old one.
     pub fn update(&self, id: &str, policy: &VnicPolicy) -> Result<(), AddError> {
-        let state = self.state();
+        let mut state = self.state();
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
         let place = state.by_id.get(id).copied();
         let Some(old) = place.and_then(|place| next.vnic(place).cloned()) else { return Err(AddError::Unknown(id.to_owned())) };
         check_mac(&next, place, old.mac, old.vni, policy.bypass)?;
-        let rules = policy.rules();
-        if rules == old.rules {
+        let rules = policy.rules(&mut state.groups);
+        if rules.declared_like(&old.rules) {
             return Ok(());
         }
-        let vnic = Vnic {
-            id: old.id.clone(),
-            place: old.place,
-            mac: old.mac,
-            vni: old.vni,
-            network: old.network,
-            rules,
-            shared: old.shared.clone(),
-        };
-        next.vnics.set(old.place.slot, Some(Arc::new(vnic)));
-        rebuild_network(&mut next, old.vni, old.network);
+        self.next_version(&mut next);
+        let rebuild = rules.bypass != old.rules.bypass;
+        next.vnics.set(old.place.slot, Some(Arc::new(changed(&old, rules, next.version))));
+        if rebuild {
+            let remote = self.remote(&state, &next, old.vni, old.network);
+            rebuild_network(&mut next, old.vni, old.network, remote);
+        }
         self.publish(next);
         if !policy.bypass && old.rules.bypass {
             self.forget(|learnt| learnt.place == old.place || (learnt.vni == old.vni && learnt.mac == number(old.mac)));
         }
         Ok(())
+    }
+
+    /// Changes a security group. When this returns, no worker uses the old one. On an error nothing has changed.
+    pub fn change_group(&self, name: &GroupName, change: GroupChange) -> Result<(), AddError> {
+        let mut state = self.state();
+        let effect = state.groups.change(name, change, &self.shared.cells).map_err(|_| AddError::TooManyRules)?;
+        if effect.is_nothing() {
+            return Ok(());
+        }
+        let mut next = Snapshot::clone(&self.shared.snapshot.load());
+        self.next_version(&mut next);
+        effect.change_members(&mut next.members);
+        for (groups, policy) in &effect.policies {
+            let affected: Vec<Arc<Vnic>> =
+                next.vnics.iter().map(|(_, vnic)| vnic).filter(|vnic| vnic.rules.groups == *groups).cloned().collect();
+            for old in affected {
+                let rules = Rules { policy: policy.clone(), ..old.rules.clone() };
+                next.vnics.set(old.place.slot, Some(Arc::new(changed(&old, rules, next.version))));
+            }
+        }
+        // Before workers have the new rules: what they decide by the old ones is older than this.
+        for cell in &effect.taken_back {
+            self.shared.cells.take_back(*cell, next.version);
+        }
+        self.publish(next);
+        Ok(())
+    }
+
+    /// The rules of a group, each with the number of sessions it admitted.
+    pub fn admissions(&self, name: &GroupName) -> Vec<(Rule, u64)> {
+        let state = self.state();
+        state.groups.rules_of(name).map(|(rule, cell)| (rule.clone(), self.shared.cells.counted(cell))).collect()
+    }
+
+    /// All rules by their cells, each with the name of its group.
+    pub fn rules_by_cell(&self) -> HashMap<u32, (GroupName, Rule)> {
+        self.state().groups.rules_by_cell()
     }
 
     /// Takes a vnic out of the snapshot. Its rings must have stopped. When this returns, no worker knows it.
@@ -206,10 +396,22 @@ impl Plane {
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
         let Some(vnic) = next.vnic(place).cloned() else { return false };
         next.vnics.set(place.slot, None);
-        rebuild_network(&mut next, vnic.vni, vnic.network);
+        let remote = self.remote(&state, &next, vnic.vni, vnic.network);
+        let trunk = remote.as_ref().map(|remote| remote.slot);
+        rebuild_network(&mut next, vnic.vni, vnic.network, remote);
+        // Its last vnic takes the network's trunk with it.
+        let trunk = trunk.filter(|_| next.networks.get(vnic.network).is_none());
+        let trunk = trunk.and_then(|slot| next.vnics.get(slot).cloned());
+        if let Some(trunk) = &trunk {
+            next.vnics.set(trunk.place.slot, None);
+        }
         self.publish(next);
-        self.forget(|learnt| learnt.place == place);
+        let slot = trunk.as_ref().map(|trunk| trunk.place.slot);
+        self.forget(|learnt| learnt.place == place || Some(learnt.place.slot) == slot);
         state.gone.merge(&vnic.shared.counters.totals());
+        if let Some(trunk) = trunk {
+            state.gone.merge(&trunk.shared.counters.totals().drops_only());
+        }
         true
     }
 
@@ -224,9 +426,49 @@ impl Plane {
         let state = self.state();
         let mut totals = state.gone.clone();
         for (_, vnic) in self.shared.snapshot.load().vnics.iter() {
-            totals.merge(&vnic.shared.counters.totals());
+            let own = vnic.shared.counters.totals();
+            // What passes a trunk is a vnic's, and counted there.
+            totals.merge(&if vnic.trunk { own.drops_only() } else { own });
+        }
+        if let Some(tunnel) = &self.shared.tunnel {
+            totals.merge(&tunnel.totals().drops_only());
         }
         totals
+    }
+
+    /// Counts a change of what is allowed. When the numbers are used up they begin anew, and every session is decided again.
+    fn next_version(&self, next: &mut Snapshot) {
+        if next.version < LAST_VERSION {
+            next.version += 1;
+            return;
+        }
+        // What workers decide from now on has small numbers; what they decided by then has large ones, and is marked below.
+        let all: Vec<Arc<Vnic>> = next.vnics.iter().map(|(_, vnic)| vnic.clone()).collect();
+        for vnic in all {
+            let anew = Vnic { born: FIRST_VERSION, since: FIRST_VERSION + 1, ..copy(&vnic, vnic.rules.clone()) };
+            next.vnics.set(vnic.place.slot, Some(Arc::new(anew)));
+        }
+        self.shared.cells.take_back_all(FIRST_VERSION);
+        next.version = FIRST_VERSION + 1;
+        self.publish(next.clone());
+        self.shared.table.for_each(|index, _, key, admission| {
+            // A number that stays large would pass for new whatever changes. Refused is only what a worker holds at this moment.
+            let mut left = (admission.stamp > FIRST_VERSION).then_some(admission);
+            while let Some(admission) = left {
+                if self.shared.table.readmit(index, &key, Admission { stamp: FIRST_VERSION, ..admission }) {
+                    break;
+                }
+                let now = self.shared.table.record(index).read_surely();
+                left = now.filter(|(found, now)| *found == key && now.stamp > FIRST_VERSION).map(|(_, now)| now);
+            }
+        });
+        next.version += 1;
+    }
+
+    /// For the harness.
+    pub fn near_last_version(&self) {
+        let next = Snapshot::clone(&self.shared.snapshot.load());
+        self.publish(Snapshot { version: LAST_VERSION - 1, ..next });
     }
 
     /// Exchanges the snapshot and waits until every worker uses the new one: at most one batch, or the time to wake up.
@@ -257,7 +499,7 @@ impl Plane {
     fn forget(&self, gone: impl FnMut(&Learnt) -> bool) {
         let snapshot = self.shared.snapshot.load();
         self.shared.fdb.remove(self.shared.clock.now(), gone, |learnt| {
-            if let Some(vnic) = snapshot.vnic(learnt.place) {
+            if let Some(vnic) = snapshot.behind(learnt.place) {
                 vnic.shared.learnt.fetch_sub(1, Ordering::Relaxed);
             }
             if let Some(network) = snapshot.by_vni.get(&learnt.vni).and_then(|at| snapshot.networks.get(*at)) {
@@ -265,6 +507,41 @@ impl Plane {
             }
         });
     }
+}
+
+/// A vnic with other rules.
+fn copy(old: &Vnic, rules: Rules) -> Vnic {
+    Vnic {
+        id: old.id.clone(),
+        place: old.place,
+        mac: old.mac,
+        vni: old.vni,
+        network: old.network,
+        trunk: old.trunk,
+        born: old.born,
+        since: old.since,
+        rules,
+        shared: old.shared.clone(),
+    }
+}
+
+/// A vnic with other rules, as of a version.
+fn changed(old: &Vnic, rules: Rules, version: u32) -> Vnic {
+    let since = if rules.takes_back(&old.rules) { version } else { old.since };
+    Vnic { since, ..copy(old, rules) }
+}
+
+/// A percentage of the table's records; all of them is no bound.
+fn share(capacity: u32, percent: u32) -> u32 {
+    if percent >= 100 { u32::MAX } else { (u64::from(capacity) * u64::from(percent) / 100).max(1) as u32 }
+}
+
+/// Random numbers that nobody knows.
+fn secrets() -> Result<[u64; 4], std::io::Error> {
+    let mut bytes = [0u8; 32];
+    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
+    let mut words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word) | 1);
+    Ok(std::array::from_fn(|_| words.next().unwrap_or(1)))
 }
 
 /// A network may have an address twice only if nobody who has it is filtered.
@@ -282,16 +559,19 @@ fn check_mac(snapshot: &Snapshot, own: Option<PortRef>, mac: Mac, vni: u32, bypa
     Ok(())
 }
 
-fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32) {
+fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote: Option<Remote>) {
     let vnics: &Slab<Vnic> = &snapshot.vnics;
-    let members: Vec<&Arc<Vnic>> = vnics.iter().map(|(_, vnic)| vnic).filter(|vnic| vnic.vni == vni).collect();
+    let members: Vec<&Arc<Vnic>> = vnics.iter().map(|(_, vnic)| vnic).filter(|vnic| vnic.vni == vni && !vnic.trunk).collect();
     let learnt = snapshot.networks.get(at).map(|network| network.learnt.clone()).unwrap_or_default();
+    let sessions = snapshot.networks.get(at).map(|network| network.sessions.clone()).unwrap_or_default();
     let network = (!members.is_empty()).then(|| {
         Arc::new(Network {
             members: members.iter().map(|vnic| vnic.place.slot).collect(),
             filtered: members.iter().any(|vnic| !vnic.rules.bypass),
-            macs: MacTable::new(members.iter().map(|vnic| (vnic.mac, vnic.place.slot))),
+            macs: Numbers::new(members.iter().map(|vnic| (number(vnic.mac), vnic.place.slot))),
+            remote,
             learnt,
+            sessions,
         })
     });
     let mut by_vni = HashMap::clone(&snapshot.by_vni);
@@ -300,6 +580,7 @@ fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32) {
     } else {
         by_vni.remove(&vni)
     };
+    snapshot.vnis = Arc::new(Numbers::new(by_vni.iter().map(|(vni, at)| (u64::from(*vni), *at))));
     snapshot.by_vni = Arc::new(by_vni);
     snapshot.networks.set(at, network);
 }

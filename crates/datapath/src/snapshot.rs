@@ -5,14 +5,20 @@ use std::{
     net::{IpAddr, Ipv4Addr},
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
 
 use butterfly_packet::mac::Mac;
 use butterfly_vhost::port::Port;
 
-use crate::{counters::Counters, headers::number, slab::Slab};
+use crate::{
+    counters::Counters,
+    flow::Address,
+    rules::{Members, Policy, number as number_of_ip},
+    slab::Slab,
+    tunnel::PeerRef,
+};
 
 /// A vnic's place, with a number that tells successive users of the place apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -22,7 +28,7 @@ pub(crate) struct PortRef {
 }
 
 /// What a vnic may do, compiled.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Rules {
     /// No filter, no source checks.
     pub bypass: bool,
@@ -30,10 +36,16 @@ pub(crate) struct Rules {
     pub ip_anti_spoof: bool,
     /// The vnic's IPv4 addresses, sorted.
     pub arp: Vec<Ipv4Addr>,
+    /// All its addresses, sorted.
+    pub own: Box<[Address]>,
+    /// The groups it is filtered by, by number, sorted.
+    pub groups: Arc<[u32]>,
+    /// What they allow.
+    pub policy: Arc<Policy>,
 }
 
 impl Rules {
-    pub fn new(bypass: bool, ip_anti_spoof: bool, ips: &[IpAddr]) -> Rules {
+    pub fn new(bypass: bool, ip_anti_spoof: bool, ips: &[IpAddr], (groups, policy): (Arc<[u32]>, Arc<Policy>)) -> Rules {
         let mut arp: Vec<Ipv4Addr> = ips
             .iter()
             .filter_map(|ip| match ip {
@@ -43,7 +55,30 @@ impl Rules {
             .collect();
         arp.sort_unstable();
         arp.dedup();
-        Rules { bypass, ip_anti_spoof, arp }
+        let mut own: Vec<Address> = ips.iter().copied().map(number_of_ip).collect();
+        own.sort_unstable();
+        own.dedup();
+        Rules { bypass, ip_anti_spoof, arp, own: own.into(), groups, policy }
+    }
+
+    /// Whether an address is the vnic's.
+    #[inline]
+    pub fn owns(&self, address: Address) -> bool {
+        self.own.binary_search(&address).is_ok()
+    }
+
+    /// Whether nothing changed but, maybe, what the groups allow.
+    pub fn declared_like(&self, other: &Rules) -> bool {
+        (self.bypass, self.ip_anti_spoof, &self.own, &self.groups)
+            == (other.bypass, other.ip_anti_spoof, &other.own, &other.groups)
+    }
+
+    /// Whether something that `old` allowed may not be allowed any more, other than by a rule that went.
+    pub fn takes_back(&self, old: &Rules) -> bool {
+        (old.bypass && !self.bypass)
+            || old.own.iter().any(|address| !self.owns(*address))
+            || old.groups.iter().any(|group| self.groups.binary_search(group).is_err())
+            || (old.policy.egress.is_none() && self.policy.egress.is_some())
     }
 }
 
@@ -56,6 +91,14 @@ pub(crate) struct Shared {
     /// Copies it may still cause by flooding, and when that was last topped up (ticks of the time stamp counter).
     pub flood_tokens: AtomicU64,
     pub flood_filled: AtomicU64,
+    /// Sessions that it is an end of.
+    pub sessions: AtomicU32,
+    /// Second in which its guest attached; 0 if none did.
+    pub attached: AtomicU32,
+    /// Second (high half) and number of its frames that were answered "too big" in it.
+    pub answered: AtomicU64,
+    /// Transaction (high half) and second of its last DHCP and DHCPv6 request; 0 if there was none.
+    pub dhcp: [AtomicU64; 2],
 }
 
 /// A vnic as workers see it.
@@ -66,6 +109,12 @@ pub(crate) struct Vnic {
     pub vni: u32,
     /// Where its network stands in [`Snapshot::networks`].
     pub network: u32,
+    /// It is none: it stands for what its network has on other hosts.
+    pub trunk: bool,
+    /// Version of the snapshot that it came with: what was decided before was about another vnic in its place.
+    pub born: u32,
+    /// Version since which what it may do was not taken back by something else than a rule that went.
+    pub since: u32,
     pub rules: Rules,
     pub shared: Arc<Shared>,
 }
@@ -78,9 +127,22 @@ pub(crate) struct Network {
     /// Whether any of them is filtered.
     pub filtered: bool,
     /// Which of them owns an address.
-    pub macs: MacTable,
+    pub macs: Numbers,
+    /// What is on other hosts, if there is an uplink.
+    pub remote: Option<Remote>,
     /// Addresses learnt in it.
     pub learnt: Arc<AtomicU32>,
+    /// Sessions in it.
+    pub sessions: Arc<AtomicU32>,
+}
+
+/// The other hosts of a network.
+#[derive(Clone)]
+pub(crate) struct Remote {
+    /// Slot of the trunk.
+    pub slot: u32,
+    /// Who gets what is for several receivers, or for an unknown one; if nobody is named, the network's group does.
+    pub peers: Arc<[PeerRef]>,
 }
 
 /// Everything.
@@ -90,33 +152,67 @@ pub(crate) struct Snapshot {
     pub networks: Slab<Network>,
     /// Where a VNI stands in `networks`. For those who change the snapshot; workers go through [`Vnic::network`].
     pub by_vni: Arc<HashMap<u32, u32>>,
+    /// The same, for workers.
+    pub vnis: Arc<Numbers>,
+    /// Counts changes of what is allowed: what an older version decided may have to be decided again.
+    pub version: u32,
+    /// Which groups an address is a member of.
+    pub members: Members,
 }
 
 impl Snapshot {
+    /// A session between these ends is gone, last decided by version `stamp`: its ends and its network have one less.
+    pub fn released(&self, vni: u32, (opener, responder): (u32, u32), stamp: u32) {
+        for slot in [opener, responder] {
+            if let Some(vnic) = self.vnics.get(slot).filter(|vnic| vnic.born <= stamp) {
+                less(&vnic.shared.sessions);
+            }
+        }
+        if let Some(network) = self.by_vni.get(&vni).and_then(|at| self.networks.get(*at)) {
+            less(&network.sessions);
+        }
+    }
+
     /// The vnic at a place, if it is still the same.
     #[inline(always)]
     pub fn vnic(&self, place: PortRef) -> Option<&Arc<Vnic>> {
         self.vnics.get(place.slot).filter(|vnic| vnic.place.incarnation == place.incarnation)
     }
+
+    /// What an address was learnt behind: a vnic, or a trunk, whose incarnation then is a peer.
+    pub fn behind(&self, place: PortRef) -> Option<&Arc<Vnic>> {
+        self.vnics.get(place.slot).filter(|vnic| vnic.trunk || vnic.place.incarnation == place.incarnation)
+    }
+
+    /// The network of a VNI.
+    #[inline(always)]
+    pub fn network(&self, vni: u32) -> Option<&Arc<Network>> {
+        self.networks.get(self.vnis.get(vni.into())?)
+    }
 }
 
-/// Unicast addresses of a network's own vnics: open addressing, at most half full.
+/// Subtracts one, but never from nothing.
+fn less(count: &AtomicU32) {
+    let _ = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+}
+
+/// Small numbers by larger ones, such as vnics by their addresses: open addressing, at most half full.
 #[derive(Clone, Default)]
-pub(crate) struct MacTable {
-    /// Address + 1 and slot; 0 is free.
+pub(crate) struct Numbers {
+    /// Key + 1 and value; 0 is free.
     entries: Box<[(u64, u32)]>,
     shift: u32,
 }
 
 const HASH: u64 = 0x9e37_79b9_7f4a_7c15;
 
-impl MacTable {
-    /// The first of several owners of one address has it.
-    pub fn new(owners: impl Iterator<Item = (Mac, u32)> + Clone) -> MacTable {
+impl Numbers {
+    /// The first of several values of one key is its.
+    pub fn new(owners: impl Iterator<Item = (u64, u32)> + Clone) -> Numbers {
         let size = (owners.clone().count() * 2).next_power_of_two().max(4);
-        let mut table = MacTable { entries: vec![(0, 0); size].into_boxed_slice(), shift: 64 - size.trailing_zeros() };
-        for (mac, slot) in owners {
-            let key = number(mac) + 1;
+        let mut table = Numbers { entries: vec![(0, 0); size].into_boxed_slice(), shift: 64 - size.trailing_zeros() };
+        for (key, slot) in owners {
+            let key = key + 1;
             let mut at = table.home(key);
             while let Some(entry) = table.entries.get_mut(at) {
                 if entry.0 == key {
@@ -137,10 +233,10 @@ impl MacTable {
         (key.wrapping_mul(HASH) >> self.shift) as usize
     }
 
-    /// Slot of the vnic that owns `mac` (as [`number`]).
+    /// The value of a key below 2^63.
     #[inline(always)]
-    pub fn get(&self, mac: u64) -> Option<u32> {
-        let key = mac + 1;
+    pub fn get(&self, key: u64) -> Option<u32> {
+        let key = key + 1;
         let mut at = self.home(key);
         loop {
             let (found, slot) = *self.entries.get(at)?;
@@ -158,23 +254,23 @@ impl MacTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::headers::number;
 
     #[test]
     fn every_owner_is_found_and_nobody_else() {
         let mac = |n: u32| Mac([2, 0, 0, (n >> 16) as u8, (n >> 8) as u8, n as u8]);
         for n in [0u32, 1, 2, 3, 100, 1000] {
-            let table = MacTable::new((0..n).map(|i| (mac(i * 7), i)));
+            let table = Numbers::new((0..n).map(|i| (number(mac(i * 7)), i)));
             for i in 0..n {
                 assert_eq!(table.get(number(mac(i * 7))), Some(i));
             }
             assert_eq!(table.get(number(mac(n * 7 + 1))), None);
         }
-        assert_eq!(MacTable::default().get(5), None);
+        assert_eq!(Numbers::default().get(5), None);
     }
 
     #[test]
     fn the_first_owner_has_it() {
-        let mac = Mac([2, 0, 0, 0, 0, 1]);
-        assert_eq!(MacTable::new([(mac, 7), (mac, 8)].into_iter()).get(number(mac)), Some(7));
+        assert_eq!(Numbers::new([(5, 7), (5, 8)].into_iter()).get(5), Some(7));
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    net::IpAddr,
     os::fd::BorrowedFd,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
@@ -22,7 +23,10 @@ use crate::{
     counters::{Counter, Totals},
     drops::{ReasonInfo, reasons},
     headers::address,
-    plane::{AddError, Attachment, Plane, VnicPolicy},
+    plane::{AddError, Attachment, Plane, PlaneConfig, SessionConfig, VnicPolicy},
+    session::Timeouts,
+    snapshot::Shared as VnicShared,
+    tunnel::{self, PeerRef, Side, TunnelSpec},
     worker::{Handle, Worker},
 };
 
@@ -35,11 +39,34 @@ pub struct SwitchConfig {
     pub poll: bool,
     /// Seconds after which a silent learnt address is forgotten.
     pub fdb_ageing: u32,
+    /// Most sessions there can be.
+    pub sessions: u32,
+    /// Name of the file that the table of sessions is in; without one it is in the process's own memory.
+    pub session_file: Option<String>,
+    /// Percent of the table that one vnic, or one network, may have.
+    pub session_share: u32,
+    /// Seconds after a guest attached in which its TCP connections may be picked up mid-stream.
+    pub tcp_pickup: u32,
+    /// How long sessions last without a frame.
+    pub timeouts: Timeouts,
+    /// The way to other hosts. Without it, networks end at this one.
+    pub tunnel: Option<TunnelSpec>,
 }
 
 impl Default for SwitchConfig {
     fn default() -> Self {
-        SwitchConfig { core: None, poll: false, fdb_ageing: 300 }
+        let SessionConfig { capacity, file, share, tcp_pickup, timeouts } = SessionConfig::default();
+        SwitchConfig {
+            core: None,
+            poll: false,
+            fdb_ageing: 300,
+            sessions: capacity,
+            session_file: file,
+            session_share: share,
+            tcp_pickup,
+            timeouts,
+            tunnel: None,
+        }
     }
 }
 
@@ -103,8 +130,10 @@ pub struct FdbRow {
     pub vni: u32,
     /// Address.
     pub mac: Mac,
-    /// Vnic.
+    /// Vnic; empty if it is on another host.
     pub id: String,
+    /// The other host.
+    pub peer: Option<IpAddr>,
     /// Where it comes from.
     pub kind: FdbKind,
     /// Seconds since it was last seen, for learnt ones.
@@ -151,6 +180,9 @@ pub struct Switch {
     config: SwitchConfig,
     core: Option<usize>,
     threads: Vec<JoinHandle<()>>,
+    pub(crate) side: Option<Side>,
+    /// Held while peers change.
+    pub(crate) changing_peers: Mutex<()>,
 }
 
 /// One vnic's link from its control thread to the worker and to the daemon.
@@ -158,6 +190,8 @@ struct Link {
     id: String,
     attachment: Attachment,
     events: Arc<dyn SwitchEvents>,
+    shared: Arc<VnicShared>,
+    plane: Arc<Plane>,
 }
 
 impl PortEvents for Link {
@@ -172,6 +206,7 @@ impl PortEvents for Link {
 
 impl DeviceEvents for Link {
     fn attached(&self) {
+        self.shared.attached.store(self.plane.shared.clock.now(), Ordering::Relaxed);
         self.events.attached(&self.id);
     }
 
@@ -183,7 +218,16 @@ impl DeviceEvents for Link {
 impl Switch {
     /// Starts the workers.
     pub fn start(config: SwitchConfig, events: Arc<dyn SwitchEvents>) -> Result<Switch, std::io::Error> {
-        let plane = Arc::new(Plane::new(1, config.fdb_ageing)?);
+        let sessions = SessionConfig {
+            capacity: config.sessions,
+            file: config.session_file.clone(),
+            share: config.session_share,
+            tcp_pickup: config.tcp_pickup,
+            timeouts: config.timeouts,
+        };
+        let opened = config.tunnel.as_ref().map(tunnel::open).transpose()?.map(|opened| opened.split());
+        let (tunnel, rest) = opened.unzip();
+        let plane = Arc::new(Plane::new(PlaneConfig { workers: 1, fdb_ageing: config.fdb_ageing, sessions, tunnel })?);
         let vnics = Arc::new(Mutex::new(BTreeMap::new()));
         // Not available_parallelism(): that counts those the daemon was confined to, whatever their numbers.
         let exists = |core: &usize| Path::new(&format!("/sys/devices/system/cpu/cpu{core}")).exists();
@@ -201,7 +245,15 @@ impl Switch {
         }
         let (keeper, watched) = (plane.clone(), Arc::clone(&vnics));
         threads.push(std::thread::Builder::new().name("housekeeping".into()).spawn(move || housekeeping(&keeper, &watched))?);
-        Ok(Switch { plane, vnics, events, config, core, threads })
+        let mut switch = Switch { plane, vnics, events, config, core, threads, side: None, changing_peers: Mutex::default() };
+        if let (Some(spec), Some(rest)) = (switch.config.tunnel.clone(), rest) {
+            switch.side = Some(Side::start(&switch.plane, spec, rest, switch.config.fdb_ageing)?);
+        }
+        Ok(switch)
+    }
+
+    pub(crate) fn plane(&self) -> &Plane {
+        &self.plane
     }
 
     fn vnics(&self) -> MutexGuard<'_, BTreeMap<String, Declared>> {
@@ -212,7 +264,13 @@ impl Switch {
     pub fn add_vnic(&self, spec: VnicSpec) -> Result<(), AddError> {
         let mut vnics = self.vnics();
         let (vnic, attachment) = self.plane.insert(&spec.id, spec.mac, spec.vni, &spec.policy)?;
-        let link = Link { id: spec.id.clone(), attachment, events: self.events.clone() };
+        let link = Link {
+            id: spec.id.clone(),
+            attachment,
+            events: self.events.clone(),
+            shared: vnic.shared.clone(),
+            plane: self.plane.clone(),
+        };
         let config = DeviceConfig {
             name: spec.id.clone(),
             role: spec.role,
@@ -284,18 +342,23 @@ impl Switch {
         let shared = &self.plane.shared;
         let snapshot = shared.snapshot.load();
         let wanted = |of: u32| vni.is_none_or(|vni| vni == of);
-        let own = snapshot.vnics.iter().filter(|(_, vnic)| wanted(vnic.vni)).map(|(_, vnic)| FdbRow {
+        let own = snapshot.vnics.iter().filter(|(_, vnic)| wanted(vnic.vni) && !vnic.trunk).map(|(_, vnic)| FdbRow {
             vni: vnic.vni,
             mac: vnic.mac,
             id: vnic.id.to_string(),
+            peer: None,
             kind: FdbKind::Static,
             idle: None,
         });
         let learnt = shared.fdb.list(shared.clock.now()).into_iter().filter(|entry| wanted(entry.vni)).filter_map(|entry| {
+            let behind = snapshot.behind(entry.place)?;
+            let tunnel = shared.tunnel.as_ref().filter(|_| behind.trunk);
+            let peer = tunnel.and_then(|tunnel| tunnel.peers.get(PeerRef(entry.place.incarnation)));
             Some(FdbRow {
                 vni: entry.vni,
                 mac: address(entry.mac),
-                id: snapshot.vnic(entry.place)?.id.to_string(),
+                id: behind.id.to_string(),
+                peer: peer.map(|peer| crate::rules::address(peer.address())),
                 kind: FdbKind::Learnt,
                 idle: Some(entry.idle),
             })
@@ -337,6 +400,9 @@ impl Switch {
         for id in self.ids() {
             self.remove_vnic(&id);
         }
+        if let Some(mut side) = self.side.take() {
+            side.stop();
+        }
         self.plane.shared.stop.store(true, Ordering::Release);
         self.plane.workers.iter().for_each(|worker| worker.wake());
         for thread in self.threads.drain(..) {
@@ -377,6 +443,8 @@ fn work(core: Option<usize>, make: impl FnOnce() -> Worker) {
 /// The clock, ageing, and guests whose memory was taken away.
 fn housekeeping(plane: &Plane, vnics: &Mutex<BTreeMap<String, Declared>>) {
     const TICK: Duration = Duration::from_millis(100);
+    /// Every session is looked at once in so many ticks.
+    const SWEEPS: u64 = 20;
     let mut ticks = 0u32;
     while !plane.shared.stop.load(Ordering::Acquire) {
         plane.shared.clock.advance();
@@ -384,6 +452,7 @@ fn housekeeping(plane: &Plane, vnics: &Mutex<BTreeMap<String, Declared>>) {
         if ticks.is_multiple_of(10) {
             plane.expire();
         }
+        plane.sweep(u64::from(ticks) % SWEEPS, SWEEPS);
         for (_, vnic) in plane.shared.snapshot.load().vnics.iter() {
             if vnic.shared.port.poisoned()
                 && let Some(declared) = vnics.lock().unwrap_or_else(PoisonError::into_inner).get(&*vnic.id)

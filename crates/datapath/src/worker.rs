@@ -15,6 +15,8 @@ use butterfly_vhost::{
 };
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
+mod uplink;
+
 use crate::{
     antispoof::antispoof,
     batch::{Batch, Context, Meta, Metas},
@@ -22,11 +24,15 @@ use crate::{
     counters::Counter,
     deliver::{Calls, deliver},
     fdb::Fdb,
+    filter::{Room, filter},
     forward::forward,
     headers::headers,
     offload::offload,
-    policy::policy,
-    snapshot::{PortRef, Snapshot, Vnic},
+    plane::SessionConfig,
+    rules::Cells,
+    session::Table,
+    snapshot::{Network, PortRef, Snapshot, Vnic},
+    tunnel::{Departures, Tunnel, UPLINK},
 };
 
 /// A ring that was found empty so often in a row, and for so long, leaves the poll set and returns by its kick. A kick costs the guest
@@ -54,6 +60,13 @@ pub(crate) struct Shared {
     pub fdb: Fdb,
     pub clock: Clock,
     pub stop: AtomicBool,
+    pub table: Table,
+    pub cells: Cells,
+    /// Most sessions of one vnic, and of one network.
+    pub share: u32,
+    pub sessions: SessionConfig,
+    /// The way to other hosts.
+    pub tunnel: Option<Tunnel>,
 }
 
 /// What a worker is told from outside.
@@ -187,12 +200,15 @@ pub(crate) struct Worker {
     calls: Calls,
     store: FrameStore,
     metas: Box<Metas>,
+    room: Room,
+    departures: Departures,
 }
 
 impl Worker {
     /// Everything a worker needs is allocated here; pages of the large tables are touched when they are used.
     pub fn new(shared: Arc<Shared>, handle: Arc<Handle>, poll: bool) -> Worker {
         let snapshot = shared.snapshot.load_full();
+        let room = Room::new(&shared.sessions.timeouts);
         Worker {
             shared,
             handle,
@@ -208,6 +224,8 @@ impl Worker {
             calls: Vec::with_capacity(CALLS),
             store: FrameStore::default(),
             metas: Box::new([Meta::NEW; BATCH]),
+            room,
+            departures: Departures::default(),
         }
     }
 
@@ -238,6 +256,9 @@ impl Worker {
             }
             self.now = now;
             let moved = self.round();
+            if self.shared.tunnel.as_ref().is_some_and(|tunnel| tunnel.punt.wants_to_send()) {
+                self.send_own();
+            }
             let end = cpu::tsc();
             if moved {
                 bump(&self.handle.stats.busy_cycles, end.wrapping_sub(now));
@@ -250,6 +271,7 @@ impl Worker {
             }
             now = end;
         }
+        self.handle.running.store(false, Ordering::Release);
     }
 
     /// Takes the newest snapshot, if it is not the one in use. Between batches only.
@@ -331,7 +353,11 @@ impl Worker {
         self.adopt();
         self.wait(false);
         self.now = cpu::tsc();
-        self.round()
+        let moved = self.round();
+        if self.shared.tunnel.as_ref().is_some_and(|tunnel| tunnel.punt.wants_to_send()) {
+            self.send_own();
+        }
+        moved
     }
 
     /// Looks at every polled ring once. Returns whether any frame was found.
@@ -364,6 +390,9 @@ impl Worker {
                 }
             }
         }
+        if self.departures.pending {
+            self.uplink_again();
+        }
         self.handle.stats.active.store(self.polled.len() as u64, Ordering::Relaxed);
         moved
     }
@@ -385,6 +414,9 @@ impl Worker {
         if polled.empty < EMPTY_POLLS || self.now.wrapping_sub(polled.busy) < self.patience {
             return true;
         }
+        if polled.place == UPLINK {
+            return self.uplink_stays();
+        }
         let Some(vnic) = self.snapshot.vnic(polled.place) else { return false };
         let Some(mut ring) = vnic.shared.port.try_tx() else { return true };
         let Some(ring) = ring.as_mut() else { return false };
@@ -400,7 +432,9 @@ impl Worker {
     #[inline]
     fn serve(&mut self, at: usize) -> Found {
         let Some(polled) = self.polled.get_mut(at) else { return Found::Gone };
-        let Some(sender) = self.snapshot.vnic(polled.place) else { return Found::Gone };
+        let Some(sender) = self.snapshot.vnic(polled.place) else {
+            return if polled.place == UPLINK { self.serve_uplink(at) } else { Found::Gone };
+        };
         let Some(mut guard) = sender.shared.port.try_tx() else { return Found::Held };
         let Some(ring) = guard.as_mut() else { return Found::Gone };
         let n = match ring.available() {
@@ -433,17 +467,10 @@ impl Worker {
             return Found::Empty;
         };
         let n = frames.len();
-        let context = Context {
-            snapshot: &self.snapshot,
-            fdb: &self.shared.fdb,
-            sender,
-            network,
-            worker: self.handle.index,
-            now: self.shared.clock.now(),
-        };
+        let context = self.shared.context(&self.snapshot, sender, network, self.handle.index);
         count_in(sender, self.handle.index, frames.frames().iter().map(|frame| u64::from(frame.len)).sum(), n);
         let batch = Batch::new(frames, &mut self.metas);
-        if let Some(slot) = walk(batch, &context, &mut self.calls) {
+        if let Some(slot) = walk(batch, &context, &mut self.room, &mut self.departures, &mut self.calls) {
             polled.likely = slot;
         }
         if ring.poisoned() {
@@ -453,18 +480,45 @@ impl Worker {
     }
 }
 
+impl Shared {
+    /// What stages need, for frames of this sender.
+    #[inline(always)]
+    fn context<'a>(&'a self, snapshot: &'a Snapshot, sender: &'a Vnic, network: &'a Network, worker: usize) -> Context<'a> {
+        Context {
+            snapshot,
+            fdb: &self.fdb,
+            sender,
+            network,
+            worker,
+            now: self.clock.now(),
+            table: &self.table,
+            cells: &self.cells,
+            timeouts: &self.sessions.timeouts,
+            tcp_pickup: self.sessions.tcp_pickup,
+            session_share: self.share,
+            tunnel: self.tunnel.as_ref(),
+        }
+    }
+}
+
 /// All stages, in order.
 #[inline(always)]
-fn walk(mut batch: Batch<'_>, context: &Context<'_>, calls: &mut Calls) -> Option<u32> {
+fn walk(
+    mut batch: Batch<'_>,
+    context: &Context<'_>,
+    room: &mut Room,
+    departures: &mut Departures,
+    calls: &mut Calls,
+) -> Option<u32> {
     headers(&mut batch, context);
     antispoof(&mut batch, context);
     offload(&mut batch, context);
     forward(&mut batch, context);
-    policy(&mut batch, context);
-    deliver(batch, context, calls)
+    filter(&mut batch, context, room);
+    deliver(batch, context, room, departures, calls)
 }
 
-fn count_in(sender: &Vnic, worker: usize, bytes: u64, n: usize) {
+pub(crate) fn count_in(sender: &Vnic, worker: usize, bytes: u64, n: usize) {
     if let Some(cells) = sender.shared.counters.of(worker) {
         cells.add(Counter::InPackets, n as u64);
         cells.add(Counter::InBytes, bytes);

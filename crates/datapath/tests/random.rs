@@ -321,7 +321,7 @@ proptest! {
         let mut host = Host::new().unwrap();
         for (i, name) in NAMES.iter().enumerate() {
             let ips = vec!["10.0.0.1".parse().unwrap()];
-            let policy = if i < 2 { bypass() } else { VnicPolicy { bypass: false, ip_anti_spoof: i == 2, ips } };
+            let policy = if i < 2 { bypass() } else { VnicPolicy { ip_anti_spoof: i == 2, ips, ..VnicPolicy::default() } };
             host.declare(name, MACS[i], 1, &policy).unwrap();
             let config = GuestConfig { rx_buffer: 1024, ..GuestConfig::default() };
             // One of each kind takes no offloads: everything is computed for it.

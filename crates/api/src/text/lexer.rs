@@ -93,7 +93,8 @@ impl<'a> Lexer<'a> {
         while self.peek().is_some_and(&wanted) {
             self.bump();
         }
-        all.strip_suffix(self.rest).unwrap_or(all)
+        // Not by comparing the rest: that is the whole text, once per token.
+        all.get(..all.len() - self.rest.len()).unwrap_or(all)
     }
 
     fn skip_blanks(&mut self) {

@@ -4,7 +4,8 @@ use crate::failure::Failure;
 use crate::nic::lookup::ask_details;
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::tree::{Node, word};
+use crate::sg::{print_texts, wants_json};
+use crate::tree::{Node, json, word};
 use butterfly_api::proto::{NicUpdateReq, Request};
 use clap::{Arg, Command};
 use protobuf::MessageField;
@@ -18,7 +19,7 @@ pub fn node() -> Node {
             Node::run(
                 Command::new("list")
                     .about("Prints the NIC's security groups, one per line.")
-                    .arg(nic())
+                    .args([nic(), json()])
                     .after_help("butterfly nic sg list vm-1"),
                 list,
             ),
@@ -59,8 +60,9 @@ fn groups() -> Arg {
 }
 
 fn list(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
+    let json = wants_json(arguments, session);
     let nic = ask_details(id(arguments), session)?;
-    nic.security_group.iter().try_for_each(|group| session.line(group))
+    print_texts(nic.security_group, json, session)
 }
 
 fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {

@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::nic::show_json;
+use crate::page::{drops, field, host_mtu, listed, title};
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::table::{Align, date, duration, safe, size, table, yes_no};
@@ -84,6 +85,9 @@ fn machine(page: &mut String, show: &NicShow, now: u64) {
     field(page, "socket", show.path());
     if show.role.is_some() {
         field(page, "role", role);
+    }
+    if let Some(mtu) = show.host_mtu {
+        field(page, "mtu", &host_mtu(mtu));
     }
     let attached = match (show.attached(), show.attached_since) {
         (true, Some(since)) => format!("since {}", when(since)),
@@ -208,36 +212,6 @@ fn traffic(page: &mut String, show: &NicShow) {
         if count != 0 {
             let _ = writeln!(page, "  {count} {meaning}");
         }
-    }
-}
-
-fn drops(page: &mut String, drops: &[nic_show::Drop], all: bool) {
-    title(page, "drops");
-    let rows: Vec<_> = drops
-        .iter()
-        .filter(|drop| all || drop.count() != 0)
-        .map(|drop| [safe(drop.reason()), drop.count().to_string(), safe(drop.description())])
-        .collect();
-    if rows.is_empty() {
-        page.push_str("  none\n");
-        return;
-    }
-    let heading = [("reason", Align::Left), ("frames", Align::Right), ("meaning", Align::Left)];
-    page.push_str(&table(2, heading, &rows));
-}
-
-fn title(page: &mut String, title: &str) {
-    let _ = write!(page, "\n{title}\n");
-}
-
-fn field(page: &mut String, name: &str, value: &str) {
-    let _ = writeln!(page, "  {name:<16}  {}", safe(value));
-}
-
-fn listed(values: &[String]) -> String {
-    match values {
-        [] => "none".into(),
-        values => values.join(", "),
     }
 }
 

@@ -1,5 +1,6 @@
 //! `butterfly nic show --json`.
 
+use crate::tunnels::drops_json;
 use butterfly_api::proto::NicShow;
 use serde_json::{Value, json};
 
@@ -56,10 +57,7 @@ pub fn json(show: &NicShow) -> Value {
         "out_bytes": show.out_bytes(),
         "flooded": show.flooded(),
         "learn_refused": show.learn_refused(),
-        "drops": show.drops.iter().map(|drop| json!({
-            "reason": drop.reason(),
-            "count": drop.count(),
-            "description": drop.description(),
-        })).collect::<Vec<_>>(),
+        "host_mtu": show.host_mtu,
+        "drops": drops_json(&show.drops),
     })
 }

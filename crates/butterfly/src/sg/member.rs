@@ -3,8 +3,8 @@
 use crate::failure::Failure;
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::sg::group;
-use crate::tree::{Node, word};
+use crate::sg::{group, print_texts, wants_json};
+use crate::tree::{Node, json, word};
 use butterfly_api::proto::{Request, SgMemberAddReq, SgMemberDelReq};
 use clap::{Arg, Command};
 use protobuf::MessageField;
@@ -17,48 +17,52 @@ pub fn node() -> Node {
             Node::run(
                 Command::new("list")
                     .about("Prints the members of a security group, one address per line.")
-                    .arg(group())
+                    .args([group(), json()])
                     .after_help("butterfly sg member list web"),
                 list,
             ),
             Node::run(
                 Command::new("add")
-                    .about("Adds an address to a security group, which is created if need be.")
-                    .args([group(), address()])
-                    .after_help("butterfly sg member add web 10.0.0.1"),
+                    .about("Adds addresses to a security group, which is created if need be.")
+                    .args([group(), addresses()])
+                    .after_help("butterfly sg member add web 10.0.0.1 2001:db8::1"),
                 add,
             ),
             Node::run(
                 Command::new("del")
-                    .about("Takes an address out of a security group. Unknown ones are no error.")
-                    .args([group(), address()])
-                    .after_help("butterfly sg member del web 10.0.0.1"),
+                    .about("Takes addresses out of a security group. Unknown ones are no error.")
+                    .args([group(), addresses()])
+                    .after_help("butterfly sg member del web 10.0.0.1 2001:db8::1"),
                 del,
             ),
         ],
     )
 }
 
-fn address() -> Arg {
-    word("IP").help("IPv4 or IPv6 address")
+fn addresses() -> Arg {
+    word("IP").num_args(1..).help("IPv4 or IPv6 addresses; those refused are told, the others count")
 }
 
 fn list(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
+    let json = wants_json(arguments, session);
     let response = session.ask(Request { sg_member_list: owned(arguments, 0), ..Request::default() })?;
-    let mut members = response.sg_member_list.iter();
-    members.try_for_each(|member| session.line(member))
+    print_texts(response.sg_member_list, json, session)
 }
 
 fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let request = SgMemberAddReq { sg_id: owned(arguments, 0), member: owned(arguments, 1), ..SgMemberAddReq::default() };
-    let request = Request { sg_member_add: MessageField::some(request), ..Request::default() };
-    session.ask(request).map(|_| ())
+    let request = |member: &String| {
+        let request = SgMemberAddReq { sg_id: owned(arguments, 0), member: Some(member.clone()), ..SgMemberAddReq::default() };
+        Request { sg_member_add: MessageField::some(request), ..Request::default() }
+    };
+    session.ask_all(arguments.words_from(1).iter().map(request).collect()).map(|_| ())
 }
 
 fn del(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let request = SgMemberDelReq { sg_id: owned(arguments, 0), member: owned(arguments, 1), ..SgMemberDelReq::default() };
-    let request = Request { sg_member_del: MessageField::some(request), ..Request::default() };
-    session.ask(request).map(|_| ())
+    let request = |member: &String| {
+        let request = SgMemberDelReq { sg_id: owned(arguments, 0), member: Some(member.clone()), ..SgMemberDelReq::default() };
+        Request { sg_member_del: MessageField::some(request), ..Request::default() }
+    };
+    session.ask_all(arguments.words_from(1).iter().map(request).collect()).map(|_| ())
 }
 
 fn owned(arguments: &Arguments, place: usize) -> Option<String> {

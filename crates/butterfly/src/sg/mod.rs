@@ -7,10 +7,13 @@ mod rule_options;
 use crate::failure::Failure;
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::tree::{Node, word};
+use crate::tree::{Node, json, word};
 use butterfly_api::proto::{Request, Sg};
 use clap::{Arg, Command};
 use protobuf::MessageField;
+use serde_json::Value;
+
+pub use rule::hash as rule_hash;
 
 /// The `sg` commands.
 pub fn node() -> Node {
@@ -20,6 +23,7 @@ pub fn node() -> Node {
             Node::run(
                 Command::new("list")
                     .about("Prints the id of every security group, one per line.")
+                    .arg(json())
                     .after_help("butterfly sg list"),
                 list,
             ),
@@ -52,9 +56,27 @@ fn group() -> Arg {
     word("SG").help("id of the security group")
 }
 
-fn list(_: &Arguments, session: &mut Session) -> Result<(), Failure> {
+fn list(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
+    let json = wants_json(arguments, session);
     let response = session.ask(Request { sg_list: Some(true), ..Request::default() })?;
-    response.sg_list.iter().try_for_each(|id| session.line(id))
+    print_texts(response.sg_list, json, session)
+}
+
+/// Whether standard output is for programs.
+pub fn wants_json(arguments: &Arguments, session: &mut Session) -> bool {
+    let json = arguments.has("json");
+    if json {
+        session.output_is_for_programs();
+    }
+    json
+}
+
+/// A line for each text, or all in a list.
+pub fn print_texts(texts: Vec<String>, json: bool, session: &mut Session) -> Result<(), Failure> {
+    match json {
+        true => session.line(format_args!("{:#}", Value::from(texts))),
+        false => texts.iter().try_for_each(|text| session.line(text)),
+    }
 }
 
 fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {

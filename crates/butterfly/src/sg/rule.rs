@@ -3,13 +3,14 @@
 use crate::failure::Failure;
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::sg::{group, rule_options};
-use crate::tree::{Node, word};
+use crate::sg::{group, rule_options, wants_json};
+use crate::tree::{Node, flag, json, word};
 use butterfly_api::proto::{Request, Rule, SgRuleAddReq, SgRuleDelReq};
 use butterfly_api::text;
 use butterfly_model::libstdcxx_hash;
 use clap::Command;
 use protobuf::MessageField;
+use serde_json::{Value, json};
 use std::fmt::Display;
 
 /// The `sg rule` commands.
@@ -21,7 +22,12 @@ pub fn node() -> Node {
                 Command::new("list")
                     .about("Prints the rules of a security group, one per line, each with its hash.")
                     .arg(group())
-                    .after_help("butterfly sg rule list web"),
+                    .arg(flag("stats").help("also print how many sessions each rule admitted"))
+                    .arg(json())
+                    .after_help(
+                        "butterfly sg rule list web\n\
+                         butterfly sg rule list web --stats",
+                    ),
                 list,
             ),
             Node::run(
@@ -54,8 +60,24 @@ pub fn node() -> Node {
 }
 
 fn list(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let rules = rules_of(arguments, session)?;
-    rules.iter().try_for_each(|rule| session.line(line(rule)))
+    let json = wants_json(arguments, session);
+    let rules: Vec<(Rule, Option<u64>)> = match arguments.has("stats") {
+        true => {
+            let group = arguments.word(0).map(str::to_owned);
+            let response = session.ask(Request { sg_rule_stats: group, ..Request::default() })?;
+            let stats = response.sg_rule_stats.into_iter();
+            stats.map(|mut stats| (stats.rule.take().unwrap_or_default(), Some(stats.sessions()))).collect()
+        }
+        false => rules_of(arguments, session)?.into_iter().map(|rule| (rule, None)).collect(),
+    };
+    if json {
+        let rules = Value::from_iter(rules.iter().map(|(rule, sessions)| rule_json(rule, *sessions)));
+        return session.line(format_args!("{rules:#}"));
+    }
+    rules.iter().try_for_each(|(rule, sessions)| match sessions {
+        Some(sessions) => session.line(format_args!("{} - sessions: {sessions}", line(rule))),
+        None => session.line(line(rule)),
+    })
 }
 
 fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
@@ -91,25 +113,48 @@ fn rules_of(arguments: &Arguments, session: &mut Session) -> Result<Vec<Rule>, F
 
 /// A rule as `sg rule list` prints it.
 fn line(rule: &Rule) -> String {
-    let direction = match rule.direction.map(|direction| direction.enum_value()) {
-        Some(Ok(direction)) => format!("{direction:?}"),
-        Some(Err(number)) => number.to_string(),
-        None => absent(None::<&str>),
-    };
-    let cidr = rule.cidr.as_ref().map(|cidr| format!("{}/{}", cidr.address(), cidr.mask_size()));
     format!(
-        "{} | direction: {direction} - IP protocol: {} - port start: {} - port end: {} - cidr: {} - members of sg: {}",
+        "{} | direction: {} - IP protocol: {} - port start: {} - port end: {} - cidr: {} - members of sg: {}",
         hash(rule),
+        absent(direction(rule)),
         rule.protocol(),
         absent(rule.port_start),
         absent(rule.port_end),
-        absent(cidr),
+        absent(cidr(rule)),
         absent(rule.security_group.as_ref()),
     )
 }
 
+/// The same for programs, with how many `sessions` it admitted if that was asked.
+fn rule_json(rule: &Rule, sessions: Option<u64>) -> Value {
+    let mut value = json!({
+        "hash": hash(rule),
+        "direction": direction(rule),
+        "protocol": rule.protocol(),
+        "port_start": rule.port_start,
+        "port_end": rule.port_end,
+        "cidr": cidr(rule),
+        "security_group": rule.security_group,
+    });
+    if let Some(sessions) = sessions {
+        value["sessions"] = sessions.into();
+    }
+    value
+}
+
+fn direction(rule: &Rule) -> Option<String> {
+    rule.direction.map(|direction| match direction.enum_value() {
+        Ok(direction) => format!("{direction:?}"),
+        Err(number) => number.to_string(),
+    })
+}
+
+fn cidr(rule: &Rule) -> Option<String> {
+    rule.cidr.as_ref().map(|cidr| format!("{}/{}", cidr.address(), cidr.mask_size()))
+}
+
 /// The name of a rule: the hash of its text format.
-fn hash(rule: &Rule) -> String {
+pub fn hash(rule: &Rule) -> String {
     let content = text::print(rule);
     format!("{:016x}", libstdcxx_hash(content.as_bytes()))
 }

@@ -1,7 +1,7 @@
 //! Contract of the commands: what each asks for, given its words.
 
 use crate::refused;
-use crate::support::{Daemon, Row, answer, check};
+use crate::support::{Daemon, Row, answer, asked_for, check, in_full};
 
 #[test]
 fn nic_add() {
@@ -145,6 +145,13 @@ fn nic_sg() {
         Row { line: "nic sg list a @", asks: &[details], answers: &[two], out: "web\ndb\n", ..Row::default() },
         Row { line: "nic sg list a @", asks: &[details], answers: &[&[with_groups!()]], ..Row::default() },
         Row {
+            line: "nic sg list a --json @",
+            asks: &[details],
+            answers: &[two],
+            out: "[\n  \"web\",\n  \"db\"\n]\n",
+            ..Row::default()
+        },
+        Row {
             line: "nic sg add a ssh apt ssh @",
             asks: &[
                 details,
@@ -225,6 +232,24 @@ fn sg_member() {
             asks: &[&["sg_member_del {sg_id: \"a\" member: \"10.0.0.1\"}"]],
             ..Row::default()
         },
+        Row {
+            line: "sg member add a 10.0.0.1 ::1 @",
+            asks: &[&["sg_member_add {sg_id: \"a\" member: \"10.0.0.1\"}", "sg_member_add {sg_id: \"a\" member: \"::1\"}"]],
+            ..Row::default()
+        },
+        // Every refusal is told.
+        Row {
+            line: "sg member del a x ::1 y @",
+            asks: &[&[
+                "sg_member_del {sg_id: \"a\" member: \"x\"}",
+                "sg_member_del {sg_id: \"a\" member: \"::1\"}",
+                "sg_member_del {sg_id: \"a\" member: \"y\"}",
+            ]],
+            answers: &[&[refused!("first"), "", refused!("third")]],
+            err: "error in response\ndescription: first\nerror in response\ndescription: third\nerror in command: sg\n",
+            code: 1,
+            ..Row::default()
+        },
         // The endpoint comes from another command: nothing follows the words.
         Row {
             line: "sg list @ + sg member list a + sg member del a ::1",
@@ -278,6 +303,27 @@ messages {
     }
   }
 }
+messages {
+  revision: 6
+  message_0 {
+    request {
+      peer_add {
+        address: \"10.9.0.2\"
+      }
+    }
+  }
+}
+messages {
+  revision: 6
+  message_0 {
+    request {
+      peer_add {
+        address: \"10.9.0.3\"
+        vni: 42
+      }
+    }
+  }
+}
 ";
 
 const SAVED_NIC: &str = "{ id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 ip: \"10.0.0.1\" security_group: \"web\" \
@@ -295,6 +341,8 @@ fn a_dump_is_replayed_as_it_was_printed() {
     let asked = butterfly_api::text::print(&request);
     assert!(asked.contains("nic_details: \"\"") && asked.contains("sg_details: \"\""), "{asked}");
     daemon.send(&answer(&[&format!("nic_details {SAVED_NIC}"), &format!("sg_details {SAVED_SG}")]));
+    assert_eq!(asked_for(&daemon.receive("dump").messages[0]), in_full("peer_list: true"));
+    daemon.send(&answer(&["peer_list { address: \"10.9.0.2\" } peer_list { address: \"10.9.0.3\" vni: 42 }"]));
     let dump = client.end();
     assert_eq!(dump.out, format!("{SAVED}\n"));
     assert_eq!((dump.err.as_str(), dump.code), ("", Some(0)));
@@ -303,14 +351,19 @@ fn a_dump_is_replayed_as_it_was_printed() {
     let mut client = daemon.start("request saved @");
     let request = daemon.receive("request");
     assert_eq!(butterfly_api::text::print(&request), SAVED);
-    daemon.send(&answer(&["nic_add { path: \"/run/a.sock\" }", ""]));
+    daemon.send(&answer(&["nic_add { path: \"/run/a.sock\" }", "", "", ""]));
     let replay = client.end();
     assert_eq!((replay.out.as_str(), replay.err.as_str(), replay.code), ("", "", Some(0)));
 }
 
 #[test]
 fn an_empty_daemon_makes_an_empty_dump() {
-    check(&[Row { line: "dump @", asks: &[&["nic_details: \"\"", "sg_details: \"\""]], out: "\n", ..Row::default() }]);
+    let asks: &[&[&str]] = &[&["nic_details: \"\"", "sg_details: \"\""], &["peer_list: true"]];
+    // An older daemon does not know what peers are.
+    let older: &[&[&str]] = &[&["", ""], &[refused!("no request found")]];
+    for answers in [&[][..], older] {
+        check(&[Row { line: "dump @", asks, answers, out: "\n", ..Row::default() }]);
+    }
 }
 
 #[test]
@@ -335,11 +388,12 @@ fn request_names_what_failed() {
     std::fs::write(daemon.path("saved"), SAVED).unwrap();
     let mut client = daemon.start("request saved @");
     daemon.receive("request");
-    daemon.send(&answer(&["", refused!("Bad Security Group format")]));
+    daemon.send(&answer(&["", refused!("Bad Security Group format"), "", refused!("no uplink")]));
     let ended = client.end();
     assert_eq!(
         ended.err,
-        "error in response\ndescription: Bad Security Group format\nrequest 2 of 2: sg_add \"web\"\nerror in command: request\n"
+        "error in response\ndescription: Bad Security Group format\nrequest 2 of 4: sg_add \"web\"\n\
+         error in response\ndescription: no uplink\nrequest 4 of 4: peer_add \"10.9.0.3\"\nerror in command: request\n"
     );
     assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)));
 }

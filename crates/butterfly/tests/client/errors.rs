@@ -136,6 +136,10 @@ fn refused_by_the_daemon_is_exit_code_1() {
         ("sg member add x 1.2.3 @", "sg_member_add {sg_id: \"x\" member: \"1.2.3\"}", refused!("Bad IP format")),
         ("fdb @", "fdb_list {}", refused!("no")),
         ("workers @", "worker_list: true", refused!("no")),
+        ("tunnels @", "tunnel_show {}", refused!("no")),
+        ("uplink @", "uplink_show: true", refused!("no")),
+        ("peer list @", "peer_list: true", refused!("no")),
+        ("peer add ::1 @", "peer_add {address: \"::1\"}", refused!("no")),
         ("dump @", "nic_details: \"\"", refused!("no")),
         ("shutdown @", "app_quit: true", refused!("no")),
     ] {

@@ -62,7 +62,7 @@ fn a_word_that_needs_another_prints_its_help() {
     }
 }
 
-const COMMANDS: [&str; 30] = [
+const COMMANDS: [&str; 36] = [
     "nic add",
     "nic update",
     "nic del",
@@ -89,6 +89,12 @@ const COMMANDS: [&str; 30] = [
     "dump",
     "fdb",
     "workers",
+    "tunnels",
+    "uplink",
+    "peer list",
+    "peer add",
+    "peer del",
+    "peer",
     "nic",
     "nic sg",
     "sg rule",
@@ -126,6 +132,8 @@ fn missing_mandatory_arguments_print_help_and_fail() {
         ("nic sg set @", "NIC is", "nic sg set"),
         ("nic sg set a", "SG is", "nic sg set"),
         ("sg add @", "SG is", "sg add"),
+        ("peer add @", "IP is", "peer add"),
+        ("peer del --vni 1 @", "IP is", "peer del"),
         ("sg del @", "SG is", "sg del"),
         ("sg rule list @", "SG is", "sg rule list"),
         ("sg rule add --ip-proto all --cidr 0.0.0.0/0 @", "SG is", "sg rule add"),

@@ -8,5 +8,7 @@ mod errors;
 mod general;
 mod outputs;
 mod rules;
+mod sessions;
 mod show;
 mod support;
+mod tunnels;

@@ -16,7 +16,7 @@ const SHOWN: &str = r#"nic_show {
   memory_regions { guest_addr: 0 size: 536870912 page_size: 4096 }
   memory_regions { guest_addr: 4294967296 size: 1073741824 page_size: 2097152 }
   last_detach_reason: "the virtual machine closed the connection" last_detach_time: 1000000000
-  trouble: "no socket" peer_pid: 4711 others_waiting: true migrating: true flooded: 5 learn_refused: 6
+  trouble: "no socket" peer_pid: 4711 others_waiting: true migrating: true flooded: 5 learn_refused: 6 host_mtu: 1450
   in_packets: 10 in_bytes: 1000 out_packets: 200 out_bytes: 20000
   drops { reason: "ring-full" count: 12 description: "the receiver took nothing" }
   drops { reason: "spoofed-mac" count: 0 description: "the source MAC is not the vnic's" }
@@ -52,6 +52,7 @@ fn nic_show_is_a_page() {
   type              VHOST_USER_SERVER
   socket            /run/qemu-vhost-vm-1
   role              server: QEMU connects to it
+  mtu               host_mtu=1450 on QEMU's -device virtio-net-pci: larger packets do not reach other hosts
 "
         );
         let (attached, after) = after.split_once('\n').unwrap();
@@ -207,6 +208,7 @@ fn nic_show_for_programs() {
         "out_bytes": 20000,
         "flooded": 5,
         "learn_refused": 6,
+        "host_mtu": 1450,
         "drops": [
             {"reason": "ring-full", "count": 12, "description": "the receiver took nothing"},
             {"reason": "spoofed-mac", "count": 0, "description": "the source MAC is not the vnic's"},
@@ -217,7 +219,8 @@ fn nic_show_for_programs() {
 }
 
 const FDB: &str = "fdb_list { vni: 42 mac: \"52:54:00:12:34:01\" nic_id: \"vm-1\" kind: STATIC } \
-                   fdb_list { vni: 1337 mac: \"52:54:00:12:34:02\" nic_id: \"a\" kind: LEARNT age: 61 }";
+                   fdb_list { vni: 1337 mac: \"52:54:00:12:34:02\" nic_id: \"a\" kind: LEARNT age: 61 } \
+                   fdb_list { vni: 1337 mac: \"52:54:00:12:34:03\" kind: LEARNT age: 2 peer: \"10.9.0.2\" }";
 
 #[test]
 fn fdb() {
@@ -227,11 +230,20 @@ fn fdb() {
             line: "fdb @",
             asks,
             answers: &[&[FDB]],
-            out: " vni  mac                nic   kind    last seen\n  42  52:54:00:12:34:01  vm-1  static          -\n\
-                  1337  52:54:00:12:34:02  a     learnt  1 min 1 s\n",
+            out: "\
+\x20vni  mac                nic   peer      kind    last seen
+  42  52:54:00:12:34:01  vm-1            static          -
+1337  52:54:00:12:34:02  a               learnt  1 min 1 s
+1337  52:54:00:12:34:03        10.9.0.2  learnt        2 s
+",
             ..Row::default()
         },
-        Row { line: "fdb 42 @", asks: &[&["fdb_list {vni: 42}"]], out: "vni  mac  nic  kind  last seen\n", ..Row::default() },
+        Row {
+            line: "fdb 42 @",
+            asks: &[&["fdb_list {vni: 42}"]],
+            out: "vni  mac  nic  peer  kind  last seen\n",
+            ..Row::default()
+        },
         Row { line: "fdb --json @", asks, out: "[]\n", ..Row::default() },
         Row {
             line: "fdb all @",
@@ -246,8 +258,9 @@ fn fdb() {
     daemon.receive("fdb");
     daemon.send(&answer(&[FDB]));
     let expected = serde_json::json!([
-        {"vni": 42, "mac": "52:54:00:12:34:01", "nic_id": "vm-1", "kind": "static", "age": null},
-        {"vni": 1337, "mac": "52:54:00:12:34:02", "nic_id": "a", "kind": "learnt", "age": 61},
+        {"vni": 42, "mac": "52:54:00:12:34:01", "nic_id": "vm-1", "peer": null, "kind": "static", "age": null},
+        {"vni": 1337, "mac": "52:54:00:12:34:02", "nic_id": "a", "peer": null, "kind": "learnt", "age": 61},
+        {"vni": 1337, "mac": "52:54:00:12:34:03", "nic_id": null, "peer": "10.9.0.2", "kind": "learnt", "age": 2},
     ]);
     assert_eq!(serde_json::from_str::<serde_json::Value>(&client.end().out).unwrap(), expected);
 }

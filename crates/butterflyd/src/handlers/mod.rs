@@ -4,20 +4,24 @@ mod app;
 mod nic;
 mod report;
 mod security_group;
+mod session;
 #[cfg(test)]
 mod tests;
+mod tunnel;
 
 pub use app::seconds_since_epoch;
 
 use crate::{announce::Announcer, dataplane::Dataplane, log::LogLevel, registry::Registry};
 use butterfly_api::{Action, Answer, Context, Handler};
-use butterfly_model::SocketDir;
-use std::net::IpAddr;
+use butterfly_model::{GroupName, SecurityGroup, SocketDir};
+use std::{collections::BTreeMap, net::IpAddr};
 
 /// What the daemon knows and may change.
 pub struct Daemon<D> {
     pub dataplane: D,
     pub nics: Registry,
+    /// The security groups that exist, in byte order of their names. Vnics and rules may name others.
+    pub groups: BTreeMap<GroupName, SecurityGroup>,
     pub socket_dir: SocketDir,
     /// The VXLAN endpoint.
     pub ip: IpAddr,
@@ -45,16 +49,25 @@ impl<D: Dataplane> Handler for Daemon<D> {
             Action::AppStatus => self.app_status(context),
             Action::AppQuit => self.app_quit(),
             Action::AppConfig(request) => self.app_config(request),
-            Action::SgAdd(_)
-            | Action::SgDel(_)
-            | Action::SgList
-            | Action::SgRuleAdd(_)
-            | Action::SgRuleDel(_)
-            | Action::SgRuleList(_)
-            | Action::SgMemberAdd(_)
-            | Action::SgMemberDel(_)
-            | Action::SgMemberList(_)
-            | Action::SgDetails(_) => security_group::handle(action),
+            Action::SgAdd(group) => self.sg_add(group),
+            Action::SgDel(id) => self.sg_del(id),
+            Action::SgList => self.sg_list(),
+            Action::SgRuleAdd(request) => self.sg_rule_add(request),
+            Action::SgRuleDel(request) => self.sg_rule_del(request),
+            Action::SgRuleList(id) => self.sg_rule_list(id),
+            Action::SgMemberAdd(request) => self.sg_member_add(request),
+            Action::SgMemberDel(request) => self.sg_member_del(request),
+            Action::SgMemberList(id) => self.sg_member_list(id),
+            Action::SgDetails(id) => self.sg_details(id),
+            Action::SgRuleStats(id) => self.sg_rule_stats(id),
+            Action::SessionList(request) => self.session_list(request),
+            Action::SessionFlush(filter) => self.session_flush(filter),
+            Action::SessionTable => self.session_table(),
+            Action::TunnelShow(request) => self.tunnel_show(request),
+            Action::UplinkShow => self.uplink_show(),
+            Action::PeerAdd(peer) => self.peer_add(peer),
+            Action::PeerDel(peer) => self.peer_del(peer),
+            Action::PeerList => self.peer_list(),
         }
     }
 }

@@ -188,13 +188,18 @@ fn vhost_user(nic: &Nic) -> Option<(Role, &SocketPath)> {
 }
 
 fn policy(nic: &Nic) -> VnicPolicy {
-    VnicPolicy { bypass: nic.bypass_filtering, ip_anti_spoof: nic.ip_anti_spoof, ips: nic.ips.addresses().to_vec() }
+    VnicPolicy {
+        bypass: nic.bypass_filtering,
+        ip_anti_spoof: nic.ip_anti_spoof,
+        ips: nic.ips.addresses().collect(),
+        groups: nic.security_groups.names().to_vec(),
+    }
 }
 
 pub(super) fn unknown(id: &str) -> Failure {
     Failure::new(format!("NIC does not exist with id {id}"))
 }
 
-fn refusal(why: AddError) -> Failure {
+pub(super) fn refusal(why: AddError) -> Failure {
     Failure::new(why.to_string())
 }

@@ -9,8 +9,8 @@ use butterfly_api::{
         nic_show::{Drop, MemoryRegion, Queue},
     },
 };
-use butterfly_datapath::{FdbKind, FdbRow, RingStatus, VnicReport, WorkerReport};
-use butterfly_model::{Nic, Vni};
+use butterfly_datapath::{FdbKind, FdbRow, ReasonInfo, RingStatus, VnicReport, WorkerReport};
+use butterfly_model::{Nic, Vni, canonical};
 use protobuf::MessageField;
 
 impl<D: Dataplane> Daemon<D> {
@@ -22,7 +22,9 @@ impl<D: Dataplane> Daemon<D> {
 
     pub(super) fn nic_show(&self, id: &str) -> Answer {
         let (nic, report) = self.report(id)?;
-        Ok(Response { nic_show: MessageField::some(show(nic, &report)), ..Default::default() })
+        let host_mtu = self.dataplane.inner_mtu();
+        let show = NicShow { host_mtu, ..show(nic, &report) };
+        Ok(Response { nic_show: MessageField::some(show), ..Default::default() })
     }
 
     pub(super) fn fdb_list(&self, request: &FdbListReq) -> Answer {
@@ -91,17 +93,7 @@ fn show(nic: &Nic, report: &VnicReport) -> NicShow {
         in_bytes: Some(report.received.1),
         out_packets: Some(report.delivered.0),
         out_bytes: Some(report.delivered.1),
-        drops: report
-            .drops
-            .iter()
-            .map(|(info, count)| Drop {
-                reason: Some(info.name.to_owned()),
-                count: Some(*count),
-                // A doc comment begins with a space.
-                description: Some(info.description.trim().to_owned()),
-                ..Default::default()
-            })
-            .collect(),
+        drops: drops(&report.drops),
         bypass_filtering: Some(nic.bypass_filtering),
         ip_anti_spoof: Some(nic.ip_anti_spoof),
         ip: nic.ips.texts(),
@@ -114,6 +106,18 @@ fn show(nic: &Nic, report: &VnicReport) -> NicShow {
         learn_refused: Some(report.learn_refused),
         ..Default::default()
     }
+}
+
+/// Every reason with its count.
+pub(super) fn drops(counted: &[(ReasonInfo, u64)]) -> Vec<Drop> {
+    let drop = |(info, count): &(ReasonInfo, u64)| Drop {
+        reason: Some(info.name.to_owned()),
+        count: Some(*count),
+        // A doc comment begins with a space.
+        description: Some(info.description.trim().to_owned()),
+        ..Default::default()
+    };
+    counted.iter().map(drop).collect()
 }
 
 fn queue(name: &str, ring: Option<&RingStatus>, trouble: Option<&String>) -> Queue {
@@ -139,9 +143,11 @@ fn fdb_entry(row: FdbRow) -> FdbEntry {
     FdbEntry {
         vni: Some(row.vni),
         mac: Some(row.mac.to_string()),
-        nic_id: Some(row.id),
+        // A vnic has a name.
+        nic_id: Some(row.id).filter(|id| !id.is_empty()),
         kind: Some(kind.into()),
         age: row.idle.map(u64::from),
+        peer: row.peer.map(canonical),
         ..Default::default()
     }
 }

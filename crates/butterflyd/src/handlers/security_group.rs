@@ -1,32 +1,148 @@
-//! Requests about security groups, of which there are none yet.
+//! Requests about security groups.
 //!
-//! What asks finds nothing; what would change something is refused, once it is known to be well-formed: to let it pass and filter
-//! nothing would be worse.
+//! The data path is asked first and the registry follows: what it refuses has not happened. What changes one member or one rule
+//! never touches the others, of which there may be 100,000.
 
-use crate::convert;
-use butterfly_api::{Action, Answer, Failure, proto::Response};
-use butterfly_model::parse_ip;
+use super::{Daemon, nic::refusal};
+use crate::{convert, dataplane::Dataplane};
+use butterfly_api::{
+    Answer, Failure,
+    proto::{Response, Sg, SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, SgRuleStats},
+};
+use butterfly_datapath::GroupChange;
+use butterfly_model::{Rule, SecurityGroup};
+use protobuf::MessageField;
+use std::collections::HashMap;
+use tracing::{info, warn};
 
-pub(super) fn handle(action: Action<'_>) -> Answer {
-    match action {
-        Action::SgList | Action::SgDetails("") => Ok(Response::new()),
-        Action::SgDetails(_) => Err(Failure::new("Sg not found")),
-        Action::SgRuleList(_) | Action::SgMemberList(_) => Err(Failure::new("Security Group not found")),
-        Action::SgAdd(group) => convert::security_group(group).and_then(refused),
-        Action::SgRuleAdd(request) => convert::rule(&request.rule).and_then(refused),
-        Action::SgRuleDel(request) => convert::rule(&request.rule).and_then(refused),
-        Action::SgMemberAdd(request) => member(request.member()).and_then(refused),
-        Action::SgMemberDel(request) => member(request.member()).and_then(refused),
-        _ => refused(()),
+impl<D: Dataplane> Daemon<D> {
+    pub(super) fn sg_add(&mut self, declared: &Sg) -> Answer {
+        let group = convert::security_group(declared)?;
+        if self.groups.get(group.name()) != Some(&group) {
+            self.declare(group)?;
+        }
+        Ok(Response::new())
     }
-}
 
-fn member(text: &str) -> Result<std::net::IpAddr, Failure> {
-    parse_ip(text).map_err(|error| Failure::new("Bad IP format").with_help(error.to_string()))
-}
+    /// Vnics and rules keep naming it, and mean it again when it comes back.
+    pub(super) fn sg_del(&mut self, id: &str) -> Answer {
+        match self.groups.get(id) {
+            Some(group) => {
+                self.dataplane.change_group(group.name(), GroupChange::Forget).map_err(refusal)?;
+                self.groups.remove(id);
+                info!("security group {id:?} deleted");
+            }
+            None => warn!("security group {id:?} does not exist and is deleted all the same"),
+        }
+        Ok(Response::new())
+    }
 
-fn refused<T>(_: T) -> Answer {
-    Err(Failure::new("security groups are not available in this version yet").with_help(
-        "until they are, a nic without bypass_filtering passes no IP at all; names of groups in a nic's declaration are kept",
-    ))
+    pub(super) fn sg_list(&self) -> Answer {
+        let sg_list = self.groups.keys().map(|name| name.as_str().to_owned()).collect();
+        Ok(Response { sg_list, ..Default::default() })
+    }
+
+    pub(super) fn sg_rule_add(&mut self, request: &SgRuleAddReq) -> Answer {
+        let rule = convert::rule(&request.rule)?;
+        match self.groups.get_mut(request.sg_id()) {
+            Some(group) if group.has_rule(&rule) => {}
+            Some(group) => {
+                self.dataplane.change_group(group.name(), GroupChange::AddRule(rule.clone())).map_err(refusal)?;
+                group.add_rule(rule);
+            }
+            None => {
+                let mut group = SecurityGroup::empty(convert::group_name(request.sg_id())?);
+                group.add_rule(rule);
+                self.declare(group)?;
+            }
+        }
+        Ok(Response::new())
+    }
+
+    pub(super) fn sg_rule_del(&mut self, request: &SgRuleDelReq) -> Answer {
+        let rule = convert::rule(&request.rule)?;
+        if let Some(group) = self.groups.get_mut(request.sg_id())
+            && group.has_rule(&rule)
+        {
+            self.dataplane.change_group(group.name(), GroupChange::RemoveRule(rule.clone())).map_err(refusal)?;
+            group.remove_rule(&rule);
+        }
+        Ok(Response::new())
+    }
+
+    pub(super) fn sg_rule_list(&self, id: &str) -> Answer {
+        let sg_rule_list = self.group(id)?.rules().map(convert::rule_details).collect();
+        Ok(Response { sg_rule_list, ..Default::default() })
+    }
+
+    pub(super) fn sg_member_add(&mut self, request: &SgMemberAddReq) -> Answer {
+        let member = convert::member(request.member())?;
+        match self.groups.get_mut(request.sg_id()) {
+            Some(group) if group.members().contains(member) => {}
+            Some(group) => {
+                self.dataplane.change_group(group.name(), GroupChange::AddMember(member)).map_err(refusal)?;
+                group.add_member(member);
+            }
+            None => {
+                let mut group = SecurityGroup::empty(convert::group_name(request.sg_id())?);
+                group.add_member(member);
+                self.declare(group)?;
+            }
+        }
+        Ok(Response::new())
+    }
+
+    pub(super) fn sg_member_del(&mut self, request: &SgMemberDelReq) -> Answer {
+        let member = convert::member(request.member())?;
+        if let Some(group) = self.groups.get_mut(request.sg_id())
+            && group.members().contains(member)
+        {
+            self.dataplane.change_group(group.name(), GroupChange::RemoveMember(member)).map_err(refusal)?;
+            group.remove_member(member);
+        }
+        Ok(Response::new())
+    }
+
+    pub(super) fn sg_member_list(&self, id: &str) -> Answer {
+        Ok(Response { sg_member_list: self.group(id)?.members().texts(), ..Default::default() })
+    }
+
+    pub(super) fn sg_details(&self, id: &str) -> Answer {
+        let sg_details = if id.is_empty() {
+            self.groups.values().map(convert::group_details).collect()
+        } else {
+            let group = self.groups.get(id).ok_or_else(|| Failure::new("Sg not found"))?;
+            vec![convert::group_details(group)]
+        };
+        Ok(Response { sg_details, ..Default::default() })
+    }
+
+    pub(super) fn sg_rule_stats(&self, id: &str) -> Answer {
+        let group = self.group(id)?;
+        let counted = self.dataplane.rule_admissions(group.name()).into_iter();
+        let counts: HashMap<_, u64> = counted.map(|(rule, count)| (rule.key(), count)).collect();
+        let stats = |rule: &Rule| SgRuleStats {
+            rule: MessageField::some(convert::rule_details(rule)),
+            sessions: Some(counts.get(&rule.key()).copied().unwrap_or(0)),
+            ..Default::default()
+        };
+        Ok(Response { sg_rule_stats: group.rules().map(stats).collect(), ..Default::default() })
+    }
+
+    fn group(&self, id: &str) -> Result<&SecurityGroup, Failure> {
+        self.groups.get(id).ok_or_else(|| Failure::new("Security Group not found"))
+    }
+
+    /// Makes `group`, or gives the one of its name its content.
+    fn declare(&mut self, group: SecurityGroup) -> Result<(), Failure> {
+        self.dataplane.change_group(group.name(), GroupChange::Declare(group.clone())).map_err(refusal)?;
+        info!(
+            "security group {:?} has {} rules and {} members",
+            group.name().as_str(),
+            group.rules().len(),
+            group.members().len()
+        );
+        self.groups.insert(group.name().clone(), group);
+        Ok(())
+    }
 }

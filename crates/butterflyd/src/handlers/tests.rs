@@ -1,11 +1,15 @@
 //! Every request against a data path that only remembers, as tables of the protocol's texts.
 
 mod host;
+mod security_groups;
 mod sequences;
+mod sessions;
+mod tunnels;
 
 use crate::log::Level;
 use butterfly_api::{proto::Messages, text};
 use butterfly_datapath::{Role, VnicPolicy};
+use butterfly_model::GroupName;
 use host::{Host, one_line};
 use protobuf::Message;
 use std::collections::BTreeMap;
@@ -35,7 +39,12 @@ fn a_new_vnic_is_made_and_its_path_returned() {
     let spec = host.fake().vnics["n"].clone();
     assert_eq!((spec.mac.0, spec.vni, spec.role), ([0x42, 0, 0, 0, 0, 0xaa], 1, Role::Server));
     assert_eq!(spec.path, std::path::Path::new("/run/b/qemu-vhost-n"));
-    let policy = VnicPolicy { bypass: false, ip_anti_spoof: false, ips: vec!["10.0.0.1".parse().unwrap()] };
+    let policy = VnicPolicy {
+        bypass: false,
+        ip_anti_spoof: false,
+        ips: vec!["10.0.0.1".parse().unwrap()],
+        groups: vec![GroupName::new("web").unwrap()],
+    };
     assert_eq!(spec.policy, policy);
 }
 
@@ -128,7 +137,7 @@ fn addresses_groups_and_flags_change_in_place() {
         ("ip: \"10.0.0.2\"", vec!["update n"], "ip: \"10.0.0.2\""),
         ("ip_anti_spoof: true", vec!["update n"], "ip_anti_spoof: true"),
         ("bypass_filtering: true", vec!["update n"], "bypass_filtering: true"),
-        ("security_group: \"db\"", vec![], "security_group: \"db\""),
+        ("security_group: \"db\"", vec!["update n"], "security_group: \"db\""),
         ("sniff_target_nic_id: \"s\"", vec![], "sniff_target_nic_id: \"s\""),
         ("packet_trace_path: \"/p\"", vec![], "packet_trace_path: \"/p\""),
         ("mac: \"42:00:00:00:00:AA\"", vec![], "mac: \"42:00:00:00:00:AA\""),
@@ -232,8 +241,8 @@ fn updates_follow_the_table() {
         ("ip_anti_spoof: true", Ok((1, "ip_anti_spoof: true"))),
         ("ip: \"0:0::1\" ip: \"::1\"", Ok((1, "ip: \"::1\" security"))),
         ("ip: \"\"", Ok((1, "vni: 1 security"))),
-        ("security_group: \"b\" security_group: \"a\"", Ok((0, "security_group: \"b\" security_group: \"a\" ip_"))),
-        ("security_group: \"\"", Ok((0, "ip: \"10.0.0.1\" ip_"))),
+        ("security_group: \"b\" security_group: \"a\"", Ok((1, "security_group: \"b\" security_group: \"a\" ip_"))),
+        ("security_group: \"\"", Ok((1, "ip: \"10.0.0.1\" ip_"))),
         ("packet_trace: false packet_trace_path: \"/p\"", Ok((0, "packet_trace: false packet_trace_path: \"/p\""))),
         ("ip: \"x\"", Err("Bad Nic update format")),
         ("ip: \"::1\" ip: \"\"", Err("Bad Nic update format")),
@@ -307,58 +316,6 @@ fn a_deleted_vnic_is_gone_and_may_come_back() {
     assert_eq!(host.succeeds("nic_list: true"), "");
 }
 
-/// Contract 1.5, security groups: there are none, and none can be made.
-#[test]
-fn requests_about_security_groups_follow_the_table() {
-    const LATER: &str = "security groups are not available in this version yet";
-    let rule = "direction: INBOUND protocol: 6 port_start: 1 port_end: 2";
-    let cidr = "cidr { address: \"0.0.0.0\" mask_size: 0 }";
-    let good = format!("{rule} {cidr}");
-    for (request, expected) in [
-        ("sg_list: true".to_owned(), None),
-        ("sg_details: \"\"".into(), None),
-        ("sg_details: \"x\"".into(), Some("Sg not found")),
-        ("sg_rule_list: \"x\"".into(), Some("Security Group not found")),
-        ("sg_member_list: \"x\"".into(), Some("Security Group not found")),
-        (format!("sg_add {{ id: \"x\" member: \"::1\" rule {{ {good} }} }}"), Some(LATER)),
-        ("sg_add { id: \"x\" member: \"y\" }".into(), Some("Bad Security Group format")),
-        ("sg_add { id: \"\" }".into(), Some("Bad Security Group format")),
-        (format!("sg_add {{ id: \"x\" rule {{ {rule} }} }}"), Some("Bad Security Group format")),
-        ("sg_del: \"x\"".into(), Some(LATER)),
-        (format!("sg_rule_add {{ sg_id: \"x\" rule {{ {good} }} }}"), Some(LATER)),
-        (format!("sg_rule_del {{ sg_id: \"x\" rule {{ {good} }} }}"), Some(LATER)),
-        (format!("sg_rule_add {{ sg_id: \"x\" rule {{ {rule} }} }}"), Some("Internal error")),
-        (format!("sg_rule_del {{ sg_id: \"x\" rule {{ {rule} }} }}"), Some("Internal error")),
-        ("sg_member_add { sg_id: \"x\" member: \"::1\" }".into(), Some(LATER)),
-        ("sg_member_del { sg_id: \"x\" member: \"::1\" }".into(), Some(LATER)),
-        ("sg_member_add { sg_id: \"x\" member: \"y\" }".into(), Some("Bad IP format")),
-        ("sg_member_del { sg_id: \"x\" member: \"\" }".into(), Some("Bad IP format")),
-    ] {
-        let mut host = Host::new();
-        match expected {
-            None => assert_eq!(host.succeeds(&request), "", "{request}"),
-            Some(description) => assert_eq!(host.fails(&request).0, description, "{request}"),
-        }
-    }
-    for wrong in [
-        "protocol: -2 cidr { address: \"::\" mask_size: 0 }",
-        "protocol: 256 cidr { address: \"::\" mask_size: 0 }",
-        "protocol: 6 cidr { address: \"::\" mask_size: 0 }",
-        "protocol: 17 port_start: 1 cidr { address: \"::\" mask_size: 0 }",
-        "protocol: 6 port_start: 1 port_end: 65536 cidr { address: \"::\" mask_size: 0 }",
-        "protocol: 6 port_start: 2 port_end: 1 cidr { address: \"::\" mask_size: 0 }",
-        "protocol: 1 security_group: \"y\" cidr { address: \"::\" mask_size: 0 }",
-        "protocol: 1 cidr { address: \"x\" mask_size: 0 }",
-        "protocol: 1 cidr { address: \"::\" mask_size: 129 }",
-        "protocol: 1 cidr { address: \"0.0.0.0\" mask_size: 33 }",
-    ] {
-        for request in ["sg_rule_add", "sg_rule_del"] {
-            let request = format!("{request} {{ sg_id: \"x\" rule {{ direction: OUTBOUND {wrong} }} }}");
-            assert_eq!(Host::new().fails(&request).0, "Bad Security Group rule format", "{request}");
-        }
-    }
-}
-
 #[test]
 fn the_status_has_dates_counter_and_graph() {
     let mut host = Host::with_nics();
@@ -367,7 +324,7 @@ fn the_status_has_dates_counter_and_graph() {
     assert!(status.current_date() >= status.start_date());
     assert_eq!(status.request_counter(), 3);
     let daemon = host.envelope.handler();
-    assert_eq!(status.graph_dot(), crate::graph::dot(daemon.ip, daemon.nics.iter()));
+    assert_eq!(status.graph_dot(), crate::graph::dot(daemon.ip, None, daemon.nics.iter()));
     assert!(status.graph_dot().contains("vhost-bypass"));
 }
 
@@ -441,7 +398,8 @@ fn the_fdb_and_the_workers_are_listed() {
     let mut host = Host::new();
     let one = r#"fdb_list { vni: 1 mac: "02:00:00:00:00:01" nic_id: "n" kind: STATIC }"#;
     let two = r#"fdb_list { vni: 2 mac: "02:00:00:00:00:01" nic_id: "n" kind: LEARNT age: 7 }"#;
-    assert_eq!(host.succeeds("fdb_list { }"), format!("{one} {two}"));
+    let four = r#"fdb_list { vni: 4 mac: "02:00:00:00:00:01" kind: LEARNT age: 8 peer: "2001:db8::2" }"#;
+    assert_eq!(host.succeeds("fdb_list { }"), format!("{one} {two} {four}"));
     assert_eq!(host.succeeds("fdb_list { vni: 2 }"), two);
     assert_eq!(host.succeeds("fdb_list { vni: 3 }"), "");
     assert_eq!(host.fails("fdb_list { vni: 16777216 }").0, "VNI 16777216 is out of range: VNIs are 0 to 16777215");

@@ -14,22 +14,31 @@ use butterfly_api::{
     text,
 };
 use butterfly_datapath::{
-    AddError, DeviceStatus, FdbKind, FdbRow, Features, Mac, Negotiated, RingStatus, VnicPolicy, VnicReport, VnicSpec,
-    WorkerReport,
+    AddError, Admission, DeviceStatus, FdbKind, FdbRow, Features, GroupChange, GroupRow, Mac, Negotiated, NeighbourRow,
+    NetworkReport, PeerReport, Peers, RemoteMac, RingStatus, SessionEnd, SessionFilter, SessionRow, SessionTable, Timeouts,
+    TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec, WorkerReport,
 };
-use butterfly_model::SocketDir;
+use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup, SocketDir, Vni};
 use butterfly_vhost::{control::Detach, memory::RegionInfo};
 use protobuf::Message;
 use std::{
+    cell::RefCell,
     collections::{BTreeMap, VecDeque},
+    net::IpAddr,
     sync::mpsc::Receiver,
     time::{Duration, UNIX_EPOCH},
 };
 
-/// Remembers vnics and what was asked; refuses what it is told to.
+/// Remembers vnics, groups and what was asked; refuses what it is told to.
 #[derive(Default)]
 pub(super) struct Fake {
     pub(super) vnics: BTreeMap<String, VnicSpec>,
+    pub(super) groups: BTreeMap<GroupName, SecurityGroup>,
+    /// What the last question about sessions was, and how many were to be told.
+    pub(super) asked: RefCell<Option<(SessionFilter, usize)>>,
+    /// It has an uplink.
+    pub(super) uplink: bool,
+    pub(super) peers: Peers,
     calls: Vec<String>,
     /// The next calls that may fail: do they?
     pub(super) refusals: VecDeque<Option<&'static str>>,
@@ -40,6 +49,13 @@ impl Fake {
         match self.refusals.pop_front().flatten() {
             Some(reason) => Err(AddError::Device(reason.into())),
             None => Ok(()),
+        }
+    }
+
+    fn named(&mut self, vni: Option<Vni>) -> &mut Vec<IpAddr> {
+        match vni {
+            Some(vni) => self.peers.of.entry(vni.number()).or_default(),
+            None => &mut self.peers.all,
         }
     }
 
@@ -66,6 +82,36 @@ impl Dataplane for Fake {
     fn remove_vnic(&mut self, id: &str) {
         self.calls.push(format!("remove {id}"));
         assert!(self.vnics.remove(id).is_some(), "{id} is not there");
+    }
+
+    /// Takes only changes that are some.
+    fn change_group(&mut self, name: &GroupName, change: GroupChange) -> Result<(), AddError> {
+        let what = match &change {
+            GroupChange::Declare(_) => "declare",
+            GroupChange::Forget => "forget",
+            GroupChange::AddMember(_) => "add member",
+            GroupChange::RemoveMember(_) => "remove member",
+            GroupChange::AddRule(_) => "add rule",
+            GroupChange::RemoveRule(_) => "remove rule",
+        };
+        self.calls.push(format!("group {name}: {what}"));
+        self.outcome()?;
+        if let GroupChange::Declare(group) = change {
+            assert_eq!(group.name(), name);
+            let before = self.groups.insert(name.clone(), group.clone());
+            assert_ne!(before, Some(group), "it was so already");
+            return Ok(());
+        }
+        let group = self.groups.get_mut(name).expect("a group that is there");
+        let changed = match change {
+            GroupChange::AddMember(address) => group.add_member(address),
+            GroupChange::RemoveMember(address) => group.remove_member(address),
+            GroupChange::AddRule(rule) => group.add_rule(rule),
+            GroupChange::RemoveRule(rule) => group.remove_rule(&rule),
+            _ => self.groups.remove(name).is_some(),
+        };
+        assert!(changed, "{what} changes nothing");
+        Ok(())
     }
 
     fn vnic(&self, id: &str) -> Option<VnicReport> {
@@ -98,8 +144,9 @@ impl Dataplane for Fake {
     }
 
     fn fdb(&self, vni: Option<u32>) -> Vec<FdbRow> {
-        let row = |vni, kind, idle| FdbRow { vni, mac: Mac([2, 0, 0, 0, 0, 1]), id: "n".into(), kind, idle };
-        let all = [row(1, FdbKind::Static, None), row(2, FdbKind::Learnt, Some(7))];
+        let row = |vni, kind, idle| FdbRow { vni, mac: Mac([2, 0, 0, 0, 0, 1]), id: "n".into(), peer: None, kind, idle };
+        let remote = FdbRow { id: String::new(), peer: Some(ip("2001:db8::2")), ..row(4, FdbKind::Learnt, Some(8)) };
+        let all = [row(1, FdbKind::Static, None), row(2, FdbKind::Learnt, Some(7)), remote];
         all.into_iter().filter(|row| vni.is_none_or(|vni| vni == row.vni)).collect()
     }
 
@@ -118,6 +165,144 @@ impl Dataplane for Fake {
             tsc_hz: 16,
         }]
     }
+
+    fn sessions(&self, filter: &SessionFilter, limit: usize) -> (u64, Vec<SessionRow>) {
+        *self.asked.borrow_mut() = Some((filter.clone(), limit));
+        let end = |nic: Option<&str>, address: &str, port| SessionEnd {
+            nic: nic.map(str::to_owned),
+            address: address.parse().unwrap(),
+            port,
+        };
+        let block = Cidr::new("1.2.3.0", 24).unwrap();
+        let rule = Rule::new(Direction::Inbound, 17, (Some(0), Some(65535)), Some(block), None).unwrap();
+        let first = SessionRow {
+            vni: 1,
+            vlan: Some(2),
+            protocol: 17,
+            opener: end(Some("n"), "10.0.0.1", 4000),
+            responder: end(None, "::1:0", 53),
+            state: "answered",
+            age: 3,
+            idle: 4,
+            expires: 5,
+            packets: [6, 7],
+            bytes: [8, 9],
+            rule: [Admission::DefaultEgress, Admission::Rule { group: GroupName::new("web").unwrap(), rule }],
+        };
+        let second = SessionRow { vlan: None, rule: [Admission::Bypass, Admission::Gone], ..first.clone() };
+        (70, [first, second].into_iter().take(limit).collect())
+    }
+
+    fn flush_sessions(&mut self, filter: &SessionFilter) -> u64 {
+        *self.asked.borrow_mut() = Some((filter.clone(), 0));
+        71
+    }
+
+    /// Of the outbound rules of a group only, in some order.
+    fn rule_admissions(&self, name: &GroupName) -> Vec<(Rule, u64)> {
+        let rules = self.groups[name].rules().filter(|rule| rule.direction() == Direction::Outbound).cloned();
+        rules.zip(72..).collect::<Vec<_>>().into_iter().rev().collect()
+    }
+
+    fn session_table(&self) -> SessionTable {
+        let timeouts = Timeouts { other: 77, ..Timeouts::default() };
+        SessionTable { capacity: 73, used: 74, memory: "memory".into(), timeouts, tcp_pickup: 75, share: 76 }
+    }
+
+    /// Three other hosts: one named for all networks, one for network 7, one learnt in network 1.
+    fn tunnel(&self) -> Option<TunnelReport> {
+        let peer = |address, named, vnis: &[u32]| PeerReport {
+            address: ip(address),
+            mac: None,
+            named,
+            vnis: vnis.into(),
+            idle: None,
+            received: (0, 0),
+            sent: (0, 0),
+            drops: 0,
+        };
+        let mac = Mac([2, 0, 0, 0, 0, 9]);
+        let learnt = PeerReport {
+            mac: Some(mac),
+            idle: Some(80),
+            received: (81, 82),
+            sent: (83, 84),
+            drops: 85,
+            ..peer("10.0.0.4", false, &[])
+        };
+        let network = |vni| NetworkReport {
+            vni,
+            received: (90, 91),
+            sent: (92, 93),
+            drops: butterfly_datapath::reasons().take(1).zip(94..).collect(),
+        };
+        let neighbour = |address, mac, age| NeighbourRow { address: ip(address), mac, state: "state".into(), age };
+        self.uplink.then(|| TunnelReport {
+            endpoint: ip("10.0.0.1"),
+            mac: Mac([2, 0, 0, 0, 0, 8]),
+            answers: true,
+            strict_peers: false,
+            inner_mtu: 1450,
+            groups: [1, 7].map(|vni| GroupRow { vni, group: IpAddr::from([230, 0, 0, vni as u8]) }).into(),
+            peers: vec![peer("10.0.0.2", true, &[]), peer("10.0.0.3", true, &[7]), learnt],
+            learnt: vec![RemoteMac { vni: 1, mac, peer: ip("10.0.0.4"), idle: 86 }],
+            neighbours: vec![neighbour("10.0.0.4", Some(mac), Some(87)), neighbour("10.0.0.2", None, None)],
+            networks: vec![network(1), network(7)],
+            control: vec![("answered", "ARP requests.", 88)],
+        })
+    }
+
+    fn uplink(&self) -> Option<UplinkReport> {
+        self.uplink.then(|| UplinkReport {
+            kind: "af_xdp".into(),
+            interface: "eth0".into(),
+            mode: "native, copy".into(),
+            note: Some("why".into()),
+            queues: 2,
+            mac: Mac([2, 0, 0, 0, 0, 8]),
+            mtu: 1500,
+            inner_mtu: 1450,
+            offloads: vec!["tx-csum".into()],
+            received: (100, 101),
+            sent: (102, 103),
+            drops: butterfly_datapath::reasons().take(1).zip(104..).collect(),
+            counters: vec![("tx-full", "Frames lost.", 105)],
+            attached: None,
+        })
+    }
+
+    fn inner_mtu(&self) -> Option<u32> {
+        self.uplink.then_some(1450)
+    }
+
+    fn peers(&self) -> Peers {
+        self.peers.clone()
+    }
+
+    fn add_peer(&mut self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError> {
+        if !self.uplink {
+            return Err(TunnelError::NoUplink);
+        }
+        let list = self.named(vni);
+        let new = !list.contains(&peer);
+        list.retain(|other| *other != peer);
+        list.push(peer);
+        Ok(new)
+    }
+
+    fn remove_peer(&mut self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError> {
+        if !self.uplink {
+            return Err(TunnelError::NoUplink);
+        }
+        let list = self.named(vni);
+        let before = list.len();
+        list.retain(|other| *other != peer);
+        Ok(list.len() < before)
+    }
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
 }
 
 /// A daemon and what it said.
@@ -133,6 +318,7 @@ impl Host {
         let daemon = Daemon {
             dataplane: Fake::default(),
             nics: Registry::default(),
+            groups: BTreeMap::new(),
             socket_dir: SocketDir::new("/run/b".into()),
             ip: "192.0.2.1".parse().unwrap(),
             announcer,
@@ -185,7 +371,7 @@ impl Host {
 
     /// Everything that was declared.
     pub(super) fn declared(&mut self) -> String {
-        self.succeeds("nic_details: \"\"")
+        format!("{}{}", self.succeeds("nic_details: \"\""), self.succeeds("sg_details: \"\""))
     }
 }
 

@@ -15,9 +15,29 @@ fn any_request() -> impl proptest::strategy::Strategy<Value = String> {
             "nic_add {{ id: \"{id}\" mac: \"02:00:00:00:00:0{mac}\" vni: {vni} bypass_filtering: {bypass} ip_anti_spoof: {spoof} {kind} }}"
         )
     });
-    let update = (id.clone(), any::<bool>(), prop_oneof![Just("ip: \"::1\""), Just("ip: \"\""), Just("ip: \"x\"")])
+    let change = ["ip: \"::1\"", "ip: \"\"", "ip: \"x\"", "security_group: \"g\" security_group: \"h\"", "security_group: \"\""];
+    let update = (id.clone(), any::<bool>(), proptest::sample::select(change.to_vec()))
         .prop_map(|(id, spoof, ip)| format!("nic_update {{ id: \"{id}\" ip_anti_spoof: {spoof} {ip} }}"));
-    prop_oneof![4 => add, 1 => update, 1 => id.prop_map(|id| format!("nic_del: \"{id}\""))]
+    let group = prop_oneof![
+        Just("sg_add { id: \"G\" member: \"M\" rule { R } rule { R } }"),
+        Just("sg_add { id: \"G\" }"),
+        Just("sg_del: \"G\""),
+        Just("sg_rule_add { sg_id: \"G\" rule { R } }"),
+        Just("sg_rule_del { sg_id: \"G\" rule { R } }"),
+        Just("sg_member_add { sg_id: \"G\" member: \"M\" }"),
+        Just("sg_member_del { sg_id: \"G\" member: \"M\" }"),
+    ];
+    let rules = [
+        "direction: INBOUND protocol: -1 security_group: \"g\"",
+        "direction: OUTBOUND protocol: 6 port_start: 1 port_end: 2 cidr { address: \"::\" mask_size: 0 }",
+        "direction: OUTBOUND protocol: 6",
+    ];
+    let members = ["10.0.0.1", "::1", "10.0.0"];
+    let select = |of: &[&'static str]| proptest::sample::select(of.to_vec());
+    let group = (group, select(&["g", "h"]), select(&rules), select(&members)).prop_map(|(request, name, rule, member)| {
+        request.replace('G', name).replace("\"M\"", &format!("\"{member}\"")).replace("{ R }", &format!("{{ {rule} }}"))
+    });
+    prop_oneof![4 => add, 1 => update, 1 => id.prop_map(|id| format!("nic_del: \"{id}\"")), 6 => group]
 }
 
 /// What was declared and what the data path has are the same, and no two vnics have what only one may have.
@@ -26,11 +46,16 @@ fn check_invariants(host: &mut Host) {
     let declared: Vec<_> = daemon.nics.iter().collect();
     assert!(declared.iter().map(|nic| nic.id.as_str()).eq(daemon.dataplane.vnics.keys()));
     for (nic, spec) in declared.iter().zip(daemon.dataplane.vnics.values()) {
-        let policy =
-            VnicPolicy { bypass: nic.bypass_filtering, ip_anti_spoof: nic.ip_anti_spoof, ips: nic.ips.addresses().to_vec() };
+        let policy = VnicPolicy {
+            bypass: nic.bypass_filtering,
+            ip_anti_spoof: nic.ip_anti_spoof,
+            ips: nic.ips.addresses().collect(),
+            groups: nic.security_groups.names().to_vec(),
+        };
         assert_eq!((spec.mac.0, spec.vni, &spec.policy), (nic.mac.octets(), nic.vni.number(), &policy));
         assert_eq!(spec.path, nic.kind.socket().unwrap().path());
     }
+    assert_eq!(daemon.groups, daemon.dataplane.groups);
     for (number, one) in declared.iter().enumerate() {
         for other in &declared[..number] {
             let address = |nic: &butterfly_model::Nic| (nic.vni, nic.mac.octets());

@@ -1,0 +1,144 @@
+//! `butterfly sessions`: what the switch remembers of connections.
+
+mod json;
+mod page;
+
+use crate::failure::Failure;
+use crate::reader::Arguments;
+use crate::session::Session;
+use crate::tree::{Node, flag, json, option, word};
+use butterfly_api::proto::{Request, SessionFilter, SessionListReq, SessionListRes, SessionTable};
+use clap::Command;
+use protobuf::MessageField;
+use serde_json::json;
+
+/// `sessions`.
+pub fn node() -> Node {
+    Node::run(
+        Command::new("sessions")
+            .about("Prints, counts or ends the sessions of filtered NICs: of one NIC or of all, filtered by the options.")
+            .arg(word("NIC").required(false).help("id of the NIC at either end"))
+            .arg(option("vni", "VNI").help("the network"))
+            .arg(option("proto", "PROTO").help("tcp, udp, icmp, icmpv6, sctp, or a number from 0 to 255"))
+            .arg(option("address", "IP").help("address of either end"))
+            .arg(option("port", "PORT").help("port of either end"))
+            .arg(option("limit", "N").help("print so many at most, up to 10000 (default: 1000)"))
+            .arg(flag("count").help("print how many there are"))
+            .arg(flag("flush").help("end them; their next frames are decided as if they were the first"))
+            .arg(flag("timeouts").help("print the time-outs and bounds in force"))
+            .arg(json())
+            .after_help(
+                "butterfly sessions vm-1\n\
+                 butterfly sessions --vni 42 --proto tcp --port 443 --count\n\
+                 butterfly sessions vm-1 --address 192.0.2.7 --flush",
+            ),
+        run,
+    )
+}
+
+fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
+    let json = arguments.has("json");
+    if json {
+        session.output_is_for_programs();
+    }
+    let filter = filter(arguments)?;
+    let wanted = ["count", "flush", "timeouts"].into_iter().filter(|name| arguments.has(name));
+    match *wanted.collect::<Vec<_>>() {
+        [] => list(filter, arguments, session, json),
+        ["count"] => count(filter, session, json),
+        ["flush"] => flush(filter, session, json),
+        ["timeouts"] => time_outs(session, json),
+        _ => Err(Failure::usage("--count, --flush and --timeouts are three commands: give one of them")),
+    }
+}
+
+fn list(filter: SessionFilter, arguments: &Arguments, session: &mut Session, json: bool) -> Result<(), Failure> {
+    let limit = arguments.parsed("limit", "a number")?;
+    let (table, found) = ask(filter, limit, session)?;
+    match json {
+        true => session.line(format_args!("{:#}", json::sessions(&table, &found))),
+        false => session.print(page::sessions(&table, &found)),
+    }
+}
+
+fn count(filter: SessionFilter, session: &mut Session, json: bool) -> Result<(), Failure> {
+    let (_, found) = ask(filter, Some(0), session)?;
+    match json {
+        true => session.line(json!({ "matching": found.matching() })),
+        false => session.line(found.matching()),
+    }
+}
+
+fn flush(filter: SessionFilter, session: &mut Session, json: bool) -> Result<(), Failure> {
+    let response = session.ask(Request { session_flush: MessageField::some(filter), ..Request::default() })?;
+    let Some(result) = response.session_flush.into_option() else {
+        return Err(Failure::said("no result of the flush received"));
+    };
+    match json {
+        true => session.line(json!({ "flushed": result.flushed() })),
+        false => session.line(format_args!("flushed: {}", result.flushed())),
+    }
+}
+
+fn time_outs(session: &mut Session, json: bool) -> Result<(), Failure> {
+    let response = session.ask(Request { session_table: Some(true), ..Request::default() })?;
+    let table = table_of(response.session_table)?;
+    match json {
+        true => session.line(format_args!("{:#}", json::table(&table))),
+        false => session.print(page::time_outs(&table)),
+    }
+}
+
+/// The table, and the sessions in it that are meant: at most `limit` of them.
+fn ask(filter: SessionFilter, limit: Option<u32>, session: &mut Session) -> Result<(SessionTable, SessionListRes), Failure> {
+    let list = SessionListReq { filter: MessageField::some(filter), limit, ..SessionListReq::default() };
+    let requests = vec![
+        Request { session_table: Some(true), ..Request::default() },
+        Request { session_list: MessageField::some(list), ..Request::default() },
+    ];
+    let mut responses = session.ask_all(requests)?.into_iter();
+    let table = table_of(responses.next().and_then(|mut response| response.session_table.take()).into())?;
+    let found = responses.next().and_then(|mut response| response.session_list.take());
+    Ok((table, found.ok_or_else(|| Failure::said("no sessions received"))?))
+}
+
+fn table_of(table: MessageField<SessionTable>) -> Result<SessionTable, Failure> {
+    table.into_option().ok_or_else(|| Failure::said("no session table received"))
+}
+
+/// Which sessions are meant.
+fn filter(arguments: &Arguments) -> Result<SessionFilter, Failure> {
+    let address = arguments.value("address");
+    if let Some(text) = address
+        && butterfly_model::parse_ip(text).is_err()
+    {
+        return Err(Failure::not_recognized("address", text, "an IP address like 192.0.2.1 or 2001:db8::1"));
+    }
+    Ok(SessionFilter {
+        nic_id: arguments.word(0).map(str::to_owned),
+        vni: arguments.parsed("vni", "a number from 0 to 16777215")?,
+        protocol: arguments.value("proto").map(protocol).transpose()?,
+        address: address.map(str::to_owned),
+        port: arguments.parsed::<u16>("port", "a number from 0 to 65535")?.map(u32::from),
+        ..SessionFilter::default()
+    })
+}
+
+/// Protocols by the names they have here.
+const PROTOCOLS: [(&str, u32); 5] = [("tcp", 6), ("udp", 17), ("icmp", 1), ("icmpv6", 58), ("sctp", 132)];
+
+fn protocol(word: &str) -> Result<u32, Failure> {
+    if let Some((_, number)) = PROTOCOLS.iter().find(|(name, _)| *name == word) {
+        return Ok(*number);
+    }
+    let number: Result<u8, _> = word.parse();
+    number
+        .map(u32::from)
+        .map_err(|_| Failure::not_recognized("proto", word, "tcp, udp, icmp, icmpv6, sctp or a number from 0 to 255"))
+}
+
+/// The name of a protocol, or its number.
+fn protocol_name(number: u32) -> String {
+    let named = PROTOCOLS.iter().find(|(_, known)| *known == number);
+    named.map_or_else(|| number.to_string(), |(name, _)| (*name).to_owned())
+}

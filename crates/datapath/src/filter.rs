@@ -1,0 +1,249 @@
+//! Filter: what may pass to and from a filtered vnic, statefully.
+//!
+//! A frame whose session is known passes by it, whatever the rules; else the sender's groups decide whether it may leave and the
+//! receiver's whether it may enter, and it makes a session. In three passes over a batch, so that a lookup's misses overlap: read and
+//! hash all frames, find all records, then judge. What is not plain TCP or UDP takes [`slow`].
+
+mod fast;
+mod room;
+mod slow;
+
+use butterfly_vhost::ring::Slot;
+
+use crate::{
+    batch::{Batch, Context, Verdict},
+    drops::{DropReason, drop_reasons},
+    flow::tcp::{self, Outcome},
+    headers::Inside,
+    session::{Found, Key, State},
+    snapshot::Vnic,
+};
+
+use room::Notes;
+pub(crate) use room::Room;
+pub(crate) use slow::admits_flooded;
+
+drop_reasons! { 4;
+    /// No rule of the sending vnic's security groups lets it out.
+    EGRESS_DENIED = "egress-denied";
+    /// No rule of the receiving vnic's security groups lets it in.
+    INGRESS_DENIED = "ingress-denied";
+    /// IP to or from a filtered vnic behind several VLAN tags or LLC, or with a type that contradicts its version.
+    IP_HIDDEN = "ip-hidden";
+    /// The source address is not one of the sending vnic's.
+    SPOOFED_IP = "spoofed-ip";
+    /// A TCP segment that does not fit its connection: out of window.
+    TCP_WINDOW = "tcp-window";
+    /// A TCP segment that opens no connection and belongs to none that is known.
+    TCP_NO_SESSION = "tcp-no-session";
+    /// An SCTP packet that opens no association and belongs to none that is known.
+    SCTP_NO_SESSION = "sctp-no-session";
+    /// The table of sessions is full, and none in it may go.
+    SESSIONS_FULL = "sessions-full";
+    /// This vnic, or its network, has its share of all sessions already.
+    SESSION_SHARE = "session-share";
+}
+
+/// How a frame's session is found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Path {
+    /// Nothing to decide, or decided.
+    Done,
+    /// Plain TCP or UDP: the key is known.
+    Fast,
+    /// To be parsed.
+    Slow,
+}
+
+/// What is known of a frame between the passes.
+#[derive(Clone, Copy)]
+struct Flow {
+    path: Path,
+    tcp: bool,
+    receiver: u32,
+    hash: u64,
+    candidate: Option<u32>,
+    key: Key,
+    segment: tcp::Segment,
+}
+
+/// Decides all frames that go to one vnic, and whether floods may leave. Floods meet each receiver's policy when they are delivered.
+#[inline(never)] // one call per batch; measurements tell stages apart by it
+pub(crate) fn filter(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) {
+    if !context.network.filtered {
+        return;
+    }
+    let pending = read(batch, context, room);
+    if pending.fast {
+        find(batch, context, room);
+    }
+    if pending.fast || pending.slow {
+        judge(batch, context, room);
+        room.notes.flush(context);
+    }
+}
+
+#[derive(Default)]
+struct Pending {
+    fast: bool,
+    slow: bool,
+}
+
+/// First pass: what each frame is, and its bucket on its way into the cache.
+fn read(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) -> Pending {
+    let sender = context.sender;
+    let bypass = sender.rules.bypass;
+    let mut pending = Pending::default();
+    let (frames, metas) = batch.parts();
+    let mut last = (u32::MAX, false);
+    for (((frame, slot), meta), flow) in frames.each().zip(metas.iter_mut()).zip(room.flows.iter_mut()) {
+        flow.path = Path::Done;
+        let receiver = match meta.verdict {
+            Verdict::Deliver(receiver) => receiver,
+            Verdict::Tunnel(_) => match &context.network.remote {
+                Some(remote) => remote.slot,
+                None => continue,
+            },
+            Verdict::Flood { .. } => {
+                flow.path = Path::Slow;
+                pending.slow = true;
+                continue;
+            }
+            _ => continue,
+        };
+        if last.0 != receiver {
+            last = (receiver, context.snapshot.vnics.get(receiver).is_some_and(|vnic| vnic.rules.bypass));
+        }
+        if bypass && last.1 {
+            continue;
+        }
+        match meta.inside {
+            Inside::Ip { .. } => {}
+            Inside::HiddenIp | Inside::Unknown => {
+                // Who hides IP is to blame. Unknown cannot be: headers() looks inside when someone is filtered.
+                meta.verdict = Verdict::Drop(IP_HIDDEN, sender.place.slot);
+                continue;
+            }
+            Inside::Arp(_) | Inside::Rarp | Inside::NonIp => continue,
+        }
+        flow.receiver = receiver;
+        flow.path = Path::Slow;
+        if let Some((tuple, segment)) = fast::read(Slot::bytes(slot), frame.len) {
+            flow.path = Path::Fast;
+            flow.tcp = segment.is_some();
+            if let Some(segment) = segment {
+                flow.segment = segment;
+            }
+            flow.key = Key::new(&tuple, sender.vni, sender.place.slot, receiver);
+            flow.hash = context.table.hash(&flow.key);
+            context.table.prefetch_bucket(flow.hash);
+            pending.fast = true;
+        } else {
+            pending.slow = true;
+        }
+    }
+    pending
+}
+
+/// Second pass: the record of each flow on its way into the cache.
+fn find(batch: &Batch<'_>, context: &Context<'_>, room: &mut Room) {
+    for flow in room.flows.iter_mut().take(batch.frames.len()) {
+        if flow.path == Path::Fast {
+            flow.candidate = context.table.candidate(flow.hash);
+        }
+    }
+}
+
+/// Third pass, in the order of the frames.
+fn judge(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) {
+    let mut receiver: Option<&Vnic> = None;
+    for index in 0..batch.frames.len() {
+        let Some(flow) = room.flows.get(index) else { return };
+        let judgement = match flow.path {
+            Path::Done => continue,
+            Path::Fast => {
+                if receiver.is_none_or(|vnic| vnic.place.slot != flow.receiver) {
+                    receiver = context.snapshot.vnics.get(flow.receiver).map(|vnic| &**vnic);
+                }
+                let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len);
+                match receiver.and_then(|receiver| established(flow, len, receiver, context, &mut room.notes)) {
+                    Some(Ok(())) => continue,
+                    Some(refused) => refused,
+                    None => slow::judge(batch, index, context, room),
+                }
+            }
+            Path::Slow => slow::judge(batch, index, context, room),
+        };
+        if let Err((reason, slot)) = judgement
+            && let Some(meta) = batch.parts().1.get_mut(index)
+        {
+            meta.verdict = Verdict::Drop(reason, slot);
+        }
+    }
+}
+
+/// A refusal, and the slot of the vnic it is charged to.
+type Judgement = Result<(), (DropReason, u32)>;
+
+/// Passes a frame by its session, if that is known and nothing about it has changed.
+#[inline(always)]
+fn established(flow: &Flow, len: u32, receiver: &Vnic, context: &Context<'_>, notes: &mut Notes) -> Option<Judgement> {
+    let found = context.table.check(flow.candidate?, &flow.key)?;
+    if !is_current(&found, context, receiver) || (found.direction == 1 && !found.admission.answers) {
+        return None;
+    }
+    let segment = if flow.tcp { Some(&flow.segment) } else { None };
+    pass(&found, segment, len, receiver, context, notes)
+}
+
+/// Whether nothing was taken back since the session was decided.
+#[inline(always)]
+fn is_current(found: &Found, context: &Context<'_>, receiver: &Vnic) -> bool {
+    let stamp = found.admission.stamp;
+    let [egress, ingress] = found.admission.cells;
+    let cells = context.cells;
+    let newest = context.sender.since.max(receiver.since).max(cells.taken_back(egress)).max(cells.taken_back(ingress));
+    stamp >= newest
+}
+
+/// Lets a frame pass by a session that holds, and notes it. `None` if the session is over.
+#[inline(always)]
+fn pass(
+    found: &Found,
+    segment: Option<&tcp::Segment>,
+    len: u32,
+    receiver: &Vnic,
+    context: &Context<'_>,
+    notes: &mut Notes,
+) -> Option<Judgement> {
+    let (note, track) = notes.of(found.index, found.direction, context)?;
+    if let Some(segment) = segment {
+        let (next, outcome) = tcp::step(*track, found.direction, segment);
+        match outcome {
+            Outcome::Pass => {
+                if next != *track {
+                    *track = next;
+                    note.moved = true;
+                }
+                note.refreshed = true;
+            }
+            Outcome::PassUnrefreshed => {}
+            // The slow path has asked before; no other sees a SYN.
+            Outcome::Refuse | Outcome::Ask => return Some(Err((TCP_WINDOW, charged(context, receiver)))),
+            Outcome::Reopen => return None,
+        }
+    } else {
+        note.refreshed = true;
+        if found.direction == 1 {
+            note.state = State::answered(note.state);
+        }
+    }
+    note.packets += 1;
+    note.bytes += u64::from(len);
+    Some(Ok(()))
+}
+
+/// Whose protection refused a frame: the receiver's if it is filtered.
+fn charged(context: &Context<'_>, receiver: &Vnic) -> u32 {
+    if receiver.rules.bypass { context.sender.place.slot } else { receiver.place.slot }
+}

@@ -1,0 +1,670 @@
+//! Everything but plain traffic of known sessions: new sessions, what is decided again, fragments, ICMP errors, discovery, DHCP, floods.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use butterfly_packet::{
+    icmp::v6,
+    protocol::{ICMP, ICMPV6},
+};
+
+use super::{
+    EGRESS_DENIED, INGRESS_DENIED, IP_HIDDEN, Judgement, Room, SCTP_NO_SESSION, SESSION_SHARE, SESSIONS_FULL, SPOOFED_IP,
+    TCP_NO_SESSION, is_current, pass,
+    room::{Decided, Flooded},
+};
+use crate::{
+    batch::{Batch, Context, Verdict},
+    drops::DropReason,
+    flow::{
+        Address, BAD_DISCOVERY, Dhcp, FRAGMENT_ORPHAN, L4, Packet, Piece, Quoted,
+        discovery::{self, link_local},
+        fragments::FragmentKey,
+        parse::{Fault, parse},
+        tcp::{self, Outcome, Track},
+    },
+    headers::Inside,
+    session::{Admission, Found, Key, Life, NO_TRACK, NotInserted, State},
+    snapshot::Vnic,
+};
+
+/// Judges a frame whose session is not known yet, or that has none.
+#[inline(never)]
+pub(super) fn judge(batch: &mut Batch<'_>, index: usize, context: &Context<'_>, room: &mut Room) -> Judgement {
+    let Some(meta) = batch.metas().get(index).copied() else { return Ok(()) };
+    let own = context.sender.place.slot;
+    let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len);
+    let read = match meta.inside {
+        Inside::Ip { at, vlan } => Some(read(batch, index, at, vlan, len)),
+        _ => None,
+    };
+    let receiver = match meta.verdict {
+        Verdict::Deliver(slot) => Some(slot),
+        // What nobody here owns is somewhere else, if networks go on there: it is one conversation, like with anybody.
+        Verdict::Flood { unknown: true } if !context.sender.rules.bypass => context.remote().map(|remote| remote.slot),
+        Verdict::Tunnel(_) => context.remote().map(|remote| remote.slot),
+        _ => None,
+    };
+    match (meta.verdict, read) {
+        (Verdict::Deliver(_) | Verdict::Tunnel(_) | Verdict::Flood { .. }, Some(read)) if receiver.is_some() => {
+            let packet = read.map_err(|reason| (reason, own))?;
+            let Some(receiver) = receiver.and_then(|slot| context.snapshot.vnics.get(slot)) else { return Ok(()) };
+            Decision { context, receiver, packet: &packet, len }.judge(room)
+        }
+        (Verdict::Flood { .. }, read) => {
+            let (flooded, judgement) = judge_flooded(meta.inside, read, context, room);
+            if let Some(place) = room.flooded.get_mut(index) {
+                *place = flooded;
+            }
+            judgement
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Parses a frame, with more of it if its headers are long.
+fn read(batch: &mut Batch<'_>, index: usize, at: u16, vlan: u16, len: u32) -> Result<Packet, DropReason> {
+    let fault = match parse(batch.frames.head(index), at.into(), vlan, len) {
+        Ok(packet) => return Ok(packet),
+        Err(Fault::NeedMore) => match parse(batch.parts().0.extend_head(index), at.into(), vlan, len) {
+            Ok(packet) => return Ok(packet),
+            Err(fault) => fault,
+        },
+        Err(fault) => fault,
+    };
+    Err(match fault {
+        Fault::Drop(reason) => reason,
+        Fault::NeedMore => crate::flow::HEADERS_TOO_LONG,
+    })
+}
+
+/// One packet on its way to one receiver.
+struct Decision<'a> {
+    context: &'a Context<'a>,
+    receiver: &'a Vnic,
+    packet: &'a Packet,
+    len: u32,
+}
+
+/// A session to be made, and which end's frame makes it.
+struct Session {
+    key: Key,
+    direction: usize,
+    admission: Admission,
+    state: State,
+    track: Track,
+}
+
+/// What admits a packet at both ends.
+type Cells = [u32; 2];
+
+impl Decision<'_> {
+    fn own(&self) -> u32 {
+        self.context.sender.place.slot
+    }
+
+    fn judge(&self, room: &mut Room) -> Judgement {
+        let Packet { l4, fragment, .. } = self.packet;
+        match (l4, fragment) {
+            (L4::Fragment, Some(piece)) => self.fragment(piece, room),
+            (L4::Discovery(_) | L4::Dhcp(_), _) => self.sessionless(),
+            (L4::Error(quoted), _) => self.error(quoted, room),
+            (L4::Icmp { .. } | L4::Echo { request: false }, None) => self.known(room).unwrap_or_else(|| self.sessionless()),
+            (L4::Icmp { .. }, Some(piece)) => {
+                let cells = self.decide()?;
+                self.first_fragment(piece, self.context.snapshot.version, cells, room)
+            }
+            (_, None) => self.known(room).unwrap_or_else(|| self.new_session(room)),
+            (_, Some(piece)) => {
+                self.known(room).unwrap_or_else(|| self.new_session(room))?;
+                let admission = self.admission();
+                self.first_fragment(piece, admission.stamp, admission.cells, room)
+            }
+        }
+    }
+
+    /// By rules alone, and the exceptions that need none.
+    fn sessionless(&self) -> Judgement {
+        let context = self.context;
+        leaves(context.sender, self.packet, context)?;
+        enters(self.receiver, self.packet, context).map_err(|reason| (reason, self.receiver.place.slot)).map(|_| ())
+    }
+
+    /// What the rules at both ends say of a packet in its own direction.
+    fn decide(&self) -> Result<Cells, (DropReason, u32)> {
+        let egress = leaves(self.context.sender, self.packet, self.context)?;
+        let ingress = enters(self.receiver, self.packet, self.context).map_err(|reason| (reason, self.receiver.place.slot))?;
+        Ok([egress, ingress])
+    }
+
+    fn key(&self) -> Key {
+        Key::new(&self.packet.tuple, self.context.sender.vni, self.own(), self.receiver.place.slot)
+    }
+
+    fn segment(&self) -> Option<&tcp::Segment> {
+        match &self.packet.l4 {
+            L4::Tcp(segment) => Some(segment),
+            _ => None,
+        }
+    }
+
+    /// By a session, if there is one that holds or that the rules still admit.
+    fn known(&self, room: &mut Room) -> Option<Judgement> {
+        let context = self.context;
+        let key = self.key();
+        let mut found = context.table.lookup(context.table.hash(&key), &key)?;
+        let stored = if found.direction == 0 { key } else { key.reversed() };
+        // Of an echo whose identifier is a type, the directions are told apart by who asks.
+        if let L4::Echo { request } = self.packet.l4
+            && request != (found.direction == 0)
+        {
+            return None;
+        }
+        if found.admission.stamp < context.sender.born.max(self.receiver.born) {
+            // Of a vnic that had the place of one of these before.
+            self.end(&found, &stored, room);
+            return None;
+        }
+        if !is_current(&found, context, self.receiver) {
+            match self.decide_again(&stored, found.direction) {
+                Some(admission) if context.table.readmit(found.index, &stored, admission) => found.admission = admission,
+                _ => {
+                    self.end(&found, &stored, room);
+                    return None;
+                }
+            }
+        }
+        if found.direction == 1 && !found.admission.answers {
+            if !context.sender.rules.owns(self.packet.tuple.source) {
+                return Some(Err((SPOOFED_IP, self.own())));
+            }
+            // It owns the address since the session began.
+            context.table.answers(found.index, &stored);
+        }
+        if let Some(segment) = self.segment()
+            && segment.opens()
+            && let Some((_, track)) = room.notes.of(found.index, found.direction, context)
+            && tcp::step(*track, found.direction, segment).1 == Outcome::Ask
+        {
+            return Some(self.decide().map(|_| ()));
+        }
+        let judgement = pass(&found, self.segment(), self.len, self.receiver, context, &mut room.notes);
+        if judgement.is_none() {
+            self.end(&found, &stored, room);
+        }
+        judgement
+    }
+
+    /// Whether the rules admit an old session's first frame today.
+    fn decide_again(&self, stored: &Key, direction: usize) -> Option<Admission> {
+        let context = self.context;
+        let (opener, responder) = if direction == 0 { (context.sender, self.receiver) } else { (self.receiver, context.sender) };
+        let opening = Packet { tuple: stored.tuple(), ..*self.packet };
+        let egress = by_rules_leaves(opener, &opening, context).ok()?;
+        let ingress = by_rules_enters(responder, &opening, context).ok()?;
+        Some(Admission {
+            stamp: context.snapshot.version,
+            cells: [egress, ingress],
+            answers: responder.rules.bypass || responder.rules.owns(opening.tuple.destination),
+        })
+    }
+
+    fn end(&self, found: &Found, stored: &Key, room: &mut Room) {
+        room.notes.forget(found.index, self.context);
+        if self.context.table.remove(found.index, stored) {
+            released(self.context, stored, found.admission.stamp);
+        }
+    }
+
+    fn new_session(&self, room: &mut Room) -> Judgement {
+        let context = self.context;
+        if let L4::Tcp(segment) = &self.packet.l4
+            && !segment.opens()
+            && let Some(session) = self.inherited(segment, room)
+        {
+            return self.make(&session, room);
+        }
+        let cells = self.decide()?;
+        let state = self.opening().map_err(|reason| (reason, self.own()))?;
+        let Some((state, track)) = state else { return Ok(()) };
+        let answers = self.receiver.rules.bypass || self.receiver.rules.owns(self.packet.tuple.destination);
+        let admission = Admission { stamp: context.snapshot.version, cells, answers };
+        self.make(&Session { key: self.key(), direction: 0, admission, state, track }, room)
+    }
+
+    fn make(&self, session: &Session, room: &mut Room) -> Judgement {
+        let context = self.context;
+        self.share()?;
+        let Session { key, direction, admission, state, track } = *session;
+        let life = Life { now: context.now, state, track };
+        let hash = context.table.hash(&key);
+        let may_evict = |record: &crate::session::Record<'_>| {
+            let (seen, state) = record.seen();
+            context.timeouts.over(state, seen, context.now) || !state.is_established()
+        };
+        let mut evicted = None;
+        let inserted = context.table.insert(hash, &key, admission, &life, may_evict, |index, gone, admission| {
+            evicted = Some(index);
+            released(context, gone, admission.stamp);
+        });
+        if let Some(index) = evicted {
+            room.notes.forget_evicted(index);
+        }
+        let index = match inserted {
+            Ok(index) => index,
+            // Another worker was faster: it decided as we do.
+            Err(NotInserted::Exists) => return Ok(()),
+            Err(NotInserted::Full) => return Err((SESSIONS_FULL, self.own())),
+        };
+        acquired(context, &key);
+        admission.cells.into_iter().for_each(|cell| context.cells.count(cell));
+        let record = context.table.record(index);
+        record.count(direction, 1, self.len.into());
+        Ok(())
+    }
+
+    /// A connection that one of its ends took along to another host, or from there. What is known of it as TCP
+    /// stays; whether it may go on is decided again, as if its opener began it between the ports of today.
+    fn inherited(&self, segment: &tcp::Segment, room: &mut Room) -> Option<Session> {
+        let context = self.context;
+        let trunk = context.network.remote.as_ref()?.slot;
+        // What the batch noted and did not write yet counts.
+        room.notes.flush(context);
+        let key = self.key();
+        // There may be several that are over, or that a vnic left behind that moved more than once.
+        let mut all = context.table.of_hash(context.table.hash(&key)).filter(|(_, stored, _)| stored.vni() == key.vni());
+        all.find_map(|(index, stored, admission)| self.moved(segment, trunk, index, &stored, admission))
+    }
+
+    /// The same for one session: `None` if this is no packet of it, or none of its ends moved.
+    fn moved(&self, segment: &tcp::Segment, trunk: u32, index: u32, stored: &Key, admission: Admission) -> Option<Session> {
+        let context = self.context;
+        let (sender, receiver, tuple) = (context.sender, self.receiver, self.packet.tuple);
+        let (opener, responder) = stored.slots();
+        let (direction, mine, theirs) = if stored.tuple() == tuple {
+            (0, opener, responder)
+        } else if stored.tuple().reversed() == tuple {
+            (1, responder, opener)
+        } else {
+            return None;
+        };
+        let (stays, from, to, address) = match (mine == sender.place.slot, theirs == receiver.place.slot) {
+            (true, false) => (sender, theirs, receiver.place.slot, tuple.destination),
+            (false, true) => (receiver, mine, sender.place.slot, tuple.source),
+            _ => return None,
+        };
+        // A filtered vnic that is here, and has the address, did not move.
+        let left_behind = context.snapshot.vnics.get(from).filter(|vnic| vnic.vni == sender.vni && !vnic.rules.bypass);
+        if ![from, to].contains(&trunk) || left_behind.is_some_and(|vnic| vnic.rules.owns(address)) {
+            return None;
+        }
+        let line = context.table.record(index).line2();
+        let State::Tcp(_) = line.state else { return None };
+        if admission.stamp < stays.born || context.timeouts.over(line.state, line.seen, context.now) {
+            return None;
+        }
+        let (track, Outcome::Pass) = tcp::step(line.track, direction, segment) else { return None };
+        let (opener, responder) = if direction == 0 { (sender, receiver) } else { (receiver, sender) };
+        let opening = Packet { tuple: stored.tuple(), ..*self.packet };
+        let answers = responder.rules.bypass || responder.rules.owns(opening.tuple.destination);
+        if direction == 1 && !answers {
+            return None;
+        }
+        let cells = [by_rules_leaves(opener, &opening, context).ok()?, by_rules_enters(responder, &opening, context).ok()?];
+        Some(Session {
+            key: Key::new(&opening.tuple, stored.vni(), opener.place.slot, responder.place.slot),
+            direction,
+            admission: Admission { stamp: context.snapshot.version, cells, answers },
+            state: State::Tcp(track.state),
+            track,
+        })
+    }
+
+    /// What admits the packet's session.
+    fn admission(&self) -> Admission {
+        let key = self.key();
+        match self.context.table.lookup(self.context.table.hash(&key), &key) {
+            Some(found) => found.admission,
+            // It needs none: the rules admit each packet.
+            None => match self.decide() {
+                Ok(cells) => Admission { stamp: self.context.snapshot.version, cells, answers: false },
+                Err(_) => Admission { stamp: 0, cells: [0; 2], answers: false },
+            },
+        }
+    }
+
+    /// State of a session that this packet opens; `None` if it needs none.
+    fn opening(&self) -> Result<Option<(State, Track)>, DropReason> {
+        let plain = |state| Ok(Some((state, NO_TRACK)));
+        match &self.packet.l4 {
+            L4::Tcp(segment) if segment.opens() => {
+                let track = tcp::open(segment);
+                Ok(Some((State::Tcp(track.state), track)))
+            }
+            L4::Tcp(segment) if segment.picks_up() && self.may_pick_up() => {
+                let track = tcp::pick_up(segment);
+                Ok(Some((State::Tcp(track.state), track)))
+            }
+            L4::Tcp(_) => Err(TCP_NO_SESSION),
+            L4::Udp => plain(State::UdpNew),
+            L4::Echo { request: true } => plain(State::Echo),
+            L4::Sctp { init: true, .. } => plain(State::SctpNew),
+            L4::Sctp { .. } => Err(SCTP_NO_SESSION),
+            L4::Other => plain(State::Other),
+            _ => Ok(None),
+        }
+    }
+
+    /// Connections that are older than we are, or than one of the vnics.
+    fn may_pick_up(&self) -> bool {
+        let window = self.context.tcp_pickup;
+        [self.context.sender, self.receiver].iter().any(|vnic| {
+            let attached = vnic.shared.attached.load(Relaxed);
+            attached != 0 && self.context.now.wrapping_sub(attached) < window
+        })
+    }
+
+    fn share(&self) -> Judgement {
+        let context = self.context;
+        let most = context.session_share;
+        for vnic in [context.sender, self.receiver] {
+            if vnic.shared.sessions.load(Relaxed) >= most {
+                return Err((SESSION_SHARE, vnic.place.slot));
+            }
+        }
+        if context.network.sessions.load(Relaxed) >= most { Err((SESSION_SHARE, self.own())) } else { Ok(()) }
+    }
+
+    /// An ICMP error: by the session of the packet that it quotes.
+    fn error(&self, quoted: &Quoted, room: &mut Room) -> Judgement {
+        match self.quoted_session(quoted, room) {
+            None => self.sessionless(),
+            Some(other_end) => {
+                let sender = self.context.sender;
+                if sender.rules.bypass {
+                    return Ok(());
+                }
+                // The other end may say so; anybody else needs to be let out.
+                if !sender.rules.owns(self.packet.tuple.source) {
+                    return Err((SPOOFED_IP, self.own()));
+                }
+                if other_end == self.own() {
+                    return Ok(());
+                }
+                leaves(sender, self.packet, self.context).map(|_| ())
+            }
+        }
+    }
+
+    /// Slot of the other end of the session that an error quotes a packet of, sent by the receiver of the error.
+    fn quoted_session(&self, quoted: &Quoted, room: &mut Room) -> Option<u32> {
+        let context = self.context;
+        // What the batch noted and did not write yet counts.
+        room.notes.flush(context);
+        let key = Key::new(&quoted.tuple, context.sender.vni, self.receiver.place.slot, 0);
+        // Whoever the packet went to: there may be sessions with several, over or not.
+        let mut all = context.table.of_hash(context.table.hash(&key)).filter(|(_, stored, _)| stored.vni() == key.vni());
+        all.find_map(|(index, stored, admission)| self.quotes(quoted, index, &stored, admission))
+    }
+
+    /// The same for one session: `None` if the error quotes no packet of it, or it does not hold.
+    fn quotes(&self, quoted: &Quoted, index: u32, stored: &Key, admission: Admission) -> Option<u32> {
+        let context = self.context;
+        let own = self.receiver.place.slot;
+        let (opener, responder) = stored.slots();
+        let (direction, other) = if stored.tuple() == quoted.tuple && opener == own {
+            (0, responder)
+        } else if stored.tuple().reversed() == quoted.tuple && responder == own {
+            (1, opener)
+        } else {
+            return None;
+        };
+        let line = context.table.record(index).line2();
+        let other_vnic = context.snapshot.vnics.get(other)?;
+        if admission.stamp < other_vnic.born.max(self.receiver.born) || context.timeouts.over(line.state, line.seen, context.now)
+        {
+            return None;
+        }
+        let found = Found { index, direction, admission };
+        let held = admission.stamp >= other_vnic.since && is_current(&found, context, self.receiver);
+        if !held {
+            let (opener, responder) =
+                if direction == 0 { (self.receiver, &**other_vnic) } else { (&**other_vnic, self.receiver) };
+            let opening = Packet { tuple: stored.tuple(), ..*self.packet };
+            by_rules_leaves(opener, &opening, context).ok()?;
+            by_rules_enters(responder, &opening, context).ok()?;
+        }
+        match quoted.sequence {
+            Some(sequence) if matches!(line.state, State::Tcp(_)) => {
+                tcp::quoted_in_window(&line.track, direction, sequence).then_some(other)
+            }
+            _ => Some(other),
+        }
+    }
+
+    fn fragment_key(&self, piece: &Piece) -> FragmentKey {
+        fragment_key(self.packet, piece, self.context)
+    }
+
+    fn first_fragment(&self, piece: &Piece, stamp: u32, cells: Cells, room: &mut Room) -> Judgement {
+        let decided = Decided { receiver: Some(self.receiver.place.slot), stamp, cells, packet: *self.packet };
+        let key = self.fragment_key(piece);
+        room.fragments.first(key, *piece, decided, self.context.now).map_err(|reason| (reason, self.own()))
+    }
+
+    /// Not the first one: follows that.
+    fn fragment(&self, piece: &Piece, room: &mut Room) -> Judgement {
+        let key = self.fragment_key(piece);
+        let decided = room.fragments.later(key, *piece, self.context.now).map_err(|reason| (reason, self.own()))?;
+        let [egress, ingress] = decided.cells;
+        let context = self.context;
+        let holds = decided.receiver == Some(self.receiver.place.slot)
+            && decided.stamp >= context.sender.since
+            && decided.stamp >= self.receiver.since
+            && decided.stamp >= context.cells.taken_back(egress)
+            && decided.stamp >= context.cells.taken_back(ingress);
+        if holds { Ok(()) } else { Err((FRAGMENT_ORPHAN, self.own())) }
+    }
+}
+
+fn fragment_key(packet: &Packet, piece: &Piece, context: &Context<'_>) -> FragmentKey {
+    // The incarnation, not the slot: what one vnic began, the next one in its place does not go on with.
+    FragmentKey::new(&packet.tuple, piece, context.sender.vni, context.sender.place.incarnation)
+}
+
+/// Judges a frame with several receivers as far as its sender goes, and keeps what its receivers are judged by.
+fn judge_flooded(
+    inside: Inside,
+    read: Option<Result<Packet, DropReason>>,
+    context: &Context<'_>,
+    room: &mut Room,
+) -> (Flooded, Judgement) {
+    let sender = context.sender;
+    let own = sender.place.slot;
+    let unreadable = |reason| {
+        let judgement = if sender.rules.bypass { Ok(()) } else { Err((reason, own)) };
+        (Flooded::Unreadable(reason), judgement)
+    };
+    let packet = match read {
+        None if matches!(inside, Inside::HiddenIp | Inside::Unknown) => return unreadable(IP_HIDDEN),
+        None => return (Flooded::NotIp, Ok(())),
+        Some(Err(reason)) => return unreadable(reason),
+        Some(Ok(packet)) => packet,
+    };
+    match (&packet.l4, &packet.fragment) {
+        (L4::Fragment, Some(piece)) => {
+            let key = fragment_key(&packet, piece, context);
+            match room.fragments.later(key, *piece, context.now) {
+                Ok(Decided { receiver: None, stamp, cells: [egress, _], packet })
+                    if stamp >= sender.since.max(context.cells.taken_back(egress)) =>
+                {
+                    (Flooded::Packet(packet), Ok(()))
+                }
+                Ok(_) => unreadable(FRAGMENT_ORPHAN),
+                Err(reason) => unreadable(reason),
+            }
+        }
+        (_, fragment) => {
+            let egress = match leaves(sender, &packet, context) {
+                Ok(cell) => cell,
+                Err(refused) => return (Flooded::Unreadable(refused.0), Err(refused)),
+            };
+            if let Some(piece) = fragment {
+                let decided = Decided { receiver: None, stamp: context.snapshot.version, cells: [egress, 0], packet };
+                if let Err(reason) = room.fragments.first(fragment_key(&packet, piece, context), *piece, decided, context.now) {
+                    return unreadable(reason);
+                }
+            }
+            (Flooded::Packet(packet), Ok(()))
+        }
+    }
+}
+
+/// Whether a receiver of a flood lets it in. The refusal comes with whom it is charged to.
+pub(crate) fn admits_flooded(room: &Room, index: usize, receiver: &Vnic, context: &Context<'_>) -> Judgement {
+    if receiver.rules.bypass {
+        return Ok(());
+    }
+    match room.flooded.get(index) {
+        Some(Flooded::NotIp) => Ok(()),
+        Some(Flooded::Packet(packet)) => {
+            enters(receiver, packet, context).map(|_| ()).map_err(|reason| (reason, receiver.place.slot))
+        }
+        Some(Flooded::Unreadable(reason)) => Err((*reason, context.sender.place.slot)),
+        None => Err((IP_HIDDEN, context.sender.place.slot)),
+    }
+}
+
+/// Whether a sender may send a packet. The cell of what admits it.
+fn leaves(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, (DropReason, u32)> {
+    if sender.rules.bypass {
+        return Ok(0);
+    }
+    let refused = |reason| (reason, sender.place.slot);
+    match &packet.l4 {
+        L4::Discovery(found) => {
+            if discovery::may_send(found, sender.mac, |address| sender.rules.owns(address)) {
+                return Ok(0);
+            }
+            // What routers say, for a vnic that a rule lets be one: by its own address, about its own.
+            let own = sender.rules.owns(found.source) || found.source == link_local(sender.mac);
+            let honest = found.link_source.is_none_or(|mac| mac == sender.mac);
+            let routers = matches!(found.kind, v6::ROUTER_ADVERTISEMENT | v6::REDIRECT | v6::LISTENER_QUERY);
+            let allowed = if routers && found.valid && own && honest { outbound(sender, packet, context) } else { None };
+            allowed.ok_or(refused(BAD_DISCOVERY))
+        }
+        L4::Dhcp(dhcp) if dhcp.request => {
+            if asks_properly(dhcp, sender, packet.tuple.source) {
+                asked(dhcp, sender, context.now);
+                return Ok(0);
+            }
+            by_rules_leaves(sender, packet, context).map_err(refused)
+        }
+        L4::Dhcp(_) => {
+            if !sender.rules.owns(packet.tuple.source) {
+                return Err(refused(SPOOFED_IP));
+            }
+            outbound(sender, packet, context).ok_or(refused(EGRESS_DENIED))
+        }
+        _ => by_rules_leaves(sender, packet, context).map_err(refused),
+    }
+}
+
+/// By an OUTBOUND rule, not because there are none.
+fn outbound(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Option<u32> {
+    let tuple = &packet.tuple;
+    let egress = sender.rules.policy.egress.as_ref()?;
+    egress.admits(tuple.destination, tuple.protocol, tuple.destination_port, &context.snapshot.members)
+}
+
+fn by_rules_leaves(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, DropReason> {
+    let rules = &sender.rules;
+    if rules.bypass {
+        return Ok(0);
+    }
+    let tuple = &packet.tuple;
+    if !rules.owns(tuple.source) {
+        return Err(SPOOFED_IP);
+    }
+    match &rules.policy.egress {
+        None => Ok(0),
+        Some(egress) => {
+            egress.admits(tuple.destination, tuple.protocol, rule_port(packet), &context.snapshot.members).ok_or(EGRESS_DENIED)
+        }
+    }
+}
+
+/// Whether a receiver lets a packet in. The cell of what admits it.
+fn enters(receiver: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, DropReason> {
+    let free = receiver.rules.bypass
+        || match &packet.l4 {
+            L4::Discovery(found) => discovery::may_receive(found),
+            L4::Dhcp(dhcp) => answers(dhcp, receiver, context),
+            _ => false,
+        };
+    if free { Ok(0) } else { by_rules_enters(receiver, packet, context) }
+}
+
+fn by_rules_enters(receiver: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, DropReason> {
+    let rules = &receiver.rules;
+    if rules.bypass {
+        return Ok(0);
+    }
+    let tuple = &packet.tuple;
+    let ingress = &rules.policy.ingress;
+    ingress.admits(tuple.source, tuple.protocol, rule_port(packet), &context.snapshot.members).ok_or(INGRESS_DENIED)
+}
+
+/// The port that rules are about.
+fn rule_port(packet: &Packet) -> u16 {
+    match packet.tuple.protocol {
+        ICMP | ICMPV6 => 0,
+        _ => packet.tuple.destination_port,
+    }
+}
+
+/// Whether a DHCP request is about its sender and from it.
+fn asks_properly(dhcp: &Dhcp, sender: &Vnic, source: Address) -> bool {
+    let own = sender.rules.owns(source)
+        || if dhcp.v6 {
+            source == link_local(sender.mac)
+        } else {
+            source == crate::flow::mapped(std::net::Ipv4Addr::UNSPECIFIED)
+        };
+    dhcp.valid && own && dhcp.mac.is_none_or(|mac| mac == sender.mac)
+}
+
+/// Remembers a vnic's request for its answers.
+fn asked(dhcp: &Dhcp, sender: &Vnic, now: u32) {
+    let [v4, v6] = &sender.shared.dhcp;
+    let place = if dhcp.v6 { v6 } else { v4 };
+    place.store(u64::from(dhcp.transaction) << 32 | u64::from(now), Relaxed);
+}
+
+/// Whether a DHCP answer is to what a vnic asked a moment ago.
+fn answers(dhcp: &Dhcp, receiver: &Vnic, context: &Context<'_>) -> bool {
+    let [v4, v6] = &receiver.shared.dhcp;
+    let asked = if dhcp.v6 { v6 } else { v4 }.load(Relaxed);
+    let (transaction, when) = ((asked >> 32) as u32, asked as u32);
+    !dhcp.request
+        && dhcp.valid
+        && when != 0
+        && transaction == dhcp.transaction
+        && context.now.wrapping_sub(when) <= context.timeouts.dhcp
+        && dhcp.mac.is_none_or(|mac| mac == receiver.mac)
+}
+
+/// A session was made: its ends and its network have one more.
+fn acquired(context: &Context<'_>, key: &Key) {
+    let (opener, responder) = key.slots();
+    for slot in [opener, responder] {
+        if let Some(vnic) = context.snapshot.vnics.get(slot) {
+            vnic.shared.sessions.fetch_add(1, Relaxed);
+        }
+    }
+    context.network.sessions.fetch_add(1, Relaxed);
+}
+
+/// The opposite of [`acquired`].
+fn released(context: &Context<'_>, key: &Key, stamp: u32) {
+    context.snapshot.released(key.vni(), key.slots(), stamp);
+}

@@ -1,0 +1,502 @@
+//! Fragments follow their first fragment: it alone says what a packet is, so it alone is decided.
+//!
+//! Nothing is put together. What passes is remembered, so that no receiver can be made to see bytes twice (RFC 1858, 3128, 5722):
+//! a fragment that repeats some, or lies beyond the last, is dropped. One table per worker, of fixed size.
+
+use std::hash::{BuildHasher, RandomState};
+
+use super::{Address, FRAGMENT_ORPHAN, FRAGMENT_OVERLAP, FRAGMENTS_FULL, Piece, Tuple, is_v4};
+use crate::drops::DropReason;
+
+/// Packets under way, of all and of one vnic.
+pub(crate) const ENTRIES: usize = 1024;
+pub(crate) const PER_SENDER: usize = 64;
+/// Gaps one packet may have.
+const GAPS: usize = 16;
+#[cfg(test)]
+const LIFE: u32 = 30;
+
+/// Fragments of one packet have this in common.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct FragmentKey {
+    source: Address,
+    destination: Address,
+    id: u32,
+    vni: u32,
+    /// Slot of the sending vnic. Slots are used again: who keeps something in the table must be able to tell.
+    sender: u32,
+    vlan: u16,
+    /// Of IPv4. IPv6 fragments of one packet may name different ones (RFC 8200, 4.5), so that there it is 0.
+    protocol: u8,
+}
+
+impl FragmentKey {
+    pub fn new(tuple: &Tuple, piece: &Piece, vni: u32, sender: u32) -> FragmentKey {
+        let Tuple { source, destination, vlan, protocol, .. } = *tuple;
+        let protocol = if is_v4(source) { protocol } else { 0 };
+        FragmentKey { source, destination, id: piece.id, vni, sender, vlan, protocol }
+    }
+}
+
+/// No entry.
+const NONE: u16 = u16::MAX;
+/// Sender of a free entry.
+const NOBODY: u32 = u32::MAX;
+
+struct Entry<V> {
+    key: FragmentKey,
+    value: V,
+    born: u32,
+    /// Where the packet ends; 0 until the last fragment was seen.
+    total: u16,
+    seen: Seen,
+    /// The next of its chain, or of the free ones.
+    next: u16,
+}
+
+/// What was decided on first fragments, for those that follow.
+pub(crate) struct Fragments<V> {
+    entries: Vec<Entry<V>>,
+    /// Of each entry, apart so that counting is quick.
+    senders: Vec<u32>,
+    chains: Box<[u16]>,
+    free: u16,
+    life: u32,
+    swept: u32,
+    hasher: RandomState,
+}
+
+impl<V: Copy> Fragments<V> {
+    /// Allocates all it will ever use. Entries live for `life` seconds.
+    pub fn new(life: u32) -> Fragments<V> {
+        Fragments {
+            entries: Vec::with_capacity(ENTRIES),
+            senders: Vec::with_capacity(ENTRIES),
+            chains: vec![NONE; ENTRIES].into_boxed_slice(),
+            free: NONE,
+            life,
+            swept: 0,
+            hasher: RandomState::new(),
+        }
+    }
+
+    /// Remembers a first fragment that is let through. `now` in seconds.
+    pub fn first(&mut self, key: FragmentKey, piece: Piece, value: V, now: u32) -> Result<(), DropReason> {
+        let chain = self.chain(&key);
+        if let Some(at) = self.find(chain, &key) {
+            if !self.expired(at, now) {
+                return Err(FRAGMENT_OVERLAP);
+            }
+            self.remove(at);
+        }
+        let end = match u16::try_from(piece.end) {
+            Ok(end) if piece.offset == 0 && end > 0 => end,
+            _ => return Err(FRAGMENT_OVERLAP),
+        };
+        if !piece.more {
+            return Ok(()); // nothing follows
+        }
+        if self.is_full(key.sender) && !self.sweep(now, key.sender) {
+            return Err(FRAGMENTS_FULL);
+        }
+        let head = self.chains.get(chain).copied().unwrap_or(NONE);
+        let entry = Entry { key, value, born: now, total: 0, seen: Seen::new(end), next: head };
+        let at = self.place(entry);
+        if let Some(head) = self.chains.get_mut(chain) {
+            *head = at;
+        }
+        Ok(())
+    }
+
+    /// Judges a fragment that is not the first, and returns what was kept for the first. Once all of a packet was seen it is
+    /// forgotten, since its number may soon be used again.
+    pub fn later(&mut self, key: FragmentKey, piece: Piece, now: u32) -> Result<V, DropReason> {
+        let at = self.find(self.chain(&key), &key).ok_or(FRAGMENT_ORPHAN)?;
+        if self.expired(at, now) {
+            self.remove(at);
+            return Err(FRAGMENT_ORPHAN);
+        }
+        let entry = self.entries.get_mut(usize::from(at)).ok_or(FRAGMENT_ORPHAN)?;
+        let (Ok(start), Ok(end)) = (u16::try_from(piece.offset), u16::try_from(piece.end)) else { return Err(FRAGMENT_OVERLAP) };
+        if start == 0 || start >= end {
+            return Err(FRAGMENT_OVERLAP);
+        }
+        let fits = match (entry.total, piece.more) {
+            (0, true) => true,
+            (0, false) => entry.seen.last() <= start,
+            (total, true) => end < total,
+            (_, false) => false, // there was a last one
+        };
+        if !fits {
+            return Err(FRAGMENT_OVERLAP);
+        }
+        entry.seen.add(start, end)?;
+        if !piece.more {
+            entry.total = end;
+        }
+        let value = entry.value;
+        if entry.total != 0 && entry.seen.is_whole(entry.total) {
+            self.remove(at);
+        }
+        Ok(value)
+    }
+
+    fn chain(&self, key: &FragmentKey) -> usize {
+        let FragmentKey { source, destination, id, vni, sender, vlan, protocol } = *key;
+        self.hasher.hash_one((source, destination, id, vni, sender, vlan, protocol)) as usize & (ENTRIES - 1)
+    }
+
+    fn find(&self, chain: usize, key: &FragmentKey) -> Option<u16> {
+        let mut at = *self.chains.get(chain)?;
+        loop {
+            let entry = self.entries.get(usize::from(at))?; // none at NONE
+            if entry.key == *key {
+                return Some(at);
+            }
+            at = entry.next;
+        }
+    }
+
+    fn expired(&self, at: u16, now: u32) -> bool {
+        self.entries.get(usize::from(at)).is_none_or(|entry| now.wrapping_sub(entry.born) >= self.life)
+    }
+
+    fn is_full(&self, sender: u32) -> bool {
+        self.free == NONE && self.entries.len() == ENTRIES
+            || self.senders.iter().filter(|&&other| other == sender).count() >= PER_SENDER
+    }
+
+    /// Makes room by what expired; once a second is enough. Whether there is room.
+    #[cold]
+    fn sweep(&mut self, now: u32, sender: u32) -> bool {
+        if self.swept == now {
+            return false;
+        }
+        self.swept = now;
+        for at in 0..self.entries.len() as u16 {
+            let used = self.senders.get(usize::from(at)).is_some_and(|&sender| sender != NOBODY);
+            if used && self.expired(at, now) {
+                self.remove(at);
+            }
+        }
+        !self.is_full(sender)
+    }
+
+    /// Puts an entry somewhere; there is room.
+    fn place(&mut self, entry: Entry<V>) -> u16 {
+        let (at, sender) = (self.free, entry.key.sender);
+        if let Some(free) = self.entries.get_mut(usize::from(at)) {
+            self.free = free.next;
+            *free = entry;
+            if let Some(of) = self.senders.get_mut(usize::from(at)) {
+                *of = sender;
+            }
+            return at;
+        }
+        self.entries.push(entry);
+        self.senders.push(sender);
+        (self.entries.len() - 1) as u16
+    }
+
+    fn remove(&mut self, at: u16) {
+        let Some(entry) = self.entries.get(usize::from(at)) else { return };
+        let (chain, next) = (self.chain(&entry.key), entry.next);
+        self.unlink(chain, at, next);
+        if let (Some(entry), Some(sender)) = (self.entries.get_mut(usize::from(at)), self.senders.get_mut(usize::from(at))) {
+            (entry.next, self.free, *sender) = (self.free, at, NOBODY);
+        }
+    }
+
+    fn unlink(&mut self, chain: usize, at: u16, next: u16) {
+        let Some(head) = self.chains.get_mut(chain) else { return };
+        if *head == at {
+            *head = next;
+            return;
+        }
+        let mut before = *head;
+        while let Some(entry) = self.entries.get_mut(usize::from(before)) {
+            if entry.next == at {
+                entry.next = next;
+                return;
+            }
+            before = entry.next;
+        }
+    }
+}
+
+/// Bytes of a packet that passed: stretches in order, apart from each other, the first of which starts at 0.
+struct Seen {
+    stretches: [(u16, u16); GAPS + 1],
+    used: usize,
+}
+
+impl Seen {
+    fn new(end: u16) -> Seen {
+        let mut stretches = [(0, 0); GAPS + 1];
+        stretches[0] = (0, end);
+        Seen { stretches, used: 1 }
+    }
+
+    fn used(&self) -> &[(u16, u16)] {
+        self.stretches.get(..self.used).unwrap_or_default()
+    }
+
+    /// Behind the last byte that passed.
+    fn last(&self) -> u16 {
+        self.used().last().map_or(0, |&(_, end)| end)
+    }
+
+    fn is_whole(&self, total: u16) -> bool {
+        *self.used() == [(0, total)]
+    }
+
+    fn add(&mut self, start: u16, end: u16) -> Result<(), DropReason> {
+        // Stretches before it.
+        let at = self.used().partition_point(|&(other, _)| other < start);
+        let before = at.checked_sub(1).and_then(|before| self.used().get(before)).copied();
+        let after = self.used().get(at).copied();
+        if before.is_some_and(|(_, other)| other > start) || after.is_some_and(|(other, _)| other < end) {
+            return Err(FRAGMENT_OVERLAP);
+        }
+        let joins_before = before.is_some_and(|(_, other)| other == start);
+        let joins_after = after.is_some_and(|(other, _)| other == end);
+        match (joins_before, joins_after) {
+            (true, true) => {
+                if let (Some(before), Some((_, end))) = (self.stretches.get_mut(at - 1), after) {
+                    before.1 = end;
+                }
+                self.stretches.copy_within(at + 1..self.used, at);
+                self.used -= 1;
+            }
+            (true, false) => {
+                if let Some(before) = self.stretches.get_mut(at - 1) {
+                    before.1 = end;
+                }
+            }
+            (false, true) => {
+                if let Some(after) = self.stretches.get_mut(at) {
+                    after.0 = start;
+                }
+            }
+            (false, false) => {
+                if self.used > GAPS {
+                    return Err(FRAGMENTS_FULL);
+                }
+                self.stretches.copy_within(at..self.used, at + 1);
+                if let Some(free) = self.stretches.get_mut(at) {
+                    *free = (start, end);
+                }
+                self.used += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn key(id: u32, sender: u32) -> FragmentKey {
+        let tuple = Tuple { source: 1, destination: 2, source_port: 0, destination_port: 0, vlan: 0, protocol: 17 };
+        FragmentKey::new(&tuple, &Piece { id, ..piece(0, 8, true) }, 5, sender)
+    }
+
+    fn piece(offset: u32, end: u32, more: bool) -> Piece {
+        Piece { id: 0, offset, end, more }
+    }
+
+    /// One packet under way, and what became of its fragments.
+    struct One(Fragments<u8>);
+
+    impl One {
+        fn new(end: u32) -> One {
+            let mut table = Fragments::new(LIFE);
+            table.first(key(1, 0), piece(0, end, true), 7, 100).unwrap();
+            One(table)
+        }
+
+        fn later(&mut self, offset: u32, end: u32, more: bool) -> Result<u8, DropReason> {
+            self.0.later(key(1, 0), piece(offset, end, more), 100)
+        }
+    }
+
+    #[test]
+    fn fragments_follow_their_first() {
+        let mut one = One::new(16);
+        assert_eq!(one.later(32, 48, true), Ok(7));
+        assert_eq!(one.later(16, 32, true), Ok(7));
+        assert_eq!(one.later(48, 50, false), Ok(7));
+        // All of it was seen: the number may be used again.
+        assert_eq!(one.later(48, 50, false), Err(FRAGMENT_ORPHAN));
+        assert_eq!(one.0.first(key(1, 0), piece(0, 8, true), 8, 100), Ok(()));
+        assert_eq!(one.later(8, 16, true), Ok(8));
+    }
+
+    #[test]
+    fn nothing_passes_twice() {
+        let mut one = One::new(16);
+        assert_eq!(one.later(24, 40, true), Ok(7));
+        for (offset, end) in [(24, 40), (8, 16), (8, 24), (16, 32), (32, 48), (32, 40), (24, 32), (16, 48), (8, 64)] {
+            assert_eq!(one.later(offset, end, true), Err(FRAGMENT_OVERLAP), "{offset} to {end}");
+        }
+        assert_eq!(one.0.first(key(1, 0), piece(0, 16, true), 9, 100), Err(FRAGMENT_OVERLAP));
+        assert_eq!(one.0.first(key(1, 0), piece(0, 8, true), 9, 100), Err(FRAGMENT_OVERLAP));
+        // What was refused took no place.
+        assert_eq!(one.later(16, 24, true), Ok(7));
+        assert_eq!(one.later(40, 48, true), Ok(7));
+    }
+
+    #[test]
+    fn nothing_passes_beyond_the_end() {
+        let mut one = One::new(16);
+        assert_eq!(one.later(64, 70, false), Ok(7));
+        assert_eq!(one.later(72, 80, true), Err(FRAGMENT_OVERLAP));
+        assert_eq!(one.later(72, 80, false), Err(FRAGMENT_OVERLAP));
+        assert_eq!(one.later(56, 64, false), Err(FRAGMENT_OVERLAP));
+        assert_eq!(one.later(56, 64, true), Ok(7));
+        // Nor may the end come before what passed.
+        let mut one = One::new(16);
+        assert_eq!(one.later(64, 72, true), Ok(7));
+        assert_eq!(one.later(32, 40, false), Err(FRAGMENT_OVERLAP));
+        assert_eq!(one.later(72, 73, false), Ok(7));
+    }
+
+    #[test]
+    fn who_else_sends_is_an_orphan() {
+        let tuple = Tuple { source: 1, destination: 2, source_port: 0, destination_port: 0, vlan: 0, protocol: 17 };
+        let next = Piece { id: 1, ..piece(8, 16, true) };
+        let v4 = |last: u128| super::super::mapped(std::net::Ipv4Addr::from_bits(last as u32));
+        let tuple4 = Tuple { source: v4(1), destination: v4(2), ..tuple };
+        for (tuple, v6) in [(tuple, true), (tuple4, false)] {
+            let own = FragmentKey::new(&tuple, &next, 5, 0);
+            let mut table = Fragments::new(LIFE);
+            table.first(own, piece(0, 8, true), (), 1).unwrap();
+            for other in [
+                FragmentKey::new(&tuple.reversed(), &next, 5, 0),
+                FragmentKey::new(&Tuple { vlan: 0x1001, ..tuple }, &next, 5, 0),
+                FragmentKey::new(&Tuple { destination: 9, ..tuple }, &next, 5, 0),
+                FragmentKey::new(&tuple, &next, 6, 0),
+                FragmentKey::new(&tuple, &next, 5, 1),
+                FragmentKey::new(&tuple, &Piece { id: 2, ..next }, 5, 0),
+            ] {
+                assert_eq!(table.later(other, next, 1), Err(FRAGMENT_ORPHAN), "{other:?}");
+            }
+            // Ports are not known of those that follow; the protocol tells packets apart in IPv4 only.
+            let other = FragmentKey::new(&Tuple { source_port: 4, protocol: 60, ..tuple }, &next, 5, 0);
+            assert_eq!(other == own, v6);
+            assert_eq!(table.later(own, next, 1), Ok(()));
+        }
+    }
+
+    #[test]
+    fn they_live_for_their_time() {
+        let mut table = Fragments::new(LIFE);
+        table.first(key(1, 0), piece(0, 8, true), (), 100).unwrap();
+        assert_eq!(table.later(key(1, 0), piece(8, 16, true), 129), Ok(()));
+        assert_eq!(table.later(key(1, 0), piece(16, 24, true), 130), Err(FRAGMENT_ORPHAN));
+        assert_eq!(table.later(key(1, 0), piece(16, 24, true), 100), Err(FRAGMENT_ORPHAN));
+        table.first(key(1, 0), piece(0, 8, true), (), 100).unwrap();
+        assert_eq!(table.first(key(1, 0), piece(0, 8, true), (), 130), Ok(()));
+        assert_eq!(table.later(key(1, 0), piece(8, 16, true), 159), Ok(()));
+    }
+
+    #[test]
+    fn one_vnic_cannot_take_all() {
+        let mut table = Fragments::new(LIFE);
+        for id in 0..PER_SENDER as u32 {
+            table.first(key(id, 0), piece(0, 8, true), (), 100).unwrap();
+        }
+        assert_eq!(table.first(key(999, 0), piece(0, 8, true), (), 100), Err(FRAGMENTS_FULL));
+        assert_eq!(table.first(key(999, 0), piece(0, 8, true), (), 129), Err(FRAGMENTS_FULL));
+        assert_eq!(table.first(key(999, 1), piece(0, 8, true), (), 129), Ok(()));
+        // One that was completed makes room, and so does time.
+        table.later(key(5, 0), piece(8, 9, false), 129).unwrap();
+        assert_eq!(table.first(key(999, 0), piece(0, 8, true), (), 129), Ok(()));
+        assert_eq!(table.first(key(1000, 0), piece(0, 8, true), (), 129), Err(FRAGMENTS_FULL));
+        assert_eq!(table.first(key(1000, 0), piece(0, 8, true), (), 130), Ok(()));
+        assert_eq!(table.later(key(999, 1), piece(8, 16, true), 130), Ok(()));
+    }
+
+    #[test]
+    fn a_full_table_waits_for_time() {
+        let mut table = Fragments::new(LIFE);
+        let senders = (ENTRIES / PER_SENDER) as u32;
+        for sender in 0..senders {
+            for id in 0..PER_SENDER as u32 {
+                table.first(key(id, sender), piece(0, 8, true), sender, 100 + sender).unwrap();
+            }
+        }
+        let (room, allocated) = (table.entries.capacity(), table.senders.capacity());
+        assert_eq!(table.first(key(0, 99), piece(0, 8, true), 0, 129), Err(FRAGMENTS_FULL));
+        assert_eq!(table.first(key(0, 99), piece(0, 8, true), 99, 130), Ok(()));
+        for sender in 1..senders {
+            assert_eq!(table.later(key(3, sender), piece(8, 16, true), 130), Ok(sender));
+        }
+        assert_eq!(table.later(key(3, 0), piece(8, 16, true), 130), Err(FRAGMENT_ORPHAN));
+        assert_eq!((table.entries.capacity(), table.senders.capacity(), table.entries.len()), (room, allocated, ENTRIES));
+    }
+
+    #[test]
+    fn gaps_are_bounded() {
+        let mut one = One::new(8);
+        for gap in 1..=GAPS as u32 {
+            assert_eq!(one.later(gap * 16, gap * 16 + 8, true), Ok(7));
+        }
+        assert_eq!(one.later(1024, 1032, true), Err(FRAGMENTS_FULL));
+        assert_eq!(one.later(8, 16, true), Ok(7));
+        assert_eq!(one.later(1024, 1032, true), Ok(7));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(512))]
+
+        /// Against a set of the bytes that passed: no byte twice, none beyond the end, and all that is new passes.
+        #[test]
+        fn as_a_set_of_bytes_has_it(pieces in prop::collection::vec((0u32..24, 1u32..5, prop::bool::weighted(0.9)), 1..40)) {
+            let mut table = Fragments::new(LIFE);
+            table.first(key(1, 0), piece(0, 8, true), (), 1).unwrap();
+            let (mut passed, mut total) = (std::collections::BTreeSet::from([0u32]), None);
+            for (start, len, more) in pieces {
+                let end = start + len;
+                let beyond = match total {
+                    Some(total) => !more || end >= total,
+                    None => !more && passed.last().is_some_and(|last| *last >= start),
+                };
+                let good = start > 0 && !beyond && (start..end).all(|unit| !passed.contains(&unit));
+                let found = table.later(key(1, 0), piece(start * 8, end * 8, more), 1);
+                prop_assert_eq!(found.is_ok(), good, "{} to {}, {}: {:?}", start, end, more, found);
+                if good {
+                    passed.extend(start..end);
+                    total = if more { total } else { Some(end) };
+                    if total == Some(passed.len() as u32) {
+                        prop_assert_eq!(table.later(key(1, 0), piece(8, 16, true), 1), Err(FRAGMENT_ORPHAN));
+                        break;
+                    }
+                }
+            }
+        }
+
+        /// Any calls: never more than there may be, and the chains hold together.
+        #[test]
+        fn any_order_of_calls(calls in prop::collection::vec((0u32..100, 0u32..4, 0u32..6, any::<bool>(), 0u32..3), 1..600)) {
+            let mut table = Fragments::new(LIFE);
+            let mut now = 1;
+            for (id, sender, start, more, seconds) in calls {
+                now += seconds / 2 * 7;
+                let piece = piece(start * 8, start * 8 + 8, more);
+                let key = key(id, sender);
+                let _ = if start == 0 { table.first(key, piece, (), now) } else { table.later(key, piece, now) };
+                for sender in 0..4 {
+                    prop_assert!(table.senders.iter().filter(|&&other| other == sender).count() <= PER_SENDER);
+                }
+            }
+            let entry = |at: u16| table.entries.get(usize::from(at));
+            let length = |head: &u16| std::iter::successors(entry(*head), |before| entry(before.next)).count();
+            let chained: usize = table.chains.iter().map(length).sum();
+            prop_assert_eq!(chained, table.senders.iter().filter(|&&sender| sender != NOBODY).count());
+        }
+    }
+}

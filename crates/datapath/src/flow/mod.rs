@@ -1,0 +1,147 @@
+//! Flow: what an IP frame is to a filter: who talks to whom, with what, and where in a conversation it stands.
+//!
+//! [`parse`] reads a frame as far as the transport header and refuses what cannot be read without doubt; [`tcp`] says whether a
+//! segment fits its connection; [`fragments`] remembers what was decided on first fragments; [`discovery`] and [`dhcp`] know the
+//! frames that need no rule.
+
+use crate::drops::drop_reasons;
+
+pub(crate) mod dhcp;
+pub(crate) mod discovery;
+pub(crate) mod fragments;
+pub(crate) mod parse;
+pub(crate) mod tcp;
+
+pub(crate) use self::{dhcp::Dhcp, discovery::Discovery, tcp::Segment};
+
+drop_reasons! { 6;
+    /// The IP header contradicts itself or the bytes behind it: version, header length, lengths, extension headers.
+    MALFORMED_IP = "malformed-ip";
+    /// The IP packet is longer than the frame.
+    TRUNCATED = "truncated";
+    /// The transport header is not within the first 256 bytes of the frame.
+    HEADERS_TOO_LONG = "headers-too-long";
+    /// A first fragment without the whole transport header.
+    TINY_FRAGMENT = "tiny-fragment";
+    /// A fragment that repeats bytes of another one, or lies beyond the last.
+    FRAGMENT_OVERLAP = "fragment-overlap";
+    /// A fragment whose first one was not let through, or not within the last 30 seconds.
+    FRAGMENT_ORPHAN = "fragment-orphan";
+    /// More fragmented packets are under way than are kept, from this vnic or in all.
+    FRAGMENTS_FULL = "fragments-full";
+    /// Neighbour discovery or multicast listener discovery that is invalid, or that speaks for somebody else.
+    BAD_DISCOVERY = "bad-discovery";
+}
+
+/// An IPv6 address as a number, first byte highest; an IPv4 address as `::ffff:a.b.c.d`. No IPv6 packet with such an address gets
+/// as far as this (RFC 4291, 2.5.5.2: they are not for the wire), so the families cannot be taken for each other.
+pub(crate) type Address = u128;
+
+const MAPPED: Address = 0xffff << 32;
+
+/// An IPv4 address as [`Address`].
+#[inline(always)]
+pub(crate) const fn mapped(address: std::net::Ipv4Addr) -> Address {
+    MAPPED | address.to_bits() as Address
+}
+
+/// Whether an address is IPv4.
+#[inline(always)]
+pub(crate) const fn is_v4(address: Address) -> bool {
+    address >> 32 == MAPPED >> 32
+}
+
+/// Added to a VLAN id, tells "VLAN 0" from "no tag".
+pub(crate) const TAGGED: u16 = 0x1000;
+
+/// Who talks to whom, with what. In the direction of the frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Tuple {
+    pub source: Address,
+    pub destination: Address,
+    /// 0 where the protocol has no ports. Of an echo, the requester's port is the identifier, and the other side's the type of
+    /// the request (8 or 128).
+    pub source_port: u16,
+    pub destination_port: u16,
+    /// 0 without tag, else [`TAGGED`] and the VLAN id.
+    pub vlan: u16,
+    /// Of IPv6, what the last extension header names.
+    pub protocol: u8,
+}
+
+impl Tuple {
+    /// The same conversation seen from the other side.
+    #[inline(always)]
+    pub const fn reversed(self) -> Tuple {
+        Tuple {
+            source: self.destination,
+            destination: self.source,
+            source_port: self.destination_port,
+            destination_port: self.source_port,
+            ..self
+        }
+    }
+}
+
+/// A parsed frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Packet {
+    pub tuple: Tuple,
+    pub l4: L4,
+    /// None of a whole packet, also of an atomic fragment (RFC 6946).
+    pub fragment: Option<Piece>,
+}
+
+/// What the transport header says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum L4 {
+    Tcp(Segment),
+    Udp,
+    /// UDP between the ports of DHCP or DHCPv6, in either direction, not fragmented.
+    Dhcp(Dhcp),
+    /// ICMP or ICMPv6 echo. A request whose identifier is its own type reads the same in both directions: whether the opener asks
+    /// or the other side does is told by `request` only.
+    Echo {
+        request: bool,
+    },
+    /// Other ICMP and ICMPv6, and errors that quote nothing that could have a session.
+    Icmp {
+        kind: u8,
+        code: u8,
+    },
+    /// ICMP 3, 11, 12 or ICMPv6 1 to 4.
+    Error(Quoted),
+    /// Neighbour or multicast listener discovery, valid or not.
+    Discovery(Discovery),
+    /// First chunk of the packet.
+    Sctp {
+        init: bool,
+        abort: bool,
+        shutdown_complete: bool,
+    },
+    /// A protocol without ports, or ESP.
+    Other,
+    /// A fragment that is not the first: ports are 0, and of IPv6 the protocol is what the fragment header names.
+    Fragment,
+}
+
+/// The packet an ICMP error is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Quoted {
+    /// As quoted: the source is who the error is for. The VLAN is that of the error.
+    pub tuple: Tuple,
+    /// Of TCP.
+    pub sequence: Option<u32>,
+}
+
+/// A fragment's place, in bytes of the fragmented payload.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Piece {
+    pub id: u32,
+    /// 0 of the first.
+    pub offset: u32,
+    /// Behind its last byte, above `offset`, at most 65535.
+    pub end: u32,
+    /// Whether it is not the last.
+    pub more: bool,
+}

@@ -1,0 +1,63 @@
+//! A cell per rule: when something it admitted was last taken back, and how many sessions it admitted.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use butterfly_vhost::units::{Units, UnitsError};
+
+/// Most rules a host can have, in all groups.
+pub(crate) const MAX_CELLS: u32 = 1 << 20;
+const PER_UNIT: u32 = 8;
+
+/// All cells. Cell 0 stands for "no rule was needed" and is never taken back.
+#[derive(Debug)]
+pub(crate) struct Cells(Units);
+
+impl Cells {
+    pub fn new() -> Result<Cells, UnitsError> {
+        Ok(Cells(Units::anonymous((MAX_CELLS / PER_UNIT) as usize)?))
+    }
+
+    #[inline(always)]
+    fn word(&self, cell: u32, which: u32) -> Option<&AtomicU64> {
+        self.0.get((cell / PER_UNIT) as usize)?.0.get((2 * (cell % PER_UNIT) + which) as usize)
+    }
+
+    /// The version of the policy that took something back: what was decided before is to be decided again.
+    #[inline(always)]
+    pub fn taken_back(&self, cell: u32) -> u32 {
+        self.word(cell, 0).map_or(u32::MAX, |word| word.load(Relaxed) as u32)
+    }
+
+    /// Sessions admitted by an older version are to be decided again.
+    pub fn take_back(&self, cell: u32, version: u32) {
+        if cell != 0
+            && let Some(word) = self.word(cell, 0)
+        {
+            word.store(version.into(), Relaxed);
+        }
+    }
+
+    /// As [`Self::take_back`] of all cells, whatever they had.
+    pub fn take_back_all(&self, version: u32) {
+        (1..MAX_CELLS).filter(|cell| self.taken_back(*cell) > version).for_each(|cell| self.take_back(cell, version));
+    }
+
+    /// Counts a session that the cell's rule admitted.
+    pub fn count(&self, cell: u32) {
+        if let Some(word) = self.word(cell, 1) {
+            word.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Sessions admitted.
+    pub fn counted(&self, cell: u32) -> u64 {
+        self.word(cell, 1).map_or(0, |word| word.load(Relaxed))
+    }
+
+    /// Makes a cell ready for another rule.
+    pub fn reset_count(&self, cell: u32) {
+        if let Some(word) = self.word(cell, 1) {
+            word.store(0, Relaxed);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Security groups as the packet path sees them: what the groups of a vnic allow, compiled.
+//!
+//! Rules only allow. All that a new session costs is one search among blocks of addresses, one look at the groups the peer is a member
+//! of, and one search among ports, however many rules there are. Vnics with the same groups share one compiled policy.
+
+mod blocks;
+mod cells;
+mod groups;
+mod ports;
+
+use std::{net::IpAddr, sync::Arc};
+
+use crate::flow::{Address, is_v4, mapped};
+
+pub(crate) use blocks::Blocks;
+pub(crate) use cells::{Cells, MAX_CELLS};
+pub use groups::GroupChange;
+pub(crate) use groups::Groups;
+pub(crate) use ports::{Allowed, Ports};
+
+/// Which groups an address is a member of, ascending. Copies share what did not change.
+pub(crate) type Members = imbl::HashMap<Address, Arc<[u32]>>;
+
+/// What the groups of a vnic allow.
+#[derive(Debug, Default)]
+pub(crate) struct Policy {
+    /// Towards the vnic: peers are sources.
+    pub ingress: Side,
+    /// From it: peers are destinations. Without any OUTBOUND rule everything may leave.
+    pub egress: Option<Side>,
+}
+
+/// What one direction allows.
+#[derive(Debug, Default)]
+pub(crate) struct Side {
+    pub v4: Blocks<Ports>,
+    pub v6: Blocks<Ports>,
+    /// By number of the group, ascending.
+    pub groups: Box<[(u32, Ports)]>,
+}
+
+/// An address as the packet path has it.
+pub(crate) fn number(ip: IpAddr) -> Address {
+    match ip {
+        IpAddr::V4(ip) => mapped(ip),
+        IpAddr::V6(ip) => ip.to_bits(),
+    }
+}
+
+/// The address of a [`number`].
+pub(crate) fn address(number: Address) -> IpAddr {
+    if is_v4(number) { IpAddr::V4((number as u32).into()) } else { IpAddr::V6(number.into()) }
+}
+
+impl Side {
+    /// Cell of a rule that allows a protocol and destination port with this peer.
+    pub fn admits(&self, peer: Address, protocol: u8, destination_port: u16, members: &Members) -> Option<u32> {
+        let blocks = if is_v4(peer) { &self.v4 } else { &self.v6 };
+        blocks.around(peer).find_map(|ports| ports.admits(protocol, destination_port)).or_else(|| {
+            if self.groups.is_empty() {
+                return None;
+            }
+            let of_peer: &[u32] = members.get(&peer)?;
+            // Both are sorted: go through the shorter one.
+            if of_peer.len() <= self.groups.len() {
+                of_peer.iter().find_map(|group| {
+                    let at = self.groups.binary_search_by_key(group, |(number, _)| *number).ok()?;
+                    self.groups.get(at)?.1.admits(protocol, destination_port)
+                })
+            } else {
+                let among = self.groups.iter().filter(|(group, _)| of_peer.binary_search(group).is_ok());
+                among.into_iter().find_map(|(_, ports)| ports.admits(protocol, destination_port))
+            }
+        })
+    }
+}

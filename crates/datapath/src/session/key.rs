@@ -1,0 +1,184 @@
+//! What a session is found by: addresses, protocol and ports, network, VLAN, and the two vnics.
+
+use crate::flow::Tuple;
+
+/// Stands for "not a vnic of this host" where a slot is meant.
+pub(crate) const REMOTE: u32 = (1 << 20) - 1;
+
+/// Two ends of a flow in the orientation of one frame. The ends' vnics are part of it: the same addresses between other ports are
+/// another session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Key {
+    source: [u64; 2],
+    destination: [u64; 2],
+    /// Source port 16, destination port 16, VNI 24, protocol 8.
+    ports: u64,
+    /// Slot of the sender 20, of the receiver 20, VLAN 16, zeros 8.
+    ends: u64,
+}
+
+const FLAGS: u64 = 0xff;
+
+fn halves(address: u128) -> [u64; 2] {
+    [(address >> 64) as u64, address as u64]
+}
+
+fn whole([high, low]: [u64; 2]) -> u128 {
+    u128::from(high) << 64 | u128::from(low)
+}
+
+impl Key {
+    /// Of a frame with this tuple in network `vni`, from the vnic in slot `from` to that in slot `to`.
+    #[inline(always)]
+    pub fn new(tuple: &Tuple, vni: u32, from: u32, to: u32) -> Key {
+        Key {
+            source: halves(tuple.source),
+            destination: halves(tuple.destination),
+            ports: u64::from(tuple.source_port) << 48
+                | u64::from(tuple.destination_port) << 32
+                | u64::from(vni & 0xff_ffff) << 8
+                | u64::from(tuple.protocol),
+            ends: u64::from(from) << 44 | u64::from(to & REMOTE) << 24 | u64::from(tuple.vlan) << 8,
+        }
+    }
+
+    /// As a frame in the other direction has it.
+    #[inline(always)]
+    pub fn reversed(&self) -> Key {
+        let (from, to) = (self.ends >> 44, self.ends >> 24 & u64::from(REMOTE));
+        Key {
+            source: self.destination,
+            destination: self.source,
+            ports: self.ports << 16 & (0xffff << 48) | self.ports >> 16 & (0xffff << 32) | self.ports & 0xffff_ffff,
+            ends: to << 44 | from << 24 | self.ends & 0xff_ffff,
+        }
+    }
+
+    /// As six words; the lowest byte of the last is free.
+    #[inline(always)]
+    pub fn words(&self) -> [u64; 6] {
+        let ([a, b], [c, d]) = (self.source, self.destination);
+        [a, b, c, d, self.ports, self.ends]
+    }
+
+    /// 0 if `words` are this key's, 1 if they are those of the other direction, whatever the lowest byte of the last is.
+    #[inline(always)]
+    pub fn direction_of(&self, words: &[u64; 6]) -> Option<usize> {
+        let differs = |key: &Key| {
+            let ([a, b], [c, d]) = (key.source, key.destination);
+            let [w0, w1, w2, w3, ports, ends] = words;
+            (a ^ w0) | (b ^ w1) | (c ^ w2) | (d ^ w3) | (key.ports ^ ports) | ((key.ends ^ ends) & !FLAGS)
+        };
+        if differs(self) == 0 {
+            Some(0)
+        } else if differs(&self.reversed()) == 0 {
+            Some(1)
+        } else {
+            None
+        }
+    }
+
+    /// Of [`Self::words`], whatever the lowest byte is.
+    #[inline(always)]
+    pub fn from_words([a, b, c, d, ports, ends]: [u64; 6]) -> Key {
+        Key { source: [a, b], destination: [c, d], ports, ends: ends & !FLAGS }
+    }
+
+    /// Addresses, ports, protocol and VLAN.
+    pub fn tuple(&self) -> Tuple {
+        Tuple {
+            source: whole(self.source),
+            destination: whole(self.destination),
+            source_port: (self.ports >> 48) as u16,
+            destination_port: (self.ports >> 32) as u16,
+            vlan: (self.ends >> 8) as u16,
+            protocol: self.ports as u8,
+        }
+    }
+
+    /// The network.
+    pub fn vni(&self) -> u32 {
+        (self.ports >> 8) as u32 & 0xff_ffff
+    }
+
+    /// Slots of the sender and the receiver.
+    pub fn slots(&self) -> (u32, u32) {
+        ((self.ends >> 44) as u32, (self.ends >> 24) as u32 & REMOTE)
+    }
+}
+
+/// Secrets of the hash: whoever does not know them cannot choose flows that collide.
+#[derive(Clone, Copy)]
+pub(crate) struct HashKey(pub [u64; 4]);
+
+#[inline(always)]
+fn fold(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    product as u64 ^ (product >> 64) as u64
+}
+
+impl HashKey {
+    /// The same for both orientations of a flow, and for the same flow between other vnics.
+    #[inline(always)]
+    pub fn hash(&self, key: &Key) -> u64 {
+        let HashKey([k0, k1, k2, k3]) = *self;
+        let end = |address: [u64; 2], port: u64| fold(address[1] ^ port << 48 ^ k1, address[0] ^ k0);
+        let both = end(key.source, key.ports >> 48).wrapping_add(end(key.destination, key.ports >> 32 & 0xffff));
+        fold(both ^ k2, key.ports & 0xffff_ffff ^ (key.ends & 0xff_ffff) << 24 ^ k3)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    prop_compose! {
+        fn any_key()(source: u128, destination: u128, ports: (u16, u16), vlan: u16, protocol: u8, vni in 0u32..1 << 24,
+            from in 0..=REMOTE, to in 0..=REMOTE) -> (Tuple, u32, u32, u32) {
+            (Tuple { source, destination, source_port: ports.0, destination_port: ports.1, vlan, protocol }, vni, from, to)
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_of_a_key_is_lost((tuple, vni, from, to) in any_key(), flags: u8) {
+            let key = Key::new(&tuple, vni, from, to);
+            prop_assert_eq!((key.tuple(), key.vni(), key.slots()), (tuple, vni, (from, to)));
+            let mut words = key.words();
+            words[5] |= u64::from(flags);
+            prop_assert_eq!(Key::from_words(words), key);
+            let back = key.reversed();
+            prop_assert_eq!(back.reversed(), key);
+            let other = Tuple { source: tuple.destination, destination: tuple.source, source_port: tuple.destination_port,
+                destination_port: tuple.source_port, ..tuple };
+            prop_assert_eq!(back, Key::new(&other, vni, to, from));
+            let hash = HashKey([1, 2, 3, 5]);
+            prop_assert_eq!(hash.hash(&key), hash.hash(&back));
+            prop_assert_eq!(hash.hash(&key), hash.hash(&Key::new(&tuple, vni, 1, 2)));
+        }
+    }
+
+    #[test]
+    fn the_hash_spreads_neighbours() {
+        let hash = HashKey([0x9e37_79b9_7f4a_7c15, 0xd1b5_4a32_d192_ed03, 0x8cb9_2ba7_2f3d_8dd7, 0xaaaa_bbbb_cccc_dddd]);
+        let base = Tuple {
+            source: 0xffff_0a00_0001,
+            destination: 0xffff_0a00_0002,
+            source_port: 1,
+            destination_port: 2,
+            vlan: 0,
+            protocol: 6,
+        };
+        let mut used = std::collections::HashMap::new();
+        for source in 0..256u128 {
+            for port in 0..256u16 {
+                let tuple = Tuple { source: base.source + source, source_port: port, ..base };
+                *used.entry(hash.hash(&Key::new(&tuple, 7, 1, 2)) >> 48).or_insert(0u32) += 1;
+            }
+        }
+        // 65,536 keys in as many cells: Poisson with a mean of one.
+        assert!(used.len() > 40_000, "{} cells used", used.len());
+        assert!(used.values().max() < Some(&12), "{:?}", used.values().max());
+    }
+}

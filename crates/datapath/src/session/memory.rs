@@ -1,0 +1,94 @@
+//! What the table is made of: atomics, and units of them.
+//!
+//! With `--cfg butterfly_loom` they are those of the model checker loom, and everything is small enough to try all interleavings.
+
+#[cfg(not(butterfly_loom))]
+mod real {
+    pub(crate) use std::{
+        hint::spin_loop,
+        sync::atomic::{AtomicU64, fence},
+        thread::yield_now,
+    };
+
+    pub(crate) use butterfly_vhost::{
+        cpu::prefetch,
+        units::{Unit, Units, UnitsError},
+    };
+
+    /// How often a lock is tried: its holder needs some hundred cycles, unless it was interrupted.
+    pub(crate) const PATIENCE: u32 = 2000;
+    /// How often a line that is in change is looked at: as above.
+    pub(crate) const LOOKS: u32 = 2000;
+    /// Fewest records.
+    pub(crate) const MIN_SESSIONS: u32 = 64;
+    /// Words of a bucket: the lock and the number of its flows that are in their second bucket, then entries.
+    pub(crate) const BUCKET_WORDS: usize = 8;
+
+    static ZERO: Unit = Unit([const { AtomicU64::new(0) }; 16]);
+
+    /// Stands in where an index is out of range, which no index is: nothing but zeros is ever read from it.
+    #[inline(always)]
+    pub(crate) fn zero<'a>() -> &'a Unit {
+        &ZERO
+    }
+}
+
+#[cfg(butterfly_loom)]
+mod model {
+    use std::ops::Deref;
+
+    use butterfly_vhost::units::Memory;
+    pub(crate) use butterfly_vhost::units::UnitsError;
+    pub(crate) use loom::{
+        hint::spin_loop,
+        sync::atomic::{AtomicU64, fence},
+        thread::yield_now,
+    };
+
+    pub(crate) const PATIENCE: u32 = 3;
+    /// One: that it stays in change must be possible, and whoever waits lets the others go on.
+    pub(crate) const LOOKS: u32 = 1;
+    pub(crate) const MIN_SESSIONS: u32 = 1;
+    pub(crate) const BUCKET_WORDS: usize = 3;
+
+    /// As [`butterfly_vhost::units::Unit`].
+    #[derive(Debug)]
+    pub(crate) struct Unit(pub [AtomicU64; 16]);
+
+    /// As [`butterfly_vhost::units::Units`], always in the process's own memory.
+    #[derive(Debug)]
+    pub(crate) struct Units(Vec<Unit>);
+
+    impl Units {
+        pub fn anonymous(len: usize) -> Result<Units, UnitsError> {
+            Ok(Units((0..len).map(|_| Unit(std::array::from_fn(|_| AtomicU64::new(0)))).collect()))
+        }
+
+        pub fn file(len: usize, _name: &str) -> Result<Units, UnitsError> {
+            Units::anonymous(len)
+        }
+
+        pub fn memory(&self) -> Memory {
+            Memory::Anonymous
+        }
+    }
+
+    impl Deref for Units {
+        type Target = [Unit];
+
+        fn deref(&self) -> &[Unit] {
+            &self.0
+        }
+    }
+
+    pub(crate) fn prefetch(_: &AtomicU64) {}
+
+    pub(crate) fn zero<'a>() -> &'a Unit {
+        panic!("an index is out of range")
+    }
+}
+
+#[cfg(butterfly_loom)]
+pub(crate) use model::*;
+#[cfg(not(butterfly_loom))]
+pub(crate) use real::*;

@@ -1,0 +1,332 @@
+//! One session: 128 bytes of the table.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use super::{
+    key::Key,
+    memory::{AtomicU64, LOOKS, Unit, fence, spin_loop, yield_now},
+    state::{State, tcp_state},
+};
+use crate::flow::tcp::{TcpState, Track};
+
+/// What let a session in, at the opener's egress and at the responder's ingress, and when that was last decided.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Admission {
+    /// Version of the policy that decided.
+    pub stamp: u32,
+    /// Cells of the rules; 0 where none was needed.
+    pub cells: [u32; 2],
+    /// The responder owns the address it was called by, as far as anyone checked: its answers are not spoofed.
+    pub answers: bool,
+}
+
+/// The second line of a new session.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Life {
+    pub now: u32,
+    pub state: State,
+    pub track: Track,
+}
+
+// The first line: sequence number (high half; its own high half also counts the sessions that were here) and stamp; the key's
+// six words; cells.
+const SEQUENCE: usize = 0;
+const KEY: usize = 1;
+const CELLS: usize = 7;
+const ODD: u64 = 1 << 32;
+const TENANT: u64 = 1 << 48;
+const ANSWERS: u64 = 1;
+/// In the free byte of the key's last word: the record is in use.
+const LIVE: u64 = 2;
+// The second line.
+/// Last seen 32, state 8, TCP's FINs 8, window scales 8 each.
+const SEEN: usize = 8;
+/// Packets of the opener 48, and a half of when it was made.
+const COUNTERS: usize = 9;
+const MARKS: usize = 13;
+const PACKETS: u64 = (1 << 48) - 1;
+
+/// Of what is not TCP.
+pub(crate) const NO_TRACK: Track =
+    Track { state: TcpState::New, fins: 0, scale: [0; 2], end: [0; 2], allow: [0; 2], acked: [0; 2] };
+
+/// A record of the table.
+#[derive(Clone, Copy)]
+pub(crate) struct Record<'a>(&'a [AtomicU64; 16]);
+
+/// What moves, as it was at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Line2 {
+    pub seen: u32,
+    pub made: u32,
+    pub state: State,
+    pub packets: [u64; 2],
+    pub bytes: [u64; 2],
+    pub track: Track,
+}
+
+/// The first line, as it was at one moment.
+pub(crate) enum Line1 {
+    /// Somebody was changing it.
+    Changing,
+    /// No session is in it.
+    Free,
+    /// The words of the key, with the flags, and what admitted it.
+    Live([u64; 6], Admission),
+}
+
+impl<'a> Record<'a> {
+    #[inline(always)]
+    pub fn of(unit: &'a Unit) -> Record<'a> {
+        Record(&unit.0)
+    }
+
+    /// A word by its number, which is a constant below 16 at every caller.
+    #[inline(always)]
+    pub fn word(&self, at: usize) -> &'a AtomicU64 {
+        let [first, ..] = self.0;
+        self.0.get(at).unwrap_or(first)
+    }
+
+    /// As [`Self::word`].
+    pub fn word_of(&self, at: usize) -> &'a AtomicU64 {
+        self.word(at)
+    }
+
+    /// The first line. Waits for whoever changes it, for as long as that takes who was not interrupted in it; a frame of a session
+    /// that holds is not lost because the session is decided again at this moment.
+    pub fn line1(&self) -> Line1 {
+        for _ in 0..LOOKS {
+            match self.try_line1() {
+                Line1::Changing => spin_loop(),
+                line => return line,
+            }
+        }
+        Line1::Changing
+    }
+
+    /// As [`Self::line1`], if somebody is in it and it does not stay in change.
+    pub fn read(&self) -> Option<(Key, Admission)> {
+        match self.line1() {
+            Line1::Live(words, admission) => Some((Key::from_words(words), admission)),
+            Line1::Changing | Line1::Free => None,
+        }
+    }
+
+    /// As [`Self::read`], however long a change takes. Not for the packet path.
+    pub fn read_surely(&self) -> Option<(Key, Admission)> {
+        loop {
+            match self.line1() {
+                Line1::Changing => yield_now(),
+                Line1::Live(words, admission) => return Some((Key::from_words(words), admission)),
+                Line1::Free => return None,
+            }
+        }
+    }
+
+    /// The first line for a comparison, if it is not in change: the words of the key, with the flags. Tries once.
+    #[inline(always)]
+    pub fn words(&self) -> Option<([u64; 6], Admission)> {
+        let before = self.word(SEQUENCE).load(Acquire);
+        let load = |at| self.word(at).load(Relaxed);
+        let words = [load(KEY), load(KEY + 1), load(KEY + 2), load(KEY + 3), load(KEY + 4), load(KEY + 5)];
+        let cells = load(CELLS);
+        fence(Acquire);
+        // A new stamp alone leaves the sequence number as it is: the line is the same.
+        let after = self.word(SEQUENCE).load(Relaxed);
+        let [.., last] = words;
+        if before & ODD != 0 || (before ^ after) >> 32 != 0 || last & LIVE == 0 {
+            return None;
+        }
+        let admission =
+            Admission { stamp: before as u32, cells: [(cells >> 32) as u32, cells as u32], answers: last & ANSWERS != 0 };
+        Some((words, admission))
+    }
+
+    /// Apart from [`Self::words`], which every frame of a session takes: telling why it is none costs that path instructions.
+    fn try_line1(&self) -> Line1 {
+        match self.words() {
+            Some((words, admission)) => Line1::Live(words, admission),
+            None if self.is_free() => Line1::Free,
+            None => Line1::Changing,
+        }
+    }
+
+    fn is_free(&self) -> bool {
+        let before = self.word(SEQUENCE).load(Acquire);
+        let last = self.word(KEY + 5).load(Relaxed);
+        fence(Acquire);
+        let after = self.word(SEQUENCE).load(Relaxed);
+        before & ODD == 0 && (before ^ after) >> 32 == 0 && last & LIVE == 0
+    }
+
+    /// Writes both lines of a record that is in no bucket. Whoever sees the first line sees the second: it is written before the
+    /// sequence number is even again.
+    pub fn write(&self, key: &Key, admission: Admission, life: &Life) {
+        self.change(
+            || {
+                self.set_key(key, admission);
+                self.set_cells(admission);
+                self.set_line2(life);
+            },
+            Some(admission.stamp),
+            0,
+        );
+    }
+
+    fn set_line2(&self, life: &Life) {
+        self.store_track(&life.track);
+        for at in COUNTERS..COUNTERS + 4 {
+            self.word(at).store(0, Relaxed);
+        }
+        let made = u64::from(life.now);
+        self.word(COUNTERS).store(made << 48, Relaxed);
+        self.word(COUNTERS + 2).store(made >> 16 << 48, Relaxed);
+        self.store_seen(life.now, life.state, &life.track);
+    }
+
+    /// Writes what admitted the session anew. Its key stays.
+    pub fn readmit(&self, key: &Key, admission: Admission) {
+        self.change(
+            || {
+                self.set_key(key, admission);
+                self.set_cells(admission);
+            },
+            Some(admission.stamp),
+            0,
+        );
+    }
+
+    /// The responder owns its address. Alone, this is no change that a reader could see half of.
+    pub fn set_answers(&self) {
+        self.word(KEY + 5).fetch_or(ANSWERS, Relaxed);
+    }
+
+    /// Nobody finds it any more.
+    pub fn erase(&self) {
+        self.change(|| self.word(KEY + 5).store(0, Relaxed), None, TENANT);
+    }
+
+    /// Another one than before: the record is another session's by now, or was admitted anew some ten thousand times.
+    #[inline(always)]
+    pub fn tenant(&self) -> u16 {
+        (self.word(SEQUENCE).load(Relaxed) / TENANT) as u16
+    }
+
+    fn change(&self, store: impl FnOnce(), stamp: Option<u32>, tenant: u64) {
+        let before = self.word(SEQUENCE).load(Relaxed);
+        self.word(SEQUENCE).store(before | ODD, Relaxed);
+        fence(Release);
+        store();
+        let stamp = stamp.map_or(before & 0xffff_ffff, u64::from);
+        self.word(SEQUENCE).store(((before | ODD).wrapping_add(ODD).wrapping_add(tenant)) & !0xffff_ffff | stamp, Release);
+    }
+
+    fn set_key(&self, key: &Key, admission: Admission) {
+        for (at, word) in key.words().into_iter().enumerate() {
+            let flags = if at == 5 { LIVE | if admission.answers { ANSWERS } else { 0 } } else { 0 };
+            self.word(KEY + at).store(word | flags, Relaxed);
+        }
+    }
+
+    fn set_cells(&self, admission: Admission) {
+        let [egress, ingress] = admission.cells;
+        self.word(CELLS).store(u64::from(egress) << 32 | u64::from(ingress), Relaxed);
+    }
+
+    /// The next free record plus one, while this one is free.
+    pub fn next_free(&self) -> u32 {
+        self.word(CELLS).load(Relaxed) as u32
+    }
+
+    /// See [`Self::next_free`].
+    pub fn set_next_free(&self, next: u32) {
+        self.word(CELLS).store(next.into(), Relaxed);
+    }
+
+    /// When it was last seen, and its state.
+    #[inline(always)]
+    pub fn seen(&self) -> (u32, State) {
+        let word = self.word(SEEN).load(Relaxed);
+        ((word >> 32) as u32, State::from_number((word >> 24) as u8))
+    }
+
+    /// Writes when it was last seen and its state.
+    #[inline(always)]
+    pub fn store_seen(&self, now: u32, state: State, track: &Track) {
+        let [opener, responder] = track.scale;
+        let word = u64::from(now) << 32
+            | u64::from(state.number()) << 24
+            | u64::from(track.fins) << 16
+            | u64::from(opener) << 8
+            | u64::from(responder);
+        self.word(SEEN).store(word, Relaxed);
+    }
+
+    /// The word of [`Self::seen`], and the number of the state in it.
+    #[inline(always)]
+    pub fn seen_word(&self) -> (u64, u8) {
+        let word = self.word(SEEN).load(Relaxed);
+        (word, (word >> 24) as u8)
+    }
+
+    /// Writes when it was last seen, and the number of its state, given what stood there.
+    #[inline(always)]
+    pub fn store_seen_word(&self, was: u64, now: u32, state: u8) {
+        let word = u64::from(now) << 32 | u64::from(state) << 24 | was & 0xff_ffff;
+        if word != was {
+            self.word(SEEN).store(word, Relaxed);
+        }
+    }
+
+    /// Adds to the counters of one direction; whoever works for that end's vnic is the only one who does.
+    #[inline(always)]
+    pub fn count(&self, direction: usize, packets: u64, bytes: u64) {
+        let at = COUNTERS + 2 * (direction & 1);
+        let word = self.word(at).load(Relaxed);
+        self.word(at).store(word & !PACKETS | word.wrapping_add(packets) & PACKETS, Relaxed);
+        let sum = self.word(at + 1);
+        sum.store(sum.load(Relaxed).wrapping_add(bytes), Relaxed);
+    }
+
+    /// The TCP marks.
+    #[inline(always)]
+    pub fn track(&self) -> Track {
+        let seen = self.word(SEEN).load(Relaxed);
+        let load = |at| self.word(at).load(Relaxed);
+        let [a, b, c] = [load(MARKS), load(MARKS + 1), load(MARKS + 2)];
+        Track {
+            state: tcp_state((seen >> 24) as u8),
+            fins: (seen >> 16) as u8,
+            scale: [(seen >> 8) as u8, seen as u8],
+            end: [(a >> 32) as u32, (b >> 32) as u32],
+            allow: [a as u32, b as u32],
+            acked: [(c >> 32) as u32, c as u32],
+        }
+    }
+
+    /// Writes the TCP marks; the state and the scales go with [`Self::store_seen`].
+    #[inline(always)]
+    pub fn store_track(&self, track: &Track) {
+        let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
+        let ([end0, end1], [allow0, allow1], [acked0, acked1]) = (track.end, track.allow, track.acked);
+        self.word(MARKS).store(pair(end0, allow0), Relaxed);
+        self.word(MARKS + 1).store(pair(end1, allow1), Relaxed);
+        self.word(MARKS + 2).store(pair(acked0, acked1), Relaxed);
+    }
+
+    /// Everything that moves.
+    pub fn line2(&self) -> Line2 {
+        let load = |at| self.word(at).load(Relaxed);
+        let (seen, state) = self.seen();
+        let [a, b] = [load(COUNTERS), load(COUNTERS + 2)];
+        Line2 {
+            seen,
+            made: (a >> 48) as u32 | ((b >> 48) as u32) << 16,
+            state,
+            packets: [a & PACKETS, b & PACKETS],
+            bytes: [load(COUNTERS + 1), load(COUNTERS + 3)],
+            track: self.track(),
+        }
+    }
+}

@@ -1,0 +1,445 @@
+//! The table of sessions: bounded, shared by all workers, in memory that may outlive the process.
+//!
+//! A record is one unit of 128 bytes. Its first line says who talks to whom and what admitted it; established traffic only reads it.
+//! The second holds what moves: last seen, counters, TCP state. Records never move and are never freed, so a reader needs no
+//! protection but the sequence number in the first word: odd while the line changes. Buckets point to records; a writer holds the
+//! bucket's lock.
+//!
+//! A flow has two buckets; the second is used, and looked at, only if the first overflowed.
+
+#[cfg(test)]
+mod audit;
+#[cfg(all(test, butterfly_loom))]
+mod loom_tests;
+#[cfg(all(test, not(butterfly_loom)))]
+mod stress;
+#[cfg(all(test, not(butterfly_loom)))]
+mod tests;
+
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use super::{
+    key::{HashKey, Key},
+    memory::{AtomicU64, BUCKET_WORDS, MIN_SESSIONS, PATIENCE, Unit, Units, UnitsError, fence, prefetch, spin_loop, zero},
+    record::{Admission, Life, Line1, Record},
+};
+
+/// Identifies the file: "BFLYSESS".
+const MAGIC: u64 = u64::from_be_bytes(*b"BFLYSESS");
+/// Counts changes of the layout.
+const VERSION: u64 = 1;
+
+/// Words of the header unit.
+const HEAD_MAGIC: usize = 0;
+const HEAD_VERSION: usize = 1;
+const HEAD_CAPACITY: usize = 2;
+const HEAD_HASH_KEY: usize = 3;
+/// Top of the stack of free records: a count against reuse, and the index plus one.
+const HEAD_FREE: usize = 8;
+/// Records from here on were never used.
+const HEAD_FRESH: usize = 9;
+const HEAD_USED: usize = 10;
+
+/// Two buckets share a unit.
+const HALF_UNIT: usize = 8;
+/// In a bucket's first word: the lock, and the number of its flows that are in their second bucket.
+const LOCK: u64 = 1;
+const OVERFLOW: u64 = 1 << 8;
+
+/// Other buckets that are looked at for a session that may be evicted.
+const NEIGHBOURS: u64 = 16;
+
+/// Most records a table can have: an index fits in the part of a word that entries have.
+pub(crate) const MAX_SESSIONS: u32 = 1 << 24;
+
+/// Why a session was not made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NotInserted {
+    /// No room, and nothing that may be evicted.
+    Full,
+    /// Somebody made it meanwhile, or is changing it at this moment.
+    Exists,
+}
+
+/// A record that matches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Found {
+    pub index: u32,
+    /// 0: the frame is the opener's; 1: the other end's.
+    pub direction: usize,
+    pub admission: Admission,
+}
+
+/// The table.
+pub(crate) struct Table {
+    units: Units,
+    hash_key: HashKey,
+    capacity: u32,
+    /// Unit of the first bucket, and number of buckets minus one.
+    buckets: usize,
+    mask: u64,
+}
+
+/// A bucket that is locked.
+struct Locked<'a> {
+    words: &'a [AtomicU64],
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        if let Some(word) = self.words.first() {
+            word.fetch_and(!LOCK, Release);
+        }
+    }
+}
+
+fn tag(hash: u64) -> u64 {
+    hash << 32
+}
+
+fn entry(hash: u64, index: u32) -> u64 {
+    tag(hash) | (u64::from(index) + 1)
+}
+
+impl Table {
+    /// A table of `capacity` records, in a file that has this name, or in this process's own memory.
+    pub fn new(capacity: u32, file: Option<&str>, hash_key: HashKey) -> Result<Table, UnitsError> {
+        let capacity = capacity.clamp(MIN_SESSIONS, MAX_SESSIONS);
+        // Seven entries each: less than two thirds are in use when all records are.
+        let buckets = (u64::from(capacity) / 5).next_power_of_two().max(2);
+        let len = 1 + capacity as usize + buckets.div_ceil(2) as usize;
+        let units = match file {
+            Some(name) => Units::file(len, name)?,
+            None => Units::anonymous(len)?,
+        };
+        let table = Table { units, hash_key, capacity, buckets: 1 + capacity as usize, mask: buckets - 1 };
+        let head = table.head();
+        for (at, word) in [(HEAD_VERSION, VERSION), (HEAD_CAPACITY, capacity.into())] {
+            head.word(at).store(word, Relaxed);
+        }
+        for (at, word) in hash_key.0.into_iter().enumerate() {
+            head.word(HEAD_HASH_KEY + at).store(word, Relaxed);
+        }
+        head.word(HEAD_MAGIC).store(MAGIC, Release);
+        Ok(table)
+    }
+
+    fn head(&self) -> Record<'_> {
+        Record::of(self.units.first().unwrap_or_else(|| zero()))
+    }
+
+    /// What the table is made of.
+    pub fn units(&self) -> &Units {
+        &self.units
+    }
+
+    /// Most sessions it can hold.
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Sessions in it now, those that timed out and were not swept yet included.
+    pub fn used(&self) -> u32 {
+        self.head().word(HEAD_USED).load(Relaxed) as u32
+    }
+
+    /// Where to look for a flow.
+    #[inline(always)]
+    pub fn hash(&self, key: &Key) -> u64 {
+        self.hash_key.hash(key)
+    }
+
+    #[inline(always)]
+    fn bucket(&self, at: u64) -> &[AtomicU64] {
+        let at = at & self.mask;
+        let Some(Unit(words)) = self.units.get(self.buckets + (at / 2) as usize) else { return &[] };
+        let (first, second) = words.split_at(HALF_UNIT);
+        let half = if at.is_multiple_of(2) { first } else { second };
+        half.get(..BUCKET_WORDS).unwrap_or(half)
+    }
+
+    #[inline(always)]
+    fn first(hash: u64) -> u64 {
+        hash >> 32
+    }
+
+    /// Never the first: it differs in the lowest bit, and there are two buckets at least.
+    #[inline(always)]
+    fn second(hash: u64) -> u64 {
+        (hash >> 32) ^ ((hash & 0xffff_ffff).wrapping_mul(0x5bd1_e995) | 1)
+    }
+
+    /// A record by its index.
+    #[inline(always)]
+    pub fn record(&self, index: u32) -> Record<'_> {
+        Record::of(self.units.get(1 + index as usize).unwrap_or_else(|| zero()))
+    }
+
+    /// Fetches the bucket of a flow.
+    #[inline(always)]
+    pub fn prefetch_bucket(&self, hash: u64) {
+        if let Some(word) = self.bucket(Self::first(hash)).first() {
+            prefetch(word);
+        }
+    }
+
+    /// The record that may be the flow's, and fetches it.
+    #[inline(always)]
+    pub fn candidate(&self, hash: u64) -> Option<u32> {
+        let tag = tag(hash);
+        for word in self.bucket(Self::first(hash)).iter().skip(1) {
+            let entry = word.load(Relaxed);
+            if entry & !0xffff_ffff == tag && entry as u32 != 0 {
+                let index = (entry as u32).wrapping_sub(1);
+                let record = self.record(index);
+                prefetch(record.word(0));
+                prefetch(record.word(8));
+                return Some(index);
+            }
+        }
+        None
+    }
+
+    /// Whether this record is the flow's, in either orientation.
+    #[inline(always)]
+    pub fn check(&self, index: u32, key: &Key) -> Option<Found> {
+        let record = self.record(index);
+        let (words, admission) = record.words().or_else(|| record.words())?;
+        Some(Found { index, direction: key.direction_of(&words)?, admission })
+    }
+
+    /// The flow's record, wherever it is.
+    pub fn lookup(&self, hash: u64, key: &Key) -> Option<Found> {
+        self.find(hash, |found| found == key || *found == key.reversed()).and_then(|index| self.check(index, key))
+    }
+
+    /// A record among those of a hash.
+    pub fn find(&self, hash: u64, mut wanted: impl FnMut(&Key) -> bool) -> Option<u32> {
+        self.candidates(hash).find(|index| self.record(*index).read().is_some_and(|(found, _)| wanted(&found)))
+    }
+
+    /// The sessions of a hash, those included that have ended and were not swept yet.
+    pub fn of_hash(&self, hash: u64) -> impl Iterator<Item = (u32, Key, Admission)> {
+        self.candidates(hash).filter_map(|index| self.record(index).read().map(|(key, admission)| (index, key, admission)))
+    }
+
+    /// Records that may be those of a hash.
+    fn candidates(&self, hash: u64) -> impl Iterator<Item = u32> {
+        let first = self.bucket(Self::first(hash));
+        let overflowed = first.first().is_some_and(|word| word.load(Acquire) >= OVERFLOW);
+        let second = if overflowed { self.bucket(Self::second(hash)) } else { &[] };
+        first.iter().skip(1).chain(second.iter().skip(1)).filter_map(move |word| {
+            let entry = word.load(Acquire);
+            (entry as u32).checked_sub(1).filter(|_| entry & !0xffff_ffff == tag(hash))
+        })
+    }
+
+    /// Whether a flow has a record, or may have: one that its second bucket's lock guards can be in change while the first is held.
+    fn may_exist(&self, hash: u64, key: &Key) -> bool {
+        self.candidates(hash).any(|index| match self.record(index).line1() {
+            Line1::Live(words, _) => key.direction_of(&words).is_some(),
+            Line1::Free => false,
+            Line1::Changing => true,
+        })
+    }
+
+    fn try_lock(&self, at: u64) -> Option<Locked<'_>> {
+        let words = self.bucket(at);
+        let word = words.first()?;
+        // Made only by whoever got the lock: its drop releases it.
+        (word.load(Relaxed) & LOCK == 0 && word.fetch_or(LOCK, Acquire) & LOCK == 0).then(|| Locked { words })
+    }
+
+    fn lock(&self, at: u64) -> Option<Locked<'_>> {
+        for _ in 0..PATIENCE {
+            if let Some(locked) = self.try_lock(at) {
+                return Some(locked);
+            }
+            spin_loop();
+        }
+        None
+    }
+
+    /// Adds a session. `may_evict` says of another one in the same buckets whether it may go; `gone` is told if it did.
+    pub fn insert<'a>(
+        &'a self,
+        hash: u64,
+        key: &Key,
+        admission: Admission,
+        life: &Life,
+        mut may_evict: impl FnMut(&Record<'_>) -> bool,
+        mut gone: impl FnMut(u32, &Key, &Admission),
+    ) -> Result<u32, NotInserted> {
+        let first = self.lock(Self::first(hash)).ok_or(NotInserted::Full)?;
+        // A second look, under the lock: two workers may have had the same first frame.
+        if self.may_exist(hash, key) {
+            return Err(NotInserted::Exists);
+        }
+        let free = |locked: &Locked<'a>| locked.words.iter().skip(1).find(|word| word.load(Relaxed) == 0);
+        let mut second = None;
+        let mut place = free(&first);
+        if place.is_none() {
+            second = self.lock(Self::second(hash));
+            place = second.as_ref().and_then(free);
+        }
+        if place.is_none() {
+            place = self.evict(&first, &mut may_evict, &mut gone);
+            if place.is_some() {
+                second = None;
+            }
+        }
+        if place.is_none() {
+            place = second.as_ref().and_then(|second| self.evict(second, &mut may_evict, &mut gone));
+        }
+        let place = place.ok_or(NotInserted::Full)?;
+        let index = match self.allocate() {
+            Some(index) => index,
+            None => {
+                // No record is free: one of these buckets' sessions may be worth less than a new one.
+                let own = [Some(&first), second.as_ref()].into_iter().flatten();
+                let mut freed = own.filter_map(|locked| self.evict(locked, &mut may_evict, &mut gone)).next().is_some();
+                for at in (1..=NEIGHBOURS).map(|ahead| Self::first(hash).wrapping_add(ahead)) {
+                    if freed {
+                        break;
+                    }
+                    freed = self.try_lock(at).is_some_and(|near| self.evict(&near, &mut may_evict, &mut gone).is_some());
+                }
+                freed.then(|| self.allocate()).flatten().ok_or(NotInserted::Full)?
+            }
+        };
+        self.record(index).write(key, admission, life);
+        if !first.words.as_ptr_range().contains(&std::ptr::from_ref(place))
+            && let Some(word) = first.words.first()
+        {
+            word.fetch_add(OVERFLOW, AcqRel);
+        }
+        // Before anybody can find it and take it out again: the count is never below zero.
+        self.head().word(HEAD_USED).fetch_add(1, Relaxed);
+        place.store(entry(hash, index), Release);
+        Ok(index)
+    }
+
+    /// Takes out a session of a locked bucket that may go.
+    fn evict<'a>(
+        &self,
+        locked: &Locked<'a>,
+        may_evict: &mut impl FnMut(&Record<'_>) -> bool,
+        gone: &mut impl FnMut(u32, &Key, &Admission),
+    ) -> Option<&'a AtomicU64> {
+        for word in locked.words.iter().skip(1) {
+            let Some(index) = (word.load(Relaxed) as u32).checked_sub(1) else { continue };
+            let record = self.record(index);
+            if may_evict(&record)
+                && let Some((key, admission)) = record.read()
+            {
+                self.take_out(locked, word, index, &key);
+                gone(index, &key, &admission);
+                return Some(word);
+            }
+        }
+        None
+    }
+
+    fn take_out(&self, locked: &Locked<'_>, word: &AtomicU64, index: u32, key: &Key) {
+        word.store(0, Release);
+        self.record(index).erase();
+        let home = self.bucket(Self::first(self.hash(key)));
+        // It was in its second bucket.
+        if !std::ptr::eq(home, locked.words)
+            && let Some(word) = home.first()
+        {
+            word.fetch_sub(OVERFLOW, AcqRel);
+        }
+        // Before its record can be another one's: the count is never above the capacity.
+        self.head().word(HEAD_USED).fetch_sub(1, Relaxed);
+        self.free(index);
+    }
+
+    /// Writes what admitted a session anew, if the record still is this flow's. Returns whether it did.
+    pub fn readmit(&self, index: u32, key: &Key, admission: Admission) -> bool {
+        self.with(index, key, |_, _| self.record(index).readmit(key, admission))
+    }
+
+    /// Notes that the responder owns its address, if the record still is this flow's. What admitted it stays.
+    pub fn answers(&self, index: u32, key: &Key) -> bool {
+        self.with(index, key, |_, _| self.record(index).set_answers())
+    }
+
+    /// Takes out this record if it still is this flow's. Returns whether it did.
+    pub fn remove(&self, index: u32, key: &Key) -> bool {
+        self.with(index, key, |locked, word| self.take_out(locked, word, index, key))
+    }
+
+    /// Does something with a record that is in a bucket, under that bucket's lock.
+    fn with(&self, index: u32, key: &Key, act: impl FnOnce(&Locked<'_>, &AtomicU64)) -> bool {
+        let hash = self.hash(key);
+        for at in [Self::first(hash), Self::second(hash)] {
+            let Some(locked) = self.lock(at) else { continue };
+            let wanted = entry(hash, index);
+            if let Some(word) = locked.words.iter().skip(1).find(|word| word.load(Relaxed) == wanted)
+                && self.record(index).read().is_some_and(|(found, _)| found == *key)
+            {
+                act(&locked, word);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Every session at some moment of the call.
+    pub fn for_each(&self, mut visit: impl FnMut(u32, Record<'_>, Key, Admission)) {
+        for at in 0..=self.mask {
+            self.visit_bucket(at, &mut visit);
+        }
+    }
+
+    /// The sessions of a part of the buckets: part `n` of `parts`.
+    pub fn for_part(&self, n: u64, parts: u64, mut visit: impl FnMut(u32, Record<'_>, Key, Admission)) {
+        let size = (self.mask + 1).div_ceil(parts);
+        for at in n * size..((n + 1) * size).min(self.mask + 1) {
+            self.visit_bucket(at, &mut visit);
+        }
+    }
+
+    fn visit_bucket(&self, at: u64, visit: &mut impl FnMut(u32, Record<'_>, Key, Admission)) {
+        for word in self.bucket(at).iter().skip(1) {
+            let Some(index) = (word.load(Acquire) as u32).checked_sub(1) else { continue };
+            let record = self.record(index);
+            if let Some((key, admission)) = record.read_surely() {
+                visit(index, record, key, admission);
+            }
+        }
+    }
+
+    /// A record nobody uses.
+    fn allocate(&self) -> Option<u32> {
+        let free = self.head().word_of(HEAD_FREE);
+        let mut top = free.load(Acquire);
+        while let Some(index) = (top as u32).checked_sub(1) {
+            // May be read while another one takes it: then the count has changed and what was read is not used.
+            let next = self.record(index).next_free();
+            let new = (top & !0xffff_ffff).wrapping_add(1 << 32) | u64::from(next);
+            match free.compare_exchange_weak(top, new, AcqRel, Acquire) {
+                Ok(_) => return Some(index),
+                Err(now) => top = now,
+            }
+        }
+        let fresh = self.head().word_of(HEAD_FRESH);
+        let taken = fresh.fetch_update(AcqRel, Acquire, |n| (n < u64::from(self.capacity)).then_some(n + 1));
+        taken.ok().map(|index| index as u32)
+    }
+
+    fn free(&self, index: u32) {
+        let free = self.head().word_of(HEAD_FREE);
+        let mut top = free.load(Acquire);
+        loop {
+            self.record(index).set_next_free(top as u32);
+            fence(Release);
+            let new = (top & !0xffff_ffff).wrapping_add(1 << 32) | (u64::from(index) + 1);
+            match free.compare_exchange_weak(top, new, AcqRel, Acquire) {
+                Ok(_) => return,
+                Err(now) => top = now,
+            }
+        }
+    }
+}

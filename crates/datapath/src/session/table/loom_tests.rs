@@ -1,0 +1,554 @@
+//! What may happen at once, in every order that the memory model allows (with up to three preemptions): by loom.
+//! `RUSTFLAGS="--cfg butterfly_loom" cargo test -p butterfly-datapath --release --lib loom`
+
+use ::loom::{model::Builder, sync::Arc, thread};
+
+use super::{audit::*, *};
+
+/// Two buckets of two entries each.
+fn table(capacity: u32) -> Arc<Table> {
+    let table = Table::new(capacity, None, HASH_KEY).unwrap();
+    assert_eq!(table.mask, 1);
+    Arc::new(table)
+}
+
+fn explore(preemptions: impl Into<Option<usize>>, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = preemptions.into();
+    builder.max_branches = 20_000;
+    builder.check(model);
+}
+
+/// The `nth` flow whose first bucket is this one.
+fn flow(bucket: u64, nth: usize) -> u32 {
+    (0..).filter(|n| Table::first(HASH_KEY.hash(&key(*n))) & 1 == bucket).nth(nth).unwrap()
+}
+
+fn seen(n: u32, found: Option<Found>) -> Option<Found> {
+    if let Some(found) = found {
+        genuine(&key(n), found.admission);
+    }
+    found
+}
+
+#[test]
+fn one_flow_inserted_twice_has_one_record() {
+    explore(3, || {
+        let table = table(3);
+        let n = flow(0, 0);
+        let other = {
+            let table = table.clone();
+            thread::spawn(move || table.add(n, 2, false))
+        };
+        let back = key(n).reversed();
+        let mine = table.insert(table.hash(&back), &back, verdict(n, 1), &life(n), |_| false, |_, _, _| {});
+        let other = other.join().unwrap();
+        assert!(mine.is_ok() != other.is_ok(), "{mine:?} {other:?}");
+        assert_eq!(table.used(), 1);
+        if other.is_ok() {
+            assert_eq!(table.audit(), [n].into());
+        }
+    });
+}
+
+/// The record is in the second bucket, whose lock an insert of the same flow does not hold.
+#[test]
+fn a_flow_that_is_admitted_anew_is_not_inserted_again() {
+    explore(3, || {
+        let table = table(3);
+        let [a, b, n] = [flow(0, 0), flow(0, 1), flow(0, 2)];
+        for n in [a, b, n] {
+            table.add(n, 1, false).unwrap();
+        }
+        let index = table.get(n).unwrap().index;
+        table.remove(table.get(a).unwrap().index, &key(a));
+        let other = {
+            let table = table.clone();
+            thread::spawn(move || assert!(table.readmit(index, &key(n), verdict(n, 2))))
+        };
+        let inserted = table.add(n, 3, true);
+        assert!(inserted.is_err(), "{inserted:?}");
+        other.join().unwrap();
+        assert_eq!(table.audit(), [b, n].into());
+        assert_eq!(table.get(n).unwrap().admission, verdict(n, 2));
+    });
+}
+
+/// Explores a writer and a reader, each as the thread that runs until it is interrupted: a bound on preemptions reaches less of
+/// what follows in the other one. The reader says whether it saw what the writer wrote; it must have, sometimes, and sometimes not.
+fn write_and_read<T: Send + Sync + 'static>(
+    preemptions: impl Into<Option<usize>> + Copy,
+    new: fn() -> T,
+    write: fn(&T),
+    read: fn(&T) -> bool,
+) {
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+    let saw = std::sync::Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+    for writer_first in [true, false] {
+        let saw = saw.clone();
+        explore(preemptions, move || {
+            let shared = Arc::new(new());
+            let other = {
+                let shared = shared.clone();
+                thread::spawn(move || if writer_first { Some(read(&shared)) } else { (write(&shared), None).1 })
+            };
+            let mine = if writer_first { (write(&shared), None).1 } else { Some(read(&shared)) };
+            let seen = other.join().unwrap().or(mine).unwrap();
+            saw[usize::from(seen)].fetch_add(1, Relaxed);
+        });
+    }
+    assert!(saw.iter().all(|n| n.load(Relaxed) > 0), "seen before and after: {saw:?}");
+}
+
+fn one_record() -> Units {
+    let units = Units::anonymous(1).unwrap();
+    Record::of(&units[0]).write(&key(1), verdict(1, 1), &life(1));
+    units
+}
+
+fn words(units: &Units) -> Option<(u32, Admission)> {
+    let (words, admission) = Record::of(&units[0]).words()?;
+    let read = Key::from_words(words);
+    assert_eq!(read, key(number(&read)), "a key of no flow");
+    genuine(&read, admission);
+    Some((number(&read), admission))
+}
+
+#[test]
+fn a_line_that_is_erased_is_read_whole() {
+    let write = |units: &Units| {
+        Record::of(&units[0]).erase();
+        Record::of(&units[0]).set_next_free(0);
+    };
+    write_and_read(None, one_record, write, |units| words(units).is_none());
+}
+
+#[test]
+fn a_line_that_is_admitted_anew_is_read_whole() {
+    let write = |units: &Units| Record::of(&units[0]).readmit(&key(1), verdict(1, 2));
+    write_and_read(2, one_record, write, |units| words(units).is_some_and(|(_, admission)| admission.stamp == 2));
+}
+
+#[test]
+fn a_line_that_is_used_again_is_read_whole() {
+    let write = |units: &Units| {
+        Record::of(&units[0]).erase();
+        Record::of(&units[0]).set_next_free(0);
+        Record::of(&units[0]).write(&key(2), verdict(2, 2), &life(2));
+    };
+    write_and_read(2, one_record, write, |units| words(units).is_some_and(|(n, _)| n == 2));
+}
+
+#[test]
+fn who_sees_the_first_line_sees_the_second() {
+    let read = |units: &Units| {
+        let seen = words(units).is_some();
+        assert!(!seen || Record::of(&units[0]).seen() == (2, life(2).state), "a second line of before");
+        seen
+    };
+    let write = |units: &Units| Record::of(&units[0]).write(&key(2), verdict(2, 2), &life(2));
+    write_and_read(2, || Units::anonymous(1).unwrap(), write, read);
+}
+
+#[test]
+fn a_reader_sees_nothing_or_the_whole_record() {
+    fn flows() -> [u32; 2] {
+        [flow(0, 0), flow(0, 1)]
+    }
+    let new = || {
+        let table = table(1);
+        assert_eq!(table.add(flows()[0], 1, false), Ok(0));
+        table
+    };
+    // Nothing is free: `a` has to go, and `b` has its record.
+    let write = |table: &Arc<Table>| {
+        let [_, b] = flows();
+        assert_eq!(table.add(b, 2, true), Ok(0));
+    };
+    let read = |table: &Arc<Table>| {
+        let [a, b] = flows();
+        // A candidate that was found before, as in a batch.
+        seen(a, table.check(0, &key(a)));
+        let found = seen(b, table.get_fast(b));
+        if let Some(found) = found {
+            assert_eq!(table.record(found.index).seen(), (b, life(b).state));
+            assert!(seen(a, table.check(0, &key(a))).is_none(), "a is seen after b");
+        }
+        found.is_some()
+    };
+    write_and_read(1, new, write, read);
+}
+
+#[test]
+fn a_slow_reader_sees_nothing_or_the_whole_record() {
+    fn flows() -> [u32; 2] {
+        [flow(0, 0), flow(1, 0)]
+    }
+    let new = || {
+        let table = table(1);
+        table.add(flows()[0], 1, false).unwrap();
+        table
+    };
+    let write = |table: &Arc<Table>| {
+        let [a, b] = flows();
+        assert!(table.remove(0, &key(a)));
+        table.add(b, 2, false).unwrap();
+    };
+    let read = |table: &Arc<Table>| {
+        let [_, b] = flows();
+        seen(b, table.get(b)).is_some()
+    };
+    write_and_read(1, new, write, read);
+}
+
+#[test]
+fn lookups_do_not_miss_a_flow_that_is_admitted_anew() {
+    explore(3, || {
+        let table = table(1);
+        let n = flow(0, 0);
+        let index = table.add(n, 1, false).unwrap();
+        let writer = {
+            let table = table.clone();
+            thread::spawn(move || assert!(table.readmit(index, &key(n), verdict(n, 2))))
+        };
+        // `line1` waits a while, `read_surely` until it is so.
+        table.record(index).read_surely().unwrap();
+        seen(n, table.get(n));
+        let mut visited = 0;
+        table.for_each(|_, _, key, admission| {
+            genuine(&key, admission);
+            visited += 1;
+        });
+        assert_eq!(visited, 1);
+        writer.join().unwrap();
+        assert_eq!(table.get(n).unwrap().admission, verdict(n, 2));
+    });
+}
+
+#[test]
+fn removal_and_insertion_in_one_bucket() {
+    explore(2, || {
+        let table = table(2);
+        let [a, b, c] = [flow(0, 0), flow(0, 1), flow(0, 2)];
+        let index = table.add(a, 1, false).unwrap();
+        table.add(b, 1, false).unwrap();
+        let remover = {
+            let table = table.clone();
+            thread::spawn(move || table.remove(index, &key(a)))
+        };
+        let inserted = table.add(c, 2, false);
+        let removed = remover.join().unwrap();
+        let mut expected: std::collections::HashSet<u32> = [b].into();
+        expected.extend((!removed).then_some(a));
+        expected.extend(inserted.is_ok().then_some(c));
+        assert_eq!(table.audit(), expected);
+    });
+}
+
+#[test]
+fn removal_and_eviction_of_one_record_free_it_once() {
+    explore(3, || {
+        let table = table(1);
+        let [a, b] = [flow(0, 0), flow(0, 1)];
+        let index = table.add(a, 1, false).unwrap();
+        let remover = {
+            let table = table.clone();
+            thread::spawn(move || table.remove(index, &key(a)))
+        };
+        let mut evicted = false;
+        let inserted =
+            table.insert(table.hash(&key(b)), &key(b), verdict(b, 2), &life(b), |_| true, |_, _, _| evicted = true).is_ok();
+        let removed = remover.join().unwrap();
+        assert!(!(evicted && removed), "both took it out");
+        assert_eq!(table.audit().contains(&a), !(evicted || removed));
+        assert_eq!(table.audit().contains(&b), inserted);
+    });
+}
+
+/// The stack of free records: one takes the first and knows the next, meanwhile another takes both and brings back the first.
+#[test]
+fn a_free_record_is_taken_once() {
+    explore(3, || {
+        let table = table(3);
+        let taken = [table.allocate().unwrap(), table.allocate().unwrap()];
+        taken.iter().rev().for_each(|index| table.free(*index));
+        let other = {
+            let table = table.clone();
+            thread::spawn(move || {
+                let first = table.allocate().unwrap();
+                let second = table.allocate().unwrap();
+                table.free(first);
+                second
+            })
+        };
+        let mine = table.allocate().unwrap();
+        let others = other.join().unwrap();
+        let last = table.allocate().unwrap();
+        let mut all = [mine, others, last];
+        all.sort_unstable();
+        assert_eq!((all, table.allocate()), ([0, 1, 2], None));
+    });
+}
+
+#[test]
+fn a_verdict_is_never_written_onto_another_flow() {
+    explore(3, || {
+        let table = table(1);
+        let [a, b] = [flow(0, 0), flow(0, 1)];
+        let index = table.add(a, 1, false).unwrap();
+        let decider = {
+            let table = table.clone();
+            thread::spawn(move || table.readmit(index, &key(a), verdict(a, 3)))
+        };
+        let inserted = table.add(b, 2, true);
+        let readmitted = decider.join().unwrap();
+        let flows = table.audit();
+        if inserted.is_ok() {
+            assert_eq!((flows, table.get(b).unwrap().admission), ([b].into(), verdict(b, 2)));
+        } else {
+            assert_eq!(flows, [a].into());
+            assert_eq!(table.get(a).unwrap().admission, verdict(a, if readmitted { 3 } else { 1 }));
+        }
+    });
+}
+
+#[test]
+fn a_verdict_is_never_written_onto_what_another_bucket_got() {
+    explore(2, || {
+        let table = table(1);
+        let [a, b] = [flow(0, 0), flow(1, 0)];
+        let index = table.add(a, 1, false).unwrap();
+        let decider = {
+            let table = table.clone();
+            thread::spawn(move || table.readmit(index, &key(a), verdict(a, 3)))
+        };
+        if table.remove(index, &key(a)) {
+            assert_eq!(table.add(b, 2, false), Ok(index));
+            assert_eq!(table.get(b).unwrap().admission, verdict(b, 2));
+        }
+        decider.join().unwrap();
+        table.audit();
+    });
+}
+
+#[test]
+fn flows_in_their_second_bucket_are_counted_exactly() {
+    explore(2, || {
+        let table = table(4);
+        let [a, b, c, d] = [flow(0, 0), flow(0, 1), flow(0, 2), flow(0, 3)];
+        for n in [a, b, c] {
+            table.add(n, 1, false).unwrap();
+        }
+        let index = table.get(c).unwrap().index;
+        let remover = {
+            let table = table.clone();
+            thread::spawn(move || table.remove(index, &key(c)))
+        };
+        let inserted = table.add(d, 1, false);
+        let removed = remover.join().unwrap();
+        let flows = table.audit();
+        assert_eq!((flows.contains(&c), flows.contains(&d)), (!removed, inserted.is_ok()));
+        assert_eq!(table.bucket(0)[0].load(Acquire) / OVERFLOW, u64::from(!removed) + u64::from(inserted.is_ok()));
+    });
+}
+
+/// Each holds the bucket that is the other's second.
+#[test]
+fn two_that_want_each_other_s_bucket_both_end() {
+    explore(2, || {
+        let table = table(5);
+        let (own, others) = ([flow(0, 0), flow(0, 1), flow(0, 2)], [flow(1, 0), flow(1, 1), flow(1, 2)]);
+        for n in own.iter().chain(&others) {
+            if *n != own[2] && *n != others[2] {
+                table.add(*n, 1, false).unwrap();
+            }
+        }
+        let other = {
+            let table = table.clone();
+            thread::spawn(move || table.add(others[2], 1, true))
+        };
+        let mine = table.add(own[2], 1, true);
+        let other = other.join().unwrap();
+        let flows = table.audit();
+        assert_eq!((flows.contains(&own[2]), flows.contains(&others[2])), (mine.is_ok(), other.is_ok()));
+        assert!(mine.is_ok() || other.is_ok());
+    });
+}
+
+/// The control side and two workers, in the order in which `Plane::change_group`, `Plane::publish`, `Worker::run`, `Worker::adopt`
+/// and the filter do it: version 1 has a rule that admits the flow, version 2 has not.
+mod policy {
+    use ::loom::{
+        sync::atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
+            fence,
+        },
+        thread::yield_now,
+    };
+
+    use super::*;
+
+    /// Where the flow's session is.
+    trait Session: Send + Sync + 'static {
+        /// Its index, and the version that admitted it.
+        fn find(&self) -> Option<(u32, u32)>;
+        fn readmit(&self, index: u32, version: u32) -> bool;
+        fn remove(&self, index: u32);
+        fn add(&self, version: u32);
+    }
+
+    /// In the table.
+    struct Tabled(Arc<Table>, u32);
+
+    impl Session for Tabled {
+        fn find(&self) -> Option<(u32, u32)> {
+            seen(self.1, self.0.get_fast(self.1)).map(|found| (found.index, found.admission.stamp))
+        }
+
+        fn readmit(&self, index: u32, version: u32) -> bool {
+            self.0.readmit(index, &key(self.1), verdict(self.1, version))
+        }
+
+        fn remove(&self, index: u32) {
+            self.0.remove(index, &key(self.1));
+        }
+
+        fn add(&self, version: u32) {
+            let _ = self.0.add(self.1, version, false);
+        }
+    }
+
+    /// The stamp alone, for more threads than the whole table can be tried with; 0 is none.
+    #[derive(Default)]
+    struct Stamp(AtomicU64);
+
+    impl Session for Stamp {
+        fn find(&self) -> Option<(u32, u32)> {
+            Some((0, self.0.load(Acquire) as u32)).filter(|(_, stamp)| *stamp != 0)
+        }
+
+        fn readmit(&self, _: u32, version: u32) -> bool {
+            self.0.fetch_update(AcqRel, Acquire, |stamp| (stamp != 0).then_some(version.into())).is_ok()
+        }
+
+        fn remove(&self, _: u32) {
+            self.0.store(0, Release);
+        }
+
+        fn add(&self, version: u32) {
+            let _ = self.0.compare_exchange(0, version.into(), AcqRel, Acquire);
+        }
+    }
+
+    struct Plane<S> {
+        session: S,
+        /// Of the rule's cell.
+        taken_back: AtomicU64,
+        /// Stands for the snapshot: its version.
+        snapshot: AtomicU64,
+        epoch: AtomicU64,
+        /// The API has answered.
+        answered: AtomicBool,
+        workers: [Handle; 2],
+    }
+
+    #[derive(Default)]
+    struct Handle {
+        running: AtomicBool,
+        seen: AtomicU64,
+    }
+
+    impl<S: Session> Plane<S> {
+        fn new(session: S) -> Arc<Plane<S>> {
+            Arc::new(Plane {
+                session,
+                taken_back: AtomicU64::new(0),
+                snapshot: AtomicU64::new(1),
+                epoch: AtomicU64::new(0),
+                answered: AtomicBool::new(false),
+                workers: Default::default(),
+            })
+        }
+
+        fn change_group(&self) {
+            self.taken_back.store(2, Relaxed);
+            self.snapshot.swap(2, AcqRel);
+            let epoch = self.epoch.fetch_add(1, AcqRel) + 1;
+            fence(SeqCst);
+            for worker in &self.workers {
+                while worker.running.load(Acquire) && worker.seen.load(Acquire) < epoch {
+                    yield_now();
+                }
+            }
+            self.answered.store(true, Release);
+        }
+
+        fn work(&self, worker: usize, batches: u32) {
+            let handle = &self.workers[worker];
+            // Before anything else, as `Worker::new`.
+            let mut snapshot = self.snapshot.load(Acquire);
+            handle.running.store(true, Release);
+            fence(SeqCst);
+            for _ in 0..batches {
+                let epoch = self.epoch.load(Acquire);
+                if epoch != handle.seen.load(Relaxed) {
+                    snapshot = self.snapshot.load(Acquire);
+                    handle.seen.store(epoch, Release);
+                }
+                // A frame that was sent after the answer must not pass.
+                let late = self.answered.load(Acquire);
+                let passed = self.passes(snapshot as u32);
+                assert!(!(late && passed), "a frame passed by a rule that was removed before");
+            }
+            handle.running.store(false, Release);
+        }
+
+        fn passes(&self, version: u32) -> bool {
+            let admits = version < 2;
+            if let Some((index, stamp)) = self.session.find() {
+                if stamp >= self.taken_back.load(Relaxed) as u32 {
+                    return true;
+                }
+                if admits && self.session.readmit(index, version) {
+                    return true;
+                }
+                self.session.remove(index);
+            }
+            if admits {
+                self.session.add(version);
+            }
+            admits
+        }
+    }
+
+    #[test]
+    fn no_frame_passes_by_a_rule_that_was_removed_before() {
+        explore(2, || {
+            let n = flow(0, 0);
+            let table = table(1);
+            table.add(n, 1, false).unwrap();
+            let plane = Plane::new(Tabled(table, n));
+            let worker = {
+                let plane = plane.clone();
+                thread::spawn(move || plane.work(0, 3))
+            };
+            plane.change_group();
+            worker.join().unwrap();
+            plane.session.0.audit();
+        });
+    }
+
+    #[test]
+    fn nor_when_another_worker_brings_the_session_back() {
+        explore(2, || {
+            let plane = Plane::new(Stamp::default());
+            let workers = [0, 1].map(|at| {
+                let plane = plane.clone();
+                thread::spawn(move || plane.work(at, 2))
+            });
+            plane.change_group();
+            workers.into_iter().for_each(|worker| worker.join().unwrap());
+        });
+    }
+}

@@ -1,0 +1,267 @@
+use super::{audit::*, *};
+
+fn table(capacity: u32) -> Table {
+    Table::new(capacity, None, HASH_KEY).unwrap()
+}
+
+/// Flows whose first bucket is this one.
+fn flows_of(table: &Table, bucket: u64) -> impl Iterator<Item = u32> {
+    let mask = table.mask;
+    (0..1 << 16).filter(move |n| Table::first(HASH_KEY.hash(&key(*n))) & mask == bucket)
+}
+
+#[test]
+fn what_was_added_is_found_from_both_ends_until_it_is_removed() {
+    let table = table(64);
+    let (a, b) = (table.add(1, 10, false).unwrap(), table.add(2, 11, false).unwrap());
+    assert_eq!(table.get(1), Some(Found { index: a, direction: 0, admission: verdict(1, 10) }));
+    assert_eq!(table.get_fast(1), table.get(1));
+    let back = key(2).reversed();
+    let found = Some(Found { index: b, direction: 1, admission: verdict(2, 11) });
+    assert_eq!(table.lookup(table.hash(&back), &back), found);
+    assert_eq!((table.get(3), table.get_fast(3), table.used()), (None, None, 2));
+    let line = table.record(b).line2();
+    assert_eq!((line.seen, line.made, line.packets, line.bytes), (2, 2, [0, 0], [0, 0]));
+
+    // Only the record of that flow goes.
+    assert!(!table.remove(b, &key(1)) && !table.remove(a, &key(2)) && !table.remove(63, &key(1)));
+    assert!(!table.remove(a, &key(1).reversed()));
+    assert!(table.remove(a, &key(1)) && !table.remove(a, &key(1)));
+    assert_eq!((table.get(1), table.get_fast(1), table.check(a, &key(1)), table.used()), (None, None, None, 1));
+    assert_eq!(table.audit(), [2].into());
+}
+
+#[test]
+fn the_same_flow_is_made_once_whatever_its_direction() {
+    let table = table(64);
+    table.add(1, 10, false).unwrap();
+    assert_eq!(table.add(1, 11, true), Err(NotInserted::Exists));
+    let back = key(1).reversed();
+    let again = table.insert(table.hash(&back), &back, verdict(1, 12), &life(1), |_| true, |_, _, _| panic!("evicted"));
+    assert_eq!(again, Err(NotInserted::Exists));
+    assert_eq!(table.get(1).unwrap().admission, verdict(1, 10));
+    table.audit();
+}
+
+#[test]
+fn a_record_is_admitted_anew_only_if_it_is_that_flow_s() {
+    let table = table(64);
+    let a = table.add(1, 10, false).unwrap();
+    table.record(a).count(0, 5, 500);
+    assert!(!table.readmit(a, &key(2), verdict(2, 20)) && !table.readmit(a + 1, &key(1), verdict(1, 20)));
+    assert_eq!(table.get(1).unwrap().admission, verdict(1, 10));
+    assert!(table.readmit(a, &key(1), verdict(1, 21)));
+    assert_eq!(table.get(1).unwrap().admission, verdict(1, 21));
+    // The rest stays.
+    let line = table.record(a).line2();
+    assert_eq!((line.packets, line.bytes, line.made), ([5, 0], [500, 0], 1));
+    table.remove(a, &key(1));
+    assert!(!table.readmit(a, &key(1), verdict(1, 22)));
+    table.audit();
+}
+
+#[test]
+fn an_address_that_answers_is_noted_and_nothing_else_changes() {
+    let table = table(64);
+    let n = (1..).find(|n| !verdict(*n, 10).answers).unwrap();
+    let at = table.add(n, 10, false).unwrap();
+    assert!(!table.answers(at, &key(n + 1)) && !table.answers(at + 1, &key(n)));
+    assert_eq!(table.get(n).unwrap().admission, verdict(n, 10));
+    assert!(table.answers(at, &key(n)));
+    assert_eq!(table.get(n).unwrap().admission, Admission { answers: true, ..verdict(n, 10) });
+}
+
+#[test]
+fn a_record_s_next_session_is_another_tenant() {
+    let table = table(64);
+    let at = table.add(0, 10, false).unwrap();
+    for n in 0..200_000u32 {
+        let tenant = table.record(at).tenant();
+        assert!(table.readmit(at, &key(n), verdict(n, 21)) && table.answers(at, &key(n)));
+        // The count of changes below it carries into it now and then.
+        assert!(table.record(at).tenant() == tenant || n > 5000);
+        assert!(table.remove(at, &key(n)));
+        assert_eq!(table.add(n + 1, 1, false), Ok(at));
+        assert_ne!(table.record(at).tenant(), tenant, "{n}");
+    }
+}
+
+#[test]
+fn every_record_can_be_used_and_then_the_table_is_full() {
+    for capacity in [64, 100, 1000, 10_000] {
+        let table = table(capacity);
+        for n in 0..capacity {
+            // Two thirds full at most: two full buckets are possible, and rare.
+            if table.add(n, n, false).is_err() {
+                assert!(n > capacity / 2, "full at {n} of {capacity}");
+            }
+        }
+        assert!(table.used() > capacity - capacity / 50 - 1, "{} of {capacity}", table.used());
+        let mut n = capacity;
+        while table.used() < capacity {
+            let _ = table.add(n, n, false);
+            n += 1;
+        }
+        let before = table.audit();
+        assert_eq!(before.len(), capacity as usize);
+        for n in n..n + 100 {
+            assert_eq!(table.add(n, n, false), Err(NotInserted::Full));
+        }
+        assert_eq!(table.audit(), before);
+        // All of it again, in the records that are free now.
+        for n in &before {
+            assert!(table.remove(table.get(*n).unwrap().index, &key(*n)));
+        }
+        assert!(table.audit().is_empty());
+        assert_eq!(table.head().word(HEAD_FRESH).load(Relaxed), u64::from(capacity));
+        let again: Vec<u32> = (0..capacity).filter_map(|n| table.add(1_000_000 + n, 1, false).ok()).collect();
+        assert!(again.iter().all(|index| *index < capacity));
+        assert_eq!(table.audit().len(), again.len());
+    }
+}
+
+#[test]
+fn the_record_that_was_freed_last_is_used_first() {
+    let table = table(64);
+    let indices: Vec<u32> = (0..4).map(|n| table.add(n, 1, false).unwrap()).collect();
+    assert_eq!(indices, [0, 1, 2, 3]);
+    assert!(table.remove(1, &key(1)) && table.remove(3, &key(3)));
+    assert_eq!([table.add(11, 1, false), table.add(13, 1, false), table.add(14, 1, false)], [Ok(3), Ok(1), Ok(4)]);
+    assert_eq!(table.audit(), [0, 2, 11, 13, 14].into());
+}
+
+#[test]
+fn a_full_bucket_overflows_into_another_and_back() {
+    let table = table(64);
+    let flows: Vec<u32> = flows_of(&table, 3).take(9).collect();
+    let (fits, over) = flows.split_at(BUCKET_WORDS - 1);
+    let overflow = || table.bucket(3)[0].load(Relaxed) / OVERFLOW;
+    fits.iter().for_each(|n| assert!(table.add(*n, 1, false).is_ok()));
+    assert_eq!(overflow(), 0);
+    over.iter().for_each(|n| assert!(table.add(*n, 1, false).is_ok()));
+    assert_eq!((overflow(), over.len()), (2, 2));
+    for n in &flows {
+        assert!(table.get(*n).is_some());
+        // The packet path looks at the first bucket only.
+        assert_eq!(table.get_fast(*n).is_some(), fits.contains(n));
+        assert_eq!(table.add(*n, 1, true), Err(NotInserted::Exists));
+    }
+    table.audit();
+    let index = table.get(over[0]).unwrap().index;
+    assert!(table.readmit(index, &key(over[0]), verdict(over[0], 2)));
+    assert!(table.remove(index, &key(over[0])));
+    assert_eq!((overflow(), table.get(over[0])), (1, None));
+    assert!(table.get(over[1]).is_some());
+    // There is room in the first one again.
+    assert!(table.remove(table.get(fits[2]).unwrap().index, &key(fits[2])));
+    table.add(over[0], 3, false).unwrap();
+    assert_eq!(overflow(), 1);
+    assert!(table.get_fast(over[0]).is_some());
+    table.audit();
+}
+
+#[test]
+fn second_buckets_are_spread_over_all_others() {
+    let table = table(1000);
+    let mut used = vec![0u32; table.mask as usize + 1];
+    for n in 0..25_600 {
+        let hash = HASH_KEY.hash(&key(n));
+        let (first, second) = (Table::first(hash) & table.mask, Table::second(hash) & table.mask);
+        assert_ne!(first, second);
+        used[second as usize] += 1;
+    }
+    assert_eq!(used.len(), 256);
+    assert!(used.iter().all(|n| (50..170).contains(n)), "{used:?}");
+}
+
+#[test]
+fn who_may_go_makes_room_own_buckets_first() {
+    let table = table(64);
+    // Both buckets of some flow are full, the table is not.
+    let flows: Vec<u32> = flows_of(&table, 5).take(BUCKET_WORDS - 1).collect();
+    flows.iter().for_each(|n| assert!(table.add(*n, 1, false).is_ok()));
+    let new = flows_of(&table, 5).nth(20).unwrap();
+    let second = Table::second(HASH_KEY.hash(&key(new))) & table.mask;
+    let others: Vec<u32> = flows_of(&table, second).take(BUCKET_WORDS - 1).collect();
+    others.iter().for_each(|n| assert!(table.add(*n, 1, false).is_ok()));
+    let before = table.audit();
+    assert_eq!(table.add(new, 2, false), Err(NotInserted::Full));
+    assert_eq!(table.audit(), before);
+
+    let evicting = |n: u32, victim: u32| {
+        let victim = table.get(victim).unwrap().index;
+        let mut gone = Vec::new();
+        let may_evict = |record: &Record<'_>| record.read() == table.record(victim).read();
+        let insert = table.insert(table.hash(&key(n)), &key(n), verdict(n, 3), &life(n), may_evict, |index, key, admission| {
+            gone.push((index, number(key), *admission));
+        });
+        insert.map(|_| gone)
+    };
+    // One of the second bucket.
+    assert_eq!(evicting(new, others[3]).unwrap().iter().map(|(_, n, _)| *n).collect::<Vec<_>>(), [others[3]]);
+    assert_eq!(table.bucket(5)[0].load(Relaxed) / OVERFLOW, 1);
+    table.audit();
+    // One of the first, though it is the newest.
+    let newer = flows_of(&table, 5).skip(21).find(|n| Table::second(HASH_KEY.hash(&key(*n))) & table.mask == second).unwrap();
+    let index = table.get(flows[6]).unwrap().index;
+    assert_eq!(evicting(newer, flows[6]), Ok(vec![(index, flows[6], verdict(flows[6], 1))]));
+    assert!(table.get_fast(newer).is_some_and(|found| found.index == index));
+    assert_eq!((table.get(flows[6]), table.get(others[3])), (None, None));
+    assert_eq!(table.used() as usize, 2 * (BUCKET_WORDS - 1));
+    table.audit();
+}
+
+#[test]
+fn without_free_records_a_neighbour_makes_room() {
+    let table = table(64);
+    let mut n = 0;
+    while table.used() < 64 {
+        let _ = table.add(n, 1, false);
+        n += 1;
+    }
+    let before = table.audit();
+    // A flow with room in its bucket, and nobody there who may go.
+    let buckets = |n: u32| {
+        let hash = HASH_KEY.hash(&key(n));
+        [Table::first(hash) & table.mask, Table::second(hash) & table.mask]
+    };
+    let room = |at: u64| table.bucket(at).iter().any(|word| word.load(Relaxed) == 0);
+    let new = (n..).find(|n| room(buckets(*n)[0])).unwrap();
+    let own = buckets(new)[0];
+    let elsewhere = |record: &Record<'_>| {
+        let (key, _) = record.read().unwrap();
+        let hash = HASH_KEY.hash(&key);
+        Table::first(hash) & table.mask != own && Table::second(hash) & table.mask != own
+    };
+    let mut gone = Vec::new();
+    let inserted = table.insert(table.hash(&key(new)), &key(new), verdict(new, 2), &life(new), elsewhere, |_, key, _| {
+        gone.push(number(key));
+    });
+    assert!(inserted.is_ok());
+    let mut after = table.audit();
+    assert!(after.remove(&new) && gone.len() == 1 && !after.contains(&gone[0]));
+    after.extend(&gone);
+    assert_eq!(after, before);
+}
+
+#[test]
+fn a_visit_sees_every_session_once_and_may_take_it_out() {
+    let table = table(1000);
+    (0..600).for_each(|n| assert!(table.add(n, 7, false).is_ok()));
+    let mut seen = Vec::new();
+    table.for_each(|index, record, key, admission| {
+        assert_eq!(table.record(index).read(), record.read());
+        assert_eq!(admission, verdict(number(&key), 7));
+        seen.push(number(&key));
+    });
+    seen.sort_unstable();
+    assert_eq!(seen, Vec::from_iter(0..600));
+    for parts in [1, 3, 7, 256, 1000] {
+        let mut seen = Vec::new();
+        (0..parts).for_each(|part| table.for_part(part, parts, |_, _, key, _| seen.push(number(&key))));
+        seen.sort_unstable();
+        assert_eq!(seen, Vec::from_iter(0..600), "{parts} parts");
+    }
+    table.for_each(|index, _, key, _| assert!(number(&key).is_multiple_of(3) || table.remove(index, &key)));
+    assert_eq!(table.audit(), (0..600).step_by(3).collect());
+}

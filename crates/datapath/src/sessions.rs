@@ -1,0 +1,274 @@
+//! Sessions for the operator: listed, counted, flushed, swept.
+
+use std::net::IpAddr;
+
+use butterfly_model::{GroupName, Rule};
+
+use crate::{
+    plane::Plane,
+    rules::address,
+    session::{Admission as Stored, Key, Record, Timeouts},
+    snapshot::Snapshot,
+    switch::Switch,
+};
+
+/// Which sessions are meant: all given must match.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SessionFilter {
+    /// A vnic at either end.
+    pub nic: Option<String>,
+    /// The network.
+    pub vni: Option<u32>,
+    /// The IP protocol.
+    pub protocol: Option<u8>,
+    /// An address of either end.
+    pub address: Option<IpAddr>,
+    /// A port of either end.
+    pub port: Option<u16>,
+}
+
+/// One end of a session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionEnd {
+    /// The vnic; `None` if it is not on this host.
+    pub nic: Option<String>,
+    /// Its address.
+    pub address: IpAddr,
+    /// Its port; of an echo, the identifier and the type of the request; 0 where the protocol has none.
+    pub port: u16,
+}
+
+/// What admitted a session at one end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// The vnic is not filtered.
+    Bypass,
+    /// It has no OUTBOUND rule: everything may leave.
+    DefaultEgress,
+    /// This rule.
+    Rule {
+        /// Of this group.
+        group: GroupName,
+        /// The rule.
+        rule: Rule,
+    },
+    /// A rule that is gone, or a vnic that is: the session's next frame is decided again.
+    Gone,
+}
+
+/// A session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionRow {
+    /// Network.
+    pub vni: u32,
+    /// VLAN id of the tag that its frames carry.
+    pub vlan: Option<u16>,
+    /// IP protocol.
+    pub protocol: u8,
+    /// Who sent the first frame.
+    pub opener: SessionEnd,
+    /// The other end.
+    pub responder: SessionEnd,
+    /// Where it stands.
+    pub state: &'static str,
+    /// Seconds since it was made.
+    pub age: u32,
+    /// Seconds since its last frame.
+    pub idle: u32,
+    /// Seconds until it ends if no frame comes.
+    pub expires: u32,
+    /// Frames from the opener, and from the other end.
+    pub packets: [u64; 2],
+    /// Their bytes.
+    pub bytes: [u64; 2],
+    /// What admitted it at the opener's egress and at the other end's ingress.
+    pub rule: [Admission; 2],
+}
+
+/// The table of sessions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionTable {
+    /// Most sessions it can hold.
+    pub capacity: u32,
+    /// Sessions in it.
+    pub used: u32,
+    /// What memory it is made of.
+    pub memory: String,
+    /// How long sessions last without a frame.
+    pub timeouts: Timeouts,
+    /// Seconds after an attachment in which TCP connections may be picked up.
+    pub tcp_pickup: u32,
+    /// Most sessions of one vnic, and of one network.
+    pub share: u32,
+}
+
+/// A filter with the vnic looked up; `None` if there is none of that name.
+struct Wanted<'a> {
+    filter: &'a SessionFilter,
+    slot: Option<(u32, u32)>,
+}
+
+impl Wanted<'_> {
+    fn new<'a>(filter: &'a SessionFilter, snapshot: &Snapshot) -> Option<Wanted<'a>> {
+        let slot = match &filter.nic {
+            None => None,
+            Some(id) => {
+                let (slot, vnic) = snapshot.vnics.iter().find(|(_, vnic)| *vnic.id == **id)?;
+                Some((slot, vnic.born))
+            }
+        };
+        Some(Wanted { filter, slot })
+    }
+
+    fn matches(&self, key: &Key, admission: &Stored) -> bool {
+        let (tuple, slots) = (key.tuple(), key.slots());
+        let SessionFilter { vni, protocol, address, port, .. } = self.filter;
+        let ends = [(tuple.source, tuple.source_port), (tuple.destination, tuple.destination_port)];
+        vni.is_none_or(|vni| vni == key.vni())
+            && protocol.is_none_or(|protocol| protocol == tuple.protocol)
+            && address.is_none_or(|wanted| ends.iter().any(|(at, _)| *at == crate::rules::number(wanted)))
+            && port.is_none_or(|wanted| ends.iter().any(|(_, port)| *port == wanted))
+            && self.slot.is_none_or(|(slot, born)| (slots.0 == slot || slots.1 == slot) && admission.stamp >= born)
+    }
+}
+
+impl Plane {
+    /// Visits sessions that have not ended.
+    fn sessions(&self, mut visit: impl FnMut(u32, Record<'_>, Key, Stored)) {
+        let shared = &self.shared;
+        let now = shared.clock.now();
+        shared.table.for_each(|index, record, key, admission| {
+            let (seen, state) = record.seen();
+            if !shared.sessions.timeouts.over(state, seen, now) {
+                visit(index, record, key, admission);
+            }
+        });
+    }
+
+    /// Removes the sessions of part `n` of `parts` that have ended, or whose vnics are gone.
+    pub fn sweep(&self, n: u64, parts: u64) {
+        let shared = &self.shared;
+        if shared.table.used() == 0 {
+            return;
+        }
+        let now = shared.clock.now();
+        let snapshot = shared.snapshot.load();
+        shared.table.for_part(n, parts, |index, record, key, admission| {
+            let (seen, state) = record.seen();
+            let (opener, responder) = key.slots();
+            let alive = |slot| snapshot.vnics.get(slot).is_some_and(|vnic| vnic.born <= admission.stamp);
+            if (shared.sessions.timeouts.over(state, seen, now) || !alive(opener) || !alive(responder))
+                && shared.table.remove(index, &key)
+            {
+                snapshot.released(key.vni(), key.slots(), admission.stamp);
+            }
+        });
+    }
+
+    /// How many sessions match, and the first `limit` of them.
+    pub fn list_sessions(&self, filter: &SessionFilter, limit: usize) -> (u64, Vec<SessionRow>) {
+        let snapshot = self.shared.snapshot.load_full();
+        let Some(wanted) = Wanted::new(filter, &snapshot) else { return (0, Vec::new()) };
+        let rules = self.rules_by_cell();
+        let now = self.shared.clock.now();
+        let (mut count, mut rows) = (0, Vec::new());
+        self.sessions(|_, record, key, admission| {
+            if !wanted.matches(&key, &admission) {
+                return;
+            }
+            count += 1;
+            if rows.len() >= limit {
+                return;
+            }
+            let (tuple, (opener, responder)) = (key.tuple(), key.slots());
+            let vnic = |slot| snapshot.vnics.get(slot).filter(|vnic| vnic.born <= admission.stamp);
+            let end = |slot, number, port| SessionEnd {
+                nic: vnic(slot).map(|vnic| vnic.id.to_string()),
+                address: address(number),
+                port,
+            };
+            let [egress, ingress] = admission.cells;
+            let by = |slot, cell: u32, cell_zero: Admission| match (vnic(slot), rules.get(&cell)) {
+                (None, _) => Admission::Gone,
+                (Some(vnic), _) if vnic.rules.bypass => Admission::Bypass,
+                (Some(vnic), _) if vnic.since > admission.stamp => Admission::Gone,
+                (Some(_), _) if cell == 0 => cell_zero,
+                (Some(_), Some((group, rule))) if self.shared.cells.taken_back(cell) <= admission.stamp => {
+                    Admission::Rule { group: group.clone(), rule: rule.clone() }
+                }
+                _ => Admission::Gone,
+            };
+            let line = record.line2();
+            let idle = now.wrapping_sub(line.seen);
+            rows.push(SessionRow {
+                vni: key.vni(),
+                vlan: (tuple.vlan & crate::flow::TAGGED != 0).then_some(tuple.vlan & 0xfff),
+                protocol: tuple.protocol,
+                opener: end(opener, tuple.source, tuple.source_port),
+                responder: end(responder, tuple.destination, tuple.destination_port),
+                state: line.state.name(),
+                age: now.wrapping_sub(line.made),
+                idle,
+                expires: self.shared.sessions.timeouts.of(line.state).saturating_sub(idle),
+                packets: line.packets,
+                bytes: line.bytes,
+                rule: [by(opener, egress, Admission::DefaultEgress), by(responder, ingress, Admission::Gone)],
+            });
+        });
+        (count, rows)
+    }
+
+    /// Removes sessions. Returns how many.
+    pub fn flush_sessions(&self, filter: &SessionFilter) -> u64 {
+        let snapshot = self.shared.snapshot.load_full();
+        let Some(wanted) = Wanted::new(filter, &snapshot) else { return 0 };
+        let mut count = 0;
+        self.sessions(|index, _, key, admission| {
+            if wanted.matches(&key, &admission) && self.shared.table.remove(index, &key) {
+                snapshot.released(key.vni(), key.slots(), admission.stamp);
+                count += 1;
+            }
+        });
+        count
+    }
+
+    /// The table.
+    pub fn session_table(&self) -> SessionTable {
+        let shared = &self.shared;
+        SessionTable {
+            capacity: shared.table.capacity(),
+            used: shared.table.used(),
+            memory: shared.table.units().memory().name().to_owned(),
+            timeouts: shared.sessions.timeouts,
+            tcp_pickup: shared.sessions.tcp_pickup,
+            share: shared.share,
+        }
+    }
+}
+
+impl Switch {
+    /// Changes a security group. When this returns, no worker uses the old one. On an error nothing has changed.
+    pub fn change_group(&self, name: &GroupName, change: crate::GroupChange) -> Result<(), crate::AddError> {
+        self.plane().change_group(name, change)
+    }
+
+    /// The rules of a group, each with the number of sessions it admitted.
+    pub fn rule_admissions(&self, name: &GroupName) -> Vec<(Rule, u64)> {
+        self.plane().admissions(name)
+    }
+
+    /// How many sessions match, and the first `limit` of them.
+    pub fn sessions(&self, filter: &SessionFilter, limit: usize) -> (u64, Vec<SessionRow>) {
+        self.plane().list_sessions(filter, limit)
+    }
+
+    /// Removes sessions: their next frames are decided like first ones. Returns how many there were.
+    pub fn flush_sessions(&self, filter: &SessionFilter) -> u64 {
+        self.plane().flush_sessions(filter)
+    }
+
+    /// The table of sessions.
+    pub fn session_table(&self) -> SessionTable {
+        self.plane().session_table()
+    }
+}

@@ -1,0 +1,417 @@
+//! Departure: puts the outer header in front of frames that go to other hosts. What leaves is complete: checksums are finished, and
+//! segments are cut, on the way from the guest's memory to the wire.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use arrayvec::ArrayVec;
+use butterfly_packet::{checksum::Sum, mac::Mac};
+use butterfly_uplink::BURST;
+use butterfly_vhost::{
+    net::NetHeader,
+    ring::{Delivery, Finish, Frames, HEAD_MAX, NotDelivered, OUTER_MAX, RxRing},
+};
+
+use super::{
+    NO_NEIGHBOUR, PeerRef, Punted, TOO_BIG, Tunnel, UPLINK_DOWN, UPLINK_FULL,
+    outer::{Outer, source_port},
+    peers::PeerCounter,
+    port::Leaving,
+};
+use crate::{
+    batch::{Batch, Context, Meta, Verdict},
+    counters::Counter,
+    drops::DropReason,
+    segment::Segments,
+    snapshot::{Remote, Vnic},
+};
+
+/// Most answers "too big" of one batch.
+const ANSWERS: usize = 4;
+/// Room for such an answer.
+const ANSWER: usize = 320;
+/// Most of them that a vnic gets in a second.
+const ANSWERS_PER_SECOND: u32 = 100;
+
+/// A frame that answers the sender.
+pub(crate) type Answer = ArrayVec<u8, ANSWER>;
+
+/// A worker's room for departures.
+pub(crate) struct Departures {
+    /// Of outer IPv4 packets.
+    identification: u16,
+    /// Where a packet is put together whose outer checksum covers it.
+    scratch: Box<[u8]>,
+    /// The uplink has taken frames that it has not passed on: it must be looked at again.
+    pub pending: bool,
+    /// For the sender of the batch.
+    pub answers: Box<ArrayVec<Answer, ANSWERS>>,
+}
+
+impl Default for Departures {
+    fn default() -> Self {
+        Departures { identification: 0, pending: false, scratch: vec![0; 0x1_0100].into(), answers: Box::default() }
+    }
+}
+
+/// Where a frame goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum To {
+    Peer(PeerRef),
+    Group,
+}
+
+/// The bytes of one frame as they leave.
+struct Parts<'a> {
+    head: &'a [u8],
+    from: u32,
+    len: u32,
+    finish: Finish,
+}
+
+/// Sends what goes to other hosts. The other side sees it when the result is published.
+#[inline(never)] // one call per batch; measurements tell stages apart by it
+pub(crate) fn leave<'a>(
+    batch: &Batch<'_>,
+    context: &Context<'a>,
+    tunnel: &'a Tunnel,
+    remote: &Remote,
+    departures: &mut Departures,
+) -> Leaving<'a> {
+    let mut leaving = tunnel.port.leaving(context.worker);
+    if let Leaving::Ring(ring) = &mut leaving
+        && let Some(ring) = ring.as_mut()
+    {
+        ring.prepare(batch.frames.len() as u16);
+    }
+    let trunk = context.snapshot.vnics.get(remote.slot).map(|vnic| &**vnic);
+    let mut sending = Sending { tunnel, context, trunk, departures, current: None, queued: 0, packets: 0, bytes: 0 };
+    for (index, meta) in batch.metas().iter().enumerate() {
+        match meta.verdict {
+            Verdict::Tunnel(peer) => {
+                sending.frame(&mut leaving, &batch.frames, index, meta, To::Peer(peer));
+            }
+            Verdict::Flood { .. } if remote.peers.is_empty() => {
+                sending.frame(&mut leaving, &batch.frames, index, meta, To::Group);
+            }
+            // What is too big for one is too big for all: that is one drop and one answer.
+            Verdict::Flood { .. } => {
+                let mut to = remote.peers.iter();
+                while to.next().is_some_and(|peer| sending.frame(&mut leaving, &batch.frames, index, meta, To::Peer(*peer))) {}
+            }
+            _ => {}
+        }
+    }
+    if let Some(cells) = trunk.and_then(|trunk| trunk.shared.counters.of(context.worker))
+        && sending.packets > 0
+    {
+        cells.add(Counter::OutPackets, sending.packets);
+        cells.add(Counter::OutBytes, sending.bytes);
+    }
+    leaving
+}
+
+struct Sending<'a, 'c> {
+    tunnel: &'a Tunnel,
+    context: &'c Context<'a>,
+    trunk: Option<&'c Vnic>,
+    departures: &'c mut Departures,
+    /// The header of the last frame: the next one probably has the same.
+    current: Option<(To, Outer)>,
+    /// Packets since the wire was flushed.
+    queued: usize,
+    packets: u64,
+    bytes: u64,
+}
+
+impl Sending<'_, '_> {
+    /// Sends one frame to one place. Returns whether it fits the uplink.
+    #[inline(always)]
+    fn frame(&mut self, leaving: &mut Leaving<'_>, frames: &Frames<'_>, index: usize, meta: &Meta, to: To) -> bool {
+        let len = frames.frames().get(index).map_or(0, |frame| frame.len);
+        let packet = match meta.net.gso_size {
+            size if meta.offload && size > 0 => u32::from(meta.payload) + u32::from(size),
+            _ => len,
+        };
+        if packet > self.tunnel.largest() {
+            self.too_big(frames, index, to);
+            return false;
+        }
+        if self.current.as_ref().is_none_or(|(last, _)| *last != to) {
+            self.current = self.header(to).map(|outer| (to, outer));
+        }
+        let outcome = if self.current.is_some() {
+            self.send(leaving, frames, index, meta, len)
+        } else {
+            self.wait(frames, index, meta, len, to)
+        };
+        match outcome {
+            Ok((packets, bytes)) => {
+                self.packets += packets;
+                self.bytes += bytes;
+                self.count_peer(to, PeerCounter::OutPackets, packets);
+                self.count_peer(to, PeerCounter::OutBytes, bytes);
+            }
+            Err(reason) => self.refuse(reason, to),
+        }
+        true
+    }
+
+    fn count_peer(&self, to: To, counter: PeerCounter, n: u64) {
+        if let To::Peer(at) = to
+            && let Some(peer) = self.tunnel.peers.get(at)
+        {
+            peer.count(self.context.worker, counter, n);
+        }
+    }
+
+    /// At the expense of the network: it is no vnic's fault.
+    #[cold]
+    fn refuse(&self, reason: DropReason, to: To) {
+        self.count_peer(to, PeerCounter::Drops, 1);
+        if let Some(cells) = self.trunk.and_then(|trunk| trunk.shared.counters.of(self.context.worker)) {
+            cells.drop(reason, 1);
+        }
+    }
+
+    /// What a frame to there begins with; `None` if the next hop is not known.
+    fn header(&self, to: To) -> Option<Outer> {
+        let vni = self.context.sender.vni;
+        let target = match to {
+            To::Group => self.tunnel.groups.of(vni),
+            To::Peer(at) => {
+                let peer = self.tunnel.peers.get(at)?;
+                (peer.mac()?, crate::rules::address(peer.address()))
+            }
+        };
+        Some(Outer::new(&self.tunnel.source, target, vni))
+    }
+
+    fn next_identification(&mut self) -> u16 {
+        self.departures.identification = self.departures.identification.wrapping_add(1);
+        self.departures.identification
+    }
+
+    /// Sends one frame, in segments if it has to. Returns how many packets it made, and their inner bytes.
+    #[inline(always)]
+    fn send(
+        &mut self,
+        leaving: &mut Leaving<'_>,
+        frames: &Frames<'_>,
+        index: usize,
+        meta: &Meta,
+        len: u32,
+    ) -> Result<(u64, u64), DropReason> {
+        let head = frames.head(index);
+        let port = source_port(head);
+        let id = self.next_identification();
+        let Some((_, outer)) = self.current.as_mut() else { return Err(NO_NEIGHBOUR) };
+        if let Leaving::Ring(ring) = leaving
+            && !meta.offload
+            && !outer.owes_checksum()
+        {
+            let ring = ring.as_mut().ok_or(UPLINK_DOWN)?;
+            outer.fill(len, port, id);
+            ring.deliver_behind(frames, index, outer.bytes()).map_err(not_sent)?;
+            return Ok((1, len.into()));
+        }
+        self.send_completed(leaving, frames, index, meta, len, port)
+    }
+
+    #[inline(never)]
+    fn send_completed(
+        &mut self,
+        leaving: &mut Leaving<'_>,
+        frames: &Frames<'_>,
+        index: usize,
+        meta: &Meta,
+        len: u32,
+        port: u16,
+    ) -> Result<(u64, u64), DropReason> {
+        let head = frames.head(index);
+        let whole = whole(head, meta, len);
+        if !meta.offload || meta.net.gso_type == NetHeader::GSO_NONE {
+            self.packet(leaving, frames, index, &whole, port)?;
+            return Ok((1, len.into()));
+        }
+        let mut segments = Segments::new(meta, head, len);
+        let (mut packets, mut bytes) = (0, 0);
+        while let Some(segment) = segments.next() {
+            let parts = Parts { head: segment.head, from: segment.from, len: segment.len, finish: whole.finish };
+            if let Err(reason) = self.packet(leaving, frames, index, &parts, port) {
+                // When one segment does not fit, the next ones will not either: the frame is one drop, and those before it were sent.
+                match self.current {
+                    Some((to, _)) if packets > 0 => self.refuse(reason, to),
+                    _ => return Err(reason),
+                }
+                break;
+            }
+            packets += 1;
+            bytes += segment.head.len() as u64 + u64::from(segment.len);
+        }
+        Ok((packets, bytes))
+    }
+
+    fn packet(
+        &mut self,
+        leaving: &mut Leaving<'_>,
+        frames: &Frames<'_>,
+        index: usize,
+        parts: &Parts<'_>,
+        port: u16,
+    ) -> Result<(), DropReason> {
+        let id = self.next_identification();
+        let Some((_, outer)) = self.current.as_mut() else { return Err(NO_NEIGHBOUR) };
+        outer.fill(parts.head.len() as u32 + parts.len, port, id);
+        let total = outer.bytes().len() + parts.head.len() + parts.len as usize;
+        match leaving {
+            Leaving::Nothing => Err(UPLINK_DOWN),
+            Leaving::Wire(wire) => {
+                // Segments and copies are more than frames: what the smallest queue holds goes on at once, and room is made.
+                if self.queued >= BURST {
+                    self.queued = 0;
+                    wire.flush();
+                }
+                let room = wire.room(total).ok_or(UPLINK_FULL)?;
+                assemble(room, outer, frames, index, parts).ok_or(UPLINK_DOWN)?;
+                wire.send();
+                self.queued += 1;
+                Ok(())
+            }
+            Leaving::Ring(ring) => {
+                let ring = ring.as_mut().ok_or(UPLINK_DOWN)?;
+                if outer.owes_checksum() {
+                    let room = self.departures.scratch.get_mut(..total).ok_or(TOO_BIG)?;
+                    assemble(room, outer, frames, index, parts).ok_or(UPLINK_DOWN)?;
+                    ring.deliver_own(room).map_err(not_sent)
+                } else {
+                    into_ring(ring, outer.bytes(), frames, index, parts)
+                }
+            }
+        }
+    }
+
+    /// The next hop is not known: one frame waits for it, others are dropped.
+    #[cold]
+    fn wait(&mut self, frames: &Frames<'_>, index: usize, meta: &Meta, len: u32, to: To) -> Result<(u64, u64), DropReason> {
+        let To::Peer(at) = to else { return Err(NO_NEIGHBOUR) };
+        let peer = self.tunnel.peers.get(at).ok_or(NO_NEIGHBOUR)?;
+        if !peer.may_wait() {
+            return Err(NO_NEIGHBOUR);
+        }
+        let target = (Mac::ZERO, crate::rules::address(peer.address()));
+        let mut outer = Outer::new(&self.tunnel.source, target, self.context.sender.vni);
+        let head = frames.head(index);
+        // One that is to be cut into segments is not kept: its sender will repeat it.
+        let keep = !meta.offload || meta.net.gso_type == NetHeader::GSO_NONE;
+        let parts = whole(head, meta, len);
+        outer.fill(len, source_port(head), self.next_identification());
+        let total = if keep { outer.bytes().len() + len as usize } else { 0 };
+        let put = self
+            .tunnel
+            .punt
+            .put(Punted::Waiting(at), total, |room| room.is_empty() || assemble(room, &outer, frames, index, &parts).is_some());
+        if !put {
+            peer.stop_waiting();
+        }
+        if put && keep { Ok((1, len.into())) } else { Err(NO_NEIGHBOUR) }
+    }
+
+    #[cold]
+    fn too_big(&mut self, frames: &Frames<'_>, index: usize, to: To) {
+        let sender = self.context.sender;
+        self.count_peer(to, PeerCounter::Drops, 1);
+        if let Some(cells) = sender.shared.counters.of(self.context.worker) {
+            cells.drop(TOO_BIG, 1);
+        }
+        let answers = &mut self.departures.answers;
+        if answers.is_full() || !may_answer(sender, self.context.now) {
+            return;
+        }
+        let mtu = self.tunnel.inner_mtu();
+        let mut answer = [0u8; ANSWER];
+        if let Some(len) = butterfly_packet::too_big::too_big(frames.head(index), mtu, &mut answer)
+            && let Some(bytes) = answer.get(..len)
+        {
+            let mut kept = Answer::new();
+            if kept.try_extend_from_slice(bytes).is_ok() {
+                let _ = answers.try_push(kept);
+            }
+        }
+    }
+}
+
+/// Whether a vnic had fewer answers in this second than it may have.
+fn may_answer(vnic: &Vnic, now: u32) -> bool {
+    let answered = &vnic.shared.answered;
+    let (second, n) = match answered.load(Relaxed) {
+        word if (word >> 32) as u32 == now => (now, word as u32),
+        _ => (now, 0),
+    };
+    if n >= ANSWERS_PER_SECOND {
+        return false;
+    }
+    // The only worker that takes frames from it.
+    answered.store(u64::from(second) << 32 | u64::from(n + 1), Relaxed);
+    true
+}
+
+fn whole<'a>(head: &'a [u8], meta: &Meta, len: u32) -> Parts<'a> {
+    let finish = if meta.offload {
+        Finish::Checksum {
+            start: meta.net.csum_start,
+            field: meta.net.csum_start + meta.net.csum_offset,
+            udp: meta.net.csum_offset == butterfly_packet::udp::CHECKSUM_OFFSET as u16,
+        }
+    } else {
+        Finish::Nothing
+    };
+    let from = head.len() as u32;
+    Parts { head, from, len: len.saturating_sub(from), finish }
+}
+
+/// Writes a packet into private memory of exactly its length.
+fn assemble(room: &mut [u8], outer: &Outer, frames: &Frames<'_>, index: usize, parts: &Parts<'_>) -> Option<()> {
+    let (header, inner) = room.split_at_mut_checked(outer.bytes().len())?;
+    header.copy_from_slice(outer.bytes());
+    let (head, rest) = inner.split_at_mut_checked(parts.head.len())?;
+    head.copy_from_slice(parts.head);
+    if !frames.copy_to(index, parts.from, rest, None) {
+        return None;
+    }
+    if let Finish::Checksum { start, field, udp } = parts.finish {
+        // In private memory: what is summed is what leaves.
+        let sum = Sum::of(inner.get(usize::from(start)..)?);
+        let value = if udp { sum.udp_checksum() } else { sum.checksum() };
+        inner.get_mut(usize::from(field)..usize::from(field) + 2)?.copy_from_slice(&value.to_be_bytes());
+    }
+    if outer.owes_checksum() {
+        outer.finish(room);
+    }
+    Some(())
+}
+
+/// Writes a packet into a ring.
+fn into_ring(ring: &mut RxRing, outer: &[u8], frames: &Frames<'_>, index: usize, parts: &Parts<'_>) -> Result<(), DropReason> {
+    let mut head = [0u8; OUTER_MAX + HEAD_MAX];
+    let both = head.get_mut(..outer.len() + parts.head.len()).ok_or(TOO_BIG)?;
+    let (front, back) = both.split_at_mut_checked(outer.len()).ok_or(TOO_BIG)?;
+    front.copy_from_slice(outer);
+    back.copy_from_slice(parts.head);
+    let finish = match parts.finish {
+        Finish::Nothing => Finish::Nothing,
+        Finish::Checksum { start, field, udp } => {
+            Finish::Checksum { start: start + outer.len() as u16, field: field + outer.len() as u16, udp }
+        }
+    };
+    let delivery = Delivery { net: NetHeader::default(), head: both, frame: index, from: parts.from, len: parts.len, finish };
+    ring.deliver(frames, &delivery).map_err(not_sent)
+}
+
+/// Why a vhost-user uplink did not take a frame.
+pub(crate) fn not_sent(why: NotDelivered) -> DropReason {
+    match why {
+        NotDelivered::Full => UPLINK_FULL,
+        NotDelivered::TooLarge => TOO_BIG,
+        NotDelivered::NotReady | NotDelivered::BadChain => UPLINK_DOWN,
+    }
+}

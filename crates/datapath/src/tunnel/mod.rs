@@ -1,0 +1,194 @@
+//! The tunnel endpoint: networks that span hosts, as VXLAN (RFC 7348) through one uplink.
+//!
+//! For the stages, everything of a network that is not on this host is behind one more port of it, the *trunk*: a vnic without a guest
+//! that bypasses filters. Learning, sessions and counters treat it like any other; only delivery and arrival know the wire.
+
+mod arrive;
+mod control;
+mod endpoint;
+mod keeper;
+mod leave;
+mod outer;
+mod peers;
+mod port;
+mod punt;
+mod report;
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64},
+};
+
+use butterfly_packet::{mac::Mac, vxlan};
+
+use crate::{
+    counters::{Counters, Totals},
+    drops::drop_reasons,
+    flow::{Address, mapped},
+    snapshot::PortRef,
+    worker::MAX_SLOTS,
+};
+
+pub(crate) use arrive::{Arrivals, Arrived};
+pub(crate) use endpoint::open;
+pub use endpoint::{Peers, TunnelError, TunnelSpec, UplinkSpec};
+pub use keeper::{GroupRow, NeighbourRow};
+pub(crate) use leave::{Departures, leave, not_sent};
+pub(crate) use outer::Source;
+pub(crate) use peers::{PeerRef, Peers as PeerTable};
+pub(crate) use port::{Leaving, UplinkPort};
+pub(crate) use punt::{Punt, Punted};
+pub(crate) use report::Side;
+pub use report::{NetworkReport, PeerReport, RemoteMac, TunnelReport, UplinkReport};
+
+drop_reasons! { 7;
+    /// A frame on the uplink that is not addressed to this host's tunnel endpoint, or is no VXLAN.
+    NOT_OURS = "not-ours";
+    /// An outer header that is cut short, has a wrong length or checksum, or comes from an impossible address.
+    OUTER_MALFORMED = "outer-malformed";
+    /// An outer packet arrived in fragments: raise the MTU of the underlay, or lower that of the virtual machines.
+    OUTER_FRAGMENT = "outer-fragment";
+    /// A VXLAN header with other flags than "the VNI is valid".
+    VXLAN_FLAGS = "vxlan-flags";
+    /// No vnic of this VNI is on this host.
+    UNKNOWN_VNI = "unknown-vni";
+    /// Strict peers are asked for, and the sender is none of those that were named.
+    UNKNOWN_PEER = "unknown-peer";
+    /// The link address of the next hop to the other host is not known.
+    NO_NEIGHBOUR = "no-neighbour";
+    /// The frame, in its outer headers, does not fit the uplink's MTU.
+    TOO_BIG = "too-big";
+    /// The uplink has no room: the wire is slower than the guests.
+    UPLINK_FULL = "uplink-full";
+    /// The uplink is not connected.
+    UPLINK_DOWN = "uplink-down";
+    /// More frames for the endpoint itself (ARP, ND, ping, IGMP, MLD) than it wants to answer.
+    CONTROL_FULL = "control-full";
+}
+
+/// Where workers keep the uplink among the rings that they poll. No vnic has this slot: there is one fewer than they could count.
+pub(crate) const UPLINK: PortRef = PortRef { slot: MAX_SLOTS - 1, incarnation: 0 };
+
+/// What workers need of the tunnel endpoint.
+pub(crate) struct Tunnel {
+    pub source: Source,
+    /// Its address, as addresses are compared.
+    pub own: Address,
+    pub groups: GroupPrefix,
+    pub peers: PeerTable,
+    pub port: UplinkPort,
+    /// What is not any network's: frames on the uplink, and why they were dropped.
+    pub counters: Counters,
+    pub punt: Punt,
+    /// Frames that waited for a next hop which nobody found. The keeper counts them; what workers write is theirs.
+    pub lost_waiting: AtomicU64,
+    /// Largest IP packet on the uplink.
+    pub mtu: AtomicU32,
+    /// Only peers that the operator named are heard.
+    pub strict: AtomicBool,
+}
+
+/// How the tunnel endpoint is set up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TunnelConfig {
+    /// Its address. The family is that of all outer packets.
+    pub endpoint: IpAddr,
+    /// Its link address.
+    pub mac: Mac,
+    /// Over IPv6, UDP checksums are computed (RFC 8200, 8.1); else they are zero (RFC 6935).
+    pub udp6_checksum: bool,
+    /// What IPv6 groups of networks begin with; the VNI is in the last four bytes.
+    pub group6: std::net::Ipv6Addr,
+    /// Largest IP packet on the uplink, in bytes.
+    pub mtu: u32,
+    /// Only peers that were named are heard.
+    pub strict_peers: bool,
+}
+
+impl TunnelConfig {
+    /// As it is if nobody says anything else, on an Ethernet.
+    pub fn new(endpoint: IpAddr, mac: Mac) -> TunnelConfig {
+        TunnelConfig {
+            endpoint,
+            mac,
+            udp6_checksum: false,
+            group6: std::net::Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0),
+            mtu: 1500,
+            strict_peers: false,
+        }
+    }
+}
+
+impl Tunnel {
+    pub fn new(config: &TunnelConfig, port: UplinkPort, workers: usize) -> Result<Tunnel, std::io::Error> {
+        let groups = match config.endpoint {
+            IpAddr::V4(_) => GroupPrefix::V4,
+            IpAddr::V6(_) => GroupPrefix::V6(config.group6),
+        };
+        Ok(Tunnel {
+            source: Source { mac: config.mac, ip: config.endpoint, udp6_checksum: config.udp6_checksum },
+            own: crate::rules::number(config.endpoint),
+            groups,
+            peers: PeerTable::new(workers),
+            port,
+            counters: Counters::new(workers),
+            punt: Punt::new(config.mtu as usize + 64)?,
+            lost_waiting: AtomicU64::new(0),
+            mtu: AtomicU32::new(config.mtu),
+            strict: AtomicBool::new(config.strict_peers),
+        })
+    }
+
+    /// What is not any network's, summed up.
+    pub fn totals(&self) -> Totals {
+        let mut totals = self.counters.totals();
+        totals.add_drops(NO_NEIGHBOUR, self.lost_waiting.load(std::sync::atomic::Ordering::Relaxed));
+        totals
+    }
+
+    /// Largest inner IP packet that fits.
+    pub fn inner_mtu(&self) -> u32 {
+        self.largest().saturating_sub(butterfly_packet::ethernet::HEADER_LEN as u32)
+    }
+
+    /// Largest inner frame that fits, with its Ethernet header.
+    #[inline(always)]
+    pub fn largest(&self) -> u32 {
+        let v6 = matches!(self.source.ip, IpAddr::V6(_));
+        self.mtu.load(std::sync::atomic::Ordering::Relaxed).saturating_sub(outer::overhead(v6))
+    }
+}
+
+/// How groups are made of VNIs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum GroupPrefix {
+    /// 230.a.b.c, a.b.c being the VNI.
+    V4,
+    /// This prefix, the VNI in the last four bytes.
+    V6(std::net::Ipv6Addr),
+}
+
+impl GroupPrefix {
+    /// The group of a network, as addresses are compared.
+    #[inline(always)]
+    pub fn number_of(self, vni: u32) -> Address {
+        match self {
+            GroupPrefix::V4 => mapped(Ipv4Addr::from_bits(230 << 24 | vni)),
+            GroupPrefix::V6(prefix) => prefix.to_bits() & !0xffff_ffff | Address::from(vni),
+        }
+    }
+
+    /// The group of a network, and its link address (RFC 1112, 6.4; RFC 2464, 7).
+    pub fn of(self, vni: u32) -> (Mac, IpAddr) {
+        match self {
+            GroupPrefix::V4 => {
+                let group = vxlan::group_v4(vni);
+                (Mac::of_group_v4(group), group.into())
+            }
+            GroupPrefix::V6(prefix) => {
+                let group = vxlan::group_v6(prefix, vni);
+                (Mac::of_group_v6(group), group.into())
+            }
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! The header in front of a frame on its way to another host: Ethernet, IP, UDP and VXLAN (RFC 7348, 5).
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use butterfly_packet::{checksum::Sum, mac::Mac, vxlan::PORT};
+use butterfly_vhost::ring::OUTER_MAX;
+
+const ETHERNET: usize = 14;
+const IPV4: usize = 20;
+const IPV6: usize = 40;
+const UDP: usize = 8;
+const VXLAN: usize = 8;
+/// Everything behind IP.
+const BEHIND_IP: usize = UDP + VXLAN;
+/// The VNI is valid, and nothing else is said (RFC 7348, 5).
+const FLAGS: u8 = 0x08;
+const TTL: u8 = 64;
+const HOP_LIMIT: u8 = 255;
+const PROTOCOL_UDP: u8 = 17;
+/// Dynamic ports (RFC 6335, 6): where source ports are from.
+const FIRST_PORT: u16 = 0xc000;
+
+/// Bytes between an outer packet's size and the frame that is in it.
+pub(crate) const fn overhead(v6: bool) -> u32 {
+    (BEHIND_IP + if v6 { IPV6 } else { IPV4 }) as u32
+}
+
+/// Who sends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source {
+    pub mac: Mac,
+    pub ip: IpAddr,
+    /// Over IPv6, a UDP checksum is computed (RFC 8200, 8.1); else it is zero, as RFC 6935 lets tunnels do.
+    pub udp6_checksum: bool,
+}
+
+/// An outer header, complete but for what differs from frame to frame.
+#[derive(Clone, Copy)]
+pub(crate) struct Outer {
+    bytes: [u8; OUTER_MAX],
+    len: u8,
+    v6: bool,
+    checksum: bool,
+}
+
+impl Outer {
+    pub fn new(source: &Source, to: (Mac, IpAddr), vni: u32) -> Outer {
+        let mut bytes = [0; OUTER_MAX];
+        let (mac, ip) = to;
+        let v6 = matches!(source.ip, IpAddr::V6(_));
+        let mut at = 0;
+        let mut put = |part: &[u8]| {
+            if let Some(room) = bytes.get_mut(at..at + part.len()) {
+                room.copy_from_slice(part);
+            }
+            at += part.len();
+        };
+        put(&mac.0);
+        put(&source.mac.0);
+        match (source.ip, ip) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                put(&[0x08, 0x00, 0x45, 0, 0, 0, 0, 0, 0, 0, TTL, PROTOCOL_UDP, 0, 0]);
+                put(&from.octets());
+                put(&to.octets());
+            }
+            (from, to) => {
+                put(&[0x86, 0xdd, 0x60, 0, 0, 0, 0, 0, PROTOCOL_UDP, HOP_LIMIT]);
+                put(&six(from).octets());
+                put(&six(to).octets());
+            }
+        }
+        put(&[0, 0]);
+        put(&PORT.to_be_bytes());
+        put(&[0, 0, 0, 0, FLAGS, 0, 0, 0]);
+        put(&(vni << 8).to_be_bytes());
+        Outer { bytes, len: at as u8, v6, checksum: v6 && source.udp6_checksum }
+    }
+
+    /// For a frame of `inner` bytes. The result and the frame are less than 64 KiB: the uplink's MTU sees to that.
+    #[inline(always)]
+    pub fn fill(&mut self, inner: u32, source_port: u16, identification: u16) -> &[u8] {
+        let udp = (BEHIND_IP as u32 + inner) as u16;
+        let b = &mut self.bytes;
+        let l4 = if self.v6 {
+            put(b, ETHERNET + 4, udp);
+            ETHERNET + IPV6
+        } else {
+            put(b, ETHERNET + 2, udp + IPV4 as u16);
+            put(b, ETHERNET + 4, identification);
+            put(b, ETHERNET + 10, 0);
+            let sum = b.get(ETHERNET..ETHERNET + IPV4).map_or(0, |header| Sum::of(header).checksum());
+            put(b, ETHERNET + 10, sum);
+            ETHERNET + IPV4
+        };
+        put(b, l4, source_port);
+        put(b, l4 + 4, udp);
+        self.bytes()
+    }
+
+    /// Everything.
+    #[inline(always)]
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.get(..usize::from(self.len)).unwrap_or_default()
+    }
+
+    /// Whether a UDP checksum is owed.
+    #[inline(always)]
+    pub fn owes_checksum(&self) -> bool {
+        self.checksum
+    }
+
+    /// Finishes the UDP checksum of a whole packet that starts with this header.
+    pub fn finish(&self, packet: &mut [u8]) {
+        let l4 = ETHERNET + IPV6;
+        let field = l4 + 6;
+        let sum = match packet.get(l4..) {
+            Some(segment) => pseudo(packet, segment.len()).push(segment).udp_checksum(),
+            None => return,
+        };
+        if let Some(to) = packet.get_mut(field..field + 2) {
+            to.copy_from_slice(&sum.to_be_bytes());
+        }
+    }
+}
+
+fn pseudo(packet: &[u8], len: usize) -> Sum {
+    let addresses = packet.get(ETHERNET + 8..ETHERNET + IPV6).unwrap_or_default();
+    Sum::of(addresses).push(&(len as u32).to_be_bytes()).push_u16(u16::from(PROTOCOL_UDP))
+}
+
+fn six(ip: IpAddr) -> Ipv6Addr {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    }
+}
+
+#[inline(always)]
+fn put(bytes: &mut [u8; OUTER_MAX], at: usize, value: u16) {
+    if let Some(room) = bytes.get_mut(at..at + 2) {
+        room.copy_from_slice(&value.to_be_bytes());
+    }
+}
+
+/// A source port by the inner flow, so that receivers and the underlay spread flows (RFC 7348, 5): addresses and ports of plain IP,
+/// else the link addresses.
+#[inline(always)]
+pub(crate) fn source_port(head: &[u8]) -> u16 {
+    let word = |at: usize| head.get(at..at + 8).and_then(|part| part.first_chunk()).map_or(0, |part| u64::from_ne_bytes(*part));
+    let short = |at: usize| {
+        head.get(at..at + 4).and_then(|part| part.first_chunk()).map_or(0, |part| u64::from(u32::from_ne_bytes(*part)))
+    };
+    let hash = match head.get(12..15) {
+        Some([0x08, 0x00, 0x45]) => {
+            let fragment = butterfly_packet::be16(head, 20).is_none_or(|word| word & 0x3fff != 0);
+            let protocol = head.get(23).copied().unwrap_or(0);
+            let ports = if !fragment && matches!(protocol, 6 | 17 | 132) { short(34) } else { 0 };
+            mix(word(26), ports << 8 | u64::from(protocol))
+        }
+        Some([0x86, 0xdd, _]) => {
+            let next = head.get(20).copied().unwrap_or(0);
+            let ports = if matches!(next, 6 | 17 | 132) { short(54) } else { 0 };
+            mix(mix(word(22), word(30)), mix(word(38), word(46)) ^ (ports << 8 | u64::from(next)))
+        }
+        _ => mix(word(0), short(8)),
+    };
+    FIRST_PORT | (hash >> 48) as u16
+}
+
+#[inline(always)]
+fn mix(a: u64, b: u64) -> u64 {
+    let product = u128::from(a ^ 0x9e37_79b9_7f4a_7c15) * u128::from(b ^ 0xbf58_476d_1ce4_e5b9);
+    product as u64 ^ (product >> 64) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use butterfly_packet::{build, ipv4::Ipv4, ipv6::Ipv6, udp::Udp};
+    use std::collections::HashSet;
+
+    const MACS: [Mac; 2] = [Mac([2, 0xbf, 0, 0, 0, 1]), Mac([2, 0xbf, 0, 0, 0, 2])];
+
+    #[test]
+    fn an_ipv4_header_is_the_contract_s() {
+        let source = Source { mac: MACS[0], ip: "10.1.0.1".parse().unwrap(), udp6_checksum: true };
+        let mut outer = Outer::new(&source, (MACS[1], "10.1.0.2".parse().unwrap()), 1337);
+        let bytes = outer.fill(60, 0xc123, 7);
+        let expected = [
+            2, 0xbf, 0, 0, 0, 2, 2, 0xbf, 0, 0, 0, 1, 8, 0, // Ethernet
+            0x45, 0, 0, 96, 0, 7, 0, 0, 64, 17, 0x66, 0x82, 10, 1, 0, 1, 10, 1, 0, 2, // IPv4
+            0xc1, 0x23, 0x12, 0xb5, 0, 76, 0, 0, // UDP
+            8, 0, 0, 0, 0, 5, 0x39, 0, // VXLAN
+        ];
+        assert_eq!(bytes, expected);
+        assert!(!outer.owes_checksum());
+        assert!(Ipv4::parse(&outer.bytes()[14..]).unwrap().checksum_is_valid());
+    }
+
+    #[test]
+    fn an_ipv6_header_has_the_right_length_and_a_checksum_if_asked() {
+        for udp6_checksum in [false, true] {
+            let source = Source { mac: MACS[0], ip: "fd00::1".parse().unwrap(), udp6_checksum };
+            let mut outer = Outer::new(&source, (MACS[1], "fd00::2".parse().unwrap()), 0xff_ffff);
+            let inner = [0x5a; 61];
+            let mut packet = outer.fill(inner.len() as u32, 0xffff, 7).to_vec();
+            assert_eq!(packet.len(), 70);
+            packet.extend(inner);
+            assert_eq!(outer.owes_checksum(), udp6_checksum);
+            if outer.owes_checksum() {
+                outer.finish(&mut packet);
+            }
+            let ip = Ipv6::parse(&packet[14..]).unwrap();
+            assert_eq!((ip.hop_limit(), ip.payload().unwrap().len()), (255, 16 + 61));
+            let udp = Udp::parse(ip.payload().unwrap()).unwrap();
+            assert_eq!((udp.source_port(), udp.destination_port()), (0xffff, PORT));
+            let valid = Sum::pseudo_v6(ip.source(), ip.destination(), 17, 77).push(ip.payload().unwrap()).is_valid();
+            assert_eq!(valid, udp6_checksum);
+            assert_eq!(udp.payload().unwrap()[..8], [8, 0, 0, 0, 0xff, 0xff, 0xff, 0]);
+        }
+    }
+
+    #[test]
+    fn source_ports_spread_over_flows_and_stay_for_one() {
+        let link = build::ethernet(MACS[0], MACS[1]);
+        let frame = |n: u16, v6: bool| {
+            let link = link.clone();
+            let ip = if v6 { link.ipv6([1u16; 8], [2u16; 8]) } else { link.ipv4([10, 0, 0, 1], [10, 0, 0, 2]) };
+            ip.udp(n, 80, b"x")
+        };
+        for v6 in [false, true] {
+            let ports: HashSet<u16> = (0..1000).map(|n| source_port(&frame(n, v6))).collect();
+            assert!(ports.len() > 900 && ports.iter().all(|port| *port >= 49152), "{}", ports.len());
+            assert_eq!(source_port(&frame(5, v6)), source_port(&frame(5, v6)));
+        }
+        assert!(source_port(&[]) >= 49152);
+    }
+}

@@ -1,0 +1,247 @@
+//! A worker's turn at the uplink.
+
+use butterfly_uplink::BURST;
+use butterfly_vhost::ring::{BATCH, Frames, Gathered};
+
+use super::{Found, Worker, count_in, walk};
+use crate::{
+    batch::{Batch, Metas},
+    counters::Counter,
+    deliver::Calls,
+    drops::DropReason,
+    filter::Room,
+    snapshot::Snapshot,
+    tunnel::{
+        Arrivals, Arrived, CONTROL_FULL, Departures, Leaving, PeerRef, Punted, Tunnel, UNKNOWN_VNI, UPLINK, UPLINK_DOWN,
+        UPLINK_FULL, UplinkPort, not_sent,
+    },
+    worker::Shared,
+};
+
+impl Worker {
+    /// One batch from the uplink.
+    #[inline(never)]
+    pub(super) fn serve_uplink(&mut self, at: usize) -> Found {
+        let shared: &Shared = &self.shared;
+        let Some(tunnel) = &shared.tunnel else { return Found::Gone };
+        let mut desk = Desk {
+            shared,
+            tunnel,
+            snapshot: &self.snapshot,
+            worker: self.handle.index,
+            metas: &mut self.metas,
+            room: &mut self.room,
+            departures: &mut self.departures,
+            calls: &mut self.calls,
+        };
+        let found = match &tunnel.port {
+            UplinkPort::Ring(port) => {
+                let Some(mut guard) = port.try_tx() else { return Found::Held };
+                let Some(ring) = guard.as_mut() else { return Found::Gone };
+                match ring.available() {
+                    None => return Found::Gone,
+                    Some(0) => return Found::Empty,
+                    Some(n) => ring.prefetch(n),
+                }
+                if self.polled.get(at).is_some_and(|polled| polled.empty != 0) {
+                    ring.disarm(); // it may just have come back by its kick
+                }
+                let Gathered::Frames(frames) = ring.gather_long(&mut self.store) else { return Found::Empty };
+                let n = frames.len();
+                desk.take(frames);
+                if ring.poisoned() {
+                    ring.rest();
+                }
+                n
+            }
+            UplinkPort::Wire(_) => {
+                let Some(mut wire) = tunnel.port.wire(self.handle.index) else { return Found::Gone };
+                if wire.pending() {
+                    wire.flush();
+                }
+                let n = wire.receive(BATCH);
+                if n == 0 {
+                    return Found::Empty;
+                }
+                desk.take(Frames::private(&mut self.store, (0..n).map(|index| wire.frame(index))));
+                wire.release();
+                n
+            }
+        };
+        if let Some(polled) = self.polled.get_mut(at) {
+            polled.empty = 0;
+            polled.busy = self.now;
+        }
+        Found::Frames(found)
+    }
+
+    /// The uplink was found empty many times in a row: whether it has to be polled on.
+    #[cold]
+    pub(super) fn uplink_stays(&mut self) -> bool {
+        let Some(tunnel) = &self.shared.tunnel else { return false };
+        match &tunnel.port {
+            UplinkPort::Ring(port) => {
+                let Some(mut guard) = port.try_tx() else { return true };
+                let Some(ring) = guard.as_mut() else { return false };
+                if ring.arm() {
+                    return false;
+                }
+                ring.disarm();
+                true
+            }
+            // Whatever came since the last look is an event of its descriptor.
+            UplinkPort::Wire(_) => tunnel.port.wire(self.handle.index).is_some_and(|wire| wire.pending()),
+        }
+    }
+
+    /// Frames that the uplink could not pass on yet: it is polled until it has.
+    #[cold]
+    pub(super) fn uplink_again(&mut self) {
+        self.departures.pending = false;
+        self.add(UPLINK);
+    }
+
+    /// Sends what the control thread wants to have sent.
+    #[cold]
+    pub(super) fn send_own(&mut self) {
+        let Some(tunnel) = &self.shared.tunnel else { return };
+        let mut leaving = tunnel.port.leaving(self.handle.index);
+        let mut queued = 0;
+        while let Some(frame) = tunnel.punt.next_own() {
+            // No queue holds fewer.
+            if queued >= BURST
+                && let Leaving::Wire(wire) = &mut leaving
+            {
+                queued = 0;
+                wire.flush();
+            }
+            queued += 1;
+            let sent = match &mut leaving {
+                Leaving::Ring(ring) => match ring.as_mut() {
+                    Some(ring) => ring.deliver_own(&frame).map_err(not_sent),
+                    None => Err(UPLINK_DOWN),
+                },
+                Leaving::Wire(wire) => match wire.room(frame.len()) {
+                    Some(room) => {
+                        room.copy_from_slice(&frame);
+                        wire.send();
+                        Ok(())
+                    }
+                    None => Err(UPLINK_FULL),
+                },
+                Leaving::Nothing => Err(UPLINK_DOWN),
+            };
+            if let Some(cells) = tunnel.counters.of(self.handle.index) {
+                match sent {
+                    Ok(()) => {
+                        cells.add(Counter::OutPackets, 1);
+                        cells.add(Counter::OutBytes, frame.len() as u64);
+                    }
+                    Err(reason) => cells.drop(reason, 1),
+                }
+            }
+            tunnel.punt.sent(frame);
+        }
+        if let Some(call) = leaving.publish(&mut self.departures.pending) {
+            call.signal();
+        }
+    }
+}
+
+/// What a batch from the uplink needs.
+struct Desk<'a> {
+    shared: &'a Shared,
+    tunnel: &'a Tunnel,
+    snapshot: &'a Snapshot,
+    worker: usize,
+    metas: &'a mut Metas,
+    room: &'a mut Room,
+    departures: &'a mut Departures,
+    calls: &'a mut Calls,
+}
+
+/// Of frames that are not for a network.
+const NOBODY: u32 = u32::MAX;
+
+impl Desk<'_> {
+    /// Takes outer headers off, and gives each network its frames. Those of one network that follow each other go together.
+    fn take(&mut self, mut frames: Frames<'_>) {
+        let now = self.shared.clock.now();
+        let mut vnis = [NOBODY; BATCH];
+        let mut peers = [PeerRef(0); BATCH];
+        let mut last = NOBODY;
+        let (mut packets, mut bytes) = (0, 0);
+        let mut arrivals = Arrivals::new(self.tunnel, self.worker, now);
+        for (index, (vni, from)) in vnis.iter_mut().zip(&mut peers).take(frames.len()).enumerate() {
+            packets += 1;
+            bytes += frames.frames().get(index).map_or(0, |frame| u64::from(frame.len));
+            let known = |vni| vni == last || self.snapshot.vnis.get(u64::from(vni)).is_some();
+            match arrivals.take(&mut frames, index, known) {
+                Arrived::Inner { vni: found, peer } => {
+                    *vni = found;
+                    *from = peer.unwrap_or(PeerRef(0));
+                    last = found;
+                }
+                Arrived::Control => {
+                    let len = frames.frames().get(index).map_or(0, |frame| frame.len);
+                    if !self.tunnel.punt.put(Punted::Control, len as usize, |room| frames.copy_to(index, 0, room, None)) {
+                        self.drop(CONTROL_FULL);
+                    }
+                }
+                Arrived::Dropped(reason) => self.drop(reason),
+            }
+        }
+        arrivals.count();
+        if let Some(cells) = self.tunnel.counters.of(self.worker) {
+            cells.add(Counter::InPackets, packets);
+            cells.add(Counter::InBytes, bytes);
+        }
+        let (vnis, peers) = (vnis.get(..frames.len()).unwrap_or_default(), peers.get(..frames.len()).unwrap_or_default());
+        match vnis.first() {
+            // What most batches are. Its descriptors go back before receivers see the frames: a crash repeats nothing.
+            Some(vni) if *vni != NOBODY && vnis.iter().all(|other| other == vni) => self.walk(frames, *vni, peers),
+            _ => {
+                let mut at = 0;
+                for run in vnis.chunk_by(|a, b| a == b) {
+                    let range = at..at + run.len();
+                    at = range.end;
+                    if let (Some(vni), Some(peers)) = (run.first(), peers.get(range.clone()))
+                        && *vni != NOBODY
+                    {
+                        self.walk(frames.part(range), *vni, peers);
+                    }
+                }
+                if let Some(call) = frames.release() {
+                    call.signal();
+                }
+            }
+        }
+    }
+
+    fn walk(&mut self, frames: Frames<'_>, vni: u32, peers: &[PeerRef]) {
+        let trunk = self.snapshot.network(vni).and_then(|network| {
+            let trunk = self.snapshot.vnics.get(network.remote.as_ref()?.slot)?;
+            Some((network, trunk))
+        });
+        let Some((network, trunk)) = trunk else {
+            frames.frames().iter().for_each(|_| self.drop(UNKNOWN_VNI));
+            if let Some(call) = frames.release() {
+                call.signal();
+            }
+            return;
+        };
+        for (meta, peer) in self.metas.iter_mut().zip(peers) {
+            meta.peer = *peer;
+        }
+        let context = self.shared.context(self.snapshot, trunk, network, self.worker);
+        let bytes = frames.frames().iter().map(|frame| u64::from(frame.len)).sum();
+        count_in(trunk, self.worker, bytes, frames.len());
+        walk(Batch::new(frames, self.metas), &context, self.room, self.departures, self.calls);
+    }
+
+    fn drop(&self, reason: DropReason) {
+        if let Some(cells) = self.tunnel.counters.of(self.worker) {
+            cells.drop(reason, 1);
+        }
+    }
+}

@@ -1,0 +1,486 @@
+//! Security groups in packet walks: what passes, by whose rule or session, and what it is charged to if it does not.
+
+use std::net::IpAddr;
+
+use butterfly_datapath::{
+    GroupChange, Mac, SessionConfig, VnicPolicy,
+    harness::{Host, LINUX},
+};
+use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
+use butterfly_packet::{
+    build::{self, Ip},
+    protocol::{TCP, UDP},
+    sctp,
+    tcp::{ACK, FIN, RST, SYN},
+};
+use butterfly_vhost::{
+    driver::{guest::GuestConfig, memory::MemoryConfig},
+    net::NetHeader,
+};
+
+const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
+const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);
+const C: Mac = Mac([2, 0, 0, 0, 0, 0xc]);
+const IP_A: [u8; 4] = [10, 0, 0, 1];
+const IP_B: [u8; 4] = [10, 0, 0, 2];
+
+fn name(text: &str) -> GroupName {
+    GroupName::new(text).unwrap()
+}
+
+/// `in tcp 80-90 10.0.0.0/8`, `out udp 53 @dns`, `in any 0 ::/0`.
+fn rule(text: &str) -> Rule {
+    let words: Vec<&str> = text.split(' ').collect();
+    let [direction, protocol, ports, peer] = words[..] else { panic!("{text}") };
+    let direction = if direction == "in" { Direction::Inbound } else { Direction::Outbound };
+    let protocol = match protocol {
+        "tcp" => 6,
+        "udp" => 17,
+        "icmp" => 1,
+        "any" => -1,
+        number => number.parse().unwrap(),
+    };
+    let (start, end) = ports.split_once('-').unwrap_or((ports, ports));
+    let ports = (start.parse().ok(), end.parse().ok());
+    match peer.strip_prefix('@') {
+        Some(group) => Rule::new(direction, protocol, ports, None, Some(name(group))),
+        None => {
+            let (address, bits) = peer.split_once('/').unwrap();
+            Rule::new(direction, protocol, ports, Some(Cidr::new(address, bits.parse().unwrap()).unwrap()), None)
+        }
+    }
+    .unwrap()
+}
+
+struct Net {
+    host: Host,
+}
+
+impl Net {
+    /// Vnics by id, address, IP addresses and groups; `*` for bypass.
+    fn new(vnics: &[(&str, Mac, &str, &str)]) -> Net {
+        Net::with(SessionConfig { capacity: 4096, ..SessionConfig::default() }, vnics)
+    }
+
+    fn with(sessions: SessionConfig, vnics: &[(&str, Mac, &str, &str)]) -> Net {
+        let mut host = Host::with_sessions(sessions).unwrap();
+        for (id, mac, ips, groups) in vnics {
+            let config = GuestConfig::default();
+            host.declare(id, *mac, 1, &policy(ips, groups)).unwrap();
+            host.attach(id, LINUX, &config, &MemoryConfig::new(config.memory_needed())).unwrap();
+        }
+        host.settle();
+        host.moved();
+        Net { host }
+    }
+
+    fn group(&self, group: &str, rules: &[&str], members: &[&str]) {
+        let group = SecurityGroup::new(name(group), members, rules.iter().map(|text| rule(text))).unwrap();
+        self.host.change_group(&group.name().clone(), GroupChange::Declare(group)).unwrap();
+    }
+
+    fn change(&self, group: &str, change: GroupChange) {
+        self.host.change_group(&name(group), change).unwrap();
+    }
+
+    /// Sends a frame; says who got it, or why nobody did.
+    fn send(&mut self, from: &str, frame: &[u8]) -> String {
+        self.host.send(from, frame, NetHeader::default()).unwrap();
+        let received = self.host.received().unwrap();
+        assert!(received.values().flatten().all(|(_, got)| got == frame), "changed on its way");
+        let moved = self.host.moved();
+        let drops = moved.keys().filter(|name| name.contains(".drop.")).map(|name| name.replace("drop.", ""));
+        received.keys().cloned().chain(drops).collect::<Vec<_>>().join(" ")
+    }
+
+    #[track_caller]
+    fn expect(&mut self, from: &str, frame: Vec<u8>, outcome: &str) {
+        assert_eq!(self.send(from, &frame), outcome);
+    }
+}
+
+fn policy(ips: &str, groups: &str) -> VnicPolicy {
+    VnicPolicy {
+        bypass: groups == "*",
+        ips: ips.split_whitespace().map(|ip| ip.parse().unwrap()).collect(),
+        groups: groups.split_whitespace().filter(|group| *group != "*").map(name).collect(),
+        ..VnicPolicy::default()
+    }
+}
+
+fn a_to_b() -> Ip {
+    build::ethernet(A, B).ipv4(IP_A, IP_B)
+}
+
+fn b_to_a() -> Ip {
+    build::ethernet(B, A).ipv4(IP_B, IP_A)
+}
+
+fn seg(ports: (u16, u16), flags: u8, sequence: u32, acknowledgement: u32) -> build::Tcp<'static> {
+    build::Tcp { sequence, acknowledgement, window: 1000, ..build::Tcp::new(ports.0, ports.1, flags) }
+}
+
+fn two(groups_b: &str) -> Net {
+    Net::new(&[("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", groups_b)])
+}
+
+#[test]
+fn rules_open_ports_and_replies_need_none() {
+    let mut net = two("web");
+    net.group("web", &["in udp 53 10.0.0.0/24"], &[]);
+    net.expect("a", a_to_b().udp(1000, 53, b"?"), "b");
+    net.expect("b", b_to_a().udp(53, 1000, b"!"), "a");
+    net.expect("a", a_to_b().udp(1000, 54, b"?"), "b.ingress-denied");
+    net.expect("a", build::ethernet(A, B).ipv4([10, 0, 1, 1], IP_B).udp(1000, 53, b"?"), "b.ingress-denied");
+    // What b asks is answered, whatever the rules.
+    net.expect("a", a_to_b().udp(5000, 6000, b"?"), "b.ingress-denied");
+    net.expect("b", b_to_a().udp(6000, 5000, b"?"), "a");
+    net.expect("a", a_to_b().udp(5000, 6000, b"!"), "b");
+    // And not for ever.
+    net.host.pass(61);
+    net.expect("a", a_to_b().udp(5000, 6000, b"!"), "b.ingress-denied");
+}
+
+#[test]
+fn a_vnic_speaks_with_its_own_addresses_only() {
+    let mut net = two("all");
+    net.group("all", &["in any 0 0.0.0.0/0", "out any 0 0.0.0.0/0"], &[]);
+    let other = [10, 0, 0, 9];
+    net.expect("b", build::ethernet(B, A).ipv4(other, IP_A).udp(1, 2, b""), "b.spoofed-ip");
+    // Not even to answer: a calls b by an address that is not b's.
+    net.expect("a", build::ethernet(A, B).ipv4(IP_A, other).udp(7, 8, b""), "b");
+    net.expect("b", build::ethernet(B, A).ipv4(other, IP_A).udp(8, 7, b""), "b.spoofed-ip");
+    net.host.update("b", &policy("10.0.0.2 10.0.0.9", "all")).unwrap();
+    net.expect("b", build::ethernet(B, A).ipv4(other, IP_A).udp(8, 7, b""), "a");
+    // An address that was taken away ends what it began.
+    net.expect("b", build::ethernet(B, A).ipv4(other, IP_A).udp(30, 31, b""), "a");
+    net.host.update("b", &policy("10.0.0.2", "all")).unwrap();
+    net.expect("b", build::ethernet(B, A).ipv4(other, IP_A).udp(30, 31, b""), "b.spoofed-ip");
+}
+
+#[test]
+fn outbound_rules_are_the_whole_egress() {
+    let mut net = two("g");
+    net.expect("b", b_to_a().udp(1, 99, b""), "a");
+    net.group("g", &["out udp 53 10.0.0.1/32"], &[]);
+    // The first one ends what the default let out.
+    net.expect("b", b_to_a().udp(1, 99, b""), "b.egress-denied");
+    net.expect("b", b_to_a().udp(1, 53, b""), "a");
+    net.expect("a", a_to_b().udp(53, 1, b""), "b");
+    net.change("g", GroupChange::RemoveRule(rule("out udp 53 10.0.0.1/32")));
+    net.expect("b", b_to_a().udp(1, 99, b""), "a");
+}
+
+#[test]
+fn members_are_live() {
+    let mut net = two("g");
+    net.group("g", &["in udp 0-65535 @friends"], &[]);
+    net.expect("a", a_to_b().udp(1, 2, b""), "b.ingress-denied");
+    let ip: IpAddr = IpAddr::from(IP_A);
+    net.change("friends", GroupChange::AddMember(ip));
+    net.expect("a", a_to_b().udp(1, 2, b""), "b");
+    net.change("friends", GroupChange::AddMember("10.0.0.77".parse().unwrap()));
+    net.change("friends", GroupChange::RemoveMember("10.0.0.77".parse().unwrap()));
+    net.expect("a", a_to_b().udp(1, 2, b""), "b");
+    net.change("friends", GroupChange::RemoveMember(ip));
+    net.expect("a", a_to_b().udp(1, 2, b""), "b.ingress-denied");
+    net.change("friends", GroupChange::AddMember(ip));
+    net.expect("a", a_to_b().udp(1, 2, b""), "b");
+    net.change("friends", GroupChange::Forget);
+    net.expect("a", a_to_b().udp(1, 2, b""), "b.ingress-denied");
+}
+
+#[test]
+fn a_rule_that_goes_cuts_only_what_it_admitted() {
+    let mut net = two("one two");
+    net.group("one", &["in udp 10 0.0.0.0/0", "in udp 20 0.0.0.0/0"], &[]);
+    net.group("two", &["in udp 20 10.0.0.0/8"], &[]);
+    for port in [10, 20] {
+        net.expect("a", a_to_b().udp(5, port, b""), "b");
+    }
+    net.change("one", GroupChange::RemoveRule(rule("in udp 10 0.0.0.0/0")));
+    net.change("one", GroupChange::RemoveRule(rule("in udp 20 0.0.0.0/0")));
+    net.expect("a", a_to_b().udp(5, 10, b""), "b.ingress-denied");
+    net.expect("a", a_to_b().udp(5, 20, b""), "b");
+    net.host.update("b", &policy("10.0.0.2", "one")).unwrap();
+    net.expect("a", a_to_b().udp(5, 20, b""), "b.ingress-denied");
+}
+
+#[test]
+fn a_connection_is_opened_by_syn_and_followed() {
+    let mut net = Net::with(
+        SessionConfig { capacity: 4096, tcp_pickup: 0, ..SessionConfig::default() },
+        &[("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g")],
+    );
+    net.group("g", &["in tcp 80 0.0.0.0/0"], &[]);
+    net.expect("a", a_to_b().tcp(&seg((9, 80), ACK, 5, 5), b""), "a.tcp-no-session");
+    net.expect("a", a_to_b().tcp(&seg((9, 80), SYN, 100, 0), b""), "b");
+    net.expect("b", b_to_a().tcp(&seg((80, 9), SYN | ACK, 500, 101), b""), "a");
+    net.expect("a", a_to_b().tcp(&seg((9, 80), ACK, 101, 501), b"hello"), "b");
+    net.expect("b", b_to_a().tcp(&seg((80, 9), ACK, 501, 106), b"hello"), "a");
+    // Far out of window, either way.
+    net.expect("a", a_to_b().tcp(&seg((9, 80), ACK, 101 + 200_000, 501), b"x"), "b.tcp-window");
+    net.expect("b", b_to_a().tcp(&seg((80, 9), ACK, 501u32.wrapping_sub(200_000), 106), b"x"), "b.tcp-window");
+    // A reset that is merely close ends nothing; the exact one does.
+    net.expect("a", a_to_b().tcp(&seg((9, 80), RST, 110, 0), b""), "b");
+    net.expect("b", b_to_a().tcp(&seg((80, 9), ACK, 506, 106), b"more"), "a");
+    net.expect("a", a_to_b().tcp(&seg((9, 80), RST, 106, 0), b""), "b");
+    // A SYN on a closed record is decided afresh.
+    net.change("g", GroupChange::RemoveRule(rule("in tcp 80 0.0.0.0/0")));
+    net.expect("a", a_to_b().tcp(&seg((9, 80), SYN, 9000, 0), b""), "b.ingress-denied");
+}
+
+#[test]
+fn a_connection_that_was_closed_makes_room() {
+    let mut net = two("g");
+    net.group("g", &["in tcp 80 0.0.0.0/0"], &[]);
+    net.expect("a", a_to_b().tcp(&seg((9, 80), SYN, 100, 0), b""), "b");
+    net.expect("b", b_to_a().tcp(&seg((80, 9), SYN | ACK, 500, 101), b""), "a");
+    net.expect("a", a_to_b().tcp(&seg((9, 80), ACK | FIN, 101, 501), b""), "b");
+    net.expect("b", b_to_a().tcp(&seg((80, 9), ACK | FIN, 501, 102), b""), "a");
+    net.expect("a", a_to_b().tcp(&seg((9, 80), ACK, 102, 502), b""), "b");
+    net.expect("a", a_to_b().tcp(&seg((9, 80), SYN, 70_000_000, 0), b""), "b");
+    net.expect("b", b_to_a().tcp(&seg((80, 9), SYN | ACK, 9, 70_000_001), b""), "a");
+}
+
+#[test]
+fn connections_are_picked_up_only_for_a_while() {
+    let mut net = two("g");
+    net.group("g", &["in tcp 80 0.0.0.0/0"], &[]);
+    net.expect("a", a_to_b().tcp(&seg((9, 80), ACK, 101, 501), b"x"), "b");
+    net.expect("a", a_to_b().tcp(&seg((9, 81), ACK, 101, 501), b"x"), "b.ingress-denied");
+    // Who opened it shows, and will ask again.
+    net.expect("b", b_to_a().tcp(&seg((80, 7), SYN | ACK, 500, 101), b""), "b.tcp-no-session");
+    net.host.pass(121);
+    net.expect("a", a_to_b().tcp(&seg((8, 80), ACK, 101, 501), b"x"), "a.tcp-no-session");
+}
+
+/// What admits a connection admits who opened it. A SYN of the other side may meet somebody who listens there.
+#[test]
+fn a_syn_of_the_other_side_needs_a_rule() {
+    let mut net = two("g");
+    net.expect("b", b_to_a().tcp(&seg((80, 9), SYN, 500, 0), b""), "a");
+    net.expect("a", a_to_b().tcp(&seg((9, 80), SYN | ACK, 100, 501), b""), "b");
+    net.expect("b", b_to_a().tcp(&seg((80, 9), ACK, 501, 101), b""), "a");
+    // The same of one that is picked up, whose windows are not known.
+    net.expect("b", b_to_a().tcp(&seg((81, 9), ACK, 501, 101), b"x"), "a");
+    let own = |net: &mut Net, outcome: &str| {
+        for port in [80, 81] {
+            net.expect("a", a_to_b().tcp(&seg((9, port), SYN, 101, 0), b""), outcome);
+            net.expect("a", a_to_b().tcp(&seg((9, port), SYN, 70_000_000, 0), b""), outcome);
+        }
+    };
+    own(&mut net, "b.ingress-denied");
+    net.group("g", &["in tcp 80-81 0.0.0.0/0"], &[]);
+    own(&mut net, "b");
+    // It changed nothing: the connection goes on.
+    net.expect("a", a_to_b().tcp(&seg((9, 80), ACK, 101, 501), b"more"), "b");
+    assert_eq!(net.host.sessions(&Default::default(), 10).0, 2);
+}
+
+#[test]
+fn echo_is_answered_and_not_called() {
+    let mut net = two("g");
+    net.expect("b", b_to_a().ping(7, 1, b"x"), "a");
+    net.expect("a", a_to_b().icmp(0, 0, 7 << 16 | 1, b"x"), "b");
+    net.expect("a", a_to_b().icmp(0, 0, 8 << 16 | 1, b"x"), "b.ingress-denied");
+    net.expect("a", a_to_b().ping(7, 1, b"x"), "b.ingress-denied");
+}
+
+#[test]
+fn icmp_errors_reach_whom_they_are_about() {
+    let mut net = Net::new(&[("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g"), ("c", C, "10.0.0.3", "g")]);
+    let asked = b_to_a().udp(6000, 5000, b"question");
+    net.expect("b", asked.clone(), "a");
+    let quote = &asked[14..14 + 28];
+    net.expect("a", a_to_b().icmp(3, 3, 0, quote), "b");
+    // From a router.
+    net.expect("a", build::ethernet(A, B).ipv4([10, 9, 9, 9], IP_B).icmp(11, 0, 0, quote), "b");
+    // To somebody else, or about nothing, or of a kind that is no error.
+    net.expect("a", build::ethernet(A, C).ipv4(IP_A, [10, 0, 0, 3]).icmp(3, 3, 0, quote), "c.ingress-denied");
+    let never = b_to_a().udp(6001, 5000, b"question");
+    net.expect("a", a_to_b().icmp(3, 3, 0, &never[14..14 + 28]), "b.ingress-denied");
+    net.expect("a", a_to_b().icmp(5, 1, 0, quote), "b.ingress-denied");
+}
+
+#[test]
+fn an_error_finds_the_session_of_today() {
+    let vnics = [("c", C, "10.0.0.3", "*"), ("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g")];
+    let mut net = Net::new(&vnics);
+    let asked = b_to_a().udp(6000, 5000, b"question");
+    net.expect("b", asked.clone(), "a");
+    // a comes back in another place: what b had with it is over, and not yet out of the table.
+    net.host.remove("c");
+    net.host.remove("a");
+    let config = GuestConfig::default();
+    net.host.declare("a", A, 1, &policy("10.0.0.1", "*")).unwrap();
+    net.host.attach("a", LINUX, &config, &MemoryConfig::new(config.memory_needed())).unwrap();
+    net.host.moved();
+    net.expect("b", asked.clone(), "a");
+    net.expect("a", a_to_b().icmp(3, 3, 0, &asked[14..14 + 28]), "b");
+}
+
+#[test]
+fn fragments_follow_their_first() {
+    let mut net = two("g");
+    net.group("g", &["in udp 53 0.0.0.0/0"], &[]);
+    let first = |id: u32, port: u16| {
+        let udp = [0u8, 9, (port >> 8) as u8, port as u8, 0, 40, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8];
+        a_to_b().fragment(id, 0, true).payload(UDP, &udp)
+    };
+    let rest = |id: u32| a_to_b().fragment(id, 24, false).payload(UDP, &[9; 16]);
+    net.expect("a", rest(1), "a.fragment-orphan");
+    net.expect("a", first(1, 53), "b");
+    net.expect("a", rest(1), "b");
+    // Complete: nothing more of it is expected.
+    net.expect("a", rest(1), "a.fragment-orphan");
+    net.expect("a", first(2, 54), "b.ingress-denied");
+    net.expect("a", rest(2), "a.fragment-orphan");
+    let tiny = a_to_b().fragment(3, 0, true).payload(TCP, &[0, 9, 0, 53, 0, 0, 0, 1]);
+    net.expect("a", tiny, "a.tiny-fragment");
+}
+
+#[test]
+fn the_same_addresses_elsewhere_are_somebody_else() {
+    let mut net = Net::new(&[("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g"), ("c", C, "10.0.0.1", "*")]);
+    net.group("g", &["in udp 53 0.0.0.0/0"], &[]);
+    net.expect("b", b_to_a().udp(1, 2, b""), "a");
+    // c has a's address, but b talks to a.
+    net.expect("c", build::ethernet(C, B).ipv4(IP_A, IP_B).udp(2, 1, b""), "b.ingress-denied");
+    // Behind a tag it is another network.
+    net.expect("a", build::ethernet(A, B).vlan(5).ipv4(IP_A, IP_B).udp(2, 1, b""), "b.ingress-denied");
+    net.expect("b", build::ethernet(B, A).vlan(5).ipv4(IP_B, IP_A).udp(1, 2, b""), "a");
+    net.expect("a", build::ethernet(A, B).vlan(5).ipv4(IP_A, IP_B).udp(2, 1, b""), "b");
+    net.expect("a", a_to_b().udp(2, 1, b""), "b");
+}
+
+#[test]
+fn sctp_opens_by_init() {
+    let mut net = two("g");
+    net.group("g", &["in 132 0 0.0.0.0/0"], &[]);
+    net.expect("a", a_to_b().sctp((5, 6), 1, sctp::DATA, &[0; 12]), "a.sctp-no-session");
+    net.expect("a", a_to_b().sctp((5, 6), 0, sctp::INIT, &[0; 16]), "b");
+    net.expect("b", b_to_a().sctp((6, 5), 1, sctp::INIT_ACK, &[0; 16]), "a");
+}
+
+#[test]
+fn a_vnic_has_its_share_and_no_more() {
+    let mut net = Net::with(
+        SessionConfig { capacity: 64, ..SessionConfig::default() },
+        &[("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g")],
+    );
+    net.group("g", &["in udp 0-65535 0.0.0.0/0"], &[]);
+    let outcomes: Vec<String> = (0..20).map(|port| net.send("a", &a_to_b().udp(port, 9, b""))).collect();
+    assert_eq!(outcomes.iter().filter(|outcome| *outcome == "b").count(), 16, "a quarter of 64: {outcomes:?}");
+    assert!(outcomes[16..].iter().all(|outcome| outcome == "a.session-share"), "{outcomes:?}");
+    // What ended makes room, when it is swept.
+    net.host.pass(31);
+    net.expect("a", a_to_b().udp(500, 9, b""), "b");
+}
+
+#[test]
+fn a_full_table_never_forgets_who_is_connected() {
+    let mut net = Net::with(
+        SessionConfig { capacity: 64, share: 100, ..SessionConfig::default() },
+        &[("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g")],
+    );
+    net.group("g", &["in udp 0-65535 0.0.0.0/0"], &[]);
+    let mut answered = Vec::new();
+    for port in 0..200 {
+        if net.send("a", &a_to_b().udp(port, 9, b"")) == "b" {
+            net.expect("b", b_to_a().udp(9, port, b""), "a");
+            answered.push(port);
+        }
+    }
+    assert!((40..=64).contains(&answered.len()), "{}", answered.len());
+    net.expect("a", a_to_b().udp(7777, 9, b""), "a.sessions-full");
+    net.group("g", &["in udp 1 10.1.1.1/32"], &[]);
+    net.group("g", &["in udp 0-65535 0.0.0.0/0"], &[]);
+    for port in answered {
+        net.expect("a", a_to_b().udp(port, 9, b""), "b");
+    }
+    // Those that were never answered make way for new ones.
+    net.host.pass(70);
+    for port in 1000..1200 {
+        net.expect("a", a_to_b().udp(port, 9, b""), "b");
+    }
+}
+
+#[test]
+fn a_vnic_that_comes_back_begins_anew() {
+    let mut net = two("g");
+    net.expect("b", b_to_a().udp(1, 2, b""), "a");
+    net.host.remove("b");
+    net.host.declare("b", B, 1, &policy("10.0.0.2", "g")).unwrap();
+    let config = GuestConfig::default();
+    net.host.attach("b", LINUX, &config, &MemoryConfig::new(config.memory_needed())).unwrap();
+    net.host.moved();
+    net.expect("a", a_to_b().udp(2, 1, b""), "b.ingress-denied");
+}
+
+#[test]
+fn when_numbers_of_changes_begin_anew_nothing_is_forgotten() {
+    let mut net = two("g");
+    net.group("g", &["in udp 10 0.0.0.0/0", "in udp 20 0.0.0.0/0"], &[]);
+    net.host.near_last_version();
+    for port in [10, 20] {
+        net.expect("a", a_to_b().udp(5, port, b""), "b");
+    }
+    net.expect("b", b_to_a().udp(77, 78, b""), "a");
+    for round in 0..4 {
+        net.change("g", GroupChange::AddRule(rule("in tcp 1 0.0.0.0/0")));
+        net.change("g", GroupChange::RemoveRule(rule("in tcp 1 0.0.0.0/0")));
+        net.expect("a", a_to_b().udp(5, 10, b""), "b");
+        net.expect("a", a_to_b().udp(78, 77, b""), "b");
+        assert_eq!(net.host.sessions(&Default::default(), 10).0, 3, "round {round}");
+    }
+    net.change("g", GroupChange::RemoveRule(rule("in udp 10 0.0.0.0/0")));
+    net.expect("a", a_to_b().udp(5, 10, b""), "b.ingress-denied");
+    net.expect("a", a_to_b().udp(5, 20, b""), "b");
+}
+
+#[test]
+fn discovery_speaks_for_oneself_whatever_the_rules() {
+    let mut net = Net::new(&[("a", A, "fd00::1", "g"), ("b", B, "fd00::2", "*")]);
+    net.group("g", &["out any 0 ::/0"], &[]);
+    let (own, other) =
+        (std::net::Ipv6Addr::from([0xfd00, 0, 0, 0, 0, 0, 0, 1]), std::net::Ipv6Addr::from([0xfd00, 0, 0, 0, 0, 0, 0, 9]));
+    let advertise = |target: std::net::Ipv6Addr, mac: Mac| {
+        let mut body = target.octets().to_vec();
+        body.extend([2, 1]);
+        body.extend(mac.0);
+        build::ethernet(A, B).ipv6(own, [0xfd00u16, 0, 0, 0, 0, 0, 0, 2]).ttl(255).icmp(136, 0, 0x6000_0000, &body)
+    };
+    net.expect("a", advertise(own, A), "b");
+    net.expect("a", advertise(own, C), "a.bad-discovery");
+    net.expect("a", advertise(other, A), "a.bad-discovery");
+}
+
+/// What admitted them is still there, whatever happens around it.
+#[test]
+fn traffic_goes_on_while_members_come_and_go() {
+    let mut net = two("g");
+    net.group("g", &["in udp 0-65535 @friends"], &[]);
+    net.change("friends", GroupChange::AddMember(IpAddr::from(IP_A)));
+    let (changes, mut turns) = net.host.halves();
+    // The worker is let go of in there, whatever happens: or a change would wait for it.
+    std::thread::scope(move |scope| {
+        let changing = scope.spawn(move || {
+            for n in 0..100u32 {
+                let member = IpAddr::from((0xac10_0000 + n).to_be_bytes());
+                changes.change_group(&name("friends"), GroupChange::AddMember(member)).unwrap();
+                changes.change_group(&name("friends"), GroupChange::RemoveMember(member)).unwrap();
+            }
+        });
+        let (mut sent, mut received) = (0, 0);
+        while !changing.is_finished() {
+            turns.guest("a").unwrap().send(&a_to_b().udp(sent as u16 % 64, 9, b""), NetHeader::default()).unwrap();
+            turns.turn();
+            sent += 1;
+            while turns.guest("b").unwrap().recv().unwrap().is_some() {
+                received += 1;
+            }
+        }
+        assert_eq!(received, sent);
+    });
+}

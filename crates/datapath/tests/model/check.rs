@@ -1,0 +1,351 @@
+//! Runs a case through a switch and through the model, and makes a case that fails as short as it gets.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    choices::Choices,
+    commands::{Case, Command, NAMES},
+    frames::Frames,
+    policy::Declared,
+    switch::{Drop, Model, Outcome},
+};
+
+/// What a switch did with the frames of one vnic.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Who got which frames, in any order.
+    pub received: Vec<(String, Vec<u8>)>,
+    /// Frames dropped by vnic and reason.
+    pub drops: BTreeMap<(String, String), u64>,
+}
+
+/// What is compared with the model.
+pub trait Switch {
+    fn insert(&mut self, name: &str, declared: &Declared);
+    fn remove(&mut self, name: &str);
+    fn update(&mut self, name: &str, declared: &Declared);
+    /// One of the commands about groups.
+    fn change(&mut self, change: &Command);
+    fn pass(&mut self, seconds: u32);
+    /// All of them are in the vnic's ring when the switch looks.
+    fn send(&mut self, name: &str, frames: &[Vec<u8>]) -> Seen;
+}
+
+/// How much a run tried.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    pub cases: u64,
+    pub frames: u64,
+    pub delivered: u64,
+    /// By reason.
+    pub dropped: BTreeMap<String, u64>,
+    /// Bursts after which more than one model was possible.
+    pub open: u64,
+    /// Times that TCP connections were given up because there were too many possible models.
+    pub blurred: u64,
+    /// Cases that were left because too many were.
+    pub lost: u64,
+}
+
+/// Where a switch and the model part.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Index of the command.
+    pub at: usize,
+    pub text: String,
+}
+
+/// More models than that are no longer worth following.
+const POSSIBLE: usize = 64;
+
+/// Whether what was seen is what a model said of a burst.
+fn agrees(seen: &Seen, frames: &[Vec<u8>], outcomes: &[Outcome]) -> bool {
+    let mut expected: Vec<(String, Vec<u8>)> = outcomes
+        .iter()
+        .zip(frames)
+        .flat_map(|(outcome, frame)| outcome.receivers.iter().map(|name| ((*name).to_owned(), frame.clone())))
+        .collect();
+    let mut received = seen.received.clone();
+    expected.sort();
+    received.sort();
+    let drops: Vec<Drop> = outcomes.iter().flat_map(|outcome| outcome.drops.clone()).collect();
+    expected == received && drops.len() as u64 == seen.drops.values().sum::<u64>() && fits(&drops, &mut seen.drops.clone())
+}
+
+/// Whether every drop can be counted under one of its names, with nothing left.
+fn fits(drops: &[Drop], left: &mut BTreeMap<(String, String), u64>) -> bool {
+    let Some((drop, rest)) = drops.split_first() else { return left.values().all(|n| *n == 0) };
+    drop.iter().any(|(vnic, reason)| {
+        let key = ((*vnic).to_owned(), (*reason).to_owned());
+        if left.get(&key).is_none_or(|n| *n == 0) {
+            return false;
+        }
+        *left.get_mut(&key).unwrap() -= 1;
+        let fit = fits(rest, left);
+        *left.get_mut(&key).unwrap() += 1;
+        fit
+    })
+}
+
+/// Runs a case to its end or to the first frame about which they disagree.
+pub fn run(case: &Case, switch: &mut impl Switch, tally: &mut Tally) -> Result<(), Failure> {
+    let mut possible = vec![Model::new()];
+    let mut frames = Frames::new(case);
+    let mut declared = case.vnics.clone();
+    let mut here = vec![true; declared.len()];
+    tally.cases += 1;
+    for group in &case.groups {
+        switch.change(&Command::Declare(group.clone()));
+        possible[0].groups.push(group.clone());
+    }
+    for (name, vnic) in NAMES.into_iter().zip(&declared) {
+        switch.insert(name, vnic);
+        possible[0].insert(name, vnic.clone());
+    }
+    for (at, command) in case.commands.iter().enumerate() {
+        match command {
+            Command::Send(shots) => {
+                let Some(sender) = shots.first().map(|shot| frames.sender(shot)) else { continue };
+                let sender_here = NAMES.iter().position(|name| *name == sender).is_some_and(|i| here[i]);
+                let burst: Vec<Vec<u8>> = shots
+                    .iter()
+                    .filter(|shot| frames.sender(shot) == sender)
+                    .cloned()
+                    .collect::<Vec<_>>()
+                    .iter()
+                    .map(|shot| frames.frame(shot))
+                    .collect();
+                if !sender_here {
+                    continue;
+                }
+                let seen = switch.send(sender, &burst);
+                tally.frames += burst.len() as u64;
+                tally.delivered += seen.received.len() as u64;
+                seen.drops.iter().for_each(|((_, reason), n)| *tally.dropped.entry(reason.clone()).or_default() += n);
+                let all: Vec<(Model, Vec<Outcome>)> = possible
+                    .iter()
+                    .flat_map(|model| {
+                        Choices::all(|choices| {
+                            let mut model = model.clone();
+                            let outcomes = burst.iter().map(|frame| model.send(sender, frame, choices)).collect();
+                            (model, outcomes)
+                        })
+                    })
+                    .collect();
+                let mut next: Vec<Model> = Vec::new();
+                for (model, outcomes) in &all {
+                    if agrees(&seen, &burst, outcomes) && !next.contains(model) {
+                        next.push(model.clone());
+                    }
+                }
+                if next.is_empty() {
+                    return Err(Failure { at, text: explain(sender, &burst, &seen, &all) });
+                }
+                tally.open += u64::from(next.len() > 1);
+                if next.len() > POSSIBLE {
+                    tally.blurred += 1;
+                    next.iter_mut().for_each(Model::blur);
+                    let mut few: Vec<Model> = Vec::new();
+                    for model in next {
+                        if !few.contains(&model) {
+                            few.push(model);
+                        }
+                    }
+                    next = few;
+                }
+                if next.len() > POSSIBLE {
+                    tally.lost += 1;
+                    return Ok(());
+                }
+                possible = next;
+            }
+            Command::Pass(seconds) => {
+                switch.pass(*seconds);
+                possible.iter_mut().for_each(|model| model.pass(*seconds));
+            }
+            Command::Remove(i) | Command::Insert(i) => {
+                if here[*i] {
+                    switch.remove(NAMES[*i]);
+                    possible.iter_mut().for_each(|model| model.remove(NAMES[*i]));
+                }
+                here[*i] = matches!(command, Command::Insert(_));
+                if here[*i] {
+                    switch.insert(NAMES[*i], &declared[*i]);
+                    possible.iter_mut().for_each(|model| model.insert(NAMES[*i], declared[*i].clone()));
+                }
+            }
+            Command::Addresses(i, _) | Command::Groups(i, _) | Command::AntiSpoof(i, _) => {
+                match command {
+                    Command::Addresses(_, ips) => declared[*i].ips.clone_from(ips),
+                    Command::Groups(_, groups) => declared[*i].groups.clone_from(groups),
+                    Command::AntiSpoof(_, on) => declared[*i].ip_anti_spoof = *on,
+                    _ => {}
+                }
+                if here[*i] {
+                    switch.update(NAMES[*i], &declared[*i]);
+                    for model in &mut possible {
+                        model.changed();
+                        model.vnic(NAMES[*i]).unwrap().declared = declared[*i].clone();
+                    }
+                }
+            }
+            change => {
+                switch.change(change);
+                possible.iter_mut().for_each(|model| change_groups(model, change));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a command about groups does to a model.
+pub fn change_groups(model: &mut Model, change: &Command) {
+    model.changed();
+    match change {
+        Command::AddRule(name, rule) => {
+            let group = model.group(name);
+            if !group.rules.contains(rule) {
+                group.rules.push(rule.clone());
+            }
+        }
+        Command::AddMember(name, ip) => {
+            let group = model.group(name);
+            if !group.members.contains(ip) {
+                group.members.push(*ip);
+            }
+        }
+        Command::Declare(group) => *model.group(group.name) = group.clone(),
+        Command::Forget(name) => model.groups.retain(|group| group.name != *name),
+        _ => {}
+    }
+    for group in &mut model.groups {
+        match change {
+            Command::RemoveRule(name, rule) if group.name == *name => group.rules.retain(|other| other != rule),
+            Command::RemoveMember(name, ip) if group.name == *name => group.members.retain(|other| other != ip),
+            _ => {}
+        }
+    }
+}
+
+fn explain(sender: &str, burst: &[Vec<u8>], seen: &Seen, all: &[(Model, Vec<Outcome>)]) -> String {
+    use std::fmt::Write;
+    let mut text = format!("{sender} sent");
+    let hex = |frame: &[u8]| frame.iter().take(110).map(|byte| format!("{byte:02x}")).collect::<String>();
+    burst.iter().for_each(|frame| write!(text, "\n    {} ({} bytes)", hex(frame), frame.len()).unwrap());
+    let who: Vec<&str> = seen.received.iter().map(|(name, _)| name.as_str()).collect();
+    write!(text, "\nswitch: received by {who:?}, drops {:?}", seen.drops).unwrap();
+    let changed = seen.received.iter().filter(|(_, frame)| !burst.contains(frame)).count();
+    if changed > 0 {
+        write!(text, " ({changed} frames arrived changed)").unwrap();
+    }
+    let mut said: Vec<&Vec<Outcome>> = Vec::new();
+    for (_, outcomes) in all {
+        if !said.contains(&outcomes) {
+            said.push(outcomes);
+        }
+    }
+    said.iter().for_each(|outcomes| write!(text, "\nmodel:  {outcomes:?}").unwrap());
+    text
+}
+
+/// Leaves out what a failure does not need.
+pub fn shrink<S: Switch>(mut case: Case, make: impl Fn() -> S, limit: Duration) -> (Case, Failure) {
+    let start = Instant::now();
+    let fails = |case: &Case| run(case, &mut make(), &mut Tally::default()).err();
+    let mut failure = fails(&case).expect("a case that fails");
+    case.commands.truncate(failure.at + 1);
+    let mut size = case.commands.len().div_ceil(2);
+    while start.elapsed() < limit {
+        let mut smaller = false;
+        let mut at = 0;
+        while at < case.commands.len() && start.elapsed() < limit {
+            let mut without = case.clone();
+            without.commands.drain(at..(at + size).min(case.commands.len()));
+            match fails(&without) {
+                Some(found) => {
+                    without.commands.truncate(found.at + 1);
+                    (case, failure, smaller) = (without, found, true);
+                }
+                None => at += size,
+            }
+        }
+        if size > 1 {
+            size = size.div_ceil(2);
+        } else if !smaller {
+            break;
+        }
+    }
+    for simpler in simplifications(&case) {
+        let mut tried = case.clone();
+        simpler.apply(&mut tried);
+        if start.elapsed() < limit
+            && let Some(found) = fails(&tried)
+        {
+            (case, failure) = (tried, found);
+        }
+    }
+    (case, failure)
+}
+
+/// One thing less in the world.
+enum Simpler {
+    Shot(usize, usize),
+    Untwisted(usize, usize),
+    Rule(usize, usize),
+    Members(usize),
+    NoGroups(usize),
+    NoStation(usize, usize),
+    NoVlan(usize),
+}
+
+impl Simpler {
+    fn apply(&self, case: &mut Case) {
+        let shots = |case: &mut Case, at: usize, do_it: &dyn Fn(&mut Vec<crate::commands::Shot>)| {
+            if let Some(Command::Send(shots)) = case.commands.get_mut(at) {
+                do_it(shots);
+            }
+        };
+        match *self {
+            Simpler::Shot(at, which) => shots(case, at, &|shots| {
+                if which < shots.len() {
+                    shots.remove(which);
+                }
+            }),
+            Simpler::Untwisted(at, which) => shots(case, at, &|shots| {
+                if let Some(shot) = shots.get_mut(which) {
+                    shot.twist = crate::commands::Twist::None;
+                }
+            }),
+            Simpler::Rule(group, rule) => {
+                case.groups[group].rules.remove(rule);
+            }
+            Simpler::Members(group) => case.groups[group].members.clear(),
+            Simpler::NoGroups(vnic) => case.vnics[vnic].groups.clear(),
+            Simpler::NoStation(flow, side) => case.flows[flow].stations[side] = None,
+            Simpler::NoVlan(flow) => case.flows[flow].vlan = None,
+        }
+    }
+}
+
+/// All that can be tried, each from the end, so that what is left keeps its place.
+fn simplifications(case: &Case) -> Vec<Simpler> {
+    let mut all = Vec::new();
+    for (at, command) in case.commands.iter().enumerate() {
+        if let Command::Send(shots) = command {
+            (0..shots.len()).rev().filter(|_| shots.len() > 1).for_each(|which| all.push(Simpler::Shot(at, which)));
+            (0..shots.len()).for_each(|which| all.push(Simpler::Untwisted(at, which)));
+        }
+    }
+    for (group, of) in case.groups.iter().enumerate() {
+        (0..of.rules.len()).rev().for_each(|rule| all.push(Simpler::Rule(group, rule)));
+        all.push(Simpler::Members(group));
+    }
+    (0..case.vnics.len()).for_each(|vnic| all.push(Simpler::NoGroups(vnic)));
+    for flow in 0..case.flows.len() {
+        all.extend([Simpler::NoStation(flow, 0), Simpler::NoStation(flow, 1), Simpler::NoVlan(flow)]);
+    }
+    all
+}

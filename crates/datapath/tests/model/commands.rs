@@ -1,0 +1,250 @@
+//! What happens to a switch in a case: frames, changes of policy, time. Small worlds, so that everything meets.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::policy::{Declared, Group, Rule};
+
+pub const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+pub const GROUPS: [&str; 3] = ["web", "db", "ops"];
+
+/// A conversation that may happen: both ends and what tells it apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Flow {
+    /// Vnics, by index into [`NAMES`].
+    pub vnics: [usize; 2],
+    pub ips: [IpAddr; 2],
+    pub ports: [u16; 2],
+    pub vlan: Option<u16>,
+    /// Stations behind the vnics, if they are not the vnics themselves.
+    pub stations: [Option<u8>; 2],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    Syn,
+    SynAgain,
+    SynScaled,
+    SynAck,
+    Ack,
+    Data,
+    Fin,
+    /// Where the other side expects it.
+    Rst,
+    /// In the window, but not where it is expected.
+    RstAhead,
+    RstFar,
+    /// Answers a SYN.
+    Refuse,
+    DataFar,
+    /// Acknowledges what was never sent.
+    AckFar,
+    Again,
+    Flags(u8),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    First,
+    Second,
+    Third,
+    Last,
+    /// Too short for a header.
+    Tiny,
+    /// Starts in the first and ends in the second.
+    Across,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Defect {
+    None,
+    Hops,
+    Code,
+    Target,
+    LinkAddress,
+    EmptyOption,
+    LongOption,
+    Fragmented,
+    Short,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum What {
+    Tcp(Step),
+    Udp(u8),
+    Echo {
+        request: bool,
+        id: u16,
+    },
+    Icmp {
+        kind: u8,
+        code: u8,
+    },
+    /// An error about what the receiver sent: of this protocol; a sequence number that is far from what TCP sent.
+    Error {
+        kind: u8,
+        protocol: u8,
+        far: bool,
+    },
+    Fragment {
+        protocol: u8,
+        id: u16,
+        part: Part,
+    },
+    Sctp(u8),
+    Protocol(u8),
+    Discovery {
+        kind: u8,
+        defect: Defect,
+    },
+    Dhcp4 {
+        op: u8,
+        xid: u32,
+        own: bool,
+        unspecified: bool,
+    },
+    Dhcp6 {
+        kind: u8,
+        transaction: u32,
+    },
+    Arp {
+        reply: bool,
+    },
+    Type(u16),
+    /// IP that hides: behind two tags, behind SNAP, or with the other version's type.
+    Hidden(u8),
+    /// UDP behind an extension header of so many bytes (IPv4: options).
+    Options(u16),
+}
+
+/// Where a frame goes instead of to the receiver of its flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum To {
+    Receiver,
+    Broadcast,
+    Multicast,
+    LinkLocalGroup,
+    Vnic(usize),
+    Station(u8),
+}
+
+/// What is wrong with a frame besides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Twist {
+    None,
+    /// Another vnic sends it, as it is.
+    Sender(usize),
+    /// Another vnic sends it from its own MAC address.
+    Posing(usize),
+    SourceMac(usize),
+    SourceStation(u8),
+    SourceIp(usize),
+    DestinationIp(usize),
+    Vlan(Option<u16>),
+    Byte(u16, u8),
+    Cut(u16),
+    Pad(u8),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shot {
+    pub flow: usize,
+    pub back: bool,
+    pub what: What,
+    pub to: To,
+    pub twist: Twist,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Frames that are in the ring of one vnic when the switch looks: all of whom the first one's sender is.
+    Send(Vec<Shot>),
+    Pass(u32),
+    AddRule(&'static str, Rule),
+    RemoveRule(&'static str, Rule),
+    AddMember(&'static str, IpAddr),
+    RemoveMember(&'static str, IpAddr),
+    Declare(Group),
+    Forget(&'static str),
+    Addresses(usize, Vec<IpAddr>),
+    Groups(usize, Vec<&'static str>),
+    AntiSpoof(usize, bool),
+    Remove(usize),
+    /// Removed before, or not: then it is replaced.
+    Insert(usize),
+}
+
+/// A case: the world at its start, and what happens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Case {
+    pub vnics: Vec<Declared>,
+    pub groups: Vec<Group>,
+    pub flows: Vec<Flow>,
+    pub commands: Vec<Command>,
+}
+
+/// Addresses of the small world; of each family, vnics have the first four.
+pub fn v4(n: usize) -> IpAddr {
+    if n < 4 { Ipv4Addr::new(10, 0, 0, n as u8 + 1).into() } else { Ipv4Addr::new(10, 0, 1, 9).into() }
+}
+
+pub fn v6(n: usize) -> IpAddr {
+    let net = if n < 4 { 0 } else { 1 };
+    Ipv6Addr::new(0x2001, 0xdb8, 0, net, 0, 0, 0, n as u16 + 1).into()
+}
+
+/// The address of a station that is no vnic.
+pub fn station(n: u8) -> [u8; 6] {
+    [2, 0, 0, 0, 0xee, n]
+}
+
+impl Case {
+    /// To read and to repeat: what was there, then what happened.
+    pub fn describe(&self) -> String {
+        use std::fmt::Write;
+        let mut text = String::new();
+        for (name, vnic) in NAMES.iter().zip(&self.vnics) {
+            let kind = if vnic.bypass {
+                "bypass"
+            } else if vnic.ip_anti_spoof {
+                "filtered, ARP checked"
+            } else {
+                "filtered"
+            };
+            writeln!(text, "vnic {name}: VNI {}, {kind}, {:?}, groups {:?}", vnic.vni, vnic.ips, vnic.groups).unwrap();
+        }
+        for group in &self.groups {
+            writeln!(text, "group {}: members {:?}", group.name, group.members).unwrap();
+            group.rules.iter().for_each(|rule| writeln!(text, "    {rule:?}").unwrap());
+        }
+        let used = |index: usize| {
+            self.commands
+                .iter()
+                .any(|command| matches!(command, Command::Send(shots) if shots.iter().any(|shot| shot.flow == index)))
+        };
+        for (index, flow) in self.flows.iter().enumerate().filter(|(index, _)| used(*index)) {
+            let end = |side: usize| {
+                let station = flow.stations[side].map(|n| format!(" (station {n})")).unwrap_or_default();
+                format!("{}{station} {} port {}", NAMES[flow.vnics[side]], flow.ips[side], flow.ports[side])
+            };
+            writeln!(text, "flow {index}: {} - {}, VLAN {:?}", end(0), end(1), flow.vlan).unwrap();
+        }
+        for command in &self.commands {
+            match command {
+                Command::Send(shots) => shots.iter().for_each(|shot| {
+                    writeln!(
+                        text,
+                        "  flow {}{}: {:?} to {:?}, twist {:?}",
+                        shot.flow,
+                        if shot.back { " back" } else { "" },
+                        shot.what,
+                        shot.to,
+                        shot.twist
+                    )
+                    .unwrap();
+                }),
+                other => writeln!(text, "  {other:?}").unwrap(),
+            }
+        }
+        text
+    }
+}

@@ -1,0 +1,322 @@
+//! Makes the frames that commands speak of.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use butterfly_packet::{
+    Mac,
+    build::{self, Ip, Link, Tcp},
+    ethernet::{self, Llc, Tag},
+};
+
+use crate::{
+    commands::{Case, Defect, Flow, NAMES, Part, Shot, Step, To, Twist, What, station, v4, v6},
+    policy::Declared,
+    tcp::{ACK, FIN, RST, SYN},
+};
+
+/// Where the ends of a TCP flow are, as far as frames said.
+#[derive(Clone, Debug, Default)]
+struct Talk {
+    first: [u32; 2],
+    next: [u32; 2],
+    begun: u32,
+}
+
+/// Makes frames of one case, in order.
+#[derive(Clone, Debug)]
+pub struct Frames {
+    vnics: Vec<Declared>,
+    flows: Vec<Flow>,
+    talks: Vec<Talk>,
+}
+
+impl Frames {
+    pub fn new(case: &Case) -> Frames {
+        let talk = Talk { first: [0xffff_ff00, 7000], next: [0xffff_ff01, 7001], begun: 0 };
+        Frames { vnics: case.vnics.clone(), flows: case.flows.clone(), talks: vec![talk; case.flows.len()] }
+    }
+
+    /// Who sends a shot.
+    pub fn sender(&self, shot: &Shot) -> &'static str {
+        match shot.twist {
+            Twist::Sender(other) | Twist::Posing(other) => NAMES[other % self.vnics.len()],
+            _ => NAMES[self.flows[shot.flow].vnics[usize::from(shot.back)]],
+        }
+    }
+
+    fn mac(&self, vnic: usize) -> Mac {
+        Mac(self.vnics[vnic % self.vnics.len()].mac)
+    }
+
+    /// The bytes of a shot.
+    pub fn frame(&mut self, shot: &Shot) -> Vec<u8> {
+        let flow = self.flows[shot.flow].clone();
+        let (here, there) = (usize::from(shot.back), usize::from(!shot.back));
+        let end = |side: usize| flow.stations[side].map_or(self.mac(flow.vnics[side]), |n| Mac(station(n)));
+        let mut source = end(here);
+        let destination = match shot.to {
+            To::Receiver => end(there),
+            To::Broadcast => Mac::BROADCAST,
+            To::Multicast => Mac([0x33, 0x33, 0, 0, 0, 1]),
+            To::LinkLocalGroup => Mac([1, 0x80, 0xc2, 0, 0, 3]),
+            To::Vnic(vnic) => self.mac(vnic),
+            To::Station(n) => Mac(station(n)),
+        };
+        let (mut from, mut to) = (flow.ips[here], flow.ips[there]);
+        let mut vlan = flow.vlan;
+        let pick = |family: IpAddr, n: usize| if family.is_ipv4() { v4(n) } else { v6(n) };
+        match shot.twist {
+            Twist::SourceMac(vnic) | Twist::Posing(vnic) => source = self.mac(vnic),
+            Twist::SourceStation(n) => source = Mac(station(n)),
+            Twist::SourceIp(n) => from = pick(from, n),
+            Twist::DestinationIp(n) => to = pick(to, n),
+            Twist::Vlan(other) => vlan = other,
+            _ => {}
+        }
+        if source == destination {
+            // Within a batch, whether such a frame finds what itself was learnt by is open.
+            source = Mac(station(7));
+        }
+        let mut link = build::ethernet(source, destination);
+        if let Some(vlan) = vlan {
+            link = link.vlan(vlan);
+        }
+        let ends = Ends { link, from, to, ports: [flow.ports[here], flow.ports[there]] };
+        let mut frame = self.make(shot, &ends, here, &flow);
+        match shot.twist {
+            Twist::Byte(at, value) => {
+                let at = 12 + usize::from(at) % (frame.len() - 12);
+                frame[at] ^= value;
+            }
+            Twist::Cut(len) => frame.truncate(14 + usize::from(len) % (frame.len() - 13)),
+            Twist::Pad(n) => frame.extend(std::iter::repeat_n(0, n.into())),
+            _ => {}
+        }
+        frame
+    }
+
+    fn make(&mut self, shot: &Shot, ends: &Ends, here: usize, flow: &Flow) -> Vec<u8> {
+        match shot.what {
+            What::Tcp(step) => {
+                let (tcp, len) = self.segment(shot.flow, here, step, ends.ports);
+                ends.ip().tcp(&tcp, &[0x55; 64][..len])
+            }
+            What::Udp(len) => ends.ip().udp(ends.ports[0], ends.ports[1], &vec![0; len.into()]),
+            What::Echo { request: true, id } => ends.ip().ping(id, 1, b"echo"),
+            What::Echo { request: false, id } => {
+                let kind = if ends.from.is_ipv4() { 0 } else { 129 };
+                ends.ip().icmp(kind, 0, u32::from(id) << 16 | 1, b"echo")
+            }
+            What::Icmp { kind, code } => ends.ip().icmp(kind, code, 0, &[0; 24]),
+            What::Error { kind, protocol, far } => self.error(shot.flow, kind, protocol, far, ends, here, flow),
+            What::Fragment { protocol, id, part } => fragment(ends, protocol, id, part),
+            What::Sctp(chunk) => ends.ip().sctp((ends.ports[0], ends.ports[1]), 7, chunk, &[0; 16]),
+            What::Protocol(number) => ends.ip().payload(number, &[0; 12]),
+            What::Discovery { kind, defect } => discovery(ends, kind, defect),
+            What::Dhcp4 { op, xid, own, unspecified } => {
+                let client = if op == 1 { here } else { 1 - here };
+                let chaddr = if own { self.mac(flow.vnics[client]) } else { Mac(station(9)) };
+                ends.dhcp4(op, xid, chaddr, unspecified)
+            }
+            What::Dhcp6 { kind, transaction } => {
+                let ports = if matches!(kind, 2 | 7) { (547, 546) } else { (546, 547) };
+                let message = (u32::from(kind) << 24 | transaction).to_be_bytes();
+                ends.v6().udp(ports.0, ports.1, &[&message[..], &[0; 8]].concat())
+            }
+            What::Arp { reply } => {
+                let IpAddr::V4(from) = ends.from else { return ends.link.payload(0x0806, &[0; 28]) };
+                let to = if let IpAddr::V4(to) = ends.to { to } else { Ipv4Addr::UNSPECIFIED };
+                if reply { ends.link.arp_reply(from, to) } else { ends.link.arp_request(from, to) }
+            }
+            What::Type(kind) => ends.link.payload(kind, &[0; 46]),
+            What::Hidden(how) => hidden(ends, how),
+            What::Options(len) => match ends.from {
+                IpAddr::V4(_) => ends.ip().options(&vec![1; usize::from(len).min(40)]).udp(ends.ports[0], ends.ports[1], b"!"),
+                IpAddr::V6(_) => {
+                    let padding = vec![0; len.into()];
+                    ends.ip().extension(60, &padding).udp(ends.ports[0], ends.ports[1], b"!")
+                }
+            },
+        }
+    }
+
+    fn segment(&mut self, flow: usize, here: usize, step: Step, ports: [u16; 2]) -> (Tcp<'static>, usize) {
+        const FAR: u32 = 1 << 29;
+        let talk = &mut self.talks[flow];
+        if matches!(step, Step::Syn | Step::SynScaled) {
+            // Each begins somewhere else.
+            talk.begun += 1;
+            talk.first[here] = talk.next[here].wrapping_add(talk.begun.wrapping_mul(0x0800_0001));
+            talk.next[here] = talk.first[here].wrapping_add(1);
+        }
+        let (next, acknowledged) = (talk.next[here], talk.next[1 - here]);
+        let (flags, sequence, acknowledgement, len) = match step {
+            Step::Syn | Step::SynAgain | Step::SynScaled => (SYN, talk.first[here], 0, 0),
+            Step::SynAck => (SYN | ACK, talk.first[here], acknowledged, 0),
+            Step::Ack => (ACK, next, acknowledged, 0),
+            Step::Data => (ACK | 8, next, acknowledged, 20),
+            Step::Fin => (FIN | ACK, next, acknowledged, 0),
+            Step::Rst => (RST, next, 0, 0),
+            Step::RstAhead => (RST, next.wrapping_add(9), 0, 0),
+            Step::RstFar => (RST, next.wrapping_add(FAR), 0, 0),
+            Step::Refuse => (RST | ACK, 0, acknowledged, 0),
+            Step::DataFar => (ACK, next.wrapping_add(FAR), acknowledged, 20),
+            Step::AckFar => (ACK, next, acknowledged.wrapping_add(FAR), 0),
+            Step::Again => (ACK, next.wrapping_sub(1), acknowledged, 1),
+            Step::Flags(flags) => (flags, next, acknowledged, 4),
+        };
+        match step {
+            Step::Data => talk.next[here] = next.wrapping_add(20),
+            Step::Fin => talk.next[here] = next.wrapping_add(1),
+            _ => {}
+        }
+        let options: &[u8] = if step == Step::SynScaled { &[2, 4, 5, 0xb4, 1, 3, 3, 2] } else { &[] };
+        let tcp = Tcp { sequence, acknowledgement, window: 0x4000, options, ..Tcp::new(ports[0], ports[1], flags) };
+        (tcp, len)
+    }
+
+    /// An error that a frame of the other direction causes.
+    #[allow(clippy::too_many_arguments)]
+    fn error(&self, flow: usize, kind: u8, protocol: u8, far: bool, ends: &Ends, here: usize, of: &Flow) -> Vec<u8> {
+        let (theirs, ours) = (of.ips[1 - here], of.ips[here]);
+        let quoted =
+            Ends { link: build::ethernet(Mac::ZERO, Mac::ZERO), from: theirs, to: ours, ports: [ends.ports[1], ends.ports[0]] };
+        let talk = &self.talks[flow];
+        let bytes = match protocol {
+            6 => {
+                let last = talk.next[1 - here].wrapping_sub(1);
+                let sequence = if far { last.wrapping_add(1 << 29) } else { last };
+                let tcp = Tcp { sequence, acknowledgement: talk.next[here], ..Tcp::new(quoted.ports[0], quoted.ports[1], ACK) };
+                quoted.ip().tcp(&tcp, &[])
+            }
+            17 => quoted.ip().udp(quoted.ports[0], quoted.ports[1], &[]),
+            132 => quoted.ip().sctp((quoted.ports[0], quoted.ports[1]), 7, 0, &[]),
+            1 => quoted.ip().ping(1, 1, &[]),
+            other => quoted.ip().payload(other, &[0; 8]),
+        };
+        let cut = if theirs.is_ipv4() { 14 + 28 } else { 14 + 48 };
+        ends.ip().icmp(kind, 0, 0, &bytes[14..bytes.len().min(cut)])
+    }
+}
+
+struct Ends {
+    link: Link,
+    from: IpAddr,
+    to: IpAddr,
+    ports: [u16; 2],
+}
+
+impl Ends {
+    /// Both are of one family, or the source decides.
+    fn ip(&self) -> Ip {
+        match (self.from, self.to) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => self.link.clone().ipv4(from, to),
+            (IpAddr::V4(from), IpAddr::V6(_)) => self.link.clone().ipv4(from, Ipv4Addr::new(10, 0, 0, 1)),
+            (IpAddr::V6(from), IpAddr::V6(to)) => self.link.clone().ipv6(from, to),
+            (IpAddr::V6(from), IpAddr::V4(_)) => self.link.clone().ipv6(from, Ipv6Addr::LOCALHOST),
+        }
+    }
+
+    fn v6(&self) -> Ip {
+        let of = |ip| if let IpAddr::V6(ip) = ip { ip } else { Ipv6Addr::UNSPECIFIED };
+        self.link.clone().ipv6(of(self.from), of(self.to))
+    }
+
+    fn dhcp4(&self, op: u8, xid: u32, chaddr: Mac, unspecified: bool) -> Vec<u8> {
+        let of = |ip| if let IpAddr::V4(ip) = ip { ip } else { Ipv4Addr::UNSPECIFIED };
+        let mut message = vec![op, 1, 6, 0];
+        message.extend(xid.to_be_bytes());
+        message.extend([0; 20]);
+        message.extend(chaddr.0);
+        message.resize(240, 0);
+        let (from, ports) = if op == 1 { (of(self.from), (68, 67)) } else { (of(self.from), (67, 68)) };
+        let from = if unspecified { Ipv4Addr::UNSPECIFIED } else { from };
+        self.link.clone().ipv4(from, of(self.to)).udp(ports.0, ports.1, &message)
+    }
+}
+
+/// The parts of one packet of 72 bytes.
+fn fragment(ends: &Ends, protocol: u8, id: u16, part: Part) -> Vec<u8> {
+    let whole = match protocol {
+        6 => ends.ip().tcp(&Tcp::new(ends.ports[0], ends.ports[1], SYN), &[0; 52]),
+        17 => ends.ip().udp(ends.ports[0], ends.ports[1], &[0; 64]),
+        _ => ends.ip().ping(id, 1, &[0; 64]),
+    };
+    let upper = &whole[whole.len() - 72..];
+    let number = match (protocol, ends.from) {
+        (1, IpAddr::V6(_)) => 58,
+        (number, _) => number,
+    };
+    let (from, to) = match part {
+        Part::First => (0, 32),
+        Part::Second => (32, 48),
+        Part::Third => (48, 56),
+        Part::Last => (56, 72),
+        Part::Tiny => (0, 8),
+        Part::Across => (24, 40),
+    };
+    let piece = if part == Part::Tiny && protocol != 6 { &[][..] } else { &upper[from..to] };
+    ends.ip().fragment(id.into(), from, part != Part::Last).payload(number, piece)
+}
+
+fn discovery(ends: &Ends, kind: u8, defect: Defect) -> Vec<u8> {
+    let frame = ends.link.payload(0, &[]);
+    let own_mac: [u8; 6] = frame[6..12].try_into().unwrap();
+    let (IpAddr::V6(source), IpAddr::V6(target)) = (ends.from, ends.to) else { return ends.link.payload(0x88cc, &[0; 46]) };
+    let mld = matches!(kind, 130 | 131 | 132 | 143);
+    let hops = match (mld, defect == Defect::Hops) {
+        (true, false) => 1,
+        (false, false) => 255,
+        _ => 64,
+    };
+    let mut body = Vec::new();
+    if kind == 136 {
+        let target = if defect == Defect::Target { target } else { source };
+        body.extend(target.octets());
+    } else if kind == 135 || mld {
+        body.extend(target.octets());
+    } else if kind == 134 {
+        body.extend([0; 8]);
+    } else if kind == 137 {
+        body.extend([target.octets(), target.octets()].concat());
+    }
+    if !mld {
+        let option = if kind == 136 || kind == 137 { 2 } else { 1 };
+        let mac = if defect == Defect::LinkAddress { station(8) } else { own_mac };
+        let len = match defect {
+            Defect::EmptyOption => 0,
+            Defect::LongOption => 2,
+            _ => 1,
+        };
+        // Duplicate address detection says no address (RFC 4862, 5.4.2).
+        if !(source == Ipv6Addr::UNSPECIFIED && defect == Defect::None) {
+            body.extend([&[option, len][..], &mac].concat());
+        }
+    }
+    if defect == Defect::Short {
+        body.truncate(10);
+    }
+    let mut ip = ends.link.clone().ipv6(source, target).ttl(hops);
+    if mld {
+        ip = ip.extension(0, &[5, 2, 0, 0, 1, 0]); // router alert (RFC 2711)
+    }
+    if defect == Defect::Fragmented {
+        ip = ip.fragment(3, 0, false);
+    }
+    let code = u8::from(defect == Defect::Code);
+    ip.icmp(kind, code, 0, &body)
+}
+
+fn hidden(ends: &Ends, how: u8) -> Vec<u8> {
+    let plain = Ends { link: ends.link.clone(), from: ends.from, to: ends.to, ports: ends.ports };
+    let packet = plain.ip().udp(ends.ports[0], ends.ports[1], b"hidden");
+    let kind = if ends.from.is_ipv4() { ethernet::IPV4 } else { ethernet::IPV6 };
+    let at = packet.len() - if ends.from.is_ipv4() { 28 + 6 } else { 48 + 6 };
+    let ip = &packet[at..];
+    match how % 4 {
+        0 => ends.link.clone().tag(Tag { tpid: 0x88a8, tci: 5 }).vlan(5).payload(kind, ip),
+        1 => ends.link.llc(&Llc { dsap: 0xaa, ssap: 0xaa, control: 3, snap: Some((0, kind)), payload: ip }),
+        2 => ends.link.payload(if kind == ethernet::IPV4 { ethernet::IPV6 } else { ethernet::IPV4 }, ip),
+        _ => ends.link.llc(&Llc { dsap: 6, ssap: 6, control: 3, snap: None, payload: ip }),
+    }
+}

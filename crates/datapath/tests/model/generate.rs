@@ -1,0 +1,359 @@
+//! Random cases: conversations that go as they should, among things that should not be, while policy changes.
+
+use std::{collections::VecDeque, net::IpAddr};
+
+use crate::{
+    commands::{Case, Command, Defect, Flow, GROUPS, NAMES, Part, Shot, Step, To, Twist, What, v4, v6},
+    policy::{Declared, Direction, Group, Peer, Rule},
+    random::Random,
+};
+
+/// Commands of a case.
+const LENGTH: usize = 160;
+
+pub fn case(seed: u64) -> Case {
+    let mut random = Random(seed);
+    let count = 3 + random.below(4);
+    let networks = 1 + random.below(2);
+    let vnics: Vec<Declared> = (0..count).map(|i| vnic(&mut random, i, networks)).collect();
+    // The first one shuts out all else: in some cases there is none, in some many.
+    let outbound = random.pick(&[0, 0, 4, 25]);
+    let mut groups = Vec::new();
+    for name in GROUPS {
+        if random.percent(85) {
+            groups.push(group(&mut random, name, outbound));
+        }
+    }
+    let flows: Vec<Flow> = (0..6).map(|_| flow(&mut random, &vnics)).collect();
+    let commands = commands(&mut random, &vnics, &flows, outbound);
+    Case { vnics, groups, flows, commands }
+}
+
+fn vnic(random: &mut Random, index: usize, networks: usize) -> Declared {
+    // Networks repeat each other's addresses.
+    let (within, vni) = (index / networks, 1 + (index % networks) as u32);
+    let mut declared = Declared {
+        mac: [2, 0, 0, 0, 0, 0xa + within as u8],
+        vni,
+        bypass: random.percent(30),
+        ip_anti_spoof: random.percent(50),
+        ips: Vec::new(),
+        groups: Vec::new(),
+    };
+    declared.ips = addresses(random, within);
+    declared.groups = groups(random);
+    declared
+}
+
+/// Those that a vnic has, and now and then one that another has too.
+fn addresses(random: &mut Random, within: usize) -> Vec<IpAddr> {
+    let mut ips = Vec::new();
+    for make in [v4, v6] {
+        if random.percent(95) {
+            ips.push(make(within % 4));
+        }
+        if random.percent(15) {
+            ips.push(make(random.below(5)));
+        }
+    }
+    ips.dedup();
+    ips
+}
+
+fn groups(random: &mut Random) -> Vec<&'static str> {
+    GROUPS.iter().copied().filter(|_| random.percent(55)).collect()
+}
+
+fn group(random: &mut Random, name: &'static str, outbound: usize) -> Group {
+    let mut members = Vec::new();
+    let mut rules: Vec<Rule> = Vec::new();
+    for n in 0..5 {
+        if random.percent(40) {
+            members.push(v4(n));
+        }
+        if random.percent(40) {
+            members.push(v6(n));
+        }
+    }
+    for _ in 0..random.below(7) {
+        let rule = rule(random, outbound);
+        if !rules.contains(&rule) {
+            rules.push(rule);
+        }
+    }
+    Group { name, members, rules }
+}
+
+fn rule(random: &mut Random, outbound: usize) -> Rule {
+    let direction = if random.percent(100 - outbound) { Direction::Inbound } else { Direction::Outbound };
+    let protocol = random.pick(&[None, Some(6), Some(6), Some(17), Some(17), Some(1), Some(58), Some(132), Some(47)]);
+    let ports = match protocol {
+        Some(6 | 17) => random.pick(&[(0, 65535), (80, 80), (80, 4000), (22, 80), (4001, 65535), (67, 68), (546, 547)]),
+        _ => (0, 0),
+    };
+    let block = |text: &str, mask| Peer::Cidr(text.parse().unwrap(), mask);
+    let peer = match random.below(12) {
+        0 | 1 => block("0.0.0.0", 0),
+        2 | 3 => block("::", 0),
+        4 => block("10.0.0.3", 24),
+        5 => block("10.0.0.1", 32),
+        6 => block("10.0.0.3", 31),
+        7 => block("2001:db8::5", 64),
+        8 => block("2001:db8::2", 128),
+        9 => Peer::Group("nobody"),
+        _ => Peer::Group(random.pick(&GROUPS)),
+    };
+    Rule { direction, protocol, ports, peer }
+}
+
+fn flow(random: &mut Random, vnics: &[Declared]) -> Flow {
+    let a = random.below(vnics.len());
+    let others: Vec<usize> = (0..vnics.len()).filter(|b| *b != a && vnics[*b].vni == vnics[a].vni).collect();
+    let b = if others.is_empty() { (a + 1) % vnics.len() } else { random.pick(&others) };
+    let is_v4 = random.percent(50);
+    let mut ip = |vnic: usize| {
+        let own: Vec<IpAddr> = vnics[vnic].ips.iter().copied().filter(|ip| ip.is_ipv4() == is_v4).collect();
+        if random.percent(8) && !is_v4 {
+            return vnics[vnic].link_local();
+        }
+        if own.is_empty() || random.percent(4) {
+            let n = random.below(5);
+            return if is_v4 { v4(n) } else { v6(n) };
+        }
+        random.pick(&own)
+    };
+    let ips = [ip(a), ip(b)];
+    let mut station = |vnic: usize| (vnics[vnic].bypass && random.percent(25)).then(|| random.below(2) as u8);
+    let stations = [station(a), station(b)];
+    let ports = [random.pick(&[4000, 4001, 80]), random.pick(&[80, 80, 22, 53])];
+    Flow { vnics: [a, b], ips, ports, vlan: random.pick(&[None, None, None, Some(5), Some(6), Some(0)]), stations }
+}
+
+fn commands(random: &mut Random, vnics: &[Declared], flows: &[Flow], outbound: usize) -> Vec<Command> {
+    let mut commands = Vec::new();
+    let mut scripts: Vec<VecDeque<Shot>> = Vec::new();
+    while commands.len() < LENGTH {
+        let roll = random.below(100);
+        let command = match roll {
+            0..9 => change(random, vnics, outbound),
+            9..13 => Command::Pass(random.pick(&[1, 1, 2, 5, 9, 11, 25, 31, 35, 61, 130, 241, 301])),
+            _ => {
+                while scripts.len() < 3 {
+                    let flow = random.below(flows.len());
+                    scripts.push(script(random, flow).into());
+                }
+                let which = random.below(scripts.len());
+                let mut shots = Vec::new();
+                let burst = if random.percent(15) { 4 } else { 1 };
+                for _ in 0..burst {
+                    let Some(mut shot) = scripts[which].pop_front() else { break };
+                    twist(random, &mut shot, vnics.len(), flows.len());
+                    shots.push(shot);
+                }
+                if scripts[which].is_empty() {
+                    scripts.remove(which);
+                }
+                Command::Send(shots)
+            }
+        };
+        commands.push(command);
+    }
+    commands
+}
+
+fn change(random: &mut Random, vnics: &[Declared], outbound: usize) -> Command {
+    let name = random.pick(&GROUPS);
+    let vnic = random.below(vnics.len());
+    let n = random.below(5);
+    let ip = if random.percent(50) { v4(n) } else { v6(n) };
+    match random.below(20) {
+        0..4 => Command::AddRule(name, rule(random, outbound)),
+        4..7 => Command::RemoveRule(name, rule(random, outbound)),
+        7..9 => Command::AddMember(name, ip),
+        9..12 => Command::RemoveMember(name, ip),
+        12 => Command::Declare(group(random, name, outbound)),
+        13 => Command::Forget(name),
+        14 => {
+            let own = usize::from(vnics[vnic].mac[5] - 0xa);
+            let base = if random.percent(85) { own } else { random.below(4) };
+            Command::Addresses(vnic, addresses(random, base))
+        }
+        15 | 16 => Command::Groups(vnic, groups(random)),
+        17 => Command::AntiSpoof(vnic, random.percent(50)),
+        18 => Command::Remove(vnic),
+        _ => Command::Insert(vnic),
+    }
+}
+
+/// Frames that belong together, in the order in which they should come.
+fn script(random: &mut Random, flow: usize) -> Vec<Shot> {
+    let shot = |back: bool, what: What| Shot { flow, back, what, to: To::Receiver, twist: Twist::None };
+    let opener = random.percent(20);
+    let tcp =
+        |steps: &[(bool, Step)]| steps.iter().map(|(back, step)| shot(*back ^ opener, What::Tcp(*step))).collect::<Vec<_>>();
+    let id = random.pick(&[1, 2]);
+    match random.below(28) {
+        0..4 => {
+            use Step::*;
+            let mut steps =
+                vec![(false, Syn), (true, SynAck), (false, Ack), (false, Data), (true, Ack), (true, Data), (false, Ack)];
+            match random.below(4) {
+                0 => steps.extend([(false, Fin), (true, Ack), (true, Data), (false, Ack), (true, Fin), (false, Ack)]),
+                1 => steps.extend([(true, Fin), (false, Fin), (true, Ack), (false, Ack)]),
+                2 => steps.extend([(true, Rst), (false, Data)]),
+                _ => steps.extend([(false, Ack), (false, Rst)]),
+            }
+            if random.percent(50) {
+                steps.extend([(false, Syn), (true, SynAck), (false, Ack), (true, Data)]);
+            }
+            tcp(&steps)
+        }
+        4 | 5 => {
+            let odd = [Step::RstAhead, Step::RstFar, Step::DataFar, Step::AckFar, Step::Again, Step::SynAgain, Step::Syn];
+            let mut steps = vec![(false, Step::SynScaled), (true, Step::SynAck), (false, Step::Ack), (false, Step::Data)];
+            for _ in 0..4 {
+                steps.insert(random.below(steps.len() + 1), (random.percent(50), random.pick(&odd)));
+                steps.push((random.percent(50), random.pick(&[Step::Data, Step::Ack])));
+            }
+            tcp(&steps)
+        }
+        6 => tcp(&[(false, Step::Syn), (true, Step::Refuse), (false, Step::Syn), (true, Step::SynAck)]),
+        // From the middle.
+        7 => tcp(&[(false, Step::Data), (true, Step::Ack), (true, Step::Data), (false, Step::Rst)]),
+        8 => {
+            tcp(&[(random.percent(50), Step::Flags(random.next() as u8)), (random.percent(50), Step::Flags(random.next() as u8))])
+        }
+        9..13 => (0..3).map(|_| shot(random.percent(40), What::Udp(random.below(30) as u8))).collect(),
+        13..15 => {
+            let back = random.percent(30);
+            let mut both = vec![shot(back, What::Echo { request: true, id }), shot(!back, What::Echo { request: false, id })];
+            if random.percent(30) {
+                both.swap(0, 1);
+            }
+            both.push(shot(random.percent(50), What::Echo { request: true, id }));
+            both
+        }
+        15..18 => {
+            let kind = random.pick(&[3, 11, 12, 1, 2, 4, 5]);
+            let (protocol, far) = (random.pick(&[6, 17, 132, 1, 47]), random.percent(20));
+            let first = match protocol {
+                6 => What::Tcp(Step::Syn),
+                17 => What::Udp(4),
+                132 => What::Sctp(1),
+                1 => What::Echo { request: true, id: 1 },
+                other => What::Protocol(other),
+            };
+            let back = random.percent(30);
+            let error = shot(!back, What::Error { kind, protocol, far });
+            vec![shot(back, first), error.clone(), error]
+        }
+        18..20 => {
+            let protocol = random.pick(&[17, 17, 6, 1]);
+            let back = random.percent(30);
+            let parts = random.pick(&[
+                vec![Part::First, Part::Second, Part::Third, Part::Last],
+                vec![Part::First, Part::Last, Part::Third, Part::Second],
+                vec![Part::First, Part::Across, Part::Second],
+                vec![Part::First, Part::Second, Part::Second],
+                vec![Part::Second, Part::First, Part::Second],
+                vec![Part::Tiny, Part::Second],
+            ]);
+            let mut shots: Vec<Shot> = parts.into_iter().map(|part| shot(back, What::Fragment { protocol, id, part })).collect();
+            if random.percent(40) {
+                // One goes elsewhere, or all do.
+                let to = if random.percent(70) { To::Vnic(random.below(NAMES.len())) } else { To::Broadcast };
+                let last = shots.len();
+                let first = random.below(last);
+                let one = random.percent(70);
+                shots[first..if one { first + 1 } else { last }].iter_mut().for_each(|shot| shot.to = to);
+            }
+            shots
+        }
+        20 => {
+            let mut shots = vec![shot(false, What::Sctp(1)), shot(true, What::Sctp(2)), shot(false, What::Sctp(0))];
+            if random.percent(30) {
+                shots.remove(0);
+            }
+            shots
+        }
+        21 => (0..2).map(|_| shot(random.percent(50), What::Protocol(random.pick(&[47, 50, 99, 2, 1, 58, 4, 41, 59])))).collect(),
+        22 | 23 => {
+            let kind = random.pick(&[133, 134, 135, 135, 136, 136, 137, 130, 131, 132, 143]);
+            let defects = [
+                Defect::Hops,
+                Defect::Code,
+                Defect::Target,
+                Defect::LinkAddress,
+                Defect::EmptyOption,
+                Defect::LongOption,
+                Defect::Fragmented,
+                Defect::Short,
+            ];
+            let defect = if random.percent(50) { Defect::None } else { random.pick(&defects) };
+            let mut all = vec![shot(random.percent(50), What::Discovery { kind, defect })];
+            if random.percent(40) {
+                all[0].to = To::Multicast;
+            }
+            all
+        }
+        24 => {
+            let (own, back) = (random.percent(85), random.percent(50));
+            let ask = shot(back, What::Dhcp4 { op: 1, xid: id.into(), own, unspecified: random.percent(60) });
+            let answer = shot(!back, What::Dhcp4 { op: 2, xid: random.pick(&[1, 2]), own, unspecified: false });
+            let ask6 = shot(back, What::Dhcp6 { kind: random.pick(&[1, 3, 5, 11]), transaction: id.into() });
+            let answer6 = shot(!back, What::Dhcp6 { kind: random.pick(&[2, 7]), transaction: random.pick(&[1, 2]) });
+            let mut all =
+                if random.percent(50) { vec![ask, answer.clone(), answer] } else { vec![ask6, answer6.clone(), answer6] };
+            if random.percent(40) {
+                all[0].to = To::Broadcast;
+            }
+            if random.percent(20) {
+                all[1].to = To::Broadcast;
+            }
+            all
+        }
+        25 => vec![
+            shot(false, What::Arp { reply: false }),
+            shot(true, What::Arp { reply: true }),
+            shot(random.percent(50), What::Type(random.pick(&[0x88cc, 0x8035, 0x88b5, 0x0806, 0x22, 0x0800, 0x86dd]))),
+        ],
+        26 => vec![shot(random.percent(50), What::Hidden(random.below(4) as u8))],
+        _ => vec![
+            shot(random.percent(50), What::Icmp { kind: random.next() as u8 & 0x8f, code: 0 }),
+            shot(random.percent(50), What::Options(random.pick(&[6, 20, 40, 110, 160, 200, 240, 300]))),
+        ],
+    }
+}
+
+/// Makes something wrong with some.
+fn twist(random: &mut Random, shot: &mut Shot, vnics: usize, flows: usize) {
+    if random.percent(4) {
+        shot.to = match random.below(8) {
+            0..2 => To::Broadcast,
+            2..4 => To::Multicast,
+            4 => To::LinkLocalGroup,
+            5..7 => To::Vnic(random.below(vnics)),
+            _ => To::Station(random.below(3) as u8),
+        };
+    }
+    if random.percent(2) {
+        // Somebody else's conversation.
+        shot.flow = random.below(flows);
+    }
+    if !random.percent(10) {
+        return;
+    }
+    let vnic = random.below(vnics.min(NAMES.len()));
+    shot.twist = match random.below(14) {
+        0 => Twist::Sender(vnic),
+        1 | 2 => Twist::Posing(vnic),
+        3 => Twist::SourceMac(vnic),
+        4 => Twist::SourceStation(random.below(2) as u8),
+        5 => Twist::SourceIp(random.below(5)),
+        6 => Twist::DestinationIp(random.below(5)),
+        7 => Twist::Vlan(random.pick(&[None, Some(5), Some(6), Some(0)])),
+        8 | 9 => Twist::Cut(random.below(128) as u16),
+        10 => Twist::Pad(random.below(20) as u8),
+        _ => Twist::Byte(random.below(64) as u16, 1 << random.below(8)),
+    };
+}

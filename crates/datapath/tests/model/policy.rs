@@ -1,0 +1,343 @@
+//! Security groups, rules and the exceptions that every filtered vnic has: who may send what to whom, without any state.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use crate::wire::{Packet, Reasons, be16, be32};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    Inbound,
+    Outbound,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Peer {
+    Cidr(IpAddr, u8),
+    Group(&'static str),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    pub direction: Direction,
+    /// None: any.
+    pub protocol: Option<u8>,
+    /// Meaningful for TCP and UDP.
+    pub ports: (u16, u16),
+    pub peer: Peer,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    pub name: &'static str,
+    pub members: Vec<IpAddr>,
+    pub rules: Vec<Rule>,
+}
+
+/// What an operator says of a vnic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Declared {
+    pub mac: [u8; 6],
+    pub vni: u32,
+    pub bypass: bool,
+    pub ip_anti_spoof: bool,
+    pub ips: Vec<IpAddr>,
+    pub groups: Vec<&'static str>,
+}
+
+impl Declared {
+    /// RFC 4291, appendix A.
+    pub fn link_local(&self) -> IpAddr {
+        let [a, b, c, d, e, f] = self.mac.map(u16::from);
+        IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, (a ^ 2) << 8 | b, c << 8 | 0xff, 0xfe00 | d, e << 8 | f))
+    }
+
+    /// Whether it may speak as `ip`.
+    pub fn owns(&self, ip: IpAddr) -> bool {
+        self.ips.contains(&ip) || ip == self.link_local()
+    }
+}
+
+fn bits(ip: IpAddr) -> (u128, u32) {
+    match ip {
+        IpAddr::V4(v4) => (u128::from(u32::from(v4)), 32),
+        IpAddr::V6(v6) => (u128::from(v6), 128),
+    }
+}
+
+/// Whether an address is in a block. Bits of the block's address beyond its mask mean nothing.
+pub fn is_in(ip: IpAddr, block: IpAddr, mask: u8) -> bool {
+    let ((ip, width), (block, block_width)) = (bits(ip), bits(block));
+    width == block_width && (0..u32::from(mask)).all(|i| (ip ^ block) >> (width - 1 - i) & 1 == 0)
+}
+
+fn peer_matches(groups: &[Group], peer: &Peer, ip: IpAddr) -> bool {
+    match peer {
+        Peer::Cidr(block, mask) => is_in(ip, *block, *mask),
+        Peer::Group(name) => groups.iter().any(|group| group.name == *name && group.members.contains(&ip)),
+    }
+}
+
+/// Whether a rule is about a packet with this address at the other end.
+fn rule_matches(groups: &[Group], rule: &Rule, packet: &Packet, peer: IpAddr) -> bool {
+    // ICMP (1) and ICMPv6 (58) are numbers as others are: that each is of one family is up to who sends it.
+    let protocol = match rule.protocol {
+        None => true,
+        Some(number) => number == packet.protocol,
+    };
+    let ports = match (rule.protocol, rule.ports) {
+        (Some(6 | 17), (first, last)) => {
+            let port = be16(&packet.upper, 2);
+            first <= port && port <= last
+        }
+        _ => true,
+    };
+    protocol && ports && peer_matches(groups, &rule.peer, peer)
+}
+
+/// All rules of a vnic in one direction.
+fn rules<'a>(groups: &'a [Group], vnic: &'a Declared, direction: Direction) -> impl Iterator<Item = &'a Rule> {
+    let of = |name: &&'static str| groups.iter().find(move |group| group.name == *name);
+    vnic.groups.iter().filter_map(of).flat_map(|group| &group.rules).filter(move |rule| rule.direction == direction)
+}
+
+/// Messages of neighbour and listener discovery, and what keeps them honest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Discovery {
+    /// Router or neighbour solicitation, neighbour advertisement.
+    Neighbour,
+    /// Router advertisement, redirect.
+    Router,
+    /// Multicast listener report or done.
+    Listener,
+    /// Multicast listener query.
+    Query,
+}
+
+pub fn discovery(packet: &Packet) -> Option<Discovery> {
+    if packet.protocol != 58 || packet.source.is_ipv4() || packet.fragment.is_some_and(|fragment| fragment.offset > 0) {
+        return None;
+    }
+    match packet.upper[0] {
+        133 | 135 | 136 => Some(Discovery::Neighbour),
+        134 | 137 => Some(Discovery::Router),
+        131 | 132 | 143 => Some(Discovery::Listener),
+        130 => Some(Discovery::Query),
+        _ => None,
+    }
+}
+
+/// The link-layer addresses that options of this kind give, behind byte `at` of a message. None if an option is empty or not whole,
+/// or gives none.
+fn link_addresses(message: &[u8], mut at: usize, wanted: u8) -> Option<Vec<[u8; 6]>> {
+    let mut found = Vec::new();
+    while at < message.len() {
+        let len = 8 * usize::from(*message.get(at + 1)?);
+        if len == 0 || at + len > message.len() {
+            return None;
+        }
+        if message[at] == wanted {
+            found.push(message[at + 2..at + len].try_into().ok()?);
+        }
+        at += len;
+    }
+    Some(found)
+}
+
+fn v6(ip: IpAddr) -> Ipv6Addr {
+    if let IpAddr::V6(ip) = ip { ip } else { unreachable!("{ip}") }
+}
+
+/// What a valid message of discovery says: whose address it is about, and the link-layer addresses that it gives.
+struct Said {
+    target: Option<IpAddr>,
+    links: Vec<[u8; 6]>,
+}
+
+/// Reads a message as a host must before it believes it: RFC 4861, 6.1, 7.1 and 8.1; RFC 2710, 3; RFC 3810, 5; RFC 6980.
+fn said(packet: &Packet) -> Option<Said> {
+    let message = &packet.upper;
+    let kind = message[0];
+    let listener = matches!(kind, 130 | 131 | 132 | 143);
+    let (fixed, wanted) = match kind {
+        133 => (8, 1),
+        134 => (16, 1),
+        135 => (24, 1),
+        136 => (24, 2),
+        137 => (40, 2),
+        143 => (8, 0),
+        _ => (24, 0),
+    };
+    if packet.hops != if listener { 1 } else { 255 } || message[1] != 0 || packet.has_fragment_header || message.len() < fixed {
+        return None;
+    }
+    let links = if listener { Vec::new() } else { link_addresses(message, fixed, wanted)? };
+    if links.windows(2).any(|pair| pair[0] != pair[1]) {
+        return None; // which is it?
+    }
+    let target = matches!(kind, 135..=137).then(|| Ipv6Addr::from(<[u8; 16]>::try_from(&message[8..24]).unwrap()));
+    let (source, destination) = (v6(packet.source), v6(packet.destination));
+    let multicast = |ip: Ipv6Addr| ip.octets()[0] == 0xff;
+    let link_local = |ip: Ipv6Addr| ip.segments()[0] & 0xffc0 == 0xfe80;
+    let unspecified = source == Ipv6Addr::UNSPECIFIED;
+    let solicited_node = destination.octets()[..13] == [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff];
+    let believable = match kind {
+        133 => !unspecified || links.is_empty(),
+        134 | 137 | 130 => link_local(source),
+        135 => !multicast(target.unwrap()) && (!unspecified || solicited_node && links.is_empty()),
+        136 => !(multicast(target.unwrap()) || multicast(destination) && message[4] & 0x40 != 0),
+        _ => link_local(source) || unspecified,
+    };
+    believable.then(|| Said { target: target.map(IpAddr::V6), links })
+}
+
+/// Whether a filtered vnic may send this message of discovery, whatever its rules.
+fn discovery_is_honest(vnic: &Declared, packet: &Packet) -> bool {
+    let Some(said) = said(packet) else { return false };
+    let unspecified = packet.source == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+    said.links.iter().all(|link| *link == vnic.mac)
+        && match packet.upper[0] {
+            136 => vnic.owns(packet.source) && vnic.owns(said.target.unwrap()),
+            _ => vnic.owns(packet.source) || unspecified,
+        }
+}
+
+const NONE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
+
+/// The fixed part of BOOTP (RFC 951), up to the server's name.
+struct Bootp {
+    op: u8,
+    xid: u32,
+    chaddr: [u8; 6],
+}
+
+fn bootp(packet: &Packet, ports: (u16, u16)) -> Option<Bootp> {
+    let upper = &packet.upper;
+    let is = packet.protocol == 17
+        && packet.source.is_ipv4()
+        && packet.fragment.is_none()
+        && (be16(upper, 0), be16(upper, 2)) == ports
+        && upper.len() >= 8 + 240
+        && be16(upper, 4) >= 8 + 240
+        && upper[9..11] == [1, 6]; // Ethernet
+    is.then(|| Bootp { op: upper[8], xid: be32(upper, 12), chaddr: upper[36..42].try_into().unwrap() })
+}
+
+/// What a vnic asks a DHCP server for: 4 or 6 and the transaction.
+pub fn dhcp_request(vnic: &Declared, packet: &Packet) -> Option<(u8, u32)> {
+    if let Some(bootp) = bootp(packet, (68, 67)) {
+        let own = packet.source == NONE || vnic.ips.contains(&packet.source);
+        return (own && bootp.op == 1 && bootp.chaddr == vnic.mac).then_some((4, bootp.xid));
+    }
+    let (kind, transaction) = dhcp6(packet, (546, 547))?;
+    let asks = matches!(kind, 1 | 3..=6 | 8 | 9 | 11);
+    (vnic.owns(packet.source) && asks).then_some((6, transaction))
+}
+
+/// What a DHCP server answers a vnic: 4 or 6 and the transaction.
+pub fn dhcp_reply(vnic: &Declared, packet: &Packet) -> Option<(u8, u32)> {
+    if let Some(bootp) = bootp(packet, (67, 68)) {
+        return (bootp.op == 2 && bootp.chaddr == vnic.mac).then_some((4, bootp.xid));
+    }
+    let (kind, transaction) = dhcp6(packet, (547, 546))?;
+    matches!(kind, 2 | 7).then_some((6, transaction))
+}
+
+/// Message type and transaction of DHCPv6 (RFC 8415, 8).
+fn dhcp6(packet: &Packet, ports: (u16, u16)) -> Option<(u8, u32)> {
+    let upper = &packet.upper;
+    let is = packet.protocol == 17
+        && packet.source.is_ipv6()
+        && packet.fragment.is_none()
+        && (be16(upper, 0), be16(upper, 2)) == ports
+        && upper.len() >= 8 + 4
+        && be16(upper, 4) >= 8 + 4;
+    is.then(|| (upper[8], be32(upper, 8) & 0xff_ffff))
+}
+
+/// What servers and routers send, and a filtered vnic only if an OUTBOUND rule says so.
+fn is_for_servers(packet: &Packet) -> bool {
+    if packet.protocol == 17 {
+        let ports = (be16(&packet.upper, 0), be16(&packet.upper, 2));
+        return if packet.source.is_ipv4() { ports == (67, 68) } else { ports == (547, 546) };
+    }
+    matches!(discovery(packet), Some(Discovery::Router | Discovery::Query))
+}
+
+/// Whether it is UDP between the ports of DHCP, whoever sends it: that makes no session.
+pub fn is_dhcp(packet: &Packet) -> bool {
+    let ports: &[(u16, u16)] = if packet.source.is_ipv4() { &[(67, 68), (68, 67)] } else { &[(547, 546), (546, 547)] };
+    packet.protocol == 17 && packet.fragment.is_none() && ports.contains(&(be16(&packet.upper, 0), be16(&packet.upper, 2)))
+}
+
+/// Whether a filtered vnic may speak with this source at all.
+pub fn source_is_own(vnic: &Declared, packet: &Packet) -> Result<(), Reasons> {
+    let own = match (discovery(packet), packet.source) {
+        (Some(Discovery::Neighbour | Discovery::Listener), _) => {
+            return if discovery_is_honest(vnic, packet) {
+                Ok(())
+            } else if vnic.owns(packet.source) {
+                Err(&["bad-discovery"])
+            } else {
+                // A source that is not its own breaks both.
+                Err(&["bad-discovery", "spoofed-ip"])
+            };
+        }
+        (Some(Discovery::Router | Discovery::Query), source) if vnic.owns(source) => {
+            // A rule may let a vnic be a router, but not for somebody else.
+            let honest = said(packet).is_some_and(|said| said.links.iter().all(|link| *link == vnic.mac));
+            return if honest { Ok(()) } else { Err(&["bad-discovery"]) };
+        }
+        // What it must not say, with an address that it must not use.
+        (Some(Discovery::Router | Discovery::Query), _) => return Err(&["spoofed-ip", "bad-discovery"]),
+        (None, source) => vnic.ips.contains(&source) || dhcp_request(vnic, packet).is_some(),
+    };
+    if own { Ok(()) } else { Err(&["spoofed-ip"]) }
+}
+
+/// What lets a packet pass or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// A rule, or that there is none (egress).
+    Allowed,
+    /// An exception for discovery and DHCP, which makes no session.
+    Exception,
+    Denied(Reasons),
+}
+
+/// Whether a filtered vnic's groups let out a packet whose source is its own.
+pub fn egress(groups: &[Group], vnic: &Declared, packet: &Packet) -> Verdict {
+    let neighbours = matches!(discovery(packet), Some(Discovery::Neighbour | Discovery::Listener));
+    if neighbours && discovery_is_honest(vnic, packet) || dhcp_request(vnic, packet).is_some() {
+        return Verdict::Exception;
+    }
+    let mut outbound = rules(groups, vnic, Direction::Outbound).peekable();
+    let allowed = if outbound.peek().is_some() {
+        outbound.any(|rule| rule_matches(groups, rule, packet, packet.destination))
+    } else {
+        !is_for_servers(packet) && !neighbours
+    };
+    match (allowed, discovery(packet)) {
+        _ if neighbours => Verdict::Denied(&["bad-discovery"]),
+        (true, Some(Discovery::Router | Discovery::Query)) => Verdict::Exception,
+        (true, _) => Verdict::Allowed,
+        // No rule says that it may, and 3.5 that it may not without: both are true.
+        (false, Some(Discovery::Router | Discovery::Query)) => Verdict::Denied(&["egress-denied", "bad-discovery"]),
+        (false, _) => Verdict::Denied(&["egress-denied"]),
+    }
+}
+
+/// Whether a filtered vnic's groups let in a packet. Replies to its DHCP requests are state, and not looked at here.
+pub fn ingress(groups: &[Group], vnic: &Declared, packet: &Packet) -> Verdict {
+    if discovery_passes(packet) {
+        return Verdict::Exception;
+    }
+    match rules(groups, vnic, Direction::Inbound).any(|rule| rule_matches(groups, rule, packet, packet.source)) {
+        true => Verdict::Allowed,
+        false => Verdict::Denied(&["ingress-denied"]),
+    }
+}
+
+/// Discovery that reaches every vnic.
+fn discovery_passes(packet: &Packet) -> bool {
+    discovery(packet).is_some_and(|_| matches!(packet.upper[0], 130 | 131 | 132 | 134..=136 | 143) && said(packet).is_some())
+}

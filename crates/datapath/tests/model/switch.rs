@@ -1,0 +1,839 @@
+//! The model of the switch: every table is a list that is searched from its start.
+
+use std::net::IpAddr;
+
+use crate::{
+    choices::Choices,
+    policy::{self, Declared, Group, Verdict},
+    tcp::{Connection, Judgement, Segment},
+    wire::{self, Carries, Packet, Reasons, be16},
+};
+
+/// Where a frame comes from or goes to: a vnic, and which of its lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Port(pub usize, pub u32);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vnic {
+    pub name: &'static str,
+    pub port: Port,
+    pub declared: Declared,
+    /// When its guest came.
+    attached: u32,
+    /// Requests of its DHCP clients: 4 or 6, transaction, when.
+    asked: Vec<(u8, u32, u32)>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Learnt {
+    vni: u32,
+    mac: [u8; 6],
+    behind: Port,
+    seen: u32,
+}
+
+/// One end of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct End {
+    port: Port,
+    address: IpAddr,
+    /// Of TCP, UDP, SCTP; of an echo, see [`Key::of`].
+    number: u16,
+}
+
+/// What tells sessions apart, as a frame from `from` to `to` shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Key {
+    vni: u32,
+    vlan: Option<u16>,
+    protocol: u8,
+    from: End,
+    to: End,
+}
+
+impl Key {
+    fn reversed(self) -> Key {
+        Key { from: self.to, to: self.from, ..self }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Tracked {
+    Tcp(Connection),
+    /// Whether the other end answered.
+    Udp(bool),
+    Echo,
+    Sctp(bool),
+    Other,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Session {
+    /// As the opener's frames show it.
+    key: Key,
+    tracked: Tracked,
+    seen: u32,
+    /// The opener's first packet, for deciding it again.
+    opening: Packet,
+}
+
+impl Session {
+    fn timeout(&self) -> (u32, u32) {
+        let exactly = |seconds| (seconds, seconds);
+        match &self.tracked {
+            Tracked::Tcp(connection) => connection.timeout(),
+            Tracked::Udp(answered) => exactly(if *answered { 60 } else { 30 }),
+            Tracked::Echo => exactly(30),
+            Tracked::Sctp(answered) => exactly(if *answered { 300 } else { 30 }),
+            Tracked::Other => exactly(60),
+        }
+    }
+}
+
+/// The fragments of one packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Fragments {
+    vni: u32,
+    vlan: Option<u16>,
+    source: IpAddr,
+    destination: IpAddr,
+    protocol: u8,
+    id: u32,
+    from: Port,
+    /// Whom the first was admitted to; None: to several.
+    to: Option<Port>,
+    began: u32,
+    first: Packet,
+    /// What passed, and the end of it all if that is known.
+    parts: Vec<(usize, usize)>,
+    total: Option<usize>,
+    /// Changes of policy until then.
+    policy: u32,
+}
+
+/// Who got a frame, and what was counted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    pub receivers: Vec<&'static str>,
+    pub drops: Vec<Drop>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Model {
+    now: u32,
+    lives: u32,
+    changes: u32,
+    pub vnics: Vec<Vnic>,
+    pub groups: Vec<Group>,
+    learnt: Vec<Learnt>,
+    sessions: Vec<Session>,
+    fragments: Vec<Fragments>,
+}
+
+/// Why a frame does not get through, and who is charged: each of these is right.
+pub type Drop = Vec<(&'static str, &'static str)>;
+
+fn drop(vnic: &'static str, reasons: Reasons) -> Drop {
+    reasons.iter().map(|reason| (vnic, *reason)).collect()
+}
+
+const LEARNT_FOR: u32 = 300;
+const FRAGMENTS_FOR: u32 = 30;
+const DHCP_FOR: u32 = 60;
+const PICKUP_FOR: u32 = 120;
+
+enum Destination {
+    Vnic(usize),
+    Group,
+    Unknown,
+}
+
+impl Model {
+    /// A switch that starts now.
+    pub fn new() -> Model {
+        Model {
+            now: 1,
+            lives: 0,
+            changes: 0,
+            vnics: Vec::new(),
+            groups: Vec::new(),
+            learnt: Vec::new(),
+            sessions: Vec::new(),
+            fragments: Vec::new(),
+        }
+    }
+
+    pub fn pass(&mut self, seconds: u32) {
+        self.now += seconds;
+        // What nobody will find again need not be remembered.
+        let now = self.now;
+        self.sessions.retain(|session| now - session.seen <= session.timeout().1);
+        self.fragments.retain(|entry| now - entry.began < FRAGMENTS_FOR);
+    }
+
+    pub fn sessions(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// Forgets what differs between models that are equally likely: where TCP connections stand.
+    pub fn blur(&mut self) {
+        for session in &mut self.sessions {
+            if let Tracked::Tcp(connection) = &mut session.tracked {
+                connection.blur();
+                session.seen = self.now;
+            }
+        }
+    }
+
+    /// A mistake to be found: no frame finds a session.
+    pub fn forget_sessions(&mut self) {
+        self.sessions.clear();
+    }
+
+    /// A mistake to be found: nothing is learnt.
+    pub fn learn_nothing(&mut self) {
+        self.learnt.clear();
+    }
+
+    /// Says that policy changed; what it is now is read when a packet asks.
+    pub fn changed(&mut self) {
+        self.changes += 1;
+    }
+
+    pub fn insert(&mut self, name: &'static str, declared: Declared) {
+        self.changed();
+        self.lives += 1;
+        if !declared.bypass {
+            self.learnt.retain(|learnt| (learnt.vni, learnt.mac) != (declared.vni, declared.mac));
+        }
+        let slot = (0..).find(|slot| self.vnics.iter().all(|vnic| vnic.port.0 != *slot)).unwrap();
+        let port = Port(slot, self.lives);
+        self.vnics.push(Vnic { name, port, declared, attached: self.now, asked: Vec::new() });
+    }
+
+    pub fn remove(&mut self, name: &'static str) {
+        self.changed();
+        let gone = self.vnic(name).map(|vnic| vnic.port);
+        self.vnics.retain(|vnic| vnic.name != name);
+        self.sessions.retain(|session| ![Some(session.key.from.port), Some(session.key.to.port)].contains(&gone));
+    }
+
+    pub fn vnic(&mut self, name: &str) -> Option<&mut Vnic> {
+        self.vnics.iter_mut().find(|vnic| vnic.name == name)
+    }
+
+    /// The group of a name, which is made if there is none.
+    pub fn group(&mut self, name: &'static str) -> &mut Group {
+        let at = self.groups.iter().position(|group| group.name == name).unwrap_or_else(|| {
+            self.groups.push(Group { name, members: Vec::new(), rules: Vec::new() });
+            self.groups.len() - 1
+        });
+        &mut self.groups[at]
+    }
+
+    fn at(&self, port: Port) -> Option<&Vnic> {
+        self.vnics.iter().find(|vnic| vnic.port == port)
+    }
+
+    /// One frame from a vnic.
+    pub fn send(&mut self, from: &str, frame: &[u8], choices: &mut Choices) -> Outcome {
+        let mut outcome = Outcome::default();
+        let sender = self.vnics.iter().position(|vnic| vnic.name == from).unwrap();
+        if let Err(drop) = self.decide(sender, frame, &mut outcome, choices) {
+            outcome.drops.push(drop);
+        }
+        outcome
+    }
+
+    fn decide(&mut self, sender: usize, frame: &[u8], outcome: &mut Outcome, choices: &mut Choices) -> Result<(), Drop> {
+        let Vnic { name, declared, port, .. } = self.vnics[sender].clone();
+        let refuse = |reasons: Reasons| Err(drop(name, reasons));
+        if frame.len() < 14 {
+            return refuse(&["short"]);
+        }
+        let carries = wire::carries(frame);
+        if !declared.bypass {
+            if frame[6..12] != declared.mac {
+                return refuse(&["spoofed-mac"]);
+            }
+            match carries {
+                Carries::Rarp => return refuse(&["rarp"]),
+                Carries::Arp(at) if declared.ip_anti_spoof && !arp_is_honest(&frame[at..], &declared) => {
+                    return refuse(&["spoofed-arp"]);
+                }
+                _ => {}
+            }
+        }
+        let destination = self.forward(sender, frame).map_err(|reasons| drop(name, reasons))?;
+        match destination {
+            Destination::Vnic(receiver) if declared.bypass && self.vnics[receiver].declared.bypass => {
+                outcome.receivers.push(self.vnics[receiver].name);
+                Ok(())
+            }
+            Destination::Vnic(receiver) => {
+                if let Some(packet) = read(frame, &carries).map_err(|reasons| drop(name, reasons))? {
+                    self.unicast(sender, receiver, &packet, choices)?;
+                }
+                outcome.receivers.push(self.vnics[receiver].name);
+                Ok(())
+            }
+            Destination::Group | Destination::Unknown => {
+                let is_group = matches!(destination, Destination::Group);
+                let receivers: Vec<usize> = (0..self.vnics.len())
+                    .filter(|i| self.vnics[*i].port != port && self.vnics[*i].declared.vni == declared.vni)
+                    .filter(|i| is_group || self.vnics[*i].declared.bypass)
+                    .collect();
+                self.several(sender, &receivers, read(frame, &carries), outcome, choices)
+            }
+        }
+    }
+
+    /// Where a frame goes, as a learning bridge sees it.
+    fn forward(&mut self, sender: usize, frame: &[u8]) -> Result<Destination, Reasons> {
+        let Vnic { port, declared, .. } = self.vnics[sender].clone();
+        let (destination, source): ([u8; 6], [u8; 6]) = (frame[..6].try_into().unwrap(), frame[6..12].try_into().unwrap());
+        let owner =
+            |mac: [u8; 6]| self.vnics.iter().position(|vnic| vnic.declared.vni == declared.vni && vnic.declared.mac == mac);
+        if source != declared.mac {
+            match owner(source) {
+                Some(owner) if !self.vnics[owner].declared.bypass => return Err(&["mac-claimed"]),
+                Some(_) => {}
+                None if source[0] & 1 != 0 || source == [0; 6] => {}
+                None => {
+                    self.learnt.retain(|learnt| (learnt.vni, learnt.mac) != (declared.vni, source));
+                    self.learnt.push(Learnt { vni: declared.vni, mac: source, behind: port, seen: self.now });
+                }
+            }
+        }
+        if destination[0] & 1 != 0 {
+            let reserved = destination[..5] == [1, 0x80, 0xc2, 0, 0] && destination[5] < 16;
+            return if reserved { Err(&["link-local-group"]) } else { Ok(Destination::Group) };
+        }
+        let owner =
+            |mac: [u8; 6]| self.vnics.iter().position(|vnic| vnic.declared.vni == declared.vni && vnic.declared.mac == mac);
+        let found = owner(destination).or_else(|| {
+            let learnt = self
+                .learnt
+                .iter()
+                .find(|learnt| (learnt.vni, learnt.mac) == (declared.vni, destination) && self.now - learnt.seen < LEARNT_FOR)?;
+            self.vnics.iter().position(|vnic| vnic.port == learnt.behind)
+        });
+        match found {
+            Some(found) if found == sender => Err(&["same-port"]),
+            Some(found) => Ok(Destination::Vnic(found)),
+            None => Ok(Destination::Unknown),
+        }
+    }
+
+    /// A frame with any number of receivers: no session, each is decided by itself.
+    fn several(
+        &mut self,
+        sender: usize,
+        receivers: &[usize],
+        packet: Result<Option<Packet>, Reasons>,
+        outcome: &mut Outcome,
+        choices: &mut Choices,
+    ) -> Result<(), Drop> {
+        let Vnic { name, declared, port, .. } = self.vnics[sender].clone();
+        if !self.vnics.iter().any(|vnic| vnic.declared.vni == declared.vni && !vnic.declared.bypass) {
+            return self.deliver_to_all(sender, receivers, &Ok(None), outcome);
+        }
+        // What each receiver decides about: of a fragment, its first one.
+        let mut subject = packet;
+        if let Ok(Some(packet)) = subject.clone() {
+            match packet.fragment {
+                Some(fragment) if fragment.offset > 0 => {
+                    subject = self.follow(sender, None, &packet, choices).map(Some);
+                    self.is_own(name, &declared, &packet)?;
+                }
+                _ => {
+                    self.is_own(name, &declared, &packet)?;
+                    if !declared.bypass
+                        && let Verdict::Denied(reasons) = policy::egress(&self.groups, &declared, &packet)
+                    {
+                        return Err(drop(name, reasons));
+                    }
+                    self.note_request(port, &packet);
+                    if packet.fragment.is_some()
+                        && let Err(reasons) = self.begin(sender, None, &packet, choices)
+                    {
+                        subject = Err(reasons);
+                    }
+                }
+            }
+        }
+        if !declared.bypass
+            && let Err(reasons) = subject
+        {
+            return Err(drop(name, reasons));
+        }
+        self.deliver_to_all(sender, receivers, &subject, outcome)
+    }
+
+    fn deliver_to_all(
+        &self,
+        sender: usize,
+        receivers: &[usize],
+        subject: &Result<Option<Packet>, Reasons>,
+        outcome: &mut Outcome,
+    ) -> Result<(), Drop> {
+        let name = self.vnics[sender].name;
+        if receivers.is_empty() {
+            return Err(drop(name, &["no-receiver"]));
+        }
+        for receiver in receivers {
+            let Vnic { name: receiving, declared, port, .. } = &self.vnics[*receiver];
+            let verdict = match subject {
+                _ if declared.bypass => Ok(()),
+                Ok(None) => Ok(()),
+                // Who hides or mangles IP is to blame.
+                Err(reasons) => Err(drop(name, reasons)),
+                Ok(Some(packet)) => match self.ingress(declared, *port, packet) {
+                    Verdict::Denied(reasons) => Err(drop(receiving, reasons)),
+                    _ => Ok(()),
+                },
+            };
+            match verdict {
+                Ok(()) => outcome.receivers.push(receiving),
+                Err(drop) => outcome.drops.push(drop),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a vnic may speak as a packet's source.
+    fn is_own(&self, name: &'static str, declared: &Declared, packet: &Packet) -> Result<(), Drop> {
+        if declared.bypass {
+            return Ok(());
+        }
+        policy::source_is_own(declared, packet).map_err(|reasons| {
+            let mut all = drop(name, reasons);
+            if packet.fragment.is_some_and(|fragment| fragment.offset > 0) {
+                // Its first one, which alone is decided, would not pass today either.
+                all.extend([(name, "fragment-orphan"), (name, "fragment-overlap")]);
+            }
+            all
+        })
+    }
+
+    /// IP from one vnic to another, one of which at least is filtered.
+    fn unicast(&mut self, sender: usize, receiver: usize, packet: &Packet, choices: &mut Choices) -> Result<(), Drop> {
+        let Vnic { name, declared, .. } = self.vnics[sender].clone();
+        let to = Some(self.vnics[receiver].port);
+        match packet.fragment {
+            Some(fragment) if fragment.offset > 0 => {
+                let followed = self.follow(sender, to, packet, choices);
+                self.is_own(name, &declared, packet)?;
+                return followed.map(|_| ()).map_err(|reasons| drop(name, reasons));
+            }
+            _ => {
+                let own = self.is_own(name, &declared, packet);
+                if own.is_err() {
+                    self.claim(sender, receiver, packet);
+                }
+                own?;
+            }
+        }
+        match packet.fragment {
+            Some(_) => {
+                self.whole(sender, receiver, packet, choices)?;
+                self.begin(sender, to, packet, choices).map_err(|reasons| drop(name, reasons))
+            }
+            None => self.whole(sender, receiver, packet, choices),
+        }
+    }
+
+    /// A packet that claims to be of a session, from somebody else's address: like one of its own it has policy looked at again, which ends
+    /// what is not admitted now.
+    fn claim(&mut self, sender: usize, receiver: usize, packet: &Packet) {
+        let (from, to) = (self.vnics[sender].port, self.vnics[receiver].port);
+        let Some(key) = key_of(self.vnics[sender].declared.vni, from, to, packet) else { return };
+        let found = self.sessions.iter().position(|session| session.key == key || session.key.reversed() == key);
+        if let Some(at) = found
+            && !self.is_admitted(&self.sessions[at])
+        {
+            self.sessions.remove(at);
+        }
+    }
+
+    /// The packet that a fragment is of, if its first one is remembered. IPv4 numbers the packets of each protocol apart.
+    fn fragments_of(&mut self, sender: usize, packet: &Packet) -> Option<usize> {
+        let Vnic { declared, port, .. } = &self.vnics[sender];
+        let (now, id) = (self.now, packet.fragment.unwrap().id);
+        self.fragments.retain(|entry| now - entry.began < FRAGMENTS_FOR);
+        let protocol = if packet.source.is_ipv4() { packet.protocol } else { 0 };
+        self.fragments.iter().position(|entry| {
+            (entry.vni, entry.vlan, entry.source, entry.destination)
+                == (declared.vni, packet.vlan, packet.source, packet.destination)
+                && (entry.protocol, entry.id, entry.from.0) == (protocol, id, port.0)
+        })
+    }
+
+    /// Remembers a first fragment that passed, and to whom; to several if nobody is named.
+    fn begin(&mut self, sender: usize, to: Option<Port>, packet: &Packet, choices: &mut Choices) -> Result<(), Reasons> {
+        if let Some(at) = self.fragments_of(sender, packet) {
+            // Those of the vnic that had its place before may be in the way for as long as they are kept.
+            let former = self.fragments[at].from != self.vnics[sender].port;
+            if !former || choices.either() {
+                return Err(OVERLAP);
+            }
+            self.fragments.remove(at);
+        }
+        let Vnic { declared, port, .. } = &self.vnics[sender];
+        let fragment = packet.fragment.unwrap();
+        self.fragments.push(Fragments {
+            vni: declared.vni,
+            vlan: packet.vlan,
+            source: packet.source,
+            destination: packet.destination,
+            protocol: if packet.source.is_ipv4() { packet.protocol } else { 0 },
+            id: fragment.id,
+            from: *port,
+            to,
+            began: self.now,
+            first: packet.clone(),
+            parts: vec![(0, fragment.len)],
+            total: None,
+            policy: self.changes,
+        });
+        Ok(())
+    }
+
+    /// The first fragment of the packet that a later one is of.
+    fn follow(&mut self, sender: usize, to: Option<Port>, packet: &Packet, choices: &mut Choices) -> Result<Packet, Reasons> {
+        let at = self.fragments_of(sender, packet).ok_or(ORPHAN)?;
+        if self.fragments[at].from != self.vnics[sender].port {
+            return Err(&["fragment-orphan", "fragment-overlap"]);
+        }
+        let fragment = packet.fragment.unwrap();
+        let (start, end) = (fragment.offset, fragment.offset + fragment.len);
+        let entry = &mut self.fragments[at];
+        let beyond = match (entry.total, fragment.more) {
+            (Some(total), true) => end >= total,
+            (Some(_), false) => true,
+            (None, false) => entry.parts.iter().any(|(_, other)| *other > start),
+            (None, true) => false,
+        };
+        let overlaps = beyond || entry.parts.iter().any(|(from, to)| start < *to && *from < end);
+        if overlaps {
+            // Whom it is for does not matter.
+            return Err(if entry.to == to { OVERLAP } else { &["fragment-overlap", "fragment-orphan"] });
+        }
+        entry.parts.push((start, end));
+        if !fragment.more {
+            entry.total = Some(end);
+        }
+        let (first, decided_for, policy) = (entry.first.clone(), entry.to, entry.policy);
+        if entry.total == Some(entry.parts.iter().map(|(from, to)| to - from).sum()) {
+            self.fragments.remove(at); // all of it is there: the number may be used again
+        }
+        // Policy may have changed since: what was admitted as a whole may go on or not.
+        if decided_for != to || policy != self.changes && choices.either() {
+            return Err(ORPHAN);
+        }
+        Ok(first)
+    }
+
+    /// A packet whose upper layer starts here.
+    fn whole(&mut self, sender: usize, receiver: usize, packet: &Packet, choices: &mut Choices) -> Result<(), Drop> {
+        let (port, to) = (self.vnics[sender].port, self.vnics[receiver].port);
+        let (name, vni) = (self.vnics[sender].name, self.vnics[sender].declared.vni);
+        let receiving = self.vnics[receiver].name;
+        let key = key_of(vni, port, to, packet);
+        if let Some(key) = key
+            && let Some(at) = self.live(|session| session.key == key || session.key.reversed() == key, choices)
+        {
+            let from = usize::from(self.sessions[at].key != key);
+            let session = &mut self.sessions[at];
+            let hit = match &mut session.tracked {
+                Tracked::Tcp(connection) => match connection.judge(from, &Segment::read(&packet.upper), choices) {
+                    Judgement::Passes => {
+                        session.seen = self.now;
+                        Ok(true)
+                    }
+                    Judgement::PassesUnnoticed => Ok(true),
+                    // The state that refuses is both ends'.
+                    Judgement::OutOfWindow => Err(vec![(name, "tcp-window"), (receiving, "tcp-window")]),
+                    Judgement::Afresh => Ok(false),
+                    Judgement::ByRules => return self.miss(sender, receiver, packet, None),
+                },
+                Tracked::Udp(answered) | Tracked::Sctp(answered) => {
+                    *answered |= from == 1;
+                    session.seen = self.now;
+                    Ok(true)
+                }
+                Tracked::Echo | Tracked::Other => {
+                    session.seen = self.now;
+                    Ok(true)
+                }
+            };
+            if hit? {
+                return Ok(());
+            }
+            self.sessions.remove(at);
+        }
+        if let Some(other_end) = self.quotes_a_session(vni, to, packet, choices) {
+            // The other end may say so; anybody else needs to be let out.
+            let declared = &self.vnics[sender].declared;
+            return match policy::egress(&self.groups, declared, packet) {
+                Verdict::Denied(reasons) if !declared.bypass && other_end != port => Err(drop(name, reasons)),
+                _ => Ok(()),
+            };
+        }
+        self.miss(sender, receiver, packet, key)
+    }
+
+    /// The session that `wanted` names, if it is alive and policy still admits it.
+    fn live(&mut self, wanted: impl Fn(&Session) -> bool, choices: &mut Choices) -> Option<usize> {
+        let at = self.there(wanted, choices)?;
+        if !self.is_admitted(&self.sessions[at]) {
+            self.sessions.remove(at);
+            return None;
+        }
+        Some(at)
+    }
+
+    /// The session that `wanted` names, if it has not timed out.
+    fn there(&mut self, wanted: impl Fn(&Session) -> bool, choices: &mut Choices) -> Option<usize> {
+        let at = self.sessions.iter().position(wanted)?;
+        let session = &self.sessions[at];
+        let idle = self.now - session.seen;
+        let (least, most) = session.timeout();
+        // Of whole seconds, the last one may count or not.
+        if idle > most || idle >= least && choices.either() {
+            self.sessions.remove(at);
+            return None;
+        }
+        Some(at)
+    }
+
+    /// Whether policy as it is now would let the opener begin.
+    fn is_admitted(&self, session: &Session) -> bool {
+        let (Some(opener), Some(other)) = (self.at(session.key.from.port), self.at(session.key.to.port)) else { return false };
+        let out = opener.declared.bypass
+            || policy::source_is_own(&opener.declared, &session.opening).is_ok()
+                && policy::egress(&self.groups, &opener.declared, &session.opening) == Verdict::Allowed;
+        let within =
+            other.declared.bypass || matches!(policy::ingress(&self.groups, &other.declared, &session.opening), Verdict::Allowed);
+        out && within
+    }
+
+    fn ingress(&self, declared: &Declared, port: Port, packet: &Packet) -> Verdict {
+        let verdict = policy::ingress(&self.groups, declared, packet);
+        let answers = policy::dhcp_reply(declared, packet).is_some_and(|reply| {
+            let asked = &self.at(port).unwrap().asked;
+            asked.iter().any(|(kind, transaction, when)| (*kind, *transaction) == reply && self.now - when <= DHCP_FOR)
+        });
+        if answers { Verdict::Exception } else { verdict }
+    }
+
+    fn note_request(&mut self, port: Port, packet: &Packet) {
+        let now = self.now;
+        let vnic = self.vnics.iter_mut().find(|vnic| vnic.port == port).unwrap();
+        if vnic.declared.bypass {
+            return;
+        }
+        if let Some((kind, transaction)) = policy::dhcp_request(&vnic.declared, packet) {
+            // One request of a kind is open at a time.
+            vnic.asked.retain(|(other, ..)| *other != kind);
+            vnic.asked.push((kind, transaction, now));
+        }
+    }
+
+    fn miss(&mut self, sender: usize, receiver: usize, packet: &Packet, key: Option<Key>) -> Result<(), Drop> {
+        let (from, to) = (self.vnics[sender].clone(), self.vnics[receiver].clone());
+        let mut exception = policy::is_dhcp(packet);
+        let mut denied: Option<Drop> = None;
+        if !from.declared.bypass {
+            match policy::egress(&self.groups, &from.declared, packet) {
+                Verdict::Allowed => {}
+                Verdict::Exception => exception = true,
+                Verdict::Denied(reasons) => denied = Some(drop(from.name, reasons)),
+            }
+        }
+        if denied.is_none() {
+            self.note_request(from.port, packet);
+        }
+        if !to.declared.bypass && denied.is_none() {
+            match self.ingress(&to.declared, to.port, packet) {
+                Verdict::Allowed => {}
+                Verdict::Exception => exception = true,
+                Verdict::Denied(reasons) => denied = Some(drop(to.name, reasons)),
+            }
+        }
+        let opens = match packet.protocol {
+            6 => {
+                let segment = Segment::read(&packet.upper);
+                let pickup = self.now < PICKUP_FOR + from.attached.max(to.attached);
+                segment.opens() || pickup && segment.may_be_picked_up()
+            }
+            132 => packet.upper.get(12) == Some(&1),
+            _ => true,
+        };
+        if !opens {
+            // It would need a session. That policy would not let it make one is as true.
+            let reason = if packet.protocol == 6 { "tcp-no-session" } else { "sctp-no-session" };
+            denied.get_or_insert_default().extend([(from.name, reason), (to.name, reason)]);
+        }
+        if let Some(denied) = denied {
+            return Err(denied);
+        }
+        let Some(key) = key.filter(|_| !exception) else { return Ok(()) };
+        let tracked = match packet.protocol {
+            6 => Tracked::Tcp(Connection::open(&Segment::read(&packet.upper))),
+            17 => Tracked::Udp(false),
+            1 | 58 if is_icmp(packet) => Tracked::Echo,
+            132 => Tracked::Sctp(false),
+            _ => Tracked::Other,
+        };
+        let opens = match tracked {
+            Tracked::Echo => packet.upper[0] == echo_request(packet),
+            _ => true,
+        };
+        if opens {
+            self.sessions.push(Session { key, tracked, seen: self.now, opening: packet.clone() });
+        }
+        Ok(())
+    }
+
+    /// If it is an error about a packet that the receiver sent in a session: the other end of that.
+    fn quotes_a_session(&mut self, vni: u32, to: Port, packet: &Packet, choices: &mut Choices) -> Option<Port> {
+        let quoted = quoted(packet)?;
+        // Whoever the packet went to: the tuple and the port it came from are known.
+        let same = |key: &Key| {
+            let ends = (key.from.address, key.from.number, key.to.address, key.to.number);
+            (key.vni, key.vlan, key.protocol, key.from.port) == (vni, packet.vlan, quoted.protocol, to)
+                && ends == (quoted.source, quoted.ports.0, quoted.destination, quoted.ports.1)
+        };
+        let sessions = self.sessions.clone();
+        let found = sessions.iter().filter(|session| same(&session.key) || same(&session.key.reversed()));
+        for candidate in found {
+            let Some(at) = self.there(|session| session.key == candidate.key, choices) else { continue };
+            // A quote is no frame of the session: one that policy does not admit now is not ended by it.
+            if !self.is_admitted(&self.sessions[at]) {
+                continue;
+            }
+            let from = usize::from(!same(&candidate.key));
+            let fits = match (&self.sessions[at].tracked, quoted.sequence) {
+                (Tracked::Tcp(connection), Some(sequence)) => connection.may_have_sent(from, sequence, choices),
+                _ => true,
+            };
+            if fits {
+                return Some(if from == 0 { candidate.key.to.port } else { candidate.key.from.port });
+            }
+        }
+        None
+    }
+}
+
+const ORPHAN: Reasons = &["fragment-orphan"];
+const OVERLAP: Reasons = &["fragment-overlap"];
+
+/// The packet of a frame, None if it is not IP.
+fn read(frame: &[u8], carries: &Carries) -> Result<Option<Packet>, Reasons> {
+    match carries {
+        Carries::Hidden => Err(&["ip-hidden"]),
+        Carries::Ip(at, vlan) => wire::packet(frame, *at, *vlan).map(Some),
+        _ => Ok(None),
+    }
+}
+
+fn arp_is_honest(arp: &[u8], vnic: &Declared) -> bool {
+    arp.len() >= 28 && arp[..6] == [0, 1, 8, 0, 6, 4] && arp[8..14] == vnic.mac && {
+        let sender = IpAddr::V4(std::net::Ipv4Addr::new(arp[14], arp[15], arp[16], arp[17]));
+        vnic.ips.contains(&sender)
+    }
+}
+
+fn is_icmp(packet: &Packet) -> bool {
+    (packet.protocol, packet.source.is_ipv4()) == (1, true) || (packet.protocol, packet.source.is_ipv6()) == (58, true)
+}
+
+fn echo_request(packet: &Packet) -> u8 {
+    if packet.source.is_ipv4() { 8 } else { 128 }
+}
+
+fn echo_reply(packet: &Packet) -> u8 {
+    if packet.source.is_ipv4() { 0 } else { 129 }
+}
+
+/// What a packet looks like to the table of sessions; None if it can have none.
+fn key_of(vni: u32, from: Port, to: Port, packet: &Packet) -> Option<Key> {
+    let upper = &packet.upper;
+    let numbers = match packet.protocol {
+        6 | 17 | 132 => (be16(upper, 0), be16(upper, 2)),
+        _ if is_icmp(packet) => {
+            let request = echo_request(packet);
+            match upper[0] {
+                kind if kind == request && upper[1] == 0 => (be16(upper, 4), request.into()),
+                kind if kind == echo_reply(packet) && upper[1] == 0 => (request.into(), be16(upper, 4)),
+                _ => return None,
+            }
+        }
+        _ => (0, 0),
+    };
+    Some(Key {
+        vni,
+        vlan: packet.vlan,
+        protocol: packet.protocol,
+        from: End { port: from, address: packet.source, number: numbers.0 },
+        to: End { port: to, address: packet.destination, number: numbers.1 },
+    })
+}
+
+/// What an ICMP error quotes.
+struct Quoted {
+    source: IpAddr,
+    destination: IpAddr,
+    protocol: u8,
+    ports: (u16, u16),
+    sequence: Option<u32>,
+}
+
+fn quoted(packet: &Packet) -> Option<Quoted> {
+    let is_error = match packet.upper.first()? {
+        3 | 11 | 12 if packet.source.is_ipv4() => true,
+        1..=4 if packet.source.is_ipv6() => true,
+        _ => false,
+    };
+    if !is_icmp(packet) || !is_error {
+        return None;
+    }
+    let inner = packet.upper.get(8..)?;
+    let (source, destination, protocol, upper) = if packet.source.is_ipv4() {
+        let header = usize::from(inner.first()? & 15) * 4;
+        let sound = inner[0] >> 4 == 4 && header >= 20 && inner.len() >= header && usize::from(be16(inner, 2)) >= header;
+        if !sound || be16(inner, 6) & 0x1fff != 0 {
+            return None;
+        }
+        let address = |at: usize| IpAddr::from(<[u8; 4]>::try_from(&inner[at..at + 4]).unwrap());
+        (address(12), address(16), inner[9], &inner[header..])
+    } else {
+        if inner.len() < 40 || inner[0] >> 4 != 6 {
+            return None;
+        }
+        let address = |at: usize| IpAddr::from(<[u8; 16]>::try_from(&inner[at..at + 16]).unwrap());
+        (address(8), address(24), inner[6], &inner[40..])
+    };
+    let icmp = if source.is_ipv4() { 1 } else { 58 };
+    let request: u8 = if source.is_ipv4() { 8 } else { 128 };
+    let ports = match protocol {
+        6 | 17 | 132 if upper.len() >= 8 => (be16(upper, 0), be16(upper, 2)),
+        6 | 17 | 132 => return None,
+        number if number == icmp => {
+            if upper.len() < 8 {
+                return None;
+            }
+            match upper[0] {
+                _ if upper[1] != 0 => return None,
+                kind if kind == request => (be16(upper, 4), request.into()),
+                0 if request == 8 => (request.into(), be16(upper, 4)),
+                129 if request == 128 => (request.into(), be16(upper, 4)),
+                _ => return None,
+            }
+        }
+        _ => (0, 0),
+    };
+    let sequence = (protocol == 6).then(|| wire::be32(upper, 4));
+    Some(Quoted { source, destination, protocol, ports, sequence })
+}

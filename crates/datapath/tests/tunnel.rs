@@ -1,0 +1,539 @@
+//! Networks that span hosts: two hosts in one process, joined by what would be the wire.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use butterfly_datapath::{
+    GroupChange, Mac, SessionConfig, TunnelConfig, VnicPolicy,
+    harness::{Host, LINUX},
+};
+use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
+use butterfly_packet::{
+    build::{self, Ip, Tcp},
+    checksum::Sum,
+    ipv4::Ipv4,
+    tcp::{ACK, SYN},
+};
+use butterfly_vhost::{
+    driver::{guest::GuestConfig, memory::MemoryConfig},
+    net::NetHeader,
+};
+
+const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
+const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);
+const C: Mac = Mac([2, 0, 0, 0, 0, 0xc]);
+const IP_A: [u8; 4] = [10, 0, 0, 1];
+const IP_B: [u8; 4] = [10, 0, 0, 2];
+const EMPTY: NetHeader =
+    NetHeader { flags: 0, gso_type: 0, hdr_len: 0, gso_size: 0, csum_start: 0, csum_offset: 0, num_buffers: 0 };
+
+fn link_mac(n: u8) -> Mac {
+    Mac([2, 0xbf, 0, 0, 0, n])
+}
+
+fn endpoint(n: u8, v6: bool) -> IpAddr {
+    if v6 { format!("fd00::{n}").parse().unwrap() } else { IpAddr::from([192, 168, 0, n]) }
+}
+
+fn config(n: u8, v6: bool) -> TunnelConfig {
+    TunnelConfig::new(endpoint(n, v6), link_mac(n))
+}
+
+fn host(config: &TunnelConfig) -> Host {
+    Host::with_tunnel(SessionConfig { capacity: 4096, ..SessionConfig::default() }, Some(config)).unwrap()
+}
+
+fn bypass() -> VnicPolicy {
+    VnicPolicy { bypass: true, ..VnicPolicy::default() }
+}
+
+fn filtered(ip: [u8; 4], groups: &[&str]) -> VnicPolicy {
+    let groups = groups.iter().map(|name| GroupName::new(name).unwrap()).collect();
+    VnicPolicy { bypass: false, ip_anti_spoof: true, ips: vec![ip.into()], groups }
+}
+
+fn declare(host: &mut Host, id: &str, mac: Mac, vni: u32, policy: &VnicPolicy) {
+    let config = GuestConfig { max_frame: 20_000, ..GuestConfig::default() };
+    host.declare(id, mac, vni, policy).unwrap();
+    host.attach(id, LINUX, &config, &MemoryConfig::new(config.memory_needed())).unwrap();
+    host.settle();
+}
+
+/// Carries frames between hosts, as a hub would, until nothing moves.
+fn carry(hosts: &mut [&mut Host]) {
+    loop {
+        let left: Vec<Vec<Vec<u8>>> = hosts.iter_mut().map(|host| host.left().unwrap()).collect();
+        if left.iter().all(Vec::is_empty) {
+            return;
+        }
+        for (from, frames) in left.iter().enumerate() {
+            for (to, host) in hosts.iter_mut().enumerate().filter(|(to, _)| *to != from) {
+                let _ = to;
+                host.arrive(frames).unwrap();
+            }
+        }
+    }
+}
+
+fn frames_of(host: &mut Host, id: &str) -> Vec<Vec<u8>> {
+    host.received().unwrap().remove(id).unwrap_or_default().into_iter().map(|(_, frame)| frame).collect()
+}
+
+fn a_to_b() -> Ip {
+    build::ethernet(A, B).ipv4(IP_A, IP_B)
+}
+
+fn b_to_a() -> Ip {
+    build::ethernet(B, A).ipv4(IP_B, IP_A)
+}
+
+fn pair(v6: bool, a: &VnicPolicy, b: &VnicPolicy) -> (Host, Host) {
+    let (mut one, mut two) = (host(&config(1, v6)), host(&config(2, v6)));
+    declare(&mut one, "a", A, 42, a);
+    declare(&mut two, "b", B, 42, b);
+    (one, two)
+}
+
+/// Each learns where the other is.
+fn meet(one: &mut Host, two: &mut Host) {
+    one.send("a", &build::ethernet(A, Mac::BROADCAST).arp_request(IP_A, IP_B), EMPTY).unwrap();
+    carry(&mut [one, two]);
+    two.send("b", &build::ethernet(B, A).arp_reply(IP_B, IP_A), EMPTY).unwrap();
+    carry(&mut [one, two]);
+    assert_eq!((frames_of(one, "a").len(), frames_of(two, "b").len()), (1, 1));
+    one.moved();
+    two.moved();
+}
+
+#[test]
+fn a_broadcast_goes_to_the_group_and_its_answer_to_the_peer() {
+    for v6 in [false, true] {
+        let (mut one, mut two) = pair(v6, &bypass(), &bypass());
+        let request = build::ethernet(A, Mac::BROADCAST).arp_request(IP_A, IP_B);
+        one.send("a", &request, EMPTY).unwrap();
+        let left = one.left().unwrap();
+        assert_eq!(left.len(), 1);
+        let overhead = if v6 { 70 } else { 50 };
+        assert_eq!(left[0][overhead..], request);
+        if v6 {
+            assert_eq!(left[0][..6], [0x33, 0x33, 0, 0, 0, 42]);
+            assert_eq!(left[0][38..54], "ff00::2a".parse::<std::net::Ipv6Addr>().unwrap().octets());
+        } else {
+            assert_eq!(left[0][..6], [1, 0, 0x5e, 0, 0, 42]);
+            assert_eq!(left[0][26..34], [192, 168, 0, 1, 230, 0, 0, 42]);
+        }
+        two.arrive(&left).unwrap();
+        assert_eq!(frames_of(&mut two, "b"), [request]);
+        let reply = build::ethernet(B, A).arp_reply(IP_B, IP_A);
+        two.send("b", &reply, EMPTY).unwrap();
+        let left = two.left().unwrap();
+        assert_eq!(left.len(), 1);
+        assert_eq!((&left[0][..6], &left[0][6..12]), (&link_mac(1).0[..], &link_mac(2).0[..]));
+        one.arrive(&left).unwrap();
+        assert_eq!(frames_of(&mut one, "a"), [reply]);
+        let ping = a_to_b().ping(1, 1, &[7; 300]);
+        one.send("a", &ping, EMPTY).unwrap();
+        carry(&mut [&mut one, &mut two]);
+        assert_eq!(frames_of(&mut two, "b"), [ping]);
+        assert!(one.moved().keys().chain(two.moved().keys()).all(|name| !name.contains("drop")));
+    }
+}
+
+#[test]
+fn named_peers_get_copies_and_a_frame_waits_for_its_next_hop() {
+    let mut one = host(&config(1, false));
+    declare(&mut one, "a", A, 42, &bypass());
+    let (two, three) = (endpoint(2, false), endpoint(3, false));
+    one.set_peers(vec![two], BTreeMap::from([(42, vec![three])])).unwrap();
+    let request = build::ethernet(A, Mac::BROADCAST).arp_request(IP_A, IP_B);
+    one.send("a", &request, EMPTY).unwrap();
+    one.send("a", &request, EMPTY).unwrap();
+    assert_eq!(one.left().unwrap().len(), 0);
+    // One for each waits, complete but for the link address; the second ones are lost.
+    let waiting = one.punted();
+    assert_eq!(waiting.len(), 2);
+    assert!(waiting.iter().all(|frame| frame[50..] == request && frame[..6] == [0; 6]));
+    assert_eq!(one.moved()["vni-42.drop.no-neighbour"], 2);
+    one.set_neighbour(two, link_mac(2)).unwrap();
+    one.set_neighbour(three, link_mac(3)).unwrap();
+    one.send("a", &request, EMPTY).unwrap();
+    let to: Vec<Vec<u8>> = one.left().unwrap().iter().map(|frame| frame[30..34].to_vec()).collect();
+    assert_eq!(to, [[192, 168, 0, 2], [192, 168, 0, 3]]);
+    one.set_peers(vec![three], BTreeMap::new()).unwrap();
+    one.send("a", &request, EMPTY).unwrap();
+    assert_eq!(one.left().unwrap().len(), 1);
+    one.set_peers(vec![], BTreeMap::new()).unwrap();
+    one.send("a", &request, EMPTY).unwrap();
+    assert_eq!(one.left().unwrap()[0][..6], [1, 0, 0x5e, 0, 0, 42]);
+}
+
+fn open(port: u16) -> SecurityGroup {
+    let any = Cidr::new("0.0.0.0", 0).unwrap();
+    let rule = Rule::new(Direction::Inbound, 6, (Some(port.into()), Some(port.into())), Some(any), None).unwrap();
+    SecurityGroup::new(GroupName::new("web").unwrap(), [] as [&str; 0], [rule]).unwrap()
+}
+
+fn segment(from: Ip, ports: (u16, u16), flags: u8, (sequence, acknowledgement): (u32, u32), data: &[u8]) -> Vec<u8> {
+    from.tcp(&Tcp { sequence, acknowledgement, window: 1000, ..Tcp::new(ports.0, ports.1, flags) }, data)
+}
+
+/// A connection from a to port 80 of b, up to its first data.
+fn connect(one: &mut Host, two: &mut Host) {
+    let (out, back) = ((4000, 80), (80, 4000));
+    for (from_a, frame) in [
+        (true, segment(a_to_b(), out, SYN, (100, 0), b"")),
+        (false, segment(b_to_a(), back, SYN | ACK, (500, 101), b"")),
+        (true, segment(a_to_b(), out, ACK, (101, 501), b"")),
+        (true, segment(a_to_b(), out, ACK, (101, 501), b"hello")),
+        (false, segment(b_to_a(), back, ACK, (501, 106), b"")),
+    ] {
+        if from_a {
+            one.send("a", &frame, EMPTY).unwrap()
+        } else {
+            two.send("b", &frame, EMPTY).unwrap()
+        };
+        carry(&mut [one, two]);
+        let got = if from_a { frames_of(two, "b") } else { frames_of(one, "a") };
+        assert_eq!(got, [frame]);
+    }
+}
+
+#[test]
+fn both_ends_are_filtered_where_they_are() {
+    let (mut one, mut two) = pair(false, &filtered(IP_A, &[]), &filtered(IP_B, &["web"]));
+    meet(&mut one, &mut two);
+    let syn = segment(a_to_b(), (4000, 80), SYN, (100, 0), b"");
+    one.send("a", &syn, EMPTY).unwrap();
+    carry(&mut [&mut one, &mut two]);
+    assert!(frames_of(&mut two, "b").is_empty());
+    assert_eq!(two.moved()["b.drop.ingress-denied"], 1);
+    two.change_group(&GroupName::new("web").unwrap(), GroupChange::Declare(open(80))).unwrap();
+    connect(&mut one, &mut two);
+    // The other direction is nobody's to open.
+    two.send("b", &segment(b_to_a(), (4001, 80), SYN, (1, 0), b""), EMPTY).unwrap();
+    carry(&mut [&mut one, &mut two]);
+    assert_eq!(one.moved()["a.drop.ingress-denied"], 1);
+    two.change_group(&GroupName::new("web").unwrap(), GroupChange::Forget).unwrap();
+    one.send("a", &segment(a_to_b(), (4000, 80), ACK, (106, 501), b"more"), EMPTY).unwrap();
+    carry(&mut [&mut one, &mut two]);
+    assert!(frames_of(&mut two, "b").is_empty());
+}
+
+#[test]
+fn a_vnic_that_moves_takes_its_connection_along() {
+    let (mut one, mut two) = pair(false, &filtered(IP_A, &[]), &filtered(IP_B, &["web"]));
+    for host in [&one, &two] {
+        host.change_group(&GroupName::new("web").unwrap(), GroupChange::Declare(open(80))).unwrap();
+    }
+    meet(&mut one, &mut two);
+    connect(&mut one, &mut two);
+    // b goes to host one, where a is; then back.
+    two.remove("b");
+    declare(&mut one, "b", B, 42, &filtered(IP_B, &["web"]));
+    one.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, 106), b"data"), EMPTY).unwrap();
+    assert_eq!(frames_of(&mut one, "a").len(), 1);
+    one.send("a", &segment(a_to_b(), (4000, 80), ACK, (106, 505), b""), EMPTY).unwrap();
+    assert_eq!(frames_of(&mut one, "b").len(), 1);
+    one.pass(1000); // whoever attached a moment ago may pick up anything: not any more
+    one.remove("b");
+    declare(&mut two, "b", B, 42, &filtered(IP_B, &["web"]));
+    two.send("b", &build::ethernet(B, Mac::BROADCAST).arp_request(IP_B, IP_A), EMPTY).unwrap();
+    carry(&mut [&mut one, &mut two]);
+    assert_eq!(frames_of(&mut one, "a").len(), 1);
+    one.send("a", &segment(a_to_b(), (4000, 80), ACK, (106, 505), b"again"), EMPTY).unwrap();
+    carry(&mut [&mut one, &mut two]);
+    assert_eq!(frames_of(&mut two, "b").len(), 1, "{:?} {:?}", one.moved(), two.moved());
+    two.send("b", &segment(b_to_a(), (80, 4000), ACK, (505, 111), b""), EMPTY).unwrap();
+    carry(&mut [&mut one, &mut two]);
+    assert_eq!(frames_of(&mut one, "a").len(), 1, "{:?} {:?}", one.moved(), two.moved());
+    // What is no part of the connection is no part of it after the move either.
+    one.send("a", &segment(a_to_b(), (4000, 80), ACK, (900_000, 505), b"x"), EMPTY).unwrap();
+    assert_eq!(one.moved()["a.drop.tcp-window"], 1);
+}
+
+/// Who says on another host that it is b, while b is here, gets no part of b's connections.
+#[test]
+fn a_vnic_that_is_here_did_not_move() {
+    let (mut one, mut two) = (host(&config(1, false)), host(&config(2, false)));
+    declare(&mut one, "a", A, 42, &filtered(IP_A, &[]));
+    declare(&mut one, "b", B, 42, &filtered(IP_B, &["web"]));
+    declare(&mut two, "c", C, 42, &bypass());
+    one.change_group(&GroupName::new("web").unwrap(), GroupChange::Declare(open(80))).unwrap();
+    for (from, frame) in [
+        ("a", segment(a_to_b(), (4000, 80), SYN, (100, 0), b"")),
+        ("b", segment(b_to_a(), (80, 4000), SYN | ACK, (500, 101), b"")),
+        ("a", segment(a_to_b(), (4000, 80), ACK, (101, 501), b"")),
+    ] {
+        one.send(from, &frame, EMPTY).unwrap();
+        assert_eq!(frames_of(&mut one, if from == "a" { "b" } else { "a" }), [frame]);
+    }
+    one.pass(1000); // whoever attached a moment ago may pick up anything: not any more
+    let claim = segment(build::ethernet(C, A).ipv4(IP_B, IP_A), (80, 4000), ACK, (501, 101), b"claim");
+    two.send("c", &claim, EMPTY).unwrap();
+    carry(&mut [&mut one, &mut two]);
+    assert!(frames_of(&mut one, "a").is_empty());
+    one.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, 101), b"truth"), EMPTY).unwrap();
+    assert_eq!(frames_of(&mut one, "a").len(), 1);
+}
+
+#[test]
+fn what_leaves_is_complete() {
+    for v6 in [false, true] {
+        let config = TunnelConfig { udp6_checksum: v6, ..config(1, v6) };
+        let (mut one, mut two) = (host(&config), host(&self::config(2, v6)));
+        declare(&mut one, "a", A, 42, &bypass());
+        declare(&mut two, "b", B, 42, &bypass());
+        meet(&mut one, &mut two);
+        // A partial checksum.
+        let whole = a_to_b().udp(1, 2, b"some data to be summed");
+        let mut partial = whole.clone();
+        let pseudo = Sum::pseudo_v4(IP_A.into(), IP_B.into(), 17, 30).fold();
+        partial[40..42].copy_from_slice(&pseudo.to_be_bytes());
+        let header = NetHeader { flags: NetHeader::FLAG_NEEDS_CSUM, csum_start: 34, csum_offset: 6, ..EMPTY };
+        one.send("a", &partial, header).unwrap();
+        carry(&mut [&mut one, &mut two]);
+        assert_eq!(frames_of(&mut two, "b"), [whole]);
+        // A large segment.
+        let data: Vec<u8> = (0..10_000u32).map(|n| n as u8).collect();
+        let mut large = segment(a_to_b(), (4000, 80), ACK, (1, 1), &data);
+        let pseudo = Sum::pseudo_v4(IP_A.into(), IP_B.into(), 6, (large.len() - 34) as u16).fold();
+        large[50..52].copy_from_slice(&pseudo.to_be_bytes());
+        let header = NetHeader { gso_type: NetHeader::GSO_TCPV4, gso_size: 1300, hdr_len: 54, csum_offset: 16, ..header };
+        one.send("a", &large, header).unwrap();
+        carry(&mut [&mut one, &mut two]);
+        let segments = frames_of(&mut two, "b");
+        assert_eq!(segments.len(), 8);
+        let mut stream = Vec::<u8>::new();
+        for segment in &segments {
+            let ip = Ipv4::parse(&segment[14..]).unwrap();
+            let payload = ip.payload().unwrap();
+            assert!(
+                ip.checksum_is_valid()
+                    && Sum::pseudo_v4(IP_A.into(), IP_B.into(), 6, payload.len() as u16).push(payload).is_valid()
+            );
+            stream.extend(&payload[20..]);
+        }
+        assert_eq!(stream, data);
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_too_big() {
+    let (mut one, mut two) = pair(false, &bypass(), &bypass());
+    meet(&mut one, &mut two);
+    // 1500 bytes of MTU, of which 36 are the outer headers'.
+    let frame = |len: usize| {
+        let mut frame = a_to_b().dont_fragment().udp(1, 2, &vec![1; len - 42]);
+        frame.truncate(len);
+        frame
+    };
+    one.send("a", &frame(1464), EMPTY).unwrap();
+    carry(&mut [&mut one, &mut two]);
+    assert_eq!(frames_of(&mut two, "b").len(), 1);
+    one.send("a", &frame(1465), EMPTY).unwrap();
+    carry(&mut [&mut one, &mut two]);
+    assert!(frames_of(&mut two, "b").is_empty());
+    assert_eq!(one.moved()["a.drop.too-big"], 1);
+    let answers = frames_of(&mut one, "a");
+    assert_eq!(answers.len(), 1);
+    let ip = Ipv4::parse(&answers[0][14..]).unwrap();
+    assert_eq!((ip.source(), ip.destination()), (IP_B.into(), IP_A.into()));
+    let icmp = ip.payload().unwrap();
+    assert_eq!((icmp[0], icmp[1], &icmp[6..8], Sum::of(icmp).is_valid()), (3, 4, &1450u16.to_be_bytes()[..], true));
+    for _ in 0..1000 {
+        one.send("a", &frame(1465), EMPTY).unwrap();
+        frames_of(&mut one, "a");
+    }
+    let moved = one.moved();
+    assert_eq!(moved["a.drop.too-big"], 1000);
+    assert!(moved["a.out.packets"] <= 101, "{moved:?}");
+}
+
+/// However many hosts it would have gone to.
+#[test]
+fn a_flood_that_is_too_big_is_one_drop_and_one_answer() {
+    let mut one = host(&config(1, false));
+    declare(&mut one, "a", A, 42, &bypass());
+    one.set_peers(vec![endpoint(2, false), endpoint(3, false)], BTreeMap::new()).unwrap();
+    one.send("a", &a_to_b().dont_fragment().udp(1, 2, &[1; 1450]), EMPTY).unwrap();
+    assert_eq!(one.moved()["a.drop.too-big"], 1);
+    assert_eq!(frames_of(&mut one, "a").len(), 1);
+    assert!(one.left().unwrap().is_empty() && one.punted().is_empty());
+}
+
+#[test]
+fn what_arrives_is_looked_at() {
+    let (mut one, mut two) = pair(false, &bypass(), &filtered(IP_B, &[]));
+    meet(&mut one, &mut two);
+    one.send("a", &build::ethernet(A, Mac::BROADCAST).arp_request(IP_A, IP_B), EMPTY).unwrap();
+    let good = one.left().unwrap().remove(0);
+    let mut cases: Vec<(&str, Vec<u8>)> = Vec::new();
+    let mut case = |reason: &'static str, change: &dyn Fn(&mut Vec<u8>)| {
+        let mut frame = good.clone();
+        change(&mut frame);
+        frame[24..26].copy_from_slice(&[0, 0]);
+        let sum = Sum::of(&frame[14..34]).checksum();
+        frame[24..26].copy_from_slice(&sum.to_be_bytes());
+        cases.push((reason, frame));
+    };
+    case("not-ours", &|frame| frame[33] = 43); // another group
+    case("not-ours", &|frame| frame[30..34].copy_from_slice(&[192, 168, 0, 3]));
+    case("not-ours", &|frame| frame[37] = 0xb6); // another port
+    case("not-ours", &|frame| frame[23] = 132);
+    case("not-ours", &|frame| frame[12..14].copy_from_slice(&[0x88, 0xcc]));
+    case("outer-malformed", &|frame| frame[26..30].copy_from_slice(&[192, 168, 0, 2])); // from ourselves
+    case("outer-malformed", &|frame| frame[26..30].copy_from_slice(&[224, 0, 0, 1]));
+    case("outer-malformed", &|frame| frame[17] = 0xff); // longer than it is
+    case("outer-malformed", &|frame| frame[39] = 20); // no room for a frame
+    case("outer-malformed", &|frame| frame[40..42].copy_from_slice(&[1, 2])); // wrong checksum
+    case("outer-fragment", &|frame| frame[20] = 0x20);
+    case("vxlan-flags", &|frame| frame[42] = 0x0c);
+    case("vxlan-flags", &|frame| frame[49] = 1);
+    case("unknown-vni", &|frame| {
+        frame[48] = 43;
+        frame[33] = 43;
+    });
+    let mut bad_sum = good.clone();
+    bad_sum[24] ^= 1;
+    cases.push(("outer-malformed", bad_sum));
+    for (reason, frame) in cases {
+        two.moved();
+        two.arrive(&[frame]).unwrap();
+        let moved = two.moved();
+        assert_eq!(moved.get(&format!("uplink.drop.{reason}")), Some(&1), "{reason}: {moved:?}");
+        assert!(frames_of(&mut two, "b").is_empty(), "{reason}");
+    }
+    // Cut short anywhere, it is never delivered.
+    for len in 14..good.len() {
+        two.arrive(&[good[..len].to_vec()]).unwrap();
+        assert!(frames_of(&mut two, "b").is_empty(), "{len}");
+    }
+    // Padding is no part of it; a valid checksum is one.
+    let mut padded = good.clone();
+    padded.extend([9; 20]);
+    two.arrive(&[padded]).unwrap();
+    assert_eq!(frames_of(&mut two, "b"), [good[50..].to_vec()]);
+    // A source that a filtered vnic of this host owns.
+    let mut claimed = good.clone();
+    claimed[56..62].copy_from_slice(&B.0);
+    two.moved();
+    two.arrive(&[claimed]).unwrap();
+    assert_eq!(two.moved()["vni-42.drop.mac-claimed"], 1);
+}
+
+#[test]
+fn nothing_goes_back_to_where_it_came_from() {
+    let (mut one, mut two) = pair(false, &bypass(), &bypass());
+    let mut three = host(&config(3, false));
+    declare(&mut three, "c", C, 42, &bypass());
+    one.send("a", &build::ethernet(A, Mac::BROADCAST).arp_request(IP_A, IP_B), EMPTY).unwrap();
+    carry(&mut [&mut one, &mut two, &mut three]);
+    assert_eq!((frames_of(&mut two, "b").len(), frames_of(&mut three, "c").len()), (1, 1));
+    three.send("c", &build::ethernet(C, A).ipv4([10, 0, 0, 3], IP_A).udp(1, 2, b""), EMPTY).unwrap();
+    carry(&mut [&mut one, &mut two, &mut three]);
+    assert_eq!(frames_of(&mut one, "a").len(), 1);
+    assert_eq!(two.moved().get("uplink.drop.not-ours"), Some(&1));
+    // Host two knows both; a frame from one for the other is none of its business.
+    one.send("a", &build::ethernet(A, C).ipv4(IP_A, [10, 0, 0, 3]).udp(1, 2, b""), EMPTY).unwrap();
+    let mut left = one.left().unwrap();
+    left[0][30..34].copy_from_slice(&[230, 0, 0, 42]);
+    let sum = {
+        left[0][24..26].copy_from_slice(&[0, 0]);
+        Sum::of(&left[0][14..34]).checksum()
+    };
+    left[0][24..26].copy_from_slice(&sum.to_be_bytes());
+    two.arrive(&left).unwrap();
+    assert!(two.left().unwrap().is_empty());
+}
+
+#[test]
+fn strict_peers_are_the_only_ones_heard() {
+    let mut one = host(&config(1, false));
+    let mut two = host(&TunnelConfig { strict_peers: true, ..config(2, false) });
+    declare(&mut one, "a", A, 42, &bypass());
+    declare(&mut two, "b", B, 42, &bypass());
+    let request = build::ethernet(A, Mac::BROADCAST).arp_request(IP_A, IP_B);
+    for (named, arrives) in [(false, 0), (true, 1)] {
+        if named {
+            two.set_peers(vec![endpoint(1, false)], BTreeMap::new()).unwrap();
+        }
+        one.send("a", &request, EMPTY).unwrap();
+        carry(&mut [&mut one, &mut two]);
+        assert_eq!(frames_of(&mut two, "b").len(), arrives);
+    }
+    assert_eq!(two.moved()["uplink.drop.unknown-peer"], 1);
+}
+
+/// An IPv6 address that stands for one of IPv4 is not that.
+#[test]
+fn a_mapped_address_is_nobody_s() {
+    let mut two = host(&TunnelConfig { strict_peers: true, ..config(2, false) });
+    declare(&mut two, "b", B, 42, &bypass());
+    two.set_peers(vec![endpoint(1, false)], BTreeMap::new()).unwrap();
+    let inner = [&[8, 0, 0, 0, 0, 0, 42, 0][..], &build::ethernet(A, Mac::BROADCAST).arp_request(IP_A, IP_B)].concat();
+    let mapped = |n: u8| std::net::Ipv4Addr::new(192, 168, 0, n).to_ipv6_mapped();
+    two.arrive(&[build::ethernet(link_mac(1), link_mac(2)).ipv6(mapped(1), mapped(2)).udp(50_000, 4789, &inner)]).unwrap();
+    assert!(frames_of(&mut two, "b").is_empty());
+    assert_eq!(two.moved()["uplink.drop.outer-malformed"], 1);
+    let real = build::ethernet(link_mac(1), link_mac(2)).ipv4([192, 168, 0, 1], [192, 168, 0, 2]);
+    two.arrive(&[real.udp(50_000, 4789, &inner)]).unwrap();
+    assert_eq!(frames_of(&mut two, "b").len(), 1);
+}
+
+#[test]
+fn a_host_that_is_alone_again_forgets() {
+    let (mut one, mut two) = pair(false, &bypass(), &bypass());
+    meet(&mut one, &mut two);
+    assert_eq!(one.learnt(), 1);
+    one.remove("a");
+    assert_eq!(one.learnt(), 0);
+    two.send("b", &build::ethernet(B, A).arp_reply(IP_B, IP_A), EMPTY).unwrap();
+    carry(&mut [&mut one, &mut two]);
+    assert_eq!(one.moved()["uplink.drop.unknown-vni"], 1);
+    declare(&mut one, "a", A, 42, &bypass());
+    meet(&mut one, &mut two);
+}
+
+/// Whatever arrives, what is delivered was in a frame of that network, to us, as long as it says.
+#[test]
+fn garbage_on_the_wire_stays_there() {
+    let (mut one, mut two) = pair(false, &bypass(), &bypass());
+    let mut random = 0x9e37_79b9_7f4a_7c15u64;
+    let mut next = move |n: usize| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random % n as u64) as usize
+    };
+    one.send("a", &a_to_b().udp(1, 2, &[7; 100]), EMPTY).unwrap();
+    let good = one.left().unwrap().remove(0);
+    let (mut sent, mut delivered) = (0u64, 0u64);
+    for _ in 0..20_000 {
+        let mut frame = good.clone();
+        for _ in 0..=next(3) {
+            let at = next(70);
+            frame[at] = if next(2) == 0 { next(256) as u8 } else { frame[at] ^ 1 << next(8) };
+        }
+        if next(4) == 0 {
+            frame.truncate(14 + next(frame.len() - 13));
+        }
+        if next(2) == 0 && frame.len() > 34 {
+            frame[24..26].copy_from_slice(&[0, 0]);
+            let sum = Sum::of(&frame[14..34]).checksum();
+            frame[24..26].copy_from_slice(&sum.to_be_bytes());
+        }
+        sent += 1;
+        two.arrive(std::slice::from_ref(&frame)).unwrap();
+        for got in frames_of(&mut two, "b") {
+            delivered += 1;
+            let inner = frame.windows(got.len()).position(|part| part == got).unwrap();
+            // Behind 50 bytes of headers, more with a tag or options, of which the last say the network.
+            assert!(inner >= 50 && frame[inner - 8..inner] == [8, 0, 0, 0, 0, 0, 42, 0], "{frame:02x?}");
+            assert!([[192, 168, 0, 2], [230, 0, 0, 42]].contains(&frame[30..34].try_into().unwrap()));
+        }
+        two.punted();
+    }
+    assert!(delivered > 500 && delivered < sent / 2, "{delivered} of {sent}");
+    let moved = two.moved();
+    let drops: u64 = moved.iter().filter(|(name, _)| name.contains("drop")).map(|(_, n)| n).sum();
+    assert!(drops > 5000, "{moved:?}");
+}
