@@ -17,11 +17,11 @@ LOCKED := $(if $(CI),--locked)
 PROGRAMS := butterflyd butterfly butterfly-bench
 
 # What `make test` runs, in this order: the quick and the likely to fail first.
-TEST_PARTS := lint unit fuzz instructions scenarios attack guests dpdk
+TEST_PARTS := lint unit fuzz instructions scenarios attack guests tunnel dpdk
 
 .DEFAULT_GOAL := build
 .PHONY: help setup build test demo bench soak fuzz install uninstall clean guest \
-        test-lint test-unit test-scenarios test-guests test-dpdk test-instructions test-attack test-fuzz
+        test-lint test-unit test-scenarios test-guests test-tunnel test-dpdk test-instructions test-attack test-fuzz
 
 help: ## list the targets
 	@echo 'Variables: KEEP=1 (demo), DESTDIR PREFIX SYSCONFDIR UNITDIR (install), BIN=dir with other builds to test.'
@@ -43,14 +43,20 @@ test-lint: setup ## formatting, clippy without warnings, shellcheck
 	$(CARGO) clippy --workspace --all-targets $(LOCKED) -- -D warnings
 	tests/lib/shellcheck.sh
 
-test-unit: setup ## unit and property tests, packet walks, the driver against testpmd (root)
+test-unit: setup ## unit and property tests, packet walks, the driver against testpmd, session table in every order (root)
 	$(CARGO) test --workspace --exclude butterfly-tests $(LOCKED)
+	# Its own directory: no crate is built as usual with this flag.
+	RUSTFLAGS='--cfg butterfly_loom' CARGO_PROFILE_RELEASE_LTO=off $(CARGO) test -p butterfly-datapath --release --lib $(LOCKED) \
+	  --target-dir $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/loom loom
 
 test-scenarios: setup build ## whole daemons with simulated guests (root)
 	$(CARGO) test -p butterfly-tests $(LOCKED)
 
 test-guests: setup build guest ## real QEMU guests: both roles, offloads, crashes, restarts (root)
 	tests/guest/run.sh
+
+test-tunnel: setup build guest ## networks that span hosts: real guests on namespaces, kernel VXLAN, three uplinks (root)
+	tests/tunnel/run.sh
 
 test-dpdk: setup build ## a foreign driver (DPDK virtio-user), every byte and every packet accounted for (root)
 	tests/dpdk/run.sh
@@ -64,7 +70,7 @@ test-attack: setup build ## a hostile guest for 60 seconds (root)
 test-fuzz: setup ## replay the fuzzing corpus
 	tests/fuzz/run.sh replay
 
-demo: setup build guest ## real guests on one daemon, step by step; KEEP=1 leaves it running (root)
+demo: setup build guest ## two hosts with real guests, step by step; KEEP=1 leaves it running (root)
 	@KEEP=$(KEEP) tests/demo/demo.sh
 
 guest: setup ## build the test guest (kernel and initramfs) in build/guest

@@ -56,7 +56,12 @@ fn walk(frame: &[u8], header: NetHeader, filtered: bool) {
     let mut host = Host::new().expect("a host");
     let config = GuestConfig { max_frame: 4096, rx_buffer: 4096 + NetHeader::LEN, ..GuestConfig::default() }.rings(64);
     let memory = || MemoryConfig::new(config.memory_needed());
-    let policy = |bypass, ip: &str| VnicPolicy { bypass, ip_anti_spoof: !bypass, ips: vec![ip.parse().expect("an address")] };
+    let policy = |bypass, ip: &str| VnicPolicy {
+        bypass,
+        ip_anti_spoof: !bypass,
+        ips: vec![ip.parse().expect("an address")],
+        ..VnicPolicy::default()
+    };
     host.declare("sender", SENDER, 1, &policy(!filtered, "10.0.0.1")).expect("a vnic");
     host.attach("sender", LINUX, &config, &memory()).expect("a guest");
     for (id, last, features, bypass) in RECEIVERS {
@@ -100,11 +105,24 @@ fn walk(frame: &[u8], header: NetHeader, filtered: bool) {
                 let field = usize::from(got.csum_start) + usize::from(got.csum_offset);
                 assert!(field + 2 <= bytes.len(), "{id}: a checksum field outside of the frame");
             }
-            if filtered || !bypass {
-                let ethertype = Option::zip(bytes.get(12), bytes.get(13)).map(|(a, b)| u16::from_be_bytes([*a, *b]));
-                assert!(!matches!(ethertype, Some(ethernet::IPV4 | ethernet::IPV6)), "IP passed a filter without a rule");
+            let ethertype = Option::zip(bytes.get(12), bytes.get(13)).map(|(a, b)| u16::from_be_bytes([*a, *b]));
+            let at = |place: usize, len: usize| bytes.get(place..place + len).unwrap_or_default();
+            if !bypass {
+                // Without groups nothing gets in but discovery.
+                assert_ne!(ethertype, Some(ethernet::IPV4), "IPv4 passed a filter without a rule");
+                let discovery = at(20, 1) == [58] && matches!(at(54, 1), [130..=132 | 134..=136 | 143]);
+                // Behind extension headers discovery is not looked for here.
+                assert!(
+                    ethertype != Some(ethernet::IPV6) || discovery || at(20, 1) == [0] || at(20, 1) == [60],
+                    "IPv6 passed a filter"
+                );
             }
             if filtered {
+                let own_v4 = at(26, 4) == [10, 0, 0, 1] || at(26, 4) == [0; 4];
+                assert!(ethertype != Some(ethernet::IPV4) || own_v4, "a forged IPv4 source passed");
+                let link_local = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xfe, 0, 0, 1];
+                let own_v6 = at(22, 16) == link_local || at(22, 16) == [0; 16];
+                assert!(ethertype != Some(ethernet::IPV6) || own_v6, "a forged IPv6 source passed");
                 assert_eq!(bytes.get(6..12), Some(&SENDER.0[..]), "a forged source passed");
             }
         }

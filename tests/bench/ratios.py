@@ -1,22 +1,28 @@
 #!/usr/bin/env python3
-"""Ratios of medians over all rounds of tests/bench/run.sh, and whether the promises are kept.
+"""Ratios of medians over all rounds of tests/bench/run.sh or filter.sh, and whether the promises are kept.
 
   ratios.py [--check] RUNS.json...
 
-A promise is about the ratio to testpmd ("limit") or to the same switch without idle vnics. With --check, exit status 1
+A promise is about the ratio to testpmd ("limit"), to OVS with connection tracking, or to the same switch without idle vnics. With --check, exit status 1
 if one is not kept or cannot be judged because no second was valid.
 """
 import json
 import statistics
 import sys
 
-# (switch, compared with, frame size or None for every, what, at most or at least, bound)
+# (switch, compared with, frame size or None for every, flows or None for every, what, at most or at least, bound)
 PROMISES = [
-    ("butterfly", "limit", 64, "cycles", "at most", 1.10),
-    ("butterfly", "limit", 64, "mpps", "at least", 0.90),
-    ("butterfly", "limit", 1400, "cycles", "at most", 0.45),
-    ("butterfly+idle", "butterfly", None, "cycles", "at most", 1.05),
-    ("butterfly+idle", "butterfly", None, "mpps", "at least", 0.95),
+    ("butterfly", "limit", 64, None, "cycles", "at most", 1.10),
+    ("butterfly", "limit", 64, None, "mpps", "at least", 0.90),
+    ("butterfly", "limit", 1400, None, "cycles", "at most", 0.45),
+    ("butterfly+idle", "butterfly", None, None, "cycles", "at most", 1.05),
+    ("butterfly+idle", "butterfly", None, None, "mpps", "at least", 0.95),
+    ("filtered", "ovs ct", 64, 1, "cycles", "at most", 0.25),
+    ("filtered", "ovs ct", 64, 1000, "cycles", "at most", 0.20),
+    ("filtered", "ovs ct", 64, 100000, "cycles", "at most", 0.125),
+    ("filtered", "limit", 64, 1000, "cycles", "at most", 1.25),
+    ("vxlan", "ovs vxlan", 64, 1000, "cycles", "at most", 0.75),
+    ("filtered", "limit", 1400, 1000, "cycles", "at most", 0.50),
 ]
 
 
@@ -40,9 +46,9 @@ def main():
 
     print("\nratios of medians:")
     kept = True
-    for switch, other, size, what, sense, bound in PROMISES:
+    for switch, other, size, wanted, what, sense, bound in PROMISES:
         for (name, s, flows), m in sorted(medians.items(), key=lambda x: (x[0][1], x[0][2])):
-            if name != switch or size not in (None, s):
+            if name != switch or size not in (None, s) or wanted not in (None, flows):
                 continue
             base = medians.get((other, s, flows), {}).get(what)
             if not base or not m[what]:

@@ -1,21 +1,25 @@
 #!/bin/bash
-# demo.sh: four real QEMU guests on one butterflyd, step by step, each step with what it proves. Ends with "demo: ok" and
-# exit status 0, or says loudly what failed. `make demo` builds what it needs and runs it.
-#   KEEP=1          leave everything running and say how to enter each guest
+# demo.sh: two hosts, a butterflyd on each, four real QEMU guests, step by step, each step with what it proves. The hosts are
+# network namespaces joined by a veth pair; the uplink is AF_XDP. Ends with "demo: ok" and exit status 0, or says loudly what
+# failed. `make demo` builds what it needs and runs it.
+#   KEEP=1          leave everything running and say how to enter each guest and host
 #   demo.sh --stop  end what KEEP=1 left
 set -euo pipefail
 # shellcheck source=../lib/common.sh
 . "$(dirname "$0")/../lib/common.sh"
 # shellcheck source=../lib/daemon.sh
 . "$TESTS/lib/daemon.sh"
+# shellcheck source=../lib/hosts.sh
+. "$TESTS/lib/hosts.sh"
 # shellcheck source=../guest/lib.sh
 . "$TESTS/guest/lib.sh"
 
-OUT=$BUILD/demo # what is left for people: graph, logs
+OUT=$BUILD/demo # what is left for people: graphs, logs
 KEEP=${KEEP:-}
 
-# The guests: a and b attach to sockets that butterflyd owns, c owns its socket and butterflyd connects to it (the role in
-# which a daemon may come and go under any QEMU). d has b's very addresses in another network.
+# a and b live on host one, c and d on host two. d has b's very addresses in another network. butterflyd owns the sockets of a and
+# b; c and d own theirs (the role in which a daemon may come and go under any QEMU).
+declare -A HOST=([a]=one [b]=one [c]=two [d]=two)
 declare -A VNI=([a]=42 [b]=42 [c]=42 [d]=43)
 declare -A IP=([a]=10.0.0.1 [b]=10.0.0.2 [c]=10.0.0.3 [d]=10.0.0.2)
 declare -A MAC=([a]=52:54:00:00:00:01 [b]=52:54:00:00:00:02 [c]=52:54:00:00:00:03 [d]=52:54:00:00:00:02)
@@ -25,10 +29,13 @@ stop_kept() {
   local dir pid
   for dir in /tmp/bfly-demo.*; do
     [ -d "$dir" ] || continue
+    # A process may have ended and its id be another's by now.
+    for pid in "$dir"/hosts/*/daemon.pid; do
+      [ ! -e "$pid" ] || grep -qsF "$dir" "/proc/$(<"$pid")/cmdline" || rm -f "$pid"
+    done
     vm --dir "$dir" stop --all 2>/dev/null || true
-    pid=$(cat "$dir/daemon.pid" 2>/dev/null || true)
-    # The process may have ended and its id be another's by now.
-    if [ -n "$pid" ] && tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -qF "$dir"; then end "$pid"; fi
+    HOSTS=$dir/hosts
+    hosts_end || true
     rm -rf "$dir"
     say "ended the demo in $dir"
   done
@@ -47,9 +54,9 @@ mkdir -p "$OUT"
 
 number=0 title='' finished=''
 cleanup() {
-  local status=$?
+  local status=$? host
   trap '' INT TERM HUP
-  cp "$dir"/*.log "$dir"/*.qemu "$OUT"/ 2>/dev/null || true
+  save_logs
   if [ -n "$finished" ] && [ -n "$KEEP" ]; then
     how_to_enter
     echo "demo: ok"
@@ -59,13 +66,15 @@ cleanup() {
     {
       echo
       echo "demo: FAILED in step $number ($title), status $status"
-      daemon_log
+      for host in one two; do
+        echo "host $host:"
+        on "$host" daemon_log
+      done
       echo "logs: $OUT    repeat with: make demo    to look around: make demo KEEP=1"
     } >&2
   fi
   vm stop --all 2>/dev/null || status=1
-  daemon_stop || status=1
-  cp "$dir/butterflyd.log" "$OUT"/ 2>/dev/null || true
+  hosts_end || status=1
   rm -rf "$dir"
   [ -n "$finished" ] || exit $((status ? status : 1))
   if [ "$status" -ne 0 ]; then
@@ -73,6 +82,11 @@ cleanup() {
     exit "$status"
   fi
   echo "demo: ok"
+}
+save_logs() {
+  local host
+  cp "$dir"/*.log "$dir"/*.qemu "$OUT"/ 2>/dev/null || true
+  for host in one two; do cp "$HOSTS/$host/butterflyd.log" "$OUT/butterflyd-$host.log" 2>/dev/null || true; done
 }
 trap cleanup EXIT
 trap 'exit 130' INT TERM HUP
@@ -88,175 +102,236 @@ fail() {
   exit 1
 }
 shown() { sed 's/^/   | /'; }
+at() { on "${HOST[$1]}" "${@:2}"; } # at GUEST COMMAND...: for the daemon of its host
+field() { at "$1" nic_field "$1" "$2"; }
 
 how_to_enter() {
-  local guest
+  local guest host
   echo
   echo "Everything is left running in $dir."
   for guest in "${GUESTS[@]}"; do
-    echo "  guest $guest, VNI ${VNI[$guest]}, ${IP[$guest]}:  tests/guest/vm --dir $dir console $guest    (leave with Ctrl-])"
+    echo "  guest $guest on host ${HOST[$guest]}, VNI ${VNI[$guest]}, ${IP[$guest]}:  tests/guest/vm --dir $dir console $guest"
   done
-  echo "  one command in a guest:  tests/guest/vm --dir $dir exec a ping -c 3 10.0.0.2"
-  echo "  the client:              $BIN/butterfly nic show a -e ipc://$dir/api"
+  echo "  leave a guest with Ctrl-]; one command in it:  tests/guest/vm --dir $dir exec a ping -c 3 10.0.0.2"
+  for host in one two; do
+    echo "  host $host:  ip netns exec $(net "$host") bash    its client:  $BIN/butterfly tunnels -e ipc://$HOSTS/$host/api"
+  done
   echo "  end all of it:           tests/demo/demo.sh --stop"
 }
 
 # ---- 1
 
-step "One daemon" "butterflyd starts, answers its API, and has no network yet"
-daemon_start "$dir"
-[ "$(bf nic list | wc -l)" -eq 0 ] || fail "a fresh daemon has vnics"
-ok "butterflyd (process $DAEMON_PID) answers on ipc://$dir/api"
+step "Two hosts" "a daemon on each takes VXLAN from eth0 by AF_XDP; all else on eth0 stays the host's own"
+hosts_begin "$dir/hosts"
+host_add one
+host_add two
+join one two
+address one eth0 1
+address two eth0 2
+host_daemon one -i 192.0.2.1 --uplink eth0
+host_daemon two -i 192.0.2.2 --uplink eth0
+for host in one two; do
+  [ "$(on "$host" bf nic list | wc -l)" -eq 0 ] || fail "a fresh daemon has vnics"
+  ok "host $host: butterflyd (process $(<"$HOSTS/$host/daemon.pid")) answers on ipc://$HOSTS/$host/api"
+done
+inside one ping -c 2 -i 0.2 -W 2 -q 192.0.2.2 >/dev/null || fail "host one does not ping host two"
+ok "host one pings host two over the same interface"
 
 # ---- 2
 
 step "Four vnics" "a request each gives a VM its port; the same MAC and IP may live in two networks"
 for guest in "${GUESTS[@]}"; do
-  add=(nic add --id "$guest" --mac "${MAC[$guest]}" --vni "${VNI[$guest]}" --ip "${IP[$guest]}" --bypass-filtering)
-  [ "$guest" != c ] || add+=(--type VHOST_USER_CLIENT)
-  path=$(bf "${add[@]}")
-  [ "$path" = "$dir/qemu-vhost-$guest" ] || fail "nic add $guest answered \"$path\", not $dir/qemu-vhost-$guest"
-  say "   butterfly ${add[*]}"
+  add=(nic add --id "$guest" --mac "${MAC[$guest]}" --vni "${VNI[$guest]}" --ip "${IP[$guest]}")
+  case $guest in d) add+=(--bypass-filtering) ;; *) add+=(--sg team --enable-antispoof) ;; esac
+  [ "${HOST[$guest]}" = one ] || add+=(--type VHOST_USER_CLIENT)
+  path=$(at "$guest" bf "${add[@]}")
+  [ "$path" = "$HOSTS/${HOST[$guest]}/qemu-vhost-$guest" ] || fail "nic add $guest answered \"$path\""
+  say "   host ${HOST[$guest]}: butterfly ${add[*]}"
 done
-[ "$(bf nic list | tr '\n' ' ')" = "a b c d " ] || fail "nic list: $(bf nic list | tr '\n' ' ')"
-ok "vnics a, b, c in VNI 42 and d in VNI 43, which has b's addresses"
+ok "a, b (host one) and c (host two) in VNI 42, filtered by group team; d (host two) in VNI 43 has b's addresses"
 
 # ---- 3
 
 accel=$("$TESTS/guest/accel.sh")
 step "Four guests boot" "stock Linux drivers attach, in both vhost-user socket roles"
 for guest in "${GUESTS[@]}"; do
-  options=(--socket "$dir/qemu-vhost-$guest" --mac "${MAC[$guest]}" --ip "${IP[$guest]}/24" --accel "$accel")
-  [ "$guest" != c ] || options+=(--serve) # blocks at start until butterflyd has connected
+  options=(--socket "$HOSTS/${HOST[$guest]}/qemu-vhost-$guest" --mac "${MAC[$guest]}" --ip "${IP[$guest]}/24" --accel "$accel")
+  [ "${HOST[$guest]}" = one ] || options+=(--serve) # blocks at start until butterflyd has connected
   [ -z "$KEEP" ] || options+=(--limit 0)
   vm start "$guest" "${options[@]}" --no-wait
 done
 vm wait --all --timeout 90
 for guest in "${GUESTS[@]}"; do
-  wait_for 5 attached "$guest" || fail "butterfly does not see $guest attached"
-  ok "$guest is up (QEMU $accel), butterflyd is the socket's $(nic_field "$guest" 'n["role"]')"
+  wait_for 5 at "$guest" attached "$guest" || fail "butterfly does not see $guest attached"
+  ok "$guest is up (QEMU $accel), butterflyd is the socket's $(field "$guest" 'n["role"]')"
 done
 
 # ---- 4
 
-step "Ping inside the network" "vnics of one VNI reach each other, by ARP and by ICMP, in every direction"
-for pair in a:b b:c c:a; do
-  ping_all "${pair%:*}" "${IP[${pair#*:}]}" || fail "${pair%:*} does not reach ${pair#*:}"
-  ok "${pair%:*} to ${pair#*:}: 3 of 3 answered"
-done
+denied() { field "$1" 'd["ingress-denied"]'; }
+blocked() { # blocked FROM TO
+  local before
+  before=$(denied "$2")
+  unanswered "$1" "ping -c 2 -W 1 ${IP[$2]}" || fail "$1 reaches $2"
+  [ "$(denied "$2")" -gt "$before" ] || fail "$2 did not answer $1, but its filter is not why"
+  ok "$1 does not reach $2: ingress-denied at $2"
+}
+reach() { # reach FROM TO
+  wait_for 10 ping_all "$1" "${IP[$2]}" 1 || fail "$1 does not reach $2"
+  ping_all "$1" "${IP[$2]}" || fail "$1 does not always reach $2"
+  ok "$1 to $2 ($([ "${HOST[$1]}" = "${HOST[$2]}" ] && echo "same host" || echo "other host")): 3 of 3 answered"
+}
+everywhere() {
+  say "   both hosts: butterfly $*"
+  on one bf "$@" >/dev/null
+  on two bf "$@" >/dev/null
+}
 
-# ---- 5
+step "Blocked" "nothing enters a filtered vnic that no rule allows, from the same host or another"
+blocked a b
+blocked a c
+
+step "Allowed" "a rule on the members of a group lets in whoever is one, wherever it runs"
+everywhere sg rule add team --ip-proto all --sg-members team
+everywhere sg member add team 10.0.0.1 10.0.0.2 10.0.0.3
+for pair in a:b b:c c:a; do reach "${pair%:*}" "${pair#*:}"; done
+
+# ---- 6
 
 # tcp FROM TO: Mbit/s, and the average size of the frames that the receiver got.
 tcp() {
   local before_bytes before_packets bytes packets
   before_bytes=$(statistic "$2" rx_bytes) before_packets=$(statistic "$2" rx_packets)
-  mbit=$(throughput "$1" "${IP[$2]}") || fail "no TCP from $1 to $2"
+  mbit=$(throughput "$1" "${IP[$2]}" 2) || fail "no TCP from $1 to $2"
   bytes=$(($(statistic "$2" rx_bytes) - before_bytes)) packets=$(($(statistic "$2" rx_packets) - before_packets))
   [ "$packets" -gt 0 ] || fail "$2 received nothing"
   average=$((bytes / packets))
 }
-offloads() { # offloads on|off GUEST...
-  local guest state=$1
-  shift
-  for guest in "$@"; do
-    vm exec "$guest" "ethtool -K eth0 tx $state sg $state tso $state gso $state gro $state" >/dev/null ||
-      fail "ethtool does not switch $guest's offloads $state"
-  done
+# knows_mtu FROM TO BYTES: what FROM's stack says of the way
+knows_mtu() {
+  local said
+  said=$(vm exec "$1" "/bin/ping -M do -c 1 -W 1 -s 1472 ${IP[$2]}") || true
+  grep -qE "mtu *[:=] *$3" <<<"$said"
 }
 
-step "TCP with offloads" "guests hand each other whole 64 KiB segments with partial checksums; nothing is damaged"
+step "TCP on one host" "guests hand each other whole 64 KiB segments with partial checksums; nothing is damaged"
 for guest in b c; do iperf_server "$guest" || fail "no iperf3 server in $guest"; done
-[[ $(vm exec a 'ethtool -k eth0') == *"tcp-segmentation-offload: on"* ]] || fail "a was not offered segmentation offload"
 tcp a b
-with=$mbit
 [ "$average" -gt 1600 ] || fail "frames of $average bytes on average: the switch cut up the segments"
 ok "a to b: $mbit Mbit/s, $average bytes per frame on average"
-tcp a c
-ok "a to c, the other socket role: $mbit Mbit/s, $average bytes per frame"
 transfer a b "${IP[b]}" 8 || fail "8 MiB from a arrived damaged or not at all at b"
 ok "8 MiB of random bytes from a to b: the same SHA-256 on both ends"
 
-step "TCP without offloads" "frames of ordinary size with complete checksums, too"
-offloads off a b
-tcp a b
-[ "$average" -le 1514 ] || fail "frames of $average bytes on average, though the guests segment themselves"
-ok "a to b: $mbit Mbit/s (with offloads: $with), $average bytes per frame on average"
-transfer b a "${IP[a]}" 4 || fail "4 MiB from b arrived damaged or not at all at a"
-ok "4 MiB of random bytes from b to a: the same SHA-256 on both ends"
-offloads on a b
-
-# ---- 6
-
-# Everything a guest got, twice: what its own interface counted, what the switch counted for it.
-got() { echo "$(statistic "$1" rx_packets) $(nic_field "$1" 'n["out_packets"]')"; }
-
-step "Nothing crosses networks" "not unicast to an address that both networks have, not a broadcast, in neither direction"
-before_d=$(got d)
-before_b=$(statistic b rx_packets)
-ping_all a "${IP[b]}" 5 || fail "a does not reach b"
-unanswered a 'arping -I eth0 -c 3 -w 5 10.0.0.99' || fail "somebody answered for 10.0.0.99, which nobody has"
-[ $(($(statistic b rx_packets) - before_b)) -ge 8 ] || fail "b did not see the pings and broadcasts of its own network"
-[ "$(got d)" = "$before_d" ] || fail "d (VNI 43) received frames of VNI 42: $before_d, then $(got d)"
-ok "5 pings to ${IP[b]} and 3 broadcasts by a: b saw them all; d, with the same MAC and IP, not one frame"
-before=$(for guest in a b c; do got "$guest"; done)
-sent=$(nic_field d 'n["in_packets"]')
-unanswered d "ping -c 3 -W 1 ${IP[a]}" || fail "d (VNI 43) got an answer from a (VNI 42)"
-unanswered d "arping -b -I eth0 -c 3 -w 5 ${IP[a]}" || fail "d (VNI 43) got an ARP answer from a (VNI 42)"
-sent=$(($(nic_field d 'n["in_packets"]') - sent))
-[ "$sent" -ge 3 ] || fail "the switch received only $sent frames from d: that step proves nothing"
-[ "$(for guest in a b c; do got "$guest"; done)" = "$before" ] || fail "VNI 42 received frames of VNI 43"
-ok "d sent $sent frames looking for ${IP[a]}: a, b and c received none, d no answer"
-
-# ---- 7
-
-step "A guest dies and comes back" "a crash of QEMU detaches one vnic, disturbs nobody, and the socket takes the next one"
-vm exec a "ping -i 0.2 ${IP[c]} >/tmp/ping 2>&1 & echo \$! >/tmp/ping.pid"
-vm kill b
-wait_for 5 detached b || fail "butterfly does not notice that b's QEMU was killed"
-ok "b killed (SIGKILL); nic show: detached, $(nic_field b 'n["last_detach_reason"]')"
-unanswered a "ping -c 2 -W 1 ${IP[b]}" || fail "somebody answers for b while it is dead"
-vm restart b --timeout 90
-wait_for 5 attached b || fail "b is up but not attached"
-ping_all a "${IP[b]}" 5 || fail "a does not reach b after its restart"
-iperf_server b || fail "no iperf3 server in b"
-tcp a b
-ok "b is back on the same socket: 5 of 5 pings, TCP $mbit Mbit/s, attached $(nic_field b 'n["attach_count"]') times"
-# shellcheck disable=SC2016 # the guest's shell expands it
-lost=$(vm exec a 'kill -INT $(cat /tmp/ping.pid); usleep 200000; tail -3 /tmp/ping')
-[[ $lost == *" 0% packet loss"* ]] || fail "a's pings to c suffered meanwhile: $lost"
-ok "a and c went on meanwhile: $(grep -o '.*packet loss' <<<"$lost")"
+step "TCP between hosts" "segments are cut to what the wire carries, and guests are told what that is"
+tcp a c
+[ "$average" -le 1464 ] || fail "frames of $average bytes on average do not fit the wire"
+ok "a to c: $mbit Mbit/s, $average bytes per frame on average"
+knows_mtu a c 1450 || fail "a did not find out that 1450 bytes fit"
+ok "a has found out that packets of 1450 bytes fit (its MTU is 1500, and 50 are the tunnel's)"
+transfer c a "${IP[a]}" 8 || fail "8 MiB from c arrived damaged or not at all at a"
+ok "8 MiB of random bytes from c to a: the same SHA-256 on both ends"
+vm exec a 'ethtool -K eth0 tx off sg off tso off gso off gro off' >/dev/null || fail "ethtool does not switch a's offloads off"
+tcp a c
+ok "a to c, a without offloads: $mbit Mbit/s, $average bytes per frame on average"
+vm exec a 'ethtool -K eth0 tx on sg on tso on gso on gro on' >/dev/null || fail "ethtool does not switch a's offloads on"
 
 # ---- 8
 
-step "What an operator sees" "state, counters and the graph of what runs here"
-say "   butterfly status"
-bf status | tee "$dir/status" | shown
-say "   butterfly nic show b"
-bf nic show b | shown
-say "   butterfly fdb 42"
-bf fdb 42 | shown
-sed -n '/^strict graph/,/^}/p' "$dir/status" >"$OUT/graph.dot"
-for node in switch:switch-42 vhost:vhost-{a,b,c,d}; do
-  grep -qF "\"$node\" [" "$OUT/graph.dot" || fail "the graph does not show $node"
-done
-for format in svg png; do
-  dot -T"$format" -o "$OUT/graph.$format" "$OUT/graph.dot" || fail "graphviz does not draw the graph"
-  [ -s "$OUT/graph.$format" ] || fail "the picture of the graph is empty"
-done
-ok "the graph as a picture: $OUT/graph.svg and graph.png"
-alive "$DAEMON_PID" || fail "butterflyd is gone"
+# Everything a guest got, twice: what its own interface counted, what the switch counted for it.
+got() { echo "$(statistic "$1" rx_packets) $(field "$1" 'n["out_packets"]')"; }
+
+step "Nothing crosses networks" "not unicast to an address that both networks have, not a broadcast, in neither direction"
+before=$(got d) before_c=$(statistic c rx_packets)
+ping_all c "${IP[b]}" 5 || fail "c does not reach b"
+unanswered a 'arping -b -I eth0 -c 3 -w 3 10.0.0.99' || fail "somebody answered for 10.0.0.99, which nobody has"
+[ $(($(statistic c rx_packets) - before_c)) -ge 8 ] || fail "c did not see the pings and broadcasts of its own network"
+[ "$(got d)" = "$before" ] || fail "d (VNI 43) received frames of VNI 42: $before, then $(got d)"
+ok "5 pings from c to ${IP[b]} and 3 broadcasts by a: c saw them all; d, next to it, with b's MAC and IP, not one frame"
+before=$(for guest in a b c; do got "$guest"; done)
+sent=$(field d 'n["in_packets"]')
+unanswered d "ping -c 3 -W 1 ${IP[a]}" || fail "d (VNI 43) got an answer from a (VNI 42)"
+[ "$(field d 'n["in_packets"]')" -ge $((sent + 3)) ] || fail "d sent too little: that step proves nothing"
+[ "$(for guest in a b c; do got "$guest"; done)" = "$before" ] || fail "VNI 42 received frames of VNI 43"
+ok "d looked for ${IP[a]}: a, b and c received nothing, d no answer"
 
 # ---- 9
 
+step "A guest dies and comes back" "a crash of QEMU detaches one vnic, disturbs nobody, and the socket takes the next one"
+vm exec a "ping -i 0.2 ${IP[b]} >/tmp/ping 2>&1 & echo \$! >/tmp/ping.pid"
+vm kill c
+wait_for 5 on two detached c || fail "butterfly does not notice that c's QEMU was killed"
+ok "c killed (SIGKILL); nic show: detached, $(field c 'n["last_detach_reason"]')"
+unanswered a "ping -c 2 -W 1 ${IP[c]}" || fail "somebody answers for c while it is dead"
+vm restart c --timeout 90
+wait_for 5 on two attached c || fail "c is up but not attached"
+back a "${IP[c]}" || fail "a does not reach c after its restart"
+ok "c is back on the same socket: 5 of 5 pings from host one, attached $(field c 'n["attach_count"]') times"
+# shellcheck disable=SC2016 # the guest's shell expands it
+lost=$(vm exec a 'kill -INT $(cat /tmp/ping.pid); usleep 200000; tail -3 /tmp/ping')
+[[ $lost == *" 0% packet loss"* ]] || fail "a's pings to b suffered meanwhile: $lost"
+ok "a and b went on meanwhile: $(grep -o '.*packet loss' <<<"$lost")"
+
+# ---- 10
+
+step "Blocked again" "who is no member any more is cut off, a connection under way included"
+iperf_server c || fail "no iperf3 server in c"
+vm exec a "iperf3 -c ${IP[c]} -t 60 >/dev/null 2>&1 &"
+flowing() { [ "$(field c 'n["out_packets"]')" -gt "$1" ]; }
+wait_for 10 flowing $(($(field c 'n["out_packets"]') + 1000)) || fail "TCP from a to c does not begin"
+before=$(denied c)
+everywhere sg member del team 10.0.0.1
+stopped() { [ "$(denied c)" -gt "$before" ]; }
+wait_for 5 stopped || fail "nothing of a's connection was refused at c"
+got=$(field c 'n["out_packets"]')
+ok "a's connection to c ran at full speed, and stopped: $(field c 'n["out_packets"]') packets, and no more"
+blocked a c
+[ "$(field c 'n["out_packets"]')" = "$got" ] || fail "c received something of a all the same"
+reach b c
+vm exec a 'killall iperf3; true'
+
+# ---- 11
+
+step "What an operator sees" "tunnels, uplink, counters and the graph of what runs here"
+for command in tunnels uplink; do
+  say "   host one: butterfly $command"
+  on one bf "$command" | shown
+done
+say "   host two: butterfly nic show c"
+on two bf nic show c | shown
+say "   host two: butterfly fdb 42"
+on two bf fdb 42 | shown
+say "   host two: butterfly sessions c"
+on two bf sessions c | shown
+for host in one two; do
+  on "$host" bf status >"$dir/status-$host"
+  sed -n '/^strict graph/,/^}/p' "$dir/status-$host" >"$OUT/graph-$host.dot"
+  for format in svg png; do
+    dot -T"$format" -o "$OUT/graph-$host.$format" "$OUT/graph-$host.dot" || fail "graphviz does not draw the graph"
+    [ -s "$OUT/graph-$host.$format" ] || fail "the picture of the graph is empty"
+  done
+done
+say "   host two: butterfly status"
+shown <"$dir/status-two"
+for node in one:vhost-a one:vhost-b two:vhost-c two:vhost-d; do
+  grep -qF "\"vhost:${node#*:}\" [" "$OUT/graph-${node%:*}.dot" || fail "the graph of host ${node%:*} does not show ${node#*:}"
+done
+ok "the graphs as pictures: $OUT/graph-one.svg, graph-two.svg and .png"
+
+# ---- 12
+
 if [ -z "$KEEP" ]; then
-  step "Everything ends" "vnics are deleted, sockets go, the daemon stops when asked"
+  step "Everything ends" "vnics are deleted, sockets go, the daemons stop when asked, and eth0 is as it was"
   vm stop --all
-  bf nic del a b c d
-  [ "$(bf nic list | wc -l)" -eq 0 ] || fail "nics are left"
-  for guest in a b d; do [ ! -e "$dir/qemu-vhost-$guest" ] || fail "$guest's socket is left"; done
-  bf shutdown
-  wait_for 5 gone "$DAEMON_PID" || fail "butterflyd goes on 5 s after butterfly shutdown"
+  on one bf nic del a b
+  on two bf nic del c d
+  for host in one two; do
+    pid=$(<"$HOSTS/$host/daemon.pid")
+    [ "$(on "$host" bf nic list | wc -l)" -eq 0 ] || fail "nics are left on host $host"
+    on "$host" bf shutdown
+    wait_for 5 gone "$pid" || fail "butterflyd of host $host goes on 5 s after butterfly shutdown"
+    [[ $(ip -n "$(net "$host")" link show eth0) != *xdp* ]] || fail "the XDP program is left on host $host"
+  done
+  for guest in a b; do [ ! -e "$HOSTS/one/qemu-vhost-$guest" ] || fail "$guest's socket is left"; done
   ok "nothing left"
 fi
 finished=1

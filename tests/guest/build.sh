@@ -81,6 +81,7 @@ add() {
 }
 add iperf3
 add ethtool
+add ping # beside that of busybox, as /bin/ping: it can forbid fragments
 busybox=$(command -v busybox) || die "busybox is not installed: run make setup"
 if ldd "$busybox" >/dev/null 2>&1; then die "$busybox is not static: install busybox-static"; fi
 cp "$busybox" "$tree/bin/busybox"

@@ -10,6 +10,10 @@ ping_all() {
   [[ $said == *" 0% packet loss"* ]]
 }
 
+# back FROM ADDRESS: an address that was gone answers every echo request again. The sender's kernel gives up an address
+# three seconds after its first question, and what it queued meanwhile with it, so one answer is awaited first.
+back() { wait_for 10 ping_all "$1" "$2" 1 && ping_all "$1" "$2" 5; }
+
 # unanswered GUEST COMMAND...: a ping or arping to which nobody answers. Only their own verdict counts (status 1): a guest
 # that is not there proves nothing.
 unanswered() {

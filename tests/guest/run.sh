@@ -1,7 +1,7 @@
 #!/bin/bash
 # run.sh [PATTERN]: scenarios with real QEMU guests on butterflyd: both socket roles, ring features and offloads on and
-# off and unlike on both ends, crashes of either side. All scenarios, or those whose name matches. Every transfer is
-# compared by its SHA-256.
+# off and unlike on both ends, crashes of either side, filtered vnics. All scenarios, or those whose name matches.
+# Every transfer is compared by its SHA-256.
 set -euo pipefail
 # shellcheck source=../lib/common.sh
 . "$(dirname "$0")/../lib/common.sh"
@@ -93,6 +93,9 @@ NO_GUEST_TSO=guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off
 
 # ---- Scenarios
 
+# shellcheck source=filtered.sh
+. "$TESTS/guest/filtered.sh"
+
 server_role() {
   pair server '' server ''
   expect_feature a mrg-rxbuf True
@@ -175,7 +178,7 @@ killed_under_traffic() {
     unanswered a 'ping -c 1 -W 1 10.0.0.2' || fail "life $life: something answers for a dead b"
     vm restart b --timeout 90
     up b
-    ping_all a 10.0.0.2 || fail "life $life: b came back, a does not reach it"
+    back a 10.0.0.2 || fail "life $life: b came back, a does not reach it"
     vm exec a 'killall iperf3; until ! pidof iperf3 >/dev/null; do usleep 20000; done'
     iperf_server a
   done
@@ -200,7 +203,7 @@ daemon_killed() {
     add_nic b 2 client
     wait_for 10 attached a || fail "round $round: a's QEMU (reconnect=1) did not come back"
     wait_for 10 attached b || fail "round $round: b's QEMU (its own socket) was not found again"
-    ping_all a 10.0.0.2 || fail "round $round: a does not reach b after the daemon's restart"
+    back a 10.0.0.2 || fail "round $round: a does not reach b after the daemon's restart"
     transfer a b 10.0.0.2 4 || fail "round $round: 4 MiB did not arrive undamaged"
   done
 }
@@ -212,7 +215,7 @@ vnic_replaced_under_traffic() {
   unanswered a 'ping -c 2 -W 1 10.0.0.2' || fail "a in VNI 42 reaches b in VNI 43"
   bf nic add --id b --mac 52:54:00:00:00:02 --vni 42 --bypass-filtering --type VHOST_USER_CLIENT >/dev/null
   wait_for 10 attached b || fail "b did not come back to VNI 42"
-  ping_all a 10.0.0.2 || fail "a does not reach b after its return to VNI 42"
+  back a 10.0.0.2 || fail "a does not reach b after its return to VNI 42"
 }
 
 # ---- Running them
@@ -245,7 +248,7 @@ run() { # each in a subshell: a failure ends the scenario, not the run
 }
 for scenario in server_role client_role mixed_roles_ipv6 no_mergeable_buffers mergeable_on_one_end no_offloads \
   segments_to_a_guest_without checksums_to_a_guest_without jumbo_frames killed_under_traffic daemon_killed \
-  vnic_replaced_under_traffic; do
+  vnic_replaced_under_traffic changes_under_tcp port_sweep; do
   run $scenario
 done
 

@@ -4,7 +4,8 @@
 DAEMON_PID=''
 DAEMON_DIR='' # sockets, API and log; set by daemon_start
 
-# daemon_start DIR [OPTION...]: start butterflyd with its sockets and API in DIR and wait until it answers.
+# daemon_start DIR [OPTION...]: start butterflyd with its sockets and API in DIR and wait until it answers. Without an uplink, unless
+# the options name one.
 daemon_start() {
   DAEMON_DIR=$1
   shift
@@ -13,12 +14,13 @@ daemon_start() {
   # A session of its own: Ctrl-C on a terminal ends the script, whose trap then ends the daemon, in that order. Unless the
   # caller wants it in its own, for the priority that belongs to a session.
   # shellcheck disable=SC2086 # nothing if empty
-  ${DAEMON_SESSION-setsid} "$BIN/butterflyd" -i 42.0.0.1 -s "$DAEMON_DIR" -e "ipc://$DAEMON_DIR/api" -l info --no-syslog "$@" \
+  ${DAEMON_SESSION-setsid} "$BIN/butterflyd" -i 42.0.0.1 --uplink none -s "$DAEMON_DIR" -e "ipc://$DAEMON_DIR/api" -l info --no-syslog \
+    "$@" \
     </dev/null >>"$DAEMON_DIR/butterflyd.log" 2>&1 &
   DAEMON_PID=$!
   echo "$DAEMON_PID" >"$DAEMON_DIR/daemon.pid"
   if ! wait_for 10 daemon_answers; then
-    die "butterflyd did not answer within 10 s; repeat with: $BIN/butterflyd -i 42.0.0.1 -s DIR -e ipc://DIR/api $*"
+    die "butterflyd did not answer within 10 s; repeat with: $BIN/butterflyd -i 42.0.0.1 --uplink none -s DIR -e ipc://DIR/api $*"
   fi
 }
 

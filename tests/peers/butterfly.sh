@@ -1,6 +1,8 @@
 #!/bin/bash
 # butterfly.sh: butterflyd as the switch under test of peers.py: two bypass vnics on given sockets, one worker that polls.
 #   butterfly.sh run A B CORE [IDLE]   in the foreground: sockets A and B, worker on CORE, IDLE more vnics with idle guests
+#   butterfly.sh filtered A B CORE RULES  two filtered vnics with so many rules, the last of which lets the other one in
+#   butterfly.sh vxlan A B CORE RULES     the first of them, and B is the uplink to the host of the other (peers.py --vxlan)
 #   butterfly.sh connect A B CORE      the same, but butterflyd connects to sockets that the generator owns
 #   butterfly.sh mark A                the measurement begins: note the worker's counters
 #   butterfly.sh cycles A              busy cycles per packet since mark
@@ -16,7 +18,7 @@ set -euo pipefail
 DAEMON_SESSION='' # peers.py favours the session that it started
 
 usage() {
-  sed -n '2,6s/^# \{0,1\}//p' "$0"
+  sed -n '2,8s/^# \{0,1\}//p' "$0"
   exit 2
 }
 [ $# -ge 2 ] || usage
@@ -32,9 +34,10 @@ w = json.load(sys.stdin)
 print(sum(x["busy_cycles"] for x in w), sum(x["packets"] for x in w))'
 }
 
+guests='' # the trap sees it
 run() {
   local b=$1 core=$2 idle=${3:-0} i paths=() add=() first=(nic add --id a --mac 02:00:00:00:00:01 --vni 42 --bypass-filtering)
-  local second=(nic add --id b --mac 02:00:00:00:00:02 --vni 42 --bypass-filtering) guests=''
+  local second=(nic add --id b --mac 02:00:00:00:00:02 --vni 42 --bypass-filtering)
   rm -rf "$dir" # of an earlier run that was killed
   mkdir -p "$dir"
   cleanup() {
@@ -44,14 +47,33 @@ run() {
     daemon_stop || true
     rm -rf "$dir" "$a" "$b"
   }
+  local rules=() n uplink=none endpoint=42.0.0.1
+  if [ "$mode" = vxlan ]; then
+    uplink=vhost-user:$dir/uplink endpoint=192.168.50.1
+    # Nobody answers ARP there: the next hop is learnt from what the generator sends first.
+  fi
+  if [ "$mode" = filtered ] || [ "$mode" = vxlan ]; then
+    first=(nic add --id a --mac 02:00:00:00:00:01 --vni 42 --ip 10.0.0.1 --sg fw)
+    second=(nic add --id b --mac 02:00:00:00:00:02 --vni 42 --ip 10.0.0.2 --sg fw)
+    for ((n = 1; n < idle; n++)); do
+      rules+=(+ sg rule add fw --ip-proto tcp --port "$n" --cidr "10.$((1 + n % 250)).0.0/16")
+    done
+    rules+=(+ sg rule add fw --ip-proto all --cidr 10.0.0.0/24)
+    idle=0
+  fi
+  [ "$mode" != vxlan ] || first[7]=100 # the VNI
   trap cleanup EXIT
   trap 'exit 143' INT TERM HUP
-  daemon_start "$dir" -u "$core" --poll
+  daemon_start "$dir" -i "$endpoint" -u "$core" --poll --uplink "$uplink"
   if [ "$mode" = connect ]; then
     first+=(--type VHOST_USER_CLIENT --path "$a")
     second+=(--type VHOST_USER_CLIENT --path "$b")
   fi
-  bf "${first[@]}" + "${second[@]}" >/dev/null
+  if [ "$mode" = vxlan ]; then
+    bf "${first[@]}" "${rules[@]}" >/dev/null
+  else
+    bf "${first[@]}" + "${second[@]}" "${rules[@]}" >/dev/null
+  fi
   if [ "$idle" -gt 0 ]; then
     # Five to a network, as many tenants with a few machines each.
     for ((i = 0; i < idle; i++)); do
@@ -68,8 +90,8 @@ run() {
     alive "$guests" || die "the idle guests ended: $(tail -3 "$dir/idle.log")"
   fi
   # Last: peers.py takes the sockets for the sign that the switch is ready.
-  if [ "$mode" = run ]; then
-    ln -sfn "$dir/qemu-vhost-b" "$b"
+  if [ "$mode" != connect ]; then
+    if [ "$mode" = vxlan ]; then ln -sfn "$dir/uplink" "$b"; else ln -sfn "$dir/qemu-vhost-b" "$b"; fi
     ln -sfn "$dir/qemu-vhost-a" "$a"
   fi
   wait "$DAEMON_PID"
@@ -77,7 +99,7 @@ run() {
 idle_ready() { ! alive "$1" || grep -q '^READY' "$dir/idle.log"; }
 
 case $mode in
-  run | connect)
+  run | connect | filtered | vxlan)
     [ $# -ge 4 ] || usage
     run "${@:3}"
     ;;

@@ -93,7 +93,7 @@ fn every_packet_is_somewhere() {
         assert!(host.show(&format!("{vni}-slow")).drops("ring-full") > 0, "the slow one was never too slow");
     }
     assert_eq!(sent.iter().sum::<u64>(), received.iter().sum::<u64>() + drops);
-    let names = ["bad-offload", "spoofed-mac", "link-local-group", "same-port", "egress-denied", "ingress-denied", "mac-claimed"];
+    let names = ["bad-offload", "spoofed-mac", "link-local-group", "same-port", "spoofed-ip", "ingress-denied", "mac-claimed"];
     for name in names {
         let count: u64 = host.ids().iter().map(|id| host.show(id).drops(name)).sum();
         assert!(count > 0, "no {name}");

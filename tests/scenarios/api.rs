@@ -82,13 +82,13 @@ fn changes_in_place() {
     exchange(&mut a, &mut b, &mut both, &lens);
     // The filter closes and opens under the guest.
     same(declare(&nic, |nic| nic.bypass_filtering = None));
-    let ping = butterfly_packet::build::ethernet(mac(1), mac(2)).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).ping(1, 1, b"x");
-    a.send(&ping);
-    host.settle(&mut [&mut a]);
-    assert_eq!((b.pending().len(), host.show("a").drops("egress-denied")), (0, 1));
+    let ping = butterfly_packet::build::ethernet(mac(2), mac(1)).ipv4([10, 0, 0, 2], [10, 0, 0, 1]).ping(1, 1, b"x");
+    b.send(&ping);
+    host.settle(&mut [&mut b]);
+    assert_eq!((a.pending().len(), host.show("a").drops("ingress-denied")), (0, 1));
     same(Daemon::nic_add(&nic));
-    a.send(&ping);
-    b.expect(&ping);
+    b.send(&ping);
+    a.expect(&ping);
     exchange(&mut a, &mut b, &mut both, &lens);
     assert_eq!((host.show("a").attach_count, host.show("b").attach_count), (1, 1));
     assert_eq!(host.show("a").last_detach, None);
@@ -216,10 +216,14 @@ fn what_is_refused_changes_nothing() {
         (Request { nic_show: Some("nobody".into()), ..Request::default() }, "nobody"),
         (
             Request {
-                sg_add: MessageField::some(proto::Sg { id: Some("g".into()), ..proto::Sg::default() }),
+                sg_add: MessageField::some(proto::Sg {
+                    id: Some("g".into()),
+                    member: vec!["10.0.0.1".into(), "10.0.0.0/8".into()],
+                    ..proto::Sg::default()
+                }),
                 ..Request::default()
             },
-            "not available",
+            "Bad Security Group format",
         ),
     ] {
         let why = daemon.ask(request).unwrap_err();

@@ -1,5 +1,5 @@
-//! What a vnic with a filter may send and receive before there are security groups: nothing of IP, and everything else only with its
-//! own address.
+//! What a vnic with a filter and without security groups may send and receive: nothing of IP reaches it but answers, it speaks with
+//! its own addresses only, and everything else passes. With security groups: `security_groups`.
 
 use butterfly_packet::{
     arp,
@@ -44,10 +44,16 @@ impl Pair {
     /// The filtered vnic sends, and the other one gets it.
     #[track_caller]
     fn passes(&mut self, frame: &[u8]) {
+        self.passes_flooded(frame, frame[0] & 1 == 1);
+    }
+
+    /// As [`Self::passes`], maybe as one of several that might get it.
+    #[track_caller]
+    fn passes_flooded(&mut self, frame: &[u8], flooded: bool) {
         self.filtered.send(frame);
         self.open.expect(frame);
         self.host.settle(&mut [&mut self.filtered]);
-        let flooded = if frame[0] & 1 == 1 { vec![("f.flooded", 1)] } else { vec![] };
+        let flooded = if flooded { vec![("f.flooded", 1)] } else { vec![] };
         self.host.moved(&mut self.before, &[&[("f.in", 1), ("b.out", 1)], &flooded[..]].concat());
     }
 
@@ -72,30 +78,51 @@ impl Pair {
     }
 }
 
-/// IP of every kind, from or to these addresses.
-fn ip(link: &Link) -> Vec<Vec<u8>> {
+/// IP of every kind, from or to these addresses, with what becomes of it on its way out of a vnic that owns 10.0.0.1 and fd00::1: ""
+/// if it passes.
+fn ip(link: &Link) -> Vec<(Vec<u8>, &'static str)> {
     let v6 = |a: &str, b: &str| {
         let [a, b] = [a, b].map(|ip| ip.parse::<std::net::Ipv6Addr>().unwrap());
         link.clone().ipv6(a, b)
     };
     let v4 = || link.clone().ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
+    let first = [&[0, 1, 0, 2, 0, 128, 0, 0][..], &[0; 56]].concat();
     vec![
-        v4().ping(1, 1, b"x"),
-        v4().udp(68, 67, &[0; 300]),
-        link.clone().ipv4([0, 0, 0, 0], [255, 255, 255, 255]).udp(68, 67, &[0; 300]),
-        v4().tcp(&build::Tcp::new(1, 22, 2), b""),
-        v4().fragment(1, 0, true).payload(17, &[0; 64]),
-        v4().fragment(1, 64, false).payload(17, &[0; 64]),
-        v4().payload(2, &[0; 8]),
-        v6("fe80::1", "ff02::2").icmp(133, 0, 0, &[]),
-        v6("fe80::1", "fe80::2").icmp(135, 0, 0, &[0; 16]),
-        v6("fd00::1", "fd00::2").ping(1, 1, b"x"),
-        v6("fe80::1", "ff02::1:2").udp(546, 547, &[1; 20]),
-        link.clone().vlan(5).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).ping(1, 1, b"x"),
-        // Truncated, and with headers that make no sense.
-        link.clone().payload(ethernet::IPV4, &[0x45]),
-        link.clone().payload(ethernet::IPV4, &[0x4f; 46]),
-        link.clone().payload(ethernet::IPV6, &[0x60; 46]),
+        (v4().ping(1, 1, b"x"), ""),
+        (v4().udp(68, 67, &[0; 300]), ""),
+        (v4().tcp(&build::Tcp::new(1, 22, 2), b""), ""),
+        (v4().fragment(1, 0, true).payload(17, &first), ""),
+        (v4().fragment(1, 64, false).payload(17, &[0; 64]), ""),
+        (v4().payload(2, &[0; 8]), ""),
+        (v6("fd00::1", "fd00::2").ping(1, 1, b"x"), ""),
+        (link.clone().vlan(5).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).ping(1, 1, b"x"), ""),
+        // Not its own.
+        (link.clone().ipv4([10, 0, 0, 9], [10, 0, 0, 2]).ping(1, 1, b"x"), "spoofed-ip"),
+        (link.clone().ipv4([0, 0, 0, 0], [255, 255, 255, 255]).udp(68, 67, &[0; 300]), "spoofed-ip"),
+        (v6("fd00::9", "fd00::2").ping(1, 1, b"x"), "spoofed-ip"),
+        (v6("fe80::1", "ff02::1:2").udp(546, 547, &[1; 20]), "spoofed-ip"),
+        // From elsewhere, by its hop limit.
+        (v6("fe80::1", "ff02::2").icmp(133, 0, 0, &[]), "bad-discovery"),
+        (v6("fe80::1", "fe80::2").icmp(135, 0, 0, &[0; 16]), "bad-discovery"),
+    ]
+}
+
+/// Cut off, and with headers that make no sense.
+fn unreadable(link: &Link) -> Vec<(Vec<u8>, &'static str)> {
+    let v4 = || link.clone().ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
+    let mut cut = v4().udp(1, 2, &[0; 100]);
+    cut.truncate(cut.len() - 1);
+    let mut short_header = v4().udp(1, 2, &[0; 100]);
+    let at = short_header.len() - 128;
+    short_header[at] = 0x44;
+    vec![
+        (link.clone().payload(ethernet::IPV4, &[0x45]), "truncated"),
+        (link.clone().payload(ethernet::IPV4, &[0x4f; 46]), "truncated"),
+        (short_header, "malformed-ip"),
+        (link.clone().payload(ethernet::IPV6, &[0x60; 46]), "truncated"),
+        (cut, "truncated"),
+        (v4().fragment(2, 0, true).payload(6, &[0; 16]), "tiny-fragment"),
+        (v4().fragment(3, 64, false).payload(17, &[0; 64]), "fragment-orphan"),
     ]
 }
 
@@ -129,12 +156,15 @@ fn other(link: &Link) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn nothing_of_ip_leaves() {
+fn what_is_its_own_leaves() {
     let mut pair = Pair::new(Nic::filtered("f", mac(F), 1).ips(&["10.0.0.1", "fd00::1"]));
     for to in [mac(B), Mac::BROADCAST, mac(77)] {
         let link = build::ethernet(mac(F), to);
-        for frame in ip(&link) {
-            pair.refused(&frame, "egress-denied");
+        for (frame, reason) in ip(&link).into_iter().chain(unreadable(&link)) {
+            match reason {
+                "" => pair.passes_flooded(&frame, to != mac(B)),
+                reason => pair.refused(&frame, reason),
+            }
         }
         for frame in hidden(&link) {
             pair.refused(&frame, "ip-hidden");
@@ -150,8 +180,17 @@ fn nothing_of_ip_arrives() {
     let mut pair = Pair::new(Nic::filtered("f", mac(F), 1).ips(&["10.0.0.1", "fd00::1"]));
     for to in [mac(F), Mac::BROADCAST] {
         let link = build::ethernet(mac(B), to);
-        for frame in ip(&link) {
+        // The first fragment of a flood may have other receivers, a unicast one had one, which refused it.
+        let (first, rest): (Vec<_>, Vec<_>) =
+            ip(&link).into_iter().partition(|(frame, _)| to != mac(F) || !is_later_fragment(frame));
+        for (frame, _) in first {
             pair.refused_in(&frame, "f.drop.ingress-denied");
+        }
+        for (frame, _) in rest {
+            pair.refused_in(&frame, "b.drop.fragment-orphan");
+        }
+        for (frame, reason) in unreadable(&link) {
+            pair.refused_in(&frame, &format!("b.drop.{reason}"));
         }
         for frame in hidden(&link) {
             pair.refused_in(&frame, "b.drop.ip-hidden");
@@ -160,6 +199,11 @@ fn nothing_of_ip_arrives() {
             pair.passes_in(&frame);
         }
     }
+}
+
+/// Of an untagged IPv4 packet.
+fn is_later_fragment(frame: &[u8]) -> bool {
+    frame[12..14] == [8, 0] && (frame[20] & 0x1f, frame[21]) != (0, 0)
 }
 
 /// A filtered vnic owns one address: what nobody knows cannot be meant for it.
@@ -186,7 +230,8 @@ fn it_speaks_with_its_own_address_only() {
     let mut pair = Pair::new(Nic::filtered("f", mac(F), 1).ips(&["10.0.0.1"]));
     for from in [mac(B), mac(99), Mac::BROADCAST, Mac::ZERO] {
         for link in [build::ethernet(from, mac(B)), build::ethernet(from, Mac::BROADCAST)] {
-            for frame in other(&link).into_iter().chain(ip(&link)).chain(hidden(&link)) {
+            let ip = ip(&link).into_iter().map(|(frame, _)| frame);
+            for frame in other(&link).into_iter().chain(ip).chain(hidden(&link)) {
                 pair.refused(&frame, "spoofed-mac");
             }
         }

@@ -12,5 +12,6 @@ mod lifecycle;
 mod offloads;
 mod process;
 mod rings;
+mod security_groups;
 mod sleeping;
 mod switching;

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
     sync::{Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use butterfly_api::{
@@ -22,7 +22,7 @@ use crate::{
     wait::{PATIENCE, within},
 };
 
-/// A running daemon. Dropping it kills it, if it was not stopped before.
+/// A running daemon. Dropping it stops it, if it was not stopped before: killed, it would leave its table of sessions in memory.
 pub struct Daemon {
     process: Option<Child>,
     dir: PathBuf,
@@ -73,6 +73,10 @@ impl Daemon {
         command.args(["--pdeathsig", "KILL", "--"]).args(before).arg(program("butterflyd"));
         // No core by default: scenarios that run side by side would all be pinned to the first one.
         command.args(["-i", "42.0.0.1", "-u", "65535", "-l", "info", "--no-syslog", "-e", &endpoint]).arg("-s").arg(&dir);
+        // One host, unless the options say otherwise.
+        command.args(["--uplink", "none"]);
+        // Many of them run side by side. Whoever wants another table says so in the options, which are stronger.
+        command.args(["--sessions", "10000"]);
         command.args(options).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         let process = command.spawn().expect("setpriv (package util-linux) runs");
         Daemon { process: Some(process), dir, endpoint, client: Mutex::default(), _room: None }
@@ -228,6 +232,7 @@ fn declaration(nic: &Nic) -> proto::Nic {
         mac: Some(nic.mac.to_string()),
         vni: Some(nic.vni),
         ip: nic.ips.clone(),
+        security_group: nic.groups.clone(),
         path: nic.path.as_ref().map(|path| path.to_str().unwrap().to_owned()),
         ..proto::Nic::default()
     };
@@ -258,6 +263,11 @@ fn answer(message: Message) -> Answer {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if let Some(process) = &mut self.process {
+            let _ = Command::new("kill").arg(process.id().to_string()).status();
+            let begun = Instant::now();
+            while matches!(process.try_wait(), Ok(None)) && begun.elapsed() < Duration::from_secs(5) {
+                std::thread::sleep(Duration::from_millis(2));
+            }
             let _ = process.kill();
             let _ = process.wait();
             if std::thread::panicking() {

@@ -35,6 +35,8 @@ pub struct Nic {
     pub client: bool,
     /// Where, if not at the usual place.
     pub path: Option<PathBuf>,
+    /// Its security groups.
+    pub groups: Vec<String>,
 }
 
 impl Nic {
@@ -45,7 +47,17 @@ impl Nic {
 
     /// A vnic with a filter and without an IP address.
     pub fn filtered(id: &str, mac: Mac, vni: u32) -> Nic {
-        Nic { id: id.to_owned(), mac, vni, ips: Vec::new(), bypass: false, anti_spoof: false, client: false, path: None }
+        Nic {
+            id: id.to_owned(),
+            mac,
+            vni,
+            ips: Vec::new(),
+            bypass: false,
+            anti_spoof: false,
+            client: false,
+            path: None,
+            groups: Vec::new(),
+        }
     }
 
     /// With the front end as the socket's owner.
@@ -56,6 +68,11 @@ impl Nic {
     /// With these addresses.
     pub fn ips(self, ips: &[&str]) -> Nic {
         Nic { ips: ips.iter().map(|ip| (*ip).to_owned()).collect(), ..self }
+    }
+
+    /// In these security groups.
+    pub fn groups(self, groups: &[&str]) -> Nic {
+        Nic { groups: groups.iter().map(|group| (*group).to_owned()).collect(), ..self }
     }
 
     /// With ARP checked.
@@ -216,7 +233,7 @@ impl Kind {
 
 enum Running {
     Daemon(Daemon),
-    Switch(InProcess),
+    Switch(Box<InProcess>),
 }
 
 /// A host under test. It ends with this value.
@@ -242,7 +259,7 @@ impl Host {
     pub fn with(options: &HostOptions) -> Host {
         let running = match Kind::wanted() {
             Kind::Daemon => Running::Daemon(Daemon::start(options)),
-            Kind::Switch => Running::Switch(InProcess::start(options)),
+            Kind::Switch => Running::Switch(Box::new(InProcess::start(options))),
         };
         Host { running, gone: Mutex::new(0) }
     }
@@ -292,7 +309,7 @@ impl Host {
     fn backend(&self) -> &dyn Backend {
         match &self.running {
             Running::Daemon(daemon) => daemon,
-            Running::Switch(switch) => switch,
+            Running::Switch(switch) => switch.as_ref(),
         }
     }
 

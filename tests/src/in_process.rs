@@ -34,7 +34,7 @@ impl InProcess {
 }
 
 fn policy(bypass: bool, ip_anti_spoof: bool, ips: &[String]) -> VnicPolicy {
-    VnicPolicy { bypass, ip_anti_spoof, ips: ips.iter().map(|ip| ip.parse().unwrap()).collect() }
+    VnicPolicy { bypass, ip_anti_spoof, ips: ips.iter().map(|ip| ip.parse().unwrap()).collect(), ..VnicPolicy::default() }
 }
 
 fn names(features: Features) -> BTreeSet<String> {
@@ -77,6 +77,7 @@ fn show(report: VnicReport) -> Show {
 
 impl Backend for InProcess {
     fn add(&self, nic: &Nic) -> Result<PathBuf, String> {
+        assert!(nic.groups.is_empty(), "security groups want a daemon");
         let path = nic.path.clone().unwrap_or_else(|| self.dir.path().join(format!("qemu-vhost-{}", nic.id)));
         let spec = VnicSpec {
             id: nic.id.clone(),

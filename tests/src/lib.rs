@@ -9,8 +9,10 @@
 
 mod daemon;
 pub mod frames;
+pub mod groups;
 pub mod host;
 mod in_process;
+pub mod net;
 pub mod programs;
 pub mod station;
 pub mod traffic;

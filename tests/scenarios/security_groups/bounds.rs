@@ -1,0 +1,66 @@
+//! What is bounded is shared fairly, and what was there before us is taken over only for a while.
+
+use std::time::Duration;
+
+use butterfly_packet::tcp::{ACK, PSH};
+use butterfly_tests::net::{Net, filtered, open, segment, v4};
+
+const A: u8 = 1;
+const B: u8 = 2;
+
+/// Half of the table for one vnic; who is connected stays connected when it is full.
+#[test]
+fn a_table_that_is_full() {
+    let options = ["--sessions", "64", "--session-share", "50"];
+    let nics = [open("a", A), filtered("b", B, "g"), open("c", 3), filtered("d", 4, "g")];
+    let Some(mut net) = Net::with(&options, &nics) else { return };
+    net.group("g", &["in udp 0-65535 10.0.0.0/24"], &[]);
+    for port in 1..=10 {
+        net.exchange("a", &v4(A, B).udp(port, 53, b"?"), "b", &v4(B, A).udp(53, port, b"!"));
+    }
+    // A flood gets its share, and is told whose it was.
+    let outcomes: Vec<String> = (100..200).map(|port| net.send("a", &v4(A, B).udp(port, 53, b"?"))).collect();
+    let (in_share, beyond) = outcomes.split_at(22);
+    assert!(in_share.iter().all(|outcome| outcome == "b"), "{outcomes:?}");
+    assert!(beyond.iter().all(|outcome| outcome.ends_with(".session-share")), "{outcomes:?}");
+    let used = net.host.daemon().session_table().used();
+    assert_eq!(used, 32);
+    // Everybody who was answered goes on, whatever comes.
+    for port in 1..=10 {
+        net.exchange("a", &v4(A, B).udp(port, 53, b"?"), "b", &v4(B, A).udp(53, port, b"!"));
+    }
+    // Bypass vnics among themselves need no session.
+    net.exchange("a", &v4(A, 3).udp(1, 2, b"?"), "c", &v4(3, A).udp(2, 1, b"!"));
+    assert_eq!(net.host.daemon().session_table().used(), used);
+    // Of the other half of the network's share nothing is left, and nothing passes unchecked.
+    let refused = net.send("c", &v4(3, 4).udp(1, 53, b"?"));
+    assert!(refused == "c.session-share", "{refused}");
+    // What is ended makes room.
+    assert_eq!(net.host.daemon().flush_sessions(Default::default()), 32);
+    net.expect("c", &v4(3, 4).udp(1, 53, b"?"), "d");
+}
+
+/// A connection that is older than the daemon, or than the vnic, goes on; later nobody can claim to have one.
+#[test]
+fn connections_from_before() {
+    let Some(mut net) = Net::with(&["--tcp-pickup", "3"], &[open("a", A), filtered("b", B, "g")]) else { return };
+    net.group("g", &["in tcp 80-80 0.0.0.0/0", "out tcp 443-443 0.0.0.0/0"], &[]);
+    let data = |ports, seq, ack| v4(A, B).tcp(&segment(ports, ACK | PSH, seq, ack), b"data");
+    let answer = |ports, seq, ack| v4(B, A).tcp(&segment(ports, ACK | PSH, seq, ack), b"data");
+    // What the rules would let begin.
+    net.exchange("a", &data((9, 80), 1000, 5000), "b", &answer((80, 9), 5000, 1004));
+    net.exchange("b", &answer((9, 443), 1000, 5000), "a", &data((443, 9), 5000, 1004));
+    net.expect("a", &data((9, 81), 1000, 5000), "b.ingress-denied");
+    net.expect("b", &answer((9, 444), 1000, 5000), "b.egress-denied");
+    // Nothing to wait for but time itself. The clock counts whole seconds.
+    std::thread::sleep(Duration::from_millis(4100));
+    net.expect("a", &data((10, 80), 1000, 5000), "a.tcp-no-session");
+    net.expect("b", &answer((10, 443), 1000, 5000), "b.tcp-no-session");
+    net.exchange("a", &data((9, 80), 1004, 5004), "b", &answer((80, 9), 5004, 1008));
+    // Its guest comes back after its front end was replaced.
+    let gone = net.stations.remove("b").unwrap().crash();
+    let back = gone.back();
+    net.stations.insert("b".to_owned(), back);
+    net.station("b").vm.connection.sync().unwrap();
+    net.exchange("a", &data((11, 80), 1000, 5000), "b", &answer((80, 11), 5000, 1004));
+}

@@ -1,0 +1,336 @@
+# Sourced by run.sh: what happens to networks that span hosts.
+# shellcheck shell=bash
+
+# three HOSTS' OPTIONS...: a, b and c on three hosts, over IPv4 in one network.
+three() {
+  local number guest
+  wire_add
+  for number in 1 2 3; do uplink_daemon "h$number" "$number" ipv4 xdp "$@"; done
+  number=0
+  for guest in a b c; do
+    number=$((number + 1))
+    vnic "h$number" "$guest"
+  done
+}
+# heard_once FROM RECEIVER...: of three broadcasts, each of them gets three frames. Kernels that know nobody have nothing to ask
+# meanwhile.
+heard_once() {
+  local from=$1 guest got before=()
+  shift
+  for guest in a b c; do vm exec "$guest" 'ip -4 neigh flush dev eth0; ip -6 neigh flush dev eth0'; done
+  for guest in "$@"; do before+=("$(statistic "$guest" rx_packets)"); done
+  unanswered "$from" 'arping -b -I eth0 -c 3 -w 3 10.0.0.99' || fail "somebody answers for 10.0.0.99"
+  for guest in "$@"; do
+    got=$(($(statistic "$guest" rx_packets) - before[0]))
+    [ "$got" -eq 3 ] || fail "$guest received $got frames of three broadcasts of $from"
+    before=("${before[@]:1}")
+  done
+}
+# triangle: each of a, b, c reaches the others, and the daemons know who is where.
+triangle() {
+  local pair
+  for pair in a:b b:c c:a; do
+    wait_for 10 ping_all "${pair%:*}" "$(ip4_of "${pair#*:}")" 1 || fail "${pair%:*} does not reach ${pair#*:}"
+    ping_all "${pair%:*}" "$(ip4_of "${pair#*:}")" || fail "pings from ${pair%:*} to ${pair#*:} are lost"
+  done
+  transfer a c "$(ip4_of c)" 4 || fail "4 MiB from a to c did not arrive undamaged"
+  transfer c b "$(ip4_of b)" 4 || fail "4 MiB from c to b did not arrive undamaged"
+  for pair in a:h1 b:h2 c:h3; do quiet "${pair#*:}" "${pair%:*}" too-big; done
+  [ "$(learnt_at h1 b)" = 192.0.2.2 ] || fail "h1 does not know that b is on h2: $(on h1 bf tunnels)"
+  [ "$(learnt_at h1 c)" = 192.0.2.3 ] || fail "h1 does not know that c is on h3: $(on h1 bf tunnels)"
+  heard_once a b c
+  heard_once c a b
+}
+# learnt_at HOST GUEST: on which host that host believes a guest.
+learnt_at() { on "$1" report tunnels "' '.join(x['peer'] for x in r['learnt'] if x['mac'] == '$(mac_of "$2")')"; }
+
+three_hosts_groups() {
+  three
+  triangle
+}
+# Named one after the other while they run; then one of them is taken back.
+three_hosts_peers() {
+  local number other
+  three --strict-peers
+  for number in 1 2 3; do
+    for other in 1 2 3; do
+      [ "$number" -eq "$other" ] || on "h$number" bf peer add "192.0.2.$other"
+    done
+  done
+  triangle
+  on h1 bf peer del 192.0.2.2
+  unanswered a "ping -c 2 -W 1 $(ip4_of b)" || fail "h1 hears h2, which is no peer of its any more"
+  [ "$(drops_of h1 unknown-peer)" -gt 0 ] || fail "nothing of h2 was dropped as unknown-peer"
+  ping_all a "$(ip4_of c)" || fail "a does not reach c any more"
+}
+
+# Guest b moves during a connection that rules admit: its vnic is deleted on one host, added on the other, and QEMU, which owns the
+# socket, is found there. Each way: what b sends, and what a sends to b once b has said where it is, as a migration does.
+vnic_moves() {
+  local host other n
+  wire_add
+  for n in 1 2 3; do uplink_daemon "h$n" "$n" ipv4 xdp; done
+  for n in 1 2 3; do
+    on "h$n" bf sg rule add moving --ip-proto tcp --port 7000 --sg-members moving >/dev/null
+    on "h$n" bf sg member add moving 10.0.0.1 10.0.0.2 >/dev/null
+  done
+  filtered h1 a moving
+  filtered h2 b moving
+  host=h2 other=h3
+  for n in b:a a:b; do
+    paced_transfer "${n%:*}" "${n#*:}" "$host" "$other"
+    say "    from ${n%:*} to ${n#*:} while b moved from $host to $other"
+    host=h3 other=h2
+  done
+}
+filtered() { # filtered HOST GUEST GROUP
+  vnic "$1" "$2" 42 --ip "$(ip4_of "$2")" --enable-antispoof --sg "$3"
+}
+# paced_transfer FROM TO HOST OTHER: 6 MiB on one connection for some six seconds, in which b moves from HOST to OTHER.
+paced_transfer() {
+  local from=$1 to=$2 sent
+  vm exec "$to" 'rm -f /tmp/got /tmp/open; mkfifo /tmp/open; nc -l -p 7000 <>/tmp/open >/tmp/got &
+    until grep -q :1B58 /proc/net/tcp /proc/net/tcp6; do usleep 20000; done'
+  sent=$(vm exec "$from" "head -c 6m /dev/urandom >/tmp/sent; rm -f /tmp/done
+    { i=0; while [ \$i -lt 96 ]; do dd if=/tmp/sent bs=64k skip=\$i count=1 2>/dev/null; usleep 50000; i=\$((i + 1)); done |
+      nc -w 20 $(ip4_of "$to") 7000; echo >/tmp/done; } >/dev/null 2>&1 &
+    sha256sum </tmp/sent")
+  wait_for 10 grew "$to" 1000000 || fail "the transfer from $from to $to does not begin"
+  on "$3" bf nic del b
+  filtered "$4" b moving
+  vm exec "$from" '[ ! -e /tmp/done ]' || fail "the transfer from $from to $to was over before b had moved: this proves nothing"
+  # A guest that was migrated says where it is.
+  vm exec b 'arping -U -c 2 -I eth0 10.0.0.2 >/dev/null'
+  wait_for 40 arrived "$to" "$sent" || fail "the connection from $from to $to did not survive b's move"
+}
+grew() { [ "$(vm exec "$1" 'stat -c %s /tmp/got')" -gt "$2" ]; }
+
+# Groups on both hosts: blocked, allowed by a rule on members, blocked again.
+filtered_ends() {
+  wire_add
+  uplink_daemon h1 1 ipv6 xdp
+  uplink_daemon h2 2 ipv6 xdp
+  filtered h1 a clients
+  filtered h2 b servers
+  closed "before there is a rule"
+  on h2 bf sg rule add servers --ip-proto tcp --port 7000 --sg-members clients >/dev/null
+  closed "as long as a is no member of clients"
+  on h2 bf sg member add clients 10.0.0.1 >/dev/null
+  transfer a b 10.0.0.2 4 || fail "4 MiB from a, now a client, to b did not arrive undamaged"
+  unanswered a 'ping -c 1 -W 1 10.0.0.2' || fail "b answers a ping, which no rule allows"
+  on h2 bf sg member del clients 10.0.0.1 >/dev/null
+  closed "since a is no member of clients any more"
+  quiet h1 a "too-big"
+  quiet h2 b "ingress-denied"
+}
+closed() { # closed WHEN: a does not get into b, and b's filter is why
+  local before
+  before=$(on h2 nic_field b 'd["ingress-denied"]')
+  vm exec a 'nc -w 2 10.0.0.2 7000 </dev/null >/dev/null 2>&1' && fail "a gets into b $1"
+  [ "$(on h2 nic_field b 'd["ingress-denied"]')" -gt "$before" ] || fail "nothing was denied at b $1"
+}
+
+# What a crash leaves: no XDP program, so the host goes on; and the next daemon starts and takes over.
+daemon_killed() {
+  wire_add
+  uplink_daemon h1 1 ipv4 xdp
+  uplink_daemon h2 2 ipv4 xdp
+  vnic h1 a
+  vnic h2 b
+  wait_for 10 ping_all a 10.0.0.2 1 || fail "a does not reach b"
+  has_program h1 || fail "no XDP program at h1's eth0: this proves nothing"
+  host_kill h1
+  wait_for 5 has_no_program h1 || fail "the XDP program is left: $(ip -n "$(net h1)" link show eth0)"
+  inside h1 ping -c 2 -i 0.2 -W 2 -q 192.0.2.2 >/dev/null || fail "h1 does not reach h2 after the crash"
+  host_daemon h1 -i 192.0.2.1 --uplink eth0
+  vnic h1 a
+  back a 10.0.0.2 || fail "a does not reach b after the restart"
+  transfer b a 10.0.0.1 4 || fail "4 MiB from b did not arrive undamaged at a after the restart"
+}
+has_program() { [[ $(ip -n "$(net "$1")" link show eth0) == *xdp* ]]; }
+has_no_program() { ! has_program "$1"; }
+
+# Two networks with the same addresses: a and b in VNI 42, c (as a) and d (as b) in VNI 43.
+same_addresses() {
+  local before guest
+  wire_add
+  uplink_daemon h1 1 ipv4 xdp
+  uplink_daemon h2 2 ipv4 xdp
+  for guest in a:a b:b c:a d:b; do dress "${guest%:*}" "${guest#*:}"; done
+  vnic h1 a
+  vnic h2 b
+  vnic h1 c 43
+  vnic h2 d 43
+  wait_for 10 ping_all a 10.0.0.2 1 || fail "a does not reach b"
+  before="$(statistic c rx_packets) $(statistic d rx_packets)"
+  ping_all a 10.0.0.2 5 || fail "a does not reach b"
+  unanswered a 'arping -I eth0 -c 3 -w 3 10.0.0.99' || fail "somebody answers for 10.0.0.99"
+  transfer b a 10.0.0.1 2 || fail "2 MiB from b to a did not arrive undamaged"
+  [ "$(statistic c rx_packets) $(statistic d rx_packets)" = "$before" ] || fail "VNI 43 heard something of VNI 42"
+  wait_for 10 ping_all c 10.0.0.2 1 || fail "c does not reach d"
+  before="$(statistic a rx_packets) $(statistic b rx_packets)"
+  ping_all d 10.0.0.1 5 || fail "d does not reach c"
+  transfer c d 10.0.0.2 2 || fail "2 MiB from c to d did not arrive undamaged"
+  [ "$(statistic a rx_packets) $(statistic b rx_packets)" = "$before" ] || fail "VNI 42 heard something of VNI 43"
+  # One end only: nobody answers, though the address is there in the other network.
+  on h2 bf nic del d
+  unanswered c 'ping -c 2 -W 1 10.0.0.2' || fail "somebody answers c for d, which is gone"
+  for guest in a:h1 b:h2 c:h1; do quiet "${guest#*:}" "${guest%:*}" too-big; done
+}
+# dress GUEST AS: its addresses are those of AS, and nobody's of IPv6: nothing but what a scenario sends may be on its way.
+dress() {
+  vm exec "$1" "ip addr flush dev eth0; echo 1 >/proc/sys/net/ipv6/conf/eth0/disable_ipv6
+    ip link set eth0 down; ip link set eth0 address $(mac_of "$2") up; ip addr add $(ip4_of "$2")/24 dev eth0"
+}
+
+# The host's own traffic and VXLAN share a network card. The daemon answers for an endpoint that the kernel does not hold.
+host_ping() {
+  local address
+  wire_add
+  uplink_daemon h1 1 ipv4 xdp
+  uplink_daemon h2 2 ipv4 xdp-own
+  vnic h1 a
+  vnic h2 b
+  iperf_server b
+  wait_for 10 ping_all a 10.0.0.2 1 || fail "a does not reach b"
+  vm exec a 'iperf3 -c 10.0.0.2 -t 20 >/dev/null 2>&1 &'
+  wait_for 10 flows h2 b 2000 || fail "TCP from a to b does not begin"
+  for address in 192.0.2.102 192.0.2.2; do
+    host_pings h1 "$address"
+  done
+  host_pings h2 192.0.2.1
+  [ -n "$(vm exec a 'pidof iperf3')" ] || fail "TCP from a to b ended meanwhile: this proves nothing"
+  vm exec a 'killall iperf3'
+}
+host_pings() { # host_pings HOST ADDRESS: its kernel
+  local said
+  said=$(inside "$1" ping -c 10 -i 0.1 -W 2 -q "$2") || true
+  [[ $said == *" 0% packet loss"* ]] || fail "$1 pings $2: $said"
+}
+flows() { [ "$(on "$1" nic_field "$2" 'n["out_packets"]')" -gt "$3" ]; }
+
+# captured ipv4|ipv6: all that is on the wire from the start of two daemons to their end, read back by somebody else.
+captured() {
+  local family=$1 file=$HOSTS/wire.pcap wrong name mtu=1450 reports=igmp capture
+  [ "$family" = ipv4 ] || mtu=1430 reports=icmpv6.type==131
+  wire_add
+  : >"$HOSTS/dumpcap.log"
+  ip netns exec "$(net wire)" dumpcap -q -i wire -w "$file" >"$HOSTS/dumpcap.log" 2>&1 &
+  capture=$!
+  wait_for 10 grep -q '^File:' "$HOSTS/dumpcap.log" || fail "dumpcap does not begin: $(<"$HOSTS/dumpcap.log")"
+  uplink_daemon h1 1 "$family" xdp-own
+  uplink_daemon h2 2 "$family" xdp-own
+  vnic h1 a
+  vnic h2 b
+  talk a b "$mtu"
+  on h1 bf nic del a
+  on h2 bf nic del b
+  host_stop h1
+  host_stop h2
+  end "$capture"
+  # That a guest got bytes twice (RFC 2883) is a warning, too, and not about us.
+  wrong=$(expert "$file" '(_ws.malformed || _ws.expert.severity >= "Warning") && !tcp.options.sack.dsack')
+  [ -z "$wrong" ] || fail "tshark warns: $(head -5 <<<"$wrong")"
+  for name in vxlan arp icmp "$reports"; do
+    [ "$family-$name" != ipv6-arp ] || name=icmpv6.type==136
+    [ "$(expert "$file" "$name" | wc -l)" -gt 0 ] || fail "nothing of $name is in the capture: this proves nothing"
+  done
+  say "    $(expert "$file" '' | wc -l) frames on the wire, $(expert "$file" vxlan | wc -l) of VXLAN, no warning"
+}
+# expert FILE FILTER: all checksums are looked at; how TCP guests lose and repeat is none of our business.
+expert() {
+  tshark -r "$1" -Y "$2" -o tcp.analyze_sequence_numbers:FALSE -o ip.check_checksum:TRUE -o udp.check_checksum:TRUE \
+    -o tcp.check_checksum:TRUE -o udp.ignore_ipv6_zero_checksum:TRUE -d tcp.port==7000,data 2>/dev/null
+}
+
+# The hosts are in two networks, a router is between them. One host's kernel knows the route; the other endpoint has a vhost-user port,
+# and is told of the gateway.
+routed() {
+  local family=$1 mtu=1450
+  [ "$family" = ipv4 ] || mtu=1430
+  wire_add
+  host_add router
+  plug router
+  address router eth0 254
+  ip -n "$(net router)" link add eth1 type veth peer name beyond netns "$(net wire)"
+  kernel_end router eth1
+  ip -n "$(net wire)" link set beyond up
+  ip -n "$(net router)" addr add 198.51.100.254/24 dev eth1
+  ip -n "$(net router)" addr add 2001:db8:1::254/64 dev eth1
+  inside router sh -c 'echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding'
+  host_add h1
+  plug h1
+  address h1 eth0 1
+  ip -n "$(net h1)" route add default via "$(underlay ipv4 254)"
+  ip -n "$(net h1)" route add default via "$(underlay ipv6 254)"
+  host_add h2
+  if [ "$family" = ipv4 ]; then
+    host_daemon h1 -i 192.0.2.1 --uplink eth0 --peer 198.51.100.2
+    host_daemon h2 -i 198.51.100.2/24 --uplink "vhost-user:$HOSTS/h2/wire.sock" --peer 192.0.2.1 --gateway 198.51.100.254
+  else
+    host_daemon h1 -i 2001:db8::1 --uplink eth0 --peer 2001:db8:1::2
+    host_daemon h2 -i 2001:db8:1::2/64 --uplink "vhost-user-client:$HOSTS/h2/wire.sock" --peer 2001:db8::1 --gateway 2001:db8:1::254
+  fi
+  cable_start cable wire --vdev "$(cable_end 0 h2 "$family")" --vdev net_af_packet0,iface=beyond
+  vnic h1 a
+  vnic h2 b
+  talk a b "$mtu"
+  quiet h1 a too-big
+  quiet h2 b too-big
+}
+
+# What an underlay should be: so large that machines notice nothing. One daemon raises its interface itself.
+larger_mtu() {
+  local guest
+  wire_add
+  ip -n "$(net wire)" link set wire mtu 1550
+  for guest in h1:1 h2:2; do
+    host_add "${guest%:*}"
+    plug "${guest%:*}"
+    ip -n "$(net wire)" link set "${guest%:*}" mtu 1550
+    address "${guest%:*}" eth0 "${guest#*:}"
+  done
+  host_daemon h1 -i 192.0.2.1 --uplink eth0 --nic-mtu 1550
+  ip -n "$(net h2)" link set eth0 mtu 1550
+  host_daemon h2 -i 192.0.2.2 --uplink eth0
+  vnic h1 a
+  vnic h2 b
+  wait_for 10 ping_all a 10.0.0.2 1 || fail "a does not reach b"
+  for guest in "h1 a" "h2 b"; do
+    # shellcheck disable=SC2086 # two words
+    [ "$(on ${guest% *} nic_field ${guest#* } 'n["host_mtu"]')" = 1500 ] || fail "nic show ${guest#* } does not say host_mtu=1500"
+  done
+  pings a "try \$df -c 3 -s 1472 10.0.0.2; try \$df -c 3 -s 1452 fd00::2; try /bin/ping -c 3 -i 0.05 -W 3 -s 4000 10.0.0.2"
+  transfer a b 10.0.0.2 4 || fail "4 MiB from a to b did not arrive undamaged"
+  transfer b a fd00::1 4 || fail "4 MiB from b to a over IPv6 did not arrive undamaged"
+  quiet h1 a ''
+  quiet h2 b ''
+}
+
+# A far end that does not know the MTU of the wire sends in fragments: counted by name, and nothing else is harmed.
+outer_fragments() {
+  wire_add
+  uplink_daemon h1 1 ipv4 xdp
+  kernel_host kernel 2 ipv4 group
+  vnic h1 a
+  wait_for 10 ping_all a 10.0.0.2 1 || fail "a does not reach the kernel"
+  # It looks at the wire's MTU only when it is given its own.
+  ip -n "$(net kernel)" link set eth0 mtu 1550
+  ip -n "$(net kernel)" link set vx mtu 1500
+  ip -n "$(net kernel)" link set eth0 mtu 1500
+  unanswered kernel 'ping -c 2 -W 1 -s 1472 10.0.0.1' || fail "a answers what cannot have arrived whole"
+  [ "$(drops_of h1 outer-fragment)" -ge 1 ] || fail "no outer-fragment counted: $(on h1 bf uplink)"
+  ping_all kernel 10.0.0.1 || fail "the kernel does not reach a any more"
+}
+
+scenarios() {
+  local name
+  for name in three_hosts_groups three_hosts_peers vnic_moves filtered_ends daemon_killed same_addresses host_ping \
+    larger_mtu outer_fragments; do
+    run "$name" "$name"
+  done
+  for name in routed captured; do
+    run "${name}_ipv4" "$name" ipv4
+    run "${name}_ipv6" "$name" ipv6
+  done
+}
