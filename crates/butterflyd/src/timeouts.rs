@@ -45,6 +45,7 @@ all! {
     "tcp-half-closed" tcp_half_closed "TCP, one side has ended"
     "tcp-closing" tcp_closing "TCP, both sides have ended or it was reset"
     "tcp-time-wait" tcp_time_wait "TCP, after the last acknowledgement"
+    "tcp-cut" tcp_cut "TCP, cut by a change of rules: for so long neither end can revive it; at least --tcp-pickup"
     "udp-new" udp_new "UDP, before the first answer"
     "udp-answered" udp_answered "UDP, answered"
     "icmp-echo" icmp_echo "ICMP and ICMPv6 echo"
@@ -69,7 +70,7 @@ mod tests {
         for (timeout, seconds) in ALL.iter().zip(1000..) {
             assert_eq!(timeout.of(&timeouts), seconds, "{}", timeout.name);
         }
-        assert_eq!((timeouts.tcp_new, timeouts.tcp_established, timeouts.dhcp), (1000, 1001, 1012));
+        assert_eq!((timeouts.tcp_new, timeouts.tcp_established, timeouts.dhcp), (1000, 1001, 1013));
         assert!(Timeout::called("tcp").is_none());
     }
 }

@@ -223,7 +223,7 @@ impl Switch {
             file: config.session_file.clone(),
             share: config.session_share,
             tcp_pickup: config.tcp_pickup,
-            timeouts: config.timeouts,
+            timeouts: Timeouts { tcp_cut: config.timeouts.tcp_cut.max(config.tcp_pickup), ..config.timeouts },
         };
         let opened = config.tunnel.as_ref().map(tunnel::open).transpose()?.map(|opened| opened.split());
         let (tunnel, rest) = opened.unzip();

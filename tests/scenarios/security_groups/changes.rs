@@ -125,7 +125,14 @@ fn what_is_no_longer_allowed_ends_at_once() {
 /// An ended TCP connection is not picked up again by what is still under way; its answers are cut as well.
 #[test]
 fn a_connection_is_cut_both_ways() {
-    let Some(mut net) = Net::new(&[open("a", A), filtered("b", B, "g")]) else { return };
+    // Nor while connections are that the daemon did not see begin.
+    for pickup in ["0", "120"] {
+        let Some(net) = Net::with(&["--tcp-pickup", pickup], &[open("a", A), filtered("b", B, "g")]) else { return };
+        cut_both_ways(net);
+    }
+}
+
+fn cut_both_ways(mut net: Net) {
     for (there, back, rule) in [(v4(A, B), v4(B, A), "in tcp 80-80 0.0.0.0/0"), (v6(A, B), v6(B, A), "in tcp 80-80 ::/0")] {
         net.rule_add("g", rule);
         let a = |flags, seq, ack, data: &[u8]| there.tcp(&segment((9, 80), flags, seq, ack), data);

@@ -20,12 +20,15 @@ use crate::{
         discovery::{self, link_local},
         fragments::FragmentKey,
         parse::{Fault, parse},
-        tcp::{self, Outcome, Track},
+        tcp::{self, Outcome, TcpState, Track},
     },
     headers::Inside,
     session::{Admission, Found, Key, Life, NO_TRACK, NotInserted, State},
     snapshot::Vnic,
 };
+
+/// A connection that policy took back.
+const CUT: State = State::Tcp(TcpState::Cut);
 
 /// Judges a frame whose session is not known yet, or that has none.
 #[inline(never)]
@@ -164,9 +167,13 @@ impl Decision<'_> {
             self.end(&found, &stored, room);
             return None;
         }
+        if context.table.record(found.index).seen().1 == CUT {
+            return self.cut_before(&found, &stored, room);
+        }
         if !is_current(&found, context, self.receiver) {
             match self.decide_again(&stored, found.direction) {
                 Some(admission) if context.table.readmit(found.index, &stored, admission) => found.admission = admission,
+                _ if self.cut(&found, &stored, room) => return self.cut_before(&found, &stored, room),
                 _ => {
                     self.end(&found, &stored, room);
                     return None;
@@ -192,6 +199,30 @@ impl Decision<'_> {
             self.end(&found, &stored, room);
         }
         judgement
+    }
+
+    /// Ends a TCP connection that policy took back, if it is one that lives. It is remembered for a while: else a packet of the end that
+    /// may open connections would look like one of a connection older than we are, and be picked up.
+    fn cut(&self, found: &Found, stored: &Key, room: &mut Room) -> bool {
+        let context = self.context;
+        room.notes.forget(found.index, context);
+        let (seen, state) = context.table.record(found.index).seen();
+        let lives = matches!(state, State::Tcp(_)) && !context.timeouts.over(state, seen, context.now);
+        lives && context.table.cut(found.index, stored, context.now)
+    }
+
+    /// A packet of a connection that was cut: only a SYN that the rules admit begins anew.
+    fn cut_before(&self, found: &Found, stored: &Key, room: &mut Room) -> Option<Judgement> {
+        let (seen, state) = self.context.table.record(found.index).seen();
+        if !self.context.timeouts.over(state, seen, self.context.now) {
+            match self.decide() {
+                Err(refusal) => return Some(Err(refusal)),
+                Ok(_) if self.segment().is_some_and(tcp::Segment::opens) => {}
+                Ok(_) => return Some(Err((TCP_NO_SESSION, self.own()))),
+            }
+        }
+        self.end(found, stored, room);
+        None
     }
 
     /// Whether the rules admit an old session's first frame today.
@@ -420,8 +451,8 @@ impl Decision<'_> {
         };
         let line = context.table.record(index).line2();
         let other_vnic = context.snapshot.vnics.get(other)?;
-        if admission.stamp < other_vnic.born.max(self.receiver.born) || context.timeouts.over(line.state, line.seen, context.now)
-        {
+        let over = line.state == CUT || context.timeouts.over(line.state, line.seen, context.now);
+        if over || admission.stamp < other_vnic.born.max(self.receiver.born) {
             return None;
         }
         let found = Found { index, direction, admission };

@@ -95,6 +95,8 @@ pub(crate) enum TcpState {
     TimeWait = 5,
     /// Reset.
     Closed = 6,
+    /// Taken back by a change of policy. Nothing passes by it, and while it is remembered it is not picked up from its middle.
+    Cut = 7,
 }
 
 /// What is known of a connection. Index 0 is the opener's side, 1 the other's.
@@ -288,6 +290,8 @@ fn in_line(track: &Track, direction: usize, segment: &Segment) -> Option<Track> 
 #[inline(never)] // not what most segments need
 fn any_step(track: Track, direction: usize, segment: &Segment) -> (Track, Outcome) {
     match (segment.flags & CONTROLS, track.state) {
+        (SYN, TcpState::Cut) => (track, Outcome::Reopen),
+        (_, TcpState::Cut) => (track, Outcome::Refuse),
         (ACK | FIN_ACK | SYN_ACK, TcpState::New) => answer(track, direction, segment),
         (ACK | FIN_ACK, _) => proceed(track, direction, segment),
         (SYN, _) => synchronise(track, direction, segment),

@@ -27,6 +27,9 @@ pub struct Timeouts {
     pub tcp_closing: u32,
     /// TCP, after the last acknowledgement.
     pub tcp_time_wait: u32,
+    /// TCP, cut by a change of policy: for so long it is not picked up from its middle, by whichever end. A switch takes at least its
+    /// time for picking up.
+    pub tcp_cut: u32,
     /// UDP, not answered yet.
     pub udp_new: u32,
     /// UDP, answered.
@@ -53,6 +56,7 @@ impl Default for Timeouts {
             tcp_half_closed: 21600,
             tcp_closing: 10,
             tcp_time_wait: 240,
+            tcp_cut: 120,
             udp_new: 30,
             udp_answered: 60,
             icmp_echo: 30,
@@ -75,6 +79,7 @@ pub(crate) const fn tcp_state(number: u8) -> TcpState {
         3 => TcpState::HalfClosed,
         4 => TcpState::Closing,
         5 => TcpState::TimeWait,
+        7 => TcpState::Cut,
         _ => TcpState::Closed,
     }
 }
@@ -125,6 +130,7 @@ impl State {
             State::Tcp(TcpState::Closing) => "closing",
             State::Tcp(TcpState::TimeWait) => "time-wait",
             State::Tcp(TcpState::Closed) => "closed",
+            State::Tcp(TcpState::Cut) => "cut",
             State::UdpNew | State::SctpNew => "new",
             State::UdpAnswered => "answered",
             State::Echo => "echo",
@@ -151,6 +157,7 @@ impl Timeouts {
             State::Tcp(TcpState::HalfClosed) => self.tcp_half_closed,
             State::Tcp(TcpState::Closing | TcpState::Closed) => self.tcp_closing,
             State::Tcp(TcpState::TimeWait) => self.tcp_time_wait,
+            State::Tcp(TcpState::Cut) => self.tcp_cut,
             State::UdpNew => self.udp_new,
             State::UdpAnswered => self.udp_answered,
             State::Echo => self.icmp_echo,

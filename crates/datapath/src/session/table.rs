@@ -22,7 +22,9 @@ use super::{
     key::{HashKey, Key},
     memory::{AtomicU64, BUCKET_WORDS, MIN_SESSIONS, PATIENCE, Unit, Units, UnitsError, fence, prefetch, spin_loop, zero},
     record::{Admission, Life, Line1, Record},
+    state::State,
 };
+use crate::flow::tcp::TcpState;
 
 /// Identifies the file: "BFLYSESS".
 const MAGIC: u64 = u64::from_be_bytes(*b"BFLYSESS");
@@ -363,6 +365,14 @@ impl Table {
     /// Notes that the responder owns its address, if the record still is this flow's. What admitted it stays.
     pub fn answers(&self, index: u32, key: &Key) -> bool {
         self.with(index, key, |_, _| self.record(index).set_answers())
+    }
+
+    /// Notes that policy took back a TCP connection, if the record still is this flow's. Returns whether it did.
+    pub fn cut(&self, index: u32, key: &Key, now: u32) -> bool {
+        self.with(index, key, |_, _| {
+            let record = self.record(index);
+            record.store_seen(now, State::Tcp(TcpState::Cut), &record.track());
+        })
     }
 
     /// Takes out this record if it still is this flow's. Returns whether it did.

@@ -470,6 +470,27 @@ fn what_is_taken_away_cuts_what_it_admitted_and_nothing_else() {
 }
 
 #[test]
+fn a_connection_that_was_cut_is_not_picked_up_from_the_other_end() {
+    let web = rule(Inbound, Some(6), (80, 80), "10.0.0.0", 24);
+    let mut model = world(vec![web.clone()]);
+    send(&mut model, "a", &tcp(A4, B80, SYN, 99, 0));
+    send(&mut model, "b", &tcp(B80, A4, SYN | ACK, 499, 100));
+    send(&mut model, "a", &tcp(A4, B80, ACK, 100, 500));
+    model.groups[0].rules.clear();
+    // b may open connections, and its answers are none.
+    let denied = "b: ingress-denied";
+    assert!(send(&mut model, "b", &tcp(B80, A4, ACK, 500, 100)).contains("tcp-no-session"));
+    assert!(send(&mut model, "a", &tcp(A4, B80, ACK, 100, 500)).contains(denied));
+    assert!(send(&mut model, "a", &tcp(A4, B80, SYN, 99, 0)).contains(denied));
+    assert!(send(&mut model, "b", &tcp(B80, A4, ACK, 500, 100)).contains("tcp-no-session"));
+    // Admitted again, it has to begin again.
+    model.groups[0].rules.push(web);
+    assert!(send(&mut model, "a", &tcp(A4, B80, ACK, 100, 500)).contains("tcp-no-session"));
+    assert_eq!(send(&mut model, "a", &tcp(A4, B80, SYN, 7000, 0)), "> b");
+    assert_eq!(send(&mut model, "b", &tcp(B80, A4, SYN | ACK, 900, 7001)), "> a");
+}
+
+#[test]
 fn whoever_comes_back_is_somebody_else() {
     let mut model = world(vec![rule(Inbound, Some(17), (80, 80), "10.0.0.0", 24)]);
     send(&mut model, "a", &udp(A4, B80));

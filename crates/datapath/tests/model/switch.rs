@@ -75,12 +75,15 @@ struct Session {
     seen: u32,
     /// The opener's first packet, for deciding it again.
     opening: Packet,
+    /// Policy took it back, and it is TCP: for a while it is not picked up.
+    cut: bool,
 }
 
 impl Session {
     fn timeout(&self) -> (u32, u32) {
         let exactly = |seconds| (seconds, seconds);
         match &self.tracked {
+            _ if self.cut => exactly(PICKUP_FOR),
             Tracked::Tcp(connection) => connection.timeout(),
             Tracked::Udp(answered) => exactly(if *answered { 60 } else { 30 }),
             Tracked::Echo => exactly(30),
@@ -449,10 +452,8 @@ impl Model {
         let (from, to) = (self.vnics[sender].port, self.vnics[receiver].port);
         let Some(key) = key_of(self.vnics[sender].declared.vni, from, to, packet) else { return };
         let found = self.sessions.iter().position(|session| session.key == key || session.key.reversed() == key);
-        if let Some(at) = found
-            && !self.is_admitted(&self.sessions[at])
-        {
-            self.sessions.remove(at);
+        if let Some(at) = found {
+            self.look_again(at);
         }
     }
 
@@ -543,6 +544,14 @@ impl Model {
         if let Some(key) = key
             && let Some(at) = self.live(|session| session.key == key || session.key.reversed() == key, choices)
         {
+            if self.sessions[at].cut {
+                let forgotten = self.sessions.remove(at);
+                let result = self.first(sender, receiver, packet, Some(key), false);
+                if result.is_err() {
+                    self.sessions.push(forgotten);
+                }
+                return result;
+            }
             let from = usize::from(self.sessions[at].key != key);
             let session = &mut self.sessions[at];
             let hit = match &mut session.tracked {
@@ -583,14 +592,25 @@ impl Model {
         self.miss(sender, receiver, packet, key)
     }
 
-    /// The session that `wanted` names, if it is alive and policy still admits it.
+    /// The session that `wanted` names, if it is alive and policy still admits it, or if it was cut.
     fn live(&mut self, wanted: impl Fn(&Session) -> bool, choices: &mut Choices) -> Option<usize> {
         let at = self.there(wanted, choices)?;
-        if !self.is_admitted(&self.sessions[at]) {
-            self.sessions.remove(at);
-            return None;
+        self.look_again(at).then_some(at)
+    }
+
+    /// Ends a session that policy does not admit any more; of TCP it is known for a while that it was. Returns whether anything is known.
+    fn look_again(&mut self, at: usize) -> bool {
+        let session = &self.sessions[at];
+        if session.cut || self.is_admitted(session) {
+            return true;
         }
-        Some(at)
+        if !matches!(session.tracked, Tracked::Tcp(_)) {
+            self.sessions.remove(at);
+            return false;
+        }
+        let session = &mut self.sessions[at];
+        (session.cut, session.seen) = (true, self.now);
+        true
     }
 
     /// The session that `wanted` names, if it has not timed out.
@@ -641,6 +661,11 @@ impl Model {
     }
 
     fn miss(&mut self, sender: usize, receiver: usize, packet: &Packet, key: Option<Key>) -> Result<(), Drop> {
+        self.first(sender, receiver, packet, key, true)
+    }
+
+    /// What seems to be the first packet of a conversation, or one from the middle of a connection that may be picked up or not.
+    fn first(&mut self, sender: usize, receiver: usize, packet: &Packet, key: Option<Key>, pickup: bool) -> Result<(), Drop> {
         let (from, to) = (self.vnics[sender].clone(), self.vnics[receiver].clone());
         let mut exception = policy::is_dhcp(packet);
         let mut denied: Option<Drop> = None;
@@ -664,7 +689,7 @@ impl Model {
         let opens = match packet.protocol {
             6 => {
                 let segment = Segment::read(&packet.upper);
-                let pickup = self.now < PICKUP_FOR + from.attached.max(to.attached);
+                let pickup = pickup && self.now < PICKUP_FOR + from.attached.max(to.attached);
                 segment.opens() || pickup && segment.may_be_picked_up()
             }
             132 => packet.upper.get(12) == Some(&1),
@@ -691,7 +716,7 @@ impl Model {
             _ => true,
         };
         if opens {
-            self.sessions.push(Session { key, tracked, seen: self.now, opening: packet.clone() });
+            self.sessions.push(Session { key, tracked, seen: self.now, opening: packet.clone(), cut: false });
         }
         Ok(())
     }
@@ -710,7 +735,7 @@ impl Model {
         for candidate in found {
             let Some(at) = self.there(|session| session.key == candidate.key, choices) else { continue };
             // A quote is no frame of the session: one that policy does not admit now is not ended by it.
-            if !self.is_admitted(&self.sessions[at]) {
+            if self.sessions[at].cut || !self.is_admitted(&self.sessions[at]) {
                 continue;
             }
             let from = usize::from(!same(&candidate.key));
