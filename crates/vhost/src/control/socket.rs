@@ -113,11 +113,27 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), StartError>
     }
 }
 
-/// Connects, without waiting.
-pub(super) fn connect(address: &SocketAddrUnix) -> rustix::io::Result<OwnedFd> {
-    let socket = stream_socket()?;
-    connect_to(&socket, address)?;
-    Ok(socket)
+/// Connects, without waiting, as often as it takes: with one socket, since a host may have many vnics whose server is not there yet.
+#[derive(Default)]
+pub(super) struct Dialer(Option<OwnedFd>);
+
+impl Dialer {
+    pub fn connect(&mut self, address: &SocketAddrUnix) -> rustix::io::Result<OwnedFd> {
+        let socket = match self.0.take() {
+            Some(socket) => socket,
+            None => stream_socket()?,
+        };
+        match connect_to(&socket, address) {
+            Ok(()) => Ok(socket),
+            Err(error) => {
+                // Nobody was there: the socket is as before.
+                if matches!(error, Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN) {
+                    self.0 = Some(socket);
+                }
+                Err(error)
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -133,11 +149,33 @@ mod tests {
         assert!(path.exists(), "std leaves the file");
         let listener = Listener::new(&path).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
-        connect(&check_path(&path).unwrap()).unwrap();
+        Dialer::default().connect(&check_path(&path).unwrap()).unwrap();
         assert!(listener.accept().unwrap().is_some());
         assert!(listener.accept().unwrap().is_none());
         drop(listener);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn one_socket_serves_until_somebody_answers() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let address = check_path(&path).unwrap();
+        let mut dialer = Dialer::default();
+        for _ in 0..3 {
+            assert_eq!(dialer.connect(&address).unwrap_err(), Errno::NOENT);
+        }
+        // A file that nobody listens on, then somebody.
+        drop(UnixListener::bind(&path).unwrap());
+        assert_eq!(dialer.connect(&address).unwrap_err(), Errno::CONNREFUSED);
+        std::fs::remove_file(&path).unwrap();
+        let server = UnixListener::bind(&path).unwrap();
+        let connected = std::os::unix::net::UnixStream::from(dialer.connect(&address).unwrap());
+        connected.set_nonblocking(false).unwrap();
+        std::io::Write::write_all(&mut &connected, b"x").unwrap();
+        let mut byte = [0];
+        std::io::Read::read_exact(&mut server.accept().unwrap().0, &mut byte).unwrap();
+        assert_eq!(&byte, b"x");
     }
 
     #[test]
@@ -171,7 +209,7 @@ mod tests {
         let longest = directory.path().join("x".repeat(fill));
         assert_eq!(longest.as_os_str().len(), MAX_PATH);
         let listener = Listener::new(&longest).unwrap();
-        connect(&check_path(&longest).unwrap()).unwrap();
+        Dialer::default().connect(&check_path(&longest).unwrap()).unwrap();
         drop(listener);
         let longer = directory.path().join("x".repeat(fill + 1));
         assert!(matches!(Listener::new(&longer), Err(StartError::PathTooLong { len: 108, .. })));

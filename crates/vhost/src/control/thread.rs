@@ -22,7 +22,7 @@ use super::{
     gate::Gate,
     session::Session,
     shared::Shared,
-    socket,
+    socket::Dialer,
     state::Exported,
     status::{Detach, Negotiated},
     wire::{self, Lost, PATIENCE},
@@ -93,8 +93,11 @@ impl Thread {
             if left.is_zero() || self.shared.stopping() {
                 return;
             }
-            wire::wait(&mut [PollFd::from_borrowed_fd(self.shared.wake_fd(), PollFlags::IN)], Some(left));
-            self.idle_wishes();
+            let mut wake = [PollFd::from_borrowed_fd(self.shared.wake_fd(), PollFlags::IN)];
+            wire::wait(&mut wake, Some(left));
+            if !wake.iter().all(|fd| fd.revents().is_empty()) {
+                self.idle_wishes();
+            }
         }
     }
 
@@ -109,6 +112,7 @@ impl Thread {
 
     /// The next front end; `None` to stop.
     fn next_front_end(&self) -> Option<OwnedFd> {
+        let mut dialer = Dialer::default();
         loop {
             if self.shared.stopping() {
                 return None;
@@ -121,7 +125,7 @@ impl Thread {
                     (listener.accept(), ACCEPT_RETRY)
                 }
                 // No server yet, or one whose backlog is full, is what a client waits for.
-                (None, Some(address)) => (socket::connect(address).map(Some), RETRY),
+                (None, Some(address)) => (dialer.connect(address).map(Some), RETRY),
                 (None, None) => return None,
             };
             let trouble = match found {
