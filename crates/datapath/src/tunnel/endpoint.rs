@@ -189,6 +189,18 @@ pub enum TunnelError {
     BadVni(u32),
     #[error("there is no room for {0}: {max} tunnel endpoints are known at most", max = super::peers::MAX_PEERS)]
     Full(IpAddr),
+    #[error("peers are named for single networks {max} times already; name this one for all networks, or remove others", max = MAX_NAMED)]
+    TooMany,
+}
+
+/// Most pairs of one network and a peer of it.
+const MAX_NAMED: usize = 1 << 16;
+
+impl Peers {
+    /// Refuses more than can be: an API client may name one peer for each of 16 million networks.
+    pub(super) fn check(&self) -> Result<(), TunnelError> {
+        if self.of.values().map(Vec::len).sum::<usize>() > MAX_NAMED { Err(TunnelError::TooMany) } else { Ok(()) }
+    }
 }
 
 /// Whether an address can be a peer's.
@@ -205,5 +217,19 @@ pub(crate) fn check_peer(peer: IpAddr, endpoint: IpAddr) -> Result<(), TunnelErr
         Err(TunnelError::Own(peer))
     } else {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peers_of_single_networks_are_bounded() {
+        let peer = [IpAddr::from([192, 0, 2, 1])];
+        let mut peers = Peers { all: Vec::new(), of: (0..MAX_NAMED as u32).map(|vni| (vni, peer.to_vec())).collect() };
+        assert!(peers.check().is_ok());
+        peers.of.entry(0).or_default().push(IpAddr::from([192, 0, 2, 2]));
+        assert!(matches!(peers.check(), Err(TunnelError::TooMany)));
     }
 }

@@ -10,12 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use butterfly_packet::mac::Mac;
+use butterfly_packet::{mac::Mac, protocol};
 use butterfly_uplink::{groups::Groups, kernel::Kernel, packet::PacketSocket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{
-    PeerRef, Punted, Tunnel,
+    Own, PeerRef, Punted, Tunnel,
     control::{Control, ControlConfig, Count, Event, Output},
 };
 use crate::{plane::Plane, rules::address as ip_of};
@@ -68,6 +68,8 @@ struct State {
     /// The network card's filter is to be set.
     failed_groups: bool,
     warned: bool,
+    /// Groups of networks could not be joined for want of room.
+    full: bool,
 }
 
 /// The thread's shared part.
@@ -115,6 +117,7 @@ impl Keeper {
             next_refresh: 0,
             failed_groups: true,
             warned: false,
+            full: false,
         };
         Keeper { plane, state: Mutex::new(state), stop: AtomicBool::new(false), began: Instant::now(), ageing }
     }
@@ -312,15 +315,35 @@ impl State {
         if wanted == self.joined && !self.failed_groups {
             return;
         }
-        for vni in self.joined.difference(&wanted) {
-            self.control.leave(*vni, &mut self.out);
-        }
-        for vni in wanted.difference(&self.joined) {
-            if !self.control.join(*vni, now, &mut self.out) {
-                tracing::warn!(vni, "too many groups: this network's is not joined");
+        let before = self.joined.len();
+        self.joined.retain(|vni| {
+            let stays = wanted.contains(vni);
+            if !stays {
+                self.control.leave(*vni, &mut self.out);
             }
+            stays
+        });
+        let mut changed = self.joined.len() != before;
+        let mut refused = None;
+        for vni in &wanted {
+            if self.joined.contains(vni) {
+                continue;
+            }
+            if !self.control.join(*vni, now, &mut self.out) {
+                // Nor would the others be. They are as soon as there is room.
+                refused = Some(*vni);
+                break;
+            }
+            self.joined.insert(*vni);
+            changed = true;
         }
-        self.joined = wanted;
+        if let Some(vni) = refused.filter(|_| !self.full) {
+            tracing::warn!(vni, "too many groups: those of this network and of the ones after it are not joined");
+        }
+        self.full = refused.is_some();
+        if !changed && !self.failed_groups {
+            return;
+        }
         if let Some(filter) = self.host.as_mut().and_then(|host| host.groups.as_mut()) {
             // Those of networks, of the endpoint's own address, and those that queriers speak to.
             let own = self.control.groups(now).into_iter().map(|row| Mac::of_group(row.address));
@@ -386,7 +409,11 @@ impl State {
             return;
         }
         for frame in self.out.frames.drain(..) {
-            let _ = tunnel.punt.send(frame); // what is lost here is asked or said again
+            let counted = is_encapsulated(&frame);
+            // What the endpoint itself says is asked or said again.
+            if !tunnel.punt.send(Own { frame, counted }) && counted {
+                self.lost += 1;
+            }
         }
         plane.workers.iter().for_each(|worker| worker.wake());
     }
@@ -402,6 +429,16 @@ fn found(tunnel: &Tunnel, peer: IpAddr, mac: Mac, waiting: Option<Vec<u8>>, out:
     {
         to.copy_from_slice(&mac.0);
         out.frames.push(frame);
+    }
+}
+
+/// Whether a frame is a network's that waited for its next hop: the endpoint itself says nothing in UDP.
+fn is_encapsulated(frame: &[u8]) -> bool {
+    let byte = |at: usize| frame.get(at).copied().unwrap_or(0);
+    match (byte(12), byte(13)) {
+        (0x08, 0x00) => byte(23) == protocol::UDP,
+        (0x86, 0xdd) => byte(20) == protocol::UDP,
+        _ => false,
     }
 }
 

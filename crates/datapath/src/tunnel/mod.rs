@@ -37,7 +37,7 @@ pub(crate) use leave::{Departures, leave, not_sent};
 pub(crate) use outer::Source;
 pub(crate) use peers::{PeerRef, Peers as PeerTable};
 pub(crate) use port::{Leaving, UplinkPort};
-pub(crate) use punt::{Punt, Punted};
+pub(crate) use punt::{Own, Punt, Punted};
 pub(crate) use report::Side;
 pub use report::{NetworkReport, PeerReport, RemoteMac, TunnelReport, UplinkReport};
 

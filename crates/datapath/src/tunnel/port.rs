@@ -79,7 +79,7 @@ mod tests {
     use crate::{
         VnicPolicy,
         harness::{Host, LINUX},
-        tunnel::TunnelConfig,
+        tunnel::{Own, TunnelConfig},
     };
 
     /// An uplink that holds no more than the smallest there is.
@@ -158,7 +158,7 @@ mod tests {
         sent.lock().unwrap().clear();
         // So do frames of the endpoint's own.
         for n in 0..100 {
-            assert!(host.tunnel().unwrap().punt.send(vec![n; 60]));
+            assert!(host.tunnel().unwrap().punt.send(Own { frame: vec![n; 60], counted: false }));
         }
         host.turn();
         let sent: Vec<u8> = sent.lock().unwrap().iter().map(|frame| frame[0]).collect();

@@ -13,6 +13,8 @@ use super::PeerRef;
 
 /// Frames under way in one direction at most.
 const DEPTH: usize = 256;
+/// Buffers that frames for the endpoint leave to those that wait: whoever floods us with questions stops nobody's traffic.
+const RESERVED: usize = DEPTH / 4;
 
 /// What a frame given to the control thread is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,12 +25,19 @@ pub(crate) enum Punted {
     Waiting(PeerRef),
 }
 
+/// A frame that the control thread wants to have sent.
+pub(crate) struct Own {
+    pub frame: Vec<u8>,
+    /// A network's, which has counted it already.
+    pub counted: bool,
+}
+
 /// The queues.
 pub(crate) struct Punt {
     free: ArrayQueue<Vec<u8>>,
     full: ArrayQueue<(Punted, Vec<u8>)>,
     /// What the control thread wants to have sent, and what was sent.
-    own: ArrayQueue<Vec<u8>>,
+    own: ArrayQueue<Own>,
     spent: ArrayQueue<Vec<u8>>,
     wake: OwnedFd,
     /// The control thread waits for `wake`: only then a worker makes the system call.
@@ -54,6 +63,9 @@ impl Punt {
 
     /// Gives the control thread a frame of `len` bytes that `fill` writes. Returns whether there was room, and `fill` could.
     pub fn put(&self, what: Punted, len: usize, fill: impl FnOnce(&mut [u8]) -> bool) -> bool {
+        if what == Punted::Control && self.free.len() <= RESERVED {
+            return false;
+        }
         let Some(mut buffer) = self.free.pop() else { return false };
         if len > buffer.capacity() {
             let _ = self.free.push(buffer);
@@ -86,9 +98,9 @@ impl Punt {
     }
 
     /// For the control thread: a frame to be sent. The worker must be woken. Returns whether there was room.
-    pub fn send(&self, frame: Vec<u8>) -> bool {
+    pub fn send(&self, own: Own) -> bool {
         while self.spent.pop().is_some() {} // freed here, not by a worker
-        self.own.push(frame).is_ok()
+        self.own.push(own).is_ok()
     }
 
     /// For the worker: whether there is something of the control thread's to send.
@@ -98,7 +110,7 @@ impl Punt {
     }
 
     /// For the worker: the next frame to send.
-    pub fn next_own(&self) -> Option<Vec<u8>> {
+    pub fn next_own(&self) -> Option<Own> {
         self.own.pop()
     }
 
@@ -158,11 +170,16 @@ mod tests {
         for _ in 0..3 * DEPTH {
             assert!(!punt.put(Punted::Control, 60, |_| false), "not filled");
         }
-        for _ in 0..DEPTH {
+        for _ in 0..DEPTH - RESERVED {
             assert!(punt.put(Punted::Control, 100, |room| room.len() == 100));
         }
-        assert!(!punt.put(Punted::Control, 60, |_| true), "none is free");
+        assert!(!punt.put(Punted::Control, 60, |_| true), "none is free for questions");
+        let waiting = Punted::Waiting(PeerRef(1));
+        for _ in 0..RESERVED {
+            assert!(punt.put(waiting, 60, |_| true));
+        }
+        assert!(!punt.put(waiting, 60, |_| true), "none is free");
         punt.give_back(punt.take().unwrap().1);
-        assert!(punt.put(Punted::Control, 60, |_| true));
+        assert!(!punt.put(Punted::Control, 60, |_| true) && punt.put(waiting, 60, |_| true));
     }
 }

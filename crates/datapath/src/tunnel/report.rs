@@ -387,13 +387,15 @@ impl Switch {
         }
         // One change at a time: what is changed was read a moment ago.
         let _held = self.changing_peers.lock().unwrap_or_else(PoisonError::into_inner);
-        let Peers { mut all, mut of } = self.peers();
+        let mut peers = self.peers();
         let changed = match vni {
-            None => change(&mut all),
-            Some(vni) => change(of.entry(vni).or_default()),
+            None => change(&mut peers.all),
+            Some(vni) => change(peers.of.entry(vni).or_default()),
         };
-        of.retain(|_, list| !list.is_empty());
+        peers.of.retain(|_, list| !list.is_empty());
         if changed {
+            peers.check()?;
+            let Peers { all, of } = peers;
             let refused = self.plane().set_peers(all, of);
             refused.map_err(|refused| refused.first().copied().map_or(TunnelError::NoUplink, TunnelError::Full))?;
         }

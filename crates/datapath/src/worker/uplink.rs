@@ -12,7 +12,7 @@ use crate::{
     filter::Room,
     snapshot::Snapshot,
     tunnel::{
-        Arrivals, Arrived, CONTROL_FULL, Departures, Leaving, PeerRef, Punted, Tunnel, UNKNOWN_VNI, UPLINK, UPLINK_DOWN,
+        Arrivals, Arrived, CONTROL_FULL, Departures, Leaving, Own, PeerRef, Punted, Tunnel, UNKNOWN_VNI, UPLINK, UPLINK_DOWN,
         UPLINK_FULL, UplinkPort, not_sent,
     },
     worker::Shared,
@@ -107,7 +107,7 @@ impl Worker {
         let Some(tunnel) = &self.shared.tunnel else { return };
         let mut leaving = tunnel.port.leaving(self.handle.index);
         let mut queued = 0;
-        while let Some(frame) = tunnel.punt.next_own() {
+        while let Some(Own { frame, counted }) = tunnel.punt.next_own() {
             // No queue holds fewer.
             if queued >= BURST
                 && let Leaving::Wire(wire) = &mut leaving
@@ -133,6 +133,7 @@ impl Worker {
             };
             if let Some(cells) = tunnel.counters.of(self.handle.index) {
                 match sent {
+                    Ok(()) if counted => {}
                     Ok(()) => {
                         cells.add(Counter::OutPackets, 1);
                         cells.add(Counter::OutBytes, frame.len() as u64);

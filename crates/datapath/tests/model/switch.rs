@@ -432,7 +432,7 @@ impl Model {
             _ => {
                 let own = self.is_own(name, &declared, packet);
                 if own.is_err() {
-                    self.claim(sender, receiver, packet);
+                    self.claim(sender, receiver, packet, choices);
                 }
                 own?;
             }
@@ -448,11 +448,10 @@ impl Model {
 
     /// A packet that claims to be of a session, from somebody else's address: like one of its own it has policy looked at again, which ends
     /// what is not admitted now.
-    fn claim(&mut self, sender: usize, receiver: usize, packet: &Packet) {
+    fn claim(&mut self, sender: usize, receiver: usize, packet: &Packet, choices: &mut Choices) {
         let (from, to) = (self.vnics[sender].port, self.vnics[receiver].port);
         let Some(key) = key_of(self.vnics[sender].declared.vni, from, to, packet) else { return };
-        let found = self.sessions.iter().position(|session| session.key == key || session.key.reversed() == key);
-        if let Some(at) = found {
+        if let Some(at) = self.there(|session| session.key == key || session.key.reversed() == key, choices) {
             self.look_again(at);
         }
     }
