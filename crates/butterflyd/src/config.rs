@@ -499,7 +499,7 @@ mod tests {
             (
                 "--timeout udp=1",
                 "",
-                "timeout \"udp\" is refused: there are tcp-new, tcp-established, tcp-half-closed, tcp-closing, tcp-time-wait, \
+                "timeout \"udp\" is refused: there are tcp-new, tcp-established, tcp-half-closed, tcp-closing, tcp-time-wait, tcp-cut, \
                  udp-new, udp-answered, icmp-echo, sctp-new, sctp-established, other, fragment, dhcp",
             ),
             ("--timeout other=0", "", "timeout other \"0\" is refused: it is a number from 1 to 31536000"),
