@@ -171,6 +171,21 @@ fn outbound_rules_are_the_whole_egress() {
     net.expect("b", b_to_a().udp(1, 99, b""), "a");
 }
 
+/// What only servers say takes a rule, and is not let out because it comes in pieces.
+#[test]
+fn fragments_of_a_dhcp_server_take_a_rule() {
+    let mut net = two("g");
+    let mut reply = vec![2, 1, 6, 0];
+    reply.resize(248, 0);
+    let datagram = |ports: (u16, u16)| b_to_a().udp(ports.0, ports.1, &reply)[34..][..64].to_vec();
+    let first = |id, ports| b_to_a().fragment(id, 0, true).payload(17, &datagram(ports));
+    net.expect("b", first(1, (67, 68)), "b.egress-denied");
+    net.expect("b", b_to_a().fragment(1, 64, false).payload(17, &[0; 64]), "b.fragment-orphan");
+    net.expect("b", first(2, (67, 69)), "a");
+    net.group("g", &["out udp 68 10.0.0.0/8"], &[]);
+    net.expect("b", first(3, (67, 68)), "a");
+}
+
 #[test]
 fn members_are_live() {
     let mut net = two("g");

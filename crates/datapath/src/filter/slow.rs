@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use butterfly_packet::{
     icmp::v6,
-    protocol::{ICMP, ICMPV6},
+    protocol::{ICMP, ICMPV6, UDP},
 };
 
 use super::{
@@ -19,6 +19,7 @@ use crate::{
         Address, BAD_DISCOVERY, Dhcp, FRAGMENT_ORPHAN, L4, Packet, Piece, Quoted,
         discovery::{self, link_local},
         fragments::FragmentKey,
+        is_v4,
         parse::{Fault, parse},
         tcp::{self, Outcome, TcpState, Track},
     },
@@ -617,6 +618,8 @@ fn by_rules_leaves(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Res
         return Err(SPOOFED_IP);
     }
     match &rules.policy.egress {
+        // Whole ones are told apart before; this is the first fragment of one.
+        None if serves_dhcp(packet) => Err(EGRESS_DENIED),
         None => Ok(0),
         Some(egress) => {
             egress.admits(tuple.destination, tuple.protocol, rule_port(packet), &context.snapshot.members).ok_or(EGRESS_DENIED)
@@ -651,6 +654,12 @@ fn rule_port(packet: &Packet) -> u16 {
         ICMP | ICMPV6 => 0,
         _ => packet.tuple.destination_port,
     }
+}
+
+/// Whether it is what a DHCP server says to its clients, in fragments or not: that takes a rule.
+fn serves_dhcp(packet: &Packet) -> bool {
+    let tuple = &packet.tuple;
+    tuple.protocol == UDP && Dhcp::between(tuple.source_port, tuple.destination_port, !is_v4(tuple.source)) == Some(false)
 }
 
 /// Whether a DHCP request is about its sender and from it.
