@@ -26,7 +26,8 @@ again() {
   [ ${#names[@]} -gt 0 ] && [ ${#names[@]} -le "$UNSTEADY" ] || return 1
   for name in "${names[@]}"; do
     say "==== once more: $name"
-    timeout -k 30 300 "$REPO/$script" "^$name\$" </dev/null 2>&1 | tee -a "$2" || return 1
+    # Beside the logs of the first time, which say why.
+    CASE_LOGS=$LOGS/again timeout -k 30 300 "$REPO/$script" "^$name\$" </dev/null 2>&1 | tee -a "$2" || return 1
   done
   unsteady="unsteady, passed when run again: ${names[*]}"
 }
