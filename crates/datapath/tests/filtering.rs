@@ -186,6 +186,35 @@ fn fragments_of_a_dhcp_server_take_a_rule() {
     net.expect("b", first(3, (67, 68)), "a");
 }
 
+/// Nor because a client asked in pieces, or because a router says it over IPv4.
+#[test]
+fn what_servers_and_routers_say_takes_a_rule() {
+    let mut net = two("g");
+    net.group("g", &["in udp 67 0.0.0.0/0"], &[]);
+    let datagram = a_to_b().udp(68, 67, &[1; 248])[34..][..64].to_vec();
+    net.expect("a", a_to_b().fragment(1, 0, true).payload(17, &datagram), "b");
+    net.expect("a", a_to_b().fragment(1, 64, false).payload(17, &[0; 64]), "b");
+    let datagram = b_to_a().udp(67, 68, &[2; 248])[34..][..64].to_vec();
+    net.expect("b", b_to_a().fragment(1, 0, true).payload(17, &datagram), "b.egress-denied");
+    for (kind, outcome) in [(5, "b.egress-denied"), (9, "b.egress-denied"), (13, "a")] {
+        net.expect("b", b_to_a().icmp(kind, 0, 0, &[0; 28]), outcome);
+    }
+    net.group("g", &["out icmp - 10.0.0.0/8"], &[]);
+    net.expect("b", b_to_a().icmp(5, 0, 0, &[0; 28]), "a");
+}
+
+/// A session lets errors about it through to its ends, not to whoever is behind the same port.
+#[test]
+fn errors_go_to_whom_they_are_about() {
+    let mut net = two("g");
+    net.group("g", &["out udp 53 10.0.0.1/32"], &[]);
+    let asked = b_to_a().udp(5000, 53, b"?");
+    net.expect("b", asked, "a");
+    let quote = a_to_b().udp(53, 5000, b"!")[14..14 + 28].to_vec();
+    net.expect("b", b_to_a().icmp(3, 3, 0, &quote), "a");
+    net.expect("b", build::ethernet(B, A).ipv4(IP_B, [8, 8, 8, 8]).icmp(3, 3, 0, &quote), "b.egress-denied");
+}
+
 #[test]
 fn members_are_live() {
     let mut net = two("g");
@@ -372,10 +401,12 @@ fn the_same_addresses_elsewhere_are_somebody_else() {
 #[test]
 fn sctp_opens_by_init() {
     let mut net = two("g");
-    net.group("g", &["in 132 0 0.0.0.0/0"], &[]);
+    net.group("g", &["in 132 0 0.0.0.0/0", "out udp 1 0.0.0.0/0"], &[]);
     net.expect("a", a_to_b().sctp((5, 6), 1, sctp::DATA, &[0; 12]), "a.sctp-no-session");
     net.expect("a", a_to_b().sctp((5, 6), 0, sctp::INIT, &[0; 16]), "b");
     net.expect("b", b_to_a().sctp((6, 5), 1, sctp::INIT_ACK, &[0; 16]), "a");
+    // That the other end may answer does not let it begin.
+    net.expect("b", b_to_a().sctp((6, 5), 0, sctp::INIT, &[0; 16]), "b.egress-denied");
 }
 
 #[test]

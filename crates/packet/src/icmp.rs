@@ -19,6 +19,8 @@ pub mod v4 {
     pub const FRAGMENTATION_NEEDED: u8 = 4;
     /// Redirect.
     pub const REDIRECT: u8 = 5;
+    /// Router advertisement (RFC 1256).
+    pub const ROUTER_ADVERTISEMENT: u8 = 9;
     /// Echo request.
     pub const ECHO_REQUEST: u8 = 8;
     /// Time exceeded.

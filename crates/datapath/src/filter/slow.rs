@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use butterfly_packet::{
-    icmp::v6,
+    icmp::{v4, v6},
     protocol::{ICMP, ICMPV6, UDP},
 };
 
@@ -113,10 +113,9 @@ impl Decision<'_> {
             (L4::Discovery(_) | L4::Dhcp(_), _) => self.sessionless(),
             (L4::Error(quoted), _) => self.error(quoted, room),
             (L4::Icmp { .. } | L4::Echo { request: false }, None) => self.known(room).unwrap_or_else(|| self.sessionless()),
-            (L4::Icmp { .. }, Some(piece)) => {
-                let cells = self.decide()?;
-                self.first_fragment(piece, self.context.snapshot.version, cells, room)
-            }
+            (L4::Icmp { .. }, Some(piece)) => self.sessionless_fragments(piece, room),
+            // As whole ones have none: an answer is no server's right.
+            (L4::Udp, Some(piece)) if dhcp_direction(self.packet).is_some() => self.sessionless_fragments(piece, room),
             (_, None) => self.known(room).unwrap_or_else(|| self.new_session(room)),
             (_, Some(piece)) => {
                 self.known(room).unwrap_or_else(|| self.new_session(room))?;
@@ -124,6 +123,12 @@ impl Decision<'_> {
                 self.first_fragment(piece, admission.stamp, admission.cells, room)
             }
         }
+    }
+
+    /// By rules alone, and fragments that follow this one.
+    fn sessionless_fragments(&self, piece: &Piece, room: &mut Room) -> Judgement {
+        let cells = self.decide()?;
+        self.first_fragment(piece, self.context.snapshot.version, cells, room)
     }
 
     /// By rules alone, and the exceptions that need none.
@@ -173,8 +178,17 @@ impl Decision<'_> {
         }
         if !is_current(&found, context, self.receiver) {
             match self.decide_again(&stored, found.direction) {
-                Some(admission) if context.table.readmit(found.index, &stored, admission) => found.admission = admission,
-                _ if self.cut(&found, &stored, room) => return self.cut_before(&found, &stored, room),
+                // If somebody holds the record's lock for long, the next frame decides once more.
+                Some(admission)
+                    if context.table.readmit(found.index, &stored, admission)
+                        || context.table.check(found.index, &key).is_some() =>
+                {
+                    found.admission = admission;
+                }
+                None if self.is_live_tcp(&found, room) => {
+                    context.table.cut(found.index, &stored, context.now);
+                    return self.cut_before(&found, &stored, room);
+                }
                 _ => {
                     self.end(&found, &stored, room);
                     return None;
@@ -195,6 +209,12 @@ impl Decision<'_> {
         {
             return Some(self.decide().map(|_| ()));
         }
+        // What admitted an association admitted its opener: the other end needs a rule of its own to open one.
+        if let L4::Sctp { init: true, .. } = self.packet.l4
+            && found.direction == 1
+        {
+            return Some(self.decide().map(|_| ()));
+        }
         let judgement = pass(&found, self.segment(), self.len, self.receiver, context, &mut room.notes);
         if judgement.is_none() {
             self.end(&found, &stored, room);
@@ -202,17 +222,15 @@ impl Decision<'_> {
         judgement
     }
 
-    /// Ends a TCP connection that policy took back, if it is one that lives. It is remembered for a while: else a packet of the end that
-    /// may open connections would look like one of a connection older than we are, and be picked up.
-    fn cut(&self, found: &Found, stored: &Key, room: &mut Room) -> bool {
+    fn is_live_tcp(&self, found: &Found, room: &mut Room) -> bool {
         let context = self.context;
         room.notes.forget(found.index, context);
         let (seen, state) = context.table.record(found.index).seen();
-        let lives = matches!(state, State::Tcp(_)) && !context.timeouts.over(state, seen, context.now);
-        lives && context.table.cut(found.index, stored, context.now)
+        matches!(state, State::Tcp(_)) && !context.timeouts.over(state, seen, context.now)
     }
 
-    /// A packet of a connection that was cut: only a SYN that the rules admit begins anew.
+    /// A packet of a TCP connection that policy took back: only a SYN that the rules admit begins anew. It is remembered for a while:
+    /// else a packet of the end that may open connections would look like one of a connection older than we are, and be picked up.
     fn cut_before(&self, found: &Found, stored: &Key, room: &mut Room) -> Option<Judgement> {
         let (seen, state) = self.context.table.record(found.index).seen();
         if !self.context.timeouts.over(state, seen, self.context.now) {
@@ -408,7 +426,9 @@ impl Decision<'_> {
 
     /// An ICMP error: by the session of the packet that it quotes.
     fn error(&self, quoted: &Quoted, room: &mut Room) -> Judgement {
-        match self.quoted_session(quoted, room) {
+        // An error goes to whom the quoted packet is from (RFC 792, RFC 4443, 2.2): not past the rules to somebody else behind the same port.
+        let addressed = self.packet.tuple.destination == quoted.tuple.source;
+        match self.quoted_session(quoted, room).filter(|_| addressed) {
             None => self.sessionless(),
             Some(other_end) => {
                 let sender = self.context.sender;
@@ -618,8 +638,7 @@ fn by_rules_leaves(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Res
         return Err(SPOOFED_IP);
     }
     match &rules.policy.egress {
-        // Whole ones are told apart before; this is the first fragment of one.
-        None if serves_dhcp(packet) => Err(EGRESS_DENIED),
+        None if is_for_servers(packet) => Err(EGRESS_DENIED),
         None => Ok(0),
         Some(egress) => {
             egress.admits(tuple.destination, tuple.protocol, rule_port(packet), &context.snapshot.members).ok_or(EGRESS_DENIED)
@@ -656,10 +675,18 @@ fn rule_port(packet: &Packet) -> u16 {
     }
 }
 
-/// Whether it is what a DHCP server says to its clients, in fragments or not: that takes a rule.
-fn serves_dhcp(packet: &Packet) -> bool {
+/// Whether it is UDP between the ports of DHCP, in fragments or not: from a client, or from a server.
+fn dhcp_direction(packet: &Packet) -> Option<bool> {
     let tuple = &packet.tuple;
-    tuple.protocol == UDP && Dhcp::between(tuple.source_port, tuple.destination_port, !is_v4(tuple.source)) == Some(false)
+    if tuple.protocol == UDP { Dhcp::between(tuple.source_port, tuple.destination_port, !is_v4(tuple.source)) } else { None }
+}
+
+/// Whether it is what DHCP servers say to their clients, or IPv4 routers to hosts: that takes a rule. What IPv6 routers say is told apart
+/// before.
+fn is_for_servers(packet: &Packet) -> bool {
+    let routers =
+        matches!(packet.l4, L4::Icmp { kind: v4::REDIRECT | v4::ROUTER_ADVERTISEMENT, .. } if packet.tuple.protocol == ICMP);
+    routers || dhcp_direction(packet) == Some(false)
 }
 
 /// Whether a DHCP request is about its sender and from it.

@@ -260,13 +260,16 @@ fn is_for_servers(packet: &Packet) -> bool {
         let ports = (be16(&packet.upper, 0), be16(&packet.upper, 2));
         return if packet.source.is_ipv4() { ports == (67, 68) } else { ports == (547, 546) };
     }
+    if (packet.protocol, packet.source.is_ipv4()) == (1, true) {
+        return matches!(packet.upper.first(), Some(5 | 9));
+    }
     matches!(discovery(packet), Some(Discovery::Router | Discovery::Query))
 }
 
 /// Whether it is UDP between the ports of DHCP, whoever sends it: that makes no session.
 pub fn is_dhcp(packet: &Packet) -> bool {
     let ports: &[(u16, u16)] = if packet.source.is_ipv4() { &[(67, 68), (68, 67)] } else { &[(547, 546), (546, 547)] };
-    packet.protocol == 17 && packet.fragment.is_none() && ports.contains(&(be16(&packet.upper, 0), be16(&packet.upper, 2)))
+    packet.protocol == 17 && ports.contains(&(be16(&packet.upper, 0), be16(&packet.upper, 2)))
 }
 
 /// Whether a filtered vnic may speak with this source at all.

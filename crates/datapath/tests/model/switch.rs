@@ -565,6 +565,10 @@ impl Model {
                     Judgement::Afresh => Ok(false),
                     Judgement::ByRules => return self.miss(sender, receiver, packet, None),
                 },
+                // What admitted the opener admits no beginning by the other end.
+                Tracked::Sctp(_) if from == 1 && packet.upper.get(12) == Some(&1) => {
+                    return self.miss(sender, receiver, packet, None);
+                }
                 Tracked::Udp(answered) | Tracked::Sctp(answered) => {
                     *answered |= from == 1;
                     session.seen = self.now;
@@ -723,6 +727,10 @@ impl Model {
     /// If it is an error about a packet that the receiver sent in a session: the other end of that.
     fn quotes_a_session(&mut self, vni: u32, to: Port, packet: &Packet, choices: &mut Choices) -> Option<Port> {
         let quoted = quoted(packet)?;
+        // An error goes to whom the packet was from.
+        if packet.destination != quoted.source {
+            return None;
+        }
         // Whoever the packet went to: the tuple and the port it came from are known.
         let same = |key: &Key| {
             let ends = (key.from.address, key.from.number, key.to.address, key.to.number);
