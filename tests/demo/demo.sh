@@ -283,11 +283,11 @@ everywhere sg member del team 10.0.0.1
 stopped() { [ "$(denied c)" -gt "$before" ]; }
 wait_for 5 stopped || fail "nothing of a's connection was refused at c"
 # IP packets that c's stack received: a may ask for c's address as often as it likes.
-arrived() { vm exec c "grep '^Ip:' /proc/net/snmp | tail -1 | cut -d ' ' -f 4"; }
-got=$(arrived)
+arrived() { vm exec "$1" "grep '^Ip:' /proc/net/snmp | tail -1 | cut -d ' ' -f 4"; }
+got=$(arrived c)
 ok "a's connection to c ran at full speed, and stopped: $(field c 'n["out_packets"]') packets, and no more"
 blocked a c
-[ "$(arrived)" = "$got" ] || fail "c received something of a all the same"
+[ "$(arrived c)" = "$got" ] || fail "c received something of a all the same"
 reach b c
 vm exec a 'killall iperf3; true'
 
