@@ -6,6 +6,7 @@
 //! one that has spoken stays, even if its guest's driver is not up yet.
 
 use std::{
+    num::NonZeroU64,
     os::fd::{AsFd, OwnedFd},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
@@ -15,6 +16,7 @@ use std::{
 use rustix::{
     event::{PollFd, PollFlags},
     net::{SocketAddrUnix, sockopt::socket_peercred},
+    thread::set_current_timer_slack,
 };
 
 use super::{
@@ -31,6 +33,8 @@ use crate::port::Port;
 
 /// A client tries to connect so often: QEMU as a server blocks at its start until we come.
 const RETRY: Duration = Duration::from_millis(80);
+/// How much later it may be, so that threads wake together: at most 100 ms in all.
+const SLACK: Duration = Duration::from_millis(15);
 /// Before the next attempt after accepting failed, which is when descriptors are used up.
 const ACCEPT_RETRY: Duration = Duration::from_millis(200);
 
@@ -64,6 +68,8 @@ struct Connection {
 impl Thread {
     /// Runs until it is asked to stop. `resumed` is a front end that somebody else served before.
     pub fn run(&self, resumed: Option<(OwnedFd, Session)>) {
+        // A host may have many of these threads: those that wait for their next look wake together. If it is refused, each wakes alone.
+        let _ = set_current_timer_slack(NonZeroU64::new(SLACK.as_nanos() as u64));
         let mut pace = super::pace::Pace::new(CONNECTIONS.0, CONNECTIONS.1);
         let mut next = resumed.map(|(socket, session)| Connection { socket, session, attached: true });
         loop {
