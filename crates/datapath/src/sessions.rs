@@ -5,9 +5,10 @@ use std::net::IpAddr;
 use butterfly_model::{GroupName, Rule};
 
 use crate::{
+    flow::tcp::TcpState,
     plane::Plane,
     rules::address,
-    session::{Admission as Stored, Key, Record, Timeouts},
+    session::{Admission as Stored, Key, Record, State, Timeouts},
     snapshot::Snapshot,
     switch::Switch,
 };
@@ -133,13 +134,13 @@ impl Wanted<'_> {
 }
 
 impl Plane {
-    /// Visits sessions that have not ended.
+    /// Visits sessions that have not ended, and were not cut: by what is only remembered of those nothing passes.
     fn sessions(&self, mut visit: impl FnMut(u32, Record<'_>, Key, Stored)) {
         let shared = &self.shared;
         let now = shared.clock.now();
         shared.table.for_each(|index, record, key, admission| {
             let (seen, state) = record.seen();
-            if !shared.sessions.timeouts.over(state, seen, now) {
+            if state != State::Tcp(TcpState::Cut) && !shared.sessions.timeouts.over(state, seen, now) {
                 visit(index, record, key, admission);
             }
         });
