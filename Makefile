@@ -50,7 +50,7 @@ test-unit: setup ## unit and property tests, packet walks, the driver against te
 	  --target-dir $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/loom loom
 
 test-scenarios: setup build ## whole daemons with simulated guests (root)
-	tests/scenarios/run.sh
+	$(CARGO) test -p butterfly-tests --no-fail-fast $(LOCKED)
 
 test-guests: setup build guest ## real QEMU guests: both roles, offloads, crashes, restarts (root)
 	tests/guest/run.sh

@@ -11,7 +11,7 @@ set -euo pipefail
 . "$TESTS/guest/lib.sh"
 
 PATTERN=${1:-.}
-LOGS=${CASE_LOGS:-$BUILD/test/guests}
+LOGS=$BUILD/test/guests
 need_programs butterflyd butterfly
 "$TESTS/guest/build.sh"
 accel=$("$TESTS/guest/accel.sh")

@@ -19,7 +19,7 @@ set -euo pipefail
 . "$TESTS/tunnel/scenarios.sh"
 
 PATTERN=${1:-.}
-LOGS=${CASE_LOGS:-$BUILD/test/tunnel}
+LOGS=$BUILD/test/tunnel
 need_programs butterflyd butterfly
 "$TESTS/guest/build.sh"
 VM_ACCEL=$("$TESTS/guest/accel.sh")
