@@ -323,10 +323,40 @@ outer_fragments() {
   ping_all kernel 10.0.0.1 || fail "the kernel does not reach a any more"
 }
 
+uplink_down_at() { # uplink_down_at HOST GUEST: what the guest sends is dropped for that
+  ! ping_all "$2" 10.0.0.2 1 && [ "$(drops_of "$1" uplink-down)" -gt 0 ]
+}
+uplink_mtu() { [ "$(on "$1" report uplink "r['mtu']")" = "$2" ]; }
+sent_by() { on "$1" report tunnels "sum(n['out_packets'] for n in r['networks'])"; }
+# The interface goes down and comes back, and gets a smaller MTU: said at once, and nothing old leaves when it is up again.
+uplink_changes() {
+  local sent
+  wire_add
+  uplink_daemon h1 1 ipv4 xdp
+  uplink_daemon h2 2 ipv4 xdp
+  vnic h1 a
+  vnic h2 b
+  meet a b
+  ip -n "$(net h1)" link set eth0 down
+  wait_for 10 uplink_down_at h1 a || fail "h1's interface is down, and uplink-down does not count: $(on h1 bf tunnels)"
+  grep -q "interface is down" "$HOSTS/h1/butterflyd.log" || fail "h1's log does not say that the interface is down"
+  sent=$(sent_by h1)
+  unanswered a 'ping -c 3 -W 1 10.0.0.2' || fail "a reaches b over an interface that is down"
+  [ "$(sent_by h1)" = "$sent" ] ||
+    fail "frames count as sent though the interface is down"
+  [ "$(drops_of h1 uplink-full)" -eq 0 ] || fail "frames were queued for an interface that is down"
+  ip -n "$(net h1)" link set eth0 up
+  meet a b
+  ping_all a 10.0.0.2 || fail "a does not always reach b after the interface's return"
+  ip -n "$(net h1)" link set eth0 mtu 1400
+  wait_for 5 uplink_mtu h1 1400 || fail "h1 does not notice its smaller MTU: $(on h1 bf uplink)"
+  pings a "find '/bin/ping -M do -c 1 -W 0.3' 1350 -s 1422 10.0.0.2; try \$df -c 2 -s 1322 10.0.0.2"
+}
+
 scenarios() {
   local name
   for name in three_hosts_groups three_hosts_peers vnic_moves filtered_ends daemon_killed same_addresses host_ping \
-    larger_mtu outer_fragments; do
+    larger_mtu outer_fragments uplink_changes; do
     run "$name" "$name"
   done
   for name in routed captured; do

@@ -78,7 +78,11 @@ fn learn(meta: &Meta, context: &Context<'_>) -> Result<(), DropReason> {
     let behind = &sender.shared.learnt;
     let (place, most) = match (sender.trunk, meta.peer) {
         (false, _) => (sender.place, MAX_PER_VNIC),
-        (true, PeerRef(0)) => return Ok(()), // of a host that there was no room for
+        (true, PeerRef(0)) => {
+            // Of a host that there was no room for.
+            refused(context);
+            return Ok(());
+        }
         (true, PeerRef(peer)) => (PortRef { slot: sender.place.slot, incarnation: peer }, MAX_PER_NETWORK),
     };
     let room = behind.load(Ordering::Relaxed) < most && network.learnt.load(Ordering::Relaxed) < MAX_PER_NETWORK;
@@ -94,13 +98,16 @@ fn learn(meta: &Meta, context: &Context<'_>) -> Result<(), DropReason> {
                 vnic.shared.learnt.fetch_sub(1, Ordering::Relaxed);
             }
         }
-        Learning::Refused => {
-            if let Some(cells) = sender.shared.counters.of(context.worker) {
-                cells.add(Counter::LearnRefused, 1);
-            }
-        }
+        Learning::Refused => refused(context),
     }
     Ok(())
+}
+
+#[cold]
+fn refused(context: &Context<'_>) {
+    if let Some(cells) = context.sender.shared.counters.of(context.worker) {
+        cells.add(Counter::LearnRefused, 1);
+    }
 }
 
 fn lookup(destination: u64, context: &Context<'_>) -> Verdict {

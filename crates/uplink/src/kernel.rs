@@ -115,10 +115,19 @@ impl Kernel {
 
     /// The MAC address at which `address` is known to be on an interface. `None`: not known, or not any more; [`Self::ask`] for it.
     pub fn neighbour(&mut self, interface: u32, address: IpAddr) -> Result<Option<Mac>, Error> {
+        self.neighbour_in(interface, address, CONFIRMED | libc::NUD_STALE | libc::NUD_DELAY | libc::NUD_PROBE)
+    }
+
+    /// As [`Self::neighbour`], if the kernel has been told so lately, or for good: not what it would make sure of before it relied on it.
+    pub fn confirmed(&mut self, interface: u32, address: IpAddr) -> Result<Option<Mac>, Error> {
+        self.neighbour_in(interface, address, CONFIRMED)
+    }
+
+    fn neighbour_in(&mut self, interface: u32, address: IpAddr, states: u16) -> Result<Option<Mac>, Error> {
         let request =
             Request::new(libc::RTM_GETNEIGH, 0, &neighbour_message(interface, address, 0)).with_address(libc::NDA_DST, address);
         match self.socket.ask(&request) {
-            Ok(answer) => Ok(answer.iter().find_map(read_neighbour)),
+            Ok(answer) => Ok(answer.iter().find_map(|message| read_neighbour(message, states))),
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
             Err(error) => Err(Error::failed(format!("cannot ask for the neighbour {address} on interface {interface}"), error)),
         }
@@ -209,10 +218,11 @@ fn read_route(message: &Message, destination: IpAddr) -> Option<NextHop> {
     Some(NextHop { interface: message.number(ROUTE, libc::RTA_OIF)?, via: gateway.or_else(via).unwrap_or(destination) })
 }
 
-fn read_neighbour(message: &Message) -> Option<Mac> {
-    const VALID: u16 =
-        libc::NUD_REACHABLE | libc::NUD_STALE | libc::NUD_DELAY | libc::NUD_PROBE | libc::NUD_PERMANENT | libc::NUD_NOARP;
-    if message.u16(8)? & VALID == 0 {
+/// States of neighbours that need no confirmation now.
+const CONFIRMED: u16 = libc::NUD_REACHABLE | libc::NUD_PERMANENT | libc::NUD_NOARP;
+
+fn read_neighbour(message: &Message, states: u16) -> Option<Mac> {
+    if message.u16(8)? & states == 0 {
         return None;
     }
     Some(Mac(message.attribute(NEIGHBOUR, libc::NDA_LLADDR)?.try_into().ok()?))

@@ -22,9 +22,11 @@ use crate::{plane::Plane, rules::address as ip_of};
 
 /// Nothing waits for longer than this to be looked at.
 const TICK: u64 = 100;
-/// How often the kernel is asked again for a next hop that it is looking for, and for how long.
+/// Longest pause until the kernel is asked again for a next hop that it is looking for, from 1 ms on, and for how long it is.
 const ASK_AGAIN: u64 = 50;
 const ASK_FOR: u64 = 3_000;
+/// Frames of the endpoint's own that wait for their turn at most: as many as there may be groups.
+const KEPT: usize = 1 << 16;
 /// How often next hops are asked for again that nothing was heard of.
 const REFRESH: u64 = 5_000;
 /// Frames from each side that are heard before something else has its turn: whoever sends more is not waited for to end.
@@ -43,6 +45,29 @@ pub(crate) struct HostSide {
     pub groups: Option<Groups>,
     /// Next hops count only on this interface; without it, on any.
     pub interface: Option<u32>,
+    pub link: Option<LinkWatch>,
+}
+
+/// The uplink's interface, which an operator may change while we run.
+pub(crate) struct LinkWatch {
+    name: String,
+    /// The MTU at the start: buffers are for that.
+    most: u32,
+    /// What was last said of it.
+    said: Link,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Link {
+    Up,
+    Down,
+    Gone,
+}
+
+impl LinkWatch {
+    pub fn new(name: String, mtu: u32) -> LinkWatch {
+        LinkWatch { name, most: mtu, said: Link::Up }
+    }
 }
 
 /// A next hop that the kernel looks for.
@@ -65,6 +90,11 @@ struct State {
     sent: BTreeMap<PeerRef, u64>,
     next_second: u64,
     next_refresh: u64,
+    /// When the kernel is asked again, and how long after the last time that is.
+    next_ask: u64,
+    ask_pause: u64,
+    /// Peers whose next hop the kernel did not know when it was last looked at.
+    unknown: BTreeSet<PeerRef>,
     /// The network card's filter is to be set.
     failed_groups: bool,
     warned: bool,
@@ -115,6 +145,9 @@ impl Keeper {
             sent: BTreeMap::new(),
             next_second: 0,
             next_refresh: 0,
+            next_ask: 0,
+            ask_pause: 1,
+            unknown: BTreeSet::new(),
             failed_groups: true,
             warned: false,
             full: false,
@@ -150,7 +183,7 @@ impl Keeper {
             state.ask_again(tunnel, now);
             if now >= state.next_second {
                 state.next_second = now + 1_000;
-                state.every_second(&self.plane, tunnel, now);
+                state.every_second(&self.plane, tunnel, self.ageing, now);
                 let clock = self.plane.shared.clock.now();
                 tunnel.peers.expire(clock, self.ageing.saturating_add(10));
             }
@@ -166,7 +199,7 @@ impl Keeper {
             let state = self.state();
             let now = self.now();
             let next = state.control.next_tick().map_or(TICK, |at| at.saturating_sub(now));
-            let most = if state.asked.is_empty() { TICK } else { ASK_AGAIN };
+            let most = if state.asked.is_empty() { TICK } else { state.next_ask.saturating_sub(now) };
             let packets = state.host.as_ref().and_then(|host| host.packets.as_ref());
             (next.min(most), packets.and_then(|socket| rustix::io::dup(socket).ok()))
         };
@@ -272,6 +305,8 @@ impl State {
                     tracing::debug!(%peer, %why, "the host does not look for a next hop");
                 }
                 self.asked.insert(peer, Asked { interface, via, waiting, since: now });
+                // A neighbour that is there answers at once, and frames wait for it.
+                (self.ask_pause, self.next_ask) = (1, now + 1);
             }
             return;
         }
@@ -288,8 +323,40 @@ impl State {
         self.host.as_mut()?.kernel.neighbour(interface, via).ok()?
     }
 
+    /// Looks whether the interface is still what it was.
+    fn watch_link(&mut self, tunnel: &Tunnel) {
+        let Some(HostSide { kernel, interface, link: Some(watch), .. }) = &mut self.host else { return };
+        let found = kernel.interface(&watch.name).ok();
+        let same = found.as_ref().map(|found| found.index) == *interface;
+        let link = match &found {
+            Some(found) if same && found.up => Link::Up,
+            Some(_) if same => Link::Down,
+            _ => Link::Gone,
+        };
+        if link != std::mem::replace(&mut watch.said, link) {
+            let uplink = &watch.name;
+            match link {
+                Link::Up => tracing::info!(uplink, "the uplink's interface is up"),
+                Link::Down => tracing::warn!(uplink, "the uplink's interface is down: nothing leaves this host"),
+                Link::Gone => tracing::warn!(uplink, "the uplink's interface was removed: restart butterflyd when it is back"),
+            }
+        }
+        tunnel.down.store(link != Link::Up, Ordering::Relaxed);
+        if let Some(found) = found.filter(|_| same) {
+            let mtu = found.mtu.min(watch.most);
+            if tunnel.mtu.swap(mtu, Ordering::Relaxed) != mtu {
+                tracing::warn!(uplink = watch.name, mtu, "the uplink's MTU has changed: virtual machines need another host_mtu=");
+            }
+        }
+    }
+
     /// Whether the kernel found what it was asked for.
     fn ask_again(&mut self, tunnel: &Tunnel, now: u64) {
+        if self.asked.is_empty() || now < self.next_ask {
+            return;
+        }
+        self.ask_pause = (2 * self.ask_pause).min(ASK_AGAIN);
+        self.next_ask = now + self.ask_pause;
         for (peer, asked) in std::mem::take(&mut self.asked) {
             if let Some(mac) = self.neighbour(asked.interface, asked.via) {
                 found(tunnel, peer, mac, Some(asked.waiting), &mut self.out);
@@ -359,13 +426,15 @@ impl State {
     }
 
     /// Peers that are heard need no question; next hops of those that are only spoken to are looked after.
-    fn every_second(&mut self, plane: &Plane, tunnel: &Tunnel, now: u64) {
+    fn every_second(&mut self, plane: &Plane, tunnel: &Tunnel, ageing: u32, now: u64) {
         let clock = plane.shared.clock.now();
         let refresh = now >= self.next_refresh;
         if refresh {
             self.next_refresh = now + REFRESH;
         }
+        self.watch_link(tunnel);
         let mut sent = BTreeMap::new();
+        let mut unknown = BTreeSet::new();
         for row in tunnel.peers.list(clock) {
             let out = row.sent();
             let speaks = self.sent.get(&row.at).is_some_and(|before| *before != out);
@@ -377,15 +446,31 @@ impl State {
             } else if speaks {
                 match self.hop(row.address) {
                     None => self.control.used(row.address, now, &mut self.out),
-                    Some((interface, via)) if refresh => match self.neighbour(interface, via) {
-                        Some(mac) => found(tunnel, row.address, mac, None, &mut self.out),
-                        None => drop(self.host.as_mut().map(|host| host.kernel.ask(interface, via))),
-                    },
+                    Some((interface, via)) if refresh => {
+                        let Some(host) = &mut self.host else { continue };
+                        // The kernel makes sure of what its own traffic needs; of ours if it is asked.
+                        let _ = host.kernel.ask(interface, via);
+                        // What it is not sure of may be older than what we have.
+                        if let Ok(Some(mac)) = host.kernel.confirmed(interface, via) {
+                            found(tunnel, row.address, mac, None, &mut self.out);
+                        } else if let Ok(None) = host.kernel.neighbour(interface, via) {
+                            unknown.insert(row.at);
+                            // It had time to find out since, and nothing came from there either.
+                            if self.unknown.contains(&row.at)
+                                && let Some(peer) = tunnel.peers.get(row.at).filter(|peer| !peer.was_heard(clock, ageing))
+                            {
+                                peer.set_mac(None);
+                            }
+                        }
+                    }
                     Some(_) => {}
                 }
             }
         }
         self.sent = sent;
+        if refresh {
+            self.unknown = unknown;
+        }
     }
 
     /// Sends frames, and tells workers what came of questions.
@@ -408,13 +493,18 @@ impl State {
         if self.out.frames.is_empty() {
             return;
         }
+        let mut kept = Vec::new();
         for frame in self.out.frames.drain(..) {
             let counted = is_encapsulated(&frame);
-            // What the endpoint itself says is asked or said again.
-            if !tunnel.punt.send(Own { frame, counted }) && counted {
-                self.lost += 1;
+            let Err(own) = tunnel.punt.send(Own { frame, counted }) else { continue };
+            // What is said but once, leaving a group, is said in the next turn. Nobody can make us owe more than that.
+            if counted || kept.len() >= KEPT {
+                self.lost += u64::from(counted);
+            } else {
+                kept.push(own.frame);
             }
         }
+        self.out.frames = kept;
         plane.workers.iter().for_each(|worker| worker.wake());
     }
 }

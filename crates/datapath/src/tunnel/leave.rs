@@ -77,7 +77,7 @@ pub(crate) fn leave<'a>(
     remote: &Remote,
     departures: &mut Departures,
 ) -> Leaving<'a> {
-    let mut leaving = tunnel.port.leaving(context.worker);
+    let mut leaving = tunnel.leaving(context.worker);
     if let Leaving::Ring(ring) = &mut leaving
         && let Some(ring) = ring.as_mut()
     {

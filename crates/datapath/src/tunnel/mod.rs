@@ -84,6 +84,8 @@ pub(crate) struct Tunnel {
     pub lost_waiting: AtomicU64,
     /// Largest IP packet on the uplink.
     pub mtu: AtomicU32,
+    /// The interface is down, or gone: nothing is put into its queue, where it would leave when it is long out of date.
+    pub down: AtomicBool,
     /// Only peers that the operator named are heard.
     pub strict: AtomicBool,
 }
@@ -135,8 +137,17 @@ impl Tunnel {
             punt: Punt::new(config.mtu as usize + 64)?,
             lost_waiting: AtomicU64::new(0),
             mtu: AtomicU32::new(config.mtu),
+            down: AtomicBool::new(false),
             strict: AtomicBool::new(config.strict_peers),
         })
+    }
+
+    /// The uplink of a worker, to send.
+    pub fn leaving(&self, worker: usize) -> Leaving<'_> {
+        match self.down.load(std::sync::atomic::Ordering::Relaxed) {
+            true => Leaving::Nothing,
+            false => self.port.leaving(worker),
+        }
     }
 
     /// What is not any network's, summed up.

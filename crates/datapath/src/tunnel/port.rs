@@ -158,7 +158,7 @@ mod tests {
         sent.lock().unwrap().clear();
         // So do frames of the endpoint's own.
         for n in 0..100 {
-            assert!(host.tunnel().unwrap().punt.send(Own { frame: vec![n; 60], counted: false }));
+            assert!(host.tunnel().unwrap().punt.send(Own { frame: vec![n; 60], counted: false }).is_ok());
         }
         host.turn();
         let sent: Vec<u8> = sent.lock().unwrap().iter().map(|frame| frame[0]).collect();

@@ -97,10 +97,10 @@ impl Punt {
         let _ = self.free.push(buffer);
     }
 
-    /// For the control thread: a frame to be sent. The worker must be woken. Returns whether there was room.
-    pub fn send(&self, own: Own) -> bool {
+    /// For the control thread: a frame to be sent. The worker must be woken. It is returned if there was no room.
+    pub fn send(&self, own: Own) -> Result<(), Own> {
         while self.spent.pop().is_some() {} // freed here, not by a worker
-        self.own.push(own).is_ok()
+        self.own.push(own)
     }
 
     /// For the worker: whether there is something of the control thread's to send.

@@ -239,6 +239,9 @@ fn drops(totals: &Totals) -> Vec<(ReasonInfo, u64)> {
     reasons().map(|info| (info, totals.drops(info.reason))).collect()
 }
 
+/// What `learn-refused` means.
+const LEARN_REFUSED: &str = "frames whose sender was not learnt: too many addresses in its network, or too many hosts";
+
 impl Switch {
     fn side(&self) -> Option<(&Side, &Tunnel)> {
         Some((self.side.as_ref()?, self.plane().shared.tunnel.as_ref()?))
@@ -292,6 +295,8 @@ impl Switch {
             })
             .collect();
         networks.sort_by_key(|network| network.vni);
+        let trunks = snapshot.vnics.iter().filter(|(_, vnic)| vnic.trunk);
+        let refused = trunks.map(|(_, trunk)| trunk.shared.counters.totals().get(Counter::LearnRefused)).sum();
         let mut groups = side.keeper.groups();
         groups.sort();
         Some(TunnelReport {
@@ -305,7 +310,7 @@ impl Switch {
             learnt,
             neighbours: side.keeper.neighbours(),
             networks,
-            control: side.keeper.counts(),
+            control: side.keeper.counts().into_iter().chain([("learn-refused", LEARN_REFUSED, refused)]).collect(),
         })
     }
 

@@ -105,7 +105,7 @@ impl Worker {
     #[cold]
     pub(super) fn send_own(&mut self) {
         let Some(tunnel) = &self.shared.tunnel else { return };
-        let mut leaving = tunnel.port.leaving(self.handle.index);
+        let mut leaving = tunnel.leaving(self.handle.index);
         let mut queued = 0;
         while let Some(Own { frame, counted }) = tunnel.punt.next_own() {
             // No queue holds fewer.
@@ -145,6 +145,10 @@ impl Worker {
         }
         if let Some(call) = leaving.publish(&mut self.departures.pending) {
             call.signal();
+        }
+        // Nothing else may come that would have the uplink looked at again.
+        if self.departures.pending {
+            self.uplink_again();
         }
     }
 }
