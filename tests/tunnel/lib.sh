@@ -77,9 +77,10 @@ vnic() {
 
 # talk GUEST GUEST MTU: all that the two have to say, both ways, inside over both families. MTU is what fits through the tunnel; the
 # guests find that out, TCP first, while nobody knows.
+meet() { wait_for 10 ping_all "$1" "$(ip4_of "$2")" 1 || fail "$1 does not reach $2"; }
 talk() {
   local pair guest
-  wait_for 10 ping_all "$1" "$(ip4_of "$2")" 1 || fail "$1 does not reach $2"
+  meet "$1" "$2"
   for pair in "$1 $2" "$2 $1"; do
     # shellcheck disable=SC2086 # two words
     both_families $pair
