@@ -12,10 +12,7 @@ use std::{
 use butterfly_packet::Mac;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use crate::{
-    Error,
-    sys::{self, Membership},
-};
+use crate::{Error, sys};
 
 /// The groups an interface listens to for us.
 #[derive(Debug)]
@@ -23,7 +20,6 @@ pub struct Groups {
     socket: OwnedFd,
     interface: u32,
     members: BTreeSet<Mac>,
-    all: bool,
 }
 
 impl Groups {
@@ -32,7 +28,7 @@ impl Groups {
         // Protocol 0: receives nothing.
         let socket = rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)
             .map_err(|error| Error::failed("cannot open a packet socket to join groups", error).help("it needs CAP_NET_RAW"))?;
-        Ok(Groups { socket, interface, members: BTreeSet::new(), all: false })
+        Ok(Groups { socket, interface, members: BTreeSet::new() })
     }
 
     /// Listens to exactly these groups: joins those that are new and leaves the others. On an error, some may be missing; the same
@@ -48,7 +44,7 @@ impl Groups {
     pub fn join(&mut self, group: Mac) -> Result<(), Error> {
         if !self.members.contains(&group) {
             let what = || format!("cannot make interface {} listen to {group}", self.interface);
-            self.change(Membership::Group(group.0), true).map_err(|error| Error::failed(what(), error))?;
+            self.change(group, true).map_err(|error| Error::failed(what(), error))?;
             self.members.insert(group);
         }
         Ok(())
@@ -58,17 +54,7 @@ impl Groups {
     pub fn leave(&mut self, group: Mac) -> Result<(), Error> {
         if self.members.remove(&group) {
             let what = || format!("cannot end listening to {group} on interface {}", self.interface);
-            self.change(Membership::Group(group.0), false).map_err(|error| Error::failed(what(), error))?;
-        }
-        Ok(())
-    }
-
-    /// Listens to all groups, or only to those joined again.
-    pub fn all(&mut self, all: bool) -> Result<(), Error> {
-        if self.all != all {
-            let what = || format!("cannot switch all groups {} on interface {}", if all { "on" } else { "off" }, self.interface);
-            self.change(Membership::AllGroups, all).map_err(|error| Error::failed(what(), error))?;
-            self.all = all;
+            self.change(group, false).map_err(|error| Error::failed(what(), error))?;
         }
         Ok(())
     }
@@ -78,7 +64,7 @@ impl Groups {
         self.members.iter().copied()
     }
 
-    fn change(&self, membership: Membership, member: bool) -> io::Result<()> {
-        sys::set_membership(self.socket.as_fd(), self.interface, membership, member)
+    fn change(&self, group: Mac, member: bool) -> io::Result<()> {
+        sys::set_membership(self.socket.as_fd(), self.interface, group.0, member)
     }
 }

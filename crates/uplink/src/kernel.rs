@@ -86,11 +86,6 @@ impl Kernel {
         Ok(interface)
     }
 
-    /// Whether the interface of that name holds `address`, so that the host answers for it.
-    pub fn holds(&mut self, name: &str, address: IpAddr) -> Result<bool, Error> {
-        Ok(self.interface(name)?.holds(address))
-    }
-
     /// How the kernel would send to `destination`. `None`: not at all (no route, a forbidden one), or it is this host.
     pub fn next_hop(&mut self, destination: IpAddr) -> Result<Option<NextHop>, Error> {
         let bits = if destination.is_ipv4() { 32 } else { 128 };

@@ -112,22 +112,16 @@ pub fn ignore_outgoing(socket: BorrowedFd<'_>) -> io::Result<()> {
     set_option(socket, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &on)
 }
 
-/// What a packet socket makes its interface listen to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Membership {
-    /// One group address.
-    Group([u8; 6]),
-    /// All group addresses.
-    AllGroups,
-}
-
-/// Adds or ends a membership of a packet socket. The kernel counts how often one was added, and ends all with the socket.
-pub fn set_membership(socket: BorrowedFd<'_>, interface: u32, membership: Membership, member: bool) -> io::Result<()> {
-    let (kind, group, len) = match membership {
-        Membership::Group([a, b, c, d, e, f]) => (libc::PACKET_MR_MULTICAST, [a, b, c, d, e, f, 0, 0], 6),
-        Membership::AllGroups => (libc::PACKET_MR_ALLMULTI, [0; 8], 0),
+/// Adds or ends a packet socket's membership of a group address, which makes its interface listen to it. The kernel counts how often
+/// one was added, and ends all with the socket.
+pub fn set_membership(socket: BorrowedFd<'_>, interface: u32, group: [u8; 6], member: bool) -> io::Result<()> {
+    let [a, b, c, d, e, f] = group;
+    let request = libc::packet_mreq {
+        mr_ifindex: interface as c_int,
+        mr_type: libc::PACKET_MR_MULTICAST as u16,
+        mr_alen: 6,
+        mr_address: [a, b, c, d, e, f, 0, 0],
     };
-    let request = libc::packet_mreq { mr_ifindex: interface as c_int, mr_type: kind as u16, mr_alen: len, mr_address: group };
     let option = if member { libc::PACKET_ADD_MEMBERSHIP } else { libc::PACKET_DROP_MEMBERSHIP };
     set_option(socket, libc::SOL_PACKET, option, &request)
 }

@@ -199,8 +199,8 @@ impl Decision<'_> {
             if !context.sender.rules.owns(self.packet.tuple.source) {
                 return Some(Err((SPOOFED_IP, self.own())));
             }
-            // It owns the address since the session began.
-            context.table.answers(found.index, &stored);
+            // It got the address after the session began.
+            context.table.answers(found.index, &stored, found.admission.stamp);
         }
         if let Some(segment) = self.segment()
             && segment.opens()

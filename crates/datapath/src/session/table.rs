@@ -362,9 +362,18 @@ impl Table {
         self.with(index, key, |_, _| self.record(index).readmit(key, admission))
     }
 
-    /// Notes that the responder owns its address, if the record still is this flow's. What admitted it stays.
-    pub fn answers(&self, index: u32, key: &Key) -> bool {
-        self.with(index, key, |_, _| self.record(index).set_answers())
+    /// Notes that the responder owns its address, if the record still is this flow's and nobody has decided it again since it was admitted
+    /// by `stamp`: a newer decision may be that the address is not the responder's. What admitted it stays. Returns whether it did.
+    pub fn answers(&self, index: u32, key: &Key, stamp: u32) -> bool {
+        let mut noted = false;
+        self.with(index, key, |_, _| {
+            let record = self.record(index);
+            noted = record.read().is_some_and(|(_, admission)| admission.stamp == stamp);
+            if noted {
+                record.set_answers();
+            }
+        });
+        noted
     }
 
     /// Notes that policy took back a TCP connection, if the record still is this flow's. Returns whether it did.

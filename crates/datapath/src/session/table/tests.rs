@@ -65,9 +65,11 @@ fn an_address_that_answers_is_noted_and_nothing_else_changes() {
     let table = table(64);
     let n = (1..).find(|n| !verdict(*n, 10).answers).unwrap();
     let at = table.add(n, 10, false).unwrap();
-    assert!(!table.answers(at, &key(n + 1)) && !table.answers(at + 1, &key(n)));
+    assert!(!table.answers(at, &key(n + 1), 10) && !table.answers(at + 1, &key(n), 10));
+    // Decided again meanwhile, by whoever knows the newer policy.
+    assert!(!table.answers(at, &key(n), 9));
     assert_eq!(table.get(n).unwrap().admission, verdict(n, 10));
-    assert!(table.answers(at, &key(n)));
+    assert!(table.answers(at, &key(n), 10));
     assert_eq!(table.get(n).unwrap().admission, Admission { answers: true, ..verdict(n, 10) });
 }
 
@@ -77,7 +79,7 @@ fn a_record_s_next_session_is_another_tenant() {
     let at = table.add(0, 10, false).unwrap();
     for n in 0..200_000u32 {
         let tenant = table.record(at).tenant();
-        assert!(table.readmit(at, &key(n), verdict(n, 21)) && table.answers(at, &key(n)));
+        assert!(table.readmit(at, &key(n), verdict(n, 21)) && table.answers(at, &key(n), 21));
         // The count of changes below it carries into it now and then.
         assert!(table.record(at).tenant() == tenant || n > 5000);
         assert!(table.remove(at, &key(n)));
