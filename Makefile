@@ -11,8 +11,11 @@ KEEP       ?=
 BIN ?= $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/release
 export BIN
 
-# A build in CI must use the versions that are committed.
+# A build in CI must use the versions that are committed, and nobody builds after it what it could keep.
 LOCKED := $(if $(CI),--locked)
+ifdef CI
+export CARGO_INCREMENTAL := 0
+endif
 
 PROGRAMS := butterflyd butterfly butterfly-bench
 
