@@ -27,17 +27,29 @@ statistic() { vm exec "$1" "cat /sys/class/net/eth0/statistics/$2"; }
 
 # transfer FROM TO ADDRESS MIB: send random bytes over TCP and compare digests. Guests leave checksums of received
 # frames unchecked where the switch says that they are good, so the digest is the proof.
-transfer() {
-  local from=$1 to=$2 address=$3 mib=$4 sent
-  # The listener's standard input never ends (a pipe that it holds open itself): else it would hang up at once.
-  vm exec "$to" 'rm -f /tmp/got /tmp/open; mkfifo /tmp/open; nc -l -p 7000 <>/tmp/open >/tmp/got &
-    until grep -q :1B58 /proc/net/tcp /proc/net/tcp6 2>/dev/null; do usleep 20000; done' || return 1
-  sent=$(vm exec --timeout 60 "$from" "head -c ${mib}m /dev/urandom >/tmp/sent
-    nc -w 20 $address 7000 </tmp/sent && sha256sum </tmp/sent; rm -f /tmp/sent") || return 1
+transfer() { transfers "$1" "$2" "$4" "$3"; }
+# transfers FROM TO MIB ADDRESS...: the same once to each address, one after the other, on ports 7000, 7001...
+# A guest makes its random bytes once, but never sends the same twice in a row: an old buffer's contents are not right.
+transfers() {
+  local from=$1 to=$2 mib=$3 sent
+  shift 3
+  turn=$((${turn:-0} + 1))
+  # The listeners' standard input never ends (a pipe that they hold open themselves): else they would hang up at once.
+  vm exec "$to" "rm -f /tmp/got* /tmp/open; mkfifo /tmp/open; port=6999
+    for address in $*; do port=\$((port + 1)); nc -l -p \$port <>/tmp/open >/tmp/got.\$port & done
+    until [ \$(cat /proc/net/tcp /proc/net/tcp6 2>/dev/null | grep -c ':1B5[89AB] .* 0A ') -ge $# ]; do usleep 20000; done" || return 1
+  sent=$(vm exec --timeout 60 "$from" "port=6999
+    for address in $*; do
+      port=\$((port + 1)) random=/tmp/random.$mib.\$(((port + $turn) % 2))
+      [ -e \$random.sum ] || { head -c ${mib}m /dev/urandom >\$random; sha256sum <\$random >\$random.sum; }
+      nc -w 20 \$address \$port <\$random || exit 1
+      cat \$random.sum
+    done") || return 1
   # The last bytes may still be on their way through the receiver's nc.
-  wait_for 15 arrived "$to" "$sent"
+  wait_for 15 arrived_all "$to" "$sent"
 }
-arrived() { [ "$(vm exec "$1" 'sha256sum </tmp/got')" = "$2" ]; }
+# shellcheck disable=SC2016 # expanded there
+arrived_all() { [ "$(vm exec "$1" 'for got in /tmp/got.*; do sha256sum <$got; done')" = "$2" ]; }
 
 # iperf_server GUEST: once per guest. throughput FROM ADDRESS [SECONDS]: Mbit/s of TCP, as the receiver saw it.
 iperf_server() { vm exec "$1" 'iperf3 -s -D >/dev/null; until grep -q :1451 /proc/net/tcp /proc/net/tcp6 2>/dev/null; do usleep 20000; done'; }

@@ -68,7 +68,7 @@ daemon_stop() {
 nic_field() {
   local answer
   answer=$(bf nic show "$1" --json) || return 1
-  python3 -c '
+  python3 -I -S -c '
 import json, sys
 n = json.loads(sys.argv[2])
 d = {x["reason"]: x["count"] for x in n["drops"]}

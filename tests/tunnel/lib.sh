@@ -79,27 +79,22 @@ vnic() {
 # guests find that out, TCP first, while nobody knows.
 meet() { wait_for 10 ping_all "$1" "$(ip4_of "$2")" 1 || fail "$1 does not reach $2"; }
 talk() {
-  local pair guest
   meet "$1" "$2"
-  for pair in "$1 $2" "$2 $1"; do
-    # shellcheck disable=SC2086 # two words
-    both_families $pair
-    # shellcheck disable=SC2086
-    sizes $pair "$3"
-  done
-  # The answer to a ping is cut as the device says, whatever its sender knows of the way: for fragments both have the MTU that
-  # butterfly says they should have.
-  for guest in "$1" "$2"; do [[ $guest == kernel* ]] || vm exec "$guest" "ip link set eth0 mtu $3"; done
-  for pair in "$1 $2" "$2 $1"; do
-    # shellcheck disable=SC2086
-    fragments $pair
-  done
+  both_families "$1" "$2"
+  both_families "$2" "$1"
+  both_ways sizes "$1" "$2" "$3"
+  both_ways fragments "$1" "$2"
+}
+both_ways() { # both_ways FUNCTION GUEST GUEST ARGUMENTS...: from each to the other, at the same time
+  local other status=0
+  ("$1" "$2" "$3" "${@:4}") &
+  other=$!
+  ("$1" "$3" "$2" "${@:4}") || status=1
+  wait "$other" || status=1
+  [ "$status" -eq 0 ] || exit 1 # it has said why
 }
 both_families() { # both_families FROM TO: TCP
-  local address
-  for address in "$(ip4_of "$2")" "$(ip6_of "$2")"; do
-    transfer "$1" "$2" "$address" 4 || fail "4 MiB from $1 to $2, $address, did not arrive undamaged"
-  done
+  transfers "$1" "$2" 4 "$(ip4_of "$2")" "$(ip6_of "$2")" || fail "4 MiB from $1 to $2 over each family did not arrive undamaged"
 }
 # pings GUEST SCRIPT: `try PING...` wants every answer, `find MTU PING...` wants the guest to know or to be told what fits.
 pings() {
@@ -111,13 +106,17 @@ pings() {
     df="/bin/ping -M do -i 0.05 -W 3"
     '"$2" || fail "pings of $1"
 }
-# sizes FROM TO MTU: FROM's stack finds the MTU of the way, and the largest packet passes.
+# sizes FROM TO MTU: FROM's stack finds the MTU of the way, and the largest packet passes. Then it gets the MTU that butterfly says it
+# should have: the answer to a ping is cut as the device says, whatever its sender knows of the way, and fragments come next.
 sizes() {
+  local then=''
+  [[ $1 == kernel* ]] || then="ip link set eth0 mtu $3"
   pings "$1" "
     find '/bin/ping -M do -c 1 -W 0.3' $3 -s 1472 $(ip4_of "$2")
     find '/bin/ping -M do -c 1 -W 0.3' $3 -s 1452 $(ip6_of "$2")
     try \$df -c 2 -s $(($3 - 28)) $(ip4_of "$2")
-    try \$df -c 2 -s $(($3 - 48)) $(ip6_of "$2")"
+    try \$df -c 2 -s $(($3 - 48)) $(ip6_of "$2")
+    $then"
 }
 fragments() { # fragments FROM TO
   pings "$1" "try /bin/ping -i 0.05 -W 3 -c 3 -s 4000 $(ip4_of "$2"); try /bin/ping -i 0.05 -W 3 -c 3 -s 4000 $(ip6_of "$2")"
@@ -129,28 +128,26 @@ quiet() {
   other=$(on "$1" nic_field "$2" "' '.join(f'{k}={v}' for k, v in d.items() if v and k not in 'ring-full not-attached $3'.split())")
   [ -z "$other" ] || fail "drops at $2 that nothing here asks for: $other"
 }
-# report COMMAND EXPRESSION: a Python expression over `butterfly COMMAND --json` as r; drops of the uplink and of all networks as d.
+# report COMMANDS EXPRESSION: a Python expression over `butterfly COMMAND --json` as r; drops of the uplink and of all networks in the
+# answers to all these commands as d.
 report() {
-  local answer
-  answer=$(bf "$1" --json) || return 1
-  python3 -c '
+  local command answers=()
+  for command in $1; do answers+=("$(bf "$command" --json)") || return 1; done
+  python3 -I -S -c '
 import json, sys
-r = json.loads(sys.argv[2])
 d = {}
-for x in sum((n["drops"] for n in r.get("networks", [])), r.get("drops", [])):
-    d[x["reason"]] = d.get(x["reason"], 0) + x["count"]
-print(eval(sys.argv[1]))' "$2" "$answer"
+for answer in sys.argv[2:]:
+    r = json.loads(answer)
+    for x in sum((n["drops"] for n in r.get("networks", [])), r.get("drops", [])):
+        d[x["reason"]] = d.get(x["reason"], 0) + x["count"]
+print(eval(sys.argv[1]))' "$2" "${answers[@]}"
 }
 # drops_of HOST REASON: drops that are no vnic's.
-drops_of() {
-  echo $(($(on "$1" report tunnels "d.get('$2', 0)") + $(on "$1" report uplink "d.get('$2', 0)")))
-}
+drops_of() { on "$1" report "tunnels uplink" "d.get('$2', 0)"; }
 # quiet_host HOST REASONS: of what came by the uplink nothing was dropped but for these reasons, and because a network was not
 # there yet.
 quiet_host() {
-  local what other
-  for what in tunnels uplink; do
-    other=$(on "$1" report "$what" "' '.join(f'{k}={v}' for k, v in d.items() if v and k not in 'unknown-vni $2'.split())")
-    [ -z "$other" ] || fail "drops at $1 that nothing here asks for ($what): $other"
-  done
+  local other
+  other=$(on "$1" report "tunnels uplink" "' '.join(f'{k}={v}' for k, v in d.items() if v and k not in 'unknown-vni $2'.split())")
+  [ -z "$other" ] || fail "drops at $1 that nothing here asks for: $other"
 }

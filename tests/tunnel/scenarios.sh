@@ -103,6 +103,7 @@ paced_transfer() {
   vm exec b 'arping -U -c 2 -I eth0 10.0.0.2 >/dev/null'
   wait_for 40 arrived "$to" "$sent" || fail "the connection from $from to $to did not survive b's move"
 }
+arrived() { [ "$(vm exec "$1" 'sha256sum </tmp/got')" = "$2" ]; }
 grew() { [ "$(vm exec "$1" 'stat -c %s /tmp/got')" -gt "$2" ]; }
 
 # Groups on both hosts: blocked, allowed by a rule on members, blocked again.
@@ -240,7 +241,8 @@ captured() {
 # expert FILE FILTER: all checksums are looked at; how TCP guests lose and repeat is none of our business.
 expert() {
   tshark -r "$1" -Y "$2" -o tcp.analyze_sequence_numbers:FALSE -o ip.check_checksum:TRUE -o udp.check_checksum:TRUE \
-    -o tcp.check_checksum:TRUE -o udp.ignore_ipv6_zero_checksum:TRUE -d tcp.port==7000,data 2>/dev/null
+    -o tcp.check_checksum:TRUE -o udp.ignore_ipv6_zero_checksum:TRUE -d tcp.port==7000,data \
+    -d tcp.port==7001,data 2>/dev/null
 }
 
 # The hosts are in two networks, a router is between them. One host's kernel knows the route; the other endpoint has a vhost-user port,
