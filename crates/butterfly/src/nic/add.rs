@@ -20,14 +20,14 @@ pub fn node() -> Node {
                 list("ip", "IP").help("IPv4 or IPv6 addresses of the virtual machine"),
                 list("sg", "SG").help("security groups; they need not exist yet"),
                 option("type", "TYPE").help(
-                    "VHOST_USER_SERVER (default: Butterfly owns the socket), VHOST_USER_CLIENT (QEMU owns it), TAP or BENCH",
+                    "VHOST_USER_SERVER (default: Butterfly owns the socket), VHOST_USER_CLIENT (QEMU owns it), TAP or BENCH (not available yet)",
                 ),
                 option("path", "PATH").help("socket of QEMU, for VHOST_USER_CLIENT (default: as the server's)"),
-                option("btype", "BTYPE").help("for BENCH: ICMP_SND_LIKE or ICMP_RCV_LIKE"),
+                option("btype", "BTYPE").help("for BENCH (not available yet): ICMP_SND_LIKE or ICMP_RCV_LIKE"),
                 option("dip", "IP").help("for ICMP_SND_LIKE: address to ping"),
                 option("dmac", "MAC").help("for ICMP_SND_LIKE: MAC address to ping"),
                 flag("enable-antispoof").help("drop ARP that does not speak for the NIC's own addresses"),
-                option("packet-trace", "true|false").help("write the NIC's packets to a pcap file (default: as the daemon's -t)"),
+                option("packet-trace", "true|false").help("write the NIC's packets to a pcap file (true is not available yet)"),
                 option("trace-path", "PATH").help("that file (default: /tmp/butterfly-PID-ID.pcap); needs --packet-trace true"),
                 flag("bypass-filtering").help("no firewall and no source checks for this NIC"),
             ])

@@ -20,7 +20,7 @@ pub fn node() -> Node {
                 option("id", "ID").required(true).help("the NIC"),
                 list("ip", "IP").help("its addresses, all of them; `--ip -e` clears them"),
                 option("enable-antispoof", "true|false").help("drop ARP that does not speak for the NIC's own addresses"),
-                option("packet-trace", "true|false").help("write the NIC's packets to a pcap file"),
+                option("packet-trace", "true|false").help("write the NIC's packets to a pcap file (true is not available yet)"),
                 option("trace-path", "PATH").help("that file"),
             ])
             .after_help(

@@ -25,7 +25,7 @@ drop_reasons! { 6;
     TINY_FRAGMENT = "tiny-fragment";
     /// A fragment that repeats bytes of another one, or lies beyond the last.
     FRAGMENT_OVERLAP = "fragment-overlap";
-    /// A fragment whose first one was not let through, or not within the last 30 seconds.
+    /// A fragment whose first one was not let through, or not within the time-out for fragments (30 seconds by default).
     FRAGMENT_ORPHAN = "fragment-orphan";
     /// More fragmented packets are under way than are kept, from this vnic or in all.
     FRAGMENTS_FULL = "fragments-full";
