@@ -21,7 +21,7 @@ accel=tcg
 if [ -r /dev/kvm ] && [ -w /dev/kvm ]; then
   log=$(mktemp)
   qemu-system-x86_64 -nodefaults -no-reboot -display none -machine q35,accel=kvm -cpu max -m 128 -serial "file:$log" \
-    -kernel "$BUILD/guest/vmlinuz" -initrd "$BUILD/guest/initramfs.gz" -append "console=ttyS0 quiet panic=-1" \
+    -kernel "$BUILD/guest/vmlinuz" -initrd "$BUILD/guest/initramfs" -append "console=ttyS0 quiet panic=-1" \
     </dev/null >/dev/null 2>&1 &
   qemu=$!
   trap 'end "$qemu"; rm -f "$log"' EXIT
