@@ -47,10 +47,7 @@ test-lint: setup ## formatting, clippy without warnings, shellcheck
 	tests/lib/shellcheck.sh
 
 test-unit: setup ## unit and property tests, packet walks, the driver against testpmd, session table in every order (root)
-	$(CARGO) test --workspace --exclude butterfly-tests --no-fail-fast $(LOCKED)
-	# Its own directory: no crate is built as usual with this flag.
-	RUSTFLAGS='--cfg butterfly_loom' CARGO_PROFILE_RELEASE_LTO=off $(CARGO) test -p butterfly-datapath --release --lib $(LOCKED) \
-	  --target-dir $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/loom loom
+	CARGO=$(CARGO) tests/unit.sh
 
 test-scenarios: setup build ## whole daemons with simulated guests (root)
 	$(CARGO) test -p butterfly-tests --no-fail-fast $(LOCKED)

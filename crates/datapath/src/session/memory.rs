@@ -1,8 +1,8 @@
 //! What the table is made of: atomics, and units of them.
 //!
-//! With `--cfg butterfly_loom` they are those of the model checker loom, and everything is small enough to try all interleavings.
+//! With the feature `loom` they are those of the model checker loom, and everything is small enough to try all interleavings.
 
-#[cfg(not(butterfly_loom))]
+#[cfg(not(feature = "loom"))]
 mod real {
     pub(crate) use std::{
         hint::spin_loop,
@@ -33,7 +33,7 @@ mod real {
     }
 }
 
-#[cfg(butterfly_loom)]
+#[cfg(feature = "loom")]
 mod model {
     use std::ops::Deref;
 
@@ -88,7 +88,7 @@ mod model {
     }
 }
 
-#[cfg(butterfly_loom)]
+#[cfg(feature = "loom")]
 pub(crate) use model::*;
-#[cfg(not(butterfly_loom))]
+#[cfg(not(feature = "loom"))]
 pub(crate) use real::*;

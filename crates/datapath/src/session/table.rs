@@ -9,11 +9,11 @@
 
 #[cfg(test)]
 mod audit;
-#[cfg(all(test, butterfly_loom))]
+#[cfg(all(test, feature = "loom"))]
 mod loom_tests;
-#[cfg(all(test, not(butterfly_loom)))]
+#[cfg(all(test, not(feature = "loom")))]
 mod stress;
-#[cfg(all(test, not(butterfly_loom)))]
+#[cfg(all(test, not(feature = "loom")))]
 mod tests;
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};

@@ -1,5 +1,5 @@
 //! What may happen at once, in every order that the memory model allows (with up to three preemptions): by loom.
-//! `RUSTFLAGS="--cfg butterfly_loom" cargo test -p butterfly-datapath --release --lib loom`
+//! `cargo test -p butterfly-datapath --features loom --lib loom`
 
 use ::loom::{model::Builder, sync::Arc, thread};
 
