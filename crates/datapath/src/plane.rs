@@ -106,6 +106,22 @@ pub enum AddError {
 const FIRST_VERSION: u32 = 1;
 const LAST_VERSION: u32 = u32::MAX - 1;
 
+/// The last vnic that left a slot.
+#[derive(Clone, Copy)]
+pub(crate) struct Departed {
+    /// Versions of the snapshot that it was in, first and last.
+    versions: (u32, u32),
+    /// Second in which it left.
+    when: u32,
+}
+
+impl Departed {
+    /// Whether it left in the last `seconds`, and something of this version was about it.
+    pub fn had(&self, stamp: u32, now: u32, seconds: u32) -> bool {
+        self.versions.0 <= stamp && stamp <= self.versions.1 && now.wrapping_sub(self.when) < seconds
+    }
+}
+
 /// What changes under the lock.
 struct State {
     by_id: HashMap<Arc<str>, PortRef>,
@@ -116,6 +132,8 @@ struct State {
     peers_of: BTreeMap<u32, Vec<IpAddr>>,
     /// Counters of vnics that are gone.
     gone: Totals,
+    /// Vnics that left a moment ago, maybe for another host, by slot.
+    departed: HashMap<u32, Departed>,
 }
 
 impl State {
@@ -183,6 +201,7 @@ impl Plane {
                 peers: Vec::new(),
                 peers_of: BTreeMap::new(),
                 gone: Totals::default(),
+                departed: HashMap::new(),
             }),
         })
     }
@@ -405,6 +424,9 @@ impl Plane {
         if let Some(trunk) = &trunk {
             next.vnics.set(trunk.place.slot, None);
         }
+        let (now, keep) = (self.shared.clock.now(), self.shared.sessions.tcp_pickup);
+        state.departed.retain(|_, gone| now.wrapping_sub(gone.when) < keep);
+        state.departed.insert(place.slot, Departed { versions: (vnic.born, next.version), when: now });
         self.publish(next);
         let slot = trunk.as_ref().map(|trunk| trunk.place.slot);
         self.forget(|learnt| learnt.place == place || Some(learnt.place.slot) == slot);
@@ -413,6 +435,11 @@ impl Plane {
             state.gone.merge(&trunk.shared.counters.totals().drops_only());
         }
         true
+    }
+
+    /// Vnics that left a moment ago, by slot.
+    pub fn departed(&self) -> HashMap<u32, Departed> {
+        self.state().departed.clone()
     }
 
     /// The vnic with an id.

@@ -146,21 +146,32 @@ impl Plane {
         });
     }
 
-    /// Removes the sessions of part `n` of `parts` that have ended, or whose vnics are gone.
+    /// Removes the sessions of part `n` of `parts` that have ended, or whose vnics are gone. A vnic that left may have gone to another host:
+    /// what is known of its TCP connections with those who are still here stays for as long as they may be picked up where it came.
     pub fn sweep(&self, n: u64, parts: u64) {
         let shared = &self.shared;
         if shared.table.used() == 0 {
             return;
         }
         let now = shared.clock.now();
+        let departed = self.departed();
         let snapshot = shared.snapshot.load();
         shared.table.for_part(n, parts, |index, record, key, admission| {
             let (seen, state) = record.seen();
             let (opener, responder) = key.slots();
-            let alive = |slot| snapshot.vnics.get(slot).is_some_and(|vnic| vnic.born <= admission.stamp);
-            if (shared.sessions.timeouts.over(state, seen, now) || !alive(opener) || !alive(responder))
-                && shared.table.remove(index, &key)
-            {
+            let alive = |slot| snapshot.vnics.get(slot).filter(|vnic| vnic.born <= admission.stamp);
+            let (opener, responder) = ((opener, alive(opener)), (responder, alive(responder)));
+            let stays = match (opener, responder) {
+                ((_, Some(_)), (_, Some(_))) => true,
+                ((_, Some(here)), (left, None)) | ((left, None), (_, Some(here))) => {
+                    matches!(state, State::Tcp(tcp) if tcp != TcpState::Cut)
+                        && !here.trunk
+                        && snapshot.networks.get(here.network).is_some_and(|network| network.remote.is_some())
+                        && departed.get(&left).is_some_and(|left| left.had(admission.stamp, now, shared.sessions.tcp_pickup))
+                }
+                _ => false,
+            };
+            if (!stays || shared.sessions.timeouts.over(state, seen, now)) && shared.table.remove(index, &key) {
                 snapshot.released(key.vni(), key.slots(), admission.stamp);
             }
         });

@@ -250,6 +250,49 @@ fn a_vnic_that_moves_takes_its_connection_along() {
     assert_eq!(one.moved()["a.drop.tcp-window"], 1);
 }
 
+/// a and b on host one, and a connection between them.
+fn connected_on_one() -> (Host, Host) {
+    let (mut one, two) = (host(&config(1, false)), host(&config(2, false)));
+    declare(&mut one, "a", A, 42, &filtered(IP_A, &[]));
+    declare(&mut one, "b", B, 42, &filtered(IP_B, &["web"]));
+    for host in [&one, &two] {
+        host.change_group(&GroupName::new("web").unwrap(), GroupChange::Declare(open(80))).unwrap();
+    }
+    for (from, frame) in [
+        ("a", segment(a_to_b(), (4000, 80), SYN, (100, 0), b"")),
+        ("b", segment(b_to_a(), (80, 4000), SYN | ACK, (500, 101), b"")),
+        ("a", segment(a_to_b(), (4000, 80), ACK, (101, 501), b"")),
+    ] {
+        one.send(from, &frame, EMPTY).unwrap();
+        assert_eq!(frames_of(&mut one, if from == "a" { "b" } else { "a" }), [frame]);
+    }
+    one.pass(1000); // whoever attached a moment ago may pick up anything: not any more
+    (one, two)
+}
+
+/// b goes to host two, and says so.
+fn b_leaves(one: &mut Host, two: &mut Host) {
+    one.remove("b");
+    declare(two, "b", B, 42, &filtered(IP_B, &["web"]));
+    two.send("b", &build::ethernet(B, Mac::BROADCAST).arp_request(IP_B, IP_A), EMPTY).unwrap();
+    carry(&mut [one, two]);
+    assert_eq!(frames_of(one, "a").len(), 1);
+}
+
+/// Housekeeping looks at all sessions every two seconds: not every connection has spoken since its vnic moved.
+#[test]
+fn a_connection_that_rests_while_its_vnic_moves_goes_on() {
+    for (rest, goes_on) in [(2, true), (119, true), (120, false)] {
+        let (mut one, mut two) = connected_on_one();
+        b_leaves(&mut one, &mut two);
+        one.pass(rest);
+        two.pass(rest);
+        two.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, 101), b"data"), EMPTY).unwrap();
+        carry(&mut [&mut one, &mut two]);
+        assert_eq!(frames_of(&mut one, "a").len(), usize::from(goes_on), "{rest}: {:?}", one.moved());
+    }
+}
+
 /// Who says on another host that it is b, while b is here, gets no part of b's connections.
 #[test]
 fn a_vnic_that_is_here_did_not_move() {
