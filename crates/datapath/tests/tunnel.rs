@@ -293,6 +293,30 @@ fn a_connection_that_rests_while_its_vnic_moves_goes_on() {
     }
 }
 
+/// What was known of a connection when its vnic left is out of date when it comes back.
+#[test]
+fn a_connection_goes_there_and_back() {
+    let (mut one, mut two) = pair(false, &filtered(IP_A, &[]), &filtered(IP_B, &["web"]));
+    for host in [&one, &two] {
+        host.change_group(&GroupName::new("web").unwrap(), GroupChange::Declare(open(80))).unwrap();
+    }
+    meet(&mut one, &mut two);
+    connect(&mut one, &mut two);
+    two.remove("b");
+    declare(&mut one, "b", B, 42, &filtered(IP_B, &["web"]));
+    let (mut sequence, data) = (106u32, [7; 1000]);
+    for _ in 0..200 {
+        one.send("a", &segment(a_to_b(), (4000, 80), ACK, (sequence, 501), &data), EMPTY).unwrap();
+        sequence += 1000;
+        one.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, sequence), b""), EMPTY).unwrap();
+        assert_eq!((frames_of(&mut one, "a").len(), one.moved().keys().filter(|name| name.contains("drop")).count()), (1, 0));
+    }
+    b_leaves(&mut one, &mut two);
+    one.send("a", &segment(a_to_b(), (4000, 80), ACK, (sequence, 501), b"more"), EMPTY).unwrap();
+    carry(&mut [&mut one, &mut two]);
+    assert_eq!(frames_of(&mut two, "b").len(), 1, "{:?}", one.moved());
+}
+
 /// Who says on another host that it is b, while b is here, gets no part of b's connections.
 #[test]
 fn a_vnic_that_is_here_did_not_move() {

@@ -269,9 +269,12 @@ impl Decision<'_> {
         let context = self.context;
         if let L4::Tcp(segment) = &self.packet.l4
             && !segment.opens()
-            && let Some(session) = self.inherited(segment, room)
+            && let Some((session, was, stored)) = self.inherited(segment, room)
         {
-            return self.make(&session, room);
+            self.make(&session, room)?;
+            // It is in one place: when its end comes back, what was known of it then is out of date.
+            self.end(&was, &stored, room);
+            return Ok(());
         }
         let cells = self.decide()?;
         let state = self.opening().map_err(|reason| (reason, self.own()))?;
@@ -314,7 +317,7 @@ impl Decision<'_> {
 
     /// A connection that one of its ends took along to another host, or from there. What is known of it as TCP
     /// stays; whether it may go on is decided again, as if its opener began it between the ports of today.
-    fn inherited(&self, segment: &tcp::Segment, room: &mut Room) -> Option<Session> {
+    fn inherited(&self, segment: &tcp::Segment, room: &mut Room) -> Option<(Session, Found, Key)> {
         let context = self.context;
         let trunk = context.network.remote.as_ref()?.slot;
         // What the batch noted and did not write yet counts.
@@ -322,7 +325,11 @@ impl Decision<'_> {
         let key = self.key();
         // There may be several that are over, or that a vnic left behind that moved more than once.
         let mut all = context.table.of_hash(context.table.hash(&key)).filter(|(_, stored, _)| stored.vni() == key.vni());
-        all.find_map(|(index, stored, admission)| self.moved(segment, trunk, index, &stored, admission))
+        all.find_map(|(index, stored, admission)| {
+            let session = self.moved(segment, trunk, index, &stored, admission)?;
+            let was = Found { index, direction: session.direction, admission };
+            Some((session, was, stored))
+        })
     }
 
     /// The same for one session: `None` if this is no packet of it, or none of its ends moved.
