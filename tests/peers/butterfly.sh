@@ -44,7 +44,8 @@ run() {
     trap '' INT TERM HUP
     # shellcheck disable=SC2086 # nothing if empty
     end $guests
-    daemon_stop || true
+    # peers.py ends the whole group. A second signal ends a daemon at once, and its session table would stay in memory.
+    wait_for 2 gone "$DAEMON_PID" || daemon_stop || true
     rm -rf "$dir" "$a" "$b"
   }
   local rules=() n uplink=none endpoint=42.0.0.1
