@@ -10,30 +10,32 @@ use butterfly_packet::{
 use crate::{
     check::{Seen, Switch, Tally, run},
     choices::Choices,
+    commands::Case,
     generate,
     policy::{Declared, Direction, Group, Peer, Rule, is_in},
-    switch::Model,
+    switch::{Model, Outcome},
     tcp::{ACK, FIN, RST, SYN},
+    world,
 };
 
-const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
-const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);
-const C: Mac = Mac([2, 0, 0, 0, 0, 0xc]);
-const STATION: Mac = Mac([2, 0, 0, 0, 0, 0xee]);
-const IP_A: [u8; 4] = [10, 0, 0, 1];
-const IP_B: [u8; 4] = [10, 0, 0, 2];
-const IP_C: [u8; 4] = [10, 0, 0, 3];
+pub const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
+pub const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);
+pub const C: Mac = Mac([2, 0, 0, 0, 0, 0xc]);
+pub const STATION: Mac = Mac([2, 0, 0, 0, 0, 0xee]);
+pub const IP_A: [u8; 4] = [10, 0, 0, 1];
+pub const IP_B: [u8; 4] = [10, 0, 0, 2];
+pub const IP_C: [u8; 4] = [10, 0, 0, 3];
 
 fn six(n: u16) -> Ipv6Addr {
     Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, n)
 }
 
-fn vnic(mac: Mac, n: u8, groups: &[&'static str]) -> Declared {
+pub fn vnic(mac: Mac, n: u8, groups: &[&'static str]) -> Declared {
     let ips = vec![Ipv4Addr::new(10, 0, 0, n).into(), six(n.into()).into()];
     Declared { mac: mac.0, vni: 1, bypass: false, ip_anti_spoof: true, ips, groups: groups.to_vec() }
 }
 
-fn rule(direction: Direction, protocol: Option<u8>, ports: (u16, u16), block: &str, mask: u8) -> Rule {
+pub fn rule(direction: Direction, protocol: Option<u8>, ports: (u16, u16), block: &str, mask: u8) -> Rule {
     Rule { direction, protocol, ports, peer: Peer::Cidr(block.parse().unwrap(), mask) }
 }
 
@@ -65,6 +67,11 @@ fn send(model: &mut Model, from: &str, frame: &[u8]) -> String {
     assert_eq!(results.len(), 1, "{:?}", results.iter().map(|(_, outcome)| outcome).collect::<Vec<_>>());
     let (after, outcome) = results.into_iter().next().unwrap();
     *model = after;
+    say(&outcome)
+}
+
+/// Who got a frame, and what was counted where.
+pub fn say(outcome: &Outcome) -> String {
     let drops = outcome
         .drops
         .iter()
@@ -73,18 +80,18 @@ fn send(model: &mut Model, from: &str, frame: &[u8]) -> String {
     receivers.chain(drops).collect::<Vec<_>>().join(", ")
 }
 
-fn udp(from: (Mac, [u8; 4], u16), to: (Mac, [u8; 4], u16)) -> Vec<u8> {
+pub fn udp(from: (Mac, [u8; 4], u16), to: (Mac, [u8; 4], u16)) -> Vec<u8> {
     build::ethernet(from.0, to.0).ipv4(from.1, to.1).udp(from.2, to.2, b"?")
 }
 
-fn tcp(from: (Mac, [u8; 4], u16), to: (Mac, [u8; 4], u16), flags: u8, sequence: u32, acknowledgement: u32) -> Vec<u8> {
+pub fn tcp(from: (Mac, [u8; 4], u16), to: (Mac, [u8; 4], u16), flags: u8, sequence: u32, acknowledgement: u32) -> Vec<u8> {
     let segment = Tcp { sequence, acknowledgement, window: 4096, ..Tcp::new(from.2, to.2, flags) };
     build::ethernet(from.0, to.0).ipv4(from.1, to.1).tcp(&segment, &[])
 }
 
 const A80: (Mac, [u8; 4], u16) = (A, IP_A, 80);
-const A4: (Mac, [u8; 4], u16) = (A, IP_A, 4000);
-const B80: (Mac, [u8; 4], u16) = (B, IP_B, 80);
+pub const A4: (Mac, [u8; 4], u16) = (A, IP_A, 4000);
+pub const B80: (Mac, [u8; 4], u16) = (B, IP_B, 80);
 const C4: (Mac, [u8; 4], u16) = (C, IP_C, 4000);
 
 #[test]
@@ -513,63 +520,71 @@ fn a_station_that_moves_brings_no_session() {
     assert_eq!(send(&mut model, "d", &udp(there, A80)), "> a");
 }
 
-/// A switch that is the model, but for one mistake.
+/// Switches that are the model, but for one mistake.
 struct Mistaken {
-    model: Model,
+    hosts: Vec<Model>,
     mistake: fn(&mut Model),
 }
 
 impl Switch for Mistaken {
-    fn insert(&mut self, name: &str, declared: &Declared) {
+    fn insert(&mut self, host: usize, name: &str, declared: &Declared) {
         let name = crate::commands::NAMES.into_iter().find(|known| *known == name).unwrap();
-        self.model.insert(name, declared.clone());
+        self.hosts[host].insert(name, declared.clone());
     }
-    fn remove(&mut self, name: &str) {
+    fn remove(&mut self, host: usize, name: &str) {
         let name = crate::commands::NAMES.into_iter().find(|known| *known == name).unwrap();
-        self.model.remove(name);
+        self.hosts[host].remove(name);
     }
-    fn update(&mut self, name: &str, declared: &Declared) {
-        self.model.changed();
-        self.model.vnic(name).unwrap().declared = declared.clone();
+    fn update(&mut self, host: usize, name: &str, declared: &Declared) {
+        self.hosts[host].changed();
+        self.hosts[host].vnic(name).unwrap().declared = declared.clone();
     }
-    fn change(&mut self, change: &crate::commands::Command) {
-        crate::check::change_groups(&mut self.model, change);
+    fn change(&mut self, host: usize, change: &crate::commands::Command) {
+        crate::check::change_groups(&mut self.hosts[host], change);
     }
     fn pass(&mut self, seconds: u32) {
-        self.model.pass(seconds);
+        self.hosts.iter_mut().for_each(|model| model.pass(seconds));
     }
-    fn send(&mut self, name: &str, frames: &[Vec<u8>]) -> Seen {
-        let mut seen = Seen::default();
+    fn send(&mut self, host: usize, name: &str, frames: &[Vec<u8>]) -> Vec<Seen> {
+        let mut all = vec![Seen::default(); self.hosts.len()];
         for frame in frames {
-            (self.mistake)(&mut self.model);
-            let outcome = self.model.send(name, frame, &mut Choices::default());
-            seen.received.extend(outcome.receivers.iter().map(|name| ((*name).to_owned(), frame.clone())));
-            for (vnic, reason) in outcome.drops.iter().map(|drop| drop[0]) {
-                *seen.drops.entry((vnic.to_owned(), reason.to_owned())).or_default() += 1;
+            self.hosts.iter_mut().for_each(self.mistake);
+            let outcomes = world::send(&mut self.hosts, host, name, frame, &mut Choices::default());
+            for (seen, outcome) in all.iter_mut().zip(outcomes) {
+                seen.received.extend(outcome.receivers.iter().map(|name| ((*name).to_owned(), frame.clone())));
+                for (vnic, reason) in outcome.drops.iter().map(|drop| drop[0]) {
+                    *seen.drops.entry((vnic.to_owned(), reason.to_owned())).or_default() += 1;
+                }
             }
         }
-        seen
+        all
     }
 }
 
-fn disagreements(mistake: fn(&mut Model)) -> usize {
-    let cases = (0..60).map(generate::case);
-    cases.filter(|case| run(case, &mut Mistaken { model: Model::new(), mistake }, &mut Tally::default()).is_err()).count()
+/// In how many cases a mistake shows.
+pub fn disagreements(make: fn(u64) -> Case, mistake: fn(&mut Model)) -> usize {
+    let is_wrong = |case: &Case| {
+        let mut switch = Mistaken { hosts: world::hosts(case.hosts), mistake };
+        run(case, &mut switch, &mut Tally::default()).is_err()
+    };
+    (0..60).map(make).filter(is_wrong).count()
 }
 
 #[test]
 fn a_switch_that_is_right_is_found_right() {
-    assert_eq!(disagreements(|_| {}), 0);
+    assert_eq!(disagreements(generate::case, |_| {}), 0);
 }
 
 #[test]
 fn a_switch_that_is_wrong_is_found_wrong() {
     let found = [
-        disagreements(Model::forget_sessions),
-        disagreements(Model::learn_nothing),
-        disagreements(|model| model.groups.iter_mut().for_each(|group| group.members.clear())),
-        disagreements(|model| model.vnics.iter_mut().for_each(|vnic| vnic.declared.ips.push(crate::commands::v4(4)))),
-        disagreements(|model| model.vnics.iter_mut().for_each(|vnic| vnic.declared.groups.truncate(1))),
+        disagreements(generate::case, Model::forget_sessions),
+        disagreements(generate::case, Model::learn_nothing),
+        disagreements(generate::case, |model| model.groups.iter_mut().for_each(|group| group.members.clear())),
+        disagreements(generate::case, |model| {
+            model.vnics.iter_mut().for_each(|vnic| vnic.declared.ips.push(crate::commands::v4(4)));
+        }),
+        disagreements(generate::case, |model| model.vnics.iter_mut().for_each(|vnic| vnic.declared.groups.truncate(1))),
     ];
     assert!(found.iter().all(|cases| *cases >= 5), "{found:?}");
 }

@@ -7,31 +7,33 @@ use std::{
 
 use crate::{
     choices::Choices,
-    commands::{Case, Command, NAMES},
+    commands::{Case, Command, NAMES, Shot},
     frames::Frames,
     policy::Declared,
     switch::{Drop, Model, Outcome},
+    world::{TRUNKS, arrive, hosts},
 };
 
-/// What a switch did with the frames of one vnic.
+/// What the switch of one host did with the frames of one vnic.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Who got which frames, in any order.
+    /// Who got which frames, trunks among them, each in the order in which it got them.
     pub received: Vec<(String, Vec<u8>)>,
     /// Frames dropped by vnic and reason.
     pub drops: BTreeMap<(String, String), u64>,
 }
 
-/// What is compared with the model.
+/// What is compared with the model: the switches of a case's hosts.
 pub trait Switch {
-    fn insert(&mut self, name: &str, declared: &Declared);
-    fn remove(&mut self, name: &str);
-    fn update(&mut self, name: &str, declared: &Declared);
+    fn insert(&mut self, host: usize, name: &str, declared: &Declared);
+    fn remove(&mut self, host: usize, name: &str);
+    fn update(&mut self, host: usize, name: &str, declared: &Declared);
     /// One of the commands about groups.
-    fn change(&mut self, change: &Command);
+    fn change(&mut self, host: usize, change: &Command);
     fn pass(&mut self, seconds: u32);
-    /// All of them are in the vnic's ring when the switch looks.
-    fn send(&mut self, name: &str, frames: &[Vec<u8>]) -> Seen;
+    /// All of them are in the vnic's ring when the switch looks. What leaves its host arrives at the other one.
+    /// What each host did.
+    fn send(&mut self, host: usize, name: &str, frames: &[Vec<u8>]) -> Vec<Seen>;
 }
 
 /// How much a run tried.
@@ -40,6 +42,8 @@ pub struct Tally {
     pub cases: u64,
     pub frames: u64,
     pub delivered: u64,
+    /// Frames that left one host for the other.
+    pub crossed: u64,
     /// By reason.
     pub dropped: BTreeMap<String, u64>,
     /// Bursts after which more than one model was possible.
@@ -48,6 +52,18 @@ pub struct Tally {
     pub blurred: u64,
     /// Cases that were left because too many were.
     pub lost: u64,
+}
+
+impl Tally {
+    fn count(&mut self, burst: &[Vec<u8>], seen: &[Seen]) {
+        self.frames += burst.len() as u64;
+        for (name, _) in seen.iter().flat_map(|seen| &seen.received) {
+            *if TRUNKS.as_flattened().contains(&&**name) { &mut self.crossed } else { &mut self.delivered } += 1;
+        }
+        for ((_, reason), n) in seen.iter().flat_map(|seen| &seen.drops) {
+            *self.dropped.entry(reason.clone()).or_default() += n;
+        }
+    }
 }
 
 /// Where a switch and the model part.
@@ -92,89 +108,80 @@ fn fits(drops: &[Drop], left: &mut BTreeMap<(String, String), u64>) -> bool {
 
 /// Runs a case to its end or to the first frame about which they disagree.
 pub fn run(case: &Case, switch: &mut impl Switch, tally: &mut Tally) -> Result<(), Failure> {
-    let mut possible = vec![Model::new()];
+    // What each host may know: all that is known of one is what frames of its vnics and frames that arrive at it tell.
+    let mut possible: Vec<Vec<Model>> = hosts(case.hosts).into_iter().map(|model| vec![model]).collect();
     let mut frames = Frames::new(case);
     let mut declared = case.vnics.clone();
+    let mut placed = case.placed.clone();
     let mut here = vec![true; declared.len()];
     tally.cases += 1;
     for group in &case.groups {
-        switch.change(&Command::Declare(group.clone()));
-        possible[0].groups.push(group.clone());
+        for (host, models) in possible.iter_mut().enumerate() {
+            switch.change(host, &Command::Declare(group.clone()));
+            models[0].groups.push(group.clone());
+        }
     }
-    for (name, vnic) in NAMES.into_iter().zip(&declared) {
-        switch.insert(name, vnic);
-        possible[0].insert(name, vnic.clone());
+    for (i, name) in NAMES.into_iter().enumerate().take(declared.len()) {
+        switch.insert(placed[i], name, &declared[i]);
+        possible[placed[i]][0].insert(name, declared[i].clone());
     }
     for (at, command) in case.commands.iter().enumerate() {
         match command {
             Command::Send(shots) => {
                 let Some(sender) = shots.first().map(|shot| frames.sender(shot)) else { continue };
-                let sender_here = NAMES.iter().position(|name| *name == sender).is_some_and(|i| here[i]);
-                let burst: Vec<Vec<u8>> = shots
-                    .iter()
-                    .filter(|shot| frames.sender(shot) == sender)
-                    .cloned()
-                    .collect::<Vec<_>>()
-                    .iter()
-                    .map(|shot| frames.frame(shot))
-                    .collect();
-                if !sender_here {
+                let vnic = NAMES.iter().position(|name| *name == sender).unwrap();
+                let shots: Vec<&Shot> = shots.iter().filter(|shot| frames.sender(shot) == sender).collect();
+                let burst: Vec<Vec<u8>> = shots.into_iter().map(|shot| frames.frame(shot)).collect();
+                if !here[vnic] {
                     continue;
                 }
-                let seen = switch.send(sender, &burst);
-                tally.frames += burst.len() as u64;
-                tally.delivered += seen.received.len() as u64;
-                seen.drops.iter().for_each(|((_, reason), n)| *tally.dropped.entry(reason.clone()).or_default() += n);
-                let all: Vec<(Model, Vec<Outcome>)> = possible
-                    .iter()
-                    .flat_map(|model| {
-                        Choices::all(|choices| {
-                            let mut model = model.clone();
-                            let outcomes = burst.iter().map(|frame| model.send(sender, frame, choices)).collect();
-                            (model, outcomes)
-                        })
-                    })
-                    .collect();
-                let mut next: Vec<Model> = Vec::new();
-                for (model, outcomes) in &all {
-                    if agrees(&seen, &burst, outcomes) && !next.contains(model) {
-                        next.push(model.clone());
+                let host = placed[vnic];
+                let seen = switch.send(host, sender, &burst);
+                tally.count(&burst, &seen);
+                let what = (sender, &burst[..], &seen[host]);
+                let send = |model: &mut Model, frame: &[u8], choices: &mut Choices| model.send(sender, frame, choices);
+                possible[host] = follow(&possible[host], what, send).map_err(|text| Failure { at, text })?;
+                // What left is what arrives, frame by frame.
+                if let Some(other) = (0..case.hosts).find(|other| *other != host) {
+                    let vni = declared[vnic].vni;
+                    let trunk = TRUNKS[host][vni as usize - 1];
+                    let crossed = seen[host].received.iter().filter(|(name, _)| name == trunk);
+                    let crossed: Vec<Vec<u8>> = crossed.map(|(_, frame)| frame.clone()).collect();
+                    let what = (trunk, &crossed[..], &seen[other]);
+                    let arrive =
+                        |model: &mut Model, frame: &[u8], choices: &mut Choices| arrive(model, other, vni, frame, choices);
+                    possible[other] = follow(&possible[other], what, arrive).map_err(|text| Failure { at, text })?;
+                }
+                tally.open += u64::from(possible.iter().any(|models| models.len() > 1));
+                for models in &mut possible {
+                    if models.len() > POSSIBLE {
+                        tally.blurred += 1;
+                        models.iter_mut().for_each(Model::blur);
+                        *models = distinct(std::mem::take(models));
+                    }
+                    if models.len() > POSSIBLE {
+                        tally.lost += 1;
+                        return Ok(());
                     }
                 }
-                if next.is_empty() {
-                    return Err(Failure { at, text: explain(sender, &burst, &seen, &all) });
-                }
-                tally.open += u64::from(next.len() > 1);
-                if next.len() > POSSIBLE {
-                    tally.blurred += 1;
-                    next.iter_mut().for_each(Model::blur);
-                    let mut few: Vec<Model> = Vec::new();
-                    for model in next {
-                        if !few.contains(&model) {
-                            few.push(model);
-                        }
-                    }
-                    next = few;
-                }
-                if next.len() > POSSIBLE {
-                    tally.lost += 1;
-                    return Ok(());
-                }
-                possible = next;
             }
             Command::Pass(seconds) => {
                 switch.pass(*seconds);
-                possible.iter_mut().for_each(|model| model.pass(*seconds));
+                possible.iter_mut().flatten().for_each(|model| model.pass(*seconds));
             }
-            Command::Remove(i) | Command::Insert(i) => {
+            Command::Move(i, host) if here[*i] && placed[*i] == *host => {}
+            Command::Remove(i) | Command::Insert(i) | Command::Move(i, _) => {
                 if here[*i] {
-                    switch.remove(NAMES[*i]);
-                    possible.iter_mut().for_each(|model| model.remove(NAMES[*i]));
+                    switch.remove(placed[*i], NAMES[*i]);
+                    possible[placed[*i]].iter_mut().for_each(|model| model.remove(NAMES[*i]));
                 }
-                here[*i] = matches!(command, Command::Insert(_));
+                if let Command::Move(_, host) = command {
+                    placed[*i] = *host;
+                }
+                here[*i] = !matches!(command, Command::Remove(_));
                 if here[*i] {
-                    switch.insert(NAMES[*i], &declared[*i]);
-                    possible.iter_mut().for_each(|model| model.insert(NAMES[*i], declared[*i].clone()));
+                    switch.insert(placed[*i], NAMES[*i], &declared[*i]);
+                    possible[placed[*i]].iter_mut().for_each(|model| model.insert(NAMES[*i], declared[*i].clone()));
                 }
             }
             Command::Addresses(i, _) | Command::Groups(i, _) | Command::AntiSpoof(i, _) => {
@@ -185,20 +192,55 @@ pub fn run(case: &Case, switch: &mut impl Switch, tally: &mut Tally) -> Result<(
                     _ => {}
                 }
                 if here[*i] {
-                    switch.update(NAMES[*i], &declared[*i]);
-                    for model in &mut possible {
+                    switch.update(placed[*i], NAMES[*i], &declared[*i]);
+                    for model in &mut possible[placed[*i]] {
                         model.changed();
                         model.vnic(NAMES[*i]).unwrap().declared = declared[*i].clone();
                     }
                 }
             }
             change => {
-                switch.change(change);
-                possible.iter_mut().for_each(|model| change_groups(model, change));
+                let (hosts, change) = match change {
+                    Command::At(host, change) => (*host..host + 1, &**change),
+                    change => (0..case.hosts, change),
+                };
+                for host in hosts {
+                    switch.change(host, change);
+                    possible[host].iter_mut().for_each(|model| change_groups(model, change));
+                }
             }
         }
     }
     Ok(())
+}
+
+/// The models that are still possible after some frames from somebody, given what was seen; what they all say otherwise, if none is.
+fn follow(
+    possible: &[Model],
+    (from, burst, seen): (&str, &[Vec<u8>], &Seen),
+    send: impl Fn(&mut Model, &[u8], &mut Choices) -> Outcome,
+) -> Result<Vec<Model>, String> {
+    let one = |model: &Model| {
+        Choices::all(|choices| {
+            let mut model = model.clone();
+            let outcomes = burst.iter().map(|frame| send(&mut model, frame, choices)).collect();
+            (model, outcomes)
+        })
+    };
+    let all: Vec<(Model, Vec<Outcome>)> = possible.iter().flat_map(one).collect();
+    let agreeing = all.iter().filter(|(_, outcomes)| agrees(seen, burst, outcomes)).map(|(model, _)| model.clone());
+    let next = distinct(agreeing.collect());
+    if next.is_empty() { Err(explain(from, burst, seen, &all)) } else { Ok(next) }
+}
+
+fn distinct(models: Vec<Model>) -> Vec<Model> {
+    let mut distinct: Vec<Model> = Vec::new();
+    for model in models {
+        if !distinct.contains(&model) {
+            distinct.push(model);
+        }
+    }
+    distinct
 }
 
 /// What a command about groups does to a model.

@@ -171,12 +171,20 @@ pub enum Command {
     Remove(usize),
     /// Removed before, or not: then it is replaced.
     Insert(usize),
+    /// To this host, unless it is there.
+    Move(usize, usize),
+    /// A command about groups that only one host is told.
+    At(usize, Box<Command>),
 }
 
 /// A case: the world at its start, and what happens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Case {
+    /// One, or two that are joined.
+    pub hosts: usize,
     pub vnics: Vec<Declared>,
+    /// On which host each vnic is at the start.
+    pub placed: Vec<usize>,
     pub groups: Vec<Group>,
     pub flows: Vec<Flow>,
     pub commands: Vec<Command>,
@@ -202,7 +210,7 @@ impl Case {
     pub fn describe(&self) -> String {
         use std::fmt::Write;
         let mut text = String::new();
-        for (name, vnic) in NAMES.iter().zip(&self.vnics) {
+        for ((name, vnic), host) in NAMES.iter().zip(&self.vnics).zip(&self.placed) {
             let kind = if vnic.bypass {
                 "bypass"
             } else if vnic.ip_anti_spoof {
@@ -210,7 +218,8 @@ impl Case {
             } else {
                 "filtered"
             };
-            writeln!(text, "vnic {name}: VNI {}, {kind}, {:?}, groups {:?}", vnic.vni, vnic.ips, vnic.groups).unwrap();
+            let host = if self.hosts > 1 { ["host one, ", "host two, "][*host] } else { "" };
+            writeln!(text, "vnic {name}: {host}VNI {}, {kind}, {:?}, groups {:?}", vnic.vni, vnic.ips, vnic.groups).unwrap();
         }
         for group in &self.groups {
             writeln!(text, "group {}: members {:?}", group.name, group.members).unwrap();

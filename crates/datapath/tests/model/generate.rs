@@ -25,8 +25,70 @@ pub fn case(seed: u64) -> Case {
         }
     }
     let flows: Vec<Flow> = (0..6).map(|_| flow(&mut random, &vnics)).collect();
-    let commands = commands(&mut random, &vnics, &flows, outbound);
-    Case { vnics, groups, flows, commands }
+    let commands = commands(&mut random, &vnics, &flows, 0, |random| vec![change(random, &vnics, outbound)]);
+    let placed = vec![0; vnics.len()];
+    Case { hosts: 1, vnics, placed, groups, flows, commands }
+}
+
+/// The same worlds, spread over two hosts; vnics go from one to the other, and an operator may tell one host what he does not tell the other.
+pub fn case_of_two(seed: u64) -> Case {
+    let mut random = Random(!seed);
+    let count = 3 + random.below(4);
+    let networks = 1 + usize::from(random.percent(20));
+    let vnics: Vec<Declared> = (0..count).map(|i| vnic(&mut random, i, networks)).collect();
+    let placed: Vec<usize> = (0..count).map(|_| random.below(2)).collect();
+    let outbound = random.pick(&[0, 0, 0, 4]);
+    let mut groups = Vec::new();
+    for name in GROUPS {
+        if random.percent(90) {
+            groups.push(group(&mut random, name, outbound));
+        }
+    }
+    let flows: Vec<Flow> = (0..10).map(|_| flow(&mut random, &vnics)).collect();
+    let mut now = placed.clone();
+    let mut commands = commands(&mut random, &vnics, &flows, 40, |random| match random.below(100) {
+        0..40 => moved(random, &mut now, &flows),
+        40..55 => vec![Command::At(random.below(2), Box::new(change_group(random, outbound)))],
+        55..70 => vec![claim(random, &vnics, &flows)],
+        // A day goes by: everything may begin anew.
+        70..80 => vec![Command::Pass(86_500)],
+        _ => vec![change(random, &vnics, outbound)],
+    });
+    if random.percent(60) {
+        // Nobody came a moment ago: connections need a beginning.
+        commands.insert(0, Command::Pass(130));
+    }
+    Case { hosts: 2, vnics, placed, groups, flows, commands }
+}
+
+/// A vnic goes to the other host, where in most cases it says at once that it is there.
+fn moved(random: &mut Random, placed: &mut [usize], flows: &[Flow]) -> Vec<Command> {
+    let vnic = random.below(placed.len());
+    placed[vnic] = 1 - placed[vnic];
+    let mut commands = vec![Command::Move(vnic, placed[vnic])];
+    let speaks = |flow: &Flow| flow.vnics.iter().position(|end| *end == vnic).filter(|side| flow.stations[*side].is_none());
+    if random.percent(75)
+        && let Some((flow, side)) = flows.iter().enumerate().find_map(|(index, flow)| Some((index, speaks(flow)?)))
+    {
+        let (what, to) = match flows[flow].ips[side] {
+            IpAddr::V4(_) => (What::Arp { reply: false }, To::Broadcast),
+            IpAddr::V6(_) => (What::Discovery { kind: 136, defect: Defect::None }, To::Multicast),
+        };
+        commands.push(Command::Send(vec![Shot { flow, back: side == 1, what, to, twist: Twist::None }]));
+    }
+    commands
+}
+
+/// Somebody says that he has another one's address, or speaks in a conversation of others.
+fn claim(random: &mut Random, vnics: &[Declared], flows: &[Flow]) -> Command {
+    let vnic = random.below(vnics.len());
+    let (what, to, twist) = if random.percent(40) {
+        let what = random.pick(&[What::Arp { reply: true }, What::Udp(4), What::Tcp(Step::Data), What::Type(0x88b5)]);
+        (what, random.pick(&[To::Receiver, To::Broadcast]), Twist::SourceMac(vnic))
+    } else {
+        (What::Tcp(random.pick(&[Step::Ack, Step::Ack, Step::Data])), To::Receiver, Twist::Posing(vnic))
+    };
+    Command::Send(vec![Shot { flow: random.below(flows.len()), back: random.percent(50), what, to, twist }])
 }
 
 fn vnic(random: &mut Random, index: usize, networks: usize) -> Declared {
@@ -129,18 +191,34 @@ fn flow(random: &mut Random, vnics: &[Declared]) -> Flow {
     Flow { vnics: [a, b], ips, ports, vlan: random.pick(&[None, None, None, Some(5), Some(6), Some(0)]), stations }
 }
 
-fn commands(random: &mut Random, vnics: &[Declared], flows: &[Flow], outbound: usize) -> Vec<Command> {
+/// Conversations, so many of a hundred of which are orderly TCP at least, among what `other` does.
+fn commands(
+    random: &mut Random,
+    vnics: &[Declared],
+    flows: &[Flow],
+    tcp: usize,
+    mut other: impl FnMut(&mut Random) -> Vec<Command>,
+) -> Vec<Command> {
     let mut commands = Vec::new();
     let mut scripts: Vec<VecDeque<Shot>> = Vec::new();
     while commands.len() < LENGTH {
         let roll = random.below(100);
         let command = match roll {
-            0..9 => change(random, vnics, outbound),
+            0..9 => {
+                commands.extend(other(random));
+                continue;
+            }
             9..13 => Command::Pass(random.pick(&[1, 1, 2, 5, 9, 11, 25, 31, 35, 61, 130, 241, 301])),
             _ => {
                 while scripts.len() < 3 {
                     let flow = random.below(flows.len());
-                    scripts.push(script(random, flow).into());
+                    let mut next = script(random, flow);
+                    if tcp > 0 && random.percent(tcp) {
+                        while !is_orderly_tcp(&next) {
+                            next = script(random, flow);
+                        }
+                    }
+                    scripts.push(next.into());
                 }
                 let which = random.below(scripts.len());
                 let mut shots = Vec::new();
@@ -159,6 +237,28 @@ fn commands(random: &mut Random, vnics: &[Declared], flows: &[Flow], outbound: u
         commands.push(command);
     }
     commands
+}
+
+/// Whether it is a connection from its beginning, in which everything is as it should be.
+fn is_orderly_tcp(script: &[Shot]) -> bool {
+    use Step::*;
+    matches!(script, [Shot { what: What::Tcp(Syn), .. }, ..])
+        && script.iter().all(|shot| matches!(shot.what, What::Tcp(Syn | SynAck | Ack | Data | Fin | Rst)))
+}
+
+/// A change of one of the groups.
+fn change_group(random: &mut Random, outbound: usize) -> Command {
+    let name = random.pick(&GROUPS);
+    let n = random.below(5);
+    let ip = if random.percent(50) { v4(n) } else { v6(n) };
+    match random.below(12) {
+        0..3 => Command::AddRule(name, rule(random, outbound)),
+        3..6 => Command::RemoveRule(name, rule(random, outbound)),
+        6..8 => Command::AddMember(name, ip),
+        8..10 => Command::RemoveMember(name, ip),
+        10 => Command::Declare(group(random, name, outbound)),
+        _ => Command::Forget(name),
+    }
 }
 
 fn change(random: &mut Random, vnics: &[Declared], outbound: usize) -> Command {

@@ -2,7 +2,8 @@
 //! frame, and on the drop that is counted otherwise.
 //!
 //! The model ([`switch`], [`policy`], [`tcp`], [`wire`]) is plain and slow: lists that are searched from their start, a parser of its
-//! own. Where the words leave something open ([`choices`]) it follows both ways until the switch shows which one it took.
+//! own. Where the words leave something open ([`choices`]) it follows both ways until the switch shows which one it took. Of networks
+//! that span hosts it has two models and hands frames from one to the other ([`world`]).
 //!
 //! `MODEL_SECONDS=3600 cargo test -p butterfly-datapath --test model` runs for an hour, from a seed that it prints;
 //! `MODEL_SEED=n` repeats the case of a seed.
@@ -16,17 +17,17 @@ mod generate;
 mod policy;
 mod random;
 mod real;
+mod spanning;
 mod switch;
 mod tcp;
 mod wire;
+mod world;
 
 use std::time::{Duration, Instant};
 
 use check::{Tally, run, shrink};
+use commands::Case;
 use real::Real;
-
-/// Frames of a run, unless it is told how long to take.
-const FRAMES: u64 = 60_000;
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
@@ -34,6 +35,17 @@ fn number(name: &str) -> Option<u64> {
 
 #[test]
 fn the_switch_does_what_the_model_says() {
+    compare(generate::case, 60_000);
+}
+
+/// Both ends are filtered, each where it is, and vnics go from host to host.
+#[test]
+fn the_switches_of_two_hosts_do_what_the_model_says() {
+    compare(generate::case_of_two, 30_000);
+}
+
+/// Runs cases until there were so many frames, unless it is told how long to take.
+fn compare(make: fn(u64) -> Case, frames: u64) {
     let seconds = number("MODEL_SECONDS");
     let start = Instant::now();
     let only = number("MODEL_SEED");
@@ -45,14 +57,15 @@ fn the_switch_does_what_the_model_says() {
     println!("seeds from {first}");
     let mut tally = Tally::default();
     for seed in first.. {
-        let case = generate::case(seed);
-        if run(&case, &mut Real::new(), &mut tally).is_err() {
-            let (case, failure) = shrink(case, Real::new, Duration::from_secs(30));
+        let case = make(seed);
+        let hosts = case.hosts;
+        if run(&case, &mut Real::new(hosts), &mut tally).is_err() {
+            let (case, failure) = shrink(case, || Real::new(hosts), Duration::from_secs(30));
             panic!("seed {seed} (MODEL_SEED={seed} repeats it)\n{}{}", case.describe(), failure.text);
         }
         let over = match seconds {
             Some(seconds) => start.elapsed().as_secs() >= seconds,
-            None => tally.frames >= FRAMES,
+            None => tally.frames >= frames,
         };
         if over || only.is_some() {
             break;

@@ -1,9 +1,9 @@
-//! The switch itself, with guests in memory.
+//! The switches themselves, with guests in memory, and what would be the wire between them.
 
 use std::net::IpAddr;
 
 use butterfly_datapath::{
-    GroupChange, Mac, SessionConfig, VnicPolicy,
+    GroupChange, Mac, SessionConfig, TunnelConfig, VnicPolicy,
     harness::{Host, LINUX},
 };
 use butterfly_model::{Cidr, GroupName, SecurityGroup};
@@ -19,17 +19,40 @@ use crate::{
 };
 
 pub struct Real {
-    host: Host,
+    hosts: Vec<Host>,
 }
 
+/// What counters of hosts that are joined begin with, where their names are the same on both.
+const PREFIXES: [&str; 2] = ["one/", "two/"];
+
 impl Real {
-    pub fn new() -> Real {
-        let sessions = SessionConfig { capacity: 4096, ..SessionConfig::default() };
-        Real { host: Host::with_sessions(sessions).unwrap() }
+    pub fn new(hosts: usize) -> Real {
+        let host = |n: usize| {
+            let sessions = SessionConfig { capacity: 4096, ..SessionConfig::default() };
+            let n = n as u8 + 1;
+            let tunnel = TunnelConfig::new(IpAddr::from([192, 168, 0, n]), Mac([2, 0xbf, 0, 0, 0, n]));
+            Host::with_tunnel(sessions, Some(&tunnel).filter(|_| hosts > 1)).unwrap()
+        };
+        Real { hosts: (0..hosts).map(host).collect() }
     }
 
-    fn change_group(&self, name: &str, change: GroupChange) {
-        self.host.change_group(&group(name), change).unwrap();
+    /// Carries frames from host to host until nothing moves. Whoever sent them is seen to have had them received by a trunk.
+    fn carry(&mut self, seen: &mut [Seen]) {
+        let [one, two] = &mut self.hosts[..] else { return };
+        loop {
+            let left = [one.left().unwrap(), two.left().unwrap()];
+            if left.iter().all(Vec::is_empty) {
+                return;
+            }
+            for (host, frame) in left.iter().enumerate().flat_map(|(host, frames)| frames.iter().map(move |frame| (host, frame)))
+            {
+                // Ethernet, IPv4, UDP and VXLAN, whose last bytes name the network.
+                let (vni, inner) = (frame[48], frame[50..].to_vec());
+                seen[host].received.push((format!("{}vni-{vni}", PREFIXES[host]), inner));
+            }
+            two.arrive(&left[0]).unwrap();
+            one.arrive(&left[1]).unwrap();
+        }
     }
 }
 
@@ -60,56 +83,65 @@ fn rule(rule: &Rule) -> butterfly_model::Rule {
 }
 
 impl Switch for Real {
-    fn insert(&mut self, name: &str, declared: &Declared) {
-        self.host.declare(name, Mac(declared.mac), declared.vni, &policy(declared)).unwrap();
+    fn insert(&mut self, host: usize, name: &str, declared: &Declared) {
+        let host = &mut self.hosts[host];
+        host.declare(name, Mac(declared.mac), declared.vni, &policy(declared)).unwrap();
         let config = GuestConfig { rx_buffer: 2048, ..GuestConfig::default() }.rings(64);
-        self.host.attach(name, LINUX, &config, &MemoryConfig::new(config.memory_needed())).unwrap();
-        self.host.settle();
-        self.host.moved();
+        host.attach(name, LINUX, &config, &MemoryConfig::new(config.memory_needed())).unwrap();
+        host.settle();
+        host.moved();
     }
 
-    fn remove(&mut self, name: &str) {
-        self.host.remove(name);
+    fn remove(&mut self, host: usize, name: &str) {
+        self.hosts[host].remove(name);
+        // The counters of a network that is not here any more are gone, too: the next ones begin anew.
+        self.hosts[host].moved();
     }
 
-    fn update(&mut self, name: &str, declared: &Declared) {
-        self.host.update(name, &policy(declared)).unwrap();
+    fn update(&mut self, host: usize, name: &str, declared: &Declared) {
+        self.hosts[host].update(name, &policy(declared)).unwrap();
     }
 
-    fn change(&mut self, change: &Command) {
+    fn change(&mut self, host: usize, change: &Command) {
+        let change_group = |name: &str, change| self.hosts[host].change_group(&group(name), change).unwrap();
         match change {
-            Command::AddRule(name, added) => self.change_group(name, GroupChange::AddRule(rule(added))),
-            Command::RemoveRule(name, removed) => self.change_group(name, GroupChange::RemoveRule(rule(removed))),
-            Command::AddMember(name, ip) => self.change_group(name, GroupChange::AddMember(*ip)),
-            Command::RemoveMember(name, ip) => self.change_group(name, GroupChange::RemoveMember(*ip)),
+            Command::AddRule(name, added) => change_group(name, GroupChange::AddRule(rule(added))),
+            Command::RemoveRule(name, removed) => change_group(name, GroupChange::RemoveRule(rule(removed))),
+            Command::AddMember(name, ip) => change_group(name, GroupChange::AddMember(*ip)),
+            Command::RemoveMember(name, ip) => change_group(name, GroupChange::RemoveMember(*ip)),
             Command::Declare(declared) => {
                 let members = declared.members.iter().map(IpAddr::to_string);
                 let declared = SecurityGroup::new(group(declared.name), members, declared.rules.iter().map(rule)).unwrap();
-                self.change_group(declared.name().as_str(), GroupChange::Declare(declared.clone()));
+                change_group(declared.name().as_str(), GroupChange::Declare(declared.clone()));
             }
-            Command::Forget(name) => self.change_group(name, GroupChange::Forget),
+            Command::Forget(name) => change_group(name, GroupChange::Forget),
             _ => {}
         }
     }
 
     fn pass(&mut self, seconds: u32) {
-        self.host.pass(seconds);
+        self.hosts.iter_mut().for_each(|host| host.pass(seconds));
     }
 
-    fn send(&mut self, name: &str, frames: &[Vec<u8>]) -> Seen {
+    fn send(&mut self, host: usize, name: &str, frames: &[Vec<u8>]) -> Vec<Seen> {
         for frame in frames {
-            self.host.guest(name).unwrap().send(frame, NetHeader::default()).unwrap();
+            self.hosts[host].guest(name).unwrap().send(frame, NetHeader::default()).unwrap();
         }
-        self.host.settle();
-        let mut seen = Seen::default();
-        for (receiver, frames) in self.host.received().unwrap() {
-            seen.received.extend(frames.into_iter().map(|(_, frame)| (receiver.clone(), frame)));
-        }
-        for (counter, increase) in self.host.moved() {
-            if let Some((vnic, reason)) = counter.split_once(".drop.") {
-                seen.drops.insert((vnic.to_owned(), reason.to_owned()), increase);
+        self.hosts[host].settle();
+        let mut all = vec![Seen::default(); self.hosts.len()];
+        self.carry(&mut all);
+        for ((host, prefix), seen) in self.hosts.iter_mut().zip(PREFIXES).zip(&mut all) {
+            for (receiver, frames) in host.received().unwrap() {
+                seen.received.extend(frames.into_iter().map(|(_, frame)| (receiver.clone(), frame)));
+            }
+            for (counter, increase) in host.moved() {
+                if let Some((name, reason)) = counter.split_once(".drop.") {
+                    let shared = name.starts_with("vni-") || name == "uplink";
+                    let name = if shared { format!("{prefix}{name}") } else { name.to_owned() };
+                    seen.drops.insert((name, reason.to_owned()), increase);
+                }
             }
         }
-        seen
+        all
     }
 }

@@ -1,4 +1,9 @@
 //! The model of the switch: every table is a list that is searched from its start.
+//!
+//! A switch that is a tunnel endpoint has all of a network that is elsewhere behind one more vnic of it, the trunk. It bypasses
+//! filters, has no address of its own, and nobody attaches to it.
+
+mod moved;
 
 use std::net::IpAddr;
 
@@ -18,7 +23,9 @@ pub struct Vnic {
     pub name: &'static str,
     pub port: Port,
     pub declared: Declared,
-    /// When its guest came.
+    /// It stands for what its network has on other hosts.
+    trunk: bool,
+    /// When its guest came, if it can have one.
     attached: u32,
     /// Requests of its DHCP clients: 4 or 6, transaction, when.
     asked: Vec<(u8, u32, u32)>,
@@ -77,6 +84,8 @@ struct Session {
     opening: Packet,
     /// Policy took it back, and it is TCP: for a while it is not picked up.
     cut: bool,
+    /// When one of its ends went, of TCP: it may have gone to another host.
+    left: Option<u32>,
 }
 
 impl Session {
@@ -123,6 +132,10 @@ pub struct Outcome {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
+    /// Names of the trunks of networks 1, 2, ...; none if networks end here.
+    trunks: &'static [&'static str],
+    /// What this one does wrong.
+    mistake: Option<Mistake>,
     now: u32,
     lives: u32,
     changes: u32,
@@ -131,6 +144,19 @@ pub struct Model {
     learnt: Vec<Learnt>,
     sessions: Vec<Session>,
     fragments: Vec<Fragments>,
+}
+
+/// Mistakes to be found that are no change of what is remembered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mistake {
+    /// A connection ends when one of its ends moves.
+    MovedIsForgotten,
+    /// Another host says that it has the address of a vnic of this one, and may.
+    TrunkIsBelieved,
+    /// A vnic that is still here counts as moved as soon as another host says so.
+    AnybodyMoved,
+    /// A connection that moves is not decided again.
+    MovedIsAdmitted,
 }
 
 /// Why a frame does not get through, and who is charged: each of these is right.
@@ -152,9 +178,16 @@ enum Destination {
 }
 
 impl Model {
-    /// A switch that starts now.
+    /// A switch that starts now, without a way to others.
     pub fn new() -> Model {
+        Model::with_trunks(&[])
+    }
+
+    /// A switch that starts now, and what it calls the trunks of networks 1, 2, ...
+    pub fn with_trunks(trunks: &'static [&'static str]) -> Model {
         Model {
+            trunks,
+            mistake: None,
             now: 1,
             lives: 0,
             changes: 0,
@@ -171,7 +204,13 @@ impl Model {
         // What nobody will find again need not be remembered.
         let now = self.now;
         self.sessions.retain(|session| now - session.seen <= session.timeout().1);
+        self.sessions.retain(|session| session.left.is_none_or(|left| now < left + PICKUP_FOR));
         self.fragments.retain(|entry| now - entry.began < FRAGMENTS_FOR);
+    }
+
+    /// What it does wrong from now on.
+    pub fn errs(&mut self, mistake: Mistake) {
+        self.mistake = Some(mistake);
     }
 
     pub fn sessions(&self) -> usize {
@@ -184,8 +223,12 @@ impl Model {
             if let Tracked::Tcp(connection) = &mut session.tracked {
                 connection.blur();
                 session.seen = self.now;
+                // Of what opened it, policy asks for the ports only.
+                session.opening.upper.truncate(4);
             }
         }
+        // The order in which they were made means nothing.
+        self.sessions.sort_by_cached_key(|session| format!("{:?}", session.key));
     }
 
     /// A mistake to be found: no frame finds a session.
@@ -206,19 +249,43 @@ impl Model {
     pub fn insert(&mut self, name: &'static str, declared: Declared) {
         self.changed();
         self.lives += 1;
-        if !declared.bypass {
-            self.learnt.retain(|learnt| (learnt.vni, learnt.mac) != (declared.vni, declared.mac));
+        let Declared { vni, mac, bypass, .. } = declared;
+        if !bypass {
+            self.learnt.retain(|learnt| (learnt.vni, learnt.mac) != (vni, mac));
         }
+        let port = self.vacant();
+        self.vnics.push(Vnic { name, port, declared, trunk: false, attached: self.now, asked: Vec::new() });
+        // A network's first vnic brings its trunk.
+        if let Some(trunk) = self.trunks.get(vni as usize - 1)
+            && self.trunk_of(vni).is_none()
+        {
+            self.lives += 1;
+            let nobody = Declared { mac: [0; 6], vni, bypass: true, ip_anti_spoof: false, ips: vec![], groups: vec![] };
+            let port = self.vacant();
+            self.vnics.push(Vnic { name: trunk, port, declared: nobody, trunk: true, attached: 0, asked: Vec::new() });
+        }
+    }
+
+    /// The lowest place that is free, for whoever begins a life now.
+    fn vacant(&self) -> Port {
         let slot = (0..).find(|slot| self.vnics.iter().all(|vnic| vnic.port.0 != *slot)).unwrap();
-        let port = Port(slot, self.lives);
-        self.vnics.push(Vnic { name, port, declared, attached: self.now, asked: Vec::new() });
+        Port(slot, self.lives)
     }
 
     pub fn remove(&mut self, name: &'static str) {
         self.changed();
-        let gone = self.vnic(name).map(|vnic| vnic.port);
+        let Some(vni) = self.vnic(name).map(|vnic| vnic.declared.vni) else { return };
         self.vnics.retain(|vnic| vnic.name != name);
-        self.sessions.retain(|session| ![Some(session.key.from.port), Some(session.key.to.port)].contains(&gone));
+        // The last one takes the trunk along.
+        if self.vnics.iter().all(|vnic| vnic.trunk || vnic.declared.vni != vni) {
+            self.vnics.retain(|vnic| vnic.declared.vni != vni);
+        }
+        self.forget_the_dead();
+    }
+
+    /// The trunk of a network that has vnics here.
+    fn trunk_of(&self, vni: u32) -> Option<usize> {
+        self.vnics.iter().position(|vnic| vnic.trunk && vnic.declared.vni == vni)
     }
 
     pub fn vnic(&mut self, name: &str) -> Option<&mut Vnic> {
@@ -282,24 +349,31 @@ impl Model {
             }
             Destination::Group | Destination::Unknown => {
                 let is_group = matches!(destination, Destination::Group);
+                // What nobody here owns is elsewhere, if networks go on there: to a filtered vnic it is one conversation.
+                let elsewhere = self.trunk_of(declared.vni).filter(|_| !is_group && !declared.bypass);
                 let receivers: Vec<usize> = (0..self.vnics.len())
                     .filter(|i| self.vnics[*i].port != port && self.vnics[*i].declared.vni == declared.vni)
                     .filter(|i| is_group || self.vnics[*i].declared.bypass)
                     .collect();
-                self.several(sender, &receivers, read(frame, &carries), outcome, choices)
+                match (elsewhere, read(frame, &carries)) {
+                    (Some(trunk), Ok(Some(packet))) => {
+                        self.unicast(sender, trunk, &packet, choices)?;
+                        self.deliver_to_all(sender, &receivers, &Ok(None), outcome)
+                    }
+                    (_, packet) => self.several(sender, &receivers, packet, outcome, choices),
+                }
             }
         }
     }
 
     /// Where a frame goes, as a learning bridge sees it.
     fn forward(&mut self, sender: usize, frame: &[u8]) -> Result<Destination, Reasons> {
-        let Vnic { port, declared, .. } = self.vnics[sender].clone();
+        let Vnic { port, declared, trunk, .. } = self.vnics[sender].clone();
         let (destination, source): ([u8; 6], [u8; 6]) = (frame[..6].try_into().unwrap(), frame[6..12].try_into().unwrap());
-        let owner =
-            |mac: [u8; 6]| self.vnics.iter().position(|vnic| vnic.declared.vni == declared.vni && vnic.declared.mac == mac);
-        if source != declared.mac {
-            match owner(source) {
-                Some(owner) if !self.vnics[owner].declared.bypass => return Err(&["mac-claimed"]),
+        let believed = trunk && self.mistake == Some(Mistake::TrunkIsBelieved);
+        if trunk || source != declared.mac {
+            match self.owner(declared.vni, source) {
+                Some(owner) if !self.vnics[owner].declared.bypass && !believed => return Err(&["mac-claimed"]),
                 Some(_) => {}
                 None if source[0] & 1 != 0 || source == [0; 6] => {}
                 None => {
@@ -312,9 +386,7 @@ impl Model {
             let reserved = destination[..5] == [1, 0x80, 0xc2, 0, 0] && destination[5] < 16;
             return if reserved { Err(&["link-local-group"]) } else { Ok(Destination::Group) };
         }
-        let owner =
-            |mac: [u8; 6]| self.vnics.iter().position(|vnic| vnic.declared.vni == declared.vni && vnic.declared.mac == mac);
-        let found = owner(destination).or_else(|| {
+        let found = self.owner(declared.vni, destination).or_else(|| {
             let learnt = self
                 .learnt
                 .iter()
@@ -326,6 +398,11 @@ impl Model {
             Some(found) => Ok(Destination::Vnic(found)),
             None => Ok(Destination::Unknown),
         }
+    }
+
+    /// The vnic whose address it is. A trunk has none.
+    fn owner(&self, vni: u32, mac: [u8; 6]) -> Option<usize> {
+        self.vnics.iter().position(|vnic| !vnic.trunk && vnic.declared.vni == vni && vnic.declared.mac == mac)
     }
 
     /// A frame with any number of receivers: no session, each is decided by itself.
@@ -451,6 +528,7 @@ impl Model {
     fn claim(&mut self, sender: usize, receiver: usize, packet: &Packet, choices: &mut Choices) {
         let (from, to) = (self.vnics[sender].port, self.vnics[receiver].port);
         let Some(key) = key_of(self.vnics[sender].declared.vni, from, to, packet) else { return };
+        self.out_of_the_way(key, choices);
         if let Some(at) = self.there(|session| session.key == key || session.key.reversed() == key, choices) {
             self.look_again(at);
         }
@@ -540,6 +618,9 @@ impl Model {
         let (name, vni) = (self.vnics[sender].name, self.vnics[sender].declared.vni);
         let receiving = self.vnics[receiver].name;
         let key = key_of(vni, port, to, packet);
+        if let Some(key) = key {
+            self.out_of_the_way(key, choices);
+        }
         if let Some(key) = key
             && let Some(at) = self.live(|session| session.key == key || session.key.reversed() == key, choices)
         {
@@ -591,6 +672,9 @@ impl Model {
                 Verdict::Denied(reasons) if !declared.bypass && other_end != port => Err(drop(name, reasons)),
                 _ => Ok(()),
             };
+        }
+        if key.is_some_and(|key| self.moves(key, packet, choices)) {
+            return Ok(());
         }
         self.miss(sender, receiver, packet, key)
     }
@@ -692,7 +776,8 @@ impl Model {
         let opens = match packet.protocol {
             6 => {
                 let segment = Segment::read(&packet.upper);
-                let pickup = pickup && self.now < PICKUP_FOR + from.attached.max(to.attached);
+                let is_new = |vnic: &Vnic| !vnic.trunk && self.now < PICKUP_FOR + vnic.attached;
+                let pickup = pickup && (is_new(&from) || is_new(&to));
                 segment.opens() || pickup && segment.may_be_picked_up()
             }
             132 => packet.upper.get(12) == Some(&1),
@@ -719,7 +804,7 @@ impl Model {
             _ => true,
         };
         if opens {
-            self.sessions.push(Session { key, tracked, seen: self.now, opening: packet.clone(), cut: false });
+            self.sessions.push(Session { key, tracked, seen: self.now, opening: packet.clone(), cut: false, left: None });
         }
         Ok(())
     }
@@ -739,6 +824,7 @@ impl Model {
         };
         let sessions = self.sessions.clone();
         let found = sessions.iter().filter(|session| same(&session.key) || same(&session.key.reversed()));
+        let mut others: Vec<Port> = Vec::new();
         for candidate in found {
             let Some(at) = self.there(|session| session.key == candidate.key, choices) else { continue };
             // A quote is no frame of the session: one that policy does not admit now is not ended by it.
@@ -751,10 +837,14 @@ impl Model {
                 _ => true,
             };
             if fits {
-                return Some(if from == 0 { candidate.key.to.port } else { candidate.key.from.port });
+                others.push(if from == 0 { candidate.key.to.port } else { candidate.key.from.port });
             }
         }
-        None
+        // Of several that it had the same conversation with, it may be about any.
+        while others.len() > 1 && choices.either() {
+            others.remove(0);
+        }
+        others.first().copied()
     }
 }
 

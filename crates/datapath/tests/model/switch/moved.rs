@@ -1,0 +1,126 @@
+//! Connections that go with a vnic to another host, and come back with one.
+//!
+//! A session is between two ports. When one of its ends moves, what is known of a connection as TCP stays: the next segment
+//! goes on where it was, between the ports of now, if policy lets its opener begin it there today. Only from and to other hosts: on one
+//! host, whoever sends from another port may be somebody else.
+
+use super::{Key, Mistake, Model, Port, Session, Tracked};
+use crate::{
+    choices::Choices,
+    tcp::{Judgement, Segment},
+    wire::Packet,
+};
+
+impl Key {
+    /// Between these addresses and numbers, whoever has them: 0 as the opener's frame shows it, 1 the other way.
+    fn direction_of(&self, other: &Key) -> Option<usize> {
+        let plain = |key: &Key| {
+            let ends = [key.from, key.to].map(|end| (end.address, end.number));
+            (key.vni, key.vlan, key.protocol, ends)
+        };
+        let (this, that) = (plain(self), plain(other));
+        if this == that {
+            Some(0)
+        } else if this == plain(&other.reversed()) {
+            Some(1)
+        } else {
+            None
+        }
+    }
+}
+
+impl Model {
+    /// Forgets sessions that nobody can go on with: all whose end is gone, but for TCP connections which that end may have taken along.
+    /// Those are known as long as the end, where it came, may have its connections picked up.
+    pub(super) fn forget_the_dead(&mut self) {
+        let mut sessions = std::mem::take(&mut self.sessions);
+        sessions.retain_mut(|session| {
+            let ends = [session.key.from, session.key.to].map(|end| self.at(end.port));
+            if let [Some(_), Some(_)] = ends {
+                return true;
+            }
+            session.left = session.left.or(Some(self.now));
+            let goes_on = self.trunk_of(session.key.vni).is_some() && ends.iter().flatten().any(|vnic| !vnic.trunk);
+            goes_on && matches!(session.tracked, Tracked::Tcp(_)) && !session.cut
+        });
+        self.sessions = sessions;
+    }
+
+    /// A frame between the places of a session one of whose ends is gone: it may be found, and ended for that.
+    pub(super) fn out_of_the_way(&mut self, key: Key, choices: &mut Choices) {
+        let places = |key: Key| (key.from.port.0, key.to.port.0);
+        let at = self.sessions.iter().position(|session| {
+            let stored = match session.key.direction_of(&key) {
+                Some(0) => session.key,
+                Some(_) => session.key.reversed(),
+                None => return false,
+            };
+            places(stored) == places(key) && stored != key
+        });
+        if let Some(at) = at
+            && choices.either()
+        {
+            self.sessions.remove(at);
+        }
+    }
+
+    /// A packet that has no session between its ports: whether it goes on with a connection one of whose ends was elsewhere.
+    pub(super) fn moves(&mut self, key: Key, packet: &Packet, choices: &mut Choices) -> bool {
+        if packet.protocol != 6 || self.mistake == Some(Mistake::MovedIsForgotten) {
+            return false;
+        }
+        let segment = Segment::read(&packet.upper);
+        if segment.opens() {
+            return false; // nothing goes on with it
+        }
+        let of_it =
+            |session: &&Session| session.key.direction_of(&key).is_some() && session.key != key && session.key.reversed() != key;
+        let candidates: Vec<Key> = self.sessions.iter().filter(of_it).map(|session| session.key).collect();
+        let candidates: Vec<Key> = candidates.into_iter().filter(|stored| self.may_have_moved(*stored, key, choices)).collect();
+        for (index, stored) in candidates.iter().enumerate() {
+            // Of several, any may be the one.
+            if index + 1 < candidates.len() && choices.either() {
+                continue;
+            }
+            let Some(at) = self.there(|session| session.key == *stored, choices) else { continue };
+            let mut session = self.sessions[at].clone();
+            let from = usize::from(stored.direction_of(&key) != Some(0));
+            let Tracked::Tcp(connection) = &mut session.tracked else { continue };
+            if session.cut || connection.judge(from, &segment, choices) != Judgement::Passes {
+                continue;
+            }
+            session.key = if from == 0 { key } else { key.reversed() };
+            (session.seen, session.left) = (self.now, None);
+            if self.is_admitted(&session) || self.mistake == Some(Mistake::MovedIsAdmitted) {
+                self.sessions[at] = session;
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Whether one end of a session is where it was, and the other one moved to or from another host.
+    fn may_have_moved(&self, stored: Key, key: Key, choices: &mut Choices) -> bool {
+        let stored = if stored.direction_of(&key) == Some(0) { stored } else { stored.reversed() };
+        let (was, is) = match (stored.from.port == key.from.port, stored.to.port == key.to.port) {
+            (true, false) => (stored.to, key.to),
+            (false, true) => (stored.from, key.from),
+            _ => return false,
+        };
+        let trunk = |port: Port| self.at(port).is_some_and(|vnic| vnic.trunk);
+        if !trunk(is.port) {
+            return trunk(was.port);
+        }
+        if self.mistake == Some(Mistake::AnybodyMoved) {
+            return true;
+        }
+        // A filtered vnic that is here, and has the address, did not move.
+        let has_it =
+            |vnic: &super::Vnic| vnic.declared.vni == key.vni && !vnic.declared.bypass && vnic.declared.ips.contains(&is.address);
+        match self.at(was.port) {
+            Some(vnic) if has_it(vnic) => false,
+            // That somebody else here has the address, too, may mean that it is not elsewhere.
+            _ => !self.vnics.iter().any(has_it) || !choices.either(),
+        }
+    }
+}
