@@ -132,8 +132,6 @@ struct State {
     peers_of: BTreeMap<u32, Vec<IpAddr>>,
     /// Counters of vnics that are gone.
     gone: Totals,
-    /// Vnics that left a moment ago, maybe for another host, by slot.
-    departed: HashMap<u32, Departed>,
 }
 
 impl State {
@@ -149,6 +147,8 @@ pub(crate) struct Plane {
     pub shared: Arc<Shared>,
     pub workers: Vec<Arc<Handle>>,
     state: Mutex<State>,
+    /// Vnics that left a moment ago, maybe for another host, by slot. Apart, as housekeeping does not wait for changes.
+    departed: Mutex<HashMap<u32, Departed>>,
 }
 
 /// Tells a vnic's worker when its transmit ring starts and stops.
@@ -201,8 +201,8 @@ impl Plane {
                 peers: Vec::new(),
                 peers_of: BTreeMap::new(),
                 gone: Totals::default(),
-                departed: HashMap::new(),
             }),
+            departed: Mutex::default(),
         })
     }
 
@@ -425,8 +425,10 @@ impl Plane {
             next.vnics.set(trunk.place.slot, None);
         }
         let (now, keep) = (self.shared.clock.now(), self.shared.sessions.tcp_pickup);
-        state.departed.retain(|_, gone| now.wrapping_sub(gone.when) < keep);
-        state.departed.insert(place.slot, Departed { versions: (vnic.born, next.version), when: now });
+        let mut departed = self.departed.lock().unwrap_or_else(PoisonError::into_inner);
+        departed.retain(|_, gone| now.wrapping_sub(gone.when) < keep);
+        departed.insert(place.slot, Departed { versions: (vnic.born, next.version), when: now });
+        drop(departed);
         self.publish(next);
         let slot = trunk.as_ref().map(|trunk| trunk.place.slot);
         self.forget(|learnt| learnt.place == place || Some(learnt.place.slot) == slot);
@@ -439,7 +441,7 @@ impl Plane {
 
     /// Vnics that left a moment ago, by slot.
     pub fn departed(&self) -> HashMap<u32, Departed> {
-        self.state().departed.clone()
+        self.departed.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The vnic with an id.
@@ -470,6 +472,9 @@ impl Plane {
             return;
         }
         // What workers decide from now on has small numbers; what they decided by then has large ones, and is marked below.
+        let before = self.shared.snapshot.load_full();
+        // Their numbers tell nothing any more, and nobody can take over what they left behind.
+        self.departed.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let all: Vec<Arc<Vnic>> = next.vnics.iter().map(|(_, vnic)| vnic.clone()).collect();
         for vnic in all {
             let anew = Vnic { born: FIRST_VERSION, since: FIRST_VERSION + 1, ..copy(&vnic, vnic.rules.clone()) };
@@ -478,7 +483,17 @@ impl Plane {
         self.shared.cells.take_back_all(FIRST_VERSION);
         next.version = FIRST_VERSION + 1;
         self.publish(next.clone());
+        let here = |slot, stamp| before.vnics.get(slot).is_some_and(|vnic| vnic.born <= stamp);
         self.shared.table.for_each(|index, _, key, admission| {
+            let (opener, responder) = key.slots();
+            // One of before, and of a vnic that is gone: its successor in that slot has no other number from now on.
+            let of_somebody_gone = !here(opener, admission.stamp) || !here(responder, admission.stamp);
+            if admission.stamp > FIRST_VERSION + 1 && of_somebody_gone {
+                if self.shared.table.remove(index, &key) {
+                    before.released(key.vni(), key.slots(), admission.stamp);
+                }
+                return;
+            }
             // A number that stays large would pass for new whatever changes. Refused is only what a worker holds at this moment.
             let mut left = (admission.stamp > FIRST_VERSION).then_some(admission);
             while let Some(admission) = left {

@@ -293,6 +293,35 @@ fn a_connection_that_rests_while_its_vnic_moves_goes_on() {
     }
 }
 
+#[test]
+fn who_has_the_address_now_did_not_move() {
+    let (mut one, mut two) = connected_on_one();
+    b_leaves(&mut one, &mut two);
+    // In b's place, and in one of its own.
+    declare(&mut one, "e", Mac([2, 0, 0, 0, 0, 0xe]), 42, &bypass());
+    declare(&mut one, "d", Mac([2, 0, 0, 0, 0, 0xd]), 42, &filtered(IP_B, &["web"]));
+    two.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, 101), b"data"), EMPTY).unwrap();
+    carry(&mut [&mut one, &mut two]);
+    assert_eq!(frames_of(&mut one, "a").len(), 0);
+}
+
+#[test]
+fn versions_that_start_anew_leave_nothing_behind() {
+    for anew in [false, true] {
+        let (mut one, mut two) = connected_on_one();
+        b_leaves(&mut one, &mut two);
+        if anew {
+            one.near_last_version();
+        }
+        for n in 0..4 {
+            declare(&mut one, &format!("e{n}"), Mac([2, 0, 0, 0, 1, n]), 43, &bypass());
+        }
+        two.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, 101), b"data"), EMPTY).unwrap();
+        carry(&mut [&mut one, &mut two]);
+        assert_eq!(frames_of(&mut one, "a").len(), usize::from(!anew), "{anew}");
+    }
+}
+
 /// What was known of a connection when its vnic left is out of date when it comes back.
 #[test]
 fn a_connection_goes_there_and_back() {

@@ -349,9 +349,16 @@ impl Decision<'_> {
             (false, true) => (receiver, mine, sender.place.slot, tuple.source),
             _ => return None,
         };
-        // A filtered vnic that is here, and has the address, did not move.
-        let left_behind = context.snapshot.vnics.get(from).filter(|vnic| vnic.vni == sender.vni && !vnic.rules.bypass);
-        if ![from, to].contains(&trunk) || left_behind.is_some_and(|vnic| vnic.rules.owns(address)) {
+        if ![from, to].contains(&trunk) {
+            return None;
+        }
+        // A filtered vnic that is here, and has the address, did not move, and none that had it before speaks for it.
+        let is_here = |slot: &u32| {
+            *slot != to
+                && *slot != stays.place.slot
+                && context.snapshot.vnics.get(*slot).is_some_and(|vnic| !vnic.rules.bypass && vnic.rules.owns(address))
+        };
+        if context.network.members.iter().any(is_here) {
             return None;
         }
         let line = context.table.record(index).line2();
