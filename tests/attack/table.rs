@@ -8,7 +8,7 @@ use std::{
     sync::atomic::Ordering::{Relaxed, Release},
 };
 
-use butterfly_tests::{Station, features};
+use butterfly_tests::{Station, features, wait::PATIENCE};
 use butterfly_vhost::{
     driver::{
         Desc, RX, TX, VmConfig,
@@ -302,6 +302,8 @@ pub fn run(switch: &Switch, place: &Place, feeder: &mut Station) -> usize {
 
 fn one(switch: &Switch, place: &Place, feeder: &mut Station, config: &VmConfig, attack: &Attack) {
     let (name, act, outcome) = attack;
+    // What was sent to the villain before this one may still be on its way, and is counted when it finds nobody there.
+    assert!(feeder.vm.guest.drain(PATIENCE).expect("a sound ring"), "{name:?}: the sound guest's frames are not taken");
     let before = switch.show(&place.id);
     let mut scene = Scene::open(place, feeder, config);
     act(&mut scene);
