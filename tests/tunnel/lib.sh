@@ -103,7 +103,8 @@ pings() {
     try() { "$@" >/tmp/said 2>&1 && grep -q " 0% packet loss" /tmp/said || { echo "$@"; cat /tmp/said; exit 1; }; }
     found() { ping=$1 mtu=$2; shift 2; $ping "$@" >/tmp/said 2>&1; grep -q "mtu *[:=] *$mtu" /tmp/said; }
     find() { for n in 1 2 3 4 5 6 7 8 9 10; do found "$@" && return; done; echo "no mtu found: $*"; cat /tmp/said; exit 1; }
-    df="/bin/ping -M do -i 0.05 -W 3"
+    # All at once: ping waits for the last answers twice as long as for those before, but no less than the interval.
+    three="/bin/ping -c 3 -l 3 -i 3 -W 3" df="/bin/ping -M do -c 3 -l 3 -i 3 -W 3"
     '"$2" || fail "pings of $1"
 }
 # sizes FROM TO MTU: FROM's stack finds the MTU of the way, and the largest packet passes. Then it gets the MTU that butterfly says it
@@ -114,12 +115,12 @@ sizes() {
   pings "$1" "
     find '/bin/ping -M do -c 1 -W 0.3' $3 -s 1472 $(ip4_of "$2")
     find '/bin/ping -M do -c 1 -W 0.3' $3 -s 1452 $(ip6_of "$2")
-    try \$df -c 2 -s $(($3 - 28)) $(ip4_of "$2")
-    try \$df -c 2 -s $(($3 - 48)) $(ip6_of "$2")
+    try \$df -s $(($3 - 28)) $(ip4_of "$2")
+    try \$df -s $(($3 - 48)) $(ip6_of "$2")
     $then"
 }
 fragments() { # fragments FROM TO
-  pings "$1" "try /bin/ping -i 0.05 -W 3 -c 3 -s 4000 $(ip4_of "$2"); try /bin/ping -i 0.05 -W 3 -c 3 -s 4000 $(ip6_of "$2")"
+  pings "$1" "try \$three -s 4000 $(ip4_of "$2"); try \$three -s 4000 $(ip6_of "$2")"
 }
 # quiet HOST GUEST REASONS: nothing was dropped at that vnic but for these reasons, and because the guest is slow or was not there
 # yet.

@@ -205,7 +205,7 @@ host_ping() {
 }
 host_pings() { # host_pings HOST ADDRESS: its kernel
   local said
-  said=$(inside "$1" ping -c 10 -i 0.1 -W 2 -q "$2") || true
+  said=$(inside "$1" ping -c 10 -i 0.2 -W 2 -q "$2") || true
   [[ $said == *" 0% packet loss"* ]] || fail "$1 pings $2: $said"
 }
 flows() { [ "$(on "$1" nic_field "$2" 'n["out_packets"]')" -gt "$3" ]; }
@@ -302,7 +302,7 @@ larger_mtu() {
     # shellcheck disable=SC2086 # two words
     [ "$(on ${guest% *} nic_field ${guest#* } 'n["host_mtu"]')" = 1500 ] || fail "nic show ${guest#* } does not say host_mtu=1500"
   done
-  pings a "try \$df -c 3 -s 1472 10.0.0.2; try \$df -c 3 -s 1452 fd00::2; try /bin/ping -c 3 -i 0.05 -W 3 -s 4000 10.0.0.2"
+  pings a "try \$df -s 1472 10.0.0.2; try \$df -s 1452 fd00::2; try \$three -s 4000 10.0.0.2"
   transfer a b 10.0.0.2 4 || fail "4 MiB from a to b did not arrive undamaged"
   transfer b a fd00::1 4 || fail "4 MiB from b to a over IPv6 did not arrive undamaged"
   quiet h1 a ''
@@ -352,7 +352,7 @@ uplink_changes() {
   ping_all a 10.0.0.2 || fail "a does not always reach b after the interface's return"
   ip -n "$(net h1)" link set eth0 mtu 1400
   wait_for 5 uplink_mtu h1 1400 || fail "h1 does not notice its smaller MTU: $(on h1 bf uplink)"
-  pings a "find '/bin/ping -M do -c 1 -W 0.3' 1350 -s 1422 10.0.0.2; try \$df -c 2 -s 1322 10.0.0.2"
+  pings a "find '/bin/ping -M do -c 1 -W 0.3' 1350 -s 1422 10.0.0.2; try \$df -s 1322 10.0.0.2"
 }
 
 scenarios() {
