@@ -75,9 +75,9 @@ vnic() {
 
 # ---- What scenarios check
 
+meet() { wait_for 10 ping_all "$1" "$(ip4_of "$2")" 1 || fail "$1 does not reach $2"; }
 # talk GUEST GUEST MTU: all that the two have to say, both ways, inside over both families. MTU is what fits through the tunnel; the
 # guests find that out, TCP first, while nobody knows.
-meet() { wait_for 10 ping_all "$1" "$(ip4_of "$2")" 1 || fail "$1 does not reach $2"; }
 talk() {
   meet "$1" "$2"
   both_families "$1" "$2"

@@ -29,6 +29,9 @@ const ASK_FOR: u64 = 3_000;
 const KEPT: usize = 1 << 16;
 /// How often next hops are asked for again that nothing was heard of.
 const REFRESH: u64 = 5_000;
+/// The longest pause between questions for the next hop of a named peer that was never found, and how many are asked for in a second.
+const MEET_AGAIN: u64 = 60_000;
+const MEET: usize = 64;
 /// Frames from each side that are heard before something else has its turn: whoever sends more is not waited for to end.
 const HEAR: usize = 64;
 /// The pause until those of them that are left.
@@ -95,6 +98,8 @@ struct State {
     ask_pause: u64,
     /// Peers whose next hop the kernel did not know when it was last looked at.
     unknown: BTreeSet<PeerRef>,
+    /// Named peers whose next hop is not known: when it is asked for next, and the pause after that.
+    unmet: BTreeMap<PeerRef, (u64, u64)>,
     /// The network card's filter is to be set.
     failed_groups: bool,
     warned: bool,
@@ -148,6 +153,7 @@ impl Keeper {
             next_ask: 0,
             ask_pause: 1,
             unknown: BTreeSet::new(),
+            unmet: BTreeMap::new(),
             failed_groups: true,
             warned: false,
             full: false,
@@ -435,12 +441,16 @@ impl State {
         self.watch_link(tunnel);
         let mut sent = BTreeMap::new();
         let mut unknown = BTreeSet::new();
+        let mut unmet = Vec::new();
         for row in tunnel.peers.list(clock) {
             let out = row.sent();
             let speaks = self.sent.get(&row.at).is_some_and(|before| *before != out);
             sent.insert(row.at, out);
             let heard = row.idle.is_some_and(|idle| idle <= 1);
-            let Some(mac) = row.mac else { continue };
+            let Some(mac) = row.mac else {
+                unmet.extend(row.configured.then_some((row.at, row.address)));
+                continue;
+            };
             if heard {
                 self.control.confirmed(row.address, mac, now, &mut self.out);
             } else if speaks {
@@ -470,6 +480,29 @@ impl State {
         self.sent = sent;
         if refresh {
             self.unknown = unknown;
+        }
+        self.meet(tunnel, &unmet, now);
+    }
+
+    /// Finds peers that were named before the first frame for them comes: one that comes then waits, and the next is lost.
+    fn meet(&mut self, tunnel: &Tunnel, unmet: &[(PeerRef, IpAddr)], now: u64) {
+        let still: BTreeSet<PeerRef> = unmet.iter().map(|(at, _)| *at).collect();
+        self.unmet.retain(|at, _| still.contains(at));
+        let mut due = Vec::new();
+        for (at, address) in unmet {
+            let (next, _) = *self.unmet.entry(*at).or_insert((now, 1_000));
+            // A frame that waits for an answer goes on waiting.
+            if next <= now && !self.asked.contains_key(address) {
+                due.push((next, *at, *address));
+            }
+        }
+        // Who was not asked for longest comes first.
+        due.sort_unstable();
+        for (_, at, address) in due.into_iter().take(MEET) {
+            if let Some((next, pause)) = self.unmet.get_mut(&at) {
+                (*next, *pause) = (now + *pause, (2 * *pause).min(MEET_AGAIN));
+            }
+            self.resolve(tunnel, address, Vec::new(), now);
         }
     }
 
@@ -567,6 +600,44 @@ mod tests {
         assert!(!state.hear(tunnel, &mut [], 0));
         put();
         assert!(state.hear(tunnel, &mut [], 0));
+    }
+
+    #[test]
+    fn named_peers_are_looked_for_until_they_are_found() {
+        let keeper = keeper();
+        let (plane, tunnel) = (&keeper.plane, keeper.plane.shared.tunnel.as_ref().unwrap());
+        let named = |n| IpAddr::from([10, 0, 0, n]);
+        let first = tunnel.peers.configure(named(2)).unwrap();
+        tunnel.peers.try_add(crate::rules::number(named(3)), 1).unwrap();
+        let mut state = keeper.state();
+        let mut asks = |seconds: std::ops::Range<u64>| {
+            let asked: Vec<u64> = seconds
+                .filter(|second| {
+                    let State { control, out, .. } = &mut *state;
+                    control.tick(1000 * second, out);
+                    out.frames.clear();
+                    state.every_second(plane, tunnel, 300, 1000 * second);
+                    !std::mem::take(&mut state.out.frames).is_empty()
+                })
+                .collect();
+            asked
+        };
+        // Each time three questions, a second apart, of which the first is seen here; then it is not asked for a while.
+        let asked = asks(0..300);
+        assert!(asked.len() >= 5 && asked[0] == 0 && asked.is_sorted() && asked[asked.len() - 1] >= 180, "{asked:?}");
+        assert!(asked.len() <= 12, "{asked:?}");
+        tunnel.peers.get(first).unwrap().set_mac(Some(Mac([2, 0, 0, 0, 0, 9])));
+        assert_eq!(asks(300..500), [0; 0]);
+        // As many as there may be are not all asked for at once.
+        (4..=250).for_each(|n| assert!(tunnel.peers.configure(named(n)).is_some()));
+        let counts: Vec<usize> = (500..506)
+            .map(|second| {
+                state.every_second(plane, tunnel, 300, 1000 * second);
+                std::mem::take(&mut state.out.frames).len()
+            })
+            .collect();
+        assert!(counts[0] == MEET && counts.iter().all(|n| *n <= MEET), "{counts:?}");
+        assert!(counts.iter().sum::<usize>() >= 247, "{counts:?}");
     }
 
     #[test]
