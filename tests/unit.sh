@@ -25,6 +25,7 @@ for line in open(sys.argv[1]):
 }
 "$CARGO" test "${all[@]}" --no-run --message-format=json-render-diagnostics >"$LOGS/built.json"
 programs "$LOGS/built.json" >"$LOGS/programs"
+for package in datapath vhost; do grep -q "^$package " "$LOGS/programs" || die "cargo built no test of butterfly-$package"; done
 "$CARGO" test "${loom[@]}" --no-run --message-format=json-render-diagnostics >"$LOGS/loom.json"
 read -r _ home program < <(programs "$LOGS/loom.json") || die "cargo built no test of butterfly-datapath"
 
@@ -61,4 +62,5 @@ for log in vhost loom; do
   beside=("${beside[@]:1}")
   cat "$LOGS/$log.log"
 done
+grep -q '^test result: ok. [1-9]' "$LOGS/loom.log" || failed=1 # a filter that matches nothing is "ok" too
 [ "$failed" -eq 0 ]

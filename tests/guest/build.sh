@@ -1,6 +1,7 @@
 #!/bin/bash
 # build.sh: builds the test guest in build/guest: vmlinuz (Debian's cloud kernel, unpacked, not installed) and
-# initramfs (busybox, virtio modules, iperf3, ethtool, our init; not packed: emulated processors unpack slowly). Does nothing when both are up to date.
+# initramfs (busybox, virtio modules, iperf3, ethtool, our init; not packed: emulated processors unpack slowly). Does nothing
+# when both are up to date.
 set -euo pipefail
 # shellcheck source=../lib/common.sh
 . "$(dirname "$0")/../lib/common.sh"

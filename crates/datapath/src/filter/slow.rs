@@ -352,15 +352,6 @@ impl Decision<'_> {
         if ![from, to].contains(&trunk) {
             return None;
         }
-        // A filtered vnic that is here, and has the address, did not move, and none that had it before speaks for it.
-        let is_here = |slot: &u32| {
-            *slot != to
-                && *slot != stays.place.slot
-                && context.snapshot.vnics.get(*slot).is_some_and(|vnic| !vnic.rules.bypass && vnic.rules.owns(address))
-        };
-        if context.network.members.iter().any(is_here) {
-            return None;
-        }
         let line = context.table.record(index).line2();
         let State::Tcp(_) = line.state else { return None };
         if admission.stamp < stays.born || context.timeouts.over(line.state, line.seen, context.now) {
@@ -374,6 +365,16 @@ impl Decision<'_> {
             return None;
         }
         let cells = [by_rules_leaves(opener, &opening, context).ok()?, by_rules_enters(responder, &opening, context).ok()?];
+        // A filtered vnic that is here, and has the address, did not move, and none that had it before speaks for it. Asked last: it looks
+        // at every vnic of the network, and only what fits the connection's window gets so far.
+        let is_here = |slot: &u32| {
+            *slot != to
+                && *slot != stays.place.slot
+                && context.snapshot.vnics.get(*slot).is_some_and(|vnic| !vnic.rules.bypass && vnic.rules.owns(address))
+        };
+        if context.network.members.iter().any(is_here) {
+            return None;
+        }
         Some(Session {
             key: Key::new(&opening.tuple, stored.vni(), opener.place.slot, responder.place.slot),
             direction,
