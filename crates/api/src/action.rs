@@ -1,8 +1,8 @@
 //! What a request asks for.
 
 use crate::proto::{
-    AppConfigReq, FdbListReq, Nic, NicUpdateReq, Request, SessionFilter, SessionListReq, Sg, SgMemberAddReq, SgMemberDelReq,
-    SgRuleAddReq, SgRuleDelReq, TunnelPeer, TunnelShowReq,
+    AppConfigReq, ExplainReq, FdbListReq, Nic, NicUpdateReq, Request, SessionFilter, SessionListReq, Sg, SgMemberAddReq,
+    SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, TunnelPeer, TunnelShowReq,
 };
 
 /// The one thing a [`Request`] asks for; the fields of [`Request`] say what each means.
@@ -43,6 +43,7 @@ pub enum Action<'a> {
     PeerAdd(&'a TunnelPeer),
     PeerDel(&'a TunnelPeer),
     PeerList,
+    Explain(&'a ExplainReq),
 }
 
 impl<'a> Action<'a> {
@@ -81,6 +82,7 @@ impl<'a> Action<'a> {
             .or_else(|| request.peer_add.as_ref().map(Self::PeerAdd))
             .or_else(|| request.peer_del.as_ref().map(Self::PeerDel))
             .or_else(|| request.peer_list.map(|_| Self::PeerList))
+            .or_else(|| request.explain.as_ref().map(Self::Explain))
     }
 }
 
@@ -90,7 +92,7 @@ mod tests {
     use crate::text;
 
     /// Every field of the request, in number order, as text and as what it must become.
-    const FIELDS: [(&str, &str); 32] = [
+    const FIELDS: [(&str, &str); 33] = [
         (r#"nic_add { id: "x" mac: "m" vni: 1 }"#, "NicAdd"),
         (r#"nic_update { id: "x" }"#, "NicUpdate"),
         (r#"nic_del: "x""#, r#"NicDel("x")"#),
@@ -123,6 +125,7 @@ mod tests {
         ("peer_add { }", "PeerAdd"),
         ("peer_del { }", "PeerDel"),
         ("peer_list: false", "PeerList"),
+        ("explain { }", "Explain"),
     ];
 
     #[test]

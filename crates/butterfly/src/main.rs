@@ -8,6 +8,7 @@
 
 mod connection;
 mod diagnosis;
+mod explain;
 mod failure;
 mod fdb;
 mod help;
@@ -31,8 +32,12 @@ mod uplink;
 mod workers;
 
 use output::Output;
+use run::End;
 use std::io::ErrorKind;
 use std::process::ExitCode;
+
+/// Exit code of a question whose answer is no.
+const NEGATIVE: u8 = 2;
 
 fn main() -> ExitCode {
     let mut output = Output::new();
@@ -41,12 +46,13 @@ fn main() -> ExitCode {
         Ok(words) => run::run(&words, &mut output),
         Err(word) => {
             output.complain(&format!("argument {word:?} is not UTF-8"));
-            Ok(false)
+            Ok(End::Failed)
         }
     };
-    match outcome.and_then(|succeeded| output.flush().map(|()| succeeded)) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+    match outcome.and_then(|end| output.flush().map(|()| end)) {
+        Ok(End::Succeeded) => ExitCode::SUCCESS,
+        Ok(End::Failed) => ExitCode::FAILURE,
+        Ok(End::Negative) => ExitCode::from(NEGATIVE),
         Err(error) => {
             // A reader that has seen enough (`| head`) needs no explanation.
             if error.kind() != ErrorKind::BrokenPipe {

@@ -10,13 +10,22 @@ use crate::tree::{self, Action, Handler, Node, global_options};
 use butterfly_api::REVISION;
 use std::io;
 
+/// How commands end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Succeeded,
+    Failed,
+    /// The answer is no.
+    Negative,
+}
+
 /// Runs the commands in `words` (without the program's name), in order, until
-/// one fails. Returns whether all succeeded; fails when standard output does.
-pub fn run(words: &[String], output: &mut Output) -> io::Result<bool> {
+/// one does not succeed. Fails when standard output does.
+pub fn run(words: &[String], output: &mut Output) -> io::Result<End> {
     let root = tree::root();
     if words.is_empty() {
         output.print(help::page(&[&root]))?;
-        return Ok(false);
+        return Ok(End::Failed);
     }
     for word in words {
         match word.as_str() {
@@ -24,7 +33,7 @@ pub fn run(words: &[String], output: &mut Output) -> io::Result<bool> {
             "-V" | "--version" => output.line(butterfly_version::line(REVISION))?,
             _ => continue,
         }
-        return Ok(true);
+        return Ok(End::Succeeded);
     }
 
     let chain: Vec<Step> = words.split(|word| word == "+").map(|words| Step::find(&root, words)).collect();
@@ -32,18 +41,17 @@ pub fn run(words: &[String], output: &mut Output) -> io::Result<bool> {
     let mut settings = Settings::default();
     for step in &chain {
         if let Err(failure) = step.arguments().and_then(|arguments| settings.take(&arguments)) {
-            step.report(failure, output)?;
-            return Ok(false);
+            return step.report(failure, output);
         }
     }
     for step in &chain {
-        let succeeded = step.run(&settings, output)?;
+        let end = step.run(&settings, output)?;
         output.flush()?;
-        if !succeeded {
-            return Ok(false);
+        if end != End::Succeeded {
+            return Ok(end);
         }
     }
-    Ok(true)
+    Ok(End::Succeeded)
 }
 
 /// One command of a chain.
@@ -81,20 +89,20 @@ impl<'t> Step<'t> {
     }
 
     /// Runs the command and tells why it failed, if it did.
-    fn run(&self, settings: &Settings, output: &mut Output) -> io::Result<bool> {
+    fn run(&self, settings: &Settings, output: &mut Output) -> io::Result<End> {
         let asks_for_help = self.words.first().is_some_and(|word| word == "help") || self.words.len() < self.node.help_below;
         // `help` is no command of its own.
         if asks_for_help && self.command().is_some() {
             output.print(help::page(&self.path))?;
-            return Ok(true);
+            return Ok(End::Succeeded);
         }
         let outcome = match self.node.action {
             Action::Choose(_) => Err(self.wrong_choice()),
             Action::Run(handler) => self.execute(handler, settings, output),
         };
         match outcome {
-            Ok(()) => Ok(true),
-            Err(failure) => self.report(failure, output).map(|()| false),
+            Ok(()) => Ok(End::Succeeded),
+            Err(failure) => self.report(failure, output),
         }
     }
 
@@ -119,18 +127,19 @@ impl<'t> Step<'t> {
     }
 
     /// Tells why the command failed. Fails when standard output does.
-    fn report(&self, failure: Failure, output: &mut Output) -> io::Result<()> {
+    fn report(&self, failure: Failure, output: &mut Output) -> io::Result<End> {
         match failure {
             Failure::Said(text) => output.complain(&text),
             Failure::Usage(text) => {
                 output.complain(&text);
                 output.print(help::page(&self.path))?;
             }
+            Failure::Negative => return Ok(End::Negative),
             Failure::Output(error) => return Err(error),
         }
         if let Some(command) = self.command() {
             output.complain(&format!("error in command: {command}"));
         }
-        Ok(())
+        Ok(End::Failed)
     }
 }

@@ -47,6 +47,13 @@ impl<'a> Session<'a> {
         responses.pop().ok_or_else(|| Failure::said("error: no message in response"))
     }
 
+    /// Makes one request of another daemon.
+    pub fn ask_at(&mut self, endpoint: &str, request: Request) -> Result<Response, Failure> {
+        let settings = Settings { endpoint: endpoint.to_owned(), ..self.settings.clone() };
+        let mut there = Session { settings: &settings, output: self.output, connection: None, verbose_aside: self.verbose_aside };
+        there.ask(request)
+    }
+
     /// Makes several requests in one batch. Returns as many responses, in the
     /// order of the requests, if all succeeded; else every refusal.
     pub fn ask_all(&mut self, requests: Vec<Request>) -> Result<Vec<Response>, Failure> {

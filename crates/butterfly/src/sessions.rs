@@ -3,6 +3,8 @@
 mod json;
 mod page;
 
+pub use json::admission as admission_json;
+
 use crate::failure::Failure;
 use crate::reader::Arguments;
 use crate::session::Session;
@@ -127,7 +129,7 @@ fn filter(arguments: &Arguments) -> Result<SessionFilter, Failure> {
 /// Protocols by the names they have here.
 const PROTOCOLS: [(&str, u32); 5] = [("tcp", 6), ("udp", 17), ("icmp", 1), ("icmpv6", 58), ("sctp", 132)];
 
-fn protocol(word: &str) -> Result<u32, Failure> {
+pub fn protocol(word: &str) -> Result<u32, Failure> {
     if let Some((_, number)) = PROTOCOLS.iter().find(|(name, _)| *name == word) {
         return Ok(*number);
     }

@@ -5,7 +5,7 @@ use crate::reader::Arguments;
 use std::path::PathBuf;
 
 /// What the global options ask for, whatever the command.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// ZeroMQ endpoint of the daemon.
     pub endpoint: String,

@@ -4,8 +4,8 @@
 //! generated from the commands, read it. Words are not parsed by clap: see
 //! [`crate::reader`].
 
+use crate::{explain, fdb, nic, peer, process, replay, sessions, sg, tunnels, uplink, workers};
 use crate::{failure::Failure, reader::Arguments, session::Session};
-use crate::{fdb, nic, peer, process, replay, sessions, sg, tunnels, uplink, workers};
 use clap::{Arg, ArgAction, Command};
 
 /// Runs one command.
@@ -73,6 +73,7 @@ pub fn root() -> Node {
         vec![
             nic::node(),
             sg::node(),
+            explain::node(),
             sessions::node(),
             process::status(),
             fdb::node(),

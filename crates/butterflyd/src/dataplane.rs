@@ -1,8 +1,8 @@
 //! What the daemon needs from a data path.
 
 use butterfly_datapath::{
-    AddError, FdbRow, GroupChange, Peers, SessionFilter, SessionRow, SessionTable, Switch, TunnelError, TunnelReport,
-    UplinkReport, VnicPolicy, VnicReport, VnicSpec, WorkerReport,
+    AddError, Explanation, FdbRow, GroupChange, NoAnswer, Peers, Question, SessionFilter, SessionRow, SessionTable, Switch,
+    TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec, WorkerReport,
 };
 use butterfly_model::{GroupName, Rule, Vni};
 use std::net::IpAddr;
@@ -59,6 +59,9 @@ pub trait Dataplane {
 
     /// Takes that back. Says whether it was named.
     fn remove_peer(&mut self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError>;
+
+    /// Says what would happen to a packet, without sending or changing anything.
+    fn explain(&self, question: &Question) -> Result<Explanation, NoAnswer>;
 }
 
 impl Dataplane for Switch {
@@ -128,5 +131,9 @@ impl Dataplane for Switch {
 
     fn remove_peer(&mut self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError> {
         Switch::remove_peer(self, peer, vni.map(|vni| vni.number()))
+    }
+
+    fn explain(&self, question: &Question) -> Result<Explanation, NoAnswer> {
+        Switch::explain(self, question)
     }
 }

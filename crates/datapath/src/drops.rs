@@ -11,7 +11,7 @@ pub(crate) const CAPACITY: usize = PER_STAGE * STAGES.len();
 pub struct DropReason(u8);
 
 /// What is known of a reason.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReasonInfo {
     /// The reason.
     pub reason: DropReason,
@@ -35,7 +35,7 @@ impl DropReason {
 
     /// Its name in every output.
     pub fn name(self) -> &'static str {
-        reasons().find(|info| info.reason == self).map_or("unknown", |info| info.name)
+        info(self).name
     }
 }
 
@@ -67,6 +67,12 @@ const STAGES: &[&[ReasonInfo]] = &[
     crate::flow::REASONS,
     crate::tunnel::REASONS,
 ];
+
+/// What is known of a reason.
+pub(crate) fn info(reason: DropReason) -> ReasonInfo {
+    let unknown = ReasonInfo { reason, name: "unknown", description: "" };
+    reasons().find(|info| info.reason == reason).unwrap_or(unknown)
+}
 
 /// All reasons there are, in the order of the stages.
 pub fn reasons() -> impl Iterator<Item = ReasonInfo> {

@@ -86,6 +86,11 @@ impl Fdb {
         Fdb { buckets: (0..BUCKETS).map(|_| Bucket::default()).collect(), ageing: AtomicU32::new(ageing), seed }
     }
 
+    /// Seconds after which a silent address is forgotten.
+    pub fn ageing(&self) -> u32 {
+        self.ageing.load(Ordering::Relaxed)
+    }
+
     #[inline(always)]
     fn bucket(&self, vni: u32, mac: u64) -> Option<&Bucket> {
         // The finalizer of SplitMix64: every bit of network, address and seed matters for every bit.

@@ -21,7 +21,7 @@ use crate::{
 
 use room::Notes;
 pub(crate) use room::Room;
-pub(crate) use slow::admits_flooded;
+pub(crate) use slow::{admits_flooded, rule_port, rules_say};
 
 drop_reasons! { 4;
     /// No rule of the sending vnic's security groups lets it out.

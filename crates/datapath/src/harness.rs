@@ -26,6 +26,7 @@ use butterfly_vhost::{
 use crate::{
     counters::{Counter, Totals},
     drops::reasons,
+    explain::{Explanation, NoAnswer, Origin, Question, Walk},
     plane::{AddError, Attachment, Plane, PlaneConfig, SessionConfig, VnicPolicy},
     rules::GroupChange,
     rules::number as number_of_ip,
@@ -192,6 +193,16 @@ impl Host {
     pub fn near_last_version(&mut self) {
         self.plane.near_last_version();
         self.settle();
+    }
+
+    /// Says what would happen to a packet.
+    pub fn explain(&self, question: &Question) -> Result<Explanation, NoAnswer> {
+        self.plane.explain(question)
+    }
+
+    /// Says what would happen to a frame, from this vnic, or from the other hosts of a network.
+    pub fn explain_frame(&self, from: &Origin, frame: &[u8]) -> Option<Walk> {
+        self.plane.explain_frame(from, frame)
     }
 
     /// Removes sessions. Returns how many there were.

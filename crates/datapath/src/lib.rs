@@ -14,6 +14,7 @@ mod clock;
 mod counters;
 mod deliver;
 mod drops;
+mod explain;
 mod fdb;
 mod filter;
 mod flow;
@@ -39,6 +40,7 @@ pub use butterfly_vhost::{
     ring::RingStatus,
 };
 pub use drops::{DropReason, ReasonInfo, reasons};
+pub use explain::{Explanation, Fate, Mark, NoAnswer, Origin, Question, Refused, Step, Target, Walk};
 pub use plane::{AddError, SessionConfig, VnicPolicy};
 pub use rules::GroupChange;
 pub use session::Timeouts;

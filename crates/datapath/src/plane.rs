@@ -408,6 +408,16 @@ impl Plane {
         self.state().groups.rules_by_cell()
     }
 
+    /// The names of groups by their numbers, and the rules of those that exist.
+    pub fn groups_of(&self, numbers: &[u32]) -> Vec<(GroupName, Option<Vec<Rule>>)> {
+        self.state().groups.declared(numbers)
+    }
+
+    /// The number of a group, if its name was ever used.
+    pub fn group_number(&self, name: &GroupName) -> Option<u32> {
+        self.state().groups.known_number(name)
+    }
+
     /// Takes a vnic out of the snapshot. Its rings must have stopped. When this returns, no worker knows it.
     pub fn remove(&self, id: &str) -> bool {
         let mut state = self.state();
@@ -477,7 +487,7 @@ impl Plane {
         self.departed.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let all: Vec<Arc<Vnic>> = next.vnics.iter().map(|(_, vnic)| vnic.clone()).collect();
         for vnic in all {
-            let anew = Vnic { born: FIRST_VERSION, since: FIRST_VERSION + 1, ..copy(&vnic, vnic.rules.clone()) };
+            let anew = Vnic { born: FIRST_VERSION, since: FIRST_VERSION + 1, ..copy_with(&vnic, vnic.rules.clone()) };
             next.vnics.set(vnic.place.slot, Some(Arc::new(anew)));
         }
         self.shared.cells.take_back_all(FIRST_VERSION);
@@ -552,7 +562,7 @@ impl Plane {
 }
 
 /// A vnic with other rules.
-fn copy(old: &Vnic, rules: Rules) -> Vnic {
+pub(crate) fn copy_with(old: &Vnic, rules: Rules) -> Vnic {
     Vnic {
         id: old.id.clone(),
         place: old.place,
@@ -570,7 +580,7 @@ fn copy(old: &Vnic, rules: Rules) -> Vnic {
 /// A vnic with other rules, as of a version.
 fn changed(old: &Vnic, rules: Rules, version: u32) -> Vnic {
     let since = if rules.takes_back(&old.rules) { version } else { old.since };
-    Vnic { since, ..copy(old, rules) }
+    Vnic { since, ..copy_with(old, rules) }
 }
 
 /// A percentage of the table's records; all of them is no bound.

@@ -51,7 +51,8 @@ fn end(end: &End) -> Value {
     json!({ "nic_id": end.nic_id, "address": end.address, "port": end.port() })
 }
 
-fn admission(admission: &SessionAdmission) -> Value {
+/// What lets a session's packets out or in.
+pub fn admission(admission: &SessionAdmission) -> Value {
     let kind = admission.kind.map(|kind| match kind.enum_value() {
         Ok(kind) => json!(format!("{kind:?}")),
         Err(number) => json!(number),

@@ -1,6 +1,7 @@
 //! What the requests of the API do.
 
 mod app;
+mod explain;
 mod nic;
 mod report;
 mod security_group;
@@ -68,6 +69,7 @@ impl<D: Dataplane> Handler for Daemon<D> {
             Action::PeerAdd(peer) => self.peer_add(peer),
             Action::PeerDel(peer) => self.peer_del(peer),
             Action::PeerList => self.peer_list(),
+            Action::Explain(request) => self.explain(request),
         }
     }
 }

@@ -78,7 +78,11 @@ impl<D: Dataplane> Daemon<D> {
 }
 
 /// A number that fits, or why it does not.
-fn in_range<T: TryFrom<u32> + std::fmt::Display>(what: &str, number: Option<u32>, most: T) -> Result<Option<T>, Failure> {
+pub(super) fn in_range<T: TryFrom<u32> + std::fmt::Display>(
+    what: &str,
+    number: Option<u32>,
+    most: T,
+) -> Result<Option<T>, Failure> {
     let Some(number) = number else { return Ok(None) };
     let fits = T::try_from(number).map_err(|_| Failure::new(format!("{what} {number} is out of range: 0 to {most}")))?;
     Ok(Some(fits))
@@ -110,7 +114,7 @@ fn end(end: SessionEnd) -> session::End {
     session::End { nic_id: end.nic, address: Some(canonical(end.address)), port: Some(end.port.into()), ..Default::default() }
 }
 
-fn admission(admission: Admission) -> SessionAdmission {
+pub(super) fn admission(admission: Admission) -> SessionAdmission {
     use session_admission::Kind;
     let (kind, rule) = match admission {
         Admission::Bypass => (Kind::BYPASS, None),

@@ -682,8 +682,13 @@ fn by_rules_enters(receiver: &Vnic, packet: &Packet, context: &Context<'_>) -> R
     ingress.admits(tuple.source, tuple.protocol, rule_port(packet), &context.snapshot.members).ok_or(INGRESS_DENIED)
 }
 
+/// What the rules at both ends say of a packet by itself, whatever is known of its session.
+pub(crate) fn rules_say(packet: &Packet, receiver: &Vnic, context: &Context<'_>) -> [Result<u32, DropReason>; 2] {
+    [leaves(context.sender, packet, context).map_err(|(reason, _)| reason), enters(receiver, packet, context)]
+}
+
 /// The port that rules are about.
-fn rule_port(packet: &Packet) -> u16 {
+pub(crate) fn rule_port(packet: &Packet) -> u16 {
     match packet.tuple.protocol {
         ICMP | ICMPV6 => 0,
         _ => packet.tuple.destination_port,

@@ -264,6 +264,20 @@ impl Groups {
         rules.filter_map(|(number, (rule, cell))| Some((*cell, ((*names.get(number)?).clone(), rule.clone())))).collect()
     }
 
+    /// The names of groups by their numbers, in byte order, and the rules of those that exist.
+    pub fn declared(&self, numbers: &[u32]) -> Vec<(GroupName, Option<Vec<Rule>>)> {
+        let wanted = self.numbers.iter().filter(|(_, number)| numbers.contains(number));
+        let rules = |number: &u32| Some(self.declared.get(number)?.rules.values().map(|(rule, _)| rule.clone()).collect());
+        let mut all: Vec<_> = wanted.map(|(name, number)| (name.clone(), rules(number))).collect();
+        all.sort_by(|(a, _), (b, _)| a.cmp(b));
+        all
+    }
+
+    /// The number of a group, if its name was ever used.
+    pub fn known_number(&self, name: &GroupName) -> Option<u32> {
+        self.numbers.get(name).copied()
+    }
+
     /// The rules of a group with their cells.
     pub fn rules_of(&self, name: &GroupName) -> impl Iterator<Item = (&Rule, u32)> {
         let declared = self.numbers.get(name).and_then(|number| self.declared.get(number));

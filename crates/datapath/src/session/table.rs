@@ -321,6 +321,16 @@ impl Table {
         Ok(index)
     }
 
+    /// Whether there would be room for another session, as far as can be seen without taking it.
+    pub fn has_room(&self, hash: u64, may_evict: impl Fn(&Record<'_>) -> bool) -> bool {
+        let sessions = |at: u64| self.bucket(at).iter().skip(1).map(|word| (word.load(Relaxed) as u32).checked_sub(1));
+        let may_go = |at: u64| sessions(at).flatten().any(|index| may_evict(&self.record(index)));
+        let own = [Self::first(hash), Self::second(hash)];
+        let place = own.iter().any(|at| sessions(*at).any(|index| index.is_none()) || may_go(*at));
+        let near = || (1..=NEIGHBOURS).map(|ahead| Self::first(hash).wrapping_add(ahead));
+        place && (self.used() < self.capacity || own.into_iter().chain(near()).any(may_go))
+    }
+
     /// Takes out a session of a locked bucket that may go.
     fn evict<'a>(
         &self,

@@ -132,6 +132,11 @@ impl Peer {
         !self.waiting.swap(true, AcqRel)
     }
 
+    /// Whether a frame waits.
+    pub fn is_waited_for(&self) -> bool {
+        self.waiting.load(Acquire)
+    }
+
     /// No frame waits any more.
     pub fn stop_waiting(&self) {
         self.waiting.store(false, Release);

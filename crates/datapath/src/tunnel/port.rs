@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use butterfly_uplink::Uplink;
 use butterfly_vhost::{
-    port::Port,
+    port::{Port, Queue},
     ring::{CallFd, RxRing},
 };
 
@@ -29,6 +29,14 @@ impl UplinkPort {
         match self {
             UplinkPort::Ring(port) => Leaving::Ring(port.rx()),
             UplinkPort::Wire(_) => self.wire(worker).map_or(Leaving::Nothing, Leaving::Wire),
+        }
+    }
+
+    /// Whether nobody is at the other end.
+    pub fn is_down(&self) -> bool {
+        match self {
+            UplinkPort::Ring(port) => port.status(Queue::Rx).is_none(),
+            UplinkPort::Wire(_) => false,
         }
     }
 

@@ -12,6 +12,7 @@ mod cases;
 mod check;
 mod choices;
 mod commands;
+mod explained;
 mod frames;
 mod generate;
 mod policy;
@@ -27,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use check::{Tally, run, shrink};
 use commands::Case;
+use explained::Explained;
 use real::Real;
 
 fn number(name: &str) -> Option<u64> {
@@ -35,17 +37,24 @@ fn number(name: &str) -> Option<u64> {
 
 #[test]
 fn the_switch_does_what_the_model_says() {
-    compare(generate::case, 60_000);
+    compare(generate::case, 60_000, Real::new);
 }
 
 /// Both ends are filtered, each where it is, and vnics go from host to host.
 #[test]
 fn the_switches_of_two_hosts_do_what_the_model_says() {
-    compare(generate::case_of_two, 30_000);
+    compare(generate::case_of_two, 30_000, Real::new);
+}
+
+/// What is said of a frame before it is sent is what happens to it, and saying it changes nothing.
+#[test]
+fn explanations_say_what_the_switch_does() {
+    compare(generate::case, 6_000, Explained::new);
+    compare(generate::case_of_two, 6_000, Explained::new);
 }
 
 /// Runs cases until there were so many frames, unless it is told how long to take.
-fn compare(make: fn(u64) -> Case, frames: u64) {
+fn compare<S: check::Switch>(make: fn(u64) -> Case, frames: u64, switch: fn(usize) -> S) {
     let seconds = number("MODEL_SECONDS");
     let start = Instant::now();
     let only = number("MODEL_SEED");
@@ -59,8 +68,8 @@ fn compare(make: fn(u64) -> Case, frames: u64) {
     for seed in first.. {
         let case = make(seed);
         let hosts = case.hosts;
-        if run(&case, &mut Real::new(hosts), &mut tally).is_err() {
-            let (case, failure) = shrink(case, || Real::new(hosts), Duration::from_secs(30));
+        if run(&case, &mut switch(hosts), &mut tally).is_err() {
+            let (case, failure) = shrink(case, || switch(hosts), Duration::from_secs(30));
             panic!("seed {seed} (MODEL_SEED={seed} repeats it)\n{}{}", case.describe(), failure.text);
         }
         let over = match seconds {

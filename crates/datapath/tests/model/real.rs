@@ -19,11 +19,11 @@ use crate::{
 };
 
 pub struct Real {
-    hosts: Vec<Host>,
+    pub hosts: Vec<Host>,
 }
 
 /// What counters of hosts that are joined begin with, where their names are the same on both.
-const PREFIXES: [&str; 2] = ["one/", "two/"];
+pub const PREFIXES: [&str; 2] = ["one/", "two/"];
 
 impl Real {
     pub fn new(hosts: usize) -> Real {

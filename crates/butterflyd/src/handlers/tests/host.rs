@@ -14,9 +14,10 @@ use butterfly_api::{
     text,
 };
 use butterfly_datapath::{
-    AddError, Admission, DeviceStatus, FdbKind, FdbRow, Features, GroupChange, GroupRow, Mac, Negotiated, NeighbourRow,
-    NetworkReport, PeerReport, Peers, RemoteMac, RingStatus, SessionEnd, SessionFilter, SessionRow, SessionTable, Timeouts,
-    TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec, WorkerReport,
+    AddError, Admission, DeviceStatus, Explanation, Fate, FdbKind, FdbRow, Features, GroupChange, GroupRow, Mac, Mark,
+    Negotiated, NeighbourRow, NetworkReport, NoAnswer, PeerReport, Peers, Question, Refused, RemoteMac, RingStatus, SessionEnd,
+    SessionFilter, SessionRow, SessionTable, Step, Target, Timeouts, TunnelError, TunnelReport, UplinkReport, VnicPolicy,
+    VnicReport, VnicSpec, Walk, WorkerReport,
 };
 use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup, SocketDir, Vni};
 use butterfly_vhost::{control::Detach, memory::RegionInfo};
@@ -36,6 +37,8 @@ pub(super) struct Fake {
     pub(super) groups: BTreeMap<GroupName, SecurityGroup>,
     /// What the last question about sessions was, and how many were to be told.
     pub(super) asked: RefCell<Option<(SessionFilter, usize)>>,
+    /// The last packet that was to be explained.
+    pub(super) question: RefCell<Option<Question>>,
     /// It has an uplink.
     pub(super) uplink: bool,
     pub(super) peers: Peers,
@@ -65,6 +68,14 @@ impl Fake {
 }
 
 impl Dataplane for Fake {
+    fn explain(&self, question: &Question) -> Result<Explanation, NoAnswer> {
+        *self.question.borrow_mut() = Some(question.clone());
+        match &question.to {
+            Target::Address(ip) if question.destination_mac.is_none() => Err(NoAnswer::NeedsMac(*ip)),
+            _ => Ok(explanation()),
+        }
+    }
+
     fn add_vnic(&mut self, spec: VnicSpec) -> Result<(), AddError> {
         self.calls.push(format!("add {}", spec.id));
         self.outcome()?;
@@ -377,4 +388,20 @@ impl Host {
 
 pub(super) fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// A packet that several get, and its answer, which is dropped.
+fn explanation() -> Explanation {
+    let refused = Refused { reason: butterfly_datapath::reasons().next().unwrap(), charged: String::new() };
+    let step = Step { stage: "lookup", mark: Mark::Note, text: "because".into(), details: vec!["more".into()] };
+    let flooded = Fate::Flooded { here: vec!["n".into()], away: vec![ip("192.0.2.9")], refused: vec![refused.clone()] };
+    let walk = |fate| Walk {
+        packet: "a packet".into(),
+        frame: Vec::new(),
+        steps: vec![step.clone()],
+        admitted: [Some(Admission::DefaultEgress), None],
+        fate,
+    };
+    let refused = Refused { charged: "n".into(), ..refused };
+    Explanation { vni: 1, destination_mac: Mac([2, 0, 0, 0, 0, 9]), walks: vec![walk(flooded), walk(Fate::Dropped(refused))] }
 }

@@ -1,0 +1,156 @@
+//! The request that asks what would happen to a packet.
+
+use super::{
+    Daemon,
+    nic::unknown,
+    session::{admission, in_range},
+};
+use crate::{convert, dataplane::Dataplane};
+use butterfly_api::{
+    Answer, Failure,
+    proto::{ExplainReq, ExplainRes, ExplainWalk, Response, explain_walk},
+};
+use butterfly_datapath::{Fate, Mac, Mark, NoAnswer, Origin, Question, Refused, Step, Target, Walk};
+use butterfly_model::canonical;
+use protobuf::MessageField;
+use std::net::IpAddr;
+
+const ICMP: u8 = 1;
+const ICMPV6: u8 = 58;
+
+impl<D: Dataplane> Daemon<D> {
+    pub(super) fn explain(&self, request: &ExplainReq) -> Answer {
+        let question = self.question(request)?;
+        let explanation = self.dataplane.explain(&question).map_err(refused)?;
+        let explain = ExplainRes {
+            allowed: Some(explanation.is_allowed()),
+            vni: Some(explanation.vni),
+            destination_mac: Some(explanation.destination_mac.to_string()),
+            walk: explanation.walks.into_iter().map(walk).collect(),
+            ..Default::default()
+        };
+        Ok(Response { explain: MessageField::some(explain), ..Default::default() })
+    }
+
+    fn question(&self, request: &ExplainReq) -> Result<Question, Failure> {
+        let known = |id: &String| self.nics.get(id).map(|_| id.clone()).ok_or_else(|| unknown(id));
+        let from = match (&request.from_nic, request.vni) {
+            (Some(id), _) => Origin::Vnic(known(id)?),
+            (None, Some(vni)) => Origin::Outside(vni),
+            (None, None) => {
+                return Err(
+                    Failure::new("nobody sends the packet").with_help("give from_nic, or vni for somebody on another host")
+                );
+            }
+        };
+        let to = match (request.to_address.as_deref(), &request.to_nic) {
+            (Some(address), _) => Target::Address(convert::member(address)?),
+            (None, Some(id)) => Target::Vnic(known(id)?),
+            (None, None) => return Err(Failure::new("the packet is for nobody").with_help("give to_address or to_nic")),
+        };
+        let source = request.source.as_deref().map(convert::member).transpose()?;
+        let v6 = match (&to, &source) {
+            (Target::Address(ip), _) | (_, Some(ip)) => ip.is_ipv6(),
+            (Target::Vnic(id), None) => {
+                let nic = self.nics.get(id).ok_or_else(|| unknown(id))?;
+                nic.ips.texts().first().is_some_and(|ip| ip.contains(':'))
+            }
+        };
+        let protocol = in_range("protocol", request.protocol, u8::MAX)?;
+        let icmp = match (in_range("icmp_type", request.icmp_type, u8::MAX)?, in_range("icmp_code", request.icmp_code, u8::MAX)?)
+        {
+            (Some(kind), code) => Some((kind, code.unwrap_or(0))),
+            (None, _) => None,
+        };
+        Ok(Question {
+            from,
+            to,
+            source,
+            source_mac: request.source_mac.as_deref().map(mac).transpose()?,
+            destination_mac: request.destination_mac.as_deref().map(mac).transpose()?,
+            protocol: protocol.unwrap_or(if v6 { ICMPV6 } else { ICMP }),
+            source_port: in_range("source_port", request.source_port, u16::MAX)?,
+            destination_port: in_range("destination_port", request.destination_port, u16::MAX)?,
+            flags: in_range("tcp_flags", request.tcp_flags, u8::MAX)?,
+            icmp,
+            length: in_range("length", request.length, u16::MAX)?,
+            reply: request.reply(),
+        })
+    }
+}
+
+fn mac(text: &str) -> Result<Mac, Failure> {
+    text.parse().map_err(|_| Failure::new(format!("{text:?} is no MAC address, such as 52:54:00:12:34:01")))
+}
+
+/// Why there is no answer, and what to ask instead.
+fn refused(why: NoAnswer) -> Failure {
+    let help = match &why {
+        NoAnswer::NeedsMac(_) => {
+            "give destination_mac, or ask the host that has it first: its answer to the same question from outside names it"
+        }
+        NoAnswer::NoAddress { .. } => "give the address, or declare one for the NIC",
+        NoAnswer::NeedsSource => "give source",
+        NoAnswer::NeedsPort(_) => "give destination_port",
+        _ => return Failure::new(why.to_string()),
+    };
+    Failure::new(why.to_string()).with_help(help)
+}
+
+fn walk(walk: Walk) -> ExplainWalk {
+    let [egress, ingress] = walk.admitted.map(|by| by.map(admission).into());
+    let mut message = ExplainWalk {
+        packet: Some(walk.packet),
+        step: walk.steps.into_iter().map(step).collect(),
+        egress,
+        ingress,
+        ..Default::default()
+    };
+    let hosts = |hosts: Vec<IpAddr>| hosts.into_iter().map(canonical).collect();
+    let fate = match walk.fate {
+        Fate::Delivered(nic) => {
+            message.nic_id = vec![nic];
+            explain_walk::Fate::DELIVERED
+        }
+        Fate::Leaves(host) => {
+            message.host = hosts(vec![host]);
+            explain_walk::Fate::LEAVES
+        }
+        Fate::Flooded { here, away, refused } => {
+            (message.nic_id, message.host) = (here, hosts(away));
+            message.drop = refused.into_iter().map(drop).collect();
+            explain_walk::Fate::FLOODED
+        }
+        Fate::Dropped(refused) => {
+            message.drop = vec![drop(refused)];
+            explain_walk::Fate::DROPPED
+        }
+        Fate::NoAddress => explain_walk::Fate::NO_ADDRESS,
+    };
+    message.fate = Some(fate.into());
+    message
+}
+
+fn step(step: Step) -> explain_walk::Step {
+    let mark = match step.mark {
+        Mark::Pass => explain_walk::step::Mark::PASS,
+        Mark::Stop => explain_walk::step::Mark::STOP,
+        Mark::Note => explain_walk::step::Mark::NOTE,
+    };
+    explain_walk::Step {
+        stage: Some(step.stage.to_owned()),
+        mark: Some(mark.into()),
+        text: Some(step.text),
+        detail: step.details,
+        ..Default::default()
+    }
+}
+
+fn drop(refused: Refused) -> explain_walk::Drop {
+    explain_walk::Drop {
+        reason: Some(refused.reason.name.to_owned()),
+        nic_id: Some(refused.charged).filter(|id| !id.is_empty()),
+        description: Some(refused.reason.description.trim().to_owned()),
+        ..Default::default()
+    }
+}

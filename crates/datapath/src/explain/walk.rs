@@ -1,0 +1,244 @@
+//! The walk: the stages of the packet path, one after the other, with one packet.
+
+use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
+
+use butterfly_packet::mac::Mac;
+use butterfly_vhost::{
+    port::Queue,
+    ring::{BATCH, FrameStore, Frames},
+};
+
+use super::{
+    Fate, Refused, Step, Walk,
+    scratch::World,
+    told::{self, Decided},
+};
+use crate::{
+    antispoof::antispoof,
+    batch::{Batch, Context, Meta, Verdict},
+    deliver::{NOT_ATTACHED, RING_FULL},
+    drops::{DropReason, info},
+    filter::{Room, SESSIONS_FULL, admits_flooded, filter},
+    flow::{L4, Packet, parse::parse},
+    forward::{NO_RECEIVER, forward},
+    headers::{Inside, headers},
+    offload::offload,
+    plane::Plane,
+    rules::address,
+    session::Key,
+    snapshot::Vnic,
+    tunnel::{NO_NEIGHBOUR, PeerRef, TOO_BIG, Tunnel, UPLINK_DOWN},
+};
+
+/// Walks a frame from the vnic in this slot, or from the trunk. Also says in which slot it met its receiver.
+pub(super) fn walk(plane: &Plane, world: &World<'_>, room: &mut Room, from: u32, frame: &[u8]) -> (Walk, Option<u32>) {
+    let mut steps = Vec::new();
+    let walk = |fate, admitted, steps| Walk { packet: told::packet(frame), frame: frame.to_vec(), steps, admitted, fate };
+    let nobody = || Fate::Dropped(Refused { reason: info(NO_RECEIVER), charged: String::new() });
+    let sender = world.snapshot.vnics.get(from);
+    let network = sender.and_then(|sender| world.snapshot.networks.get(sender.network));
+    let (Some(sender), Some(network)) = (sender, network) else { return (walk(nobody(), [None, None], steps), None) };
+    let context = world.context(sender, network);
+
+    let mut store = FrameStore::default();
+    let mut metas = Box::new([Meta::NEW; BATCH]);
+    let mut batch = Batch::new(Frames::private(&mut store, std::iter::once(frame)), &mut metas);
+    let stopped = |batch: &Batch<'_>| match batch.metas().first().map(|meta| meta.verdict) {
+        Some(Verdict::Drop(reason, slot)) => Some((reason, slot)),
+        _ => None,
+    };
+    let end = |steps: &mut Vec<Step>, stage, drop: Drop| {
+        steps.push(told::dropped(stage, drop.0));
+        Fate::Dropped(refused(drop, &context))
+    };
+
+    headers(&mut batch, &context);
+    if let Some(drop) = stopped(&batch) {
+        let fate = end(&mut steps, "headers", drop);
+        return (walk(fate, [None, None], steps), None);
+    }
+    antispoof(&mut batch, &context);
+    if let Some(drop) = stopped(&batch) {
+        let fate = end(&mut steps, "source", drop);
+        return (walk(fate, [None, None], steps), None);
+    }
+    steps.push(told::source(sender));
+    offload(&mut batch, &context);
+    let packet = match batch.metas().first().map(|meta| meta.inside) {
+        Some(Inside::Ip { at, vlan }) => parse(batch.frames.head(0), at.into(), vlan, frame.len() as u32).ok(),
+        // Nobody in the network is filtered, so nobody looked.
+        _ => match crate::headers::inside(batch.frames.head(0)) {
+            Inside::Ip { at, vlan } => parse(batch.frames.head(0), at.into(), vlan, frame.len() as u32).ok(),
+            _ => None,
+        },
+    };
+    let mac = |at: usize| frame.get(at..at + 6).and_then(|bytes| bytes.first_chunk()).map_or(Mac::ZERO, |bytes| Mac(*bytes));
+    world.take_stations(sender.vni, [mac(0), mac(6)]);
+    if let Some(packet) = &packet {
+        world.take_sessions(&Key::new(&packet.tuple, sender.vni, from, from));
+        if let L4::Error(quoted) = &packet.l4 {
+            world.take_sessions(&Key::new(&quoted.tuple, sender.vni, from, from));
+        }
+    }
+    forward(&mut batch, &context);
+    if let Some(drop) = stopped(&batch) {
+        let fate = end(&mut steps, "lookup", drop);
+        return (walk(fate, [None, None], steps), None);
+    }
+    let verdict = batch.metas().first().map_or(Verdict::Undecided, |meta| meta.verdict);
+    steps.push(told::lookup(verdict, frame, &context));
+    let met = match verdict {
+        Verdict::Deliver(slot) => Some(slot),
+        Verdict::Tunnel(_) => context.remote().map(|remote| remote.slot),
+        // As the filter has it: what nobody here owns is somewhere else.
+        Verdict::Flood { unknown: true } => context.remote().map(|remote| remote.slot),
+        _ => None,
+    };
+    let receiver = met.and_then(|slot| world.snapshot.vnics.get(slot));
+    let find = |packet: &Packet| {
+        let key = Key::new(&packet.tuple, sender.vni, from, receiver?.place.slot);
+        context.table.lookup(context.table.hash(&key), &key)
+    };
+    let before = packet.as_ref().and_then(find);
+    let row = before.and_then(|found| told::Known::of(&found, &context, &plane.shared.table));
+    filter(&mut batch, &context, room);
+    let after = packet.as_ref().and_then(find);
+    let mut drop = stopped(&batch);
+    // Its own table has room: that of the switch may have none.
+    let made = before.is_none_or(|before| after.is_some_and(|after| after.index != before.index));
+    if let (None, Some(packet), Some(receiver), true, true) = (drop, &packet, receiver, after.is_some(), made) {
+        let key = Key::new(&packet.tuple, sender.vni, from, receiver.place.slot);
+        let real = &plane.shared.table;
+        let may_go = |record: &crate::session::Record<'_>| {
+            let (seen, state) = record.seen();
+            context.timeouts.over(state, seen, context.now) || !state.is_established()
+        };
+        if !real.has_room(real.hash(&key), may_go) {
+            drop = Some((SESSIONS_FULL, from));
+        }
+    }
+    let decided = Decided { known: row, before, after, drop, receiver, packet: packet.as_ref() };
+    let admitted = told::filter(plane, &context, &decided, &mut steps);
+    let fate = match drop {
+        Some(drop) => Fate::Dropped(refused(drop, &context)),
+        None => deliver(verdict, frame, &context, room, &mut steps),
+    };
+    (walk(fate, admitted, steps), met)
+}
+
+/// A drop, and the slot that it is charged to.
+type Drop = (DropReason, u32);
+
+/// Who gets it, as delivery would find them.
+fn deliver(verdict: Verdict, frame: &[u8], context: &Context<'_>, room: &Room, steps: &mut Vec<Step>) -> Fate {
+    let outcome = match verdict {
+        Verdict::Deliver(slot) => match context.snapshot.vnics.get(slot) {
+            None => Err((NOT_ATTACHED, slot)),
+            Some(receiver) => takes(receiver).map_err(|reason| (reason, slot)).map(|free| {
+                steps.push(told::delivery(receiver, free));
+                Fate::Delivered(receiver.id.to_string())
+            }),
+        },
+        Verdict::Tunnel(peer) => leaves(frame, context, peer).map(|(to, step)| {
+            steps.push(step);
+            Fate::Leaves(to)
+        }),
+        Verdict::Flood { unknown } => flood(unknown, frame, context, room, steps),
+        Verdict::Drop(reason, slot) => Err((reason, slot)),
+        Verdict::Undecided => Err((NO_RECEIVER, context.sender.place.slot)),
+    };
+    outcome.unwrap_or_else(|drop| {
+        let stage = if matches!(verdict, Verdict::Tunnel(_)) { "tunnel" } else { "delivery" };
+        steps.push(told::dropped(stage, drop.0));
+        Fate::Dropped(refused(drop, context))
+    })
+}
+
+fn refused((reason, slot): Drop, context: &Context<'_>) -> Refused {
+    let charged = context.snapshot.vnics.get(slot).map(|vnic| vnic.id.to_string()).unwrap_or_default();
+    Refused { reason: info(reason), charged }
+}
+
+/// The same for what goes to several.
+fn flood(unknown: bool, frame: &[u8], context: &Context<'_>, room: &Room, steps: &mut Vec<Step>) -> Result<Fate, Drop> {
+    let own = context.sender.place.slot;
+    let others = context.network.members.iter().filter(|slot| **slot != own).filter_map(|slot| context.snapshot.vnics.get(*slot));
+    let others: Vec<_> = others.filter(|receiver| receiver.rules.bypass || !unknown).collect();
+    let remote = context.remote();
+    if others.is_empty() && remote.is_none() {
+        return Err((NO_RECEIVER, own));
+    }
+    let (mut here, mut away, mut drops) = (Vec::new(), Vec::new(), Vec::new());
+    let mut details = Vec::new();
+    for receiver in others {
+        let slot = receiver.place.slot;
+        match admits_flooded(room, 0, receiver, context).and_then(|()| takes(receiver).map_err(|reason| (reason, slot))) {
+            Ok(_) => here.push(receiver.id.to_string()),
+            Err(drop) => {
+                details.push(format!("not {}: {}", receiver.id, drop.0.name()));
+                drops.push(refused(drop, context));
+            }
+        }
+    }
+    steps.push(told::flooded(&here, details));
+    if let (Some(remote), Some(tunnel)) = (remote, context.tunnel) {
+        let group = [tunnel.groups.of(context.sender.vni).1];
+        let sent: Vec<_> = match remote.peers.is_empty() {
+            true => vec![fits(frame, context, tunnel).map(|()| (group[0], told::leaves(context, tunnel, &group, true)))],
+            false => remote.peers.iter().map(|peer| leaves(frame, context, *peer)).collect(),
+        };
+        for sent in sent {
+            match sent {
+                Ok((to, step)) => {
+                    away.push(to);
+                    steps.push(step);
+                }
+                Err(drop) => {
+                    steps.push(told::dropped("tunnel", drop.0));
+                    drops.push(refused(drop, context));
+                    // Too big for one is too big for all.
+                    if drop.0 == TOO_BIG {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    Ok(Fate::Flooded { here, away, refused: drops })
+}
+
+/// Buffers that a guest offers; or why it gets nothing.
+fn takes(receiver: &Vnic) -> Result<u16, DropReason> {
+    match receiver.shared.port.status(Queue::Rx) {
+        Some(ring) if ring.enabled && !ring.broken => match ring.avail_idx.wrapping_sub(ring.next_avail) {
+            0 => Err(RING_FULL),
+            free => Ok(free),
+        },
+        _ => Err(NOT_ATTACHED),
+    }
+}
+
+/// Whether it fits the uplink, and that is up.
+fn fits(frame: &[u8], context: &Context<'_>, tunnel: &Tunnel) -> Result<(), Drop> {
+    let own = context.sender.place.slot;
+    if frame.len() as u64 > u64::from(tunnel.largest()) {
+        return Err((TOO_BIG, own));
+    }
+    let trunk = context.remote().map_or(own, |remote| remote.slot);
+    if tunnel.down.load(Relaxed) || tunnel.port.is_down() { Err((UPLINK_DOWN, trunk)) } else { Ok(()) }
+}
+
+/// The host that it leaves for.
+fn leaves(frame: &[u8], context: &Context<'_>, peer: PeerRef) -> Result<(IpAddr, Step), Drop> {
+    let own = context.sender.place.slot;
+    let trunk = context.remote().map_or(own, |remote| remote.slot);
+    let tunnel = context.tunnel.ok_or((UPLINK_DOWN, trunk))?;
+    fits(frame, context, tunnel)?;
+    let peer = tunnel.peers.get(peer).ok_or((NO_NEIGHBOUR, trunk))?;
+    let to = address(peer.address());
+    match peer.mac() {
+        Some(_) => Ok((to, told::leaves(context, tunnel, &[to], false))),
+        None if peer.is_waited_for() => Err((NO_NEIGHBOUR, trunk)),
+        None => Ok((to, told::waits(to))),
+    }
+}

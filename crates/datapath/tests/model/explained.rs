@@ -1,0 +1,117 @@
+//! Switches that say what they are going to do with each frame, and then do it.
+
+use std::collections::BTreeMap;
+
+use butterfly_datapath::{Fate, Mark, Origin, Refused, Walk};
+
+use crate::{
+    check::{Seen, Switch},
+    commands::Command,
+    policy::Declared,
+    real::{PREFIXES, Real},
+    wire::{self, Carries},
+};
+
+/// With the network of each vnic that was ever there.
+pub struct Explained(Real, BTreeMap<String, u32>);
+
+impl Explained {
+    pub fn new(hosts: usize) -> Explained {
+        Explained(Real::new(hosts), BTreeMap::new())
+    }
+
+    /// What each host says of a frame: where it is sent, and where it arrives.
+    fn ask(&self, host: usize, name: &str, frame: &[u8], vni: Option<u32>) -> Vec<Option<Walk>> {
+        let mut said = vec![None; self.0.hosts.len()];
+        said[host] = self.0.hosts[host].explain_frame(&Origin::Vnic(name.to_owned()), frame);
+        let leaves = said[host].as_ref().is_some_and(|walk| {
+            matches!(&walk.fate, Fate::Leaves(_)) || matches!(&walk.fate, Fate::Flooded { away, .. } if !away.is_empty())
+        });
+        if let (true, Some(vni), Some(other)) = (leaves, vni, (0..said.len()).find(|other| *other != host)) {
+            said[other] = self.0.hosts[other].explain_frame(&Origin::Outside(vni), frame);
+        }
+        said
+    }
+}
+
+/// Whether somebody would have to remember an earlier frame to know what becomes of this one.
+fn is_fragment(frame: &[u8]) -> bool {
+    match wire::carries(frame) {
+        Carries::Ip(at, vlan) => wire::packet(frame, at, vlan).map_or(true, |packet| packet.fragment.is_some()),
+        _ => false,
+    }
+}
+
+/// Whether what a host did is what it said.
+fn check(said: &Walk, seen: &Seen, trunk: &str, frame: &[u8]) {
+    let mut got: Vec<&str> = seen.received.iter().map(|(name, _)| name.as_str()).collect();
+    got.sort_unstable();
+    let mut expected: Vec<&str> = match &said.fate {
+        Fate::Delivered(to) => vec![to],
+        Fate::Leaves(_) => vec![trunk],
+        Fate::Flooded { here, away, .. } => here.iter().map(String::as_str).chain(away.iter().map(|_| trunk)).collect(),
+        Fate::Dropped(_) | Fate::NoAddress => Vec::new(),
+    };
+    expected.sort_unstable();
+    let mut drops: BTreeMap<(String, String), u64> = BTreeMap::new();
+    let refused = match &said.fate {
+        Fate::Dropped(refused) => std::slice::from_ref(refused),
+        Fate::Flooded { refused, .. } => refused,
+        _ => &[],
+    };
+    for Refused { reason, charged } in refused {
+        let charged = if charged.is_empty() { trunk } else { charged };
+        *drops.entry((charged.to_owned(), reason.name.to_owned())).or_default() += 1;
+    }
+    let context = || format!("{frame:02x?}\nsaid {said:#?}\nseen {got:?} {:?}", seen.drops);
+    assert!(got == expected && drops == seen.drops, "{}", context());
+    if let Fate::Dropped(_) = said.fate {
+        assert!(said.steps.iter().any(|step| step.mark == Mark::Stop), "{}", context());
+    }
+}
+
+impl Switch for Explained {
+    fn insert(&mut self, host: usize, name: &str, declared: &Declared) {
+        self.1.insert(name.to_owned(), declared.vni);
+        self.0.insert(host, name, declared);
+    }
+
+    fn remove(&mut self, host: usize, name: &str) {
+        self.0.remove(host, name);
+    }
+
+    fn update(&mut self, host: usize, name: &str, declared: &Declared) {
+        self.0.update(host, name, declared);
+    }
+
+    fn change(&mut self, host: usize, change: &Command) {
+        self.0.change(host, change);
+    }
+
+    fn pass(&mut self, seconds: u32) {
+        self.0.pass(seconds);
+    }
+
+    fn send(&mut self, host: usize, name: &str, frames: &[Vec<u8>]) -> Vec<Seen> {
+        let mut all = vec![Seen::default(); self.0.hosts.len()];
+        for frame in frames {
+            let vni = self.1.get(name).copied();
+            let said = self.ask(host, name, frame, vni);
+            let seen = self.0.send(host, name, std::slice::from_ref(frame));
+            for (at, (said, seen)) in said.iter().zip(&seen).enumerate() {
+                if let Some(said) = said
+                    && !is_fragment(frame)
+                {
+                    check(said, seen, &format!("{}vni-{}", PREFIXES[at], vni.unwrap_or(0)), frame);
+                }
+            }
+            for (all, seen) in all.iter_mut().zip(seen) {
+                all.received.extend(seen.received);
+                for (drop, n) in seen.drops {
+                    *all.drops.entry(drop).or_default() += n;
+                }
+            }
+        }
+        all
+    }
+}
