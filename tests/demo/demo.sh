@@ -191,10 +191,20 @@ step "Blocked" "nothing enters a filtered vnic that no rule allows, from the sam
 blocked a b
 blocked a c
 
+# explained WHAT FROM TO: asks both hosts, without sending anything; WHAT is in the answer
+explained() {
+  say "   host ${HOST[$2]}: butterfly explain --from $2 --to ${IP[$3]} --far-endpoint ipc://$HOSTS/${HOST[$3]}/api"
+  on "${HOST[$2]}" bf explain --from "$2" --to "${IP[$3]}" --far-endpoint "ipc://$HOSTS/${HOST[$3]}/api" >"$dir/explained" || true
+  shown <"$dir/explained"
+  grep -q "$1" "$dir/explained" || fail "the explanation does not say: $1"
+}
+explained "dropped: ingress-denied, counted at c" a c
+
 step "Allowed" "a rule on the members of a group lets in whoever is one, wherever it runs"
 everywhere sg rule add team --ip-proto all --sg-members team
 everywhere sg member add team 10.0.0.1 10.0.0.2 10.0.0.3
 for pair in a:b b:c c:a; do reach "${pair%:*}" "${pair#*:}"; done
+explained "delivered to c" a c
 
 # ---- 6
 

@@ -6,6 +6,7 @@
 mod accounting;
 mod api;
 mod client;
+mod explain;
 mod filtering;
 mod hostile;
 mod lifecycle;
