@@ -20,11 +20,11 @@ endif
 PROGRAMS := butterflyd butterfly butterfly-bench
 
 # What `make test` runs, in this order: the quick and the likely to fail first.
-TEST_PARTS := lint unit fuzz instructions scenarios attack guests tunnel dpdk
+TEST_PARTS := lint unit fuzz instructions scenarios terminal attack guests tunnel dpdk
 
 .DEFAULT_GOAL := build
 .PHONY: help setup build test demo bench soak fuzz install uninstall clean guest \
-        test-lint test-unit test-scenarios test-guests test-tunnel test-dpdk test-instructions test-attack test-fuzz
+        test-lint test-unit test-scenarios test-terminal test-guests test-tunnel test-dpdk test-instructions test-attack test-fuzz
 
 help: ## list the targets
 	@echo 'Variables: KEEP=1 (demo), DESTDIR PREFIX SYSCONFDIR UNITDIR (install), BIN=dir with other builds to test.'
@@ -51,6 +51,9 @@ test-unit: setup ## unit and property tests, packet walks, the driver against te
 
 test-scenarios: setup build ## whole daemons with simulated guests (root)
 	$(CARGO) test -p butterfly-tests --no-fail-fast $(LOCKED)
+
+test-terminal: setup build ## what butterfly top shows, in a real terminal (root)
+	tests/terminal/run.sh
 
 test-guests: setup build guest ## real QEMU guests: both roles, offloads, crashes, restarts (root)
 	tests/guest/run.sh

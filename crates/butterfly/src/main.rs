@@ -26,6 +26,7 @@ mod sessions;
 mod settings;
 mod sg;
 mod table;
+mod top;
 mod tree;
 mod tunnels;
 mod uplink;

@@ -50,8 +50,17 @@ impl<'a> Session<'a> {
     /// Makes one request of another daemon.
     pub fn ask_at(&mut self, endpoint: &str, request: Request) -> Result<Response, Failure> {
         let settings = Settings { endpoint: endpoint.to_owned(), ..self.settings.clone() };
-        let mut there = Session { settings: &settings, output: self.output, connection: None, verbose_aside: self.verbose_aside };
-        there.ask(request)
+        self.with(&settings).ask(request)
+    }
+
+    /// A conversation of its own, with other settings.
+    pub fn with<'b>(&'b mut self, settings: &'b Settings) -> Session<'b> {
+        Session { settings, output: self.output, connection: None, verbose_aside: self.verbose_aside }
+    }
+
+    /// What the global options ask for.
+    pub fn settings(&self) -> &'a Settings {
+        self.settings
     }
 
     /// Makes several requests in one batch. Returns as many responses, in the
@@ -59,6 +68,13 @@ impl<'a> Session<'a> {
     pub fn ask_all(&mut self, requests: Vec<Request>) -> Result<Vec<Response>, Failure> {
         let messages = requests.into_iter().map(|request| message(request, None)).collect();
         self.exchange(messages)
+    }
+
+    /// Makes several requests in one batch. Returns as many answers, in the order of the requests; none for those that were refused.
+    pub fn ask_each(&mut self, requests: Vec<Request>) -> Result<Vec<Option<Response>>, Failure> {
+        let messages = requests.into_iter().map(|request| message(request, None)).collect();
+        let replies = reply::messages(self.send(&Messages { messages, ..Messages::default() })?)?;
+        Ok(replies.into_iter().map(|reply| reply::response(reply).ok()).collect())
     }
 
     /// Sends `messages` in one batch and returns a successful response for

@@ -4,6 +4,7 @@ mod json;
 mod page;
 
 pub use json::admission as admission_json;
+pub use page::row;
 
 use crate::failure::Failure;
 use crate::reader::Arguments;
@@ -140,7 +141,7 @@ pub fn protocol(word: &str) -> Result<u32, Failure> {
 }
 
 /// The name of a protocol, or its number.
-fn protocol_name(number: u32) -> String {
+pub fn protocol_name(number: u32) -> String {
     let named = PROTOCOLS.iter().find(|(_, known)| *known == number);
     named.map_or_else(|| number.to_string(), |(name, _)| (*name).to_owned())
 }

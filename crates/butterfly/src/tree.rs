@@ -4,7 +4,7 @@
 //! generated from the commands, read it. Words are not parsed by clap: see
 //! [`crate::reader`].
 
-use crate::{explain, fdb, nic, peer, process, replay, sessions, sg, tunnels, uplink, workers};
+use crate::{explain, fdb, nic, peer, process, replay, sessions, sg, top, tunnels, uplink, workers};
 use crate::{failure::Failure, reader::Arguments, session::Session};
 use clap::{Arg, ArgAction, Command};
 
@@ -77,6 +77,7 @@ pub fn root() -> Node {
             sessions::node(),
             process::status(),
             fdb::node(),
+            top::node(),
             workers::node(),
             tunnels::node(),
             uplink::node(),

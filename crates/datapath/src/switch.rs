@@ -110,6 +110,8 @@ pub struct VnicReport {
     pub flooded: u64,
     /// Source addresses that were not learnt because a bound was reached.
     pub learn_refused: u64,
+    /// Sessions that it is an end of.
+    pub sessions: u32,
     /// Every reason there is, with its count.
     pub drops: Vec<(ReasonInfo, u64)>,
 }
@@ -315,7 +317,8 @@ impl Switch {
             let declared = vnics.get(id)?;
             (declared.spec.clone(), declared.device.status())
         };
-        let totals = self.plane.vnic(id).map(|vnic| vnic.shared.counters.totals()).unwrap_or_default();
+        let vnic = self.plane.vnic(id);
+        let totals = vnic.as_ref().map(|vnic| vnic.shared.counters.totals()).unwrap_or_default();
         Some(VnicReport {
             spec,
             device,
@@ -323,6 +326,7 @@ impl Switch {
             delivered: (totals.get(Counter::OutPackets), totals.get(Counter::OutBytes)),
             flooded: totals.get(Counter::Flooded),
             learn_refused: totals.get(Counter::LearnRefused),
+            sessions: vnic.map_or(0, |vnic| vnic.shared.sessions.load(Ordering::Relaxed)),
             drops: drops(&totals),
         })
     }

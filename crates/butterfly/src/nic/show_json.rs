@@ -57,6 +57,7 @@ pub fn json(show: &NicShow) -> Value {
         "out_bytes": show.out_bytes(),
         "flooded": show.flooded(),
         "learn_refused": show.learn_refused(),
+        "sessions": show.sessions(),
         "host_mtu": show.host_mtu,
         "drops": drops_json(&show.drops),
     })

@@ -67,7 +67,8 @@ fn fill(state: &SessionTable) -> String {
     format!("sessions: {} of {} in use, in {}\n", state.used(), state.capacity(), safe(state.memory()))
 }
 
-fn row(session: &Session) -> [String; 11] {
+/// A session's columns, as in the heading above.
+pub fn row(session: &Session) -> [String; 11] {
     [
         match session.vlan {
             Some(vlan) => format!("{} vlan {vlan}", session.vni()),

@@ -13,7 +13,7 @@ use clap::{Arg, Command};
 use protobuf::MessageField;
 use serde_json::Value;
 
-pub use rule::hash as rule_hash;
+pub use rule::{hash as rule_hash, short as rule_text};
 
 /// The `sg` commands.
 pub fn node() -> Node {

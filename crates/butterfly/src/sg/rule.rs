@@ -3,9 +3,10 @@
 use crate::failure::Failure;
 use crate::reader::Arguments;
 use crate::session::Session;
+use crate::sessions::protocol_name;
 use crate::sg::{group, rule_options, wants_json};
 use crate::tree::{Node, flag, json, word};
-use butterfly_api::proto::{Request, Rule, SgRuleAddReq, SgRuleDelReq};
+use butterfly_api::proto::{Request, Rule, SgRuleAddReq, SgRuleDelReq, rule::Direction};
 use butterfly_api::text;
 use butterfly_model::libstdcxx_hash;
 use clap::Command;
@@ -123,6 +124,25 @@ fn line(rule: &Rule) -> String {
         absent(cidr(rule)),
         absent(rule.security_group.as_ref()),
     )
+}
+
+/// A rule in a few words.
+pub fn short(rule: &Rule) -> String {
+    let protocol = match rule.protocol() {
+        -1 => "any protocol".to_owned(),
+        number => u32::try_from(number).map_or_else(|_| number.to_string(), protocol_name),
+    };
+    let ports = match (rule.port_start, rule.port_end) {
+        (Some(start), Some(end)) if start == end => format!(" {start}"),
+        (Some(start), Some(end)) => format!(" {start}-{end}"),
+        _ => String::new(),
+    };
+    let peer = match (&rule.security_group, cidr(rule)) {
+        (Some(group), _) => format!("members of {group}"),
+        (None, cidr) => cidr.unwrap_or_default(),
+    };
+    let way = if rule.direction() == Direction::OUTBOUND { "out to" } else { "in from" };
+    format!("{protocol}{ports} {way} {peer}")
 }
 
 /// The same for programs, with how many `sessions` it admitted if that was asked.

@@ -104,6 +104,7 @@ fn show(nic: &Nic, report: &VnicReport) -> NicShow {
         migrating: Some(attached.is_some_and(|attached| attached.logging)),
         flooded: Some(report.flooded),
         learn_refused: Some(report.learn_refused),
+        sessions: Some(report.sessions),
         ..Default::default()
     }
 }

@@ -390,7 +390,7 @@ fn a_vnic_is_shown_whole() {
         last_detach_reason: \"it crashed\" last_detach_time: 900 attach_count: 4 \
         in_packets: 1 in_bytes: 100 out_packets: 2 out_bytes: 200 bypass_filtering: false ip_anti_spoof: false \
         ip: \"10.0.0.1\" security_group: \"web\" trouble: \"trouble\" peer_pid: 77 others_waiting: true migrating: true \
-        flooded: 5 learn_refused: 6";
+        flooded: 5 learn_refused: 6 sessions: 8";
     assert_eq!(one_line(&text::print(&rest)), expected);
 }
 

@@ -151,7 +151,16 @@ impl Dataplane for Fake {
             trouble: Some("trouble".into()),
         };
         let drops = butterfly_datapath::reasons().zip(1..).collect();
-        Some(VnicReport { spec, device, received: (1, 100), delivered: (2, 200), flooded: 5, learn_refused: 6, drops })
+        Some(VnicReport {
+            spec,
+            device,
+            received: (1, 100),
+            delivered: (2, 200),
+            flooded: 5,
+            learn_refused: 6,
+            sessions: 8,
+            drops,
+        })
     }
 
     fn fdb(&self, vni: Option<u32>) -> Vec<FdbRow> {

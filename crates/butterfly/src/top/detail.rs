@@ -1,0 +1,40 @@
+//! More about one NIC: its rules and sessions.
+
+use super::sample::NicCounts;
+use crate::failure::Failure;
+use crate::session::Session;
+use crate::sessions::row;
+use crate::sg::rule_text;
+use butterfly_api::proto::{Request, SessionFilter, SessionListReq, SgRuleStats};
+use protobuf::MessageField;
+
+/// Sessions that are shown of one NIC.
+const SESSIONS: u32 = 200;
+
+/// Of one NIC, as it was at the last look.
+#[derive(Default)]
+pub struct Detail {
+    /// Group, rule, sessions that it admitted.
+    pub rules: Vec<(String, String, u64)>,
+    /// As `butterfly sessions` has them.
+    pub sessions: Vec<[String; 11]>,
+    /// How many there are.
+    pub matching: u64,
+}
+
+/// Asks for it.
+pub fn take(id: &str, nic: &NicCounts, session: &mut Session) -> Result<Detail, Failure> {
+    let filter = SessionFilter { nic_id: Some(id.to_owned()), ..SessionFilter::default() };
+    let list = SessionListReq { filter: MessageField::some(filter), limit: Some(SESSIONS), ..SessionListReq::default() };
+    let mut requests = vec![Request { session_list: MessageField::some(list), ..Request::default() }];
+    requests.extend(nic.groups.iter().map(|group| Request { sg_rule_stats: Some(group.clone()), ..Request::default() }));
+    // Groups need not exist.
+    let mut answers = session.ask_each(requests)?.into_iter();
+    let found = answers.next().flatten().and_then(|answer| answer.session_list.into_option()).unwrap_or_default();
+    let mut rules = Vec::new();
+    for (group, answer) in nic.groups.iter().zip(answers) {
+        let stats: Vec<SgRuleStats> = answer.map(|answer| answer.sg_rule_stats).unwrap_or_default();
+        rules.extend(stats.iter().map(|stats| (group.clone(), rule_text(&stats.rule), stats.sessions())));
+    }
+    Ok(Detail { rules, sessions: found.session.iter().map(row).collect(), matching: found.matching() })
+}

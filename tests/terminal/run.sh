@@ -1,0 +1,127 @@
+#!/bin/bash
+# run.sh [--docs]: what `butterfly top` shows in a terminal (tmux), while two simulated guests exchange a known rate: rates, choosing, opening,
+# sorting, small and large windows, no colours, a daemon that goes. --docs keeps what it showed in docs/top.md.
+set -euo pipefail
+# shellcheck source=../lib/common.sh
+. "$(dirname "$0")/../lib/common.sh"
+# shellcheck source=../lib/daemon.sh
+. "$TESTS/lib/daemon.sh"
+
+need_programs butterflyd butterfly butterfly-bench
+RATE=20000 # packets a second, one way
+dir=$(mktemp -d /tmp/bfly-terminal.XXXXXX)
+load=''
+cleanup() {
+  tmux_ kill-server 2>/dev/null || true
+  end "$load"
+  daemon_stop || true
+  rm -rf "$dir"
+}
+trap cleanup EXIT
+trap 'exit 130' INT TERM HUP
+
+tmux_() { env -u TMUX tmux -f /dev/null -S "$dir/tmux" "$@"; }
+screen() { tmux_ capture-pane -p; }
+keys() { tmux_ send-keys "$@"; }
+fail() {
+  echo "FAILED: $*" >&2
+  echo "--- the screen:" >&2
+  screen >&2 || true
+  daemon_log
+  exit 1
+}
+ok() { say "ok: $*"; }
+shows() { screen | grep -qE -- "$1"; }          # a line that matches
+begins() { [[ $(screen | sed -n 4p) == "$1 "* ]]; } # the first NIC below the heading
+await() { wait_for 10 shows "$1" || fail "it does not show $1"; }
+
+daemon_start "$dir"
+bf nic add --id sender --mac 02:00:00:00:00:01 --vni 42 --ip 10.0.0.1 --bypass-filtering + \
+  nic add --id receiver --mac 02:00:00:00:00:02 --vni 42 --ip 10.0.0.2 --bypass-filtering + \
+  nic add --id alone --mac 02:00:00:00:00:03 --vni 43 --ip 10.0.0.3 --sg web + \
+  sg rule add web --ip-proto tcp --port 443 --cidr 0.0.0.0/0 >/dev/null
+"$BIN/butterfly-bench" --a "$dir/qemu-vhost-sender" --b "$dir/qemu-vhost-receiver" --rate $RATE --warm 0 --learn 0 --secs 60 \
+  >"$dir/load" 2>&1 </dev/null &
+load=$!
+wait_for 20 attached receiver || fail "the load did not start: $(cat "$dir/load")"
+
+tmux_ new-session -d -x 100 -y 16 "LANG=C.UTF-8 '$BIN/butterfly' top -e 'ipc://$dir/api' --interval 500; echo ended with \$?; sleep 60"
+# Within a tenth of what is sent.
+await '^sender +42 +attached +(1[89]|2[012])\.[0-9]k '
+await '^receiver .* (1[89]|2[012])\.[0-9]k '
+await '^3 NICs +(1[89]|2[012])\.[0-9]k packets/s'
+begins alone && fail "who has no traffic is first"
+await '[▁▂▃▄▅▆▇█]{4}'
+ok "rates of the guests, within a tenth of $RATE packets a second, and bars of them"
+overview=$(screen)
+# Bold and reversed, and nothing that a terminal without colours lacks.
+colours=$(tmux_ capture-pane -p -e | grep -oE $'\e\\[[0-9;]*m' | grep -vE $'\e\\[(0|1|7|0;1|0;7|1;7|27|22|39|49|39;49|59|39;49;59)?m' || true)
+[ -z "$colours" ] || fail "it uses colours: $(cat -v <<<"$colours")"
+ok "no colours"
+
+keys s
+await 'sorted by drops'
+keys s s
+await 'sorted by id'
+wait_for 5 begins alone || fail "alone is not first by id"
+keys Down Enter
+await '^alone +VNI 43'
+await '0 +web: tcp 443 in from 0.0.0.0/0'
+await '^sessions \(0 of 0\)'
+opened=$(screen)
+ok "chosen, opened: drops, rules and sessions of one NIC"
+keys Escape
+await '^nic +vni'
+
+for size in "40 8" "20 4" "200 50" "100 16"; do
+  # shellcheck disable=SC2086
+  set -- $size
+  tmux_ resize-window -x "$1" -y "$2"
+  wait_for 5 shows '^3 NICs' || fail "nothing to be seen in $1 x $2"
+done
+await '^sender +42 +attached'
+ok "windows from 20 x 4 to 200 x 50"
+
+keys p
+await '^paused'
+keys p
+kill -STOP "$DAEMON_PID"
+await '^NO ANSWER'
+kill -CONT "$DAEMON_PID"
+wait_for 10 eval '! shows "^NO ANSWER"' || fail "it does not notice that the daemon is back"
+ok "a daemon that does not answer is told, and its return is seen"
+keys q
+await '^ended with 0'
+
+page=$(bf top --once --interval 1000)
+grep -qE '^receiver .* (1[89]|2[012])\.[0-9]k ' <<<"$page" || fail "the page does not tell the rate: $page"
+bf top --json --interval 1000 | python3 -I -S -c '
+import json, sys
+board, rate = json.load(sys.stdin), float(sys.argv[1])
+nics = {nic["id"]: nic for nic in board["nics"]}
+seen = nics["receiver"]["out_packets_per_second"]
+assert abs(seen - rate) < rate / 10, seen
+assert nics["alone"]["in_packets_per_second"] == 0 and 0 < board["workers_busy"] < 1, board' $RATE || fail "--json tells something else"
+bf top </dev/null 2>"$dir/refused" && fail "it runs without a terminal"
+grep -q -- --once "$dir/refused" || fail "it does not say what to do without a terminal"
+ok "--once and --json agree, and without a terminal it says so"
+
+if [ "${1:-}" = --docs ]; then
+  {
+    echo "# butterfly top"
+    echo
+    echo "What passes now, in a terminal; also over SSH and without colours. These screens were captured by \`tests/terminal/run.sh --docs\`."
+    echo
+    # shellcheck disable=SC2016
+    printf '```\n%s\n```\n\n' "$overview"
+    echo "Arrows choose a NIC and Enter opens it: its drops by reason, its rules with the sessions that each admitted, its sessions."
+    echo
+    # shellcheck disable=SC2016
+    printf '```\n%s\n```\n\n' "$opened"
+    echo "\`in\` is what machines send, \`out\` what they get; \`last looks\` is both together, each look a bar, as high as the most of them. \`s\` sorts by rate,"
+    echo "drops, sessions or id, \`p\` pauses, \`q\` ends. Where the window is narrow, columns go; where the locale is not UTF-8, or with \`--ascii\`, bars are ASCII."
+    echo "\`--once\` prints one interval as a page, \`--json\` the same for programs."
+  } >"$REPO/docs/top.md"
+  say "docs/top.md is new"
+fi
+say "terminal: ok"
