@@ -8,6 +8,7 @@ set -euo pipefail
 . "$TESTS/lib/daemon.sh"
 
 need_programs butterflyd butterfly butterfly-bench
+docs=${1:-}
 RATE=20000 # packets a second, one way
 dir=$(mktemp -d /tmp/bfly-terminal.XXXXXX)
 load=''
@@ -74,10 +75,8 @@ keys Escape
 await '^nic +vni'
 
 for size in "40 8" "20 4" "200 50" "100 16"; do
-  # shellcheck disable=SC2086
-  set -- $size
-  tmux_ resize-window -x "$1" -y "$2"
-  wait_for 5 shows '^3 NICs' || fail "nothing to be seen in $1 x $2"
+  tmux_ resize-window -x "${size% *}" -y "${size#* }"
+  wait_for 5 shows '^3 NICs' || fail "nothing to be seen in a window of $size"
 done
 await '^sender +42 +attached'
 ok "windows from 20 x 4 to 200 x 50"
@@ -106,7 +105,7 @@ bf top </dev/null 2>"$dir/refused" && fail "it runs without a terminal"
 grep -q -- --once "$dir/refused" || fail "it does not say what to do without a terminal"
 ok "--once and --json agree, and without a terminal it says so"
 
-if [ "${1:-}" = --docs ]; then
+if [ "$docs" = --docs ]; then
   {
     echo "# butterfly top"
     echo

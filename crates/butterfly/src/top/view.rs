@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(names(120), "nic vni machine in/s bit/s out/s bit/s drops/s sessions last looks");
         assert_eq!(names(96), "nic vni machine in/s bit/s out/s bit/s drops/s sessions last looks");
         assert_eq!(names(80), "nic in/s bit/s out/s bit/s drops/s sessions last looks");
-        assert_eq!(names(40), "nic in/s out/s");
+        assert_eq!(names(40), "nic in/s out/s drops/s");
         assert_eq!(names(1), "nic in/s out/s");
     }
 }
