@@ -50,7 +50,7 @@ test-unit: setup ## unit and property tests, packet walks, the driver against te
 	CARGO=$(CARGO) tests/unit.sh
 
 test-scenarios: setup build ## whole daemons with simulated guests (root)
-	$(CARGO) test -p butterfly-tests --no-fail-fast $(LOCKED)
+	CARGO=$(CARGO) tests/scenarios.sh
 
 test-terminal: setup build ## what butterfly top shows, in a real terminal (root)
 	tests/terminal/run.sh

@@ -5,38 +5,22 @@ set -euo pipefail
 # shellcheck source=lib/common.sh
 . "$(dirname "$0")/lib/common.sh"
 
+# shellcheck source=lib/programs.sh
+. "$TESTS/lib/programs.sh"
+
 cd "$REPO"
-CARGO=${CARGO:-cargo}
 LOGS=$BUILD/test/unit
 mkdir -p "$LOGS"
-all=(--workspace --exclude butterfly-tests ${CI:+--locked})
-loom=(-p butterfly-datapath --features loom --lib ${CI:+--locked})
 
-# All are built at once, so that crates have the same features everywhere and are built once, and are then run without cargo.
-# programs JSON: package, directory and path of each test program that cargo built.
-programs() {
-  python3 -I -S -c '
-import json, os, sys
-for line in open(sys.argv[1]):
-    m = json.loads(line)
-    if m["reason"] == "compiler-artifact" and m["profile"]["test"] and m["executable"]:
-        home = os.path.dirname(m["manifest_path"])
-        print(os.path.basename(home), home, m["executable"])' "$1"
-}
-"$CARGO" test "${all[@]}" --no-run --message-format=json-render-diagnostics >"$LOGS/built.json"
-programs "$LOGS/built.json" >"$LOGS/programs"
+build_tests "$LOGS/programs"
 for package in datapath vhost; do grep -q "^$package " "$LOGS/programs" || die "cargo built no test of butterfly-$package"; done
-"$CARGO" test "${loom[@]}" --no-run --message-format=json-render-diagnostics >"$LOGS/loom.json"
-read -r _ home program < <(programs "$LOGS/loom.json") || die "cargo built no test of butterfly-datapath"
+build_tests "$LOGS/loom" --lib --features butterfly-datapath/loom
+read -r _ home program < <(grep '^datapath ' "$LOGS/loom") || die "cargo built no test of butterfly-datapath"
 
-# test_in DIRECTORY PROGRAM ARGUMENTS...: as cargo does it
-test_in() {
-  say "     Running $2 in $1"
-  (cd "$1" && CARGO_MANIFEST_DIR=$1 exec "${@:2}")
-}
 tests_of() { # tests_of vhost|others: fails if one of them does, after all
   local status=0 package home program
   while read -r package home program; do
+    [ "$home" != "$TESTS" ] || continue # scenarios have a part of their own
     [ "$1" = "$([ "$package" = vhost ] && echo vhost || echo others)" ] || continue
     test_in "$home" "$program" </dev/null || {
       status=1
@@ -56,7 +40,7 @@ test_in "$home" nice -n 19 "$program" loom >"$LOGS/loom.log" 2>&1 &
 beside+=($!)
 failed=0
 tests_of others || failed=1
-"$CARGO" test "${all[@]}" --doc || failed=1
+"$CARGO" test --workspace ${CI:+--locked} --doc || failed=1
 for log in vhost loom; do
   wait "${beside[0]}" || failed=1
   beside=("${beside[@]:1}")

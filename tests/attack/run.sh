@@ -13,4 +13,5 @@ export BIN
 profile=dev
 [ "${1:-}" != --cost ] || profile=release
 cd "$REPO"
-exec cargo run --quiet --profile "$profile" -p butterfly-tests --bin butterfly-attack ${CI:+--locked} -- "$@"
+# Of the whole workspace, so that what the tests have built is what it needs.
+exec cargo run --quiet --profile "$profile" --bin butterfly-attack ${CI:+--locked} -- "$@"
