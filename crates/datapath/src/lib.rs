@@ -19,8 +19,10 @@ mod fdb;
 mod filter;
 mod flow;
 mod forward;
+mod gone;
 pub mod harness;
 mod headers;
+mod observe;
 mod offload;
 mod plane;
 mod rules;
@@ -30,6 +32,7 @@ mod sessions;
 mod slab;
 mod snapshot;
 mod switch;
+mod tally;
 mod tunnel;
 mod worker;
 
@@ -41,6 +44,9 @@ pub use butterfly_vhost::{
 };
 pub use drops::{DropReason, ReasonInfo, reasons};
 pub use explain::{Explanation, Fate, Mark, NoAnswer, Origin, Question, Refused, Step, Target, Walk};
+pub use observe::{
+    NetworkObservation, NetworkTunnel, Observation, PeerObservation, SessionObservation, UplinkObservation, VnicObservation,
+};
 pub use plane::{AddError, SessionConfig, VnicPolicy};
 pub use rules::GroupChange;
 pub use session::Timeouts;

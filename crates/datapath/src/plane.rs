@@ -20,11 +20,14 @@ use crate::{
     clock::Clock,
     counters::{Counters, Totals},
     fdb::{Fdb, Learnt},
+    gone::Gone,
     headers::number,
+    observe::{Update, Updates},
     rules::{Cells, GroupChange, Groups, MAX_CELLS, number as number_of_ip},
     session::{Admission, HashKey, Table, Timeouts},
     slab::Slab,
     snapshot::{Network, Numbers, PortRef, Remote, Rules, Shared as VnicShared, Snapshot, Vnic},
+    tally::Tally,
     tunnel::{PeerRef, Tunnel, UPLINK},
     worker::{Handle, Shared},
 };
@@ -130,8 +133,6 @@ struct State {
     /// Tunnel endpoints that get what is for several receivers: of all networks, and of some.
     peers: Vec<IpAddr>,
     peers_of: BTreeMap<u32, Vec<IpAddr>>,
-    /// Counters of vnics that are gone.
-    gone: Totals,
 }
 
 impl State {
@@ -149,6 +150,10 @@ pub(crate) struct Plane {
     state: Mutex<State>,
     /// Vnics that left a moment ago, maybe for another host, by slot. Apart, as housekeeping does not wait for changes.
     departed: Mutex<HashMap<u32, Departed>>,
+    /// Apart, as those who watch do not wait for changes.
+    pub gone: Gone,
+    pub tally: Tally,
+    pub updates: Updates,
 }
 
 /// Tells a vnic's worker when its transmit ring starts and stops.
@@ -200,9 +205,11 @@ impl Plane {
                 groups: Groups::default(),
                 peers: Vec::new(),
                 peers_of: BTreeMap::new(),
-                gone: Totals::default(),
             }),
             departed: Mutex::default(),
+            gone: Gone::default(),
+            tally: Tally::default(),
+            updates: Updates::default(),
         })
     }
 
@@ -250,6 +257,7 @@ impl Plane {
         rebuild_network(&mut next, vni, network, remote);
         state.by_id.insert(vnic.id.clone(), place);
         self.publish(next);
+        self.updates.add(Update::VnicAdded);
         if !vnic.rules.bypass {
             // Its address is its own from now on.
             self.forget(|learnt| learnt.vni == vni && learnt.mac == number(mac));
@@ -267,6 +275,7 @@ impl Plane {
             flood_filled: AtomicU64::new(0),
             sessions: AtomicU32::new(0),
             attached: AtomicU32::new(0),
+            presence: Default::default(),
             answered: AtomicU64::new(0),
             dhcp: Default::default(),
         })
@@ -336,6 +345,7 @@ impl Plane {
             }
         }
         self.publish(next);
+        self.updates.add(Update::PeersChanged);
         Ok(())
     }
 
@@ -365,6 +375,7 @@ impl Plane {
             rebuild_network(&mut next, old.vni, old.network, remote);
         }
         self.publish(next);
+        self.updates.add(Update::VnicChanged);
         if !policy.bypass && old.rules.bypass {
             self.forget(|learnt| learnt.place == old.place || (learnt.vni == old.vni && learnt.mac == number(old.mac)));
         }
@@ -394,6 +405,7 @@ impl Plane {
             self.shared.cells.take_back(*cell, next.version);
         }
         self.publish(next);
+        self.updates.add(Update::GroupChanged);
         Ok(())
     }
 
@@ -439,13 +451,13 @@ impl Plane {
         departed.retain(|_, gone| now.wrapping_sub(gone.when) < keep);
         departed.insert(place.slot, Departed { versions: (vnic.born, next.version), when: now });
         drop(departed);
+        let leaving: Vec<Arc<Vnic>> = [Some(&vnic), trunk.as_ref()].into_iter().flatten().cloned().collect();
+        self.gone.leaving(&leaving);
         self.publish(next);
+        self.gone.left(&leaving);
+        self.updates.add(Update::VnicRemoved);
         let slot = trunk.as_ref().map(|trunk| trunk.place.slot);
         self.forget(|learnt| learnt.place == place || Some(learnt.place.slot) == slot);
-        state.gone.merge(&vnic.shared.counters.totals());
-        if let Some(trunk) = trunk {
-            state.gone.merge(&trunk.shared.counters.totals().drops_only());
-        }
         true
     }
 
@@ -462,13 +474,7 @@ impl Plane {
 
     /// Counters of the whole host, vnics that are gone included.
     pub fn totals(&self) -> Totals {
-        let state = self.state();
-        let mut totals = state.gone.clone();
-        for (_, vnic) in self.shared.snapshot.load().vnics.iter() {
-            let own = vnic.shared.counters.totals();
-            // What passes a trunk is a vnic's, and counted there.
-            totals.merge(&if vnic.trunk { own.drops_only() } else { own });
-        }
+        let mut totals = self.gone.totals(&self.shared.snapshot).all;
         if let Some(tunnel) = &self.shared.tunnel {
             totals.merge(&tunnel.totals().drops_only());
         }

@@ -146,12 +146,16 @@ impl Plane {
         });
     }
 
-    /// Removes the sessions of part `n` of `parts` that have ended, or whose vnics are gone. A vnic that left may have gone to another host:
+    /// Removes the sessions of part `n` of `parts` that have ended, or whose vnics are gone, and counts the others. A vnic that left may have gone to another host:
     /// what is known of its TCP connections with those who are still here stays for as long as they may be picked up where it came.
     pub fn sweep(&self, n: u64, parts: u64) {
         let shared = &self.shared;
         if shared.table.used() == 0 {
+            self.tally.clear();
             return;
+        }
+        if n == 0 {
+            self.tally.begin();
         }
         let now = shared.clock.now();
         let departed = self.departed();
@@ -173,8 +177,13 @@ impl Plane {
             };
             if (!stays || shared.sessions.timeouts.over(state, seen, now)) && shared.table.remove(index, &key) {
                 snapshot.released(key.vni(), key.slots(), admission.stamp);
+            } else {
+                self.tally.add(state);
             }
         });
+        if n + 1 == parts {
+            self.tally.publish();
+        }
     }
 
     /// How many sessions match, and the first `limit` of them.

@@ -15,6 +15,7 @@ use butterfly_vhost::port::Port;
 use crate::{
     counters::Counters,
     flow::Address,
+    observe::Presence,
     rules::{Members, Policy, number as number_of_ip},
     slab::Slab,
     tunnel::PeerRef,
@@ -95,6 +96,7 @@ pub(crate) struct Shared {
     pub sessions: AtomicU32,
     /// Second in which its guest attached; 0 if none did.
     pub attached: AtomicU32,
+    pub presence: Presence,
     /// Second (high half) and number of its frames that were answered "too big" in it.
     pub answered: AtomicU64,
     /// Transaction (high half) and second of its last DHCP and DHCPv6 request; 0 if there was none.

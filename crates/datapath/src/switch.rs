@@ -209,10 +209,12 @@ impl PortEvents for Link {
 impl DeviceEvents for Link {
     fn attached(&self) {
         self.shared.attached.store(self.plane.shared.clock.now(), Ordering::Relaxed);
+        self.shared.presence.came();
         self.events.attached(&self.id);
     }
 
     fn detached(&self, reason: &str) {
+        self.shared.presence.went();
         self.events.detached(&self.id, reason);
     }
 }

@@ -120,6 +120,17 @@ impl State {
         if number == State::UdpNew.number() || number == State::SctpNew.number() { number + 1 } else { number }
     }
 
+    /// The protocol that has it.
+    pub const fn protocol(self) -> &'static str {
+        match self {
+            State::Tcp(_) => "tcp",
+            State::UdpNew | State::UdpAnswered => "udp",
+            State::Echo => "icmp-echo",
+            State::SctpNew | State::SctpEstablished => "sctp",
+            State::Other => "other",
+        }
+    }
+
     /// For people.
     pub const fn name(self) -> &'static str {
         match self {

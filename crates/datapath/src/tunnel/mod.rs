@@ -8,6 +8,7 @@ mod control;
 mod endpoint;
 mod keeper;
 mod leave;
+mod observe;
 mod outer;
 mod peers;
 mod port;

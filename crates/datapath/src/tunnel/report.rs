@@ -3,7 +3,10 @@
 use std::{
     collections::BTreeMap,
     net::IpAddr,
-    sync::{Arc, PoisonError},
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread::JoinHandle,
 };
 
@@ -24,6 +27,7 @@ use crate::{
     counters::{Counter, Totals},
     drops::{ReasonInfo, reasons},
     headers::address,
+    observe::pair,
     plane::{Attachment, Plane},
     switch::Switch,
 };
@@ -137,18 +141,30 @@ pub struct UplinkReport {
 
 /// What a switch has of its tunnel endpoint.
 pub(crate) struct Side {
-    keeper: Arc<Keeper>,
+    pub(super) keeper: Arc<Keeper>,
     thread: Option<JoinHandle<()>>,
     spec: TunnelSpec,
     answers: bool,
-    wire: Option<(Info, Meter)>,
+    pub(super) wire: Option<(Info, Meter)>,
     device: Option<Device>,
+    /// The other end of a vhost-user uplink is there.
+    pub(super) attached: Arc<AtomicBool>,
+}
+
+/// What an uplink is.
+pub(super) struct PortInfo {
+    pub kind: String,
+    pub interface: String,
+    pub mode: String,
+    pub note: Option<String>,
+    pub queues: u32,
 }
 
 /// The link of a vhost-user uplink's control thread to the worker.
 struct Link {
     attachment: Attachment,
     path: String,
+    attached: Arc<AtomicBool>,
 }
 
 impl PortEvents for Link {
@@ -163,10 +179,12 @@ impl PortEvents for Link {
 
 impl DeviceEvents for Link {
     fn attached(&self) {
+        self.attached.store(true, Ordering::Relaxed);
         tracing::info!(path = self.path, "the uplink is attached");
     }
 
     fn detached(&self, reason: &str) {
+        self.attached.store(false, Ordering::Relaxed);
         tracing::warn!(path = self.path, reason, "the uplink is detached");
     }
 }
@@ -199,10 +217,12 @@ impl Side {
         plane
             .set_peers(spec.peers.clone(), BTreeMap::new())
             .map_err(|refused| std::io::Error::other(format!("too many peers: no room for {refused:?}")))?;
+        let attached = Arc::new(AtomicBool::new(false));
         let device = match (ring, &spec.uplink) {
             (Some(port), UplinkSpec::VhostUser { path, role }) => {
                 let handle = plane.workers.first().cloned().ok_or_else(|| std::io::Error::other("no worker"))?;
-                let link = Link { attachment: Attachment::uplink(handle), path: path.display().to_string() };
+                let link =
+                    Link { attachment: Attachment::uplink(handle), path: path.display().to_string(), attached: attached.clone() };
                 let config =
                     DeviceConfig { name: "uplink".to_owned(), role: *role, path: path.clone(), port, events: Arc::new(link) };
                 Some(Device::start(config).map_err(std::io::Error::other)?)
@@ -216,7 +236,33 @@ impl Side {
         };
         let running = keeper.clone();
         let thread = std::thread::Builder::new().name("keeper".into()).spawn(move || running.run())?;
-        Ok(Side { keeper, thread: Some(thread), spec, answers, wire, device })
+        Ok(Side { keeper, thread: Some(thread), spec, answers, wire, device, attached })
+    }
+
+    /// What the uplink is; `None` if it is nothing that leads out.
+    pub(super) fn port(&self) -> Option<PortInfo> {
+        match (&self.wire, &self.spec.uplink) {
+            (Some((info, _)), _) => Some(PortInfo {
+                kind: info.kind.to_owned(),
+                interface: info.interface.clone(),
+                mode: info.mode.to_owned(),
+                note: info.note.clone(),
+                queues: info.queues,
+            }),
+            (None, UplinkSpec::VhostUser { path, .. }) => Some(PortInfo {
+                kind: "vhost-user".to_owned(),
+                interface: path.display().to_string(),
+                mode: "shared memory".to_owned(),
+                note: None,
+                queues: 1,
+            }),
+            (None, _) => None,
+        }
+    }
+
+    /// What the port and the kernel counted: name, meaning, number.
+    pub(super) fn counted(&self) -> Vec<(&'static str, &'static str, u64)> {
+        self.wire.as_ref().map(|(_, meter)| meter.read().named().collect()).unwrap_or_default()
     }
 
     /// Says good-bye to groups, and ends the keeper. Workers must still run.
@@ -231,10 +277,6 @@ impl Side {
     }
 }
 
-fn pair(totals: &Totals, packets: Counter, bytes: Counter) -> (u64, u64) {
-    (totals.get(packets), totals.get(bytes))
-}
-
 fn drops(totals: &Totals) -> Vec<(ReasonInfo, u64)> {
     reasons().map(|info| (info, totals.drops(info.reason))).collect()
 }
@@ -243,8 +285,16 @@ fn drops(totals: &Totals) -> Vec<(ReasonInfo, u64)> {
 const LEARN_REFUSED: &str = "frames whose sender was not learnt: too many addresses in its network, or too many hosts";
 
 impl Switch {
-    fn side(&self) -> Option<(&Side, &Tunnel)> {
+    pub(super) fn side(&self) -> Option<(&Side, &Tunnel)> {
         Some((self.side.as_ref()?, self.plane().shared.tunnel.as_ref()?))
+    }
+
+    /// Frames and bytes sent by networks, those that are gone included, and by the endpoint itself.
+    pub(super) fn sent(&self, own: &Totals) -> (u64, u64) {
+        let plane = self.plane();
+        let mut sent = plane.gone.totals(&plane.shared.snapshot).trunks;
+        sent.merge(own);
+        pair(&sent, Counter::OutPackets, Counter::OutBytes)
     }
 
     /// The tunnel endpoint; `None` if networks end at this host.
@@ -323,22 +373,7 @@ impl Switch {
     pub fn uplink(&self) -> Option<UplinkReport> {
         let (side, tunnel) = self.side()?;
         let totals = tunnel.totals();
-        let networks = self.tunnel().map(|report| report.networks).unwrap_or_default();
-        let (packets, bytes) = networks.iter().fold((0, 0), |sum, network| (sum.0 + network.sent.0, sum.1 + network.sent.1));
-        let own = pair(&totals, Counter::OutPackets, Counter::OutBytes);
-        let (kind, interface, mode, note, queues) = match (&side.wire, &side.spec.uplink) {
-            (Some((info, _)), _) => {
-                (info.kind.to_owned(), info.interface.clone(), info.mode.to_owned(), info.note.clone(), info.queues)
-            }
-            (None, UplinkSpec::VhostUser { path, .. }) => {
-                ("vhost-user".to_owned(), path.display().to_string(), "shared memory".to_owned(), None, 1)
-            }
-            (None, _) => return None,
-        };
-        let counters = match &side.wire {
-            Some((_, meter)) => meter.read().named().collect(),
-            None => Vec::new(),
-        };
+        let PortInfo { kind, interface, mode, note, queues } = side.port()?;
         Some(UplinkReport {
             kind,
             interface,
@@ -346,13 +381,13 @@ impl Switch {
             note,
             queues,
             mac: tunnel.source.mac,
-            mtu: tunnel.mtu.load(std::sync::atomic::Ordering::Relaxed),
+            mtu: tunnel.mtu.load(Ordering::Relaxed),
             inner_mtu: tunnel.inner_mtu(),
             offloads: Vec::new(),
             received: pair(&totals, Counter::InPackets, Counter::InBytes),
-            sent: (packets + own.0, bytes + own.1),
+            sent: self.sent(&totals),
             drops: drops(&totals),
-            counters,
+            counters: side.counted(),
             attached: side.device.as_ref().map(|device| device.status().attached.is_some()),
         })
     }
