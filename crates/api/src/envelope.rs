@@ -4,12 +4,17 @@
 //! arrives can end the process: what cannot be decoded is answered as such, and so is a panic of the handler.
 
 use crate::{
-    Action, REVISION, decode,
+    Action, REVISION, Requests, decode,
     proto::{Message, MessageV0, Messages, Request, Response, Status, error, message_v0},
+    requests::KindOf,
     text,
 };
 use protobuf::{Message as _, MessageField, MessageFull};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tracing::{Level, debug, enabled, error, warn};
 
 /// What a handler may want to know beside the request.
@@ -60,12 +65,15 @@ const INTERNAL_ERROR: &[u8] = &[0x08, 0x06, 0x12, 0x02, 0x08, 0x01];
 pub struct Envelope<H> {
     handler: H,
     request_counter: u64,
+    requests: Arc<Requests>,
+    /// What is being answered, since when.
+    current: Option<(KindOf, Instant)>,
 }
 
 impl<H: Handler> Envelope<H> {
     /// Nothing processed yet.
     pub fn new(handler: H) -> Self {
-        Self { handler, request_counter: 0 }
+        Self { handler, request_counter: 0, requests: Arc::default(), current: None }
     }
 
     /// The handler.
@@ -76,6 +84,11 @@ impl<H: Handler> Envelope<H> {
     /// The handler.
     pub fn handler_mut(&mut self) -> &mut H {
         &mut self.handler
+    }
+
+    /// What was answered so far, for any thread to read.
+    pub fn requests(&self) -> Arc<Requests> {
+        self.requests.clone()
     }
 
     /// The handler alone.
@@ -89,6 +102,7 @@ impl<H: Handler> Envelope<H> {
             Ok(request) => request,
             Err(error) => {
                 warn!("a request of {} bytes is not decodable: {error}", request.len());
+                self.requests.count(self.requests.undecodable(), false, Duration::ZERO);
                 return NOT_DECODABLE.to_vec();
             }
         };
@@ -97,6 +111,7 @@ impl<H: Handler> Envelope<H> {
         let reply = catch_unwind(AssertUnwindSafe(|| self.messages(&request)));
         let Ok(reply) = reply else {
             error!("a request was given up because of a defect in this program: please report it");
+            self.answered(false);
             return INTERNAL_ERROR.to_vec();
         };
         log("reply", &reply);
@@ -110,6 +125,8 @@ impl<H: Handler> Envelope<H> {
         self.request_counter += 1;
         let messages = if request.messages.is_empty() {
             // Nothing at all, or only something encrypted, for which there is no key.
+            self.begin(None);
+            self.answered(false);
             vec![refusal(error::Code::REJECTED)]
         } else {
             request.messages.iter().map(|message| self.message(message)).collect()
@@ -118,16 +135,30 @@ impl<H: Handler> Envelope<H> {
     }
 
     fn message(&mut self, message: &Message) -> Message {
+        self.begin(message.message_0.as_ref().and_then(|request| request.request.as_ref()));
         let Some(request) = message.message_0.as_ref() else {
+            self.answered(false);
             return refusal(error::Code::VERSION_NOT_MANAGED);
         };
-        let response = match self.request(request.request.as_ref()) {
+        let answer = self.request(request.request.as_ref());
+        self.answered(answer.is_ok());
+        let response = match answer {
             Ok(response) => Response { status: MessageField::some(success()), ..response },
             Err(failure) => Response { status: MessageField::some(status(failure)), ..Default::default() },
         };
         let reply =
             MessageV0 { response: MessageField::some(response), message_id: request.message_id.clone(), ..Default::default() };
         Message { revision: Some(REVISION), message_0: MessageField::some(reply), ..Default::default() }
+    }
+
+    fn begin(&mut self, request: Option<&Request>) {
+        self.current = Some((self.requests.kind_of(request), Instant::now()));
+    }
+
+    fn answered(&mut self, success: bool) {
+        if let Some((kind, since)) = self.current.take() {
+            self.requests.count(kind, success, since.elapsed());
+        }
     }
 
     fn request(&mut self, request: Option<&Request>) -> Answer {

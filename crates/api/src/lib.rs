@@ -13,12 +13,14 @@ mod endpoint;
 pub mod envelope;
 #[allow(missing_docs)] // Generated; the .proto files document every field.
 pub mod proto;
+mod requests;
 pub mod server;
 pub mod text;
 
 pub use action::Action;
 pub use decode::decode;
 pub use envelope::{Answer, Context, Envelope, Failure, Handler};
+pub use requests::{RequestCount, Requests};
 
 /// The edition of the protocol that every message of ours carries. A receiver never checks it.
 pub const REVISION: u32 = 6;

@@ -162,3 +162,25 @@ proptest::proptest! {
         );
     }
 }
+
+#[test]
+fn requests_are_counted_by_kind_and_outcome() {
+    let mut envelope = envelope();
+    let mut ask = |request: &str| {
+        let request: Messages = text::parse(request).unwrap();
+        envelope.answer(&request.write_to_bytes().unwrap());
+    };
+    let one = |request: &str| format!("messages {{ revision: 6 message_0 {{ request {{ {request} }} }} }}");
+    ask(&format!("{} {}", one("nic_list: true"), one("nic_del: \"n\"")));
+    ask(&one("nic_list: true sg_list: true"));
+    ask(&one("app_quit: true")); // the handler panics
+    ask(&one(""));
+    ask("messages { revision: 6 }");
+    ask("");
+    envelope.answer(b"\xff");
+    let requests = envelope.requests();
+    let moved: Vec<_> = requests.list().filter(|kind| kind.succeeded + kind.failed > 0).collect();
+    let counts: Vec<_> = moved.iter().map(|kind| (kind.request, kind.succeeded, kind.failed)).collect();
+    assert_eq!(counts, [("nic_del", 0, 1), ("nic_list", 2, 0), ("app_quit", 0, 1), ("none", 0, 3), ("undecodable", 0, 1)]);
+    assert!(moved.iter().any(|kind| !kind.time.is_zero()));
+}
