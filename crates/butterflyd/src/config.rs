@@ -10,7 +10,7 @@ use crate::{
 use butterfly_datapath::{Timeouts, TunnelSpec};
 use std::{
     fmt,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
 };
 
@@ -36,6 +36,8 @@ pub struct Config {
     pub socket_dir: PathBuf,
     /// Where the API listens.
     pub endpoint: String,
+    /// Where metrics are served.
+    pub metrics: Option<SocketAddr>,
     /// What is logged.
     pub log_level: Level,
     /// The core of the packet thread.
@@ -116,6 +118,7 @@ fn override_with(options: &mut Options, mut ini: Ini, problems: &mut Problems) {
     stronger(&mut options.ip, ini.take("general", "ip"));
     stronger(&mut options.socket_dir, ini.take("general", "socket-dir"));
     stronger(&mut options.endpoint, ini.take("general", "endpoint"));
+    stronger(&mut options.metrics, ini.take("general", "metrics"));
     stronger(&mut options.log_level, ini.take("general", "log-level"));
     stronger(&mut options.fdb_ageing, ini.take("general", "fdb-ageing"));
     stronger(&mut options.sessions, ini.take("general", "sessions"));
@@ -193,6 +196,7 @@ fn check(options: Options, problems: &mut Problems) -> Option<Config> {
     });
     let nic_mtu = options.nic_mtu.as_deref().map(|text| problems.sort_out(tunnel::nic_mtu(text)));
     let socket_dir = options.socket_dir.and_then(|path| problems.sort_out(directory(&path)));
+    let metrics = problems.sort_out(metrics(options.metrics.as_deref().unwrap_or_default()));
     let log_level = problems.sort_out(level(options.log_level.as_deref().unwrap_or("error")));
     let core = problems.sort_out(core(options.graph_cpu_core.as_deref().unwrap_or("0")));
     let fdb_ageing = match &options.fdb_ageing {
@@ -214,6 +218,7 @@ fn check(options: Options, problems: &mut Problems) -> Option<Config> {
         ip: endpoint?.0,
         socket_dir: socket_dir?,
         endpoint: options.endpoint.unwrap_or_else(|| DEFAULT_ENDPOINT.into()),
+        metrics: metrics?,
         log_level: log_level?,
         core: core?,
         poll: options.poll,
@@ -257,6 +262,15 @@ fn directory(path: &Path) -> Result<PathBuf, String> {
         return Err(refused(&"its real path has to be printable UTF-8"));
     }
     Ok(real)
+}
+
+/// Nothing is off.
+fn metrics(text: &str) -> Result<Option<SocketAddr>, String> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let refused = || format!("metrics {text:?} is refused: it is an address and a port, as in 127.0.0.1:9998 or [::1]:9998");
+    text.parse().map(Some).map_err(|_| refused())
 }
 
 fn level(text: &str) -> Result<Level, String> {
@@ -320,6 +334,7 @@ mod tests {
             ip: "192.0.2.1".parse().unwrap(),
             socket_dir: directory,
             endpoint: "tcp://0.0.0.0:9999".into(),
+            metrics: None,
             log_level: Level::Error,
             core: 0,
             poll: false,
@@ -384,13 +399,14 @@ mod tests {
     #[test]
     fn the_file_overrides_the_command_line() {
         let words = "-c INI -i 192.0.2.1 -s /nowhere --uplink none -e tcp://1.2.3.4:1 -l none -u 7 --poll --fdb-ageing 1 --no-syslog \
-                     --sessions 64 --session-share 1 --tcp-pickup 1 --timeout other=1 --timeout dhcp=7";
-        let ini = "[timeouts]\nother=2\ntcp-new = 3\n[general]\nsessions=2000\nsession-share=50\ntcp-pickup=0\nip=2001:db8::1\nsocket-dir=DIR/.\nendpoint=ipc://@x\nlog-level=debug\ngraph-core-id=3\npoll=false\nfdb-ageing=60\n";
+                     --sessions 64 --session-share 1 --tcp-pickup 1 --timeout other=1 --timeout dhcp=7 --metrics nowhere";
+        let ini = "[timeouts]\nother=2\ntcp-new = 3\n[general]\nsessions=2000\nsession-share=50\ntcp-pickup=0\nip=2001:db8::1\nsocket-dir=DIR/.\nendpoint=ipc://@x\nmetrics=[::1]:9998\nlog-level=debug\ngraph-core-id=3\npoll=false\nfdb-ageing=60\n";
         let (directory, config) = load(words, ini);
         let expected = Config {
             ip: "2001:db8::1".parse().unwrap(),
             socket_dir: directory,
             endpoint: "ipc://@x".into(),
+            metrics: Some("[::1]:9998".parse().unwrap()),
             log_level: Level::Debug,
             core: 3,
             poll: false,
@@ -483,6 +499,14 @@ mod tests {
         assert!(problems("-i ::2 -s INI", "")[0].ends_with("it is not a directory"));
         assert!(problems("-c INI -i ::2 -s DIR", "[general]\npoll=yes")[0].starts_with("poll=yes is refused"));
         assert_eq!(problems("-i ::2 -s DIR --peer x --group6 y", "").len(), 2);
+        for metrics in ["9998", ":9998", "localhost:9998", "127.0.0.1", "127.0.0.1:65536", "::1:9998"] {
+            let problem = &problems(&format!("-i ::2 -s DIR --metrics {metrics}"), "")[0];
+            assert_eq!(
+                *problem,
+                format!("metrics {metrics:?} is refused: it is an address and a port, as in 127.0.0.1:9998 or [::1]:9998")
+            );
+        }
+        assert_eq!(load("-c INI -i ::2 -s DIR --metrics 127.0.0.1:1", "[general]\nmetrics=").1.unwrap().metrics, None);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use butterfly_datapath::{
     TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec, WorkerReport,
 };
 use butterfly_model::{GroupName, Rule, Vni};
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::Arc};
 
 /// Something that moves frames between vnics. Every call returns when its effect is complete.
 pub trait Dataplane {
@@ -64,7 +64,7 @@ pub trait Dataplane {
     fn explain(&self, question: &Question) -> Result<Explanation, NoAnswer>;
 }
 
-impl Dataplane for Switch {
+impl Dataplane for Arc<Switch> {
     fn add_vnic(&mut self, spec: VnicSpec) -> Result<(), AddError> {
         Switch::add_vnic(self, spec)
     }

@@ -12,6 +12,7 @@ mod ini;
 mod limits;
 mod lock;
 mod log;
+mod metrics;
 mod mtu;
 mod options;
 mod registry;

@@ -27,6 +27,9 @@ pub struct Options {
     /// ZeroMQ endpoint of the API [default: tcp://0.0.0.0:9999]
     #[arg(short, long, value_name = "ENDPOINT")]
     pub endpoint: Option<String>,
+    /// Serve metrics for Prometheus at http://ADDR:PORT/metrics; port 0: any that is free, the log tells which [default: off]
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub metrics: Option<String>,
     /// none, error, warning, info or debug [default: error]
     #[arg(short, long, value_name = "LEVEL")]
     pub log_level: Option<String>,

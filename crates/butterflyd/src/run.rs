@@ -6,7 +6,7 @@ use crate::{
     handlers::{Daemon, seconds_since_epoch},
     limits,
     lock::DirectoryLock,
-    log, mtu,
+    log, metrics, mtu,
     registry::Registry,
     signals::Stop,
 };
@@ -30,6 +30,7 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     limits::raise_open_files();
     let _lock = DirectoryLock::take(&config.socket_dir)?;
     let server = Server::bind(&config.endpoint)?;
+    let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
     let (announcer, writer) = Announcer::start(std::io::stdout())?;
     if let (Some(tunnel), Some(wanted)) = (&mut config.tunnel, config.nic_mtu) {
         mtu::prepare(tunnel, wanted);
@@ -53,6 +54,7 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
         tunnel: config.tunnel,
     };
     let switch = Switch::start(switch_config, Arc::new(announcer.clone())).map_err(|error| format!("{error}{hint}"))?;
+    let switch = Arc::new(switch);
     let table = switch.session_table();
     info!("room for {} sessions, in {}", table.capacity, table.memory);
     match switch.uplink() {
@@ -64,22 +66,35 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     }
     info!("started: API on {}, sockets in {}", config.endpoint, config.socket_dir.display());
 
+    let start_date = seconds_since_epoch(SystemTime::now());
     let mut envelope = Envelope::new(Daemon {
-        dataplane: switch,
+        dataplane: switch.clone(),
         nics: Registry::default(),
         groups: BTreeMap::new(),
         socket_dir: SocketDir::new(config.socket_dir),
         ip: config.ip,
         announcer,
         log_level,
-        start_date: seconds_since_epoch(SystemTime::now()),
+        start_date,
         quit: false,
     });
+    let metrics = match metrics {
+        Some(bound) => {
+            info!("metrics on http://{}/metrics", bound.address());
+            Some(bound.start(metrics::Source { switch, requests: envelope.requests(), start_date })?)
+        }
+        None => {
+            drop(switch);
+            None
+        }
+    };
     let served = server.serve(&mut envelope, stop.as_fd(), |daemon| daemon.quit);
 
     info!("stopping");
     // Whoever asked to quit gets the reply while the rest is taken down.
     drop(server);
+    // It holds the switch, too.
+    drop(metrics);
     let mut daemon = envelope.into_handler();
     daemon.remove_all();
     // The switch holds the last announcer.

@@ -4,14 +4,19 @@
 
 #![forbid(unsafe_code)]
 
+/// The version.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// The commit that was built, or `unknown`.
+pub const COMMIT: &str = env!("BUTTERFLY_COMMIT");
+
 /// Version, protocol revision, commit and its date, in the form programs parse: all on one line, without its newline.
 ///
 /// Commit and date are `unknown` for a build outside a git checkout.
 pub fn line(revision: u32) -> String {
     format!(
         "butterfly version: \"{}\" proto revision: \"{revision}\" commit: \"{}\" date: \"{} \"",
-        env!("CARGO_PKG_VERSION"),
-        env!("BUTTERFLY_COMMIT"),
+        VERSION,
+        COMMIT,
         env!("BUTTERFLY_COMMIT_DATE"),
     )
 }

@@ -1,0 +1,216 @@
+//! The page that a scrape gets: what was observed, in Prometheus' text format.
+
+use super::families::{Declaration, FAMILIES, Family, Kind, MOST_PEERS};
+use butterfly_api::Requests;
+use butterfly_datapath::{Observation, PeerObservation, SessionObservation, UplinkObservation, WorkerReport};
+use butterfly_model::canonical;
+use prometheus::{
+    TextEncoder,
+    proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType},
+};
+
+/// The page. Fails only if something is declared wrong.
+pub fn page(observed: &Observation, requests: &Requests, start_date: u64) -> Result<String, prometheus::Error> {
+    let mut page = Page { series: FAMILIES.iter().map(|_| Vec::new()).collect() };
+    page.add(Family::BuildInfo, &[butterfly_version::VERSION, butterfly_version::COMMIT], 1u64);
+    page.add(Family::StartTime, &[], start_date);
+    page.nics(observed);
+    page.networks(observed);
+    for (info, count) in &observed.drops {
+        page.add(Family::Drops, &[info.name], *count);
+    }
+    for (kind, count) in &observed.updates {
+        page.add(Family::PolicyUpdates, &[kind], *count);
+    }
+    observed.workers.iter().for_each(|worker| page.worker(worker));
+    page.sessions(&observed.sessions);
+    if let Some(uplink) = &observed.uplink {
+        page.uplink(uplink);
+        page.peers(&uplink.peers);
+    }
+    for kind in requests.list() {
+        page.add(Family::ApiRequests, &[kind.request, "success"], kind.succeeded);
+        page.add(Family::ApiRequests, &[kind.request, "failure"], kind.failed);
+        page.add_exact(Family::ApiRequestSeconds, &[kind.request], kind.time.as_secs_f64());
+    }
+    page.finish()
+}
+
+/// Series by family, in the order of their declaration.
+struct Page {
+    series: Vec<Vec<Metric>>,
+}
+
+impl Page {
+    /// Adds a series. From 2^53 on, which no counter of packets reaches, a number is rounded: the format has no others.
+    fn add(&mut self, family: Family, labels: &[&str], value: impl Into<u64>) {
+        self.add_exact(family, labels, value.into() as f64);
+    }
+
+    fn add_exact(&mut self, family: Family, labels: &[&str], value: f64) {
+        let mut metric = labelled(family, labels);
+        match FAMILIES[family as usize].kind {
+            Kind::Counter => {
+                let mut counter = Counter::default();
+                counter.set_value(value);
+                metric.set_counter(counter);
+            }
+            Kind::Gauge | Kind::Histogram => {
+                let mut gauge = Gauge::default();
+                gauge.set_value(value);
+                metric.set_gauge(gauge);
+            }
+        }
+        self.series[family as usize].push(metric);
+    }
+
+    fn nics(&mut self, observed: &Observation) {
+        for vnic in &observed.vnics {
+            let vni = vnic.vni.to_string();
+            let own = [&*vnic.id, &vni];
+            self.add(Family::NicInPackets, &own, vnic.received.0);
+            self.add(Family::NicInBytes, &own, vnic.received.1);
+            self.add(Family::NicOutPackets, &own, vnic.delivered.0);
+            self.add(Family::NicOutBytes, &own, vnic.delivered.1);
+            for (reason, count) in &vnic.drops {
+                self.add(Family::NicDrops, &[&*vnic.id, &vni, reason], *count);
+            }
+            self.add(Family::NicFlooded, &own, vnic.flooded);
+            self.add(Family::NicLearnRefused, &own, vnic.learn_refused);
+            self.add(Family::NicLearnt, &own, vnic.learnt);
+            self.add(Family::NicSessions, &own, vnic.sessions);
+            self.add(Family::NicAttached, &own, vnic.attached);
+            self.add(Family::NicAttachments, &own, vnic.attachments);
+        }
+    }
+
+    fn networks(&mut self, observed: &Observation) {
+        for network in &observed.networks {
+            let vni = &*network.vni.to_string();
+            self.add(Family::NetworkNics, &[vni], network.vnics as u64);
+            self.add(Family::NetworkSessions, &[vni], network.sessions);
+            self.add(Family::NetworkLearnt, &[vni], network.learnt);
+            let Some(tunnel) = &network.tunnel else { continue };
+            self.add(Family::NetworkInPackets, &[vni], tunnel.received.0);
+            self.add(Family::NetworkInBytes, &[vni], tunnel.received.1);
+            self.add(Family::NetworkOutPackets, &[vni], tunnel.sent.0);
+            self.add(Family::NetworkOutBytes, &[vni], tunnel.sent.1);
+            for (reason, count) in &tunnel.drops {
+                self.add(Family::NetworkDrops, &[vni, reason], *count);
+            }
+        }
+    }
+
+    fn worker(&mut self, worker: &WorkerReport) {
+        let index = &*worker.index.to_string();
+        self.add(Family::WorkerBusyCycles, &[index], worker.busy_cycles);
+        self.add_exact(Family::WorkerBusySeconds, &[index], worker.busy_cycles as f64 / worker.tsc_hz.max(1) as f64);
+        self.add(Family::WorkerPackets, &[index], worker.packets);
+        self.add(Family::WorkerBatches, &[index], worker.batches);
+        self.add(Family::WorkerSleeps, &[index], worker.sleeps);
+        self.add(Family::WorkerIdlePolls, &[index], worker.idle_polls);
+        self.add(Family::WorkerActiveRings, &[index], worker.active_rings);
+        let mut metric = labelled(Family::WorkerBatchPackets, &[index]);
+        metric.set_histogram(batches(worker));
+        self.series[Family::WorkerBatchPackets as usize].push(metric);
+    }
+
+    fn sessions(&mut self, sessions: &SessionObservation) {
+        for (protocol, state, count) in &sessions.states {
+            self.add(Family::Sessions, &[protocol, state], *count);
+        }
+        self.add(Family::SessionTableUsed, &[], sessions.used);
+        self.add(Family::SessionTableCapacity, &[], sessions.capacity);
+        self.add(Family::SessionShareLimit, &[], sessions.share);
+    }
+
+    fn uplink(&mut self, uplink: &UplinkObservation) {
+        self.add(Family::UplinkInfo, &[&uplink.kind, &uplink.interface, &uplink.mode], 1u64);
+        self.add(Family::UplinkUp, &[], uplink.up);
+        self.add(Family::UplinkMtu, &[], uplink.mtu);
+        self.add(Family::UplinkInPackets, &[], uplink.received.0);
+        self.add(Family::UplinkInBytes, &[], uplink.received.1);
+        self.add(Family::UplinkOutPackets, &[], uplink.sent.0);
+        self.add(Family::UplinkOutBytes, &[], uplink.sent.1);
+        for (family, counts) in [
+            (Family::UplinkDrops, &uplink.drops),
+            (Family::UplinkPortEvents, &uplink.port),
+            (Family::TunnelControlEvents, &uplink.control),
+        ] {
+            counts.iter().for_each(|(name, count)| self.add(family, &[name], *count));
+        }
+    }
+
+    fn peers(&mut self, peers: &[PeerObservation]) {
+        let (named, learnt): (Vec<_>, Vec<_>) = peers.iter().partition(|peer| peer.named);
+        self.add(Family::TunnelPeers, &["named"], named.len() as u64);
+        self.add(Family::TunnelPeers, &["learnt"], learnt.len() as u64);
+        self.add(Family::TunnelPeersNotShown, &[], peers.len().saturating_sub(MOST_PEERS) as u64);
+        for peer in named.into_iter().chain(learnt).take(MOST_PEERS) {
+            let address = &*canonical(peer.address);
+            self.add(Family::PeerNeighbourKnown, &[address], peer.neighbour_known);
+            if let Some(idle) = peer.idle {
+                self.add(Family::PeerIdle, &[address], idle);
+            }
+            self.add(Family::PeerInPackets, &[address], peer.received.0);
+            self.add(Family::PeerInBytes, &[address], peer.received.1);
+            self.add(Family::PeerOutPackets, &[address], peer.sent.0);
+            self.add(Family::PeerOutBytes, &[address], peer.sent.1);
+            self.add(Family::PeerDrops, &[address], peer.drops);
+        }
+    }
+
+    fn finish(self) -> Result<String, prometheus::Error> {
+        let families: Vec<MetricFamily> = FAMILIES
+            .iter()
+            .zip(self.series)
+            .filter(|(_, series)| !series.is_empty())
+            .map(|(Declaration { name, kind, help, .. }, series)| {
+                let mut family = MetricFamily::default();
+                family.set_name((*name).to_owned());
+                family.set_help((*help).to_owned());
+                family.set_field_type(match kind {
+                    Kind::Counter => MetricType::COUNTER,
+                    Kind::Gauge => MetricType::GAUGE,
+                    Kind::Histogram => MetricType::HISTOGRAM,
+                });
+                family.set_metric(series);
+                family
+            })
+            .collect();
+        TextEncoder::new().encode_to_string(&families)
+    }
+}
+
+fn labelled(family: Family, values: &[&str]) -> Metric {
+    let names = FAMILIES[family as usize].labels;
+    debug_assert_eq!(names.len(), values.len(), "{family:?}");
+    let pairs = names.iter().zip(values).map(|(name, value)| {
+        let mut pair = LabelPair::default();
+        pair.set_name((*name).to_owned());
+        pair.set_value((*value).to_owned());
+        pair
+    });
+    Metric::from_label(pairs.collect())
+}
+
+/// Batches by size. Classes are 1, 2, 3-4, 5-8, .. frames.
+fn batches(worker: &WorkerReport) -> Histogram {
+    let mut histogram = Histogram::default();
+    let mut sum = 0;
+    let buckets = worker.batch_sizes.iter().enumerate().map(|(class, count)| {
+        sum += count;
+        let mut bucket = Bucket::default();
+        bucket.set_upper_bound((1u64 << class) as f64);
+        bucket.set_cumulative_count(sum);
+        bucket
+    });
+    histogram.set_bucket(buckets.collect());
+    // Not `batches`, which moved meanwhile: the number of all must fit the buckets.
+    histogram.set_sample_count(sum);
+    histogram.set_sample_sum(worker.packets as f64);
+    histogram
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,137 @@
+//! Pages of made-up observations.
+
+use super::*;
+use butterfly_datapath::{NetworkObservation, NetworkTunnel, VnicObservation, reasons};
+use std::collections::BTreeSet;
+
+fn vnic(id: &str, vni: u32) -> VnicObservation {
+    VnicObservation {
+        id: id.into(),
+        vni,
+        attached: true,
+        attachments: 2,
+        received: (3, 180),
+        delivered: (4, 240),
+        flooded: 5,
+        learn_refused: 6,
+        learnt: 7,
+        sessions: 8,
+        drops: vec![("ring-full", 9)],
+    }
+}
+
+fn peer(n: u32, named: bool) -> PeerObservation {
+    PeerObservation {
+        address: std::net::Ipv4Addr::from(0x0a00_0000 + n).into(),
+        named,
+        neighbour_known: named,
+        idle: named.then_some(1),
+        received: (2, 3),
+        sent: (4, 5),
+        drops: 6,
+    }
+}
+
+/// Something of everything.
+fn full() -> Observation {
+    let tunnel = NetworkTunnel { received: (1, 2), sent: (3, 4), drops: vec![("no-neighbour", 5)] };
+    Observation {
+        vnics: vec![vnic("a", 42)],
+        networks: vec![NetworkObservation { vni: 42, vnics: 1, learnt: 2, sessions: 3, tunnel: Some(tunnel) }],
+        workers: vec![WorkerReport {
+            busy_cycles: 3_000,
+            packets: 100,
+            batch_sizes: vec![1, 0, 2, 0, 0, 0, 3],
+            tsc_hz: 2_000,
+            ..WorkerReport::default()
+        }],
+        drops: reasons().map(|info| (info, 0)).collect(),
+        sessions: SessionObservation { capacity: 64, used: 2, share: 16, states: vec![("tcp", "new", 1), ("udp", "new", 1)] },
+        updates: vec![("nic-added", 1)],
+        uplink: Some(UplinkObservation {
+            kind: "tap".into(),
+            up: true,
+            mtu: 1500,
+            drops: vec![("not-ours", 1)],
+            port: vec![("tx-full", 2)],
+            control: vec![("answered", 3)],
+            peers: vec![peer(1, true)],
+            ..UplinkObservation::default()
+        }),
+    }
+}
+
+fn text(observed: &Observation) -> String {
+    page(observed, &Requests::default(), 1_700_000_000).unwrap()
+}
+
+fn has(page: &str, line: &str) {
+    assert!(page.lines().any(|other| other == line), "{line} is not in\n{page}");
+}
+
+#[test]
+fn everything_that_is_declared_is_there() {
+    let page = text(&full());
+    for Declaration { name, help, .. } in FAMILIES {
+        has(&page, &format!("# HELP {name} {help}"));
+        assert!(page.lines().any(|line| line.starts_with(name)), "{name} has no series");
+    }
+    for line in [
+        "butterfly_start_time_seconds 1700000000",
+        "butterfly_nic_in_packets_total{nic=\"a\",vni=\"42\"} 3",
+        "butterfly_nic_out_bytes_total{nic=\"a\",vni=\"42\"} 240",
+        "butterfly_nic_drops_total{nic=\"a\",vni=\"42\",reason=\"ring-full\"} 9",
+        "butterfly_nic_attached{nic=\"a\",vni=\"42\"} 1",
+        "butterfly_nic_attachments_total{nic=\"a\",vni=\"42\"} 2",
+        "butterfly_network_drops_total{vni=\"42\",reason=\"no-neighbour\"} 5",
+        "butterfly_drops_total{reason=\"spoofed-mac\"} 0",
+        "butterfly_worker_busy_cycles_total{worker=\"0\"} 3000",
+        "butterfly_worker_busy_seconds_total{worker=\"0\"} 1.5",
+        "butterfly_worker_batch_packets_bucket{worker=\"0\",le=\"1\"} 1",
+        "butterfly_worker_batch_packets_bucket{worker=\"0\",le=\"4\"} 3",
+        "butterfly_worker_batch_packets_bucket{worker=\"0\",le=\"64\"} 6",
+        "butterfly_worker_batch_packets_bucket{worker=\"0\",le=\"+Inf\"} 6",
+        "butterfly_worker_batch_packets_count{worker=\"0\"} 6",
+        "butterfly_worker_batch_packets_sum{worker=\"0\"} 100",
+        "butterfly_sessions{protocol=\"udp\",state=\"new\"} 1",
+        "butterfly_uplink_up 1",
+        "butterfly_tunnel_peers{origin=\"named\"} 1",
+        "butterfly_tunnel_peer_neighbour_known{peer=\"10.0.0.1\"} 1",
+        "butterfly_api_requests_total{request=\"nic_add\",outcome=\"success\"} 0",
+    ] {
+        has(&page, line);
+    }
+    let series: Vec<&str> =
+        page.lines().filter(|line| !line.starts_with('#')).map(|line| line.rsplit_once(' ').unwrap().0).collect();
+    assert_eq!(series.iter().collect::<BTreeSet<_>>().len(), series.len(), "a series is there twice");
+}
+
+#[test]
+fn a_host_on_its_own_has_no_uplink() {
+    let page = text(&Observation { uplink: None, ..full() });
+    assert!(!page.contains("butterfly_uplink_") && !page.contains("butterfly_tunnel_"), "{page}");
+}
+
+#[test]
+fn names_cannot_break_out() {
+    let page = text(&Observation { vnics: vec![vnic("a\"} 1\n# \\", 1)], ..Observation::default() });
+    has(&page, "butterfly_nic_sessions{nic=\"a\\\"} 1\\n# \\\\\",vni=\"1\"} 8");
+}
+
+/// Strangers can make up peers: those that an operator named are not lost among them.
+#[test]
+fn peers_are_bounded() {
+    let peers: Vec<_> = (0..4096).map(|n| peer(n, n >= 4000)).collect();
+    let uplink = UplinkObservation { peers, ..UplinkObservation::default() };
+    let page = text(&Observation { uplink: Some(uplink), ..Observation::default() });
+    let shown = |from: u32, to: u32| {
+        let shown = |n: &u32| {
+            let address = std::net::Ipv4Addr::from(0x0a00_0000 + n);
+            page.contains(&format!("butterfly_tunnel_peer_in_packets_total{{peer=\"{address}\"}} 2\n"))
+        };
+        (from..to).filter(shown).count()
+    };
+    assert_eq!((shown(0, 4000), shown(4000, 4096)), (MOST_PEERS - 96, 96));
+    has(&page, "butterfly_tunnel_peers{origin=\"learnt\"} 4000");
+    has(&page, "butterfly_tunnel_peers_not_shown 3840");
+}
