@@ -20,11 +20,11 @@ endif
 PROGRAMS := butterflyd butterfly butterfly-bench
 
 # What `make test` runs, in this order: the quick and the likely to fail first.
-TEST_PARTS := lint unit fuzz instructions scenarios terminal attack guests tunnel dpdk
+TEST_PARTS := lint unit fuzz instructions scenarios terminal metrics attack guests tunnel dpdk
 
 .DEFAULT_GOAL := build
 .PHONY: help setup build test demo bench soak fuzz install uninstall clean guest \
-        test-lint test-unit test-scenarios test-terminal test-guests test-tunnel test-dpdk test-instructions test-attack test-fuzz
+        test-lint test-unit test-scenarios test-terminal test-guests test-tunnel test-dpdk test-instructions test-attack test-fuzz test-metrics
 
 help: ## list the targets
 	@echo 'Variables: KEEP=1 (demo), DESTDIR PREFIX SYSCONFDIR UNITDIR (install), BIN=dir with other builds to test.'
@@ -54,6 +54,9 @@ test-scenarios: setup build ## whole daemons with simulated guests (root)
 
 test-terminal: setup build ## what butterfly top shows, in a real terminal (root)
 	tests/terminal/run.sh
+
+test-metrics: setup build ## a real Prometheus: alert rules, every query of the dashboard, a scrape of 1,000 nics (root)
+	CARGO=$(CARGO) tests/metrics/run.sh
 
 test-guests: setup build guest ## real QEMU guests: both roles, offloads, crashes, restarts (root)
 	tests/guest/run.sh

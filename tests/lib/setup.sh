@@ -11,7 +11,7 @@ BUILD_PACKAGES=(gcc g++ libc6-dev make) # g++: the zmq crate builds ZeroMQ from 
 TEST_PACKAGES=(
   qemu-system-x86 busybox-static cpio xz-utils iperf3 ethtool iputils-ping # guests; their kernel is unpacked, not installed
   dpdk dpdk-dev libdpdk-dev pkg-config                         # testpmd and the foreign driver
-  iproute2 procps util-linux python3 graphviz valgrind shellcheck tshark tmux
+  iproute2 procps util-linux python3 graphviz valgrind shellcheck tshark tmux prometheus
 )
 
 packages=("${BUILD_PACKAGES[@]}")

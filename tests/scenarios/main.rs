@@ -10,6 +10,7 @@ mod explain;
 mod filtering;
 mod hostile;
 mod lifecycle;
+mod metrics;
 mod offloads;
 mod process;
 mod rings;

@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, File},
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
     sync::{Mutex, PoisonError},
@@ -100,6 +101,17 @@ impl Daemon {
     /// Its API.
     pub fn endpoint(&self) -> &str {
         &self.endpoint
+    }
+
+    /// Where it serves metrics, if it was told to.
+    ///
+    /// # Panics
+    /// If it was not.
+    #[track_caller]
+    pub fn metrics(&self) -> SocketAddr {
+        let log = self.log();
+        let address = log.lines().find_map(|line| line.split_once("metrics on http://")?.1.strip_suffix("/metrics"));
+        address.unwrap_or_else(|| panic!("no metrics: {log}")).parse().unwrap()
     }
 
     /// Its process.

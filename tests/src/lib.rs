@@ -12,6 +12,7 @@ pub mod frames;
 pub mod groups;
 pub mod host;
 mod in_process;
+pub mod metrics;
 pub mod net;
 pub mod programs;
 pub mod station;

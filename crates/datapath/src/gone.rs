@@ -67,3 +67,51 @@ impl Gone {
         HostTotals { all: vnics, trunks }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use butterfly_packet::mac::Mac;
+
+    use crate::{
+        VnicPolicy,
+        counters::Counter,
+        drops::reasons,
+        plane::{Plane, PlaneConfig, SessionConfig},
+    };
+
+    /// Whoever looks while vnics come and go sees every count once: sums never decrease, and nothing is lost.
+    #[test]
+    fn sums_never_decrease() {
+        let sessions = SessionConfig { capacity: 64, ..SessionConfig::default() };
+        let plane = Plane::new(PlaneConfig { workers: 1, fdb_ageing: 300, sessions, tunnel: None }).unwrap();
+        let reason = reasons().next().unwrap().reason;
+        let sums = || {
+            let totals = plane.gone.totals(&plane.shared.snapshot).all;
+            (totals.get(Counter::InPackets), totals.drops(reason))
+        };
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let watcher = scope.spawn(|| {
+                let mut last = sums();
+                while !done.load(Ordering::Acquire) {
+                    let now = sums();
+                    assert!(now.0 >= last.0 && now.1 >= last.1, "{last:?}, then {now:?}");
+                    last = now;
+                }
+            });
+            for round in 0..2_000u32 {
+                let id = format!("n{}", round % 3);
+                plane.remove(&id);
+                let (vnic, _) = plane.insert(&id, Mac([2, 0, 0, 0, 0, (round % 3) as u8]), 1, &VnicPolicy::default()).unwrap();
+                let cells = vnic.shared.counters.of(0).unwrap();
+                cells.add(Counter::InPackets, 1);
+                cells.drop(reason, 2);
+            }
+            done.store(true, Ordering::Release);
+            watcher.join().unwrap();
+        });
+        assert_eq!(sums(), (2_000, 4_000));
+    }
+}

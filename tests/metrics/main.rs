@@ -1,0 +1,138 @@
+//! A real Prometheus scrapes a real daemon: every alert and every query of the dashboard means something. And a scrape of a large host is
+//! quick. See run.sh.
+
+#![forbid(unsafe_code)]
+
+mod prometheus;
+mod small_world;
+
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
+use butterfly_tests::{
+    Daemon, Host, Nic, eventually,
+    frames::{mac, numbered},
+    metrics::{Scrape, get},
+    station::usual,
+};
+use prometheus::{Prometheus, packaged};
+use small_world::SmallWorld;
+
+/// Nothing short of a load that no test can make for certain makes these fire: they are tried in [`would_fire`].
+const NOT_HERE: [&str; 1] = ["ButterflyWorkerSaturated"];
+
+/// One daemon, first in order and then in trouble.
+#[test]
+fn rules_and_dashboard_mean_something() {
+    let mut world = SmallWorld::new();
+    let prometheus = Prometheus::start(world.host.daemon().metrics());
+    world.talk();
+    prometheus.scrapes_twice_more();
+    let rules = prometheus.rules();
+    assert!(rules.len() >= 10, "{rules:?}");
+    for rule in &rules {
+        for annotation in ["summary", "description", "runbook"] {
+            assert!(!rule.annotation(annotation).is_empty(), "{} has no {annotation}", rule.name);
+        }
+        let firing = prometheus.query(&rule.query);
+        assert!(firing.is_empty(), "{} fires though all is well: {firing:?}", rule.name);
+    }
+
+    world.trouble();
+    prometheus.scrapes_twice_more();
+    let after: BTreeSet<&str> = ["ButterflyDown", "ButterflyRestarted"].into();
+    for rule in rules.iter().filter(|rule| !after.contains(&*rule.name)) {
+        let firing = prometheus.query(&rule.query);
+        if NOT_HERE.contains(&&*rule.name) {
+            assert!(!prometheus.query(would_fire(&rule.query)).is_empty(), "{}: its metrics do not exist", rule.name);
+        } else {
+            assert!(!firing.is_empty(), "{} does not fire: {}", rule.name, rule.query);
+        }
+    }
+    let dashboard = packaged("grafana/butterfly.json");
+    let dashboard: serde_json::Value = serde_json::from_str(&dashboard).unwrap();
+    let mut queries = 0;
+    for panel in dashboard["panels"].as_array().unwrap() {
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            let query = target["expr"].as_str().unwrap();
+            let series = prometheus.query(&filled_in(query));
+            assert!(!series.is_empty(), "panel {}: {query} has no series", panel["title"]);
+            queries += 1;
+        }
+    }
+    assert!(queries > 40, "{queries}");
+    for variable in dashboard["templating"]["list"].as_array().unwrap() {
+        let Some(query) = variable["query"]["query"].as_str() else { continue };
+        let (selector, label) =
+            query.strip_prefix("label_values(").and_then(|rest| rest.strip_suffix(')')?.rsplit_once(", ")).unwrap();
+        let values = prometheus.query(&format!("count by ({label}) ({})", filled_in(selector)));
+        assert!(!values.is_empty(), "variable {}: {query} has no values", variable["name"]);
+    }
+
+    let metrics = world.host.daemon().metrics();
+    world.end();
+    let rule = |name: &str| rules.iter().find(|rule| rule.name == name).unwrap();
+    eventually("Prometheus sees that the daemon is gone", || !prometheus.query(&rule("ButterflyDown").query).is_empty());
+    let again = Daemon::start_with(&[], &["--metrics".to_owned(), metrics.to_string()]);
+    eventually("Prometheus sees that it was restarted", || !prometheus.query(&rule("ButterflyRestarted").query).is_empty());
+    eventually("and that it is there", || prometheus.query(&rule("ButterflyDown").query).is_empty());
+    drop(again);
+}
+
+/// The left side of a comparison with a threshold.
+fn would_fire(query: &str) -> &str {
+    query.rsplit_once(" > ").unwrap_or_else(|| panic!("no threshold: {query}")).0
+}
+
+/// A query of the dashboard as Grafana sends it when everything is selected.
+fn filled_in(query: &str) -> String {
+    let query = query.replace("$__rate_interval", "1m").replace("$job", "butterfly");
+    let query = ["$instance", "$vni", "$nic"].iter().fold(query, |query, variable| query.replace(variable, ".*"));
+    assert!(!query.contains('$'), "{query}");
+    query
+}
+
+/// Format and naming as Prometheus' own tool wants them.
+#[test]
+fn promtool_finds_nothing_wrong() {
+    let mut world = SmallWorld::new();
+    world.talk();
+    let (_, page) = get(world.host.daemon().metrics(), "/metrics").unwrap();
+    prometheus::promtool(&["check", "metrics"], &page);
+    prometheus::promtool(&["check", "rules", prometheus::path("prometheus/butterfly-rules.yml").to_str().unwrap()], "");
+    world.end();
+}
+
+/// A thousand nics, each with traffic and a drop: the median of many scrapes counts, as other programs run, too.
+#[test]
+fn a_thousand_nics_are_scraped_quickly() {
+    const NICS: u32 = 1_000;
+    const LIMIT: Duration = Duration::from_millis(50);
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, rustix::process::Rlimit { current: limit.maximum, ..limit })
+        .unwrap();
+    let host = Host::of(Daemon::start_with(&[], &["--metrics".to_owned(), "127.0.0.1:0".to_owned()]));
+    let daemon = host.daemon();
+    let mut sender = host.station(&Nic::bypass("sender", mac(0), 1), &usual());
+    let adds =
+        (1..NICS).map(|n| Daemon::nic_add(&Nic::bypass(&format!("nic-with-a-name-of-usual-length-{n}"), mac(n), 1 + n % 100)));
+    assert!(daemon.ask_all(adds.collect()).iter().all(Result::is_ok));
+    // Those of its network have a drop each; others have none.
+    sender.send(&numbered(mac(0), butterfly_packet::mac::Mac::BROADCAST, 1, 1, 60));
+    host.settle(&mut [&mut sender]);
+    eventually("everybody is there", || Scrape::of(daemon).starting("butterfly_nic_attached{").count() == NICS as usize);
+    let mut took: Vec<Duration> = (0..30)
+        .map(|_| {
+            // Beyond the time that a page is good for.
+            std::thread::sleep(Duration::from_millis(200));
+            let begun = Instant::now();
+            get(daemon.metrics(), "/metrics").unwrap();
+            begun.elapsed()
+        })
+        .collect();
+    took.sort();
+    println!("{NICS} nics: median {:?}, fastest {:?}, slowest {:?}", took[15], took[0], took[29]);
+    assert!(took[15] < LIMIT, "{took:?}");
+}

@@ -1,0 +1,153 @@
+//! A host with something of everything: an uplink with a peer behind it, filtered and open nics, and, later, all that can go wrong.
+
+use std::{net::Ipv4Addr, time::Duration};
+
+use butterfly_packet::{
+    build::{self, Ip},
+    mac::Mac,
+};
+use butterfly_tests::{
+    Daemon, Host, Nic, PATIENCE, Station, eventually,
+    frames::{mac, numbered},
+    groups,
+    metrics::Scrape,
+    station::{features, machine},
+};
+use butterfly_vhost::{
+    driver::{GuestConfig, Refill, Vm, VmConfig},
+    net::NetHeader,
+};
+
+const VNI: u32 = 1;
+const ENDPOINT: [u8; 4] = [42, 0, 0, 1];
+const PEER: [u8; 4] = [42, 0, 0, 2];
+/// What the table holds, the least there is.
+const SESSIONS: u16 = 64;
+/// More than a hundred a second, over the five minutes that rates look back.
+const MANY: u64 = 40_000;
+
+pub struct SmallWorld {
+    pub host: Host,
+    a: Station,
+    b: Station,
+    filtered: Station,
+    /// The other end of the uplink.
+    wire: Option<Vm>,
+    /// The endpoint's address on it.
+    endpoint: Mac,
+}
+
+fn config() -> VmConfig {
+    let mut config = machine(features::MODERN, 1600);
+    config.guest = GuestConfig { ..config.guest }.rings(1024);
+    config
+}
+
+fn ip(from: u8, to: u8) -> Ip {
+    build::ethernet(mac(from.into()), mac(to.into())).ipv4([10, 0, 0, from], [10, 0, 0, to])
+}
+
+impl SmallWorld {
+    pub fn new() -> SmallWorld {
+        let room = tempfile::tempdir().unwrap();
+        let socket = room.path().join("wire");
+        let uplink = format!("vhost-user:{}", socket.display());
+        let words =
+            ["--metrics", "127.0.0.1:0", "--uplink", &uplink, "--sessions", &SESSIONS.to_string(), "--session-share", "100"];
+        let host = Host::of(Daemon::start_with(&[], &words.map(str::to_owned)));
+        let wire = Vm::connect(&socket, &config(), PATIENCE).unwrap();
+        let a = host.station(&Nic::bypass("a", mac(1), VNI), &config());
+        let b = host.station(&Nic::bypass("b", mac(2), VNI), &config());
+        let filtered = Nic::filtered("filtered", mac(3), VNI).ips(&["10.0.0.3"]).groups(&["web"]);
+        let filtered = host.station(&filtered, &config());
+        let daemon = host.daemon();
+        daemon.ask(groups::group_set("web", &["in udp 53 0.0.0.0/0"], &[])).unwrap();
+        let tunnels: serde_json::Value = serde_json::from_str(&daemon.client_ok(&["tunnels", "--json"])).unwrap();
+        let octets: Vec<u8> =
+            tunnels["mac"].as_str().unwrap().split(':').map(|octet| u8::from_str_radix(octet, 16).unwrap()).collect();
+        let endpoint = Mac(octets.try_into().unwrap());
+        SmallWorld { host, a, b, filtered, wire: Some(wire), endpoint }
+    }
+
+    /// Something of everything that is normal.
+    pub fn talk(&mut self) {
+        for number in 0..200 {
+            self.a.send(&numbered(mac(1), mac(2), 1, number, 200));
+            self.b.send(&numbered(mac(2), mac(1), 2, number, 200));
+            self.a.pending();
+            self.b.pending();
+        }
+        // A flood, a learnt address, a conversation that a rule allows, and one that none does.
+        self.a.send(&numbered(mac(9), Mac::BROADCAST, 1, 1, 60));
+        self.a.send(&ip(1, 3).udp(1000, 53, b"?"));
+        self.a.send(&ip(1, 3).udp(1000, 54, b"?"));
+        self.host.settle(&mut [&mut self.a, &mut self.b]);
+        assert!(!self.filtered.pending().is_empty());
+        self.filtered.send(&ip(3, 1).udp(53, 1000, b"!"));
+        // Another host speaks, and is spoken to.
+        let inner = numbered(mac(20), mac(1), 1, 1, 200);
+        let outer = |inner: &[u8]| build::ethernet(mac(99), self.endpoint).ipv4(PEER, ENDPOINT).vxlan(4789, VNI, inner);
+        let not_ours = build::ethernet(mac(99), self.endpoint).ipv4(PEER, [42, 0, 0, 77]).udp(1, 2, b"");
+        let nowhere = numbered(mac(20), mac(77), 1, 1, 200);
+        let wire = self.wire.as_mut().unwrap();
+        for frame in [outer(&inner), not_ours, outer(&nowhere)] {
+            wire.guest.send_wait(&frame, NetHeader::default(), PATIENCE).unwrap();
+        }
+        assert!(wire.guest.drain(PATIENCE).unwrap());
+        eventually("what the other host sent arrives", || self.a.pending().contains(&inner));
+        self.a.send(&numbered(mac(1), mac(20), 1, 1, 200));
+        self.host.settle(&mut [&mut self.a, &mut self.filtered]);
+        let daemon = self.host.daemon();
+        eventually("the other host is spoken to", || {
+            let sent = format!("butterfly_tunnel_peer_out_packets_total{{peer=\"{}\"}}", Ipv4Addr::from(PEER));
+            Scrape::of(daemon).get(&sent) == Some(1.0)
+        });
+        eventually("sessions are counted", || Scrape::of(daemon).count("butterfly_session_table_used") > 0);
+    }
+
+    /// All that can go wrong at once.
+    pub fn trouble(&mut self) {
+        // A peer that nobody knows the way to, then an uplink without another end.
+        self.host.daemon().client_ok(&["peer", "add", "42.0.0.99"]);
+        self.wire.take().unwrap().detach().unwrap().free();
+        // Requests that are refused.
+        for _ in 0..40 {
+            assert!(!self.host.daemon().client(&["nic", "show", "nobody"]).status.success());
+        }
+        // A receiver that does not take anything.
+        self.b.vm.guest.set_refill(Refill::Manually);
+        for number in 0..MANY {
+            self.a.send(&numbered(mac(1), mac(2), 1, number, 60));
+        }
+        // Addresses of others, from a nic that has a filter.
+        for number in 0..100 {
+            self.filtered.send(&numbered(mac(50), mac(1), 1, number, 60));
+        }
+        // More conversations than there is room for: those that were answered stay.
+        for port in 0..2 * SESSIONS {
+            self.a.send(&ip(1, 3).udp(2000 + port, 53, b"?"));
+            self.host.settle(&mut [&mut self.a]);
+            if !self.filtered.pending().is_empty() {
+                self.filtered.send(&ip(3, 1).udp(53, 2000 + port, b"!"));
+                self.host.settle(&mut [&mut self.filtered]);
+            }
+        }
+        // A machine that comes and goes.
+        let path = self.host.add(&Nic::bypass("flapping", mac(60), VNI)).unwrap();
+        eventually("the machine that comes and goes is known", || {
+            Scrape::of(self.host.daemon()).get("butterfly_nic_attached{nic=\"flapping\",vni=\"1\"}").is_some()
+        });
+        // Prometheus sees an increase only of what it saw before.
+        std::thread::sleep(Duration::from_secs(1));
+        for _ in 0..6 {
+            Vm::connect(&path, &config(), PATIENCE).unwrap().detach().unwrap().free();
+        }
+        self.host.settle(&mut [&mut self.a, &mut self.filtered]);
+    }
+
+    /// The end of the daemon.
+    pub fn end(mut self) {
+        self.host.daemon().signal("TERM");
+        assert!(self.host.daemon_mut().wait_for_end().success());
+    }
+}

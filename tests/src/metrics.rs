@@ -1,0 +1,65 @@
+//! What a daemon shows to Prometheus, read without a library: the format is for people, too.
+
+use std::{
+    collections::BTreeMap,
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream},
+};
+
+use crate::{daemon::Daemon, wait::PATIENCE};
+
+/// What is there under a path of a web server: status and body.
+#[track_caller]
+pub fn get(address: SocketAddr, path: &str) -> Result<(u16, String), std::io::Error> {
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    // An answer of this version ends with the connection.
+    stream.write_all(format!("GET {path} HTTP/1.0\r\nHost: {address}\r\n\r\n").as_bytes())?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or(std::io::ErrorKind::InvalidData)?;
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or(std::io::ErrorKind::InvalidData)?;
+    Ok((status, body.to_owned()))
+}
+
+/// All series of a daemon with their values, as they stand there: `name{label="value",..}`.
+#[derive(Clone, Debug, Default)]
+pub struct Scrape(BTreeMap<String, f64>);
+
+impl Scrape {
+    /// Scrapes a daemon that was started with `--metrics`.
+    #[track_caller]
+    pub fn of(daemon: &Daemon) -> Scrape {
+        let (status, body) = get(daemon.metrics(), "/metrics").unwrap();
+        assert_eq!(status, 200, "{body}");
+        Scrape::read(&body)
+    }
+
+    /// Reads a page.
+    #[track_caller]
+    pub fn read(page: &str) -> Scrape {
+        let series = page.lines().filter(|line| !line.starts_with('#')).map(|line| {
+            let (series, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("no sample: {line}"));
+            (series.to_owned(), value.parse().unwrap_or_else(|_| panic!("no number: {line}")))
+        });
+        Scrape(series.collect())
+    }
+
+    /// The value of a series, if there is one.
+    pub fn get(&self, series: &str) -> Option<f64> {
+        self.0.get(series).copied()
+    }
+
+    /// The value of a series that must be there and count something.
+    #[track_caller]
+    pub fn count(&self, series: &str) -> u64 {
+        let value = self.get(series).unwrap_or_else(|| panic!("there is no {series} in {:#?}", self.0.keys()));
+        assert_eq!(value.fract(), 0.0, "{series}");
+        value as u64
+    }
+
+    /// All series whose text begins so, without that beginning.
+    pub fn starting<'a>(&'a self, start: &'a str) -> impl Iterator<Item = (&'a str, f64)> {
+        self.0.iter().filter_map(move |(series, value)| Some((series.strip_prefix(start)?, *value)))
+    }
+}
