@@ -10,7 +10,8 @@ for program in prometheus promtool; do
   command -v "$program" >/dev/null || die "no $program: run make setup (package prometheus)"
 done
 cd "$REPO"
-test=("${CARGO:-cargo}" test ${CI:+--locked} -p butterfly-tests --test metrics)
+# Of the whole workspace: what other parts have built is what it needs.
+test=("${CARGO:-cargo}" test ${CI:+--locked} --workspace --test metrics)
 "${test[@]}" --no-run
 # One after the other: the one that measures wants the machine for itself.
 exec timeout -k 5 120 "${test[@]}" -- --test-threads 1 --nocapture "$@"

@@ -80,7 +80,7 @@ fn metrics_are_what_guests_sent_and_received() {
     let mut choices = Choices::new(2);
     let mut sent = vec![(0u64, 0u64); stations.len()];
     let mut received = sent.clone();
-    let mut take = |n: usize, station: &mut Station, received: &mut Vec<(u64, u64)>| {
+    let take = |n: usize, station: &mut Station, received: &mut Vec<(u64, u64)>| {
         for frame in station.pending() {
             received[n] = (received[n].0 + 1, received[n].1 + frame.len() as u64);
         }

@@ -141,6 +141,7 @@ fn counts(shared: &VnicShared) -> Arc<VnicShared> {
         flood_filled: same64(flood_filled),
         sessions: same(sessions),
         attached: same(attached),
+        presence: Default::default(),
         answered: same64(answered),
         dhcp: [same64(&dhcp[0]), same64(&dhcp[1])],
     })
