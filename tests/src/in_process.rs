@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use butterfly_datapath::{Features, Role, Switch, SwitchConfig, SwitchEvents, VnicPolicy, VnicReport, VnicSpec};
+use butterfly_datapath::{Features, Role, Switch, SwitchConfig, VnicPolicy, VnicReport, VnicSpec};
 use tempfile::TempDir;
 
 use crate::host::{Backend, FdbEntry, HostOptions, Nic, QueueShow, Show, Work};
@@ -16,20 +16,13 @@ pub(crate) struct InProcess {
     dir: TempDir,
 }
 
-struct Nobody;
-
-impl SwitchEvents for Nobody {
-    fn attached(&self, _: &str) {}
-    fn detached(&self, _: &str, _: &str) {}
-}
-
 impl InProcess {
     pub fn start(options: &HostOptions) -> InProcess {
         let mut config = SwitchConfig { poll: options.poll, ..SwitchConfig::default() };
         if let Some(seconds) = options.fdb_ageing {
             config.fdb_ageing = seconds;
         }
-        InProcess { switch: Switch::start(config, Arc::new(Nobody)).unwrap(), dir: tempfile::tempdir().unwrap() }
+        InProcess { switch: Switch::start(config, Arc::new(())).unwrap(), dir: tempfile::tempdir().unwrap() }
     }
 }
 

@@ -1,8 +1,8 @@
 //! What a request asks for.
 
 use crate::proto::{
-    AppConfigReq, ExplainReq, FdbListReq, Nic, NicUpdateReq, Request, SessionFilter, SessionListReq, Sg, SgMemberAddReq,
-    SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, TunnelPeer, TunnelShowReq,
+    AppConfigReq, EventListReq, ExplainReq, FdbListReq, Nic, NicUpdateReq, Request, SessionFilter, SessionListReq, Sg,
+    SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, TunnelPeer, TunnelShowReq,
 };
 
 /// The one thing a [`Request`] asks for; the fields of [`Request`] say what each means.
@@ -44,6 +44,7 @@ pub enum Action<'a> {
     PeerDel(&'a TunnelPeer),
     PeerList,
     Explain(&'a ExplainReq),
+    EventList(&'a EventListReq),
 }
 
 impl<'a> Action<'a> {
@@ -83,6 +84,47 @@ impl<'a> Action<'a> {
             .or_else(|| request.peer_del.as_ref().map(Self::PeerDel))
             .or_else(|| request.peer_list.map(|_| Self::PeerList))
             .or_else(|| request.explain.as_ref().map(Self::Explain))
+            .or_else(|| request.event_list.as_ref().map(Self::EventList))
+    }
+
+    /// The name of its field in [`Request`].
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::NicAdd(_) => "nic_add",
+            Self::NicUpdate(_) => "nic_update",
+            Self::NicDel(_) => "nic_del",
+            Self::NicList => "nic_list",
+            Self::NicDetails(_) => "nic_details",
+            Self::NicExport(_) => "nic_export",
+            Self::NicStats(_) => "nic_stats",
+            Self::SgAdd(_) => "sg_add",
+            Self::SgDel(_) => "sg_del",
+            Self::SgList => "sg_list",
+            Self::SgRuleAdd(_) => "sg_rule_add",
+            Self::SgRuleDel(_) => "sg_rule_del",
+            Self::SgRuleList(_) => "sg_rule_list",
+            Self::SgMemberAdd(_) => "sg_member_add",
+            Self::SgMemberDel(_) => "sg_member_del",
+            Self::SgMemberList(_) => "sg_member_list",
+            Self::AppStatus => "app_status",
+            Self::AppQuit => "app_quit",
+            Self::AppConfig(_) => "app_config",
+            Self::SgDetails(_) => "sg_details",
+            Self::NicShow(_) => "nic_show",
+            Self::FdbList(_) => "fdb_list",
+            Self::WorkerList => "worker_list",
+            Self::SessionList(_) => "session_list",
+            Self::SessionFlush(_) => "session_flush",
+            Self::SgRuleStats(_) => "sg_rule_stats",
+            Self::SessionTable => "session_table",
+            Self::TunnelShow(_) => "tunnel_show",
+            Self::UplinkShow => "uplink_show",
+            Self::PeerAdd(_) => "peer_add",
+            Self::PeerDel(_) => "peer_del",
+            Self::PeerList => "peer_list",
+            Self::Explain(_) => "explain",
+            Self::EventList(_) => "event_list",
+        }
     }
 }
 
@@ -92,7 +134,7 @@ mod tests {
     use crate::text;
 
     /// Every field of the request, in number order, as text and as what it must become.
-    const FIELDS: [(&str, &str); 33] = [
+    const FIELDS: [(&str, &str); 34] = [
         (r#"nic_add { id: "x" mac: "m" vni: 1 }"#, "NicAdd"),
         (r#"nic_update { id: "x" }"#, "NicUpdate"),
         (r#"nic_del: "x""#, r#"NicDel("x")"#),
@@ -126,6 +168,7 @@ mod tests {
         ("peer_del { }", "PeerDel"),
         ("peer_list: false", "PeerList"),
         ("explain { }", "Explain"),
+        ("event_list { }", "EventList"),
     ];
 
     #[test]

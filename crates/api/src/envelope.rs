@@ -4,7 +4,7 @@
 //! arrives can end the process: what cannot be decoded is answered as such, and so is a panic of the handler.
 
 use crate::{
-    Action, REVISION, Requests, decode,
+    Action, Caller, REVISION, Requests, decode,
     proto::{Message, MessageV0, Messages, Request, Response, Status, error, message_v0},
     requests::KindOf,
     text,
@@ -22,6 +22,8 @@ use tracing::{Level, debug, enabled, error, warn};
 pub struct Context {
     /// Envelopes processed since the start, the one of this request included. A batch is one envelope.
     pub request_counter: u64,
+    /// Who made it, if that is known.
+    pub caller: Option<Caller>,
 }
 
 /// What a handler makes of a request. In the response `status` is not its business: it follows from this being an error or not.
@@ -31,6 +33,11 @@ pub type Answer = Result<Response, Failure>;
 pub trait Handler {
     /// Carries out `action`. On a [`Failure`] everything must be as it was before.
     fn handle(&mut self, action: Action<'_>, context: &Context) -> Answer;
+
+    /// Hears of what is no request, which was refused without asking: `why` is a clause.
+    fn not_understood(&mut self, why: &str, context: &Context) {
+        let _ = (why, context);
+    }
 }
 
 /// Why a request was not carried out.
@@ -68,12 +75,13 @@ pub struct Envelope<H> {
     requests: Arc<Requests>,
     /// What is being answered, since when.
     current: Option<(KindOf, Instant)>,
+    caller: Option<Caller>,
 }
 
 impl<H: Handler> Envelope<H> {
     /// Nothing processed yet.
     pub fn new(handler: H) -> Self {
-        Self { handler, request_counter: 0, requests: Arc::default(), current: None }
+        Self { handler, request_counter: 0, requests: Arc::default(), current: None, caller: None }
     }
 
     /// The handler.
@@ -96,12 +104,20 @@ impl<H: Handler> Envelope<H> {
         self.handler
     }
 
-    /// The reply to the frame `request`.
+    /// The reply to the frame `request`, of which nobody knows from whom it comes.
     pub fn answer(&mut self, request: &[u8]) -> Vec<u8> {
+        self.answer_to(request, None)
+    }
+
+    /// The reply to the frame `request` of this caller.
+    pub fn answer_to(&mut self, request: &[u8], caller: Option<Caller>) -> Vec<u8> {
+        self.caller = caller;
         let request = match decode::<Messages>(request) {
             Ok(request) => request,
             Err(error) => {
-                warn!("a request of {} bytes is not decodable: {error}", request.len());
+                let why = format!("a request of {} bytes is not decodable: {error}", request.len());
+                warn!("{why}");
+                self.not_understood(&why);
                 self.requests.count(self.requests.undecodable(), false, Duration::ZERO);
                 return NOT_DECODABLE.to_vec();
             }
@@ -127,6 +143,7 @@ impl<H: Handler> Envelope<H> {
             // Nothing at all, or only something encrypted, for which there is no key.
             self.begin(None);
             self.answered(false);
+            self.not_understood("a request without messages, or encrypted, for which there is no key");
             vec![refusal(error::Code::REJECTED)]
         } else {
             request.messages.iter().map(|message| self.message(message)).collect()
@@ -138,6 +155,7 @@ impl<H: Handler> Envelope<H> {
         self.begin(message.message_0.as_ref().and_then(|request| request.request.as_ref()));
         let Some(request) = message.message_0.as_ref() else {
             self.answered(false);
+            self.not_understood("a message of a version that is not known");
             return refusal(error::Code::VERSION_NOT_MANAGED);
         };
         let answer = self.request(request.request.as_ref());
@@ -162,8 +180,24 @@ impl<H: Handler> Envelope<H> {
     }
 
     fn request(&mut self, request: Option<&Request>) -> Answer {
-        let action = request.and_then(Action::of).ok_or_else(|| nothing_asked(request))?;
-        self.handler.handle(action, &Context { request_counter: self.request_counter })
+        let Some(action) = request.and_then(Action::of) else {
+            let failure = nothing_asked(request);
+            self.not_understood(failure.help.as_deref().unwrap_or("a message without a request"));
+            return Err(failure);
+        };
+        self.handler.handle(action, &self.context())
+    }
+
+    fn context(&self) -> Context {
+        Context { request_counter: self.request_counter, caller: self.caller }
+    }
+
+    /// Whoever hears of it must not take the reply with it.
+    fn not_understood(&mut self, why: &str) {
+        let context = self.context();
+        if catch_unwind(AssertUnwindSafe(|| self.handler.not_understood(why, &context))).is_err() {
+            error!("a refusal could not be told because of a defect in this program: please report it");
+        }
     }
 }
 

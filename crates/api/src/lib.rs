@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod action;
+mod caller;
 pub mod client;
 mod decode;
 mod endpoint;
@@ -18,6 +19,7 @@ pub mod server;
 pub mod text;
 
 pub use action::Action;
+pub use caller::Caller;
 pub use decode::decode;
 pub use envelope::{Answer, Context, Envelope, Failure, Handler};
 pub use requests::{RequestCount, Requests};

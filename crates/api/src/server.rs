@@ -1,6 +1,6 @@
 //! The ZeroMQ end of the daemon.
 
-use crate::{Envelope, Handler, MAX_FRAME};
+use crate::{Caller, Envelope, Handler, MAX_FRAME};
 use ipc::SocketFile;
 use std::{
     os::fd::{AsRawFd, BorrowedFd},
@@ -100,8 +100,8 @@ impl Server {
 
     /// Answers one request, if there is one.
     fn exchange<H: Handler>(&self, envelope: &mut Envelope<H>) -> Result<bool, ServerError> {
-        let Some(Request { route, body }) = self.receive()? else { return Ok(false) };
-        let reply = envelope.answer(&body);
+        let Some(Request { route, body, caller }) = self.receive()? else { return Ok(false) };
+        let reply = envelope.answer_to(&body, caller);
         for part in route {
             match self.socket.send(part, zmq::DONTWAIT | zmq::SNDMORE) {
                 // Parts for a peer that went are taken and thrown away by the socket.
@@ -125,12 +125,13 @@ impl Server {
 
     /// Takes one message, whole, and finds the request in it. What is not a request is taken and forgotten.
     fn receive(&self) -> Result<Option<Request>, ServerError> {
-        let first = match self.socket.recv_bytes(zmq::DONTWAIT) {
+        let mut first = match self.socket.recv_msg(zmq::DONTWAIT) {
             Ok(first) => first,
             Err(zmq::Error::EAGAIN | zmq::Error::EINTR) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        let mut route = vec![first];
+        let caller = first.gets("Peer-Address").and_then(Caller::of);
+        let mut route = vec![first.to_vec()];
         let mut body = None;
         let mut delimited = false;
         // The other parts arrived with the first: nothing waits here.
@@ -146,7 +147,7 @@ impl Server {
             }
         }
         Ok(match body {
-            Some(body) if route.len() <= MAX_HOPS => Some(Request { route, body }),
+            Some(body) if route.len() <= MAX_HOPS => Some(Request { route, body, caller }),
             _ => None,
         })
     }
@@ -156,6 +157,7 @@ impl Server {
 struct Request {
     route: Vec<Vec<u8>>,
     body: Vec<u8>,
+    caller: Option<Caller>,
 }
 
 fn last_endpoint(socket: &Socket) -> Result<String, zmq::Error> {

@@ -8,6 +8,7 @@
 
 mod connection;
 mod diagnosis;
+mod events;
 mod explain;
 mod failure;
 mod fdb;

@@ -36,6 +36,11 @@ impl<'a> Session<'a> {
         Ok(self.output.line(line)?)
     }
 
+    /// Hands everything printed so far to the system, for who goes on for long.
+    pub fn flush(&mut self) -> Result<(), Failure> {
+        Ok(self.output.flush()?)
+    }
+
     /// Standard output is for programs: `--verbose` goes to standard error.
     pub fn output_is_for_programs(&mut self) {
         self.verbose_aside = true;

@@ -4,7 +4,7 @@
 //! generated from the commands, read it. Words are not parsed by clap: see
 //! [`crate::reader`].
 
-use crate::{explain, fdb, nic, peer, process, replay, sessions, sg, top, tunnels, uplink, workers};
+use crate::{events, explain, fdb, nic, peer, process, replay, sessions, sg, top, tunnels, uplink, workers};
 use crate::{failure::Failure, reader::Arguments, session::Session};
 use clap::{Arg, ArgAction, Command};
 
@@ -79,6 +79,7 @@ pub fn root() -> Node {
             fdb::node(),
             top::node(),
             workers::node(),
+            events::node(),
             tunnels::node(),
             uplink::node(),
             peer::node(),

@@ -2,7 +2,8 @@
 //!
 //! A thread of their own writes them: a reader that does not read must hold up neither the API nor a virtual machine.
 
-use butterfly_datapath::SwitchEvents;
+use crate::events::{Events, switch_note};
+use butterfly_datapath::{About, Happening, SwitchEvents};
 use std::{
     collections::HashMap,
     io::Write,
@@ -35,11 +36,12 @@ enum News {
     Detached(String),
 }
 
-/// Tells what happens to sockets.
+/// Tells what happens to sockets, and notes everything that the switch tells.
 #[derive(Clone)]
 pub struct Announcer {
     news: Sender<News>,
     waiting: Arc<AtomicUsize>,
+    events: Events,
 }
 
 /// The thread that writes.
@@ -49,7 +51,7 @@ pub struct Writer {
 
 impl Announcer {
     /// Writes to `out` from a thread of its own.
-    pub fn start(out: impl Write + Send + 'static) -> std::io::Result<(Self, Writer)> {
+    pub fn start(out: impl Write + Send + 'static, events: Events) -> std::io::Result<(Self, Writer)> {
         let (news, receiver) = mpsc::channel();
         let (finish, finished) = mpsc::channel();
         let waiting = Arc::new(AtomicUsize::new(0));
@@ -63,7 +65,7 @@ impl Announcer {
             // Nobody may be interested any more.
             let _ = finish.send(());
         })?;
-        Ok((Self { news, waiting }, Writer { finished }))
+        Ok((Self { news, waiting, events }, Writer { finished }))
     }
 
     /// The vnic `id` is about to be made with the socket `path`; `ours` if we listen there.
@@ -95,14 +97,18 @@ impl Announcer {
 }
 
 impl SwitchEvents for Announcer {
-    fn attached(&self, id: &str) {
-        info!("nic {id}: a virtual machine attached");
-        self.send_if_room(News::Attached(id.to_owned()));
-    }
-
-    fn detached(&self, id: &str, reason: &str) {
-        info!("nic {id}: the virtual machine detached: {reason}");
-        self.send_if_room(News::Detached(id.to_owned()));
+    fn happened(&self, about: About<'_>, what: Happening<'_>) {
+        let note = switch_note(about, what);
+        let news = match what {
+            Happening::Attached => Some(News::Attached as fn(String) -> News),
+            Happening::Detached(_) => Some(News::Detached as fn(String) -> News),
+            _ => None,
+        };
+        if let Some((id, news)) = about.nic.zip(news) {
+            info!("nic {id}: {}", note.text);
+            self.send_if_room(news(id.to_owned()));
+        }
+        self.events.note(note);
     }
 }
 
@@ -176,9 +182,19 @@ mod tests {
         }
     }
 
+    const N: About<'_> = About { nic: Some("n"), vni: Some(7) };
+
+    fn attached(announcer: &Announcer) {
+        announcer.happened(N, Happening::Attached);
+    }
+
+    fn detached(announcer: &Announcer, why: &str) {
+        announcer.happened(N, Happening::Detached(why));
+    }
+
     fn written(body: impl FnOnce(Announcer)) -> Vec<String> {
         let page = Page::default();
-        let (announcer, writer) = Announcer::start(page.clone()).unwrap();
+        let (announcer, writer) = Announcer::start(page.clone(), Events::default()).unwrap();
         body(announcer);
         writer.finish();
         let bytes = page.0.lock().unwrap().clone();
@@ -190,10 +206,10 @@ mod tests {
         let lines = written(|announcer| {
             announcer.expect("n", "/s/n".into(), true);
             announcer.made("n");
-            announcer.attached("n");
-            announcer.detached("n", "it crashed");
+            attached(&announcer);
+            detached(&announcer, "it crashed");
             announcer.forget("n");
-            announcer.detached("n", "too late");
+            detached(&announcer, "too late");
         });
         let expected = [
             "New vhost-user socket: /s/n, zero-copy disable",
@@ -207,7 +223,7 @@ mod tests {
     fn the_socket_comes_before_its_machine() {
         let lines = written(|announcer| {
             announcer.expect("n", "/s/n".into(), true);
-            announcer.attached("n");
+            attached(&announcer);
             announcer.made("n");
         });
         assert_eq!(lines, ["New vhost-user socket: /s/n, zero-copy disable", "VM connecting to socket: /s/n"]);
@@ -221,7 +237,7 @@ mod tests {
             announcer.made("refused");
             announcer.expect("client", "/s/client".into(), false);
             announcer.made("client");
-            announcer.attached("client");
+            announcer.happened(About { nic: Some("client"), vni: Some(1) }, Happening::Attached);
         });
         assert_eq!(lines, ["VM connecting to socket: /s/client"]);
     }
@@ -230,10 +246,10 @@ mod tests {
     #[test]
     fn a_reader_that_does_not_read_holds_up_nobody() {
         let (mut ends, stuck) = std::os::unix::net::UnixStream::pair().unwrap();
-        let (announcer, writer) = Announcer::start(stuck).unwrap();
+        let (announcer, writer) = Announcer::start(stuck, Events::default()).unwrap();
         announcer.expect("n", "/s/n".into(), true);
         for _ in 0..3 * BACKLOG {
-            announcer.attached("n");
+            attached(&announcer);
         }
         assert!(announcer.waiting.load(Ordering::Relaxed) <= BACKLOG);
         drop(announcer);

@@ -6,6 +6,7 @@ mod announce;
 mod config;
 mod convert;
 mod dataplane;
+mod events;
 mod graph;
 mod handlers;
 mod ini;

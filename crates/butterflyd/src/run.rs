@@ -3,6 +3,7 @@
 use crate::{
     announce::Announcer,
     config::Config,
+    events::{Events, Kind, Note},
     handlers::{Daemon, seconds_since_epoch},
     limits,
     lock::DirectoryLock,
@@ -11,7 +12,7 @@ use crate::{
     signals::Stop,
 };
 use butterfly_api::{Envelope, server::Server};
-use butterfly_datapath::{Switch, SwitchConfig, TunnelSpec, UplinkSpec};
+use butterfly_datapath::{Switch, SwitchConfig, TunnelSpec, UplinkReport, UplinkSpec};
 use butterfly_model::{SocketDir, libstdcxx_hash};
 use std::{
     collections::BTreeMap,
@@ -31,7 +32,8 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     let _lock = DirectoryLock::take(&config.socket_dir)?;
     let server = Server::bind(&config.endpoint)?;
     let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
-    let (announcer, writer) = Announcer::start(std::io::stdout())?;
+    let events = Events::default();
+    let (announcer, writer) = Announcer::start(std::io::stdout(), events.clone())?;
     if let (Some(tunnel), Some(wanted)) = (&mut config.tunnel, config.nic_mtu) {
         mtu::prepare(tunnel, wanted);
     }
@@ -58,13 +60,20 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     let table = switch.session_table();
     info!("room for {} sessions, in {}", table.capacity, table.memory);
     match switch.uplink() {
-        Some(uplink) => info!(
-            "uplink {} {}: {}, MTU {}, host_mtu={} for QEMU",
-            uplink.kind, uplink.interface, uplink.mode, uplink.mtu, uplink.inner_mtu
-        ),
+        Some(uplink) => {
+            let UplinkReport { kind, interface, mode, mtu, inner_mtu, .. } = uplink;
+            let text = format!("uplink {kind} {interface}: {mode}, MTU {mtu}, host_mtu={inner_mtu} for QEMU");
+            info!("{text}");
+            // One that has to be attached says so itself.
+            if uplink.attached.is_none() {
+                events.note(Note::new(Kind::UplinkUp, text));
+            }
+        }
         None => info!("no uplink: networks end at this host"),
     }
-    info!("started: API on {}, sockets in {}", config.endpoint, config.socket_dir.display());
+    let started = format!("started: API on {}, sockets in {}", config.endpoint, config.socket_dir.display());
+    info!("{started}");
+    events.note(Note::new(Kind::DaemonStarted, format!("butterflyd {} {started}", env!("CARGO_PKG_VERSION"))));
 
     let start_date = seconds_since_epoch(SystemTime::now());
     let mut envelope = Envelope::new(Daemon {
@@ -74,6 +83,8 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
         socket_dir: SocketDir::new(config.socket_dir),
         ip: config.ip,
         announcer,
+        events: events.clone(),
+        origin: None,
         log_level,
         start_date,
         quit: false,
@@ -91,6 +102,9 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     let served = server.serve(&mut envelope, stop.as_fd(), |daemon| daemon.quit);
 
     info!("stopping");
+    if !envelope.handler().quit {
+        events.note(Note::new(Kind::DaemonStopping, "a signal asked the daemon to stop"));
+    }
     // Whoever asked to quit gets the reply while the rest is taken down.
     drop(server);
     // It holds the switch, too.

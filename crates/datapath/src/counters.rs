@@ -60,6 +60,20 @@ impl Counters {
         self.0.get(worker)
     }
 
+    /// One sum over all workers.
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.at(counter as usize)
+    }
+
+    /// Drops for one reason.
+    pub fn drops(&self, reason: DropReason) -> u64 {
+        self.at(PLAIN + reason.index())
+    }
+
+    fn at(&self, index: usize) -> u64 {
+        self.0.iter().filter_map(|cells| cells.0.get(index)).map(|cell| cell.load(Ordering::Relaxed)).sum()
+    }
+
     /// The sum over all workers.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();

@@ -14,6 +14,7 @@ mod clock;
 mod counters;
 mod deliver;
 mod drops;
+mod events;
 mod explain;
 mod fdb;
 mod filter;
@@ -34,15 +35,18 @@ mod snapshot;
 mod switch;
 mod tally;
 mod tunnel;
+mod watch;
 mod worker;
 
 pub use butterfly_packet::mac::Mac;
 pub use butterfly_vhost::{
     control::{DeviceStatus, Negotiated, Role},
     net::Features,
+    port::Queue,
     ring::RingStatus,
 };
 pub use drops::{DropReason, ReasonInfo, reasons};
+pub use events::{About, Happening, SwitchEvents, watched_drops};
 pub use explain::{Explanation, Fate, Mark, NoAnswer, Origin, Question, Refused, Step, Target, Walk};
 pub use observe::{
     NetworkObservation, NetworkTunnel, Observation, PeerObservation, SessionObservation, UplinkObservation, VnicObservation,
@@ -51,7 +55,7 @@ pub use plane::{AddError, SessionConfig, VnicPolicy};
 pub use rules::GroupChange;
 pub use session::Timeouts;
 pub use sessions::{Admission, SessionEnd, SessionFilter, SessionRow, SessionTable};
-pub use switch::{FdbKind, FdbRow, Switch, SwitchConfig, SwitchEvents, VnicReport, VnicSpec, WorkerReport};
+pub use switch::{FdbKind, FdbRow, Switch, SwitchConfig, VnicReport, VnicSpec, WorkerReport};
 pub use tunnel::{
     GroupRow, NeighbourRow, NetworkReport, PeerReport, Peers, RemoteMac, TunnelConfig, TunnelError, TunnelReport, TunnelSpec,
     UplinkReport, UplinkSpec,

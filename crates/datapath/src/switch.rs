@@ -14,6 +14,7 @@ use butterfly_packet::mac::Mac;
 use butterfly_vhost::{
     control::{Device, DeviceConfig, DeviceEvents, DeviceStatus, Role},
     cpu,
+    net::Features,
     port::PortEvents,
     ring::prepare_thread,
 };
@@ -22,11 +23,13 @@ use rustix::thread::CpuSet;
 use crate::{
     counters::{Counter, Totals},
     drops::{ReasonInfo, reasons},
+    events::{About, Happening, SwitchEvents},
     headers::address,
     plane::{AddError, Attachment, Plane, PlaneConfig, SessionConfig, VnicPolicy},
     session::Timeouts,
     snapshot::Shared as VnicShared,
     tunnel::{self, PeerRef, Side, TunnelSpec},
+    watch::Watch,
     worker::{Handle, Worker},
 };
 
@@ -85,14 +88,6 @@ pub struct VnicSpec {
     pub path: PathBuf,
     /// What it may do.
     pub policy: VnicPolicy,
-}
-
-/// Who wants to know when guests come and go. Called from control threads: must not call the switch.
-pub trait SwitchEvents: Send + Sync {
-    /// A guest attached to a vnic.
-    fn attached(&self, id: &str);
-    /// It left.
-    fn detached(&self, id: &str, reason: &str);
 }
 
 /// A vnic for the operator.
@@ -190,6 +185,7 @@ pub struct Switch {
 /// One vnic's link from its control thread to the worker and to the daemon.
 struct Link {
     id: String,
+    vni: u32,
     attachment: Attachment,
     events: Arc<dyn SwitchEvents>,
     shared: Arc<VnicShared>,
@@ -206,16 +202,34 @@ impl PortEvents for Link {
     }
 }
 
+impl Link {
+    fn happened(&self, what: Happening<'_>) {
+        self.events.happened(About { nic: Some(&self.id), vni: Some(self.vni) }, what);
+    }
+}
+
 impl DeviceEvents for Link {
     fn attached(&self) {
         self.shared.attached.store(self.plane.shared.clock.now(), Ordering::Relaxed);
         self.shared.presence.came();
-        self.events.attached(&self.id);
+        self.happened(Happening::Attached);
     }
 
     fn detached(&self, reason: &str) {
         self.shared.presence.went();
-        self.events.detached(&self.id, reason);
+        self.happened(Happening::Detached(reason));
+    }
+
+    fn negotiated(&self, accepted: Features) {
+        self.happened(Happening::Negotiated { accepted, refused: Features::OFFERED.without(accepted) });
+    }
+
+    fn driving(&self, both: bool) {
+        self.happened(Happening::Driving(both));
+    }
+
+    fn trouble(&self, why: &str) {
+        self.happened(Happening::Trouble(why));
     }
 }
 
@@ -247,11 +261,12 @@ impl Switch {
             let body = move || work(core, || Worker::new(shared, handle, poll));
             threads.push(std::thread::Builder::new().name(name).spawn(body)?);
         }
-        let (keeper, watched) = (plane.clone(), Arc::clone(&vnics));
-        threads.push(std::thread::Builder::new().name("housekeeping".into()).spawn(move || housekeeping(&keeper, &watched))?);
+        let (keeper, watched, told) = (plane.clone(), Arc::clone(&vnics), Arc::clone(&events));
+        let body = move || housekeeping(&keeper, &watched, &*told);
+        threads.push(std::thread::Builder::new().name("housekeeping".into()).spawn(body)?);
         let mut switch = Switch { plane, vnics, events, config, core, threads, side: None, changing_peers: Mutex::default() };
         if let (Some(spec), Some(rest)) = (switch.config.tunnel.clone(), rest) {
-            switch.side = Some(Side::start(&switch.plane, spec, rest, switch.config.fdb_ageing)?);
+            switch.side = Some(Side::start(&switch.plane, spec, rest, switch.config.fdb_ageing, switch.events.clone())?);
         }
         Ok(switch)
     }
@@ -270,6 +285,7 @@ impl Switch {
         let (vnic, attachment) = self.plane.insert(&spec.id, spec.mac, spec.vni, &spec.policy)?;
         let link = Link {
             id: spec.id.clone(),
+            vni: spec.vni,
             attachment,
             events: self.events.clone(),
             shared: vnic.shared.clone(),
@@ -446,17 +462,19 @@ fn work(core: Option<usize>, make: impl FnOnce() -> Worker) {
     }
 }
 
-/// The clock, ageing, and guests whose memory was taken away.
-fn housekeeping(plane: &Plane, vnics: &Mutex<BTreeMap<String, Declared>>) {
+/// The clock, ageing, guests whose memory was taken away, and what counters say.
+fn housekeeping(plane: &Plane, vnics: &Mutex<BTreeMap<String, Declared>>, events: &dyn SwitchEvents) {
     const TICK: Duration = Duration::from_millis(100);
     /// Every session is looked at once in so many ticks.
     const SWEEPS: u64 = 20;
     let mut ticks = 0u32;
+    let mut watch = Watch::default();
     while !plane.shared.stop.load(Ordering::Acquire) {
         plane.shared.clock.advance();
         ticks = ticks.wrapping_add(1);
         if ticks.is_multiple_of(10) {
             plane.expire();
+            watch.look(plane, events);
         }
         plane.sweep(u64::from(ticks) % SWEEPS, SWEEPS);
         for (_, vnic) in plane.shared.snapshot.load().vnics.iter() {

@@ -208,6 +208,15 @@ impl Port {
         lock(&self.tx).as_ref().is_some_and(TxRing::poisoned) || lock(&self.rx).as_ref().is_some_and(RxRing::poisoned)
     }
 
+    /// Whether the guest broke a ring: it said something impossible, and the ring rests until it is set up anew. Never waits: of
+    /// one that is held at this moment nothing is known.
+    pub fn broken(&self, queue: Queue) -> bool {
+        match queue {
+            Queue::Tx => self.try_tx().is_some_and(|ring| ring.as_ref().is_some_and(|ring| ring.split.broken)),
+            Queue::Rx => self.try_rx().is_some_and(|ring| ring.as_ref().is_some_and(|ring| ring.split.broken)),
+        }
+    }
+
     /// For the operator; `None` if the ring does not run.
     pub fn status(&self, queue: Queue) -> Option<RingStatus> {
         match queue {

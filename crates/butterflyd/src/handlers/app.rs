@@ -1,14 +1,13 @@
 //! Requests about the daemon itself.
 
 use super::Daemon;
-use crate::{dataplane::Dataplane, graph, log::Level};
+use crate::{dataplane::Dataplane, events::Kind, graph, log::Level};
 use butterfly_api::{
     Answer, Context, Failure,
     proto::{AppConfigReq, AppStatusRes, Response},
 };
 use protobuf::MessageField;
 use std::time::{SystemTime, UNIX_EPOCH};
-use tracing::info;
 
 /// Seconds since the epoch.
 pub fn seconds_since_epoch(time: SystemTime) -> u64 {
@@ -30,7 +29,7 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     pub(super) fn app_quit(&mut self) -> Answer {
-        info!("a client asked the daemon to quit");
+        self.tell(Kind::DaemonStopping, "a client asked the daemon to quit".to_owned());
         self.quit = true;
         Ok(Response::new())
     }
@@ -45,6 +44,7 @@ impl<D: Dataplane> Daemon<D> {
                 .with_help(format!("log level {name:?} is refused: it is none, error, warning, info or debug"))
         })?;
         self.log_level.set(level);
+        self.note(Kind::LogLevel, format!("the log level is {name}"));
         Ok(Response::new())
     }
 }

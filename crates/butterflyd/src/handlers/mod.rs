@@ -1,8 +1,10 @@
 //! What the requests of the API do.
 
 mod app;
+mod event;
 mod explain;
 mod nic;
+mod record;
 mod report;
 mod security_group;
 mod session;
@@ -12,7 +14,13 @@ mod tunnel;
 
 pub use app::seconds_since_epoch;
 
-use crate::{announce::Announcer, dataplane::Dataplane, log::LogLevel, registry::Registry};
+use crate::{
+    announce::Announcer,
+    dataplane::Dataplane,
+    events::{Events, Kind, Note, Origin},
+    log::LogLevel,
+    registry::Registry,
+};
 use butterfly_api::{Action, Answer, Context, Handler};
 use butterfly_model::{GroupName, SecurityGroup, SocketDir};
 use std::{collections::BTreeMap, net::IpAddr};
@@ -27,6 +35,10 @@ pub struct Daemon<D> {
     /// The VXLAN endpoint.
     pub ip: IpAddr,
     pub announcer: Announcer,
+    /// What happened.
+    pub events: Events,
+    /// The request that is being carried out.
+    pub origin: Option<Origin>,
     pub log_level: LogLevel,
     /// Seconds since the epoch.
     pub start_date: u64,
@@ -36,6 +48,22 @@ pub struct Daemon<D> {
 
 impl<D: Dataplane> Handler for Daemon<D> {
     fn handle(&mut self, action: Action<'_>, context: &Context) -> Answer {
+        self.origin = Some(Origin { request: action.name(), caller: context.caller });
+        let answer = self.carry_out(action, context);
+        if let Err(failure) = &answer {
+            self.note_failure(&action, failure);
+        }
+        answer
+    }
+
+    fn not_understood(&mut self, why: &str, context: &Context) {
+        let origin = Some(Origin { request: "unknown", caller: context.caller });
+        self.events.note(Note { origin, ..Note::new(Kind::RequestFailed, format!("refused: {why}")) });
+    }
+}
+
+impl<D: Dataplane> Daemon<D> {
+    fn carry_out(&mut self, action: Action<'_>, context: &Context) -> Answer {
         match action {
             Action::NicAdd(nic) => self.nic_add(nic),
             Action::NicUpdate(update) => self.nic_update(update),
@@ -70,6 +98,7 @@ impl<D: Dataplane> Handler for Daemon<D> {
             Action::PeerDel(peer) => self.peer_del(peer),
             Action::PeerList => self.peer_list(),
             Action::Explain(request) => self.explain(request),
+            Action::EventList(request) => self.event_list(request),
         }
     }
 }

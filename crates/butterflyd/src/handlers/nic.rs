@@ -1,7 +1,7 @@
 //! Requests that change vnics, and those that echo what was declared.
 
-use super::Daemon;
-use crate::{convert, dataplane::Dataplane, limits};
+use super::{Daemon, record::difference};
+use crate::{convert, dataplane::Dataplane, events::Kind as EventKind, limits};
 use butterfly_api::{
     Answer, Failure,
     proto::{self, FwData, NicAddRes, NicExportRes, Response},
@@ -27,7 +27,7 @@ impl<D: Dataplane> Daemon<D> {
                 room.map_err(|none| Failure::new(none.to_string()).with_help(none.help()))?;
                 let made = self.make(&nic, role, &path);
                 made.map_err(|why| self.not_made(why, role))?;
-                info!("nic {} made: MAC {}, VNI {}, socket {path}", nic.id, nic.mac, nic.vni);
+                self.tell_nic(EventKind::NicAdded, &nic, format!("made: MAC {}, VNI {}, socket {path}", nic.mac, nic.vni));
                 self.nics.insert(nic);
             }
         }
@@ -48,10 +48,10 @@ impl<D: Dataplane> Daemon<D> {
 
     pub(super) fn nic_del(&mut self, id: &str) -> Answer {
         match self.nics.remove(id) {
-            Some(_) => {
+            Some(nic) => {
                 self.dataplane.remove_vnic(id);
                 self.announcer.forget(id);
-                info!("nic {id} deleted");
+                self.tell_nic(EventKind::NicRemoved, &nic, "deleted".to_owned());
             }
             None => warn!("nic {id:?} does not exist and is deleted all the same"),
         }
@@ -127,11 +127,13 @@ impl<D: Dataplane> Daemon<D> {
     fn change_in_place(&mut self, new: Nic) -> Result<(), Failure> {
         let id = new.id.as_str();
         self.nics.check(&new).map_err(|conflict| Failure::new(conflict.to_string()))?;
-        let same = self.nics.get(id).is_some_and(|old| policy(old) == policy(&new));
-        if !same {
+        let old = self.nics.get(id);
+        if !old.is_some_and(|old| policy(old) == policy(&new)) {
             self.dataplane.update_vnic(id, policy(&new)).map_err(refusal)?;
         }
         info!("nic {id} changed in place");
+        let what = old.map_or_else(String::new, |old| difference(old, &new));
+        self.note_nic(EventKind::NicUpdated, &new, format!("changed in place: {what}"));
         self.nics.insert(new);
         Ok(())
     }
@@ -143,7 +145,7 @@ impl<D: Dataplane> Daemon<D> {
         self.dataplane.remove_vnic(id);
         self.announcer.forget(id);
         let Err(why) = self.make(&new, role, path) else {
-            info!("nic {id} made anew, as these changed: {}", reasons.join(", "));
+            self.tell_nic(EventKind::NicRemade, &new, format!("made anew, as these changed: {}", reasons.join(", ")));
             self.nics.insert(new);
             return Ok(());
         };
@@ -157,7 +159,9 @@ impl<D: Dataplane> Daemon<D> {
         Err(match restored {
             Some(Ok(())) => failure.with_help("the nic is as it was before, but its virtual machine was cut off"),
             Some(Err(why)) => {
-                error!("nic {id} could be neither changed nor restored: {why}");
+                let text = format!("could be neither changed nor restored: {why}");
+                error!("nic {id} {text}");
+                self.note_nic(EventKind::NicRemoved, &new, text);
                 self.nics.remove(id);
                 failure.with_help(format!("the nic could not be restored either and is gone: {why}"))
             }

@@ -3,8 +3,12 @@
 //! The data path is asked first and the registry follows: what it refuses has not happened. What changes one member or one rule
 //! never touches the others, of which there may be 100,000.
 
-use super::{Daemon, nic::refusal};
-use crate::{convert, dataplane::Dataplane};
+use super::{
+    Daemon,
+    nic::refusal,
+    record::{member_of, rule_of},
+};
+use crate::{convert, dataplane::Dataplane, events::Kind};
 use butterfly_api::{
     Answer, Failure,
     proto::{Response, Sg, SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, SgRuleStats},
@@ -13,7 +17,7 @@ use butterfly_datapath::GroupChange;
 use butterfly_model::{Rule, SecurityGroup};
 use protobuf::MessageField;
 use std::collections::HashMap;
-use tracing::{info, warn};
+use tracing::warn;
 
 impl<D: Dataplane> Daemon<D> {
     pub(super) fn sg_add(&mut self, declared: &Sg) -> Answer {
@@ -30,7 +34,7 @@ impl<D: Dataplane> Daemon<D> {
             Some(group) => {
                 self.dataplane.change_group(group.name(), GroupChange::Forget).map_err(refusal)?;
                 self.groups.remove(id);
-                info!("security group {id:?} deleted");
+                self.tell(Kind::SgRemoved, format!("security group {id:?} deleted"));
             }
             None => warn!("security group {id:?} does not exist and is deleted all the same"),
         }
@@ -48,7 +52,9 @@ impl<D: Dataplane> Daemon<D> {
             Some(group) if group.has_rule(&rule) => {}
             Some(group) => {
                 self.dataplane.change_group(group.name(), GroupChange::AddRule(rule.clone())).map_err(refusal)?;
+                let text = rule_of(request.sg_id(), &rule);
                 group.add_rule(rule);
+                self.note(Kind::SgRuleAdded, text);
             }
             None => {
                 let mut group = SecurityGroup::empty(convert::group_name(request.sg_id())?);
@@ -66,6 +72,7 @@ impl<D: Dataplane> Daemon<D> {
         {
             self.dataplane.change_group(group.name(), GroupChange::RemoveRule(rule.clone())).map_err(refusal)?;
             group.remove_rule(&rule);
+            self.note(Kind::SgRuleRemoved, rule_of(request.sg_id(), &rule));
         }
         Ok(Response::new())
     }
@@ -82,6 +89,7 @@ impl<D: Dataplane> Daemon<D> {
             Some(group) => {
                 self.dataplane.change_group(group.name(), GroupChange::AddMember(member)).map_err(refusal)?;
                 group.add_member(member);
+                self.note(Kind::SgMemberAdded, member_of(request.sg_id(), member));
             }
             None => {
                 let mut group = SecurityGroup::empty(convert::group_name(request.sg_id())?);
@@ -99,6 +107,7 @@ impl<D: Dataplane> Daemon<D> {
         {
             self.dataplane.change_group(group.name(), GroupChange::RemoveMember(member)).map_err(refusal)?;
             group.remove_member(member);
+            self.note(Kind::SgMemberRemoved, member_of(request.sg_id(), member));
         }
         Ok(Response::new())
     }
@@ -136,12 +145,9 @@ impl<D: Dataplane> Daemon<D> {
     /// Makes `group`, or gives the one of its name its content.
     fn declare(&mut self, group: SecurityGroup) -> Result<(), Failure> {
         self.dataplane.change_group(group.name(), GroupChange::Declare(group.clone())).map_err(refusal)?;
-        info!(
-            "security group {:?} has {} rules and {} members",
-            group.name().as_str(),
-            group.rules().len(),
-            group.members().len()
-        );
+        let (rules, members) = (group.rules().len(), group.members().len());
+        let name = group.name().as_str();
+        self.tell(Kind::SgDeclared, format!("security group {name:?} has {rules} rules and {members} members"));
         self.groups.insert(group.name().clone(), group);
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Requests about sessions.
 
 use super::{Daemon, nic::unknown};
-use crate::{convert, dataplane::Dataplane, timeouts};
+use crate::{convert, dataplane::Dataplane, events::Kind, timeouts};
 use butterfly_api::{
     Answer, Failure,
     proto::{
@@ -11,7 +11,6 @@ use butterfly_api::{
 use butterfly_datapath::{Admission, SessionEnd, SessionFilter, SessionRow};
 use butterfly_model::{Vni, canonical};
 use protobuf::MessageField;
-use tracing::info;
 
 /// How many are listed if no limit is given.
 const DEFAULT_LIMIT: u32 = 1000;
@@ -35,7 +34,7 @@ impl<D: Dataplane> Daemon<D> {
     pub(super) fn session_flush(&mut self, request: &proto::SessionFilter) -> Answer {
         let filter = self.session_filter(request)?;
         let flushed = self.dataplane.flush_sessions(&filter);
-        info!("{flushed} sessions flushed");
+        self.tell(Kind::SessionsFlushed, format!("{flushed} sessions flushed"));
         let result = SessionFlushRes { flushed: Some(flushed), ..Default::default() };
         Ok(Response { session_flush: MessageField::some(result), ..Default::default() })
     }

@@ -1,7 +1,7 @@
 //! Requests about other hosts: the tunnel endpoint, the uplink, peers.
 
 use super::{Daemon, report::drops};
-use crate::{convert, dataplane::Dataplane};
+use crate::{convert, dataplane::Dataplane, events::Kind};
 use butterfly_api::{
     Answer, Failure,
     proto::{Counter, Response, TunnelPeer, TunnelShow, TunnelShowReq, UplinkShow, tunnel_show},
@@ -9,7 +9,6 @@ use butterfly_api::{
 use butterfly_datapath::{GroupRow, NeighbourRow, NetworkReport, PeerReport, RemoteMac, TunnelReport, UplinkReport};
 use butterfly_model::{Vni, canonical};
 use std::net::IpAddr;
-use tracing::info;
 
 impl<D: Dataplane> Daemon<D> {
     pub(super) fn tunnel_show(&self, request: &TunnelShowReq) -> Answer {
@@ -25,7 +24,7 @@ impl<D: Dataplane> Daemon<D> {
     pub(super) fn peer_add(&mut self, peer: &TunnelPeer) -> Answer {
         let (address, vni) = named(peer)?;
         if self.dataplane.add_peer(address, vni).map_err(|error| Failure::new(error.to_string()))? {
-            info!("peer {address} is named for {}", of(vni));
+            self.tell(Kind::PeerNamed, format!("peer {address} is named for {}", of(vni)));
         }
         Ok(Response::new())
     }
@@ -33,7 +32,7 @@ impl<D: Dataplane> Daemon<D> {
     pub(super) fn peer_del(&mut self, peer: &TunnelPeer) -> Answer {
         let (address, vni) = named(peer)?;
         if self.dataplane.remove_peer(address, vni).map_err(|error| Failure::new(error.to_string()))? {
-            info!("peer {address} is not named any more for {}", of(vni));
+            self.tell(Kind::PeerUnnamed, format!("peer {address} is not named any more for {}", of(vni)));
         }
         Ok(Response::new())
     }

@@ -17,8 +17,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::{
     Own, PeerRef, Punted, Tunnel,
     control::{Control, ControlConfig, Count, Event, Output},
+    watch::PeerWatch,
 };
-use crate::{plane::Plane, rules::address as ip_of};
+use crate::{
+    events::{About, Happening, SwitchEvents},
+    plane::Plane,
+    rules::address as ip_of,
+};
 
 /// Nothing waits for longer than this to be looked at.
 const TICK: u64 = 100;
@@ -105,6 +110,8 @@ struct State {
     warned: bool,
     /// Groups of networks could not be joined for want of room.
     full: bool,
+    events: Arc<dyn SwitchEvents>,
+    peers: PeerWatch,
 }
 
 /// The thread's shared part.
@@ -139,7 +146,13 @@ pub struct NeighbourRow {
 }
 
 impl Keeper {
-    pub fn new(plane: Arc<Plane>, config: ControlConfig, host: Option<HostSide>, ageing: u32) -> Keeper {
+    pub fn new(
+        plane: Arc<Plane>,
+        config: ControlConfig,
+        host: Option<HostSide>,
+        ageing: u32,
+        events: Arc<dyn SwitchEvents>,
+    ) -> Keeper {
         let state = State {
             control: Control::new(config),
             host,
@@ -157,6 +170,8 @@ impl Keeper {
             failed_groups: true,
             warned: false,
             full: false,
+            events,
+            peers: PeerWatch::default(),
         };
         Keeper { plane, state: Mutex::new(state), stop: AtomicBool::new(false), began: Instant::now(), ageing }
     }
@@ -341,10 +356,17 @@ impl State {
         };
         if link != std::mem::replace(&mut watch.said, link) {
             let uplink = &watch.name;
-            match link {
-                Link::Up => tracing::info!(uplink, "the uplink's interface is up"),
-                Link::Down => tracing::warn!(uplink, "the uplink's interface is down: nothing leaves this host"),
-                Link::Gone => tracing::warn!(uplink, "the uplink's interface was removed: restart butterflyd when it is back"),
+            let text = match link {
+                Link::Up => "the uplink's interface is up",
+                Link::Down => "the uplink's interface is down: nothing leaves this host",
+                Link::Gone => "the uplink's interface was removed: restart butterflyd when it is back",
+            };
+            if link == Link::Up {
+                tracing::info!(uplink, "{text}");
+                self.events.happened(About::default(), Happening::UplinkUp(text));
+            } else {
+                tracing::warn!(uplink, "{text}");
+                self.events.happened(About::default(), Happening::UplinkDown(text));
             }
         }
         tunnel.down.store(link != Link::Up, Ordering::Relaxed);
@@ -352,6 +374,7 @@ impl State {
             let mtu = found.mtu.min(watch.most);
             if tunnel.mtu.swap(mtu, Ordering::Relaxed) != mtu {
                 tracing::warn!(uplink = watch.name, mtu, "the uplink's MTU has changed: virtual machines need another host_mtu=");
+                self.events.happened(About::default(), Happening::UplinkMtu(mtu));
             }
         }
     }
@@ -442,7 +465,9 @@ impl State {
         let mut sent = BTreeMap::new();
         let mut unknown = BTreeSet::new();
         let mut unmet = Vec::new();
-        for row in tunnel.peers.list(clock) {
+        let rows = tunnel.peers.list(clock);
+        self.peers.look(&rows, &*self.events);
+        for row in rows {
             let out = row.sent();
             let speaks = self.sent.get(&row.at).is_some_and(|before| *before != out);
             sent.insert(row.at, out);
@@ -586,7 +611,7 @@ mod tests {
             gateways: Vec::new(),
             group6: std::net::Ipv6Addr::LOCALHOST,
         };
-        Keeper::new(Arc::new(plane), config, None, 300)
+        Keeper::new(Arc::new(plane), config, None, 300, Arc::new(()))
     }
 
     #[test]

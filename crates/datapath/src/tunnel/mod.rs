@@ -14,6 +14,7 @@ mod peers;
 mod port;
 mod punt;
 mod report;
+mod watch;
 
 use std::{
     net::{IpAddr, Ipv4Addr},

@@ -26,6 +26,7 @@ use super::{
 use crate::{
     counters::{Counter, Totals},
     drops::{ReasonInfo, reasons},
+    events::{About, Happening, SwitchEvents},
     headers::address,
     observe::pair,
     plane::{Attachment, Plane},
@@ -165,6 +166,7 @@ struct Link {
     attachment: Attachment,
     path: String,
     attached: Arc<AtomicBool>,
+    events: Arc<dyn SwitchEvents>,
 }
 
 impl PortEvents for Link {
@@ -181,11 +183,15 @@ impl DeviceEvents for Link {
     fn attached(&self) {
         self.attached.store(true, Ordering::Relaxed);
         tracing::info!(path = self.path, "the uplink is attached");
+        const TEXT: &str = "the uplink is attached";
+        tracing::info!(path = self.path, "{TEXT}");
+        self.events.happened(About::default(), Happening::UplinkUp(TEXT));
     }
 
     fn detached(&self, reason: &str) {
         self.attached.store(false, Ordering::Relaxed);
         tracing::warn!(path = self.path, reason, "the uplink is detached");
+        self.events.happened(About::default(), Happening::UplinkDown(&format!("the uplink is detached: {reason}")));
     }
 }
 
@@ -207,10 +213,16 @@ impl Opened {
 
 impl Side {
     /// Starts the keeper, and lets the worker look at the uplink.
-    pub fn start(plane: &Arc<Plane>, spec: TunnelSpec, rest: Rest, ageing: u32) -> Result<Side, std::io::Error> {
+    pub fn start(
+        plane: &Arc<Plane>,
+        spec: TunnelSpec,
+        rest: Rest,
+        ageing: u32,
+        events: Arc<dyn SwitchEvents>,
+    ) -> Result<Side, std::io::Error> {
         let Rest { control, host, wire, ring } = rest;
         let answers = control.answers;
-        let keeper = Arc::new(Keeper::new(plane.clone(), control, host, ageing));
+        let keeper = Arc::new(Keeper::new(plane.clone(), control, host, ageing, events.clone()));
         for peer in &spec.peers {
             check_peer(*peer, spec.endpoint).map_err(std::io::Error::other)?;
         }
@@ -221,8 +233,12 @@ impl Side {
         let device = match (ring, &spec.uplink) {
             (Some(port), UplinkSpec::VhostUser { path, role }) => {
                 let handle = plane.workers.first().cloned().ok_or_else(|| std::io::Error::other("no worker"))?;
-                let link =
-                    Link { attachment: Attachment::uplink(handle), path: path.display().to_string(), attached: attached.clone() };
+                let link = Link {
+                    attachment: Attachment::uplink(handle),
+                    path: path.display().to_string(),
+                    attached: attached.clone(),
+                    events,
+                };
                 let config =
                     DeviceConfig { name: "uplink".to_owned(), role: *role, path: path.clone(), port, events: Arc::new(link) };
                 Some(Device::start(config).map_err(std::io::Error::other)?)

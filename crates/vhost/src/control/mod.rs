@@ -65,6 +65,19 @@ pub trait DeviceEvents: PortEvents {
     fn attached(&self);
     /// It is gone, and so is everything it gave us. `reason` is a sentence without a full stop.
     fn detached(&self, reason: &str);
+    /// It said which of the offered features its guest takes: for the first time, or others than before. Logging, which is the front
+    /// end's own wish, does not count.
+    fn negotiated(&self, accepted: Features) {
+        let _ = accepted;
+    }
+    /// The guest's driver uses both rings from now on, or not any more. Of a front end that leaves only that is told.
+    fn driving(&self, both: bool) {
+        let _ = both;
+    }
+    /// A ring that the front end started cannot run. `why` is a sentence without a full stop.
+    fn trouble(&self, why: &str) {
+        let _ = why;
+    }
 }
 
 /// What a device is made of.

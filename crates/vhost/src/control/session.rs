@@ -59,6 +59,8 @@ pub(super) struct Session {
     rings: [Ring; 2],
     /// The transmit ring was announced to [`crate::port::PortEvents`] and not taken back.
     announced: bool,
+    /// Both rings ran when that was last told.
+    driving: bool,
 }
 
 impl Session {
@@ -75,6 +77,7 @@ impl Session {
             log: None,
             rings: Default::default(),
             announced: false,
+            driving: false,
         }
     }
 
@@ -186,7 +189,10 @@ impl Session {
         if unknown != Features::NONE {
             return Err(refuse!("these features were not offered: {unknown:?}"));
         }
-        self.features = Some(features);
+        let before = self.features.replace(features);
+        if before.map(|before| before.without(Features::LOG_ALL)) != Some(features.without(Features::LOG_ALL)) {
+            self.events.negotiated(features);
+        }
         self.settle_all();
         self.apply_enabled();
         Ok(())
@@ -264,6 +270,8 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        // That it leaves is told.
+        self.driving = false;
         // Rings first: what they use is unmapped and closed after this.
         self.stop_rings();
     }

@@ -4,6 +4,7 @@ use super::{BYPASS, NIC};
 use crate::{
     announce::Announcer,
     dataplane::Dataplane,
+    events::Events,
     handlers::Daemon,
     log::{Level, LogLevel},
     registry::Registry,
@@ -334,7 +335,8 @@ pub(super) struct Host {
 impl Host {
     pub(super) fn new() -> Self {
         let (sender, levels) = std::sync::mpsc::channel();
-        let (announcer, _) = Announcer::start(std::io::sink()).unwrap();
+        let events = Events::default();
+        let (announcer, _) = Announcer::start(std::io::sink(), events.clone()).unwrap();
         let daemon = Daemon {
             dataplane: Fake::default(),
             nics: Registry::default(),
@@ -342,6 +344,8 @@ impl Host {
             socket_dir: SocketDir::new("/run/b".into()),
             ip: "192.0.2.1".parse().unwrap(),
             announcer,
+            events,
+            origin: None,
             log_level: LogLevel::recorded(sender),
             start_date: 1_700_000_000,
             quit: false,

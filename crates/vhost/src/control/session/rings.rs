@@ -243,6 +243,7 @@ impl Session {
         let trouble = format!("the {} ring cannot run: {why}", queue.name());
         if self.ring(queue).kick.is_some() && self.ring(queue).trouble.as_ref() != Some(&trouble) {
             tracing::warn!("nic {}: {trouble}", self.name);
+            self.events.trouble(&trouble);
         }
         self.ring_mut(queue).trouble = Some(trouble);
     }
@@ -278,13 +279,21 @@ impl Session {
         }
     }
 
-    /// Tells whoever polls the transmit ring whether there is one.
+    /// Tells whoever polls the transmit ring whether there is one, and everybody whether the driver is up.
     fn announce(&mut self) {
+        self.tell_driving();
         if !self.ring(Queue::Tx).running || !self.enabled(Queue::Tx) {
             self.retract();
         } else if !self.announced {
             self.events.tx_started(self.tx_kick());
             self.announced = true;
+        }
+    }
+
+    fn tell_driving(&mut self) {
+        let both = QUEUES.into_iter().all(|queue| self.ring(queue).running && self.enabled(queue));
+        if both != std::mem::replace(&mut self.driving, both) {
+            self.events.driving(both);
         }
     }
 

@@ -1,0 +1,189 @@
+//! The kinds of events, declared once. docs/events.md has them all, which a test sees to.
+
+use std::time::Duration;
+
+/// How often an operator wants to read of one kind about one vnic, or of none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// So many at once.
+    pub burst: u32,
+    /// Then one in so long.
+    pub every: Duration,
+}
+
+/// What a guest, other hosts or whoever reaches the API can bring about.
+const USUAL: Limit = Limit { burst: 10, every: Duration::from_secs(1) };
+/// What an operator decided, and wants to find again.
+const CHANGE: Limit = Limit { burst: 100, every: Duration::from_millis(100) };
+
+macro_rules! kinds {
+    ($($(#[doc = $doc:literal])+ $name:ident = $text:literal, $limit:ident;)+) => {
+        /// What sort of thing happened.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Kind {
+            $($(#[doc = $doc])+ $name,)+
+        }
+
+        impl Kind {
+            /// All there are.
+            #[cfg_attr(not(test), allow(dead_code))]
+            pub const ALL: &[Kind] = &[$(Kind::$name),+];
+
+            /// Its name in every output.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Kind::$name => $text,)+
+                }
+            }
+
+            /// What it means, for the operator.
+            #[cfg_attr(not(test), allow(dead_code))]
+            pub const fn meaning(self) -> &'static str {
+                match self {
+                    $(Kind::$name => concat!($($doc),+).trim_ascii(),)+
+                }
+            }
+
+            /// How often it may be told.
+            pub const fn limit(self) -> Limit {
+                match self {
+                    $(Kind::$name => $limit,)+
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// The daemon started: its version, its API, its sockets.
+    DaemonStarted = "daemon-started", CHANGE;
+    /// A client or a signal asked the daemon to stop.
+    DaemonStopping = "daemon-stopping", CHANGE;
+    /// A nic was added.
+    NicAdded = "nic-added", CHANGE;
+    /// A nic was changed while its machine stayed attached: what was changed from what to what.
+    NicUpdated = "nic-updated", CHANGE;
+    /// A nic was made anew because of its type, MAC, VNI or path; its machine was cut off and may attach again.
+    NicRemade = "nic-remade", CHANGE;
+    /// A nic was deleted.
+    NicRemoved = "nic-removed", CHANGE;
+    /// A virtual machine attached to the nic's socket.
+    GuestAttached = "guest-attached", USUAL;
+    /// The virtual machine left or was detached, and why.
+    GuestDetached = "guest-detached", USUAL;
+    /// The guest's driver, or the machine's firmware before it, took virtio features: which, and which it refused.
+    FeaturesNegotiated = "features-negotiated", USUAL;
+    /// The guest's driver uses both its queues: frames flow.
+    QueuesStarted = "queues-started", USUAL;
+    /// The guest's driver stopped a queue, as when it is unloaded, restarted or the machine migrates.
+    QueuesStopped = "queues-stopped", USUAL;
+    /// A queue that was started cannot run, and why.
+    QueueTrouble = "queue-trouble", USUAL;
+    /// The guest put something impossible into a queue, which rests until its driver sets it up anew.
+    QueueBroken = "queue-broken", USUAL;
+    /// A security group was made, or given other content as a whole.
+    SgDeclared = "sg-declared", CHANGE;
+    /// A security group was deleted.
+    SgRemoved = "sg-removed", CHANGE;
+    /// A rule was added to a security group.
+    SgRuleAdded = "sg-rule-added", CHANGE;
+    /// A rule was taken from a security group: sessions that it admitted are decided again.
+    SgRuleRemoved = "sg-rule-removed", CHANGE;
+    /// A member was added to a security group.
+    SgMemberAdded = "sg-member-added", CHANGE;
+    /// A member was taken from a security group.
+    SgMemberRemoved = "sg-member-removed", CHANGE;
+    /// Sessions were ended by request.
+    SessionsFlushed = "sessions-flushed", CHANGE;
+    /// The log level was changed.
+    LogLevel = "log-level", CHANGE;
+    /// A request was refused, and why. Nothing has changed by it unless the text says so.
+    RequestFailed = "request-failed", USUAL;
+    /// The table of sessions is more than 80 % full.
+    SessionsNearlyFull = "sessions-nearly-full", USUAL;
+    /// The table of sessions is less than 70 % full again.
+    SessionsRoom = "sessions-room", USUAL;
+    /// New sessions were refused because the table is full.
+    SessionsFull = "sessions-full", USUAL;
+    /// New sessions were refused because the nic, or its network, has its share of the table.
+    SessionShare = "session-share", USUAL;
+    /// Source addresses were not learnt because the network, the nic or the table has as many as it may.
+    LearnRefused = "learn-refused", USUAL;
+    /// The table of other hosts is full: new ones are not learnt.
+    PeersFull = "peers-full", USUAL;
+    /// The table of other hosts has room again.
+    PeersRoom = "peers-room", USUAL;
+    /// The machine sent frames with another source MAC address than its own; they were dropped.
+    SpoofedMac = "spoofed-mac", USUAL;
+    /// The machine sent ARP for an address that is not its own; it was dropped.
+    SpoofedArp = "spoofed-arp", USUAL;
+    /// The machine sent IP packets with a source address that is not its own; they were dropped.
+    SpoofedIp = "spoofed-ip", USUAL;
+    /// The machine sent neighbour or listener discovery that is invalid or speaks for others; it was dropped.
+    BadDiscovery = "bad-discovery", USUAL;
+    /// The nic, or another host if no nic is named, sent frames with the MAC address of a filtered nic of this host; they were dropped.
+    MacClaimed = "mac-claimed", USUAL;
+    /// The guest made descriptor chains available to send that break the rules; their frames were dropped.
+    BadChain = "bad-chain", USUAL;
+    /// The guest made buffers available to receive that break the rules; frames for them were dropped.
+    RxBadChain = "rx-bad-chain", USUAL;
+    /// Another host was named by an operator.
+    PeerNamed = "peer-named", CHANGE;
+    /// Another host is not named any more.
+    PeerUnnamed = "peer-unnamed", CHANGE;
+    /// Another host that nobody named was heard for the first time.
+    PeerLearnt = "peer-learnt", USUAL;
+    /// Another host that nobody named was silent for too long.
+    PeerForgotten = "peer-forgotten", USUAL;
+    /// The link address of the next hop to another host was found.
+    NextHopFound = "next-hop-found", USUAL;
+    /// Frames to another host go to another link address than before.
+    NextHopMoved = "next-hop-moved", USUAL;
+    /// The next hop to another host does not answer any more: frames for it are dropped.
+    NextHopLost = "next-hop-lost", USUAL;
+    /// The uplink carries frames.
+    UplinkUp = "uplink-up", USUAL;
+    /// The uplink does not carry frames, and why.
+    UplinkDown = "uplink-down", USUAL;
+    /// The largest packet on the uplink is another one: virtual machines need another host_mtu=.
+    UplinkMtu = "uplink-mtu", USUAL;
+}
+
+impl Kind {
+    /// The kind that tells of drops for this reason: it has its name.
+    pub fn of_drops(reason: &str) -> Option<Kind> {
+        Kind::ALL.iter().copied().find(|kind| kind.name() == reason)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_kind_has_a_name_of_its_own_and_a_meaning() {
+        let names: BTreeSet<&str> = Kind::ALL.iter().map(|kind| kind.name()).collect();
+        assert_eq!(names.len(), Kind::ALL.len());
+        for kind in Kind::ALL {
+            assert!(kind.meaning().ends_with('.'), "{kind:?}: {}", kind.meaning());
+        }
+    }
+
+    #[test]
+    fn every_watched_reason_has_its_kind() {
+        for info in butterfly_datapath::watched_drops() {
+            assert!(Kind::of_drops(info.name).is_some(), "{}", info.name);
+        }
+    }
+
+    /// The page for operators lists the kinds that there are, in this order, with these words.
+    #[test]
+    fn the_page_is_up_to_date() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/events.md");
+        let page = std::fs::read_to_string(path).expect(path);
+        let rows: Vec<String> = page.lines().filter(|line| line.starts_with("| `")).map(str::to_owned).collect();
+        let expected: Vec<String> = Kind::ALL.iter().map(|kind| format!("| `{}` | {} |", kind.name(), kind.meaning())).collect();
+        assert_eq!(rows, expected, "the table in docs/events.md should be:\n{}", expected.join("\n"));
+    }
+}

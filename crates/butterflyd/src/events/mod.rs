@@ -1,0 +1,221 @@
+//! What happened, for the operator: a bounded record in memory, of which [`kind`] says what there is.
+//!
+//! Whoever tells of something makes a [`Note`] and never waits. The record gives it a number and a time, sums up what comes
+//! too fast, and forgets the oldest.
+
+mod kind;
+mod pace;
+mod ring;
+mod switch;
+
+pub use kind::Kind;
+pub use ring::{Listing, Query};
+pub use switch::note as switch_note;
+
+use butterfly_api::Caller;
+use pace::Pace;
+use ring::{Bounds, Ring};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
+
+/// What is kept.
+const BOUNDS: Bounds = Bounds { events: 10_000, bytes: 4 << 20, share: 1_000 };
+/// Bytes of a text at most: it may quote what somebody sent.
+const LONGEST: usize = 500;
+
+/// Something that happened, as it is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    pub kind: Kind,
+    /// The vnic that it is about.
+    pub nic: Option<Arc<str>>,
+    pub vni: Option<u32>,
+    pub text: String,
+    /// The request by which it came about.
+    pub origin: Option<Origin>,
+}
+
+/// A request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// Its name in the protocol.
+    pub request: &'static str,
+    /// Who made it.
+    pub caller: Option<Caller>,
+}
+
+/// Something that happened, as it is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// The first one's is 1.
+    pub seq: u64,
+    /// Milliseconds since the epoch.
+    pub time: u64,
+    pub kind: Kind,
+    pub nic: Option<Arc<str>>,
+    pub vni: Option<u32>,
+    pub text: String,
+    pub request: Option<&'static str>,
+    pub client: Option<Caller>,
+    /// How many like it were left out since the one before.
+    pub more: u64,
+}
+
+impl Event {
+    /// What it takes, about.
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + self.text.capacity() + self.nic.as_ref().map_or(0, |nic| nic.len())
+    }
+}
+
+impl Note {
+    /// About the host, if nothing else is said.
+    pub fn new(kind: Kind, text: impl Into<String>) -> Self {
+        Self { kind, nic: None, vni: None, text: text.into(), origin: None }
+    }
+
+    /// About this vnic.
+    pub fn nic(self, id: &str, vni: u32) -> Self {
+        Self { nic: Some(id.into()), vni: Some(vni), ..self }
+    }
+}
+
+/// The record. Clones are the same one.
+#[derive(Clone)]
+pub struct Events(Arc<Shared>);
+
+struct Shared {
+    record: Mutex<Record>,
+    began: Instant,
+    started: u64,
+}
+
+struct Record {
+    ring: Ring,
+    pace: Pace,
+}
+
+impl Default for Events {
+    fn default() -> Self {
+        let record = Mutex::new(Record { ring: Ring::new(BOUNDS), pace: Pace::default() });
+        Self(Arc::new(Shared { record, began: Instant::now(), started: milliseconds_since_epoch() }))
+    }
+}
+
+impl Events {
+    /// When the record began, in milliseconds since the epoch.
+    pub fn started(&self) -> u64 {
+        self.0.started
+    }
+
+    /// Something happened.
+    pub fn note(&self, note: Note) {
+        let now = self.now();
+        let mut record = self.record();
+        record.catch_up(now);
+        if let Some(note) = record.pace.take(note, now) {
+            record.ring.push(event(note, 0));
+        }
+    }
+
+    /// What is kept of what is asked for.
+    pub fn list(&self, query: &Query<'_>) -> Listing {
+        let now = self.now();
+        let mut record = self.record();
+        record.catch_up(now);
+        record.ring.list(query)
+    }
+
+    fn now(&self) -> u64 {
+        self.0.began.elapsed().as_millis() as u64
+    }
+
+    fn record(&self) -> MutexGuard<'_, Record> {
+        self.0.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Record {
+    /// Tells what was held back and is due. Nobody needs it before somebody looks, so no thread has to wait for its time.
+    fn catch_up(&mut self, now: u64) {
+        for (note, more) in self.pace.due(now) {
+            self.ring.push(event(note, more));
+        }
+    }
+}
+
+fn event(note: Note, more: u64) -> Event {
+    let Note { kind, nic, vni, text, origin } = note;
+    Event {
+        seq: 0,
+        time: milliseconds_since_epoch(),
+        kind,
+        nic,
+        vni,
+        text: shortened(text),
+        request: origin.map(|origin| origin.request),
+        client: origin.and_then(|origin| origin.caller),
+        more,
+    }
+}
+
+/// A text without what is too much.
+fn shortened(mut text: String) -> String {
+    if text.len() > LONGEST {
+        text.truncate(text.floor_char_boundary(LONGEST));
+        text.push_str(" ...");
+    }
+    text.shrink_to_fit();
+    text
+}
+
+fn milliseconds_since_epoch() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_bounded() {
+        assert_eq!(shortened("é".repeat(250)), "é".repeat(250));
+        assert_eq!(shortened(format!("x{}", "é".repeat(5000))), format!("x{} ...", "é".repeat(249)));
+    }
+
+    #[test]
+    fn what_is_noted_is_listed_with_its_time() {
+        let events = Events::default();
+        let origin = Some(Origin { request: "nic_add", caller: Some(Caller::Process { uid: 1, pid: 2 }) });
+        events.note(Note { origin, ..Note::new(Kind::NicAdded, "made").nic("n", 7) });
+        let listing = events.list(&Query { limit: 10, ..Query::default() });
+        let [event] = &listing.events[..] else { panic!("{listing:?}") };
+        assert_eq!((event.seq, event.kind, event.nic.as_deref(), event.vni), (1, Kind::NicAdded, Some("n"), Some(7)));
+        assert_eq!((event.request, event.more, &*event.text), (Some("nic_add"), 0, "made"));
+        assert!((events.started()..=milliseconds_since_epoch()).contains(&event.time));
+    }
+
+    /// Nothing that comes too fast is lost without being counted.
+    #[test]
+    fn noise_is_summed_up() {
+        let events = Events::default();
+        for _ in 0..5000 {
+            events.note(Note::new(Kind::GuestAttached, "x").nic("noisy", 7));
+            events.note(Note::new(Kind::NicAdded, "x").nic("noisy", 7));
+        }
+        let told = || {
+            let listing = events.list(&Query { limit: usize::MAX, ..Query::default() });
+            let of =
+                |kind| listing.events.iter().filter(move |event| event.kind == kind).map(|event| event.more + 1).sum::<u64>();
+            (of(Kind::GuestAttached), of(Kind::NicAdded), listing.events.len())
+        };
+        let end = Instant::now() + std::time::Duration::from_secs(20);
+        while (told().0, told().1) != (5000, 5000) {
+            assert!(Instant::now() < end, "{:?}", told());
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        assert!(told().2 < 200, "{:?}", told());
+    }
+}
