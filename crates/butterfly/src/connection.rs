@@ -32,6 +32,22 @@ impl Connection {
         }
     }
 
+    /// As [`Self::open`], for questions that are worth an answer within `patience` or none.
+    pub fn open_within(settings: &Settings, patience: Duration) -> Result<Self, Failure> {
+        let endpoint = settings.endpoint.clone();
+        let client = Client::connect(&endpoint, Some(patience)).map_err(|error| Failure::said(error.to_string()))?;
+        Ok(Self { client, endpoint, waits_for_ever: false })
+    }
+
+    /// Sends `request`; the reply, if one came in time.
+    pub fn exchange_in_time(&self, request: &Messages) -> Result<Option<Messages>, Failure> {
+        match self.client.call(request) {
+            Ok(reply) => Ok(Some(reply)),
+            Err(ClientError::SendTimeout | ClientError::ReceiveTimeout) => Ok(None),
+            Err(error) => Err(self.failure(error)),
+        }
+    }
+
     /// Sends `request` and waits for the reply.
     pub fn exchange(&self, request: &Messages) -> Result<Messages, Failure> {
         let size = request.compute_size();

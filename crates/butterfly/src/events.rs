@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::tree::{Node, flag, option, word};
-use butterfly_api::proto::{EventListReq, EventListRes, Request};
+use butterfly_api::proto::{EventListReq, EventListRes, Request, Response};
 use clap::Command;
 use page::Format;
 use protobuf::MessageField;
@@ -54,7 +54,7 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let nic = arguments.word(0);
     let query =
         EventListReq { since, limit: Some(limit), nic_id: nic.map(str::to_owned), newest: Some(true), ..EventListReq::default() };
-    let first = ask(query, session)?;
+    let first = result(session.ask(request(query))?)?;
     // Only who says where to begin misses something.
     let lost = if since.is_some() && last.is_none() { first.lost() } else { 0 };
     format.print(&first.event, lost, session)?;
@@ -64,7 +64,10 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     Ok(())
 }
 
-fn ask(query: EventListReq, session: &mut Session) -> Result<EventListRes, Failure> {
-    let response = session.ask(Request { event_list: MessageField::some(query), ..Request::default() })?;
+fn request(query: EventListReq) -> Request {
+    Request { event_list: MessageField::some(query), ..Request::default() }
+}
+
+fn result(response: Response) -> Result<EventListRes, Failure> {
     response.event_list.into_option().ok_or_else(|| Failure::said("no events received: the daemon may be older than this client"))
 }

@@ -9,6 +9,7 @@ use butterfly_api::proto::{Message, MessageV0, Messages, Request, Response};
 use butterfly_api::{REVISION, text};
 use protobuf::MessageField;
 use std::fmt::Display;
+use std::time::Duration;
 
 const RULER: &str = "#########################";
 
@@ -17,13 +18,15 @@ pub struct Session<'a> {
     settings: &'a Settings,
     output: &'a mut Output,
     connection: Option<Connection>,
+    /// The one that does not wait.
+    hasty: Option<Connection>,
     verbose_aside: bool,
 }
 
 impl<'a> Session<'a> {
     /// A session that connects when the first request is made.
     pub fn new(settings: &'a Settings, output: &'a mut Output) -> Self {
-        Self { settings, output, connection: None, verbose_aside: false }
+        Self { settings, output, connection: None, hasty: None, verbose_aside: false }
     }
 
     /// Prints `text` as it is.
@@ -60,12 +63,36 @@ impl<'a> Session<'a> {
 
     /// A conversation of its own, with other settings.
     pub fn with<'b>(&'b mut self, settings: &'b Settings) -> Session<'b> {
-        Session { settings, output: self.output, connection: None, verbose_aside: self.verbose_aside }
+        Session { settings, output: self.output, connection: None, hasty: None, verbose_aside: self.verbose_aside }
     }
 
     /// What the global options ask for.
     pub fn settings(&self) -> &'a Settings {
         self.settings
+    }
+
+    /// Makes one request, again and again maybe: the successful response, or none if no reply came in time. That is what `--timeout`
+    /// says, after which who asks is to give up, or `patience`.
+    pub fn ask_in_time(&mut self, request: Request, patience: Duration) -> Result<Option<Response>, Failure> {
+        let limit = (self.settings.timeout != 0).then(|| Duration::from_millis(self.settings.timeout.into()));
+        let connection = match self.hasty.take() {
+            Some(connection) => connection,
+            None => Connection::open_within(self.settings, limit.unwrap_or(patience))?,
+        };
+        let batch = Messages { messages: vec![message(request, None)], ..Messages::default() };
+        self.show("# Message to be sent:", &batch)?;
+        let Some(reply) = connection.exchange_in_time(&batch)? else {
+            // The next one may be another daemon's.
+            return if limit.is_some() { Err(Failure::said("Error, receive timeout")) } else { Ok(None) };
+        };
+        self.hasty = Some(connection);
+        self.show("# Received message:", &reply)?;
+        Ok(reply::responses(reply::messages(reply)?)?.pop())
+    }
+
+    /// Tells the person at the keyboard something that is no output.
+    pub fn complain(&mut self, text: &str) {
+        self.output.complain(text);
     }
 
     /// Makes several requests in one batch. Returns as many responses, in the

@@ -44,6 +44,7 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
         }
         _ => "",
     };
+    let named = config.tunnel.as_ref().map(|tunnel| tunnel.peers.clone()).unwrap_or_default();
     let switch_config = SwitchConfig {
         core: Some(config.core),
         poll: config.poll,
@@ -76,6 +77,10 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     events.note(Note::new(Kind::DaemonStarted, format!("butterflyd {} {started}", env!("CARGO_PKG_VERSION"))));
 
     let start_date = seconds_since_epoch(SystemTime::now());
+    for peer in named {
+        events.note(Note::new(Kind::PeerNamed, format!("peer {peer} is named for all networks by the configuration")));
+    }
+
     let mut envelope = Envelope::new(Daemon {
         dataplane: switch.clone(),
         nics: Registry::default(),

@@ -124,10 +124,13 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plane::{PlaneConfig, SessionConfig, VnicPolicy};
+    use butterfly_packet::mac::Mac;
+    use std::sync::Mutex;
 
     #[test]
     fn a_count_is_told_at_once_then_every_ten_seconds() {
-        let mut told = Told::default();
+        let mut told = super::Told::default();
         assert_eq!(told.more(0, 1), None);
         assert_eq!(told.more(3, 2), Some(3));
         assert_eq!(told.more(5, 3), None);
@@ -143,6 +146,54 @@ mod tests {
         let told = [0, 800, 801, 900, 800, 701, 700, 699, 700, 800, 801].map(|used| watch.pressure(used, 1000));
         let (full, room) = (Some(true), Some(false));
         assert_eq!(told, [None, None, full, None, None, None, None, room, None, None, full]);
+    }
+
+    #[derive(Default)]
+    struct Told(Mutex<Vec<String>>);
+
+    impl SwitchEvents for Told {
+        fn happened(&self, about: About<'_>, what: Happening<'_>) {
+            let what = match what {
+                Happening::Dropped(info, frames) => format!("{} {frames}", info.name),
+                other => format!("{other:?}"),
+            };
+            self.0.lock().unwrap().push(format!("{} {} {what}", about.nic.unwrap_or("-"), about.vni.unwrap_or(0)));
+        }
+    }
+
+    #[test]
+    fn counters_are_told_with_whom_they_are_about() {
+        let sessions = SessionConfig { capacity: 1024, ..SessionConfig::default() };
+        let plane = Plane::new(PlaneConfig { workers: 2, fdb_ageing: 300, sessions, tunnel: None }).unwrap();
+        let add = |id, n| plane.insert(id, Mac([2, 0, 0, 0, 0, n]), 7, &VnicPolicy::default()).unwrap().0;
+        let (a, b) = (add("a", 1), add("b", 2));
+        let (mut watch, told) = (Watch::default(), Told::default());
+        let mut look = || {
+            watch.look(&plane, &told);
+            (std::mem::take(&mut *told.0.lock().unwrap()), watch.seen.len())
+        };
+        let none = Vec::<String>::new();
+        assert_eq!(look(), (none.clone(), 0));
+        for worker in 0..2 {
+            let cells = a.shared.counters.of(worker).unwrap();
+            cells.drop(SPOOFED_MAC, 3);
+            cells.drop(crate::headers::SHORT, 1);
+            cells.add(Counter::LearnRefused, 2);
+        }
+        b.shared.counters.of(0).unwrap().drop(RX_BAD_CHAIN, 1);
+        assert_eq!(look(), (vec!["a 7 spoofed-mac 6".into(), "a 7 LearnRefused(4)".into(), "b 7 rx-bad-chain 1".into()], 2));
+        a.shared.counters.of(1).unwrap().drop(SPOOFED_MAC, 1);
+        assert_eq!(look(), (none.clone(), 2));
+        plane.shared.clock.pass(10);
+        assert_eq!(look(), (vec!["a 7 spoofed-mac 1".into()], 2));
+        // The next one in its place has told nothing yet.
+        plane.remove("a");
+        let a = add("a", 1);
+        a.shared.counters.of(0).unwrap().drop(SPOOFED_MAC, 1);
+        assert_eq!(look(), (vec!["a 7 spoofed-mac 1".into()], 2));
+        plane.remove("a");
+        plane.remove("b");
+        assert_eq!(look(), (none, 0));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 mod commands;
 mod errors;
+mod events;
 mod general;
 mod outputs;
 mod rules;

@@ -20,7 +20,9 @@ pub fn note(about: About<'_>, what: Happening<'_>) -> Note {
             (Kind::of_drops(reason.name).unwrap_or(Kind::BadChain), text)
         }
         Happening::LearnRefused(frames) => {
-            (Kind::LearnRefused, format!("the source of {} was not learnt: too many addresses", count(frames, "frame")))
+            // What comes from other hosts is about no nic.
+            let hosts = if about.nic.is_none() { ", or too many hosts" } else { "" };
+            (Kind::LearnRefused, format!("the source of {} was not learnt: too many addresses{hosts}", count(frames, "frame")))
         }
         Happening::Sessions { used, capacity, nearly_full: true } => {
             let text = format!("{used} of {capacity} sessions are in use: when all are, new ones are refused; see --sessions");

@@ -117,6 +117,6 @@ mod tests {
         peers.expire(1000, 300);
         watch.look(&peers.list(1000), &told);
         let told = told.0.into_inner().unwrap();
-        assert_eq!(told, ["PeersFull(true)", "PeerForgotten(0.0.0.1)", "PeersFull(false)"]);
+        assert_eq!(told, ["PeersFull(true)", "PeersFull(false)"]);
     }
 }
