@@ -76,7 +76,7 @@ impl Model {
         let of_it =
             |session: &&Session| session.key.direction_of(&key).is_some() && session.key != key && session.key.reversed() != key;
         let candidates: Vec<Key> = self.sessions.iter().filter(of_it).map(|session| session.key).collect();
-        let candidates: Vec<Key> = candidates.into_iter().filter(|stored| self.may_have_moved(*stored, key, choices)).collect();
+        let candidates: Vec<Key> = candidates.into_iter().filter(|stored| self.may_have_moved(*stored, key)).collect();
         for (index, stored) in candidates.iter().enumerate() {
             // Of several, any may be the one.
             if index + 1 < candidates.len() && choices.either() {
@@ -100,27 +100,23 @@ impl Model {
     }
 
     /// Whether one end of a session is where it was, and the other one moved to or from another host.
-    fn may_have_moved(&self, stored: Key, key: Key, choices: &mut Choices) -> bool {
+    fn may_have_moved(&self, stored: Key, key: Key) -> bool {
         let stored = if stored.direction_of(&key) == Some(0) { stored } else { stored.reversed() };
-        let (was, is) = match (stored.from.port == key.from.port, stored.to.port == key.to.port) {
-            (true, false) => (stored.to, key.to),
-            (false, true) => (stored.from, key.from),
+        let (was, is, stays) = match (stored.from.port == key.from.port, stored.to.port == key.to.port) {
+            (true, false) => (stored.to, key.to, key.from),
+            (false, true) => (stored.from, key.from, key.to),
             _ => return false,
         };
         let trunk = |port: Port| self.at(port).is_some_and(|vnic| vnic.trunk);
-        if !trunk(is.port) {
-            return trunk(was.port);
+        if !trunk(is.port) && !trunk(was.port) {
+            return false;
         }
         if self.mistake == Some(Mistake::AnybodyMoved) {
             return true;
         }
-        // A filtered vnic that is here, and has the address, did not move.
+        // A filtered vnic that is here, and has the address, did not move, and nobody who had it before speaks for it.
         let has_it =
             |vnic: &super::Vnic| vnic.declared.vni == key.vni && !vnic.declared.bypass && vnic.declared.ips.contains(&is.address);
-        match self.at(was.port) {
-            Some(vnic) if has_it(vnic) => false,
-            // That somebody else here has the address, too, may mean that it is not elsewhere.
-            _ => !self.vnics.iter().any(has_it) || !choices.either(),
-        }
+        !self.vnics.iter().any(|vnic| has_it(vnic) && ![is.port, stays.port].contains(&vnic.port))
     }
 }
