@@ -1,8 +1,8 @@
 //! What a request asks for.
 
 use crate::proto::{
-    AppConfigReq, EventListReq, ExplainReq, FdbListReq, Nic, NicUpdateReq, Request, SessionFilter, SessionListReq, Sg,
-    SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, TunnelPeer, TunnelShowReq,
+    AppConfigReq, DropListReq, EventListReq, ExplainReq, FdbListReq, Nic, NicUpdateReq, Request, SessionFilter, SessionListReq,
+    Sg, SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, TunnelPeer, TunnelShowReq,
 };
 
 /// The one thing a [`Request`] asks for; the fields of [`Request`] say what each means.
@@ -44,6 +44,7 @@ pub enum Action<'a> {
     PeerDel(&'a TunnelPeer),
     PeerList,
     Explain(&'a ExplainReq),
+    DropList(&'a DropListReq),
     EventList(&'a EventListReq),
 }
 
@@ -84,6 +85,7 @@ impl<'a> Action<'a> {
             .or_else(|| request.peer_del.as_ref().map(Self::PeerDel))
             .or_else(|| request.peer_list.map(|_| Self::PeerList))
             .or_else(|| request.explain.as_ref().map(Self::Explain))
+            .or_else(|| request.drop_list.as_ref().map(Self::DropList))
             .or_else(|| request.event_list.as_ref().map(Self::EventList))
     }
 
@@ -123,6 +125,7 @@ impl<'a> Action<'a> {
             Self::PeerDel(_) => "peer_del",
             Self::PeerList => "peer_list",
             Self::Explain(_) => "explain",
+            Self::DropList(_) => "drop_list",
             Self::EventList(_) => "event_list",
         }
     }
@@ -134,7 +137,7 @@ mod tests {
     use crate::text;
 
     /// Every field of the request, in number order, as text and as what it must become.
-    const FIELDS: [(&str, &str); 34] = [
+    const FIELDS: [(&str, &str); 35] = [
         (r#"nic_add { id: "x" mac: "m" vni: 1 }"#, "NicAdd"),
         (r#"nic_update { id: "x" }"#, "NicUpdate"),
         (r#"nic_del: "x""#, r#"NicDel("x")"#),
@@ -168,6 +171,7 @@ mod tests {
         ("peer_del { }", "PeerDel"),
         ("peer_list: false", "PeerList"),
         ("explain { }", "Explain"),
+        ("drop_list { }", "DropList"),
         ("event_list { }", "EventList"),
     ];
 

@@ -151,7 +151,9 @@ mod tests {
         let page = page(&[&root]);
         assert!(page.starts_with("usage: butterfly SUBCOMMAND"));
         assert!(page.contains("\nbutterfly subcommands:\n    nic "));
-        for name in ["sg", "status", "fdb", "workers", "events", "tunnels", "uplink", "peer", "request", "dump", "shutdown"] {
+        for name in
+            ["sg", "status", "drops", "fdb", "workers", "events", "tunnels", "uplink", "peer", "request", "dump", "shutdown"]
+        {
             assert!(page.contains(&format!("\n    {name} ")), "{name}");
         }
     }

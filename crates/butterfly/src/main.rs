@@ -8,6 +8,7 @@
 
 mod connection;
 mod diagnosis;
+mod drops;
 mod events;
 mod explain;
 mod failure;

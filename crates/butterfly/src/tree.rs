@@ -4,7 +4,7 @@
 //! generated from the commands, read it. Words are not parsed by clap: see
 //! [`crate::reader`].
 
-use crate::{events, explain, fdb, nic, peer, process, replay, sessions, sg, top, tunnels, uplink, workers};
+use crate::{drops, events, explain, fdb, nic, peer, process, replay, sessions, sg, top, tunnels, uplink, workers};
 use crate::{failure::Failure, reader::Arguments, session::Session};
 use clap::{Arg, ArgAction, Command};
 
@@ -76,6 +76,7 @@ pub fn root() -> Node {
             explain::node(),
             sessions::node(),
             process::status(),
+            drops::node(),
             fdb::node(),
             top::node(),
             workers::node(),

@@ -1,8 +1,8 @@
 //! What the daemon needs from a data path.
 
 use butterfly_datapath::{
-    AddError, Explanation, FdbRow, GroupChange, NoAnswer, Peers, Question, SessionFilter, SessionRow, SessionTable, Switch,
-    TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec, WorkerReport,
+    AddError, DropReport, Explanation, FdbRow, GroupChange, NoAnswer, Peers, Question, SessionFilter, SessionRow, SessionTable,
+    Switch, TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec, WorkerReport,
 };
 use butterfly_model::{GroupName, Rule, Vni};
 use std::{net::IpAddr, sync::Arc};
@@ -47,6 +47,9 @@ pub trait Dataplane {
 
     /// The port that leads out of the host, if there is one.
     fn uplink(&self) -> Option<UplinkReport>;
+
+    /// What was dropped: of one vnic, which must exist, or of the whole host.
+    fn drops(&self, id: Option<&str>) -> Option<DropReport>;
 
     /// The largest IP packet of a virtual machine that reaches other hosts, if there is an uplink.
     fn inner_mtu(&self) -> Option<u32>;
@@ -115,6 +118,10 @@ impl Dataplane for Arc<Switch> {
 
     fn uplink(&self) -> Option<UplinkReport> {
         Switch::uplink(self)
+    }
+
+    fn drops(&self, id: Option<&str>) -> Option<DropReport> {
+        Switch::drop_report(self, id)
     }
 
     fn inner_mtu(&self) -> Option<u32> {

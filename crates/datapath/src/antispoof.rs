@@ -11,11 +11,23 @@ use crate::{
 
 drop_reasons! { 1;
     /// The source MAC address is not the vnic's own.
-    SPOOFED_MAC = "spoofed-mac";
+    SPOOFED_MAC = "spoofed-mac" {
+        cause: "a bridge, a container network or another machine inside the machine, an address that was changed in it, or a wrong `--mac`",
+        remedy: "give the machine's interface the address that `butterfly nic show NIC` tells; if it has to forward for others, declare it again with `butterfly nic add --id NIC ... --bypass-filtering`",
+        charged: "the sender",
+    }
     /// Reverse ARP, which only hosts that do not know their address speak.
-    RARP = "rarp";
+    RARP = "rarp" {
+        cause: "a boot program that looks for its address in the way of the eighties; harmless",
+        remedy: "nothing; only a machine that boots by reverse ARP needs `butterfly nic add --id NIC ... --bypass-filtering`",
+        charged: "the sender",
+    }
     /// The ARP sender is not the vnic's MAC address with one of its IPv4 addresses, or it is no ARP for IPv4 over Ethernet.
-    SPOOFED_ARP = "spoofed-arp";
+    SPOOFED_ARP = "spoofed-arp" {
+        cause: "an address that was not declared, with `--enable-antispoof`; the probes of a guest that starts (from 0.0.0.0) are among them, and harmless",
+        remedy: "declare all of its addresses, as the new list replaces the old one: `butterfly nic update --id NIC --ip ADDRESS..`",
+        charged: "the sender",
+    }
 }
 
 /// Drops frames whose source the vnic does not own; all others stay as they are.

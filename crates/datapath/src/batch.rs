@@ -6,9 +6,11 @@ use butterfly_vhost::{
 };
 
 use crate::{
+    clock::Clock,
     drops::DropReason,
     fdb::Fdb,
     headers::Inside,
+    last_drops::Dropped,
     rules::Cells,
     session::{Table, Timeouts},
     snapshot::{Network, Remote, Snapshot, Vnic},
@@ -108,6 +110,8 @@ pub(crate) struct Context<'a> {
     pub worker: usize,
     /// Seconds of the coarse clock.
     pub now: u32,
+    /// The clock itself, for what is finer and rare.
+    pub clock: &'a Clock,
     pub table: &'a Table,
     pub cells: &'a Cells,
     pub timeouts: &'a Timeouts,
@@ -120,6 +124,12 @@ pub(crate) struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
+    /// Counts a dropped frame at the expense of a vnic, and keeps its first bytes.
+    #[cold]
+    pub fn count_drop(&self, charged: &Vnic, reason: DropReason, frames: &Frames<'_>, index: usize) {
+        charged.shared.counters.drop(self.worker, reason, &Dropped::of(frames, index, self.clock));
+    }
+
     /// The other hosts of the sender's network, unless the frames come from there: nothing goes back to where it came from.
     #[inline(always)]
     pub fn remote(&self) -> Option<&'a Remote> {

@@ -2,7 +2,10 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::drops::{CAPACITY, DropReason};
+use crate::{
+    drops::{CAPACITY, DropReason},
+    last_drops::{Dropped, LastDrop, LastDrops},
+};
 
 /// What is counted besides drops.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,24 +43,48 @@ impl Cells {
         self.add_at(counter as usize, n);
     }
 
-    #[inline]
+    /// Counts drops of which there is no packet.
+    #[cfg(test)]
     pub fn drop(&self, reason: DropReason, n: u64) {
         self.add_at(PLAIN + reason.index(), n);
     }
 }
 
-/// A vnic's counters.
-pub(crate) struct Counters(Box<[Cells]>);
+/// A vnic's counters, and the packets that were dropped last.
+pub(crate) struct Counters {
+    cells: Box<[Cells]>,
+    last: Box<[LastDrops]>,
+}
 
 impl Counters {
     pub fn new(workers: usize) -> Counters {
-        Counters((0..workers).map(|_| Cells(std::array::from_fn(|_| AtomicU64::new(0)))).collect())
+        Counters {
+            cells: (0..workers).map(|_| Cells(std::array::from_fn(|_| AtomicU64::new(0)))).collect(),
+            last: (0..workers).map(|_| LastDrops::new()).collect(),
+        }
+    }
+
+    /// Counts a drop and keeps the packet, for worker `index`.
+    #[cold]
+    pub fn drop(&self, worker: usize, reason: DropReason, packet: &Dropped<'_>) {
+        if let (Some(cells), Some(last)) = (self.cells.get(worker), self.last.get(worker)) {
+            cells.add_at(PLAIN + reason.index(), 1);
+            last.keep(reason, packet);
+        }
+    }
+
+    /// The packets that were dropped last: one of a reason, as far as they are kept.
+    pub fn last_drops(&self) -> Vec<LastDrop> {
+        let mut all: Vec<LastDrop> = self.last.iter().flat_map(LastDrops::list).collect();
+        all.sort_by_key(|drop| (drop.reason.index(), std::cmp::Reverse(drop.when)));
+        all.dedup_by_key(|drop| drop.reason);
+        all
     }
 
     /// The cells that worker `index` writes.
     #[inline(always)]
     pub fn of(&self, worker: usize) -> Option<&Cells> {
-        self.0.get(worker)
+        self.cells.get(worker)
     }
 
     /// One sum over all workers.
@@ -71,13 +98,13 @@ impl Counters {
     }
 
     fn at(&self, index: usize) -> u64 {
-        self.0.iter().filter_map(|cells| cells.0.get(index)).map(|cell| cell.load(Ordering::Relaxed)).sum()
+        self.cells.iter().filter_map(|cells| cells.0.get(index)).map(|cell| cell.load(Ordering::Relaxed)).sum()
     }
 
     /// The sum over all workers.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
-        for cells in &self.0 {
+        for cells in &self.cells {
             for (sum, cell) in totals.0.iter_mut().zip(&cells.0) {
                 *sum += cell.load(Ordering::Relaxed);
             }

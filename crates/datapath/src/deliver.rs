@@ -25,15 +25,35 @@ use crate::{
 
 drop_reasons! { 5;
     /// The receiving guest had no buffers left: it does not read fast enough.
-    RING_FULL = "ring-full";
+    RING_FULL = "ring-full" {
+        cause: "the machine is slower than what is sent to it, which is normal under overload; or it is stopped",
+        remedy: "give the machine more processor time, or a longer ring: `rx_queue_size=1024` on QEMU's `-device virtio-net-pci`; `butterfly nic show NIC` tells how full it is",
+        charged: "the receiver",
+    }
     /// The receiving vnic has no guest, or its driver did not start the receive queue.
-    NOT_ATTACHED = "not-attached";
+    NOT_ATTACHED = "not-attached" {
+        cause: "a machine that boots, has crashed, or was cut off when the daemon started anew",
+        remedy: "`butterfly nic show NIC` tells whether one is attached, and why the last one went: start it, or see \"A machine does not attach\" in docs/troubleshooting.md",
+        charged: "the receiver",
+    }
     /// The frame is larger than any buffer the receiving guest offers.
-    RX_TOO_LARGE = "rx-too-large";
+    RX_TOO_LARGE = "rx-too-large" {
+        cause: "the sender's MTU is larger than the receiver's, and the receiver has no mergeable buffers",
+        remedy: "give both the same MTU, or the receiver mergeable buffers: `mrg_rxbuf=on` on QEMU's `-device virtio-net-pci`",
+        charged: "the receiver",
+    }
     /// A receive buffer of the guest breaks the rules: a loop, an index or address out of range, or wrong flags.
-    RX_BAD_CHAIN = "rx-bad-chain";
+    RX_BAD_CHAIN = "rx-bad-chain" {
+        cause: "a broken or hostile virtio driver in the machine",
+        remedy: "look into the machine's kernel log and replace its virtio-net driver; `butterfly nic show NIC` tells the state of its rings",
+        charged: "the receiver",
+    }
     /// The vnic floods more than its share.
-    FLOOD_LIMIT = "flood-limit";
+    FLOOD_LIMIT = "flood-limit" {
+        cause: "a loop inside the machine, or a scan of addresses that nobody has",
+        remedy: "look at the packet's destination: break the loop, or stop the scan, in the machine that sends",
+        charged: "the sender, or the network if the frame came from another host",
+    }
 }
 
 /// Copies that a vnic's floods may cause per second, and at once. One of a large frame counts as several.
@@ -107,10 +127,11 @@ type Receivers = ArrayVec<Receiver, BATCH>;
 struct Planned {
     floods: bool,
     tunnelled: bool,
+    drops: bool,
 }
 
-/// Who gets frames of their own, with their number; counts drops.
-fn plan(batch: &Batch<'_>, context: &Context<'_>, receivers: &mut Receivers) -> Planned {
+/// Who gets frames of their own, with their number.
+fn plan(batch: &Batch<'_>, receivers: &mut Receivers) -> Planned {
     let mut planned = Planned::default();
     let mut current = Receiver { slot: u32::MAX, frames: 0 };
     for meta in batch.metas() {
@@ -122,7 +143,7 @@ fn plan(batch: &Batch<'_>, context: &Context<'_>, receivers: &mut Receivers) -> 
             }
             Verdict::Tunnel(_) => planned.tunnelled = true,
             Verdict::Flood { .. } => planned.floods = true,
-            Verdict::Drop(reason, slot) => count_drop(context, slot, reason),
+            Verdict::Drop(..) => planned.drops = true,
             Verdict::Undecided => {}
         }
     }
@@ -154,7 +175,10 @@ pub(crate) fn deliver(
     calls: &mut Calls,
 ) -> Option<u32> {
     let mut receivers = Receivers::new();
-    let planned = plan(&batch, context, &mut receivers);
+    let planned = plan(&batch, &mut receivers);
+    if planned.drops {
+        count_drops(&batch, context);
+    }
     if planned.floods {
         flood(&mut batch, context, room, calls);
     }
@@ -218,10 +242,20 @@ fn publish(ring: &mut RxRing) -> Option<Arc<CallFd>> {
     interrupt
 }
 
+/// Counts what the stages dropped.
 #[cold]
-fn count_drop(context: &Context<'_>, slot: u32, reason: DropReason) {
-    if let Some(cells) = context.snapshot.vnics.get(slot).and_then(|vnic| vnic.shared.counters.of(context.worker)) {
-        cells.drop(reason, 1);
+fn count_drops(batch: &Batch<'_>, context: &Context<'_>) {
+    for (index, meta) in batch.metas().iter().enumerate() {
+        if let Verdict::Drop(reason, slot) = meta.verdict {
+            count_drop(context, slot, reason, &batch.frames, index);
+        }
+    }
+}
+
+#[cold]
+fn count_drop(context: &Context<'_>, slot: u32, reason: DropReason, frames: &Frames<'_>, index: usize) {
+    if let Some(vnic) = context.snapshot.vnics.get(slot) {
+        context.count_drop(vnic, reason, frames, index);
     }
 }
 
@@ -235,13 +269,10 @@ fn to_one(
     got: &mut Got,
     wanted: impl Fn(usize, &Meta) -> bool,
 ) {
-    let refuse = |reason| {
-        if let Some(cells) = receiver.shared.counters.of(context.worker) {
-            cells.drop(reason, 1);
-        }
-    };
+    let refuse = |reason, index| context.count_drop(receiver, reason, &batch.frames, index);
     let Some(ring) = ring else {
-        batch.metas().iter().enumerate().filter(|(index, meta)| wanted(*index, meta)).for_each(|_| refuse(NOT_ATTACHED));
+        let all = batch.metas().iter().enumerate().filter(|(index, meta)| wanted(*index, meta));
+        all.for_each(|(index, _)| refuse(NOT_ATTACHED, index));
         return;
     };
     let metas = batch.metas();
@@ -252,7 +283,7 @@ fn to_one(
         } else if meta.offload {
             let len = batch.frames.frames().get(at).map_or(0, |frame| frame.len);
             if let Err(why) = offloaded(ring, &batch.frames, at, meta, len, got) {
-                refuse(why.into());
+                refuse(why.into(), at);
             }
             at += 1;
         } else {
@@ -269,7 +300,7 @@ fn to_one(
                             got.packets += 1;
                             got.bytes += batch.frames.frames().get(at).map_or(0, |frame| u64::from(frame.len));
                         }
-                        Err(why) => refuse(why.into()),
+                        Err(why) => refuse(why.into(), at),
                     }
                     at += 1;
                 }
@@ -351,7 +382,7 @@ fn flood(batch: &mut Batch<'_>, context: &Context<'_>, room: &Room, calls: &mut 
             *slot != sender.place.slot && context.snapshot.vnics.get(*slot).is_some_and(|receiver| receiver.rules.bypass)
         });
     let (frames, metas) = batch.parts();
-    for (meta, frame) in metas.iter_mut().zip(frames.frames()) {
+    for (index, (meta, frame)) in metas.iter_mut().zip(frames.frames()).enumerate() {
         if let Verdict::Flood { unknown } = meta.verdict {
             let cost = others.saturating_mul(weight(meta, frame.len));
             let reason = if others == 0 || (unknown && !open) {
@@ -363,7 +394,7 @@ fn flood(batch: &mut Batch<'_>, context: &Context<'_>, room: &Room, calls: &mut 
                 continue;
             };
             meta.verdict = Verdict::Drop(reason, sender.place.slot);
-            count_drop(context, sender.place.slot, reason);
+            context.count_drop(sender, reason, frames, index);
         }
     }
     sender.shared.flood_tokens.store(tokens, std::sync::atomic::Ordering::Relaxed);
@@ -378,7 +409,7 @@ fn flood(batch: &mut Batch<'_>, context: &Context<'_>, room: &Room, calls: &mut 
         if !bypass {
             for (index, _) in batch.metas().iter().enumerate().filter(|(_, meta)| flooded(meta)) {
                 if let Err((reason, charged)) = admits_flooded(room, index, receiver, context) {
-                    count_drop(context, charged, reason);
+                    count_drop(context, charged, reason, &batch.frames, index);
                 }
             }
         }

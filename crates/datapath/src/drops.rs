@@ -1,4 +1,9 @@
-//! Why packets are dropped: every reason is declared once, in the stage that drops, and is a counter by that.
+//! Why packets are dropped: every reason is declared once, in the stage that drops, and is a counter by that, and a section of
+//! docs/drops.md.
+
+mod document;
+
+pub use document::drops_document;
 
 /// Reasons of one stage at most.
 const PER_STAGE: usize = 16;
@@ -19,12 +24,25 @@ pub struct ReasonInfo {
     pub name: &'static str,
     /// What it means, for the operator.
     pub description: &'static str,
+    /// What usually is behind it.
+    pub cause: &'static str,
+    /// What the operator does about it. The words NIC and VNI stand for the vnic that is charged and for its network.
+    pub remedy: &'static str,
+    /// Who it is charged to.
+    pub charged: &'static str,
+    /// The source file that it is declared in.
+    pub file: &'static str,
 }
 
 impl DropReason {
     pub(crate) const fn new(stage: usize, index: usize) -> DropReason {
         assert!(index < PER_STAGE && stage * PER_STAGE + index < 256);
         DropReason((stage * PER_STAGE + index) as u8)
+    }
+
+    /// The reason at a position.
+    pub(crate) const fn of_index(index: usize) -> DropReason {
+        DropReason(index as u8)
     }
 
     /// Position in a table of [`CAPACITY`].
@@ -39,10 +57,13 @@ impl DropReason {
     }
 }
 
-/// Declares the reasons of a stage: `drop_reasons! { NUMBER; /// Meaning. NAME = "name"; .. }`. The number is the stage's position
-/// in the list below.
+/// Declares the reasons of a stage: `drop_reasons! { NUMBER; /// Meaning. NAME = "name" { cause: "..", remedy: "..", charged: ".." } .. }`.
+/// The number is the stage's position in the list below. Cause and charged are the ends of sentences, the remedy is one line; see
+/// [`ReasonInfo`].
 macro_rules! drop_reasons {
-    ($stage:literal; $($(#[doc = $doc:literal])+ $name:ident = $text:literal;)+) => {
+    ($stage:literal; $(
+        $(#[doc = $doc:literal])+ $name:ident = $text:literal { cause: $cause:literal, remedy: $remedy:literal, charged: $charged:literal $(,)? }
+    )+) => {
         #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
         enum ReasonIndex { $($name),+ }
         $($(#[doc = $doc])+ pub(crate) const $name: $crate::drops::DropReason =
@@ -51,6 +72,10 @@ macro_rules! drop_reasons {
             reason: $name,
             name: $text,
             description: concat!($($doc),+).trim_ascii(),
+            cause: $cause,
+            remedy: $remedy,
+            charged: $charged,
+            file: file!(),
         }),+];
     };
 }
@@ -70,7 +95,7 @@ const STAGES: &[&[ReasonInfo]] = &[
 
 /// What is known of a reason.
 pub(crate) fn info(reason: DropReason) -> ReasonInfo {
-    let unknown = ReasonInfo { reason, name: "unknown", description: "" };
+    let unknown = ReasonInfo { reason, name: "unknown", description: "", cause: "", remedy: "", charged: "", file: "" };
     reasons().find(|info| info.reason == reason).unwrap_or(unknown)
 }
 
@@ -93,6 +118,11 @@ mod tests {
             for info in *list {
                 assert_eq!(info.reason.index() / PER_STAGE, stage, "{} declares another stage's number", info.name);
                 assert!(!info.description.trim().is_empty());
+                assert!(info.file.ends_with(".rs"), "{}", info.file);
+                for text in [info.cause, info.remedy, info.charged] {
+                    assert!(!text.trim().is_empty() && text.trim() == text && !text.contains('\n'), "{}: {text:?}", info.name);
+                    assert!(!text.ends_with('.') && !text.contains("  "), "{}: the end of a sentence: {text:?}", info.name);
+                }
             }
         }
     }

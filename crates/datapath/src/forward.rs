@@ -19,13 +19,29 @@ use crate::{
 
 drop_reasons! { 3;
     /// The source MAC address is that of a local filtered vnic, and this is not it.
-    MAC_CLAIMED = "mac-claimed";
+    MAC_CLAIMED = "mac-claimed" {
+        cause: "a cloned machine that has kept its MAC address, one that exists on two hosts, or a loop through another bridge",
+        remedy: "`butterfly fdb VNI` tells whose the packet's source address is: give one of the two another one, or delete the stale vnic",
+        charged: "the sender, or the network if the frame came from another host",
+    }
     /// A group address that bridges do not forward: 01:80:c2:00:00:00 to 0f (spanning tree, pause, LACP).
-    LINK_LOCAL_GROUP = "link-local-group";
+    LINK_LOCAL_GROUP = "link-local-group" {
+        cause: "spanning tree, LLDP, LACP or pause frames; harmless",
+        remedy: "nothing; switch spanning tree, LLDP or LACP off in the machine if the count disturbs",
+        charged: "the sender, or the network if the frame came from another host",
+    }
     /// The destination is behind the port the frame came from.
-    SAME_PORT = "same-port";
+    SAME_PORT = "same-port" {
+        cause: "a bridge inside the machine that sends out what it should keep; of a network: another host flooded an address that is on a third one, which is normal",
+        remedy: "nothing if the machine bridges; else `butterfly fdb VNI` tells behind which vnic or host the destination is believed to be",
+        charged: "the sender, or the network if the frame came from another host",
+    }
     /// No other vnic of the network can have it.
-    NO_RECEIVER = "no-receiver";
+    NO_RECEIVER = "no-receiver" {
+        cause: "a wrong VNI, a destination that is not declared or not started, a vnic that is alone in its network; of a network: another host flooded an address that is not here, which is normal",
+        remedy: "compare the packet's destination with `butterfly fdb VNI`; declare it there (`butterfly nic add --vni VNI ...`), or if it is on another host see `butterfly tunnels VNI`",
+        charged: "the sender, or the network if the frame came from another host",
+    }
 }
 
 const GROUP_BIT: u64 = 1;

@@ -51,6 +51,14 @@ impl Gone {
         }
     }
 
+    /// What those counted that have left, with the drops of their trunks.
+    pub fn departed(&self) -> Totals {
+        let state = self.state();
+        let mut totals = state.vnics.clone();
+        totals.merge(&state.trunks.clone().drops_only());
+        totals
+    }
+
     /// What all counted, those of the snapshot included.
     pub fn totals(&self, snapshot: &ArcSwap<Snapshot>) -> HostTotals {
         let state = self.state();

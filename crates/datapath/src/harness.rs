@@ -25,6 +25,7 @@ use butterfly_vhost::{
 
 use crate::{
     counters::{Counter, Totals},
+    drop_report::DropReport,
     drops::reasons,
     explain::{Explanation, NoAnswer, Origin, Question, Walk},
     plane::{AddError, Attachment, Plane, PlaneConfig, SessionConfig, VnicPolicy},
@@ -338,6 +339,17 @@ impl Host {
         self.plane.shared.clock.pass(seconds);
         self.plane.expire();
         self.plane.sweep(0, 1);
+    }
+
+    /// Lets tenths of a second pass on the clock of what is dropped.
+    pub fn pass_tenths(&mut self, tenths: u32) {
+        self.plane.shared.clock.pass_tenths(tenths);
+        self.plane.sample_drops();
+    }
+
+    /// What was dropped: of one vnic, which must exist, or of all.
+    pub fn drop_report(&self, id: Option<&str>) -> Result<DropReport, Error> {
+        self.plane.drop_report(id).ok_or_else(|| "no such vnic".into())
     }
 
     /// Number of learnt addresses in force.

@@ -17,11 +17,23 @@ use crate::{
 
 drop_reasons! { 0;
     /// The sender's descriptor chain has a loop, an index or address out of range, or wrong flags.
-    BAD_CHAIN = "bad-chain";
+    BAD_CHAIN = "bad-chain" {
+        cause: "a broken or hostile virtio driver in the machine",
+        remedy: "look into the machine's kernel log and replace its virtio-net driver; `butterfly nic show NIC` tells the state of its rings",
+        charged: "the sender",
+    }
     /// The frame is shorter than an Ethernet header.
-    SHORT = "short";
+    SHORT = "short" {
+        cause: "a broken or hostile virtio driver in the machine",
+        remedy: "replace the machine's virtio-net driver, or the program in it that writes raw frames",
+        charged: "the sender",
+    }
     /// The frame is longer than the largest IP packet.
-    OVERSIZED = "oversized";
+    OVERSIZED = "oversized" {
+        cause: "a broken or hostile virtio driver in the machine",
+        remedy: "replace the machine's virtio-net driver, or the program in it that writes raw frames",
+        charged: "the sender",
+    }
 }
 
 /// What a frame carries, as far as filters ask.

@@ -13,6 +13,7 @@ mod batch;
 mod clock;
 mod counters;
 mod deliver;
+mod drop_report;
 mod drops;
 mod events;
 mod explain;
@@ -23,6 +24,7 @@ mod forward;
 mod gone;
 pub mod harness;
 mod headers;
+mod last_drops;
 mod observe;
 mod offload;
 mod plane;
@@ -45,7 +47,8 @@ pub use butterfly_vhost::{
     port::Queue,
     ring::RingStatus,
 };
-pub use drops::{DropReason, ReasonInfo, reasons};
+pub use drop_report::{DropPlace, DropReport, DropRow, DroppedPacket, PlaceDrops};
+pub use drops::{DropReason, ReasonInfo, drops_document, reasons};
 pub use events::{About, Happening, SwitchEvents, watched_drops};
 pub use explain::{Explanation, Fate, Mark, NoAnswer, Origin, Question, Refused, Step, Target, Walk};
 pub use observe::{

@@ -22,7 +22,11 @@ use crate::{
 
 drop_reasons! { 2;
     /// The virtio-net header asks for a checksum or segmentation that does not fit the frame.
-    BAD_OFFLOAD = "bad-offload";
+    BAD_OFFLOAD = "bad-offload" {
+        cause: "a broken or hostile virtio driver in the machine",
+        remedy: "replace the machine's virtio-net driver, or let it claim nothing: `csum=off,gso=off` on QEMU's `-device virtio-net-pci`",
+        charged: "the sender",
+    }
 }
 
 /// Smallest segment size that is accepted: the least Linux ever uses. Smaller ones would only multiply work.

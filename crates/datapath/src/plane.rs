@@ -19,6 +19,7 @@ use butterfly_vhost::port::{Port, PortEvents};
 use crate::{
     clock::Clock,
     counters::{Counters, Totals},
+    drop_report::DropWindow,
     fdb::{Fdb, Learnt},
     gone::Gone,
     headers::number,
@@ -154,6 +155,8 @@ pub(crate) struct Plane {
     pub gone: Gone,
     pub tally: Tally,
     pub updates: Updates,
+    /// What was dropped some time ago.
+    pub(crate) drop_window: Mutex<DropWindow>,
 }
 
 /// Tells a vnic's worker when its transmit ring starts and stops.
@@ -210,6 +213,7 @@ impl Plane {
             gone: Gone::default(),
             tally: Tally::default(),
             updates: Updates::default(),
+            drop_window: Mutex::default(),
         })
     }
 
@@ -470,6 +474,13 @@ impl Plane {
     pub fn vnic(&self, id: &str) -> Option<Arc<Vnic>> {
         let place = self.state().by_id.get(id).copied()?;
         self.shared.snapshot.load().vnic(place).cloned()
+    }
+
+    /// Looks at the place of a vnic, all that are there, and what those counted that are gone. Nobody comes or goes meanwhile.
+    pub fn look<T>(&self, id: Option<&str>, look: impl FnOnce(Option<PortRef>, &Snapshot, &Totals) -> T) -> T {
+        let state = self.state();
+        let place = id.and_then(|id| state.by_id.get(id).copied());
+        look(place, &self.shared.snapshot.load(), &self.gone.departed())
     }
 
     /// Counters of the whole host, vnics that are gone included.

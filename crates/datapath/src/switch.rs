@@ -477,6 +477,7 @@ fn housekeeping(plane: &Plane, vnics: &Mutex<BTreeMap<String, Declared>>, events
             watch.look(plane, events);
         }
         plane.sweep(u64::from(ticks) % SWEEPS, SWEEPS);
+        plane.sample_drops();
         for (_, vnic) in plane.shared.snapshot.load().vnics.iter() {
             if vnic.shared.port.poisoned()
                 && let Some(declared) = vnics.lock().unwrap_or_else(PoisonError::into_inner).get(&*vnic.id)

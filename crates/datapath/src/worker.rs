@@ -491,6 +491,7 @@ impl Shared {
             network,
             worker,
             now: self.clock.now(),
+            clock: &self.clock,
             table: &self.table,
             cells: &self.cells,
             timeouts: &self.sessions.timeouts,

@@ -17,6 +17,7 @@ pub mod ipv6;
 pub mod mac;
 pub mod mld;
 pub mod sctp;
+pub mod summary;
 pub mod tcp;
 pub mod too_big;
 pub mod udp;

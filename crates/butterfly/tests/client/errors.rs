@@ -134,6 +134,8 @@ fn refused_by_the_daemon_is_exit_code_1() {
         ("sg rule del x 0123456789abcdef @", "sg_rule_list: \"x\"", UNKNOWN_SG),
         ("sg member list x @", "sg_member_list: \"x\"", UNKNOWN_SG),
         ("sg member add x 1.2.3 @", "sg_member_add {sg_id: \"x\" member: \"1.2.3\"}", refused!("Bad IP format")),
+        ("drops @", "drop_list {}", refused!("no")),
+        ("drops x --watch @", "drop_list {nic_id: \"x\"}", UNKNOWN_NIC),
         ("fdb @", "fdb_list {}", refused!("no")),
         ("workers @", "worker_list: true", refused!("no")),
         ("tunnels @", "tunnel_show {}", refused!("no")),

@@ -62,7 +62,7 @@ fn a_word_that_needs_another_prints_its_help() {
     }
 }
 
-const COMMANDS: [&str; 36] = [
+const COMMANDS: [&str; 37] = [
     "nic add",
     "nic update",
     "nic del",
@@ -87,6 +87,7 @@ const COMMANDS: [&str; 36] = [
     "shutdown",
     "request",
     "dump",
+    "drops",
     "fdb",
     "workers",
     "tunnels",

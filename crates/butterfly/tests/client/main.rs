@@ -4,6 +4,7 @@
 //! prints and returns.
 
 mod commands;
+mod drops;
 mod errors;
 mod events;
 mod general;

@@ -103,18 +103,17 @@ impl Client {
     /// Waits for the next line on its standard error.
     pub fn complaint(&mut self) -> String {
         let child = self.child.as_mut().expect("it has not ended");
-        let mut stderr = child.stderr.take().expect("a pipe");
-        let (sender, receiver) = mpsc::channel();
-        std::thread::spawn(move || {
-            let (mut line, mut byte) = (Vec::new(), [0]);
-            while line.last() != Some(&b'\n') && stderr.read(&mut byte).is_ok_and(|count| count == 1) {
-                line.extend(byte);
-            }
-            sender.send((line, stderr))
-        });
-        let (line, stderr) = receiver.recv_timeout(PATIENCE).expect("a line on standard error");
+        let (line, stderr) = next_line(child.stderr.take().expect("a pipe"));
         child.stderr = Some(stderr);
-        String::from_utf8(line).unwrap()
+        line
+    }
+
+    /// Waits for the next line on its standard output, and returns it without its end.
+    pub fn line(&mut self) -> String {
+        let child = self.child.as_mut().expect("it has not ended");
+        let (line, stdout) = next_line(child.stdout.take().expect("a pipe"));
+        child.stdout = Some(stdout);
+        line.trim_end_matches('\n').to_owned()
     }
 
     /// Waits for the client's end.
@@ -134,6 +133,20 @@ impl Client {
             code: output.status.code(),
         }
     }
+}
+
+/// Waits for a line, and takes no byte more.
+fn next_line<R: Read + Send + 'static>(mut from: R) -> (String, R) {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        let (mut line, mut byte) = (Vec::new(), [0]);
+        while line.last() != Some(&b'\n') && from.read(&mut byte).is_ok_and(|count| count == 1) {
+            line.extend(byte);
+        }
+        sender.send((line, from))
+    });
+    let (line, from) = receiver.recv_timeout(PATIENCE).expect("a line");
+    (String::from_utf8(line).unwrap(), from)
 }
 
 impl Drop for Client {

@@ -1,6 +1,7 @@
 //! What the requests of the API do.
 
 mod app;
+mod drops;
 mod event;
 mod explain;
 mod nic;
@@ -98,6 +99,7 @@ impl<D: Dataplane> Daemon<D> {
             Action::PeerDel(peer) => self.peer_del(peer),
             Action::PeerList => self.peer_list(),
             Action::Explain(request) => self.explain(request),
+            Action::DropList(request) => self.drop_list(request),
             Action::EventList(request) => self.event_list(request),
         }
     }

@@ -115,6 +115,7 @@ impl<'a> World<'a> {
             network,
             worker: WORKER,
             now: self.shared.clock.now(),
+            clock: &self.shared.clock,
             table: &self.table,
             cells: &self.cells,
             timeouts: &self.shared.sessions.timeouts,

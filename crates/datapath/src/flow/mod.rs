@@ -16,21 +16,53 @@ pub(crate) use self::{dhcp::Dhcp, discovery::Discovery, tcp::Segment};
 
 drop_reasons! { 6;
     /// The IP header contradicts itself or the bytes behind it: version, header length, lengths, extension headers.
-    MALFORMED_IP = "malformed-ip";
+    MALFORMED_IP = "malformed-ip" {
+        cause: "a broken or hostile sender",
+        remedy: "look at the packet with tcpdump in the machine that sends, and replace the program or driver that makes it",
+        charged: "the sender, or the network if the frame came from another host",
+    }
     /// The IP packet is longer than the frame.
-    TRUNCATED = "truncated";
+    TRUNCATED = "truncated" {
+        cause: "a broken or hostile sender, or a driver that cuts packets",
+        remedy: "look at the packet with tcpdump in the machine that sends, and replace the program or driver that makes it",
+        charged: "the sender, or the network if the frame came from another host",
+    }
     /// The transport header is not within the first 256 bytes of the frame.
-    HEADERS_TOO_LONG = "headers-too-long";
+    HEADERS_TOO_LONG = "headers-too-long" {
+        cause: "a long chain of IPv6 extension headers, or many VLAN tags; usually an attempt to go round a filter",
+        remedy: "send it with fewer extension headers; between two vnics that were added with `--bypass-filtering` everything passes",
+        charged: "the sender, or the network if the frame came from another host",
+    }
     /// A first fragment without the whole transport header.
-    TINY_FRAGMENT = "tiny-fragment";
+    TINY_FRAGMENT = "tiny-fragment" {
+        cause: "an attempt to hide the ports from a filter",
+        remedy: "find the program that sends it: no network stack makes such fragments by itself",
+        charged: "the sender, or the network if the frame came from another host",
+    }
     /// A fragment that repeats bytes of another one, or lies beyond the last.
-    FRAGMENT_OVERLAP = "fragment-overlap";
+    FRAGMENT_OVERLAP = "fragment-overlap" {
+        cause: "a packet that was repeated in the network, or an attempt to go round a filter",
+        remedy: "nothing for a few; else find the program that sends it, or avoid fragments: a smaller MTU in the machine that sends",
+        charged: "the sender, or the network if the frame came from another host",
+    }
     /// A fragment whose first one was not let through, or not within the time-out for fragments (30 seconds by default).
-    FRAGMENT_ORPHAN = "fragment-orphan";
+    FRAGMENT_ORPHAN = "fragment-orphan" {
+        cause: "a first fragment that was dropped (see the other reasons), came after this one, or did not come",
+        remedy: "look for the drop of the first fragment with `butterfly drops`; avoid fragments: a smaller MTU, or path MTU discovery, in the machine that sends",
+        charged: "the sender, or the network if the frame came from another host",
+    }
     /// More fragmented packets are under way than are kept, from this vnic or in all.
-    FRAGMENTS_FULL = "fragments-full";
+    FRAGMENTS_FULL = "fragments-full" {
+        cause: "more than 64 packets in fragments at a time from one vnic, or from all other hosts of a network; more than 1,024 in all; or one packet with more than 16 gaps",
+        remedy: "avoid fragments: a smaller MTU, or path MTU discovery, in the machine that sends",
+        charged: "the sender, or the network if the frame came from another host",
+    }
     /// Neighbour discovery or multicast listener discovery that is invalid, or that speaks for somebody else.
-    BAD_DISCOVERY = "bad-discovery";
+    BAD_DISCOVERY = "bad-discovery" {
+        cause: "a link-local address that is not made of the MAC address, an address that was not declared, or a machine that wants to be a router",
+        remedy: "declare the address too: `butterfly nic update --id NIC --ip ADDRESS..` (the whole list); router advertisements need an OUTBOUND rule for protocol 58",
+        charged: "the sender",
+    }
 }
 
 /// An IPv6 address as a number, first byte highest; an IPv4 address as `::ffff:a.b.c.d`. No IPv6 packet with such an address gets

@@ -151,7 +151,7 @@ impl Sending<'_, '_> {
                 self.count_peer(to, PeerCounter::OutPackets, packets);
                 self.count_peer(to, PeerCounter::OutBytes, bytes);
             }
-            Err(reason) => self.refuse(reason, to),
+            Err(reason) => self.refuse(reason, to, frames, index),
         }
         true
     }
@@ -166,10 +166,10 @@ impl Sending<'_, '_> {
 
     /// At the expense of the network: it is no vnic's fault.
     #[cold]
-    fn refuse(&self, reason: DropReason, to: To) {
+    fn refuse(&self, reason: DropReason, to: To, frames: &Frames<'_>, index: usize) {
         self.count_peer(to, PeerCounter::Drops, 1);
-        if let Some(cells) = self.trunk.and_then(|trunk| trunk.shared.counters.of(self.context.worker)) {
-            cells.drop(reason, 1);
+        if let Some(trunk) = self.trunk {
+            self.context.count_drop(trunk, reason, frames, index);
         }
     }
 
@@ -240,7 +240,7 @@ impl Sending<'_, '_> {
             if let Err(reason) = self.packet(leaving, frames, index, &parts, port) {
                 // When one segment does not fit, the next ones will not either: the frame is one drop, and those before it were sent.
                 match self.current {
-                    Some((to, _)) if packets > 0 => self.refuse(reason, to),
+                    Some((to, _)) if packets > 0 => self.refuse(reason, to, frames, index),
                     _ => return Err(reason),
                 }
                 break;
@@ -320,9 +320,7 @@ impl Sending<'_, '_> {
     fn too_big(&mut self, frames: &Frames<'_>, index: usize, to: To) {
         let sender = self.context.sender;
         self.count_peer(to, PeerCounter::Drops, 1);
-        if let Some(cells) = sender.shared.counters.of(self.context.worker) {
-            cells.drop(TOO_BIG, 1);
-        }
+        self.context.count_drop(sender, TOO_BIG, frames, index);
         let answers = &mut self.departures.answers;
         if answers.is_full() || !may_answer(sender, self.context.now) {
             return;

@@ -45,27 +45,71 @@ pub use report::{NetworkReport, PeerReport, RemoteMac, TunnelReport, UplinkRepor
 
 drop_reasons! { 7;
     /// A frame on the uplink that is not addressed to this host's tunnel endpoint, or is no VXLAN.
-    NOT_OURS = "not-ours";
+    NOT_OURS = "not-ours" {
+        cause: "`-i` here is not what the other host sends to, unlike groups (`--group6`); over a TAP device in a bridge it is what the bridge floods, and harmless",
+        remedy: "compare the packet's destination with the address that `butterfly tunnels` tells first and with its groups, on both hosts",
+        charged: "the uplink",
+    }
     /// An outer header that is cut short, has a wrong length or checksum, or comes from an impossible address.
-    OUTER_MALFORMED = "outer-malformed";
+    OUTER_MALFORMED = "outer-malformed" {
+        cause: "a veth whose other end leaves checksums to the hardware, or an original Butterfly over IPv6, whose lengths are wrong",
+        remedy: "`ethtool -K DEV tx off` at the other end of a veth; use IPv4 between hosts with an original Butterfly",
+        charged: "the uplink",
+    }
     /// An outer packet arrived in fragments: raise the MTU of the underlay, or lower that of the virtual machines.
-    OUTER_FRAGMENT = "outer-fragment";
+    OUTER_FRAGMENT = "outer-fragment" {
+        cause: "an MTU between the hosts that is smaller than the outer packets",
+        remedy: "raise the MTU of the underlay, or lower that of the machines: `host_mtu=` on QEMU's `-device virtio-net-pci`",
+        charged: "the uplink",
+    }
     /// A VXLAN header with other flags than "the VNI is valid".
-    VXLAN_FLAGS = "vxlan-flags";
+    VXLAN_FLAGS = "vxlan-flags" {
+        cause: "a VXLAN extension (group based policy, GPE) at the other end",
+        remedy: "switch the extension off at the other end",
+        charged: "the uplink",
+    }
     /// No vnic of this VNI is on this host.
-    UNKNOWN_VNI = "unknown-vni";
+    UNKNOWN_VNI = "unknown-vni" {
+        cause: "a host that sends all of its networks here, which is normal; else a wrong `--vni`",
+        remedy: "nothing, or compare the VNI of the packet with `butterfly nic show` of the vnic that should have got it",
+        charged: "the uplink",
+    }
     /// Strict peers are asked for, and the sender is none of those that were named.
-    UNKNOWN_PEER = "unknown-peer";
+    UNKNOWN_PEER = "unknown-peer" {
+        cause: "another host that was not named, or somebody who forges packets",
+        remedy: "if the packet's outer source address is one of your hosts: `butterfly peer add ADDRESS`",
+        charged: "the uplink",
+    }
     /// The link address of the next hop to the other host is not known.
-    NO_NEIGHBOUR = "no-neighbour";
+    NO_NEIGHBOUR = "no-neighbour" {
+        cause: "the other host or the gateway does not answer ARP or neighbour discovery, or no route leads there",
+        remedy: "`butterfly tunnels VNI` tells next hops and their state: is the host up, is a route, `-i IP/LEN` or `--gateway` missing",
+        charged: "the network; the uplink for frames that waited for it in vain",
+    }
     /// The frame, in its outer headers, does not fit the uplink's MTU.
-    TOO_BIG = "too-big";
+    TOO_BIG = "too-big" {
+        cause: "the machine's MTU leaves no room for the outer headers; its sender is told by ICMP",
+        remedy: "`butterfly nic show NIC` tells the `host_mtu=` for QEMU's `-device virtio-net-pci`; or raise the MTU of the underlay (`butterflyd -m`)",
+        charged: "the sender; the network if the other end of a vhost-user uplink has too small buffers",
+    }
     /// The uplink has no room: the wire is slower than the guests.
-    UPLINK_FULL = "uplink-full";
+    UPLINK_FULL = "uplink-full" {
+        cause: "the interface is slower than the machines, which is normal under overload",
+        remedy: "see `butterfly uplink`: if `tx-failed` grows too, the interface refuses frames; else use a faster interface or send less",
+        charged: "the network; the uplink for frames of the endpoint itself",
+    }
     /// The uplink is not connected.
-    UPLINK_DOWN = "uplink-down";
+    UPLINK_DOWN = "uplink-down" {
+        cause: "the interface is down or gone, or nobody is at the other end of the vhost-user uplink",
+        remedy: "`butterfly uplink`, `ip link set DEV up`; after the interface was removed and made again, start butterflyd anew",
+        charged: "the network; the uplink for frames of the endpoint itself",
+    }
     /// More frames for the endpoint itself (ARP, ND, ping, IGMP, MLD) than it wants to answer.
-    CONTROL_FULL = "control-full";
+    CONTROL_FULL = "control-full" {
+        cause: "a storm on the underlay",
+        remedy: "look with tcpdump at the underlay for who sends so much ARP, discovery, ping or membership messages to the endpoint",
+        charged: "the uplink",
+    }
 }
 
 /// Where workers keep the uplink among the rings that they poll. No vnic has this slot: there is one fewer than they could count.

@@ -10,6 +10,7 @@ use crate::{
     deliver::Calls,
     drops::DropReason,
     filter::Room,
+    last_drops::Dropped,
     snapshot::Snapshot,
     tunnel::{
         Arrivals, Arrived, CONTROL_FULL, Departures, Leaving, Own, PeerRef, Punted, Tunnel, UNKNOWN_VNI, UPLINK, UPLINK_DOWN,
@@ -131,14 +132,17 @@ impl Worker {
                 },
                 Leaving::Nothing => Err(UPLINK_DOWN),
             };
-            if let Some(cells) = tunnel.counters.of(self.handle.index) {
-                match sent {
-                    Ok(()) if counted => {}
-                    Ok(()) => {
+            match sent {
+                Ok(()) if counted => {}
+                Ok(()) => {
+                    if let Some(cells) = tunnel.counters.of(self.handle.index) {
                         cells.add(Counter::OutPackets, 1);
                         cells.add(Counter::OutBytes, frame.len() as u64);
                     }
-                    Err(reason) => cells.drop(reason, 1),
+                }
+                Err(reason) => {
+                    let packet = Dropped { head: &frame, len: frame.len() as u32, when: self.shared.clock.tenths() };
+                    tunnel.counters.drop(self.handle.index, reason, &packet);
                 }
             }
             tunnel.punt.sent(frame);
@@ -190,10 +194,10 @@ impl Desk<'_> {
                 Arrived::Control => {
                     let len = frames.frames().get(index).map_or(0, |frame| frame.len);
                     if !self.tunnel.punt.put(Punted::Control, len as usize, |room| frames.copy_to(index, 0, room, None)) {
-                        self.drop(CONTROL_FULL);
+                        self.drop(CONTROL_FULL, &frames, index);
                     }
                 }
-                Arrived::Dropped(reason) => self.drop(reason),
+                Arrived::Dropped(reason) => self.drop(reason, &frames, index),
             }
         }
         arrivals.count();
@@ -229,7 +233,7 @@ impl Desk<'_> {
             Some((network, trunk))
         });
         let Some((network, trunk)) = trunk else {
-            frames.frames().iter().for_each(|_| self.drop(UNKNOWN_VNI));
+            (0..frames.len()).for_each(|index| self.drop(UNKNOWN_VNI, &frames, index));
             if let Some(call) = frames.release() {
                 call.signal();
             }
@@ -244,9 +248,9 @@ impl Desk<'_> {
         walk(Batch::new(frames, self.metas), &context, self.room, self.departures, self.calls);
     }
 
-    fn drop(&self, reason: DropReason) {
-        if let Some(cells) = self.tunnel.counters.of(self.worker) {
-            cells.drop(reason, 1);
-        }
+    /// At the expense of the uplink.
+    #[cold]
+    fn drop(&self, reason: DropReason, frames: &Frames<'_>, index: usize) {
+        self.tunnel.counters.drop(self.worker, reason, &Dropped::of(frames, index, &self.shared.clock));
     }
 }

@@ -15,10 +15,10 @@ use butterfly_api::{
     text,
 };
 use butterfly_datapath::{
-    AddError, Admission, DeviceStatus, Explanation, Fate, FdbKind, FdbRow, Features, GroupChange, GroupRow, Mac, Mark,
-    Negotiated, NeighbourRow, NetworkReport, NoAnswer, PeerReport, Peers, Question, Refused, RemoteMac, RingStatus, SessionEnd,
-    SessionFilter, SessionRow, SessionTable, Step, Target, Timeouts, TunnelError, TunnelReport, UplinkReport, VnicPolicy,
-    VnicReport, VnicSpec, Walk, WorkerReport,
+    AddError, Admission, DeviceStatus, DropPlace, DropReport, DropRow, DroppedPacket, Explanation, Fate, FdbKind, FdbRow,
+    Features, GroupChange, GroupRow, Mac, Mark, Negotiated, NeighbourRow, NetworkReport, NoAnswer, PeerReport, Peers, PlaceDrops,
+    Question, Refused, RemoteMac, RingStatus, SessionEnd, SessionFilter, SessionRow, SessionTable, Step, Target, Timeouts,
+    TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec, Walk, WorkerReport,
 };
 use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup, SocketDir, Vni};
 use butterfly_vhost::{control::Detach, memory::RegionInfo};
@@ -290,6 +290,27 @@ impl Dataplane for Fake {
             counters: vec![("tx-full", "Frames lost.", 105)],
             attached: None,
         })
+    }
+
+    /// Something everywhere, and of a vnic as much as its name is long.
+    fn drops(&self, id: Option<&str>) -> Option<DropReport> {
+        let info = |n| butterfly_datapath::reasons().nth(n).unwrap();
+        let packet = DroppedPacket { age: Duration::from_millis(300), summary: Some("a packet".into()) };
+        let vnic = |id: &String| {
+            let row = DropRow { info: info(3), count: id.len() as u64, recent: Some(1), last: Some(packet.clone()) };
+            let place = DropPlace::Vnic { id: id.clone(), vni: self.vnics[id].vni };
+            PlaceDrops { place, rows: vec![row] }
+        };
+        let other = |place, n, last| PlaceDrops { place, rows: vec![DropRow { info: info(n), count: 106, recent: None, last }] };
+        let unread = DroppedPacket { age: Duration::ZERO, summary: None };
+        let places = match id {
+            Some(id) => vec![vnic(self.vnics.keys().find(|other| *other == id)?)],
+            None => {
+                let others = [(DropPlace::Network(7), 4, Some(unread)), (DropPlace::Uplink, 4, None), (DropPlace::Gone, 5, None)];
+                self.vnics.keys().map(vnic).chain(others.map(|(place, n, last)| other(place, n, last))).collect()
+            }
+        };
+        Some(DropReport { at: Duration::from_millis(107_000), window: Duration::from_millis(7_500), places })
     }
 
     fn inner_mtu(&self) -> Option<u32> {

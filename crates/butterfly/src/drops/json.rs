@@ -1,0 +1,41 @@
+//! `butterfly drops --json`.
+
+use super::page::{kind, remedy};
+use super::rates::Rates;
+use butterfly_api::proto::DropListRes;
+use butterfly_api::proto::drop_list_res::{Drop, Place, Reason};
+use serde_json::{Value, json};
+
+/// Everything the daemon told, with the rates and in the remedies the names put in.
+pub fn json(found: &DropListRes, rates: &Rates) -> Value {
+    let drop = |place: &Place, drop: &Drop| {
+        let unknown = Reason::default();
+        let reason = found.reason.iter().find(|reason| reason.name() == drop.reason()).unwrap_or(&unknown);
+        json!({
+            "reason": drop.reason(),
+            "count": drop.count(),
+            "rate": rates.of(place, drop),
+            "last_ms": drop.last_ms,
+            "last_packet": drop.last_packet,
+            "description": reason.description,
+            "cause": reason.cause,
+            "remedy": reason.remedy.as_deref().map(|text| remedy(text, place)),
+            "charged": reason.charged,
+        })
+    };
+    let place = |place: &Place| {
+        json!({
+            "kind": kind(place).map(|kind| format!("{kind:?}").to_lowercase()),
+            "nic_id": place.nic_id,
+            "vni": place.vni,
+            "drops": place.drop.iter().map(|row| drop(place, row)).collect::<Vec<_>>(),
+        })
+    };
+    json!({
+        "time_ms": found.time_ms(),
+        "rate_window_ms": rates.window,
+        "total": found.total(),
+        "places": found.place.iter().map(place).collect::<Vec<_>>(),
+        "left_out": found.left_out(),
+    })
+}

@@ -1,0 +1,40 @@
+//! Requests about what was dropped.
+
+use super::host::Host;
+
+#[test]
+fn drops_of_the_whole_host_are_listed_with_their_reasons() {
+    let mut host = Host::with_nics();
+    let list = host.ask("drop_list { }").drop_list.unwrap();
+    assert_eq!((list.time_ms(), list.window_ms(), list.total(), list.left_out), (107_000, 7_500, 7 + 3 * 106, None));
+    let text = host.succeeds("drop_list { }");
+    let info: Vec<_> = butterfly_datapath::reasons().collect();
+    let (own, foreign, gone) = (info[3].name, info[4].name, info[5].name);
+    let of_vnic = |count| format!("drop {{ reason: \"{own}\" count: {count} recent: 1 last_ms: 300 last_packet: \"a packet\" }}");
+    for part in [
+        format!("place {{ kind: NIC nic_id: \"bypass\" vni: 2 {} }}", of_vnic(6)),
+        format!("place {{ kind: NIC nic_id: \"n\" vni: 1 {} }}", of_vnic(1)),
+        format!("place {{ kind: NETWORK vni: 7 drop {{ reason: \"{foreign}\" count: 106 last_ms: 0 }} }}"),
+        format!("place {{ kind: UPLINK drop {{ reason: \"{foreign}\" count: 106 }} }}"),
+        format!("place {{ kind: GONE drop {{ reason: \"{gone}\" count: 106 }} }}"),
+    ] {
+        assert!(text.contains(&part), "{part} is not in {text}");
+    }
+    // Each reason once, with everything that is known of it.
+    let told: Vec<&str> = list.reason.iter().map(|reason| reason.name()).collect();
+    assert_eq!(told, [own, foreign, gone]);
+    for (reason, info) in list.reason.iter().zip(&info[3..]) {
+        let told = [reason.description(), reason.cause(), reason.remedy(), reason.charged()];
+        assert_eq!(told, [info.description.trim(), info.cause, info.remedy, info.charged]);
+    }
+}
+
+#[test]
+fn drops_of_one_vnic_are_listed_alone() {
+    let mut host = Host::with_nics();
+    let list = host.ask("drop_list { nic_id: \"bypass\" }").drop_list.unwrap();
+    let places: Vec<_> = list.place.iter().map(|place| (place.nic_id(), place.vni())).collect();
+    assert_eq!((places, list.total(), list.reason.len()), (vec![("bypass", 2)], 6, 1));
+    assert_eq!(host.fails("drop_list { nic_id: \"nobody\" }").0, "NIC does not exist with id nobody");
+    assert_eq!(host.fails("drop_list { nic_id: \"\" }").0, "NIC does not exist with id ");
+}

@@ -1,0 +1,5 @@
+//! Prints docs/drops.md, made of the declared drop reasons.
+
+fn main() {
+    print!("{}", butterfly_datapath::drops_document());
+}

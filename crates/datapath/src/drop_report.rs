@@ -1,0 +1,251 @@
+//! What was dropped, for the operator: where, why, how fast it goes on, and the last packet of each reason.
+
+use std::{
+    collections::HashMap,
+    sync::{MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use butterfly_packet::summary::Summary;
+
+use crate::{
+    counters::{Counters, Totals},
+    drops::{DropReason, ReasonInfo, reasons},
+    last_drops::LastDrop,
+    plane::Plane,
+    snapshot::{PortRef, Snapshot, Vnic},
+    switch::Switch,
+    tunnel::{Tunnel, UPLINK},
+};
+
+/// Whose drops these are.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum DropPlace {
+    /// Of a vnic.
+    Vnic {
+        /// Its name.
+        id: String,
+        /// Its network.
+        vni: u32,
+    },
+    /// Of a network, and no vnic's: frames from and to other hosts.
+    Network(u32),
+    /// Of the uplink, and no network's.
+    Uplink,
+    /// Of vnics that are gone, and networks that went with them.
+    Gone,
+}
+
+/// A packet that was dropped.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DroppedPacket {
+    /// How long ago, to a tenth of a second.
+    pub age: Duration,
+    /// Network, addresses, protocol, ports and length on one line; `None` if the packet could not be read.
+    pub summary: Option<String>,
+}
+
+/// Drops of one place for one reason.
+#[derive(Clone, Debug)]
+pub struct DropRow {
+    /// The reason.
+    pub info: ReasonInfo,
+    /// Frames since the place is there.
+    pub count: u64,
+    /// Those of the report's window; `None` where it is not known.
+    pub recent: Option<u64>,
+    /// The last packet, to a tenth of a second; `None` where it is not known. A place keeps those of the reasons that occurred last.
+    pub last: Option<DroppedPacket>,
+}
+
+/// Drops of one place.
+#[derive(Clone, Debug)]
+pub struct PlaceDrops {
+    /// Which.
+    pub place: DropPlace,
+    /// Reasons that counted something, in the order of the stages.
+    pub rows: Vec<DropRow>,
+}
+
+/// What was dropped on a host, or at the expense of one vnic.
+#[derive(Clone, Debug)]
+pub struct DropReport {
+    /// Time since the switch started, to a tenth of a second.
+    pub at: Duration,
+    /// The time that `recent` is about; it ends now.
+    pub window: Duration,
+    /// Vnics by id, then networks by number, the uplink, and what is gone: those that dropped something.
+    pub places: Vec<PlaceDrops>,
+}
+
+/// Counts are looked at so often, in tenths of a second: a rate is that of the last one to two of these periods.
+const PERIOD: u32 = 50;
+
+/// Every reason that counted something, by place.
+type Counts = HashMap<PortRef, Vec<(DropReason, u64)>>;
+
+/// The counts at one moment.
+#[derive(Default)]
+struct Sample {
+    when: u32,
+    counts: Counts,
+}
+
+/// The counts some time ago.
+#[derive(Default)]
+pub(crate) struct DropWindow {
+    older: Sample,
+    newer: Sample,
+}
+
+impl DropWindow {
+    fn look(&mut self, now: u32, counts: impl FnOnce() -> Counts) {
+        if now.wrapping_sub(self.newer.when) >= PERIOD {
+            self.older = std::mem::replace(&mut self.newer, Sample { when: now, counts: counts() });
+        }
+    }
+
+    /// What a place had counted when the window began.
+    fn before(&self, place: PortRef, reason: DropReason) -> u64 {
+        let counts = self.older.counts.get(&place).map(Vec::as_slice).unwrap_or_default();
+        counts.iter().find(|(other, _)| *other == reason).map_or(0, |(_, count)| *count)
+    }
+}
+
+fn counted(totals: &Totals) -> impl Iterator<Item = (ReasonInfo, u64)> {
+    reasons().map(|info| (info, totals.drops(info.reason))).filter(|(_, count)| *count > 0)
+}
+
+fn tenths(n: u32) -> Duration {
+    Duration::from_millis(u64::from(n) * 100)
+}
+
+impl Plane {
+    fn drop_window(&self) -> MutexGuard<'_, DropWindow> {
+        self.drop_window.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes the counts of this moment, if it is time to: housekeeping's.
+    pub fn sample_drops(&self) {
+        let counts = || {
+            let snapshot = self.shared.snapshot.load();
+            let vnics = snapshot.vnics.iter().map(|(_, vnic)| (vnic.place, vnic.shared.counters.totals()));
+            let uplink = self.shared.tunnel.iter().map(|tunnel| (UPLINK, tunnel.totals()));
+            let lists = vnics.chain(uplink).map(|(place, totals)| {
+                let list: Vec<_> = counted(&totals).map(|(info, count)| (info.reason, count)).collect();
+                (place, list)
+            });
+            lists.filter(|(_, list)| !list.is_empty()).collect()
+        };
+        self.drop_window().look(self.shared.clock.tenths(), counts);
+    }
+
+    /// What was dropped: of one vnic, or of all. `None` if there is no such vnic.
+    pub fn drop_report(&self, only: Option<&str>) -> Option<DropReport> {
+        let now = self.shared.clock.tenths();
+        let window = self.drop_window();
+        // What a vnic counted is its own or of those that are gone, never both or neither.
+        let places = self.look(only, |place, snapshot, gone| {
+            let look = Look { window: &window, now };
+            match only {
+                Some(_) => Some(vec![look.at_vnic(snapshot.vnic(place?)?)]),
+                None => Some(look.at_all(snapshot, self.shared.tunnel.as_ref(), gone)),
+            }
+        });
+        let mut places = places?;
+        places.retain(|place| !place.rows.is_empty());
+        Some(DropReport { at: tenths(now), window: tenths(now.wrapping_sub(window.older.when)), places })
+    }
+}
+
+/// A look at what was dropped until now.
+struct Look<'a> {
+    window: &'a DropWindow,
+    now: u32,
+}
+
+impl Look<'_> {
+    fn rows(&self, place: PortRef, vni: Option<u32>, counters: &Counters, totals: &Totals) -> Vec<DropRow> {
+        let kept = counters.last_drops();
+        let row = |(info, count): (ReasonInfo, u64)| DropRow {
+            info,
+            count,
+            recent: Some(count.saturating_sub(self.window.before(place, info.reason))),
+            last: kept.iter().find(|drop| drop.reason == info.reason).map(|drop| packet(drop, vni, self.now)),
+        };
+        counted(totals).map(row).collect()
+    }
+
+    fn at_vnic(&self, vnic: &Vnic) -> PlaceDrops {
+        let place = match vnic.trunk {
+            true => DropPlace::Network(vnic.vni),
+            false => DropPlace::Vnic { id: vnic.id.to_string(), vni: vnic.vni },
+        };
+        let counters = &vnic.shared.counters;
+        PlaceDrops { place, rows: self.rows(vnic.place, Some(vnic.vni), counters, &counters.totals()) }
+    }
+
+    fn at_all(&self, snapshot: &Snapshot, tunnel: Option<&Tunnel>, gone: &Totals) -> Vec<PlaceDrops> {
+        let mut places: Vec<PlaceDrops> = snapshot.vnics.iter().map(|(_, vnic)| self.at_vnic(vnic)).collect();
+        places.sort_by(|a, b| order(&a.place).cmp(&order(&b.place)));
+        places.extend(tunnel.map(|tunnel| PlaceDrops {
+            place: DropPlace::Uplink,
+            rows: self.rows(UPLINK, None, &tunnel.counters, &tunnel.totals()),
+        }));
+        let row = |(info, count)| DropRow { info, count, recent: None, last: None };
+        places.push(PlaceDrops { place: DropPlace::Gone, rows: counted(gone).map(row).collect() });
+        places
+    }
+}
+
+/// Vnics first, by id; then networks, by number.
+fn order(place: &DropPlace) -> (u8, &str, u32) {
+    match place {
+        DropPlace::Vnic { id, .. } => (0, id, 0),
+        DropPlace::Network(vni) => (1, "", *vni),
+        DropPlace::Uplink => (2, "", 0),
+        DropPlace::Gone => (3, "", 0),
+    }
+}
+
+fn packet(drop: &LastDrop, vni: Option<u32>, now: u32) -> DroppedPacket {
+    let summary = Summary::new(drop.head(), drop.len);
+    let text = || match vni {
+        Some(vni) => format!("vni {vni}: {summary}"),
+        None => summary.to_string(),
+    };
+    DroppedPacket { age: tenths(now.wrapping_sub(drop.when)), summary: (!drop.head().is_empty()).then(text) }
+}
+
+impl Switch {
+    /// What was dropped: of one vnic, or of the whole host. `None` if there is no such vnic.
+    pub fn drop_report(&self, only: Option<&str>) -> Option<DropReport> {
+        self.plane().drop_report(only)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: PortRef = PortRef { slot: 1, incarnation: 1 };
+    const B: PortRef = PortRef { slot: 1, incarnation: 2 };
+
+    #[test]
+    fn the_window_is_one_to_two_periods_long() {
+        let mut window = DropWindow::default();
+        let (reason, other) = (DropReason::of_index(0), DropReason::of_index(1));
+        let counts = |n| move || Counts::from([(A, vec![(reason, n)])]);
+        window.look(PERIOD - 1, || unreachable!("too early"));
+        assert_eq!((window.older.when, window.before(A, reason)), (0, 0));
+        window.look(PERIOD, counts(7));
+        assert_eq!((window.older.when, window.before(A, reason)), (0, 0));
+        window.look(2 * PERIOD - 1, || unreachable!("too early"));
+        window.look(2 * PERIOD + 3, counts(9));
+        assert_eq!((window.older.when, window.before(A, reason)), (PERIOD, 7));
+        // Nobody inherits it.
+        assert_eq!((window.before(B, reason), window.before(A, other)), (0, 0));
+        window.look(3 * PERIOD + 3, counts(9));
+        assert_eq!((window.older.when, window.before(A, reason)), (2 * PERIOD + 3, 9));
+    }
+}
