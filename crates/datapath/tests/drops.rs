@@ -189,7 +189,7 @@ fn networks_and_the_uplink_tell_their_packets() {
     let outer = build::ethernet(Mac([2, 0xbf, 0, 0, 0, 2]), Mac([2, 0xbf, 0, 0, 0, 1])).ipv4([192, 0, 2, 2], [192, 0, 2, 1]);
     let (unknown, looped) =
         (outer.vxlan(50_000, 7, &inner), outer.vxlan(50_000, VNI, &build::ethernet(C, C).payload(0x88b5, b"")));
-    let foreign = outer.udp(1, 53, b"?");
+    let foreign = outer.udp(1, 53, b"a question");
     let large = build::ethernet(A, C).ipv4([10, 0, 0, 1], [10, 0, 0, 3]).udp(1, 2, &[0; 1460]);
     host.arrive(&[unknown.clone(), looped, foreign.clone()]).unwrap();
     host.send("a", &large, NetHeader::default()).unwrap();
