@@ -5,6 +5,8 @@ mod json;
 mod page;
 mod rates;
 
+pub use page::remedy;
+
 use crate::failure::Failure;
 use crate::reader::Arguments;
 use crate::session::Session;

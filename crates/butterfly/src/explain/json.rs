@@ -39,7 +39,7 @@ fn walk(way: &ExplainWalk) -> Value {
         None => "unknown".to_owned(),
     };
     let drops =
-        way.drop.iter().map(|drop| json!({ "reason": drop.reason(), "nic_id": drop.nic_id, "description": drop.description() }));
+        way.drop.iter().map(|drop| json!({ "reason": drop.reason(), "nic_id": drop.nic_id, "description": drop.description(), "remedy": drop.remedy() }));
     let admission = |by: &MessageField<SessionAdmission>| by.as_ref().map(admission_json);
     json!({
         "packet": way.packet(),

@@ -1,9 +1,11 @@
 //! An explanation for people.
 
 use super::ask;
+use crate::drops::remedy;
 use crate::table::safe;
 use butterfly_api::proto::{
     ExplainReq, ExplainRes, ExplainWalk,
+    drop_list_res::Place,
     explain_walk::{Drop, Fate, step::Mark},
 };
 use std::fmt::Write;
@@ -23,7 +25,7 @@ pub fn page(answers: &[(String, ExplainReq, ExplainRes)]) -> String {
             if n > 0 {
                 page.push('\n');
             }
-            page.push_str(&walk(way, n > 0));
+            page.push_str(&walk(way, answer.vni, n > 0));
         }
     }
     if let [(_, question, answer)] = answers
@@ -51,7 +53,7 @@ fn fate(way: &ExplainWalk) -> Option<Fate> {
     way.fate.and_then(|fate| fate.enum_value().ok())
 }
 
-fn walk(way: &ExplainWalk, is_answer: bool) -> String {
+fn walk(way: &ExplainWalk, vni: Option<u32>, is_answer: bool) -> String {
     let mut page = format!("{}{}\n", if is_answer { "answer: " } else { "" }, safe(way.packet()));
     for step in &way.step {
         let mark = match step.mark.and_then(|mark| mark.enum_value().ok()) {
@@ -79,6 +81,10 @@ fn walk(way: &ExplainWalk, is_answer: bool) -> String {
         Some(Fate::NO_ADDRESS) => writeln!(page, "never sent: its sender gets no link address"),
         None => writeln!(page, "unknown to this client"),
     };
+    for drop in way.drop.iter().filter(|drop| !drop.remedy().is_empty()) {
+        let place = Place { nic_id: drop.nic_id.clone(), vni, ..Place::default() };
+        let _ = writeln!(page, "what to do: {}", safe(&remedy(drop.remedy(), &place)));
+    }
     page
 }
 

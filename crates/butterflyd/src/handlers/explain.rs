@@ -151,6 +151,7 @@ fn drop(refused: Refused) -> explain_walk::Drop {
         reason: Some(refused.reason.name.to_owned()),
         nic_id: Some(refused.charged).filter(|id| !id.is_empty()),
         description: Some(refused.reason.description.trim().to_owned()),
+        remedy: Some(refused.reason.remedy.to_owned()),
         ..Default::default()
     }
 }
