@@ -125,29 +125,32 @@ impl Server {
 
     /// Takes one message, whole, and finds the request in it. What is not a request is taken and forgotten.
     fn receive(&self) -> Result<Option<Request>, ServerError> {
-        let mut first = match self.socket.recv_msg(zmq::DONTWAIT) {
+        let first = match self.socket.recv_bytes(zmq::DONTWAIT) {
             Ok(first) => first,
             Err(zmq::Error::EAGAIN | zmq::Error::EINTR) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        let caller = first.gets("Peer-Address").and_then(Caller::of);
-        let mut route = vec![first.to_vec()];
+        let mut route = vec![first];
         let mut body = None;
         let mut delimited = false;
         // The other parts arrived with the first: nothing waits here.
         while self.socket.get_rcvmore()? {
-            let part = self.socket.recv_bytes(0)?;
+            let part = self.socket.recv_msg(0)?;
             if delimited {
                 body.get_or_insert(part);
             } else {
                 delimited = part.is_empty();
                 if route.len() <= MAX_HOPS {
-                    route.push(part);
+                    route.push(part.to_vec());
                 }
             }
         }
         Ok(match body {
-            Some(body) if route.len() <= MAX_HOPS => Some(Request { route, body, caller }),
+            Some(mut body) if route.len() <= MAX_HOPS => {
+                // The socket makes the first part up itself, and knows nothing of it.
+                let caller = body.gets("Peer-Address").and_then(Caller::of);
+                Some(Request { route, body, caller })
+            }
             _ => None,
         })
     }
@@ -156,7 +159,7 @@ impl Server {
 /// A request and the way back: the peer's identity, those of proxies in between, and the empty delimiter (ZMTP 28/REQREP).
 struct Request {
     route: Vec<Vec<u8>>,
-    body: Vec<u8>,
+    body: zmq::Message,
     caller: Option<Caller>,
 }
 

@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn what_is_noted_is_listed_with_its_time() {
         let events = Events::default();
-        let origin = Some(Origin { request: "nic_add", caller: Some(Caller::Process { uid: 1, pid: 2 }) });
+        let origin = Some(Origin { request: "nic_add", caller: Some(Caller::Local) });
         events.note(Note { origin, ..Note::new(Kind::NicAdded, "made").nic("n", 7) });
         let listing = events.list(&Query { limit: 10, ..Query::default() });
         let [event] = &listing.events[..] else { panic!("{listing:?}") };

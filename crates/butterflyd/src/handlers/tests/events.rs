@@ -147,7 +147,7 @@ fn who_asked_is_told() {
         events.last().unwrap().client.clone()
     };
     assert_eq!(asked(&mut host, Some(Caller::Host("192.0.2.9".parse().unwrap()))).as_deref(), Some("192.0.2.9"));
-    assert_eq!(asked(&mut host, Some(Caller::Process { uid: 3, pid: 4 })).as_deref(), Some("uid 3, process 4"));
+    assert_eq!(asked(&mut host, Some(Caller::Local)).as_deref(), Some("a local process"));
     assert_eq!(asked(&mut host, None), None);
 }
 
