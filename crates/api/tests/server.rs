@@ -27,8 +27,12 @@ struct Echo {
 }
 
 impl Handler for Echo {
-    fn handle(&mut self, action: Action<'_>, _: &Context) -> Answer {
+    fn handle(&mut self, action: Action<'_>, context: &Context) -> Answer {
         match action {
+            Action::NicStats(_) => {
+                let caller = context.caller.map(|caller| caller.to_string());
+                Ok(Response { nic_list: caller.into_iter().collect(), ..Default::default() })
+            }
             Action::NicDetails(id) => Ok(Response { nic_list: vec![id.to_owned()], ..Default::default() }),
             Action::AppQuit => {
                 self.quit = true;
@@ -123,6 +127,15 @@ fn requests_are_answered_within_milliseconds() {
             .collect();
         times.sort();
         assert!(times[50] < Duration::from_millis(5), "median {:?}", times[50]);
+    }
+}
+
+#[test]
+fn the_handler_hears_who_asks() {
+    for (server, expected) in [(Running::on_ipc(), "a local process"), (Running::on_tcp(), "127.0.0.1")] {
+        let request: Messages = text::parse("messages { revision: 6 message_0 { request { nic_stats: \"x\" } } }").unwrap();
+        let reply = server.client().call(&request).unwrap();
+        assert_eq!(reply.messages[0].message_0.response.nic_list, [expected]);
     }
 }
 

@@ -164,7 +164,8 @@ fn event(note: Note, more: u64) -> Event {
 /// A text without what is too much.
 fn shortened(mut text: String) -> String {
     if text.len() > LONGEST {
-        text.truncate(text.floor_char_boundary(LONGEST));
+        let end = (0..=LONGEST).rev().find(|at| text.is_char_boundary(*at));
+        text.truncate(end.unwrap_or(0));
         text.push_str(" ...");
     }
     text.shrink_to_fit();
