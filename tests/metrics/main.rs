@@ -40,7 +40,7 @@ fn rules_and_dashboard_mean_something() {
         assert!(firing.is_empty(), "{} fires though all is well: {firing:?}", rule.name);
     }
 
-    world.trouble();
+    world.trouble(|| prometheus.scrapes_twice_more());
     prometheus.scrapes_twice_more();
     let after: BTreeSet<&str> = ["ButterflyDown", "ButterflyRestarted"].into();
     for rule in rules.iter().filter(|rule| !after.contains(&*rule.name)) {
@@ -123,16 +123,16 @@ fn a_thousand_nics_are_scraped_quickly() {
     sender.send(&numbered(mac(0), butterfly_packet::mac::Mac::BROADCAST, 1, 1, 60));
     host.settle(&mut [&mut sender]);
     eventually("everybody is there", || Scrape::of(daemon).starting("butterfly_nic_attached{").count() == NICS as usize);
-    let mut took: Vec<Duration> = (0..30)
+    let mut took: Vec<Duration> = (0..15)
         .map(|_| {
             // Beyond the time that a page is good for.
-            std::thread::sleep(Duration::from_millis(200));
+            std::thread::sleep(Duration::from_millis(500));
             let begun = Instant::now();
             get(daemon.metrics(), "/metrics").unwrap();
             begun.elapsed()
         })
         .collect();
     took.sort();
-    println!("{NICS} nics: median {:?}, fastest {:?}, slowest {:?}", took[15], took[0], took[29]);
-    assert!(took[15] < LIMIT, "{took:?}");
+    println!("{NICS} nics: median {:?}, fastest {:?}, slowest {:?}", took[7], took[0], took[14]);
+    assert!(took[7] < LIMIT, "{took:?}");
 }
