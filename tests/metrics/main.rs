@@ -53,15 +53,17 @@ fn rules_and_dashboard_mean_something() {
     }
     let dashboard = packaged("grafana/butterfly.json");
     let dashboard: serde_json::Value = serde_json::from_str(&dashboard).unwrap();
-    let mut queries = 0;
+    let (mut queries, mut empty) = (0, Vec::new());
     for panel in dashboard["panels"].as_array().unwrap() {
         for target in panel["targets"].as_array().into_iter().flatten() {
             let query = target["expr"].as_str().unwrap();
-            let series = prometheus.query(&filled_in(query));
-            assert!(!series.is_empty(), "panel {}: {query} has no series", panel["title"]);
+            if prometheus.query(&filled_in(query)).is_empty() {
+                empty.push(format!("panel {}: {query}", panel["title"]));
+            }
             queries += 1;
         }
     }
+    assert!(empty.is_empty(), "these have no series: {empty:#?}");
     assert!(queries > 40, "{queries}");
     for variable in dashboard["templating"]["list"].as_array().unwrap() {
         let Some(query) = variable["query"]["query"].as_str() else { continue };
@@ -105,7 +107,7 @@ fn promtool_finds_nothing_wrong() {
     world.end();
 }
 
-/// A thousand nics, each with traffic and a drop: the median of many scrapes counts, as other programs run, too.
+/// A thousand nics. What counts is the time that the thread had a processor: the others of a test machine may want it, too.
 #[test]
 fn a_thousand_nics_are_scraped_quickly() {
     const NICS: u32 = 1_000;
@@ -123,16 +125,17 @@ fn a_thousand_nics_are_scraped_quickly() {
     sender.send(&numbered(mac(0), butterfly_packet::mac::Mac::BROADCAST, 1, 1, 60));
     host.settle(&mut [&mut sender]);
     eventually("everybody is there", || Scrape::of(daemon).starting("butterfly_nic_attached{").count() == NICS as usize);
-    let mut took: Vec<Duration> = (0..15)
-        .map(|_| {
-            // Beyond the time that a page is good for.
-            std::thread::sleep(Duration::from_millis(500));
-            let begun = Instant::now();
-            get(daemon.metrics(), "/metrics").unwrap();
-            begun.elapsed()
-        })
-        .collect();
-    took.sort();
-    println!("{NICS} nics: median {:?}, fastest {:?}, slowest {:?}", took[7], took[0], took[14]);
-    assert!(took[7] < LIMIT, "{took:?}");
+    let scrapes = 10;
+    let spent = || daemon.cpu_time_of("metrics");
+    let (before, mut fastest) = (spent(), Duration::MAX);
+    for _ in 0..scrapes {
+        // Beyond the time that a page is good for.
+        std::thread::sleep(Duration::from_millis(500));
+        let begun = Instant::now();
+        assert_eq!(get(daemon.metrics(), "/metrics").unwrap().0, 200);
+        fastest = fastest.min(begun.elapsed());
+    }
+    let each = (spent() - before) / scrapes;
+    println!("{NICS} nics: a scrape takes {each:?} of a processor; the fastest took {fastest:?}");
+    assert!(each < LIMIT && fastest < LIMIT, "{each:?}, {fastest:?}");
 }

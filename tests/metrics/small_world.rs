@@ -124,6 +124,7 @@ impl SmallWorld {
         // A peer that nobody knows the way to, then an uplink without another end.
         self.host.daemon().client_ok(&["peer", "add", "42.0.0.99"]);
         self.wire.take().unwrap().detach().unwrap();
+        (0..10).for_each(|number| self.a.send(&numbered(mac(1), mac(20), 1, number, 60)));
         // Requests that are refused.
         for _ in 0..40 {
             assert!(!self.host.daemon().client(&["nic", "show", "nobody"]).status.success());

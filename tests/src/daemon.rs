@@ -173,12 +173,21 @@ impl Daemon {
 
     /// Processor time of its threads whose names do not begin with `name`, as the kernel keeps it.
     pub fn cpu_time_beside(&self, name: &str) -> Duration {
+        self.cpu_time_where(|thread| !thread.starts_with(name))
+    }
+
+    /// Processor time of its threads whose names begin with `name`, as the kernel keeps it.
+    pub fn cpu_time_of(&self, name: &str) -> Duration {
+        self.cpu_time_where(|thread| thread.starts_with(name))
+    }
+
+    fn cpu_time_where(&self, wanted: impl Fn(&str) -> bool) -> Duration {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().flatten();
         let time = |task: &Path| {
             let comm = fs::read_to_string(task.join("comm")).ok()?;
             let spent = fs::read_to_string(task.join("schedstat")).ok()?;
             let spent: u64 = spent.split_whitespace().next()?.parse().ok()?;
-            (!comm.starts_with(name)).then_some(Duration::from_nanos(spent))
+            wanted(&comm).then_some(Duration::from_nanos(spent))
         };
         tasks.filter_map(|task| time(&task.path())).sum()
     }
