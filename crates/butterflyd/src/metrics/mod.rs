@@ -16,8 +16,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The page is not made again before so many times the time that it took have passed: whoever asks without pause, and anybody may, gets
-/// at most a quarter of a processor.
+/// The page is not made again before so many times the time that it took have passed: anybody may ask without
+/// pause, and making pages takes a quarter of a processor at most.
 const PAUSE: u32 = 3;
 
 /// Where the numbers come from.
