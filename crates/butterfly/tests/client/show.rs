@@ -16,7 +16,7 @@ const SHOWN: &str = r#"nic_show {
   memory_regions { guest_addr: 0 size: 536870912 page_size: 4096 }
   memory_regions { guest_addr: 4294967296 size: 1073741824 page_size: 2097152 }
   last_detach_reason: "the virtual machine closed the connection" last_detach_time: 1000000000
-  trouble: "no socket" peer_pid: 4711 others_waiting: true migrating: true flooded: 5 learn_refused: 6 host_mtu: 1450
+  trouble: "no socket" peer_pid: 4711 others_waiting: true migrating: true flooded: 5 learn_refused: 6 host_mtu: 1450 sessions: 9
   in_packets: 10 in_bytes: 1000 out_packets: 200 out_bytes: 20000
   drops { reason: "ring-full" count: 12 description: "the receiver took nothing" }
   drops { reason: "spoofed-mac" count: 0 description: "the source MAC is not the vnic's" }
@@ -208,6 +208,7 @@ fn nic_show_for_programs() {
         "out_bytes": 20000,
         "flooded": 5,
         "learn_refused": 6,
+        "sessions": 9,
         "host_mtu": 1450,
         "drops": [
             {"reason": "ring-full", "count": 12, "description": "the receiver took nothing"},
