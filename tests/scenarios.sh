@@ -1,11 +1,14 @@
 #!/bin/bash
-# scenarios.sh: whole daemons with simulated guests: every test program of this directory, all of them even if one fails.
+# scenarios.sh: whole daemons with simulated guests: every test program of this directory, all of them even if one fails. The daemons are built
+# like the tests, with their checks, unless BIN names others.
 set -euo pipefail
+given=${BIN:-}
 # shellcheck source=lib/common.sh
 . "$(dirname "$0")/lib/common.sh"
 # shellcheck source=lib/programs.sh
 . "$TESTS/lib/programs.sh"
 
+[ -n "$given" ] || unset BIN
 cd "$REPO"
 LOGS=$BUILD/test/scenarios
 mkdir -p "$LOGS"
