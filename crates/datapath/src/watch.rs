@@ -149,9 +149,9 @@ mod tests {
     }
 
     #[derive(Default)]
-    struct Told(Mutex<Vec<String>>);
+    struct Heard(Mutex<Vec<String>>);
 
-    impl SwitchEvents for Told {
+    impl SwitchEvents for Heard {
         fn happened(&self, about: About<'_>, what: Happening<'_>) {
             let what = match what {
                 Happening::Dropped(info, frames) => format!("{} {frames}", info.name),
@@ -167,7 +167,7 @@ mod tests {
         let plane = Plane::new(PlaneConfig { workers: 2, fdb_ageing: 300, sessions, tunnel: None }).unwrap();
         let add = |id, n| plane.insert(id, Mac([2, 0, 0, 0, 0, n]), 7, &VnicPolicy::default()).unwrap().0;
         let (a, b) = (add("a", 1), add("b", 2));
-        let (mut watch, told) = (Watch::default(), Told::default());
+        let (mut watch, told) = (Watch::default(), Heard::default());
         let mut look = || {
             watch.look(&plane, &told);
             (std::mem::take(&mut *told.0.lock().unwrap()), watch.seen.len())
