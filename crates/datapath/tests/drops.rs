@@ -36,8 +36,11 @@ fn host() -> Host {
     host
 }
 
-/// Count, recent ones and last packet, by place and reason.
-fn rows(report: &DropReport) -> BTreeMap<(String, &'static str), (u64, Option<u64>, Option<DroppedPacket>)> {
+/// Count, recent ones and last packet.
+type Row = (u64, Option<u64>, Option<DroppedPacket>);
+
+/// By place and reason.
+fn rows(report: &DropReport) -> BTreeMap<(String, &'static str), Row> {
     let name = |place: &DropPlace| match place {
         DropPlace::Vnic { id, vni } => {
             assert_eq!(*vni, VNI);
