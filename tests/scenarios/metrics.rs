@@ -97,9 +97,10 @@ fn metrics_are_what_guests_sent_and_received() {
         };
         stations[n].send(&frame);
         sent[n] = (sent[n].0 + 1, sent[n].1 + frame.len() as u64);
-        if number % 100 == 0 {
-            stations.iter_mut().enumerate().for_each(|(n, station)| take(n, station, &mut received));
-        }
+        // The slow ones are so slow that their rings fill up, however the threads run.
+        let takes = |n: usize| number % if n % 3 == 1 { 1000 } else { 100 } == 0;
+        let due = stations.iter_mut().enumerate().filter(|(n, _)| takes(*n));
+        due.for_each(|(n, station)| take(n, station, &mut received));
     }
     host.settle(&mut stations.iter_mut().collect::<Vec<_>>());
     stations.iter_mut().enumerate().for_each(|(n, station)| take(n, station, &mut received));
