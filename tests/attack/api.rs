@@ -85,7 +85,6 @@ const OPTIONS: &[(&str, &[&str], &str)] = &[
     ("butterflyd", &["-i", "nonsense", "-s", "/tmp"], "nonsense"),
     ("butterflyd", &["-i", "1.2.3.4", "-s", "/nonexistent/directory"], "/nonexistent/directory"),
     ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "-k", "/key"], "key"),
-    ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "-t"], "packet-trace"),
     ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "--dpdk-port", "0"], "dpdk-port"),
     ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "-u", "-1"], "-1"),
     ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "--fdb-ageing", "99999999999999999999"], "99999999999999999999"),

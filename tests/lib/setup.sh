@@ -7,7 +7,7 @@ set -euo pipefail
 # shellcheck source=common.sh
 . "$(dirname "$0")/common.sh"
 
-BUILD_PACKAGES=(gcc g++ libc6-dev make) # g++: the zmq crate builds ZeroMQ from its source
+BUILD_PACKAGES=(gcc g++ libc6-dev make libpcap-dev) # g++: the zmq crate builds ZeroMQ from its source
 TEST_PACKAGES=(
   qemu-system-x86 busybox-static cpio xz-utils iperf3 ethtool iputils-ping # guests; their kernel is unpacked, not installed
   dpdk dpdk-dev libdpdk-dev pkg-config                         # testpmd and the foreign driver

@@ -179,7 +179,6 @@ fn what_is_refused_changes_nothing() {
         other(|nic| (nic.set_type(proto::nic::Type::BENCH), nic.btype = Some("ICMP_RCV_LIKE".into())).1),
         &["BENCH", "not available"],
     );
-    refuse(other(|nic| nic.packet_trace = Some(true)), &["packet_trace", "not available"]);
     let long = format!("/tmp/{}", "x".repeat(103));
     let to_path = |path: &str| {
         let path = path.to_owned();
@@ -202,7 +201,6 @@ fn what_is_refused_changes_nothing() {
     refuse(update("nobody", |_| {}), &["NIC does not exist with id nobody"]);
     refuse(update("a", |update| update.ip = vec!["10.0.0.1".into(), String::new()]), &["Bad Nic update format"]);
     refuse(update("a", |update| update.ip = vec!["10.0.0.0/8".into()]), &["Bad Nic update format"]);
-    refuse(update("a", |update| update.packet_trace = Some(true)), &["packet_trace"]);
     // A filter that another vnic's address forbids.
     host.add(&Nic::bypass("twin", mac(1), 1)).unwrap();
     let why = daemon.ask(declare(&nic, |nic| nic.bypass_filtering = Some(false))).unwrap_err();

@@ -19,3 +19,4 @@ mod rings;
 mod security_groups;
 mod sleeping;
 mod switching;
+mod tap;

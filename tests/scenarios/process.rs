@@ -204,7 +204,6 @@ fn options_that_are_not_available() {
     let key = key.path().to_str().unwrap().to_owned();
     for (options, named) in [
         (vec!["-k", key.as_str()], "key"),
-        (vec!["-t"], "packet-trace"),
         (vec!["--dpdk-args", "-c1"], "dpdk-args"),
         (vec!["--dpdk-port", "1"], "dpdk-port"),
         (vec!["-m", "1500"], "nic-mtu"),

@@ -1,8 +1,8 @@
 //! What a request asks for.
 
 use crate::proto::{
-    AppConfigReq, DropListReq, EventListReq, ExplainReq, FdbListReq, Nic, NicUpdateReq, Request, SessionFilter, SessionListReq,
-    Sg, SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, TunnelPeer, TunnelShowReq,
+    AppConfigReq, CaptureReq, DropListReq, EventListReq, ExplainReq, FdbListReq, Nic, NicUpdateReq, Request, SessionFilter,
+    SessionListReq, Sg, SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, TraceReq, TunnelPeer, TunnelShowReq,
 };
 
 /// The one thing a [`Request`] asks for; the fields of [`Request`] say what each means.
@@ -46,6 +46,8 @@ pub enum Action<'a> {
     Explain(&'a ExplainReq),
     DropList(&'a DropListReq),
     EventList(&'a EventListReq),
+    Trace(&'a TraceReq),
+    Capture(&'a CaptureReq),
 }
 
 impl<'a> Action<'a> {
@@ -87,6 +89,8 @@ impl<'a> Action<'a> {
             .or_else(|| request.explain.as_ref().map(Self::Explain))
             .or_else(|| request.drop_list.as_ref().map(Self::DropList))
             .or_else(|| request.event_list.as_ref().map(Self::EventList))
+            .or_else(|| request.trace.as_ref().map(Self::Trace))
+            .or_else(|| request.capture.as_ref().map(Self::Capture))
     }
 
     /// The name of its field in [`Request`].
@@ -127,6 +131,8 @@ impl<'a> Action<'a> {
             Self::Explain(_) => "explain",
             Self::DropList(_) => "drop_list",
             Self::EventList(_) => "event_list",
+            Self::Trace(_) => "trace",
+            Self::Capture(_) => "capture",
         }
     }
 }
@@ -137,7 +143,7 @@ mod tests {
     use crate::text;
 
     /// Every field of the request, in number order, as text and as what it must become.
-    const FIELDS: [(&str, &str); 35] = [
+    const FIELDS: [(&str, &str); 37] = [
         (r#"nic_add { id: "x" mac: "m" vni: 1 }"#, "NicAdd"),
         (r#"nic_update { id: "x" }"#, "NicUpdate"),
         (r#"nic_del: "x""#, r#"NicDel("x")"#),
@@ -173,6 +179,8 @@ mod tests {
         ("explain { }", "Explain"),
         ("drop_list { }", "DropList"),
         ("event_list { }", "EventList"),
+        ("trace { }", "Trace"),
+        ("capture { }", "Capture"),
     ];
 
     #[test]

@@ -32,6 +32,7 @@ mod top;
 mod tree;
 mod tunnels;
 mod uplink;
+mod watch;
 mod workers;
 
 use output::Output;

@@ -25,6 +25,11 @@ impl Output {
         writeln!(self.stdout, "{line}")
     }
 
+    /// Prints bytes as they are on standard output.
+    pub fn bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stdout.write_all(bytes)
+    }
+
     /// Hands everything printed so far to the system.
     pub fn flush(&mut self) -> io::Result<()> {
         self.stdout.flush()

@@ -39,9 +39,20 @@ impl<'a> Session<'a> {
         Ok(self.output.line(line)?)
     }
 
+    /// Prints bytes as they are, at once.
+    pub fn bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.output.bytes(bytes)?;
+        self.flush()
+    }
+
     /// Hands everything printed so far to the system, for who goes on for long.
     pub fn flush(&mut self) -> Result<(), Failure> {
         Ok(self.output.flush()?)
+    }
+
+    /// Says something beside the output.
+    pub fn remark(&mut self, text: &str) {
+        self.output.complain(text);
     }
 
     /// Standard output is for programs: `--verbose` goes to standard error.

@@ -4,7 +4,7 @@
 //! generated from the commands, read it. Words are not parsed by clap: see
 //! [`crate::reader`].
 
-use crate::{drops, events, explain, fdb, nic, peer, process, replay, sessions, sg, top, tunnels, uplink, workers};
+use crate::{drops, events, explain, fdb, nic, peer, process, replay, sessions, sg, top, tunnels, uplink, watch, workers};
 use crate::{failure::Failure, reader::Arguments, session::Session};
 use clap::{Arg, ArgAction, Command};
 
@@ -84,6 +84,8 @@ pub fn root() -> Node {
             tunnels::node(),
             uplink::node(),
             peer::node(),
+            watch::trace(),
+            watch::capture(),
             replay::request(),
             replay::dump(),
             process::shutdown(),
@@ -168,7 +170,10 @@ mod tests {
             if let Action::Run(_) = node.action {
                 for own in node.command.get_arguments() {
                     assert!(
-                        globals.iter().all(|global| global.get_id() != own.get_id() && own.get_short().is_none()),
+                        globals.iter().all(|global| {
+                            global.get_id() != own.get_id()
+                                && (own.get_short().is_none() || own.get_short() != global.get_short())
+                        }),
                         "{} {}",
                         node.name(),
                         own.get_id()

@@ -200,8 +200,10 @@ fn vnics_that_cannot_be() {
         ),
         ("--type BENCH --btype ICMP_SND_LIKE --dip x --dmac 52:54:00:00:00:09", "description: can't convert \"x\" to IP".into()),
         (
-            "--packet-trace true --trace-path /tmp/x",
-            "description: packet_trace is not available in this version yet\nhelp: leave it out or set it to false".into(),
+            "--packet-trace true --trace-path /no/where",
+            "description: cannot write packets to /no/where: No such file or directory (os error 2)\nhelp: the path has to lead to a \
+             new file, or to one of the daemon's own, in a directory that exists"
+                .into(),
         ),
     ] {
         let ended = run(&daemon, &format!("nic add --id n --mac 52:54:00:00:00:09 --vni 1 {options} @"));

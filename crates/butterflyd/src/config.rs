@@ -58,6 +58,8 @@ pub struct Config {
     pub tunnel: Option<TunnelSpec>,
     /// The MTU that the uplink should have.
     pub nic_mtu: Option<NicMtu>,
+    /// Whether packets are recorded unless a vnic says otherwise, and the uplink's with them.
+    pub packet_trace: bool,
     /// Whether the log also goes to syslog.
     pub syslog: bool,
 }
@@ -167,7 +169,6 @@ fn not_available(options: &Options) -> impl Iterator<Item = String> {
     const NO_PORT: &str = "there are no ports of DPDK";
     let refused = [
         (options.key.is_some(), "-k, --key, encryption_key_path", "the API cannot be encrypted"),
-        (options.packet_trace, "-t, --packet-trace", "packets cannot be recorded"),
         (options.dpdk_args.is_some(), "--dpdk-args, dpdk-args", NO_PORT),
         (options.dpdk_help, "--dpdk-help", NO_PORT),
         (options.dpdk_port.is_some(), "--dpdk-port, dpdk-port", NO_PORT),
@@ -232,6 +233,7 @@ fn check(options: Options, problems: &mut Problems) -> Option<Config> {
             Some(mtu) => Some(mtu?),
             None => None,
         },
+        packet_trace: options.packet_trace,
         syslog: !options.no_syslog,
     })
 }
@@ -345,6 +347,7 @@ mod tests {
             timeouts: Timeouts::default(),
             tunnel: Some(tap("192.0.2.1")),
             nic_mtu: None,
+            packet_trace: false,
             syslog: true,
         };
         assert_eq!(config, Ok(expected));
@@ -417,6 +420,7 @@ mod tests {
             timeouts: Timeouts { other: 2, dhcp: 7, tcp_new: 3, ..Timeouts::default() },
             tunnel: None,
             nic_mtu: None,
+            packet_trace: false,
             syslog: false,
         };
         assert_eq!(config, Ok(expected));
@@ -452,7 +456,6 @@ mod tests {
         for (words, ini, name) in [
             ("-k /key", "", "--key"),
             ("", "[security]\nencryption_key_path=/key", "encryption_key_path"),
-            ("-t", "", "--packet-trace"),
             ("--dpdk-args -c1", "", "--dpdk-args"),
             ("", "[general]\ndpdk-args=-c1", "dpdk-args"),
             ("--dpdk-help", "", "--dpdk-help"),

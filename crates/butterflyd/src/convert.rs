@@ -3,7 +3,7 @@
 use butterfly_api::{Failure, proto};
 use butterfly_model::{
     Bench, Cidr, Direction, GroupName, GroupNames, IpSet, Kind, Mac, Nic, NicId, NicUpdate, Peer, Protocol, Role, Rule,
-    RuleError, SecurityGroup, SocketDir, Vni, canonical, parse_ip,
+    RuleError, SecurityGroup, SocketDir, TraceOptions, Vni, canonical, parse_ip,
 };
 use std::{fmt::Display, net::IpAddr, path::Path};
 
@@ -27,6 +27,7 @@ pub fn nic(declared: &proto::Nic, directory: &SocketDir) -> Result<Nic, Failure>
         kind: kind(declared, &id, directory)?,
         packet_trace: declared.packet_trace(),
         packet_trace_path: declared.packet_trace_path.clone(),
+        trace_options: declared.packet_trace_options.as_ref().map(trace_options).transpose()?.unwrap_or_default(),
         id,
     })
 }
@@ -77,6 +78,7 @@ pub fn nic_update(request: &proto::NicUpdateReq) -> Result<NicUpdate, Failure> {
         security_groups: given(&request.security_group).map(GroupNames::parse).transpose().map_err(|error| bad(&error))?,
         packet_trace: request.packet_trace,
         packet_trace_path: request.packet_trace_path.clone(),
+        trace_options: request.packet_trace_options.as_ref().map(trace_options).transpose()?,
     })
 }
 
@@ -95,8 +97,44 @@ pub fn nic_details(nic: &Nic) -> proto::Nic {
         path: nic.kind.socket().map(ToString::to_string),
         packet_trace: Some(nic.packet_trace),
         packet_trace_path: nic.packet_trace_path.clone(),
+        packet_trace_options: echoed(&nic.trace_options).into(),
         ..Default::default()
     }
+}
+
+/// Checks how packets are to be written.
+fn trace_options(options: &proto::TraceOptions) -> Result<TraceOptions, Failure> {
+    const LEAST: u64 = 1 << 16;
+    const MOST_FILES: u32 = 1000;
+    let bad = refused("Bad packet trace options");
+    if options.snap_length() > 65_535 {
+        return Err(bad(&"snap_length is 0 to 65535"));
+    }
+    if options.file_size != Some(0) && options.file_size.is_some_and(|size| size < LEAST) {
+        return Err(bad(&format_args!("file_size is 0, or {LEAST} and more: a file holds several packets")));
+    }
+    if options.file_count() > MOST_FILES {
+        return Err(bad(&format_args!("file_count is {MOST_FILES} at most")));
+    }
+    if options.file_count() > 1 && options.file_size() == 0 {
+        return Err(bad(&"file_count needs file_size: when the next file begins"));
+    }
+    Ok(TraceOptions {
+        filter: options.filter().to_owned(),
+        snap_length: options.snap_length(),
+        file_size: options.file_size(),
+        file_count: options.file_count.filter(|count| *count > 0),
+    })
+}
+
+fn echoed(options: &TraceOptions) -> Option<proto::TraceOptions> {
+    (*options != TraceOptions::default()).then(|| proto::TraceOptions {
+        filter: (!options.filter.is_empty()).then(|| options.filter.clone()),
+        snap_length: (options.snap_length > 0).then_some(options.snap_length),
+        file_size: (options.file_size > 0).then_some(options.file_size),
+        file_count: options.file_count,
+        ..Default::default()
+    })
 }
 
 /// The type of a vnic in messages.

@@ -139,6 +139,7 @@ mod tests {
             sniff_target: None,
             packet_trace: false,
             packet_trace_path: None,
+            trace_options: Default::default(),
         }
     }
 

@@ -16,6 +16,7 @@ mod log;
 mod metrics;
 mod mtu;
 mod options;
+mod recorder;
 mod registry;
 mod run;
 mod signals;

@@ -79,6 +79,10 @@ pub struct Options {
     /// Largest IP packet on the uplink, in bytes; an interface that has less is raised to it, max: as far as it goes
     #[arg(short = 'm', long, value_name = "N|max", allow_hyphen_values = true)]
     pub nic_mtu: Option<String>,
+    /// Record packets: those of the uplink in /tmp/butterfly-PID-main.pcap, those of each vnic that does not say otherwise in
+    /// /tmp/butterfly-PID-ID.pcap
+    #[arg(short = 't', long)]
+    pub packet_trace: bool,
     /// Log to standard error only
     #[arg(long)]
     pub no_syslog: bool,
@@ -86,9 +90,6 @@ pub struct Options {
     #[arg(short = 'V', long)]
     pub version: bool,
 
-    /// Record packets (not available yet)
-    #[arg(short = 't', long)]
-    pub packet_trace: bool,
     /// Arguments for DPDK (not available yet)
     #[arg(long, value_name = "STRING", allow_hyphen_values = true)]
     pub dpdk_args: Option<String>,

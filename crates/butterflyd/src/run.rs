@@ -8,6 +8,7 @@ use crate::{
     limits,
     lock::DirectoryLock,
     log, metrics, mtu,
+    recorder::Recorder,
     registry::Registry,
     signals::Stop,
 };
@@ -72,6 +73,10 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
         }
         None => info!("no uplink: networks end at this host"),
     }
+    let mut recorder = Recorder::start(switch.taps())?;
+    if config.packet_trace {
+        recorder.record_all().map_err(|failure| failure.description.unwrap_or_default())?;
+    }
     let started = format!("started: API on {}, sockets in {}", config.endpoint, config.socket_dir.display());
     info!("{started}");
     events.note(Note::new(Kind::DaemonStarted, format!("butterflyd {} {started}", env!("CARGO_PKG_VERSION"))));
@@ -90,6 +95,7 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
         announcer,
         events: events.clone(),
         origin: None,
+        recorder,
         log_level,
         start_date,
         quit: false,

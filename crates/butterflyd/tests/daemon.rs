@@ -180,7 +180,6 @@ fn wrong_options_end_it_with_two() {
         (&["-i", "192.0.2.1", "-s", "/tmp", "-k", "/key"], "option refused: -k, --key"),
         (&["-i", "192.0.2.1", "-s", "/tmp", "--sessions", "0"], "sessions \"0\" is refused: "),
         (&["-i", "192.0.2.1", "-s", "/tmp", "--timeout", "tcp=1"], "timeout \"tcp\" is refused: "),
-        (&["-i", "192.0.2.1", "-s", "/tmp", "-t"], "option refused: -t, --packet-trace"),
         (&["-i", "192.0.2.1", "-s", "/tmp", "--dpdk-args", "-c1 -n1"], "option refused: --dpdk-args"),
         (&["--unknown"], "error: unexpected argument '--unknown'"),
     ] {

@@ -14,6 +14,7 @@ use crate::{
     rules::Cells,
     session::{Table, Timeouts},
     snapshot::{Network, Remote, Snapshot, Vnic},
+    tap::Tap,
     tunnel::{PeerRef, Tunnel},
 };
 
@@ -121,6 +122,8 @@ pub(crate) struct Context<'a> {
     pub session_share: u32,
     /// The way to other hosts.
     pub tunnel: Option<&'a Tunnel>,
+    /// Somebody watches.
+    pub tap: Option<Tap<'a>>,
 }
 
 impl<'a> Context<'a> {

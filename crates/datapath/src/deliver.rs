@@ -200,6 +200,9 @@ pub(crate) fn deliver(
         }
         _ => Leaving::Nothing,
     };
+    if let Some(tap) = &context.tap {
+        tap.take(&batch, context, room);
+    }
     call(calls, batch.frames.release());
     for (guard, receiver, got) in &mut held {
         if let Some(ring) = guard.as_mut() {
@@ -222,9 +225,13 @@ fn answer(context: &Context<'_>, departures: &mut Departures, calls: &mut Calls)
     let mut got = Got::default();
     if let Some(ring) = guard.as_mut() {
         for frame in departures.answers.iter() {
-            if ring.deliver_own(frame).is_ok() {
+            let delivered = ring.deliver_own(frame);
+            if delivered.is_ok() {
                 got.packets += 1;
                 got.bytes += frame.len() as u64;
+            }
+            if let Some(tap) = &context.tap {
+                tap.answer(frame, context, delivered.err().map(Into::into));
             }
         }
         call(calls, publish(ring));
@@ -269,10 +276,15 @@ fn to_one(
     got: &mut Got,
     wanted: impl Fn(usize, &Meta) -> bool,
 ) {
-    let refuse = |reason, index| context.count_drop(receiver, reason, &batch.frames, index);
+    let refuse = |index, reason| {
+        context.count_drop(receiver, reason, &batch.frames, index);
+        if let Some(tap) = &context.tap {
+            tap.not_delivered(index, receiver.place.slot, reason);
+        }
+    };
     let Some(ring) = ring else {
-        let all = batch.metas().iter().enumerate().filter(|(index, meta)| wanted(*index, meta));
-        all.for_each(|(index, _)| refuse(NOT_ATTACHED, index));
+        let refused = batch.metas().iter().enumerate().filter(|(index, meta)| wanted(*index, meta));
+        refused.for_each(|(index, _)| refuse(index, NOT_ATTACHED));
         return;
     };
     let metas = batch.metas();
@@ -283,7 +295,7 @@ fn to_one(
         } else if meta.offload {
             let len = batch.frames.frames().get(at).map_or(0, |frame| frame.len);
             if let Err(why) = offloaded(ring, &batch.frames, at, meta, len, got) {
-                refuse(why.into(), at);
+                refuse(at, why.into());
             }
             at += 1;
         } else {
@@ -300,7 +312,7 @@ fn to_one(
                             got.packets += 1;
                             got.bytes += batch.frames.frames().get(at).map_or(0, |frame| u64::from(frame.len));
                         }
-                        Err(why) => refuse(why.into(), at),
+                        Err(why) => refuse(at, why.into()),
                     }
                     at += 1;
                 }

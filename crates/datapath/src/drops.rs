@@ -51,6 +51,11 @@ impl DropReason {
         self.0 as usize
     }
 
+    /// The reason at a position, if it may be one.
+    pub(crate) fn at(index: usize) -> Option<DropReason> {
+        u8::try_from(index).ok().filter(|_| index < CAPACITY).map(DropReason)
+    }
+
     /// Its name in every output.
     pub fn name(self) -> &'static str {
         info(self).name

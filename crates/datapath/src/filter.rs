@@ -6,6 +6,7 @@
 
 mod fast;
 mod room;
+mod session_of;
 mod slow;
 
 use butterfly_vhost::ring::Slot;
@@ -21,6 +22,7 @@ use crate::{
 
 use room::Notes;
 pub(crate) use room::Room;
+pub(crate) use session_of::session_of;
 pub(crate) use slow::{admits_flooded, rule_port, rules_say};
 
 drop_reasons! { 4;

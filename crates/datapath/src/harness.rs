@@ -295,6 +295,22 @@ impl Host {
         Ok(())
     }
 
+    /// Chooses what is copied for those who watch.
+    pub fn watch(&mut self, sinks: &[Arc<crate::TapSink>]) {
+        self.plane.select(sinks);
+        self.settle();
+    }
+
+    /// Visits what was copied since the last call.
+    pub fn watched(&self, mut visit: impl FnMut(&crate::TapPacket<'_>)) {
+        let mut read = crate::TapRead::default();
+        while {
+            let more = self.plane.take_tapped(&mut read);
+            self.plane.visit_tapped(&mut read, &mut visit);
+            more
+        } {}
+    }
+
     /// What arrived at each guest since the last call, in order.
     pub fn received(&mut self) -> Result<Received, Error> {
         let mut all = BTreeMap::new();

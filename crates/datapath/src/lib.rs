@@ -36,6 +36,7 @@ mod slab;
 mod snapshot;
 mod switch;
 mod tally;
+mod tap;
 mod tunnel;
 mod watch;
 mod worker;
@@ -59,6 +60,7 @@ pub use rules::GroupChange;
 pub use session::Timeouts;
 pub use sessions::{Admission, SessionEnd, SessionFilter, SessionRow, SessionTable};
 pub use switch::{FdbKind, FdbRow, Switch, SwitchConfig, VnicReport, VnicSpec, WorkerReport};
+pub use tap::{TapEnd, TapPacket, TapPoint, TapRead, TapRole, TapRule, TapSink, TapVerdict, TapWhat, Taps};
 pub use tunnel::{
     GroupRow, NeighbourRow, NetworkReport, PeerReport, Peers, RemoteMac, TunnelConfig, TunnelError, TunnelReport, TunnelSpec,
     UplinkReport, UplinkSpec,

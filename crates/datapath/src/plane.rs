@@ -29,6 +29,7 @@ use crate::{
     slab::Slab,
     snapshot::{Network, Numbers, PortRef, Remote, Rules, Shared as VnicShared, Snapshot, Vnic},
     tally::Tally,
+    tap::{Ring, Selection},
     tunnel::{PeerRef, Tunnel, UPLINK},
     worker::{Handle, Shared},
 };
@@ -157,6 +158,8 @@ pub(crate) struct Plane {
     pub updates: Updates,
     /// What was dropped some time ago.
     pub(crate) drop_window: Mutex<DropWindow>,
+    /// Where workers put what somebody watches: one for each, while anybody does.
+    pub rings: Mutex<Vec<Arc<Ring>>>,
 }
 
 /// Tells a vnic's worker when its transmit ring starts and stops.
@@ -214,6 +217,7 @@ impl Plane {
             tally: Tally::default(),
             updates: Updates::default(),
             drop_window: Mutex::default(),
+            rings: Mutex::default(),
         })
     }
 
@@ -432,6 +436,14 @@ impl Plane {
     /// The number of a group, if its name was ever used.
     pub fn group_number(&self, name: &GroupName) -> Option<u32> {
         self.state().groups.known_number(name)
+    }
+
+    /// Says what workers copy for those who watch; `choose` is told how the slot of a vnic is found.
+    pub fn set_selection(&self, choose: impl FnOnce(&dyn Fn(&str) -> Option<u32>) -> Option<Arc<Selection>>) {
+        let state = self.state();
+        let mut next = Snapshot::clone(&self.shared.snapshot.load());
+        next.selection = choose(&|id| state.by_id.get(id).map(|place| place.slot));
+        self.publish(next);
     }
 
     /// Takes a vnic out of the snapshot. Its rings must have stopped. When this returns, no worker knows it.

@@ -18,6 +18,7 @@ use crate::{
     observe::Presence,
     rules::{Members, Policy, number as number_of_ip},
     slab::Slab,
+    tap::Selection,
     tunnel::PeerRef,
 };
 
@@ -160,6 +161,8 @@ pub(crate) struct Snapshot {
     pub version: u32,
     /// Which groups an address is a member of.
     pub members: Members,
+    /// Who watches; nobody, most of the time.
+    pub selection: Option<Arc<Selection>>,
 }
 
 impl Snapshot {

@@ -271,6 +271,10 @@ impl Switch {
         Ok(switch)
     }
 
+    pub(crate) fn shared_plane(&self) -> Arc<Plane> {
+        self.plane.clone()
+    }
+
     pub(crate) fn plane(&self) -> &Plane {
         &self.plane
     }

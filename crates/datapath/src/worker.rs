@@ -32,6 +32,7 @@ use crate::{
     rules::Cells,
     session::Table,
     snapshot::{Network, PortRef, Snapshot, Vnic},
+    tap::{Notes, Tap},
     tunnel::{Departures, Tunnel, UPLINK},
 };
 
@@ -202,6 +203,7 @@ pub(crate) struct Worker {
     metas: Box<Metas>,
     room: Room,
     departures: Departures,
+    notes: Notes,
 }
 
 impl Worker {
@@ -226,6 +228,7 @@ impl Worker {
             metas: Box::new([Meta::NEW; BATCH]),
             room,
             departures: Departures::default(),
+            notes: Notes::default(),
         }
     }
 
@@ -467,7 +470,7 @@ impl Worker {
             return Found::Empty;
         };
         let n = frames.len();
-        let context = self.shared.context(&self.snapshot, sender, network, self.handle.index);
+        let context = self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
         count_in(sender, self.handle.index, frames.frames().iter().map(|frame| u64::from(frame.len)).sum(), n);
         let batch = Batch::new(frames, &mut self.metas);
         if let Some(slot) = walk(batch, &context, &mut self.room, &mut self.departures, &mut self.calls) {
@@ -483,7 +486,14 @@ impl Worker {
 impl Shared {
     /// What stages need, for frames of this sender.
     #[inline(always)]
-    fn context<'a>(&'a self, snapshot: &'a Snapshot, sender: &'a Vnic, network: &'a Network, worker: usize) -> Context<'a> {
+    fn context<'a>(
+        &'a self,
+        snapshot: &'a Snapshot,
+        sender: &'a Vnic,
+        network: &'a Network,
+        worker: usize,
+        notes: &'a Notes,
+    ) -> Context<'a> {
         Context {
             snapshot,
             fdb: &self.fdb,
@@ -498,6 +508,7 @@ impl Shared {
             tcp_pickup: self.sessions.tcp_pickup,
             session_share: self.share,
             tunnel: self.tunnel.as_ref(),
+            tap: Tap::of(snapshot, notes, worker),
         }
     }
 }

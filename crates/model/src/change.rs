@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn addresses_groups_and_flags_change_in_place() {
-        let edits: [fn(&mut Nic); 7] = [
+        let edits: [fn(&mut Nic); 8] = [
             |nic| nic.ips = IpSet::default(),
             |nic| nic.security_groups = GroupNames::default(),
             |nic| nic.ip_anti_spoof = true,
@@ -76,6 +76,7 @@ mod tests {
             |nic| nic.sniff_target = Some("x".into()),
             |nic| nic.packet_trace = true,
             |nic| nic.packet_trace_path = Some("/tmp/x".into()),
+            |nic| nic.trace_options.snap_length = 100,
         ];
         for (number, edit) in edits.into_iter().enumerate() {
             assert_eq!(change(edit), NicChange::InPlace, "edit {number}");

@@ -23,7 +23,7 @@ pub use change::NicChange;
 pub use cidr::{Cidr, CidrError};
 pub use hash::libstdcxx_hash;
 pub use mac::{Mac, MacError};
-pub use nic::{Bench, Kind, Nic, NicUpdate, Role};
+pub use nic::{Bench, Kind, Nic, NicUpdate, Role, TraceOptions};
 pub use nic_id::{NicId, NicIdError};
 pub use rule::{Direction, Peer, Protocol, Rule, RuleError};
 pub use security_group::{GroupName, GroupNameError, GroupNames, SecurityGroup};

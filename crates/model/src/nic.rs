@@ -93,6 +93,21 @@ pub struct Nic {
     pub packet_trace: bool,
     /// That file, if it was named.
     pub packet_trace_path: Option<String>,
+    /// Which of them, and how.
+    pub trace_options: TraceOptions,
+}
+
+/// How packets are written into files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TraceOptions {
+    /// In the syntax of libpcap; empty: every packet.
+    pub filter: String,
+    /// Bytes of each packet at most; 0: as many as a packet has.
+    pub snap_length: u32,
+    /// Bytes of a file after which the next one begins; 0: no bound.
+    pub file_size: u64,
+    /// Files before the first one is overwritten.
+    pub file_count: Option<u32>,
 }
 
 /// A partial change of a vnic: what is absent stays.
@@ -104,6 +119,7 @@ pub struct NicUpdate {
     pub security_groups: Option<GroupNames>,
     pub packet_trace: Option<bool>,
     pub packet_trace_path: Option<String>,
+    pub trace_options: Option<TraceOptions>,
 }
 
 impl Nic {
@@ -115,6 +131,7 @@ impl Nic {
             security_groups: update.security_groups.unwrap_or_else(|| self.security_groups.clone()),
             packet_trace: update.packet_trace.unwrap_or(self.packet_trace),
             packet_trace_path: update.packet_trace_path.or_else(|| self.packet_trace_path.clone()),
+            trace_options: update.trace_options.unwrap_or_else(|| self.trace_options.clone()),
             ..self.clone()
         }
     }
@@ -139,6 +156,7 @@ pub(crate) mod tests {
             kind,
             packet_trace: false,
             packet_trace_path: None,
+            trace_options: TraceOptions::default(),
         }
     }
 
@@ -161,12 +179,14 @@ pub(crate) mod tests {
     fn an_update_changes_what_it_names() {
         let nic = nic();
         assert_eq!(nic.updated(NicUpdate::default()), nic);
+        let options = TraceOptions { snap_length: 100, ..nic.trace_options.clone() };
         let update = NicUpdate {
             ip_anti_spoof: Some(true),
             ips: Some(IpSet::default()),
             security_groups: Some(GroupNames::parse(["db"]).unwrap()),
             packet_trace: Some(true),
             packet_trace_path: Some("/tmp/x".into()),
+            trace_options: Some(options.clone()),
         };
         let expected = Nic {
             ip_anti_spoof: true,
@@ -174,6 +194,7 @@ pub(crate) mod tests {
             security_groups: GroupNames::parse(["db"]).unwrap(),
             packet_trace: true,
             packet_trace_path: Some("/tmp/x".into()),
+            trace_options: options,
             ..nic.clone()
         };
         assert_eq!(nic.updated(update), expected);

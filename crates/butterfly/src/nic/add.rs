@@ -27,8 +27,12 @@ pub fn node() -> Node {
                 option("dip", "IP").help("for ICMP_SND_LIKE: address to ping"),
                 option("dmac", "MAC").help("for ICMP_SND_LIKE: MAC address to ping"),
                 flag("enable-antispoof").help("drop ARP that does not speak for the NIC's own addresses"),
-                option("packet-trace", "true|false").help("write the NIC's packets to a pcap file (true is not available yet)"),
+                option("packet-trace", "true|false").help("write the NIC's packets to a pcap file (default: as the daemon was told with -t)"),
                 option("trace-path", "PATH").help("that file (default: /tmp/butterfly-PID-ID.pcap); needs --packet-trace true"),
+                option("trace-filter", "FILTER").help("write only these packets, in the syntax of tcpdump"),
+                option("trace-snap", "BYTES").help("write so many bytes of each packet (default: 65535)"),
+                option("trace-file-size", "BYTES").help("begin the next file, PATH.1 and so on, when one has so many"),
+                option("trace-files", "N").help("overwrite the first file after so many (default: 2); needs --trace-file-size"),
                 flag("bypass-filtering").help("no firewall and no source checks for this NIC"),
             ])
             .after_help(
@@ -79,6 +83,7 @@ fn nic(arguments: &Arguments) -> Result<Nic, Failure> {
         path: text("path"),
         packet_trace,
         packet_trace_path: text("trace-path"),
+        packet_trace_options: super::trace_options(arguments)?.into(),
         btype: text("btype"),
         dip: text("dip"),
         dmac: text("dmac"),

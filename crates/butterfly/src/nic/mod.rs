@@ -7,8 +7,24 @@ mod show;
 mod show_json;
 mod update;
 
+use crate::failure::Failure;
+use crate::reader::Arguments;
 use crate::tree::Node;
+use butterfly_api::proto::TraceOptions;
 use clap::Command;
+
+/// How packets are to be written, if anything is said about it.
+fn trace_options(arguments: &Arguments) -> Result<Option<TraceOptions>, Failure> {
+    let given = ["trace-filter", "trace-snap", "trace-file-size", "trace-files"].iter().any(|name| arguments.has(name));
+    let options = TraceOptions {
+        filter: arguments.value("trace-filter").map(str::to_owned),
+        snap_length: arguments.parsed("trace-snap", "a number of bytes")?,
+        file_size: arguments.parsed("trace-file-size", "a number of bytes")?,
+        file_count: arguments.parsed("trace-files", "a number")?,
+        ..TraceOptions::default()
+    };
+    Ok(given.then_some(options))
+}
 
 /// The `nic` commands.
 pub fn node() -> Node {

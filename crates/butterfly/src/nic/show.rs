@@ -49,6 +49,7 @@ fn page(show: &NicShow, now: u64, all: bool) -> String {
     queues(&mut page, &show.queues);
     memory(&mut page, &show.memory_regions);
     traffic(&mut page, show);
+    packet_trace(&mut page, show);
     drops(&mut page, &show.drops, all);
     page
 }
@@ -212,6 +213,18 @@ fn traffic(page: &mut String, show: &NicShow) {
         if count != 0 {
             let _ = writeln!(page, "  {count} {meaning}");
         }
+    }
+}
+
+/// The file that packets are written into.
+fn packet_trace(page: &mut String, show: &NicShow) {
+    let Some(trace) = show.packet_trace.as_ref() else { return };
+    title(page, "packet trace");
+    field(page, "file", &format!("{}{}", trace.path(), if trace.on() { "" } else { " (off)" }));
+    field(page, "written", &format!("{} packets, {} bytes", trace.packets(), trace.bytes()));
+    field(page, "lost", &format!("{} packets", trace.lost()));
+    if let Some(trouble) = &trace.trouble {
+        field(page, "trouble", trouble);
     }
 }
 

@@ -59,6 +59,14 @@ pub fn json(show: &NicShow) -> Value {
         "learn_refused": show.learn_refused(),
         "sessions": show.sessions(),
         "host_mtu": show.host_mtu,
+        "packet_trace": show.packet_trace.as_ref().map(|trace| json!({
+            "on": trace.on(),
+            "path": trace.path,
+            "packets": trace.packets(),
+            "bytes": trace.bytes(),
+            "lost": trace.lost(),
+            "trouble": trace.trouble,
+        })),
         "drops": drops_json(&show.drops),
     })
 }

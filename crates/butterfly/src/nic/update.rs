@@ -20,8 +20,12 @@ pub fn node() -> Node {
                 option("id", "ID").required(true).help("the NIC"),
                 list("ip", "IP").help("its addresses, all of them; `--ip -e` clears them"),
                 option("enable-antispoof", "true|false").help("drop ARP that does not speak for the NIC's own addresses"),
-                option("packet-trace", "true|false").help("write the NIC's packets to a pcap file (true is not available yet)"),
+                option("packet-trace", "true|false").help("write the NIC's packets to a pcap file"),
                 option("trace-path", "PATH").help("that file"),
+                option("trace-filter", "FILTER").help("write only these packets, in the syntax of tcpdump"),
+                option("trace-snap", "BYTES").help("write so many bytes of each packet (default: 65535)"),
+                option("trace-file-size", "BYTES").help("begin the next file, PATH.1 and so on, when one has so many"),
+                option("trace-files", "N").help("overwrite the first file after so many (default: 2); needs --trace-file-size"),
             ])
             .after_help(
                 "butterfly nic update --id vm-1 --ip 10.0.0.1 10.0.0.2 --enable-antispoof true\n\
@@ -39,6 +43,7 @@ fn update(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
             ip: addresses(arguments.values("ip"))?,
             packet_trace: arguments.parsed("packet-trace", "true or false")?,
             packet_trace_path: arguments.value("trace-path").map(str::to_owned),
+            packet_trace_options: super::trace_options(arguments)?.into(),
             ..NicUpdateReq::default()
         }),
         ..Request::default()

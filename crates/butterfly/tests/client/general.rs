@@ -62,7 +62,7 @@ fn a_word_that_needs_another_prints_its_help() {
     }
 }
 
-const COMMANDS: [&str; 37] = [
+const COMMANDS: [&str; 39] = [
     "nic add",
     "nic update",
     "nic del",
@@ -95,6 +95,8 @@ const COMMANDS: [&str; 37] = [
     "peer list",
     "peer add",
     "peer del",
+    "trace",
+    "capture",
     "peer",
     "nic",
     "nic sg",

@@ -210,6 +210,7 @@ fn nic_show_for_programs() {
         "learn_refused": 6,
         "sessions": 9,
         "host_mtu": 1450,
+        "packet_trace": null,
         "drops": [
             {"reason": "ring-full", "count": 12, "description": "the receiver took nothing"},
             {"reason": "spoofed-mac", "count": 0, "description": "the source MAC is not the vnic's"},

@@ -11,6 +11,7 @@ mod security_group;
 mod session;
 #[cfg(test)]
 mod tests;
+mod trace;
 mod tunnel;
 
 pub use app::seconds_since_epoch;
@@ -20,6 +21,7 @@ use crate::{
     dataplane::Dataplane,
     events::{Events, Kind, Note, Origin},
     log::LogLevel,
+    recorder::Recorder,
     registry::Registry,
 };
 use butterfly_api::{Action, Answer, Context, Handler};
@@ -40,6 +42,8 @@ pub struct Daemon<D> {
     pub events: Events,
     /// The request that is being carried out.
     pub origin: Option<Origin>,
+    /// Traces and captures.
+    pub recorder: Recorder,
     pub log_level: LogLevel,
     /// Seconds since the epoch.
     pub start_date: u64,
@@ -101,6 +105,8 @@ impl<D: Dataplane> Daemon<D> {
             Action::Explain(request) => self.explain(request),
             Action::DropList(request) => self.drop_list(request),
             Action::EventList(request) => self.event_list(request),
+            Action::Trace(request) => self.trace(request),
+            Action::Capture(request) => self.capture(request),
         }
     }
 }

@@ -13,7 +13,10 @@ use tracing::{error, info, warn};
 
 impl<D: Dataplane> Daemon<D> {
     pub(super) fn nic_add(&mut self, declared: &proto::Nic) -> Answer {
-        let nic = convert::nic(declared, &self.socket_dir)?;
+        let mut nic = convert::nic(declared, &self.socket_dir)?;
+        if declared.packet_trace.is_none() {
+            nic.packet_trace = self.recorder.by_default();
+        }
         let (role, socket) = available(&nic)?;
         let path = socket.to_string();
         let change = self.nics.get(nic.id.as_str()).map(|old| NicChange::between(old, &nic));
@@ -25,8 +28,10 @@ impl<D: Dataplane> Daemon<D> {
                 self.nics.check(&nic).map_err(|conflict| Failure::new(conflict.to_string()))?;
                 let room = limits::room_beside(self.nics.len());
                 room.map_err(|none| Failure::new(none.to_string()).with_help(none.help()))?;
+                let recording = self.recorder.prepare(&nic)?;
                 let made = self.make(&nic, role, &path);
                 made.map_err(|why| self.not_made(why, role))?;
+                self.recorder.commit(nic.id.as_str(), recording);
                 self.tell_nic(EventKind::NicAdded, &nic, format!("made: MAC {}, VNI {}, socket {path}", nic.mac, nic.vni));
                 self.nics.insert(nic);
             }
@@ -51,6 +56,7 @@ impl<D: Dataplane> Daemon<D> {
             Some(nic) => {
                 self.dataplane.remove_vnic(id);
                 self.announcer.forget(id);
+                self.recorder.forget(id);
                 self.tell_nic(EventKind::NicRemoved, &nic, "deleted".to_owned());
             }
             None => warn!("nic {id:?} does not exist and is deleted all the same"),
@@ -88,6 +94,7 @@ impl<D: Dataplane> Daemon<D> {
             self.nics.remove(id.as_str());
             self.dataplane.remove_vnic(id.as_str());
             self.announcer.forget(id.as_str());
+            self.recorder.forget(id.as_str());
         }
     }
 
@@ -127,10 +134,12 @@ impl<D: Dataplane> Daemon<D> {
     fn change_in_place(&mut self, new: Nic) -> Result<(), Failure> {
         let id = new.id.as_str();
         self.nics.check(&new).map_err(|conflict| Failure::new(conflict.to_string()))?;
+        let recording = self.recorder.prepare(&new)?;
         let old = self.nics.get(id);
         if !old.is_some_and(|old| policy(old) == policy(&new)) {
             self.dataplane.update_vnic(id, policy(&new)).map_err(refusal)?;
         }
+        self.recorder.commit(id, recording);
         info!("nic {id} changed in place");
         let what = old.map_or_else(String::new, |old| difference(old, &new));
         self.note_nic(EventKind::NicUpdated, &new, format!("changed in place: {what}"));
@@ -141,11 +150,13 @@ impl<D: Dataplane> Daemon<D> {
     fn recreate(&mut self, new: Nic, role: Role, path: &str, reasons: &[&str]) -> Result<(), Failure> {
         self.nics.check(&new).map_err(|conflict| Failure::new(conflict.to_string()))?;
         let id = new.id.as_str();
+        let recording = self.recorder.prepare(&new)?;
         let old = self.nics.get(id).cloned();
         self.dataplane.remove_vnic(id);
         self.announcer.forget(id);
         let Err(why) = self.make(&new, role, path) else {
             self.tell_nic(EventKind::NicRemade, &new, format!("made anew, as these changed: {}", reasons.join(", ")));
+            self.recorder.commit(id, recording);
             self.nics.insert(new);
             return Ok(());
         };
@@ -155,6 +166,7 @@ impl<D: Dataplane> Daemon<D> {
             .and_then(vhost_user)
             .zip(old.as_ref())
             .map(|((role, socket), old)| self.make(old, role, &socket.to_string()));
+        self.recorder.refresh();
         let failure = refusal(why);
         Err(match restored {
             Some(Ok(())) => failure.with_help("the nic is as it was before, but its virtual machine was cut off"),
@@ -163,6 +175,7 @@ impl<D: Dataplane> Daemon<D> {
                 error!("nic {id} {text}");
                 self.note_nic(EventKind::NicRemoved, &new, text);
                 self.nics.remove(id);
+                self.recorder.forget(id);
                 failure.with_help(format!("the nic could not be restored either and is gone: {why}"))
             }
             None => failure,
@@ -172,11 +185,6 @@ impl<D: Dataplane> Daemon<D> {
 
 /// What this version cannot do yet is refused rather than half done.
 fn available(nic: &Nic) -> Result<(Role, &SocketPath), Failure> {
-    if nic.packet_trace {
-        return Err(
-            Failure::new("packet_trace is not available in this version yet").with_help("leave it out or set it to false")
-        );
-    }
     vhost_user(nic).ok_or_else(|| {
         let name = convert::nic_type(&nic.kind);
         Failure::new(format!("NIC type {name:?} is not available in this version yet"))

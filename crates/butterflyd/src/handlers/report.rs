@@ -23,7 +23,8 @@ impl<D: Dataplane> Daemon<D> {
     pub(super) fn nic_show(&self, id: &str) -> Answer {
         let (nic, report) = self.report(id)?;
         let host_mtu = self.dataplane.inner_mtu();
-        let show = NicShow { host_mtu, ..show(nic, &report) };
+        let packet_trace = self.recorder.status(id).into();
+        let show = NicShow { host_mtu, packet_trace, ..show(nic, &report) };
         Ok(Response { nic_show: MessageField::some(show), ..Default::default() })
     }
 

@@ -102,7 +102,25 @@ fn what_is_no_vnic_is_refused() {
         ),
         ("type: BENCH btype: \"ICMP_RCV_LIKE\"", "NIC type BENCH is not available in this version yet", "VHOST_USER"),
         ("type: TAP", "NIC type TAP is not available in this version yet", "VHOST_USER"),
-        ("packet_trace: true", "packet_trace is not available in this version yet", "false"),
+        (
+            "packet_trace: true packet_trace_path: \"/no/where\"",
+            "cannot write packets to /no/where: No such file or directory (os error 2)",
+            "in a directory that exists",
+        ),
+        (
+            "packet_trace: true packet_trace_path: \"/dev/null\"",
+            "cannot write packets to /dev/null: it exists and is not a file of \
+          the daemon's own: remove it, or name another path",
+            "own",
+        ),
+        (
+            "packet_trace: true packet_trace_options { filter: \"tcp and\" }",
+            "filter \"tcp and\" is refused: can't parse filter expression: syntax error",
+            "pcap-filter",
+        ),
+        ("packet_trace_options { snap_length: 65536 }", "Bad packet trace options", "0 to 65535"),
+        ("packet_trace_options { file_size: 1 }", "Bad packet trace options", "65536 and more"),
+        ("packet_trace_options { file_count: 2 }", "Bad packet trace options", "needs file_size"),
     ] {
         let (got, got_help) = host.fails(&nic_with(change));
         assert_eq!(got, description, "{change}");
@@ -250,8 +268,11 @@ fn updates_follow_the_table() {
         ("ip: \"x\"", Err("Bad Nic update format")),
         ("ip: \"::1\" ip: \"\"", Err("Bad Nic update format")),
         ("security_group: \"\" security_group: \"a\"", Err("Bad Nic update format")),
-        ("packet_trace: true", Err("packet_trace is not available in this version yet")),
-        ("ip: \"::1\" packet_trace: true", Err("packet_trace is not available in this version yet")),
+        (
+            "ip: \"::1\" packet_trace: true packet_trace_path: \"/no/where\"",
+            Err("cannot write packets to /no/where: No such file or directory (os error 2)"),
+        ),
+        ("packet_trace_options { snap_length: 99 }", Ok((0, "packet_trace: false packet_trace_options { snap_length: 99 }"))),
     ] {
         let mut host = Host::with_nics();
         let before = host.declared();

@@ -122,6 +122,7 @@ impl<'a> World<'a> {
             tcp_pickup: self.shared.sessions.tcp_pickup,
             session_share: self.shared.share,
             tunnel: self.shared.tunnel.as_ref(),
+            tap: None,
         }
     }
 }

@@ -15,7 +15,7 @@ use super::{
     NO_NEIGHBOUR, PeerRef, Punted, TOO_BIG, Tunnel, UPLINK_DOWN, UPLINK_FULL,
     outer::{Outer, source_port},
     peers::PeerCounter,
-    port::Leaving,
+    port::{Leaving, Way},
 };
 use crate::{
     batch::{Batch, Context, Meta, Verdict},
@@ -82,6 +82,9 @@ pub(crate) fn leave<'a>(
         && let Some(ring) = ring.as_mut()
     {
         ring.prepare(batch.frames.len() as u16);
+    }
+    if let Some(tap) = context.tap.filter(crate::tap::Tap::wants_outer) {
+        leaving = leaving.tapped(tap);
     }
     let trunk = context.snapshot.vnics.get(remote.slot).map(|vnic| &**vnic);
     let mut sending = Sending { tunnel, context, trunk, departures, current: None, queued: 0, packets: 0, bytes: 0 };
@@ -168,6 +171,9 @@ impl Sending<'_, '_> {
     #[cold]
     fn refuse(&self, reason: DropReason, to: To, frames: &Frames<'_>, index: usize) {
         self.count_peer(to, PeerCounter::Drops, 1);
+        if let Some(tap) = self.context.tap {
+            tap.not_sent(index, reason);
+        }
         if let Some(trunk) = self.trunk {
             self.context.count_drop(trunk, reason, frames, index);
         }
@@ -265,6 +271,25 @@ impl Sending<'_, '_> {
         let total = outer.bytes().len() + parts.head.len() + parts.len as usize;
         match leaving {
             Leaving::Nothing => Err(UPLINK_DOWN),
+            Leaving::Tapped(way, tap) => {
+                // Put together first, so that what is seen is what leaves.
+                let packet = self.departures.scratch.get_mut(..total).ok_or(TOO_BIG)?;
+                assemble(packet, outer, frames, index, parts).ok_or(UPLINK_DOWN)?;
+                match way {
+                    Way::Ring(ring) => ring.as_mut().ok_or(UPLINK_DOWN)?.deliver_own(packet).map_err(not_sent)?,
+                    Way::Wire(wire) => {
+                        if self.queued >= BURST {
+                            self.queued = 0;
+                            wire.flush();
+                        }
+                        wire.room(total).ok_or(UPLINK_FULL)?.copy_from_slice(packet);
+                        wire.send();
+                        self.queued += 1;
+                    }
+                }
+                tap.left(packet);
+                Ok(())
+            }
             Leaving::Wire(wire) => {
                 // Segments and copies are more than frames: what the smallest queue holds goes on at once, and room is made.
                 if self.queued >= BURST {
@@ -321,6 +346,9 @@ impl Sending<'_, '_> {
         let sender = self.context.sender;
         self.count_peer(to, PeerCounter::Drops, 1);
         self.context.count_drop(sender, TOO_BIG, frames, index);
+        if let Some(tap) = self.context.tap {
+            tap.not_sent(index, TOO_BIG);
+        }
         let answers = &mut self.departures.answers;
         if answers.is_full() || !may_answer(sender, self.context.now) {
             return;

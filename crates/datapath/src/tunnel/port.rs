@@ -8,6 +8,8 @@ use butterfly_vhost::{
     ring::{CallFd, RxRing},
 };
 
+use crate::tap::Tap;
+
 /// The uplink.
 pub(crate) enum UplinkPort {
     /// vhost-user.
@@ -19,6 +21,14 @@ pub(crate) enum UplinkPort {
 /// The uplink of a worker while frames go out. The other side sees them when it is published.
 pub(crate) enum Leaving<'a> {
     Nothing,
+    Ring(MutexGuard<'a, Option<RxRing>>),
+    Wire(MutexGuard<'a, Box<dyn Uplink>>),
+    /// One of those; somebody watches what leaves.
+    Tapped(Way<'a>, Tap<'a>),
+}
+
+/// An uplink that is there.
+pub(crate) enum Way<'a> {
     Ring(MutexGuard<'a, Option<RxRing>>),
     Wire(MutexGuard<'a, Box<dyn Uplink>>),
 }
@@ -49,12 +59,26 @@ impl UplinkPort {
     }
 }
 
+impl<'a> Leaving<'a> {
+    /// The same, with somebody who watches.
+    #[cold]
+    pub fn tapped(self, tap: Tap<'a>) -> Leaving<'a> {
+        match self {
+            Leaving::Ring(ring) => Leaving::Tapped(Way::Ring(ring), tap),
+            Leaving::Wire(wire) => Leaving::Tapped(Way::Wire(wire), tap),
+            other => other,
+        }
+    }
+}
+
 impl Leaving<'_> {
     /// Shows the other side what was sent. Returns how to interrupt it, if it wants that.
     /// Sets `pending` if the uplink must be looked at again.
     pub fn publish(self, pending: &mut bool) -> Option<Arc<CallFd>> {
         match self {
             Leaving::Nothing => None,
+            Leaving::Tapped(Way::Ring(ring), _) => Leaving::Ring(ring).publish(pending),
+            Leaving::Tapped(Way::Wire(wire), _) => Leaving::Wire(wire).publish(pending),
             Leaving::Ring(mut guard) => {
                 let ring = guard.as_mut()?;
                 let call = ring.publish();

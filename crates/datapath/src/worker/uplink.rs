@@ -12,6 +12,7 @@ use crate::{
     filter::Room,
     last_drops::Dropped,
     snapshot::Snapshot,
+    tap::{Notes, Tap},
     tunnel::{
         Arrivals, Arrived, CONTROL_FULL, Departures, Leaving, Own, PeerRef, Punted, Tunnel, UNKNOWN_VNI, UPLINK, UPLINK_DOWN,
         UPLINK_FULL, UplinkPort, not_sent,
@@ -34,6 +35,7 @@ impl Worker {
             room: &mut self.room,
             departures: &mut self.departures,
             calls: &mut self.calls,
+            notes: &self.notes,
         };
         let found = match &tunnel.port {
             UplinkPort::Ring(port) => {
@@ -130,8 +132,13 @@ impl Worker {
                     }
                     None => Err(UPLINK_FULL),
                 },
-                Leaving::Nothing => Err(UPLINK_DOWN),
+                Leaving::Nothing | Leaving::Tapped(..) => Err(UPLINK_DOWN),
             };
+            if sent.is_ok()
+                && let Some(tap) = Tap::of(&self.snapshot, &self.notes, self.handle.index)
+            {
+                tap.left(&frame);
+            }
             match sent {
                 Ok(()) if counted => {}
                 Ok(()) => {
@@ -167,6 +174,7 @@ struct Desk<'a> {
     room: &'a mut Room,
     departures: &'a mut Departures,
     calls: &'a mut Calls,
+    notes: &'a Notes,
 }
 
 /// Of frames that are not for a network.
@@ -181,6 +189,10 @@ impl Desk<'_> {
         let mut last = NOBODY;
         let (mut packets, mut bytes) = (0, 0);
         let mut arrivals = Arrivals::new(self.tunnel, self.worker, now);
+        let tap = Tap::of(self.snapshot, self.notes, self.worker);
+        if let Some(tap) = tap.filter(Tap::wants_outer) {
+            tap.arrived(&frames);
+        }
         for (index, (vni, from)) in vnis.iter_mut().zip(&mut peers).take(frames.len()).enumerate() {
             packets += 1;
             bytes += frames.frames().get(index).map_or(0, |frame| u64::from(frame.len));
@@ -197,7 +209,12 @@ impl Desk<'_> {
                         self.drop(CONTROL_FULL, &frames, index);
                     }
                 }
-                Arrived::Dropped(reason) => self.drop(reason, &frames, index),
+                Arrived::Dropped(reason) => {
+                    self.drop(reason, &frames, index);
+                    if let Some(tap) = tap {
+                        tap.outer_dropped(&frames, index, reason);
+                    }
+                }
             }
         }
         arrivals.count();
@@ -242,7 +259,7 @@ impl Desk<'_> {
         for (meta, peer) in self.metas.iter_mut().zip(peers) {
             meta.peer = *peer;
         }
-        let context = self.shared.context(self.snapshot, trunk, network, self.worker);
+        let context = self.shared.context(self.snapshot, trunk, network, self.worker, self.notes);
         let bytes = frames.frames().iter().map(|frame| u64::from(frame.len)).sum();
         count_in(trunk, self.worker, bytes, frames.len());
         walk(Batch::new(frames, self.metas), &context, self.room, self.departures, self.calls);

@@ -7,6 +7,7 @@ use crate::{
     events::Events,
     handlers::Daemon,
     log::{Level, LogLevel},
+    recorder::Recorder,
     registry::Registry,
 };
 use butterfly_api::{
@@ -367,6 +368,7 @@ impl Host {
             announcer,
             events,
             origin: None,
+            recorder: Recorder::idle(),
             log_level: LogLevel::recorded(sender),
             start_date: 1_700_000_000,
             quit: false,

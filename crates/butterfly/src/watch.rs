@@ -1,0 +1,72 @@
+//! `butterfly trace` and `butterfly capture`: packets as they pass, and what becomes of them.
+
+mod capture;
+mod line;
+mod trace;
+
+use crate::{failure::Failure, reader::Arguments, tree::word};
+use butterfly_api::proto::TraceTarget;
+use clap::Arg;
+use std::time::{Duration, Instant};
+
+pub use capture::node as capture;
+pub use trace::node as trace;
+
+/// How long the daemon is left alone when it had nothing new.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What both commands are about.
+fn target_words() -> [Arg; 2] {
+    [
+        word("TARGET").help("id of a NIC, number of a network, or all; nic:ID where an id looks like one of the others"),
+        word("FILTER").required(false).help("only these packets, in the syntax of tcpdump"),
+    ]
+}
+
+/// What the first word means.
+fn target(arguments: &Arguments) -> TraceTarget {
+    let mut target = TraceTarget::default();
+    let word = arguments.word(0).unwrap_or_default();
+    match (word, word.parse(), word.strip_prefix("nic:")) {
+        ("all", ..) => {}
+        (_, Ok(vni), _) => target.vni = Some(vni),
+        (_, _, Some(id)) => target.nic_id = Some(id.to_owned()),
+        _ => target.nic_id = Some(word.to_owned()),
+    }
+    target
+}
+
+/// The words of the filter.
+fn filter(arguments: &Arguments) -> Option<String> {
+    let words = arguments.words_from(1);
+    (!words.is_empty()).then(|| words.join(" "))
+}
+
+/// When to stop, as the options say.
+struct Until {
+    count: Option<u64>,
+    end: Option<Instant>,
+}
+
+impl Until {
+    fn read(arguments: &Arguments) -> Result<Until, Failure> {
+        let seconds = arguments.parsed::<f64>("seconds", "a number of seconds")?;
+        let limit = seconds.map(|seconds| {
+            Duration::try_from_secs_f64(seconds).map_err(|_| {
+                Failure::not_recognized("seconds", arguments.value("seconds").unwrap_or_default(), "a number of seconds")
+            })
+        });
+        let end = limit.transpose()?.and_then(|limit| Instant::now().checked_add(limit));
+        Ok(Until { count: arguments.parsed("count", "a number")?, end })
+    }
+
+    fn is_over(&self, packets: u64) -> bool {
+        self.count.is_some_and(|count| packets >= count) || self.end.is_some_and(|end| Instant::now() >= end)
+    }
+
+    /// Waits a moment, but not beyond the end.
+    fn pause(&self) {
+        let left = self.end.map_or(PAUSE, |end| end.saturating_duration_since(Instant::now()));
+        std::thread::sleep(PAUSE.min(left));
+    }
+}

@@ -1,0 +1,379 @@
+//! Traces and captures: who wants packets, and what they get.
+//!
+//! Requests are short: they tell the workers what to copy and a thread of its own ([`thread`]) what to do with it.
+
+mod describe;
+mod encode;
+mod file;
+mod filter;
+mod live;
+mod thread;
+
+pub use live::Told;
+
+use butterfly_api::{Failure, proto::PacketTrace};
+use butterfly_datapath::{TapSink, TapWhat, Taps};
+use butterfly_model::{Nic, TraceOptions};
+use encode::Encoder;
+use file::{FileStats, SNAP, TraceFile};
+use filter::Filter;
+use live::Live;
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::Ordering::Relaxed,
+        mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    },
+    thread::JoinHandle,
+    time::Duration,
+};
+use thread::{Chosen, Consumer, Order};
+
+/// Traces and captures of clients at once.
+const LIVE: usize = 8;
+/// What a trace has copied of each packet: headers.
+const HEADERS: u32 = 128;
+/// Packets of a trace per second, unless the client wants others; and at most.
+pub const RATE: u32 = 1000;
+const MAX_RATE: u32 = 100_000;
+/// How long a request waits for what is under way to be written.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Packets of a vnic, or of the uplink, that are written into a file.
+struct Tape {
+    path: PathBuf,
+    options: TraceOptions,
+    file: Arc<Mutex<TraceFile>>,
+    stats: Arc<FileStats>,
+    on: Option<Arc<TapSink>>,
+    /// What was lost before it was switched off.
+    lost: u64,
+}
+
+impl Tape {
+    fn lost(&self) -> u64 {
+        self.lost + self.on.as_ref().map_or(0, |sink| sink.lost()) + self.stats.lost.load(Relaxed)
+    }
+}
+
+/// A tape that was opened, or the one that is there, and what is to pass.
+pub enum Prepared {
+    /// Nothing is to change.
+    Nothing,
+    Off,
+    New(Box<NewTape>, Option<Filter>),
+    /// The same file goes on.
+    Same(TraceOptions, Option<Filter>),
+}
+
+pub struct NewTape {
+    path: PathBuf,
+    options: TraceOptions,
+    file: TraceFile,
+    stats: Arc<FileStats>,
+}
+
+/// What a client watches.
+struct Watched {
+    live: Arc<Live>,
+    /// It was stopped: something comes when all is through.
+    through: Option<Receiver<()>>,
+}
+
+/// The recorder of a host.
+pub struct Recorder {
+    /// There is none in tests of requests.
+    taps: Option<Taps>,
+    chosen: Arc<Chosen>,
+    orders: Option<Sender<Order>>,
+    thread: Option<JoinHandle<()>>,
+    next: u32,
+    tapes: BTreeMap<String, Tape>,
+    live: BTreeMap<u32, Watched>,
+    /// Vnics are recorded unless they say otherwise.
+    by_default: bool,
+}
+
+/// Stands for the uplink among the tapes: no vnic has an empty id.
+const UPLINK: &str = "";
+
+impl Recorder {
+    /// Starts the thread.
+    pub fn start(taps: Taps) -> std::io::Result<Recorder> {
+        let (sender, receiver) = mpsc::channel();
+        let chosen = Arc::new(Chosen::default());
+        let mut recorder = Recorder::idle();
+        let (own, list) = (taps.clone(), chosen.clone());
+        let body = move || thread::run(&own, &receiver, &list);
+        recorder.thread = Some(std::thread::Builder::new().name("recorder".into()).spawn(body)?);
+        recorder.orders = Some(sender);
+        recorder.chosen = chosen;
+        recorder.taps = Some(taps);
+        Ok(recorder)
+    }
+
+    /// One that gets no packets.
+    pub fn idle() -> Recorder {
+        Recorder {
+            taps: None,
+            chosen: Arc::default(),
+            orders: None,
+            thread: None,
+            next: 1,
+            tapes: BTreeMap::new(),
+            live: BTreeMap::new(),
+            by_default: false,
+        }
+    }
+
+    /// Records the uplink, and vnics unless they say otherwise: the server's `-t`.
+    pub fn record_all(&mut self) -> Result<(), Failure> {
+        self.by_default = true;
+        let path = PathBuf::from(format!("/tmp/butterfly-{}-main.pcap", std::process::id()));
+        let new = self.open(UPLINK, "uplink", path, TraceOptions::default())?;
+        self.commit(UPLINK, Prepared::New(Box::new(new), None));
+        Ok(())
+    }
+
+    /// Whether vnics are recorded unless they say otherwise.
+    pub fn by_default(&self) -> bool {
+        self.by_default
+    }
+
+    /// Where a vnic's packets go if nobody says anything else.
+    fn default_path(id: &str) -> PathBuf {
+        PathBuf::from(format!("/tmp/butterfly-{}-{id}.pcap", std::process::id()))
+    }
+
+    /// Opens what a vnic's declaration needs. Nothing is recorded yet; on an error nothing has changed.
+    pub fn prepare(&self, nic: &Nic) -> Result<Prepared, Failure> {
+        let id = nic.id.as_str();
+        if !nic.packet_trace {
+            return Ok(Prepared::Off);
+        }
+        let path = nic.packet_trace_path.as_ref().map_or_else(|| Self::default_path(id), PathBuf::from);
+        let options = nic.trace_options.clone();
+        let old = self.tapes.get(id).filter(|tape| tape.path == path);
+        if old.is_some_and(|tape| tape.on.is_some() && tape.options == options) {
+            return Ok(Prepared::Nothing);
+        }
+        let filter = Filter::compile(&options.filter)?;
+        match old {
+            // Only the filter may change in the middle of a file.
+            Some(tape) if TraceOptions { filter: options.filter.clone(), ..tape.options.clone() } == options => {
+                Ok(Prepared::Same(options, filter))
+            }
+            _ => Ok(Prepared::New(Box::new(self.open(id, id, path, options)?), filter)),
+        }
+    }
+
+    fn open(&self, id: &str, interface: &str, path: PathBuf, options: TraceOptions) -> Result<NewTape, Failure> {
+        let other = self.tapes.iter().find(|(of, tape)| *of != id && tape.path == path && tape.on.is_some());
+        if let Some((other, _)) = other {
+            let whose = if other == UPLINK { "the uplink".to_owned() } else { format!("nic {other}") };
+            let text = format!("packet trace path {} is refused: packets of {whose} are written there", path.display());
+            return Err(Failure::new(text).with_help("name another path"));
+        }
+        let stats = Arc::new(FileStats::default());
+        let file = TraceFile::create(Path::new(&path), interface, &options, stats.clone()).map_err(|why| {
+            Failure::new(why)
+                .with_help("the path has to lead to a new file, or to one of the daemon's own, in a directory that exists")
+        })?;
+        Ok(NewTape { path, options, file, stats })
+    }
+
+    /// Carries out what was prepared for a vnic that is there.
+    pub fn commit(&mut self, id: &str, prepared: Prepared) {
+        match prepared {
+            Prepared::Nothing => self.refresh(),
+            Prepared::Off => {
+                self.switch_off(id);
+                self.refresh();
+            }
+            Prepared::New(new, filter) => {
+                self.switch_off(id);
+                let NewTape { path, options, mut file, stats } = *new;
+                file.begin();
+                let tape = Tape { path, options, file: Arc::new(Mutex::new(file)), stats, on: None, lost: 0 };
+                self.tapes.insert(id.to_owned(), tape);
+                self.switch_on(id, filter);
+            }
+            Prepared::Same(options, filter) => {
+                self.switch_off(id);
+                if let Some(tape) = self.tapes.get_mut(id) {
+                    tape.options = options;
+                }
+                self.switch_on(id, filter);
+            }
+        }
+    }
+
+    fn switch_on(&mut self, id: &str, filter: Option<Filter>) {
+        let what = if id == UPLINK { TapWhat::Uplink } else { TapWhat::Nic(id.to_owned()) };
+        let number = self.number();
+        let Some(tape) = self.tapes.get_mut(id) else { return };
+        let sink = Arc::new(TapSink::new(number, what, 1, file::snap(&tape.options)));
+        tape.on = Some(sink.clone());
+        let consumer = Consumer::File(tape.file.clone());
+        self.begin(sink, consumer, filter);
+    }
+
+    /// When this returns, what passed before is in the file, if its disk is not slow.
+    fn switch_off(&mut self, id: &str) {
+        let Some(sink) = self.tapes.get_mut(id).and_then(|tape| tape.on.take()) else { return };
+        let _ = self.end(&sink).recv_timeout(PATIENCE);
+        if let Some(tape) = self.tapes.get_mut(id) {
+            tape.lost += sink.lost();
+        }
+    }
+
+    /// A vnic is gone, and its file with it.
+    pub fn forget(&mut self, id: &str) {
+        self.switch_off(id);
+        self.tapes.remove(id);
+        self.refresh();
+    }
+
+    /// A vnic's file, if there ever was one.
+    pub fn status(&self, id: &str) -> Option<PacketTrace> {
+        let tape = self.tapes.get(id)?;
+        Some(PacketTrace {
+            on: Some(tape.on.is_some()),
+            path: Some(tape.path.display().to_string()),
+            packets: Some(tape.stats.packets.load(Relaxed)),
+            bytes: Some(tape.stats.bytes.load(Relaxed)),
+            lost: Some(tape.lost()),
+            trouble: tape.stats.trouble(),
+            ..PacketTrace::default()
+        })
+    }
+
+    /// Begins a trace. Returns its number.
+    pub fn trace(&mut self, what: TapWhat, filter: &str, sample: u32, rate: u32) -> Result<u32, Failure> {
+        if sample == 0 || rate == 0 || rate > MAX_RATE {
+            return Err(Failure::new(format!("a trace looks at one packet in 1 or more, and tells 1 to {MAX_RATE} per second")));
+        }
+        self.watch(what, filter, sample, HEADERS, |sink| Ok(Live::trace(sink, rate)))
+    }
+
+    /// Begins a capture. Returns its number.
+    pub fn capture(&mut self, what: TapWhat, filter: &str, snap: u32) -> Result<u32, Failure> {
+        if snap == 0 || snap > SNAP {
+            return Err(Failure::new(format!("snap length {snap} is out of range: 1 to {SNAP}")));
+        }
+        let name = match &what {
+            TapWhat::Nic(id) => id.clone(),
+            TapWhat::Vni(vni) => format!("vni-{vni}"),
+            TapWhat::All => "all".into(),
+            TapWhat::Uplink => "uplink".into(),
+        };
+        self.watch(what, filter, 1, snap, |sink| {
+            let encoder = Encoder::pcapng(snap, &name).map_err(|error| Failure::new(error.to_string()))?;
+            Ok(Live::capture(sink, encoder))
+        })
+    }
+
+    fn watch(
+        &mut self,
+        what: TapWhat,
+        filter: &str,
+        every: u32,
+        snap: u32,
+        make: impl FnOnce(Arc<TapSink>) -> Result<Live, Failure>,
+    ) -> Result<u32, Failure> {
+        self.live.retain(|_, watched| !watched.live.is_abandoned());
+        if self.live.len() >= LIVE {
+            return Err(Failure::new(format!("{LIVE} traces and captures are under way already"))
+                .with_help("end one, or wait: one that nobody reads ends by itself after 10 seconds"));
+        }
+        let filter = Filter::compile(filter)?;
+        let number = self.number();
+        let sink = Arc::new(TapSink::new(number, what, every, snap));
+        let live = Arc::new(make(sink.clone())?);
+        self.live.insert(number, Watched { live: live.clone(), through: None });
+        self.begin(sink, Consumer::Live(live), filter);
+        Ok(number)
+    }
+
+    /// What a trace, or a capture, has seen since the last time. If it is to `end`, and there is nothing more, it is forgotten.
+    pub fn read(&mut self, number: u64, is_trace: bool, end: bool) -> Result<Told, Failure> {
+        let meant = |watched: &Watched| watched.live.is_trace() == is_trace && !watched.live.is_abandoned();
+        let known = u32::try_from(number).ok().filter(|number| self.live.get(number).is_some_and(meant));
+        let known = known.and_then(|number| Some((number, self.live.remove(&number)?)));
+        let Some((number, mut watched)) = known else {
+            let what = if is_trace { "trace" } else { "capture" };
+            return Err(Failure::new(format!("there is no {what} {number}"))
+                .with_help("it was ended, or nobody read it for 10 seconds: begin another one"));
+        };
+        if end && watched.through.is_none() {
+            watched.through = Some(self.end(&watched.live.sink));
+        }
+        let under_way = watched.through.as_ref().is_some_and(is_under_way);
+        let told = watched.live.tell();
+        let told = Told { more: end && (under_way || told.more), ..told };
+        if !end || told.more {
+            self.live.insert(number, watched);
+        }
+        Ok(told)
+    }
+
+    /// Vnics came or went: those who are watched are looked for again.
+    pub fn refresh(&self) {
+        self.choose(|_| {});
+    }
+
+    fn number(&mut self) -> u32 {
+        let number = self.next;
+        self.next = self.next.wrapping_add(1);
+        number
+    }
+
+    fn begin(&self, sink: Arc<TapSink>, consumer: Consumer, filter: Option<Filter>) {
+        if let Some(orders) = &self.orders {
+            // Told before the workers are: no packet comes to nobody.
+            let _ = orders.send(Order::Begin(sink.number, consumer, filter));
+        }
+        self.choose(|chosen| chosen.push(sink));
+    }
+
+    /// No worker copies for a sink any more. Something comes when all that was under way is through.
+    fn end(&self, sink: &Arc<TapSink>) -> Receiver<()> {
+        self.choose(|chosen| chosen.retain(|other| other.number != sink.number));
+        let (done, through) = mpsc::sync_channel(1);
+        if let Some(orders) = &self.orders {
+            let _ = orders.send(Order::End(sink.number, done));
+        }
+        through
+    }
+
+    /// Changes what the workers copy, if they copy anything or are to.
+    fn choose(&self, change: impl FnOnce(&mut Vec<Arc<TapSink>>)) {
+        let mut chosen = self.chosen.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = chosen.is_empty();
+        change(&mut chosen);
+        if let Some(taps) = &self.taps
+            && !(before && chosen.is_empty())
+        {
+            taps.select(&chosen);
+        }
+    }
+}
+
+/// Whether something is not through yet, after a moment.
+fn is_under_way(through: &Receiver<()>) -> bool {
+    // Whoever said it once is gone, and so says it again.
+    through.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout)
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.choose(Vec::clear);
+        // Without somebody who gives orders the thread ends, when it has taken what is left.
+        self.orders = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

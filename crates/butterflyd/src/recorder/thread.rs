@@ -1,0 +1,121 @@
+//! The thread that takes packets from the workers and gives each to those who want it. It alone writes files.
+
+use super::{file::TraceFile, filter::Filter, live::Live};
+use butterfly_datapath::{TapPacket, TapRead, TapSink, Taps};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{Receiver, RecvTimeoutError, SyncSender},
+    },
+    time::{Duration, Instant},
+};
+
+/// How long the workers are left alone when there was nothing. Their rings hold more than they can fill in that time.
+const PAUSE: Duration = Duration::from_millis(1);
+/// How often those who are gone are looked for.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What is done with the packets of a sink.
+pub enum Consumer {
+    Live(Arc<Live>),
+    File(Arc<Mutex<TraceFile>>),
+}
+
+/// What the thread is told.
+pub enum Order {
+    /// Packets of the sink with this number are for somebody from now on.
+    Begin(u32, Consumer, Option<Filter>),
+    /// No worker copies for this sink any more: when all is through, say so.
+    End(u32, SyncSender<()>),
+}
+
+/// The sinks that workers copy for.
+pub type Chosen = Mutex<Vec<Arc<TapSink>>>;
+
+/// Works until nobody can give orders any more.
+pub fn run(taps: &Taps, orders: &Receiver<Order>, chosen: &Chosen) {
+    let mut desk = Desk { taps, read: TapRead::default(), consumers: BTreeMap::new() };
+    let mut looked = Instant::now();
+    loop {
+        let more = desk.pass();
+        let order = match (desk.consumers.is_empty(), more) {
+            // One last look is behind us: the workers' rings are gone.
+            (true, false) => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            (false, false) => orders.recv_timeout(PAUSE),
+            (_, true) => orders.try_recv().map_err(|error| match error {
+                std::sync::mpsc::TryRecvError::Empty => RecvTimeoutError::Timeout,
+                std::sync::mpsc::TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
+            }),
+        };
+        match order {
+            Ok(Order::Begin(number, consumer, filter)) => {
+                desk.consumers.insert(number, (consumer, filter));
+            }
+            Ok(Order::End(number, done)) => {
+                while desk.pass() {}
+                desk.consumers.remove(&number);
+                let _ = done.try_send(());
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                while desk.pass() {}
+                return;
+            }
+        }
+        if looked.elapsed() > LOOK {
+            looked = Instant::now();
+            desk.forget_abandoned(chosen);
+        }
+    }
+}
+
+struct Desk<'a> {
+    taps: &'a Taps,
+    read: TapRead,
+    consumers: BTreeMap<u32, (Consumer, Option<Filter>)>,
+}
+
+impl Desk<'_> {
+    /// Takes some packets and gives them out. Returns whether there may be more.
+    fn pass(&mut self) -> bool {
+        let more = self.taps.take(&mut self.read);
+        let consumers = &mut self.consumers;
+        self.taps.visit(&mut self.read, |packet| give(consumers, packet));
+        if !more {
+            for (consumer, _) in self.consumers.values() {
+                if let Consumer::File(file) = consumer {
+                    file.lock().unwrap_or_else(PoisonError::into_inner).settle();
+                }
+            }
+        }
+        more
+    }
+
+    /// Ends what no client asks for any more.
+    fn forget_abandoned(&mut self, chosen: &Chosen) {
+        let gone = |consumer: &Consumer| matches!(consumer, Consumer::Live(live) if live.is_abandoned());
+        let numbers: Vec<u32> =
+            self.consumers.iter().filter(|(_, (consumer, _))| gone(consumer)).map(|(number, _)| *number).collect();
+        if !numbers.is_empty() {
+            let mut chosen = chosen.lock().unwrap_or_else(PoisonError::into_inner);
+            chosen.retain(|sink| !numbers.contains(&sink.number));
+            self.taps.select(&chosen);
+            self.consumers.retain(|number, _| !numbers.contains(number));
+        }
+    }
+}
+
+fn give(consumers: &mut BTreeMap<u32, (Consumer, Option<Filter>)>, packet: &TapPacket<'_>) {
+    for (number, role, refused) in &packet.sinks {
+        let Some((consumer, filter)) = consumers.get_mut(number) else { continue };
+        let passes = filter.as_mut().is_none_or(|filter| filter.passes(packet.data, packet.len));
+        match consumer {
+            Consumer::Live(live) => live.add(packet, *role, passes),
+            Consumer::File(file) if passes => {
+                file.lock().unwrap_or_else(PoisonError::into_inner).add(packet, *role, *refused);
+            }
+            Consumer::File(_) => {}
+        }
+    }
+}

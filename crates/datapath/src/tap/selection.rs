@@ -1,0 +1,115 @@
+//! What is wanted, as workers look at it.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use super::ring::Ring;
+use crate::snapshot::Numbers;
+
+/// What a sink is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TapWhat {
+    /// All networks.
+    All,
+    /// One network.
+    Vni(u32),
+    /// What one vnic sends, and what is for it.
+    Nic(String),
+    /// What passes the uplink, with outer headers.
+    Uplink,
+}
+
+/// Somebody who wants copies of frames.
+#[derive(Debug)]
+pub struct TapSink {
+    /// Tells sinks apart; no two ever have the same.
+    pub number: u32,
+    /// Which frames.
+    pub what: TapWhat,
+    /// One in so many of them.
+    pub every: u32,
+    /// So many bytes of each at most.
+    pub snap: u32,
+    seen: AtomicU64,
+    lost: AtomicU64,
+}
+
+impl TapSink {
+    /// One that wants `snap` bytes of one in `every` frames.
+    pub fn new(number: u32, what: TapWhat, every: u32, snap: u32) -> TapSink {
+        TapSink { number, what, every: every.max(1), snap, seen: AtomicU64::new(0), lost: AtomicU64::new(0) }
+    }
+
+    /// Frames that it should have had, for which there was no room: the reader was too slow.
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Relaxed)
+    }
+
+    pub(super) fn lose(&self) {
+        self.lost.fetch_add(1, Relaxed);
+    }
+
+    /// Whether it is this frame's turn.
+    pub(super) fn turn(&self) -> bool {
+        self.every == 1 || self.seen.fetch_add(1, Relaxed).is_multiple_of(self.every.into())
+    }
+}
+
+/// All sinks, by what they are about. Immutable: part of the snapshot.
+pub(crate) struct Selection {
+    pub(super) rings: Vec<Arc<Ring>>,
+    /// Of all networks.
+    pub(super) all: Vec<Arc<TapSink>>,
+    /// Of one.
+    pub(super) networks: Vec<(u32, Arc<TapSink>)>,
+    /// By the slots of vnics: where they stand in `vnics`.
+    slots: Numbers,
+    vnics: Vec<Vec<Arc<TapSink>>>,
+    pub(super) uplink: Vec<Arc<TapSink>>,
+}
+
+impl Selection {
+    /// Of these sinks; `slot` knows vnics by their ids. One whose vnic does not exist gets nothing.
+    pub fn new(rings: Vec<Arc<Ring>>, sinks: &[Arc<TapSink>], slot: &dyn Fn(&str) -> Option<u32>) -> Selection {
+        let mut selection = Selection {
+            rings,
+            all: Vec::new(),
+            networks: Vec::new(),
+            slots: Numbers::default(),
+            vnics: Vec::new(),
+            uplink: Vec::new(),
+        };
+        let mut by_slot = std::collections::BTreeMap::<u32, Vec<Arc<TapSink>>>::new();
+        for sink in sinks {
+            match &sink.what {
+                TapWhat::All => selection.all.push(sink.clone()),
+                TapWhat::Vni(vni) => selection.networks.push((*vni, sink.clone())),
+                TapWhat::Nic(id) => {
+                    if let Some(slot) = slot(id) {
+                        by_slot.entry(slot).or_default().push(sink.clone());
+                    }
+                }
+                TapWhat::Uplink => selection.uplink.push(sink.clone()),
+            }
+        }
+        selection.slots = Numbers::new(by_slot.keys().zip(0..).map(|(slot, at)| (u64::from(*slot), at)));
+        selection.vnics = by_slot.into_values().collect();
+        selection
+    }
+
+    /// Who watches the vnic in a slot.
+    pub(super) fn of_slot(&self, slot: u32) -> &[Arc<TapSink>] {
+        if self.vnics.is_empty() {
+            return &[];
+        }
+        let at = self.slots.get(slot.into());
+        at.and_then(|at| self.vnics.get(at as usize)).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// Whether any vnic is watched.
+    pub(super) fn any_slot(&self) -> bool {
+        !self.vnics.is_empty()
+    }
+}
