@@ -1,6 +1,7 @@
 #!/bin/bash
 # run.sh PART...: runs parts of `make test` one after the other, all of them even if one fails, each bounded in time,
 # and after each looks for what it left behind. Prints a table and closes with "N passed, N failed".
+# PART may be A+B+C: B, then C, run beside A, at the lowest priority: they compute (compilers, counted instructions) where A waits.
 set -euo pipefail
 # shellcheck source=lib/common.sh
 . "$(dirname "$0")/lib/common.sh"
@@ -10,31 +11,73 @@ LIMIT=${PART_LIMIT:-1500} # seconds a part may take
 LOGS=$BUILD/test
 mkdir -p "$LOGS"
 
-child=''
-trap '[ -z "$child" ] || kill -TERM "$child" 2>/dev/null; exit 130' INT TERM HUP
+children=()
+trap '[ ${#children[@]} -eq 0 ] || kill -TERM "${children[@]}" 2>/dev/null; exit 130' INT TERM HUP
 
-passed=0 failed=0 table=''
-for part in "$@"; do
-  say "==== test-$part"
-  before=$LOGS/$part.before log=$LOGS/$part.log
-  "$TESTS/lib/leftovers.sh" take "$before"
-  begun=$SECONDS verdict=ok
-  timeout -k 30 "$LIMIT" make --no-print-directory -C "$REPO" "test-$part" </dev/null > >(tee "$log") 2>&1 &
-  child=$!
-  if wait "$child"; then status=0; else status=$?; fi
-  child=''
-  [ "$status" -eq 0 ] || verdict="FAILED, status $status"
-  [ "$status" -ne 124 ] || verdict="FAILED, no end after $LIMIT s"
-  "$TESTS/lib/leftovers.sh" compare "$before" || verdict="${verdict/ok/FAILED}, left something behind"
-  rm -f "$before"
-  line=$(printf 'test-%-14s %5d s  %s' "$part" $((SECONDS - begun)) "$verdict")
+part() { # part NAME: exit status of a part, bounded in time
+  timeout -k 30 "$LIMIT" make --no-print-directory -C "$REPO" "test-$1" </dev/null
+}
+verdict() { # verdict NAME STATUS SECONDS [WHAT]: a line of the table
+  local verdict=ok line
+  [ "$2" -eq 0 ] || verdict="FAILED, status $2"
+  [ "$2" -ne 124 ] || verdict="FAILED, no end after $LIMIT s"
+  [ -z "${4:-}" ] || verdict="${verdict/ok/FAILED}, $4"
+  line=$(printf 'test-%-14s %5d s  %s' "$1" "$3" "$verdict")
   if [ "$verdict" = ok ]; then
     passed=$((passed + 1))
   else
     failed=$((failed + 1))
-    line+=$'\n'"    repeat with: make test-$part    log: $log"
+    line+=$'\n'"    repeat with: make test-$1    log: $LOGS/$1.log"
   fi
   table+=$line$'\n'
+}
+# beside NAME...: what runs while something else does. A session of its own, because the scheduler shares between sessions first.
+beside() {
+  local name begun status
+  echo 19 >/proc/self/autogroup 2>/dev/null || true
+  for name in "$@"; do
+    begun=$SECONDS status=0
+    part "$name" >"$LOGS/$name.log" 2>&1 || status=$?
+    echo "$status $((SECONDS - begun))" >"$LOGS/$name.status"
+  done
+}
+export -f part beside
+export LIMIT LOGS
+
+passed=0 failed=0 table=''
+for together in "$@"; do
+  IFS=+ read -ra names <<<"$together"
+  first=${names[0]} others=("${names[@]:1}")
+  say "==== test-$first${others[*]:+, and beside it: ${others[*]}}"
+  for name in "${others[@]}"; do rm -f "$LOGS/$name.status"; done
+  before=$LOGS/$first.before
+  "$TESTS/lib/leftovers.sh" take "$before"
+  begun=$SECONDS
+  children=()
+  if [ ${#others[@]} -gt 0 ]; then
+    setsid nice -n 19 bash -c 'trap "kill -TERM 0" TERM; beside "$@" & wait' beside "${others[@]}" &
+    children+=($!)
+  fi
+  part "$first" > >(tee "$LOGS/$first.log") 2>&1 &
+  children+=($!)
+  if wait "${children[-1]}"; then status=0; else status=$?; fi
+  seconds=$((SECONDS - begun))
+  if [ ${#others[@]} -gt 0 ]; then
+    wait "${children[0]}" || true
+    for name in "${others[@]}"; do
+      say "---- test-$name, which ran beside test-$first"
+      cat "$LOGS/$name.log"
+    done
+  fi
+  children=()
+  left=''
+  "$TESTS/lib/leftovers.sh" compare "$before" || left="left something behind"
+  rm -f "$before"
+  verdict "$first" "$status" "$seconds" "$left"
+  for name in "${others[@]}"; do
+    read -r status seconds <"$LOGS/$name.status" || { status=1 seconds=0; }
+    verdict "$name" "$status" "$seconds"
+  done
 done
 
 say
