@@ -2,12 +2,14 @@
 # unit.sh: unit and property tests, packet walks, the driver side against testpmd, and the session table in every order. What waits
 # most of its time (vhost-user front ends that misbehave slowly) and what computes for minutes (loom) run beside the rest.
 set -euo pipefail
+given=${BIN:-}
 # shellcheck source=lib/common.sh
 . "$(dirname "$0")/lib/common.sh"
 
 # shellcheck source=lib/programs.sh
 . "$TESTS/lib/programs.sh"
 
+[ -n "$given" ] || unset BIN # daemons are built like the tests, and now
 cd "$REPO"
 LOGS=$BUILD/test/unit
 mkdir -p "$LOGS"
