@@ -148,9 +148,10 @@ mod tests {
     #[test]
     fn room_that_is_given_up_was_never_there() {
         let ring = Ring::new(8);
-        let mut room = ring.room(2).unwrap();
-        room.push(9);
-        drop(room);
+        {
+            let mut room = ring.room(2).unwrap();
+            room.push(9);
+        }
         assert_eq!(ring.take(&mut Vec::new()), None);
         let mut room = ring.room(2).unwrap();
         room.bytes(&[1, 2, 3]);
