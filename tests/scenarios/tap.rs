@@ -400,7 +400,8 @@ fn what_cannot_be_written_is_counted_and_arrives() {
     update(net.host.daemon(), "b", Some(true), Some(&small.join("b.pcap"))).unwrap();
     let capture = begin_capture(net.host.daemon(), of_nic("a"));
     let frame = v4(1, 2).udp(1, 7, &[7; 1500]);
-    const SENT: u64 = 8000;
+    // More than the worker's ring and what waits for the client hold together.
+    const SENT: u64 = 12_000;
     for _ in 0..SENT {
         net.station("a").send(&frame);
         net.station("b").expect(&frame);

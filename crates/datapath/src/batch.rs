@@ -14,7 +14,7 @@ use crate::{
     rules::Cells,
     session::{Table, Timeouts},
     snapshot::{Network, Remote, Snapshot, Vnic},
-    tap::Tap,
+    tap::{Notes, Selection, Tap},
     tunnel::{PeerRef, Tunnel},
 };
 
@@ -122,8 +122,9 @@ pub(crate) struct Context<'a> {
     pub session_share: u32,
     /// The way to other hosts.
     pub tunnel: Option<&'a Tunnel>,
-    /// Somebody watches.
-    pub tap: Option<Tap<'a>>,
+    /// Somebody watches, and what delivery finds out for them.
+    pub watched: Option<&'a Selection>,
+    pub notes: &'a Notes,
 }
 
 impl<'a> Context<'a> {
@@ -131,6 +132,12 @@ impl<'a> Context<'a> {
     #[cold]
     pub fn count_drop(&self, charged: &Vnic, reason: DropReason, frames: &Frames<'_>, index: usize) {
         charged.shared.counters.drop(self.worker, reason, &Dropped::of(frames, index, self.clock));
+    }
+
+    /// The tap of those who watch.
+    #[inline(always)]
+    pub fn tap(&self) -> Option<Tap<'a>> {
+        Tap::of(self.watched?, self.notes, self.worker)
     }
 
     /// The other hosts of the sender's network, unless the frames come from there: nothing goes back to where it came from.

@@ -200,7 +200,7 @@ pub(crate) fn deliver(
         }
         _ => Leaving::Nothing,
     };
-    if let Some(tap) = &context.tap {
+    if let Some(tap) = context.tap() {
         tap.take(&batch, context, room);
     }
     call(calls, batch.frames.release());
@@ -230,7 +230,7 @@ fn answer(context: &Context<'_>, departures: &mut Departures, calls: &mut Calls)
                 got.packets += 1;
                 got.bytes += frame.len() as u64;
             }
-            if let Some(tap) = &context.tap {
+            if let Some(tap) = context.tap() {
                 tap.answer(frame, context, delivered.err().map(Into::into));
             }
         }
@@ -266,6 +266,16 @@ fn count_drop(context: &Context<'_>, slot: u32, reason: DropReason, frames: &Fra
     }
 }
 
+/// A receiver did not get a frame.
+#[cold]
+#[inline(never)]
+fn refuse(context: &Context<'_>, receiver: &Vnic, frames: &Frames<'_>, index: usize, reason: DropReason) {
+    context.count_drop(receiver, reason, frames, index);
+    if let Some(tap) = context.tap() {
+        tap.not_delivered(index, receiver.place.slot, reason);
+    }
+}
+
 /// Writes those frames of a batch that `wanted` names into one receive ring, in order.
 #[inline(always)]
 fn to_one(
@@ -276,12 +286,7 @@ fn to_one(
     got: &mut Got,
     wanted: impl Fn(usize, &Meta) -> bool,
 ) {
-    let refuse = |index, reason| {
-        context.count_drop(receiver, reason, &batch.frames, index);
-        if let Some(tap) = &context.tap {
-            tap.not_delivered(index, receiver.place.slot, reason);
-        }
-    };
+    let refuse = |index, reason| refuse(context, receiver, &batch.frames, index, reason);
     let Some(ring) = ring else {
         let refused = batch.metas().iter().enumerate().filter(|(index, meta)| wanted(*index, meta));
         refused.for_each(|(index, _)| refuse(index, NOT_ATTACHED));

@@ -32,7 +32,7 @@ use crate::{
     rules::Cells,
     session::Table,
     snapshot::{Network, PortRef, Snapshot, Vnic},
-    tap::{Notes, Tap},
+    tap::Notes,
     tunnel::{Departures, Tunnel, UPLINK},
 };
 
@@ -508,7 +508,8 @@ impl Shared {
             tcp_pickup: self.sessions.tcp_pickup,
             session_share: self.share,
             tunnel: self.tunnel.as_ref(),
-            tap: Tap::of(snapshot, notes, worker),
+            watched: notes.begin(snapshot),
+            notes,
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::{
     rules::Cells,
     session::{HashKey, Key, Life, Table},
     snapshot::{Network, Shared as VnicShared, Snapshot, Vnic},
+    tap::Notes,
     worker::Shared,
 };
 
@@ -30,6 +31,7 @@ pub(super) struct World<'a> {
     pub table: Table,
     cells: Cells,
     fdb: Fdb,
+    notes: Notes,
 }
 
 /// A worker's number, of counters that are there once.
@@ -62,6 +64,7 @@ impl<'a> World<'a> {
             table: Table::new(SESSIONS, None, HashKey([1, 3, 5, 7])).ok()?,
             cells: Cells::new().ok()?,
             fdb: Fdb::new(shared.fdb.ageing()),
+            notes: Notes::default(),
         })
     }
 
@@ -122,7 +125,9 @@ impl<'a> World<'a> {
             tcp_pickup: self.shared.sessions.tcp_pickup,
             session_share: self.shared.share,
             tunnel: self.shared.tunnel.as_ref(),
-            tap: None,
+            // Nobody watches what does not happen.
+            watched: None,
+            notes: &self.notes,
         }
     }
 }

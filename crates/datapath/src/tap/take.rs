@@ -51,6 +51,25 @@ pub(crate) struct Notes {
     frames: Box<[Cell<Refusals>]>,
     vnics: Box<[Cell<Option<Note>>]>,
     used: Cell<usize>,
+    /// Time stamp counter when the batch began.
+    start: Cell<u64>,
+}
+
+impl Notes {
+    /// A batch begins. What is watched, if anything is.
+    #[inline(always)]
+    pub fn begin<'a>(&self, snapshot: &'a Snapshot) -> Option<&'a Selection> {
+        let selection = snapshot.selection.as_deref()?;
+        self.forget();
+        Some(selection)
+    }
+
+    #[cold]
+    fn forget(&self) {
+        self.frames.iter().for_each(|refusals| refusals.set(Refusals::default()));
+        self.used.set(0);
+        self.start.set(cpu::tsc());
+    }
 }
 
 impl Default for Notes {
@@ -59,6 +78,7 @@ impl Default for Notes {
             frames: (0..BATCH).map(|_| Cell::default()).collect(),
             vnics: (0..NOTED).map(|_| Cell::default()).collect(),
             used: Cell::new(0),
+            start: Cell::new(0),
         }
     }
 }
@@ -76,19 +96,10 @@ pub(crate) struct Tap<'a> {
 type Wanted<'a> = ArrayVec<(&'a Arc<TapSink>, TapRole, Option<DropReason>), ENTRIES>;
 
 impl<'a> Tap<'a> {
-    /// For the next batch of a worker, if anybody watches.
-    #[inline(always)]
-    pub fn of(snapshot: &'a Snapshot, notes: &'a Notes, worker: usize) -> Option<Tap<'a>> {
-        let selection = snapshot.selection.as_deref()?;
-        Tap::begin(selection, notes, worker)
-    }
-
+    /// For a batch that was begun.
     #[cold]
-    fn begin(selection: &'a Selection, notes: &'a Notes, worker: usize) -> Option<Tap<'a>> {
-        let ring = selection.rings.get(worker)?;
-        notes.frames.iter().for_each(|refusals| refusals.set(Refusals::default()));
-        notes.used.set(0);
-        Some(Tap { selection, ring, notes, start: cpu::tsc() })
+    pub fn of(selection: &'a Selection, notes: &'a Notes, worker: usize) -> Option<Tap<'a>> {
+        Some(Tap { selection, ring: selection.rings.get(worker)?, notes, start: notes.start.get() })
     }
 
     /// Whether anybody wants frames with outer headers.

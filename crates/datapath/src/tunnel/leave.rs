@@ -83,7 +83,7 @@ pub(crate) fn leave<'a>(
     {
         ring.prepare(batch.frames.len() as u16);
     }
-    if let Some(tap) = context.tap.filter(crate::tap::Tap::wants_outer) {
+    if let Some(tap) = context.tap().filter(crate::tap::Tap::wants_outer) {
         leaving = leaving.tapped(tap);
     }
     let trunk = context.snapshot.vnics.get(remote.slot).map(|vnic| &**vnic);
@@ -171,7 +171,7 @@ impl Sending<'_, '_> {
     #[cold]
     fn refuse(&self, reason: DropReason, to: To, frames: &Frames<'_>, index: usize) {
         self.count_peer(to, PeerCounter::Drops, 1);
-        if let Some(tap) = self.context.tap {
+        if let Some(tap) = self.context.tap() {
             tap.not_sent(index, reason);
         }
         if let Some(trunk) = self.trunk {
@@ -346,7 +346,7 @@ impl Sending<'_, '_> {
         let sender = self.context.sender;
         self.count_peer(to, PeerCounter::Drops, 1);
         self.context.count_drop(sender, TOO_BIG, frames, index);
-        if let Some(tap) = self.context.tap {
+        if let Some(tap) = self.context.tap() {
             tap.not_sent(index, TOO_BIG);
         }
         let answers = &mut self.departures.answers;

@@ -135,7 +135,8 @@ impl Worker {
                 Leaving::Nothing | Leaving::Tapped(..) => Err(UPLINK_DOWN),
             };
             if sent.is_ok()
-                && let Some(tap) = Tap::of(&self.snapshot, &self.notes, self.handle.index)
+                && let Some(watched) = self.notes.begin(&self.snapshot)
+                && let Some(tap) = Tap::of(watched, &self.notes, self.handle.index)
             {
                 tap.left(&frame);
             }
@@ -189,7 +190,7 @@ impl Desk<'_> {
         let mut last = NOBODY;
         let (mut packets, mut bytes) = (0, 0);
         let mut arrivals = Arrivals::new(self.tunnel, self.worker, now);
-        let tap = Tap::of(self.snapshot, self.notes, self.worker);
+        let tap = self.notes.begin(self.snapshot).and_then(|watched| Tap::of(watched, self.notes, self.worker));
         if let Some(tap) = tap.filter(Tap::wants_outer) {
             tap.arrived(&frames);
         }
