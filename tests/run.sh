@@ -15,7 +15,12 @@ children=()
 trap '[ ${#children[@]} -eq 0 ] || kill -TERM "${children[@]}" 2>/dev/null; exit 130' INT TERM HUP
 
 part() { # part NAME: exit status of a part, bounded in time
-  timeout -k 30 "$LIMIT" make --no-print-directory -C "$REPO" "test-$1" </dev/null
+  local child
+  timeout -k 30 "$LIMIT" make --no-print-directory -C "$REPO" "test-$1" </dev/null &
+  child=$!
+  # shellcheck disable=SC2064 # this child; whoever calls is a shell of its own
+  trap "kill -TERM $child 2>/dev/null; exit 143" TERM
+  wait "$child"
 }
 verdict() { # verdict NAME STATUS SECONDS [WHAT]: a line of the table
   local verdict=ok line
@@ -66,7 +71,7 @@ for together in "$@"; do
     wait "${children[0]}" || true
     for name in "${others[@]}"; do
       say "---- test-$name, which ran beside test-$first"
-      cat "$LOGS/$name.log"
+      cat "$LOGS/$name.log" || true
     done
   fi
   children=()

@@ -321,11 +321,14 @@ fn files_follow_the_declaration() {
     let link = dir.join("link");
     std::os::unix::fs::symlink("/etc/passwd", &link).unwrap();
     let passwd = fs::read("/etc/passwd").unwrap();
-    for path in [&link, &dir, &dir.join("no/where"), Path::new("/dev/null")] {
+    let precious = dir.join("precious");
+    fs::write(&precious, "the daemon's user has other files").unwrap();
+    for path in [&link, &dir, &dir.join("no/where"), Path::new("/dev/null"), &precious] {
         let why = update(net.host.daemon(), "b", Some(true), Some(path)).unwrap_err();
         assert!(why.contains("cannot write packets to"), "{why}");
     }
     assert_eq!(fs::read("/etc/passwd").unwrap(), passwd);
+    assert_eq!(fs::read(&precious).unwrap(), b"the daemon's user has other files");
     update(net.host.daemon(), "a", Some(true), Some(&other)).unwrap();
     let why = update(net.host.daemon(), "b", Some(true), Some(&other)).unwrap_err();
     assert!(why.contains("packets of nic a are written there"), "{why}");

@@ -4,7 +4,7 @@
 //! arrives can end the process: what cannot be decoded is answered as such, and so is a panic of the handler.
 
 use crate::{
-    Action, Caller, REVISION, Requests, decode,
+    Action, Caller, MAX_FRAME, REVISION, Requests, decode,
     proto::{Message, MessageV0, Messages, Request, Response, Status, error, message_v0},
     requests::KindOf,
     text,
@@ -146,9 +146,24 @@ impl<H: Handler> Envelope<H> {
             self.not_understood("a request without messages, or encrypted, for which there is no key");
             vec![refusal(error::Code::REJECTED)]
         } else {
-            request.messages.iter().map(|message| self.message(message)).collect()
+            let mut size = 0;
+            let within = |message: &Message| {
+                // A reply that nobody can take is not made.
+                let reply = if size <= MAX_FRAME as u64 { self.message(message) } else { self.too_much(message) };
+                size += reply.compute_size();
+                reply
+            };
+            request.messages.iter().map(within).collect()
         };
         Messages { messages, ..Default::default() }
+    }
+
+    /// The requests before this one have filled the reply: it is not carried out.
+    fn too_much(&mut self, message: &Message) -> Message {
+        self.begin(message.message_0.as_ref().and_then(|request| request.request.as_ref()));
+        self.answered(false);
+        let failure = Failure::new("the reply to this batch is too long").with_help("ask in several batches");
+        reply(Response { status: MessageField::some(status(failure)), ..Default::default() }, message)
     }
 
     fn message(&mut self, message: &Message) -> Message {
@@ -164,9 +179,7 @@ impl<H: Handler> Envelope<H> {
             Ok(response) => Response { status: MessageField::some(success()), ..response },
             Err(failure) => Response { status: MessageField::some(status(failure)), ..Default::default() },
         };
-        let reply =
-            MessageV0 { response: MessageField::some(response), message_id: request.message_id.clone(), ..Default::default() };
-        Message { revision: Some(REVISION), message_0: MessageField::some(reply), ..Default::default() }
+        reply(response, message)
     }
 
     fn begin(&mut self, request: Option<&Request>) {
@@ -210,6 +223,16 @@ fn nothing_asked(request: Option<&Request>) -> Failure {
             "field {number} of the request is not known to this version: the client may be newer than the daemon"
         )),
     }
+}
+
+/// A response to a message.
+fn reply(response: Response, to: &Message) -> Message {
+    let reply = MessageV0 {
+        response: MessageField::some(response),
+        message_id: to.message_0.as_ref().and_then(|request| request.message_id.clone()),
+        ..Default::default()
+    };
+    Message { revision: Some(REVISION), message_0: MessageField::some(reply), ..Default::default() }
 }
 
 fn refusal(code: error::Code) -> Message {

@@ -442,6 +442,11 @@ fn flood(batch: &mut Batch<'_>, context: &Context<'_>, room: &Room, calls: &mut 
     }
 }
 
+/// Whether a vnic may cause this many copies of a plain frame now, for an explanation: of counts that are its own.
+pub(crate) fn may_flood(sender: &Vnic, others: u64, len: u32) -> bool {
+    refill(sender) >= others.saturating_mul(weight(&Meta::NEW, len))
+}
+
 /// The copies a vnic may cause now. Only the worker that owns its transmit ring comes here.
 fn refill(sender: &Vnic) -> u64 {
     use std::sync::atomic::Ordering::Relaxed;

@@ -137,7 +137,10 @@ impl Plane {
             });
             lists.filter(|(_, list)| !list.is_empty()).collect()
         };
-        self.drop_window().look(self.shared.clock.tenths(), counts);
+        // Housekeeping waits for nobody: a tick later is soon enough.
+        if let Ok(mut window) = self.drop_window.try_lock() {
+            window.look(self.shared.clock.tenths(), counts);
+        }
     }
 
     /// What was dropped: of one vnic, or of all. `None` if there is no such vnic.
@@ -214,7 +217,8 @@ fn packet(drop: &LastDrop, vni: Option<u32>, now: u32) -> DroppedPacket {
         Some(vni) => format!("vni {vni}: {summary}"),
         None => summary.to_string(),
     };
-    DroppedPacket { age: tenths(now.wrapping_sub(drop.when)), summary: (!drop.head().is_empty()).then(text) }
+    // One that came while the others were looked at is of now.
+    DroppedPacket { age: tenths(now.saturating_sub(drop.when)), summary: (!drop.head().is_empty()).then(text) }
 }
 
 impl Switch {

@@ -177,6 +177,7 @@ mod tests {
             sessions: (0, 0),
             busy: (seconds * 500, 1000),
             workers: 1,
+            groups: Default::default(),
         }
     }
 

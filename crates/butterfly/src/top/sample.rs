@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::session::Session;
 use butterfly_api::proto::{NicShow, Request};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 /// What was counted until some moment.
@@ -16,6 +16,8 @@ pub struct Sample {
     /// Cycles of workers in which they had something to do, and a second's.
     pub busy: (u64, u64),
     pub workers: u32,
+    /// Security groups that exist.
+    pub groups: BTreeSet<String>,
 }
 
 /// Of one NIC, since it was made.
@@ -50,10 +52,11 @@ pub fn take(session: &mut Session) -> Result<Sample, Failure> {
         Request { nic_list: Some(true), ..Request::default() },
         Request { session_table: Some(true), ..Request::default() },
         Request { worker_list: Some(true), ..Request::default() },
+        Request { sg_list: Some(true), ..Request::default() },
     ];
     let at = Instant::now();
     let mut answers = session.ask_all(first)?.into_iter();
-    let (list, table, workers) = (answers.next(), answers.next(), answers.next());
+    let (list, table, workers, groups) = (answers.next(), answers.next(), answers.next(), answers.next());
     let ids = list.map(|answer| answer.nic_list).unwrap_or_default();
     let table = table.and_then(|answer| answer.session_table.into_option()).unwrap_or_default();
     let workers = workers.map(|answer| answer.worker_list).unwrap_or_default();
@@ -76,6 +79,7 @@ pub fn take(session: &mut Session) -> Result<Sample, Failure> {
         sessions: (table.used(), table.capacity()),
         busy: (workers.iter().map(|worker| worker.busy_cycles()).sum(), workers.first().map_or(0, |worker| worker.tsc_hz())),
         workers: workers.len() as u32,
+        groups: groups.map(|answer| answer.sg_list).unwrap_or_default().into_iter().collect(),
     })
 }
 

@@ -94,12 +94,15 @@ fn text(why: Failure) -> String {
 
 /// Takes more about the one that is chosen.
 fn open(session: &mut Session, board: &Board, state: &mut State) {
-    let nic = state.chosen.as_ref().and_then(|id| Some((id, board.now.as_ref()?.nics.get(id)?)));
-    let Some((id, nic)) = nic else {
+    let nic = state.chosen.as_ref().and_then(|id| {
+        let now = board.now.as_ref()?;
+        Some((id, now.nics.get(id)?, &now.groups))
+    });
+    let Some((id, nic, groups)) = nic else {
         state.open = None;
         return;
     };
-    match detail::take(id, nic, session) {
+    match detail::take(id, nic, groups, session) {
         Ok(detail) => state.open = Some(detail),
         Err(why) => state.trouble = Some(text(why)),
     }

@@ -9,7 +9,7 @@ use butterfly_api::proto::{CaptureReq, CaptureRes, Request, capture_req::Start};
 use clap::Command;
 use protobuf::MessageField;
 use std::fs::File;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 
 /// `capture`.
 pub fn node() -> Node {
@@ -33,6 +33,11 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     session.output_is_for_programs();
     let until = Until::read(arguments)?;
     let path = arguments.value("write").unwrap_or("-");
+    if path == "-" && std::io::stdout().is_terminal() {
+        return Err(Failure::said(
+            "standard output is a terminal, and packets are no text: name a file, or pipe it into tshark -r -",
+        ));
+    }
     let start = Start {
         target: MessageField::some(target(arguments)),
         filter: filter(arguments),

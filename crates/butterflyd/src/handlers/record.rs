@@ -71,6 +71,7 @@ pub(super) fn difference(old: &Nic, new: &Nic) -> String {
     parts.extend(values("bypass filtering", old.bypass_filtering, new.bypass_filtering));
     parts.extend(values("packet trace", old.packet_trace, new.packet_trace));
     parts.extend(texts("packet trace path", old.packet_trace_path.as_deref(), new.packet_trace_path.as_deref()));
+    parts.extend((old.trace_options != new.trace_options).then(|| "packet trace options".to_owned()));
     parts.extend(texts("sniff target", old.sniff_target.as_deref(), new.sniff_target.as_deref()));
     parts.extend(texts("mac", Some(old.mac.text()), Some(new.mac.text())));
     parts.join(", ")

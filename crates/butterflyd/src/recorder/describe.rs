@@ -1,6 +1,6 @@
 //! A packet and what became of it, in words and in messages.
 
-use super::encode::since_epoch;
+use super::{HEADERS, encode::since_epoch};
 use butterfly_api::proto::{TracedPacket, traced_packet::Verdict};
 use butterfly_datapath::{TapEnd, TapPacket, TapPoint, TapRule, TapVerdict};
 use butterfly_model::{Direction, Peer, Protocol, canonical};
@@ -107,7 +107,7 @@ pub fn traced(packet: &TapPacket<'_>) -> TracedPacket {
         rule: rules(packet),
         cycles: packet.cycles,
         length: Some(packet.len),
-        summary: Some(Summary::new(packet.data, packet.len).to_string()),
+        summary: Some(Summary::new(packet.data.get(..HEADERS as usize).unwrap_or(packet.data), packet.len).to_string()),
         ..TracedPacket::default()
     };
     let verdict = match &packet.verdict {

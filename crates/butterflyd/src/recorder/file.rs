@@ -4,9 +4,9 @@ use super::encode::Encoder;
 use butterfly_datapath::{DropReason, TapPacket, TapRole};
 use butterfly_model::TraceOptions;
 use std::{
-    fs::{File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{self, Write},
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{
         Mutex, PoisonError,
@@ -181,14 +181,45 @@ fn encoder(path: &Path, interface: &str, snap: u32) -> Result<Encoder, String> {
     encoder.map_err(|error| error.to_string())
 }
 
+/// What files of packets begin with, in either byte order: pcap with microseconds and with nanoseconds, pcapng.
+const MAGIC: [[u8; 4]; 5] = [
+    0xa1b2_c3d4_u32.to_be_bytes(),
+    0xa1b2_c3d4_u32.to_le_bytes(),
+    0xa1b2_3c4d_u32.to_be_bytes(),
+    0xa1b2_3c4d_u32.to_le_bytes(),
+    0x0a0d_0d0a_u32.to_be_bytes(),
+];
+
+/// Whether nothing is in a file, or packets are. The daemon's user has other files, which are nobody's to empty.
+fn holds_packets(file: &File) -> io::Result<bool> {
+    let mut begin = [0; 4];
+    Ok(match file.read_at(&mut begin, 0)? {
+        0 => true,
+        len => len == begin.len() && MAGIC.contains(&begin),
+    })
+}
+
 /// Opens a file that is ours and nothing else. Never waits, as a pipe would have us do.
 fn open(path: &Path) -> io::Result<File> {
+    let not_ours =
+        || io::Error::other("it exists and is no file of packets of the daemon's own: remove it, or name another path");
+    // Before it is opened: to some devices that means something.
+    if fs::symlink_metadata(path).is_ok_and(|found| !found.is_file()) {
+        return Err(not_ours());
+    }
     let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits();
-    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).custom_flags(flags as i32).open(path)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(flags as i32)
+        .open(path)?;
     let found = file.metadata()?;
     let ours = found.uid() == rustix::process::geteuid().as_raw();
-    if !found.is_file() || !ours || found.nlink() != 1 {
-        return Err(io::Error::other("it exists and is not a file of the daemon's own: remove it, or name another path"));
+    if !found.is_file() || !ours || found.nlink() != 1 || !holds_packets(&file)? {
+        return Err(not_ours());
     }
     Ok(file)
 }

@@ -34,7 +34,7 @@ use thread::{Chosen, Consumer, Order};
 /// Traces and captures of clients at once.
 const LIVE: usize = 8;
 /// What a trace has copied of each packet: headers.
-const HEADERS: u32 = 128;
+pub const HEADERS: u32 = 128;
 /// Packets of a trace per second, unless the client wants others; and at most.
 pub const RATE: u32 = 1000;
 const MAX_RATE: u32 = 100_000;
@@ -214,7 +214,7 @@ impl Recorder {
         let what = if id == UPLINK { TapWhat::Uplink } else { TapWhat::Nic(id.to_owned()) };
         let number = self.number();
         let Some(tape) = self.tapes.get_mut(id) else { return };
-        let sink = Arc::new(TapSink::new(number, what, 1, file::snap(&tape.options)));
+        let sink = Arc::new(TapSink::new(number, what, 1, file::snap(&tape.options).max(HEADERS)));
         tape.on = Some(sink.clone());
         let consumer = Consumer::File(tape.file.clone());
         self.begin(sink, consumer, filter);
@@ -290,7 +290,8 @@ impl Recorder {
         }
         let filter = Filter::compile(filter)?;
         let number = self.number();
-        let sink = Arc::new(TapSink::new(number, what, every, snap));
+        // A filter sees as much as it needs, whatever is kept.
+        let sink = Arc::new(TapSink::new(number, what, every, snap.max(HEADERS)));
         let live = Arc::new(make(sink.clone())?);
         self.live.insert(number, Watched { live: live.clone(), through: None });
         self.begin(sink, Consumer::Live(live), filter);

@@ -15,6 +15,8 @@ use std::{
 const PAUSE: Duration = Duration::from_millis(1);
 /// How often those who are gone are looked for.
 const LOOK: Duration = Duration::from_secs(1);
+/// A pass takes a quarter of a ring at most.
+const LAST: u32 = 5;
 
 /// What is done with the packets of a sink.
 pub enum Consumer {
@@ -53,13 +55,13 @@ pub fn run(taps: &Taps, orders: &Receiver<Order>, chosen: &Chosen) {
                 desk.consumers.insert(number, (consumer, filter));
             }
             Ok(Order::End(number, done)) => {
-                while desk.pass() {}
+                desk.last_passes();
                 desk.consumers.remove(&number);
                 let _ = done.try_send(());
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
-                while desk.pass() {}
+                desk.last_passes();
                 return;
             }
         }
@@ -77,6 +79,15 @@ struct Desk<'a> {
 }
 
 impl Desk<'_> {
+    /// Takes what is under way: no more than the rings hold, as others may fill them for ever.
+    fn last_passes(&mut self) {
+        for _ in 0..LAST {
+            if !self.pass() {
+                break;
+            }
+        }
+    }
+
     /// Takes some packets and gives them out. Returns whether there may be more.
     fn pass(&mut self) -> bool {
         let more = self.taps.take(&mut self.read);

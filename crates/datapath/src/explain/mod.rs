@@ -160,7 +160,10 @@ impl Plane {
     pub fn explain_frame(&self, from: &Origin, frame: &[u8]) -> Option<Walk> {
         let snapshot = self.shared.snapshot.load_full();
         let (vni, slot) = match from {
-            Origin::Vnic(id) => self.vnic(id).map(|vnic| (vnic.vni, vnic.place.slot))?,
+            Origin::Vnic(id) => {
+                let mut vnics = snapshot.vnics.iter().filter(|(_, vnic)| !vnic.trunk);
+                vnics.find(|(_, vnic)| *vnic.id == **id).map(|(slot, vnic)| (vnic.vni, slot))?
+            }
             Origin::Outside(vni) => (*vni, snapshot.network(*vni)?.remote.as_ref()?.slot),
         };
         let world = scratch::World::new(&self.shared, &snapshot, vni)?;

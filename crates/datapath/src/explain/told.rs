@@ -138,8 +138,8 @@ impl Known {
             state: line.state.name(),
             cut: line.state == State::Tcp(TcpState::Cut),
             opened_by: opener.filter(|vnic| !vnic.trunk).map_or("another host".into(), |vnic| vnic.id.to_string()),
-            age: context.now.wrapping_sub(line.made),
-            idle: context.now.wrapping_sub(line.seen),
+            age: context.now.saturating_sub(line.made),
+            idle: context.now.saturating_sub(line.seen),
         })
     }
 }
@@ -291,8 +291,12 @@ fn let_in(receiver: &Vnic, by: &Admission) -> String {
 }
 
 /// It has a receiver that takes it.
-pub(super) fn delivery(receiver: &Vnic, free: u16) -> Step {
-    step("delivery", Mark::Pass, format!("the guest of {} offers {free} buffers", receiver.id))
+pub(super) fn delivery(receiver: &Vnic, free: Option<u16>) -> Step {
+    let text = match free {
+        Some(free) => format!("the guest of {} offers {free} buffers", receiver.id),
+        None => format!("{} is being given frames all the time", receiver.id),
+    };
+    step("delivery", Mark::Pass, text)
 }
 
 /// It goes to several.

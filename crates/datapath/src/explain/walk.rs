@@ -3,10 +3,7 @@
 use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
 
 use butterfly_packet::mac::Mac;
-use butterfly_vhost::{
-    port::Queue,
-    ring::{BATCH, FrameStore, Frames},
-};
+use butterfly_vhost::ring::{BATCH, FrameStore, Frames};
 
 use super::{
     Fate, Refused, Step, Walk,
@@ -16,7 +13,7 @@ use super::{
 use crate::{
     antispoof::antispoof,
     batch::{Batch, Context, Meta, Verdict},
-    deliver::{NOT_ATTACHED, RING_FULL},
+    deliver::{FLOOD_LIMIT, NOT_ATTACHED, RING_FULL, may_flood},
     drops::{DropReason, info},
     filter::{Room, SESSIONS_FULL, admits_flooded, filter},
     flow::{L4, Packet, parse::parse},
@@ -168,6 +165,12 @@ fn flood(unknown: bool, frame: &[u8], context: &Context<'_>, room: &Room, steps:
     if others.is_empty() && remote.is_none() {
         return Err((NO_RECEIVER, own));
     }
+    // As the limit counts: whoever may not have it, too.
+    let members = context.network.members.len() - usize::from(!context.sender.trunk);
+    let copies = members + remote.map_or(0, |remote| remote.peers.len().max(1));
+    if !may_flood(context.sender, copies as u64, frame.len() as u32) {
+        return Err((FLOOD_LIMIT, own));
+    }
     let (mut here, mut away, mut drops) = (Vec::new(), Vec::new(), Vec::new());
     let mut details = Vec::new();
     for receiver in others {
@@ -207,15 +210,24 @@ fn flood(unknown: bool, frame: &[u8], context: &Context<'_>, room: &Room, steps:
     Ok(Fate::Flooded { here, away, refused: drops })
 }
 
-/// Buffers that a guest offers; or why it gets nothing.
-fn takes(receiver: &Vnic) -> Result<u16, DropReason> {
-    match receiver.shared.port.status(Queue::Rx) {
-        Some(ring) if ring.enabled && !ring.broken => match ring.avail_idx.wrapping_sub(ring.next_avail) {
-            0 => Err(RING_FULL),
-            free => Ok(free),
-        },
-        _ => Err(NOT_ATTACHED),
+/// Times that a ring is looked for while a worker has it.
+const LOOKS: u32 = 64;
+
+/// Buffers that a guest offers; or why it gets nothing. Waits for no worker: who has the ring all the time delivers to it.
+fn takes(receiver: &Vnic) -> Result<Option<u16>, DropReason> {
+    for _ in 0..LOOKS {
+        if let Some(ring) = receiver.shared.port.try_rx() {
+            return match ring.as_ref().map(|ring| ring.status()) {
+                Some(ring) if ring.enabled && !ring.broken => match ring.avail_idx.wrapping_sub(ring.next_avail) {
+                    0 => Err(RING_FULL),
+                    free => Ok(Some(free)),
+                },
+                _ => Err(NOT_ATTACHED),
+            };
+        }
+        std::thread::yield_now();
     }
+    Ok(None)
 }
 
 /// Whether it fits the uplink, and that is up.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use butterfly_uplink::Uplink;
 use butterfly_vhost::{
-    port::{Port, Queue},
+    port::Port,
     ring::{CallFd, RxRing},
 };
 
@@ -45,7 +45,8 @@ impl UplinkPort {
     /// Whether nobody is at the other end.
     pub fn is_down(&self) -> bool {
         match self {
-            UplinkPort::Ring(port) => port.status(Queue::Rx).is_none(),
+            // Whoever holds it sends.
+            UplinkPort::Ring(port) => port.try_rx().is_some_and(|ring| ring.is_none()),
             UplinkPort::Wire(_) => false,
         }
     }
