@@ -109,7 +109,7 @@ fn what_is_no_vnic_is_refused() {
         ),
         (
             "packet_trace: true packet_trace_path: \"/dev/null\"",
-            "cannot write packets to /dev/null: it exists and is not a file of \
+            "cannot write packets to /dev/null: it exists and is no file of packets of \
           the daemon's own: remove it, or name another path",
             "own",
         ),
