@@ -16,9 +16,6 @@ mkdir -p "$LOGS"
 
 build_tests "$LOGS/programs"
 for package in datapath vhost; do grep -q "^$package " "$LOGS/programs" || die "cargo built no test of butterfly-$package"; done
-build_tests "$LOGS/loom" --lib --features butterfly-datapath/loom
-read -r _ home program < <(grep '^datapath ' "$LOGS/loom") || die "cargo built no test of butterfly-datapath"
-
 tests_of() { # tests_of vhost|others: fails if one of them does, after all
   local status=0 package home program
   while read -r package home program; do
@@ -32,13 +29,20 @@ tests_of() { # tests_of vhost|others: fails if one of them does, after all
   return "$status"
 }
 
+loom() { # built beside the tests, too: nothing else needs cargo meanwhile
+  local home program
+  build_tests "$LOGS/loom" --lib --features butterfly-datapath/loom || return 1
+  read -r _ home program < <(grep '^datapath ' "$LOGS/loom") || return 1
+  test_in "$home" nice -n 19 "$program" loom
+}
+
 beside=()
 trap '[ ${#beside[@]} -eq 0 ] || kill "${beside[@]}" 2>/dev/null || true' EXIT
 trap 'exit 130' INT TERM HUP
 set +e # verdicts are counted, and the functions' own must not end them early
 tests_of vhost >"$LOGS/vhost.log" 2>&1 &
 beside+=($!)
-test_in "$home" nice -n 19 "$program" loom >"$LOGS/loom.log" 2>&1 &
+loom >"$LOGS/loom.log" 2>&1 &
 beside+=($!)
 failed=0
 tests_of others || failed=1

@@ -2,7 +2,7 @@
 # features everywhere and are built once.
 # shellcheck shell=bash
 
-export CARGO=${CARGO:-cargo} # scenarios build the programs under test with it
+CARGO=${CARGO:-cargo}
 
 # build_tests LIST [OPTION...]: builds the test programs of the workspace; LIST gets a line for each: directory's name, directory, program.
 build_tests() {
@@ -18,8 +18,8 @@ for line in open(sys.argv[1]):
         print(os.path.basename(home), home, m["executable"])' "$list.json" >"$list"
 }
 
-# test_in DIRECTORY PROGRAM ARGUMENTS...: as cargo does it
+# test_in DIRECTORY PROGRAM ARGUMENTS...: as cargo does it, which has built the daemon and the client with the tests
 test_in() {
   say "     Running $2 in $1"
-  (cd "$1" && CARGO_MANIFEST_DIR=$1 exec "${@:2}")
+  (cd "$1" && unset CARGO && CARGO_MANIFEST_DIR=$1 exec "${@:2}")
 }

@@ -49,8 +49,8 @@ fn the_switches_of_two_hosts_do_what_the_model_says() {
 /// What is said of a frame before it is sent is what happens to it, and saying it changes nothing.
 #[test]
 fn explanations_say_what_the_switch_does() {
-    compare(generate::case, 6_000, Explained::new);
-    compare(generate::case_of_two, 6_000, Explained::new);
+    compare(generate::case, 4_000, Explained::new);
+    compare(generate::case_of_two, 4_000, Explained::new);
 }
 
 /// Runs cases until there were so many frames, unless it is told how long to take.
