@@ -17,6 +17,9 @@ use std::{
 };
 use tracing::{Level, debug, enabled, error, warn};
 
+/// A reply to a batch is full at so many bytes: what is left is room for whatever a change is answered.
+const FULL: u64 = MAX_FRAME as u64 - (1 << 20);
+
 /// What a handler may want to know beside the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Context {
@@ -148,8 +151,11 @@ impl<H: Handler> Envelope<H> {
         } else {
             let mut size = 0;
             let within = |message: &Message| {
-                // A reply that nobody can take is not made.
-                let reply = if size <= MAX_FRAME as u64 { self.message(message) } else { self.too_much(message) };
+                // A reply that nobody can take is not made. One that does not fit is a long one: of a question, that changed nothing.
+                let mut reply = if size <= FULL { self.message(message) } else { self.too_much(message) };
+                if size <= FULL && size + reply.compute_size() > MAX_FRAME as u64 {
+                    reply = too_long(message);
+                }
                 size += reply.compute_size();
                 reply
             };
@@ -158,12 +164,11 @@ impl<H: Handler> Envelope<H> {
         Messages { messages, ..Default::default() }
     }
 
-    /// The requests before this one have filled the reply: it is not carried out.
+    /// There is no room in the reply for what this would be answered.
     fn too_much(&mut self, message: &Message) -> Message {
         self.begin(message.message_0.as_ref().and_then(|request| request.request.as_ref()));
         self.answered(false);
-        let failure = Failure::new("the reply to this batch is too long").with_help("ask in several batches");
-        reply(Response { status: MessageField::some(status(failure)), ..Default::default() }, message)
+        too_long(message)
     }
 
     fn message(&mut self, message: &Message) -> Message {
@@ -223,6 +228,11 @@ fn nothing_asked(request: Option<&Request>) -> Failure {
             "field {number} of the request is not known to this version: the client may be newer than the daemon"
         )),
     }
+}
+
+fn too_long(message: &Message) -> Message {
+    let failure = Failure::new("the reply to this batch is too long").with_help("ask in several batches");
+    reply(Response { status: MessageField::some(status(failure)), ..Default::default() }, message)
 }
 
 /// A response to a message.

@@ -12,6 +12,7 @@ impl Handler for Recorder {
             Action::NicDel(id) => Err(Failure::new(format!("not {id}")).with_help("because")),
             Action::NicUpdate(_) => Err(Failure::default()),
             Action::AppQuit => panic!("a defect"),
+            Action::WorkerList => Ok(Response { nic_list: vec!["x".repeat(6 << 20)], ..Default::default() }),
             _ => Ok(Response { nic_list: vec![context.request_counter.to_string()], ..Default::default() }),
         }
     }
@@ -104,6 +105,24 @@ const UNDECODABLE: [&[u8]; 5] = [
     b"\x0a\x07\x08\x06\x1a\x03\x1a\x01\xff",
     b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f",
 ];
+
+/// Three long answers fit nobody's message: the third is not given, and a change behind it is still carried out and told.
+#[test]
+fn a_reply_is_no_longer_than_a_client_takes() {
+    let message = |request: &str| format!("messages {{ revision: 6 message_0 {{ request {{ {request} }} message_id: \"m\" }} }}");
+    let batch =
+        [message("worker_list: true"), message("worker_list: true"), message("worker_list: true"), message("sg_del: \"s\"")];
+    let mut envelope = envelope();
+    let batch: Messages = text::parse(&batch.join(" ")).unwrap();
+    let reply = envelope.answer(&batch.write_to_bytes().unwrap());
+    assert!(reply.len() < MAX_FRAME, "{}", reply.len());
+    let reply = Messages::parse_from_bytes(&reply).unwrap().messages;
+    let succeeded: Vec<bool> = reply.iter().map(|message| message.message_0.response.status.status()).collect();
+    assert_eq!(succeeded, [true, true, false, true]);
+    assert!(reply.iter().all(|message| message.message_0.message_id() == "m"));
+    assert!(reply[2].message_0.response.status.error.help().contains("several batches"));
+    assert_eq!(envelope.handler().0.last().map(String::as_str), Some("SgDel(\"s\")"));
+}
 
 #[test]
 fn what_is_not_decodable_gets_the_bare_message() {
