@@ -214,16 +214,18 @@ fn the_commands_print_and_write() {
     let written =
         spawn(&["capture", "b", "udp", "and", "port", "7", "-w", file.to_str().unwrap(), "--count", "2", "--seconds", "60"]);
     let piped = spawn(&["capture", "nic:b", "-w", "-", "--count", "3", "--seconds", "60"]);
-    // There is room for four more then.
+    let endless = dir.join("endless.pcapng");
+    let interrupted = spawn(&["capture", "b", "-w", endless.to_str().unwrap()]);
+    // There is room for three more then.
     let begin = |daemon: &Daemon| {
         let start = trace_req::Start { target: MessageField::some(of_nic("a")), ..Default::default() };
         trace(daemon, TraceReq { start: MessageField::some(start), ..TraceReq::default() }).map(|begun| begun.trace())
     };
-    eventually("four began", || {
+    eventually("five began", || {
         let daemon = net.host.daemon();
         let more: Vec<u64> = std::iter::from_fn(|| begin(daemon).ok()).collect();
         more.iter().for_each(|number| drop(end_trace(daemon, *number)));
-        more.len() == 4
+        more.len() == 3
     });
     net.send("a", &v4(1, 2).udp(1, 7, b"one"));
     net.send("a", &v4(1, 2).tcp(&segment((1, 2), SYN, 1, 1), b""));
@@ -242,6 +244,12 @@ fn the_commands_print_and_write() {
     let values: Vec<serde_json::Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(values.len(), 3);
     assert!(values.iter().all(|value| value["verdict"] == "delivered" && value["from_nic"] == "a"));
+    // Ctrl-C ends one that has no end, and loses nothing of it.
+    let signalled = Command::new("kill").args(["-INT", &interrupted.id().to_string()]).status().unwrap();
+    assert!(signalled.success());
+    let said = String::from_utf8(finish(interrupted).stderr).unwrap();
+    assert!(said.starts_with("3 packets written; 0 lost"), "{said}");
+    assert_eq!(tshark(&endless, &["frame.number"]).len(), 3);
     finish(written);
     assert_eq!(tshark(&file, &["udp.srcport"]), [["1"], ["7"]]);
     let stream = dir.join("piped.pcapng");

@@ -77,10 +77,15 @@ impl Client {
     }
 
     fn receive(&self) -> Result<Vec<u8>, ClientError> {
-        self.socket.recv_bytes(0).map_err(|error| match error {
-            zmq::Error::EAGAIN => ClientError::ReceiveTimeout,
-            other => other.into(),
-        })
+        loop {
+            return match self.socket.recv_bytes(0) {
+                Ok(reply) => Ok(reply),
+                Err(zmq::Error::EAGAIN) => Err(ClientError::ReceiveTimeout),
+                // A signal that somebody handles: the reply is still to come.
+                Err(zmq::Error::EINTR) => continue,
+                Err(other) => Err(other.into()),
+            };
+        }
     }
 
     /// Sends `request` and waits for its reply.

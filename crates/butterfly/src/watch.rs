@@ -7,6 +7,9 @@ mod trace;
 use crate::{failure::Failure, reader::Arguments, tree::word};
 use butterfly_api::proto::TraceTarget;
 use clap::Arg;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 pub use capture::node as capture;
@@ -46,6 +49,8 @@ fn filter(arguments: &Arguments) -> Option<String> {
 struct Until {
     count: Option<u64>,
     end: Option<Instant>,
+    /// Somebody pressed Ctrl-C: what is under way is still told. Whoever does it twice does not want to wait.
+    interrupted: Arc<AtomicBool>,
 }
 
 impl Until {
@@ -57,11 +62,18 @@ impl Until {
             })
         });
         let end = limit.transpose()?.and_then(|limit| Instant::now().checked_add(limit));
-        Ok(Until { count: arguments.parsed("count", "a number")?, end })
+        let interrupted = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM] {
+            signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, interrupted.clone())?;
+            signal_hook::flag::register(signal, interrupted.clone())?;
+        }
+        Ok(Until { count: arguments.parsed("count", "a number")?, end, interrupted })
     }
 
     fn is_over(&self, packets: u64) -> bool {
-        self.count.is_some_and(|count| packets >= count) || self.end.is_some_and(|end| Instant::now() >= end)
+        self.interrupted.load(Ordering::Relaxed)
+            || self.count.is_some_and(|count| packets >= count)
+            || self.end.is_some_and(|end| Instant::now() >= end)
     }
 
     /// Waits a moment, but not beyond the end.

@@ -34,12 +34,9 @@ impl<T> Slab<T> {
         while self.0.len() <= index / CHUNK {
             self.0.push(Arc::new(std::array::from_fn(|_| None)));
         }
-        if let Some(chunk) = self.0.get_mut(index / CHUNK) {
-            let mut copy = (**chunk).clone();
-            if let Some(slot) = copy.get_mut(index % CHUNK) {
-                *slot = value;
-            }
-            *chunk = Arc::new(copy);
+        // Copied if others have it, too.
+        if let Some(slot) = self.0.get_mut(index / CHUNK).and_then(|chunk| Arc::make_mut(chunk).get_mut(index % CHUNK)) {
+            *slot = value;
         }
     }
 

@@ -19,7 +19,7 @@ use crate::{
     drops::DropReason,
     filter::{Room, admits_flooded, session_of},
     snapshot::{PortRef, Snapshot},
-    tunnel::UPLINK,
+    tunnel::{TOO_BIG, UPLINK},
 };
 
 /// Refusals of one batch, to vnics that are watched, that can be told apart.
@@ -36,6 +36,8 @@ struct Refusals {
     /// Vnics that did not get it, and copies for other hosts.
     here: u32,
     away: u32,
+    /// Too big for the uplink: no host gets it.
+    too_big: bool,
 }
 
 /// A vnic that is watched did not get a frame.
@@ -123,7 +125,10 @@ impl<'a> Tap<'a> {
     /// A frame was not sent to another host.
     #[cold]
     pub fn not_sent(&self, index: usize, reason: DropReason) {
-        self.refuse(index, reason, |refusals| refusals.away += 1);
+        self.refuse(index, reason, |refusals| {
+            refusals.away += 1;
+            refusals.too_big |= reason == TOO_BIG;
+        });
     }
 
     fn refuse(&self, index: usize, reason: DropReason, count: impl FnOnce(&mut Refusals)) {
@@ -383,7 +388,7 @@ impl<'a> Taken<'_, 'a, '_> {
         let (tap, context) = (self.tap, self.context);
         let refusals = tap.notes.frames.get(index).map(Cell::get).unwrap_or_default();
         let away = context.remote().map_or(0, |remote| remote.peers.len().max(1) as u32);
-        record.to.slot = away.saturating_sub(refusals.away);
+        record.to.slot = if refusals.too_big { 0 } else { away.saturating_sub(refusals.away) };
         record.reason = refusals.first;
         let (mut offered, mut denied) = (0, 0);
         // Counted before anybody is told: the record may go out in parts.
