@@ -13,6 +13,7 @@ mod filtering;
 mod hostile;
 mod lifecycle;
 mod metrics;
+mod mirror;
 mod offloads;
 mod process;
 mod rings;

@@ -254,6 +254,7 @@ fn declaration(nic: &Nic) -> proto::Nic {
         vni: Some(nic.vni),
         ip: nic.ips.clone(),
         security_group: nic.groups.clone(),
+        sniff_target_nic_id: nic.mirror_of.clone(),
         path: nic.path.as_ref().map(|path| path.to_str().unwrap().to_owned()),
         ..proto::Nic::default()
     };

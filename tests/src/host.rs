@@ -37,6 +37,8 @@ pub struct Nic {
     pub path: Option<PathBuf>,
     /// Its security groups.
     pub groups: Vec<String>,
+    /// It is a mirror of this vnic.
+    pub mirror_of: Option<String>,
 }
 
 impl Nic {
@@ -57,7 +59,13 @@ impl Nic {
             client: false,
             path: None,
             groups: Vec::new(),
+            mirror_of: None,
         }
+    }
+
+    /// A mirror of another vnic.
+    pub fn mirror(id: &str, mac: Mac, vni: u32, target: &str) -> Nic {
+        Nic { mirror_of: Some(target.to_owned()), ..Nic::filtered(id, mac, vni) }
     }
 
     /// With the front end as the socket's owner.

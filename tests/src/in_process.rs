@@ -73,6 +73,7 @@ impl Backend for InProcess {
         assert!(nic.groups.is_empty(), "security groups want a daemon");
         let path = nic.path.clone().unwrap_or_else(|| self.dir.path().join(format!("qemu-vhost-{}", nic.id)));
         let spec = VnicSpec {
+            sniff_target: nic.mirror_of.clone(),
             id: nic.id.clone(),
             mac: nic.mac,
             vni: nic.vni,

@@ -23,7 +23,7 @@ pub fn nic(declared: &proto::Nic, directory: &SocketDir) -> Result<Nic, Failure>
         security_groups: GroupNames::parse(&declared.security_group).map_err(|error| bad(&error))?,
         ip_anti_spoof: declared.ip_anti_spoof(),
         bypass_filtering: declared.bypass_filtering(),
-        sniff_target: declared.sniff_target_nic_id.clone(),
+        sniff_target: declared.sniff_target_nic_id.clone().filter(|target| !target.is_empty()),
         kind: kind(declared, &id, directory)?,
         packet_trace: declared.packet_trace(),
         packet_trace_path: declared.packet_trace_path.clone(),

@@ -34,6 +34,51 @@ pub enum Conflict {
         /// Whose it is.
         owner: String,
     },
+    /// A mirror sees its own network only.
+    #[error(
+        "nic {mirror:?} of VNI {vni} cannot mirror nic {target:?} of VNI {other}: a mirror sees its own network only; declare it with --vni {other}"
+    )]
+    OtherNetwork {
+        /// The mirror.
+        mirror: String,
+        /// Its network.
+        vni: Vni,
+        /// What it should mirror.
+        target: String,
+        /// The network of that.
+        other: Vni,
+    },
+    /// The same from the other end.
+    #[error("nic {nic:?} cannot be in VNI {vni}, as nic {by:?} of VNI {other} mirrors it: delete that one first")]
+    MirroredElsewhere {
+        /// It.
+        nic: String,
+        /// Where it should be.
+        vni: Vni,
+        /// Its mirror.
+        by: String,
+        /// The network of that.
+        other: Vni,
+    },
+    /// There are no copies of copies.
+    #[error("nic {mirror:?} cannot mirror nic {target:?}, which is a mirror itself: name the nic that {target:?} mirrors")]
+    OfMirror {
+        /// The mirror.
+        mirror: String,
+        /// What it should mirror.
+        target: String,
+    },
+    /// The same from the other end.
+    #[error("nic {nic:?} cannot become a mirror, as nic {by:?} mirrors it: delete that one first")]
+    IsMirrored {
+        /// It.
+        nic: String,
+        /// By this one.
+        by: String,
+    },
+    /// Nor of oneself.
+    #[error("nic {0:?} cannot mirror itself: name another nic of its VNI as the sniff target")]
+    OfItself(String),
 }
 
 impl Registry {
@@ -54,8 +99,10 @@ impl Registry {
 
     /// Checks `nic` against all others; an earlier state of itself is none of them.
     pub fn check(&self, nic: &Nic) -> Result<(), Conflict> {
+        self.check_mirror(nic)?;
         let address = (nic.vni, nic.mac.octets());
         let sharing = self.by_address.get(&address).into_iter().flatten();
+        let sharing = sharing.filter(|_| nic.sniff_target.is_none());
         let other = sharing.filter(|id| **id != nic.id).filter_map(|id| self.nics.get(id));
         if let Some(owner) = other.into_iter().find(|other| !(other.bypass_filtering && nic.bypass_filtering)) {
             let owner = owner.id.as_str().to_owned();
@@ -70,10 +117,41 @@ impl Registry {
         }
     }
 
+    /// A mirror and its target are of one network, and only one of them is a mirror, whichever is declared first.
+    fn check_mirror(&self, nic: &Nic) -> Result<(), Conflict> {
+        let id = || nic.id.as_str().to_owned();
+        for mirror in self.mirrors_of(nic.id.as_str()).filter(|mirror| mirror.id != nic.id) {
+            let by = mirror.id.as_str().to_owned();
+            if nic.sniff_target.is_some() {
+                return Err(Conflict::IsMirrored { nic: id(), by });
+            }
+            if mirror.vni != nic.vni {
+                return Err(Conflict::MirroredElsewhere { nic: id(), vni: nic.vni, by, other: mirror.vni });
+            }
+        }
+        let Some(target) = &nic.sniff_target else { return Ok(()) };
+        match self.nics.get(target.as_str()) {
+            _ if target == nic.id.as_str() => Err(Conflict::OfItself(id())),
+            Some(found) if found.vni != nic.vni => {
+                Err(Conflict::OtherNetwork { mirror: id(), vni: nic.vni, target: target.clone(), other: found.vni })
+            }
+            Some(found) if found.sniff_target.is_some() => Err(Conflict::OfMirror { mirror: id(), target: target.clone() }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The mirrors that name a vnic.
+    pub fn mirrors_of<'a>(&'a self, id: &'a str) -> impl Iterator<Item = &'a Nic> {
+        self.nics.values().filter(move |nic| nic.sniff_target.as_deref() == Some(id))
+    }
+
     /// Adds `nic`, in place of one with its id.
     pub fn insert(&mut self, nic: Nic) {
         self.remove(nic.id.as_str());
-        self.by_address.entry((nic.vni, nic.mac.octets())).or_default().insert(nic.id.clone());
+        // A mirror is no station: its address is nobody's.
+        if nic.sniff_target.is_none() {
+            self.by_address.entry((nic.vni, nic.mac.octets())).or_default().insert(nic.id.clone());
+        }
         if let Some(socket) = nic.kind.socket() {
             self.by_socket.insert(socket.clone(), nic.id.clone());
         }
@@ -156,6 +234,29 @@ mod tests {
         assert_eq!(registry.check(&client), Err(expected));
         registry.remove("a");
         assert_eq!(registry.check(&client), Ok(()));
+    }
+
+    #[test]
+    fn a_mirror_is_of_a_station_of_its_network() {
+        let mirror = |id: &str, vni, target: &str| Nic { sniff_target: Some(target.to_owned()), ..nic(id, MAC, vni, false) };
+        let mut registry = Registry::default();
+        registry.insert(nic("a", MAC, 1, false));
+        assert_eq!(registry.check(&mirror("m", 1, "a")), Ok(()), "whatever its address is");
+        assert_eq!(registry.check(&mirror("m", 2, "later")), Ok(()));
+        assert!(matches!(registry.check(&mirror("m", 2, "a")), Err(Conflict::OtherNetwork { .. })));
+        assert_eq!(registry.check(&mirror("m", 1, "m")), Err(Conflict::OfItself("m".into())));
+        registry.insert(mirror("m", 1, "a"));
+        assert!(matches!(registry.check(&mirror("n", 1, "m")), Err(Conflict::OfMirror { .. })));
+        assert!(matches!(registry.check(&mirror("a", 1, "x")), Err(Conflict::IsMirrored { .. })));
+        assert!(registry.check(&nic("b", MAC, 1, false)).is_err(), "a has that address");
+        registry.remove("a");
+        assert!(registry.check(&nic("b", MAC, 1, false)).is_ok(), "the mirror has none");
+        assert!(matches!(registry.check(&nic("a", MAC, 7, false)), Err(Conflict::MirroredElsewhere { .. })));
+        assert!(matches!(registry.check(&mirror("a", 7, "x")), Err(Conflict::IsMirrored { .. })));
+        assert_eq!(registry.check(&nic("a", MAC, 1, false)), Ok(()));
+        assert_eq!(registry.check(&mirror("m", 2, "b")), Ok(()), "it moves itself");
+        registry.insert(nic("a", MAC, 1, false));
+        assert_eq!(registry.mirrors_of("a").map(|nic| nic.id.as_str()).collect::<Vec<_>>(), ["m"]);
     }
 
     #[test]

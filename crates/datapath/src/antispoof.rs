@@ -16,6 +16,12 @@ drop_reasons! { 1;
         remedy: "give the machine's interface the address that `butterfly nic show NIC` tells; if it has to forward for others, declare it again with `butterfly nic add --id NIC ... --bypass-filtering`",
         charged: "the sender",
     }
+    /// The vnic is a mirror, which receives copies and sends nothing.
+    MIRROR_SENDS = "mirror-sends" {
+        cause: "the analyser's machine asks for an address or answers to its own; harmless",
+        remedy: "take the address off the analyser's interface (`ip address flush`) and switch IPv6 off on it; a vnic that has to talk is declared without `--sniff-target`",
+        charged: "the sender",
+    }
     /// Reverse ARP, which only hosts that do not know their address speak.
     RARP = "rarp" {
         cause: "a boot program that looks for its address in the way of the eighties; harmless",
@@ -36,13 +42,27 @@ pub(crate) fn antispoof(batch: &mut Batch<'_>, context: &Context<'_>) {
     if context.sender.rules.bypass {
         return;
     }
+    if context.sender.mirrors.is_some() {
+        return silence(batch, context);
+    }
     let (frames, metas) = batch.parts();
     for (index, meta) in metas.iter_mut().enumerate() {
         if meta.verdict == Verdict::Undecided
             && let Err(reason) = check(meta.source, meta.inside, || frames.head(index), context.sender)
         {
             meta.verdict = Verdict::Drop(reason, context.sender.place.slot);
+            meta.offload = false; // nobody will look at what it claims
         }
+    }
+}
+
+/// A mirror sends nothing.
+#[cold]
+fn silence(batch: &mut Batch<'_>, context: &Context<'_>) {
+    let (_, metas) = batch.parts();
+    for meta in metas.iter_mut().filter(|meta| meta.verdict == Verdict::Undecided) {
+        meta.verdict = Verdict::Drop(MIRROR_SENDS, context.sender.place.slot);
+        meta.offload = false;
     }
 }
 

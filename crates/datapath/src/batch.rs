@@ -134,10 +134,17 @@ impl<'a> Context<'a> {
         charged.shared.counters.drop(self.worker, reason, &Dropped::of(frames, index, self.clock));
     }
 
+    /// The same of a frame of our own.
+    #[cold]
+    pub fn count_own(&self, charged: &Vnic, reason: DropReason, frame: &[u8]) {
+        let packet = Dropped { head: frame, len: frame.len() as u32, when: self.clock.tenths() };
+        charged.shared.counters.drop(self.worker, reason, &packet);
+    }
+
     /// The tap of those who watch.
     #[inline(always)]
     pub fn tap(&self) -> Option<Tap<'a>> {
-        Tap::of(self.watched?, self.notes, self.worker)
+        self.watched.map(|watched| Tap::of(watched, self.notes, self.worker))
     }
 
     /// The other hosts of the sender's network, unless the frames come from there: nothing goes back to where it came from.

@@ -18,6 +18,7 @@ use crate::{
     drops::{DropReason, drop_reasons},
     filter::{Room, admits_flooded},
     forward::NO_RECEIVER,
+    mirror::{mirror, mirror_answer},
     segment::Segments,
     snapshot::Vnic,
     tunnel::{self, Departures, Leaving},
@@ -74,7 +75,7 @@ fn weight(meta: &Meta, len: u32) -> u64 {
 /// Interrupts to send when no ring is held any more.
 pub(crate) type Calls = Vec<Arc<CallFd>>;
 
-fn call(calls: &mut Calls, call: Option<Arc<CallFd>>) {
+pub(crate) fn call(calls: &mut Calls, call: Option<Arc<CallFd>>) {
     if let Some(call) = call {
         if calls.len() < calls.capacity() {
             calls.push(call);
@@ -97,13 +98,18 @@ impl From<NotDelivered> for DropReason {
 
 /// What a receiver got of a batch.
 #[derive(Default)]
-struct Got {
+pub(crate) struct Got {
     packets: u64,
     bytes: u64,
 }
 
 impl Got {
-    fn count(&self, receiver: &Vnic, worker: usize) {
+    pub fn one(&mut self, bytes: usize) {
+        self.packets += 1;
+        self.bytes += bytes as u64;
+    }
+
+    pub fn count(&self, receiver: &Vnic, worker: usize) {
         if self.packets > 0
             && let Some(cells) = receiver.shared.counters.of(worker)
         {
@@ -202,6 +208,7 @@ pub(crate) fn deliver(
     };
     if let Some(tap) = context.tap() {
         tap.take(&batch, context, room);
+        mirror(&batch, context, (&tap, room), (receivers.iter().map(|receiver| receiver.slot), planned.floods), calls);
     }
     call(calls, batch.frames.release());
     for (guard, receiver, got) in &mut held {
@@ -227,11 +234,13 @@ fn answer(context: &Context<'_>, departures: &mut Departures, calls: &mut Calls)
         for frame in departures.answers.iter() {
             let delivered = ring.deliver_own(frame);
             if delivered.is_ok() {
-                got.packets += 1;
-                got.bytes += frame.len() as u64;
+                got.one(frame.len());
             }
             if let Some(tap) = context.tap() {
                 tap.answer(frame, context, delivered.err().map(Into::into));
+                if delivered.is_ok() {
+                    mirror_answer(frame, context, &tap, calls);
+                }
             }
         }
         call(calls, publish(ring));
@@ -241,7 +250,7 @@ fn answer(context: &Context<'_>, departures: &mut Departures, calls: &mut Calls)
 }
 
 /// Shows a guest what it got, unless its memory was taken away meanwhile.
-fn publish(ring: &mut RxRing) -> Option<Arc<CallFd>> {
+pub(crate) fn publish(ring: &mut RxRing) -> Option<Arc<CallFd>> {
     let interrupt = ring.publish();
     if ring.poisoned() {
         ring.rest();
@@ -278,7 +287,7 @@ fn refuse(context: &Context<'_>, receiver: &Vnic, frames: &Frames<'_>, index: us
 
 /// Writes those frames of a batch that `wanted` names into one receive ring, in order.
 #[inline(always)]
-fn to_one(
+pub(crate) fn to_one(
     batch: &Batch<'_>,
     ring: Option<&mut RxRing>,
     receiver: &Vnic,

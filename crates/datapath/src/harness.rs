@@ -180,6 +180,13 @@ impl Host {
         Ok(())
     }
 
+    /// Declares a mirror of another vnic.
+    pub fn declare_mirror(&mut self, id: &str, mac: Mac, vni: u32, target: &str) -> Result<(), AddError> {
+        let (vnic, attachment) = self.plane.insert_as(id, mac, vni, &VnicPolicy::default(), Some(target))?;
+        self.vnics.insert(id.to_owned(), Attached { vnic, attachment, guest: None });
+        Ok(())
+    }
+
     /// Changes a vnic's policy.
     pub fn update(&mut self, id: &str, policy: &VnicPolicy) -> Result<(), AddError> {
         self.plane.update(id, policy)

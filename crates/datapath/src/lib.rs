@@ -25,6 +25,7 @@ mod gone;
 pub mod harness;
 mod headers;
 mod last_drops;
+mod mirror;
 mod observe;
 mod offload;
 mod plane;

@@ -48,6 +48,7 @@ pub(crate) fn offload(batch: &mut Batch<'_>, context: &Context<'_>) {
         meta.offload = frame.net.flags & NetHeader::FLAG_NEEDS_CSUM != 0 || frame.net.gso_type != NetHeader::GSO_NONE;
         if meta.offload && rebuild(frames, index, frame.net, frame.len, meta).is_none() {
             meta.verdict = Verdict::Drop(BAD_OFFLOAD, context.sender.place.slot);
+            meta.offload = false;
         }
     }
 }

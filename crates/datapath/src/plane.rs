@@ -29,7 +29,7 @@ use crate::{
     slab::Slab,
     snapshot::{Network, Numbers, PortRef, Remote, Rules, Shared as VnicShared, Snapshot, Vnic},
     tally::Tally,
-    tap::{Ring, Selection},
+    tap::{Mirror, Ring, Selection},
     tunnel::{PeerRef, Tunnel, UPLINK},
     worker::{Handle, Shared},
 };
@@ -227,6 +227,18 @@ impl Plane {
 
     /// Puts a vnic into the snapshot. When this returns, every worker filters it; its rings may start.
     pub fn insert(&self, id: &str, mac: Mac, vni: u32, policy: &VnicPolicy) -> Result<(Arc<Vnic>, Attachment), AddError> {
+        self.insert_as(id, mac, vni, policy, None)
+    }
+
+    /// The same of a vnic that may be the mirror of another one, which need not exist.
+    pub fn insert_as(
+        &self,
+        id: &str,
+        mac: Mac,
+        vni: u32,
+        policy: &VnicPolicy,
+        mirrors: Option<&str>,
+    ) -> Result<(Arc<Vnic>, Attachment), AddError> {
         if mac.is_group() || mac == Mac::ZERO {
             return Err(AddError::BadMac(mac));
         }
@@ -238,7 +250,9 @@ impl Plane {
             return Err(AddError::Exists(id.to_owned()));
         }
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
-        check_mac(&next, None, mac, vni, policy.bypass)?;
+        if mirrors.is_none() {
+            check_mac(&next, None, mac, vni, policy.bypass)?;
+        }
         let slot = next.vnics.vacant();
         // A network's first vnic may bring its trunk.
         if slot + 1 >= UPLINK.slot {
@@ -246,6 +260,9 @@ impl Plane {
         }
         let network = next.by_vni.get(&vni).copied().unwrap_or_else(|| next.networks.vacant());
         self.next_version(&mut next);
+        let mut rules = policy.rules(&mut state.groups);
+        // Nobody is to think that it may send.
+        rules.bypass &= mirrors.is_none();
         let vnic = Arc::new(Vnic {
             id: id.into(),
             place: state.place(slot),
@@ -253,9 +270,10 @@ impl Plane {
             vni,
             network,
             trunk: false,
+            mirrors: mirrors.map(Into::into),
             born: next.version,
             since: next.version,
-            rules: policy.rules(&mut state.groups),
+            rules,
             shared: self.vnic_state(),
         });
         let place = vnic.place;
@@ -264,9 +282,10 @@ impl Plane {
         let remote = self.remote(&state, &next, vni, network);
         rebuild_network(&mut next, vni, network, remote);
         state.by_id.insert(vnic.id.clone(), place);
+        find_mirrors(&state, &mut next);
         self.publish(next);
         self.updates.add(Update::VnicAdded);
-        if !vnic.rules.bypass {
+        if !vnic.rules.bypass && mirrors.is_none() {
             // Its address is its own from now on.
             self.forget(|learnt| learnt.vni == vni && learnt.mac == number(mac));
         }
@@ -303,6 +322,7 @@ impl Plane {
             vni,
             network,
             trunk: true,
+            mirrors: None,
             born: next.version,
             since: next.version,
             rules,
@@ -370,8 +390,12 @@ impl Plane {
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
         let place = state.by_id.get(id).copied();
         let Some(old) = place.and_then(|place| next.vnic(place).cloned()) else { return Err(AddError::Unknown(id.to_owned())) };
-        check_mac(&next, place, old.mac, old.vni, policy.bypass)?;
-        let rules = policy.rules(&mut state.groups);
+        let mut rules = policy.rules(&mut state.groups);
+        if old.mirrors.is_none() {
+            check_mac(&next, place, old.mac, old.vni, policy.bypass)?;
+        } else {
+            rules.bypass = false;
+        }
         if rules.declared_like(&old.rules) {
             return Ok(());
         }
@@ -443,6 +467,7 @@ impl Plane {
         let state = self.state();
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
         next.selection = choose(&|id| state.by_id.get(id).map(|place| place.slot));
+        find_mirrors(&state, &mut next);
         self.publish(next);
     }
 
@@ -453,6 +478,7 @@ impl Plane {
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
         let Some(vnic) = next.vnic(place).cloned() else { return false };
         next.vnics.set(place.slot, None);
+        find_mirrors(&state, &mut next);
         let remote = self.remote(&state, &next, vnic.vni, vnic.network);
         let trunk = remote.as_ref().map(|remote| remote.slot);
         rebuild_network(&mut next, vnic.vni, vnic.network, remote);
@@ -599,6 +625,7 @@ pub(crate) fn copy_with(old: &Vnic, rules: Rules) -> Vnic {
         vni: old.vni,
         network: old.network,
         trunk: old.trunk,
+        mirrors: old.mirrors.clone(),
         born: old.born,
         since: old.since,
         rules,
@@ -640,12 +667,26 @@ fn check_mac(snapshot: &Snapshot, own: Option<PortRef>, mac: Mac, vni: u32, bypa
     Ok(())
 }
 
+/// Finds whose frames each mirror gets copies of.
+fn find_mirrors(state: &State, next: &mut Snapshot) {
+    let mut mirrors: Vec<Mirror> = Vec::new();
+    for (_, vnic) in next.vnics.iter() {
+        let target = vnic.mirrors.as_ref().and_then(|target| state.by_id.get(target)).and_then(|place| next.vnic(*place));
+        // Not of another network, and no copies of copies.
+        let target = target.filter(|target| target.vni == vnic.vni && target.mirrors.is_none());
+        mirrors.extend(target.map(|target| Mirror { target: target.place.slot, mirror: vnic.place.slot }));
+    }
+    next.selection = Selection::mirroring(next.selection.take(), mirrors);
+}
+
 fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote: Option<Remote>) {
     let vnics: &Slab<Vnic> = &snapshot.vnics;
-    let members: Vec<&Arc<Vnic>> = vnics.iter().map(|(_, vnic)| vnic).filter(|vnic| vnic.vni == vni && !vnic.trunk).collect();
+    let own = || vnics.iter().map(|(_, vnic)| vnic).filter(|vnic| vnic.vni == vni && !vnic.trunk);
+    let members: Vec<&Arc<Vnic>> = own().filter(|vnic| vnic.mirrors.is_none()).collect();
     let learnt = snapshot.networks.get(at).map(|network| network.learnt.clone()).unwrap_or_default();
     let sessions = snapshot.networks.get(at).map(|network| network.sessions.clone()).unwrap_or_default();
-    let network = (!members.is_empty()).then(|| {
+    // One that has nothing but mirrors is there for them.
+    let network = own().next().is_some().then(|| {
         Arc::new(Network {
             members: members.iter().map(|vnic| vnic.place.slot).collect(),
             filtered: members.iter().any(|vnic| !vnic.rules.bypass),

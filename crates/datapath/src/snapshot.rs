@@ -114,6 +114,8 @@ pub(crate) struct Vnic {
     pub network: u32,
     /// It is none: it stands for what its network has on other hosts.
     pub trunk: bool,
+    /// It is a mirror of the vnic with this id: it gets copies of that one's frames and nothing else, and sends nothing.
+    pub mirrors: Option<Arc<str>>,
     /// Version of the snapshot that it came with: what was decided before was about another vnic in its place.
     pub born: u32,
     /// Version since which what it may do was not taken back by something else than a rule that went.
@@ -125,7 +127,7 @@ pub(crate) struct Vnic {
 /// The vnics of a VNI on this host.
 #[derive(Clone)]
 pub(crate) struct Network {
-    /// Slots of its vnics, ascending.
+    /// Slots of its vnics but mirrors, ascending.
     pub members: Vec<u32>,
     /// Whether any of them is filtered.
     pub filtered: bool,
@@ -161,7 +163,7 @@ pub(crate) struct Snapshot {
     pub version: u32,
     /// Which groups an address is a member of.
     pub members: Members,
-    /// Who watches; nobody, most of the time.
+    /// Who watches, mirrors included; nobody, most of the time.
     pub selection: Option<Arc<Selection>>,
 }
 

@@ -88,6 +88,9 @@ pub struct VnicSpec {
     pub path: PathBuf,
     /// What it may do.
     pub policy: VnicPolicy,
+    /// It is a mirror of the vnic with this id, which need not exist: it gets copies of what that one sends and receives as long as
+    /// that one is in the same network and no mirror itself. It gets nothing else, and sends nothing.
+    pub sniff_target: Option<String>,
 }
 
 /// A vnic for the operator.
@@ -286,7 +289,8 @@ impl Switch {
     /// Adds a vnic and opens its socket. Its policy is in force before a guest can attach. On an error nothing has changed.
     pub fn add_vnic(&self, spec: VnicSpec) -> Result<(), AddError> {
         let mut vnics = self.vnics();
-        let (vnic, attachment) = self.plane.insert(&spec.id, spec.mac, spec.vni, &spec.policy)?;
+        let mirrors = spec.sniff_target.as_deref();
+        let (vnic, attachment) = self.plane.insert_as(&spec.id, spec.mac, spec.vni, &spec.policy, mirrors)?;
         let link = Link {
             id: spec.id.clone(),
             vni: spec.vni,
@@ -368,14 +372,16 @@ impl Switch {
         let shared = &self.plane.shared;
         let snapshot = shared.snapshot.load();
         let wanted = |of: u32| vni.is_none_or(|vni| vni == of);
-        let own = snapshot.vnics.iter().filter(|(_, vnic)| wanted(vnic.vni) && !vnic.trunk).map(|(_, vnic)| FdbRow {
-            vni: vnic.vni,
-            mac: vnic.mac,
-            id: vnic.id.to_string(),
-            peer: None,
-            kind: FdbKind::Static,
-            idle: None,
-        });
+        let own = snapshot.vnics.iter().filter(|(_, vnic)| wanted(vnic.vni) && !vnic.trunk && vnic.mirrors.is_none()).map(
+            |(_, vnic)| FdbRow {
+                vni: vnic.vni,
+                mac: vnic.mac,
+                id: vnic.id.to_string(),
+                peer: None,
+                kind: FdbKind::Static,
+                idle: None,
+            },
+        );
         let learnt = shared.fdb.list(shared.clock.now()).into_iter().filter(|entry| wanted(entry.vni)).filter_map(|entry| {
             let behind = snapshot.behind(entry.place)?;
             let tunnel = shared.tunnel.as_ref().filter(|_| behind.trunk);

@@ -85,7 +85,8 @@ pub struct Nic {
     pub ip_anti_spoof: bool,
     /// Neither filtered nor held to its addresses.
     pub bypass_filtering: bool,
-    /// Echoed, without effect.
+    /// It is a mirror: it gets copies of what the vnic with this id sends and receives, and nothing else, and it sends nothing. That
+    /// one need not exist.
     pub sniff_target: Option<String>,
     /// What is on the other side.
     pub kind: Kind,

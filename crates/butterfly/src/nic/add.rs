@@ -34,10 +34,12 @@ pub fn node() -> Node {
                 option("trace-file-size", "BYTES").help("begin the next file, PATH.1 and so on, when one has so many"),
                 option("trace-files", "N").help("overwrite the first file after so many (default: 2); needs --trace-file-size"),
                 flag("bypass-filtering").help("no firewall and no source checks for this NIC"),
+                option("sniff-target", "NIC").help("a mirror of that NIC of the same VNI: gets copies of all it sends and receives, and cannot send"),
             ])
             .after_help(
                 "butterfly nic add --id vm-1 --mac 52:54:00:12:34:01 --vni 42 --ip 10.0.0.1 --sg web\n\
-                 butterfly nic add --id vm-2 --mac 52:54:00:12:34:02 --vni 42 --type VHOST_USER_CLIENT --path /run/vm-2.sock",
+                 butterfly nic add --id vm-2 --mac 52:54:00:12:34:02 --vni 42 --type VHOST_USER_CLIENT --path /run/vm-2.sock\n\
+                 butterfly nic add --id probe --mac 52:54:00:12:34:99 --vni 42 --sniff-target vm-1",
             ),
         add,
     )
@@ -79,6 +81,7 @@ fn nic(arguments: &Arguments) -> Result<Nic, Failure> {
         security_group: arguments.values("sg").to_vec(),
         ip_anti_spoof: arguments.has("enable-antispoof").then_some(true),
         bypass_filtering: arguments.has("bypass-filtering").then_some(true),
+        sniff_target_nic_id: text("sniff-target"),
         type_: kind.map(Into::into),
         path: text("path"),
         packet_trace,

@@ -56,6 +56,7 @@ fn page(show: &NicShow, now: u64, all: bool) -> String {
 
 fn declaration(page: &mut String, show: &NicShow) {
     let filtering = match (show.bypass_filtering(), show.ip_anti_spoof()) {
+        _ if show.mirror.is_some() => "it is a mirror: nothing that it sends passes",
         (true, _) => "bypassed",
         (false, true) => "on, with ARP anti-spoofing",
         (false, false) => "on",
@@ -65,6 +66,13 @@ fn declaration(page: &mut String, show: &NicShow) {
     field(page, "addresses", &listed(&show.ip));
     field(page, "security groups", &listed(&show.security_group));
     field(page, "filtering", filtering);
+    if let Some(mirror) = show.mirror.as_ref() {
+        let idle = mirror.idle.as_ref().map(|idle| format!(": no copies, as {idle}")).unwrap_or_default();
+        field(page, "mirror of", &format!("{}{idle}", mirror.target()));
+    }
+    if !show.mirrored_by.is_empty() {
+        field(page, "mirrored by", &listed(&show.mirrored_by));
+    }
 }
 
 fn machine(page: &mut String, show: &NicShow, now: u64) {

@@ -11,6 +11,17 @@ pub fn json(show: &NicShow) -> Value {
         Ok(kind) => json!(format!("{kind:?}")),
         Err(number) => json!(number),
     });
+    let mirror = show.mirror.as_ref().map(|mirror| json!({ "target": mirror.target(), "idle": mirror.idle }));
+    let packet_trace = show.packet_trace.as_ref().map(|trace| {
+        json!({
+            "on": trace.on(),
+            "path": trace.path,
+            "packets": trace.packets(),
+            "bytes": trace.bytes(),
+            "lost": trace.lost(),
+            "trouble": trace.trouble,
+        })
+    });
     json!({
         "id": show.id(),
         "mac": show.mac(),
@@ -59,14 +70,9 @@ pub fn json(show: &NicShow) -> Value {
         "learn_refused": show.learn_refused(),
         "sessions": show.sessions(),
         "host_mtu": show.host_mtu,
-        "packet_trace": show.packet_trace.as_ref().map(|trace| json!({
-            "on": trace.on(),
-            "path": trace.path,
-            "packets": trace.packets(),
-            "bytes": trace.bytes(),
-            "lost": trace.lost(),
-            "trouble": trace.trouble,
-        })),
+        "mirror": mirror,
+        "mirrored_by": show.mirrored_by,
+        "packet_trace": packet_trace,
         "drops": drops_json(&show.drops),
     })
 }

@@ -112,6 +112,7 @@ impl<D: Dataplane> Daemon<D> {
             },
             path: path.into(),
             policy: policy(nic),
+            sniff_target: nic.sniff_target.clone(),
         });
         match made {
             Ok(()) => self.announcer.made(id),

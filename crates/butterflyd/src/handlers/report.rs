@@ -6,7 +6,7 @@ use butterfly_api::{
     Answer, Failure,
     proto::{
         FdbEntry, FdbListReq, NicShow, NicStats, Response, Worker, fdb_entry,
-        nic_show::{Drop, MemoryRegion, Queue},
+        nic_show::{Drop, MemoryRegion, Mirror, Queue},
     },
 };
 use butterfly_datapath::{FdbKind, FdbRow, ReasonInfo, RingStatus, VnicReport, WorkerReport};
@@ -24,7 +24,13 @@ impl<D: Dataplane> Daemon<D> {
         let (nic, report) = self.report(id)?;
         let host_mtu = self.dataplane.inner_mtu();
         let packet_trace = self.recorder.status(id).into();
-        let show = NicShow { host_mtu, packet_trace, ..show(nic, &report) };
+        let mirror = nic.sniff_target.as_ref().map(|target| Mirror {
+            target: Some(target.clone()),
+            idle: self.nics.get(target).is_none().then(|| "there is no such nic yet".to_owned()),
+            ..Default::default()
+        });
+        let mirrored_by = self.nics.mirrors_of(id).map(|nic| nic.id.as_str().to_owned()).collect();
+        let show = NicShow { host_mtu, packet_trace, mirror: mirror.into(), mirrored_by, ..show(nic, &report) };
         Ok(Response { nic_show: MessageField::some(show), ..Default::default() })
     }
 

@@ -159,7 +159,7 @@ fn addresses_groups_and_flags_change_in_place() {
         ("ip_anti_spoof: true", vec!["update n"], "ip_anti_spoof: true"),
         ("bypass_filtering: true", vec!["update n"], "bypass_filtering: true"),
         ("security_group: \"db\"", vec!["update n"], "security_group: \"db\""),
-        ("sniff_target_nic_id: \"s\"", vec![], "sniff_target_nic_id: \"s\""),
+        ("packet_trace: true", vec![], "packet_trace: true"),
         ("packet_trace_path: \"/p\"", vec![], "packet_trace_path: \"/p\""),
         ("mac: \"42:00:00:00:00:AA\"", vec![], "mac: \"42:00:00:00:00:AA\""),
     ] {

@@ -87,6 +87,8 @@ pub enum NoAnswer {
     NeedsMac(IpAddr),
     #[error("protocol {0} goes with {1} addresses")]
     WrongFamily(u8, &'static str),
+    #[error("{0} is a mirror of {1}: it gets copies of that one's frames and nothing else")]
+    Mirror(String, String),
     #[error("{0} bytes are too few for the headers of this packet, which take {1}")]
     TooShort(u16, usize),
     #[error("no memory for a copy of what concerns the packet")]
@@ -139,6 +141,9 @@ pub(super) fn resolve(question: &Question, snapshot: &Snapshot, spans_hosts: boo
         }
         Target::Vnic(id) => {
             let vnic = known(id)?;
+            if let Some(target) = &vnic.mirrors {
+                return Err(NoAnswer::Mirror(id.clone(), target.to_string()));
+            }
             let v6 = question.source.map(|ip| ip.is_ipv6());
             let v6 = v6.or(sender
                 .and_then(|vnic| first(vnic, None))

@@ -73,7 +73,8 @@ pub(super) fn dropped(stage: &'static str, reason: DropReason) -> Step {
 /// Nobody in the network has the address.
 pub(super) fn never_sent(asked: &Asked, snapshot: &Snapshot) -> Walk {
     let wanted = asked.ips.1;
-    let owner = snapshot.vnics.iter().map(|(_, vnic)| vnic).find(|vnic| vnic.rules.owns(crate::rules::number(wanted)));
+    let vnics = snapshot.vnics.iter().map(|(_, vnic)| vnic).filter(|vnic| vnic.mirrors.is_none());
+    let owner = vnics.into_iter().find(|vnic| vnic.rules.owns(crate::rules::number(wanted)));
     let mut lookup =
         step("lookup", Mark::Stop, format!("nobody in VNI {} has {wanted}: its sender gets no answer to ARP or ND", asked.vni));
     if let Some(owner) = owner {

@@ -15,5 +15,5 @@ pub use record::{TapPoint, TapRole};
 pub use selection::{TapSink, TapWhat};
 
 pub(crate) use ring::Ring;
-pub(crate) use selection::Selection;
+pub(crate) use selection::{Mirror, Selection};
 pub(crate) use take::{Notes, Tap};

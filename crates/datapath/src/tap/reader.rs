@@ -140,7 +140,7 @@ impl Plane {
         to.words.clear();
         to.ends.clear();
         let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
-        let off = self.shared.snapshot.load().selection.is_none();
+        let off = !self.shared.snapshot.load().selection.as_ref().is_some_and(|selection| selection.has_sinks());
         let mut more = false;
         for ring in rings.iter() {
             let most = to.words.len() + TAKEN;

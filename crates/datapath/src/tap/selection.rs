@@ -57,8 +57,19 @@ impl TapSink {
     }
 }
 
-/// All sinks, by what they are about. Immutable: part of the snapshot.
+/// A vnic that gets copies of what another one of its network sends and receives.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Mirror {
+    /// Slot of that one.
+    pub target: u32,
+    /// Its own.
+    pub mirror: u32,
+}
+
+/// All sinks, by what they are about, and all mirrors. Immutable: part of the snapshot.
+#[derive(Clone)]
 pub(crate) struct Selection {
+    /// One for each worker, if there are sinks.
     pub(super) rings: Vec<Arc<Ring>>,
     /// Of all networks.
     pub(super) all: Vec<Arc<TapSink>>,
@@ -68,6 +79,8 @@ pub(crate) struct Selection {
     slots: Numbers,
     vnics: Vec<Vec<Arc<TapSink>>>,
     pub(super) uplink: Vec<Arc<TapSink>>,
+    /// By target.
+    mirrors: Vec<Mirror>,
 }
 
 impl Selection {
@@ -80,6 +93,7 @@ impl Selection {
             slots: Numbers::default(),
             vnics: Vec::new(),
             uplink: Vec::new(),
+            mirrors: Vec::new(),
         };
         let mut by_slot = std::collections::BTreeMap::<u32, Vec<Arc<TapSink>>>::new();
         for sink in sinks {
@@ -106,6 +120,33 @@ impl Selection {
         }
         let at = self.slots.get(slot.into());
         at.and_then(|at| self.vnics.get(at as usize)).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// The same with these mirrors; nothing, if then nobody watches.
+    pub fn mirroring(old: Option<Arc<Selection>>, mut mirrors: Vec<Mirror>) -> Option<Arc<Selection>> {
+        mirrors.sort_unstable();
+        match old {
+            Some(old) if old.mirrors == mirrors => Some(old).filter(|old| old.has_sinks() || !old.mirrors.is_empty()),
+            Some(old) if old.has_sinks() => Some(Arc::new(Selection { mirrors, ..Selection::clone(&old) })),
+            _ if mirrors.is_empty() => None,
+            _ => Some(Arc::new(Selection { mirrors, ..Selection::new(Vec::new(), &[], &|_| None) })),
+        }
+    }
+
+    /// Whether anybody wants records.
+    pub fn has_sinks(&self) -> bool {
+        !self.rings.is_empty()
+    }
+
+    pub fn has_mirrors(&self) -> bool {
+        !self.mirrors.is_empty()
+    }
+
+    /// The mirrors of the vnic in a slot.
+    pub fn mirrors_of(&self, target: u32) -> &[Mirror] {
+        let from = self.mirrors.partition_point(|mirror| mirror.target < target);
+        let of = self.mirrors.get(from..).unwrap_or_default();
+        of.get(..of.partition_point(|mirror| mirror.target == target)).unwrap_or_default()
     }
 
     /// Whether any vnic is watched.

@@ -89,7 +89,8 @@ impl Default for Notes {
 #[derive(Clone, Copy)]
 pub(crate) struct Tap<'a> {
     selection: &'a Selection,
-    ring: &'a Ring,
+    /// There is none if mirrors are all that watches.
+    ring: Option<&'a Ring>,
     notes: &'a Notes,
     start: u64,
 }
@@ -100,8 +101,13 @@ type Wanted<'a> = ArrayVec<(&'a Arc<TapSink>, TapRole, Option<DropReason>), ENTR
 impl<'a> Tap<'a> {
     /// For a batch that was begun.
     #[cold]
-    pub fn of(selection: &'a Selection, notes: &'a Notes, worker: usize) -> Option<Tap<'a>> {
-        Some(Tap { selection, ring: selection.rings.get(worker)?, notes, start: notes.start.get() })
+    pub fn of(selection: &'a Selection, notes: &'a Notes, worker: usize) -> Tap<'a> {
+        Tap { selection, ring: selection.rings.get(worker).map(|ring| &**ring), notes, start: notes.start.get() }
+    }
+
+    /// What is watched.
+    pub fn selection(&self) -> &'a Selection {
+        self.selection
     }
 
     /// Whether anybody wants frames with outer headers.
@@ -113,7 +119,7 @@ impl<'a> Tap<'a> {
     #[cold]
     pub fn not_delivered(&self, index: usize, slot: u32, reason: DropReason) {
         self.refuse(index, reason, |refusals| refusals.here += 1);
-        if !self.selection.of_slot(slot).is_empty() {
+        if !self.selection.of_slot(slot).is_empty() || !self.selection.mirrors_of(slot).is_empty() {
             let used = self.notes.used.get();
             if let Some(note) = self.notes.vnics.get(used) {
                 note.set(Some(Note { index, slot, reason }));
@@ -141,7 +147,7 @@ impl<'a> Tap<'a> {
     }
 
     /// Why the watched vnic in a slot did not get a frame. `Err`: there were too many to know.
-    fn refusal(&self, index: usize, slot: u32) -> Result<Option<DropReason>, ()> {
+    pub fn refusal(&self, index: usize, slot: u32) -> Result<Option<DropReason>, ()> {
         let used = self.notes.used.get();
         let mut noted = self.notes.vnics.iter().take(used).filter_map(Cell::get);
         match noted.find(|note| note.index == index && note.slot == slot) {
@@ -155,6 +161,9 @@ impl<'a> Tap<'a> {
     #[cold]
     #[inline(never)]
     pub fn take(&self, batch: &Batch<'_>, context: &Context<'_>, room: &Room) {
+        if self.ring.is_none() {
+            return;
+        }
         let now = cpu::tsc();
         let cycles = now.wrapping_sub(self.start) / batch.frames.len().max(1) as u64;
         let frame = Taken { tap: self, batch, context, room, now, cycles: u32::try_from(cycles).unwrap_or(u32::MAX) };
@@ -259,7 +268,8 @@ impl<'a> Tap<'a> {
             role: *role,
             reason: *reason,
         };
-        match self.ring.room(record.words(wanted.len())) {
+        let Some(ring) = self.ring else { return };
+        match ring.room(record.words(wanted.len())) {
             Some(mut room) => {
                 record.put(wanted.iter().map(entry), &mut room);
                 bytes(&mut room);

@@ -136,9 +136,8 @@ impl Worker {
             };
             if sent.is_ok()
                 && let Some(watched) = self.notes.begin(&self.snapshot)
-                && let Some(tap) = Tap::of(watched, &self.notes, self.handle.index)
             {
-                tap.left(&frame);
+                Tap::of(watched, &self.notes, self.handle.index).left(&frame);
             }
             match sent {
                 Ok(()) if counted => {}
@@ -190,7 +189,7 @@ impl Desk<'_> {
         let mut last = NOBODY;
         let (mut packets, mut bytes) = (0, 0);
         let mut arrivals = Arrivals::new(self.tunnel, self.worker, now);
-        let tap = self.notes.begin(self.snapshot).and_then(|watched| Tap::of(watched, self.notes, self.worker));
+        let tap = self.notes.begin(self.snapshot).map(|watched| Tap::of(watched, self.notes, self.worker));
         if let Some(tap) = tap.filter(Tap::wants_outer) {
             tap.arrived(&frames);
         }
