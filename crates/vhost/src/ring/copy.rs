@@ -1,6 +1,6 @@
 //! Copying to, from and between guest memory.
 //!
-//! The one place where bytes of a guest are moved. Any two ranges may overlap, as two guests may share memory: nothing but their own
+//! The one place where bytes of a guest are moved; what is moved into its memory comes through [`super::door`]. Any two ranges may overlap, as two guests may share memory: nothing but their own
 //! contents suffers.
 
 use std::{arch::asm, ptr::NonNull};

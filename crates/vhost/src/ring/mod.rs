@@ -5,6 +5,7 @@
 
 mod call;
 mod copy;
+mod door;
 mod frames;
 mod rx;
 mod split;

@@ -6,6 +6,7 @@ use butterfly_packet::checksum::Sum;
 
 use super::{
     copy,
+    door::{Door, Room},
     frames::{BATCH, Delivery, Finish, Frames, HEAD_MAX, finish_checksum},
     split::{BadChain, CHAIN_BUDGET, CallFd, RingStatus, Split},
 };
@@ -34,19 +35,9 @@ pub enum NotDelivered {
 /// A buffer of one descriptor, already checked and translated.
 #[derive(Clone, Copy)]
 struct Ready {
-    ptr: NonNull<u8>,
-    /// 0: the chain is not that simple.
-    len: u32,
+    /// None: the chain is not that simple.
+    room: Room,
     id: u16,
-    addr: u64,
-}
-
-/// A piece of a buffer.
-#[derive(Clone, Copy)]
-struct Piece {
-    ptr: NonNull<u8>,
-    len: u32,
-    addr: u64,
 }
 
 /// A chain that takes part in a frame.
@@ -63,7 +54,7 @@ pub struct RxRing {
     ready: Box<[Ready; BATCH]>,
     prepared: u16,
     /// Room for frames that need more than one piece.
-    pieces: Vec<Piece>,
+    pieces: Vec<Room>,
     chains: Vec<Chain>,
 }
 
@@ -75,7 +66,7 @@ impl RxRing {
         RxRing {
             prepared: split.next_avail,
             split,
-            ready: Box::new([Ready { ptr: NonNull::dangling(), len: 0, id: 0, addr: 0 }; BATCH]),
+            ready: Box::new([Ready { room: Room::NONE, id: 0 }; BATCH]),
             pieces: Vec::with_capacity(MAX_PIECES),
             chains: Vec::with_capacity(CHAIN_BUDGET as usize),
         }
@@ -133,12 +124,13 @@ impl RxRing {
         let mut window = self.split.window;
         for ahead in have..n {
             let id = self.split.head(ahead);
-            let mut ready = Ready { ptr: NonNull::dangling(), len: 0, id, addr: 0 };
+            let mut ready = Ready { room: Room::NONE, id };
             if let Some(desc) = self.split.desc(id)
                 && desc.is_single_writable()
                 && let Some(ptr) = self.split.whole(desc.addr, desc.len, &mut window)
             {
-                ready = Ready { ptr, len: desc.len, id, addr: desc.addr };
+                // SAFETY: whole() found it mapped, in memory that `split` keeps.
+                ready.room = unsafe { Room::new(ptr, desc.len, desc.addr) };
                 let (header, frame) = (ptr.as_ptr(), ptr.as_ptr().wrapping_add(self.split.header_len));
                 if header.addr() / LINE == frame.addr() / LINE {
                     copy::prefetch_write(frame);
@@ -169,31 +161,24 @@ impl RxRing {
         for (frame, slot) in frames.run(range) {
             let Some(ready) = self.ready.get(usize::from(first.wrapping_add(done)) % BATCH) else { break };
             let need = header_len as u32 + frame.len;
-            if done == room || ready.len < need {
+            if done == room {
                 break;
             }
             let head_len = usize::from(frame.head_len).min(HEAD_MAX);
-            // SAFETY: header_len is 10 or 12, head_len at most frame.len and HEAD_MAX, and need <= ready.len, which is mapped.
+            let Some(mut store) = self.split.door.store(&ready.room, need) else { break };
+            // SAFETY: header_len is 10 or 12 and head_len at most frame.len, which are asked for together, and HEAD_MAX, which a slot has.
             unsafe {
-                let to = ready.ptr.as_ptr();
-                self.empty_header(to);
-                copy::copy(slot.0.as_ptr(), to.add(header_len), head_len);
+                store.empty_header(header_len);
+                store.mapped(NonNull::from(&slot.0).cast(), head_len as u32);
             }
             if frame.len as usize > head_len {
-                // SAFETY: header_len + head_len <= need.
-                let mut to = unsafe { ready.ptr.add(header_len + head_len) };
                 let mut pieces = frames.pieces_of(frame, head_len as u32);
                 while let Some((from, len)) = pieces.next() {
-                    // SAFETY: the pieces add up to at most frame.len - head_len bytes, which fit as checked above.
-                    unsafe {
-                        copy::copy(from.as_ptr(), to.as_ptr(), len as usize);
-                        to = to.add(len as usize);
-                    }
+                    // SAFETY: mapped as long as the batch is not released; the pieces add up to at most frame.len - head_len.
+                    unsafe { store.mapped(from, len) };
                 }
             }
-            if let Some(log) = &self.split.log {
-                log.mark(ready.addr, u64::from(need));
-            }
+            drop(store);
             self.split.push_used(ready.id, need);
             done += 1;
             bytes += u64::from(frame.len);
@@ -233,32 +218,25 @@ impl RxRing {
         let need = (header_len + outer.len()) as u32 + frame.len;
         let ready = self.ready.get(usize::from(at) % BATCH).copied();
         let prepared = self.prepared != at && outer.len() <= OUTER_MAX;
-        let Some(ready) = ready.filter(|ready| prepared && ready.len >= need) else {
+        let Some(ready) = ready.filter(|ready| prepared && need <= ready.room.len()) else {
             return self.deliver_behind_spread(frames, index, outer);
         };
+        let Some(mut store) = self.split.door.store(&ready.room, need) else { return Err(NotDelivered::TooLarge) };
         let head_len = usize::from(frame.head_len).min(HEAD_MAX);
-        // SAFETY: header_len is 10 or 12, head_len at most frame.len and HEAD_MAX, and need <= ready.len, which is mapped.
-        let mut to = unsafe {
-            let to = ready.ptr.as_ptr();
-            self.empty_header(to);
-            copy::copy(outer.as_ptr(), to.add(header_len), outer.len());
-            let to = to.add(header_len + outer.len());
-            copy::copy(slot.0.as_ptr(), to, head_len);
-            to.add(head_len)
-        };
+        // SAFETY: as in deliver_run(); `outer` is asked for, too.
+        unsafe {
+            store.empty_header(header_len);
+            store.mapped(NonNull::from(outer).cast(), outer.len() as u32);
+            store.mapped(NonNull::from(&slot.0).cast(), head_len as u32);
+        }
         if frame.len as usize > head_len {
             let mut pieces = frames.pieces_of(frame, head_len as u32);
             while let Some((from, len)) = pieces.next() {
-                // SAFETY: the pieces add up to at most frame.len - head_len bytes, which fit as checked above.
-                unsafe {
-                    copy::copy(from.as_ptr(), to, len as usize);
-                    to = to.add(len as usize);
-                }
+                // SAFETY: as in deliver_run().
+                unsafe { store.mapped(from, len) };
             }
         }
-        if let Some(log) = &self.split.log {
-            log.mark(ready.addr, u64::from(need));
-        }
+        drop(store);
         self.split.push_used(ready.id, need);
         self.split.next_avail = at.wrapping_add(1);
         Ok(())
@@ -287,9 +265,9 @@ impl RxRing {
         self.find_room(need)?;
         let header = NetHeader { num_buffers: self.chains.len() as u16, ..NetHeader::default() }.to_bytes();
         let header = header.get(..self.split.header_len).unwrap_or_default();
-        let mut writer = Writer::new(&self.pieces, self.split.log.as_deref());
-        writer.write(NonNull::from(header).cast(), header.len() as u32, None);
-        writer.write(NonNull::from(frame).cast(), frame.len() as u32, None);
+        let mut writer = Writer::new(&self.pieces, &self.split.door);
+        writer.bytes(header);
+        writer.bytes(frame);
         self.use_up(need);
         Ok(())
     }
@@ -303,23 +281,6 @@ impl RxRing {
             self.split.push_used(chain.id, len);
         }
         self.consume(self.chains.len() as u16);
-    }
-
-    /// Everything is zero but num_buffers, which a legacy header does not have.
-    ///
-    /// # Safety
-    /// A header of this ring must be mapped at `to`.
-    #[inline(always)]
-    unsafe fn empty_header(&self, to: *mut u8) {
-        // SAFETY: the caller's promise.
-        unsafe {
-            copy::refresh::<8>([0; 8], to);
-            if self.split.header_len == NetHeader::LEN {
-                copy::refresh::<4>([0, 0, 1, 0], to.add(8));
-            } else {
-                copy::refresh::<2>([0; 2], to.add(8));
-            }
-        }
     }
 
     /// As [`Self::deliver_one`], for a frame that is changed on its way.
@@ -343,18 +304,19 @@ impl RxRing {
 
         // The rest first, because the checksum, which covers it, stands in the head.
         let mut sum = Sum::EMPTY;
-        let mut writer = Writer::new(&self.pieces, self.split.log.as_deref());
+        let mut writer = Writer::new(&self.pieces, &self.split.door);
         writer.skip((header.len() + head.len()) as u32);
         let mut source = frames.pieces(delivery.frame, delivery.from, delivery.len).ok_or(NotDelivered::BadChain)?;
         while let Some((from, len)) = source.next() {
-            writer.write(from, len, if delivery.finish == Finish::Nothing { None } else { Some(&mut sum) });
+            // SAFETY: mapped as long as the batch is not released.
+            unsafe { writer.mapped(from, len, if delivery.finish == Finish::Nothing { None } else { Some(&mut sum) }) };
         }
         if let Finish::Checksum { start, field, udp } = delivery.finish {
             finish_checksum(head, start, field, udp, sum);
         }
-        let mut writer = Writer::new(&self.pieces, self.split.log.as_deref());
-        writer.write(NonNull::from(header).cast(), header.len() as u32, None);
-        writer.write(NonNull::from(&*head).cast(), head.len() as u32, None);
+        let mut writer = Writer::new(&self.pieces, &self.split.door);
+        writer.bytes(header);
+        writer.bytes(head);
         self.use_up(need);
         Ok(())
     }
@@ -395,7 +357,8 @@ impl RxRing {
                     if pieces.len() == pieces.capacity() {
                         return Err(BadChain);
                     }
-                    pieces.push(Piece { ptr: span.ptr, len: span.len, addr });
+                    // SAFETY: the span is mapped, in memory that `split` keeps.
+                    pieces.push(unsafe { Room::new(span.ptr, span.len, addr) });
                     capacity = capacity.saturating_add(span.len);
                     addr = addr.checked_add(u64::from(span.len)).ok_or(BadChain)?;
                     left -= span.len;
@@ -446,31 +409,25 @@ impl RxRing {
 
 /// Writes bytes one after the other into pieces.
 struct Writer<'a> {
-    pieces: std::slice::Iter<'a, Piece>,
-    at: Option<Piece>,
-    log: Option<&'a crate::dirty::DirtyLog>,
+    pieces: std::slice::Iter<'a, Room>,
+    at: Option<Room>,
+    door: &'a Door,
 }
 
 impl<'a> Writer<'a> {
-    fn new(pieces: &'a [Piece], log: Option<&'a crate::dirty::DirtyLog>) -> Writer<'a> {
+    fn new(pieces: &'a [Room], door: &'a Door) -> Writer<'a> {
         let mut pieces = pieces.iter();
         let at = pieces.next().copied();
-        Writer { pieces, at, log }
+        Writer { pieces, at, door }
     }
 
     /// At most `want` bytes of room at the current position, which moves on.
-    fn room(&mut self, want: u32) -> Option<Piece> {
+    fn room(&mut self, want: u32) -> Option<Room> {
         loop {
-            let piece = self.at?;
-            if piece.len == 0 {
-                self.at = self.pieces.next().copied();
-                continue;
+            match self.at.as_mut()? {
+                piece if piece.len() > 0 => return Some(piece.take(want)),
+                _ => self.at = self.pieces.next().copied(),
             }
-            let take = piece.len.min(want);
-            // SAFETY: take <= piece.len.
-            let ptr = unsafe { piece.ptr.add(take as usize) };
-            self.at = Some(Piece { ptr, len: piece.len - take, addr: piece.addr + u64::from(take) });
-            return Some(Piece { len: take, ..piece });
         }
     }
 
@@ -478,28 +435,34 @@ impl<'a> Writer<'a> {
         while bytes > 0
             && let Some(room) = self.room(bytes)
         {
-            bytes -= room.len;
+            bytes -= room.len();
         }
     }
 
-    /// Copies `len` mapped bytes to the current position and moves on.
-    fn write(&mut self, mut from: NonNull<u8>, mut len: u32, mut sum: Option<&mut Sum>) {
+    fn bytes(&mut self, bytes: &[u8]) {
+        // SAFETY: a slice is mapped.
+        unsafe { self.mapped(NonNull::from(bytes).cast(), bytes.len() as u32, None) };
+    }
+
+    /// Copies `len` bytes to the current position and moves on.
+    ///
+    /// # Safety
+    /// They must be mapped at `from`.
+    unsafe fn mapped(&mut self, mut from: NonNull<u8>, mut len: u32, mut sum: Option<&mut Sum>) {
         while len > 0
             && let Some(room) = self.room(len)
+            && let Some(mut store) = self.door.store(&room, room.len())
         {
-            let n = room.len as usize;
-            // SAFETY: room.len <= len; both ranges are mapped: the caller's by its promise, the room by find_room().
+            let n = room.len();
+            // SAFETY: n <= len, which are mapped by the caller's promise; they are asked for together.
             unsafe {
                 match &mut sum {
-                    None => copy::copy(from.as_ptr(), room.ptr.as_ptr(), n),
-                    Some(sum) => copy::copy_and_sum(from, room.ptr, n, sum),
+                    None => store.mapped(from, n),
+                    Some(sum) => store.mapped_and_summed(from, n, sum),
                 }
-                from = from.add(n);
+                from = from.add(n as usize);
             }
-            if let Some(log) = self.log {
-                log.mark(room.addr, u64::from(room.len));
-            }
-            len -= room.len;
+            len -= n;
         }
     }
 }

@@ -4,12 +4,12 @@ use std::{
     ptr::NonNull,
     sync::{
         Arc,
-        atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering, fence},
+        atomic::{AtomicU16, AtomicU64, Ordering, fence},
     },
 };
 
 pub use super::call::CallFd;
-use super::copy;
+use super::{copy, door::Door};
 use crate::{
     dirty::DirtyLog,
     memory::{GuestMemory, Window},
@@ -115,7 +115,6 @@ pub(super) struct BadChain;
 /// A started ring.
 pub(crate) struct Split {
     pub memory: Arc<GuestMemory>,
-    pub log: Option<Arc<DirtyLog>>,
     pub features: Features,
     pub header_len: usize,
     pub call: Option<Arc<CallFd>>,
@@ -126,12 +125,12 @@ pub(crate) struct Split {
     pub avail_idx: u16,
     pub next_used: u16,
     published: u16,
-    used_log: Option<u64>,
+    /// The way into the guest's memory.
+    pub(super) door: Door,
     event_idx: bool,
     mask: u16,
     desc: NonNull<u8>,
     avail: NonNull<u8>,
-    used: NonNull<u8>,
     pub hint: usize,
     /// Where the last buffer was.
     pub window: Window,
@@ -157,7 +156,6 @@ impl Split {
         let used = place("used", setup.used, 6 + 8 * n, 4)?;
         Ok(Split {
             memory: setup.memory.clone(),
-            log: setup.log.clone(),
             features: setup.features,
             header_len: setup.features.header_len(),
             call: setup.call.clone(),
@@ -167,12 +165,12 @@ impl Split {
             avail_idx: next,
             next_used: next,
             published: next,
-            used_log: setup.used_log,
+            // SAFETY: as many bytes as were checked above, in memory that is kept here.
+            door: unsafe { Door::new(setup.log.clone(), used, size, setup.used_log) },
             event_idx: setup.features.has(Features::EVENT_IDX),
             mask: size - 1,
             desc,
             avail,
-            used,
             hint: 0,
             window: Window::NONE,
         })
@@ -200,13 +198,6 @@ impl Split {
         // SAFETY: n <= size + 2 at every caller (a masked index plus 2, or a constant field): inside the 6 + 2 * size bytes
         // that new() checked, which are aligned to 2. Atomics may be shared with the guest.
         unsafe { self.avail.cast::<AtomicU16>().add(n as usize).as_ref() }
-    }
-
-    #[inline(always)]
-    fn used_u16(&self, byte: usize) -> &AtomicU16 {
-        debug_assert!(byte <= 4 + 8 * usize::from(self.size()) && byte.is_multiple_of(2));
-        // SAFETY: byte is 0, 2 or 4 + 8 * size at every caller: inside the 6 + 8 * size bytes that new() checked.
-        unsafe { self.used.byte_add(byte).cast::<AtomicU16>().as_ref() }
     }
 
     /// How many entries the guest made available that were not taken, looking at its index again. `None`: the index is impossible.
@@ -241,8 +232,7 @@ impl Split {
 
     #[inline(always)]
     pub fn prefetch_used(&self) {
-        let slot = usize::from(self.next_used & self.mask);
-        copy::prefetch_write(self.used.as_ptr().wrapping_add(4 + 8 * slot));
+        self.door.prefetch_used(self.next_used & self.mask);
     }
 
     /// A descriptor of the ring's table; `None` when the index is out of range.
@@ -346,33 +336,14 @@ impl Split {
     /// Writes the next used entry; the guest sees it after [`Self::publish`].
     #[inline(always)]
     pub fn push_used(&mut self, id: u16, len: u32) {
-        let slot = usize::from(self.next_used & self.mask);
-        // SAFETY: slot < size: inside the ring that new() checked, aligned to 4.
-        unsafe {
-            let at = self.used.byte_add(4 + 8 * slot).cast::<AtomicU32>();
-            at.as_ref().store(u32::from(id), Ordering::Relaxed);
-            at.add(1).as_ref().store(len, Ordering::Relaxed);
-        }
-        if self.log.is_some() {
-            self.log_used(4 + 8 * slot as u64, 8);
-        }
+        self.door.used_entry(self.next_used, id, len);
         self.next_used = self.next_used.wrapping_add(1);
-    }
-
-    #[cold]
-    fn log_used(&self, offset: u64, len: u64) {
-        if let (Some(log), Some(base)) = (&self.log, self.used_log) {
-            log.mark(base.saturating_add(offset), len);
-        }
     }
 
     /// Shows the guest every used entry written so far.
     #[inline(always)]
     pub fn publish(&mut self) {
-        self.used_u16(2).store(self.next_used, Ordering::Release);
-        if self.log.is_some() {
-            self.log_used(2, 2);
-        }
+        self.door.used_index(self.next_used);
     }
 
     /// After [`Self::publish`]: whether the guest wants an interrupt for what was published since the last call (2.7.7.2).
@@ -395,26 +366,16 @@ impl Split {
     /// Asks the guest not to kick. With event indices the old event position stays behind, which says the same.
     pub fn disarm(&self) {
         if !self.event_idx {
-            self.used_u16(0).store(USED_NO_NOTIFY, Ordering::Relaxed);
-            if self.log.is_some() {
-                self.log_used(0, 2);
-            }
+            self.door.used_flags(USED_NO_NOTIFY);
         }
     }
 
     /// Asks the guest to kick for the next entry, then looks again. Returns whether the ring is still empty.
     pub fn arm(&mut self) -> bool {
         if self.event_idx {
-            let at = 4 + 8 * usize::from(self.size());
-            self.used_u16(at).store(self.next_avail, Ordering::Relaxed);
-            if self.log.is_some() {
-                self.log_used(at as u64, 2);
-            }
+            self.door.used_event(self.next_avail);
         } else {
-            self.used_u16(0).store(0, Ordering::Relaxed);
-            if self.log.is_some() {
-                self.log_used(0, 2);
-            }
+            self.door.used_flags(0);
         }
         fence(Ordering::SeqCst);
         self.available().is_none_or(|n| n == 0)
@@ -422,7 +383,7 @@ impl Split {
 
     /// Whether a file behind the ring's memory or log became shorter than its mapping.
     pub fn poisoned(&self) -> bool {
-        self.memory.poisoned() || self.log.as_ref().is_some_and(|log| log.poisoned())
+        self.memory.poisoned() || self.door.poisoned()
     }
 
     /// Moves the positions of a running ring to a new setup of it.
@@ -437,6 +398,6 @@ impl Split {
 
     /// The used index in the guest's memory: where the ring stands if `base` disagrees.
     pub fn used_idx_in_memory(&self) -> u16 {
-        self.used_u16(2).load(Ordering::Acquire)
+        self.door.read_used_index()
     }
 }

@@ -1,0 +1,326 @@
+//! The door: every store into a guest's memory goes through it, payload, headers and used ring alike.
+//!
+//! It checks bounds, and marks in the dirty log what was stored, after it was stored (VHOST_F_LOG_ALL): live migration depends on no
+//! store that goes another way. Nothing else in this crate writes where a guest can see it.
+
+use std::{
+    ptr::NonNull,
+    sync::{
+        Arc,
+        atomic::{AtomicU16, AtomicU32, Ordering},
+    },
+};
+
+use butterfly_packet::checksum::Sum;
+
+use super::copy;
+use crate::{dirty::DirtyLog, net::NetHeader};
+
+/// Guest memory that may be stored into.
+#[derive(Clone, Copy)]
+pub(super) struct Room {
+    ptr: NonNull<u8>,
+    len: u32,
+    /// What the dirty log knows it by.
+    addr: u64,
+}
+
+impl Room {
+    pub const NONE: Room = Room { ptr: NonNull::dangling(), len: 0, addr: 0 };
+
+    /// Of memory at a guest address.
+    ///
+    /// # Safety
+    /// `len` bytes must be mapped for writing at `ptr`, for as long as the ring has that memory, and be a guest's: nothing in them is ever
+    /// referred to.
+    #[inline(always)]
+    pub unsafe fn new(ptr: NonNull<u8>, len: u32, addr: u64) -> Room {
+        Room { ptr, len, addr }
+    }
+
+    #[inline(always)]
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Takes at most `want` bytes off its beginning.
+    pub fn take(&mut self, want: u32) -> Room {
+        let taken = Room { len: self.len.min(want), ..*self };
+        // SAFETY: at most self.len: inside the range, or at its end.
+        self.ptr = unsafe { self.ptr.add(taken.len as usize) };
+        self.len -= taken.len;
+        self.addr = self.addr.saturating_add(taken.len.into());
+        taken
+    }
+}
+
+/// A ring's door.
+pub(super) struct Door {
+    log: Option<Arc<DirtyLog>>,
+    used: NonNull<u8>,
+    /// Entries of the used ring.
+    size: u16,
+    /// What the dirty log knows the used ring by (VHOST_VRING_F_LOG).
+    used_log: Option<u64>,
+}
+
+impl Door {
+    /// # Safety
+    /// A used ring of `size` entries and its event field, 6 + 8 * `size` bytes, must be mapped for writing at `used`, aligned to 4, for as
+    /// long as this door exists.
+    pub unsafe fn new(log: Option<Arc<DirtyLog>>, used: NonNull<u8>, size: u16, used_log: Option<u64>) -> Door {
+        Door { log, used, size, used_log }
+    }
+
+    /// Begins to store `need` bytes; `None` if there is less room.
+    #[inline(always)]
+    pub fn store(&self, room: &Room, need: u32) -> Option<Store<'_>> {
+        (need <= room.len).then(|| Store { at: room.ptr, left: need, addr: room.addr, need, log: self.log.as_deref() })
+    }
+
+    /// Whether the dirty log's file became shorter than its mapping.
+    pub fn poisoned(&self) -> bool {
+        self.log.as_ref().is_some_and(|log| log.poisoned())
+    }
+
+    /// Asks for the line of a used entry.
+    #[inline(always)]
+    pub fn prefetch_used(&self, slot: u16) {
+        copy::prefetch_write(self.used.as_ptr().wrapping_add(4 + 8 * usize::from(slot)));
+    }
+
+    /// Stores an entry of the used ring; slots beyond its end are those at its beginning.
+    #[inline(always)]
+    pub fn used_entry(&self, slot: u16, id: u16, len: u32) {
+        let byte = 4 + 8 * usize::from(slot & self.size.wrapping_sub(1));
+        // SAFETY: the size is a power of two, so the slot is below it: inside the ring, by new()'s promise, and aligned to 4. Atomics may
+        // be shared with the guest.
+        unsafe {
+            let at = self.used.byte_add(byte).cast::<AtomicU32>();
+            at.as_ref().store(u32::from(id), Ordering::Relaxed);
+            at.add(1).as_ref().store(len, Ordering::Relaxed);
+        }
+        self.mark_used(byte, 8);
+    }
+
+    /// Stores the used ring's flags.
+    #[inline(always)]
+    pub fn used_flags(&self, flags: u16) {
+        self.field(0).store(flags, Ordering::Relaxed);
+        self.mark_used(0, 2);
+    }
+
+    /// Stores the used index: the guest sees what was stored before.
+    #[inline(always)]
+    pub fn used_index(&self, index: u16) {
+        self.field(2).store(index, Ordering::Release);
+        self.mark_used(2, 2);
+    }
+
+    /// The used index as it stands in the guest's memory.
+    pub fn read_used_index(&self) -> u16 {
+        self.field(2).load(Ordering::Acquire)
+    }
+
+    /// Stores the event field behind the entries.
+    pub fn used_event(&self, index: u16) {
+        let byte = 4 + 8 * usize::from(self.size);
+        self.field(byte).store(index, Ordering::Relaxed);
+        self.mark_used(byte, 2);
+    }
+
+    #[inline(always)]
+    fn field(&self, byte: usize) -> &AtomicU16 {
+        debug_assert!(byte <= 4 + 8 * usize::from(self.size) && byte.is_multiple_of(2));
+        // SAFETY: byte is 0, 2 or 4 + 8 * size at every caller above: inside the ring, by new()'s promise, and even.
+        unsafe { self.used.byte_add(byte).cast::<AtomicU16>().as_ref() }
+    }
+
+    #[inline(always)]
+    fn mark_used(&self, byte: usize, len: u64) {
+        if let Some(log) = &self.log {
+            mark_used(log, self.used_log, byte as u64, len);
+        }
+    }
+}
+
+#[cold]
+fn mark_used(log: &DirtyLog, base: Option<u64>, byte: u64, len: u64) {
+    if let Some(base) = base {
+        log.mark(base.saturating_add(byte), len);
+    }
+}
+
+/// A store under way, from the beginning of its room on. When it is dropped, its pages are marked.
+///
+/// That what was asked for has room is checked once, by [`Door::store`]; that its parts are no more than that is promised by those who
+/// store them, and checked again where debug assertions are. A check for each part costs 4 % of a small frame's instructions.
+pub(super) struct Store<'a> {
+    at: NonNull<u8>,
+    left: u32,
+    addr: u64,
+    need: u32,
+    log: Option<&'a DirtyLog>,
+}
+
+impl Store<'_> {
+    /// The next `len` bytes, from memory that may change meanwhile.
+    ///
+    /// # Safety
+    /// They must be mapped at `from`, and with what was stored before be no more than was asked for.
+    #[inline(always)]
+    pub unsafe fn mapped(&mut self, from: NonNull<u8>, len: u32) {
+        // SAFETY: mapped by the caller's promise; there is room for `left` bytes at `at`.
+        unsafe {
+            let to = self.advance(len);
+            copy::copy(from.as_ptr(), to.as_ptr(), len as usize);
+        }
+    }
+
+    /// The same, and adds them to a sum: what is summed is what is stored.
+    ///
+    /// # Safety
+    /// As [`Self::mapped`].
+    pub unsafe fn mapped_and_summed(&mut self, from: NonNull<u8>, len: u32, sum: &mut Sum) {
+        // SAFETY: as above.
+        unsafe {
+            let to = self.advance(len);
+            copy::copy_and_sum(from, to, len as usize, sum);
+        }
+    }
+
+    /// A header of this length, 10 or 12, that says nothing: everything is zero but num_buffers, which a legacy header does not have. What
+    /// is there already is not stored again.
+    ///
+    /// # Safety
+    /// With what was stored before it must be no more than was asked for.
+    #[inline(always)]
+    pub unsafe fn empty_header(&mut self, header_len: usize) {
+        // SAFETY: there is room for a header of this form, by the caller's promise.
+        unsafe {
+            let to = self.advance(header_len as u32).as_ptr();
+            copy::refresh::<8>([0; 8], to);
+            if header_len == NetHeader::LEN {
+                copy::refresh::<4>([0, 0, 1, 0], to.add(8));
+            } else {
+                copy::refresh::<2>([0; 2], to.add(8));
+            }
+        }
+    }
+
+    /// Where the next `len` bytes go.
+    ///
+    /// # Safety
+    /// At most `left`.
+    #[inline(always)]
+    unsafe fn advance(&mut self, len: u32) -> NonNull<u8> {
+        debug_assert!(len <= self.left, "{len} bytes into room for {}", self.left);
+        let at = self.at;
+        // SAFETY: inside the room, or at its end, by the caller's promise.
+        self.at = unsafe { at.add(len as usize) };
+        self.left = self.left.wrapping_sub(len);
+        at
+    }
+}
+
+impl Drop for Store<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if let Some(log) = self.log {
+            log.mark(self.addr, u64::from(self.need));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A door before some memory, and room of `len` bytes in it.
+    fn with(len: u32, test: impl FnOnce(&Door, Room)) -> Vec<u8> {
+        let mut used = [0u64; 9];
+        let mut memory = vec![0xaau8; 64];
+        // SAFETY: 6 + 8 * 8 bytes, aligned to 8; 64 bytes, of which `len` from the 8th on are given away.
+        let (door, room) = unsafe {
+            let door = Door::new(None, NonNull::from(&mut used[0]).cast(), 8, None);
+            (door, Room::new(NonNull::from(&mut memory[8]), len, 0x1000))
+        };
+        assert!(len <= 48);
+        test(&door, room);
+        memory
+    }
+
+    #[test]
+    fn what_is_asked_for_is_stored_and_no_more_is_given() {
+        let bytes = [1u8, 2, 3, 4, 5, 6];
+        let memory = with(10, |door, room| {
+            assert!(door.store(&room, 11).is_none(), "more than there is room for");
+            let mut store = door.store(&room, 6).unwrap();
+            let mut sum = Sum::EMPTY;
+            // SAFETY: six bytes are there, and were asked for.
+            unsafe {
+                store.mapped(NonNull::from(&bytes[0]), 4);
+                store.mapped_and_summed(NonNull::from(&bytes[4]), 2, &mut sum);
+            }
+            assert_eq!(sum.fold(), Sum::of(&[5, 6]).fold());
+        });
+        assert_eq!(memory[8..16], [1, 2, 3, 4, 5, 6, 0xaa, 0xaa]);
+        assert!(memory[..8].iter().chain(&memory[14..]).all(|byte| *byte == 0xaa));
+    }
+
+    #[cfg(debug_assertions)]
+    #[test]
+    #[should_panic(expected = "4 bytes into room for 2")]
+    fn a_promise_that_is_broken_is_found_by_tests() {
+        let bytes = [0u8; 8];
+        with(10, |door, room| {
+            let mut store = door.store(&room, 6).unwrap();
+            // SAFETY: not true, of the second: it is refused before anything is stored.
+            unsafe {
+                store.mapped(NonNull::from(&bytes[0]), 4);
+                store.mapped(NonNull::from(&bytes[0]), 4);
+            }
+        });
+    }
+
+    #[test]
+    fn room_is_given_away_once() {
+        with(10, |door, mut room| {
+            let (first, second, none) = (room.take(4), room.take(20), room.take(1));
+            assert_eq!((first.len(), second.len(), none.len(), room.len()), (4, 6, 0, 0));
+            assert_eq!((first.addr, second.addr), (0x1000, 0x1004));
+            assert!(door.store(&second, 7).is_none() && door.store(&none, 1).is_none());
+        });
+    }
+
+    #[test]
+    fn headers_have_both_forms() {
+        let memory = with(40, |door, mut room| {
+            for len in [12, 10] {
+                // SAFETY: as many as were asked for.
+                unsafe { door.store(&room.take(len), len).unwrap().empty_header(len as usize) };
+            }
+        });
+        assert_eq!(memory[8..20], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
+        assert_eq!(memory[20..31], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xaa]);
+    }
+
+    #[test]
+    fn the_used_ring_is_never_left() {
+        let mut used = [u64::MAX; 10];
+        // SAFETY: 6 + 8 * 8 bytes of 80, aligned to 8.
+        let door = unsafe { Door::new(None, NonNull::from(&mut used[0]).cast(), 8, None) };
+        for slot in [0, 7, 8, u16::MAX] {
+            door.used_entry(slot, slot, 5);
+        }
+        door.used_flags(1);
+        door.used_index(9);
+        door.used_event(3);
+        assert_eq!(door.read_used_index(), 9);
+        drop(door);
+        let bytes: Vec<u8> = used.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        assert_eq!(bytes[..12], [1, 0, 9, 0, 8, 0, 0, 0, 5, 0, 0, 0], "slot 8 is slot 0");
+        assert_eq!(bytes[60..70], [0xff, 0xff, 0, 0, 5, 0, 0, 0, 3, 0], "slot 65535 is slot 7");
+        assert!(bytes[70..].iter().all(|byte| *byte == 0xff));
+    }
+}
