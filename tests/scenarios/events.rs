@@ -10,7 +10,7 @@ use std::{
 use butterfly_api::proto::Request;
 use butterfly_packet::build;
 use butterfly_tests::{
-    Daemon, Host, Nic, PATIENCE, eventually,
+    Daemon, Host, Kind, Nic, PATIENCE, eventually,
     frames::{mac, numbered},
     groups,
     net::{Net, filtered, ip4, open, v4},
@@ -267,6 +267,26 @@ fn a_share_that_is_used_up() {
     let daemon = net.host.daemon();
     wait_for(daemon, nic, "session-share");
     assert!(!kinds(&all(daemon, None)).contains(&"sessions-nearly-full"));
+}
+
+/// Once in the record, and once in the log.
+#[test]
+fn an_uplink_that_comes_and_goes() {
+    if Kind::wanted() != Kind::Daemon {
+        return;
+    }
+    let room = tempfile::tempdir().unwrap();
+    let socket = room.path().join("uplink");
+    let daemon = Daemon::start_with(&[], &["--uplink".to_owned(), format!("vhost-user:{}", socket.display())]);
+    let wire = Vm::connect(&socket, &usual(), PATIENCE).unwrap();
+    wait_for(&daemon, "", "uplink-up");
+    drop(wire);
+    wait_for(&daemon, "", "uplink-down");
+    let told = all(&daemon, None);
+    assert_eq!(kinds(&told), ["daemon-started", "uplink-up", "uplink-down"]);
+    for text in ["the uplink is attached", "the uplink is detached"] {
+        assert_eq!(daemon.log().matches(text).count(), 1, "{}", daemon.log());
+    }
 }
 
 #[test]

@@ -479,6 +479,22 @@ fn what_arrives_is_looked_at() {
     let mut bad_sum = good.clone();
     bad_sum[24] ^= 1;
     cases.push(("outer-malformed", bad_sum));
+    // Other protocols over UDP have less to say than VXLAN has to.
+    let udp = |port: u16, payload: &[u8]| {
+        build::ethernet(link_mac(1), link_mac(2)).ipv4([192, 168, 0, 1], [192, 168, 0, 2]).udp(4000, port, payload)
+    };
+    for payload in [&b""[..], &[1; 7], &[1; 8]] {
+        cases.push(("not-ours", udp(53, payload)));
+    }
+    cases.push(("outer-malformed", udp(4789, &[1; 7])));
+    // There are no ports.
+    let mut cut = udp(53, b"");
+    cut.truncate(34);
+    cut[17] = 20;
+    cut[24..26].copy_from_slice(&[0, 0]);
+    let sum = Sum::of(&cut[14..34]).checksum();
+    cut[24..26].copy_from_slice(&sum.to_be_bytes());
+    cases.push(("outer-malformed", cut));
     for (reason, frame) in cases {
         two.moved();
         two.arrive(&[frame]).unwrap();

@@ -279,10 +279,12 @@ fn read(head: &[u8], len: u32) -> Result<Header, Other> {
         ethernet::ARP => return Err(Other::Control),
         _ => return Err(Other::Dropped(NOT_OURS)),
     };
-    let datagram = head.get(l4..l4 + 16).ok_or(SHORT)?;
-    if be16(datagram, 2) != Some(PORT) {
+    let udp = head.get(l4..l4 + 8).filter(|_| payload >= 8).ok_or(SHORT)?;
+    // Before its length: other protocols have datagrams that are too short for VXLAN.
+    if be16(udp, 2) != Some(PORT) {
         return Err(Other::Dropped(NOT_OURS));
     }
+    let datagram = head.get(l4..l4 + 16).ok_or(SHORT)?;
     let length = usize::from(be16(datagram, 4).ok_or(SHORT)?);
     if length > payload || length < 16 {
         return Err(SHORT);

@@ -182,7 +182,6 @@ impl PortEvents for Link {
 impl DeviceEvents for Link {
     fn attached(&self) {
         self.attached.store(true, Ordering::Relaxed);
-        tracing::info!(path = self.path, "the uplink is attached");
         const TEXT: &str = "the uplink is attached";
         tracing::info!(path = self.path, "{TEXT}");
         self.events.happened(About::default(), Happening::UplinkUp(TEXT));
