@@ -45,6 +45,10 @@ pub fn text(packet: &TracedPacket) -> String {
         Some(Verdict::DROPPED) => {
             line.push_str("dropped");
             let _ = write!(to, "DROPPED {}, charged to {}", safe(packet.reason()), safe(packet.charged()));
+            if !packet.tried.is_empty() {
+                let names: Vec<_> = packet.tried.iter().map(|name| safe(name)).collect();
+                let _ = write!(to, ", no rule of {}", names.join(", "));
+            }
         }
         Some(Verdict::SEEN) | None => line.push_str(&safe(packet.point())),
     }
@@ -83,6 +87,7 @@ pub fn json(packet: &TracedPacket) -> Value {
         "refused": packet.refused,
         "reason": packet.reason,
         "charged": packet.charged,
+        "tried": packet.tried,
         "reply": packet.reply,
         "rule": packet.rule,
         "cycles": packet.cycles,
@@ -130,6 +135,8 @@ mod tests {
             ..packet()
         };
         assert!(text(&dropped).ends_with("| DROPPED ingress-denied, charged to nic vm-2"), "{}", text(&dropped));
+        let denied = TracedPacket { tried: vec!["web".into(), "d\nb".into()], ..dropped };
+        assert!(text(&denied).contains("charged to nic vm-2, no rule of web, d\\nb"), "{}", text(&denied));
         let flood = TracedPacket { verdict: Some(Verdict::FLOODED.into()), flooded_nics: Some(3), refused: Some(1), ..packet() };
         assert!(text(&flood).contains("vm-1 -> * vni 42") && text(&flood).contains("3 nics, 0 hosts; 1 copies dropped"));
         let seen = TracedPacket { verdict: Some(Verdict::SEEN.into()), from_nic: None, summary: Some("a\nb".into()), ..packet() };

@@ -7,12 +7,17 @@ use crate::{
 };
 use butterfly_api::{
     Answer, Failure,
-    proto::{CaptureReq, CaptureRes, Response, TraceReq, TraceRes, TraceTarget},
+    proto::{CaptureReq, CaptureRes, Response, TraceReq, TraceRes, TraceTarget, TracedPacket},
 };
 use butterfly_datapath::TapWhat;
 use butterfly_model::Vni;
 use protobuf::MessageField;
 
+/// Reasons that security groups are behind.
+const EGRESS_DENIED: &str = "egress-denied";
+const INGRESS_DENIED: &str = "ingress-denied";
+/// What a vnic that is charged is told with.
+const NIC: &str = "nic ";
 /// Bytes of a packet in a capture, unless somebody wants others.
 const SNAP: u32 = 65_535;
 
@@ -31,7 +36,7 @@ impl<D: Dataplane> Daemon<D> {
         };
         let result = TraceRes {
             trace: Some(number),
-            packet: told.packets,
+            packet: told.packets.into_iter().map(|packet| self.with_groups(packet)).collect(),
             lost: Some(told.lost),
             suppressed: Some(told.suppressed),
             seen: Some(told.seen),
@@ -61,6 +66,16 @@ impl<D: Dataplane> Daemon<D> {
             ..CaptureRes::default()
         };
         Ok(Response { capture: MessageField::some(result), ..Response::default() })
+    }
+
+    /// Names the groups that refused a packet: who they are is known here, and of no interest to the workers.
+    fn with_groups(&self, mut packet: TracedPacket) -> TracedPacket {
+        if [EGRESS_DENIED, INGRESS_DENIED].contains(&packet.reason())
+            && let Some(nic) = packet.charged().strip_prefix(NIC).and_then(|id| self.nics.get(id))
+        {
+            packet.tried = nic.security_groups.texts();
+        }
+        packet
     }
 
     fn target(&self, target: &TraceTarget) -> Result<TapWhat, Failure> {
