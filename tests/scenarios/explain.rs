@@ -70,9 +70,16 @@ fn explanations_come_true() {
         "group web: 4 INBOUND rules: 2 are about other protocols, 1 about other ports, 1 about other peers",
         "fits but for its ports: tcp 80-90 from 10.0.0.0/24",
         "fits but for its peers: tcp 443 from members of admins",
+        "no other group would let it in",
     ] {
         assert!(tried.contains(line), "{tried}");
     }
+    // A group that b should have been in, and others that would not help.
+    net.group("support", &["in tcp 400-500 10.0.0.1/32"], &[]);
+    net.group("other", &["out tcp 443-443 10.0.0.1/32", "in tcp 443-443 10.0.0.2/32"], &[]);
+    let (_, walk) = ask(&net, "--from a --to b --port 443");
+    let tried = steps(&walk, "ingress");
+    assert!(tried.ends_with("\ngroup support would let it in, but b is not in it"), "{tried}");
     net.member_add("admins", &ip4(A));
     let walk = comes_true(&mut net, "--from a --to b --port 443", "a", &syn(443), "b");
     assert_eq!(walk["ingress"]["security_group"], "web");

@@ -216,7 +216,8 @@ pub(super) fn filter(
             if reason == SPOOFED_IP {
                 refused.details.push(format!("{} is not an address of {}", address(tuple.source), sender.id));
             } else {
-                refused.details = tried::tried(plane, sender, &wanted(Direction::Outbound, tuple.destination), context.snapshot);
+                refused.details =
+                    tried::tried(plane, sender, &wanted(Direction::Outbound, tuple.destination), context.snapshot, &rules);
             }
             steps.push(refused);
         }
@@ -229,7 +230,7 @@ pub(super) fn filter(
         }
         Err(reason) => {
             let mut refused = dropped("ingress", reason);
-            refused.details = tried::tried(plane, receiver, &wanted(Direction::Inbound, tuple.source), context.snapshot);
+            refused.details = tried::tried(plane, receiver, &wanted(Direction::Inbound, tuple.source), context.snapshot, &rules);
             if egress.is_err() {
                 refused.text = format!("and if it got so far: {}", refused.text);
                 refused.mark = Mark::Note;

@@ -1,5 +1,7 @@
 //! Which rules were tried: group by group, by what does not fit. Said from the rules as they are declared; what decides is compiled.
 
+use std::collections::{BTreeSet, HashMap};
+
 use butterfly_model::{Direction, GroupName, Peer, Protocol, Rule};
 use butterfly_packet::protocol;
 
@@ -10,7 +12,7 @@ use crate::{
     snapshot::{Snapshot, Vnic},
 };
 
-/// Rules that fit but for one thing, named at most.
+/// Rules that fit but for one thing, and groups that would do, named at most.
 const CLOSEST: usize = 3;
 
 /// What a packet is to rules, in one direction.
@@ -29,6 +31,12 @@ struct Misfit {
     protocol: bool,
     ports: bool,
     peer: bool,
+}
+
+impl Misfit {
+    fn is_none(&self) -> bool {
+        !(self.protocol || self.ports || self.peer)
+    }
 }
 
 impl Wanted {
@@ -53,17 +61,39 @@ fn within(address: Address, cidr: &butterfly_model::Cidr) -> bool {
     differ.checked_shr(128 - bits).unwrap_or(0) == 0
 }
 
-/// A line or more for each group of a vnic.
-pub(super) fn tried(plane: &Plane, vnic: &Vnic, wanted: &Wanted, snapshot: &Snapshot) -> Vec<String> {
+/// The rules of all groups, as they are declared.
+pub(super) type Rules = HashMap<u32, (GroupName, Rule)>;
+
+/// A line or more for each group of a vnic that refuses, and whether another group would not.
+pub(super) fn tried(plane: &Plane, vnic: &Vnic, wanted: &Wanted, snapshot: &Snapshot, all: &Rules) -> Vec<String> {
     let groups = plane.groups_of(&vnic.rules.groups);
-    if groups.is_empty() {
-        return vec![format!("{} has no security group", vnic.id)];
-    }
     let of_peer = snapshot.members.get(&wanted.peer);
     let is_member = |name: &GroupName| {
         plane.group_number(name).is_some_and(|number| of_peer.is_some_and(|of| of.binary_search(&number).is_ok()))
     };
-    groups.iter().flat_map(|(name, rules)| group(name, rules.as_deref(), wanted, is_member)).collect()
+    let mut lines: Vec<String> =
+        groups.iter().flat_map(|(name, rules)| group(name, rules.as_deref(), wanted, is_member)).collect();
+    if lines.is_empty() {
+        lines.push(format!("{} has no security group", vnic.id));
+    }
+    let admits = |rule: &Rule| rule.direction() == wanted.direction && wanted.misfit(rule, is_member).is_none();
+    let others: BTreeSet<&GroupName> = all.values().filter(|(_, rule)| admits(rule)).map(|(name, _)| name).collect();
+    lines.extend(elsewhere(&others, &vnic.id, wanted.direction));
+    lines
+}
+
+/// What groups that a vnic is not in would do for it: who forgot to attach one sees it here.
+fn elsewhere(groups: &BTreeSet<&GroupName>, id: &str, direction: Direction) -> Vec<String> {
+    let way = match direction {
+        Direction::Inbound => "in",
+        Direction::Outbound => "out",
+    };
+    if groups.is_empty() {
+        return vec![format!("no other group would let it {way}")];
+    }
+    let named = groups.iter().take(CLOSEST).map(|name| format!("group {name} would let it {way}, but {id} is not in it"));
+    let more = groups.len().saturating_sub(CLOSEST);
+    named.chain((more > 0).then(|| format!("  and {more} more groups"))).collect()
 }
 
 fn group(name: &GroupName, rules: Option<&[Rule]>, wanted: &Wanted, is_member: impl Fn(&GroupName) -> bool) -> Vec<String> {
@@ -139,5 +169,20 @@ pub(super) fn protocol_name(number: u8) -> String {
         protocol::ICMPV6 => "icmpv6".into(),
         protocol::SCTP => "sctp".into(),
         other => format!("protocol {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_that_would_do_are_named_but_not_all() {
+        let names: Vec<GroupName> = ["a", "b", "c", "d", "e"].iter().map(|name| GroupName::new(name).unwrap()).collect();
+        let told = |n: usize, direction| elsewhere(&names.iter().take(n).collect(), "vm-1", direction);
+        assert_eq!(told(0, Direction::Inbound), ["no other group would let it in"]);
+        assert_eq!(told(1, Direction::Outbound), ["group a would let it out, but vm-1 is not in it"]);
+        assert_eq!((told(3, Direction::Inbound).len(), told(5, Direction::Inbound).len()), (3, 4));
+        assert_eq!(told(5, Direction::Inbound)[3], "  and 2 more groups");
     }
 }
