@@ -6,6 +6,7 @@
 mod accounting;
 mod api;
 mod client;
+mod drill;
 mod drops;
 mod events;
 mod explain;

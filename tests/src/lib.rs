@@ -15,6 +15,7 @@ mod in_process;
 pub mod metrics;
 pub mod net;
 pub mod programs;
+pub mod runbook;
 pub mod station;
 pub mod traffic;
 pub mod wait;

@@ -1,0 +1,109 @@
+//! A page of the manual that is followed word by word: its commands are run, its lines are looked for, its tables say where to go on.
+//!
+//! What is read, and how, stands at the top of docs/troubleshooting.md; nothing is known here that a reader is not told there.
+
+mod document;
+mod pattern;
+
+use std::collections::BTreeMap;
+
+pub use document::{Command, Document, Place, Section};
+use pattern::{Words, put_in};
+
+/// Steps until somebody is lost.
+const STEPS: usize = 10;
+
+/// A line that must not be there.
+const NOTHING: &str = "(nothing about ";
+
+/// Where commands are run.
+pub trait Site {
+    /// Runs a command, to its end; what it printed.
+    fn run(&mut self, place: Place, command: &str) -> String;
+}
+
+/// Somebody who knows what the page tells, and a few words to begin with.
+pub struct Reader<'a> {
+    document: &'a Document,
+    words: Words,
+    /// The sections that were read, the last one at the end.
+    pub path: Vec<String>,
+}
+
+impl<'a> Reader<'a> {
+    /// With words that the page leaves to its reader.
+    pub fn new(document: &'a Document, given: &[(&str, &str)]) -> Reader<'a> {
+        let words = given.iter().map(|(word, is)| ((*word).to_owned(), (*is).to_owned())).collect();
+        Reader { document, words, path: Vec::new() }
+    }
+
+    /// Follows the page from its first step to a cause, whose lines must all be there.
+    pub fn follow(&mut self, site: &mut dyn Site) -> Result<&'a Section, String> {
+        let mut section = self.document.entry()?;
+        for _ in 0..STEPS {
+            self.path.push(section.title.clone());
+            let answer = self.look(section, site).map_err(|why| format!("{} says: {why}", self.path.join(" > ")))?;
+            let rows = match &section.table_of {
+                Some(other) => &self.document.section(other)?.rows,
+                None => &section.rows,
+            };
+            if rows.is_empty() {
+                return Ok(section);
+            }
+            let fits = rows.iter().find_map(|row| match &row.pattern {
+                None => Some((self.words.clone(), row)),
+                Some(pattern) => Some((self.document.find(pattern, &answer, &self.words)?, row)),
+            });
+            let (words, row) = fits.ok_or_else(|| format!("no row of {} fits:\n{answer}", section.title))?;
+            self.words = words;
+            section = self.document.section(&row.to)?;
+        }
+        Err(format!("no end: {}", self.path.join(" > ")))
+    }
+
+    /// Runs the commands that look, and looks for their lines; what the last one answered.
+    fn look(&mut self, section: &Section, site: &mut dyn Site) -> Result<String, String> {
+        let mut answer = String::new();
+        for command in &section.looks {
+            answer = self.run(command, site)?;
+            for line in &command.expected {
+                let found = match line.strip_prefix(NOTHING).and_then(|line| line.strip_suffix(')')) {
+                    Some(line) => self.document.find(line, &answer, &self.words).is_none().then(|| self.words.clone()),
+                    None => self.document.find(line, &answer, &self.words),
+                };
+                self.words = found.ok_or_else(|| format!("{:?} answers no {line:?}, but:\n{answer}", command.line))?;
+            }
+        }
+        Ok(answer)
+    }
+
+    fn run(&self, command: &Command, site: &mut dyn Site) -> Result<String, String> {
+        Ok(site.run(command.place, &put_in(&command.line, &self.words, &self.document.words)?))
+    }
+
+    /// Carries out what a section says to do.
+    pub fn mend(&mut self, section: &Section, site: &mut dyn Site) -> Result<(), String> {
+        if section.fixes.is_empty() {
+            return Err(format!("{} has no fix", section.title));
+        }
+        section.fixes.iter().try_for_each(|command| self.run(command, site).map(drop))
+    }
+
+    /// The causes that are proved here by their lines, whatever led to them.
+    pub fn proved(&self, site: &mut dyn Site) -> Vec<String> {
+        let proofs = self.document.sections.iter().filter(|section| section.is_cause());
+        let holds = |section: &&Section| {
+            let mut fresh = Reader { document: self.document, words: self.words.clone(), path: Vec::new() };
+            fresh.look(section, site).is_ok()
+        };
+        proofs.filter(holds).map(|section| section.title.clone()).collect()
+    }
+
+    /// What a word stands for.
+    pub fn words(&self) -> &BTreeMap<String, String> {
+        &self.words
+    }
+}
+
+#[cfg(test)]
+mod tests;
