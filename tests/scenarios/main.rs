@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod accounting;
+mod agreement;
 mod api;
 mod client;
 mod drill;

@@ -29,12 +29,12 @@ fn trace(daemon: &Daemon, request: TraceReq) -> Result<TraceRes, String> {
     Ok(response.trace.unwrap())
 }
 
-fn begin_trace(daemon: &Daemon, target: TraceTarget, filter: &str) -> u64 {
+pub fn begin_trace(daemon: &Daemon, target: TraceTarget, filter: &str) -> u64 {
     let start = trace_req::Start { target: MessageField::some(target), filter: Some(filter.into()), ..Default::default() };
     trace(daemon, TraceReq { start: MessageField::some(start), ..TraceReq::default() }).unwrap().trace()
 }
 
-fn end_trace(daemon: &Daemon, number: u64) -> TraceRes {
+pub fn end_trace(daemon: &Daemon, number: u64) -> TraceRes {
     let mut packets = Vec::new();
     loop {
         let mut told = trace(daemon, TraceReq { stop: Some(number), ..TraceReq::default() }).unwrap();
@@ -45,14 +45,14 @@ fn end_trace(daemon: &Daemon, number: u64) -> TraceRes {
     }
 }
 
-fn begin_capture(daemon: &Daemon, target: TraceTarget) -> u64 {
+pub fn begin_capture(daemon: &Daemon, target: TraceTarget) -> u64 {
     let start = capture_req::Start { target: MessageField::some(target), ..Default::default() };
     let request = CaptureReq { start: MessageField::some(start), ..CaptureReq::default() };
     daemon.ask(Request { capture: MessageField::some(request), ..Request::default() }).unwrap().capture.unwrap().capture()
 }
 
 /// Its bytes, the packets in it, and those that are not.
-fn end_capture(daemon: &Daemon, number: u64) -> (Vec<u8>, u64, u64) {
+pub fn end_capture(daemon: &Daemon, number: u64) -> (Vec<u8>, u64, u64) {
     let mut data = Vec::new();
     loop {
         let request = CaptureReq { stop: Some(number), ..CaptureReq::default() };
@@ -76,7 +76,7 @@ fn update(daemon: &Daemon, id: &str, on: Option<bool>, path: Option<&Path>) -> R
 }
 
 /// What tshark reads in a file, a row for each packet. It must have nothing to complain about.
-fn tshark(file: &Path, fields: &[&str]) -> Vec<Vec<String>> {
+pub fn tshark(file: &Path, fields: &[&str]) -> Vec<Vec<String>> {
     let mut command = Command::new("tshark");
     command.args(["-n", "-r"]).arg(file).args(["-T", "fields", "-E", "separator=/t"]);
     for field in fields {
