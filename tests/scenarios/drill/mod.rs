@@ -83,6 +83,13 @@ impl Scene {
         self.far.as_ref().unwrap_or(&self.net).host.daemon()
     }
 
+    /// What an operator knows.
+    fn given(&self) -> Vec<(&'static str, String)> {
+        let far = self.far.as_ref().map(|far| ("FAR", far.host.daemon().endpoint().to_owned()));
+        let own = [("SENDER", self.machine.nic.to_owned()), ("RECEIVER", "b".to_owned()), ("DESTINATION", ip4(B))];
+        own.into_iter().chain([("PROTO", "tcp".to_owned()), ("PORT", PORT.to_string())]).chain(far).collect()
+    }
+
     fn receiver(&mut self) -> Option<&mut Station> {
         self.far.as_mut().unwrap_or(&mut self.net).stations.get_mut("b")
     }
@@ -196,21 +203,14 @@ fn followed(page: &str, scene: &mut Scene, cause: &str) -> Result<(), String> {
         return Err("nothing is wrong".to_owned());
     }
     let document = Document::read(page);
-    let (far, destination, port) = (scene.far_daemon().endpoint().to_owned(), ip4(B), PORT.to_string());
-    let given = [
-        ("SENDER", scene.machine.nic),
-        ("RECEIVER", "b"),
-        ("DESTINATION", &destination),
-        ("PROTO", "tcp"),
-        ("PORT", &port),
-        ("FAR", &far),
-    ];
-    let mut reader = Reader::new(&document, &given[..if scene.far.is_some() { 6 } else { 5 }]);
+    let given = scene.given();
+    let given: Vec<(&str, &str)> = given.iter().map(|(word, is)| (*word, is.as_str())).collect();
+    let mut reader = Reader::new(&document, &given);
     let found = reader.follow(scene)?;
     if found.title != cause {
         return Err(format!("it came to {:?}: {:?}", found.title, reader.path));
     }
-    let proved = Reader::new(&document, &given[..if scene.far.is_some() { 6 } else { 5 }]).proved(scene);
+    let proved = Reader::new(&document, &given).proved(scene);
     if proved != [cause] {
         return Err(format!("{proved:?} are proved"));
     }

@@ -6,6 +6,7 @@ use butterfly_tests::{
     frames::mac,
     groups,
     net::{Net, filtered, open, segment, v4},
+    runbook::{Document, Reader},
     station::{features, machine},
 };
 use butterfly_vhost::driver::{GuestConfig, Refill};
@@ -114,6 +115,20 @@ fn full_table() {
         }
     }
     drill(scene(net), "The table is full");
+}
+
+/// What has no section of its own is told by its reason.
+#[test]
+fn another_reason() {
+    let Some(net) = two("web") else { return };
+    // Data on a connection that nobody knows.
+    let mut scene = Scene::new(net, Machine { data: vec![7; 100], ..Machine::new("a", A) });
+    let document = Document::read(PAGE);
+    let given = scene.given();
+    let given: Vec<(&str, &str)> = given.iter().map(|(word, is)| (*word, is.as_str())).collect();
+    let mut reader = Reader::new(&document, &given);
+    let found = reader.follow(&mut scene).unwrap();
+    assert_eq!((found.title.as_str(), reader.words()["REASON"].as_str()), ("Another reason", "tcp-no-session"));
 }
 
 /// A page that says something else than what is there does not help, and the drill says so.

@@ -125,8 +125,13 @@ impl Document {
     }
 
     /// Looks for a line in an answer; the words known then.
-    pub(super) fn find(&self, line: &str, answer: &str, known: &Words) -> Option<Words> {
-        find(line, answer, known, &self.words)
+    pub(super) fn find_line(&self, line: &str, answer: &str, known: &Words) -> Option<Words> {
+        find(line, answer, known, &self.words, true)
+    }
+
+    /// Looks for what a row of a table asks for; the words known then.
+    pub(super) fn find_part(&self, part: &str, answer: &str, known: &Words) -> Option<Words> {
+        find(part, answer, known, &self.words, false)
     }
 }
 

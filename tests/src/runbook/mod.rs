@@ -52,7 +52,7 @@ impl<'a> Reader<'a> {
             }
             let fits = rows.iter().find_map(|row| match &row.pattern {
                 None => Some((self.words.clone(), row)),
-                Some(pattern) => Some((self.document.find(pattern, &answer, &self.words)?, row)),
+                Some(pattern) => Some((self.document.find_part(pattern, &answer, &self.words)?, row)),
             });
             let (words, row) = fits.ok_or_else(|| format!("no row of {} fits:\n{answer}", section.title))?;
             self.words = words;
@@ -68,8 +68,8 @@ impl<'a> Reader<'a> {
             answer = self.run(command, site)?;
             for line in &command.expected {
                 let found = match line.strip_prefix(NOTHING).and_then(|line| line.strip_suffix(')')) {
-                    Some(line) => self.document.find(line, &answer, &self.words).is_none().then(|| self.words.clone()),
-                    None => self.document.find(line, &answer, &self.words),
+                    Some(line) => self.document.find_line(line, &answer, &self.words).is_none().then(|| self.words.clone()),
+                    None => self.document.find_line(line, &answer, &self.words),
                 };
                 self.words = found.ok_or_else(|| format!("{:?} answers no {line:?}, but:\n{answer}", command.line))?;
             }

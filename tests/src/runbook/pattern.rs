@@ -55,14 +55,15 @@ pub fn put_in(command: &str, known: &Words, vocabulary: &BTreeSet<String>) -> Re
     parts(command, vocabulary).iter().map(text).collect()
 }
 
-/// Looks for a line in an answer: the words known if it is there.
-pub fn find(line: &str, answer: &str, known: &Words, vocabulary: &BTreeSet<String>) -> Option<Words> {
+/// Looks for a line in an answer: the words known if it is there. A word at its end is the rest of the line if it is `whole`: a list,
+/// maybe.
+pub fn find(line: &str, answer: &str, known: &Words, vocabulary: &BTreeSet<String>, whole: bool) -> Option<Words> {
     let line = one_line(line);
     let parts = parts(&line, vocabulary);
     answer.lines().find_map(|answer| {
         let answer = one_line(answer);
         let starts = answer.char_indices().map(|(at, _)| at).filter(|at| begins(&answer, *at)).collect::<Vec<_>>();
-        starts.into_iter().find_map(|at| fits(&parts, &answer[at..], known))
+        starts.into_iter().find_map(|at| fits(&parts, &answer[at..], known, whole))
     })
 }
 
@@ -74,22 +75,21 @@ fn begins(answer: &str, at: usize) -> bool {
     !answer[..at].chars().next_back().is_some_and(is_part_of_word)
 }
 
-fn fits(parts: &[Part<'_>], rest: &str, known: &Words) -> Option<Words> {
+fn fits(parts: &[Part<'_>], rest: &str, known: &Words, whole: bool) -> Option<Words> {
     let ends = || rest.char_indices().map(|(at, _)| at).chain([rest.len()]);
     match parts {
         [] => (!rest.chars().next().is_some_and(is_part_of_word)).then(|| known.clone()),
-        [Part::Text(text), more @ ..] => fits(more, rest.strip_prefix(text)?, known),
+        [Part::Text(text), more @ ..] => fits(more, rest.strip_prefix(text)?, known, whole),
         // At the end, or alone, it may stand for nothing.
         [Part::Anything] => Some(known.clone()),
-        [Part::Anything, more @ ..] => ends().find_map(|at| fits(more, &rest[at..], known)),
+        [Part::Anything, more @ ..] => ends().find_map(|at| fits(more, &rest[at..], known, whole)),
         [Part::Word(word), more @ ..] => match known.get(*word) {
-            Some(is) => fits(more, rest.strip_prefix(is.as_str())?, known),
-            // The last one is the rest of the line: a list, maybe.
-            None if more.is_empty() && !rest.is_empty() => Some(with(known, word, rest)),
+            Some(is) => fits(more, rest.strip_prefix(is.as_str())?, known, whole),
+            None if whole && more.is_empty() && !rest.is_empty() => Some(with(known, word, rest)),
             None => {
                 let letters = rest.find(' ').unwrap_or(rest.len());
                 let lens = ends().filter(|at| (1..=letters).contains(at));
-                lens.into_iter().find_map(|at| fits(more, &rest[at..], &with(known, word, &rest[..at])))
+                lens.into_iter().find_map(|at| fits(more, &rest[at..], &with(known, word, &rest[..at]), whole))
             }
         },
     }
@@ -108,7 +108,7 @@ mod tests {
     fn said(line: &str, answer: &str) -> Option<String> {
         let vocabulary = ["GROUP", "A", "B"].map(str::to_owned).into();
         let known = [("A".to_owned(), "vm-1".to_owned())].into();
-        let words = find(line, answer, &known, &vocabulary)?;
+        let words = find(line, answer, &known, &vocabulary, true)?;
         Some(["GROUP", "B"].iter().filter_map(|word| words.get(*word)).cloned().collect::<Vec<_>>().join("|"))
     }
 
@@ -135,6 +135,15 @@ mod tests {
         ] {
             assert_eq!(said(line, answer).as_deref(), want, "{line:?} in {answer:?}");
         }
+    }
+
+    #[test]
+    fn a_part_of_a_line_ends_with_its_word() {
+        let vocabulary = ["WHY".to_owned()].into();
+        let why = |answer| find("dropped: WHY", answer, &Words::new(), &vocabulary, false).map(|words| words["WHY"].clone());
+        assert_eq!(why("dropped: ring-full, counted at b").as_deref(), Some("ring-full"));
+        assert_eq!(why("copies dropped: too-big").as_deref(), Some("too-big"));
+        assert_eq!(why("dropped:"), None);
     }
 
     #[test]
