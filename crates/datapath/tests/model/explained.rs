@@ -1,8 +1,9 @@
 //! Switches that say what they are going to do with each frame, and then do it.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
-use butterfly_datapath::{Fate, Mark, Origin, Refused, Walk};
+use butterfly_datapath::{Admission, Fate, Mark, Origin, Refused, TapPoint, TapSink, TapWhat, Walk};
+use butterfly_model::{GroupName, Rule};
 
 use crate::{
     check::{Seen, Switch},
@@ -17,7 +18,22 @@ pub struct Explained(Real, BTreeMap<String, u32>);
 
 impl Explained {
     pub fn new(hosts: usize) -> Explained {
-        Explained(Real::new(hosts), BTreeMap::new())
+        let mut real = Real::new(hosts);
+        for host in &mut real.hosts {
+            host.watch(&[Arc::new(TapSink::new(1, TapWhat::All, 1, 64))]);
+        }
+        Explained(real, BTreeMap::new())
+    }
+
+    /// What admitted the session of the frame that a host has just moved; `None` if it has none.
+    fn admitted(&self, host: usize) -> Option<Admitted> {
+        let mut found = None;
+        self.0.hosts[host].watched(|packet| {
+            if packet.point == TapPoint::Network && packet.session.is_some() {
+                found = Some(packet.rules.clone().map(|rule| rule.map(|rule| (rule.group.clone(), rule.rule.clone()))));
+            }
+        });
+        found
     }
 
     /// What each host says of a frame: where it is sent, and where it arrives.
@@ -31,6 +47,20 @@ impl Explained {
             said[other] = self.0.hosts[other].explain_frame(&Origin::Outside(vni), frame);
         }
         said
+    }
+}
+
+/// The rules that let a session out of its opener, and into its other end, where rules did.
+type Admitted = [Option<(GroupName, Rule)>; 2];
+
+/// Whether the rules that were told are those of the session that then was there.
+fn check_rules(said: &Walk, admitted: &Admitted, frame: &[u8]) {
+    let told = said.admitted.clone().map(|by| match by {
+        Some(Admission::Rule { group, rule }) => Some((group, rule)),
+        _ => None,
+    });
+    if matches!(said.fate, Fate::Delivered(_) | Fate::Leaves(_)) {
+        assert_eq!(told, *admitted, "{frame:02x?}\nsaid {said:#?}");
     }
 }
 
@@ -103,6 +133,12 @@ impl Switch for Explained {
                     && !is_fragment(frame)
                 {
                     check(said, seen, &format!("{}vni-{}", PREFIXES[at], vni.unwrap_or(0)), frame);
+                }
+                // Taken in any case: what comes next is about the next frame.
+                if let (Some(admitted), Some(said)) = (self.admitted(at), said)
+                    && !is_fragment(frame)
+                {
+                    check_rules(said, &admitted, frame);
                 }
             }
             for (all, seen) in all.iter_mut().zip(seen) {
