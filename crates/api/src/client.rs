@@ -2,6 +2,7 @@
 
 use crate::{
     MAX_FRAME,
+    crypt::{Cipher, EncryptionError},
     proto::{Message, Messages},
 };
 use protobuf::Message as _;
@@ -34,11 +35,15 @@ pub enum ClientError {
     /// ZeroMQ itself failed.
     #[error("ZeroMQ failed: {0}")]
     Zmq(#[from] zmq::Error),
+    /// No encrypted reply to an encrypted request.
+    #[error(transparent)]
+    Encryption(#[from] EncryptionError),
 }
 
 /// A connection to a daemon.
 pub struct Client {
     socket: Socket,
+    cipher: Option<Cipher>,
 }
 
 impl Client {
@@ -60,7 +65,12 @@ impl Client {
         socket.set_sndtimeo(timeout)?;
         socket.set_rcvtimeo(timeout)?;
         socket.connect(endpoint).map_err(refused)?;
-        Ok(Self { socket })
+        Ok(Self { socket, cipher: None })
+    }
+
+    /// From now on what is asked with [`Self::call`] is encrypted, and no reply in clear text is taken.
+    pub fn encrypted(self, cipher: Cipher) -> Self {
+        Self { cipher: Some(cipher), ..self }
     }
 
     /// Sends `request` and waits for its reply, bytes both.
@@ -90,19 +100,37 @@ impl Client {
 
     /// Sends `request` and waits for its reply.
     pub fn call(&self, request: &Messages) -> Result<Messages, ClientError> {
-        decode_reply(&self.exchange(&request.write_to_bytes().map_err(ClientError::Encode)?)?)
+        self.round_trip(request, |bytes| self.exchange(bytes))
     }
 
     /// As [`Self::call`]; when no reply came within `patience`, `late` is called once and the wait begins: for whoever waits
     /// without a time-out and wants to know why nothing happens.
     pub fn call_patiently(&self, request: &Messages, patience: Duration, late: impl FnOnce()) -> Result<Messages, ClientError> {
-        self.send(&request.write_to_bytes().map_err(ClientError::Encode)?)?;
         let patience = i64::try_from(patience.as_millis()).unwrap_or(i64::MAX);
-        // Interrupted by a signal, it is just called early.
-        if self.socket.poll(zmq::POLLIN, patience).unwrap_or(0) == 0 {
-            late();
+        let mut late = Some(late);
+        self.round_trip(request, |bytes| {
+            self.send(bytes)?;
+            // Interrupted by a signal, it is just called early.
+            if late.is_some()
+                && self.socket.poll(zmq::POLLIN, patience).unwrap_or(0) == 0
+                && let Some(late) = late.take()
+            {
+                late();
+            }
+            self.receive()
+        })
+    }
+
+    fn round_trip(
+        &self,
+        request: &Messages,
+        mut exchange: impl FnMut(&[u8]) -> Result<Vec<u8>, ClientError>,
+    ) -> Result<Messages, ClientError> {
+        let request = request.write_to_bytes().map_err(ClientError::Encode)?;
+        match &self.cipher {
+            None => decode_reply(&exchange(&request)?),
+            Some(cipher) => decode_reply(&cipher.exchange(&request, exchange)?),
         }
-        decode_reply(&self.receive()?)
     }
 }
 
@@ -112,8 +140,9 @@ impl Client {
 /// it becomes a `Messages` with that one message.
 pub fn decode_reply(reply: &[u8]) -> Result<Messages, ClientError> {
     let messages = crate::decode::<Messages>(reply).map_err(ClientError::Decode)?;
-    let nothing_encrypted =
-        messages.encrypted.as_ref().is_none_or(|encrypted| encrypted.error.is_none() && encrypted.aes256cbc_sha512.is_none());
+    let nothing_encrypted = messages.encrypted.as_ref().is_none_or(|encrypted| {
+        encrypted.error.is_none() && encrypted.aes256cbc_sha512.is_none() && encrypted.xchacha20_poly1305.is_none()
+    });
     if messages.messages.is_empty()
         && nothing_encrypted
         && let Ok(bare) = crate::decode::<Message>(reply)

@@ -4,8 +4,10 @@
 //! arrives can end the process: what cannot be decoded is answered as such, and so is a panic of the handler.
 
 use crate::{
-    Action, Caller, MAX_FRAME, REVISION, Requests, decode,
-    proto::{Message, MessageV0, Messages, Request, Response, Status, error, message_v0},
+    Action, Caller, MAX_FRAME, REVISION, Requests,
+    crypt::{self, Gate, Opened, ReplyTo},
+    decode,
+    proto::{Encrypted, Message, MessageV0, Messages, Request, Response, Status, error, message_v0},
     requests::KindOf,
     text,
 };
@@ -17,8 +19,10 @@ use std::{
 };
 use tracing::{Level, debug, enabled, error, warn};
 
+/// The longest reply, before it is encrypted.
+const LONGEST: u64 = (MAX_FRAME - crypt::OVERHEAD) as u64;
 /// A reply to a batch is full at so many bytes: what is left is room for whatever a change is answered.
-const FULL: u64 = MAX_FRAME as u64 - (1 << 20);
+const FULL: u64 = LONGEST - (1 << 20);
 
 /// What a handler may want to know beside the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,12 +83,18 @@ pub struct Envelope<H> {
     /// What is being answered, since when.
     current: Option<(KindOf, Instant)>,
     caller: Option<Caller>,
+    gate: Option<Gate>,
 }
 
 impl<H: Handler> Envelope<H> {
     /// Nothing processed yet.
     pub fn new(handler: H) -> Self {
-        Self { handler, request_counter: 0, requests: Arc::default(), current: None, caller: None }
+        Self { handler, request_counter: 0, requests: Arc::default(), current: None, caller: None, gate: None }
+    }
+
+    /// From now on only requests that `gate` opens are carried out.
+    pub fn encrypted(self, gate: Gate) -> Self {
+        Self { gate: Some(gate), ..self }
     }
 
     /// The handler.
@@ -115,45 +125,80 @@ impl<H: Handler> Envelope<H> {
     /// The reply to the frame `request` of this caller.
     pub fn answer_to(&mut self, request: &[u8], caller: Option<Caller>) -> Vec<u8> {
         self.caller = caller;
-        let request = match decode::<Messages>(request) {
-            Ok(request) => request,
-            Err(error) => {
+        let Some(request) = self.decoded(request) else { return NOT_DECODABLE.to_vec() };
+        let Some(gate) = &mut self.gate else { return self.clear(&request) };
+        let Some(encrypted) = request.encrypted.as_ref() else {
+            self.refuse("a request in clear text, where a key is wanted");
+            return encoded(&Messages { messages: vec![refusal(error::Code::REJECTED)], ..Default::default() });
+        };
+        let reply = match gate.open(encrypted) {
+            Opened::Introduced(reply) => reply,
+            Opened::Refused(reply, why) => {
+                self.refuse(&why);
+                reply
+            }
+            Opened::Request(content, to) => self.within(&content, &to),
+        };
+        encoded(&Messages { encrypted: MessageField::some(reply), ..Default::default() })
+    }
+
+    /// The encrypted reply to what was in an encrypted request. It counts on its own.
+    fn within(&mut self, content: &[u8], to: &ReplyTo) -> Encrypted {
+        self.request_counter += 1;
+        let reply = match self.decoded(content) {
+            Some(request) => self.clear(&request),
+            None => NOT_DECODABLE.to_vec(),
+        };
+        self.gate.as_ref().map(|gate| gate.seal(to, &reply)).unwrap_or_default()
+    }
+
+    /// Counts an envelope that is not looked into.
+    fn refuse(&mut self, why: &str) {
+        self.request_counter += 1;
+        self.begin(None);
+        self.answered(false);
+        warn!("refused: {why}");
+        self.not_understood(why);
+    }
+
+    fn decoded(&mut self, request: &[u8]) -> Option<Messages> {
+        decode::<Messages>(request)
+            .inspect_err(|error| {
                 let why = format!("a request of {} bytes is not decodable: {error}", request.len());
                 warn!("{why}");
                 self.not_understood(&why);
                 self.requests.count(self.requests.undecodable(), false, Duration::ZERO);
-                return NOT_DECODABLE.to_vec();
-            }
-        };
-        log("request", &request);
+            })
+            .ok()
+    }
+
+    fn clear(&mut self, request: &Messages) -> Vec<u8> {
+        log("request", request);
         // A handler keeps its promises to itself by changing its state last: see `Handler::handle`.
-        let reply = catch_unwind(AssertUnwindSafe(|| self.messages(&request)));
+        let reply = catch_unwind(AssertUnwindSafe(|| self.messages(request)));
         let Ok(reply) = reply else {
             error!("a request was given up because of a defect in this program: please report it");
             self.answered(false);
             return INTERNAL_ERROR.to_vec();
         };
         log("reply", &reply);
-        reply.write_to_bytes().unwrap_or_else(|error| {
-            error!("a reply could not be encoded: {error}");
-            INTERNAL_ERROR.to_vec()
-        })
+        encoded(&reply)
     }
 
     fn messages(&mut self, request: &Messages) -> Messages {
         self.request_counter += 1;
         let messages = if request.messages.is_empty() {
-            // Nothing at all, or only something encrypted, for which there is no key.
+            // Nothing at all, or only something encrypted: for which there is no key, or under the key for a second time.
             self.begin(None);
             self.answered(false);
-            self.not_understood("a request without messages, or encrypted, for which there is no key");
+            self.not_understood("a request without messages, or encrypted where it cannot be");
             vec![refusal(error::Code::REJECTED)]
         } else {
             let mut size = 0;
             let within = |message: &Message| {
                 // A reply that nobody can take is not made. One that does not fit is a long one: of a question, that changed nothing.
                 let mut reply = if size <= FULL { self.message(message) } else { self.too_much(message) };
-                if size <= FULL && size + reply.compute_size() > MAX_FRAME as u64 {
+                if size <= FULL && size + reply.compute_size() > LONGEST {
                     reply = too_long(message);
                 }
                 size += reply.compute_size();
@@ -259,6 +304,13 @@ fn status(failure: Failure) -> Status {
     Status { status: Some(false), error: MessageField::some(error), ..Default::default() }
 }
 
+fn encoded(reply: &Messages) -> Vec<u8> {
+    reply.write_to_bytes().unwrap_or_else(|error| {
+        error!("a reply could not be encoded: {error}");
+        INTERNAL_ERROR.to_vec()
+    })
+}
+
 fn log(what: &str, messages: &impl MessageFull) {
     // Text is made only if somebody reads it: a batch may be long.
     if enabled!(Level::DEBUG) {
@@ -266,5 +318,7 @@ fn log(what: &str, messages: &impl MessageFull) {
     }
 }
 
+#[cfg(test)]
+mod encryption_tests;
 #[cfg(test)]
 mod tests;

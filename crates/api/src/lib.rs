@@ -9,6 +9,7 @@
 mod action;
 mod caller;
 pub mod client;
+pub mod crypt;
 mod decode;
 mod endpoint;
 pub mod envelope;

@@ -7,7 +7,7 @@
 
 include!(concat!(env!("OUT_DIR"), "/proto/mod.rs"));
 
-pub use encryption::{Encrypted, encrypted};
+pub use encryption::{Encrypted, Sealed, encrypted, sealed};
 pub use envelope::{Error, Message, Messages, error};
 pub use payload::{
     AppConfigReq, AppStatusRes, CaptureReq, CaptureRes, Cidr, Counter, DropListReq, DropListRes, Event, EventListReq,

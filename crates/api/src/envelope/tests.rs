@@ -3,7 +3,7 @@
 use super::*;
 
 /// Lists one vnic per envelope counted; refuses deletions; panics when told to quit.
-struct Recorder(Vec<String>);
+pub(super) struct Recorder(pub Vec<String>);
 
 impl Handler for Recorder {
     fn handle(&mut self, action: Action<'_>, context: &Context) -> Answer {
