@@ -1,6 +1,7 @@
 //! What the daemon was told to do: the command line, overridden by the configuration file, checked.
 
 use crate::{
+    encryption::{self, Encryption},
     ini::Ini,
     log::Level,
     options::Options,
@@ -38,6 +39,8 @@ pub struct Config {
     pub endpoint: String,
     /// Where metrics are served.
     pub metrics: Option<SocketAddr>,
+    /// How the API is encrypted; without it, everybody who reaches it commands the switch.
+    pub encryption: Option<Encryption>,
     /// What is logged.
     pub log_level: Level,
     /// The core of the packet thread.
@@ -142,6 +145,12 @@ fn override_with(options: &mut Options, mut ini: Ini, problems: &mut Problems) {
     stronger(&mut options.dpdk_port, ini.take("general", "dpdk-port"));
     stronger(&mut options.nic_mtu, ini.take("general", "nic-mtu"));
     stronger(&mut options.key, ini.take("security", "encryption_key_path"));
+    match ini.take("security", "legacy_encryption").as_deref() {
+        None => {}
+        Some("true") => options.no_legacy_encryption = false,
+        Some("false") => options.no_legacy_encryption = true,
+        Some(other) => problems.add(format!("legacy_encryption={other} is refused: it is true or false")),
+    }
     // The sample file of the original has the second spelling.
     match (ini.take("general", "graph-core-id"), ini.take("general", "graph-cpu-core")) {
         (Some(one), Some(other)) if one != other => {
@@ -168,7 +177,6 @@ fn override_with(options: &mut Options, mut ini: Ini, problems: &mut Problems) {
 fn not_available(options: &Options) -> impl Iterator<Item = String> {
     const NO_PORT: &str = "there are no ports of DPDK";
     let refused = [
-        (options.key.is_some(), "-k, --key, encryption_key_path", "the API cannot be encrypted"),
         (options.dpdk_args.is_some(), "--dpdk-args, dpdk-args", NO_PORT),
         (options.dpdk_help, "--dpdk-help", NO_PORT),
         (options.dpdk_port.is_some(), "--dpdk-port, dpdk-port", NO_PORT),
@@ -198,6 +206,7 @@ fn check(options: Options, problems: &mut Problems) -> Option<Config> {
     let nic_mtu = options.nic_mtu.as_deref().map(|text| problems.sort_out(tunnel::nic_mtu(text)));
     let socket_dir = options.socket_dir.and_then(|path| problems.sort_out(directory(&path)));
     let metrics = problems.sort_out(metrics(options.metrics.as_deref().unwrap_or_default()));
+    let encryption = problems.sort_out(encryption::load(options.key.as_deref(), !options.no_legacy_encryption));
     let log_level = problems.sort_out(level(options.log_level.as_deref().unwrap_or("error")));
     let core = problems.sort_out(core(options.graph_cpu_core.as_deref().unwrap_or("0")));
     let fdb_ageing = match &options.fdb_ageing {
@@ -220,6 +229,7 @@ fn check(options: Options, problems: &mut Problems) -> Option<Config> {
         socket_dir: socket_dir?,
         endpoint: options.endpoint.unwrap_or_else(|| DEFAULT_ENDPOINT.into()),
         metrics: metrics?,
+        encryption: encryption?,
         log_level: log_level?,
         core: core?,
         poll: options.poll,
@@ -337,6 +347,7 @@ mod tests {
             socket_dir: directory,
             endpoint: "tcp://0.0.0.0:9999".into(),
             metrics: None,
+            encryption: None,
             log_level: Level::Error,
             core: 0,
             poll: false,
@@ -410,6 +421,7 @@ mod tests {
             socket_dir: directory,
             endpoint: "ipc://@x".into(),
             metrics: Some("[::1]:9998".parse().unwrap()),
+            encryption: None,
             log_level: Level::Debug,
             core: 3,
             poll: false,
@@ -454,8 +466,6 @@ mod tests {
     #[test]
     fn what_is_not_there_yet_is_refused_by_name() {
         for (words, ini, name) in [
-            ("-k /key", "", "--key"),
-            ("", "[security]\nencryption_key_path=/key", "encryption_key_path"),
             ("--dpdk-args -c1", "", "--dpdk-args"),
             ("", "[general]\ndpdk-args=-c1", "dpdk-args"),
             ("--dpdk-help", "", "--dpdk-help"),
@@ -466,6 +476,37 @@ mod tests {
             let problems = problems(&format!("-c INI -i ::2 -s DIR {words}"), ini);
             assert_eq!(problems.len(), 1, "{problems:?}");
             assert!(problems[0].starts_with("option refused: ") && problems[0].contains(name), "{problems:?}");
+        }
+    }
+
+    #[test]
+    fn the_file_overrides_the_command_line_about_encryption_too() {
+        // The file is no key, and its name tells which was tried.
+        for (words, ini, tried) in [
+            ("-k /nowhere/a", "", "/nowhere/a"),
+            ("--key /nowhere/a", "", "/nowhere/a"),
+            ("-k /nowhere/a", "[security]\nencryption_key_path=/nowhere/b", "/nowhere/b"),
+            ("", "[security]\nencryption_key_path=/nowhere/b", "/nowhere/b"),
+            ("", "[security]\nencryption_key_path=", "\"\""),
+        ] {
+            let problems = problems(&format!("-c INI -i ::2 -s DIR {words}"), ini);
+            assert_eq!(problems.len(), 1, "{problems:?}");
+            assert!(
+                problems[0].starts_with("Cannot load encryption key\nkey file ") && problems[0].contains(tried),
+                "{problems:?}"
+            );
+        }
+        let no_key = "--no-legacy-encryption (legacy_encryption=false) is refused: there is no key";
+        for (words, ini, refused) in [
+            ("--no-legacy-encryption", "", Some(no_key)),
+            ("", "[security]\nlegacy_encryption=false", Some(no_key)),
+            ("--no-legacy-encryption", "[security]\nlegacy_encryption=true", None),
+            ("", "[security]\nlegacy_encryption=no", Some("legacy_encryption=no is refused: it is true or false")),
+        ] {
+            let loaded = load(&format!("-c INI -i ::2 -s DIR {words}"), ini).1;
+            let problem = loaded.err().map(|error| error.0.concat());
+            assert_eq!(problem.is_some(), refused.is_some(), "{problem:?}");
+            assert!(problem.unwrap_or_default().starts_with(refused.unwrap_or_default()));
         }
     }
 

@@ -6,6 +6,7 @@ mod announce;
 mod config;
 mod convert;
 mod dataplane;
+mod encryption;
 mod events;
 mod graph;
 mod handlers;
@@ -46,7 +47,7 @@ fn main() -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    tell("No encryption configured");
+    tell(encryption::state(config.encryption.as_ref()));
     match run::run(config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -83,6 +83,13 @@ pub struct Options {
     /// /tmp/butterfly-PID-ID.pcap
     #[arg(short = 't', long)]
     pub packet_trace: bool,
+    /// File with the key of the API: requests that are not encrypted with it are refused. `openssl rand -base64 32` makes one
+    /// [default: none, the API is in clear text]
+    #[arg(short = 'k', long, value_name = "PATH")]
+    pub key: Option<PathBuf>,
+    /// Refuse requests in the original's encryption, which anybody who saw them can send again
+    #[arg(long)]
+    pub no_legacy_encryption: bool,
     /// Log to standard error only
     #[arg(long)]
     pub no_syslog: bool,
@@ -102,9 +109,6 @@ pub struct Options {
     /// Switch offloads of the physical port off (not available yet)
     #[arg(long)]
     pub no_offload: bool,
-    /// Encryption key of the API (not available yet)
-    #[arg(short = 'k', long, value_name = "PATH")]
-    pub key: Option<PathBuf>,
 }
 
 #[cfg(test)]

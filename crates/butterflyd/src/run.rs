@@ -100,6 +100,9 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
         start_date,
         quit: false,
     });
+    if let Some(encryption) = config.encryption {
+        envelope = envelope.encrypted(encryption.gate()?);
+    }
     let metrics = match metrics {
         Some(bound) => {
             info!("metrics on http://{}/metrics", bound.address());

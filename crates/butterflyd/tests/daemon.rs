@@ -165,6 +165,7 @@ fn the_version_and_the_help_are_on_standard_output() {
             "--timeout",
             "--no-offload",
             "--key",
+            "--no-legacy-encryption",
         ] {
             assert!(stdout.contains(name), "{option}: {name} is missing in {stdout}");
         }
@@ -177,7 +178,12 @@ fn wrong_options_end_it_with_two() {
         (&[][..], "IP to use is not set\nsocket folder is not set\n"),
         (&["-i", "192.0.2.1"], "socket folder is not set\n"),
         (&["-c", "/does/not/exist"], "Failed to open configuration file\n"),
-        (&["-i", "192.0.2.1", "-s", "/tmp", "-k", "/key"], "option refused: -k, --key"),
+        (&["-i", "192.0.2.1", "-s", "/tmp", "-k", "/key"], "Cannot load encryption key\nkey file \"/key\": No such file"),
+        (&["-i", "192.0.2.1", "-s", "/tmp", "-k", "/dev/null"], "Cannot load encryption key\nkey file \"/dev/null\" is empty"),
+        (
+            &["-i", "192.0.2.1", "-s", "/tmp", "--no-legacy-encryption"],
+            "--no-legacy-encryption (legacy_encryption=false) is refused",
+        ),
         (&["-i", "192.0.2.1", "-s", "/tmp", "--sessions", "0"], "sessions \"0\" is refused: "),
         (&["-i", "192.0.2.1", "-s", "/tmp", "--timeout", "tcp=1"], "timeout \"tcp\" is refused: "),
         (&["-i", "192.0.2.1", "-s", "/tmp", "--dpdk-args", "-c1 -n1"], "option refused: --dpdk-args"),
@@ -197,6 +203,14 @@ fn what_cannot_be_served_ends_it_with_one() {
     assert_eq!(status, Some(1));
     assert!(stderr.starts_with("No encryption configured\n"), "{stderr}");
     assert!(stderr.contains("cannot listen on nonsense"), "{stderr}");
+    let key = directory.path().join("key");
+    std::fs::write(&key, "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n").unwrap();
+    std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+    let (status, _, stderr) =
+        ended(&["-i", "192.0.2.1", "-s", path, "-e", "nonsense", "--no-syslog", "-k", key.to_str().unwrap()]);
+    assert_eq!(status, Some(1));
+    assert!(stderr.starts_with("Encryption key loaded\nwarning: every user of this host"), "{stderr}");
+    std::fs::remove_file(&key).unwrap();
     assert!(files(directory.path()).is_empty(), "nothing is left behind");
 }
 
