@@ -1,17 +1,21 @@
 //! The connection to the daemon, and the words for its failures.
 
 use crate::diagnosis::diagnose;
+use crate::encryption;
 use crate::failure::Failure;
 use crate::settings::Settings;
-use butterfly_api::MAX_FRAME;
 use butterfly_api::client::{Client, ClientError};
 use butterfly_api::proto::Messages;
+use butterfly_api::{MAX_FRAME, crypt};
 use protobuf::Message;
 use std::io::Write;
 use std::time::Duration;
 
 /// Who waits for ever is told why after this time.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The longest request, with room for what encryption adds.
+const LONGEST: usize = MAX_FRAME - crypt::OVERHEAD;
 
 /// A connection to the daemon that the settings name.
 pub struct Connection {
@@ -26,17 +30,13 @@ impl Connection {
     pub fn open(settings: &Settings) -> Result<Self, Failure> {
         let endpoint = settings.endpoint.clone();
         let timeout = (settings.timeout != 0).then(|| Duration::from_millis(settings.timeout.into()));
-        match Client::connect(&endpoint, timeout) {
-            Ok(client) => Ok(Self { client, endpoint, waits_for_ever: timeout.is_none() }),
-            Err(error) => Err(Failure::said(error.to_string())),
-        }
+        Ok(Self { client: client(settings, timeout)?, endpoint, waits_for_ever: timeout.is_none() })
     }
 
     /// As [`Self::open`], for questions that are worth an answer within `patience` or none.
     pub fn open_within(settings: &Settings, patience: Duration) -> Result<Self, Failure> {
-        let endpoint = settings.endpoint.clone();
-        let client = Client::connect(&endpoint, Some(patience)).map_err(|error| Failure::said(error.to_string()))?;
-        Ok(Self { client, endpoint, waits_for_ever: false })
+        let client = client(settings, Some(patience))?;
+        Ok(Self { client, endpoint: settings.endpoint.clone(), waits_for_ever: false })
     }
 
     /// Sends `request`; the reply, if one came in time.
@@ -52,9 +52,9 @@ impl Connection {
     pub fn exchange(&self, request: &Messages) -> Result<Messages, Failure> {
         let size = request.compute_size();
         // The daemon would hang up without a word.
-        if size > MAX_FRAME as u64 {
+        if size > LONGEST as u64 {
             return Err(Failure::said(format!(
-                "the request has {size} bytes, a daemon takes {MAX_FRAME}; send it in several parts"
+                "the request has {size} bytes, a daemon takes {LONGEST}; send it in several parts"
             )));
         }
         let reply = match self.waits_for_ever {
@@ -79,7 +79,18 @@ impl Connection {
             }
             ClientError::Encode(error) => format!("Error while encoding input to protobuf\n{error}"),
             ClientError::Decode(_) => "Error while decoding response".to_owned(),
+            ClientError::Encryption(error) => encryption::told(&error),
             other => format!("Error, {other}"),
         })
     }
+}
+
+/// With a key that cannot be had nothing is connected: what was to be encrypted is not sent in clear text.
+fn client(settings: &Settings, timeout: Option<Duration>) -> Result<Client, Failure> {
+    let cipher = encryption::cipher(settings)?;
+    let client = Client::connect(&settings.endpoint, timeout).map_err(|error| Failure::said(error.to_string()))?;
+    Ok(match cipher {
+        Some(cipher) => client.encrypted(cipher),
+        None => client,
+    })
 }

@@ -9,6 +9,7 @@
 mod connection;
 mod diagnosis;
 mod drops;
+mod encryption;
 mod events;
 mod explain;
 mod failure;

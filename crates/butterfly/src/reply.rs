@@ -1,15 +1,16 @@
 //! What a reply must look like before a command reads it.
 
+use crate::encryption::code_name;
 use crate::failure::Failure;
-use butterfly_api::proto::{Message, MessageV0, Messages, Response, encrypted, error};
+use butterfly_api::proto::{Message, MessageV0, Messages, Response, error};
 use protobuf::EnumOrUnknown;
 
 /// The clear messages of `reply`.
 pub fn messages(reply: Messages) -> Result<Vec<Message>, Failure> {
     if let Some(encrypted) = reply.encrypted.into_option() {
-        // Without a key nothing encrypted can be asked for, so none is read.
+        // With a key it was opened before it came here; without one none is read.
         return Err(Failure::said(if let Some(error) = encrypted.error.into_option() {
-            let code = error.code.map_or("no code".into(), encrypted_code);
+            let code = error.code.map_or("no code".into(), code_name);
             format!("Encrypted message error: {code}")
         } else if encrypted.aes256cbc_sha512.is_some() {
             "Error, cannot decrypt message".into()
@@ -51,8 +52,12 @@ pub fn response(message: Message) -> Result<Response, Failure> {
 
 fn payload(message: Message) -> Result<MessageV0, Failure> {
     if let Some(error) = message.error.into_option() {
+        let help = match error.code.and_then(|code| code.enum_value().ok()) {
+            Some(error::Code::REJECTED) => "\nhelp: a daemon with a key refuses what is in clear text: name its key with -k PATH",
+            _ => "",
+        };
         let code = error.code.map_or("no code".into(), envelope_code);
-        return Err(Failure::said(format!("error in response: {code}")));
+        return Err(Failure::said(format!("error in response: {code}{help}")));
     }
     message.message_0.into_option().ok_or_else(|| Failure::said("error: no message recognized in response"))
 }
@@ -71,9 +76,5 @@ fn refusal(description: &str, help: &str) -> Failure {
 }
 
 fn envelope_code(code: EnumOrUnknown<error::Code>) -> String {
-    code.enum_value().map_or_else(|number| number.to_string(), |code| format!("{code:?}"))
-}
-
-fn encrypted_code(code: EnumOrUnknown<encrypted::error::Code>) -> String {
     code.enum_value().map_or_else(|number| number.to_string(), |code| format!("{code:?}"))
 }

@@ -91,13 +91,13 @@ impl<'a> Session<'a> {
             None => Connection::open_within(self.settings, limit.unwrap_or(patience))?,
         };
         let batch = Messages { messages: vec![message(request, None)], ..Messages::default() };
-        self.show("# Message to be sent:", &batch)?;
+        self.show_request(&batch)?;
         let Some(reply) = connection.exchange_in_time(&batch)? else {
             // The next one may be another daemon's.
             return if limit.is_some() { Err(Failure::said("Error, receive timeout")) } else { Ok(None) };
         };
         self.hasty = Some(connection);
-        self.show("# Received message:", &reply)?;
+        self.show_reply(&reply)?;
         Ok(reply::responses(reply::messages(reply)?)?.pop())
     }
 
@@ -138,37 +138,33 @@ impl<'a> Session<'a> {
     pub fn send(&mut self, request: &Messages) -> Result<Messages, Failure> {
         let connection = match self.connection.take() {
             Some(connection) => connection,
-            None => self.connect()?,
+            None => Connection::open(self.settings)?,
         };
-        self.show("# Message to be sent:", request)?;
+        self.show_request(request)?;
         self.output.flush()?;
         let reply = connection.exchange(request)?;
         self.connection = Some(connection);
+        self.show_reply(&reply)?;
+        Ok(reply)
+    }
+
+    fn show_request(&mut self, request: &Messages) -> Result<(), Failure> {
+        self.show("# Message to be sent:", request)?;
+        match self.settings.verbose && self.settings.key.is_some() {
+            true => self.aside("Request is encrypted\n"),
+            false => Ok(()),
+        }
+    }
+
+    fn show_reply(&mut self, reply: &Messages) -> Result<(), Failure> {
         if self.settings.verbose {
-            self.aside(match reply.encrypted.is_some() {
+            // With a key, nothing else is taken.
+            self.aside(match self.settings.key.is_some() || reply.encrypted.is_some() {
                 true => "Received encrypted response\n",
                 false => "Received clear response\n",
             })?;
         }
-        self.show("# Received message:", &reply)?;
-        Ok(reply)
-    }
-
-    /// A clear request instead of an encrypted one would be read by anybody,
-    /// so with a key nothing is sent.
-    fn connect(&self) -> Result<Connection, Failure> {
-        let Some(key) = &self.settings.key else {
-            return Connection::open(self.settings);
-        };
-        let mut text = String::new();
-        if std::fs::File::open(key).is_err() {
-            text.push_str("cannot load encryption key\n");
-        }
-        text.push_str(
-            "encryption is not available in this version: nothing was sent\n\
-             leave out -k to send the request in clear text",
-        );
-        Err(Failure::Said(text))
+        self.show("# Received message:", reply)
     }
 
     fn show(&mut self, heading: &str, messages: &Messages) -> Result<(), Failure> {

@@ -15,11 +15,13 @@ pub struct Settings {
     pub timeout: u32,
     /// File with the encryption key.
     pub key: Option<PathBuf>,
+    /// Encrypt as the original does.
+    pub legacy_encryption: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { endpoint: "tcp://127.0.0.1:9999".into(), verbose: false, timeout: 0, key: None }
+        Self { endpoint: "tcp://127.0.0.1:9999".into(), verbose: false, timeout: 0, key: None, legacy_encryption: false }
     }
 }
 
@@ -36,6 +38,7 @@ impl Settings {
         if let Some(key) = arguments.value("key") {
             self.key = Some(key.into());
         }
+        self.legacy_encryption |= arguments.has("legacy-encryption");
         Ok(())
     }
 }

@@ -99,7 +99,11 @@ pub fn global_options() -> Vec<Arg> {
         option("endpoint", "EP").short('e').help("ZeroMQ endpoint of the daemon (default: tcp://127.0.0.1:9999)"),
         flag("verbose").short('v').help("print the request and the reply in text format"),
         option("timeout", "MS").short('t').help("milliseconds to wait for each operation (default: 0, for ever)"),
-        option("key", "PATH").short('k').help("encryption key file; refused: this version cannot encrypt"),
+        option("key", "PATH")
+            .short('k')
+            .help("file with the key that the daemon has: encrypt what is sent, and take no reply that is not"),
+        flag("legacy-encryption")
+            .help("encrypt as butterfly 0.13 does, for a daemon that knows nothing else; it can be sent again by others"),
     ]
 }
 

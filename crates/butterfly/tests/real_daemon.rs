@@ -448,8 +448,8 @@ a
             ),
             fails(
                 "nic list @ -k DIR/key",
-                "cannot load encryption key\nencryption is not available in this version: nothing was sent\n\
-                 leave out -k to send the request in clear text",
+                "cannot load encryption key\nkey file \"DIR/key\": No such file or directory (os error 2); \
+                 `openssl rand -base64 32` makes a key\nnothing was sent",
             ),
             prints("nic list --endpoint tcp://127.0.0.1:1 @ --unknown option", "a\n"),
         ],

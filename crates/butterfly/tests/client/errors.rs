@@ -34,7 +34,10 @@ fn refusals_are_told_with_their_help() {
 #[test]
 fn what_no_reply_may_be() {
     for (reply, err) in [
-        ("messages { revision: 6 error { code: REJECTED } }", "error in response: REJECTED"),
+        (
+            "messages { revision: 6 error { code: REJECTED } }",
+            "error in response: REJECTED\nhelp: a daemon with a key refuses what is in clear text: name its key with -k PATH",
+        ),
         ("messages { revision: 6 error { code: VERSION_NOT_MANAGED } }", "error in response: VERSION_NOT_MANAGED"),
         ("messages { revision: 6 error { code: PARSE_ERROR } }", "error in response: PARSE_ERROR"),
         ("encrypted { error { code: REJECTED } }", "Encrypted message error: REJECTED"),

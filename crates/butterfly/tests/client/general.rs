@@ -333,24 +333,6 @@ fn time_outs_and_endpoints_are_checked() {
     }
 }
 
-/// With a key nothing leaves the host in clear text.
-#[test]
-fn a_key_is_refused() {
-    const REFUSED: &str = "encryption is not available in this version: nothing was sent\n\
-                           leave out -k to send the request in clear text\nerror in command: nic\n";
-    let daemon = Daemon::new();
-    std::fs::write(daemon.path("key"), "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n").unwrap();
-    for (line, err) in [
-        ("nic list @ -k key", REFUSED.to_owned()),
-        ("nic list @ --key absent", format!("cannot load encryption key\n{REFUSED}")),
-        ("nic list @ + nic list -k key", REFUSED.to_owned()),
-    ] {
-        let ended = daemon.start(line).end();
-        daemon.assert_silent(line);
-        assert_eq!((ended.out.as_str(), ended.err.as_str(), ended.code), ("", err.as_str(), Some(1)), "{line}");
-    }
-}
-
 #[test]
 fn output_that_cannot_be_written_is_a_failure() {
     let daemon = Daemon::new();

@@ -5,6 +5,7 @@
 
 mod commands;
 mod drops;
+mod encryption;
 mod errors;
 mod events;
 mod general;
