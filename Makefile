@@ -21,11 +21,11 @@ PROGRAMS := butterflyd butterfly butterfly-bench
 
 # What `make test` runs, in this order: the quick and the likely to fail first.
 # What is behind a + runs beside what is before it.
-TEST_PARTS := unit scenarios terminal metrics attack guests+lint tunnel+instructions+fuzz dpdk
+TEST_PARTS := unit scenarios terminal metrics contract attack guests+lint tunnel+instructions+fuzz dpdk
 
 .DEFAULT_GOAL := build
 .PHONY: help setup build test demo bench soak fuzz install uninstall clean guest \
-        test-lint test-unit test-scenarios test-terminal test-guests test-tunnel test-dpdk test-instructions test-attack test-fuzz test-metrics
+        test-lint test-unit test-scenarios test-terminal test-guests test-tunnel test-dpdk test-instructions test-attack test-fuzz test-metrics test-contract
 
 help: ## list the targets
 	@echo 'Variables: KEEP=1 (demo), DESTDIR PREFIX SYSCONFDIR UNITDIR (install), BIN=dir with other builds to test.'
@@ -58,6 +58,9 @@ test-terminal: setup build ## what butterfly top shows, in a real terminal (root
 
 test-metrics: setup build ## a real Prometheus: alert rules, every query of the dashboard, a scrape of 1,000 nics (root)
 	CARGO=$(CARGO) tests/metrics/run.sh
+
+test-contract: setup build ## the API as its contract has it, by a client in Python that shares no code, clear and encrypted (root)
+	tests/contract/run.sh
 
 test-guests: setup build guest ## real QEMU guests: both roles, offloads, crashes, restarts (root)
 	tests/guest/run.sh

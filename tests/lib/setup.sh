@@ -12,6 +12,7 @@ TEST_PACKAGES=(
   qemu-system-x86 busybox-static cpio xz-utils iperf3 ethtool iputils-ping # guests; their kernel is unpacked, not installed
   dpdk dpdk-dev libdpdk-dev pkg-config                         # testpmd and the foreign driver
   iproute2 procps util-linux python3 graphviz valgrind shellcheck tshark tmux prometheus
+  protobuf-compiler python3-protobuf python3-zmq python3-nacl python3-cryptography openssl # a foreign client
 )
 
 packages=("${BUILD_PACKAGES[@]}")
