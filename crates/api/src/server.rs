@@ -44,6 +44,8 @@ pub struct Server {
     socket: Socket,
     /// Removed at the end, as ZeroMQ does not.
     _file: Option<SocketFile>,
+    /// Called at each turn, and a turn is taken so often at least.
+    turn: Option<(Duration, Box<dyn Fn() + Send>)>,
 }
 
 impl Server {
@@ -64,12 +66,17 @@ impl Server {
         socket.set_ipv6(endpoint.contains('['))?;
         socket.bind(endpoint).map_err(refused)?;
         let file = SocketFile::of(&last_endpoint(&socket)?);
-        Ok(Self { socket, _file: file })
+        Ok(Self { socket, _file: file, turn: None })
     }
 
     /// Where it listens: the endpoint with wildcards resolved.
     pub fn endpoint(&self) -> Result<String, ServerError> {
         Ok(last_endpoint(&self.socket)?)
+    }
+
+    /// Has `taken` called at each turn of [`Self::serve`], which takes one each `interval` even if nothing is asked.
+    pub fn at_each_turn(&mut self, interval: Duration, taken: impl Fn() + Send + 'static) {
+        self.turn = Some((interval, Box::new(taken)));
     }
 
     /// Answers requests until `stop` becomes readable, or `done` says so after a reply was sent.
@@ -82,10 +89,14 @@ impl Server {
         stop: BorrowedFd<'_>,
         done: impl Fn(&H) -> bool,
     ) -> Result<(), ServerError> {
+        let wait = self.turn.as_ref().map_or(-1, |(interval, _)| milliseconds(*interval).max(1).into());
         loop {
+            if let Some((_, taken)) = &self.turn {
+                taken();
+            }
             let mut items =
                 [zmq::PollItem::from_fd(stop.as_raw_fd(), PollEvents::POLLIN), self.socket.as_poll_item(PollEvents::POLLIN)];
-            match zmq::poll(&mut items, -1) {
+            match zmq::poll(&mut items, wait) {
                 Err(zmq::Error::EINTR) => continue,
                 other => other?,
             };

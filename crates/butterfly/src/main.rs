@@ -15,6 +15,7 @@ mod explain;
 mod failure;
 mod fdb;
 mod help;
+mod manual;
 mod nic;
 mod output;
 mod page;

@@ -2,7 +2,7 @@
 //!
 //! A thread of their own writes them: a reader that does not read must hold up neither the API nor a virtual machine.
 
-use crate::events::{Events, switch_note};
+use crate::events::{Events, Note, switch_note};
 use butterfly_datapath::{About, Happening, SwitchEvents};
 use std::{
     collections::HashMap,
@@ -14,7 +14,7 @@ use std::{
     },
     time::Duration,
 };
-use tracing::info;
+use tracing::{debug, info, warn};
 
 /// Lines about machines that come and go wait in line at most this many; more are left out.
 const BACKLOG: usize = 10_000;
@@ -105,10 +105,38 @@ impl SwitchEvents for Announcer {
             _ => None,
         };
         if let Some((id, news)) = about.nic.zip(news) {
-            info!("nic {id}: {}", note.text);
             self.send_if_room(news(id.to_owned()));
         }
-        self.events.note(note);
+        // A guest that brings something about all the time fills no log.
+        if self.events.note(note.clone()) {
+            log(&note, what);
+        }
+    }
+}
+
+/// Tells the log what the switch told, with fields for who reads it by program.
+fn log(note: &Note, what: Happening<'_>) {
+    let Note { kind, nic, vni, text, .. } = note;
+    let nic = nic.as_deref();
+    let about = match (nic, vni) {
+        (Some(id), _) => format!("nic {id}: "),
+        (None, Some(vni)) => format!("network {vni}: "),
+        (None, None) => String::new(),
+    };
+    let kind = kind.name();
+    match what {
+        Happening::Attached => info!(EVENT = kind, NIC = nic, VNI = vni, "{about}{text}"),
+        Happening::Detached(reason) => info!(EVENT = kind, NIC = nic, VNI = vni, REASON = reason, "{about}{text}"),
+        // The one who sees it logs it.
+        Happening::Trouble(_) | Happening::UplinkUp(_) | Happening::UplinkDown(_) | Happening::UplinkMtu(_) => {}
+        Happening::Dropped(reason, _) => {
+            warn!(EVENT = kind, NIC = nic, VNI = vni, REASON = reason.name, "{about}{text}");
+        }
+        Happening::Broken(_) | Happening::LearnRefused(_) | Happening::PeersFull(true) | Happening::NextHopLost(_) => {
+            warn!(EVENT = kind, NIC = nic, VNI = vni, "{about}{text}");
+        }
+        Happening::Sessions { nearly_full: true, .. } => warn!(EVENT = kind, "{text}"),
+        _ => debug!(EVENT = kind, NIC = nic, VNI = vni, "{about}{text}"),
     }
 }
 

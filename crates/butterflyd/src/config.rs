@@ -88,8 +88,8 @@ impl Config {
                 ConfigError(vec!["Failed to open configuration file".into(), format!("{}: {reason}", path.display())])
             };
             let text = read_bounded(&path).map_err(|error| unreadable(error.to_string()))?;
-            let ini = Ini::parse(&text).map_err(|error| unreadable(error.to_string()))?;
-            override_with(&mut options, ini, &mut problems);
+            let mut ini = Ini::parse(&text).map_err(|error| unreadable(error.to_string()))?;
+            override_with(&mut options, &mut ini, &mut problems);
         }
         problems.0.extend(not_available(&options));
         match check(options, &mut problems) {
@@ -114,7 +114,7 @@ impl Problems {
 }
 
 /// Puts what `ini` has into `options`; it is stronger than the command line.
-fn override_with(options: &mut Options, mut ini: Ini, problems: &mut Problems) {
+fn override_with(options: &mut Options, ini: &mut Ini, problems: &mut Problems) {
     fn stronger<T: From<String>>(option: &mut Option<T>, value: Option<String>) {
         if let Some(value) = value {
             *option = Some(value.into());
@@ -171,6 +171,15 @@ fn override_with(options: &mut Options, mut ini: Ini, problems: &mut Problems) {
     for (group, key, line) in ini.rest() {
         problems.add(format!("line {line} of the configuration file: there is no option {key} in [{group}]"));
     }
+}
+
+/// Every group and key that is looked for.
+#[cfg(test)]
+pub fn known_keys() -> std::collections::BTreeSet<(String, String)> {
+    let mut ini = Ini::default();
+    let mut options = <Options as clap::Parser>::parse_from(["butterflyd"]);
+    override_with(&mut options, &mut ini, &mut Problems(Vec::new()));
+    ini.asked
 }
 
 /// A line for each option that is known but cannot be honoured: one that is ignored in silence may leave something open.

@@ -6,6 +6,9 @@ use std::collections::BTreeMap;
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Ini {
     values: BTreeMap<(String, String), Value>,
+    /// What was looked for.
+    #[cfg(test)]
+    pub asked: std::collections::BTreeSet<(String, String)>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -52,6 +55,8 @@ impl Ini {
 
     /// Takes a value out.
     pub fn take(&mut self, group: &str, key: &str) -> Option<String> {
+        #[cfg(test)]
+        self.asked.insert((group.to_owned(), key.to_owned()));
         self.values.remove(&(group.to_owned(), key.to_owned())).map(|value| value.text)
     }
 

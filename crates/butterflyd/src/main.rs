@@ -11,11 +11,14 @@ mod events;
 mod graph;
 mod handlers;
 mod ini;
+mod keys;
 mod limits;
 mod lock;
 mod log;
+mod manual;
 mod metrics;
 mod mtu;
+mod notify;
 mod options;
 mod recorder;
 mod registry;
@@ -23,6 +26,7 @@ mod run;
 mod signals;
 mod timeouts;
 mod tunnel;
+mod watchdog;
 
 use clap::Parser;
 use config::Config;
@@ -39,6 +43,18 @@ fn main() -> ExitCode {
     if options.version {
         let _ = writeln!(std::io::stdout(), "{}", butterfly_version::line(butterfly_api::REVISION));
         return ExitCode::SUCCESS;
+    }
+    if let Some(what) = &options.generate {
+        return match manual::generate(what) {
+            Ok(text) => {
+                let _ = write!(std::io::stdout(), "{text}");
+                ExitCode::SUCCESS
+            }
+            Err(problem) => {
+                tell(problem);
+                ExitCode::from(USAGE)
+            }
+        };
     }
     let config = match Config::load(options) {
         Ok(config) => config,

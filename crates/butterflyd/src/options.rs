@@ -97,6 +97,10 @@ pub struct Options {
     #[arg(short = 'V', long)]
     pub version: bool,
 
+    /// Print the manual page, or completions for bash, zsh or fish
+    #[arg(long, value_name = "WHAT", hide = true, value_parser = butterfly_manual::KINDS)]
+    pub generate: Option<String>,
+
     /// Arguments for DPDK (not available yet)
     #[arg(long, value_name = "STRING", allow_hyphen_values = true)]
     pub dpdk_args: Option<String>,

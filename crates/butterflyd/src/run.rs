@@ -8,9 +8,11 @@ use crate::{
     limits,
     lock::DirectoryLock,
     log, metrics, mtu,
+    notify::{self, Notify},
     recorder::Recorder,
     registry::Registry,
     signals::Stop,
+    watchdog::{Turns, Watchdog, turn},
 };
 use butterfly_api::{Envelope, server::Server};
 use butterfly_datapath::{Switch, SwitchConfig, TunnelSpec, UplinkReport, UplinkSpec};
@@ -31,7 +33,7 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     let stop = Stop::on_signals()?;
     limits::raise_open_files();
     let _lock = DirectoryLock::take(&config.socket_dir)?;
-    let server = Server::bind(&config.endpoint)?;
+    let mut server = Server::bind(&config.endpoint)?;
     let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
     let events = Events::default();
     let (announcer, writer) = Announcer::start(std::io::stdout(), events.clone())?;
@@ -103,6 +105,16 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     if let Some(encryption) = config.encryption {
         envelope = envelope.encrypted(encryption.gate()?);
     }
+    let notify = Notify::from_environment().map(Arc::new);
+    let watchdog = match notify.clone().zip(notify::watchdog()) {
+        Some((notify, interval)) => {
+            let turns = Turns::default();
+            let (api, switch) = (turns.clone(), switch.clone());
+            server.at_each_turn(turn(interval), move || api.taken());
+            Some(Watchdog::start(notify, interval, turns, move |patience| switch.workers_answer(patience))?)
+        }
+        None => None,
+    };
     let metrics = match metrics {
         Some(bound) => {
             info!("metrics on http://{}/metrics", bound.address());
@@ -113,16 +125,23 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
             None
         }
     };
+    if let Some(notify) = &notify {
+        notify.say(&format!("READY=1\nSTATUS={started}"));
+    }
     let served = server.serve(&mut envelope, stop.as_fd(), |daemon| daemon.quit);
 
     info!("stopping");
+    if let Some(notify) = &notify {
+        notify.say("STOPPING=1\nSTATUS=stopping");
+    }
     if !envelope.handler().quit {
         events.note(Note::new(Kind::DaemonStopping, "a signal asked the daemon to stop"));
     }
     // Whoever asked to quit gets the reply while the rest is taken down.
     drop(server);
-    // It holds the switch, too.
+    // They hold the switch, too.
     drop(metrics);
+    drop(watchdog);
     let mut daemon = envelope.into_handler();
     daemon.remove_all();
     // The switch holds the last announcer.

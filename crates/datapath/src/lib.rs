@@ -29,6 +29,7 @@ mod mirror;
 mod observe;
 mod offload;
 mod plane;
+mod pulse;
 mod rules;
 mod segment;
 mod session;

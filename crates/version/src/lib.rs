@@ -8,6 +8,8 @@
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The commit that was built, or `unknown`.
 pub const COMMIT: &str = env!("BUTTERFLY_COMMIT");
+/// The day of that commit, as in 2026-11-22, or nothing.
+pub const DAY: &str = env!("BUTTERFLY_COMMIT_DAY");
 
 /// Version, protocol revision, commit and its date, in the form programs parse: all on one line, without its newline.
 ///

@@ -9,6 +9,7 @@ mod encryption;
 mod errors;
 mod events;
 mod general;
+mod manual;
 mod outputs;
 mod rules;
 mod sessions;

@@ -110,14 +110,17 @@ impl Events {
         self.0.started
     }
 
-    /// Something happened.
-    pub fn note(&self, note: Note) {
+    /// Something happened. Whether it is told now: of what happens all the time some is only counted.
+    pub fn note(&self, note: Note) -> bool {
         let now = self.now();
         let mut record = self.record();
         record.catch_up(now);
-        if let Some(note) = record.pace.take(note, now) {
+        let taken = record.pace.take(note, now);
+        let told = taken.is_some();
+        if let Some(note) = taken {
             record.ring.push(event(note, 0));
         }
+        told
     }
 
     /// What is kept of what is asked for.

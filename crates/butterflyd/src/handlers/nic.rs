@@ -59,7 +59,7 @@ impl<D: Dataplane> Daemon<D> {
                 self.recorder.forget(id);
                 self.tell_nic(EventKind::NicRemoved, &nic, "deleted".to_owned());
             }
-            None => warn!("nic {id:?} does not exist and is deleted all the same"),
+            None => warn!(NIC = id, "nic {id:?} does not exist and is deleted all the same"),
         }
         Ok(Response::new())
     }
@@ -141,7 +141,7 @@ impl<D: Dataplane> Daemon<D> {
             self.dataplane.update_vnic(id, policy(&new)).map_err(refusal)?;
         }
         self.recorder.commit(id, recording);
-        info!("nic {id} changed in place");
+        info!(EVENT = EventKind::NicUpdated.name(), NIC = id, VNI = new.vni.number(), "nic {id} changed in place");
         let what = old.map_or_else(String::new, |old| difference(old, &new));
         self.note_nic(EventKind::NicUpdated, &new, format!("changed in place: {what}"));
         self.nics.insert(new);
@@ -173,7 +173,7 @@ impl<D: Dataplane> Daemon<D> {
             Some(Ok(())) => failure.with_help("the nic is as it was before, but its virtual machine was cut off"),
             Some(Err(why)) => {
                 let text = format!("could be neither changed nor restored: {why}");
-                error!("nic {id} {text}");
+                error!(NIC = id, VNI = new.vni.number(), "nic {id} {text}");
                 self.note_nic(EventKind::NicRemoved, &new, text);
                 self.nics.remove(id);
                 self.recorder.forget(id);

@@ -24,13 +24,13 @@ impl<D: Dataplane> Daemon<D> {
 
     /// The same, and logs it.
     pub(super) fn tell(&self, kind: Kind, text: String) {
-        info!("{text}");
+        info!(EVENT = kind.name(), "{text}");
         self.note(kind, text);
     }
 
     /// The same, and logs it.
     pub(super) fn tell_nic(&self, kind: Kind, nic: &Nic, text: String) {
-        info!("nic {} {text}", nic.id);
+        info!(EVENT = kind.name(), NIC = nic.id.as_str(), VNI = nic.vni.number(), "nic {} {text}", nic.id);
         self.note_nic(kind, nic, text);
     }
 

@@ -1,6 +1,9 @@
 //! Events to lines.
 
-use super::syslog::{Severity, Syslog};
+use super::{
+    journal::Journal,
+    syslog::{Severity, Syslog},
+};
 use std::fmt::{self, Write as _};
 use tracing::{
     Event, Level, Subscriber,
@@ -8,16 +11,26 @@ use tracing::{
 };
 use tracing_subscriber::layer::{Context, Layer};
 
+/// Where events go, beside what gets lines.
+pub(super) enum Logger {
+    None,
+    Syslog(Syslog),
+    /// It alone: what gets lines would be the same journal.
+    Journal(Journal),
+}
+
 /// Writes each event as one line.
+///
+/// A field whose name is in capitals is for the journal: the message says the same already.
 pub(super) struct Lines<W> {
-    syslog: Option<Syslog>,
+    logger: Logger,
     /// Gets all lines too.
     other: W,
 }
 
 impl<W> Lines<W> {
-    pub(super) fn new(syslog: Option<Syslog>, other: W) -> Self {
-        Self { syslog, other }
+    pub(super) fn new(logger: Logger, other: W) -> Self {
+        Self { logger, other }
     }
 }
 
@@ -31,10 +44,11 @@ impl<S: Subscriber, W: Fn(&str) + 'static> Layer<S> for Lines<W> {
         };
         let mut line = Line::default();
         event.record(&mut line);
-        let text = format!("<{name}> {}{}", line.message, line.fields);
-        match &self.syslog {
-            None => (self.other)(&format!("{text}\n")),
-            Some(syslog) => {
+        let text = format!("<{name}> {}{}", line.message, line.shown);
+        match &self.logger {
+            Logger::None => (self.other)(&format!("{text}\n")),
+            Logger::Journal(journal) => journal.send(severity, &text, &line.fields),
+            Logger::Syslog(syslog) => {
                 syslog.send(severity, &text);
                 (self.other)(&format!("{}: {text}\n", syslog.tag()));
             }
@@ -42,20 +56,38 @@ impl<S: Subscriber, W: Fn(&str) + 'static> Layer<S> for Lines<W> {
     }
 }
 
-/// The message of an event, and its fields as ` key=value`.
+/// The message of an event, and its fields.
 #[derive(Default)]
 struct Line {
     message: String,
-    fields: String,
+    /// As ` key=value`.
+    shown: String,
+    fields: Vec<(String, String)>,
+}
+
+impl Line {
+    fn field(&mut self, field: &Field, value: String) {
+        self.fields.push((field.name().to_owned(), value));
+    }
 }
 
 impl Visit for Line {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         // Writing to a string does not fail.
         let _ = match field.name() {
-            "message" => write!(self.message, "{value:?}"),
-            name => write!(self.fields, " {name}={value:?}"),
+            "message" => return self.message = format!("{value:?}"),
+            name if name.contains(|letter: char| letter.is_ascii_lowercase()) => write!(self.shown, " {name}={value:?}"),
+            _ => Ok(()),
         };
+        self.field(field, format!("{value:?}"));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.record_debug(field, &value);
+        // Without quotes.
+        if let Some((_, told)) = self.fields.last_mut() {
+            *told = value.to_owned();
+        }
     }
 }
 
@@ -78,7 +110,7 @@ mod tests {
         let other = Arc::new(Mutex::new(String::new()));
         let copy = other.clone();
         let (filter, handle) = reload::Layer::new(level.filter());
-        let lines = Lines::new(Some(Syslog::at(path)), move |line: &str| copy.lock().unwrap().push_str(line));
+        let lines = Lines::new(Logger::Syslog(Syslog::at(path)), move |line: &str| copy.lock().unwrap().push_str(line));
         let subscriber = tracing_subscriber::registry().with(filter).with(lines);
         tracing::subscriber::with_default(subscriber, || body(&LogLevel::of(handle)));
         let mut buffer = [0; 1000];
@@ -89,7 +121,7 @@ mod tests {
 
     fn one_of_each() {
         tracing::error!("e {}", 1);
-        tracing::warn!(core = 3, name = "x", "w");
+        tracing::warn!(core = 3, name = "x", NIC = "n", "w");
         tracing::info!("i");
         tracing::debug!("d");
         tracing::trace!("t");
@@ -107,6 +139,24 @@ mod tests {
         let (syslog, other) = logged(log::Level::Debug, |_| one_of_each());
         assert_eq!(syslog, expected);
         assert_eq!(other, expected.map(|line| format!("{}\n", &line[5..])).concat(), "without the priority");
+    }
+
+    #[test]
+    fn the_journal_gets_fields_and_nobody_else_anything() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("journal");
+        let socket = UnixDatagram::bind(&path).unwrap();
+        let lines = Lines::new(Logger::Journal(Journal::at(path)), |line: &str| panic!("{line}"));
+        let subscriber = tracing_subscriber::registry().with(lines);
+        let none: Option<u32> = None;
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::warn!(NIC = "vm \"1\"", VNI = Some(42), REASON = %"gone", PEER = none, mtu = 1500, "text");
+        });
+        let mut buffer = [0; 1000];
+        let length = socket.recv(&mut buffer).unwrap();
+        let entry = String::from_utf8_lossy(&buffer[..length]).into_owned();
+        assert!(entry.starts_with("MESSAGE=<WARNING> text mtu=1500\nPRIORITY=4\n"), "{entry}");
+        assert!(entry.ends_with("\nNIC=vm \"1\"\nVNI=42\nREASON=gone\nMTU=1500\n"), "{entry}");
     }
 
     #[test]

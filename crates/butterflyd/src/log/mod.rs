@@ -1,9 +1,12 @@
-//! The log: to syslog and standard error, or to standard error alone, at a level that can be changed while running.
+//! The log: to the journal if standard error is it, to syslog and standard error, or to standard error alone, at a level that can be changed while running.
 
+mod datagrams;
+mod journal;
 mod layer;
 mod syslog;
 
-use layer::Lines;
+use journal::Journal;
+use layer::{Lines, Logger};
 use std::{fmt, io::Write};
 use syslog::Syslog;
 use tracing::Subscriber;
@@ -81,8 +84,13 @@ impl fmt::Debug for LogLevel {
 pub fn start(level: Level, syslog: bool) -> LogLevel {
     // Nothing can be done about a log that cannot be written.
     let stderr = |line: &str| drop(std::io::stderr().write_all(line.as_bytes()));
+    let logger = match Journal::if_stderr() {
+        _ if !syslog => Logger::None,
+        Some(journal) => Logger::Journal(journal),
+        None => Logger::Syslog(Syslog::new()),
+    };
     let (filter, handle) = reload::Layer::new(level.filter());
-    tracing_subscriber::registry().with(filter).with(Lines::new(syslog.then(Syslog::new), stderr)).init();
+    tracing_subscriber::registry().with(filter).with(Lines::new(logger, stderr)).init();
     // What goes wrong in a thread nobody waits for should be in the log too.
     std::panic::set_hook(Box::new(|panic| tracing::error!("defect: {panic}")));
     LogLevel::of(handle)

@@ -1,17 +1,10 @@
 //! The local syslog (RFC 3164, as the C library speaks it to /dev/log).
 
-use std::{
-    io,
-    os::unix::net::UnixDatagram,
-    path::PathBuf,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
-};
+use super::datagrams::Datagrams;
+use std::path::PathBuf;
 
-const IDENT: &str = "butterfly";
-const LOCAL0: u8 = 16;
+pub(super) const IDENT: &str = "butterfly";
+pub(super) const LOCAL0: u8 = 16;
 
 #[derive(Clone, Copy)]
 pub(super) enum Severity {
@@ -21,12 +14,10 @@ pub(super) enum Severity {
     Debug = 7,
 }
 
-/// A connection to the local syslog; made when needed, and again when the other side was restarted.
+/// The local syslog.
 pub(super) struct Syslog {
-    path: PathBuf,
     tag: String,
-    socket: Mutex<Option<UnixDatagram>>,
-    lost: AtomicU64,
+    datagrams: Datagrams,
 }
 
 impl Syslog {
@@ -36,7 +27,7 @@ impl Syslog {
 
     pub(super) fn at(path: PathBuf) -> Self {
         let tag = format!("{IDENT}[{}]", std::process::id());
-        Self { path, tag, socket: Mutex::new(None), lost: AtomicU64::new(0) }
+        Self { tag, datagrams: Datagrams::to(path) }
     }
 
     /// What every line begins with.
@@ -44,40 +35,17 @@ impl Syslog {
         &self.tag
     }
 
-    /// Sends `text` if that is possible now: a stuck logger must not stop a switch. The next line that gets through says how
-    /// many were lost. The receiver adds the time.
+    /// Sends `text`. The next line that gets through says how many were lost. The receiver adds the time.
     pub(super) fn send(&self, severity: Severity, text: &str) {
-        let lost = self.lost.load(Ordering::Relaxed);
-        let note = if lost == 0 { String::new() } else { format!(" ({lost} earlier lines were lost)") };
-        let line = format!("<{}>{}: {text}{note}", LOCAL0 << 3 | severity as u8, self.tag);
-        let mut socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.deliver(&mut socket, line.as_bytes()) {
-            Ok(()) => self.lost.fetch_sub(lost, Ordering::Relaxed),
-            Err(_) => self.lost.fetch_add(1, Ordering::Relaxed),
-        };
-    }
-
-    fn deliver(&self, socket: &mut Option<UnixDatagram>, line: &[u8]) -> io::Result<()> {
-        if let Some(connected) = socket {
-            match connected.send(line) {
-                Ok(_) => return Ok(()),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(error),
-                // The other side is gone: perhaps there is a new one.
-                Err(_) => *socket = None,
-            }
-        }
-        let connected = UnixDatagram::unbound()?;
-        connected.set_nonblocking(true)?;
-        connected.connect(&self.path)?;
-        connected.send(line)?;
-        *socket = Some(connected);
-        Ok(())
+        let (tag, priority) = (&self.tag, LOCAL0 << 3 | severity as u8);
+        self.datagrams.send(|note| format!("<{priority}>{tag}: {text}{note}").into_bytes());
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::net::UnixDatagram;
 
     #[test]
     fn a_restarted_syslog_is_found_again_and_told_what_it_missed() {
@@ -111,6 +79,6 @@ mod tests {
         for _ in 0..10_000 {
             syslog.send(Severity::Debug, "x");
         }
-        assert!(syslog.lost.load(Ordering::Relaxed) > 0);
+        assert!(syslog.datagrams.lost() > 0);
     }
 }

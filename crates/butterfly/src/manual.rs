@@ -1,0 +1,100 @@
+//! `butterfly generate`: the manual page and shell completions, made of the commands themselves.
+
+use crate::failure::Failure;
+use crate::reader::Arguments;
+use crate::session::Session;
+use crate::tree::{self, Action, Node, word};
+use butterfly_manual::{KINDS, Page, bash, completions};
+use clap::{Arg, ArgAction, Command};
+
+/// `generate`.
+pub fn node() -> Node {
+    Node::run(
+        Command::new("generate")
+            .about("Prints the manual page, or completions for a shell.")
+            .arg(word("WHAT").value_parser(KINDS).help("manual, bash, zsh or fish"))
+            .after_help("butterfly generate manual | man -l -\nbutterfly generate bash > /etc/bash_completion.d/butterfly"),
+        print,
+    )
+}
+
+fn print(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
+    let what = arguments.word(0).unwrap_or_default();
+    let text = match what {
+        "manual" => Some(page()),
+        "bash" => Some(bash(&model(&tree::root()))),
+        shell => completions(shell, for_clap(model(&tree::root()))),
+    };
+    let text = text.ok_or_else(|| Failure::usage(format!("{what:?} cannot be generated: there are {}", KINDS.join(", "))))?;
+    session.print(text)
+}
+
+/// The commands from `node` on as clap's own tree.
+pub fn model(node: &Node) -> Command {
+    node.nodes().iter().fold(node.command.clone(), |command, below| command.subcommand(model(below)))
+}
+
+/// With what clap has to be told: options of the root belong to all commands, and there is no word `help`.
+fn for_clap(root: Command) -> Command {
+    root.mut_args(|argument| argument.global(true)).disable_help_subcommand(true)
+}
+
+fn page() -> String {
+    let root = tree::root();
+    let about = "drives the Butterfly virtual switch of a host";
+    let mut page = Page::new("butterfly", 1, "Butterfly", about);
+    page.section("SYNOPSIS");
+    page.text("`butterfly` COMMAND [WORD...] [OPTION...] [`+` COMMAND ...]");
+    page.section("DESCRIPTION");
+    page.text(
+        "Asks the `butterflyd` of a host to do something, and prints what came of it: vnics, the virtual network cards of machines; \
+         security groups, which say what may reach them; and everything that an operator wants to know about packets.\n\n\
+         Words come first and end at the first one that begins with a dash; options follow in any order, and unknown ones are ignored. \
+         `+` as a word of its own chains commands: they run in order, the first that fails ends the chain, and the global options of any \
+         are those of all. `help` as the first word after a command prints its help.",
+    );
+    page.section("GLOBAL OPTIONS");
+    page.arguments(root.command.get_arguments());
+    for (option, short, help) in [("help", 'h', "print the general help"), ("version", 'V', "print the version")] {
+        page.arguments([&Arg::new(option).long(option).short(short).action(ArgAction::SetTrue).help(help)]);
+    }
+    page.section("COMMANDS");
+    describe(&mut page, &root, "butterfly");
+    page.section("EXIT STATUS");
+    page.term("`0`", "Everything was done; what was to be deleted and is not there counts as done.");
+    page.term("`1`", "Something failed, or was not understood; standard error says what.");
+    page.term("`2`", "The answer is no: `butterfly explain` found that the packet does not arrive.");
+    page.section("EXAMPLES");
+    page.example(&root.command.get_after_help().map(ToString::to_string).unwrap_or_default());
+    page.section("SEE ALSO");
+    page.text("`butterflyd`(8)");
+    page.finish()
+}
+
+fn describe(page: &mut Page, node: &Node, before: &str) {
+    for below in node.nodes() {
+        let name = format!("{before} {}", below.name());
+        let command = &below.command;
+        if let Action::Choose(_) = below.action {
+            describe(page, below, &name);
+            continue;
+        }
+        let words: Vec<String> = command.get_positionals().map(usage).collect();
+        page.subsection(&[&[name.clone()], words.as_slice()].concat().join(" "));
+        let about = command.get_long_about().or(command.get_about());
+        page.text(&about.map(ToString::to_string).unwrap_or_default());
+        page.arguments(command.get_positionals());
+        page.arguments(command.get_arguments().filter(|argument| !argument.is_positional()));
+        page.example(&command.get_after_help().map(ToString::to_string).unwrap_or_default());
+    }
+}
+
+fn usage(word: &Arg) -> String {
+    let name = word.get_value_names().unwrap_or_default().first().map(ToString::to_string).unwrap_or_default();
+    match (word.is_required_set(), word.get_num_args().is_some_and(|range| range.max_values() > 1)) {
+        (true, false) => name,
+        (true, true) => format!("{name}..."),
+        (false, false) => format!("[{name}]"),
+        (false, true) => format!("[{name}...]"),
+    }
+}

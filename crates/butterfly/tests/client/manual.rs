@@ -1,0 +1,133 @@
+//! The manual page and the completions say what the help says.
+
+use crate::support::run;
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+/// Every command, with its help.
+fn commands(path: &str) -> Vec<(String, String)> {
+    let help = run(&format!("{path} help").replace("  ", " ")).out;
+    let help = if path.is_empty() { run("--help").out } else { help };
+    let Some((_, rest)) = help.split_once("subcommands:\n") else {
+        return vec![(path.to_owned(), help)];
+    };
+    let names = rest.lines().take_while(|line| !line.is_empty()).map(|line| line.split_whitespace().next().unwrap().to_owned());
+    names.flat_map(|name| commands(format!("{path} {name}").trim())).collect()
+}
+
+/// Terms of a help page: options, and words.
+fn terms(help: &str) -> Vec<&str> {
+    let own = help.split("\nglobal options:").next().unwrap().split("\nexample:").next().unwrap();
+    own.lines().filter_map(|line| line.strip_prefix("    ")?.split("   ").next()).map(str::trim).collect()
+}
+
+fn generated(what: &str) -> String {
+    let ended = run(&format!("generate {what}"));
+    assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{what}");
+    ended.out
+}
+
+/// What a formatter complains about.
+fn complaints(program: &str, arguments: &[&str], page: &str) -> String {
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{program}: {error}; make setup installs it"));
+    let mut stdin = child.stdin.take().unwrap();
+    let text = page.to_owned();
+    let writer = std::thread::spawn(move || stdin.write_all(text.as_bytes()).unwrap());
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap();
+    String::from_utf8_lossy(&[output.stderr, if program == "mandoc" { output.stdout } else { Vec::new() }].concat()).into_owned()
+}
+
+#[test]
+fn the_page_has_every_command_with_all_that_its_help_has() {
+    let page = generated("manual").replace("\\-", "-").replace("\\fB", "").replace("\\fR", "").replace("\\*(Aq", "'");
+    let commands = commands("");
+    assert!(commands.len() > 30, "{commands:?}");
+    for (name, help) in commands {
+        let heading = format!("\n.SS \"butterfly {name}");
+        let section = page.split(&heading).skip(1).find(|rest| !rest.starts_with(|letter: char| letter.is_ascii_lowercase()));
+        let section = section.unwrap_or_else(|| panic!("butterfly {name} is not in the page"));
+        let section = section.split("\n.SS ").next().unwrap();
+        for term in terms(&help) {
+            assert!(section.contains(&format!("\n{term}\n")), "butterfly {name}: {term:?} is not in\n{section}");
+        }
+    }
+}
+
+#[test]
+fn formatters_find_no_fault_in_the_page() {
+    let page = generated("manual");
+    assert_eq!(complaints("groff", &["-man", "-ww", "-z", "-Tutf8"], &page), "");
+    assert_eq!(complaints("man", &["--warnings", "-E", "UTF-8", "-l", "-"], &page), "");
+    assert_eq!(complaints("mandoc", &["-T", "lint", "-W", "warning"], &page), "");
+}
+
+#[test]
+fn bash_completes() {
+    // Words, the one to be completed last; what may stand there.
+    let rows = [
+        ("n", "nic"),
+        ("nic sg a", "add"),
+        ("nic sg ''", "list add del set"),
+        ("sg rule ''", "add del list"),
+        ("nic list + sg r", "rule"),
+        ("nic list + wor", "workers"),
+        ("nic add --enable", "--enable-antispoof"),
+        ("nic add --packet-trace ''", "true false"),
+        ("nic add --packet-trace t", "true"),
+        ("nic list --end", "--endpoint"),
+        ("sg rule add web --dir ''", "in out"),
+        ("generate z", "zsh"),
+        // Asked of the daemon.
+        ("nic show ''", "nic list -t 300"),
+        ("nic sg add vm-1 ''", "sg list -t 300"),
+        ("nic sg add vm-1 web ''", "sg list -t 300"),
+        ("sg rule add web --sg-members ''", "sg list -t 300"),
+        ("request /etc/host", "/etc/host.conf /etc/hostname /etc/hosts"),
+        // Nothing to propose: a value of its own, and words behind options.
+        ("nic add --mac ''", ""),
+        ("nic show --json ''", ""),
+        ("bogus ''", ""),
+    ];
+    let mut script = generated("bash");
+    // The daemon's names are the words of the question here.
+    script.push_str(
+        "butterfly() { printf '%s\\n' \"$@\"; }\n\
+         completed() { COMP_WORDS=(butterfly \"$@\") COMP_CWORD=$#; _butterfly; printf '%s\\n' \"${COMPREPLY[*]}\"; }\n",
+    );
+    for (words, _) in rows {
+        script.push_str(&format!("completed {words}\n"));
+    }
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), script).unwrap();
+    let output = Command::new("bash").arg(file.path()).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    let printed = String::from_utf8(output.stdout).unwrap();
+    let printed: Vec<&str> = printed.lines().collect();
+    assert_eq!(printed.len(), rows.len());
+    for ((words, expected), found) in rows.into_iter().zip(printed) {
+        let sorted = |text: &str| {
+            let mut words: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+            words.sort();
+            words
+        };
+        assert_eq!(sorted(found), sorted(expected), "butterfly {words}");
+    }
+}
+
+#[test]
+fn other_shells_have_the_commands_too() {
+    for (shell, words) in [("zsh", ["antispoof", "_butterfly"]), ("fish", ["antispoof", "complete -c butterfly"])] {
+        let script = generated(shell);
+        assert!(words.iter().all(|word| script.contains(word)), "{shell}");
+    }
+    let ended = run("generate tcsh");
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.err.contains("there are manual, bash, zsh, fish"), "{}", ended.err);
+}

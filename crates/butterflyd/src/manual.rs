@@ -1,0 +1,102 @@
+//! butterflyd(8), and completions for shells, made of what `--help` is made of.
+
+use crate::{keys::keys, options::Options};
+use butterfly_manual::{KINDS, Page, completions};
+use clap::CommandFactory;
+
+/// What `--generate` is asked for.
+pub fn generate(what: &str) -> Result<String, String> {
+    let made = if what == "manual" { Some(page()) } else { completions(what, Options::command()) };
+    made.ok_or_else(|| format!("{what:?} cannot be generated: there are {}", KINDS.join(", ")))
+}
+
+fn page() -> String {
+    let command = Options::command();
+    let mut page = Page::new("butterflyd", 8, "Butterfly", "a virtual switch for the virtual machines of a host");
+    page.section("SYNOPSIS");
+    page.text("`butterflyd` `-i` IP `-s` DIR [OPTION...]\n\n`butterflyd` `-c` FILE [OPTION...]");
+    page.section("DESCRIPTION");
+    page.text(
+        "Gives every virtual network card (vnic) a vhost-user socket that QEMU attaches to. Each vnic lives in a network of its own number \
+         (VNI); networks span hosts over VXLAN; security groups filter every vnic. There is one daemon per host, and `butterfly`(1) \
+         tells it what to do.\n\n\
+         It runs in the foreground until a signal or a client stops it, and remembers nothing: vnics are declared again after a restart \
+         (`butterfly dump`, `butterfly request`).",
+    );
+    page.section("OPTIONS");
+    page.arguments(command.get_arguments());
+    page.section("CONFIGURATION FILE");
+    page.text(
+        "Groups of KEY = VALUE; lines that begin with # are comments. What stands there is stronger than the command line, and a key that \
+         is not known is refused. `/etc/butterfly/butterflyd.ini` explains every key with its default. Options that are there once or \
+         more take all their values in one key, with spaces between.",
+    );
+    for (group, key, option) in keys() {
+        let meaning = if group == "timeouts" { format!("as `--{option} {key}=`SECONDS") } else { format!("as `--{option}`") };
+        page.term(&format!("[{group}] `{key}`"), &meaning);
+    }
+    page.section("SIGNALS");
+    page.term(
+        "`SIGINT`, `SIGQUIT`, `SIGTERM`",
+        "Stop: machines are detached, sockets and the table of sessions removed. A second one ends the process at once. `butterfly shutdown` \
+         does the same.",
+    );
+    page.text(
+        "Nothing else is handled; `SIGHUP` ends it as it ends any process. SIGSEGV and SIGABRT are defects: please report them.",
+    );
+    page.section("EXIT STATUS");
+    page.term("`0`", "It was stopped, by a signal or by a client.");
+    page.term("`1`", "It cannot start, or cannot go on: an address in use, a socket folder of another daemon, an uplink that cannot be opened.");
+    page.term("`2`", "Wrong options or a wrong configuration. To start it again is useless, and its unit does not.");
+    page.term("`134`, `139`", "As shells tell it: ended by SIGABRT, which is what the watchdog sends too, or by SIGSEGV.");
+    page.section("LOG");
+    page.text(
+        "To syslog as `butterfly`, facility local0, and to standard error; with `--no-syslog` to standard error only. Under systemd it goes to \
+         the journal instead, with fields: `PRIORITY`, and where they apply `NIC` (a vnic's id), `VNI`, `REASON`, `EVENT` (a name of those \
+         in docs/events.md), `PEER`, `UPLINK`.\n\n\
+         `butterfly request` with an `app_config` changes the level while it runs. Standard output has a line when a socket is \
+         made, and when a machine comes and goes.",
+    );
+    page.section("ENVIRONMENT");
+    page.term("`NOTIFY_SOCKET`", "systemd is told there when the API answers, and when the daemon stops.");
+    page.term(
+        "`WATCHDOG_USEC`",
+        "systemd gets a sign of life in this time while packet thread and API both take turns; a stuck one ends the signs, and systemd starts \
+         the daemon again.",
+    );
+    page.term("`JOURNAL_STREAM`", "Tells that standard error is the journal.");
+    page.section("FILES");
+    page.term("`/etc/butterfly/butterflyd.ini`", "The configuration that the systemd unit names.");
+    page.term("SOCKET-DIR`/qemu-vhost-`ID", "The socket of the vnic ID.");
+    page.term("SOCKET-DIR`/.butterflyd.lock`", "Locked while a daemon serves that folder.");
+    page.term("`/dev/shm/butterfly-`NUMBER", "The table of sessions, unless a hugetlbfs has it.");
+    page.term("`/tmp/butterfly-`PID`-`ID`.pcap`", "What `--packet-trace` records.");
+    page.section("SEE ALSO");
+    page.text("`butterfly`(1), `systemctl`(1), `journalctl`(1)");
+    page.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_has_every_option_and_key() {
+        let page = page().replace("\\-", "-").replace("\\fB", "").replace("\\fR", "");
+        for argument in Options::command().get_arguments().filter(|it| !it.is_hide_set()) {
+            let long = argument.get_long().unwrap();
+            assert!(page.contains(&format!("--{long}")), "--{long}");
+        }
+        for (group, key, _) in keys() {
+            assert!(page.contains(&format!("\n[{group}] {key}\n")), "[{group}] {key}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_generated_is_told() {
+        for what in KINDS {
+            assert!(generate(what).unwrap().contains("butterflyd"), "{what}");
+        }
+        assert!(generate("tcsh").unwrap_err().contains("manual, bash, zsh, fish"));
+    }
+}

@@ -1,0 +1,89 @@
+//! Tells systemd how the daemon is: sd_notify(3), a datagram to the socket that `NOTIFY_SOCKET` names.
+
+use std::{
+    env,
+    ffi::OsStr,
+    io,
+    os::{
+        linux::net::SocketAddrExt,
+        unix::{
+            ffi::OsStrExt,
+            net::{SocketAddr, UnixDatagram},
+        },
+    },
+    time::Duration,
+};
+
+/// Where systemd listens.
+#[derive(Debug)]
+pub struct Notify {
+    socket: UnixDatagram,
+    address: SocketAddr,
+}
+
+impl Notify {
+    /// To whoever started us, if that wants to hear.
+    pub fn from_environment() -> Option<Self> {
+        Self::to(&env::var_os("NOTIFY_SOCKET")?).ok()
+    }
+
+    /// To a path, or with @ before it to a name in the abstract space.
+    pub fn to(place: &OsStr) -> io::Result<Self> {
+        let address = match place.as_bytes() {
+            [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
+            _ => SocketAddr::from_pathname(place)?,
+        };
+        let socket = UnixDatagram::unbound()?;
+        // Nobody waits for systemd: of two signs of life the second tells as much.
+        socket.set_nonblocking(true)?;
+        Ok(Self { socket, address })
+    }
+
+    /// Says `state`, such as `READY=1`.
+    pub fn say(&self, state: &str) {
+        // There is nobody to tell that nobody listens.
+        let _ = self.socket.send_to_addr(state.as_bytes(), &self.address);
+    }
+}
+
+/// How often systemd wants a sign of life of this process, if it does.
+pub fn watchdog() -> Option<Duration> {
+    let number = |name| env::var(name).ok()?.parse::<u64>().ok();
+    // Without the second, the first is for whoever has it.
+    let ours = number("WATCHDOG_PID").is_none_or(|process| process == u64::from(std::process::id()));
+    number("WATCHDOG_USEC").filter(|time| ours && *time > 0).map(Duration::from_micros)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_and_abstract_names_are_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("notify");
+        let name = format!("@butterfly-notify-{}", std::process::id());
+        let abstract_address = SocketAddr::from_abstract_name(&name.as_bytes()[1..]).unwrap();
+        let sockets = [
+            (path.as_os_str(), UnixDatagram::bind(&path).unwrap()),
+            (OsStr::new(&name), UnixDatagram::bind_addr(&abstract_address).unwrap()),
+        ];
+        for (place, socket) in sockets {
+            Notify::to(place).unwrap().say("READY=1");
+            let mut buffer = [0; 100];
+            let length = socket.recv(&mut buffer).unwrap();
+            assert_eq!(&buffer[..length], b"READY=1");
+        }
+    }
+
+    #[test]
+    fn nobody_waits_for_a_systemd_that_does_not_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("notify");
+        let _deaf = UnixDatagram::bind(&path).unwrap();
+        let notify = Notify::to(path.as_os_str()).unwrap();
+        for _ in 0..10_000 {
+            notify.say("WATCHDOG=1");
+        }
+    }
+}

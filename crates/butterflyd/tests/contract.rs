@@ -1,0 +1,275 @@
+//! The daemon's contract, a row each: what it prints, how it ends, what it logs.
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    os::{linux::fs::MetadataExt, unix::net::UnixDatagram, unix::process::ExitStatusExt},
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// One start that ends by itself. `DIR` is a directory, `INI` a file with `ini` in it.
+struct Row {
+    options: &'static str,
+    ini: &'static str,
+    code: i32,
+    out: &'static str,
+    /// All of these are lines of standard error, in this order.
+    err: &'static [&'static str],
+}
+
+const ROWS: &[Row] = &[
+    Row { options: "", ini: "", code: 2, out: "", err: &["IP to use is not set", "socket folder is not set"] },
+    Row { options: "-s DIR", ini: "", code: 2, out: "", err: &["IP to use is not set"] },
+    Row { options: "-i 192.0.2.1", ini: "", code: 2, out: "", err: &["socket folder is not set"] },
+    Row { options: "-c /does/not/exist", ini: "", code: 2, out: "", err: &["Failed to open configuration file"] },
+    // The file is stronger: an address that is none replaces a good one.
+    Row { options: "-i 192.0.2.1 -s DIR -c INI", ini: "[general]\nip = x\n", code: 2, out: "", err: &[] },
+    Row { options: "-i 192.0.2.1 -s DIR -l loud", ini: "", code: 2, out: "", err: &[] },
+    Row { options: "-i 192.0.2.1 -s DIR --no-such-option", ini: "", code: 2, out: "", err: &[] },
+    Row { options: "-i 192.0.2.1 -s DIR --uplink none -e tcp://192.0.2.250:1", ini: "", code: 1, out: "", err: &[] },
+    Row { options: "-i 192.0.2.1 -s DIR/none --uplink none", ini: "", code: 2, out: "", err: &[] },
+    Row { options: "-V", ini: "", code: 0, out: "butterfly version: \"", err: &[] },
+    Row { options: "--version", ini: "", code: 0, out: "butterfly version: \"", err: &[] },
+    Row { options: "--help", ini: "", code: 0, out: "A virtual switch", err: &[] },
+];
+
+#[test]
+fn every_end_has_its_status_and_its_words() {
+    for Row { options, ini, code, out, err } in ROWS {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("ini");
+        std::fs::write(&file, ini).unwrap();
+        let options = options.replace("INI", file.to_str().unwrap()).replace("DIR", directory.path().to_str().unwrap());
+        let output = Command::new(env!("CARGO_BIN_EXE_butterflyd")).args(options.split_whitespace()).output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(*code), "{options}: {stderr}");
+        assert!(String::from_utf8(output.stdout).unwrap().starts_with(out), "{options}");
+        let mut lines = stderr.lines();
+        assert!(err.iter().all(|line| lines.any(|found| found == *line)), "{options}: {stderr}");
+        assert_eq!(*code == 0, stderr.is_empty(), "{options}: {stderr}");
+    }
+}
+
+#[test]
+fn the_manual_page_is_sound() {
+    let made = Command::new(env!("CARGO_BIN_EXE_butterflyd")).args(["--generate", "manual"]).output().unwrap();
+    assert_eq!(made.status.code(), Some(0));
+    let directory = tempfile::tempdir().unwrap();
+    let page = directory.path().join("butterflyd.8");
+    std::fs::write(&page, made.stdout).unwrap();
+    for (program, options) in [("groff", "-man -ww -z -Tutf8"), ("mandoc", "-T lint -W warning")] {
+        let output = Command::new(program).args(options.split(' ')).arg(&page).output();
+        let output = output.unwrap_or_else(|error| panic!("{program}: {error}; make setup installs it"));
+        let complaints = [output.stdout, output.stderr].concat();
+        assert_eq!(String::from_utf8_lossy(&complaints), "", "{program}");
+    }
+}
+
+/// A daemon that systemd would have started.
+struct Host {
+    directory: tempfile::TempDir,
+    daemon: Child,
+    systemd: UnixDatagram,
+}
+
+impl Host {
+    fn start(options: &[&str], settings: &[(&str, &str)]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("notify");
+        let systemd = UnixDatagram::bind(&path).unwrap();
+        systemd.set_read_timeout(Some(PATIENCE)).unwrap();
+        let api = format!("ipc://{}", directory.path().join("api").display());
+        let daemon = Command::new(env!("CARGO_BIN_EXE_butterflyd"))
+            .args(["-i", "192.0.2.1", "--uplink", "none", "--sessions", "1000", "-l", "info", "-e", &api, "-s"])
+            .arg(directory.path())
+            .args(options)
+            .env("NOTIFY_SOCKET", &path)
+            .envs(settings.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let host = Self { directory, daemon, systemd };
+        let ready = host.told();
+        assert!(ready.starts_with("READY=1\nSTATUS=started: API on ipc://"), "{ready}");
+        host
+    }
+
+    /// What systemd hears next.
+    fn told(&self) -> String {
+        let mut buffer = [0; 1000];
+        let length = self.systemd.recv(&mut buffer).unwrap();
+        String::from_utf8(buffer[..length].to_vec()).unwrap()
+    }
+
+    fn signal(&self, signal: &str) {
+        let process = self.daemon.id().to_string();
+        assert!(Command::new("kill").args(["-s", signal, &process]).status().unwrap().success());
+    }
+
+    fn end(&mut self) -> (Option<i32>, Option<i32>, String) {
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            match self.daemon.try_wait().unwrap() {
+                Some(status) => break status,
+                None => assert!(Instant::now() < deadline, "it does not end"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let mut stderr = String::new();
+        self.daemon.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+        (status.code(), status.signal(), stderr)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if matches!(self.daemon.try_wait(), Ok(None)) {
+            self.signal("CONT");
+            self.signal("TERM");
+            let deadline = Instant::now() + PATIENCE;
+            while matches!(self.daemon.try_wait(), Ok(None)) && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let _ = self.daemon.kill();
+            let _ = self.daemon.wait();
+        }
+    }
+}
+
+#[test]
+fn each_signal_has_its_effect_and_systemd_hears_of_it() {
+    for (signal, status) in
+        [("INT", (Some(0), None)), ("QUIT", (Some(0), None)), ("TERM", (Some(0), None)), ("HUP", (None, Some(1)))]
+    {
+        let mut host = Host::start(&["--no-syslog"], &[]);
+        let begun = Instant::now();
+        host.signal(signal);
+        let (code, by, stderr) = host.end();
+        assert_eq!((code, by), status, "{signal}: {stderr}");
+        assert!(stderr.lines().any(|line| line == "No encryption configured"), "{stderr}");
+        if status.0.is_some() {
+            assert!(begun.elapsed() < Duration::from_secs(10), "{signal}");
+            assert_eq!(host.told(), "STOPPING=1\nSTATUS=stopping", "{signal}");
+            let left: Vec<_> = std::fs::read_dir(host.directory.path()).unwrap().map(|file| file.unwrap().file_name()).collect();
+            assert_eq!(left, ["notify"], "{signal}");
+        } else {
+            remove_sessions(host.directory.path());
+        }
+    }
+}
+
+/// What a daemon leaves in memory that does not end by itself: the next one for the folder takes it over, and removes it.
+fn remove_sessions(directory: &Path) {
+    let mut next = Command::new(env!("CARGO_BIN_EXE_butterflyd"))
+        .args(["-i", "192.0.2.1", "--uplink", "none", "--sessions", "1000", "--no-syslog", "-l", "info", "-e"])
+        .arg(format!("ipc://{}", directory.join("api").display()))
+        .arg("-s")
+        .arg(directory)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(next.stderr.take().unwrap()).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.contains("started: API on")));
+    assert!(Command::new("kill").arg(next.id().to_string()).status().unwrap().success());
+    lines.for_each(drop);
+    assert!(next.wait().unwrap().success());
+}
+
+#[test]
+fn lines_of_the_log_begin_with_their_level_and_with_syslog_with_name_and_process() {
+    for (options, before) in [(&["--no-syslog"][..], String::new()), (&[], "butterfly[PID]: ".into())] {
+        let mut host = Host::start(options, &[]);
+        let process = host.daemon.id();
+        host.signal("TERM");
+        let (.., stderr) = host.end();
+        let before = before.replace("PID", &process.to_string());
+        let lines: Vec<_> = stderr.lines().filter(|line| *line != "No encryption configured").collect();
+        assert!(lines.len() >= 3, "{stderr}");
+        for line in lines {
+            let rest = line.strip_prefix(&before).unwrap_or_else(|| panic!("{line}"));
+            assert!(["<INFO> ", "<WARNING> "].iter().any(|level| rest.starts_with(level)), "{line}");
+        }
+    }
+}
+
+#[test]
+fn another_journal_s_stream_is_not_taken_for_ours() {
+    // Device and inode of something else than standard error.
+    let other = std::fs::metadata("/").unwrap();
+    let stream = format!("{}:{}", other.st_dev(), other.st_ino());
+    let mut host = Host::start(&[], &[("JOURNAL_STREAM", &stream)]);
+    host.signal("TERM");
+    let (.., stderr) = host.end();
+    assert!(stderr.contains("<INFO> started: API on"), "{stderr}");
+}
+
+/// The debugger stops one thread of the daemon; the others go on.
+#[test]
+fn signs_of_life_end_when_a_thread_is_stuck() {
+    const INTERVAL: Duration = Duration::from_millis(400);
+    for stuck in ["worker-0", "butterflyd"] {
+        let mut host = Host::start(&["--no-syslog"], &[("WATCHDOG_USEC", "400000")]);
+        for _ in 0..3 {
+            assert_eq!(host.told(), "WATCHDOG=1", "idle, too");
+        }
+        let tracer = Stopped::thread(host.daemon.id(), stuck);
+        host.systemd.set_read_timeout(Some(3 * INTERVAL)).unwrap();
+        let mut buffer = [0; 100];
+        // What was on its way; then nothing for three times the time in which a sign has to come.
+        let mut signs = 0;
+        while host.systemd.recv(&mut buffer).is_ok() {
+            signs += 1;
+            assert!(signs < 10, "{stuck} is stuck, and signs come all the same");
+        }
+        drop(tracer);
+        host.systemd.set_read_timeout(Some(PATIENCE)).unwrap();
+        assert_eq!(host.told(), "WATCHDOG=1", "{stuck} goes on");
+        host.signal("TERM");
+        let (code, _, stderr) = host.end();
+        assert_eq!(code, Some(0), "{stderr}");
+        assert!(stderr.contains("is stuck: unless it goes on"), "{stderr}");
+    }
+}
+
+/// A thread that does not run, while this lives.
+struct Stopped(Child);
+
+impl Stopped {
+    /// The one called `name` of a process.
+    fn thread(process: u32, name: &str) -> Self {
+        let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap().map(|task| task.unwrap().path());
+        let thread = tasks.filter(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == name));
+        let thread = thread.map(|task| task.file_name().unwrap().to_owned()).next().expect(name);
+        // PTRACE_SEIZE and PTRACE_INTERRUPT stop one thread and no other; detaching, as at the end of the tracer, lets it go on.
+        const PROGRAM: &str = "import ctypes, sys\n\
+            libc = ctypes.CDLL(None, use_errno=True)\n\
+            thread = int(sys.argv[1])\n\
+            for request in (0x4206, 0x4207):\n\
+            \x20   if libc.ptrace(request, thread, None, None) != 0: sys.exit('ptrace: %d' % ctypes.get_errno())\n\
+            print('stopped', flush=True)\n\
+            sys.stdin.read()\n";
+        let mut tracer = Command::new("python3")
+            .args(["-c", PROGRAM])
+            .arg(thread)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(tracer.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "stopped\n");
+        Self(tracer)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}

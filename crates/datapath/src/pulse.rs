@@ -1,0 +1,56 @@
+//! Whether the workers still take turns.
+
+use std::{
+    sync::atomic::{Ordering, fence},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::switch::Switch;
+
+/// Nothing waits for an answer that comes later.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+impl Switch {
+    /// Whether every worker came round, asleep before or not, within `patience`. Changes nothing, and waits for nobody's lock.
+    pub fn workers_answer(&self, patience: Duration) -> bool {
+        let plane = self.plane();
+        // As if there were a new snapshot: each takes what is there, and says so.
+        let epoch = plane.shared.epoch.fetch_add(1, Ordering::AcqRel) + 1;
+        fence(Ordering::SeqCst);
+        plane.workers.iter().for_each(|worker| worker.wake());
+        let deadline = Instant::now() + patience;
+        plane.workers.iter().all(|worker| {
+            loop {
+                if worker.seen.load(Ordering::Acquire) >= epoch {
+                    return true;
+                }
+                if Instant::now() >= deadline {
+                    return false;
+                }
+                thread::sleep(LOOK_EVERY);
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::switch::SwitchConfig;
+    use std::sync::Arc;
+
+    #[test]
+    fn a_worker_answers_from_its_sleep_and_a_dead_one_does_not() {
+        let switch = Switch::start(SwitchConfig { sessions: 64, ..SwitchConfig::default() }, Arc::new(())).unwrap();
+        for _ in 0..3 {
+            assert!(switch.workers_answer(Duration::from_secs(20)));
+        }
+        switch.plane().shared.stop.store(true, Ordering::Release);
+        switch.plane().workers.iter().for_each(|worker| worker.wake());
+        while switch.plane().workers.iter().any(|worker| worker.running.load(Ordering::Acquire)) {
+            thread::sleep(LOOK_EVERY);
+        }
+        assert!(!switch.workers_answer(Duration::from_millis(20)));
+    }
+}
