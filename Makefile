@@ -19,13 +19,18 @@ endif
 
 PROGRAMS := butterflyd butterfly butterfly-bench
 
+# What the programs print about themselves, and where it goes.
+SHARE     := $(PREFIX)/share
+GENERATED := man/man1/butterfly.1 man/man8/butterflyd.8 $(foreach program,butterfly butterflyd,bash-completion/completions/$(program) \
+             zsh/site-functions/_$(program) fish/vendor_completions.d/$(program).fish)
+
 # What `make test` runs, in this order: the quick and the likely to fail first.
 # What is behind a + runs beside what is before it.
 TEST_PARTS := unit scenarios terminal metrics contract attack guests+lint tunnel+instructions+fuzz dpdk
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build test demo bench soak fuzz install uninstall clean guest \
-        test-lint test-unit test-scenarios test-terminal test-guests test-tunnel test-dpdk test-instructions test-attack test-fuzz test-metrics test-contract
+.PHONY: help setup build test demo bench soak fuzz install install-files uninstall deb clean guest \
+        test-lint test-unit test-scenarios test-terminal test-guests test-tunnel test-dpdk test-instructions test-attack test-fuzz test-metrics test-contract test-package
 
 help: ## list the targets
 	@echo 'Variables: KEEP=1 (demo), DESTDIR PREFIX SYSCONFDIR UNITDIR (install), BIN=dir with other builds to test.'
@@ -95,18 +100,37 @@ soak: setup build ## an hour (MINUTES=60) of traffic, additions and removals (ro
 fuzz: setup ## coverage-guided fuzzing of rings and control messages
 	tests/fuzz/run.sh
 
-install: build ## install programs, sample configuration and systemd unit; DESTDIR, PREFIX
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(SYSCONFDIR)/butterfly $(DESTDIR)$(UNITDIR)
+install: build install-files ## install programs, manual, completions, sample configuration, systemd unit; DESTDIR, PREFIX
+
+# Pages and completions are printed by the programs themselves, from what --help shows.
+install-files:
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(SYSCONFDIR)/butterfly $(DESTDIR)$(UNITDIR) $(addprefix $(DESTDIR)$(SHARE)/,$(dir $(GENERATED)))
 	install -m 755 $(PROGRAMS:%=$(BIN)/%) $(DESTDIR)$(PREFIX)/bin/
+	$(BIN)/butterfly generate manual >$(DESTDIR)$(SHARE)/man/man1/butterfly.1
+	$(BIN)/butterflyd --generate manual >$(DESTDIR)$(SHARE)/man/man8/butterflyd.8
+	$(BIN)/butterfly generate bash >$(DESTDIR)$(SHARE)/bash-completion/completions/butterfly
+	$(BIN)/butterflyd --generate bash >$(DESTDIR)$(SHARE)/bash-completion/completions/butterflyd
+	$(BIN)/butterfly generate zsh >$(DESTDIR)$(SHARE)/zsh/site-functions/_butterfly
+	$(BIN)/butterflyd --generate zsh >$(DESTDIR)$(SHARE)/zsh/site-functions/_butterflyd
+	$(BIN)/butterfly generate fish >$(DESTDIR)$(SHARE)/fish/vendor_completions.d/butterfly.fish
+	$(BIN)/butterflyd --generate fish >$(DESTDIR)$(SHARE)/fish/vendor_completions.d/butterflyd.fish
+	chmod 644 $(GENERATED:%=$(DESTDIR)$(SHARE)/%)
 	# The operator's own configuration is never replaced.
 	test -e $(DESTDIR)$(SYSCONFDIR)/butterfly/butterflyd.ini || \
 	  install -m 644 packaging/butterflyd.ini $(DESTDIR)$(SYSCONFDIR)/butterfly/butterflyd.ini
 	sed -e 's|@bindir@|$(PREFIX)/bin|' -e 's|@sysconfdir@|$(SYSCONFDIR)|' packaging/butterflyd.service.in \
 	  >$(DESTDIR)$(UNITDIR)/butterflyd.service
 	chmod 644 $(DESTDIR)$(UNITDIR)/butterflyd.service
+	install -D -m 644 packaging/sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/butterfly.conf
 
 uninstall: ## remove what install put there, except the configuration
-	rm -f $(PROGRAMS:%=$(DESTDIR)$(PREFIX)/bin/%) $(DESTDIR)$(UNITDIR)/butterflyd.service
+	rm -f $(PROGRAMS:%=$(DESTDIR)$(PREFIX)/bin/%) $(DESTDIR)$(UNITDIR)/butterflyd.service $(DESTDIR)$(PREFIX)/lib/sysusers.d/butterfly.conf $(GENERATED:%=$(DESTDIR)$(SHARE)/%)
+
+deb: build ## build the Debian package in build/deb
+	packaging/deb/build.sh
+
+test-package: setup deb guest ## the package in a Debian with systemd under QEMU: install, use, upgrade, remove, purge (root)
+	tests/package/run.sh
 
 clean: ## remove everything that was built
 	$(CARGO) clean

@@ -7,12 +7,13 @@ set -euo pipefail
 # shellcheck source=common.sh
 . "$(dirname "$0")/common.sh"
 
-BUILD_PACKAGES=(gcc g++ libc6-dev make libpcap-dev) # g++: the zmq crate builds ZeroMQ from its source
+BUILD_PACKAGES=(gcc g++ libc6-dev make libpcap-dev dpkg-dev) # g++: the zmq crate builds ZeroMQ from its source
 TEST_PACKAGES=(
   qemu-system-x86 busybox-static cpio xz-utils iperf3 ethtool iputils-ping # guests; their kernel is unpacked, not installed
   dpdk dpdk-dev libdpdk-dev pkg-config                         # testpmd and the foreign driver
   iproute2 procps util-linux python3 graphviz valgrind shellcheck tshark tmux prometheus
   protobuf-compiler python3-protobuf python3-zmq python3-nacl python3-cryptography openssl # a foreign client
+  man-db groff-base mandoc debootstrap e2fsprogs                # manual pages; the package
 )
 
 packages=("${BUILD_PACKAGES[@]}")

@@ -1,0 +1,115 @@
+#!/bin/bash
+# run.sh: the Debian package in a Debian with systemd: installed, used, upgraded, its daemon stuck and restarted, removed, purged.
+# The system is made by debootstrap once (kept in build/package) and booted under QEMU; what happens in it is in guest.sh.
+# BIN=dir packages other builds. Needs root and, the first time, a Debian mirror.
+set -euo pipefail
+# shellcheck source=../lib/common.sh
+. "$(dirname "$0")/../lib/common.sh"
+
+HERE=$TESTS/package
+OUT=$BUILD/package
+LIMIT=${LIMIT:-1200} # seconds the system may run: emulated processors are slow
+MIRROR=${MIRROR:-http://deb.debian.org/debian}
+ROOT=$BUILD/guest/root
+LOG=$OUT/console.log
+[ "$(id -u)" = 0 ] || die "needs root, for debootstrap"
+for program in debootstrap mkfs.ext4 qemu-system-x86_64; do
+  command -v "$program" >/dev/null || die "$program is missing: run make setup"
+done
+mkdir -p "$OUT"
+"$TESTS/guest/build.sh"
+
+qemu=''
+trap '[ -z "$qemu" ] || end "$qemu"; rm -rf "$OUT/tree" "$OUT/disk"' EXIT
+trap 'exit 130' INT TERM HUP
+
+# The system without the package.
+base=$OUT/base
+if [ ! -e "$base.done" ]; then
+  say "making a Debian 12 in $base"
+  rm -rf "$base"
+  debootstrap --variant=minbase --include=systemd-sysv,kmod,iproute2,libpcap0.8 bookworm "$base" "$MIRROR" >"$OUT/debootstrap.log" ||
+    die "debootstrap failed: see $OUT/debootstrap.log"
+  rm -rf "$base"/var/cache/apt/archives/*.deb "$base"/var/lib/apt/lists/*
+  touch "$base.done"
+fi
+
+# Two packages, of which the second is newer.
+"$REPO/packaging/deb/build.sh" 0.1.0
+"$REPO/packaging/deb/build.sh" 0.1.1
+
+tree=$OUT/tree
+rm -rf "$tree"
+cp -a --reflink=auto "$base" "$tree"
+version=$(basename "$ROOT"/lib/modules/*)
+mkdir -p "$tree/lib/modules" "$tree/root/packages"
+# Those that are needed, each with what it needs, for insmod in this order.
+modules=$ROOT/lib/modules/$version/kernel
+for module in drivers/net/tun drivers/net/veth net/packet/af_packet; do
+  [ ! -e "$modules/$module.ko" ] || cp "$modules/$module.ko" "$tree/root/"
+done
+cp "$BUILD"/deb/butterfly_0.1.[01]_*.deb "$tree/root/packages/"
+install -m 755 "$HERE/guest.sh" "$tree/root/guest.sh"
+echo package >"$tree/etc/hostname"
+echo '/dev/vda / ext4 rw 0 0' >"$tree/etc/fstab"
+cat >"$tree/etc/systemd/system/guest.service" <<'UNIT'
+[Unit]
+After=multi-user.target
+[Service]
+Type=idle
+ExecStart=/root/guest.sh
+UNIT
+mkdir -p "$tree/etc/systemd/system/default.target.wants"
+ln -sf ../guest.service "$tree/etc/systemd/system/default.target.wants/guest.service"
+for unit in apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer fstrim.timer getty@tty1.service \
+  serial-getty@ttyS0.service systemd-timesyncd.service; do
+  ln -sf /dev/null "$tree/etc/systemd/system/$unit"
+done
+rm -f "$OUT/disk"
+mkfs.ext4 -q -d "$tree" -L root "$OUT/disk" 1200M
+rm -rf "$tree"
+
+# What finds the disk: the test guest's kernel has virtio as modules.
+boot=$OUT/boot
+rm -rf "$boot"
+mkdir -p "$boot"/{bin,dev,proc,root}
+cp "$(command -v busybox)" "$boot/bin/busybox"
+for module in drivers/virtio/virtio_ring drivers/virtio/virtio drivers/virtio/virtio_pci_legacy_dev \
+  drivers/virtio/virtio_pci_modern_dev drivers/virtio/virtio_pci drivers/block/virtio_blk; do
+  [ ! -e "$modules/$module.ko" ] || { cp "$modules/$module.ko" "$boot/" && echo "/${module##*/}.ko" >>"$boot/modules"; }
+done
+cat >"$boot/init" <<'INIT'
+#!/bin/busybox sh
+/bin/busybox mount -t devtmpfs dev /dev
+while read -r module; do /bin/busybox insmod "$module"; done </modules
+/bin/busybox mount -t ext4 /dev/vda /root
+exec /bin/busybox switch_root /root /lib/systemd/systemd
+INIT
+chmod 755 "$boot/init"
+(cd "$boot" && find . | cpio -o -H newc --quiet) >"$OUT/initramfs"
+rm -rf "$boot"
+
+: >"$LOG"
+say "booting; the console is in $LOG"
+timeout -k 5 "$LIMIT" qemu-system-x86_64 -nodefaults -no-reboot -display none -machine "q35,accel=$("$TESTS/guest/accel.sh")" -cpu max \
+  -smp 2 -m 1024 -serial "file:$LOG" -kernel "$BUILD/guest/vmlinuz" -initrd "$OUT/initramfs" \
+  -drive "file=$OUT/disk,format=raw,if=virtio,cache=unsafe" \
+  -append "root=/dev/vda rw console=ttyS0 quiet panic=-1 no_timer_check systemd.show_status=0" </dev/null >"$OUT/qemu.log" 2>&1 &
+qemu=$!
+shown=0
+show() { # what came since
+  local lines
+  lines=$(grep -c '' "$LOG" || true)
+  sed -n "$((shown + 1)),${lines}p" "$LOG" | tr -d '\r' | grep -E '^(ok|FAILED|note|    )' || true
+  shown=$lines
+}
+while alive "$qemu"; do
+  sleep 1
+  show
+done
+wait "$qemu" || true
+qemu=''
+show
+grep -q '^package: done' "$LOG" || die "the system ended before its test did: see $LOG and $OUT/qemu.log"
+! grep -q '^FAILED' "$LOG" || die "repeat with: make test-package"
+say "the package installs, works, upgrades and goes"
