@@ -17,7 +17,7 @@ rm -rf "$tree" "$OUT/debian"
 mkdir -p "$tree/DEBIAN" "$OUT/debian"
 umask 022
 
-make --no-print-directory -C "$REPO" install-files BIN="$BIN" DESTDIR="$tree" PREFIX=/usr SYSCONFDIR=/etc UNITDIR=/lib/systemd/system
+make -s --no-print-directory -C "$REPO" install-files BIN="$BIN" DESTDIR="$tree" PREFIX=/usr SYSCONFDIR=/etc UNITDIR=/lib/systemd/system
 for program in "$tree"/usr/bin/*; do
   strip --remove-section=.comment --remove-section=.note "$program"
 done
@@ -46,5 +46,5 @@ install -m 755 "$HERE/postinst" "$HERE/prerm" "$HERE/postrm" "$tree/DEBIAN/"
 (cd "$tree" && find . -path ./DEBIAN -prune -o -type f -printf '%P\0' | sort -z | xargs -0 md5sum) >"$tree/DEBIAN/md5sums"
 
 package=$OUT/butterfly_${version}_$architecture.deb
-dpkg-deb --root-owner-group -Zxz --build "$tree" "$package" >/dev/null
+dpkg-deb --root-owner-group -Z"${COMPRESSION:-xz}" --build "$tree" "$package" >/dev/null
 say "$package: $(($(stat -c %s "$package") / 1024)) KiB, needs $depends"

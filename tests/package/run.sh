@@ -35,8 +35,7 @@ if [ ! -e "$base.done" ]; then
 fi
 
 # Two packages, of which the second is newer.
-"$REPO/packaging/deb/build.sh" 0.1.0
-"$REPO/packaging/deb/build.sh" 0.1.1
+for version in 0.1.0 0.1.1; do COMPRESSION=gzip "$REPO/packaging/deb/build.sh" "$version"; done
 
 tree=$OUT/tree
 rm -rf "$tree"
