@@ -89,11 +89,12 @@ chmod 755 "$boot/init"
 rm -rf "$boot"
 
 : >"$LOG"
-say "booting; the console is in $LOG"
-timeout -k 5 "$LIMIT" qemu-system-x86_64 -nodefaults -no-reboot -display none -machine "q35,accel=$("$TESTS/guest/accel.sh")" -cpu max \
+accel=$("$TESTS/guest/accel.sh")
+say "booting with $accel; the console is in $LOG"
+timeout -k 5 "$LIMIT" qemu-system-x86_64 -nodefaults -no-reboot -display none -machine "q35,accel=$accel" -cpu max \
   -smp 2 -m 1024 -serial "file:$LOG" -kernel "$BUILD/guest/vmlinuz" -initrd "$OUT/initramfs" \
   -drive "file=$OUT/disk,format=raw,if=virtio,cache=unsafe" \
-  -append "root=/dev/vda rw console=ttyS0 quiet panic=-1 no_timer_check systemd.show_status=0" </dev/null >"$OUT/qemu.log" 2>&1 &
+  -append "root=/dev/vda rw console=ttyS0 quiet panic=-1 no_timer_check systemd.show_status=0 accel=$accel" </dev/null >"$OUT/qemu.log" 2>&1 &
 qemu=$!
 shown=0
 show() { # what came since

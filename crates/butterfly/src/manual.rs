@@ -79,8 +79,8 @@ fn describe(page: &mut Page, node: &Node, before: &str) {
             describe(page, below, &name);
             continue;
         }
-        let words: Vec<String> = command.get_positionals().map(usage).collect();
-        page.subsection(&[&[name.clone()], words.as_slice()].concat().join(" "));
+        let words = command.get_positionals().map(usage);
+        page.subsection(&words.fold(name, |heading, word| format!("{heading} {word}")));
         let about = command.get_long_about().or(command.get_about());
         page.text(&about.map(ToString::to_string).unwrap_or_default());
         page.arguments(command.get_positionals());

@@ -11,7 +11,9 @@ pub fn generate(what: &str) -> Result<String, String> {
 }
 
 fn page() -> String {
-    let command = Options::command();
+    let mut command = Options::command();
+    // Without that it lacks --help.
+    command.build();
     let mut page = Page::new("butterflyd", 8, "Butterfly", "a virtual switch for the virtual machines of a host");
     page.section("SYNOPSIS");
     page.text("`butterflyd` `-i` IP `-s` DIR [OPTION...]\n\n`butterflyd` `-c` FILE [OPTION...]");
@@ -31,9 +33,14 @@ fn page() -> String {
          is not known is refused. `/etc/butterfly/butterflyd.ini` explains every key with its default. Options that are there once or \
          more take all their values in one key, with spaces between.",
     );
-    for (group, key, option) in keys() {
-        let meaning = if group == "timeouts" { format!("as `--{option} {key}=`SECONDS") } else { format!("as `--{option}`") };
-        page.term(&format!("[{group}] `{key}`"), &meaning);
+    let named = |wanted: &str, same: bool| {
+        let names = keys().filter(|(group, key, option)| *group == wanted && (key == option) == same);
+        names.map(|(_, key, _)| format!("`{key}`")).collect::<Vec<_>>().join(", ")
+    };
+    page.term("[general] KEY", &format!("as the option of that name: {}", named("general", true)));
+    page.term("[timeouts] NAME", &format!("as `--timeout` NAME=SECONDS: {}", named("timeouts", false)));
+    for (group, key, option) in keys().filter(|(group, key, option)| *group != "timeouts" && key != option) {
+        page.term(&format!("[{group}] `{key}`"), &format!("as `--{option}`"));
     }
     page.section("SIGNALS");
     page.term(
@@ -83,12 +90,17 @@ mod tests {
     #[test]
     fn the_page_has_every_option_and_key() {
         let page = page().replace("\\-", "-").replace("\\fB", "").replace("\\fR", "");
-        for argument in Options::command().get_arguments().filter(|it| !it.is_hide_set()) {
-            let long = argument.get_long().unwrap();
-            assert!(page.contains(&format!("--{long}")), "--{long}");
+        let help = Options::command().render_long_help().to_string();
+        let options: Vec<_> = help.split_whitespace().filter(|word| word.starts_with("--")).collect();
+        assert!(options.len() > 30, "{options:?}");
+        for option in options {
+            let option = option.trim_end_matches(|letter: char| !letter.is_ascii_alphanumeric());
+            assert!(page.contains(option), "{option}");
         }
-        for (group, key, _) in keys() {
-            assert!(page.contains(&format!("\n[{group}] {key}\n")), "[{group}] {key}");
+        let section = page.split("\n.SH \"CONFIGURATION FILE\"\n").nth(1).unwrap().split("\n.SH ").next().unwrap();
+        let words: Vec<_> = section.split([' ', ',', '\n']).collect();
+        for (_, key, _) in keys() {
+            assert!(words.contains(&key), "{key}");
         }
     }
 
