@@ -37,6 +37,8 @@ fi
 # Two packages, of which the second is newer.
 for version in 0.1.0 0.1.1; do COMPRESSION=gzip "$REPO/packaging/deb/build.sh" "$version"; done
 
+unshare -m "$HERE/chroot.sh" "$base" "$BUILD"/deb/butterfly_0.1.0_*.deb "$BUILD"/deb/butterfly_0.1.1_*.deb
+
 tree=$OUT/tree
 rm -rf "$tree"
 cp -a --reflink=auto "$base" "$tree"
