@@ -40,7 +40,8 @@ fn page() -> String {
     page.term("[general] KEY", &format!("as the option of that name: {}", named("general", true)));
     page.term("[timeouts] NAME", &format!("as `--timeout` NAME=SECONDS: {}", named("timeouts", false)));
     for (group, key, option) in keys().filter(|(group, key, option)| *group != "timeouts" && key != option) {
-        page.term(&format!("[{group}] `{key}`"), &format!("as `--{option}`"));
+        let value = if option.starts_with("no-") { "false: " } else { "" };
+        page.term(&format!("[{group}] `{key}`"), &format!("{value}as `--{option}`"));
     }
     page.section("SIGNALS");
     page.term(
