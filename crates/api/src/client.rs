@@ -43,7 +43,7 @@ pub enum ClientError {
 /// A connection to a daemon.
 pub struct Client {
     socket: Socket,
-    cipher: Option<Cipher>,
+    cipher: Option<Box<Cipher>>,
 }
 
 impl Client {
@@ -70,7 +70,7 @@ impl Client {
 
     /// From now on what is asked with [`Self::call`] is encrypted, and no reply in clear text is taken.
     pub fn encrypted(self, cipher: Cipher) -> Self {
-        Self { cipher: Some(cipher), ..self }
+        Self { cipher: Some(Box::new(cipher)), ..self }
     }
 
     /// Sends `request` and waits for its reply, bytes both.

@@ -23,13 +23,19 @@ pub fn nic(declared: &proto::Nic, directory: &SocketDir) -> Result<Nic, Failure>
         security_groups: GroupNames::parse(&declared.security_group).map_err(|error| bad(&error))?,
         ip_anti_spoof: declared.ip_anti_spoof(),
         bypass_filtering: declared.bypass_filtering(),
-        sniff_target: declared.sniff_target_nic_id.clone().filter(|target| !target.is_empty()),
+        sniff_target: sniff_target(declared).map_err(|error| bad(&error))?,
         kind: kind(declared, &id, directory)?,
         packet_trace: declared.packet_trace(),
         packet_trace_path: declared.packet_trace_path.clone(),
         trace_options: declared.packet_trace_options.as_ref().map(trace_options).transpose()?.unwrap_or_default(),
         id,
     })
+}
+
+/// An id that no vnic can have would never be one to mirror. An empty one is none.
+fn sniff_target(declared: &proto::Nic) -> Result<Option<String>, butterfly_model::NicIdError> {
+    let target = declared.sniff_target_nic_id.as_deref().filter(|target| !target.is_empty());
+    target.map(|target| NicId::new(target).map(|id| id.as_str().to_owned())).transpose()
 }
 
 fn kind(declared: &proto::Nic, id: &NicId, directory: &SocketDir) -> Result<Kind, Failure> {

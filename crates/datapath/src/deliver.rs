@@ -1,7 +1,7 @@
 //! Delivery: one copy into each receiver's buffers, and the order in which guests see it.
 //!
-//! Floods first, receiver by receiver: only they may be repeated by a crash. Then frames with one receiver; then the sender's used
-//! index, then the receivers'. A crash in between may lose a batch, never repeat it.
+//! Floods first, receiver by receiver; then frames with one receiver, then copies for mirrors; then the sender's used index, then the
+//! receivers'. A crash in between may lose a batch, never repeat it, but for floods and copies.
 
 use std::sync::{Arc, MutexGuard};
 
@@ -199,7 +199,7 @@ pub(crate) fn deliver(
         to_one(&batch, guard.as_mut(), receiver, context, &mut got, |_, meta| meta.verdict == Verdict::Deliver(*slot));
         let _ = held.try_push((guard, receiver, got));
     }
-    // Its lock is the last that is taken.
+    // Its lock is the last that is taken, but for those of mirrors.
     let leaving = match (context.tunnel, context.remote()) {
         (Some(tunnel), Some(remote)) if planned.tunnelled || planned.floods => {
             tunnel::leave(&batch, context, tunnel, remote, departures)

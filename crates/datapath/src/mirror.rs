@@ -7,7 +7,7 @@
 
 use crate::{
     batch::{Batch, Context, Meta, Verdict},
-    deliver::{Calls, Got, call, publish, to_one},
+    deliver::{Calls, Got, NOT_ATTACHED, call, publish, to_one},
     filter::{Room, admits_flooded},
     snapshot::Vnic,
     tap::Tap,
@@ -34,9 +34,14 @@ pub(crate) fn mirror(
     }
     let mut received = |target: u32| {
         let Some(receiver) = context.snapshot.vnics.get(target).filter(|_| target != sender) else { return };
-        for at in selection.mirrors_of(target) {
+        let mirrors = selection.mirrors_of(target);
+        if mirrors.is_empty() {
+            return;
+        }
+        let refused = tap.refused(target);
+        for at in mirrors {
             copy(batch, context, at.mirror, calls, |index, meta| {
-                sent_to(receiver, index, meta, context, room) && tap.refusal(index, target) == Ok(None)
+                sent_to(receiver, index, meta, context, room) && refused.checked_shr(index as u32).unwrap_or(0) & 1 == 0
             });
         }
     };
@@ -62,6 +67,9 @@ fn copy(batch: &Batch<'_>, context: &Context<'_>, mirror: u32, calls: &mut Calls
     let Some(mirror) = context.snapshot.vnics.get(mirror) else { return };
     let mut guard = mirror.shared.port.rx();
     let mut got = Got::default();
+    if let Some(ring) = guard.as_mut() {
+        ring.prepare(batch.frames.len() as u16);
+    }
     to_one(batch, guard.as_mut(), mirror, context, &mut got, wanted);
     let interrupt = guard.as_mut().and_then(publish);
     drop(guard);
@@ -75,16 +83,18 @@ pub(crate) fn mirror_answer(frame: &[u8], context: &Context<'_>, tap: &Tap<'_>, 
     for at in tap.selection().mirrors_of(context.sender.place.slot) {
         let Some(mirror) = context.snapshot.vnics.get(at.mirror) else { continue };
         let mut guard = mirror.shared.port.rx();
-        if let Some(ring) = guard.as_mut() {
-            let mut got = Got::default();
-            match ring.deliver_own(frame) {
-                Ok(()) => got.one(frame.len()),
-                Err(why) => context.count_own(mirror, why.into(), frame),
-            }
-            let interrupt = publish(ring);
-            drop(guard);
-            call(calls, interrupt);
-            got.count(mirror, context.worker);
+        let Some(ring) = guard.as_mut() else {
+            context.count_own(mirror, NOT_ATTACHED, frame);
+            continue;
+        };
+        let mut got = Got::default();
+        match ring.deliver_own(frame) {
+            Ok(()) => got.one(frame.len()),
+            Err(why) => context.count_own(mirror, why.into(), frame),
         }
+        let interrupt = publish(ring);
+        drop(guard);
+        call(calls, interrupt);
+        got.count(mirror, context.worker);
     }
 }

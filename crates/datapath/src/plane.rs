@@ -400,6 +400,8 @@ impl Plane {
             return Ok(());
         }
         self.next_version(&mut next);
+        // Its numbers may have begun anew.
+        let old = next.vnic(old.place).cloned().unwrap_or(old);
         let rebuild = rules.bypass != old.rules.bypass;
         next.vnics.set(old.place.slot, Some(Arc::new(changed(&old, rules, next.version))));
         if rebuild {

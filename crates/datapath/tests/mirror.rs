@@ -181,7 +181,7 @@ fn it_sends_nothing() {
     };
     assert_eq!(
         host.explain(&question).unwrap_err().to_string(),
-        "m is a mirror of b: it gets copies of that one's frames and nothing else"
+        "m is a mirror of b: it gets copies of that one's frames and nothing else, and sends nothing"
     );
 }
 

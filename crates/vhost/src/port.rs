@@ -4,7 +4,8 @@
 //! something. So a ring that was stopped, or moved to another memory table, is not in use any more when the call returns, and
 //! nothing else is needed to wait for workers. The control channel holds a lock only to exchange what was built before.
 //!
-//! Lock order: the transmit ring of a port, then receive rings in the order of ports' slots.
+//! Lock order: the transmit ring of a port, then receive rings in the order of ports' slots; last those that nothing but
+//! copies goes to (mirrors), one at a time.
 
 use std::{
     os::fd::BorrowedFd,

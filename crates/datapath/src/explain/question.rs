@@ -87,7 +87,7 @@ pub enum NoAnswer {
     NeedsMac(IpAddr),
     #[error("protocol {0} goes with {1} addresses")]
     WrongFamily(u8, &'static str),
-    #[error("{0} is a mirror of {1}: it gets copies of that one's frames and nothing else")]
+    #[error("{0} is a mirror of {1}: it gets copies of that one's frames and nothing else, and sends nothing")]
     Mirror(String, String),
     #[error("{0} bytes are too few for the headers of this packet, which take {1}")]
     TooShort(u16, usize),
@@ -124,6 +124,7 @@ pub(super) fn resolve(question: &Question, snapshot: &Snapshot, spans_hosts: boo
     let (vni, sender) = match &question.from {
         Origin::Vnic(id) => {
             let vnic = known(id)?;
+            no_mirror(vnic)?;
             (vnic.vni, Some(vnic))
         }
         Origin::Outside(vni) if *vni > 0xff_ffff => return Err(NoAnswer::BadVni(*vni)),
@@ -141,9 +142,7 @@ pub(super) fn resolve(question: &Question, snapshot: &Snapshot, spans_hosts: boo
         }
         Target::Vnic(id) => {
             let vnic = known(id)?;
-            if let Some(target) = &vnic.mirrors {
-                return Err(NoAnswer::Mirror(id.clone(), target.to_string()));
-            }
+            no_mirror(vnic)?;
             let v6 = question.source.map(|ip| ip.is_ipv6());
             let v6 = v6.or(sender
                 .and_then(|vnic| first(vnic, None))
@@ -187,6 +186,13 @@ pub(super) fn resolve(question: &Question, snapshot: &Snapshot, spans_hosts: boo
     };
     asked.frame = asked.build()?;
     Ok(asked)
+}
+
+fn no_mirror(vnic: &Vnic) -> Result<(), NoAnswer> {
+    match &vnic.mirrors {
+        Some(target) => Err(NoAnswer::Mirror(vnic.id.to_string(), target.to_string())),
+        None => Ok(()),
+    }
 }
 
 /// A vnic's first address of a family, or of any.

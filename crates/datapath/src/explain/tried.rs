@@ -77,7 +77,10 @@ pub(super) fn tried(plane: &Plane, vnic: &Vnic, wanted: &Wanted, snapshot: &Snap
         lines.push(format!("{} has no security group", vnic.id));
     }
     let admits = |rule: &Rule| rule.direction() == wanted.direction && wanted.misfit(rule, is_member).is_none();
-    let others: BTreeSet<&GroupName> = all.values().filter(|(_, rule)| admits(rule)).map(|(name, _)| name).collect();
+    // Rules may have come since it was refused.
+    let own = |name: &GroupName| groups.iter().any(|(own, _)| own == name);
+    let others = all.values().filter(|(name, rule)| admits(rule) && !own(name));
+    let others: BTreeSet<&GroupName> = others.map(|(name, _)| name).collect();
     lines.extend(elsewhere(&others, &vnic.id, wanted.direction));
     lines
 }

@@ -22,8 +22,9 @@ use crate::{
     tunnel::{TOO_BIG, UPLINK},
 };
 
-/// Refusals of one batch, to vnics that are watched, that can be told apart.
+/// Vnics that are watched whose refusals of one batch can be told apart.
 const NOTED: usize = 512;
+const _: () = assert!(BATCH <= u64::BITS as usize, "a mask has a bit for each frame");
 /// Those who want one frame, per record.
 const ENTRIES: usize = 64;
 /// Bytes that are copied at once.
@@ -40,12 +41,13 @@ struct Refusals {
     too_big: bool,
 }
 
-/// A vnic that is watched did not get a frame.
+/// A vnic that is watched did not get some frames.
 #[derive(Clone, Copy)]
 struct Note {
-    index: usize,
     slot: u32,
     reason: DropReason,
+    /// A bit for each.
+    frames: u64,
 }
 
 /// What delivery finds out, until it is taken. A worker has one.
@@ -120,12 +122,24 @@ impl<'a> Tap<'a> {
     pub fn not_delivered(&self, index: usize, slot: u32, reason: DropReason) {
         self.refuse(index, reason, |refusals| refusals.here += 1);
         if !self.selection.of_slot(slot).is_empty() || !self.selection.mirrors_of(slot).is_empty() {
-            let used = self.notes.used.get();
-            if let Some(note) = self.notes.vnics.get(used) {
-                note.set(Some(Note { index, slot, reason }));
-            }
-            self.notes.used.set(used + 1);
+            self.note(index, slot, reason);
         }
+    }
+
+    fn note(&self, index: usize, slot: u32, reason: DropReason) {
+        let used = self.notes.used.get();
+        let frame = 1u64.checked_shl(index as u32).unwrap_or(0);
+        // Receivers have their turns one after the other.
+        let last = used.checked_sub(1).and_then(|last| self.notes.vnics.get(last));
+        if let Some(cell) = last
+            && let Some(note) = cell.get().filter(|note| note.slot == slot && note.reason == reason)
+        {
+            return cell.set(Some(Note { frames: note.frames | frame, ..note }));
+        }
+        if let Some(cell) = self.notes.vnics.get(used) {
+            cell.set(Some(Note { slot, reason, frames: frame }));
+        }
+        self.notes.used.set(used + 1);
     }
 
     /// A frame was not sent to another host.
@@ -147,14 +161,22 @@ impl<'a> Tap<'a> {
     }
 
     /// Why the watched vnic in a slot did not get a frame. `Err`: there were too many to know.
-    pub fn refusal(&self, index: usize, slot: u32) -> Result<Option<DropReason>, ()> {
-        let used = self.notes.used.get();
-        let mut noted = self.notes.vnics.iter().take(used).filter_map(Cell::get);
-        match noted.find(|note| note.index == index && note.slot == slot) {
+    fn refusal(&self, index: usize, slot: u32) -> Result<Option<DropReason>, ()> {
+        let frame = 1u64.checked_shl(index as u32).unwrap_or(0);
+        match self.notes_of(slot).find(|note| note.frames & frame != 0) {
             Some(note) => Ok(Some(note.reason)),
-            None if used > NOTED => Err(()),
+            None if self.notes.used.get() > NOTED => Err(()),
             None => Ok(None),
         }
+    }
+
+    fn notes_of(&self, slot: u32) -> impl Iterator<Item = Note> {
+        self.notes.vnics.iter().take(self.notes.used.get()).filter_map(Cell::get).filter(move |note| note.slot == slot)
+    }
+
+    /// The frames that the watched vnic in a slot did not get, a bit for each. What could not be noted is none of them.
+    pub fn refused(&self, slot: u32) -> u64 {
+        self.notes_of(slot).fold(0, |frames, note| frames | note.frames)
     }
 
     /// Copies what is wanted of a batch.

@@ -404,8 +404,9 @@ impl State {
     fn follow_networks(&mut self, plane: &Plane, now: u64) {
         let snapshot = plane.shared.snapshot.load();
         let alone = |at: &u32| {
-            let remote = snapshot.networks.get(*at).and_then(|network| network.remote.as_ref());
-            remote.is_some_and(|remote| remote.peers.is_empty())
+            // One that has only mirrors has nobody who would get anything.
+            let network = snapshot.networks.get(*at).filter(|network| !network.members.is_empty());
+            network.and_then(|network| network.remote.as_ref()).is_some_and(|remote| remote.peers.is_empty())
         };
         let wanted: BTreeSet<u32> = snapshot.by_vni.iter().filter(|(_, at)| alone(at)).map(|(vni, _)| *vni).collect();
         if wanted == self.joined && !self.failed_groups {

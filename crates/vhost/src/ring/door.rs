@@ -1,7 +1,7 @@
 //! The door: every store into a guest's memory goes through it, payload, headers and used ring alike.
 //!
 //! It checks bounds, and marks in the dirty log what was stored, after it was stored (VHOST_F_LOG_ALL): live migration depends on no
-//! store that goes another way. Nothing else in this crate writes where a guest can see it.
+//! store that goes another way. Nothing else in this crate stores where a guest can see it.
 
 use std::{
     ptr::NonNull,

@@ -155,6 +155,8 @@ impl TxRing {
             } else {
                 frame.header_in_front = false;
                 frame.len = 0;
+                // Of a frame that turns out faulty nothing is ever stored: not even the head of one before it.
+                frame.head_len = 0;
                 frame.segs = 0;
                 match self.chain(id, &mut budget, store.segs.as_mut_slice(), segs) {
                     Ok((net, len, used)) => {
