@@ -93,6 +93,49 @@ impl<'a> Action<'a> {
             .or_else(|| request.capture.as_ref().map(Self::Capture))
     }
 
+    /// Whether it may leave something behind, so that to carry it out twice is another thing than once.
+    pub fn changes(&self) -> bool {
+        match self {
+            Self::NicAdd(_)
+            | Self::NicUpdate(_)
+            | Self::NicDel(_)
+            | Self::SgAdd(_)
+            | Self::SgDel(_)
+            | Self::SgRuleAdd(_)
+            | Self::SgRuleDel(_)
+            | Self::SgMemberAdd(_)
+            | Self::SgMemberDel(_)
+            | Self::AppQuit
+            | Self::AppConfig(_)
+            | Self::SessionFlush(_)
+            | Self::PeerAdd(_)
+            | Self::PeerDel(_)
+            | Self::Trace(_)
+            | Self::Capture(_) => true,
+            Self::NicList
+            | Self::NicDetails(_)
+            | Self::NicExport(_)
+            | Self::NicStats(_)
+            | Self::SgList
+            | Self::SgRuleList(_)
+            | Self::SgMemberList(_)
+            | Self::AppStatus
+            | Self::SgDetails(_)
+            | Self::NicShow(_)
+            | Self::FdbList(_)
+            | Self::WorkerList
+            | Self::SessionList(_)
+            | Self::SgRuleStats(_)
+            | Self::SessionTable
+            | Self::TunnelShow(_)
+            | Self::UplinkShow
+            | Self::PeerList
+            | Self::Explain(_)
+            | Self::DropList(_)
+            | Self::EventList(_) => false,
+        }
+    }
+
     /// The name of its field in [`Request`].
     pub fn name(&self) -> &'static str {
         match self {

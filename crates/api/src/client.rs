@@ -1,7 +1,7 @@
 //! The ZeroMQ end of a client.
 
 use crate::{
-    MAX_FRAME,
+    Action, MAX_FRAME,
     crypt::{Cipher, EncryptionError},
     proto::{Message, Messages},
 };
@@ -126,12 +126,21 @@ impl Client {
         request: &Messages,
         mut exchange: impl FnMut(&[u8]) -> Result<Vec<u8>, ClientError>,
     ) -> Result<Messages, ClientError> {
-        let request = request.write_to_bytes().map_err(ClientError::Encode)?;
+        let bytes = request.write_to_bytes().map_err(ClientError::Encode)?;
         match &self.cipher {
-            None => decode_reply(&exchange(&request)?),
-            Some(cipher) => decode_reply(&cipher.exchange(&request, exchange)?),
+            None => decode_reply(&exchange(&bytes)?),
+            Some(cipher) => decode_reply(&cipher.exchange(&bytes, only_asks(request), exchange)?),
         }
     }
+}
+
+/// Whether nothing is left behind by carrying it out.
+fn only_asks(request: &Messages) -> bool {
+    let asks = |message: &Message| {
+        let request = message.message_0.as_ref().and_then(|message| message.request.as_ref());
+        request.and_then(Action::of).is_none_or(|action| !action.changes())
+    };
+    request.messages.iter().all(asks)
 }
 
 /// Decodes a reply.

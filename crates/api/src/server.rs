@@ -11,6 +11,9 @@ use zmq::{Context, PollEvents, Socket, SocketType};
 
 mod ipc;
 
+/// Requests of one client that may wait, and replies to it.
+const WAITING: i32 = 16;
+
 /// How long a reply may take to leave once the server has stopped.
 const LINGER: Duration = Duration::from_secs(1);
 /// Most parts of a way back, delimiter included.
@@ -61,6 +64,9 @@ impl Server {
         let socket = Context::new().socket(SocketType::ROUTER)?;
         socket.set_linger(milliseconds(LINGER))?;
         socket.set_maxmsgsize(MAX_FRAME as i64)?;
+        // Of each client. What waits is in memory: more than that waits where it is sent.
+        socket.set_rcvhwm(WAITING)?;
+        socket.set_sndhwm(WAITING)?;
         socket.set_tcp_keepalive(1)?;
         socket.set_tcp_keepalive_idle(KEEPALIVE.as_secs() as i32)?;
         socket.set_ipv6(endpoint.contains('['))?;

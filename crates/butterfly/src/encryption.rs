@@ -33,6 +33,11 @@ pub fn told(error: &EncryptionError) -> String {
                                            request: somebody between may have changed it"
                 .into()
         }
+        EncryptionError::NewEpoch => {
+            "Error, the daemon was started anew, or its clock was set back, since it was asked first\nhelp: what was asked \
+                                      may have been carried out: look, then ask again"
+                .into()
+        }
         EncryptionError::Nothing => "error: nothing recognized in encrypted response".into(),
         EncryptionError::Refused(help) => format!("Error, the daemon refused the request\nhelp: {help}"),
         EncryptionError::ClearReply(code) => format!(
@@ -57,7 +62,8 @@ fn advice(code: encrypted::error::Code) -> &'static str {
     match code {
         Code::NOT_SUPPORTED => {
             "\nhelp: the daemon does not take this encryption: one of butterfly 0.13 wants --legacy-encryption, \
-             one with --no-legacy-encryption does not want it"
+             one with --no-legacy-encryption does not want it; anybody between can write this answer: if the daemon is not 0.13, leave that option \
+             out and look for who is between"
         }
         Code::REJECTED => "\nhelp: the daemon cannot read the request: is this its key?",
         Code::INTERNAL_ERROR => "\nhelp: the daemon cannot encrypt its reply; what was asked may have been done",

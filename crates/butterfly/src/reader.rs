@@ -29,10 +29,14 @@ impl Arguments {
         while let Some(word) = rest.next() {
             let (name, attached) = split_value(word);
             let Some(argument) = known().find(|argument| is_named(argument, name)) else {
+                no_slip(word)?;
                 continue;
             };
             let values = read.options.entry(argument.get_id().to_string()).or_default();
             if matches!(argument.get_action(), ArgAction::SetTrue) {
+                if attached.is_some() {
+                    return Err(Failure::usage(format!("{name} takes no value\nnothing was sent")));
+                }
                 continue;
             }
             match attached.or_else(|| rest.next().map(String::as_str)) {
@@ -103,6 +107,16 @@ impl Arguments {
         let parse = |value: &str| value.parse().map_err(|_| Failure::not_recognized(name, value, expected));
         self.value(name).map(parse).transpose()
     }
+}
+
+/// Unknown options are passed over, as by the original. One that was to be about the key must not turn into a request in clear text.
+fn no_slip(word: &str) -> Result<(), Failure> {
+    let lower = word.to_lowercase();
+    let about_the_key = ["--key", "--encr", "--legacy", "--no-legacy"].iter().any(|start| lower.starts_with(start));
+    if about_the_key || (lower.starts_with("-k") && lower.len() > 2) {
+        return Err(Failure::usage(format!("{word} is no option: a key is named with -k PATH\nnothing was sent")));
+    }
+    Ok(())
 }
 
 /// Whether a word ends a list of positional words.
@@ -217,5 +231,30 @@ mod tests {
         );
         assert_eq!(read.parsed::<u32>("mac", "a number").unwrap(), Some(7));
         assert_eq!(read.parsed::<u32>("endpoint", "a number").unwrap(), None);
+    }
+
+    #[test]
+    fn slips_about_the_key_are_no_options_to_pass_over() {
+        let globals = [option("key", "PATH").short('k'), flag("legacy-encryption")];
+        let read = |line: &str| {
+            let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            Arguments::read(&command(), &globals, &words).err().map(|failure| format!("{failure:?}"))
+        };
+        for slip in [
+            "-k/etc/key",
+            "-k=/etc/key",
+            "-Kx",
+            "--keyfile x",
+            "--Key x",
+            "--encryption-key x",
+            "--legacy",
+            "--legacy-encryption=false",
+        ] {
+            let said = read(&format!("--mac m --vni 1 {slip}"));
+            assert!(said.as_ref().is_some_and(|said| said.contains("nothing was sent")), "{slip}: {said:?}");
+        }
+        for fine in ["-k /etc/key", "--key /etc/key", "--key=/etc/key", "--legacy-encryption", "--unknown", "-x", "-K"] {
+            assert_eq!(read(&format!("--mac m --vni 1 {fine}")), None, "{fine}");
+        }
     }
 }

@@ -94,12 +94,9 @@ fn print_dump(_: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let nics = Request { nic_details: Some(String::new()), ..Request::default() };
     let groups = Request { sg_details: Some(String::new()), ..Request::default() };
     let mut responses = session.exchange(vec![message(nics, Some("nics")), message(groups, Some("sgs"))])?;
-    // An older daemon refuses this, and has none.
-    match session.ask(Request { peer_list: Some(true), ..Request::default() }) {
-        Ok(peers) => responses.push(peers),
-        Err(Failure::Said(_)) => {}
-        Err(other) => return Err(other),
-    }
+    let peers = Request { peer_list: Some(true), ..Request::default() };
+    // An older daemon refuses this, and has none. A reply that does not come is another thing: there may be some.
+    responses.extend(session.ask_each(vec![peers])?.into_iter().flatten());
     let dump = Messages { messages: responses.into_iter().flat_map(declarations).collect(), ..Messages::default() };
     session.line(text::print(&dump))
 }

@@ -128,11 +128,15 @@ fn log(note: &Note, what: Happening<'_>) {
         Happening::Attached => info!(EVENT = kind, NIC = nic, VNI = vni, "{about}{text}"),
         Happening::Detached(reason) => info!(EVENT = kind, NIC = nic, VNI = vni, REASON = reason, "{about}{text}"),
         // The one who sees it logs it.
-        Happening::Trouble(_) | Happening::UplinkUp(_) | Happening::UplinkDown(_) | Happening::UplinkMtu(_) => {}
+        Happening::UplinkUp(_) | Happening::UplinkDown(_) | Happening::UplinkMtu(_) => {}
         Happening::Dropped(reason, _) => {
             warn!(EVENT = kind, NIC = nic, VNI = vni, REASON = reason.name, "{about}{text}");
         }
-        Happening::Broken(_) | Happening::LearnRefused(_) | Happening::PeersFull(true) | Happening::NextHopLost(_) => {
+        Happening::Trouble(_)
+        | Happening::Broken(_)
+        | Happening::LearnRefused(_)
+        | Happening::PeersFull(true)
+        | Happening::NextHopLost(_) => {
             warn!(EVENT = kind, NIC = nic, VNI = vni, "{about}{text}");
         }
         Happening::Sessions { nearly_full: true, .. } => warn!(EVENT = kind, "{text}"),

@@ -14,6 +14,10 @@ use std::{
     time::Duration,
 };
 
+/// How long systemd may be busy: ten seconds.
+const TRIES: u32 = 100;
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// Where systemd listens.
 #[derive(Debug)]
 pub struct Notify {
@@ -34,15 +38,25 @@ impl Notify {
             _ => SocketAddr::from_pathname(place)?,
         };
         let socket = UnixDatagram::unbound()?;
-        // Nobody waits for systemd: of two signs of life the second tells as much.
+        // Signs of life wait for nobody: of two the second tells as much.
         socket.set_nonblocking(true)?;
         Ok(Self { socket, address })
     }
 
-    /// Says `state`, such as `READY=1`.
+    /// Says `state`, such as `WATCHDOG=1`; not if systemd is busy.
     pub fn say(&self, state: &str) {
         // There is nobody to tell that nobody listens.
         let _ = self.socket.send_to_addr(state.as_bytes(), &self.address);
+    }
+
+    /// Says what must not be lost, such as `READY=1`: a system that starts keeps systemd busy, and one that never hears it ends us.
+    pub fn insist(&self, state: &str) {
+        for _ in 0..TRIES {
+            match self.socket.send_to_addr(state.as_bytes(), &self.address) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(PAUSE),
+                _ => return,
+            }
+        }
     }
 }
 

@@ -88,6 +88,7 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
         events.note(Note::new(Kind::PeerNamed, format!("peer {peer} is named for all networks by the configuration")));
     }
 
+    let turns = Turns::default();
     let mut envelope = Envelope::new(Daemon {
         dataplane: switch.clone(),
         nics: Registry::default(),
@@ -99,6 +100,7 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
         origin: None,
         recorder,
         log_level,
+        turns: turns.clone(),
         start_date,
         quit: false,
     });
@@ -108,7 +110,6 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     let notify = Notify::from_environment().map(Arc::new);
     let watchdog = match notify.clone().zip(notify::watchdog()) {
         Some((notify, interval)) => {
-            let turns = Turns::default();
             let (api, switch) = (turns.clone(), switch.clone());
             server.at_each_turn(turn(interval), move || api.taken());
             Some(Watchdog::start(notify, interval, turns, move |patience| switch.workers_answer(patience))?)
@@ -126,7 +127,7 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
         }
     };
     if let Some(notify) = &notify {
-        notify.say(&format!("READY=1\nSTATUS={started}"));
+        notify.insist(&format!("READY=1\nSTATUS={started}"));
     }
     let served = server.serve(&mut envelope, stop.as_fd(), |daemon| daemon.quit);
 

@@ -15,7 +15,7 @@ use std::{
 
 use rustix::{
     fs::{FileType, fstat, fstatfs},
-    mm::{MapFlags, ProtFlags, mmap, munmap},
+    mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap},
 };
 
 use crate::sigbus;
@@ -185,6 +185,9 @@ impl Mapping {
         }
         .map_err(map_error)?;
         let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| map_error(rustix::io::Errno::NOMEM))?;
+        // What a machine has in its memory is its own: not for a dump of ours. A kernel that has no such advice has no dump of it either.
+        // SAFETY: the mapping was just made; the advice changes no content.
+        let _ = unsafe { madvise(base.as_ptr().cast(), len, Advice::LinuxDontDump) };
         let guard = sigbus::Guard::new(base.as_ptr() as usize, len, page as usize);
         Ok(Mapping { base, len, skip, page, guard })
     }

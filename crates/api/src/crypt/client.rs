@@ -34,6 +34,10 @@ pub enum EncryptionError {
     /// The daemon read the request and did not carry it out: its own words.
     #[error("{0}")]
     Refused(String),
+    /// The request was for another epoch than the daemon's. That it was not carried out *there* is all that is known: who is between may have
+    /// given it to somebody else with the key before.
+    #[error("the daemon has a new epoch")]
+    NewEpoch,
     /// The daemon begins one epoch after the other.
     #[error("the daemon asked {ATTEMPTS} times to seal the request again")]
     Restless,
@@ -56,10 +60,12 @@ impl Cipher {
         Self { keys: Keys::of(&key), key, legacy, epoch: RefCell::new(None) }
     }
 
-    /// Has `content` carried out: `round` sends a request and returns its reply. Returns what the reply holds.
+    /// Has `content` carried out: `round` sends a request and returns its reply. Returns what the reply holds. Only content that
+    /// `only_asks` is sent more than once.
     pub(crate) fn exchange(
         &self,
         content: &[u8],
+        only_asks: bool,
         mut round: impl FnMut(&[u8]) -> Result<Vec<u8>, ClientError>,
     ) -> Result<Zeroizing<Vec<u8>>, ClientError> {
         if self.legacy {
@@ -78,7 +84,11 @@ impl Cipher {
             match reply.refusal.into_option() {
                 None => return Ok(Zeroizing::new(reply.messages.ok_or(EncryptionError::Nothing)?)),
                 Some(refusal) if refusal.code == Some(sealed::refusal::Code::EPOCH.into()) => {
-                    *self.epoch.borrow_mut() = Some(reply.epoch.ok_or(EncryptionError::Nothing)?);
+                    let epoch = reply.epoch.ok_or(EncryptionError::Nothing)?;
+                    let content_was_sent = self.epoch.replace(Some(epoch)).is_some();
+                    if content_was_sent && !only_asks {
+                        return Err(EncryptionError::NewEpoch.into());
+                    }
                 }
                 Some(refusal) => return Err(EncryptionError::Refused(refusal.help().to_owned()).into()),
             }

@@ -63,6 +63,11 @@ impl Guard {
         self.latest = now;
         self.forget(now.saturating_sub(WINDOW));
         if now.abs_diff(time) > WINDOW {
+            if time > now && epoch == self.epoch {
+                // It would become good when the clock gets there, and is refused now.
+                self.renew()?;
+                self.latest = now;
+            }
             return Err(Refused::Clock(i128::from(now) - i128::from(time)));
         }
         if epoch != self.epoch {
@@ -141,6 +146,22 @@ mod tests {
             let epoch = *guard.epoch();
             assert_eq!(guard.admit(NOW, &nonce(1), &epoch, time), outcome, "{time}");
         }
+    }
+
+    /// Who sealed it was told that it was refused.
+    #[test]
+    fn what_was_refused_for_being_early_stays_refused() {
+        let mut guard = guard();
+        let epoch = *guard.epoch();
+        assert_eq!(guard.admit(NOW, &nonce(1), &epoch, NOW + 3_600_000), Err(Refused::Clock(-3_600_000)));
+        assert_eq!(guard.admit(NOW + 3_600_000, &nonce(1), &epoch, NOW + 3_600_000), Err(Refused::Epoch));
+        // Nobody begins an epoch with what was never good.
+        let epoch = *guard.epoch();
+        assert_eq!(
+            guard.admit(NOW, &nonce(2), b"another", u64::MAX),
+            Err(Refused::Clock(i128::from(NOW) - i128::from(u64::MAX)))
+        );
+        assert_eq!(guard.admit(NOW + 3_600_000, &nonce(2), &epoch, 0), Err(Refused::Clock(i128::from(NOW) + 3_600_000)));
     }
 
     #[test]

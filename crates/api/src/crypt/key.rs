@@ -23,7 +23,7 @@ pub struct Key(Zeroizing<[u8; LEN]>);
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The file cannot be read.
-    #[error("key file {path:?}: {reason}; `openssl rand -base64 32` makes a key")]
+    #[error("key file {path:?}: {reason}; {}", advice(reason))]
     Unreadable {
         /// Its path.
         path: PathBuf,
@@ -38,6 +38,16 @@ pub enum KeyError {
         /// A clause that goes on after the name of the file.
         why: &'static str,
     },
+}
+
+fn advice(reason: &io::Error) -> &'static str {
+    match reason.kind() {
+        io::ErrorKind::NotFound => "`openssl rand -base64 32` makes a key",
+        io::ErrorKind::PermissionDenied => {
+            "it has to be readable for the user this runs as: the packaged daemon is `butterfly` (`chgrp butterfly`, mode 640)"
+        }
+        _ => "it has to be a file that can be read",
+    }
 }
 
 /// A key, and what is to be said of its file.

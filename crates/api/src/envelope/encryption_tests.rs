@@ -37,7 +37,7 @@ fn listed(counter: u64) -> String {
 fn exchange(envelope: &mut Envelope<Recorder>, key: Key, legacy: bool, content: &[u8]) -> (Result<String, String>, Vec<u8>) {
     let envelope = RefCell::new(envelope);
     let mut sent = Vec::new();
-    let reply = Cipher::new(key, legacy).exchange(content, |request| {
+    let reply = Cipher::new(key, legacy).exchange(content, true, |request| {
         sent = request.to_vec();
         Ok(envelope.borrow_mut().answer(request))
     });
@@ -127,7 +127,7 @@ fn clear_content_beside_encrypted_is_ignored() {
     for legacy in [true, false] {
         let mut envelope = locked(true);
         let both = RefCell::new(&mut envelope);
-        let reply = Cipher::new(key(), legacy).exchange(&bytes(LIST), |request| {
+        let reply = Cipher::new(key(), legacy).exchange(&bytes(LIST), true, |request| {
             let mut request: Messages = decode(request).unwrap();
             request.messages =
                 text::parse::<Messages>("messages { revision: 6 message_0 { request { sg_list: true } } }").unwrap().messages;
@@ -212,7 +212,7 @@ fn refusals_are_told() {
     }
     let mut envelope = Envelope::new(Listener(Vec::new())).encrypted(Gate::new(key(), false).unwrap());
     let mut sent = Vec::new();
-    let good = Cipher::new(key(), false).exchange(&bytes(LIST), |request| {
+    let good = Cipher::new(key(), false).exchange(&bytes(LIST), true, |request| {
         sent = request.to_vec();
         Ok(envelope.answer(request))
     });

@@ -69,7 +69,8 @@ fn replies_that_are_not_taken() {
     const WHOSE: &str = "Error, the reply is not encrypted, and was not read\nhelp: anybody between may have written it: \
                          is the endpoint that of a butterflyd with a key?";
     let old = "Encrypted message error: NOT_SUPPORTED\nhelp: the daemon does not take this encryption: one of butterfly 0.13 wants \
-               --legacy-encryption, one with --no-legacy-encryption does not want it";
+               --legacy-encryption, one with --no-legacy-encryption does not want it; anybody between can write this answer: if the daemon is not 0.13, \
+               leave that option out and look for who is between";
     let parse = |reply: &str| text::parse::<Messages>(reply).unwrap();
     for (reply, err) in [
         (answer(&["nic_list: \"a\""]), WHOSE),

@@ -23,6 +23,7 @@ use crate::{
     log::LogLevel,
     recorder::Recorder,
     registry::Registry,
+    watchdog::Turns,
 };
 use butterfly_api::{Action, Answer, Context, Handler};
 use butterfly_model::{GroupName, SecurityGroup, SocketDir};
@@ -45,6 +46,8 @@ pub struct Daemon<D> {
     /// Traces and captures.
     pub recorder: Recorder,
     pub log_level: LogLevel,
+    /// What it does is counted.
+    pub turns: Turns,
     /// Seconds since the epoch.
     pub start_date: u64,
     /// Somebody asked it to quit.
@@ -53,6 +56,8 @@ pub struct Daemon<D> {
 
 impl<D: Dataplane> Handler for Daemon<D> {
     fn handle(&mut self, action: Action<'_>, context: &Context) -> Answer {
+        // A batch may take long: whoever watches sees it get on.
+        self.turns.taken();
         self.origin = Some(Origin { request: action.name(), caller: context.caller });
         let answer = self.carry_out(action, context);
         if let Err(failure) = &answer {

@@ -3,6 +3,8 @@
 use super::{datagrams::Datagrams, syslog};
 use std::{fmt::Write, os::unix::fs::MetadataExt, path::PathBuf};
 
+/// Bytes of a message: an entry must fit into a datagram.
+const LONGEST: usize = 100_000;
 const SOCKET: &str = "/run/systemd/journal/socket";
 
 pub(super) struct Journal(Datagrams);
@@ -26,7 +28,11 @@ impl Journal {
     pub(super) fn send(&self, severity: syslog::Severity, text: &str, fields: &[(String, String)]) {
         self.0.send(|note| {
             let mut entry = Vec::new();
-            field(&mut entry, "MESSAGE", &format!("{text}{note}"));
+            let (text, cut) = match (0..=LONGEST.min(text.len())).rev().find_map(|at| text.split_at_checked(at)) {
+                Some((start, rest)) if !rest.is_empty() => (start, format!(" (and {} bytes more)", rest.len())),
+                _ => (text, String::new()),
+            };
+            field(&mut entry, "MESSAGE", &format!("{text}{cut}{note}"));
             field(&mut entry, "PRIORITY", &(severity as u8).to_string());
             field(&mut entry, "SYSLOG_IDENTIFIER", syslog::IDENT);
             field(&mut entry, "SYSLOG_FACILITY", &syslog::LOCAL0.to_string());
@@ -84,6 +90,21 @@ mod tests {
             std::process::id()
         );
         assert_eq!(String::from_utf8_lossy(&buffer[..length]), expected);
+    }
+
+    #[test]
+    fn a_long_one_is_cut() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("journal");
+        let socket = UnixDatagram::bind(&path).unwrap();
+        let journal = Journal::at(path);
+        // A letter of two bytes stands where it is cut.
+        journal.send(syslog::Severity::Debug, &format!("x{}", "é".repeat(LONGEST)), &[]);
+        let mut buffer = vec![0; 4 * LONGEST];
+        let length = socket.recv(&mut buffer).unwrap();
+        let entry = String::from_utf8(buffer[..length].to_vec()).unwrap();
+        assert!(entry.contains("é (and 100002 bytes more)\n"), "{}", &entry[LONGEST..]);
+        assert_eq!(journal.0.lost(), 0);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc, Mutex, PoisonError,
-        mpsc::{Receiver, RecvTimeoutError, SyncSender},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError},
     },
     time::{Duration, Instant},
 };
@@ -37,34 +37,29 @@ pub type Chosen = Mutex<Vec<Arc<TapSink>>>;
 
 /// Works until nobody can give orders any more.
 pub fn run(taps: &Taps, orders: &Receiver<Order>, chosen: &Chosen) {
-    let mut desk = Desk { taps, read: TapRead::default(), consumers: BTreeMap::new() };
+    let mut desk = Desk { taps, orders, read: TapRead::default(), consumers: BTreeMap::new(), ends: Vec::new() };
     let mut looked = Instant::now();
     loop {
         let more = desk.pass();
-        let order = match (desk.consumers.is_empty(), more) {
+        let busy = more || !desk.ends.is_empty();
+        let order = match (desk.consumers.is_empty(), busy) {
             // One last look is behind us: the workers' rings are gone.
             (true, false) => orders.recv().map_err(|_| RecvTimeoutError::Disconnected),
             (false, false) => orders.recv_timeout(PAUSE),
             (_, true) => orders.try_recv().map_err(|error| match error {
-                std::sync::mpsc::TryRecvError::Empty => RecvTimeoutError::Timeout,
-                std::sync::mpsc::TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
+                TryRecvError::Empty => RecvTimeoutError::Timeout,
+                TryRecvError::Disconnected => RecvTimeoutError::Disconnected,
             }),
         };
         match order {
-            Ok(Order::Begin(number, consumer, filter)) => {
-                desk.consumers.insert(number, (consumer, filter));
-            }
-            Ok(Order::End(number, done)) => {
-                desk.last_passes();
-                desk.consumers.remove(&number);
-                let _ = done.try_send(());
-            }
+            Ok(order) => desk.obey(order),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
                 desk.last_passes();
                 return;
             }
         }
+        desk.end();
         if looked.elapsed() > LOOK {
             looked = Instant::now();
             desk.forget_abandoned(chosen);
@@ -74,11 +69,36 @@ pub fn run(taps: &Taps, orders: &Receiver<Order>, chosen: &Chosen) {
 
 struct Desk<'a> {
     taps: &'a Taps,
+    orders: &'a Receiver<Order>,
     read: TapRead,
     consumers: BTreeMap<u32, (Consumer, Option<Filter>)>,
+    /// Sinks that are to end, and who waits for that.
+    ends: Vec<(u32, SyncSender<()>)>,
 }
 
 impl Desk<'_> {
+    fn obey(&mut self, order: Order) {
+        match order {
+            Order::Begin(number, consumer, filter) => {
+                self.consumers.insert(number, (consumer, filter));
+            }
+            Order::End(number, done) => self.ends.push((number, done)),
+        }
+    }
+
+    /// Ends what is to end, when what was copied for it is through.
+    fn end(&mut self) {
+        // Those that come meanwhile are for the next time: what is theirs may be under way still.
+        let ends = std::mem::take(&mut self.ends);
+        if !ends.is_empty() {
+            self.last_passes();
+        }
+        for (number, done) in ends {
+            self.consumers.remove(&number);
+            let _ = done.try_send(());
+        }
+    }
+
     /// Takes what is under way: no more than the rings hold, as others may fill them for ever.
     fn last_passes(&mut self) {
         for _ in 0..LAST {
@@ -91,6 +111,10 @@ impl Desk<'_> {
     /// Takes some packets and gives them out. Returns whether there may be more.
     fn pass(&mut self) -> bool {
         let more = self.taps.take(&mut self.read);
+        // Whoever these were copied for has begun before: nobody's first packets come to nobody.
+        while let Ok(order) = self.orders.try_recv() {
+            self.obey(order);
+        }
         let consumers = &mut self.consumers;
         self.taps.visit(&mut self.read, |packet| give(consumers, packet));
         if !more {

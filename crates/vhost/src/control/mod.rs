@@ -142,7 +142,7 @@ impl Device {
     /// the rings any more. When that front end leaves, the device is as one that was started.
     pub fn resume(config: DeviceConfig, connection: OwnedFd, state: DeviceState) -> Result<Device, StartError> {
         ensure_signaller().map_err(StartError::NoSignaller)?;
-        let mut session = Session::new(config.name.as_str().into(), config.port.clone(), config.events.clone());
+        let mut session = Session::new(config.port.clone(), config.events.clone());
         session.restore(state).map_err(|refused| StartError::State(refused.0))?;
         Self::launch(config, Some((connection, session)))
     }
@@ -158,7 +158,7 @@ impl Device {
         let shared = Arc::new(Shared::new(listener).map_err(|error| StartError::Thread(error.into()))?);
         // Linux shows 15 bytes of a thread's name; NUL is not allowed in one.
         let thread_name = format!("vu-{}", name.replace('\0', ""));
-        let thread = thread::Thread { name: name.as_str().into(), server, port: port.clone(), events, shared: shared.clone() };
+        let thread = thread::Thread { server, port: port.clone(), events, shared: shared.clone() };
         let thread =
             Builder::new().name(thread_name).stack_size(STACK).spawn(move || thread.run(resumed)).map_err(StartError::Thread)?;
         Ok(Device { role, path, port, shared, thread: Some(thread) })

@@ -48,7 +48,6 @@ struct Log {
 
 /// One front end's view of the device.
 pub(super) struct Session {
-    name: Arc<str>,
     port: Arc<Port>,
     events: Arc<dyn DeviceEvents>,
     features: Option<Features>,
@@ -65,9 +64,8 @@ pub(super) struct Session {
 
 impl Session {
     /// A front end that has said nothing yet.
-    pub fn new(name: Arc<str>, port: Arc<Port>, events: Arc<dyn DeviceEvents>) -> Session {
+    pub fn new(port: Arc<Port>, events: Arc<dyn DeviceEvents>) -> Session {
         Session {
-            name,
             port,
             events,
             features: None,

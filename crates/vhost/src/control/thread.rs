@@ -49,7 +49,6 @@ const REMOVED: &str = "the vnic was removed";
 
 /// Everything the thread needs.
 pub(super) struct Thread {
-    pub name: Arc<str>,
     /// Where to connect in the client role; as a server, [`Shared::listener`] is there.
     pub server: Option<SocketAddrUnix>,
     pub port: Arc<Port>,
@@ -78,7 +77,7 @@ impl Thread {
                 None => {
                     self.sleep(pace.take(Instant::now()));
                     let Some(socket) = self.next_front_end() else { return };
-                    let session = Session::new(self.name.clone(), self.port.clone(), self.events.clone());
+                    let session = Session::new(self.port.clone(), self.events.clone());
                     Connection { socket, session, attached: false }
                 }
             };

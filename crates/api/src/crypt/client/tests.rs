@@ -12,7 +12,7 @@ fn key() -> Key {
 fn outcome(legacy: bool, daemon: impl FnMut(&Messages) -> Vec<u8>) -> Result<Vec<u8>, String> {
     let mut daemon = daemon;
     let cipher = Cipher::new(key(), legacy);
-    let reply = cipher.exchange(b"content", |request| Ok(daemon(&decode(request).unwrap())));
+    let reply = cipher.exchange(b"content", true, |request| Ok(daemon(&decode(request).unwrap())));
     reply.map(|content| content.to_vec()).map_err(|error| error.to_string())
 }
 
@@ -42,7 +42,7 @@ fn it_asks_for_the_epoch_first() {
     let cipher = Cipher::new(key(), false);
     let mut asked = Vec::new();
     for _ in 0..2 {
-        let reply = cipher.exchange(b"content", |request| {
+        let reply = cipher.exchange(b"content", true, |request| {
             let request: Messages = decode(request).unwrap();
             let opened = opened(&request);
             asked.push((opened.epoch.clone(), opened.messages.clone()));
@@ -53,6 +53,35 @@ fn it_asks_for_the_epoch_first() {
     }
     let known = (Some(b"e".to_vec()), Some(b"content".to_vec()));
     assert_eq!(asked, [(None, None), known.clone(), known], "once; content only for an epoch");
+}
+
+/// Somebody between gives a request to the daemon it is for, keeps the reply, and gives it to another one with that key.
+#[test]
+fn what_changes_something_is_sent_once() {
+    for (only_asks, times) in [(false, 1), (true, 3)] {
+        let cipher = Cipher::new(key(), false);
+        let mut carried_out = 0;
+        let mut epochs = ["a", "b", "c"].into_iter();
+        let mut epoch = epochs.next();
+        let reply = cipher.exchange(b"nic_del", only_asks, |request| {
+            let request: Messages = decode(request).unwrap();
+            let opened = opened(&request);
+            let known = opened.epoch.as_deref() == epoch.map(str::as_bytes);
+            carried_out += usize::from(known);
+            if known && epochs.len() > 0 {
+                epoch = epochs.next();
+            } else if known {
+                return Ok(sealed(&field(&request)[..24], "messages: \"done\""));
+            }
+            let refused = format!("refusal {{ code: EPOCH }} epoch: {:?}", epoch.unwrap());
+            Ok(sealed(&field(&request)[..24], &refused))
+        });
+        assert_eq!(carried_out, times);
+        match only_asks {
+            true => assert_eq!(reply.unwrap().as_slice(), b"done"),
+            false => assert!(matches!(reply, Err(ClientError::Encryption(EncryptionError::NewEpoch)))),
+        }
+    }
 }
 
 /// Whoever stands between can write these.
@@ -86,7 +115,7 @@ fn replies_that_are_not_taken() {
     }
     // Told apart, so that the person at the keyboard can be.
     let cipher = Cipher::new(key(), false);
-    let error = cipher.exchange(b"", |_| Ok(told(rejected))).unwrap_err();
+    let error = cipher.exchange(b"", true, |_| Ok(told(rejected))).unwrap_err();
     assert!(matches!(error, ClientError::Encryption(EncryptionError::ClearReply(Some(error::Code::REJECTED)))));
 }
 

@@ -363,6 +363,7 @@ impl Host {
             dataplane: Fake::default(),
             nics: Registry::default(),
             groups: BTreeMap::new(),
+            turns: Default::default(),
             socket_dir: SocketDir::new("/run/b".into()),
             ip: "192.0.2.1".parse().unwrap(),
             announcer,

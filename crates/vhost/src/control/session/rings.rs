@@ -242,7 +242,6 @@ impl Session {
         self.halt(queue);
         let trouble = format!("the {} ring cannot run: {why}", queue.name());
         if self.ring(queue).kick.is_some() && self.ring(queue).trouble.as_ref() != Some(&trouble) {
-            tracing::warn!(NIC = &*self.name, "nic {}: {trouble}", self.name);
             self.events.trouble(&trouble);
         }
         self.ring_mut(queue).trouble = Some(trouble);
