@@ -86,7 +86,14 @@ _{name}_propose() {{
     shift
     case $kind in
         words) mapfile -t COMPREPLY < <(compgen -W "$*" -- "$word") ;;
-        printed) mapfile -t COMPREPLY < <(compgen -W "$({name} "$@" -t 300 2>/dev/null)" -- "$word") ;;
+        printed)
+            # Anybody's text: compgen -W would run what it finds in it.
+            local line
+            while IFS= read -r line; do
+                printf -v line %q "$line"
+                [[ $line != "$word"* ]] || COMPREPLY+=("$line")
+            done < <({name} "$@" -t 300 2>/dev/null </dev/null)
+            ;;
         files)
             compopt -o filenames 2>/dev/null
             mapfile -t COMPREPLY < <(compgen -f -- "$word")

@@ -68,6 +68,19 @@ fn formatters_find_no_fault_in_the_page() {
     assert_eq!(complaints("mandoc", &["-T", "lint", "-W", "warning"], &page), "");
 }
 
+/// What bash prints for `lines`, in which `completed WORD...` prints what may stand for the last word, as `client` names things.
+fn in_bash(client: &str, lines: &str) -> String {
+    let script = generated("bash")
+        + &format!("butterfly() {{ {client}; }}\n")
+        + "completed() { COMP_WORDS=(butterfly \"$@\") COMP_CWORD=$#; _butterfly; printf '%s\\n' \"${COMPREPLY[*]}\"; }\n"
+        + lines;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), script).unwrap();
+    let output = Command::new("bash").arg(file.path()).stdin(Stdio::null()).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    String::from_utf8(output.stdout).unwrap()
+}
+
 #[test]
 fn bash_completes() {
     // Words, the one to be completed last; what may stand there.
@@ -95,20 +108,8 @@ fn bash_completes() {
         ("nic show --json ''", ""),
         ("bogus ''", ""),
     ];
-    let mut script = generated("bash");
     // The daemon's names are the words of the question here.
-    script.push_str(
-        "butterfly() { printf '%s\\n' \"$@\"; }\n\
-         completed() { COMP_WORDS=(butterfly \"$@\") COMP_CWORD=$#; _butterfly; printf '%s\\n' \"${COMPREPLY[*]}\"; }\n",
-    );
-    for (words, _) in rows {
-        script.push_str(&format!("completed {words}\n"));
-    }
-    let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), script).unwrap();
-    let output = Command::new("bash").arg(file.path()).output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
-    let printed = String::from_utf8(output.stdout).unwrap();
+    let printed = in_bash("printf '%s\\n' \"$@\"", &rows.map(|(words, _)| format!("completed {words}\n")).concat());
     let printed: Vec<&str> = printed.lines().collect();
     assert_eq!(printed.len(), rows.len());
     for ((words, expected), found) in rows.into_iter().zip(printed) {
@@ -119,6 +120,23 @@ fn bash_completes() {
         };
         assert_eq!(sorted(found), sorted(expected), "butterfly {words}");
     }
+}
+
+/// Whoever reaches the API names groups as they like.
+#[test]
+fn bash_runs_no_name_that_it_completes() {
+    let folder = tempfile::tempdir().unwrap();
+    let touch = format!("touch {}/touched", folder.path().display());
+    let names = format!("$({touch})\n`{touch}`\n; {touch} #\n*\ntwo words\n\u{1b}[2J\n");
+    let file = folder.path().join("names");
+    std::fs::write(&file, &names).unwrap();
+    let client = format!("cat {}", file.display());
+    // Whoever accepts what is proposed has typed it: read back, it is the name.
+    let lines = "completed nic sg add vm-1 '' >/dev/null\n\
+                 eval \"printf '%s\\n' ${COMPREPLY[*]}\"\n\
+                 completed nic show tw\n";
+    assert_eq!(in_bash(&client, lines), format!("{names}two\\ words\n"));
+    assert!(!folder.path().join("touched").exists());
 }
 
 #[test]
