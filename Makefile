@@ -5,6 +5,8 @@ CARGO      ?= cargo
 PREFIX     ?= /usr/local
 SYSCONFDIR ?= /etc
 UNITDIR    ?= $(PREFIX)/lib/systemd/system
+# Below PREFIX/share. Debian's zsh looks for the completions of packages in zsh/vendor-completions.
+ZSHDIR     ?= zsh/site-functions
 KEEP       ?=
 
 # The programs that tests and install use; another build can be tested by naming its directory.
@@ -22,18 +24,20 @@ PROGRAMS := butterflyd butterfly butterfly-bench
 # What the programs print about themselves, and where it goes.
 SHARE     := $(PREFIX)/share
 GENERATED := man/man1/butterfly.1 man/man8/butterflyd.8 $(foreach program,butterfly butterflyd,bash-completion/completions/$(program) \
-             zsh/site-functions/_$(program) fish/vendor_completions.d/$(program).fish)
+             $(ZSHDIR)/_$(program) fish/vendor_completions.d/$(program).fish)
 
 # What `make test` runs, in this order: the quick and the likely to fail first.
 # What is behind a + runs beside what is before it.
 TEST_PARTS := unit scenarios terminal metrics contract attack guests+lint tunnel+instructions+fuzz dpdk
 
 .DEFAULT_GOAL := build
+# One target after the other, whatever -j says: they install packages and use what the one before built. cargo takes all cores.
+.NOTPARALLEL:
 .PHONY: help setup build test demo bench soak fuzz install install-files uninstall deb clean guest \
         test-lint test-unit test-scenarios test-terminal test-guests test-tunnel test-dpdk test-instructions test-attack test-fuzz test-metrics test-contract test-package
 
 help: ## list the targets
-	@echo 'Variables: KEEP=1 (demo), DESTDIR PREFIX SYSCONFDIR UNITDIR (install), BIN=dir with other builds to test.'
+	@echo 'Variables: KEEP=1 (demo), DESTDIR PREFIX SYSCONFDIR UNITDIR ZSHDIR (install), BIN=dir with other builds to test.'
 	@echo '"root": needs root. Targets install missing Debian packages when run as root.'
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
@@ -110,8 +114,8 @@ install-files:
 	$(BIN)/butterflyd --generate manual >$(DESTDIR)$(SHARE)/man/man8/butterflyd.8
 	$(BIN)/butterfly generate bash >$(DESTDIR)$(SHARE)/bash-completion/completions/butterfly
 	$(BIN)/butterflyd --generate bash >$(DESTDIR)$(SHARE)/bash-completion/completions/butterflyd
-	$(BIN)/butterfly generate zsh >$(DESTDIR)$(SHARE)/zsh/site-functions/_butterfly
-	$(BIN)/butterflyd --generate zsh >$(DESTDIR)$(SHARE)/zsh/site-functions/_butterflyd
+	$(BIN)/butterfly generate zsh >$(DESTDIR)$(SHARE)/$(ZSHDIR)/_butterfly
+	$(BIN)/butterflyd --generate zsh >$(DESTDIR)$(SHARE)/$(ZSHDIR)/_butterflyd
 	$(BIN)/butterfly generate fish >$(DESTDIR)$(SHARE)/fish/vendor_completions.d/butterfly.fish
 	$(BIN)/butterflyd --generate fish >$(DESTDIR)$(SHARE)/fish/vendor_completions.d/butterflyd.fish
 	chmod 644 $(GENERATED:%=$(DESTDIR)$(SHARE)/%)
@@ -127,9 +131,10 @@ uninstall: ## remove what install put there, except the configuration
 	rm -f $(PROGRAMS:%=$(DESTDIR)$(PREFIX)/bin/%) $(DESTDIR)$(UNITDIR)/butterflyd.service $(DESTDIR)$(PREFIX)/lib/sysusers.d/butterfly.conf $(GENERATED:%=$(DESTDIR)$(SHARE)/%)
 
 deb: build ## build the Debian package in build/deb
+	rm -f build/deb/butterfly_*.deb
 	packaging/deb/build.sh
 
-test-package: setup deb guest ## the package in a Debian with systemd under QEMU: install, use, upgrade, remove, purge (root)
+test-package: setup build guest ## the package in a Debian with systemd under QEMU: install, use, upgrade, remove, purge (root)
 	tests/package/run.sh
 
 clean: ## remove everything that was built

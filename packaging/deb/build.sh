@@ -1,12 +1,12 @@
 #!/bin/bash
-# build.sh [VERSION]: builds the Debian package in build/deb from the programs that make build left (BIN=dir: from others).
+# build.sh [VERSION]: builds the Debian package in build/deb (OUT=dir: there) from the programs that make build left (BIN=dir: from others).
 # Without VERSION it is the one of Cargo.toml. Needs no more than dpkg's own tools.
 set -euo pipefail
 # shellcheck source=../../tests/lib/common.sh
 . "$(dirname "$0")/../../tests/lib/common.sh"
 
 HERE=$REPO/packaging/deb
-OUT=$BUILD/deb
+OUT=${OUT:-$BUILD/deb}
 version=${1:-$(sed -n 's/^version = "\(.*\)"/\1/p' "$REPO/Cargo.toml" | head -1)}
 architecture=$(dpkg --print-architecture)
 need_programs butterflyd butterfly butterfly-bench
@@ -14,10 +14,11 @@ command -v dpkg-shlibdeps >/dev/null || die "dpkg-shlibdeps is missing: apt-get 
 
 tree=$OUT/tree
 rm -rf "$tree" "$OUT/debian"
-mkdir -p "$tree/DEBIAN" "$OUT/debian"
 umask 022
+mkdir -p "$tree/DEBIAN" "$OUT/debian"
 
-make -s --no-print-directory -C "$REPO" install-files BIN="$BIN" DESTDIR="$tree" PREFIX=/usr SYSCONFDIR=/etc UNITDIR=/lib/systemd/system
+make -s --no-print-directory -C "$REPO" install-files BIN="$BIN" DESTDIR="$tree" PREFIX=/usr SYSCONFDIR=/etc \
+  UNITDIR=/lib/systemd/system ZSHDIR=zsh/vendor-completions
 for program in "$tree"/usr/bin/*; do
   strip --remove-section=.comment --remove-section=.note "$program"
 done
@@ -36,7 +37,8 @@ find "$tree/usr/share" -type f -exec chmod 644 {} + -o -type d -exec chmod 755 {
 
 # What the programs are linked with, as packages.
 printf 'Source: butterfly\n\nPackage: butterfly\nArchitecture: any\n' >"$OUT/debian/control"
-depends=$(cd "$OUT" && dpkg-shlibdeps -O "$tree"/usr/bin/* 2>/dev/null | sed -n 's/^shlibs:Depends=//p')
+depends=$(cd "$OUT" && dpkg-shlibdeps -O "$tree"/usr/bin/* 2>debian/shlibdeps.log | sed -n 's/^shlibs:Depends=//p') ||
+  die "dpkg-shlibdeps failed: $(cat "$OUT/debian/shlibdeps.log")"
 [ -n "$depends" ] || die "dpkg-shlibdeps found nothing that the programs need"
 
 sed -e "s|@version@|$version|" -e "s|@architecture@|$architecture|" -e "s|@depends@|$depends|" \

@@ -35,9 +35,9 @@ if [ ! -e "$base.done" ]; then
 fi
 
 # Two packages, of which the second is newer.
-for version in 0.1.0 0.1.1; do COMPRESSION=gzip "$REPO/packaging/deb/build.sh" "$version"; done
+for version in 0.1.0 0.1.1; do OUT=$OUT/deb COMPRESSION=gzip "$REPO/packaging/deb/build.sh" "$version"; done
 
-unshare -m "$HERE/chroot.sh" "$base" "$BUILD"/deb/butterfly_0.1.0_*.deb "$BUILD"/deb/butterfly_0.1.1_*.deb
+unshare -m "$HERE/chroot.sh" "$base" "$OUT"/deb/butterfly_0.1.0_*.deb "$OUT"/deb/butterfly_0.1.1_*.deb
 
 tree=$OUT/tree
 rm -rf "$tree"
@@ -49,7 +49,7 @@ modules=$ROOT/lib/modules/$version/kernel
 for module in drivers/net/tun drivers/net/veth net/packet/af_packet; do
   [ ! -e "$modules/$module.ko" ] || cp "$modules/$module.ko" "$tree/root/"
 done
-cp "$BUILD"/deb/butterfly_0.1.[01]_*.deb "$tree/root/packages/"
+cp "$OUT"/deb/butterfly_0.1.[01]_*.deb "$tree/root/packages/"
 install -m 755 "$HERE/guest.sh" "$tree/root/guest.sh"
 echo package >"$tree/etc/hostname"
 echo '/dev/vda / ext4 rw 0 0' >"$tree/etc/fstab"
