@@ -84,6 +84,15 @@ echo "note from the stop of the old daemon to the last vnic of the new one: $(aw
 # Emulated, the start alone takes longer.
 grep -q accel=tcg /proc/cmdline || look "in less than 3 s" awk "BEGIN { exit !($again - $stopped < 3) }"
 look "machines attach again" traffic
+cp /etc/butterfly/butterflyd.ini /tmp/ini
+head -c 32 /dev/urandom | base64 >/etc/butterfly/key
+sed -i 's|^\[security\]|&\nencryption_key_path = /etc/butterfly/key|' /etc/butterfly/butterflyd.ini
+old=$(main_pid)
+look "it is upgraded while nobody has its key" dpkg -i /root/packages/butterfly_0.1.1_*.deb
+look "and is left alone" is "$(main_pid)" "$old"
+cp /tmp/ini /etc/butterfly/butterflyd.ini
+rm /etc/butterfly/key
+look "what it was told is still there" cmp /tmp/dump.before <(butterfly dump)
 
 # ---- Uplinks under the unit's restrictions ----------------------------------------------------------------------------
 ip link add far type veth peer name near && ip link set far up && ip link set near up && ip addr add 42.0.0.1/24 dev near
@@ -109,6 +118,17 @@ look "because of the watchdog" grep -q 'atchdog timeout' <(journalctl -u butterf
 old=$(main_pid)
 kill -KILL "$old"
 look "a killed one too" within 60 another
+old=$(main_pid)
+kill -HUP "$old"
+look "one that hung up too" within 60 another
+often() { # more often in 10 s than systemd starts a unit that says nothing else
+  for _ in 1 2 3 4 5 6; do
+    old=$(main_pid)
+    kill -KILL "$old"
+    within 60 another || return 1
+  done
+}
+look "however often" often
 cp /etc/butterfly/butterflyd.ini /tmp/ini
 echo 'nonsense = 1' >>/etc/butterfly/butterflyd.ini
 systemctl restart butterflyd
