@@ -69,8 +69,8 @@ fn page() -> String {
     page.term("`NOTIFY_SOCKET`", "systemd is told there when the API answers, and when the daemon stops.");
     page.term(
         "`WATCHDOG_USEC`",
-        "systemd gets a sign of life in this time while packet thread and API both take turns; a stuck one ends the signs, and systemd starts \
-         the daemon again.",
+        "systemd gets a sign of life in this time while packet thread and API take turns. A stuck packet thread ends the signs at once, a stuck \
+         API after ten times this long; systemd starts the daemon again then.",
     );
     page.term("`JOURNAL_STREAM`", "Tells that standard error is the journal.");
     page.section("FILES");
