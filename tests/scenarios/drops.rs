@@ -213,7 +213,10 @@ fn every_drop_is_told_with_its_packet_and_what_to_do() {
 fn drops_are_watched_while_they_come() {
     let Some(mut net) = net() else { return };
     let frame = build::ethernet(mac(A.into()), mac(EMPTY.into())).payload(0x88b5, &[1; 60]);
-    let mut watch = Command::new(program("butterfly"))
+    // Whoever runs tests in the background has them ignore Ctrl-C, and what they start.
+    let mut watch = Command::new("env")
+        .arg("--default-signal=INT")
+        .arg(program("butterfly"))
         .args(["drops", "empty", "--watch", "--json", "-e", net.host.daemon().endpoint()])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
