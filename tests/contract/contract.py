@@ -363,6 +363,9 @@ def too_old_and_too_new():
         reply = refusal(sound, locked, sound.request(content, skew), Sealed.Refusal.CLOCK)
         assert words in reply.refusal.help and "date" in reply.refusal.help, reply
         assert abs(reply.time / 1000 - time.time()) < 30, reply
+        # What is refused for being early is not to become good: there is a new epoch.
+        same(reply.epoch != sound.epoch, skew > 0)
+        sound.epoch = reply.epoch
     for skew in (-50, 50):
         assert sound.send(locked, sound.request(LIST.SerializeToString(), skew)).messages
     same(list(Client(locked, sound).ask(sg_list=True).sg_list), [], "nothing was carried out")
