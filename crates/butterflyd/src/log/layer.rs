@@ -83,6 +83,10 @@ impl Visit for Line {
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "message" {
+            self.message = value.to_owned();
+            return;
+        }
         self.record_debug(field, &value);
         // Without quotes.
         if let Some((_, told)) = self.fields.last_mut() {
@@ -151,12 +155,16 @@ mod tests {
         let none: Option<u32> = None;
         tracing::subscriber::with_default(subscriber, || {
             tracing::warn!(NIC = "vm \"1\"", VNI = Some(42), REASON = %"gone", PEER = none, mtu = 1500, "text");
+            tracing::warn!(NIC = "a", message = "a text that is a field");
         });
         let mut buffer = [0; 1000];
         let length = socket.recv(&mut buffer).unwrap();
         let entry = String::from_utf8_lossy(&buffer[..length]).into_owned();
         assert!(entry.starts_with("MESSAGE=<WARNING> text mtu=1500\nPRIORITY=4\n"), "{entry}");
         assert!(entry.ends_with("\nNIC=vm \"1\"\nVNI=42\nREASON=gone\nMTU=1500\n"), "{entry}");
+        let length = socket.recv(&mut buffer).unwrap();
+        let entry = String::from_utf8_lossy(&buffer[..length]).into_owned();
+        assert!(entry.starts_with("MESSAGE=<WARNING> a text that is a field\n") && entry.ends_with("\nNIC=a\n"), "{entry}");
     }
 
     #[test]
