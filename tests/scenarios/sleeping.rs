@@ -15,19 +15,23 @@ const WATCH: Duration = Duration::from_secs(2);
 
 /// Part of one processor that a host uses while nothing happens, in percent.
 fn idle_percent(host: &Host) -> f64 {
-    let before = host.daemon().cpu_time();
+    // What /proc/PID/stat has is sampled by the kernel's tick: far too coarse for so little.
+    let before = host.daemon().cpu_time_of("");
     let begin = Instant::now();
     // Nothing to wait for: that nothing happens is what is looked at.
     std::thread::sleep(WATCH);
-    (host.daemon().cpu_time() - before).as_secs_f64() * 100.0 / begin.elapsed().as_secs_f64()
+    (host.daemon().cpu_time_of("") - before).as_secs_f64() * 100.0 / begin.elapsed().as_secs_f64()
 }
 
+/// `unreachable`: machines whose sockets are tried ten times a second.
 #[track_caller]
-fn assert_idle(host: &Host) {
+fn assert_idle(host: &Host, unreachable: u32) {
     eventually("all rings left the poll set", || host.work().active_rings == 0);
     let before = host.work();
     let used = idle_percent(host);
-    assert!(used < 2.0, "{used:.1} % of a processor for nothing");
+    // Housekeeping takes 0.15 %, each try 0.07 ms; room for slow machines.
+    let allowed = 0.6 + 0.2 * f64::from(unreachable);
+    assert!(used < allowed, "{used:.1} % of a processor for nothing, more than {allowed:.1}");
     let after = host.work();
     assert!(after.sleeps - before.sleeps < 20, "woken {} times for nothing", after.sleeps - before.sleeps);
     assert_eq!((after.busy_cycles, after.packets, after.batches), (before.busy_cycles, before.packets, before.batches));
@@ -52,7 +56,7 @@ fn wake_up_time(a: &mut Station, b: &mut Station, host: &Host) -> Duration {
 #[test]
 fn an_idle_host_sleeps() {
     let Some(host) = Host::process() else { return };
-    assert_idle(&host);
+    assert_idle(&host, 0);
     // Vnics without guests, those that we try to reach included, and idle guests.
     for n in 0..20 {
         host.add(&Nic::bypass(&format!("s{n}"), mac(100 + n), 5)).unwrap();
@@ -62,7 +66,7 @@ fn an_idle_host_sleeps() {
     let mut b = host.station(&Nic::bypass("b", mac(2), 1), &usual());
     let mut both = streams(&a, &b);
     exchange(&mut a, &mut b, &mut both, &[1514; 5000]);
-    assert_idle(&host);
+    assert_idle(&host, 20);
     let time = wake_up_time(&mut a, &mut b, &host);
     assert!(time < Duration::from_millis(20), "{time:?} from a kick to the frame");
     // A guest that left, and one that rang without need.
@@ -73,7 +77,7 @@ fn an_idle_host_sleeps() {
     // The last of them is over when this one is.
     a.send(&numbered(mac(1), mac(2), 1, 0, 60));
     host.settle(&mut [&mut a]);
-    assert_idle(&host);
+    assert_idle(&host, 20);
 }
 
 #[test]

@@ -154,12 +154,14 @@ fn an_identical_declaration_changes_nothing() {
 
 #[test]
 fn addresses_groups_and_flags_change_in_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let traced = format!("packet_trace: true packet_trace_path: \"{}/n.pcap\"", dir.path().display());
     for (change, calls, detail) in [
         ("ip: \"10.0.0.2\"", vec!["update n"], "ip: \"10.0.0.2\""),
         ("ip_anti_spoof: true", vec!["update n"], "ip_anti_spoof: true"),
         ("bypass_filtering: true", vec!["update n"], "bypass_filtering: true"),
         ("security_group: \"db\"", vec!["update n"], "security_group: \"db\""),
-        ("packet_trace: true", vec![], "packet_trace: true"),
+        (&traced, vec![], "packet_trace: true"),
         ("packet_trace_path: \"/p\"", vec![], "packet_trace_path: \"/p\""),
         ("mac: \"42:00:00:00:00:AA\"", vec![], "mac: \"42:00:00:00:00:AA\""),
     ] {
