@@ -31,7 +31,8 @@ tests_of() { # tests_of vhost|others: fails if one of them does, after all
 
 loom() { # built beside the tests, too: nothing else needs cargo meanwhile
   local home program
-  build_tests "$LOGS/loom" --lib --features butterfly-datapath/loom || return 1
+  # What is built on the data path would be built anew with it, for nothing.
+  build_tests "$LOGS/loom" --lib --exclude butterfly-tests --features butterfly-datapath/loom || return 1
   read -r _ home program < <(grep '^datapath ' "$LOGS/loom") || return 1
   test_in "$home" nice -n 19 "$program" loom
 }
