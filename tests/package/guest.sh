@@ -1,7 +1,9 @@
 #!/bin/bash
 # guest.sh: what run.sh has done inside its system, as root. A line for each thing that was looked at, on the console.
 set -uo pipefail
-exec </dev/null >/dev/ttyS0 2>&1
+console=/dev/console # of a container
+[ ! -c /dev/ttyS0 ] || console=/dev/ttyS0
+exec </dev/null >"$console" 2>&1
 
 trap 'echo "package: done"; sync; poweroff -f -f' EXIT
 
@@ -37,10 +39,10 @@ traffic() {
 everything() {
   { find / -xdev \( -path /proc -o -path /sys -o -path /var/lib/dpkg -o -path /var/log -o -path /var/cache \) -prune -o -print
     find /run /dev/shm -path '/run/systemd*' -prune -o -path /run/udev -prune -o -path '/run/log*' -prune -o -print
-    getent passwd; getent group; } | grep -vE '^/(root|tmp|var/tmp)|/etc/(passwd|group|g?shadow|subuid|subgid)-$' | sort
+    getent passwd; getent group; } | grep -vE '^/(root|tmp|var/tmp|run/agetty.reload)|/etc/(passwd|group|g?shadow|subuid|subgid)-$' | sort
 }
 
-for module in /root/*.ko; do insmod "$module"; done
+for module in /root/*.ko; do [ ! -e "$module" ] || insmod "$module"; done
 # As udev has it, which is not here.
 chmod 666 /dev/net/tun
 echo "note the system is up after $(cut -d' ' -f1 /proc/uptime) s"
