@@ -15,6 +15,7 @@ use std::{
 use rustix::{
     fs::{FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, fstat, ftruncate, openat, unlink},
     mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap},
+    process::geteuid,
 };
 
 /// Two cache lines: what neighbouring units hold never shares one, nor a pair that the processor fetches together.
@@ -96,34 +97,37 @@ impl Units {
     }
 
     /// `len` units of zeros in a file called `name`, of huge pages if they can be had. A file that a process left behind when it
-    /// died is replaced; one that is in use is an error.
+    /// died is removed, wherever it may be; one that is in use is an error.
     pub fn file(len: usize, name: &str) -> Result<Units, UnitsError> {
         let mapped = size(len)?;
-        let mut in_use = None;
-        for directory in huge_directories() {
-            match Units::in_directory(len, mapped, &directory.join(name), Memory::HugePages) {
-                Ok(units) => return Ok(units),
-                Err(UnitsError::InUse(path)) => in_use = Some(path),
+        let huge = huge_directories().into_iter().map(|directory| (directory.join(name), Memory::HugePages));
+        let mut paths: Vec<_> = huge.collect();
+        paths.push((Path::new("/dev/shm").join(name), Memory::Tmpfs));
+        let mut left_behind = false;
+        for (path, _) in &paths {
+            left_behind |= clear(path)?;
+        }
+        let mut last = Err(UnitsError::Memory { bytes: mapped, error: io::ErrorKind::NotFound.into() });
+        for (path, memory) in paths {
+            match Units::create(len, mapped, &path, memory, left_behind) {
                 // Usually there are too few pages.
-                Err(_) => {}
+                Err(UnitsError::File { path, error }) => last = Err(UnitsError::File { path, error }),
+                made => return made,
             }
         }
-        if let Some(path) = in_use {
-            return Err(UnitsError::InUse(path));
-        }
-        Units::in_directory(len, mapped, &Path::new("/dev/shm").join(name), Memory::Tmpfs)
+        last
     }
 
-    fn in_directory(len: usize, mapped: usize, path: &Path, memory: Memory) -> Result<Units, UnitsError> {
+    fn create(len: usize, mapped: usize, path: &Path, memory: Memory, left_behind: bool) -> Result<Units, UnitsError> {
         let failed = |error: rustix::io::Errno| UnitsError::File { path: path.to_owned(), error: error.into() };
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        // Nobody else's, whatever name they guess.
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = openat(rustix::fs::CWD, path, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => return Err(UnitsError::InUse(path.to_owned())),
             Err(why) => return Err(failed(why)),
         }
-        let left_behind = fstat(&file).map_err(failed)?.st_size > 0;
         match Units::map(&file, mapped) {
             Ok(base) => Units::new(base, len, mapped, memory, Some((path.to_owned(), file)), left_behind),
             Err(why) => {
@@ -135,7 +139,6 @@ impl Units {
 
     /// Pages are had when this succeeds: a store never finds that there are none.
     fn map(file: &OwnedFd, mapped: usize) -> Result<*mut std::ffi::c_void, rustix::io::Errno> {
-        ftruncate(file, 0)?;
         ftruncate(file, mapped as u64)?;
         fallocate(file, FallocateFlags::empty(), 0, mapped as u64)?;
         // SAFETY: a new mapping at an address the kernel chooses.
@@ -177,7 +180,7 @@ impl Deref for Units {
     #[inline(always)]
     fn deref(&self) -> &[Unit] {
         // SAFETY: `len` units were mapped, page aligned, for as long as self lives; all bytes are valid atomics; nobody but this
-        // process maps the file (0600, locked), and if someone did: atomics may be shared.
+        // process maps the file (made by it, 0600), and if someone did: atomics may be shared.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
     }
 }
@@ -195,6 +198,25 @@ impl Drop for Units {
 fn size(len: usize) -> Result<usize, UnitsError> {
     let bytes = len.checked_mul(UNIT).and_then(|bytes| bytes.max(1).checked_next_multiple_of(HUGE));
     bytes.ok_or_else(|| UnitsError::Memory { bytes: usize::MAX, error: io::Error::from(io::ErrorKind::OutOfMemory) })
+}
+
+/// Removes what a process left at `path` when it died. Whether it left something. What somebody else put there is not looked at: it
+/// must neither be used nor stop a start.
+fn clear(path: &Path) -> Result<bool, UnitsError> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let file = match openat(rustix::fs::CWD, path, flags, Mode::empty()) {
+        Ok(file) => Some(file),
+        Err(rustix::io::Errno::NOENT) => return Ok(false),
+        Err(_) => None,
+    };
+    let own = file.filter(|file| fstat(file).is_ok_and(|stat| stat.st_uid == geteuid().as_raw()));
+    if let Some(own) = &own
+        && flock(own, FlockOperation::NonBlockingLockExclusive) == Err(rustix::io::Errno::WOULDBLOCK)
+    {
+        return Err(UnitsError::InUse(path.to_owned()));
+    }
+    let _ = unlink(path); // if that fails, making ours will, and says why
+    Ok(own.is_some())
 }
 
 /// Where file systems of 2 MiB pages are mounted.
@@ -235,10 +257,42 @@ mod tests {
         first[3].0[0].store(1, Relaxed);
         drop(first);
         assert!(!path.exists());
-        // As after a crash: a file that nobody has locked.
-        std::fs::write(Path::new("/dev/shm").join(&name), vec![1u8; 4096]).unwrap();
-        let second = Units::in_directory(10, HUGE, &Path::new("/dev/shm").join(&name), Memory::Tmpfs).unwrap();
-        assert!(second.left_behind());
-        assert!(second.iter().all(|unit| unit.0.iter().all(|word| word.load(Relaxed) == 0)));
+    }
+
+    #[test]
+    fn what_a_crash_left_is_replaced() {
+        let name = format!("butterfly-test-left-{}", std::process::id());
+        let path = Path::new("/dev/shm").join(&name);
+        std::fs::write(&path, vec![1u8; 4096]).unwrap();
+        let units = Units::file(10, &name).unwrap();
+        assert!(units.left_behind());
+        assert!(units.iter().all(|unit| unit.0.iter().all(|word| word.load(Relaxed) == 0)));
+        // Where huge pages were had since, too.
+        drop(units);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_others_put_there_is_not_used() {
+        let name = format!("butterfly-test-others-{}", std::process::id());
+        let path = Path::new("/dev/shm").join(&name);
+        for there in ["link", "file", "locked"] {
+            let mut file = None;
+            if there == "link" {
+                std::os::unix::fs::symlink("/dev/shm/nowhere", &path).unwrap();
+            } else {
+                let made = std::fs::File::create(&path).unwrap();
+                if std::os::unix::fs::fchown(&made, Some(65534), None).is_err() {
+                    std::fs::remove_file(&path).unwrap();
+                    continue; // not root
+                }
+                flock(&made, FlockOperation::NonBlockingLockExclusive).unwrap();
+                file = (there == "locked").then_some(made);
+            }
+            let units = Units::file(10, &name).unwrap();
+            let stat = fstat(&units.file.as_ref().unwrap().1).unwrap();
+            assert_eq!((stat.st_uid, stat.st_mode & 0o777, units.left_behind()), (geteuid().as_raw(), 0o600, false), "{there}");
+            drop((units, file));
+        }
     }
 }
