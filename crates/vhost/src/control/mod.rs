@@ -4,6 +4,7 @@
 //! attached, the rings of a [`Port`]. Whatever a front end does, the worst that happens is that it is detached, with a reason;
 //! the device then waits for the next one.
 
+mod descriptors;
 mod gate;
 mod pace;
 mod session;

@@ -20,6 +20,7 @@ use rings::Ring;
 
 use super::{
     DeviceEvents,
+    descriptors::Unusual,
     state::{DeviceState, Kick, LogState, RingState},
     status::Negotiated,
 };
@@ -53,6 +54,7 @@ pub(super) struct Session {
     features: Option<Features>,
     protocol_features: Option<u64>,
     regions: Vec<RegionSpec>,
+    unusual: Unusual,
     memory: Arc<GuestMemory>,
     log: Option<Log>,
     rings: [Ring; 2],
@@ -71,6 +73,7 @@ impl Session {
             features: None,
             protocol_features: None,
             regions: Vec::new(),
+            unusual: Unusual::default(),
             memory: Arc::default(),
             log: None,
             rings: Default::default(),
@@ -228,6 +231,7 @@ impl Session {
                 None => memory = memory.with_region(new).map_err(refused)?,
             }
         }
+        self.unusual.resize(regions.len()).map_err(|error| Refused(error.to_string()))?;
         self.regions = regions;
         self.use_memory(memory);
         Ok(())
@@ -235,6 +239,7 @@ impl Session {
 
     pub fn add_region(&mut self, region: RegionSpec) -> Result<(), Refused> {
         let memory = self.memory.with_region(&region).map_err(|error| Refused(error.to_string()))?;
+        self.unusual.resize(self.regions.len() + 1).map_err(|error| Refused(error.to_string()))?;
         self.regions.push(region);
         self.use_memory(memory);
         Ok(())
@@ -243,6 +248,7 @@ impl Session {
     pub fn remove_region(&mut self, guest_addr: u64, user_addr: u64, size: u64) -> Result<(), Refused> {
         let memory = self.memory.without_region(guest_addr, user_addr, size).map_err(|error| Refused(error.to_string()))?;
         self.regions.retain(|r| (r.guest_addr, r.user_addr, r.size) != (guest_addr, user_addr, size));
+        let _ = self.unusual.resize(self.regions.len()); // fewer are always had
         self.use_memory(memory);
         Ok(())
     }
