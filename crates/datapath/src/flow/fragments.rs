@@ -57,12 +57,14 @@ struct Entry<V> {
 /// What was decided on first fragments, for those that follow.
 pub(crate) struct Fragments<V> {
     entries: Vec<Entry<V>>,
-    /// Of each entry, apart so that counting is quick.
+    /// Of each entry, apart so that looking through all is quick.
     senders: Vec<u32>,
+    /// When each was made: a count that goes round.
+    made: Vec<u32>,
+    clock: u32,
     chains: Box<[u16]>,
     free: u16,
     life: u32,
-    swept: u32,
     hasher: RandomState,
 }
 
@@ -72,10 +74,11 @@ impl<V: Copy> Fragments<V> {
         Fragments {
             entries: Vec::with_capacity(ENTRIES),
             senders: Vec::with_capacity(ENTRIES),
+            made: Vec::with_capacity(ENTRIES),
+            clock: 0,
             chains: vec![NONE; ENTRIES].into_boxed_slice(),
             free: NONE,
             life,
-            swept: 0,
             hasher: RandomState::new(),
         }
     }
@@ -96,9 +99,7 @@ impl<V: Copy> Fragments<V> {
         if !piece.more {
             return Ok(()); // nothing follows
         }
-        if self.is_full(key.sender) && !self.sweep(now, key.sender) {
-            return Err(FRAGMENTS_FULL);
-        }
+        self.make_room(key.sender);
         let head = self.chains.get(chain).copied().unwrap_or(NONE);
         let entry = Entry { key, value, born: now, total: 0, seen: Seen::new(end), next: head };
         let at = self.place(entry);
@@ -161,40 +162,34 @@ impl<V: Copy> Fragments<V> {
         self.entries.get(usize::from(at)).is_none_or(|entry| now.wrapping_sub(entry.born) >= self.life)
     }
 
-    fn is_full(&self, sender: u32) -> bool {
-        self.free == NONE && self.entries.len() == ENTRIES
-            || self.senders.iter().filter(|&&other| other == sender).count() >= PER_SENDER
-    }
-
-    /// Makes room by what expired; once a second is enough. Whether there is room.
-    #[cold]
-    fn sweep(&mut self, now: u32, sender: u32) -> bool {
-        if self.swept == now {
-            return false;
+    /// Forgets the oldest packet, of a sender with too many its own: whoever never sends the rest silences nobody, not even itself.
+    fn make_room(&mut self, sender: u32) {
+        let own = self.senders.iter().filter(|&&other| other == sender).count() >= PER_SENDER;
+        if !own && (self.free != NONE || self.entries.len() < ENTRIES) {
+            return;
         }
-        self.swept = now;
-        for at in 0..self.entries.len() as u16 {
-            let used = self.senders.get(usize::from(at)).is_some_and(|&sender| sender != NOBODY);
-            if used && self.expired(at, now) {
-                self.remove(at);
-            }
+        let clock = self.clock;
+        let all = self.senders.iter().zip(&self.made).zip(0..).filter(|((of, _), _)| !own || **of == sender);
+        if let Some((_, oldest)) = all.max_by_key(|((_, made), _)| clock.wrapping_sub(**made)) {
+            self.remove(oldest);
         }
-        !self.is_full(sender)
     }
 
     /// Puts an entry somewhere; there is room.
     fn place(&mut self, entry: Entry<V>) -> u16 {
         let (at, sender) = (self.free, entry.key.sender);
+        self.clock = self.clock.wrapping_add(1);
         if let Some(free) = self.entries.get_mut(usize::from(at)) {
             self.free = free.next;
             *free = entry;
-            if let Some(of) = self.senders.get_mut(usize::from(at)) {
-                *of = sender;
+            if let (Some(of), Some(made)) = (self.senders.get_mut(usize::from(at)), self.made.get_mut(usize::from(at))) {
+                (*of, *made) = (sender, self.clock);
             }
             return at;
         }
         self.entries.push(entry);
         self.senders.push(sender);
+        self.made.push(self.clock);
         (self.entries.len() - 1) as u16
     }
 
@@ -404,39 +399,50 @@ mod tests {
     }
 
     #[test]
-    fn one_vnic_cannot_take_all() {
+    fn a_sender_with_too_many_forgets_its_oldest() {
         let mut table = Fragments::new(LIFE);
-        for id in 0..PER_SENDER as u32 {
+        table.first(key(7, 1), piece(0, 8, true), (), 100).unwrap();
+        for id in 0..1000 {
             table.first(key(id, 0), piece(0, 8, true), (), 100).unwrap();
+            assert_eq!(table.later(key(id, 0), piece(8, 16, true), 100), Ok(()), "the newest is there");
         }
-        assert_eq!(table.first(key(999, 0), piece(0, 8, true), (), 100), Err(FRAGMENTS_FULL));
-        assert_eq!(table.first(key(999, 0), piece(0, 8, true), (), 129), Err(FRAGMENTS_FULL));
-        assert_eq!(table.first(key(999, 1), piece(0, 8, true), (), 129), Ok(()));
-        // One that was completed makes room, and so does time.
-        table.later(key(5, 0), piece(8, 9, false), 129).unwrap();
-        assert_eq!(table.first(key(999, 0), piece(0, 8, true), (), 129), Ok(()));
-        assert_eq!(table.first(key(1000, 0), piece(0, 8, true), (), 129), Err(FRAGMENTS_FULL));
-        assert_eq!(table.first(key(1000, 0), piece(0, 8, true), (), 130), Ok(()));
-        assert_eq!(table.later(key(999, 1), piece(8, 16, true), 130), Ok(()));
+        let known = |table: &mut Fragments<()>, id| table.later(key(id, 0), piece(16, 24, true), 100);
+        assert_eq!(known(&mut table, 999 - PER_SENDER as u32), Err(FRAGMENT_ORPHAN));
+        for id in 1000 - PER_SENDER as u32..1000 {
+            assert_eq!(known(&mut table, id), Ok(()), "{id}");
+        }
+        // Whoever has few keeps them.
+        assert_eq!(table.later(key(7, 1), piece(8, 16, true), 100), Ok(()));
+        // One that was completed makes room.
+        table.later(key(970, 0), piece(24, 32, false), 100).unwrap();
+        table.first(key(1000, 0), piece(0, 8, true), (), 100).unwrap();
+        assert_eq!(table.later(key(1000 - PER_SENDER as u32, 0), piece(24, 32, true), 100), Ok(()));
     }
 
     #[test]
-    fn a_full_table_waits_for_time() {
+    fn a_full_table_forgets_the_oldest_of_all() {
         let mut table = Fragments::new(LIFE);
         let senders = (ENTRIES / PER_SENDER) as u32;
+        // Numbers that go round between them.
+        table.clock = u32::MAX - 100;
         for sender in 0..senders {
             for id in 0..PER_SENDER as u32 {
-                table.first(key(id, sender), piece(0, 8, true), sender, 100 + sender).unwrap();
+                table.first(key(id, sender), piece(0, 8, true), sender, 100).unwrap();
             }
         }
-        let (room, allocated) = (table.entries.capacity(), table.senders.capacity());
-        assert_eq!(table.first(key(0, 99), piece(0, 8, true), 0, 129), Err(FRAGMENTS_FULL));
-        assert_eq!(table.first(key(0, 99), piece(0, 8, true), 99, 130), Ok(()));
-        for sender in 1..senders {
-            assert_eq!(table.later(key(3, sender), piece(8, 16, true), 130), Ok(sender));
+        let room = (table.entries.capacity(), table.senders.capacity(), table.made.capacity());
+        for id in 0..5 {
+            assert_eq!(table.first(key(id, 99), piece(0, 8, true), 99, 100), Ok(()));
         }
-        assert_eq!(table.later(key(3, 0), piece(8, 16, true), 130), Err(FRAGMENT_ORPHAN));
-        assert_eq!((table.entries.capacity(), table.senders.capacity(), table.entries.len()), (room, allocated, ENTRIES));
+        for id in 0..5 {
+            assert_eq!(table.later(key(id, 0), piece(8, 16, true), 100), Err(FRAGMENT_ORPHAN));
+            assert_eq!(table.later(key(id, 99), piece(8, 16, true), 100), Ok(99));
+        }
+        for sender in 0..senders {
+            assert_eq!(table.later(key(5, sender), piece(8, 16, true), 100), Ok(sender));
+        }
+        assert_eq!((table.entries.capacity(), table.senders.capacity(), table.made.capacity()), room);
+        assert_eq!(table.entries.len(), ENTRIES);
     }
 
     #[test]

@@ -47,13 +47,13 @@ drop_reasons! { 6;
     }
     /// A fragment whose first one was not let through, or not within the time-out for fragments (30 seconds by default).
     FRAGMENT_ORPHAN = "fragment-orphan" {
-        cause: "a first fragment that was dropped (see the other reasons), came after this one, or did not come",
+        cause: "a first fragment that was dropped (see the other reasons), came after this one, did not come, or was forgotten for others: 64 packets in fragments are kept of one vnic, and of all other hosts of a network; 1,024 in all",
         remedy: "look for the drop of the first fragment with `butterfly drops`; avoid fragments: a smaller MTU, or path MTU discovery, in the machine that sends",
         charged: "the sender, or the network if the frame came from another host",
     }
-    /// More fragmented packets are under way than are kept, from this vnic or in all.
+    /// A fragmented packet with more gaps than are kept.
     FRAGMENTS_FULL = "fragments-full" {
-        cause: "more than 64 packets in fragments at a time from one vnic, or from all other hosts of a network; more than 1,024 in all; or one packet with more than 16 gaps",
+        cause: "fragments of one packet in so wild an order that more than 16 stretches are missing between them",
         remedy: "avoid fragments: a smaller MTU, or path MTU discovery, in the machine that sends",
         charged: "the sender, or the network if the frame came from another host",
     }
