@@ -204,7 +204,7 @@ impl Plane {
             let (tuple, (opener, responder)) = (key.tuple(), key.slots());
             let vnic = |slot| snapshot.vnics.get(slot).filter(|vnic| vnic.born <= admission.stamp);
             let end = |slot, number, port| SessionEnd {
-                nic: vnic(slot).map(|vnic| vnic.id.to_string()),
+                nic: vnic(slot).filter(|vnic| !vnic.trunk).map(|vnic| vnic.id.to_string()),
                 address: address(number),
                 port,
             };

@@ -218,12 +218,15 @@ fn lease_v6(net: &mut Net, transaction: u32) {
     let ask = |source, kind, transaction| {
         build::ethernet(mac8(B), servers.0).ipv6(source, servers.1).udp(546, 547, &message(kind, transaction))
     };
-    let answer =
-        |kind, transaction, to| build::ethernet(mac8(A), mac8(B)).ipv6(addr6(A), to).udp(547, 546, &message(kind, transaction));
+    let answer_of =
+        |from, kind, transaction, to| build::ethernet(mac8(A), mac8(B)).ipv6(from, to).udp(547, 546, &message(kind, transaction));
+    let answer = |kind, transaction, to| answer_of(addr6(A), kind, transaction, to);
     net.expect("s", &answer(2, transaction, link_local(B)), "b.ingress-denied");
     net.expect("b", &ask(link_local(B), 1, transaction), "s");
     net.expect("s", &answer(2, transaction ^ 1, link_local(B)), "b.ingress-denied");
     net.expect("s", &answer(2, transaction, link_local(B)), "b");
+    // As servers on the link do.
+    net.expect("s", &answer_of(link_local(A), 2, transaction, link_local(B)), "b");
     net.expect("b", &ask(addr6(B), 3, transaction + 5), "s");
     net.expect("s", &answer(7, transaction + 5, addr6(B)), "b");
     net.expect("s", &answer(10, transaction + 5, addr6(B)), "b.ingress-denied"); // RECONFIGURE answers nothing
@@ -254,7 +257,9 @@ fn addresses_from_a_filtered_server() {
     net.rule_add("server", "out udp 546-546 ::/0");
     lease_v4(&mut net, 0x1234_5670);
     lease_v6(&mut net, 0x12_3450);
-    // By its own address only.
+    // By its own addresses only.
+    let forged = build::ethernet(mac8(A), mac8(B)).ipv6(address("fe80::99"), link_local(B)).udp(547, 546, &[2, 0, 0, 1]);
+    net.expect("s", &forged, "s.spoofed-ip");
     let forged = build::ethernet(mac8(A), mac8(B)).ipv4([10, 0, 0, 9], [10, 0, 0, B]).udp(67, 68, &bootp(2, 77, mac8(B)));
     net.expect("s", &forged, "s.spoofed-ip");
 }

@@ -626,8 +626,10 @@ fn leaves(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, 
             }
             by_rules_leaves(sender, packet, context).map_err(refused)
         }
-        L4::Dhcp(_) => {
-            if !sender.rules.owns(packet.tuple.source) {
+        L4::Dhcp(dhcp) => {
+            // A DHCPv6 server answers from its link-local address.
+            let local = dhcp.v6 && packet.tuple.source == link_local(sender.mac);
+            if !local && !sender.rules.owns(packet.tuple.source) {
                 return Err(refused(SPOOFED_IP));
             }
             outbound(sender, packet, context).ok_or(refused(EGRESS_DENIED))
