@@ -11,9 +11,11 @@ use std::{
 #[error("\"{0}\" is not an IP address; write 192.0.2.1 or 2001:db8::1")]
 pub struct AddressError(pub String);
 
-/// An address in the forms `inet_pton` takes: dotted decimal without leading zeros, or IPv6 without a zone.
+/// An address in the forms `inet_pton` takes: dotted decimal without leading zeros, or IPv6 without a zone. IPv4 in the form of IPv6
+/// (`::ffff:192.0.2.1`) is none: no packet carries it, and it must not be taken for the other family's.
 pub fn parse_ip(text: &str) -> Result<IpAddr, AddressError> {
-    text.parse().map_err(|_| AddressError(text.to_owned()))
+    let mapped = |ip: &IpAddr| matches!(ip, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());
+    text.parse().ok().filter(|ip| !mapped(ip)).ok_or_else(|| AddressError(text.to_owned()))
 }
 
 /// The form `inet_ntop` gives `address`.
@@ -131,7 +133,6 @@ mod tests {
             ("::ffff", "::ffff"),
             ("::1:0", "::0.1.0.0"),
             ("::102:304", "::1.2.3.4"),
-            ("::ffff:102:304", "::ffff:1.2.3.4"),
             ("::fffe:102:304", "::fffe:102:304"),
             ("1:0:0:2:0:0:0:3", "1:0:0:2::3"),
             ("1:0:0:2:3:0:0:4", "1::2:3:0:0:4"),
@@ -144,7 +145,20 @@ mod tests {
 
     #[test]
     fn other_forms_are_refused() {
-        for text in ["", "10.0.0", "10.0.0.256", "010.0.0.1", "10.0.0.1/24", "fe80::1%eth0", ":::", "1::2::3", " ::1", "::1\0"] {
+        for text in [
+            "",
+            "10.0.0",
+            "10.0.0.256",
+            "010.0.0.1",
+            "10.0.0.1/24",
+            "fe80::1%eth0",
+            ":::",
+            "1::2::3",
+            " ::1",
+            "::1\0",
+            "::ffff:1.2.3.4",
+            "::ffff:0:0",
+        ] {
             assert_eq!(parse_ip(text), Err(AddressError(text.to_owned())));
         }
     }
