@@ -129,6 +129,12 @@ impl Rule {
         &self.peer
     }
 
+    /// Whether it is the same rule but for ports.
+    pub fn is_but_for_ports(&self, other: &Rule) -> bool {
+        let ports = (other.port_start, other.port_end);
+        Rule { port_start: ports.0, port_end: ports.1, ..self.clone() }.identity() == other.identity()
+    }
+
     /// What makes it this rule: direction, protocol, ports, block, group.
     pub fn identity(&self) -> String {
         let direction = match self.direction {

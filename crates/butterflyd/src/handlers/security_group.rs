@@ -66,10 +66,16 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     pub(super) fn sg_rule_del(&mut self, request: &SgRuleDelReq) -> Answer {
-        let rule = convert::rule(&request.rule)?;
-        if let Some(group) = self.groups.get_mut(request.sg_id())
-            && group.has_rule(&rule)
-        {
+        let wanted = convert::rule(&request.rule)?;
+        // Ports that mean nothing are not listed: who deletes what was listed means the rule whatever they are.
+        let alike = |rule: &&Rule| rule.ports().is_none() && rule.is_but_for_ports(&wanted);
+        let doomed: Vec<Rule> = match self.groups.get(request.sg_id()) {
+            Some(group) if group.has_rule(&wanted) => vec![wanted],
+            Some(group) => group.rules().filter(alike).cloned().collect(),
+            None => Vec::new(),
+        };
+        for rule in doomed {
+            let Some(group) = self.groups.get_mut(request.sg_id()) else { break };
             self.dataplane.change_group(group.name(), GroupChange::RemoveRule(rule.clone())).map_err(refusal)?;
             group.remove_rule(&rule);
             self.note(Kind::SgRuleRemoved, rule_of(request.sg_id(), &rule));

@@ -235,6 +235,13 @@ fn what_means_nothing_is_part_of_the_identity() {
     let mut there = host.envelope.handler().dataplane.groups["g"].rules().map(|rule| rule.identity()).collect::<Vec<_>>();
     there.sort();
     assert_eq!(there, ["0-1-0-0-10.0.0.0/24-", "0-1-0-0-10.0.0.1/24-", "0-1-1-70000-10.0.0.0/24-"]);
+    // Whoever deletes what is listed is never left with a rule: first the one that was meant, then those that are listed alike.
+    let delete = format!("sg_rule_del {{ sg_id: \"g\" rule {{ {} }} }}", block("10.0.0.0"));
+    for left in [2, 1, 1] {
+        host.succeeds(&delete);
+        assert_eq!(host.ask("sg_rule_list: \"g\"").sg_rule_list.len(), left);
+    }
+    assert!(host.succeeds("sg_rule_list: \"g\"").contains(&block("10.0.0.1")));
 }
 
 #[test]
