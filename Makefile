@@ -34,7 +34,7 @@ TEST_PARTS := unit scenarios terminal metrics contract attack guests+lint tunnel
 # One target after the other, whatever -j says: they install packages and use what the one before built. cargo takes all cores.
 .NOTPARALLEL:
 .PHONY: help setup build test demo bench soak fuzz install install-files uninstall deb clean guest \
-        test-lint test-unit test-scenarios test-terminal test-guests test-tunnel test-dpdk test-instructions test-attack test-fuzz test-metrics test-contract test-package
+        test-lint test-unit test-scenarios test-terminal test-guests test-hosts test-tunnel test-dpdk test-instructions test-attack test-fuzz test-metrics test-contract test-package
 
 help: ## list the targets
 	@echo 'Variables: KEEP=1 (demo), DESTDIR PREFIX SYSCONFDIR UNITDIR ZSHDIR (install), BIN=dir with other builds to test.'
@@ -76,6 +76,9 @@ test-guests: setup build guest ## real QEMU guests: both roles, offloads, crashe
 
 test-tunnel: setup build guest ## networks that span hosts: real guests on namespaces, kernel VXLAN, three uplinks (root)
 	tests/tunnel/run.sh
+
+test-hosts: setup build guest ## two hosts and four real guests by commands, options and outputs of butterfly 0.13 alone (root)
+	tests/hosts/run.sh
 
 test-dpdk: setup build ## a foreign driver (DPDK virtio-user), every byte and every packet accounted for (root)
 	tests/dpdk/run.sh

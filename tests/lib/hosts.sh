@@ -92,9 +92,10 @@ underlay() {
   esac
 }
 
-# bridge_add HOST: puts eth0 into the bridge br0, for a TAP device to join.
+# bridge_add HOST: puts eth0 into the bridge br0, for a TAP device to join. It has eth0's address, not the lowest of those of its ports: that
+# would be another one after each start of the daemon.
 bridge_add() {
-  ip -n "$(net "$1")" link add br0 up type bridge stp_state 0 forward_delay 0 mcast_snooping 0
+  ip -n "$(net "$1")" link add br0 up address "$(inside "$1" cat /sys/class/net/eth0/address)" type bridge stp_state 0 forward_delay 0 mcast_snooping 0
   inside "$1" sh -c 'echo 1 >/proc/sys/net/ipv6/conf/eth0/disable_ipv6'
   ip -n "$(net "$1")" link set eth0 master br0
 }
