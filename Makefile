@@ -34,7 +34,7 @@ TEST_PARTS := unit scenarios terminal metrics contract attack guests+lint tunnel
 # One target after the other, whatever -j says: they install packages and use what the one before built. cargo takes all cores.
 .NOTPARALLEL:
 .PHONY: help setup build test demo bench soak fuzz install install-files uninstall deb clean guest \
-        test-lint test-unit test-scenarios test-terminal test-guests test-hosts test-tunnel test-dpdk test-instructions test-attack test-fuzz test-metrics test-contract test-package
+        test-lint test-unit test-scenarios test-terminal test-guests test-hosts test-tunnel test-dpdk test-instructions test-attack test-fuzz test-metrics test-contract test-howto test-package
 
 help: ## list the targets
 	@echo 'Variables: KEEP=1 (demo), DESTDIR PREFIX SYSCONFDIR UNITDIR ZSHDIR (install), BIN=dir with other builds to test.'
@@ -70,6 +70,9 @@ test-metrics: setup build ## a real Prometheus: alert rules, every query of the 
 
 test-contract: setup build ## the API as its contract has it, by a client in Python that shares no code, clear and encrypted (root)
 	tests/contract/run.sh
+
+test-howto: setup build guest ## the how-tos in docs/, carried out: QEMU and libvirt, migration, tuning, an orchestrator (root)
+	tests/howto/run.sh
 
 test-guests: setup build guest ## real QEMU guests: both roles, offloads, crashes, restarts (root)
 	tests/guest/run.sh
