@@ -53,6 +53,28 @@ answers() {
   alive "$DAEMON_PID" || fail "butterflyd ended: $(tail -3 "$VM_DIR/logs/butterflyd")"
   butterfly nic list -t 1000 >/dev/null 2>&1
 }
+# systemctl_shim: `systemctl start`, `stop` and `restart` of the one daemon that the configuration file describes.
+systemctl_shim() {
+  cat >"$VM_DIR/bin/systemctl" <<SHIM
+#!/bin/bash
+set -euo pipefail
+if [ \$1 != start ]; then
+  read -r pid <$VM_DIR/unit.pid
+  kill \$pid
+  while grep -q '^State:.[^Z]' /proc/\$pid/status 2>/dev/null; do sleep 0.05; done
+fi
+[ \$1 != stop ] || exit 0
+setsid butterflyd -c /etc/butterfly/butterflyd.ini --no-syslog </dev/null >>$VM_DIR/logs/butterflyd 2>&1 &
+echo \$! >$VM_DIR/unit.pid
+for n in {1..200}; do
+  butterfly nic list -t 1000 >/dev/null 2>&1 && exit
+  kill -0 \$!
+  sleep 0.05
+done
+exit 1
+SHIM
+  chmod +x "$VM_DIR/bin/systemctl"
+}
 # What a document's script started ends with it.
 ended() {
   vm stop --all 2>/dev/null || true
@@ -74,7 +96,7 @@ blocks() { awk '/^```[a-z]/ { print ++n " " substr($0, 4) " " heading; on = 1; n
 # take HEADING LANGUAGE [N]: the Nth (1st) block of that language under that heading, as it is.
 take() {
   local number
-  number=$(blocks | grep -E "^[0-9]+ $2 $1\$" | sed -n "${3:-1}s/ .*//p")
+  number=$(blocks | awk -v want="$2 $1" -v nth="${3:-1}" '{ n = $1; sub(/^[0-9]+ /, "") } $0 == want && ++found == nth { print n }')
   [ -n "$number" ] || fail "$PAGE has no block ${3:-1} of $2 under \"$1\""
   touch "$VM_DIR/taken/$(basename "$PAGE").$number"
   awk -v want="$number" '/^```[a-z]/ { on = (++n == want); next } /^```/ { on = 0 } on' "$PAGE"

@@ -6,19 +6,9 @@ ip link add eth0 type veth peer name wire
 ip addr add 42.0.0.1/24 dev eth0
 ip link set eth0 up
 ip link set wire up
-mkdir "$VM_DIR/sockets"
+mkdir -p "$VM_DIR/sockets"
 
-cat >"$VM_DIR/bin/systemctl" <<SHIM
-#!/bin/sh
-case \$1 in
-  stop) read -r pid <$VM_DIR/unit.pid; kill \$pid; while grep -q '^State:.[^Z]' /proc/\$pid/status 2>/dev/null; do sleep 0.05; done ;;
-  start) setsid butterflyd -c /etc/butterfly/butterflyd.ini --no-syslog </dev/null >>$VM_DIR/logs/butterflyd 2>&1 &
-    echo \$! >$VM_DIR/unit.pid
-    until butterfly nic list -t 1000 >/dev/null 2>&1; do kill -0 \$(cat $VM_DIR/unit.pid) || exit 1; sleep 0.05; done ;;
-esac
-SHIM
-chmod +x "$VM_DIR/bin/systemctl"
-unit_stop() { end "$(cat "$VM_DIR/unit.pid" 2>/dev/null || true)"; }
+systemctl_shim
 
 # The old daemon is one that knows what the page says, and its dump is the page's.
 take '2. Replace the programs' ini | sed "s|/tmp|$VM_DIR/sockets|" >/etc/butterfly/butterflyd.ini
@@ -59,5 +49,5 @@ systemctl start
 take 'From Open vSwitch' sh >"$VM_DIR/ovs"
 carry_out "$VM_DIR/ovs"
 butterfly peer list | grep -q '42\.0\.0\.9' || fail "the peer is not named: $(butterfly peer list)"
-unit_stop
+systemctl stop
 ip link del eth0

@@ -13,7 +13,7 @@ TEST_PACKAGES=(
   dpdk dpdk-dev libdpdk-dev pkg-config                         # testpmd and the foreign driver
   iproute2 procps util-linux python3 graphviz valgrind shellcheck tshark tmux prometheus
   protobuf-compiler python3-protobuf python3-zmq python3-nacl python3-cryptography openssl # a foreign client
-  libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients libxml2-utils # domains of the how-tos; nothing is started
+  libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients libxml2-utils python3-yaml jq curl # how-tos; nothing is started
   man-db groff-base mandoc debootstrap e2fsprogs                # manual pages; the package
 )
 
