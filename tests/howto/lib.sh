@@ -108,7 +108,7 @@ all_taken() {
   done < <(blocks)
 }
 # carry_out FILE: runs a block's commands; the first that fails fails the test.
-carry_out() { (cd "$VM_DIR" && bash -euo pipefail "$1" >"$1.said" 2>&1) || fail "these commands fail: $(<"$1")"$'\n'"$(<"$1.said")"; }
+carry_out() { (cd "$VM_DIR" && timeout 60 bash -euo pipefail "$1" >"$1.said" 2>&1) || fail "these commands fail: $(<"$1")"$'\n'"$(<"$1.said")"; }
 
 # ---- Machines
 
