@@ -24,14 +24,16 @@ private_system() {
     mkdir "$VM_DIR/memory/$folder" "$VM_DIR/memory/$folder.work"
     mount -t overlay -o "lowerdir=/$folder,upperdir=$VM_DIR/memory/$folder,workdir=$VM_DIR/memory/$folder.work" howto "/$folder"
   done
-  for folder in /run /var/lib/libvirt /var/cache/libvirt /var/log/libvirt; do
+  for folder in /run /var/lib/libvirt /var/log/libvirt; do
     [ ! -d "$folder" ] || mount -t tmpfs -o mode=755 howto "$folder"
   done
+  # What libvirt finds out about QEMU takes it a minute: kept for the next time.
+  mkdir -p "$BUILD/howto/libvirt"
+  [ ! -d /var/cache/libvirt ] || mount --bind "$BUILD/howto/libvirt" /var/cache/libvirt
+  mount -t tmpfs -o mode=1777 howto /dev/shm
   sed -i -E '/^(butterfly|libvirt-qemu|libvirt|kvm):/d' /etc/passwd /etc/group
   printf '%s\n' 'butterfly:x:64901:64901::/nonexistent:/usr/sbin/nologin' 'libvirt-qemu:x:64902:64903::/nonexistent:/usr/sbin/nologin' >>/etc/passwd
   printf '%s\n' 'butterfly:x:64901:libvirt-qemu' 'libvirt-qemu:x:64902:' 'kvm:x:64903:' 'libvirt:x:64904:' >>/etc/group
-  # The unit makes this one (RuntimeDirectory=).
-  install -d -o butterfly -g butterfly -m 2770 /run/butterfly
   rm -rf /etc/butterfly /etc/libvirt
   install -d /etc/butterfly /etc/libvirt
   mount -t hugetlbfs -o mode=1777 hugetlbfs /dev/hugepages
@@ -39,8 +41,9 @@ private_system() {
   export PATH=$VM_DIR/bin:$PATH
 }
 
-# daemon [OPTION...]: as the unit starts it: no root, the group's umask.
+# daemon [OPTION...]: as the unit starts it: no root, the group's umask, a folder for its sockets.
 daemon() {
+  install -d -o butterfly -g butterfly -m 2770 /run/butterfly
   (
     umask 0007
     exec setsid setpriv --reuid butterfly --regid butterfly --init-groups --inh-caps=-all \
@@ -108,7 +111,7 @@ all_taken() {
   done < <(blocks)
 }
 # carry_out FILE: runs a block's commands; the first that fails fails the test.
-carry_out() { (cd "$VM_DIR" && timeout 60 bash -euo pipefail "$1" >"$1.said" 2>&1) || fail "these commands fail: $(<"$1")"$'\n'"$(<"$1.said")"; }
+carry_out() { (cd "$VM_DIR" && timeout 120 bash -euo pipefail "$1" >"$1.said" 2>&1) || fail "these commands fail: $(<"$1")"$'\n'"$(<"$1.said")"; }
 
 # ---- Machines
 

@@ -101,8 +101,8 @@ PYTHON
   local command=() probe=() caps=''
   # shellcheck source=/dev/null
   . "$VM_DIR/contained"
-  install -d -m 755 /run/butterfly
-  chown root:root /run/butterfly
+  rm -rf /run/butterfly
+  install -d -g kvm -m 2771 /run/butterfly
   setsid setpriv --bounding-set "-all,$caps" --inh-caps=-all "${command[@]}" </dev/null >"$VM_DIR/logs/contained" 2>&1 &
   DAEMON_PID=$!
   ready() {
@@ -111,6 +111,8 @@ PYTHON
   }
   wait_for 10 ready || fail "the container's probe fails"
   grep -q 'uplink af_xdp eth0' "$VM_DIR/logs/contained" || fail "the container's daemon has no uplink: $(<"$VM_DIR/logs/contained")"
+  butterfly nic add --id vm-1 --mac 52:54:00:00:00:01 --vni 42 -e ipc:///run/butterfly/api >/dev/null
+  [ "$(stat -c '%U %G %a' /run/butterfly/qemu-vhost-vm-1)" = 'root kvm 660' ] || fail "the socket is not for QEMU: $(stat /run/butterfly/qemu-vhost-vm-1)"
   end "$DAEMON_PID"
 }
 ip link add eth0 type veth peer name wire

@@ -310,9 +310,12 @@ fn attach(program: BorrowedFd<'_>, interface: &Interface, mode: Mode) -> Result<
 }
 
 fn bpf_failed(what: &str, error: io::Error) -> Error {
-    let help = match error.raw_os_error() {
-        Some(libc::EPERM) => "it needs CAP_BPF and CAP_NET_ADMIN, and before Linux 5.11 a higher RLIMIT_MEMLOCK",
-        Some(libc::ENOSYS) => "the kernel was built without CONFIG_BPF_SYSCALL",
+    let help = match (error.kind(), error.raw_os_error()) {
+        // EACCES is the verifier's: what only CAP_PERFMON may do.
+        (io::ErrorKind::PermissionDenied, _) => {
+            "it needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN, and before Linux 5.11 a higher RLIMIT_MEMLOCK"
+        }
+        (_, Some(libc::ENOSYS)) => "the kernel was built without CONFIG_BPF_SYSCALL",
         _ => return Error::failed(format!("cannot {what}"), error),
     };
     Error::failed(format!("cannot {what}"), error).help(help)
