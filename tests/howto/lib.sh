@@ -14,7 +14,7 @@ fail() {
 # Users as the packages of Butterfly and libvirt make them, and nobody of this machine's: the files of both are new. What is written to /etc and
 # /root is written to memory. Programs are found as if they were installed.
 private_system() {
-  local folder
+  local folder kvm
   mount --make-rprivate /
   ip link set lo up
   mkdir -p "$VM_DIR/logs" "$VM_DIR/bin" "$VM_DIR/taken" "$VM_DIR/memory"
@@ -31,9 +31,10 @@ private_system() {
   mkdir -p "$BUILD/howto/libvirt"
   [ ! -d /var/cache/libvirt ] || mount --bind "$BUILD/howto/libvirt" /var/cache/libvirt
   mount -t tmpfs -o mode=1777 howto /dev/shm
+  kvm=$(stat -c %g /dev/kvm 2>/dev/null || echo 64903)
   sed -i -E '/^(butterfly|libvirt-qemu|libvirt|kvm):/d' /etc/passwd /etc/group
-  printf '%s\n' 'butterfly:x:64901:64901::/nonexistent:/usr/sbin/nologin' 'libvirt-qemu:x:64902:64903::/nonexistent:/usr/sbin/nologin' >>/etc/passwd
-  printf '%s\n' 'butterfly:x:64901:libvirt-qemu' 'libvirt-qemu:x:64902:' 'kvm:x:64903:' 'libvirt:x:64904:' >>/etc/group
+  printf '%s\n' 'butterfly:x:64901:64901::/nonexistent:/usr/sbin/nologin' "libvirt-qemu:x:64902:$kvm::/nonexistent:/usr/sbin/nologin" >>/etc/passwd
+  printf '%s\n' 'butterfly:x:64901:libvirt-qemu' 'libvirt-qemu:x:64902:' "kvm:x:$kvm:" 'libvirt:x:64904:' >>/etc/group
   rm -rf /etc/butterfly /etc/libvirt
   install -d /etc/butterfly /etc/libvirt
   mount -t hugetlbfs -o mode=1777 hugetlbfs /dev/hugepages
