@@ -72,6 +72,7 @@ test-contract: setup build ## the API as its contract has it, by a client in Pyt
 	tests/contract/run.sh
 
 test-howto: setup build guest ## the how-tos in docs/, carried out: QEMU and libvirt, migration, tuning, an orchestrator (root)
+	@tests/lib/setup.sh more
 	tests/howto/run.sh
 
 test-guests: setup build guest ## real QEMU guests: both roles, offloads, crashes, restarts (root)
@@ -140,8 +141,9 @@ deb: build ## build the Debian package in build/deb
 	rm -f build/deb/butterfly_*.deb
 	packaging/deb/build.sh
 
-test-package: setup build guest ## the package in a Debian with systemd under QEMU: install, use, upgrade, remove, purge (root)
-	tests/package/run.sh
+test-package: setup build guest ## the package in a Debian with systemd, under QEMU or with BOOT=container: install, upgrade, purge (root)
+	@tests/lib/setup.sh more
+	tests/package/run.sh $(BOOT)
 
 clean: ## remove everything that was built
 	$(CARGO) clean

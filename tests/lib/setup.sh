@@ -2,6 +2,7 @@
 # setup.sh: makes a fresh Debian 12 ready. Checks the Rust toolchain, installs missing Debian packages by name.
 #   setup.sh build   what `make build` needs
 #   setup.sh test    that, and what the tests, the demo and the measurements need
+#   setup.sh more    that, and what tests need that are no part of `make test`
 # Quiet and quick when nothing is missing. Installing needs root.
 set -euo pipefail
 # shellcheck source=common.sh
@@ -13,15 +14,19 @@ TEST_PACKAGES=(
   dpdk dpdk-dev libdpdk-dev pkg-config                         # testpmd and the foreign driver
   iproute2 procps util-linux python3 graphviz valgrind shellcheck tshark tmux prometheus
   protobuf-compiler python3-protobuf python3-zmq python3-nacl python3-cryptography openssl # a foreign client
-  libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients libxml2-utils python3-yaml jq curl # how-tos; nothing is started
   man-db groff-base mandoc debootstrap e2fsprogs                # manual pages; the package
+)
+MORE_PACKAGES=(
+  libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients libxml2-utils python3-yaml jq curl # how-tos; nothing is started
+  systemd-container                                             # the package in a container
 )
 
 packages=("${BUILD_PACKAGES[@]}")
 case ${1:-} in
   build) ;;
   test) packages+=("${TEST_PACKAGES[@]}") ;;
-  *) die "say build or test" ;;
+  more) packages+=("${TEST_PACKAGES[@]}" "${MORE_PACKAGES[@]}") ;;
+  *) die "say build, test or more" ;;
 esac
 
 # version_at_least HAVE WANT
