@@ -24,12 +24,9 @@ private_system() {
     mkdir "$VM_DIR/memory/$folder" "$VM_DIR/memory/$folder.work"
     mount -t overlay -o "lowerdir=/$folder,upperdir=$VM_DIR/memory/$folder,workdir=$VM_DIR/memory/$folder.work" howto "/$folder"
   done
-  for folder in /run /var/lib/libvirt /var/log/libvirt; do
+  for folder in /run /var/lib/libvirt /var/cache/libvirt /var/log/libvirt; do
     [ ! -d "$folder" ] || mount -t tmpfs -o mode=755 howto "$folder"
   done
-  # What libvirt finds out about QEMU takes it a minute: kept for the next time.
-  mkdir -p "$BUILD/howto/libvirt"
-  [ ! -d /var/cache/libvirt ] || mount --bind "$BUILD/howto/libvirt" /var/cache/libvirt
   mount -t tmpfs -o mode=1777 howto /dev/shm
   kvm=$(stat -c %g /dev/kvm 2>/dev/null || echo 64903)
   sed -i -E '/^(butterfly|libvirt-qemu|libvirt|kvm):/d' /etc/passwd /etc/group

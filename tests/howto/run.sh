@@ -29,7 +29,7 @@ trap cleanup EXIT
 trap 'exit 130' INT TERM HUP
 [ -d /dev/hugepages ] || { mkdir /dev/hugepages && made=1; } # as systemd does
 export VM_ACCEL VM_DIR=$dir HOWTO_PAGES=$pages
-timeout -k 10 400 unshare --mount --net --pid --fork --kill-child --mount-proc "$HERE/inside.sh" "$@" &
+timeout -k 10 600 unshare --mount --net --pid --fork --kill-child --mount-proc "$HERE/inside.sh" "$@" &
 inside=$!
 wait "$inside"
 say "howto: ok"
