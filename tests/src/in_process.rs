@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use butterfly_datapath::{Features, Role, Switch, SwitchConfig, VnicPolicy, VnicReport, VnicSpec};
+use butterfly_datapath::{Features, Front, Role, Switch, SwitchConfig, VnicPolicy, VnicReport, VnicSpec};
 use tempfile::TempDir;
 
 use crate::host::{Backend, FdbEntry, HostOptions, Nic, QueueShow, Show, Work};
@@ -50,7 +50,7 @@ fn show(report: VnicReport) -> Show {
     });
     Show {
         attached: device.attached.is_some(),
-        role: device.role.name().to_owned(),
+        role: device.socket.map(|(role, _)| role.name().to_owned()).unwrap_or_default(),
         attach_count: device.attach_count,
         last_detach: device.last_detach.map(|detach| detach.reason),
         negotiated: device.attached.as_ref().and_then(|guest| guest.features).map(names).unwrap_or_default(),
@@ -77,8 +77,7 @@ impl Backend for InProcess {
             id: nic.id.clone(),
             mac: nic.mac,
             vni: nic.vni,
-            role: if nic.client { Role::Client } else { Role::Server },
-            path: path.clone(),
+            front: Front::Socket { role: if nic.client { Role::Client } else { Role::Server }, path: path.clone() },
             policy: policy(nic.bypass, nic.anti_spoof, &nic.ips),
         };
         self.switch.add_vnic(spec).map(|()| path).map_err(|why| why.to_string())

@@ -190,8 +190,9 @@ fn vnics_that_cannot_be() {
         ),
         ("--id file", "description: DIR/qemu-vhost-file exists and is not a socket: remove it, or use another path".into()),
         (
-            "--type TAP",
-            "description: NIC type TAP is not available in this version yet\nhelp: use VHOST_USER_SERVER or VHOST_USER_CLIENT"
+            "--type TAP --netns a/b",
+            "description: Bad NIC format\nhelp: network namespace \"a/b\" is refused: it has a / in it, and does not start with one; \
+             it is a name as `ip netns` lists them, or a path that starts with a /"
                 .into(),
         ),
         (

@@ -3,7 +3,7 @@
 //! A thread of their own writes them: a reader that does not read must hold up neither the API nor a virtual machine.
 
 use crate::events::{Events, Note, switch_note};
-use butterfly_datapath::{About, Happening, SwitchEvents};
+use butterfly_datapath::{About, Happening, SwitchEvents, Times};
 use std::{
     collections::HashMap,
     io::Write,
@@ -34,6 +34,8 @@ enum News {
     Forget(String),
     Attached(String),
     Detached(String),
+    /// A generator has measured.
+    Measured(Times),
 }
 
 /// Tells what happens to sockets, and notes everything that the switch tells.
@@ -112,6 +114,10 @@ impl SwitchEvents for Announcer {
             log(&note, what);
         }
     }
+
+    fn measured(&self, times: Times) {
+        self.send_if_room(News::Measured(times));
+    }
 }
 
 /// Tells the log what the switch told, with fields for who reads it by program.
@@ -177,6 +183,11 @@ impl<W: Write> Sockets<W> {
                 self.announce(&id);
                 self.line_about(&id, "VM connecting to socket: ", "");
             }
+            News::Measured(times) => {
+                let micros = |time: Duration| time.as_nanos() as f64 / 1000.0;
+                let (min, mean, max) = (times.min.as_micros(), micros(times.mean()), times.max.as_micros());
+                self.line(format_args!("ping time for {} pkts: min/mean/max {min} us {mean:.2} us {max} us", times.count));
+            }
             News::Detached(id) => self.line_about(&id, "VM disconnecting from socket: ", ""),
         }
     }
@@ -189,10 +200,14 @@ impl<W: Write> Sockets<W> {
     }
 
     fn line_about(&mut self, id: &str, before: &str, after: &str) {
-        if let Some(socket) = self.known.get(id) {
-            // Whoever read it may be gone.
-            let _ = writeln!(self.out, "{before}{}{after}", socket.path).and_then(|()| self.out.flush());
+        if let Some(path) = self.known.get(id).map(|socket| socket.path.clone()) {
+            self.line(format_args!("{before}{path}{after}"));
         }
+    }
+
+    fn line(&mut self, line: std::fmt::Arguments<'_>) {
+        // Whoever read it may be gone.
+        let _ = writeln!(self.out, "{line}").and_then(|()| self.out.flush());
     }
 }
 
@@ -272,6 +287,17 @@ mod tests {
             announcer.happened(About { nic: Some("client"), vni: Some(1) }, Happening::Attached);
         });
         assert_eq!(lines, ["VM connecting to socket: /s/client"]);
+    }
+
+    /// The ninth word is the mean.
+    #[test]
+    fn a_measurement_is_told_as_the_original_does() {
+        let lines = written(|announcer| {
+            let times = |count, sum| Times { count, min: Duration::from_nanos(9_999), sum, max: Duration::from_millis(2) };
+            announcer.measured(times(1024, Duration::from_micros(1024 * 21 + 512)));
+        });
+        assert_eq!(lines, ["ping time for 1024 pkts: min/mean/max 9 us 21.50 us 2000 us"]);
+        assert_eq!(lines[0].split(' ').nth(8), Some("21.50"));
     }
 
     /// A reader that went away, and one that reads nothing.

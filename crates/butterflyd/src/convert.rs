@@ -2,7 +2,7 @@
 
 use butterfly_api::{Failure, proto};
 use butterfly_model::{
-    Bench, Cidr, Direction, GroupName, GroupNames, IpSet, Kind, Mac, Nic, NicId, NicUpdate, Peer, Protocol, Role, Rule,
+    Bench, Cidr, Direction, GroupName, GroupNames, IpSet, Kind, Mac, Netns, Nic, NicId, NicUpdate, Peer, Protocol, Role, Rule,
     RuleError, SecurityGroup, SocketDir, TraceOptions, Vni, canonical, parse_ip,
 };
 use std::{fmt::Display, net::IpAddr, path::Path};
@@ -48,7 +48,10 @@ fn kind(declared: &proto::Nic, id: &NicId, directory: &SocketDir) -> Result<Kind
     match declared.type_.map_or(Ok(Type::VHOST_USER_SERVER), |kind| kind.enum_value()) {
         Ok(Type::VHOST_USER_SERVER) => vhost_user(Role::Server),
         Ok(Type::VHOST_USER_CLIENT) => vhost_user(Role::Client),
-        Ok(Type::TAP) => Ok(Kind::Tap),
+        Ok(Type::TAP) => {
+            let netns = declared.netns.as_deref().map(Netns::new).transpose().map_err(|error| bad(&error))?;
+            Ok(Kind::Tap { netns })
+        }
         Ok(Type::BENCH) => bench(declared).map(Kind::Bench),
         Err(number) => Err(bad(&format_args!("nic type {number} is not known to this version"))),
     }
@@ -56,7 +59,9 @@ fn kind(declared: &proto::Nic, id: &NicId, directory: &SocketDir) -> Result<Kind
 
 fn bench(declared: &proto::Nic) -> Result<Bench, Failure> {
     let incomplete = refused("Internal error");
+    let needs_ip = || incomplete(&"a nic of type BENCH needs an ip: what it sends from, or answers for");
     match declared.btype() {
+        "ICMP_RCV_LIKE" if declared.ip.is_empty() => Err(needs_ip()),
         "ICMP_RCV_LIKE" => Ok(Bench::IcmpReceiver),
         "ICMP_SND_LIKE" => {
             let (Some(ip), Some(mac)) = (&declared.dip, &declared.dmac) else {
@@ -64,6 +69,10 @@ fn bench(declared: &proto::Nic) -> Result<Bench, Failure> {
             };
             let mac = Mac::parse(mac).map_err(|error| refused("Bad NIC format")(&error))?;
             let ip = parse_ip(ip).map_err(|_| Failure::new(format!("can't convert \"{ip}\" to IP")))?;
+            let own = parse_ip(declared.ip.first().ok_or_else(needs_ip)?);
+            if own.is_ok_and(|own| own.is_ipv4() != ip.is_ipv4()) {
+                return Err(incomplete(&"dip and the first ip of the nic are of different address families"));
+            }
             Ok(Bench::IcmpSender { ip, mac })
         }
         _ => Err(incomplete(&"btype of a nic of type BENCH is ICMP_SND_LIKE or ICMP_RCV_LIKE")),
@@ -88,8 +97,13 @@ pub fn nic_update(request: &proto::NicUpdateReq) -> Result<NicUpdate, Failure> {
     })
 }
 
-/// A vnic as it is echoed. Given back as a declaration, it changes nothing.
-pub fn nic_details(nic: &Nic) -> proto::Nic {
+/// A vnic as it is echoed, with the name of its TAP device. Given back as a declaration, it changes nothing.
+pub fn nic_details(nic: &Nic, interface: Option<String>) -> proto::Nic {
+    let (btype, sends_to) = match &nic.kind {
+        Kind::Bench(Bench::IcmpSender { ip, mac }) => (Some("ICMP_SND_LIKE"), Some((ip, mac))),
+        Kind::Bench(Bench::IcmpReceiver) => (Some("ICMP_RCV_LIKE"), None),
+        Kind::VhostUser { .. } | Kind::Tap { .. } => (None, None),
+    };
     proto::Nic {
         id: Some(nic.id.as_str().to_owned()),
         mac: Some(nic.mac.text().to_owned()),
@@ -100,12 +114,21 @@ pub fn nic_details(nic: &Nic) -> proto::Nic {
         sniff_target_nic_id: nic.sniff_target.clone(),
         bypass_filtering: Some(nic.bypass_filtering),
         type_: Some(nic_type(&nic.kind).into()),
-        path: nic.kind.socket().map(ToString::to_string),
+        path: nic.kind.socket().map(ToString::to_string).or(interface),
+        btype: btype.map(str::to_owned),
+        dip: sends_to.map(|(ip, _)| canonical(*ip)),
+        dmac: sends_to.map(|(_, mac)| mac.text().to_owned()),
+        netns: netns(&nic.kind),
         packet_trace: Some(nic.packet_trace),
         packet_trace_path: nic.packet_trace_path.clone(),
         packet_trace_options: echoed(&nic.trace_options).into(),
         ..Default::default()
     }
+}
+
+/// The network namespace of a TAP device.
+pub fn netns(kind: &Kind) -> Option<String> {
+    if let Kind::Tap { netns } = kind { netns.as_ref().map(ToString::to_string) } else { None }
 }
 
 /// Checks how packets are to be written.
@@ -148,7 +171,7 @@ pub fn nic_type(kind: &Kind) -> proto::nic::Type {
     match kind {
         Kind::VhostUser { role: Role::Server, .. } => proto::nic::Type::VHOST_USER_SERVER,
         Kind::VhostUser { role: Role::Client, .. } => proto::nic::Type::VHOST_USER_CLIENT,
-        Kind::Tap => proto::nic::Type::TAP,
+        Kind::Tap { .. } => proto::nic::Type::TAP,
         Kind::Bench(_) => proto::nic::Type::BENCH,
     }
 }

@@ -72,7 +72,7 @@ impl Graph {
         }
         match &nic.kind {
             Kind::VhostUser { .. } => self.add_east_of(west, "vhost", format!("vhost-{id}")),
-            Kind::Tap => self.add_east_of(west, "tap", id.to_string()),
+            Kind::Tap { .. } => self.add_east_of(west, "tap", id.to_string()),
             Kind::Bench(butterfly_model::Bench::IcmpSender { .. }) => self.add_east_of(west, "rxtx", format!("bench-snd-{id}")),
             Kind::Bench(butterfly_model::Bench::IcmpReceiver) => self.add_east_of(west, "rxtx", format!("bench-rcv-{id}")),
         };

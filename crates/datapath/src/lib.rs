@@ -21,6 +21,7 @@ mod fdb;
 mod filter;
 mod flow;
 mod forward;
+mod front;
 mod gone;
 pub mod harness;
 mod headers;
@@ -43,6 +44,7 @@ mod tunnel;
 mod watch;
 mod worker;
 
+pub use butterfly_guest::{Machine, Pings, Report as GuestReport, Times};
 pub use butterfly_packet::mac::Mac;
 pub use butterfly_vhost::{
     control::{DeviceStatus, Negotiated, Role},
@@ -54,6 +56,7 @@ pub use drop_report::{DropPlace, DropReport, DropRow, DroppedPacket, PlaceDrops}
 pub use drops::{DropReason, ReasonInfo, drops_document, reasons};
 pub use events::{About, Happening, SwitchEvents, watched_drops};
 pub use explain::{Explanation, Fate, Mark, NoAnswer, Origin, Question, Refused, Step, Target, Walk};
+pub use front::Front;
 pub use observe::{
     NetworkObservation, NetworkTunnel, Observation, PeerObservation, SessionObservation, UplinkObservation, VnicObservation,
 };

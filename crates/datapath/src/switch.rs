@@ -4,15 +4,16 @@ use std::{
     collections::BTreeMap,
     net::IpAddr,
     os::fd::BorrowedFd,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     thread::JoinHandle,
     time::Duration,
 };
 
+use butterfly_guest::{Guest, Report as GuestReport};
 use butterfly_packet::mac::Mac;
 use butterfly_vhost::{
-    control::{Device, DeviceConfig, DeviceEvents, DeviceStatus, Role},
+    control::{DeviceEvents, DeviceStatus},
     cpu,
     net::Features,
     port::PortEvents,
@@ -24,6 +25,7 @@ use crate::{
     counters::{Counter, Totals},
     drops::{ReasonInfo, reasons},
     events::{About, Happening, SwitchEvents},
+    front::{Front, Opened, first},
     headers::address,
     plane::{AddError, Attachment, Plane, PlaneConfig, SessionConfig, VnicPolicy},
     session::Timeouts,
@@ -32,6 +34,9 @@ use crate::{
     watch::Watch,
     worker::{Handle, Worker},
 };
+
+/// The MTU of a network that ends at this host, for guests of our own.
+const USUAL_MTU: u32 = 1500;
 
 /// How a switch is run.
 #[derive(Clone, Debug)]
@@ -82,10 +87,8 @@ pub struct VnicSpec {
     pub mac: Mac,
     /// Its network, below 2^24.
     pub vni: u32,
-    /// Who owns the socket.
-    pub role: Role,
-    /// The socket.
-    pub path: PathBuf,
+    /// What is on the other side.
+    pub front: Front,
     /// What it may do.
     pub policy: VnicPolicy,
     /// It is a mirror of the vnic with this id, which need not exist: it gets copies of what that one sends and receives as long as
@@ -100,6 +103,8 @@ pub struct VnicReport {
     pub spec: VnicSpec,
     /// Its socket, guest and rings.
     pub device: DeviceStatus,
+    /// A guest of our own.
+    pub guest: Option<GuestReport>,
     /// Frames and bytes received from the guest.
     pub received: (u64, u64),
     /// Frames and bytes delivered to the guest.
@@ -169,7 +174,7 @@ pub struct WorkerReport {
 
 struct Declared {
     spec: VnicSpec,
-    device: Device,
+    open: Opened,
 }
 
 /// The switch of a host.
@@ -286,34 +291,34 @@ impl Switch {
         self.vnics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a vnic and opens its socket. Its policy is in force before a guest can attach. On an error nothing has changed.
+    /// Adds a vnic and opens its socket, or attaches a guest of our own. Its policy is in force before a guest can attach. On an error
+    /// nothing has changed.
     pub fn add_vnic(&self, spec: VnicSpec) -> Result<(), AddError> {
         let mut vnics = self.vnics();
+        if vnics.contains_key(&spec.id) {
+            return Err(AddError::Exists(spec.id));
+        }
+        let ready = spec.front.prepare(&spec, self.inner_mtu().unwrap_or(USUAL_MTU))?;
         let mirrors = spec.sniff_target.as_deref();
         let (vnic, attachment) = self.plane.insert_as(&spec.id, spec.mac, spec.vni, &spec.policy, mirrors)?;
-        let link = Link {
+        let link = Arc::new(Link {
             id: spec.id.clone(),
             vni: spec.vni,
             attachment,
             events: self.events.clone(),
             shared: vnic.shared.clone(),
             plane: self.plane.clone(),
-        };
-        let config = DeviceConfig {
-            name: spec.id.clone(),
-            role: spec.role,
-            path: spec.path.clone(),
-            port: vnic.shared.port.clone(),
-            events: Arc::new(link),
-        };
-        match Device::start(config) {
-            Ok(device) => {
-                vnics.insert(spec.id.clone(), Declared { spec, device });
+        });
+        let events = self.events.clone();
+        let told = Box::new(move |times| events.measured(times));
+        match ready.open(&spec.id, vnic.shared.port.clone(), link, told) {
+            Ok(open) => {
+                vnics.insert(spec.id.clone(), Declared { spec, open });
                 Ok(())
             }
             Err(why) => {
                 self.plane.remove(&spec.id);
-                Err(AddError::Device(why.to_string()))
+                Err(why)
             }
         }
     }
@@ -323,6 +328,9 @@ impl Switch {
         let mut vnics = self.vnics();
         let declared = vnics.get_mut(id).ok_or_else(|| AddError::Unknown(id.to_owned()))?;
         self.plane.update(id, &policy)?;
+        if let Some(guest) = &declared.open.guest {
+            guest.readdress(first(&policy.ips));
+        }
         declared.spec.policy = policy;
         Ok(())
     }
@@ -331,23 +339,24 @@ impl Switch {
     pub fn remove_vnic(&self, id: &str) -> bool {
         let mut vnics = self.vnics();
         let Some(declared) = vnics.remove(id) else { return false };
-        declared.device.stop();
+        declared.open.close();
         self.plane.remove(id);
         true
     }
 
     /// A vnic for the operator.
     pub fn vnic(&self, id: &str) -> Option<VnicReport> {
-        let (spec, device) = {
+        let (spec, device, guest) = {
             let vnics = self.vnics();
-            let declared = vnics.get(id)?;
-            (declared.spec.clone(), declared.device.status())
+            let Declared { spec, open } = vnics.get(id)?;
+            (spec.clone(), open.device.status(), open.guest.as_ref().map(Guest::report))
         };
         let vnic = self.plane.vnic(id);
         let totals = vnic.as_ref().map(|vnic| vnic.shared.counters.totals()).unwrap_or_default();
         Some(VnicReport {
             spec,
             device,
+            guest,
             received: (totals.get(Counter::InPackets), totals.get(Counter::InBytes)),
             delivered: (totals.get(Counter::OutPackets), totals.get(Counter::OutBytes)),
             flooded: totals.get(Counter::Flooded),
@@ -492,7 +501,7 @@ fn housekeeping(plane: &Plane, vnics: &Mutex<BTreeMap<String, Declared>>, events
             if vnic.shared.port.poisoned()
                 && let Some(declared) = vnics.lock().unwrap_or_else(PoisonError::into_inner).get(&*vnic.id)
             {
-                declared.device.poke();
+                declared.open.device.poke();
             }
         }
         std::thread::park_timeout(TICK);

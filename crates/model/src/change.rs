@@ -1,6 +1,9 @@
 //! What has to happen when one declaration of a vnic replaces another.
 
-use crate::nic::{Kind, Nic};
+use crate::{
+    netns::Netns,
+    nic::{Kind, Nic},
+};
 
 /// The way from one declared state of a vnic to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +27,7 @@ impl NicChange {
             ("path", old.kind.socket() != new.kind.socket()),
             // A mirror is another thing than a station.
             ("sniff target", old.sniff_target != new.sniff_target),
+            ("network namespace", netns(&old.kind) != netns(&new.kind)),
         ]
         .into_iter()
         .filter_map(|(name, differs)| differs.then_some(name))
@@ -38,12 +42,17 @@ impl NicChange {
     }
 }
 
-/// The kind without the socket.
+/// The network namespace of a TAP device.
+fn netns(kind: &Kind) -> Option<&Netns> {
+    if let Kind::Tap { netns } = kind { netns.as_ref() } else { None }
+}
+
+/// The kind without the socket and the network namespace.
 fn kind(kind: &Kind) -> impl PartialEq {
     match kind {
         Kind::VhostUser { role, .. } => (Some(*role), None, false),
         Kind::Bench(bench) => (None, Some(bench.clone()), false),
-        Kind::Tap => (None, None, true),
+        Kind::Tap { .. } => (None, None, true),
     }
 }
 
@@ -89,7 +98,7 @@ mod tests {
         let recreate = |reasons: &[&'static str]| NicChange::Recreate(reasons.to_vec());
         assert_eq!(change(|nic| nic.kind = socket(Role::Client, "/run/b/qemu-vhost-nic-1")), recreate(&["type"]));
         assert_eq!(change(|nic| nic.kind = socket(Role::Server, "/x")), recreate(&["path"]));
-        assert_eq!(change(|nic| nic.kind = Kind::Tap), recreate(&["type", "path"]));
+        assert_eq!(change(|nic| nic.kind = Kind::Tap { netns: None }), recreate(&["type", "path"]));
         assert_eq!(change(|nic| nic.vni = Vni::new(1).unwrap()), recreate(&["vni"]));
         assert_eq!(change(|nic| nic.sniff_target = Some("x".into())), recreate(&["sniff target"]));
         let mac = |text| Mac::parse(text).unwrap();
@@ -101,6 +110,18 @@ mod tests {
             nic.ip_anti_spoof = true;
         });
         assert_eq!(everything, recreate(&["type", "mac", "vni", "path"]));
+    }
+
+    #[test]
+    fn another_network_namespace_recreates() {
+        let tap = |netns: Option<&str>| {
+            let kind = Kind::Tap { netns: netns.map(|text| Netns::new(text).unwrap()) };
+            Nic { kind, ..nic() }
+        };
+        assert_eq!(NicChange::between(&tap(Some("a")), &tap(Some("a"))), NicChange::Nothing);
+        for (old, new) in [(None, Some("a")), (Some("a"), None), (Some("a"), Some("b"))] {
+            assert_eq!(NicChange::between(&tap(old), &tap(new)), NicChange::Recreate(vec!["network namespace"]));
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crate::{
     address::IpSet,
     mac::Mac,
+    netns::Netns,
     nic_id::NicId,
     security_group::GroupNames,
     socket::{SocketDir, SocketPath, SocketPathError},
@@ -30,7 +31,10 @@ pub enum Kind {
         socket: SocketPath,
     },
     /// A network device of the host's kernel.
-    Tap,
+    Tap {
+        /// The network namespace that it is moved to.
+        netns: Option<Netns>,
+    },
     /// A traffic generator inside the switch.
     Bench(Bench),
 }
@@ -49,7 +53,7 @@ impl Kind {
     pub fn socket(&self) -> Option<&SocketPath> {
         match self {
             Self::VhostUser { socket, .. } => Some(socket),
-            Self::Tap | Self::Bench(_) => None,
+            Self::Tap { .. } | Self::Bench(_) => None,
         }
     }
 }

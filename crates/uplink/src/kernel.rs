@@ -5,6 +5,7 @@
 use std::{
     fmt, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::fd::{AsRawFd, BorrowedFd},
 };
 
 use butterfly_packet::Mac;
@@ -143,22 +144,33 @@ impl Kernel {
 
     /// Gives an interface another MTU, in bytes. Needs `CAP_NET_ADMIN`; some drivers restart the card for it.
     pub fn set_mtu(&mut self, interface: &Interface, mtu: u32) -> Result<(), Error> {
-        let mut fixed = [0; LINK];
-        fixed[4..8].copy_from_slice(&interface.index.to_ne_bytes());
-        let request = Request::new(libc::RTM_NEWLINK, 0, &fixed).with(libc::IFLA_MTU, &mtu.to_ne_bytes());
+        let request =
+            Request::new(libc::RTM_NEWLINK, 0, &link_message(interface, false)).with(libc::IFLA_MTU, &mtu.to_ne_bytes());
         let failed = |error: io::Error| Error::failed(format!("cannot set the MTU of \"{}\" to {mtu}", interface.name), error);
         self.socket.ask(&request).map(|_| ()).map_err(failed)
     }
 
+    /// Gives an interface that is down an address and an MTU, and takes it up if it stays here.
+    pub(crate) fn set_station(&mut self, interface: &Interface, mac: Mac, mtu: u32, up: bool) -> io::Result<()> {
+        let request = Request::new(libc::RTM_NEWLINK, 0, &link_message(interface, up))
+            .with(libc::IFLA_ADDRESS, &mac.0)
+            .with(libc::IFLA_MTU, &mtu.to_ne_bytes());
+        self.socket.ask(&request).map(|_| ())
+    }
+
+    /// Moves an interface into a network namespace, where it gets a name (`%d` in it is a number of the kernel's choice) and is taken
+    /// up. If that fails it may be there all the same.
+    pub(crate) fn move_to(&mut self, interface: &Interface, namespace: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+        let request = Request::new(libc::RTM_NEWLINK, 0, &link_message(interface, true))
+            .with(libc::IFLA_NET_NS_FD, &namespace.as_raw_fd().to_ne_bytes())
+            .with(libc::IFLA_IFNAME, &[name.as_bytes(), b"\0"].concat());
+        self.socket.ask(&request).map(|_| ())
+    }
+
     /// Takes an interface up.
     pub(crate) fn set_up(&mut self, interface: &Interface) -> Result<(), Error> {
-        let up = (libc::IFF_UP as u32).to_ne_bytes();
-        let mut fixed = [0; LINK];
-        fixed[4..8].copy_from_slice(&interface.index.to_ne_bytes());
-        fixed[8..12].copy_from_slice(&up);
-        fixed[12..16].copy_from_slice(&up);
         let failed = |error: io::Error| Error::failed(format!("cannot take \"{}\" up", interface.name), error);
-        self.socket.ask(&Request::new(libc::RTM_NEWLINK, 0, &fixed)).map(|_| ()).map_err(failed)
+        self.socket.ask(&Request::new(libc::RTM_NEWLINK, 0, &link_message(interface, true))).map(|_| ()).map_err(failed)
     }
 }
 
@@ -166,6 +178,16 @@ impl fmt::Debug for Kernel {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("Kernel")
     }
+}
+
+/// `struct ifinfomsg` about an interface: to be taken up, or left as it is.
+fn link_message(interface: &Interface, up: bool) -> [u8; LINK] {
+    let up = if up { libc::IFF_UP as u32 } else { 0 }.to_ne_bytes();
+    let mut fixed = [0; LINK];
+    fixed[4..8].copy_from_slice(&interface.index.to_ne_bytes());
+    fixed[8..12].copy_from_slice(&up);
+    fixed[12..16].copy_from_slice(&up);
+    fixed
 }
 
 fn family(address: IpAddr) -> u8 {

@@ -4,6 +4,8 @@
 //! the host what it knows of interfaces, routes and neighbours; [`packet`] sees copies of the frames that keep an address reachable;
 //! [`groups`] keeps a network card listening to multicast groups; a [`Meter`] reads counters while the worker runs.
 //!
+//! [`station`] is not a port: a TAP device through which somebody on this host uses a vnic.
+//!
 //! All of it belongs to the network namespace of the thread that opened it.
 //!
 //! `unsafe` is in five files: memory, rings and frames shared with the kernel (`xdp/memory.rs`, `xdp/ring.rs`, `xdp/queue.rs`), the
@@ -19,6 +21,7 @@ pub mod groups;
 pub mod kernel;
 mod netlink;
 pub mod packet;
+pub mod station;
 mod sys;
 pub mod tap;
 pub mod xdp;

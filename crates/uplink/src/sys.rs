@@ -37,21 +37,47 @@ fn interface_name(name: &str) -> Option<[u8; libc::IFNAMSIZ]> {
     (!name.is_empty() && !name.contains('\0')).then_some(bytes)
 }
 
-/// Makes `tun` (an open `/dev/net/tun`) a TAP device, frames preceded by a virtio-net header of 10 bytes in the host's byte order
+/// A name that must be new, or one that may be taken over from a device that nobody uses.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum TapName {
+    New,
+    Any,
+}
+
+/// Makes `tun` (an open `/dev/net/tun`) a TAP device, frames preceded by a virtio-net header of `header` bytes in the host's byte order
 /// and complete: no offloads. Returns the name it got; `%d` in `name` is a number of the kernel's choice.
-pub fn make_tap(tun: BorrowedFd<'_>, name: &str) -> io::Result<String> {
+pub fn make_tap(tun: BorrowedFd<'_>, name: &str, how: TapName, header: c_int) -> io::Result<String> {
     const TUNSETIFF: ioctl::Opcode = opcode::write::<c_int>(b'T', 202);
-    const TUNSETOFFLOAD: ioctl::Opcode = opcode::write::<c_int>(b'T', 208);
     const TUNSETVNETHDRSZ: ioctl::Opcode = opcode::write::<c_int>(b'T', 216);
     let name = interface_name(name).ok_or(io::ErrorKind::InvalidInput)?;
-    let flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as u16;
+    let exclusive = if how == TapName::New { libc::IFF_TUN_EXCL } else { 0 };
+    let flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | exclusive) as u16;
     let mut request = InterfaceFlags { name, flags, rest: [0; 22] };
     // SAFETY: TUNSETIFF reads and writes a `struct ifreq`, whose size and layout `InterfaceFlags` has (asserted above).
     unsafe { ioctl::ioctl(tun, ioctl::Updater::<TUNSETIFF, _>::new(&mut request)) }?;
-    // SAFETY: TUNSETOFFLOAD takes an integer, not a pointer.
-    unsafe { ioctl::ioctl(tun, ioctl::IntegerSetter::<TUNSETOFFLOAD>::new_usize(0)) }?;
+    set_tap_offloads(tun, 0)?;
     // SAFETY: TUNSETVNETHDRSZ reads an `int`.
-    unsafe { ioctl::ioctl(tun, ioctl::Setter::<TUNSETVNETHDRSZ, c_int>::new(10)) }?;
+    unsafe { ioctl::ioctl(tun, ioctl::Setter::<TUNSETVNETHDRSZ, c_int>::new(header)) }?;
+    read_name(&request)
+}
+
+/// Says what the reader of a TAP device takes (`TUN_F_*`).
+pub fn set_tap_offloads(tun: BorrowedFd<'_>, takes: usize) -> io::Result<()> {
+    const TUNSETOFFLOAD: ioctl::Opcode = opcode::write::<c_int>(b'T', 208);
+    // SAFETY: TUNSETOFFLOAD takes an integer, not a pointer.
+    Ok(unsafe { ioctl::ioctl(tun, ioctl::IntegerSetter::<TUNSETOFFLOAD>::new_usize(takes)) }?)
+}
+
+/// The name that a TAP device has now, in whatever network namespace it is.
+pub fn tap_name(tun: BorrowedFd<'_>) -> io::Result<String> {
+    const TUNGETIFF: ioctl::Opcode = opcode::read::<c_int>(b'T', 210);
+    let mut request = InterfaceFlags { name: [0; libc::IFNAMSIZ], flags: 0, rest: [0; 22] };
+    // SAFETY: TUNGETIFF writes a `struct ifreq`, whose size and layout `InterfaceFlags` has (asserted above).
+    unsafe { ioctl::ioctl(tun, ioctl::Updater::<TUNGETIFF, _>::new(&mut request)) }?;
+    read_name(&request)
+}
+
+fn read_name(request: &InterfaceFlags) -> io::Result<String> {
     let name = request.name.split(|byte| *byte == 0).next().unwrap_or(&[]);
     String::from_utf8(name.to_vec()).map_err(|_| io::ErrorKind::InvalidData.into())
 }

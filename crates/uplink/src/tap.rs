@@ -20,7 +20,7 @@ use crate::{
     BURST, Counters, Error, Info, Meter, Uplink,
     counters::{Count, Counts},
     kernel::Kernel,
-    sys,
+    sys::{self, TapName},
 };
 
 /// Length of the virtio-net header before each frame (virtio 1.2, 5.1.6, without `num_buffers`).
@@ -28,7 +28,7 @@ const VIRTIO_HEADER: usize = 10;
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
 const NEEDS_CHECKSUM: u8 = 1;
 /// The largest MTU the kernel gives a TAP device.
-const MAX_MTU: u32 = 65_521;
+pub(crate) const MAX_MTU: u32 = 65_521;
 
 /// How to make a TAP device.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -93,13 +93,9 @@ impl Buffers {
 impl Tap {
     /// Makes a TAP device, or takes one over, and takes its interface up. Needs `CAP_NET_ADMIN` and `/dev/net/tun`.
     pub fn open(config: &TapConfig) -> Result<Tap, Error> {
-        let path = "/dev/net/tun";
-        let tun = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path);
-        let tun = OwnedFd::from(tun.map_err(|error| {
-            Error::failed(format!("cannot open {path} for a TAP device"), error).help("it needs root and the kernel's module tun")
-        })?);
+        let tun = open_tun()?;
         let wanted = config.name.as_deref().unwrap_or("bfly%d");
-        let name = sys::make_tap(tun.as_fd(), wanted).map_err(|error| {
+        let name = sys::make_tap(tun.as_fd(), wanted, TapName::Any, VIRTIO_HEADER as i32).map_err(|error| {
             let busy = error.kind() == std::io::ErrorKind::ResourceBusy;
             let error = Error::failed(format!("cannot make the TAP device \"{wanted}\""), error);
             if busy { error.help("another process uses it") } else { error }
@@ -172,6 +168,15 @@ impl Tap {
         }
         Some(())
     }
+}
+
+/// What becomes a TAP device.
+pub(crate) fn open_tun() -> Result<OwnedFd, Error> {
+    let path = "/dev/net/tun";
+    let tun = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path);
+    tun.map(OwnedFd::from).map_err(|error| {
+        Error::failed(format!("cannot open {path} for a TAP device"), error).help("it needs root and the kernel's module tun")
+    })
 }
 
 impl fmt::Debug for Tap {

@@ -27,7 +27,7 @@ fn frames_pass_in_both_roles_and_the_status_tells_it() {
         let mut vm = bed.vm(&VmConfig::default());
         bed.ping(&mut vm, 300);
         let status = bed.status();
-        assert_eq!((status.role, &status.path), (role, &bed.path));
+        assert_eq!(status.socket, Some((role, bed.path.clone())));
         assert_eq!(status.offered, Features::OFFERED);
         assert_eq!((status.attach_count, status.last_detach.as_ref()), (1, None));
         let attached = status.attached.as_ref().unwrap();

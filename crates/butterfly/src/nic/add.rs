@@ -20,10 +20,11 @@ pub fn node() -> Node {
                 list("ip", "IP").help("IPv4 or IPv6 addresses of the virtual machine"),
                 list("sg", "SG").help("security groups; they need not exist yet"),
                 option("type", "TYPE").help(
-                    "VHOST_USER_SERVER (default: Butterfly owns the socket), VHOST_USER_CLIENT (QEMU owns it), TAP or BENCH (not available yet)",
+                    "VHOST_USER_SERVER (default: Butterfly owns the socket), VHOST_USER_CLIENT (QEMU owns it), TAP (a network interface of this host, or of a container), BENCH (pings inside the switch)",
                 ),
                 option("path", "PATH").help("socket of QEMU, for VHOST_USER_CLIENT (default: as the server's)"),
-                option("btype", "BTYPE").help("for BENCH (not available yet): ICMP_SND_LIKE or ICMP_RCV_LIKE"),
+                option("netns", "NAME|PATH").help("for TAP: the network namespace that the interface is moved to (default: the daemon's)"),
+                option("btype", "BTYPE").help("for BENCH: ICMP_SND_LIKE (pings --dip) or ICMP_RCV_LIKE (answers for its first --ip)"),
                 option("dip", "IP").help("for ICMP_SND_LIKE: address to ping"),
                 option("dmac", "MAC").help("for ICMP_SND_LIKE: MAC address to ping"),
                 flag("enable-antispoof").help("drop ARP that does not speak for the NIC's own addresses"),
@@ -73,6 +74,9 @@ fn nic(arguments: &Arguments) -> Result<Nic, Failure> {
     if arguments.has("path") && kind != Some(Type::VHOST_USER_CLIENT) {
         return Err(Failure::usage("--path needs --type VHOST_USER_CLIENT"));
     }
+    if arguments.has("netns") && kind != Some(Type::TAP) {
+        return Err(Failure::usage("--netns needs --type TAP"));
+    }
     Ok(Nic {
         id: text("id"),
         mac: text("mac"),
@@ -87,6 +91,7 @@ fn nic(arguments: &Arguments) -> Result<Nic, Failure> {
         packet_trace,
         packet_trace_path: text("trace-path"),
         packet_trace_options: super::trace_options(arguments)?.into(),
+        netns: text("netns"),
         btype: text("btype"),
         dip: text("dip"),
         dmac: text("dmac"),

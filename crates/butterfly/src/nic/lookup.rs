@@ -1,6 +1,7 @@
 //! `butterfly nic del|list|details|stats`.
 
 use crate::failure::Failure;
+use crate::nic::show::pings;
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::tree::{Node, word};
@@ -47,13 +48,21 @@ pub fn details() -> Node {
 pub fn stats() -> Node {
     Node::run(
         Command::new("stats")
-            .about("Prints the bytes received from (in) and delivered to (out) the virtual machine.")
+            .about(
+                "Prints the bytes received from (in) and delivered to (out) the virtual machine. Of a NIC of type BENCH, what it received \
+                 (in) and sent (out), and how long pings took.",
+            )
             .arg(word("NIC").help("id of the NIC"))
             .after_help("butterfly nic stats vm-1"),
         |arguments, session| {
             let response = session.ask(Request { nic_stats: arguments.word(0).map(str::to_owned), ..Request::default() })?;
             match response.nic_stats.into_option() {
-                Some(stats) => session.line(format_args!("in: {}\nout: {}", stats.in_(), stats.out())),
+                Some(stats) => {
+                    session.line(format_args!("in: {}\nout: {}", stats.in_(), stats.out()))?;
+                    let Some(counted) = stats.pings.as_ref() else { return Ok(()) };
+                    let lines = ["requests", "replies", "min/mean/max"].into_iter().zip(pings(counted));
+                    lines.into_iter().try_for_each(|(name, value)| session.line(format_args!("{name}: {value}")))
+                }
                 None => Err(Failure::said("no nic stats received")),
             }
         },

@@ -7,7 +7,7 @@ use crate::reader::Arguments;
 use crate::session::Session;
 use crate::table::{Align, date, duration, safe, size, table, yes_no};
 use crate::tree::{Node, flag, json, word};
-use butterfly_api::proto::{NicShow, Request, nic_show};
+use butterfly_api::proto::{NicShow, Pings, Request, nic::Type, nic_show};
 use clap::Command;
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -49,6 +49,12 @@ fn page(show: &NicShow, now: u64, all: bool) -> String {
     queues(&mut page, &show.queues);
     memory(&mut page, &show.memory_regions);
     traffic(&mut page, show);
+    if let Some(counted) = show.pings.as_ref() {
+        title(&mut page, "pings");
+        for (name, value) in ["requests", "replies", "min/mean/max"].into_iter().zip(pings(counted)) {
+            field(&mut page, name, &value);
+        }
+    }
     packet_trace(&mut page, show);
     drops(&mut page, &show.drops, all);
     page
@@ -91,7 +97,14 @@ fn machine(page: &mut String, show: &NicShow, now: u64) {
         other => other,
     };
     field(page, "type", &kind);
-    field(page, "socket", show.path());
+    match show.type_.map(|kind| kind.enum_value_or_default()) {
+        Some(Type::TAP) => field(page, "interface", show.path()),
+        Some(Type::BENCH) => {}
+        _ => field(page, "socket", show.path()),
+    }
+    if let Some(netns) = &show.netns {
+        field(page, "network namespace", netns);
+    }
     if show.role.is_some() {
         field(page, "role", role);
     }
@@ -217,11 +230,19 @@ fn traffic(page: &mut String, show: &NicShow) {
     for (count, meaning) in [
         (show.flooded(), "frames of the virtual machine went to several receivers"),
         (show.learn_refused(), "times a source address was not learnt, as a bound was reached"),
+        (show.interface_refused(), "frames were refused by the network interface, as it is down"),
     ] {
         if count != 0 {
             let _ = writeln!(page, "  {count} {meaning}");
         }
     }
+}
+
+/// What a generator asked, and how long the answers took.
+pub fn pings(pings: &Pings) -> [String; 3] {
+    let micros = |ns: Option<u64>| ns.map_or("-".to_owned(), |ns| format!("{:.2}", ns as f64 / 1000.0));
+    let times = [pings.min_ns, pings.mean_ns, pings.max_ns].map(micros);
+    [pings.requests().to_string(), pings.replies().to_string(), format!("{} us", times.join(" us "))]
 }
 
 /// The file that packets are written into.

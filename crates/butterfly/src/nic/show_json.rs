@@ -12,6 +12,15 @@ pub fn json(show: &NicShow) -> Value {
         Err(number) => json!(number),
     });
     let mirror = show.mirror.as_ref().map(|mirror| json!({ "target": mirror.target(), "idle": mirror.idle }));
+    let pings = show.pings.as_ref().map(|pings| {
+        json!({
+            "requests": pings.requests(),
+            "replies": pings.replies(),
+            "min_ns": pings.min_ns,
+            "mean_ns": pings.mean_ns,
+            "max_ns": pings.max_ns,
+        })
+    });
     let packet_trace = show.packet_trace.as_ref().map(|trace| {
         json!({
             "on": trace.on(),
@@ -73,6 +82,9 @@ pub fn json(show: &NicShow) -> Value {
         "mirror": mirror,
         "mirrored_by": show.mirrored_by,
         "packet_trace": packet_trace,
+        "netns": show.netns,
+        "interface_refused": show.interface_refused,
+        "pings": pings,
         "drops": drops_json(&show.drops),
     })
 }

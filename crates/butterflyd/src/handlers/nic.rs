@@ -6,8 +6,8 @@ use butterfly_api::{
     Answer, Failure,
     proto::{self, FwData, NicAddRes, NicExportRes, Response},
 };
-use butterfly_datapath::{AddError, Mac, VnicPolicy, VnicSpec};
-use butterfly_model::{Kind, Nic, NicChange, Role, SocketPath};
+use butterfly_datapath::{AddError, Front, GuestReport, Mac, Machine, VnicPolicy, VnicSpec};
+use butterfly_model::{Bench, Kind, Netns, Nic, NicChange, Role};
 use protobuf::MessageField;
 use tracing::{error, info, warn};
 
@@ -17,26 +17,32 @@ impl<D: Dataplane> Daemon<D> {
         if declared.packet_trace.is_none() {
             nic.packet_trace = self.recorder.by_default();
         }
-        let (role, socket) = available(&nic)?;
-        let path = socket.to_string();
-        let change = self.nics.get(nic.id.as_str()).map(|old| NicChange::between(old, &nic));
+        let id = nic.id.as_str().to_owned();
+        let change = self.nics.get(&id).map(|old| match NicChange::between(old, &nic) {
+            // Whoever declares it wants it to work.
+            change if self.guest_is_gone(&id) => gone_with(change),
+            change => change,
+        });
         match change {
             Some(NicChange::Nothing) => {}
             Some(NicChange::InPlace) => self.change_in_place(nic)?,
-            Some(NicChange::Recreate(reasons)) => self.recreate(nic, role, &path, &reasons)?,
+            Some(NicChange::Recreate(reasons)) => self.recreate(nic, &reasons)?,
             None => {
                 self.nics.check(&nic).map_err(|conflict| Failure::new(conflict.to_string()))?;
                 let room = limits::room_beside(self.nics.len());
                 room.map_err(|none| Failure::new(none.to_string()).with_help(none.help()))?;
                 let recording = self.recorder.prepare(&nic)?;
-                let made = self.make(&nic, role, &path);
-                made.map_err(|why| self.not_made(why, role))?;
+                let made = self.make(&nic);
+                made.map_err(|why| self.not_made(why, &nic.kind))?;
                 self.recorder.commit(nic.id.as_str(), recording);
-                self.tell_nic(EventKind::NicAdded, &nic, format!("made: MAC {}, VNI {}, socket {path}", nic.mac, nic.vni));
+                let what = self.other_side(&nic);
+                self.tell_nic(EventKind::NicAdded, &nic, format!("made: MAC {}, VNI {}, {what}", nic.mac, nic.vni));
                 self.nics.insert(nic);
             }
         }
-        let result = NicAddRes { path: Some(path), ..Default::default() };
+        let path = self.nics.get(&id).and_then(|nic| self.path(nic));
+        // The original prints a null pointer for what has none.
+        let result = NicAddRes { path: path.or_else(|| Some("(nil)".to_owned())), ..Default::default() };
         Ok(Response { nic_add: MessageField::some(result), ..Default::default() })
     }
 
@@ -44,7 +50,6 @@ impl<D: Dataplane> Daemon<D> {
         let update = convert::nic_update(request)?;
         let old = self.nics.get(request.id()).ok_or_else(|| unknown(request.id()))?;
         let new = old.updated(update);
-        available(&new)?;
         if new != *old {
             self.change_in_place(new)?;
         }
@@ -71,10 +76,10 @@ impl<D: Dataplane> Daemon<D> {
 
     pub(super) fn nic_details(&self, id: &str) -> Answer {
         let nic_details = if id.is_empty() {
-            self.nics.iter().map(convert::nic_details).collect()
+            self.nics.iter().map(|nic| self.details(nic)).collect()
         } else {
             let nic = self.nics.get(id).ok_or_else(|| Failure::new(format!("NIC: {id} not found")))?;
-            vec![convert::nic_details(nic)]
+            vec![self.details(nic)]
         };
         Ok(Response { nic_details, ..Default::default() })
     }
@@ -99,18 +104,16 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     /// Makes a vnic in the data path.
-    fn make(&mut self, nic: &Nic, role: Role, path: &str) -> Result<(), AddError> {
+    fn make(&mut self, nic: &Nic) -> Result<(), AddError> {
         let id = nic.id.as_str();
-        self.announcer.expect(id, path.to_owned(), role == Role::Server);
+        if let Kind::VhostUser { role, socket } = &nic.kind {
+            self.announcer.expect(id, socket.to_string(), *role == Role::Server);
+        }
         let made = self.dataplane.add_vnic(VnicSpec {
             id: id.to_owned(),
             mac: Mac(nic.mac.octets()),
             vni: nic.vni.number(),
-            role: match role {
-                Role::Server => butterfly_datapath::Role::Server,
-                Role::Client => butterfly_datapath::Role::Client,
-            },
-            path: path.into(),
+            front: front(&nic.kind),
             policy: policy(nic),
             sniff_target: nic.sniff_target.clone(),
         });
@@ -121,11 +124,45 @@ impl<D: Dataplane> Daemon<D> {
         made
     }
 
+    /// A vnic as it is echoed.
+    fn details(&self, nic: &Nic) -> proto::Nic {
+        convert::nic_details(nic, self.path(nic))
+    }
+
+    /// Where a vnic is attached to: its socket, or what its TAP device was called when it was made.
+    pub(super) fn path(&self, nic: &Nic) -> Option<String> {
+        match &nic.kind {
+            Kind::VhostUser { socket, .. } => Some(socket.to_string()),
+            Kind::Tap { .. } => match self.dataplane.vnic(nic.id.as_str())?.guest? {
+                GuestReport::Tap { interface, .. } => Some(interface),
+                GuestReport::Bench(_) => None,
+            },
+            Kind::Bench(_) => None,
+        }
+    }
+
+    /// The same in words.
+    fn other_side(&self, nic: &Nic) -> String {
+        let path = self.path(nic).unwrap_or_default();
+        match &nic.kind {
+            Kind::VhostUser { .. } => format!("socket {path}"),
+            Kind::Tap { netns: None } => format!("TAP device {path}"),
+            Kind::Tap { netns: Some(netns) } => format!("TAP device {path} in network namespace {netns}"),
+            Kind::Bench(Bench::IcmpSender { ip, mac }) => format!("pings {ip} at {mac}"),
+            Kind::Bench(Bench::IcmpReceiver) => "answers pings".to_owned(),
+        }
+    }
+
+    /// A guest of our own ended by itself: its TAP device was deleted.
+    fn guest_is_gone(&self, id: &str) -> bool {
+        self.dataplane.vnic(id).is_some_and(|report| report.guest.is_some() && report.device.attached.is_none())
+    }
+
     /// The commonest reason that is not in the request has its own help.
-    fn not_made(&self, why: AddError, role: Role) -> Failure {
+    fn not_made(&self, why: AddError, kind: &Kind) -> Failure {
         let folder = self.socket_dir.path();
-        match role {
-            Role::Server if !folder.is_dir() => {
+        match kind {
+            Kind::VhostUser { role: Role::Server, .. } if !folder.is_dir() => {
                 refusal(why).with_help(format!("the socket folder {} is gone: create it again", folder.display()))
             }
             _ => refusal(why),
@@ -148,25 +185,21 @@ impl<D: Dataplane> Daemon<D> {
         Ok(())
     }
 
-    fn recreate(&mut self, new: Nic, role: Role, path: &str, reasons: &[&str]) -> Result<(), Failure> {
+    fn recreate(&mut self, new: Nic, reasons: &[&str]) -> Result<(), Failure> {
         self.nics.check(&new).map_err(|conflict| Failure::new(conflict.to_string()))?;
         let id = new.id.as_str();
         let recording = self.recorder.prepare(&new)?;
         let old = self.nics.get(id).cloned();
         self.dataplane.remove_vnic(id);
         self.announcer.forget(id);
-        let Err(why) = self.make(&new, role, path) else {
+        let Err(why) = self.make(&new) else {
             self.tell_nic(EventKind::NicRemade, &new, format!("made anew, as these changed: {}", reasons.join(", ")));
             self.recorder.commit(id, recording);
             self.nics.insert(new);
             return Ok(());
         };
         // As it was: only the machine has to attach again.
-        let restored = old
-            .as_ref()
-            .and_then(vhost_user)
-            .zip(old.as_ref())
-            .map(|((role, socket), old)| self.make(old, role, &socket.to_string()));
+        let restored = old.as_ref().map(|old| self.make(old));
         self.recorder.refresh();
         let failure = refusal(why);
         Err(match restored {
@@ -184,19 +217,29 @@ impl<D: Dataplane> Daemon<D> {
     }
 }
 
-/// What this version cannot do yet is refused rather than half done.
-fn available(nic: &Nic) -> Result<(Role, &SocketPath), Failure> {
-    vhost_user(nic).ok_or_else(|| {
-        let name = convert::nic_type(&nic.kind);
-        Failure::new(format!("NIC type {name:?} is not available in this version yet"))
-            .with_help("use VHOST_USER_SERVER or VHOST_USER_CLIENT")
-    })
+/// What has to be made anew because nothing is left of it.
+fn gone_with(change: NicChange) -> NicChange {
+    let mut reasons = match change {
+        NicChange::Recreate(reasons) => reasons,
+        NicChange::Nothing | NicChange::InPlace => Vec::new(),
+    };
+    reasons.push("interface, which was gone");
+    NicChange::Recreate(reasons)
 }
 
-fn vhost_user(nic: &Nic) -> Option<(Role, &SocketPath)> {
-    match &nic.kind {
-        Kind::VhostUser { role, socket } => Some((*role, socket)),
-        Kind::Tap | Kind::Bench(_) => None,
+/// What is on the other side of a vnic, for the data path.
+fn front(kind: &Kind) -> Front {
+    match kind {
+        Kind::VhostUser { role, socket } => Front::Socket {
+            role: match role {
+                Role::Server => butterfly_datapath::Role::Server,
+                Role::Client => butterfly_datapath::Role::Client,
+            },
+            path: socket.path().to_owned(),
+        },
+        Kind::Tap { netns } => Front::Inside(Machine::Tap { namespace: netns.as_ref().map(Netns::path) }),
+        Kind::Bench(Bench::IcmpSender { ip, mac }) => Front::Inside(Machine::Ping { ip: *ip, mac: Mac(mac.octets()) }),
+        Kind::Bench(Bench::IcmpReceiver) => Front::Inside(Machine::Echo),
     }
 }
 

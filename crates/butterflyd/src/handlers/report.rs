@@ -5,18 +5,22 @@ use crate::{convert, dataplane::Dataplane};
 use butterfly_api::{
     Answer, Failure,
     proto::{
-        FdbEntry, FdbListReq, NicShow, NicStats, Response, Worker, fdb_entry,
+        FdbEntry, FdbListReq, NicShow, NicStats, Pings, Response, Worker, fdb_entry,
         nic_show::{Drop, MemoryRegion, Mirror, Queue},
     },
 };
-use butterfly_datapath::{FdbKind, FdbRow, ReasonInfo, RingStatus, VnicReport, WorkerReport};
-use butterfly_model::{Nic, Vni, canonical};
+use butterfly_datapath::{FdbKind, FdbRow, GuestReport, ReasonInfo, RingStatus, VnicReport, WorkerReport};
+use butterfly_model::{Kind, Nic, Vni, canonical};
 use protobuf::MessageField;
+use std::time::Duration;
 
 impl<D: Dataplane> Daemon<D> {
     pub(super) fn nic_stats(&self, id: &str) -> Answer {
-        let (_, report) = self.report(id)?;
-        let stats = NicStats { in_: Some(report.received.1), out: Some(report.delivered.1), ..Default::default() };
+        let (nic, report) = self.report(id)?;
+        let (received, delivered) = (report.received.1, report.delivered.1);
+        // The original's generator counts from its own end.
+        let (in_, out) = if matches!(nic.kind, Kind::Bench(_)) { (delivered, received) } else { (received, delivered) };
+        let stats = NicStats { in_: Some(in_), out: Some(out), pings: pings(&report).into(), ..Default::default() };
         Ok(Response { nic_stats: MessageField::some(stats), ..Default::default() })
     }
 
@@ -30,7 +34,8 @@ impl<D: Dataplane> Daemon<D> {
             ..Default::default()
         });
         let mirrored_by = self.nics.mirrors_of(id).map(|nic| nic.id.as_str().to_owned()).collect();
-        let show = NicShow { host_mtu, packet_trace, mirror: mirror.into(), mirrored_by, ..show(nic, &report) };
+        let show =
+            NicShow { path: self.path(nic), host_mtu, packet_trace, mirror: mirror.into(), mirrored_by, ..show(nic, &report) };
         Ok(Response { nic_show: MessageField::some(show), ..Default::default() })
     }
 
@@ -65,9 +70,8 @@ fn show(nic: &Nic, report: &VnicReport) -> NicShow {
         id: Some(nic.id.as_str().to_owned()),
         mac: Some(nic.mac.text().to_owned()),
         vni: Some(nic.vni.number()),
-        path: nic.kind.socket().map(ToString::to_string),
         type_: Some(convert::nic_type(&nic.kind).into()),
-        role: Some(device.role.name().to_owned()),
+        role: device.socket.as_ref().map(|(role, _)| role.name().to_owned()),
         attached: Some(attached.is_some()),
         attached_since: attached.map(|attached| seconds_since_epoch(attached.since)),
         features_offered: device.offered.names(),
@@ -106,14 +110,35 @@ fn show(nic: &Nic, report: &VnicReport) -> NicShow {
         ip: nic.ips.texts(),
         security_group: nic.security_groups.texts(),
         trouble: device.trouble.clone(),
-        peer_pid: attached.and_then(|attached| attached.peer_pid),
+        // A guest of our own is a thread of this process.
+        peer_pid: attached.and_then(|attached| attached.peer_pid).filter(|_| report.guest.is_none()),
         others_waiting: Some(device.others_waiting),
         migrating: Some(attached.is_some_and(|attached| attached.logging)),
         flooded: Some(report.flooded),
         learn_refused: Some(report.learn_refused),
         sessions: Some(report.sessions),
+        netns: convert::netns(&nic.kind),
+        interface_refused: match &report.guest {
+            Some(GuestReport::Tap { refused, .. }) => Some(*refused),
+            _ => None,
+        },
+        pings: pings(report).into(),
         ..Default::default()
     }
+}
+
+/// What a generator of ours asked, and how long the answers took.
+fn pings(report: &VnicReport) -> Option<Pings> {
+    let Some(GuestReport::Bench(pings)) = &report.guest else { return None };
+    let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    Some(Pings {
+        requests: Some(pings.requests),
+        replies: Some(pings.times.map_or(0, |times| times.count)),
+        min_ns: pings.times.map(|times| nanoseconds(times.min)),
+        mean_ns: pings.times.map(|times| nanoseconds(times.mean())),
+        max_ns: pings.times.map(|times| nanoseconds(times.max)),
+        ..Default::default()
+    })
 }
 
 /// Every reason with its count.

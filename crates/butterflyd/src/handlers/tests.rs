@@ -3,6 +3,7 @@
 mod drops;
 mod events;
 mod explain;
+mod guests;
 mod host;
 mod security_groups;
 mod sequences;
@@ -11,7 +12,7 @@ mod tunnels;
 
 use crate::log::Level;
 use butterfly_api::{proto::Messages, text};
-use butterfly_datapath::{Role, VnicPolicy};
+use butterfly_datapath::{Front, Role, VnicPolicy};
 use butterfly_model::GroupName;
 use host::{Host, one_line};
 use protobuf::Message;
@@ -40,8 +41,8 @@ fn a_new_vnic_is_made_and_its_path_returned() {
     assert_eq!(host.succeeds(NIC), r#"nic_add { path: "/run/b/qemu-vhost-n" }"#);
     assert_eq!(host.fake().take_calls(), ["add n"]);
     let spec = host.fake().vnics["n"].clone();
-    assert_eq!((spec.mac.0, spec.vni, spec.role), ([0x42, 0, 0, 0, 0, 0xaa], 1, Role::Server));
-    assert_eq!(spec.path, std::path::Path::new("/run/b/qemu-vhost-n"));
+    assert_eq!((spec.mac.0, spec.vni), ([0x42, 0, 0, 0, 0, 0xaa], 1));
+    assert_eq!(spec.front, Front::Socket { role: Role::Server, path: "/run/b/qemu-vhost-n".into() });
     let policy = VnicPolicy {
         bypass: false,
         ip_anti_spoof: false,
@@ -62,7 +63,7 @@ fn a_client_may_have_a_path_of_its_own_and_a_server_may_not() {
         let mut host = Host::new();
         assert_eq!(host.succeeds(&nic_with(request)), format!("nic_add {{ path: \"{path}\" }}"));
         let spec = &host.fake().vnics["n"];
-        assert_eq!((spec.path.to_str().unwrap(), spec.role), (path, role));
+        assert_eq!(spec.front, Front::Socket { role, path: path.into() });
         // What is told can be declared again.
         let details = host.declared();
         assert!(details.contains(&format!("path: \"{path}\"")), "{details}");
@@ -97,11 +98,11 @@ fn what_is_no_vnic_is_refused() {
         ("type: BENCH btype: \"ICMP_SND_LIKE\" dip: \"X\" dmac: \"42:00:00:00:00:01\"", "can't convert \"X\" to IP", ""),
         (
             "type: BENCH btype: \"ICMP_SND_LIKE\" dip: \"::1\" dmac: \"42:00:00:00:00:01\"",
-            "NIC type BENCH is not available in this version yet",
-            "VHOST_USER",
+            "Internal error",
+            "different address families",
         ),
-        ("type: BENCH btype: \"ICMP_RCV_LIKE\"", "NIC type BENCH is not available in this version yet", "VHOST_USER"),
-        ("type: TAP", "NIC type TAP is not available in this version yet", "VHOST_USER"),
+        ("type: TAP netns: \"\"", "Bad NIC format", "it is empty"),
+        ("type: TAP netns: \"a/b\"", "Bad NIC format", "as `ip netns` lists them"),
         (
             "packet_trace: true packet_trace_path: \"/no/where\"",
             "cannot write packets to /no/where: No such file or directory (os error 2)",

@@ -5,6 +5,7 @@
 //! the device then waits for the next one.
 
 mod descriptors;
+mod farewell;
 mod gate;
 mod pace;
 mod session;
@@ -17,7 +18,7 @@ mod wire;
 
 use std::{
     fmt, io,
-    os::fd::OwnedFd,
+    os::{fd::OwnedFd, unix::net::UnixStream},
     path::PathBuf,
     sync::{Arc, mpsc},
     thread::{Builder, JoinHandle},
@@ -33,6 +34,7 @@ use session::Session;
 use shared::Shared;
 use socket::Listener;
 
+pub use farewell::Farewell;
 pub use socket::MAX_PATH;
 pub use state::{DeviceState, Exported, Kick, LogState, RingAddresses, RingState};
 pub use status::{Detach, DeviceStatus, Negotiated};
@@ -120,8 +122,8 @@ pub enum StartError {
 
 /// The control channel of one vnic. Dropping it is as good as [`Device::stop`].
 pub struct Device {
-    role: Role,
-    path: PathBuf,
+    /// None if the front end is in this process.
+    socket: Option<(Role, PathBuf)>,
     port: Arc<Port>,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -129,7 +131,7 @@ pub struct Device {
 
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Device").field("role", &self.role).field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("Device").field("socket", &self.socket).finish_non_exhaustive()
     }
 }
 
@@ -145,10 +147,29 @@ impl Device {
         ensure_signaller().map_err(StartError::NoSignaller)?;
         let mut session = Session::new(config.port.clone(), config.events.clone());
         session.restore(state).map_err(|refused| StartError::State(refused.0))?;
-        Self::launch(config, Some((connection, session)))
+        Self::launch(config, Some(thread::Connection { socket: connection, session, attached: true }))
     }
 
-    fn launch(config: DeviceConfig, resumed: Option<(OwnedFd, Session)>) -> Result<Device, StartError> {
+    /// Starts a control channel whose front end is in this process and has no socket that anybody else could find. Returns its end
+    /// of the connection, and how it says why it leaves. After it left nobody can attach.
+    pub fn start_inside(
+        name: &str,
+        port: Arc<Port>,
+        events: Arc<dyn DeviceEvents>,
+    ) -> Result<(Device, UnixStream, Farewell), StartError> {
+        ensure_signaller().map_err(StartError::NoSignaller)?;
+        let (ours, theirs) = UnixStream::pair().map_err(StartError::Thread)?;
+        ours.set_nonblocking(true).map_err(StartError::Thread)?;
+        let session = Session::new(port.clone(), events.clone());
+        let first = thread::Connection { socket: ours.into(), session, attached: false };
+        let shared = Arc::new(Shared::new(None).map_err(|error| StartError::Thread(error.into()))?);
+        let thread = thread::Thread { server: None, port: port.clone(), events, shared: shared.clone() };
+        let farewell = Farewell(shared.clone());
+        let thread = spawn(name, move || thread.run(Some(first)))?;
+        Ok((Device { socket: None, port, shared, thread: Some(thread) }, theirs, farewell))
+    }
+
+    fn launch(config: DeviceConfig, resumed: Option<thread::Connection>) -> Result<Device, StartError> {
         let DeviceConfig { name, role, path, port, events } = config;
         ensure_signaller().map_err(StartError::NoSignaller)?;
         let address = socket::check_path(&path)?;
@@ -157,12 +178,9 @@ impl Device {
             Role::Client => (None, Some(address)),
         };
         let shared = Arc::new(Shared::new(listener).map_err(|error| StartError::Thread(error.into()))?);
-        // Linux shows 15 bytes of a thread's name; NUL is not allowed in one.
-        let thread_name = format!("vu-{}", name.replace('\0', ""));
         let thread = thread::Thread { server, port: port.clone(), events, shared: shared.clone() };
-        let thread =
-            Builder::new().name(thread_name).stack_size(STACK).spawn(move || thread.run(resumed)).map_err(StartError::Thread)?;
-        Ok(Device { role, path, port, shared, thread: Some(thread) })
+        let thread = spawn(&name, move || thread.run(resumed))?;
+        Ok(Device { socket: Some((role, path)), port, shared, thread: Some(thread) })
     }
 
     /// Detaches the front end and ends the channel, within a worker's batch. A server's socket file is removed.
@@ -184,8 +202,7 @@ impl Device {
         let (rx, tx) = (self.port.status(Queue::Rx), self.port.status(Queue::Tx));
         let live = self.shared.live();
         DeviceStatus {
-            role: self.role,
-            path: self.path.clone(),
+            socket: self.socket.clone(),
             offered: Features::OFFERED,
             attached: live.attached.clone(),
             rx,
@@ -216,6 +233,12 @@ impl Device {
         self.shared.wish_export(sender);
         receiver.recv_timeout(PATIENCE).ok().flatten()
     }
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, StartError> {
+    // Linux shows 15 bytes of a thread's name; NUL is not allowed in one.
+    let name = format!("vu-{}", name.replace('\0', ""));
+    Builder::new().name(name).stack_size(STACK).spawn(body).map_err(StartError::Thread)
 }
 
 impl Drop for Device {

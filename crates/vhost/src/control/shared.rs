@@ -32,6 +32,8 @@ pub(super) struct Live {
     pub last_detach: Option<Detach>,
     /// Why no front end can come, if we know.
     pub trouble: Option<String>,
+    /// What the front end in this process said before it left.
+    pub farewell: Option<String>,
 }
 
 pub(super) struct Shared {

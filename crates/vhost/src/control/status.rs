@@ -10,10 +10,8 @@ use crate::{memory::RegionInfo, net::Features, ring::RingStatus};
 /// A device at one moment.
 #[derive(Clone, Debug)]
 pub struct DeviceStatus {
-    /// Who owns the socket.
-    pub role: Role,
-    /// The socket.
-    pub path: PathBuf,
+    /// Who owns the socket, and where it is; `None` if the front end is in this process.
+    pub socket: Option<(Role, PathBuf)>,
     /// The features that guests are offered.
     pub offered: Features,
     /// The front end that is attached, and what it negotiated.

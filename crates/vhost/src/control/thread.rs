@@ -57,20 +57,20 @@ pub(super) struct Thread {
 }
 
 /// A front end that is connected.
-struct Connection {
-    socket: OwnedFd,
-    session: Session,
+pub(super) struct Connection {
+    pub socket: OwnedFd,
+    pub session: Session,
     /// It has spoken.
-    attached: bool,
+    pub attached: bool,
 }
 
 impl Thread {
-    /// Runs until it is asked to stop. `resumed` is a front end that somebody else served before.
-    pub fn run(&self, resumed: Option<(OwnedFd, Session)>) {
+    /// Runs until it is asked to stop, or nobody can come any more. `next` is a front end that is there already: somebody else served
+    /// it before, or it is in this process.
+    pub fn run(&self, mut next: Option<Connection>) {
         // A host may have many of these threads: those that wait for their next look wake together. If it is refused, each wakes alone.
         let _ = set_current_timer_slack(NonZeroU64::new(SLACK.as_nanos() as u64));
         let mut pace = super::pace::Pace::new(CONNECTIONS.0, CONNECTIONS.1);
-        let mut next = resumed.map(|(socket, session)| Connection { socket, session, attached: true });
         loop {
             let connection = match next.take() {
                 Some(connection) => connection,
@@ -271,11 +271,16 @@ impl Thread {
 
     /// Nothing of the front end is left. If it never spoke, nobody heard of it.
     fn detach(&self, lost: &Lost) {
-        let reason = match lost {
-            Lost::Stopped => REMOVED,
-            Lost::Because(reason) => reason,
-        };
         let mut live = self.shared.live();
+        let farewell = live.farewell.take();
+        let reason = match (lost, &farewell) {
+            (Lost::Stopped, _) => REMOVED,
+            (Lost::Because(_), Some(said)) => said,
+            (Lost::Because(reason), None) => reason,
+        };
+        if *lost != Lost::Stopped && self.server.is_none() && self.shared.listener.is_none() {
+            live.trouble = Some(reason.to_owned());
+        }
         let attached = live.attached.take().is_some();
         if attached || !matches!(reason, wire::CLOSED | wire::RESET | REMOVED) {
             live.last_detach = Some(Detach { reason: reason.to_owned(), at: SystemTime::now() });

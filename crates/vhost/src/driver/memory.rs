@@ -414,7 +414,7 @@ impl Span {
     /// # Panics
     /// If they are not inside the span: a mistake of the caller, never of the device.
     #[inline]
-    fn at(&self, at: usize, len: usize) -> *mut u8 {
+    pub(super) fn at(&self, at: usize, len: usize) -> *mut u8 {
         assert!(len <= self.len && at <= self.len - len, "guest memory span of {} bytes: {at} + {len}", self.len);
         // SAFETY: offset + len was inside the mapping when the span was made, at + len is inside the span (checked above),
         // and the span keeps the mapping alive.

@@ -28,6 +28,7 @@ pub mod raw;
 pub mod ring;
 #[cfg(test)]
 mod tests;
+pub mod transfer;
 pub mod vm;
 
 pub use control::{Connection, ControlError, DirtyLog, Listener, MemoryMessages, Nic, ProtocolFeatures, Start};

@@ -17,16 +17,17 @@ use butterfly_api::{
 };
 use butterfly_datapath::{
     AddError, Admission, DeviceStatus, DropPlace, DropReport, DropRow, DroppedPacket, Explanation, Fate, FdbKind, FdbRow,
-    Features, GroupChange, GroupRow, Mac, Mark, Negotiated, NeighbourRow, NetworkReport, NoAnswer, PeerReport, Peers, PlaceDrops,
-    Question, Refused, RemoteMac, RingStatus, SessionEnd, SessionFilter, SessionRow, SessionTable, Step, Target, Timeouts,
-    TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec, Walk, WorkerReport,
+    Features, Front, GroupChange, GroupRow, GuestReport, Mac, Machine, Mark, Negotiated, NeighbourRow, NetworkReport, NoAnswer,
+    PeerReport, Peers, Pings, PlaceDrops, Question, Refused, RemoteMac, RingStatus, SessionEnd, SessionFilter, SessionRow,
+    SessionTable, Step, Target, Timeouts, Times, TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec, Walk,
+    WorkerReport,
 };
 use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup, SocketDir, Vni};
 use butterfly_vhost::{control::Detach, memory::RegionInfo};
 use protobuf::Message;
 use std::{
     cell::RefCell,
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     net::IpAddr,
     sync::mpsc::Receiver,
     time::{Duration, UNIX_EPOCH},
@@ -44,6 +45,8 @@ pub(super) struct Fake {
     /// It has an uplink.
     pub(super) uplink: bool,
     pub(super) peers: Peers,
+    /// Vnics whose own guests ended.
+    pub(super) gone: BTreeSet<String>,
     calls: Vec<String>,
     /// The next calls that may fail: do they?
     pub(super) refusals: VecDeque<Option<&'static str>>,
@@ -81,6 +84,7 @@ impl Dataplane for Fake {
     fn add_vnic(&mut self, spec: VnicSpec) -> Result<(), AddError> {
         self.calls.push(format!("add {}", spec.id));
         self.outcome()?;
+        self.gone.remove(&spec.id);
         assert!(self.vnics.insert(spec.id.clone(), spec).is_none(), "added twice");
         Ok(())
     }
@@ -141,10 +145,12 @@ impl Dataplane for Fake {
             tx_trouble: None,
         };
         let device = DeviceStatus {
-            role: spec.role,
-            path: spec.path.clone(),
+            socket: match &spec.front {
+                Front::Socket { role, path } => Some((*role, path.clone())),
+                Front::Inside(_) => None,
+            },
             offered: Features::OFFERED,
-            attached: Some(attached),
+            attached: Some(attached).filter(|_| !self.gone.contains(id)),
             rx: None,
             tx: Some(ring),
             others_waiting: true,
@@ -153,9 +159,20 @@ impl Dataplane for Fake {
             trouble: Some("trouble".into()),
         };
         let drops = butterfly_datapath::reasons().zip(1..).collect();
+        let guest = match &spec.front {
+            Front::Socket { .. } => None,
+            Front::Inside(Machine::Tap { .. }) => Some(GuestReport::Tap { interface: format!("tap-{id}"), refused: 9 }),
+            Front::Inside(Machine::Echo) => Some(GuestReport::Bench(Pings::default())),
+            Front::Inside(Machine::Ping { .. }) => {
+                let micros = Duration::from_micros;
+                let times = Times { count: 2, min: micros(10), sum: micros(40), max: micros(30) };
+                Some(GuestReport::Bench(Pings { requests: 3, times: Some(times) }))
+            }
+        };
         Some(VnicReport {
             spec,
             device,
+            guest,
             received: (1, 100),
             delivered: (2, 200),
             flooded: 5,

@@ -1,7 +1,7 @@
 //! Random sequences of requests, held against what must always be true.
 
 use super::host::Host;
-use butterfly_datapath::VnicPolicy;
+use butterfly_datapath::{Front, VnicPolicy};
 
 /// A request of a random sequence about few ids, addresses and networks, so that they meet.
 fn any_request() -> impl proptest::strategy::Strategy<Value = String> {
@@ -53,7 +53,8 @@ fn check_invariants(host: &mut Host) {
             groups: nic.security_groups.names().to_vec(),
         };
         assert_eq!((spec.mac.0, spec.vni, &spec.policy), (nic.mac.octets(), nic.vni.number(), &policy));
-        assert_eq!(spec.path, nic.kind.socket().unwrap().path());
+        let Front::Socket { path, .. } = &spec.front else { panic!("{spec:?}") };
+        assert_eq!(path, nic.kind.socket().unwrap().path());
     }
     assert_eq!(daemon.groups, daemon.dataplane.groups);
     for (number, one) in declared.iter().enumerate() {

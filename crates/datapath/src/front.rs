@@ -1,0 +1,93 @@
+//! What is on the other side of a vnic, and how it is opened.
+
+use std::{net::IpAddr, path::PathBuf, sync::Arc};
+
+use butterfly_guest::{Guest, Machine, Prepared, Vnic};
+use butterfly_vhost::{
+    control::{Device, DeviceConfig, DeviceEvents, Role},
+    port::Port,
+};
+
+use crate::{plane::AddError, switch::VnicSpec};
+
+/// What is on the other side of a vnic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Front {
+    /// A virtual machine, by way of a vhost-user socket.
+    Socket {
+        /// Who owns the socket.
+        role: Role,
+        /// Where it is.
+        path: PathBuf,
+    },
+    /// A guest of our own.
+    Inside(Machine),
+}
+
+/// A vnic's other side before the vnic is there: what can be refused was made.
+pub(crate) enum Ready {
+    Socket { role: Role, path: PathBuf },
+    Inside(Prepared),
+}
+
+/// A vnic's other side.
+pub(crate) struct Opened {
+    pub device: Device,
+    pub guest: Option<Guest>,
+}
+
+fn failed(why: impl ToString) -> AddError {
+    AddError::Device(why.to_string())
+}
+
+impl Front {
+    /// Prepares it for a vnic of a network with this MTU.
+    pub(crate) fn prepare(&self, spec: &VnicSpec, mtu: u32) -> Result<Ready, AddError> {
+        match self {
+            Front::Socket { role, path } => Ok(Ready::Socket { role: *role, path: path.clone() }),
+            Front::Inside(machine) => {
+                let vnic = Vnic { id: spec.id.clone(), mac: spec.mac, ip: first(&spec.policy.ips), mtu };
+                machine.prepare(vnic).map(Ready::Inside).map_err(failed)
+            }
+        }
+    }
+}
+
+/// The address of a vnic that its own guest uses.
+pub(crate) fn first(ips: &[IpAddr]) -> Option<IpAddr> {
+    ips.first().copied()
+}
+
+impl Ready {
+    /// Opens it. A guest of our own is attached when this returns; `told` hears of what it measures.
+    pub fn open(
+        self,
+        name: &str,
+        port: Arc<Port>,
+        events: Arc<dyn DeviceEvents>,
+        told: butterfly_guest::Told,
+    ) -> Result<Opened, AddError> {
+        match self {
+            Ready::Socket { role, path } => {
+                let config = DeviceConfig { name: name.to_owned(), role, path, port, events };
+                Ok(Opened { device: Device::start(config).map_err(failed)?, guest: None })
+            }
+            Ready::Inside(machine) => {
+                let (device, connection, farewell) = Device::start_inside(name, port, events).map_err(failed)?;
+                let guest = machine.attach(connection, farewell, told).map_err(failed)?;
+                Ok(Opened { device, guest: Some(guest) })
+            }
+        }
+    }
+}
+
+impl Opened {
+    /// Detaches whoever is attached and closes it. Of a guest of our own nothing is left.
+    pub fn close(self) {
+        // The vnic ends, not its guest: that is the reason that is told.
+        self.device.stop();
+        if let Some(guest) = self.guest {
+            guest.stop();
+        }
+    }
+}

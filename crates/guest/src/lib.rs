@@ -1,0 +1,209 @@
+//! Guests of our own: what is behind a vnic that no virtual machine attaches to.
+//!
+//! Such a vnic is like any other: its machine is a thread here, with the driver's side of virtqueues, at the other end of a control channel
+//! without a name. So nothing of the switch has to know of it. Behind a TAP vnic frames are relayed to and from a TAP device ([`Machine::Tap`]);
+//! behind a BENCH vnic they are made and answered here ([`Machine::Ping`], [`Machine::Echo`]).
+//!
+//! A thread sleeps unless there is something to do, takes at most [`BURST`] frames of a kind at a time, and never holds up the switch: it is
+//! as slow a reader as a virtual machine may be.
+
+#![forbid(unsafe_code)]
+
+mod echo;
+mod nic;
+mod ping;
+mod relay;
+mod seat;
+
+use std::{
+    io,
+    net::IpAddr,
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread::JoinHandle,
+};
+
+use butterfly_packet::Mac;
+use butterfly_uplink::station::{Station, StationConfig};
+use butterfly_vhost::{
+    control::Farewell,
+    driver::{ControlError, MemoryError},
+};
+
+pub use ping::{Pings, Times};
+use seat::{Seat, Wishes};
+
+/// Most frames that are taken from one side before the other has its turn.
+pub const BURST: usize = 64;
+
+/// What is behind a vnic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Machine {
+    /// A TAP device.
+    Tap {
+        /// The network namespace it is moved to, as a file; none: it stays in ours.
+        namespace: Option<PathBuf>,
+    },
+    /// Sends echo requests, one after the other, and measures how long the answers take.
+    Ping {
+        /// To this address.
+        ip: IpAddr,
+        /// Behind this one.
+        mac: Mac,
+    },
+    /// Answers echo requests.
+    Echo,
+}
+
+/// The vnic as its machine has to know it.
+#[derive(Clone, Debug)]
+pub struct Vnic {
+    /// Its name.
+    pub id: String,
+    /// Its address.
+    pub mac: Mac,
+    /// Its first IP address: a TAP device needs none.
+    pub ip: Option<IpAddr>,
+    /// Largest IP packet of its network, in bytes.
+    pub mtu: u32,
+}
+
+/// Why there is no guest.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the texts say it
+pub enum Error {
+    #[error(transparent)]
+    Device(#[from] butterfly_uplink::Error),
+    #[error("cannot attach to the switch: {0}")]
+    Channel(#[from] ControlError),
+    #[error("cannot make the memory of a guest: {0}")]
+    Memory(#[from] MemoryError),
+    #[error("cannot start the thread of a guest: {0}; look at the limits of processes, memory and open files")]
+    Thread(#[from] io::Error),
+}
+
+/// A machine that is ready but for its vnic: what can be refused was made.
+pub struct Prepared {
+    body: Body,
+    vnic: Vnic,
+}
+
+enum Body {
+    Tap(Station),
+    Ping(IpAddr, Mac),
+    Echo,
+}
+
+/// Who is told of each measurement of a thousand answers.
+pub type Told = Box<dyn Fn(Times) + Send>;
+
+impl Machine {
+    /// Makes what the machine needs. On an error nothing is left.
+    pub fn prepare(&self, vnic: Vnic) -> Result<Prepared, Error> {
+        let body = match self {
+            Machine::Tap { namespace } => Body::Tap(Station::make(&StationConfig {
+                name: vnic.id.clone(),
+                mac: vnic.mac,
+                mtu: vnic.mtu,
+                namespace: namespace.clone(),
+            })?),
+            Machine::Ping { ip, mac } => Body::Ping(*ip, *mac),
+            Machine::Echo => Body::Echo,
+        };
+        Ok(Prepared { body, vnic })
+    }
+}
+
+impl Prepared {
+    /// Attaches to the vnic at the other end of `connection` and starts. When this returns, the vnic's queues run.
+    pub fn attach(self, connection: UnixStream, farewell: Farewell, told: Told) -> Result<Guest, Error> {
+        let Prepared { body, vnic } = self;
+        let wishes = Arc::new(Wishes::new(vnic.ip)?);
+        let station = if let Body::Tap(station) = &body { Some(station) } else { None };
+        let mut seat = Seat::take(connection, station, wishes.clone())?;
+        let counts = Arc::new(Counts::default());
+        let interface = station.map(|station| station.name().to_owned());
+        let name = format!("guest-{}", vnic.id.replace('\0', ""));
+        let mine = counts.clone();
+        let body = move || {
+            let end = match body {
+                Body::Tap(station) => relay::run(&mut seat, &station, &mine.refused),
+                Body::Ping(ip, mac) => ping::run(&mut seat, &vnic, (ip, mac), &mine.pings, &told),
+                Body::Echo => echo::run(&mut seat, &vnic),
+            };
+            if let Some(reason) = end.reason() {
+                farewell.say(reason);
+            }
+        };
+        let thread = std::thread::Builder::new().name(name).spawn(body)?;
+        Ok(Guest { interface, counts, wishes, thread: Some(thread) })
+    }
+}
+
+/// What the thread counts.
+#[derive(Default)]
+struct Counts {
+    refused: AtomicU64,
+    pings: ping::Record,
+}
+
+/// What an operator sees of a guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Report {
+    /// A TAP device.
+    Tap {
+        /// The name it was made with.
+        interface: String,
+        /// Frames that it did not take, as it is down.
+        refused: u64,
+    },
+    /// What was asked and answered.
+    Bench(Pings),
+}
+
+/// A running guest. Dropping it is as good as [`Guest::stop`].
+pub struct Guest {
+    /// Of a TAP device.
+    interface: Option<String>,
+    counts: Arc<Counts>,
+    wishes: Arc<Wishes>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Guest {
+    /// What an operator sees.
+    pub fn report(&self) -> Report {
+        match &self.interface {
+            Some(interface) => Report::Tap { interface: interface.clone(), refused: self.counts.refused.load(Ordering::Relaxed) },
+            None => Report::Bench(self.counts.pings.read()),
+        }
+    }
+
+    /// Gives it another IP address.
+    pub fn readdress(&self, ip: Option<IpAddr>) {
+        self.wishes.readdress(ip);
+    }
+
+    /// Ends it. When this returns, its TAP device is gone.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.wishes.stop();
+            // A panic was its last act; unwinding released what it held.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.end();
+    }
+}

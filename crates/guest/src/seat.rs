@@ -1,0 +1,149 @@
+//! A guest at its place: attached to the switch, asleep until there is something to do.
+
+use std::{
+    io,
+    net::IpAddr,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use butterfly_uplink::station::{Offloads, Station};
+use butterfly_vhost::{
+    driver::{Connection, ControlError, Start},
+    net::Features,
+};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use crate::{
+    Error,
+    nic::{NEEDED, Nic, NicError, WANTED},
+};
+
+/// What is wished of a guest by whoever holds it.
+pub(crate) struct Wishes {
+    wake: OwnedFd,
+    stop: AtomicBool,
+    ip: Mutex<Option<IpAddr>>,
+}
+
+impl Wishes {
+    pub fn new(ip: Option<IpAddr>) -> io::Result<Wishes> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Wishes { wake, stop: AtomicBool::new(false), ip: Mutex::new(ip) })
+    }
+
+    fn wake(&self) {
+        // Full means that it is readable, which is all that is wanted.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    pub fn readdress(&self, ip: Option<IpAddr>) {
+        *self.ip.lock().unwrap_or_else(PoisonError::into_inner) = ip;
+        self.wake();
+    }
+}
+
+/// Why a guest ends.
+pub(crate) enum End {
+    /// It was told to.
+    Stopped,
+    /// The switch closed the control channel, and knows why.
+    Closed,
+    /// Something else: a sentence without a full stop.
+    Because(String),
+}
+
+impl End {
+    /// What the switch does not know.
+    pub fn reason(self) -> Option<String> {
+        match self {
+            End::Stopped | End::Closed => None,
+            End::Because(reason) => Some(reason),
+        }
+    }
+}
+
+impl From<NicError> for End {
+    fn from(error: NicError) -> End {
+        End::Because(format!("an error of a queue between the switch and its own guest, please report it: {error}"))
+    }
+}
+
+/// A guest that is attached.
+pub(crate) struct Seat {
+    pub nic: Nic,
+    /// The guest stays as long as this is open.
+    channel: UnixStream,
+    wishes: Arc<Wishes>,
+}
+
+impl Seat {
+    /// Attaches; frames of a TAP device may leave to the switch what it accepts from a guest. The queues run when this returns.
+    pub fn take(stream: UnixStream, station: Option<&Station>, wishes: Arc<Wishes>) -> Result<Seat, Error> {
+        let channel = stream.try_clone()?;
+        let mut connection = Connection::new(stream)?;
+        let features = connection.negotiate(WANTED, Connection::usual_protocol())?;
+        if !features.has(NEEDED) {
+            return Err(ControlError::Missing(NEEDED.without(features)).into());
+        }
+        if let Some(station) = station {
+            station.set_offloads(Offloads {
+                checksum: features.has(Features::CSUM),
+                tso4: features.has(Features::HOST_TSO4),
+                tso6: features.has(Features::HOST_TSO6),
+                ecn: features.has(Features::HOST_ECN),
+            })?;
+        }
+        let nic = Nic::new(features)?;
+        connection.start(&nic, &Start::default())?;
+        Ok(Seat { nic, channel, wishes })
+    }
+
+    /// Whether it is to end.
+    pub fn stopping(&self) -> bool {
+        self.wishes.stop.load(Ordering::Acquire)
+    }
+
+    /// Its IP address.
+    pub fn ip(&self) -> Option<IpAddr> {
+        *self.wishes.ip.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sleeps until a frame was delivered, `file` can be read and there is room for what comes from it, something is wished, or `timeout`
+    /// is over. Returns whether `file` only reports errors.
+    pub fn sleep(&mut self, file: Option<BorrowedFd<'_>>, timeout: Option<Duration>) -> Result<bool, End> {
+        let room = file.is_none() || self.nic.room()? > 0;
+        let mut broken = false;
+        if self.nic.arm(room) {
+            let [received, sent] = self.nic.interrupts();
+            let other = file.filter(|_| room).unwrap_or(sent);
+            let fds = [self.wishes.wake.as_fd(), self.channel.as_fd(), received, other];
+            let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+            let timeout = timeout.map(|time| Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() });
+            // Interrupted by a signal: whoever has nothing to do sleeps again.
+            let _ = poll(&mut fds, timeout.as_ref());
+            let [wake, channel, _, other] = fds.map(|fd| fd.revents());
+            if !wake.is_empty() {
+                let _ = rustix::io::read(&self.wishes.wake, &mut [0u8; 8]);
+            }
+            if !channel.is_empty() {
+                return Err(if self.stopping() { End::Stopped } else { End::Closed });
+            }
+            broken = file.is_some() && room && other.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL);
+        }
+        self.nic.disarm();
+        Ok(broken)
+    }
+}

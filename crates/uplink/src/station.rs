@@ -1,0 +1,179 @@
+//! A TAP device that somebody on this host uses: a container, another network namespace, the host itself.
+//!
+//! Unlike [`crate::tap`] this is not a way out: what uses the device is a station like a virtual machine, with the address of its vnic. Frames
+//! carry the virtio-net header of 12 bytes, so they go between the device and virtqueues as they are.
+
+use std::{
+    fs::{File, OpenOptions},
+    io,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::OpenOptionsExt,
+    },
+    path::{Path, PathBuf},
+};
+
+use butterfly_packet::Mac;
+
+use crate::{
+    Error,
+    kernel::Kernel,
+    sys::{self, TapName},
+    tap::{MAX_MTU, open_tun},
+};
+
+/// Length of the virtio-net header before each frame (virtio 1.2, 5.1.6).
+pub const HEADER_LEN: usize = 12;
+/// What the kernel is asked for where no better name is to be had.
+const NUMBERED: &str = "tap%d";
+/// `NSFS_MAGIC`: the file system of namespaces.
+const NAMESPACES: u64 = 0x6e73_6673;
+
+/// What the device is to be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StationConfig {
+    /// The name it gets if it can have it; else one of the kernel's choice. In another namespace it must be free.
+    pub name: String,
+    /// The address of the one who uses it.
+    pub mac: Mac,
+    /// Largest IP packet, in bytes. The kernel takes up to 65,521.
+    pub mtu: u32,
+    /// The network namespace it is moved to, as a file.
+    pub namespace: Option<PathBuf>,
+}
+
+/// What may be left to the reader of the device.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Offloads {
+    /// Checksums.
+    pub checksum: bool,
+    /// Cutting TCP over IPv4 into segments; nothing without `checksum`.
+    pub tso4: bool,
+    /// The same over IPv6.
+    pub tso6: bool,
+    /// The same of TCP with ECN.
+    pub ecn: bool,
+}
+
+/// A TAP device. It goes when this is dropped, or the process ends.
+#[derive(Debug)]
+pub struct Station {
+    tun: OwnedFd,
+    name: String,
+}
+
+impl Station {
+    /// Makes the device, moves it and takes it up. Needs `CAP_NET_ADMIN`. On an error nothing is left.
+    pub fn make(config: &StationConfig) -> Result<Station, Error> {
+        let namespace = config.namespace.as_deref().map(open_namespace).transpose()?;
+        let wanted = is_name(&config.name).then_some(config.name.as_str());
+        let tun = open_tun()?;
+        // One that moves gets its name where it goes.
+        let name = match wanted.filter(|_| namespace.is_none()) {
+            Some(wanted) => match make(&tun, wanted) {
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => make(&tun, NUMBERED),
+                made => made,
+            },
+            None => make(&tun, NUMBERED),
+        };
+        let name = name.map_err(|error| Error::failed("cannot make a TAP device", error))?;
+        let mut kernel = Kernel::open()?;
+        let made = kernel.interface(&name)?;
+        let mtu = config.mtu.min(MAX_MTU);
+        kernel.set_station(&made, config.mac, mtu, namespace.is_none()).map_err(|error| {
+            Error::failed(format!("cannot give the TAP device {name} the address {} and the MTU {mtu}", config.mac), error)
+        })?;
+        let (Some(namespace), Some(path)) = (namespace, &config.namespace) else { return Ok(Station { tun, name }) };
+        let there = wanted.unwrap_or(NUMBERED);
+        kernel.move_to(&made, namespace.as_fd(), there).map_err(|error| not_moved(path, there, error))?;
+        let name = sys::tap_name(tun.as_fd()).map_err(|error| Error::failed("cannot ask for the name of a TAP device", error))?;
+        Ok(Station { tun, name })
+    }
+
+    /// The name it was made with. Who uses it may give it another.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Says what frames may leave to their reader.
+    pub fn set_offloads(&self, offloads: Offloads) -> Result<(), Error> {
+        let Offloads { checksum, tso4, tso6, ecn } = offloads;
+        let flags = [(checksum, libc::TUN_F_CSUM), (checksum && tso4, libc::TUN_F_TSO4), (checksum && tso6, libc::TUN_F_TSO6)];
+        let ecn = (checksum && ecn && (tso4 || tso6), libc::TUN_F_TSO_ECN);
+        let takes = flags.into_iter().chain([ecn]).filter(|(on, _)| *on).fold(0, |all, (_, flag)| all | flag);
+        sys::set_tap_offloads(self.tun.as_fd(), takes as usize)
+            .map_err(|error| Error::failed(format!("cannot set the offloads of the TAP device {}", self.name), error))
+    }
+}
+
+impl AsFd for Station {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.tun.as_fd()
+    }
+}
+
+fn make(tun: &OwnedFd, name: &str) -> io::Result<String> {
+    sys::make_tap(tun.as_fd(), name, TapName::New, HEADER_LEN as i32)
+}
+
+/// Whether an interface can be called so, and everybody who reads its name copes: printable, no pattern, nothing that sysctls are
+/// called.
+fn is_name(name: &str) -> bool {
+    let fine = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'/' | b':' | b'%');
+    (1..libc::IFNAMSIZ).contains(&name.len()) && name.bytes().all(fine) && !matches!(name, "." | ".." | "all" | "default")
+}
+
+/// Looks before it opens: opening some files does something.
+fn open_namespace(path: &Path) -> Result<File, Error> {
+    let what = || format!("cannot use the network namespace {}", path.display());
+    let failed = |error: io::Error| {
+        let absent = error.kind() == io::ErrorKind::NotFound;
+        let error = Error::failed(what(), error);
+        if absent {
+            error.help("`ip netns` lists those that have a name; `ip netns attach NAME PID` gives one to that of a process")
+        } else {
+            error
+        }
+    };
+    let no_namespace = || Error::refused(format!("{}: it is no namespace", what())).help("it may have been one that was deleted");
+    let found = rustix::fs::statfs(path).map_err(|error| failed(error.into()))?;
+    if found.f_type as u64 != NAMESPACES {
+        return Err(no_namespace());
+    }
+    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path).map_err(failed)
+}
+
+fn not_moved(path: &Path, name: &str, error: io::Error) -> Error {
+    let what = format!("cannot move a TAP device into the network namespace {}", path.display());
+    match error.raw_os_error() {
+        Some(libc::EEXIST) => Error::refused(format!("{what}: it has an interface called {name} already"))
+            .help("remove or rename that one, or give the nic another id"),
+        Some(libc::EINVAL) => Error::refused(format!("{what}: it is no network namespace")),
+        _ => Error::failed(what, error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_everybody_can_read_becomes_a_name() {
+        for name in ["a", "vm-1", "eth0", "fifteen-letters", "veth0@if3"] {
+            assert!(is_name(name), "{name}");
+        }
+        for name in ["", ".", "..", "sixteen-letters!", "a b", "a:1", "a%d", "a/b", "é", "all", "default", "a\0"] {
+            assert!(!is_name(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_namespace_is_refused_unopened() {
+        let refusal = |path: &str| open_namespace(Path::new(path)).unwrap_err().to_string();
+        assert!(refusal("/run/netns/there-is-no-such").contains("ip netns attach"));
+        for path in ["/dev/null", "/etc/passwd", "/proc/self", "/"] {
+            assert!(refusal(path).contains("it is no namespace"), "{path}");
+        }
+        assert!(open_namespace(Path::new("/proc/self/ns/net")).is_ok());
+    }
+}
