@@ -7,6 +7,7 @@ mod accounting;
 mod agreement;
 mod api;
 mod client;
+mod containers;
 mod drill;
 mod drops;
 mod events;

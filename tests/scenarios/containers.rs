@@ -1,0 +1,420 @@
+//! TAP vnics: programs of the host in network namespaces of their own, as containers are.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream},
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+
+};
+
+use butterfly_api::proto::{self, NicShow, Request, nic};
+use butterfly_packet::{build, icmp::Icmp, ipv4::Ipv4};
+use butterfly_tests::{
+    Daemon, Host, Nic, PATIENCE, eventually,
+    frames::{mac, pattern},
+    groups,
+    station::usual,
+};
+use protobuf::MessageField;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+const VNI: u32 = 7;
+
+/// A network namespace with a name. It is deleted when this is dropped.
+struct Netns(String);
+
+impl Netns {
+    fn new() -> Netns {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("bfly-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        run("ip", &["netns", "add", &name]);
+        let netns = Netns(name);
+        netns.run("ip link set lo up");
+        netns
+    }
+
+    /// Runs a command in it.
+    fn output(&self, command: &str) -> Output {
+        let words: Vec<&str> = ["netns", "exec", &self.0].into_iter().chain(command.split_whitespace()).collect();
+        Command::new("ip").args(&words).stdin(Stdio::null()).output().unwrap()
+    }
+
+    /// The same of one that has to succeed; what it printed.
+    #[track_caller]
+    fn run(&self, command: &str) -> String {
+        let words: Vec<&str> = ["netns", "exec", &self.0].into_iter().chain(command.split_whitespace()).collect();
+        run("ip", &words)
+    }
+
+    fn spawn(&self, command: &str) -> Child {
+        let words: Vec<&str> = ["netns", "exec", &self.0].into_iter().chain(command.split_whitespace()).collect();
+        Command::new("ip").args(&words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    }
+
+    /// Does something in it, in a thread of its own.
+    fn inside<R: Send>(&self, body: impl FnOnce() -> R + Send) -> R {
+        let file = fs::File::open(format!("/run/netns/{}", self.0)).unwrap();
+        std::thread::scope(|scope| {
+            let entered = scope.spawn(move || {
+                move_into_link_name_space(std::os::fd::AsFd::as_fd(&file), Some(LinkNameSpaceType::Network)).unwrap();
+                body()
+            });
+            entered.join().unwrap()
+        })
+    }
+
+    fn pings(&self, address: &str) -> bool {
+        self.output(&format!("ping -n -c 1 -W 5 {address}")).status.success()
+    }
+}
+
+impl Drop for Netns {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "del", &self.0]).stderr(Stdio::null()).status();
+    }
+}
+
+#[track_caller]
+fn run(program: &str, words: &[&str]) -> String {
+    let output = Command::new(program).args(words).stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{program} {words:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The `n`th TAP vnic: 10.0.0.n.
+fn tap(id: &str, n: u8, netns: Option<&str>) -> proto::Nic {
+    proto::Nic {
+        id: Some(id.to_owned()),
+        mac: Some(mac(n.into()).to_string()),
+        vni: Some(VNI),
+        ip: vec![format!("10.0.0.{n}")],
+        type_: Some(nic::Type::TAP.into()),
+        netns: netns.map(str::to_owned),
+        ..proto::Nic::default()
+    }
+}
+
+fn open(nic: proto::Nic) -> proto::Nic {
+    proto::Nic { bypass_filtering: Some(true), ..nic }
+}
+
+fn declare(daemon: &Daemon, nic: proto::Nic) -> Result<String, String> {
+    let response = daemon.ask(Request { nic_add: MessageField::some(nic), ..Request::default() })?;
+    Ok(response.nic_add.path().to_owned())
+}
+
+fn show(daemon: &Daemon, id: &str) -> NicShow {
+    daemon.ask(Request { nic_show: Some(id.to_owned()), ..Request::default() }).unwrap().nic_show.unwrap()
+}
+
+/// A vnic without a filter in a namespace of its own, with an address.
+fn container(daemon: &Daemon, id: &str, n: u8) -> Netns {
+    let netns = Netns::new();
+    let interface = declare(daemon, open(tap(id, n, Some(&netns.0)))).unwrap();
+    netns.run(&format!("ip addr add 10.0.0.{n}/24 dev {interface}"));
+    netns
+}
+
+/// The thin slice: what a container sends arrives at a virtual machine, and back.
+#[test]
+fn a_container_pings_a_virtual_machine() {
+    let Some(host) = Host::process() else { return };
+    let mut vm = host.station(&Nic::bypass("vm", mac(1), VNI), &usual());
+    let netns = container(host.daemon(), "tap-a", 2);
+    let link = netns.run("ip -o link show dev tap-a");
+    assert!(link.contains("mtu 1500") && link.contains(&mac(2).to_string()) && link.contains("UP"), "{link}");
+
+    let mut ping = netns.spawn("ping -n -c 3 -i 0.01 -W 5 10.0.0.1");
+    let mut answered = 0;
+    while answered < 3 {
+        let frame = vm.receive();
+        match frame[12..14] {
+            [8, 6] if frame[21] == 1 && frame[38..42] == [10, 0, 0, 1] => {
+                vm.send(&build::ethernet(mac(1), mac(2)).arp_reply([10, 0, 0, 1], [10, 0, 0, 2]));
+            }
+            [8, 0] => {
+                let ip = Ipv4::parse(&frame[14..]).unwrap();
+                let echo = Icmp::parse(ip.payload().unwrap()).unwrap();
+                let packet = build::ethernet(mac(1), mac(2)).ipv4(ip.destination(), ip.source());
+                vm.send(&packet.icmp(0, 0, echo.rest_of_header(), echo.body()));
+                answered += 1;
+            }
+            // Discovery of the container's own IPv6.
+            _ => {}
+        }
+    }
+    assert!(ping.wait().unwrap().success());
+    let shown = show(host.daemon(), "tap-a");
+    assert!(shown.attached() && shown.in_packets() >= 4 && shown.out_packets() >= 4, "{shown}");
+    assert_eq!((shown.path(), shown.netns()), ("tap-a", netns.0.as_str()));
+    assert!(shown.role.is_none() && shown.peer_pid.is_none() && shown.features_refused.iter().all(|name| name != "csum"));
+}
+
+/// Sends `len` bytes from one container to another over TCP, and compares them.
+fn transfer(from: &Netns, to: &Netns, address: Ipv4Addr, len: usize) {
+    let data = pattern(9, len);
+    let listener = to.inside(|| TcpListener::bind(SocketAddrV4::new(address, 0))).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let sent = data.clone();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let stream = from.inside(|| TcpStream::connect_timeout(&SocketAddrV4::new(address, port).into(), PATIENCE));
+            stream.unwrap().write_all(&sent).unwrap();
+        });
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut got = Vec::new();
+        stream.read_to_end(&mut got).unwrap();
+        assert!(got == data, "{} of {len} bytes, or others", got.len());
+    });
+}
+
+#[test]
+fn containers_exchange_tcp_whatever_their_offloads_are() {
+    let Some(host) = Host::process() else { return };
+    let daemon = host.daemon();
+    let (a, b) = (container(daemon, "tap-a", 1), container(daemon, "tap-b", 2));
+    assert!(a.pings("10.0.0.2") && b.pings("10.0.0.1"));
+    let size = 4 << 20;
+    let before = show(daemon, "tap-a");
+    transfer(&a, &b, Ipv4Addr::new(10, 0, 0, 2), size);
+    let after = show(daemon, "tap-a");
+    let packets = after.in_packets() - before.in_packets();
+    assert!(packets < size as u64 / 1448 / 2, "{packets} packets: no large segments went");
+    // Neither sends partial checksums or segments any more; one by one, so that unlike ends meet too.
+    for netns in [&a, &b] {
+        let interface = if std::ptr::eq(netns, &a) { "tap-a" } else { "tap-b" };
+        netns.run(&format!("ethtool -K {interface} tx off tso off gso off"));
+        transfer(&a, &b, Ipv4Addr::new(10, 0, 0, 2), size);
+        transfer(&b, &a, Ipv4Addr::new(10, 0, 0, 1), size);
+    }
+    assert_eq!(show(daemon, "tap-a").drops.iter().find(|drop| drop.reason() == "bad-offload").unwrap().count(), 0);
+}
+
+#[test]
+fn groups_decide_about_containers_as_about_machines() {
+    let Some(host) = Host::process() else { return };
+    let daemon = host.daemon();
+    let filtered = |id, n, netns: &Netns| {
+        let nic = proto::Nic { security_group: vec!["web".into()], ..tap(id, n, Some(&netns.0)) };
+        let interface = declare(daemon, nic).unwrap();
+        netns.run(&format!("ip addr add 10.0.0.{n}/24 dev {interface}"));
+    };
+    let (a, b) = (Netns::new(), Netns::new());
+    filtered("tap-a", 1, &a);
+    filtered("tap-b", 2, &b);
+    assert!(!a.output("ping -n -c 1 -W 1 10.0.0.2").status.success(), "nothing lets it in");
+    let denied = show(daemon, "tap-b").drops.iter().find(|drop| drop.reason() == "ingress-denied").unwrap().count();
+    assert!(denied > 0);
+    daemon.ask(groups::rule_add("web", "in icmp - 10.0.0.1/32")).unwrap();
+    assert!(a.pings("10.0.0.2"));
+    daemon.ask(groups::rule_add("web", "in tcp 1-65535 10.0.0.0/24")).unwrap();
+    transfer(&a, &b, Ipv4Addr::new(10, 0, 0, 2), 100_000);
+    // It speaks with its own address only.
+    a.run("ip addr add 10.0.0.9/24 dev tap-a");
+    assert!(!a.output("ping -n -c 1 -W 1 -I 10.0.0.9 10.0.0.2").status.success());
+}
+
+/// Frames for everybody, as of DHCP, reach machines and containers.
+#[test]
+fn a_broadcast_reaches_everybody() {
+    let Some(host) = Host::process() else { return };
+    let daemon = host.daemon();
+    let mut vm = host.station(&Nic::bypass("vm", mac(1), VNI), &usual());
+    let (a, b) = (container(daemon, "tap-a", 2), container(daemon, "tap-b", 3));
+    let udp = |netns: &Netns, address: Ipv4Addr| netns.inside(move || std::net::UdpSocket::bind((address, 67)).unwrap());
+    let heard = udp(&b, Ipv4Addr::UNSPECIFIED);
+    heard.set_read_timeout(Some(PATIENCE)).unwrap();
+    let client = udp(&a, Ipv4Addr::new(10, 0, 0, 2));
+    client.set_broadcast(true).unwrap();
+    client.send_to(b"discover", (Ipv4Addr::new(10, 0, 0, 255), 67)).unwrap();
+    let mut got = [0; 100];
+    let (len, from) = heard.recv_from(&mut got).unwrap();
+    assert_eq!((&got[..len], from.ip()), (&b"discover"[..], Ipv4Addr::new(10, 0, 0, 2).into()));
+    eventually("the machine hears it", || vm.pending().iter().any(|frame| frame.ends_with(b"discover") && frame[..6] == [0xff; 6]));
+}
+
+/// The namespace goes under traffic: the vnic says so, the others do not notice, and the same declaration mends it.
+#[test]
+fn a_namespace_that_is_deleted_detaches_its_vnic() {
+    let Some(host) = Host::process() else { return };
+    let daemon = host.daemon();
+    let (a, b, c) = (container(daemon, "tap-a", 1), container(daemon, "tap-b", 2), container(daemon, "tap-c", 3));
+    let mut flood = a.spawn("ping -n -q -f -c 1000000 10.0.0.2");
+    eventually("there is traffic", || show(daemon, "tap-b").out_packets() > 100);
+    let name = b.0.clone();
+    drop(b);
+    eventually("the vnic is detached", || !show(daemon, "tap-b").attached());
+    let shown = show(daemon, "tap-b");
+    let reason = "its network interface tap-b is gone: somebody deleted it, or the network namespace that it was in; \
+                  nic add makes it anew";
+    assert_eq!((shown.last_detach_reason(), shown.trouble()), (reason, reason));
+    assert!(daemon.client_ok(&["events", "tap-b"]).contains(reason));
+    flood.kill().unwrap();
+    flood.wait().unwrap();
+    assert!(a.pings("10.0.0.3") && c.pings("10.0.0.1"), "the others go on");
+
+    let nic = || open(tap("tap-b", 2, Some(&name)));
+    let refused = declare(daemon, nic()).unwrap_err();
+    assert!(refused.contains(&format!("cannot use the network namespace /run/netns/{name}")), "{refused}");
+    run("ip", &["netns", "add", &name]);
+    let b = Netns(name.clone());
+    assert_eq!(declare(daemon, nic()).unwrap(), "tap-b");
+    b.run("ip addr add 10.0.0.2/24 dev tap-b");
+    assert!(a.pings("10.0.0.2"));
+    // An interface that somebody deletes is the same.
+    b.run("ip link del tap-b");
+    eventually("the vnic is detached", || !show(daemon, "tap-b").attached());
+    assert_eq!(declare(daemon, nic()).unwrap(), "tap-b");
+    assert!(show(daemon, "tap-b").attached());
+}
+
+#[test]
+fn nothing_is_left_of_a_hundred() {
+    let Some(host) = Host::process() else { return };
+    let daemon = host.daemon();
+    let netns = Netns::new();
+    let nic = || open(tap("tap-a", 1, Some(&netns.0)));
+    declare(daemon, nic()).unwrap();
+    host.remove("tap-a");
+    let before = (daemon.descriptors(), daemon.threads(), daemon.guest_mappings());
+    for _ in 0..100 {
+        assert_eq!(declare(daemon, nic()).unwrap(), "tap-a");
+        assert!(netns.run("ip -o link").contains("tap-a"));
+        host.remove("tap-a");
+        assert!(!netns.run("ip -o link").contains("tap-a"), "it is gone when the API answers");
+    }
+    // A thread that was waited for is still ending in the kernel.
+    eventually("all is given back", || (daemon.descriptors(), daemon.threads(), daemon.guest_mappings()) == before);
+}
+
+/// docs/containers.md: a process that runs already, by the path of its namespace and by a name for it.
+#[test]
+fn a_running_process_gets_an_interface() {
+    let Some(host) = Host::process() else { return };
+    let daemon = host.daemon();
+    let mut process = Command::new("unshare").args(["--net", "sleep", "60"]).stdin(Stdio::null()).spawn().unwrap();
+    let pid = process.id().to_string();
+    let own = fs::read_link("/proc/self/ns/net").unwrap();
+    eventually("it is in its namespace", || fs::read_link(format!("/proc/{pid}/ns/net")).is_ok_and(|there| there != own));
+    let netns = Netns(format!("bfly-{pid}-of-process"));
+    run("ip", &["netns", "attach", &netns.0, &pid]);
+    let words = ["nic", "add", "--type", "TAP", "--id", "web0", "--mac", "52:54:00:00:00:23", "--vni", "42", "--ip", "10.0.0.23"];
+    for given in [netns.0.clone(), format!("/proc/{pid}/ns/net")] {
+        assert_eq!(daemon.client_ok(&[&words[..], &["--netns", &given]].concat()), "web0\n");
+        netns.run("ip addr add 10.0.0.23/24 dev web0");
+        netns.run("ip route add default via 10.0.0.1");
+        assert!(daemon.client_ok(&["nic", "show", "web0"]).contains(&given));
+    }
+    daemon.client_ok(&["nic", "del", "web0"]);
+    process.kill().unwrap();
+    process.wait().unwrap();
+}
+
+#[test]
+fn an_identical_declaration_changes_nothing_and_a_dump_restores() {
+    let Some(host) = Host::process() else { return };
+    let daemon = host.daemon();
+    let a = container(daemon, "tap-a", 1);
+    let index = || a.run("cat /sys/class/net/tap-a/ifindex");
+    let before = index();
+    assert_eq!(declare(daemon, open(tap("tap-a", 1, Some(&a.0)))).unwrap(), "tap-a");
+    assert_eq!(index(), before);
+    let dump = host.dir().join("dump");
+    fs::write(&dump, daemon.client_ok(&["dump"])).unwrap();
+    host.remove("tap-a");
+    daemon.client_ok(&["request", dump.to_str().unwrap()]);
+    assert!(a.run("ip -o link show dev tap-a").contains("UP"));
+    assert_eq!(fs::read_to_string(&dump).unwrap(), daemon.client_ok(&["dump"]));
+    assert!(daemon.client_ok(&["status"]).contains("\"tap:tap-a\" ["));
+}
+
+#[test]
+fn what_is_no_namespace_is_refused_with_what_to_do() {
+    let Some(host) = Host::process() else { return };
+    let daemon = host.daemon();
+    let netns = Netns::new();
+    netns.run("ip link add tap-a type veth peer name other");
+    let file = host.dir().join("file");
+    fs::write(&file, "").unwrap();
+    for (given, words) in [
+        ("there-is-none-such", "ip netns attach"),
+        (file.to_str().unwrap(), "it is no namespace"),
+        ("/proc/self/ns/mnt", "it is no network namespace"),
+        (&netns.0, "it has an interface called tap-a already"),
+    ] {
+        let refused = declare(daemon, tap("tap-a", 1, Some(given))).unwrap_err();
+        assert!(refused.contains(words), "{given}: {refused}");
+        assert!(host.ids().is_empty());
+    }
+    assert!(!run("ip", &["-o", "link"]).contains(&mac(1).to_string()), "nothing is left of the attempts");
+}
+
+/// In the host's own namespace: a name that is taken is not taken away, and all of it goes with the daemon.
+#[test]
+fn the_host_itself_may_have_one() {
+    let Some(mut host) = Host::process() else { return };
+    let n = std::process::id() % 1000;
+    let id = format!("bfly-tap-{n}");
+    let address = proto::Nic { mac: Some("02:b0:77:00:00:01".into()), ..open(tap(&id, 1, None)) };
+    let name = declare(host.daemon(), address.clone()).unwrap();
+    assert_eq!(name, id);
+    let second = proto::Nic { id: Some("lo".into()), mac: Some("02:b0:77:00:00:02".into()), ..address };
+    let other = declare(host.daemon(), second).unwrap();
+    assert!(other.starts_with("tap"), "{other}");
+    assert!(Path::new(&format!("/sys/class/net/{other}")).exists());
+    host.daemon().signal("KILL");
+    host.daemon_mut().wait_for_end();
+    for name in [name, other] {
+        eventually("the device is gone", || !Path::new(&format!("/sys/class/net/{name}")).exists());
+    }
+}
+
+fn bench(id: &str, n: u8, btype: &str, to: Option<u8>) -> proto::Nic {
+    proto::Nic {
+        type_: Some(nic::Type::BENCH.into()),
+        btype: Some(btype.to_owned()),
+        dip: to.map(|to| format!("10.0.0.{to}")),
+        dmac: to.map(|to| mac(to.into()).to_string()),
+        ..open(tap(id, n, None))
+    }
+}
+
+/// Contract 4.10.
+#[test]
+fn a_generator_measures_what_another_answers() {
+    let Some(host) = Host::process() else { return };
+    let daemon = host.daemon();
+    assert_eq!(declare(daemon, bench("rcv", 2, "ICMP_RCV_LIKE", None)).unwrap(), "(nil)");
+    assert_eq!(declare(daemon, bench("snd", 1, "ICMP_SND_LIKE", Some(2))).unwrap(), "(nil)");
+    let line = || daemon.log().lines().find(|line| line.starts_with("ping time for ")).map(str::to_owned);
+    eventually("a measurement", || line().is_some());
+    let line = line().unwrap();
+    let words: Vec<&str> = line.split(' ').collect();
+    let mean: f64 = words[8].parse().unwrap();
+    assert!(words[3].parse::<u64>().unwrap() >= 1024 && mean > 0.0, "{line}");
+    let stats = |id: &str| {
+        let answer = daemon.ask(Request { nic_stats: Some(id.to_owned()), ..Request::default() });
+        answer.unwrap().nic_stats.unwrap()
+    };
+    let sender = stats("snd");
+    assert!(sender.pings.replies() >= 1024 && sender.pings.requests() >= sender.pings.replies());
+    assert!(sender.pings.min_ns() <= sender.pings.mean_ns() && sender.pings.mean_ns() <= sender.pings.max_ns());
+    // From its own end: 98 bytes for each question that it sent.
+    assert!(sender.out() >= 98 * 1024 && sender.in_() >= 98 * 1024 && sender.out() % 98 == 0, "{sender}");
+    assert!(daemon.client_ok(&["nic", "stats", "snd"]).contains("\nmin/mean/max: "));
+    let graph = daemon.client_ok(&["status"]);
+    assert!(graph.contains("\"rxtx:bench-snd-snd\" [") && graph.contains("\"rxtx:bench-rcv-rcv\" ["), "{graph}");
+    // Nobody answers any more: it goes on asking, at a walk.
+    host.remove("rcv");
+    let before = stats("snd").pings.requests();
+    eventually("it asks", || stats("snd").pings.requests() > before);
+    let dump = host.dir().join("dump");
+    fs::write(&dump, daemon.client_ok(&["dump"])).unwrap();
+    host.remove("snd");
+    daemon.client_ok(&["request", dump.to_str().unwrap()]);
+    assert_eq!(fs::read_to_string(&dump).unwrap(), daemon.client_ok(&["dump"]));
+}
