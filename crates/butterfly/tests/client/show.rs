@@ -211,6 +211,9 @@ fn nic_show_for_programs() {
         "sessions": 9,
         "host_mtu": 1450,
         "packet_trace": null,
+        "netns": null,
+        "interface_refused": null,
+        "pings": null,
         "drops": [
             {"reason": "ring-full", "count": 12, "description": "the receiver took nothing"},
             {"reason": "spoofed-mac", "count": 0, "description": "the source MAC is not the vnic's"},
