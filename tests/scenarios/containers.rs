@@ -7,7 +7,6 @@ use std::{
     path::Path,
     process::{Child, Command, Output, Stdio},
     sync::atomic::{AtomicU32, Ordering},
-
 };
 
 use butterfly_api::proto::{self, NicShow, Request, nic};
@@ -234,7 +233,9 @@ fn a_broadcast_reaches_everybody() {
     let mut got = [0; 100];
     let (len, from) = heard.recv_from(&mut got).unwrap();
     assert_eq!((&got[..len], from.ip()), (&b"discover"[..], Ipv4Addr::new(10, 0, 0, 2).into()));
-    eventually("the machine hears it", || vm.pending().iter().any(|frame| frame.ends_with(b"discover") && frame[..6] == [0xff; 6]));
+    eventually("the machine hears it", || {
+        vm.pending().iter().any(|frame| frame.ends_with(b"discover") && frame[..6] == [0xff; 6])
+    });
 }
 
 /// The namespace goes under traffic: the vnic says so, the others do not notice, and the same declaration mends it.

@@ -12,7 +12,7 @@ pub use envelope::{Error, Message, Messages, error};
 pub use payload::{
     AppConfigReq, AppStatusRes, CaptureReq, CaptureRes, Cidr, Counter, DropListReq, DropListRes, Event, EventListReq,
     EventListRes, ExplainReq, ExplainRes, ExplainWalk, FdbEntry, FdbListReq, FwData, MessageV0, Nic, NicAddRes, NicExportRes,
-    NicShow, NicStats, NicUpdateReq, PacketTrace, Request, Response, Rule, Session, SessionAdmission, SessionFilter,
+    NicShow, NicStats, NicUpdateReq, PacketTrace, Pings, Request, Response, Rule, Session, SessionAdmission, SessionFilter,
     SessionFlushRes, SessionListReq, SessionListRes, SessionTable, Sg, SgMemberAddReq, SgMemberDelReq, SgRuleAddReq,
     SgRuleDelReq, SgRuleStats, Status, TraceOptions, TraceReq, TraceRes, TraceTarget, TracedPacket, TunnelPeer, TunnelShow,
     TunnelShowReq, UplinkShow, Worker, capture_req, drop_list_res, explain_walk, fdb_entry, message_v0, nic, nic_show, rule,
