@@ -103,7 +103,7 @@ fn machine(page: &mut String, show: &NicShow, now: u64) {
         _ => field(page, "socket", show.path()),
     }
     if let Some(netns) = &show.netns {
-        field(page, "network namespace", netns);
+        field(page, "netns", netns);
     }
     if show.role.is_some() {
         field(page, "role", role);
