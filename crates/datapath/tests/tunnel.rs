@@ -432,6 +432,26 @@ fn what_does_not_fit_is_too_big() {
     assert!(moved["a.out.packets"] <= 101, "{moved:?}");
 }
 
+/// What may not be answered (broadcasts, what may be fragmented, no IP) takes nothing from the answers of a second.
+#[test]
+fn what_gets_no_answer_takes_none() {
+    let (mut one, mut two) = pair(false, &bypass(), &bypass());
+    meet(&mut one, &mut two);
+    let data = [1; 1470];
+    let silent = [
+        a_to_b().udp(1, 2, &data),
+        build::ethernet(A, Mac::BROADCAST).ipv4(IP_A, [255; 4]).dont_fragment().udp(1, 2, &data),
+        build::ethernet(A, B).payload(0x88b5, &data),
+    ];
+    for _ in 0..100 {
+        silent.iter().for_each(|frame| one.send("a", frame, EMPTY).unwrap());
+    }
+    assert!(frames_of(&mut one, "a").is_empty());
+    one.send("a", &a_to_b().dont_fragment().udp(1, 2, &data), EMPTY).unwrap();
+    assert_eq!(frames_of(&mut one, "a").len(), 1);
+    assert_eq!(one.moved()["a.drop.too-big"], 301);
+}
+
 /// However many hosts it would have gone to.
 #[test]
 fn a_flood_that_is_too_big_is_one_drop_and_one_answer() {

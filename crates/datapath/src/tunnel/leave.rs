@@ -350,35 +350,28 @@ impl Sending<'_, '_> {
             tap.not_sent(index, TOO_BIG);
         }
         let answers = &mut self.departures.answers;
-        if answers.is_full() || !may_answer(sender, self.context.now) {
-            return;
-        }
+        let Some(answered) = one_more(sender, self.context.now).filter(|_| !answers.is_full()) else { return };
         let mtu = self.tunnel.inner_mtu();
         let mut answer = [0u8; ANSWER];
         if let Some(len) = butterfly_packet::too_big::too_big(frames.head(index), mtu, &mut answer)
             && let Some(bytes) = answer.get(..len)
         {
             let mut kept = Answer::new();
-            if kept.try_extend_from_slice(bytes).is_ok() {
-                let _ = answers.try_push(kept);
+            if kept.try_extend_from_slice(bytes).is_ok() && answers.try_push(kept).is_ok() {
+                // Only now: what gets no answer takes none from what does. The only worker that takes frames from it.
+                sender.shared.answered.store(answered, Relaxed);
             }
         }
     }
 }
 
-/// Whether a vnic had fewer answers in this second than it may have.
-fn may_answer(vnic: &Vnic, now: u32) -> bool {
-    let answered = &vnic.shared.answered;
-    let (second, n) = match answered.load(Relaxed) {
-        word if (word >> 32) as u32 == now => (now, word as u32),
-        _ => (now, 0),
+/// What a vnic will have been answered in this second if it gets one more; `None` if it may not.
+fn one_more(vnic: &Vnic, now: u32) -> Option<u64> {
+    let n = match vnic.shared.answered.load(Relaxed) {
+        word if (word >> 32) as u32 == now => word as u32,
+        _ => 0,
     };
-    if n >= ANSWERS_PER_SECOND {
-        return false;
-    }
-    // The only worker that takes frames from it.
-    answered.store(u64::from(second) << 32 | u64::from(n + 1), Relaxed);
-    true
+    (n < ANSWERS_PER_SECOND).then(|| u64::from(now) << 32 | u64::from(n + 1))
 }
 
 fn whole<'a>(head: &'a [u8], meta: &Meta, len: u32) -> Parts<'a> {
