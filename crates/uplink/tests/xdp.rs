@@ -16,7 +16,7 @@ use butterfly_uplink::{
     packet::PacketSocket,
     xdp::{MAX_MTU, Mode, SMALL_MTU, Xdp, XdpConfig},
 };
-use common::{Wire, expect, ip, readable, receive, run, send, until, wait};
+use common::{PATIENCE, Wire, expect, ip, readable, receive, run, send, until, wait};
 
 const NEAR: Ipv4Addr = Ipv4Addr::new(10, 8, 0, 1);
 const FAR: Ipv4Addr = Ipv4Addr::new(10, 8, 0, 2);
@@ -426,6 +426,24 @@ fn an_address_that_only_we_hold_is_answered_for() {
     assert_eq!(answered, 1);
     // The near host still answers for its own.
     run("ping", &format!("-c 1 -W 5 {NEAR}"));
+}
+
+/// A group of somebody else on this host, at VXLAN's port.
+#[test]
+fn a_group_that_no_network_has_is_heard_by_the_host() {
+    let wire = Wire::new("");
+    let mut near = Xdp::open("wire", &config(NEAR, Mode::Best)).unwrap();
+    let group = Ipv4Addr::new(239, 1, 1, 1);
+    let host = UdpSocket::bind((group, 4789)).unwrap();
+    host.join_multicast_v4(&group, &NEAR).unwrap();
+    host.set_read_timeout(Some(PATIENCE)).unwrap();
+    wire.far.enter();
+    let far = UdpSocket::bind((FAR, 0)).unwrap();
+    ip("route add 224.0.0.0/4 dev peer");
+    far.send_to(b"theirs", (group, 4789)).unwrap();
+    let mut heard = [0; 64];
+    assert_eq!(host.recv(&mut heard).unwrap(), 6);
+    assert!(receive(&mut near).is_empty());
 }
 
 #[test]

@@ -113,7 +113,7 @@ pub(crate) fn open(spec: &TunnelSpec) -> Result<Opened, std::io::Error> {
             let mut kernel = Kernel::open().map_err(std::io::Error::other)?;
             let found = kernel.interface(interface).map_err(std::io::Error::other)?;
             answers = !found.holds(spec.endpoint);
-            let config = XdpConfig { answers, queues: *queues, ..XdpConfig::new(spec.endpoint) };
+            let config = XdpConfig { answers, group6: spec.group6, queues: *queues, ..XdpConfig::new(spec.endpoint) };
             let xdp = Xdp::open(interface, &config).map_err(std::io::Error::other)?;
             let packets = PacketSocket::open(found.index).map_err(std::io::Error::other)?;
             let groups = Groups::open(found.index).map_err(std::io::Error::other)?;

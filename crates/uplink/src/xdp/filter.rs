@@ -1,7 +1,7 @@
 //! Which frames are ours: the XDP program. Everything else goes on to the host's own stack.
 //!
-//! Ours is VXLAN (RFC 7348: UDP to port 4789) to the endpoint or to a group, in the endpoint's address family, behind at most one
-//! 802.1Q tag, with IP options but without IPv6 extension headers. Of a fragmented datagram only the first part tells its port: it
+//! Ours is VXLAN (RFC 7348: UDP to port 4789) to the endpoint or to a group that networks have, in the endpoint's address family, behind
+//! at most one 802.1Q tag, with IP options but without IPv6 extension headers. Of a fragmented datagram only the first part tells its port: it
 //! is ours, so that it can be counted. Later parts may be the host's as well, and stay with it while it uses the address.
 //!
 //! If nobody else holds the endpoint's address, we answer for it: then ICMP and ICMPv6 to it are ours, later parts of what is ours, and
@@ -14,13 +14,16 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd},
 };
 
-use butterfly_packet::{ethernet, protocol};
+use butterfly_packet::{ethernet, protocol, vxlan};
 
-use super::assembler::{
-    Assembler,
-    Condition::{AnyOf, Below, Equal, NotEqual},
-    Instruction, Label, R0, R1, R2, R3, R4, R5, R6, R7, R8,
-    Size::{Byte, Half, Word},
+use super::{
+    XdpConfig,
+    assembler::{
+        Assembler,
+        Condition::{AnyOf, Below, Equal, NotEqual},
+        Instruction, Label, R0, R1, R2, R3, R4, R5, R6, R7, R8,
+        Size::{Byte, Half, Word},
+    },
 };
 
 /// VXLAN's UDP port.
@@ -40,14 +43,15 @@ const IPV6_LEN: i16 = 40;
 const NEIGHBOUR_SOLICITATION: i32 = 135;
 
 /// The program for an endpoint. What is ours it gives to the socket of its queue in `sockets`; with no socket there, to the host.
-pub fn program(endpoint: IpAddr, answers: bool, sockets: BorrowedFd<'_>) -> io::Result<Vec<Instruction>> {
+pub fn program(config: &XdpConfig, sockets: BorrowedFd<'_>) -> io::Result<Vec<Instruction>> {
+    let XdpConfig { endpoint, answers, group6, .. } = *config;
     let mut code = Assembler::default();
     let labels = Labels { ours: code.label(), pass: code.label(), port: code.label() };
     let code = &mut code;
     start(code, &labels, endpoint.is_ipv4());
     match endpoint {
         IpAddr::V4(endpoint) => ipv4(code, &labels, endpoint, answers),
-        IpAddr::V6(endpoint) => ipv6(code, &labels, endpoint, answers),
+        IpAddr::V6(endpoint) => ipv6(code, &labels, endpoint, group6, answers),
     }
     end(code, &labels, sockets);
     // A label without a place would be a mistake in this file, which any test shows.
@@ -96,9 +100,10 @@ fn ipv4(code: &mut Assembler, labels: &Labels, endpoint: Ipv4Addr, answers: bool
     code.load(Word, R7, R2, IP + 16);
     code.jump_if(R7, Equal, word(endpoint.octets()), to_us);
     code.set(R8, 0);
+    // The rest of a group's address is the network's number.
+    let [prefix, ..] = vxlan::group_v4(0).octets();
     code.load(Byte, R7, R2, IP + 16);
-    code.and(R7, 0xf0);
-    code.jump_if(R7, NotEqual, 0xe0, labels.pass);
+    code.jump_if(R7, NotEqual, prefix.into(), labels.pass);
     code.jump(addressed);
     code.place(to_us);
     if answers {
@@ -118,9 +123,10 @@ fn ipv4(code: &mut Assembler, labels: &Labels, endpoint: Ipv4Addr, answers: bool
     code.jump(labels.port);
 }
 
-fn ipv6(code: &mut Assembler, labels: &Labels, endpoint: Ipv6Addr, answers: bool) {
+fn ipv6(code: &mut Assembler, labels: &Labels, endpoint: Ipv6Addr, group6: Ipv6Addr, answers: bool) {
     const NEXT: i16 = IP + IPV6_LEN;
-    let (group, addressed, datagram, whole) = (code.label(), code.label(), code.label(), code.label());
+    let (group, network, addressed, datagram, whole) =
+        (code.label(), code.label(), code.label(), code.label(), code.label());
     within(code, labels, NEXT);
     code.load(Byte, R7, R2, IP);
     code.and(R7, 0xf0);
@@ -128,23 +134,27 @@ fn ipv6(code: &mut Assembler, labels: &Labels, endpoint: Ipv6Addr, answers: bool
     // R5 = what follows, R8 = whether it is to us alone.
     code.load(Byte, R5, R2, IP + 6);
     code.set(R8, 1);
-    jump_unless_address(code, IP + 24, endpoint, group);
+    jump_unless_bytes(code, IP + 24, &endpoint.octets(), group);
     if answers {
         code.jump_if(R5, Equal, protocol::ICMPV6.into(), labels.ours);
     }
     code.jump(addressed);
     code.place(group);
     code.set(R8, 0);
-    code.load(Byte, R7, R2, IP + 24);
-    code.jump_if(R7, NotEqual, 0xff, labels.pass);
     if answers {
-        code.jump_if(R5, NotEqual, protocol::ICMPV6.into(), addressed);
+        code.jump_if(R5, NotEqual, protocol::ICMPV6.into(), network);
+        code.load(Byte, R7, R2, IP + 24);
+        code.jump_if(R7, NotEqual, 0xff, labels.pass);
         within(code, labels, NEXT + 24);
         code.load(Byte, R7, R2, NEXT);
         code.jump_if(R7, NotEqual, NEIGHBOUR_SOLICITATION, labels.pass);
-        jump_unless_address(code, NEXT + 8, endpoint, labels.pass);
+        jump_unless_bytes(code, NEXT + 8, &endpoint.octets(), labels.pass);
         code.jump(labels.ours);
     }
+    code.place(network);
+    // The last four bytes are the network's number.
+    let [prefix @ .., _, _, _, _] = group6.octets();
+    jump_unless_bytes(code, IP + 24, &prefix, labels.pass);
     code.place(addressed);
     code.copy(R4, R2);
     code.add(R4, NEXT.into());
@@ -203,8 +213,9 @@ fn within(code: &mut Assembler, labels: &Labels, len: i16) {
     code.jump_if_above(R4, R3, labels.pass);
 }
 
-fn jump_unless_address(code: &mut Assembler, offset: i16, address: Ipv6Addr, label: Label) {
-    for (at, bytes) in (offset..).step_by(4).zip(address.octets().as_chunks::<4>().0) {
+/// For whole words only.
+fn jump_unless_bytes(code: &mut Assembler, offset: i16, wanted: &[u8], label: Label) {
+    for (at, bytes) in (offset..).step_by(4).zip(wanted.as_chunks::<4>().0) {
         code.load(Word, R7, R2, at);
         code.jump_if(R7, NotEqual, word(*bytes), label);
     }

@@ -21,13 +21,13 @@ mod ring;
 
 use std::{
     fmt, io,
-    net::IpAddr,
+    net::{IpAddr, Ipv6Addr},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
 };
 
 use arrayvec::ArrayVec;
-use butterfly_packet::ethernet;
+use butterfly_packet::{ethernet, vxlan};
 use rustix::event::epoll;
 
 use crate::{
@@ -59,6 +59,8 @@ pub struct XdpConfig {
     pub endpoint: IpAddr,
     /// Whether we answer for it: nobody else holds it. Then ICMP and neighbour solicitations for it are ours, too.
     pub answers: bool,
+    /// What IPv6 groups of networks begin with; the last four bytes are the network's number. Those over IPv4 are 230.0.0.0/8.
+    pub group6: Ipv6Addr,
     /// How many receive queues to serve; all by default. With fewer, see to it that VXLAN arrives in those (`ethtool -X`): what arrives
     /// in others goes to the host.
     pub queues: Option<u32>,
@@ -67,9 +69,9 @@ pub struct XdpConfig {
 }
 
 impl XdpConfig {
-    /// All queues, the best mode, and the host answers for the endpoint.
+    /// All queues, the best mode, the usual groups, and the host answers for the endpoint.
     pub fn new(endpoint: IpAddr) -> XdpConfig {
-        XdpConfig { endpoint, answers: false, queues: None, mode: Mode::Best }
+        XdpConfig { endpoint, answers: false, group6: vxlan::GROUP6, queues: None, mode: Mode::Best }
     }
 }
 
@@ -111,7 +113,7 @@ impl Xdp {
         let queues = queues(&interface, config.queues)?;
 
         let map = bpf::socket_map(queues).map_err(|error| bpf_failed("make a map of sockets", error))?;
-        let program = filter::program(config.endpoint, config.answers, map.as_fd()).and_then(|code| bpf::load(&code));
+        let program = filter::program(config, map.as_fd()).and_then(|code| bpf::load(&code));
         let program = program.map_err(|error| bpf_failed("load the XDP program", error))?;
         // Until there are sockets in the map, the program leaves everything to the host.
         let (link, hook, note) = attach(program.as_fd(), &interface, config.mode)?;

@@ -31,7 +31,8 @@ impl Filter {
         // A test run says that it came in by queue 0.
         let socket = rustix::net::socket(AddressFamily::XDP, SocketType::RAW, None).unwrap();
         bpf::set_socket(map.as_fd(), 0, socket.as_fd()).unwrap();
-        let program = bpf::load(&program(endpoint.into(), answers, map.as_fd()).unwrap()).unwrap();
+        let config = XdpConfig { answers, group6: Ipv6Addr::new(0xff05, 0, 0, 0, 0, 0, 0, 0), ..XdpConfig::new(endpoint.into()) };
+        let program = bpf::load(&program(&config, map.as_fd()).unwrap()).unwrap();
         Filter { program, _map: map, _socket: socket }
     }
 
@@ -70,11 +71,30 @@ fn vxlan_to_the_endpoint_and_to_groups_is_ours() {
     for filter in filters(US4) {
         assert!(filter.takes(&vxlan(to4(US4))));
         assert!(filter.takes(&vxlan(to4(GROUP4))));
-        assert!(filter.takes(&vxlan(to4([224, 0, 0, 1]))) && filter.takes(&vxlan(to4([239, 255, 255, 255]))));
+        assert!(filter.takes(&vxlan(to4([230, 0, 0, 0]))) && filter.takes(&vxlan(to4([230, 255, 255, 255]))));
     }
     for filter in filters(US6) {
         assert!(filter.takes(&vxlan(to6(US6))));
         assert!(filter.takes(&vxlan(to6(GROUP6))));
+        assert!(filter.takes(&vxlan(to6([0xff05, 0, 0, 0, 0, 0, 0xff, 0xffff]))));
+    }
+}
+
+/// Somebody else on this host may have VXLAN of its own, or anything else on that port.
+#[test]
+fn groups_that_no_network_has_are_the_hosts() {
+    for filter in filters(US4) {
+        for other in [[224, 0, 0, 1], [229, 255, 255, 255], [231, 0, 0, 0], [239, 1, 1, 1], [239, 255, 255, 255]] {
+            assert!(!filter.takes(&vxlan(to4(other))), "{other:?}");
+            assert!(!filter.takes(&vxlan(to4(other).fragment(1, 0, true))), "{other:?}");
+        }
+    }
+    for filter in filters(US6) {
+        for bit in 32..128 {
+            let other = Ipv6Addr::from_bits(GROUP6.to_bits() ^ 1 << bit);
+            assert!(!filter.takes(&vxlan(to6(other))), "{other}");
+            assert!(!filter.takes(&vxlan(to6(other).fragment(1, 0, true))), "{other}");
+        }
     }
 }
 
@@ -241,6 +261,6 @@ fn who_answers_for_an_address_gets_what_asks_for_it() {
 #[test]
 fn a_queue_without_a_socket_leaves_frames_to_the_host() {
     let map = bpf::socket_map(1).unwrap();
-    let program = bpf::load(&program(US4.into(), true, map.as_fd()).unwrap()).unwrap();
+    let program = bpf::load(&program(&XdpConfig::new(US4.into()), map.as_fd()).unwrap()).unwrap();
     assert_eq!(bpf::test_run::run(program.as_fd(), &vxlan(to4(US4))), XDP_PASS);
 }
