@@ -166,6 +166,38 @@ fn named_peers_get_copies_and_a_frame_waits_for_its_next_hop() {
     assert_eq!(one.left().unwrap()[0][..6], [1, 0, 0x5e, 0, 0, 42]);
 }
 
+/// A large segment cannot wait. It makes the next hop be asked for, once, and leaves the place to a frame that can.
+#[test]
+fn a_large_segment_keeps_no_frame_from_waiting() {
+    let mut one = host(&config(1, false));
+    declare(&mut one, "a", A, 42, &bypass());
+    one.set_peers(vec![endpoint(2, false)], BTreeMap::new()).unwrap();
+    let large = segment(a_to_b(), (4000, 80), ACK, (1, 1), &[7; 10_000]);
+    let header = NetHeader {
+        flags: NetHeader::FLAG_NEEDS_CSUM,
+        gso_type: NetHeader::GSO_TCPV4,
+        gso_size: 1300,
+        hdr_len: 54,
+        csum_start: 34,
+        csum_offset: 16,
+        ..EMPTY
+    };
+    one.send("a", &large, header).unwrap();
+    one.send("a", &large, header).unwrap();
+    let small = a_to_b().ping(1, 1, b"small");
+    one.send("a", &small, EMPTY).unwrap();
+    one.send("a", &large, header).unwrap();
+    one.send("a", &small, EMPTY).unwrap();
+    assert_eq!(one.left().unwrap().len(), 0);
+    let asked = one.punted();
+    assert_eq!(asked.iter().map(Vec::len).collect::<Vec<_>>(), [0, 50 + small.len()]);
+    assert_eq!(asked[1][50..], small);
+    assert_eq!(one.moved()["vni-42.drop.no-neighbour"], 4);
+    one.set_neighbour(endpoint(2, false), link_mac(2)).unwrap();
+    one.send("a", &small, EMPTY).unwrap();
+    assert_eq!(one.left().unwrap().len(), 1);
+}
+
 fn open(port: u16) -> SecurityGroup {
     let any = Cidr::new("0.0.0.0", 0).unwrap();
     let rule = Rule::new(Direction::Inbound, 6, (Some(port.into()), Some(port.into())), Some(any), None).unwrap();

@@ -320,14 +320,14 @@ impl Sending<'_, '_> {
     fn wait(&mut self, frames: &Frames<'_>, index: usize, meta: &Meta, len: u32, to: To) -> Result<(u64, u64), DropReason> {
         let To::Peer(at) = to else { return Err(NO_NEIGHBOUR) };
         let peer = self.tunnel.peers.get(at).ok_or(NO_NEIGHBOUR)?;
-        if !peer.may_wait() {
+        // One that is to be cut into segments is not kept: its sender will repeat it. It does not take the place of one that is.
+        let keep = !meta.offload || meta.net.gso_type == NetHeader::GSO_NONE;
+        if !(if keep { peer.may_wait() } else { peer.may_ask() }) {
             return Err(NO_NEIGHBOUR);
         }
         let target = (Mac::ZERO, crate::rules::address(peer.address()));
         let mut outer = Outer::new(&self.tunnel.source, target, self.context.sender.vni);
         let head = frames.head(index);
-        // One that is to be cut into segments is not kept: its sender will repeat it.
-        let keep = !meta.offload || meta.net.gso_type == NetHeader::GSO_NONE;
         let parts = whole(head, meta, len);
         outer.fill(len, source_port(head), self.next_identification());
         let total = if keep { outer.bytes().len() + len as usize } else { 0 };

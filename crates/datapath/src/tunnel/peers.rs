@@ -8,7 +8,7 @@ use std::{
     net::IpAddr,
     sync::{
         Mutex, PoisonError, TryLockError,
-        atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering::*},
+        atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::*},
     },
 };
 
@@ -59,6 +59,13 @@ pub(crate) enum PeerCounter {
     Drops,
 }
 
+/// Nobody waits for a next hop.
+const NOBODY: u8 = 0;
+/// It is being asked for, without a frame that waits.
+const QUESTION: u8 = 1;
+/// A frame waits for it.
+const FRAME: u8 = 2;
+
 /// One peer.
 pub(crate) struct Peer {
     generation: AtomicU16,
@@ -69,8 +76,8 @@ pub(crate) struct Peer {
     seen: AtomicU32,
     /// The operator named it: it stays.
     configured: AtomicBool,
-    /// A frame for it waits for its next hop.
-    waiting: AtomicBool,
+    /// [`NOBODY`], or who waits for its next hop.
+    waiting: AtomicU8,
     counted: Box<[Counted]>,
 }
 
@@ -129,17 +136,22 @@ impl Peer {
 
     /// Takes the only place for a frame that waits. Returns whether it was free.
     pub fn may_wait(&self) -> bool {
-        !self.waiting.swap(true, AcqRel)
+        self.waiting.swap(FRAME, AcqRel) != FRAME
+    }
+
+    /// Whether the next hop is to be asked for though no frame waits for it: not if it is being asked for.
+    pub fn may_ask(&self) -> bool {
+        self.waiting.compare_exchange(NOBODY, QUESTION, AcqRel, Relaxed).is_ok()
     }
 
     /// Whether a frame waits.
     pub fn is_waited_for(&self) -> bool {
-        self.waiting.load(Acquire)
+        self.waiting.load(Acquire) == FRAME
     }
 
-    /// No frame waits any more.
+    /// Nothing waits any more.
     pub fn stop_waiting(&self) {
-        self.waiting.store(false, Release);
+        self.waiting.store(NOBODY, Release);
     }
 
     /// Counts for worker `worker`.
@@ -205,7 +217,7 @@ impl Peers {
             mac: AtomicU64::new(0),
             seen: AtomicU32::new(0),
             configured: AtomicBool::new(false),
-            waiting: AtomicBool::new(false),
+            waiting: AtomicU8::new(NOBODY),
             counted: (0..workers).map(|_| Counted::default()).collect(),
         };
         Peers {
@@ -269,7 +281,7 @@ impl Peers {
         peer.mac.store(0, Relaxed);
         peer.seen.store(0, Relaxed);
         peer.configured.store(false, Relaxed);
-        peer.waiting.store(false, Relaxed);
+        peer.waiting.store(NOBODY, Relaxed);
         let generation = peer.generation.load(Relaxed).wrapping_add(1);
         peer.generation.store(generation, Release);
         way.store(index + 1, Release);
