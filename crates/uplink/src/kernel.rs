@@ -12,7 +12,7 @@ use butterfly_packet::Mac;
 
 use crate::{
     Error,
-    netlink::{Message, Request, Socket},
+    netlink::{Message, Request, Socket, attribute},
 };
 
 /// Lengths of the fixed parts: `ifinfomsg`, `ifaddrmsg`, `rtmsg`, `ndmsg`.
@@ -34,9 +34,17 @@ pub struct Interface {
     pub mtu: u32,
     /// Whether it is up (`IFF_UP`); it may still have no carrier.
     pub up: bool,
+    /// Whether frames pass (`IFF_RUNNING`): it is up, and has a carrier if it is of a kind that may have none.
+    pub running: bool,
+    /// How often its carrier came or went.
+    pub carrier_changes: u32,
+    /// What it was put into: a bridge, for one.
+    pub master: Option<u32>,
+    /// If it is a VLAN's, on which interface.
+    pub vlan_of: Option<u32>,
     /// Receive queues its driver made. Fewer may be in use.
     pub receive_queues: u32,
-    /// The IP addresses it holds.
+    /// The IP addresses it holds, if they were asked for.
     pub addresses: Vec<IpAddr>,
 }
 
@@ -85,6 +93,17 @@ impl Kernel {
             .map_err(|error| Error::failed(format!("cannot list the addresses of \"{name}\""), error))?;
         interface.addresses = answer.iter().filter_map(|message| read_address(message, interface.index)).collect();
         Ok(interface)
+    }
+
+    /// The interface with that number, whatever its name is now; its addresses are not asked for. `None`: there is none.
+    pub fn interface_at(&mut self, index: u32) -> Result<Option<Interface>, Error> {
+        let mut fixed = [0; LINK];
+        fixed[4..8].copy_from_slice(&index.to_ne_bytes());
+        match self.socket.ask(&Request::new(libc::RTM_GETLINK, 0, &fixed)) {
+            Ok(answer) => Ok(answer.iter().find_map(read_link)),
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+            Err(error) => Err(Error::failed(format!("cannot look up the network interface with number {index}"), error)),
+        }
     }
 
     /// How the kernel would send to `destination`. `None`: not at all (no route, a forbidden one), or it is this host.
@@ -211,9 +230,19 @@ fn read_link(message: &Message) -> Option<Interface> {
         mac: Mac(message.attribute(LINK, libc::IFLA_ADDRESS)?.try_into().ok()?),
         mtu: message.number(LINK, libc::IFLA_MTU)?,
         up: message.u32(8)? & libc::IFF_UP as u32 != 0,
+        running: message.u32(8)? & libc::IFF_RUNNING as u32 != 0,
+        carrier_changes: message.number(LINK, libc::IFLA_CARRIER_CHANGES).unwrap_or(0),
+        master: message.number(LINK, libc::IFLA_MASTER),
+        vlan_of: message.number(LINK, libc::IFLA_LINK).filter(|_| kind_of(message) == Some(b"vlan")),
         receive_queues: message.number(LINK, libc::IFLA_NUM_RX_QUEUES).unwrap_or(1),
         addresses: Vec::new(),
     })
+}
+
+/// What a virtual interface was made as.
+fn kind_of(message: &Message) -> Option<&[u8]> {
+    let kind = attribute(message.attribute(LINK, libc::IFLA_LINKINFO)?, libc::IFLA_INFO_KIND)?;
+    Some(kind.strip_suffix(b"\0").unwrap_or(kind))
 }
 
 /// The interface's own address. On a link with two ends, `IFA_ADDRESS` is the other end's.

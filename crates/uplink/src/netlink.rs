@@ -88,21 +88,25 @@ impl Message {
 
     /// The value of the first attribute of `kind` behind a fixed part of `fixed` bytes.
     pub fn attribute(&self, fixed: usize, kind: u16) -> Option<&[u8]> {
-        let mut rest = self.body.get(align(fixed)..)?;
-        loop {
-            let len: usize = u16_at(rest, 0)?.into();
-            let value = rest.get(4..len)?;
-            // The upper two bits say "nested" and "network order".
-            if u16_at(rest, 2)? & 0x3fff == kind {
-                return Some(value);
-            }
-            rest = rest.get(align(len)..)?;
-        }
+        attribute(self.body.get(align(fixed)..)?, kind)
     }
 
     /// An attribute that is a 32-bit number.
     pub fn number(&self, fixed: usize, kind: u16) -> Option<u32> {
         u32_at(self.attribute(fixed, kind)?, 0)
+    }
+}
+
+/// The value of the first attribute of `kind` among those in `rest`: the end of a message, or the value of an attribute that holds others.
+pub fn attribute(mut rest: &[u8], kind: u16) -> Option<&[u8]> {
+    loop {
+        let len: usize = u16_at(rest, 0)?.into();
+        let value = rest.get(4..len)?;
+        // The upper two bits say "nested" and "network order".
+        if u16_at(rest, 2)? & 0x3fff == kind {
+            return Some(value);
+        }
+        rest = rest.get(align(len)..)?;
     }
 }
 

@@ -12,6 +12,7 @@ use butterfly_uplink::{
     groups::Groups,
     kernel::{Kernel, NextHop},
     packet::PacketSocket,
+    tap::{Tap, TapConfig},
 };
 use common::{Wire, ip, readable, until, wait};
 
@@ -47,6 +48,52 @@ fn an_interface_tells_its_addresses() {
     wire.far.enter();
     assert!(kernel.interface("wire").is_ok() && kernel.interface("peer").is_err());
     assert!(Kernel::open().unwrap().interface("peer").is_ok());
+}
+
+#[test]
+fn an_interface_is_followed_by_its_number() {
+    let wire = Wire::new("");
+    let mut kernel = Kernel::open().unwrap();
+    let index = kernel.interface("wire").unwrap().index;
+    let mut at = |index| kernel.interface_at(index).unwrap();
+    let before = at(index).unwrap();
+    assert!(before.up && before.running && before.addresses.is_empty() && (before.master, before.vlan_of) == (None, None));
+    ip("link set wire down");
+    assert!(matches!(at(index), Some(found) if !found.up && !found.running));
+    ip("link set wire name other up");
+    until("the carrier", || at(index).unwrap().running);
+    let after = at(index).unwrap();
+    assert_eq!(after.name, "other");
+    assert!(after.carrier_changes > before.carrier_changes, "a short absence is seen all the same");
+    wire.far.enter();
+    ip("link set peer down");
+    wire.near.enter();
+    until("the carrier's loss", || !at(index).unwrap().running);
+    assert!(at(index).unwrap().up, "nobody took it down");
+
+    ip("link add bridge type bridge");
+    ip("link add link bridge name vlan type vlan id 7");
+    ip("link set other master bridge");
+    let bridge = ip("-o link show bridge").split(':').next().unwrap().parse().unwrap();
+    assert_eq!(at(index).unwrap().master, Some(bridge));
+    let vlan = at(ip("-o link show vlan").split(':').next().unwrap().parse().unwrap()).unwrap();
+    assert_eq!((vlan.name.as_str(), vlan.master, vlan.vlan_of), ("vlan", None, Some(bridge)));
+    ip("link del other");
+    assert_eq!(at(index), None);
+}
+
+/// What has no carrier to lose counts as having one.
+#[test]
+fn a_tap_device_runs_while_it_is_up() {
+    let _space = common::Namespace::new();
+    let tap = Tap::open(&TapConfig { name: Some("tap".into()), mtu: None }).unwrap();
+    let mut kernel = Kernel::open().unwrap();
+    let index = butterfly_uplink::Uplink::info(&tap).index;
+    until("the device to run", || kernel.interface_at(index).unwrap().unwrap().running);
+    ip("link set tap down");
+    assert!(!kernel.interface_at(index).unwrap().unwrap().running);
+    drop(tap);
+    assert_eq!(kernel.interface_at(index).unwrap(), None);
 }
 
 #[test]

@@ -125,8 +125,7 @@ fn ipv4(code: &mut Assembler, labels: &Labels, endpoint: Ipv4Addr, answers: bool
 
 fn ipv6(code: &mut Assembler, labels: &Labels, endpoint: Ipv6Addr, group6: Ipv6Addr, answers: bool) {
     const NEXT: i16 = IP + IPV6_LEN;
-    let (group, network, addressed, datagram, whole) =
-        (code.label(), code.label(), code.label(), code.label(), code.label());
+    let (group, network, addressed, datagram, whole) = (code.label(), code.label(), code.label(), code.label(), code.label());
     within(code, labels, NEXT);
     code.load(Byte, R7, R2, IP);
     code.and(R7, 0xf0);
