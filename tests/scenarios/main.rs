@@ -24,3 +24,4 @@ mod security_groups;
 mod sleeping;
 mod switching;
 mod tap;
+mod uplink;

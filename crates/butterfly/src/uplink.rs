@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 pub fn node() -> Node {
     Node::run(
         Command::new("uplink")
-            .about("Prints what leads out of the host: mode, queues, MTU, offloads, traffic, counters of port and kernel, drops.")
+            .about("Prints what leads out of the host: mode, state, queues, MTU, offloads, traffic, counters of port and kernel, drops.")
             .args([flag("all").help("also what counted nothing"), json()])
             .after_help("butterfly uplink\nbutterfly uplink --json | jq .host_mtu"),
         print_uplink,
@@ -44,6 +44,9 @@ fn page(show: &UplinkShow, all: bool) -> String {
     if let Some(note) = &show.note {
         field(&mut page, "note", note);
     }
+    if let Some(state) = &show.state {
+        field(&mut page, "state", &told(state, show.interface()));
+    }
     if let Some(attached) = show.attached {
         let attached = if attached { "yes" } else { "no: the other end of the socket is not there" };
         field(&mut page, "attached", attached);
@@ -64,6 +67,17 @@ fn page(show: &UplinkShow, all: bool) -> String {
     page
 }
 
+/// The state of an interface, and what to do about it.
+fn told(state: &str, interface: &str) -> String {
+    match state {
+        "no carrier" => format!("{state}: nobody is at the other end of the cable; nothing leaves this host"),
+        "down" => format!("{state}: nothing leaves this host; `ip link set dev {interface} up`"),
+        "removed" => format!("{state}: nothing leaves this host; restart butterflyd when the interface is back"),
+        "elsewhere" => format!("{state}: given to another network namespace, or deleted"),
+        state => state.to_owned(),
+    }
+}
+
 fn uplink_json(show: &UplinkShow) -> Value {
     json!({
         "kind": show.kind(),
@@ -71,6 +85,7 @@ fn uplink_json(show: &UplinkShow) -> Value {
         "mode": show.mode(),
         "note": show.note,
         "attached": show.attached,
+        "state": show.state,
         "queues": show.queues(),
         "mac": show.mac(),
         "mtu": show.mtu(),

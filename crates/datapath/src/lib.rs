@@ -67,6 +67,6 @@ pub use sessions::{Admission, SessionEnd, SessionFilter, SessionRow, SessionTabl
 pub use switch::{FdbKind, FdbRow, Switch, SwitchConfig, VnicReport, VnicSpec, WorkerReport};
 pub use tap::{TapEnd, TapPacket, TapPoint, TapRead, TapRole, TapRule, TapSink, TapVerdict, TapWhat, Taps};
 pub use tunnel::{
-    GroupRow, NeighbourRow, NetworkReport, PeerReport, Peers, RemoteMac, TunnelConfig, TunnelError, TunnelReport, TunnelSpec,
-    UplinkReport, UplinkSpec,
+    GroupRow, LinkState, NeighbourRow, NetworkReport, PeerReport, Peers, RemoteMac, TunnelConfig, TunnelError, TunnelReport,
+    TunnelSpec, UplinkReport, UplinkSpec,
 };

@@ -158,6 +158,7 @@ fn uplink(report: UplinkReport) -> UplinkShow {
         drops: drops(&report.drops),
         counters: report.counters.into_iter().map(counter).collect(),
         attached: report.attached,
+        state: report.state.map(|state| state.name().to_owned()),
         ..Default::default()
     }
 }

@@ -125,7 +125,7 @@ families! {
 
     /// What the uplink is; always 1. With an uplink only, as everything else about it and about peers.
     UplinkInfo = Gauge "butterfly_uplink_info" ["kind", "interface", "mode"];
-    /// Whether frames can leave: 1, or 0 if the interface is down or gone, or nobody is at the other end of a vhost-user port.
+    /// Whether frames can leave: 1, or 0 if the interface is down, without a carrier or gone, or nobody is at the other end of a vhost-user port.
     UplinkUp = Gauge "butterfly_uplink_up" [];
     /// Largest IP packet on the uplink.
     UplinkMtu = Gauge "butterfly_uplink_mtu_bytes" [];

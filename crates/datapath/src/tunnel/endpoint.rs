@@ -19,11 +19,7 @@ use butterfly_uplink::{
 };
 use butterfly_vhost::{control::Role, port::Port};
 
-use super::{
-    Tunnel, TunnelConfig, UplinkPort,
-    control::ControlConfig,
-    keeper::{HostSide, LinkWatch},
-};
+use super::{Tunnel, TunnelConfig, UplinkPort, control::ControlConfig, keeper::HostSide, link::LinkWatch};
 
 /// The tunnel endpoint of a host, as an operator declares it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,11 +97,9 @@ pub(crate) fn open(spec: &TunnelSpec) -> Result<Opened, std::io::Error> {
         UplinkSpec::Tap { name } => {
             let tap = Tap::open(&TapConfig { name: name.clone(), mtu: spec.mtu }).map_err(std::io::Error::other)?;
             let kernel = Kernel::open().map_err(std::io::Error::other)?;
-            // The route to peers leads through what the TAP was put into.
             let (info, meter) = (tap.info().clone(), tap.meter());
             let (mac, mtu) = (info.mac, info.mtu);
-            // Whoever it is given to may take it anywhere, under any name.
-            host = Some(HostSide { kernel, packets: None, groups: None, interface: None, link: None });
+            host = Some(HostSide { kernel, packets: None, groups: None, link: LinkWatch::new(&info, mtu) });
             wire = Some((info, meter));
             (on_wire(Box::new(tap)), mac, mtu)
         }
@@ -119,8 +113,8 @@ pub(crate) fn open(spec: &TunnelSpec) -> Result<Opened, std::io::Error> {
             let groups = Groups::open(found.index).map_err(std::io::Error::other)?;
             let (info, meter) = (xdp.info().clone(), xdp.meter());
             let (mac, mtu) = (info.mac, spec.mtu.unwrap_or(info.mtu).min(info.mtu));
-            let link = Some(LinkWatch::new(interface.clone(), mtu));
-            host = Some(HostSide { kernel, packets: Some(packets), groups: Some(groups), interface: Some(found.index), link });
+            let link = LinkWatch::new(&info, mtu);
+            host = Some(HostSide { kernel, packets: Some(packets), groups: Some(groups), link });
             wire = Some((info, meter));
             (on_wire(Box::new(xdp)), mac, mtu)
         }

@@ -17,6 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::{
     Own, PeerRef, Punted, Tunnel,
     control::{Control, ControlConfig, Count, Event, Output},
+    link::{LinkState, LinkWatch, News},
     watch::PeerWatch,
 };
 use crate::{
@@ -51,31 +52,7 @@ pub(crate) struct HostSide {
     pub packets: Option<PacketSocket>,
     /// The network card's filter.
     pub groups: Option<Groups>,
-    /// Next hops count only on this interface; without it, on any.
-    pub interface: Option<u32>,
-    pub link: Option<LinkWatch>,
-}
-
-/// The uplink's interface, which an operator may change while we run.
-pub(crate) struct LinkWatch {
-    name: String,
-    /// The MTU at the start: buffers are for that.
-    most: u32,
-    /// What was last said of it.
-    said: Link,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Link {
-    Up,
-    Down,
-    Gone,
-}
-
-impl LinkWatch {
-    pub fn new(name: String, mtu: u32) -> LinkWatch {
-        LinkWatch { name, most: mtu, said: Link::Up }
-    }
+    pub link: LinkWatch,
 }
 
 /// A next hop that the kernel looks for.
@@ -119,6 +96,8 @@ pub(crate) struct Keeper {
     plane: Arc<Plane>,
     state: Mutex<State>,
     stop: AtomicBool,
+    /// The other end of the uplink was attached.
+    returned: AtomicBool,
     began: Instant,
     ageing: u32,
 }
@@ -173,7 +152,8 @@ impl Keeper {
             events,
             peers: PeerWatch::default(),
         };
-        Keeper { plane, state: Mutex::new(state), stop: AtomicBool::new(false), began: Instant::now(), ageing }
+        let (stop, returned) = (AtomicBool::new(false), AtomicBool::new(false));
+        Keeper { plane, state: Mutex::new(state), stop, returned, began: Instant::now(), ageing }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -200,6 +180,9 @@ impl Keeper {
             let now = self.now();
             tunnel.punt.clear();
             more = state.hear(tunnel, &mut buffer, now);
+            if self.returned.swap(false, Ordering::AcqRel) {
+                state.returned(now);
+            }
             state.follow_networks(&self.plane, now);
             state.ask_again(tunnel, now);
             if now >= state.next_second {
@@ -235,6 +218,16 @@ impl Keeper {
         let due = Duration::from_millis(due);
         let due = Timespec { tv_sec: due.as_secs() as _, tv_nsec: due.subsec_nanos().into() };
         let _ = poll(&mut fds, Some(&due)); // an interruption is a reason to look, too
+    }
+
+    /// The uplink's other end was attached, and knows nothing of us.
+    pub fn returned(&self) {
+        self.returned.store(true, Ordering::Release);
+    }
+
+    /// What the uplink's interface was found to be, if it has one.
+    pub fn link(&self) -> Option<LinkState> {
+        self.state().host.as_ref()?.link.state()
     }
 
     /// Leaves all groups, and ends the thread.
@@ -337,7 +330,7 @@ impl State {
     fn hop(&mut self, peer: IpAddr) -> Option<(u32, IpAddr)> {
         let host = self.host.as_mut()?;
         let hop = host.kernel.next_hop(peer).ok()??;
-        host.interface.is_none_or(|own| own == hop.interface).then_some((hop.interface, hop.via))
+        host.link.leads_out(&mut host.kernel, hop.interface).then_some((hop.interface, hop.via))
     }
 
     fn neighbour(&mut self, interface: u32, via: IpAddr) -> Option<Mac> {
@@ -345,38 +338,44 @@ impl State {
     }
 
     /// Looks whether the interface is still what it was.
-    fn watch_link(&mut self, tunnel: &Tunnel) {
-        let Some(HostSide { kernel, interface, link: Some(watch), .. }) = &mut self.host else { return };
-        let found = kernel.interface(&watch.name).ok();
-        let same = found.as_ref().map(|found| found.index) == *interface;
-        let link = match &found {
-            Some(found) if same && found.up => Link::Up,
-            Some(_) if same => Link::Down,
-            _ => Link::Gone,
+    fn watch_link(&mut self, tunnel: &Tunnel, now: u64) {
+        let Some(HostSide { kernel, link, .. }) = &mut self.host else { return };
+        let Some(News { told, carries, returned, mtu }) = link.look(kernel) else { return };
+        let uplink = link.name();
+        let down = |text: &str| {
+            tracing::warn!(uplink, "{text}");
+            self.events.happened(About::default(), Happening::UplinkDown(text));
         };
-        if link != std::mem::replace(&mut watch.said, link) {
-            let uplink = &watch.name;
-            let text = match link {
-                Link::Up => "the uplink's interface is up",
-                Link::Down => "the uplink's interface is down: nothing leaves this host",
-                Link::Gone => "the uplink's interface was removed: restart butterflyd when it is back",
-            };
-            if link == Link::Up {
-                tracing::info!(uplink, "{text}");
-                self.events.happened(About::default(), Happening::UplinkUp(text));
-            } else {
-                tracing::warn!(uplink, "{text}");
-                self.events.happened(About::default(), Happening::UplinkDown(text));
+        match told {
+            Some(LinkState::Up) => {
+                const TEXT: &str = "the uplink's interface is up";
+                tracing::info!(uplink, "{TEXT}");
+                self.events.happened(About::default(), Happening::UplinkUp(TEXT));
             }
-        }
-        tunnel.down.store(link != Link::Up, Ordering::Relaxed);
-        if let Some(found) = found.filter(|_| same) {
-            let mtu = found.mtu.min(watch.most);
-            if tunnel.mtu.swap(mtu, Ordering::Relaxed) != mtu {
-                tracing::warn!(uplink = watch.name, mtu, "the uplink's MTU has changed: virtual machines need another host_mtu=");
-                self.events.happened(About::default(), Happening::UplinkMtu(mtu));
+            Some(LinkState::NoCarrier) => down("the uplink's interface has no carrier: nothing leaves this host"),
+            Some(LinkState::Down) => down("the uplink's interface is down: nothing leaves this host"),
+            Some(LinkState::Removed) => down("the uplink's interface was removed: restart butterflyd when it is back"),
+            Some(LinkState::Elsewhere) => {
+                tracing::warn!(uplink, "the TAP device is in another network namespace, or was deleted");
             }
+            None => {}
         }
+        tunnel.down.store(!carries, Ordering::Relaxed);
+        if let Some(mtu) = mtu
+            && tunnel.mtu.swap(mtu, Ordering::Relaxed) != mtu
+        {
+            tracing::warn!(uplink, mtu, "the uplink's MTU has changed: virtual machines need another host_mtu=");
+            self.events.happened(About::default(), Happening::UplinkMtu(mtu));
+        }
+        if returned {
+            self.returned(now);
+        }
+    }
+
+    /// Who is on the link may have forgotten us, or may never have heard of us: everything is said again, and asked again.
+    fn returned(&mut self, now: u64) {
+        self.control.returned(now);
+        self.unmet.clear();
     }
 
     /// Whether the kernel found what it was asked for.
@@ -462,7 +461,7 @@ impl State {
         if refresh {
             self.next_refresh = now + REFRESH;
         }
-        self.watch_link(tunnel);
+        self.watch_link(tunnel, now);
         let mut sent = BTreeMap::new();
         let mut unknown = BTreeSet::new();
         let mut unmet = Vec::new();

@@ -8,6 +8,7 @@ mod control;
 mod endpoint;
 mod keeper;
 mod leave;
+mod link;
 mod observe;
 mod outer;
 mod peers;
@@ -36,6 +37,7 @@ pub(crate) use endpoint::open;
 pub use endpoint::{Peers, TunnelError, TunnelSpec, UplinkSpec};
 pub use keeper::{GroupRow, NeighbourRow};
 pub(crate) use leave::{Departures, leave, not_sent};
+pub use link::LinkState;
 pub(crate) use outer::Source;
 pub(crate) use peers::{PeerRef, Peers as PeerTable};
 pub(crate) use port::{Leaving, UplinkPort};
@@ -100,8 +102,8 @@ drop_reasons! { 7;
     }
     /// The uplink is not connected.
     UPLINK_DOWN = "uplink-down" {
-        cause: "the interface is down or gone, or nobody is at the other end of the vhost-user uplink",
-        remedy: "`butterfly uplink`, `ip link set DEV up`; after the interface was removed and made again, start butterflyd anew",
+        cause: "the interface is down, has no carrier or is gone, or nobody is at the other end of the vhost-user uplink",
+        remedy: "`butterfly uplink` tells which: `ip link set DEV up`, or look at the cable; after the interface was removed and made again, start butterflyd anew",
         charged: "the network; the uplink for frames of the endpoint itself",
     }
     /// More frames for the endpoint itself (ARP, ND, ping, IGMP, MLD) than it wants to answer.
@@ -130,7 +132,7 @@ pub(crate) struct Tunnel {
     pub lost_waiting: AtomicU64,
     /// Largest IP packet on the uplink.
     pub mtu: AtomicU32,
-    /// The interface is down, or gone: nothing is put into its queue, where it would leave when it is long out of date.
+    /// The interface is down, without a carrier, or gone: nothing is put into its queue, where it would leave when it is long out of date.
     pub down: AtomicBool,
     /// Only peers that the operator named are heard.
     pub strict: AtomicBool,

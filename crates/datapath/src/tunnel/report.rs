@@ -21,6 +21,7 @@ use super::{
     PeerRef, Tunnel, TunnelSpec, UPLINK, UplinkSpec,
     endpoint::{Opened, Peers, TunnelError, check_peer},
     keeper::{GroupRow, Keeper, NeighbourRow},
+    link::LinkState,
     peers::PeerRow,
 };
 use crate::{
@@ -138,6 +139,8 @@ pub struct UplinkReport {
     pub counters: Vec<(&'static str, &'static str, u64)>,
     /// Whether the other end of a vhost-user port is there.
     pub attached: Option<bool>,
+    /// What its network interface was found to be a second ago, if it has one.
+    pub state: Option<LinkState>,
 }
 
 /// What a switch has of its tunnel endpoint.
@@ -166,6 +169,7 @@ struct Link {
     attachment: Attachment,
     path: String,
     attached: Arc<AtomicBool>,
+    keeper: Arc<Keeper>,
     events: Arc<dyn SwitchEvents>,
 }
 
@@ -191,6 +195,13 @@ impl DeviceEvents for Link {
         self.attached.store(false, Ordering::Relaxed);
         tracing::warn!(path = self.path, reason, "the uplink is detached");
         self.events.happened(About::default(), Happening::UplinkDown(&format!("the uplink is detached: {reason}")));
+    }
+
+    fn driving(&self, both: bool) {
+        // Not before: what is said to one that only attached is lost.
+        if both {
+            self.keeper.returned();
+        }
     }
 }
 
@@ -236,6 +247,7 @@ impl Side {
                     attachment: Attachment::uplink(handle),
                     path: path.display().to_string(),
                     attached: attached.clone(),
+                    keeper: keeper.clone(),
                     events,
                 };
                 let config =
@@ -404,6 +416,7 @@ impl Switch {
             drops: drops(&totals),
             counters: side.counted(),
             attached: side.device.as_ref().map(|device| device.status().attached.is_some()),
+            state: side.keeper.link(),
         })
     }
 

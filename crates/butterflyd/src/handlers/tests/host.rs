@@ -307,6 +307,7 @@ impl Dataplane for Fake {
             drops: butterfly_datapath::reasons().take(1).zip(104..).collect(),
             counters: vec![("tx-full", "Frames lost.", 105)],
             attached: None,
+            state: Some(butterfly_datapath::LinkState::NoCarrier),
         })
     }
 

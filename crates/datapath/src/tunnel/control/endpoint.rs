@@ -39,14 +39,23 @@ pub(super) struct Endpoint {
 impl Endpoint {
     /// Announces itself from the first [`Self::tick`] on, if it `answers`.
     pub fn new(answers: bool) -> Endpoint {
-        Endpoint {
+        let mut endpoint = Endpoint {
             answers,
-            announcements: if answers { ANNOUNCEMENTS } else { 0 },
-            next: if answers { 0 } else { u64::MAX },
+            announcements: 0,
+            next: u64::MAX,
             defended: None,
             echo: ECHO_BURST,
             echo_at: 0,
             identification: 0,
+        };
+        endpoint.announce(0);
+        endpoint
+    }
+
+    /// Announces itself from the next [`Self::tick`] on, if it `answers`.
+    pub fn announce(&mut self, now: u64) {
+        if self.answers {
+            (self.announcements, self.next) = (ANNOUNCEMENTS, now);
         }
     }
 

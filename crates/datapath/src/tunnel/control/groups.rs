@@ -116,6 +116,15 @@ impl Groups {
         });
     }
 
+    /// Reports all groups from the next [`Self::tick`] on, as often as if they were joined now.
+    pub fn report_again(&mut self, now: u64) {
+        for member in self.members.values_mut() {
+            // One more: the first of them, which joining says at once.
+            (member.early, member.repeat) = (REPEATS + 1, now.max(member.last + PAUSE));
+            self.wake = self.wake.min(member.repeat);
+        }
+    }
+
     /// Lets time pass.
     pub fn tick(&mut self, link: &Link, now: u64, out: &mut Output) {
         if self.wake > now {

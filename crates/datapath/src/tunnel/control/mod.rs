@@ -151,6 +151,12 @@ impl Control {
         self.groups.leave(&self.link, vni, out);
     }
 
+    /// The link is there again, and who is on it may know nothing of us: groups are reported and the address is announced as at the start.
+    pub fn returned(&mut self, now: u64) {
+        self.endpoint.announce(now);
+        self.groups.report_again(now);
+    }
+
     /// Finds out where frames to a peer go; an event says it, now or later. `waiting` is such a frame, whole but for its destination MAC: it
     /// is sent when the place is known. One waits per peer, the newest; an empty one stands for none.
     pub fn resolve(&mut self, peer: IpAddr, waiting: Option<Vec<u8>>, now: u64, out: &mut Output) {

@@ -162,6 +162,11 @@ fn it_says_that_it_is_there_and_defends_its_address() {
         let said = host.pass(30_000);
         let times: Vec<u64> = said.iter().filter(|(_, out)| out.frames.contains(&announcement)).map(|(at, _)| *at).collect();
         assert_eq!(times, [0, 2000]);
+        // And again to those who may not have heard it.
+        host.call(|control, now, _| control.returned(now));
+        let said = host.pass(30_000);
+        let times: Vec<u64> = said.iter().filter(|(_, out)| out.frames.contains(&announcement)).map(|(at, _)| *at).collect();
+        assert_eq!(times, [0, 2000]);
         let rival = claim(B, if v6 { "fd00::1" } else { "10.1.0.1" });
         assert_eq!(host.hears(&rival).frames, [announcement]);
         host.pass(9_999);
@@ -176,6 +181,7 @@ fn it_says_that_it_is_there_and_defends_its_address() {
         }
         // Somebody else's address to answer for is somebody else's to defend.
         let mut silent = Host { control: Control::new(ControlConfig { answers: false, ..config }), now: 70 };
+        silent.call(|control, now, _| control.returned(now));
         assert!(silent.pass(100_000).is_empty() && silent.control.next_tick().is_none());
         silent.refuses(&rival, Count::Conflict, "not defended");
     }

@@ -98,6 +98,29 @@ fn leaving_says_so_and_ends_it() {
 }
 
 #[test]
+fn a_link_that_returned_hears_of_groups_at_once_and_again() {
+    for (mut host, report, _) in members() {
+        // Far from a repetition of its own.
+        while host.pass(1000).is_empty() {}
+        host.call(|control, now, _| control.returned(now));
+        let said = host.pass(12_000);
+        assert!(said.iter().all(|(_, out)| out.frames == [report.clone()]), "{said:?}");
+        let times: Vec<u64> = said.iter().map(|(at, _)| *at).collect();
+        let [first, second, third] = times[..] else { panic!("{times:?}") };
+        assert!(
+            first <= 500 && (1000..=5000).contains(&(second - first)) && (1000..=5000).contains(&(third - second)),
+            "{times:?}"
+        );
+        // However often it comes and goes.
+        let said = (0..100).map(|_| {
+            host.call(|control, now, _| control.returned(now));
+            host.pass(10).len()
+        });
+        assert!(said.sum::<usize>() <= 3);
+    }
+}
+
+#[test]
 fn queries_are_answered_in_time_and_once() {
     for (mut host, report, queries) in members() {
         for (query, max) in &queries {

@@ -1,0 +1,132 @@
+//! Uplinks that change while a daemon runs, and hosts with more ways out than one. Daemons are in network namespaces that end with them.
+
+use std::{process::Command, time::Duration};
+
+use butterfly_packet::{mac::Mac, protocol};
+use butterfly_tests::{Daemon, Host, Kind, Nic, PATIENCE, eventually, frames::mac, station::usual, within};
+use butterfly_vhost::driver::Vm;
+use serde_json::Value;
+
+/// Runs `ip` where a daemon is.
+fn ip(daemon: &Daemon, line: &str) {
+    let space = format!("--net=/proc/{}/ns/net", daemon.pid());
+    let status = Command::new("nsenter").arg(space).arg("ip").args(line.split(' ')).status().unwrap();
+    assert!(status.success(), "ip {line}");
+}
+
+/// A daemon in a network namespace of its own, in which `lines` were given to `ip` before.
+fn daemon_behind(lines: &[&str], options: &[&str]) -> Daemon {
+    let lines: Vec<String> = lines.iter().map(|line| format!("ip {line} && ")).collect();
+    let script = format!("{}exec \"$@\"", lines.concat());
+    let options: Vec<String> = options.iter().map(|word| (*word).to_owned()).collect();
+    Daemon::start_with(&["unshare", "--net", "sh", "-c", &script, "sh"], &options)
+}
+
+fn told(daemon: &Daemon, command: &str) -> Value {
+    serde_json::from_str(&daemon.client_ok(&[command, "--json"])).unwrap()
+}
+
+fn becomes(daemon: &Daemon, state: &str) {
+    eventually(state, || told(daemon, "uplink")["state"] == state);
+}
+
+#[test]
+fn an_interface_is_followed_whatever_becomes_of_it() {
+    if Kind::wanted() != Kind::Daemon {
+        return;
+    }
+    let wire = ["link add wire type veth peer name far", "addr add 42.0.0.1/24 dev wire", "link set far up", "link set wire up"];
+    let daemon = daemon_behind(&wire, &["--uplink", "wire"]);
+    becomes(&daemon, "up");
+    ip(&daemon, "link set far down");
+    becomes(&daemon, "no carrier");
+    assert!(daemon.log().contains("has no carrier"), "{}", daemon.log());
+    assert!(daemon.client_ok(&["uplink"]).contains("no carrier: nobody is at the other end"));
+    ip(&daemon, "link set far up");
+    becomes(&daemon, "up");
+    ip(&daemon, "link set wire down");
+    becomes(&daemon, "down");
+    ip(&daemon, "link set wire name other");
+    ip(&daemon, "link set other up");
+    becomes(&daemon, "up");
+    assert!(!daemon.log().contains("was removed"), "{}", daemon.log());
+    ip(&daemon, "link del other");
+    becomes(&daemon, "removed");
+    assert!(daemon.log().contains("was removed"), "{}", daemon.log());
+}
+
+/// All three reports of a new member: those from before are lost, and the next would come after a minute.
+#[test]
+fn groups_are_reported_to_an_uplink_that_attaches() {
+    if Kind::wanted() != Kind::Daemon {
+        return;
+    }
+    let room = tempfile::tempdir().unwrap();
+    let socket = room.path().join("uplink");
+    let host = Host::of(Daemon::start_with(&[], &["--uplink".to_owned(), format!("vhost-user:{}", socket.display())]));
+    host.add(&Nic::bypass("a", mac(1), 42)).unwrap();
+    eventually("its group is joined", || !told(host.daemon(), "tunnels")["groups"].as_array().unwrap().is_empty());
+    let mut wire = Vm::connect(&socket, &usual(), PATIENCE).unwrap();
+    let mut reports = 0;
+    within(Duration::from_secs(30), "three reports", || {
+        while let Some((_, frame)) = wire.guest.recv().unwrap() {
+            let is_report = frame.get(12..14) == Some(&[8, 0]) && frame.get(23) == Some(&protocol::IGMP);
+            reports += u32::from(is_report && frame.get(30..34) == Some(&[230, 0, 0, 42]));
+        }
+        reports >= 3
+    });
+}
+
+fn next_hop(daemon: &Daemon, peer: &str) -> Option<String> {
+    let told = told(daemon, "tunnels");
+    let row = told["peers"].as_array().unwrap().iter().find(|row| row["address"] == peer)?.clone();
+    Some(row["mac"].as_str()?.to_owned())
+}
+
+/// A TAP device in a bridge that has no address, on a host whose default route is another card's.
+#[test]
+fn routes_beside_a_tap_device_are_not_its() {
+    if Kind::wanted() != Kind::Daemon {
+        return;
+    }
+    let elsewhere = Mac([2, 0, 0, 0, 0, 0x99]).to_string();
+    let neighbour = format!("neigh add 198.51.100.254 lladdr {elsewhere} dev mgmt nud permanent");
+    let management = [
+        "link add mgmt type veth peer name beyond",
+        "addr add 198.51.100.1/24 dev mgmt",
+        "link set beyond up",
+        "link set mgmt up",
+        &neighbour,
+        "route add default via 198.51.100.254",
+        "link add br0 up type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
+    ];
+    let words = "--ip 42.0.0.1/24 --uplink tap:up1 --peer 42.0.0.2 --peer 203.0.113.9 --gateway 42.0.0.2";
+    let near = daemon_behind(&management, &words.split(' ').collect::<Vec<_>>());
+    let space = format!("--net=/proc/{}/ns/net", near.pid());
+    let words = "--ip 42.0.0.2/24 --uplink tap:up2".split(' ').map(str::to_owned);
+    let far = Daemon::start_with(&["nsenter", &space], &words.collect::<Vec<_>>());
+    becomes(&near, "up");
+    for device in ["up1", "up2"] {
+        ip(&near, &format!("link set dev {device} master br0"));
+    }
+    let there = told(&far, "tunnels")["mac"].as_str().unwrap().to_owned();
+    // In its network, and by its gateway.
+    for peer in ["42.0.0.2", "203.0.113.9"] {
+        eventually("the next hop is found", || next_hop(&near, peer).is_some());
+        assert_eq!(next_hop(&near, peer).as_deref(), Some(&*there), "{peer}");
+    }
+    // What leads through the bridge counts, and through a VLAN on it.
+    ip(&near, "addr add 42.3.0.1/24 dev br0");
+    ip(&near, "link add link br0 name vlan7 type vlan id 7");
+    ip(&near, "link set vlan7 up");
+    ip(&near, "addr add 42.7.0.1/24 dev vlan7");
+    for (peer, device, last) in [("42.3.0.2", "br0", 3), ("42.7.0.2", "vlan7", 7)] {
+        let mac = Mac([2, 0, 0, 0, 0, last]).to_string();
+        ip(&near, &format!("neigh add {peer} lladdr {mac} dev {device} nud permanent"));
+        near.client_ok(&["peer", "add", peer]);
+        eventually("the next hop is found", || next_hop(&near, peer).is_some());
+        assert_eq!(next_hop(&near, peer), Some(mac), "{peer}");
+    }
+    ip(&near, "link set up1 down");
+    becomes(&near, "down");
+}
