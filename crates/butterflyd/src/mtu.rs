@@ -20,6 +20,19 @@ pub fn prepare(spec: &mut TunnelSpec, wanted: NicMtu) {
     };
 }
 
+/// What IPv6 needs of every link (RFC 8200, 5).
+const LEAST: u32 = 1280;
+
+/// What is wrong with an uplink that leaves virtual machines `inner` bytes of its `mtu`, if anything is.
+pub fn too_small(mtu: u32, inner: u32) -> Option<String> {
+    let missing = LEAST.checked_sub(inner).filter(|missing| *missing > 0)?;
+    Some(format!(
+        "the uplink's MTU of {mtu} leaves {inner} bytes to virtual machines, and IPv6 needs {LEAST}: raise it to {} (-m), or do without \
+         IPv6 between virtual machines of different hosts",
+        mtu + missing
+    ))
+}
+
 fn raise(name: &str, wanted: NicMtu) {
     // Whoever opens the uplink tells what is wrong with the interface.
     let Ok(mut kernel) = Kernel::open() else { return };
@@ -86,6 +99,15 @@ mod tests {
             });
             assert_eq!((found, set), (limit.min(3822), limit.min(3822)));
             assert!(tries <= 13, "{tries} tries");
+        }
+    }
+
+    #[test]
+    fn an_uplink_too_small_for_ipv6_inside_is_complained_about() {
+        assert_eq!((too_small(1330, 1280), too_small(9000, 8950)), (None, None));
+        for (mtu, inner, enough) in [(1329, 1279, 1330), (1280, 1230, 1330), (1280, 1210, 1350)] {
+            let text = too_small(mtu, inner).unwrap();
+            assert!(text.contains(&format!("MTU of {mtu} leaves {inner}")) && text.contains(&format!("to {enough} ")), "{text}");
         }
     }
 

@@ -24,7 +24,7 @@ use std::{
     sync::Arc,
     time::SystemTime,
 };
-use tracing::info;
+use tracing::{info, warn};
 
 /// Runs until a signal or a client stops it.
 pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
@@ -68,6 +68,9 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
             let UplinkReport { kind, interface, mode, mtu, inner_mtu, .. } = uplink;
             let text = format!("uplink {kind} {interface}: {mode}, MTU {mtu}, host_mtu={inner_mtu} for QEMU");
             info!("{text}");
+            if let Some(text) = mtu::too_small(mtu, inner_mtu) {
+                warn!("{text}");
+            }
             // One that has to be attached says so itself.
             if uplink.attached.is_none() {
                 events.note(Note::new(Kind::UplinkUp, text));

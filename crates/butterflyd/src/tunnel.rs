@@ -10,7 +10,7 @@ use std::{
 
 /// Where networks have their groups over IPv6 if nobody says anything else.
 const DEFAULT_GROUP6: Ipv6Addr = Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0);
-/// What every IPv6 link carries (RFC 8200, 5); with less, IPv6 inside is out of the question.
+/// What every IPv6 link carries (RFC 8200, 5). For IPv6 inside it takes more, which is warned of at the start.
 const MIN_MTU: u32 = 1280;
 /// The largest that a TAP device can have.
 pub const MAX_MTU: u32 = 65_521;
