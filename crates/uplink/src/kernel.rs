@@ -281,3 +281,22 @@ fn read_ip(bytes: &[u8]) -> Option<IpAddr> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_vlan_is_on_another_interface() {
+        let told = |kind: &[u8]| {
+            // An attribute in an attribute: its length, what it is, its value.
+            let kind = [&(4 + kind.len() as u16).to_ne_bytes()[..], &libc::IFLA_INFO_KIND.to_ne_bytes(), kind].concat();
+            let request = Request::new(libc::RTM_NEWLINK, 0, &[0; LINK]).with(libc::IFLA_IFNAME, b"eth0.7\0");
+            let request = request.with(libc::IFLA_ADDRESS, &[2, 0, 0, 0, 0, 1]).with(libc::IFLA_MTU, &1500u32.to_ne_bytes());
+            let request = request.with(libc::IFLA_LINK, &3u32.to_ne_bytes()).with(libc::IFLA_LINKINFO, &kind);
+            read_link(&Message::like(request)).unwrap()
+        };
+        assert_eq!(told(b"vlan\0").vlan_of, Some(3));
+        assert_eq!(told(b"veth\0").vlan_of, None, "the number of its other end, perhaps in another namespace");
+    }
+}

@@ -71,6 +71,12 @@ pub struct Message {
 }
 
 impl Message {
+    /// What a kernel would answer with the fixed part and attributes of a request.
+    #[cfg(test)]
+    pub fn like(request: Request) -> Message {
+        Message { kind: request.kind, body: request.body }
+    }
+
     /// A byte of the fixed part.
     pub fn u8(&self, at: usize) -> Option<u8> {
         self.body.get(at).copied()
