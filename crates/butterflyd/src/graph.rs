@@ -10,17 +10,25 @@ use std::{
     net::IpAddr,
 };
 
-/// The graph of `nics` behind the VXLAN endpoint `ip` and the port `uplink`, if there is one: its kind and what it is on. Ends with a
-/// newline.
-pub fn dot<'a>(ip: IpAddr, uplink: Option<(&str, &str)>, nics: impl IntoIterator<Item = &'a Nic>) -> String {
+/// The graph of `nics` behind the VXLAN endpoint `ip` and the port `uplink`, if there is one: its kind and what it is on. What passes
+/// there is recorded by the process `recorded`, if it is. Ends with a newline.
+pub fn dot<'a>(
+    ip: IpAddr,
+    uplink: Option<(&str, &str)>,
+    recorded: Option<u32>,
+    nics: impl IntoIterator<Item = &'a Nic>,
+) -> String {
     let mut graph = Graph::default();
     let endpoint = if ip.is_ipv4() { "vtep4" } else { "vtep6" };
     let port = uplink.map(|uplink| match uplink {
         ("tap", _) => graph.add("tap", "tap".into()),
         (_, interface) => graph.add("nic", format!("port-{interface}")),
     });
-    let vtep = match port {
-        Some(port) => graph.add_east_of(port, endpoint, "vxlan".into()),
+    let vtep = match port.map(|port| match recorded {
+        Some(process) => graph.add_east_of(port, "print", format!("main-sniffer-{process}")),
+        None => port,
+    }) {
+        Some(west) => graph.add_east_of(west, endpoint, "vxlan".into()),
         None => graph.add(endpoint, "vxlan".into()),
     };
     let mut networks: BTreeMap<u32, Vec<&Nic>> = BTreeMap::new();
@@ -69,6 +77,9 @@ impl Graph {
         if !nic.bypass_filtering {
             west = self.add_east_of(west, "firewall", format!("firewall-{id}"));
             west = self.add_east_of(west, "antispoof", format!("antispoof-{id}"));
+        }
+        if nic.packet_trace {
+            west = self.add_east_of(west, "print", format!("sniffer-{id}"));
         }
         match &nic.kind {
             Kind::VhostUser { .. } => self.add_east_of(west, "vhost", format!("vhost-{id}")),
@@ -149,7 +160,7 @@ mod tests {
     fn without_vnics_there_is_the_endpoint() {
         for (ip, kind) in [("192.0.2.1", "vtep4"), ("2001:db8::1", "vtep6")] {
             let expected = format!("{HEAD}  \"{kind}:vxlan\" [ label=\"{{ <west> | {kind}&#92;nvxlan |<east> }}\"];\n}}\n");
-            assert_eq!(dot(ip.parse().unwrap(), None, []), expected);
+            assert_eq!(dot(ip.parse().unwrap(), None, None, []), expected);
         }
     }
 
@@ -158,7 +169,7 @@ mod tests {
         for (kind, interface, port) in
             [("tap", "bfly0", "tap:tap"), ("af_xdp", "eth0", "nic:port-eth0"), ("vhost-user", "/up", "nic:port-/up")]
         {
-            let graph = dot("192.0.2.1".parse().unwrap(), Some((kind, interface)), []);
+            let graph = dot("192.0.2.1".parse().unwrap(), Some((kind, interface)), None, []);
             let node = port.replace(':', "&#92;n");
             let expected = format!(
                 r#"{HEAD}  "{port}" [ label="{{ <west> | {node} |<east> }}"];
@@ -198,12 +209,38 @@ mod tests {
 }}
 "#
         );
-        assert_eq!(dot("192.0.2.1".parse().unwrap(), None, &nics), expected);
+        assert_eq!(dot("192.0.2.1".parse().unwrap(), None, None, &nics), expected);
+    }
+
+    /// A recorder stands between uplink and endpoint, and next to the machine.
+    #[test]
+    fn what_is_recorded_is_a_brick() {
+        let nics = [Nic { packet_trace: true, ..nic("a", 42, false) }, Nic { packet_trace: true, ..nic("b", 43, true) }];
+        let graph = dot("192.0.2.1".parse().unwrap(), Some(("af_xdp", "eth0")), Some(77), &nics);
+        let rows: Vec<_> = graph.lines().map(str::trim).collect();
+        for row in [
+            r#""print:main-sniffer-77" [ label="{ <west> | print&#92;nmain-sniffer-77 |<east> }"];"#,
+            r#""nic:port-eth0":west -- "print:main-sniffer-77":east"#,
+            r#""print:main-sniffer-77":west -- "nic:port-eth0":east"#,
+            r#""print:main-sniffer-77":east -- "vtep4:vxlan":west"#,
+            r#""vtep4:vxlan":west -- "print:main-sniffer-77":east"#,
+            r#""print:sniffer-a" [ label="{ <west> | print&#92;nsniffer-a |<east> }"];"#,
+            r#""antispoof:antispoof-a":east -- "print:sniffer-a":west"#,
+            r#""print:sniffer-a":west -- "antispoof:antispoof-a":east"#,
+            r#""print:sniffer-a":east -- "vhost:vhost-a":west"#,
+            r#""vhost:vhost-a":west -- "print:sniffer-a":east"#,
+            r#""vtep4:vxlan":east -- "print:sniffer-b":west"#,
+            r#""print:sniffer-b":east -- "vhost:vhost-b":west"#,
+        ] {
+            assert_eq!(rows.iter().filter(|found| **found == row).count(), 1, "{row} in {graph}");
+        }
+        // Without a port there is nothing to record.
+        assert!(!dot("192.0.2.1".parse().unwrap(), None, Some(77), []).contains("sniffer"));
     }
 
     #[test]
     fn no_name_breaks_out_of_its_node() {
-        let graph = dot("192.0.2.1".parse().unwrap(), None, &[nic(r#"a"];x\{|}<>&"#, 1, true)]);
+        let graph = dot("192.0.2.1".parse().unwrap(), None, None, &[nic(r#"a"];x\{|}<>&"#, 1, true)]);
         assert!(
             graph.contains(
                 r#"  "vhost:vhost-a\"];x\\{|}<>&" [ label="{ <west> | vhost&#92;nvhost-a\"];x\\\{\|\}\<\>&amp; |<east> }"];"#

@@ -18,11 +18,12 @@ impl<D: Dataplane> Daemon<D> {
     pub(super) fn app_status(&self, context: &Context) -> Answer {
         let uplink = self.dataplane.uplink();
         let port = uplink.as_ref().map(|uplink| (uplink.kind.as_str(), uplink.interface.as_str()));
+        let recorded = self.recorder.by_default().then(std::process::id);
         let status = AppStatusRes {
             start_date: Some(self.start_date),
             current_date: Some(seconds_since_epoch(SystemTime::now())),
             request_counter: Some(context.request_counter),
-            graph_dot: Some(graph::dot(self.ip, port, self.nics.iter())),
+            graph_dot: Some(graph::dot(self.ip, port, recorded, self.nics.iter())),
             ..Default::default()
         };
         Ok(Response { app_status: MessageField::some(status), ..Default::default() })

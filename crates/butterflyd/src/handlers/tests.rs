@@ -351,7 +351,7 @@ fn the_status_has_dates_counter_and_graph() {
     assert!(status.current_date() >= status.start_date());
     assert_eq!(status.request_counter(), 3);
     let daemon = host.envelope.handler();
-    assert_eq!(status.graph_dot(), crate::graph::dot(daemon.ip, None, daemon.nics.iter()));
+    assert_eq!(status.graph_dot(), crate::graph::dot(daemon.ip, None, None, daemon.nics.iter()));
     assert!(status.graph_dot().contains("vhost-bypass"));
 }
 
