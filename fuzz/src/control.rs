@@ -109,6 +109,7 @@ pub fn run(data: &[u8]) {
         role: Role::Client,
         path: PathBuf::from("/nonexistent/butterfly-fuzz"),
         port: port.clone(),
+        offered: Features::OFFERED,
         events: Arc::new(Nobody),
     };
     let device = Device::resume(config, theirs.into(), DeviceState::default()).expect("a device");

@@ -5,6 +5,7 @@ use std::{net::IpAddr, path::PathBuf, sync::Arc};
 use butterfly_guest::{Guest, Machine, Prepared, Vnic};
 use butterfly_vhost::{
     control::{Device, DeviceConfig, DeviceEvents, Role},
+    net::Features,
     port::Port,
 };
 
@@ -64,16 +65,17 @@ impl Ready {
         self,
         name: &str,
         port: Arc<Port>,
+        offered: Features,
         events: Arc<dyn DeviceEvents>,
         told: butterfly_guest::Told,
     ) -> Result<Opened, AddError> {
         match self {
             Ready::Socket { role, path } => {
-                let config = DeviceConfig { name: name.to_owned(), role, path, port, events };
+                let config = DeviceConfig { name: name.to_owned(), role, path, port, offered, events };
                 Ok(Opened { device: Device::start(config).map_err(failed)?, guest: None })
             }
             Ready::Inside(machine) => {
-                let (device, connection, farewell) = Device::start_inside(name, port, events).map_err(failed)?;
+                let (device, connection, farewell) = Device::start_inside(name, port, offered, events).map_err(failed)?;
                 let guest = machine.attach(connection, farewell, told).map_err(failed)?;
                 Ok(Opened { device, guest: Some(guest) })
             }

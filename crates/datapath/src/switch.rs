@@ -57,6 +57,8 @@ pub struct SwitchConfig {
     pub tcp_pickup: u32,
     /// How long sessions last without a frame.
     pub timeouts: Timeouts,
+    /// Guests are offered no checksum and segmentation offloads.
+    pub no_offload: bool,
     /// The way to other hosts. Without it, networks end at this one.
     pub tunnel: Option<TunnelSpec>,
 }
@@ -73,6 +75,7 @@ impl Default for SwitchConfig {
             session_share: share,
             tcp_pickup,
             timeouts,
+            no_offload: false,
             tunnel: None,
         }
     }
@@ -194,6 +197,7 @@ pub struct Switch {
 struct Link {
     id: String,
     vni: u32,
+    offered: Features,
     attachment: Attachment,
     events: Arc<dyn SwitchEvents>,
     shared: Arc<VnicShared>,
@@ -229,7 +233,7 @@ impl DeviceEvents for Link {
     }
 
     fn negotiated(&self, accepted: Features) {
-        self.happened(Happening::Negotiated { accepted, refused: Features::OFFERED.without(accepted) });
+        self.happened(Happening::Negotiated { accepted, refused: self.offered.without(accepted) });
     }
 
     fn driving(&self, both: bool) {
@@ -301,9 +305,11 @@ impl Switch {
         let ready = spec.front.prepare(&spec, self.inner_mtu().unwrap_or(USUAL_MTU))?;
         let mirrors = spec.sniff_target.as_deref();
         let (vnic, attachment) = self.plane.insert_as(&spec.id, spec.mac, spec.vni, &spec.policy, mirrors)?;
+        let offered = if self.config.no_offload { Features::OFFERED.without(Features::OFFLOADS) } else { Features::OFFERED };
         let link = Arc::new(Link {
             id: spec.id.clone(),
             vni: spec.vni,
+            offered,
             attachment,
             events: self.events.clone(),
             shared: vnic.shared.clone(),
@@ -311,7 +317,7 @@ impl Switch {
         });
         let events = self.events.clone();
         let told = Box::new(move |times| events.measured(times));
-        match ready.open(&spec.id, vnic.shared.port.clone(), link, told) {
+        match ready.open(&spec.id, vnic.shared.port.clone(), offered, link, told) {
             Ok(open) => {
                 vnics.insert(spec.id.clone(), Declared { spec, open });
                 Ok(())

@@ -85,6 +85,18 @@ impl Features {
             | Self::IN_ORDER.0,
     );
 
+    /// What leaves work on checksums and segments to the other side.
+    pub const OFFLOADS: Features = Features(
+        Self::CSUM.0
+            | Self::GUEST_CSUM.0
+            | Self::GUEST_TSO4.0
+            | Self::GUEST_TSO6.0
+            | Self::GUEST_ECN.0
+            | Self::HOST_TSO4.0
+            | Self::HOST_TSO6.0
+            | Self::HOST_ECN.0,
+    );
+
     /// Whether all bits of `other` are set.
     pub const fn has(self, other: Features) -> bool {
         self.0 & other.0 == other.0

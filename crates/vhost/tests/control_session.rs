@@ -5,7 +5,7 @@ mod control_support;
 use std::os::fd::AsFd;
 
 use butterfly_vhost::{
-    control::Role,
+    control::{Device, DeviceConfig, Role},
     driver::{
         Connection, DirtyLog, GuestConfig, MemoryConfig, MemoryMessages, ProtocolFeatures, Start, VmConfig,
         raw::{self, FrontendReq},
@@ -56,6 +56,26 @@ fn frames_pass_in_both_roles_and_the_status_tells_it() {
         assert_eq!(bed.events.detached(2), "the vnic was removed");
         assert!(!bed.path.exists());
     }
+}
+
+/// Of what a device does not offer it takes nothing either.
+#[test]
+fn offloads_can_be_kept_back() {
+    let mut bed = Bed::server();
+    bed.stop();
+    let offered = Features::OFFERED.without(Features::OFFLOADS);
+    bed.device = Some(Device::start(DeviceConfig { offered, ..bed.config() }).unwrap());
+    let mut connection = bed.connect();
+    connection.negotiate(Features(u64::MAX), ProtocolFeatures::all()).unwrap();
+    assert_eq!(connection.offered(), offered);
+    assert!(offered.has(Features::MRG_RXBUF.with(Features::VERSION_1)) && !offered.has(Features::CSUM));
+    assert!(connection.set_features(offered.with(Features::CSUM)).is_err());
+    assert!(connection.wait_closed(WAIT), "checksums were not offered");
+    assert!(bed.events.detached(1).contains("these features were not offered: csum"));
+    let vm = bed.vm(&small());
+    let status = bed.status();
+    assert_eq!((status.offered, status.attached.unwrap().declined().has(Features::CSUM)), (offered, false));
+    drop(vm);
 }
 
 #[test]

@@ -14,6 +14,7 @@ use butterfly_packet::mac::Mac;
 use butterfly_uplink::{Info, Meter};
 use butterfly_vhost::{
     control::{Device, DeviceConfig, DeviceEvents},
+    net::Features,
     port::PortEvents,
 };
 
@@ -250,8 +251,14 @@ impl Side {
                     keeper: keeper.clone(),
                     events,
                 };
-                let config =
-                    DeviceConfig { name: "uplink".to_owned(), role: *role, path: path.clone(), port, events: Arc::new(link) };
+                let config = DeviceConfig {
+                    name: "uplink".to_owned(),
+                    role: *role,
+                    path: path.clone(),
+                    port,
+                    offered: Features::OFFERED,
+                    events: Arc::new(link),
+                };
                 Some(Device::start(config).map_err(std::io::Error::other)?)
             }
             _ => {

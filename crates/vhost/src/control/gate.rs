@@ -179,7 +179,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
     }
 
     fn get_features(&mut self) -> Result<u64> {
-        Ok(Features::OFFERED.0)
+        Ok(self.session.offered().0)
     }
 
     fn set_features(&mut self, features: u64) -> Result<()> {

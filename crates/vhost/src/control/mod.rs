@@ -94,6 +94,8 @@ pub struct DeviceConfig {
     pub path: PathBuf,
     /// Where the rings appear.
     pub port: Arc<Port>,
+    /// Of [`Features::OFFERED`], what front ends are offered.
+    pub offered: Features,
     /// Who is told.
     pub events: Arc<dyn DeviceEvents>,
 }
@@ -125,6 +127,7 @@ pub struct Device {
     /// None if the front end is in this process.
     socket: Option<(Role, PathBuf)>,
     port: Arc<Port>,
+    offered: Features,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -145,7 +148,7 @@ impl Device {
     /// the rings any more. When that front end leaves, the device is as one that was started.
     pub fn resume(config: DeviceConfig, connection: OwnedFd, state: DeviceState) -> Result<Device, StartError> {
         ensure_signaller().map_err(StartError::NoSignaller)?;
-        let mut session = Session::new(config.port.clone(), config.events.clone());
+        let mut session = Session::new(config.port.clone(), config.offered, config.events.clone());
         session.restore(state).map_err(|refused| StartError::State(refused.0))?;
         Self::launch(config, Some(thread::Connection { socket: connection, session, attached: true }))
     }
@@ -155,22 +158,23 @@ impl Device {
     pub fn start_inside(
         name: &str,
         port: Arc<Port>,
+        offered: Features,
         events: Arc<dyn DeviceEvents>,
     ) -> Result<(Device, UnixStream, Farewell), StartError> {
         ensure_signaller().map_err(StartError::NoSignaller)?;
         let (ours, theirs) = UnixStream::pair().map_err(StartError::Thread)?;
         ours.set_nonblocking(true).map_err(StartError::Thread)?;
-        let session = Session::new(port.clone(), events.clone());
+        let session = Session::new(port.clone(), offered, events.clone());
         let first = thread::Connection { socket: ours.into(), session, attached: false };
         let shared = Arc::new(Shared::new(None).map_err(|error| StartError::Thread(error.into()))?);
-        let thread = thread::Thread { server: None, port: port.clone(), events, shared: shared.clone() };
+        let thread = thread::Thread { server: None, port: port.clone(), offered, events, shared: shared.clone() };
         let farewell = Farewell(shared.clone());
         let thread = spawn(name, move || thread.run(Some(first)))?;
-        Ok((Device { socket: None, port, shared, thread: Some(thread) }, theirs, farewell))
+        Ok((Device { socket: None, port, offered, shared, thread: Some(thread) }, theirs, farewell))
     }
 
     fn launch(config: DeviceConfig, resumed: Option<thread::Connection>) -> Result<Device, StartError> {
-        let DeviceConfig { name, role, path, port, events } = config;
+        let DeviceConfig { name, role, path, port, offered, events } = config;
         ensure_signaller().map_err(StartError::NoSignaller)?;
         let address = socket::check_path(&path)?;
         let (listener, server) = match role {
@@ -178,9 +182,9 @@ impl Device {
             Role::Client => (None, Some(address)),
         };
         let shared = Arc::new(Shared::new(listener).map_err(|error| StartError::Thread(error.into()))?);
-        let thread = thread::Thread { server, port: port.clone(), events, shared: shared.clone() };
+        let thread = thread::Thread { server, port: port.clone(), offered, events, shared: shared.clone() };
         let thread = spawn(&name, move || thread.run(resumed))?;
-        Ok(Device { socket: Some((role, path)), port, shared, thread: Some(thread) })
+        Ok(Device { socket: Some((role, path)), port, offered, shared, thread: Some(thread) })
     }
 
     /// Detaches the front end and ends the channel, within a worker's batch. A server's socket file is removed.
@@ -203,7 +207,7 @@ impl Device {
         let live = self.shared.live();
         DeviceStatus {
             socket: self.socket.clone(),
-            offered: Features::OFFERED,
+            offered: self.offered,
             attached: live.attached.clone(),
             rx,
             tx,

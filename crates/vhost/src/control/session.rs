@@ -50,6 +50,7 @@ struct Log {
 /// One front end's view of the device.
 pub(super) struct Session {
     port: Arc<Port>,
+    offered: Features,
     events: Arc<dyn DeviceEvents>,
     features: Option<Features>,
     protocol_features: Option<u64>,
@@ -66,9 +67,10 @@ pub(super) struct Session {
 
 impl Session {
     /// A front end that has said nothing yet.
-    pub fn new(port: Arc<Port>, events: Arc<dyn DeviceEvents>) -> Session {
+    pub fn new(port: Arc<Port>, offered: Features, events: Arc<dyn DeviceEvents>) -> Session {
         Session {
             port,
+            offered,
             events,
             features: None,
             protocol_features: None,
@@ -150,6 +152,7 @@ impl Session {
         Negotiated {
             since,
             peer_pid,
+            offered: self.offered,
             features: self.features,
             protocol_features: self.protocol_features,
             memory: self.memory.regions().collect(),
@@ -174,6 +177,10 @@ impl Session {
         self.protocol_features.unwrap_or(0)
     }
 
+    pub fn offered(&self) -> Features {
+        self.offered
+    }
+
     pub fn features(&self) -> Option<Features> {
         self.features
     }
@@ -186,7 +193,7 @@ impl Session {
     // ---- Features ----
 
     pub fn set_features(&mut self, features: Features) -> Result<(), Refused> {
-        let unknown = features.without(Features::OFFERED);
+        let unknown = features.without(self.offered);
         if unknown != Features::NONE {
             return Err(refuse!("these features were not offered: {unknown:?}"));
         }

@@ -37,6 +37,8 @@ pub struct Negotiated {
     pub since: SystemTime,
     /// Its process, if it is in our process namespace.
     pub peer_pid: Option<u32>,
+    /// The features it was offered.
+    pub offered: Features,
     /// The features it accepted, once it said so.
     pub features: Option<Features>,
     /// The vhost-user protocol features it accepted (`VHOST_USER_PROTOCOL_F_*` bits).
@@ -54,7 +56,7 @@ pub struct Negotiated {
 impl Negotiated {
     /// Offered features that the front end did not accept; nothing before it said anything.
     pub fn declined(&self) -> Features {
-        self.features.map_or(Features::NONE, |accepted| Features::OFFERED.without(accepted))
+        self.features.map_or(Features::NONE, |accepted| self.offered.without(accepted))
     }
 
     /// Names of the accepted protocol features.

@@ -29,7 +29,7 @@ use super::{
     status::{Detach, Negotiated},
     wire::{self, Lost, PATIENCE},
 };
-use crate::port::Port;
+use crate::{net::Features, port::Port};
 
 /// A client tries to connect so often: QEMU as a server blocks at its start until we come.
 const RETRY: Duration = Duration::from_millis(80);
@@ -52,6 +52,7 @@ pub(super) struct Thread {
     /// Where to connect in the client role; as a server, [`Shared::listener`] is there.
     pub server: Option<SocketAddrUnix>,
     pub port: Arc<Port>,
+    pub offered: Features,
     pub events: Arc<dyn DeviceEvents>,
     pub shared: Arc<Shared>,
 }
@@ -77,7 +78,7 @@ impl Thread {
                 None => {
                     self.sleep(pace.take(Instant::now()));
                     let Some(socket) = self.next_front_end() else { return };
-                    let session = Session::new(self.port.clone(), self.events.clone());
+                    let session = Session::new(self.port.clone(), self.offered, self.events.clone());
                     Connection { socket, session, attached: false }
                 }
             };

@@ -11,7 +11,7 @@ use std::{
 use butterfly_vhost::{
     control::{Device, DeviceConfig, DeviceEvents, DeviceState, DeviceStatus, Role, StartError},
     driver::{Connection, Listener, Vm, VmConfig},
-    net::NetHeader,
+    net::{Features, NetHeader},
     port::{Port, PortEvents},
     ring::{Delivery, Finish, FrameStore, Gathered},
 };
@@ -153,6 +153,7 @@ impl Bed {
             role: self.role,
             path: self.path.clone(),
             port: self.port.clone(),
+            offered: Features::OFFERED,
             events: self.events.clone(),
         }
     }

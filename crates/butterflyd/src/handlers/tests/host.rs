@@ -137,6 +137,7 @@ impl Dataplane for Fake {
         let attached = Negotiated {
             since: UNIX_EPOCH + Duration::from_secs(1000),
             peer_pid: Some(77),
+            offered: Features::OFFERED,
             features: Some(Features::OFFERED.without(Features::IN_ORDER)),
             protocol_features: Some(1 << 3),
             memory: vec![RegionInfo { guest_addr: 0x1000, size: 0x2000, page_size: 4096 }],
