@@ -1,6 +1,9 @@
 //! The ZeroMQ end of the daemon.
 
-use crate::{Caller, Envelope, Handler, MAX_FRAME};
+use crate::{
+    Caller, Envelope, Handler, MAX_FRAME,
+    endpoint::{check_bindable, is_ipv6},
+};
 use ipc::SocketFile;
 use std::{
     os::fd::{AsRawFd, BorrowedFd},
@@ -21,9 +24,19 @@ const MAX_HOPS: usize = 16;
 /// An idle connection is asked for a sign of life after this time: peers that vanished must not use up descriptors.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 
+pub use crate::endpoint::BadEndpoint;
+
+/// Refuses an endpoint that [`Server::bind`] takes on no host.
+pub fn check(endpoint: &str) -> Result<(), BadEndpoint> {
+    check_bindable(endpoint)
+}
+
 /// The API cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
+    /// Nothing can be bound to such an endpoint.
+    #[error(transparent)]
+    Endpoint(#[from] BadEndpoint),
     /// The endpoint cannot be bound.
     #[error("cannot listen on {endpoint}: {reason}; {advice}")]
     Bind {
@@ -45,22 +58,23 @@ pub enum ServerError {
 /// a message can make it swallow the next request of another (seen with libzmq 4.3.4).
 pub struct Server {
     socket: Socket,
+    /// Where it listens, wildcards resolved.
+    endpoints: Vec<String>,
     /// Removed at the end, as ZeroMQ does not.
-    _file: Option<SocketFile>,
+    files: Vec<SocketFile>,
     /// Called at each turn, and a turn is taken so often at least.
     turn: Option<(Duration, Box<dyn Fn() + Send>)>,
 }
 
 impl Server {
-    /// Listens on `endpoint`, any that ZeroMQ binds: `tcp://0.0.0.0:9999`, `ipc:///run/butterfly.sock`.
+    /// Listens on all of `endpoints` or on none: `tcp://0.0.0.0:9999`, `tcp://*:9999`, `tcp://[::]:9999` (both families),
+    /// `tcp://127.0.0.1:*` (a free port), `ipc:///run/butterfly.sock`, `ipc://@abstract`. Names of interfaces and hosts are the caller's
+    /// to resolve: not every ZeroMQ does.
     ///
     /// An ipc socket left behind by a process that died is replaced; one that is listened on is refused, and so is a file
     /// of any other kind.
-    pub fn bind(endpoint: &str) -> Result<Self, ServerError> {
-        let refused = |reason| ServerError::Bind { endpoint: endpoint.to_owned(), reason, advice: advice(reason) };
-        crate::endpoint::check(endpoint).map_err(refused)?;
-        // ZeroMQ removes whatever is at an ipc path.
-        ipc::check_replaceable(endpoint).map_err(refused)?;
+    pub fn bind(endpoints: &[impl AsRef<str>]) -> Result<Self, ServerError> {
+        endpoints.iter().try_for_each(|endpoint| check(endpoint.as_ref()))?;
         let socket = Context::new().socket(SocketType::ROUTER)?;
         socket.set_linger(milliseconds(LINGER))?;
         socket.set_maxmsgsize(MAX_FRAME as i64)?;
@@ -69,15 +83,33 @@ impl Server {
         socket.set_sndhwm(WAITING)?;
         socket.set_tcp_keepalive(1)?;
         socket.set_tcp_keepalive_idle(KEEPALIVE.as_secs() as i32)?;
-        socket.set_ipv6(endpoint.contains('['))?;
-        socket.bind(endpoint).map_err(refused)?;
-        let file = SocketFile::of(&last_endpoint(&socket)?);
-        Ok(Self { socket, _file: file, turn: None })
+        let mut server = Self { socket, endpoints: Vec::new(), files: Vec::new(), turn: None };
+        // Of a server that is dropped because one is refused, the others go with it.
+        for endpoint in endpoints {
+            let endpoint = endpoint.as_ref();
+            server.add(endpoint).map_err(|reason| ServerError::Bind {
+                endpoint: endpoint.to_owned(),
+                reason,
+                advice: advice(reason),
+            })?;
+        }
+        Ok(server)
     }
 
-    /// Where it listens: the endpoint with wildcards resolved.
-    pub fn endpoint(&self) -> Result<String, ServerError> {
-        Ok(last_endpoint(&self.socket)?)
+    fn add(&mut self, endpoint: &str) -> Result<(), zmq::Error> {
+        // ZeroMQ removes whatever is at an ipc path, our own included.
+        ipc::check_replaceable(endpoint)?;
+        self.socket.set_ipv6(is_ipv6(endpoint))?;
+        self.socket.bind(endpoint)?;
+        let bound = last_endpoint(&self.socket)?;
+        self.files.extend(SocketFile::of(&bound));
+        self.endpoints.push(bound);
+        Ok(())
+    }
+
+    /// Where it listens: the endpoints with wildcards resolved.
+    pub fn endpoints(&self) -> &[String] {
+        &self.endpoints
     }
 
     /// Has `taken` called at each turn of [`Self::serve`], which takes one each `interval` even if nothing is asked.
@@ -191,7 +223,10 @@ fn milliseconds(duration: Duration) -> i32 {
 
 fn advice(reason: zmq::Error) -> &'static str {
     match reason {
-        zmq::Error::EADDRINUSE => "another process listens there, perhaps another butterflyd: stop it or choose another endpoint",
+        zmq::Error::EADDRINUSE => {
+            "another process listens there, perhaps another butterflyd, or another endpoint of this one, as [::] does for IPv4, too: \
+             stop that process or choose another endpoint"
+        }
         zmq::Error::EADDRNOTAVAIL | zmq::Error::ENODEV => "no interface of this host has that address",
         zmq::Error::EACCES => "this user may not listen there",
         zmq::Error::ENOENT => "create the directory first",

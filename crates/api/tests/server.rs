@@ -63,9 +63,9 @@ impl Running {
     }
 
     fn start(directory: tempfile::TempDir, endpoint: &str) -> Self {
-        let server = Server::bind(endpoint).unwrap();
+        let server = Server::bind(&[endpoint]).unwrap();
         let (stop, stopped) = UnixStream::pair().unwrap();
-        let endpoint = server.endpoint().unwrap();
+        let endpoint = server.endpoints()[0].clone();
         let thread = std::thread::spawn(move || {
             let mut envelope = Envelope::new(Echo::default());
             server.serve(&mut envelope, stopped.as_fd(), |echo| echo.quit)
@@ -260,15 +260,15 @@ fn who_asks_it_to_quit_gets_the_reply() {
 #[test]
 fn a_busy_endpoint_is_refused_with_advice() {
     let server = Running::on_tcp();
-    let Err(error) = Server::bind(&server.endpoint) else { panic!("bound twice") };
+    let Err(error) = Server::bind(&[&server.endpoint]) else { panic!("bound twice") };
     let expected = format!("cannot listen on {}: Address already in use; another process", server.endpoint);
     assert!(error.to_string().starts_with(&expected), "{error}");
     let server = Running::on_ipc();
-    let Err(error) = Server::bind(&server.endpoint) else { panic!("bound twice") };
+    let Err(error) = Server::bind(&[&server.endpoint]) else { panic!("bound twice") };
     assert!(error.to_string().contains("Address already in use"), "{error}");
     check(&server.client(), "still served");
     for endpoint in ["", "nonsense", "tcp://nowhere", "ipc:///does/not/exist/api"] {
-        assert!(Server::bind(endpoint).is_err(), "{endpoint:?}");
+        assert!(Server::bind(&[endpoint]).is_err(), "{endpoint:?}");
     }
 }
 
@@ -279,11 +279,11 @@ fn a_stale_socket_is_replaced_and_a_file_is_not() {
     let endpoint = format!("ipc://{}", path.display());
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     assert!(path.exists(), "the listener died, its socket stays");
-    drop(Server::bind(&endpoint).unwrap());
+    drop(Server::bind(&[&endpoint]).unwrap());
     assert!(!path.exists());
 
     std::fs::write(&path, "precious").unwrap();
-    let Err(error) = Server::bind(&endpoint) else { panic!("the file is gone") };
+    let Err(error) = Server::bind(&[&endpoint]) else { panic!("the file is gone") };
     assert!(error.to_string().contains("that path is no socket"), "{error}");
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
 }

@@ -78,21 +78,36 @@ impl Kernel {
 
     /// The interface of that name, and the addresses it holds.
     pub fn interface(&mut self, name: &str) -> Result<Interface, Error> {
+        let link = self.link(name)?;
+        let not_ethernet = || Error::refused(format!("cannot look up the network interface \"{name}\": not Ethernet"));
+        let mut interface = link.iter().find_map(read_link).ok_or_else(not_ethernet)?;
+        interface.addresses = self.addresses_of(interface.index, name)?;
+        Ok(interface)
+    }
+
+    /// The addresses that the interface of that name holds, whatever kind it is of.
+    pub fn addresses(&mut self, name: &str) -> Result<Vec<IpAddr>, Error> {
+        let link = self.link(name)?;
+        link.iter().find_map(|message| message.u32(4)).map_or(Ok(Vec::new()), |index| self.addresses_of(index, name))
+    }
+
+    fn link(&mut self, name: &str) -> Result<Vec<Message>, Error> {
         let what = format!("cannot look up the network interface \"{name}\"");
         let fixed = [0; LINK];
         let request = Request::new(libc::RTM_GETLINK, 0, &fixed).with(libc::IFLA_IFNAME, &[name.as_bytes(), b"\0"].concat());
-        let answer = self.socket.ask(&request).map_err(|error| match error.raw_os_error() {
-            Some(libc::ENODEV) => Error::failed(&what, error).help("`ip link` lists the interfaces there are"),
-            _ => Error::failed(&what, error),
-        })?;
-        let mut interface = answer.iter().find_map(read_link).ok_or_else(|| Error::refused(format!("{what}: not Ethernet")))?;
+        self.socket.ask(&request).map_err(|error| match error.raw_os_error() {
+            Some(libc::ENODEV) => Error::failed(what, error).help("`ip link` lists the interfaces there are"),
+            _ => Error::failed(what, error),
+        })
+    }
+
+    fn addresses_of(&mut self, index: u32, name: &str) -> Result<Vec<IpAddr>, Error> {
         let request = Request::new(libc::RTM_GETADDR, libc::NLM_F_DUMP, &[0; ADDRESS]);
         let answer = self
             .socket
             .ask(&request)
             .map_err(|error| Error::failed(format!("cannot list the addresses of \"{name}\""), error))?;
-        interface.addresses = answer.iter().filter_map(|message| read_address(message, interface.index)).collect();
-        Ok(interface)
+        Ok(answer.iter().filter_map(|message| read_address(message, index)).collect())
     }
 
     /// The interface with that number, whatever its name is now; its addresses are not asked for. `None`: there is none.
