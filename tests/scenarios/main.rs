@@ -6,6 +6,7 @@
 mod accounting;
 mod agreement;
 mod api;
+mod arguments;
 mod client;
 mod containers;
 mod drill;

@@ -73,9 +73,15 @@ impl Daemon {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).args(before).arg(program("butterflyd"));
         // No core by default: scenarios that run side by side would all be pinned to the first one.
-        command.args(["-i", "42.0.0.1", "-u", "65535", "-l", "info", "--no-syslog", "-e", &endpoint]).arg("-s").arg(&dir);
+        command.args(["-i", "42.0.0.1", "-u", "65535", "-l", "info", "--no-syslog", "-s"]).arg(&dir);
+        // Of this one several may be given, and all count.
+        if !options.iter().any(|option| option == "-e") {
+            command.args(["-e", &endpoint]);
+        }
         // One host, unless the options say otherwise.
-        command.args(["--uplink", "none"]);
+        if !options.iter().any(|option| option == "--dpdk-args") {
+            command.args(["--uplink", "none"]);
+        }
         // Many of them run side by side. Whoever wants another table says so in the options, which are stronger.
         command.args(["--sessions", "10000"]);
         command.args(options).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);

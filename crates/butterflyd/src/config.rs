@@ -1,6 +1,7 @@
 //! What the daemon was told to do: the command line, overridden by the configuration file, checked.
 
 use crate::{
+    dpdk::{self, Dpdk},
     encryption::{self, Encryption},
     ini::Ini,
     log::Level,
@@ -8,6 +9,7 @@ use crate::{
     timeouts::{self, Timeout},
     tunnel::{self, NicMtu},
 };
+use butterfly_api::server;
 use butterfly_datapath::{Timeouts, TunnelSpec};
 use std::{
     fmt,
@@ -36,7 +38,7 @@ pub struct Config {
     /// Where the sockets go: absolute, without symbolic links.
     pub socket_dir: PathBuf,
     /// Where the API listens.
-    pub endpoint: String,
+    pub endpoints: Vec<String>,
     /// Where metrics are served.
     pub metrics: Option<SocketAddr>,
     /// How the API is encrypted; without it, everybody who reaches it commands the switch.
@@ -61,6 +63,10 @@ pub struct Config {
     pub tunnel: Option<TunnelSpec>,
     /// The MTU that the uplink should have.
     pub nic_mtu: Option<NicMtu>,
+    /// What became of arguments for DPDK.
+    pub dpdk: Dpdk,
+    /// Machines are offered no checksum and segmentation offloads.
+    pub no_offload: bool,
     /// Whether packets are recorded unless a vnic says otherwise, and the uplink's with them.
     pub packet_trace: bool,
     /// Whether the log also goes to syslog.
@@ -91,7 +97,6 @@ impl Config {
             let mut ini = Ini::parse(&text).map_err(|error| unreadable(error.to_string()))?;
             override_with(&mut options, &mut ini, &mut problems);
         }
-        problems.0.extend(not_available(&options));
         match check(options, &mut problems) {
             Some(config) if problems.0.is_empty() => Ok(config),
             _ => Err(ConfigError(problems.0)),
@@ -122,7 +127,6 @@ fn override_with(options: &mut Options, ini: &mut Ini, problems: &mut Problems) 
     }
     stronger(&mut options.ip, ini.take("general", "ip"));
     stronger(&mut options.socket_dir, ini.take("general", "socket-dir"));
-    stronger(&mut options.endpoint, ini.take("general", "endpoint"));
     stronger(&mut options.metrics, ini.take("general", "metrics"));
     stronger(&mut options.log_level, ini.take("general", "log-level"));
     stronger(&mut options.fdb_ageing, ini.take("general", "fdb-ageing"));
@@ -136,6 +140,13 @@ fn override_with(options: &mut Options, ini: &mut Ini, problems: &mut Problems) 
     for (list, key) in [(&mut options.peers, "peer"), (&mut options.gateways, "gateway")] {
         if let Some(value) = ini.take("general", key) {
             *list = vec![value];
+        }
+    }
+    if let Some(value) = ini.take("general", "endpoint") {
+        options.endpoints = value.split_whitespace().map(str::to_owned).collect();
+        // Nothing is no endpoint, and not the default either.
+        if options.endpoints.is_empty() {
+            options.endpoints.push(value);
         }
     }
     // Of those with one name the last holds.
@@ -158,8 +169,12 @@ fn override_with(options: &mut Options, ini: &mut Ini, problems: &mut Problems) 
         }
         (one, other) => stronger(&mut options.graph_cpu_core, one.or(other)),
     }
-    let flags =
-        [(&mut options.poll, "poll"), (&mut options.udp6_checksum, "udp6-checksum"), (&mut options.strict_peers, "strict-peers")];
+    let flags = [
+        (&mut options.poll, "poll"),
+        (&mut options.udp6_checksum, "udp6-checksum"),
+        (&mut options.strict_peers, "strict-peers"),
+        (&mut options.no_offload, "no-offload"),
+    ];
     for (flag, key) in flags {
         match ini.take("general", key).as_deref() {
             None => {}
@@ -182,22 +197,7 @@ pub fn known_keys() -> std::collections::BTreeSet<(String, String)> {
     ini.asked
 }
 
-/// A line for each option that is known but cannot be honoured: one that is ignored in silence may leave something open.
-fn not_available(options: &Options) -> impl Iterator<Item = String> {
-    const NO_PORT: &str = "there are no ports of DPDK";
-    let refused = [
-        (options.dpdk_args.is_some(), "--dpdk-args, dpdk-args", NO_PORT),
-        (options.dpdk_help, "--dpdk-help", NO_PORT),
-        (options.dpdk_port.is_some(), "--dpdk-port, dpdk-port", NO_PORT),
-        (options.no_offload, "--no-offload", "there are no offloads to switch off"),
-    ];
-    refused
-        .into_iter()
-        .filter(|(given, ..)| *given)
-        .map(|(_, names, why)| format!("option refused: {names}: {why} in this version yet; remove the option"))
-}
-
-fn check(options: Options, problems: &mut Problems) -> Option<Config> {
+fn check(mut options: Options, problems: &mut Problems) -> Option<Config> {
     if options.ip.is_none() {
         problems.add("IP to use is not set");
     }
@@ -207,6 +207,17 @@ fn check(options: Options, problems: &mut Problems) -> Option<Config> {
     if options.ip.is_none() || options.socket_dir.is_none() {
         problems.add("give -i and -s, or ip and socket-dir in the configuration file; see butterflyd --help");
     }
+    let dpdk = match dpdk::read(options.dpdk_args.as_deref(), options.dpdk_port.as_deref()) {
+        Ok(dpdk) => match dpdk.device.as_ref().map(|device| dpdk::serve(device, &mut options.uplink)) {
+            Some(Err(problem)) => problems.sort_out(Err(problem)),
+            _ => Some(dpdk),
+        },
+        Err(found) => {
+            problems.0.extend(found);
+            None
+        }
+    };
+    let endpoints = problems.sort_out(api_endpoints(&options.endpoints));
     let endpoint = options.ip.as_deref().and_then(|text| problems.sort_out(tunnel::endpoint(text)));
     let tunnel = endpoint.and_then(|(ip, prefix)| {
         let tunnel = tunnel::tunnel(&options, ip, prefix);
@@ -236,7 +247,7 @@ fn check(options: Options, problems: &mut Problems) -> Option<Config> {
     Some(Config {
         ip: endpoint?.0,
         socket_dir: socket_dir?,
-        endpoint: options.endpoint.unwrap_or_else(|| DEFAULT_ENDPOINT.into()),
+        endpoints: endpoints?,
         metrics: metrics?,
         encryption: encryption?,
         log_level: log_level?,
@@ -252,6 +263,8 @@ fn check(options: Options, problems: &mut Problems) -> Option<Config> {
             Some(mtu) => Some(mtu?),
             None => None,
         },
+        dpdk: dpdk?,
+        no_offload: options.no_offload,
         packet_trace: options.packet_trace,
         syslog: !options.no_syslog,
     })
@@ -283,6 +296,21 @@ fn directory(path: &Path) -> Result<PathBuf, String> {
         return Err(refused(&"its real path has to be printable UTF-8"));
     }
     Ok(real)
+}
+
+/// Where the API listens; of several that are the same, one.
+fn api_endpoints(given: &[String]) -> Result<Vec<String>, String> {
+    let mut endpoints = Vec::new();
+    for endpoint in given {
+        server::check(endpoint).map_err(|error| error.to_string())?;
+        if !endpoints.contains(endpoint) {
+            endpoints.push(endpoint.clone());
+        }
+    }
+    if endpoints.is_empty() {
+        endpoints.push(DEFAULT_ENDPOINT.to_owned());
+    }
+    Ok(endpoints)
 }
 
 /// Nothing is off.
@@ -354,7 +382,7 @@ mod tests {
         let expected = Config {
             ip: "192.0.2.1".parse().unwrap(),
             socket_dir: directory,
-            endpoint: "tcp://0.0.0.0:9999".into(),
+            endpoints: vec!["tcp://0.0.0.0:9999".into()],
             metrics: None,
             encryption: None,
             log_level: Level::Error,
@@ -367,6 +395,8 @@ mod tests {
             timeouts: Timeouts::default(),
             tunnel: Some(tap("192.0.2.1")),
             nic_mtu: None,
+            dpdk: Dpdk::default(),
+            no_offload: false,
             packet_trace: false,
             syslog: true,
         };
@@ -428,7 +458,7 @@ mod tests {
         let expected = Config {
             ip: "2001:db8::1".parse().unwrap(),
             socket_dir: directory,
-            endpoint: "ipc://@x".into(),
+            endpoints: vec!["ipc://@x".into()],
             metrics: Some("[::1]:9998".parse().unwrap()),
             encryption: None,
             log_level: Level::Debug,
@@ -441,6 +471,8 @@ mod tests {
             timeouts: Timeouts { other: 2, dhcp: 7, tcp_new: 3, ..Timeouts::default() },
             tunnel: None,
             nic_mtu: None,
+            dpdk: Dpdk::default(),
+            no_offload: false,
             packet_trace: false,
             syslog: false,
         };
@@ -471,20 +503,61 @@ mod tests {
         assert_eq!(problems("-c INI -i ::2 -s DIR", "nonsense")[0], "Failed to open configuration file");
     }
 
-    /// One row per option that is known and cannot be honoured, as option and in the file.
+    /// A row each: words, the file, and what is served as the uplink.
     #[test]
-    fn what_is_not_there_yet_is_refused_by_name() {
-        for (words, ini, name) in [
-            ("--dpdk-args -c1", "", "--dpdk-args"),
-            ("", "[general]\ndpdk-args=-c1", "dpdk-args"),
-            ("--dpdk-help", "", "--dpdk-help"),
-            ("--dpdk-port 0", "", "--dpdk-port"),
-            ("", "[general]\ndpdk-port=0", "dpdk-port"),
-            ("--no-offload", "", "--no-offload"),
+    fn arguments_for_dpdk_name_the_uplink() {
+        const PCAP: &str = "--dpdk-args=--vdev=eth_pcap0,iface=a";
+        let xdp = |name: &str| UplinkSpec::Xdp { interface: name.into(), queues: None };
+        for (words, ini, expected) in [
+            ("", "dpdk-args=-c1 -n1 --socket-mem 64 --no-shconf --huge-unlink\ndpdk-port=0", UplinkSpec::Tap { name: None }),
+            (PCAP, "", xdp("a")),
+            (PCAP, "dpdk-args=--vdev=eth_pcap0,iface=b", xdp("b")),
+            ("", "dpdk-args=-c1 --vdev eth_pcap0,iface=a --vdev eth_pcap1,iface=b\ndpdk-port=1", xdp("b")),
+            ("--dpdk-port 1", "dpdk-args=--vdev eth_pcap0,iface=a --vdev eth_pcap1,iface=b\ndpdk-port=0", xdp("a")),
+            (PCAP, "uplink=a\nuplink-queues=2", UplinkSpec::Xdp { interface: "a".into(), queues: Some(2) }),
         ] {
-            let problems = problems(&format!("-c INI -i ::2 -s DIR {words}"), ini);
-            assert_eq!(problems.len(), 1, "{problems:?}");
-            assert!(problems[0].starts_with("option refused: ") && problems[0].contains(name), "{problems:?}");
+            let config = load(&format!("-c INI -i ::2 -s DIR {words}"), &format!("[general]\n{ini}")).1.unwrap();
+            assert_eq!(config.tunnel.unwrap().uplink, expected, "{words} {ini}");
+        }
+        for (words, ini, problem) in [
+            (PCAP, "uplink=b", "uplink \"b\" is refused: dpdk-args name the interface \"a\" (eth_pcap0)"),
+            (PCAP, "uplink=none", "uplink \"none\" is refused: dpdk-args name the interface"),
+            (PCAP, "dpdk-port=1", "dpdk-port 1 is refused: dpdk-args name 1, from 0: eth_pcap0"),
+            ("", "dpdk-args=-w 0000:01:00.0", "dpdk-args: -w 0000:01:00.0 is refused: "),
+            ("--no-offload", "no-offload=no", "no-offload=no is refused: it is true or false"),
+        ] {
+            let problems = problems(&format!("-c INI -i ::2 -s DIR {words}"), &format!("[general]\n{ini}"));
+            assert!(problems.len() == 1 && problems[0].starts_with(problem), "{problems:?}");
+        }
+        let offers = |words, ini| !load(&format!("-c INI -i ::2 -s DIR {words}"), ini).1.unwrap().no_offload;
+        assert!(offers("", "") && offers("--no-offload", "[general]\nno-offload=false"));
+        assert!(!offers("--no-offload", "") && !offers("", "[general]\nno-offload=true"));
+    }
+
+    /// A row each: words, the file, and where the API listens or why not.
+    #[test]
+    fn the_api_listens_where_it_is_told_to() {
+        for (words, ini, expected) in [
+            ("", "", Ok(&["tcp://0.0.0.0:9999"][..])),
+            ("-e tcp://*:1 -e ipc:///a", "", Ok(&["tcp://*:1", "ipc:///a"])),
+            ("-e tcp://*:1 --endpoint tcp://*:1", "", Ok(&["tcp://*:1"])),
+            (
+                "-e tcp://*:1",
+                "endpoint = ipc:///a  tcp://[::]:2\ttcp://eth0:3 ",
+                Ok(&["ipc:///a", "tcp://[::]:2", "tcp://eth0:3"]),
+            ),
+            ("-e nonsense", "endpoint=ipc://@a", Ok(&["ipc://@a"])),
+            ("-e nonsense", "", Err("endpoint \"nonsense\" is refused: it has no transport")),
+            ("-e tcp://*:1", "endpoint=", Err("endpoint \"\" is refused: it has no transport")),
+            ("-e tcp://*:1 -e udp://*:1", "", Err("endpoint \"udp://*:1\" is refused: udp has no replies")),
+            ("", "endpoint=tcp://*:1 inproc://a", Err("endpoint \"inproc://a\" is refused: inproc reaches nobody")),
+            ("", "endpoint=tipc://{1,2,3}", Err("endpoint \"tipc://{1,2,3}\" is refused: tipc is not supported")),
+        ] {
+            match (load(&format!("-c INI -i ::2 -s DIR {words}"), &format!("[general]\n{ini}")).1, expected) {
+                (Ok(config), Ok(endpoints)) => assert_eq!(config.endpoints, endpoints, "{words} {ini}"),
+                (Err(ConfigError(told)), Err(problem)) => assert!(told.len() == 1 && told[0].starts_with(problem), "{told:?}"),
+                (got, _) => panic!("{words} {ini}: {got:?}"),
+            }
         }
     }
 

@@ -6,6 +6,7 @@ mod announce;
 mod config;
 mod convert;
 mod dataplane;
+mod dpdk;
 mod encryption;
 mod events;
 mod graph;
@@ -13,6 +14,7 @@ mod handlers;
 mod ini;
 mod keys;
 mod limits;
+mod listen;
 mod lock;
 mod log;
 mod manual;
@@ -42,6 +44,10 @@ fn main() -> ExitCode {
     let options = Options::parse();
     if options.version {
         let _ = writeln!(std::io::stdout(), "{}", butterfly_version::line(butterfly_api::REVISION));
+        return ExitCode::SUCCESS;
+    }
+    if options.dpdk_help {
+        let _ = write!(std::io::stdout(), "{}", dpdk::help());
         return ExitCode::SUCCESS;
     }
     if let Some(what) = &options.generate {

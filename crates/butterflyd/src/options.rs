@@ -24,9 +24,10 @@ pub struct Options {
     /// Existing directory for the vhost-user sockets (mandatory)
     #[arg(short, long, value_name = "DIR")]
     pub socket_dir: Option<PathBuf>,
-    /// ZeroMQ endpoint of the API [default: tcp://0.0.0.0:9999]
-    #[arg(short, long, value_name = "ENDPOINT")]
-    pub endpoint: Option<String>,
+    /// ZeroMQ endpoint of the API: tcp://ADDRESS:PORT, where ADDRESS is one of this host's, * for all of IPv4, [::] for all, or the name
+    /// of an interface, and PORT * is any that is free; ipc://PATH, ipc://@NAME; may be repeated [default: tcp://0.0.0.0:9999]
+    #[arg(short, long = "endpoint", value_name = "ENDPOINT", action = clap::ArgAction::Append)]
+    pub endpoints: Vec<String>,
     /// Serve metrics for Prometheus at http://ADDR:PORT/metrics; port 0: any that is free, the log tells which [default: off]
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics: Option<String>,
@@ -101,16 +102,18 @@ pub struct Options {
     #[arg(long, value_name = "WHAT", hide = true, value_parser = butterfly_manual::KINDS)]
     pub generate: Option<String>,
 
-    /// Arguments for DPDK (not available yet)
+    /// Arguments for DPDK, as the original takes them. There are no ports of DPDK, but --vdev=eth_pcap0,iface=X and
+    /// --vdev=net_af_packet0,iface=X are served as --uplink X is; --dpdk-help tells more
+    /// [default: -c1 -n1 --socket-mem 64 --no-shconf --huge-unlink]
     #[arg(long, value_name = "STRING", allow_hyphen_values = true)]
     pub dpdk_args: Option<String>,
-    /// Help of DPDK (not available yet)
+    /// Print what --dpdk-args understands and exit
     #[arg(long)]
     pub dpdk_help: bool,
-    /// DPDK's number of a physical port (not available yet)
+    /// Which of several devices in --dpdk-args is the way to other hosts [default: 0]
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     pub dpdk_port: Option<String>,
-    /// Switch offloads of the physical port off (not available yet)
+    /// Offer no checksum and segmentation offloads to machines
     #[arg(long)]
     pub no_offload: bool,
 }
@@ -136,6 +139,7 @@ mod tests {
         assert_eq!(parse("b --dpdk-args=-c1 --dpdk-port=0"), parse("b --dpdk-args -c1 --dpdk-port 0"));
         assert_eq!(parse("b -l info -l debug").log_level.as_deref(), Some("debug"), "the last one holds");
         assert_eq!(parse("b --timeout a=1 --timeout=b=2 --timeout a=3").timeouts, ["a=1", "b=2", "a=3"], "all of them hold");
+        assert_eq!(parse("b -e a --endpoint b -e=c").endpoints, ["a", "b", "c"]);
         assert_eq!(parse("b --peer ::1 --peer=::2 --gateway ::3").peers, ["::1", "::2"]);
     }
 

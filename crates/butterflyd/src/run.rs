@@ -3,9 +3,10 @@
 use crate::{
     announce::Announcer,
     config::Config,
+    dpdk::{Device, Dpdk},
     events::{Events, Kind, Note},
     handlers::{Daemon, seconds_since_epoch},
-    limits,
+    limits, listen,
     lock::DirectoryLock,
     log, metrics, mtu,
     notify::{self, Notify},
@@ -33,7 +34,8 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     let stop = Stop::on_signals()?;
     limits::raise_open_files();
     let _lock = DirectoryLock::take(&config.socket_dir)?;
-    let mut server = Server::bind(&config.endpoint)?;
+    let mut server = Server::bind(&listen::resolved(&config.endpoints)?)?;
+    told_of(&config.dpdk);
     let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
     let events = Events::default();
     let (announcer, writer) = Announcer::start(std::io::stdout(), events.clone())?;
@@ -57,6 +59,7 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
         tcp_pickup: config.tcp_pickup,
         session_share: config.session_share,
         timeouts: config.timeouts,
+        no_offload: config.no_offload,
         tunnel: config.tunnel,
     };
     let switch = Switch::start(switch_config, Arc::new(announcer.clone())).map_err(|error| format!("{error}{hint}"))?;
@@ -82,7 +85,7 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     if config.packet_trace {
         recorder.record_all().map_err(|failure| failure.description.unwrap_or_default())?;
     }
-    let started = format!("started: API on {}, sockets in {}", config.endpoint, config.socket_dir.display());
+    let started = format!("started: API on {}, sockets in {}", server.endpoints().join(", "), config.socket_dir.display());
     info!("{started}");
     events.note(Note::new(Kind::DaemonStarted, format!("butterflyd {} {started}", env!("CARGO_PKG_VERSION"))));
 
@@ -152,6 +155,18 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     drop(daemon);
     writer.finish();
     Ok(served?)
+}
+
+/// Says what became of arguments for DPDK.
+fn told_of(dpdk: &Dpdk) {
+    if let Some(Device { name, interface }) = &dpdk.device {
+        info!(
+            "dpdk-args: {name} is served by the uplink on {interface}, as --uplink {interface} would be, by AF_XDP and not by DPDK"
+        );
+    }
+    if !dpdk.without_effect.is_empty() {
+        info!("dpdk-args: without effect here: {}", dpdk.without_effect.join(", "));
+    }
 }
 
 /// The name of the file with the sessions of the daemon that serves `socket_dir`: the same at each of its starts.

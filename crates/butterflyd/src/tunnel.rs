@@ -120,7 +120,7 @@ fn uplink(options: &Options) -> Result<Option<UplinkSpec>, String> {
 }
 
 /// The name of a network interface, as the kernel takes it.
-fn interface(name: &str) -> Result<String, String> {
+pub fn interface(name: &str) -> Result<String, String> {
     let good = !name.is_empty()
         && name.len() <= LONGEST_NAME
         && name.bytes().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'/' | b':' | b'%'))

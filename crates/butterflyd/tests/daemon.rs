@@ -186,7 +186,20 @@ fn wrong_options_end_it_with_two() {
         ),
         (&["-i", "192.0.2.1", "-s", "/tmp", "--sessions", "0"], "sessions \"0\" is refused: "),
         (&["-i", "192.0.2.1", "-s", "/tmp", "--timeout", "tcp=1"], "timeout \"tcp\" is refused: "),
-        (&["-i", "192.0.2.1", "-s", "/tmp", "--dpdk-args", "-c1 -n1"], "option refused: --dpdk-args"),
+        (
+            &["-i", "192.0.2.1", "-s", "/tmp", "--dpdk-args", "-w 01:00.0"],
+            "dpdk-args: -w 01:00.0 is refused: cards are not driven",
+        ),
+        (
+            &["-i", "192.0.2.1", "-s", "/tmp", "--dpdk-args=--vdev=eth_pcap0,iface=a", "--uplink=b"],
+            "uplink \"b\" is refused: dpdk-args",
+        ),
+        (&["-i", "192.0.2.1", "-s", "/tmp", "--dpdk-port", "1"], "dpdk-port 1 is refused: dpdk-args name no device"),
+        (
+            &["-i", "192.0.2.1", "-s", "/tmp", "-e", "tcp://*:1", "-e", "udp://*:1"],
+            "endpoint \"udp://*:1\" is refused: udp has no replies",
+        ),
+        (&["-i", "192.0.2.1", "-s", "/tmp", "-e", "nonsense"], "endpoint \"nonsense\" is refused: it has no transport"),
         (&["--unknown"], "error: unexpected argument '--unknown'"),
     ] {
         let (status, stdout, stderr) = ended(arguments);
@@ -199,15 +212,16 @@ fn wrong_options_end_it_with_two() {
 fn what_cannot_be_served_ends_it_with_one() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_str().unwrap();
-    let (status, _, stderr) = ended(&["-i", "192.0.2.1", "-s", path, "-e", "nonsense", "--no-syslog"]);
+    let api = format!("ipc://{path}/api");
+    let nowhere = "tcp://192.0.2.250:9999";
+    let (status, _, stderr) = ended(&["-i", "192.0.2.1", "-s", path, "-e", &api, "-e", nowhere, "--no-syslog"]);
     assert_eq!(status, Some(1));
     assert!(stderr.starts_with("No encryption configured\n"), "{stderr}");
-    assert!(stderr.contains("cannot listen on nonsense"), "{stderr}");
+    assert!(stderr.contains("cannot listen on tcp://192.0.2.250:9999"), "{stderr}");
     let key = directory.path().join("key");
     std::fs::write(&key, "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n").unwrap();
     std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
-    let (status, _, stderr) =
-        ended(&["-i", "192.0.2.1", "-s", path, "-e", "nonsense", "--no-syslog", "-k", key.to_str().unwrap()]);
+    let (status, _, stderr) = ended(&["-i", "192.0.2.1", "-s", path, "-e", nowhere, "--no-syslog", "-k", key.to_str().unwrap()]);
     assert_eq!(status, Some(1));
     assert!(stderr.starts_with("Encryption key loaded\nwarning: every user of this host"), "{stderr}");
     std::fs::remove_file(&key).unwrap();
