@@ -7,6 +7,7 @@ use std::sync::Arc;
 use butterfly_vhost::{
     control::Device,
     driver::{Connection, Vm, VmConfig},
+    net::Features,
     port::Port,
 };
 
