@@ -292,9 +292,15 @@ pub fn source_is_own(vnic: &Declared, packet: &Packet) -> Result<(), Reasons> {
         }
         // What it must not say, with an address that it must not use.
         (Some(Discovery::Router | Discovery::Query), _) => return Err(&["spoofed-ip", "bad-discovery"]),
-        (None, source) => vnic.ips.contains(&source) || dhcp_request(vnic, packet).is_some(),
+        (None, source) => vnic.ips.contains(&source) || dhcp_request(vnic, packet).is_some() || answers_locally(vnic, packet),
     };
     if own { Ok(()) } else { Err(&["spoofed-ip"]) }
+}
+
+/// Whether it is what a DHCPv6 server says from its link-local address, in one piece.
+fn answers_locally(vnic: &Declared, packet: &Packet) -> bool {
+    let server = packet.protocol == 17 && packet.fragment.is_none() && packet.source.is_ipv6() && is_for_servers(packet);
+    server && packet.source == vnic.link_local()
 }
 
 /// What lets a packet pass or not.
