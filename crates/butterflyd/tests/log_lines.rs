@@ -91,13 +91,15 @@ const ROWS: &[Row] = &[
     Row { occasion: Stop, log: &["<INFO> stopping"], out: &[] },
 ];
 
-/// Killed, it would leave its table of sessions.
+/// Killed, or told twice to stop, it would leave its table of sessions.
 struct Daemon(Child);
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        let _ = Command::new("kill").arg(self.0.id().to_string()).status();
-        let _ = self.0.wait();
+        if matches!(self.0.try_wait(), Ok(None)) {
+            let _ = Command::new("kill").arg(self.0.id().to_string()).status();
+            let _ = self.0.wait();
+        }
     }
 }
 
@@ -131,7 +133,7 @@ fn each_occasion_has_its_lines() {
     let mut daemon = Command::new(env!("CARGO_BIN_EXE_butterflyd"));
     daemon.args(["-i", "192.0.2.1", "--uplink", "none", "--sessions", "1000", "-u", "65535", "--no-syslog", "-l", "info"]);
     daemon.args(["-e", &api, "-s", &real]).stdin(Stdio::null()).stdout(create(&out)).stderr(create(&log));
-    let daemon = Daemon(daemon.spawn().unwrap());
+    let mut daemon = Daemon(daemon.spawn().unwrap());
     let client = Client::connect(&api, Some(PATIENCE)).unwrap();
     let ask = |request: &str| {
         let request: Messages =
@@ -149,7 +151,10 @@ fn each_occasion_has_its_lines() {
                 machine.write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
                 machine.read_exact(&mut [0; 20]).unwrap();
             }
-            Stop => assert!(Command::new("kill").arg(daemon.0.id().to_string()).status().unwrap().success()),
+            Stop => {
+                assert!(Command::new("kill").arg(daemon.0.id().to_string()).status().unwrap().success());
+                assert!(daemon.0.wait().unwrap().success());
+            }
         }
         let named = |lines: &[&str]| lines.iter().map(|line| line.replace("DIR", &real)).collect::<Vec<_>>();
         let got = lines(&log, &mut logged, &named(row.log)).unwrap_or_else(|got| panic!("row {number}: {:?} in {got}", row.log));
