@@ -1,6 +1,7 @@
 #!/bin/bash
 # run.sh PART...: runs parts of `make test` one after the other, all of them even if one fails, each bounded in time,
 # and after each looks for what it left behind. Prints a table and closes with "N passed, N failed".
+# What a part leaves running is reported and then killed: it carries the part's mark in its environment.
 # PART may be A+B+C: B, then C, run beside A, at the lowest priority: they compute (compilers, counted instructions) where A waits.
 set -euo pipefail
 # shellcheck source=lib/common.sh
@@ -16,7 +17,7 @@ trap '[ ${#children[@]} -eq 0 ] || kill -TERM "${children[@]}" 2>/dev/null; exit
 
 part() { # part NAME: exit status of a part, bounded in time
   local child
-  timeout -k 30 "$LIMIT" make --no-print-directory -C "$REPO" "test-$1" </dev/null &
+  BUTTERFLY_TEST_PART=$MARK timeout -k 30 "$LIMIT" make --no-print-directory -C "$REPO" "test-$1" </dev/null &
   child=$!
   # shellcheck disable=SC2064 # this child; whoever calls is a shell of its own
   trap "kill -TERM $child 2>/dev/null; exit 143" TERM
@@ -47,7 +48,8 @@ beside() {
   done
 }
 export -f part beside
-export LIMIT LOGS
+MARK=$$-$EPOCHREALTIME
+export LIMIT LOGS MARK
 
 passed=0 failed=0 table=''
 for together in "$@"; do
@@ -63,10 +65,15 @@ for together in "$@"; do
     setsid nice -n 19 bash -c 'trap "kill -TERM 0" TERM; beside "$@" & wait' beside "${others[@]}" &
     children+=($!)
   fi
-  part "$first" > >(tee "$LOGS/$first.log") 2>&1 &
+  # Printed from the file: whoever kept the writing end of a pipe would keep its reader, and so this script's.
+  : >"$LOGS/$first.log"
+  part "$first" >"$LOGS/$first.log" 2>&1 &
   children+=($!)
+  tail -n +1 -f --pid=$! -s 0.2 "$LOGS/$first.log" &
+  printing=$!
   if wait "${children[-1]}"; then status=0; else status=$?; fi
   seconds=$((SECONDS - begun))
+  wait "$printing" || true
   if [ ${#others[@]} -gt 0 ]; then
     wait "${children[0]}" || true
     for name in "${others[@]}"; do
@@ -77,6 +84,7 @@ for together in "$@"; do
   children=()
   left=''
   "$TESTS/lib/leftovers.sh" compare "$before" || left="left something behind"
+  "$TESTS/lib/leftovers.sh" kill "BUTTERFLY_TEST_PART=$MARK"
   rm -f "$before"
   verdict "$first" "$status" "$seconds" "$left"
   for name in "${others[@]}"; do

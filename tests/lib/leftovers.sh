@@ -3,6 +3,7 @@
 # devices, mounts, Unix sockets, huge pages, files of ours in /tmp and /dev/shm.
 #   leftovers.sh take FILE      write down what is there now
 #   leftovers.sh compare FILE   print what is there now and was not then; exit status 1 if anything is
+#   leftovers.sh kill NAME=VALUE   kill every process whose environment has this
 # Only what this project starts counts: other people's processes come and go.
 set -euo pipefail
 
@@ -58,8 +59,14 @@ case ${1:-} in
     printf '  %s\n' "${extra//$'\n'/$'\n'  }" >&2
     exit 1
     ;;
+  kill)
+    for dir in /proc/[0-9]*; do
+      # In the environment it began with, which is not that of a shell that exported it later.
+      if grep -qzFx -- "$2" "$dir/environ" 2>/dev/null; then kill -KILL "${dir#/proc/}" 2>/dev/null || true; fi
+    done
+    ;;
   *)
-    sed -n '2,6s/^# \{0,1\}//p' "$0"
+    sed -n '2,7s/^# \{0,1\}//p' "$0"
     exit 2
     ;;
 esac

@@ -198,6 +198,28 @@ fn trace_and_capture_say_what_the_guests_saw() {
     assert_eq!(shown["path"].as_str(), file.to_str());
 }
 
+/// Begins a trace of a.
+fn begin(daemon: &Daemon) -> Result<u64, String> {
+    let start = trace_req::Start { target: MessageField::some(of_nic("a")), ..Default::default() };
+    trace(daemon, TraceReq { start: MessageField::some(start), ..TraceReq::default() }).map(|begun| begun.trace())
+}
+
+/// The number that a trace gets now. They are numbered as they begin.
+fn next_number(daemon: &Daemon) -> u64 {
+    let number = begin(daemon).unwrap();
+    end_trace(daemon, number);
+    number
+}
+
+/// Waits until `count` of other programs began since the one with the number `first`. It leaves room for them.
+fn others_began(daemon: &Daemon, first: u64, count: u64) {
+    let mut ours = 0;
+    eventually("they began", || {
+        ours += 1;
+        next_number(daemon) - first - ours == count
+    });
+}
+
 #[test]
 fn the_commands_print_and_write() {
     let Some(mut net) = Net::new(&[open("a", 1), open("b", 2)]) else { return };
@@ -205,10 +227,13 @@ fn the_commands_print_and_write() {
     let endpoint = net.host.daemon().endpoint().to_owned();
     let file = dir.join("out.pcapng");
     let spawn = |words: &[&str]| {
-        let mut command = Command::new(butterfly_tests::programs::program("butterfly"));
+        // What has no end must not outlive a test that fails.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "--"]).arg(butterfly_tests::programs::program("butterfly"));
         command.args(words).args(["-e", &endpoint]);
         command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap()
     };
+    let first = next_number(net.host.daemon());
     let text = spawn(&["trace", "a", "udp", "--count", "2", "--seconds", "60"]);
     let json = spawn(&["trace", "all", "--count", "3", "--seconds", "60", "--json"]);
     let written =
@@ -216,17 +241,11 @@ fn the_commands_print_and_write() {
     let piped = spawn(&["capture", "nic:b", "-w", "-", "--count", "3", "--seconds", "60"]);
     let endless = dir.join("endless.pcapng");
     let interrupted = spawn(&["capture", "b", "-w", endless.to_str().unwrap()]);
+    others_began(net.host.daemon(), first, 5);
     // There is room for three more then.
-    let begin = |daemon: &Daemon| {
-        let start = trace_req::Start { target: MessageField::some(of_nic("a")), ..Default::default() };
-        trace(daemon, TraceReq { start: MessageField::some(start), ..TraceReq::default() }).map(|begun| begun.trace())
-    };
-    eventually("five began", || {
-        let daemon = net.host.daemon();
-        let more: Vec<u64> = std::iter::from_fn(|| begin(daemon).ok()).collect();
-        more.iter().for_each(|number| drop(end_trace(daemon, *number)));
-        more.len() == 3
-    });
+    let more: Vec<u64> = std::iter::from_fn(|| begin(net.host.daemon()).ok()).collect();
+    assert_eq!(more.len(), 3);
+    more.into_iter().for_each(|number| drop(end_trace(net.host.daemon(), number)));
     net.send("a", &v4(1, 2).udp(1, 7, b"one"));
     net.send("a", &v4(1, 2).tcp(&segment((1, 2), SYN, 1, 1), b""));
     net.send("a", &v4(1, 2).udp(7, 1, b"two"));
@@ -264,6 +283,26 @@ fn the_commands_print_and_write() {
         let output = net.host.daemon().client(words);
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.code() == Some(1) && said.contains(why), "{words:?}: {said}");
+    }
+}
+
+#[test]
+fn whoever_follows_a_daemon_that_is_killed_is_told() {
+    let Some(net) = Net::new(&[open("a", 1)]) else { return };
+    let endpoint = net.host.daemon().endpoint().to_owned();
+    let (pid, first) = (net.host.daemon().pid(), next_number(net.host.daemon()));
+    let follow = |words: &'static [&str]| {
+        let mut command = Command::new(butterfly_tests::programs::program("butterfly"));
+        command.args(words).args(["-e", &endpoint]);
+        std::thread::spawn(move || command.output().unwrap())
+    };
+    let followers = [follow(&["trace", "all", "--seconds", "600"]), follow(&["capture", "a", "-t", "1500", "-w", "-"])];
+    others_began(net.host.daemon(), first, 2);
+    assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap().success());
+    for follower in followers {
+        let output = follower.join().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.code() == Some(1) && said.contains("Error, receive timeout"), "{said}");
     }
 }
 
