@@ -4,7 +4,7 @@ mod capture;
 mod line;
 mod trace;
 
-use crate::{failure::Failure, reader::Arguments, tree::word};
+use crate::{failure::Failure, reader::Arguments, settings::Settings, tree::word};
 use butterfly_api::proto::TraceTarget;
 use clap::Arg;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -17,6 +17,15 @@ pub use trace::node as trace;
 
 /// How long the daemon is left alone when it had nothing new.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// Whoever follows packets of a daemon that is gone would wait for ever, and `--seconds` with him.
+const PATIENCE_MS: u32 = 10_000;
+
+/// The settings, with an end to waiting for an answer.
+fn impatient(settings: &Settings) -> Settings {
+    let timeout = if settings.timeout == 0 { PATIENCE_MS } else { settings.timeout };
+    Settings { timeout, ..settings.clone() }
+}
 
 /// What both commands are about.
 fn target_words() -> [Arg; 2] {

@@ -1,6 +1,6 @@
 //! `butterfly trace`.
 
-use super::{Until, filter, line, target, target_words};
+use super::{Until, filter, impatient, line, target, target_words};
 use crate::failure::Failure;
 use crate::reader::Arguments;
 use crate::session::Session;
@@ -35,6 +35,8 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
         session.output_is_for_programs();
     }
     let until = Until::read(arguments)?;
+    let settings = impatient(session.settings());
+    let session = &mut session.with(&settings);
     let start = Start {
         target: MessageField::some(target(arguments)),
         filter: filter(arguments),
