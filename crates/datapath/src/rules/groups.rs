@@ -6,14 +6,20 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use butterfly_model::{Cidr, Direction, GroupName, Peer, Rule, SecurityGroup};
+use butterfly_model::{Direction, GroupName, Peer, Rule, SecurityGroup};
 
-use super::number;
 use super::{
-    Allowed, Blocks, Members, Policy, Ports, Side,
+    Allowed, Layers, Members, Policy,
+    by_peer::{About, ByPeer},
     cells::{Cells, MAX_CELLS},
+    number,
 };
-use crate::flow::{Address, is_v4};
+use crate::flow::Address;
+
+/// From so many rules on, a group is compiled once for all vnics that have it: less is sooner put together than looked through one by one.
+const LARGE: usize = 64;
+/// So many of a vnic's groups at most, as each takes a search for every new session: the largest ones.
+const MOST_SHARED: usize = 3;
 
 /// A change of one group.
 #[derive(Clone, Debug)]
@@ -42,6 +48,24 @@ type RuleKey = (u64, String);
 struct Declared {
     members: HashSet<Address>,
     rules: BTreeMap<RuleKey, (Rule, u32)>,
+    inbound: ByPeer,
+    outbound: ByPeer,
+}
+
+impl Declared {
+    fn by_peer(&self, direction: Direction) -> &ByPeer {
+        match direction {
+            Direction::Inbound => &self.inbound,
+            Direction::Outbound => &self.outbound,
+        }
+    }
+
+    fn by_peer_mut(&mut self, direction: Direction) -> &mut ByPeer {
+        match direction {
+            Direction::Inbound => &mut self.inbound,
+            Direction::Outbound => &mut self.outbound,
+        }
+    }
 }
 
 /// What a change means for vnics and sessions.
@@ -88,7 +112,7 @@ pub(crate) struct Groups {
     /// Compiled policies in use, by the groups they are of, ascending.
     compiled: HashMap<Arc<[u32]>, Weak<Policy>>,
     /// Cells of the rules whose peers are a group's members.
-    about: HashMap<u32, HashSet<u32>>,
+    members_of: HashMap<u32, HashSet<u32>>,
     free_cells: Vec<u32>,
     /// Cells that were in use.
     used_cells: u32,
@@ -116,29 +140,25 @@ impl Groups {
     }
 
     fn compile(&mut self, numbers: &[u32]) -> Policy {
-        let (mut inbound, mut outbound) = (SideBuilder::default(), SideBuilder::default());
-        for number in numbers {
-            let Some(group) = self.declared.get(number) else { continue };
-            for (rule, cell) in group.rules.values() {
-                let allowed = Allowed { protocol: rule.protocol(), ports: rule.ports(), cell: *cell };
-                let side = match rule.direction() {
-                    Direction::Inbound => &mut inbound,
-                    Direction::Outbound => &mut outbound,
-                };
-                match rule.peer() {
-                    Peer::Cidr(cidr) => side.blocks.entry(range(cidr)).or_default().push(allowed),
-                    Peer::SecurityGroup(name) => {
-                        // Named by a rule: it has its number since the rule was added.
-                        if let Some(group) = self.numbers.get(name) {
-                            side.groups.entry(*group).or_default().push(allowed);
-                        }
-                    }
-                }
-                side.any = true;
-            }
+        Policy {
+            ingress: self.layers(numbers, Direction::Inbound).unwrap_or_default(),
+            egress: self.layers(numbers, Direction::Outbound),
         }
-        let egress = outbound.any.then(|| outbound.build());
-        Policy { ingress: inbound.build(), egress }
+    }
+
+    /// What groups allow in one direction; `None` if they have no rule of it.
+    fn layers(&mut self, numbers: &[u32], direction: Direction) -> Option<Layers> {
+        let rules = |number: &u32| self.declared.get(number).map_or(0, |group| group.by_peer(direction).rules());
+        let mut groups: Vec<(usize, u32)> = numbers.iter().map(|number| (rules(number), *number)).collect();
+        groups.retain(|(rules, _)| *rules > 0);
+        groups.sort_unstable_by(|a, b| b.cmp(a));
+        let large = groups.iter().take(MOST_SHARED).take_while(|(rules, _)| *rules >= LARGE).count();
+        let (large, small) = groups.split_at(large);
+        let small = small.iter().filter_map(|(_, number)| self.declared.get(number));
+        let merged = ByPeer::merged(small.map(|group| group.by_peer(direction)));
+        let mut side = |number| Some(self.declared.get_mut(number)?.by_peer_mut(direction).side());
+        let shared = large.iter().filter_map(|(_, number)| side(number)).collect();
+        (!groups.is_empty()).then_some(Layers { merged, shared })
     }
 
     /// Changes a group. On an error nothing has changed.
@@ -150,7 +170,7 @@ impl Groups {
             GroupChange::AddMember(ip) => self.member(group, number(ip), true, &mut effect),
             GroupChange::RemoveMember(ip) => self.member(group, number(ip), false, &mut effect),
             GroupChange::AddRule(rule) => {
-                self.room(1)?;
+                self.room(1, 0)?;
                 rules_changed = self.add_rule(group, rule, cells);
             }
             GroupChange::RemoveRule(rule) => rules_changed = self.remove_rule(group, &rule.key(), &mut effect),
@@ -159,9 +179,11 @@ impl Groups {
                 self.declared.remove(&group);
             }
             GroupChange::Declare(new) => {
-                self.room(new.rules().len())?;
                 let members = new.members().addresses().map(number).collect();
-                let rules = new.rules().map(|rule| (rule.key(), rule.clone())).collect();
+                let rules: BTreeMap<RuleKey, Rule> = new.rules().map(|rule| (rule.key(), rule.clone())).collect();
+                let old = self.declared.get(&group);
+                let stay = old.map_or(0, |old| old.rules.keys().filter(|key| rules.contains_key(*key)).count());
+                self.room(rules.len() - stay, old.map_or(0, |old| old.rules.len()) - stay)?;
                 rules_changed = self.declare(group, &members, rules, cells, &mut effect);
             }
         }
@@ -171,8 +193,8 @@ impl Groups {
         Ok(effect)
     }
 
-    fn room(&self, rules: usize) -> Result<(), TooManyRules> {
-        let free = self.free_cells.len() + (MAX_CELLS - 1 - self.used_cells) as usize;
+    fn room(&self, rules: usize, freed: usize) -> Result<(), TooManyRules> {
+        let free = self.free_cells.len() + (MAX_CELLS - 1 - self.used_cells) as usize + freed;
         if rules > free { Err(TooManyRules) } else { Ok(()) }
     }
 
@@ -206,8 +228,15 @@ impl Groups {
         if changed {
             effect.members.push((address, number, come));
             if !come {
-                effect.taken_back.extend(self.about.get(&number).into_iter().flatten());
+                effect.taken_back.extend(self.members_of.get(&number).into_iter().flatten());
             }
+        }
+    }
+
+    fn about(&mut self, rule: &Rule) -> About {
+        match rule.peer() {
+            Peer::Cidr(cidr) => About::block(cidr),
+            Peer::SecurityGroup(name) => About::Group(self.number_of(name)),
         }
     }
 
@@ -221,21 +250,27 @@ impl Groups {
             self.used_cells
         });
         cells.reset_count(cell);
-        if let Peer::SecurityGroup(peer) = rule.peer() {
-            let peer = self.number_of(peer);
-            self.about.entry(peer).or_default().insert(cell);
+        let about = self.about(&rule);
+        if let About::Group(peer) = about {
+            self.members_of.entry(peer).or_default().insert(cell);
         }
-        self.declared.entry(number).or_default().rules.insert(key, (rule, cell));
+        let group = self.declared.entry(number).or_default();
+        let allowed = Allowed { protocol: rule.protocol(), ports: rule.ports(), cell };
+        group.by_peer_mut(rule.direction()).add(about, allowed);
+        group.rules.insert(key, (rule, cell));
         true
     }
 
     fn remove_rule(&mut self, number: u32, key: &RuleKey, effect: &mut Effect) -> bool {
         let Some((rule, cell)) = self.declared.get_mut(&number).and_then(|group| group.rules.remove(key)) else { return false };
-        if let Peer::SecurityGroup(peer) = rule.peer() {
-            let peer = self.number_of(peer);
-            if let Some(about) = self.about.get_mut(&peer) {
-                about.remove(&cell);
-            }
+        let about = self.about(&rule);
+        if let About::Group(peer) = about
+            && let Some(cells) = self.members_of.get_mut(&peer)
+        {
+            cells.remove(&cell);
+        }
+        if let Some(group) = self.declared.get_mut(&number) {
+            group.by_peer_mut(rule.direction()).remove(about, cell);
         }
         effect.taken_back.push(cell);
         // Whatever it admitted is older than what took it back: the next rule may have the cell.
@@ -285,32 +320,5 @@ impl Groups {
     }
 }
 
-/// First and last address of a block.
-fn range(cidr: &Cidr) -> (Address, Address) {
-    let first = number(cidr.network());
-    let bits = match cidr.network() {
-        IpAddr::V4(_) => 96 + u32::from(cidr.mask_size()),
-        IpAddr::V6(_) => u32::from(cidr.mask_size()),
-    };
-    (first, first | u128::MAX.checked_shr(bits).unwrap_or(0))
-}
-
-#[derive(Default)]
-struct SideBuilder {
-    blocks: BTreeMap<(Address, Address), Vec<Allowed>>,
-    groups: BTreeMap<u32, Vec<Allowed>>,
-    any: bool,
-}
-
-impl SideBuilder {
-    fn build(self) -> Side {
-        let (mut v4, mut v6) = (Vec::new(), Vec::new());
-        for ((first, last), rules) in self.blocks {
-            // A block of IPv6 around all of IPv4's numbers does not mean those.
-            let family = if is_v4(first) && is_v4(last) { &mut v4 } else { &mut v6 };
-            family.push((first, last, Ports::new(&rules)));
-        }
-        let groups = self.groups.into_iter().map(|(group, rules)| (group, Ports::new(&rules))).collect();
-        Side { v4: Blocks::new(v4), v6: Blocks::new(v6), groups }
-    }
-}
+#[cfg(test)]
+mod tests;

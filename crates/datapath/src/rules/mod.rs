@@ -1,9 +1,11 @@
 //! Security groups as the packet path sees them: what the groups of a vnic allow, compiled.
 //!
 //! Rules only allow. All that a new session costs is one search among blocks of addresses, one look at the groups the peer is a member
-//! of, and one search among ports, however many rules there are. Vnics with the same groups share one compiled policy.
+//! of, and one search among ports, however many rules there are; and that at most four times, as large groups are compiled once for all
+//! vnics that have them. Vnics with the same groups share one compiled policy.
 
 mod blocks;
+mod by_peer;
 mod cells;
 mod groups;
 mod ports;
@@ -25,12 +27,29 @@ pub(crate) type Members = imbl::HashMap<Address, Arc<[u32]>>;
 #[derive(Debug, Default)]
 pub(crate) struct Policy {
     /// Towards the vnic: peers are sources.
-    pub ingress: Side,
+    pub ingress: Layers,
     /// From it: peers are destinations. Without any OUTBOUND rule everything may leave.
-    pub egress: Option<Side>,
+    pub egress: Option<Layers>,
 }
 
-/// What one direction allows.
+/// What all groups of a vnic allow in one direction.
+#[derive(Debug, Default)]
+pub(crate) struct Layers {
+    /// Of small groups together.
+    pub merged: Side,
+    /// Of a large group each, the same for all vnics that have it.
+    pub shared: Box<[Arc<Side>]>,
+}
+
+impl Layers {
+    /// Cell of a rule that allows a protocol and destination port with this peer.
+    pub fn admits(&self, peer: Address, protocol: u8, destination_port: u16, members: &Members) -> Option<u32> {
+        let shared = || self.shared.iter().find_map(|side| side.admits(peer, protocol, destination_port, members));
+        self.merged.admits(peer, protocol, destination_port, members).or_else(shared)
+    }
+}
+
+/// What some groups allow in one direction.
 #[derive(Debug, Default)]
 pub(crate) struct Side {
     pub v4: Blocks<Ports>,
@@ -53,8 +72,7 @@ pub(crate) fn address(number: Address) -> IpAddr {
 }
 
 impl Side {
-    /// Cell of a rule that allows a protocol and destination port with this peer.
-    pub fn admits(&self, peer: Address, protocol: u8, destination_port: u16, members: &Members) -> Option<u32> {
+    fn admits(&self, peer: Address, protocol: u8, destination_port: u16, members: &Members) -> Option<u32> {
         let blocks = if is_v4(peer) { &self.v4 } else { &self.v6 };
         blocks.around(peer).find_map(|ports| ports.admits(protocol, destination_port)).or_else(|| {
             if self.groups.is_empty() {

@@ -1,0 +1,132 @@
+use butterfly_model::Cidr;
+use proptest::prelude::*;
+
+use super::*;
+
+fn name(n: u32) -> GroupName {
+    GroupName::new(&format!("g{n}")).unwrap()
+}
+
+/// Group, direction, number of the block (or of the group whose members are meant), port.
+type Choice = (u32, bool, u8, u16);
+
+fn rule(&(_, outbound, peer, port): &Choice) -> Rule {
+    let direction = if outbound { Direction::Outbound } else { Direction::Inbound };
+    let (cidr, group) = match peer {
+        0..16 => (Some(Cidr::new(&format!("10.0.0.{}", peer * 16), 28).unwrap()), None),
+        16..20 => (Some(Cidr::new("10.0.0.0", 4 + u32::from(peer)).unwrap()), None),
+        _ => (None, Some(name(u32::from(peer % 8)))),
+    };
+    Rule::new(direction, 17, (Some(port.into()), Some(port.into())), cidr, group).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Large and small groups, together and alone, whatever was added and taken away before.
+    #[test]
+    fn exactly_what_some_rule_of_some_group_allows(
+        choices in prop::collection::vec((0u32..6, prop::bool::ANY, 0u8..24, 1u16..30), 0..900),
+        removed in prop::collection::vec(any::<prop::sample::Index>(), 0..200),
+        sets in prop::collection::vec(prop::collection::btree_set(0u32..6, 0..6), 4),
+        asked in prop::collection::vec((0u8..=255, 0u16..31), 40),
+    ) {
+        let cells = Cells::new().unwrap();
+        let mut groups = Groups::default();
+        let mut effects = Vec::new();
+        for n in 0..8 {
+            let member = GroupChange::AddMember(IpAddr::from([10, 0, 0, n * 32]));
+            effects.push(groups.change(&name(n.into()), member, &cells).unwrap());
+        }
+        let names = |set: &std::collections::BTreeSet<u32>| set.iter().map(|n| name(*n)).collect::<Vec<_>>();
+        // Sets that exist while the rules come: theirs are compiled again by each change.
+        let mut kept: HashMap<Arc<[u32]>, Arc<Policy>> = sets.iter().map(|set| groups.policy(&names(set))).collect();
+        let mut declared: Vec<Choice> = Vec::new();
+        // The first group is large, the next less so.
+        let choices: Vec<Choice> = choices.iter().map(|(group, b, c, d)| (group * group / 6, *b, *c, *d)).collect();
+        for choice in &choices {
+            effects.push(groups.change(&name(choice.0), GroupChange::AddRule(rule(choice)), &cells).unwrap());
+            kept.extend(effects.last().unwrap().policies.iter().cloned());
+            if !declared.contains(choice) {
+                declared.push(*choice);
+            }
+        }
+        for index in &removed {
+            let Some(at) = declared.len().checked_sub(1).map(|last| index.index(last + 1)) else { continue };
+            let choice = declared.swap_remove(at);
+            effects.push(groups.change(&name(choice.0), GroupChange::RemoveRule(rule(&choice)), &cells).unwrap());
+            kept.extend(effects.last().unwrap().policies.iter().cloned());
+        }
+        let mut members = Members::default();
+        effects.iter().for_each(|effect| effect.change_members(&mut members));
+        let by_cell = groups.rules_by_cell();
+        for set in &sets {
+            let (numbers, policy) = groups.policy(&names(set));
+            prop_assert!(Arc::ptr_eq(&policy, &kept[&numbers]));
+            for outbound in [false, true] {
+                let of_set: Vec<&Choice> = declared.iter().filter(|(group, out, ..)| set.contains(group) && *out == outbound).collect();
+                let side = if outbound { policy.egress.as_ref() } else { Some(&policy.ingress) };
+                prop_assert_eq!(side.is_some(), !outbound || !of_set.is_empty());
+                for (host, port) in &asked {
+                    let allows = |choice: &Choice| choice.3 == *port && match choice.2 {
+                        peer @ 0..16 => host / 16 == peer,
+                        16..20 => true,
+                        peer => host / 32 == peer % 8 && host % 32 == 0,
+                    };
+                    let peer = number(IpAddr::from([10, 0, 0, *host]));
+                    let cell = side.and_then(|side| side.admits(peer, 17, *port, &members));
+                    prop_assert_eq!(cell.is_some(), of_set.iter().any(|choice| allows(choice)), "{} {}", host, port);
+                    if let Some(cell) = cell {
+                        let (group, found) = &by_cell[&cell];
+                        let that = of_set.iter().find(|choice| name(choice.0) == *group && rule(choice) == *found);
+                        prop_assert!(that.is_some_and(|choice| allows(choice)), "{found:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A rule more in a large group that many vnics have beside one of their own: it is compiled once.
+#[test]
+fn what_many_have_is_compiled_once() {
+    let cells = Cells::new().unwrap();
+    let mut groups = Groups::default();
+    let many: Vec<Choice> = (0..24).flat_map(|peer| (1..20).map(move |port| (100, false, peer, port))).collect();
+    for choice in &many {
+        groups.change(&name(100), GroupChange::AddRule(rule(choice)), &cells).unwrap();
+    }
+    for own in 0..50 {
+        groups.change(&name(own), GroupChange::AddRule(rule(&(own, false, 1, 99))), &cells).unwrap();
+    }
+    let kept: Vec<_> = (0..50).map(|own| groups.policy(&[name(100), name(own)])).collect();
+    let before = kept[0].1.ingress.shared[0].clone();
+    let effect = groups.change(&name(100), GroupChange::AddRule(rule(&(100, false, 2, 99))), &cells).unwrap();
+    assert_eq!(effect.policies.len(), 50);
+    let after = &effect.policies[0].1.ingress.shared[0];
+    assert!(!Arc::ptr_eq(&before, after));
+    for (_, policy) in &effect.policies {
+        assert_eq!(policy.ingress.shared.len(), 1);
+        assert!(Arc::ptr_eq(&policy.ingress.shared[0], after));
+    }
+    // Of one's own: nobody else's, and nothing of the large one.
+    let effect = groups.change(&name(7), GroupChange::AddRule(rule(&(7, false, 3, 99))), &cells).unwrap();
+    assert_eq!(effect.policies.len(), 1);
+    assert!(Arc::ptr_eq(&effect.policies[0].1.ingress.shared[0], after));
+}
+
+/// What a group gives up is there for what replaces it.
+#[test]
+fn a_full_table_of_rules_takes_a_replacement() {
+    let cells = Cells::new().unwrap();
+    let mut groups = Groups { used_cells: MAX_CELLS - 3, ..Groups::default() };
+    let group = |ports: &[u16]| {
+        let rules = ports.iter().map(|port| rule(&(1, false, 1, *port)));
+        SecurityGroup::new(name(1), [""; 0], rules).unwrap()
+    };
+    groups.change(&name(1), GroupChange::Declare(group(&[1, 2])), &cells).unwrap();
+    assert!(groups.change(&name(1), GroupChange::Declare(group(&[1, 2, 3])), &cells).is_err());
+    assert!(groups.change(&name(2), GroupChange::AddRule(rule(&(2, false, 1, 1))), &cells).is_err());
+    groups.change(&name(1), GroupChange::Declare(group(&[2, 3])), &cells).unwrap();
+    assert_eq!(groups.rules_of(&name(1)).count(), 2);
+}
