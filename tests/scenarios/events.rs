@@ -262,7 +262,10 @@ fn a_share_that_is_used_up() {
         return;
     };
     net.group("g", &["in udp 0-65535 10.0.0.0/24"], &[]);
-    let outcomes: Vec<String> = (1..=20).map(|port| net.send("a", &v4(1, 2).udp(port, 53, b"?"))).collect();
+    for port in 1..=6 {
+        net.exchange("a", &v4(1, 2).udp(port, 53, b"?"), "b", &v4(2, 1).udp(53, port, b"!"));
+    }
+    let outcomes: Vec<String> = (7..=20).map(|port| net.send("a", &v4(1, 2).udp(port, 53, b"?"))).collect();
     let nic = outcomes.last().unwrap().strip_suffix(".session-share").unwrap_or_else(|| panic!("{outcomes:?}"));
     let daemon = net.host.daemon();
     wait_for(daemon, nic, "session-share");

@@ -7,6 +7,7 @@
 mod fast;
 mod room;
 mod session_of;
+mod share;
 mod slow;
 
 use butterfly_vhost::ring::Slot;
@@ -23,6 +24,7 @@ use crate::{
 use room::Notes;
 pub(crate) use room::Room;
 pub(crate) use session_of::session_of;
+pub(crate) use share::{Share, full_shares, may_go};
 pub(crate) use slow::{admits_flooded, rule_port, rules_say};
 
 drop_reasons! { 4;
@@ -74,7 +76,7 @@ drop_reasons! { 4;
         remedy: "`butterfly sessions --count` and `butterfly sessions NIC --count` tell who has them: stop it, or start butterflyd with a larger `--sessions`",
         charged: "the sender, or the network if the frame came from another host",
     }
-    /// This vnic, or its network, has its share of all sessions already.
+    /// This vnic, or its network, has its share of all sessions already, and among those looked at none that is not established.
     SESSION_SHARE = "session-share" {
         cause: "a scan or flood that opens sessions, or one machine that has most of the host's connections",
         remedy: "`butterfly sessions NIC --count` tells how many it has, `--vni VNI --count` how many its network has; start butterflyd with more `--sessions` or a larger `--session-share`",

@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn states_of_a_protocol_have_their_own_names() {
         let names: Vec<_> = Tally::default().list().map(|(protocol, state, _)| (protocol, state)).collect();
-        assert_eq!(names.len(), 14);
+        assert_eq!(names.len(), 16);
         assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len(), "{names:?}");
     }
 }

@@ -416,12 +416,102 @@ fn a_vnic_has_its_share_and_no_more() {
         &[("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g")],
     );
     net.group("g", &["in udp 0-65535 0.0.0.0/0"], &[]);
-    let outcomes: Vec<String> = (0..20).map(|port| net.send("a", &a_to_b().udp(port, 9, b""))).collect();
-    assert_eq!(outcomes.iter().filter(|outcome| *outcome == "b").count(), 16, "a quarter of 64: {outcomes:?}");
-    assert!(outcomes[16..].iter().all(|outcome| outcome == "a.session-share"), "{outcomes:?}");
-    // What ended makes room, when it is swept.
-    net.host.pass(31);
+    let answered = |net: &mut Net, port| {
+        net.expect("a", a_to_b().udp(port, 9, b""), "b");
+        net.expect("b", b_to_a().udp(9, port, b""), "a");
+    };
+    (0..4).for_each(|port| answered(&mut net, port));
+    // A flood of what nobody answers takes a quarter of 64, and nobody's place who is connected or would be.
+    for port in 100..300 {
+        net.expect("a", a_to_b().udp(port, 9, b""), "b");
+        assert!(net.host.sessions(&Default::default(), 100).0 <= 16);
+    }
+    (4..16).for_each(|port| answered(&mut net, port));
+    net.expect("a", a_to_b().udp(300, 9, b""), "a.session-share");
+    (0..16).for_each(|port| net.expect("a", a_to_b().udp(port, 9, b""), "b"));
+    // What ended makes room.
+    net.host.pass(61);
     net.expect("a", a_to_b().udp(500, 9, b""), "b");
+}
+
+/// What may go when its share is full, and what may not: of each protocol, before and after the other end spoke.
+#[test]
+fn who_is_connected_is_not_given_up_for_others() {
+    let segment = |ports: (u16, u16), flags, sequence, acknowledgement| build::Tcp {
+        sequence,
+        acknowledgement,
+        window: 4096,
+        ..build::Tcp::new(ports.0, ports.1, flags)
+    };
+    type Talk<'a> = &'a dyn Fn(&mut Net);
+    let tcp = |net: &mut Net| {
+        net.expect("a", a_to_b().tcp(&segment((5, 6), SYN, 99, 0), b""), "b");
+        net.expect("b", b_to_a().tcp(&segment((6, 5), SYN | ACK, 499, 100), b""), "a");
+    };
+    let established = |net: &mut Net| {
+        tcp(net);
+        net.expect("a", a_to_b().tcp(&segment((5, 6), ACK, 100, 500), b""), "b");
+    };
+    let picked_up = |net: &mut Net| net.expect("a", a_to_b().tcp(&segment((5, 6), ACK, 100, 500), b"data"), "b");
+    let taken_up = |net: &mut Net| {
+        picked_up(net);
+        net.expect("b", b_to_a().tcp(&segment((6, 5), ACK, 500, 104), b""), "a");
+    };
+    let init = |net: &mut Net| net.expect("a", a_to_b().sctp((5, 6), 0, sctp::INIT, &[0; 16]), "b");
+    let association = |net: &mut Net| {
+        init(net);
+        net.expect("b", b_to_a().sctp((6, 5), 1, sctp::INIT_ACK, &[0; 16]), "a");
+    };
+    let gre = |net: &mut Net| net.expect("a", a_to_b().payload(47, b"once"), "b");
+    let tunnel = |net: &mut Net| {
+        gre(net);
+        net.expect("b", b_to_a().payload(47, b"more"), "a");
+    };
+    let ping = |net: &mut Net| {
+        net.expect("a", a_to_b().ping(7, 1, b""), "b");
+    };
+    let all: [(&str, Talk<'_>, bool); 9] = [
+        ("6 syn-received", &tcp, false),
+        ("6 established", &established, true),
+        ("6 picked-up", &picked_up, false),
+        ("6 established", &taken_up, true),
+        ("132 new", &init, false),
+        ("132 established", &association, true),
+        ("47 new", &gre, false),
+        ("47 answered", &tunnel, true),
+        ("1 echo", &ping, false),
+    ];
+    for (state, talk, stays) in all {
+        let config = SessionConfig { capacity: 64, share: 1, ..SessionConfig::default() };
+        let mut net = Net::with(config, &[("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g")]);
+        net.group("g", &["in any 0 0.0.0.0/0"], &[]);
+        talk(&mut net);
+        let rows = net.host.sessions(&Default::default(), 10).1;
+        let found: Vec<String> = rows.iter().map(|row| format!("{} {}", row.protocol, row.state)).collect();
+        assert_eq!(found, [state]);
+        net.expect("a", a_to_b().udp(1, 2, b""), if stays { "a.session-share" } else { "b" });
+    }
+}
+
+/// One segment of one side does not make a connection that lasts a day.
+#[test]
+fn what_is_picked_up_lasts_when_the_other_side_takes_part() {
+    for answered in [false, true] {
+        let mut net = two("g");
+        net.group("g", &["in tcp 6 0.0.0.0/0"], &[]);
+        let segment = |ports: (u16, u16), sequence, acknowledgement| build::Tcp {
+            sequence,
+            acknowledgement,
+            window: 4096,
+            ..build::Tcp::new(ports.0, ports.1, ACK)
+        };
+        net.expect("a", a_to_b().tcp(&segment((5, 6), 100, 500), b"data"), "b");
+        if answered {
+            net.expect("b", b_to_a().tcp(&segment((6, 5), 500, 104), b""), "a");
+        }
+        net.host.pass(31);
+        assert_eq!(net.host.sessions(&Default::default(), 10).0, u64::from(answered));
+    }
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::{
     batch::{Batch, Context, Meta, Verdict},
     deliver::{FLOOD_LIMIT, NOT_ATTACHED, RING_FULL, may_flood},
     drops::{DropReason, info},
-    filter::{Room, SESSIONS_FULL, admits_flooded, filter},
+    filter::{Room, SESSIONS_FULL, Share, admits_flooded, filter, full_shares, may_go},
     flow::{L4, Packet, parse::parse},
     forward::{NO_RECEIVER, forward},
     headers::{Inside, headers},
@@ -98,19 +98,23 @@ pub(super) fn walk(plane: &Plane, world: &World<'_>, room: &mut Room, from: u32,
     };
     let before = packet.as_ref().and_then(find);
     let row = before.and_then(|found| told::Known::of(&found, &context, &plane.shared.table));
-    filter(&mut batch, &context, room);
+    // Its own table has none of the sessions that would go for another one.
+    let real = &plane.shared.table;
+    let mut unbounded = world.context(sender, network);
+    unbounded.session_share = u32::MAX;
+    let gives = |whose: Share, key: &Key| real.could_make_room(real.hash(key), |record| whose.may_give(record, &context));
+    let room_is_made = packet.as_ref().zip(receiver).is_some_and(|(packet, receiver)| {
+        let key = Key::new(&packet.tuple, sender.vni, from, receiver.place.slot);
+        full_shares(&context, receiver).all(|whose| gives(whose, &key))
+    });
+    filter(&mut batch, if room_is_made { &unbounded } else { &context }, room);
     let after = packet.as_ref().and_then(find);
     let mut drop = stopped(&batch);
     // Its own table has room: that of the switch may have none.
     let made = before.is_none_or(|before| after.is_some_and(|after| after.index != before.index));
     if let (None, Some(packet), Some(receiver), true, true) = (drop, &packet, receiver, after.is_some(), made) {
         let key = Key::new(&packet.tuple, sender.vni, from, receiver.place.slot);
-        let real = &plane.shared.table;
-        let may_go = |record: &crate::session::Record<'_>| {
-            let (seen, state) = record.seen();
-            context.timeouts.over(state, seen, context.now) || !state.is_established()
-        };
-        if !real.has_room(real.hash(&key), may_go) {
+        if !real.has_room(real.hash(&key), |record| may_go(record, &context)) {
             drop = Some((SESSIONS_FULL, from));
         }
     }

@@ -11,6 +11,7 @@ use super::{
     EGRESS_DENIED, INGRESS_DENIED, IP_HIDDEN, Judgement, Room, SCTP_NO_SESSION, SESSION_SHARE, SESSIONS_FULL, SPOOFED_IP,
     TCP_NO_SESSION, is_current, pass,
     room::{Decided, Flooded},
+    share::{full_shares, may_go},
 };
 use crate::{
     batch::{Batch, Context, Verdict},
@@ -24,7 +25,7 @@ use crate::{
         tcp::{self, Outcome, TcpState, Track},
     },
     headers::Inside,
-    session::{Admission, Found, Key, Life, NO_TRACK, NotInserted, State},
+    session::{Admission, Found, Key, Life, NO_TRACK, NotInserted, Record, State},
     snapshot::Vnic,
 };
 
@@ -286,14 +287,11 @@ impl Decision<'_> {
 
     fn make(&self, session: &Session, room: &mut Room) -> Judgement {
         let context = self.context;
-        self.share()?;
         let Session { key, direction, admission, state, track } = *session;
         let life = Life { now: context.now, state, track };
         let hash = context.table.hash(&key);
-        let may_evict = |record: &crate::session::Record<'_>| {
-            let (seen, state) = record.seen();
-            context.timeouts.over(state, seen, context.now) || !state.is_established()
-        };
+        self.share(hash, room)?;
+        let may_evict = |record: &Record<'_>| may_go(record, context);
         let mut evicted = None;
         let inserted = context.table.insert(hash, &key, admission, &life, may_evict, |index, gone, admission| {
             evicted = Some(index);
@@ -414,7 +412,7 @@ impl Decision<'_> {
             L4::Echo { request: true } => plain(State::Echo),
             L4::Sctp { init: true, .. } => plain(State::SctpNew),
             L4::Sctp { .. } => Err(SCTP_NO_SESSION),
-            L4::Other => plain(State::Other),
+            L4::Other => plain(State::OtherNew),
             _ => Ok(None),
         }
     }
@@ -428,15 +426,27 @@ impl Decision<'_> {
         })
     }
 
-    fn share(&self) -> Judgement {
+    /// Whoever has as many sessions as anyone may gives up one that is not established, or gets no other.
+    fn share(&self, hash: u64, room: &mut Room) -> Judgement {
         let context = self.context;
-        let most = context.session_share;
-        for vnic in [context.sender, self.receiver] {
-            if vnic.shared.sessions.load(Relaxed) >= most {
-                return Err((SESSION_SHARE, vnic.place.slot));
+        for whose in full_shares(context, self.receiver) {
+            let mut evicted = None;
+            let made = context.table.make_room(
+                hash,
+                |record| whose.may_give(record, context),
+                |index, gone, admission| {
+                    evicted = Some(index);
+                    released(context, gone, admission.stamp);
+                },
+            );
+            if let Some(index) = evicted {
+                room.notes.forget_evicted(index);
+            }
+            if !made {
+                return Err((SESSION_SHARE, whose.slot));
             }
         }
-        if context.network.sessions.load(Relaxed) >= most { Err((SESSION_SHARE, self.own())) } else { Ok(()) }
+        Ok(())
     }
 
     /// An ICMP error: by the session of the packet that it quotes.

@@ -86,17 +86,19 @@ pub(crate) enum TcpState {
     New = 0,
     /// Answered; the answer is not acknowledged.
     SynReceived = 1,
-    Established = 2,
+    /// From the middle of a connection, and the other side has not said yet that there is one.
+    PickedUp = 2,
+    Established = 3,
     /// One side sent FIN.
-    HalfClosed = 3,
+    HalfClosed = 4,
     /// Both did; not both are acknowledged.
-    Closing = 4,
+    Closing = 5,
     /// Both FINs are acknowledged.
-    TimeWait = 5,
+    TimeWait = 6,
     /// Reset.
-    Closed = 6,
+    Closed = 7,
     /// Taken back by a change of policy. Nothing passes by it, and while it is remembered it is not picked up from its middle.
-    Cut = 7,
+    Cut = 8,
 }
 
 /// What is known of a connection. Index 0 is the opener's side, 1 the other's.
@@ -235,7 +237,7 @@ pub(crate) fn open(segment: &Segment) -> Track {
 pub(crate) fn pick_up(segment: &Segment) -> Track {
     let fin = segment.has(FIN);
     Track {
-        state: if fin { TcpState::HalfClosed } else { TcpState::Established },
+        state: TcpState::PickedUp,
         fins: u8::from(fin),
         scale: [UNKNOWN; 2],
         end: [segment.end(), segment.acknowledgement],
@@ -366,8 +368,11 @@ fn proceed(track: Track, direction: usize, segment: &Segment) -> (Track, Outcome
     }
     let (end, acknowledgement) = (segment.end(), segment.acknowledgement);
     // An acknowledgement from somewhere inside the window does not end the handshake, only one of the SYN.
-    let established =
-        track.state > TcpState::SynReceived || !segment.has(SYN) && between(sender.acked, acknowledgement, receiver.end);
+    let established = match track.state {
+        TcpState::SynReceived => !segment.has(SYN) && between(sender.acked, acknowledgement, receiver.end),
+        TcpState::PickedUp => !segment.has(SYN) && direction == 1,
+        _ => true,
+    };
     if ahead(end, sender.end) >= 0 {
         // Nothing comes behind a FIN: if something does, that was no FIN of this side's.
         sender.fin = segment.has(FIN) || sender.fin && end == sender.end;

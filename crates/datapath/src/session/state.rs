@@ -11,13 +11,14 @@ pub(crate) enum State {
     Echo,
     SctpNew,
     SctpEstablished,
-    Other,
+    OtherNew,
+    OtherAnswered,
 }
 
 /// Seconds without a frame after which a session ends, by protocol and state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Timeouts {
-    /// TCP, until the handshake is complete.
+    /// TCP, until the handshake is complete; picked up from its middle, until the other side answers.
     pub tcp_new: u32,
     /// TCP, connected.
     pub tcp_established: u32,
@@ -75,11 +76,12 @@ pub(crate) const fn tcp_state(number: u8) -> TcpState {
     match number {
         0 => TcpState::New,
         1 => TcpState::SynReceived,
-        2 => TcpState::Established,
-        3 => TcpState::HalfClosed,
-        4 => TcpState::Closing,
-        5 => TcpState::TimeWait,
-        7 => TcpState::Cut,
+        2 => TcpState::PickedUp,
+        3 => TcpState::Established,
+        4 => TcpState::HalfClosed,
+        5 => TcpState::Closing,
+        6 => TcpState::TimeWait,
+        8 => TcpState::Cut,
         _ => TcpState::Closed,
     }
 }
@@ -95,7 +97,8 @@ impl State {
             State::Echo => 18,
             State::SctpNew => 19,
             State::SctpEstablished => 20,
-            State::Other => 21,
+            State::OtherNew => 21,
+            State::OtherAnswered => 22,
         }
     }
 
@@ -109,7 +112,8 @@ impl State {
             18 => State::Echo,
             19 => State::SctpNew,
             20 => State::SctpEstablished,
-            21 => State::Other,
+            21 => State::OtherNew,
+            22 => State::OtherAnswered,
             _ => State::Tcp(TcpState::Closed),
         }
     }
@@ -117,7 +121,8 @@ impl State {
     /// Number of the state that an answer leads to, from a state's number.
     #[inline(always)]
     pub const fn answered(number: u8) -> u8 {
-        if number == State::UdpNew.number() || number == State::SctpNew.number() { number + 1 } else { number }
+        const UNANSWERED: u32 = 1 << State::UdpNew.number() | 1 << State::SctpNew.number() | 1 << State::OtherNew.number();
+        number + (UNANSWERED >> (number % 32) & 1) as u8
     }
 
     /// The protocol that has it.
@@ -127,7 +132,7 @@ impl State {
             State::UdpNew | State::UdpAnswered => "udp",
             State::Echo => "icmp-echo",
             State::SctpNew | State::SctpEstablished => "sctp",
-            State::Other => "other",
+            State::OtherNew | State::OtherAnswered => "other",
         }
     }
 
@@ -136,16 +141,16 @@ impl State {
         match self {
             State::Tcp(TcpState::New) => "new",
             State::Tcp(TcpState::SynReceived) => "syn-received",
+            State::Tcp(TcpState::PickedUp) => "picked-up",
             State::Tcp(TcpState::Established) | State::SctpEstablished => "established",
             State::Tcp(TcpState::HalfClosed) => "half-closed",
             State::Tcp(TcpState::Closing) => "closing",
             State::Tcp(TcpState::TimeWait) => "time-wait",
             State::Tcp(TcpState::Closed) => "closed",
             State::Tcp(TcpState::Cut) => "cut",
-            State::UdpNew | State::SctpNew => "new",
-            State::UdpAnswered => "answered",
+            State::UdpNew | State::SctpNew | State::OtherNew => "new",
+            State::UdpAnswered | State::OtherAnswered => "answered",
             State::Echo => "echo",
-            State::Other => "seen",
         }
     }
 
@@ -153,7 +158,10 @@ impl State {
     pub const fn is_established(self) -> bool {
         matches!(
             self,
-            State::Tcp(TcpState::Established | TcpState::HalfClosed) | State::UdpAnswered | State::SctpEstablished | State::Other
+            State::Tcp(TcpState::Established | TcpState::HalfClosed)
+                | State::UdpAnswered
+                | State::SctpEstablished
+                | State::OtherAnswered
         )
     }
 }
@@ -163,7 +171,7 @@ impl Timeouts {
     #[inline(always)]
     pub(crate) const fn of(&self, state: State) -> u32 {
         match state {
-            State::Tcp(TcpState::New | TcpState::SynReceived) => self.tcp_new,
+            State::Tcp(TcpState::New | TcpState::SynReceived | TcpState::PickedUp) => self.tcp_new,
             State::Tcp(TcpState::Established) => self.tcp_established,
             State::Tcp(TcpState::HalfClosed) => self.tcp_half_closed,
             State::Tcp(TcpState::Closing | TcpState::Closed) => self.tcp_closing,
@@ -174,7 +182,7 @@ impl Timeouts {
             State::Echo => self.icmp_echo,
             State::SctpNew => self.sctp_new,
             State::SctpEstablished => self.sctp_established,
-            State::Other => self.other,
+            State::OtherNew | State::OtherAnswered => self.other,
         }
     }
 

@@ -51,6 +51,10 @@ const OVERFLOW: u64 = 1 << 8;
 /// Other buckets that are looked at for a session that may be evicted.
 const NEIGHBOURS: u64 = 16;
 
+/// Buckets that are looked at for a session of somebody who has too many, and sessions in them.
+const SEARCHED: u64 = 256;
+const LOOKED_AT: u32 = 64;
+
 /// Most records a table can have: an index fits in the part of a word that entries have.
 pub(crate) const MAX_SESSIONS: u32 = 1 << 24;
 
@@ -329,6 +333,47 @@ impl Table {
         let place = own.iter().any(|at| sessions(*at).any(|index| index.is_none()) || may_go(*at));
         let near = || (1..=NEIGHBOURS).map(|ahead| Self::first(hash).wrapping_add(ahead));
         place && (self.used() < self.capacity || own.into_iter().chain(near()).any(may_go))
+    }
+
+    /// Takes out one of the sessions near a hash that may go; `gone` is told. Returns whether there was one.
+    pub fn make_room(
+        &self,
+        hash: u64,
+        mut may_evict: impl FnMut(&Record<'_>) -> bool,
+        mut gone: impl FnMut(u32, &Key, &Admission),
+    ) -> bool {
+        self.search(hash, &mut may_evict, |at, may_evict| {
+            self.try_lock(at).is_some_and(|locked| self.evict(&locked, may_evict, &mut gone).is_some())
+        })
+    }
+
+    /// Whether [`Self::make_room`] would make some.
+    pub fn could_make_room(&self, hash: u64, mut may_evict: impl FnMut(&Record<'_>) -> bool) -> bool {
+        self.search(hash, &mut may_evict, |_, _| true)
+    }
+
+    /// The first bucket near a hash that has a session which may go, and which serves. It looks at so many at most, since whoever opens
+    /// sessions makes it look.
+    fn search<M: FnMut(&Record<'_>) -> bool>(
+        &self,
+        hash: u64,
+        may_evict: &mut M,
+        mut serves: impl FnMut(u64, &mut M) -> bool,
+    ) -> bool {
+        let mut left = LOOKED_AT;
+        for at in (0..=self.mask.min(SEARCHED)).map(|ahead| Self::first(hash).wrapping_add(ahead)) {
+            let mut found = false;
+            for word in self.bucket(at).iter().skip(1) {
+                let Some(index) = (word.load(Relaxed) as u32).checked_sub(1) else { continue };
+                let Some(fewer) = left.checked_sub(1) else { return false };
+                left = fewer;
+                found |= may_evict(&self.record(index));
+            }
+            if found && serves(at, may_evict) {
+                return true;
+            }
+        }
+        false
     }
 
     /// Takes out a session of a locked bucket that may go.

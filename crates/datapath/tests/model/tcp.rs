@@ -98,7 +98,7 @@ pub struct Connection {
     sides: [Side; 2],
     reset: bool,
     picked_up: bool,
-    /// Somebody acknowledged the other's SYN.
+    /// Somebody acknowledged the other's SYN; of one that was picked up, the other side has spoken.
     established: bool,
     stage: Stage,
     /// Something was let pass that leaves open where the ends are: anything may follow.
@@ -136,7 +136,7 @@ impl Connection {
             sides: [Side::default(); 2],
             reset: false,
             picked_up: !segment.opens(),
-            established: !segment.opens(),
+            established: false,
             stage: Stage::Open,
             unsure: false,
         };
@@ -374,7 +374,10 @@ impl Connection {
             }
             // Of the other's SYN, or of more, but of nothing that was not sent.
             let of_syn = ahead(other.first, segment.acknowledgement) >= 1 && ahead(other.end, segment.acknowledgement) <= 0;
-            self.established |= other.seen && !segment.has(SYN) && new && of_syn;
+            self.established |= other.seen && !segment.has(SYN) && new && of_syn && !self.picked_up;
+        }
+        if self.picked_up && from == 1 && !segment.has(SYN) {
+            self.established = true;
         }
         let ended = self.sides.iter().filter(|side| side.fin.is_some()).count();
         let stage = match ended {

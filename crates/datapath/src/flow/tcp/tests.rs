@@ -463,7 +463,13 @@ fn picked_up_from_the_middle() {
     assert_eq!(Wire::established().asked(1, from(1, ACK, 250_000, 300_000, 1000).1), Refuse);
     let wire = Wire { track: pick_up(&from(0, ACK, 100_000, 50_000, 1000).1) };
     assert_eq!(wire.asked(1, segment(ACK, from(1, ACK, 0, 0, 0).1.sequence.wrapping_add(1 << 31), A, 0)), Refuse);
-    assert_eq!(Wire { track: pick_up(&from(0, FIN_ACK, 1, 1, 1).1) }.state(), TcpState::HalfClosed);
+    // One side alone may say what it likes: that there is a connection the other one says.
+    for flags in [ACK, FIN_ACK] {
+        let mut wire = Wire { track: pick_up(&from(0, flags, 1, 1, 1).1) };
+        assert_eq!(wire.all(&[from(0, flags, 1, 1, 1), from(0, flags, 2, 1, 1)]), TcpState::PickedUp);
+        let answered = if flags == ACK { TcpState::Established } else { TcpState::HalfClosed };
+        assert_eq!(wire.all(&[from(1, ACK, 1, 3, 0)]), answered);
+    }
 }
 
 #[test]

@@ -37,7 +37,7 @@ pub(super) fn verdict(n: u32, stamp: u32) -> Admission {
 
 /// The second line of a flow's new record.
 pub(super) fn life(n: u32) -> Life {
-    Life { now: n, state: State::Other, track: NO_TRACK }
+    Life { now: n, state: State::OtherNew, track: NO_TRACK }
 }
 
 /// Every record's verdict must be one on its own flow.
