@@ -55,6 +55,24 @@ fn steps(walk: &Value, stage: &str) -> String {
     steps.map(text).collect::<Vec<_>>().join("\n")
 }
 
+/// A share that is full: of what may go for another session, and of what may not.
+#[test]
+fn a_full_share_is_seen() {
+    let nics = [open("a", A), filtered("b", B, "web")];
+    let Some(mut net) = Net::with(&["--sessions", "64", "--session-share", "10"], &nics) else { return };
+    net.group("web", &["in udp 0-65535 0.0.0.0/0"], &[]);
+    let question = |port: u16| format!("--from a --to b --proto udp --port {port} --sport 7");
+    let there = |port| ipv4(A, B).udp(7, port, b"");
+    (1..=6).for_each(|port| net.expect("a", &there(port), "b"));
+    comes_true(&mut net, &question(7), "a", &there(7), "b");
+    for port in 11..=16 {
+        net.exchange("a", &there(port), "b", &ipv4(B, A).udp(port, 7, b""));
+    }
+    comes_true(&mut net, &question(17), "a", &there(17), "a.session-share");
+    // Those that are connected go on.
+    comes_true(&mut net, &question(16), "a", &there(16), "b");
+}
+
 #[test]
 fn explanations_come_true() {
     let nics = [filtered("a", A, "web"), filtered("b", B, "web missing"), open("c", C)];

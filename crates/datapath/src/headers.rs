@@ -95,7 +95,8 @@ pub(crate) fn inside(head: &[u8]) -> Inside {
     let (mut depth, mut vlan) = (0, 0);
     for tag in tags.by_ref() {
         depth += 1;
-        vlan = TAGGED | tag.vlan();
+        // A tag of VLAN 0 has a priority and names no VLAN (IEEE 802.1Q, 9.6): its frame is an untagged one to whoever gets it.
+        vlan = if tag.vlan() == 0 { 0 } else { TAGGED | tag.vlan() };
     }
     let at = head.len() - tags.rest().len();
     match (tags.ethertype(), depth) {
@@ -177,6 +178,8 @@ mod tests {
             ("IPv4 that says 6", &[0x08, 0x00, 0x65], Inside::HiddenIp),
             ("IPv6 that says 4", &[0x86, 0xdd, 0x45], Inside::HiddenIp),
             ("one tag", &[0x81, 0, 0, 5, 0x08, 0x00, 0x45], Inside::Ip { at: 18, vlan: 0x1005 }),
+            ("a priority", &[0x81, 0, 0xe0, 0, 0x08, 0x00, 0x45], Inside::Ip { at: 18, vlan: 0 }),
+            ("a priority and a tag", &[0x81, 0, 0xe0, 0, 0x81, 0, 0, 6, 0x08, 0x00, 0x45], Inside::HiddenIp),
             ("two tags", &[0x81, 0, 0, 5, 0x81, 0, 0, 6, 0x08, 0x00, 0x45], Inside::HiddenIp),
             ("two kinds of tags", &[0x88, 0xa8, 0, 5, 0x81, 0, 0, 6, 0x86, 0xdd, 0x60], Inside::HiddenIp),
             ("ARP", &[0x08, 0x06, 0, 1], Inside::Arp(14)),

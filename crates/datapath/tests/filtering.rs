@@ -395,6 +395,8 @@ fn the_same_addresses_elsewhere_are_somebody_else() {
     net.expect("a", build::ethernet(A, B).vlan(5).ipv4(IP_A, IP_B).udp(2, 1, b""), "b.ingress-denied");
     net.expect("b", build::ethernet(B, A).vlan(5).ipv4(IP_B, IP_A).udp(1, 2, b""), "a");
     net.expect("a", build::ethernet(A, B).vlan(5).ipv4(IP_A, IP_B).udp(2, 1, b""), "b");
+    // A priority alone makes no other network.
+    net.expect("a", build::ethernet(A, B).vlan(0).ipv4(IP_A, IP_B).udp(2, 1, b""), "b");
     net.expect("a", a_to_b().udp(2, 1, b""), "b");
 }
 

@@ -78,7 +78,11 @@ pub fn carries(frame: &[u8]) -> Carries {
     match kind {
         0x0800 | 0x86dd => {
             let says = if kind == 0x0800 { 4 } else { 6 };
-            if tags.len() < 2 && version == Some(says) { Carries::Ip(at, tags.first().copied()) } else { Carries::Hidden }
+            if tags.len() < 2 && version == Some(says) {
+                Carries::Ip(at, tags.first().copied().filter(|vlan| *vlan != 0))
+            } else {
+                Carries::Hidden
+            }
         }
         0x0806 => Carries::Arp(at),
         0x8035 => Carries::Rarp,
