@@ -436,83 +436,132 @@ fn a_vnic_has_its_share_and_no_more() {
     net.expect("a", a_to_b().udp(500, 9, b""), "b");
 }
 
-/// What may go when its share is full, and what may not: of each protocol, before and after the other end spoke.
+fn tcp(ports: (u16, u16), flags: u8, sequence: u32, acknowledgement: u32) -> build::Tcp<'static> {
+    build::Tcp { sequence, acknowledgement, window: 4096, ..build::Tcp::new(ports.0, ports.1, flags) }
+}
+
+fn syn_received(net: &mut Net) {
+    net.expect("a", a_to_b().tcp(&tcp((5, 6), SYN, 99, 0), b""), "b");
+    net.expect("b", b_to_a().tcp(&tcp((6, 5), SYN | ACK, 499, 100), b""), "a");
+}
+
+fn established(net: &mut Net) {
+    syn_received(net);
+    net.expect("a", a_to_b().tcp(&tcp((5, 6), ACK, 100, 500), b""), "b");
+}
+
+fn half_closed(net: &mut Net) {
+    established(net);
+    net.expect("a", a_to_b().tcp(&tcp((5, 6), FIN | ACK, 100, 500), b""), "b");
+}
+
+fn closing(net: &mut Net) {
+    half_closed(net);
+    net.expect("b", b_to_a().tcp(&tcp((6, 5), FIN | ACK, 500, 100), b""), "a");
+}
+
+fn time_wait(net: &mut Net) {
+    closing(net);
+    net.expect("b", b_to_a().tcp(&tcp((6, 5), ACK, 501, 101), b""), "a");
+    net.expect("a", a_to_b().tcp(&tcp((5, 6), ACK, 101, 501), b""), "b");
+}
+
+fn closed(net: &mut Net) {
+    established(net);
+    net.expect("b", b_to_a().tcp(&tcp((6, 5), RST, 500, 0), b""), "a");
+}
+
+fn picked_up(net: &mut Net) {
+    net.expect("a", a_to_b().tcp(&tcp((5, 6), ACK, 100, 500), b"data"), "b");
+}
+
+fn taken_up(net: &mut Net) {
+    picked_up(net);
+    net.expect("b", b_to_a().tcp(&tcp((6, 5), ACK, 500, 104), b""), "a");
+}
+
+fn asks(net: &mut Net) {
+    net.expect("a", a_to_b().udp(7, 9, b"?"), "b");
+}
+
+fn talks(net: &mut Net) {
+    asks(net);
+    net.expect("b", b_to_a().udp(9, 7, b"!"), "a");
+}
+
+fn init(net: &mut Net) {
+    net.expect("a", a_to_b().sctp((5, 6), 0, sctp::INIT, &[0; 16]), "b");
+}
+
+fn association(net: &mut Net) {
+    init(net);
+    net.expect("b", b_to_a().sctp((6, 5), 1, sctp::INIT_ACK, &[0; 16]), "a");
+}
+
+fn gre(net: &mut Net) {
+    net.expect("a", a_to_b().payload(47, b"once"), "b");
+}
+
+fn tunnel(net: &mut Net) {
+    gre(net);
+    net.expect("b", b_to_a().payload(47, b"more"), "a");
+}
+
+fn ping(net: &mut Net) {
+    net.expect("a", a_to_b().ping(7, 1, b""), "b");
+}
+
+/// How a session comes to be in a state, of which protocol; how long that lasts; and whether it stays when there is no room for another.
+type Kind = (fn(&mut Net), &'static str, u32, bool);
+
+const KINDS: [Kind; 15] = [
+    (syn_received, "6 syn-received", 30, false),
+    (established, "6 established", 86_400, true),
+    (half_closed, "6 half-closed", 21_600, true),
+    (closing, "6 closing", 10, false),
+    (time_wait, "6 time-wait", 240, false),
+    (closed, "6 closed", 10, false),
+    (picked_up, "6 picked-up", 30, false),
+    (taken_up, "6 established", 86_400, true),
+    (asks, "17 new", 30, false),
+    (talks, "17 answered", 60, true),
+    (init, "132 new", 30, false),
+    (association, "132 established", 300, true),
+    (gre, "47 new", 60, false),
+    (tunnel, "47 answered", 60, true),
+    (ping, "1 echo", 30, false),
+];
+
+/// One session of this kind, in a table of which each vnic has `share` percent.
+fn one_session(share: u32, (talk, state, ..): Kind) -> Net {
+    let config = SessionConfig { capacity: 64, share, ..SessionConfig::default() };
+    let mut net = Net::with(config, &[("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g")]);
+    net.group("g", &["in any 0 0.0.0.0/0"], &[]);
+    talk(&mut net);
+    let rows = net.host.sessions(&Default::default(), 10).1;
+    let found: Vec<String> = rows.iter().map(|row| format!("{} {}", row.protocol, row.state)).collect();
+    assert_eq!(found, [state]);
+    net
+}
+
 #[test]
 fn who_is_connected_is_not_given_up_for_others() {
-    let segment = |ports: (u16, u16), flags, sequence, acknowledgement| build::Tcp {
-        sequence,
-        acknowledgement,
-        window: 4096,
-        ..build::Tcp::new(ports.0, ports.1, flags)
-    };
-    type Talk<'a> = &'a dyn Fn(&mut Net);
-    let tcp = |net: &mut Net| {
-        net.expect("a", a_to_b().tcp(&segment((5, 6), SYN, 99, 0), b""), "b");
-        net.expect("b", b_to_a().tcp(&segment((6, 5), SYN | ACK, 499, 100), b""), "a");
-    };
-    let established = |net: &mut Net| {
-        tcp(net);
-        net.expect("a", a_to_b().tcp(&segment((5, 6), ACK, 100, 500), b""), "b");
-    };
-    let picked_up = |net: &mut Net| net.expect("a", a_to_b().tcp(&segment((5, 6), ACK, 100, 500), b"data"), "b");
-    let taken_up = |net: &mut Net| {
-        picked_up(net);
-        net.expect("b", b_to_a().tcp(&segment((6, 5), ACK, 500, 104), b""), "a");
-    };
-    let init = |net: &mut Net| net.expect("a", a_to_b().sctp((5, 6), 0, sctp::INIT, &[0; 16]), "b");
-    let association = |net: &mut Net| {
-        init(net);
-        net.expect("b", b_to_a().sctp((6, 5), 1, sctp::INIT_ACK, &[0; 16]), "a");
-    };
-    let gre = |net: &mut Net| net.expect("a", a_to_b().payload(47, b"once"), "b");
-    let tunnel = |net: &mut Net| {
-        gre(net);
-        net.expect("b", b_to_a().payload(47, b"more"), "a");
-    };
-    let ping = |net: &mut Net| {
-        net.expect("a", a_to_b().ping(7, 1, b""), "b");
-    };
-    let all: [(&str, Talk<'_>, bool); 9] = [
-        ("6 syn-received", &tcp, false),
-        ("6 established", &established, true),
-        ("6 picked-up", &picked_up, false),
-        ("6 established", &taken_up, true),
-        ("132 new", &init, false),
-        ("132 established", &association, true),
-        ("47 new", &gre, false),
-        ("47 answered", &tunnel, true),
-        ("1 echo", &ping, false),
-    ];
-    for (state, talk, stays) in all {
-        let config = SessionConfig { capacity: 64, share: 1, ..SessionConfig::default() };
-        let mut net = Net::with(config, &[("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g")]);
-        net.group("g", &["in any 0 0.0.0.0/0"], &[]);
-        talk(&mut net);
-        let rows = net.host.sessions(&Default::default(), 10).1;
-        let found: Vec<String> = rows.iter().map(|row| format!("{} {}", row.protocol, row.state)).collect();
-        assert_eq!(found, [state]);
-        net.expect("a", a_to_b().udp(1, 2, b""), if stays { "a.session-share" } else { "b" });
+    for kind in KINDS {
+        let mut net = one_session(1, kind);
+        let outcome = net.send("a", &a_to_b().udp(1, 2, b""));
+        assert_eq!(outcome, if kind.3 { "a.session-share" } else { "b" }, "{}", kind.1);
     }
 }
 
-/// One segment of one side does not make a connection that lasts a day.
 #[test]
-fn what_is_picked_up_lasts_when_the_other_side_takes_part() {
-    for answered in [false, true] {
-        let mut net = two("g");
-        net.group("g", &["in tcp 6 0.0.0.0/0"], &[]);
-        let segment = |ports: (u16, u16), sequence, acknowledgement| build::Tcp {
-            sequence,
-            acknowledgement,
-            window: 4096,
-            ..build::Tcp::new(ports.0, ports.1, ACK)
-        };
-        net.expect("a", a_to_b().tcp(&segment((5, 6), 100, 500), b"data"), "b");
-        if answered {
-            net.expect("b", b_to_a().tcp(&segment((6, 5), 500, 104), b""), "a");
-        }
-        net.host.pass(31);
-        assert_eq!(net.host.sessions(&Default::default(), 10).0, u64::from(answered));
+fn a_session_lasts_as_long_as_its_state() {
+    for kind in KINDS {
+        let mut net = one_session(25, kind);
+        let left = |net: &Net| net.host.sessions(&Default::default(), 10).0;
+        net.host.pass(kind.2);
+        assert_eq!(left(&net), 1, "{}", kind.1);
+        net.host.pass(1);
+        assert_eq!(left(&net), 0, "{}", kind.1);
     }
 }
 
