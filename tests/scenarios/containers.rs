@@ -292,6 +292,29 @@ fn nothing_is_left_of_a_hundred() {
     eventually("all is given back", || (daemon.descriptors(), daemon.threads(), daemon.guest_mappings()) == before);
 }
 
+/// docs/tuning.md: the limit of open files is reckoned with 16 for each vnic, and one with a guest of ours has both ends in the daemon.
+#[test]
+fn a_guest_of_ours_takes_no_more_than_it_is_counted_with() {
+    let Some(host) = Host::process() else { return };
+    let daemon = host.daemon();
+    let netns = Netns::new();
+    // What the first of all needs once, such as the connection that asks.
+    declare(daemon, open(tap("tap-a", 1, Some(&netns.0)))).unwrap();
+    host.remove("tap-a");
+    for (n, nic) in [
+        (1, open(tap("tap-a", 1, Some(&netns.0)))),
+        (2, bench("rcv", 2, "ICMP_RCV_LIKE", None)),
+        (3, bench("snd", 3, "ICMP_SND_LIKE", Some(2))),
+    ] {
+        let id = nic.id().to_owned();
+        let before = daemon.descriptors();
+        declare(daemon, nic).unwrap();
+        eventually("its queues run", || show(daemon, &id).queues.len() == 2);
+        let taken = daemon.descriptors() - before;
+        assert!(taken <= 16, "vnic {n}, {id}, takes {taken} descriptors");
+    }
+}
+
 /// docs/containers.md: a process that runs already, by the path of its namespace and by a name for it.
 #[test]
 fn a_running_process_gets_an_interface() {

@@ -122,9 +122,9 @@ impl Prepared {
     /// Attaches to the vnic at the other end of `connection` and starts. When this returns, the vnic's queues run.
     pub fn attach(self, connection: UnixStream, farewell: Farewell, told: Told) -> Result<Guest, Error> {
         let Prepared { body, vnic } = self;
-        let wishes = Arc::new(Wishes::new(vnic.ip)?);
         let station = if let Body::Tap(station) = &body { Some(station) } else { None };
-        let mut seat = Seat::take(connection, station, wishes.clone())?;
+        let mut seat = Seat::take(connection, station, vnic.ip)?;
+        let wishes = seat.wishes();
         let counts = Arc::new(Counts::default());
         let interface = station.map(|station| station.name().to_owned());
         let name = format!("guest-{}", vnic.id.replace('\0', ""));

@@ -3,7 +3,7 @@
 //! Buffers lie in two stretches of memory, and are read and written where they are.
 
 use std::{
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
 };
 
@@ -180,6 +180,11 @@ impl Nic {
             queue.take_interrupts();
             queue.suppress_interrupts();
         }
+    }
+
+    /// What becomes readable by interrupts of the receive queue.
+    pub fn interrupt(&self) -> &Arc<OwnedFd> {
+        self.rx.call_fd()
     }
 
     /// What becomes readable by interrupts.

@@ -1,7 +1,6 @@
 //! A guest at its place: attached to the switch, asleep until there is something to do.
 
 use std::{
-    io,
     net::IpAddr,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
@@ -19,7 +18,7 @@ use butterfly_vhost::{
     driver::{Connection, ControlError, Start},
     net::Features,
 };
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::{
     Error,
@@ -28,20 +27,16 @@ use crate::{
 
 /// What is wished of a guest by whoever holds it.
 pub(crate) struct Wishes {
-    wake: OwnedFd,
+    /// A wish comes like an interrupt of the receive queue: every descriptor less is room for more vnics.
+    wake: Arc<OwnedFd>,
     stop: AtomicBool,
     ip: Mutex<Option<IpAddr>>,
 }
 
 impl Wishes {
-    pub fn new(ip: Option<IpAddr>) -> io::Result<Wishes> {
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Wishes { wake, stop: AtomicBool::new(false), ip: Mutex::new(ip) })
-    }
-
     fn wake(&self) {
         // Full means that it is readable, which is all that is wanted.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
     }
 
     pub fn stop(&self) {
@@ -91,7 +86,7 @@ pub(crate) struct Seat {
 
 impl Seat {
     /// Attaches; frames of a TAP device may leave to the switch what it accepts from a guest. The queues run when this returns.
-    pub fn take(stream: UnixStream, station: Option<&Station>, wishes: Arc<Wishes>) -> Result<Seat, Error> {
+    pub fn take(stream: UnixStream, station: Option<&Station>, ip: Option<IpAddr>) -> Result<Seat, Error> {
         let channel = stream.try_clone()?;
         let mut connection = Connection::new(stream)?;
         let features = connection.negotiate(WANTED, Connection::usual_protocol())?;
@@ -108,7 +103,13 @@ impl Seat {
         }
         let nic = Nic::new(features)?;
         connection.start(&nic, &Start::default())?;
-        Ok(Seat { nic, channel, wishes })
+        let wishes = Wishes { wake: nic.interrupt().clone(), stop: AtomicBool::new(false), ip: Mutex::new(ip) };
+        Ok(Seat { nic, channel, wishes: Arc::new(wishes) })
+    }
+
+    /// How to wish something of it.
+    pub fn wishes(&self) -> Arc<Wishes> {
+        self.wishes.clone()
     }
 
     /// Whether it is to end.
@@ -129,15 +130,12 @@ impl Seat {
         if self.nic.arm(room) {
             let [received, sent] = self.nic.interrupts();
             let other = file.filter(|_| room).unwrap_or(sent);
-            let fds = [self.wishes.wake.as_fd(), self.channel.as_fd(), received, other];
+            let fds = [self.channel.as_fd(), received, other];
             let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
             let timeout = timeout.map(|time| Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() });
             // Interrupted by a signal: whoever has nothing to do sleeps again.
             let _ = poll(&mut fds, timeout.as_ref());
-            let [wake, channel, _, other] = fds.map(|fd| fd.revents());
-            if !wake.is_empty() {
-                let _ = rustix::io::read(&self.wishes.wake, &mut [0u8; 8]);
-            }
+            let [channel, _, other] = fds.map(|fd| fd.revents());
             if !channel.is_empty() {
                 return Err(if self.stopping() { End::Stopped } else { End::Closed });
             }
