@@ -39,12 +39,14 @@ private_system() {
   export PATH=$VM_DIR/bin:$PATH
 }
 
-# daemon [OPTION...]: as the unit starts it: no root, the group's umask, a folder for its sockets.
+# daemon [OPTION...]: as the unit starts it: no root, the group's umask, a folder for its sockets, and the capabilities that
+# $CAPABILITIES names (+net_admin), none without it.
 daemon() {
   install -d -o butterfly -g butterfly -m 2770 /run/butterfly
   (
     umask 0007
-    exec setsid setpriv --reuid butterfly --regid butterfly --init-groups --inh-caps=-all \
+    capabilities=-all${CAPABILITIES:+,$CAPABILITIES}
+    exec setsid setpriv --reuid butterfly --regid butterfly --init-groups --inh-caps="$capabilities" --ambient-caps="$capabilities" \
       butterflyd -i 192.0.2.1 --uplink none -s /run/butterfly -e tcp://127.0.0.1:9999 -l info --no-syslog "$@"
   ) </dev/null >>"$VM_DIR/logs/butterflyd" 2>&1 &
   DAEMON_PID=$!

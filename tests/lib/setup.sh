@@ -17,7 +17,7 @@ TEST_PACKAGES=(
   man-db groff-base mandoc debootstrap e2fsprogs                # manual pages; the package
 )
 MORE_PACKAGES=(
-  libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients libxml2-utils python3-yaml jq curl # how-tos; nothing is started
+  libvirt-daemon libvirt-daemon-driver-qemu libvirt-clients libxml2-utils python3-yaml jq curl podman # how-tos; nothing is started
   systemd-container                                             # the package in a container
 )
 
