@@ -96,11 +96,11 @@ fn tap(id: &str, n: u8, netns: Option<&str>) -> proto::Nic {
     }
 }
 
-fn open(nic: proto::Nic) -> proto::Nic {
+pub(crate) fn open(nic: proto::Nic) -> proto::Nic {
     proto::Nic { bypass_filtering: Some(true), ..nic }
 }
 
-fn declare(daemon: &Daemon, nic: proto::Nic) -> Result<String, String> {
+pub(crate) fn declare(daemon: &Daemon, nic: proto::Nic) -> Result<String, String> {
     let response = daemon.ask(Request { nic_add: MessageField::some(nic), ..Request::default() })?;
     Ok(response.nic_add.path().to_owned())
 }
@@ -171,6 +171,25 @@ fn transfer(from: &Netns, to: &Netns, address: Ipv4Addr, len: usize) {
     });
 }
 
+/// Sends `len` bytes from one container to another over TCP, as fast as they come.
+fn pour(from: &Netns, to: &Netns, address: Ipv4Addr, len: u64) {
+    let listener = to.inside(|| TcpListener::bind(SocketAddrV4::new(address, 0))).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let stream = from.inside(|| TcpStream::connect_timeout(&SocketAddrV4::new(address, port).into(), PATIENCE));
+            let mut stream = stream.unwrap();
+            stream.set_write_timeout(Some(PATIENCE)).unwrap();
+            std::io::copy(&mut std::io::repeat(7).take(len), &mut std::io::BufWriter::with_capacity(1 << 20, &mut stream))
+                .unwrap();
+        });
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut reader = std::io::BufReader::with_capacity(1 << 20, stream);
+        assert_eq!(std::io::copy(&mut reader, &mut std::io::sink()).unwrap(), len);
+    });
+}
+
 #[test]
 fn containers_exchange_tcp_whatever_their_offloads_are() {
     let Some(host) = Host::process() else { return };
@@ -183,6 +202,10 @@ fn containers_exchange_tcp_whatever_their_offloads_are() {
     let after = show(daemon, "tap-a");
     let packets = after.in_packets() - before.in_packets();
     assert!(packets < size as u64 / 1448 / 2, "{packets} packets: no large segments went");
+    // What one connection has under way finds room in the receiver's ring, however far it opens its window.
+    pour(&a, &b, Ipv4Addr::new(10, 0, 0, 2), 1 << 30);
+    let drops = |id: &str, reason: &str| show(daemon, id).drops.iter().find(|drop| drop.reason() == reason).unwrap().count();
+    assert_eq!(drops("tap-b", "ring-full"), 0);
     // Neither sends partial checksums or segments any more; one by one, so that unlike ends meet too.
     for netns in [&a, &b] {
         let interface = if std::ptr::eq(netns, &a) { "tap-a" } else { "tap-b" };
@@ -190,7 +213,7 @@ fn containers_exchange_tcp_whatever_their_offloads_are() {
         transfer(&a, &b, Ipv4Addr::new(10, 0, 0, 2), size);
         transfer(&b, &a, Ipv4Addr::new(10, 0, 0, 1), size);
     }
-    assert_eq!(show(daemon, "tap-a").drops.iter().find(|drop| drop.reason() == "bad-offload").unwrap().count(), 0);
+    assert_eq!(drops("tap-a", "bad-offload"), 0);
 }
 
 #[test]
@@ -293,6 +316,7 @@ fn nothing_is_left_of_a_hundred() {
 }
 
 /// docs/tuning.md: the limit of open files is reckoned with 16 for each vnic, and one with a guest of ours has both ends in the daemon.
+/// docs/containers.md: its memory has a bound.
 #[test]
 fn a_guest_of_ours_takes_no_more_than_it_is_counted_with() {
     let Some(host) = Host::process() else { return };
@@ -312,6 +336,8 @@ fn a_guest_of_ours_takes_no_more_than_it_is_counted_with() {
         eventually("its queues run", || show(daemon, &id).queues.len() == 2);
         let taken = daemon.descriptors() - before;
         assert!(taken <= 16, "vnic {n}, {id}, takes {taken} descriptors");
+        let memory: u64 = show(daemon, &id).memory_regions.iter().map(|region| region.size()).sum();
+        assert!((1..=25 << 20).contains(&memory), "vnic {n}, {id}, has {memory} bytes of memory");
     }
 }
 
@@ -399,7 +425,7 @@ fn the_host_itself_may_have_one() {
     drop(Daemon::start_in(host.dir(), &[], &[]));
 }
 
-fn bench(id: &str, n: u8, btype: &str, to: Option<u8>) -> proto::Nic {
+pub(crate) fn bench(id: &str, n: u8, btype: &str, to: Option<u8>) -> proto::Nic {
     proto::Nic {
         type_: Some(nic::Type::BENCH.into()),
         btype: Some(btype.to_owned()),
