@@ -21,8 +21,9 @@ carry 'A namespace' sh
 [[ $said == *$'blue0\n'* && $said == *' 3 received'* ]] || fail "the namespace said: $said"
 [[ $(ip netns exec blue ip -o link show dev blue0) == *UP*'mtu 1500'*52:54:00:00:00:21* ]] || fail "blue0 is: $(ip netns exec blue ip -o link show dev blue0)"
 carry 'A namespace' sh 2
+[ "$(ip netns exec blue cat /sys/class/net/blue0/mtu)" = 1400 ] || fail "blue0 has another MTU"
 [[ $(ip netns exec blue ethtool -k blue0) == *'tx-checksumming: off'* ]] || fail "ethtool changed nothing"
-ip netns exec blue ping -c 1 10.0.0.22 >/dev/null || fail "no ping without offloads"
+ip netns exec blue ping -c 1 10.0.0.22 >/dev/null || fail "no ping without offloads and with a smaller MTU"
 ok "a namespace"
 
 # Debian's hosts have version 2 of control groups where some test machines have both.

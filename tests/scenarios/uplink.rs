@@ -77,6 +77,47 @@ fn groups_are_reported_to_an_uplink_that_attaches() {
     });
 }
 
+/// docs/containers.md: those of other namespaces are left alone, and what somebody set stays.
+#[test]
+fn interfaces_of_the_host_follow_the_mtu() {
+    if Kind::wanted() != Kind::Daemon {
+        return;
+    }
+    let wire = ["link add wire type veth peer name far", "addr add 42.0.0.1/24 dev wire", "link set far up", "link set wire up"];
+    let daemon = daemon_behind(&wire, &["--uplink", "wire"]);
+    let mut container = Command::new("unshare").args(["--net", "sleep", "60"]).spawn().unwrap();
+    let elsewhere = format!("/proc/{}/ns/net", container.id());
+    let own = std::fs::read_link("/proc/self/ns/net").unwrap();
+    eventually("it is in its namespace", || std::fs::read_link(&elsewhere).is_ok_and(|there| there != own));
+    for (n, id, more) in [(1, "tap-a", vec![]), (2, "tap-b", vec![]), (3, "tap-c", vec!["--netns", &*elsewhere])] {
+        let mac = mac(n).to_string();
+        let words = ["nic", "add", "--type", "TAP", "--vni", "42", "--id", id, "--mac", &mac];
+        assert_eq!(daemon.client_ok(&[&words[..], &more].concat()), format!("{id}\n"));
+    }
+    let mtu = |space: &str, name: &str| {
+        let output =
+            Command::new("nsenter").args([&format!("--net={space}"), "ip", "-o", "link", "show", name]).output().unwrap();
+        let line = String::from_utf8(output.stdout).unwrap();
+        line.split(" mtu ").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok()).unwrap_or(0)
+    };
+    let here = format!("/proc/{}/ns/net", daemon.pid());
+    let all = || [mtu(&here, "tap-a"), mtu(&here, "tap-b"), mtu(&elsewhere, "tap-c")];
+    assert_eq!(all(), [1450; 3]);
+    ip(&daemon, "link set wire mtu 1400");
+    eventually("it follows", || all() == [1350, 1350, 1450]);
+    assert!(daemon.client_ok(&["events"]).contains("interfaces in network namespaces another mtu"));
+    // By another name it is the same; what somebody else set is somebody else's.
+    for line in
+        ["link set tap-a down", "link set tap-a name z", "link set z up", "link set tap-b mtu 1300", "link set wire mtu 1500"]
+    {
+        ip(&daemon, line);
+    }
+    eventually("it follows", || mtu(&here, "z") == 1450);
+    assert_eq!((mtu(&here, "tap-b"), mtu(&elsewhere, "tap-c")), (1300, 1450));
+    container.kill().unwrap();
+    container.wait().unwrap();
+}
+
 fn next_hop(daemon: &Daemon, peer: &str) -> Option<String> {
     let told = told(daemon, "tunnels");
     let row = told["peers"].as_array().unwrap().iter().find(|row| row["address"] == peer)?.clone();

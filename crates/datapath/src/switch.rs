@@ -487,13 +487,15 @@ fn work(core: Option<usize>, make: impl FnOnce() -> Worker) {
     }
 }
 
-/// The clock, ageing, guests whose memory was taken away, and what counters say.
+/// The clock, ageing, guests whose memory was taken away, those of ours when the MTU changes, and what counters say.
 fn housekeeping(plane: &Plane, vnics: &Mutex<BTreeMap<String, Declared>>, events: &dyn SwitchEvents) {
     const TICK: Duration = Duration::from_millis(100);
     /// Every session is looked at once in so many ticks.
     const SWEEPS: u64 = 20;
     let mut ticks = 0u32;
     let mut watch = Watch::default();
+    let inner_mtu = || plane.shared.tunnel.as_ref().map(|tunnel| tunnel.inner_mtu());
+    let mut mtu = inner_mtu();
     while !plane.shared.stop.load(Ordering::Acquire) {
         plane.shared.clock.advance();
         ticks = ticks.wrapping_add(1);
@@ -509,6 +511,12 @@ fn housekeeping(plane: &Plane, vnics: &Mutex<BTreeMap<String, Declared>>, events
             {
                 declared.open.device.poke();
             }
+        }
+        // A vnic that is just being added is in the list, or will be made with the new one: whoever adds holds the list.
+        if let Some(new) = inner_mtu().filter(|new| Some(*new) != mtu) {
+            mtu = Some(new);
+            let vnics = vnics.lock().unwrap_or_else(PoisonError::into_inner);
+            vnics.values().filter_map(|declared| declared.open.guest.as_ref()).for_each(|guest| guest.resize(new));
         }
         std::thread::park_timeout(TICK);
     }

@@ -131,7 +131,7 @@ impl Prepared {
         let mine = counts.clone();
         let body = move || {
             let end = match body {
-                Body::Tap(station) => relay::run(&mut seat, &station, &mine.refused),
+                Body::Tap(mut station) => relay::run(&mut seat, &mut station, &mine.refused),
                 Body::Ping(ip, mac) => ping::run(&mut seat, &vnic, (ip, mac), &mine.pings, &told),
                 Body::Echo => echo::run(&mut seat, &vnic),
             };
@@ -186,6 +186,11 @@ impl Guest {
     /// Gives it another IP address.
     pub fn readdress(&self, ip: Option<IpAddr>) {
         self.wishes.readdress(ip);
+    }
+
+    /// Tells it the MTU of its network, which has changed. A TAP device in our own network namespace gets it.
+    pub fn resize(&self, mtu: u32) {
+        self.wishes.resize(mtu);
     }
 
     /// Ends it. When this returns, its TAP device is gone.

@@ -19,7 +19,7 @@ use crate::{
 const DELETED: i32 = Errno::BADFD.raw_os_error();
 
 /// Relays until somebody ends it. Counts frames that the device `refused`, which it does while it is down.
-pub(crate) fn run(seat: &mut Seat, station: &Station, refused: &AtomicU64) -> End {
+pub(crate) fn run(seat: &mut Seat, station: &mut Station, refused: &AtomicU64) -> End {
     loop {
         match turn(seat, station, refused) {
             Ok(()) => {}
@@ -28,9 +28,14 @@ pub(crate) fn run(seat: &mut Seat, station: &Station, refused: &AtomicU64) -> En
     }
 }
 
-fn turn(seat: &mut Seat, station: &Station, refused: &AtomicU64) -> Result<(), End> {
+fn turn(seat: &mut Seat, station: &mut Station, refused: &AtomicU64) -> Result<(), End> {
     if seat.stopping() {
         return Err(End::Stopped);
+    }
+    if let Some(mtu) = seat.new_mtu()
+        && let Err(error) = station.follow(mtu)
+    {
+        tracing::warn!(mtu, "{error}");
     }
     let device = station.as_fd();
     let mut gone = false;

@@ -8,7 +8,7 @@ use std::{
     },
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -31,6 +31,8 @@ pub(crate) struct Wishes {
     wake: Arc<OwnedFd>,
     stop: AtomicBool,
     ip: Mutex<Option<IpAddr>>,
+    /// Another MTU; 0: none was wished since it was asked for.
+    mtu: AtomicU32,
 }
 
 impl Wishes {
@@ -46,6 +48,11 @@ impl Wishes {
 
     pub fn readdress(&self, ip: Option<IpAddr>) {
         *self.ip.lock().unwrap_or_else(PoisonError::into_inner) = ip;
+        self.wake();
+    }
+
+    pub fn resize(&self, mtu: u32) {
+        self.mtu.store(mtu, Ordering::Release);
         self.wake();
     }
 }
@@ -103,7 +110,8 @@ impl Seat {
         }
         let nic = Nic::new(features)?;
         connection.start(&nic, &Start::default())?;
-        let wishes = Wishes { wake: nic.interrupt().clone(), stop: AtomicBool::new(false), ip: Mutex::new(ip) };
+        let wishes =
+            Wishes { wake: nic.interrupt().clone(), stop: AtomicBool::new(false), ip: Mutex::new(ip), mtu: AtomicU32::new(0) };
         Ok(Seat { nic, channel, wishes: Arc::new(wishes) })
     }
 
@@ -115,6 +123,11 @@ impl Seat {
     /// Whether it is to end.
     pub fn stopping(&self) -> bool {
         self.wishes.stop.load(Ordering::Acquire)
+    }
+
+    /// The MTU of its network, if that has changed since it was asked for.
+    pub fn new_mtu(&self) -> Option<u32> {
+        Some(self.wishes.mtu.swap(0, Ordering::AcqRel)).filter(|mtu| *mtu > 0)
     }
 
     /// Its IP address.

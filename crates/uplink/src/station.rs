@@ -60,6 +60,9 @@ pub struct Offloads {
 pub struct Station {
     tun: OwnedFd,
     name: String,
+    /// Its number, if it was made for our own network namespace.
+    here: Option<u32>,
+    mtu: u32,
 }
 
 impl Station {
@@ -83,16 +86,33 @@ impl Station {
         kernel.set_station(&made, config.mac, mtu, namespace.is_none()).map_err(|error| {
             Error::failed(format!("cannot give the TAP device {name} the address {} and the MTU {mtu}", config.mac), error)
         })?;
-        let (Some(namespace), Some(path)) = (namespace, &config.namespace) else { return Ok(Station { tun, name }) };
+        let (Some(namespace), Some(path)) = (namespace, &config.namespace) else {
+            return Ok(Station { tun, name, here: Some(made.index), mtu });
+        };
         let there = wanted.unwrap_or(NUMBERED);
         kernel.move_to(&made, namespace.as_fd(), there).map_err(|error| not_moved(path, there, error))?;
         let name = sys::tap_name(tun.as_fd()).map_err(|error| Error::failed("cannot ask for the name of a TAP device", error))?;
-        Ok(Station { tun, name })
+        Ok(Station { tun, name, here: None, mtu })
     }
 
     /// The name it was made with. Who uses it may give it another.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Gives it another MTU, as that of its network has changed. One that somebody else gave it stays, and so does that of a device in
+    /// another network namespace: nobody is let in there for `CAP_NET_ADMIN` alone.
+    pub fn follow(&mut self, mtu: u32) -> Result<(), Error> {
+        let mtu = mtu.min(MAX_MTU);
+        let had = std::mem::replace(&mut self.mtu, mtu);
+        let Some(index) = self.here else { return Ok(()) };
+        let mut kernel = Kernel::open()?;
+        // It may have been moved away by hand, and the number be another one's.
+        let ours = |name: &str| sys::tap_name(self.tun.as_fd()).is_ok_and(|own| own == name);
+        match kernel.interface_at(index)?.filter(|found| ours(&found.name) && found.mtu == had) {
+            Some(found) => kernel.set_mtu(&found, mtu),
+            None => Ok(()),
+        }
     }
 
     /// Says what frames may leave to their reader.

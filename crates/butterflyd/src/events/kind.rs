@@ -145,7 +145,7 @@ kinds! {
     UplinkUp = "uplink-up", USUAL;
     /// The uplink does not carry frames, and why.
     UplinkDown = "uplink-down", USUAL;
-    /// The largest packet on the uplink is another one: virtual machines need another host_mtu=.
+    /// The largest packet on the uplink is another one: virtual machines need another host_mtu=, interfaces in network namespaces another mtu.
     UplinkMtu = "uplink-mtu", USUAL;
 }
 

@@ -44,9 +44,12 @@ pub fn note(about: About<'_>, what: Happening<'_>) -> Note {
         }
         Happening::UplinkUp(text) => (Kind::UplinkUp, text.to_owned()),
         Happening::UplinkDown(text) => (Kind::UplinkDown, text.to_owned()),
-        Happening::UplinkMtu(mtu) => {
-            (Kind::UplinkMtu, format!("the uplink's MTU is {mtu} now: virtual machines need another host_mtu="))
-        }
+        Happening::UplinkMtu(mtu) => (
+            Kind::UplinkMtu,
+            format!(
+                "the uplink's MTU is {mtu} now: virtual machines need another host_mtu=, interfaces in network namespaces another mtu"
+            ),
+        ),
     };
     Note { nic: about.nic.map(Into::into), vni: about.vni, ..Note::new(kind, text) }
 }

@@ -364,7 +364,11 @@ impl State {
         if let Some(mtu) = mtu
             && tunnel.mtu.swap(mtu, Ordering::Relaxed) != mtu
         {
-            tracing::warn!(uplink, mtu, "the uplink's MTU has changed: virtual machines need another host_mtu=");
+            tracing::warn!(
+                uplink,
+                mtu,
+                "the uplink's MTU has changed: virtual machines need another host_mtu=, interfaces in network namespaces another mtu"
+            );
             self.events.happened(About::default(), Happening::UplinkMtu(mtu));
         }
         if returned {
