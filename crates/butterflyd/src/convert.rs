@@ -16,7 +16,7 @@ fn refused(description: &'static str) -> impl Fn(&dyn Display) -> Failure {
 pub fn nic(declared: &proto::Nic, directory: &SocketDir) -> Result<Nic, Failure> {
     let bad = refused("Bad NIC format");
     let id = NicId::new(declared.id()).map_err(|error| bad(&error))?;
-    Ok(Nic {
+    let nic = Nic {
         mac: Mac::parse(declared.mac()).map_err(|error| bad(&error))?,
         vni: Vni::new(declared.vni()).map_err(|error| bad(&error))?,
         ips: IpSet::parse(&declared.ip).map_err(|error| bad(&error))?,
@@ -29,7 +29,24 @@ pub fn nic(declared: &proto::Nic, directory: &SocketDir) -> Result<Nic, Failure>
         packet_trace_path: declared.packet_trace_path.clone(),
         trace_options: declared.packet_trace_options.as_ref().map(trace_options).transpose()?.unwrap_or_default(),
         id,
-    })
+    };
+    can_ping(&nic)?;
+    Ok(nic)
+}
+
+/// Checks that what is behind a vnic of type BENCH can do something with the vnic's addresses.
+pub fn can_ping(nic: &Nic) -> Result<(), Failure> {
+    let Kind::Bench(bench) = &nic.kind else { return Ok(()) };
+    let incomplete = refused("Internal error");
+    let Some(own) = nic.ips.addresses().next() else {
+        return Err(incomplete(&"a nic of type BENCH needs an ip: what it sends from, or answers for"));
+    };
+    match bench {
+        Bench::IcmpSender { ip, .. } if ip.is_ipv4() != own.is_ipv4() => Err(incomplete(&format_args!(
+            "the first ip of the nic, {own}, and its dip, {ip}, are of different address families: nic add with another dip makes it anew"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// An id that no vnic can have would never be one to mirror. An empty one is none.
@@ -59,9 +76,7 @@ fn kind(declared: &proto::Nic, id: &NicId, directory: &SocketDir) -> Result<Kind
 
 fn bench(declared: &proto::Nic) -> Result<Bench, Failure> {
     let incomplete = refused("Internal error");
-    let needs_ip = || incomplete(&"a nic of type BENCH needs an ip: what it sends from, or answers for");
     match declared.btype() {
-        "ICMP_RCV_LIKE" if declared.ip.is_empty() => Err(needs_ip()),
         "ICMP_RCV_LIKE" => Ok(Bench::IcmpReceiver),
         "ICMP_SND_LIKE" => {
             let (Some(ip), Some(mac)) = (&declared.dip, &declared.dmac) else {
@@ -69,10 +84,6 @@ fn bench(declared: &proto::Nic) -> Result<Bench, Failure> {
             };
             let mac = Mac::parse(mac).map_err(|error| refused("Bad NIC format")(&error))?;
             let ip = parse_ip(ip).map_err(|_| Failure::new(format!("can't convert \"{ip}\" to IP")))?;
-            let own = parse_ip(declared.ip.first().ok_or_else(needs_ip)?);
-            if own.is_ok_and(|own| own.is_ipv4() != ip.is_ipv4()) {
-                return Err(incomplete(&"dip and the first ip of the nic are of different address families"));
-            }
             Ok(Bench::IcmpSender { ip, mac })
         }
         _ => Err(incomplete(&"btype of a nic of type BENCH is ICMP_SND_LIKE or ICMP_RCV_LIKE")),

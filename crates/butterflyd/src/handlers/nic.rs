@@ -50,6 +50,7 @@ impl<D: Dataplane> Daemon<D> {
         let update = convert::nic_update(request)?;
         let old = self.nics.get(request.id()).ok_or_else(|| unknown(request.id()))?;
         let new = old.updated(update);
+        convert::can_ping(&new)?;
         if new != *old {
             self.change_in_place(new)?;
         }

@@ -57,6 +57,34 @@ fn another_type_or_namespace_makes_it_anew_and_addresses_do_not() {
     step(&declare(""), anew);
 }
 
+/// What could neither be sent nor answered is refused, whichever request it comes with.
+#[test]
+fn addresses_that_a_generator_cannot_use_are_refused() {
+    let mut host = Host::new();
+    host.succeeds(&declare(SENDER));
+    host.fake().take_calls();
+    let update = |ips: &str| format!("nic_update {{ id: \"n\" {ips} }}");
+    let other = "the first ip of the nic, fd00::1, and its dip, 10.0.0.2, are of different address families";
+    for (request, why) in [
+        (update(r#"ip: "fd00::1""#), other),
+        (update(r#"ip: "fd00::1" ip: "10.0.0.1""#), other),
+        (declare(SENDER).replace("10.0.0.1", "fd00::1"), other),
+        (update(r#"ip: """#), "a nic of type BENCH needs an ip"),
+        (declare(SENDER).replace(r#"ip: "10.0.0.1""#, ""), "a nic of type BENCH needs an ip"),
+    ] {
+        let (error, help) = host.fails(&request);
+        assert!(error == "Internal error" && help.contains(why), "{request}: {error}, {help}");
+        assert!(host.fake().take_calls().is_empty(), "{request}");
+        assert!(host.declared().contains(r#"ip: "10.0.0.1" "#), "{}", host.declared());
+    }
+    host.succeeds(&update(r#"ip: "10.0.0.9" ip: "fd00::1""#));
+    assert_eq!(host.fake().take_calls(), ["update n"]);
+    // Who answers has no family.
+    host.succeeds(&declare(RECEIVER));
+    host.succeeds(&update(r#"ip: "fd00::1""#));
+    assert!(host.fails(&update(r#"ip: """#)).1.contains("needs an ip"));
+}
+
 /// What fails is as it was before, whatever is behind it.
 #[test]
 fn a_guest_that_cannot_be_made_anew_is_restored() {
