@@ -434,39 +434,3 @@ pub(crate) fn bench(id: &str, n: u8, btype: &str, to: Option<u8>) -> proto::Nic 
         ..open(tap(id, n, None))
     }
 }
-
-/// Contract 4.10.
-#[test]
-fn a_generator_measures_what_another_answers() {
-    let Some(host) = Host::process() else { return };
-    let daemon = host.daemon();
-    assert_eq!(declare(daemon, bench("rcv", 2, "ICMP_RCV_LIKE", None)).unwrap(), "(nil)");
-    assert_eq!(declare(daemon, bench("snd", 1, "ICMP_SND_LIKE", Some(2))).unwrap(), "(nil)");
-    let line = || daemon.log().lines().find(|line| line.starts_with("ping time for ")).map(str::to_owned);
-    eventually("a measurement", || line().is_some());
-    let line = line().unwrap();
-    let words: Vec<&str> = line.split(' ').collect();
-    let mean: f64 = words[8].parse().unwrap();
-    assert!(words[3].parse::<u64>().unwrap() >= 1024 && mean > 0.0, "{line}");
-    let stats = |id: &str| {
-        let answer = daemon.ask(Request { nic_stats: Some(id.to_owned()), ..Request::default() });
-        answer.unwrap().nic_stats.unwrap()
-    };
-    let sender = stats("snd");
-    assert!(sender.pings.replies() >= 1024 && sender.pings.requests() >= sender.pings.replies());
-    assert!(sender.pings.min_ns() <= sender.pings.mean_ns() && sender.pings.mean_ns() <= sender.pings.max_ns());
-    // From its own end: 98 bytes for each question that it sent.
-    assert!(sender.out() >= 98 * 1024 && sender.in_() >= 98 * 1024 && sender.out() % 98 == 0, "{sender}");
-    assert!(daemon.client_ok(&["nic", "stats", "snd"]).contains("\nmin/mean/max: "));
-    let graph = daemon.client_ok(&["status"]);
-    assert!(graph.contains("\"rxtx:bench-snd-snd\" [") && graph.contains("\"rxtx:bench-rcv-rcv\" ["), "{graph}");
-    // Nobody answers any more: it goes on asking, at a walk.
-    host.remove("rcv");
-    let before = stats("snd").pings.requests();
-    eventually("it asks", || stats("snd").pings.requests() > before);
-    let dump = host.dir().join("dump");
-    fs::write(&dump, daemon.client_ok(&["dump"])).unwrap();
-    host.remove("snd");
-    daemon.client_ok(&["request", dump.to_str().unwrap()]);
-    assert_eq!(fs::read_to_string(&dump).unwrap(), daemon.client_ok(&["dump"]));
-}

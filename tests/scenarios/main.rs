@@ -19,6 +19,7 @@ mod lifecycle;
 mod metrics;
 mod mirror;
 mod offloads;
+mod pings;
 mod process;
 mod rings;
 mod security_groups;
