@@ -2,7 +2,10 @@
 
 mod control_support;
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::{
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    sync::Arc,
+};
 
 use butterfly_vhost::{
     driver::{
@@ -13,7 +16,10 @@ use butterfly_vhost::{
     ring::{Delivery, Finish, FrameStore, Gathered, NotDelivered},
 };
 use control_support::{Bed, Event, WAIT};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::{
+    event::{EventfdFlags, eventfd},
+    fs::{MemfdFlags, ftruncate, memfd_create},
+};
 use vhost::VhostBackend;
 
 fn small() -> VmConfig {
@@ -240,4 +246,63 @@ fn kick_and_call_descriptors_must_be_eventfds() {
             );
         }
     }
+}
+
+/// QEMU without share=on: the file that it gives is one that nobody else writes into.
+#[test]
+fn memory_that_is_not_shared_is_told_of() {
+    let bed = Bed::server();
+    let config = GuestConfig::default();
+    for shared in [false, true] {
+        let mut connection = bed.connect();
+        let features = connection.negotiate(VmConfig::default().features, Connection::usual_protocol()).unwrap();
+        let memory = Memory::new(&MemoryConfig::new(config.memory_needed())).unwrap();
+        let guest = Guest::new(&memory, features, &config).unwrap();
+        let mut table = memory.regions();
+        if !shared {
+            for region in &mut table {
+                let blank = memfd_create("blank", MemfdFlags::CLOEXEC).unwrap();
+                ftruncate(&blank, region.file_offset + region.size).unwrap();
+                region.file = Arc::new(blank.into());
+            }
+        }
+        bed.events.clear();
+        connection.set_mem_table(&table).unwrap();
+        connection.start(&guest, &Start { memory: None, ..Start::default() }).unwrap();
+        connection.sync().unwrap();
+        let told: Vec<_> = bed.events.all().into_iter().filter(|event| matches!(event, Event::Trouble(_))).collect();
+        let shown = bed.status().attached.unwrap().memory_trouble;
+        assert_eq!(told, shown.map(|why| Event::Trouble(why.to_owned())).into_iter().collect::<Vec<_>>());
+        assert_eq!(shown.is_some_and(|why| why.contains("share=on")), !shared, "{shown:?}");
+        if !shared {
+            // It was a guess: whatever does arrive proves it wrong.
+            let index = butterfly_vhost::driver::Nic::link(&guest, TX).ring.user_addr().avail + 2;
+            let region = table.iter().find(|region| (region.user_addr..region.user_addr + region.size).contains(&index)).unwrap();
+            let at = region.file_offset + index - region.user_addr;
+            rustix::io::pwrite(&region.file, &1u16.to_le_bytes(), at).unwrap();
+            assert_eq!(bed.status().attached.unwrap().memory_trouble, None);
+        }
+        drop(connection);
+        bed.events.wait("the end", |events| events.iter().any(|event| matches!(event, Event::Detached(_))).then_some(()));
+    }
+}
+
+/// QEMU without a memory back end: it takes features and says no more.
+#[test]
+fn memory_that_is_not_announced_is_told_of() {
+    let bed = Bed::server();
+    let mut connection = bed.connect();
+    let features = connection.negotiate(VmConfig::default().features, Connection::usual_protocol()).unwrap();
+    connection.set_features(features).unwrap();
+    let why = bed.events.wait("trouble", |events| {
+        events.iter().find_map(|event| if let Event::Trouble(why) = event { Some(why.clone()) } else { None })
+    });
+    assert!(why.contains("no memory was announced"), "{why}");
+    assert_eq!(bed.status().attached.unwrap().memory_trouble, Some(&*why));
+    let memory = Memory::new(&MemoryConfig::new(GuestConfig::default().memory_needed())).unwrap();
+    let guest = Guest::new(&memory, features, &GuestConfig::default()).unwrap();
+    connection.start(&guest, &Start::default()).unwrap();
+    connection.sync().unwrap();
+    assert_eq!(bed.status().attached.unwrap().memory_trouble, None);
+    assert_eq!(bed.events.all().iter().filter(|event| matches!(event, Event::Trouble(_))).count(), 1);
 }

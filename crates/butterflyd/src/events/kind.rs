@@ -77,7 +77,7 @@ kinds! {
     QueuesStarted = "queues-started", USUAL;
     /// The guest's driver stopped a queue, as when it is unloaded, restarted or the machine migrates.
     QueuesStopped = "queues-stopped", USUAL;
-    /// A queue that was started cannot run, and why.
+    /// A queue that was started cannot run, or nothing that the machine writes is to be seen, and why.
     QueueTrouble = "queue-trouble", USUAL;
     /// The guest put something impossible into a queue, which rests until its driver sets it up anew.
     QueueBroken = "queue-broken", USUAL;

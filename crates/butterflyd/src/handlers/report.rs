@@ -109,7 +109,7 @@ fn show(nic: &Nic, report: &VnicReport) -> NicShow {
         ip_anti_spoof: Some(nic.ip_anti_spoof),
         ip: nic.ips.texts(),
         security_group: nic.security_groups.texts(),
-        trouble: device.trouble.clone(),
+        trouble: device.trouble.clone().or_else(|| attached?.memory_trouble.map(str::to_owned)),
         // A guest of our own is a thread of this process.
         peer_pid: attached.and_then(|attached| attached.peer_pid).filter(|_| report.guest.is_none()),
         others_waiting: Some(device.others_waiting),

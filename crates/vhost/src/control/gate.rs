@@ -91,6 +91,11 @@ impl Gate {
         look(&self.lock().session)
     }
 
+    /// Changes something in the session that no message does.
+    pub fn change<T>(&self, change: impl FnOnce(&mut Session) -> T) -> T {
+        change(&mut self.lock().session)
+    }
+
     /// Carries out a request.
     pub fn pass(&mut self, message: Message) -> Passed {
         let name = message.header.name();

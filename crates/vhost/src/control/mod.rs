@@ -77,7 +77,7 @@ pub trait DeviceEvents: PortEvents {
     fn driving(&self, both: bool) {
         let _ = both;
     }
-    /// A ring that the front end started cannot run. `why` is a sentence without a full stop.
+    /// A ring that the front end started cannot run, or will see nothing of what the guest writes. `why` is a sentence without a full stop.
     fn trouble(&self, why: &str) {
         let _ = why;
     }
@@ -205,10 +205,17 @@ impl Device {
         // Rings first: one that the session below does not know yet is better than the reverse.
         let (rx, tx) = (self.port.status(Queue::Rx), self.port.status(Queue::Tx));
         let live = self.shared.live();
+        let mut attached = live.attached.clone();
+        if let Some(attached) = &mut attached
+            && [&rx, &tx].into_iter().flatten().any(|ring| ring.avail_idx != 0)
+        {
+            // It was a guess, and something arrived.
+            attached.memory_trouble = None;
+        }
         DeviceStatus {
             socket: self.socket.clone(),
             offered: self.offered,
-            attached: live.attached.clone(),
+            attached,
             rx,
             tx,
             others_waiting: live.attached.is_some() && self.shared.others_waiting(),

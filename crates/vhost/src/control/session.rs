@@ -38,6 +38,13 @@ pub(super) const PROTOCOL_FEATURES: VhostUserProtocolFeatures = VhostUserProtoco
     .union(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
     .union(VhostUserProtocolFeatures::RESET_DEVICE);
 
+/// What an operator is told of a machine that looks as if its memory were not shared.
+const PRIVATE: &str = "its memory seems not to be shared: nothing that the machine writes is to be seen here, so no packet passes; its memory \
+                       back end needs share=on (libvirt: <access mode='shared'/>)";
+/// What an operator is told of a machine that has none to share.
+const ABSENT: &str = "its memory cannot be shared: its driver is up and no memory was announced, so no packet passes; it needs a memory back end \
+                      with share=on (libvirt: <access mode='shared'/>)";
+
 /// Why a message was refused: a clause for the operator.
 #[derive(Debug)]
 pub(super) struct Refused(pub String);
@@ -63,6 +70,8 @@ pub(super) struct Session {
     announced: bool,
     /// Both rings ran when that was last told.
     driving: bool,
+    /// What was told about memory, while nothing speaks against it.
+    memory_trouble: Option<&'static str>,
 }
 
 impl Session {
@@ -81,6 +90,7 @@ impl Session {
             rings: Default::default(),
             announced: false,
             driving: false,
+            memory_trouble: None,
         }
     }
 
@@ -156,6 +166,7 @@ impl Session {
             features: self.features,
             protocol_features: self.protocol_features,
             memory: self.memory.regions().collect(),
+            memory_trouble: self.memory_trouble,
             logging: self.active_log().is_some(),
             rx_trouble: self.ring(Queue::Rx).trouble.clone(),
             tx_trouble: self.ring(Queue::Tx).trouble.clone(),
@@ -264,7 +275,20 @@ impl Session {
         MAX_REGIONS
     }
 
+    /// Whether the driver is up, which QEMU says just before it announces memory, and none was announced.
+    pub fn awaits_memory(&self) -> bool {
+        self.features.is_some() && self.regions.is_empty() && self.memory_trouble.is_none()
+    }
+
+    /// It was waited for long enough.
+    pub fn miss_memory(&mut self) -> &'static str {
+        self.memory_trouble = Some(ABSENT);
+        self.events.trouble(ABSENT);
+        ABSENT
+    }
+
     fn use_memory(&mut self, memory: GuestMemory) {
+        self.memory_trouble = None;
         self.memory = Arc::new(memory);
         self.settle_all();
     }

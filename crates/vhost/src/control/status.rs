@@ -45,6 +45,8 @@ pub struct Negotiated {
     pub protocol_features: Option<u64>,
     /// Guest memory in order of guest addresses.
     pub memory: Vec<RegionInfo>,
+    /// Why nothing of that memory is of use, if it looks so.
+    pub memory_trouble: Option<&'static str>,
     /// Stores are logged: the guest migrates.
     pub logging: bool,
     /// Why the receive ring does not run although the front end started it.

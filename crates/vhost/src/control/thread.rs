@@ -44,6 +44,9 @@ const REQUESTS: (u32, u32) = (4096, 2000);
 /// Connections at once and per second.
 const CONNECTIONS: (u32, u32) = (20, 20);
 
+/// A front end whose driver is up has memory to announce at once.
+const MEMORY_PATIENCE: Duration = Duration::from_secs(2);
+
 /// Why a front end is detached when the device stops.
 const REMOVED: &str = "the vnic was removed";
 
@@ -214,6 +217,7 @@ impl Thread {
     fn wait_for_message(&self, socket: &OwnedFd, gate: &Gate, silent_since: Option<Instant>) -> Result<(), Lost> {
         let listener = self.shared.listener.as_ref().filter(|_| silent_since.is_some());
         let mut others = false;
+        let begun = Instant::now();
         loop {
             self.shared.take_wake();
             if self.shared.stopping() {
@@ -235,6 +239,15 @@ impl Thread {
                     let left = PATIENCE.saturating_sub(since.elapsed());
                     if left.is_zero() {
                         return Err(Lost::because("the peer said nothing, and another front end was waiting"));
+                    }
+                    Some(left)
+                }
+                _ if gate.session(Session::awaits_memory) => {
+                    let left = MEMORY_PATIENCE.saturating_sub(begun.elapsed());
+                    if left.is_zero() {
+                        let why = gate.change(Session::miss_memory);
+                        self.shared.live().attached.iter_mut().for_each(|attached| attached.memory_trouble = Some(why));
+                        continue;
                     }
                     Some(left)
                 }

@@ -29,6 +29,7 @@ pub enum Event {
     /// With the number of the kick descriptor.
     TxStarted(Option<i32>),
     TxStopped(Option<i32>),
+    Trouble(String),
 }
 
 #[derive(Default)]
@@ -107,6 +108,10 @@ impl DeviceEvents for Events {
 
     fn detached(&self, reason: &str) {
         self.push(Event::Detached(reason.to_owned()));
+    }
+
+    fn trouble(&self, why: &str) {
+        self.push(Event::Trouble(why.to_owned()));
     }
 }
 

@@ -144,6 +144,7 @@ impl Dataplane for Fake {
             logging: true,
             rx_trouble: Some("no memory".into()),
             tx_trouble: None,
+            memory_trouble: None,
         };
         let device = DeviceStatus {
             socket: match &spec.front {

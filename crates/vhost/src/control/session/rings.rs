@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{Refused, Session};
+use super::{PRIVATE, Refused, Session};
 use crate::{
     control::state::{Kick, RingAddresses},
     net::Features,
@@ -293,7 +293,25 @@ impl Session {
         let both = QUEUES.into_iter().all(|queue| self.ring(queue).running && self.enabled(queue));
         if both != std::mem::replace(&mut self.driving, both) {
             self.events.driving(both);
+            self.memory_trouble = (both && self.looks_private()).then_some(PRIVATE);
+            if let Some(why) = self.memory_trouble {
+                self.events.trouble(why);
+            }
         }
+    }
+
+    /// Whether the driver is up and its machine never wrote anything that we can see. A front end whose memory is private gives a file that is like
+    /// any other and that only we look into. Rings may be empty at first; the beginning of a machine's memory is not: firmware, loader
+    /// and kernel have been there.
+    fn looks_private(&self) -> bool {
+        const BEGINNING: u32 = 1 << 20;
+        let blank = |queue| {
+            let Ring { addresses: Some(at), size: Some(size), .. } = self.ring(queue) else { return false };
+            let parts = [(at.desc, 16 * u32::from(*size)), (at.avail, 4 + 2 * u32::from(*size))];
+            parts.into_iter().all(|(user, len)| self.memory.user_to_guest(user).is_some_and(|at| self.memory.is_blank(at, len)))
+        };
+        QUEUES.into_iter().all(blank)
+            && self.memory.regions().next().is_some_and(|first| self.memory.is_blank(first.guest_addr, BEGINNING))
     }
 
     fn retract(&mut self) {
