@@ -217,6 +217,28 @@ vnic_replaced_under_traffic() {
   wait_for 10 attached b || fail "b did not come back to VNI 42"
   back a 10.0.0.2 || fail "a does not reach b after its return to VNI 42"
 }
+# A machine whose memory is not shared is told of; one whose memory is, is not, though its interface is down.
+memory_not_shared() {
+  local share
+  add_nic a 1 server
+  add_nic b 2 server
+  boot b 2 server ''
+  up b
+  for share in off none; do
+    boot a 1 server '' --share $share
+    vm wait a --timeout 90
+    wait_for 10 troubled a || fail "share=$share, and nic show says: $(bf nic show a)"
+    bf events a | grep 'queue-trouble .*share=on' >/dev/null || fail "share=$share, and events say: $(bf events a)"
+    vm stop a
+  done
+  [ "$(grep -c '^<WARNING> nic a: its memory .*share=on' "$DAEMON_DIR/butterflyd.log")" = 2 ] || fail "the log does not tell of both"
+  [ "$(nic_field b 'n["trouble"]')" = None ] || fail "b shares its memory, and nic show says: $(bf nic show b)"
+  boot a 1 server ''
+  up a
+  ping_all a 10.0.0.2 || fail "a does not reach b with shared memory"
+  [ "$(nic_field a 'n["trouble"]')" = None ] || fail "a shares its memory now, and nic show says: $(bf nic show a)"
+}
+troubled() { nic_field "$1" 'n["trouble"]' | grep 'its memory .*share=on' >/dev/null; }
 
 # ---- Running them
 
@@ -248,7 +270,7 @@ run() { # each in a subshell: a failure ends the scenario, not the run
 }
 for scenario in server_role client_role mixed_roles_ipv6 no_mergeable_buffers mergeable_on_one_end no_offloads \
   segments_to_a_guest_without checksums_to_a_guest_without jumbo_frames killed_under_traffic daemon_killed \
-  vnic_replaced_under_traffic changes_under_tcp port_sweep; do
+  vnic_replaced_under_traffic memory_not_shared changes_under_tcp port_sweep; do
   run $scenario
 done
 
