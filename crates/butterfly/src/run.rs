@@ -40,6 +40,10 @@ pub fn run(words: &[String], output: &mut Output) -> io::Result<End> {
     // The global options of any command are those of all.
     let mut settings = Settings::default();
     for step in &chain {
+        // Whoever asks for help alone gets it, whatever is wrong with the rest.
+        if chain.len() == 1 && step.asks_for_help() {
+            break;
+        }
         if let Err(failure) = step.arguments().and_then(|arguments| settings.take(&arguments)) {
             return step.report(failure, output);
         }
@@ -88,11 +92,15 @@ impl<'t> Step<'t> {
         Arguments::read(&self.node.command, &global_options(), self.words)
     }
 
+    /// Whether its help is to be printed. `help` is no command of its own.
+    fn asks_for_help(&self) -> bool {
+        let asks = self.words.first().is_some_and(|word| word == "help") || self.words.len() < self.node.help_below;
+        asks && self.command().is_some()
+    }
+
     /// Runs the command and tells why it failed, if it did.
     fn run(&self, settings: &Settings, output: &mut Output) -> io::Result<End> {
-        let asks_for_help = self.words.first().is_some_and(|word| word == "help") || self.words.len() < self.node.help_below;
-        // `help` is no command of its own.
-        if asks_for_help && self.command().is_some() {
+        if self.asks_for_help() {
             output.print(help::page(&self.path))?;
             return Ok(End::Succeeded);
         }

@@ -144,6 +144,16 @@ fn del_by_hash() {
             answers: &[&[RULES]],
             ..Row::default()
         },
+        // As somebody may type it.
+        Row {
+            line: "sg rule del web CFDB94F9418C88F1 @",
+            asks: &[
+                &["sg_rule_list: \"web\""],
+                &["sg_rule_del {sg_id: \"web\" rule {direction: INBOUND protocol: 42 security_group: \"sg-2\"}}"],
+            ],
+            answers: &[&[RULES]],
+            ..Row::default()
+        },
         Row {
             line: "sg rule del web 0123456789abcdef @",
             asks: &[&["sg_rule_list: \"web\""]],
@@ -157,7 +167,7 @@ fn del_by_hash() {
 
 #[test]
 fn del_with_too_few_arguments_is_help_and_success() {
-    for line in ["sg rule del", "sg rule del web"] {
+    for line in ["sg rule del", "sg rule del web", "sg rule del -k"] {
         check(&[Row { line, out: "help: sg rule del", ..Row::default() }]);
     }
 }
