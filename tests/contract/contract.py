@@ -102,10 +102,16 @@ def nics(client, asked):
     same(refused(nic_update={"id": "x"}), "NIC does not exist with id x")
     for ips in (["10.0.0"], ["10.0.0.1", ""]):
         same(refused(nic_update={"id": "a", "ip": ips}), "Bad Nic update format", ips)
+    same(refused(nic_update={"id": "a", "security_group": ["web", ""]}), "Bad Nic update format")
     for bad in ({"mac": "52:54:00:00:00"}, {"mac": "52-54-00-00-00-0a"}, {"vni": 1 << 24}, {"ip": ["10.0.0.256"]}):
         same(refused(nic_add=nic(**{"id": "c", **bad})), "Bad NIC format", bad)
     for bad in ({"type": Nic.BENCH}, {"type": Nic.BENCH, "btype": "X"}, {"type": Nic.BENCH, "btype": "ICMP_SND_LIKE"}):
         same(refused(nic_add=nic(id="c", **bad)), "Internal error", bad)
+    sender = {"id": "c", "type": Nic.BENCH, "btype": "ICMP_SND_LIKE", "ip": ["10.0.0.3"], "dip": "10.0.0.4", "dmac": "52:54:00:00:00:0d"}
+    for lacking in ("dip", "dmac"):
+        bad = {name: value for name, value in sender.items() if name != lacking}
+        same(refused(nic_add=nic(**bad)), "Internal error", lacking)
+    same(refused(nic_add=nic(**{**sender, "dip": "10.0.0"})), 'can\'t convert "10.0.0" to IP')
     same(list(ask(nic_list=True).nic_list), ["B", "a"], "what failed is not there")
     ask(nic_del="a")
     ask(nic_del="a")
@@ -148,8 +154,12 @@ def groups(client, asked):
         rule(INBOUND, 6, 1, 1, cidr=("10.0.0", 8)),
         rule(INBOUND, 6, 1, 1, cidr=("::", 0), group="g"),
     ):
-        same(refused(sg_rule_add={"sg_id": "bad", "rule": bad}), "Bad Security Group rule format", bad)
-    same(refused(sg_rule_add={"sg_id": "bad", "rule": rule(INBOUND, 1)}), "Internal error")
+        for request in ("sg_rule_add", "sg_rule_del"):
+            same(refused(**{request: {"sg_id": "bad", "rule": bad}}), "Bad Security Group rule format", bad)
+        same(refused(sg_add={"id": "bad", "rule": [bad]}), "Bad Security Group format", bad)
+    for request in ("sg_rule_add", "sg_rule_del"):
+        same(refused(**{request: {"sg_id": "bad", "rule": rule(INBOUND, 1)}}), "Internal error", request)
+    same(list(ask(sg_list=True).sg_list), ["web"], "what was refused made no group")
     for each in (third, third):
         ask(sg_rule_del={"sg_id": "web", "rule": each})
     ask(sg_rule_del={"sg_id": "unknown", "rule": third})
@@ -159,9 +169,11 @@ def groups(client, asked):
     for ip in ("10.0.0.9", "2001:DB8:0::1", "10.0.0.1", "10.0.0.9"):
         ask(sg_member_add={"sg_id": "members", "member": ip})
     same(list(ask(sg_member_list="members").sg_member_list), ["10.0.0.9", "2001:db8::1", "10.0.0.1"], "as they came")
-    same(refused(sg_member_add={"sg_id": "members", "member": "10.0.0"}), "Bad IP format")
+    for request in ("sg_member_add", "sg_member_del"):
+        same(refused(**{request: {"sg_id": "members", "member": "10.0.0"}}), "Bad IP format", request)
     ask(sg_member_del={"sg_id": "members", "member": "10.0.0.9"})
     ask(sg_member_del={"sg_id": "members", "member": "10.0.0.9"})
+    ask(sg_member_del={"sg_id": "unknown", "member": "10.0.0.9"})
     same(list(ask(sg_member_list="members").sg_member_list), ["2001:db8::1", "10.0.0.1"])
     same(refused(sg_member_list="unknown"), "Security Group not found")
 
@@ -170,6 +182,9 @@ def groups(client, asked):
     same((list(told.member), [each.direction for each in told.rule]), (["::1"], [OUTBOUND]), "replaced")
     same([each.id for each in ask(sg_details="").sg_details], ["members", "web"])
     same(refused(sg_details="unknown"), "Sg not found")
+    (failure,) = client.responses({"sg_details": "unknown"})
+    filled = {field.name for field, _ in failure.status.error.ListFields()}
+    assert filled <= {"description", "help"}, f"nothing else was ever filled: {filled}"
     same(refused(sg_add={"id": "bad", "member": ["::x"]}), "Bad Security Group format")
     same(list(ask(sg_list=True).sg_list), ["members", "web"])
     for group in ("members", "web", "unknown"):

@@ -97,6 +97,9 @@ fn a_day_of_an_operator() {
     assert_eq!(kinds, expected.into());
     assert_eq!(json(&ok("fdb 1 --json")), json("[]"));
     host.settle(&mut [&mut first, &mut second]);
+    // What the machine sent is "in".
+    assert_eq!(ok("nic stats vm-1"), format!("in: {}\nout: {bytes}\n", bytes + 60));
+    assert_eq!(ok("nic stats vm-2"), format!("in: {bytes}\nout: {}\n", bytes + 60));
     let workers = json(&ok("workers --json"));
     let worker = &workers[0];
     assert_eq!(worker["packets"].as_u64(), Some(9));

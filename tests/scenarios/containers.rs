@@ -20,7 +20,7 @@ use butterfly_tests::{
 use protobuf::MessageField;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-const VNI: u32 = 7;
+pub(crate) const VNI: u32 = 7;
 
 /// A network namespace with a name. It is deleted when this is dropped.
 struct Netns(String);

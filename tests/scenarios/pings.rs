@@ -2,10 +2,12 @@
 
 use std::{
     fs,
+    net::Ipv4Addr,
     sync::atomic::{AtomicBool, Ordering},
 };
 
 use butterfly_api::proto::{NicStats, Request};
+use butterfly_packet::ipv4::Ipv4;
 use butterfly_tests::{
     Daemon, Host, Nic, eventually,
     frames::mac,
@@ -13,7 +15,7 @@ use butterfly_tests::{
     traffic::{exchange, streams},
 };
 
-use crate::containers::{bench, declare};
+use crate::containers::{VNI, bench, declare};
 
 fn stats(daemon: &Daemon, id: &str) -> NicStats {
     let answer = daemon.ask(Request { nic_stats: Some(id.to_owned()), ..Request::default() });
@@ -30,6 +32,26 @@ fn told(daemon: &Daemon) -> Vec<(u64, f64, f64, f64)> {
             (words[3].parse().unwrap(), words[6].parse().unwrap(), words[8].parse().unwrap(), words[10].parse().unwrap())
         })
         .collect()
+}
+
+/// What a machine sees of a generator.
+#[test]
+fn a_generator_asks_one_after_the_other() {
+    let Some(host) = Host::process() else { return };
+    let mut vm = host.station(&Nic::bypass("vm", mac(2), VNI), &usual());
+    assert_eq!(declare(host.daemon(), bench("snd", 1, "ICMP_SND_LIKE", Some(2))).unwrap(), "(nil)");
+    let mut next = None;
+    for _ in 0..3 {
+        let frame = vm.receive();
+        assert_eq!((frame.len(), &frame[..6], &frame[6..12]), (98, &mac(2).0[..], &mac(1).0[..]));
+        let ip = Ipv4::parse(&frame[14..]).unwrap();
+        assert_eq!((ip.source(), ip.destination()), (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2)));
+        // An echo request, with the identifier that they always had.
+        assert_eq!((&frame[34..36], &frame[38..40]), (&[8, 0][..], &[0x0b, 0xb0][..]));
+        let number = u16::from_be_bytes([frame[40], frame[41]]);
+        assert!(next.is_none_or(|next| next == number), "{number} is not {next:?}");
+        next = Some(number + 1);
+    }
 }
 
 #[test]
@@ -76,7 +98,6 @@ impl Drop for Ending<'_> {
 /// Others keep the worker busy: each question is answered and counted once all the same, and figures stay what they say they are.
 #[test]
 fn a_generator_measures_beside_heavy_traffic() {
-    const VNI: u32 = 7;
     let Some(host) = Host::process() else { return };
     let daemon = host.daemon();
     let (mut a, mut b) =

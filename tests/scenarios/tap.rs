@@ -383,6 +383,24 @@ fn files_follow_the_declaration() {
     drop(remove);
 }
 
+/// A path without a beginning is looked for where the daemon was started.
+#[test]
+fn a_relative_path_is_the_daemon_s() {
+    if butterfly_tests::Kind::wanted() != butterfly_tests::Kind::Daemon {
+        return;
+    }
+    let room = tempfile::tempdir().unwrap();
+    let host = Host::of(Daemon::start_with(&["env", "-C", room.path().to_str().unwrap()], &[]));
+    let mut a = host.station(&Nic::bypass("a", mac(1), 1), &usual());
+    let mut b = host.station(&Nic::bypass("b", mac(2), 1), &usual());
+    update(host.daemon(), "a", Some(true), Some(Path::new("own.pcap"))).unwrap();
+    let frame = numbered(mac(1), mac(2), 1, 1, 100);
+    a.send(&frame);
+    b.expect(&frame);
+    update(host.daemon(), "a", Some(false), None).unwrap();
+    assert_eq!(bytes_of(&room.path().join("own.pcap")), [frame]);
+}
+
 /// A file outside the test's directory.
 struct RemoveFile<'a>(&'a Path);
 

@@ -75,6 +75,27 @@ fn groups_are_reported_to_an_uplink_that_attaches() {
         }
         reports >= 3
     });
+    // With its second vnic the network stays a member, and with its last one it says that it leaves.
+    host.add(&Nic::bypass("b", mac(2), 42)).unwrap();
+    host.remove("a");
+    let mut leaves = || {
+        let frames = std::iter::from_fn(|| wire.guest.recv().unwrap().map(|(_, frame)| frame));
+        let igmp = frames.filter(|frame| frame.get(12..14) == Some(&[8, 0]) && frame.get(23) == Some(&protocol::IGMP));
+        igmp.filter(|frame| frame.get(38) == Some(&0x17)).collect::<Vec<_>>()
+    };
+    assert!(!told(host.daemon(), "tunnels")["groups"].as_array().unwrap().is_empty());
+    assert!(leaves().is_empty(), "there is one more");
+    host.remove("b");
+    let mut left = Vec::new();
+    eventually("the group is left", || {
+        left.extend(leaves());
+        !left.is_empty()
+    });
+    assert_eq!(left.len(), 1);
+    assert_eq!(left[0][..6], [1, 0, 0x5e, 0, 0, 42], "by the group's own MAC address");
+    assert_eq!(left[0][30..34], [224, 0, 0, 2], "to all routers");
+    assert_eq!(left[0][42..46], [230, 0, 0, 42]);
+    assert!(told(host.daemon(), "tunnels")["groups"].as_array().unwrap().is_empty());
 }
 
 /// docs/containers.md: those of other namespaces are left alone, and what somebody set stays.

@@ -370,6 +370,10 @@ fn groups_come_change_and_go() {
             prints("sg member list newer @", "::1\n"),
             prints("sg list @", "db\nnew\nnewer\nweb\n"),
             prints("sg list --json @", "[\n  \"db\",\n  \"new\",\n  \"newer\",\n  \"web\"\n]\n"),
+            fails(
+                "sg add '' @",
+                "error in response\ndescription: Bad Security Group format\nhelp: the name of a security group is empty",
+            ),
             // One that exists is emptied.
             silent("sg add web @"),
             silent("sg rule list web @"),
@@ -378,6 +382,100 @@ fn groups_come_change_and_go() {
             silent("sg list @"),
         ],
     );
+}
+
+/// Not in the order in which they came, nor in that of the alphabet, but in one that scripts have seen before.
+#[test]
+fn lists_have_their_order() {
+    check(
+        &daemon(),
+        &[
+            silent("sg rule add web --ip-proto 6 --port-start 1000 --port-end 65535 --sg-members some-sg @"),
+            silent("sg rule add web --ip-proto udp --port-start 0 --port-end 65535 --cidr 1.2.3.0/24 @"),
+            // Ports that mean nothing are part of the rule, and are not told.
+            silent("sg rule add web --ip-proto all --port-start 0 --port-end 1024 --cidr 2001:db8:0:85a3:0::ac1f:8001/8 @"),
+            silent("sg rule add web --ip-proto tcp --port-start 0 --port-end 65535 --sg-members sg-42 @"),
+            prints(
+                "sg rule list web @",
+                "257400ccc1f9ac1e | direction: INBOUND - IP protocol: 6 - port start: 0 - port end: 65535 - cidr: Ø - members of sg: sg-42\n\
+                 4ef74b4309e34b02 | direction: INBOUND - IP protocol: -1 - port start: Ø - port end: Ø - cidr: 2001:db8:0:85a3::ac1f:8001/8 - members of sg: Ø\n\
+                 ed8623aa8720af03 | direction: INBOUND - IP protocol: 17 - port start: 0 - port end: 65535 - cidr: 1.2.3.0/24 - members of sg: Ø\n\
+                 0eacf1a871702eb6 | direction: INBOUND - IP protocol: 6 - port start: 1000 - port end: 65535 - cidr: Ø - members of sg: some-sg\n",
+            ),
+            silent("sg rule del web ed8623aa8720af03 @ + sg rule del web 4ef74b4309e34b02 + sg rule del web 257400ccc1f9ac1e"),
+            prints(
+                "sg rule list web @",
+                "0eacf1a871702eb6 | direction: INBOUND - IP protocol: 6 - port start: 1000 - port end: 65535 - cidr: Ø - members of sg: some-sg\n",
+            ),
+            // Bytes, not letters.
+            silent("sg add b B a é @"),
+            prints("sg list @", "B\na\nb\nweb\né\n"),
+            prints("nic add --id b --mac 52:54:00:00:00:01 --vni 1 @", "DIR/qemu-vhost-b\n"),
+            prints("nic add --id B --mac 52:54:00:00:00:02 --vni 1 @", "DIR/qemu-vhost-B\n"),
+            prints("nic add --id 10 --mac 52:54:00:00:00:03 --vni 1 @", "DIR/qemu-vhost-10\n"),
+            prints("nic add --id 9 --mac 52:54:00:00:00:04 --vni 1 @", "DIR/qemu-vhost-9\n"),
+            prints("nic list @", "10\n9\nB\nb\n"),
+        ],
+    );
+}
+
+/// What only `request` can ask for, and its replies as they are printed.
+#[test]
+fn requests_without_a_command() {
+    let daemon = daemon();
+    let refused = |description: &str, help: &str| {
+        format!(
+            "messages {{\n  revision: 6\n  message_0 {{\n    response {{\n      status {{\n        status: false\n        error {{\n          \
+             description: \"{description}\"\n{help}        }}\n      }}\n    }}\n  }}\n}}\n"
+        )
+    };
+    let succeeded = |rest: &str| {
+        format!(
+            "messages {{\n  revision: 6\n  message_0 {{\n    response {{\n      status {{\n        status: true\n      }}\n{rest}    }}\n  }}\n}}\n"
+        )
+    };
+    let level = "          help: \"log level \\\"loud\\\" is refused: it is none, error, warning, info or debug\"\n";
+    assert_eq!(run(&daemon, "nic add --id a --mac 52:54:00:00:00:01 --vni 1 @").code, Some(0));
+    for (request, reply, description) in [
+        (
+            "app_config { log_level: \"loud\" }",
+            refused("Application configuration failed: log level: failed ", level),
+            "Application configuration failed: log level: failed ",
+        ),
+        ("app_config { log_level: \"error\" }", succeeded(""), ""),
+        ("app_config { }", succeeded(""), ""),
+        ("nic_export: \"a\"", succeeded("      nic_export {\n        fw_data {\n          data: \"\"\n        }\n      }\n"), ""),
+        ("nic_export: \"x\"", refused("NIC does not exist with id x", ""), "NIC does not exist with id x"),
+        ("sg_details: \"x\"", refused("Sg not found", ""), "Sg not found"),
+        ("nic_list: false", succeeded("      nic_list: \"a\"\n"), ""),
+        // The lowest number of several.
+        ("sg_list: true nic_stats: \"x\"", refused("NIC does not exist with id x", ""), "NIC does not exist with id x"),
+    ] {
+        let file = daemon.dir().join("request");
+        std::fs::write(&file, format!("messages {{ revision: 0 message_0 {{ request {{ {request} }} }} }}")).unwrap();
+        let ended = run(&daemon, "request DIR/request --stdout @");
+        assert_eq!(ended.out, reply, "{request}");
+        let told = format!("error in response\ndescription: {description}\n");
+        match description {
+            "" => assert_eq!((ended.err.as_str(), ended.code), ("", Some(0)), "{request}"),
+            _ => assert!(ended.err.starts_with(&told) && ended.code == Some(1), "{request}: {}", ended.err),
+        }
+        // Without --stdout nothing but what failed is told.
+        assert_eq!(run(&daemon, "request DIR/request @").out, "", "{request}");
+    }
+    // Of two kinds that no command makes.
+    for (request, err) in [
+        ("messages { revision: 6 }", "error in response: VERSION_NOT_MANAGED\n"),
+        (
+            "messages { revision: 6 message_0 { request { } message_id: \"x\" } }",
+            "error in response\ndescription: no request found\n",
+        ),
+    ] {
+        std::fs::write(daemon.dir().join("request"), request).unwrap();
+        let ended = run(&daemon, "request DIR/request @");
+        assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)), "{request}");
+        assert!(ended.err.starts_with(err) && ended.err.ends_with("error in command: request\n"), "{request}: {}", ended.err);
+    }
 }
 
 #[test]

@@ -480,6 +480,17 @@ mod tests {
         assert!(load("-c INI -i ::2 -s DIR", "[general]\npoll=true").1.unwrap().poll);
     }
 
+    /// Paths of sockets do not change with a link that leads there.
+    #[test]
+    fn the_socket_folder_is_where_it_really_is() {
+        let room = tempfile::tempdir().unwrap();
+        let (real, link) = (room.path().join("real"), room.path().join("link"));
+        fs::create_dir(&real).unwrap();
+        std::os::unix::fs::symlink("real", &link).unwrap();
+        let options = Options::try_parse_from(["butterflyd", "-i", "::2", "-s", link.to_str().unwrap()]).unwrap();
+        assert_eq!(Config::load(options).unwrap().socket_dir, real.canonicalize().unwrap());
+    }
+
     #[test]
     fn both_spellings_of_the_core_are_read() {
         for key in ["graph-core-id", "graph-cpu-core"] {

@@ -134,7 +134,7 @@ fn label(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use butterfly_model::{Mac, NicId, Role, SocketDir, Vni};
+    use butterfly_model::{Bench, Mac, NicId, Role, SocketDir, Vni};
 
     fn nic(id: &str, vni: u32, bypass: bool) -> Nic {
         let id = NicId::new(id).unwrap();
@@ -210,6 +210,28 @@ mod tests {
 "#
         );
         assert_eq!(dot("192.0.2.1".parse().unwrap(), None, None, &nics), expected);
+    }
+
+    /// What is behind a vnic is a brick of its own kind, filtered or not.
+    #[test]
+    fn guests_of_our_own_have_their_names() {
+        let sender = Bench::IcmpSender { ip: "10.0.0.2".parse().unwrap(), mac: Mac::parse("42:42:42:42:42:02").unwrap() };
+        for (kind, brick) in [
+            (Kind::Tap { netns: None }, "tap:n"),
+            (Kind::Bench(sender), "rxtx:bench-snd-n"),
+            (Kind::Bench(Bench::IcmpReceiver), "rxtx:bench-rcv-n"),
+        ] {
+            for (bypass, west) in [(true, "vtep4:vxlan"), (false, "antispoof:antispoof-n")] {
+                let graph = dot("192.0.2.1".parse().unwrap(), None, None, [&Nic { kind: kind.clone(), ..nic("n", 7, bypass) }]);
+                for row in [
+                    format!(r#"  "{brick}" [ label="{{ <west> | {} |<east> }}"];"#, brick.replace(':', "&#92;n")),
+                    format!(r#"  "{west}":east -- "{brick}":west"#),
+                    format!(r#"  "{brick}":west -- "{west}":east"#),
+                ] {
+                    assert_eq!(graph.lines().filter(|found| **found == row).count(), 1, "{row} in {graph}");
+                }
+            }
+        }
     }
 
     /// A recorder stands between uplink and endpoint, and next to the machine.

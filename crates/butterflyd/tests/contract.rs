@@ -31,6 +31,51 @@ const ROWS: &[Row] = &[
     Row { options: "-i 192.0.2.1 -s DIR --no-such-option", ini: "", code: 2, out: "", err: &[] },
     Row { options: "-i 192.0.2.1 -s DIR --uplink none -e tcp://192.0.2.250:1", ini: "", code: 1, out: "", err: &[] },
     Row { options: "-i 192.0.2.1 -s DIR/none --uplink none", ini: "", code: 2, out: "", err: &[] },
+    // The words come first, then what to do.
+    Row {
+        options: "-c INI",
+        ini: "",
+        code: 2,
+        out: "",
+        err: &[
+            "IP to use is not set",
+            "socket folder is not set",
+            "give -i and -s, or ip and socket-dir in the configuration file; see butterflyd --help",
+        ],
+    },
+    Row { options: "-c INI", ini: "[general]\nip=::1\n", code: 2, out: "", err: &["socket folder is not set"] },
+    Row { options: "-c INI", ini: "[general]\nsocket-dir=DIR\n", code: 2, out: "", err: &["IP to use is not set"] },
+    Row { options: "-i 192.0.2.1 -s DIR -k DIR/none", ini: "", code: 2, out: "", err: &["Cannot load encryption key"] },
+    Row {
+        options: "-i 192.0.2.1 -s DIR -k DIR/ini -c INI",
+        ini: "[security]\nencryption_key_path=DIR/none\n",
+        code: 2,
+        out: "",
+        err: &["Cannot load encryption key"],
+    },
+    // Told before anything else goes wrong.
+    Row {
+        options: "-i 192.0.2.1 -s DIR --uplink none -e tcp://192.0.2.250:1 -k DIR/key",
+        ini: "",
+        code: 1,
+        out: "",
+        err: &["Encryption key loaded"],
+    },
+    Row {
+        options: "-i 192.0.2.1 -s DIR --uplink none -c INI",
+        ini: "[general]\nendpoint=tcp://192.0.2.250:1\n[security]\nencryption_key_path=DIR/key\n",
+        code: 1,
+        out: "",
+        err: &["Encryption key loaded"],
+    },
+    Row {
+        options: "-i 192.0.2.1 -s DIR --uplink none -e tcp://192.0.2.250:1",
+        ini: "",
+        code: 1,
+        out: "",
+        err: &["No encryption configured"],
+    },
+    Row { options: "--dpdk-help", ini: "", code: 0, out: "", err: &[] },
     Row { options: "-V", ini: "", code: 0, out: "butterfly version: \"", err: &[] },
     Row { options: "--version", ini: "", code: 0, out: "butterfly version: \"", err: &[] },
     Row { options: "--help", ini: "", code: 0, out: "A virtual switch", err: &[] },
@@ -41,8 +86,10 @@ fn every_end_has_its_status_and_its_words() {
     for Row { options, ini, code, out, err } in ROWS {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("ini");
-        std::fs::write(&file, ini).unwrap();
-        let options = options.replace("INI", file.to_str().unwrap()).replace("DIR", directory.path().to_str().unwrap());
+        let real = directory.path().to_str().unwrap();
+        std::fs::write(&file, ini.replace("DIR", real)).unwrap();
+        std::fs::write(directory.path().join("key"), "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n").unwrap();
+        let options = options.replace("INI", file.to_str().unwrap()).replace("DIR", real);
         let output = Command::new(env!("CARGO_BIN_EXE_butterflyd")).args(options.split_whitespace()).output().unwrap();
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(*code), "{options}: {stderr}");
@@ -143,12 +190,22 @@ impl Drop for Host {
 
 #[test]
 fn each_signal_has_its_effect_and_systemd_hears_of_it() {
-    for (signal, status) in
-        [("INT", (Some(0), None)), ("QUIT", (Some(0), None)), ("TERM", (Some(0), None)), ("HUP", (None, Some(1)))]
-    {
+    for (signal, status) in [
+        ("INT", (Some(0), None)),
+        ("QUIT", (Some(0), None)),
+        ("TERM", (Some(0), None)),
+        ("HUP", (None, Some(1))),
+        ("SEGV", (None, Some(11))),
+    ] {
         let mut host = Host::start(&["--no-syslog"], &[]);
+        let process = host.daemon.id().to_string();
+        assert!(Command::new("prlimit").args(["--core=0", "--pid", &process]).status().unwrap().success());
         let begun = Instant::now();
         host.signal(signal);
+        // A fault comes again by itself, after Rust's runtime looked whether the stack is full.
+        while signal == "SEGV" && host.daemon.try_wait().unwrap().is_none() && begun.elapsed() < PATIENCE {
+            host.signal(signal);
+        }
         let (code, by, stderr) = host.end();
         assert_eq!((code, by), status, "{signal}: {stderr}");
         assert!(stderr.lines().any(|line| line == "No encryption configured"), "{stderr}");
@@ -160,6 +217,51 @@ fn each_signal_has_its_effect_and_systemd_hears_of_it() {
         } else {
             remove_sessions(host.directory.path());
         }
+    }
+}
+
+/// A command line as long as it gets, short and long, and a file of the original's keys.
+#[test]
+fn every_option_of_the_original_is_taken() {
+    let files = tempfile::tempdir().unwrap();
+    let path = |name: &str| files.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(path("key"), "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n").unwrap();
+    let (uplink, key) = (format!("vhost-user:{}", path("uplink")), path("key"));
+    let dpdk = "-c1 -n1 --socket-mem 64 --no-shconf --huge-unlink";
+    std::fs::write(
+        path("ini"),
+        format!(
+            "[general]\nip=192.0.2.7\nlog-level=info\ngraph-core-id=0\ndpdk-args={dpdk}\ndpdk-port=0\nnic-mtu=1600\n\
+             [security]\nencryption_key_path={key}\n"
+        ),
+    )
+    .unwrap();
+    let ini = path("ini");
+    let short =
+        ["-u", "0", "-t", "--no-syslog", "--dpdk-args", dpdk, "--dpdk-port", "0", "-m", "max", "--no-offload", "-k", &key];
+    let long = [
+        "--log-level",
+        "info",
+        "--graph-cpu-core",
+        "0",
+        "--packet-trace",
+        "--no-syslog",
+        "--dpdk-args",
+        dpdk,
+        "--nic-mtu",
+        "1600",
+        "--no-offload",
+        "--key",
+        &key,
+    ];
+    for options in [&short[..], &long, &["--config", &ini, "--no-syslog", "-m", "9000"]] {
+        let mut host = Host::start(&[&["--uplink", &uplink], options].concat(), &[]);
+        let process = host.daemon.id();
+        host.signal("TERM");
+        let (code, _, stderr) = host.end();
+        assert_eq!(code, Some(0), "{options:?}: {stderr}");
+        assert!(stderr.starts_with("Encryption key loaded\n"), "{options:?}: {stderr}");
+        let _ = std::fs::remove_file(format!("/tmp/butterfly-{process}-main.pcap"));
     }
 }
 

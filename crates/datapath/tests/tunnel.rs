@@ -559,11 +559,21 @@ fn what_arrives_is_looked_at() {
         two.arrive(&[good[..len].to_vec()]).unwrap();
         assert!(frames_of(&mut two, "b").is_empty(), "{len}");
     }
-    // Padding is no part of it; a valid checksum is one.
+    // Padding is no part of it, a checksum that is there has to be right, and a switch may leave one tag.
     let mut padded = good.clone();
     padded.extend([9; 20]);
-    two.arrive(&[padded]).unwrap();
-    assert_eq!(frames_of(&mut two, "b"), [good[50..].to_vec()]);
+    let mut summed = good.clone();
+    let pseudo = [&good[26..34], &[0, 17], &good[38..40], &good[34..]].concat();
+    summed[40..42].copy_from_slice(&Sum::of(&pseudo).checksum().to_be_bytes());
+    let mut tagged = good.clone();
+    tagged.splice(12..12, [0x81, 0, 0xe0, 7]);
+    for taken in [&padded, &summed, &tagged] {
+        two.arrive(std::slice::from_ref(taken)).unwrap();
+        assert_eq!(frames_of(&mut two, "b"), [good[50..].to_vec()], "{taken:02x?}");
+    }
+    tagged.splice(12..12, [0x81, 0, 0, 8]);
+    two.arrive(&[tagged]).unwrap();
+    assert!(frames_of(&mut two, "b").is_empty(), "two tags");
     // A source that a filtered vnic of this host owns.
     let mut claimed = good.clone();
     claimed[56..62].copy_from_slice(&B.0);

@@ -184,6 +184,20 @@ fn a_filtered_vnic_speaks_with_its_own_addresses() {
     walk.send("a", &tagged, &[], &["a.drop.spoofed-arp"]);
     let rarp = build::ethernet(A, B).payload(ethernet::RARP, &[0; 46]);
     walk.send("a", &rarp, &[], &["a.drop.rarp"]);
+    // An announcement and an answer are its own, a probe is nobody's.
+    walk.send("a", &build::ethernet(A, Mac::BROADCAST).arp_request([10, 0, 0, 1], [10, 0, 0, 1]), &["b"], &["a.flooded"]);
+    walk.send("a", &build::ethernet(A, B).arp(2, (A, [10, 0, 0, 1].into()), (B, [10, 0, 0, 2].into())), &["b"], &[]);
+    walk.send("a", &arp(A, [0, 0, 0, 0]), &[], &["a.drop.spoofed-arp"]);
+    // Of other hardware, for another protocol, with addresses of other lengths.
+    for (at, value) in [(15, 6), (16, 0x86), (18, 8), (19, 16)] {
+        let mut odd = arp(A, [10, 0, 0, 1]);
+        odd[at] = value;
+        walk.send("a", &odd, &[], &["a.drop.spoofed-arp"]);
+    }
+    // What it is told is not checked.
+    walk.send("b", &build::ethernet(B, A).arp(2, (C, [10, 0, 0, 1].into()), (A, [10, 0, 0, 1].into())), &["a"], &[]);
+    walk.host.update("a", &filtered(&[])).unwrap();
+    walk.send("a", &arp(A, [10, 0, 0, 1]), &[], &["a.drop.spoofed-arp"]);
     // Without ip_anti_spoof the ARP sender is its own business.
     walk.host.update("a", &VnicPolicy { ip_anti_spoof: false, ..filtered(&[]) }).unwrap();
     walk.send("a", &arp(A, [10, 0, 0, 3]), &["b"], &["a.flooded"]);

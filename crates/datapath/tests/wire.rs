@@ -16,8 +16,16 @@ const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
 const LINK: Mac = Mac([2, 0xbf, 0, 0, 0, 1]);
 const VNI: u32 = 1337;
 
-/// What leaves after a broadcast in the network, twice, and the frame itself.
-fn broadcasts(endpoint: &str) -> ([Vec<u8>; 2], Vec<u8>) {
+/// Broadcasts of a machine, as it may send them: tags are its own business.
+fn frames() -> [Vec<u8>; 3] {
+    let plain = build::ethernet(A, Mac::BROADCAST);
+    let tagged = build::ethernet(A, Mac::BROADCAST).vlan(7);
+    let twice = build::ethernet(A, Mac::BROADCAST).vlan(7).vlan(8);
+    [plain, tagged, twice].map(|link| link.arp_request([10, 0, 0, 1], [10, 0, 0, 2]))
+}
+
+/// What leaves after this frame was sent in the network, twice.
+fn broadcasts(endpoint: &str, frame: &[u8]) -> [Vec<u8>; 2] {
     let endpoint: IpAddr = endpoint.parse().unwrap();
     let tunnel = TunnelConfig::new(endpoint, LINK);
     let sessions = SessionConfig { capacity: 4096, ..SessionConfig::default() };
@@ -26,14 +34,12 @@ fn broadcasts(endpoint: &str) -> ([Vec<u8>; 2], Vec<u8>) {
     let guest = GuestConfig::default();
     host.attach("a", LINUX, &guest, &MemoryConfig::new(guest.memory_needed())).unwrap();
     host.settle();
-    let frame = build::ethernet(A, Mac::BROADCAST).arp_request([10, 0, 0, 1], [10, 0, 0, 2]);
-    let sent = [(); 2].map(|()| {
-        host.send("a", &frame, NetHeader::default()).unwrap();
+    [(); 2].map(|()| {
+        host.send("a", frame, NetHeader::default()).unwrap();
         let mut left = host.left().unwrap();
         assert_eq!(left.len(), 1, "one packet for the group, whoever is in it");
         left.remove(0)
-    });
-    (sent, frame)
+    })
 }
 
 /// A field: its name, where it begins, and what is in it.
@@ -69,18 +75,20 @@ fn over_ipv4() {
         ("VXLAN flags", 42, &[8, 0, 0, 0]),
         ("VNI, and a byte of zero", 46, &[0, 5, 57, 0]),
     ];
-    let ([first, second], frame) = broadcasts("192.0.2.1");
-    for packet in [&first, &second] {
-        check(packet, ROWS);
-        assert_eq!(packet.len(), frame.len() + 50, "overhead");
-        assert_eq!(packet[50..], frame);
-        assert_eq!(usize::from(port(packet, 16)), packet.len() - 14, "total length");
-        assert_eq!(usize::from(port(packet, 38)), packet.len() - 34, "UDP length");
-        assert!(Ipv4::parse(&packet[14..]).unwrap().checksum_is_valid());
-        assert!(port(packet, 34) >= 49152, "source port");
+    for frame in frames() {
+        let [first, second] = broadcasts("192.0.2.1", &frame);
+        for packet in [&first, &second] {
+            check(packet, ROWS);
+            assert_eq!(packet.len(), frame.len() + 50, "overhead");
+            assert_eq!(packet[50..], frame);
+            assert_eq!(usize::from(port(packet, 16)), packet.len() - 14, "total length");
+            assert_eq!(usize::from(port(packet, 38)), packet.len() - 34, "UDP length");
+            assert!(Ipv4::parse(&packet[14..]).unwrap().checksum_is_valid());
+            assert!(port(packet, 34) >= 49152, "source port");
+        }
+        assert_eq!(port(&second, 18), port(&first, 18).wrapping_add(1), "identification");
+        assert_eq!(port(&second, 34), port(&first, 34), "one flow, one source port");
     }
-    assert_eq!(port(&second, 18), port(&first, 18).wrapping_add(1), "identification");
-    assert_eq!(port(&second, 34), port(&first, 34), "one flow, one source port");
 }
 
 #[test]
@@ -99,14 +107,15 @@ fn over_ipv6() {
         ("VXLAN flags", 62, &[8, 0, 0, 0]),
         ("VNI, and a byte of zero", 66, &[0, 5, 57, 0]),
     ];
-    let (sent, frame) = broadcasts("2001:db8::1");
-    for packet in &sent {
-        check(packet, ROWS);
-        assert_eq!(packet.len(), frame.len() + 70, "overhead");
-        assert_eq!(packet[70..], frame);
-        // Twenty less than the original says, whose length is wrong.
-        assert_eq!(usize::from(port(packet, 18)), packet.len() - 54, "payload length");
-        assert_eq!(usize::from(port(packet, 58)), packet.len() - 54, "UDP length");
-        assert!(port(packet, 54) >= 49152, "source port");
+    for frame in frames() {
+        for packet in &broadcasts("2001:db8::1", &frame) {
+            check(packet, ROWS);
+            assert_eq!(packet.len(), frame.len() + 70, "overhead");
+            assert_eq!(packet[70..], frame);
+            // Twenty less than the original says, whose length is wrong.
+            assert_eq!(usize::from(port(packet, 18)), packet.len() - 54, "payload length");
+            assert_eq!(usize::from(port(packet, 58)), packet.len() - 54, "UDP length");
+            assert!(port(packet, 54) >= 49152, "source port");
+        }
     }
 }

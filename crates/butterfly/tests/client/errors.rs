@@ -40,8 +40,11 @@ fn what_no_reply_may_be() {
         ),
         ("messages { revision: 6 error { code: VERSION_NOT_MANAGED } }", "error in response: VERSION_NOT_MANAGED"),
         ("messages { revision: 6 error { code: PARSE_ERROR } }", "error in response: PARSE_ERROR"),
+        ("messages { revision: 6 error { code: INTERNAL_ERROR } }", "error in response: INTERNAL_ERROR"),
+        ("messages { revision: 6 error { code: EMPTY_REQUEST } }", "error in response: EMPTY_REQUEST"),
         ("encrypted { error { code: REJECTED } }", "Encrypted message error: REJECTED"),
         ("encrypted { error { code: NOT_SUPPORTED } }", "Encrypted message error: NOT_SUPPORTED"),
+        ("encrypted { error { code: INTERNAL_ERROR } }", "Encrypted message error: INTERNAL_ERROR"),
         ("encrypted { }", "error: nothing recognized in encrypted response"),
         ("encrypted { aes256cbc_sha512: \"0123\" }", "Error, cannot decrypt message"),
         ("", "error: no message in response"),
@@ -60,10 +63,12 @@ fn what_is_no_protobuf() {
         let ended = ended_after("nic list @", |daemon| daemon.send_bytes(bytes));
         assert_eq!(ended, (String::new(), "Error while decoding response\nerror in command: nic\n".into(), Some(1)));
     }
-    // A daemon of old answers what it cannot decode with a bare message.
-    let ended = ended_after("nic list @", |daemon| daemon.send_bytes(b"\x08\x06\x12\x02\x08\x00"));
-    let err = "error in response: PARSE_ERROR\nerror in command: nic\n";
-    assert_eq!(ended, (String::new(), err.into(), Some(1)));
+    // What it cannot decode, and a defect of its own, a daemon answers with a bare message.
+    for (code, name) in [(0, "PARSE_ERROR"), (1, "INTERNAL_ERROR")] {
+        let ended = ended_after("nic list @", |daemon| daemon.send_bytes(&[8, 6, 0x12, 2, 8, code]));
+        let err = format!("error in response: {name}\nerror in command: nic\n");
+        assert_eq!(ended, (String::new(), err, Some(1)));
+    }
 }
 
 #[test]

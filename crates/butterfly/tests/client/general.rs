@@ -62,7 +62,7 @@ fn a_word_that_needs_another_prints_its_help() {
     }
 }
 
-const COMMANDS: [&str; 39] = [
+const COMMANDS: [&str; 45] = [
     "nic add",
     "nic update",
     "nic del",
@@ -97,10 +97,16 @@ const COMMANDS: [&str; 39] = [
     "peer del",
     "trace",
     "capture",
+    "explain",
+    "sessions",
+    "top",
+    "events",
+    "generate",
     "peer",
     "nic",
     "nic sg",
     "sg rule",
+    "sg member",
     "sg",
 ];
 
@@ -115,6 +121,33 @@ fn help_in_the_first_place_is_the_help_of_that_command() {
     pages.sort();
     pages.dedup();
     assert_eq!(pages.len(), COMMANDS.len(), "each command has a page of its own");
+    // Whatever comes after it, and wherever in a chain. Elsewhere it is a word like others.
+    check(&[
+        Row { line: "nic add help --id a --mac @ --vni", out: "help: nic add", ..Row::default() },
+        Row { line: "sg rule del help web", out: "help: sg rule del", ..Row::default() },
+        Row { line: "sg add a help @", asks: &[&["sg_add {id: \"a\"}", "sg_add {id: \"help\"}"]], ..Row::default() },
+    ]);
+}
+
+#[test]
+fn a_word_that_needs_another_lists_them() {
+    for (words, below) in [
+        ("", "nic sg status request dump shutdown"),
+        ("nic", "add update del list details stats sg"),
+        ("nic sg", "list add del set"),
+        ("sg", "list add del rule member"),
+        ("sg rule", "list add del"),
+        ("sg member", "list add del"),
+    ] {
+        let page = help(words);
+        let heading = format!("\n\n{} subcommands:\n", format!("butterfly {words}").trim_end());
+        let (_, list) = page.split_once(&heading).unwrap_or_else(|| panic!("{heading} is not in {page}"));
+        let listed: Vec<&str> = list.lines().take_while(|line| !line.is_empty()).collect();
+        assert!(listed.iter().all(|line| line.starts_with("    ") && !line.starts_with("     ")), "{page}");
+        for word in below.split(' ') {
+            assert!(listed.iter().any(|line| line.split_whitespace().next() == Some(word)), "{word} is not in {page}");
+        }
+    }
 }
 
 #[test]
@@ -167,6 +200,66 @@ fn unknown_options_and_superfluous_words_are_ignored() {
     for line in ["nic list --colour red @ -x", "nic list word @", "nic list @ --json", "nic list -ve x @"] {
         check(&[Row { line, asks, ..Row::default() }]);
     }
+}
+
+/// The first word with a dash ends a list of words, whether it is an option or not.
+#[test]
+fn words_end_at_the_first_dash() {
+    check(&[
+        Row { line: "sg add a b -x c @", asks: &[&["sg_add {id: \"a\"}", "sg_add {id: \"b\"}"]], ..Row::default() },
+        Row { line: "nic del a - b @", asks: &[&["nic_del: \"a\""]], ..Row::default() },
+        Row { line: "nic sg set a @ x", asks: &[&["nic_update {id: \"a\" security_group: \"\"}"]], ..Row::default() },
+        Row {
+            line: "sg member add a ::1 --unknown ::2 @",
+            asks: &[&["sg_member_add {sg_id: \"a\" member: \"::1\"}"]],
+            ..Row::default()
+        },
+    ]);
+}
+
+/// In a network of its own: somebody may listen there in this one.
+#[test]
+fn without_an_endpoint_the_daemon_of_this_host_is_asked() {
+    let output = std::process::Command::new("unshare")
+        .args(["--map-root-user", "--net", env!("CARGO_BIN_EXE_butterfly"), "nic", "list", "-t", "100"])
+        .output()
+        .unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert!(err.starts_with("Error, receive timeout\ntcp://127.0.0.1:9999: "), "{err}");
+    assert_eq!((output.stdout.as_slice(), output.status.code()), (b"".as_slice(), Some(1)));
+}
+
+/// Each command of a chain has its own connection: the daemon may go between two of them.
+#[test]
+fn each_command_connects_anew() {
+    let daemon = Daemon::new();
+    let events = daemon.connections();
+    let mut client = daemon.start("nic list @ + sg list + nic list");
+    for _ in 0..3 {
+        daemon.receive("a chain");
+        daemon.send(&answer(&[""]));
+        assert!(events.recv_multipart(0).is_ok(), "a connection for each");
+    }
+    assert_eq!(client.end().code, Some(0));
+}
+
+/// A shell shows the end by this signal as 139.
+#[test]
+fn a_crash_is_left_to_the_system() {
+    use std::os::unix::process::ExitStatusExt;
+    let daemon = Daemon::new();
+    let mut command = std::process::Command::new("prlimit");
+    command.args(["--core=0", env!("CARGO_BIN_EXE_butterfly"), "nic", "list", "-t", "20000", "-e", &daemon.endpoint()]);
+    let mut client = command.spawn().unwrap();
+    daemon.receive("nic list");
+    // A fault comes again by itself, after Rust's runtime looked whether the stack is full.
+    let ended = loop {
+        match client.try_wait().unwrap() {
+            Some(status) => break status,
+            None => drop(std::process::Command::new("kill").args(["-s", "SEGV", &client.id().to_string()]).status()),
+        }
+    };
+    assert_eq!(ended.signal(), Some(11));
 }
 
 #[test]

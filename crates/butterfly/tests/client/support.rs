@@ -160,6 +160,7 @@ impl Drop for Client {
 
 /// A REP socket in a directory of its own.
 pub struct Daemon {
+    context: zmq::Context,
     socket: zmq::Socket,
     pub directory: TempDir,
 }
@@ -167,16 +168,26 @@ pub struct Daemon {
 impl Daemon {
     pub fn new() -> Self {
         let directory = TempDir::new().unwrap();
-        let socket = zmq::Context::new().socket(zmq::REP).unwrap();
+        let context = zmq::Context::new();
+        let socket = context.socket(zmq::REP).unwrap();
         socket.set_rcvtimeo(PATIENCE.as_millis() as i32).unwrap();
         socket.set_linger(0).unwrap();
-        let daemon = Self { socket, directory };
+        let daemon = Self { context, socket, directory };
         daemon.socket.bind(&daemon.endpoint()).unwrap();
         daemon
     }
 
     pub fn endpoint(&self) -> String {
         format!("ipc://{}", self.path("api"))
+    }
+
+    /// Tells each connection that a client makes from now on.
+    pub fn connections(&self) -> zmq::Socket {
+        self.socket.monitor("inproc://connections", zmq::SocketEvent::ACCEPTED as i32).unwrap();
+        let events = self.context.socket(zmq::PAIR).unwrap();
+        events.set_rcvtimeo(PATIENCE.as_millis() as i32).unwrap();
+        events.connect("inproc://connections").unwrap();
+        events
     }
 
     /// The path of `name` in the daemon's directory.
