@@ -202,6 +202,12 @@ fn containers_exchange_tcp_whatever_their_offloads_are() {
     let after = show(daemon, "tap-a");
     let packets = after.in_packets() - before.in_packets();
     assert!(packets < size as u64 / 1448 / 2, "{packets} packets: no large segments went");
+    // What the container sent is "in", as of a machine.
+    for (id, more) in [("tap-a", true), ("tap-b", false)] {
+        let stats = daemon.ask(Request { nic_stats: Some(id.to_owned()), ..Request::default() }).unwrap().nic_stats.unwrap();
+        let (sent, got) = if more { (stats.in_(), stats.out()) } else { (stats.out(), stats.in_()) };
+        assert!(sent > size as u64 && got > 0 && got < sent, "{id}: {stats}");
+    }
     // What one connection has under way finds room in the receiver's ring, however far it opens its window.
     pour(&a, &b, Ipv4Addr::new(10, 0, 0, 2), 1 << 30);
     let drops = |id: &str, reason: &str| show(daemon, id).drops.iter().find(|drop| drop.reason() == reason).unwrap().count();

@@ -149,7 +149,13 @@ impl Host {
     /// What systemd hears next.
     fn told(&self) -> String {
         let mut buffer = [0; 1000];
-        let length = self.systemd.recv(&mut buffer).unwrap();
+        // A machine that is frozen and thawed interrupts it.
+        let length = loop {
+            match self.systemd.recv(&mut buffer) {
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                told => break told.unwrap(),
+            }
+        };
         String::from_utf8(buffer[..length].to_vec()).unwrap()
     }
 
@@ -218,6 +224,23 @@ fn each_signal_has_its_effect_and_systemd_hears_of_it() {
             remove_sessions(host.directory.path());
         }
     }
+}
+
+/// Whatever keeps it from stopping.
+#[test]
+fn a_second_signal_ends_it_at_once() {
+    let mut host = Host::start(&["--no-syslog"], &[]);
+    let stuck = Stopped::thread(host.daemon.id(), "butterflyd");
+    let begun = Instant::now();
+    // The debugger is the first to hear of the end.
+    let state = format!("/proc/{}/stat", host.daemon.id());
+    while !std::fs::read_to_string(&state).unwrap().contains(") Z ") && begun.elapsed() < PATIENCE {
+        host.signal("TERM");
+    }
+    drop(stuck);
+    let (code, by, stderr) = host.end();
+    assert_eq!((code, by), (None, Some(15)), "{stderr}");
+    remove_sessions(host.directory.path());
 }
 
 /// A command line as long as it gets, short and long, and a file of the original's keys.

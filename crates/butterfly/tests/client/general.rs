@@ -291,6 +291,7 @@ fn commands_are_chained_in_order() {
             code: 1,
             ..Row::default()
         },
+        Row { line: "+ nic list @", out: "help: ", code: 1, ..Row::default() },
         Row { line: "nic list @ +", asks: &[&["nic_list: true"]], out: "help: ", code: 1, ..Row::default() },
         Row {
             line: "nic list+ @",
