@@ -335,7 +335,9 @@ def legacy_is_lax_as_the_original():
     client = Client(locked, way)
     # Anybody may send it again, and it counts again.
     again = Messages(encrypted=way.wrap(envelope(app_status=True).SerializeToString()))
-    first, second = (Messages.FromString(way.open(encrypted(locked.raw(again)).aes256cbc_sha512)) for _ in range(2))
+    fields = [encrypted(locked.raw(again)).aes256cbc_sha512 for _ in range(2)]
+    assert fields[0][:16] != fields[1][:16], "each reply has an initialization vector of its own"
+    first, second = (Messages.FromString(way.open(field)) for field in fields)
     counters = [each.messages[0].message_0.response.app_status.request_counter for each in (first, second)]
     same(counters[1] - counters[0], 2)
     client.ask(nic_list=True)

@@ -12,7 +12,7 @@ use butterfly_packet::{
     tcp::{ACK, SYN},
 };
 use butterfly_tests::{
-    Daemon, Host, Nic, PATIENCE, eventually,
+    Daemon, Host, Nic, PATIENCE, Station, eventually,
     frames::{mac, numbered},
     net::{Net, filtered, open, segment, v4},
     station::{features, machine, usual},
@@ -381,6 +381,44 @@ fn files_follow_the_declaration() {
     assert!(why.contains("packets of nic a are written there"), "{why}");
     net.expect("a", &frames[6], "b");
     drop(remove);
+}
+
+/// From the first packet on, whatever holds for the server; and who says no is switched as well.
+#[test]
+fn what_is_declared_is_recorded_from_the_start() {
+    if butterfly_tests::Kind::wanted() != butterfly_tests::Kind::Daemon {
+        return;
+    }
+    for (server, own) in [(&[][..], "true"), (&["-t".to_owned()], "false")] {
+        let host = Host::of(Daemon::start_with(&[], server));
+        let default = ["main", "a", "b"].map(|name| format!("/tmp/butterfly-{}-{name}.pcap", host.daemon().pid()));
+        let _remove = default.each_ref().map(|path| RemoveFile(Path::new(path)));
+        let file = host.dir().join("b.pcap");
+        let mut words = vec!["nic", "add", "--id", "b", "--vni", "1", "--bypass-filtering", "--packet-trace", own];
+        let address = mac(2).to_string();
+        words.extend(["--mac", &address]);
+        if own == "true" {
+            words.extend(["--trace-path", file.to_str().unwrap()]);
+        }
+        let path = host.daemon().client_ok(&words).trim_end().to_owned();
+        let vm = Vm::connect(&path, &usual(), PATIENCE).unwrap();
+        let nic = Nic::bypass("b", mac(2), 1);
+        let mut b = Station { nic, path: path.into(), listener: None, vm, config: usual() };
+        let mut a = host.station(&Nic::bypass("a", mac(1), 1), &usual());
+        let frames = [numbered(mac(2), mac(1), 1, 1, 100), numbered(mac(1), mac(2), 1, 2, 200)];
+        b.send(&frames[0]);
+        a.expect(&frames[0]);
+        a.send(&frames[1]);
+        b.expect(&frames[1]);
+        let details = host.daemon().client_ok(&["nic", "details", "b"]);
+        assert!(details.ends_with(&format!("\npacket trace: {own}\n")), "{details}");
+        for id in ["a", "b"] {
+            update(host.daemon(), id, Some(false), None).unwrap();
+        }
+        let [_, of_a, of_b] = default.each_ref().map(Path::new);
+        assert_eq!((file.exists(), of_a.exists(), of_b.exists()), (own == "true", own == "false", false));
+        assert_eq!(bytes_of(if own == "true" { &file } else { of_a }), frames);
+    }
 }
 
 /// A path without a beginning is looked for where the daemon was started.
