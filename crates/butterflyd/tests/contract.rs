@@ -1,6 +1,7 @@
 //! The daemon's contract, a row each: what it prints, how it ends, what it logs.
 
 use std::{
+    collections::BTreeSet,
     io::{BufRead, BufReader, Read},
     os::{linux::fs::MetadataExt, unix::net::UnixDatagram, unix::process::ExitStatusExt},
     path::Path,
@@ -320,6 +321,53 @@ fn lines_of_the_log_begin_with_their_level_and_with_syslog_with_name_and_process
             assert!(["<INFO> ", "<WARNING> "].iter().any(|level| rest.starts_with(level)), "{line}");
         }
     }
+}
+
+/// In a `/dev` of its own, with a logger of ours: facility LOCAL0, the name, the process; and the same on standard error.
+#[test]
+fn syslog_gets_what_standard_error_has() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    let logger = UnixDatagram::bind(directory.path().join("log")).unwrap();
+    logger.set_read_timeout(Some(PATIENCE)).unwrap();
+    let script = format!(
+        "touch {path}/urandom && mount --bind /dev/urandom {path}/urandom && mount -t tmpfs none /dev && mkdir /dev/shm && \
+         ln -s {path}/urandom /dev/urandom && ln -s {path}/log /dev/log && exec \"$@\""
+    );
+    let options = ["-i", "192.0.2.1", "--uplink", "none", "--sessions", "1000", "-l", "info", "-u", "65535", "-s", path, "-e"];
+    let daemon = Command::new("unshare")
+        .args(["--mount", "sh", "-c", &script, "sh", env!("CARGO_BIN_EXE_butterflyd")])
+        .args(options)
+        .arg(format!("ipc://{path}/api"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let tag = format!("butterfly[{}]: ", daemon.id());
+    let mut buffer = [0; 2000];
+    let mut lines: Vec<String> = Vec::new();
+    while lines.last().is_none_or(|line| !line.ends_with("<INFO> stopping")) {
+        let length = logger.recv(&mut buffer).unwrap();
+        let line = String::from_utf8(buffer[..length].to_vec()).unwrap();
+        let started = line.contains("<INFO> started: API on ");
+        lines.push(line);
+        if started {
+            assert!(Command::new("kill").arg(daemon.id().to_string()).status().unwrap().success());
+        }
+    }
+    let output = daemon.wait_with_output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    // 16 is LOCAL0.
+    for (severity, level) in [(4, "<WARNING> "), (6, "<INFO> ")] {
+        let start = format!("<{}>{tag}{level}", 16 * 8 + severity);
+        assert!(lines.iter().any(|line| line.starts_with(&start)), "{start} in {lines:?}");
+    }
+    // Threads write as they come.
+    let beside: BTreeSet<&str> = stderr.lines().filter(|line| *line != "No encryption configured").collect();
+    let sent: BTreeSet<&str> = lines.iter().map(|line| line.split_once('>').unwrap().1).collect();
+    assert!(sent.len() >= 4 && beside.is_superset(&sent), "{beside:?} is not {sent:?}");
 }
 
 #[test]
