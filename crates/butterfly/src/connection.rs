@@ -94,3 +94,24 @@ fn client(settings: &Settings, timeout: Option<Duration>) -> Result<Client, Fail
         None => client,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use butterfly_api::proto::Message as Envelope;
+
+    /// What no daemon and no command can bring about, in the words that it would have.
+    #[test]
+    fn failures_that_hardly_come_have_their_words() {
+        let settings = Settings { endpoint: "ipc:///does/not/exist".into(), ..Settings::default() };
+        let connection = Connection::open(&settings).unwrap();
+        let told = |error| match connection.failure(error) {
+            Failure::Said(text) => text,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(told(ClientError::SendTimeout), "Error, send timeout");
+        let lacking = Envelope::default().write_to_bytes().unwrap_err();
+        let text = told(ClientError::Encode(lacking));
+        assert!(text.starts_with("Error while encoding input to protobuf\n"), "{text}");
+    }
+}

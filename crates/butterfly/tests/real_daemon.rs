@@ -195,6 +195,12 @@ fn vnics_that_cannot_be() {
              it is a name as `ip netns` lists them, or a path that starts with a /"
                 .into(),
         ),
+        ("--ip ''", "description: Bad NIC format\nhelp: \"\" is not an IP address; write 192.0.2.1 or 2001:db8::1".into()),
+        ("--sg ''", "description: Bad NIC format\nhelp: the name of a security group is empty".into()),
+        (
+            "--type BENCH --btype ICMP_RCV_LIKE",
+            "description: Internal error\nhelp: a nic of type BENCH needs an ip: what it sends from, or answers for".into(),
+        ),
         (
             "--type BENCH",
             "description: Internal error\nhelp: btype of a nic of type BENCH is ICMP_SND_LIKE or ICMP_RCV_LIKE".into(),
@@ -317,6 +323,25 @@ fn what_is_not_there() {
                 "sg member add x 1.2.3 @",
                 "error in response\ndescription: Bad IP format\nhelp: \"1.2.3\" is not an IP address; write 192.0.2.1 or 2001:db8::1",
             ),
+            fails(
+                "sg member del x 1.2.3 @",
+                "error in response\ndescription: Bad IP format\nhelp: \"1.2.3\" is not an IP address; write 192.0.2.1 or 2001:db8::1",
+            ),
+            // Nobody is called by an empty word.
+            silent("nic del '' @ + sg del ''"),
+            fails("nic stats '' @", "error in response\ndescription: NIC does not exist with id "),
+            fails("nic details '' @", "no nic details received"),
+            fails("sg rule list '' @", NO_GROUP),
+            fails("sg member list '' @", NO_GROUP),
+            fails(
+                "sg rule add '' --ip-proto all --cidr ::/0 @",
+                "error in response\ndescription: Bad Security Group format\nhelp: the name of a security group is empty",
+            ),
+            fails(
+                "sg rule add x --ip-proto all --sg-members '' @",
+                "error in response\ndescription: Bad Security Group rule format\nhelp: the name of a security group is empty",
+            ),
+            silent("sg list @"),
             fails("request DIR/absent @", "failed to open DIR/absent\nNo such file or directory (os error 2)"),
         ],
     );
