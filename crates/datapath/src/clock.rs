@@ -1,37 +1,50 @@
-//! A coarse clock for the packet path: seconds, and tenths of them, since the switch started, written by the housekeeping thread.
+//! A coarse clock for the packet path, written by the housekeeping thread: seconds since the host was started, which are the same for every
+//! process that comes, and tenths of them since the switch was.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering},
-    time::Instant,
+    time::Duration,
 };
 
+use rustix::time::{ClockId, clock_gettime};
+
 pub(crate) struct Clock {
-    start: Instant,
+    start: Duration,
     seconds: AtomicU32,
     tenths: AtomicU32,
 }
 
+/// CLOCK_BOOTTIME: it never goes back, and counts while the host sleeps.
+fn since_boot() -> Duration {
+    let now = clock_gettime(ClockId::Boottime);
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
+}
+
 impl Clock {
     pub fn new() -> Clock {
-        // Second 0 means "never" where times are stored.
-        Clock { start: Instant::now(), seconds: AtomicU32::new(1), tenths: AtomicU32::new(0) }
+        let clock = Clock { start: since_boot(), seconds: AtomicU32::new(0), tenths: AtomicU32::new(0) };
+        clock.advance();
+        clock
     }
 
+    /// Seconds since the host was started.
     #[inline(always)]
     pub fn now(&self) -> u32 {
         self.seconds.load(Ordering::Relaxed)
     }
 
-    /// Tenths of a second since the start.
+    /// Tenths of a second since the switch was started.
     #[inline(always)]
     pub fn tenths(&self) -> u32 {
         self.tenths.load(Ordering::Relaxed)
     }
 
     pub fn advance(&self) {
-        let elapsed = self.start.elapsed();
-        let seconds = u32::try_from(elapsed.as_secs()).unwrap_or(u32::MAX - 1);
-        self.seconds.store(seconds.saturating_add(1), Ordering::Relaxed);
+        let now = since_boot();
+        // Second 0 means "never" where times are stored.
+        let seconds = u32::try_from(now.as_secs()).unwrap_or(u32::MAX).max(1);
+        self.seconds.store(seconds, Ordering::Relaxed);
+        let elapsed = now.saturating_sub(self.start);
         self.tenths.store(u32::try_from(elapsed.as_millis() / 100).unwrap_or(u32::MAX), Ordering::Relaxed);
     }
 
@@ -44,5 +57,25 @@ impl Clock {
     /// For the harness: lets less than a second pass.
     pub fn pass_tenths(&self, tenths: u32) {
         self.tenths.fetch_add(tenths, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What one process wrote, another one can tell the age of.
+    #[test]
+    fn every_clock_tells_the_same_time() {
+        let uptime = || std::fs::read_to_string("/proc/uptime").unwrap().split('.').next().unwrap().parse::<u32>().unwrap();
+        let before = uptime();
+        let first = Clock::new();
+        std::thread::sleep(Duration::from_millis(300));
+        let second = Clock::new();
+        first.advance();
+        // The second may have ended between the two.
+        assert!((before.max(1)..=uptime() + 1).contains(&first.now()), "{} {}", before, first.now());
+        assert!(second.now() <= first.now() && first.now() - second.now() <= 1);
+        assert!(first.tenths() >= 3 && second.tenths() == 0, "{} {}", first.tenths(), second.tenths());
     }
 }
