@@ -66,6 +66,9 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     let switch = Arc::new(switch);
     let table = switch.session_table();
     info!("room for {} sessions, in {}", table.capacity, table.memory);
+    for former in switch.former_tables() {
+        warn!("{former}");
+    }
     match switch.uplink() {
         Some(uplink) => {
             let UplinkReport { kind, interface, mode, mtu, inner_mtu, .. } = uplink;

@@ -5,6 +5,7 @@ use std::{
     collections::BTreeMap,
     net::IpAddr,
     os::fd::AsFd,
+    path::Path,
     sync::{Arc, atomic::Ordering},
 };
 
@@ -31,6 +32,7 @@ use crate::{
     plane::{AddError, Attachment, Plane, PlaneConfig, SessionConfig, VnicPolicy},
     rules::GroupChange,
     rules::number as number_of_ip,
+    session::FormerTable,
     sessions::{SessionFilter, SessionRow},
     snapshot::Vnic,
     tunnel::{Tunnel, TunnelConfig, UplinkPort},
@@ -211,6 +213,16 @@ impl Host {
     /// Says what would happen to a frame, from this vnic, or from the other hosts of a network.
     pub fn explain_frame(&self, from: &Origin, frame: &[u8]) -> Option<Walk> {
         self.plane.explain_frame(from, frame)
+    }
+
+    /// Tables of sessions that were there at the start.
+    pub fn former_tables(&self) -> &[FormerTable] {
+        &self.plane.former
+    }
+
+    /// The file of the table of sessions.
+    pub fn session_file(&self) -> Option<&Path> {
+        self.plane.shared.table.units().path()
     }
 
     /// Removes sessions. Returns how many there were.

@@ -62,7 +62,7 @@ pub use observe::{
 };
 pub use plane::{AddError, SessionConfig, VnicPolicy};
 pub use rules::GroupChange;
-pub use session::Timeouts;
+pub use session::{FormerSessions, FormerTable, Timeouts, Unusable};
 pub use sessions::{Admission, SessionEnd, SessionFilter, SessionRow, SessionTable};
 pub use switch::{FdbKind, FdbRow, Switch, SwitchConfig, VnicReport, VnicSpec, WorkerReport};
 pub use tap::{TapEnd, TapPacket, TapPoint, TapRead, TapRole, TapRule, TapSink, TapVerdict, TapWhat, Taps};

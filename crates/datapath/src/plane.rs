@@ -25,7 +25,7 @@ use crate::{
     headers::number,
     observe::{Update, Updates},
     rules::{Cells, GroupChange, Groups, MAX_CELLS, number as number_of_ip},
-    session::{Admission, HashKey, Table, Timeouts},
+    session::{Admission, FormerTable, HashKey, Here, Name, Table, Timeouts},
     slab::Slab,
     snapshot::{Network, Numbers, PortRef, Remote, Rules, Shared as VnicShared, Snapshot, Vnic},
     tally::Tally,
@@ -160,6 +160,8 @@ pub(crate) struct Plane {
     pub(crate) drop_window: Mutex<DropWindow>,
     /// Where workers put what somebody watches: one for each, while anybody does.
     pub rings: Mutex<Vec<Arc<Ring>>>,
+    /// Tables of sessions that were there at the start.
+    pub former: Vec<FormerTable>,
 }
 
 /// Tells a vnic's worker when its transmit ring starts and stops.
@@ -188,13 +190,24 @@ impl PortEvents for Attachment {
 impl Plane {
     pub fn new(config: PlaneConfig) -> Result<Plane, std::io::Error> {
         let PlaneConfig { workers, fdb_ageing, sessions, tunnel } = config;
-        let table =
-            Table::new(sessions.capacity, sessions.file.as_deref(), HashKey(secrets()?)).map_err(std::io::Error::other)?;
+        let clock = Clock::new();
+        let key = HashKey(secrets()?);
+        let mut former = Vec::new();
+        let table = match &sessions.file {
+            None => Table::new(sessions.capacity, key),
+            Some(name) => {
+                let here = Here::read();
+                Table::in_file(sessions.capacity, name, key, here, |path, left| {
+                    former.push(FormerTable::look(path, left, &here, &sessions.timeouts, clock.now()));
+                })
+            }
+        };
+        let table = table.map_err(std::io::Error::other)?;
         let shared = Shared {
             snapshot: ArcSwap::from_pointee(Snapshot { version: FIRST_VERSION, ..Snapshot::default() }),
             epoch: AtomicU64::new(0),
             fdb: Fdb::new(fdb_ageing),
-            clock: Clock::new(),
+            clock,
             stop: AtomicBool::new(false),
             cells: Cells::new().map_err(std::io::Error::other)?,
             share: share(table.capacity(), sessions.share),
@@ -218,6 +231,7 @@ impl Plane {
             updates: Updates::default(),
             drop_window: Mutex::default(),
             rings: Mutex::default(),
+            former,
         })
     }
 
@@ -280,9 +294,11 @@ impl Plane {
         next.vnics.set(slot, Some(vnic.clone()));
         self.add_trunk(&mut state, &mut next, vni, network);
         let remote = self.remote(&state, &next, vni, network);
+        let trunk = remote.as_ref().map(|remote| remote.slot);
         rebuild_network(&mut next, vni, network, remote);
         state.by_id.insert(vnic.id.clone(), place);
         find_mirrors(&state, &mut next);
+        self.name_slots([Some(slot), trunk].into_iter().flatten(), &next);
         self.publish(next);
         self.updates.add(Update::VnicAdded);
         if !vnic.rules.bypass && mirrors.is_none() {
@@ -499,6 +515,7 @@ impl Plane {
         self.gone.leaving(&leaving);
         self.publish(next);
         self.gone.left(&leaving);
+        leaving.iter().for_each(|vnic| self.shared.table.name(vnic.place.slot, None));
         self.updates.add(Update::VnicRemoved);
         let slot = trunk.as_ref().map(|trunk| trunk.place.slot);
         self.forget(|learnt| learnt.place == place || Some(learnt.place.slot) == slot);
@@ -571,7 +588,17 @@ impl Plane {
                 left = now.filter(|(found, now)| *found == key && now.stamp > FIRST_VERSION).map(|(_, now)| now);
             }
         });
+        // Not before the records: what is left of those that are gone is nobody's, whenever this process dies.
+        self.name_slots(next.vnics.iter().map(|(slot, _)| slot), next);
         next.version += 1;
+    }
+
+    /// Writes who is in these slots, for a process that finds the table.
+    fn name_slots(&self, slots: impl Iterator<Item = u32>, snapshot: &Snapshot) {
+        for slot in slots {
+            let name = snapshot.vnics.get(slot).map(|vnic| Name { id: vnic.id.as_ref().into(), vni: vnic.vni, born: vnic.born });
+            self.shared.table.name(slot, name.as_ref());
+        }
     }
 
     /// For the harness.

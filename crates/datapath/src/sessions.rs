@@ -8,7 +8,7 @@ use crate::{
     flow::tcp::TcpState,
     plane::Plane,
     rules::address,
-    session::{Admission as Stored, Key, Record, State, Timeouts},
+    session::{Admission as Stored, FormerTable, Key, Record, State, Timeouts},
     snapshot::Snapshot,
     switch::Switch,
 };
@@ -281,6 +281,11 @@ impl Switch {
     /// How many sessions match, and the first `limit` of them.
     pub fn sessions(&self, filter: &SessionFilter, limit: usize) -> (u64, Vec<SessionRow>) {
         self.plane().list_sessions(filter, limit)
+    }
+
+    /// Tables of sessions that were there when the switch was started, and were not used.
+    pub fn former_tables(&self) -> &[FormerTable] {
+        &self.plane().former
     }
 
     /// Removes sessions: their next frames are decided like first ones. Returns how many there were.

@@ -626,6 +626,46 @@ fn when_numbers_of_changes_begin_anew_nothing_is_forgotten() {
     net.expect("a", a_to_b().udp(5, 20, b""), "b");
 }
 
+/// The table in a file, and what the next daemon would make of it if this one died now: how many sessions could go on.
+fn in_file(vnics: &[(&str, Mac, &str, &str)]) -> (Net, impl Fn(&Net) -> u64) {
+    let file = |of: &str| Some(format!("butterfly-test-{of}-{}", std::process::id()));
+    let sessions = |file| SessionConfig { capacity: 4096, file, ..SessionConfig::default() };
+    let net = Net::with(sessions(file("walk")), vnics);
+    let next = move |net: &Net| {
+        let next = file("next");
+        let path = std::path::Path::new("/dev/shm").join(next.as_deref().unwrap());
+        std::fs::copy(net.host.session_file().unwrap(), path).unwrap();
+        let host = Host::with_sessions(sessions(next)).unwrap();
+        let [former] = host.former_tables() else { panic!("{:?}", host.former_tables()) };
+        former.found.unwrap().sessions
+    };
+    (net, next)
+}
+
+#[test]
+fn the_next_daemon_can_tell_whose_sessions_they_were() {
+    let (mut net, next) = in_file(&[("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g")]);
+    net.group("g", &["in udp 10 0.0.0.0/0"], &[]);
+    assert_eq!(next(&net), 0);
+    net.expect("a", a_to_b().udp(5, 10, b""), "b");
+    net.expect("b", b_to_a().udp(77, 78, b""), "a");
+    assert_eq!(next(&net), 2);
+    // When numbers of changes begin anew, too.
+    net.host.near_last_version();
+    for round in 0..4 {
+        net.change("g", GroupChange::AddRule(rule("in tcp 1 0.0.0.0/0")));
+        net.expect("a", a_to_b().udp(6, 10, b""), "b");
+        assert_eq!(next(&net), 3, "round {round}");
+        net.change("g", GroupChange::RemoveRule(rule("in tcp 1 0.0.0.0/0")));
+        assert_eq!(next(&net), 3, "round {round}");
+    }
+    // Whoever comes into its slot is not taken for it.
+    net.host.remove("b");
+    assert_eq!(next(&net), 0);
+    net.host.declare("c", C, 1, &policy("10.0.0.3", "g")).unwrap();
+    assert_eq!(next(&net), 0);
+}
+
 #[test]
 fn discovery_speaks_for_oneself_whatever_the_rules() {
     let mut net = Net::new(&[("a", A, "fd00::1", "g"), ("b", B, "fd00::2", "*")]);

@@ -2,6 +2,12 @@
 //!
 //! Not guest memory, but like it: whoever reads the file after a crash must check what it finds.
 
+mod left;
+#[cfg(test)]
+mod tests;
+
+pub use left::Left;
+
 use std::{
     ffi::OsStr,
     io,
@@ -13,9 +19,8 @@ use std::{
 };
 
 use rustix::{
-    fs::{FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, fstat, ftruncate, openat, unlink},
+    fs::{FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, ftruncate, openat, unlink},
     mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap},
-    process::geteuid,
 };
 
 /// Two cache lines: what neighbouring units hold never shares one, nor a pair that the processor fetches together.
@@ -54,6 +59,8 @@ impl Memory {
 pub enum UnitsError {
     #[error("{} is in use by another process: stop it first", .0.display())]
     InUse(PathBuf),
+    #[error("{} is there already and cannot be removed by this user: remove it", .0.display())]
+    Foreign(PathBuf),
     #[error("cannot reserve {bytes} bytes of memory for a table: {error}")]
     Memory { bytes: usize, error: io::Error },
     #[error("cannot make {}: {error}", .path.display())]
@@ -69,7 +76,6 @@ pub struct Units {
     memory: Memory,
     /// Holds the lock.
     file: Option<(PathBuf, OwnedFd)>,
-    left_behind: bool,
 }
 
 // SAFETY: the memory is only accessed through atomics.
@@ -93,43 +99,50 @@ impl Units {
         .map_err(|why| UnitsError::Memory { bytes: mapped, error: why.into() })?;
         // SAFETY: it is our mapping of that length; a hint. Small pages do as well.
         let _ = unsafe { madvise(base, mapped, Advice::LinuxHugepage) };
-        Units::new(base, len, mapped, Memory::Anonymous, None, false)
+        Units::new(base, len, mapped, Memory::Anonymous, None)
     }
 
-    /// `len` units of zeros in a file called `name`, of huge pages if they can be had. A file that a process left behind when it
-    /// died is removed, wherever it may be; one that is in use is an error.
-    pub fn file(len: usize, name: &str) -> Result<Units, UnitsError> {
+    /// `len` units of zeros in a file called `name`, of huge pages if they can be had. What a process left there when it died is
+    /// removed, wherever it may be, after `look` has seen it; `None` is something of another user, which is not looked at. A file that is
+    /// in use is an error.
+    pub fn file(len: usize, name: &str, mut look: impl FnMut(&Path, Option<&Left>)) -> Result<Units, UnitsError> {
         let mapped = size(len)?;
         let huge = huge_directories().into_iter().map(|directory| (directory.join(name), Memory::HugePages));
         let mut paths: Vec<_> = huge.collect();
         paths.push((Path::new("/dev/shm").join(name), Memory::Tmpfs));
-        let mut left_behind = false;
         for (path, _) in &paths {
-            left_behind |= clear(path)?;
+            left::clear(path, &mut look)?;
         }
         let mut last = Err(UnitsError::Memory { bytes: mapped, error: io::ErrorKind::NotFound.into() });
         for (path, memory) in paths {
-            match Units::create(len, mapped, &path, memory, left_behind) {
+            match Units::create(len, mapped, &path, memory) {
                 // Usually there are too few pages.
-                Err(UnitsError::File { path, error }) => last = Err(UnitsError::File { path, error }),
+                Err(why @ (UnitsError::File { .. } | UnitsError::Foreign(_))) => last = Err(why),
                 made => return made,
             }
         }
         last
     }
 
-    fn create(len: usize, mapped: usize, path: &Path, memory: Memory, left_behind: bool) -> Result<Units, UnitsError> {
+    fn create(len: usize, mapped: usize, path: &Path, memory: Memory) -> Result<Units, UnitsError> {
         let failed = |error: rustix::io::Errno| UnitsError::File { path: path.to_owned(), error: error.into() };
         // Nobody else's, whatever name they guess.
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file = openat(rustix::fs::CWD, path, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+        let file = match openat(rustix::fs::CWD, path, flags, Mode::RUSR | Mode::WUSR) {
+            Ok(file) => file,
+            // What was left is removed by now: another one started at the same time, or it may not be removed.
+            Err(rustix::io::Errno::EXIST) if left::is_own_file(path) => return Err(UnitsError::InUse(path.to_owned())),
+            Err(rustix::io::Errno::EXIST) => return Err(UnitsError::Foreign(path.to_owned())),
+            Err(why) => return Err(failed(why)),
+        };
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(UnitsError::InUse(path.to_owned())),
+            // Until it was locked it looked like what somebody left, to another one that starts.
+            Ok(()) if left::is_at(&file, path) => {}
+            Ok(()) | Err(rustix::io::Errno::WOULDBLOCK) => return Err(UnitsError::InUse(path.to_owned())),
             Err(why) => return Err(failed(why)),
         }
         match Units::map(&file, mapped) {
-            Ok(base) => Units::new(base, len, mapped, memory, Some((path.to_owned(), file)), left_behind),
+            Ok(base) => Units::new(base, len, mapped, memory, Some((path.to_owned(), file))),
             Err(why) => {
                 let _ = unlink(path);
                 Err(failed(why))
@@ -151,11 +164,10 @@ impl Units {
         mapped: usize,
         memory: Memory,
         file: Option<(PathBuf, OwnedFd)>,
-        left_behind: bool,
     ) -> Result<Units, UnitsError> {
         let base = NonNull::new(base.cast::<Unit>())
             .ok_or_else(|| UnitsError::Memory { bytes: mapped, error: io::Error::from(io::ErrorKind::OutOfMemory) })?;
-        Ok(Units { base, len, mapped, memory, file, left_behind })
+        Ok(Units { base, len, mapped, memory, file })
     }
 
     /// What it is made of.
@@ -166,11 +178,6 @@ impl Units {
     /// Its file, if it has one.
     pub fn path(&self) -> Option<&Path> {
         self.file.as_ref().map(|(path, _)| path.as_path())
-    }
-
-    /// A process that died had left its file behind; it was replaced.
-    pub fn left_behind(&self) -> bool {
-        self.left_behind
     }
 }
 
@@ -187,7 +194,10 @@ impl Deref for Units {
 
 impl Drop for Units {
     fn drop(&mut self) {
-        if let Some((path, _)) = &self.file {
+        // Whoever removed it by hand may have let another one make its own there.
+        if let Some((path, file)) = &self.file
+            && left::is_at(file, path)
+        {
             let _ = unlink(path);
         }
         // SAFETY: mapped by us with this length; references into it borrow self.
@@ -198,25 +208,6 @@ impl Drop for Units {
 fn size(len: usize) -> Result<usize, UnitsError> {
     let bytes = len.checked_mul(UNIT).and_then(|bytes| bytes.max(1).checked_next_multiple_of(HUGE));
     bytes.ok_or_else(|| UnitsError::Memory { bytes: usize::MAX, error: io::Error::from(io::ErrorKind::OutOfMemory) })
-}
-
-/// Removes what a process left at `path` when it died. Whether it left something. What somebody else put there is not looked at: it
-/// must neither be used nor stop a start.
-fn clear(path: &Path) -> Result<bool, UnitsError> {
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let file = match openat(rustix::fs::CWD, path, flags, Mode::empty()) {
-        Ok(file) => Some(file),
-        Err(rustix::io::Errno::NOENT) => return Ok(false),
-        Err(_) => None,
-    };
-    let own = file.filter(|file| fstat(file).is_ok_and(|stat| stat.st_uid == geteuid().as_raw()));
-    if let Some(own) = &own
-        && flock(own, FlockOperation::NonBlockingLockExclusive) == Err(rustix::io::Errno::WOULDBLOCK)
-    {
-        return Err(UnitsError::InUse(path.to_owned()));
-    }
-    let _ = unlink(path); // if that fails, making ours will, and says why
-    Ok(own.is_some())
 }
 
 /// Where file systems of 2 MiB pages are mounted.
@@ -231,68 +222,4 @@ fn huge_directories() -> Vec<PathBuf> {
             (kind == "hugetlbfs" && small_enough).then(|| PathBuf::from(OsStr::new(directory)))
         })
         .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::atomic::Ordering::Relaxed;
-
-    #[test]
-    fn anonymous_units_are_zeros_and_apart() {
-        let units = Units::anonymous(1000).unwrap();
-        assert_eq!(units.len(), 1000);
-        units[999].0[15].store(7, Relaxed);
-        assert_eq!((units[999].0[15].load(Relaxed), units[998].0[15].load(Relaxed)), (7, 0));
-        assert_eq!(&raw const units[1] as usize - &raw const units[0] as usize, 128);
-    }
-
-    #[test]
-    fn a_file_has_one_user_and_goes_with_it() {
-        let name = format!("butterfly-test-{}", std::process::id());
-        let first = Units::file(10, &name).unwrap();
-        assert!(!first.left_behind());
-        let path = first.path().unwrap().to_owned();
-        assert!(matches!(Units::file(10, &name), Err(UnitsError::InUse(at)) if at == path));
-        first[3].0[0].store(1, Relaxed);
-        drop(first);
-        assert!(!path.exists());
-    }
-
-    #[test]
-    fn what_a_crash_left_is_replaced() {
-        let name = format!("butterfly-test-left-{}", std::process::id());
-        let path = Path::new("/dev/shm").join(&name);
-        std::fs::write(&path, vec![1u8; 4096]).unwrap();
-        let units = Units::file(10, &name).unwrap();
-        assert!(units.left_behind());
-        assert!(units.iter().all(|unit| unit.0.iter().all(|word| word.load(Relaxed) == 0)));
-        // Where huge pages were had since, too.
-        drop(units);
-        assert!(!path.exists());
-    }
-
-    #[test]
-    fn what_others_put_there_is_not_used() {
-        let name = format!("butterfly-test-others-{}", std::process::id());
-        let path = Path::new("/dev/shm").join(&name);
-        for there in ["link", "file", "locked"] {
-            let mut file = None;
-            if there == "link" {
-                std::os::unix::fs::symlink("/dev/shm/nowhere", &path).unwrap();
-            } else {
-                let made = std::fs::File::create(&path).unwrap();
-                if std::os::unix::fs::fchown(&made, Some(65534), None).is_err() {
-                    std::fs::remove_file(&path).unwrap();
-                    continue; // not root
-                }
-                flock(&made, FlockOperation::NonBlockingLockExclusive).unwrap();
-                file = (there == "locked").then_some(made);
-            }
-            let units = Units::file(10, &name).unwrap();
-            let stat = fstat(&units.file.as_ref().unwrap().1).unwrap();
-            assert_eq!((stat.st_uid, stat.st_mode & 0o777, units.left_behind()), (geteuid().as_raw(), 0o600, false), "{there}");
-            drop((units, file));
-        }
-    }
 }

@@ -3,6 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    time::Instant,
 };
 
 use butterfly_api::proto::session_admission::Kind as Admitted;
@@ -237,30 +238,55 @@ fn conversation(dir: &Path) -> Net {
     net
 }
 
-/// A crash leaves the table, whatever is in it, and the next start replaces it; a clean stop removes it.
+/// A crash leaves the table, and the next start says what it makes of it and replaces it; a clean stop removes it.
 #[test]
 fn the_table_and_restarts() {
     if Kind::wanted() != Kind::Daemon {
         return;
     }
     let room = tempfile::tempdir().unwrap();
-    for round in 0..3 {
+    let started = Instant::now();
+    // What becomes of the file, and what the next start says to it.
+    type Change = fn(&mut Vec<u8>);
+    let rounds: [(Change, &str); 6] = [
+        (|_| {}, "2 sessions end with theirs (last frame "),
+        (|file| file.fill(0xa5), "it is no table of sessions"),
+        (Vec::clear, "it is shorter than its header says"),
+        (|file| file.truncate(100_000), "it is shorter than its header says"),
+        (|file| file[8] = 1, "its layout has version 1,"),
+        (|file| file[88] ^= 1, "it is of another boot"),
+    ];
+    let said = |expected: &str, from: usize| {
+        let log = fs::read_to_string(room.path().join("log")).unwrap();
+        let told = log[from..].lines().find(|line| line.contains("was left by a daemon that died")).unwrap_or_default();
+        assert!(told.contains(expected) && told.is_empty() == expected.is_empty(), "{expected:?} is not in {told:?}");
+        // Seconds of the host, not of the daemon that died.
+        let idle = told.split_once("(last frame ").and_then(|(_, rest)| rest.split(' ').next());
+        let idle = idle.map(|idle| idle.parse::<u64>().unwrap());
+        assert!(idle.unwrap_or_default() <= started.elapsed().as_secs() + 1, "{told}");
+        log.len()
+    };
+    let (mut expected, mut logged) = ("", 0);
+    for (change, next) in rounds {
         let mut net = conversation(room.path());
+        logged = said(expected, logged);
         let file = table_file(net.host.daemon());
         assert!(file.exists());
         net.host.daemon().signal("KILL");
         net.host.daemon_mut().wait_for_end();
         assert!(file.exists(), "a crash leaves it");
+        // Huge pages cannot be written like a file.
         if file.starts_with("/dev/shm") {
-            // What was left may be anything by now.
-            match round {
-                0 => {}
-                1 => fs::write(&file, vec![0xa5; 100_000]).unwrap(),
-                _ => fs::write(&file, b"").unwrap(),
-            }
+            let mut bytes = fs::read(&file).unwrap();
+            change(&mut bytes);
+            fs::write(&file, bytes).unwrap();
+            expected = next;
+        } else {
+            expected = rounds[0].1;
         }
     }
     let mut net = conversation(room.path());
+    said(expected, logged);
     let file = table_file(net.host.daemon());
     net.host.daemon().signal("TERM");
     assert_eq!(net.host.daemon_mut().wait_for_end().code(), Some(0));

@@ -61,7 +61,7 @@ impl<'a> World<'a> {
         Some(World {
             shared,
             snapshot: own,
-            table: Table::new(SESSIONS, None, HashKey([1, 3, 5, 7])).ok()?,
+            table: Table::new(SESSIONS, HashKey([1, 3, 5, 7])).ok()?,
             cells: Cells::new().ok()?,
             fdb: Fdb::new(shared.fdb.ageing()),
             notes: Notes::default(),

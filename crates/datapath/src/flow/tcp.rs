@@ -121,6 +121,13 @@ pub(crate) struct Track {
 /// A window scale that was not offered, or not seen.
 pub(crate) const UNKNOWN: u8 = 0xff;
 
+impl Track {
+    /// Whether this could be known of a connection.
+    pub fn is_possible(&self) -> bool {
+        self.fins <= 3 && self.scale.iter().all(|scale| *scale <= MAX_SCALE || *scale == UNKNOWN)
+    }
+}
+
 /// What becomes of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {

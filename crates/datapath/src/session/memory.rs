@@ -12,7 +12,7 @@ mod real {
 
     pub(crate) use butterfly_vhost::{
         cpu::prefetch,
-        units::{Unit, Units, UnitsError},
+        units::{Left, Unit, Units, UnitsError},
     };
 
     /// How often a lock is tried: its holder needs some hundred cycles, unless it was interrupted.
@@ -35,10 +35,10 @@ mod real {
 
 #[cfg(feature = "loom")]
 mod model {
-    use std::ops::Deref;
+    use std::{ops::Deref, path::Path};
 
     use butterfly_vhost::units::Memory;
-    pub(crate) use butterfly_vhost::units::UnitsError;
+    pub(crate) use butterfly_vhost::units::{Left, UnitsError};
     pub(crate) use loom::{
         hint::spin_loop,
         sync::atomic::{AtomicU64, fence},
@@ -64,7 +64,7 @@ mod model {
             Ok(Units((0..len).map(|_| Unit(std::array::from_fn(|_| AtomicU64::new(0)))).collect()))
         }
 
-        pub fn file(len: usize, _name: &str) -> Result<Units, UnitsError> {
+        pub fn file(len: usize, _name: &str, _look: impl FnMut(&Path, Option<&Left>)) -> Result<Units, UnitsError> {
             Units::anonymous(len)
         }
 

@@ -152,7 +152,8 @@ impl<'a> Record<'a> {
         }
     }
 
-    fn is_free(&self) -> bool {
+    /// Nobody is in it, and nobody changes it.
+    pub fn is_free(&self) -> bool {
         let before = self.word(SEQUENCE).load(Acquire);
         let last = self.word(KEY + 5).load(Relaxed);
         fence(Acquire);

@@ -1,5 +1,7 @@
 //! States of sessions, and how long each lasts without a frame.
 
+use butterfly_packet::protocol;
+
 use crate::flow::tcp::TcpState;
 
 /// Where a session stands.
@@ -133,6 +135,18 @@ impl State {
             State::Echo => "icmp-echo",
             State::SctpNew | State::SctpEstablished => "sctp",
             State::OtherNew | State::OtherAnswered => "other",
+        }
+    }
+
+    /// Whether sessions of an IP protocol can be in it.
+    pub const fn is_of(self, protocol: u8) -> bool {
+        let own = matches!(protocol, protocol::TCP | protocol::UDP | protocol::SCTP);
+        match self {
+            State::Tcp(_) => protocol == protocol::TCP,
+            State::UdpNew | State::UdpAnswered => protocol == protocol::UDP,
+            State::Echo => matches!(protocol, protocol::ICMP | protocol::ICMPV6),
+            State::SctpNew | State::SctpEstablished => protocol == protocol::SCTP,
+            State::Other => !own,
         }
     }
 

@@ -16,31 +16,20 @@ mod stress;
 #[cfg(all(test, not(feature = "loom")))]
 mod tests;
 
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::{
+    path::Path,
+    sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release},
+};
 
 use super::{
     key::{HashKey, Key},
-    memory::{AtomicU64, BUCKET_WORDS, MIN_SESSIONS, PATIENCE, Unit, Units, UnitsError, fence, prefetch, spin_loop, zero},
+    layout::{self, HEAD_FREE, HEAD_FRESH, HEAD_USED, Here, Layout},
+    memory::{AtomicU64, BUCKET_WORDS, Left, PATIENCE, Unit, Units, UnitsError, fence, prefetch, spin_loop, zero},
+    names::{self, Name},
     record::{Admission, Life, Line1, Record},
     state::State,
 };
 use crate::flow::tcp::TcpState;
-
-/// Identifies the file: "BFLYSESS".
-const MAGIC: u64 = u64::from_be_bytes(*b"BFLYSESS");
-/// Counts changes of the layout.
-const VERSION: u64 = 1;
-
-/// Words of the header unit.
-const HEAD_MAGIC: usize = 0;
-const HEAD_VERSION: usize = 1;
-const HEAD_CAPACITY: usize = 2;
-const HEAD_HASH_KEY: usize = 3;
-/// Top of the stack of free records: a count against reuse, and the index plus one.
-const HEAD_FREE: usize = 8;
-/// Records from here on were never used.
-const HEAD_FRESH: usize = 9;
-const HEAD_USED: usize = 10;
 
 /// Two buckets share a unit.
 const HALF_UNIT: usize = 8;
@@ -54,9 +43,6 @@ const NEIGHBOURS: u64 = 16;
 /// Buckets that are looked at for a session of somebody who has too many, and sessions in them.
 const SEARCHED: u64 = 256;
 const LOOKED_AT: u32 = 64;
-
-/// Most records a table can have: an index fits in the part of a word that entries have.
-pub(crate) const MAX_SESSIONS: u32 = 1 << 24;
 
 /// Why a session was not made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -84,6 +70,9 @@ pub(crate) struct Table {
     /// Unit of the first bucket, and number of buckets minus one.
     buckets: usize,
     mask: u64,
+    /// Unit of the first name, and number of names; there are none in memory that goes with the process.
+    names: usize,
+    slots: u32,
 }
 
 /// A bucket that is locked.
@@ -108,26 +97,41 @@ fn entry(hash: u64, index: u32) -> u64 {
 }
 
 impl Table {
-    /// A table of `capacity` records, in a file that has this name, or in this process's own memory.
-    pub fn new(capacity: u32, file: Option<&str>, hash_key: HashKey) -> Result<Table, UnitsError> {
-        let capacity = capacity.clamp(MIN_SESSIONS, MAX_SESSIONS);
-        // Seven entries each: less than two thirds are in use when all records are.
-        let buckets = (u64::from(capacity) / 5).next_power_of_two().max(2);
-        let len = 1 + capacity as usize + buckets.div_ceil(2) as usize;
-        let units = match file {
-            Some(name) => Units::file(len, name)?,
-            None => Units::anonymous(len)?,
-        };
-        let table = Table { units, hash_key, capacity, buckets: 1 + capacity as usize, mask: buckets - 1 };
-        let head = table.head();
-        for (at, word) in [(HEAD_VERSION, VERSION), (HEAD_CAPACITY, capacity.into())] {
-            head.word(at).store(word, Relaxed);
+    /// A table of `capacity` records in this process's own memory.
+    pub fn new(capacity: u32, hash_key: HashKey) -> Result<Table, UnitsError> {
+        let layout = Layout::new(capacity, false);
+        Ok(Table::of(Units::anonymous(layout.len)?, &layout, hash_key))
+    }
+
+    /// A table of `capacity` records in a file that has this name. What is there already is removed after `look` has seen it.
+    pub fn in_file(
+        capacity: u32,
+        name: &str,
+        hash_key: HashKey,
+        here: Here,
+        look: impl FnMut(&Path, Option<&Left>),
+    ) -> Result<Table, UnitsError> {
+        let layout = Layout::new(capacity, true);
+        let table = Table::of(Units::file(layout.len, name, look)?, &layout, hash_key);
+        // What identifies it comes last: without it, nobody takes it for a table.
+        for (at, word) in layout::header(&layout, hash_key, here).into_iter().enumerate().rev() {
+            table.head().word(at).store(word, Release);
         }
-        for (at, word) in hash_key.0.into_iter().enumerate() {
-            head.word(HEAD_HASH_KEY + at).store(word, Relaxed);
-        }
-        head.word(HEAD_MAGIC).store(MAGIC, Release);
         Ok(table)
+    }
+
+    fn of(units: Units, layout: &Layout, hash_key: HashKey) -> Table {
+        let Layout { capacity, buckets, mask, names, slots, .. } = *layout;
+        Table { units, hash_key, capacity, buckets, mask, names, slots }
+    }
+
+    /// Says who is in a slot from now on: what is not said, nobody can tell who finds the file. Sessions are only to be made when it is said.
+    pub fn name(&self, slot: u32, name: Option<&Name>) {
+        if slot < self.slots
+            && let Some(unit) = self.units.get(self.names + slot as usize)
+        {
+            names::write(unit, name);
+        }
     }
 
     fn head(&self) -> Record<'_> {

@@ -7,7 +7,7 @@ use super::{audit::*, *};
 
 /// Two buckets of two entries each.
 fn table(capacity: u32) -> Arc<Table> {
-    let table = Table::new(capacity, None, HASH_KEY).unwrap();
+    let table = Table::new(capacity, HASH_KEY).unwrap();
     assert_eq!(table.mask, 1);
     Arc::new(table)
 }

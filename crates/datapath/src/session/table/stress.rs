@@ -37,7 +37,7 @@ fn seen(n: u32, found: Option<Found>) -> Option<u32> {
 
 #[test]
 fn no_mixture_of_inserts_removals_and_lookups_confuses_flows() {
-    let table = Table::new(64, None, HASH_KEY).unwrap();
+    let table = Table::new(64, HASH_KEY).unwrap();
     let stop = AtomicBool::new(false);
     // Made, exists, full, removed, admitted anew, found.
     let counts: [AtomicU64; 6] = Default::default();

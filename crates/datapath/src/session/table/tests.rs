@@ -1,7 +1,7 @@
 use super::{audit::*, *};
 
 fn table(capacity: u32) -> Table {
-    Table::new(capacity, None, HASH_KEY).unwrap()
+    Table::new(capacity, HASH_KEY).unwrap()
 }
 
 /// Flows whose first bucket is this one.

@@ -1,0 +1,122 @@
+//! What stands where in the file of the table, and the header that says so.
+//!
+//! In units of 128 bytes: the header; records; buckets, two in a unit; names of vnics by slot. Words are the processor's. A process that
+//! comes later needs nothing else to tell who talked to whom: it is the same host and boot, or the file is of no use. What admitted a
+//! session has no name, as whatever survives is decided again.
+
+use super::{key::HashKey, memory::MIN_SESSIONS};
+
+/// Identifies the file: "BFLYSESS".
+pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"BFLYSESS");
+/// Counts changes of the layout. 2: boot, host and names; times are CLOCK_BOOTTIME.
+pub(super) const VERSION: u64 = 2;
+
+/// Words of the header unit. The first line is never written again.
+pub(super) const HEAD_MAGIC: usize = 0;
+pub(super) const HEAD_VERSION: usize = 1;
+pub(super) const HEAD_CAPACITY: usize = 2;
+#[cfg(test)]
+pub(super) const HEAD_HASH_KEY: usize = 3;
+/// How many slots have names.
+pub(super) const HEAD_SLOTS: usize = 7;
+/// Top of the stack of free records: a count against reuse, and the index plus one.
+pub(super) const HEAD_FREE: usize = 8;
+/// Records from here on were never used.
+pub(super) const HEAD_FRESH: usize = 9;
+pub(super) const HEAD_USED: usize = 10;
+pub(super) const HEAD_BOOT: usize = 11;
+pub(super) const HEAD_HOST: usize = 13;
+
+/// Most records a table can have: an index fits in the part of a word that entries have.
+pub(crate) const MAX_SESSIONS: u32 = 1 << 24;
+/// Sessions for each slot that has a name: those of vnics beyond are not told apart by a process that comes later.
+const SESSIONS_PER_NAME: u32 = 64;
+const MIN_NAMES: u32 = 64;
+
+/// Where things are, in units.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Layout {
+    pub capacity: u32,
+    /// Unit of the first bucket, and number of buckets minus one.
+    pub buckets: usize,
+    pub mask: u64,
+    /// Unit of the first name, and number of names.
+    pub names: usize,
+    pub slots: u32,
+    pub len: usize,
+}
+
+impl Layout {
+    /// Of so many records. Only what may outlive the process has names.
+    pub fn new(capacity: u32, named: bool) -> Layout {
+        let capacity = capacity.clamp(MIN_SESSIONS, MAX_SESSIONS);
+        // Seven entries each: less than two thirds are in use when all records are.
+        let buckets = (u64::from(capacity) / 5).next_power_of_two().max(2);
+        let slots = if named { (capacity / SESSIONS_PER_NAME).max(MIN_NAMES) } else { 0 };
+        let names = 1 + capacity as usize + buckets.div_ceil(2) as usize;
+        Layout { capacity, buckets: 1 + capacity as usize, mask: buckets - 1, names, slots, len: names + slots as usize }
+    }
+}
+
+/// Which boot of which host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Here {
+    /// Zeros if it cannot be told: nothing is taken over then.
+    pub boot: [u64; 2],
+    /// Zeros where hosts have no number.
+    pub host: [u64; 2],
+}
+
+impl Here {
+    pub fn read() -> Here {
+        let number = |path| std::fs::read_to_string(path).ok().and_then(|text| number(text.trim())).unwrap_or_default();
+        Here { boot: number("/proc/sys/kernel/random/boot_id"), host: number("/etc/machine-id") }
+    }
+}
+
+/// 32 hexadecimal digits, with dashes or without.
+fn number(text: &str) -> Option<[u64; 2]> {
+    let digits: String = text.chars().filter(|c| *c != '-').collect();
+    let number = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32)?;
+    Some([(number >> 64) as u64, number as u64])
+}
+
+/// The header of a table that nobody has used yet.
+pub(super) fn header(layout: &Layout, HashKey(key): HashKey, here: Here) -> [u64; 16] {
+    let Here { boot: [b0, b1], host: [h0, h1] } = here;
+    let [k0, k1, k2, k3] = key;
+    let (capacity, slots) = (layout.capacity.into(), layout.slots.into());
+    [MAGIC, VERSION, capacity, k0, k1, k2, k3, slots, 0, 0, 0, b0, b1, h0, h1, 0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_boot_has_a_number() {
+        assert_eq!(number("00000000-0000-0001-0000-0000000000ff"), Some([1, 255]));
+        assert_eq!(number("ffffffffffffffff0000000000000002"), Some([u64::MAX, 2]));
+        for text in ["", "1", "0000000000000001000000000000000", "+0000000000000010000000000000000", "zz"] {
+            assert_eq!(number(text).filter(|_| text.len() != 32), None, "{text}");
+        }
+        let here = Here::read();
+        assert_ne!(here.boot, [0; 2]);
+        assert_eq!(here, Here::read());
+    }
+
+    /// What docs/architecture.md says: another layout is another version.
+    #[test]
+    fn the_header_is_as_documented() {
+        let layout = Layout::new(1_000_000, true);
+        assert_eq!((layout.buckets, layout.mask, layout.names, layout.slots), (1_000_001, 262_143, 1_131_073, 15_625));
+        let header = header(&layout, HashKey([3, 4, 5, 6]), Here { boot: [11, 12], host: [13, 14] });
+        assert_eq!(header, [0x4246_4c59_5345_5353, 2, 1_000_000, 3, 4, 5, 6, 15_625, 0, 0, 0, 11, 12, 13, 14, 0]);
+        for (at, word) in [(HEAD_CAPACITY, 1_000_000), (HEAD_HASH_KEY, 3), (HEAD_SLOTS, 15_625), (HEAD_BOOT, 11), (HEAD_HOST, 13)]
+        {
+            assert_eq!(header[at], word);
+        }
+        assert_eq!(Layout::new(64, false).len, 1 + 64 + 8);
+        assert_eq!(Layout::new(0, true).slots, 64);
+    }
+}

@@ -1,0 +1,102 @@
+//! What processes left when they died: files that nobody holds.
+
+use std::{
+    fs::File,
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::FileExt,
+    },
+    path::Path,
+};
+
+use rustix::{
+    fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, lstat, openat, unlink},
+    process::geteuid,
+};
+
+use super::{UNIT, UnitsError};
+
+/// Units that are read at once.
+const PIECE: usize = 512;
+
+/// A file that a process of this user left when it died. It is only read, so that one that is shorter than it says harms nobody; what is in
+/// it may be anything.
+#[derive(Debug)]
+pub struct Left {
+    file: File,
+}
+
+impl Left {
+    /// How many units it has.
+    pub fn len(&self) -> u64 {
+        self.file.metadata().map_or(0, |metadata| metadata.len() / UNIT as u64)
+    }
+
+    /// Whether there is not even one.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Visits `count` units from number `first` on, as words. An error if they are not all there.
+    pub fn read(&self, first: usize, count: usize, mut visit: impl FnMut([u64; 16])) -> io::Result<()> {
+        let mut bytes = vec![0; UNIT * count.min(PIECE)];
+        let mut at = first;
+        let end = first.saturating_add(count);
+        while at < end {
+            bytes.truncate(UNIT * (end - at).min(PIECE));
+            self.file.read_exact_at(&mut bytes, at as u64 * UNIT as u64)?;
+            for unit in bytes.as_chunks::<UNIT>().0 {
+                let (words, _) = unit.as_chunks::<8>();
+                let mut words = words.iter().copied().map(u64::from_ne_bytes);
+                visit(std::array::from_fn(|_| words.next().unwrap_or_default()));
+            }
+            at += bytes.len() / UNIT;
+        }
+        Ok(())
+    }
+}
+
+/// Removes what a process left at `path` when it died, after `look` has seen it. What somebody else put there is not looked at: it must
+/// neither be used nor stop a start.
+pub(super) fn clear(path: &Path, look: &mut dyn FnMut(&Path, Option<&Left>)) -> Result<(), UnitsError> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    loop {
+        let file = match openat(rustix::fs::CWD, path, flags, Mode::empty()) {
+            Ok(file) => Some(file),
+            Err(rustix::io::Errno::NOENT) => return Ok(()),
+            Err(_) => None,
+        };
+        let Some(own) = file.filter(is_own) else {
+            look(path, None);
+            break;
+        };
+        if flock(&own, FlockOperation::NonBlockingLockExclusive) == Err(rustix::io::Errno::WOULDBLOCK) {
+            return Err(UnitsError::InUse(path.to_owned()));
+        }
+        // Another one that starts may have removed it before it was locked here, and have put its own there.
+        if is_at(&own, path) {
+            let left = Left { file: own.into() };
+            look(path, Some(&left));
+            let _ = unlink(path);
+            return Ok(());
+        }
+    }
+    let _ = unlink(path); // if that fails, making ours will, and says why
+    Ok(())
+}
+
+fn is_own(file: &OwnedFd) -> bool {
+    fstat(file).is_ok_and(|stat| stat.st_uid == geteuid().as_raw())
+}
+
+/// Whether there is a file of this user at `path`.
+pub(super) fn is_own_file(path: &Path) -> bool {
+    lstat(path).is_ok_and(|there| there.st_uid == geteuid().as_raw() && FileType::from_raw_mode(there.st_mode).is_file())
+}
+
+/// Whether the file at `path` is this one.
+pub(super) fn is_at(file: impl AsFd, path: &Path) -> bool {
+    let Ok(own) = fstat(file) else { return false };
+    lstat(path).is_ok_and(|there| (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino))
+}

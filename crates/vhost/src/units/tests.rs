@@ -1,0 +1,155 @@
+use super::*;
+use std::sync::atomic::Ordering::Relaxed;
+
+use rustix::{fs::fstat, process::geteuid};
+
+/// A file of ten units, and what was there before: whether it was somebody's own.
+fn file(name: &str) -> Result<(Units, Vec<bool>), UnitsError> {
+    let mut before = Vec::new();
+    let units = Units::file(10, name, |_, left| before.push(left.is_some()))?;
+    Ok((units, before))
+}
+
+fn name(of: &str) -> (String, PathBuf) {
+    let name = format!("butterfly-test-{of}-{}", std::process::id());
+    let path = Path::new("/dev/shm").join(&name);
+    (name, path)
+}
+
+#[test]
+fn anonymous_units_are_zeros_and_apart() {
+    let units = Units::anonymous(1000).unwrap();
+    assert_eq!(units.len(), 1000);
+    units[999].0[15].store(7, Relaxed);
+    assert_eq!((units[999].0[15].load(Relaxed), units[998].0[15].load(Relaxed)), (7, 0));
+    assert_eq!(&raw const units[1] as usize - &raw const units[0] as usize, 128);
+}
+
+#[test]
+fn a_file_has_one_user_and_goes_with_it() {
+    let (name, _) = name("one");
+    let (first, before) = file(&name).unwrap();
+    assert_eq!(before, []);
+    let path = first.path().unwrap().to_owned();
+    assert!(matches!(file(&name), Err(UnitsError::InUse(at)) if at == path));
+    first[3].0[0].store(1, Relaxed);
+    drop(first);
+    assert!(!path.exists());
+}
+
+#[test]
+fn what_a_crash_left_is_replaced() {
+    let (name, path) = name("left");
+    std::fs::write(&path, vec![1u8; 4096]).unwrap();
+    let (units, before) = file(&name).unwrap();
+    assert_eq!(before, [true]);
+    assert!(units.iter().all(|unit| unit.0.iter().all(|word| word.load(Relaxed) == 0)));
+    // Where huge pages were had since, too.
+    drop(units);
+    assert!(!path.exists());
+}
+
+#[test]
+fn what_a_crash_left_can_be_read() {
+    let (name, path) = name("read");
+    let bytes: Vec<u8> = (0..2000u64).flat_map(|unit| [unit; 16]).flat_map(u64::to_ne_bytes).collect();
+    std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
+    let mut looked = 0;
+    let look = |at: &Path, left: Option<&Left>| {
+        looked += 1;
+        let left = left.unwrap();
+        assert_eq!((at, left.len(), left.is_empty()), (path.as_path(), 1999, false));
+        let read = |first, count| {
+            let mut units = Vec::new();
+            left.read(first, count, |unit| units.push(unit)).map(|()| units)
+        };
+        let all: Vec<[u64; 16]> = (0..1999).map(|unit| [unit; 16]).collect();
+        assert_eq!(read(0, 1999).unwrap(), all);
+        assert_eq!(read(700, 3).unwrap(), all[700..703]);
+        assert_eq!(read(5000, 0).unwrap(), [[0; 16]; 0]);
+        // What is not there is no zeros.
+        assert!(read(0, 2000).is_err() && read(1999, 1).is_err() && read(usize::MAX / 256, 2).is_err());
+    };
+    drop(Units::file(10, &name, look).unwrap());
+    assert_eq!(looked, 1);
+}
+
+#[test]
+fn what_others_put_there_is_not_used() {
+    let (name, path) = name("others");
+    for there in ["link", "file", "locked"] {
+        let mut held = None;
+        if there == "link" {
+            std::os::unix::fs::symlink("/dev/shm/nowhere", &path).unwrap();
+        } else {
+            let made = std::fs::File::create(&path).unwrap();
+            if std::os::unix::fs::fchown(&made, Some(65534), None).is_err() {
+                std::fs::remove_file(&path).unwrap();
+                continue; // not root
+            }
+            flock(&made, FlockOperation::NonBlockingLockExclusive).unwrap();
+            held = (there == "locked").then_some(made);
+        }
+        let (units, before) = file(&name).unwrap();
+        let stat = fstat(&units.file.as_ref().unwrap().1).unwrap();
+        assert_eq!((stat.st_uid, stat.st_mode & 0o777, before), (geteuid().as_raw(), 0o600, vec![false]), "{there}");
+        drop((units, held));
+    }
+}
+
+/// A directory stands for what a user may not remove.
+#[test]
+fn what_cannot_be_removed_is_told() {
+    let (name, path) = name("stays");
+    std::fs::create_dir(&path).unwrap();
+    let error = file(&name).unwrap_err().to_string();
+    std::fs::remove_dir(&path).unwrap();
+    assert_eq!(error, format!("{} is there already and cannot be removed by this user: remove it", path.display()));
+}
+
+/// Somebody removed the file by hand, and another process made its own.
+#[test]
+fn another_one_s_file_is_not_removed() {
+    let (name, path) = name("another");
+    let (first, _) = file(&name).unwrap();
+    if first.memory() != Memory::Tmpfs {
+        return;
+    }
+    std::fs::remove_file(&path).unwrap();
+    let (second, _) = file(&name).unwrap();
+    drop(first);
+    assert!(path.exists());
+    drop(second);
+    assert!(!path.exists());
+}
+
+/// Of many that start at once over what a crash left, one has the file, and all others are told.
+#[test]
+fn of_many_that_start_at_once_one_has_the_file() {
+    let (name, path) = name("race");
+    for _ in 0..200 {
+        std::fs::write(&path, [1; 128]).unwrap();
+        let start = std::sync::Barrier::new(4);
+        let (start, name) = (&start, &name);
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4)
+                .map(|_| {
+                    scope.spawn(move || {
+                        start.wait();
+                        let made = file(name);
+                        // Nobody gives up before all have tried.
+                        start.wait();
+                        made.map(|(units, _)| units)
+                    })
+                })
+                .collect();
+            let made: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+            let refused = |made: &Result<Units, UnitsError>| matches!(made, Err(UnitsError::InUse(_)));
+            assert!(made.iter().all(|made| made.is_ok() || refused(made)), "{made:?}");
+            let own: Vec<&Units> = made.iter().flatten().collect();
+            assert!(own.len() <= 1, "{own:?}");
+            assert!(own.iter().all(|own| left::is_at(&own.file.as_ref().unwrap().1, own.path().unwrap())));
+        });
+        let _ = std::fs::remove_file(&path);
+    }
+}
