@@ -22,6 +22,9 @@ const HERE: Here = Here { boot: [11, 12], host: [13, 14] };
 const RECORD: usize = 16;
 const NAME: usize = (1 + 64 + 8) * 16;
 
+/// Who talked to whom, at which port, since when.
+type Talk = (String, String, u16, u32);
+
 /// A file in memory that goes with this.
 struct Place(String);
 
@@ -36,7 +39,7 @@ impl Place {
     }
 
     /// Starts on what the words say that somebody left, as of second 1000.
-    fn start(&self, words: &[u64], here: &Here) -> (Table, FormerTable, Vec<(String, String, u16, u32)>) {
+    fn start(&self, words: &[u64], here: &Here) -> (Table, FormerTable, Vec<Talk>) {
         let bytes: Vec<u8> = words.iter().copied().flat_map(u64::to_ne_bytes).collect();
         fs::write(self.path(), bytes).unwrap();
         let (mut found, mut all) = (None, Vec::new());
