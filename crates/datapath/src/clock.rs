@@ -6,18 +6,12 @@ use std::{
     time::Duration,
 };
 
-use rustix::time::{ClockId, clock_gettime};
+use butterfly_vhost::cpu::since_boot;
 
 pub(crate) struct Clock {
     start: Duration,
     seconds: AtomicU32,
     tenths: AtomicU32,
-}
-
-/// CLOCK_BOOTTIME: it never goes back, and counts while the host sleeps.
-fn since_boot() -> Duration {
-    let now = clock_gettime(ClockId::Boottime);
-    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
 }
 
 impl Clock {

@@ -1,4 +1,6 @@
-//! What the packet path asks of the processor: the time stamp counter.
+//! What the packet path asks of the processor: the time stamp counter. And the clock that outlives it.
+
+use std::time::Duration;
 
 /// The time stamp counter: constant rate on every processor this runs on (`constant_tsc`), not serialising.
 #[inline(always)]
@@ -12,10 +14,19 @@ pub fn tsc_hz() -> u64 {
     static HZ: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
     *HZ.get_or_init(|| {
         let (start, ticks) = (std::time::Instant::now(), tsc());
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
         let (ticks, nanos) = (tsc() - ticks, start.elapsed().as_nanos().max(1));
         u64::try_from(u128::from(ticks) * 1_000_000_000 / nanos).unwrap_or(1_000_000_000)
     })
+}
+
+/// Since the host was started, the time that it slept included (CLOCK_BOOTTIME): every process tells the same, and it never goes back.
+pub fn since_boot() -> Duration {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // Not rustix, which dies of it under valgrind.
+    // SAFETY: it writes a timespec, and nothing if there were no such clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &mut now) };
+    Duration::new(now.tv_sec.unsigned_abs(), u32::try_from(now.tv_nsec).unwrap_or_default())
 }
 
 /// Fetches the line of a word that will be used soon.

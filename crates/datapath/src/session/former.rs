@@ -82,7 +82,7 @@ impl fmt::Display for FormerTable {
 
 /// A session that was left and could go on. So far it is only counted.
 #[derive(Clone, Debug)]
-#[cfg_attr(not(test), allow(dead_code))]
+#[allow(dead_code)] // but by tests
 pub(crate) struct Survivor<'a> {
     /// Who opened it, and the other end.
     pub ends: [&'a Name; 2],

@@ -71,6 +71,10 @@ mod model {
         pub fn memory(&self) -> Memory {
             Memory::Anonymous
         }
+
+        pub fn path(&self) -> Option<&Path> {
+            None
+        }
     }
 
     impl Deref for Units {
