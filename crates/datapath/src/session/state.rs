@@ -146,7 +146,7 @@ impl State {
             State::UdpNew | State::UdpAnswered => protocol == protocol::UDP,
             State::Echo => matches!(protocol, protocol::ICMP | protocol::ICMPV6),
             State::SctpNew | State::SctpEstablished => protocol == protocol::SCTP,
-            State::Other => !own,
+            State::OtherNew | State::OtherAnswered => !own,
         }
     }
 
