@@ -370,6 +370,23 @@ fn syslog_gets_what_standard_error_has() {
     assert!(sent.len() >= 4 && beside.is_superset(&sent), "{beside:?} is not {sent:?}");
 }
 
+/// As in a chroot that is not complete.
+#[test]
+fn what_is_missing_in_dev_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    let output = Command::new("unshare")
+        .args(["--mount", "sh", "-c", "mount -t tmpfs none /dev && mkdir /dev/shm && exec \"$@\"", "sh"])
+        .args([env!("CARGO_BIN_EXE_butterflyd"), "-i", "192.0.2.1", "--uplink", "none", "--no-syslog", "-s", path, "-e"])
+        .arg(format!("ipc://{path}/api"))
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("butterflyd: cannot read /dev/urandom: No such file or directory"), "{stderr}");
+}
+
 #[test]
 fn another_journal_s_stream_is_not_taken_for_ours() {
     // Device and inode of something else than standard error.

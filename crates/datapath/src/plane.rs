@@ -675,8 +675,10 @@ fn share(capacity: u32, percent: u32) -> u32 {
 
 /// Random numbers that nobody knows.
 fn secrets() -> Result<[u64; 4], std::io::Error> {
+    const SOURCE: &str = "/dev/urandom";
     let mut bytes = [0u8; 32];
-    std::io::Read::read_exact(&mut std::fs::File::open("/dev/urandom")?, &mut bytes)?;
+    let read = std::fs::File::open(SOURCE).and_then(|mut file| std::io::Read::read_exact(&mut file, &mut bytes));
+    read.map_err(|error| std::io::Error::new(error.kind(), format!("cannot read {SOURCE}: {error}")))?;
     let mut words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word) | 1);
     Ok(std::array::from_fn(|_| words.next().unwrap_or(1)))
 }
