@@ -11,7 +11,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{FileType, FlockOperation, Mode, OFlags, flock, fstat, lstat, openat, unlink},
+    fs::{FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, lstat, openat, unlink},
     process::geteuid,
 };
 
@@ -87,12 +87,16 @@ pub(super) fn clear(path: &Path, look: &mut dyn FnMut(&Path, Option<&Left>)) -> 
 }
 
 fn is_own(file: &OwnedFd) -> bool {
-    fstat(file).is_ok_and(|stat| stat.st_uid == geteuid().as_raw())
+    fstat(file).is_ok_and(|stat| is_own_stat(&stat))
+}
+
+fn is_own_stat(stat: &Stat) -> bool {
+    stat.st_uid == geteuid().as_raw() && FileType::from_raw_mode(stat.st_mode).is_file()
 }
 
 /// Whether there is a file of this user at `path`.
 pub(super) fn is_own_file(path: &Path) -> bool {
-    lstat(path).is_ok_and(|there| there.st_uid == geteuid().as_raw() && FileType::from_raw_mode(there.st_mode).is_file())
+    lstat(path).is_ok_and(|there| is_own_stat(&there))
 }
 
 /// Whether the file at `path` is this one.

