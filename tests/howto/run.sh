@@ -1,5 +1,5 @@
 #!/bin/bash
-# run.sh [DOCUMENT...]: the how-tos in docs/, carried out: virtual-machines, migration, tuning, containers, orchestrator, encryption. Commands, domains and
+# run.sh [DOCUMENT...]: the how-tos in docs/, carried out: virtual-machines, migration, tuning, containers, orchestrator, encryption, tracing. Commands, domains and
 # programs are taken from the pages as they stand there; what no test can have (KVM, a gigabyte for each machine, disks) is replaced by what it can, and
 # said in the document's script. A block of sh, xml, python, json, yaml, ini or text format that nobody takes fails the test.
 # Everything happens in namespaces of its own for mounts, processes and network: /run, /etc/passwd and libvirt's folders are private, and
