@@ -60,7 +60,7 @@ written() {
 }
 each 'Files of the daemon' written
 [ "$(tshark -r /var/tmp/vm-1.pcapng 2>/dev/null | wc -l)" -gt 0 ] || fail "nothing is in the file"
-rm -f /var/tmp/vm-1.pcapng*
+rm -f /var/tmp/vm-1.pcapng* "/tmp/butterfly-$DAEMON_PID-vm-1.pcap"
 ok "files"
 
 mirrored() { case $1 in *'show probe') [[ $said == *vm-1* ]] || fail "$1 says: $said" ;; *'show vm-1') [[ $said == *probe* ]] || fail "$1 says: $said" ;; esac; }
