@@ -8,6 +8,7 @@ UNITDIR    ?= $(PREFIX)/lib/systemd/system
 # Below PREFIX/share. Debian's zsh looks for the completions of packages in zsh/vendor-completions.
 ZSHDIR     ?= zsh/site-functions
 KEEP       ?=
+MINUTES    ?= 60
 
 # The programs that tests and install use; another build can be tested by naming its directory.
 BIN ?= $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/release
@@ -33,11 +34,11 @@ TEST_PARTS := unit scenarios terminal metrics contract attack guests+lint tunnel
 .DEFAULT_GOAL := build
 # One target after the other, whatever -j says: they install packages and use what the one before built. cargo takes all cores.
 .NOTPARALLEL:
-.PHONY: help setup build test demo bench soak fuzz install install-files uninstall deb clean guest \
+.PHONY: help setup build test test-long demo bench soak mutation fuzz install install-files uninstall deb clean guest \
         test-lint test-unit test-scenarios test-terminal test-guests test-hosts test-tunnel test-dpdk test-instructions test-attack test-fuzz test-metrics test-contract test-howto test-package
 
 help: ## list the targets
-	@echo 'Variables: KEEP=1 (demo), DESTDIR PREFIX SYSCONFDIR UNITDIR ZSHDIR (install), BIN=dir with other builds to test.'
+	@echo 'Variables: KEEP=1 (demo), MINUTES=60 (test-long, soak), DESTDIR PREFIX SYSCONFDIR UNITDIR ZSHDIR (install), BIN=dir with other builds to test.'
 	@echo '"root": needs root. Targets install missing Debian packages when run as root.'
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
@@ -55,6 +56,7 @@ test-lint: setup ## formatting, clippy without warnings, shellcheck
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets $(LOCKED) -- -D warnings
 	tests/lib/shellcheck.sh
+	tests/lib/named_tests.sh
 
 test-unit: setup ## unit and property tests, packet walks, the driver against testpmd, session table in every order (root)
 	CARGO=$(CARGO) tests/unit.sh
@@ -105,8 +107,14 @@ guest: setup ## build the test guest (kernel and initramfs) in build/guest
 bench: setup build ## speed against dpdk-testpmd, as ratios of medians; wants a quiet machine (root)
 	tests/bench/run.sh
 
+test-long: setup build ## what takes hours: MINUTES=60 each of model, attacker, fuzzing and soak, and the long tests (root)
+	CARGO=$(CARGO) MINUTES=$(MINUTES) tests/long.sh
+
 soak: setup build ## an hour (MINUTES=60) of traffic, additions and removals (root)
 	tests/soak/run.sh
+
+mutation: setup ## 300 mistakes in the packet path, drawn by SEED (2): which test notices each; about an hour
+	CARGO=$(CARGO) SEED=$(or $(SEED),2) tests/mutation/run.sh
 
 fuzz: setup ## coverage-guided fuzzing of rings and control messages
 	tests/fuzz/run.sh
@@ -132,10 +140,11 @@ install-files:
 	sed -e 's|@bindir@|$(PREFIX)/bin|' -e 's|@sysconfdir@|$(SYSCONFDIR)|' packaging/butterflyd.service.in \
 	  >$(DESTDIR)$(UNITDIR)/butterflyd.service
 	chmod 644 $(DESTDIR)$(UNITDIR)/butterflyd.service
+	install -D -m 644 packaging/sysctl.conf $(DESTDIR)$(PREFIX)/lib/sysctl.d/50-butterfly.conf
 	install -D -m 644 packaging/sysusers.conf $(DESTDIR)$(PREFIX)/lib/sysusers.d/butterfly.conf
 
 uninstall: ## remove what install put there, except the configuration
-	rm -f $(PROGRAMS:%=$(DESTDIR)$(PREFIX)/bin/%) $(DESTDIR)$(UNITDIR)/butterflyd.service $(DESTDIR)$(PREFIX)/lib/sysusers.d/butterfly.conf $(GENERATED:%=$(DESTDIR)$(SHARE)/%)
+	rm -f $(PROGRAMS:%=$(DESTDIR)$(PREFIX)/bin/%) $(DESTDIR)$(UNITDIR)/butterflyd.service $(DESTDIR)$(PREFIX)/lib/sysusers.d/butterfly.conf $(DESTDIR)$(PREFIX)/lib/sysctl.d/50-butterfly.conf $(GENERATED:%=$(DESTDIR)$(SHARE)/%)
 
 deb: build ## build the Debian package in build/deb
 	rm -f build/deb/butterfly_*.deb

@@ -258,7 +258,7 @@ fn a_table_that_fills_up() {
 /// One vnic's share.
 #[test]
 fn a_share_that_is_used_up() {
-    let Some(mut net) = Net::with(&["--sessions", "64", "--session-share", "10"], &[open("a", 1), filtered("b", 2, "g")]) else {
+    let Some(mut net) = Net::with(&["--sessions", "480", "--session-share", "10"], &[open("a", 1), filtered("b", 2, "g")]) else {
         return;
     };
     net.group("g", &["in udp 0-65535 10.0.0.0/24"], &[]);

@@ -59,7 +59,7 @@ fn steps(walk: &Value, stage: &str) -> String {
 #[test]
 fn a_full_share_is_seen() {
     let nics = [open("a", A), filtered("b", B, "web")];
-    let Some(mut net) = Net::with(&["--sessions", "64", "--session-share", "10"], &nics) else { return };
+    let Some(mut net) = Net::with(&["--sessions", "480", "--session-share", "10"], &nics) else { return };
     net.group("web", &["in udp 0-65535 0.0.0.0/0"], &[]);
     let question = |port: u16| format!("--from a --to b --proto udp --port {port} --sport 7");
     let there = |port| ipv4(A, B).udp(7, port, b"");

@@ -98,7 +98,7 @@ fn ip(link: &Link) -> Vec<(Vec<u8>, &'static str)> {
         (link.clone().vlan(5).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).ping(1, 1, b"x"), ""),
         // Not its own.
         (link.clone().ipv4([10, 0, 0, 9], [10, 0, 0, 2]).ping(1, 1, b"x"), "spoofed-ip"),
-        (link.clone().ipv4([0, 0, 0, 0], [255, 255, 255, 255]).udp(68, 67, &[0; 300]), "spoofed-ip"),
+        (link.clone().ipv4([0, 0, 0, 0], [255, 255, 255, 255]).udp(68, 67, &[0; 300]), "bad-dhcp"),
         (v6("fd00::9", "fd00::2").ping(1, 1, b"x"), "spoofed-ip"),
         (v6("fe80::1", "ff02::1:2").udp(546, 547, &[1; 20]), "spoofed-ip"),
         // From elsewhere, by its hop limit.
@@ -177,7 +177,8 @@ fn what_is_its_own_leaves() {
 
 #[test]
 fn nothing_of_ip_arrives() {
-    let mut pair = Pair::new(Nic::filtered("f", mac(F), 1).ips(&["10.0.0.1", "fd00::1"]));
+    // Not the addresses that the frames come from: those are nobody's.
+    let mut pair = Pair::new(Nic::filtered("f", mac(F), 1).ips(&["10.0.0.201", "fd00::201"]));
     for to in [mac(F), Mac::BROADCAST] {
         let link = build::ethernet(mac(B), to);
         // The first fragment of a flood may have other receivers, a unicast one had one, which refused it.
@@ -308,6 +309,31 @@ fn its_address_is_claimed() {
     host.settle(&mut [&mut elsewhere, &mut third]);
     host.moved(&mut before, &[("c.in", 1), ("f.out", 1), ("e.in", 1), ("e.flooded", 1), ("e.drop.no-receiver", 1)]);
     assert_eq!(host.learnt(2).len(), 1);
+}
+
+/// Nobody else says that he has its IP address, in ARP or in packets; who forwards passes packets on, and one that is given up is free.
+#[test]
+fn its_ip_address_is_claimed() {
+    let host = Host::new();
+    let mut filtered = host.station(&Nic::filtered("f", mac(F), 1).ips(&["10.0.0.1"]), &usual());
+    let mut open = host.station(&Nic::bypass("b", mac(B), 1), &usual());
+    let mut before = host.counters();
+    let all = build::ethernet(mac(B), Mac::BROADCAST);
+    let announcement = all.arp_request([10, 0, 0, 1], [10, 0, 0, 1]);
+    let claims = [
+        announcement.clone(),
+        all.arp_request([0, 0, 0, 0], [10, 0, 0, 1]),
+        all.clone().vlan(5).arp_request([10, 0, 0, 1], [10, 0, 0, 9]),
+        build::ethernet(mac(B), mac(F)).ipv4([10, 0, 0, 1], [10, 0, 0, 1]).udp(1, 2, b"claimed"),
+    ];
+    for frame in &claims {
+        open.send(frame);
+        host.settle(&mut [&mut open, &mut filtered]);
+        host.moved(&mut before, &[("b.in", 1), ("b.drop.ip-claimed", 1)]);
+    }
+    host.update("f", &["10.0.0.9"], false).unwrap();
+    open.send(&announcement);
+    filtered.expect(&announcement);
 }
 
 /// Two vnics of a network may have one address only if neither is filtered.

@@ -6,6 +6,7 @@
 mod accounting;
 mod agreement;
 mod api;
+mod api_bounds;
 mod arguments;
 mod client;
 mod containers;

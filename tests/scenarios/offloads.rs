@@ -91,7 +91,7 @@ fn receivers() -> Vec<(Features, VmConfig)> {
     pieces.guest.rx_buffer = 611;
     pieces.guest.rx_shape = Shape { header_apart: false, pieces: 5, placement: Placement::Indirect };
     let mut odd = machine(Features::VERSION_1, LARGEST);
-    odd.guest.rx_shape = Shape { header_apart: true, pieces: 31, placement: Placement::Direct };
+    odd.guest.rx_shape = Shape { header_apart: true, pieces: 18, placement: Placement::Direct };
     odd.guest.rx_size = 4096; // 128 chains: all segments of a frame at once
     plain.into_iter().chain([(features::MODERN, pieces), (Features::VERSION_1, odd)]).collect()
 }
@@ -196,7 +196,7 @@ fn large_frames() -> Vec<(Vec<u8>, u16)> {
         large.push((ip.tcp(&segment, &data[..2897]), 1448));
         large.push((ip.tcp(&segment, &data[..2896]), 1448));
         large.push((ip.tcp(&segment, &data[..1449]), 1448));
-        large.push((ip.tcp(&segment, &data[..4001]), 48));
+        large.push((ip.tcp(&segment, &data[..4001]), 432));
     }
     large.push((v4().options(&[1; 8]).tcp(&segment, &data[..30_000]), 1400));
     large.push((v6().extension(60, &[1, 4]).tcp(&segment, &data[..30_000]), 1400));
@@ -322,7 +322,7 @@ fn one_segment_is_no_large_one() {
     let host = Host::new();
     let mut a = host.station(&Nic::bypass("a", mac(A), 1), &machine(features::LINUX, 9000));
     let mut b = host.station(&Nic::bypass("b", mac(B), 1), &machine(features::LINUX, 9000));
-    for len in [1, 100, 1448] {
+    for len in [400, 1000, 1448] {
         let frame = v4().tcp(&Tcp::new(1, 2, tcp::ACK), &pattern(1, len));
         let mut asked = wants_segments(&frame, 1448);
         asked.gso_size = asked.gso_size.min(frame.len() as u16);
@@ -425,7 +425,7 @@ fn lies() -> Vec<(&'static str, NetHeader, Vec<u8>)> {
         ("ECN of nothing", NetHeader { gso_type: NetHeader::GSO_ECN, ..gso(&t4) }, t4.clone()),
         ("segments of nothing", NetHeader { gso_size: 0, ..gso(&t4) }, t4.clone()),
         ("segments of a byte", NetHeader { gso_size: 1, ..gso(&t4) }, t4.clone()),
-        ("segments of 47 bytes", NetHeader { gso_size: 47, ..gso(&t6) }, t6.clone()),
+        ("segments of 431 bytes", NetHeader { gso_size: 431, ..gso(&t6) }, t6.clone()),
         ("segments longer than the frame", NetHeader { gso_size: t4.len() as u16 + 1, ..gso(&t4) }, t4.clone()),
         ("segments of 64 KiB", NetHeader { gso_size: 0xffff, ..gso(&t4) }, t4.clone()),
     ];
@@ -452,7 +452,6 @@ fn lies() -> Vec<(&'static str, NetHeader, Vec<u8>)> {
         let claimed = u16::from_be_bytes([frame[length], frame[length + 1]]);
         lies.push(("an IP length beyond the frame", header, edit(length, &(claimed + 1).to_be_bytes())));
         lies.push(("an IP length without a transport header", header, edit(length, &(if v4 { 20u16 } else { 0 }).to_be_bytes())));
-        lies.push(("another protocol", header, edit(if v4 { 23 } else { 20 }, &[132])));
         lies.push(("another version", header, edit(14, &[0x55])));
         if v4 {
             lies.push(("a fragment", header, edit(20, &[0x20, 0])));
@@ -477,8 +476,6 @@ fn lies() -> Vec<(&'static str, NetHeader, Vec<u8>)> {
     }
     let arp = build::ethernet(mac(A), mac(B)).arp_request([10, 0, 0, 1], [10, 0, 0, 2]);
     lies.push(("a checksum of ARP", sum(&t4), arp));
-    let icmp = v4().ping(1, 1, &data);
-    lies.push(("a checksum of ICMP", NetHeader { csum_offset: 2, ..sum(&t4) }, icmp));
     let fragment = v6().fragment(1, 0, true).tcp(&segment, &data);
     lies.push(("a fragment of IPv6", NetHeader { csum_start: 62, ..sum(&t6) }, fragment));
     let far = build::ethernet(mac(A), mac(B));

@@ -2,7 +2,7 @@
 
 use std::{process::Command, time::Duration};
 
-use butterfly_packet::{mac::Mac, protocol};
+use butterfly_packet::{build, mac::Mac, protocol};
 use butterfly_tests::{Daemon, Host, Kind, Nic, PATIENCE, eventually, frames::mac, station::usual, within};
 use butterfly_vhost::driver::Vm;
 use serde_json::Value;
@@ -186,4 +186,95 @@ fn routes_beside_a_tap_device_are_not_its() {
     assert_eq!(next_hop(&near, peer), Some(mac));
     ip(&near, "link set up1 down");
     becomes(&near, "down");
+}
+
+/// Sends frames out of an interface of the daemon's namespace, by a packet socket: what is in them is on the wire as it stands.
+fn send_by(daemon: &Daemon, interface: &str, frames: &[Vec<u8>]) {
+    const SEND: &str = "import socket, sys\n\
+        s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)\n\
+        s.bind((sys.argv[1], 0))\n\
+        for frame in sys.argv[2:]: s.send(bytes.fromhex(frame))";
+    let space = format!("--net=/proc/{}/ns/net", daemon.pid());
+    let hex = |frame: &Vec<u8>| frame.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let mut command = Command::new("nsenter");
+    command.args([&space, "python3", "-c", SEND, interface]).args(frames.iter().map(hex));
+    assert!(command.status().unwrap().success(), "python3 cannot send");
+}
+
+/// VLANs that the next frame of a kind at an interface of the daemon's namespace is of; 0: none.
+fn vlan_of_next(daemon: &Daemon, interface: &str, protocol: u8) -> u16 {
+    // struct tpacket_auxdata: the tag is taken off before a packet socket sees the frame, and told beside it.
+    const HEAR: &str = "import socket, struct, sys\n\
+        s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))\n\
+        s.bind((sys.argv[1], 3)); s.setsockopt(263, 8, 1); s.settimeout(30)\n\
+        while True:\n\
+        \x20   data, told, flags, address = s.recvmsg(2000, 200)\n\
+        \x20   tag = 0\n\
+        \x20   for level, kind, value in told:\n\
+        \x20       status, _, _, _, _, tci, _ = struct.unpack('IIIHHHH', value[:20])\n\
+        \x20       tag = tci & 0xfff if status & 16 else 0\n\
+        \x20   if address[2] != 4 and data[12:14] == b'\\x08\\x00' and data[23] == int(sys.argv[2]): print(tag); break";
+    let space = format!("--net=/proc/{}/ns/net", daemon.pid());
+    let output =
+        Command::new("nsenter").args([&space, "python3", "-c", HEAR, interface, &protocol.to_string()]).output().unwrap();
+    String::from_utf8_lossy(&output.stdout).trim().parse().unwrap_or_else(|_| panic!("{output:?}"))
+}
+
+/// The underlay is one VLAN, or none, of the wire: what others send there is dropped, counted, and of no network.
+#[test]
+fn an_interface_hears_one_vlan() {
+    if Kind::wanted() != Kind::Daemon {
+        return;
+    }
+    let wire = ["link add wire type veth peer name far", "addr add 42.0.0.1/24 dev wire", "link set far up", "link set wire up"];
+    for vlan in [0u16, 42] {
+        let options = ["--uplink", "wire", "--underlay-vlan", &vlan.to_string()];
+        let host = Host::of(daemon_behind(&wire, &options));
+        let daemon = host.daemon();
+        becomes(daemon, "up");
+        host.add(&Nic::bypass("a", mac(1), 42)).unwrap();
+        let shown = told(daemon, "uplink");
+        assert_eq!(shown["vlan"].as_u64(), (vlan != 0).then_some(vlan.into()));
+        assert!(shown["vlan_doubt"].as_str().unwrap().contains("veth"), "{shown}");
+        // Groups are reported in it: of a network that comes now.
+        std::thread::scope(|scope| {
+            let heard = scope.spawn(|| vlan_of_next(daemon, "far", protocol::IGMP));
+            let mut vni = 100;
+            within(Duration::from_secs(30), "a report", || {
+                vni += 1;
+                host.add(&Nic::bypass(&format!("n{vni}"), mac(vni), vni)).unwrap();
+                heard.is_finished()
+            });
+            assert_eq!(heard.join().unwrap(), vlan);
+        });
+        let inner = build::ethernet(mac(9), mac(1)).ipv4([10, 0, 0, 9], [10, 0, 0, 1]).udp(1, 2, b"x");
+        let vxlan = [&[8, 0, 0, 0, 0, 0, 42, 0][..], &inner].concat();
+        let near = shown["mac"].as_str().unwrap().parse().unwrap();
+        let frame = |tag: Option<u16>, to: [u8; 4]| {
+            let link = build::ethernet(mac(200), near);
+            let link = tag.map_or(link.clone(), |tag| link.vlan(tag));
+            link.ipv4([42, 0, 0, 2], to).udp(50_000, 4789, &vxlan)
+        };
+        let (unicast, group) = ([42, 0, 0, 1], [230, 0, 0, 42]);
+        let own = if vlan == 0 { None } else { Some(vlan) };
+        let strangers = [Some(7), Some(43), if vlan == 0 { Some(42) } else { None }];
+        let mut frames = vec![frame(own, unicast), frame(own, group)];
+        frames.extend(strangers.iter().flat_map(|tag| [frame(*tag, unicast), frame(*tag, group)]));
+        send_by(daemon, "far", &frames);
+        let dropped = |reason: &str| {
+            let shown = told(daemon, "uplink");
+            let mut drops = shown["drops"].as_array().unwrap().iter();
+            drops.find(|row| row["reason"] == reason).and_then(|row| row["count"].as_u64()).unwrap_or(0)
+        };
+        let received = || {
+            told(daemon, "tunnels")["networks"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|row| row["in_packets"].as_u64().unwrap())
+                .sum::<u64>()
+        };
+        eventually("frames of other VLANs are counted", || dropped("other-vlan") == 6);
+        eventually("frames of the underlay arrive", || received() == 2);
+    }
 }

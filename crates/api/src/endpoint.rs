@@ -62,11 +62,6 @@ fn port(address: &str) -> Option<&str> {
     (port == "*" || port.parse::<u16>().is_ok()).then_some(port)
 }
 
-/// Whether it names an IPv6 address.
-pub(crate) fn is_ipv6(endpoint: &str) -> bool {
-    endpoint.strip_prefix("tcp://").is_some_and(|address| host(address).contains(':'))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,12 +117,5 @@ mod tests {
             check_bindable("udp://*:1").unwrap_err().to_string(),
             "endpoint \"udp://*:1\" is refused: udp has no replies; the API listens on tcp and ipc"
         );
-    }
-
-    #[test]
-    fn families() {
-        for (endpoint, ipv6) in [("tcp://[::1]:1", true), ("tcp://::1:1", true), ("tcp://*:1", false), ("ipc:///a:b:c", false)] {
-            assert_eq!(is_ipv6(endpoint), ipv6, "{endpoint}");
-        }
     }
 }

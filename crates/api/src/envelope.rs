@@ -5,24 +5,45 @@
 
 use crate::{
     Action, Caller, MAX_FRAME, REVISION, Requests,
-    crypt::{self, Gate, Opened, ReplyTo},
+    crypt::{self, EncryptedFields, Gate, Opened, ReplyTo},
     decode,
-    proto::{Encrypted, Message, MessageV0, Messages, Request, Response, Status, error, message_v0},
+    proto::{Message, MessageV0, Messages, Request, Response, Status, error, message_v0},
     requests::KindOf,
     text,
 };
-use protobuf::{Message as _, MessageField, MessageFull};
+use protobuf::{Message as _, MessageField};
+use scan::{Content, Fields};
 use std::{
+    fmt,
+    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     time::{Duration, Instant},
 };
 use tracing::{Level, debug, enabled, error, warn};
+use zeroize::Zeroizing;
+
+pub(crate) mod scan;
+mod weigh;
 
 /// The longest reply, before it is encrypted.
 const LONGEST: u64 = (MAX_FRAME - crypt::OVERHEAD) as u64;
-/// A reply to a batch is full at so many bytes: what is left is room for whatever a change is answered.
-const FULL: u64 = LONGEST - (1 << 20);
+/// A reply to a batch is full when less is left: that is room for whatever a change is answered.
+const MARGIN: u64 = 1 << 20;
+/// The shortest answer to a message, but for its id.
+const SHORTEST: u64 = 32;
+/// The tag and the length of an answer in a reply.
+const HEADER: u64 = 6;
+/// From this length on a reply has all the room that one may need.
+const LARGE: usize = 256 << 10;
+
+/// Fields that are stepped over in one turn.
+const FIELDS: usize = 10_000;
+
+/// The field of [`Messages`] with messages.
+const MESSAGES: u32 = 1;
+/// The field of [`Messages`] with encrypted content.
+const ENCRYPTED: u32 = 2;
 
 /// What a handler may want to know beside the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,14 +103,76 @@ pub struct Envelope<H> {
     requests: Arc<Requests>,
     /// What is being answered, since when.
     current: Option<(KindOf, Instant)>,
-    caller: Option<Caller>,
+    context: Context,
     gate: Option<Gate>,
+}
+
+/// A request that is being answered, message by message.
+///
+/// Between two of them others may be answered. It holds one decoded message at a time, however many arrived: first all
+/// are decoded to see that they can be, and then each again when it is carried out.
+pub struct Task {
+    frame: Zeroizing<Vec<u8>>,
+    /// Where in the frame the messages are.
+    content: Range<usize>,
+    to: Option<ReplyTo>,
+    context: Context,
+    stage: Stage,
+    /// The shortest answers to all messages that have none yet.
+    answers: u64,
+    reply: Vec<u8>,
+}
+
+/// How far a request is. Places are those where the next message begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Checked(usize),
+    CarriedOut(usize),
+    Answered,
+}
+
+impl Task {
+    /// Bytes of the reply so far.
+    pub fn reply_so_far(&self) -> usize {
+        self.reply.len()
+    }
+
+    fn next_message(&self, at: usize) -> Result<Next, scan::Malformed> {
+        let mut fields = Fields::within(&self.frame, at..self.content.end);
+        for _ in 0..FIELDS {
+            match fields.next()? {
+                None => return Ok(Next::End),
+                Some((MESSAGES, Content::Bytes(place))) => return Ok(Next::Message(place, fields.position())),
+                // Nothing of it counts in clear text, but it has to be sound.
+                Some((ENCRYPTED, Content::Bytes(place))) => {
+                    encrypted_fields(&fields, place)?;
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(Next::Nothing(fields.position()))
+    }
+}
+
+/// What comes next in an envelope, and where what is behind it begins.
+enum Next {
+    Message(Range<usize>, usize),
+    /// Many fields that nobody knows.
+    Nothing(usize),
+    End,
+}
+
+impl fmt::Debug for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Task").field("stage", &self.stage).finish_non_exhaustive()
+    }
 }
 
 impl<H: Handler> Envelope<H> {
     /// Nothing processed yet.
     pub fn new(handler: H) -> Self {
-        Self { handler, request_counter: 0, requests: Arc::default(), current: None, caller: None, gate: None }
+        let context = Context { request_counter: 0, caller: None };
+        Self { handler, request_counter: 0, requests: Arc::default(), current: None, context, gate: None }
     }
 
     /// From now on only requests that `gate` opens are carried out.
@@ -119,101 +202,216 @@ impl<H: Handler> Envelope<H> {
 
     /// The reply to the frame `request`, of which nobody knows from whom it comes.
     pub fn answer(&mut self, request: &[u8]) -> Vec<u8> {
-        self.answer_to(request, None)
+        self.answer_to(request.to_vec(), None)
     }
 
     /// The reply to the frame `request` of this caller.
-    pub fn answer_to(&mut self, request: &[u8], caller: Option<Caller>) -> Vec<u8> {
-        self.caller = caller;
-        let Some(request) = self.decoded(request) else { return NOT_DECODABLE.to_vec() };
-        let Some(gate) = &mut self.gate else { return self.clear(&request) };
-        let Some(encrypted) = request.encrypted.as_ref() else {
-            self.refuse("a request in clear text, where a key is wanted");
-            return encoded(&Messages { messages: vec![refusal(error::Code::REJECTED)], ..Default::default() });
+    pub fn answer_to(&mut self, request: Vec<u8>, caller: Option<Caller>) -> Vec<u8> {
+        let mut task = self.begin_task(request, caller);
+        loop {
+            if let Some(reply) = self.go_on(&mut task, || true) {
+                return reply;
+            }
+        }
+    }
+
+    /// Begins to answer the frame `request` of this caller: opens it, if it is encrypted.
+    pub fn begin_task(&mut self, request: Vec<u8>, caller: Option<Caller>) -> Task {
+        self.context = Context { request_counter: self.request_counter, caller };
+        let mut task = Task {
+            content: 0..request.len(),
+            frame: Zeroizing::new(request),
+            to: None,
+            context: self.context,
+            stage: Stage::Checked(0),
+            answers: 0,
+            reply: Vec::new(),
         };
-        let reply = match gate.open(encrypted) {
+        if self.gate.is_some() {
+            self.open(&mut task);
+        }
+        task
+    }
+
+    /// Goes on as long as `may` says; the reply, when all is answered.
+    pub fn go_on(&mut self, task: &mut Task, mut may: impl FnMut() -> bool) -> Option<Vec<u8>> {
+        self.context = task.context;
+        loop {
+            match task.stage {
+                Stage::Checked(at) => self.check_next(task, at),
+                Stage::CarriedOut(at) => self.carry_out_next(task, at),
+                Stage::Answered => return Some(std::mem::take(&mut task.reply)),
+            }
+            if task.stage != Stage::Answered && !may() {
+                return None;
+            }
+        }
+    }
+
+    fn open(&mut self, task: &mut Task) {
+        let found = match encrypted_part(&task.frame, task.content.clone()) {
+            Err(error) => {
+                self.undecodable(&task.frame, &error);
+                return answered(task, NOT_DECODABLE);
+            }
+            Ok(None) => {
+                self.refuse("a request in clear text, where a key is wanted");
+                return answered(task, &refused());
+            }
+            Ok(Some(found)) => found,
+        };
+        let Some(gate) = &mut self.gate else { return };
+        let reply = match gate.open(&mut task.frame, &found) {
             Opened::Introduced(reply) => reply,
             Opened::Refused(reply, why) => {
                 self.refuse(&why);
                 reply
             }
-            Opened::Request(content, to) => self.within(&content, &to),
+            Opened::Request(content, to) => {
+                // It counts on its own.
+                self.count_envelope(task);
+                task.stage = Stage::Checked(content.start);
+                task.content = content;
+                task.to = Some(to);
+                return;
+            }
         };
-        encoded(&Messages { encrypted: MessageField::some(reply), ..Default::default() })
+        answered(task, &encoded(&Messages { encrypted: MessageField::some(reply), ..Default::default() }));
     }
 
-    /// The encrypted reply to what was in an encrypted request. It counts on its own.
-    fn within(&mut self, content: &[u8], to: &ReplyTo) -> Encrypted {
+    /// Counts an envelope.
+    fn count_envelope(&mut self, task: &mut Task) {
         self.request_counter += 1;
-        let reply = match self.decoded(content) {
-            Some(request) => self.clear(&request),
-            None => NOT_DECODABLE.to_vec(),
-        };
-        self.gate.as_ref().map(|gate| gate.seal(to, &reply)).unwrap_or_default()
+        self.context.request_counter = self.request_counter;
+        task.context = self.context;
     }
 
     /// Counts an envelope that is not looked into.
     fn refuse(&mut self, why: &str) {
         self.request_counter += 1;
+        self.context.request_counter = self.request_counter;
         self.begin(None);
         self.answered(false);
         warn!("refused: {why}");
         self.not_understood(why);
     }
 
-    fn decoded(&mut self, request: &[u8]) -> Option<Messages> {
-        decode::<Messages>(request)
-            .inspect_err(|error| {
-                let why = format!("a request of {} bytes is not decodable: {error}", request.len());
-                warn!("{why}");
-                self.not_understood(&why);
-                self.requests.count(self.requests.undecodable(), false, Duration::ZERO);
-            })
-            .ok()
+    fn undecodable(&mut self, request: &[u8], error: &dyn fmt::Display) {
+        let why = format!("a request of {} bytes is not decodable: {error}", request.len());
+        warn!("{why}");
+        self.not_understood(&why);
+        self.requests.count(self.requests.undecodable(), false, Duration::ZERO);
     }
 
-    fn clear(&mut self, request: &Messages) -> Vec<u8> {
-        log("request", request);
-        // A handler keeps its promises to itself by changing its state last: see `Handler::handle`.
-        let reply = catch_unwind(AssertUnwindSafe(|| self.messages(request)));
-        let Ok(reply) = reply else {
-            error!("a request was given up because of a defect in this program: please report it");
-            self.answered(false);
-            return INTERNAL_ERROR.to_vec();
-        };
-        log("reply", &reply);
-        encoded(&reply)
-    }
-
-    fn messages(&mut self, request: &Messages) -> Messages {
-        self.request_counter += 1;
-        let messages = if request.messages.is_empty() {
-            // Nothing at all, or only something encrypted: for which there is no key, or under the key for a second time.
-            self.begin(None);
-            self.answered(false);
-            self.not_understood("a request without messages, or encrypted where it cannot be");
-            vec![refusal(error::Code::REJECTED)]
-        } else {
-            let mut size = 0;
-            let within = |message: &Message| {
-                // A reply that nobody can take is not made. One that does not fit is a long one: of a question, that changed nothing.
-                let mut reply = if size <= FULL { self.message(message) } else { self.too_much(message) };
-                if size <= FULL && size + reply.compute_size() > LONGEST {
-                    reply = too_long(message);
-                }
-                size += reply.compute_size();
-                reply
+    /// Decodes the next message to see that it can be: what is not sound as a whole is not carried out in part.
+    fn check_next(&mut self, task: &mut Task, at: usize) {
+        let decoded = task.next_message(at).map_err(|error| error.to_string()).and_then(|next| {
+            let (place, next) = match next {
+                Next::End => return Ok(None),
+                Next::Nothing(next) => return Ok(Some((0, 0, next))),
+                Next::Message(place, next) => (place, next),
             };
-            request.messages.iter().map(within).collect()
+            let id = match fit(&task.frame, place.clone()) {
+                Some(bytes) => decode::<Message>(bytes).map_err(|error| error.to_string())?.message_0.message_id().len(),
+                None => 0,
+            };
+            Ok(Some((SHORTEST, id as u64, next)))
+        });
+        match decoded {
+            Err(error) => {
+                self.undecodable(&task.frame[task.content.clone()], &error);
+                self.finish(task, NOT_DECODABLE);
+            }
+            Ok(Some((answer, id, next))) => {
+                task.answers += answer + id;
+                task.stage = Stage::Checked(next);
+                if task.answers > LONGEST - MARGIN {
+                    self.refuse("a request of so many messages that their answers are longer than any reply");
+                    self.finish(task, &refused());
+                }
+            }
+            Ok(None) => {
+                self.count_envelope(task);
+                task.stage = Stage::CarriedOut(task.content.start);
+                if task.answers == 0 {
+                    // Nothing at all, or only something encrypted: for which there is no key, or under the key for a second time.
+                    self.begin(None);
+                    self.answered(false);
+                    self.not_understood("a request without messages, or encrypted where it cannot be");
+                    self.finish(task, &refused());
+                }
+            }
+        }
+    }
+
+    /// Carries out the next message, and puts its answer behind the reply.
+    fn carry_out_next(&mut self, task: &mut Task, at: usize) {
+        let (place, next) = match task.next_message(at) {
+            Ok(Next::Message(place, next)) => (place, next),
+            Ok(Next::Nothing(next)) => return task.stage = Stage::CarriedOut(next),
+            Ok(Next::End) | Err(_) => return self.finish_as_it_is(task),
         };
-        Messages { messages, ..Default::default() }
+        let message = fit(&task.frame, place.clone()).and_then(|bytes| decode::<Message>(bytes).ok());
+        let id = message.as_ref().map_or(0, |message| message.message_0.message_id().len());
+        task.answers = task.answers.saturating_sub(SHORTEST + id as u64);
+        // A reply that nobody can take is not made.
+        let room = LONGEST.saturating_sub(task.reply.len() as u64 + task.answers);
+        let reply = match message {
+            None => self.too_heavy(place.len()),
+            Some(message) if room < MARGIN => self.too_much(&message, room),
+            Some(message) => {
+                log("request", &message);
+                // A handler keeps its promises to itself by changing its state last: see `Handler::handle`.
+                let reply = catch_unwind(AssertUnwindSafe(|| self.message(&message)));
+                let Ok(mut reply) = reply else {
+                    error!("a request was given up because of a defect in this program: please report it");
+                    self.answered(false);
+                    return self.finish(task, INTERNAL_ERROR);
+                };
+                // One that does not fit is a long one: of a question, that changed nothing.
+                if reply.compute_size() + HEADER > room {
+                    reply = too_long(&message, room);
+                }
+                log("reply", &reply);
+                reply
+            }
+        };
+        append(&mut task.reply, &reply);
+        task.stage = Stage::CarriedOut(next);
+    }
+
+    fn finish(&self, task: &mut Task, reply: &[u8]) {
+        task.reply = reply.to_vec();
+        self.finish_as_it_is(task);
+    }
+
+    fn finish_as_it_is(&self, task: &mut Task) {
+        if let Some((to, gate)) = task.to.as_ref().zip(self.gate.as_ref()) {
+            gate.seal(to, &mut task.reply);
+        }
+        if task.reply.capacity() > task.reply.len() * 2 {
+            task.reply.shrink_to_fit();
+        }
+        task.stage = Stage::Answered;
     }
 
     /// There is no room in the reply for what this would be answered.
-    fn too_much(&mut self, message: &Message) -> Message {
+    fn too_much(&mut self, message: &Message, room: u64) -> Message {
         self.begin(message.message_0.as_ref().and_then(|request| request.request.as_ref()));
         self.answered(false);
-        too_long(message)
+        too_long(message, room)
+    }
+
+    /// A message that is small here and large when it is decoded.
+    fn too_heavy(&mut self, length: usize) -> Message {
+        self.begin(None);
+        self.answered(false);
+        let limit = weigh::MOST >> 20;
+        let help =
+            format!("its {length} bytes would take more than {limit} MiB of memory: ask for less at once, as by sg_member_add");
+        self.not_understood(&format!("a message is too large: {help}"));
+        let failure = Failure::new("the message is too large").with_help(help);
+        reply(Response { status: MessageField::some(status(failure)), ..Default::default() }, &Message::new())
     }
 
     fn message(&mut self, message: &Message) -> Message {
@@ -248,16 +446,12 @@ impl<H: Handler> Envelope<H> {
             self.not_understood(failure.help.as_deref().unwrap_or("a message without a request"));
             return Err(failure);
         };
-        self.handler.handle(action, &self.context())
-    }
-
-    fn context(&self) -> Context {
-        Context { request_counter: self.request_counter, caller: self.caller }
+        self.handler.handle(action, &self.context)
     }
 
     /// Whoever hears of it must not take the reply with it.
     fn not_understood(&mut self, why: &str) {
-        let context = self.context();
+        let context = self.context;
         if catch_unwind(AssertUnwindSafe(|| self.handler.not_understood(why, &context))).is_err() {
             error!("a refusal could not be told because of a defect in this program: please report it");
         }
@@ -275,9 +469,80 @@ fn nothing_asked(request: Option<&Request>) -> Failure {
     }
 }
 
-fn too_long(message: &Message) -> Message {
+/// The answer to what gets none, in so much room.
+fn too_long(message: &Message, room: u64) -> Message {
     let failure = Failure::new("the reply to this batch is too long").with_help("ask in several batches");
-    reply(Response { status: MessageField::some(status(failure)), ..Default::default() }, message)
+    let answer = |failure| reply(Response { status: MessageField::some(status(failure)), ..Default::default() }, message);
+    let told = answer(failure);
+    if told.compute_size() + HEADER <= room { told } else { answer(Failure::default()) }
+}
+
+/// Puts an answer behind a reply, as [`Messages`] has it.
+fn append(to: &mut Vec<u8>, answer: &Message) {
+    let length = answer.compute_size() as usize;
+    let needed = to.len() + length + HEADER as usize;
+    if needed > to.capacity() && needed > LARGE {
+        // Once for all: a reply that moves again and again leaves holes behind it.
+        to.reserve_exact(MAX_FRAME + crypt::OVERHEAD - to.len());
+    }
+    let before = to.len();
+    scan::push_header(to, MESSAGES, length);
+    if let Err(error) = answer.write_to_vec(to) {
+        error!("a reply could not be encoded: {error}");
+        to.truncate(before);
+        to.extend_from_slice(&refused());
+    }
+}
+
+/// The [`Messages`] that refuses a whole request.
+fn refused() -> Vec<u8> {
+    encoded(&Messages { messages: vec![refusal(error::Code::REJECTED)], ..Default::default() })
+}
+
+/// The bytes of a message that may be decoded.
+fn fit(frame: &[u8], place: Range<usize>) -> Option<&[u8]> {
+    weigh::is_fit(frame, place.clone()).then(|| frame.get(place)).flatten()
+}
+
+/// Where the encrypted part of an envelope has which form.
+fn encrypted_part(frame: &[u8], range: Range<usize>) -> Result<Option<EncryptedFields>, scan::Malformed> {
+    let mut fields = Fields::within(frame, range);
+    let mut found: Option<EncryptedFields> = None;
+    // Behind that many others it is not looked for.
+    for _ in 0..FIELDS {
+        let Some(field) = fields.next()? else { break };
+        if let (ENCRYPTED, Content::Bytes(place)) = field {
+            // Of several the last counts, form by form, as decoding has it.
+            let before = found.take().unwrap_or_default();
+            let EncryptedFields { sealed, legacy } = encrypted_fields(&fields, place)?;
+            found = Some(EncryptedFields { sealed: sealed.or(before.sealed), legacy: legacy.or(before.legacy) });
+        }
+    }
+    Ok(found)
+}
+
+fn encrypted_fields(fields: &Fields<'_>, place: Range<usize>) -> Result<EncryptedFields, scan::Malformed> {
+    let mut found = EncryptedFields::default();
+    let mut fields = fields.inside(place);
+    while let Some((number, content)) = fields.next()? {
+        match (number, content) {
+            // An error, which means nothing in a request.
+            (1, Content::Bytes(place)) => {
+                let mut fields = fields.inside(place);
+                while fields.next()?.is_some() {}
+            }
+            (2, Content::Bytes(place)) => found.legacy = Some(place),
+            (100, Content::Bytes(place)) => found.sealed = Some(place),
+            _ => {}
+        }
+    }
+    Ok(found)
+}
+
+/// Ends a task with a reply as it is.
+fn answered(task: &mut Task, reply: &[u8]) {
+    task.reply = reply.to_vec();
+    task.stage = Stage::Answered;
 }
 
 /// A response to a message.
@@ -311,10 +576,11 @@ fn encoded(reply: &Messages) -> Vec<u8> {
     })
 }
 
-fn log(what: &str, messages: &impl MessageFull) {
+fn log(what: &str, message: &Message) {
     // Text is made only if somebody reads it: a batch may be long.
     if enabled!(Level::DEBUG) {
-        debug!("{what}:\n{}", text::print(messages).trim_end());
+        let messages = Messages { messages: vec![message.clone()], ..Default::default() };
+        debug!("{what}:\n{}", text::print(&messages).trim_end());
     }
 }
 

@@ -18,11 +18,12 @@ pub mod proto;
 mod requests;
 pub mod server;
 pub mod text;
+pub mod zmtp;
 
 pub use action::Action;
 pub use caller::Caller;
 pub use decode::decode;
-pub use envelope::{Answer, Context, Envelope, Failure, Handler};
+pub use envelope::{Answer, Context, Envelope, Failure, Handler, Task};
 pub use requests::{RequestCount, Requests};
 
 /// The edition of the protocol that every message of ours carries. A receiver never checks it.

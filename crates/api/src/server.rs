@@ -1,28 +1,29 @@
-//! The ZeroMQ end of the daemon.
+//! The daemon's end of the API: ZeroMQ's protocol, served within bounds.
+//!
+//! One thread moves bytes ([`mover`]), and the one that calls [`Server::serve`] answers. What clients make us hold is
+//! bounded for all of them together ([`bounds`]): libzmq, which queues whatever arrives before anybody sees it, is not.
 
-use crate::{
-    Caller, Envelope, Handler, MAX_FRAME,
-    endpoint::{check_bindable, is_ipv6},
+use crate::{Caller, Envelope, Handler, Task, endpoint::check_bindable};
+use bind::Listener;
+use exchange::{Exchange, Job, Reply, heard};
+use mover::Mover;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
 };
-use ipc::SocketFile;
 use std::{
-    os::fd::{AsRawFd, BorrowedFd},
-    time::Duration,
+    io,
+    os::fd::BorrowedFd,
+    time::{Duration, Instant},
 };
-use tracing::warn;
-use zmq::{Context, PollEvents, Socket, SocketType};
 
+mod bind;
+mod bounds;
+mod exchange;
+mod fair;
 mod ipc;
-
-/// Requests of one client that may wait, and replies to it.
-const WAITING: i32 = 16;
-
-/// How long a reply may take to leave once the server has stopped.
-const LINGER: Duration = Duration::from_secs(1);
-/// Most parts of a way back, delimiter included.
-const MAX_HOPS: usize = 16;
-/// An idle connection is asked for a sign of life after this time: peers that vanished must not use up descriptors.
-const KEEPALIVE: Duration = Duration::from_secs(60);
+mod mover;
+mod peer;
 
 pub use crate::endpoint::BadEndpoint;
 
@@ -43,68 +44,69 @@ pub enum ServerError {
         /// As it was given.
         endpoint: String,
         /// What the system said.
-        reason: zmq::Error,
+        reason: String,
         /// What to do about it.
         advice: &'static str,
     },
-    /// ZeroMQ itself failed.
-    #[error("ZeroMQ failed: {0}")]
-    Zmq(#[from] zmq::Error),
+    /// The system does not let us wait for clients.
+    #[error("the API cannot go on: {0}")]
+    Io(#[from] io::Error),
 }
 
-/// Answers REQ sockets: one request, one reply, whoever asks. Dropped, it stops listening.
-///
-/// It is a ROUTER that keeps the envelopes itself. ZeroMQ's own REP has one state for all peers: one that breaks off in the middle of
-/// a message can make it swallow the next request of another (seen with libzmq 4.3.4).
+/// A client whose connection the server ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CutClient {
+    /// Who it was.
+    pub caller: Caller,
+    /// Who it was, and why.
+    pub text: String,
+    /// It never came as far as asking: not a client, or not one of ours.
+    pub of_handshake: bool,
+}
+
+/// How often to take a turn at least, and who hears of it.
+type Turn = (Duration, Box<dyn Fn() + Send>);
+
+/// Answers REQ and DEALER sockets: one request, one reply, whoever asks. Dropped, it stops listening.
 pub struct Server {
-    socket: Socket,
+    listeners: Vec<Listener>,
     /// Where it listens, wildcards resolved.
     endpoints: Vec<String>,
-    /// Removed at the end, as ZeroMQ does not.
-    files: Vec<SocketFile>,
+    connections: usize,
     /// Called at each turn, and a turn is taken so often at least.
-    turn: Option<(Duration, Box<dyn Fn() + Send>)>,
+    turn: Option<Turn>,
+    /// Hears of clients that are cut.
+    cut: Box<dyn Fn(&CutClient) + Send + Sync>,
 }
 
 impl Server {
     /// Listens on all of `endpoints` or on none: `tcp://0.0.0.0:9999`, `tcp://*:9999`, `tcp://[::]:9999` (both families),
     /// `tcp://127.0.0.1:*` (a free port), `ipc:///run/butterfly.sock`, `ipc://@abstract`. Names of interfaces and hosts are the caller's
-    /// to resolve: not every ZeroMQ does.
+    /// to resolve.
     ///
     /// An ipc socket left behind by a process that died is replaced; one that is listened on is refused, and so is a file
     /// of any other kind.
     pub fn bind(endpoints: &[impl AsRef<str>]) -> Result<Self, ServerError> {
         endpoints.iter().try_for_each(|endpoint| check(endpoint.as_ref()))?;
-        let socket = Context::new().socket(SocketType::ROUTER)?;
-        socket.set_linger(milliseconds(LINGER))?;
-        socket.set_maxmsgsize(MAX_FRAME as i64)?;
-        // Of each client. What waits is in memory: more than that waits where it is sent.
-        socket.set_rcvhwm(WAITING)?;
-        socket.set_sndhwm(WAITING)?;
-        socket.set_tcp_keepalive(1)?;
-        socket.set_tcp_keepalive_idle(KEEPALIVE.as_secs() as i32)?;
-        let mut server = Self { socket, endpoints: Vec::new(), files: Vec::new(), turn: None };
+        let mut server = Self {
+            listeners: Vec::new(),
+            endpoints: Vec::new(),
+            connections: bounds::CONNECTIONS,
+            turn: None,
+            cut: Box::new(|cut| tracing::warn!("{}", cut.text)),
+        };
         // Of a server that is dropped because one is refused, the others go with it.
         for endpoint in endpoints {
             let endpoint = endpoint.as_ref();
-            server.add(endpoint).map_err(|reason| ServerError::Bind {
+            let (listener, bound) = Listener::bind(endpoint).map_err(|error| ServerError::Bind {
                 endpoint: endpoint.to_owned(),
-                reason,
-                advice: advice(reason),
+                reason: reason(&error),
+                advice: advice(&error),
             })?;
+            server.listeners.push(listener);
+            server.endpoints.push(bound);
         }
         Ok(server)
-    }
-
-    fn add(&mut self, endpoint: &str) -> Result<(), zmq::Error> {
-        // ZeroMQ removes whatever is at an ipc path, our own included.
-        ipc::check_replaceable(endpoint)?;
-        self.socket.set_ipv6(is_ipv6(endpoint))?;
-        self.socket.bind(endpoint)?;
-        let bound = last_endpoint(&self.socket)?;
-        self.files.extend(SocketFile::of(&bound));
-        self.endpoints.push(bound);
-        Ok(())
     }
 
     /// Where it listens: the endpoints with wildcards resolved.
@@ -117,120 +119,149 @@ impl Server {
         self.turn = Some((interval, Box::new(taken)));
     }
 
-    /// Answers requests until `stop` becomes readable, or `done` says so after a reply was sent.
+    /// Takes no more than so many connections at a time: when another client comes, one goes of whoever has most.
+    pub fn at_most(&mut self, connections: usize) {
+        self.connections = connections.clamp(1, bounds::CONNECTIONS);
+    }
+
+    /// Has `told` hear of each client that is cut, in another thread than [`Self::serve`].
+    pub fn on_cut(&mut self, told: impl Fn(&CutClient) + Send + Sync + 'static) {
+        self.cut = Box::new(told);
+    }
+
+    /// Answers requests until `stop` becomes readable, or `done` says so after a reply was made.
     ///
     /// Sleeps while nothing is asked. Of a multipart request the first part counts. A peer that does not take its reply
-    /// loses it; nobody else waits for it.
+    /// loses it; nobody else waits for it. Between two messages of a long request short ones of others are answered.
     pub fn serve<H: Handler>(
         &self,
         envelope: &mut Envelope<H>,
         stop: BorrowedFd<'_>,
         done: impl Fn(&H) -> bool,
     ) -> Result<(), ServerError> {
-        let wait = self.turn.as_ref().map_or(-1, |(interval, _)| milliseconds(*interval).max(1).into());
-        loop {
-            if let Some((_, taken)) = &self.turn {
-                taken();
-            }
-            let mut items =
-                [zmq::PollItem::from_fd(stop.as_raw_fd(), PollEvents::POLLIN), self.socket.as_poll_item(PollEvents::POLLIN)];
-            match zmq::poll(&mut items, wait) {
-                Err(zmq::Error::EINTR) => continue,
-                other => other?,
-            };
-            if !items[0].get_revents().is_empty() {
-                return Ok(());
-            }
-            if self.exchange(envelope)? && done(envelope.handler()) {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Answers one request, if there is one.
-    fn exchange<H: Handler>(&self, envelope: &mut Envelope<H>) -> Result<bool, ServerError> {
-        let Some(Request { route, body, caller }) = self.receive()? else { return Ok(false) };
-        let reply = envelope.answer_to(&body, caller);
-        for part in route {
-            match self.socket.send(part, zmq::DONTWAIT | zmq::SNDMORE) {
-                // Parts for a peer that went are taken and thrown away by the socket.
-                Ok(()) => {}
-                Err(zmq::Error::EAGAIN | zmq::Error::EHOSTUNREACH | zmq::Error::EINTR) => {
-                    warn!("a client went before its reply");
-                    return Ok(true);
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-        match self.socket.send(reply, zmq::DONTWAIT) {
-            Ok(()) => {}
-            Err(zmq::Error::EAGAIN | zmq::Error::EHOSTUNREACH | zmq::Error::EINTR) => {
-                warn!("a client went before its reply");
-            }
-            Err(error) => return Err(error.into()),
-        }
-        Ok(true)
-    }
-
-    /// Takes one message, whole, and finds the request in it. What is not a request is taken and forgotten.
-    fn receive(&self) -> Result<Option<Request>, ServerError> {
-        let first = match self.socket.recv_bytes(zmq::DONTWAIT) {
-            Ok(first) => first,
-            Err(zmq::Error::EAGAIN | zmq::Error::EINTR) => return Ok(None),
-            Err(error) => return Err(error.into()),
-        };
-        let mut route = vec![first];
-        let mut body = None;
-        let mut delimited = false;
-        // The other parts arrived with the first: nothing waits here.
-        while self.socket.get_rcvmore()? {
-            let part = self.socket.recv_msg(0)?;
-            if delimited {
-                body.get_or_insert(part);
-            } else {
-                delimited = part.is_empty();
-                if route.len() <= MAX_HOPS {
-                    route.push(part.to_vec());
-                }
-            }
-        }
-        Ok(match body {
-            Some(mut body) if route.len() <= MAX_HOPS => {
-                // The socket makes the first part up itself, and knows nothing of it.
-                let caller = body.gets("Peer-Address").and_then(Caller::of);
-                Some(Request { route, body, caller })
-            }
-            _ => None,
+        let exchange = Exchange::new().map_err(io::Error::from)?;
+        let mut mover = Mover::new(&self.listeners, &exchange, self.connections, &*self.cut)?;
+        std::thread::scope(|scope| {
+            let exchange = &exchange;
+            let moving = std::thread::Builder::new().name("api".into()).spawn_scoped(scope, move || {
+                let ended = mover.run();
+                exchange.break_off();
+                ended
+            })?;
+            let served = Answering { exchange, envelope, long: Vec::new(), next: 0 }.run(stop, self.turn.as_ref(), done);
+            exchange.finish();
+            let moved = moving.join().unwrap_or_else(|_| Err(io::Error::other("the thread that moves bytes ended")));
+            served.and(moved).map_err(Into::into)
         })
     }
 }
 
-/// A request and the way back: the peer's identity, those of proxies in between, and the empty delimiter (ZMTP 28/REQREP).
-struct Request {
-    route: Vec<Vec<u8>>,
-    body: zmq::Message,
-    caller: Option<Caller>,
+/// The thread that answers.
+struct Answering<'a, H> {
+    exchange: &'a Exchange,
+    envelope: &'a mut Envelope<H>,
+    /// Requests that are long, each gone on with in turn.
+    long: Vec<(Job, Task)>,
+    next: usize,
 }
 
-fn last_endpoint(socket: &Socket) -> Result<String, zmq::Error> {
-    let endpoint = socket.get_last_endpoint()?;
-    Ok(endpoint.unwrap_or_else(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+impl<H: Handler> Answering<'_, H> {
+    fn run(&mut self, stop: BorrowedFd<'_>, turn: Option<&Turn>, done: impl Fn(&H) -> bool) -> io::Result<()> {
+        loop {
+            if let Some((_, taken)) = turn {
+                taken();
+            }
+            let short = self.answer_short();
+            if short && done(self.envelope.handler()) {
+                return Ok(());
+            }
+            self.take_long();
+            let long = self.go_on();
+            if done(self.envelope.handler()) {
+                // What asked for the end is carried out to its own.
+                while !self.long.is_empty() && self.go_on() {}
+                return Ok(());
+            }
+            let wait = if short || long { Some(Duration::ZERO) } else { turn.map(|(interval, _)| *interval) };
+            if self.sleep(stop, wait)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Sleeps until there is something to do; whether to stop.
+    fn sleep(&self, stop: BorrowedFd<'_>, wait: Option<Duration>) -> io::Result<bool> {
+        let mut watched =
+            [PollFd::from_borrowed_fd(stop, PollFlags::IN), PollFd::from_borrowed_fd(self.exchange.to_answer(), PollFlags::IN)];
+        let wait = wait.map(|wait| Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) });
+        match poll(&mut watched, wait.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let [stopped, asked] = watched.map(|watched| !watched.revents().is_empty());
+        if asked {
+            heard(self.exchange.to_answer());
+        }
+        Ok(stopped || self.exchange.is_broken())
+    }
+
+    /// Answers one short request, if there is one.
+    fn answer_short(&mut self) -> bool {
+        let Some(Job { peer, caller, route, body, room, .. }) = self.exchange.next_short() else { return false };
+        let reply = self.envelope.answer_to(body, Some(caller));
+        self.exchange.answered(room, Reply { peer, route, body: reply });
+        true
+    }
+
+    /// Begins with the long requests that came.
+    fn take_long(&mut self) {
+        while let Some(mut job) = self.exchange.next_long() {
+            let task = self.envelope.begin_task(std::mem::take(&mut job.body), Some(job.caller));
+            self.long.push((job, task));
+        }
+    }
+
+    /// Goes on with one long request, if there is one and memory for its reply.
+    fn go_on(&mut self) -> bool {
+        if self.long.is_empty() || !self.exchange.may_go_on() {
+            return false;
+        }
+        let so_far: usize = self.long.iter().map(|(_, task)| task.reply_so_far()).sum();
+        let number = if so_far > bounds::SIDE_BY_SIDE { 0 } else { self.next % self.long.len() };
+        let Some((_, task)) = self.long.get_mut(number) else { return false };
+        let end = Instant::now() + bounds::SLICE;
+        let before = task.reply_so_far();
+        if let Some(reply) = self.envelope.go_on(task, || Instant::now() < end) {
+            let (Job { peer, route, room, .. }, task) = self.long.remove(number);
+            // Its memory is free before somebody else gets the room.
+            drop(task);
+            self.exchange.set_so_far(so_far - before);
+            self.exchange.answered(room, Reply { peer, route, body: reply });
+        } else {
+            self.exchange.set_so_far(so_far - before + task.reply_so_far());
+        }
+        self.next = number + 1;
+        true
+    }
 }
 
-fn milliseconds(duration: Duration) -> i32 {
-    i32::try_from(duration.as_millis()).unwrap_or(i32::MAX)
+/// What the system said, without its number.
+fn reason(error: &io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or_default().to_owned()
 }
 
-fn advice(reason: zmq::Error) -> &'static str {
-    match reason {
-        zmq::Error::EADDRINUSE => {
+fn advice(error: &io::Error) -> &'static str {
+    let number = error.raw_os_error().map(Errno::from_raw_os_error);
+    match number {
+        Some(Errno::ADDRINUSE) => {
             "another process listens there, perhaps another butterflyd, or another endpoint of this one, as [::] does for IPv4, too: \
              stop that process or choose another endpoint"
         }
-        zmq::Error::EADDRNOTAVAIL | zmq::Error::ENODEV => "no interface of this host has that address",
-        zmq::Error::EACCES => "this user may not listen there",
-        zmq::Error::ENOENT => "create the directory first",
-        zmq::Error::ENOTSOCK => "that path is no socket, and what it is will not be removed: choose another",
+        Some(Errno::ADDRNOTAVAIL | Errno::NODEV) => "no interface of this host has that address",
+        Some(Errno::ACCESS) => "this user may not listen there",
+        Some(Errno::NOENT) => "create the directory first",
+        Some(Errno::NOTSOCK) => "that path is no socket, and what it is will not be removed: choose another",
         _ => "an endpoint looks like tcp://0.0.0.0:9999 or ipc:///run/butterfly.sock",
     }
 }

@@ -5,6 +5,7 @@
 //! has its model and what it does side by side in a file of its own subject.
 
 #![forbid(unsafe_code)]
+#![recursion_limit = "256"] // of json!
 
 mod connection;
 mod diagnosis;

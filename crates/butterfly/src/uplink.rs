@@ -51,6 +51,7 @@ fn page(show: &UplinkShow, all: bool) -> String {
         let attached = if attached { "yes" } else { "no: the other end of the socket is not there" };
         field(&mut page, "attached", attached);
     }
+    field(&mut page, "vlan", &vlan(show));
     field(&mut page, "queues", &show.queues().to_string());
     field(&mut page, "link address", show.mac());
     field(&mut page, "mtu", &show.mtu().to_string());
@@ -65,6 +66,15 @@ fn page(show: &UplinkShow, all: bool) -> String {
     tunnels::counters(&mut page, "counters of port and kernel", &show.counters, all);
     drops(&mut page, &show.drops, all);
     page
+}
+
+/// The VLAN of the underlay, and whether others are kept out.
+fn vlan(show: &UplinkShow) -> String {
+    let vlan = show.vlan.map_or("none".to_owned(), |vlan| vlan.to_string());
+    match &show.vlan_doubt {
+        None => format!("{vlan}; frames of others are dropped"),
+        Some(why) => format!("{vlan}; frames of others may be heard: {why}"),
+    }
 }
 
 /// The state of an interface, and what to do about it.
@@ -86,6 +96,8 @@ fn uplink_json(show: &UplinkShow) -> Value {
         "note": show.note,
         "attached": show.attached,
         "state": show.state,
+        "vlan": show.vlan,
+        "vlan_doubt": show.vlan_doubt,
         "queues": show.queues(),
         "mac": show.mac(),
         "mtu": show.mtu(),

@@ -135,6 +135,7 @@ fn override_with(options: &mut Options, ini: &mut Ini, problems: &mut Problems) 
     stronger(&mut options.tcp_pickup, ini.take("general", "tcp-pickup"));
     stronger(&mut options.uplink, ini.take("general", "uplink"));
     stronger(&mut options.uplink_queues, ini.take("general", "uplink-queues"));
+    stronger(&mut options.underlay_vlan, ini.take("general", "underlay-vlan"));
     stronger(&mut options.group6, ini.take("general", "group6"));
     // One key, several values.
     for (list, key) in [(&mut options.peers, "peer"), (&mut options.gateways, "gateway")] {
@@ -414,6 +415,7 @@ mod tests {
             group6: "ff00::".parse().unwrap(),
             udp6_checksum: false,
             strict_peers: false,
+            vlan: 0,
             mtu: None,
         }
     }
@@ -431,7 +433,7 @@ mod tests {
         };
         assert_eq!((told.tunnel, told.nic_mtu), (Some(expected), Some(NicMtu::Bytes(9000))));
         let ini = "[general]\nip=2001:db8::1\nuplink=eth1\nuplink-queues=3\npeer=2001:db8::2 2001:db8::3, 2001:db8::4\n\
-                   gateway=fe80::1\nnic-mtu=max\ngroup6=ff05::\nudp6-checksum=true\nstrict-peers=true";
+                   gateway=fe80::1\nnic-mtu=max\ngroup6=ff05::\nudp6-checksum=true\nstrict-peers=true\nunderlay-vlan=42";
         let overridden = load(words, ini).1.unwrap();
         let expected = TunnelSpec {
             uplink: UplinkSpec::Xdp { interface: "eth1".into(), queues: Some(3) },
@@ -440,6 +442,7 @@ mod tests {
             group6: "ff05::".parse().unwrap(),
             udp6_checksum: true,
             strict_peers: true,
+            vlan: 42,
             ..tap("2001:db8::1")
         };
         assert_eq!((overridden.tunnel, overridden.nic_mtu), (Some(expected), Some(NicMtu::Max)));

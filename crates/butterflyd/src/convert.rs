@@ -23,6 +23,9 @@ pub fn nic(declared: &proto::Nic, directory: &SocketDir) -> Result<Nic, Failure>
         security_groups: GroupNames::parse(&declared.security_group).map_err(|error| bad(&error))?,
         ip_anti_spoof: declared.ip_anti_spoof(),
         bypass_filtering: declared.bypass_filtering(),
+        forwards: declared.forwards(),
+        shared_ip: declared.shared_ip(),
+        router: declared.router(),
         sniff_target: sniff_target(declared).map_err(|error| bad(&error))?,
         kind: kind(declared, &id, directory)?,
         packet_trace: declared.packet_trace(),
@@ -100,6 +103,9 @@ pub fn nic_update(request: &proto::NicUpdateReq) -> Result<NicUpdate, Failure> {
     };
     Ok(NicUpdate {
         ip_anti_spoof: request.ip_anti_spoof,
+        forwards: request.forwards,
+        shared_ip: request.shared_ip,
+        router: request.router,
         ips: given(&request.ip).map(IpSet::parse).transpose().map_err(|error| bad(&error))?,
         security_groups: given(&request.security_group).map(GroupNames::parse).transpose().map_err(|error| bad(&error))?,
         packet_trace: request.packet_trace,
@@ -124,6 +130,11 @@ pub fn nic_details(nic: &Nic, interface: Option<String>) -> proto::Nic {
         ip_anti_spoof: Some(nic.ip_anti_spoof),
         sniff_target_nic_id: nic.sniff_target.clone(),
         bypass_filtering: Some(nic.bypass_filtering),
+        // Absent if not set: a dump goes back to the original, which does not know them.
+        forwards: nic.forwards.then_some(true),
+        shared_ip: nic.shared_ip.then_some(true),
+        // Told if it is one: the original's clients do not know the field.
+        router: nic.router.then_some(true),
         type_: Some(nic_type(&nic.kind).into()),
         path: nic.kind.socket().map(ToString::to_string).or(interface),
         btype: btype.map(str::to_owned),

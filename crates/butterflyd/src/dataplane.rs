@@ -15,6 +15,9 @@ pub trait Dataplane {
     /// Gives a vnic another policy while its machine stays attached. On an error nothing has changed.
     fn update_vnic(&mut self, id: &str, policy: VnicPolicy) -> Result<(), AddError>;
 
+    /// Notes that a vnic's machine leaves for another host: when it is gone here, its addresses may be there.
+    fn export_vnic(&self, id: &str);
+
     /// Forgets a vnic: its machine is cut off and its socket is gone.
     fn remove_vnic(&mut self, id: &str);
 
@@ -74,6 +77,10 @@ impl Dataplane for Arc<Switch> {
 
     fn update_vnic(&mut self, id: &str, policy: VnicPolicy) -> Result<(), AddError> {
         Switch::update_vnic(self, id, policy)
+    }
+
+    fn export_vnic(&self, id: &str) {
+        Switch::export_vnic(self, id);
     }
 
     fn remove_vnic(&mut self, id: &str) {

@@ -19,6 +19,7 @@ pub fn keys() -> impl Iterator<Item = (&'static str, &'static str, &'static str)
         "tcp-pickup",
         "uplink",
         "uplink-queues",
+        "underlay-vlan",
         "peer",
         "gateway",
         "group6",

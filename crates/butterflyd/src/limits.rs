@@ -1,15 +1,21 @@
 //! The limit of open files: every virtual machine needs some.
 //!
-//! When they are used up things fail in places that cannot cope: a machine cannot attach, and ZeroMQ ends the process when it
-//! cannot accept. So a vnic is refused while there is still enough for all that are there.
+//! When they are used up things fail in places that cannot cope: a machine cannot attach. So a vnic is refused while there is
+//! still enough for all that are there, and clients of the API have a part of their own.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{info, warn};
 
 /// Open files of a vnic with its machine: its socket, the connection, two rings, the log, and memory while it is mapped.
 const PER_VNIC: u64 = 16;
-/// Those of everything else: workers, the log, clients of the API.
+/// Those of everything else: workers, the log, the first [`FEWEST_CONNECTIONS`] clients of the API.
 const RESERVED: u64 = 64;
+/// Connections to the API that there may be under any limit.
+const FEWEST_CONNECTIONS: u64 = 16;
+/// Connections to the API that there are at most.
+const MOST_CONNECTIONS: u64 = 1024;
+/// One of so many open files may be a client's.
+const OF_A_CLIENT: u64 = 16;
 /// What we take if we may choose; beyond that tables in the kernel cost memory.
 const WANTED: u64 = 1 << 20;
 /// Below this somebody will run into the limit.
@@ -64,8 +70,17 @@ fn room(present: u64, limit: u64) -> Result<(), NoRoom> {
     if present < vnics { Ok(()) } else { Err(NoRoom { limit, vnics }) }
 }
 
+/// How many connections to the API there may be.
+pub fn connections() -> usize {
+    connections_of(open_files()) as usize
+}
+
+fn connections_of(limit: u64) -> u64 {
+    (limit / OF_A_CLIENT).clamp(FEWEST_CONNECTIONS, MOST_CONNECTIONS)
+}
+
 fn most_vnics(limit: u64) -> u64 {
-    limit.saturating_sub(RESERVED) / PER_VNIC
+    limit.saturating_sub(RESERVED + connections_of(limit) - FEWEST_CONNECTIONS) / PER_VNIC
 }
 
 fn open_files() -> u64 {
@@ -78,7 +93,7 @@ mod tests {
 
     #[test]
     fn the_last_vnic_that_has_enough_is_taken() {
-        for (limit, vnics) in [(0, 0), (64, 0), (79, 0), (80, 1), (1024, 60), (WANTED, 65532)] {
+        for (limit, vnics) in [(0, 0), (64, 0), (79, 0), (80, 1), (1024, 57), (4096, 237), (WANTED, 65469)] {
             assert_eq!(room(vnics, limit), Err(NoRoom { limit, vnics }), "{limit}");
             assert!(vnics == 0 || room(vnics - 1, limit).is_ok(), "{limit}");
         }

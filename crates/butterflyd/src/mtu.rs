@@ -122,6 +122,7 @@ mod tests {
             group6: "ff00::".parse().unwrap(),
             udp6_checksum: false,
             strict_peers: false,
+            vlan: 0,
             mtu: None,
         };
         let port = || UplinkSpec::VhostUser { path: "/up".into(), role: butterfly_datapath::Role::Server };

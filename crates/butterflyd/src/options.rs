@@ -46,7 +46,7 @@ pub struct Options {
     /// Sessions the table can hold, 128 bytes each [default: 1000000]
     #[arg(long, value_name = "N")]
     pub sessions: Option<String>,
-    /// How much of the table one vnic or one network may take [default: 25]
+    /// How much of the table one network may take; a vnic of it opens half of that, and receives as many; 100: no bound [default: 25]
     #[arg(long, value_name = "PERCENT")]
     pub session_share: Option<String>,
     /// Pick up TCP connections in their middle for so long after the start or the attachment of a machine, 0: never [default: 120]
@@ -62,6 +62,10 @@ pub struct Options {
     /// Serve so many receive queues of the interface [default: all]
     #[arg(long, value_name = "N")]
     pub uplink_queues: Option<String>,
+    /// The VLAN of the network between hosts, 1 to 4094: frames to other hosts are tagged with it, and those of other VLANs are not
+    /// heard. 0 is none, and then those of any VLAN are not [default: 0]
+    #[arg(long, value_name = "ID")]
+    pub underlay_vlan: Option<String>,
     /// Tunnel endpoint of another host, for all networks; may be repeated. Networks with one join no multicast group
     #[arg(long = "peer", value_name = "IP", action = clap::ArgAction::Append)]
     pub peers: Vec<String>,
@@ -74,7 +78,7 @@ pub struct Options {
     /// Compute UDP checksums over IPv6, which are zero otherwise
     #[arg(long)]
     pub udp6_checksum: bool,
-    /// Hear VXLAN from named peers only
+    /// Hear VXLAN from named peers only, each in the networks that it was named for
     #[arg(long)]
     pub strict_peers: bool,
     /// Largest IP packet on the uplink, in bytes; an interface that has less is raised to it, max: as far as it goes

@@ -4,7 +4,7 @@ use crate::{
     announce::Announcer,
     config::Config,
     dpdk::{Device, Dpdk},
-    events::{Events, Kind, Note},
+    events::{Events, Kind, Note, Origin},
     handlers::{Daemon, seconds_since_epoch},
     limits, listen,
     lock::DirectoryLock,
@@ -15,7 +15,10 @@ use crate::{
     signals::Stop,
     watchdog::{Turns, Watchdog, turn},
 };
-use butterfly_api::{Envelope, server::Server};
+use butterfly_api::{
+    Envelope,
+    server::{CutClient, Server},
+};
 use butterfly_datapath::{Switch, SwitchConfig, TunnelSpec, UplinkReport, UplinkSpec};
 use butterfly_model::{SocketDir, libstdcxx_hash};
 use std::{
@@ -35,9 +38,12 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     limits::raise_open_files();
     let _lock = DirectoryLock::take(&config.socket_dir)?;
     let mut server = Server::bind(&listen::resolved(&config.endpoints)?)?;
+    server.at_most(limits::connections());
     told_of(&config.dpdk);
     let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
     let events = Events::default();
+    let told = events.clone();
+    server.on_cut(move |cut| tell_of_cut(&told, cut));
     let (announcer, writer) = Announcer::start(std::io::stdout(), events.clone())?;
     if let (Some(tunnel), Some(wanted)) = (&mut config.tunnel, config.nic_mtu) {
         mtu::prepare(tunnel, wanted);
@@ -158,6 +164,15 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     drop(daemon);
     writer.finish();
     Ok(served?)
+}
+
+/// Says which client was cut, and why.
+fn tell_of_cut(events: &Events, cut: &CutClient) {
+    let kind = if cut.of_handshake { Kind::ClientRefused } else { Kind::ClientCut };
+    let origin = Some(Origin { request: None, caller: Some(cut.caller) });
+    if events.note(Note { origin, ..Note::new(kind, cut.text.clone()) }) {
+        warn!(EVENT = kind.name(), "{}", cut.text);
+    }
 }
 
 /// Says what became of arguments for DPDK.

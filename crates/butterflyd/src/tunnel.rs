@@ -16,6 +16,8 @@ const MIN_MTU: u32 = 1280;
 pub const MAX_MTU: u32 = 65_521;
 /// More receive queues than any card has.
 const MAX_QUEUES: u32 = 1024;
+/// The last VLAN there can be (IEEE 802.1Q, 9.6).
+const LAST_VLAN: u16 = 4094;
 /// Bytes of an interface's name (`IFNAMSIZ` with its final zero).
 const LONGEST_NAME: usize = 15;
 
@@ -59,8 +61,9 @@ pub fn tunnel(options: &Options, ip: IpAddr, prefix: Option<u8>) -> Result<Optio
         Some(Some(_)) if ip.is_ipv4() => over_ipv6_only(options).map(of_ipv6).for_each(&mut sort_out),
         _ => {}
     }
-    let complete = uplink.zip(peers).zip(gateways).zip(group6);
-    let Some((((uplink, mut peers), gateways), group6)) = complete.filter(|_| problems.is_empty()) else {
+    let vlan = options.underlay_vlan.as_deref().map_or(Ok(0), underlay_vlan).map_err(&mut sort_out).ok();
+    let complete = uplink.zip(peers).zip(gateways).zip(group6).zip(vlan);
+    let Some(((((uplink, mut peers), gateways), group6), vlan)) = complete.filter(|_| problems.is_empty()) else {
         return Err(problems);
     };
     // All hosts may have the same list.
@@ -74,8 +77,15 @@ pub fn tunnel(options: &Options, ip: IpAddr, prefix: Option<u8>) -> Result<Optio
         group6,
         udp6_checksum: options.udp6_checksum,
         strict_peers: options.strict_peers,
+        vlan,
         mtu: None,
     }))
+}
+
+/// The VLAN of the underlay.
+fn underlay_vlan(text: &str) -> Result<u16, String> {
+    let vlan = text.parse().ok().filter(|vlan| *vlan <= LAST_VLAN);
+    vlan.ok_or_else(|| format!("underlay-vlan {text:?} is refused: it is a number from 1 to {LAST_VLAN}, or 0 for none"))
 }
 
 /// The MTU that is wanted, if one is.
@@ -180,6 +190,7 @@ fn useless(options: &Options) -> impl Iterator<Item = &'static str> {
         (options.strict_peers, "strict-peers"),
         (options.nic_mtu.is_some(), "nic-mtu"),
         (options.uplink_queues.is_some(), "uplink-queues"),
+        (options.underlay_vlan.is_some(), "underlay-vlan"),
     ];
     given.into_iter().filter(|(given, _)| *given).map(|(_, name)| name).chain(over_ipv6_only(options))
 }
@@ -228,6 +239,7 @@ mod tests {
             group6: "ff00::".parse().unwrap(),
             udp6_checksum: false,
             strict_peers: false,
+            vlan: 0,
             mtu: None,
         };
         assert_eq!(parse("-i 192.0.2.1"), Ok(Some(expected)));
@@ -244,11 +256,12 @@ mod tests {
             group6: "ff05::".parse().unwrap(),
             udp6_checksum: true,
             strict_peers: true,
+            vlan: 4094,
             mtu: None,
         };
         // One twice, and our own: all hosts may have the same list.
         let words = "-i 2001:db8::1/64 --uplink eth0 --uplink-queues 4 --peer 2001:db8::2;2001:db8:1::3, --peer 2001:db8::1 \
-                     --peer 2001:db8::4 --peer 2001:db8::2 --gateway fe80::1 --group6 ff05:: --udp6-checksum --strict-peers";
+                     --peer 2001:db8::4 --peer 2001:db8::2 --gateway fe80::1 --group6 ff05:: --udp6-checksum --strict-peers --underlay-vlan 4094";
         assert_eq!(parse(words), Ok(Some(expected)));
     }
 
@@ -329,6 +342,15 @@ mod tests {
             ("::2/", "ip \"::2/\" is refused: the length of its prefix is a number from 1 to 128"),
         ] {
             assert!(endpoint(text).unwrap_err().starts_with(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_vlan_has_bounds() {
+        assert_eq!((underlay_vlan("0"), underlay_vlan("1"), underlay_vlan("4094")), (Ok(0), Ok(1), Ok(4094)));
+        for text in ["4095", "-1", "", "65536", "x"] {
+            let expected = format!("underlay-vlan {text:?} is refused: it is a number from 1 to 4094, or 0 for none");
+            assert_eq!(underlay_vlan(text), Err(expected));
         }
     }
 

@@ -1,10 +1,10 @@
 //! What filtering costs, over in-memory rings on one core: cycles of the switch per 64-byte UDP frame from a filtered vnic to another one.
 //!
-//! `filter_cost established|new FLOWS RULES GROUPS MEMBERS [BATCHES]`
+//! `filter_cost established|new|refused FLOWS RULES GROUPS MEMBERS [BATCHES]`
 //!
 //! `established`: FLOWS flows in random order, each known. `new`: every frame is a new flow; at the end of FLOWS the table is emptied, outside the
 //! measured time. RULES rules in GROUPS groups of the receiver; the last one matches. If MEMBERS is not 0, it is about the members of a group
-//! that has so many.
+//! that has so many. `refused`: as `new`, but the sender has its share of the table, all of it established, and is refused each one.
 
 use std::net::IpAddr;
 
@@ -31,18 +31,20 @@ fn inbound(ports: (u32, u32), cidr: Option<Cidr>, group: Option<GroupName>) -> R
 
 fn main() -> Result<(), Error> {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let usage = "filter_cost established|new FLOWS RULES GROUPS MEMBERS [BATCHES]";
+    let usage = "filter_cost established|new|refused FLOWS RULES GROUPS MEMBERS [BATCHES]";
     let number = |at: usize| -> Result<u64, Error> { Ok(args.get(at).ok_or(usage)?.parse()?) };
-    let new = match args.first().map(String::as_str) {
-        Some("established") => false,
-        Some("new") => true,
+    let (new, refused) = match args.first().map(String::as_str) {
+        Some("established") => (false, false),
+        Some("new") => (true, false),
+        Some("refused") => (true, true),
         _ => return Err(usage.into()),
     };
     let (flows, rules, groups, members) = (number(1)?.max(1), number(2)?.max(1), number(3)?.max(1), number(4)?);
     let batches = if args.len() > 5 { number(5)? } else { 20_000 };
 
     let capacity = (flows * 5 / 4).max(65_536) as u32;
-    let mut host = Host::with_sessions(SessionConfig { capacity, share: 100, ..SessionConfig::default() })?;
+    let share = if refused { 1 } else { 100 };
+    let mut host = Host::with_sessions(SessionConfig { capacity, share, rate: u32::MAX, ..SessionConfig::default() })?;
     let (a, b) = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
     let names = (0..groups).map(|n| GroupName::new(&format!("g{n}"))).collect::<Result<Vec<_>, _>>()?;
     for (id, mac, ip, groups) in [("a", a, "10.0.0.1", &[][..]), ("b", b, "10.0.0.2", &names)] {
@@ -85,13 +87,24 @@ fn main() -> Result<(), Error> {
         frame[36..38].copy_from_slice(&(5000 + (flow >> 16) as u16).to_be_bytes());
         frame[40..42].fill(0); // no checksum
     };
+    if refused {
+        // More than one opener may have of 1 % at one receiver; each is answered at once.
+        for port in 0..2 * capacity / 800 {
+            let header = Default::default();
+            host.send("a", &build::ethernet(a, b).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(port as u16, 1, b""), header)?;
+            host.send("b", &build::ethernet(b, a).ipv4([10, 0, 0, 2], [10, 0, 0, 1]).udp(1, port as u16, b""), header)?;
+            host.received()?;
+        }
+    }
     let (mut cycles, mut measured, mut received) = (0, 0, 0u64);
     let mut random = 0x9e37_79b9_7f4a_7c15u64;
     let learning = if new { 0 } else { flows.div_ceil(BATCH as u64) };
     let mut next = 0;
     for batch in 0..batches + learning {
         if new && next + BATCH as u64 > flows {
-            host.flush_sessions(&SessionFilter::default());
+            if !refused {
+                host.flush_sessions(&SessionFilter::default());
+            }
             next = 0;
         }
         let guest = host.guest("a").ok_or("no guest")?;
@@ -119,7 +132,7 @@ fn main() -> Result<(), Error> {
             received += 1;
         }
     }
-    let sent = (batches + learning) * BATCH as u64;
+    let sent = if refused { 0 } else { (batches + learning) * BATCH as u64 };
     if received != sent {
         return Err(format!("{sent} frames sent, {received} received: {:?}", host.moved()).into());
     }

@@ -1,18 +1,21 @@
 //! A batch on its way through the stages: the frames, and what is known and decided about each.
 
+use std::cell::Cell;
+
 use butterfly_vhost::{
     net::NetHeader,
     ring::{BATCH, Frames},
 };
 
 use crate::{
+    claims::Bindings,
     clock::Clock,
     drops::DropReason,
     fdb::Fdb,
     headers::Inside,
     last_drops::Dropped,
     rules::Cells,
-    session::{Table, Timeouts},
+    session::{Shares, Table, Timeouts},
     snapshot::{Network, Remote, Snapshot, Vnic},
     tap::{Notes, Selection, Tap},
     tunnel::{PeerRef, Tunnel},
@@ -78,12 +81,14 @@ pub(crate) type Metas = [Meta; BATCH];
 /// The frames of one sender.
 pub(crate) struct Batch<'a> {
     pub frames: Frames<'a>,
+    /// Among them may be ARP or neighbour discovery.
+    pub unusual: bool,
     metas: &'a mut Metas,
 }
 
 impl<'a> Batch<'a> {
     pub fn new(frames: Frames<'a>, metas: &'a mut Metas) -> Batch<'a> {
-        Batch { frames, metas }
+        Batch { frames, unusual: false, metas }
     }
 
     #[inline(always)]
@@ -115,16 +120,19 @@ pub(crate) struct Context<'a> {
     pub clock: &'a Clock,
     pub table: &'a Table,
     pub cells: &'a Cells,
+    /// Link-local addresses that machines made up.
+    pub bindings: &'a Bindings,
     pub timeouts: &'a Timeouts,
     /// Seconds after an attachment in which connections may be picked up.
     pub tcp_pickup: u32,
-    /// Most sessions of one vnic, and of one network.
-    pub session_share: u32,
+    pub shares: &'a Shares,
     /// The way to other hosts.
     pub tunnel: Option<&'a Tunnel>,
     /// Somebody watches, and what delivery finds out for them.
     pub watched: Option<&'a Selection>,
     pub notes: &'a Notes,
+    /// A frame of the batch goes to several receivers. Set by `forward`.
+    pub floods: Cell<bool>,
 }
 
 impl<'a> Context<'a> {

@@ -22,6 +22,8 @@ pub(crate) enum Counter {
     Flooded,
     /// Source addresses that were not learnt because a bound was reached.
     LearnRefused,
+    /// Frames that said for the guest where it is now.
+    Announced,
 }
 
 const PLAIN: usize = 8;

@@ -22,6 +22,7 @@ use crate::{
     segment::Segments,
     snapshot::Vnic,
     tunnel::{self, Departures, Leaving},
+    turn::{Turn, weight},
 };
 
 drop_reasons! { 5;
@@ -49,6 +50,18 @@ drop_reasons! { 5;
         remedy: "look into the machine's kernel log and replace its virtio-net driver; `butterfly nic show NIC` tells the state of its rings",
         charged: "the receiver",
     }
+    /// The receiving guest's buffers are in so many small pieces that finding room in them costs too much.
+    RX_SLOW = "rx-slow" {
+        cause: "a broken or hostile virtio driver in the machine, which would take the worker's time from others",
+        remedy: "replace the machine's virtio-net driver, or give it larger buffers: one descriptor for each 128 bytes of a frame, and 20 more, are free",
+        charged: "the receiver",
+    }
+    /// The receiving vnic rests: the switch had to touch too much of its memory first, or to sleep for a page of it.
+    RX_RESTING = "rx-resting" {
+        cause: "memory that the machine has not got from the host yet, that a balloon took back, or that is in swap: each page costs the switch a page fault, and of those each vnic has a budget",
+        remedy: "give the machine's memory back end `prealloc=on`, and the host enough memory for its machines; `butterfly nic show NIC` tells how many pages it were",
+        charged: "the receiver",
+    }
     /// The vnic floods more than its share.
     FLOOD_LIMIT = "flood-limit" {
         cause: "a loop inside the machine, or a scan of addresses that nobody has",
@@ -60,18 +73,6 @@ drop_reasons! { 5;
 /// Copies that a vnic's floods may cause per second, and at once. One of a large frame counts as several.
 const FLOOD_RATE: u64 = 1_000_000;
 const FLOOD_BURST: u64 = 65_536;
-/// Bytes that one copy stands for.
-const FLOOD_UNIT: u32 = 2048;
-
-/// How many copies one of this frame counts for: a receiver may need it cut into segments.
-fn weight(meta: &Meta, len: u32) -> u64 {
-    let segments = match meta.net.gso_size {
-        size if meta.offload && size > 0 => len / u32::from(size),
-        _ => 0,
-    };
-    u64::from(1 + segments.max(len / FLOOD_UNIT))
-}
-
 /// Interrupts to send when no ring is held any more.
 pub(crate) type Calls = Vec<Arc<CallFd>>;
 
@@ -92,6 +93,8 @@ impl From<NotDelivered> for DropReason {
             NotDelivered::NotReady => NOT_ATTACHED,
             NotDelivered::TooLarge => RX_TOO_LARGE,
             NotDelivered::BadChain => RX_BAD_CHAIN,
+            NotDelivered::Slow => RX_SLOW,
+            NotDelivered::Resting => RX_RESTING,
         }
     }
 }
@@ -171,7 +174,8 @@ fn note(receivers: &mut Receivers, run: Receiver) {
     }
 }
 
-/// Carries out the verdicts and gives the frames back to the sender. Returns the slot that most of the next frames will go to.
+/// Carries out the verdicts, as far as this turn goes, and gives the frames back to the sender. Returns the slot that most of the next
+/// frames will go to, and whether all is done: if not, the only frame stays in its ring.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 pub(crate) fn deliver(
     mut batch: Batch<'_>,
@@ -179,15 +183,17 @@ pub(crate) fn deliver(
     room: &Room,
     departures: &mut Departures,
     calls: &mut Calls,
-) -> Option<u32> {
+    turn: &Turn,
+) -> (Option<u32>, bool) {
     let mut receivers = Receivers::new();
     let planned = plan(&batch, &mut receivers);
     if planned.drops {
         count_drops(&batch, context);
     }
     if planned.floods {
-        flood(&mut batch, context, room, calls);
+        flood(&mut batch, context, room, calls, turn);
     }
+    let done = !turn.part || batch.metas().iter().all(|meta| !matches!(meta.verdict, Verdict::Flood { .. }));
     let mut held = ArrayVec::<(MutexGuard<'_, Option<RxRing>>, &Vnic, Got), BATCH>::new();
     for Receiver { slot, frames } in &receivers {
         let Some(receiver) = context.snapshot.vnics.get(*slot) else { continue };
@@ -202,13 +208,19 @@ pub(crate) fn deliver(
     // Its lock is the last that is taken, but for those of mirrors.
     let leaving = match (context.tunnel, context.remote()) {
         (Some(tunnel), Some(remote)) if planned.tunnelled || planned.floods => {
-            tunnel::leave(&batch, context, tunnel, remote, departures)
+            tunnel::leave(&batch, context, tunnel, remote, departures, turn)
         }
         _ => Leaving::Nothing,
     };
     if let Some(tap) = context.tap() {
-        tap.take(&batch, context, room);
-        mirror(&batch, context, (&tap, room), (receivers.iter().map(|receiver| receiver.slot), planned.floods), calls);
+        if done {
+            tap.take(&batch, context, room);
+        }
+        let flooded = planned.floods.then_some(turn);
+        mirror(&batch, context, (&tap, room), (receivers.iter().map(|receiver| receiver.slot), flooded), calls);
+    }
+    if !done {
+        batch.frames.truncate(0);
     }
     call(calls, batch.frames.release());
     for (guard, receiver, got) in &mut held {
@@ -222,7 +234,7 @@ pub(crate) fn deliver(
     if !departures.answers.is_empty() {
         answer(context, departures, calls);
     }
-    receivers.iter().max_by_key(|receiver| receiver.frames).map(|receiver| receiver.slot)
+    (receivers.iter().max_by_key(|receiver| receiver.frames).map(|receiver| receiver.slot), done)
 }
 
 /// Gives the sender of a batch what its frames were answered.
@@ -391,15 +403,18 @@ fn offloaded(
     Ok(())
 }
 
-/// Copies the frames with several receivers: receivers outside, frames inside.
+/// Copies the frames with several receivers to those of this turn: receivers outside, frames inside.
 #[inline(never)]
-fn flood(batch: &mut Batch<'_>, context: &Context<'_>, room: &Room, calls: &mut Calls) {
+fn flood(batch: &mut Batch<'_>, context: &Context<'_>, room: &Room, calls: &mut Calls, turn: &Turn) {
     let sender = context.sender;
     let members = &context.network.members;
     let away = context.remote().map_or(0, |remote| remote.peers.len().max(1));
-    let others = (members.len() - usize::from(!sender.trunk && !members.is_empty()) + away) as u64;
+    let own = usize::from(!sender.trunk && !members.is_empty());
+    let others = (members.len() - own + away) as u64;
     let floods = batch.metas().iter().filter(|meta| matches!(meta.verdict, Verdict::Flood { .. })).count();
-    if let Some(cells) = sender.shared.counters.of(context.worker) {
+    if turn.is_first()
+        && let Some(cells) = sender.shared.counters.of(context.worker)
+    {
         cells.add(Counter::Flooded, floods as u64);
     }
     let mut tokens = refill(sender);
@@ -410,13 +425,16 @@ fn flood(batch: &mut Batch<'_>, context: &Context<'_>, room: &Room, calls: &mut 
     let (frames, metas) = batch.parts();
     for (index, (meta, frame)) in metas.iter_mut().zip(frames.frames()).enumerate() {
         if let Verdict::Flood { unknown } = meta.verdict {
-            let cost = others.saturating_mul(weight(meta, frame.len));
+            let each = weight(meta, frame.len, frame.pieces());
+            // All copies must be allowed when the first is made; each turn pays for its own.
+            let due = turn.share(others as usize + own).saturating_sub(if turn.is_first() { own } else { 0 }) as u64;
+            let cost = if turn.is_first() { others } else { due }.saturating_mul(each);
             let reason = if others == 0 || (unknown && !open) {
                 NO_RECEIVER
             } else if tokens < cost {
                 FLOOD_LIMIT
             } else {
-                tokens -= cost;
+                tokens -= due.saturating_mul(each);
                 continue;
             };
             meta.verdict = Verdict::Drop(reason, sender.place.slot);
@@ -425,7 +443,7 @@ fn flood(batch: &mut Batch<'_>, context: &Context<'_>, room: &Room, calls: &mut 
     }
     sender.shared.flood_tokens.store(tokens, std::sync::atomic::Ordering::Relaxed);
 
-    for slot in members {
+    for slot in turn.members(members) {
         let Some(receiver) = context.snapshot.vnics.get(*slot).filter(|vnic| vnic.place != sender.place) else { continue };
         let bypass = receiver.rules.bypass;
         let flooded = |meta: &Meta| matches!(meta.verdict, Verdict::Flood { unknown } if bypass || !unknown);
@@ -441,6 +459,9 @@ fn flood(batch: &mut Batch<'_>, context: &Context<'_>, room: &Room, calls: &mut 
         }
         let mut got = Got::default();
         let mut guard = receiver.shared.port.rx();
+        if let Some(ring) = guard.as_mut() {
+            ring.prepare(floods as u16);
+        }
         to_one(batch, guard.as_mut(), receiver, context, &mut got, |index, meta| {
             flooded(meta) && (bypass || admits_flooded(room, index, receiver, context).is_ok())
         });
@@ -453,7 +474,7 @@ fn flood(batch: &mut Batch<'_>, context: &Context<'_>, room: &Room, calls: &mut 
 
 /// Whether a vnic may cause this many copies of a plain frame now, for an explanation: of counts that are its own.
 pub(crate) fn may_flood(sender: &Vnic, others: u64, len: u32) -> bool {
-    refill(sender) >= others.saturating_mul(weight(&Meta::NEW, len))
+    refill(sender) >= others.saturating_mul(weight(&Meta::NEW, len, 1))
 }
 
 /// The copies a vnic may cause now. Only the worker that owns its transmit ring comes here.

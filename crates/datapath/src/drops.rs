@@ -96,6 +96,7 @@ const STAGES: &[&[ReasonInfo]] = &[
     crate::deliver::REASONS,
     crate::flow::REASONS,
     crate::tunnel::REASONS,
+    crate::claims::REASONS,
 ];
 
 /// What is known of a reason.

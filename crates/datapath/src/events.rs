@@ -1,6 +1,6 @@
 //! What happens in a switch beside its traffic, for whoever keeps a record of it.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, time::Duration};
 
 use butterfly_guest::Times;
 use butterfly_packet::mac::Mac;
@@ -54,6 +54,12 @@ pub enum Happening<'a> {
     Trouble(&'a str),
     /// The guest said something impossible in this queue, which rests until it is set up anew.
     Broken(Queue),
+    /// Interrupting the guest was confirmed to be slow: the longest signal so far. A thread of their own sends them from now on.
+    SlowInterrupts(Duration),
+    /// The vnic had to rest: the switch touched so many pages of its memory first, since it was added.
+    FirstTouches(u64),
+    /// A worker slept for pages of the vnic's memory: so long, since it was added.
+    MemoryStalled(Duration),
     /// Frames were dropped for one of the reasons of [`watched_drops`], since that was last told.
     Dropped(ReasonInfo, u64),
     /// Source addresses were not learnt because a bound was reached, since that was last told.

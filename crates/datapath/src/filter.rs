@@ -1,9 +1,10 @@
 //! Filter: what may pass to and from a filtered vnic, statefully.
 //!
 //! A frame whose session is known passes by it, whatever the rules; else the sender's groups decide whether it may leave and the
-//! receiver's whether it may enter, and it makes a session. In three passes over a batch, so that a lookup's misses overlap: read and
-//! hash all frames, find all records, then judge. What is not plain TCP or UDP takes [`slow`].
+//! receiver's whether it may enter, and it makes a session. In four passes over a batch, so that a lookup's misses overlap: read all
+//! frames, hash them, find all records, then judge. What is not plain TCP or UDP takes [`slow`].
 
+mod dhcp;
 mod fast;
 mod room;
 mod session_of;
@@ -21,17 +22,18 @@ use crate::{
     snapshot::Vnic,
 };
 
+pub(crate) use dhcp::DhcpState;
 use room::Notes;
 pub(crate) use room::Room;
 pub(crate) use session_of::session_of;
-pub(crate) use share::{Share, full_shares, may_go};
-pub(crate) use slow::{admits_flooded, rule_port, rules_say};
+pub(crate) use share::{Share, full_shares, may_give_way, released, rests};
+pub(crate) use slow::{admits_flooded, read as read_packet, rule_port, rules_say};
 
 drop_reasons! { 4;
     /// No rule of the sending vnic's security groups lets it out.
     EGRESS_DENIED = "egress-denied" {
-        cause: "the first OUTBOUND rule of a vnic's groups ends \"everything may leave\"; without one, what DHCP servers and routers say needs a rule all the same",
-        remedy: "add what the packet needs to one of its groups (`butterfly nic sg list NIC`): `butterfly sg rule add SG --dir out --ip-proto PROTO --port PORT --cidr DESTINATION/32`",
+        cause: "the first OUTBOUND rule of a vnic's groups ends \"everything may leave\"; what DHCP servers and routers say is not part of \"everything\": an answer of DHCP that no request asked for, a redirect",
+        remedy: "add what the packet needs to one of its groups (`butterfly nic sg list NIC`): `butterfly sg rule add SG --dir out --ip-proto PROTO --port PORT --cidr DESTINATION/32`; a DHCP server needs INBOUND rules for UDP 67 and, over IPv6, 547; a router `butterfly nic update --id NIC --router true`",
         charged: "the sender",
     }
     /// No rule of the receiving vnic's security groups lets it in.
@@ -70,17 +72,29 @@ drop_reasons! { 4;
         remedy: "open the association anew; if it was silent for long, use heartbeats or a longer `butterflyd --timeout sctp-established=SECONDS`",
         charged: "the sender, or the network if the frame came from another host",
     }
-    /// The table of sessions is full, and none in it may go.
+    /// The table of sessions is full, or all of it that is not reserved for other networks, and none in it may go.
     SESSIONS_FULL = "sessions-full" {
-        cause: "a scan or flood that opens sessions, or more connections than the table was made for",
+        cause: "a scan or flood that opens sessions, or more connections than the table was made for; half of it is reserved, in equal parts, for the networks with filtered vnics",
         remedy: "`butterfly sessions --count` and `butterfly sessions NIC --count` tell who has them: stop it, or start butterflyd with a larger `--sessions`",
         charged: "the sender, or the network if the frame came from another host",
     }
     /// This vnic, or its network, has its share of all sessions already, and among those looked at none that is not established.
     SESSION_SHARE = "session-share" {
-        cause: "a scan or flood that opens sessions, or one machine that has most of the host's connections",
+        cause: "a scan or flood that opens sessions, one machine that has most of the host's connections, or a quarter of what one machine may receive",
         remedy: "`butterfly sessions NIC --count` tells how many it has, `--vni VNI --count` how many its network has; start butterflyd with more `--sessions` or a larger `--session-share`",
-        charged: "the vnic that has its share; if its network has, the sender",
+        charged: "the vnic that has its share: who opened the sessions before who received them; if its network has, the sender",
+    }
+    /// The vnic opens sessions faster than it may: more than 200,000 per second, after 100,000 at once.
+    SESSION_RATE = "session-rate" {
+        cause: "a scan or flood that opens sessions",
+        remedy: "`butterfly trace NIC` shows what it sends: stop it in the machine; spread a load generator, or a gateway of very many machines, over several vnics",
+        charged: "the sender, or the network if the frame came from another host",
+    }
+    /// There are four sessions of the same addresses, ports and protocol in this network already, between other vnics.
+    SESSION_COPIES = "session-copies" {
+        cause: "a machine that sends one flow to many MAC addresses, or addresses that many machines use",
+        remedy: "nothing for a scan; else give each machine addresses of its own, or wait for the time-out of the older ones",
+        charged: "the sender, or the network if the frame came from another host",
     }
 }
 
@@ -115,6 +129,7 @@ pub(crate) fn filter(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Ro
     }
     let pending = read(batch, context, room);
     if pending.fast {
+        hash(batch, context, room);
         find(batch, context, room);
     }
     if pending.fast || pending.slow {
@@ -129,7 +144,7 @@ struct Pending {
     slow: bool,
 }
 
-/// First pass: what each frame is, and its bucket on its way into the cache.
+/// First pass: what each frame is.
 fn read(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) -> Pending {
     let sender = context.sender;
     let bypass = sender.rules.bypass;
@@ -175,8 +190,6 @@ fn read(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) -> Pendin
                 flow.segment = segment;
             }
             flow.key = Key::new(&tuple, sender.vni, sender.place.slot, receiver);
-            flow.hash = context.table.hash(&flow.key);
-            context.table.prefetch_bucket(flow.hash);
             pending.fast = true;
         } else {
             pending.slow = true;
@@ -185,16 +198,22 @@ fn read(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) -> Pendin
     pending
 }
 
-/// Second pass: the record of each flow on its way into the cache.
+/// Second pass: the bucket of each flow on its way into the cache.
+fn hash(batch: &Batch<'_>, context: &Context<'_>, room: &mut Room) {
+    let flows = room.flows.get_mut(..batch.frames.len()).unwrap_or_default().iter_mut();
+    context.table.hash_each(flows.filter(|flow| flow.path == Path::Fast), |flow| &flow.key, |flow, hash| flow.hash = hash);
+}
+
+/// Third pass: the record of each flow on its way into the cache.
 fn find(batch: &Batch<'_>, context: &Context<'_>, room: &mut Room) {
-    for flow in room.flows.iter_mut().take(batch.frames.len()) {
+    for flow in room.flows.get_mut(..batch.frames.len()).unwrap_or_default() {
         if flow.path == Path::Fast {
             flow.candidate = context.table.candidate(flow.hash);
         }
     }
 }
 
-/// Third pass, in the order of the frames.
+/// Fourth pass, in the order of the frames.
 fn judge(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) {
     let mut receiver: Option<&Vnic> = None;
     for index in 0..batch.frames.len() {

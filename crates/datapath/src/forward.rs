@@ -13,7 +13,7 @@ use crate::{
     drops::{DropReason, drop_reasons},
     fdb::{Learning, MAX_PER_NETWORK, MAX_PER_VNIC},
     headers::number,
-    snapshot::PortRef,
+    snapshot::{PortRef, Vnic},
     tunnel::PeerRef,
 };
 
@@ -48,7 +48,7 @@ const GROUP_BIT: u64 = 1;
 const LINK_LOCAL: u64 = number(Mac([1, 0x80, 0xc2, 0, 0, 0]));
 const LINK_LOCAL_MASK: u64 = number(Mac([0xff, 0xff, 0xff, 0xff, 0xff, 0xf0]));
 
-/// Gives every undecided frame a verdict.
+/// Gives every undecided frame a verdict. Says in the context if one goes to several receivers.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 pub(crate) fn forward(batch: &mut Batch<'_>, context: &Context<'_>) {
     let own = number(context.sender.mac);
@@ -83,10 +83,11 @@ pub(crate) fn forward(batch: &mut Batch<'_>, context: &Context<'_>) {
 /// A filtered sender has no other source than its own by now: this is one that bypasses filters.
 fn learn(meta: &Meta, context: &Context<'_>) -> Result<(), DropReason> {
     let Context { sender, network, .. } = context;
-    if let Some(owner) = network.macs.get(meta.source) {
+    if let Some(owner) = network.macs.get(meta.source).and_then(|owner| context.snapshot.vnics.get(owner))
+        && !(sender.trunk && is_away(owner))
+    {
         // A local vnic's address is where it is. Only one that is not filtered may lend it to others.
-        let claimed = context.snapshot.vnics.get(owner).is_some_and(|vnic| !vnic.rules.bypass);
-        return if claimed { Err(MAC_CLAIMED) } else { Ok(()) };
+        return if owner.rules.bypass { Ok(()) } else { Err(MAC_CLAIMED) };
     }
     if meta.source & GROUP_BIT != 0 || meta.source == 0 {
         return Ok(()); // not the address of a station
@@ -101,12 +102,13 @@ fn learn(meta: &Meta, context: &Context<'_>) -> Result<(), DropReason> {
         }
         (true, PeerRef(peer)) => (PortRef { slot: sender.place.slot, incarnation: peer }, MAX_PER_NETWORK),
     };
-    let room = behind.load(Ordering::Relaxed) < most && network.learnt.load(Ordering::Relaxed) < MAX_PER_NETWORK;
+    let held = network.learnt.load(Ordering::Relaxed);
+    let room = behind.load(Ordering::Relaxed) < most && held < MAX_PER_NETWORK && context.fdb.quota.has_room(held);
     match context.fdb.learn(sender.vni, meta.source, place, context.now, room) {
         Learning::Known => {}
         Learning::New => {
             behind.fetch_add(1, Ordering::Relaxed);
-            network.learnt.fetch_add(1, Ordering::Relaxed);
+            context.fdb.quota.take(&network.learnt);
         }
         Learning::Moved(from) => {
             behind.fetch_add(1, Ordering::Relaxed);
@@ -117,6 +119,12 @@ fn learn(meta: &Meta, context: &Context<'_>) -> Result<(), DropReason> {
         Learning::Refused => refused(context),
     }
     Ok(())
+}
+
+/// Whether the machine of a vnic does not run here: it may be on another host, from which a live migration brings it or has taken it.
+#[inline(always)]
+fn is_away(vnic: &Vnic) -> bool {
+    !vnic.shared.driving.load(Ordering::Relaxed)
 }
 
 #[cold]
@@ -130,29 +138,46 @@ fn lookup(destination: u64, context: &Context<'_>) -> Verdict {
     let sender = context.sender;
     let drop = |reason| Verdict::Drop(reason, sender.place.slot);
     if destination & GROUP_BIT != 0 {
-        return if destination & LINK_LOCAL_MASK == LINK_LOCAL {
-            drop(LINK_LOCAL_GROUP)
-        } else {
-            Verdict::Flood { unknown: false }
-        };
+        return if destination & LINK_LOCAL_MASK == LINK_LOCAL { drop(LINK_LOCAL_GROUP) } else { flood(context, false) };
     }
     if let Some(slot) = context.network.macs.get(destination) {
-        return if slot == sender.place.slot { drop(SAME_PORT) } else { Verdict::Deliver(slot) };
+        if slot == sender.place.slot {
+            return drop(SAME_PORT);
+        }
+        let away = !sender.trunk && context.snapshot.vnics.get(slot).is_some_and(|vnic| is_away(vnic));
+        return away.then(|| on_another_host(destination, context)).flatten().unwrap_or(Verdict::Deliver(slot));
     }
-    let unknown = Verdict::Flood { unknown: true };
-    let Some(place) = context.fdb.lookup(sender.vni, destination, context.now) else { return unknown };
+    let Some(place) = context.fdb.lookup(sender.vni, destination, context.now) else { return flood(context, true) };
     if context.network.remote.as_ref().is_some_and(|remote| remote.slot == place.slot) {
-        let known = context.tunnel.is_some_and(|tunnel| tunnel.peers.get(PeerRef(place.incarnation)).is_some());
-        return match known {
+        return match known_peer(place, context) {
             _ if sender.trunk => drop(SAME_PORT),
-            true => Verdict::Tunnel(PeerRef(place.incarnation)),
-            false => unknown,
+            Some(peer) => Verdict::Tunnel(peer),
+            None => flood(context, true),
         };
     }
     // The entry may be older than the vnic in that slot, or torn: see fdb.
     match context.snapshot.vnic(place).filter(|vnic| vnic.vni == sender.vni && vnic.rules.bypass) {
         Some(vnic) if vnic.place.slot == sender.place.slot => drop(SAME_PORT),
         Some(vnic) => Verdict::Deliver(vnic.place.slot),
-        None => unknown,
+        None => flood(context, true),
     }
+}
+
+fn flood(context: &Context<'_>, unknown: bool) -> Verdict {
+    context.floods.set(true);
+    Verdict::Flood { unknown }
+}
+
+/// The other host behind the trunk that an entry means, if it is still there.
+fn known_peer(place: PortRef, context: &Context<'_>) -> Option<PeerRef> {
+    let peer = PeerRef(place.incarnation);
+    context.tunnel?.peers.get(peer).map(|_| peer)
+}
+
+/// Where the machine of a local vnic is, if another host has it.
+#[cold]
+fn on_another_host(destination: u64, context: &Context<'_>) -> Option<Verdict> {
+    let place = context.fdb.lookup(context.sender.vni, destination, context.now)?;
+    let remote = context.network.remote.as_ref().filter(|remote| remote.slot == place.slot);
+    remote.and_then(|_| known_peer(place, context)).map(Verdict::Tunnel)
 }

@@ -120,6 +120,12 @@ impl Host {
         Ok(Host { plane, wire: None, worker, vnics: BTreeMap::new(), last: BTreeMap::new() })
     }
 
+    /// The control side, and the worker.
+    #[cfg(test)]
+    pub(crate) fn inside(&mut self) -> (&Plane, &mut Worker) {
+        (&self.plane, &mut self.worker)
+    }
+
     /// What workers have of the way to other hosts.
     #[cfg(test)]
     pub(crate) fn tunnel(&self) -> Option<&Tunnel> {
@@ -250,7 +256,9 @@ impl Host {
         let attached = self.vnics.get_mut(id).ok_or("no such vnic")?;
         attach_rings(&attached.vnic.shared.port, &attached.attachment, &guest, features)?;
         attached.vnic.shared.attached.store(self.plane.shared.clock.now(), Ordering::Relaxed);
+        attached.vnic.shared.driving.store(true, Ordering::Relaxed);
         attached.guest = Some(guest);
+        self.plane.is_here(attached.vnic.place);
         Ok(())
     }
 
@@ -275,9 +283,17 @@ impl Host {
         Ok(())
     }
 
+    /// Says that a vnic's guest, which was taken away, is on another host now.
+    pub fn export(&mut self, id: &str) {
+        if let Some(attached) = self.vnics.get(id) {
+            attached.vnic.shared.elsewhere.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// Takes a vnic's guest away.
     pub fn detach(&mut self, id: &str) -> Option<Guest> {
         let attached = self.vnics.get_mut(id)?;
+        attached.vnic.shared.driving.store(false, Ordering::Relaxed);
         attached.attachment.tx_stopped(attached.guest.as_ref().map(|guest| guest.queue(TX).kick_fd().as_fd()));
         attached.vnic.shared.port.stop(Queue::Tx);
         attached.vnic.shared.port.stop(Queue::Rx);
@@ -382,6 +398,16 @@ impl Host {
         self.plane.sample_drops();
     }
 
+    /// Has a vnic announced, as after a live migration, and lets the rounds of that pass.
+    pub fn announce(&mut self, id: &str) -> Result<(), Error> {
+        self.vnics.get(id).ok_or("no such vnic")?.vnic.shared.announcing.begin();
+        for _ in 0..20 {
+            self.plane.announce();
+            self.turn();
+        }
+        Ok(())
+    }
+
     /// What was dropped: of one vnic, which must exist, or of all.
     pub fn drop_report(&self, id: Option<&str>) -> Result<DropReport, Error> {
         self.plane.drop_report(id).ok_or_else(|| "no such vnic".into())
@@ -459,7 +485,7 @@ fn setups(guest: &Guest, features: Features, log: Option<&Arc<dirty::DirtyLog>>)
             avail: addr.avail,
             used: addr.used,
             used_log: log.map(|_| addr.used),
-            call: Some(Arc::new(CallFd::new(ring.call_fd().try_clone()?)?)),
+            call: Some(Arc::new(CallFd::new(ring.call_fd().try_clone()?, Arc::default())?)),
         })
     };
     Ok([setup(RX)?, setup(TX)?])
@@ -481,6 +507,7 @@ fn named(id: &str, totals: &Totals, into: &mut BTreeMap<String, u64>) {
         ("out.bytes", Counter::OutBytes),
         ("flooded", Counter::Flooded),
         ("learn-refused", Counter::LearnRefused),
+        ("announced", Counter::Announced),
     ];
     for (name, counter) in plain {
         into.insert(format!("{id}.{name}"), totals.get(counter));

@@ -59,9 +59,10 @@ const PLAIN_IP: Inside = Inside::Ip { at: ethernet::HEADER_LEN as u16, vlan: 0 }
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 pub(crate) fn headers(batch: &mut Batch<'_>, context: &Context<'_>) {
     let classify = context.network.filtered;
+    let mut unusual = false;
     let (frames, metas) = batch.parts();
     for (index, (meta, (frame, slot))) in metas.iter_mut().zip(frames.each()).enumerate() {
-        let &[d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1, first, ..] = slot.bytes();
+        let &[d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1, first, _, _, _, _, _, _, hops, ..] = slot.bytes();
         meta.destination = u64::from_le_bytes([d0, d1, d2, d3, d4, d5, 0, 0]);
         meta.source = u64::from_le_bytes([s0, s1, s2, s3, s4, s5, 0, 0]);
         meta.offload = frame.offload;
@@ -72,11 +73,20 @@ pub(crate) fn headers(batch: &mut Batch<'_>, context: &Context<'_>) {
         if classify {
             meta.inside = match ([t0, t1], first >> 4) {
                 // What most frames are.
-                ([0x08, 0x00], 4) | ([0x86, 0xdd], 6) if frame.len > ethernet::HEADER_LEN as u32 => PLAIN_IP,
-                _ => inside(frames.head(index)),
+                ([0x08, 0x00], 4) if frame.len > ethernet::HEADER_LEN as u32 => PLAIN_IP,
+                ([0x86, 0xdd], 6) if frame.len > ethernet::HEADER_LEN as u32 => {
+                    // Discovery with another hop limit is no discovery (RFC 4861, 3.1).
+                    unusual |= hops == 255;
+                    PLAIN_IP
+                }
+                _ => {
+                    unusual = true;
+                    inside(frames.head(index))
+                }
             };
         }
     }
+    batch.unusual = unusual;
 }
 
 #[cold]

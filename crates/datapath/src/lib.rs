@@ -1,15 +1,18 @@
 //! The packet path: batches from vnics, decided by stages, delivered with one copy.
 //!
 //! [`Switch`] is what the rest of the daemon sees. A worker ([`worker`]) takes a batch from a vnic's transmit ring and walks it through
-//! the stages in this order: [`headers`] (parse), [`antispoof`], [`offload`], [`forward`], [`filter`], [`deliver`]. What
+//! the stages in this order: [`headers`] (parse), [`antispoof`], [`claims`], [`offload`], [`forward`], [`filter`], [`deliver`]. What
 //! an IP packet is, [`flow`] knows; what groups allow, [`rules`]; what was allowed before, [`session`].
 
 #![forbid(unsafe_code)]
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
 
+mod announce;
 mod antispoof;
 mod batch;
+mod bucket;
+mod claims;
 mod clock;
 mod counters;
 mod deliver;
@@ -31,6 +34,7 @@ mod observe;
 mod offload;
 mod plane;
 mod pulse;
+mod quota;
 mod rules;
 mod segment;
 mod session;
@@ -41,6 +45,7 @@ mod switch;
 mod tally;
 mod tap;
 mod tunnel;
+mod turn;
 mod watch;
 mod worker;
 

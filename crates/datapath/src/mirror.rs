@@ -11,16 +11,18 @@ use crate::{
     filter::{Room, admits_flooded},
     snapshot::Vnic,
     tap::Tap,
+    turn::Turn,
 };
 
-/// Copies what a batch's sender sent, and what its receivers got. Those are all vnics of the network if `flooded`, else `receivers`.
+/// Copies what a batch's sender sent, and what its receivers got. Those are the vnics of this turn if something is `flooded`, and else
+/// `receivers`.
 #[cold]
 #[inline(never)]
 pub(crate) fn mirror(
     batch: &Batch<'_>,
     context: &Context<'_>,
     (tap, room): (&Tap<'_>, &Room),
-    (receivers, flooded): (impl Iterator<Item = u32>, bool),
+    (receivers, flooded): (impl Iterator<Item = u32>, Option<&Turn>),
     calls: &mut Calls,
 ) {
     let selection = tap.selection();
@@ -29,7 +31,7 @@ pub(crate) fn mirror(
     }
     let sender = context.sender.place.slot;
     let whole = |index: usize| batch.frames.frames().get(index).is_some_and(|frame| frame.fault.is_none());
-    for at in selection.mirrors_of(sender) {
+    for at in selection.mirrors_of(sender).iter().filter(|_| flooded.is_none_or(Turn::is_first)) {
         copy(batch, context, at.mirror, calls, |index, _| whole(index));
     }
     let mut received = |target: u32| {
@@ -45,10 +47,10 @@ pub(crate) fn mirror(
             });
         }
     };
-    if flooded {
-        context.network.members.iter().copied().for_each(received);
-    } else {
-        receivers.for_each(&mut received);
+    match flooded {
+        // Others of a batch that is whole are members, too.
+        Some(turn) => turn.members(&context.network.members).iter().copied().for_each(received),
+        None => receivers.for_each(&mut received),
     }
 }
 

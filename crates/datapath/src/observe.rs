@@ -57,6 +57,8 @@ pub struct VnicObservation {
     pub flooded: u64,
     /// Frames whose source was not learnt because a bound was reached.
     pub learn_refused: u64,
+    /// Frames that said for the guest where it is now.
+    pub announced: u64,
     /// Addresses learnt behind it.
     pub learnt: u32,
     /// Sessions that it is an end of.
@@ -98,7 +100,7 @@ pub struct SessionObservation {
     pub capacity: u32,
     /// Sessions in it.
     pub used: u32,
-    /// Most sessions of one vnic, and of one network.
+    /// Most sessions of one network; a vnic has half of that.
     pub share: u32,
     /// Protocol, state and number, of all states there are, as of the last sweep: two seconds ago at most.
     pub states: Vec<(&'static str, &'static str, u32)>,
@@ -206,7 +208,7 @@ impl Switch {
                 capacity: table.capacity(),
                 used: table.used(),
                 // As a number of sessions: all of them is no bound.
-                share: plane.shared.share.min(table.capacity()),
+                share: plane.shared.shares.network.min(table.capacity()),
                 states: plane.tally.list().collect(),
             },
             updates: plane.updates.list(),
@@ -255,8 +257,9 @@ fn observe_vnic(vnic: &Vnic) -> VnicObservation {
         delivered: pair(&totals, Counter::OutPackets, Counter::OutBytes),
         flooded: totals.get(Counter::Flooded),
         learn_refused: totals.get(Counter::LearnRefused),
+        announced: totals.get(Counter::Announced),
         learnt: shared.learnt.load(Relaxed),
-        sessions: shared.sessions.load(Relaxed),
+        sessions: shared.sessions.count(),
         drops: happened(&totals),
     }
 }

@@ -6,9 +6,10 @@
 use butterfly_packet::{
     Error,
     ethernet::{self, Ethernet},
+    icmp,
     ipv4::Ipv4,
     ipv6::Ipv6,
-    protocol, tcp, udp,
+    protocol, sctp, tcp, udp,
 };
 use butterfly_vhost::{
     net::NetHeader,
@@ -21,7 +22,7 @@ use crate::{
 };
 
 drop_reasons! { 2;
-    /// The virtio-net header asks for a checksum or segmentation that does not fit the frame.
+    /// The virtio-net header asks for a checksum or segmentation that does not fit the frame, or for segments of less than 432 bytes.
     BAD_OFFLOAD = "bad-offload" {
         cause: "a broken or hostile virtio driver in the machine",
         remedy: "replace the machine's virtio-net driver, or let it claim nothing: `csum=off,gso=off` on QEMU's `-device virtio-net-pci`",
@@ -29,16 +30,19 @@ drop_reasons! { 2;
     }
 }
 
-/// Smallest segment size that is accepted: the least Linux ever uses. Smaller ones would only multiply work.
-const MIN_SEGMENT: u16 = 48;
+/// Smallest segment size that is believed. The smallest MTU that matters is 552 bytes, the least that Linux takes
+/// from a path (`net.ipv4.route.min_pmtu`); 60 bytes of IPv4 and 60 of TCP header are the most that go from it. A
+/// smaller size only multiplies work: a frame of 64 KiB is 152 segments at most.
+const MIN_SEGMENT: u16 = 552 - 60 - 60;
 
-/// Rebuilds the virtio-net header of every frame that asks for something.
+/// Rebuilds the virtio-net header of every frame that asks for something. Returns whether one asks for segments.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
-pub(crate) fn offload(batch: &mut Batch<'_>, context: &Context<'_>) {
+pub(crate) fn offload(batch: &mut Batch<'_>, context: &Context<'_>) -> bool {
     let (frames, metas) = batch.parts();
     if !metas.iter().any(|meta| meta.offload) {
-        return;
+        return false;
     }
+    let mut segments = false;
     for (index, meta) in metas.iter_mut().enumerate() {
         if !meta.offload || meta.verdict != Verdict::Undecided {
             continue;
@@ -50,7 +54,9 @@ pub(crate) fn offload(batch: &mut Batch<'_>, context: &Context<'_>) {
             meta.verdict = Verdict::Drop(BAD_OFFLOAD, context.sender.place.slot);
             meta.offload = false;
         }
+        segments |= meta.offload && meta.net.gso_size > 0;
     }
+    segments
 }
 
 /// Where the parts of a frame are.
@@ -69,18 +75,14 @@ fn rebuild(frames: &mut Frames<'_>, index: usize, claims: NetHeader, len: u32, m
     if claims.flags & NetHeader::FLAG_NEEDS_CSUM == 0 {
         return None;
     }
-    let mut found = layout(frames.head(index)).and_then(|l| header_end(frames.head(index), &l).map(|end| (l, end)));
+    let field = usize::from(claims.csum_offset);
+    let read = |head: &[u8]| layout(head).and_then(|l| header_end(head, &l, field).map(|end| (l, end)));
+    let mut found = read(frames.head(index));
     if found == Err(Error::Truncated) && frames.head(index).len() < HEAD_MAX {
-        let head = frames.extend_head(index);
-        found = layout(head).and_then(|l| header_end(head, &l).map(|end| (l, end)));
+        found = read(frames.extend_head(index));
     }
     let (layout, payload) = found.ok()?;
-    let field = match layout.protocol {
-        protocol::TCP => tcp::CHECKSUM_OFFSET,
-        protocol::UDP => udp::CHECKSUM_OFFSET,
-        _ => return None,
-    };
-    if usize::from(claims.csum_start) != layout.l4 || usize::from(claims.csum_offset) != field || layout.end > len as usize {
+    if usize::from(claims.csum_start) != layout.l4 || layout.end > len as usize {
         return None;
     }
     meta.l3 = layout.l3 as u16;
@@ -138,8 +140,26 @@ fn layout(head: &[u8]) -> Result<Layout, Error> {
     }
 }
 
-/// End of the transport header. Truncated: it is not all in the head.
-fn header_end(head: &[u8], layout: &Layout) -> Result<usize, Error> {
+/// Whether a checksum may be written there, in bytes from the transport header, when everything is decided: to where the protocol has it,
+/// or behind everything that a filter reads.
+fn may_stand(protocol: u8, field: usize) -> bool {
+    match protocol {
+        protocol::TCP => field == tcp::CHECKSUM_OFFSET,
+        protocol::UDP => field == udp::CHECKSUM_OFFSET,
+        // Kind and code stand in front of it, an identifier or what is quoted behind it.
+        protocol::ICMP | protocol::ICMPV6 => field == icmp::CHECKSUM_OFFSET,
+        // Ports, tag, checksum and the first chunk's kind.
+        protocol::SCTP => field >= sctp::LEN + 4,
+        // Of others nothing is read.
+        _ => true,
+    }
+}
+
+/// End of the transport header, or of the checksum `field` where the protocol is none that has segments. Truncated: it is not all in the head.
+fn header_end(head: &[u8], layout: &Layout, field: usize) -> Result<usize, Error> {
+    if !may_stand(layout.protocol, field) {
+        return Err(Error::Malformed);
+    }
     let len = match layout.protocol {
         protocol::TCP => match head.get(layout.l4 + 12).map(|byte| usize::from(byte >> 4) * 4) {
             None => return Err(Error::Truncated),
@@ -147,7 +167,7 @@ fn header_end(head: &[u8], layout: &Layout) -> Result<usize, Error> {
             Some(len) => len,
         },
         protocol::UDP => udp::LEN,
-        _ => return Err(Error::Malformed),
+        _ => field + 2,
     };
     let end = layout.l4 + len;
     match end {

@@ -1,7 +1,7 @@
 //! The control side of the packet path: puts vnics into the snapshot and takes them out, and waits for the workers.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     net::IpAddr,
     os::fd::BorrowedFd,
     sync::{
@@ -17,15 +17,16 @@ use butterfly_packet::mac::Mac;
 use butterfly_vhost::port::{Port, PortEvents};
 
 use crate::{
+    claims::{Bindings, Bound, addresses},
     clock::Clock,
     counters::{Counters, Totals},
     drop_report::DropWindow,
-    fdb::{Fdb, Learnt},
+    fdb::{self, Fdb, Learnt},
     gone::Gone,
     headers::number,
     observe::{Update, Updates},
     rules::{Cells, GroupChange, Groups, MAX_CELLS, number as number_of_ip},
-    session::{Admission, FormerTable, HashKey, Here, Name, Table, Timeouts},
+    session::{Admission, FormerTable, HashKey, Here, Name, Shares, Table, Timeouts, VnicSessions},
     slab::Slab,
     snapshot::{Network, Numbers, PortRef, Remote, Rules, Shared as VnicShared, Snapshot, Vnic},
     tally::Tally,
@@ -41,6 +42,12 @@ pub struct VnicPolicy {
     pub bypass: bool,
     /// Check the sender of ARP packets against `ips`.
     pub ip_anti_spoof: bool,
+    /// It passes on packets of others: they may be from addresses of filtered vnics, if it bypasses filters itself.
+    pub forwards: bool,
+    /// Vnics of other hosts have its addresses, too.
+    pub shared_ip: bool,
+    /// It may say what routers say (router advertisements, redirects), if a rule names ICMPv6 or ICMP.
+    pub router: bool,
     /// The vnic's addresses.
     pub ips: Vec<IpAddr>,
     /// The security groups whose rules it obeys; they need not exist.
@@ -49,7 +56,7 @@ pub struct VnicPolicy {
 
 impl VnicPolicy {
     fn rules(&self, groups: &mut Groups) -> Rules {
-        Rules::new(self.bypass, self.ip_anti_spoof, &self.ips, groups.policy(&self.groups))
+        Rules::new(self, groups.policy(&self.groups))
     }
 }
 
@@ -69,17 +76,29 @@ pub struct SessionConfig {
     pub capacity: u32,
     /// Name of the file that the table is in; without one it is in the process's own memory.
     pub file: Option<String>,
-    /// Percent of the table that one vnic, or one network, may have.
+    /// Percent of the table that one network may have; a vnic of it has half of that. With 100 there is no bound.
     pub share: u32,
+    /// New sessions that a vnic, or a network's other hosts, may open per second; `u32::MAX` is no bound.
+    pub rate: u32,
     /// Seconds after a vnic's guest attached in which TCP connections may be picked up mid-stream.
     pub tcp_pickup: u32,
     /// How long sessions last without a frame.
     pub timeouts: Timeouts,
 }
 
+/// New sessions per second: what they cost the switch stays below a tenth of a processor, whoever opens them.
+const SESSION_RATE: u32 = 200_000;
+
 impl Default for SessionConfig {
     fn default() -> Self {
-        SessionConfig { capacity: 1_000_000, file: None, share: 25, tcp_pickup: 120, timeouts: Timeouts::default() }
+        SessionConfig {
+            capacity: 1_000_000,
+            file: None,
+            share: 25,
+            rate: SESSION_RATE,
+            tcp_pickup: 120,
+            timeouts: Timeouts::default(),
+        }
     }
 }
 
@@ -171,6 +190,11 @@ pub(crate) struct Attachment {
 }
 
 impl Attachment {
+    /// The vnic that is attached.
+    pub fn place(&self) -> PortRef {
+        self.place
+    }
+
     /// Of a vhost-user uplink.
     pub fn uplink(worker: Arc<Handle>) -> Attachment {
         Attachment { worker, place: UPLINK }
@@ -210,7 +234,8 @@ impl Plane {
             clock,
             stop: AtomicBool::new(false),
             cells: Cells::new().map_err(std::io::Error::other)?,
-            share: share(table.capacity(), sessions.share),
+            shares: Shares::new(table.capacity(), sessions.share, sessions.rate),
+            bindings: Bindings::new().map_err(std::io::Error::other)?,
             table,
             sessions,
             tunnel,
@@ -277,6 +302,8 @@ impl Plane {
         let mut rules = policy.rules(&mut state.groups);
         // Nobody is to think that it may send.
         rules.bypass &= mirrors.is_none();
+        let shared = self.vnic_state();
+        prepare(&rules, &shared);
         let vnic = Arc::new(Vnic {
             id: id.into(),
             place: state.place(slot),
@@ -288,7 +315,7 @@ impl Plane {
             born: next.version,
             since: next.version,
             rules,
-            shared: self.vnic_state(),
+            shared,
         });
         let place = vnic.place;
         next.vnics.set(slot, Some(vnic.clone()));
@@ -296,6 +323,7 @@ impl Plane {
         let remote = self.remote(&state, &next, vni, network);
         let trunk = remote.as_ref().map(|remote| remote.slot);
         rebuild_network(&mut next, vni, network, remote);
+        rehold(&mut next, None, &vnic);
         state.by_id.insert(vnic.id.clone(), place);
         find_mirrors(&state, &mut next);
         self.name_slots([Some(slot), trunk].into_iter().flatten(), &next);
@@ -305,6 +333,7 @@ impl Plane {
             // Its address is its own from now on.
             self.forget(|learnt| learnt.vni == vni && learnt.mac == number(mac));
         }
+        self.settle();
         let worker = self.worker_of(slot);
         Ok((vnic, Attachment { worker, place }))
     }
@@ -316,9 +345,14 @@ impl Plane {
             learnt: AtomicU32::new(0),
             flood_tokens: AtomicU64::new(0),
             flood_filled: AtomicU64::new(0),
-            sessions: AtomicU32::new(0),
+            sessions: VnicSessions::default(),
             attached: AtomicU32::new(0),
             presence: Default::default(),
+            elsewhere: AtomicBool::new(true),
+            leaving: AtomicBool::new(false),
+            bound: Bound::default(),
+            driving: AtomicBool::new(false),
+            announcing: Default::default(),
             answered: AtomicU64::new(0),
             dhcp: Default::default(),
         })
@@ -419,17 +453,37 @@ impl Plane {
         // Its numbers may have begun anew.
         let old = next.vnic(old.place).cloned().unwrap_or(old);
         let rebuild = rules.bypass != old.rules.bypass;
-        next.vnics.set(old.place.slot, Some(Arc::new(changed(&old, rules, next.version))));
+        let new = Arc::new(changed(&old, rules, next.version));
+        next.vnics.set(old.place.slot, Some(new.clone()));
         if rebuild {
             let remote = self.remote(&state, &next, old.vni, old.network);
             rebuild_network(&mut next, old.vni, old.network, remote);
         }
+        rehold(&mut next, Some(&old), &new);
         self.publish(next);
         self.updates.add(Update::VnicChanged);
         if !policy.bypass && old.rules.bypass {
             self.forget(|learnt| learnt.place == old.place || (learnt.vni == old.vni && learnt.mac == number(old.mac)));
         }
         Ok(())
+    }
+
+    /// A vnic's machine runs here from now on: its addresses are here, too. What other hosts began with them is decided again.
+    pub fn is_here(&self, place: PortRef) {
+        let state = self.state();
+        let mut next = Snapshot::clone(&self.shared.snapshot.load());
+        let Some(vnic) = next.vnic(place).cloned() else { return };
+        vnic.shared.leaving.store(false, Ordering::Relaxed);
+        if !vnic.shared.elsewhere.swap(false, Ordering::Relaxed) || vnic.rules.bypass {
+            return;
+        }
+        let trunk = next.networks.get(vnic.network).and_then(|network| network.remote.as_ref()).map(|remote| remote.slot);
+        let Some(trunk) = trunk.and_then(|slot| next.vnics.get(slot).cloned()) else { return };
+        self.next_version(&mut next);
+        let again = Vnic { since: next.version, ..copy_with(&trunk, trunk.rules.clone()) };
+        next.vnics.set(trunk.place.slot, Some(Arc::new(again)));
+        self.publish(next);
+        drop(state);
     }
 
     /// Changes a security group. When this returns, no worker uses the old one. On an error nothing has changed.
@@ -500,6 +554,7 @@ impl Plane {
         let remote = self.remote(&state, &next, vnic.vni, vnic.network);
         let trunk = remote.as_ref().map(|remote| remote.slot);
         rebuild_network(&mut next, vnic.vni, vnic.network, remote);
+        rehold(&mut next, Some(&vnic), &vnic);
         // Its last vnic takes the network's trunk with it.
         let trunk = trunk.filter(|_| next.networks.get(vnic.network).is_none());
         let trunk = trunk.and_then(|slot| next.vnics.get(slot).cloned());
@@ -519,6 +574,7 @@ impl Plane {
         self.updates.add(Update::VnicRemoved);
         let slot = trunk.as_ref().map(|trunk| trunk.place.slot);
         self.forget(|learnt| learnt.place == place || Some(learnt.place.slot) == slot);
+        self.settle();
         true
     }
 
@@ -564,6 +620,10 @@ impl Plane {
             let anew = Vnic { born: FIRST_VERSION, since: FIRST_VERSION + 1, ..copy_with(&vnic, vnic.rules.clone()) };
             next.vnics.set(vnic.place.slot, Some(Arc::new(anew)));
         }
+        let all: Vec<(u32, Arc<Network>)> = next.networks.iter().map(|(at, network)| (at, network.clone())).collect();
+        for (at, network) in all {
+            next.networks.set(at, Some(Arc::new(Network { born: FIRST_VERSION, ..Network::clone(&network) })));
+        }
         self.shared.cells.take_back_all(FIRST_VERSION);
         next.version = FIRST_VERSION + 1;
         self.publish(next.clone());
@@ -574,7 +634,7 @@ impl Plane {
             let of_somebody_gone = !here(opener, admission.stamp) || !here(responder, admission.stamp);
             if admission.stamp > FIRST_VERSION + 1 && of_somebody_gone {
                 if self.shared.table.remove(index, &key) {
-                    before.released(key.vni(), key.slots(), admission.stamp);
+                    self.shared.released(&before, &key, admission.stamp);
                 }
                 return;
             }
@@ -609,6 +669,7 @@ impl Plane {
 
     /// Exchanges the snapshot and waits until every worker uses the new one: at most one batch, or the time to wake up.
     fn publish(&self, next: Snapshot) {
+        self.shared.divide(&next);
         let old = self.shared.snapshot.swap(Arc::new(next));
         let epoch = self.shared.epoch.fetch_add(1, Ordering::AcqRel) + 1;
         // The other half is where a worker says that it runs.
@@ -630,6 +691,29 @@ impl Plane {
     /// Removes learnt addresses that are too old.
     pub fn expire(&self) {
         self.forget(|_| false);
+        self.settle();
+    }
+
+    /// Divides the room for what is learnt among the networks there are now. What is too much together goes, the most silent first.
+    fn settle(&self) {
+        let snapshot = self.shared.snapshot.load();
+        let quota = &self.shared.fdb.quota;
+        let held: Vec<u32> = snapshot.networks.iter().map(|(_, network)| network.learnt.load(Ordering::Relaxed)).collect();
+        if let Some(most) = quota.settle(fdb::CAPACITY, held.len() as u32, &held, 0) {
+            let mut learnt = self.shared.fdb.list(self.shared.clock.now());
+            learnt.sort_unstable_by_key(|learnt| learnt.idle);
+            let mut kept: HashMap<u32, u32> = HashMap::new();
+            learnt.retain(|learnt| {
+                let kept = kept.entry(learnt.vni).or_default();
+                *kept += 1;
+                *kept > most
+            });
+            let gone: HashSet<(u32, u64)> = learnt.iter().map(|learnt| (learnt.vni, learnt.mac)).collect();
+            self.forget(|learnt| gone.contains(&(learnt.vni, learnt.mac)));
+        }
+        if let Some(tunnel) = &self.shared.tunnel {
+            tunnel.peers.settle(&snapshot.by_vni);
+        }
     }
 
     fn forget(&self, gone: impl FnMut(&Learnt) -> bool) {
@@ -639,7 +723,7 @@ impl Plane {
                 vnic.shared.learnt.fetch_sub(1, Ordering::Relaxed);
             }
             if let Some(network) = snapshot.by_vni.get(&learnt.vni).and_then(|at| snapshot.networks.get(*at)) {
-                network.learnt.fetch_sub(1, Ordering::Relaxed);
+                self.shared.fdb.quota.give_back(&network.learnt);
             }
         });
     }
@@ -662,15 +746,18 @@ pub(crate) fn copy_with(old: &Vnic, rules: Rules) -> Vnic {
     }
 }
 
-/// A vnic with other rules, as of a version.
-fn changed(old: &Vnic, rules: Rules, version: u32) -> Vnic {
-    let since = if rules.takes_back(&old.rules) { version } else { old.since };
-    Vnic { since, ..copy_with(old, rules) }
+/// Makes what a vnic's rules need on the packet path.
+fn prepare(rules: &Rules, shared: &VnicShared) {
+    if !rules.bypass && !rules.policy.serves.is_empty() {
+        shared.dhcp.serve();
+    }
 }
 
-/// A percentage of the table's records; all of them is no bound.
-fn share(capacity: u32, percent: u32) -> u32 {
-    if percent >= 100 { u32::MAX } else { (u64::from(capacity) * u64::from(percent) / 100).max(1) as u32 }
+/// A vnic with other rules, as of a version.
+fn changed(old: &Vnic, rules: Rules, version: u32) -> Vnic {
+    prepare(&rules, &old.shared);
+    let since = if rules.takes_back(&old.rules) { version } else { old.since };
+    Vnic { since, ..copy_with(old, rules) }
 }
 
 /// Random numbers that nobody knows.
@@ -710,21 +797,44 @@ fn find_mirrors(state: &State, next: &mut Snapshot) {
     next.selection = Selection::mirroring(next.selection.take(), mirrors);
 }
 
+/// Notes who has which address, after a vnic came, changed or went. What now speaks from an address that it may not have any more is
+/// decided again: sessions of all in its network who bypass filters, unless they forward.
+fn rehold(snapshot: &mut Snapshot, old: Option<&Vnic>, new: &Vnic) {
+    let Some(network) = snapshot.networks.get(new.network).filter(|_| snapshot.by_vni.get(&new.vni) == Some(&new.network)) else {
+        return;
+    };
+    let mut network = Network::clone(network);
+    let of = old.into_iter().flat_map(addresses).chain(addresses(new));
+    let tighter = network.holders.change(new.place.slot, of, &snapshot.vnics);
+    let others = network.members.clone().into_iter().chain(network.remote.as_ref().map(|remote| remote.slot));
+    snapshot.networks.set(new.network, Some(Arc::new(network)));
+    for slot in others.filter(|_| tighter) {
+        if let Some(other) = snapshot.vnics.get(slot).filter(|other| other.rules.bypass && !other.rules.forwards).cloned() {
+            let again = Vnic { since: snapshot.version, ..copy_with(&other, other.rules.clone()) };
+            snapshot.vnics.set(slot, Some(Arc::new(again)));
+        }
+    }
+}
+
 fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote: Option<Remote>) {
     let vnics: &Slab<Vnic> = &snapshot.vnics;
     let own = || vnics.iter().map(|(_, vnic)| vnic).filter(|vnic| vnic.vni == vni && !vnic.trunk);
     let members: Vec<&Arc<Vnic>> = own().filter(|vnic| vnic.mirrors.is_none()).collect();
     let learnt = snapshot.networks.get(at).map(|network| network.learnt.clone()).unwrap_or_default();
     let sessions = snapshot.networks.get(at).map(|network| network.sessions.clone()).unwrap_or_default();
+    let holders = snapshot.networks.get(at).map(|network| network.holders.clone()).unwrap_or_default();
+    let born = snapshot.networks.get(at).map_or(snapshot.version, |network| network.born);
     // One that has nothing but mirrors is there for them.
     let network = own().next().is_some().then(|| {
         Arc::new(Network {
             members: members.iter().map(|vnic| vnic.place.slot).collect(),
             filtered: members.iter().any(|vnic| !vnic.rules.bypass),
             macs: Numbers::new(members.iter().map(|vnic| (number(vnic.mac), vnic.place.slot))),
+            holders,
             remote,
             learnt,
             sessions,
+            born,
         })
     });
     let mut by_vni = HashMap::clone(&snapshot.by_vni);

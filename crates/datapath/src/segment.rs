@@ -2,7 +2,7 @@
 //!
 //! Each segment has the sender's headers, rewritten, and a piece of its payload that stays where it is until it is delivered.
 
-use butterfly_packet::{checksum::Sum, ipv4, tcp};
+use butterfly_packet::{checksum::Sum, ipv4, ipv6::Ipv6, protocol, tcp};
 use butterfly_vhost::{
     net::NetHeader,
     ring::{BATCH, HEAD_MAX},
@@ -10,7 +10,7 @@ use butterfly_vhost::{
 
 use crate::batch::Meta;
 
-// The offload stage admits segments of at least 48 bytes; a frame has less than 64 KiB.
+// The offload stage admits segments of at least 432 bytes; a frame has less than 64 KiB.
 const _: () = assert!(BATCH > 0 && HEAD_MAX >= 14 + 8 + 60 + 60);
 
 /// One segment.
@@ -32,6 +32,8 @@ pub(crate) struct Segments<'a> {
     payload: usize,
     size: u32,
     v6: bool,
+    /// The packet goes to another address than its header names, which its sender's sum has and the head may not.
+    routed: bool,
     at: u32,
     end: u32,
     index: u16,
@@ -39,6 +41,7 @@ pub(crate) struct Segments<'a> {
 
 impl<'a> Segments<'a> {
     pub fn new(meta: &Meta, head: &'a [u8], frame_len: u32) -> Segments<'a> {
+        let v6 = meta.net.gso_type & !NetHeader::GSO_ECN == NetHeader::GSO_TCPV6;
         Segments {
             head,
             room: [0; HEAD_MAX],
@@ -46,7 +49,8 @@ impl<'a> Segments<'a> {
             l4: usize::from(meta.net.csum_start),
             payload: usize::from(meta.payload),
             size: u32::from(meta.net.gso_size.max(1)),
-            v6: meta.net.gso_type & !NetHeader::GSO_ECN == NetHeader::GSO_TCPV6,
+            v6,
+            routed: v6 && is_routed(head.get(usize::from(meta.l3)..).unwrap_or_default()),
             at: u32::from(meta.payload),
             end: frame_len,
             index: 0,
@@ -64,10 +68,29 @@ impl<'a> Segments<'a> {
         let last = self.at >= self.end;
         let head = self.room.get_mut(..self.payload)?;
         head.copy_from_slice(self.head.get(..self.payload)?);
+        let given = get(head, self.l4 + tcp::CHECKSUM_OFFSET)?;
         rewrite(head, self.l3, self.l4, self.v6, len, from - self.payload as u32, self.index, first, last)?;
+        if self.routed {
+            // The sum of a pseudo-header with the last destination, but for the length (RFC 8200, 8.1).
+            let (whole, own) = (self.end - self.l4 as u32, (head.len() - self.l4) as u32 + len);
+            let sum = Sum::EMPTY.push_u16(given).push(&(!whole).to_be_bytes()).push(&own.to_be_bytes());
+            put(head, self.l4 + tcp::CHECKSUM_OFFSET, sum.fold())?;
+        }
         self.index = self.index.wrapping_add(1);
         Some(Segment { head, from, len })
     }
+}
+
+/// Whether an IPv6 packet has a routing header with addresses that it has not been to (RFC 8200, 4.4).
+fn is_routed(packet: &[u8]) -> bool {
+    let Ok(ip) = Ipv6::parse(packet) else { return false };
+    let mut walk = ip.extensions();
+    while let Ok(Some(extension)) = walk.take_next() {
+        if extension.kind == protocol::ROUTING && extension.bytes.get(3).is_some_and(|left| *left > 0) {
+            return true;
+        }
+    }
+    false
 }
 
 #[allow(clippy::too_many_arguments)] // one place, and a struct would only repeat the names
@@ -123,7 +146,7 @@ fn get(bytes: &[u8], at: usize) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use butterfly_packet::{build, ipv4::Ipv4, ipv6::Ipv6, mac::Mac, tcp::Tcp};
+    use butterfly_packet::{build, ipv4::Ipv4, mac::Mac, tcp::Tcp};
 
     fn large(v6: bool) -> (Vec<u8>, Meta) {
         let data: Vec<u8> = (0..5000u32).map(|i| i as u8).collect();
@@ -147,6 +170,43 @@ mod tests {
             ..NetHeader::default()
         };
         (frame, Meta { net, l3: 14, payload, ..Meta::NEW })
+    }
+
+    /// RFC 8200, 8.1: the pseudo-header has the last address of the route, whatever kind of route it is.
+    #[test]
+    fn a_route_leads_to_another_address() {
+        let address = |text: &str| text.parse::<std::net::Ipv6Addr>().unwrap();
+        let (source, next, last) = (address("fd00::1"), address("fd00::2"), address("fd00::99"));
+        for left in [1, 0] {
+            let data: Vec<u8> = (0..5000u32).map(|i| i as u8).collect();
+            let link = build::ethernet(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
+            let route = [&[4, left, 0, 0, 0, 0][..], &last.octets()].concat();
+            let mut frame = link.ipv6(source, next).extension(43, &route).tcp(&build::Tcp::new(4000, 80, tcp::ACK), &data);
+            let (l4, payload) = (54 + 24, 54 + 24 + 20);
+            let end = if left > 0 { last } else { next };
+            let sum = Sum::pseudo_v6(source, end, 6, (frame.len() - l4) as u32).fold();
+            frame[l4 + 16..l4 + 18].copy_from_slice(&sum.to_be_bytes());
+            let net = NetHeader {
+                flags: 1,
+                gso_type: NetHeader::GSO_TCPV6,
+                gso_size: 1000,
+                csum_start: l4 as u16,
+                csum_offset: 16,
+                ..NetHeader::default()
+            };
+            let meta = Meta { net, l3: 14, payload: payload as u16, ..Meta::NEW };
+            let mut segments = Segments::new(&meta, &frame[..HEAD_MAX], frame.len() as u32);
+            let mut count = 0;
+            while let Some(segment) = segments.next() {
+                let mut whole = segment.head.to_vec();
+                whole.extend(&frame[segment.from as usize..(segment.from + segment.len) as usize]);
+                let sum = Sum::of(&whole[l4..]).checksum();
+                whole[l4 + 16..l4 + 18].copy_from_slice(&sum.to_be_bytes());
+                assert!(Sum::pseudo_v6(source, end, 6, (whole.len() - l4) as u32).push(&whole[l4..]).is_valid());
+                count += 1;
+            }
+            assert_eq!(count, 5);
+        }
     }
 
     #[test]

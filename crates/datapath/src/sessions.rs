@@ -1,16 +1,18 @@
 //! Sessions for the operator: listed, counted, flushed, swept.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
 
 use butterfly_model::{GroupName, Rule};
 
 use crate::{
+    filter::released,
     flow::tcp::TcpState,
     plane::Plane,
     rules::address,
     session::{Admission as Stored, FormerTable, Key, Record, State, Timeouts},
-    snapshot::Snapshot,
+    snapshot::{Network, Snapshot},
     switch::Switch,
+    worker::Shared,
 };
 
 /// Which sessions are meant: all given must match.
@@ -44,6 +46,8 @@ pub struct SessionEnd {
 pub enum Admission {
     /// The vnic is not filtered.
     Bypass,
+    /// The end is on another host: nothing is decided about it here.
+    OtherHost,
     /// It has no OUTBOUND rule: everything may leave.
     DefaultEgress,
     /// This rule.
@@ -99,7 +103,7 @@ pub struct SessionTable {
     pub timeouts: Timeouts,
     /// Seconds after an attachment in which TCP connections may be picked up.
     pub tcp_pickup: u32,
-    /// Most sessions of one vnic, and of one network.
+    /// Most sessions of one network; a vnic has half of that.
     pub share: u32,
 }
 
@@ -160,6 +164,9 @@ impl Plane {
         let now = shared.clock.now();
         let departed = self.departed();
         let snapshot = shared.snapshot.load();
+        if n == 0 {
+            shared.divide(&snapshot);
+        }
         shared.table.for_part(n, parts, |index, record, key, admission| {
             let (seen, state) = record.seen();
             let (opener, responder) = key.slots();
@@ -176,7 +183,7 @@ impl Plane {
                 _ => false,
             };
             if (!stays || shared.sessions.timeouts.over(state, seen, now)) && shared.table.remove(index, &key) {
-                snapshot.released(key.vni(), key.slots(), admission.stamp);
+                shared.released(&snapshot, &key, admission.stamp);
             } else {
                 self.tally.add(state);
             }
@@ -211,6 +218,7 @@ impl Plane {
             let [egress, ingress] = admission.cells;
             let by = |slot, cell: u32, cell_zero: Admission| match (vnic(slot), rules.get(&cell)) {
                 (None, _) => Admission::Gone,
+                (Some(vnic), _) if vnic.trunk => Admission::OtherHost,
                 (Some(vnic), _) if vnic.rules.bypass => Admission::Bypass,
                 (Some(vnic), _) if vnic.since > admission.stamp => Admission::Gone,
                 (Some(_), _) if cell == 0 => cell_zero,
@@ -246,7 +254,7 @@ impl Plane {
         let mut count = 0;
         self.sessions(|index, _, key, admission| {
             if wanted.matches(&key, &admission) && self.shared.table.remove(index, &key) {
-                snapshot.released(key.vni(), key.slots(), admission.stamp);
+                self.shared.released(&snapshot, &key, admission.stamp);
                 count += 1;
             }
         });
@@ -262,8 +270,21 @@ impl Plane {
             memory: shared.table.units().memory().name().to_owned(),
             timeouts: shared.sessions.timeouts,
             tcp_pickup: shared.sessions.tcp_pickup,
-            share: shared.share,
+            share: shared.shares.network,
         }
+    }
+}
+
+impl Shared {
+    /// Divides the table among the networks of a snapshot, and counts what they have beyond their parts.
+    pub fn divide(&self, snapshot: &Snapshot) {
+        let counted = |network: &Network| (network.filtered, network.sessions.load(Relaxed));
+        self.shares.divide(|| snapshot.networks.iter().map(|(_, network)| counted(network)));
+    }
+
+    /// A session is gone that was last decided by version `stamp`.
+    pub fn released(&self, snapshot: &Snapshot, key: &Key, stamp: u32) {
+        released(snapshot, &self.table, &self.shares, key, stamp);
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, Ipv4Addr},
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64},
     },
 };
 
@@ -13,10 +13,15 @@ use butterfly_packet::mac::Mac;
 use butterfly_vhost::port::Port;
 
 use crate::{
+    announce::Announcing,
+    claims::{Bound, Holders},
     counters::Counters,
-    flow::Address,
+    filter::DhcpState,
+    flow::{Address, discovery::link_local},
     observe::Presence,
+    plane::VnicPolicy,
     rules::{Members, Policy, number as number_of_ip},
+    session::VnicSessions,
     slab::Slab,
     tap::Selection,
     tunnel::PeerRef,
@@ -36,6 +41,12 @@ pub(crate) struct Rules {
     pub bypass: bool,
     /// Check ARP senders against `arp`.
     pub ip_anti_spoof: bool,
+    /// It may send packets from addresses of other vnics: it passes them on.
+    pub forwards: bool,
+    /// Vnics of other hosts have its addresses, too.
+    pub shared_ip: bool,
+    /// It may say what routers say, if a rule names that.
+    pub router: bool,
     /// The vnic's IPv4 addresses, sorted.
     pub arp: Vec<Ipv4Addr>,
     /// All its addresses, sorted.
@@ -47,7 +58,8 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    pub fn new(bypass: bool, ip_anti_spoof: bool, ips: &[IpAddr], (groups, policy): (Arc<[u32]>, Arc<Policy>)) -> Rules {
+    pub fn new(declared: &VnicPolicy, (groups, policy): (Arc<[u32]>, Arc<Policy>)) -> Rules {
+        let VnicPolicy { bypass, ip_anti_spoof, forwards, shared_ip, router, ref ips, .. } = *declared;
         let mut arp: Vec<Ipv4Addr> = ips
             .iter()
             .filter_map(|ip| match ip {
@@ -60,7 +72,7 @@ impl Rules {
         let mut own: Vec<Address> = ips.iter().copied().map(number_of_ip).collect();
         own.sort_unstable();
         own.dedup();
-        Rules { bypass, ip_anti_spoof, arp, own: own.into(), groups, policy }
+        Rules { bypass, ip_anti_spoof, forwards, shared_ip, router, arp, own: own.into(), groups, policy }
     }
 
     /// Whether an address is the vnic's.
@@ -71,13 +83,15 @@ impl Rules {
 
     /// Whether nothing changed but, maybe, what the groups allow.
     pub fn declared_like(&self, other: &Rules) -> bool {
-        (self.bypass, self.ip_anti_spoof, &self.own, &self.groups)
-            == (other.bypass, other.ip_anti_spoof, &other.own, &other.groups)
+        let flags = |rules: &Rules| [rules.bypass, rules.ip_anti_spoof, rules.forwards, rules.shared_ip, rules.router];
+        (flags(self), &self.own, &self.groups) == (flags(other), &other.own, &other.groups)
     }
 
     /// Whether something that `old` allowed may not be allowed any more, other than by a rule that went.
     pub fn takes_back(&self, old: &Rules) -> bool {
         (old.bypass && !self.bypass)
+            || (old.forwards && !self.forwards)
+            || (old.router && !self.router)
             || old.own.iter().any(|address| !self.owns(*address))
             || old.groups.iter().any(|group| self.groups.binary_search(group).is_err())
             || (old.policy.egress.is_none() && self.policy.egress.is_some())
@@ -94,14 +108,23 @@ pub(crate) struct Shared {
     pub flood_tokens: AtomicU64,
     pub flood_filled: AtomicU64,
     /// Sessions that it is an end of.
-    pub sessions: AtomicU32,
+    pub sessions: VnicSessions,
     /// Second in which its guest attached; 0 if none did.
     pub attached: AtomicU32,
     pub presence: Presence,
+    /// Its machine has not run here yet, or left for another host: its addresses may be there.
+    pub elsewhere: AtomicBool,
+    /// Its machine is about to leave for another host.
+    pub leaving: AtomicBool,
+    /// Its link-local addresses besides that of its MAC address.
+    pub bound: Bound,
+    /// Its guest's driver uses both rings: the machine runs here, and nowhere else.
+    pub driving: AtomicBool,
+    pub announcing: Announcing,
     /// Second (high half) and number of its frames that were answered "too big" in it.
     pub answered: AtomicU64,
-    /// Transaction (high half) and second of its last DHCP and DHCPv6 request; 0 if there was none.
-    pub dhcp: [AtomicU64; 2],
+    /// What its DHCP exchanges need to be remembered.
+    pub dhcp: DhcpState,
 }
 
 /// A vnic as workers see it.
@@ -124,6 +147,13 @@ pub(crate) struct Vnic {
     pub shared: Arc<Shared>,
 }
 
+impl Vnic {
+    /// Whether a link-local address is the vnic's: that of its MAC address, or one that it was the first to have.
+    pub fn has_link_local(&self, address: Address) -> bool {
+        address == link_local(self.mac) || self.shared.bound.has(address)
+    }
+}
+
 /// The vnics of a VNI on this host.
 #[derive(Clone)]
 pub(crate) struct Network {
@@ -133,12 +163,16 @@ pub(crate) struct Network {
     pub filtered: bool,
     /// Which of them owns an address.
     pub macs: Numbers,
+    /// Who has which address.
+    pub holders: Holders,
     /// What is on other hosts, if there is an uplink.
     pub remote: Option<Remote>,
     /// Addresses learnt in it.
     pub learnt: Arc<AtomicU32>,
     /// Sessions in it.
     pub sessions: Arc<AtomicU32>,
+    /// Version of the snapshot that it came with: what was decided before was in another one of this VNI.
+    pub born: u32,
 }
 
 /// The other hosts of a network.
@@ -168,18 +202,6 @@ pub(crate) struct Snapshot {
 }
 
 impl Snapshot {
-    /// A session between these ends is gone, last decided by version `stamp`: its ends and its network have one less.
-    pub fn released(&self, vni: u32, (opener, responder): (u32, u32), stamp: u32) {
-        for slot in [opener, responder] {
-            if let Some(vnic) = self.vnics.get(slot).filter(|vnic| vnic.born <= stamp) {
-                less(&vnic.shared.sessions);
-            }
-        }
-        if let Some(network) = self.by_vni.get(&vni).and_then(|at| self.networks.get(*at)) {
-            less(&network.sessions);
-        }
-    }
-
     /// The vnic at a place, if it is still the same.
     #[inline(always)]
     pub fn vnic(&self, place: PortRef) -> Option<&Arc<Vnic>> {
@@ -196,11 +218,6 @@ impl Snapshot {
     pub fn network(&self, vni: u32) -> Option<&Arc<Network>> {
         self.networks.get(self.vnis.get(vni.into())?)
     }
-}
-
-/// Subtracts one, but never from nothing.
-fn less(count: &AtomicU32) {
-    let _ = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
 }
 
 /// Small numbers by larger ones, such as vnics by their addresses: open addressing, at most half full.

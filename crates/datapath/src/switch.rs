@@ -17,7 +17,7 @@ use butterfly_vhost::{
     cpu,
     net::Features,
     port::PortEvents,
-    ring::prepare_thread,
+    ring::{look_at_workers, prepare_thread},
 };
 use rustix::thread::CpuSet;
 
@@ -51,7 +51,7 @@ pub struct SwitchConfig {
     pub sessions: u32,
     /// Name of the file that the table of sessions is in; without one it is in the process's own memory.
     pub session_file: Option<String>,
-    /// Percent of the table that one vnic, or one network, may have.
+    /// Percent of the table that one network may have; a vnic of it has half of that.
     pub session_share: u32,
     /// Seconds after a guest attached in which its TCP connections may be picked up mid-stream.
     pub tcp_pickup: u32,
@@ -65,7 +65,7 @@ pub struct SwitchConfig {
 
 impl Default for SwitchConfig {
     fn default() -> Self {
-        let SessionConfig { capacity, file, share, tcp_pickup, timeouts } = SessionConfig::default();
+        let SessionConfig { capacity, file, share, tcp_pickup, timeouts, .. } = SessionConfig::default();
         SwitchConfig {
             core: None,
             poll: false,
@@ -116,6 +116,8 @@ pub struct VnicReport {
     pub flooded: u64,
     /// Source addresses that were not learnt because a bound was reached.
     pub learn_refused: u64,
+    /// Frames that said for the guest where it is now, as after a live migration.
+    pub announced: u64,
     /// Sessions that it is an end of.
     pub sessions: u32,
     /// Every reason there is, with its count.
@@ -169,6 +171,8 @@ pub struct WorkerReport {
     pub idle_polls: u64,
     /// Rings polled now.
     pub active_rings: u64,
+    /// Cycles of the longest turn, with what the host took the processor away for.
+    pub longest_turn: u64,
     /// Batches of 1, 2, 3-4, 5-8, 9-16, 17-32 and 33-64 frames.
     pub batch_sizes: Vec<u64>,
     /// Cycles per second.
@@ -228,6 +232,7 @@ impl DeviceEvents for Link {
     }
 
     fn detached(&self, reason: &str) {
+        self.shared.driving.store(false, Ordering::Relaxed);
         self.shared.presence.went();
         self.happened(Happening::Detached(reason));
     }
@@ -237,7 +242,17 @@ impl DeviceEvents for Link {
     }
 
     fn driving(&self, both: bool) {
+        self.shared.driving.store(both, Ordering::Relaxed);
+        if both {
+            self.plane.is_here(self.attachment.place());
+        } else if self.shared.leaving.load(Ordering::Relaxed) {
+            self.shared.elsewhere.store(true, Ordering::Relaxed);
+        }
         self.happened(Happening::Driving(both));
+    }
+
+    fn announce(&self) {
+        self.shared.announcing.begin();
     }
 
     fn trouble(&self, why: &str) {
@@ -254,6 +269,7 @@ impl Switch {
             share: config.session_share,
             tcp_pickup: config.tcp_pickup,
             timeouts: Timeouts { tcp_cut: config.timeouts.tcp_cut.max(config.tcp_pickup), ..config.timeouts },
+            ..SessionConfig::default()
         };
         let opened = config.tunnel.as_ref().map(tunnel::open).transpose()?.map(|opened| opened.split());
         let (tunnel, rest) = opened.unzip();
@@ -341,6 +357,17 @@ impl Switch {
         Ok(())
     }
 
+    /// Notes that a vnic's machine leaves for another host: from when its driver stops here, its addresses may be there. Returns
+    /// whether there is such a vnic.
+    pub fn export_vnic(&self, id: &str) -> bool {
+        let Some(vnic) = self.plane.vnic(id) else { return false };
+        vnic.shared.leaving.store(true, Ordering::Relaxed);
+        if !vnic.shared.presence.attached() {
+            vnic.shared.elsewhere.store(true, Ordering::Relaxed);
+        }
+        true
+    }
+
     /// Closes a vnic's socket, which detaches its guest, and forgets the vnic. Returns whether there was one.
     pub fn remove_vnic(&self, id: &str) -> bool {
         let mut vnics = self.vnics();
@@ -367,7 +394,8 @@ impl Switch {
             delivered: (totals.get(Counter::OutPackets), totals.get(Counter::OutBytes)),
             flooded: totals.get(Counter::Flooded),
             learn_refused: totals.get(Counter::LearnRefused),
-            sessions: vnic.map_or(0, |vnic| vnic.shared.sessions.load(Ordering::Relaxed)),
+            announced: totals.get(Counter::Announced),
+            sessions: vnic.map_or(0, |vnic| vnic.shared.sessions.count()),
             drops: drops(&totals),
         })
     }
@@ -433,6 +461,7 @@ impl Switch {
             sleeps: read(&stats.sleeps),
             idle_polls: read(&stats.idle_polls),
             active_rings: read(&stats.active),
+            longest_turn: read(&stats.longest),
             batch_sizes: stats.sizes.iter().map(read).collect(),
             tsc_hz: cpu::tsc_hz(),
         }
@@ -498,12 +527,14 @@ fn housekeeping(plane: &Plane, vnics: &Mutex<BTreeMap<String, Declared>>, events
     let mut mtu = inner_mtu();
     while !plane.shared.stop.load(Ordering::Acquire) {
         plane.shared.clock.advance();
+        look_at_workers();
         ticks = ticks.wrapping_add(1);
         if ticks.is_multiple_of(10) {
             plane.expire();
             watch.look(plane, events);
         }
         plane.sweep(u64::from(ticks) % SWEEPS, SWEEPS);
+        plane.announce();
         plane.sample_drops();
         for (_, vnic) in plane.shared.snapshot.load().vnics.iter() {
             if vnic.shared.port.poisoned()

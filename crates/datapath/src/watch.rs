@@ -3,12 +3,13 @@
 //!
 //! Counters are only read here; the packet path knows nothing of it.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use butterfly_vhost::port::Queue;
 
 use crate::{
     antispoof::{SPOOFED_ARP, SPOOFED_MAC},
+    claims::IP_CLAIMED,
     counters::Counter,
     deliver::RX_BAD_CHAIN,
     drops::{DropReason, reasons},
@@ -22,11 +23,22 @@ use crate::{
 };
 
 /// The reasons that are watched.
-pub(crate) const DROPS: [DropReason; WATCHED] =
-    [SPOOFED_MAC, SPOOFED_ARP, SPOOFED_IP, BAD_DISCOVERY, MAC_CLAIMED, SESSIONS_FULL, SESSION_SHARE, BAD_CHAIN, RX_BAD_CHAIN];
-const WATCHED: usize = 9;
-/// Besides them: [`Counter::LearnRefused`].
-const COUNTS: usize = WATCHED + 1;
+pub(crate) const DROPS: [DropReason; WATCHED] = [
+    SPOOFED_MAC,
+    SPOOFED_ARP,
+    SPOOFED_IP,
+    BAD_DISCOVERY,
+    MAC_CLAIMED,
+    IP_CLAIMED,
+    SESSIONS_FULL,
+    SESSION_SHARE,
+    BAD_CHAIN,
+    RX_BAD_CHAIN,
+];
+const WATCHED: usize = 10;
+/// Besides them: [`Counter::LearnRefused`], and what a vnic costs workers: slow interrupts that were confirmed, rests for first touches,
+/// stalls.
+const COUNTS: usize = WATCHED + 4;
 const QUEUES: [Queue; 2] = [Queue::Rx, Queue::Tx];
 
 /// Seconds between two events about one count of one vnic.
@@ -92,8 +104,10 @@ impl Watch {
         for (count, reason) in counts.iter_mut().zip(DROPS) {
             *count = counters.drops(reason);
         }
-        let [.., learn_refused] = &mut counts;
+        let (interrupts, touches) = (vnic.shared.port.interrupts().report(), vnic.shared.port.touches().report());
+        let [.., learn_refused, slow, rests, stalls] = &mut counts;
         *learn_refused = counters.get(Counter::LearnRefused);
+        (*slow, *rests, *stalls) = (interrupts.confirmed, touches.rests, touches.stalls);
         let broken = QUEUES.map(|queue| vnic.shared.port.broken(queue));
         if counts == [0; COUNTS] && broken == [false; 2] && !self.seen.contains_key(&vnic.place) {
             return;
@@ -103,7 +117,14 @@ impl Watch {
         for (index, (told, count)) in seen.counts.iter_mut().zip(counts).enumerate() {
             let Some(more) = told.more(count, now) else { continue };
             let reason = DROPS.get(index).and_then(|wanted| reasons().find(|info| info.reason == *wanted));
-            events.happened(about, reason.map_or(Happening::LearnRefused(more), |reason| Happening::Dropped(reason, more)));
+            let what = match (reason, index.saturating_sub(WATCHED)) {
+                (Some(reason), _) => Happening::Dropped(reason, more),
+                (None, 0) => Happening::LearnRefused(more),
+                (None, 1) => Happening::SlowInterrupts(Duration::from_nanos(interrupts.worst_ns)),
+                (None, 2) => Happening::FirstTouches(touches.pages),
+                (None, _) => Happening::MemoryStalled(touches.stalled),
+            };
+            events.happened(about, what);
         }
         for ((queue, before), broken) in QUEUES.into_iter().zip(&mut seen.broken).zip(broken) {
             if broken && !std::mem::replace(before, broken) {

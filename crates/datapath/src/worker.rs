@@ -1,6 +1,7 @@
 //! Workers: threads that own transmit rings, poll those that are busy and sleep when none is.
 
 use std::{
+    cell::Cell,
     os::fd::{BorrowedFd, OwnedFd},
     sync::{
         Arc, Mutex, PoisonError,
@@ -11,15 +12,19 @@ use std::{
 use arc_swap::ArcSwap;
 use butterfly_vhost::{
     cpu,
-    ring::{BATCH, FrameStore, Gathered},
+    ring::{BATCH, FrameStore, Frames, Gathered},
 };
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
+mod fair;
 mod uplink;
+
+use fair::{Account, Fair};
 
 use crate::{
     antispoof::antispoof,
     batch::{Batch, Context, Meta, Metas},
+    claims::{Bindings, claims},
     clock::Clock,
     counters::Counter,
     deliver::{Calls, deliver},
@@ -30,10 +35,11 @@ use crate::{
     offload::offload,
     plane::SessionConfig,
     rules::Cells,
-    session::Table,
+    session::{Shares, Table},
     snapshot::{Network, PortRef, Snapshot, Vnic},
     tap::Notes,
     tunnel::{Departures, Tunnel, UPLINK},
+    turn::{Turn, fit},
 };
 
 /// A ring that was found empty so often in a row, and for so long, leaves the poll set and returns by its kick. A kick costs the guest
@@ -49,6 +55,8 @@ const TIMER_US: u64 = 1000;
 /// Most vnics a switch has: more than it can have descriptors. An FDB entry has room for 24 bits.
 pub(crate) const MAX_SLOTS: u32 = 1 << 20;
 const CALLS: usize = 4096;
+/// Copies of announcements of one vnic at once.
+const ANNOUNCED_COPIES: usize = 1024;
 const WAKE: u64 = u64::MAX;
 /// Batch sizes are counted in classes 1, 2, 3-4, 5-8, .. 33-64.
 pub(crate) const SIZE_CLASSES: usize = 7;
@@ -62,9 +70,10 @@ pub(crate) struct Shared {
     pub clock: Clock,
     pub stop: AtomicBool,
     pub table: Table,
+    /// Link-local addresses that machines made up.
+    pub bindings: Bindings,
     pub cells: Cells,
-    /// Most sessions of one vnic, and of one network.
-    pub share: u32,
+    pub shares: Shares,
     pub sessions: SessionConfig,
     /// The way to other hosts.
     pub tunnel: Option<Tunnel>,
@@ -76,6 +85,8 @@ pub(crate) enum Order {
     Started { place: PortRef, kicked: bool },
     /// It stopped.
     Stopped(PortRef),
+    /// Complete frames are to be sent as if the vnic had.
+    Announce { place: PortRef, frames: Arc<Vec<Vec<u8>>> },
 }
 
 /// The outside of a worker.
@@ -100,6 +111,8 @@ pub(crate) struct Stats {
     pub sleeps: AtomicU64,
     pub idle_polls: AtomicU64,
     pub active: AtomicU64,
+    /// Cycles of the longest turn.
+    pub longest: AtomicU64,
     pub sizes: [AtomicU64; SIZE_CLASSES],
 }
 
@@ -153,6 +166,11 @@ impl Handle {
         self.order(Order::Started { place, kicked });
     }
 
+    /// Frames are to be sent for a vnic, [`BATCH`] at most.
+    pub fn announce(&self, place: PortRef, frames: Arc<Vec<Vec<u8>>>) {
+        self.order(Order::Announce { place, frames });
+    }
+
     /// A transmit ring stopped.
     pub fn stopped(&self, place: PortRef, kick: Option<BorrowedFd<'_>>) {
         if let Some(kick) = kick {
@@ -171,6 +189,30 @@ struct Polled {
     busy: u64,
     /// Where most of the last batch went: its ring is fetched ahead.
     likely: u32,
+    account: Account,
+    /// How many receivers have the first waiting frame, a flood for more of them than a turn has time for.
+    flooded: u32,
+}
+
+/// What came of looking at all rings.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    /// A batch was served.
+    Moved,
+    /// None was, and some rings are in debt.
+    Waiting,
+    /// No ring has anything.
+    Idle,
+}
+
+/// What became of a batch.
+struct Walked {
+    /// Where most of the next frames will go.
+    likely: Option<u32>,
+    /// Frames that were taken; what did not fit the turn stays in its ring.
+    frames: usize,
+    /// Receivers that have a flood which is not done.
+    flooded: u32,
 }
 
 /// What came of looking at a ring.
@@ -198,6 +240,9 @@ pub(crate) struct Worker {
     /// The time stamp counter at the beginning of a round, and how much of it an empty ring stays.
     now: u64,
     patience: u64,
+    fair: Fair,
+    /// The time stamp counter when the turn began that is under way.
+    begun: u64,
     calls: Calls,
     store: FrameStore,
     metas: Box<Metas>,
@@ -223,6 +268,8 @@ impl Worker {
             events: Vec::with_capacity(256),
             now: 0,
             patience: cpu::tsc_hz() / 1_000_000 * EMPTY_US,
+            fair: Fair::new(),
+            begun: 0,
             calls: Vec::with_capacity(CALLS),
             store: FrameStore::default(),
             metas: Box::new([Meta::NEW; BATCH]),
@@ -330,13 +377,44 @@ impl Worker {
                     // The slot's former user may still be there.
                     if let Some(polled) = self.polled.iter_mut().find(|polled| polled.place.slot == place.slot) {
                         polled.place = place;
+                        polled.flooded = 0;
                     }
                     self.add(place);
                 }
                 Order::Stopped(place) => self.timed.retain(|other| *other != place),
+                Order::Announce { place, frames } => self.say(place, &frames),
             }
         }
         self.orders = orders;
+    }
+
+    /// Sends frames for a vnic, if its machine runs here.
+    fn say(&mut self, place: PortRef, frames: &[Vec<u8>]) {
+        let Some(sender) = self.snapshot.vnic(place).filter(|vnic| vnic.shared.driving.load(Ordering::Relaxed)) else { return };
+        let Some(network) = self.snapshot.networks.get(sender.network) else { return };
+        // As many as a turn has time for; the first one, which moves the address, in any case.
+        let hosts = network.remote.as_ref().map_or(0, |remote| remote.peers.len().max(1));
+        let receivers = network.members.len() + hosts;
+        let most = (ANNOUNCED_COPIES / receivers.max(1)).max(1);
+        let frames = frames.get(..most).unwrap_or(frames);
+        if let Some(cells) = sender.shared.counters.of(self.handle.index) {
+            cells.add(Counter::Announced, frames.len() as u64);
+        }
+        // Vnics here are found by the network's own table: they hear of it if there are not too many.
+        let from = if receivers > ANNOUNCED_COPIES { network.members.len() } else { 0 };
+        let turn = Turn { receivers: from..usize::MAX, part: false };
+        let context = self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
+        let frames = Frames::private(&mut self.store, frames.iter().map(Vec::as_slice));
+        let mut batch = Batch::new(frames, &mut self.metas);
+        // As `walk`, but for anti-spoofing: these frames are ours, and a guest may not send RARP.
+        headers(&mut batch, &context);
+        offload(&mut batch, &context);
+        forward(&mut batch, &context);
+        filter(&mut batch, &context, &mut self.room);
+        deliver(batch, &context, &self.room, &mut self.departures, &mut self.calls, &turn);
+        for call in self.calls.drain(..) {
+            call.signal();
+        }
     }
 
     /// Puts a ring into the poll set. Rings of vnics that are gone leave it at their next turn.
@@ -346,7 +424,9 @@ impl Worker {
         {
             *is_polled = true;
             // One short of leaving: a kick without a frame costs one look.
-            self.polled.push(Polled { place, empty: EMPTY_POLLS - 1, busy: 0, likely: place.slot });
+            let empty = EMPTY_POLLS - 1;
+            let polled = Polled { place, empty, busy: 0, likely: place.slot, account: Account::new(place == UPLINK), flooded: 0 };
+            self.polled.push(polled);
         }
     }
 
@@ -366,12 +446,37 @@ impl Worker {
     /// Looks at every polled ring once. Returns whether any frame was found.
     #[inline(never)] // measurements find it by its name
     fn round(&mut self) -> bool {
+        self.begun = self.now;
+        let pass = loop {
+            match self.pass() {
+                Pass::Waiting => self.forgive(),
+                pass => break pass,
+            }
+        };
+        if self.departures.pending {
+            self.uplink_again();
+        }
+        self.handle.stats.active.store(self.polled.len() as u64, Ordering::Relaxed);
+        pass == Pass::Moved
+    }
+
+    #[inline(always)]
+    fn pass(&mut self) -> Pass {
         let mut moved = false;
+        let mut waiting = false;
         let mut at = 0;
-        while at < self.polled.len() {
+        self.fair.begin();
+        while let Some(polled) = self.polled.get_mut(at) {
+            if polled.account.debt > 0 && !self.fair.is_due(&mut polled.account) {
+                waiting = true;
+                at += 1;
+                continue;
+            }
+            let mut served = false;
             let stays = match self.serve(at) {
                 Found::Frames(n) => {
                     moved = true;
+                    served = true;
                     self.account(n);
                     true
                 }
@@ -379,7 +484,17 @@ impl Worker {
                 Found::Empty => self.stays_though_empty(at),
                 Found::Gone => false,
             };
+            if !self.calls.is_empty() {
+                for call in self.calls.drain(..) {
+                    call.signal();
+                }
+            }
             if stays {
+                if served {
+                    self.charge(at);
+                    // No batch is judged by what was taken back while others were served.
+                    self.adopt();
+                }
                 at += 1;
             } else {
                 let left = self.polled.swap_remove(at);
@@ -387,17 +502,44 @@ impl Worker {
                     *is_polled = false;
                 }
             }
-            if !self.calls.is_empty() {
-                for call in self.calls.drain(..) {
-                    call.signal();
-                }
-            }
         }
-        if self.departures.pending {
-            self.uplink_again();
+        match (moved, waiting) {
+            (true, _) => Pass::Moved,
+            (false, true) => Pass::Waiting,
+            (false, false) => Pass::Idle,
         }
-        self.handle.stats.active.store(self.polled.len() as u64, Ordering::Relaxed);
-        moved
+    }
+
+    /// Ends a turn: its ring pays for what it cost.
+    #[inline(always)]
+    fn charge(&mut self, at: usize) {
+        let now = cpu::tsc();
+        let cost = now.wrapping_sub(self.begun);
+        self.begun = now;
+        if self.fair.is_dear(cost) {
+            self.owe(at, cost);
+        }
+    }
+
+    #[cold]
+    fn owe(&mut self, at: usize, cost: u64) {
+        let longest = &self.handle.stats.longest;
+        if cost > longest.load(Ordering::Relaxed) {
+            longest.store(cost, Ordering::Relaxed);
+        }
+        // A ring that is alone takes nothing from others.
+        if self.polled.len() > 1
+            && let Some(polled) = self.polled.get_mut(at)
+        {
+            self.fair.owe(&mut polled.account, cost);
+        }
+    }
+
+    #[cold]
+    fn forgive(&mut self) {
+        let debts = self.polled.iter().map(|polled| polled.account.debt);
+        let least = debts.filter(|debt| *debt > 0).min().unwrap_or(0);
+        self.fair.forgive(self.polled.iter_mut().map(|polled| &mut polled.account), least);
     }
 
     fn account(&self, n: usize) {
@@ -432,7 +574,7 @@ impl Worker {
     }
 
     /// One batch of one ring.
-    #[inline]
+    #[inline(always)] // a part of the round
     fn serve(&mut self, at: usize) -> Found {
         let Some(polled) = self.polled.get_mut(at) else { return Found::Gone };
         let Some(sender) = self.snapshot.vnic(polled.place) else {
@@ -469,17 +611,18 @@ impl Worker {
         }) else {
             return Found::Empty;
         };
-        let n = frames.len();
         let context = self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
-        count_in(sender, self.handle.index, frames.frames().iter().map(|frame| u64::from(frame.len)).sum(), n);
         let batch = Batch::new(frames, &mut self.metas);
-        if let Some(slot) = walk(batch, &context, &mut self.room, &mut self.departures, &mut self.calls) {
+        let from = polled.flooded as usize;
+        let walked = walk(batch, &context, &mut self.room, &mut self.departures, &mut self.calls, from);
+        if let Some(slot) = walked.likely {
             polled.likely = slot;
         }
+        polled.flooded = walked.flooded;
         if ring.poisoned() {
             ring.rest();
         }
-        Found::Frames(n)
+        Found::Frames(walked.frames)
     }
 }
 
@@ -504,17 +647,19 @@ impl Shared {
             clock: &self.clock,
             table: &self.table,
             cells: &self.cells,
+            bindings: &self.bindings,
             timeouts: &self.sessions.timeouts,
             tcp_pickup: self.sessions.tcp_pickup,
-            session_share: self.share,
+            shares: &self.shares,
             tunnel: self.tunnel.as_ref(),
             watched: notes.begin(snapshot),
             notes,
+            floods: Cell::new(false),
         }
     }
 }
 
-/// All stages, in order.
+/// All stages, in order. `from`: how many receivers have the first frame already, if it is a flood.
 #[inline(always)]
 fn walk(
     mut batch: Batch<'_>,
@@ -522,13 +667,26 @@ fn walk(
     room: &mut Room,
     departures: &mut Departures,
     calls: &mut Calls,
-) -> Option<u32> {
+    from: usize,
+) -> Walked {
     headers(&mut batch, context);
     antispoof(&mut batch, context);
-    offload(&mut batch, context);
+    if batch.unusual {
+        claims(&mut batch, context);
+    }
+    let segments = offload(&mut batch, context);
     forward(&mut batch, context);
+    let turn =
+        if segments || context.floods.get() || context.watched.is_some() { fit(&mut batch, context, from) } else { Turn::WHOLE };
+    let n = batch.frames.len();
+    let bytes = batch.frames.frames().iter().map(|frame| u64::from(frame.len)).sum();
     filter(&mut batch, context, room);
-    deliver(batch, context, room, departures, calls)
+    let (likely, done) = deliver(batch, context, room, departures, calls, &turn);
+    if !done {
+        return Walked { likely, frames: 0, flooded: turn.receivers.end as u32 };
+    }
+    count_in(context.sender, context.worker, bytes, n);
+    Walked { likely, frames: n, flooded: 0 }
 }
 
 pub(crate) fn count_in(sender: &Vnic, worker: usize, bytes: u64, n: usize) {
@@ -537,3 +695,6 @@ pub(crate) fn count_in(sender: &Vnic, worker: usize, bytes: u64, n: usize) {
         cells.add(Counter::InBytes, bytes);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -31,7 +31,12 @@ fn bypass() -> VnicPolicy {
 }
 
 fn filtered(ip: [u8; 4]) -> VnicPolicy {
-    VnicPolicy { bypass: false, ip_anti_spoof: true, ips: vec![ip.into()], groups: vec![GroupName::new("web").unwrap()] }
+    VnicPolicy {
+        ip_anti_spoof: true,
+        ips: vec![ip.into()],
+        groups: vec![GroupName::new("web").unwrap()],
+        ..VnicPolicy::default()
+    }
 }
 
 /// The group `web` lets port 80 in.

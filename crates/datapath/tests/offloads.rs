@@ -276,6 +276,39 @@ fn a_segment_that_needs_no_cut_is_a_plain_packet() {
     }
 }
 
+/// Whatever the protocol, a checksum is completed that starts where the transport header does and stands behind what a filter reads.
+#[test]
+fn checksums_of_other_protocols_are_completed() {
+    for v6 in [false, true] {
+        let link = build::ethernet(A, B);
+        let ip = if v6 {
+            link.ipv6([0xfd00u16, 0, 0, 0, 0, 0, 0, 1], [0xfd00u16, 0, 0, 0, 0, 0, 0, 2])
+        } else {
+            link.ipv4([10, 0, 0, 1], [10, 0, 0, 2])
+        };
+        let l4 = if v6 { 54 } else { 34 };
+        // UDP-Lite, DCCP, an experiment with its checksum far behind, ICMP of either family.
+        for (protocol, field) in [(136, 6), (33, 6), (253, 0), (253, 180), (if v6 { 58 } else { 1 }, 2)] {
+            let mut frame = ip.payload(protocol, &data(300));
+            let at = usize::from(l4) + usize::from(field);
+            frame[at..at + 2].copy_from_slice(&[0x12, 0x34]);
+            let mut complete = frame.clone();
+            let sum = Sum::of(&frame[l4.into()..]).checksum();
+            let sum = if field == 6 && sum == 0 { 0xffff } else { sum };
+            complete[at..at + 2].copy_from_slice(&sum.to_be_bytes());
+            let header = needs_checksum(l4, field);
+            let mut host = pair(&receiver("plain", PLAIN));
+            assert_eq!(
+                send(&mut host, &frame, header),
+                [(NetHeader { num_buffers: 1, ..NetHeader::default() }, complete)],
+                "{protocol} {field}"
+            );
+            let mut host = pair(&receiver("linux", LINUX));
+            assert_eq!(send(&mut host, &frame, header), [(NetHeader { num_buffers: 1, ..header }, frame)], "{protocol} {field}");
+        }
+    }
+}
+
 #[test]
 fn lies_about_offloads_are_refused() {
     let mut host = pair(&receiver("linux", LINUX));
@@ -296,6 +329,8 @@ fn lies_about_offloads_are_refused() {
     header_beyond[46] = 0xf0; // a TCP header of 60 bytes in a packet of 46
     let lldp = build::ethernet(A, B).payload(0x88cc, &[0; 100]);
     let icmp = build::ethernet(A, B).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).ping(1, 1, &[0; 100]);
+    let ip = build::ethernet(A, B).ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
+    let (sctp, other, far) = (ip.sctp((1, 2), 3, 1, &[0; 60]), ip.payload(253, &[0; 100]), ip.payload(253, &[0; 400]));
     let tags: Vec<u8> = [&tcp4[..12], &[0x81, 0, 0, 1].repeat(70), &tcp4[12..]].concat();
     let bad: Vec<(&str, &[u8], NetHeader)> = vec![
         ("segmentation without a checksum", &tcp4, NetHeader { flags: 0, ..h4 }),
@@ -304,7 +339,7 @@ fn lies_about_offloads_are_refused() {
         ("a checksum field elsewhere", &tcp4, NetHeader { csum_offset: 6, ..plain }),
         ("a TCP checksum in UDP", &udp, NetHeader { csum_offset: 16, ..hu }),
         ("segments of nothing", &tcp4, NetHeader { gso_size: 0, ..h4 }),
-        ("segments that multiply work", &tcp4, NetHeader { gso_size: 8, ..h4 }),
+        ("segments that multiply work", &tcp4, NetHeader { gso_size: 431, ..h4 }),
         ("segments beyond the frame", &tcp4, NetHeader { gso_size: 3055, ..h4 }),
         ("IPv6 as IPv4", &tcp6, NetHeader { gso_type: NetHeader::GSO_TCPV4, ..h6 }),
         ("IPv4 as IPv6", &tcp4, NetHeader { gso_type: NetHeader::GSO_TCPV6, ..h4 }),
@@ -318,7 +353,11 @@ fn lies_about_offloads_are_refused() {
         ("a TCP header that is too short", &no_header, plain),
         ("a TCP header beyond the packet", &header_beyond, plain),
         ("not IP", &lldp, plain),
-        ("neither TCP nor UDP", &icmp, NetHeader { csum_offset: 2, ..plain }),
+        ("a checksum in an identifier", &icmp, NetHeader { csum_offset: 4, ..plain }),
+        ("a checksum in a message's kind", &icmp, NetHeader { csum_offset: 0, ..plain }),
+        ("a checksum in the verification tag's place", &sctp, NetHeader { csum_offset: 8, ..plain }),
+        ("a checksum behind the packet", &other, NetHeader { csum_offset: 99, ..plain }),
+        ("a checksum where nothing is read", &far, NetHeader { csum_offset: 230, ..plain }),
         ("a header behind everything that is read", &tags, NetHeader { csum_start: 34 + 280, ..plain }),
         ("nothing but Ethernet", &tcp4[..14], plain),
     ];

@@ -237,7 +237,7 @@ fn carries_ip(frame: &[u8]) -> bool {
     loop {
         let Some(&[a, b]) = frame.get(at..at + 2) else { return false };
         match u16::from_be_bytes([a, b]) {
-            0x8100 | 0x88a8 | 0x9100 => at += 4,
+            0x8100 | 0x88a8 | 0x9100 | 0x9200 | 0x9300 => at += 4,
             0x0800 | 0x86dd => return frame.len() > at + 2,
             0..0x600 => {
                 return match frame.get(at + 2..).unwrap_or_default() {

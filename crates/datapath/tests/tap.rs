@@ -75,7 +75,7 @@ fn bypass() -> VnicPolicy {
 
 fn filtered(ip: [u8; 4], groups: &[&str]) -> VnicPolicy {
     let groups = groups.iter().map(|name| GroupName::new(name).unwrap()).collect();
-    VnicPolicy { bypass: false, ip_anti_spoof: true, ips: vec![ip.into()], groups }
+    VnicPolicy { ip_anti_spoof: true, ips: vec![ip.into()], groups, ..VnicPolicy::default() }
 }
 
 fn allow(host: &Host, group: &str, port: u32) {

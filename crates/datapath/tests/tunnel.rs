@@ -48,7 +48,7 @@ fn bypass() -> VnicPolicy {
 
 fn filtered(ip: [u8; 4], groups: &[&str]) -> VnicPolicy {
     let groups = groups.iter().map(|name| GroupName::new(name).unwrap()).collect();
-    VnicPolicy { bypass: false, ip_anti_spoof: true, ips: vec![ip.into()], groups }
+    VnicPolicy { ip_anti_spoof: true, ips: vec![ip.into()], groups, ..VnicPolicy::default() }
 }
 
 fn declare(host: &mut Host, id: &str, mac: Mac, vni: u32, policy: &VnicPolicy) {
@@ -566,7 +566,7 @@ fn what_arrives_is_looked_at() {
     let pseudo = [&good[26..34], &[0, 17], &good[38..40], &good[34..]].concat();
     summed[40..42].copy_from_slice(&Sum::of(&pseudo).checksum().to_be_bytes());
     let mut tagged = good.clone();
-    tagged.splice(12..12, [0x81, 0, 0xe0, 7]);
+    tagged.splice(12..12, [0x81, 0, 0xe0, 0]);
     for taken in [&padded, &summed, &tagged] {
         two.arrive(std::slice::from_ref(taken)).unwrap();
         assert_eq!(frames_of(&mut two, "b"), [good[50..].to_vec()], "{taken:02x?}");
@@ -623,6 +623,210 @@ fn strict_peers_are_the_only_ones_heard() {
         assert_eq!(frames_of(&mut two, "b").len(), arrives);
     }
     assert_eq!(two.moved()["uplink.drop.unknown-peer"], 1);
+}
+
+/// The underlay is one VLAN, or none: whoever is in another one of that wire is not heard, and everything that leaves is tagged.
+#[test]
+fn the_underlay_is_one_vlan() {
+    let in_vlan = |n, v6, vlan| host(&TunnelConfig { vlan, ..config(n, v6) });
+    let tag = |frame: &[u8], tci: u16| [&frame[..12], &[0x81, 0], &tci.to_be_bytes(), &frame[12..]].concat();
+    for (v6, vlan) in [(false, 0), (true, 0), (false, 42), (true, 42), (false, 4094)] {
+        let (mut one, mut two) = (in_vlan(1, v6, vlan), in_vlan(2, v6, vlan));
+        declare(&mut one, "a", A, 42, &bypass());
+        declare(&mut two, "b", B, 42, &bypass());
+        meet(&mut one, &mut two);
+        let ping = a_to_b().ping(1, 1, &[7; 300]);
+        one.send("a", &ping, EMPTY).unwrap();
+        let left = one.left().unwrap().remove(0);
+        let bare = if vlan == 0 { left.clone() } else { [&left[..12], &left[16..]].concat() };
+        if vlan != 0 {
+            assert_eq!(left[12..16], tag(&bare, vlan)[12..16]);
+        }
+        let overhead = if v6 { 70 } else { 50 };
+        assert_eq!(bare[overhead..], ping);
+        let variants = [
+            (None, vlan == 0),
+            (Some(0), vlan == 0),
+            (Some(0xe000), vlan == 0),
+            (Some(vlan), true),
+            (Some(0xb000 | vlan), true),
+            (Some(vlan + 1), false),
+            (Some(vlan ^ 0x800), false),
+        ];
+        // The slow reader, too: an IPv4 header with another type of service is read by the quick one, a checksum by both.
+        for (tci, heard) in variants {
+            let frame = tci.map_or(bare.clone(), |tci| tag(&bare, tci));
+            two.moved();
+            two.arrive(&[frame]).unwrap();
+            let moved = two.moved();
+            let expected = if heard { vec![ping.clone()] } else { Vec::new() };
+            assert_eq!(frames_of(&mut two, "b"), expected, "{vlan} {tci:?} {moved:?}");
+            assert_eq!(moved.get("uplink.drop.other-vlan").copied().unwrap_or(0), u64::from(!heard), "{vlan} {tci:?}");
+        }
+        // A tag of another kind is none of ours, nor are two.
+        let service = [&bare[..12], &[0x88, 0xa8], &vlan.to_be_bytes(), &bare[12..]].concat();
+        for frame in [service, tag(&tag(&bare, 7), vlan), tag(&tag(&bare, vlan), 7)] {
+            two.arrive(&[frame]).unwrap();
+            assert!(frames_of(&mut two, "b").is_empty());
+        }
+        assert!(!two.moved().keys().any(|name| name.starts_with("b.")));
+    }
+}
+
+/// A live migration: the machine of b goes from host two to host three, where its vnic was declared before it came. It says nothing.
+#[test]
+fn a_machine_that_migrated_is_reached_without_a_word_of_it() {
+    const D: Mac = Mac([2, 0, 0, 0, 0, 0xd]);
+    for v6 in [false, true] {
+        let [mut one, mut two, mut three] = [1, 2, 3].map(|n| host(&config(n, v6)));
+        let b = VnicPolicy { ips: vec![IP_B.into(), "fd00::2".parse().unwrap()], ..filtered(IP_B, &["web"]) };
+        for host in [&one, &two, &three] {
+            host.change_group(&GroupName::new("web").unwrap(), GroupChange::Declare(open(80))).unwrap();
+        }
+        declare(&mut one, "a", A, 42, &bypass());
+        declare(&mut two, "b", B, 42, &b);
+        declare(&mut two, "d", D, 42, &bypass());
+        declare(&mut three, "c", C, 42, &bypass());
+        three.declare("b", B, 42, &b).unwrap();
+        two.send("b", &build::ethernet(B, Mac::BROADCAST).ipv4(IP_B, [255; 4]).udp(1, 2, b"here"), EMPTY).unwrap();
+        carry(&mut [&mut one, &mut two, &mut three]);
+        for (host, id) in [(&mut one, "a"), (&mut two, "d"), (&mut three, "c")] {
+            assert_eq!(frames_of(host, id).len(), 1, "{id}");
+        }
+        let mut port = 1000;
+        let mut reach = |one: &mut Host, two: &mut Host, three: &mut Host, moved: bool| {
+            for (from, mac) in [("a", A), ("d", D), ("c", C)] {
+                port += 1;
+                let syn = segment(build::ethernet(mac, B).ipv4([10, 0, 0, mac.0[5]], IP_B), (port, 80), SYN, (100, 0), b"");
+                let sender = match from {
+                    "a" => &mut *one,
+                    "d" => &mut *two,
+                    _ => &mut *three,
+                };
+                sender.send(from, &syn, EMPTY).unwrap();
+                carry(&mut [one, two, three]);
+                let [at, other] = if moved { [&mut *three, &mut *two] } else { [&mut *two, &mut *three] };
+                assert_eq!((frames_of(at, "b"), frames_of(other, "b")), (vec![syn], vec![]), "{from}, moved: {moved}");
+            }
+        };
+        reach(&mut one, &mut two, &mut three, false);
+        // While it has not come, nothing is announced.
+        three.announce("b").unwrap();
+        assert!(three.left().unwrap().is_empty() && !three.moved().contains_key("b.announced"));
+        assert!(two.detach("b").is_some());
+        let guest = GuestConfig { max_frame: 20_000, ..GuestConfig::default() };
+        three.attach("b", LINUX, &guest, &MemoryConfig::new(guest.memory_needed())).unwrap();
+        three.announce("b").unwrap();
+        // RARP, ARP and an advertisement, four times, to everyone, and nothing of it is dropped anywhere.
+        carry(&mut [&mut one, &mut two, &mut three]);
+        for (host, id) in [(&mut one, "a"), (&mut two, "d"), (&mut three, "c")] {
+            let heard = frames_of(host, id);
+            let kinds: Vec<u16> = heard.iter().map(|frame| u16::from_be_bytes([frame[12], frame[13]])).collect();
+            assert_eq!(kinds, [0x8035, 0x0806, 0x86dd].repeat(4), "{id}");
+            assert!(heard.iter().all(|frame| frame[6..12] == B.0));
+        }
+        assert_eq!(three.moved()["b.announced"], 12);
+        reach(&mut one, &mut two, &mut three, true);
+        // And back: the one that had it takes it up again.
+        assert!(three.detach("b").is_some());
+        two.attach("b", LINUX, &guest, &MemoryConfig::new(guest.memory_needed())).unwrap();
+        two.announce("b").unwrap();
+        carry(&mut [&mut one, &mut two, &mut three]);
+        for (host, id) in [(&mut one, "a"), (&mut two, "d"), (&mut three, "c")] {
+            frames_of(host, id);
+        }
+        reach(&mut one, &mut two, &mut three, false);
+    }
+}
+
+/// A frame as another host sends it, from whatever address it likes.
+fn outer(from: [u8; 4], to: [u8; 4], vni: u32, inner: &[u8]) -> Vec<u8> {
+    let vxlan = [&[8, 0, 0, 0][..], &(vni << 8).to_be_bytes(), inner].concat();
+    build::ethernet(link_mac(from[3]), link_mac(2)).ipv4(from, to).udp(50_000, 4789, &vxlan)
+}
+
+#[test]
+fn a_strict_peer_is_heard_in_the_networks_it_was_named_for() {
+    let mut two = host(&TunnelConfig { strict_peers: true, ..config(2, false) });
+    declare(&mut two, "b", B, 7, &bypass());
+    declare(&mut two, "c", C, 8, &bypass());
+    let [one, other] = [endpoint(1, false), endpoint(3, false)];
+    two.set_peers(vec![other], BTreeMap::from([(7, vec![one])])).unwrap();
+    let to = |to: Mac| build::ethernet(A, to).ipv4(IP_A, IP_B).ping(1, 1, b"x");
+    let frame = |from: u8, vni, mac| outer([192, 168, 0, from], [192, 168, 0, 2], vni, &to(mac));
+    let arrives = |two: &mut Host, frames: &[Vec<u8>]| {
+        two.arrive(frames).unwrap();
+        let received = two.received().unwrap();
+        ["b", "c"].map(|id| received.get(id).map_or(0, Vec::len))
+    };
+    // One after the other in a batch: what was found for one network is not true for the next.
+    let frames = [frame(1, 7, B), frame(1, 8, C), frame(1, 7, B), frame(3, 7, B), frame(3, 8, C), frame(1, 8, C)];
+    assert_eq!(arrives(&mut two, &frames), [3, 1]);
+    assert_eq!(two.moved()["uplink.drop.unknown-peer"], 2);
+    two.set_peers(vec![other], BTreeMap::from([(7, vec![one]), (8, vec![one])])).unwrap();
+    assert_eq!(arrives(&mut two, &frames), [3, 3]);
+    two.set_peers(vec![other], BTreeMap::from([(8, vec![one])])).unwrap();
+    assert_eq!(arrives(&mut two, &frames), [1, 3]);
+    two.set_peers(Vec::new(), BTreeMap::new()).unwrap();
+    assert_eq!(arrives(&mut two, &frames), [0, 0]);
+}
+
+/// 4,096 forged outer sources, and many more, of one network: hosts of others are learnt, and so is what is behind them.
+#[test]
+fn forged_outer_sources_of_one_network_leave_room_for_the_hosts_of_others() {
+    let mut two = host(&config(2, false));
+    declare(&mut two, "b", B, 7, &bypass());
+    declare(&mut two, "c", C, 8, &bypass());
+    let ping = |from: Mac, to: Mac| build::ethernet(from, to).ipv4(IP_A, IP_B).ping(1, 1, b"x");
+    for n in 0..20_000u32 {
+        let [_, a, b, c] = n.to_be_bytes();
+        two.arrive(&[outer([10, a, b, c], [192, 168, 0, 2], 7, &ping(Mac([2, 9, 0, a, b, c]), B))]).unwrap();
+        frames_of(&mut two, "b");
+    }
+    let refused = two.moved()["vni-7.learn-refused"];
+    assert!(refused >= 20_000 - 4_096, "{refused}");
+    // A host of network 8 speaks once; the answer goes to it alone, not to the group.
+    for n in 1..=100u8 {
+        let station = Mac([2, 8, 0, 0, 0, n]);
+        two.arrive(&[outer([192, 168, 1, n], [192, 168, 0, 2], 8, &ping(station, C))]).unwrap();
+        frames_of(&mut two, "c");
+        two.send("c", &ping(C, station), EMPTY).unwrap();
+        let left = two.left().unwrap();
+        assert_eq!(left.len(), 1);
+        assert_eq!(left[0][30..34], [192, 168, 1, n], "host {n}");
+    }
+    assert!(!two.moved().contains_key("vni-8.learn-refused"));
+}
+
+/// 24 networks get as many forged stations as they take: another network learns its own.
+#[test]
+fn networks_that_learn_all_they_can_leave_room_for_another() {
+    let mut two = host(&config(2, false));
+    for vni in 1..=24u8 {
+        declare(&mut two, &format!("v{vni}"), Mac([2, 0, 0, 0, 1, vni]), vni.into(), &bypass());
+    }
+    declare(&mut two, "b", B, 42, &bypass());
+    let ping = |from: Mac, to: Mac| build::ethernet(from, to).ipv4(IP_A, IP_B).ping(1, 1, b"x");
+    for vni in 1..=24u8 {
+        for n in 0..8_300u32 {
+            let [_, a, b, c] = n.to_be_bytes();
+            let frame = ping(Mac([2, 9, vni, a, b, c]), Mac([2, 0, 0, 0, 1, vni]));
+            two.arrive(&[outer([192, 168, 0, 1], [192, 168, 0, 2], vni.into(), &frame)]).unwrap();
+        }
+        frames_of(&mut two, "b");
+    }
+    let filled = two.learnt();
+    assert!(filled > 90_000, "{filled}");
+    two.moved();
+    // Its part of half the table: 49,152 addresses for 25 networks.
+    for n in 0..1_966u32 {
+        let [_, _, b, c] = n.to_be_bytes();
+        let frame = ping(Mac([2, 8, 0, 0, b, c]), B);
+        two.arrive(&[outer([192, 168, 0, 1], [192, 168, 0, 2], 42, &frame)]).unwrap();
+        frames_of(&mut two, "b");
+    }
+    assert_eq!(two.learnt(), filled + 1_966);
+    assert!(!two.moved().contains_key("vni-42.learn-refused"));
 }
 
 /// An IPv6 address that stands for one of IPv4 is not that.

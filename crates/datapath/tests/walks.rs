@@ -161,7 +161,9 @@ fn frames_for_bridges_stop_here() {
 #[test]
 fn a_filtered_vnic_without_groups_lets_nothing_in_and_hides_nothing() {
     let mut walk = Walk::new(&[("a", A, 1, filtered(&["10.0.0.1"])), ("b", B, 1, bypass())]);
-    walk.send("b", &ping(B, A), &[], &["a.drop.ingress-denied"]);
+    let from_b = build::ethernet(B, A).ipv4([10, 0, 0, 2], [10, 0, 0, 1]).ping(1, 1, b"x");
+    walk.send("b", &from_b, &[], &["a.drop.ingress-denied"]);
+    walk.send("b", &ping(B, A), &[], &["b.drop.ip-claimed"]);
     walk.send("a", &ping(A, B), &["b"], &[]);
     let lldp = build::ethernet(A, B).payload(ethernet::LLDP, &[0; 50]);
     walk.send("a", &lldp, &["b"], &[]);
@@ -169,6 +171,14 @@ fn a_filtered_vnic_without_groups_lets_nothing_in_and_hides_nothing() {
     walk.send("a", &tagged, &[], &["a.drop.ip-hidden"]);
     let back = build::ethernet(B, A).vlan(5).vlan(6).ipv4([10, 0, 0, 2], [10, 0, 0, 1]).ping(1, 1, b"x");
     walk.send("b", &back, &[], &["b.drop.ip-hidden"]);
+    // Tags of every kind hide what is behind them, IP that the rules do not let in among it.
+    for tpid in [ethernet::SERVICE_VLAN, 0x9100, 0x9200, 0x9300] {
+        let link = build::ethernet(B, A).tag(ethernet::Tag { tpid, tci: 5 });
+        let once = link.clone().ipv4([10, 0, 0, 2], [10, 0, 0, 1]).ping(1, 1, b"x");
+        walk.send("b", &once, &[], &["a.drop.ingress-denied"]);
+        let twice = link.vlan(6).ipv4([10, 0, 0, 2], [10, 0, 0, 1]).ping(1, 1, b"x");
+        walk.send("b", &twice, &[], &["b.drop.ip-hidden"]);
+    }
 }
 
 #[test]
@@ -194,8 +204,14 @@ fn a_filtered_vnic_speaks_with_its_own_addresses() {
         odd[at] = value;
         walk.send("a", &odd, &[], &["a.drop.spoofed-arp"]);
     }
-    // What it is told is not checked.
-    walk.send("b", &build::ethernet(B, A).arp(2, (C, [10, 0, 0, 1].into()), (A, [10, 0, 0, 1].into())), &["a"], &[]);
+    // Nobody tells it that its own address is somewhere else; what else it is told is not checked.
+    walk.send(
+        "b",
+        &build::ethernet(B, A).arp(2, (C, [10, 0, 0, 1].into()), (A, [10, 0, 0, 1].into())),
+        &[],
+        &["b.drop.ip-claimed"],
+    );
+    walk.send("b", &build::ethernet(B, A).arp(2, (C, [10, 0, 0, 3].into()), (A, [10, 0, 0, 1].into())), &["a"], &[]);
     walk.host.update("a", &filtered(&[])).unwrap();
     walk.send("a", &arp(A, [10, 0, 0, 1]), &[], &["a.drop.spoofed-arp"]);
     // Without ip_anti_spoof the ARP sender is its own business.
@@ -288,11 +304,11 @@ fn large_floods_cost_more() {
     host.moved();
     let ip = build::ethernet(A, Mac::BROADCAST).ipv4([10, 0, 0, 1], [10, 0, 0, 255]).checksum(Checksum::Partial);
     let large = ip.udp(1, 2, &[0; 59_000]);
-    let cut = ip.tcp(&build::Tcp::new(1, 2, 0), &[0; 4800]);
+    let cut = ip.tcp(&build::Tcp::new(1, 2, 0), &[0; 20_736]);
     let tso = NetHeader {
         flags: NetHeader::FLAG_NEEDS_CSUM,
         gso_type: NetHeader::GSO_TCPV4,
-        gso_size: 100,
+        gso_size: 432,
         csum_start: 34,
         csum_offset: 16,
         ..NetHeader::default()

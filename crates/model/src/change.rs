@@ -79,11 +79,14 @@ mod tests {
 
     #[test]
     fn addresses_groups_and_flags_change_in_place() {
-        let edits: [fn(&mut Nic); 7] = [
+        let edits: [fn(&mut Nic); 10] = [
             |nic| nic.ips = IpSet::default(),
             |nic| nic.security_groups = GroupNames::default(),
             |nic| nic.ip_anti_spoof = true,
             |nic| nic.bypass_filtering = true,
+            |nic| nic.forwards = true,
+            |nic| nic.shared_ip = true,
+            |nic| nic.router = true,
             |nic| nic.packet_trace = true,
             |nic| nic.packet_trace_path = Some("/tmp/x".into()),
             |nic| nic.trace_options.snap_length = 100,

@@ -89,6 +89,12 @@ pub struct Nic {
     pub ip_anti_spoof: bool,
     /// Neither filtered nor held to its addresses.
     pub bypass_filtering: bool,
+    /// It passes on packets of others, which may be from addresses of filtered vnics. Means something if it bypasses filtering.
+    pub forwards: bool,
+    /// Its addresses are those of vnics of other hosts, too.
+    pub shared_ip: bool,
+    /// It may send router advertisements and redirects, if a rule names their protocol.
+    pub router: bool,
     /// It is a mirror: it gets copies of what the vnic with this id sends and receives, and nothing else, and it sends nothing. That
     /// one need not exist.
     pub sniff_target: Option<String>,
@@ -120,6 +126,9 @@ pub struct TraceOptions {
 #[allow(missing_docs)] // As in `Nic`.
 pub struct NicUpdate {
     pub ip_anti_spoof: Option<bool>,
+    pub forwards: Option<bool>,
+    pub shared_ip: Option<bool>,
+    pub router: Option<bool>,
     pub ips: Option<IpSet>,
     pub security_groups: Option<GroupNames>,
     pub packet_trace: Option<bool>,
@@ -132,6 +141,9 @@ impl Nic {
     pub fn updated(&self, update: NicUpdate) -> Self {
         Self {
             ip_anti_spoof: update.ip_anti_spoof.unwrap_or(self.ip_anti_spoof),
+            forwards: update.forwards.unwrap_or(self.forwards),
+            shared_ip: update.shared_ip.unwrap_or(self.shared_ip),
+            router: update.router.unwrap_or(self.router),
             ips: update.ips.unwrap_or_else(|| self.ips.clone()),
             security_groups: update.security_groups.unwrap_or_else(|| self.security_groups.clone()),
             packet_trace: update.packet_trace.unwrap_or(self.packet_trace),
@@ -157,6 +169,9 @@ pub(crate) mod tests {
             security_groups: GroupNames::parse(["web"]).unwrap(),
             ip_anti_spoof: false,
             bypass_filtering: false,
+            forwards: false,
+            shared_ip: false,
+            router: false,
             sniff_target: None,
             kind,
             packet_trace: false,
@@ -187,6 +202,9 @@ pub(crate) mod tests {
         let options = TraceOptions { snap_length: 100, ..nic.trace_options.clone() };
         let update = NicUpdate {
             ip_anti_spoof: Some(true),
+            forwards: Some(true),
+            shared_ip: Some(true),
+            router: Some(true),
             ips: Some(IpSet::default()),
             security_groups: Some(GroupNames::parse(["db"]).unwrap()),
             packet_trace: Some(true),
@@ -195,6 +213,9 @@ pub(crate) mod tests {
         };
         let expected = Nic {
             ip_anti_spoof: true,
+            forwards: true,
+            shared_ip: true,
+            router: true,
             ips: IpSet::default(),
             security_groups: GroupNames::parse(["db"]).unwrap(),
             packet_trace: true,

@@ -23,15 +23,16 @@ pub const IPV6: u16 = 0x86dd;
 pub const VLAN: u16 = 0x8100;
 /// TPID of a service tag (802.1ad).
 pub const SERVICE_VLAN: u16 = 0x88a8;
-/// TPID used for stacked tags before 802.1ad.
-pub const OLD_SERVICE_VLAN: u16 = 0x9100;
+/// TPIDs used for stacked tags before 802.1ad; Linux, Cisco and Juniper still know them.
+pub const OLD_SERVICE_VLANS: [u16; 3] = [0x9100, 0x9200, 0x9300];
 /// EtherType of LLDP.
 pub const LLDP: u16 = 0x88cc;
 
 /// Whether an EtherType announces a VLAN tag.
 #[inline]
 pub const fn is_vlan(ethertype: u16) -> bool {
-    matches!(ethertype, VLAN | SERVICE_VLAN | OLD_SERVICE_VLAN)
+    let [a, b, c] = OLD_SERVICE_VLANS;
+    matches!(ethertype, VLAN | SERVICE_VLAN) || ethertype == a || ethertype == b || ethertype == c
 }
 
 /// An Ethernet header and what follows it.
@@ -86,7 +87,7 @@ impl<'a> Ethernet<'a> {
 /// One VLAN tag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tag {
-    /// The EtherType that announced it: [`VLAN`], [`SERVICE_VLAN`] or [`OLD_SERVICE_VLAN`].
+    /// The EtherType that announced it: [`VLAN`], [`SERVICE_VLAN`] or one of [`OLD_SERVICE_VLANS`].
     pub tpid: u16,
     /// Priority, drop eligibility and VLAN id.
     pub tci: u16,
@@ -190,6 +191,18 @@ mod tests {
         assert_eq!(all, [Tag { tpid: SERVICE_VLAN, tci: 0x2064 }, Tag { tpid: VLAN, tci: 5 }]);
         assert_eq!((all[0].vlan(), all[0].priority()), (100, 1));
         assert_eq!((tags.ethertype(), tags.rest()), (IPV4, &[0x45u8][..]));
+    }
+
+    #[test]
+    fn old_tags_are_tags() {
+        for tpid in OLD_SERVICE_VLANS {
+            let mut frame = vec![0; 12];
+            frame.extend([&tpid.to_be_bytes()[..], &[0, 7, 0x86, 0xdd, 0x60]].concat());
+            let mut tags = Ethernet::parse(&frame).unwrap().tags();
+            assert_eq!(tags.next(), Some(Tag { tpid, tci: 7 }));
+            assert_eq!((tags.next(), tags.ethertype()), (None, IPV6));
+        }
+        assert!(!is_vlan(0x9000) && !is_vlan(0x9400));
     }
 
     #[test]

@@ -26,7 +26,8 @@ fn mac() -> impl Strategy<Value = Mac> {
 }
 
 fn tags() -> impl Strategy<Value = Vec<Tag>> {
-    let tpid = prop_oneof![Just(ethernet::VLAN), Just(ethernet::SERVICE_VLAN), Just(ethernet::OLD_SERVICE_VLAN)];
+    let old = prop::sample::select(&ethernet::OLD_SERVICE_VLANS[..]);
+    let tpid = prop_oneof![Just(ethernet::VLAN), Just(ethernet::SERVICE_VLAN), old];
     vec((tpid, any::<u16>()).prop_map(|(tpid, tci)| Tag { tpid, tci }), 0..4)
 }
 

@@ -20,6 +20,8 @@ const LINK: usize = 16;
 const ADDRESS: usize = 8;
 const ROUTE: usize = 12;
 const NEIGHBOUR: usize = 12;
+/// Attribute of a VLAN: its number.
+const IFLA_VLAN_ID: u16 = 1;
 
 /// A network interface, as of when it was asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -42,6 +44,8 @@ pub struct Interface {
     pub master: Option<u32>,
     /// If it is a VLAN's, on which interface.
     pub vlan_of: Option<u32>,
+    /// What it was made as, if it is a virtual one: `veth`, `bridge`, `vlan`.
+    pub kind: Option<String>,
     /// Receive queues its driver made. Fewer may be in use.
     pub receive_queues: u32,
     /// The IP addresses it holds, if they were asked for.
@@ -119,6 +123,34 @@ impl Kernel {
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
             Err(error) => Err(Error::failed(format!("cannot look up the network interface with number {index}"), error)),
         }
+    }
+
+    /// Whether an interface is that of a VLAN on another one.
+    pub fn is_vlan_on(&mut self, interface: u32, on: u32, vlan: u16) -> bool {
+        let mut fixed = [0; LINK];
+        fixed[4..8].copy_from_slice(&interface.to_ne_bytes());
+        let found = self.socket.ask(&Request::new(libc::RTM_GETLINK, 0, &fixed)).unwrap_or_default();
+        found
+            .iter()
+            .any(|message| vlan_id(message) == Some(vlan) && read_link(message).is_some_and(|found| found.vlan_of == Some(on)))
+    }
+
+    /// Whether the host holds an address on the interface of a VLAN on this one.
+    pub fn vlan_holds(&mut self, on: &Interface, vlan: u16, address: IpAddr) -> bool {
+        if vlan == 0 {
+            return false;
+        }
+        let all = self.socket.ask(&Request::new(libc::RTM_GETLINK, libc::NLM_F_DUMP, &[0; LINK])).unwrap_or_default();
+        let of_vlan: Vec<Interface> = all
+            .iter()
+            .filter(|message| vlan_id(message) == Some(vlan))
+            .filter_map(read_link)
+            .filter(|found| found.vlan_of == Some(on.index))
+            .collect();
+        of_vlan.iter().any(|found| {
+            let held = self.addresses_of(found.index, &found.name);
+            held.is_ok_and(|held| held.contains(&address))
+        })
     }
 
     /// How the kernel would send to `destination`. `None`: not at all (no route, a forbidden one), or it is this host.
@@ -237,6 +269,12 @@ fn neighbour_message(interface: u32, address: IpAddr, flags: u8) -> [u8; NEIGHBO
     fixed
 }
 
+/// The VLAN that an interface stands for (`IFLA_VLAN_ID`).
+fn vlan_id(message: &Message) -> Option<u16> {
+    let data = attribute(message.attribute(LINK, libc::IFLA_LINKINFO)?, libc::IFLA_INFO_DATA)?;
+    attribute(data, IFLA_VLAN_ID)?.first_chunk().copied().map(u16::from_ne_bytes)
+}
+
 fn read_link(message: &Message) -> Option<Interface> {
     let name = message.attribute(LINK, libc::IFLA_IFNAME)?;
     Some(Interface {
@@ -249,6 +287,7 @@ fn read_link(message: &Message) -> Option<Interface> {
         carrier_changes: message.number(LINK, libc::IFLA_CARRIER_CHANGES).unwrap_or(0),
         master: message.number(LINK, libc::IFLA_MASTER),
         vlan_of: message.number(LINK, libc::IFLA_LINK).filter(|_| kind_of(message) == Some(b"vlan")),
+        kind: kind_of(message).map(|kind| String::from_utf8_lossy(kind).into_owned()),
         receive_queues: message.number(LINK, libc::IFLA_NUM_RX_QUEUES).unwrap_or(1),
         addresses: Vec::new(),
     })
@@ -312,6 +351,7 @@ mod tests {
             read_link(&Message::like(request)).unwrap()
         };
         assert_eq!(told(b"vlan\0").vlan_of, Some(3));
+        assert_eq!(told(b"veth\0").kind.as_deref(), Some("veth"));
         assert_eq!(told(b"veth\0").vlan_of, None, "the number of its other end, perhaps in another namespace");
     }
 }

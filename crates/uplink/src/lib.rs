@@ -49,6 +49,8 @@ pub struct Info {
     pub mode: &'static str,
     /// Why it is not a better mode, if the kernel said so.
     pub note: Option<String>,
+    /// Why frames may arrive without the VLAN tag that they had on the wire, if they may.
+    pub tags: Option<String>,
     /// Receive queues served.
     pub queues: u32,
     /// The address that frames we send carry as their source.

@@ -24,8 +24,8 @@ pub struct PacketSocket {
 }
 
 impl PacketSocket {
-    /// Opens one on the interface with index `interface`. Needs `CAP_NET_RAW`.
-    pub fn open(interface: u32) -> Result<PacketSocket, Error> {
+    /// Opens one on the interface with index `interface`, for frames of a VLAN (0: of none). Needs `CAP_NET_RAW`.
+    pub fn open(interface: u32, vlan: u16) -> Result<PacketSocket, Error> {
         let failed = |error: std::io::Error| {
             Error::failed(format!("cannot open a packet socket on interface {interface}"), error).help("it needs CAP_NET_RAW")
         };
@@ -33,7 +33,7 @@ impl PacketSocket {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)
             .map_err(|error| failed(error.into()))?;
-        sys::attach_filter(&fd, &FILTER).map_err(failed)?;
+        sys::attach_filter(&fd, &filter(vlan)).map_err(failed)?;
         sys::ignore_outgoing(fd.as_fd()).map_err(failed)?;
         sys::bind_packet(fd.as_fd(), interface).map_err(failed)?;
         Ok(PacketSocket { fd, interface })
@@ -81,11 +81,11 @@ const VLAN_TAG: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG) as u32;
 
 /// What passes (see the module). A jump skips that many instructions; a load beyond the frame's end refuses it.
 #[rustfmt::skip]
-const FILTER: [FilterCode; 25] = [
-    // Frames of a VLAN are none of ours; a tag with nothing but a priority is no VLAN.
+const fn filter(vlan: u16) -> [FilterCode; 25] { [
+    // Frames of other VLANs are none of ours; a tag with nothing but a priority is no VLAN.
     (LOAD_HALF,   0,  0,  VLAN_TAG),
     (AND,         0,  0,  0xfff),
-    (IF_EQUAL,    0,  21, 0),
+    (IF_EQUAL,    0,  21, vlan as u32),
     (LOAD_HALF,   0,  0,  12),
     (IF_EQUAL,    18, 0,  0x0806),
     (IF_EQUAL,    0,  2,  0x0800),
@@ -111,7 +111,7 @@ const FILTER: [FilterCode; 25] = [
     (IF_ABOVE,    1,  0,  137),
     (RETURN,      0,  0,  u32::MAX),
     (RETURN,      0,  0,  0),
-];
+] }
 
 #[cfg(test)]
 mod tests {
@@ -130,7 +130,7 @@ mod tests {
     fn passes(frame: &[u8]) -> bool {
         let flags = SocketFlags::NONBLOCK;
         let (near, far) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::DGRAM, flags, None).unwrap();
-        sys::attach_filter(&far, &FILTER).unwrap();
+        sys::attach_filter(&far, &filter(0)).unwrap();
         rustix::net::send(&near, frame, SendFlags::empty()).unwrap();
         let mut buffer = vec![0; 2048];
         match rustix::net::recv(&far, &mut buffer[..], RecvFlags::empty()) {

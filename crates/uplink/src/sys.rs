@@ -97,6 +97,42 @@ pub fn receive_queues(name: &str) -> Option<u32> {
     Some(receive + combined).filter(|queues| *queues > 0)
 }
 
+/// Has a card leave VLAN tags in the frames that it receives. An error if it takes them off all the same.
+pub fn keep_tags(name: &str) -> io::Result<()> {
+    const ETHTOOL_GFLAGS: u32 = 0x25;
+    const ETHTOOL_SFLAGS: u32 = 0x26;
+    const ETH_FLAG_RXVLAN: u32 = 1 << 8;
+    let flags = match ethtool_value(name, ETHTOOL_GFLAGS, 0) {
+        Ok(flags) => flags,
+        // A driver without such flags takes nothing off.
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    if flags & ETH_FLAG_RXVLAN == 0 {
+        return Ok(());
+    }
+    ethtool_value(name, ETHTOOL_SFLAGS, flags & !ETH_FLAG_RXVLAN)?;
+    // The driver has the last word.
+    match ethtool_value(name, ETHTOOL_GFLAGS, 0)? & ETH_FLAG_RXVLAN {
+        0 => Ok(()),
+        _ => Err(io::ErrorKind::Unsupported.into()),
+    }
+}
+
+/// Asks or sets a number of an interface by an ethtool command.
+fn ethtool_value(name: &str, command: u32, value: u32) -> io::Result<u32> {
+    const SIOCETHTOOL: ioctl::Opcode = 0x8946;
+    let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)?;
+    let mut pair = [command, value];
+    let name = interface_name(name).ok_or(io::ErrorKind::InvalidInput)?;
+    let mut request = InterfaceData { name, data: ptr::from_mut(&mut pair), rest: [0; 16] };
+    // SAFETY: SIOCETHTOOL reads a `struct ifreq`, whose size and layout `InterfaceData` has (asserted above). It points to two 32-bit
+    // numbers that live until the call returns: a `struct ethtool_value`, which both commands read and write.
+    unsafe { ioctl::ioctl(&socket, ioctl::Updater::<SIOCETHTOOL, _>::new(&mut request)) }?;
+    let [_, value] = pair;
+    Ok(value)
+}
+
 /// Sets a socket option whose value is a `T`.
 fn set_option<T>(socket: impl AsFd, level: c_int, option: c_int, value: &T) -> io::Result<()> {
     let len = mem::size_of::<T>() as libc::socklen_t;

@@ -118,6 +118,8 @@ impl Tap {
 
         Ok(Tap {
             info: Info {
+                // The kernel puts them back for whoever reads the device.
+                tags: None,
                 kind: "tap",
                 interface: name,
                 index: interface.index,

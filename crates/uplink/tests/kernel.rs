@@ -161,11 +161,11 @@ fn neighbours_are_found_when_asked_for() {
 fn copies_of_discovery_arrive_and_nothing_else() {
     let wire = Wire::new("");
     let index = Kernel::open().unwrap().interface("wire").unwrap().index;
-    let near = PacketSocket::open(index).unwrap();
+    let near = PacketSocket::open(index, 0).unwrap();
     wire.far.enter();
     let mut far_kernel = Kernel::open().unwrap();
     let peer = far_kernel.interface("peer").unwrap();
-    let far = PacketSocket::open(peer.index).unwrap();
+    let far = PacketSocket::open(peer.index, 0).unwrap();
 
     let mut buffer = [0; 2048];
     let socket = UdpSocket::bind("10.8.0.2:0").unwrap();

@@ -389,7 +389,7 @@ fn an_address_that_only_we_hold_is_answered_for() {
     const OURS: Ipv4Addr = Ipv4Addr::new(10, 8, 0, 9);
     let wire = Wire::new("");
     let mut near = Xdp::open("wire", &XdpConfig { answers: true, ..config(OURS, Mode::Best) }).unwrap();
-    let copies = PacketSocket::open(near.info().index).unwrap();
+    let copies = PacketSocket::open(near.info().index, 0).unwrap();
     wire.far.enter();
     let mut ping = Command::new("ping").args(["-c", "1", "-W", "10", &OURS.to_string()]).stdout(Stdio::null()).spawn().unwrap();
 

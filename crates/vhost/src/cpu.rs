@@ -1,6 +1,10 @@
-//! What the packet path asks of the processor: the time stamp counter. And the clock that outlives it.
+//! What the packet path asks of the processor: the time stamp counter, AES rounds. And the clock that outlives it.
+
+mod aes;
 
 use std::time::Duration;
+
+pub use aes::{Aes, FlowWords, RoundKeys};
 
 /// The time stamp counter: constant rate on every processor this runs on (`constant_tsc`), not serialising.
 #[inline(always)]

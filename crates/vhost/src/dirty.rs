@@ -11,6 +11,7 @@ use std::{
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::{
+    maps::{Maps, TooManyMaps},
     memory::{Backing, BackingError},
     sigbus,
 };
@@ -31,6 +32,8 @@ pub enum LogError {
     Backing(#[from] BackingError),
     #[error("cannot map the dirty log: {0}")]
     Map(rustix::io::Errno),
+    #[error("cannot map the dirty log: {0}")]
+    Maps(#[from] TooManyMaps),
 }
 
 /// A mapped log (SET_LOG_BASE).
@@ -40,6 +43,7 @@ pub struct DirtyLog {
     bits: NonNull<AtomicU8>,
     bytes: u64,
     guard: sigbus::Guard,
+    _counted: Maps,
 }
 
 // SAFETY: the log is only accessed through atomics.
@@ -63,6 +67,7 @@ impl DirtyLog {
         let len = (end - start).checked_next_multiple_of(backing.page).ok_or(LogError::Size(size))?;
         let len = usize::try_from(len).map_err(|_| LogError::Size(size))?;
         let skip = usize::try_from(offset - start).map_err(|_| LogError::Size(size))?;
+        let counted = Maps::take(1)?;
         // SAFETY: a new mapping at an address the kernel chooses.
         let base = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, start) }
             .map_err(LogError::Map)?;
@@ -70,7 +75,7 @@ impl DirtyLog {
         // SAFETY: skip < len.
         let bits = unsafe { base.add(skip) }.cast();
         let guard = sigbus::Guard::new(base.as_ptr() as usize, len, backing.page as usize);
-        Ok(DirtyLog { base, len, bits, bytes: size, guard })
+        Ok(DirtyLog { base, len, bits, bytes: size, guard, _counted: counted })
     }
 
     /// Whether the file became shorter than its mapping: pages marked since then are lost.

@@ -7,6 +7,7 @@ pub mod control;
 pub mod cpu;
 pub mod dirty;
 pub mod driver;
+pub mod maps;
 pub mod memory;
 pub mod net;
 pub mod port;

@@ -18,24 +18,41 @@ use rustix::{
     mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap},
 };
 
-use crate::sigbus;
+use crate::{
+    maps::{Maps, TooManyMaps},
+    sigbus,
+};
 
 const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
 const PAGE: u64 = 4096;
 
-/// File systems whose pages come from memory or a local disk. Touching a page of any other (FUSE, a network file system) may take as
-/// long as somebody else wants, and it is a worker that would wait.
-const LOCAL_FILE_SYSTEMS: [i64; 9] = [
-    0x0102_1994,     // tmpfs, memfd
-    HUGETLBFS_MAGIC, // also memfd with huge pages
-    0x8584_58f6,     // ramfs
-    0xef53,          // ext2, ext3, ext4
-    0x5846_5342,     // xfs
-    0x9123_683e,     // btrfs
-    0xf2f5_2010,     // f2fs
-    0x2fc1_2fc1,     // zfs
-    0xca45_1a4e,     // bcachefs
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+
+/// File systems that front ends were seen to use and that are refused, by the name an operator knows. Touching a page of theirs may
+/// wait for a disk, a network, or for as long as somebody wants (FUSE), and it is a worker that would wait.
+const REFUSED_FILE_SYSTEMS: [(i64, &str); 13] = [
+    (0xef53, "ext4"),
+    (0x5846_5342, "xfs"),
+    (0x9123_683e, "btrfs"),
+    (0xf2f5_2010, "f2fs"),
+    (0x2fc1_2fc1, "zfs"),
+    (0xca45_1a4e, "bcachefs"),
+    (0x794c_7630, "overlayfs"),
+    (0x8584_58f6, "ramfs"),
+    (0x6969, "nfs"),
+    (0xff53_4d42, "cifs"),
+    (0x6573_5546, "fuse"),
+    (0x0102_1997, "9p"),
+    (0x9fa0, "proc"),
 ];
+
+/// A file system, in a message.
+fn name_of(magic: &i64) -> String {
+    match REFUSED_FILE_SYSTEMS.iter().find(|(known, _)| known == magic) {
+        Some((_, name)) => (*name).to_owned(),
+        None => format!("a file system of type {magic:#x}"),
+    }
+}
 
 /// What backs a shared mapping.
 pub(crate) struct Backing {
@@ -54,7 +71,8 @@ pub enum BackingError {
     )]
     NotAFile,
     #[error(
-        "lies on a file system (type {0:#x}) that may make the switch wait: use memory-backend-memfd, or memory-backend-file on tmpfs or hugetlbfs"
+        "lies on {}, that may make the switch wait: use memory-backend-memfd, or memory-backend-file on tmpfs (/dev/shm) or hugetlbfs",
+        name_of(.0)
     )]
     FileSystem(i64),
     #[error("cannot be looked at: {0}")]
@@ -69,7 +87,8 @@ impl Backing {
             return Err(BackingError::NotAFile);
         }
         let fs = fstatfs(file)?;
-        if !LOCAL_FILE_SYSTEMS.contains(&fs.f_type) {
+        // A memfd lies on one of the two.
+        if ![TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&fs.f_type) {
             return Err(BackingError::FileSystem(fs.f_type));
         }
         // A hugetlbfs mapping starts and ends on its own page size.
@@ -131,6 +150,8 @@ pub enum MemoryError {
     NoSuchRegion(u64),
     #[error("cannot map the memory region at guest address {guest:#x}: {source}")]
     Map { guest: u64, source: rustix::io::Errno },
+    #[error("cannot map the memory region at guest address {guest:#x}: {source}")]
+    Maps { guest: u64, source: TooManyMaps },
 }
 
 /// A mapped file; unmapped when the last table that uses it is gone.
@@ -141,6 +162,8 @@ struct Mapping {
     skip: usize,
     page: u64,
     guard: sigbus::Guard,
+    /// Given back after it was unmapped.
+    _counted: Maps,
 }
 
 // SAFETY: a mapping is an address range that stays valid until drop; all access to what it holds goes through raw pointers and
@@ -172,6 +195,7 @@ impl Mapping {
         let len = (end - start).checked_next_multiple_of(page).ok_or(MemoryError::BadRange(guest))?;
         let len = usize::try_from(len).map_err(|_| MemoryError::BadRange(guest))?;
         let skip = usize::try_from(spec.mmap_offset - start).map_err(|_| MemoryError::BadRange(guest))?;
+        let counted = Maps::take(1).map_err(|source| MemoryError::Maps { guest, source })?;
         // SAFETY: a new mapping at an address the kernel chooses: no existing memory is touched.
         let base = unsafe {
             mmap(
@@ -189,7 +213,7 @@ impl Mapping {
         // SAFETY: the mapping was just made; the advice changes no content.
         let _ = unsafe { madvise(base.as_ptr().cast(), len, Advice::LinuxDontDump) };
         let guard = sigbus::Guard::new(base.as_ptr() as usize, len, page as usize);
-        Ok(Mapping { base, len, skip, page, guard })
+        Ok(Mapping { base, len, skip, page, guard, _counted: counted })
     }
 }
 
@@ -464,6 +488,23 @@ mod tests {
         let bad = RegionSpec { file: file.into(), ..spec(0, 0x1000, 0x1000) };
         let refused = GuestMemory::map(vec![bad]);
         assert!(matches!(refused, Err(MemoryError::Backing { guest: 0, source: BackingError::FileSystem(0x9fa0) })));
+    }
+
+    #[test]
+    fn a_file_on_a_disk_is_refused_by_the_name_of_its_file_system() {
+        assert_eq!(name_of(&0xef53), "ext4");
+        assert_eq!(name_of(&0x77), "a file system of type 0x77");
+        // Whatever this lies on, it is no tmpfs on any machine that builds us: cargo's directory.
+        let file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let magic = fstatfs(&file).unwrap().f_type;
+        if magic == TMPFS_MAGIC {
+            return; // a container may have nothing else
+        }
+        rustix::fs::ftruncate(&file, 0x1000).unwrap();
+        let refused =
+            GuestMemory::map(vec![RegionSpec { file: file.into(), ..spec(0, 0x1000, 0x1000) }]).unwrap_err().to_string();
+        let expected = format!("lies on {}, that may make the switch wait: use memory-backend-memfd", name_of(&magic));
+        assert!(refused.contains(&expected), "{refused}");
     }
 
     #[test]

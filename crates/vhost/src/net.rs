@@ -44,6 +44,8 @@ features! {
     HOST_UFO = 14, "host-ufo";
     /// Driver merges receive buffers.
     MRG_RXBUF = 15, "mrg-rxbuf";
+    /// Driver announces itself when it is asked to; QEMU asks after a live migration.
+    GUEST_ANNOUNCE = 21, "guest-announce";
     /// Notify when the ring runs empty even if suppressed (legacy).
     NOTIFY_ON_EMPTY = 24, "notify-on-empty";
     /// Dirty pages are logged (vhost).
@@ -76,6 +78,7 @@ impl Features {
             | Self::HOST_TSO6.0
             | Self::HOST_ECN.0
             | Self::MRG_RXBUF.0
+            | Self::GUEST_ANNOUNCE.0
             | Self::LOG_ALL.0
             | Self::ANY_LAYOUT.0
             | Self::INDIRECT_DESC.0

@@ -13,7 +13,7 @@ use std::{
 };
 
 use crate::{
-    ring::{CallFd, RingError, RingSetup, RingStatus, RxRing, Split, TxRing},
+    ring::{CallFd, Interrupts, RingError, RingSetup, RingStatus, RxRing, Split, Touches, TxRing},
     sigbus,
 };
 
@@ -58,10 +58,17 @@ pub trait PortEvents: Send + Sync {
 }
 
 /// The rings of one guest.
-#[derive(Default)]
 pub struct Port {
     tx: Mutex<Option<TxRing>>,
     rx: Mutex<Option<RxRing>>,
+    interrupts: Arc<Interrupts>,
+    touches: Arc<Touches>,
+}
+
+impl Default for Port {
+    fn default() -> Port {
+        Port { tx: Mutex::default(), rx: Mutex::default(), interrupts: Arc::default(), touches: Touches::new() }
+    }
 }
 
 fn lock<R>(ring: &Mutex<Option<R>>) -> MutexGuard<'_, Option<R>> {
@@ -70,6 +77,16 @@ fn lock<R>(ring: &Mutex<Option<R>>) -> MutexGuard<'_, Option<R>> {
 }
 
 impl Port {
+    /// What interrupting its guests costs.
+    pub fn interrupts(&self) -> &Arc<Interrupts> {
+        &self.interrupts
+    }
+
+    /// What touching its guests' memory costs.
+    pub fn touches(&self) -> &Arc<Touches> {
+        &self.touches
+    }
+
     /// The transmit ring, if nobody holds it at this moment; `None` inside if there is none.
     #[inline(always)]
     pub fn try_tx(&self) -> Option<MutexGuard<'_, Option<TxRing>>> {
@@ -105,14 +122,15 @@ impl Port {
     ///
     /// Every frame taken is completed at once and in order, so the used index in the guest's memory is the exact point where
     /// the last device stopped. It wins over a different `base`: that happens when a front end resumes a device that died
-    /// and counts on the available index.
-    pub fn start(&self, queue: Queue, setup: &RingSetup, base: u16, enabled: bool) -> Result<(), RingError> {
+    /// and counts on the available index. Returns where the ring starts: above 0, somebody drove it before.
+    pub fn start(&self, queue: Queue, setup: &RingSetup, base: u16, enabled: bool) -> Result<u16, RingError> {
         let mut split = Split::new(setup, base)?;
         let used = split.used_idx_in_memory();
         if used != base {
             split = Split::new(setup, used)?;
         }
         split.enabled = enabled;
+        split.touches = self.touches.clone();
         split.disarm();
         match queue {
             Queue::Tx => {
@@ -125,7 +143,7 @@ impl Port {
                 drop(old);
             }
         }
-        Ok(())
+        Ok(used)
     }
 
     /// Moves the rings that run to new setups (another memory table, log, features, addresses or call descriptor), keeping their positions. `None`

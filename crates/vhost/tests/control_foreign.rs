@@ -142,7 +142,7 @@ fn qemu_attaches_in_both_roles_with_modern_and_legacy_drivers_and_comes_back() {
             assert_eq!(attached.features, Some(features.with(Features::PROTOCOL_FEATURES)));
             assert_eq!(
                 attached.protocol_feature_names(),
-                ["mq", "log-shmfd", "reply-ack", "reset-device", "configure-mem-slots"],
+                ["mq", "log-shmfd", "rarp", "reply-ack", "reset-device", "configure-mem-slots"],
                 "all that QEMU 7.2 is offered"
             );
             assert_eq!(attached.peer_pid, Some(guest.child.id()));

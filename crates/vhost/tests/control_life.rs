@@ -10,7 +10,8 @@ use std::{
 use butterfly_vhost::{
     control::{Device, DeviceConfig, DeviceState, Role},
     driver::{
-        Connection, DirtyLog, Guest, GuestConfig, Listener, Memory, MemoryConfig, MemoryMessages, Start, Vm, VmConfig,
+        Connection, DirtyLog, Guest, GuestConfig, Listener, Memory, MemoryConfig, MemoryMessages, ProtocolFeatures, Start, Vm,
+        VmConfig,
         raw::{self, FrontendReq},
     },
     net::{Features, NetHeader},
@@ -269,4 +270,54 @@ fn an_idle_device_uses_no_processor() {
     std::thread::sleep(Duration::from_millis(300));
     assert!(switches() <= before + 1, "it was woken {} times", switches() - before);
     drop(vm);
+}
+
+/// As a live migration looks to the host that a machine comes to: its front end connects long before the machine does.
+#[test]
+fn a_machine_that_comes_from_another_device_is_announced_and_no_other_is() {
+    let (old, new) = (Bed::server(), Bed::server());
+    let announced = |bed: &Bed| bed.events.all().iter().filter(|event| **event == Event::Announce).count();
+    let mut vm = old.vm(&small());
+    old.ping(&mut vm, 10);
+    let mut connection = Connection::connect(&new.path, WAIT).unwrap();
+    connection.sync().unwrap();
+    new.events.wait_attached(1);
+    let machine = vm.detach().unwrap();
+    assert_eq!((announced(&old), announced(&new)), (0, 0), "one began here, the other has not come yet");
+    let mut vm = machine.reattach(connection).unwrap();
+    new.ping(&mut vm, 10);
+    assert_eq!(announced(&new), 1);
+    // Switching logging moves the rings, and is nothing that anybody has to hear of.
+    vm.connection.set_logging(&vm.guest, false).unwrap();
+    new.ping(&mut vm, 10);
+    assert_eq!(announced(&new), 1);
+    // One that boots begins anew.
+    let mut machine = vm.detach().unwrap();
+    machine.reboot();
+    let mut vm = machine.reattach(Connection::connect(&new.path, WAIT).unwrap()).unwrap();
+    new.ping(&mut vm, 10);
+    assert_eq!(announced(&new), 1);
+}
+
+/// QEMU asks for it after a migration if the guest cannot announce itself.
+#[test]
+fn a_front_end_may_have_its_machine_announced() {
+    let rarp = |protocol, body: &[u8]| {
+        let bed = Bed::server();
+        let mut connection = Connection::connect(&bed.path, WAIT).unwrap();
+        connection.negotiate(Features::VERSION_1, protocol).unwrap();
+        raw::send_bytes(connection.stream(), &raw::message(FrontendReq::SEND_RARP, raw::VERSION, body), &[]).unwrap();
+        (bed, connection)
+    };
+    let usual = Connection::usual_protocol();
+    let (bed, mut connection) = rarp(usual, &raw::words(&[0x0302_0100_5452]));
+    bed.events.wait("an announcement", |events| events.contains(&Event::Announce).then_some(()));
+    assert!(connection.queue_num().is_ok(), "it goes on");
+    let without = usual & !ProtocolFeatures::RARP;
+    for (protocol, body, why) in [(without, 8, "it was not negotiated"), (usual, 6, "in 8 bytes")] {
+        let (bed, _connection) = rarp(protocol, &[0; 8][..body]);
+        let reason = bed.events.detached(1);
+        assert!(reason.contains("SEND_RARP was refused") && reason.contains(why), "{reason}");
+        assert!(!bed.events.all().contains(&Event::Announce));
+    }
 }

@@ -15,7 +15,7 @@ use butterfly_vhost::{
     net::{Features, NetHeader},
     ring::{Delivery, Finish, FrameStore, Gathered, NotDelivered},
 };
-use control_support::{Bed, Event, WAIT};
+use control_support::{Bed, Event, WAIT, eventually};
 use rustix::{
     event::{EventfdFlags, eventfd},
     fs::{MemfdFlags, ftruncate, memfd_create},
@@ -111,6 +111,44 @@ fn with_protocol_features_only_a_message_enables_a_ring() {
     let refused = bed.port.rx().as_mut().unwrap().deliver(&frames, &delivery);
     assert_eq!(refused, Err(NotDelivered::NotReady));
     frames.release();
+}
+
+/// What was looked at is what arrives, whatever the guest writes meanwhile.
+#[test]
+fn a_kept_frame_is_delivered_from_private_memory() {
+    let bed = Bed::server();
+    let mut vm = bed.vm(&small());
+    let frames = [200usize, 700, 1523].map(|len| (0..len).map(|i| (i * 7 + i / 256 + len) as u8).collect::<Vec<u8>>());
+    for frame in &frames {
+        vm.guest.send(frame, NetHeader::default()).unwrap();
+    }
+    let mut store = FrameStore::default();
+    let mut tx = bed.port.tx();
+    let tx = tx.as_mut().unwrap();
+    assert_eq!(tx.available(), Some(3));
+    let Gathered::Frames(mut batch) = tx.gather(&mut store, |_| {}) else { panic!("three frames") };
+    assert_eq!(batch.keep(1), Some(&frames[1][..]));
+    assert_eq!(batch.keep(2), None);
+    assert_eq!(batch.keep(3), None);
+    let memory = vm.guest.memory().clone();
+    for region in memory.regions() {
+        let bytes = memory.read_vec(region.guest_addr, region.size as usize).unwrap();
+        for frame in &frames[..2] {
+            let found = bytes.windows(frame.len()).position(|window| window == frame);
+            if let Some(at) = found {
+                memory.write(region.guest_addr + at as u64, &vec![0xee; frame.len()]).unwrap();
+            }
+        }
+    }
+    // Asked again, it is what it was.
+    assert_eq!(batch.keep(1), Some(&frames[1][..]));
+    let mut rx = bed.port.rx();
+    let rx = rx.as_mut().unwrap();
+    (0..2).for_each(|index| rx.deliver_one(&batch, index).unwrap());
+    rx.publish();
+    batch.release();
+    let got: Vec<_> = std::iter::from_fn(|| vm.guest.recv().unwrap()).map(|(_, frame)| frame).collect();
+    assert_eq!(got, [[&frames[0][..128], &[0xee; 72]].concat(), frames[1].clone()]);
 }
 
 /// QEMU 7.2 enables rings before it sends the features of the guest's driver.
@@ -298,7 +336,7 @@ fn memory_that_is_not_announced_is_told_of() {
         events.iter().find_map(|event| if let Event::Trouble(why) = event { Some(why.clone()) } else { None })
     });
     assert!(why.contains("no memory was announced"), "{why}");
-    assert_eq!(bed.status().attached.unwrap().memory_trouble, Some(&*why));
+    eventually("the status tells it, too", || bed.status().attached.unwrap().memory_trouble == Some(&*why));
     let memory = Memory::new(&MemoryConfig::new(GuestConfig::default().memory_needed())).unwrap();
     let guest = Guest::new(&memory, features, &GuestConfig::default()).unwrap();
     connection.start(&guest, &Start::default()).unwrap();

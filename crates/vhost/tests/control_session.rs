@@ -35,7 +35,10 @@ fn frames_pass_in_both_roles_and_the_status_tells_it() {
         assert_eq!(attached.features, Some(wanted));
         assert_eq!(attached.declined(), Features::OFFERED.without(wanted));
         assert_eq!(attached.peer_pid, Some(std::process::id()));
-        assert_eq!(attached.protocol_feature_names(), ["mq", "log-shmfd", "reply-ack", "reset-device", "configure-mem-slots"]);
+        assert_eq!(
+            attached.protocol_feature_names(),
+            ["mq", "log-shmfd", "rarp", "reply-ack", "reset-device", "configure-mem-slots"]
+        );
         assert_eq!(attached.memory.len(), 1);
         assert_eq!((attached.rx_trouble.as_ref(), attached.tx_trouble.as_ref()), (None, None));
         let (rx, tx) = (status.rx.unwrap(), status.tx.unwrap());

@@ -2,6 +2,7 @@
 
 use std::net::Ipv6Addr;
 
+use butterfly_api::proto::{NicUpdateReq, Request};
 use butterfly_packet::{
     arp,
     build::{self, Ip},
@@ -12,6 +13,7 @@ use butterfly_tests::{
     frames::mac,
     net::{Net, VNI, addr6, filtered, ip4, link_local, open, v4, v6},
 };
+use protobuf::MessageField;
 
 const A: u8 = 1;
 const B: u8 = 2;
@@ -66,9 +68,11 @@ fn arp_between_filtered_vnics() {
         let foreign = link.arp(arp::REPLY, (mac8(9), [10, 0, 0, from].into()), (mac8(to), [10, 0, 0, to].into()));
         net.expect(id, &foreign, &format!("{id}.spoofed-arp"));
     }
-    // Who is not asked to prove it may claim anything, with its own MAC.
-    let claim = build::ethernet(mac8(C), Mac::BROADCAST).arp_request([10, 0, 0, A], [10, 0, 0, B]);
+    // Who is not asked to prove it may claim anything that is nobody's here, with its own MAC.
+    let claim = build::ethernet(mac8(C), Mac::BROADCAST).arp_request([10, 0, 0, 99], [10, 0, 0, B]);
     net.expect("c", &claim, "a b");
+    let claim = build::ethernet(mac8(C), Mac::BROADCAST).arp_request([10, 0, 0, A], [10, 0, 0, B]);
+    net.expect("c", &claim, "c.ip-claimed");
     let mut forged = claim;
     forged[6..12].copy_from_slice(&mac8(A).0);
     net.expect("c", &forged, "c.spoofed-mac");
@@ -99,9 +103,10 @@ fn neighbours_find_each_other() {
             net.expect(id, &advertisement(from, target, all, target), other);
             // Of somebody else's addresses it says nothing.
             let foreign = addr6(if from == A { B } else { A });
-            net.expect(id, &advertisement(from, target, all, foreign), &bad);
-            net.expect(id, &advertisement(from, foreign, all, target), &bad);
-            net.expect(id, &solicitation(from, foreign, target), &bad);
+            let claimed = format!("{id}.ip-claimed");
+            net.expect(id, &advertisement(from, target, all, foreign), &claimed);
+            net.expect(id, &advertisement(from, foreign, all, target), &claimed);
+            net.expect(id, &solicitation(from, foreign, target), &claimed);
             let mut lie = advertisement(from, target, all, target);
             let at = lie.len() - 6;
             lie[at..].copy_from_slice(&mac8(9).0);
@@ -159,8 +164,14 @@ fn routers_and_listeners() {
     let query = |n: u8| from(n, link_local(n), all_nodes, 1).icmp(types::LISTENER_QUERY, 0, 0, &[0; 16]);
     net.expect("a", &query(A), "b");
     net.expect("b", &query(B), "b.bad-discovery");
-    // An OUTBOUND rule makes it a router, by its own addresses.
-    net.group("g", &["out icmpv6 - ::/0"], &[]);
+    // "Everything" does not, nor a rule or the flag alone: both make it a router, by its own addresses.
+    net.group("g", &["out any - ::/0"], &[]);
+    net.ask(router("b", true));
+    net.expect("b", &advertised(B, 255), "b.bad-discovery");
+    net.rule_add("g", "out icmpv6 - ::/0");
+    net.ask(router("b", false));
+    net.expect("b", &advertised(B, 255), "b.bad-discovery");
+    net.ask(router("b", true));
     net.expect("b", &advertised(B, 255), "a");
     net.expect("b", &query(B), "a");
     let mut foreign = from(B, link_local(A), all_nodes, 255).icmp(types::ROUTER_ADVERTISEMENT, 0, 0x4000_0708, &prefix);
@@ -170,20 +181,30 @@ fn routers_and_listeners() {
     net.expect("b", &redirect(B, A), "a");
 }
 
-/// A DHCPv4 message as its filter reads it (RFC 2131, figure 1).
+fn router(id: &str, router: bool) -> Request {
+    let update = NicUpdateReq { id: Some(id.to_owned()), router: Some(router), ..NicUpdateReq::default() };
+    Request { nic_update: MessageField::some(update), ..Request::default() }
+}
+
+/// A DHCPv4 message (RFC 2131, figure 1): a discovery, or an offer of B's address by A.
 fn bootp(operation: u8, transaction: u32, client: Mac) -> Vec<u8> {
     let mut bytes = vec![operation, 1, 6, 0];
     bytes.extend(transaction.to_be_bytes());
     bytes.resize(28, 0);
     bytes.extend(client.0);
     bytes.resize(236, 0);
-    bytes.extend([0x63, 0x82, 0x53, 0x63, 53, 1, 1, 255]);
+    bytes.extend([0x63, 0x82, 0x53, 0x63, 53, 1, operation]);
+    if operation == 2 {
+        bytes[16..20].copy_from_slice(&[10, 0, 0, B]);
+        bytes.extend([54, 4, 10, 0, 0, A]);
+    }
+    bytes.push(255);
     bytes.resize(300, 0);
     bytes
 }
 
-/// A lease from `s`, for `b`: what it asks leaves, what answers it comes in, and nothing else does.
-fn lease_v4(net: &mut Net, transaction: u32) {
+/// A lease from `s`, for `b`: what it asks leaves, what answers it comes in, and nothing else does. What answers nothing is `refused`.
+fn lease_v4(net: &mut Net, transaction: u32, refused: &str) {
     let discover = |mac_of: Mac, source: [u8; 4], transaction| {
         let payload = bootp(1, transaction, mac_of);
         build::ethernet(mac8(B), Mac::BROADCAST).ipv4(source, [255; 4]).udp(68, 67, &payload)
@@ -193,27 +214,31 @@ fn lease_v4(net: &mut Net, transaction: u32) {
     };
     let own = [10, 0, 0, B];
     // Before it asked, and with another number.
-    net.expect("s", &offer(mac8(B), own, transaction, mac8(B), 2), "b.ingress-denied");
+    net.expect("s", &offer(mac8(B), own, transaction, mac8(B), 2), refused);
     net.expect("b", &discover(mac8(B), [0; 4], transaction), "s");
-    net.expect("s", &offer(mac8(B), own, transaction ^ 1, mac8(B), 2), "b.ingress-denied");
+    net.expect("s", &offer(mac8(B), own, transaction ^ 1, mac8(B), 2), refused);
     // To the address that is offered, and to all; more than once.
     net.expect("s", &offer(mac8(B), own, transaction, mac8(B), 2), "b");
     net.expect("s", &offer(Mac::BROADCAST, [255; 4], transaction, mac8(B), 2), "b");
-    net.expect("s", &offer(mac8(B), own, transaction, mac8(9), 2), "b.ingress-denied");
-    net.expect("s", &offer(mac8(B), own, transaction, mac8(B), 1), "b.ingress-denied");
+    net.expect("s", &offer(mac8(B), own, transaction, mac8(9), 2), refused);
+    net.expect("s", &offer(mac8(B), own, transaction, mac8(B), 1), refused);
     // To renew it, from the address it has.
     let renew = v4(B, A).udp(68, 67, &bootp(1, transaction + 7, mac8(B)));
     net.expect("b", &renew, "s");
     net.expect("s", &offer(mac8(B), own, transaction + 7, mac8(B), 2), "b");
-    net.expect("s", &offer(mac8(B), own, transaction, mac8(B), 2), "b.ingress-denied");
+    // Several are open: of a boot program, and of the system that it starts.
+    net.expect("s", &offer(mac8(B), own, transaction, mac8(B), 2), "b");
     // For another it asks nothing.
-    net.expect("b", &discover(mac8(9), [0; 4], transaction), "b.spoofed-ip");
+    net.expect("b", &discover(mac8(9), [0; 4], transaction), "b.bad-dhcp");
     net.expect("b", &discover(mac8(B), [10, 0, 0, 9], transaction), "b.spoofed-ip");
 }
 
 /// The same with DHCPv6 (RFC 8415).
-fn lease_v6(net: &mut Net, transaction: u32) {
-    let message = |kind: u8, transaction: u32| [&[kind][..], &transaction.to_be_bytes()[1..], &[0, 1, 0, 2, 0, 0]].concat();
+fn lease_v6(net: &mut Net, transaction: u32, refused: &str) {
+    let identifiers = [0, 1, 0, 4, 0, 3, 0, B, 0, 2, 0, 4, 0, 3, 0, A];
+    let message = |kind: u8, transaction: u32| {
+        [&[kind][..], &transaction.to_be_bytes()[1..], &identifiers[..if kind == 1 { 8 } else { 16 }]].concat()
+    };
     let servers = (Mac([0x33, 0x33, 0, 1, 0, 2]), address("ff02::1:2"));
     let ask = |source, kind, transaction| {
         build::ethernet(mac8(B), servers.0).ipv6(source, servers.1).udp(546, 547, &message(kind, transaction))
@@ -221,23 +246,24 @@ fn lease_v6(net: &mut Net, transaction: u32) {
     let answer_of =
         |from, kind, transaction, to| build::ethernet(mac8(A), mac8(B)).ipv6(from, to).udp(547, 546, &message(kind, transaction));
     let answer = |kind, transaction, to| answer_of(addr6(A), kind, transaction, to);
-    net.expect("s", &answer(2, transaction, link_local(B)), "b.ingress-denied");
+    net.expect("s", &answer(2, transaction, link_local(B)), refused);
     net.expect("b", &ask(link_local(B), 1, transaction), "s");
-    net.expect("s", &answer(2, transaction ^ 1, link_local(B)), "b.ingress-denied");
+    net.expect("s", &answer(2, transaction ^ 1, link_local(B)), refused);
     net.expect("s", &answer(2, transaction, link_local(B)), "b");
     // As servers on the link do.
     net.expect("s", &answer_of(link_local(A), 2, transaction, link_local(B)), "b");
-    net.expect("b", &ask(addr6(B), 3, transaction + 5), "s");
-    net.expect("s", &answer(7, transaction + 5, addr6(B)), "b");
-    net.expect("s", &answer(10, transaction + 5, addr6(B)), "b.ingress-denied"); // RECONFIGURE answers nothing
+    net.expect("b", &ask(link_local(B), 3, transaction + 5), "s");
+    net.expect("s", &answer(7, transaction + 5, addr6(B)), refused); // clients are reached where they asked from
+    net.expect("s", &answer(7, transaction + 5, link_local(B)), "b");
+    net.expect("s", &answer(10, transaction + 5, link_local(B)), refused); // RECONFIGURE answers nothing
     net.expect("b", &ask(addr6(9), 1, transaction), "b.spoofed-ip");
 }
 
 #[test]
 fn addresses_from_a_bypass_server() {
     let Some(mut net) = Net::new(&[open("s", A), filtered("b", B, "g")]) else { return };
-    lease_v4(&mut net, 0x1234_5670);
-    lease_v6(&mut net, 0x12_3450);
+    lease_v4(&mut net, 0x1234_5670, "b.ingress-denied");
+    lease_v6(&mut net, 0x12_3450, "b.ingress-denied");
     // An allow-list does not keep it from its address.
     net.group("g", &["out tcp 443-443 0.0.0.0/0"], &[]);
     net.expect("b", &v4(B, A).udp(68, 67, &bootp(1, 1, mac8(B))), "s");
@@ -247,16 +273,15 @@ fn addresses_from_a_bypass_server() {
 #[test]
 fn addresses_from_a_filtered_server() {
     let Some(mut net) = Net::new(&[filtered("s", A, "server"), filtered("b", B, "")]) else { return };
-    // Who asks is let in, but without a rule of its own it serves nobody.
-    net.group("server", &["in udp 67-67 0.0.0.0/0", "in udp 547-547 ::/0"], &[]);
+    // Everything is let in, but only a rule that names it makes it a server; an OUTBOUND rule does not.
+    net.group("server", &["in any - 0.0.0.0/0", "out udp 68-68 0.0.0.0/0"], &[]);
     let ask = v4(B, A).udp(68, 67, &bootp(1, 77, mac8(B)));
     let answer = v4(A, B).udp(67, 68, &bootp(2, 77, mac8(B)));
     net.expect("b", &ask, "s");
     net.expect("s", &answer, "s.egress-denied");
-    net.rule_add("server", "out udp 68-68 0.0.0.0/0");
-    net.rule_add("server", "out udp 546-546 ::/0");
-    lease_v4(&mut net, 0x1234_5670);
-    lease_v6(&mut net, 0x12_3450);
+    net.group("server", &["in udp 67-68 0.0.0.0/0", "in udp 547-547 ::/0"], &[]);
+    lease_v4(&mut net, 0x1234_5670, "s.egress-denied");
+    lease_v6(&mut net, 0x12_3450, "s.egress-denied");
     // By its own addresses only.
     let forged = build::ethernet(mac8(A), mac8(B)).ipv6(address("fe80::99"), link_local(B)).udp(547, 546, &[2, 0, 0, 1]);
     net.expect("s", &forged, "s.spoofed-ip");

@@ -7,11 +7,11 @@ use super::{
     sealed::{Keys, Nonce},
 };
 use crate::{
-    decode,
-    proto::{Encrypted, Sealed, encrypted, sealed},
+    envelope::scan::{Content, Fields, push_header, push_varint},
+    proto::{Encrypted, Messages, Sealed, encrypted, sealed},
 };
 use protobuf::{Message as _, MessageField};
-use std::fmt;
+use std::{fmt, ops::Range};
 use zeroize::Zeroizing;
 
 /// Decides which requests are those of somebody who has the key.
@@ -23,10 +23,17 @@ pub struct Gate {
     source: Random,
 }
 
+/// Where in a frame its encrypted content is, in which form.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct EncryptedFields {
+    pub(crate) sealed: Option<Range<usize>>,
+    pub(crate) legacy: Option<Range<usize>>,
+}
+
 /// What an encrypted request turned out to be.
 pub(crate) enum Opened {
-    /// A request; its reply is to be sealed.
-    Request(Zeroizing<Vec<u8>>, ReplyTo),
+    /// A request, and where in the frame it is now; its reply is to be sealed.
+    Request(Range<usize>, ReplyTo),
     /// Somebody who has the key asked for the epoch, or has to: that is its reply, and nothing more is to be said of it.
     Introduced(Encrypted),
     /// Its reply, and why.
@@ -51,14 +58,18 @@ impl Gate {
         Self { source: |_| Err(getrandom::Error::UNSUPPORTED), ..self }
     }
 
-    /// Opens the request `encrypted`.
-    pub(crate) fn open(&mut self, encrypted: &Encrypted) -> Opened {
-        match (&encrypted.xchacha20_poly1305, &encrypted.aes256cbc_sha512) {
-            (Some(field), _) => self.open_sealed(field),
-            (None, Some(field)) if self.legacy => match legacy::open(&self.key, field) {
-                Some(content) => Opened::Request(content, ReplyTo::Legacy),
-                None => unreadable(),
-            },
+    /// Opens the encrypted request in `frame`, at its place: a copy would take as much again.
+    pub(crate) fn open(&mut self, frame: &mut [u8], fields: &EncryptedFields) -> Opened {
+        match (&fields.sealed, &fields.legacy) {
+            (Some(field), _) => self.open_sealed(frame, field.clone()),
+            (None, Some(field)) if self.legacy => {
+                let start = field.start;
+                let content = frame.get_mut(field.clone()).and_then(|field| legacy::open_in_place(&self.key, field));
+                match content {
+                    Some(content) => Opened::Request(start + content.start..start + content.end, ReplyTo::Legacy),
+                    None => unreadable(),
+                }
+            }
             (None, Some(_)) => {
                 refused(encrypted::error::Code::NOT_SUPPORTED, "a request in legacy encryption, which is switched off")
             }
@@ -68,15 +79,21 @@ impl Gate {
         }
     }
 
-    fn open_sealed(&mut self, field: &[u8]) -> Opened {
-        let Some((nonce, content)) = self.keys.request.open(b"", field) else { return unreadable() };
+    fn open_sealed(&mut self, frame: &mut [u8], field: Range<usize>) -> Opened {
+        let opened = frame.get_mut(field.clone()).and_then(|bytes| self.keys.request.open_in_place(b"", bytes));
+        let Some((nonce, content)) = opened else { return unreadable() };
         // Whoever has the key can do better.
-        let Ok(Sealed { time, epoch, messages, .. }) = decode::<Sealed>(&content) else { return unreadable() };
+        let Some(SealedFields { time, epoch, messages }) =
+            sealed_fields(frame, field.start + content.start..field.start + content.end)
+        else {
+            return unreadable();
+        };
+        let epoch = epoch.and_then(|epoch| frame.get(epoch)).unwrap_or_default();
         let now = now();
         let introduces = messages.is_none();
-        let refusal = match self.guard.admit(now, &nonce, epoch.as_deref().unwrap_or_default(), time.unwrap_or_default()) {
+        let refusal = match self.guard.admit(now, &nonce, epoch, time) {
             Ok(()) if !introduces => {
-                return Opened::Request(Zeroizing::new(messages.unwrap_or_default()), ReplyTo::Sealed(nonce));
+                return Opened::Request(messages.unwrap_or_default(), ReplyTo::Sealed(nonce));
             }
             // With the right epoch already.
             Ok(()) | Err(Refused::Epoch) => None,
@@ -103,17 +120,36 @@ impl Gate {
         }
     }
 
-    /// The encrypted reply with `content`.
-    pub(crate) fn seal(&self, to: &ReplyTo, content: &[u8]) -> Encrypted {
-        match to {
-            ReplyTo::Sealed(nonce) => {
-                self.seal_reply(nonce, Sealed { messages: Some(content.to_owned()), ..self.stamped(now()) })
-            }
-            ReplyTo::Legacy => match random(self.source) {
-                Ok(iv) => Encrypted { aes256cbc_sha512: Some(legacy::seal(&self.key, iv, content)), ..Default::default() },
-                Err(_) => error(encrypted::error::Code::INTERNAL_ERROR),
-            },
+    /// Encrypts `reply`, at its place.
+    pub(crate) fn seal(&self, to: &ReplyTo, reply: &mut Vec<u8>) {
+        let sealed = match to {
+            ReplyTo::Sealed(nonce) => self.seal_in_place(nonce, reply),
+            ReplyTo::Legacy => random(self.source).ok().and_then(|iv| {
+                let field = legacy::seal_in_place(&self.key, iv, reply)?;
+                wrap(reply, 2, field, &[]);
+                Some(())
+            }),
+        };
+        if sealed.is_none() {
+            let encrypted = MessageField::some(error(encrypted::error::Code::INTERNAL_ERROR));
+            *reply = Messages { encrypted, ..Default::default() }.write_to_bytes().unwrap_or_default();
         }
+    }
+
+    fn seal_in_place(&self, to: &Nonce, reply: &mut Vec<u8>) -> Option<()> {
+        let nonce: Nonce = random(self.source).ok()?;
+        let mut head = Vec::new();
+        push_varint(&mut head, TIME << 3);
+        push_varint(&mut head, now());
+        push_header(&mut head, EPOCH, self.guard.epoch().len());
+        head.extend_from_slice(self.guard.epoch());
+        push_header(&mut head, SEALED_MESSAGES, reply.len());
+        reply.splice(0..0, head);
+        let tag = self.keys.reply.seal_in_place(&nonce, to, reply)?;
+        reply.extend_from_slice(&tag);
+        let field = nonce.len() + reply.len();
+        wrap(reply, 100, field, &nonce);
+        Some(())
     }
 
     fn stamped(&self, now: u64) -> Sealed {
@@ -136,6 +172,42 @@ impl fmt::Debug for Gate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Gate").field("legacy", &self.legacy).finish_non_exhaustive()
     }
+}
+
+/// The fields of [`Sealed`], in clear text.
+struct SealedFields {
+    time: u64,
+    epoch: Option<Range<usize>>,
+    messages: Option<Range<usize>>,
+}
+
+const TIME: u64 = 1;
+const EPOCH: u32 = 2;
+const SEALED_MESSAGES: u32 = 3;
+
+fn sealed_fields(frame: &[u8], range: Range<usize>) -> Option<SealedFields> {
+    let mut fields = Fields::within(frame, range);
+    let mut found = SealedFields { time: 0, epoch: None, messages: None };
+    while let Some((number, content)) = fields.next().ok()? {
+        match (number, content) {
+            (1, Content::Varint(time)) => found.time = time,
+            (EPOCH, Content::Bytes(place)) => found.epoch = Some(place),
+            (SEALED_MESSAGES, Content::Bytes(place)) => found.messages = Some(place),
+            _ => {}
+        }
+    }
+    Some(found)
+}
+
+/// Makes what is the end of a field of [`Encrypted`], `length` bytes with `begin` before it, a whole `Messages`.
+fn wrap(content: &mut Vec<u8>, number: u32, length: usize, begin: &[u8]) {
+    let mut inner = Vec::new();
+    push_header(&mut inner, number, length);
+    let mut head = Vec::new();
+    push_header(&mut head, 2, inner.len() + length);
+    head.extend_from_slice(&inner);
+    head.extend_from_slice(begin);
+    content.splice(0..0, head);
 }
 
 fn error(code: encrypted::error::Code) -> Encrypted {

@@ -10,6 +10,7 @@ use aes::{
     cipher::{Array, BlockModeDecrypt, BlockModeEncrypt, KeyIvInit},
 };
 use sha2::{Digest, Sha512};
+use std::ops::Range;
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
@@ -20,28 +21,40 @@ const SHORTEST: usize = BLOCK + DIGEST + BLOCK;
 
 /// The field for `content`. An `iv` serves once.
 pub(super) fn seal(key: &Key, iv: [u8; BLOCK], content: &[u8]) -> Vec<u8> {
-    let padding = BLOCK - content.len() % BLOCK;
-    let mut field = Vec::with_capacity(SHORTEST + content.len());
-    field.extend_from_slice(&iv);
-    field.extend_from_slice(&Sha512::digest(content));
-    field.extend_from_slice(content);
-    field.resize(field.len() + padding, padding as u8);
-    let (blocks, _) = Array::slice_as_chunks_mut(&mut field[BLOCK..]);
-    cbc::Decryptor::<Aes256>::new(key.bytes().into(), &iv.into()).decrypt_blocks(blocks);
+    let mut field = content.to_vec();
+    seal_in_place(key, iv, &mut field);
     field
+}
+
+/// Makes `content` the field for it; its length.
+pub(super) fn seal_in_place(key: &Key, iv: [u8; BLOCK], content: &mut Vec<u8>) -> Option<usize> {
+    let padding = BLOCK - content.len() % BLOCK;
+    let digest = Sha512::digest(&content);
+    content.reserve_exact(BLOCK + DIGEST + padding);
+    content.splice(0..0, iv.into_iter().chain(digest));
+    content.resize(content.len() + padding, padding as u8);
+    let (blocks, _) = Array::slice_as_chunks_mut(content.get_mut(BLOCK..)?);
+    cbc::Decryptor::<Aes256>::new(key.bytes().into(), &iv.into()).decrypt_blocks(blocks);
+    Some(content.len())
 }
 
 /// The content of `field`, if it was made with this key.
 ///
 /// As the original does, it takes a padding of 0 and looks at the last byte of a padding only.
 pub(super) fn open(key: &Key, field: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
+    let mut clear = Zeroizing::new(field.to_vec());
+    let place = open_in_place(key, &mut clear)?;
+    clear.get(place).map(|content| Zeroizing::new(content.to_vec()))
+}
+
+/// As [`open`], at its place: where in `field` the content is.
+pub(super) fn open_in_place(key: &Key, field: &mut [u8]) -> Option<Range<usize>> {
     if field.len() < SHORTEST || !field.len().is_multiple_of(BLOCK) {
         return None;
     }
-    let (iv, rest) = field.split_first_chunk::<BLOCK>()?;
-    let mut clear = Zeroizing::new(rest.to_vec());
-    let (blocks, _) = Array::slice_as_chunks_mut(&mut clear);
-    cbc::Encryptor::<Aes256>::new(key.bytes().into(), iv.into()).encrypt_blocks(blocks);
+    let (iv, clear) = field.split_first_chunk_mut::<BLOCK>()?;
+    let (blocks, _) = Array::slice_as_chunks_mut(clear);
+    cbc::Encryptor::<Aes256>::new(key.bytes().into(), (&*iv).into()).encrypt_blocks(blocks);
 
     let padding = usize::from(*clear.last()?);
     let padded_well = padding <= BLOCK;
@@ -49,7 +62,7 @@ pub(super) fn open(key: &Key, field: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
     let end = clear.len() - if padded_well { padding } else { 0 };
     let (digest, content) = clear.get(..end)?.split_at_checked(DIGEST)?;
     let same = Sha512::digest(content).ct_eq(digest);
-    (bool::from(same) && padded_well).then(|| Zeroizing::new(content.to_vec()))
+    (bool::from(same) && padded_well).then_some(BLOCK + DIGEST..BLOCK + end)
 }
 
 #[cfg(test)]

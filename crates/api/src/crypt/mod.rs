@@ -13,7 +13,7 @@ mod sealed;
 
 pub use client::{Cipher, EncryptionError};
 pub use gate::Gate;
-pub(crate) use gate::{Opened, ReplyTo};
+pub(crate) use gate::{EncryptedFields, Opened, ReplyTo};
 pub use key::{Key, KeyError, KeyFile};
 
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -6,12 +6,16 @@
 
 use super::Key;
 use chacha20poly1305::{
-    KeyInit, XChaCha20Poly1305, XNonce,
-    aead::{Aead, Payload},
+    KeyInit, Tag, XChaCha20Poly1305, XNonce,
+    aead::{Aead, AeadInOut, Payload},
 };
 use hkdf::Hkdf;
 use sha2::Sha256;
+use std::ops::Range;
 use zeroize::Zeroizing;
+
+/// Bytes of what tells that content is sound.
+const TAG: usize = 16;
 
 /// What each message has one of, made at random.
 pub(super) type Nonce = [u8; 24];
@@ -44,6 +48,22 @@ impl Sealer {
     pub(super) fn seal(&self, nonce: &Nonce, associated: &[u8], content: &[u8]) -> Option<Vec<u8>> {
         let sealed = self.0.encrypt(&XNonce::from(*nonce), Payload { msg: content, aad: associated }).ok()?;
         Some([nonce, sealed.as_slice()].concat())
+    }
+
+    /// Encrypts `content` at its place; the tag that goes behind it. The nonce goes before it.
+    pub(super) fn seal_in_place(&self, nonce: &Nonce, associated: &[u8], content: &mut [u8]) -> Option<[u8; TAG]> {
+        self.0.encrypt_inout_detached(&XNonce::from(*nonce), associated, content.into()).ok().map(Into::into)
+    }
+
+    /// As [`Self::open`], at its place: the nonce, and where in `field` the content is.
+    pub(super) fn open_in_place(&self, associated: &[u8], field: &mut [u8]) -> Option<(Nonce, Range<usize>)> {
+        let (nonce, sealed) = field.split_first_chunk_mut::<24>()?;
+        let (content, tag) = sealed.split_last_chunk_mut::<TAG>()?;
+        let nonce = *nonce;
+        let place = nonce.len()..nonce.len() + content.len();
+        let tag = Tag::from(*tag);
+        self.0.decrypt_inout_detached(&XNonce::from(nonce), associated, content.into(), &tag).ok()?;
+        Some((nonce, place))
     }
 
     /// Nonce and content of `field`, if it was made with this key and bound to the same.

@@ -180,6 +180,95 @@ proptest::proptest! {
             reply == NOT_DECODABLE || reply == INTERNAL_ERROR || Messages::parse_from_bytes(&reply).is_ok()
         );
     }
+
+    /// Message by message, the same is decodable as at once.
+    #[test]
+    fn as_much_is_decodable_as_at_once(
+        pieces in proptest::collection::vec(0usize..7, 0..6),
+        noise in proptest::collection::vec(0u8.., 0..6),
+        at in 0usize..60,
+    ) {
+        let pieces: Vec<&[u8]> = pieces
+            .iter()
+            .map(|piece| [
+                &b"\x0a\x08\x08\x06\x1a\x04\x0a\x02\x20\x01"[..],
+                b"\x0a\x02\x08\x06",
+                b"\x12\x04\x12\x02ab",
+                b"\x12\x04\x0a\x02\x08\x01",
+                b"\x08\x07",
+                b"\x2b\x08\x01\x2c",
+                b"\xa2\x06\x01x",
+            ][*piece])
+            .collect();
+        let mut bytes = pieces.concat();
+        let at = at.min(bytes.len());
+        bytes.splice(at..at, noise);
+        let refused = envelope().answer(&bytes) == NOT_DECODABLE;
+        proptest::prop_assert_eq!(refused, decode::<Messages>(&bytes).is_err(), "{:x?}", bytes);
+    }
+}
+
+/// Between two messages of a batch others are answered; each envelope keeps its own number.
+#[test]
+fn a_batch_is_answered_in_turns() {
+    let list = b"\x0a\x08\x08\x06\x1a\x04\x0a\x02\x20\x01";
+    let mut envelope = envelope();
+    let mut task = envelope.begin_task(list.repeat(3), None);
+    let mut turns = 0;
+    let reply = loop {
+        if let Some(reply) = envelope.go_on(&mut task, || false) {
+            break reply;
+        }
+        turns += 1;
+        if turns == 5 {
+            assert!(task.reply_so_far() > 0);
+            let other = Messages::parse_from_bytes(&envelope.answer(list)).unwrap();
+            assert_eq!(other.messages[0].message_0.response.nic_list, ["2"]);
+        }
+    };
+    assert!(turns >= 6, "{turns}: each message is a turn, twice");
+    let reply = Messages::parse_from_bytes(&reply).unwrap();
+    let numbers: Vec<_> = reply.messages.iter().map(|message| message.message_0.response.nic_list.concat()).collect();
+    assert_eq!(numbers, ["1", "1", "1"]);
+}
+
+/// A message that would take too much memory is refused before it is decoded; those beside it are answered.
+#[test]
+fn a_message_that_is_large_when_decoded_is_refused() {
+    let mut content = Vec::new();
+    let members = b"\x12\0".repeat(1 << 20);
+    for field in [8, 1, 3] {
+        let inner = if content.is_empty() { &members } else { &content }.clone();
+        content.clear();
+        scan::push_header(&mut content, field, inner.len());
+        content.extend(inner);
+    }
+    content.extend([0x08, 0x06]);
+    let mut bytes = b"\x0a\x08\x08\x06\x1a\x04\x0a\x02\x20\x01".to_vec();
+    scan::push_header(&mut bytes, MESSAGES, content.len());
+    bytes.extend(&content);
+    let mut envelope = envelope();
+    let reply = Messages::parse_from_bytes(&envelope.answer(&bytes)).unwrap();
+    let [good, bad] = &reply.messages[..] else { panic!("{reply}") };
+    assert!(good.message_0.response.status.status());
+    let error = &bad.message_0.response.status.error;
+    assert_eq!(error.description(), "the message is too large");
+    assert!(error.help().contains("more than 12 MiB of memory"), "{}", error.help());
+    assert_eq!(envelope.handler().0, ["NicList"]);
+}
+
+/// Nothing is carried out of a batch whose answers alone no reply has room for.
+#[test]
+fn a_batch_of_too_many_messages_is_refused() {
+    let mut envelope = envelope();
+    let reply = Messages::parse_from_bytes(&envelope.answer(&b"\x0a\x02\x08\x06".repeat(1 << 20))).unwrap();
+    assert_eq!(one_line(&text::print(&reply)), "messages { revision: 6 error { code: REJECTED } }");
+    assert_eq!(envelope.request_counter, 1);
+    // Of as many as have room each is answered, in the end without words.
+    let many = LONGEST as usize / 4 / SHORTEST as usize;
+    let reply = envelope.answer(&b"\x0a\x08\x08\x06\x1a\x04\x0a\x02\x28\x01".repeat(many));
+    assert!(reply.len() <= LONGEST as usize, "{}", reply.len());
+    assert_eq!(Messages::parse_from_bytes(&reply).unwrap().messages.len(), many);
 }
 
 #[test]

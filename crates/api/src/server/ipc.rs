@@ -1,34 +1,36 @@
-//! What ZeroMQ leaves to us about the socket files of ipc endpoints.
+//! The socket files of ipc endpoints.
 
+use rustix::io::Errno;
 use std::{
-    io,
+    fs, io,
     os::unix::{
-        fs::{FileTypeExt, MetadataExt},
+        fs::{DirBuilderExt, FileTypeExt, MetadataExt},
         net::UnixStream,
     },
     path::{Path, PathBuf},
 };
 
-/// The path of an ipc endpoint in the file system.
-fn path(endpoint: &str) -> Option<&Path> {
-    let path = endpoint.strip_prefix("ipc://")?;
-    // An abstract name and the wildcard are no paths.
-    (!path.starts_with('@') && path != "*").then_some(Path::new(path))
-}
-
-/// Refuses an ipc endpoint whose path is served or is not a socket.
-pub(super) fn check_replaceable(endpoint: &str) -> Result<(), zmq::Error> {
-    let Some(path) = path(endpoint) else { return Ok(()) };
+/// Makes way for a socket: removes one that nobody serves. One that is served is refused, and what is no socket.
+pub(super) fn make_free(path: &Path) -> io::Result<()> {
     let Ok(found) = path.symlink_metadata() else { return Ok(()) };
     if !found.file_type().is_socket() {
-        return Err(zmq::Error::ENOTSOCK);
+        return Err(Errno::NOTSOCK.into());
     }
     match UnixStream::connect(path) {
         // Nobody listens: its process died without cleaning up.
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(zmq::Error::EACCES),
-        _ => Err(zmq::Error::EADDRINUSE),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(Errno::ACCESS.into()),
+        _ => Err(Errno::ADDRINUSE.into()),
     }
+}
+
+/// A path of our own for an endpoint that names none, in a directory that nobody else enters.
+pub(super) fn free_path() -> io::Result<PathBuf> {
+    let mut random = [0; 8];
+    getrandom::fill(&mut random).map_err(|error| io::Error::other(error.to_string()))?;
+    let directory = std::env::temp_dir().join(format!("butterfly-{:016x}", u64::from_ne_bytes(random)));
+    fs::DirBuilder::new().mode(0o700).create(&directory)?;
+    Ok(directory.join("socket"))
 }
 
 /// The file of a socket we listen on; dropped, it is removed if it is still ours.
@@ -38,8 +40,7 @@ pub(super) struct SocketFile {
 }
 
 impl SocketFile {
-    pub(super) fn of(endpoint: &str) -> Option<Self> {
-        let path = path(endpoint)?.to_owned();
+    pub(super) fn of(path: PathBuf) -> Option<Self> {
         let inode = inode(&path)?;
         Some(Self { path, inode })
     }
@@ -49,9 +50,18 @@ impl Drop for SocketFile {
     fn drop(&mut self) {
         if inode(&self.path) == Some(self.inode) {
             // If it cannot be removed, the next start replaces it.
-            let _ = std::fs::remove_file(&self.path);
+            let _ = fs::remove_file(&self.path);
+            if let Some(directory) = self.path.parent().filter(|directory| is_of_free_path(directory)) {
+                let _ = fs::remove_dir(directory);
+            }
         }
     }
+}
+
+/// Whether it is a directory that [`free_path`] made.
+fn is_of_free_path(directory: &Path) -> bool {
+    let name = directory.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+    directory.parent() == Some(&std::env::temp_dir()) && name.strip_prefix("butterfly-").is_some_and(|rest| rest.len() == 16)
 }
 
 fn inode(path: &Path) -> Option<(u64, u64)> {

@@ -35,6 +35,11 @@ pub fn node() -> Node {
                 option("trace-file-size", "BYTES").help("begin the next file, PATH.1 and so on, when one has so many"),
                 option("trace-files", "N").help("overwrite the first file after so many (default: 2); needs --trace-file-size"),
                 flag("bypass-filtering").help("no firewall and no source checks for this NIC"),
+                flag("forwards").help(
+                    "passes on packets of others, as routers and load balancers do: they may be from addresses of filtered NICs; with --bypass-filtering",
+                ),
+                flag("shared-ip").help("machines on other hosts have its addresses, too (VRRP, keepalived)"),
+                flag("router").help("let it send router advertisements and redirects, by an OUTBOUND rule for protocol 58 (or 1)"),
                 option("sniff-target", "NIC").help("a mirror of that NIC of the same VNI: gets copies of all it sends and receives, and cannot send"),
             ])
             .after_help(
@@ -74,6 +79,9 @@ fn nic(arguments: &Arguments) -> Result<Nic, Failure> {
     if arguments.has("path") && kind != Some(Type::VHOST_USER_CLIENT) {
         return Err(Failure::usage("--path needs --type VHOST_USER_CLIENT"));
     }
+    if arguments.has("forwards") && !arguments.has("bypass-filtering") {
+        return Err(Failure::usage("--forwards needs --bypass-filtering: a filtered NIC sends from its own addresses only"));
+    }
     if arguments.has("netns") && kind != Some(Type::TAP) {
         return Err(Failure::usage("--netns needs --type TAP"));
     }
@@ -85,6 +93,9 @@ fn nic(arguments: &Arguments) -> Result<Nic, Failure> {
         security_group: arguments.values("sg").to_vec(),
         ip_anti_spoof: arguments.has("enable-antispoof").then_some(true),
         bypass_filtering: arguments.has("bypass-filtering").then_some(true),
+        forwards: arguments.has("forwards").then_some(true),
+        shared_ip: arguments.has("shared-ip").then_some(true),
+        router: arguments.has("router").then_some(true),
         sniff_target_nic_id: text("sniff-target"),
         type_: kind.map(Into::into),
         path: text("path"),

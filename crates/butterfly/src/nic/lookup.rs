@@ -90,5 +90,10 @@ fn print_details(arguments: &Arguments, session: &mut Session) -> Result<(), Fai
         session.line(format_args!("sniff target: {target}"))?;
     }
     session.line(format_args!("bypass filtering: {}", nic.bypass_filtering()))?;
+    for (on, name) in [(nic.forwards(), "forwards"), (nic.shared_ip(), "shared addresses"), (nic.router(), "router")] {
+        if on {
+            session.line(format_args!("{name}: true"))?;
+        }
+    }
     session.line(format_args!("packet trace: {}", nic.packet_trace()))
 }

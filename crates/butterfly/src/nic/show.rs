@@ -63,15 +63,20 @@ fn page(show: &NicShow, now: u64, all: bool) -> String {
 fn declaration(page: &mut String, show: &NicShow) {
     let filtering = match (show.bypass_filtering(), show.ip_anti_spoof()) {
         _ if show.mirror.is_some() => "it is a mirror: nothing that it sends passes",
+        (true, _) if show.forwards() => "bypassed; it forwards for others",
         (true, _) => "bypassed",
         (false, true) => "on, with ARP anti-spoofing",
         (false, false) => "on",
     };
     field(page, "mac", show.mac());
     field(page, "vni", &show.vni().to_string());
-    field(page, "addresses", &listed(&show.ip));
+    let shared = if show.shared_ip() { ", shared with other hosts" } else { "" };
+    field(page, "addresses", &format!("{}{shared}", listed(&show.ip)));
     field(page, "security groups", &listed(&show.security_group));
     field(page, "filtering", filtering);
+    if show.router() {
+        field(page, "router", "may send router advertisements and redirects, by a rule that names ICMPv6 or ICMP");
+    }
     if let Some(mirror) = show.mirror.as_ref() {
         let idle = mirror.idle.as_ref().map(|idle| format!(": no copies, as {idle}")).unwrap_or_default();
         field(page, "mirror of", &format!("{}{idle}", mirror.target()));
@@ -129,6 +134,13 @@ fn machine(page: &mut String, show: &NicShow, now: u64) {
     if show.others_waiting() {
         field(page, "waiting", "another machine has connected and gets its turn when this one leaves");
     }
+    if let Some(interrupts) = show.interrupts.as_ref().filter(|interrupts| interrupts.apart()) {
+        let worst = interrupts.worst_ns() / 1000;
+        field(page, "interrupts", &format!("slow (up to {worst} us): a thread of their own sends them"));
+    }
+    if let Some(touches) = show.first_touches.as_ref().filter(|touches| touches.pages() + touches.stalls() > 0) {
+        field(page, "first touches", &first_touches(touches));
+    }
     field(page, "times attached", &show.attach_count().to_string());
     let detached = match (&show.last_detach_reason, show.last_detach_time) {
         (Some(reason), Some(time)) => format!("{}: {reason}", when(time)),
@@ -137,6 +149,23 @@ fn machine(page: &mut String, show: &NicShow, now: u64) {
         (None, None) => "never".into(),
     };
     field(page, "last detach", &detached);
+}
+
+/// What memory that was not there cost.
+fn first_touches(touches: &nic_show::FirstTouches) -> String {
+    let mut text = format!("{} pages of its memory were touched by the switch before anybody else", touches.pages());
+    match touches.rests() {
+        0 => {}
+        1 => text.push_str(", so it had to rest once"),
+        n => {
+            let _ = write!(text, ", so it had to rest {n} times");
+        }
+    }
+    if touches.stalls() > 0 {
+        let _ = write!(text, "; the switch slept {} ms for some", touches.stalled_us() / 1000);
+    }
+    text.push_str(": its memory back end needs prealloc=on");
+    text
 }
 
 fn features(page: &mut String, show: &NicShow, all: bool) {
@@ -230,6 +259,7 @@ fn traffic(page: &mut String, show: &NicShow) {
     for (count, meaning) in [
         (show.flooded(), "frames of the virtual machine went to several receivers"),
         (show.learn_refused(), "times a source address was not learnt, as a bound was reached"),
+        (show.announced(), "frames said for the virtual machine where it is now, as after a live migration"),
         (show.interface_refused(), "frames were refused by the network interface, as it is down"),
     ] {
         if count != 0 {

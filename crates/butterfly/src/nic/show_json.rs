@@ -31,7 +31,23 @@ pub fn json(show: &NicShow) -> Value {
             "trouble": trace.trouble,
         })
     });
-    json!({
+    let interrupts = show.interrupts.as_ref().map(|interrupts| {
+        json!({
+            "costly": interrupts.costly(),
+            "confirmed": interrupts.confirmed(),
+            "apart": interrupts.apart(),
+            "worst_ns": interrupts.worst_ns(),
+        })
+    });
+    let first_touches = show.first_touches.as_ref().map(|touches| {
+        json!({
+            "pages": touches.pages(),
+            "rests": touches.rests(),
+            "stalls": touches.stalls(),
+            "stalled_us": touches.stalled_us(),
+        })
+    });
+    let mut page = json!({
         "id": show.id(),
         "mac": show.mac(),
         "vni": show.vni(),
@@ -39,6 +55,9 @@ pub fn json(show: &NicShow) -> Value {
         "security_group": show.security_group,
         "ip_anti_spoof": show.ip_anti_spoof(),
         "bypass_filtering": show.bypass_filtering(),
+        "forwards": show.forwards(),
+        "shared_ip": show.shared_ip(),
+        "router": show.router(),
         "type": kind,
         "path": show.path,
         "role": show.role,
@@ -77,6 +96,7 @@ pub fn json(show: &NicShow) -> Value {
         "out_bytes": show.out_bytes(),
         "flooded": show.flooded(),
         "learn_refused": show.learn_refused(),
+        "announced": show.announced(),
         "sessions": show.sessions(),
         "host_mtu": show.host_mtu,
         "mirror": mirror,
@@ -86,5 +106,10 @@ pub fn json(show: &NicShow) -> Value {
         "interface_refused": show.interface_refused,
         "pings": pings,
         "drops": drops_json(&show.drops),
-    })
+    });
+    // As many as the macro can take are above.
+    for (name, value) in [("interrupts", interrupts), ("first_touches", first_touches)] {
+        page[name] = value.into();
+    }
+    page
 }

@@ -20,6 +20,12 @@ pub fn node() -> Node {
                 option("id", "ID").required(true).help("the NIC"),
                 list("ip", "IP").help("its addresses, all of them; `--ip -e` clears them"),
                 option("enable-antispoof", "true|false").help("drop ARP that does not speak for the NIC's own addresses"),
+                option("forwards", "true|false").help(
+                    "passes on packets of others, as routers and load balancers do: they may be from addresses of filtered NICs; of a NIC that bypasses filtering",
+                ),
+                option("shared-ip", "true|false").help("machines on other hosts have its addresses, too (VRRP, keepalived)"),
+                option("router", "true|false")
+                    .help("let it send router advertisements and redirects, by an OUTBOUND rule for protocol 58 (or 1)"),
                 option("packet-trace", "true|false").help("write the NIC's packets to a pcap file"),
                 option("trace-path", "PATH").help("that file"),
                 option("trace-filter", "FILTER").help("write only these packets, in the syntax of tcpdump"),
@@ -40,6 +46,9 @@ fn update(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
         nic_update: MessageField::some(NicUpdateReq {
             id: arguments.value("id").map(str::to_owned),
             ip_anti_spoof: arguments.parsed("enable-antispoof", "true or false")?,
+            forwards: arguments.parsed("forwards", "true or false")?,
+            shared_ip: arguments.parsed("shared-ip", "true or false")?,
+            router: arguments.parsed("router", "true or false")?,
             ip: addresses(arguments.values("ip"))?,
             packet_trace: arguments.parsed("packet-trace", "true or false")?,
             packet_trace_path: arguments.value("trace-path").map(str::to_owned),

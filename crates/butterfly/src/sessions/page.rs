@@ -57,7 +57,8 @@ pub fn time_outs(state: &SessionTable) -> String {
         }
     };
     // Writing to a string cannot fail.
-    let _ = writeln!(page, "one NIC or network may have {}", state.share());
+    let share = state.share();
+    let _ = writeln!(page, "one network may have {share}, and one NIC may open half of that and receive as many");
     let _ = writeln!(page, "{pickup}\n");
     page.push_str(&table(0, heading, &rows));
     page
@@ -105,6 +106,7 @@ fn end(session: &Session, end: &End, opener: bool) -> String {
 fn admission(admission: &SessionAdmission) -> String {
     match admission.kind.map(|kind| kind.enum_value()) {
         Some(Ok(Kind::BYPASS)) => "bypass".into(),
+        Some(Ok(Kind::OTHER_HOST)) => "other host".into(),
         Some(Ok(Kind::DEFAULT_EGRESS)) => "default egress".into(),
         Some(Ok(Kind::RULE)) => format!("{} {}", safe(admission.security_group()), rule_hash(&admission.rule)),
         Some(Ok(Kind::GONE)) => "gone".into(),

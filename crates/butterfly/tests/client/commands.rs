@@ -20,8 +20,12 @@ fn nic_add() {
             "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 ip: \"10.0.0.1\" ip: \"10.0.0.2\" security_group: \"web\" security_group: \"ssh\"}",
         ),
         (
-            "--enable-antispoof --bypass-filtering",
-            "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 ip_anti_spoof: true bypass_filtering: true}",
+            "--enable-antispoof --bypass-filtering --router",
+            "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 ip_anti_spoof: true bypass_filtering: true router: true}",
+        ),
+        (
+            "--bypass-filtering --forwards --shared-ip",
+            "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 bypass_filtering: true forwards: true shared_ip: true}",
         ),
         (
             "--type VHOST_USER_SERVER --packet-trace false",
@@ -63,6 +67,7 @@ fn nic_add_refuses() {
         ("--packet-trace yes", "--packet-trace argument not recognized\nhelp: \"yes\" is not true or false"),
         ("--trace-path /tmp/t", "--trace-path needs --packet-trace true"),
         ("--trace-path /tmp/t --packet-trace false", "--trace-path needs --packet-trace true"),
+        ("--forwards", "--forwards needs --bypass-filtering: a filtered NIC sends from its own addresses only"),
         ("--path /run/a.sock", "--path needs --type VHOST_USER_CLIENT"),
         ("--path /run/a.sock --type VHOST_USER_SERVER", "--path needs --type VHOST_USER_CLIENT"),
     ] {
@@ -78,7 +83,9 @@ fn nic_update() {
         ("", "nic_update {id: \"a\"}"),
         ("--ip 10.0.0.1 --ip ::1", "nic_update {id: \"a\" ip: \"10.0.0.1\" ip: \"::1\"}"),
         ("--enable-antispoof true", "nic_update {id: \"a\" ip_anti_spoof: true}"),
+        ("--forwards true --shared-ip false", "nic_update {id: \"a\" forwards: true shared_ip: false}"),
         ("--enable-antispoof false", "nic_update {id: \"a\" ip_anti_spoof: false}"),
+        ("--router true", "nic_update {id: \"a\" router: true}"),
         ("--packet-trace true --trace-path t", "nic_update {id: \"a\" packet_trace: true packet_trace_path: \"t\"}"),
         // Clears, and is not the endpoint's option wherever it stands.
         ("--ip -e", "nic_update {id: \"a\" ip: \"\"}"),

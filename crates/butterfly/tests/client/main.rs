@@ -3,6 +3,8 @@
 //! Each row is one command line and everything it must do: what it asks,
 //! prints and returns.
 
+#![recursion_limit = "256"] // of json!
+
 mod commands;
 mod drops;
 mod encryption;

@@ -133,7 +133,7 @@ fn time_outs() {
             answers: &[&[TABLE]],
             out: "\
 sessions: 3 of 1000000 in use, in huge pages of 2 MiB
-one NIC or network may have 250000
+one network may have 250000, and one NIC may open half of that and receive as many
 TCP connections are picked up in their middle for 120 s after the daemon started or a machine attached
 
 time-out      seconds  of
@@ -146,7 +146,7 @@ udp-answered       60  UDP with an answer
             line: "sessions --timeouts @",
             asks: &[&["session_table: true"]],
             answers: &[&["session_table { capacity: 1 used: 0 memory: \"m\" tcp_pickup: 0 share: 1 }"]],
-            out: "sessions: 0 of 1 in use, in m\none NIC or network may have 1\n\
+            out: "sessions: 0 of 1 in use, in m\none network may have 1, and one NIC may open half of that and receive as many\n\
                   TCP connections are never picked up in their middle\n\ntime-out  seconds  of\n",
             ..Row::default()
         },

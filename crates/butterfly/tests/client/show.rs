@@ -16,7 +16,9 @@ const SHOWN: &str = r#"nic_show {
   memory_regions { guest_addr: 0 size: 536870912 page_size: 4096 }
   memory_regions { guest_addr: 4294967296 size: 1073741824 page_size: 2097152 }
   last_detach_reason: "the virtual machine closed the connection" last_detach_time: 1000000000
-  trouble: "no socket" peer_pid: 4711 others_waiting: true migrating: true flooded: 5 learn_refused: 6 host_mtu: 1450 sessions: 9
+  trouble: "no socket" peer_pid: 4711 others_waiting: true migrating: true flooded: 5 learn_refused: 6 announced: 7 host_mtu: 1450 sessions: 9
+  interrupts { costly: 2 confirmed: 1 apart: true worst_ns: 94000000 }
+  first_touches { pages: 70000 rests: 3 stalls: 1 stalled_us: 306000 }
   in_packets: 10 in_bytes: 1000 out_packets: 200 out_bytes: 20000
   drops { reason: "ring-full" count: 12 description: "the receiver took nothing" }
   drops { reason: "spoofed-mac" count: 0 description: "the source MAC is not the vnic's" }
@@ -67,6 +69,11 @@ fn nic_show_is_a_page() {
             )
             .unwrap();
         let (detached, after) = after.split_once("\n\n").unwrap();
+        let costs = "  interrupts        slow (up to 94000 us): a thread of their own sends them
+  first touches     70000 pages of its memory were touched by the switch before anybody else, so it had to rest 3 times; \
+                    the switch slept 306 ms for some: its memory back end needs prealloc=on
+";
+        let detached = detached.strip_prefix(costs).unwrap_or_else(|| panic!("{detached}"));
         assert!(detached.starts_with("  times attached    3\n  last detach       2001-09-09 01:46:40 UTC ("), "{detached}");
         assert!(detached.ends_with(" ago): the virtual machine closed the connection"), "{detached}");
 
@@ -99,6 +106,7 @@ traffic
   out, to the virtual machine       200  20000
   5 frames of the virtual machine went to several receivers
   6 times a source address was not learnt, as a bound was reached
+  7 frames said for the virtual machine where it is now, as after a live migration
 
 drops
   reason     {pad}frames  meaning
@@ -174,6 +182,8 @@ fn nic_show_for_programs() {
         "security_group": ["web"],
         "ip_anti_spoof": true,
         "bypass_filtering": false,
+        "forwards": false,
+        "shared_ip": false,
         "type": "VHOST_USER_SERVER",
         "path": "/run/qemu-vhost-vm-1",
         "role": "server",
@@ -208,6 +218,7 @@ fn nic_show_for_programs() {
         "out_bytes": 20000,
         "flooded": 5,
         "learn_refused": 6,
+        "announced": 7,
         "sessions": 9,
         "host_mtu": 1450,
         "packet_trace": null,
@@ -217,11 +228,14 @@ fn nic_show_for_programs() {
             {"reason": "bad-chain", "count": 1, "description": "descriptors\u{1b}[2J"},
         ],
     });
+    expected["router"] = false.into();
     // As many as the macro can take are above.
     for absent in ["mirror", "netns", "interface_refused", "pings"] {
         expected[absent] = serde_json::Value::Null;
     }
     expected["mirrored_by"] = serde_json::json!([]);
+    expected["interrupts"] = serde_json::json!({ "costly": 2, "confirmed": 1, "apart": true, "worst_ns": 94_000_000 });
+    expected["first_touches"] = serde_json::json!({ "pages": 70_000, "rests": 3, "stalls": 1, "stalled_us": 306_000 });
     assert_eq!(serde_json::from_str::<serde_json::Value>(&ended.out).unwrap(), expected);
 }
 

@@ -171,6 +171,7 @@ fn tunnels_for_programs_are_whole() {
 
 const UPLINK: &str = r#"uplink_show {
   kind: "af_xdp" interface: "eth0" mode: "generic" note: "the driver has no XDP" queues: 4 mac: "52:54:00:00:00:09" mtu: 1500 state: "no carrier"
+  vlan: 42 vlan_doubt: "a veth hides tags"
   host_mtu: 1450 offloads: "tx-csum" offloads: "rx-csum" in_packets: 10 in_bytes: 1000 out_packets: 200 out_bytes: 20000
   drops { reason: "not-ours" count: 2 description: "somebody else's" } drops { reason: "vxlan-flags" count: 0 description: "flags" }
   counters { name: "tx-full" value: 7 description: "too slow" } counters { name: "rx-invalid" value: 0 description: "nonsense" }
@@ -185,6 +186,7 @@ eth0
   mode              generic
   note              the driver has no XDP
   state             no carrier: nobody is at the other end of the cable; nothing leaves this host
+  vlan              42; frames of others may be heard: a veth hides tags
   queues            4
   link address      52:54:00:00:00:09
   mtu               1500
@@ -232,6 +234,7 @@ drops
   kind              vhost-user
   mode              m
   attached          no: the other end of the socket is not there
+  vlan              none; frames of others are dropped
   queues            1
   link address\x20\x20\x20\x20\x20\x20
   mtu               0
@@ -262,6 +265,8 @@ drops
         "mac": "52:54:00:00:00:09",
         "mtu": 1500,
         "state": "no carrier",
+        "vlan": 42,
+        "vlan_doubt": "a veth hides tags",
         "host_mtu": 1450,
         "offloads": ["tx-csum", "rx-csum"],
         "in_packets": 10,

@@ -81,6 +81,12 @@ kinds! {
     QueueTrouble = "queue-trouble", USUAL;
     /// The guest put something impossible into a queue, which rests until its driver sets it up anew.
     QueueBroken = "queue-broken", USUAL;
+    /// Interrupting the machine takes long, as too much waits for its interrupts: a thread of their own sends them until another one attaches.
+    SlowInterrupts = "slow-interrupts", USUAL;
+    /// The switch had to touch more of the machine's memory first than there is a budget for: the nic rests now and then.
+    FirstTouches = "first-touches", USUAL;
+    /// The switch had to sleep for a page of the machine's memory, which is in swap or where a hole is punched: the nic rests twenty times as long.
+    MemoryStalled = "memory-stalled", USUAL;
     /// A security group was made, or given other content as a whole.
     SgDeclared = "sg-declared", CHANGE;
     /// A security group was deleted.
@@ -99,6 +105,10 @@ kinds! {
     LogLevel = "log-level", CHANGE;
     /// A request was refused, and why. Nothing has changed by it unless the text says so.
     RequestFailed = "request-failed", USUAL;
+    /// The connection of a client was ended because it took more of the API than its part: which client, and what it did.
+    ClientCut = "client-cut", USUAL;
+    /// The connection of somebody who never came as far as asking was ended: it speaks something else, another version of ZeroMQ's protocol, or nothing.
+    ClientRefused = "client-refused", USUAL;
     /// The table of sessions is more than 80 % full.
     SessionsNearlyFull = "sessions-nearly-full", USUAL;
     /// The table of sessions is less than 70 % full again.
@@ -123,6 +133,8 @@ kinds! {
     BadDiscovery = "bad-discovery", USUAL;
     /// The nic, or another host if no nic is named, sent frames with the MAC address of a filtered nic of this host; they were dropped.
     MacClaimed = "mac-claimed", USUAL;
+    /// The nic, or another host if no nic is named, sent packets from the address of a filtered nic of this host, or said that it has that address; they were dropped.
+    IpClaimed = "ip-claimed", USUAL;
     /// The guest made descriptor chains available to send that break the rules; their frames were dropped.
     BadChain = "bad-chain", USUAL;
     /// The guest made buffers available to receive that break the rules; frames for them were dropped.

@@ -37,11 +37,11 @@ pub struct Note {
     pub origin: Option<Origin>,
 }
 
-/// A request.
+/// A request, or a client without one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// Its name in the protocol.
-    pub request: &'static str,
+    pub request: Option<&'static str>,
     /// Who made it.
     pub caller: Option<Caller>,
 }
@@ -158,7 +158,7 @@ fn event(note: Note, more: u64) -> Event {
         nic,
         vni,
         text: shortened(text),
-        request: origin.map(|origin| origin.request),
+        request: origin.and_then(|origin| origin.request),
         client: origin.and_then(|origin| origin.caller),
         more,
     }
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn what_is_noted_is_listed_with_its_time() {
         let events = Events::default();
-        let origin = Some(Origin { request: "nic_add", caller: Some(Caller::Local) });
+        let origin = Some(Origin { request: Some("nic_add"), caller: Some(Caller::Local) });
         events.note(Note { origin, ..Note::new(Kind::NicAdded, "made").nic("n", 7) });
         let listing = events.list(&Query { limit: 10, ..Query::default() });
         let [event] = &listing.events[..] else { panic!("{listing:?}") };

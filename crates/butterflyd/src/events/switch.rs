@@ -15,6 +15,23 @@ pub fn note(about: About<'_>, what: Happening<'_>) -> Note {
         Happening::Driving(false) => (Kind::QueuesStopped, "the driver stopped its queues".to_owned()),
         Happening::Trouble(why) => (Kind::QueueTrouble, why.to_owned()),
         Happening::Broken(queue) => (Kind::QueueBroken, broken(queue)),
+        Happening::SlowInterrupts(worst) => (
+            Kind::SlowInterrupts,
+            format!("interrupting it took up to {} us: a thread of their own sends its interrupts", worst.as_micros()),
+        ),
+        Happening::FirstTouches(pages) => (
+            Kind::FirstTouches,
+            format!(
+                "the switch was the first to touch {pages} pages of its memory, so it has to rest: its memory back end needs prealloc=on"
+            ),
+        ),
+        Happening::MemoryStalled(time) => (
+            Kind::MemoryStalled,
+            format!(
+                "the switch slept for pages of its memory, {} ms in all: it has to rest twenty times as long",
+                time.as_millis()
+            ),
+        ),
         Happening::Dropped(reason, frames) => {
             let text = format!("{} dropped: {}", count(frames, "frame"), reason.description);
             (Kind::of_drops(reason.name).unwrap_or(Kind::BadChain), text)

@@ -58,7 +58,7 @@ impl<D: Dataplane> Handler for Daemon<D> {
     fn handle(&mut self, action: Action<'_>, context: &Context) -> Answer {
         // A batch may take long: whoever watches sees it get on.
         self.turns.taken();
-        self.origin = Some(Origin { request: action.name(), caller: context.caller });
+        self.origin = Some(Origin { request: Some(action.name()), caller: context.caller });
         let answer = self.carry_out(action, context);
         if let Err(failure) = &answer {
             self.note_failure(&action, failure);
@@ -67,7 +67,7 @@ impl<D: Dataplane> Handler for Daemon<D> {
     }
 
     fn not_understood(&mut self, why: &str, context: &Context) {
-        let origin = Some(Origin { request: "unknown", caller: context.caller });
+        let origin = Some(Origin { request: Some("unknown"), caller: context.caller });
         self.events.note(Note { origin, ..Note::new(Kind::RequestFailed, format!("refused: {why}")) });
     }
 }

@@ -85,9 +85,10 @@ impl<D: Dataplane> Daemon<D> {
         Ok(Response { nic_details, ..Default::default() })
     }
 
-    /// The protocol has it, and its data has always been empty.
+    /// The protocol has it, and its data has always been empty. The machine is about to leave for another host.
     pub(super) fn nic_export(&self, id: &str) -> Answer {
         self.nics.get(id).ok_or_else(|| unknown(id))?;
+        self.dataplane.export_vnic(id);
         let data = FwData { data: Some(Vec::new()), ..Default::default() };
         let result = NicExportRes { fw_data: MessageField::some(data), ..Default::default() };
         Ok(Response { nic_export: MessageField::some(result), ..Default::default() })
@@ -248,6 +249,9 @@ fn policy(nic: &Nic) -> VnicPolicy {
     VnicPolicy {
         bypass: nic.bypass_filtering,
         ip_anti_spoof: nic.ip_anti_spoof,
+        forwards: nic.forwards,
+        shared_ip: nic.shared_ip,
+        router: nic.router,
         ips: nic.ips.addresses().collect(),
         groups: nic.security_groups.names().to_vec(),
     }

@@ -69,6 +69,9 @@ pub(super) fn difference(old: &Nic, new: &Nic) -> String {
     parts.extend(lists("security groups", &groups(old), &groups(new)));
     parts.extend(values("antispoof", old.ip_anti_spoof, new.ip_anti_spoof));
     parts.extend(values("bypass filtering", old.bypass_filtering, new.bypass_filtering));
+    parts.extend(values("forwards", old.forwards, new.forwards));
+    parts.extend(values("shared addresses", old.shared_ip, new.shared_ip));
+    parts.extend(values("router", old.router, new.router));
     parts.extend(values("packet trace", old.packet_trace, new.packet_trace));
     parts.extend(texts("packet trace path", old.packet_trace_path.as_deref(), new.packet_trace_path.as_deref()));
     parts.extend((old.trace_options != new.trace_options).then(|| "packet trace options".to_owned()));

@@ -6,7 +6,7 @@ use butterfly_api::{
     Answer, Failure,
     proto::{
         FdbEntry, FdbListReq, NicShow, NicStats, Pings, Response, Worker, fdb_entry,
-        nic_show::{Drop, MemoryRegion, Mirror, Queue},
+        nic_show::{Drop, FirstTouches, Interrupts, MemoryRegion, Mirror, Queue},
     },
 };
 use butterfly_datapath::{FdbKind, FdbRow, GuestReport, ReasonInfo, RingStatus, VnicReport, WorkerReport};
@@ -107,6 +107,9 @@ fn show(nic: &Nic, report: &VnicReport) -> NicShow {
         drops: drops(&report.drops),
         bypass_filtering: Some(nic.bypass_filtering),
         ip_anti_spoof: Some(nic.ip_anti_spoof),
+        forwards: nic.forwards.then_some(true),
+        shared_ip: nic.shared_ip.then_some(true),
+        router: nic.router.then_some(true),
         ip: nic.ips.texts(),
         security_group: nic.security_groups.texts(),
         trouble: device.trouble.clone().or_else(|| attached?.memory_trouble.map(str::to_owned)),
@@ -116,6 +119,7 @@ fn show(nic: &Nic, report: &VnicReport) -> NicShow {
         migrating: Some(attached.is_some_and(|attached| attached.logging)),
         flooded: Some(report.flooded),
         learn_refused: Some(report.learn_refused),
+        announced: Some(report.announced),
         sessions: Some(report.sessions),
         netns: convert::netns(&nic.kind),
         interface_refused: match &report.guest {
@@ -123,6 +127,22 @@ fn show(nic: &Nic, report: &VnicReport) -> NicShow {
             _ => None,
         },
         pings: pings(report).into(),
+        interrupts: Some(Interrupts {
+            costly: Some(device.interrupts.costly),
+            confirmed: Some(device.interrupts.confirmed),
+            apart: Some(device.interrupts.apart),
+            worst_ns: Some(device.interrupts.worst_ns),
+            ..Default::default()
+        })
+        .into(),
+        first_touches: Some(FirstTouches {
+            pages: Some(device.touches.pages),
+            rests: Some(device.touches.rests),
+            stalls: Some(device.touches.stalls),
+            stalled_us: Some(u64::try_from(device.touches.stalled.as_micros()).unwrap_or(u64::MAX)),
+            ..Default::default()
+        })
+        .into(),
         ..Default::default()
     }
 }

@@ -117,6 +117,7 @@ pub(super) fn admission(admission: Admission) -> SessionAdmission {
     use session_admission::Kind;
     let (kind, rule) = match admission {
         Admission::Bypass => (Kind::BYPASS, None),
+        Admission::OtherHost => (Kind::OTHER_HOST, None),
         Admission::DefaultEgress => (Kind::DEFAULT_EGRESS, None),
         Admission::Rule { group, rule } => (Kind::RULE, Some((group, rule))),
         Admission::Gone => (Kind::GONE, None),

@@ -46,6 +46,9 @@ fn a_new_vnic_is_made_and_its_path_returned() {
     let policy = VnicPolicy {
         bypass: false,
         ip_anti_spoof: false,
+        forwards: false,
+        shared_ip: false,
+        router: false,
         ips: vec!["10.0.0.1".parse().unwrap()],
         groups: vec![GroupName::new("web").unwrap()],
     };
@@ -160,6 +163,7 @@ fn addresses_groups_and_flags_change_in_place() {
     for (change, calls, detail) in [
         ("ip: \"10.0.0.2\"", vec!["update n"], "ip: \"10.0.0.2\""),
         ("ip_anti_spoof: true", vec!["update n"], "ip_anti_spoof: true"),
+        ("router: true", vec!["update n"], "router: true"),
         ("bypass_filtering: true", vec!["update n"], "bypass_filtering: true"),
         ("security_group: \"db\"", vec!["update n"], "security_group: \"db\""),
         (&traced, vec![], "packet_trace: true"),
@@ -263,6 +267,9 @@ fn updates_follow_the_table() {
         ("", Ok((0, ""))),
         ("ip_anti_spoof: false", Ok((0, ""))),
         ("ip_anti_spoof: true", Ok((1, "ip_anti_spoof: true"))),
+        ("forwards: true shared_ip: true", Ok((1, "forwards: true shared_ip: true"))),
+        ("forwards: false shared_ip: false", Ok((0, "packet_trace: false }"))),
+        ("router: true", Ok((1, "router: true"))),
         ("ip: \"0:0::1\" ip: \"::1\"", Ok((1, "ip: \"::1\" security"))),
         ("ip: \"\"", Ok((1, "vni: 1 security"))),
         ("security_group: \"b\" security_group: \"a\"", Ok((1, "security_group: \"b\" security_group: \"a\" ip_"))),
@@ -416,7 +423,9 @@ fn a_vnic_is_shown_whole() {
         last_detach_reason: \"it crashed\" last_detach_time: 900 attach_count: 4 \
         in_packets: 1 in_bytes: 100 out_packets: 2 out_bytes: 200 bypass_filtering: false ip_anti_spoof: false \
         ip: \"10.0.0.1\" security_group: \"web\" trouble: \"trouble\" peer_pid: 77 others_waiting: true migrating: true \
-        flooded: 5 learn_refused: 6 sessions: 8";
+        flooded: 5 learn_refused: 6 sessions: 8 announced: 7 \
+        interrupts { costly: 2 confirmed: 1 apart: true worst_ns: 94000000 } \
+        first_touches { pages: 70000 rests: 3 stalls: 1 stalled_us: 306000 }";
     assert_eq!(one_line(&text::print(&rest)), expected);
 }
 

@@ -159,6 +159,8 @@ fn uplink(report: UplinkReport) -> UplinkShow {
         counters: report.counters.into_iter().map(counter).collect(),
         attached: report.attached,
         state: report.state.map(|state| state.name().to_owned()),
+        vlan: (report.vlan != 0).then_some(report.vlan.into()),
+        vlan_doubt: report.vlan_doubt,
         ..Default::default()
     }
 }

@@ -66,6 +66,8 @@ families! {
     NicFlooded = Counter "butterfly_nic_flooded_packets_total" ["nic", "vni"];
     /// Frames of the machine whose source address was not learnt because a bound was reached.
     NicLearnRefused = Counter "butterfly_nic_learn_refused_packets_total" ["nic", "vni"];
+    /// Frames that said for the machine where it is now, as after a live migration.
+    NicAnnounced = Counter "butterfly_nic_announced_packets_total" ["nic", "vni"];
     /// Addresses learnt behind the nic.
     NicLearnt = Gauge "butterfly_nic_learnt_addresses" ["nic", "vni"];
     /// Sessions that the nic is an end of.
@@ -113,6 +115,8 @@ families! {
     WorkerIdlePolls = Counter "butterfly_worker_idle_polls_total" ["worker"];
     /// Rings that are polled now.
     WorkerActiveRings = Gauge "butterfly_worker_active_rings" ["worker"];
+    /// Seconds of the longest turn, one batch of one ring, that all others waited for. What the host took the processor away for is part of it.
+    WorkerLongestTurn = Gauge "butterfly_worker_longest_turn_seconds" ["worker"];
 
     /// Sessions by protocol and state, counted every two seconds. Those that were cut let nothing pass and are only remembered.
     Sessions = Gauge "butterfly_sessions" ["protocol", "state"];
@@ -120,7 +124,7 @@ families! {
     SessionTableUsed = Gauge "butterfly_session_table_used" [];
     /// Records of the session table.
     SessionTableCapacity = Gauge "butterfly_session_table_capacity" [];
-    /// Most sessions that one nic, or one network, may have.
+    /// Most sessions that one network may have; a nic opens half of that at most, and receives as many.
     SessionShareLimit = Gauge "butterfly_session_share_limit" [];
 
     /// What the uplink is; always 1. With an uplink only, as everything else about it and about peers.

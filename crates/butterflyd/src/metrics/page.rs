@@ -77,6 +77,7 @@ impl Page {
             }
             self.add(Family::NicFlooded, &own, vnic.flooded);
             self.add(Family::NicLearnRefused, &own, vnic.learn_refused);
+            self.add(Family::NicAnnounced, &own, vnic.announced);
             self.add(Family::NicLearnt, &own, vnic.learnt);
             self.add(Family::NicSessions, &own, vnic.sessions);
             self.add(Family::NicAttached, &own, vnic.attached);
@@ -110,6 +111,7 @@ impl Page {
         self.add(Family::WorkerSleeps, &[index], worker.sleeps);
         self.add(Family::WorkerIdlePolls, &[index], worker.idle_polls);
         self.add(Family::WorkerActiveRings, &[index], worker.active_rings);
+        self.add_exact(Family::WorkerLongestTurn, &[index], worker.longest_turn as f64 / worker.tsc_hz.max(1) as f64);
         let mut metric = labelled(Family::WorkerBatchPackets, &[index]);
         metric.set_histogram(batches(worker));
         self.series[Family::WorkerBatchPackets as usize].push(metric);

@@ -2,18 +2,19 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
 };
 
 use crate::{
     batch::Context,
+    claims::Bindings,
     counters::Counters,
     fdb::Fdb,
     flow::{parse::parse, tcp::Track},
     headers::{Inside, inside, number},
     plane::copy_with,
     rules::Cells,
-    session::{HashKey, Key, Life, Table},
+    session::{Key, Life, Shares, Table},
     snapshot::{Network, Shared as VnicShared, Snapshot, Vnic},
     tap::Notes,
     worker::Shared,
@@ -30,8 +31,10 @@ pub(super) struct World<'a> {
     pub snapshot: Snapshot,
     pub table: Table,
     cells: Cells,
+    bindings: Bindings,
     fdb: Fdb,
     notes: Notes,
+    shares: Shares,
 }
 
 /// A worker's number, of counters that are there once.
@@ -58,13 +61,17 @@ impl<'a> World<'a> {
             };
             own.networks.set(at, Some(Arc::new(network)));
         }
+        let bindings = Bindings::new().ok()?;
+        own.vnics.iter().filter(|(_, vnic)| vnic.vni == vni).for_each(|(_, vnic)| bindings.adopt(vnic, &own));
         Some(World {
             shared,
             snapshot: own,
-            table: Table::new(SESSIONS, HashKey([1, 3, 5, 7])).ok()?,
+            table: Table::like(&shared.table, SESSIONS).ok()?,
             cells: Cells::new().ok()?,
+            bindings,
             fdb: Fdb::new(shared.fdb.ageing()),
             notes: Notes::default(),
+            shares: shared.shares.copy(),
         })
     }
 
@@ -81,7 +88,8 @@ impl<'a> World<'a> {
     /// Takes what the switch knows of a conversation.
     pub fn take_sessions(&self, key: &Key) {
         let real = &self.shared.table;
-        for (index, stored, admission) in real.of_hash(real.hash(key)) {
+        // Visits all.
+        real.find_map(real.hash(key), |index, stored, admission| {
             let line = real.record(index).line2();
             let life = Life { now: line.seen, state: line.state, track: line.track };
             // Known from the packet before, maybe: what that changed counts.
@@ -89,7 +97,8 @@ impl<'a> World<'a> {
             for cell in admission.cells {
                 self.cells.take_back(cell, self.shared.cells.taken_back(cell));
             }
-        }
+            None::<()>
+        });
     }
 
     /// How far the connection of a TCP segment from this slot has come, and whether that end opened it (0) or the other one did.
@@ -98,9 +107,9 @@ impl<'a> World<'a> {
         let tuple = parse(frame, at.into(), vlan, frame.len() as u32).ok()?.tuple;
         let real = &self.shared.table;
         let key = Key::new(&tuple, vni, from, from);
-        let mut all = real.of_hash(real.hash(&key)).filter(|(_, stored, _)| stored.vni() == vni);
-        all.find_map(|(index, stored, _)| {
+        real.find_map(real.hash(&key), |index, stored, _| {
             let direction = match stored.slots() {
+                _ if stored.vni() != vni => return None,
                 (opener, _) if opener == from && stored.tuple() == tuple => 0,
                 (_, responder) if responder == from && stored.tuple().reversed() == tuple => 1,
                 _ => return None,
@@ -121,13 +130,15 @@ impl<'a> World<'a> {
             clock: &self.shared.clock,
             table: &self.table,
             cells: &self.cells,
+            bindings: &self.bindings,
             timeouts: &self.shared.sessions.timeouts,
             tcp_pickup: self.shared.sessions.tcp_pickup,
-            session_share: self.shared.share,
+            shares: &self.shares,
             tunnel: self.shared.tunnel.as_ref(),
             // Nobody watches what does not happen.
             watched: None,
             notes: &self.notes,
+            floods: std::cell::Cell::new(false),
         }
     }
 }
@@ -138,7 +149,20 @@ fn same(count: &AtomicU32) -> AtomicU32 {
 
 /// What is counted and remembered of a vnic, apart. Its rings are its own: nothing here touches them.
 fn counts(shared: &VnicShared) -> Arc<VnicShared> {
-    let VnicShared { port, learnt, flood_tokens, flood_filled, sessions, attached, answered, dhcp, .. } = shared;
+    let VnicShared {
+        port,
+        learnt,
+        flood_tokens,
+        flood_filled,
+        sessions,
+        attached,
+        elsewhere,
+        bound,
+        driving,
+        answered,
+        dhcp,
+        ..
+    } = shared;
     let same64 = |word: &AtomicU64| AtomicU64::new(word.load(Relaxed));
     Arc::new(VnicShared {
         port: port.clone(),
@@ -146,10 +170,15 @@ fn counts(shared: &VnicShared) -> Arc<VnicShared> {
         learnt: same(learnt),
         flood_tokens: same64(flood_tokens),
         flood_filled: same64(flood_filled),
-        sessions: same(sessions),
+        sessions: sessions.copy(),
         attached: same(attached),
         presence: Default::default(),
+        elsewhere: AtomicBool::new(elsewhere.load(Relaxed)),
+        leaving: AtomicBool::new(false),
+        bound: bound.copy(),
+        driving: AtomicBool::new(driving.load(Relaxed)),
+        announcing: Default::default(),
         answered: same64(answered),
-        dhcp: [same64(&dhcp[0]), same64(&dhcp[1])],
+        dhcp: dhcp.copy(),
     })
 }

@@ -16,9 +16,10 @@ use super::{
 };
 use crate::{
     batch::{Context, Verdict},
+    claims::{self, IP_CLAIMED},
     drops::{DropReason, info},
     filter::{self, EGRESS_DENIED, INGRESS_DENIED, SPOOFED_IP},
-    flow::{Address, L4, Packet, parse::parse, tcp::TcpState},
+    flow::{Address, BAD_DHCP, DHCP_LIMIT, L4, Packet, parse::parse, tcp::TcpState},
     headers::{Inside, inside},
     plane::Plane,
     rules::address,
@@ -86,11 +87,17 @@ pub(super) fn never_sent(asked: &Asked, snapshot: &Snapshot) -> Walk {
 /// Whose frame it is.
 pub(super) fn source(sender: &Vnic) -> Step {
     let text = match sender {
-        Vnic { trunk: true, .. } => "comes from another host, whose daemon has checked it".to_owned(),
+        Vnic { trunk: true, .. } => "comes from another host: its sources are not checked here".to_owned(),
         vnic if vnic.rules.bypass => format!("{} bypasses filters: its sources are not checked", vnic.id),
         vnic => format!("{} is the MAC address of {}", vnic.mac, vnic.id),
     };
     step("source", Mark::Pass, text)
+}
+
+/// Whose address it is that somebody else claims.
+pub(super) fn owner(claimed: Address, context: &Context<'_>) -> Option<String> {
+    let owners = claims::owners(claimed, context);
+    (!owners.is_empty()).then(|| format!("{} is an address of {}", address(claimed), owners.join(", ")))
 }
 
 /// Where it goes.
@@ -154,6 +161,8 @@ pub(super) struct Decided<'a> {
     /// `None` of what goes to several.
     pub receiver: Option<&'a std::sync::Arc<Vnic>>,
     pub packet: Option<&'a Packet>,
+    /// What the rules and the exceptions at both ends said before it passed, as it counts against some of them.
+    pub said: Option<[Result<u32, DropReason>; 2]>,
 }
 
 /// What the filter did. Returns what admits the packet at both ends.
@@ -175,7 +184,8 @@ pub(super) fn filter(
         let text =
             if receiver.trunk || sender.trunk { "the end that is here bypasses filters" } else { "both ends bypass filters" };
         steps.push(step("filter", Mark::Pass, format!("{text}: nothing is decided")));
-        return [Some(Admission::Bypass), Some(Admission::Bypass)];
+        let by = |end: &Vnic| if end.trunk { Admission::OtherHost } else { Admission::Bypass };
+        return [Some(by(sender)), Some(by(receiver))];
     }
     let again = match (decided.before, decided.after) {
         (Some(before), Some(after)) => before.index != after.index || before.admission.stamp != after.admission.stamp,
@@ -184,6 +194,7 @@ pub(super) fn filter(
     steps.push(session(decided, again));
     let rules = plane.rules_by_cell();
     let by = |end: &Vnic, cell: u32, zero: Admission| match rules.get(&cell) {
+        _ if end.trunk => Admission::OtherHost,
         _ if end.rules.bypass => Admission::Bypass,
         Some((group, rule)) if cell != 0 => Admission::Rule { group: group.clone(), rule: rule.clone() },
         _ => zero,
@@ -198,13 +209,15 @@ pub(super) fn filter(
         }
         return admitted.map(Some);
     }
-    let [egress, ingress] = filter::rules_say(packet, receiver, context);
+    let Some([egress, ingress]) = decided.said else { return [None, None] };
     let mut admitted = [None, None];
     let tuple = packet.tuple;
     let port = filter::rule_port(packet);
     let wanted = |direction, peer| Wanted { direction, peer, protocol: tuple.protocol, port };
     // What refused it, if the rules did; else they are what would have admitted it.
-    let by_rules = decided.drop.is_none_or(|(reason, _)| [EGRESS_DENIED, INGRESS_DENIED, SPOOFED_IP].contains(&reason));
+    let by_rules = decided.drop.is_none_or(|(reason, _)| {
+        [EGRESS_DENIED, INGRESS_DENIED, SPOOFED_IP, IP_CLAIMED, BAD_DHCP, DHCP_LIMIT].contains(&reason)
+    });
     match egress {
         Ok(cell) => {
             let by = by(sender, cell, free_egress(sender));
@@ -213,7 +226,9 @@ pub(super) fn filter(
         }
         Err(reason) => {
             let mut refused = dropped("egress", reason);
-            if reason == SPOOFED_IP {
+            if reason == IP_CLAIMED {
+                refused.details.extend(owner(tuple.source, context));
+            } else if reason == SPOOFED_IP {
                 refused.details.push(format!("{} is not an address of {}", address(tuple.source), sender.id));
             } else {
                 refused.details =
@@ -275,7 +290,7 @@ fn session(decided: &Decided<'_>, again: bool) -> Step {
 
 fn let_out(sender: &Vnic, by: &Admission) -> String {
     match by {
-        Admission::Bypass if sender.trunk => "decided on the host that it comes from".into(),
+        Admission::OtherHost => "left to the host that it comes from".into(),
         Admission::Bypass => format!("{} bypasses filters", sender.id),
         Admission::DefaultEgress => format!("{} has no OUTBOUND rules: what comes from its own addresses may leave", sender.id),
         Admission::Rule { group, rule } => format!("{} may send it by group {group}: {}", sender.id, told(rule)),
@@ -285,7 +300,7 @@ fn let_out(sender: &Vnic, by: &Admission) -> String {
 
 fn let_in(receiver: &Vnic, by: &Admission) -> String {
     match by {
-        Admission::Bypass if receiver.trunk => "decided on the host that it goes to".into(),
+        Admission::OtherHost => "left to the host that it goes to".into(),
         Admission::Bypass => format!("{} bypasses filters", receiver.id),
         Admission::Rule { group, rule } => format!("{} may get it by group {group}: {}", receiver.id, told(rule)),
         Admission::DefaultEgress | Admission::Gone => format!("{} may get it without a rule", receiver.id),

@@ -13,16 +13,17 @@ use super::{
 use crate::{
     antispoof::antispoof,
     batch::{Batch, Context, Meta, Verdict},
+    claims::{claimed, claims},
     deliver::{FLOOD_LIMIT, NOT_ATTACHED, RING_FULL, may_flood},
     drops::{DropReason, info},
-    filter::{Room, SESSIONS_FULL, Share, admits_flooded, filter, full_shares, may_go},
-    flow::{L4, Packet, parse::parse},
+    filter::{Room, SESSIONS_FULL, Share, admits_flooded, filter, full_shares, may_give_way, read_packet, rests, rules_say},
+    flow::{L4, Packet},
     forward::{NO_RECEIVER, forward},
     headers::{Inside, headers},
     offload::offload,
     plane::Plane,
     rules::address,
-    session::Key,
+    session::{Key, Shares},
     snapshot::Vnic,
     tunnel::{NO_NEIGHBOUR, PeerRef, TOO_BIG, Tunnel, UPLINK_DOWN},
 };
@@ -59,15 +60,27 @@ pub(super) fn walk(plane: &Plane, world: &World<'_>, room: &mut Room, from: u32,
         let fate = end(&mut steps, "source", drop);
         return (walk(fate, [None, None], steps), None);
     }
+    if batch.unusual {
+        let address = claimed(&mut batch, 0, &context);
+        claims(&mut batch, &context);
+        if let Some(drop) = stopped(&batch) {
+            let fate = end(&mut steps, "source", drop);
+            if let (Some(step), Some(address)) = (steps.last_mut(), address) {
+                step.details.extend(told::owner(address, &context));
+            }
+            return (walk(fate, [None, None], steps), None);
+        }
+    }
     steps.push(told::source(sender));
     offload(&mut batch, &context);
-    let packet = match batch.metas().first().map(|meta| meta.inside) {
-        Some(Inside::Ip { at, vlan }) => parse(batch.frames.head(0), at.into(), vlan, frame.len() as u32).ok(),
+    let inside = match batch.metas().first().map(|meta| meta.inside) {
+        Some(Inside::Ip { at, vlan }) => Inside::Ip { at, vlan },
         // Nobody in the network is filtered, so nobody looked.
-        _ => match crate::headers::inside(batch.frames.head(0)) {
-            Inside::Ip { at, vlan } => parse(batch.frames.head(0), at.into(), vlan, frame.len() as u32).ok(),
-            _ => None,
-        },
+        _ => crate::headers::inside(batch.frames.head(0)),
+    };
+    let packet = match inside {
+        Inside::Ip { at, vlan } => read_packet(&mut batch, 0, at, vlan, frame.len() as u32).ok(),
+        _ => None,
     };
     let mac = |at: usize| frame.get(at..at + 6).and_then(|bytes| bytes.first_chunk()).map_or(Mac::ZERO, |bytes| Mac(*bytes));
     world.take_stations(sender.vni, [mac(0), mac(6)]);
@@ -101,12 +114,14 @@ pub(super) fn walk(plane: &Plane, world: &World<'_>, room: &mut Room, from: u32,
     // Its own table has none of the sessions that would go for another one.
     let real = &plane.shared.table;
     let mut unbounded = world.context(sender, network);
-    unbounded.session_share = u32::MAX;
+    let no_shares = Shares::unbounded();
+    unbounded.shares = &no_shares;
     let gives = |whose: Share, key: &Key| real.could_make_room(real.hash(key), |record| whose.may_give(record, &context));
     let room_is_made = packet.as_ref().zip(receiver).is_some_and(|(packet, receiver)| {
         let key = Key::new(&packet.tuple, sender.vni, from, receiver.place.slot);
-        full_shares(&context, receiver).all(|whose| gives(whose, &key))
+        full_shares(&context, &key).all(|whose| !rests(&context) && gives(whose, &key))
     });
+    let said = packet.as_ref().zip(receiver).map(|(packet, receiver)| rules_say(packet, receiver, &context));
     filter(&mut batch, if room_is_made { &unbounded } else { &context }, room);
     let after = packet.as_ref().and_then(find);
     let mut drop = stopped(&batch);
@@ -114,11 +129,11 @@ pub(super) fn walk(plane: &Plane, world: &World<'_>, room: &mut Room, from: u32,
     let made = before.is_none_or(|before| after.is_some_and(|after| after.index != before.index));
     if let (None, Some(packet), Some(receiver), true, true) = (drop, &packet, receiver, after.is_some(), made) {
         let key = Key::new(&packet.tuple, sender.vni, from, receiver.place.slot);
-        if !real.has_room(real.hash(&key), |record| may_go(record, &context)) {
+        if !real.has_room(real.hash(&key), |record| may_give_way(record, &context)) {
             drop = Some((SESSIONS_FULL, from));
         }
     }
-    let decided = Decided { known: row, before, after, drop, receiver, packet: packet.as_ref() };
+    let decided = Decided { known: row, before, after, drop, receiver, packet: packet.as_ref(), said };
     let admitted = told::filter(plane, &context, &decided, &mut steps);
     let fate = match drop {
         Some(drop) => Fate::Dropped(refused(drop, &context)),

@@ -31,6 +31,8 @@ pub(super) enum Flooded {
     /// To be told by what is inside.
     NotIp,
     Packet(Packet),
+    /// A DHCP answer, and the slot of the vnic that asked: it needs no rule.
+    Answer(Packet, u32),
     /// Nobody who is filtered may have it.
     Unreadable(DropReason),
 }

@@ -8,17 +8,19 @@ use butterfly_packet::{
 };
 
 use super::{
-    EGRESS_DENIED, INGRESS_DENIED, IP_HIDDEN, Judgement, Room, SCTP_NO_SESSION, SESSION_SHARE, SESSIONS_FULL, SPOOFED_IP,
-    TCP_NO_SESSION, is_current, pass,
+    EGRESS_DENIED, INGRESS_DENIED, IP_HIDDEN, Judgement, Room, SCTP_NO_SESSION, SESSION_COPIES, SESSION_RATE, SESSIONS_FULL,
+    SPOOFED_IP, TCP_NO_SESSION,
+    dhcp::{self, ToClient},
+    is_current, pass,
     room::{Decided, Flooded},
-    share::{full_shares, may_go},
+    share::{acquired, full_shares, may_give_way, may_open, released, rest, rests},
 };
 use crate::{
     batch::{Batch, Context, Verdict},
+    claims::may_speak_as,
     drops::DropReason,
     flow::{
-        Address, BAD_DISCOVERY, Dhcp, FRAGMENT_ORPHAN, L4, Packet, Piece, Quoted,
-        discovery::{self, link_local},
+        BAD_DISCOVERY, Dhcp, FRAGMENT_ORPHAN, L4, Packet, Piece, Quoted, discovery,
         fragments::FragmentKey,
         is_v4,
         parse::{Fault, parse},
@@ -56,7 +58,8 @@ pub(super) fn judge(batch: &mut Batch<'_>, index: usize, context: &Context<'_>, 
             Decision { context, receiver, packet: &packet, len }.judge(room)
         }
         (Verdict::Flood { .. }, read) => {
-            let (flooded, judgement) = judge_flooded(meta.inside, read, context, room);
+            let unknown = meta.verdict == (Verdict::Flood { unknown: true });
+            let (flooded, judgement) = judge_flooded(meta.inside, read, unknown, context, room);
             if let Some(place) = room.flooded.get_mut(index) {
                 *place = flooded;
             }
@@ -66,8 +69,14 @@ pub(super) fn judge(batch: &mut Batch<'_>, index: usize, context: &Context<'_>, 
     }
 }
 
-/// Parses a frame, with more of it if its headers are long.
-fn read(batch: &mut Batch<'_>, index: usize, at: u16, vlan: u16, len: u32) -> Result<Packet, DropReason> {
+/// Parses a frame, with more of it if its headers are long, and all of it if it is DHCP.
+pub(crate) fn read(batch: &mut Batch<'_>, index: usize, at: u16, vlan: u16, len: u32) -> Result<Packet, DropReason> {
+    let packet = read_headers(batch, index, at, vlan, len)?;
+    let whole = matches!(packet.l4, L4::Dhcp(_)).then(|| batch.parts().0.keep(index));
+    Ok(dhcp::read_whole(packet, whole.flatten(), at))
+}
+
+fn read_headers(batch: &mut Batch<'_>, index: usize, at: u16, vlan: u16, len: u32) -> Result<Packet, DropReason> {
     let fault = match parse(batch.frames.head(index), at.into(), vlan, len) {
         Ok(packet) => return Ok(packet),
         Err(Fault::NeedMore) => match parse(batch.parts().0.extend_head(index), at.into(), vlan, len) {
@@ -116,7 +125,7 @@ impl Decision<'_> {
             (L4::Icmp { .. } | L4::Echo { request: false }, None) => self.known(room).unwrap_or_else(|| self.sessionless()),
             (L4::Icmp { .. }, Some(piece)) => self.sessionless_fragments(piece, room),
             // As whole ones have none: an answer is no server's right.
-            (L4::Udp, Some(piece)) if dhcp_direction(self.packet).is_some() => self.sessionless_fragments(piece, room),
+            (L4::Udp, Some(piece)) if is_dhcp(self.packet) => self.sessionless_fragments(piece, room),
             (_, None) => self.known(room).unwrap_or_else(|| self.new_session(room)),
             (_, Some(piece)) => {
                 self.known(room).unwrap_or_else(|| self.new_session(room))?;
@@ -136,7 +145,12 @@ impl Decision<'_> {
     fn sessionless(&self) -> Judgement {
         let context = self.context;
         leaves(context.sender, self.packet, context)?;
-        enters(self.receiver, self.packet, context).map_err(|reason| (reason, self.receiver.place.slot)).map(|_| ())
+        enters(self.receiver, self.packet, context).map_err(|reason| (reason, self.receiver.place.slot))?;
+        if let L4::Dhcp(found) = &self.packet.l4 {
+            dhcp::left(found, &self.packet.tuple, context);
+            dhcp::entered(found, self.receiver, &self.packet.tuple, context);
+        }
+        Ok(())
     }
 
     /// What the rules at both ends say of a packet in its own direction.
@@ -197,8 +211,8 @@ impl Decision<'_> {
             }
         }
         if found.direction == 1 && !found.admission.answers {
-            if !context.sender.rules.owns(self.packet.tuple.source) {
-                return Some(Err((SPOOFED_IP, self.own())));
+            if let Err(reason) = may_speak_as(context.sender, self.packet.tuple.source, context) {
+                return Some(Err((reason, self.own())));
             }
             // It got the address after the session began.
             context.table.answers(found.index, &stored, found.admission.stamp);
@@ -255,14 +269,14 @@ impl Decision<'_> {
         Some(Admission {
             stamp: context.snapshot.version,
             cells: [egress, ingress],
-            answers: responder.rules.bypass || responder.rules.owns(opening.tuple.destination),
+            answers: may_speak_as(responder, opening.tuple.destination, context).is_ok(),
         })
     }
 
     fn end(&self, found: &Found, stored: &Key, room: &mut Room) {
         room.notes.forget(found.index, self.context);
         if self.context.table.remove(found.index, stored) {
-            released(self.context, stored, found.admission.stamp);
+            release(self.context, stored, found.admission.stamp);
         }
     }
 
@@ -280,7 +294,7 @@ impl Decision<'_> {
         let cells = self.decide()?;
         let state = self.opening().map_err(|reason| (reason, self.own()))?;
         let Some((state, track)) = state else { return Ok(()) };
-        let answers = self.receiver.rules.bypass || self.receiver.rules.owns(self.packet.tuple.destination);
+        let answers = may_speak_as(self.receiver, self.packet.tuple.destination, context).is_ok();
         let admission = Admission { stamp: context.snapshot.version, cells, answers };
         self.make(&Session { key: self.key(), direction: 0, admission, state, track }, room)
     }
@@ -290,12 +304,15 @@ impl Decision<'_> {
         let Session { key, direction, admission, state, track } = *session;
         let life = Life { now: context.now, state, track };
         let hash = context.table.hash(&key);
-        self.share(hash, room)?;
-        let may_evict = |record: &Record<'_>| may_go(record, context);
+        if !may_open(context) {
+            return Err((SESSION_RATE, self.own()));
+        }
+        self.share(&key, hash, room)?;
+        let may_evict = |record: &Record<'_>| may_give_way(record, context);
         let mut evicted = None;
         let inserted = context.table.insert(hash, &key, admission, &life, may_evict, |index, gone, admission| {
             evicted = Some(index);
-            released(context, gone, admission.stamp);
+            release(context, gone, admission.stamp);
         });
         if let Some(index) = evicted {
             room.notes.forget_evicted(index);
@@ -305,6 +322,7 @@ impl Decision<'_> {
             // Another worker was faster: it decided as we do.
             Err(NotInserted::Exists) => return Ok(()),
             Err(NotInserted::Full) => return Err((SESSIONS_FULL, self.own())),
+            Err(NotInserted::Copies) => return Err((SESSION_COPIES, self.own())),
         };
         acquired(context, &key);
         admission.cells.into_iter().for_each(|cell| context.cells.count(cell));
@@ -322,8 +340,7 @@ impl Decision<'_> {
         room.notes.flush(context);
         let key = self.key();
         // There may be several that are over, or that a vnic left behind that moved more than once.
-        let mut all = context.table.of_hash(context.table.hash(&key)).filter(|(_, stored, _)| stored.vni() == key.vni());
-        all.find_map(|(index, stored, admission)| {
+        context.table.find_map(context.table.hash(&key), |index, stored, admission| {
             let session = self.moved(segment, trunk, index, &stored, admission)?;
             let was = Found { index, direction: session.direction, admission };
             Some((session, was, stored))
@@ -335,6 +352,9 @@ impl Decision<'_> {
         let context = self.context;
         let (sender, receiver, tuple) = (context.sender, self.receiver, self.packet.tuple);
         let (opener, responder) = stored.slots();
+        if stored.vni() != sender.vni {
+            return None;
+        }
         let (direction, mine, theirs) = if stored.tuple() == tuple {
             (0, opener, responder)
         } else if stored.tuple().reversed() == tuple {
@@ -358,19 +378,18 @@ impl Decision<'_> {
         let (track, Outcome::Pass) = tcp::step(line.track, direction, segment) else { return None };
         let (opener, responder) = if direction == 0 { (sender, receiver) } else { (receiver, sender) };
         let opening = Packet { tuple: stored.tuple(), ..*self.packet };
-        let answers = responder.rules.bypass || responder.rules.owns(opening.tuple.destination);
+        let answers = may_speak_as(responder, opening.tuple.destination, context).is_ok();
         if direction == 1 && !answers {
             return None;
         }
         let cells = [by_rules_leaves(opener, &opening, context).ok()?, by_rules_enters(responder, &opening, context).ok()?];
-        // A filtered vnic that is here, and has the address, did not move, and none that had it before speaks for it. Asked last: it looks
-        // at every vnic of the network, and only what fits the connection's window gets so far.
+        // A filtered vnic that is here, and has the address, did not move, and none that had it before speaks for it.
         let is_here = |slot: &u32| {
-            *slot != to
-                && *slot != stays.place.slot
-                && context.snapshot.vnics.get(*slot).is_some_and(|vnic| !vnic.rules.bypass && vnic.rules.owns(address))
+            let vnic =
+                context.snapshot.vnics.get(*slot).filter(|vnic| !vnic.rules.bypass && !vnic.shared.elsewhere.load(Relaxed));
+            *slot != to && *slot != stays.place.slot && vnic.is_some_and(|vnic| vnic.rules.owns(address))
         };
-        if context.network.members.iter().any(is_here) {
+        if context.network.holders.get(address).is_some_and(|holding| holding.slots.iter().any(is_here)) {
             return None;
         }
         Some(Session {
@@ -426,27 +445,34 @@ impl Decision<'_> {
         })
     }
 
-    /// Whoever has as many sessions as anyone may gives up one that is not established, or gets no other.
-    fn share(&self, hash: u64, room: &mut Room) -> Judgement {
+    /// Who has all that it may have gives up a session that is not established, or gets no other.
+    fn share(&self, key: &Key, hash: u64, room: &mut Room) -> Judgement {
         let context = self.context;
-        for whose in full_shares(context, self.receiver) {
-            let mut evicted = None;
-            let made = context.table.make_room(
-                hash,
-                |record| whose.may_give(record, context),
-                |index, gone, admission| {
-                    evicted = Some(index);
-                    released(context, gone, admission.stamp);
-                },
-            );
-            if let Some(index) = evicted {
-                room.notes.forget_evicted(index);
+        for whose in full_shares(context, key) {
+            let may_give = |record: &Record<'_>| whose.may_give(record, context);
+            if rests(context) {
+                return Err((whose.reason, whose.slot));
             }
-            if !made {
-                return Err((SESSION_SHARE, whose.slot));
+            if !self.give_up(hash, may_give, room) {
+                rest(context);
+                return Err((whose.reason, whose.slot));
             }
         }
         Ok(())
+    }
+
+    /// Takes out a session near a hash that may go. Returns whether there was one.
+    fn give_up(&self, hash: u64, may_give: impl FnMut(&Record<'_>) -> bool, room: &mut Room) -> bool {
+        let context = self.context;
+        let mut evicted = None;
+        let made = context.table.make_room(hash, may_give, |index, gone, admission| {
+            evicted = Some(index);
+            release(context, gone, admission.stamp);
+        });
+        if let Some(index) = evicted {
+            room.notes.forget_evicted(index);
+        }
+        made
     }
 
     /// An ICMP error: by the session of the packet that it quotes.
@@ -457,14 +483,9 @@ impl Decision<'_> {
             None => self.sessionless(),
             Some(other_end) => {
                 let sender = self.context.sender;
-                if sender.rules.bypass {
-                    return Ok(());
-                }
+                may_speak_as(sender, self.packet.tuple.source, self.context).map_err(|reason| (reason, self.own()))?;
                 // The other end may say so; anybody else needs to be let out.
-                if !sender.rules.owns(self.packet.tuple.source) {
-                    return Err((SPOOFED_IP, self.own()));
-                }
-                if other_end == self.own() {
+                if sender.rules.bypass || other_end == self.own() {
                     return Ok(());
                 }
                 leaves(sender, self.packet, self.context).map(|_| ())
@@ -479,8 +500,9 @@ impl Decision<'_> {
         room.notes.flush(context);
         let key = Key::new(&quoted.tuple, context.sender.vni, self.receiver.place.slot, 0);
         // Whoever the packet went to: there may be sessions with several, over or not.
-        let mut all = context.table.of_hash(context.table.hash(&key)).filter(|(_, stored, _)| stored.vni() == key.vni());
-        all.find_map(|(index, stored, admission)| self.quotes(quoted, index, &stored, admission))
+        context.table.find_map(context.table.hash(&key), |index, stored, admission| {
+            self.quotes(quoted, index, &stored, admission).filter(|_| stored.vni() == key.vni())
+        })
     }
 
     /// The same for one session: `None` if the error quotes no packet of it, or it does not hold.
@@ -510,12 +532,12 @@ impl Decision<'_> {
             by_rules_leaves(opener, &opening, context).ok()?;
             by_rules_enters(responder, &opening, context).ok()?;
         }
-        match quoted.sequence {
-            Some(sequence) if matches!(line.state, State::Tcp(_)) => {
-                tcp::quoted_in_window(&line.track, direction, sequence).then_some(other)
-            }
-            _ => Some(other),
-        }
+        let fits = match (quoted.sequence, line.state) {
+            (Some(sequence), State::Tcp(_)) => tcp::quoted_in_window(&line.track, direction, sequence),
+            (_, State::UdpNew | State::UdpAnswered) => context.table.record(index).take_error(context.now),
+            _ => true,
+        };
+        fits.then_some(other)
     }
 
     fn fragment_key(&self, piece: &Piece) -> FragmentKey {
@@ -552,6 +574,7 @@ fn fragment_key(packet: &Packet, piece: &Piece, context: &Context<'_>) -> Fragme
 fn judge_flooded(
     inside: Inside,
     read: Option<Result<Packet, DropReason>>,
+    unknown: bool,
     context: &Context<'_>,
     room: &mut Room,
 ) -> (Flooded, Judgement) {
@@ -583,6 +606,8 @@ fn judge_flooded(
         (_, fragment) => {
             let egress = match leaves(sender, &packet, context) {
                 Ok(cell) => cell,
+                // Others who bypass filters may have it all the same.
+                Err((reason, _)) if sender.rules.bypass => return (Flooded::Unreadable(reason), Ok(())),
                 Err(refused) => return (Flooded::Unreadable(refused.0), Err(refused)),
             };
             if let Some(piece) = fragment {
@@ -591,7 +616,13 @@ fn judge_flooded(
                     return unreadable(reason);
                 }
             }
-            (Flooded::Packet(packet), Ok(()))
+            let mut answered = None;
+            if let L4::Dhcp(found) = &packet.l4 {
+                dhcp::left(found, &packet.tuple, context);
+                // No filtered vnic gets what is for a station that nobody knows.
+                answered = if unknown { None } else { dhcp::flooded_to(found, &packet.tuple, context) };
+            }
+            (answered.map_or(Flooded::Packet(packet), |slot| Flooded::Answer(packet, slot)), Ok(()))
         }
     }
 }
@@ -603,8 +634,16 @@ pub(crate) fn admits_flooded(room: &Room, index: usize, receiver: &Vnic, context
     }
     match room.flooded.get(index) {
         Some(Flooded::NotIp) => Ok(()),
-        Some(Flooded::Packet(packet)) => {
-            enters(receiver, packet, context).map(|_| ()).map_err(|reason| (reason, receiver.place.slot))
+        // Decided and counted when its sender was judged: delivery asks more than once.
+        Some(Flooded::Answer(_, slot)) if *slot == receiver.place.slot => Ok(()),
+        Some(Flooded::Packet(packet) | Flooded::Answer(packet, _)) => {
+            by_rules_or_discovery(receiver, packet, context).map_err(|reason| (reason, receiver.place.slot))?;
+            if let L4::Dhcp(found) = &packet.l4
+                && found.request
+            {
+                dhcp::entered(found, receiver, &packet.tuple, context);
+            }
+            Ok(())
         }
         Some(Flooded::Unreadable(reason)) => Err((*reason, context.sender.place.slot)),
         None => Err((IP_HIDDEN, context.sender.place.slot)),
@@ -613,74 +652,78 @@ pub(crate) fn admits_flooded(room: &Room, index: usize, receiver: &Vnic, context
 
 /// Whether a sender may send a packet. The cell of what admits it.
 fn leaves(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, (DropReason, u32)> {
-    if sender.rules.bypass {
-        return Ok(0);
-    }
     let refused = |reason| (reason, sender.place.slot);
+    if sender.rules.bypass {
+        return by_rules_leaves(sender, packet, context).map_err(refused);
+    }
     match &packet.l4 {
         L4::Discovery(found) => {
-            if discovery::may_send(found, sender.mac, |address| sender.rules.owns(address)) {
+            let own = |address| sender.rules.owns(address) || sender.has_link_local(address);
+            if discovery::may_send(found, sender.mac, sender.rules.ip_anti_spoof, own) {
                 return Ok(0);
             }
             // What routers say, for a vnic that a rule lets be one: by its own address, about its own.
-            let own = sender.rules.owns(found.source) || found.source == link_local(sender.mac);
+            let own = own(found.source);
             let honest = found.link_source.is_none_or(|mac| mac == sender.mac);
             let routers = matches!(found.kind, v6::ROUTER_ADVERTISEMENT | v6::REDIRECT | v6::LISTENER_QUERY);
-            let allowed = if routers && found.valid && own && honest { outbound(sender, packet, context) } else { None };
+            let allowed = if routers && found.valid && own && honest { by_router(sender, packet, context) } else { None };
             allowed.ok_or(refused(BAD_DISCOVERY))
         }
-        L4::Dhcp(dhcp) if dhcp.request => {
-            if asks_properly(dhcp, sender, packet.tuple.source) {
-                asked(dhcp, sender, context.now);
-                return Ok(0);
-            }
-            by_rules_leaves(sender, packet, context).map_err(refused)
-        }
-        L4::Dhcp(dhcp) => {
+        L4::Dhcp(found) if found.request => match dhcp::may_ask(found, sender, &packet.tuple, context.now) {
+            Ok(()) => Ok(0),
+            // What needs no rule is bounded; a rule is not.
+            Err(reason) => by_rules_leaves(sender, packet, context).map_err(|_| refused(reason)),
+        },
+        L4::Dhcp(found) => {
             // A DHCPv6 server answers from its link-local address.
-            let local = dhcp.v6 && packet.tuple.source == link_local(sender.mac);
+            let local = found.v6 && sender.has_link_local(packet.tuple.source);
             if !local && !sender.rules.owns(packet.tuple.source) {
                 return Err(refused(SPOOFED_IP));
             }
-            outbound(sender, packet, context).ok_or(refused(EGRESS_DENIED))
+            if dhcp::may_serve(found, sender, &packet.tuple, context) { Ok(0) } else { Err(refused(EGRESS_DENIED)) }
         }
         _ => by_rules_leaves(sender, packet, context).map_err(refused),
     }
 }
 
-/// By an OUTBOUND rule, not because there are none.
-fn outbound(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Option<u32> {
+/// What routers say: by a rule that names it, for a vnic that was declared one.
+fn by_router(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Option<u32> {
+    if sender.rules.router { by_name(sender, packet, context) } else { None }
+}
+
+/// By an OUTBOUND rule that names the protocol and port. "Everything" does not mean infrastructure.
+fn by_name(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Option<u32> {
     let tuple = &packet.tuple;
-    let egress = sender.rules.policy.egress.as_ref()?;
-    egress.admits(tuple.destination, tuple.protocol, tuple.destination_port, &context.snapshot.members)
+    sender.rules.policy.names.admits(tuple.destination, tuple.protocol, rule_port(packet), &context.snapshot.members)
 }
 
 fn by_rules_leaves(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, DropReason> {
-    let rules = &sender.rules;
+    let (rules, tuple) = (&sender.rules, &packet.tuple);
+    may_speak_as(sender, tuple.source, context)?;
     if rules.bypass {
         return Ok(0);
     }
-    let tuple = &packet.tuple;
-    if !rules.owns(tuple.source) {
-        return Err(SPOOFED_IP);
-    }
-    match &rules.policy.egress {
-        None if is_for_servers(packet) => Err(EGRESS_DENIED),
-        None => Ok(0),
-        Some(egress) => {
-            egress.admits(tuple.destination, tuple.protocol, rule_port(packet), &context.snapshot.members).ok_or(EGRESS_DENIED)
-        }
-    }
+    let allowed = match (dhcp::to_client(tuple, !is_v4(tuple.source)), &rules.policy.egress) {
+        (Some(ToClient::Answer), _) => None,
+        (Some(ToClient::Other), _) => by_name(sender, packet, context),
+        _ if is_for_routers(packet) => by_router(sender, packet, context),
+        (None, None) => Some(0),
+        (None, Some(egress)) => egress.admits(tuple.destination, tuple.protocol, rule_port(packet), &context.snapshot.members),
+    };
+    allowed.ok_or(EGRESS_DENIED)
 }
 
 /// Whether a receiver lets a packet in. The cell of what admits it.
 fn enters(receiver: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, DropReason> {
-    let free = receiver.rules.bypass
-        || match &packet.l4 {
-            L4::Discovery(found) => discovery::may_receive(found),
-            L4::Dhcp(dhcp) => answers(dhcp, receiver, context),
-            _ => false,
-        };
+    match &packet.l4 {
+        L4::Dhcp(found) if !receiver.rules.bypass && dhcp::may_answer(found, receiver, &packet.tuple, context) => Ok(0),
+        _ => by_rules_or_discovery(receiver, packet, context),
+    }
+}
+
+/// As [`enters`], of what several receive: an answer of DHCP was decided before.
+fn by_rules_or_discovery(receiver: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, DropReason> {
+    let free = receiver.rules.bypass || matches!(&packet.l4, L4::Discovery(found) if discovery::may_receive(found));
     if free { Ok(0) } else { by_rules_enters(receiver, packet, context) }
 }
 
@@ -707,63 +750,17 @@ pub(crate) fn rule_port(packet: &Packet) -> u16 {
     }
 }
 
-/// Whether it is UDP between the ports of DHCP, in fragments or not: from a client, or from a server.
-fn dhcp_direction(packet: &Packet) -> Option<bool> {
+/// Whether it is UDP between the ports of DHCP, in fragments or not.
+fn is_dhcp(packet: &Packet) -> bool {
     let tuple = &packet.tuple;
-    if tuple.protocol == UDP { Dhcp::between(tuple.source_port, tuple.destination_port, !is_v4(tuple.source)) } else { None }
+    tuple.protocol == UDP && Dhcp::between(tuple.source_port, tuple.destination_port, !is_v4(tuple.source)).is_some()
 }
 
-/// Whether it is what DHCP servers say to their clients, or IPv4 routers to hosts: that takes a rule. What IPv6 routers say is told apart
-/// before.
-fn is_for_servers(packet: &Packet) -> bool {
-    let routers =
-        matches!(packet.l4, L4::Icmp { kind: v4::REDIRECT | v4::ROUTER_ADVERTISEMENT, .. } if packet.tuple.protocol == ICMP);
-    routers || dhcp_direction(packet) == Some(false)
+/// Whether it is what IPv4 routers say to hosts. What IPv6 routers say is told apart before.
+fn is_for_routers(packet: &Packet) -> bool {
+    matches!(packet.l4, L4::Icmp { kind: v4::REDIRECT | v4::ROUTER_ADVERTISEMENT, .. } if packet.tuple.protocol == ICMP)
 }
 
-/// Whether a DHCP request is about its sender and from it.
-fn asks_properly(dhcp: &Dhcp, sender: &Vnic, source: Address) -> bool {
-    let own = sender.rules.owns(source)
-        || if dhcp.v6 {
-            source == link_local(sender.mac)
-        } else {
-            source == crate::flow::mapped(std::net::Ipv4Addr::UNSPECIFIED)
-        };
-    dhcp.valid && own && dhcp.mac.is_none_or(|mac| mac == sender.mac)
-}
-
-/// Remembers a vnic's request for its answers.
-fn asked(dhcp: &Dhcp, sender: &Vnic, now: u32) {
-    let [v4, v6] = &sender.shared.dhcp;
-    let place = if dhcp.v6 { v6 } else { v4 };
-    place.store(u64::from(dhcp.transaction) << 32 | u64::from(now), Relaxed);
-}
-
-/// Whether a DHCP answer is to what a vnic asked a moment ago.
-fn answers(dhcp: &Dhcp, receiver: &Vnic, context: &Context<'_>) -> bool {
-    let [v4, v6] = &receiver.shared.dhcp;
-    let asked = if dhcp.v6 { v6 } else { v4 }.load(Relaxed);
-    let (transaction, when) = ((asked >> 32) as u32, asked as u32);
-    !dhcp.request
-        && dhcp.valid
-        && when != 0
-        && transaction == dhcp.transaction
-        && context.now.wrapping_sub(when) <= context.timeouts.dhcp
-        && dhcp.mac.is_none_or(|mac| mac == receiver.mac)
-}
-
-/// A session was made: its ends and its network have one more.
-fn acquired(context: &Context<'_>, key: &Key) {
-    let (opener, responder) = key.slots();
-    for slot in [opener, responder] {
-        if let Some(vnic) = context.snapshot.vnics.get(slot) {
-            vnic.shared.sessions.fetch_add(1, Relaxed);
-        }
-    }
-    context.network.sessions.fetch_add(1, Relaxed);
-}
-
-/// The opposite of [`acquired`].
-fn released(context: &Context<'_>, key: &Key, stamp: u32) {
-    context.snapshot.released(key.vni(), key.slots(), stamp);
+fn release(context: &Context<'_>, key: &Key, stamp: u32) {
+    released(context.snapshot, context.table, context.shares, key, stamp);
 }

@@ -1,6 +1,13 @@
-//! DHCP exchanges (RFC 2131, RFC 8415): a client's questions leave without a rule, the answers to them come back.
+//! DHCP messages (RFC 2131, RFC 8415): what a filter lets pass without a rule has to be one, to its last option.
+//!
+//! UDP between the ports of DHCP is told by [`Dhcp::between`]; what is in it by [`Dhcp::read`], from a private copy of the whole frame.
 
-use butterfly_packet::{Mac, be32};
+mod v4;
+mod v6;
+
+use butterfly_packet::Mac;
+
+use super::Address;
 
 /// Ports of DHCPv4 and DHCPv6.
 const CLIENT: u16 = 68;
@@ -8,26 +15,38 @@ const SERVER: u16 = 67;
 const CLIENT_V6: u16 = 546;
 const SERVER_V6: u16 = 547;
 
-/// RFC 2131, figure 1, with the magic cookie (section 3).
-const MIN_LEN: usize = 240;
-/// Where the client's hardware address is.
-const CHADDR: usize = 28;
-/// Bytes [`Dhcp::read`] looks at.
-pub(crate) const SEEN: usize = CHADDR + 6;
+/// `ff02::1:2`: relays and servers (RFC 8415, 7.1).
+pub(crate) const SERVERS_V6: Address = 0xff02_0000_0000_0000_0000_0000_0001_0002;
 
-/// A DHCP message as far as a filter cares.
+/// Largest IP packet with a message that a filter reads.
+pub(crate) const MAX_PACKET: u16 = 1500;
+
+/// UDP between the ports of DHCP, in one piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Dhcp {
     /// Between which ports it goes: from the client's to the server's.
     pub request: bool,
     pub v6: bool,
+    /// Where the message is in the IP packet, which ends with it; `None` if the packet has options, extension headers or a trailer, or is
+    /// longer than [`MAX_PACKET`].
+    pub at: Option<(u16, u16)>,
+    /// The message, once the whole of it was read; `None` if it is not shaped as one.
+    pub message: Option<Message>,
+}
+
+/// What a well-formed message says, as far as a filter asks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Message {
     /// `xid` (32 bits) or DHCPv6 transaction id (24 bits).
     pub transaction: u32,
-    /// `chaddr`; DHCPv6 has none.
-    pub mac: Option<Mac>,
-    /// The message is of a kind that goes this way, has the length it needs and (IPv4) is about an Ethernet address. A DHCPv6
-    /// reconfigure is not: it answers nothing.
-    pub valid: bool,
+    /// `chaddr`; zero in DHCPv6, which has none.
+    pub mac: Mac,
+    /// `yiaddr` and `ciaddr`, 0 if they are 0.0.0.0: where an answer may be sent to.
+    pub leases: [u32; 2],
+    /// The server identifier (option 54) of an answer that offers or gives a lease; 0 if there is none.
+    pub server: u32,
+    /// It gives the lease that it is about, and not only offers one.
+    pub given: bool,
 }
 
 impl Dhcp {
@@ -41,56 +60,36 @@ impl Dhcp {
         }
     }
 
-    /// Reads a UDP payload of which the first bytes ([`SEEN`], or all if fewer) are at hand; `len` is how long it really is.
-    pub fn read(payload: &[u8], len: usize, request: bool, v6: bool) -> Dhcp {
-        let unread = Dhcp { request, v6, transaction: 0, mac: None, valid: false };
-        if v6 { Self::read_v6(payload, unread) } else { Self::read_v4(payload, len, unread) }
+    /// Whether a port is a DHCP client's, which believes what comes to it from any port.
+    pub fn is_client(port: u16, v6: bool) -> bool {
+        port == if v6 { CLIENT_V6 } else { CLIENT }
     }
 
-    fn read_v4(payload: &[u8], len: usize, unread: Dhcp) -> Dhcp {
-        let (Some(&[op, htype, hlen]), Some(transaction)) = (payload.first_chunk(), be32(payload, 4)) else { return unread };
-        let Some(&mac) = payload.get(CHADDR..).and_then(|rest| rest.first_chunk()) else { return unread };
-        let expected = if unread.request { 1 } else { 2 };
-        let valid = op == expected && (htype, hlen) == (1, 6) && len >= MIN_LEN;
-        Dhcp { transaction, mac: Some(Mac(mac)), valid, ..unread }
+    /// Whether a range of ports has the one that DHCP servers of either family listen on.
+    pub fn names_server(ports: &std::ops::RangeInclusive<u16>) -> bool {
+        ports.contains(&SERVER) || ports.contains(&SERVER_V6)
     }
 
-    fn read_v6(payload: &[u8], unread: Dhcp) -> Dhcp {
-        let Some(word) = be32(payload, 0) else { return unread };
-        let valid = match word >> 24 {
-            // Solicit, request, confirm, renew, rebind, release, decline, information-request.
-            1 | 3..=6 | 8 | 9 | 11 => unread.request,
-            // Advertise, reply.
-            2 | 7 => !unread.request,
-            _ => false,
-        };
-        Dhcp { transaction: word & 0xff_ffff, valid, ..unread }
+    /// Whether a range of ports has the one that DHCP clients of either family listen on.
+    pub fn names_client(ports: &std::ops::RangeInclusive<u16>) -> bool {
+        ports.contains(&CLIENT) || ports.contains(&CLIENT_V6)
+    }
+
+    /// Reads the message in a frame that is there as a whole and does not change any more; its IP packet starts at `at`, and nothing
+    /// follows that.
+    pub fn read(self, frame: &[u8], at: usize) -> Dhcp {
+        let message = self.at.and_then(|(from, to)| {
+            let (from, to) = (at + usize::from(from), at + usize::from(to));
+            let message = frame.get(from..to).filter(|_| to == frame.len())?;
+            if self.v6 { v6::read(message, self.request) } else { v4::read(message, self.request) }
+        });
+        Dhcp { message, ..self }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
-
-    const MAC: Mac = Mac([2, 0, 0, 0, 0, 9]);
-
-    fn bootp(op: u8) -> Vec<u8> {
-        let mut bytes = vec![op, 1, 6, 0, 0xde, 0xad, 0xbe, 0xef];
-        bytes.resize(CHADDR, 0);
-        bytes.extend(MAC.0);
-        bytes.resize(300, 0);
-        bytes
-    }
-
-    fn v4(bytes: &[u8], request: bool) -> Dhcp {
-        Dhcp::read(bytes, bytes.len(), request, false)
-    }
-
-    fn v6(bytes: &[u8], request: bool) -> Dhcp {
-        Dhcp::read(bytes, bytes.len(), request, true)
-    }
 
     #[test]
     fn ports_say_who_asks() {
@@ -106,46 +105,16 @@ mod tests {
     }
 
     #[test]
-    fn a_request_and_its_reply() {
-        for request in [true, false] {
-            let message = v4(&bootp(if request { 1 } else { 2 }), request);
-            assert_eq!(message, Dhcp { request, v6: false, transaction: 0xdead_beef, mac: Some(MAC), valid: true });
-        }
-    }
-
-    #[test]
-    fn the_operation_must_fit_the_direction() {
-        assert!(!v4(&bootp(2), true).valid && !v4(&bootp(1), false).valid && !v4(&bootp(0), true).valid);
-    }
-
-    #[test]
-    fn only_ethernet_of_full_length() {
-        for (at, value) in [(1, 6), (2, 0), (2, 16)] {
-            let mut bytes = bootp(1);
-            bytes[at] = value;
-            assert!(!v4(&bytes, true).valid, "byte {at} = {value}");
-        }
-        assert!(v4(&bootp(1)[..240], true).valid);
-        assert!(!v4(&bootp(1)[..239], true).valid);
-        // The rest need not be at hand.
-        assert!(Dhcp::read(&bootp(1)[..SEEN], 300, true, false).valid);
-        assert!(!Dhcp::read(&bootp(1)[..SEEN - 1], 300, true, false).valid);
-    }
-
-    #[test]
-    fn kinds_of_dhcpv6() {
-        let valid = |request| (0..=255u8).filter(|kind| v6(&[*kind, 1, 2, 3, 0], request).valid).collect::<Vec<_>>();
-        assert_eq!(valid(true), [1, 3, 4, 5, 6, 8, 9, 11]);
-        assert_eq!(valid(false), [2, 7]);
-        assert_eq!(v6(&[7, 1, 2, 3], false), Dhcp { request: false, v6: true, transaction: 0x010203, mac: None, valid: true });
-        assert!(!v6(&[1, 2, 3], true).valid);
-    }
-
-    proptest! {
-        #[test]
-        fn never_panics(bytes in prop::collection::vec(any::<u8>(), 0..64), len in any::<usize>(), request: bool, v6: bool) {
-            let message = Dhcp::read(&bytes, len, request, v6);
-            prop_assert_eq!((message.request, message.v6), (request, v6));
-        }
+    fn the_packet_ends_with_the_message() {
+        let message = v4::tests::discover();
+        let len = message.len() as u16;
+        let dhcp = Dhcp { request: true, v6: false, at: Some((28, 28 + len)), message: None };
+        let mut frame = vec![0; 14 + 28];
+        frame.extend(&message);
+        assert!(dhcp.read(&frame, 14).message.is_some());
+        assert!(dhcp.read(&frame[..frame.len() - 1], 14).message.is_none());
+        frame.push(0);
+        assert!(dhcp.read(&frame, 14).message.is_none());
+        assert!(Dhcp { at: None, ..dhcp }.read(&frame, 14).message.is_none());
     }
 }

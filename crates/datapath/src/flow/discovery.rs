@@ -60,7 +60,8 @@ pub(crate) const fn link_local(mac: Mac) -> Address {
     0xfe80 << 112 | interface as Address
 }
 
-const fn is_link_local(address: Address) -> bool {
+/// Whether an address is one of the link.
+pub(crate) const fn is_link_local(address: Address) -> bool {
     address >> 118 == 0xfe80 >> 6
 }
 
@@ -163,15 +164,15 @@ fn link_address(bytes: &[u8], wanted: u8) -> Result<Option<Mac>, Error> {
     Ok(found)
 }
 
-/// Whether a filtered vnic may send it without a rule. `owns` is asked for the addresses declared for the vnic; the link-local
-/// one of its MAC is its own in any case.
-pub(crate) fn may_send(discovery: &Discovery, mac: Mac, owns: impl Fn(Address) -> bool) -> bool {
-    let own = |address| address == link_local(mac) || owns(address);
+/// Whether a filtered vnic may send it without a rule. `own` is asked for its addresses, link-local ones included. With
+/// `anti_spoof` it probes for those alone: a probe for the address of another is what denies it to that one (RFC 4862, 5.4.3).
+pub(crate) fn may_send(discovery: &Discovery, mac: Mac, anti_spoof: bool, own: impl Fn(Address) -> bool) -> bool {
     let Discovery { source, target, .. } = *discovery;
     if !discovery.valid || discovery.link_source.is_some_and(|claimed| claimed != mac) {
         return false;
     }
     match discovery.kind {
+        v6::NEIGHBOUR_SOLICITATION if source == 0 => !anti_spoof || own(target),
         v6::ROUTER_SOLICITATION | v6::NEIGHBOUR_SOLICITATION => source == 0 || own(source),
         v6::NEIGHBOUR_ADVERTISEMENT => own(source) && own(target),
         // Validity leaves link-local and unspecified sources.
@@ -269,7 +270,7 @@ mod tests {
         }
 
         fn may_send(&self) -> bool {
-            may_send(&self.read(), MAC, |address| address == ip(OWN))
+            may_send(&self.read(), MAC, false, |address| [ip(OWN), ip(OWN_LOCAL)].contains(&address))
         }
     }
 
@@ -397,6 +398,17 @@ mod tests {
         }
     }
 
+    /// RFC 4862, 5.4.3: who probes for an address denies it to others that do.
+    #[test]
+    fn with_anti_spoofing_a_vnic_probes_for_its_own_addresses() {
+        let own = |address| [ip(OWN), ip(OWN_LOCAL)].contains(&address);
+        let may = |target: &str, anti_spoof| {
+            let sent = Sent::new(135, "::", "ff02::1:ff00:b").address(target);
+            may_send(&sent.read(), MAC, anti_spoof, own)
+        };
+        assert!(may(OWN, true) && may(OWN_LOCAL, true) && !may(PEER, true) && may(PEER, false));
+    }
+
     #[test]
     fn a_vnic_gives_its_own_mac() {
         for (sent, kind) in [(solicitation(OWN), 1), (advertisement(OWN, OWN), 2), (Sent::new(133, OWN, "ff02::2"), 1)] {
@@ -471,7 +483,7 @@ mod tests {
             let envelope = Envelope { source: ip(OWN), destination: ip(PEER), hop_limit, fragmented: false };
             if let Ok(found) = Discovery::read(&bytes, len, more, &envelope) {
                 prop_assert!(may_receive(&found) <= found.valid);
-                prop_assert!(may_send(&found, MAC, |_| true) <= found.valid);
+                prop_assert!(may_send(&found, MAC, true, |_| true) <= found.valid);
             }
         }
     }

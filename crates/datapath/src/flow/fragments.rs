@@ -2,6 +2,9 @@
 //!
 //! Nothing is put together. What passes is remembered, so that no receiver can be made to see bytes twice (RFC 1858, 3128, 5722):
 //! a fragment that repeats some, or lies beyond the last, is dropped. One table per worker, of fixed size.
+//!
+//! A full table takes from the network that has most packets under way, and there from the sender that has most. So who has no more
+//! than its equal part of the table loses nothing to others, however many vnics they have.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -59,6 +62,9 @@ pub(crate) struct Fragments<V> {
     entries: Vec<Entry<V>>,
     /// Of each entry, apart so that looking through all is quick.
     senders: Vec<u32>,
+    /// Packets of each sender, with its network, and of each network.
+    of_sender: Census,
+    of_network: Census,
     /// When each was made: a count that goes round.
     made: Vec<u32>,
     clock: u32,
@@ -74,6 +80,8 @@ impl<V: Copy> Fragments<V> {
         Fragments {
             entries: Vec::with_capacity(ENTRIES),
             senders: Vec::with_capacity(ENTRIES),
+            of_sender: Census::new(),
+            of_network: Census::new(),
             made: Vec::with_capacity(ENTRIES),
             clock: 0,
             chains: vec![NONE; ENTRIES].into_boxed_slice(),
@@ -99,7 +107,7 @@ impl<V: Copy> Fragments<V> {
         if !piece.more {
             return Ok(()); // nothing follows
         }
-        self.make_room(key.sender);
+        self.make_room(&key);
         let head = self.chains.get(chain).copied().unwrap_or(NONE);
         let entry = Entry { key, value, born: now, total: 0, seen: Seen::new(end), next: head };
         let at = self.place(entry);
@@ -162,14 +170,19 @@ impl<V: Copy> Fragments<V> {
         self.entries.get(usize::from(at)).is_none_or(|entry| now.wrapping_sub(entry.born) >= self.life)
     }
 
-    /// Forgets the oldest packet, of a sender with too many its own: whoever never sends the rest silences nobody, not even itself.
-    fn make_room(&mut self, sender: u32) {
-        let own = self.senders.iter().filter(|&&other| other == sender).count() >= PER_SENDER;
-        if !own && (self.free != NONE || self.entries.len() < ENTRIES) {
+    /// Makes room for a packet. A sender with too many forgets its own oldest: whoever never sends the rest silences nobody, not even
+    /// itself. In a full table the network with most packets does, this one if it would have as many as any.
+    fn make_room(&mut self, key: &FragmentKey) {
+        let sender = if self.of_sender.of(key.sender) >= PER_SENDER as u16 {
+            key.sender
+        } else if self.free == NONE && self.entries.len() >= ENTRIES {
+            let network = self.of_network.greatest(|_| true, key.vni);
+            self.of_sender.greatest(|of| of == network, key.sender)
+        } else {
             return;
-        }
+        };
         let clock = self.clock;
-        let all = self.senders.iter().zip(&self.made).zip(0..).filter(|((of, _), _)| !own || **of == sender);
+        let all = self.senders.iter().zip(&self.made).zip(0..).filter(|((of, _), _)| **of == sender);
         if let Some((_, oldest)) = all.max_by_key(|((_, made), _)| clock.wrapping_sub(**made)) {
             self.remove(oldest);
         }
@@ -177,8 +190,10 @@ impl<V: Copy> Fragments<V> {
 
     /// Puts an entry somewhere; there is room.
     fn place(&mut self, entry: Entry<V>) -> u16 {
-        let (at, sender) = (self.free, entry.key.sender);
+        let (at, sender, vni) = (self.free, entry.key.sender, entry.key.vni);
         self.clock = self.clock.wrapping_add(1);
+        self.of_sender.add(sender, vni);
+        self.of_network.add(vni, vni);
         if let Some(free) = self.entries.get_mut(usize::from(at)) {
             self.free = free.next;
             *free = entry;
@@ -196,6 +211,8 @@ impl<V: Copy> Fragments<V> {
     fn remove(&mut self, at: u16) {
         let Some(entry) = self.entries.get(usize::from(at)) else { return };
         let (chain, next) = (self.chain(&entry.key), entry.next);
+        self.of_sender.take(entry.key.sender);
+        self.of_network.take(entry.key.vni);
         self.unlink(chain, at, next);
         if let (Some(entry), Some(sender)) = (self.entries.get_mut(usize::from(at)), self.senders.get_mut(usize::from(at))) {
             (entry.next, self.free, *sender) = (self.free, at, NOBODY);
@@ -216,6 +233,79 @@ impl<V: Copy> Fragments<V> {
             }
             before = entry.next;
         }
+    }
+}
+
+/// How many packets somebody has, for everybody who has any: a table of fixed size, open addressing.
+struct Census {
+    /// Who, the network that is in, and how many; nobody's are free.
+    rows: Box<[(u32, u32, u16)]>,
+}
+
+/// At most half of the rows are ever used: nobody has less than one entry.
+const ROWS: usize = 2 * ENTRIES;
+
+impl Census {
+    fn new() -> Census {
+        Census { rows: vec![(NOBODY, 0, 0); ROWS].into_boxed_slice() }
+    }
+
+    fn home(who: u32) -> usize {
+        (who.wrapping_mul(0x9e37_79b9) >> (32 - ROWS.trailing_zeros())) as usize
+    }
+
+    /// The row of somebody, or the free one where that would be.
+    fn find(&self, who: u32) -> usize {
+        let mut at = Census::home(who);
+        while self.rows.get(at).is_some_and(|row| row.0 != who && row.0 != NOBODY) {
+            at = (at + 1) % ROWS;
+        }
+        at
+    }
+
+    /// How many somebody has.
+    fn of(&self, who: u32) -> u16 {
+        self.rows.get(self.find(who)).map_or(0, |row| row.2)
+    }
+
+    /// One more.
+    fn add(&mut self, who: u32, network: u32) {
+        let at = self.find(who);
+        if let Some(row) = self.rows.get_mut(at) {
+            *row = (who, network, row.2 + 1);
+        }
+    }
+
+    /// One less.
+    fn take(&mut self, who: u32) {
+        let mut at = self.find(who);
+        let Some(row) = self.rows.get_mut(at) else { return };
+        row.2 = row.2.saturating_sub(1);
+        if row.2 > 0 {
+            return;
+        }
+        *row = (NOBODY, 0, 0);
+        // What stands behind a gap would not be found: it moves up, unless it stands before its home then.
+        let mut next = (at + 1) % ROWS;
+        while let Some(row) = self.rows.get(next).copied().filter(|row| row.0 != NOBODY) {
+            let home = Census::home(row.0);
+            if (next + ROWS - home) % ROWS >= (next + ROWS - at) % ROWS {
+                if let Some(gap) = self.rows.get_mut(at) {
+                    *gap = row;
+                }
+                if let Some(moved) = self.rows.get_mut(next) {
+                    *moved = (NOBODY, 0, 0);
+                }
+                at = next;
+            }
+            next = (next + 1) % ROWS;
+        }
+    }
+
+    /// Who has most among those of some networks; `own`, who wants one more, if it would have as many then and has any.
+    fn greatest(&self, network: impl Fn(u32) -> bool, own: u32) -> u32 {
+        let rows = self.rows.iter().filter(|row| row.0 != NOBODY && network(row.1));
+        rows.max_by_key(|row| if row.0 == own { (row.2 + 1, true) } else { (row.2, false) }).map_or(own, |row| row.0)
     }
 }
 
@@ -419,30 +509,58 @@ mod tests {
         assert_eq!(table.later(key(1000 - PER_SENDER as u32, 0), piece(24, 32, true), 100), Ok(()));
     }
 
-    #[test]
-    fn a_full_table_forgets_the_oldest_of_all() {
+    fn of(id: u32, vni: u32, sender: u32) -> FragmentKey {
+        FragmentKey { vni, ..key(id, sender) }
+    }
+
+    /// A table that 16 vnics of one network fill.
+    fn full() -> Fragments<u32> {
         let mut table = Fragments::new(LIFE);
-        let senders = (ENTRIES / PER_SENDER) as u32;
         // Numbers that go round between them.
         table.clock = u32::MAX - 100;
-        for sender in 0..senders {
+        for sender in 0..(ENTRIES / PER_SENDER) as u32 {
             for id in 0..PER_SENDER as u32 {
-                table.first(key(id, sender), piece(0, 8, true), sender, 100).unwrap();
+                table.first(of(id, 5, sender), piece(0, 8, true), sender, 100).unwrap();
             }
         }
+        table
+    }
+
+    #[test]
+    fn a_full_table_takes_from_the_network_and_the_sender_with_most() {
+        let mut table = full();
         let room = (table.entries.capacity(), table.senders.capacity(), table.made.capacity());
+        // Another vnic of that network: each of the others has more.
         for id in 0..5 {
-            assert_eq!(table.first(key(id, 99), piece(0, 8, true), 99, 100), Ok(()));
+            assert_eq!(table.first(of(id, 5, 99), piece(0, 8, true), 99, 100), Ok(()));
+            assert_eq!(table.later(of(id, 5, 99), piece(8, 16, true), 100), Ok(99));
         }
-        for id in 0..5 {
-            assert_eq!(table.later(key(id, 0), piece(8, 16, true), 100), Err(FRAGMENT_ORPHAN));
-            assert_eq!(table.later(key(id, 99), piece(8, 16, true), 100), Ok(99));
-        }
-        for sender in 0..senders {
-            assert_eq!(table.later(key(5, sender), piece(8, 16, true), 100), Ok(sender));
-        }
+        let lost = (0..16).flat_map(|sender| (0..64).map(move |id| (sender, id)));
+        let lost: Vec<_> =
+            lost.filter(|(sender, id)| table.later(of(*id, 5, *sender), piece(8, 16, true), 100).is_err()).collect();
+        assert_eq!(lost.iter().map(|(_, id)| *id).collect::<Vec<_>>(), [0; 5], "the oldest of five vnics: {lost:?}");
         assert_eq!((table.entries.capacity(), table.senders.capacity(), table.made.capacity()), room);
         assert_eq!(table.entries.len(), ENTRIES);
+    }
+
+    /// 17 vnics of one network that never send the rest: a vnic of another network, and one of theirs, keep what they have.
+    #[test]
+    fn no_number_of_vnics_pushes_out_others() {
+        let mut table = full();
+        for id in 0..40 {
+            table.first(of(id, 6, 1000), piece(0, 8, true), 1000, 100).unwrap();
+            table.first(of(id, 5, 1001), piece(0, 8, true), 1001, 100).unwrap();
+        }
+        for id in 100..5_000 {
+            let sender = id % 17;
+            table.first(of(id, 5, sender), piece(0, 8, true), sender, 100).unwrap();
+        }
+        for id in 0..40 {
+            assert_eq!(table.later(of(id, 6, 1000), piece(8, 16, true), 100), Ok(1000), "{id}");
+            assert_eq!(table.later(of(id, 5, 1001), piece(8, 16, true), 100), Ok(1001), "{id}");
+        }
+        // Whose network has most gives way to one that has fewer, and does not push out others itself.
+        assert_eq!(table.of_network.of(5) + table.of_network.of(6), ENTRIES as u16);
     }
 
     #[test]
@@ -496,13 +614,40 @@ mod tests {
                 let key = key(id, sender);
                 let _ = if start == 0 { table.first(key, piece, (), now) } else { table.later(key, piece, now) };
                 for sender in 0..4 {
-                    prop_assert!(table.senders.iter().filter(|&&other| other == sender).count() <= PER_SENDER);
+                    let has = table.senders.iter().filter(|&&other| other == sender).count();
+                    prop_assert!(has <= PER_SENDER && table.of_sender.of(sender) == has as u16);
                 }
             }
+            let all = table.senders.iter().filter(|&&other| other != NOBODY).count();
+            prop_assert_eq!(table.of_network.of(5), all as u16);
             let entry = |at: u16| table.entries.get(usize::from(at));
             let length = |head: &u16| std::iter::successors(entry(*head), |before| entry(before.next)).count();
             let chained: usize = table.chains.iter().map(length).sum();
             prop_assert_eq!(chained, table.senders.iter().filter(|&&sender| sender != NOBODY).count());
+        }
+
+        /// Whoever comes and goes: the census is what counting gives, and whom the max-min fair part allows what it has loses nothing.
+        #[test]
+        fn a_fair_part_is_safe(calls in prop::collection::vec((0u32..40, 0u32..6), 1..4000)) {
+            let mut table: Fragments<()> = Fragments::new(LIFE);
+            let mut expected: std::collections::BTreeMap<(u32, u32), u32> = Default::default();
+            for (number, (sender, vni)) in (0..).zip(calls) {
+                // A sender is in one network.
+                let sender = sender * 8 + vni;
+                table.first(of(number, vni, sender), piece(0, 8, true), (), 1).unwrap();
+                *expected.entry((vni, sender)).or_default() += 1;
+            }
+            let mut networks: std::collections::BTreeMap<u32, u32> = Default::default();
+            for ((vni, sender), sent) in &expected {
+                *networks.entry(*vni).or_default() += sent.min(&(PER_SENDER as u32));
+                let has = table.senders.iter().filter(|&&other| other == *sender).count() as u32;
+                prop_assert_eq!(u32::from(table.of_sender.of(*sender)), has);
+            }
+            for (vni, wanted) in &networks {
+                let has = u32::from(table.of_network.of(*vni));
+                let part = ENTRIES as u32 / networks.len() as u32;
+                prop_assert!(has >= (*wanted).min(part.saturating_sub(1)), "network {} has {} of {}", vni, has, wanted);
+            }
         }
     }
 }

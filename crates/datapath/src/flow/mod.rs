@@ -47,7 +47,7 @@ drop_reasons! { 6;
     }
     /// A fragment whose first one was not let through, or not within the time-out for fragments (30 seconds by default).
     FRAGMENT_ORPHAN = "fragment-orphan" {
-        cause: "a first fragment that was dropped (see the other reasons), came after this one, did not come, or was forgotten for others: 64 packets in fragments are kept of one vnic, and of all other hosts of a network; 1,024 in all",
+        cause: "a first fragment that was dropped (see the other reasons), came after this one, did not come, or was forgotten for others: 64 packets in fragments are kept of one vnic, and of all other hosts of a network; 1,024 in all, and a full table takes from the network, and there from the vnic, that has most",
         remedy: "look for the drop of the first fragment with `butterfly drops`; avoid fragments: a smaller MTU, or path MTU discovery, in the machine that sends",
         charged: "the sender, or the network if the frame came from another host",
     }
@@ -59,8 +59,20 @@ drop_reasons! { 6;
     }
     /// Neighbour discovery or multicast listener discovery that is invalid, or that speaks for somebody else.
     BAD_DISCOVERY = "bad-discovery" {
-        cause: "a link-local address that is not made of the MAC address, an address that was not declared, or a machine that wants to be a router",
-        remedy: "declare the address too: `butterfly nic update --id NIC --ip ADDRESS..` (the whole list); router advertisements need an OUTBOUND rule for protocol 58",
+        cause: "an address that was not declared (also a probe for it, with `--enable-antispoof`), a fifth link-local address, or a machine that wants to be a router",
+        remedy: "declare the address too: `butterfly nic update --id NIC --ip ADDRESS..` (the whole list); a router needs `butterfly nic update --id NIC --router true` and an OUTBOUND rule for protocol 58",
+        charged: "the sender",
+    }
+    /// A DHCP request that is not shaped as one to its last option, or that asks for another station, and that no rule lets out.
+    BAD_DHCP = "bad-dhcp" {
+        cause: "a DHCP client that is broken or asks for another MAC address, such as a relay or a container's bridge in the machine; or something else that uses the ports of DHCP",
+        remedy: "look at the request with tcpdump in the machine that sends; a relay needs an OUTBOUND rule: `butterfly sg rule add SG --dir out --ip-proto udp --port 67 --cidr SERVER/32`",
+        charged: "the sender",
+    }
+    /// More DHCP requests than a vnic may send without a rule: 8 at once and 4 per second of each family, and one a minute to a server that no answer named.
+    DHCP_LIMIT = "dhcp-limit" {
+        cause: "a DHCP client that repeats itself without a pause; or one that renews a lease which is older than the daemon, at a server that does not answer",
+        remedy: "find the program that sends them; a lease that is older than the daemon is renewed at its next request, or when the client asks by broadcast",
         charged: "the sender",
     }
 }

@@ -245,8 +245,11 @@ impl<'a> Upper<'a> {
         let ports = (header.source_port(), header.destination_port());
         let l4 = match Dhcp::between(ports.0, ports.1, self.v6) {
             Some(request) if self.fragment.is_none() => {
-                let payload = self.need(len.min(udp::LEN + dhcp::SEEN))?.get(udp::LEN..).unwrap_or_default();
-                L4::Dhcp(Dhcp::read(payload, len - udp::LEN, request, self.v6))
+                // Nothing between the headers, and nothing behind the message.
+                let plain = self.at == if self.v6 { ipv6::LEN } else { ipv4::MIN_LEN } && len == self.len();
+                let place = ((self.at + udp::LEN) as u16, self.end as u16);
+                let at = (plain && self.end <= dhcp::MAX_PACKET.into()).then_some(place);
+                L4::Dhcp(Dhcp { request, v6: self.v6, at, message: None })
             }
             _ => L4::Udp,
         };
@@ -777,24 +780,30 @@ mod tests {
 
     #[test]
     fn dhcp_is_told_from_udp() {
-        let mut bootp = vec![1, 1, 6, 0, 0, 0, 0, 5];
-        bootp.resize(300, 0);
+        let bootp = [1; 300];
         let frame = link().ipv4([0; 4], [255; 4]).udp(68, 67, &bootp);
-        let L4::Dhcp(found) = l4(&frame) else { panic!() };
-        assert_eq!((found.request, found.v6, found.transaction, found.valid), (true, false, 5, true));
-        assert_eq!(ports(&frame), (68, 67));
-        let L4::Dhcp(found) = l4(&ip6().udp(547, 546, &[7, 0, 0, 9])) else { panic!() };
-        assert_eq!((found.request, found.v6, found.transaction, found.valid), (false, true, 9, true));
-        let L4::Dhcp(found) = l4(&ip4().udp(68, 67, b"")) else { panic!() };
-        assert!(!found.valid);
+        let dhcp = Dhcp { request: true, v6: false, at: Some((28, 328)), message: None };
+        assert_eq!((l4(&frame), ports(&frame)), (L4::Dhcp(dhcp), (68, 67)));
+        assert_eq!(
+            l4(&ip6().udp(547, 546, &[7, 0, 0, 9])),
+            L4::Dhcp(Dhcp { request: false, v6: true, at: Some((48, 52)), message: None })
+        );
         assert_eq!(l4(&ip4().udp(546, 547, &[1, 0, 0, 0])), L4::Udp);
         assert_eq!(l4(&ip6().udp(68, 67, &bootp)), L4::Udp);
         // A fragment of one is UDP like any other.
         let datagram = &frame[34..];
         assert_eq!(l4(&ip4().fragment(1, 0, true).payload(17, &datagram[..240])), L4::Udp);
-        // The address is needed, wherever options put it.
-        let far = link().ipv4([0; 4], [255; 4]).options(&[1; 40]).udp(68, 67, &bootp);
-        assert!(matches!(l4(&far), L4::Dhcp(Dhcp { valid: true, .. })));
+        // What is not plain from the header to the end of the packet is read no further.
+        let trailer = link().ipv4([0; 4], [255; 4]).payload(17, &[datagram, &[1]].concat());
+        for frame in [
+            link().ipv4([0; 4], [255; 4]).options(&[1; 4]).udp(68, 67, &bootp),
+            ip6().extension(60, &[]).udp(546, 547, &[1, 0, 0, 0]),
+            link().ipv4([0; 4], [255; 4]).udp(68, 67, &[1; 1473]),
+            trailer,
+        ] {
+            assert!(matches!(l4(&frame), L4::Dhcp(Dhcp { at: None, .. })), "{frame:02x?}");
+        }
+        assert!(matches!(l4(&ip4().udp(68, 67, &[1; 1472])), L4::Dhcp(Dhcp { at: Some((28, 1500)), .. })));
     }
 
     #[test]

@@ -26,6 +26,11 @@ impl<T> Default for Blocks<T> {
 }
 
 impl<T> Blocks<T> {
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
     /// Of blocks that differ, given by their first and last address; each lies within another one or apart from it.
     pub fn new(mut blocks: Vec<(u128, u128, T)>) -> Blocks<T> {
         // Larger ones before those that they contain.

@@ -6,15 +6,16 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use butterfly_model::{Direction, GroupName, Peer, Rule, SecurityGroup};
+use butterfly_model::{Direction, GroupName, Peer, Protocol, Rule, SecurityGroup};
+use butterfly_packet::protocol::{ICMP, ICMPV6, UDP};
 
 use super::{
-    Allowed, Layers, Members, Policy,
+    Allowed, Layers, Members, NARROW, Policy, Side,
     by_peer::{About, ByPeer},
     cells::{Cells, MAX_CELLS},
     number,
 };
-use crate::flow::Address;
+use crate::flow::{Address, Dhcp};
 
 /// From so many rules on, a group is compiled once for all vnics that have it: less is sooner put together than looked through one by one.
 const LARGE: usize = 64;
@@ -50,6 +51,20 @@ struct Declared {
     rules: BTreeMap<RuleKey, (Rule, u32)>,
     inbound: ByPeer,
     outbound: ByPeer,
+    /// As [`Policy::serves`] and [`Policy::names`].
+    serves: ByPeer,
+    names: ByPeer,
+}
+
+/// Whether a rule is one of [`Policy::serves`] or [`Policy::names`], of those of its direction.
+fn is_infrastructure(direction: Direction, allowed: &Allowed) -> bool {
+    let narrow = allowed.ports.as_ref().filter(|ports| ports.len() <= NARROW);
+    match (direction, allowed.protocol) {
+        (Direction::Inbound, Protocol::Number(UDP)) => narrow.is_some_and(Dhcp::names_server),
+        (Direction::Outbound, Protocol::Number(UDP)) => narrow.is_some_and(Dhcp::names_client),
+        (Direction::Outbound, Protocol::Number(ICMP | ICMPV6)) => true,
+        _ => false,
+    }
 }
 
 impl Declared {
@@ -64,6 +79,13 @@ impl Declared {
         match direction {
             Direction::Inbound => &mut self.inbound,
             Direction::Outbound => &mut self.outbound,
+        }
+    }
+
+    fn infrastructure(&mut self, direction: Direction) -> &mut ByPeer {
+        match direction {
+            Direction::Inbound => &mut self.serves,
+            Direction::Outbound => &mut self.names,
         }
     }
 }
@@ -143,7 +165,14 @@ impl Groups {
         Policy {
             ingress: self.layers(numbers, Direction::Inbound).unwrap_or_default(),
             egress: self.layers(numbers, Direction::Outbound),
+            serves: self.merged(numbers, |group| &group.serves),
+            names: self.merged(numbers, |group| &group.names),
         }
+    }
+
+    /// What groups have of some rules, of which there are few.
+    fn merged(&self, numbers: &[u32], rules: impl Fn(&Declared) -> &ByPeer) -> Side {
+        ByPeer::merged(numbers.iter().filter_map(|number| self.declared.get(number)).map(rules))
     }
 
     /// What groups allow in one direction; `None` if they have no rule of it.
@@ -256,6 +285,9 @@ impl Groups {
         }
         let group = self.declared.entry(number).or_default();
         let allowed = Allowed { protocol: rule.protocol(), ports: rule.ports(), cell };
+        if is_infrastructure(rule.direction(), &allowed) {
+            group.infrastructure(rule.direction()).add(about, allowed.clone());
+        }
         group.by_peer_mut(rule.direction()).add(about, allowed);
         group.rules.insert(key, (rule, cell));
         true
@@ -271,6 +303,7 @@ impl Groups {
         }
         if let Some(group) = self.declared.get_mut(&number) {
             group.by_peer_mut(rule.direction()).remove(about, cell);
+            group.infrastructure(rule.direction()).remove(about, cell);
         }
         effect.taken_back.push(cell);
         // Whatever it admitted is older than what took it back: the next rule may have the cell.

@@ -30,7 +30,15 @@ pub(crate) struct Policy {
     pub ingress: Layers,
     /// From it: peers are destinations. Without any OUTBOUND rule everything may leave.
     pub egress: Option<Layers>,
+    /// The INBOUND rules that make a DHCP server of the vnic: UDP, [`NARROW`] ports at most, a server's among them.
+    pub serves: Side,
+    /// The OUTBOUND rules that name what only infrastructure says: ICMP, ICMPv6, and UDP with [`NARROW`] ports at most, a DHCP client's
+    /// among them. "Everything" does not mean it.
+    pub names: Side,
 }
+
+/// Most ports of a rule that means each of them.
+pub(crate) const NARROW: usize = 16;
 
 /// What all groups of a vnic allow in one direction.
 #[derive(Debug, Default)]
@@ -72,7 +80,13 @@ pub(crate) fn address(number: Address) -> IpAddr {
 }
 
 impl Side {
-    fn admits(&self, peer: Address, protocol: u8, destination_port: u16, members: &Members) -> Option<u32> {
+    /// Whether there is no rule.
+    pub fn is_empty(&self) -> bool {
+        self.v4.is_empty() && self.v6.is_empty() && self.groups.is_empty()
+    }
+
+    /// Cell of a rule that allows a protocol and destination port with this peer.
+    pub fn admits(&self, peer: Address, protocol: u8, destination_port: u16, members: &Members) -> Option<u32> {
         let blocks = if is_v4(peer) { &self.v4 } else { &self.v6 };
         blocks.around(peer).find_map(|ports| ports.admits(protocol, destination_port)).or_else(|| {
             if self.groups.is_empty() {

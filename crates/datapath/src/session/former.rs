@@ -9,10 +9,11 @@ use std::{
 };
 
 use super::{
+    hash::HashKind,
     key::Key,
     layout::{
-        HEAD_BOOT, HEAD_CAPACITY, HEAD_FRESH, HEAD_HOST, HEAD_MAGIC, HEAD_SLOTS, HEAD_VERSION, Here, Layout, MAGIC, MAX_SESSIONS,
-        VERSION,
+        HEAD_BOOT, HEAD_CAPACITY, HEAD_FRESH, HEAD_HASH, HEAD_HOST, HEAD_MAGIC, HEAD_SLOTS, HEAD_VERSION, Here, Layout, MAGIC,
+        MAX_SESSIONS, VERSION,
     },
     memory::{AtomicU64, Left, Unit},
     names::{self, Name},
@@ -35,6 +36,8 @@ pub enum Unusable {
     OtherBoot,
     #[error("it is of another host")]
     OtherHost,
+    #[error("its sessions are found by a hash that this processor or version does not have (kind {0})")]
+    Hash(u64),
     #[error("its header contradicts itself")]
     Header,
     #[error("it is shorter than its header says")]
@@ -155,6 +158,10 @@ fn check(header: &[u64; 16], here: &Here) -> Result<(Layout, usize), Unusable> {
     }
     if here.host != [word(HEAD_HOST), word(HEAD_HOST + 1)] {
         return Err(Unusable::OtherHost);
+    }
+    // Its buckets would be searched where nothing is. In one boot the processor is the same: another kind is another program's.
+    if word(HEAD_HASH) != HashKind::here() as u64 {
+        return Err(Unusable::Hash(word(HEAD_HASH)));
     }
     let capacity =
         u32::try_from(word(HEAD_CAPACITY)).ok().filter(|capacity| *capacity <= MAX_SESSIONS).ok_or(Unusable::Header)?;

@@ -4,12 +4,16 @@
 //! comes later needs nothing else to tell who talked to whom: it is the same host and boot, or the file is of no use. What admitted a
 //! session has no name, as whatever survives is decided again.
 
-use super::{key::HashKey, memory::MIN_SESSIONS};
+use super::{
+    hash::{HashKey, Hasher},
+    memory::{MIN_SESSIONS, PER_BUCKET},
+};
 
 /// Identifies the file: "BFLYSESS".
 pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"BFLYSESS");
-/// Counts changes of the layout. 2: boot, host and names; times are CLOCK_BOOTTIME.
-pub(super) const VERSION: u64 = 2;
+/// Counts changes of the layout. 2: boot, host and names; times are CLOCK_BOOTTIME. 3: a keyed hash of two kinds, and which one;
+/// buckets count moves.
+pub(super) const VERSION: u64 = 3;
 
 /// Words of the header unit. The first line is never written again.
 pub(super) const HEAD_MAGIC: usize = 0;
@@ -26,6 +30,8 @@ pub(super) const HEAD_FRESH: usize = 9;
 pub(super) const HEAD_USED: usize = 10;
 pub(super) const HEAD_BOOT: usize = 11;
 pub(super) const HEAD_HOST: usize = 13;
+/// Number of a [`super::hash::HashKind`].
+pub(super) const HEAD_HASH: usize = 15;
 
 /// Most records a table can have: an index fits in the part of a word that entries have.
 pub(crate) const MAX_SESSIONS: u32 = 1 << 24;
@@ -50,8 +56,8 @@ impl Layout {
     /// Of so many records. Only what may outlive the process has names.
     pub fn new(capacity: u32, named: bool) -> Layout {
         let capacity = capacity.clamp(MIN_SESSIONS, MAX_SESSIONS);
-        // Seven entries each: less than two thirds are in use when all records are.
-        let buckets = (u64::from(capacity) / 5).next_power_of_two().max(2);
+        // Seven entries each: five sevenths are in use at most when all records are.
+        let buckets = (u64::from(capacity) / PER_BUCKET).next_power_of_two().max(2);
         let slots = if named { (capacity / SESSIONS_PER_NAME).max(MIN_NAMES) } else { 0 };
         let names = 1 + capacity as usize + buckets.div_ceil(2) as usize;
         Layout { capacity, buckets: 1 + capacity as usize, mask: buckets - 1, names, slots, len: names + slots as usize }
@@ -82,11 +88,11 @@ fn number(text: &str) -> Option<[u64; 2]> {
 }
 
 /// The header of a table that nobody has used yet.
-pub(super) fn header(layout: &Layout, HashKey(key): HashKey, here: Here) -> [u64; 16] {
+pub(super) fn header(layout: &Layout, hasher: &Hasher, here: Here) -> [u64; 16] {
     let Here { boot: [b0, b1], host: [h0, h1] } = here;
-    let [k0, k1, k2, k3] = key;
+    let HashKey([k0, k1, k2, k3]) = hasher.key();
     let (capacity, slots) = (layout.capacity.into(), layout.slots.into());
-    [MAGIC, VERSION, capacity, k0, k1, k2, k3, slots, 0, 0, 0, b0, b1, h0, h1, 0]
+    [MAGIC, VERSION, capacity, k0, k1, k2, k3, slots, 0, 0, 0, b0, b1, h0, h1, hasher.kind() as u64]
 }
 
 #[cfg(test)]
@@ -110,10 +116,17 @@ mod tests {
     fn the_header_is_as_documented() {
         let layout = Layout::new(1_000_000, true);
         assert_eq!((layout.buckets, layout.mask, layout.names, layout.slots), (1_000_001, 262_143, 1_131_073, 15_625));
-        let header = header(&layout, HashKey([3, 4, 5, 6]), Here { boot: [11, 12], host: [13, 14] });
-        assert_eq!(header, [0x4246_4c59_5345_5353, 2, 1_000_000, 3, 4, 5, 6, 15_625, 0, 0, 0, 11, 12, 13, 14, 0]);
-        for (at, word) in [(HEAD_CAPACITY, 1_000_000), (HEAD_HASH_KEY, 3), (HEAD_SLOTS, 15_625), (HEAD_BOOT, 11), (HEAD_HOST, 13)]
-        {
+        let hasher = Hasher::without_aes(HashKey([3, 4, 5, 6]));
+        let header = header(&layout, &hasher, Here { boot: [11, 12], host: [13, 14] });
+        assert_eq!(header, [0x4246_4c59_5345_5353, 3, 1_000_000, 3, 4, 5, 6, 15_625, 0, 0, 0, 11, 12, 13, 14, 2]);
+        for (at, word) in [
+            (HEAD_CAPACITY, 1_000_000),
+            (HEAD_HASH_KEY, 3),
+            (HEAD_SLOTS, 15_625),
+            (HEAD_BOOT, 11),
+            (HEAD_HOST, 13),
+            (HEAD_HASH, 2),
+        ] {
             assert_eq!(header[at], word);
         }
         assert_eq!(Layout::new(64, false).len, 1 + 64 + 8);

@@ -19,9 +19,13 @@ mod real {
     pub(crate) const PATIENCE: u32 = 2000;
     /// How often a line that is in change is looked at: as above.
     pub(crate) const LOOKS: u32 = 2000;
+    /// How often a flow is looked for that may have moved: each time another one has to have moved meanwhile.
+    pub(crate) const LOOKS_AGAIN: u32 = 100;
     /// Fewest records.
     pub(crate) const MIN_SESSIONS: u32 = 64;
-    /// Words of a bucket: the lock and the number of its flows that are in their second bucket, then entries.
+    /// Records for each bucket, before their number is rounded up to a power of two.
+    pub(crate) const PER_BUCKET: u64 = 5;
+    /// Words of a bucket: the lock and what it counts, then entries.
     pub(crate) const BUCKET_WORDS: usize = 8;
 
     static ZERO: Unit = Unit([const { AtomicU64::new(0) }; 16]);
@@ -48,7 +52,9 @@ mod model {
     pub(crate) const PATIENCE: u32 = 3;
     /// One: that it stays in change must be possible, and whoever waits lets the others go on.
     pub(crate) const LOOKS: u32 = 1;
+    pub(crate) const LOOKS_AGAIN: u32 = 3;
     pub(crate) const MIN_SESSIONS: u32 = 1;
+    pub(crate) const PER_BUCKET: u64 = 2;
     pub(crate) const BUCKET_WORDS: usize = 3;
 
     /// As [`butterfly_vhost::units::Unit`].

@@ -1,19 +1,23 @@
 //! Sessions: who may talk to whom because of what was decided before.
 
 mod former;
+mod hash;
 mod key;
 mod layout;
 mod memory;
 mod names;
 mod record;
+mod shares;
 mod state;
 mod table;
 
 pub use former::{FormerSessions, FormerTable, Unusable};
-pub(crate) use key::{HashKey, Key};
+pub(crate) use hash::HashKey;
+pub(crate) use key::Key;
 pub(crate) use layout::Here;
 pub(crate) use names::Name;
 pub(crate) use record::{Admission, Life, NO_TRACK, Record};
+pub(crate) use shares::{Shares, VnicSessions, less};
 pub(crate) use state::State;
 pub use state::Timeouts;
 pub(crate) use table::{Found, NotInserted, Table};

@@ -46,6 +46,9 @@ const COUNTERS: usize = 9;
 const MARKS: usize = 13;
 const PACKETS: u64 = (1 << 48) - 1;
 
+/// ICMP errors about a UDP session that pass in a second without a rule: nothing in what they quote is hard to guess.
+const ERRORS_PER_SECOND: u32 = 4;
+
 /// Of what is not TCP.
 pub(crate) const NO_TRACK: Track =
     Track { state: TcpState::New, fins: 0, scale: [0; 2], end: [0; 2], allow: [0; 2], acked: [0; 2] };
@@ -314,6 +317,17 @@ impl<'a> Record<'a> {
         self.word(MARKS).store(pair(end0, allow0), Relaxed);
         self.word(MARKS + 1).store(pair(end1, allow1), Relaxed);
         self.word(MARKS + 2).store(pair(acked0, acked1), Relaxed);
+    }
+
+    /// Counts an ICMP error about a UDP session, which has no TCP marks: second (high half) and errors of it stand in the last of their
+    /// words. Returns whether it may pass.
+    pub fn take_error(&self, now: u32) -> bool {
+        let count = |word: u64| match ((word >> 32) as u32 == now, word as u32) {
+            (true, ERRORS_PER_SECOND..) => None,
+            (true, errors) => Some(u64::from(now) << 32 | u64::from(errors + 1)),
+            (false, _) => Some(u64::from(now) << 32 | 1),
+        };
+        self.word(MARKS + 2).fetch_update(Relaxed, Relaxed, count).is_ok()
     }
 
     /// Everything that moves.

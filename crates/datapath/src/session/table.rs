@@ -5,12 +5,14 @@
 //! protection but the sequence number in the first word: odd while the line changes. Buckets point to records; a writer holds the
 //! bucket's lock.
 //!
-//! A flow has two buckets; the second is used, and looked at, only if the first overflowed.
+//! A flow has two buckets; the second is used, and looked at, only if the first overflowed. If both are full, others make way
+//! ([`relocate`]), so a table with free records has room for every flow.
 
 #[cfg(test)]
 mod audit;
 #[cfg(all(test, feature = "loom"))]
 mod loom_tests;
+mod relocate;
 #[cfg(all(test, not(feature = "loom")))]
 mod stress;
 #[cfg(all(test, not(feature = "loom")))]
@@ -22,9 +24,10 @@ use std::{
 };
 
 use super::{
-    key::{HashKey, Key},
+    hash::{HashKey, Hasher},
+    key::Key,
     layout::{self, HEAD_FREE, HEAD_FRESH, HEAD_USED, Here, Layout},
-    memory::{AtomicU64, BUCKET_WORDS, Left, PATIENCE, Unit, Units, UnitsError, fence, prefetch, spin_loop, zero},
+    memory::{AtomicU64, BUCKET_WORDS, LOOKS_AGAIN, Left, PATIENCE, Unit, Units, UnitsError, fence, prefetch, spin_loop, zero},
     names::{self, Name},
     record::{Admission, Life, Line1, Record},
     state::State,
@@ -33,9 +36,15 @@ use crate::flow::tcp::TcpState;
 
 /// Two buckets share a unit.
 const HALF_UNIT: usize = 8;
-/// In a bucket's first word: the lock, and the number of its flows that are in their second bucket.
+/// In a bucket's first word: the lock, the number of its flows that are in their second bucket, and how often one of its flows moved
+/// between its two buckets.
 const LOCK: u64 = 1;
 const OVERFLOW: u64 = 1 << 8;
+const MOVES: u64 = 1 << 32;
+
+/// Most sessions of the same addresses, protocol, ports and VLAN in one network, between different vnics. All have one hash, so more
+/// would fill the buckets of it.
+pub(crate) const MAX_COPIES: usize = 4;
 
 /// Other buckets that are looked at for a session that may be evicted.
 const NEIGHBOURS: u64 = 16;
@@ -51,6 +60,8 @@ pub(crate) enum NotInserted {
     Full,
     /// Somebody made it meanwhile, or is changing it at this moment.
     Exists,
+    /// As many of the same addresses and ports, between other vnics, as there may be.
+    Copies,
 }
 
 /// A record that matches.
@@ -65,7 +76,7 @@ pub(crate) struct Found {
 /// The table.
 pub(crate) struct Table {
     units: Units,
-    hash_key: HashKey,
+    hasher: Hasher,
     capacity: u32,
     /// Unit of the first bucket, and number of buckets minus one.
     buckets: usize,
@@ -77,7 +88,16 @@ pub(crate) struct Table {
 
 /// A bucket that is locked.
 struct Locked<'a> {
+    /// Its number.
+    at: u64,
     words: &'a [AtomicU64],
+}
+
+impl<'a> Locked<'a> {
+    /// A place that nothing is in.
+    fn free(&self) -> Option<&'a AtomicU64> {
+        self.words.iter().skip(1).find(|word| word.load(Relaxed) == 0)
+    }
 }
 
 impl Drop for Locked<'_> {
@@ -92,6 +112,11 @@ fn tag(hash: u64) -> u64 {
     hash << 32
 }
 
+/// Flows of a bucket that are in their second one, by its first word.
+fn overflow(word: u64) -> u64 {
+    word % MOVES / OVERFLOW
+}
+
 fn entry(hash: u64, index: u32) -> u64 {
     tag(hash) | (u64::from(index) + 1)
 }
@@ -100,7 +125,13 @@ impl Table {
     /// A table of `capacity` records in this process's own memory.
     pub fn new(capacity: u32, hash_key: HashKey) -> Result<Table, UnitsError> {
         let layout = Layout::new(capacity, false);
-        Ok(Table::of(Units::anonymous(layout.len)?, &layout, hash_key))
+        Ok(Table::of(Units::anonymous(layout.len)?, &layout, Hasher::new(hash_key)))
+    }
+
+    /// A table in this process's own memory that finds a flow by the same hash as another one.
+    pub fn like(other: &Table, capacity: u32) -> Result<Table, UnitsError> {
+        let layout = Layout::new(capacity, false);
+        Ok(Table::of(Units::anonymous(layout.len)?, &layout, other.hasher))
     }
 
     /// A table of `capacity` records in a file that has this name. What is there already is removed after `look` has seen it.
@@ -112,17 +143,18 @@ impl Table {
         look: impl FnMut(&Path, Option<&Left>),
     ) -> Result<Table, UnitsError> {
         let layout = Layout::new(capacity, true);
-        let table = Table::of(Units::file(layout.len, name, look)?, &layout, hash_key);
+        let hasher = Hasher::new(hash_key);
+        let table = Table::of(Units::file(layout.len, name, look)?, &layout, hasher);
         // What identifies it comes last: without it, nobody takes it for a table.
-        for (at, word) in layout::header(&layout, hash_key, here).into_iter().enumerate().rev() {
+        for (at, word) in layout::header(&layout, &hasher, here).into_iter().enumerate().rev() {
             table.head().word(at).store(word, Release);
         }
         Ok(table)
     }
 
-    fn of(units: Units, layout: &Layout, hash_key: HashKey) -> Table {
+    fn of(units: Units, layout: &Layout, hasher: Hasher) -> Table {
         let Layout { capacity, buckets, mask, names, slots, .. } = *layout;
-        Table { units, hash_key, capacity, buckets, mask, names, slots }
+        Table { units, hasher, capacity, buckets, mask, names, slots }
     }
 
     /// Says who is in a slot from now on: what is not said, nobody can tell who finds the file. Sessions are only to be made when it is said.
@@ -154,9 +186,17 @@ impl Table {
     }
 
     /// Where to look for a flow.
-    #[inline(always)]
     pub fn hash(&self, key: &Key) -> u64 {
-        self.hash_key.hash(key)
+        self.hasher.hash(key)
+    }
+
+    /// The same for many: fetches the bucket of each.
+    #[inline(always)]
+    pub fn hash_each<T>(&self, flows: impl Iterator<Item = T>, key: impl Fn(&T) -> &Key, mut take: impl FnMut(T, u64)) {
+        self.hasher.hash_each(flows, key, |flow, hash| {
+            self.prefetch_bucket(hash);
+            take(flow, hash);
+        });
     }
 
     #[inline(always)]
@@ -187,7 +227,7 @@ impl Table {
 
     /// Fetches the bucket of a flow.
     #[inline(always)]
-    pub fn prefetch_bucket(&self, hash: u64) {
+    fn prefetch_bucket(&self, hash: u64) {
         if let Some(word) = self.bucket(Self::first(hash)).first() {
             prefetch(word);
         }
@@ -196,11 +236,12 @@ impl Table {
     /// The record that may be the flow's, and fetches it.
     #[inline(always)]
     pub fn candidate(&self, hash: u64) -> Option<u32> {
-        let tag = tag(hash);
+        let first = entry(hash, 0);
         for word in self.bucket(Self::first(hash)).iter().skip(1) {
-            let entry = word.load(Relaxed);
-            if entry & !0xffff_ffff == tag && entry as u32 != 0 {
-                let index = (entry as u32).wrapping_sub(1);
+            // An entry is a tag, and behind it an index plus one.
+            let above = word.load(Relaxed).wrapping_sub(first);
+            if above < u64::from(u32::MAX) {
+                let index = above as u32;
                 let record = self.record(index);
                 prefetch(record.word(0));
                 prefetch(record.word(8));
@@ -224,40 +265,69 @@ impl Table {
     }
 
     /// A record among those of a hash.
-    pub fn find(&self, hash: u64, mut wanted: impl FnMut(&Key) -> bool) -> Option<u32> {
-        self.candidates(hash).find(|index| self.record(*index).read().is_some_and(|(found, _)| wanted(&found)))
+    pub fn find(&self, hash: u64, wanted: impl Fn(&Key) -> bool) -> Option<u32> {
+        self.find_map(hash, |index, found, _| wanted(&found).then_some(index))
     }
 
-    /// The sessions of a hash, those included that have ended and were not swept yet.
-    pub fn of_hash(&self, hash: u64) -> impl Iterator<Item = (u32, Key, Admission)> {
-        self.candidates(hash).filter_map(|index| self.record(index).read().map(|(key, admission)| (index, key, admission)))
+    /// The first of what is made of the sessions of a hash, those included that have ended and were not swept yet. One that moves meanwhile
+    /// is not missed, but may be seen twice.
+    pub fn find_map<T>(&self, hash: u64, mut make: impl FnMut(u32, Key, Admission) -> Option<T>) -> Option<T> {
+        for _ in 0..LOOKS_AGAIN {
+            let before = self.moves(hash);
+            let mut all = self.candidates(hash);
+            let found = all.find_map(|index| {
+                let (key, admission) = self.record(index).read()?;
+                make(index, key, admission)
+            });
+            fence(Acquire);
+            if found.is_some() || self.moves(hash) == before {
+                return found;
+            }
+        }
+        None
     }
 
-    /// Records that may be those of a hash.
+    /// How often a flow of this home moved: who finds nothing looks again if one did.
+    fn moves(&self, hash: u64) -> u64 {
+        self.bucket(Self::first(hash)).first().map_or(0, |word| word.load(Acquire) / MOVES)
+    }
+
+    /// Records that may be those of a hash. Whether the first bucket overflowed is asked when it has been looked through: what moved on
+    /// meanwhile was counted before it left.
     fn candidates(&self, hash: u64) -> impl Iterator<Item = u32> {
         let first = self.bucket(Self::first(hash));
-        let overflowed = first.first().is_some_and(|word| word.load(Acquire) >= OVERFLOW);
-        let second = if overflowed { self.bucket(Self::second(hash)) } else { &[] };
-        first.iter().skip(1).chain(second.iter().skip(1)).filter_map(move |word| {
+        let second = move || match first.first() {
+            Some(word) if overflow(word.load(Acquire)) > 0 => self.bucket(Self::second(hash)),
+            _ => &[],
+        };
+        let words = first.iter().skip(1).chain(std::iter::once_with(second).flat_map(|bucket| bucket.iter().skip(1)));
+        words.filter_map(move |word| {
             let entry = word.load(Acquire);
             (entry as u32).checked_sub(1).filter(|_| entry & !0xffff_ffff == tag(hash))
         })
     }
 
-    /// Whether a flow has a record, or may have: one that its second bucket's lock guards can be in change while the first is held.
-    fn may_exist(&self, hash: u64, key: &Key) -> bool {
-        self.candidates(hash).any(|index| match self.record(index).line1() {
-            Line1::Live(words, _) => key.direction_of(&words).is_some(),
-            Line1::Free => false,
-            Line1::Changing => true,
-        })
+    /// Whether a flow may have another record. To be asked under the first bucket's lock: none of this hash moves then. One that the
+    /// second bucket's lock guards can be in change.
+    fn may_add(&self, hash: u64, key: &Key) -> Result<(), NotInserted> {
+        let mut copies = 0;
+        for index in self.candidates(hash) {
+            match self.record(index).line1() {
+                Line1::Live(words, _) if key.direction_of(&words).is_some() => return Err(NotInserted::Exists),
+                Line1::Live(words, _) => copies += usize::from(key.is_copy_of(&Key::from_words(words))),
+                Line1::Free => {}
+                Line1::Changing => return Err(NotInserted::Exists),
+            }
+        }
+        if copies < MAX_COPIES { Ok(()) } else { Err(NotInserted::Copies) }
     }
 
     fn try_lock(&self, at: u64) -> Option<Locked<'_>> {
+        let at = at & self.mask;
         let words = self.bucket(at);
         let word = words.first()?;
         // Made only by whoever got the lock: its drop releases it.
-        (word.load(Relaxed) & LOCK == 0 && word.fetch_or(LOCK, Acquire) & LOCK == 0).then(|| Locked { words })
+        (word.load(Relaxed) & LOCK == 0 && word.fetch_or(LOCK, Acquire) & LOCK == 0).then(|| Locked { at, words })
     }
 
     fn lock(&self, at: u64) -> Option<Locked<'_>> {
@@ -271,8 +341,8 @@ impl Table {
     }
 
     /// Adds a session. `may_evict` says of another one in the same buckets whether it may go; `gone` is told if it did.
-    pub fn insert<'a>(
-        &'a self,
+    pub fn insert(
+        &self,
         hash: u64,
         key: &Key,
         admission: Admission,
@@ -282,15 +352,15 @@ impl Table {
     ) -> Result<u32, NotInserted> {
         let first = self.lock(Self::first(hash)).ok_or(NotInserted::Full)?;
         // A second look, under the lock: two workers may have had the same first frame.
-        if self.may_exist(hash, key) {
-            return Err(NotInserted::Exists);
-        }
-        let free = |locked: &Locked<'a>| locked.words.iter().skip(1).find(|word| word.load(Relaxed) == 0);
+        self.may_add(hash, key)?;
         let mut second = None;
-        let mut place = free(&first);
+        let mut place = first.free();
         if place.is_none() {
             second = self.lock(Self::second(hash));
-            place = second.as_ref().and_then(free);
+            place = second.as_ref().and_then(Locked::free);
+        }
+        if place.is_none() && self.used() < self.capacity {
+            place = self.make_way([Some(&first), second.as_ref()]);
         }
         if place.is_none() {
             place = self.evict(&first, &mut may_evict, &mut gone);
@@ -334,7 +404,7 @@ impl Table {
         let sessions = |at: u64| self.bucket(at).iter().skip(1).map(|word| (word.load(Relaxed) as u32).checked_sub(1));
         let may_go = |at: u64| sessions(at).flatten().any(|index| may_evict(&self.record(index)));
         let own = [Self::first(hash), Self::second(hash)];
-        let place = own.iter().any(|at| sessions(*at).any(|index| index.is_none()) || may_go(*at));
+        let place = own.iter().any(|at| sessions(*at).any(|index| index.is_none()) || may_go(*at) || self.could_make_way(*at));
         let near = || (1..=NEIGHBOURS).map(|ahead| Self::first(hash).wrapping_add(ahead));
         place && (self.used() < self.capacity || own.into_iter().chain(near()).any(may_go))
     }
@@ -451,27 +521,37 @@ impl Table {
     /// Does something with a record that is in a bucket, under that bucket's lock.
     fn with(&self, index: u32, key: &Key, act: impl FnOnce(&Locked<'_>, &AtomicU64)) -> bool {
         let hash = self.hash(key);
-        for at in [Self::first(hash), Self::second(hash)] {
-            let Some(locked) = self.lock(at) else { continue };
-            let wanted = entry(hash, index);
-            if let Some(word) = locked.words.iter().skip(1).find(|word| word.load(Relaxed) == wanted)
-                && self.record(index).read().is_some_and(|(found, _)| found == *key)
-            {
-                act(&locked, word);
-                return true;
+        let wanted = entry(hash, index);
+        for _ in 0..LOOKS_AGAIN {
+            let before = self.moves(hash);
+            for at in [Self::first(hash), Self::second(hash)] {
+                let Some(locked) = self.lock(at) else { continue };
+                if let Some(word) = locked.words.iter().skip(1).find(|word| word.load(Relaxed) == wanted)
+                    && self.record(index).read().is_some_and(|(found, _)| found == *key)
+                {
+                    act(&locked, word);
+                    return true;
+                }
+            }
+            if self.moves(hash) == before {
+                break;
             }
         }
         false
     }
 
-    /// Every session at some moment of the call.
+    /// Every session at some moment of the call, once: by records, which do not move.
     pub fn for_each(&self, mut visit: impl FnMut(u32, Record<'_>, Key, Admission)) {
-        for at in 0..=self.mask {
-            self.visit_bucket(at, &mut visit);
+        let fresh = self.head().word(HEAD_FRESH).load(Acquire).min(self.capacity.into());
+        for index in 0..fresh as u32 {
+            let record = self.record(index);
+            if let Some((key, admission)) = record.read_surely() {
+                visit(index, record, key, admission);
+            }
         }
     }
 
-    /// The sessions of a part of the buckets: part `n` of `parts`.
+    /// The sessions of a part of the buckets: part `n` of `parts`. One that moves meanwhile may be missed, or be there twice.
     pub fn for_part(&self, n: u64, parts: u64, mut visit: impl FnMut(u32, Record<'_>, Key, Admission)) {
         let size = (self.mask + 1).div_ceil(parts);
         for at in n * size..((n + 1) * size).min(self.mask + 1) {

@@ -142,6 +142,11 @@ impl Selection {
         !self.mirrors.is_empty()
     }
 
+    /// Number of mirrors of all vnics.
+    pub fn mirrors(&self) -> usize {
+        self.mirrors.len()
+    }
+
     /// The mirrors of the vnic in a slot.
     pub fn mirrors_of(&self, target: u32) -> &[Mirror] {
         let from = self.mirrors.partition_point(|mirror| mirror.target < target);

@@ -15,11 +15,13 @@ use butterfly_packet::{
 use butterfly_vhost::{net::NetHeader, ring::Frames};
 
 use super::{
-    NOT_OURS, OUTER_FRAGMENT, OUTER_MALFORMED, PeerRef, Tunnel, UNKNOWN_PEER, UNKNOWN_VNI, VXLAN_FLAGS, peers::PeerCounter,
+    NOT_OURS, OTHER_VLAN, OUTER_FRAGMENT, OUTER_MALFORMED, PeerRef, Tunnel, UNKNOWN_PEER, UNKNOWN_VNI, VXLAN_FLAGS,
+    peers::PeerCounter,
 };
 use crate::{
     drops::DropReason,
     flow::{Address, mapped},
+    snapshot::Snapshot,
 };
 
 /// What a frame of the uplink is.
@@ -49,6 +51,8 @@ struct Header {
     l4: usize,
     /// It has a checksum.
     checksum: bool,
+    /// It is of another VLAN than the underlay's.
+    other_vlan: bool,
 }
 
 /// Why it says nothing.
@@ -63,6 +67,8 @@ enum Other {
 struct Heard {
     from: Address,
     mac: Mac,
+    /// The network of its frames: strict peers are heard in those that they were named for.
+    vni: u32,
     at: Option<PeerRef>,
     packets: u64,
     bytes: u64,
@@ -71,6 +77,7 @@ struct Heard {
 /// Takes outer headers off a batch.
 pub(crate) struct Arrivals<'a> {
     tunnel: &'a Tunnel,
+    snapshot: &'a Snapshot,
     worker: usize,
     now: u32,
     strict: bool,
@@ -79,8 +86,9 @@ pub(crate) struct Arrivals<'a> {
 }
 
 impl<'a> Arrivals<'a> {
-    pub fn new(tunnel: &'a Tunnel, worker: usize, now: u32) -> Arrivals<'a> {
-        Arrivals { tunnel, worker, now, strict: tunnel.strict.load(std::sync::atomic::Ordering::Relaxed), heard: None }
+    pub fn new(tunnel: &'a Tunnel, snapshot: &'a Snapshot, worker: usize, now: u32) -> Arrivals<'a> {
+        let strict = tunnel.strict.load(std::sync::atomic::Ordering::Relaxed);
+        Arrivals { tunnel, snapshot, worker, now, strict, heard: None }
     }
 
     /// Takes the outer header off one frame. `known` says which networks have vnics here.
@@ -91,13 +99,18 @@ impl<'a> Arrivals<'a> {
             return Arrived::Dropped(OUTER_MALFORMED);
         }
         let head = frames.head(index);
-        let header = match plain(head, frame.len).map_or_else(|| read(head, frame.len), Ok) {
+        let vlan = self.tunnel.vlan;
+        let plain = if vlan == 0 { plain::<0>(head, frame.len, 0) } else { plain::<4>(head, frame.len, vlan) };
+        let header = match plain.map_or_else(|| read(head, frame.len, vlan), Ok) {
             Ok(header) => header,
             Err(Other::Control) => return Arrived::Control,
             Err(Other::Dropped(reason)) => return Arrived::Dropped(reason),
         };
         if header.to != self.tunnel.own && header.to != self.tunnel.groups.number_of(header.vni) {
             return Arrived::Dropped(NOT_OURS);
+        }
+        if header.other_vlan {
+            return Arrived::Dropped(OTHER_VLAN);
         }
         if frame.offload {
             // The only thing that whoever is behind a vhost-user uplink may leave to do is the outer checksum, and nobody needs that.
@@ -111,7 +124,9 @@ impl<'a> Arrivals<'a> {
             return Arrived::Dropped(UNKNOWN_VNI);
         }
         let heard = match &mut self.heard {
-            Some(heard) if heard.from == header.from && heard.mac == header.mac => heard,
+            Some(heard) if heard.from == header.from && heard.mac == header.mac && (heard.vni == header.vni || !self.strict) => {
+                heard
+            }
             _ => match self.another(&header) {
                 Ok(heard) => heard,
                 Err(reason) => return Arrived::Dropped(reason),
@@ -135,11 +150,18 @@ impl<'a> Arrivals<'a> {
         self.count();
         let peers = &self.tunnel.peers;
         let at = peers.find(header.from);
-        if self.strict && !at.and_then(|at| peers.get(at)).is_some_and(|peer| peer.is_configured()) {
+        if self.strict && !at.is_some_and(|at| self.is_named(at, header.vni)) {
             return Err(UNKNOWN_PEER);
         }
-        let at = at.or_else(|| peers.try_add(header.from, self.now));
-        Ok(self.heard.insert(Heard { from: header.from, mac: header.mac, at, packets: 0, bytes: 0 }))
+        let at = at.or_else(|| peers.try_add(header.from, header.vni, self.now));
+        let Header { from, mac, vni, .. } = *header;
+        Ok(self.heard.insert(Heard { from, mac, vni, at, packets: 0, bytes: 0 }))
+    }
+
+    /// Whether the operator named a peer for this network, or for all.
+    fn is_named(&self, peer: PeerRef, vni: u32) -> bool {
+        let remote = self.snapshot.network(vni).and_then(|network| network.remote.as_ref());
+        remote.is_some_and(|remote| remote.peers.binary_search(&peer).is_ok())
     }
 
     /// Notes what came from a peer. The last one's is noted when the batch is through.
@@ -154,14 +176,22 @@ impl<'a> Arrivals<'a> {
     }
 }
 
-/// Reads the outer header that most frames have: no tag, no options. `None`: look closer.
+/// Reads the outer header that most frames have: no options, and a tag of `TAG` bytes, of this VLAN, or none. `None`: look closer.
 #[inline(always)]
-fn plain(head: &[u8], len: u32) -> Option<Header> {
-    let &[.., k0, k1] = head.first_chunk::<14>()?;
-    let (&[_, _, _, _, _, _, m0, m1, m2, m3, m4, m5, _, _], rest) = head.split_first_chunk::<14>()?;
+fn plain<const TAG: usize>(head: &[u8], len: u32, vlan: u16) -> Option<Header> {
+    let (&[_, _, _, _, _, _, m0, m1, m2, m3, m4, m5, k0, k1], rest) = head.split_first_chunk::<14>()?;
+    let (kind, rest) = if TAG == 0 {
+        ([k0, k1], rest)
+    } else {
+        let (&[v0, v1, t0, t1], rest) = rest.split_first_chunk::<4>()?;
+        if u16::from_be_bytes([k0, k1]) != ethernet::VLAN || u16::from_be_bytes([v0, v1]) & 0xfff != vlan {
+            return None;
+        }
+        ([t0, t1], rest)
+    };
     let mac = Mac([m0, m1, m2, m3, m4, m5]);
-    let room = len.wrapping_sub(14);
-    match [k0, k1] {
+    let room = len.wrapping_sub(14 + TAG as u32);
+    match kind {
         [0x08, 0x00] => {
             let ip = rest.first_chunk::<20>()?;
             let &[0x45, _, t0, t1, _, _, o0, o1, _, UDP, _, _, s0, s1, s2, s3, d0, d1, d2, d3] = ip else { return None };
@@ -171,7 +201,7 @@ fn plain(head: &[u8], len: u32) -> Option<Header> {
             }
             let from = mapped(std::net::Ipv4Addr::new(s0, s1, s2, s3));
             let to = mapped(std::net::Ipv4Addr::new(d0, d1, d2, d3));
-            vxlan(rest.get(20..)?.first_chunk()?, total - 20).map(|found| found.header(mac, from, to, 34))
+            vxlan(rest.get(20..)?.first_chunk()?, total - 20).map(|found| found.header(mac, from, to, 34 + TAG))
         }
         [0x86, 0xdd] => {
             let &[version, _, _, _, p0, p1, UDP, _] = rest.first_chunk::<8>()? else { return None };
@@ -184,7 +214,7 @@ fn plain(head: &[u8], len: u32) -> Option<Header> {
             if is_mapped(from) || is_mapped(to) {
                 return None;
             }
-            vxlan(rest.get(40..)?.first_chunk()?, payload).map(|found| found.header(mac, from, to, 54))
+            vxlan(rest.get(40..)?.first_chunk()?, payload).map(|found| found.header(mac, from, to, 54 + TAG))
         }
         _ => None,
     }
@@ -208,7 +238,7 @@ struct Found {
 impl Found {
     #[inline(always)]
     fn header(self, mac: Mac, from: Address, to: Address, l4: usize) -> Header {
-        Header { mac, from, to, vni: self.vni, inner: l4 + 16, len: self.len, l4, checksum: self.checksum }
+        Header { mac, from, to, vni: self.vni, inner: l4 + 16, len: self.len, l4, checksum: self.checksum, other_vlan: false }
     }
 }
 
@@ -220,18 +250,22 @@ fn vxlan(bytes: &[u8; 16], room: u32) -> Option<Found> {
     good.then(|| Found { vni: u32::from_be_bytes([0, v0, v1, v2]), len: len - 16, checksum: c0 | c1 != 0 })
 }
 
-/// Reads any outer header, and says what is wrong with it. `len` is the frame's; `head` its first bytes.
+/// Reads any outer header, and says what is wrong with it. `len` is the frame's; `head` its first bytes; `vlan` the underlay's.
 #[inline(never)]
-fn read(head: &[u8], len: u32) -> Result<Header, Other> {
+fn read(head: &[u8], len: u32, vlan: u16) -> Result<Header, Other> {
     const SHORT: Other = Other::Dropped(OUTER_MALFORMED);
     let mac = Mac(*head.get(6..12).and_then(|part| part.first_chunk()).ok_or(SHORT)?);
     let mut l3 = ethernet::HEADER_LEN;
     let mut kind = be16(head, 12).ok_or(SHORT)?;
-    if kind == 0x8100 {
-        // One tag is tolerated: a switch may leave that of priority.
+    // One of priority names no VLAN (IEEE 802.1Q, 9.6), and a switch may leave it.
+    let mut tag = 0;
+    if kind == ethernet::VLAN {
+        tag = be16(head, 14).ok_or(SHORT)? & 0xfff;
         kind = be16(head, 16).ok_or(SHORT)?;
         l3 = 18;
     }
+    let other_vlan = tag != vlan;
+    let control = if other_vlan { Other::Dropped(OTHER_VLAN) } else { Other::Control };
     let room = (len as usize).checked_sub(l3).ok_or(SHORT)?;
     let packet = head.get(l3..).ok_or(SHORT)?;
     let (l4, from, to, payload) = match kind {
@@ -246,7 +280,7 @@ fn read(head: &[u8], len: u32) -> Result<Header, Other> {
             let protocol = bytes.get(9).copied().unwrap_or(0);
             match protocol {
                 UDP => {}
-                ICMP | IGMP => return Err(Other::Control),
+                ICMP | IGMP => return Err(control),
                 _ => return Err(Other::Dropped(NOT_OURS)),
             }
             if be16(bytes, 6).unwrap_or(0) & 0x3fff != 0 {
@@ -263,7 +297,7 @@ fn read(head: &[u8], len: u32) -> Result<Header, Other> {
             }
             match packet.get(6).copied().unwrap_or(0) {
                 UDP => {}
-                ICMPV6 | HOP_BY_HOP => return Err(Other::Control),
+                ICMPV6 | HOP_BY_HOP => return Err(control),
                 FRAGMENT => return Err(Other::Dropped(OUTER_FRAGMENT)),
                 _ => return Err(Other::Dropped(NOT_OURS)),
             }
@@ -276,7 +310,7 @@ fn read(head: &[u8], len: u32) -> Result<Header, Other> {
             }
             (l3 + 40, from, to, payload)
         }
-        ethernet::ARP => return Err(Other::Control),
+        ethernet::ARP => return Err(control),
         _ => return Err(Other::Dropped(NOT_OURS)),
     };
     let udp = head.get(l4..l4 + 8).filter(|_| payload >= 8).ok_or(SHORT)?;
@@ -294,7 +328,7 @@ fn read(head: &[u8], len: u32) -> Result<Header, Other> {
         return Err(Other::Dropped(VXLAN_FLAGS));
     }
     let checksum = be16(datagram, 6) != Some(0);
-    Ok(Header { mac, from, to, vni: vni >> 8, inner: l4 + 16, len: (length - 16) as u32, l4, checksum })
+    Ok(Header { mac, from, to, vni: vni >> 8, inner: l4 + 16, len: (length - 16) as u32, l4, checksum, other_vlan })
 }
 
 /// Whether an IPv6 address stands for one of IPv4: none on a wire does, and here it would pass for that.

@@ -38,8 +38,10 @@ pub struct TunnelSpec {
     pub group6: Ipv6Addr,
     /// Over IPv6, UDP checksums are computed; else they are zero (RFC 6935).
     pub udp6_checksum: bool,
-    /// Only peers that were named are heard.
+    /// Only peers that were named are heard, each in its networks.
     pub strict_peers: bool,
+    /// The VLAN of all frames on the uplink; 0: none.
+    pub vlan: u16,
     /// Largest IP packet on the uplink in bytes, if that is not what the interface says.
     pub mtu: Option<u32>,
 }
@@ -99,21 +101,23 @@ pub(crate) fn open(spec: &TunnelSpec) -> Result<Opened, std::io::Error> {
             let kernel = Kernel::open().map_err(std::io::Error::other)?;
             let (info, meter) = (tap.info().clone(), tap.meter());
             let (mac, mtu) = (info.mac, info.mtu);
-            host = Some(HostSide { kernel, packets: None, groups: None, link: LinkWatch::new(&info, mtu) });
+            host = Some(HostSide { kernel, packets: None, groups: None, link: LinkWatch::new(&info, mtu, spec.vlan) });
             wire = Some((info, meter));
             (on_wire(Box::new(tap)), mac, mtu)
         }
         UplinkSpec::Xdp { interface, queues } => {
             let mut kernel = Kernel::open().map_err(std::io::Error::other)?;
             let found = kernel.interface(interface).map_err(std::io::Error::other)?;
-            answers = !found.holds(spec.endpoint);
-            let config = XdpConfig { answers, group6: spec.group6, queues: *queues, ..XdpConfig::new(spec.endpoint) };
+            // The host may hold it on the VLAN's own interface.
+            answers = !found.holds(spec.endpoint) && !kernel.vlan_holds(&found, spec.vlan, spec.endpoint);
+            let config =
+                XdpConfig { answers, group6: spec.group6, queues: *queues, vlan: spec.vlan, ..XdpConfig::new(spec.endpoint) };
             let xdp = Xdp::open(interface, &config).map_err(std::io::Error::other)?;
-            let packets = PacketSocket::open(found.index).map_err(std::io::Error::other)?;
+            let packets = PacketSocket::open(found.index, spec.vlan).map_err(std::io::Error::other)?;
             let groups = Groups::open(found.index).map_err(std::io::Error::other)?;
             let (info, meter) = (xdp.info().clone(), xdp.meter());
             let (mac, mtu) = (info.mac, spec.mtu.unwrap_or(info.mtu).min(info.mtu));
-            let link = LinkWatch::new(&info, mtu);
+            let link = LinkWatch::new(&info, mtu, spec.vlan);
             host = Some(HostSide { kernel, packets: Some(packets), groups: Some(groups), link });
             wire = Some((info, meter));
             (on_wire(Box::new(xdp)), mac, mtu)
@@ -126,6 +130,7 @@ pub(crate) fn open(spec: &TunnelSpec) -> Result<Opened, std::io::Error> {
         group6: spec.group6,
         mtu,
         strict_peers: spec.strict_peers,
+        vlan: spec.vlan,
     };
     let control = ControlConfig {
         mac,

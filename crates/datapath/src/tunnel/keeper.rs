@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use butterfly_packet::{mac::Mac, protocol};
+use butterfly_packet::{ethernet, mac::Mac, protocol};
 use butterfly_uplink::{groups::Groups, kernel::Kernel, packet::PacketSocket};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -558,6 +558,7 @@ impl State {
         let mut kept = Vec::new();
         for frame in self.out.frames.drain(..) {
             let counted = is_encapsulated(&frame);
+            let frame = in_vlan(frame, tunnel.vlan);
             let Err(own) = tunnel.punt.send(Own { frame, counted }) else { continue };
             // What is said but once, leaving a group, is said in the next turn. Nobody can make us owe more than that.
             if counted || kept.len() >= KEPT {
@@ -584,9 +585,24 @@ fn found(tunnel: &Tunnel, peer: IpAddr, mac: Mac, waiting: Option<Vec<u8>>, out:
     }
 }
 
+/// Whether a frame has a tag.
+fn is_tagged(frame: &[u8]) -> bool {
+    butterfly_packet::be16(frame, 12) == Some(ethernet::VLAN)
+}
+
+/// A frame in the underlay's VLAN. What waited for its next hop, or for its turn, has a tag already.
+fn in_vlan(mut frame: Vec<u8>, vlan: u16) -> Vec<u8> {
+    if vlan != 0 && frame.len() >= ethernet::HEADER_LEN && !is_tagged(&frame) {
+        let [[a, b], [c, d]] = [ethernet::VLAN, vlan].map(u16::to_be_bytes);
+        frame.splice(12..12, [a, b, c, d]);
+    }
+    frame
+}
+
 /// Whether a frame is a network's that waited for its next hop: the endpoint itself says nothing in UDP.
 fn is_encapsulated(frame: &[u8]) -> bool {
-    let byte = |at: usize| frame.get(at).copied().unwrap_or(0);
+    let tag = if is_tagged(frame) { ethernet::TAG_LEN } else { 0 };
+    let byte = |at: usize| frame.get(at + tag).copied().unwrap_or(0);
     match (byte(12), byte(13)) {
         (0x08, 0x00) => byte(23) == protocol::UDP,
         (0x86, 0xdd) => byte(20) == protocol::UDP,
@@ -637,7 +653,7 @@ mod tests {
         let (plane, tunnel) = (&keeper.plane, keeper.plane.shared.tunnel.as_ref().unwrap());
         let named = |n| IpAddr::from([10, 0, 0, n]);
         let first = tunnel.peers.configure(named(2)).unwrap();
-        tunnel.peers.try_add(crate::rules::number(named(3)), 1).unwrap();
+        tunnel.peers.try_add(crate::rules::number(named(3)), 42, 1).unwrap();
         let mut state = keeper.state();
         let mut asks = |seconds: std::ops::Range<u64>| {
             let asked: Vec<u64> = seconds
@@ -676,7 +692,7 @@ mod tests {
         let now = keeper.plane.shared.clock.now();
         let (heard, named) = (IpAddr::from([10, 0, 1, 2]), IpAddr::from([10, 0, 1, 3]));
         let mac = Mac([2, 0, 0, 0, 0, 9]);
-        let at = tunnel.peers.try_add(crate::rules::number(heard), now).unwrap();
+        let at = tunnel.peers.try_add(crate::rules::number(heard), 42, now).unwrap();
         tunnel.peers.get(at).unwrap().heard(mac, now);
         let other = tunnel.peers.configure(named).unwrap();
         tunnel.peers.get(other).unwrap().set_mac(Some(mac));

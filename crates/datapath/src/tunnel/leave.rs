@@ -23,6 +23,7 @@ use crate::{
     drops::DropReason,
     segment::Segments,
     snapshot::{Remote, Vnic},
+    turn::Turn,
 };
 
 /// Most answers "too big" of one batch.
@@ -76,6 +77,7 @@ pub(crate) fn leave<'a>(
     tunnel: &'a Tunnel,
     remote: &Remote,
     departures: &mut Departures,
+    turn: &Turn,
 ) -> Leaving<'a> {
     let mut leaving = tunnel.leaving(context.worker);
     if let Leaving::Ring(ring) = &mut leaving
@@ -88,8 +90,10 @@ pub(crate) fn leave<'a>(
     }
     let trunk = context.snapshot.vnics.get(remote.slot).map(|vnic| &**vnic);
     let mut sending = Sending { tunnel, context, trunk, departures, current: None, queued: 0, packets: 0, bytes: 0 };
+    let hosts = turn.hosts(context.network.members.len(), remote.peers.len().max(1));
     for (index, meta) in batch.metas().iter().enumerate() {
         match meta.verdict {
+            Verdict::Flood { .. } if hosts.is_empty() => {}
             Verdict::Tunnel(peer) => {
                 sending.frame(&mut leaving, &batch.frames, index, meta, To::Peer(peer));
             }
@@ -98,7 +102,7 @@ pub(crate) fn leave<'a>(
             }
             // What is too big for one is too big for all: that is one drop and one answer.
             Verdict::Flood { .. } => {
-                let mut to = remote.peers.iter();
+                let mut to = remote.peers.get(hosts.clone()).unwrap_or_default().iter();
                 while to.next().is_some_and(|peer| sending.frame(&mut leaving, &batch.frames, index, meta, To::Peer(*peer))) {}
             }
             _ => {}
@@ -429,7 +433,7 @@ fn into_ring(ring: &mut RxRing, outer: &[u8], frames: &Frames<'_>, index: usize,
 /// Why a vhost-user uplink did not take a frame.
 pub(crate) fn not_sent(why: NotDelivered) -> DropReason {
     match why {
-        NotDelivered::Full => UPLINK_FULL,
+        NotDelivered::Full | NotDelivered::Slow | NotDelivered::Resting => UPLINK_FULL,
         NotDelivered::TooLarge => TOO_BIG,
         NotDelivered::NotReady | NotDelivered::BadChain => UPLINK_DOWN,
     }

@@ -53,6 +53,8 @@ pub(crate) struct LinkWatch {
     index: u32,
     name: String,
     tap: bool,
+    /// The underlay's VLAN; 0: none.
+    vlan: u16,
     /// The MTU at the start: buffers are for that.
     most: u32,
     seen: Option<Seen>,
@@ -78,9 +80,9 @@ pub(crate) struct News {
 }
 
 impl LinkWatch {
-    /// Follows an uplink's interface, of which packets up to `mtu` bytes are used.
-    pub fn new(info: &Info, mtu: u32) -> LinkWatch {
-        LinkWatch { index: info.index, name: info.interface.clone(), tap: info.kind == "tap", most: mtu, seen: None }
+    /// Follows an uplink's interface, of which packets up to `mtu` bytes are used, in VLAN `vlan` (0: in none).
+    pub fn new(info: &Info, mtu: u32, vlan: u16) -> LinkWatch {
+        LinkWatch { index: info.index, name: info.interface.clone(), tap: info.kind == "tap", vlan, most: mtu, seen: None }
     }
 
     /// Its name, the last that is known.
@@ -125,7 +127,8 @@ impl LinkWatch {
             return true;
         }
         if !self.tap {
-            return false;
+            // In a VLAN, the host's own way is that VLAN's interface.
+            return self.vlan != 0 && kernel.is_vlan_on(interface, self.index, self.vlan);
         }
         let master = self.seen.and_then(|seen| seen.master);
         if master == Some(interface) {
@@ -142,8 +145,18 @@ mod tests {
     use butterfly_packet::mac::Mac;
 
     fn watch(kind: &'static str) -> LinkWatch {
-        let info = Info { kind, interface: "eth0".into(), index: 2, mode: "", note: None, queues: 1, mac: Mac::ZERO, mtu: 1500 };
-        LinkWatch::new(&info, 1500)
+        let info = Info {
+            kind,
+            interface: "eth0".into(),
+            index: 2,
+            mode: "",
+            note: None,
+            tags: None,
+            queues: 1,
+            mac: Mac::ZERO,
+            mtu: 1500,
+        };
+        LinkWatch::new(&info, 1500, 0)
     }
 
     fn interface(up: bool, running: bool) -> Interface {
@@ -157,6 +170,7 @@ mod tests {
             carrier_changes: 2,
             master: None,
             vlan_of: None,
+            kind: None,
             receive_queues: 1,
             addresses: Vec::new(),
         }

@@ -76,10 +76,16 @@ drop_reasons! { 7;
         remedy: "nothing, or compare the VNI of the packet with `butterfly nic show` of the vnic that should have got it",
         charged: "the uplink",
     }
-    /// Strict peers are asked for, and the sender is none of those that were named.
+    /// Strict peers are asked for, and the sender is none of those that were named for the network of the frame, or for all.
     UNKNOWN_PEER = "unknown-peer" {
-        cause: "another host that was not named, or somebody who forges packets",
-        remedy: "if the packet's outer source address is one of your hosts: `butterfly peer add ADDRESS`",
+        cause: "another host that was not named, or only for other networks, or somebody who forges packets",
+        remedy: "if the packet's outer source address is one of your hosts: `butterfly peer add ADDRESS`, with `--vni VNI` for this network alone",
+        charged: "the uplink",
+    }
+    /// VXLAN, or a message to the endpoint, of another VLAN than the underlay's.
+    OTHER_VLAN = "other-vlan" {
+        cause: "`--underlay-vlan` here is not what the other hosts send in, or somebody in another VLAN of that wire sends VXLAN to this endpoint",
+        remedy: "`butterfly uplink` tells the VLAN of the underlay here; if the packet is another host's, give both the same one, else see to it that the switch port carries no other VLAN",
         charged: "the uplink",
     }
     /// The link address of the next hop to the other host is not known.
@@ -136,6 +142,8 @@ pub(crate) struct Tunnel {
     pub down: AtomicBool,
     /// Only peers that the operator named are heard.
     pub strict: AtomicBool,
+    /// The underlay's VLAN; 0: frames have no tag, or one of priority.
+    pub vlan: u16,
 }
 
 /// How the tunnel endpoint is set up.
@@ -153,6 +161,8 @@ pub struct TunnelConfig {
     pub mtu: u32,
     /// Only peers that were named are heard.
     pub strict_peers: bool,
+    /// The underlay's VLAN; 0: none.
+    pub vlan: u16,
 }
 
 impl TunnelConfig {
@@ -165,6 +175,7 @@ impl TunnelConfig {
             group6: std::net::Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0),
             mtu: 1500,
             strict_peers: false,
+            vlan: 0,
         }
     }
 }
@@ -176,7 +187,7 @@ impl Tunnel {
             IpAddr::V6(_) => GroupPrefix::V6(config.group6),
         };
         Ok(Tunnel {
-            source: Source { mac: config.mac, ip: config.endpoint, udp6_checksum: config.udp6_checksum },
+            source: Source { mac: config.mac, ip: config.endpoint, udp6_checksum: config.udp6_checksum, vlan: config.vlan },
             own: crate::rules::number(config.endpoint),
             groups,
             peers: PeerTable::new(workers),
@@ -187,6 +198,7 @@ impl Tunnel {
             mtu: AtomicU32::new(config.mtu),
             down: AtomicBool::new(false),
             strict: AtomicBool::new(config.strict_peers),
+            vlan: config.vlan,
         })
     }
 

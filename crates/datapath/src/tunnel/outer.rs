@@ -2,10 +2,12 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use butterfly_packet::{checksum::Sum, mac::Mac, vxlan::PORT};
+use butterfly_packet::{checksum::Sum, ethernet, mac::Mac, vxlan::PORT};
 use butterfly_vhost::ring::OUTER_MAX;
 
-const ETHERNET: usize = 14;
+/// Where IP starts in the buffer: behind an Ethernet header with a tag. Without one, the header begins [`TAG`] bytes later.
+const ETHERNET: usize = 18;
+const TAG: usize = 4;
 const IPV4: usize = 20;
 const IPV6: usize = 40;
 const UDP: usize = 8;
@@ -32,13 +34,17 @@ pub(crate) struct Source {
     pub ip: IpAddr,
     /// Over IPv6, a UDP checksum is computed (RFC 8200, 8.1); else it is zero, as RFC 6935 lets tunnels do.
     pub udp6_checksum: bool,
+    /// The underlay's VLAN; 0: none.
+    pub vlan: u16,
 }
 
 /// An outer header, complete but for what differs from frame to frame.
 #[derive(Clone, Copy)]
 pub(crate) struct Outer {
     bytes: [u8; OUTER_MAX],
-    len: u8,
+    /// Where it begins and ends in `bytes`.
+    start: u8,
+    end: u8,
     v6: bool,
     checksum: bool,
 }
@@ -48,7 +54,8 @@ impl Outer {
         let mut bytes = [0; OUTER_MAX];
         let (mac, ip) = to;
         let v6 = matches!(source.ip, IpAddr::V6(_));
-        let mut at = 0;
+        let start = if source.vlan == 0 { TAG } else { 0 };
+        let mut at = start;
         let mut put = |part: &[u8]| {
             if let Some(room) = bytes.get_mut(at..at + part.len()) {
                 room.copy_from_slice(part);
@@ -57,6 +64,10 @@ impl Outer {
         };
         put(&mac.0);
         put(&source.mac.0);
+        if source.vlan != 0 {
+            put(&ethernet::VLAN.to_be_bytes());
+            put(&source.vlan.to_be_bytes());
+        }
         match (source.ip, ip) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
                 put(&[0x08, 0x00, 0x45, 0, 0, 0, 0, 0, 0, 0, TTL, PROTOCOL_UDP, 0, 0]);
@@ -73,7 +84,7 @@ impl Outer {
         put(&PORT.to_be_bytes());
         put(&[0, 0, 0, 0, FLAGS, 0, 0, 0]);
         put(&(vni << 8).to_be_bytes());
-        Outer { bytes, len: at as u8, v6, checksum: v6 && source.udp6_checksum }
+        Outer { bytes, start: start as u8, end: at as u8, v6, checksum: v6 && source.udp6_checksum }
     }
 
     /// For a frame of `inner` bytes. The result and the frame are less than 64 KiB: the uplink's MTU sees to that.
@@ -100,7 +111,7 @@ impl Outer {
     /// Everything.
     #[inline(always)]
     pub fn bytes(&self) -> &[u8] {
-        self.bytes.get(..usize::from(self.len)).unwrap_or_default()
+        self.bytes.get(usize::from(self.start)..usize::from(self.end)).unwrap_or_default()
     }
 
     /// Whether a UDP checksum is owed.
@@ -111,10 +122,11 @@ impl Outer {
 
     /// Finishes the UDP checksum of a whole packet that starts with this header.
     pub fn finish(&self, packet: &mut [u8]) {
-        let l4 = ETHERNET + IPV6;
+        let l3 = ETHERNET - usize::from(self.start);
+        let l4 = l3 + IPV6;
         let field = l4 + 6;
         let sum = match packet.get(l4..) {
-            Some(segment) => pseudo(packet, segment.len()).push(segment).udp_checksum(),
+            Some(segment) => pseudo(packet.get(l3 + 8..l4), segment.len()).push(segment).udp_checksum(),
             None => return,
         };
         if let Some(to) = packet.get_mut(field..field + 2) {
@@ -123,9 +135,8 @@ impl Outer {
     }
 }
 
-fn pseudo(packet: &[u8], len: usize) -> Sum {
-    let addresses = packet.get(ETHERNET + 8..ETHERNET + IPV6).unwrap_or_default();
-    Sum::of(addresses).push(&(len as u32).to_be_bytes()).push_u16(u16::from(PROTOCOL_UDP))
+fn pseudo(addresses: Option<&[u8]>, len: usize) -> Sum {
+    Sum::of(addresses.unwrap_or_default()).push(&(len as u32).to_be_bytes()).push_u16(u16::from(PROTOCOL_UDP))
 }
 
 fn six(ip: IpAddr) -> Ipv6Addr {
@@ -183,7 +194,7 @@ mod tests {
 
     #[test]
     fn an_ipv4_header_is_the_contract_s() {
-        let source = Source { mac: MACS[0], ip: "10.1.0.1".parse().unwrap(), udp6_checksum: true };
+        let source = Source { mac: MACS[0], ip: "10.1.0.1".parse().unwrap(), udp6_checksum: true, vlan: 0 };
         let mut outer = Outer::new(&source, (MACS[1], "10.1.0.2".parse().unwrap()), 1337);
         let bytes = outer.fill(60, 0xc123, 7);
         let expected = [
@@ -195,22 +206,33 @@ mod tests {
         assert_eq!(bytes, expected);
         assert!(!outer.owes_checksum());
         assert!(Ipv4::parse(&outer.bytes()[14..]).unwrap().checksum_is_valid());
+        // In a VLAN it is the same behind a tag.
+        let tagged = Source { vlan: 0xabc, ..source };
+        let tagged = Outer::new(&tagged, (MACS[1], "10.1.0.2".parse().unwrap()), 1337).fill(60, 0xc123, 7).to_vec();
+        assert_eq!(
+            (&tagged[..12], &tagged[12..16], &tagged[16..]),
+            (&expected[..12], &[0x81, 0, 0x0a, 0xbc][..], &expected[12..])
+        );
     }
 
     #[test]
     fn an_ipv6_header_has_the_right_length_and_a_checksum_if_asked() {
-        for udp6_checksum in [false, true] {
-            let source = Source { mac: MACS[0], ip: "fd00::1".parse().unwrap(), udp6_checksum };
+        for (udp6_checksum, vlan) in [(false, 0), (true, 0), (false, 42), (true, 42)] {
+            let tag = if vlan == 0 { 0 } else { 4 };
+            let source = Source { mac: MACS[0], ip: "fd00::1".parse().unwrap(), udp6_checksum, vlan };
             let mut outer = Outer::new(&source, (MACS[1], "fd00::2".parse().unwrap()), 0xff_ffff);
             let inner = [0x5a; 61];
             let mut packet = outer.fill(inner.len() as u32, 0xffff, 7).to_vec();
-            assert_eq!(packet.len(), 70);
+            assert_eq!(packet.len(), 70 + tag);
+            if vlan != 0 {
+                assert_eq!(packet[12..18], [0x81, 0, 0, 42, 0x86, 0xdd]);
+            }
             packet.extend(inner);
             assert_eq!(outer.owes_checksum(), udp6_checksum);
             if outer.owes_checksum() {
                 outer.finish(&mut packet);
             }
-            let ip = Ipv6::parse(&packet[14..]).unwrap();
+            let ip = Ipv6::parse(&packet[14 + tag..]).unwrap();
             assert_eq!((ip.hop_limit(), ip.payload().unwrap().len()), (255, 16 + 61));
             let udp = Udp::parse(ip.payload().unwrap()).unwrap();
             assert_eq!((udp.source_port(), udp.destination_port()), (0xffff, PORT));

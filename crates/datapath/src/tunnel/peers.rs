@@ -2,12 +2,17 @@
 //!
 //! One bounded table for all networks. Workers look up without locks and may add; only the control thread removes. A reference
 //! carries a generation, so that what was learnt of a peer that is gone does not lead to the next one in its place.
+//!
+//! Whoever forges outer sources makes peers. So a peer that nobody named is held by the network that it was first heard in, and
+//! networks share what the named ones leave: half of it is reserved for them in equal parts.
 
 use std::{
+    cmp::Reverse,
+    collections::HashMap,
     hash::{BuildHasher, RandomState},
     net::IpAddr,
     sync::{
-        Mutex, PoisonError, TryLockError,
+        Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::*},
     },
 };
@@ -17,13 +22,17 @@ use butterfly_packet::mac::Mac;
 use crate::{
     flow::Address,
     headers::{address as mac_of, number},
+    quota::Quota,
     rules::{address as ip_of, number as number_of_ip},
 };
 
 /// Most peers there can be.
 pub(crate) const MAX_PEERS: usize = 4096;
-const BUCKETS: usize = 2048;
+/// One for each peer there can be: a bucket that overflows is one in a million.
+const BUCKETS: usize = 4096;
 const WAYS: usize = 8;
+/// Holder of a peer that no network holds: one that was named, or whose network is gone.
+const NOBODY: u32 = u32::MAX;
 
 /// A peer's place (low half) and the generation of its user (high half). Odd generations are in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
@@ -60,7 +69,7 @@ pub(crate) enum PeerCounter {
 }
 
 /// Nobody waits for a next hop.
-const NOBODY: u8 = 0;
+const IDLE: u8 = 0;
 /// It is being asked for, without a frame that waits.
 const QUESTION: u8 = 1;
 /// A frame waits for it.
@@ -76,7 +85,9 @@ pub(crate) struct Peer {
     seen: AtomicU32,
     /// The operator named it: it stays.
     configured: AtomicBool,
-    /// [`NOBODY`], or who waits for its next hop.
+    /// VNI of the network that holds it, or [`NOBODY`]. Changes under the table's lock only.
+    holder: AtomicU32,
+    /// [`IDLE`], or who waits for its next hop.
     waiting: AtomicU8,
     counted: Box<[Counted]>,
 }
@@ -129,11 +140,6 @@ impl Peer {
         }
     }
 
-    /// Whether the operator named it.
-    pub fn is_configured(&self) -> bool {
-        self.configured.load(Relaxed)
-    }
-
     /// Takes the only place for a frame that waits. Returns whether it was free.
     pub fn may_wait(&self) -> bool {
         self.waiting.swap(FRAME, AcqRel) != FRAME
@@ -141,7 +147,7 @@ impl Peer {
 
     /// Whether the next hop is to be asked for though no frame waits for it: not if it is being asked for.
     pub fn may_ask(&self) -> bool {
-        self.waiting.compare_exchange(NOBODY, QUESTION, AcqRel, Relaxed).is_ok()
+        self.waiting.compare_exchange(IDLE, QUESTION, AcqRel, Relaxed).is_ok()
     }
 
     /// Whether a frame waits.
@@ -151,7 +157,7 @@ impl Peer {
 
     /// Nothing waits any more.
     pub fn stop_waiting(&self) {
-        self.waiting.store(NOBODY, Release);
+        self.waiting.store(IDLE, Release);
     }
 
     /// Counts for worker `worker`.
@@ -205,8 +211,41 @@ impl PeerRow {
 pub(crate) struct Peers {
     peers: Box<[Peer]>,
     buckets: Box<[[AtomicU16; WAYS]]>,
-    seed: u64,
-    free: Mutex<Vec<u16>>,
+    seeds: [u64; 2],
+    room: Mutex<Room>,
+}
+
+/// Free places, and who has how many of the others.
+struct Room {
+    free: Vec<u16>,
+    /// Peers by the network that holds them, without those that hold none. A worker never makes it grow: see [`Peers::new`].
+    held: HashMap<u32, AtomicU32>,
+    quota: Quota,
+    /// Networks on this host.
+    networks: u32,
+    /// Peers that were named.
+    named: u32,
+}
+
+impl Room {
+    fn held(&self, vni: u32) -> u32 {
+        self.held.get(&vni).map_or(0, |held| held.load(Relaxed))
+    }
+
+    /// Counts a peer of a network.
+    fn take(&mut self, vni: u32) {
+        self.quota.take(self.held.entry(vni).or_default());
+    }
+
+    /// Nobody holds a peer any more.
+    fn release(&mut self, peer: &Peer) {
+        let vni = peer.holder.swap(NOBODY, Relaxed);
+        let Some(held) = self.held.get(&vni) else { return };
+        self.quota.give_back(held);
+        if held.load(Relaxed) == 0 {
+            self.held.remove(&vni);
+        }
+    }
 }
 
 impl Peers {
@@ -217,22 +256,36 @@ impl Peers {
             mac: AtomicU64::new(0),
             seen: AtomicU32::new(0),
             configured: AtomicBool::new(false),
-            waiting: AtomicU8::new(NOBODY),
+            holder: AtomicU32::new(NOBODY),
+            waiting: AtomicU8::new(IDLE),
             counted: (0..workers).map(|_| Counted::default()).collect(),
+        };
+        let room = Room {
+            free: (0..MAX_PEERS as u16).rev().collect(),
+            // No more networks than peers hold one, and what is removed leaves room in a map that is at most half full.
+            held: HashMap::with_capacity(2 * MAX_PEERS + 2),
+            quota: Quota::new(MAX_PEERS as u32),
+            networks: 1,
+            named: 0,
         };
         Peers {
             peers: (0..MAX_PEERS).map(|_| peer()).collect(),
             buckets: (0..BUCKETS).map(|_| Default::default()).collect(),
-            seed: RandomState::new().hash_one(BUCKETS),
-            free: Mutex::new((0..MAX_PEERS as u16).rev().collect()),
+            seeds: [0, 1].map(|n| RandomState::new().hash_one(n)),
+            room: Mutex::new(room),
         }
     }
 
+    fn room(&self) -> MutexGuard<'_, Room> {
+        self.room.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Addresses are forged: without the seeds nobody can tell which of them share a bucket.
     #[inline(always)]
     fn bucket(&self, address: Address) -> Option<&[AtomicU16; WAYS]> {
-        let product = u128::from(address as u64 ^ self.seed) * u128::from((address >> 64) as u64 ^ 0x9e37_79b9_7f4a_7c15);
-        let folded = (product as u64 ^ (product >> 64) as u64).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        self.buckets.get((folded >> 32) as usize % BUCKETS)
+        let [one, two] = self.seeds;
+        let mixed = mix(mix(address as u64 ^ one) ^ (address >> 64) as u64 ^ two);
+        self.buckets.get(mixed as usize % BUCKETS)
     }
 
     /// A peer, if it is still the one that was meant.
@@ -255,33 +308,51 @@ impl Peers {
         None
     }
 
-    /// Where a peer is that something came from, from now on if it was not known. `None` if there is no room, or somebody else is
-    /// changing the table: the next frame will see.
+    /// Where a peer is that something came from in network `vni`, from now on if it was not known. `None` if there is no room for
+    /// this network, or somebody else is changing the table: the next frame will see.
     #[cold]
-    pub fn try_add(&self, address: Address, now: u32) -> Option<PeerRef> {
-        let mut free = match self.free.try_lock() {
-            Ok(free) => free,
-            Err(TryLockError::Poisoned(free)) => free.into_inner(),
+    pub fn try_add(&self, address: Address, vni: u32, now: u32) -> Option<PeerRef> {
+        let mut room = match self.room.try_lock() {
+            Ok(room) => room,
+            Err(TryLockError::Poisoned(room)) => room.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        let at = self.insert(address, &mut free)?;
+        if let Some(at) = self.find(address) {
+            return Some(at);
+        }
+        let held = room.held(vni);
+        if !room.quota.has_room(held) {
+            return None;
+        }
+        let at = match self.insert(address, &mut room) {
+            None if held < room.quota.part() => {
+                // Its bucket is full, by chance: one of those gives way, as this network has less than its part.
+                self.make_room(address, &mut room);
+                self.insert(address, &mut room)?
+            }
+            at => at?,
+        };
+        let peer = self.get(at)?;
+        peer.holder.store(vni, Relaxed);
+        room.take(vni);
         // While nobody can remove it for having been silent since ever.
-        self.get(at)?.seen.store(now, Relaxed);
+        peer.seen.store(now, Relaxed);
         Some(at)
     }
 
-    fn insert(&self, address: Address, free: &mut Vec<u16>) -> Option<PeerRef> {
+    fn insert(&self, address: Address, room: &mut Room) -> Option<PeerRef> {
         if let Some(at) = self.find(address) {
             return Some(at);
         }
         let way = self.bucket(address)?.iter().find(|way| way.load(Relaxed) == 0)?;
-        let index = free.pop()?;
+        let index = room.free.pop()?;
         let peer = self.peers.get(usize::from(index))?;
         peer.set_address(address);
         peer.mac.store(0, Relaxed);
         peer.seen.store(0, Relaxed);
         peer.configured.store(false, Relaxed);
-        peer.waiting.store(NOBODY, Relaxed);
+        peer.holder.store(NOBODY, Relaxed);
+        peer.waiting.store(IDLE, Relaxed);
         let generation = peer.generation.load(Relaxed).wrapping_add(1);
         peer.generation.store(generation, Release);
         way.store(index + 1, Release);
@@ -291,58 +362,113 @@ impl Peers {
     /// The operator names a peer. One that nobody named gives way to it if there is no room: anybody may forge those. `None` if
     /// all were named.
     pub fn configure(&self, address: IpAddr) -> Option<PeerRef> {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut room = self.room();
         let address = number_of_ip(address);
-        let at = self.insert(address, &mut free).or_else(|| {
-            self.make_room(address, &mut free);
-            self.insert(address, &mut free)
+        let at = self.insert(address, &mut room).or_else(|| {
+            self.make_room(address, &mut room);
+            self.insert(address, &mut room)
         })?;
-        self.get(at)?.configured.store(true, Relaxed);
+        let peer = self.get(at)?;
+        if !peer.configured.swap(true, Relaxed) {
+            room.named += 1;
+            room.release(peer);
+            self.divide(&mut room);
+        }
         Some(at)
     }
 
-    /// Removes the peer that was silent for longest among those that nobody named: of this address's bucket if that is full, else of all.
-    fn make_room(&self, address: Address, free: &mut Vec<u16>) {
+    /// Removes a peer that nobody named: of this address's bucket if that is full, else of all. Those of networks that have more
+    /// than their part go first, then the one that was silent for longest.
+    fn make_room(&self, address: Address, room: &mut Room) {
         let bucket = self.bucket(address).into_iter().flatten().map(|way| usize::from(way.load(Relaxed)));
-        let rivals: Vec<usize> = match bucket.clone().all(|entry| entry != 0) {
-            true => bucket.filter_map(|entry| entry.checked_sub(1)).collect(),
-            false => (0..self.peers.len()).collect(),
-        };
-        let unnamed = rivals.into_iter().filter_map(|index| Some((index, self.peers.get(index)?)));
+        let full = bucket.clone().all(|entry| entry != 0);
+        let rivals =
+            bucket.filter_map(|entry| entry.checked_sub(1)).filter(|_| full).chain((0..self.peers.len()).filter(|_| !full));
+        let unnamed = rivals.filter_map(|index| Some((index, self.peers.get(index)?)));
         let unnamed = unnamed.filter(|(_, peer)| peer.generation.load(Relaxed) % 2 == 1 && !peer.configured.load(Relaxed));
-        if let Some((index, peer)) = unnamed.min_by_key(|(_, peer)| peer.seen.load(Relaxed)) {
-            self.take_out(index, peer, free);
+        let within = |peer: &Peer| {
+            let vni = peer.holder.load(Relaxed);
+            vni != NOBODY && room.held(vni) <= room.quota.part()
+        };
+        if let Some((index, peer)) = unnamed.min_by_key(|(_, peer)| (within(peer), peer.seen.load(Relaxed))) {
+            self.take_out(index, peer, room);
         }
     }
 
-    fn take_out(&self, index: usize, peer: &Peer, free: &mut Vec<u16>) {
+    fn take_out(&self, index: usize, peer: &Peer, room: &mut Room) {
         peer.generation.fetch_add(1, Release);
         let entry = index as u16 + 1;
         for way in self.bucket(peer.address()).into_iter().flatten() {
             let _ = way.compare_exchange(entry, 0, AcqRel, Relaxed);
         }
         peer.counted.iter().flat_map(|counted| &counted.0).for_each(|cell| cell.store(0, Relaxed));
-        free.push(index as u16);
+        room.release(peer);
+        room.free.push(index as u16);
     }
 
     /// The operator does not name it any more: it stays as long as something comes from it.
     pub fn unconfigure(&self, address: IpAddr) {
-        if let Some(peer) = self.find(number_of_ip(address)).and_then(|at| self.get(at)) {
-            peer.configured.store(false, Relaxed);
+        let mut room = self.room();
+        if let Some(peer) = self.find(number_of_ip(address)).and_then(|at| self.get(at))
+            && peer.configured.swap(false, Relaxed)
+        {
+            room.named -= 1;
+            self.divide(&mut room);
         }
     }
 
     /// Removes peers that were not heard of for `ageing` seconds and that nobody named.
     pub fn expire(&self, now: u32, ageing: u32) {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        for (index, peer) in self.peers.iter().enumerate() {
-            let generation = peer.generation.load(Relaxed);
-            let idle = now.saturating_sub(peer.seen.load(Relaxed));
-            if generation % 2 == 0 || peer.configured.load(Relaxed) || idle <= ageing {
-                continue;
+        let mut room = self.room();
+        for (index, peer) in self.unnamed() {
+            if now.saturating_sub(peer.seen.load(Relaxed)) > ageing {
+                self.take_out(index, peer, &mut room);
             }
-            self.take_out(index, peer, &mut free);
         }
+        self.divide(&mut room);
+    }
+
+    /// Divides the room among the networks that are on this host now. Those that are gone hold nothing any more.
+    pub fn settle(&self, networks: &HashMap<u32, u32>) {
+        let mut room = self.room();
+        for (_, peer) in self.unnamed().filter(|(_, peer)| !networks.contains_key(&peer.holder.load(Relaxed))) {
+            room.release(peer);
+        }
+        room.networks = networks.len() as u32;
+        self.divide(&mut room);
+    }
+
+    /// Peers that nobody named, for the one who holds the lock.
+    fn unnamed(&self) -> impl Iterator<Item = (usize, &Peer)> + Clone {
+        let known = self.peers.iter().enumerate().filter(|(_, peer)| peer.generation.load(Relaxed) % 2 == 1);
+        known.filter(|(_, peer)| !peer.configured.load(Relaxed))
+    }
+
+    /// Gives each network its part. What all of them have beyond it, and nobody's, goes if it is too much: the most silent first.
+    fn divide(&self, room: &mut Room) {
+        let capacity = MAX_PEERS as u32 - room.named;
+        // What nobody holds has half of the common half at most.
+        let nobodys = self.keep(room, |vni| vni == NOBODY, capacity / 4);
+        let held: Vec<u32> = room.held.values().map(|held| held.load(Relaxed)).collect();
+        if let Some(most) = room.quota.settle(capacity, room.networks, &held, nobodys) {
+            self.keep(room, |vni| vni != NOBODY, most);
+        }
+    }
+
+    /// Leaves each of `holders` at most so many peers, those that were heard last. Returns how many that are together.
+    fn keep(&self, room: &mut Room, holders: impl Fn(u32) -> bool, most: u32) -> u32 {
+        let mut all: Vec<(usize, &Peer)> = self.unnamed().filter(|(_, peer)| holders(peer.holder.load(Relaxed))).collect();
+        all.sort_unstable_by_key(|(_, peer)| Reverse(peer.seen.load(Relaxed)));
+        let mut kept: HashMap<u32, u32> = HashMap::new();
+        for (index, peer) in all {
+            let kept = kept.entry(peer.holder.load(Relaxed)).or_default();
+            if *kept < most {
+                *kept += 1;
+            } else {
+                self.take_out(index, peer, room);
+            }
+        }
+        kept.values().sum()
     }
 
     /// All peers, by address.
@@ -371,6 +497,14 @@ impl Peers {
     }
 }
 
+/// The finalizer of SplitMix64: every bit matters for every bit.
+#[inline(always)]
+fn mix(x: u64) -> u64 {
+    let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ x >> 31
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -382,8 +516,8 @@ mod tests {
     #[test]
     fn peers_are_found_until_they_are_silent_for_too_long() {
         let peers = Peers::new(1);
-        let a = peers.try_add(number_of_ip(ip(1)), 100).unwrap();
-        assert_eq!(peers.try_add(number_of_ip(ip(1)), 100), Some(a));
+        let a = peers.try_add(number_of_ip(ip(1)), 42, 100).unwrap();
+        assert_eq!(peers.try_add(number_of_ip(ip(1)), 42, 100), Some(a));
         assert_eq!(peers.find(number_of_ip(ip(1))), Some(a));
         peers.get(a).unwrap().heard(Mac([2, 0, 0, 0, 0, 1]), 100);
         let b = peers.configure(ip(2)).unwrap();
@@ -393,7 +527,7 @@ mod tests {
         assert!(peers.get(a).is_none() && peers.find(number_of_ip(ip(1))).is_none());
         assert_eq!(peers.list(401).len(), 1);
         // The next one in its place is not it.
-        let c = peers.try_add(number_of_ip(ip(3)), 401).unwrap();
+        let c = peers.try_add(number_of_ip(ip(3)), 42, 401).unwrap();
         assert!(peers.get(a).is_none() && peers.get(c).is_some() && peers.get(b).is_some());
         peers.unconfigure(ip(2));
         peers.expire(402, 300);
@@ -403,9 +537,9 @@ mod tests {
     #[test]
     fn a_full_table_refuses_and_keeps() {
         let peers = Peers::new(1);
-        let known: Vec<_> = (1..10_000).filter_map(|n| Some((n, peers.try_add(number_of_ip(ip(n)), 600)?))).collect();
+        let known: Vec<_> = (1..10_000).filter_map(|n| Some((n, peers.try_add(number_of_ip(ip(n)), 42, 600)?))).collect();
         assert_eq!(known.len(), MAX_PEERS);
-        assert_eq!(peers.try_add(number_of_ip(ip(20_000)), 600), None);
+        assert_eq!(peers.try_add(number_of_ip(ip(20_000)), 42, 600), None);
         assert!(known.iter().all(|(n, at)| peers.find(number_of_ip(ip(*n))) == Some(*at)));
         // But one that is named comes in, instead of a stranger; those that were named stay.
         let first = peers.configure(ip(30_000)).unwrap();
@@ -415,6 +549,50 @@ mod tests {
         assert!(peers.get(first).is_some());
         assert_eq!(peers.list(600).len(), MAX_PEERS);
         peers.expire(1000, 300);
-        assert!(peers.try_add(number_of_ip(ip(20_000)), 1000).is_some());
+        assert!(peers.try_add(number_of_ip(ip(20_000)), 42, 1000).is_some());
+    }
+
+    /// Somebody forges outer sources of one network until there is no more room: others are learnt all the same.
+    #[test]
+    fn who_fills_the_table_in_one_network_leaves_others_their_part() {
+        let peers = Peers::new(1);
+        peers.settle(&(0..8).map(|vni| (vni, vni)).collect());
+        let forged = (1..20_000).filter(|n| peers.try_add(number_of_ip(ip(*n)), 7, 600).is_some()).count();
+        let part = MAX_PEERS / 2 / 8;
+        assert_eq!(forged, part + MAX_PEERS / 2);
+        for vni in 0..7u32 {
+            for n in 0..part as u32 {
+                let address = number_of_ip(ip(100_000 + 1000 * vni + n));
+                assert!(peers.try_add(address, vni, 600).is_some(), "network {vni}, peer {n}");
+            }
+            assert_eq!(peers.try_add(number_of_ip(ip(200_000)), vni, 600), None);
+        }
+        // Who is named needs no share; what forgery took gives way, and what others have within their part does not.
+        for n in 0..100 {
+            assert!(peers.configure(ip(300_000 + n)).is_some(), "{n}");
+        }
+        let kept = |vni: u32| {
+            let addresses = (0..part as u32).map(|n| number_of_ip(ip(100_000 + 1000 * vni + n)));
+            addresses.filter(|address| peers.find(*address).is_some()).count()
+        };
+        // A part is smaller by now: of what is left by those that were named.
+        assert!((0..7).all(|vni| kept(vni) >= (MAX_PEERS - 100) / 2 / 8), "{:?}", (0..7).map(kept).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_network_more_finds_room_at_once_and_one_that_went_holds_nothing() {
+        let peers = Peers::new(1);
+        let add =
+            |range: std::ops::Range<u32>, vni| range.filter(|n| peers.try_add(number_of_ip(ip(*n)), vni, *n).is_some()).count();
+        assert_eq!(add(1..5_000, 7), MAX_PEERS);
+        peers.settle(&[(7, 0), (8, 1)].into());
+        assert_eq!(add(10_000..15_000, 8), MAX_PEERS / 4);
+        // Those that were heard last stayed.
+        assert!(peers.find(number_of_ip(ip(MAX_PEERS as u32))).is_some() && peers.find(number_of_ip(ip(1))).is_none());
+        peers.settle(&[(8, 1)].into());
+        assert!(add(20_000..25_000, 8) >= MAX_PEERS / 2);
+        peers.expire(100_000, 300);
+        assert_eq!((peers.list(0).len(), peers.room().held.len()), (0, 0));
+        assert_eq!(add(30_000..35_000, 8), MAX_PEERS);
     }
 }

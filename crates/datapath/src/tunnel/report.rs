@@ -142,6 +142,10 @@ pub struct UplinkReport {
     pub attached: Option<bool>,
     /// What its network interface was found to be a second ago, if it has one.
     pub state: Option<LinkState>,
+    /// The VLAN of all frames on it; 0: none.
+    pub vlan: u16,
+    /// Why frames of other VLANs may pass for the underlay's, if they may.
+    pub vlan_doubt: Option<String>,
 }
 
 /// What a switch has of its tunnel endpoint.
@@ -424,6 +428,8 @@ impl Switch {
             counters: side.counted(),
             attached: side.device.as_ref().map(|device| device.status().attached.is_some()),
             state: side.keeper.link(),
+            vlan: tunnel.vlan,
+            vlan_doubt: side.wire.as_ref().and_then(|(info, _)| info.tags.clone()),
         })
     }
 

@@ -87,7 +87,7 @@ mod tests {
         look(&[]);
         let named = peers.configure(ip(1)).unwrap();
         look(&[]);
-        let learnt = peers.try_add(crate::rules::number(ip(2)), 600).unwrap();
+        let learnt = peers.try_add(crate::rules::number(ip(2)), 42, 600).unwrap();
         peers.get(learnt).unwrap().heard(Mac([2, 0, 0, 0, 0, 2]), 600);
         look(&["PeerLearnt", "NextHopFound"]);
         look(&[]);

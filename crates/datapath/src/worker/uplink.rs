@@ -3,7 +3,7 @@
 use butterfly_uplink::BURST;
 use butterfly_vhost::ring::{BATCH, Frames, Gathered};
 
-use super::{Found, Worker, count_in, walk};
+use super::{Found, Worker, walk};
 use crate::{
     batch::{Batch, Metas},
     counters::Counter,
@@ -188,7 +188,7 @@ impl Desk<'_> {
         let mut peers = [PeerRef(0); BATCH];
         let mut last = NOBODY;
         let (mut packets, mut bytes) = (0, 0);
-        let mut arrivals = Arrivals::new(self.tunnel, self.worker, now);
+        let mut arrivals = Arrivals::new(self.tunnel, self.snapshot, self.worker, now);
         let tap = self.notes.begin(self.snapshot).map(|watched| Tap::of(watched, self.notes, self.worker));
         if let Some(tap) = tap.filter(Tap::wants_outer) {
             tap.arrived(&frames);
@@ -260,9 +260,7 @@ impl Desk<'_> {
             meta.peer = *peer;
         }
         let context = self.shared.context(self.snapshot, trunk, network, self.worker, self.notes);
-        let bytes = frames.frames().iter().map(|frame| u64::from(frame.len)).sum();
-        count_in(trunk, self.worker, bytes, frames.len());
-        walk(Batch::new(frames, self.metas), &context, self.room, self.departures, self.calls);
+        walk(Batch::new(frames, self.metas), &context, self.room, self.departures, self.calls, 0);
     }
 
     /// At the expense of the uplink.

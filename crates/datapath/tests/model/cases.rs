@@ -32,7 +32,18 @@ fn six(n: u16) -> Ipv6Addr {
 
 pub fn vnic(mac: Mac, n: u8, groups: &[&'static str]) -> Declared {
     let ips = vec![Ipv4Addr::new(10, 0, 0, n).into(), six(n.into()).into()];
-    Declared { mac: mac.0, vni: 1, bypass: false, ip_anti_spoof: true, ips, groups: groups.to_vec() }
+    Declared {
+        mac: mac.0,
+        vni: 1,
+        bypass: false,
+        ip_anti_spoof: true,
+        forwards: false,
+        shared_ip: false,
+        router: false,
+        ips,
+        groups: groups.to_vec(),
+        bound: vec![],
+    }
 }
 
 pub fn rule(direction: Direction, protocol: Option<u8>, ports: (u16, u16), block: &str, mask: u8) -> Rule {
@@ -129,7 +140,7 @@ fn replies_belong_to_their_session_and_only_between_its_ports() {
     assert_eq!(send(&mut model, "a", &udp(A4, B80)), "> b");
     assert_eq!(send(&mut model, "b", &udp(B80, A4)), "> a");
     // Nobody else may answer, and to nobody else.
-    assert_eq!(send(&mut model, "c", &udp((C, IP_B, 80), A4)), "a: ingress-denied");
+    assert_eq!(send(&mut model, "c", &udp((C, IP_B, 80), A4)), "c: ip-claimed");
     assert_eq!(send(&mut model, "b", &udp(B80, (C, IP_A, 4000))), "> c");
     assert_eq!(send(&mut model, "b", &udp((B, IP_B, 81), A4)), "a: ingress-denied");
     // Behind a tag it is another conversation.
@@ -159,9 +170,13 @@ fn egress_is_for_own_addresses_and_for_what_outbound_rules_name() {
 
 fn dhcp(from: (Mac, [u8; 4]), to: (Mac, [u8; 4]), op: u8, xid: u8, chaddr: Mac) -> Vec<u8> {
     let mut message = vec![op, 1, 6, 0, 0, 0, 0, xid];
-    message.extend([0; 20]);
+    message.resize(28, 0);
     message.extend(chaddr.0);
-    message.resize(240, 0);
+    message.resize(236, 0);
+    message.extend([99, 130, 83, 99, 53, 1, op, 255]);
+    if op == 2 {
+        message[16..20].copy_from_slice(&to.1);
+    }
     let (source, destination) = if op == 1 { (68, 67) } else { (67, 68) };
     build::ethernet(from.0, to.0).ipv4(from.1, to.1).udp(source, destination, &message)
 }
@@ -172,20 +187,43 @@ fn dhcp_works_for_the_client_that_asked() {
     let nobody = [0; 4];
     let all = [255; 4];
     assert_eq!(send(&mut model, "b", &dhcp((B, nobody), (Mac::BROADCAST, all), 1, 7, B)), "> c, a: ingress-denied");
-    assert_eq!(send(&mut model, "b", &dhcp((B, nobody), (Mac::BROADCAST, all), 1, 7, C)), "b: spoofed-ip");
+    assert_eq!(send(&mut model, "b", &dhcp((B, nobody), (Mac::BROADCAST, all), 1, 7, C)), "b: bad-dhcp");
     assert_eq!(send(&mut model, "c", &dhcp((C, IP_C), (B, IP_B), 2, 8, B)), "b: ingress-denied");
     assert_eq!(send(&mut model, "c", &dhcp((C, IP_C), (B, IP_B), 2, 7, A)), "b: ingress-denied");
-    assert_eq!(send(&mut model, "c", &dhcp((C, IP_C), (B, IP_B), 2, 7, B)), "> b");
+    for answer in 0..9 {
+        assert_eq!(
+            send(&mut model, "c", &dhcp((C, IP_C), (B, IP_B), 2, 7, B)),
+            if answer < 8 { "> b" } else { "b: ingress-denied" }
+        );
+    }
     assert_eq!(send(&mut model, "b", &dhcp((B, IP_B), (C, IP_C), 2, 7, C)), "b: egress-denied");
+    for request in 0..8 {
+        let outcome = if request < 7 { "> c, a: ingress-denied" } else { "b: dhcp-limit" };
+        assert_eq!(send(&mut model, "b", &dhcp((B, nobody), (Mac::BROADCAST, all), 1, 7, B)), outcome);
+    }
     model.pass(61);
     assert_eq!(send(&mut model, "c", &dhcp((C, IP_C), (B, IP_B), 2, 7, B)), "b: ingress-denied");
+    let identifiers = [0, 1, 0, 3, 1, 2, 3, 0, 2, 0, 3, 1, 2, 4];
     let dhcp6 = |from: Mac, to: Mac, addresses: (Ipv6Addr, Ipv6Addr), ports: (u16, u16), kind: u8| {
-        build::ethernet(from, to).ipv6(addresses.0, addresses.1).udp(ports.0, ports.1, &[kind, 0, 0, 9])
+        let message = [&[kind, 0, 0, 9], &identifiers[..if kind == 1 { 7 } else { 14 }]].concat();
+        build::ethernet(from, to).ipv6(addresses.0, addresses.1).udp(ports.0, ports.1, &message)
     };
-    assert_eq!(send(&mut model, "b", &dhcp6(B, C, (link_local(B), six(3)), (546, 547), 1)), "> c");
+    let servers = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
+    assert_eq!(send(&mut model, "b", &dhcp6(B, C, (link_local(B), servers), (546, 547), 1)), "> c");
     assert_eq!(send(&mut model, "c", &dhcp6(C, B, (six(3), link_local(B)), (547, 546), 2)), "> b");
     model.pass(61);
     assert_eq!(send(&mut model, "c", &dhcp6(C, B, (six(3), link_local(B)), (547, 546), 2)), "b: ingress-denied");
+}
+
+#[test]
+fn a_dhcp_server_answers_whom_a_narrow_rule_let_ask() {
+    for (ports, outcome) in [((60, 75), "> c"), ((60, 76), "b: egress-denied"), ((67, 68), "> c")] {
+        let mut model = world(vec![rule(Inbound, Some(17), ports, "0.0.0.0", 0), rule(Outbound, None, (0, 0), "0.0.0.0", 0)]);
+        let answer = dhcp((B, IP_B), (C, IP_C), 2, 7, C);
+        assert_eq!(send(&mut model, "b", &answer), "b: egress-denied");
+        assert_eq!(send(&mut model, "c", &dhcp((C, [0; 4]), (B, [255; 4]), 1, 7, C)), "> b");
+        assert_eq!(send(&mut model, "b", &answer), outcome);
+    }
 }
 
 fn link_local(mac: Mac) -> Ipv6Addr {
@@ -207,7 +245,7 @@ fn discovery_works_for_filtered_vnics_and_is_honest() {
     assert_eq!(send(&mut model, "a", &probe), "> b, > c");
     assert_eq!(send(&mut model, "b", &nd(B, A, link_local(B), 136, &body(six(2), [2, 1], B))), "> a");
     for (message, what) in [
-        (nd(B, A, six(2), 136, &body(six(1), [2, 1], B)), "somebody else's address"),
+        (nd(B, A, six(2), 136, &body(six(3), [2, 1], B)), "somebody else's address"),
         (nd(B, A, six(2), 136, &body(six(2), [2, 1], A)), "somebody else's MAC address"),
         (nd(B, A, six(2), 136, &body(six(2), [2, 0], B)), "an empty option"),
         (nd(B, A, six(2), 136, &body(six(2), [2, 2], B)), "an option that is not whole"),
@@ -215,11 +253,16 @@ fn discovery_works_for_filtered_vnics_and_is_honest() {
     ] {
         assert_eq!(send(&mut model, "b", &message), "b: bad-discovery", "{what}");
     }
+    let taken = nd(B, A, six(2), 136, &body(six(1), [2, 1], B));
+    assert_eq!(send(&mut model, "b", &taken), "b: ip-claimed");
     assert_eq!(send(&mut model, "b", &nd(B, multicast, link_local(B), 134, &[0; 8])), "b: egress-denied or b: bad-discovery");
     assert_eq!(send(&mut model, "c", &nd(C, multicast, link_local(C), 134, &[0; 8])), "> a, > b");
     assert_eq!(send(&mut model, "c", &nd(C, B, link_local(C), 137, &[0; 32])), "b: ingress-denied");
     model.groups[0].rules.push(rule(Outbound, Some(58), (0, 0), "::", 0));
     model.vnic("b").unwrap().declared.ips.push(link_local(B).into());
+    let advertisement = nd(B, multicast, link_local(B), 134, &[0; 8]);
+    assert_eq!(send(&mut model, "b", &advertisement), "b: egress-denied or b: bad-discovery");
+    model.vnic("b").unwrap().declared.router = true;
     assert_eq!(send(&mut model, "b", &nd(B, multicast, link_local(B), 134, &[0; 8])), "> a, > c");
     // None of it opened anything.
     assert_eq!(model.sessions(), 0);
@@ -561,13 +604,18 @@ impl Switch for Mistaken {
     }
 }
 
-/// In how many cases a mistake shows.
+/// In how many of the first cases a mistake shows.
 pub fn disagreements(make: fn(u64) -> Case, mistake: fn(&mut Model)) -> usize {
+    disagreements_among(60, make, mistake)
+}
+
+/// The same of more cases, for a mistake that shows in few.
+pub fn disagreements_among(cases: u64, make: fn(u64) -> Case, mistake: fn(&mut Model)) -> usize {
     let is_wrong = |case: &Case| {
         let mut switch = Mistaken { hosts: world::hosts(case.hosts), mistake };
         run(case, &mut switch, &mut Tally::default()).is_err()
     };
-    (0..60).map(make).filter(is_wrong).count()
+    (0..cases).map(make).filter(is_wrong).count()
 }
 
 #[test]
@@ -581,7 +629,7 @@ fn a_switch_that_is_wrong_is_found_wrong() {
         disagreements(generate::case, Model::forget_sessions),
         disagreements(generate::case, Model::learn_nothing),
         disagreements(generate::case, |model| model.groups.iter_mut().for_each(|group| group.members.clear())),
-        disagreements(generate::case, |model| {
+        disagreements_among(120, generate::case, |model| {
             model.vnics.iter_mut().for_each(|vnic| vnic.declared.ips.push(crate::commands::v4(4)));
         }),
         disagreements(generate::case, |model| model.vnics.iter_mut().for_each(|vnic| vnic.declared.groups.truncate(1))),

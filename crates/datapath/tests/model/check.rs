@@ -184,18 +184,26 @@ pub fn run(case: &Case, switch: &mut impl Switch, tally: &mut Tally) -> Result<(
                     possible[placed[*i]].iter_mut().for_each(|model| model.insert(NAMES[*i], declared[*i].clone()));
                 }
             }
-            Command::Addresses(i, _) | Command::Groups(i, _) | Command::AntiSpoof(i, _) => {
+            Command::Addresses(i, _)
+            | Command::Groups(i, _)
+            | Command::AntiSpoof(i, _)
+            | Command::Forwards(i, _)
+            | Command::Shared(i, _) => {
                 match command {
                     Command::Addresses(_, ips) => declared[*i].ips.clone_from(ips),
                     Command::Groups(_, groups) => declared[*i].groups.clone_from(groups),
                     Command::AntiSpoof(_, on) => declared[*i].ip_anti_spoof = *on,
+                    Command::Forwards(_, on) => declared[*i].forwards = *on,
+                    Command::Shared(_, on) => declared[*i].shared_ip = *on,
                     _ => {}
                 }
                 if here[*i] {
                     switch.update(placed[*i], NAMES[*i], &declared[*i]);
                     for model in &mut possible[placed[*i]] {
                         model.changed();
-                        model.vnic(NAMES[*i]).unwrap().declared = declared[*i].clone();
+                        let vnic = model.vnic(NAMES[*i]).unwrap();
+                        let bound = std::mem::take(&mut vnic.declared.bound);
+                        vnic.declared = Declared { bound, ..declared[*i].clone() };
                     }
                 }
             }

@@ -25,6 +25,7 @@ pub enum Step {
     SynAgain,
     SynScaled,
     SynAck,
+    SynAckScaled,
     Ack,
     Data,
     Fin,
@@ -38,6 +39,12 @@ pub enum Step {
     DataFar,
     /// Acknowledges what was never sent.
     AckFar,
+    /// Beyond any window there is, by a few of them.
+    DataBeyond,
+    /// Acknowledges what is a few windows ahead.
+    AckBeyond,
+    /// Behind any window there is, by a few of them.
+    DataBehind,
     Again,
     Flags(u8),
 }
@@ -52,6 +59,8 @@ pub enum Part {
     Tiny,
     /// Starts in the first and ends in the second.
     Across,
+    /// In the place of the second, and says that nothing comes behind it.
+    Early,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +118,8 @@ pub enum What {
     Arp {
         reply: bool,
     },
+    /// An address is about to be taken: ARP from nowhere, or detection of duplicates.
+    Probe,
     Type(u16),
     /// IP that hides: behind two tags, behind SNAP, or with the other version's type.
     Hidden(u8),
@@ -168,6 +179,8 @@ pub enum Command {
     Addresses(usize, Vec<IpAddr>),
     Groups(usize, Vec<&'static str>),
     AntiSpoof(usize, bool),
+    Forwards(usize, bool),
+    Shared(usize, bool),
     Remove(usize),
     /// Removed before, or not: then it is replaced.
     Insert(usize),
@@ -200,6 +213,11 @@ pub fn v6(n: usize) -> IpAddr {
     Ipv6Addr::new(0x2001, 0xdb8, 0, net, 0, 0, 0, n as u16 + 1).into()
 }
 
+/// A link-local address that no MAC address is behind.
+pub fn made_up(n: usize) -> IpAddr {
+    Ipv6Addr::new(0xfe80, 0, 0, 0, 0x1111, 0x2222, 0x3333, n as u16).into()
+}
+
 /// The address of a station that is no vnic.
 pub fn station(n: u8) -> [u8; 6] {
     [2, 0, 0, 0, 0xee, n]
@@ -218,8 +236,11 @@ impl Case {
             } else {
                 "filtered"
             };
+            let also = [(vnic.forwards, ", forwards"), (vnic.shared_ip, ", addresses shared")];
+            let also: String = also.into_iter().filter(|(on, _)| *on).map(|(_, text)| text).collect();
             let host = if self.hosts > 1 { ["host one, ", "host two, "][*host] } else { "" };
-            writeln!(text, "vnic {name}: {host}VNI {}, {kind}, {:?}, groups {:?}", vnic.vni, vnic.ips, vnic.groups).unwrap();
+            writeln!(text, "vnic {name}: {host}VNI {}, {kind}{also}, {:?}, groups {:?}", vnic.vni, vnic.ips, vnic.groups)
+                .unwrap();
         }
         for group in &self.groups {
             writeln!(text, "group {}: members {:?}", group.name, group.members).unwrap();

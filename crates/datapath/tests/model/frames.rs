@@ -118,16 +118,13 @@ impl Frames {
                 let chaddr = if own { self.mac(flow.vnics[client]) } else { Mac(station(9)) };
                 ends.dhcp4(op, xid, chaddr, unspecified)
             }
-            What::Dhcp6 { kind, transaction } => {
-                let ports = if matches!(kind, 2 | 7) { (547, 546) } else { (546, 547) };
-                let message = (u32::from(kind) << 24 | transaction).to_be_bytes();
-                ends.v6().udp(ports.0, ports.1, &[&message[..], &[0; 8]].concat())
-            }
+            What::Dhcp6 { kind, transaction } => ends.dhcp6(kind, transaction),
             What::Arp { reply } => {
                 let IpAddr::V4(from) = ends.from else { return ends.link.payload(0x0806, &[0; 28]) };
                 let to = if let IpAddr::V4(to) = ends.to { to } else { Ipv4Addr::UNSPECIFIED };
                 if reply { ends.link.arp_reply(from, to) } else { ends.link.arp_request(from, to) }
             }
+            What::Probe => probe(ends),
             What::Type(kind) => ends.link.payload(kind, &[0; 46]),
             What::Hidden(how) => hidden(ends, how),
             What::Options(len) => match ends.from {
@@ -142,6 +139,8 @@ impl Frames {
 
     fn segment(&mut self, flow: usize, here: usize, step: Step, ports: [u16; 2]) -> (Tcp<'static>, usize) {
         const FAR: u32 = 1 << 29;
+        // More than two of the windows that [`Step::SynScaled`] makes, less than ten of those that nobody scales.
+        const BEYOND: u32 = 600_000;
         let talk = &mut self.talks[flow];
         if matches!(step, Step::Syn | Step::SynScaled) {
             // Each begins somewhere else.
@@ -152,7 +151,7 @@ impl Frames {
         let (next, acknowledged) = (talk.next[here], talk.next[1 - here]);
         let (flags, sequence, acknowledgement, len) = match step {
             Step::Syn | Step::SynAgain | Step::SynScaled => (SYN, talk.first[here], 0, 0),
-            Step::SynAck => (SYN | ACK, talk.first[here], acknowledged, 0),
+            Step::SynAck | Step::SynAckScaled => (SYN | ACK, talk.first[here], acknowledged, 0),
             Step::Ack => (ACK, next, acknowledged, 0),
             Step::Data => (ACK | 8, next, acknowledged, 20),
             Step::Fin => (FIN | ACK, next, acknowledged, 0),
@@ -162,6 +161,9 @@ impl Frames {
             Step::Refuse => (RST | ACK, 0, acknowledged, 0),
             Step::DataFar => (ACK, next.wrapping_add(FAR), acknowledged, 20),
             Step::AckFar => (ACK, next, acknowledged.wrapping_add(FAR), 0),
+            Step::DataBeyond => (ACK, next.wrapping_add(BEYOND), acknowledged, 20),
+            Step::AckBeyond => (ACK, next, acknowledged.wrapping_add(BEYOND), 0),
+            Step::DataBehind => (ACK, next.wrapping_sub(BEYOND), acknowledged, 20),
             Step::Again => (ACK, next.wrapping_sub(1), acknowledged, 1),
             Step::Flags(flags) => (flags, next, acknowledged, 4),
         };
@@ -170,7 +172,8 @@ impl Frames {
             Step::Fin => talk.next[here] = next.wrapping_add(1),
             _ => {}
         }
-        let options: &[u8] = if step == Step::SynScaled { &[2, 4, 5, 0xb4, 1, 3, 3, 2] } else { &[] };
+        let scaled = matches!(step, Step::SynScaled | Step::SynAckScaled);
+        let options: &[u8] = if scaled { &[2, 4, 5, 0xb4, 1, 3, 3, 2] } else { &[] };
         let tcp = Tcp { sequence, acknowledgement, window: 0x4000, options, ..Tcp::new(ports[0], ports[1], flags) };
         (tcp, len)
     }
@@ -217,21 +220,49 @@ impl Ends {
         }
     }
 
-    fn v6(&self) -> Ip {
-        let of = |ip| if let IpAddr::V6(ip) = ip { ip } else { Ipv6Addr::UNSPECIFIED };
-        self.link.clone().ipv6(of(self.from), of(self.to))
-    }
-
     fn dhcp4(&self, op: u8, xid: u32, chaddr: Mac, unspecified: bool) -> Vec<u8> {
         let of = |ip| if let IpAddr::V4(ip) = ip { ip } else { Ipv4Addr::UNSPECIFIED };
         let mut message = vec![op, 1, 6, 0];
         message.extend(xid.to_be_bytes());
-        message.extend([0; 20]);
+        message.extend([0; 8]);
+        message.extend(if op == 1 { [0; 4] } else { of(self.to).octets() });
+        message.extend([0; 8]);
         message.extend(chaddr.0);
-        message.resize(240, 0);
-        let (from, ports) = if op == 1 { (of(self.from), (68, 67)) } else { (of(self.from), (67, 68)) };
-        let from = if unspecified { Ipv4Addr::UNSPECIFIED } else { from };
-        self.link.clone().ipv4(from, of(self.to)).udp(ports.0, ports.1, &message)
+        message.resize(236, 0);
+        // Discover or request; offer or acknowledgement.
+        let kind = match (op, unspecified) {
+            (1, true) => 1,
+            (1, false) => 3,
+            _ => 2 + 3 * (xid % 2) as u8,
+        };
+        message.extend([99, 130, 83, 99, 53, 1, kind]);
+        if op != 1 {
+            message.extend([&[54, 4][..], &of(self.from).octets()].concat());
+        }
+        message.extend([255, 0]);
+        let ports = if op == 1 { (68, 67) } else { (67, 68) };
+        let from = if unspecified && op == 1 { Ipv4Addr::UNSPECIFIED } else { of(self.from) };
+        let to = if unspecified { Ipv4Addr::BROADCAST } else { of(self.to) };
+        self.link.clone().ipv4(from, to).udp(ports.0, ports.1, &message)
+    }
+
+    /// A client with a link-local address, to all servers; a server to where that client is.
+    fn dhcp6(&self, kind: u8, transaction: u32) -> Vec<u8> {
+        let frame = self.link.payload(0, &[]);
+        let local = |at: usize| {
+            let [a, b, c, d, e, f] = <[u8; 6]>::try_from(&frame[at..at + 6]).unwrap().map(u16::from);
+            Ipv6Addr::new(0xfe80, 0, 0, 0, (a ^ 2) << 8 | b, c << 8 | 0xff, 0xfe00 | d, e << 8 | f)
+        };
+        let answers = matches!(kind, 2 | 7);
+        let to = if answers { local(0) } else { Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2) };
+        let ports = if answers { (547, 546) } else { (546, 547) };
+        let mut message = (u32::from(kind) << 24 | transaction).to_be_bytes().to_vec();
+        message.extend([0, 1, 0, 3, 1, 2, 3]);
+        if matches!(kind, 2 | 3 | 5 | 7..=9) {
+            message.extend([0, 2, 0, 3, 1, 2, 4]);
+        }
+        message.extend([0, 3, 0, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        self.link.clone().ipv6(local(6), to).udp(ports.0, ports.1, &message)
     }
 }
 
@@ -254,9 +285,10 @@ fn fragment(ends: &Ends, protocol: u8, id: u16, part: Part) -> Vec<u8> {
         Part::Last => (56, 72),
         Part::Tiny => (0, 8),
         Part::Across => (24, 40),
+        Part::Early => (32, 48),
     };
     let piece = if part == Part::Tiny && protocol != 6 { &[][..] } else { &upper[from..to] };
-    ends.ip().fragment(id.into(), from, part != Part::Last).payload(number, piece)
+    ends.ip().fragment(id.into(), from, !matches!(part, Part::Last | Part::Early)).payload(number, piece)
 }
 
 fn discovery(ends: &Ends, kind: u8, defect: Defect) -> Vec<u8> {
@@ -307,14 +339,28 @@ fn discovery(ends: &Ends, kind: u8, defect: Defect) -> Vec<u8> {
     ip.icmp(kind, code, 0, &body)
 }
 
+/// The sender is about to take its address (RFC 5227, 2.1.1; RFC 4862, 5.4.2).
+fn probe(ends: &Ends) -> Vec<u8> {
+    match ends.from {
+        IpAddr::V4(wanted) => ends.link.arp_request(Ipv4Addr::UNSPECIFIED, wanted),
+        IpAddr::V6(wanted) => {
+            let [.., x, y, z] = wanted.octets();
+            let group = Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, x, y, z]);
+            let ip = ends.link.clone().ipv6(Ipv6Addr::UNSPECIFIED, group).ttl(255);
+            ip.icmp(135, 0, 0, &wanted.octets())
+        }
+    }
+}
+
 fn hidden(ends: &Ends, how: u8) -> Vec<u8> {
     let plain = Ends { link: ends.link.clone(), from: ends.from, to: ends.to, ports: ends.ports };
     let packet = plain.ip().udp(ends.ports[0], ends.ports[1], b"hidden");
     let kind = if ends.from.is_ipv4() { ethernet::IPV4 } else { ethernet::IPV6 };
     let at = packet.len() - if ends.from.is_ipv4() { 28 + 6 } else { 48 + 6 };
     let ip = &packet[at..];
+    let tpid = [0x88a8, 0x9100, 0x9200, 0x9300][usize::from(how / 4 % 4)];
     match how % 4 {
-        0 => ends.link.clone().tag(Tag { tpid: 0x88a8, tci: 5 }).vlan(5).payload(kind, ip),
+        0 => ends.link.clone().tag(Tag { tpid, tci: 5 }).vlan(5).payload(kind, ip),
         1 => ends.link.llc(&Llc { dsap: 0xaa, ssap: 0xaa, control: 3, snap: Some((0, kind)), payload: ip }),
         2 => ends.link.payload(if kind == ethernet::IPV4 { ethernet::IPV6 } else { ethernet::IPV4 }, ip),
         _ => ends.link.llc(&Llc { dsap: 6, ssap: 6, control: 3, snap: None, payload: ip }),

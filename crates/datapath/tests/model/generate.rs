@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, net::IpAddr};
 
 use crate::{
-    commands::{Case, Command, Defect, Flow, GROUPS, NAMES, Part, Shot, Step, To, Twist, What, v4, v6},
+    commands::{Case, Command, Defect, Flow, GROUPS, NAMES, Part, Shot, Step, To, Twist, What, made_up, v4, v6},
     policy::{Declared, Direction, Group, Peer, Rule},
     random::Random,
 };
@@ -99,8 +99,12 @@ fn vnic(random: &mut Random, index: usize, networks: usize) -> Declared {
         vni,
         bypass: random.percent(30),
         ip_anti_spoof: random.percent(50),
+        forwards: random.percent(20),
+        shared_ip: random.percent(20),
+        router: random.percent(30),
         ips: Vec::new(),
         groups: Vec::new(),
+        bound: Vec::new(),
     };
     declared.ips = addresses(random, within);
     declared.groups = groups(random);
@@ -177,6 +181,9 @@ fn flow(random: &mut Random, vnics: &[Declared]) -> Flow {
         let own: Vec<IpAddr> = vnics[vnic].ips.iter().copied().filter(|ip| ip.is_ipv4() == is_v4).collect();
         if random.percent(8) && !is_v4 {
             return vnics[vnic].link_local();
+        }
+        if random.percent(8) && !is_v4 {
+            return made_up(random.below(7));
         }
         if own.is_empty() || random.percent(4) {
             let n = random.below(5);
@@ -279,7 +286,11 @@ fn change(random: &mut Random, vnics: &[Declared], outbound: usize) -> Command {
             Command::Addresses(vnic, addresses(random, base))
         }
         15 | 16 => Command::Groups(vnic, groups(random)),
-        17 => Command::AntiSpoof(vnic, random.percent(50)),
+        17 => match random.below(3) {
+            0 => Command::Forwards(vnic, random.percent(50)),
+            1 => Command::Shared(vnic, random.percent(50)),
+            _ => Command::AntiSpoof(vnic, random.percent(50)),
+        },
         18 => Command::Remove(vnic),
         _ => Command::Insert(vnic),
     }
@@ -309,11 +320,14 @@ fn script(random: &mut Random, flow: usize) -> Vec<Shot> {
             tcp(&steps)
         }
         4 | 5 => {
-            let odd = [Step::RstAhead, Step::RstFar, Step::DataFar, Step::AckFar, Step::Again, Step::SynAgain, Step::Syn];
-            let mut steps = vec![(false, Step::SynScaled), (true, Step::SynAck), (false, Step::Ack), (false, Step::Data)];
+            use Step::*;
+            let odd = [RstAhead, RstFar, DataFar, AckFar, DataBeyond, AckBeyond, DataBehind, Again, SynAgain, Syn];
+            let scaled = random.percent(50);
+            let (syn, answer) = if scaled { (SynScaled, SynAckScaled) } else { (Syn, SynAck) };
+            let mut steps = vec![(false, syn), (true, answer), (false, Ack), (false, Data)];
             for _ in 0..4 {
                 steps.insert(random.below(steps.len() + 1), (random.percent(50), random.pick(&odd)));
-                steps.push((random.percent(50), random.pick(&[Step::Data, Step::Ack])));
+                steps.push((random.percent(50), random.pick(&[Data, Ack])));
             }
             tcp(&steps)
         }
@@ -354,6 +368,10 @@ fn script(random: &mut Random, flow: usize) -> Vec<Shot> {
                 vec![Part::First, Part::Second, Part::Third, Part::Last],
                 vec![Part::First, Part::Last, Part::Third, Part::Second],
                 vec![Part::First, Part::Across, Part::Second],
+                // An end before what is there already, and something behind the end.
+                vec![Part::First, Part::Third, Part::Early, Part::Second],
+                vec![Part::First, Part::Early, Part::Third],
+                vec![Part::Last, Part::First, Part::Last, Part::Second],
                 vec![Part::First, Part::Second, Part::Second],
                 vec![Part::Second, Part::First, Part::Second],
                 vec![Part::Tiny, Part::Second],
@@ -399,7 +417,7 @@ fn script(random: &mut Random, flow: usize) -> Vec<Shot> {
         24 => {
             let (own, back) = (random.percent(85), random.percent(50));
             let ask = shot(back, What::Dhcp4 { op: 1, xid: id.into(), own, unspecified: random.percent(60) });
-            let answer = shot(!back, What::Dhcp4 { op: 2, xid: random.pick(&[1, 2]), own, unspecified: false });
+            let answer = shot(!back, What::Dhcp4 { op: 2, xid: random.pick(&[1, 2]), own, unspecified: random.percent(30) });
             let ask6 = shot(back, What::Dhcp6 { kind: random.pick(&[1, 3, 5, 11]), transaction: id.into() });
             let answer6 = shot(!back, What::Dhcp6 { kind: random.pick(&[2, 7]), transaction: random.pick(&[1, 2]) });
             let mut all =
@@ -413,6 +431,7 @@ fn script(random: &mut Random, flow: usize) -> Vec<Shot> {
             all
         }
         25 => vec![
+            shot(random.percent(50), What::Probe),
             shot(false, What::Arp { reply: false }),
             shot(true, What::Arp { reply: true }),
             shot(random.percent(50), What::Type(random.pick(&[0x88cc, 0x8035, 0x88b5, 0x0806, 0x22, 0x0800, 0x86dd]))),

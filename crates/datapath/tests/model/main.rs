@@ -11,10 +11,13 @@
 mod cases;
 mod check;
 mod choices;
+mod claims;
 mod commands;
+mod dhcp;
 mod explained;
 mod frames;
 mod generate;
+mod limits;
 mod policy;
 mod random;
 mod real;

@@ -2,7 +2,10 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use crate::wire::{Packet, Reasons, be16, be32};
+use crate::{
+    dhcp::asks,
+    wire::{Packet, Reasons, be16},
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
@@ -40,8 +43,13 @@ pub struct Declared {
     pub vni: u32,
     pub bypass: bool,
     pub ip_anti_spoof: bool,
+    pub forwards: bool,
+    pub shared_ip: bool,
+    pub router: bool,
     pub ips: Vec<IpAddr>,
     pub groups: Vec<&'static str>,
+    /// Link-local addresses that it was the first to have, oldest first.
+    pub bound: Vec<IpAddr>,
 }
 
 impl Declared {
@@ -51,9 +59,14 @@ impl Declared {
         IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, (a ^ 2) << 8 | b, c << 8 | 0xff, 0xfe00 | d, e << 8 | f))
     }
 
+    /// Whether it is one of its link-local addresses.
+    pub fn has_link_local(&self, ip: IpAddr) -> bool {
+        ip == self.link_local() || self.bound.contains(&ip)
+    }
+
     /// Whether it may speak as `ip`.
     pub fn owns(&self, ip: IpAddr) -> bool {
-        self.ips.contains(&ip) || ip == self.link_local()
+        self.ips.contains(&ip) || self.has_link_local(ip)
     }
 }
 
@@ -190,6 +203,26 @@ fn said(packet: &Packet) -> Option<Said> {
     believable.then(|| Said { target: target.map(IpAddr::V6), links })
 }
 
+/// Addresses that a believable message of discovery is a reason to note: those that its sender speaks from or for, or is about to take.
+/// Only the last if nobody checks what it says.
+pub fn spoken_for(vnic: &Declared, packet: &Packet) -> Vec<IpAddr> {
+    let kind = packet.upper[0];
+    let Some(said) = said(packet).filter(|_| matches!(kind, 133 | 135 | 136)) else { return Vec::new() };
+    let target = said.target;
+    if kind == 135 && packet.source == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
+        return target.into_iter().collect();
+    }
+    if vnic.bypass || said.links.iter().any(|link| *link != vnic.mac) {
+        return Vec::new();
+    }
+    [Some(packet.source), target.filter(|_| kind == 136)].into_iter().flatten().collect()
+}
+
+/// The link-layer address that a believable redirect gives.
+pub fn redirects_to(packet: &Packet) -> Option<[u8; 6]> {
+    said(packet).and_then(|said| said.links.first().copied())
+}
+
 /// Whether a filtered vnic may send this message of discovery, whatever its rules.
 fn discovery_is_honest(vnic: &Declared, packet: &Packet) -> bool {
     let Some(said) = said(packet) else { return false };
@@ -197,73 +230,53 @@ fn discovery_is_honest(vnic: &Declared, packet: &Packet) -> bool {
     said.links.iter().all(|link| *link == vnic.mac)
         && match packet.upper[0] {
             136 => vnic.owns(packet.source) && vnic.owns(said.target.unwrap()),
+            135 if unspecified => !vnic.ip_anti_spoof || vnic.owns(said.target.unwrap()),
             _ => vnic.owns(packet.source) || unspecified,
         }
 }
 
-const NONE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
-
-/// The fixed part of BOOTP (RFC 951), up to the server's name.
-struct Bootp {
-    op: u8,
-    xid: u32,
-    chaddr: [u8; 6],
+/// Ports that a rule names, each of them meant: there are 16 at most.
+fn means(rule: &Rule, ports: [u16; 2]) -> bool {
+    let (first, last) = rule.ports;
+    rule.protocol == Some(17) && last - first < 16 && ports.iter().any(|port| first <= *port && *port <= last)
 }
 
-fn bootp(packet: &Packet, ports: (u16, u16)) -> Option<Bootp> {
-    let upper = &packet.upper;
-    let is = packet.protocol == 17
-        && packet.source.is_ipv4()
-        && packet.fragment.is_none()
-        && (be16(upper, 0), be16(upper, 2)) == ports
-        && upper.len() >= 8 + 240
-        && be16(upper, 4) >= 8 + 240
-        && upper[9..11] == [1, 6]; // Ethernet
-    is.then(|| Bootp { op: upper[8], xid: be32(upper, 12), chaddr: upper[36..42].try_into().unwrap() })
+/// Whether an INBOUND rule makes a vnic the DHCP server of who sent a packet.
+pub fn serves(groups: &[Group], vnic: &Declared, packet: &Packet) -> bool {
+    let mut inbound = rules(groups, vnic, Direction::Inbound).filter(|rule| means(rule, [67, 547]));
+    inbound.any(|rule| rule_matches(groups, rule, packet, packet.source))
 }
 
-/// What a vnic asks a DHCP server for: 4 or 6 and the transaction.
-pub fn dhcp_request(vnic: &Declared, packet: &Packet) -> Option<(u8, u32)> {
-    if let Some(bootp) = bootp(packet, (68, 67)) {
-        let own = packet.source == NONE || vnic.ips.contains(&packet.source);
-        return (own && bootp.op == 1 && bootp.chaddr == vnic.mac).then_some((4, bootp.xid));
-    }
-    let (kind, transaction) = dhcp6(packet, (546, 547))?;
-    let asks = matches!(kind, 1 | 3..=6 | 8 | 9 | 11);
-    (vnic.owns(packet.source) && asks).then_some((6, transaction))
+/// Whether an OUTBOUND rule names what only infrastructure says.
+fn names(groups: &[Group], vnic: &Declared, packet: &Packet) -> bool {
+    let of = |rule: &&Rule| matches!(rule.protocol, Some(1 | 58)) || means(rule, [68, 546]);
+    rules(groups, vnic, Direction::Outbound).filter(of).any(|rule| rule_matches(groups, rule, packet, packet.destination))
 }
 
-/// What a DHCP server answers a vnic: 4 or 6 and the transaction.
-pub fn dhcp_reply(vnic: &Declared, packet: &Packet) -> Option<(u8, u32)> {
-    if let Some(bootp) = bootp(packet, (67, 68)) {
-        return (bootp.op == 2 && bootp.chaddr == vnic.mac).then_some((4, bootp.xid));
-    }
-    let (kind, transaction) = dhcp6(packet, (547, 546))?;
-    matches!(kind, 2 | 7).then_some((6, transaction))
+/// What "everything may leave" does not mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Infrastructure {
+    /// From a DHCP server's port to a client's. Whole ones are answers to requests; fragments of them are nothing.
+    Answer,
+    /// From another port to a DHCP client's.
+    ToClient,
+    Router,
 }
 
-/// Message type and transaction of DHCPv6 (RFC 8415, 8).
-fn dhcp6(packet: &Packet, ports: (u16, u16)) -> Option<(u8, u32)> {
-    let upper = &packet.upper;
-    let is = packet.protocol == 17
-        && packet.source.is_ipv6()
-        && packet.fragment.is_none()
-        && (be16(upper, 0), be16(upper, 2)) == ports
-        && upper.len() >= 8 + 4
-        && be16(upper, 4) >= 8 + 4;
-    is.then(|| (upper[8], be32(upper, 8) & 0xff_ffff))
-}
-
-/// What servers and routers send, and a filtered vnic only if an OUTBOUND rule says so.
-fn is_for_servers(packet: &Packet) -> bool {
+fn infrastructure(packet: &Packet) -> Option<Infrastructure> {
     if packet.protocol == 17 {
-        let ports = (be16(&packet.upper, 0), be16(&packet.upper, 2));
-        return if packet.source.is_ipv4() { ports == (67, 68) } else { ports == (547, 546) };
+        let (server, client) = if packet.source.is_ipv4() { (67, 68) } else { (547, 546) };
+        return match (be16(&packet.upper, 0), be16(&packet.upper, 2)) {
+            (from, to) if (from, to) == (server, client) => Some(Infrastructure::Answer),
+            (_, to) if to == client => Some(Infrastructure::ToClient),
+            _ => None,
+        };
     }
-    if (packet.protocol, packet.source.is_ipv4()) == (1, true) {
-        return matches!(packet.upper.first(), Some(5 | 9));
-    }
-    matches!(discovery(packet), Some(Discovery::Router | Discovery::Query))
+    let router = match (packet.protocol, packet.source.is_ipv4()) {
+        (1, true) => matches!(packet.upper.first(), Some(5 | 9)),
+        _ => matches!(discovery(packet), Some(Discovery::Router | Discovery::Query)),
+    };
+    router.then_some(Infrastructure::Router)
 }
 
 /// Whether it is UDP between the ports of DHCP, whoever sends it: that makes no session.
@@ -292,15 +305,16 @@ pub fn source_is_own(vnic: &Declared, packet: &Packet) -> Result<(), Reasons> {
         }
         // What it must not say, with an address that it must not use.
         (Some(Discovery::Router | Discovery::Query), _) => return Err(&["spoofed-ip", "bad-discovery"]),
-        (None, source) => vnic.ips.contains(&source) || dhcp_request(vnic, packet).is_some() || answers_locally(vnic, packet),
+        // Its source is judged with the rest of it.
+        _ if asks(packet) == Some(true) => true,
+        (None, source) => vnic.ips.contains(&source) || answers_locally(vnic, packet),
     };
     if own { Ok(()) } else { Err(&["spoofed-ip"]) }
 }
 
 /// Whether it is what a DHCPv6 server says from its link-local address, in one piece.
 fn answers_locally(vnic: &Declared, packet: &Packet) -> bool {
-    let server = packet.protocol == 17 && packet.fragment.is_none() && packet.source.is_ipv6() && is_for_servers(packet);
-    server && packet.source == vnic.link_local()
+    asks(packet) == Some(false) && vnic.has_link_local(packet.source)
 }
 
 /// What lets a packet pass or not.
@@ -316,14 +330,16 @@ pub enum Verdict {
 /// Whether a filtered vnic's groups let out a packet whose source is its own.
 pub fn egress(groups: &[Group], vnic: &Declared, packet: &Packet) -> Verdict {
     let neighbours = matches!(discovery(packet), Some(Discovery::Neighbour | Discovery::Listener));
-    if neighbours && discovery_is_honest(vnic, packet) || dhcp_request(vnic, packet).is_some() {
+    if neighbours && discovery_is_honest(vnic, packet) {
         return Verdict::Exception;
     }
     let mut outbound = rules(groups, vnic, Direction::Outbound).peekable();
-    let allowed = if outbound.peek().is_some() {
-        outbound.any(|rule| rule_matches(groups, rule, packet, packet.destination))
-    } else {
-        !is_for_servers(packet) && !neighbours
+    let allowed = match infrastructure(packet) {
+        Some(Infrastructure::Answer) => false,
+        Some(Infrastructure::ToClient) => names(groups, vnic, packet),
+        Some(Infrastructure::Router) => vnic.router && names(groups, vnic, packet),
+        None if outbound.peek().is_some() => outbound.any(|rule| rule_matches(groups, rule, packet, packet.destination)),
+        None => !neighbours,
     };
     match (allowed, discovery(packet)) {
         _ if neighbours => Verdict::Denied(&["bad-discovery"]),

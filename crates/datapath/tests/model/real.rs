@@ -64,6 +64,9 @@ fn policy(declared: &Declared) -> VnicPolicy {
     VnicPolicy {
         bypass: declared.bypass,
         ip_anti_spoof: declared.ip_anti_spoof,
+        forwards: declared.forwards,
+        shared_ip: declared.shared_ip,
+        router: declared.router,
         ips: declared.ips.clone(),
         groups: declared.groups.iter().map(|name| group(name)).collect(),
     }

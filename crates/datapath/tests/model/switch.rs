@@ -9,6 +9,7 @@ use std::net::IpAddr;
 
 use crate::{
     choices::Choices,
+    dhcp::{self, Dhcp},
     policy::{self, Declared, Group, Verdict},
     tcp::{Connection, Judgement, Segment},
     wire::{self, Carries, Packet, Reasons, be16},
@@ -27,8 +28,8 @@ pub struct Vnic {
     trunk: bool,
     /// When its guest came, if it can have one.
     attached: u32,
-    /// Requests of its DHCP clients: 4 or 6, transaction, when.
-    asked: Vec<(u8, u32, u32)>,
+    /// Of its DHCP clients and servers.
+    dhcp: Dhcp,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +87,8 @@ struct Session {
     cut: bool,
     /// When one of its ends went, of TCP: it may have gone to another host.
     left: Option<u32>,
+    /// Second of the last ICMP error about it that passed, of UDP, and how many did in it.
+    errors: (u32, u32),
 }
 
 impl Session {
@@ -157,6 +160,8 @@ pub enum Mistake {
     AnybodyMoved,
     /// A connection that moves is not decided again.
     MovedIsAdmitted,
+    /// Whoever says that he has an address has it.
+    ClaimsAreBelieved,
 }
 
 /// Why a frame does not get through, and who is charged: each of these is right.
@@ -168,8 +173,13 @@ fn drop(vnic: &'static str, reasons: Reasons) -> Drop {
 
 const LEARNT_FOR: u32 = 300;
 const FRAGMENTS_FOR: u32 = 30;
-const DHCP_FOR: u32 = 60;
 const PICKUP_FOR: u32 = 120;
+
+impl Vnic {
+    pub fn is_trunk(&self) -> bool {
+        self.trunk
+    }
+}
 
 enum Destination {
     Vnic(usize),
@@ -254,15 +264,26 @@ impl Model {
             self.learnt.retain(|learnt| (learnt.vni, learnt.mac) != (vni, mac));
         }
         let port = self.vacant();
-        self.vnics.push(Vnic { name, port, declared, trunk: false, attached: self.now, asked: Vec::new() });
+        self.vnics.push(Vnic { name, port, declared, trunk: false, attached: self.now, dhcp: Dhcp::default() });
         // A network's first vnic brings its trunk.
         if let Some(trunk) = self.trunks.get(vni as usize - 1)
             && self.trunk_of(vni).is_none()
         {
             self.lives += 1;
-            let nobody = Declared { mac: [0; 6], vni, bypass: true, ip_anti_spoof: false, ips: vec![], groups: vec![] };
+            let nobody = Declared {
+                mac: [0; 6],
+                vni,
+                bypass: true,
+                ip_anti_spoof: false,
+                forwards: false,
+                shared_ip: false,
+                router: false,
+                ips: vec![],
+                groups: vec![],
+                bound: vec![],
+            };
             let port = self.vacant();
-            self.vnics.push(Vnic { name: trunk, port, declared: nobody, trunk: true, attached: 0, asked: Vec::new() });
+            self.vnics.push(Vnic { name: trunk, port, declared: nobody, trunk: true, attached: 0, dhcp: Dhcp::default() });
         }
     }
 
@@ -334,6 +355,10 @@ impl Model {
                 _ => {}
             }
         }
+        if self.mistake != Some(Mistake::ClaimsAreBelieved) && self.claims(&self.vnics[sender], frame, &carries) {
+            return refuse(CLAIMED);
+        }
+        self.bind(sender, &carries, frame);
         let destination = self.forward(sender, frame).map_err(|reasons| drop(name, reasons))?;
         match destination {
             Destination::Vnic(receiver) if declared.bypass && self.vnics[receiver].declared.bypass => {
@@ -414,13 +439,24 @@ impl Model {
         outcome: &mut Outcome,
         choices: &mut Choices,
     ) -> Result<(), Drop> {
-        let Vnic { name, declared, port, .. } = self.vnics[sender].clone();
+        let Vnic { name, declared, .. } = self.vnics[sender].clone();
         if !self.vnics.iter().any(|vnic| vnic.declared.vni == declared.vni && !vnic.declared.bypass) {
             return self.deliver_to_all(sender, receivers, &Ok(None), outcome);
         }
         // What each receiver decides about: of a fragment, its first one.
         let mut subject = packet;
-        if let Ok(Some(packet)) = subject.clone() {
+        if let Ok(Some(packet)) = subject.clone()
+            && self.speaks_as_another(&self.vnics[sender], &packet)
+        {
+            // Others who bypass filters may have it all the same. Fragments are decided with their first one.
+            subject = match packet.fragment {
+                Some(fragment) if fragment.offset > 0 => {
+                    let _ = self.follow(sender, None, &packet, choices);
+                    Err(&["ip-claimed", "fragment-orphan", "fragment-overlap"])
+                }
+                _ => Err(CLAIMED),
+            };
+        } else if let Ok(Some(packet)) = subject.clone() {
             match packet.fragment {
                 Some(fragment) if fragment.offset > 0 => {
                     subject = self.follow(sender, None, &packet, choices).map(Some);
@@ -429,11 +465,11 @@ impl Model {
                 _ => {
                     self.is_own(name, &declared, &packet)?;
                     if !declared.bypass
-                        && let Verdict::Denied(reasons) = policy::egress(&self.groups, &declared, &packet)
+                        && let Verdict::Denied(reasons) = self.egress(sender, &packet)
                     {
                         return Err(drop(name, reasons));
                     }
-                    self.note_request(port, &packet);
+                    self.sent(sender, &packet);
                     if packet.fragment.is_some()
                         && let Err(reasons) = self.begin(sender, None, &packet, choices)
                     {
@@ -451,7 +487,7 @@ impl Model {
     }
 
     fn deliver_to_all(
-        &self,
+        &mut self,
         sender: usize,
         receivers: &[usize],
         subject: &Result<Option<Packet>, Reasons>,
@@ -462,15 +498,21 @@ impl Model {
             return Err(drop(name, &["no-receiver"]));
         }
         for receiver in receivers {
-            let Vnic { name: receiving, declared, port, .. } = &self.vnics[*receiver];
+            let Vnic { name: receiving, declared, .. } = self.vnics[*receiver].clone();
             let verdict = match subject {
                 _ if declared.bypass => Ok(()),
                 Ok(None) => Ok(()),
                 // Who hides or mangles IP is to blame.
                 Err(reasons) => Err(drop(name, reasons)),
-                Ok(Some(packet)) => match self.ingress(declared, *port, packet) {
+                // Who asked is told by the MAC address in an answer; DHCPv6 has none.
+                Ok(Some(packet)) => match self.ingress(*receiver, packet, packet.source.is_ipv4()) {
                     Verdict::Denied(reasons) => Err(drop(receiving, reasons)),
-                    _ => Ok(()),
+                    _ => {
+                        if packet.source.is_ipv4() || dhcp::asks(packet) == Some(true) {
+                            self.got(*receiver, packet);
+                        }
+                        Ok(())
+                    }
                 },
             };
             match verdict {
@@ -483,10 +525,13 @@ impl Model {
 
     /// Whether a vnic may speak as a packet's source.
     fn is_own(&self, name: &'static str, declared: &Declared, packet: &Packet) -> Result<(), Drop> {
-        if declared.bypass {
-            return Ok(());
-        }
-        policy::source_is_own(declared, packet).map_err(|reasons| {
+        let sender = self.vnics.iter().find(|vnic| vnic.name == name).unwrap();
+        let own = match declared.bypass {
+            true if self.speaks_as_another(sender, packet) => Err(CLAIMED),
+            true => Ok(()),
+            false => policy::source_is_own(declared, packet),
+        };
+        own.map_err(|reasons| {
             let mut all = drop(name, reasons);
             if packet.fragment.is_some_and(|fragment| fragment.offset > 0) {
                 // Its first one, which alone is decided, would not pass today either.
@@ -717,33 +762,56 @@ impl Model {
     /// Whether policy as it is now would let the opener begin.
     fn is_admitted(&self, session: &Session) -> bool {
         let (Some(opener), Some(other)) = (self.at(session.key.from.port), self.at(session.key.to.port)) else { return false };
-        let out = opener.declared.bypass
-            || policy::source_is_own(&opener.declared, &session.opening).is_ok()
+        let out = opener.declared.bypass && !self.speaks_as_another(opener, &session.opening)
+            || !opener.declared.bypass
+                && policy::source_is_own(&opener.declared, &session.opening).is_ok()
                 && policy::egress(&self.groups, &opener.declared, &session.opening) == Verdict::Allowed;
         let within =
             other.declared.bypass || matches!(policy::ingress(&self.groups, &other.declared, &session.opening), Verdict::Allowed);
         out && within
     }
 
-    fn ingress(&self, declared: &Declared, port: Port, packet: &Packet) -> Verdict {
-        let verdict = policy::ingress(&self.groups, declared, packet);
-        let answers = policy::dhcp_reply(declared, packet).is_some_and(|reply| {
-            let asked = &self.at(port).unwrap().asked;
-            asked.iter().any(|(kind, transaction, when)| (*kind, *transaction) == reply && self.now - when <= DHCP_FOR)
-        });
-        if answers { Verdict::Exception } else { verdict }
+    /// What rules, and what is remembered of DHCP, say of a packet that a filtered vnic sends.
+    fn egress(&mut self, sender: usize, packet: &Packet) -> Verdict {
+        let now = self.now;
+        let Vnic { declared, dhcp, .. } = &mut self.vnics[sender];
+        match dhcp::asks(packet) {
+            Some(true) => match dhcp.may_ask(declared, packet, now) {
+                Ok(()) => Verdict::Exception,
+                Err(reasons) => match policy::egress(&self.groups, declared, packet) {
+                    Verdict::Allowed if declared.ips.contains(&packet.source) => Verdict::Allowed,
+                    _ => Verdict::Denied(reasons),
+                },
+            },
+            Some(false) if dhcp.may_serve(packet, now) => Verdict::Exception,
+            Some(false) => Verdict::Denied(&["egress-denied"]),
+            None => policy::egress(&self.groups, declared, packet),
+        }
     }
 
-    fn note_request(&mut self, port: Port, packet: &Packet) {
+    /// The same of a packet that one gets, which may be an answer to it or not.
+    fn ingress(&mut self, receiver: usize, packet: &Packet, answer: bool) -> Verdict {
         let now = self.now;
-        let vnic = self.vnics.iter_mut().find(|vnic| vnic.port == port).unwrap();
-        if vnic.declared.bypass {
-            return;
+        let Vnic { declared, dhcp, .. } = &mut self.vnics[receiver];
+        if answer && dhcp.may_be_answered(declared, packet, now) {
+            return Verdict::Exception;
         }
-        if let Some((kind, transaction)) = policy::dhcp_request(&vnic.declared, packet) {
-            // One request of a kind is open at a time.
-            vnic.asked.retain(|(other, ..)| *other != kind);
-            vnic.asked.push((kind, transaction, now));
+        policy::ingress(&self.groups, declared, packet)
+    }
+
+    /// Notes what a vnic sent of DHCP.
+    fn sent(&mut self, sender: usize, packet: &Packet) {
+        let Vnic { declared, dhcp, .. } = &mut self.vnics[sender];
+        if !declared.bypass && dhcp::asks(packet).is_some() {
+            dhcp.sent(declared, packet, self.now);
+        }
+    }
+
+    /// Notes what a vnic got of DHCP.
+    fn got(&mut self, receiver: usize, packet: &Packet) {
+        let Vnic { declared, dhcp, .. } = &mut self.vnics[receiver];
+        if !declared.bypass && dhcp::asks(packet).is_some() {
+            dhcp.got(&self.groups, declared, packet, self.now);
         }
     }
 
@@ -757,17 +825,14 @@ impl Model {
         let mut exception = policy::is_dhcp(packet);
         let mut denied: Option<Drop> = None;
         if !from.declared.bypass {
-            match policy::egress(&self.groups, &from.declared, packet) {
+            match self.egress(sender, packet) {
                 Verdict::Allowed => {}
                 Verdict::Exception => exception = true,
                 Verdict::Denied(reasons) => denied = Some(drop(from.name, reasons)),
             }
         }
-        if denied.is_none() {
-            self.note_request(from.port, packet);
-        }
         if !to.declared.bypass && denied.is_none() {
-            match self.ingress(&to.declared, to.port, packet) {
+            match self.ingress(receiver, packet, true) {
                 Verdict::Allowed => {}
                 Verdict::Exception => exception = true,
                 Verdict::Denied(reasons) => denied = Some(drop(to.name, reasons)),
@@ -791,6 +856,8 @@ impl Model {
         if let Some(denied) = denied {
             return Err(denied);
         }
+        self.sent(sender, packet);
+        self.got(receiver, packet);
         let Some(key) = key.filter(|_| !exception) else { return Ok(()) };
         let tracked = match packet.protocol {
             6 => Tracked::Tcp(Connection::open(&Segment::read(&packet.upper))),
@@ -804,9 +871,24 @@ impl Model {
             _ => true,
         };
         if opens {
-            self.sessions.push(Session { key, tracked, seen: self.now, opening: packet.clone(), cut: false, left: None });
+            self.sessions.push(Session {
+                key,
+                tracked,
+                seen: self.now,
+                opening: packet.clone(),
+                cut: false,
+                left: None,
+                errors: (0, 0),
+            });
         }
         Ok(())
+    }
+
+    /// Counts an error about a UDP session: four pass in a second.
+    fn one_more_error(&mut self, at: usize) -> bool {
+        let (now, errors) = (self.now, &mut self.sessions[at].errors);
+        *errors = if errors.0 == now { (now, errors.1 + 1) } else { (now, 1) };
+        errors.1 <= 4
     }
 
     /// If it is an error about a packet that the receiver sent in a session: the other end of that.
@@ -834,6 +916,7 @@ impl Model {
             let from = usize::from(!same(&candidate.key));
             let fits = match (&self.sessions[at].tracked, quoted.sequence) {
                 (Tracked::Tcp(connection), Some(sequence)) => connection.may_have_sent(from, sequence, choices),
+                (Tracked::Udp(_), _) => self.one_more_error(at),
                 _ => true,
             };
             if fits {
@@ -848,6 +931,7 @@ impl Model {
     }
 }
 
+const CLAIMED: Reasons = &["ip-claimed"];
 const ORPHAN: Reasons = &["fragment-orphan"];
 const OVERLAP: Reasons = &["fragment-overlap"];
 

@@ -149,12 +149,14 @@ impl Connection {
         connection
     }
 
-    /// Nothing this far from a mark is in any window.
+    /// Nothing this far from a mark is in any window: twice the largest one, for marks that lag on both sides.
     fn far(&self) -> i64 {
         if self.picked_up {
             return i64::MAX; // windows may be scaled, nobody knows by how much (RFC 7323)
         }
-        (1 << 20) << self.sides[0].scale.max(self.sides[1].scale)
+        const LARGEST: i64 = 66_000;
+        // Scales count if both sides offer one. Until then it may be either.
+        (2 * LARGEST) << self.sides[0].scale.max(self.sides[1].scale)
     }
 
     fn fits(&self, from: usize, segment: &Segment) -> Fit {

@@ -33,6 +33,8 @@ pub struct Packet {
     pub has_fragment_header: bool,
     /// What follows IP and its extension headers, as far as IP says.
     pub upper: Vec<u8>,
+    /// Nothing stands between the IP header and that, nothing behind it, and it is of 1,500 bytes at most.
+    pub plain: bool,
 }
 
 /// Which part of a packet it is.
@@ -63,7 +65,7 @@ const LOOKED_AT: usize = 128;
 pub fn carries(frame: &[u8]) -> Carries {
     let frame = &frame[..frame.len().min(LOOKED_AT)];
     let (mut at, mut tags) = (12, Vec::new());
-    let is_tag = |kind: u16| [0x8100, 0x88a8, 0x9100].contains(&kind);
+    let is_tag = |kind: u16| [0x8100, 0x88a8, 0x9100, 0x9200, 0x9300].contains(&kind);
     let mut kind = be16(frame, at);
     while is_tag(kind) {
         if frame.len() < at + 6 {
@@ -102,7 +104,7 @@ fn behind_llc(frame: &[u8], at: usize) -> Carries {
             return if whole { Carries::Hidden } else { Carries::Other };
         }
         return match be16(llc, 6) {
-            0x0800 | 0x86dd | 0x8100 | 0x88a8 | 0x9100 => Carries::Hidden,
+            0x0800 | 0x86dd | 0x8100 | 0x88a8 | 0x9100 | 0x9200 | 0x9300 => Carries::Hidden,
             0x0806 => Carries::Arp(at + 8),
             0x8035 => Carries::Rarp,
             _ => Carries::Other,
@@ -153,6 +155,7 @@ fn v4(frame: &[u8], at: usize) -> Result<Packet, Reasons> {
         fragment,
         has_fragment_header: fragment.is_some(),
         upper: ip[header..total].to_vec(),
+        plain: header == 20 && total == ip.len() && total <= 1500,
     };
     upper_is_there(packet, at + header)
 }
@@ -218,6 +221,7 @@ fn v6(frame: &[u8], at: usize) -> Result<Packet, Reasons> {
         fragment,
         has_fragment_header,
         upper: ip[here..].to_vec(),
+        plain: here == 40 && at + end == frame.len() && end <= 1500,
     };
     upper_is_there(packet, at + here)
 }

@@ -32,6 +32,7 @@ pub const R6: Register = Register(6);
 pub const R7: Register = Register(7);
 /// See [`R6`].
 pub const R8: Register = Register(8);
+pub const R9: Register = Register(9);
 
 /// How many bytes a load takes; the upper ones of the register become zero.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,7 +1,8 @@
 //! Which frames are ours: the XDP program. Everything else goes on to the host's own stack.
 //!
 //! Ours is VXLAN (RFC 7348: UDP to port 4789) to the endpoint or to a group that networks have, in the endpoint's address family, behind
-//! at most one 802.1Q tag, with IP options but without IPv6 extension headers. Of a fragmented datagram only the first part tells its port: it
+//! at most one 802.1Q tag, with IP options but without IPv6 extension headers. That of another VLAN than the underlay's is taken, too: it
+//! is dropped and counted. Everything else of other VLANs is the host's. Of a fragmented datagram only the first part tells its port: it
 //! is ours, so that it can be counted. Later parts may be the host's as well, and stay with it while it uses the address.
 //!
 //! If nobody else holds the endpoint's address, we answer for it: then ICMP and ICMPv6 to it are ours, later parts of what is ours, and
@@ -21,7 +22,7 @@ use super::{
     assembler::{
         Assembler,
         Condition::{AnyOf, Below, Equal, NotEqual},
-        Instruction, Label, R0, R1, R2, R3, R4, R5, R6, R7, R8,
+        Instruction, Label, R0, R1, R2, R3, R4, R5, R6, R7, R8, R9,
         Size::{Byte, Half, Word},
     },
 };
@@ -44,16 +45,16 @@ const NEIGHBOUR_SOLICITATION: i32 = 135;
 
 /// The program for an endpoint. What is ours it gives to the socket of its queue in `sockets`; with no socket there, to the host.
 pub fn program(config: &XdpConfig, sockets: BorrowedFd<'_>) -> io::Result<Vec<Instruction>> {
-    let XdpConfig { endpoint, answers, group6, .. } = *config;
+    let XdpConfig { endpoint, answers, group6, vlan, .. } = *config;
     let mut code = Assembler::default();
-    let labels = Labels { ours: code.label(), pass: code.label(), port: code.label() };
+    let labels = Labels { ours: code.label(), control: code.label(), pass: code.label(), port: code.label() };
     let code = &mut code;
-    start(code, &labels, endpoint.is_ipv4());
+    start(code, &labels, endpoint.is_ipv4(), vlan);
     match endpoint {
         IpAddr::V4(endpoint) => ipv4(code, &labels, endpoint, answers),
         IpAddr::V6(endpoint) => ipv6(code, &labels, endpoint, group6, answers),
     }
-    end(code, &labels, sockets);
+    end(code, &labels, sockets, answers);
     // A label without a place would be a mistake in this file, which any test shows.
     std::mem::take(code).finish().ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
@@ -61,22 +62,33 @@ pub fn program(config: &XdpConfig, sockets: BorrowedFd<'_>) -> io::Result<Vec<In
 struct Labels {
     /// The frame is ours.
     ours: Label,
+    /// It is no VXLAN, and ours if it is of the underlay's VLAN.
+    control: Label,
     /// The frame is the host's.
     pass: Label,
     /// R4 points to a UDP header: its port decides.
     port: Label,
 }
 
-/// R6 = context, R3 = end of the frame, R2 = where it would begin without its tag. Goes on with the endpoint's family only.
-fn start(code: &mut Assembler, labels: &Labels, ipv4: bool) {
-    let untagged = code.label();
+/// R6 = context, R3 = end of the frame, R2 = where it would begin without its tag, R9 = whether it is of another VLAN than the
+/// underlay's. Goes on with the endpoint's family only.
+fn start(code: &mut Assembler, labels: &Labels, ipv4: bool, vlan: u16) {
+    let (untagged, ours) = (code.label(), code.label());
     code.copy(R6, R1);
     code.load(Word, R2, R1, DATA);
     code.load(Word, R3, R1, DATA_END);
     within(code, labels, IP);
     code.load(Half, R5, R2, 12);
+    code.set(R9, i32::from(vlan != 0));
     code.jump_if(R5, NotEqual, half(ethernet::VLAN), untagged);
     within(code, labels, IP + 4);
+    // A tag of priority names VLAN 0, which is none.
+    code.load(Half, R7, R2, 14);
+    code.and(R7, half(0xfff));
+    code.set(R9, 0);
+    code.jump_if(R7, Equal, half(vlan), ours);
+    code.set(R9, 1);
+    code.place(ours);
     code.load(Half, R5, R2, 16);
     code.add(R2, 4);
     code.place(untagged);
@@ -107,7 +119,7 @@ fn ipv4(code: &mut Assembler, labels: &Labels, endpoint: Ipv4Addr, answers: bool
     code.jump(addressed);
     code.place(to_us);
     if answers {
-        code.jump_if(R5, Equal, protocol::ICMP.into(), labels.ours);
+        code.jump_if(R5, Equal, protocol::ICMP.into(), labels.control);
     }
     code.place(addressed);
     code.jump_if(R5, NotEqual, protocol::UDP.into(), labels.pass);
@@ -135,7 +147,7 @@ fn ipv6(code: &mut Assembler, labels: &Labels, endpoint: Ipv6Addr, group6: Ipv6A
     code.set(R8, 1);
     jump_unless_bytes(code, IP + 24, &endpoint.octets(), group);
     if answers {
-        code.jump_if(R5, Equal, protocol::ICMPV6.into(), labels.ours);
+        code.jump_if(R5, Equal, protocol::ICMPV6.into(), labels.control);
     }
     code.jump(addressed);
     code.place(group);
@@ -148,7 +160,7 @@ fn ipv6(code: &mut Assembler, labels: &Labels, endpoint: Ipv6Addr, group6: Ipv6A
         code.load(Byte, R7, R2, NEXT);
         code.jump_if(R7, NotEqual, NEIGHBOUR_SOLICITATION, labels.pass);
         jump_unless_bytes(code, NEXT + 8, &endpoint.octets(), labels.pass);
-        code.jump(labels.ours);
+        code.jump(labels.control);
     }
     code.place(network);
     // The last four bytes are the network's number.
@@ -164,7 +176,7 @@ fn ipv6(code: &mut Assembler, labels: &Labels, endpoint: Ipv6Addr, group6: Ipv6A
     code.jump_if(R5, Equal, protocol::UDP.into(), datagram);
     if answers {
         code.jump_if(R8, Equal, 0, labels.pass);
-        code.jump_if(R5, Equal, protocol::ICMPV6.into(), labels.ours);
+        code.jump_if(R5, Equal, protocol::ICMPV6.into(), labels.control);
     }
     code.jump(labels.pass);
     code.place(datagram);
@@ -180,19 +192,25 @@ fn ipv6(code: &mut Assembler, labels: &Labels, endpoint: Ipv6Addr, group6: Ipv6A
 /// A part of a UDP datagram that has no ports; R8 says whether it is to us alone.
 fn later_fragment(code: &mut Assembler, labels: &Labels, answers: bool) {
     if answers {
-        code.jump_if(R8, NotEqual, 0, labels.ours);
+        code.jump_if(R8, NotEqual, 0, labels.control);
     }
     code.jump(labels.pass);
 }
 
 /// The verdicts.
-fn end(code: &mut Assembler, labels: &Labels, sockets: BorrowedFd<'_>) {
+fn end(code: &mut Assembler, labels: &Labels, sockets: BorrowedFd<'_>, answers: bool) {
     code.place(labels.port);
     code.copy(R7, R4);
     code.add(R7, 4);
     code.jump_if_above(R7, R3, labels.pass);
     code.load(Half, R7, R4, 2);
     code.jump_if(R7, NotEqual, half(PORT), labels.pass);
+    // The kernel refuses what nothing leads to.
+    if answers {
+        code.jump(labels.ours);
+        code.place(labels.control);
+        code.jump_if(R9, NotEqual, 0, labels.pass);
+    }
     code.place(labels.ours);
     code.load(Word, R2, R6, QUEUE);
     code.map(R1, sockets.as_raw_fd());

@@ -4,8 +4,8 @@
 //! send go out by queue 0. Nothing is pinned: the program is attached by a descriptor, so that it is gone when the process is, however
 //! that ended.
 //!
-//! A card that takes VLAN tags off frames hides them from us: VXLAN of a VLAN looks untagged then (`ethtool -K DEV rxvlan off`). Kernel
-//! ends of a veth leave checksums to a card that is not there, so that frames arrive incomplete (`ethtool -K DEV tx off` at the sender).
+//! A card that takes VLAN tags off frames hides them from us: VXLAN of a VLAN looks untagged then. So it is told not to, and stays so
+//! when we are gone (`ethtool -K DEV rxvlan on`); what cannot be told, as a veth, is reported in [`Info::tags`]. Kernel ends of a veth leave checksums to a card that is not there, so that frames arrive incomplete (`ethtool -K DEV tx off` at the sender).
 //!
 //! The largest MTU is [`MAX_MTU`]: a frame has to fit into one chunk of a page. A queue has 2,048 chunks to receive into, the first one
 //! as many again to send from. With an MTU up to [`SMALL_MTU`] that is 8 MiB for the first queue and 4 MiB for each other, else twice that.
@@ -66,12 +66,14 @@ pub struct XdpConfig {
     pub queues: Option<u32>,
     /// How good a mode to try.
     pub mode: Mode,
+    /// The VLAN that our frames are in; 0: none.
+    pub vlan: u16,
 }
 
 impl XdpConfig {
-    /// All queues, the best mode, the usual groups, and the host answers for the endpoint.
+    /// All queues, the best mode, the usual groups, no VLAN, and the host answers for the endpoint.
     pub fn new(endpoint: IpAddr) -> XdpConfig {
-        XdpConfig { endpoint, answers: false, group6: vxlan::GROUP6, queues: None, mode: Mode::Best }
+        XdpConfig { endpoint, answers: false, group6: vxlan::GROUP6, queues: None, mode: Mode::Best, vlan: 0 }
     }
 }
 
@@ -138,6 +140,7 @@ impl Xdp {
             Hook::Native => "native, copy",
             Hook::Generic => "generic",
         };
+        let tags = keep_tags(&interface);
         Ok(Xdp {
             info: Info {
                 kind: "af_xdp",
@@ -145,6 +148,7 @@ impl Xdp {
                 index: interface.index,
                 mode,
                 note,
+                tags,
                 queues: queues.len() as u32,
                 mac: interface.mac,
                 mtu: interface.mtu,
@@ -268,6 +272,25 @@ fn chunk(interface: &Interface) -> Result<u32, Error> {
             "cannot use AF_XDP on \"{0}\": its MTU is {mtu}, and AF_XDP takes {MAX_MTU} at most; `ip link set dev {0} mtu {MAX_MTU}`",
             interface.name
         ))),
+    }
+}
+
+/// Has VLAN tags stay in frames. Returns why they may not, if they may not.
+fn keep_tags(interface: &Interface) -> Option<String> {
+    let name = &interface.name;
+    match interface.kind.as_deref() {
+        // Its driver or nobody takes them off.
+        None => sys::keep_tags(name).err().map(|error| {
+            format!(
+                "the card takes tags off before the check, and cannot be told not to ({error}): `ethtool -K {name} rxvlan off`"
+            )
+        }),
+        // Its own tag is off, as it should be; any other one is in the frame.
+        Some("vlan") => None,
+        Some("veth") => Some("a veth hands tags over beside the frame: `ethtool -K DEV txvlan off` at its other end".to_owned()),
+        Some(kind) => {
+            Some(format!("what is under a {kind} may take tags off before the check: use the card itself as the uplink"))
+        }
     }
 }
 

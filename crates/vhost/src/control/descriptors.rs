@@ -1,5 +1,5 @@
-//! Descriptors of memory regions. Each region comes with one, a front end may announce 509, and how many files may be open is
-//! everybody's: whoever has more than most takes them from a share that is bounded.
+//! Memory regions beyond the usual number. Each takes an open file and a mapping, a front end may announce 509, and of both there is
+//! one number for all: whoever has more than most takes them from a share that is bounded.
 
 use std::sync::{
     OnceLock,
@@ -8,14 +8,16 @@ use std::sync::{
 
 use rustix::process::{Resource, getrlimit};
 
+use crate::maps;
+
 /// Regions that are not counted. A machine without memory that is added later has two or three.
 const USUAL: usize = 8;
 
-/// The share: a quarter of what may be open when it is first needed.
+/// The share: a quarter of what may be open when it is first needed, and half of what may be mapped.
 fn share() -> usize {
     static SHARE: OnceLock<usize> = OnceLock::new();
-    let limit = || getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    *SHARE.get_or_init(|| usize::try_from(limit() / 4).unwrap_or(usize::MAX))
+    let files = || usize::try_from(getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 4).unwrap_or(usize::MAX);
+    *SHARE.get_or_init(|| files().min(maps::limit() / 2))
 }
 
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
@@ -27,8 +29,8 @@ pub(super) struct Unusual(usize);
 /// The share is used up.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "{regions} memory regions: beyond {USUAL} each takes one of {share} open files that all machines share, and those are used up: \
-     give it fewer memory devices, or raise the limit of open files"
+    "{regions} memory regions: beyond {USUAL} each takes one of {share} that all machines share, and those are used up: \
+     give it fewer memory devices, or raise the limit of open files (a quarter of which they are) and the sysctl vm.max_map_count (half of which)"
 )]
 pub(super) struct UsedUp {
     regions: usize,
@@ -39,6 +41,16 @@ impl Unusual {
     /// Takes or gives back what so many regions need.
     pub fn resize(&mut self, regions: usize) -> Result<(), UsedUp> {
         self.resize_in(&TAKEN, share(), regions)
+    }
+
+    /// How many regions the front end may have as things are, at most `most`.
+    pub fn possible(&self, most: usize) -> usize {
+        self.possible_in(&TAKEN, share(), most)
+    }
+
+    fn possible_in(&self, taken: &AtomicUsize, share: usize, most: usize) -> usize {
+        let others = taken.load(Relaxed).saturating_sub(self.0);
+        share.saturating_sub(others).saturating_add(USUAL).min(most)
     }
 
     fn resize_in(&mut self, taken: &AtomicUsize, share: usize, regions: usize) -> Result<(), UsedUp> {
@@ -66,10 +78,12 @@ mod tests {
         let (mut one, mut other) = (Unusual::default(), Unusual::default());
         let resize = |who: &mut Unusual, regions| who.resize_in(&taken, 100, regions).map(|()| taken.load(Relaxed));
         assert_eq!(resize(&mut one, USUAL).unwrap(), 0);
+        assert_eq!((one.possible_in(&taken, 100, 509), one.possible_in(&taken, 100, 50)), (108, 50));
         assert_eq!(resize(&mut one, 100 + USUAL).unwrap(), 100);
+        assert_eq!((one.possible_in(&taken, 100, 509), other.possible_in(&taken, 100, 509)), (108, USUAL));
         assert_eq!(resize(&mut other, USUAL).unwrap(), 100);
         let refused = resize(&mut other, USUAL + 1).unwrap_err().to_string();
-        assert!(refused.starts_with("9 memory regions: beyond 8 each takes one of 100 open files"), "{refused}");
+        assert!(refused.starts_with("9 memory regions: beyond 8 each takes one of 100 that all machines share"), "{refused}");
         assert_eq!(resize(&mut one, 99 + USUAL).unwrap(), 99);
         assert_eq!(resize(&mut other, USUAL + 1).unwrap(), 100);
         assert_eq!(resize(&mut other, 0).unwrap(), 99);

@@ -6,6 +6,7 @@
 //! Where it refuses what real front ends do, it is prepared for it:
 //! * QEMU sends SET_VRING_ENABLE before its first SET_FEATURES; the handler insists on features first.
 //! * SET_LOG_FD, an obsolete request of the specification without use, is unknown to it.
+//! * SEND_RARP is, too. QEMU 7.2 sends it after a live migration if the guest did not take GUEST_ANNOUNCE.
 //! * A session that another process began has negotiated already, which the handler can only be told by messages.
 //!
 //! What front ends were seen to send, which decided more than one thing here and in [`super::session`]:
@@ -105,6 +106,9 @@ impl Gate {
             let reply = if acknowledge { Message::ack(message.header) } else { Vec::new() };
             return Passed { reply, outcome: Ok(()) };
         }
+        if message.header.request == u32::from(FrontendReq::SEND_RARP) {
+            return self.send_rarp(&message);
+        }
         let shape = format!("{} bytes, {} descriptors", message.body.len(), message.files.len());
         if let Err(error) = wire::forward(&self.outside, &message) {
             return Passed { reply: Vec::new(), outcome: Err(format!("the front end's {name} could not be handled: {error}")) };
@@ -126,6 +130,24 @@ impl Gate {
             Ok(reply) => Passed { reply, outcome },
             Err(error) => Passed { reply: Vec::new(), outcome: Err(format!("answering the front end's {name} failed: {error}")) },
         }
+    }
+
+    /// The machine is to be announced. The address in the message is not looked at: a vnic has one, which was declared.
+    fn send_rarp(&self, message: &Message) -> Passed {
+        let name = message.header.name();
+        let refused =
+            |why: &str| Passed { reply: Vec::new(), outcome: Err(format!("the front end's {name} was refused: {why}")) };
+        let backend = self.lock();
+        let negotiated = |feature: VhostUserProtocolFeatures| backend.session.protocol_features() & feature.bits() != 0;
+        if !negotiated(VhostUserProtocolFeatures::RARP) {
+            return refused("it was not negotiated");
+        }
+        if message.body.len() != size_of::<u64>() || !message.files.is_empty() {
+            return refused("it has the machine's MAC address in 8 bytes, and no descriptors");
+        }
+        backend.session.send_rarp();
+        let acknowledge = message.header.wants_reply() && negotiated(VhostUserProtocolFeatures::REPLY_ACK);
+        Passed { reply: if acknowledge { Message::ack(message.header) } else { Vec::new() }, outcome: Ok(()) }
     }
 
     /// What the handler wrote: replies fit into the socket.
@@ -287,7 +309,7 @@ impl VhostUserBackendReqHandlerMut for Backend {
     }
 
     fn get_max_mem_slots(&mut self) -> Result<u64> {
-        Ok(Session::max_regions() as u64)
+        Ok(self.session.max_regions() as u64)
     }
 
     fn add_mem_region(

@@ -26,6 +26,7 @@ use std::{
 };
 
 use crate::{
+    maps::{Maps, OF_A_THREAD, TooManyMaps},
     net::Features,
     port::{Port, PortEvents, Queue},
     ring::ensure_signaller,
@@ -77,6 +78,9 @@ pub trait DeviceEvents: PortEvents {
     fn driving(&self, both: bool) {
         let _ = both;
     }
+    /// The guest's rings go on where another device left them, or the front end asks for it: other hosts may have to be told where
+    /// the machine is now. Not told on a mere connection: during a live migration the machine still runs elsewhere then.
+    fn announce(&self) {}
     /// A ring that the front end started cannot run, or will see nothing of what the guest writes. `why` is a sentence without a full stop.
     fn trouble(&self, why: &str) {
         let _ = why;
@@ -112,6 +116,8 @@ pub enum StartError {
     NotASocket(PathBuf),
     #[error("cannot {what} {}: {source}", path.display())]
     Socket { what: &'static str, path: PathBuf, source: io::Error },
+    #[error("cannot start a control thread: {0}")]
+    Maps(#[from] TooManyMaps),
     #[error("cannot start a control thread: {0}; look at the limits of processes, memory and open files")]
     Thread(io::Error),
     #[error(
@@ -130,6 +136,8 @@ pub struct Device {
     offered: Features,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    /// Of the thread.
+    _counted: Maps,
 }
 
 impl fmt::Debug for Device {
@@ -162,6 +170,7 @@ impl Device {
         events: Arc<dyn DeviceEvents>,
     ) -> Result<(Device, UnixStream, Farewell), StartError> {
         ensure_signaller().map_err(StartError::NoSignaller)?;
+        let counted = Maps::take(OF_A_THREAD)?;
         let (ours, theirs) = UnixStream::pair().map_err(StartError::Thread)?;
         ours.set_nonblocking(true).map_err(StartError::Thread)?;
         let session = Session::new(port.clone(), offered, events.clone());
@@ -170,12 +179,14 @@ impl Device {
         let thread = thread::Thread { server: None, port: port.clone(), offered, events, shared: shared.clone() };
         let farewell = Farewell(shared.clone());
         let thread = spawn(name, move || thread.run(Some(first)))?;
-        Ok((Device { socket: None, port, offered, shared, thread: Some(thread) }, theirs, farewell))
+        let device = Device { socket: None, port, offered, shared, thread: Some(thread), _counted: counted };
+        Ok((device, theirs, farewell))
     }
 
     fn launch(config: DeviceConfig, resumed: Option<thread::Connection>) -> Result<Device, StartError> {
         let DeviceConfig { name, role, path, port, offered, events } = config;
         ensure_signaller().map_err(StartError::NoSignaller)?;
+        let counted = Maps::take(OF_A_THREAD)?;
         let address = socket::check_path(&path)?;
         let (listener, server) = match role {
             Role::Server => (Some(Listener::new(&path)?), None),
@@ -184,7 +195,7 @@ impl Device {
         let shared = Arc::new(Shared::new(listener).map_err(|error| StartError::Thread(error.into()))?);
         let thread = thread::Thread { server, port: port.clone(), offered, events, shared: shared.clone() };
         let thread = spawn(&name, move || thread.run(resumed))?;
-        Ok(Device { socket: Some((role, path)), port, offered, shared, thread: Some(thread) })
+        Ok(Device { socket: Some((role, path)), port, offered, shared, thread: Some(thread), _counted: counted })
     }
 
     /// Detaches the front end and ends the channel, within a worker's batch. A server's socket file is removed.
@@ -222,6 +233,8 @@ impl Device {
             attach_count: live.attach_count,
             last_detach: live.last_detach.clone(),
             trouble: live.trouble.clone(),
+            interrupts: self.port.interrupts().report(),
+            touches: self.port.touches().report(),
         }
     }
 

@@ -34,6 +34,7 @@ use crate::{
 /// Protocol features offered. The `vhost` crate refuses the messages of some others, or a front end would wait for what we do not do.
 pub(super) const PROTOCOL_FEATURES: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
     .union(VhostUserProtocolFeatures::LOG_SHMFD)
+    .union(VhostUserProtocolFeatures::RARP)
     .union(VhostUserProtocolFeatures::REPLY_ACK)
     .union(VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
     .union(VhostUserProtocolFeatures::RESET_DEVICE);
@@ -70,13 +71,21 @@ pub(super) struct Session {
     announced: bool,
     /// Both rings ran when that was last told.
     driving: bool,
+    /// A ring started where another device had left it, and nobody was told yet.
+    resumed: bool,
     /// What was told about memory, while nothing speaks against it.
     memory_trouble: Option<&'static str>,
 }
 
 impl Session {
+    /// The front end wants the machine to be announced: SEND_RARP, of QEMU after a live migration if the guest cannot do it itself.
+    pub fn send_rarp(&self) {
+        self.events.announce();
+    }
+
     /// A front end that has said nothing yet.
     pub fn new(port: Arc<Port>, offered: Features, events: Arc<dyn DeviceEvents>) -> Session {
+        port.interrupts().attached();
         Session {
             port,
             offered,
@@ -90,6 +99,7 @@ impl Session {
             rings: Default::default(),
             announced: false,
             driving: false,
+            resumed: false,
             memory_trouble: None,
         }
     }
@@ -271,8 +281,9 @@ impl Session {
         Ok(())
     }
 
-    pub const fn max_regions() -> usize {
-        MAX_REGIONS
+    /// How many regions it may have as things are.
+    pub fn max_regions(&self) -> usize {
+        self.unusual.possible(MAX_REGIONS)
     }
 
     /// Whether the driver is up, which QEMU says just before it announces memory, and none was announced.

@@ -5,7 +5,11 @@ use std::{path::PathBuf, time::SystemTime};
 use vhost::vhost_user::VhostUserProtocolFeatures;
 
 use super::Role;
-use crate::{memory::RegionInfo, net::Features, ring::RingStatus};
+use crate::{
+    memory::RegionInfo,
+    net::Features,
+    ring::{InterruptReport, RingStatus, TouchReport},
+};
 
 /// A device at one moment.
 #[derive(Clone, Debug)]
@@ -28,6 +32,10 @@ pub struct DeviceStatus {
     pub last_detach: Option<Detach>,
     /// Why no front end can attach, if it is not just that none came.
     pub trouble: Option<String>,
+    /// What interrupting its guests costs.
+    pub interrupts: InterruptReport,
+    /// What touching their memory first costs.
+    pub touches: TouchReport,
 }
 
 /// What the front end that is attached has said so far.

@@ -297,6 +297,7 @@ impl Connection {
     pub fn usual_protocol() -> ProtocolFeatures {
         ProtocolFeatures::MQ
             | ProtocolFeatures::LOG_SHMFD
+            | ProtocolFeatures::RARP
             | ProtocolFeatures::REPLY_ACK
             | ProtocolFeatures::CONFIGURE_MEM_SLOTS
             | ProtocolFeatures::RESET_DEVICE

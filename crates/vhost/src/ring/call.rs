@@ -7,24 +7,35 @@
 //! The kernel's own way to signal an eventfd never sleeps and saturates instead. A program reaches it through asynchronous I/O: an
 //! operation that names an eventfd to signal on completion (`IOCB_FLAG_RESFD`). Ours writes no bytes to `/dev/null`, which
 //! completes inside `io_submit`. The kernel refuses whatever is not an eventfd. The price is about 0.2 us more than a `write`.
+//!
+//! What it wakes up, it wakes up inside of the call, and there may be much of it: [`super::interrupts`].
 
 use std::{
     cell::RefCell,
-    fs::OpenOptions,
     io,
     os::fd::{AsFd, AsRawFd, OwnedFd},
     ptr,
     sync::{
-        Mutex, OnceLock, PoisonError,
-        atomic::{AtomicU32, Ordering},
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicPtr},
     },
 };
 
 use rustix::io::Errno;
 
+use super::{interrupts::Interrupts, messenger, signaller::Signaller, touches};
+use crate::cpu;
+
 /// The eventfd by which the device interrupts a guest.
 #[derive(Debug)]
-pub struct CallFd(OwnedFd);
+pub struct CallFd {
+    fd: OwnedFd,
+    /// What the vnic's interrupts cost.
+    pub(super) of: Arc<Interrupts>,
+    /// The messenger has it, and what it has behind it.
+    pub(super) handed: AtomicBool,
+    pub(super) next: AtomicPtr<CallFd>,
+}
 
 /// Why a descriptor cannot interrupt a guest.
 #[derive(Debug, thiserror::Error)]
@@ -50,34 +61,53 @@ pub(crate) fn is_eventfd(fd: impl AsFd) -> Result<(), CallError> {
 }
 
 impl CallFd {
-    /// Takes a guest's descriptor. Anything but an eventfd is refused.
-    pub fn new(fd: OwnedFd) -> Result<CallFd, CallError> {
+    /// Takes a guest's descriptor. Anything but an eventfd is refused. `of` is its vnic's.
+    pub fn new(fd: OwnedFd, of: Arc<Interrupts>) -> Result<CallFd, CallError> {
         is_eventfd(&fd)?;
-        Ok(CallFd(fd))
+        Ok(CallFd { fd, of, handed: AtomicBool::new(false), next: AtomicPtr::new(ptr::null_mut()) })
     }
 
-    /// Interrupts the guest, from a worker. Never waits, whatever the guest does to the eventfd. A full counter means that the
-    /// guest was interrupted already; errors are the guest's problem.
-    pub fn signal(&self) {
-        let sent = OWN.try_with(|own| match own.try_borrow_mut() {
-            Ok(mut own) => own.get_or_insert_with(|| Signaller::new().ok()).as_mut().is_some_and(|s| s.signal(&self.0)),
-            Err(_) => false,
-        });
-        if !sent.unwrap_or(false) {
-            self.signal_shared();
-        }
+    /// Interrupts the guest, from a worker. Never waits, whatever the guest does to the eventfd; if signals of this vnic were slow, it
+    /// only has one sent. A full counter means that the guest was interrupted already; errors are the guest's problem.
+    pub fn signal(self: &Arc<Self>) {
+        self.measured(CallFd::send);
     }
 
     /// As [`Self::signal`], for threads that do it now and then: it does not give the thread resources of its own.
-    pub(crate) fn signal_shared(&self) {
+    pub(crate) fn signal_shared(self: &Arc<Self>) {
+        self.measured(CallFd::send_shared);
+    }
+
+    fn measured(self: &Arc<Self>, send: impl Fn(&CallFd)) {
+        if self.of.apart() && messenger::runs() {
+            return messenger::hand_over(self);
+        }
+        let begun = cpu::tsc();
+        send(self);
+        let now = cpu::tsc();
+        self.of.took(now.wrapping_sub(begun), now);
+    }
+
+    /// Sends a signal at once, by this thread's own means.
+    pub(super) fn send(&self) {
+        let sent = OWN.try_with(|own| match own.try_borrow_mut() {
+            Ok(mut own) => own.get_or_insert_with(|| Signaller::new().ok()).as_mut().is_some_and(|s| s.signal(&self.fd)),
+            Err(_) => false,
+        });
+        if !sent.unwrap_or(false) {
+            self.send_shared();
+        }
+    }
+
+    fn send_shared(&self) {
         if let Ok(shared) = shared() {
-            shared.lock().unwrap_or_else(PoisonError::into_inner).signal(&self.0);
+            shared.lock().unwrap_or_else(PoisonError::into_inner).signal(&self.fd);
         }
     }
 
     /// The descriptor, to be handed to somebody else.
     pub(crate) fn fd(&self) -> &OwnedFd {
-        &self.0
+        &self.fd
     }
 }
 
@@ -87,21 +117,28 @@ impl CallFd {
 /// The kernel has no room for another asynchronous I/O context: the sysctl `fs.aio-max-nr` limits them. Interrupts still work, through
 /// a context that is shared.
 pub fn prepare_thread() -> io::Result<()> {
+    messenger::keep_off();
+    touches::watch_me();
+    adopt(Signaller::new()?);
+    Ok(())
+}
+
+/// Has the calling thread use this one.
+pub(super) fn adopt(signaller: Signaller) {
     OWN.with(|own| {
-        let signaller = Signaller::new()?;
         if let Ok(mut own) = own.try_borrow_mut() {
             *own = Some(Some(signaller));
         }
-        Ok(())
-    })
+    });
 }
 
-/// Makes sure that interrupts can be sent from any thread.
+/// Makes sure that interrupts can be sent from any thread, and that slow ones need not be.
 ///
 /// # Errors
-/// The kernel refuses an asynchronous I/O context: `fs.aio-max-nr` is used up, or a sandbox forbids it.
+/// The kernel refuses an asynchronous I/O context: `fs.aio-max-nr` is used up, or a sandbox forbids it. Or it refuses a thread.
 pub(crate) fn ensure_signaller() -> io::Result<()> {
-    shared().map(|_| ())
+    shared()?;
+    messenger::start()
 }
 
 thread_local! {
@@ -118,107 +155,6 @@ fn shared() -> io::Result<&'static Mutex<Signaller>> {
     Ok(SHARED.get_or_init(|| Mutex::new(new)))
 }
 
-/// `struct iocb` of linux/aio_abi.h, little-endian.
-#[repr(C)]
-#[derive(Default)]
-struct Iocb {
-    data: u64,
-    key: u32,
-    rw_flags: u32,
-    opcode: u16,
-    priority: i16,
-    fd: u32,
-    buf: u64,
-    len: u64,
-    offset: i64,
-    reserved: u64,
-    flags: u32,
-    result_fd: u32,
-}
-
-const _: () = assert!(size_of::<Iocb>() == 64);
-
-/// `struct io_event`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct IoEvent([u64; 4]);
-
-/// The start of the completion ring, which the kernel maps at the context's address; what libaio and fio read too.
-#[repr(C)]
-struct RingHeader {
-    id: u32,
-    nr: u32,
-    head: AtomicU32,
-    tail: AtomicU32,
-    magic: u32,
-    compat: u32,
-    incompat: u32,
-    header_len: u32,
-}
-
-const RING_MAGIC: u32 = 0xa10a_10a1;
-const PWRITE: u16 = 1;
-const RESFD: u32 = 1;
-
-/// An asynchronous I/O context with `/dev/null` as its target. Used by one thread at a time.
-struct Signaller {
-    context: libc::c_ulong,
-    null: OwnedFd,
-}
-
-impl Signaller {
-    fn new() -> io::Result<Signaller> {
-        let null = OpenOptions::new().write(true).open("/dev/null")?.into();
-        let mut context: libc::c_ulong = 0;
-        // SAFETY: io_setup writes one context number to the pointer.
-        if unsafe { libc::syscall(libc::SYS_io_setup, 8, &raw mut context) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(Signaller { context, null })
-    }
-
-    /// Adds 1 to an eventfd, or leaves it at its maximum. Returns whether the kernel did it.
-    fn signal(&mut self, eventfd: &OwnedFd) -> bool {
-        let mut iocb = Iocb {
-            opcode: PWRITE,
-            fd: self.null.as_raw_fd() as u32,
-            flags: RESFD,
-            result_fd: eventfd.as_raw_fd() as u32,
-            ..Iocb::default()
-        };
-        let mut list: *mut Iocb = &raw mut iocb;
-        // SAFETY: the context is ours; the list has one iocb, which the kernel copies before the call returns. It has no buffer
-        // (length 0), and all descriptors are open.
-        let submitted = unsafe { libc::syscall(libc::SYS_io_submit, self.context, 1, &raw mut list) };
-        self.reap();
-        submitted == 1
-    }
-
-    /// Takes completions out of the ring, unseen: without that it would fill up.
-    fn reap(&mut self) {
-        let ring: *const RingHeader = ptr::with_exposed_provenance(self.context as usize);
-        // SAFETY: the kernel maps the ring readable and writable at the context's address until io_destroy.
-        unsafe {
-            if (*ring).magic == RING_MAGIC && (*ring).incompat == 0 {
-                let tail = (*ring).tail.load(Ordering::Acquire);
-                (*ring).head.store(tail, Ordering::Release);
-                return;
-            }
-        }
-        let mut events = [IoEvent::default(); 8];
-        let mut zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: room for eight events; a time-out of zero.
-        unsafe { libc::syscall(libc::SYS_io_getevents, self.context, 0, 8, events.as_mut_ptr(), &raw mut zero) };
-    }
-}
-
-impl Drop for Signaller {
-    fn drop(&mut self) {
-        // SAFETY: made by io_setup and destroyed once.
-        unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -226,6 +162,10 @@ mod tests {
         event::{EventfdFlags, eventfd},
         fs::{OFlags, fcntl_getfl},
     };
+
+    fn call_fd(guest: &OwnedFd) -> Arc<CallFd> {
+        Arc::new(CallFd::new(guest.try_clone().unwrap(), Arc::default()).unwrap())
+    }
 
     fn count(fd: &OwnedFd) -> u64 {
         let mut bytes = [0; 8];
@@ -236,7 +176,7 @@ mod tests {
     #[test]
     fn every_signal_adds_one() {
         let guest = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-        let call = CallFd::new(guest.try_clone().unwrap()).unwrap();
+        let call = call_fd(&guest);
         // More than the completion ring holds.
         for _ in 0..1000 {
             call.signal();
@@ -250,7 +190,7 @@ mod tests {
         let guest = eventfd(0, EventfdFlags::empty()).unwrap();
         rustix::io::write(&guest, &0xffff_ffff_ffff_fffe_u64.to_ne_bytes()).unwrap();
         assert!(!fcntl_getfl(&guest).unwrap().contains(OFlags::NONBLOCK));
-        let call = CallFd::new(guest.try_clone().unwrap()).unwrap();
+        let call = call_fd(&guest);
         let (done, finished) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             for _ in 0..10 {
@@ -266,10 +206,10 @@ mod tests {
     #[test]
     fn only_eventfds_are_accepted() {
         let (pipe, _other) = rustix::pipe::pipe().unwrap();
-        assert!(matches!(CallFd::new(pipe), Err(CallError::NotAnEventfd(what)) if what.starts_with("pipe:")));
+        assert!(matches!(CallFd::new(pipe, Arc::default()), Err(CallError::NotAnEventfd(what)) if what.starts_with("pipe:")));
         let directory = tempfile::tempdir().unwrap();
         let disguised = std::fs::File::create(directory.path().join("anon_inode:[eventfd]")).unwrap();
-        assert!(CallFd::new(disguised.into()).is_err());
+        assert!(CallFd::new(disguised.into(), Arc::default()).is_err());
     }
 
     #[test]
@@ -277,7 +217,7 @@ mod tests {
         prepare_thread().unwrap();
         prepare_thread().unwrap();
         let guest = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-        CallFd::new(guest.try_clone().unwrap()).unwrap().signal();
+        call_fd(&guest).signal();
         assert_eq!(count(&guest), 1);
     }
 }

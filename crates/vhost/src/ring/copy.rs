@@ -3,7 +3,10 @@
 //! The one place where bytes of a guest are moved; what is moved into its memory comes through [`super::door`]. Any two ranges may overlap, as two guests may share memory: nothing but their own
 //! contents suffers.
 
-use std::{arch::asm, ptr::NonNull};
+use std::{
+    arch::{asm, x86_64::__m128i},
+    ptr::NonNull,
+};
 
 use butterfly_packet::checksum::Sum;
 
@@ -29,17 +32,65 @@ pub(super) fn prefetch_write(at: *const u8) {
     unsafe { asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
 }
 
-/// Copies a fixed number of bytes through registers.
+/// A word at any address.
+#[derive(Clone, Copy)]
+#[repr(C, packed)]
+struct Word<T>(T);
+
+/// Reads a word at any address once: the compiler neither repeats the load nor makes another of it.
+///
+/// # Safety
+/// `size_of::<T>()` bytes must be mapped at `from + at`.
+#[inline(always)]
+unsafe fn load<T: Copy>(from: *const u8, at: usize) -> T {
+    // SAFETY: mapped by the caller's promise; a Word has alignment 1, and any bytes are a T: callers use integers and vectors of them.
+    unsafe { from.add(at).cast::<Word<T>>().read_volatile().0 }
+}
+
+/// # Safety
+/// As [`load`].
+#[inline(always)]
+unsafe fn store<T: Copy>(to: *mut u8, at: usize, word: T) {
+    // SAFETY: as in load().
+    unsafe { to.add(at).cast::<Word<T>>().write(Word(word)) };
+}
+
+/// Copies a fixed number of bytes through registers: 1, 8, 10, 16, 32 or 64.
 ///
 /// # Safety
 /// `N` bytes must be mapped at both addresses. Guest memory may change meanwhile: the copy is of some bytes that were there.
 #[inline(always)]
 unsafe fn block<const N: usize>(from: *const u8, to: *mut u8) {
-    // SAFETY: mapped by the caller's promise; [u8; N] has alignment 1; read fully before it is written, so overlap is fine.
-    unsafe { to.cast::<[u8; N]>().write(from.cast::<[u8; N]>().read()) };
+    const { assert!(matches!(N, 1 | 8 | 10 | 16 | 32 | 64)) };
+    // SAFETY: mapped by the caller's promise; read fully before it is written, so overlap is fine.
+    unsafe {
+        match N {
+            1 => store(to, 0, load::<u8>(from, 0)),
+            8 => store(to, 0, load::<u64>(from, 0)),
+            10 => {
+                let (first, rest) = (load::<u64>(from, 0), load::<u16>(from, 8));
+                store(to, 0, first);
+                store(to, 8, rest);
+            }
+            16 => store(to, 0, load::<__m128i>(from, 0)),
+            32 => {
+                let (a, b) = (load::<__m128i>(from, 0), load::<__m128i>(from, 16));
+                store(to, 0, a);
+                store(to, 16, b);
+            }
+            _ => {
+                let (a, b) = (load::<__m128i>(from, 0), load::<__m128i>(from, 16));
+                let (c, d) = (load::<__m128i>(from, 32), load::<__m128i>(from, 48));
+                store(to, 0, a);
+                store(to, 16, b);
+                store(to, 32, c);
+                store(to, 48, d);
+            }
+        }
+    }
 }
 
-/// Copies a fixed number of bytes.
+/// Copies a fixed number of bytes: as many as [`block`] knows.
 ///
 /// # Safety
 /// As [`copy`], for `N` bytes.
@@ -49,19 +100,30 @@ pub(super) unsafe fn copy_array<const N: usize>(from: *const u8, to: *mut u8) {
     unsafe { block::<N>(from, to) };
 }
 
-/// Stores `want` unless it is there already: a line that only holds what the guest knows stays in the guest's cache. A guest that
+/// Stores an integer unless it is there already: a line that only holds what the guest knows stays in the guest's cache. A guest that
 /// changes the bytes meanwhile gets its own mixture.
 ///
 /// # Safety
-/// `N` bytes must be mapped at `to`.
+/// It must be mapped at `to`.
 #[inline(always)]
-pub(super) unsafe fn refresh<const N: usize>(want: [u8; N], to: *mut u8) {
-    // SAFETY: mapped by the caller's promise; [u8; N] has alignment 1.
+pub(super) unsafe fn refresh<T: Copy + PartialEq>(want: T, to: *mut u8) {
+    // SAFETY: mapped by the caller's promise.
     unsafe {
-        if to.cast::<[u8; N]>().read() != want {
-            to.cast::<[u8; N]>().write(want);
+        if load::<T>(to, 0) != want {
+            store(to, 0, want);
         }
     }
+}
+
+/// Reads a byte of each page of a piece of guest memory: what is not there yet is there when this returns.
+///
+/// # Safety
+/// `len` bytes must be mapped at `from`.
+pub(super) unsafe fn touch(from: *const u8, len: usize) {
+    // SAFETY: below `len`, by the caller's promise.
+    (0..len).step_by(4096).chain(len.checked_sub(1)).for_each(|at| unsafe {
+        let _ = load::<u8>(from, at);
+    });
 }
 
 /// Copies `len` bytes; short and medium lengths inline.
@@ -117,8 +179,9 @@ unsafe fn small(from: *const u8, to: *mut u8, len: usize) {
                 block::<8>(from.add(len - 8), to.add(len - 8));
             }
             4..=7 => {
-                block::<4>(from, to);
-                block::<4>(from.add(len - 4), to.add(len - 4));
+                let (first, last) = (load::<u32>(from, 0), load::<u32>(from, len - 4));
+                store(to, 0, first);
+                store(to, len - 4, last);
             }
             0 => {}
             _ => {
@@ -154,6 +217,32 @@ pub(super) unsafe fn copy_and_sum(from: NonNull<u8>, to: NonNull<u8>, len: usize
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What is read twice has to agree, and guest memory need not: every plain read is one the compiler may repeat.
+    #[test]
+    fn guest_memory_is_read_by_nothing_else() {
+        let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/src/ring");
+        let mut seen = 0;
+        for entry in std::fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            let text = std::fs::read_to_string(&path).unwrap();
+            let code = text.split("#[cfg(test)]\nmod tests").next().unwrap();
+            for plain in [
+                ".read()",
+                "ptr::read(",
+                ".read_unaligned(",
+                "copy_nonoverlapping",
+                "copy_from(",
+                "copy_to_non",
+                "from_raw_parts",
+                "ptr::copy(",
+            ] {
+                assert!(!code.contains(plain), "{} has {plain}", path.display());
+            }
+            seen += usize::from(code.contains("read_volatile"));
+        }
+        assert_eq!(seen, 1, "copy.rs");
+    }
 
     #[test]
     fn copies_every_length() {

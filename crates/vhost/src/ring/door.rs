@@ -199,11 +199,11 @@ impl Store<'_> {
         // SAFETY: there is room for a header of this form, by the caller's promise.
         unsafe {
             let to = self.advance(header_len as u32).as_ptr();
-            copy::refresh::<8>([0; 8], to);
+            copy::refresh(0u64, to);
             if header_len == NetHeader::LEN {
-                copy::refresh::<4>([0, 0, 1, 0], to.add(8));
+                copy::refresh(u32::from_le_bytes([0, 0, 1, 0]), to.add(8));
             } else {
-                copy::refresh::<2>([0; 2], to.add(8));
+                copy::refresh(0u16, to.add(8));
             }
         }
     }

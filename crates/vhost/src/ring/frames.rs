@@ -4,7 +4,7 @@ use std::{ops::Range, ptr::NonNull, sync::Arc};
 
 use butterfly_packet::checksum::Sum;
 
-use super::{copy, split::CallFd, tx::TxRing};
+use super::{copy, split::CallFd, touches, tx::TxRing};
 use crate::net::NetHeader;
 
 /// Most frames of a batch.
@@ -15,6 +15,8 @@ pub const HEAD: usize = 128;
 pub(super) const HEAD_LONG: usize = 128 + 80;
 /// Bytes that a slot can hold when the parser asks for more.
 pub const HEAD_MAX: usize = 256;
+/// Bytes of a frame that [`Frames::keep`] has room for: an IP packet of 1,500 bytes behind Ethernet and two VLAN tags.
+pub const KEPT_MAX: usize = 1500 + 14 + 8;
 /// Largest frame that is taken from a guest: the largest IP packet, one of IPv6 (RFC 8200, 3: its length does not count the header),
 /// behind Ethernet and two VLAN tags.
 pub const MAX_FRAME: u32 = 65535 + 40 + 14 + 8;
@@ -58,6 +60,11 @@ pub struct Frame {
 }
 
 impl Frame {
+    /// Number of pieces that it lies in.
+    pub fn pieces(&self) -> u32 {
+        self.segs.into()
+    }
+
     pub(super) const EMPTY: Frame = Frame {
         offload: false,
         net: NetHeader { flags: 0, gso_type: 0, hdr_len: 0, gso_size: 0, csum_start: 0, csum_offset: 0, num_buffers: 0 },
@@ -98,6 +105,8 @@ pub struct FrameStore {
     pub(super) slots: Box<[Slot; BATCH]>,
     pub(super) frames: Box<[Frame; BATCH]>,
     pub(super) segs: Box<[Seg; MAX_SEGS]>,
+    /// Whole frames, for each that [`Frames::keep`] was asked for. Pages that nobody asks for are never touched.
+    pub(super) kept: Box<[[u8; KEPT_MAX]]>,
 }
 
 // SAFETY: the pointers in `segs` are used only by Frames, which borrows the memory that they point into.
@@ -109,6 +118,7 @@ impl Default for FrameStore {
             slots: Box::new([Slot([0; HEAD_MAX]); BATCH]),
             frames: Box::new([Frame::EMPTY; BATCH]),
             segs: Box::new([Seg { ptr: NonNull::dangling(), len: 0 }; MAX_SEGS]),
+            kept: vec![[0; KEPT_MAX]; BATCH].into_boxed_slice(),
         }
     }
 }
@@ -122,7 +132,9 @@ pub struct Frames<'a> {
     /// As many as frames.
     pub(super) slots: &'a mut [Slot],
     /// Of all frames. What they point to is borrowed for `'a`.
-    pub(super) segs: &'a [Seg],
+    pub(super) segs: &'a mut [Seg],
+    /// As many as frames.
+    pub(super) kept: &'a mut [[u8; KEPT_MAX]],
 }
 
 impl<'a> Frames<'a> {
@@ -130,7 +142,8 @@ impl<'a> Frames<'a> {
     pub(super) fn gathered(ring: &'a mut TxRing, store: &'a mut FrameStore, count: usize) -> Frames<'a> {
         let frames = store.frames.get_mut(..count).unwrap_or_default();
         let slots = store.slots.get_mut(..count).unwrap_or_default();
-        Frames { ring: Some(ring), frames, slots, segs: store.segs.as_slice() }
+        let kept = store.kept.get_mut(..count).unwrap_or_default();
+        Frames { ring: Some(ring), frames, slots, segs: store.segs.as_mut_slice(), kept }
     }
 
     /// Frames in private memory that does not change, complete and without offloads; at most [`BATCH`] of them.
@@ -161,7 +174,8 @@ impl<'a> Frames<'a> {
         }
         let frames = store.frames.get_mut(..count).unwrap_or_default();
         let slots = store.slots.get_mut(..count).unwrap_or_default();
-        Frames { ring: None, frames, slots, segs: store.segs.as_slice() }
+        let kept = store.kept.get_mut(..count).unwrap_or_default();
+        Frames { ring: None, frames, slots, segs: store.segs.as_mut_slice(), kept }
     }
 
     /// Number of frames, at most [`BATCH`].
@@ -197,8 +211,16 @@ impl<'a> Frames<'a> {
     /// Some of the frames as a batch of their own. Releasing it gives nothing back: that is done once, for all.
     pub fn part(&mut self, range: Range<usize>) -> Frames<'_> {
         let frames = self.frames.get_mut(range.clone()).unwrap_or_default();
-        let slots = self.slots.get_mut(range).unwrap_or_default();
-        Frames { ring: None, frames, slots, segs: self.segs }
+        let slots = self.slots.get_mut(range.clone()).unwrap_or_default();
+        let kept = self.kept.get_mut(range).unwrap_or_default();
+        Frames { ring: None, frames, slots, segs: self.segs, kept }
+    }
+
+    /// Keeps the first `n` frames. The others stay in their ring, as if they had not been taken.
+    pub fn truncate(&mut self, n: usize) {
+        let n = n.min(self.frames.len());
+        self.frames = std::mem::take(&mut self.frames).get_mut(..n).unwrap_or_default();
+        self.slots = std::mem::take(&mut self.slots).get_mut(..n).unwrap_or_default();
     }
 
     /// The private copy of a frame's first bytes: min([`HEAD`], length) of them, more after [`Self::extend_head`].
@@ -244,6 +266,40 @@ impl<'a> Frames<'a> {
                 frame.head_len = at as u16;
             }
         }
+    }
+
+    /// Copies a whole frame into private memory, and has it delivered from there from now on: what the caller judges is what arrives,
+    /// whatever the guest writes meanwhile. Bytes that are in the slot already are not read again. `None` if the frame is longer than
+    /// [`KEPT_MAX`] or has a fault; it stays as it was then.
+    pub fn keep(&mut self, index: usize) -> Option<&[u8]> {
+        let frame = self.frames.get(index).copied().filter(|frame| frame.fault.is_none())?;
+        let len = frame.len as usize;
+        let place = usize::from(frame.first_seg);
+        let room = self.kept.get_mut(index)?.get_mut(..len)?;
+        // Kept before: it must not be copied onto itself.
+        if self.segs.get(place)?.ptr.as_ptr() == room.as_mut_ptr() {
+            return self.kept.get(index)?.get(..len);
+        }
+        let head = usize::from(frame.head_len).min(len);
+        room.get_mut(..head)?.copy_from_slice(self.slots.get(index)?.0.get(..head)?);
+        let mut pieces = Pieces::new(self.segs, &frame, head as u32, (len - head) as u32);
+        let mut at = head;
+        while let Some((ptr, piece)) = pieces.next() {
+            let to = room.get_mut(at..at + piece as usize)?;
+            // SAFETY: the piece is mapped (what it is part of is borrowed by self) and not in `kept`, as this frame was not kept before;
+            // `to` has the same length.
+            unsafe { copy::copy(ptr.as_ptr(), to.as_mut_ptr(), to.len()) };
+            at += to.len();
+        }
+        if at != len {
+            return None;
+        }
+        let whole = self.kept.get(index)?.get(..len)?;
+        // Read only, and borrowed for as long as the frames are.
+        *self.segs.get_mut(place)? = Seg { ptr: NonNull::from(whole).cast(), len: frame.len };
+        let frame = self.frames.get_mut(index)?;
+        (frame.segs, frame.skip) = (1, 0);
+        Some(whole)
     }
 
     /// Takes `n` bytes off the front of a frame, which are in its slot: an outer header. `len` bytes are left of it; what follows is
@@ -303,6 +359,7 @@ impl<'a> Frames<'a> {
     /// Gives the descriptors of all frames back to the guest and shows it. Returns how to interrupt it, if it wants that.
     pub fn release(self) -> Option<Arc<CallFd>> {
         let ring = &mut self.ring?.split;
+        touches::leave();
         for frame in &*self.frames {
             ring.push_used(frame.id, 0);
         }

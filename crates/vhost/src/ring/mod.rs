@@ -7,16 +7,24 @@ mod call;
 mod copy;
 mod door;
 mod frames;
+mod interrupts;
+mod messenger;
 mod rx;
+mod signaller;
 mod split;
+mod touches;
 mod tx;
+mod walks;
+mod writer;
 
 pub use call::{CallError, CallFd, prepare_thread};
 pub(crate) use call::{ensure_signaller, is_eventfd};
-pub use frames::{BATCH, Delivery, Finish, Frame, FrameFault, FrameStore, Frames, HEAD, HEAD_MAX, MAX_FRAME, Slot};
+pub use frames::{BATCH, Delivery, Finish, Frame, FrameFault, FrameStore, Frames, HEAD, HEAD_MAX, KEPT_MAX, MAX_FRAME, Slot};
+pub use interrupts::{InterruptReport, Interrupts};
 pub use rx::{NotDelivered, OUTER_MAX, RxRing};
 pub(crate) use split::Split;
 pub use split::{RingError, RingSetup, RingStatus};
+pub use touches::{TouchReport, Touches, look as look_at_workers, meter};
 pub use tx::{Gathered, TxRing};
 
 /// Brings the cache line of `value` closer, for reading.

@@ -6,9 +6,12 @@ use butterfly_packet::checksum::Sum;
 
 use super::{
     copy,
-    door::{Door, Room},
+    door::Room,
     frames::{BATCH, Delivery, Finish, Frames, HEAD_MAX, finish_checksum},
     split::{BadChain, CHAIN_BUDGET, CallFd, RingStatus, Split},
+    touches,
+    walks::Walks,
+    writer::Writer,
 };
 use crate::net::{Features, NetHeader};
 
@@ -18,6 +21,8 @@ const LINE: usize = 64;
 pub const OUTER_MAX: usize = 80;
 /// Most pieces that one frame is spread over.
 const MAX_PIECES: usize = 2048;
+/// Most empty descriptors of one chain. Drivers make none; each costs a look and brings no room.
+const MAX_EMPTY: u32 = 4;
 
 /// Why a frame did not get into a receive ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +35,10 @@ pub enum NotDelivered {
     TooLarge,
     /// The guest's buffer chain breaks the rules of virtio 1.2, 2.7.5. It went back unused.
     BadChain,
+    /// Finding room costs too much: the guest's buffers are in too many small pieces.
+    Slow,
+    /// Too many pages of the guest's memory were touched first by us, or touching one took long: it rests for a while.
+    Resting,
 }
 
 /// A buffer of one descriptor, already checked and translated.
@@ -56,6 +65,8 @@ pub struct RxRing {
     /// Room for frames that need more than one piece.
     pieces: Vec<Room>,
     chains: Vec<Chain>,
+    /// What finding room has cost.
+    walks: Walks,
 }
 
 // SAFETY: the pointers point into the memory that `split` keeps alive; the ring is used by one thread at a time.
@@ -69,6 +80,7 @@ impl RxRing {
             ready: Box::new([Ready { room: Room::NONE, id: 0 }; BATCH]),
             pieces: Vec::with_capacity(MAX_PIECES),
             chains: Vec::with_capacity(CHAIN_BUDGET as usize),
+            walks: Walks::default(),
         }
     }
 
@@ -111,6 +123,10 @@ impl RxRing {
     pub fn prepare(&mut self, n: u16) {
         if self.split.broken || !self.split.enabled {
             return;
+        }
+        touches::enter(&self.split.touches);
+        if touches::rests(&self.split.touches) {
+            return self.forget_prepared();
         }
         let n = n.min(BATCH as u16);
         let have = self.prepared.wrapping_sub(self.split.next_avail);
@@ -261,6 +277,7 @@ impl RxRing {
         if self.split.broken || !self.split.enabled {
             return Err(NotDelivered::NotReady);
         }
+        self.may_be_touched()?;
         let need = (self.split.header_len + frame.len()) as u32;
         self.find_room(need)?;
         let header = NetHeader { num_buffers: self.chains.len() as u16, ..NetHeader::default() }.to_bytes();
@@ -288,17 +305,29 @@ impl RxRing {
         if self.split.broken || !self.split.enabled {
             return Err(NotDelivered::NotReady);
         }
+        self.may_be_touched()?;
         let need = self.split.header_len as u32 + delivery.head.len() as u32 + delivery.len;
         self.deliver_spread(frames, delivery, need)
+    }
+
+    /// Whether the guest's memory may be touched now.
+    #[inline(always)]
+    fn may_be_touched(&self) -> Result<(), NotDelivered> {
+        if touches::metering() {
+            touches::enter(&self.split.touches);
+            if touches::rests(&self.split.touches) {
+                return Err(NotDelivered::Resting);
+            }
+        }
+        Ok(())
     }
 
     /// A frame that needs several descriptors or buffers, or whose checksum is to be computed.
     #[inline(never)]
     fn deliver_spread(&mut self, frames: &Frames<'_>, delivery: &Delivery<'_>, need: u32) -> Result<(), NotDelivered> {
         self.find_room(need)?;
-        let mut head = [0u8; OUTER_MAX + HEAD_MAX];
-        let head = head.get_mut(..delivery.head.len()).ok_or(NotDelivered::TooLarge)?;
-        head.copy_from_slice(delivery.head);
+        let mut finished;
+        let mut head = delivery.head;
         let header = NetHeader { num_buffers: self.chains.len() as u16, ..delivery.net }.to_bytes();
         let header = header.get(..self.split.header_len).unwrap_or_default();
 
@@ -312,7 +341,11 @@ impl RxRing {
             unsafe { writer.mapped(from, len, if delivery.finish == Finish::Nothing { None } else { Some(&mut sum) }) };
         }
         if let Finish::Checksum { start, field, udp } = delivery.finish {
-            finish_checksum(head, start, field, udp, sum);
+            finished = [0u8; OUTER_MAX + HEAD_MAX];
+            let private = finished.get_mut(..head.len()).ok_or(NotDelivered::TooLarge)?;
+            private.copy_from_slice(head);
+            finish_checksum(private, start, field, udp, sum);
+            head = private;
         }
         let mut writer = Writer::new(&self.pieces, &self.split.door);
         writer.bytes(header);
@@ -322,11 +355,44 @@ impl RxRing {
     }
 
     /// Collects chains until `need` bytes fit, into `chains` and `pieces`.
+    ///
+    /// What it costs is bounded per ring and batch, whatever the guest's buffers look like: see [`Walks`].
     fn find_room(&mut self, need: u32) -> Result<(), NotDelivered> {
+        if let Some(why) = self.known_to_fail(need) {
+            return Err(why);
+        }
+        let allowed = self.walks.allowed(need);
+        let mut budget = allowed.min(CHAIN_BUDGET);
+        let given = budget;
+        let found = self.search(need, &mut budget, given == CHAIN_BUDGET);
+        self.walks.spent(need, given - budget);
+        if let Err(why) = found
+            && why != NotDelivered::BadChain
+        {
+            self.walks.failed(self.split.next_avail, need, why);
+        }
+        found
+    }
+
+    /// Why a frame of this size cannot fit: one that is no larger was refused already, and nothing has changed.
+    #[inline(always)]
+    fn known_to_fail(&mut self, need: u32) -> Option<NotDelivered> {
+        let why = self.walks.has_failed(self.split.next_avail, need)?;
+        if why == NotDelivered::Full {
+            let before = self.split.avail_idx;
+            if self.split.available().is_some() && self.split.avail_idx != before {
+                return None;
+            }
+        }
+        Some(why)
+    }
+
+    /// `whole`: the budget is what the longest chain needs, not what a debt has left of it.
+    #[inline(always)]
+    fn search(&mut self, need: u32, budget: &mut u32, whole: bool) -> Result<(), NotDelivered> {
         self.pieces.clear();
         self.chains.clear();
         let mergeable = self.split.features.has(Features::MRG_RXBUF);
-        let mut budget = CHAIN_BUDGET;
         let mut room = 0u32;
         while room < need {
             let taken = self.chains.len() as u16;
@@ -344,28 +410,14 @@ impl RxRing {
                 }
             }
             let id = self.split.head(taken);
-            let mut capacity = 0u32;
-            let mut hint = self.split.hint;
-            let pieces = &mut self.pieces;
-            let walked = self.split.walk(id, &mut budget, |split, desc| {
-                if !desc.is_writable() {
-                    return Err(BadChain);
+            let walked = self.collect(id, budget);
+            let Ok(capacity) = walked else {
+                if *budget == 0 && !whole {
+                    return Err(NotDelivered::Slow);
                 }
-                let (mut addr, mut left) = (desc.addr, desc.len);
-                while left > 0 {
-                    let span = split.memory.span(addr, left, &mut hint).ok_or(BadChain)?;
-                    if pieces.len() == pieces.capacity() {
-                        return Err(BadChain);
-                    }
-                    // SAFETY: the span is mapped, in memory that `split` keeps.
-                    pieces.push(unsafe { Room::new(span.ptr, span.len, addr) });
-                    capacity = capacity.saturating_add(span.len);
-                    addr = addr.checked_add(u64::from(span.len)).ok_or(BadChain)?;
-                    left -= span.len;
+                if *budget == 0 && taken > 0 {
+                    return Err(NotDelivered::TooLarge);
                 }
-                Ok(())
-            });
-            if walked.is_err() && (budget > 0 || taken == 0) {
                 // Back to the guest with it, and with those before it, which the frame will not use.
                 for chain in &self.chains {
                     self.split.push_used(chain.id, 0);
@@ -373,8 +425,8 @@ impl RxRing {
                 self.split.push_used(id, 0);
                 self.consume(taken + 1);
                 return Err(NotDelivered::BadChain);
-            }
-            if walked.is_err() || self.chains.len() == self.chains.capacity() {
+            };
+            if self.chains.len() == self.chains.capacity() {
                 return Err(NotDelivered::TooLarge);
             }
             self.chains.push(Chain { id, capacity });
@@ -384,6 +436,38 @@ impl RxRing {
             }
         }
         Ok(())
+    }
+
+    /// Adds the pieces of a chain. Returns how many bytes they hold.
+    #[inline(always)]
+    fn collect(&mut self, id: u16, budget: &mut u32) -> Result<u32, BadChain> {
+        let mut capacity = 0u32;
+        let mut empty = 0;
+        let mut hint = self.split.hint;
+        let pieces = &mut self.pieces;
+        self.split.walk(id, budget, |split, desc| {
+            if !desc.is_writable() {
+                return Err(BadChain);
+            }
+            if desc.len == 0 {
+                empty += 1;
+                return if empty > MAX_EMPTY { Err(BadChain) } else { Ok(()) };
+            }
+            let (mut addr, mut left) = (desc.addr, desc.len);
+            while left > 0 {
+                let span = split.memory.span(addr, left, &mut hint).ok_or(BadChain)?;
+                if pieces.len() == pieces.capacity() {
+                    return Err(BadChain);
+                }
+                // SAFETY: the span is mapped, in memory that `split` keeps.
+                pieces.push(unsafe { Room::new(span.ptr, span.len, addr) });
+                capacity = capacity.saturating_add(span.len);
+                addr = addr.checked_add(u64::from(span.len)).ok_or(BadChain)?;
+                left -= span.len;
+            }
+            Ok(())
+        })?;
+        Ok(capacity)
     }
 
     fn consume(&mut self, chains: u16) {
@@ -397,6 +481,7 @@ impl RxRing {
     /// Shows the guest everything delivered so far. Returns how to interrupt it, if it wants that.
     #[inline]
     pub fn publish(&mut self) -> Option<Arc<CallFd>> {
+        self.walks.forget();
         self.split.publish();
         if self.split.wants_call() { self.split.call.clone() } else { None }
     }
@@ -404,65 +489,5 @@ impl RxRing {
     /// Forgets buffers looked at in advance: they were translated by an old memory table.
     pub(crate) fn forget_prepared(&mut self) {
         self.prepared = self.split.next_avail;
-    }
-}
-
-/// Writes bytes one after the other into pieces.
-struct Writer<'a> {
-    pieces: std::slice::Iter<'a, Room>,
-    at: Option<Room>,
-    door: &'a Door,
-}
-
-impl<'a> Writer<'a> {
-    fn new(pieces: &'a [Room], door: &'a Door) -> Writer<'a> {
-        let mut pieces = pieces.iter();
-        let at = pieces.next().copied();
-        Writer { pieces, at, door }
-    }
-
-    /// At most `want` bytes of room at the current position, which moves on.
-    fn room(&mut self, want: u32) -> Option<Room> {
-        loop {
-            match self.at.as_mut()? {
-                piece if piece.len() > 0 => return Some(piece.take(want)),
-                _ => self.at = self.pieces.next().copied(),
-            }
-        }
-    }
-
-    fn skip(&mut self, mut bytes: u32) {
-        while bytes > 0
-            && let Some(room) = self.room(bytes)
-        {
-            bytes -= room.len();
-        }
-    }
-
-    fn bytes(&mut self, bytes: &[u8]) {
-        // SAFETY: a slice is mapped.
-        unsafe { self.mapped(NonNull::from(bytes).cast(), bytes.len() as u32, None) };
-    }
-
-    /// Copies `len` bytes to the current position and moves on.
-    ///
-    /// # Safety
-    /// They must be mapped at `from`.
-    unsafe fn mapped(&mut self, mut from: NonNull<u8>, mut len: u32, mut sum: Option<&mut Sum>) {
-        while len > 0
-            && let Some(room) = self.room(len)
-            && let Some(mut store) = self.door.store(&room, room.len())
-        {
-            let n = room.len();
-            // SAFETY: n <= len, which are mapped by the caller's promise; they are asked for together.
-            unsafe {
-                match &mut sum {
-                    None => store.mapped(from, n),
-                    Some(sum) => store.mapped_and_summed(from, n, sum),
-                }
-                from = from.add(n as usize);
-            }
-            len -= n;
-        }
     }
 }

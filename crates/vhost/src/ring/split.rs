@@ -9,7 +9,7 @@ use std::{
 };
 
 pub use super::call::CallFd;
-use super::{copy, door::Door};
+use super::{copy, door::Door, touches::Touches};
 use crate::{
     dirty::DirtyLog,
     memory::{GuestMemory, Window},
@@ -134,6 +134,8 @@ pub(crate) struct Split {
     pub hint: usize,
     /// Where the last buffer was.
     pub window: Window,
+    /// What touching the guest's memory costs.
+    pub touches: Arc<Touches>,
 }
 
 // SAFETY: the pointers point into `memory`, which is Send and kept alive here; the ring is used by one thread at a time (behind
@@ -173,6 +175,7 @@ impl Split {
             avail,
             hint: 0,
             window: Window::NONE,
+            touches: Touches::nobody(),
         })
     }
 
@@ -261,7 +264,8 @@ impl Split {
         }
     }
 
-    /// Visits the descriptors of a chain in order, indirect ones too. `budget` is how many may still be looked at.
+    /// Visits the descriptors of a chain in order, indirect ones too. `budget` is how many may still be looked at. A
+    /// chain that is longer than the table it lies in is a loop.
     pub(super) fn walk(
         &self,
         head: u16,
@@ -269,8 +273,10 @@ impl Split {
         mut visit: impl FnMut(&Split, Desc) -> Result<(), BadChain>,
     ) -> Result<(), BadChain> {
         let mut index = head;
+        let mut left = u32::from(self.size());
         loop {
             *budget = budget.checked_sub(1).ok_or(BadChain)?;
+            left = left.checked_sub(1).ok_or(BadChain)?;
             let desc = self.desc(index).ok_or(BadChain)?;
             if desc.flags & DESC_INDIRECT != 0 {
                 // 2.7.5.3.1: INDIRECT and NEXT exclude each other, and it was negotiated.
@@ -298,8 +304,10 @@ impl Split {
         }
         let n = table.len / DESC_LEN;
         let mut index = 0;
+        let mut left = n;
         loop {
             *budget = budget.checked_sub(1).ok_or(BadChain)?;
+            left = left.checked_sub(1).ok_or(BadChain)?;
             let mut raw = [0u8; DESC_LEN as usize];
             let at = table.addr.checked_add(u64::from(DESC_LEN * index)).ok_or(BadChain)?;
             self.read(at, &mut raw)?;
@@ -388,6 +396,7 @@ impl Split {
 
     /// Moves the positions of a running ring to a new setup of it.
     pub fn take_positions(&mut self, old: &Split) {
+        self.touches = old.touches.clone();
         self.enabled = old.enabled;
         self.broken = old.broken;
         self.next_avail = old.next_avail;

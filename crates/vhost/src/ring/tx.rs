@@ -6,6 +6,7 @@ use super::{
         BATCH, Frame, FrameFault, FrameStore, Frames, HEAD, HEAD_LONG, MAX_BYTES, MAX_FRAME, MAX_SEGS, MIN_FRAME, Seg, Slot,
     },
     split::{BadChain, CHAIN_BUDGET, Desc, RingStatus, Split},
+    touches,
 };
 use crate::{memory::Window, net::NetHeader};
 
@@ -57,7 +58,8 @@ impl TxRing {
         if self.split.broken {
             return None;
         }
-        if !self.split.enabled {
+        // One that rests is asked again at the next turn: it is not empty, so it is not armed.
+        if !self.split.enabled || touches::rests(&self.split.touches) {
             return Some(0);
         }
         self.split.available()
@@ -102,7 +104,11 @@ impl TxRing {
         if n == 0 || !self.split.enabled {
             return Gathered::Empty;
         }
+        touches::enter(&self.split.touches);
         let count = self.open(store, n);
+        if touches::metering() {
+            self.touch(store, count);
+        }
         meanwhile(count as u16);
         fill_all::<HEAD>(store, count, self.split.header_len);
         Gathered::Frames(Frames::gathered(self, store, count))
@@ -117,7 +123,11 @@ impl TxRing {
         if n == 0 || !self.split.enabled {
             return Gathered::Empty;
         }
+        touches::enter(&self.split.touches);
         let count = self.open(store, n);
+        if touches::metering() {
+            self.touch(store, count);
+        }
         fill_all::<HEAD_LONG>(store, count, self.split.header_len);
         Gathered::Frames(Frames::gathered(self, store, count))
     }
@@ -185,6 +195,18 @@ impl TxRing {
         }
         self.split.window = window;
         count
+    }
+
+    /// Touches everything that will be copied: its pages are the sender's to pay for, not the receivers'.
+    #[cold]
+    fn touch(&self, store: &FrameStore, count: usize) {
+        for frame in store.frames.iter().take(count) {
+            let first = usize::from(frame.first_seg);
+            for seg in store.segs.get(first..first + usize::from(frame.segs)).unwrap_or_default() {
+                // SAFETY: the segment is mapped, as the ring is held.
+                unsafe { copy::touch(seg.ptr.as_ptr(), seg.len as usize) };
+            }
+        }
     }
 
     /// A chain of one descriptor that lies in one region and holds the virtio-net header and the frame: what most drivers send.

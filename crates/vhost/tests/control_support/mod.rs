@@ -30,6 +30,7 @@ pub enum Event {
     TxStarted(Option<i32>),
     TxStopped(Option<i32>),
     Trouble(String),
+    Announce,
 }
 
 #[derive(Default)]
@@ -108,6 +109,10 @@ impl DeviceEvents for Events {
 
     fn detached(&self, reason: &str) {
         self.push(Event::Detached(reason.to_owned()));
+    }
+
+    fn announce(&self) {
+        self.push(Event::Announce);
     }
 
     fn trouble(&self, why: &str) {

@@ -141,7 +141,7 @@ fn who_asked_is_told() {
     let mut host = Host::new();
     let asked = |host: &mut Host, caller| {
         let envelope: Messages = text::parse(&format!("messages {{ revision: 6 message_0 {{ request {{ {NIC} }} }} }}")).unwrap();
-        host.envelope.answer_to(&envelope.write_to_bytes().unwrap(), caller);
+        host.envelope.answer_to(envelope.write_to_bytes().unwrap(), caller);
         let events = list(host, "").event;
         host.ask("nic_del: \"n\"");
         events.last().unwrap().client.clone()

@@ -23,7 +23,11 @@ use butterfly_datapath::{
     WorkerReport,
 };
 use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup, SocketDir, Vni};
-use butterfly_vhost::{control::Detach, memory::RegionInfo};
+use butterfly_vhost::{
+    control::Detach,
+    memory::RegionInfo,
+    ring::{InterruptReport, TouchReport},
+};
 use protobuf::Message;
 use std::{
     cell::RefCell,
@@ -96,6 +100,8 @@ impl Dataplane for Fake {
         Ok(())
     }
 
+    fn export_vnic(&self, _: &str) {}
+
     fn remove_vnic(&mut self, id: &str) {
         self.calls.push(format!("remove {id}"));
         assert!(self.vnics.remove(id).is_some(), "{id} is not there");
@@ -159,6 +165,8 @@ impl Dataplane for Fake {
             attach_count: 4,
             last_detach: Some(Detach { reason: "it crashed".into(), at: UNIX_EPOCH + Duration::from_secs(900) }),
             trouble: Some("trouble".into()),
+            interrupts: InterruptReport { costly: 2, confirmed: 1, apart: true, worst_ns: 94_000_000 },
+            touches: TouchReport { pages: 70_000, rests: 3, stalls: 1, stalled: Duration::from_millis(306) },
         };
         let drops = butterfly_datapath::reasons().zip(1..).collect();
         let guest = match &spec.front {
@@ -179,6 +187,7 @@ impl Dataplane for Fake {
             delivered: (2, 200),
             flooded: 5,
             learn_refused: 6,
+            announced: 7,
             sessions: 8,
             drops,
         })
@@ -204,6 +213,7 @@ impl Dataplane for Fake {
             active_rings: 15,
             batch_sizes: vec![1, 2],
             tsc_hz: 16,
+            longest_turn: 17,
         }]
     }
 
@@ -310,6 +320,8 @@ impl Dataplane for Fake {
             counters: vec![("tx-full", "Frames lost.", 105)],
             attached: None,
             state: Some(butterfly_datapath::LinkState::NoCarrier),
+            vlan: 42,
+            vlan_doubt: Some("a veth hides tags".into()),
         })
     }
 

@@ -49,6 +49,9 @@ fn check_invariants(host: &mut Host) {
         let policy = VnicPolicy {
             bypass: nic.bypass_filtering,
             ip_anti_spoof: nic.ip_anti_spoof,
+            forwards: nic.forwards,
+            shared_ip: nic.shared_ip,
+            router: nic.router,
             ips: nic.ips.addresses().collect(),
             groups: nic.security_groups.names().to_vec(),
         };

@@ -56,7 +56,7 @@ fn the_uplink_is_shown_whole() {
         "uplink_show { kind: \"af_xdp\" interface: \"eth0\" mode: \"native, copy\" note: \"why\" queues: 2 mac: \"02:00:00:00:00:08\" \
          mtu: 1500 host_mtu: 1450 offloads: \"tx-csum\" in_packets: 100 in_bytes: 101 out_packets: 102 out_bytes: 103 drops { reason: \"",
         "count: 104 description: \"",
-        "counters { name: \"tx-full\" value: 105 description: \"Frames lost.\" } state: \"no carrier\" }",
+        "counters { name: \"tx-full\" value: 105 description: \"Frames lost.\" } state: \"no carrier\" vlan: 42 vlan_doubt: \"a veth hides tags\" }",
     ] {
         assert!(text.contains(part), "{part} is not in {text}");
     }

@@ -14,6 +14,7 @@ fn vnic(id: &str, vni: u32) -> VnicObservation {
         delivered: (4, 240),
         flooded: 5,
         learn_refused: 6,
+        announced: 10,
         learnt: 7,
         sessions: 8,
         drops: vec![("ring-full", 9)],

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::{
     super::{
-        key::HashKey,
+        hash::HashKey,
         layout::HEAD_HASH_KEY,
         record::{Admission, Life, NO_TRACK},
         table::Table,

@@ -59,6 +59,11 @@ impl Table {
         )
     }
 
+    /// Flows of a bucket that are in their second one.
+    pub(super) fn overflow_of(&self, bucket: u64) -> u64 {
+        super::overflow(self.bucket(bucket)[0].load(Acquire))
+    }
+
     pub(super) fn get(&self, n: u32) -> Option<Found> {
         let key = key(n);
         self.lookup(self.hash(&key), &key)
@@ -100,7 +105,8 @@ impl Table {
         }
         for (at, overflow) in overflow.iter().enumerate() {
             let word = self.bucket(at as u64)[0].load(Acquire);
-            assert_eq!((word & (OVERFLOW - 1), word / OVERFLOW), (0, *overflow), "lock and overflow of bucket {at}");
+            let counted = super::overflow(word);
+            assert_eq!((word & (OVERFLOW - 1), counted), (0, *overflow), "lock and overflow of bucket {at}");
         }
         assert_eq!(self.used() as usize, flows.len());
         let mut next = self.head().word(HEAD_FREE).load(Acquire) as u32;

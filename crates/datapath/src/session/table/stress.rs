@@ -59,6 +59,7 @@ fn no_mixture_of_inserts_removals_and_lookups_confuses_flows() {
                     }
                     Err(NotInserted::Exists) => _ = count(1),
                     Err(NotInserted::Full) => _ = count(2),
+                    Err(NotInserted::Copies) => panic!("there is one of each flow"),
                 },
                 2 if table.remove(index, &key(other)) => _ = count(3),
                 3 if table.readmit(index, &key(other), verdict(other, stamp)) => _ = count(4),

@@ -27,11 +27,16 @@ struct Filter {
 
 impl Filter {
     fn new(endpoint: impl Into<IpAddr>, answers: bool) -> Filter {
+        Filter::in_vlan(endpoint, answers, 0)
+    }
+
+    fn in_vlan(endpoint: impl Into<IpAddr>, answers: bool, vlan: u16) -> Filter {
         let map = bpf::socket_map(1).unwrap_or_else(|error| panic!("cannot make a BPF map: {error}; these tests need root"));
         // A test run says that it came in by queue 0.
         let socket = rustix::net::socket(AddressFamily::XDP, SocketType::RAW, None).unwrap();
         bpf::set_socket(map.as_fd(), 0, socket.as_fd()).unwrap();
-        let config = XdpConfig { answers, group6: Ipv6Addr::new(0xff05, 0, 0, 0, 0, 0, 0, 0), ..XdpConfig::new(endpoint.into()) };
+        let group6 = Ipv6Addr::new(0xff05, 0, 0, 0, 0, 0, 0, 0);
+        let config = XdpConfig { answers, group6, vlan, ..XdpConfig::new(endpoint.into()) };
         let program = bpf::load(&program(&config, map.as_fd()).unwrap()).unwrap();
         Filter { program, _map: map, _socket: socket }
     }
@@ -142,6 +147,34 @@ fn one_tag_is_tolerated() {
     for filter in filters(US6) {
         assert!(filter.takes(&tagged().ipv6([0; 8], US6).udp(1, 4789, b"x")));
         assert!(!filter.takes(&tagged().vlan(8).ipv6([0; 8], US6).udp(1, 4789, b"x")));
+    }
+}
+
+/// VXLAN of another VLAN is taken to be counted; what else is for the endpoint there is the host's.
+#[test]
+fn other_vlans_are_not_the_underlay() {
+    let link = |vlan: Option<u16>| {
+        let link = link();
+        vlan.map_or(link.clone(), |vlan| link.vlan(vlan))
+    };
+    for (underlay, tag, ours) in [
+        (0, None, true),
+        (0, Some(0), true),
+        (0, Some(0xe000), true),
+        (0, Some(7), false),
+        (42, Some(42), true),
+        (42, Some(0xe02a), true),
+        (42, None, false),
+        (42, Some(0), false),
+        (42, Some(43), false),
+        (42, Some(42 << 8 | 1), false),
+    ] {
+        let v4 = Filter::in_vlan(US4, true, underlay);
+        let v6 = Filter::in_vlan(US6, true, underlay);
+        let (to4, to6) = (link(tag).ipv4([192, 0, 2, 1], US4), link(tag).ipv6([0xfe80, 0, 0, 0, 0, 0, 0, 1], US6));
+        assert!(v4.takes(&vxlan(to4.clone())) && v6.takes(&vxlan(to6.clone())), "{underlay} {tag:?}");
+        assert_eq!(v4.takes(&to4.ping(1, 1, b"hello")), ours, "{underlay} {tag:?}");
+        assert_eq!(v6.takes(&to6.ping(1, 1, b"hello")), ours, "{underlay} {tag:?}");
     }
 }
 

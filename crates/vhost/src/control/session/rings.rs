@@ -122,7 +122,8 @@ impl Session {
             None => None,
             Some(call) => {
                 own(&call);
-                let call = CallFd::new(call).map_err(|error| refuse!("the {} ring's call descriptor: {error}", queue.name()))?;
+                let call = CallFd::new(call, self.port.interrupts().clone());
+                let call = call.map_err(|error| refuse!("the {} ring's call descriptor: {error}", queue.name()))?;
                 Some(Arc::new(call))
             }
         };
@@ -226,8 +227,10 @@ impl Session {
                 self.retract();
             }
         } else {
-            if let Err(error) = self.port.start(queue, &setup, self.ring(queue).position, self.enabled(queue)) {
-                return self.give_up(queue, error.to_string());
+            match self.port.start(queue, &setup, self.ring(queue).position, self.enabled(queue)) {
+                // Its guest came from another device: that of another host, or of this one before it was started anew.
+                Ok(position) => self.resumed |= position > 0,
+                Err(error) => return self.give_up(queue, error.to_string()),
             }
             self.ring_mut(queue).running = true;
             // An interrupt that whoever drove the ring before owed to the guest, if it did.
@@ -293,6 +296,9 @@ impl Session {
         let both = QUEUES.into_iter().all(|queue| self.ring(queue).running && self.enabled(queue));
         if both != std::mem::replace(&mut self.driving, both) {
             self.events.driving(both);
+            if both && std::mem::take(&mut self.resumed) {
+                self.events.announce();
+            }
             self.memory_trouble = (both && self.looks_private()).then_some(PRIVATE);
             if let Some(why) = self.memory_trouble {
                 self.events.trouble(why);

@@ -1,0 +1,191 @@
+//! How much memory a message would take when it is decoded, found out before that.
+//!
+//! A field of two bytes may become a structure of hundreds, so the length of a request says little about that.
+
+use super::scan::{Content, Fields};
+use crate::proto::Message;
+use protobuf::{
+    MessageFull,
+    reflect::{MessageDescriptor, RuntimeFieldType, RuntimeType},
+};
+use std::{collections::HashMap, ops::Range, sync::OnceLock};
+
+/// Messages up to this length are not weighed: the worst of them takes two megabytes.
+const LIGHT: usize = 4096;
+/// What a message may take: a group of a hundred thousand members does.
+pub(super) const MOST: usize = 12 << 20;
+/// What the allocator adds to a block, and the least that it gives.
+const BLOCK: usize = 32;
+/// What a field that is not known takes, with its share of the table that has it.
+const UNKNOWN: usize = 512;
+
+/// Whether the message that is `bytes[range]` may be decoded.
+pub(super) fn is_fit(bytes: &[u8], range: Range<usize>) -> bool {
+    range.len() <= LIGHT || weight(bytes, range) <= MOST
+}
+
+/// Bytes that the message takes when it is decoded, at most. Of a malformed one, as far as the decoder gets.
+fn weight(bytes: &[u8], range: Range<usize>) -> usize {
+    static SHAPES: OnceLock<Shapes> = OnceLock::new();
+    let shapes = SHAPES.get_or_init(|| Shapes::of(Message::descriptor()));
+    let mut total = 0;
+    shapes.add(0, Fields::within(bytes, range), &mut total);
+    total
+}
+
+/// What a field becomes.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// One of [`Shapes`].
+    Message(usize),
+    /// Text or bytes.
+    Text,
+    Number,
+}
+
+struct Field {
+    kind: Kind,
+    repeated: bool,
+}
+
+struct Shape {
+    size: usize,
+    fields: HashMap<u32, Field>,
+}
+
+/// All messages that may be within one; that one is the first.
+struct Shapes(Vec<Shape>);
+
+impl Shapes {
+    fn of(descriptor: MessageDescriptor) -> Self {
+        let mut found = vec![descriptor];
+        let mut shapes = Vec::new();
+        while let Some(descriptor) = found.get(shapes.len()).cloned() {
+            let size = size_of_val(&*descriptor.new_instance());
+            let mut fields = HashMap::new();
+            for field in descriptor.fields() {
+                let (repeated, of) = match field.runtime_field_type() {
+                    RuntimeFieldType::Singular(of) => (false, of),
+                    RuntimeFieldType::Repeated(of) | RuntimeFieldType::Map(_, of) => (true, of),
+                };
+                let kind = match of {
+                    RuntimeType::Message(inner) => {
+                        let known = found.iter().position(|known| *known == inner);
+                        Kind::Message(known.unwrap_or_else(|| {
+                            found.push(inner);
+                            found.len() - 1
+                        }))
+                    }
+                    RuntimeType::String | RuntimeType::VecU8 => Kind::Text,
+                    _ => Kind::Number,
+                };
+                fields.insert(field.number() as u32, Field { kind, repeated });
+            }
+            shapes.push(Shape { size, fields });
+        }
+        Self(shapes)
+    }
+
+    fn add(&self, shape: usize, mut fields: Fields<'_>, total: &mut usize) {
+        let Some(Shape { fields: known, .. }) = self.0.get(shape) else { return };
+        while *total <= MOST
+            && let Ok(Some((number, content))) = fields.next()
+        {
+            let Some(Field { kind, repeated }) = known.get(&number) else {
+                let length = if let Content::Bytes(place) = &content { place.len() } else { 0 };
+                *total += UNKNOWN + length;
+                continue;
+            };
+            // A list has room for up to twice as many as are in it.
+            let places = if *repeated { 2 } else { 1 };
+            match (kind, content) {
+                (Kind::Message(inner), Content::Bytes(place)) => {
+                    let size = self.0.get(*inner).map_or(0, |shape| shape.size);
+                    *total += BLOCK + size * places;
+                    self.add(*inner, fields.inside(place), total);
+                }
+                (Kind::Text, Content::Bytes(place)) => {
+                    *total += if *repeated { size_of::<String>() * places } else { 0 } + BLOCK + place.len();
+                }
+                (Kind::Number, Content::Bytes(place)) => *total += BLOCK + place.len() * size_of::<u64>() * places,
+                // One that is not repeated takes nothing, but time: nobody sends it a million times.
+                (Kind::Number, _) => *total += size_of::<u64>() * places,
+                // Of another kind than declared: kept as unknown.
+                _ => *total += UNKNOWN,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        decode,
+        envelope::scan::push_header,
+        proto::{MessageV0, Request, Sg},
+    };
+    use protobuf::{Message as _, MessageField};
+
+    fn group(members: usize, member: impl Fn(usize) -> String) -> Vec<u8> {
+        let group = Sg { id: Some("g".into()), member: (0..members).map(member).collect(), ..Default::default() };
+        let request = Request { sg_add: MessageField::some(group), ..Default::default() };
+        let message = MessageV0 { request: MessageField::some(request), ..Default::default() };
+        let message = Message { revision: Some(6), message_0: MessageField::some(message), ..Default::default() };
+        message.write_to_bytes().unwrap()
+    }
+
+    /// `field` of a request, or of a response, `times` over.
+    fn repeated(outer: u32, fields: &[u32], content: &[u8], times: usize) -> Vec<u8> {
+        let mut inner = content.repeat(times);
+        for field in fields.iter().rev().chain(&[outer, 3]) {
+            let mut wrapped = Vec::new();
+            push_header(&mut wrapped, *field, inner.len());
+            wrapped.extend_from_slice(&inner);
+            inner = wrapped;
+        }
+        inner.extend_from_slice(&[0x08, 0x06]);
+        inner
+    }
+
+    #[test]
+    fn large_groups_are_fit() {
+        let small = group(100_000, |n| format!("10.{}.{}.{}", n >> 16, n >> 8 & 255, n & 255));
+        assert!(is_fit(&small, 0..small.len()), "{}", weight(&small, 0..small.len()));
+        let large = group(100_000, |n| format!("2001:db8:1234:5678:9abc:def0:{:x}:{n:x}", n >> 8));
+        assert!(is_fit(&large, 0..large.len()), "{}", weight(&large, 0..large.len()));
+        assert!(decode::<Message>(&large).is_ok());
+    }
+
+    #[test]
+    fn bombs_are_not() {
+        for (what, bomb) in [
+            ("empty members", group(1 << 20, |_| String::new())),
+            ("empty rules", repeated(1, &[8], &[0x1a, 0], 200_000)),
+            ("empty vnics in a response", repeated(2, &[], &[0x22, 0], 200_000)),
+            ("fields that nobody knows", repeated(1, &[], &[0xb0, 0x09, 0x01], 100_000)),
+            ("one long name", repeated(1, &[3], &[b'x'; 1], 15 << 20)),
+        ] {
+            assert!(!is_fit(&bomb, 0..bomb.len()), "{what}: {}", weight(&bomb, 0..bomb.len()));
+        }
+    }
+
+    /// What is not weighed cannot be heavy: no repeated structure is so large that a light message of them is.
+    #[test]
+    fn light_ones_are_light() {
+        let shapes = Shapes::of(Message::descriptor());
+        let largest = shapes
+            .0
+            .iter()
+            .flat_map(|shape| shape.fields.values())
+            .filter_map(|field| match field {
+                Field { kind: Kind::Message(inner), repeated: true } => Some(shapes.0[*inner].size),
+                _ => None,
+            })
+            .max()
+            .unwrap();
+        assert!(LIGHT / 2 * (largest * 2 + BLOCK) <= 3 << 20, "{largest}");
+        const { assert!(LIGHT / 2 * UNKNOWN <= 2 << 20) };
+        assert!(shapes.0.len() > 50, "{}", shapes.0.len());
+    }
+}

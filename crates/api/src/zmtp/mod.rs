@@ -1,0 +1,397 @@
+//! The daemon's end of ZMTP 3.0 and 3.1, one connection at a time, as a state machine without any input or output.
+//!
+//! RFC 23/ZMTP and 37/ZMTP 3.1 with the NULL mechanism, for REQ and DEALER sockets (and ROUTER ones of proxies) as
+//! ROUTER answers them (28/REQREP). A message is kept only as far as it is a request: the way back and the first part
+//! behind the empty delimiter. All other parts are counted and forgotten, so what a connection holds is bounded:
+//! [`ALLOWANCE`] for requests, [`LONGEST_ROUTE`] for the way back, [`LONGEST_COMMAND`] for a command, and for a longer
+//! request the room that its owner gave it.
+
+mod handshake;
+mod message;
+
+use crate::MAX_FRAME;
+use handshake::{GREETING, Greeting};
+use message::Incoming;
+use std::collections::VecDeque;
+
+/// Bytes that the requests of one connection take without asking for room.
+pub const ALLOWANCE: usize = 2048;
+/// Bytes of the longest way back: identities of proxies, with their frame headers and the delimiter.
+pub const LONGEST_ROUTE: usize = 512;
+/// Bytes of the longest command: metadata of a socket, a heartbeat, the reason of an error.
+pub const LONGEST_COMMAND: usize = 2048;
+/// Requests of one connection that wait to be answered.
+const WAITING: usize = 16;
+/// What a request that waits takes beside its bytes, about.
+const OVERHEAD: usize = 64;
+/// Parts of the longest message. Only the first behind the delimiter counts, so others have no use.
+const MOST_PARTS: u32 = 1024;
+/// Bytes of the longest message, parts without use included.
+const LONGEST_MESSAGE: u64 = MAX_FRAME as u64 + (64 << 10);
+/// A reply up to this length is sent in one piece with what is before it.
+const ONE_PIECE: usize = 4096;
+/// Bytes of a heartbeat's context.
+const LONGEST_CONTEXT: usize = 16;
+
+const MORE: u8 = 1;
+const LONG: u8 = 2;
+const COMMAND: u8 = 4;
+
+/// Why a connection cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// No peer of ours begins like that.
+    #[error("it does not speak ZMTP, the protocol of ZeroMQ")]
+    NotZmtp,
+    /// A version that is too old.
+    #[error("it speaks ZMTP {0}, and the API 3.0 and 3.1: use libzmq 4.0 or later")]
+    Version(&'static str),
+    /// Another security mechanism.
+    #[error("it wants the mechanism {0:?}, and the API has NULL only: see docs/encryption.md for the API's own encryption")]
+    Mechanism(String),
+    /// A socket that does not ask and wait for replies.
+    #[error("it is a socket of the type {0:?}, and the API answers REQ and DEALER")]
+    SocketType(String),
+    /// A handshake that breaks the protocol.
+    #[error("its handshake is broken: {0}")]
+    Handshake(&'static str),
+    /// A frame that breaks the protocol.
+    #[error("it sent a frame with the flags {0:#04x}, which ZMTP does not know")]
+    Flags(u8),
+    /// A command that is too long.
+    #[error("it sent a command of {0} bytes, and the longest has {LONGEST_COMMAND}")]
+    LongCommand(u64),
+    /// A heartbeat that breaks the protocol.
+    #[error("it sent a heartbeat without its time to live")]
+    Heartbeat,
+    /// A frame or a message that is too long.
+    #[error("it sent a message of {0} bytes or more, and the longest request has {MAX_FRAME}")]
+    LongMessage(u64),
+    /// A message of too many parts.
+    #[error("it sent a message of more than {MOST_PARTS} parts, and a request has one")]
+    Parts,
+}
+
+impl Refusal {
+    /// Whether the peer never came as far as asking: another program, perhaps, that meant no harm.
+    pub fn is_of_handshake(&self) -> bool {
+        matches!(self, Self::NotZmtp | Self::Version(_) | Self::Mechanism(_) | Self::SocketType(_) | Self::Handshake(_))
+    }
+}
+
+/// A request, whole.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The way back, as frames.
+    pub route: Vec<u8>,
+    /// The first part behind the delimiter.
+    pub body: Vec<u8>,
+    /// Bytes of room that were given for it.
+    pub room: usize,
+}
+
+impl Request {
+    fn allowance(&self) -> usize {
+        OVERHEAD + self.route.len() + if self.room == 0 { self.body.len() } else { 0 }
+    }
+}
+
+/// Where a connection is.
+#[derive(Debug)]
+enum Phase {
+    Greeting(Greeting),
+    /// The peer's READY is awaited.
+    Metadata,
+    Open,
+}
+
+/// The frame that is being received.
+#[derive(Debug)]
+struct Frame {
+    flags: u8,
+    left: u64,
+}
+
+/// One connection.
+#[derive(Debug)]
+pub struct Connection {
+    phase: Phase,
+    header: Vec<u8>,
+    frame: Option<Frame>,
+    command: Vec<u8>,
+    incoming: Incoming,
+    requests: VecDeque<Request>,
+    /// What is sent first, and then `body`.
+    head: Vec<u8>,
+    body: Vec<u8>,
+    sent: usize,
+    /// The context of a heartbeat that is to be answered.
+    pong: Option<Vec<u8>>,
+}
+
+impl Default for Connection {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Connection {
+    /// A connection that was just accepted.
+    pub fn new() -> Self {
+        Self {
+            phase: Phase::Greeting(Greeting::default()),
+            header: Vec::new(),
+            frame: None,
+            command: Vec::new(),
+            incoming: Incoming::default(),
+            requests: VecDeque::new(),
+            head: GREETING.to_vec(),
+            body: Vec::new(),
+            sent: 0,
+            pong: None,
+        }
+    }
+
+    /// Takes what was received, and returns how much of it. The rest is to be offered again when the connection
+    /// [`Self::is_ready`] again.
+    ///
+    /// # Errors
+    /// After a refusal the connection is to be closed.
+    pub fn feed(&mut self, input: &[u8]) -> Result<usize, Refusal> {
+        let mut rest = input;
+        while !rest.is_empty() && self.is_ready() {
+            let taken = match &mut self.phase {
+                Phase::Greeting(greeting) => {
+                    let (taken, whole) = greeting.take(rest)?;
+                    if whole {
+                        self.phase = Phase::Metadata;
+                        self.head.extend_from_slice(handshake::READY);
+                    }
+                    taken
+                }
+                Phase::Metadata | Phase::Open => self.take_frame(rest)?,
+            };
+            rest = rest.get(taken..).unwrap_or_default();
+        }
+        Ok(input.len() - rest.len())
+    }
+
+    /// Whether it takes input: neither room nor answers are to come first.
+    pub fn is_ready(&self) -> bool {
+        self.wanted().is_none() && self.requests.len() < WAITING && self.queued() < ALLOWANCE && !self.waits_for_its_turn()
+    }
+
+    /// The length of a request that needs more room than a connection has by itself.
+    pub fn wanted(&self) -> Option<usize> {
+        self.incoming.waiting.filter(|length| *length > ALLOWANCE)
+    }
+
+    /// Gives room for the request that [`Self::wanted`] it. Until the request is taken it counts as the connection's.
+    pub fn give_room(&mut self) {
+        if let Some(length) = self.wanted() {
+            self.incoming.begin(length, length);
+            self.end_of_part();
+        }
+    }
+
+    /// How many bytes it takes at least that belong to a request it has room for.
+    pub fn expects(&self) -> usize {
+        match &self.frame {
+            Some(frame) if self.incoming.is_receiving() => usize::try_from(frame.left).unwrap_or(usize::MAX),
+            _ => 0,
+        }
+    }
+
+    /// Whether the handshake is over.
+    pub fn is_open(&self) -> bool {
+        matches!(self.phase, Phase::Open)
+    }
+
+    /// Whether a message has begun and is not whole.
+    pub fn is_amid_a_message(&self) -> bool {
+        self.is_open() && (self.frame.is_some() || !self.header.is_empty() || self.incoming.has_begun())
+    }
+
+    /// The room that was given and not taken with a request yet.
+    pub fn room(&self) -> usize {
+        self.incoming.room() + self.requests.iter().map(|request| request.room).sum::<usize>()
+    }
+
+    /// Whether there is a request.
+    pub fn has_request(&self) -> bool {
+        !self.requests.is_empty()
+    }
+
+    /// The next request. It is answered by [`Self::reply`], and then the next one may be taken.
+    pub fn take_request(&mut self) -> Option<Request> {
+        let request = self.requests.pop_front();
+        if !self.waits_for_its_turn()
+            && let Some(length) = self.incoming.waiting
+            && length <= ALLOWANCE
+        {
+            self.incoming.begin(length, 0);
+            self.end_of_part();
+        }
+        request
+    }
+
+    /// Puts a reply behind what is to be sent.
+    pub fn reply(&mut self, route: &[u8], body: Vec<u8>) {
+        self.head.extend_from_slice(route);
+        push_header(&mut self.head, 0, body.len());
+        if body.len() <= ONE_PIECE && self.body.is_empty() {
+            self.head.extend_from_slice(&body);
+        } else {
+            self.body = body;
+        }
+    }
+
+    /// What is to be sent next; empty: nothing.
+    pub fn output(&self) -> &[u8] {
+        match self.head.get(self.sent..) {
+            Some(head) if !head.is_empty() => head,
+            _ => self.body.get(self.sent.saturating_sub(self.head.len())..).unwrap_or_default(),
+        }
+    }
+
+    /// Bytes that are to be sent.
+    pub fn unsent(&self) -> usize {
+        (self.head.len() + self.body.len()).saturating_sub(self.sent)
+    }
+
+    /// So many bytes of the output were sent.
+    pub fn sent(&mut self, bytes: usize) {
+        self.sent += bytes;
+        if self.sent >= self.head.len() + self.body.len() {
+            self.sent = 0;
+            self.head.clear();
+            self.head.shrink_to(ALLOWANCE);
+            self.body = Vec::new();
+            self.answer_heartbeat();
+        }
+    }
+
+    /// Bytes that it holds of a message that is not whole and has no room.
+    #[cfg(test)]
+    fn incoming_bytes(&self) -> usize {
+        self.incoming.held()
+    }
+
+    fn queued(&self) -> usize {
+        self.requests.iter().map(Request::allowance).sum()
+    }
+
+    /// Whether a short request waits until those before it are answered.
+    fn waits_for_its_turn(&self) -> bool {
+        self.incoming.waiting.is_some_and(|length| length <= ALLOWANCE && length + self.queued() > ALLOWANCE)
+    }
+
+    fn take_frame(&mut self, input: &[u8]) -> Result<usize, Refusal> {
+        let Some(frame) = &mut self.frame else { return self.take_header(input) };
+        let length = usize::try_from(frame.left).unwrap_or(usize::MAX).min(input.len());
+        let part = input.get(..length).unwrap_or_default();
+        frame.left -= length as u64;
+        if frame.flags & COMMAND != 0 {
+            self.command.extend_from_slice(part);
+        } else {
+            self.incoming.extend(part);
+        }
+        self.end_of_frame()?;
+        Ok(length)
+    }
+
+    fn take_header(&mut self, input: &[u8]) -> Result<usize, Refusal> {
+        let flags = *self.header.first().or(input.first()).unwrap_or(&0);
+        if flags & !(MORE | LONG | COMMAND) != 0 || flags & (MORE | COMMAND) == MORE | COMMAND {
+            return Err(Refusal::Flags(flags));
+        }
+        let length = if flags & LONG != 0 { 9 } else { 2 };
+        let taken = input.len().min(length - self.header.len().min(length));
+        self.header.extend_from_slice(input.get(..taken).unwrap_or_default());
+        if self.header.len() == length {
+            let left = self.header.iter().skip(1).fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+            self.header.clear();
+            self.begin_frame(flags, left)?;
+        }
+        Ok(taken)
+    }
+
+    fn begin_frame(&mut self, flags: u8, left: u64) -> Result<(), Refusal> {
+        self.frame = Some(Frame { flags, left });
+        if flags & COMMAND != 0 {
+            if left > LONGEST_COMMAND as u64 {
+                return Err(Refusal::LongCommand(left));
+            }
+            self.command.clear();
+        } else if !self.is_open() {
+            return Err(Refusal::Handshake("a message came before its metadata"));
+        } else {
+            self.incoming.part(left)?;
+            if let Some(length) = self.incoming.waiting.filter(|length| *length <= ALLOWANCE)
+                && !self.waits_for_its_turn()
+            {
+                self.incoming.begin(length, 0);
+            }
+            if self.incoming.waiting.is_some() {
+                return Ok(());
+            }
+        }
+        self.end_of_frame()
+    }
+
+    /// A part that waited for room may be an empty one.
+    fn end_of_part(&mut self) {
+        // It is no command, so it cannot be refused.
+        let _ = self.end_of_frame();
+    }
+
+    fn end_of_frame(&mut self) -> Result<(), Refusal> {
+        let Some(frame) = self.frame.take_if(|frame| frame.left == 0) else { return Ok(()) };
+        if frame.flags & COMMAND != 0 {
+            let command = std::mem::take(&mut self.command);
+            return self.obey(&command);
+        }
+        if let Some(request) = self.incoming.end_of_part(frame.flags & MORE != 0) {
+            self.requests.push_back(request);
+        }
+        Ok(())
+    }
+
+    fn obey(&mut self, command: &[u8]) -> Result<(), Refusal> {
+        if let Phase::Metadata = self.phase {
+            handshake::check_ready(command)?;
+            self.phase = Phase::Open;
+        } else if let Some(heartbeat) = command.strip_prefix(b"\x04PING") {
+            let context = heartbeat.get(2..).ok_or(Refusal::Heartbeat)?;
+            // Of several that wait the newest is answered: any answer is a sign of life.
+            self.pong = Some(context.get(..LONGEST_CONTEXT).unwrap_or(context).to_vec());
+            if self.unsent() == 0 {
+                self.answer_heartbeat();
+            }
+        }
+        // Others, as those of subscribers, mean nothing to us.
+        Ok(())
+    }
+
+    fn answer_heartbeat(&mut self) {
+        if let Some(context) = self.pong.take() {
+            push_header(&mut self.head, COMMAND, 5 + context.len());
+            self.head.extend_from_slice(b"\x04PONG");
+            self.head.extend_from_slice(&context);
+        }
+    }
+}
+
+/// The header of a frame.
+fn push_header(to: &mut Vec<u8>, flags: u8, length: usize) {
+    match u8::try_from(length) {
+        Ok(length) => to.extend_from_slice(&[flags, length]),
+        Err(_) => {
+            to.push(flags | LONG);
+            to.extend_from_slice(&(length as u64).to_be_bytes());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,198 @@
+//! Claims: the address of a filtered vnic of this host is nobody else's.
+//!
+//! A rule that names the members of a group goes by addresses, so whoever answers ARP faster would pass it. This stage looks at what
+//! ARP (RFC 826, RFC 5227) and neighbour discovery (RFC 4861, RFC 4862) say, from every port of a network with filtered vnics, before
+//! anything learns from it. The sources of other packets are compared where a session is made or decided again.
+
+mod bindings;
+mod holders;
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use butterfly_packet::{
+    icmp::v6,
+    protocol::{TCP, UDP},
+};
+
+use crate::{
+    batch::{Batch, Context, Verdict},
+    drops::{DropReason, drop_reasons},
+    filter::{SPOOFED_IP, read_packet},
+    flow::{Address, Discovery, L4, mapped},
+    headers::Inside,
+    snapshot::Vnic,
+};
+
+pub(crate) use bindings::{Bindings, Bound};
+pub(crate) use holders::{Holders, addresses};
+
+drop_reasons! { 8;
+    /// The packet says that it is from the address of a filtered vnic of this host, or that its sender has that address, and the sender is
+    /// another one.
+    IP_CLAIMED = "ip-claimed" {
+        cause: "an address that two machines have; a router or load balancer that passes on what others sent; or an attempt to be taken for somebody else",
+        remedy: "`butterfly explain` names who has the address: give one of the two another one, declare it for both (`butterfly nic update --id NIC --ip ADDRESS..`), declare a router with `--forwards true`, or the owner with `--shared-ip true` if a machine on another host has its address too",
+        charged: "the sender, or the network if the frame came from another host",
+    }
+}
+
+/// Drops ARP and neighbour discovery that claim an address of somebody else; all other frames stay as they are.
+///
+/// Called for batches in which [`crate::headers::headers`] saw what may be one of them.
+#[cold]
+pub(crate) fn claims(batch: &mut Batch<'_>, context: &Context<'_>) {
+    for index in 0..batch.frames.len() {
+        if claimed(batch, index, context).is_some()
+            && let Some(meta) = batch.parts().1.get_mut(index)
+        {
+            meta.verdict = Verdict::Drop(IP_CLAIMED, context.sender.place.slot);
+            meta.offload = false; // nobody will look at what it claims
+        } else {
+            bind(batch, index, context);
+        }
+    }
+}
+
+/// The address of somebody else that a frame claims; 0 if nobody sees which one.
+pub(crate) fn claimed(batch: &mut Batch<'_>, index: usize, context: &Context<'_>) -> Option<Address> {
+    let meta = batch.metas().get(index).copied().filter(|meta| meta.verdict == Verdict::Undecided)?;
+    let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len);
+    let claimed = match meta.inside {
+        Inside::Arp(at) => match said_by_arp(batch.frames.head(index), usize::from(at), len) {
+            Said::Nothing => None,
+            Said::Has(address) => Some(address).filter(|address| is_claimed(context.sender, *address, context)),
+            Said::Unseen => Some(0),
+        },
+        Inside::Ip { at, vlan } if may_be_discovery(batch.frames.head(index), usize::from(at)) => {
+            match read_packet(batch, index, at, vlan, len).map(|packet| packet.l4) {
+                Ok(L4::Discovery(found)) => claimed_by(&found, context),
+                _ => None,
+            }
+        }
+        _ => None,
+    };
+    claimed.filter(|address| !is_its_own(meta.source, *address, context))
+}
+
+/// Whether the frame is from the very vnic that has the address, by its MAC address: then it is no claim against it. It came back by a
+/// loop, which the next stage sees; or from another host, and if the vnic's queues do not run here, that is where it is now.
+fn is_its_own(source: u64, address: Address, context: &Context<'_>) -> bool {
+    let owner = context.network.macs.get(source).and_then(|slot| context.snapshot.vnics.get(slot));
+    let Some(owner) = owner.filter(|owner| !owner.rules.bypass) else { return false };
+    if !owner.rules.owns(address) && !owner.has_link_local(address) {
+        return false;
+    }
+    if context.sender.trunk && owner.shared.port.try_tx().is_some_and(|ring| ring.is_none()) {
+        owner.shared.elsewhere.store(true, Relaxed);
+    }
+    true
+}
+
+/// Notes link-local addresses that a machine is the first to have, when it probes for one or speaks from or for one. A probe alone counts of
+/// those who bypass filters and of other hosts: it keeps filtered vnics from taking what they are about to have.
+fn bind(batch: &mut Batch<'_>, index: usize, context: &Context<'_>) {
+    let Some(meta) = batch.metas().get(index).copied().filter(|meta| meta.verdict == Verdict::Undecided) else { return };
+    let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len);
+    let Inside::Ip { at, vlan } = meta.inside else { return };
+    if !may_be_discovery(batch.frames.head(index), usize::from(at)) {
+        return;
+    }
+    let Ok(L4::Discovery(found)) = read_packet(batch, index, at, vlan, len).map(|packet| packet.l4) else { return };
+    let sender = context.sender;
+    let probe = found.kind == v6::NEIGHBOUR_SOLICITATION && found.source == 0;
+    let speaks = matches!(found.kind, v6::ROUTER_SOLICITATION | v6::NEIGHBOUR_SOLICITATION | v6::NEIGHBOUR_ADVERTISEMENT);
+    let honest = !sender.rules.bypass && found.link_source.is_none_or(|mac| mac == sender.mac);
+    if !found.valid || !(probe || speaks && honest) {
+        return;
+    }
+    let of_target = probe || found.kind == v6::NEIGHBOUR_ADVERTISEMENT;
+    for address in [Some(found.source), of_target.then_some(found.target)].into_iter().flatten() {
+        if context.network.holders.get(address).is_none() {
+            context.bindings.bind(address, sender, context.snapshot);
+        }
+    }
+}
+
+/// What an ARP packet says of its sender.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Said {
+    /// Nothing about IPv4 over Ethernet.
+    Nothing,
+    /// The sender has this address, or is about to take it.
+    Has(Address),
+    /// It lies behind so many tags that nobody sees what it says.
+    Unseen,
+}
+
+/// Reads ARP as loosely as any host does: Linux also takes the hardware type of IEEE 802, and no host looks at the operation. A probe is
+/// from 0.0.0.0 and names what its sender is about to take.
+fn said_by_arp(head: &[u8], at: usize, len: u32) -> Said {
+    let Some(&[_, _, ptype @ .., _, _]) = head.get(at..at + 8).and_then(|bytes| bytes.first_chunk::<8>()) else {
+        return if len as usize > head.len() { Said::Unseen } else { Said::Nothing };
+    };
+    if ptype != [8, 0, 6, 4] {
+        return Said::Nothing;
+    }
+    let address = |from: usize| {
+        let bytes = head.get(at + from..at + from + 4)?.first_chunk::<4>()?;
+        Some(mapped((*bytes).into()))
+    };
+    match (address(14), address(24)) {
+        (Some(sender), Some(target)) if sender == mapped([0; 4].into()) => Said::Has(target),
+        (Some(sender), Some(_)) => Said::Has(sender),
+        _ if len as usize > head.len() => Said::Unseen,
+        _ => Said::Nothing,
+    }
+}
+
+/// Whether the frame is IPv6 with the hop limit of discovery (RFC 4861, 3.1), and neither TCP nor UDP right behind its header.
+fn may_be_discovery(head: &[u8], at: usize) -> bool {
+    match head.get(at..at + 8).and_then(|bytes| bytes.first_chunk::<8>()) {
+        Some([version, _, _, _, _, _, next, hops]) => version >> 4 == 6 && *hops == 255 && ![TCP, UDP].contains(next),
+        None => false,
+    }
+}
+
+/// The address of somebody else that a message of neighbour discovery claims, by its source or by its target: that of an advertisement,
+/// of a probe, and of a redirect that gives another link address than its owner's.
+fn claimed_by(found: &Discovery, context: &Context<'_>) -> Option<Address> {
+    let of_target = match found.kind {
+        v6::NEIGHBOUR_ADVERTISEMENT => true,
+        v6::NEIGHBOUR_SOLICITATION => found.source == 0,
+        v6::REDIRECT => found.link_source.filter(|_| found.valid).is_some_and(|mac| {
+            let mut owners = context.network.holders.get(found.target).into_iter().flat_map(|holding| holding.slots.iter());
+            !owners.any(|slot| context.snapshot.vnics.get(*slot).is_some_and(|vnic| vnic.mac == mac))
+        }),
+        _ => false,
+    };
+    let said = [Some(found.source), of_target.then_some(found.target)];
+    said.into_iter().flatten().find(|address| is_claimed(context.sender, *address, context))
+}
+
+/// Whether an address is a filtered vnic's, and not also this one's.
+fn is_claimed(vnic: &Vnic, address: Address, context: &Context<'_>) -> bool {
+    let declared = context.network.holders.get(address).is_some_and(|holding| holding.excludes(vnic, context.snapshot));
+    declared
+        || context.bindings.holder(address, vnic.vni, context.snapshot).is_some_and(|holder| {
+            let may_be_elsewhere = holder.rules.shared_ip || holder.shared.elsewhere.load(Relaxed);
+            !holder.rules.bypass && holder.place != vnic.place && !(vnic.trunk && may_be_elsewhere)
+        })
+}
+
+/// Ids of the vnics that have an address.
+pub(crate) fn owners(address: Address, context: &Context<'_>) -> Vec<String> {
+    let slots = context.network.holders.get(address).into_iter().flat_map(|holding| holding.slots.iter());
+    let declared = slots.filter_map(|slot| context.snapshot.vnics.get(*slot)).map(|vnic| &**vnic);
+    let bound = context.bindings.holder(address, context.sender.vni, context.snapshot);
+    declared.chain(bound).map(|vnic| vnic.id.to_string()).collect()
+}
+
+/// Whether a vnic, or the trunk, may send packets from an address.
+pub(crate) fn may_speak_as(vnic: &Vnic, address: Address, context: &Context<'_>) -> Result<(), DropReason> {
+    match vnic.rules.bypass {
+        false if vnic.rules.owns(address) => Ok(()),
+        false => Err(SPOOFED_IP),
+        true if vnic.rules.forwards || !is_claimed(vnic, address, context) => Ok(()),
+        true => Err(IP_CLAIMED),
+    }
+}

@@ -1,0 +1,129 @@
+//! The hash of sessions: a keyed pseudo-random function of every word of a flow, the same for both directions.
+//!
+//! Guests choose addresses and ports, so nothing weaker will do: with a hash whose words can make up for each other, a few flows fill
+//! the buckets of any other. It is made of AES rounds where the processor has them (`butterfly_vhost::cpu`), else it is SipHash-1-3
+//! (Aumasson and Bernstein, 2012) of the ends in ascending order. Neither says anything of the two vnics.
+
+use butterfly_vhost::cpu::{Aes, FlowWords, RoundKeys};
+
+use super::key::Key;
+
+/// Secret of the hash: without it, nobody can choose flows that collide.
+#[derive(Clone, Copy)]
+pub(crate) struct HashKey(pub [u64; 4]);
+
+/// Which function a table is made with, as its file says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum HashKind {
+    Aes = 1,
+    Sip = 2,
+}
+
+impl HashKind {
+    /// The best that this processor has.
+    pub fn here() -> HashKind {
+        if Aes::detect().is_some() { HashKind::Aes } else { HashKind::Sip }
+    }
+}
+
+/// The function, with its key.
+#[derive(Clone, Copy)]
+pub(crate) struct Hasher {
+    key: HashKey,
+    aes: Option<(Aes, RoundKeys)>,
+}
+
+impl Hasher {
+    /// The best that this processor has.
+    pub fn new(key: HashKey) -> Hasher {
+        Hasher { key, aes: Aes::detect().map(|aes| (aes, aes.keys(key.0))) }
+    }
+
+    /// As on a processor without AES rounds.
+    #[cfg(test)]
+    pub fn without_aes(key: HashKey) -> Hasher {
+        Hasher { key, aes: None }
+    }
+
+    pub fn key(&self) -> HashKey {
+        self.key
+    }
+
+    pub fn kind(&self) -> HashKind {
+        if self.aes.is_some() { HashKind::Aes } else { HashKind::Sip }
+    }
+
+    /// The same for both orientations of a flow, and for the same flow between other vnics.
+    pub fn hash(&self, key: &Key) -> u64 {
+        match &self.aes {
+            Some((aes, rounds)) => aes.hash(rounds, &words(key)),
+            None => sip(self.key, key),
+        }
+    }
+
+    /// Hashes the flows of a batch, and hands each its hash.
+    #[inline(always)]
+    pub fn hash_each<T>(&self, flows: impl Iterator<Item = T>, key: impl Fn(&T) -> &Key, mut take: impl FnMut(T, u64)) {
+        match &self.aes {
+            Some((aes, rounds)) => aes.hash_each(rounds, flows, |flow| words(key(flow)), take),
+            None => flows.for_each(|flow| {
+                let hash = sip(self.key, key(&flow));
+                take(flow, hash);
+            }),
+        }
+    }
+}
+
+/// What is hashed: without the vnics.
+#[inline(always)]
+fn words(key: &Key) -> FlowWords {
+    let [a, b, c, d, ports, ends] = key.words();
+    [a, b, c, d, ports, ends & VLAN]
+}
+
+/// In the last word of a key.
+const VLAN: u64 = 0xff_ff00;
+
+fn sip(HashKey([k0, k1, ..]): HashKey, key: &Key) -> u64 {
+    let [a, b, c, d, ports, ends] = key.words();
+    let ascending = (a, b, ports >> 48) <= (c, d, ports >> 32 & 0xffff);
+    let [a, b, c, d, ports, _] = if ascending { [a, b, c, d, ports, ends] } else { key.reversed().words() };
+    sip13([k0, k1], [a, b, c, d, ports, ends & VLAN])
+}
+
+fn sip13([k0, k1]: [u64; 2], words: FlowWords) -> u64 {
+    let mut v = [k0 ^ 0x736f_6d65_7073_6575, k1 ^ 0x646f_7261_6e64_6f6d, k0 ^ 0x6c79_6765_6e65_7261, k1 ^ 0x7465_6462_7974_6573];
+    const LENGTH: u64 = (size_of::<FlowWords>() as u64) << 56;
+    for word in words.into_iter().chain([LENGTH]) {
+        let [v0, v1, v2, v3] = v;
+        let [v0, v1, v2, v3] = sip_round([v0, v1, v2, v3 ^ word]);
+        v = [v0 ^ word, v1, v2, v3];
+    }
+    let [v0, v1, v2, v3] = v;
+    let [v0, v1, v2, v3] = sip_round(sip_round(sip_round([v0, v1, v2 ^ 0xff, v3])));
+    v0 ^ v1 ^ v2 ^ v3
+}
+
+fn sip_round([v0, v1, v2, v3]: [u64; 4]) -> [u64; 4] {
+    let v0 = v0.wrapping_add(v1);
+    let v1 = v1.rotate_left(13) ^ v0;
+    let v0 = v0.rotate_left(32);
+    let v2 = v2.wrapping_add(v3);
+    let v3 = v3.rotate_left(16) ^ v2;
+    let v0 = v0.wrapping_add(v3);
+    let v3 = v3.rotate_left(21) ^ v0;
+    let v2 = v2.wrapping_add(v1);
+    let v1 = v1.rotate_left(17) ^ v2;
+    [v0, v1, v2.rotate_left(32), v3]
+}
+
+#[cfg(test)]
+impl HashKey {
+    /// As a table with this key has it.
+    pub fn hash(&self, key: &Key) -> u64 {
+        Hasher::new(*self).hash(key)
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests;

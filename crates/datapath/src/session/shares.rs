@@ -1,0 +1,228 @@
+//! Shares of the table: what a network, a vnic, and one opener at one receiver may have.
+//!
+//! Half of the table is reserved, one part for each network that has filtered vnics; the rest is common. A network within its part is never
+//! refused because of others: those beyond theirs share what is common. When there are more networks, parts are smaller at once, and
+//! what others have beyond drains by time-outs.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+
+use crate::bucket::Bucket;
+
+/// The shares of a table.
+pub(crate) struct Shares {
+    capacity: u32,
+    /// Most sessions of a network.
+    pub network: u32,
+    /// Most sessions that a vnic opens, and most that are opened to it.
+    pub vnic: u32,
+    /// Most of the latter that one opener has.
+    pub opener: u32,
+    /// New sessions of a vnic per second.
+    pub rate: u32,
+    /// Reserved for each network.
+    part: AtomicU32,
+    /// What is not reserved, and what networks have of it.
+    common: AtomicU32,
+    beyond: AtomicU32,
+}
+
+/// A vnic has half of what its network has, and one opener a quarter of that.
+const VNICS: u32 = 2;
+const OPENERS: u32 = 4;
+
+impl Shares {
+    /// Of a table of which a network may have so many percent. All of it is no bound, for vnics neither.
+    pub fn new(capacity: u32, percent: u32, rate: u32) -> Shares {
+        let network = match percent {
+            0..100 => ((u64::from(capacity) * u64::from(percent) / 100) as u32).max(1),
+            _ => u32::MAX,
+        };
+        let of = |share: u32, parts: u32| if share == u32::MAX { share } else { (share / parts).max(1) };
+        let vnic = of(network, VNICS);
+        let (part, beyond) = (AtomicU32::new(u32::MAX), AtomicU32::new(0));
+        Shares { capacity, network, vnic, opener: of(vnic, OPENERS), rate, part, common: AtomicU32::new(0), beyond }
+    }
+
+    /// No bound at all.
+    pub fn unbounded() -> Shares {
+        Shares::new(u32::MAX, 100, u32::MAX)
+    }
+
+    /// Divides the table anew: for each network, whether it has filtered vnics, and its sessions. What is counted meanwhile may be
+    /// counted wrongly, so this is repeated now and then.
+    pub fn divide<I: Iterator<Item = (bool, u32)>>(&self, networks: impl Fn() -> I) {
+        let filtered = networks().filter(|(filtered, _)| *filtered).count() as u32;
+        let part = (self.capacity / 2 / filtered.max(1)).min(self.network);
+        self.part.store(part, Relaxed);
+        self.common.store(self.capacity.saturating_sub(part.saturating_mul(filtered)), Relaxed);
+        let beyond = networks().map(|(filtered, sessions)| sessions.saturating_sub(if filtered { part } else { 0 }));
+        self.beyond.store(beyond.fold(0, u32::saturating_add), Relaxed);
+    }
+
+    /// What is reserved for a network.
+    pub fn part(&self, filtered: bool) -> u32 {
+        if filtered { self.part.load(Relaxed) } else { 0 }
+    }
+
+    /// A network that had so many sessions has one more.
+    pub fn entered(&self, filtered: bool, before: u32) {
+        if before >= self.part(filtered) {
+            self.beyond.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// A network that had so many sessions has one less.
+    pub fn left(&self, filtered: bool, before: u32) {
+        if before > self.part(filtered) {
+            less(&self.beyond);
+        }
+    }
+
+    /// Whether something is left of what is common.
+    pub fn has_common(&self) -> bool {
+        self.beyond.load(Relaxed) < self.common.load(Relaxed)
+    }
+
+    /// The same, with counts of its own.
+    pub fn copy(&self) -> Shares {
+        let same = |word: &AtomicU32| AtomicU32::new(word.load(Relaxed));
+        let Shares { capacity, network, vnic, opener, rate, part, common, beyond } = self;
+        let (part, common, beyond) = (same(part), same(common), same(beyond));
+        Shares { capacity: *capacity, network: *network, vnic: *vnic, opener: *opener, rate: *rate, part, common, beyond }
+    }
+}
+
+/// Subtracts one, but never from nothing. Returns what it was.
+pub(crate) fn less(count: &AtomicU32) -> u32 {
+    count.fetch_update(Relaxed, Relaxed, |n| n.checked_sub(1)).unwrap_or(0)
+}
+
+/// What is counted of the sessions of one vnic.
+#[derive(Default)]
+pub(crate) struct VnicSessions {
+    /// It opened.
+    pub opened: AtomicU32,
+    /// Others opened to it.
+    pub received: AtomicU32,
+    pub openers: Openers,
+    /// Those it may still open.
+    pub budget: Bucket,
+    /// Until when nothing is searched for another one of its own, in ticks of the time stamp counter.
+    pub rests: AtomicU64,
+}
+
+impl VnicSessions {
+    /// All that it is an end of.
+    pub fn count(&self) -> u32 {
+        self.opened.load(Relaxed).saturating_add(self.received.load(Relaxed))
+    }
+
+    /// One like this.
+    pub fn copy(&self) -> VnicSessions {
+        let same = |word: &AtomicU32| AtomicU32::new(word.load(Relaxed));
+        let VnicSessions { opened, received, openers, budget, rests } = self;
+        let openers = Openers(openers.0.iter().map(same).collect());
+        let rests = AtomicU64::new(rests.load(Relaxed));
+        VnicSessions { opened: same(opened), received: same(received), openers, budget: budget.copy(), rests }
+    }
+}
+
+/// How many of a vnic's sessions each opener has: never too few. Those whose hashes meet in both rows are counted together; as the sum is bounded,
+/// only who has many can make that felt, and the hash is secret.
+pub(crate) struct Openers(Box<[AtomicU32]>);
+
+/// Counters in each of two rows.
+const ROW: usize = 128;
+
+impl Default for Openers {
+    fn default() -> Openers {
+        Openers((0..2 * ROW).map(|_| AtomicU32::new(0)).collect())
+    }
+}
+
+impl Openers {
+    fn cells(&self, hash: u64) -> [Option<&AtomicU32>; 2] {
+        [hash as usize % ROW, ROW + (hash >> 32) as usize % ROW].map(|at| self.0.get(at))
+    }
+
+    /// Sessions of the opener with this hash.
+    pub fn count(&self, hash: u64) -> u32 {
+        self.cells(hash).into_iter().flatten().map(|cell| cell.load(Relaxed)).min().unwrap_or(0)
+    }
+
+    /// It has one more.
+    pub fn add(&self, hash: u64) {
+        self.cells(hash).into_iter().flatten().for_each(|cell| _ = cell.fetch_add(1, Relaxed));
+    }
+
+    /// It has one less.
+    pub fn remove(&self, hash: u64) {
+        self.cells(hash).into_iter().flatten().for_each(|cell| _ = less(cell));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn shares_are_parts_of_each_other() {
+        let of = |capacity, percent| {
+            let shares = Shares::new(capacity, percent, 1);
+            (shares.network, shares.vnic, shares.opener)
+        };
+        assert_eq!(of(1_000_000, 25), (250_000, 125_000, 31_250));
+        assert_eq!(of(64, 1), (1, 1, 1));
+        assert_eq!(of(64, 100), (u32::MAX, u32::MAX, u32::MAX));
+    }
+
+    #[test]
+    fn half_is_reserved_and_no_network_has_more_reserved_than_it_may_have() {
+        let shares = Shares::new(1000, 25, 1);
+        for (networks, part) in [(0, 250), (1, 250), (2, 250), (3, 166), (10, 50), (501, 0)] {
+            shares.divide(|| (0..networks).map(|_| (true, 0)));
+            assert_eq!((shares.part(true), shares.part(false)), (part, 0), "{networks} networks");
+            assert_eq!(shares.common.load(Relaxed), 1000 - networks * part);
+        }
+    }
+
+    proptest! {
+        /// What is counted step by step is what is counted at once.
+        #[test]
+        fn what_is_beyond_is_counted(counts in prop::collection::vec((any::<bool>(), 0u32..40), 1..8),
+            steps in prop::collection::vec((0usize..8, any::<bool>()), 0..200)) {
+            let shares = Shares::new(100, 100, 1);
+            let mut counts = counts;
+            shares.divide(|| counts.iter().copied());
+            for (which, more) in steps {
+                let which = which % counts.len();
+                let (filtered, count) = &mut counts[which];
+                if more {
+                    shares.entered(*filtered, *count);
+                    *count += 1;
+                } else if *count > 0 {
+                    shares.left(*filtered, *count);
+                    *count -= 1;
+                }
+            }
+            let counted = shares.beyond.load(Relaxed);
+            shares.divide(|| counts.iter().copied());
+            prop_assert_eq!(counted, shares.beyond.load(Relaxed));
+        }
+
+        /// One opener among many others: its count is never too small, and what left is not counted.
+        #[test]
+        fn an_opener_is_counted(hashes in prop::collection::vec(any::<u64>(), 1..40), n in 1u32..50) {
+            let openers = Openers::default();
+            hashes.iter().for_each(|hash| (0..n).for_each(|_| openers.add(*hash)));
+            for hash in &hashes {
+                prop_assert!(openers.count(*hash) >= n);
+            }
+            for hash in &hashes {
+                (0..n).for_each(|_| openers.remove(*hash));
+            }
+            prop_assert!(hashes.iter().all(|hash| openers.count(*hash) == 0));
+        }
+    }
+}

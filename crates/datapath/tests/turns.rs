@@ -1,0 +1,226 @@
+//! Turns: what one guest makes of its rings costs others no more than a bounded part of the worker's time.
+
+use std::time::{Duration, Instant};
+
+use butterfly_datapath::{
+    Mac, VnicPolicy,
+    harness::{Host, LINUX},
+};
+use butterfly_packet::build;
+use butterfly_vhost::{
+    driver::{
+        guest::{GuestConfig, Shape},
+        memory::MemoryConfig,
+        queue::{Buffer, Placement},
+    },
+    net::NetHeader,
+};
+
+const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
+const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);
+const C: Mac = Mac([2, 0, 0, 0, 0, 0xc]);
+
+fn bypass() -> VnicPolicy {
+    VnicPolicy { bypass: true, ..VnicPolicy::default() }
+}
+
+/// A host with a sound sender `a` and a sound receiver `c`, and `b`, which has receive buffers of this shape.
+fn host(evil: &GuestConfig) -> Host {
+    let mut host = Host::new().unwrap();
+    host.vnic("a", A, 1, &bypass()).unwrap();
+    host.vnic("c", C, 1, &bypass()).unwrap();
+    host.declare("b", B, 1, &bypass()).unwrap();
+    host.attach("b", LINUX, evil, &MemoryConfig::new(evil.memory_needed() + (4 << 20))).unwrap();
+    host.settle();
+    host.moved();
+    host
+}
+
+/// Has `a` send as one batch.
+fn send(host: &mut Host, frames: &[Vec<u8>]) {
+    let guest = host.guest("a").unwrap();
+    guest.reclaim().unwrap();
+    for frame in frames {
+        guest.enqueue(frame, NetHeader::default()).unwrap();
+    }
+    guest.flush();
+    host.turn();
+}
+
+fn to(mac: Mac) -> Vec<u8> {
+    build::ethernet(A, mac).payload(0x88b5, &[0x5a; 46])
+}
+
+#[test]
+fn a_chain_ends_after_a_few_empty_descriptors() {
+    for (empty, fits) in [(4, true), (5, false), (1000, false)] {
+        let config = GuestConfig { rx_fill: Some(0), ..GuestConfig::default() };
+        let mut host = host(&config);
+        let guest = host.guest("b").unwrap();
+        let addr = guest.memory().alloc(2048, 64).unwrap();
+        let mut chain = vec![Buffer { addr, len: 0, writable: true }; empty];
+        chain.push(Buffer { addr, len: 2048, writable: true });
+        for token in 0..64 {
+            guest.rx_mut().add(&chain, Placement::Indirect, token).unwrap();
+        }
+        guest.rx_mut().publish();
+        send(&mut host, &vec![to(B); 64]);
+        let moved = host.moved();
+        let counted = if fits { "b.out.packets" } else { "b.drop.rx-bad-chain" };
+        assert_eq!(moved.get(counted), Some(&64), "{empty} empty descriptors: {moved:?}");
+    }
+}
+
+/// Each chain has 500 descriptors: two walks are the ring's debt, all others of a batch are not made.
+#[test]
+fn buffers_in_tiny_pieces_are_their_own_guests_debt() {
+    let shape = Shape { pieces: 500, ..Shape::HEADER_APART }.indirect();
+    let mut host = host(&GuestConfig { rx_shape: shape, ..GuestConfig::default() });
+    let batch: Vec<Vec<u8>> = [to(B), to(C)].into_iter().cycle().take(64).collect();
+    let begun = Instant::now();
+    send(&mut host, &batch);
+    let paid = begun.elapsed().as_millis() as u64 * 200 / 480;
+    let moved = host.moved();
+    let (got, slow) = (moved["b.out.packets"], moved["b.drop.rx-slow"]);
+    assert!(got >= 1 && got + slow == 32 && got <= 3 + paid, "{moved:?}");
+    assert_eq!(moved["c.out.packets"], 32, "the sound receiver of the same batch loses nothing");
+    // Debt is paid with time.
+    let until = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < until {
+        send(&mut host, &[to(B)]);
+        if host.moved().contains_key("b.out.packets") {
+            return;
+        }
+    }
+    panic!("the ring stays slow for ever");
+}
+
+/// Without mergeable buffers Linux makes chains of 19 descriptors for every frame; none of them is too many.
+#[test]
+fn the_longest_chains_of_real_drivers_are_free() {
+    let shape = Shape { pieces: 18, ..Shape::HEADER_APART };
+    let config = GuestConfig { rx_shape: shape, ..GuestConfig::default() }.rings(1024);
+    let mut host = host(&GuestConfig { rx_shape: shape.indirect(), ..config });
+    for _ in 0..20 {
+        send(&mut host, &vec![to(B); 64]);
+        host.received().unwrap();
+    }
+    let moved = host.moved();
+    assert_eq!(moved.get("b.out.packets"), Some(&(20 * 64)), "{moved:?}");
+}
+
+/// `a`, and `n` sound receivers with small rings.
+fn crowd(n: usize, size: u16) -> Host {
+    let mut host = Host::new().unwrap();
+    host.vnic("a", A, 1, &bypass()).unwrap();
+    let config = GuestConfig { max_frame: 1514, ..GuestConfig::default() }.rings(size);
+    for i in 0..n {
+        let id = format!("r{i:04}");
+        host.declare(&id, Mac([2, 0, 0, 1, (i >> 8) as u8, i as u8]), 1, &bypass()).unwrap();
+        host.attach(&id, LINUX, &config, &MemoryConfig::new(config.memory_needed())).unwrap();
+    }
+    host.settle();
+    host.moved();
+    host
+}
+
+/// What a turn did: copies, and rings that were visited.
+fn done(host: &mut Host, per_receiver: &mut std::collections::BTreeMap<String, u64>) -> (u64, u64) {
+    let moved = host.moved();
+    let copies = moved.iter().filter(|(name, _)| name.starts_with('r') && name.ends_with(".out.packets"));
+    let mut sum = (0, 0);
+    for (name, n) in copies {
+        sum = (sum.0 + n, sum.1 + 1);
+        *per_receiver.entry(name.clone()).or_default() += n;
+    }
+    for name in ["a.in.packets", "a.flooded", "a.drop.flood-limit"] {
+        *per_receiver.entry(name.to_owned()).or_default() += moved.get(name).copied().unwrap_or(0);
+    }
+    sum
+}
+
+/// 64 interrupts and 1,024 copies are a turn; what is left goes on in the next one, and nothing arrives twice.
+#[test]
+fn floods_take_as_many_turns_as_they_need() {
+    for (vnics, floods) in [(300, 1), (300, 3), (40, 64), (10, 64), (63, 64)] {
+        let mut host = crowd(vnics, 128);
+        let guest = host.guest("a").unwrap();
+        for n in 0..floods {
+            guest.enqueue(&build::ethernet(A, Mac::BROADCAST).payload(0x88b5, &[n as u8; 46]), NetHeader::default()).unwrap();
+        }
+        guest.flush();
+        let mut all = std::collections::BTreeMap::new();
+        let mut turns = 0;
+        while host.turn() {
+            let (copies, rings) = done(&mut host, &mut all);
+            assert!(copies <= 1024 && rings <= 64, "{copies} copies into {rings} rings in one turn");
+            turns += 1;
+            assert!(turns < 400, "it ends");
+        }
+        let most = (vnics * floods).div_ceil(64 * if vnics > 63 { 1 } else { 4 }) + floods;
+        assert!(turns <= most, "{turns} turns for {floods} floods to {vnics}");
+        assert_eq!(all.remove("a.in.packets"), Some(floods as u64));
+        assert_eq!(all.remove("a.flooded"), Some(floods as u64));
+        assert_eq!(all.remove("a.drop.flood-limit"), Some(0));
+        assert_eq!(all.len(), vnics);
+        assert!(all.values().all(|n| *n == floods as u64), "{all:?}");
+        for (id, frames) in host.received().unwrap() {
+            let order: Vec<u8> = frames.iter().map(|(_, frame)| frame[20]).collect();
+            assert_eq!(order, (0..floods as u8).collect::<Vec<_>>(), "{id}");
+        }
+    }
+}
+
+/// What stands behind a flood that is under way waits for it, and is judged once.
+#[test]
+fn frames_behind_a_flood_keep_their_order_and_are_counted_once() {
+    let mut host = crowd(200, 128);
+    let first = Mac([2, 0, 0, 1, 0, 0]);
+    let frame = |to, n| build::ethernet(A, to).payload(0x88b5, &[n; 46]);
+    send(&mut host, &[frame(first, 1), frame(Mac::BROADCAST, 2), frame(first, 3), frame(Mac([2, 0, 9, 9, 9, 9]), 4)]);
+    host.settle();
+    let moved = host.moved();
+    assert_eq!((moved["a.in.packets"], moved["a.flooded"], moved["r0000.out.packets"]), (4, 2, 4), "{moved:?}");
+    let received = host.received().unwrap();
+    let order: Vec<u8> = received["r0000"].iter().map(|(_, frame)| frame[20]).collect();
+    assert_eq!(order, [1, 2, 3, 4]);
+    assert!((1..200).all(|n| received[&format!("r{n:04}")].len() == 2));
+}
+
+/// Large frames that are cut for their receiver: 512 segments a turn.
+#[test]
+fn segments_count() {
+    let mut host = Host::new().unwrap();
+    let large = GuestConfig { max_frame: 65_000, ..GuestConfig::default() };
+    host.declare("a", A, 1, &bypass()).unwrap();
+    host.attach("a", LINUX, &large, &MemoryConfig::new(large.memory_needed())).unwrap();
+    let plain =
+        butterfly_vhost::net::Features(butterfly_vhost::net::Features::VERSION_1.0 | butterfly_vhost::net::Features::MRG_RXBUF.0);
+    let config = GuestConfig::default().rings(1024);
+    host.declare("r", B, 1, &bypass()).unwrap();
+    host.attach("r", plain, &config, &MemoryConfig::new(config.memory_needed())).unwrap();
+    host.settle();
+    host.moved();
+    let ip = build::ethernet(A, B).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).checksum(build::Checksum::Partial);
+    let frame = ip.tcp(&build::Tcp::new(1, 2, 0), &vec![7; 64_800]);
+    let header = NetHeader {
+        flags: NetHeader::FLAG_NEEDS_CSUM,
+        gso_type: NetHeader::GSO_TCPV4,
+        gso_size: 432,
+        csum_start: 34,
+        csum_offset: 16,
+        ..NetHeader::default()
+    };
+    for _ in 0..5 {
+        host.guest("a").unwrap().enqueue(&frame, header).unwrap();
+    }
+    host.guest("a").unwrap().flush();
+    let mut all = 0;
+    while host.turn() {
+        let segments = host.moved().get("r.out.packets").copied().unwrap_or(0);
+        assert!(segments <= 512, "{segments} in one turn");
+        all += segments;
+        host.received().unwrap();
+    }
+    assert_eq!(all, 5 * 150);
+}

@@ -1,0 +1,72 @@
+#!/bin/bash
+# long.sh [PART...]: what takes too long for `make test`. Each part runs for MINUTES (60), one after the other, all of them
+# even if one fails; prints a table and closes with "N passed, N failed". Needs root.
+#   ignored   tests that are marked "long": as long as they take
+#   tunnel    networks across hosts in all 28 combinations: as long as they take
+#   model     the switch against its model, on one host and on two, each for MINUTES
+#   attack    hostile guests, front ends and clients beside guests that must not notice
+#   fuzz      coverage-guided fuzzing, MINUTES shared by all targets
+#   soak      traffic, additions and removals
+set -euo pipefail
+# shellcheck source=lib/common.sh
+. "$(dirname "$0")/lib/common.sh"
+
+MINUTES=${MINUTES:-60}
+LOGS=$BUILD/test-long
+mkdir -p "$LOGS"
+parts=("$@")
+[ $# -gt 0 ] || parts=(ignored tunnel model attack fuzz soak)
+targets=(rings control frames api)
+[ ! -d "$REPO/fuzz/corpus/zmtp" ] || targets+=(zmtp)
+
+model() { # each test by itself: together they would share the processors
+  local test
+  for test in the_switch_does_what_the_model_says the_switches_of_two_hosts_do_what_the_model_says; do
+    MODEL_SECONDS=$((MINUTES * 60)) "$CARGO" test --release -p butterfly-datapath --test model -- --exact "$test" --nocapture || return 1
+  done
+}
+ignored() { # by name: others are ignored because they are parts of a test, or want a quiet machine
+  local names
+  mapfile -t names < <(git ls-files '*.rs' | xargs awk '/#\[ignore = "long/ { found = 1 } found && /fn / { sub(/.*fn /, ""); sub(/\(.*/, ""); print; found = 0 }')
+  [ ${#names[@]} -gt 0 ] || { say "no test is marked long"; return 0; }
+  say "${names[@]}"
+  "$CARGO" test --release --workspace -- --ignored --nocapture "${names[@]}"
+}
+part() {
+  case $1 in
+    ignored) ignored ;;
+    tunnel)
+      make guest
+      MATRIX=all "$TESTS/tunnel/run.sh" '^ipv[46]-'
+      ;;
+    model) model ;;
+    attack) "$TESTS/attack/run.sh" $((MINUTES * 60)) ;;
+    fuzz) FUZZ_SECONDS=$((MINUTES * 60 / ${#targets[@]})) "$TESTS/fuzz/run.sh" "${targets[@]}" ;;
+    soak) MINUTES=$MINUTES "$TESTS/soak/run.sh" ;;
+    *) die "no such part: $1" ;;
+  esac
+}
+
+CARGO=${CARGO:-cargo}
+cd "$REPO"
+passed=0 failed=0 table=''
+for name in "${parts[@]}"; do
+  say "==== $name"
+  begun=$SECONDS verdict=ok
+  # Not in a condition: `set -e` holds inside only then.
+  set +e
+  (set -e; part "$name") >"$LOGS/$name.log" 2>&1 </dev/null
+  status=$?
+  set -e
+  if [ "$status" -eq 0 ]; then
+    passed=$((passed + 1))
+  else
+    failed=$((failed + 1)) verdict="FAILED; repeat with: tests/long.sh $name    log: $LOGS/$name.log"
+  fi
+  tail -3 "$LOGS/$name.log"
+  table+=$(printf '%-10s %6d s  %s' "$name" $((SECONDS - begun)) "$verdict")$'\n'
+done
+say
+say "$table"
+say "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
