@@ -73,6 +73,8 @@ attempt() { # attempt ROLE DEVICE-ARGS GENERATOR-OPTIONS...
   generator=$!
   if wait_for 60 ready; then
     for nic in "a$vni" "b$vni"; do
+      # The generator does not wait until what it said was read.
+      wait_for 10 negotiated "$nic" || true
       case ,$device, in *,mrg_rxbuf=0,*) feature "$nic" mrg-rxbuf off ;; *) feature "$nic" mrg-rxbuf on ;; esac || status=1
       case ,$device, in *,in_order=0,*) feature "$nic" in-order off ;; *) feature "$nic" in-order on ;; esac || status=1
       case " $* " in *' --tx-csum '*) feature "$nic" csum on || status=1 ;; esac
@@ -100,6 +102,7 @@ attempt() { # attempt ROLE DEVICE-ARGS GENERATOR-OPTIONS...
   bf nic del "a$vni" "b$vni" || status=1
   return "$status"
 }
+negotiated() { [ "$(nic_field "$1" "n['features_negotiated'] != []")" = True ]; }
 ready() { ! alive "$generator" || grep -q '^READY' "$dir/vugen.log"; }
 
 try() { # try NAME ROLE DEVICE-ARGS GENERATOR-OPTIONS...

@@ -33,7 +33,8 @@ take() {
     processes
     ip netns list 2>/dev/null | awk '{ print "network namespace " $1 }'
     ip -o link show 2>/dev/null | awk -F': ' '{ sub(/@.*/, "", $2); print "network device " $2 }'
-    awk '{ print "mount " $2 " (" $3 ")" }' /proc/mounts
+    # ip makes the folder of network namespaces a mount when it makes the first one, for good.
+    awk '$2 != "/run/netns" { print "mount " $2 " (" $3 ")" }' /proc/mounts
     awk 'NR > 1 && $8 ~ /(qemu-vhost-|bfly-|butterfly|\.sock$|\.agent$|\.console$|^@peers)/ { print "socket " $8 }' /proc/net/unix
     find /tmp /run /dev/shm -maxdepth 1 \( -name 'bfly-*' -o -name 'butterfly*' -o -name 'qemu-vhost-*' \
       -o -name 'peers-*' \) -printf 'file %p\n' 2>/dev/null || true

@@ -282,7 +282,7 @@ fn a_second_front_end_waits() {
     exchange(&mut a, &mut second, &mut both, &[60; 1000]);
 }
 
-/// A disabled ring rests: frames to it are drops with a name, frames from it wait.
+/// A disabled ring rests: frames to it are drops with a name, frames from it wait. After half a second they are given back unsent.
 #[test]
 fn rings_are_disabled_and_enabled() {
     let host = Host::new();
@@ -307,6 +307,21 @@ fn rings_are_disabled_and_enabled() {
         b.expect(&waiting);
         both = streams(&a, &b);
     }
+    a.vm.connection.enable(1, false).unwrap();
+    // The second time more than the ring holds: it is emptied as long as this lasts.
+    let mut sent = 0;
+    for more in [3, 600] {
+        for _ in 0..more {
+            a.send(&both[0].next_frame(60));
+        }
+        sent += more;
+        eventually("what cannot be sent is discarded", || host.show("a").drops("tx-disabled") == sent);
+    }
+    assert!(a.vm.guest.drain(Duration::from_secs(5)).unwrap());
+    assert_eq!(b.pending().len(), 0, "its sender is disabled");
+    a.vm.connection.enable(1, true).unwrap();
+    both = streams(&a, &b);
+    exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
 }
 
 fn exchange_one(from: &mut Station, to: &mut Station, stream: &mut Stream) {

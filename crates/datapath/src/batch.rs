@@ -37,6 +37,8 @@ pub(crate) enum Verdict {
         /// The destination is a unicast address that nobody knows: only vnics that may own several addresses get it.
         unknown: bool,
     },
+    /// The same, of another host: this turn has no time for it, so it waits in a queue.
+    Later,
 }
 
 /// What is known of a frame.
@@ -78,17 +80,33 @@ impl Meta {
 /// A worker's room for one batch.
 pub(crate) type Metas = [Meta; BATCH];
 
+/// Where the frames of a batch are from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Origin {
+    /// From their sender's port.
+    Port,
+    /// One flood of another host that a turn had no time for; it was counted when it came.
+    Waited,
+    /// One frame that the switch made, as if the sender had: it may say what guests may not (RARP), and counts for nobody.
+    Own,
+}
+
 /// The frames of one sender.
 pub(crate) struct Batch<'a> {
     pub frames: Frames<'a>,
     /// Among them may be ARP or neighbour discovery.
     pub unusual: bool,
+    pub origin: Origin,
     metas: &'a mut Metas,
 }
 
 impl<'a> Batch<'a> {
     pub fn new(frames: Frames<'a>, metas: &'a mut Metas) -> Batch<'a> {
-        Batch { frames, unusual: false, metas }
+        Batch::of(Origin::Port, frames, metas)
+    }
+
+    pub fn of(origin: Origin, frames: Frames<'a>, metas: &'a mut Metas) -> Batch<'a> {
+        Batch { frames, unusual: false, origin, metas }
     }
 
     #[inline(always)]
@@ -131,6 +149,8 @@ pub(crate) struct Context<'a> {
     /// Somebody watches, and what delivery finds out for them.
     pub watched: Option<&'a Selection>,
     pub notes: &'a Notes,
+    /// The first frame is a flood some of whose receivers have it: it was judged before, and what that cost is paid.
+    pub again: bool,
     /// A frame of the batch goes to several receivers. Set by `forward`.
     pub floods: Cell<bool>,
 }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{
     drops::{CAPACITY, DropReason},
+    headers::TX_DISABLED,
     last_drops::{Dropped, LastDrop, LastDrops},
 };
 
@@ -56,6 +57,8 @@ impl Cells {
 pub(crate) struct Counters {
     cells: Box<[Cells]>,
     last: Box<[LastDrops]>,
+    /// Frames that housekeeping discarded: [`TX_DISABLED`].
+    pub discarded: AtomicU64,
 }
 
 impl Counters {
@@ -63,6 +66,7 @@ impl Counters {
         Counters {
             cells: (0..workers).map(|_| Cells(std::array::from_fn(|_| AtomicU64::new(0)))).collect(),
             last: (0..workers).map(|_| LastDrops::new()).collect(),
+            discarded: AtomicU64::new(0),
         }
     }
 
@@ -96,7 +100,8 @@ impl Counters {
 
     /// Drops for one reason.
     pub fn drops(&self, reason: DropReason) -> u64 {
-        self.at(PLAIN + reason.index())
+        let discarded = if reason == TX_DISABLED { self.discarded.load(Ordering::Relaxed) } else { 0 };
+        self.at(PLAIN + reason.index()) + discarded
     }
 
     fn at(&self, index: usize) -> u64 {
@@ -111,6 +116,7 @@ impl Counters {
                 *sum += cell.load(Ordering::Relaxed);
             }
         }
+        totals.add_drops(TX_DISABLED, self.discarded.load(Ordering::Relaxed));
         totals
     }
 }

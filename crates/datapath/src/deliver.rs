@@ -153,7 +153,7 @@ fn plan(batch: &Batch<'_>, receivers: &mut Receivers) -> Planned {
             Verdict::Tunnel(_) => planned.tunnelled = true,
             Verdict::Flood { .. } => planned.floods = true,
             Verdict::Drop(..) => planned.drops = true,
-            Verdict::Undecided => {}
+            Verdict::Undecided | Verdict::Later => {}
         }
     }
     note(receivers, current);

@@ -219,7 +219,7 @@ impl Fdb {
         if !room {
             return None;
         }
-        // Old entries are removed by expire(), which counts: only free ones are taken here.
+        // Old entries are removed by remove(), which counts: only free ones are taken here.
         let emptier = if second.used() < first.used() { second } else { first };
         let entry = emptier.free().or_else(|| self.make_room(homes))?;
         entry.fill(wanted_key, wanted_value, now);

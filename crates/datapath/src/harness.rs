@@ -310,6 +310,11 @@ impl Host {
         self.worker.turn()
     }
 
+    /// Cycles of the longest batch of one ring since the last look.
+    pub fn longest_turn(&self) -> u64 {
+        self.plane.workers.first().map_or(0, |worker| worker.stats.longest.swap(0, std::sync::atomic::Ordering::Relaxed))
+    }
+
     /// Turns until nothing is left to do.
     pub fn settle(&mut self) {
         while self.turn() {}
@@ -403,7 +408,7 @@ impl Host {
         self.vnics.get(id).ok_or("no such vnic")?.vnic.shared.announcing.begin();
         for _ in 0..20 {
             self.plane.announce();
-            self.turn();
+            self.settle();
         }
         Ok(())
     }

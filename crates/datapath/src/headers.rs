@@ -34,6 +34,12 @@ drop_reasons! { 0;
         remedy: "replace the machine's virtio-net driver, or the program in it that writes raw frames",
         charged: "the sender",
     }
+    /// The frame was in a transmit ring that the front end had disabled for half a second or more.
+    TX_DISABLED = "tx-disabled" {
+        cause: "a network card that was switched off from outside (`set_link NAME off` in QEMU's monitor), or a driver that takes its link down and goes on sending",
+        remedy: "switch it on again: `set_link NAME on` in QEMU's monitor, or set the interface up in the machine",
+        charged: "the sender",
+    }
 }
 
 /// What a frame carries, as far as filters ask.

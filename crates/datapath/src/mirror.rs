@@ -61,7 +61,7 @@ fn sent_to(receiver: &Vnic, index: usize, meta: &Meta, context: &Context<'_>, ro
         Verdict::Flood { unknown } => {
             (receiver.rules.bypass || !unknown) && admits_flooded(room, index, receiver, context).is_ok()
         }
-        Verdict::Drop(..) | Verdict::Tunnel(_) | Verdict::Undecided => false,
+        Verdict::Drop(..) | Verdict::Tunnel(_) | Verdict::Undecided | Verdict::Later => false,
     }
 }
 

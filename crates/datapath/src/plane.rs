@@ -294,7 +294,7 @@ impl Plane {
         }
         let slot = next.vnics.vacant();
         // A network's first vnic may bring its trunk.
-        if slot + 1 >= UPLINK.slot {
+        if slot + 2 >= UPLINK.slot {
             return Err(AddError::TooMany);
         }
         let network = next.by_vni.get(&vni).copied().unwrap_or_else(|| next.networks.vacant());

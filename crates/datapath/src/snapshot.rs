@@ -218,6 +218,13 @@ impl Snapshot {
     pub fn network(&self, vni: u32) -> Option<&Arc<Network>> {
         self.networks.get(self.vnis.get(vni.into())?)
     }
+
+    /// The same, with its port to other hosts.
+    #[inline(always)]
+    pub fn trunk(&self, vni: u32) -> Option<(&Arc<Network>, &Arc<Vnic>)> {
+        let network = self.network(vni)?;
+        Some((network, self.vnics.get(network.remote.as_ref()?.slot)?))
+    }
 }
 
 /// Small numbers by larger ones, such as vnics by their addresses: open addressing, at most half full.

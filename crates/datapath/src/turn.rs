@@ -11,8 +11,7 @@ use std::ops::Range;
 use butterfly_vhost::ring::Frame;
 
 use crate::{
-    batch::{Batch, Context, Meta, Verdict},
-    deliver::FLOOD_LIMIT,
+    batch::{Batch, Context, Meta, Origin, Verdict},
 };
 
 /// Most copies of one turn.
@@ -21,8 +20,8 @@ const COPIES: u64 = 1024;
 const VISITS: u64 = 64;
 /// Copies that a visit stands for: its lines are in nobody's cache.
 const VISIT: u64 = 4;
-/// Copies that a segment of unicast stands for: its headers are rewritten and its payload is summed.
-const SEGMENT: u64 = 2;
+/// Copies that a segment of unicast stands for: its headers are rewritten, its payload is summed, and the receiver's lines are cold.
+const SEGMENT: u64 = 4;
 /// Bytes that a copy stands for.
 const BYTES: u32 = 2048;
 /// Pieces of the sender's memory that a copy stands for.
@@ -36,11 +35,13 @@ pub(crate) struct Turn {
     pub receivers: Range<usize>,
     /// Other receivers of the only frame, a flood, are left for the next turn.
     pub part: bool,
+    /// Floods of another host are for a turn of their own: [`Verdict::Later`].
+    pub later: bool,
 }
 
 impl Turn {
     /// Everything.
-    pub const WHOLE: Turn = Turn { receivers: 0..usize::MAX, part: false };
+    pub const WHOLE: Turn = Turn { receivers: 0..usize::MAX, part: false, later: false };
 
     /// Whether this is the first turn of its floods.
     pub fn is_first(&self) -> bool {
@@ -87,17 +88,18 @@ pub(crate) fn receivers(context: &Context<'_>) -> usize {
 
 /// Cuts a batch to what one turn has time for. `from` is how many receivers have its first frame already, if that is a flood.
 ///
-/// Frames from other hosts cannot be put back: of those that do not fit, floods are dropped, all but the first.
+/// Frames from other hosts cannot be put back: of those that do not fit, floods are for later.
 #[inline(never)]
 pub(crate) fn fit(batch: &mut Batch<'_>, context: &Context<'_>, from: usize) -> Turn {
     let members = context.network.members.len() as u64;
     let all = receivers(context);
-    let trunk = context.sender.trunk;
+    let trunk = context.sender.trunk && batch.origin == Origin::Port;
     let mirrors = |slot: u32| context.watched.map_or(0, |watched| watched.mirrors_of(slot).len()) as u64;
     let all_mirrors = context.watched.map_or(0, |watched| watched.mirrors()) as u64;
     let own_mirrors = mirrors(context.sender.place.slot);
     let (mut copies, mut visits) = (COPIES, VISITS);
-    let mut flooded = false;
+    let (mut flooded, mut later) = (false, false);
+    let mut last = None;
     let mut taken = 0;
     let (frames, metas) = batch.parts();
     for (meta, frame) in metas.iter_mut().zip(frames.frames()) {
@@ -107,22 +109,25 @@ pub(crate) fn fit(batch: &mut Batch<'_>, context: &Context<'_>, from: usize) -> 
                 let rings = if flooded { 0 } else { members + all_mirrors };
                 (rings * VISIT + (all as u64 + all_mirrors) * weight(meta, frame.len, frame.pieces()), rings)
             }
-            Verdict::Deliver(slot) => {
-                let copied = mirrors(slot);
-                (unicast(meta, frame) * (1 + own_mirrors + copied), 1 + copied)
+            // Frames for the same receiver visit its ring once.
+            verdict => {
+                let copied = if let Verdict::Deliver(slot) = verdict { mirrors(slot) } else { 0 };
+                let rings = if last == Some(verdict) { 0 } else { 1 + copied };
+                last = Some(verdict);
+                (unicast(meta, frame) * (1 + own_mirrors + copied), rings)
             }
-            _ => (unicast(meta, frame) * (1 + own_mirrors), 1),
         };
         let flood = matches!(meta.verdict, Verdict::Flood { .. });
-        let fits = cost <= copies && (trunk || rings <= visits);
+        let fits = cost <= copies && rings <= visits;
         if taken == 0 && flood && !trunk && (!fits || from > 0) {
             let each = VISIT + weight(meta, frame.len, frame.pieces());
             let end = from.saturating_add((COPIES / each).clamp(1, VISITS) as usize);
             batch.frames.truncate(1);
-            return Turn { receivers: from..end, part: end < all };
+            return Turn { receivers: from..end, part: end < all, later: false };
         }
-        if !fits && trunk && flood && flooded {
-            meta.verdict = Verdict::Drop(FLOOD_LIMIT, context.sender.place.slot);
+        if !fits && trunk && flood {
+            meta.verdict = Verdict::Later;
+            later = true;
         } else if !fits && !trunk && taken > 0 {
             break;
         } else {
@@ -133,7 +138,7 @@ pub(crate) fn fit(batch: &mut Batch<'_>, context: &Context<'_>, from: usize) -> 
         taken += 1;
     }
     batch.frames.truncate(taken);
-    Turn::WHOLE
+    Turn { later, ..Turn::WHOLE }
 }
 
 /// Copies that a frame with one receiver stands for.

@@ -12,18 +12,20 @@ use std::{
 use arc_swap::ArcSwap;
 use butterfly_vhost::{
     cpu,
-    ring::{BATCH, FrameStore, Frames, Gathered},
+    ring::{BATCH, FrameStore, Gathered},
 };
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
 mod fair;
+mod later;
 mod uplink;
 
 use fair::{Account, Fair};
+use later::{LATER, Later};
 
 use crate::{
     antispoof::antispoof,
-    batch::{Batch, Context, Meta, Metas},
+    batch::{Batch, Context, Meta, Metas, Origin},
     claims::{Bindings, claims},
     clock::Clock,
     counters::Counter,
@@ -55,8 +57,6 @@ const TIMER_US: u64 = 1000;
 /// Most vnics a switch has: more than it can have descriptors. An FDB entry has room for 24 bits.
 pub(crate) const MAX_SLOTS: u32 = 1 << 20;
 const CALLS: usize = 4096;
-/// Copies of announcements of one vnic at once.
-const ANNOUNCED_COPIES: usize = 1024;
 const WAKE: u64 = u64::MAX;
 /// Batch sizes are counted in classes 1, 2, 3-4, 5-8, .. 33-64.
 pub(crate) const SIZE_CLASSES: usize = 7;
@@ -241,9 +241,11 @@ pub(crate) struct Worker {
     now: u64,
     patience: u64,
     fair: Fair,
-    /// The time stamp counter when the turn began that is under way.
+    /// The time stamp counter when the turn began that is under way, and whether rings that had nothing were looked at since.
     begun: u64,
+    looked: bool,
     calls: Calls,
+    later: Later,
     store: FrameStore,
     metas: Box<Metas>,
     room: Room,
@@ -270,7 +272,9 @@ impl Worker {
             patience: cpu::tsc_hz() / 1_000_000 * EMPTY_US,
             fair: Fair::new(),
             begun: 0,
+            looked: false,
             calls: Vec::with_capacity(CALLS),
+            later: Later::new(),
             store: FrameStore::default(),
             metas: Box::new([Meta::NEW; BATCH]),
             room,
@@ -382,39 +386,13 @@ impl Worker {
                     self.add(place);
                 }
                 Order::Stopped(place) => self.timed.retain(|other| *other != place),
-                Order::Announce { place, frames } => self.say(place, &frames),
+                Order::Announce { place, frames } => {
+                    self.later.announce(place, frames);
+                    self.add(LATER);
+                }
             }
         }
         self.orders = orders;
-    }
-
-    /// Sends frames for a vnic, if its machine runs here.
-    fn say(&mut self, place: PortRef, frames: &[Vec<u8>]) {
-        let Some(sender) = self.snapshot.vnic(place).filter(|vnic| vnic.shared.driving.load(Ordering::Relaxed)) else { return };
-        let Some(network) = self.snapshot.networks.get(sender.network) else { return };
-        // As many as a turn has time for; the first one, which moves the address, in any case.
-        let hosts = network.remote.as_ref().map_or(0, |remote| remote.peers.len().max(1));
-        let receivers = network.members.len() + hosts;
-        let most = (ANNOUNCED_COPIES / receivers.max(1)).max(1);
-        let frames = frames.get(..most).unwrap_or(frames);
-        if let Some(cells) = sender.shared.counters.of(self.handle.index) {
-            cells.add(Counter::Announced, frames.len() as u64);
-        }
-        // Vnics here are found by the network's own table: they hear of it if there are not too many.
-        let from = if receivers > ANNOUNCED_COPIES { network.members.len() } else { 0 };
-        let turn = Turn { receivers: from..usize::MAX, part: false };
-        let context = self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
-        let frames = Frames::private(&mut self.store, frames.iter().map(Vec::as_slice));
-        let mut batch = Batch::new(frames, &mut self.metas);
-        // As `walk`, but for anti-spoofing: these frames are ours, and a guest may not send RARP.
-        headers(&mut batch, &context);
-        offload(&mut batch, &context);
-        forward(&mut batch, &context);
-        filter(&mut batch, &context, &mut self.room);
-        deliver(batch, &context, &self.room, &mut self.departures, &mut self.calls, &turn);
-        for call in self.calls.drain(..) {
-            call.signal();
-        }
     }
 
     /// Puts a ring into the poll set. Rings of vnics that are gone leave it at their next turn.
@@ -447,6 +425,7 @@ impl Worker {
     #[inline(never)] // measurements find it by its name
     fn round(&mut self) -> bool {
         self.begun = self.now;
+        self.looked = false;
         let pass = loop {
             match self.pass() {
                 Pass::Waiting => self.forgive(),
@@ -469,8 +448,14 @@ impl Worker {
         while let Some(polled) = self.polled.get_mut(at) {
             if polled.account.debt > 0 && !self.fair.is_due(&mut polled.account) {
                 waiting = true;
+                self.looked = true;
                 at += 1;
                 continue;
+            }
+            if self.looked {
+                // Those before it cost it nothing.
+                self.begun = cpu::tsc();
+                self.looked = false;
             }
             let mut served = false;
             let stays = match self.serve(at) {
@@ -494,9 +479,12 @@ impl Worker {
                     self.charge(at);
                     // No batch is judged by what was taken back while others were served.
                     self.adopt();
+                } else {
+                    self.looked = true;
                 }
                 at += 1;
             } else {
+                self.looked = true;
                 let left = self.polled.swap_remove(at);
                 if let Some(is_polled) = self.is_polled.get_mut(left.place.slot as usize) {
                     *is_polled = false;
@@ -578,7 +566,11 @@ impl Worker {
     fn serve(&mut self, at: usize) -> Found {
         let Some(polled) = self.polled.get_mut(at) else { return Found::Gone };
         let Some(sender) = self.snapshot.vnic(polled.place) else {
-            return if polled.place == UPLINK { self.serve_uplink(at) } else { Found::Gone };
+            return match polled.place {
+                UPLINK => self.serve_uplink(at),
+                LATER => self.serve_later(),
+                _ => Found::Gone,
+            };
         };
         let Some(mut guard) = sender.shared.port.try_tx() else { return Found::Held };
         let Some(ring) = guard.as_mut() else { return Found::Gone };
@@ -611,10 +603,11 @@ impl Worker {
         }) else {
             return Found::Empty;
         };
-        let context = self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
-        let batch = Batch::new(frames, &mut self.metas);
         let from = polled.flooded as usize;
-        let walked = walk(batch, &context, &mut self.room, &mut self.departures, &mut self.calls, from);
+        let context = self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
+        let context = Context { again: from > 0, ..context };
+        let batch = Batch::new(frames, &mut self.metas);
+        let walked = walk(batch, &context, &mut self.room, &mut self.departures, &mut self.calls, &mut self.later, from);
         if let Some(slot) = walked.likely {
             polled.likely = slot;
         }
@@ -654,6 +647,7 @@ impl Shared {
             tunnel: self.tunnel.as_ref(),
             watched: notes.begin(snapshot),
             notes,
+            again: false,
             floods: Cell::new(false),
         }
     }
@@ -667,25 +661,34 @@ fn walk(
     room: &mut Room,
     departures: &mut Departures,
     calls: &mut Calls,
+    later: &mut Later,
     from: usize,
 ) -> Walked {
     headers(&mut batch, context);
-    antispoof(&mut batch, context);
-    if batch.unusual {
-        claims(&mut batch, context);
+    if batch.origin != Origin::Own {
+        antispoof(&mut batch, context);
+        if batch.unusual {
+            claims(&mut batch, context);
+        }
     }
     let segments = offload(&mut batch, context);
     forward(&mut batch, context);
     let turn =
         if segments || context.floods.get() || context.watched.is_some() { fit(&mut batch, context, from) } else { Turn::WHOLE };
+    if turn.later {
+        later.take(&mut batch, context);
+    }
     let n = batch.frames.len();
+    let counts = batch.origin == Origin::Port;
     let bytes = batch.frames.frames().iter().map(|frame| u64::from(frame.len)).sum();
     filter(&mut batch, context, room);
     let (likely, done) = deliver(batch, context, room, departures, calls, &turn);
     if !done {
         return Walked { likely, frames: 0, flooded: turn.receivers.end as u32 };
     }
-    count_in(context.sender, context.worker, bytes, n);
+    if counts {
+        count_in(context.sender, context.worker, bytes, n);
+    }
     Walked { likely, frames: n, flooded: 0 }
 }
 

@@ -9,7 +9,10 @@
 
 use std::{
     os::fd::BorrowedFd,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use crate::{
@@ -61,13 +64,21 @@ pub trait PortEvents: Send + Sync {
 pub struct Port {
     tx: Mutex<Option<TxRing>>,
     rx: Mutex<Option<RxRing>>,
+    /// The transmit ring runs and is disabled.
+    tx_disabled: AtomicBool,
     interrupts: Arc<Interrupts>,
     touches: Arc<Touches>,
 }
 
 impl Default for Port {
     fn default() -> Port {
-        Port { tx: Mutex::default(), rx: Mutex::default(), interrupts: Arc::default(), touches: Touches::new() }
+        Port {
+            tx: Mutex::default(),
+            rx: Mutex::default(),
+            tx_disabled: AtomicBool::new(false),
+            interrupts: Arc::default(),
+            touches: Touches::new(),
+        }
     }
 }
 
@@ -135,6 +146,7 @@ impl Port {
         match queue {
             Queue::Tx => {
                 let old = lock(&self.tx).replace(TxRing::new(split));
+                self.tx_disabled.store(!enabled, Relaxed);
                 drop(old);
             }
             Queue::Rx => {
@@ -179,7 +191,8 @@ impl Port {
         match queue {
             Queue::Tx => {
                 if let Some(ring) = lock(&self.tx).as_mut() {
-                    ring.split.enabled = enabled;
+                    ring.set_enabled(enabled);
+                    self.tx_disabled.store(!enabled, Relaxed);
                 }
             }
             Queue::Rx => {
@@ -190,6 +203,19 @@ impl Port {
                 }
             }
         }
+    }
+
+    /// Discards the frames of a transmit ring that has been disabled for half a second, if this is called ten times a second. Returns how
+    /// many.
+    pub fn discard_disabled(&self) -> u64 {
+        if !self.tx_disabled.load(Relaxed) {
+            return 0;
+        }
+        let (frames, call) = lock(&self.tx).as_mut().map(TxRing::discard).unwrap_or_default();
+        if let Some(call) = call {
+            call.signal_shared();
+        }
+        frames
     }
 
     /// SET_VRING_CALL: changes how a ring that runs interrupts its guest.

@@ -66,8 +66,8 @@ const fn entry(place: PortRef, way: usize) -> u64 {
 /// The table of all networks.
 pub(crate) struct Bindings {
     units: Units,
-    /// Guests choose addresses; what they cannot know is which of them share a bucket.
-    seed: u64,
+    /// Guests choose addresses, and tenants have several networks; what they cannot know is which of them share a bucket.
+    key: RandomState,
 }
 
 impl Bindings {
@@ -76,15 +76,12 @@ impl Bindings {
     }
 
     fn with_buckets(buckets: u32) -> Result<Bindings, UnitsError> {
-        Ok(Bindings { units: Units::anonymous(buckets as usize)?, seed: RandomState::new().hash_one(buckets) })
+        Ok(Bindings { units: Units::anonymous(buckets as usize)?, key: RandomState::new() })
     }
 
     fn bucket(&self, vni: u32, identifier: u64) -> usize {
-        // The finalizer of SplitMix64: every bit of network, identifier and seed matters for every bit.
-        let x = identifier ^ u64::from(vni).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self.seed;
-        let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (x ^ x >> 31) as usize % self.units.len().max(1)
+        // Keyed (SipHash), and of both words: with a sum of them, one network's addresses would collide with those of another.
+        self.key.hash_one((vni, identifier)) as usize % self.units.len().max(1)
     }
 
     fn words(&self, bucket: usize) -> &[AtomicU64] {

@@ -138,6 +138,7 @@ impl<'a> World<'a> {
             // Nobody watches what does not happen.
             watched: None,
             notes: &self.notes,
+            again: false,
             floods: std::cell::Cell::new(false),
         }
     }

@@ -116,7 +116,7 @@ pub(super) fn lookup(verdict: Verdict, frame: &[u8], context: &Context<'_>) -> S
         Verdict::Flood { unknown: false } => {
             format!("{mac} is a group address: it goes to everybody in VNI {}", context.sender.vni)
         }
-        Verdict::Drop(..) | Verdict::Undecided => format!("{mac}"),
+        Verdict::Drop(..) | Verdict::Undecided | Verdict::Later => format!("{mac}"),
     };
     step("lookup", Mark::Pass, text)
 }

@@ -161,7 +161,7 @@ fn deliver(verdict: Verdict, frame: &[u8], context: &Context<'_>, room: &Room, s
         }),
         Verdict::Flood { unknown } => flood(unknown, frame, context, room, steps),
         Verdict::Drop(reason, slot) => Err((reason, slot)),
-        Verdict::Undecided => Err((NO_RECEIVER, context.sender.place.slot)),
+        Verdict::Undecided | Verdict::Later => Err((NO_RECEIVER, context.sender.place.slot)),
     };
     outcome.unwrap_or_else(|drop| {
         let stage = if matches!(verdict, Verdict::Tunnel(_)) { "tunnel" } else { "delivery" };

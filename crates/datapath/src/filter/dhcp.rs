@@ -32,6 +32,9 @@ const EXCHANGES: usize = 4;
 /// Requests of one family that a client may send without a rule, at once and per second.
 const REQUESTS: u32 = 8;
 const REQUESTS_PER_SECOND: u32 = 4;
+/// The same of requests that a rule lets out: a server remembers whom it may answer, and nobody is to push others out of that.
+const RULED: u32 = 64;
+const RULED_PER_SECOND: u32 = 16;
 /// Answers to one request: several servers, and those of boot servers.
 const ANSWERS: u32 = 8;
 /// Servers that a client knows: the one that gave its lease, and others that offered one.
@@ -53,6 +56,8 @@ pub(crate) struct DhcpState {
     offers: AtomicU32,
     /// Second of the last request to a server that no answer had named; 0 if there was none.
     unknown: AtomicU32,
+    /// Requests that rules let out.
+    ruled: Pace,
     /// Who may be answered, if a rule makes the vnic a server.
     clients: OnceLock<Clients>,
 }
@@ -62,8 +67,26 @@ pub(crate) struct DhcpState {
 #[derive(Default)]
 struct Family {
     exchanges: [Exchange; EXCHANGES],
-    /// Second (high half) and the tokens that were left in it; 0 if none was ever taken.
-    tokens: AtomicU64,
+    pace: Pace,
+}
+
+/// Tokens of whole seconds: the second (high half) and those that were left in it; 0 if none was ever taken.
+#[derive(Default)]
+struct Pace(AtomicU64);
+
+impl Pace {
+    fn left(&self, now: u32, most: u32, per_second: u32) -> u32 {
+        let word = self.0.load(Relaxed);
+        let (then, left) = ((word >> 32) as u32, word as u32);
+        if word == 0 { most } else { left.saturating_add(now.wrapping_sub(then).saturating_mul(per_second)).min(most) }
+    }
+
+    /// Takes a token, if there is one. To be called by the worker that owns the vnic's transmit ring.
+    fn take(&self, now: u32, most: u32, per_second: u32) -> bool {
+        let Some(left) = self.left(now, most, per_second).checked_sub(1) else { return false };
+        self.0.store(u64::from(now) << 32 | u64::from(left), Relaxed);
+        true
+    }
 }
 
 #[derive(Default)]
@@ -76,19 +99,14 @@ struct Exchange {
 
 impl Family {
     fn tokens(&self, now: u32) -> u32 {
-        let word = self.tokens.load(Relaxed);
-        let (then, left) = ((word >> 32) as u32, word as u32);
-        if word == 0 {
-            REQUESTS
-        } else {
-            left.saturating_add(now.wrapping_sub(then).saturating_mul(REQUESTS_PER_SECOND)).min(REQUESTS)
-        }
+        self.pace.left(now, REQUESTS, REQUESTS_PER_SECOND)
     }
 
     /// A request left: its exchange is open, in the place of the oldest if need be. Returns whether there was a token for it.
     fn open(&self, transaction: u32, now: u32) -> bool {
-        let Some(left) = self.tokens(now).checked_sub(1) else { return false };
-        self.tokens.store(u64::from(now) << 32 | u64::from(left), Relaxed);
+        if !self.pace.take(now, REQUESTS, REQUESTS_PER_SECOND) {
+            return false;
+        }
         let age = |exchange: &&Exchange| match exchange.asked.load(Relaxed) {
             0 => u32::MAX,
             word => now.wrapping_sub(word as u32),
@@ -114,7 +132,7 @@ impl Family {
     fn copy(&self) -> Family {
         let copy = |exchange: &Exchange| Exchange { asked: same(&exchange.asked), answers: same32(&exchange.answers) };
         let [a, b, c, d] = &self.exchanges;
-        Family { exchanges: [copy(a), copy(b), copy(c), copy(d)], tokens: same(&self.tokens) }
+        Family { exchanges: [copy(a), copy(b), copy(c), copy(d)], pace: Pace(same(&self.pace.0)) }
     }
 }
 
@@ -149,6 +167,7 @@ impl DhcpState {
             servers: [same32(a), same32(b), same32(c), same32(d)],
             offers: same32(&self.offers),
             unknown: same32(&self.unknown),
+            ruled: Pace(same(&self.ruled.0)),
             clients,
         }
     }
@@ -257,10 +276,10 @@ fn for_itself(dhcp: &Dhcp, sender: &Vnic, source: Address) -> Result<Message, Dr
 }
 
 /// Whether a filtered vnic may send a request without a rule.
-pub(super) fn may_ask(dhcp: &Dhcp, sender: &Vnic, tuple: &Tuple, now: u32) -> Result<(), DropReason> {
+pub(super) fn may_ask(dhcp: &Dhcp, sender: &Vnic, tuple: &Tuple, context: &Context<'_>) -> Result<(), DropReason> {
     for_itself(dhcp, sender, tuple.source)?;
-    let state = &sender.shared.dhcp;
-    if state.family(dhcp.v6).tokens(now) == 0 {
+    let (state, now) = (&sender.shared.dhcp, context.now);
+    if !context.again && state.family(dhcp.v6).tokens(now) == 0 {
         return Err(DHCP_LIMIT);
     }
     if dhcp.v6 {
@@ -275,6 +294,11 @@ pub(super) fn may_ask(dhcp: &Dhcp, sender: &Vnic, tuple: &Tuple, now: u32) -> Re
         _ if last != 0 && now.wrapping_sub(last) < UNKNOWN_SERVER => Err(DHCP_LIMIT),
         _ => Ok(()),
     }
+}
+
+/// Whether a filtered vnic may send a request that a rule lets out: a few per second, whatever the rule says.
+pub(super) fn may_ask_by_rule(sender: &Vnic, context: &Context<'_>) -> bool {
+    context.again || sender.shared.dhcp.ruled.take(context.now, RULED, RULED_PER_SECOND)
 }
 
 /// Whether a filtered vnic may send an answer: to a request that one of its rules for a DHCP server let in.
@@ -310,7 +334,7 @@ fn exchange_of<'a>(dhcp: &Dhcp, receiver: &'a Vnic, tuple: &Tuple, context: &Con
 /// Notes that a message left its sender.
 pub(super) fn left(dhcp: &Dhcp, tuple: &Tuple, context: &Context<'_>) {
     let sender = context.sender;
-    if sender.rules.bypass {
+    if sender.rules.bypass || context.again {
         return;
     }
     if !dhcp.request {
@@ -362,7 +386,9 @@ pub(super) fn flooded_to(dhcp: &Dhcp, tuple: &Tuple, context: &Context<'_>) -> O
     if receiver.rules.bypass || !may_answer(dhcp, receiver, tuple, context) {
         return None;
     }
-    entered(dhcp, receiver, tuple, context);
+    if !context.again {
+        entered(dhcp, receiver, tuple, context);
+    }
     Some(receiver.place.slot)
 }
 

@@ -20,7 +20,7 @@ use crate::{
     claims::may_speak_as,
     drops::DropReason,
     flow::{
-        BAD_DISCOVERY, Dhcp, FRAGMENT_ORPHAN, L4, Packet, Piece, Quoted, discovery,
+        BAD_DISCOVERY, DHCP_LIMIT, Dhcp, FRAGMENT_ORPHAN, L4, Packet, Piece, Quoted, discovery,
         fragments::FragmentKey,
         is_v4,
         parse::{Fault, parse},
@@ -669,10 +669,12 @@ fn leaves(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, 
             let allowed = if routers && found.valid && own && honest { by_router(sender, packet, context) } else { None };
             allowed.ok_or(refused(BAD_DISCOVERY))
         }
-        L4::Dhcp(found) if found.request => match dhcp::may_ask(found, sender, &packet.tuple, context.now) {
+        L4::Dhcp(found) if found.request => match dhcp::may_ask(found, sender, &packet.tuple, context) {
             Ok(()) => Ok(0),
-            // What needs no rule is bounded; a rule is not.
-            Err(reason) => by_rules_leaves(sender, packet, context).map_err(|_| refused(reason)),
+            Err(reason) => match by_rules_leaves(sender, packet, context) {
+                Ok(_) if !dhcp::may_ask_by_rule(sender, context) => Err(refused(DHCP_LIMIT)),
+                ruled => ruled.map_err(|_| refused(reason)),
+            },
         },
         L4::Dhcp(found) => {
             // A DHCPv6 server answers from its link-local address.

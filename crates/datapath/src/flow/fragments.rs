@@ -26,7 +26,7 @@ pub(crate) struct FragmentKey {
     destination: Address,
     id: u32,
     vni: u32,
-    /// Slot of the sending vnic. Slots are used again: who keeps something in the table must be able to tell.
+    /// Which vnic sent it: its incarnation, as slots are used again.
     sender: u32,
     vlan: u16,
     /// Of IPv4. IPv6 fragments of one packet may name different ones (RFC 8200, 4.5), so that there it is 0.

@@ -59,7 +59,7 @@ drop_reasons! { 6;
     }
     /// Neighbour discovery or multicast listener discovery that is invalid, or that speaks for somebody else.
     BAD_DISCOVERY = "bad-discovery" {
-        cause: "an address that was not declared (also a probe for it, with `--enable-antispoof`), a fifth link-local address, or a machine that wants to be a router",
+        cause: "an address that was not declared (also a probe for it, with `--enable-antispoof`), or a machine that wants to be a router",
         remedy: "declare the address too: `butterfly nic update --id NIC --ip ADDRESS..` (the whole list); a router needs `butterfly nic update --id NIC --router true` and an OUTBOUND rule for protocol 58",
         charged: "the sender",
     }
@@ -69,7 +69,7 @@ drop_reasons! { 6;
         remedy: "look at the request with tcpdump in the machine that sends; a relay needs an OUTBOUND rule: `butterfly sg rule add SG --dir out --ip-proto udp --port 67 --cidr SERVER/32`",
         charged: "the sender",
     }
-    /// More DHCP requests than a vnic may send without a rule: 8 at once and 4 per second of each family, and one a minute to a server that no answer named.
+    /// More DHCP requests than a vnic may send without a rule: 8 at once and 4 per second of each family, and one a minute to a server that no answer named; or more than 64 at once and 16 per second by a rule.
     DHCP_LIMIT = "dhcp-limit" {
         cause: "a DHCP client that repeats itself without a pause; or one that renews a lease which is older than the daemon, at a server that does not answer",
         remedy: "find the program that sends them; a lease that is older than the daemon is renewed at its next request, or when the client asks by broadcast",

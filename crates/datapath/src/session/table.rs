@@ -6,7 +6,7 @@
 //! bucket's lock.
 //!
 //! A flow has two buckets; the second is used, and looked at, only if the first overflowed. If both are full, others make way
-//! ([`relocate`]), so a table with free records has room for every flow.
+//! ([`relocate`]), and those for them: in a table that is 95 % full one flow in a million finds no room.
 
 #[cfg(test)]
 mod audit;

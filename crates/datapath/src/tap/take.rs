@@ -189,7 +189,8 @@ impl<'a> Tap<'a> {
         let now = cpu::tsc();
         let cycles = now.wrapping_sub(self.start) / batch.frames.len().max(1) as u64;
         let frame = Taken { tap: self, batch, context, room, now, cycles: u32::try_from(cycles).unwrap_or(u32::MAX) };
-        for (index, meta) in batch.metas().iter().enumerate() {
+        // What waits is told about when it goes.
+        for (index, meta) in batch.metas().iter().enumerate().filter(|(_, meta)| meta.verdict != Verdict::Later) {
             frame.one(index, meta);
         }
     }
@@ -357,7 +358,7 @@ impl<'a> Taken<'_, 'a, '_> {
             Verdict::Drop(reason, slot) => (Some(slot), Some(reason)),
             Verdict::Deliver(slot) => (Some(slot), refusals.first),
             Verdict::Tunnel(_) => (None, refusals.first),
-            Verdict::Flood { .. } | Verdict::Undecided => (None, None),
+            Verdict::Flood { .. } | Verdict::Undecided | Verdict::Later => (None, None),
         };
         let mut wanted = Wanted::new();
         tap.whole(sender.vni, reason, &mut wanted);
@@ -394,7 +395,7 @@ impl<'a> Taken<'_, 'a, '_> {
             Verdict::Tunnel(peer) => (Fate::Tunnel, peer.0),
             Verdict::Flood { .. } => (Fate::Flood, 0),
             Verdict::Drop(..) => (Fate::Drop, 0),
-            Verdict::Undecided => (Fate::Open, 0),
+            Verdict::Undecided | Verdict::Later => (Fate::Open, 0),
         };
         let mut record = Record {
             vni: context.sender.vni,

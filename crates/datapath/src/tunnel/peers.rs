@@ -1,6 +1,6 @@
 //! Peers: the tunnel endpoints of other hosts, learnt from what they send or named by the operator.
 //!
-//! One bounded table for all networks. Workers look up without locks and may add; only the control thread removes. A reference
+//! One bounded table for all networks. Workers look up without locks and may add, in the place of one that nobody needs if there is no other; the control thread removes. A reference
 //! carries a generation, so that what was learnt of a peer that is gone does not lead to the next one in its place.
 //!
 //! Whoever forges outer sources makes peers. So a peer that nobody named is held by the network that it was first heard in, and

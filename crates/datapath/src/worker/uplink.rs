@@ -3,7 +3,11 @@
 use butterfly_uplink::BURST;
 use butterfly_vhost::ring::{BATCH, Frames, Gathered};
 
-use super::{Found, Worker, walk};
+use super::{
+    Found, Worker,
+    later::{LATER, Later},
+    walk,
+};
 use crate::{
     batch::{Batch, Metas},
     counters::Counter,
@@ -35,6 +39,7 @@ impl Worker {
             room: &mut self.room,
             departures: &mut self.departures,
             calls: &mut self.calls,
+            later: &mut self.later,
             notes: &self.notes,
         };
         let found = match &tunnel.port {
@@ -74,6 +79,9 @@ impl Worker {
         if let Some(polled) = self.polled.get_mut(at) {
             polled.empty = 0;
             polled.busy = self.now;
+        }
+        if !self.later.is_empty() {
+            self.add(LATER);
         }
         Found::Frames(found)
     }
@@ -174,6 +182,7 @@ struct Desk<'a> {
     room: &'a mut Room,
     departures: &'a mut Departures,
     calls: &'a mut Calls,
+    later: &'a mut Later,
     notes: &'a Notes,
 }
 
@@ -245,11 +254,7 @@ impl Desk<'_> {
     }
 
     fn walk(&mut self, frames: Frames<'_>, vni: u32, peers: &[PeerRef]) {
-        let trunk = self.snapshot.network(vni).and_then(|network| {
-            let trunk = self.snapshot.vnics.get(network.remote.as_ref()?.slot)?;
-            Some((network, trunk))
-        });
-        let Some((network, trunk)) = trunk else {
+        let Some((network, trunk)) = self.snapshot.trunk(vni) else {
             (0..frames.len()).for_each(|index| self.drop(UNKNOWN_VNI, &frames, index));
             if let Some(call) = frames.release() {
                 call.signal();
@@ -260,7 +265,7 @@ impl Desk<'_> {
             meta.peer = *peer;
         }
         let context = self.shared.context(self.snapshot, trunk, network, self.worker, self.notes);
-        walk(Batch::new(frames, self.metas), &context, self.room, self.departures, self.calls, 0);
+        walk(Batch::new(frames, self.metas), &context, self.room, self.departures, self.calls, self.later, 0);
     }
 
     /// At the expense of the uplink.

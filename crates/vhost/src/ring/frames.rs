@@ -148,6 +148,7 @@ impl<'a> Frames<'a> {
 
     /// Frames in private memory that does not change, complete and without offloads; at most [`BATCH`] of them.
     pub fn private(store: &'a mut FrameStore, frames: impl Iterator<Item = &'a [u8]>) -> Frames<'a> {
+        touches::outside();
         let mut count = 0;
         let places = store.frames.iter_mut().zip(store.slots.iter_mut()).zip(store.segs.iter_mut());
         for (bytes, ((frame, slot), seg)) in frames.zip(places) {
@@ -358,8 +359,8 @@ impl<'a> Frames<'a> {
 
     /// Gives the descriptors of all frames back to the guest and shows it. Returns how to interrupt it, if it wants that.
     pub fn release(self) -> Option<Arc<CallFd>> {
-        let ring = &mut self.ring?.split;
         touches::leave();
+        let ring = &mut self.ring?.split;
         for frame in &*self.frames {
             ring.push_used(frame.id, 0);
         }

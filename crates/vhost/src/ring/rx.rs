@@ -361,15 +361,20 @@ impl RxRing {
         if let Some(why) = self.known_to_fail(need) {
             return Err(why);
         }
-        let allowed = self.walks.allowed(need);
+        let at = self.split.next_avail;
+        let Some(allowed) = self.walks.allowed(at, need) else { return Err(NotDelivered::Slow) };
         let mut budget = allowed.min(CHAIN_BUDGET);
         let given = budget;
         let found = self.search(need, &mut budget, given == CHAIN_BUDGET);
         self.walks.spent(need, given - budget);
-        if let Err(why) = found
-            && why != NotDelivered::BadChain
-        {
-            self.walks.failed(self.split.next_avail, need, why);
+        match found {
+            Ok(()) | Err(NotDelivered::BadChain) => {}
+            Err(why) => {
+                self.walks.failed(at, need, why);
+                if why == NotDelivered::Slow {
+                    self.walks.too_few(at, need, allowed);
+                }
+            }
         }
         found
     }

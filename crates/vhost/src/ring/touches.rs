@@ -42,6 +42,8 @@ const STALL_RESTS: u32 = 20;
 static BUDGET: OnceLock<(i64, i64)> = OnceLock::new();
 /// Workers count their faults.
 static METERING: AtomicBool = AtomicBool::new(false);
+/// How often they began to.
+static SPAN: AtomicU64 = AtomicU64::new(0);
 /// Until then somebody rests (ticks).
 static RESTING_UNTIL: AtomicU64 = AtomicU64::new(0);
 static IDS: AtomicU64 = AtomicU64::new(1);
@@ -140,6 +142,14 @@ impl Touches {
         self.stalled_us.fetch_add(u64::try_from(more.as_micros()).unwrap_or(u64::MAX), Relaxed);
         let rest = u64::try_from((all * STALL_RESTS).as_micros()).unwrap_or(u64::MAX);
         self.rest(now.saturating_add(rest.saturating_mul(hz / 1_000_000)));
+        count_from_now();
+    }
+}
+
+/// Workers count from now on.
+fn count_from_now() {
+    if !metering() {
+        SPAN.fetch_add(1, Relaxed);
         METERING.store(true, Relaxed);
     }
 }
@@ -164,8 +174,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 thread_local! {
     /// Where this worker says whose memory it touches.
     static SAYS: Cell<Option<&'static AtomicU64>> = const { Cell::new(None) };
-    /// Whom to charge for faults from that count on.
-    static CHARGED: RefCell<Option<(Arc<Touches>, u64)>> = const { RefCell::new(None) };
+    /// Whom to charge for faults from that count on, and in which span of counting that began.
+    static CHARGED: RefCell<Option<(Arc<Touches>, u64, u64)>> = const { RefCell::new(None) };
     static WATCHED: RefCell<Option<Watched>> = const { RefCell::new(None) };
 }
 
@@ -178,6 +188,14 @@ pub(super) fn enter(of: &Arc<Touches>) {
     if metering() {
         charge_to(Some(of));
     }
+}
+
+/// It touches nobody's: a batch is in private memory.
+pub(super) fn outside() {
+    if let Some(says) = SAYS.get() {
+        says.store(0, Relaxed);
+    }
+    leave();
 }
 
 /// It does not any more.
@@ -210,10 +228,12 @@ fn charge_to(next: Option<&Arc<Touches>>) {
     let _ = CHARGED.try_with(|charged| {
         let Ok(mut charged) = charged.try_borrow_mut() else { return };
         let faults = faults();
-        if let Some((of, from)) = charged.as_ref() {
+        let span = SPAN.load(Relaxed);
+        // What happened while nobody counted is nobody's.
+        if let Some((of, from, _)) = charged.as_ref().filter(|(_, _, begun)| *begun == span) {
             of.charge(faults.saturating_sub(*from), cpu::tsc(), cpu::tsc_hz());
         }
-        *charged = next.map(|next| (next.clone(), faults));
+        *charged = next.map(|next| (next.clone(), faults, span));
     });
 }
 
@@ -295,7 +315,7 @@ pub fn look() {
     }
     if noticed || RESTING_UNTIL.load(Relaxed) > ticks {
         QUIET.store(0, Relaxed);
-        METERING.store(true, Relaxed);
+        count_from_now();
     } else if metering() && QUIET.fetch_add(1, Relaxed) + 1 >= u64::from(QUIET_LOOKS) {
         METERING.store(false, Relaxed);
     }

@@ -1,18 +1,25 @@
 //! The transmit ring: a guest's frames on their way into the switch.
 
+use std::sync::Arc;
+
 use super::{
     copy,
     frames::{
         BATCH, Frame, FrameFault, FrameStore, Frames, HEAD, HEAD_LONG, MAX_BYTES, MAX_FRAME, MAX_SEGS, MIN_FRAME, Seg, Slot,
     },
-    split::{BadChain, CHAIN_BUDGET, Desc, RingStatus, Split},
+    split::{BadChain, CHAIN_BUDGET, CallFd, Desc, RingStatus, Split},
     touches,
 };
 use crate::{memory::Window, net::NetHeader};
 
+/// A ring is disabled for half a second before what is in it is discarded.
+const LOOKS_BEFORE_DISCARD: u8 = 5;
+
 /// A guest's transmit queue, as the device sees it.
 pub struct TxRing {
     pub(crate) split: Split,
+    /// How often it was found disabled.
+    idle_looks: u8,
 }
 
 /// What [`TxRing::gather`] found.
@@ -34,7 +41,34 @@ enum ChainFault {
 
 impl TxRing {
     pub(crate) fn new(split: Split) -> TxRing {
-        TxRing { split }
+        TxRing { split, idle_looks: 0 }
+    }
+
+    /// SET_VRING_ENABLE.
+    pub(crate) fn set_enabled(&mut self, enabled: bool) {
+        self.split.enabled = enabled;
+        self.idle_looks = 0;
+    }
+
+    /// For somebody who comes by ten times a second: gives the frames of a ring that is disabled back to the guest, unsent (vhost-user,
+    /// "Ring states"). Not at once: a front end disables rings when it starts and when it stops or moves its machine, and what waits
+    /// in them then is to be sent afterwards, perhaps by another host. Returns how many, and how to interrupt the guest.
+    pub(crate) fn discard(&mut self) -> (u64, Option<Arc<CallFd>>) {
+        if self.split.broken || self.split.enabled {
+            return (0, None);
+        }
+        if self.idle_looks < LOOKS_BEFORE_DISCARD {
+            self.idle_looks += 1;
+            return (0, None);
+        }
+        let waiting = self.split.available().unwrap_or(0);
+        for _ in 0..waiting {
+            self.split.push_used(self.split.head(0), 0);
+            self.split.next_avail = self.split.next_avail.wrapping_add(1);
+        }
+        self.split.publish();
+        let call = if waiting > 0 && self.split.wants_call() { self.split.call.clone() } else { None };
+        (waiting.into(), call)
     }
 
     /// For the operator.

@@ -4,6 +4,8 @@
 //! real drivers stay below is normal and free. What a ring costs above it is the guest's debt, which it pays back with
 //! time. In debt up to the limit, its frames are refused, and the senders of others lose nothing.
 
+use std::cell::Cell;
+
 use super::rx::NotDelivered;
 use crate::cpu;
 
@@ -16,6 +18,10 @@ pub(super) const DEBT_LIMIT: u32 = 1024;
 /// Descriptors of debt that a millisecond pays: at 20 ns each, 1/250 of a worker's time.
 const PAID_PER_MS: u64 = 200;
 
+/// The same of all rings that a worker writes to, together: many of them in one turn cost no more than two.
+const POOL_LIMIT: u32 = 2 * DEBT_LIMIT;
+const POOL_PAID_PER_MS: u64 = 1000;
+
 /// A frame that did not fit.
 #[derive(Clone, Copy)]
 struct Failed {
@@ -25,14 +31,56 @@ struct Failed {
     why: NotDelivered,
 }
 
-/// What finding room in one ring has cost.
-pub(super) struct Walks {
-    /// Descriptors above the normal, not paid yet.
-    debt: u32,
+/// A buffer for which the allowance was too small: it is walked again when there is twice as much, so that a steady stream of frames
+/// does not spend what time pays back.
+#[derive(Clone, Copy)]
+struct Slow {
+    at: u16,
+    /// Descriptors above the normal; 0 if there is no such buffer.
+    allowed: u32,
+}
+
+/// Descriptors above the normal that were looked at, and are not paid yet.
+#[derive(Clone, Copy)]
+struct Debt {
+    descriptors: u32,
     /// The time stamp counter when it was last paid.
     paid: u64,
+}
+
+impl Debt {
+    const NONE: Debt = Debt { descriptors: 0, paid: 0 };
+
+    #[cold]
+    fn pay(&mut self, now: u64, per_ms: u64) {
+        let passed = now.saturating_sub(self.paid);
+        let paid = u128::from(passed) * u128::from(per_ms) / u128::from((cpu::tsc_hz() / 1000).max(1));
+        if paid > 0 {
+            self.paid = now;
+            self.descriptors = self.descriptors.saturating_sub(u32::try_from(paid).unwrap_or(u32::MAX));
+        }
+    }
+
+    #[cold]
+    fn owe(&mut self, above: u32, limit: u32) {
+        if self.descriptors == 0 {
+            self.paid = cpu::tsc();
+        }
+        self.descriptors = (self.descriptors + above).min(limit);
+    }
+}
+
+thread_local! {
+    /// Of this worker.
+    static POOL: Cell<Debt> = const { Cell::new(Debt::NONE) };
+}
+
+/// What finding room in one ring has cost.
+pub(super) struct Walks {
+    debt: Debt,
     /// Of this batch.
     failed: Failed,
+    slow: Slow,
 }
 
 /// Descriptors that a frame of this size may cost for free.
@@ -43,29 +91,35 @@ fn normal(need: u32) -> u32 {
 
 impl Default for Walks {
     fn default() -> Self {
-        Walks { debt: 0, paid: 0, failed: Failed { need: u32::MAX, at: 0, why: NotDelivered::Full } }
+        Walks { debt: Debt::NONE, failed: Failed { need: u32::MAX, at: 0, why: NotDelivered::Full }, slow: Slow { at: 0, allowed: 0 } }
     }
 }
 
 impl Walks {
-    /// Descriptors that may be looked at for a frame of this size.
+    /// Descriptors that may be looked at for a frame of this size at this position; `None` if too few to try.
     #[inline(always)]
-    pub fn allowed(&mut self, need: u32) -> u32 {
-        if self.debt > 0 {
-            self.pay(cpu::tsc());
+    pub fn allowed(&mut self, at: u16, need: u32) -> Option<u32> {
+        let mut pool = POOL.get();
+        if (pool.descriptors | self.debt.descriptors) > 0 {
+            self.pay(&mut pool);
         }
-        normal(need) + (DEBT_LIMIT - self.debt)
+        let above = (DEBT_LIMIT - self.debt.descriptors).min(POOL_LIMIT - pool.descriptors);
+        let slow = self.slow.allowed > 0 && self.slow.at == at && above < (2 * self.slow.allowed).min(DEBT_LIMIT);
+        (!slow).then_some(normal(need) + above)
+    }
+
+    /// So many descriptors were too few for the buffer at this position.
+    #[cold]
+    pub fn too_few(&mut self, at: u16, need: u32, allowed: u32) {
+        self.slow = Slow { at, allowed: allowed.saturating_sub(normal(need)).max(1) };
     }
 
     #[cold]
-    fn pay(&mut self, now: u64) {
-        let per_ms = (cpu::tsc_hz() / 1000).max(1);
-        let passed = now.saturating_sub(self.paid);
-        let paid = u128::from(passed) * u128::from(PAID_PER_MS) / u128::from(per_ms);
-        if paid > 0 {
-            self.paid = now;
-            self.debt = self.debt.saturating_sub(u32::try_from(paid).unwrap_or(u32::MAX));
-        }
+    fn pay(&mut self, pool: &mut Debt) {
+        let now = cpu::tsc();
+        pool.pay(now, POOL_PAID_PER_MS);
+        POOL.set(*pool);
+        self.debt.pay(now, PAID_PER_MS);
     }
 
     /// So many were looked at.
@@ -79,10 +133,10 @@ impl Walks {
 
     #[cold]
     fn owe(&mut self, above: u32) {
-        if self.debt == 0 {
-            self.paid = cpu::tsc();
-        }
-        self.debt = (self.debt + above).min(DEBT_LIMIT);
+        self.debt.owe(above, DEBT_LIMIT);
+        let mut pool = POOL.get();
+        pool.owe(above, POOL_LIMIT);
+        POOL.set(pool);
     }
 
     /// Remembers that a frame of this size did not fit at this position.
@@ -117,19 +171,36 @@ mod tests {
                 walks.spent(need, descriptors);
             }
         }
-        assert_eq!((walks.debt, walks.allowed(76)), (0, 20 + 1024));
+        assert_eq!((walks.debt.descriptors, walks.allowed(0, 76)), (0, Some(20 + 1024)));
         walks.spent(76, 620);
-        assert_eq!(walks.debt, 600);
+        assert_eq!(walks.debt.descriptors, 600);
         walks.spent(76, 1024);
-        assert_eq!(walks.debt, DEBT_LIMIT, "it is never more");
-        let begun = walks.paid;
+        let debt = &mut walks.debt;
+        assert_eq!(debt.descriptors, DEBT_LIMIT, "it is never more");
+        let begun = debt.paid;
         let ms = cpu::tsc_hz() / 1000;
-        walks.pay(begun + ms);
-        assert_eq!(walks.debt, 1024 - 200);
-        walks.pay(begun + ms + ms / 1000);
-        assert_eq!((walks.debt, walks.paid), (1024 - 200, begun + ms), "parts of a descriptor are not lost");
-        walks.pay(begun + 7 * ms);
-        assert_eq!(walks.debt, 0);
+        debt.pay(begun + ms, PAID_PER_MS);
+        assert_eq!(debt.descriptors, 1024 - 200);
+        debt.pay(begun + ms + ms / 1000, PAID_PER_MS);
+        assert_eq!((debt.descriptors, debt.paid), (1024 - 200, begun + ms), "parts of a descriptor are not lost");
+        debt.pay(begun + 7 * ms, PAID_PER_MS);
+        assert_eq!(debt.descriptors, 0);
+    }
+
+    #[test]
+    fn rings_of_one_worker_share_a_pool() {
+        let mut rings: Vec<Walks> = (0..64).map(|_| Walks::default()).collect();
+        let begun = cpu::tsc();
+        let mut above = 0;
+        for ring in &mut rings {
+            let allowed = ring.allowed(0, 76).unwrap();
+            ring.spent(76, allowed);
+            above += allowed - normal(76);
+        }
+        let paid = (cpu::tsc() - begun) * POOL_PAID_PER_MS / (cpu::tsc_hz() / 1000);
+        assert!(u64::from(above) <= u64::from(POOL_LIMIT) + paid + 64, "{above} descriptors, {paid} paid meanwhile");
+        let mut sound = Walks::default();
+        assert!(sound.allowed(0, 76) >= Some(normal(76)), "who needs no more gets that always");
     }
 
     #[test]
