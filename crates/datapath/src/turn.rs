@@ -10,9 +10,7 @@ use std::ops::Range;
 
 use butterfly_vhost::ring::Frame;
 
-use crate::{
-    batch::{Batch, Context, Meta, Origin, Verdict},
-};
+use crate::batch::{Batch, Context, Meta, Origin, Verdict};
 
 /// Most copies of one turn.
 const COPIES: u64 = 1024;

@@ -331,7 +331,8 @@ fn many_slow_receivers_share_what_a_turn_has_for_them() {
     // Each frame takes 281 descriptors above the normal: seven make the 2,048 that all have together; time pays 1,000 a millisecond.
     let paid = begun.elapsed().as_millis() as u64 * 1000 / 281;
     let moved = host.moved();
-    let sum = |what: &str| moved.iter().filter(|(name, _)| name.starts_with('e') && name.ends_with(what)).map(|(_, n)| n).sum::<u64>();
+    let sum =
+        |what: &str| moved.iter().filter(|(name, _)| name.starts_with('e') && name.ends_with(what)).map(|(_, n)| n).sum::<u64>();
     let (got, slow) = (sum(".out.packets"), sum(".drop.rx-slow"));
     assert!(got >= 1 && got + slow == 63 && got <= 8 + paid, "{got} of 63, {paid} paid meanwhile");
     assert_eq!(moved["c.out.packets"], 1);

@@ -10,6 +10,9 @@ use std::{
 
 use butterfly_packet::checksum::Sum;
 
+/// Bytes of a cache line.
+pub(super) const LINE: usize = 64;
+
 /// Asks for the line at `at` for reading. Any address is allowed; nothing is accessed.
 #[inline(always)]
 pub(super) fn prefetch_read(at: *const u8) {
@@ -142,21 +145,27 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
                 block::<64>(from.add(len - 64), to.add(len - 64));
             }
             0..=63 => small(from, to, len),
-            _ => string(from, to, len),
+            _ => lines(from, to, len),
         }
     }
 }
 
-/// The processor's own string copy: it takes the destination's lines without fetching what they held, which another core has.
+/// Line by line through registers. The processor's own string copy starts slowly and lets nothing else run beside it; this overlaps with
+/// what comes before and after, and with lines that are fetched ahead.
 ///
 /// # Safety
-/// As [`copy`]. Where the ranges overlap, the result is some mixture of their bytes.
+/// As [`copy`], for 64 bytes at least.
 #[inline(always)]
-unsafe fn string(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: mapped by the caller's promise; the direction flag is clear by the ABI.
-    unsafe {
-        asm!("rep movsb", inout("rcx") len => _, inout("rsi") from => _, inout("rdi") to => _, options(nostack, preserves_flags));
+unsafe fn lines(from: *const u8, to: *mut u8, len: usize) {
+    let last = len - LINE;
+    let mut at = 0;
+    while at < last {
+        // SAFETY: at + 64 < len.
+        unsafe { block::<LINE>(from.add(at), to.add(at)) };
+        at += LINE;
     }
+    // SAFETY: the last 64 of `len` bytes.
+    unsafe { block::<LINE>(from.add(last), to.add(last)) };
 }
 
 /// # Safety

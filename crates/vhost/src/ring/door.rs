@@ -13,7 +13,7 @@ use std::{
 
 use butterfly_packet::checksum::Sum;
 
-use super::copy;
+use super::copy::{self, LINE};
 use crate::{dirty::DirtyLog, net::NetHeader};
 
 /// Guest memory that may be stored into.
@@ -41,6 +41,14 @@ impl Room {
     #[inline(always)]
     pub fn len(&self) -> u32 {
         self.len
+    }
+
+    /// Asks for the lines of a range for writing, as far as it goes.
+    #[inline(always)]
+    pub fn prefetch(&self, from: usize, to: usize) {
+        for at in (from..to.min(self.len as usize)).step_by(LINE) {
+            copy::prefetch_write(self.ptr.as_ptr().wrapping_add(at));
+        }
     }
 
     /// Takes at most `want` bytes off its beginning.

@@ -4,7 +4,12 @@ use std::{ops::Range, ptr::NonNull, sync::Arc};
 
 use butterfly_packet::checksum::Sum;
 
-use super::{copy, split::CallFd, touches, tx::TxRing};
+use super::{
+    copy::{self, LINE},
+    split::CallFd,
+    touches,
+    tx::TxRing,
+};
 use crate::net::NetHeader;
 
 /// Most frames of a batch.
@@ -373,6 +378,16 @@ impl<'a> Frames<'a> {
     #[inline(always)]
     pub(super) fn pieces_of(&self, frame: &Frame, from: u32) -> Pieces<'_> {
         Pieces::new(self.segs, frame, from, frame.len.saturating_sub(from))
+    }
+
+    /// Asks for what a frame holds behind its head, up to so many bytes from its beginning.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, frame: &Frame, to: usize) {
+        let from = usize::from(frame.head_len);
+        let mut pieces = Pieces::new(self.segs, frame, from as u32, (frame.len as usize).min(to).saturating_sub(from) as u32);
+        while let Some((at, len)) = pieces.next() {
+            (0..len as usize).step_by(LINE).for_each(|line| copy::prefetch_read(at.as_ptr().wrapping_add(line)));
+        }
     }
 
     /// A range of a frame; `None` if the frame is not that long.

@@ -5,9 +5,9 @@ use std::{ops::Range, ptr::NonNull, sync::Arc};
 use butterfly_packet::checksum::Sum;
 
 use super::{
-    copy,
+    copy::{self, LINE},
     door::Room,
-    frames::{BATCH, Delivery, Finish, Frames, HEAD_MAX, finish_checksum},
+    frames::{BATCH, Delivery, Finish, Frames, HEAD, HEAD_MAX, finish_checksum},
     split::{BadChain, CHAIN_BUDGET, CallFd, RingStatus, Split},
     touches,
     walks::Walks,
@@ -15,10 +15,10 @@ use super::{
 };
 use crate::net::{Features, NetHeader};
 
-/// Bytes of a cache line.
-const LINE: usize = 64;
 /// Most bytes of an outer header.
 pub const OUTER_MAX: usize = 80;
+/// Bytes of the next frame that are fetched ahead: a frame of the usual MTU.
+const AHEAD: usize = 1536;
 /// Most pieces that one frame is spread over.
 const MAX_PIECES: usize = 2048;
 /// Most empty descriptors of one chain. Drivers make none; each costs a look and brings no room.
@@ -174,7 +174,8 @@ impl RxRing {
         let first = self.split.next_avail;
         let room = self.prepared.wrapping_sub(first);
         let (mut done, mut bytes) = (0u16, 0u64);
-        for (frame, slot) in frames.run(range) {
+        let end = range.end;
+        for (index, (frame, slot)) in range.clone().zip(frames.run(range)) {
             let Some(ready) = self.ready.get(usize::from(first.wrapping_add(done)) % BATCH) else { break };
             let need = header_len as u32 + frame.len;
             if done == room {
@@ -188,6 +189,9 @@ impl RxRing {
                 store.mapped(NonNull::from(&slot.0).cast(), head_len as u32);
             }
             if frame.len as usize > head_len {
+                if index + 1 < end {
+                    self.fetch(frames, index + 1, first.wrapping_add(done).wrapping_add(1));
+                }
                 let mut pieces = frames.pieces_of(frame, head_len as u32);
                 while let Some((from, len)) = pieces.next() {
                     // SAFETY: mapped as long as the batch is not released; the pieces add up to at most frame.len - head_len.
@@ -201,6 +205,16 @@ impl RxRing {
         }
         self.split.next_avail = first.wrapping_add(done);
         (usize::from(done), bytes)
+    }
+
+    /// Starts fetching what a frame holds behind its head, and the buffer at a position for it, while another one is copied.
+    #[inline(always)]
+    fn fetch(&self, frames: &Frames<'_>, index: usize, position: u16) {
+        let (Some(frame), Some(ready)) = (frames.frames().get(index), self.ready.get(usize::from(position) % BATCH)) else {
+            return;
+        };
+        frames.prefetch(frame, AHEAD);
+        ready.room.prefetch(HEAD, AHEAD.min(frame.len as usize));
     }
 
     /// As [`Self::deliver_run`], for one frame, whatever buffers it needs.
@@ -239,6 +253,9 @@ impl RxRing {
         };
         let Some(mut store) = self.split.door.store(&ready.room, need) else { return Err(NotDelivered::TooLarge) };
         let head_len = usize::from(frame.head_len).min(HEAD_MAX);
+        if frame.len as usize > head_len {
+            self.fetch(frames, index + 1, at.wrapping_add(1));
+        }
         // SAFETY: as in deliver_run(); `outer` is asked for, too.
         unsafe {
             store.empty_header(header_len);

@@ -91,7 +91,11 @@ fn normal(need: u32) -> u32 {
 
 impl Default for Walks {
     fn default() -> Self {
-        Walks { debt: Debt::NONE, failed: Failed { need: u32::MAX, at: 0, why: NotDelivered::Full }, slow: Slow { at: 0, allowed: 0 } }
+        Walks {
+            debt: Debt::NONE,
+            failed: Failed { need: u32::MAX, at: 0, why: NotDelivered::Full },
+            slow: Slow { at: 0, allowed: 0 },
+        }
     }
 }
 
