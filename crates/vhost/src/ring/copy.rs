@@ -144,10 +144,20 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
                 block::<64>(from, to);
                 block::<64>(from.add(len - 64), to.add(len - 64));
             }
-            0..=63 => small(from, to, len),
-            _ => lines(from, to, len),
+            _ => rest(from, to, len),
         }
     }
+}
+
+/// Out of line and out of the way: the loops that copy frames of 64 to 128 bytes need the registers that a call takes.
+///
+/// # Safety
+/// As [`copy`].
+#[cold]
+#[inline(never)]
+unsafe fn rest(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { if len < LINE { small(from, to, len) } else { lines(from, to, len) } }
 }
 
 /// Line by line through registers. The processor's own string copy starts slowly and lets nothing else run beside it; this overlaps with
@@ -170,8 +180,8 @@ unsafe fn lines(from: *const u8, to: *mut u8, len: usize) {
 
 /// # Safety
 /// As [`copy`], for less than 64 bytes.
-#[inline]
-unsafe fn small(from: *const u8, to: *mut u8, len: usize) {
+#[inline(always)]
+pub(super) unsafe fn small(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: as in copy().
     unsafe {
         match len {

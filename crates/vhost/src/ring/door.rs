@@ -153,6 +153,7 @@ impl Door {
 }
 
 #[cold]
+#[inline(never)]
 fn mark_used(log: &DirtyLog, base: Option<u64>, byte: u64, len: u64) {
     if let Some(base) = base {
         log.mark(base.saturating_add(byte), len);
@@ -235,9 +236,16 @@ impl Drop for Store<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         if let Some(log) = self.log {
-            log.mark(self.addr, u64::from(self.need));
+            mark(log, self.addr, self.need);
         }
     }
+}
+
+/// Only machines that migrate have a log.
+#[cold]
+#[inline(never)]
+fn mark(log: &DirtyLog, addr: u64, len: u32) {
+    log.mark(addr, u64::from(len));
 }
 
 #[cfg(test)]

@@ -168,29 +168,51 @@ impl RxRing {
     /// Writes the frames `range` of a batch as they are into the guest's buffers, one buffer each. The guest sees them after
     /// [`Self::publish`]. Stops before the first frame that does not fit into the next prepared buffer: that one is for
     /// [`Self::deliver_one`]. Returns how many it wrote, and their bytes.
-    #[inline(never)] // its loop needs all registers
+    #[inline(always)]
     pub fn deliver_run(&mut self, frames: &Frames<'_>, range: Range<usize>) -> (usize, u64) {
+        let (mut at, mut bytes) = (range.start, 0);
+        loop {
+            let (short, of_short) = self.deliver_alike::<false>(frames, at..range.end);
+            at += short;
+            bytes += of_short;
+            if at == range.end {
+                break;
+            }
+            let (long, of_long) = self.deliver_alike::<true>(frames, at..range.end);
+            at += long;
+            bytes += of_long;
+            if at == range.end || long == 0 {
+                break;
+            }
+        }
+        (at - range.start, bytes)
+    }
+
+    /// The same of those that are all in their slots, or of those that are not, up to the first that is otherwise.
+    #[inline(never)] // its loop needs all registers
+    fn deliver_alike<const LONG: bool>(&mut self, frames: &Frames<'_>, range: Range<usize>) -> (usize, u64) {
         let header_len = self.split.header_len;
         let first = self.split.next_avail;
         let room = self.prepared.wrapping_sub(first);
         let (mut done, mut bytes) = (0u16, 0u64);
-        let end = range.end;
-        for (index, (frame, slot)) in range.clone().zip(frames.run(range)) {
+        let (start, end) = (range.start, range.end);
+        for (frame, slot) in frames.run(range) {
             let Some(ready) = self.ready.get(usize::from(first.wrapping_add(done)) % BATCH) else { break };
             let need = header_len as u32 + frame.len;
-            if done == room {
+            let head_len = usize::from(frame.head_len).min(HEAD_MAX);
+            if done == room || (frame.len as usize > head_len) != LONG {
                 break;
             }
-            let head_len = usize::from(frame.head_len).min(HEAD_MAX);
             let Some(mut store) = self.split.door.store(&ready.room, need) else { break };
             // SAFETY: header_len is 10 or 12 and head_len at most frame.len, which are asked for together, and HEAD_MAX, which a slot has.
             unsafe {
                 store.empty_header(header_len);
                 store.mapped(NonNull::from(&slot.0).cast(), head_len as u32);
             }
-            if frame.len as usize > head_len {
-                if index + 1 < end {
-                    self.fetch(frames, index + 1, first.wrapping_add(done).wrapping_add(1));
+            if LONG {
+                let next = start + usize::from(done) + 1;
+                if next < end {
+                    self.fetch(frames, next, first.wrapping_add(done).wrapping_add(1));
                 }
                 let mut pieces = frames.pieces_of(frame, head_len as u32);
                 while let Some((from, len)) = pieces.next() {
@@ -208,7 +230,7 @@ impl RxRing {
     }
 
     /// Starts fetching what a frame holds behind its head, and the buffer at a position for it, while another one is copied.
-    #[inline(always)]
+    #[inline(never)] // short frames need the registers
     fn fetch(&self, frames: &Frames<'_>, index: usize, position: u16) {
         let (Some(frame), Some(ready)) = (frames.frames().get(index), self.ready.get(usize::from(position) % BATCH)) else {
             return;

@@ -279,8 +279,8 @@ impl TxRing {
                 left -= span.len;
                 let take = (split.header_len - in_header).min(span.len as usize);
                 if let Some(to) = raw.get_mut(in_header..in_header + take) {
-                    // SAFETY: take <= span.len and to has that length.
-                    unsafe { copy::copy(span.ptr.as_ptr(), to.as_mut_ptr(), take) };
+                    // SAFETY: take <= span.len and to has that length, which is that of a header at most.
+                    unsafe { copy::small(span.ptr.as_ptr(), to.as_mut_ptr(), take) };
                 }
                 in_header += take;
                 let rest = span.len - take as u32;
