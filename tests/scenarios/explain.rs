@@ -9,7 +9,7 @@ use butterfly_packet::{
 use butterfly_tests::{
     Nic,
     frames::mac,
-    net::{Net, filtered, ip4, open, segment, v4 as ipv4, v6},
+    net::{Net, filtered, ip4, ip6, open, segment, v4 as ipv4, v6},
 };
 use serde_json::Value;
 
@@ -222,4 +222,21 @@ fn questions_without_an_answer_are_errors() {
         assert_eq!(output.status.code(), Some(1), "{question}: {output:?}");
         assert!(stderr.contains(why), "{question}: {stderr}");
     }
+}
+
+/// Of what a filter reads as a whole, an explanation has what a machine would send.
+#[test]
+fn dhcp_and_discovery_are_whole_messages() {
+    let nics = [filtered("a", A, "web"), open("b", B)];
+    let Some(mut net) = Net::new(&nics) else { return };
+    net.group("web", &["in tcp 80-90 10.0.0.0/24"], &[]);
+    let asked = |question: &str| ask(&net, question).0;
+    assert_eq!(asked("--from a --to 255.255.255.255 --src 0.0.0.0 --proto udp --sport 68 --port 67"), "b");
+    assert_eq!(asked("--from a --to 255.255.255.255 --src 0.0.0.0 --proto udp --sport 68 --port 67 --size 548"), "b");
+    // An answer is judged by its request, and there was none.
+    assert_eq!(asked("--from a --to b --proto udp --sport 67 --port 68"), "a.egress-denied");
+    let words = |kind: u8| format!("--from a --to {} --icmp {kind}", ip6(B));
+    assert_eq!(asked(&words(135)), "b");
+    assert_eq!(asked(&words(136)), "b");
+    assert_eq!(asked(&words(134)), "a.bad-discovery");
 }

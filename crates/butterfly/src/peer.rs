@@ -34,7 +34,7 @@ pub fn node() -> Node {
             ),
             Node::run(
                 Command::new("del")
-                    .about("Takes that back. Those that are not named are no error.")
+                    .about("Takes that back: without --vni what was named for all networks, with it what was named for that one. Those that are not named are no error.")
                     .args([addresses(), network()])
                     .after_help("butterfly peer del 192.0.2.4 --vni 42"),
                 |arguments, session| {

@@ -37,6 +37,16 @@ pub fn nic(declared: &proto::Nic, directory: &SocketDir) -> Result<Nic, Failure>
     Ok(nic)
 }
 
+/// Checks that a vnic that is to pass on packets of others may: a filtered one sends from its own addresses only.
+pub fn can_forward(nic: &Nic) -> Result<(), Failure> {
+    if !nic.forwards || nic.bypass_filtering {
+        return Ok(());
+    }
+    let why = format!("NIC {} is filtered and sends from its own addresses only: it cannot forward", nic.id.as_str());
+    let help = "declare it anew with both: butterfly nic add --id NIC ... --bypass-filtering --forwards";
+    Err(Failure::new(why).with_help(help))
+}
+
 /// Checks that what is behind a vnic of type BENCH can do something with the vnic's addresses.
 pub fn can_ping(nic: &Nic) -> Result<(), Failure> {
     let Kind::Bench(bench) = &nic.kind else { return Ok(()) };

@@ -13,7 +13,7 @@ drop_reasons! { 1;
     /// The source MAC address is not the vnic's own.
     SPOOFED_MAC = "spoofed-mac" {
         cause: "a bridge, a container network or another machine inside the machine, an address that was changed in it, or a wrong `--mac`",
-        remedy: "give the machine's interface the address that `butterfly nic show NIC` tells; if it has to forward for others, declare it again with `butterfly nic add --id NIC ... --bypass-filtering`",
+        remedy: "give the machine's interface the address that `butterfly nic show NIC` tells; if it has to forward for others, declare it again with `butterfly nic add --id NIC ... --bypass-filtering --forwards`",
         charged: "the sender",
     }
     /// The vnic is a mirror, which receives copies and sends nothing.

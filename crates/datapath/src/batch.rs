@@ -19,6 +19,7 @@ use crate::{
     snapshot::{Network, Remote, Snapshot, Vnic},
     tap::{Notes, Selection, Tap},
     tunnel::{PeerRef, Tunnel},
+    turn::Budget,
 };
 
 /// What happens to a frame. The sender's port is that of the batch.
@@ -149,8 +150,8 @@ pub(crate) struct Context<'a> {
     /// Somebody watches, and what delivery finds out for them.
     pub watched: Option<&'a Selection>,
     pub notes: &'a Notes,
-    /// The first frame is a flood some of whose receivers have it: it was judged before, and what that cost is paid.
-    pub again: bool,
+    /// What is left of the turn, of which a batch from the uplink has several parts.
+    pub budget: Cell<Budget>,
     /// A frame of the batch goes to several receivers. Set by `forward`.
     pub floods: Cell<bool>,
 }

@@ -31,7 +31,7 @@ drop_reasons! { 8;
     /// another one.
     IP_CLAIMED = "ip-claimed" {
         cause: "an address that two machines have; a router or load balancer that passes on what others sent; or an attempt to be taken for somebody else",
-        remedy: "`butterfly explain` names who has the address: give one of the two another one, declare it for both (`butterfly nic update --id NIC --ip ADDRESS..`), declare a router with `--forwards true`, or the owner with `--shared-ip true` if a machine on another host has its address too",
+        remedy: "`butterfly explain` names who has the address: give one of the two another one, declare it for both (`butterfly nic update --id NIC --ip ADDRESS..`), declare a router or load balancer anew with `butterfly nic add --id NIC ... --bypass-filtering --forwards`, or the owner with `butterfly nic update --id NIC --shared-ip true` if a machine on another host has its address too",
         charged: "the sender, or the network if the frame came from another host",
     }
 }

@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{
     drops::{CAPACITY, DropReason},
-    headers::TX_DISABLED,
     last_drops::{Dropped, LastDrop, LastDrops},
 };
 
@@ -47,7 +46,6 @@ impl Cells {
     }
 
     /// Counts drops of which there is no packet.
-    #[cfg(test)]
     pub fn drop(&self, reason: DropReason, n: u64) {
         self.add_at(PLAIN + reason.index(), n);
     }
@@ -57,8 +55,6 @@ impl Cells {
 pub(crate) struct Counters {
     cells: Box<[Cells]>,
     last: Box<[LastDrops]>,
-    /// Frames that housekeeping discarded: [`TX_DISABLED`].
-    pub discarded: AtomicU64,
 }
 
 impl Counters {
@@ -66,7 +62,6 @@ impl Counters {
         Counters {
             cells: (0..workers).map(|_| Cells(std::array::from_fn(|_| AtomicU64::new(0)))).collect(),
             last: (0..workers).map(|_| LastDrops::new()).collect(),
-            discarded: AtomicU64::new(0),
         }
     }
 
@@ -100,8 +95,7 @@ impl Counters {
 
     /// Drops for one reason.
     pub fn drops(&self, reason: DropReason) -> u64 {
-        let discarded = if reason == TX_DISABLED { self.discarded.load(Ordering::Relaxed) } else { 0 };
-        self.at(PLAIN + reason.index()) + discarded
+        self.at(PLAIN + reason.index())
     }
 
     fn at(&self, index: usize) -> u64 {
@@ -116,7 +110,6 @@ impl Counters {
                 *sum += cell.load(Ordering::Relaxed);
             }
         }
-        totals.add_drops(TX_DISABLED, self.discarded.load(Ordering::Relaxed));
         totals
     }
 }

@@ -59,7 +59,7 @@ drop_reasons! { 5;
     /// The receiving vnic rests: the switch had to touch too much of its memory first, or to sleep for a page of it.
     RX_RESTING = "rx-resting" {
         cause: "memory that the machine has not got from the host yet, that a balloon took back, or that is in swap: each page costs the switch a page fault, and of those each vnic has a budget",
-        remedy: "give the machine's memory back end `prealloc=on`, and the host enough memory for its machines; `butterfly nic show NIC` tells how many pages it were",
+        remedy: "give the machine's memory back end `prealloc=on`, and the host enough memory for its machines; `butterfly nic show NIC` tells how many pages that were",
         charged: "the receiver",
     }
     /// The vnic floods more than its share.

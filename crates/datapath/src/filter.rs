@@ -24,7 +24,7 @@ use crate::{
 
 pub(crate) use dhcp::DhcpState;
 use room::Notes;
-pub(crate) use room::Room;
+pub(crate) use room::{Flooded, Room};
 pub(crate) use session_of::session_of;
 pub(crate) use share::{Share, full_shares, may_give_way, released, rests};
 pub(crate) use slow::{admits_flooded, read as read_packet, rule_port, rules_say};
@@ -33,7 +33,7 @@ drop_reasons! { 4;
     /// No rule of the sending vnic's security groups lets it out.
     EGRESS_DENIED = "egress-denied" {
         cause: "the first OUTBOUND rule of a vnic's groups ends \"everything may leave\"; what DHCP servers and routers say is not part of \"everything\": an answer of DHCP that no request asked for, a redirect",
-        remedy: "add what the packet needs to one of its groups (`butterfly nic sg list NIC`): `butterfly sg rule add SG --dir out --ip-proto PROTO --port PORT --cidr DESTINATION/32`; a DHCP server needs INBOUND rules for UDP 67 and, over IPv6, 547; a router `butterfly nic update --id NIC --router true`",
+        remedy: "add what the packet needs to one of its groups (`butterfly nic sg list NIC`): `butterfly sg rule add SG --dir out --ip-proto PROTO --port PORT --cidr DESTINATION/32`; a DHCP server needs INBOUND rules for UDP 67 and, over IPv6, 547; a router `butterfly nic update --id NIC --router true` and an OUTBOUND rule for protocol 58. The first OUTBOUND rule of a vnic's groups ends \"everything may leave\", so add one for all else as well",
         charged: "the sender",
     }
     /// No rule of the receiving vnic's security groups lets it in.
@@ -51,7 +51,7 @@ drop_reasons! { 4;
     /// The source address is not one of the sending vnic's.
     SPOOFED_IP = "spoofed-ip" {
         cause: "an address that was not declared, or a machine that routes, bridges or runs containers",
-        remedy: "declare all of its addresses, as the new list replaces the old one: `butterfly nic update --id NIC --ip ADDRESS..`; a router needs `butterfly nic add --id NIC ... --bypass-filtering`",
+        remedy: "declare all of its addresses, as the new list replaces the old one: `butterfly nic update --id NIC --ip ADDRESS..`; a router needs `butterfly nic add --id NIC ... --bypass-filtering --forwards`",
         charged: "the sender",
     }
     /// A TCP segment that does not fit its connection: out of window.

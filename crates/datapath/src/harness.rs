@@ -403,6 +403,13 @@ impl Host {
         self.plane.sample_drops();
     }
 
+    /// Has a vnic announced once, in one of the next turns.
+    pub fn announce_once(&mut self, id: &str) -> Result<(), Error> {
+        self.vnics.get(id).ok_or("no such vnic")?.vnic.shared.announcing.begin();
+        self.plane.announce();
+        Ok(())
+    }
+
     /// Has a vnic announced, as after a live migration, and lets the rounds of that pass.
     pub fn announce(&mut self, id: &str) -> Result<(), Error> {
         self.vnics.get(id).ok_or("no such vnic")?.vnic.shared.announcing.begin();

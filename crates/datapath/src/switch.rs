@@ -537,9 +537,10 @@ fn housekeeping(plane: &Plane, vnics: &Mutex<BTreeMap<String, Declared>>, events
         plane.announce();
         plane.sample_drops();
         for (_, vnic) in plane.shared.snapshot.load().vnics.iter() {
-            let discarded = vnic.shared.port.discard_disabled();
-            if discarded > 0 {
-                vnic.shared.counters.discarded.fetch_add(discarded, Ordering::Relaxed);
+            if vnic.shared.port.is_tx_disabled()
+                && let Some(worker) = plane.workers.get(vnic.place.slot as usize % plane.workers.len().max(1))
+            {
+                worker.discard(vnic.place);
             }
             if vnic.shared.port.poisoned()
                 && let Some(declared) = vnics.lock().unwrap_or_else(PoisonError::into_inner).get(&*vnic.id)

@@ -18,7 +18,7 @@ const COPIES: u64 = 1024;
 const VISITS: u64 = 64;
 /// Copies that a visit stands for: its lines are in nobody's cache.
 const VISIT: u64 = 4;
-/// Copies that a segment of unicast stands for: its headers are rewritten, its payload is summed, and the receiver's lines are cold.
+/// Copies that a segment stands for: its headers are rewritten, its payload is summed, and the receiver's lines are cold.
 const SEGMENT: u64 = 4;
 /// Bytes that a copy stands for.
 const BYTES: u32 = 2048;
@@ -26,6 +26,17 @@ const BYTES: u32 = 2048;
 const PIECES: u64 = 8;
 /// The same of a segment, which looks for its payload among them.
 const PIECES_OF_SEGMENT: u64 = 64;
+
+/// What a turn has left.
+#[derive(Clone, Copy)]
+pub(crate) struct Budget {
+    copies: u64,
+    visits: u64,
+}
+
+impl Budget {
+    pub const WHOLE: Budget = Budget { copies: COPIES, visits: VISITS };
+}
 
 /// What a turn carries out of a batch.
 pub(crate) struct Turn {
@@ -75,7 +86,7 @@ fn segments(meta: &Meta, len: u32) -> u64 {
 /// How many copies one copy of this frame, which lies in so many pieces, counts for: a receiver may need it cut into segments.
 pub(crate) fn weight(meta: &Meta, len: u32, pieces: u32) -> u64 {
     let pieces = u64::from(pieces);
-    let cut = segments(meta, len) * (1 + pieces / PIECES_OF_SEGMENT);
+    let cut = segments(meta, len) * (SEGMENT + pieces / PIECES_OF_SEGMENT);
     1 + cut.max(u64::from(len / BYTES) + pieces / PIECES)
 }
 
@@ -95,7 +106,7 @@ pub(crate) fn fit(batch: &mut Batch<'_>, context: &Context<'_>, from: usize) -> 
     let mirrors = |slot: u32| context.watched.map_or(0, |watched| watched.mirrors_of(slot).len()) as u64;
     let all_mirrors = context.watched.map_or(0, |watched| watched.mirrors()) as u64;
     let own_mirrors = mirrors(context.sender.place.slot);
-    let (mut copies, mut visits) = (COPIES, VISITS);
+    let Budget { mut copies, mut visits } = context.budget.get();
     let (mut flooded, mut later) = (false, false);
     let mut last = None;
     let mut taken = 0;
@@ -136,6 +147,7 @@ pub(crate) fn fit(batch: &mut Batch<'_>, context: &Context<'_>, from: usize) -> 
         taken += 1;
     }
     batch.frames.truncate(taken);
+    context.budget.set(Budget { copies, visits });
     Turn { later, ..Turn::WHOLE }
 }
 

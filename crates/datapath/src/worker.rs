@@ -18,10 +18,12 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 
 mod fair;
 mod later;
+mod under_way;
 mod uplink;
 
 use fair::{Account, Fair};
 use later::{LATER, Later};
+use under_way::UnderWay;
 
 use crate::{
     antispoof::antispoof,
@@ -31,9 +33,9 @@ use crate::{
     counters::Counter,
     deliver::{Calls, deliver},
     fdb::Fdb,
-    filter::{Room, filter},
+    filter::{Flooded, Room, filter},
     forward::forward,
-    headers::headers,
+    headers::{TX_DISABLED, headers},
     offload::offload,
     plane::SessionConfig,
     rules::Cells,
@@ -41,7 +43,7 @@ use crate::{
     snapshot::{Network, PortRef, Snapshot, Vnic},
     tap::Notes,
     tunnel::{Departures, Tunnel, UPLINK},
-    turn::{Turn, fit},
+    turn::{Budget, Turn, fit},
 };
 
 /// A ring that was found empty so often in a row, and for so long, leaves the poll set and returns by its kick. A kick costs the guest
@@ -85,6 +87,8 @@ pub(crate) enum Order {
     Started { place: PortRef, kicked: bool },
     /// It stopped.
     Stopped(PortRef),
+    /// The vnic's transmit ring is disabled: what is in it is to be discarded after a while.
+    Discard(PortRef),
     /// Complete frames are to be sent as if the vnic had.
     Announce { place: PortRef, frames: Arc<Vec<Vec<u8>>> },
 }
@@ -171,6 +175,11 @@ impl Handle {
         self.order(Order::Announce { place, frames });
     }
 
+    /// A vnic's transmit ring is disabled. Said ten times a second.
+    pub fn discard(&self, place: PortRef) {
+        self.order(Order::Discard(place));
+    }
+
     /// A transmit ring stopped.
     pub fn stopped(&self, place: PortRef, kick: Option<BorrowedFd<'_>>) {
         if let Some(kick) = kick {
@@ -211,8 +220,10 @@ struct Walked {
     likely: Option<u32>,
     /// Frames that were taken; what did not fit the turn stays in its ring.
     frames: usize,
-    /// Receivers that have a flood which is not done.
+    /// Receivers that have a flood which is not done, what was decided of it, and by what its bytes are known again.
     flooded: u32,
+    judged: Option<Flooded>,
+    print: Option<u64>,
 }
 
 /// What came of looking at a ring.
@@ -246,6 +257,7 @@ pub(crate) struct Worker {
     looked: bool,
     calls: Calls,
     later: Later,
+    under_way: UnderWay,
     store: FrameStore,
     metas: Box<Metas>,
     room: Room,
@@ -275,6 +287,7 @@ impl Worker {
             looked: false,
             calls: Vec::with_capacity(CALLS),
             later: Later::new(),
+            under_way: UnderWay::new(),
             store: FrameStore::default(),
             metas: Box::new([Meta::NEW; BATCH]),
             room,
@@ -386,6 +399,7 @@ impl Worker {
                     self.add(place);
                 }
                 Order::Stopped(place) => self.timed.retain(|other| *other != place),
+                Order::Discard(place) => self.discard(place),
                 Order::Announce { place, frames } => {
                     self.later.announce(place, frames);
                     self.add(LATER);
@@ -393,6 +407,19 @@ impl Worker {
             }
         }
         self.orders = orders;
+    }
+
+    fn discard(&mut self, place: PortRef) {
+        let Some(vnic) = self.snapshot.vnic(place) else { return };
+        let Some(mut guard) = vnic.shared.port.try_tx() else { return };
+        let Some((frames, call)) = guard.as_mut().map(|ring| ring.discard()) else { return };
+        drop(guard);
+        if let Some(cells) = vnic.shared.counters.of(self.handle.index).filter(|_| frames > 0) {
+            cells.drop(TX_DISABLED, frames);
+        }
+        if let Some(call) = call {
+            call.signal();
+        }
     }
 
     /// Puts a ring into the poll set. Rings of vnics that are gone leave it at their next turn.
@@ -403,7 +430,14 @@ impl Worker {
             *is_polled = true;
             // One short of leaving: a kick without a frame costs one look.
             let empty = EMPTY_POLLS - 1;
-            let polled = Polled { place, empty, busy: 0, likely: place.slot, account: Account::new(place == UPLINK), flooded: 0 };
+            let polled = Polled {
+                place,
+                empty,
+                busy: 0,
+                likely: place.slot,
+                account: Account::new(place == UPLINK || place == LATER),
+                flooded: 0,
+            };
             self.polled.push(polled);
         }
     }
@@ -470,9 +504,7 @@ impl Worker {
                 Found::Gone => false,
             };
             if !self.calls.is_empty() {
-                for call in self.calls.drain(..) {
-                    call.signal();
-                }
+                self.interrupt();
             }
             if stays {
                 if served {
@@ -495,6 +527,19 @@ impl Worker {
             (true, _) => Pass::Moved,
             (false, true) => Pass::Waiting,
             (false, false) => Pass::Idle,
+        }
+    }
+
+    /// Interrupts guests; those for which this turn has no time left by a thread of their own.
+    #[inline(always)]
+    fn interrupt(&mut self) {
+        let mut left = self.fair.for_signals();
+        for call in self.calls.drain(..) {
+            if left > 0 {
+                left = left.saturating_sub(call.signal());
+            } else {
+                call.hand_over();
+            }
         }
     }
 
@@ -603,15 +648,22 @@ impl Worker {
         }) else {
             return Found::Empty;
         };
-        let from = polled.flooded as usize;
+        let mut frames = frames;
+        let mut from = polled.flooded as usize;
+        if from > 0 {
+            (from, self.room.judged) = self.under_way.resume(polled.place, from, &mut frames);
+        }
         let context = self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
-        let context = Context { again: from > 0, ..context };
         let batch = Batch::new(frames, &mut self.metas);
         let walked = walk(batch, &context, &mut self.room, &mut self.departures, &mut self.calls, &mut self.later, from);
         if let Some(slot) = walked.likely {
             polled.likely = slot;
         }
-        polled.flooded = walked.flooded;
+        if (polled.flooded | walked.flooded) > 0 {
+            polled.flooded = walked.flooded;
+            self.room.judged = None;
+            self.under_way.note(polled.place, &walked);
+        }
         if ring.poisoned() {
             ring.rest();
         }
@@ -647,7 +699,7 @@ impl Shared {
             tunnel: self.tunnel.as_ref(),
             watched: notes.begin(snapshot),
             notes,
-            again: false,
+            budget: Cell::new(Budget::WHOLE),
             floods: Cell::new(false),
         }
     }
@@ -682,14 +734,16 @@ fn walk(
     let counts = batch.origin == Origin::Port;
     let bytes = batch.frames.frames().iter().map(|frame| u64::from(frame.len)).sum();
     filter(&mut batch, context, room);
+    let print = if turn.part { under_way::print(&mut batch.frames) } else { None };
     let (likely, done) = deliver(batch, context, room, departures, calls, &turn);
     if !done {
-        return Walked { likely, frames: 0, flooded: turn.receivers.end as u32 };
+        let judged = room.first_flood();
+        return Walked { likely, frames: 0, flooded: turn.receivers.end as u32, judged, print };
     }
     if counts {
         count_in(context.sender, context.worker, bytes, n);
     }
-    Walked { likely, frames: n, flooded: 0 }
+    Walked { likely, frames: n, flooded: 0, judged: None, print: None }
 }
 
 pub(crate) fn count_in(sender: &Vnic, worker: usize, bytes: u64, n: usize) {

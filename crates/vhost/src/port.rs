@@ -205,17 +205,9 @@ impl Port {
         }
     }
 
-    /// Discards the frames of a transmit ring that has been disabled for half a second, if this is called ten times a second. Returns how
-    /// many.
-    pub fn discard_disabled(&self) -> u64 {
-        if !self.tx_disabled.load(Relaxed) {
-            return 0;
-        }
-        let (frames, call) = lock(&self.tx).as_mut().map(TxRing::discard).unwrap_or_default();
-        if let Some(call) = call {
-            call.signal_shared();
-        }
-        frames
+    /// Whether the transmit ring runs and is disabled.
+    pub fn is_tx_disabled(&self) -> bool {
+        self.tx_disabled.load(Relaxed)
     }
 
     /// SET_VRING_CALL: changes how a ring that runs interrupts its guest.
@@ -234,6 +226,7 @@ impl Port {
         match queue {
             Queue::Tx => {
                 let old = lock(&self.tx).take();
+                self.tx_disabled.store(false, Relaxed);
                 old.map(|ring| ring.split.next_used)
             }
             Queue::Rx => {

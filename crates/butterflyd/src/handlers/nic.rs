@@ -14,6 +14,7 @@ use tracing::{error, info, warn};
 impl<D: Dataplane> Daemon<D> {
     pub(super) fn nic_add(&mut self, declared: &proto::Nic) -> Answer {
         let mut nic = convert::nic(declared, &self.socket_dir)?;
+        convert::can_forward(&nic)?;
         if declared.packet_trace.is_none() {
             nic.packet_trace = self.recorder.by_default();
         }
@@ -36,7 +37,8 @@ impl<D: Dataplane> Daemon<D> {
                 made.map_err(|why| self.not_made(why, &nic.kind))?;
                 self.recorder.commit(nic.id.as_str(), recording);
                 let what = self.other_side(&nic);
-                self.tell_nic(EventKind::NicAdded, &nic, format!("made: MAC {}, VNI {}, {what}", nic.mac, nic.vni));
+                let rights = rights(&nic);
+                self.tell_nic(EventKind::NicAdded, &nic, format!("made: MAC {}, VNI {}, {what}{rights}", nic.mac, nic.vni));
                 self.nics.insert(nic);
             }
         }
@@ -51,6 +53,7 @@ impl<D: Dataplane> Daemon<D> {
         let old = self.nics.get(request.id()).ok_or_else(|| unknown(request.id()))?;
         let new = old.updated(update);
         convert::can_ping(&new)?;
+        convert::can_forward(&new)?;
         if new != *old {
             self.change_in_place(new)?;
         }
@@ -227,6 +230,12 @@ fn gone_with(change: NicChange) -> NicChange {
     };
     reasons.push("interface, which was gone");
     NicChange::Recreate(reasons)
+}
+
+/// What a vnic may beyond others, for the record of who gave it that.
+fn rights(nic: &Nic) -> String {
+    let all = [(nic.forwards, ", forwards"), (nic.shared_ip, ", shares its addresses"), (nic.router, ", is a router")];
+    all.into_iter().filter(|(has, _)| *has).map(|(_, words)| words).collect()
 }
 
 /// What is on the other side of a vnic, for the data path.

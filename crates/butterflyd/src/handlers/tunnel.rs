@@ -32,7 +32,11 @@ impl<D: Dataplane> Daemon<D> {
     pub(super) fn peer_del(&mut self, peer: &TunnelPeer) -> Answer {
         let (address, vni) = named(peer)?;
         if self.dataplane.remove_peer(address, vni).map_err(|error| Failure::new(error.to_string()))? {
-            self.tell(Kind::PeerUnnamed, format!("peer {address} is not named any more for {}", of(vni)));
+            let peers = self.dataplane.peers();
+            let still = peers.of.iter().filter(|(_, list)| list.contains(&address)).map(|(vni, _)| vni.to_string());
+            let still = still.collect::<Vec<_>>().join(", ");
+            let still = if still.is_empty() { still } else { format!("; it still is for network {still}: peer del --vni") };
+            self.tell(Kind::PeerUnnamed, format!("peer {address} is not named any more for {}{still}", of(vni)));
         }
         Ok(Response::new())
     }

@@ -3,6 +3,7 @@
 //! The packet walks through the stages themselves, in a world of its own: the snapshot in force, with the sessions, learnt addresses and
 //! counts that concern it copied. Whatever the stages change there, the switch never sees; whatever they decide there, it would.
 
+mod message;
 mod question;
 mod scratch;
 mod told;

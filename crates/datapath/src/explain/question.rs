@@ -10,6 +10,7 @@ use butterfly_packet::{
     sctp,
 };
 
+use super::message;
 use crate::{
     flow::tcp::{ACK, FIN, RST, SYN, Track},
     rules::number,
@@ -248,11 +249,19 @@ impl Asked {
             }
             UDP => {
                 let (from, to) = self.ports("UDP")?;
-                ip.udp(from, to, payload)
+                // A filter reads the whole message.
+                let message = message::dhcp(from, to, v6, self.macs.0).unwrap_or_default();
+                ip.udp(from, to, &[&message, payload].concat())
             }
             SCTP => ip.sctp(self.ports("SCTP")?, 0, sctp::INIT, &[payload, &[0; 16]].concat()),
             ICMP if v6 => return Err(NoAnswer::WrongFamily(ICMP, "IPv4")),
             ICMPV6 if !v6 => return Err(NoAnswer::WrongFamily(ICMPV6, "IPv6")),
+            ICMPV6
+                if let Some(discovery) =
+                    icmp.and_then(|(kind, code)| message::discovery(ip.clone(), kind, code, self.ips, self.macs.0)) =>
+            {
+                discovery
+            }
             ICMP | ICMPV6 => match icmp {
                 Some((kind, code)) => ip.icmp(kind, code, u32::from(source_port.unwrap_or(1)) << 16 | 1, payload),
                 None => ip.ping(source_port.unwrap_or(1), 1, payload),

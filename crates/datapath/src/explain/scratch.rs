@@ -138,7 +138,7 @@ impl<'a> World<'a> {
             // Nobody watches what does not happen.
             watched: None,
             notes: &self.notes,
-            again: false,
+            budget: std::cell::Cell::new(crate::turn::Budget::WHOLE),
             floods: std::cell::Cell::new(false),
         }
     }

@@ -279,7 +279,7 @@ fn for_itself(dhcp: &Dhcp, sender: &Vnic, source: Address) -> Result<Message, Dr
 pub(super) fn may_ask(dhcp: &Dhcp, sender: &Vnic, tuple: &Tuple, context: &Context<'_>) -> Result<(), DropReason> {
     for_itself(dhcp, sender, tuple.source)?;
     let (state, now) = (&sender.shared.dhcp, context.now);
-    if !context.again && state.family(dhcp.v6).tokens(now) == 0 {
+    if state.family(dhcp.v6).tokens(now) == 0 {
         return Err(DHCP_LIMIT);
     }
     if dhcp.v6 {
@@ -298,7 +298,7 @@ pub(super) fn may_ask(dhcp: &Dhcp, sender: &Vnic, tuple: &Tuple, context: &Conte
 
 /// Whether a filtered vnic may send a request that a rule lets out: a few per second, whatever the rule says.
 pub(super) fn may_ask_by_rule(sender: &Vnic, context: &Context<'_>) -> bool {
-    context.again || sender.shared.dhcp.ruled.take(context.now, RULED, RULED_PER_SECOND)
+    sender.shared.dhcp.ruled.take(context.now, RULED, RULED_PER_SECOND)
 }
 
 /// Whether a filtered vnic may send an answer: to a request that one of its rules for a DHCP server let in.
@@ -334,7 +334,7 @@ fn exchange_of<'a>(dhcp: &Dhcp, receiver: &'a Vnic, tuple: &Tuple, context: &Con
 /// Notes that a message left its sender.
 pub(super) fn left(dhcp: &Dhcp, tuple: &Tuple, context: &Context<'_>) {
     let sender = context.sender;
-    if sender.rules.bypass || context.again {
+    if sender.rules.bypass {
         return;
     }
     if !dhcp.request {
@@ -386,9 +386,7 @@ pub(super) fn flooded_to(dhcp: &Dhcp, tuple: &Tuple, context: &Context<'_>) -> O
     if receiver.rules.bypass || !may_answer(dhcp, receiver, tuple, context) {
         return None;
     }
-    if !context.again {
-        entered(dhcp, receiver, tuple, context);
-    }
+    entered(dhcp, receiver, tuple, context);
     Some(receiver.place.slot)
 }
 

@@ -27,7 +27,7 @@ pub(super) struct Decided {
 
 /// A flood, for those of its receivers that are filtered.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Flooded {
+pub(crate) enum Flooded {
     /// To be told by what is inside.
     NotIp,
     Packet(Packet),
@@ -43,10 +43,17 @@ pub(crate) struct Room {
     pub(super) notes: Notes,
     /// Floods of this batch.
     pub(super) flooded: Box<[Flooded; BATCH]>,
+    /// The first frame is a flood some of whose receivers have it: what was decided then holds, and what it cost is paid.
+    pub judged: Option<Flooded>,
     pub(super) fragments: Fragments<Decided>,
 }
 
 impl Room {
+    /// What was decided of the first frame, a flood.
+    pub fn first_flood(&self) -> Option<Flooded> {
+        self.flooded.first().copied()
+    }
+
     /// Everything is allocated here.
     pub fn new(timeouts: &Timeouts) -> Room {
         let tuple = Tuple { source: 0, destination: 0, source_port: 0, destination_port: 0, vlan: 0, protocol: 0 };
@@ -57,6 +64,7 @@ impl Room {
             flows: Box::new([flow; BATCH]),
             notes: Notes::new(timeouts),
             flooded: Box::new([Flooded::NotIp; BATCH]),
+            judged: None,
             fragments: Fragments::new(timeouts.fragment),
         }
     }

@@ -38,6 +38,13 @@ const CUT: State = State::Tcp(TcpState::Cut);
 #[inline(never)]
 pub(super) fn judge(batch: &mut Batch<'_>, index: usize, context: &Context<'_>, room: &mut Room) -> Judgement {
     let Some(meta) = batch.metas().get(index).copied() else { return Ok(()) };
+    if index == 0
+        && matches!(meta.verdict, Verdict::Flood { .. })
+        && let (Some(judged), Some(place)) = (room.judged, room.flooded.first_mut())
+    {
+        *place = judged;
+        return Ok(());
+    }
     let own = context.sender.place.slot;
     let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len);
     let read = match meta.inside {

@@ -60,13 +60,13 @@ drop_reasons! { 6;
     /// Neighbour discovery or multicast listener discovery that is invalid, or that speaks for somebody else.
     BAD_DISCOVERY = "bad-discovery" {
         cause: "an address that was not declared (also a probe for it, with `--enable-antispoof`), or a machine that wants to be a router",
-        remedy: "declare the address too: `butterfly nic update --id NIC --ip ADDRESS..` (the whole list); a router needs `butterfly nic update --id NIC --router true` and an OUTBOUND rule for protocol 58",
+        remedy: "declare the address too: `butterfly nic update --id NIC --ip ADDRESS..` (the whole list); a router needs `butterfly nic update --id NIC --router true` and `butterfly sg rule add SG --dir out --ip-proto 58 --cidr ::/0`; the first OUTBOUND rule of a vnic's groups ends \"everything may leave\", so add one for all else as well",
         charged: "the sender",
     }
     /// A DHCP request that is not shaped as one to its last option, or that asks for another station, and that no rule lets out.
     BAD_DHCP = "bad-dhcp" {
         cause: "a DHCP client that is broken or asks for another MAC address, such as a relay or a container's bridge in the machine; or something else that uses the ports of DHCP",
-        remedy: "look at the request with tcpdump in the machine that sends; a relay needs an OUTBOUND rule: `butterfly sg rule add SG --dir out --ip-proto udp --port 67 --cidr SERVER/32`",
+        remedy: "look at the request with tcpdump in the machine that sends; a relay needs an OUTBOUND rule, `butterfly sg rule add SG --dir out --ip-proto udp --port 67 --cidr SERVER/32`; the first OUTBOUND rule of a vnic's groups ends \"everything may leave\", so add one for all else as well",
         charged: "the sender",
     }
     /// More DHCP requests than a vnic may send without a rule: 8 at once and 4 per second of each family, and one a minute to a server that no answer named; or more than 64 at once and 16 per second by a rule.

@@ -8,7 +8,7 @@ use butterfly_vhost::cpu;
 
 /// What each ring may cost in a round. Most batches cost about as much.
 const PART_US: u64 = 5;
-/// The uplink has more than one vnic's part: behind it are many.
+/// The uplink has more than one vnic's part, and so has what waits of it: behind them are many.
 const UPLINK_PARTS: u64 = 4;
 /// Of batches that cost more than this, one is served between two looks at all other rings.
 const HEAVY_US: u64 = 25;
@@ -27,24 +27,28 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// Of a ring, or of the uplink.
+    /// Of a ring, or of the uplink and what waits of it.
     pub fn new(uplink: bool) -> Account {
         Account { uplink, ..Account::default() }
     }
 }
+
+/// What interrupts may take of a turn. Others are sent by another thread.
+const SIGNALS_US: u64 = 60;
 
 /// Prices, in cycles, and what was served in this round.
 pub(super) struct Fair {
     part: u64,
     heavy_from: u64,
     most: u64,
+    signals: u64,
     heavy: bool,
 }
 
 impl Fair {
     pub fn new() -> Fair {
         let us = cpu::tsc_hz() / 1_000_000;
-        Fair { part: us * PART_US, heavy_from: us * HEAVY_US, most: us * MOST_US, heavy: false }
+        Fair { part: us * PART_US, heavy_from: us * HEAVY_US, most: us * MOST_US, signals: us * SIGNALS_US, heavy: false }
     }
 
     /// A round begins.
@@ -66,6 +70,12 @@ impl Fair {
             account.debt = 0;
         }
         account.debt == 0
+    }
+
+    /// What interrupts may take of a turn.
+    #[inline(always)]
+    pub fn for_signals(&self) -> u64 {
+        self.signals
     }
 
     /// Whether a batch cost more than a part.
@@ -100,7 +110,7 @@ mod tests {
     /// Rings that always have something, with what a batch of theirs costs in microseconds. Returns the time each got, in percent,
     /// and the longest time that the first waited.
     fn share(costs: &[u64]) -> (Vec<u64>, u64) {
-        let mut fair = Fair { part: 5_000, heavy_from: 25_000, most: 200_000, heavy: false };
+        let mut fair = Fair { part: 5_000, heavy_from: 25_000, most: 200_000, signals: 0, heavy: false };
         let mut accounts = vec![Account::default(); costs.len()];
         let (mut got, mut now, mut last, mut longest) = (vec![0; costs.len()], 0, 0, 0);
         while now < 1_000_000_000 {
@@ -150,7 +160,7 @@ mod tests {
     #[test]
     fn one_ring_alone_gets_everything_and_a_pause_of_the_host_is_not_its_debt() {
         assert_eq!(share(&[200]).0, [100]);
-        let mut fair = Fair { part: 5_000, heavy_from: 25_000, most: 200_000, heavy: false };
+        let mut fair = Fair { part: 5_000, heavy_from: 25_000, most: 200_000, signals: 0, heavy: false };
         let mut account = Account::default();
         fair.owe(&mut account, 10_000_000);
         let rounds = (1..).find(|_| {

@@ -2,7 +2,8 @@
 //!
 //! What a machine here floods stays in its ring until it is done; what came from another host cannot be put back, and the frames behind
 //! it are other networks'. So it is copied, and waits in a queue that is served like a ring: some receivers in each turn, and paid for
-//! as any other ring pays. Each network has a few places.
+//! as any other ring pays. Those that wait take turns, floods and announcements by turns, too. Each network has a few places, and one
+//! that has fewer than another takes one of that when all are taken.
 
 use std::{
     collections::VecDeque,
@@ -16,6 +17,8 @@ use crate::{
     batch::{Batch, Context, Origin, Verdict},
     counters::Counter,
     deliver::FLOOD_LIMIT,
+    filter::Flooded,
+    last_drops::Dropped,
     snapshot::PortRef,
     tunnel::{PeerRef, UPLINK},
 };
@@ -34,8 +37,9 @@ const ANNOUNCED: usize = 256;
 struct Flood {
     vni: u32,
     peer: PeerRef,
-    /// How many receivers have it.
+    /// How many receivers have it, and what was decided of it.
     done: u32,
+    judged: Option<Flooded>,
     frame: Vec<u8>,
 }
 
@@ -46,6 +50,7 @@ struct Announcement {
     /// The next one, and how many receivers have it.
     at: usize,
     done: u32,
+    judged: Option<Flooded>,
 }
 
 /// The queues of a worker.
@@ -54,6 +59,10 @@ pub(super) struct Later {
     /// Room for others.
     spare: Vec<Vec<u8>>,
     announcements: VecDeque<Announcement>,
+    /// It is the turn of those.
+    announces: bool,
+    /// The network whose flood was the last.
+    last: u32,
 }
 
 impl Later {
@@ -63,6 +72,8 @@ impl Later {
             floods: VecDeque::with_capacity(FLOODS),
             spare: (0..FLOODS).map(|_| Vec::with_capacity(LONGEST)).collect(),
             announcements: VecDeque::with_capacity(ANNOUNCED),
+            announces: false,
+            last: 0,
         }
     }
 
@@ -75,15 +86,36 @@ impl Later {
     #[cold]
     pub fn take(&mut self, batch: &mut Batch<'_>, context: &Context<'_>) {
         let vni = context.sender.vni;
-        let mut places = PER_NETWORK.saturating_sub(self.floods.iter().filter(|flood| flood.vni == vni).count());
+        let mut own = self.of(vni);
         let (frames, metas) = batch.parts();
         for (index, meta) in metas.iter_mut().enumerate().filter(|(_, meta)| meta.verdict == Verdict::Later) {
-            if places == 0 || !self.copy(frames, index, vni, meta.peer) {
+            if own < PER_NETWORK && self.spare.is_empty() {
+                self.make_room(own, context);
+            }
+            if own == PER_NETWORK || !self.copy(frames, index, vni, meta.peer) {
                 meta.verdict = Verdict::Drop(FLOOD_LIMIT, context.sender.place.slot);
                 continue;
             }
-            places -= 1;
+            own += 1;
         }
+    }
+
+    fn of(&self, vni: u32) -> usize {
+        self.floods.iter().filter(|flood| flood.vni == vni).count()
+    }
+
+    /// Drops the newest flood of the network that has most, if that has two more than who wants its place, and if nobody has that flood yet.
+    fn make_room(&mut self, own: usize, context: &Context<'_>) {
+        let most = self.floods.iter().map(|flood| (self.of(flood.vni), flood.vni)).max();
+        let Some((_, vni)) = most.filter(|(count, _)| *count >= own + 2) else { return };
+        let Some(at) = self.floods.iter().rposition(|flood| flood.vni == vni && flood.done == 0) else { return };
+        let Some(flood) = self.floods.remove(at) else { return };
+        if let Some((_, trunk)) = context.snapshot.trunk(vni) {
+            let len = flood.frame.len() as u32;
+            let dropped = Dropped { head: &flood.frame, len, when: context.clock.tenths() };
+            trunk.shared.counters.drop(context.worker, FLOOD_LIMIT, &dropped);
+        }
+        self.spare.push(flood.frame);
     }
 
     fn copy(&mut self, frames: &Frames<'_>, index: usize, vni: u32, peer: PeerRef) -> bool {
@@ -98,52 +130,69 @@ impl Later {
             self.spare.push(frame);
             return false;
         }
-        self.floods.push_back(Flood { vni, peer, done: 0, frame });
+        self.floods.push_back(Flood { vni, peer, done: 0, judged: None, frame });
         true
+    }
+
+    /// Takes the oldest flood of the next network out of its place.
+    fn next_flood(&mut self) -> Option<(usize, Flood)> {
+        let after = |flood: &&Flood| flood.vni > self.last;
+        let next = self.floods.iter().filter(after).map(|flood| flood.vni).min();
+        let next = next.or_else(|| self.floods.iter().map(|flood| flood.vni).min())?;
+        self.last = next;
+        let at = self.floods.iter().position(|flood| flood.vni == next)?;
+        self.floods.remove(at).map(|flood| (at, flood))
     }
 
     /// A vnic is to be announced.
     pub fn announce(&mut self, place: PortRef, frames: Arc<Vec<Vec<u8>>>) {
         if self.announcements.len() < ANNOUNCED {
-            self.announcements.push_back(Announcement { place, frames, at: 0, done: 0 });
+            self.announcements.push_back(Announcement { place, frames, at: 0, done: 0, judged: None });
         }
     }
 }
 
 impl Worker {
-    /// Some receivers of the frame that has waited longest.
+    /// Some receivers of the frame whose turn it is.
     #[inline(never)]
     pub(super) fn serve_later(&mut self) -> Found {
-        if let Some(mut flood) = self.later.floods.pop_front() {
-            flood.done = self.carry_on(&flood);
+        if self.later.is_empty() {
+            return Found::Gone;
+        }
+        self.later.announces = !self.later.announces;
+        let announces = self.later.announces || self.later.floods.is_empty();
+        if announces && let Some(mut announcement) = self.later.announcements.pop_front() {
+            if self.say(&mut announcement) {
+                self.later.announcements.push_back(announcement);
+            }
+        } else if let Some((at, mut flood)) = self.later.next_flood() {
+            flood.done = self.carry_on(&mut flood);
+            // Where it was: a network's floods keep their order.
             if flood.done > 0 {
-                self.later.floods.push_front(flood);
+                self.later.floods.insert(at, flood);
             } else {
                 self.later.spare.push(flood.frame);
             }
-        } else if let Some(mut announcement) = self.later.announcements.pop_front() {
-            if self.say(&mut announcement) {
-                self.later.announcements.push_front(announcement);
-            }
-        } else {
-            return Found::Gone;
         }
         // It was counted when it came, or is nobody's.
         Found::Frames(0)
     }
 
     /// Returns how many receivers have it; 0: all of them.
-    fn carry_on(&mut self, flood: &Flood) -> u32 {
+    fn carry_on(&mut self, flood: &mut Flood) -> u32 {
         let Some((network, trunk)) = self.snapshot.trunk(flood.vni) else { return 0 };
         if let Some(meta) = self.metas.first_mut() {
             meta.peer = flood.peer;
         }
         let from = flood.done as usize;
         let context = self.shared.context(&self.snapshot, trunk, network, self.handle.index, &self.notes);
-        let context = Context { again: from > 0, ..context };
+        self.room.judged = flood.judged;
         let frames = Frames::private(&mut self.store, std::iter::once(flood.frame.as_slice()));
         let batch = Batch::of(Origin::Waited, frames, &mut self.metas);
-        walk(batch, &context, &mut self.room, &mut self.departures, &mut self.calls, &mut self.later, from).flooded
+        let walked = walk(batch, &context, &mut self.room, &mut self.departures, &mut self.calls, &mut self.later, from);
+        self.room.judged = None;
+        flood.judged = walked.judged;
+        walked.flooded
     }
 
     /// Sends the next frame of an announcement, if the vnic's machine runs here. Returns whether there is more.
@@ -158,11 +207,12 @@ impl Worker {
             cells.add(Counter::Announced, 1);
         }
         let context = self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
-        let context = Context { again: from > 0, ..context };
+        self.room.judged = announcement.judged;
         let frames = Frames::private(&mut self.store, std::iter::once(frame.as_slice()));
         let batch = Batch::of(Origin::Own, frames, &mut self.metas);
         let walked = walk(batch, &context, &mut self.room, &mut self.departures, &mut self.calls, &mut self.later, from);
-        announcement.done = walked.flooded;
+        self.room.judged = None;
+        (announcement.done, announcement.judged) = (walked.flooded, walked.judged);
         if walked.flooded == 0 {
             announcement.at += 1;
         }

@@ -21,6 +21,7 @@ use crate::{
         Arrivals, Arrived, CONTROL_FULL, Departures, Leaving, Own, PeerRef, Punted, Tunnel, UNKNOWN_VNI, UPLINK, UPLINK_DOWN,
         UPLINK_FULL, UplinkPort, not_sent,
     },
+    turn::Budget,
     worker::Shared,
 };
 
@@ -40,6 +41,7 @@ impl Worker {
             departures: &mut self.departures,
             calls: &mut self.calls,
             later: &mut self.later,
+            budget: Budget::WHOLE,
             notes: &self.notes,
         };
         let found = match &tunnel.port {
@@ -183,6 +185,8 @@ struct Desk<'a> {
     departures: &'a mut Departures,
     calls: &'a mut Calls,
     later: &'a mut Later,
+    /// All networks of a batch share a turn.
+    budget: Budget,
     notes: &'a Notes,
 }
 
@@ -265,7 +269,9 @@ impl Desk<'_> {
             meta.peer = *peer;
         }
         let context = self.shared.context(self.snapshot, trunk, network, self.worker, self.notes);
+        context.budget.set(self.budget);
         walk(Batch::new(frames, self.metas), &context, self.room, self.departures, self.calls, self.later, 0);
+        self.budget = context.budget.get();
     }
 
     /// At the expense of the uplink.

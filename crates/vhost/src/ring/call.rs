@@ -69,8 +69,18 @@ impl CallFd {
 
     /// Interrupts the guest, from a worker. Never waits, whatever the guest does to the eventfd; if signals of this vnic were slow, it
     /// only has one sent. A full counter means that the guest was interrupted already; errors are the guest's problem.
-    pub fn signal(self: &Arc<Self>) {
-        self.measured(CallFd::send);
+    /// Returns what it took, in ticks of the time stamp counter.
+    pub fn signal(self: &Arc<Self>) -> u64 {
+        self.measured(CallFd::send)
+    }
+
+    /// Has the guest interrupted by the thread that does it for those whose interrupts take long.
+    pub fn hand_over(self: &Arc<Self>) {
+        if messenger::runs() {
+            messenger::hand_over(self);
+        } else {
+            self.signal();
+        }
     }
 
     /// As [`Self::signal`], for threads that do it now and then: it does not give the thread resources of its own.
@@ -78,14 +88,17 @@ impl CallFd {
         self.measured(CallFd::send_shared);
     }
 
-    fn measured(self: &Arc<Self>, send: impl Fn(&CallFd)) {
+    fn measured(self: &Arc<Self>, send: impl Fn(&CallFd)) -> u64 {
         if self.of.apart() && messenger::runs() {
-            return messenger::hand_over(self);
+            messenger::hand_over(self);
+            return 0;
         }
         let begun = cpu::tsc();
         send(self);
         let now = cpu::tsc();
-        self.of.took(now.wrapping_sub(begun), now);
+        let took = now.wrapping_sub(begun);
+        self.of.took(took, now);
+        took
     }
 
     /// Sends a signal at once, by this thread's own means.

@@ -53,12 +53,16 @@ impl TxRing {
     /// For somebody who comes by ten times a second: gives the frames of a ring that is disabled back to the guest, unsent (vhost-user,
     /// "Ring states"). Not at once: a front end disables rings when it starts and when it stops or moves its machine, and what waits
     /// in them then is to be sent afterwards, perhaps by another host. Returns how many, and how to interrupt the guest.
-    pub(crate) fn discard(&mut self) -> (u64, Option<Arc<CallFd>>) {
+    pub fn discard(&mut self) -> (u64, Option<Arc<CallFd>>) {
         if self.split.broken || self.split.enabled {
             return (0, None);
         }
         if self.idle_looks < LOOKS_BEFORE_DISCARD {
             self.idle_looks += 1;
+            return (0, None);
+        }
+        touches::enter(&self.split.touches);
+        if touches::rests(&self.split.touches) {
             return (0, None);
         }
         let waiting = self.split.available().unwrap_or(0);
@@ -67,6 +71,7 @@ impl TxRing {
             self.split.next_avail = self.split.next_avail.wrapping_add(1);
         }
         self.split.publish();
+        touches::outside();
         let call = if waiting > 0 && self.split.wants_call() { self.split.call.clone() } else { None };
         (waiting.into(), call)
     }
