@@ -228,7 +228,7 @@ fn questions_without_an_answer_are_errors() {
 #[test]
 fn dhcp_and_discovery_are_whole_messages() {
     let nics = [filtered("a", A, "web"), open("b", B)];
-    let Some(mut net) = Net::new(&nics) else { return };
+    let Some(net) = Net::new(&nics) else { return };
     net.group("web", &["in tcp 80-90 10.0.0.0/24"], &[]);
     let asked = |question: &str| ask(&net, question).0;
     assert_eq!(asked("--from a --to 255.255.255.255 --src 0.0.0.0 --proto udp --sport 68 --port 67"), "b");
