@@ -297,7 +297,9 @@ fn work(port: &Port) {
             }
         }
         let call = frames.release();
-        call.into_iter().for_each(|call| call.signal());
+        call.into_iter().for_each(|call| {
+            call.signal();
+        });
         if let Some(call) = rx.as_mut().and_then(|rx| rx.publish()) {
             call.signal();
         }

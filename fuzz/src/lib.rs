@@ -19,13 +19,8 @@ pub mod zmtp;
 pub type Target = fn(&[u8]);
 
 /// All targets by name.
-pub const TARGETS: [(&str, Target); 5] = [
-    ("rings", rings::run),
-    ("control", control::run),
-    ("frames", frames::run),
-    ("api", api::run),
-    ("zmtp", zmtp::run),
-];
+pub const TARGETS: [(&str, Target); 5] =
+    [("rings", rings::run), ("control", control::run), ("frames", frames::run), ("api", api::run), ("zmtp", zmtp::run)];
 
 /// The target with this name.
 pub fn target(name: &str) -> Option<Target> {
