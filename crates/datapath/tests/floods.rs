@@ -256,7 +256,7 @@ fn floods_of_many_networks_leave_room_for_another() {
         let moved = host.moved();
         // What the uplink had no room for is not in question.
         let asked = moved["vni-99.in.packets"];
-        assert!((8..=13).contains(&asked), "{asked}");
+        assert!((3..=13).contains(&asked), "{asked}");
         let heard = (moved.get("vni-99.drop.flood-limit"), moved["r99-0069.out.packets"]);
         assert_eq!(heard, (None, asked), "{networks} networks of {members}");
         assert!(moved["vni-1.drop.flood-limit"] > 100, "there was a reason to be afraid: {moved:?}");
