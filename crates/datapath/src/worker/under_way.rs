@@ -11,7 +11,7 @@ use butterfly_vhost::ring::Frames;
 use super::Walked;
 use crate::{filter::Flooded, snapshot::PortRef};
 
-/// Rings with one at a time. What others flood is judged anew in each turn.
+/// Rings with one at a time. With more, what the first of them floods is judged anew in its next turn.
 const MOST: usize = 64;
 
 struct Flood {
@@ -54,9 +54,10 @@ impl UnderWay {
     #[cold]
     pub fn note(&mut self, place: PortRef, walked: &Walked) {
         self.0.retain(|flood| flood.place != place);
-        if let (Some(print), Some(judged)) = (walked.print, walked.judged)
-            && self.0.len() < MOST
-        {
+        if let (Some(print), Some(judged)) = (walked.print, walked.judged) {
+            if self.0.len() == MOST {
+                self.0.remove(0); // maybe of a ring that is gone
+            }
             self.0.push(Flood { place, print, judged });
         }
     }
