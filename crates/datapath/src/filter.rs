@@ -24,7 +24,7 @@ use crate::{
 
 pub(crate) use dhcp::DhcpState;
 use room::Notes;
-pub(crate) use room::{Flooded, Room};
+pub(crate) use room::{Judged, Room};
 pub(crate) use session_of::session_of;
 pub(crate) use share::{Share, full_shares, may_give_way, released, rests};
 pub(crate) use slow::{admits_flooded, read as read_packet, rule_port, rules_say};

@@ -33,7 +33,7 @@ use crate::{
     counters::Counter,
     deliver::{Calls, deliver},
     fdb::Fdb,
-    filter::{Flooded, Room, filter},
+    filter::{Judged, Room, filter},
     forward::forward,
     headers::{TX_DISABLED, headers},
     offload::offload,
@@ -222,7 +222,7 @@ struct Walked {
     frames: usize,
     /// Receivers that have a flood which is not done, what was decided of it, and by what its bytes are known again.
     flooded: u32,
-    judged: Option<Flooded>,
+    judged: Option<Judged>,
     print: Option<u64>,
 }
 
@@ -737,7 +737,7 @@ fn walk(
     let print = if turn.part { under_way::print(&mut batch.frames) } else { None };
     let (likely, done) = deliver(batch, context, room, departures, calls, &turn);
     if !done {
-        let judged = room.first_flood();
+        let judged = room.first_flood(context.snapshot.version);
         return Walked { likely, frames: 0, flooded: turn.receivers.end as u32, judged, print };
     }
     if counts {

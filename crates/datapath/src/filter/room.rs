@@ -27,7 +27,7 @@ pub(super) struct Decided {
 
 /// A flood, for those of its receivers that are filtered.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Flooded {
+pub(super) enum Flooded {
     /// To be told by what is inside.
     NotIp,
     Packet(Packet),
@@ -37,6 +37,13 @@ pub(crate) enum Flooded {
     Unreadable(DropReason),
 }
 
+/// What was decided of a flood, and under which snapshot: when that is not in use any more, it is decided again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Judged {
+    pub(super) flooded: Flooded,
+    pub(super) version: u32,
+}
+
 /// The room.
 pub(crate) struct Room {
     pub(super) flows: Box<[Flow; BATCH]>,
@@ -44,14 +51,14 @@ pub(crate) struct Room {
     /// Floods of this batch.
     pub(super) flooded: Box<[Flooded; BATCH]>,
     /// The first frame is a flood some of whose receivers have it: what was decided then holds, and what it cost is paid.
-    pub judged: Option<Flooded>,
+    pub judged: Option<Judged>,
     pub(super) fragments: Fragments<Decided>,
 }
 
 impl Room {
     /// What was decided of the first frame, a flood.
-    pub fn first_flood(&self) -> Option<Flooded> {
-        self.flooded.first().copied()
+    pub fn first_flood(&self, version: u32) -> Option<Judged> {
+        self.flooded.first().map(|flooded| Judged { flooded: *flooded, version })
     }
 
     /// Everything is allocated here.

@@ -41,8 +41,9 @@ pub(super) fn judge(batch: &mut Batch<'_>, index: usize, context: &Context<'_>, 
     if index == 0
         && matches!(meta.verdict, Verdict::Flood { .. })
         && let (Some(judged), Some(place)) = (room.judged, room.flooded.first_mut())
+        && judged.version == context.snapshot.version
     {
-        *place = judged;
+        *place = judged.flooded;
         return Ok(());
     }
     let own = context.sender.place.slot;

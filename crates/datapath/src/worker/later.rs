@@ -17,7 +17,7 @@ use crate::{
     batch::{Batch, Context, Origin, Verdict},
     counters::Counter,
     deliver::FLOOD_LIMIT,
-    filter::Flooded,
+    filter::Judged,
     last_drops::Dropped,
     snapshot::PortRef,
     tunnel::{PeerRef, UPLINK},
@@ -39,7 +39,7 @@ struct Flood {
     peer: PeerRef,
     /// How many receivers have it, and what was decided of it.
     done: u32,
-    judged: Option<Flooded>,
+    judged: Option<Judged>,
     frame: Vec<u8>,
 }
 
@@ -50,7 +50,7 @@ struct Announcement {
     /// The next one, and how many receivers have it.
     at: usize,
     done: u32,
-    judged: Option<Flooded>,
+    judged: Option<Judged>,
 }
 
 /// The queues of a worker.

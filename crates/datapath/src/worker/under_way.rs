@@ -9,7 +9,7 @@ use std::hash::{BuildHasher, RandomState};
 use butterfly_vhost::ring::Frames;
 
 use super::Walked;
-use crate::{filter::Flooded, snapshot::PortRef};
+use crate::{filter::Judged, snapshot::PortRef};
 
 /// Rings with one at a time. With more, what the first of them floods is judged anew in its next turn.
 const MOST: usize = 64;
@@ -17,7 +17,7 @@ const MOST: usize = 64;
 struct Flood {
     place: PortRef,
     print: u64,
-    judged: Flooded,
+    judged: Judged,
 }
 
 /// Those of a worker.
@@ -41,7 +41,7 @@ impl UnderWay {
     /// The first frame of a ring some of whose floods' receivers, `from` of them, have it: how many have this one, and what was decided
     /// of it.
     #[cold]
-    pub fn resume(&self, place: PortRef, from: usize, frames: &mut Frames<'_>) -> (usize, Option<Flooded>) {
+    pub fn resume(&self, place: PortRef, from: usize, frames: &mut Frames<'_>) -> (usize, Option<Judged>) {
         match self.0.iter().find(|flood| flood.place == place) {
             Some(flood) if print(frames) == Some(flood.print) => (from, Some(flood.judged)),
             // Another frame: nobody has it.
