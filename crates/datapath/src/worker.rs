@@ -170,7 +170,7 @@ impl Handle {
         self.order(Order::Started { place, kicked });
     }
 
-    /// Frames are to be sent for a vnic, [`BATCH`] at most.
+    /// Frames are to be sent for a vnic, one in a turn.
     pub fn announce(&self, place: PortRef, frames: Arc<Vec<Vec<u8>>>) {
         self.order(Order::Announce { place, frames });
     }
