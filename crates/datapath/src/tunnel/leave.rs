@@ -8,7 +8,7 @@ use butterfly_packet::{checksum::Sum, mac::Mac};
 use butterfly_uplink::BURST;
 use butterfly_vhost::{
     net::NetHeader,
-    ring::{Delivery, Finish, Frames, HEAD_MAX, NotDelivered, OUTER_MAX, RxRing},
+    ring::{Delivery, FIELDS, Finish, Frames, HEAD_MAX, NotDelivered, OUTER_MAX, RxRing},
 };
 
 use super::{
@@ -89,7 +89,7 @@ pub(crate) fn leave<'a>(
         leaving = leaving.tapped(tap);
     }
     let trunk = context.snapshot.vnics.get(remote.slot).map(|vnic| &**vnic);
-    let mut sending = Sending { tunnel, context, trunk, departures, current: None, queued: 0, packets: 0, bytes: 0 };
+    let mut sending = Sending { tunnel, context, trunk, departures, current: None, queued: 0, packets: 0, bytes: 0, to: None };
     let hosts = turn.hosts(context.network.members.len(), remote.peers.len().max(1));
     for (index, meta) in batch.metas().iter().enumerate() {
         match meta.verdict {
@@ -108,12 +108,7 @@ pub(crate) fn leave<'a>(
             _ => {}
         }
     }
-    if let Some(cells) = trunk.and_then(|trunk| trunk.shared.counters.of(context.worker))
-        && sending.packets > 0
-    {
-        cells.add(Counter::OutPackets, sending.packets);
-        cells.add(Counter::OutBytes, sending.bytes);
-    }
+    sending.count();
     leaving
 }
 
@@ -126,8 +121,10 @@ struct Sending<'a, 'c> {
     current: Option<(To, Outer)>,
     /// Packets since the wire was flushed.
     queued: usize,
+    /// What was sent to the last place, and is not counted yet.
     packets: u64,
     bytes: u64,
+    to: Option<To>,
 }
 
 impl Sending<'_, '_> {
@@ -153,14 +150,29 @@ impl Sending<'_, '_> {
         };
         match outcome {
             Ok((packets, bytes)) => {
+                if self.to != Some(to) {
+                    self.count();
+                    self.to = Some(to);
+                }
                 self.packets += packets;
                 self.bytes += bytes;
-                self.count_peer(to, PeerCounter::OutPackets, packets);
-                self.count_peer(to, PeerCounter::OutBytes, bytes);
             }
             Err(reason) => self.refuse(reason, to, frames, index),
         }
         true
+    }
+
+    /// Counts what was sent to one place.
+    #[inline(never)]
+    fn count(&mut self) {
+        let (packets, bytes) = (std::mem::take(&mut self.packets), std::mem::take(&mut self.bytes));
+        let Some(to) = self.to.filter(|_| packets > 0) else { return };
+        self.count_peer(to, PeerCounter::OutPackets, packets);
+        self.count_peer(to, PeerCounter::OutBytes, bytes);
+        if let Some(cells) = self.trunk.and_then(|trunk| trunk.shared.counters.of(self.context.worker)) {
+            cells.add(Counter::OutPackets, packets);
+            cells.add(Counter::OutBytes, bytes);
+        }
     }
 
     fn count_peer(&self, to: To, counter: PeerCounter, n: u64) {
@@ -193,7 +205,7 @@ impl Sending<'_, '_> {
                 (peer.mac()?, crate::rules::address(peer.address()))
             }
         };
-        Some(Outer::new(&self.tunnel.source, target, vni))
+        Outer::new(&self.tunnel.source, target, vni)
     }
 
     fn next_identification(&mut self) -> u16 {
@@ -214,14 +226,13 @@ impl Sending<'_, '_> {
         let head = frames.head(index);
         let port = source_port(head);
         let id = self.next_identification();
-        let Some((_, outer)) = self.current.as_mut() else { return Err(NO_NEIGHBOUR) };
+        let Some((_, outer)) = &self.current else { return Err(NO_NEIGHBOUR) };
         if let Leaving::Ring(ring) = leaving
             && !meta.offload
             && !outer.owes_checksum()
         {
             let ring = ring.as_mut().ok_or(UPLINK_DOWN)?;
-            outer.fill(len, port, id);
-            ring.deliver_behind(frames, index, outer.bytes()).map_err(not_sent)?;
+            ring.deliver_behind(frames, index, outer.front(), outer.fields(len, port, id)).map_err(not_sent)?;
             return Ok((1, len.into()));
         }
         self.send_completed(leaving, frames, index, meta, len, port)
@@ -270,15 +281,15 @@ impl Sending<'_, '_> {
         port: u16,
     ) -> Result<(), DropReason> {
         let id = self.next_identification();
-        let Some((_, outer)) = self.current.as_mut() else { return Err(NO_NEIGHBOUR) };
-        outer.fill(parts.head.len() as u32 + parts.len, port, id);
-        let total = outer.bytes().len() + parts.head.len() + parts.len as usize;
+        let Some((_, outer)) = &self.current else { return Err(NO_NEIGHBOUR) };
+        let fields = outer.fields(parts.head.len() as u32 + parts.len, port, id);
+        let total = outer.front().len() + parts.head.len() + parts.len as usize;
         match leaving {
             Leaving::Nothing => Err(UPLINK_DOWN),
             Leaving::Tapped(way, tap) => {
                 // Put together first, so that what is seen is what leaves.
                 let packet = self.departures.scratch.get_mut(..total).ok_or(TOO_BIG)?;
-                assemble(packet, outer, frames, index, parts).ok_or(UPLINK_DOWN)?;
+                assemble(packet, outer, fields, frames, index, parts).ok_or(UPLINK_DOWN)?;
                 match way {
                     Way::Ring(ring) => ring.as_mut().ok_or(UPLINK_DOWN)?.deliver_own(packet).map_err(not_sent)?,
                     Way::Wire(wire) => {
@@ -301,7 +312,7 @@ impl Sending<'_, '_> {
                     wire.flush();
                 }
                 let room = wire.room(total).ok_or(UPLINK_FULL)?;
-                assemble(room, outer, frames, index, parts).ok_or(UPLINK_DOWN)?;
+                assemble(room, outer, fields, frames, index, parts).ok_or(UPLINK_DOWN)?;
                 wire.send();
                 self.queued += 1;
                 Ok(())
@@ -310,10 +321,10 @@ impl Sending<'_, '_> {
                 let ring = ring.as_mut().ok_or(UPLINK_DOWN)?;
                 if outer.owes_checksum() {
                     let room = self.departures.scratch.get_mut(..total).ok_or(TOO_BIG)?;
-                    assemble(room, outer, frames, index, parts).ok_or(UPLINK_DOWN)?;
+                    assemble(room, outer, fields, frames, index, parts).ok_or(UPLINK_DOWN)?;
                     ring.deliver_own(room).map_err(not_sent)
                 } else {
-                    into_ring(ring, outer.bytes(), frames, index, parts)
+                    into_ring(ring, &outer.bytes(fields), frames, index, parts)
                 }
             }
         }
@@ -330,15 +341,14 @@ impl Sending<'_, '_> {
             return Err(NO_NEIGHBOUR);
         }
         let target = (Mac::ZERO, crate::rules::address(peer.address()));
-        let mut outer = Outer::new(&self.tunnel.source, target, self.context.sender.vni);
+        let outer = Outer::new(&self.tunnel.source, target, self.context.sender.vni).ok_or(NO_NEIGHBOUR)?;
         let head = frames.head(index);
         let parts = whole(head, meta, len);
-        outer.fill(len, source_port(head), self.next_identification());
-        let total = if keep { outer.bytes().len() + len as usize } else { 0 };
-        let put = self
-            .tunnel
-            .punt
-            .put(Punted::Waiting(at), total, |room| room.is_empty() || assemble(room, &outer, frames, index, &parts).is_some());
+        let fields = outer.fields(len, source_port(head), self.next_identification());
+        let total = if keep { outer.front().len() + len as usize } else { 0 };
+        let put = self.tunnel.punt.put(Punted::Waiting(at), total, |room| {
+            room.is_empty() || assemble(room, &outer, fields, frames, index, &parts).is_some()
+        });
         if !put {
             peer.stop_waiting();
         }
@@ -393,9 +403,16 @@ fn whole<'a>(head: &'a [u8], meta: &Meta, len: u32) -> Parts<'a> {
 }
 
 /// Writes a packet into private memory of exactly its length.
-fn assemble(room: &mut [u8], outer: &Outer, frames: &Frames<'_>, index: usize, parts: &Parts<'_>) -> Option<()> {
-    let (header, inner) = room.split_at_mut_checked(outer.bytes().len())?;
-    header.copy_from_slice(outer.bytes());
+fn assemble(
+    room: &mut [u8],
+    outer: &Outer,
+    fields: [u16; FIELDS],
+    frames: &Frames<'_>,
+    index: usize,
+    parts: &Parts<'_>,
+) -> Option<()> {
+    let (header, inner) = room.split_at_mut_checked(outer.front().len())?;
+    header.copy_from_slice(&outer.bytes(fields));
     let (head, rest) = inner.split_at_mut_checked(parts.head.len())?;
     head.copy_from_slice(parts.head);
     if !frames.copy_to(index, parts.from, rest, None) {

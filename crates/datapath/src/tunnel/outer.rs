@@ -2,11 +2,12 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
+use arrayvec::ArrayVec;
 use butterfly_packet::{checksum::Sum, ethernet, mac::Mac, vxlan::PORT};
-use butterfly_vhost::ring::OUTER_MAX;
+use butterfly_vhost::ring::{FIELDS, Front, OUTER_MAX};
 
-/// Where IP starts in the buffer: behind an Ethernet header with a tag. Without one, the header begins [`TAG`] bytes later.
-const ETHERNET: usize = 18;
+/// Length of an Ethernet header, and of a VLAN's tag in it.
+const ETHERNET: usize = 14;
 const TAG: usize = 4;
 const IPV4: usize = 20;
 const IPV6: usize = 40;
@@ -41,77 +42,84 @@ pub(crate) struct Source {
 /// An outer header, complete but for what differs from frame to frame.
 #[derive(Clone, Copy)]
 pub(crate) struct Outer {
-    bytes: [u8; OUTER_MAX],
-    /// Where it begins and ends in `bytes`.
-    start: u8,
-    end: u8,
+    front: Front,
+    /// Where IP begins.
+    l3: usize,
     v6: bool,
     checksum: bool,
+    /// The sum of the words of an IPv4 header that are the same for every frame.
+    constant: u32,
 }
 
 impl Outer {
-    pub fn new(source: &Source, to: (Mac, IpAddr), vni: u32) -> Outer {
-        let mut bytes = [0; OUTER_MAX];
+    pub fn new(source: &Source, to: (Mac, IpAddr), vni: u32) -> Option<Outer> {
+        let mut bytes = ArrayVec::<u8, OUTER_MAX>::new();
+        let mut put = |part: &[u8]| bytes.try_extend_from_slice(part).ok();
         let (mac, ip) = to;
         let v6 = matches!(source.ip, IpAddr::V6(_));
-        let start = if source.vlan == 0 { TAG } else { 0 };
-        let mut at = start;
-        let mut put = |part: &[u8]| {
-            if let Some(room) = bytes.get_mut(at..at + part.len()) {
-                room.copy_from_slice(part);
-            }
-            at += part.len();
-        };
-        put(&mac.0);
-        put(&source.mac.0);
+        put(&mac.0)?;
+        put(&source.mac.0)?;
         if source.vlan != 0 {
-            put(&ethernet::VLAN.to_be_bytes());
-            put(&source.vlan.to_be_bytes());
+            put(&ethernet::VLAN.to_be_bytes())?;
+            put(&source.vlan.to_be_bytes())?;
         }
         match (source.ip, ip) {
             (IpAddr::V4(from), IpAddr::V4(to)) => {
-                put(&[0x08, 0x00, 0x45, 0, 0, 0, 0, 0, 0, 0, TTL, PROTOCOL_UDP, 0, 0]);
-                put(&from.octets());
-                put(&to.octets());
+                put(&[0x08, 0x00, 0x45, 0, 0, 0, 0, 0, 0, 0, TTL, PROTOCOL_UDP, 0, 0])?;
+                put(&from.octets())?;
+                put(&to.octets())?;
             }
             (from, to) => {
-                put(&[0x86, 0xdd, 0x60, 0, 0, 0, 0, 0, PROTOCOL_UDP, HOP_LIMIT]);
-                put(&six(from).octets());
-                put(&six(to).octets());
+                put(&[0x86, 0xdd, 0x60, 0, 0, 0, 0, 0, PROTOCOL_UDP, HOP_LIMIT])?;
+                put(&six(from).octets())?;
+                put(&six(to).octets())?;
             }
         }
-        put(&[0, 0]);
-        put(&PORT.to_be_bytes());
-        put(&[0, 0, 0, 0, FLAGS, 0, 0, 0]);
-        put(&(vni << 8).to_be_bytes());
-        Outer { bytes, start: start as u8, end: at as u8, v6, checksum: v6 && source.udp6_checksum }
-    }
-
-    /// For a frame of `inner` bytes. The result and the frame are less than 64 KiB: the uplink's MTU sees to that.
-    #[inline(always)]
-    pub fn fill(&mut self, inner: u32, source_port: u16, identification: u16) -> &[u8] {
-        let udp = (BEHIND_IP as u32 + inner) as u16;
-        let b = &mut self.bytes;
-        let l4 = if self.v6 {
-            put(b, ETHERNET + 4, udp);
-            ETHERNET + IPV6
+        put(&[0, 0])?;
+        put(&PORT.to_be_bytes())?;
+        put(&[0, 0, 0, 0, FLAGS, 0, 0, 0])?;
+        put(&(vni << 8).to_be_bytes())?;
+        let l3 = if source.vlan == 0 { ETHERNET } else { ETHERNET + TAG };
+        let fields = if v6 {
+            let l4 = l3 + IPV6;
+            [l3 + 4, l3 + 4, l3 + 4, l4, l4 + 4]
         } else {
-            put(b, ETHERNET + 2, udp + IPV4 as u16);
-            put(b, ETHERNET + 4, identification);
-            put(b, ETHERNET + 10, 0);
-            let sum = b.get(ETHERNET..ETHERNET + IPV4).map_or(0, |header| Sum::of(header).checksum());
-            put(b, ETHERNET + 10, sum);
-            ETHERNET + IPV4
+            let l4 = l3 + IPV4;
+            [l3 + 2, l3 + 4, l3 + 10, l4, l4 + 4]
         };
-        put(b, l4, source_port);
-        put(b, l4 + 4, udp);
-        self.bytes()
+        let constant = Sum::of(bytes.get(l3..l3 + IPV4)?).fold().into();
+        Some(Outer { front: Front::new(&bytes, fields)?, l3, v6, checksum: v6 && source.udp6_checksum, constant })
     }
 
-    /// Everything.
+    /// For a frame of `inner` bytes: lengths, identification and checksum of IPv4, the source port. The result and the frame are less than
+    /// 64 KiB: the uplink's MTU sees to that.
     #[inline(always)]
-    pub fn bytes(&self) -> &[u8] {
-        self.bytes.get(usize::from(self.start)..usize::from(self.end)).unwrap_or_default()
+    pub fn fields(&self, inner: u32, source_port: u16, identification: u16) -> [u16; FIELDS] {
+        let udp = (BEHIND_IP as u32 + inner) as u16;
+        if self.v6 {
+            return [udp, udp, udp, source_port, udp];
+        }
+        let total = udp + IPV4 as u16;
+        // Three words: one carry, and what that makes (RFC 1071, 2).
+        let sum = self.constant + u32::from(total) + u32::from(identification);
+        let sum = (sum & 0xffff) + (sum >> 16);
+        [total, identification, !((sum & 0xffff) + (sum >> 16)) as u16, source_port, udp]
+    }
+
+    /// What is the same for every frame.
+    #[inline(always)]
+    pub fn front(&self) -> &Front {
+        &self.front
+    }
+
+    /// The header of a frame, with its fields.
+    pub fn bytes(&self, fields: [u16; FIELDS]) -> ArrayVec<u8, OUTER_MAX> {
+        let mut bytes = ArrayVec::from([0; OUTER_MAX]);
+        if let Ok(room) = bytes.as_mut_slice().try_into() {
+            self.front.write(fields, room);
+        }
+        bytes.truncate(self.front.len());
+        bytes
     }
 
     /// Whether a UDP checksum is owed.
@@ -122,7 +130,7 @@ impl Outer {
 
     /// Finishes the UDP checksum of a whole packet that starts with this header.
     pub fn finish(&self, packet: &mut [u8]) {
-        let l3 = ETHERNET - usize::from(self.start);
+        let l3 = self.l3;
         let l4 = l3 + IPV6;
         let field = l4 + 6;
         let sum = match packet.get(l4..) {
@@ -146,36 +154,53 @@ fn six(ip: IpAddr) -> Ipv6Addr {
     }
 }
 
-#[inline(always)]
-fn put(bytes: &mut [u8; OUTER_MAX], at: usize, value: u16) {
-    if let Some(room) = bytes.get_mut(at..at + 2) {
-        room.copy_from_slice(&value.to_be_bytes());
-    }
-}
-
 /// A source port by the inner flow, so that receivers and the underlay spread flows (RFC 7348, 5): addresses and ports of plain IP,
 /// else the link addresses.
 #[inline(always)]
 pub(crate) fn source_port(head: &[u8]) -> u16 {
-    let word = |at: usize| head.get(at..at + 8).and_then(|part| part.first_chunk()).map_or(0, |part| u64::from_ne_bytes(*part));
-    let short = |at: usize| {
-        head.get(at..at + 4).and_then(|part| part.first_chunk()).map_or(0, |part| u64::from(u32::from_ne_bytes(*part)))
-    };
-    let hash = match head.get(12..15) {
-        Some([0x08, 0x00, 0x45]) => {
-            let fragment = butterfly_packet::be16(head, 20).is_none_or(|word| word & 0x3fff != 0);
-            let protocol = head.get(23).copied().unwrap_or(0);
-            let ports = if !fragment && matches!(protocol, 6 | 17 | 132) { short(34) } else { 0 };
-            mix(word(26), ports << 8 | u64::from(protocol))
+    // Frames of at least this are what there is to spread; their fields are at constant places, asked for once.
+    match head.first_chunk::<READ>() {
+        Some(head) => FIRST_PORT | (flow_hash(head) >> 48) as u16,
+        None => short_frame(head),
+    }
+}
+
+/// As long as the ports of plain IPv6 need.
+const READ: usize = 58;
+
+/// The same of a frame that ends before: what it lacks is zero.
+#[cold]
+#[inline(never)]
+fn short_frame(head: &[u8]) -> u16 {
+    let mut filled = [0; READ];
+    filled.iter_mut().zip(head).for_each(|(to, from)| *to = *from);
+    FIRST_PORT | (flow_hash(&filled) >> 48) as u16
+}
+
+#[inline(always)]
+fn flow_hash(head: &[u8; READ]) -> u64 {
+    // A constant place within the array: nothing of the comparison is left.
+    let word = |at: usize| head.get(at..).and_then(|part| part.first_chunk()).map_or(0, |part| u64::from_ne_bytes(*part));
+    let short =
+        |at: usize| head.get(at..).and_then(|part| part.first_chunk()).map_or(0, |part| u64::from(u32::from_ne_bytes(*part)));
+    match head {
+        [_, _, _, _, _, _, _, _, _, _, _, _, 0x08, 0x00, 0x45, _, _, _, _, _, high, low, _, protocol, ..] => {
+            let fragment = u16::from_be_bytes([*high, *low]) & 0x3fff != 0;
+            let ports = if !fragment && has_ports(*protocol) { short(34) } else { 0 };
+            mix(word(26), ports << 8 | u64::from(*protocol))
         }
-        Some([0x86, 0xdd, _]) => {
-            let next = head.get(20).copied().unwrap_or(0);
-            let ports = if matches!(next, 6 | 17 | 132) { short(54) } else { 0 };
-            mix(mix(word(22), word(30)), mix(word(38), word(46)) ^ (ports << 8 | u64::from(next)))
+        [_, _, _, _, _, _, _, _, _, _, _, _, 0x86, 0xdd, _, _, _, _, _, _, next, ..] => {
+            let ports = if has_ports(*next) { short(54) } else { 0 };
+            mix(mix(word(22), word(30)), mix(word(38), word(46)) ^ (ports << 8 | u64::from(*next)))
         }
         _ => mix(word(0), short(8)),
-    };
-    FIRST_PORT | (hash >> 48) as u16
+    }
+}
+
+/// TCP, UDP and SCTP begin with theirs.
+#[inline(always)]
+fn has_ports(protocol: u8) -> bool {
+    matches!(protocol, 6 | 17 | 132)
 }
 
 #[inline(always)]
@@ -195,20 +220,21 @@ mod tests {
     #[test]
     fn an_ipv4_header_is_the_contract_s() {
         let source = Source { mac: MACS[0], ip: "10.1.0.1".parse().unwrap(), udp6_checksum: true, vlan: 0 };
-        let mut outer = Outer::new(&source, (MACS[1], "10.1.0.2".parse().unwrap()), 1337);
-        let bytes = outer.fill(60, 0xc123, 7);
+        let outer = Outer::new(&source, (MACS[1], "10.1.0.2".parse().unwrap()), 1337).unwrap();
+        let bytes = outer.bytes(outer.fields(60, 0xc123, 7));
         let expected = [
             2, 0xbf, 0, 0, 0, 2, 2, 0xbf, 0, 0, 0, 1, 8, 0, // Ethernet
             0x45, 0, 0, 96, 0, 7, 0, 0, 64, 17, 0x66, 0x82, 10, 1, 0, 1, 10, 1, 0, 2, // IPv4
             0xc1, 0x23, 0x12, 0xb5, 0, 76, 0, 0, // UDP
             8, 0, 0, 0, 0, 5, 0x39, 0, // VXLAN
         ];
-        assert_eq!(bytes, expected);
+        assert_eq!(bytes[..], expected);
         assert!(!outer.owes_checksum());
-        assert!(Ipv4::parse(&outer.bytes()[14..]).unwrap().checksum_is_valid());
+        assert!(Ipv4::parse(&bytes[14..]).unwrap().checksum_is_valid());
         // In a VLAN it is the same behind a tag.
         let tagged = Source { vlan: 0xabc, ..source };
-        let tagged = Outer::new(&tagged, (MACS[1], "10.1.0.2".parse().unwrap()), 1337).fill(60, 0xc123, 7).to_vec();
+        let tagged = Outer::new(&tagged, (MACS[1], "10.1.0.2".parse().unwrap()), 1337).unwrap();
+        let tagged = tagged.bytes(tagged.fields(60, 0xc123, 7));
         assert_eq!(
             (&tagged[..12], &tagged[12..16], &tagged[16..]),
             (&expected[..12], &[0x81, 0, 0x0a, 0xbc][..], &expected[12..])
@@ -220,9 +246,9 @@ mod tests {
         for (udp6_checksum, vlan) in [(false, 0), (true, 0), (false, 42), (true, 42)] {
             let tag = if vlan == 0 { 0 } else { 4 };
             let source = Source { mac: MACS[0], ip: "fd00::1".parse().unwrap(), udp6_checksum, vlan };
-            let mut outer = Outer::new(&source, (MACS[1], "fd00::2".parse().unwrap()), 0xff_ffff);
+            let outer = Outer::new(&source, (MACS[1], "fd00::2".parse().unwrap()), 0xff_ffff).unwrap();
             let inner = [0x5a; 61];
-            let mut packet = outer.fill(inner.len() as u32, 0xffff, 7).to_vec();
+            let mut packet = outer.bytes(outer.fields(inner.len() as u32, 0xffff, 7)).to_vec();
             assert_eq!(packet.len(), 70 + tag);
             if vlan != 0 {
                 assert_eq!(packet[12..18], [0x81, 0, 0, 42, 0x86, 0xdd]);

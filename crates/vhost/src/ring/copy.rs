@@ -118,6 +118,16 @@ pub(super) unsafe fn refresh<T: Copy + PartialEq>(want: T, to: *mut u8) {
     }
 }
 
+/// Stores an integer.
+///
+/// # Safety
+/// It must be mapped at `to`.
+#[inline(always)]
+pub(super) unsafe fn put<T: Copy>(value: T, to: *mut u8) {
+    // SAFETY: mapped by the caller's promise.
+    unsafe { store(to, 0, value) };
+}
+
 /// Reads a byte of each page of a piece of guest memory: what is not there yet is there when this returns.
 ///
 /// # Safety
@@ -145,6 +155,24 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
                 block::<64>(from.add(len - 64), to.add(len - 64));
             }
             _ => rest(from, to, len),
+        }
+    }
+}
+
+/// As [`copy`], where 32 to 64 bytes are the usual length.
+///
+/// # Safety
+/// As [`copy`].
+#[inline(always)]
+pub(super) unsafe fn copy_header(from: *const u8, to: *mut u8, len: usize) {
+    // SAFETY: as in copy().
+    unsafe {
+        match len {
+            32..=64 => {
+                block::<32>(from, to);
+                block::<32>(from.add(len - 32), to.add(len - 32));
+            }
+            _ => copy(from, to, len),
         }
     }
 }

@@ -13,7 +13,10 @@ use std::{
 
 use butterfly_packet::checksum::Sum;
 
-use super::copy::{self, LINE};
+use super::{
+    copy::{self, LINE},
+    front::{FIELDS, Front},
+};
 use crate::{dirty::DirtyLog, net::NetHeader};
 
 /// Guest memory that may be stored into.
@@ -186,7 +189,23 @@ impl Store<'_> {
         }
     }
 
-    /// The same, and adds them to a sum: what is summed is what is stored.
+    /// A header with these fields, in network byte order.
+    ///
+    /// # Safety
+    /// With what was stored before it must be no more than was asked for.
+    #[inline(always)]
+    pub unsafe fn front(&mut self, front: &Front, fields: [u16; FIELDS]) {
+        // SAFETY: as above; each field lies in the header, by Front::new()'s promise.
+        unsafe {
+            let to = self.advance(front.len() as u32).as_ptr();
+            copy::copy_header(front.bytes().as_ptr(), to, front.len());
+            for (at, value) in front.fields(fields) {
+                copy::put(value.to_be(), to.add(at));
+            }
+        }
+    }
+
+    /// As [`Self::mapped`], and adds them to a sum: what is summed is what is stored.
     ///
     /// # Safety
     /// As [`Self::mapped`].

@@ -8,6 +8,7 @@ use super::{
     copy::{self, LINE},
     door::Room,
     frames::{BATCH, Delivery, Finish, Frames, HEAD, HEAD_MAX, finish_checksum},
+    front::{FIELDS, Front, OUTER_MAX},
     split::{BadChain, CHAIN_BUDGET, CallFd, RingStatus, Split},
     touches,
     walks::Walks,
@@ -15,8 +16,6 @@ use super::{
 };
 use crate::net::{Features, NetHeader};
 
-/// Most bytes of an outer header.
-pub const OUTER_MAX: usize = 80;
 /// Bytes of the next frame that are fetched ahead: a frame of the usual MTU.
 const AHEAD: usize = 1536;
 /// Most pieces that one frame is spread over.
@@ -261,27 +260,33 @@ impl RxRing {
 
     /// Writes a frame with a header in front of it, as it is otherwise, into the guest's next buffers.
     #[inline(always)]
-    pub fn deliver_behind(&mut self, frames: &Frames<'_>, index: usize, outer: &[u8]) -> Result<(), NotDelivered> {
+    pub fn deliver_behind(
+        &mut self,
+        frames: &Frames<'_>,
+        index: usize,
+        front: &Front,
+        fields: [u16; FIELDS],
+    ) -> Result<(), NotDelivered> {
         let (Some(frame), Some(slot)) = (frames.frames.get(index), frames.slots.get(index)) else {
             return Err(NotDelivered::BadChain);
         };
         let header_len = self.split.header_len;
         let at = self.split.next_avail;
-        let need = (header_len + outer.len()) as u32 + frame.len;
+        let need = (header_len + front.len()) as u32 + frame.len;
         let ready = self.ready.get(usize::from(at) % BATCH).copied();
-        let prepared = self.prepared != at && outer.len() <= OUTER_MAX;
+        let prepared = self.prepared != at;
         let Some(ready) = ready.filter(|ready| prepared && need <= ready.room.len()) else {
-            return self.deliver_behind_spread(frames, index, outer);
+            return self.deliver_behind_spread(frames, index, front, fields);
         };
         let Some(mut store) = self.split.door.store(&ready.room, need) else { return Err(NotDelivered::TooLarge) };
         let head_len = usize::from(frame.head_len).min(HEAD_MAX);
         if frame.len as usize > head_len {
             self.fetch(frames, index + 1, at.wrapping_add(1));
         }
-        // SAFETY: as in deliver_run(); `outer` is asked for, too.
+        // SAFETY: as in deliver_run(); `front` is asked for, too.
         unsafe {
             store.empty_header(header_len);
-            store.mapped(NonNull::from(outer).cast(), outer.len() as u32);
+            store.front(front, fields);
             store.mapped(NonNull::from(&slot.0).cast(), head_len as u32);
         }
         if frame.len as usize > head_len {
@@ -298,7 +303,16 @@ impl RxRing {
     }
 
     #[inline(never)]
-    fn deliver_behind_spread(&mut self, frames: &Frames<'_>, index: usize, outer: &[u8]) -> Result<(), NotDelivered> {
+    fn deliver_behind_spread(
+        &mut self,
+        frames: &Frames<'_>,
+        index: usize,
+        front: &Front,
+        fields: [u16; FIELDS],
+    ) -> Result<(), NotDelivered> {
+        let mut outer = [0; OUTER_MAX];
+        front.write(fields, &mut outer);
+        let outer = outer.get(..front.len()).unwrap_or_default();
         let head = frames.head(index);
         let len = frames.frames().get(index).map_or(0, |frame| frame.len);
         let (mut both, at) = ([0u8; OUTER_MAX + HEAD_MAX], outer.len() + head.len());
