@@ -89,6 +89,12 @@ impl Door {
         (need <= room.len).then(|| Store { at: room.ptr, left: need, addr: room.addr, need, log: self.log.as_deref() })
     }
 
+    /// The door, if nothing is logged: who stores much need not ask each time.
+    #[inline(always)]
+    pub fn unlogged(&self) -> Option<Unlogged<'_>> {
+        self.log.is_none().then_some(Unlogged(self))
+    }
+
     /// Whether the dirty log's file became shorter than its mapping.
     pub fn poisoned(&self) -> bool {
         self.log.as_ref().is_some_and(|log| log.poisoned())
@@ -103,6 +109,13 @@ impl Door {
     /// Stores an entry of the used ring; slots beyond its end are those at its beginning.
     #[inline(always)]
     pub fn used_entry(&self, slot: u16, id: u16, len: u32) {
+        let byte = self.put_used(slot, id, len);
+        self.mark_used(byte, 8);
+    }
+
+    /// Returns where in the ring it is.
+    #[inline(always)]
+    fn put_used(&self, slot: u16, id: u16, len: u32) -> usize {
         let byte = 4 + 8 * usize::from(slot & self.size.wrapping_sub(1));
         // SAFETY: the size is a power of two, so the slot is below it: inside the ring, by new()'s promise, and aligned to 4. Atomics may
         // be shared with the guest.
@@ -111,7 +124,7 @@ impl Door {
             at.as_ref().store(u32::from(id), Ordering::Relaxed);
             at.add(1).as_ref().store(len, Ordering::Relaxed);
         }
-        self.mark_used(byte, 8);
+        byte
     }
 
     /// Stores the used ring's flags.
@@ -160,6 +173,39 @@ impl Door {
 fn mark_used(log: &DirtyLog, base: Option<u64>, byte: u64, len: u64) {
     if let Some(base) = base {
         log.mark(base.saturating_add(byte), len);
+    }
+}
+
+/// A door whose stores nobody wants to know, as long as it is borrowed.
+pub(super) struct Unlogged<'a>(&'a Door);
+
+/// What frames are stored through: a door that logs, or one that need not ask.
+pub(super) trait Through {
+    fn store(&self, room: &Room, need: u32) -> Option<Store<'_>>;
+    fn used_entry(&self, slot: u16, id: u16, len: u32);
+}
+
+impl Through for Unlogged<'_> {
+    #[inline(always)]
+    fn store(&self, room: &Room, need: u32) -> Option<Store<'_>> {
+        (need <= room.len).then_some(Store { at: room.ptr, left: need, addr: room.addr, need, log: None })
+    }
+
+    #[inline(always)]
+    fn used_entry(&self, slot: u16, id: u16, len: u32) {
+        self.0.put_used(slot, id, len);
+    }
+}
+
+impl Through for &Door {
+    #[inline(always)]
+    fn store(&self, room: &Room, need: u32) -> Option<Store<'_>> {
+        Door::store(self, room, need)
+    }
+
+    #[inline(always)]
+    fn used_entry(&self, slot: u16, id: u16, len: u32) {
+        Door::used_entry(self, slot, id, len);
     }
 }
 

@@ -6,7 +6,7 @@ use butterfly_packet::checksum::Sum;
 
 use super::{
     copy::{self, LINE},
-    door::Room,
+    door::{Room, Through},
     frames::{BATCH, Delivery, Finish, Frames, HEAD, HEAD_MAX, finish_checksum},
     front::{FIELDS, Front, OUTER_MAX},
     split::{BadChain, CHAIN_BUDGET, CallFd, RingStatus, Split},
@@ -169,29 +169,51 @@ impl RxRing {
     /// [`Self::deliver_one`]. Returns how many it wrote, and their bytes.
     #[inline(always)]
     pub fn deliver_run(&mut self, frames: &Frames<'_>, range: Range<usize>) -> (usize, u64) {
+        let (at, bytes) = match self.split.door.unlogged() {
+            Some(door) => self.deliver_through(&door, frames, range.clone()),
+            None => self.deliver_through(&&self.split.door, frames, range.clone()),
+        };
+        let done = at - range.start;
+        self.split.next_avail = self.split.next_avail.wrapping_add(done as u16);
+        self.split.next_used = self.split.next_used.wrapping_add(done as u16);
+        (done, bytes)
+    }
+
+    /// Returns the first frame that was not written, and the bytes of those before.
+    #[inline(always)]
+    fn deliver_through(&self, door: &impl Through, frames: &Frames<'_>, range: Range<usize>) -> (usize, u64) {
         let (mut at, mut bytes) = (range.start, 0);
         loop {
-            let (short, of_short) = self.deliver_alike::<false>(frames, at..range.end);
-            at += short;
+            let done = (at - range.start) as u16;
+            let (short, of_short) = self.deliver_alike::<false>(door, done, frames, at..range.end);
+            at += usize::from(short);
             bytes += of_short;
             if at == range.end {
                 break;
             }
-            let (long, of_long) = self.deliver_alike::<true>(frames, at..range.end);
-            at += long;
+            let (long, of_long) = self.deliver_alike::<true>(door, done.wrapping_add(short), frames, at..range.end);
+            at += usize::from(long);
             bytes += of_long;
             if at == range.end || long == 0 {
                 break;
             }
         }
-        (at - range.start, bytes)
+        (at, bytes)
     }
 
-    /// The same of those that are all in their slots, or of those that are not, up to the first that is otherwise.
+    /// The same of those that are all in their slots, or of those that are not, up to the first that is otherwise. `before` buffers are
+    /// written already, and not yet taken.
     #[inline(never)] // its loop needs all registers
-    fn deliver_alike<const LONG: bool>(&mut self, frames: &Frames<'_>, range: Range<usize>) -> (usize, u64) {
+    fn deliver_alike<const LONG: bool>(
+        &self,
+        door: &impl Through,
+        before: u16,
+        frames: &Frames<'_>,
+        range: Range<usize>,
+    ) -> (u16, u64) {
         let header_len = self.split.header_len;
-        let first = self.split.next_avail;
+        let first = self.split.next_avail.wrapping_add(before);
+        let used = self.split.next_used.wrapping_add(before);
         let room = self.prepared.wrapping_sub(first);
         let (mut done, mut bytes) = (0u16, 0u64);
         let (start, end) = (range.start, range.end);
@@ -202,7 +224,7 @@ impl RxRing {
             if done == room || (frame.len as usize > head_len) != LONG {
                 break;
             }
-            let Some(mut store) = self.split.door.store(&ready.room, need) else { break };
+            let Some(mut store) = door.store(&ready.room, need) else { break };
             // SAFETY: header_len is 10 or 12 and head_len at most frame.len, which are asked for together, and HEAD_MAX, which a slot has.
             unsafe {
                 store.empty_header(header_len);
@@ -220,12 +242,11 @@ impl RxRing {
                 }
             }
             drop(store);
-            self.split.push_used(ready.id, need);
+            door.used_entry(used.wrapping_add(done), ready.id, need);
             done += 1;
             bytes += u64::from(frame.len);
         }
-        self.split.next_avail = first.wrapping_add(done);
-        (usize::from(done), bytes)
+        (done, bytes)
     }
 
     /// Starts fetching what a frame holds behind its head, and the buffer at a position for it, while another one is copied.
