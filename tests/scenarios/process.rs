@@ -50,7 +50,7 @@ fn a_clean_stop() {
     }
 }
 
-/// A second daemon in the same directory, or on the same endpoint, is refused; the first one does not notice.
+/// A second daemon on the same endpoint is refused; the first one does not notice.
 #[test]
 fn a_second_daemon_is_refused() {
     let Some(host) = Host::process() else { return };
@@ -58,21 +58,45 @@ fn a_second_daemon_is_refused() {
     let mut b = host.station(&Nic::bypass("b", mac(2), 1), &usual());
     let mut both = streams(&a, &b);
     let other = tempfile::tempdir().unwrap();
-    let endpoint = host.daemon().endpoint().to_owned();
-    let own = format!("ipc://{}/other", other.path().display());
     // Options that come last hold.
-    for (dir, options) in [(host.dir(), ["-e", &own]), (other.path(), ["-e", &endpoint])] {
-        let logged = host.daemon().log().len();
-        let mut second = Daemon::launch(dir, &[], &options.map(str::to_owned));
-        let status = second.wait_for_end();
-        let log = fs::read_to_string(dir.join("log")).unwrap();
-        let said = if dir == host.dir() { &log[logged..] } else { &log };
-        assert_eq!(status.code(), Some(1), "{said}");
-        assert!(said.contains("in use"), "{said}");
-        exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
-    }
+    let mut second = Daemon::launch(other.path(), &[], &["-e".into(), host.daemon().endpoint().to_owned()]);
+    let status = second.wait_for_end();
+    let said = fs::read_to_string(other.path().join("log")).unwrap();
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains("in use"), "{said}");
+    exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
     assert_eq!(host.show("a").attach_count, 1);
-    assert_eq!(left(host.dir()), [".butterflyd.lock", "api", "qemu-vhost-a", "qemu-vhost-b"]);
+    assert_eq!(left(host.dir()), ["api", "qemu-vhost-a", "qemu-vhost-b"]);
+}
+
+/// Two daemons in one folder: each has its vnics, and a socket that one serves is not the other's. When one is killed its successor takes
+/// over what it left, and nothing of the other one.
+#[test]
+fn two_daemons_in_one_folder() {
+    let Some(host) = Host::process() else { return };
+    let mut a = host.station(&Nic::bypass("a", mac(1), 1), &usual());
+    let mut b = host.station(&Nic::bypass("b", mac(2), 1), &usual());
+    let mut both = streams(&a, &b);
+    let options = ["-e".into(), format!("ipc://{}/other", host.dir().display())];
+    let mut other = Host::of(Daemon::start_in(host.dir(), &[], &options));
+    let mut c = other.station(&Nic::bypass("c", mac(1), 1), &usual());
+    let mut d = other.station(&Nic::bypass("d", mac(2), 1), &usual());
+    let mut others = streams(&c, &d);
+    let refused = other.daemon().ask(Daemon::nic_add(&Nic::bypass("a", mac(3), 1))).unwrap_err();
+    assert!(refused.contains("somebody listens on"), "{refused}");
+    exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
+    exchange(&mut c, &mut d, &mut others, &[60, 1514, 9000]);
+    assert_eq!(left(host.dir()), ["api", "other", "qemu-vhost-a", "qemu-vhost-b", "qemu-vhost-c", "qemu-vhost-d"]);
+    other.daemon().signal("KILL");
+    other.daemon_mut().wait_for_end();
+    exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
+    let mut successor = Daemon::start_in(host.dir(), &[], &options);
+    successor.ask(Daemon::nic_add(&Nic::bypass("c", mac(1), 1))).unwrap();
+    successor.signal("TERM");
+    assert_eq!(successor.wait_for_end().code(), Some(0));
+    exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
+    assert_eq!(left(host.dir()), ["api", "qemu-vhost-a", "qemu-vhost-b", "qemu-vhost-d"]);
+    assert_eq!(host.show("a").attach_count, 1);
 }
 
 /// Killed without warning: what is left behind is no obstacle, and guests that try again come back where they were.
@@ -191,7 +215,7 @@ fn nothing_leaks() {
         }
     }
     eventually("everything is closed", || count() == before);
-    assert_eq!(left(host.dir()), [".butterflyd.lock", "api", "qemu-vhost-other", "qemu-vhost-steady"]);
+    assert_eq!(left(host.dir()), ["api", "qemu-vhost-other", "qemu-vhost-steady"]);
 }
 
 /// What cannot be done is refused by name, and nothing is started.

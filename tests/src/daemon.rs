@@ -67,7 +67,8 @@ impl Daemon {
     /// Starts one in a directory and does not wait.
     pub fn launch(dir: &Path, before: &[&str], options: &[String]) -> Daemon {
         let dir = fs::canonicalize(dir).unwrap();
-        let endpoint = format!("ipc://{}/api", dir.display());
+        let own = options.iter().skip_while(|option| *option != "-e").nth(1);
+        let endpoint = own.cloned().unwrap_or_else(|| format!("ipc://{}/api", dir.display()));
         let log = File::options().create(true).append(true).open(dir.join("log")).unwrap();
         // It must not outlive a test that is killed.
         let mut command = Command::new("setpriv");
@@ -75,7 +76,7 @@ impl Daemon {
         // No core by default: scenarios that run side by side would all be pinned to the first one.
         command.args(["-i", "42.0.0.1", "-u", "65535", "-l", "info", "--no-syslog", "-s"]).arg(&dir);
         // Of this one several may be given, and all count.
-        if !options.iter().any(|option| option == "-e") {
+        if own.is_none() {
             command.args(["-e", &endpoint]);
         }
         // One host, unless the options say otherwise.

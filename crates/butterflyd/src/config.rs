@@ -23,6 +23,8 @@ const DEFAULT_FDB_AGEING: u32 = 300;
 const DEFAULT_SESSIONS: u32 = 1_000_000;
 /// Two gibibytes of them.
 const MAX_SESSIONS: u32 = 1 << 24;
+/// Bytes.
+const MAX_NAME: usize = 64;
 /// Percent.
 const DEFAULT_SESSION_SHARE: u32 = 25;
 /// Seconds.
@@ -37,6 +39,8 @@ pub struct Config {
     pub ip: IpAddr,
     /// Where the sockets go: absolute, without symbolic links.
     pub socket_dir: PathBuf,
+    /// What tells it from other daemons of the host, if that is not its API's address.
+    pub name: Option<String>,
     /// Where the API listens.
     pub endpoints: Vec<String>,
     /// Where metrics are served.
@@ -127,6 +131,7 @@ fn override_with(options: &mut Options, ini: &mut Ini, problems: &mut Problems) 
     }
     stronger(&mut options.ip, ini.take("general", "ip"));
     stronger(&mut options.socket_dir, ini.take("general", "socket-dir"));
+    stronger(&mut options.name, ini.take("general", "name"));
     stronger(&mut options.metrics, ini.take("general", "metrics"));
     stronger(&mut options.log_level, ini.take("general", "log-level"));
     stronger(&mut options.fdb_ageing, ini.take("general", "fdb-ageing"));
@@ -226,6 +231,7 @@ fn check(mut options: Options, problems: &mut Problems) -> Option<Config> {
     });
     let nic_mtu = options.nic_mtu.as_deref().map(|text| problems.sort_out(tunnel::nic_mtu(text)));
     let socket_dir = options.socket_dir.and_then(|path| problems.sort_out(directory(&path)));
+    let name = options.name.as_deref().map(|text| problems.sort_out(name(text)));
     let metrics = problems.sort_out(metrics(options.metrics.as_deref().unwrap_or_default()));
     let encryption = problems.sort_out(encryption::load(options.key.as_deref(), !options.no_legacy_encryption));
     let log_level = problems.sort_out(level(options.log_level.as_deref().unwrap_or("error")));
@@ -248,6 +254,7 @@ fn check(mut options: Options, problems: &mut Problems) -> Option<Config> {
     Some(Config {
         ip: endpoint?.0,
         socket_dir: socket_dir?,
+        name: name.map_or(Some(None), |name| name.map(Some))?,
         endpoints: endpoints?,
         metrics: metrics?,
         encryption: encryption?,
@@ -312,6 +319,13 @@ fn api_endpoints(given: &[String]) -> Result<Vec<String>, String> {
         endpoints.push(DEFAULT_ENDPOINT.to_owned());
     }
     Ok(endpoints)
+}
+
+/// What a daemon is called: it is part of lines that people read.
+fn name(text: &str) -> Result<String, String> {
+    let fits = (1..=MAX_NAME).contains(&text.len()) && !text.chars().any(char::is_control);
+    fits.then(|| text.to_owned())
+        .ok_or_else(|| format!("name {text:?} is refused: it has 1 to {MAX_NAME} bytes, none of them a control character"))
 }
 
 /// Nothing is off.
@@ -383,6 +397,7 @@ mod tests {
         let expected = Config {
             ip: "192.0.2.1".parse().unwrap(),
             socket_dir: directory,
+            name: None,
             endpoints: vec!["tcp://0.0.0.0:9999".into()],
             metrics: None,
             encryption: None,
@@ -455,12 +470,13 @@ mod tests {
     #[test]
     fn the_file_overrides_the_command_line() {
         let words = "-c INI -i 192.0.2.1 -s /nowhere --uplink none -e tcp://1.2.3.4:1 -l none -u 7 --poll --fdb-ageing 1 --no-syslog \
-                     --sessions 64 --session-share 1 --tcp-pickup 1 --timeout other=1 --timeout dhcp=7 --metrics nowhere";
-        let ini = "[timeouts]\nother=2\ntcp-new = 3\n[general]\nsessions=2000\nsession-share=50\ntcp-pickup=0\nip=2001:db8::1\nsocket-dir=DIR/.\nendpoint=ipc://@x\nmetrics=[::1]:9998\nlog-level=debug\ngraph-core-id=3\npoll=false\nfdb-ageing=60\n";
+                     --sessions 64 --name first --session-share 1 --tcp-pickup 1 --timeout other=1 --timeout dhcp=7 --metrics nowhere";
+        let ini = "[timeouts]\nother=2\ntcp-new = 3\n[general]\nname=second\nsessions=2000\nsession-share=50\ntcp-pickup=0\nip=2001:db8::1\nsocket-dir=DIR/.\nendpoint=ipc://@x\nmetrics=[::1]:9998\nlog-level=debug\ngraph-core-id=3\npoll=false\nfdb-ageing=60\n";
         let (directory, config) = load(words, ini);
         let expected = Config {
             ip: "2001:db8::1".parse().unwrap(),
             socket_dir: directory,
+            name: Some("second".into()),
             endpoints: vec!["ipc://@x".into()],
             metrics: Some("[::1]:9998".parse().unwrap()),
             encryption: None,

@@ -14,13 +14,13 @@ pub struct Dpdk {
     pub without_effect: Vec<String>,
 }
 
-/// A device whose interface the uplink serves.
+/// A device that the uplink stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
     /// As DPDK calls it.
     pub name: String,
-    /// The network interface behind it.
-    pub interface: String,
+    /// The network interface behind it. Without one it leads nowhere: to itself, or to nothing.
+    pub interface: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -102,6 +102,8 @@ pub fn help() -> String {
          Devices on a network interface X, which is served as --uplink X is:\n\
          \x20   --vdev=eth_pcap0,iface=X       or net_pcap0\n\
          \x20   --vdev=eth_af_packet0,iface=X  or net_af_packet0\n\
+         Devices that lead to no other host, served as --uplink none is:\n\
+         \x20   --vdev=eth_ring0, net_ring0, eth_null0, net_null0\n\
          Of several, --dpdk-port N is the one that is used, from 0 in the order of the arguments.\n\n\
          Accepted, without effect:\n{}\n\
          Refused:\n\
@@ -151,6 +153,17 @@ pub fn read(arguments: Option<&str>, port: Option<&str>) -> Result<Dpdk, Vec<Str
 /// Makes a device the uplink, unless that is another one.
 pub fn serve(device: &Device, uplink: &mut Option<String>) -> Result<(), String> {
     let Device { name, interface } = device;
+    let Some(interface) = interface else {
+        return match uplink.as_deref() {
+            None | Some("none") => {
+                *uplink = Some("none".into());
+                Ok(())
+            }
+            Some(given) => Err(format!(
+                "uplink {given:?} is refused: dpdk-args name a device that leads to no other host ({name}), and there is one uplink: remove one of them"
+            )),
+        };
+    };
     let meant = format!("if:{interface}");
     match uplink {
         None => {
@@ -214,6 +227,12 @@ impl Found {
         // DPDK looks only how the name of a device begins.
         let driver = name.strip_prefix("net_").or_else(|| name.strip_prefix("eth_")).unwrap_or(name);
         let is = |prefix: &str| driver.starts_with(prefix);
+        if is("ring") || is("null") {
+            if !rest.is_empty() {
+                self.without_effect.push(format!("{rest} of {name}"));
+            }
+            return Ok(Device { name: name.to_owned(), interface: None });
+        }
         if !(is("pcap") || is("af_packet")) {
             return Err(match () {
                 () if is("tap") => "it is no port here; a TAP device is --uplink tap:NAME",
@@ -245,7 +264,7 @@ impl Found {
             }
         }
         let served = served.ok_or("it names no interface: add iface=X")?;
-        Ok(Device { name: name.to_owned(), interface: interface(served)? })
+        Ok(Device { name: name.to_owned(), interface: Some(interface(served)?) })
     }
 }
 

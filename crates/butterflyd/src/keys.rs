@@ -9,6 +9,7 @@ pub fn keys() -> impl Iterator<Item = (&'static str, &'static str, &'static str)
     let same = [
         "ip",
         "socket-dir",
+        "name",
         "endpoint",
         "metrics",
         "log-level",

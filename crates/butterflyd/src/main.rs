@@ -15,7 +15,6 @@ mod ini;
 mod keys;
 mod limits;
 mod listen;
-mod lock;
 mod log;
 mod manual;
 mod metrics;

@@ -54,7 +54,10 @@ fn page() -> String {
     );
     page.section("EXIT STATUS");
     page.term("`0`", "It was stopped, by a signal or by a client.");
-    page.term("`1`", "It cannot start, or cannot go on: an address in use, a socket folder of another daemon, an uplink that cannot be opened.");
+    page.term(
+        "`1`",
+        "It cannot start, or cannot go on: an address in use, a name of another daemon, an uplink that cannot be opened.",
+    );
     page.term("`2`", "Wrong options or a wrong configuration. To start it again is useless, and its unit does not.");
     page.term("`134`, `139`", "As shells tell it: ended by SIGABRT, which is what the watchdog sends too, or by SIGSEGV.");
     page.section("LOG");
@@ -76,7 +79,6 @@ fn page() -> String {
     page.section("FILES");
     page.term("`/etc/butterfly/butterflyd.ini`", "The configuration that the systemd unit names.");
     page.term("SOCKET-DIR`/qemu-vhost-`ID", "The socket of the vnic ID.");
-    page.term("SOCKET-DIR`/.butterflyd.lock`", "Locked while a daemon serves that folder.");
     page.term("`/dev/shm/butterfly-`NUMBER", "The table of sessions, unless a hugetlbfs has it.");
     page.term("`/tmp/butterfly-`PID`-`ID`.pcap`", "What `--packet-trace` records.");
     page.section("SEE ALSO");

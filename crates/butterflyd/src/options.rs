@@ -24,6 +24,10 @@ pub struct Options {
     /// Existing directory for the vhost-user sockets (mandatory)
     #[arg(short, long, value_name = "DIR")]
     pub socket_dir: Option<PathBuf>,
+    /// What this daemon is called where a host has several: what it keeps outside of its memory carries it [default: the first endpoint
+    /// of its API, and its socket folder]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
     /// ZeroMQ endpoint of the API: tcp://ADDRESS:PORT, where ADDRESS is one of this host's, * for all of IPv4, [::] for all, or the name
     /// of an interface, and PORT * is any that is free; ipc://PATH, ipc://@NAME; may be repeated [default: tcp://0.0.0.0:9999]
     #[arg(short, long = "endpoint", value_name = "ENDPOINT", action = clap::ArgAction::Append)]

@@ -6,9 +6,7 @@ use crate::{
     dpdk::{Device, Dpdk},
     events::{Events, Kind, Note, Origin},
     handlers::{Daemon, seconds_since_epoch},
-    limits, listen,
-    lock::DirectoryLock,
-    log, metrics, mtu,
+    limits, listen, log, metrics, mtu,
     notify::{self, Notify},
     recorder::Recorder,
     registry::Registry,
@@ -36,7 +34,6 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     // Before any thread is there: signals go to whoever is.
     let stop = Stop::on_signals()?;
     limits::raise_open_files();
-    let _lock = DirectoryLock::take(&config.socket_dir)?;
     let mut server = Server::bind(&listen::resolved(&config.endpoints)?)?;
     server.at_most(limits::connections());
     told_of(&config.dpdk);
@@ -61,7 +58,7 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
         poll: config.poll,
         fdb_ageing: config.fdb_ageing,
         sessions: config.sessions,
-        session_file: Some(session_file(&config.socket_dir)),
+        session_file: Some(session_file(config.name.as_deref(), server.endpoints(), &config.socket_dir)),
         tcp_pickup: config.tcp_pickup,
         session_share: config.session_share,
         timeouts: config.timeouts,
@@ -177,17 +174,45 @@ fn tell_of_cut(events: &Events, cut: &CutClient) {
 
 /// Says what became of arguments for DPDK.
 fn told_of(dpdk: &Dpdk) {
-    if let Some(Device { name, interface }) = &dpdk.device {
-        info!(
+    match &dpdk.device {
+        Some(Device { name, interface: Some(interface) }) => info!(
             "dpdk-args: {name} is served by the uplink on {interface}, as --uplink {interface} would be, by AF_XDP and not by DPDK"
-        );
+        ),
+        Some(Device { name, interface: None }) => {
+            info!("dpdk-args: {name} leads to no other host: networks end at this one, as with --uplink none");
+        }
+        None => {}
     }
     if !dpdk.without_effect.is_empty() {
         info!("dpdk-args: without effect here: {}", dpdk.without_effect.join(", "));
     }
 }
 
-/// The name of the file with the sessions of the daemon that serves `socket_dir`: the same at each of its starts.
-fn session_file(socket_dir: &Path) -> String {
-    format!("butterfly-{:016x}", libstdcxx_hash(socket_dir.as_os_str().as_bytes()))
+/// The name of the file with the daemon's sessions: the same at each of its starts. Who has no name is told by the first address of its API;
+/// as network namespaces may have the same ones, by its socket folder, too.
+fn session_file(name: Option<&str>, endpoints: &[String], socket_dir: &Path) -> String {
+    let identity = match name {
+        Some(name) => name.as_bytes().to_vec(),
+        None => [endpoints.first().map_or("", |first| first).as_bytes(), socket_dir.as_os_str().as_bytes()].join(&0),
+    };
+    format!("butterfly-{:016x}", libstdcxx_hash(&identity))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_daemon_is_known_by_its_name_or_by_its_address_in_its_folder() {
+        let at = |name, endpoint: &str, folder: &str| session_file(name, &[endpoint.to_owned()], Path::new(folder));
+        assert_eq!(at(Some("one"), "tcp://a", "/x"), at(Some("one"), "tcp://b", "/y"));
+        let all = [
+            at(Some("one"), "tcp://a", "/x"),
+            at(Some("two"), "tcp://a", "/x"),
+            at(None, "tcp://a", "/x"),
+            at(None, "tcp://b", "/x"),
+            at(None, "tcp://a", "/y"),
+        ];
+        assert_eq!(all.iter().collect::<std::collections::BTreeSet<_>>().len(), all.len());
+    }
 }

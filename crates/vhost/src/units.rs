@@ -57,7 +57,7 @@ impl Memory {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the texts say it
 pub enum UnitsError {
-    #[error("{} is in use by another process: stop it first", .0.display())]
+    #[error("{} is in use by another process: stop it first, or give this one a name of its own (--name)", .0.display())]
     InUse(PathBuf),
     #[error("{} is there already and cannot be removed by this user: remove it", .0.display())]
     Foreign(PathBuf),

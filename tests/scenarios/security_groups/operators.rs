@@ -293,7 +293,7 @@ fn the_table_and_restarts() {
     assert!(!file.exists(), "a clean stop removes it");
 }
 
-/// Even if nothing else keeps a second daemon from the directory.
+/// A name tells who a daemon is, whatever its folder and its endpoint.
 #[test]
 fn a_table_in_use_is_not_touched() {
     if Kind::wanted() != Kind::Daemon {
@@ -301,13 +301,16 @@ fn a_table_in_use_is_not_touched() {
     }
     let room = tempfile::tempdir().unwrap();
     let mut net = conversation(room.path());
-    let logged = net.host.daemon().log().len();
-    fs::remove_file(room.path().join(".butterflyd.lock")).unwrap();
+    let table = table_file(net.host.daemon());
+    let other = tempfile::tempdir().unwrap();
+    let first = Daemon::start_in(other.path(), &[], &["--name".into(), "one".into()]);
+    assert_ne!(table_file(&first), table);
     let own = format!("ipc://{}/other", room.path().display());
-    let mut second = Daemon::launch(room.path(), &[], &["-e".into(), own]);
+    let mut second = Daemon::launch(room.path(), &[], &["--name".into(), "one".into(), "-e".into(), own]);
     assert_eq!(second.wait_for_end().code(), Some(1));
-    let log = net.host.daemon().log();
-    assert!(log[logged..].contains("in use"), "{}", &log[logged..]);
+    let said = net.host.daemon().log();
+    assert!(said.contains("in use by another process: stop it first, or give this one a name of its own"), "{said}");
+    assert!(table_file(&first).exists());
     assert!(table_file(net.host.daemon()).exists());
     net.expect("a", &v4(A, B).udp(2, 1, b"!"), "b");
     assert_eq!(net.host.daemon().session_table().used(), 2);

@@ -1,7 +1,11 @@
 use super::*;
 
 fn device(name: &str, interface: &str) -> Option<Device> {
-    Some(Device { name: name.into(), interface: interface.into() })
+    Some(Device { name: name.into(), interface: Some(interface.into()) })
+}
+
+fn nowhere(name: &str) -> Option<Device> {
+    Some(Device { name: name.into(), interface: None })
 }
 
 /// A row each: the arguments, the port, which device is served, what has no effect.
@@ -19,6 +23,11 @@ fn what_is_served() {
         (Some("--vdev=net_af_packet0,iface=eth0.42"), None, device("net_af_packet0", "eth0.42"), &[]),
         (Some("--vdev=eth_af_packet0,iface=eth0"), None, device("eth_af_packet0", "eth0"), &[]),
         (Some("--vdev=net_af_packet,iface=eth0"), None, device("net_af_packet", "eth0"), &[]),
+        (Some("--vdev=eth_ring0"), None, nowhere("eth_ring0"), &[]),
+        (Some("-c1 --vdev=net_ring12"), None, nowhere("net_ring12"), &["-c 1"]),
+        (Some("--vdev=eth_null1,size=64,copy=1"), None, nowhere("eth_null1"), &["size=64,copy=1 of eth_null1"]),
+        (Some("--vdev=net_null"), None, nowhere("net_null"), &[]),
+        (Some("--vdev=eth_ring0 --vdev=eth_pcap0,iface=b"), Some("1"), device("eth_pcap0", "b"), &[]),
         (Some("--vdev=net_pcap0,rx_iface=eth0,tx_iface=eth0"), None, device("net_pcap0", "eth0"), &[]),
         (
             Some("--vdev=net_af_packet0,iface=eth0,qpairs=2,framesz=4096"),
@@ -155,8 +164,14 @@ fn there_is_one_uplink() {
         }
     }
     // An interface with such a name is another thing.
-    let tap = Device { name: "eth_pcap0".into(), interface: "tap".into() };
+    let tap = Device { name: "eth_pcap0".into(), interface: Some("tap".into()) };
     assert!(serve(&tap, &mut Some("tap".into())).is_err());
+    let ring = nowhere("eth_ring0").unwrap();
+    for given in [None, Some("none")] {
+        let mut uplink = given.map(str::to_owned);
+        assert_eq!((serve(&ring, &mut uplink), uplink.as_deref()), (Ok(()), Some("none")));
+    }
+    assert!(serve(&ring, &mut Some("eth0".into())).unwrap_err().contains("leads to no other host (eth_ring0)"));
 }
 
 #[test]

@@ -7,9 +7,11 @@ use std::{
         unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
     },
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use rustix::{
+    fs::{CWD, FlockOperation, Mode, OFlags, flock, openat},
     io::Errno,
     net::{
         AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect as connect_to, listen, socket_with,
@@ -26,6 +28,9 @@ const BACKLOG: i32 = 16;
 
 /// Owner and group may connect: whoever may connect is the VM. A group that is not ours comes from a set-group-ID directory.
 const MODE: u32 = 0o660;
+
+/// How long another process may have the folder locked: it makes one socket meanwhile.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Checks a path once; the same for both roles.
 pub(super) fn check_path(path: &Path) -> Result<SocketAddrUnix, StartError> {
@@ -57,6 +62,8 @@ impl Listener {
     pub fn new(path: &Path) -> Result<Listener, StartError> {
         let address = check_path(path)?;
         let failed = |what| move |source: io::Error| StartError::Socket { what, path: path.to_owned(), source };
+        // Another daemon may want the same path: only one looks and binds at a time.
+        let _folder = lock_folder(path).map_err(failed("lock the folder of"))?;
         remove_stale(path, &address)?;
         let socket = stream_socket().map_err(|e| failed("make a socket for")(e.into()))?;
         bind(&socket, &address).map_err(|e| failed("bind")(e.into()))?;
@@ -88,6 +95,27 @@ impl Drop for Listener {
     fn drop(&mut self) {
         if std::fs::symlink_metadata(&self.path).is_ok_and(|file| (file.dev(), file.ino()) == self.file) {
             let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Locks the folder of a path until the result is dropped. Who may read a folder may lock it, so nobody waits for long; `None` is one that
+/// this process may not read.
+fn lock_folder(path: &Path) -> io::Result<Option<OwnedFd>> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = match openat(CWD, folder, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(folder) => folder,
+        Err(Errno::ACCESS) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let begun = Instant::now();
+    loop {
+        match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if begun.elapsed() < LOCK_PATIENCE => std::thread::sleep(Duration::from_millis(1)),
+            Err(Errno::WOULDBLOCK) => {
+                return Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process has locked it for too long"));
+            }
+            locked => return Ok(locked.map(|()| Some(folder))?),
         }
     }
 }
@@ -138,6 +166,39 @@ impl Dialer {
 
 #[cfg(test)]
 mod tests {
+    /// Many that want a path at once, with a socket that nobody serves in it: one gets it, and it is that one's until it is gone.
+    #[test]
+    fn one_of_many_has_a_path() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("socket");
+        for _ in 0..50 {
+            let _ = std::fs::remove_file(&path);
+            drop(UnixListener::bind(&path).unwrap());
+            let start = std::sync::Barrier::new(4);
+            let made: Vec<_> = std::thread::scope(|scope| {
+                let one = || {
+                    start.wait();
+                    Listener::new(&path)
+                };
+                let all: Vec<_> = (0..4).map(|_| scope.spawn(one)).collect();
+                all.into_iter().map(|one| one.join().unwrap()).collect()
+            });
+            let has: Vec<_> = made.iter().filter_map(|one| one.as_ref().ok()).collect();
+            let [one] = has[..] else { panic!("{} listen", has.len()) };
+            let file = std::fs::symlink_metadata(&path).unwrap();
+            assert_eq!(one.file, (file.dev(), file.ino()));
+        }
+    }
+
+    #[test]
+    fn who_keeps_the_folder_locked_is_told_of() {
+        let directory = tempfile::tempdir().unwrap();
+        let folder = std::fs::File::open(directory.path()).unwrap();
+        flock(&folder, FlockOperation::LockExclusive).unwrap();
+        let refused = Listener::new(&directory.path().join("socket")).unwrap_err().to_string();
+        assert!(refused.contains("another process has locked it for too long"), "{refused}");
+    }
+
     use super::*;
     use std::os::unix::net::{UnixDatagram, UnixListener};
 
