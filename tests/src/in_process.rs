@@ -74,6 +74,7 @@ impl Backend for InProcess {
         let path = nic.path.clone().unwrap_or_else(|| self.dir.path().join(format!("qemu-vhost-{}", nic.id)));
         let spec = VnicSpec {
             sniff_target: nic.mirror_of.clone(),
+            order: self.switch.ids().len() as u64,
             id: nic.id.clone(),
             mac: nic.mac,
             vni: nic.vni,

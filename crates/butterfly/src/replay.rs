@@ -5,7 +5,7 @@ use crate::reader::Arguments;
 use crate::reply;
 use crate::session::{Session, message};
 use crate::tree::{Node, flag, word};
-use butterfly_api::proto::{Message, Messages, Request, Response};
+use butterfly_api::proto::{Message, Messages, Nic, Request, Response};
 use butterfly_api::text;
 use clap::Command;
 use protobuf::MessageField;
@@ -84,7 +84,11 @@ fn name(message: &Message) -> String {
 
 /// A request for each NIC, then one for each security group and for each peer, that makes it.
 fn declarations(response: Response) -> impl Iterator<Item = Message> {
-    let nics = response.nic_details.into_iter().map(|nic| Request { nic_add: MessageField::some(nic), ..Request::default() });
+    let mut nics = response.nic_details;
+    // Who waits for a MAC address comes behind who has it, in the order of the line: that is how they are made again.
+    nics.sort_by_key(|nic| nic.waiting.unwrap_or(0));
+    let nics = nics.into_iter().map(|nic| Nic { waiting: None, ..nic });
+    let nics = nics.map(|nic| Request { nic_add: MessageField::some(nic), ..Request::default() });
     let groups = response.sg_details.into_iter().map(|group| Request { sg_add: MessageField::some(group), ..Request::default() });
     let peers = response.peer_list.into_iter().map(|peer| Request { peer_add: MessageField::some(peer), ..Request::default() });
     nics.chain(groups).chain(peers).map(|request| message(request, None))

@@ -9,23 +9,14 @@ pub struct Registry {
     nics: BTreeMap<NicId, Nic>,
     by_address: HashMap<(Vni, [u8; 6]), BTreeSet<NicId>>,
     by_socket: HashMap<SocketPath, NicId>,
+    /// Which of two was declared first, whatever was changed since.
+    orders: HashMap<NicId, u64>,
+    next_order: u64,
 }
 
 /// Why a vnic cannot stand beside another.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Conflict {
-    /// Frames to a filtered vnic must not go to another.
-    #[error(
-        "MAC address {mac} belongs to nic {owner:?} of VNI {vni}; two nics may share an address only if both bypass filtering"
-    )]
-    Address {
-        /// The address.
-        mac: String,
-        /// Its network.
-        vni: Vni,
-        /// Who has it.
-        owner: String,
-    },
     /// A socket leads to one vnic.
     #[error("socket {path} belongs to nic {owner:?}; give one of them another path")]
     Socket {
@@ -100,14 +91,6 @@ impl Registry {
     /// Checks `nic` against all others; an earlier state of itself is none of them.
     pub fn check(&self, nic: &Nic) -> Result<(), Conflict> {
         self.check_mirror(nic)?;
-        let address = (nic.vni, nic.mac.octets());
-        let sharing = self.by_address.get(&address).into_iter().flatten();
-        let sharing = sharing.filter(|_| nic.sniff_target.is_none());
-        let other = sharing.filter(|id| **id != nic.id).filter_map(|id| self.nics.get(id));
-        if let Some(owner) = other.into_iter().find(|other| !(other.bypass_filtering && nic.bypass_filtering)) {
-            let owner = owner.id.as_str().to_owned();
-            return Err(Conflict::Address { mac: nic.mac.text().to_owned(), vni: nic.vni, owner });
-        }
         let Some(socket) = nic.kind.socket() else { return Ok(()) };
         match self.by_socket.get(socket) {
             Some(owner) if *owner != nic.id => {
@@ -145,9 +128,26 @@ impl Registry {
         self.nics.values().filter(move |nic| nic.sniff_target.as_deref() == Some(id))
     }
 
-    /// Adds `nic`, in place of one with its id.
+    /// The place of a vnic among those that declared their MAC address; of one that is not there, or was with another one, the last.
+    pub fn order(&self, nic: &Nic) -> u64 {
+        let address = |nic: &Nic| (nic.vni, nic.mac.octets(), nic.sniff_target.is_some());
+        let same = self.nics.get(&nic.id).is_some_and(|old| address(old) == address(nic));
+        self.orders.get(&nic.id).copied().filter(|_| same).unwrap_or(self.next_order)
+    }
+
+    /// All that declare the MAC address of a vnic in its network, itself among them if it is there, in the order of declaration.
+    pub fn sharing(&self, nic: &Nic) -> Vec<&NicId> {
+        let mut all: Vec<&NicId> = self.by_address.get(&(nic.vni, nic.mac.octets())).into_iter().flatten().collect();
+        all.sort_by_key(|id| self.orders.get(*id));
+        all
+    }
+
+    /// Adds `nic`, in place of one with its id, and of its age.
     pub fn insert(&mut self, nic: Nic) {
+        let order = self.order(&nic);
+        self.next_order = self.next_order.max(order + 1);
         self.remove(nic.id.as_str());
+        self.orders.insert(nic.id.clone(), order);
         // A mirror is no station: its address is nobody's.
         if nic.sniff_target.is_none() {
             self.by_address.entry((nic.vni, nic.mac.octets())).or_default().insert(nic.id.clone());
@@ -161,6 +161,7 @@ impl Registry {
     /// Takes a vnic out.
     pub fn remove(&mut self, id: &str) -> Option<Nic> {
         let nic = self.nics.remove(id)?;
+        self.orders.remove(&nic.id);
         let address = (nic.vni, nic.mac.octets());
         if let Some(sharing) = self.by_address.get_mut(&address) {
             sharing.remove(&nic.id);
@@ -206,24 +207,23 @@ mod tests {
     const SAME: &str = "42:00:00:00:00:AA";
 
     #[test]
-    fn an_address_is_shared_by_bypass_vnics_only() {
-        for (first, second, fine) in [(false, false, false), (true, false, false), (false, true, false), (true, true, true)] {
-            let mut registry = Registry::default();
-            registry.insert(nic("a", MAC, 1, first));
-            assert_eq!(registry.check(&nic("b", SAME, 1, second)).is_ok(), fine, "{first} {second}");
-            assert!(registry.check(&nic("b", MAC, 2, second)).is_ok(), "another network");
-            assert!(registry.check(&nic("a", MAC, 1, second)).is_ok(), "itself");
-        }
-    }
-
-    #[test]
-    fn one_of_several_owners_is_enough_to_object() {
+    fn who_shares_an_address_is_known_in_the_order_of_declaration() {
         let mut registry = Registry::default();
-        registry.insert(nic("a", MAC, 1, true));
-        registry.insert(nic("b", MAC, 1, true));
-        assert!(registry.check(&nic("b", MAC, 1, false)).is_err(), "b stops to bypass");
-        registry.remove("a");
-        assert!(registry.check(&nic("b", MAC, 1, false)).is_ok());
+        let sharing = |registry: &Registry| -> Vec<String> {
+            registry.sharing(&nic("x", SAME, 1, false)).into_iter().map(|id| id.as_str().to_owned()).collect()
+        };
+        registry.insert(nic("b", MAC, 1, false));
+        registry.insert(nic("a", SAME, 1, true));
+        registry.insert(nic("c", MAC, 2, true));
+        assert_eq!(sharing(&registry), ["b", "a"]);
+        registry.insert(nic("b", SAME, 1, true));
+        assert_eq!(sharing(&registry), ["b", "a"], "it is as old as before");
+        registry.remove("b");
+        registry.insert(nic("b", MAC, 1, false));
+        assert_eq!(sharing(&registry), ["a", "b"], "it is new");
+        registry.insert(nic("a", "42:00:00:00:00:bb", 1, false));
+        registry.insert(nic("a", MAC, 1, false));
+        assert_eq!(sharing(&registry), ["b", "a"], "it had another one meanwhile");
     }
 
     #[test]
@@ -251,9 +251,8 @@ mod tests {
         registry.insert(mirror("m", 1, "a"));
         assert!(matches!(registry.check(&mirror("n", 1, "m")), Err(Conflict::OfMirror { .. })));
         assert!(matches!(registry.check(&mirror("a", 1, "x")), Err(Conflict::IsMirrored { .. })));
-        assert!(registry.check(&nic("b", MAC, 1, false)).is_err(), "a has that address");
         registry.remove("a");
-        assert!(registry.check(&nic("b", MAC, 1, false)).is_ok(), "the mirror has none");
+        assert!(registry.sharing(&nic("b", MAC, 1, false)).is_empty(), "the mirror has none");
         assert!(matches!(registry.check(&nic("a", MAC, 7, false)), Err(Conflict::MirroredElsewhere { .. })));
         assert!(matches!(registry.check(&mirror("a", 7, "x")), Err(Conflict::IsMirrored { .. })));
         assert_eq!(registry.check(&nic("a", MAC, 1, false)), Ok(()));
@@ -267,10 +266,10 @@ mod tests {
         let mut registry = Registry::default();
         registry.insert(nic("a", MAC, 1, false));
         registry.insert(nic("a", MAC, 2, false));
-        assert!(registry.check(&nic("b", MAC, 1, false)).is_ok());
-        assert!(registry.check(&nic("b", MAC, 2, false)).is_err());
+        assert!(registry.sharing(&nic("b", MAC, 1, false)).is_empty());
+        assert_eq!(registry.sharing(&nic("b", MAC, 2, false)).len(), 1);
         assert_eq!(registry.remove("a").unwrap().vni.number(), 2);
         assert_eq!(registry.remove("a"), None);
-        assert!(registry.by_address.is_empty() && registry.by_socket.is_empty());
+        assert!(registry.by_address.is_empty() && registry.by_socket.is_empty() && registry.orders.is_empty());
     }
 }

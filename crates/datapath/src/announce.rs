@@ -61,7 +61,9 @@ impl Plane {
         let snapshot = self.shared.snapshot.load();
         let mut room = PER_TICK;
         for (slot, vnic) in snapshot.vnics.iter() {
-            if vnic.shared.announcing.tick(room > 0)
+            let waits = snapshot.networks.get(vnic.network).is_some_and(|network| network.waits(slot));
+            if !waits
+                && vnic.shared.announcing.tick(room > 0)
                 && let Some(worker) = self.workers.get(slot as usize % self.workers.len().max(1))
             {
                 room -= 1;

@@ -5,6 +5,7 @@
 use crate::{
     batch::{Batch, Context, Verdict},
     drops::{DropReason, drop_reasons},
+    forward::MAC_CLAIMED,
     headers::{Inside, arp, number},
     snapshot::Vnic,
 };
@@ -39,11 +40,14 @@ drop_reasons! { 1;
 /// Drops frames whose source the vnic does not own; all others stay as they are.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 pub(crate) fn antispoof(batch: &mut Batch<'_>, context: &Context<'_>) {
+    if context.network.waits(context.sender.place.slot) {
+        return silence(batch, context, MAC_CLAIMED);
+    }
     if context.sender.rules.bypass {
         return;
     }
     if context.sender.mirrors.is_some() {
-        return silence(batch, context);
+        return silence(batch, context, MIRROR_SENDS);
     }
     let (frames, metas) = batch.parts();
     for (index, meta) in metas.iter_mut().enumerate() {
@@ -56,12 +60,12 @@ pub(crate) fn antispoof(batch: &mut Batch<'_>, context: &Context<'_>) {
     }
 }
 
-/// A mirror sends nothing.
+/// Who is a mirror, or waits for its address, sends nothing.
 #[cold]
-fn silence(batch: &mut Batch<'_>, context: &Context<'_>) {
+fn silence(batch: &mut Batch<'_>, context: &Context<'_>, reason: DropReason) {
     let (_, metas) = batch.parts();
     for meta in metas.iter_mut().filter(|meta| meta.verdict == Verdict::Undecided) {
-        meta.verdict = Verdict::Drop(MIRROR_SENDS, context.sender.place.slot);
+        meta.verdict = Verdict::Drop(reason, context.sender.place.slot);
         meta.offload = false;
     }
 }

@@ -18,10 +18,10 @@ use crate::{
 };
 
 drop_reasons! { 3;
-    /// The source MAC address is that of a local filtered vnic, and this is not it.
+    /// The source MAC address is that of a local filtered vnic, and this is not it; or it waits for an address that another vnic has.
     MAC_CLAIMED = "mac-claimed" {
-        cause: "a cloned machine that has kept its MAC address, one that exists on two hosts, or a loop through another bridge",
-        remedy: "`butterfly fdb VNI` tells whose the packet's source address is: give one of the two another one, or delete the stale vnic",
+        cause: "a cloned machine that has kept its MAC address, one that exists on two hosts, a loop through another bridge, or two vnics that were declared with one MAC address, of which the first has it",
+        remedy: "`butterfly nic show NIC` tells whether the sender waits, and for whom: delete that one, and the address is the sender's at once; else `butterfly fdb VNI` tells whose the packet's source address is: give one of the two another one, or delete the stale vnic",
         charged: "the sender, or the network if the frame came from another host",
     }
     /// A group address that bridges do not forward: 01:80:c2:00:00:00 to 0f (spanning tree, pause, LACP).
@@ -156,11 +156,16 @@ fn lookup(destination: u64, context: &Context<'_>) -> Verdict {
         };
     }
     // The entry may be older than the vnic in that slot, or torn: see fdb.
-    match context.snapshot.vnic(place).filter(|vnic| vnic.vni == sender.vni && vnic.rules.bypass) {
+    match context.snapshot.vnic(place).filter(|vnic| is_open(vnic, context)) {
         Some(vnic) if vnic.place.slot == sender.place.slot => drop(SAME_PORT),
         Some(vnic) => Verdict::Deliver(vnic.place.slot),
         None => flood(context, true),
     }
+}
+
+/// Whether machines behind a vnic may be reached through it.
+fn is_open(vnic: &Vnic, context: &Context<'_>) -> bool {
+    vnic.vni == context.sender.vni && vnic.rules.bypass && !context.network.waits(vnic.place.slot)
 }
 
 fn flood(context: &Context<'_>, unknown: bool) -> Verdict {

@@ -190,7 +190,7 @@ impl Host {
 
     /// Declares a mirror of another vnic.
     pub fn declare_mirror(&mut self, id: &str, mac: Mac, vni: u32, target: &str) -> Result<(), AddError> {
-        let (vnic, attachment) = self.plane.insert_as(id, mac, vni, &VnicPolicy::default(), Some(target))?;
+        let (vnic, attachment) = self.plane.insert_as(id, mac, vni, &VnicPolicy::default(), Some(target), None)?;
         self.vnics.insert(id.to_owned(), Attached { vnic, attachment, guest: None });
         Ok(())
     }

@@ -46,6 +46,7 @@ mod tally;
 mod tap;
 mod tunnel;
 mod turn;
+mod waiting;
 mod watch;
 mod worker;
 

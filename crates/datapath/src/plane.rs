@@ -32,6 +32,7 @@ use crate::{
     tally::Tally,
     tap::{Mirror, Ring, Selection},
     tunnel::{PeerRef, Tunnel, UPLINK},
+    waiting::waiting,
     worker::{Handle, Shared},
 };
 
@@ -110,12 +111,6 @@ pub enum AddError {
     Exists(String),
     #[error("no vnic with id {0}")]
     Unknown(String),
-    #[error(
-        "MAC address {mac} belongs to vnic {owner} of VNI {vni}; two vnics may share an address only if both bypass filtering"
-    )]
-    MacTaken { mac: Mac, owner: String, vni: u32 },
-    #[error("{0} is not the address of a station: a vnic needs a unicast MAC address other than zero")]
-    BadMac(Mac),
     #[error("VNI {0} is above 16777215")]
     BadVni(u32),
     #[error("{} vnics and networks are the most one host can have", UPLINK.slot)]
@@ -266,10 +261,11 @@ impl Plane {
 
     /// Puts a vnic into the snapshot. When this returns, every worker filters it; its rings may start.
     pub fn insert(&self, id: &str, mac: Mac, vni: u32, policy: &VnicPolicy) -> Result<(Arc<Vnic>, Attachment), AddError> {
-        self.insert_as(id, mac, vni, policy, None)
+        self.insert_as(id, mac, vni, policy, None, None)
     }
 
-    /// The same of a vnic that may be the mirror of another one, which need not exist.
+    /// The same of a vnic that may be the mirror of another one, which need not exist, and of one that was declared before others that are
+    /// there.
     pub fn insert_as(
         &self,
         id: &str,
@@ -277,10 +273,8 @@ impl Plane {
         vni: u32,
         policy: &VnicPolicy,
         mirrors: Option<&str>,
+        order: Option<u64>,
     ) -> Result<(Arc<Vnic>, Attachment), AddError> {
-        if mac.is_group() || mac == Mac::ZERO {
-            return Err(AddError::BadMac(mac));
-        }
         if vni > 0xff_ffff {
             return Err(AddError::BadVni(vni));
         }
@@ -289,9 +283,6 @@ impl Plane {
             return Err(AddError::Exists(id.to_owned()));
         }
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
-        if mirrors.is_none() {
-            check_mac(&next, None, mac, vni, policy.bypass)?;
-        }
         let slot = next.vnics.vacant();
         // A network's first vnic may bring its trunk.
         if slot + 2 >= UPLINK.slot {
@@ -304,10 +295,12 @@ impl Plane {
         rules.bypass &= mirrors.is_none();
         let shared = self.vnic_state();
         prepare(&rules, &shared);
+        let place = state.place(slot);
         let vnic = Arc::new(Vnic {
             id: id.into(),
-            place: state.place(slot),
+            place,
             mac,
+            order: order.unwrap_or(place.incarnation.into()),
             vni,
             network,
             trunk: false,
@@ -317,7 +310,6 @@ impl Plane {
             rules,
             shared,
         });
-        let place = vnic.place;
         next.vnics.set(slot, Some(vnic.clone()));
         self.add_trunk(&mut state, &mut next, vni, network);
         let remote = self.remote(&state, &next, vni, network);
@@ -369,6 +361,7 @@ impl Plane {
             id: "".into(),
             place: state.place(slot),
             mac: Mac::ZERO,
+            order: 0,
             vni,
             network,
             trunk: true,
@@ -441,11 +434,7 @@ impl Plane {
         let place = state.by_id.get(id).copied();
         let Some(old) = place.and_then(|place| next.vnic(place).cloned()) else { return Err(AddError::Unknown(id.to_owned())) };
         let mut rules = policy.rules(&mut state.groups);
-        if old.mirrors.is_none() {
-            check_mac(&next, place, old.mac, old.vni, policy.bypass)?;
-        } else {
-            rules.bypass = false;
-        }
+        rules.bypass &= old.mirrors.is_none();
         if rules.declared_like(&old.rules) {
             return Ok(());
         }
@@ -460,7 +449,9 @@ impl Plane {
             rebuild_network(&mut next, old.vni, old.network, remote);
         }
         rehold(&mut next, Some(&old), &new);
+        let waited = self.waiting_in(old.network);
         self.publish(next);
+        self.take_over(old.network, &waited);
         self.updates.add(Update::VnicChanged);
         if !policy.bypass && old.rules.bypass {
             self.forget(|learnt| learnt.place == old.place || (learnt.vni == old.vni && learnt.mac == number(old.mac)));
@@ -568,7 +559,9 @@ impl Plane {
         drop(departed);
         let leaving: Vec<Arc<Vnic>> = [Some(&vnic), trunk.as_ref()].into_iter().flatten().cloned().collect();
         self.gone.leaving(&leaving);
+        let waited = self.waiting_in(vnic.network);
         self.publish(next);
+        self.take_over(vnic.network, &waited);
         self.gone.left(&leaving);
         leaving.iter().for_each(|vnic| self.shared.table.name(vnic.place.slot, None));
         self.updates.add(Update::VnicRemoved);
@@ -576,6 +569,31 @@ impl Plane {
         self.forget(|learnt| learnt.place == place || Some(learnt.place.slot) == slot);
         self.settle();
         true
+    }
+
+    /// Slots of those of a network that wait for their address.
+    fn waiting_in(&self, network: u32) -> Box<[u32]> {
+        self.shared.snapshot.load().networks.get(network).map(|network| network.waiting.clone()).unwrap_or_default()
+    }
+
+    /// Of those that waited, who has the address now is announced if its machine is there: other hosts may have learnt it elsewhere.
+    fn take_over(&self, network: u32, waited: &[u32]) {
+        let snapshot = self.shared.snapshot.load();
+        let waiting = self.waiting_in(network);
+        let taken = waited.iter().filter(|slot| waiting.binary_search(slot).is_err());
+        for vnic in taken.filter_map(|slot| snapshot.vnics.get(*slot)) {
+            if vnic.shared.driving.load(Ordering::Relaxed) {
+                vnic.shared.announcing.begin();
+            }
+            if !vnic.rules.bypass {
+                self.forget(|learnt| learnt.vni == vnic.vni && learnt.mac == number(vnic.mac));
+            }
+        }
+    }
+
+    /// The vnic that has the address which another one waits for.
+    pub fn waits_for(&self, vnic: &Vnic) -> Option<String> {
+        self.shared.snapshot.load().waits_for(vnic).map(|having| having.id.to_string())
     }
 
     /// Vnics that left a moment ago, by slot.
@@ -735,6 +753,7 @@ pub(crate) fn copy_with(old: &Vnic, rules: Rules) -> Vnic {
         id: old.id.clone(),
         place: old.place,
         mac: old.mac,
+        order: old.order,
         vni: old.vni,
         network: old.network,
         trunk: old.trunk,
@@ -768,21 +787,6 @@ fn secrets() -> Result<[u64; 4], std::io::Error> {
     read.map_err(|error| std::io::Error::new(error.kind(), format!("cannot read {SOURCE}: {error}")))?;
     let mut words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word) | 1);
     Ok(std::array::from_fn(|_| words.next().unwrap_or(1)))
-}
-
-/// A network may have an address twice only if nobody who has it is filtered.
-fn check_mac(snapshot: &Snapshot, own: Option<PortRef>, mac: Mac, vni: u32, bypass: bool) -> Result<(), AddError> {
-    let members = snapshot.by_vni.get(&vni).and_then(|at| snapshot.networks.get(*at));
-    for slot in members.iter().flat_map(|network| &network.members) {
-        if let Some(other) = snapshot.vnics.get(*slot)
-            && other.mac == mac
-            && own != Some(other.place)
-            && !(bypass && other.rules.bypass)
-        {
-            return Err(AddError::MacTaken { mac, owner: other.id.to_string(), vni });
-        }
-    }
-    Ok(())
 }
 
 /// Finds whose frames each mirror gets copies of.
@@ -819,7 +823,11 @@ fn rehold(snapshot: &mut Snapshot, old: Option<&Vnic>, new: &Vnic) {
 fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote: Option<Remote>) {
     let vnics: &Slab<Vnic> = &snapshot.vnics;
     let own = || vnics.iter().map(|(_, vnic)| vnic).filter(|vnic| vnic.vni == vni && !vnic.trunk);
-    let members: Vec<&Arc<Vnic>> = own().filter(|vnic| vnic.mirrors.is_none()).collect();
+    let mut members: Vec<&Arc<Vnic>> = own().filter(|vnic| vnic.mirrors.is_none()).collect();
+    let waiting = waiting(&members);
+    members.retain(|vnic| waiting.binary_search(&vnic.place.slot).is_err());
+    // Nothing can be sent to one that has the address of a group, or none.
+    let stations = members.iter().filter(|vnic| !vnic.mac.is_group() && vnic.mac != Mac::ZERO);
     let learnt = snapshot.networks.get(at).map(|network| network.learnt.clone()).unwrap_or_default();
     let sessions = snapshot.networks.get(at).map(|network| network.sessions.clone()).unwrap_or_default();
     let holders = snapshot.networks.get(at).map(|network| network.holders.clone()).unwrap_or_default();
@@ -829,7 +837,8 @@ fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote: Option<Re
         Arc::new(Network {
             members: members.iter().map(|vnic| vnic.place.slot).collect(),
             filtered: members.iter().any(|vnic| !vnic.rules.bypass),
-            macs: Numbers::new(members.iter().map(|vnic| (number(vnic.mac), vnic.place.slot))),
+            macs: Numbers::new(stations.clone().map(|vnic| (number(vnic.mac), vnic.place.slot))),
+            waiting: waiting.clone(),
             holders,
             remote,
             learnt,

@@ -132,6 +132,8 @@ pub(crate) struct Vnic {
     pub id: Arc<str>,
     pub place: PortRef,
     pub mac: Mac,
+    /// When it was declared, among others: the first of several has their MAC address.
+    pub order: u64,
     pub vni: u32,
     /// Where its network stands in [`Snapshot::networks`].
     pub network: u32,
@@ -157,8 +159,10 @@ impl Vnic {
 /// The vnics of a VNI on this host.
 #[derive(Clone)]
 pub(crate) struct Network {
-    /// Slots of its vnics but mirrors, ascending.
+    /// Slots of its vnics but mirrors and those that wait, ascending.
     pub members: Vec<u32>,
+    /// Slots of those that wait for their MAC address, which another one has, ascending.
+    pub waiting: Box<[u32]>,
     /// Whether any of them is filtered.
     pub filtered: bool,
     /// Which of them owns an address.

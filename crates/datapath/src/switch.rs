@@ -97,6 +97,9 @@ pub struct VnicSpec {
     /// It is a mirror of the vnic with this id, which need not exist: it gets copies of what that one sends and receives as long as
     /// that one is in the same network and no mirror itself. It gets nothing else, and sends nothing.
     pub sniff_target: Option<String>,
+    /// When it was declared: of several vnics of one MAC address in a network the first has it, with others that bypass filtering as
+    /// it does; the rest wait, get nothing and may send nothing until it is gone.
+    pub order: u64,
 }
 
 /// A vnic for the operator.
@@ -104,6 +107,8 @@ pub struct VnicSpec {
 pub struct VnicReport {
     /// As declared.
     pub spec: VnicSpec,
+    /// The vnic that has its MAC address, for which it waits.
+    pub waits_for: Option<String>,
     /// Its socket, guest and rings.
     pub device: DeviceStatus,
     /// A guest of our own.
@@ -320,7 +325,7 @@ impl Switch {
         }
         let ready = spec.front.prepare(&spec, self.inner_mtu().unwrap_or(USUAL_MTU))?;
         let mirrors = spec.sniff_target.as_deref();
-        let (vnic, attachment) = self.plane.insert_as(&spec.id, spec.mac, spec.vni, &spec.policy, mirrors)?;
+        let (vnic, attachment) = self.plane.insert_as(&spec.id, spec.mac, spec.vni, &spec.policy, mirrors, Some(spec.order))?;
         let offered = if self.config.no_offload { Features::OFFERED.without(Features::OFFLOADS) } else { Features::OFFERED };
         let link = Arc::new(Link {
             id: spec.id.clone(),
@@ -388,6 +393,7 @@ impl Switch {
         let totals = vnic.as_ref().map(|vnic| vnic.shared.counters.totals()).unwrap_or_default();
         Some(VnicReport {
             spec,
+            waits_for: vnic.as_ref().and_then(|vnic| self.plane.waits_for(vnic)),
             device,
             guest,
             received: (totals.get(Counter::InPackets), totals.get(Counter::InBytes)),
@@ -415,16 +421,18 @@ impl Switch {
         let shared = &self.plane.shared;
         let snapshot = shared.snapshot.load();
         let wanted = |of: u32| vni.is_none_or(|vni| vni == of);
-        let own = snapshot.vnics.iter().filter(|(_, vnic)| wanted(vnic.vni) && !vnic.trunk && vnic.mirrors.is_none()).map(
-            |(_, vnic)| FdbRow {
+        let own = snapshot
+            .vnics
+            .iter()
+            .filter(|(_, vnic)| wanted(vnic.vni) && !vnic.trunk && vnic.mirrors.is_none() && snapshot.waits_for(vnic).is_none())
+            .map(|(_, vnic)| FdbRow {
                 vni: vnic.vni,
                 mac: vnic.mac,
                 id: vnic.id.to_string(),
                 peer: None,
                 kind: FdbKind::Static,
                 idle: None,
-            },
-        );
+            });
         let learnt = shared.fdb.list(shared.clock.now()).into_iter().filter(|entry| wanted(entry.vni)).filter_map(|entry| {
             let behind = snapshot.behind(entry.place)?;
             let tunnel = shared.tunnel.as_ref().filter(|_| behind.trunk);

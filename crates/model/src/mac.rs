@@ -17,25 +17,22 @@ pub enum MacError {
         "MAC address \"{0}\" is refused: it must be six pairs of hexadecimal digits joined by colons, like 52:54:00:12:34:56"
     )]
     Form(String),
-    /// Frames cannot come from a group (IEEE 802, 8.2), and one sent to it is not for one vnic.
-    #[error("MAC address \"{0}\" is refused: it is a group address; the first octet of a vnic's must be even")]
-    Group(String),
-    /// No station has it.
-    #[error("MAC address \"{0}\" is refused: it is nobody's; give the vnic the address its virtual machine uses")]
-    Zero(String),
 }
 
 impl Mac {
     /// From `xx:xx:xx:xx:xx:xx`, in either case.
     pub fn parse(text: &str) -> Result<Self, MacError> {
         let octets = octets(text).ok_or_else(|| MacError::Form(text.to_owned()))?;
-        if octets[0] & 1 != 0 {
-            return Err(MacError::Group(text.to_owned()));
-        }
-        if octets == [0; 6] {
-            return Err(MacError::Zero(text.to_owned()));
-        }
         Ok(Self { octets, text: text.into() })
+    }
+
+    /// Why nothing can be sent to it alone, if nothing can.
+    pub fn no_station(&self) -> Option<&'static str> {
+        match self.octets {
+            [first, ..] if first & 1 != 0 => Some("it is a group address"),
+            [0, 0, 0, 0, 0, 0] => Some("it is nobody's"),
+            _ => None,
+        }
     }
 
     /// In the order of transmission.
@@ -106,15 +103,14 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_refused() {
-        let text = "00:00:00:00:00:00";
-        assert_eq!(Mac::parse(text), Err(MacError::Zero(text.to_owned())));
-    }
-
-    #[test]
-    fn groups_are_refused() {
-        for text in ["ff:ff:ff:ff:ff:ff", "01:00:5e:00:00:01"] {
-            assert_eq!(Mac::parse(text), Err(MacError::Group(text.to_owned())));
+    fn what_is_no_station_s_is_taken_and_told() {
+        for (text, why) in [
+            ("00:00:00:00:00:00", Some("it is nobody's")),
+            ("ff:ff:ff:ff:ff:ff", Some("it is a group address")),
+            ("01:00:5e:00:00:01", Some("it is a group address")),
+            ("02:00:5e:00:00:01", None),
+        ] {
+            assert_eq!(Mac::parse(text).unwrap().no_station(), why);
         }
     }
 }

@@ -70,6 +70,9 @@ fn declaration(page: &mut String, show: &NicShow) {
     };
     field(page, "mac", show.mac());
     field(page, "vni", &show.vni().to_string());
+    if let Some(owner) = &show.waits_for {
+        field(page, "waits for", &format!("nic {owner}, which has its MAC address: nothing passes until that one is gone"));
+    }
     let shared = if show.shared_ip() { ", shared with other hosts" } else { "" };
     field(page, "addresses", &format!("{}{shared}", listed(&show.ip)));
     field(page, "security groups", &listed(&show.security_group));

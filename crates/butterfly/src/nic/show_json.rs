@@ -58,6 +58,7 @@ pub fn json(show: &NicShow) -> Value {
         "forwards": show.forwards(),
         "shared_ip": show.shared_ip(),
         "router": show.router(),
+        "waits_for": show.waits_for,
         "type": kind,
         "path": show.path,
         "role": show.role,

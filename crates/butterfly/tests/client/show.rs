@@ -229,6 +229,7 @@ fn nic_show_for_programs() {
         ],
     });
     expected["router"] = false.into();
+    expected["waits_for"] = serde_json::Value::Null;
     // As many as the macro can take are above.
     for absent in ["mirror", "netns", "interface_refused", "pings"] {
         expected[absent] = serde_json::Value::Null;

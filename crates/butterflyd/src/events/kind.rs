@@ -67,6 +67,10 @@ kinds! {
     NicRemade = "nic-remade", CHANGE;
     /// A nic was deleted.
     NicRemoved = "nic-removed", CHANGE;
+    /// A nic waits for its MAC address, which one that was declared before has: it gets nothing and may send nothing until then.
+    NicWaits = "nic-waits", CHANGE;
+    /// A nic that waited has its MAC address.
+    NicTookOver = "nic-took-over", CHANGE;
     /// A virtual machine attached to the nic's socket.
     GuestAttached = "guest-attached", USUAL;
     /// The virtual machine left or was detached, and why.

@@ -7,7 +7,7 @@ use butterfly_api::{
     proto::{self, FwData, NicAddRes, NicExportRes, Response},
 };
 use butterfly_datapath::{AddError, Front, GuestReport, Mac, Machine, VnicPolicy, VnicSpec};
-use butterfly_model::{Bench, Kind, Netns, Nic, NicChange, Role};
+use butterfly_model::{Bench, Kind, Netns, Nic, NicChange, NicId, Role};
 use protobuf::MessageField;
 use tracing::{error, info, warn};
 
@@ -39,7 +39,13 @@ impl<D: Dataplane> Daemon<D> {
                 let what = self.other_side(&nic);
                 let rights = rights(&nic);
                 self.tell_nic(EventKind::NicAdded, &nic, format!("made: MAC {}, VNI {}, {what}{rights}", nic.mac, nic.vni));
-                self.nics.insert(nic);
+                if let Some(why) = nic.mac.no_station() {
+                    let text = format!("has the MAC address {}: {why}, so that nothing can be sent to it alone", nic.mac);
+                    warn!(NIC = id, VNI = nic.vni.number(), "nic {id} {text}");
+                }
+                let waited = self.waiting_beside(&nic);
+                self.nics.insert(nic.clone());
+                self.tell_of_turns(&nic, &waited);
             }
         }
         let path = self.nics.get(&id).and_then(|nic| self.path(nic));
@@ -61,12 +67,14 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     pub(super) fn nic_del(&mut self, id: &str) -> Answer {
+        let waited = self.nics.get(id).map(|nic| self.waiting_beside(nic)).unwrap_or_default();
         match self.nics.remove(id) {
             Some(nic) => {
                 self.dataplane.remove_vnic(id);
                 self.announcer.forget(id);
                 self.recorder.forget(id);
                 self.tell_nic(EventKind::NicRemoved, &nic, "deleted".to_owned());
+                self.tell_of_turns(&nic, &waited);
             }
             None => warn!(NIC = id, "nic {id:?} does not exist and is deleted all the same"),
         }
@@ -121,6 +129,7 @@ impl<D: Dataplane> Daemon<D> {
             front: front(&nic.kind),
             policy: policy(nic),
             sniff_target: nic.sniff_target.clone(),
+            order: self.nics.order(nic),
         });
         match made {
             Ok(()) => self.announcer.made(id),
@@ -131,7 +140,46 @@ impl<D: Dataplane> Daemon<D> {
 
     /// A vnic as it is echoed.
     fn details(&self, nic: &Nic) -> proto::Nic {
-        convert::nic_details(nic, self.path(nic))
+        proto::Nic { waiting: self.place_in_line(nic), ..convert::nic_details(nic, self.path(nic)) }
+    }
+
+    /// From 1, among those that wait for the MAC address of a vnic.
+    fn place_in_line(&self, nic: &Nic) -> Option<u32> {
+        let mut waiting = self.nics.sharing(nic).into_iter().filter(|id| self.waits_for(id.as_str()).is_some());
+        waiting.position(|id| *id == nic.id).map(|place| place as u32 + 1)
+    }
+
+    /// Who has the MAC address that a vnic waits for.
+    fn waits_for(&self, id: &str) -> Option<String> {
+        self.dataplane.vnic(id)?.waits_for
+    }
+
+    /// Those that wait for the MAC address of a vnic, itself among them if it is there.
+    fn waiting_beside(&self, nic: &Nic) -> Vec<NicId> {
+        let sharing = self.nics.sharing(nic);
+        // Of most vnics nobody else has the address.
+        let several = sharing.iter().any(|id| **id != nic.id);
+        sharing.into_iter().filter(|_| several).filter(|id| self.waits_for(id.as_str()).is_some()).cloned().collect()
+    }
+
+    /// Tells who waits for a MAC address, and who has it, that did not before a vnic came, changed or went.
+    fn tell_of_turns(&mut self, nic: &Nic, waited: &[NicId]) {
+        let waiting = self.waiting_beside(nic);
+        for id in waiting.iter().filter(|id| !waited.contains(id)) {
+            if let (Some(nic), Some(owner)) = (self.nics.get(id.as_str()).cloned(), self.waits_for(id.as_str())) {
+                let text = format!(
+                    "waits for its MAC address {}, which nic {owner} of VNI {} has: it gets nothing and may send nothing until that one is gone",
+                    nic.mac, nic.vni
+                );
+                warn!(NIC = id.as_str(), VNI = nic.vni.number(), "nic {} {text}", id.as_str());
+                self.note_nic(EventKind::NicWaits, &nic, text);
+            }
+        }
+        for id in waited.iter().filter(|id| !waiting.contains(id) && self.waits_for(id.as_str()).is_none()).collect::<Vec<_>>() {
+            if let Some(nic) = self.nics.get(id.as_str()).cloned() {
+                self.tell_nic(EventKind::NicTookOver, &nic, format!("has its MAC address {} now", nic.mac));
+            }
+        }
     }
 
     /// Where a vnic is attached to: its socket, or what its TAP device was called when it was made.
@@ -178,6 +226,7 @@ impl<D: Dataplane> Daemon<D> {
         let id = new.id.as_str();
         self.nics.check(&new).map_err(|conflict| Failure::new(conflict.to_string()))?;
         let recording = self.recorder.prepare(&new)?;
+        let waited = self.waiting_beside(&new);
         let old = self.nics.get(id);
         if !old.is_some_and(|old| policy(old) == policy(&new)) {
             self.dataplane.update_vnic(id, policy(&new)).map_err(refusal)?;
@@ -186,7 +235,8 @@ impl<D: Dataplane> Daemon<D> {
         info!(EVENT = EventKind::NicUpdated.name(), NIC = id, VNI = new.vni.number(), "nic {id} changed in place");
         let what = old.map_or_else(String::new, |old| difference(old, &new));
         self.note_nic(EventKind::NicUpdated, &new, format!("changed in place: {what}"));
-        self.nics.insert(new);
+        self.nics.insert(new.clone());
+        self.tell_of_turns(&new, &waited);
         Ok(())
     }
 
@@ -195,12 +245,22 @@ impl<D: Dataplane> Daemon<D> {
         let id = new.id.as_str();
         let recording = self.recorder.prepare(&new)?;
         let old = self.nics.get(id).cloned();
+        // It may have another address from now on: those that wait for the old one have it, and of the new one it may wait itself.
+        let waited = [old.as_ref(), Some(&new)].map(|nic| nic.map(|nic| self.waiting_beside(nic)).unwrap_or_default());
         self.dataplane.remove_vnic(id);
         self.announcer.forget(id);
         let Err(why) = self.make(&new) else {
             self.tell_nic(EventKind::NicRemade, &new, format!("made anew, as these changed: {}", reasons.join(", ")));
             self.recorder.commit(id, recording);
-            self.nics.insert(new);
+            self.nics.insert(new.clone());
+            let [beside_old, beside_new] = waited;
+            match old.filter(|old| (old.vni, old.mac.octets()) != (new.vni, new.mac.octets())) {
+                Some(old) => {
+                    self.tell_of_turns(&old, &beside_old);
+                    self.tell_of_turns(&new, &beside_new);
+                }
+                None => self.tell_of_turns(&new, &beside_new),
+            }
             return Ok(());
         };
         // As it was: only the machine has to attach again.

@@ -110,6 +110,7 @@ fn show(nic: &Nic, report: &VnicReport) -> NicShow {
         forwards: nic.forwards.then_some(true),
         shared_ip: nic.shared_ip.then_some(true),
         router: nic.router.then_some(true),
+        waits_for: report.waits_for.clone(),
         ip: nic.ips.texts(),
         security_group: nic.security_groups.texts(),
         trouble: device.trouble.clone().or_else(|| attached?.memory_trouble.map(str::to_owned)),

@@ -100,13 +100,13 @@ impl Drop for Listener {
 }
 
 /// Locks the folder of a path until the result is dropped. Who may read a folder may lock it, so nobody waits for long; `None` is one that
-/// this process may not read.
+/// this process may not read, or that is not there.
 fn lock_folder(path: &Path) -> io::Result<Option<OwnedFd>> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let folder = match openat(CWD, folder, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
         Ok(folder) => folder,
-        Err(Errno::ACCESS) => return Ok(None),
-        Err(error) => return Err(error.into()),
+        // Whoever binds there tells what is wrong, if anything.
+        Err(_) => return Ok(None),
     };
     let begun = Instant::now();
     loop {

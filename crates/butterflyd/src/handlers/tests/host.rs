@@ -179,8 +179,14 @@ impl Dataplane for Fake {
                 Some(GuestReport::Bench(Pings { requests: 3, times: Some(times) }))
             }
         };
+        // The first of several has the address, as long as nobody bypasses filters.
+        let first =
+            self.vnics.values().filter(|other| (other.vni, other.mac) == (spec.vni, spec.mac)).min_by_key(|other| other.order);
+        let waits_for =
+            first.filter(|first| first.id != id && !(first.policy.bypass && spec.policy.bypass)).map(|first| first.id.clone());
         Some(VnicReport {
             spec,
+            waits_for,
             device,
             guest,
             received: (1, 100),

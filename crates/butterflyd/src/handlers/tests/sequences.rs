@@ -58,12 +58,11 @@ fn check_invariants(host: &mut Host) {
         assert_eq!((spec.mac.0, spec.vni, &spec.policy), (nic.mac.octets(), nic.vni.number(), &policy));
         let Front::Socket { path, .. } = &spec.front else { panic!("{spec:?}") };
         assert_eq!(path, nic.kind.socket().unwrap().path());
+        assert_eq!(spec.order, daemon.nics.order(nic));
     }
     assert_eq!(daemon.groups, daemon.dataplane.groups);
     for (number, one) in declared.iter().enumerate() {
         for other in &declared[..number] {
-            let address = |nic: &butterfly_model::Nic| (nic.vni, nic.mac.octets());
-            assert!(address(one) != address(other) || (one.bypass_filtering && other.bypass_filtering));
             assert_ne!(one.kind.socket(), other.kind.socket());
         }
     }
