@@ -409,6 +409,36 @@ fn what_is_no_namespace_is_refused_with_what_to_do() {
     assert!(!run("ip", &["-o", "link"]).contains(&mac(1).to_string()), "nothing is left of the attempts");
 }
 
+/// A declaration that cannot be carried out cuts nothing: the container keeps its interface, its address, and what runs over it.
+#[test]
+fn a_refused_change_leaves_a_container_as_it_is() {
+    let Some(host) = Host::process() else { return };
+    let (one, two, full) = (container(host.daemon(), "one", 1), container(host.daemon(), "two", 2), Netns::new());
+    one.run("ping -c 1 -W 5 10.0.0.2");
+    full.run("ip link add one type veth peer name other");
+    let (before, attached) = (one.run("ip -o addr show dev one"), show(host.daemon(), "one").attach_count());
+    let wrong = open(tap("one", 1, Some("there-is-no-such-namespace")));
+    let taken = open(tap("one", 1, Some(&full.0)));
+    let socket = host.dir().join("qemu-vhost-one");
+    let somebody = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let machine = proto::Nic { type_: Some(nic::Type::VHOST_USER_SERVER.into()), netns: None, ..wrong.clone() };
+    for (declaration, why) in
+        [(wrong, "there-is-no-such-namespace"), (taken, "has an interface called one already"), (machine, "somebody listens on")]
+    {
+        let refused = declare(host.daemon(), declaration).unwrap_err();
+        assert!(refused.contains(why), "{refused}");
+        assert_eq!(one.run("ip -o addr show dev one"), before);
+        one.run("ping -c 1 -W 5 10.0.0.2");
+    }
+    assert_eq!(show(host.daemon(), "one").attach_count(), attached);
+    drop(somebody);
+    // What can be carried out is: another address, the same name.
+    let moved = proto::Nic { mac: Some(mac(9).to_string()), ..open(tap("one", 1, Some(&one.0))) };
+    assert_eq!(declare(host.daemon(), moved).unwrap(), "one");
+    assert!(one.run("ip -o link show dev one").contains(&mac(9).to_string()));
+    drop(two);
+}
+
 /// In the host's own namespace: a name that is taken is not taken away, and all of it goes with the daemon.
 #[test]
 fn the_host_itself_may_have_one() {

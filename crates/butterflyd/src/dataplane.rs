@@ -12,6 +12,9 @@ pub trait Dataplane {
     /// Makes a vnic. On an error nothing has changed.
     fn add_vnic(&mut self, spec: VnicSpec) -> Result<(), AddError>;
 
+    /// Whether a vnic could be made in place of the one with its id, which goes on meanwhile.
+    fn may_replace(&self, spec: &VnicSpec) -> Result<(), AddError>;
+
     /// Gives a vnic another policy while its machine stays attached. On an error nothing has changed.
     fn update_vnic(&mut self, id: &str, policy: VnicPolicy) -> Result<(), AddError>;
 
@@ -73,6 +76,10 @@ pub trait Dataplane {
 impl Dataplane for Arc<Switch> {
     fn add_vnic(&mut self, spec: VnicSpec) -> Result<(), AddError> {
         Switch::add_vnic(self, spec)
+    }
+
+    fn may_replace(&self, spec: &VnicSpec) -> Result<(), AddError> {
+        Switch::may_replace(self, spec)
     }
 
     fn update_vnic(&mut self, id: &str, policy: VnicPolicy) -> Result<(), AddError> {

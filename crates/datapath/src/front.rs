@@ -4,7 +4,7 @@ use std::{net::IpAddr, path::PathBuf, sync::Arc};
 
 use butterfly_guest::{Guest, Machine, Prepared, Vnic};
 use butterfly_vhost::{
-    control::{Device, DeviceConfig, DeviceEvents, Role},
+    control::{Device, DeviceConfig, DeviceEvents, Role, may_listen},
     net::Features,
     port::Port,
 };
@@ -49,6 +49,23 @@ impl Front {
             Front::Inside(machine) => {
                 let vnic = Vnic { id: spec.id.clone(), mac: spec.mac, ip: first(&spec.policy.ips), mtu };
                 machine.prepare(vnic).map(Ready::Inside).map_err(failed)
+            }
+        }
+    }
+
+    /// Whether it could be opened in place of another one, which is open: tries what may be refused, beside that one.
+    pub(crate) fn may_replace(&self, old: &Front, spec: &VnicSpec, mtu: u32) -> Result<(), AddError> {
+        match (self, old) {
+            (Front::Socket { role: Role::Client, .. }, _) => Ok(()),
+            // Its own socket is there for it.
+            (Front::Socket { path, .. }, Front::Socket { path: old, role: Role::Server }) if path == old => Ok(()),
+            (Front::Socket { path, .. }, _) => may_listen(path).map_err(failed),
+            (Front::Inside(machine), _) => {
+                // What has the name now gives it up.
+                let same = matches!(old, Front::Inside(old) if old.is_beside(machine));
+                let id = if same { String::new() } else { spec.id.clone() };
+                let vnic = Vnic { id, mac: spec.mac, ip: first(&spec.policy.ips), mtu };
+                machine.prepare(vnic).map(drop).map_err(failed)
             }
         }
     }

@@ -350,6 +350,14 @@ impl Switch {
         }
     }
 
+    /// Whether a vnic could be made in place of the one with its id, which goes on meanwhile. An error is what [`Switch::add_vnic`] would
+    /// fail with once that one is gone.
+    pub fn may_replace(&self, spec: &VnicSpec) -> Result<(), AddError> {
+        let old = self.vnics().get(&spec.id).map(|declared| declared.spec.front.clone());
+        let old = old.ok_or_else(|| AddError::Unknown(spec.id.clone()))?;
+        spec.front.may_replace(&old, spec, self.inner_mtu().unwrap_or(USUAL_MTU))
+    }
+
     /// Gives a vnic another policy; its guest stays attached. When this returns, no worker uses the old one.
     pub fn update_vnic(&self, id: &str, policy: VnicPolicy) -> Result<(), AddError> {
         let mut vnics = self.vnics();

@@ -18,8 +18,8 @@ mod seat;
 use std::{
     io,
     net::IpAddr,
-    os::unix::net::UnixStream,
-    path::PathBuf,
+    os::unix::{fs::MetadataExt, net::UnixStream},
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -102,6 +102,16 @@ enum Body {
 pub type Told = Box<dyn Fn(Times) + Send>;
 
 impl Machine {
+    /// Whether both have an interface in one network namespace, whatever it is called.
+    pub fn is_beside(&self, other: &Machine) -> bool {
+        let (Machine::Tap { namespace: one }, Machine::Tap { namespace: other }) = (self, other) else { return false };
+        let place = |path: &Option<PathBuf>| {
+            let path = path.as_deref().unwrap_or(Path::new("/proc/thread-self/ns/net"));
+            std::fs::metadata(path).map(|found| (found.dev(), found.ino())).ok()
+        };
+        one == other || place(one).is_some_and(|one| place(other) == Some(one))
+    }
+
     /// Makes what the machine needs. On an error nothing is left.
     pub fn prepare(&self, vnic: Vnic) -> Result<Prepared, Error> {
         let body = match self {

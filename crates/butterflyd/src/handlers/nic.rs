@@ -122,20 +122,29 @@ impl<D: Dataplane> Daemon<D> {
         if let Kind::VhostUser { role, socket } = &nic.kind {
             self.announcer.expect(id, socket.to_string(), *role == Role::Server);
         }
-        let made = self.dataplane.add_vnic(VnicSpec {
-            id: id.to_owned(),
+        match self.dataplane.add_vnic(self.spec(nic)) {
+            Ok(()) => {
+                self.announcer.made(id);
+                Ok(())
+            }
+            Err(why) => {
+                self.announcer.forget(id);
+                Err(why)
+            }
+        }
+    }
+
+    /// A vnic as the data path makes it.
+    fn spec(&self, nic: &Nic) -> VnicSpec {
+        VnicSpec {
+            id: nic.id.as_str().to_owned(),
             mac: Mac(nic.mac.octets()),
             vni: nic.vni.number(),
             front: front(&nic.kind),
             policy: policy(nic),
             sniff_target: nic.sniff_target.clone(),
             order: self.nics.order(nic),
-        });
-        match made {
-            Ok(()) => self.announcer.made(id),
-            Err(_) => self.announcer.forget(id),
         }
-        made
     }
 
     /// A vnic as it is echoed.
@@ -244,6 +253,8 @@ impl<D: Dataplane> Daemon<D> {
         self.nics.check(&new).map_err(|conflict| Failure::new(conflict.to_string()))?;
         let id = new.id.as_str();
         let recording = self.recorder.prepare(&new)?;
+        // What may be refused is tried before anything is cut.
+        self.dataplane.may_replace(&self.spec(&new)).map_err(|why| self.not_made(why, &new.kind))?;
         let old = self.nics.get(id).cloned();
         // It may have another address from now on: those that wait for the old one have it, and of the new one it may wait itself.
         let waited = [old.as_ref(), Some(&new)].map(|nic| nic.map(|nic| self.waiting_beside(nic)).unwrap_or_default());

@@ -221,6 +221,20 @@ fn what_the_data_path_refuses_is_told_and_leaves_the_old_state() {
 }
 
 #[test]
+fn what_would_be_refused_is_refused_before_anything_is_cut() {
+    let mut host = Host::with_nics();
+    host.fake().irreplaceable = Some("no such namespace");
+    let before = (host.declared(), format!("{:?}", host.fake().vnics));
+    for change in ["vni: 9", "mac: \"42:00:00:00:00:03\"", "type: TAP netns: \"x\""] {
+        let request = nic_with(change);
+        let request = request.replacen("mac: \"42:00:00:00:00:aA\"", "", usize::from(change.contains("mac")));
+        assert_eq!(host.fails(&request).0, "no such namespace", "{request}");
+    }
+    assert!(host.fake().take_calls().is_empty());
+    assert_eq!((host.declared(), format!("{:?}", host.fake().vnics)), before);
+}
+
+#[test]
 fn what_can_be_neither_changed_nor_restored_is_gone_and_that_is_said() {
     let mut host = Host::with_nics();
     host.fake().refusals = [Some("no"), Some("never")].into();

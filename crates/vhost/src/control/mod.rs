@@ -36,7 +36,7 @@ use shared::Shared;
 use socket::Listener;
 
 pub use farewell::Farewell;
-pub use socket::MAX_PATH;
+pub use socket::{MAX_PATH, may_listen};
 pub use state::{DeviceState, Exported, Kick, LogState, RingAddresses, RingState};
 pub use status::{Detach, DeviceStatus, Negotiated};
 

@@ -99,6 +99,11 @@ impl Drop for Listener {
     }
 }
 
+/// Whether a device could listen at `path` now: listens there for a moment.
+pub fn may_listen(path: &Path) -> Result<(), StartError> {
+    Listener::new(path).map(drop)
+}
+
 /// Locks the folder of a path until the result is dropped. Who may read a folder may lock it, so nobody waits for long; `None` is one that
 /// this process may not read, or that is not there.
 fn lock_folder(path: &Path) -> io::Result<Option<OwnedFd>> {

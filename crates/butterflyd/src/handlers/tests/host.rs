@@ -51,6 +51,8 @@ pub(super) struct Fake {
     pub(super) peers: Peers,
     /// Vnics whose own guests ended.
     pub(super) gone: BTreeSet<String>,
+    /// Why no vnic can be made in place of another.
+    pub(super) irreplaceable: Option<&'static str>,
     calls: Vec<String>,
     /// The next calls that may fail: do they?
     pub(super) refusals: VecDeque<Option<&'static str>>,
@@ -91,6 +93,14 @@ impl Dataplane for Fake {
         self.gone.remove(&spec.id);
         assert!(self.vnics.insert(spec.id.clone(), spec).is_none(), "added twice");
         Ok(())
+    }
+
+    fn may_replace(&self, spec: &VnicSpec) -> Result<(), AddError> {
+        assert!(self.vnics.contains_key(&spec.id));
+        match self.irreplaceable {
+            Some(why) => Err(AddError::Device(why.into())),
+            None => Ok(()),
+        }
     }
 
     fn update_vnic(&mut self, id: &str, policy: VnicPolicy) -> Result<(), AddError> {
