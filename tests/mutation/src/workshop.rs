@@ -257,6 +257,17 @@ fn blame(
         }
     }
     if blamed.is_empty() {
+        // A statement that ended a branch is not where the compiler sees what follows from its absence, but before it.
+        for error in errors {
+            for (file, first) in &error.places {
+                let last = error.places.iter().filter(|(of, _)| of == file).map(|(_, byte)| *byte).max().unwrap_or(*first);
+                let switches = rewritten.get(file).into_iter().flat_map(|file| &file.switches);
+                let between = switches.filter(|(_, range)| *first <= range.start && range.end <= last);
+                blamed.extend(between.filter_map(|(number, _)| places.get(*number as usize - 1)));
+            }
+        }
+    }
+    if blamed.is_empty() {
         bail!("no mutant is to blame for: {}", errors.iter().map(|error| error.rendered.as_str()).collect::<String>());
     }
     Ok(blamed)
