@@ -25,6 +25,15 @@ pub enum Front {
     Inside(Machine),
 }
 
+/// What a guest of our own has to know of the host.
+#[derive(Clone, Copy)]
+pub(crate) struct Host {
+    /// Largest IP packet of its network, in bytes.
+    pub mtu: u32,
+    /// The processor that is a worker's.
+    pub worker: Option<usize>,
+}
+
 /// A vnic's other side before the vnic is there: what can be refused was made.
 pub(crate) enum Ready {
     Socket { role: Role, path: PathBuf },
@@ -42,19 +51,20 @@ fn failed(why: impl ToString) -> AddError {
 }
 
 impl Front {
-    /// Prepares it for a vnic of a network with this MTU.
-    pub(crate) fn prepare(&self, spec: &VnicSpec, mtu: u32) -> Result<Ready, AddError> {
+    /// Prepares it for a vnic.
+    pub(crate) fn prepare(&self, spec: &VnicSpec, host: Host) -> Result<Ready, AddError> {
         match self {
             Front::Socket { role, path } => Ok(Ready::Socket { role: *role, path: path.clone() }),
             Front::Inside(machine) => {
-                let vnic = Vnic { id: spec.id.clone(), mac: spec.mac, ip: first(&spec.policy.ips), mtu };
+                let vnic =
+                    Vnic { id: spec.id.clone(), mac: spec.mac, ip: first(&spec.policy.ips), mtu: host.mtu, worker: host.worker };
                 machine.prepare(vnic).map(Ready::Inside).map_err(failed)
             }
         }
     }
 
     /// Whether it could be opened in place of another one, which is open: tries what may be refused, beside that one.
-    pub(crate) fn may_replace(&self, old: &Front, spec: &VnicSpec, mtu: u32) -> Result<(), AddError> {
+    pub(crate) fn may_replace(&self, old: &Front, spec: &VnicSpec, host: Host) -> Result<(), AddError> {
         match (self, old) {
             (Front::Socket { role: Role::Client, .. }, _) => Ok(()),
             // Its own socket is there for it.
@@ -64,7 +74,7 @@ impl Front {
                 // What has the name now gives it up.
                 let same = matches!(old, Front::Inside(old) if old.is_beside(machine));
                 let id = if same { String::new() } else { spec.id.clone() };
-                let vnic = Vnic { id, mac: spec.mac, ip: first(&spec.policy.ips), mtu };
+                let vnic = Vnic { id, mac: spec.mac, ip: first(&spec.policy.ips), mtu: host.mtu, worker: host.worker };
                 machine.prepare(vnic).map(drop).map_err(failed)
             }
         }

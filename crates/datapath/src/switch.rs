@@ -25,7 +25,7 @@ use crate::{
     counters::{Counter, Totals},
     drops::{ReasonInfo, reasons},
     events::{About, Happening, SwitchEvents},
-    front::{Front, Opened, first},
+    front::{Front, Host, Opened, first},
     headers::address,
     plane::{AddError, Attachment, Plane, PlaneConfig, SessionConfig, VnicPolicy},
     session::Timeouts,
@@ -316,6 +316,10 @@ impl Switch {
         self.vnics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn host(&self) -> Host {
+        Host { mtu: self.inner_mtu().unwrap_or(USUAL_MTU), worker: self.core }
+    }
+
     /// Adds a vnic and opens its socket, or attaches a guest of our own. Its policy is in force before a guest can attach. On an error
     /// nothing has changed.
     pub fn add_vnic(&self, spec: VnicSpec) -> Result<(), AddError> {
@@ -323,7 +327,7 @@ impl Switch {
         if vnics.contains_key(&spec.id) {
             return Err(AddError::Exists(spec.id));
         }
-        let ready = spec.front.prepare(&spec, self.inner_mtu().unwrap_or(USUAL_MTU))?;
+        let ready = spec.front.prepare(&spec, self.host())?;
         let mirrors = spec.sniff_target.as_deref();
         let (vnic, attachment) = self.plane.insert_as(&spec.id, spec.mac, spec.vni, &spec.policy, mirrors, Some(spec.order))?;
         let offered = if self.config.no_offload { Features::OFFERED.without(Features::OFFLOADS) } else { Features::OFFERED };
@@ -355,7 +359,7 @@ impl Switch {
     pub fn may_replace(&self, spec: &VnicSpec) -> Result<(), AddError> {
         let old = self.vnics().get(&spec.id).map(|declared| declared.spec.front.clone());
         let old = old.ok_or_else(|| AddError::Unknown(spec.id.clone()))?;
-        spec.front.may_replace(&old, spec, self.inner_mtu().unwrap_or(USUAL_MTU))
+        spec.front.may_replace(&old, spec, self.host())
     }
 
     /// Gives a vnic another policy; its guest stays attached. When this returns, no worker uses the old one.

@@ -41,7 +41,8 @@ fn turn(seat: &mut Seat, vnic: &Vnic) -> Result<(), End> {
         answers.extend(own.and_then(|own| answer(&frame, vnic.mac, own)));
     })?;
     send(seat, answers)?;
-    if received == 0 {
+    seat.noticed(received);
+    if received == 0 && seat.is_quiet() {
         seat.sleep(None, None)?;
     }
     Ok(())

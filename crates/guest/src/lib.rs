@@ -34,6 +34,8 @@ use butterfly_vhost::{
     driver::{ControlError, MemoryError},
 };
 
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
 pub use ping::{Pings, Times};
 use seat::{Seat, Wishes};
 
@@ -70,6 +72,8 @@ pub struct Vnic {
     pub ip: Option<IpAddr>,
     /// Largest IP packet of its network, in bytes.
     pub mtu: u32,
+    /// The processor of a worker. Who pings or answers keeps off it, if there are others: it looks for frames as often as the worker does.
+    pub worker: Option<usize>,
 }
 
 /// Why there is no guest.
@@ -142,8 +146,14 @@ impl Prepared {
         let body = move || {
             let end = match body {
                 Body::Tap(mut station) => relay::run(&mut seat, &mut station, &mine.refused),
-                Body::Ping(ip, mac) => ping::run(&mut seat, &vnic, (ip, mac), &mine.pings, &told),
-                Body::Echo => echo::run(&mut seat, &vnic),
+                Body::Ping(ip, mac) => {
+                    keep_off(vnic.worker);
+                    ping::run(&mut seat, &vnic, (ip, mac), &mine.pings, &told)
+                }
+                Body::Echo => {
+                    keep_off(vnic.worker);
+                    echo::run(&mut seat, &vnic)
+                }
             };
             if let Some(reason) = end.reason() {
                 farewell.say(reason);
@@ -151,6 +161,18 @@ impl Prepared {
         };
         let thread = std::thread::Builder::new().name(name).spawn(body)?;
         Ok(Guest { interface, counts, wishes, thread: Some(thread) })
+    }
+}
+
+/// Keeps this thread off a processor, if it may use another one.
+fn keep_off(processor: Option<usize>) {
+    let Some((processor, mut set)) = processor.filter(|at| *at < CpuSet::MAX_CPU).zip(sched_getaffinity(None).ok()) else {
+        return;
+    };
+    set.unset(processor);
+    if set.count() > 0 {
+        // A favour: without it pings take longer.
+        let _ = sched_setaffinity(None, &set);
     }
 }
 

@@ -114,6 +114,7 @@ impl Asker {
             echo::gather(memory, pieces, &mut frame);
             answered.extend(echo::read(&frame).filter(|echo| echo.source == ip).and_then(|echo| self.answered(&echo)));
         })?;
+        seat.noticed(received);
         for time in answered {
             record.change(|pings| Times::add(&mut pings.times, time));
             Times::add(&mut self.measured, time);
@@ -125,7 +126,7 @@ impl Asker {
         let waited = self.last.map(|last| last.elapsed());
         match waited.and_then(|waited| PATIENCE.checked_sub(waited)) {
             Some(left) if !left.is_zero() => {
-                if received == 0 {
+                if received == 0 && seat.is_quiet() {
                     seat.sleep(None, Some(left))?;
                 }
             }

@@ -10,7 +10,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use butterfly_uplink::station::{Offloads, Station};
@@ -24,6 +24,9 @@ use crate::{
     Error,
     nic::{NEEDED, Nic, NicError, WANTED},
 };
+
+/// How long a guest that pings or answers looks for the next frame before it sleeps.
+const AWAKE: Duration = Duration::from_micros(200);
 
 /// What is wished of a guest by whoever holds it.
 pub(crate) struct Wishes {
@@ -89,9 +92,28 @@ pub(crate) struct Seat {
     /// The guest stays as long as this is open.
     channel: UnixStream,
     wishes: Arc<Wishes>,
+    /// When something was received last.
+    last: Option<Instant>,
 }
 
 impl Seat {
+    /// Notes how many frames were received just now.
+    pub fn noticed(&mut self, received: usize) {
+        if received > 0 {
+            self.last = Some(Instant::now());
+        }
+    }
+
+    /// Whether nothing has arrived for a while. While something does, another look is worth more than sleep: whoever measures a round trip
+    /// waits for no thread to wake up. Another thread on this processor goes first.
+    pub fn is_quiet(&self) -> bool {
+        let quiet = self.last.is_none_or(|last| last.elapsed() > AWAKE);
+        if !quiet {
+            std::thread::yield_now();
+        }
+        quiet
+    }
+
     /// Attaches; frames of a TAP device may leave to the switch what it accepts from a guest. The queues run when this returns.
     pub fn take(stream: UnixStream, station: Option<&Station>, ip: Option<IpAddr>) -> Result<Seat, Error> {
         let channel = stream.try_clone()?;
@@ -112,7 +134,7 @@ impl Seat {
         connection.start(&nic, &Start::default())?;
         let wishes =
             Wishes { wake: nic.interrupt().clone(), stop: AtomicBool::new(false), ip: Mutex::new(ip), mtu: AtomicU32::new(0) };
-        Ok(Seat { nic, channel, wishes: Arc::new(wishes) })
+        Ok(Seat { nic, channel, wishes: Arc::new(wishes), last: None })
     }
 
     /// How to wish something of it.
