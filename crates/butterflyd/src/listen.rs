@@ -37,6 +37,15 @@ fn interface(endpoint: &str) -> Option<(&str, &str)> {
     (!is_address).then_some((host, port))
 }
 
+/// Whether others than this host's own programs may reach an endpoint as it was bound.
+pub fn is_beyond_this_host(endpoint: &str) -> bool {
+    let Some((host, _)) = endpoint.strip_prefix("tcp://").and_then(|address| address.rsplit_once(':')) else { return false };
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let host = host.split_once('%').map_or(host, |(host, _)| host);
+    // What is no address stands for several.
+    host.parse::<IpAddr>().map_or(true, |address| !address.to_canonical().is_loopback())
+}
+
 fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
@@ -44,6 +53,16 @@ fn is_link_local(address: IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_may_reach_an_endpoint() {
+        for endpoint in ["tcp://0.0.0.0:9999", "tcp://*:1", "tcp://[::]:1", "tcp://192.0.2.1:1", "tcp://[fe80::1%eth0]:1"] {
+            assert!(is_beyond_this_host(endpoint), "{endpoint}");
+        }
+        for endpoint in ["tcp://127.0.0.1:9999", "tcp://127.1.2.3:1", "tcp://[::1]:1", "ipc:///run/butterfly/api", "ipc://@a:1"] {
+            assert!(!is_beyond_this_host(endpoint), "{endpoint}");
+        }
+    }
 
     #[test]
     fn interfaces_are_resolved_and_nothing_else() {
