@@ -1,6 +1,6 @@
 //! Help pages, generated from the model of the commands.
 
-use crate::tree::{Action, Node, global_options};
+use crate::tree::{Action, Node, global_options, is_list};
 use clap::{Arg, ArgAction, Command};
 use std::fmt::Write;
 
@@ -104,10 +104,6 @@ fn positional_usage(command: &Command) -> String {
         };
         usage
     })
-}
-
-fn is_list(argument: &Arg) -> bool {
-    argument.get_num_args().is_some_and(|range| range.max_values() > 1)
 }
 
 fn value_name(argument: &Arg) -> String {

@@ -30,6 +30,7 @@ mod session;
 mod sessions;
 mod settings;
 mod sg;
+mod slips;
 mod table;
 mod top;
 mod tree;

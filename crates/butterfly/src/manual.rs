@@ -49,7 +49,8 @@ fn page() -> String {
     page.text(
         "Asks the `butterflyd` of a host to do something, and prints what came of it: vnics, the virtual network cards of machines; \
          security groups, which say what may reach them; and everything that an operator wants to know about packets.\n\n\
-         Words come first and end at the first one that begins with a dash; options follow in any order, and unknown ones are ignored. \
+         Words come first and end at the first one that begins with a dash; options follow in any order. Commands of butterfly 0.13 ignore \
+         options that they do not know, as they always did, and say so on standard error; all others refuse them. \
          `+` as a word of its own chains commands: they run in order, the first that fails ends the chain, and the global options of any \
          are those of all. `help` as the first word after a command prints its help.",
     );
@@ -91,7 +92,7 @@ fn describe(page: &mut Page, node: &Node, before: &str) {
 
 fn usage(word: &Arg) -> String {
     let name = word.get_value_names().unwrap_or_default().first().map(ToString::to_string).unwrap_or_default();
-    match (word.is_required_set(), word.get_num_args().is_some_and(|range| range.max_values() > 1)) {
+    match (word.is_required_set(), tree::is_list(word)) {
         (true, false) => name,
         (true, true) => format!("{name}..."),
         (false, false) => format!("[{name}]"),

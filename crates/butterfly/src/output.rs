@@ -46,4 +46,9 @@ impl Output {
             let _ = writeln!(io::stderr(), "{text}");
         }
     }
+
+    /// Says on standard error that something on the command line does nothing.
+    pub fn ignored(&mut self, what: &str) {
+        self.complain(&format!("ignored: {what}"));
+    }
 }

@@ -18,6 +18,7 @@ pub fn status() -> Node {
             ),
         print_status,
     )
+    .of_the_original()
 }
 
 /// `shutdown`.
@@ -31,6 +32,7 @@ pub fn shutdown() -> Node {
             session.ask(request).map(|_| ())
         },
     )
+    .of_the_original()
 }
 
 fn print_status(_: &Arguments, session: &mut Session) -> Result<(), Failure> {

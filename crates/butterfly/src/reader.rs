@@ -1,10 +1,12 @@
 //! Reads the words after a command, as leniently as the client always did.
 //!
 //! Positional words come first and end at the first word that starts with a
-//! dash. Options follow in any order, unknown ones are ignored, and the word
-//! after an option is its value whatever it looks like (`--ip-proto -1`).
+//! dash. Options follow in any order, and the word after an option is its value
+//! whatever it looks like (`--ip-proto -1`). What is not understood is kept as a
+//! [`Slip`]: it stops a command of ours, and is told beside one of the original.
 
 use crate::failure::Failure;
+use crate::slips::{Slip, superfluous};
 use clap::{Arg, ArgAction, Command};
 use std::collections::BTreeMap;
 
@@ -14,6 +16,7 @@ pub struct Arguments {
     positionals: Vec<String>,
     options: BTreeMap<String, Vec<String>>,
     words: usize,
+    slips: Vec<Slip>,
 }
 
 impl Arguments {
@@ -23,34 +26,55 @@ impl Arguments {
         let known = || command.get_arguments().chain(globals);
         let first_option = words.iter().position(|word| is_option(word)).unwrap_or(words.len());
         let (positionals, options) = words.split_at(first_option);
-        let mut read = Self { positionals: positionals.to_vec(), options: BTreeMap::new(), words: words.len() };
+        let mut read = Self {
+            positionals: positionals.to_vec(),
+            options: BTreeMap::new(),
+            words: words.len(),
+            slips: superfluous(command, positionals),
+        };
 
         let mut rest = options.iter();
         while let Some(word) = rest.next() {
             let (name, attached) = split_value(word);
             let Some(argument) = known().find(|argument| is_named(argument, name)) else {
-                no_slip(word)?;
+                about_the_key(word)?;
+                let mut slip = Slip::unknown(word, known());
+                if let Slip::Unknown { after, .. } = &mut slip {
+                    *after = values(&mut rest);
+                }
+                read.slips.push(slip);
                 continue;
             };
-            let values = read.options.entry(argument.get_id().to_string()).or_default();
+            let given = read.options.entry(argument.get_id().to_string()).or_default();
             if matches!(argument.get_action(), ArgAction::SetTrue) {
                 if attached.is_some() {
                     return Err(Failure::usage(format!("{name} takes no value\nnothing was sent")));
                 }
+                let stray = values(&mut rest).into_iter();
+                read.slips.extend(stray.map(|word| Slip::NoValue { option: name.to_owned(), word }));
                 continue;
             }
-            match attached.or_else(|| rest.next().map(String::as_str)) {
-                Some(value) => values.push(value.to_owned()),
-                None => return Err(Failure::usage(format!("{name} needs a value"))),
-            }
+            let Some(value) = attached.map(str::to_owned).or_else(|| rest.next().cloned()) else {
+                return Err(Failure::usage(format!("{name} needs a value")));
+            };
             if matches!(argument.get_action(), ArgAction::Append) {
-                let more = rest.as_slice().iter().take_while(|word| !is_option(word));
-                let count = more.clone().count();
-                values.extend(more.cloned());
-                rest = rest.as_slice().get(count..).unwrap_or_default().iter();
+                given.push(value);
+                given.extend(values(&mut rest));
+                continue;
             }
+            if let Some(before) = given.last().filter(|before| **before != value) {
+                let option = name.to_owned();
+                read.slips.push(Slip::Replaced { option, value: before.clone(), by: value.clone() });
+            }
+            given.push(value);
+            read.slips.extend(values(&mut rest).into_iter().map(|word| Slip::Superfluous { word }));
         }
         Ok(read)
+    }
+
+    /// What was not understood.
+    pub fn slips(&self) -> &[Slip] {
+        &self.slips
     }
 
     /// Fails, naming them, when mandatory arguments of `command` are missing.
@@ -109,8 +133,15 @@ impl Arguments {
     }
 }
 
-/// Unknown options are passed over, as by the original. One that was to be about the key must not turn into a request in clear text.
-fn no_slip(word: &str) -> Result<(), Failure> {
+/// The words up to the next option.
+fn values(rest: &mut std::slice::Iter<String>) -> Vec<String> {
+    let values: Vec<String> = rest.as_slice().iter().take_while(|word| !is_option(word)).cloned().collect();
+    *rest = rest.as_slice().get(values.len()..).unwrap_or_default().iter();
+    values
+}
+
+/// Fails for an option that was to be about the key: it must not turn into a request in clear text.
+fn about_the_key(word: &str) -> Result<(), Failure> {
     let lower = word.to_lowercase();
     let about_the_key = ["--key", "--encr", "--legacy", "--no-legacy"].iter().any(|start| lower.starts_with(start));
     if about_the_key || (lower.starts_with("-k") && lower.len() > 2) {
@@ -201,10 +232,15 @@ mod tests {
     }
 
     #[test]
-    fn unknown_options_are_ignored() {
-        let read = read("--colour red --mac m -x --fa -ee -").unwrap();
-        assert_eq!(read.value("mac"), Some("m"));
-        assert!(!read.has("fast") && !read.has("endpoint"));
+    fn what_is_not_understood_is_kept() {
+        let read = read("a b --colour red --mac m n -x --fast yes --mac=m --mac=o -").unwrap();
+        assert_eq!(read.value("mac"), Some("o"));
+        let told: Vec<String> = read.slips().iter().map(|slip| slip.told("try")).collect();
+        let beginnings = ["b:", "--colour red:", "n:", "-x:", "yes: --fast takes no value", "--mac m: given again as o", "-:"];
+        assert_eq!(told.len(), beginnings.len(), "{told:?}");
+        for (told, beginning) in told.iter().zip(beginnings) {
+            assert!(told.starts_with(beginning), "{told}");
+        }
     }
 
     #[test]

@@ -20,6 +20,7 @@ pub fn request() -> Node {
             .after_help("butterfly request saved.txt --stdout"),
         send_file,
     )
+    .of_the_original()
 }
 
 /// `dump`.
@@ -30,6 +31,7 @@ pub fn dump() -> Node {
             .after_help("butterfly dump > saved.txt"),
         print_dump,
     )
+    .of_the_original()
 }
 
 fn send_file(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {

@@ -5,7 +5,8 @@ use crate::help;
 use crate::output::Output;
 use crate::reader::{Arguments, is_option};
 use crate::session::Session;
-use crate::settings::Settings;
+use crate::settings::{Given, Settings};
+use crate::slips::meant_word;
 use crate::tree::{self, Action, Handler, Node, global_options};
 use butterfly_api::REVISION;
 use std::io;
@@ -38,16 +39,18 @@ pub fn run(words: &[String], output: &mut Output) -> io::Result<End> {
 
     let chain: Vec<Step> = words.split(|word| word == "+").map(|words| Step::find(&root, words)).collect();
     // The global options of any command are those of all.
-    let mut settings = Settings::default();
+    let mut given = Given::default();
     for step in &chain {
         // Whoever asks for help alone gets it, whatever is wrong with the rest.
         if chain.len() == 1 && step.asks_for_help() {
             break;
         }
-        if let Err(failure) = step.arguments().and_then(|arguments| settings.take(&arguments)) {
-            return step.report(failure, output);
+        match step.arguments().and_then(|arguments| given.take(&arguments)) {
+            Ok(replaced) => replaced.iter().for_each(|what| output.ignored(what)),
+            Err(failure) => return step.report(failure, output),
         }
     }
+    let settings = given.settings();
     for step in &chain {
         let end = step.run(&settings, output)?;
         output.flush()?;
@@ -88,8 +91,20 @@ impl<'t> Step<'t> {
         self.path.get(1).map(|node| node.name())
     }
 
+    /// The command's words.
+    fn name(&self) -> String {
+        let names: Vec<&str> = self.path.iter().skip(1).map(|node| node.name()).collect();
+        names.join(" ")
+    }
+
+    /// Reads the words after the command. Fails for those that a command of ours does not understand.
     fn arguments(&self) -> Result<Arguments, Failure> {
-        Arguments::read(&self.node.command, &global_options(), self.words)
+        let arguments = Arguments::read(&self.node.command, &global_options(), self.words)?;
+        let strict = !self.node.original && matches!(self.node.action, Action::Run(_));
+        match arguments.slips().first().filter(|_| strict) {
+            Some(slip) => Err(Failure::usage(format!("{}\nnothing was sent", slip.told(&self.name())))),
+            None => Ok(arguments),
+        }
     }
 
     /// Whether its help is to be printed. `help` is no command of its own.
@@ -117,19 +132,26 @@ impl<'t> Step<'t> {
     fn execute(&self, handler: Handler, settings: &Settings, output: &mut Output) -> Result<(), Failure> {
         let arguments = self.arguments()?;
         arguments.check_mandatory(&self.node.command)?;
+        for slip in arguments.slips() {
+            output.ignored(&slip.told(&self.name()));
+        }
         let mut session = Session::new(settings, output);
         handler(&arguments, &mut session)
     }
 
     /// Why the words after a shared word lead nowhere.
     fn wrong_choice(&self) -> Failure {
-        let mut kind: String = self.path.iter().skip(1).map(|node| format!("{} ", node.name())).collect();
-        kind.push_str("subcommand");
+        let kind = format!("{} subcommand", self.name());
+        let kind = kind.trim_start();
         match self.words.first() {
             Some(word) if is_option(word) && self.command().is_none() => Failure::usage(format!(
                 "invalid {kind} {word}\nhelp: options go after the command, as in `butterfly nic list -e EP`"
             )),
-            Some(word) => Failure::usage(format!("invalid {kind} {word}")),
+            Some(word) => {
+                let names = self.node.nodes().iter().map(Node::name);
+                let advice = meant_word(word, names).map(|name| format!("\nhelp: did you mean {name}?"));
+                Failure::usage(format!("invalid {kind} {word}{}", advice.unwrap_or_default()))
+            }
             None => Failure::usage(""),
         }
     }

@@ -55,6 +55,11 @@ impl<'a> Session<'a> {
         self.output.complain(text);
     }
 
+    /// Says that something on the command line does nothing.
+    pub fn ignored(&mut self, what: &str) {
+        self.output.ignored(what);
+    }
+
     /// Standard output is for programs: `--verbose` goes to standard error.
     pub fn output_is_for_programs(&mut self) {
         self.verbose_aside = true;

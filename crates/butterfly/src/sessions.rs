@@ -45,6 +45,7 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
         session.output_is_for_programs();
     }
     let filter = filter(arguments)?;
+    check_use(arguments)?;
     let wanted = ["count", "flush", "timeouts"].into_iter().filter(|name| arguments.has(name));
     match *wanted.collect::<Vec<_>>() {
         [] => list(filter, arguments, session, json),
@@ -53,6 +54,22 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
         ["timeouts"] => time_outs(session, json),
         _ => Err(Failure::usage("--count, --flush and --timeouts are three commands: give one of them")),
     }
+}
+
+/// Fails for options that would do nothing.
+fn check_use(arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.has("limit") && ["count", "flush", "timeouts"].iter().any(|name| arguments.has(name)) {
+        return Err(Failure::usage(
+            "--limit is for lists: --count and --flush mean every session that matches\nnothing was sent",
+        ));
+    }
+    let filters = ["vni", "proto", "address", "port"].iter().any(|name| arguments.has(name)) || arguments.word(0).is_some();
+    if arguments.has("timeouts") && filters {
+        return Err(Failure::usage(
+            "--timeouts are those of the whole host: it goes with no NIC and no filter\nnothing was sent",
+        ));
+    }
+    Ok(())
 }
 
 fn list(filter: SessionFilter, arguments: &Arguments, session: &mut Session, json: bool) -> Result<(), Failure> {

@@ -25,20 +25,49 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
-    /// Takes over the global options among `arguments`.
-    pub fn take(&mut self, arguments: &Arguments) -> Result<(), Failure> {
-        if let Some(endpoint) = arguments.value("endpoint") {
-            self.endpoint = endpoint.to_owned();
-        }
+/// Global options of all commands on a command line.
+#[derive(Debug, Default)]
+pub struct Given {
+    endpoint: Option<String>,
+    verbose: bool,
+    timeout: Option<u32>,
+    key: Option<PathBuf>,
+    legacy_encryption: bool,
+}
+
+impl Given {
+    /// Takes over the global options among `arguments`. Returns those of commands before that they replace.
+    pub fn take(&mut self, arguments: &Arguments) -> Result<Vec<String>, Failure> {
+        let timeout = arguments.parsed("timeout", "a number of milliseconds from 0 to 4294967295")?;
         self.verbose |= arguments.has("verbose");
-        if let Some(timeout) = arguments.parsed("timeout", "a number of milliseconds from 0 to 4294967295")? {
-            self.timeout = timeout;
-        }
-        if let Some(key) = arguments.value("key") {
-            self.key = Some(key.into());
-        }
         self.legacy_encryption |= arguments.has("legacy-encryption");
-        Ok(())
+        let endpoint = replace(&mut self.endpoint, arguments.value("endpoint").map(str::to_owned));
+        let timeout = replace(&mut self.timeout, timeout).map(|before| before.to_string());
+        let key = replace(&mut self.key, arguments.value("key").map(PathBuf::from)).map(|before| before.display().to_string());
+        let replaced = [("endpoint", endpoint), ("timeout", timeout), ("key", key)].into_iter();
+        let told = |(name, before): (&str, Option<String>)| {
+            before.map(|before| format!("--{name} {before}: another follows, and a global option is that of the whole chain"))
+        };
+        Ok(replaced.filter_map(told).collect())
     }
+
+    /// What they ask for.
+    pub fn settings(self) -> Settings {
+        let default = Settings::default();
+        Settings {
+            endpoint: self.endpoint.unwrap_or(default.endpoint),
+            verbose: self.verbose,
+            timeout: self.timeout.unwrap_or(default.timeout),
+            key: self.key,
+            legacy_encryption: self.legacy_encryption,
+        }
+    }
+}
+
+/// Puts `value` in the place of another, if there is one. Returns that other.
+fn replace<T: PartialEq>(place: &mut Option<T>, value: Option<T>) -> Option<T> {
+    if value.is_none() || *place == value {
+        return None;
+    }
+    std::mem::replace(place, value)
 }

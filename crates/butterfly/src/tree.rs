@@ -22,6 +22,8 @@ pub struct Node {
     /// With fewer words after it than this, the command prints its help and
     /// succeeds.
     pub help_below: usize,
+    /// The original has it: what it does not know there it ignores. Others refuse that.
+    pub original: bool,
 }
 
 /// What a word on the command line leads to.
@@ -35,17 +37,23 @@ pub enum Action {
 impl Node {
     /// A command that `handler` runs.
     pub fn run(command: Command, handler: Handler) -> Self {
-        Self { command, action: Action::Run(handler), help_below: 0 }
+        Self { command, action: Action::Run(handler), help_below: 0, original: false }
     }
 
     /// A word that one of `nodes` must follow.
     pub fn choose(command: Command, nodes: Vec<Node>) -> Self {
-        Self { command, action: Action::Choose(nodes), help_below: 0 }
+        Self { command, action: Action::Choose(nodes), help_below: 0, original: false }
     }
 
     /// The same command, which prints its help for fewer than `words` words.
     pub fn help_below(mut self, words: usize) -> Self {
         self.help_below = words;
+        self
+    }
+
+    /// The same command, which the original has: scripts may give it options that it does not know.
+    pub fn of_the_original(mut self) -> Self {
+        self.original = true;
         self
     }
 
@@ -125,6 +133,11 @@ pub fn flag(name: &'static str) -> Arg {
     Arg::new(name).long(name).action(ArgAction::SetTrue)
 }
 
+/// Whether an argument takes several values.
+pub fn is_list(argument: &Arg) -> bool {
+    argument.get_num_args().is_some_and(|range| range.max_values() > 1)
+}
+
 /// A mandatory word after the command.
 pub fn word(name: &'static str) -> Arg {
     Arg::new(name).value_name(name).required(true)
@@ -164,6 +177,58 @@ mod tests {
                 assert!(argument.get_help().is_some(), "{name} {}: no help", argument.get_id());
             }
         });
+    }
+
+    /// Spellings that somebody who means `name` may come up with.
+    fn misspellings(name: &str) -> Vec<String> {
+        let last = name.chars().last().unwrap();
+        let mut found = vec![format!("--{name}{last}"), format!("-{name}"), format!("--{}", name.to_uppercase())];
+        if name.len() > 4 {
+            let middle = name.len() / 2;
+            let letters: Vec<char> = name.chars().collect();
+            let mut swapped = letters.clone();
+            swapped.swap(middle - 1, middle);
+            let left_out = letters.iter().enumerate().filter(|(place, _)| *place != middle).map(|(_, letter)| *letter);
+            found.extend([format!("--{}", String::from_iter(left_out)), format!("--{}", String::from_iter(swapped))]);
+        }
+        found.retain(|word| *word != format!("--{name}"));
+        found
+    }
+
+    #[test]
+    fn a_misspelling_of_every_option_is_noticed() {
+        let globals = global_options();
+        let mut tried = 0;
+        each_command(&root(), &mut |node| {
+            let Action::Run(_) = node.action else { return };
+            for option in node.command.get_arguments().chain(&globals).filter_map(Arg::get_long) {
+                for word in misspellings(option) {
+                    let mut known = node.command.get_arguments().chain(&globals);
+                    if known.any(|other| other.get_long() == word.strip_prefix("--")) {
+                        continue; // it is another one
+                    }
+                    tried += 1;
+                    let words = [word.clone(), "value".to_owned()];
+                    // Refused, when it is about the key; else noticed, and understood.
+                    let Ok(read) = Arguments::read(&node.command, &globals, &words) else { continue };
+                    let told: Vec<String> = read.slips().iter().map(|slip| slip.told(node.name())).collect();
+                    assert_eq!(told.len(), 1, "{} {word}: {told:?}", node.name());
+                    let (_, guess) = told[0].split_once("did you mean --").unwrap_or_else(|| panic!("{word}: {told:?}"));
+                    // --porto is as near to --port as to --proto.
+                    let distance = |name: &str| strsim::damerau_levenshtein(word.trim_start_matches('-'), name);
+                    let guess = guess.trim_end_matches('?');
+                    assert!(guess == option || distance(guess) <= distance(option), "{} {word}: {told:?}", node.name());
+                }
+            }
+        });
+        assert!(tried > 500, "{tried}");
+    }
+
+    #[test]
+    fn the_commands_of_the_original_are_known() {
+        let mut originals = 0;
+        each_command(&root(), &mut |node| originals += usize::from(node.original));
+        assert_eq!(originals, 23);
     }
 
     #[test]

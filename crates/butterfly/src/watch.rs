@@ -31,7 +31,7 @@ fn impatient(settings: &Settings) -> Settings {
 fn target_words() -> [Arg; 2] {
     [
         word("TARGET").help("id of a NIC, number of a network, or all; nic:ID where an id looks like one of the others"),
-        word("FILTER").required(false).help("only these packets, in the syntax of tcpdump"),
+        word("FILTER").required(false).num_args(1..).help("only these packets, in the syntax of tcpdump"),
     ]
 }
 

@@ -20,6 +20,9 @@ pub fn question(arguments: &Arguments) -> Result<ExplainReq, Failure> {
     if from.is_none() && vni.is_none() {
         return Err(Failure::usage("--vni is mandatory with --from outside"));
     }
+    if from.is_some() && vni.is_some() {
+        return Err(Failure::usage("--vni goes with --from outside: a NIC is in its own network"));
+    }
     if from.is_none() && arguments.value("src").is_none() {
         return Err(Failure::usage("--src is mandatory with --from outside"));
     }

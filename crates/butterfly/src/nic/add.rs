@@ -48,16 +48,35 @@ pub fn node() -> Node {
                  butterfly nic add --id probe --mac 52:54:00:12:34:99 --vni 42 --sniff-target vm-1",
             ),
         add,
-    )
+    ).of_the_original()
 }
 
 fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let request = Request { nic_add: MessageField::some(nic(arguments)?), ..Request::default() };
+    let nic = nic(arguments)?;
+    without_effect(arguments, &nic).iter().for_each(|what| session.ignored(what));
+    let request = Request { nic_add: MessageField::some(nic), ..Request::default() };
     let response = session.ask(request)?;
     match response.nic_add.into_option() {
         Some(added) => session.line(added.path()),
         None => Err(Failure::said("no nic add result received")),
     }
+}
+
+/// Options that do nothing together with the others.
+fn without_effect(arguments: &Arguments, nic: &Nic) -> Vec<String> {
+    let given =
+        |names: &[&'static str]| names.iter().filter(|name| arguments.has(name)).map(|name| format!("--{name}")).collect();
+    let none = |given: Vec<String>, why: &str| given.into_iter().map(|name| format!("{name}: {why}")).collect();
+    let bench: Vec<String> = match (nic.type_.map(|kind| kind.enum_value_or_default()), arguments.value("btype")) {
+        (Some(Type::BENCH), Some("ICMP_RCV_LIKE")) => none(given(&["dip", "dmac"]), "it is for --btype ICMP_SND_LIKE"),
+        (Some(Type::BENCH), _) => Vec::new(),
+        _ => none(given(&["btype", "dip", "dmac"]), "it is for --type BENCH"),
+    };
+    let filters = match nic.bypass_filtering() {
+        true => none(given(&["sg", "enable-antispoof"]), "with --bypass-filtering nothing of this NIC is filtered"),
+        false => Vec::new(),
+    };
+    [bench, filters].concat()
 }
 
 fn nic(arguments: &Arguments) -> Result<Nic, Failure> {

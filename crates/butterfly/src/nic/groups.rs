@@ -22,21 +22,24 @@ pub fn node() -> Node {
                     .args([nic(), json()])
                     .after_help("butterfly nic sg list vm-1"),
                 list,
-            ),
+            )
+            .of_the_original(),
             Node::run(
                 Command::new("add")
                     .about("Attaches security groups to the NIC, besides those it has.")
                     .args([nic(), groups()])
                     .after_help("butterfly nic sg add vm-1 web ssh"),
                 add,
-            ),
+            )
+            .of_the_original(),
             Node::run(
                 Command::new("del")
                     .about("Detaches security groups from the NIC. Those it does not have are no error.")
                     .args([nic(), groups()])
                     .after_help("butterfly nic sg del vm-1 ssh"),
                 del,
-            ),
+            )
+            .of_the_original(),
             Node::run(
                 Command::new("set")
                     .about("Replaces the NIC's security groups. Without any, but with an option, they are cleared.")
@@ -46,7 +49,8 @@ pub fn node() -> Node {
                          butterfly nic sg set vm-1 -e tcp://127.0.0.1:9999",
                     ),
                 set,
-            ),
+            )
+            .of_the_original(),
         ],
     )
 }

@@ -20,6 +20,7 @@ pub fn del() -> Node {
             session.ask_all(requests.collect()).map(|_| ())
         },
     )
+    .of_the_original()
 }
 
 /// `nic list`.
@@ -31,6 +32,7 @@ pub fn list() -> Node {
             response.nic_list.iter().try_for_each(|id| session.line(id))
         },
     )
+    .of_the_original()
 }
 
 /// `nic details`.
@@ -42,6 +44,7 @@ pub fn details() -> Node {
             .after_help("butterfly nic details vm-1"),
         print_details,
     )
+    .of_the_original()
 }
 
 /// `nic stats`.
@@ -66,7 +69,7 @@ pub fn stats() -> Node {
                 None => Err(Failure::said("no nic stats received")),
             }
         },
-    )
+    ).of_the_original()
 }
 
 /// Asks for the declaration of the vnic `id`.

@@ -38,7 +38,7 @@ pub fn node() -> Node {
                  butterfly nic update --id vm-1 --ip -e",
             ),
         |arguments, session| update(arguments, session).map_err(Failure::with_help),
-    )
+    ).of_the_original()
 }
 
 fn update(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {

@@ -20,21 +20,24 @@ pub fn node() -> Node {
                     .args([group(), json()])
                     .after_help("butterfly sg member list web"),
                 list,
-            ),
+            )
+            .of_the_original(),
             Node::run(
                 Command::new("add")
                     .about("Adds addresses to a security group, which is created if need be.")
                     .args([group(), addresses()])
                     .after_help("butterfly sg member add web 10.0.0.1 2001:db8::1"),
                 add,
-            ),
+            )
+            .of_the_original(),
             Node::run(
                 Command::new("del")
                     .about("Takes addresses out of a security group. Unknown ones are no error.")
                     .args([group(), addresses()])
                     .after_help("butterfly sg member del web 10.0.0.1 2001:db8::1"),
                 del,
-            ),
+            )
+            .of_the_original(),
         ],
     )
 }

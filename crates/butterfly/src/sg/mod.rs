@@ -26,21 +26,24 @@ pub fn node() -> Node {
                     .arg(json())
                     .after_help("butterfly sg list"),
                 list,
-            ),
+            )
+            .of_the_original(),
             Node::run(
                 Command::new("add")
                     .about("Creates empty security groups. One that exists is emptied.")
                     .arg(groups())
                     .after_help("butterfly sg add web ssh"),
                 add,
-            ),
+            )
+            .of_the_original(),
             Node::run(
                 Command::new("del")
                     .about("Deletes security groups. Unknown ones are no error.")
                     .arg(groups())
                     .after_help("butterfly sg del web"),
                 del,
-            ),
+            )
+            .of_the_original(),
             rule::node(),
             member::node(),
         ],

@@ -30,7 +30,8 @@ pub fn node() -> Node {
                          butterfly sg rule list web --stats",
                     ),
                 list,
-            ),
+            )
+            .of_the_original(),
             Node::run(
                 Command::new("add")
                     .about("Adds a rule to a security group, which is created if need be.")
@@ -41,7 +42,8 @@ pub fn node() -> Node {
                          butterfly sg rule add db --ip-proto tcp --port-start 5432 --port-end 5433 --sg-members web",
                     ),
                 add,
-            ),
+            )
+            .of_the_original(),
             Node::run(
                 Command::new("del")
                     .about("Deletes a rule, named by its hash in `sg rule list` or by the options it was added with.")
@@ -54,6 +56,7 @@ pub fn node() -> Node {
                     ),
                 del,
             )
+            .of_the_original()
             // Scripts rely on exit code 0 here.
             .help_below(2),
         ],
@@ -82,11 +85,10 @@ fn list(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
 }
 
 fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let request = SgRuleAddReq {
-        sg_id: arguments.word(0).map(str::to_owned),
-        rule: MessageField::some(rule_options::rule(arguments)?),
-        ..SgRuleAddReq::default()
-    };
+    let rule = rule_options::rule(arguments)?;
+    rule_options::without_effect(&rule).iter().for_each(|what| session.ignored(what));
+    let request =
+        SgRuleAddReq { sg_id: arguments.word(0).map(str::to_owned), rule: MessageField::some(rule), ..SgRuleAddReq::default() };
     let request = Request { sg_rule_add: MessageField::some(request), ..Request::default() };
     session.ask(request).map(|_| ())
 }
@@ -94,6 +96,9 @@ fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
 fn del(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let rule = match arguments.word(1) {
         Some(wanted) => {
+            for name in rule_options::names().filter(|name| arguments.has(name)) {
+                session.ignored(&format!("--{name}: the hash names the rule"));
+            }
             let mut rules = rules_of(arguments, session)?.into_iter();
             rules
                 .find(|rule| hash(rule).eq_ignore_ascii_case(wanted))

@@ -24,6 +24,23 @@ pub fn options(mandatory: bool) -> [Arg; 7] {
     ]
 }
 
+/// The names of the options.
+pub fn names() -> impl Iterator<Item = String> {
+    options(true).into_iter().map(|option| option.get_id().to_string())
+}
+
+/// What the rule says, and does not do.
+pub fn without_effect(rule: &Rule) -> Option<String> {
+    let ports = rule.port_start.is_some() && rule.protocol() != TCP && rule.protocol() != UDP;
+    ports.then(|| {
+        let protocol = match rule.protocol() {
+            -1 => "all protocols".to_owned(),
+            number => format!("protocol {number}"),
+        };
+        format!("ports: a rule for {protocol} means every port; did you mean --ip-proto tcp, or udp?")
+    })
+}
+
 /// The rule that the options describe.
 pub fn rule(arguments: &Arguments) -> Result<Rule, Failure> {
     let direction = match arguments.value("dir") {

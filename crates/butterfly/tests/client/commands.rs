@@ -20,8 +20,8 @@ fn nic_add() {
             "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 ip: \"10.0.0.1\" ip: \"10.0.0.2\" security_group: \"web\" security_group: \"ssh\"}",
         ),
         (
-            "--enable-antispoof --bypass-filtering --router",
-            "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 ip_anti_spoof: true bypass_filtering: true router: true}",
+            "--enable-antispoof --router",
+            "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 ip_anti_spoof: true router: true}",
         ),
         (
             "--bypass-filtering --forwards --shared-ip",
@@ -50,6 +50,47 @@ fn nic_add() {
     }
 }
 
+/// Accepted, as by the original, with a word about it.
+#[test]
+fn nic_add_says_what_has_no_effect() {
+    for (options, asked, err) in [
+        (
+            "--bypass-filtering --sg web",
+            "bypass_filtering: true security_group: \"web\"",
+            "--sg: with --bypass-filtering nothing of this NIC is filtered",
+        ),
+        ("--dip 10.0.0.9", "dip: \"10.0.0.9\"", "--dip: it is for --type BENCH"),
+        (
+            "--type BENCH --btype ICMP_RCV_LIKE --dip 10.0.0.9",
+            "type: BENCH btype: \"ICMP_RCV_LIKE\" dip: \"10.0.0.9\"",
+            "--dip: it is for --btype ICMP_SND_LIKE",
+        ),
+        (
+            "--enable-antispoof false",
+            "ip_anti_spoof: true",
+            "false: --enable-antispoof takes no value, it is on as soon as it is given",
+        ),
+        (
+            "--id a --mac 52:54:00:00:00:02",
+            "",
+            "--mac 52:54:00:00:00:02: given again as 52:54:00:00:00:01, and the last one counts",
+        ),
+        ("--enable-antispof", "", "--enable-antispof: `nic add` has no such option; did you mean --enable-antispoof?"),
+    ] {
+        let line = format!("nic add {options} --id a --mac 52:54:00:00:00:01 --vni 42 @");
+        let asked = format!("nic_add {{id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 {asked}}}");
+        let err = format!("ignored: {err}\n");
+        check(&[Row {
+            line: &line,
+            asks: &[&[&asked]],
+            answers: &[&["nic_add { path: \"p\" }"]],
+            out: "p\n",
+            err: &err,
+            ..Row::default()
+        }]);
+    }
+}
+
 #[test]
 fn nic_add_refuses() {
     for (options, err) in [
@@ -71,7 +112,8 @@ fn nic_add_refuses() {
         ("--path /run/a.sock", "--path needs --type VHOST_USER_CLIENT"),
         ("--path /run/a.sock --type VHOST_USER_SERVER", "--path needs --type VHOST_USER_CLIENT"),
     ] {
-        let line = format!("nic add --id a --mac 52:54:00:00:00:01 --vni 42 {options} @");
+        let vni = if options.contains("--vni") { "" } else { "--vni 42" };
+        let line = format!("nic add --id a --mac 52:54:00:00:00:01 {vni} {options} @");
         let err = format!("{err}\nerror in command: nic\n");
         check(&[Row { line: &line, out: "help: nic add", err: &err, code: 1, ..Row::default() }]);
     }

@@ -195,10 +195,45 @@ fn known_options_need_their_value() {
 }
 
 #[test]
-fn unknown_options_and_superfluous_words_are_ignored() {
+fn commands_of_the_original_say_what_they_ignore() {
     let asks: &[&[&str]] = &[&["nic_list: true"]];
-    for line in ["nic list --colour red @ -x", "nic list word @", "nic list @ --json", "nic list -ve x @"] {
-        check(&[Row { line, asks, ..Row::default() }]);
+    for (line, err) in [
+        (
+            "nic list --colour red @ -x",
+            "ignored: --colour red: `nic list` has no such option; `butterfly nic list help` lists those it has\n\
+             ignored: -x: `nic list` has no such option; `butterfly nic list help` lists those it has\n",
+        ),
+        ("nic list word @", "ignored: word: `nic list` takes no such word; words come before the options\n"),
+        ("nic list @ --timout 5", "ignored: --timout 5: `nic list` has no such option; did you mean --timeout?\n"),
+        ("nic list -ve x @", "ignored: -ve x: `nic list` has no such option; did you mean --verbose?\n"),
+    ] {
+        check(&[Row { line, asks, err, ..Row::default() }]);
+    }
+}
+
+#[test]
+fn commands_of_our_own_refuse_what_they_do_not_know() {
+    for (line, command, err) in [
+        (
+            "sessions --adress 10.0.0.1 --flush @",
+            "sessions",
+            "--adress 10.0.0.1: `sessions` has no such option; did you mean --address?",
+        ),
+        ("sessions vm-1 vm-2 --flush @", "sessions", "vm-2: `sessions` takes no such word; words come before the options"),
+        ("sessions --port 1 --port 2 --flush @", "sessions", "--port 1: given again as 2, and the last one counts"),
+        ("sessions --count true @", "sessions", "true: --count takes no value, it is on as soon as it is given"),
+        (
+            "sessions --timeouts --vni 1 @",
+            "sessions",
+            "--timeouts are those of the whole host: it goes with no NIC and no filter",
+        ),
+        ("sessions --flush --limit 1 @", "sessions", "--limit is for lists: --count and --flush mean every session that matches"),
+        ("peer del 192.0.2.1 --vnii 1 @", "peer del", "--vnii 1: `peer del` has no such option; did you mean --vni?"),
+        ("workers 0 @", "workers", "0: `workers` takes no such word; words come before the options"),
+    ] {
+        let first = line.split(' ').next().unwrap();
+        let err = format!("{err}\nnothing was sent\nerror in command: {first}\n");
+        check(&[Row { line, out: &format!("help: {command}"), err: &err, code: 1, ..Row::default() }]);
     }
 }
 
@@ -206,12 +241,28 @@ fn unknown_options_and_superfluous_words_are_ignored() {
 #[test]
 fn words_end_at_the_first_dash() {
     check(&[
-        Row { line: "sg add a b -x c @", asks: &[&["sg_add {id: \"a\"}", "sg_add {id: \"b\"}"]], ..Row::default() },
-        Row { line: "nic del a - b @", asks: &[&["nic_del: \"a\""]], ..Row::default() },
-        Row { line: "nic sg set a @ x", asks: &[&["nic_update {id: \"a\" security_group: \"\"}"]], ..Row::default() },
+        Row {
+            line: "sg add a b -x c @",
+            asks: &[&["sg_add {id: \"a\"}", "sg_add {id: \"b\"}"]],
+            err: "ignored: -x c: `sg add` has no such option; `butterfly sg add help` lists those it has\n",
+            ..Row::default()
+        },
+        Row {
+            line: "nic del a - b @",
+            asks: &[&["nic_del: \"a\""]],
+            err: "ignored: - b: `nic del` has no such option; `butterfly nic del help` lists those it has\n",
+            ..Row::default()
+        },
+        Row {
+            line: "nic sg set a @ x",
+            asks: &[&["nic_update {id: \"a\" security_group: \"\"}"]],
+            err: "ignored: x: `nic sg set` takes no such word; words come before the options\n",
+            ..Row::default()
+        },
         Row {
             line: "sg member add a ::1 --unknown ::2 @",
             asks: &[&["sg_member_add {sg_id: \"a\" member: \"::1\"}"]],
+            err: "ignored: --unknown ::2: `sg member add` has no such option; `butterfly sg member add help` lists those it has\n",
             ..Row::default()
         },
     ]);
@@ -282,6 +333,12 @@ fn commands_are_chained_in_order() {
             code: 1,
             ..Row::default()
         },
+        Row {
+            line: "nic list -e tcp://127.0.0.1:1 + sg list @",
+            asks: &[&["nic_list: true"], &["sg_list: true"]],
+            err: "ignored: --endpoint tcp://127.0.0.1:1: another follows, and a global option is that of the whole chain\n",
+            ..Row::default()
+        },
         // What comes later is not looked at before its turn.
         Row {
             line: "nic list @ + sg add",
@@ -296,7 +353,7 @@ fn commands_are_chained_in_order() {
         Row {
             line: "nic list+ @",
             out: "help: nic",
-            err: "invalid nic subcommand list+\nerror in command: nic\n",
+            err: "invalid nic subcommand list+\nhelp: did you mean list?\nerror in command: nic\n",
             code: 1,
             ..Row::default()
         },

@@ -52,9 +52,44 @@ fn options_make_the_rule() {
         for (verb, field) in [("add", "sg_rule_add"), ("del", "sg_rule_del")] {
             let line = format!("sg rule {verb} web {options} @");
             let asked = format!("{field} {{sg_id: \"web\" rule {{{rule}}}}}");
-            check(&[Row { line: &line, asks: &[&[&asked]], ..Row::default() }]);
+            let err = match (verb, options.contains("42")) {
+                ("add", true) => {
+                    "ignored: ports: a rule for protocol 42 means every port; did you mean --ip-proto tcp, or udp?\n"
+                }
+                _ => "",
+            };
+            check(&[Row { line: &line, asks: &[&[&asked]], err, ..Row::default() }]);
         }
     }
+}
+
+/// Exit code and standard output are the original's; a rule that opens more than was meant is told.
+#[test]
+fn what_a_rule_ignores_is_told() {
+    for (line, asked, err) in [
+        (
+            "sg rule add web --direction out --ip-proto all --sg-members db @",
+            "sg_rule_add {sg_id: \"web\" rule {direction: INBOUND protocol: -1 security_group: \"db\"}}",
+            "ignored: --direction out: `sg rule add` has no such option; did you mean --dir?\n",
+        ),
+        (
+            "sg rule add web --ip-proto all --port 22 --sg-members db @",
+            "sg_rule_add {sg_id: \"web\" rule {direction: INBOUND protocol: -1 port_start: 22 port_end: 22 security_group: \"db\"}}",
+            "ignored: ports: a rule for all protocols means every port; did you mean --ip-proto tcp, or udp?\n",
+        ),
+    ] {
+        check(&[Row { line, asks: &[&[asked]], err, ..Row::default() }]);
+    }
+    check(&[Row {
+        line: "sg rule del web cfdb94f9418c88f1 --ip-proto tcp @",
+        asks: &[
+            &["sg_rule_list: \"web\""],
+            &["sg_rule_del {sg_id: \"web\" rule {direction: INBOUND protocol: 42 security_group: \"sg-2\"}}"],
+        ],
+        answers: &[&[RULES]],
+        err: "ignored: --ip-proto: the hash names the rule\n",
+        ..Row::default()
+    }]);
 }
 
 #[test]
