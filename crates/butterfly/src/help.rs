@@ -40,7 +40,7 @@ pub fn page(path: &[&Node]) -> String {
     }
     let globals = global_options();
     let mut rows: Vec<_> = globals.iter().map(describe).collect();
-    rows.push(("-h, --help".into(), "print the general help".into()));
+    rows.push(("-h, --help".into(), "print this help".into()));
     rows.push(("-V, --version".into(), "print the version".into()));
     section(&mut page, "global options:", columns(rows));
     page

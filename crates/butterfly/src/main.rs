@@ -37,6 +37,7 @@ mod tree;
 mod tunnels;
 mod uplink;
 mod watch;
+mod words;
 mod workers;
 
 use output::Output;

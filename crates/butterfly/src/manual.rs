@@ -31,12 +31,14 @@ fn print(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
 
 /// The commands from `node` on as clap's own tree.
 pub fn model(node: &Node) -> Command {
-    node.nodes().iter().fold(node.command.clone(), |command, below| command.subcommand(model(below)))
+    // `help` is a command of ours.
+    let command = node.command.clone().disable_help_subcommand(true);
+    node.nodes().iter().fold(command, |command, below| command.subcommand(model(below)))
 }
 
-/// With what clap has to be told: options of the root belong to all commands, and there is no word `help`.
+/// With what clap has to be told: options of the root belong to all commands.
 fn for_clap(root: Command) -> Command {
-    root.mut_args(|argument| argument.global(true)).disable_help_subcommand(true)
+    root.mut_args(|argument| argument.global(true))
 }
 
 fn page() -> String {
@@ -56,15 +58,28 @@ fn page() -> String {
     );
     page.section("GLOBAL OPTIONS");
     page.arguments(root.command.get_arguments());
-    for (option, short, help) in [("help", 'h', "print the general help"), ("version", 'V', "print the version")] {
+    for (option, short, help) in
+        [("help", 'h', "print the help of the command, or the general help"), ("version", 'V', "print the version")]
+    {
         page.arguments([&Arg::new(option).long(option).short(short).action(ArgAction::SetTrue).help(help)]);
     }
+    page.text("They may stand before the command, too.");
     page.section("COMMANDS");
     describe(&mut page, &root, "butterfly");
     page.section("EXIT STATUS");
     page.term("`0`", "Everything was done; what was to be deleted and is not there counts as done.");
     page.term("`1`", "Something failed, or was not understood; standard error says what.");
     page.term("`2`", "The answer is no: `butterfly explain` found that the packet does not arrive.");
+    page.section("ENVIRONMENT");
+    page.term("`BUTTERFLY_ENDPOINT`", "The endpoint, where no option names it.");
+    page.term("`BUTTERFLY_KEY`", "The file with the key, where no option names it.");
+    page.term("`BUTTERFLY_CONFIG`", "The client's file, instead of those below.");
+    page.section("FILES");
+    page.term(
+        "`~/.config/butterfly/client.conf`, `/etc/butterfly/client.conf`",
+        "Global options as lines NAME=VALUE, for `endpoint`, `key`, `timeout` and `legacy-encryption`, and comments that begin with #. \
+         Options are stronger than the environment, that is stronger than the user's file, and that than the host's.",
+    );
     page.section("EXAMPLES");
     page.example(&root.command.get_after_help().map(ToString::to_string).unwrap_or_default());
     page.section("SEE ALSO");

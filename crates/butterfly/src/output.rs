@@ -1,7 +1,7 @@
 //! Standard output and standard error, in the order things happened.
 
 use std::fmt::Display;
-use std::io::{self, BufWriter, Stdout, Write};
+use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
 
 /// Buffers standard output: one write per command, and none is lost when a
 /// line on standard error follows.
@@ -13,6 +13,11 @@ impl Output {
     /// An output to this process's standard streams.
     pub fn new() -> Self {
         Self { stdout: BufWriter::new(io::stdout()) }
+    }
+
+    /// Whether a person sees standard output as it is printed.
+    pub fn is_terminal(&self) -> bool {
+        self.stdout.get_ref().is_terminal()
     }
 
     /// Prints `text` as it is on standard output.

@@ -150,6 +150,18 @@ fn about_the_key(word: &str) -> Result<(), Failure> {
     Ok(())
 }
 
+/// How many of `words` are options of `globals` and their values, before the first word of a command.
+pub fn count_leading(words: &[String], globals: &[Arg]) -> usize {
+    let mut count = 0;
+    while let Some(word) = words.get(count) {
+        let (name, attached) = split_value(word);
+        let Some(argument) = globals.iter().find(|argument| is_named(argument, name)) else { break };
+        let has_value = attached.is_none() && !matches!(argument.get_action(), ArgAction::SetTrue);
+        count += if has_value { 2 } else { 1 };
+    }
+    count.min(words.len())
+}
+
 /// Whether a word ends a list of positional words.
 pub fn is_option(word: &str) -> bool {
     word.starts_with('-')

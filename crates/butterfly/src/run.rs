@@ -3,12 +3,13 @@
 use crate::failure::Failure;
 use crate::help;
 use crate::output::Output;
-use crate::reader::{Arguments, is_option};
+use crate::reader::{Arguments, count_leading, is_option};
 use crate::session::Session;
 use crate::settings::{Given, Settings};
-use crate::slips::meant_word;
+use crate::slips::{meant, meant_word};
 use crate::tree::{self, Action, Handler, Node, global_options};
 use butterfly_api::REVISION;
+use clap::Command;
 use std::io;
 
 /// How commands end.
@@ -28,29 +29,33 @@ pub fn run(words: &[String], output: &mut Output) -> io::Result<End> {
         output.print(help::page(&[&root]))?;
         return Ok(End::Failed);
     }
-    for word in words {
+    let chain: Vec<Step> = words.split(|word| word == "+").map(|words| Step::find(&root, words)).collect();
+    for (step, word) in chain.iter().flat_map(|step| step.all.iter().map(move |word| (step, word))) {
         match word.as_str() {
-            "-h" | "--help" => output.print(help::page(&[&root]))?,
+            "-h" | "--help" => output.print(help::page(&step.path))?,
             "-V" | "--version" => output.line(butterfly_version::line(REVISION))?,
             _ => continue,
         }
         return Ok(End::Succeeded);
     }
-
-    let chain: Vec<Step> = words.split(|word| word == "+").map(|words| Step::find(&root, words)).collect();
+    if let ([step], true) = (chain.as_slice(), chain.iter().all(Step::asks_for_help)) {
+        // Whoever asks for help alone gets it, whatever is wrong with the rest.
+        output.print(help::page(&step.path))?;
+        return Ok(End::Succeeded);
+    }
     // The global options of any command are those of all.
     let mut given = Given::default();
     for step in &chain {
-        // Whoever asks for help alone gets it, whatever is wrong with the rest.
-        if chain.len() == 1 && step.asks_for_help() {
-            break;
-        }
-        match step.arguments().and_then(|arguments| given.take(&arguments)) {
+        match step.give(&mut given) {
             Ok(replaced) => replaced.iter().for_each(|what| output.ignored(what)),
             Err(failure) => return step.report(failure, output),
         }
     }
-    let settings = given.settings();
+    let settings = match (given.settings(), chain.first()) {
+        (Ok(settings), _) => settings,
+        (Err(failure), Some(step)) => return step.report(failure, output),
+        (Err(_), None) => return Ok(End::Failed),
+    };
     for step in &chain {
         let end = step.run(&settings, output)?;
         output.flush()?;
@@ -63,6 +68,10 @@ pub fn run(words: &[String], output: &mut Output) -> io::Result<End> {
 
 /// One command of a chain.
 struct Step<'t> {
+    /// All its words.
+    all: &'t [String],
+    /// Global options before its first word.
+    leading: &'t [String],
     /// The nodes its first words lead to, from the root.
     path: Vec<&'t Node>,
     /// The last of them.
@@ -74,7 +83,8 @@ struct Step<'t> {
 impl<'t> Step<'t> {
     /// Follows `words` down the tree as far as they name nodes.
     fn find(root: &'t Node, words: &'t [String]) -> Self {
-        let mut step = Self { path: vec![root], node: root, words };
+        let (leading, after) = words.split_at(count_leading(words, &global_options()));
+        let mut step = Self { all: words, leading, path: vec![root], node: root, words: after };
         while let Some((word, rest)) = step.words.split_first() {
             let Some(below) = step.node.nodes().iter().find(|below| below.name() == word) else {
                 break;
@@ -95,6 +105,18 @@ impl<'t> Step<'t> {
     fn name(&self) -> String {
         let names: Vec<&str> = self.path.iter().skip(1).map(|node| node.name()).collect();
         names.join(" ")
+    }
+
+    /// Adds its global options to those that others gave. Returns those that they replace.
+    fn give(&self, given: &mut Given) -> Result<Vec<String>, Failure> {
+        let mut replaced = given.take(&self.leading()?)?;
+        replaced.extend(given.take(&self.arguments()?)?);
+        Ok(replaced)
+    }
+
+    /// Reads the global options before the command.
+    fn leading(&self) -> Result<Arguments, Failure> {
+        Arguments::read(&Command::new("butterfly"), &global_options(), self.leading)
     }
 
     /// Reads the words after the command. Fails for those that a command of ours does not understand.
@@ -144,9 +166,13 @@ impl<'t> Step<'t> {
         let kind = format!("{} subcommand", self.name());
         let kind = kind.trim_start();
         match self.words.first() {
-            Some(word) if is_option(word) && self.command().is_none() => Failure::usage(format!(
-                "invalid {kind} {word}\nhelp: options go after the command, as in `butterfly nic list -e EP`"
-            )),
+            Some(word) if is_option(word) && self.command().is_none() => {
+                let advice = match meant(word, global_options().iter()) {
+                    Some(option) => format!("did you mean {option}?"),
+                    None => "options of a command go after it, as in `butterfly nic show vm-1 --json`".to_owned(),
+                };
+                Failure::usage(format!("invalid {kind} {word}\nhelp: {advice}"))
+            }
             Some(word) => {
                 let names = self.node.nodes().iter().map(Node::name);
                 let advice = meant_word(word, names).map(|name| format!("\nhelp: did you mean {name}?"));
@@ -156,10 +182,22 @@ impl<'t> Step<'t> {
         }
     }
 
+    /// A usage error for a person, in two lines.
+    fn in_short(&self, text: &str) -> String {
+        let lines: Vec<&str> = text.lines().map(|line| line.strip_prefix("help: ").unwrap_or(line)).collect();
+        let name = format!("butterfly {}", self.name());
+        let name = name.trim_end();
+        format!("{name}: {}\n`{name} help` shows how it is used", lines.join("; "))
+    }
+
     /// Tells why the command failed. Fails when standard output does.
     fn report(&self, failure: Failure, output: &mut Output) -> io::Result<End> {
         match failure {
             Failure::Said(text) => output.complain(&text),
+            Failure::Usage(text) if output.is_terminal() && !text.is_empty() => {
+                output.complain(&self.in_short(&text));
+                return Ok(End::Failed);
+            }
             Failure::Usage(text) => {
                 output.complain(&text);
                 output.print(help::page(&self.path))?;

@@ -1,4 +1,9 @@
-//! The global options.
+//! The global options, and where they come from when nobody gives them.
+//!
+//! The command line comes first, then the environment, then the client's file
+//! of the user, then that of the host.
+
+mod file;
 
 use crate::failure::Failure;
 use crate::reader::Arguments;
@@ -25,8 +30,8 @@ impl Default for Settings {
     }
 }
 
-/// Global options of all commands on a command line.
-#[derive(Debug, Default)]
+/// Global options of all commands on a command line, or of another source.
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct Given {
     endpoint: Option<String>,
     verbose: bool,
@@ -35,8 +40,13 @@ pub struct Given {
     legacy_encryption: bool,
 }
 
+/// The endpoint, where no option names it.
+const ENDPOINT: &str = "BUTTERFLY_ENDPOINT";
+/// The file with the key, where no option names it.
+const KEY: &str = "BUTTERFLY_KEY";
+
 impl Given {
-    /// Takes over the global options among `arguments`. Returns those of commands before that they replace.
+    /// Takes over the global options among `arguments`. Returns those given before that they replace.
     pub fn take(&mut self, arguments: &Arguments) -> Result<Vec<String>, Failure> {
         let timeout = arguments.parsed("timeout", "a number of milliseconds from 0 to 4294967295")?;
         self.verbose |= arguments.has("verbose");
@@ -51,17 +61,41 @@ impl Given {
         Ok(replaced.filter_map(told).collect())
     }
 
-    /// What they ask for.
-    pub fn settings(self) -> Settings {
+    /// What they ask for, completed by the environment and the client's files.
+    pub fn settings(self) -> Result<Settings, Failure> {
+        let mut found = self.or(Self::of_environment());
+        for given in file::read_all()? {
+            found = found.or(given);
+        }
         let default = Settings::default();
-        Settings {
-            endpoint: self.endpoint.unwrap_or(default.endpoint),
-            verbose: self.verbose,
-            timeout: self.timeout.unwrap_or(default.timeout),
-            key: self.key,
-            legacy_encryption: self.legacy_encryption,
+        Ok(Settings {
+            endpoint: found.endpoint.unwrap_or(default.endpoint),
+            verbose: found.verbose,
+            timeout: found.timeout.unwrap_or(default.timeout),
+            key: found.key,
+            legacy_encryption: found.legacy_encryption,
+        })
+    }
+
+    fn of_environment() -> Self {
+        Self { endpoint: variable(ENDPOINT), key: variable(KEY).map(PathBuf::from), ..Self::default() }
+    }
+
+    /// The same, with what is not given taken from `other`. How to encrypt goes with the key.
+    fn or(self, other: Self) -> Self {
+        Self {
+            legacy_encryption: self.legacy_encryption || (self.key.is_none() && other.legacy_encryption),
+            endpoint: self.endpoint.or(other.endpoint),
+            verbose: self.verbose || other.verbose,
+            timeout: self.timeout.or(other.timeout),
+            key: self.key.or(other.key),
         }
     }
+}
+
+/// A variable of the environment; an empty one is none.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 /// Puts `value` in the place of another, if there is one. Returns that other.

@@ -55,7 +55,7 @@ pub fn superfluous(command: &Command, words: &[String]) -> Vec<Slip> {
 }
 
 /// The option of `known` that `word` is most like.
-fn meant<'a>(word: &str, known: impl Iterator<Item = &'a Arg>) -> Option<String> {
+pub fn meant<'a>(word: &str, known: impl Iterator<Item = &'a Arg>) -> Option<String> {
     let name = word.split('=').next().unwrap_or(word).trim_start_matches('-').to_lowercase().replace('_', "-");
     let score = |option: &Arg| match (option.get_long(), option.get_short()) {
         (_, Some(letter)) if name == letter.to_string() => (1.0, format!("-{letter}")),

@@ -5,7 +5,7 @@
 //! [`crate::reader`].
 
 use crate::{
-    drops, events, explain, fdb, manual, nic, peer, process, replay, sessions, sg, top, tunnels, uplink, watch, workers,
+    drops, events, explain, fdb, manual, nic, peer, process, replay, sessions, sg, top, tunnels, uplink, watch, words, workers,
 };
 use crate::{failure::Failure, reader::Arguments, session::Session};
 use clap::{Arg, ArgAction, Command};
@@ -100,19 +100,21 @@ pub fn root() -> Node {
             replay::dump(),
             process::shutdown(),
             manual::node(),
+            words::help(),
+            words::version(),
         ],
     )
 }
 
-/// Options that every command takes, after its own words.
+/// Options that every command takes, before its own words or after them.
 pub fn global_options() -> Vec<Arg> {
     vec![
-        option("endpoint", "EP").short('e').help("ZeroMQ endpoint of the daemon (default: tcp://127.0.0.1:9999)"),
+        option("endpoint", "EP").short('e').help("ZeroMQ endpoint of the daemon (default: $BUTTERFLY_ENDPOINT, else tcp://127.0.0.1:9999)"),
         flag("verbose").short('v').help("print the request and the reply in text format"),
         option("timeout", "MS").short('t').help("milliseconds to wait for each operation (default: 0, for ever)"),
         option("key", "PATH")
             .short('k')
-            .help("file with the key that the daemon has: encrypt what is sent, and take no reply that is not"),
+            .help("file with the key that the daemon has: encrypt what is sent, and take no reply that is not (default: $BUTTERFLY_KEY)"),
         flag("legacy-encryption")
             .help("encrypt as butterfly 0.13 does, for a daemon that knows nothing else; it can be sent again by others"),
     ]

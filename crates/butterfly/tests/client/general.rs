@@ -9,15 +9,35 @@ fn without_arguments_general_help_and_failure() {
 }
 
 #[test]
-fn dash_help_anywhere_is_the_general_help() {
-    for line in ["-h", "--help", "nic -h", "nic add --mac --help", "nic list + sg -h", "bogus -h"] {
-        check(&[Row { line, out: "help: ", ..Row::default() }]);
+fn dash_help_anywhere_is_the_help_of_the_command() {
+    for (line, words) in [
+        ("-h", ""),
+        ("--help", ""),
+        ("-e tcp://127.0.0.1:1 --help", ""),
+        ("nic -h", "nic"),
+        ("nic add --help", "nic add"),
+        ("nic add --mac --help", "nic add"),
+        ("-v nic add vm-1 -h", "nic add"),
+        ("nic list + sg -h", "sg"),
+        ("bogus -h", ""),
+        ("help", ""),
+        ("help nic", "nic"),
+        ("help nic add", "nic add"),
+        ("-v help sg rule", "sg rule"),
+    ] {
+        check(&[Row { line, out: &format!("help: {words}"), ..Row::default() }]);
     }
+    check(&[Row {
+        line: "help nic ad",
+        err: "there is no command ad; did you mean add?\nerror in command: help\n",
+        code: 1,
+        ..Row::default()
+    }]);
 }
 
 #[test]
 fn dash_version_anywhere_is_one_line() {
-    for line in ["-V", "--version", "nic list -V", "nic list + --version"] {
+    for line in ["-V", "--version", "nic list -V", "nic list + --version", "version"] {
         let ended = run(line);
         assert_eq!((ended.code, ended.err.as_str()), (Some(0), ""), "{line}");
         let rest = ended.out.strip_prefix("butterfly version: \"").unwrap();
@@ -34,8 +54,7 @@ fn dash_version_anywhere_is_one_line() {
 fn unknown_subcommands_are_named_and_helped() {
     for (line, kind, path) in [
         ("bogus", "", ""),
-        ("help", "", ""),
-        ("-e tcp://127.0.0.1:1 nic list", "", ""),
+        ("--colour nic list", "", ""),
         ("nic bogus", "nic ", "nic"),
         ("nic sg bogus", "nic sg ", "nic sg"),
         ("sg bogus", "sg ", "sg"),
@@ -45,7 +64,7 @@ fn unknown_subcommands_are_named_and_helped() {
         let unknown = line.strip_prefix(path).unwrap().split_whitespace().next().unwrap();
         let mut err = format!("invalid {kind}subcommand {unknown}\n");
         if unknown.starts_with('-') {
-            err.push_str("help: options go after the command, as in `butterfly nic list -e EP`\n");
+            err.push_str("help: options of a command go after it, as in `butterfly nic show vm-1 --json`\n");
         }
         if let Some(first) = path.split_whitespace().next() {
             err.push_str(&format!("error in command: {first}\n"));
@@ -62,7 +81,9 @@ fn a_word_that_needs_another_prints_its_help() {
     }
 }
 
-const COMMANDS: [&str; 45] = [
+const COMMANDS: [&str; 47] = [
+    "help",
+    "version",
     "nic add",
     "nic update",
     "nic del",
@@ -192,80 +213,6 @@ fn known_options_need_their_value() {
         let err = format!("{option} needs a value\nerror in command: nic\n");
         check(&[Row { line, out: &format!("help: {command}"), err: &err, code: 1, ..Row::default() }]);
     }
-}
-
-#[test]
-fn commands_of_the_original_say_what_they_ignore() {
-    let asks: &[&[&str]] = &[&["nic_list: true"]];
-    for (line, err) in [
-        (
-            "nic list --colour red @ -x",
-            "ignored: --colour red: `nic list` has no such option; `butterfly nic list help` lists those it has\n\
-             ignored: -x: `nic list` has no such option; `butterfly nic list help` lists those it has\n",
-        ),
-        ("nic list word @", "ignored: word: `nic list` takes no such word; words come before the options\n"),
-        ("nic list @ --timout 5", "ignored: --timout 5: `nic list` has no such option; did you mean --timeout?\n"),
-        ("nic list -ve x @", "ignored: -ve x: `nic list` has no such option; did you mean --verbose?\n"),
-    ] {
-        check(&[Row { line, asks, err, ..Row::default() }]);
-    }
-}
-
-#[test]
-fn commands_of_our_own_refuse_what_they_do_not_know() {
-    for (line, command, err) in [
-        (
-            "sessions --adress 10.0.0.1 --flush @",
-            "sessions",
-            "--adress 10.0.0.1: `sessions` has no such option; did you mean --address?",
-        ),
-        ("sessions vm-1 vm-2 --flush @", "sessions", "vm-2: `sessions` takes no such word; words come before the options"),
-        ("sessions --port 1 --port 2 --flush @", "sessions", "--port 1: given again as 2, and the last one counts"),
-        ("sessions --count true @", "sessions", "true: --count takes no value, it is on as soon as it is given"),
-        (
-            "sessions --timeouts --vni 1 @",
-            "sessions",
-            "--timeouts are those of the whole host: it goes with no NIC and no filter",
-        ),
-        ("sessions --flush --limit 1 @", "sessions", "--limit is for lists: --count and --flush mean every session that matches"),
-        ("peer del 192.0.2.1 --vnii 1 @", "peer del", "--vnii 1: `peer del` has no such option; did you mean --vni?"),
-        ("workers 0 @", "workers", "0: `workers` takes no such word; words come before the options"),
-    ] {
-        let first = line.split(' ').next().unwrap();
-        let err = format!("{err}\nnothing was sent\nerror in command: {first}\n");
-        check(&[Row { line, out: &format!("help: {command}"), err: &err, code: 1, ..Row::default() }]);
-    }
-}
-
-/// The first word with a dash ends a list of words, whether it is an option or not.
-#[test]
-fn words_end_at_the_first_dash() {
-    check(&[
-        Row {
-            line: "sg add a b -x c @",
-            asks: &[&["sg_add {id: \"a\"}", "sg_add {id: \"b\"}"]],
-            err: "ignored: -x c: `sg add` has no such option; `butterfly sg add help` lists those it has\n",
-            ..Row::default()
-        },
-        Row {
-            line: "nic del a - b @",
-            asks: &[&["nic_del: \"a\""]],
-            err: "ignored: - b: `nic del` has no such option; `butterfly nic del help` lists those it has\n",
-            ..Row::default()
-        },
-        Row {
-            line: "nic sg set a @ x",
-            asks: &[&["nic_update {id: \"a\" security_group: \"\"}"]],
-            err: "ignored: x: `nic sg set` takes no such word; words come before the options\n",
-            ..Row::default()
-        },
-        Row {
-            line: "sg member add a ::1 --unknown ::2 @",
-            asks: &[&["sg_member_add {sg_id: \"a\" member: \"::1\"}"]],
-            err: "ignored: --unknown ::2: `sg member add` has no such option; `butterfly sg member add help` lists those it has\n",
-            ..Row::default()
-        },
-    ]);
 }
 
 /// In a network of its own: somebody may listen there in this one.

@@ -12,6 +12,7 @@ mod errors;
 mod events;
 mod general;
 mod manual;
+mod options;
 mod outputs;
 mod rules;
 mod sessions;

@@ -197,6 +197,11 @@ impl Daemon {
 
     /// Starts the client with the words of `line`, as in [`Row::line`].
     pub fn start(&self, line: &str) -> Client {
+        self.start_with(line, &[])
+    }
+
+    /// The same, with these variables in its environment.
+    pub fn start_with(&self, line: &str, environment: &[(&str, &str)]) -> Client {
         let mut command = Command::new(env!("CARGO_BIN_EXE_butterfly"));
         for word in line.split_whitespace() {
             match word {
@@ -206,6 +211,9 @@ impl Daemon {
             };
         }
         command.current_dir(self.directory.path());
+        // Whatever this host and this user have set is not for tests.
+        command.env("BUTTERFLY_CONFIG", "/dev/null").env_remove("BUTTERFLY_ENDPOINT").env_remove("BUTTERFLY_KEY");
+        command.envs(environment.iter().copied());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         Client { child: Some(command.spawn().unwrap()), line: line.to_owned() }
     }
