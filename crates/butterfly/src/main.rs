@@ -22,6 +22,7 @@ mod output;
 mod page;
 mod peer;
 mod process;
+mod protocol;
 mod reader;
 mod replay;
 mod reply;

@@ -3,9 +3,10 @@
 use crate::failure::Failure;
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::tree::Node;
-use butterfly_api::proto::Request;
+use crate::tree::{Node, word};
+use butterfly_api::proto::{AppConfigReq, Request};
 use clap::Command;
+use protobuf::MessageField;
 
 /// `status`.
 pub fn status() -> Node {
@@ -33,6 +34,27 @@ pub fn shutdown() -> Node {
         },
     )
     .of_the_original()
+}
+
+/// What the daemon may log.
+const LEVELS: [&str; 5] = ["none", "error", "warning", "info", "debug"];
+
+/// `log-level`.
+pub fn log_level() -> Node {
+    Node::run(
+        Command::new("log-level")
+            .about("Sets what the daemon logs, until it ends.")
+            .arg(word("LEVEL").value_parser(LEVELS).help("none, error, warning, info or debug"))
+            .after_help("butterfly log-level debug"),
+        |arguments, session| {
+            let level = arguments.word(0).unwrap_or_default();
+            if !LEVELS.contains(&level) {
+                return Err(Failure::usage(format!("{level:?} is no level: there are {}", LEVELS.join(", "))));
+            }
+            let config = AppConfigReq { log_level: Some(level.to_owned()), ..AppConfigReq::default() };
+            session.ask(Request { app_config: MessageField::some(config), ..Request::default() }).map(|_| ())
+        },
+    )
 }
 
 fn print_status(_: &Arguments, session: &mut Session) -> Result<(), Failure> {

@@ -24,7 +24,10 @@ impl Arguments {
     /// Fails when a known option lacks its value.
     pub fn read(command: &Command, globals: &[Arg], words: &[String]) -> Result<Self, Failure> {
         let known = || command.get_arguments().chain(globals);
-        let first_option = words.iter().position(|word| is_option(word)).unwrap_or(words.len());
+        // Standard input is a file with the name -.
+        let takes_file = command.get_positionals().any(|word| word.get_id() == "FILE");
+        let ends = |word: &String| is_option(word) && !(takes_file && word == "-");
+        let first_option = words.iter().position(ends).unwrap_or(words.len());
         let (positionals, options) = words.split_at(first_option);
         let mut read = Self {
             positionals: positionals.to_vec(),

@@ -15,9 +15,9 @@ pub fn request() -> Node {
     Node::run(
         Command::new("request")
             .about("Sends the requests of a file: protobuf `Messages` in text format, as `butterfly dump` prints.")
-            .arg(word("FILE").help("the file"))
+            .arg(word("FILE").help("the file; -: standard input"))
             .arg(flag("stdout").help("print the reply in text format"))
-            .after_help("butterfly request saved.txt --stdout"),
+            .after_help("butterfly request saved.txt --stdout\nbutterfly dump -e tcp://192.0.2.7:9999 | butterfly request -"),
         send_file,
     )
     .of_the_original()
@@ -36,7 +36,8 @@ pub fn dump() -> Node {
 
 fn send_file(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let path = arguments.word(0).unwrap_or_default();
-    let content = match std::fs::read_to_string(path) {
+    let read = if path == "-" { std::io::read_to_string(std::io::stdin()) } else { std::fs::read_to_string(path) };
+    let content = match read {
         Ok(content) if !content.trim().is_empty() => content,
         Ok(_) => return Err(Failure::said(format!("failed to open {path}\nthe file is empty"))),
         Err(error) => return Err(Failure::said(format!("failed to open {path}\n{error}"))),

@@ -7,6 +7,7 @@ pub use json::admission as admission_json;
 pub use page::row;
 
 use crate::failure::Failure;
+use crate::protocol;
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::tree::{Node, flag, json, option, word};
@@ -137,28 +138,9 @@ fn filter(arguments: &Arguments) -> Result<SessionFilter, Failure> {
     Ok(SessionFilter {
         nic_id: arguments.word(0).map(str::to_owned),
         vni: arguments.parsed("vni", "a number from 0 to 16777215")?,
-        protocol: arguments.value("proto").map(protocol).transpose()?,
+        protocol: arguments.value("proto").map(protocol::parse).transpose()?,
         address: address.map(str::to_owned),
         port: arguments.parsed::<u16>("port", "a number from 0 to 65535")?.map(u32::from),
         ..SessionFilter::default()
     })
-}
-
-/// Protocols by the names they have here.
-const PROTOCOLS: [(&str, u32); 5] = [("tcp", 6), ("udp", 17), ("icmp", 1), ("icmpv6", 58), ("sctp", 132)];
-
-pub fn protocol(word: &str) -> Result<u32, Failure> {
-    if let Some((_, number)) = PROTOCOLS.iter().find(|(name, _)| *name == word) {
-        return Ok(*number);
-    }
-    let number: Result<u8, _> = word.parse();
-    number
-        .map(u32::from)
-        .map_err(|_| Failure::not_recognized("proto", word, "tcp, udp, icmp, icmpv6, sctp or a number from 0 to 255"))
-}
-
-/// The name of a protocol, or its number.
-pub fn protocol_name(number: u32) -> String {
-    let named = PROTOCOLS.iter().find(|(_, known)| *known == number);
-    named.map_or_else(|| number.to_string(), |(name, _)| (*name).to_owned())
 }

@@ -98,6 +98,7 @@ pub fn root() -> Node {
             watch::capture(),
             replay::request(),
             replay::dump(),
+            process::log_level(),
             process::shutdown(),
             manual::node(),
             words::help(),

@@ -2,13 +2,11 @@
 
 use super::OUTSIDE;
 use crate::failure::Failure;
+use crate::protocol;
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::sessions::protocol;
 use butterfly_api::proto::{ExplainReq, ExplainRes, Nic, Request};
 use protobuf::MessageField;
-
-const TCP: u32 = 6;
 
 /// The packet that the words mean.
 pub fn question(arguments: &Arguments) -> Result<ExplainReq, Failure> {
@@ -35,7 +33,7 @@ pub fn question(arguments: &Arguments) -> Result<ExplainReq, Failure> {
         from_nic: from,
         to_address: to.clone().filter(|_| is_address),
         to_nic: to.filter(|_| !is_address),
-        protocol: arguments.value("proto").map(protocol).transpose()?.or(destination_port.map(|_| TCP)),
+        protocol: arguments.value("proto").map(protocol::parse).transpose()?.or(destination_port.map(|_| protocol::TCP)),
         source_port: number("sport")?,
         destination_port,
         source: text("src"),

@@ -98,6 +98,13 @@ fn nic(arguments: &Arguments) -> Result<Nic, Failure> {
     if arguments.has("path") && kind != Some(Type::VHOST_USER_CLIENT) {
         return Err(Failure::usage("--path needs --type VHOST_USER_CLIENT"));
     }
+    if let Some(name) = arguments.values("sg").iter().find(|name| name.contains(',')) {
+        let apart = name.replace(',', " ");
+        return Err(Failure::usage(format!(
+            "--sg argument not recognized\nhelp: several groups are written --sg {}; one whose name has a comma is attached with `butterfly nic sg add`",
+            apart.trim()
+        )));
+    }
     if arguments.has("forwards") && !arguments.has("bypass-filtering") {
         return Err(Failure::usage("--forwards needs --bypass-filtering: a filtered NIC sends from its own addresses only"));
     }

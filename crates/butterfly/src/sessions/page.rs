@@ -1,6 +1,6 @@
 //! `butterfly sessions` for people.
 
-use super::protocol_name;
+use crate::protocol;
 use crate::sg::rule_hash;
 use crate::table::{Align, duration, safe, table};
 use butterfly_api::proto::{Session, SessionAdmission, SessionListRes, SessionTable, session::End, session_admission::Kind};
@@ -75,7 +75,7 @@ pub fn row(session: &Session) -> [String; 11] {
             Some(vlan) => format!("{} vlan {vlan}", session.vni()),
             None => session.vni().to_string(),
         },
-        protocol_name(session.protocol()),
+        protocol::name(session.protocol()),
         end(session, &session.opener, true),
         end(session, &session.responder, false),
         safe(session.state()),

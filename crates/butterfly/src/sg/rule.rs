@@ -1,9 +1,9 @@
 //! `butterfly sg rule`: what a security group allows.
 
 use crate::failure::Failure;
+use crate::protocol;
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::sessions::protocol_name;
 use crate::sg::{group, rule_options, wants_json};
 use crate::tree::{Node, flag, json, word};
 use butterfly_api::proto::{Request, Rule, SgRuleAddReq, SgRuleDelReq, rule::Direction};
@@ -135,7 +135,7 @@ fn line(rule: &Rule) -> String {
 pub fn short(rule: &Rule) -> String {
     let protocol = match rule.protocol() {
         -1 => "any protocol".to_owned(),
-        number => u32::try_from(number).map_or_else(|_| number.to_string(), protocol_name),
+        number => u32::try_from(number).map_or_else(|_| number.to_string(), protocol::name),
     };
     let ports = match (rule.port_start, rule.port_end) {
         (Some(start), Some(end)) if start == end => format!(" {start}"),

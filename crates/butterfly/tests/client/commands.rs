@@ -108,6 +108,10 @@ fn nic_add_refuses() {
         ("--packet-trace yes", "--packet-trace argument not recognized\nhelp: \"yes\" is not true or false"),
         ("--trace-path /tmp/t", "--trace-path needs --packet-trace true"),
         ("--trace-path /tmp/t --packet-trace false", "--trace-path needs --packet-trace true"),
+        (
+            "--sg a,b",
+            "--sg argument not recognized\nhelp: several groups are written --sg a b; one whose name has a comma is attached with `butterfly nic sg add`",
+        ),
         ("--forwards", "--forwards needs --bypass-filtering: a filtered NIC sends from its own addresses only"),
         ("--path /run/a.sock", "--path needs --type VHOST_USER_CLIENT"),
         ("--path /run/a.sock --type VHOST_USER_SERVER", "--path needs --type VHOST_USER_CLIENT"),
@@ -429,6 +433,34 @@ fn request_prints_the_reply_if_asked() {
          nic_list: \"a\"\n    }\n  }\n}\n"
     );
     assert_eq!((ended.err.as_str(), ended.code), ("", Some(0)));
+}
+
+#[test]
+fn request_reads_standard_input() {
+    let daemon = Daemon::new();
+    std::fs::write(daemon.path("saved"), SAVED).unwrap();
+    let saved = std::fs::File::open(daemon.path("saved")).unwrap();
+    let mut client = daemon.start_on("request - @", saved.into());
+    assert_eq!(butterfly_api::text::print(&daemon.receive("request -")), SAVED);
+    daemon.send(&answer(&["", "", "", ""]));
+    let ended = client.end();
+    assert_eq!((ended.out.as_str(), ended.err.as_str(), ended.code), ("", "", Some(0)));
+    let ended = daemon.start("request - @").end();
+    assert_eq!(ended.err, "failed to open -\nthe file is empty\nerror in command: request\n");
+}
+
+#[test]
+fn log_level() {
+    check(&[
+        Row { line: "log-level debug @", asks: &[&["app_config { log_level: \"debug\" }"]], ..Row::default() },
+        Row {
+            line: "log-level loud @",
+            out: "help: log-level",
+            err: "\"loud\" is no level: there are none, error, warning, info, debug\nerror in command: log-level\n",
+            code: 1,
+            ..Row::default()
+        },
+    ]);
 }
 
 #[test]

@@ -81,7 +81,8 @@ fn a_word_that_needs_another_prints_its_help() {
     }
 }
 
-const COMMANDS: [&str; 47] = [
+const COMMANDS: [&str; 48] = [
+    "log-level",
     "help",
     "version",
     "nic add",

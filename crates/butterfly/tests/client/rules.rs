@@ -33,6 +33,8 @@ fn options_make_the_rule() {
             "direction: INBOUND protocol: 17 port_start: 0 port_end: 65535 cidr {address: \"::\" mask_size: 0}",
         ),
         ("--dir out --ip-proto icmp --sg-members db", "direction: OUTBOUND protocol: 1 security_group: \"db\""),
+        ("--ip-proto icmpv6 --sg-members db", "direction: INBOUND protocol: 58 security_group: \"db\""),
+        ("--ip-proto sctp --cidr ::/0", "direction: INBOUND protocol: 132 cidr {address: \"::\" mask_size: 0}"),
         ("--ip-proto all --sg-members db", "direction: INBOUND protocol: -1 security_group: \"db\""),
         ("--ip-proto -1 --sg-members db", "direction: INBOUND protocol: -1 security_group: \"db\""),
         ("--ip-proto 0 --sg-members db", "direction: INBOUND protocol: 0 security_group: \"db\""),
@@ -77,6 +79,11 @@ fn what_a_rule_ignores_is_told() {
             "sg_rule_add {sg_id: \"web\" rule {direction: INBOUND protocol: -1 port_start: 22 port_end: 22 security_group: \"db\"}}",
             "ignored: ports: a rule for all protocols means every port; did you mean --ip-proto tcp, or udp?\n",
         ),
+        (
+            "sg rule add web --ip-proto icmp --cidr ::/0 @",
+            "sg_rule_add {sg_id: \"web\" rule {direction: INBOUND protocol: 1 cidr {address: \"::\" mask_size: 0}}}",
+            "ignored: the rule: it matches nothing, as addresses like :: have the protocol icmpv6\n",
+        ),
     ] {
         check(&[Row { line, asks: &[&[asked]], err, ..Row::default() }]);
     }
@@ -97,19 +104,30 @@ fn options_are_refused() {
     const ANY: &str = "--cidr 0.0.0.0/0";
     const WRONG_PORTS: &str = "wrong port configuration\n\
                                help: tcp and udp need --port, or --port-start and --port-end with the start not after the end";
+    const NO_PORTS: &str = "wrong port configuration\nhelp: a rule for sctp means every port: leave the ports away";
     for (options, err) in [
         (format!("--dir up --ip-proto all {ANY}"), "--dir argument not recognized\nhelp: \"up\" is not in or out"),
         (
-            format!("--ip-proto sctp {ANY}"),
-            "--ip-proto argument not recognized\nhelp: \"sctp\" is not tcp, udp, icmp, all or a number from -1 (all) to 255",
+            format!("--ip-proto gre {ANY}"),
+            "--ip-proto argument not recognized\nhelp: \"gre\" is not tcp, udp, icmp, icmpv6, sctp, all or a number from -1 (all) to 255",
+        ),
+        (format!("--ip-proto sctp --port 80 {ANY}"), NO_PORTS),
+        (format!("--ip-proto sctp --port-start 80 --port-end 90 {ANY}"), NO_PORTS),
+        (
+            format!("--ip-proto tcp --port 80-90 {ANY}"),
+            "--port argument not recognized\nhelp: \"80-90\" is a range: --port-start 80 --port-end 90",
+        ),
+        (
+            "--ip-proto all --cidr ::5".into(),
+            "--cidr format not recognized\nhelp: \"::5\" has no mask: ::5/128 is this address alone",
         ),
         (
             format!("--ip-proto 256 {ANY}"),
-            "--ip-proto argument not recognized\nhelp: \"256\" is not tcp, udp, icmp, all or a number from -1 (all) to 255",
+            "--ip-proto argument not recognized\nhelp: \"256\" is not tcp, udp, icmp, icmpv6, sctp, all or a number from -1 (all) to 255",
         ),
         (
             format!("--ip-proto -2 {ANY}"),
-            "--ip-proto argument not recognized\nhelp: \"-2\" is not tcp, udp, icmp, all or a number from -1 (all) to 255",
+            "--ip-proto argument not recognized\nhelp: \"-2\" is not tcp, udp, icmp, icmpv6, sctp, all or a number from -1 (all) to 255",
         ),
         (
             format!("--ip-proto tcp --port http {ANY}"),
@@ -133,7 +151,7 @@ fn options_are_refused() {
         ),
         (
             "--ip-proto all --cidr 10.0.0.0".into(),
-            "--cidr format not recognized\nhelp: \"10.0.0.0\" is not like 10.0.0.0/8 or 2001:db8::/32",
+            "--cidr format not recognized\nhelp: \"10.0.0.0\" has no mask: 10.0.0.0/32 is this address alone",
         ),
         (
             "--ip-proto all --cidr 10.0.0.0/33".into(),

@@ -200,8 +200,19 @@ impl Daemon {
         self.start_with(line, &[])
     }
 
+    /// The same, which reads `stdin`.
+    pub fn start_on(&self, line: &str, stdin: Stdio) -> Client {
+        let child = self.command(line).stdin(stdin).spawn().unwrap();
+        Client { child: Some(child), line: line.to_owned() }
+    }
+
     /// The same, with these variables in its environment.
     pub fn start_with(&self, line: &str, environment: &[(&str, &str)]) -> Client {
+        let child = self.command(line).envs(environment.iter().copied()).spawn().unwrap();
+        Client { child: Some(child), line: line.to_owned() }
+    }
+
+    fn command(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_butterfly"));
         for word in line.split_whitespace() {
             match word {
@@ -213,9 +224,8 @@ impl Daemon {
         command.current_dir(self.directory.path());
         // Whatever this host and this user have set is not for tests.
         command.env("BUTTERFLY_CONFIG", "/dev/null").env_remove("BUTTERFLY_ENDPOINT").env_remove("BUTTERFLY_KEY");
-        command.envs(environment.iter().copied());
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Client { child: Some(command.spawn().unwrap()), line: line.to_owned() }
+        command
     }
 
     pub fn receive(&self, line: &str) -> Messages {
