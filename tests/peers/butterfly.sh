@@ -30,7 +30,7 @@ dir=${a%.sock}.d
 counters() { # busy cycles and packets of all workers
   "$BIN/butterfly" workers --json -e "ipc://$dir/api" -t 10000 | python3 -c '
 import json, sys
-w = json.load(sys.stdin)
+w = json.load(sys.stdin)["workers"]
 print(sum(x["busy_cycles"] for x in w), sum(x["packets"] for x in w))'
 }
 

@@ -91,17 +91,21 @@ fn a_day_of_an_operator() {
     first.send(&numbered(mac(9), second.mac(), 1, 1, 60));
     second.receive();
     let fdb = json(&ok("fdb 1337 --json"));
-    let kinds: BTreeMap<&str, &str> =
-        fdb.as_array().unwrap().iter().map(|row| (row["mac"].as_str().unwrap(), row["kind"].as_str().unwrap())).collect();
+    let kinds: BTreeMap<&str, &str> = fdb["entries"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| (row["mac"].as_str().unwrap(), row["kind"].as_str().unwrap()))
+        .collect();
     let expected = [("42:42:42:42:42:02", "static"), ("42:42:42:42:42:0a", "static"), ("02:b0:00:00:00:09", "learnt")];
     assert_eq!(kinds, expected.into());
-    assert_eq!(json(&ok("fdb 1 --json")), json("[]"));
+    assert_eq!(json(&ok("fdb 1 --json")), json(r#"{"entries": []}"#));
     host.settle(&mut [&mut first, &mut second]);
     // What the machine sent is "in".
     assert_eq!(ok("nic stats vm-1"), format!("in: {}\nout: {bytes}\n", bytes + 60));
     assert_eq!(ok("nic stats vm-2"), format!("in: {bytes}\nout: {}\n", bytes + 60));
     let workers = json(&ok("workers --json"));
-    let worker = &workers[0];
+    let worker = &workers["workers"][0];
     assert_eq!(worker["packets"].as_u64(), Some(9));
     for name in ["busy_cycles", "batches", "sleeps"] {
         assert!(worker[name].as_u64().unwrap() > 0, "{name}: {worker}");

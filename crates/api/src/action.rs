@@ -48,6 +48,7 @@ pub enum Action<'a> {
     EventList(&'a EventListReq),
     Trace(&'a TraceReq),
     Capture(&'a CaptureReq),
+    AppHealth,
 }
 
 impl<'a> Action<'a> {
@@ -91,6 +92,7 @@ impl<'a> Action<'a> {
             .or_else(|| request.event_list.as_ref().map(Self::EventList))
             .or_else(|| request.trace.as_ref().map(Self::Trace))
             .or_else(|| request.capture.as_ref().map(Self::Capture))
+            .or_else(|| request.app_health.map(|_| Self::AppHealth))
     }
 
     /// Whether it may leave something behind, so that to carry it out twice is another thing than once.
@@ -132,7 +134,8 @@ impl<'a> Action<'a> {
             | Self::PeerList
             | Self::Explain(_)
             | Self::DropList(_)
-            | Self::EventList(_) => false,
+            | Self::EventList(_)
+            | Self::AppHealth => false,
         }
     }
 
@@ -176,6 +179,7 @@ impl<'a> Action<'a> {
             Self::EventList(_) => "event_list",
             Self::Trace(_) => "trace",
             Self::Capture(_) => "capture",
+            Self::AppHealth => "app_health",
         }
     }
 }
@@ -186,7 +190,7 @@ mod tests {
     use crate::text;
 
     /// Every field of the request, in number order, as text and as what it must become.
-    const FIELDS: [(&str, &str); 37] = [
+    const FIELDS: [(&str, &str); 38] = [
         (r#"nic_add { id: "x" mac: "m" vni: 1 }"#, "NicAdd"),
         (r#"nic_update { id: "x" }"#, "NicUpdate"),
         (r#"nic_del: "x""#, r#"NicDel("x")"#),
@@ -224,6 +228,7 @@ mod tests {
         ("event_list { }", "EventList"),
         ("trace { }", "Trace"),
         ("capture { }", "Capture"),
+        ("app_health: false", "AppHealth"),
     ];
 
     #[test]

@@ -38,10 +38,7 @@ pub fn node() -> Node {
 }
 
 fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let json = arguments.has("json");
-    if json {
-        session.output_is_for_programs();
-    }
+    let json = session.wants_json(arguments);
     let nic = arguments.word(0);
     match (arguments.value("explain"), arguments.has("watch")) {
         (Some(_), watch) if watch || json || nic.is_some() => {
@@ -53,7 +50,7 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
             let found = ask(nic, session)?;
             let rates = Rates::of_window(&found);
             match json {
-                true => session.line(format_args!("{:#}", json::json(&found, &rates))),
+                true => session.json(&json::json(&found, &rates)),
                 false => session.print(page::page(nic, &found, &rates)),
             }
         }

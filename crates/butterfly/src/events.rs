@@ -39,10 +39,7 @@ pub fn node() -> Node {
 }
 
 fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let format = Format { json: arguments.has("json") };
-    if format.json {
-        session.output_is_for_programs();
-    }
+    let format = Format { json: session.wants_json(arguments) };
     let since: Option<u64> = arguments.parsed("since", "the number of an event")?;
     let last: Option<u32> = arguments.parsed("last", "a number from 0 to 10000")?;
     let limit = match (last, since) {

@@ -54,10 +54,7 @@ pub fn node() -> Node {
 const OUTSIDE: &str = "outside";
 
 fn explain(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let json = arguments.has("json");
-    if json {
-        session.output_is_for_programs();
-    }
+    let json = session.wants_json(arguments);
     let mut question = ask::question(arguments)?;
     let mut answers: Vec<(String, ExplainReq, ExplainRes)> = Vec::new();
     if let Some(endpoint) = arguments.value("far-endpoint") {
@@ -74,7 +71,7 @@ fn explain(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> 
     answers.insert(0, (String::new(), question, answer));
     let allowed = answers.iter().all(|(_, _, answer)| answer.allowed());
     match json {
-        true => session.line(format_args!("{:#}", json::json(&answers)))?,
+        true => session.json(&json::json(&answers))?,
         false => session.print(page::page(&answers))?,
     }
     if allowed { Ok(()) } else { Err(Failure::Negative) }

@@ -24,16 +24,13 @@ pub fn node() -> Node {
 }
 
 fn print_fdb(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let json = arguments.has("json");
-    if json {
-        session.output_is_for_programs();
-    }
+    let json = session.wants_json(arguments);
     let vni = arguments.word(0).map(vni).transpose()?;
     let response = session
         .ask(Request { fdb_list: MessageField::some(FdbListReq { vni, ..FdbListReq::default() }), ..Request::default() })?;
     let entries = response.fdb_list;
     match json {
-        true => session.line(format_args!("{:#}", Value::from_iter(entries.iter().map(entry_json)))),
+        true => session.json(&json!({ "entries": entries.iter().map(entry_json).collect::<Value>() })),
         false => session.print(page(&entries)),
     }
 }
@@ -78,6 +75,6 @@ fn entry_json(entry: &FdbEntry) -> Value {
         "nic_id": entry.nic_id,
         "peer": entry.peer,
         "kind": kind(entry),
-        "age": entry.age,
+        "age_s": entry.age,
     })
 }

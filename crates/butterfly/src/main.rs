@@ -16,6 +16,7 @@ mod explain;
 mod failure;
 mod fdb;
 mod help;
+mod json;
 mod manual;
 mod nic;
 mod output;

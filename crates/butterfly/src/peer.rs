@@ -62,14 +62,11 @@ fn peers(arguments: &Arguments) -> Result<impl Iterator<Item = TunnelPeer>, Fail
 }
 
 fn list(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let json = arguments.has("json");
-    if json {
-        session.output_is_for_programs();
-    }
+    let json = session.wants_json(arguments);
     let peers = session.ask(Request { peer_list: Some(true), ..Request::default() })?.peer_list;
     if json {
         let row = |peer: &TunnelPeer| json!({ "address": peer.address(), "vni": peer.vni });
-        return session.line(format_args!("{:#}", Value::from_iter(peers.iter().map(row))));
+        return session.json(&json!({ "peers": peers.iter().map(row).collect::<Value>() }));
     }
     let row = |peer: &TunnelPeer| [peer.vni.map_or("all".into(), |vni| vni.to_string()), safe(peer.address())];
     let rows: Vec<_> = peers.iter().map(row).collect();

@@ -1,20 +1,28 @@
 //! `butterfly status` and `butterfly shutdown`: the daemon itself.
 
 use crate::failure::Failure;
+use crate::json::seconds;
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::tree::{Node, word};
-use butterfly_api::proto::{AppConfigReq, Request};
+use crate::tree::{Node, flag, word};
+use butterfly_api::proto::{AppConfigReq, AppHealthRes, Request};
 use clap::Command;
 use protobuf::MessageField;
+use serde_json::{Value, json};
 
 /// `status`.
 pub fn status() -> Node {
     Node::run(
         Command::new("status")
             .about("Prints since when the daemon runs (seconds since 1970), how many requests it had, and its packet graph.")
+            .arg(
+                flag("json").help(
+                    "print JSON, for programs: with the version, without the graph, at the same cost whatever the host has",
+                ),
+            )
             .after_help(
                 "butterfly status\n\
+                 butterfly status --json -t 1000 || echo 'it does not answer'\n\
                  butterfly status | sed '1,/^dot graph/d' | dot -Tsvg > graph.svg",
             ),
         print_status,
@@ -57,7 +65,31 @@ pub fn log_level() -> Node {
     )
 }
 
-fn print_status(_: &Arguments, session: &mut Session) -> Result<(), Failure> {
+/// Asks whether the daemon lives.
+pub fn ask_health(session: &mut Session) -> Result<AppHealthRes, Failure> {
+    let response = session.ask(Request { app_health: Some(true), ..Request::default() })?;
+    response.app_health.into_option().ok_or_else(|| Failure::said("no health received"))
+}
+
+fn health_json(health: &AppHealthRes) -> Value {
+    json!({
+        "version": health.version,
+        "start_date": seconds(health.start_date()),
+        "start_date_s": health.start_date(),
+        "current_date": seconds(health.current_date()),
+        "current_date_s": health.current_date(),
+        "uptime_s": health.current_date().saturating_sub(health.start_date()),
+        "request_counter": health.request_counter(),
+        "nics": health.nics(),
+        "security_groups": health.security_groups(),
+    })
+}
+
+fn print_status(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
+    if session.wants_json(arguments) {
+        let health = ask_health(session)?;
+        return session.json(&health_json(&health));
+    }
     let response = session.ask(Request { app_status: Some(true), ..Request::default() })?;
     let Some(status) = response.app_status.into_option() else {
         return Err(Failure::said("no status received"));

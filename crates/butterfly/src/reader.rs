@@ -65,7 +65,9 @@ impl Arguments {
                 given.extend(values(&mut rest));
                 continue;
             }
-            if let Some(before) = given.last().filter(|before| **before != value) {
+            // Of a global option the last one counts, as scripts that wrap the client rely on: see `settings`.
+            let own = !globals.iter().any(|global| global.get_id() == argument.get_id());
+            if let Some(before) = given.last().filter(|before| own && **before != value) {
                 let option = name.to_owned();
                 read.slips.push(Slip::Replaced { option, value: before.clone(), by: value.clone() });
             }

@@ -9,6 +9,8 @@ use butterfly_api::proto::{Message, Messages, Nic, Request, Response};
 use butterfly_api::text;
 use clap::Command;
 use protobuf::MessageField;
+use protobuf_json_mapping::{PrintOptions, print_to_string_with_options};
+use serde_json::Value;
 
 /// `request`.
 pub fn request() -> Node {
@@ -17,6 +19,7 @@ pub fn request() -> Node {
             .about("Sends the requests of a file: protobuf `Messages` in text format, as `butterfly dump` prints.")
             .arg(word("FILE").help("the file; -: standard input"))
             .arg(flag("stdout").help("print the reply in text format"))
+            .arg(flag("json").help("print the reply as JSON, for programs"))
             .after_help("butterfly request saved.txt --stdout\nbutterfly dump -e tcp://192.0.2.7:9999 | butterfly request -"),
         send_file,
     )
@@ -28,6 +31,7 @@ pub fn dump() -> Node {
     Node::run(
         Command::new("dump")
             .about("Prints requests that make all NICs, security groups and named peers again, for `butterfly request`.")
+            .arg(flag("json").help("print them as JSON, for programs; `butterfly request` reads the other form"))
             .after_help("butterfly dump > saved.txt"),
         print_dump,
     )
@@ -46,8 +50,11 @@ fn send_file(arguments: &Arguments, session: &mut Session) -> Result<(), Failure
         .map_err(|error| Failure::said(format!("{path} is no protobuf Messages in text format: {error}")))?;
     let names: Vec<String> = request.messages.iter().map(name).collect();
 
+    let json = session.wants_json(arguments);
     let reply = session.send(&request)?;
-    if arguments.has("stdout") {
+    if json {
+        session.print(messages_json(&reply)?)?;
+    } else if arguments.has("stdout") {
         session.print(text::print(&reply))?;
     }
     let replies = reply::messages(reply)?;
@@ -97,7 +104,18 @@ fn declarations(response: Response) -> impl Iterator<Item = Message> {
     nics.chain(groups).chain(peers).map(|request| message(request, None))
 }
 
-fn print_dump(_: &Arguments, session: &mut Session) -> Result<(), Failure> {
+/// Messages as JSON, under the field names of the protocol.
+fn messages_json(messages: &Messages) -> Result<String, Failure> {
+    let options = PrintOptions { proto_field_name: true, ..PrintOptions::default() };
+    let failed = |error: String| Failure::said(format!("cannot print this as JSON: {error}"));
+    let line = print_to_string_with_options(messages, &options).map_err(|error| failed(error.to_string()))?;
+    // As all other commands print it: in lines.
+    let value: Value = serde_json::from_str(&line).map_err(|error| failed(error.to_string()))?;
+    Ok(format!("{value:#}\n"))
+}
+
+fn print_dump(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
+    let json = session.wants_json(arguments);
     let nics = Request { nic_details: Some(String::new()), ..Request::default() };
     let groups = Request { sg_details: Some(String::new()), ..Request::default() };
     let mut responses = session.exchange(vec![message(nics, Some("nics")), message(groups, Some("sgs"))])?;
@@ -105,5 +123,8 @@ fn print_dump(_: &Arguments, session: &mut Session) -> Result<(), Failure> {
     // An older daemon refuses this, and has none. A reply that does not come is another thing: there may be some.
     responses.extend(session.ask_each(vec![peers])?.into_iter().flatten());
     let dump = Messages { messages: responses.into_iter().flat_map(declarations).collect(), ..Messages::default() };
-    session.line(text::print(&dump))
+    match json {
+        true => session.print(messages_json(&dump)?),
+        false => session.line(text::print(&dump)),
+    }
 }

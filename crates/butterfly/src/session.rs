@@ -3,11 +3,13 @@
 use crate::connection::Connection;
 use crate::failure::Failure;
 use crate::output::Output;
+use crate::reader::Arguments;
 use crate::reply;
 use crate::settings::Settings;
 use butterfly_api::proto::{Message, MessageV0, Messages, Request, Response};
 use butterfly_api::{REVISION, text};
 use protobuf::MessageField;
+use serde_json::Value;
 use std::fmt::Display;
 use std::time::Duration;
 
@@ -37,6 +39,20 @@ impl<'a> Session<'a> {
     /// Prints `line` and a newline.
     pub fn line(&mut self, line: impl Display) -> Result<(), Failure> {
         Ok(self.output.line(line)?)
+    }
+
+    /// Prints an object for programs.
+    pub fn json(&mut self, object: &Value) -> Result<(), Failure> {
+        self.line(format_args!("{object:#}"))
+    }
+
+    /// Whether the output is to be for programs.
+    pub fn wants_json(&mut self, arguments: &Arguments) -> bool {
+        let json = arguments.has("json");
+        if json {
+            self.output_is_for_programs();
+        }
+        json
     }
 
     /// Prints bytes as they are, at once.

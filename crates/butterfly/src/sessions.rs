@@ -41,10 +41,7 @@ pub fn node() -> Node {
 }
 
 fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let json = arguments.has("json");
-    if json {
-        session.output_is_for_programs();
-    }
+    let json = session.wants_json(arguments);
     let filter = filter(arguments)?;
     check_use(arguments)?;
     let wanted = ["count", "flush", "timeouts"].into_iter().filter(|name| arguments.has(name));
@@ -77,7 +74,7 @@ fn list(filter: SessionFilter, arguments: &Arguments, session: &mut Session, jso
     let limit = arguments.parsed("limit", "a number")?;
     let (table, found) = ask(filter, limit, session)?;
     match json {
-        true => session.line(format_args!("{:#}", json::sessions(&table, &found))),
+        true => session.json(&json::sessions(&table, &found)),
         false => session.print(page::sessions(&table, &found)),
     }
 }
@@ -85,7 +82,7 @@ fn list(filter: SessionFilter, arguments: &Arguments, session: &mut Session, jso
 fn count(filter: SessionFilter, session: &mut Session, json: bool) -> Result<(), Failure> {
     let (_, found) = ask(filter, Some(0), session)?;
     match json {
-        true => session.line(json!({ "matching": found.matching() })),
+        true => session.json(&json!({ "matching": found.matching() })),
         false => session.line(found.matching()),
     }
 }
@@ -96,7 +93,7 @@ fn flush(filter: SessionFilter, session: &mut Session, json: bool) -> Result<(),
         return Err(Failure::said("no result of the flush received"));
     };
     match json {
-        true => session.line(json!({ "flushed": result.flushed() })),
+        true => session.json(&json!({ "flushed": result.flushed() })),
         false => session.line(format_args!("flushed: {}", result.flushed())),
     }
 }
@@ -105,7 +102,7 @@ fn time_outs(session: &mut Session, json: bool) -> Result<(), Failure> {
     let response = session.ask(Request { session_table: Some(true), ..Request::default() })?;
     let table = table_of(response.session_table)?;
     match json {
-        true => session.line(format_args!("{:#}", json::table(&table))),
+        true => session.json(&json::table(&table)),
         false => session.print(page::time_outs(&table)),
     }
 }

@@ -49,16 +49,22 @@ impl Given {
     /// Takes over the global options among `arguments`. Returns those given before that they replace.
     pub fn take(&mut self, arguments: &Arguments) -> Result<Vec<String>, Failure> {
         let timeout = arguments.parsed("timeout", "a number of milliseconds from 0 to 4294967295")?;
+        let told = |(name, before): (&str, String)| {
+            format!("--{name} {before}: another follows, and a global option is that of the whole chain")
+        };
+        let twice = ["endpoint", "timeout", "key"].into_iter().flat_map(|name| {
+            let (last, before) = arguments.values(name).split_last()?;
+            Some(before.iter().filter(|value| *value != last).map(|value| (name, value.clone())).collect::<Vec<_>>())
+        });
+        let mut replaced: Vec<String> = twice.flatten().map(told).collect();
         self.verbose |= arguments.has("verbose");
         self.legacy_encryption |= arguments.has("legacy-encryption");
         let endpoint = replace(&mut self.endpoint, arguments.value("endpoint").map(str::to_owned));
         let timeout = replace(&mut self.timeout, timeout).map(|before| before.to_string());
         let key = replace(&mut self.key, arguments.value("key").map(PathBuf::from)).map(|before| before.display().to_string());
-        let replaced = [("endpoint", endpoint), ("timeout", timeout), ("key", key)].into_iter();
-        let told = |(name, before): (&str, Option<String>)| {
-            before.map(|before| format!("--{name} {before}: another follows, and a global option is that of the whole chain"))
-        };
-        Ok(replaced.filter_map(told).collect())
+        let before = [("endpoint", endpoint), ("timeout", timeout), ("key", key)].into_iter();
+        replaced.extend(before.filter_map(|(name, before)| Some(told((name, before?)))));
+        Ok(replaced)
     }
 
     /// What they ask for, completed by the environment and the client's files.

@@ -48,7 +48,8 @@ fn top(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let interval = Duration::from_millis(interval);
     let sort = arguments.value("sort").map(sort).transpose()?.unwrap_or(Sort::Rate);
     if arguments.has("once") || arguments.has("json") {
-        return once::once(session, interval, sort, arguments.has("json"));
+        let json = session.wants_json(arguments);
+        return once::once(session, interval, sort, json);
     }
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
         return Err(Failure::said(

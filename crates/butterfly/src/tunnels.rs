@@ -30,10 +30,7 @@ pub fn node() -> Node {
 }
 
 fn print_tunnels(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let json = arguments.has("json");
-    if json {
-        session.output_is_for_programs();
-    }
+    let json = session.wants_json(arguments);
     let vni = arguments.word(0).map(vni).transpose()?;
     let request = TunnelShowReq { vni, ..TunnelShowReq::default() };
     let response = session.ask(Request { tunnel_show: MessageField::some(request), ..Request::default() })?;
@@ -41,7 +38,7 @@ fn print_tunnels(arguments: &Arguments, session: &mut Session) -> Result<(), Fai
         return Err(Failure::said(NO_UPLINK));
     };
     match json {
-        true => session.line(format_args!("{:#}", json::json(&show))),
+        true => session.json(&json::json(&show)),
         false => session.print(page::page(&show, arguments.has("all"))),
     }
 }

@@ -23,16 +23,13 @@ pub fn node() -> Node {
 }
 
 fn print_uplink(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let json = arguments.has("json");
-    if json {
-        session.output_is_for_programs();
-    }
+    let json = session.wants_json(arguments);
     let response = session.ask(Request { uplink_show: Some(true), ..Request::default() })?;
     let Some(show) = response.uplink_show.into_option() else {
         return Err(Failure::said(tunnels::NO_UPLINK));
     };
     match json {
-        true => session.line(format_args!("{:#}", uplink_json(&show))),
+        true => session.json(&uplink_json(&show)),
         false => session.print(page(&show, arguments.has("all"))),
     }
 }

@@ -47,8 +47,8 @@ fn print_help(arguments: &Arguments, session: &mut Session) -> Result<(), Failur
 }
 
 fn print_version(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    match arguments.has("json") {
-        true => session.line(format_args!("{:#}", json!({ "version": env!("CARGO_PKG_VERSION"), "revision": REVISION }))),
+    match session.wants_json(arguments) {
+        true => session.json(&json!({ "version": env!("CARGO_PKG_VERSION"), "revision": REVISION })),
         false => session.line(butterfly_version::line(REVISION)),
     }
 }

@@ -17,21 +17,18 @@ pub fn node() -> Node {
             .arg(json())
             .after_help(
                 "butterfly workers\n\
-                 butterfly workers --json | jq '.[].busy_cycles'",
+                 butterfly workers --json | jq '.workers[].busy_cycles'",
             ),
         print_workers,
     )
 }
 
 fn print_workers(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let json = arguments.has("json");
-    if json {
-        session.output_is_for_programs();
-    }
+    let json = session.wants_json(arguments);
     let response = session.ask(Request { worker_list: Some(true), ..Request::default() })?;
     let workers = response.worker_list;
     match json {
-        true => session.line(format_args!("{:#}", Value::from_iter(workers.iter().map(worker_json)))),
+        true => session.json(&json!({ "workers": workers.iter().map(worker_json).collect::<Value>() })),
         false => session.print(page(&workers)),
     }
 }

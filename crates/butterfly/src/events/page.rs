@@ -1,6 +1,7 @@
 //! Events as lines.
 
 use crate::failure::Failure;
+use crate::json::milliseconds;
 use crate::session::Session;
 use crate::table::{date, safe};
 use butterfly_api::proto::Event;
@@ -40,7 +41,7 @@ impl Format {
 
 /// An event on one line.
 fn line(event: &Event) -> String {
-    let mut line = format!("{} #{} {:<19}  ", time(event.time(), ' '), event.seq(), safe(event.kind()));
+    let mut line = format!("{} #{} {:<19}  ", time(event.time()), event.seq(), safe(event.kind()));
     // Writing to a string cannot fail.
     let _ = match (&event.nic_id, event.vni) {
         (Some(nic), Some(vni)) => write!(line, "{} (VNI {vni})  ", safe(nic)),
@@ -64,7 +65,7 @@ fn line(event: &Event) -> String {
 fn object(event: &Event) -> serde_json::Value {
     json!({
         "seq": event.seq(),
-        "time": format!("{}Z", time(event.time(), 'T')),
+        "time": milliseconds(event.time()),
         "time_ms": event.time(),
         "kind": event.kind(),
         "nic_id": event.nic_id,
@@ -76,11 +77,9 @@ fn object(event: &Event) -> serde_json::Value {
     })
 }
 
-/// Date and time in UTC with milliseconds, `between` them.
-fn time(milliseconds: u64, between: char) -> String {
-    let date = date(milliseconds / 1000);
-    let (day, clock) = date.trim_end_matches(" UTC").split_once(' ').unwrap_or((&date, ""));
-    format!("{day}{between}{clock}.{:03}", milliseconds % 1000)
+/// Date and time in UTC with milliseconds.
+fn time(milliseconds: u64) -> String {
+    format!("{}.{:03}", date(milliseconds / 1000).trim_end_matches(" UTC"), milliseconds % 1000)
 }
 
 #[cfg(test)]
@@ -89,8 +88,7 @@ mod tests {
 
     #[test]
     fn times_have_milliseconds() {
-        assert_eq!(time(1_000_000_000_007, ' '), "2001-09-09 01:46:40.007");
-        assert_eq!(time(1_704_067_199_999, 'T'), "2023-12-31T23:59:59.999");
-        time(u64::MAX, ' ');
+        assert_eq!(time(1_000_000_000_007), "2001-09-09 01:46:40.007");
+        time(u64::MAX);
     }
 }

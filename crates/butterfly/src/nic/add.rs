@@ -3,10 +3,11 @@
 use crate::failure::Failure;
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::tree::{Node, flag, list, option};
+use crate::tree::{Node, flag, json, list, option};
 use butterfly_api::proto::{Nic, Request, nic::Type};
 use clap::Command;
 use protobuf::MessageField;
+use serde_json::json;
 
 /// `nic add`.
 pub fn node() -> Node {
@@ -41,6 +42,7 @@ pub fn node() -> Node {
                 flag("shared-ip").help("machines on other hosts have its addresses, too (VRRP, keepalived)"),
                 flag("router").help("let it send router advertisements and redirects, by an OUTBOUND rule for protocol 58 (or 1)"),
                 option("sniff-target", "NIC").help("a mirror of that NIC of the same VNI: gets copies of all it sends and receives, and cannot send"),
+                json(),
             ])
             .after_help(
                 "butterfly nic add --id vm-1 --mac 52:54:00:12:34:01 --vni 42 --ip 10.0.0.1 --sg web\n\
@@ -52,11 +54,13 @@ pub fn node() -> Node {
 }
 
 fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
+    let json = session.wants_json(arguments);
     let nic = nic(arguments)?;
     without_effect(arguments, &nic).iter().for_each(|what| session.ignored(what));
     let request = Request { nic_add: MessageField::some(nic), ..Request::default() };
     let response = session.ask(request)?;
     match response.nic_add.into_option() {
+        Some(added) if json => session.json(&json!({ "id": arguments.value("id"), "path": added.path() })),
         Some(added) => session.line(added.path()),
         None => Err(Failure::said("no nic add result received")),
     }

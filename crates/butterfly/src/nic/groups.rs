@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::nic::lookup::ask_details;
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::sg::{print_texts, wants_json};
+use crate::sg::print_texts;
 use crate::tree::{Node, json, word};
 use butterfly_api::proto::{NicUpdateReq, Request};
 use clap::{Arg, Command};
@@ -64,9 +64,9 @@ fn groups() -> Arg {
 }
 
 fn list(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let json = wants_json(arguments, session);
+    let json = session.wants_json(arguments);
     let nic = ask_details(id(arguments), session)?;
-    print_texts(nic.security_group, json, session)
+    print_texts(nic.security_group, "security_groups", json, session)
 }
 
 fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {

@@ -2,11 +2,14 @@
 
 use crate::failure::Failure;
 use crate::nic::show::pings;
+use crate::nic::show_json;
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::tree::{Node, word};
+use crate::sg::print_texts;
+use crate::tree::{Node, json, word};
 use butterfly_api::proto::{Nic, Request};
 use clap::Command;
+use serde_json::{Value, json};
 
 /// `nic del`.
 pub fn del() -> Node {
@@ -26,10 +29,14 @@ pub fn del() -> Node {
 /// `nic list`.
 pub fn list() -> Node {
     Node::run(
-        Command::new("list").about("Prints the id of every virtual NIC, one per line.").after_help("butterfly nic list"),
-        |_, session| {
+        Command::new("list")
+            .about("Prints the id of every virtual NIC, one per line.")
+            .arg(json())
+            .after_help("butterfly nic list"),
+        |arguments, session| {
+            let json = session.wants_json(arguments);
             let response = session.ask(Request { nic_list: Some(true), ..Request::default() })?;
-            response.nic_list.iter().try_for_each(|id| session.line(id))
+            print_texts(response.nic_list, "nics", json, session)
         },
     )
     .of_the_original()
@@ -41,6 +48,7 @@ pub fn details() -> Node {
         Command::new("details")
             .about("Prints what was declared for a virtual NIC.")
             .arg(word("NIC").help("id of the NIC"))
+            .arg(json())
             .after_help("butterfly nic details vm-1"),
         print_details,
     )
@@ -56,10 +64,18 @@ pub fn stats() -> Node {
                  (in) and sent (out), and how long pings took.",
             )
             .arg(word("NIC").help("id of the NIC"))
+            .arg(json())
             .after_help("butterfly nic stats vm-1"),
         |arguments, session| {
+            let json = session.wants_json(arguments);
             let response = session.ask(Request { nic_stats: arguments.word(0).map(str::to_owned), ..Request::default() })?;
             match response.nic_stats.into_option() {
+                Some(stats) if json => session.json(&json!({
+                    "id": arguments.word(0),
+                    "in_bytes": stats.in_(),
+                    "out_bytes": stats.out(),
+                    "pings": stats.pings.as_ref().map(show_json::pings),
+                })),
                 Some(stats) => {
                     session.line(format_args!("in: {}\nout: {}", stats.in_(), stats.out()))?;
                     let Some(counted) = stats.pings.as_ref() else { return Ok(()) };
@@ -81,7 +97,11 @@ pub fn ask_details(id: &str, session: &mut Session) -> Result<Nic, Failure> {
 }
 
 fn print_details(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
+    let json = session.wants_json(arguments);
     let nic = ask_details(arguments.word(0).unwrap_or_default(), session)?;
+    if json {
+        return session.json(&details_json(&nic));
+    }
     session.line(format_args!("id: {}", nic.id()))?;
     session.line(format_args!("mac: {}", nic.mac()))?;
     session.line(format_args!("vni: {}", nic.vni()))?;
@@ -99,4 +119,29 @@ fn print_details(arguments: &Arguments, session: &mut Session) -> Result<(), Fai
         }
     }
     session.line(format_args!("packet trace: {}", nic.packet_trace()))
+}
+
+/// What was declared, under the field names of the protocol.
+fn details_json(nic: &Nic) -> Value {
+    json!({
+        "id": nic.id(),
+        "mac": nic.mac(),
+        "vni": nic.vni(),
+        "ip": nic.ip,
+        "security_group": nic.security_group,
+        "ip_anti_spoof": nic.ip_anti_spoof(),
+        "sniff_target_nic_id": nic.sniff_target_nic_id,
+        "bypass_filtering": nic.bypass_filtering(),
+        "forwards": nic.forwards(),
+        "shared_ip": nic.shared_ip(),
+        "router": nic.router(),
+        "type": nic.type_.map(show_json::kind),
+        "path": nic.path,
+        "netns": nic.netns,
+        "packet_trace": nic.packet_trace(),
+        "packet_trace_path": nic.packet_trace_path,
+        "btype": nic.btype,
+        "dip": nic.dip,
+        "dmac": nic.dmac,
+    })
 }

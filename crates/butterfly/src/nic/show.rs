@@ -25,16 +25,13 @@ pub fn node() -> Node {
 }
 
 fn show(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let json = arguments.has("json");
-    if json {
-        session.output_is_for_programs();
-    }
+    let json = session.wants_json(arguments);
     let response = session.ask(Request { nic_show: arguments.word(0).map(str::to_owned), ..Request::default() })?;
     let Some(show) = response.nic_show.into_option() else {
         return Err(Failure::said("no nic description received"));
     };
     if json {
-        return session.line(format_args!("{:#}", show_json::json(&show)));
+        return session.json(&show_json::json(&show));
     }
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
     session.print(page(&show, now, arguments.has("all")))

@@ -1,26 +1,17 @@
 //! `butterfly nic show --json`.
 
+use crate::json::seconds;
 use crate::tunnels::drops_json;
-use butterfly_api::proto::NicShow;
+use butterfly_api::proto::{NicShow, Pings, nic::Type};
+use protobuf::EnumOrUnknown;
 use serde_json::{Value, json};
 
 /// Everything the daemon told, under the field names of the protocol. What it
 /// did not tell is null, an empty list, or 0 for a counter.
 pub fn json(show: &NicShow) -> Value {
-    let kind = show.type_.map(|kind| match kind.enum_value() {
-        Ok(kind) => json!(format!("{kind:?}")),
-        Err(number) => json!(number),
-    });
+    let kind = show.type_.map(kind);
     let mirror = show.mirror.as_ref().map(|mirror| json!({ "target": mirror.target(), "idle": mirror.idle }));
-    let pings = show.pings.as_ref().map(|pings| {
-        json!({
-            "requests": pings.requests(),
-            "replies": pings.replies(),
-            "min_ns": pings.min_ns,
-            "mean_ns": pings.mean_ns,
-            "max_ns": pings.max_ns,
-        })
-    });
+    let pings = show.pings.as_ref().map(pings);
     let packet_trace = show.packet_trace.as_ref().map(|trace| {
         json!({
             "on": trace.on(),
@@ -63,14 +54,16 @@ pub fn json(show: &NicShow) -> Value {
         "path": show.path,
         "role": show.role,
         "attached": show.attached(),
-        "attached_since": show.attached_since,
+        "attached_since": show.attached_since.map(seconds),
+        "attached_since_s": show.attached_since,
         "peer_pid": show.peer_pid,
         "migrating": show.migrating(),
         "others_waiting": show.others_waiting(),
         "trouble": show.trouble,
         "attach_count": show.attach_count(),
         "last_detach_reason": show.last_detach_reason,
-        "last_detach_time": show.last_detach_time,
+        "last_detach_time": show.last_detach_time.map(seconds),
+        "last_detach_time_s": show.last_detach_time,
         "features_offered": show.features_offered,
         "features_negotiated": show.features_negotiated,
         "features_refused": show.features_refused,
@@ -113,4 +106,23 @@ pub fn json(show: &NicShow) -> Value {
         page[name] = value.into();
     }
     page
+}
+
+/// The name of a type, or its number.
+pub fn kind(kind: EnumOrUnknown<Type>) -> Value {
+    match kind.enum_value() {
+        Ok(kind) => json!(format!("{kind:?}")),
+        Err(number) => json!(number),
+    }
+}
+
+/// Results of a BENCH vnic.
+pub fn pings(pings: &Pings) -> Value {
+    json!({
+        "requests": pings.requests(),
+        "replies": pings.replies(),
+        "min_ns": pings.min_ns,
+        "mean_ns": pings.mean_ns,
+        "max_ns": pings.max_ns,
+    })
 }

@@ -21,9 +21,9 @@ pub fn table(state: &SessionTable) -> Value {
         "capacity": state.capacity(),
         "used": state.used(),
         "memory": state.memory,
-        "tcp_pickup": state.tcp_pickup(),
+        "tcp_pickup_s": state.tcp_pickup(),
         "share": state.share(),
-        "timeouts": timeouts,
+        "timeouts_s": timeouts,
     })
 }
 
@@ -35,9 +35,9 @@ fn session(session: &Session) -> Value {
         "opener": end(&session.opener),
         "responder": end(&session.responder),
         "state": session.state,
-        "age": session.age(),
-        "idle": session.idle(),
-        "expires": session.expires(),
+        "age_s": session.age(),
+        "idle_s": session.idle(),
+        "expires_s": session.expires(),
         "opener_packets": session.opener_packets(),
         "opener_bytes": session.opener_bytes(),
         "responder_packets": session.responder_packets(),

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::sg::{group, print_texts, wants_json};
+use crate::sg::{group, print_texts};
 use crate::tree::{Node, json, word};
 use butterfly_api::proto::{Request, SgMemberAddReq, SgMemberDelReq};
 use clap::{Arg, Command};
@@ -47,9 +47,9 @@ fn addresses() -> Arg {
 }
 
 fn list(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let json = wants_json(arguments, session);
+    let json = session.wants_json(arguments);
     let response = session.ask(Request { sg_member_list: owned(arguments, 0), ..Request::default() })?;
-    print_texts(response.sg_member_list, json, session)
+    print_texts(response.sg_member_list, "members", json, session)
 }
 
 fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {

@@ -11,7 +11,7 @@ use crate::tree::{Node, json, word};
 use butterfly_api::proto::{Request, Sg};
 use clap::{Arg, Command};
 use protobuf::MessageField;
-use serde_json::Value;
+use serde_json::json;
 
 pub use rule::{hash as rule_hash, short as rule_text};
 
@@ -60,24 +60,15 @@ fn group() -> Arg {
 }
 
 fn list(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let json = wants_json(arguments, session);
+    let json = session.wants_json(arguments);
     let response = session.ask(Request { sg_list: Some(true), ..Request::default() })?;
-    print_texts(response.sg_list, json, session)
+    print_texts(response.sg_list, "security_groups", json, session)
 }
 
-/// Whether standard output is for programs.
-pub fn wants_json(arguments: &Arguments, session: &mut Session) -> bool {
-    let json = arguments.has("json");
-    if json {
-        session.output_is_for_programs();
-    }
-    json
-}
-
-/// A line for each text, or all in a list.
-pub fn print_texts(texts: Vec<String>, json: bool, session: &mut Session) -> Result<(), Failure> {
+/// A line for each text, or for programs a list of the name `what`.
+pub fn print_texts(texts: Vec<String>, what: &str, json: bool, session: &mut Session) -> Result<(), Failure> {
     match json {
-        true => session.line(format_args!("{:#}", Value::from(texts))),
+        true => session.json(&json!({ what: texts })),
         false => texts.iter().try_for_each(|text| session.line(text)),
     }
 }

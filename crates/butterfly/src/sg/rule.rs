@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::protocol;
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::sg::{group, rule_options, wants_json};
+use crate::sg::{group, rule_options};
 use crate::tree::{Node, flag, json, word};
 use butterfly_api::proto::{Request, Rule, SgRuleAddReq, SgRuleDelReq, rule::Direction};
 use butterfly_api::text;
@@ -64,7 +64,7 @@ pub fn node() -> Node {
 }
 
 fn list(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let json = wants_json(arguments, session);
+    let json = session.wants_json(arguments);
     let rules: Vec<(Rule, Option<u64>)> = match arguments.has("stats") {
         true => {
             let group = arguments.word(0).map(str::to_owned);
@@ -75,8 +75,8 @@ fn list(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
         false => rules_of(arguments, session)?.into_iter().map(|rule| (rule, None)).collect(),
     };
     if json {
-        let rules = Value::from_iter(rules.iter().map(|(rule, sessions)| rule_json(rule, *sessions)));
-        return session.line(format_args!("{rules:#}"));
+        let rules: Value = rules.iter().map(|(rule, sessions)| rule_json(rule, *sessions)).collect();
+        return session.json(&json!({ "rules": rules }));
     }
     rules.iter().try_for_each(|(rule, sessions)| match sessions {
         Some(sessions) => session.line(format_args!("{} - sessions: {sessions}", line(rule))),

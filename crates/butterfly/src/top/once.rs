@@ -9,13 +9,10 @@ use std::time::Duration;
 
 /// Looks, waits, looks again, and prints.
 pub fn once(session: &mut Session, interval: Duration, sort: Sort, json: bool) -> Result<(), Failure> {
-    if json {
-        session.output_is_for_programs();
-    }
     let mut board = Board::new(sort);
     super::look_twice(session, &mut board, interval)?;
     match json {
-        true => session.line(format_args!("{:#}", self::json(&board))),
+        true => session.json(&self::json(&board)),
         false => session.print(page(&board)),
     }
 }

@@ -1,5 +1,6 @@
 //! One packet of a trace: a line for people, or for programs.
 
+use crate::json::nanoseconds;
 use crate::table::safe;
 use butterfly_api::proto::{TracedPacket, traced_packet::Verdict};
 use serde_json::{Value, json};
@@ -74,7 +75,8 @@ pub fn text(packet: &TracedPacket) -> String {
 /// The same under the field names of the protocol.
 pub fn json(packet: &TracedPacket) -> Value {
     json!({
-        "time": packet.time,
+        "time": packet.time.map(nanoseconds),
+        "time_ns": packet.time,
         "point": packet.point,
         "vni": packet.vni,
         "from_nic": packet.from_nic,

@@ -30,10 +30,7 @@ pub fn node() -> Node {
 }
 
 fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let json = arguments.has("json");
-    if json {
-        session.output_is_for_programs();
-    }
+    let json = session.wants_json(arguments);
     let until = Until::read(arguments)?;
     let settings = impatient(session.settings());
     let session = &mut session.with(&settings);

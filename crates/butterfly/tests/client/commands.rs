@@ -201,7 +201,7 @@ fn nic_sg() {
             line: "nic sg list a --json @",
             asks: &[details],
             answers: &[two],
-            out: "[\n  \"web\",\n  \"db\"\n]\n",
+            out: "{\n  \"security_groups\": [\n    \"web\",\n    \"db\"\n  ]\n}\n",
             ..Row::default()
         },
         Row {

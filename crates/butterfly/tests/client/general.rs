@@ -354,7 +354,7 @@ vm-1
     daemon.receive("workers");
     daemon.send(&answer(&[""]));
     let ended = client.end();
-    assert_eq!(ended.out, "[]\n");
+    assert_eq!(ended.out, "{\n  \"workers\": []\n}\n");
     assert!(ended.err.starts_with("#########################\n# Message to be sent:\n"), "{}", ended.err);
 }
 

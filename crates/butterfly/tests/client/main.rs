@@ -11,6 +11,7 @@ mod encryption;
 mod errors;
 mod events;
 mod general;
+mod json;
 mod manual;
 mod options;
 mod outputs;

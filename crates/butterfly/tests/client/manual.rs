@@ -5,7 +5,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 /// Every command, with its help.
-fn commands(path: &str) -> Vec<(String, String)> {
+pub fn commands(path: &str) -> Vec<(String, String)> {
     let help = run(&format!("{path} help").replace("  ", " ")).out;
     let help = if path.is_empty() { run("--help").out } else { help };
     let Some((_, rest)) = help.split_once("subcommands:\n") else {

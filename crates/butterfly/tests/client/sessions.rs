@@ -165,8 +165,8 @@ fn for_programs() {
         serde_json::from_str::<serde_json::Value>(&ended.out).unwrap()
     };
     let table = serde_json::json!({
-        "capacity": 1_000_000, "used": 3, "memory": "huge pages of 2 MiB", "tcp_pickup": 120, "share": 250_000,
-        "timeouts": {"tcp-new": 30, "udp-answered": 60},
+        "capacity": 1_000_000, "used": 3, "memory": "huge pages of 2 MiB", "tcp_pickup_s": 120, "share": 250_000,
+        "timeouts_s": {"tcp-new": 30, "udp-answered": 60},
     });
     assert_eq!(ask("sessions --timeouts --json @", &[TABLE]), table);
     assert_eq!(ask("sessions --count --json @", &[TABLE, SESSIONS]), serde_json::json!({"matching": 4}));
@@ -182,7 +182,7 @@ fn for_programs() {
         "vni": 42, "vlan": null, "protocol": 6,
         "opener": {"nic_id": "vm-1", "address": "10.0.0.1", "port": 4000},
         "responder": {"nic_id": "vm-2", "address": "10.0.0.2", "port": 80},
-        "state": "established", "age": 3700, "idle": 2, "expires": 86398,
+        "state": "established", "age_s": 3700, "idle_s": 2, "expires_s": 86398,
         "opener_packets": 10, "opener_bytes": 1000, "responder_packets": 8, "responder_bytes": 80000,
         "egress": {"kind": "DEFAULT_EGRESS"},
         "ingress": {"kind": "RULE", "security_group": "web", "hash": "f44fac34f8667927"},
@@ -219,17 +219,19 @@ fn rules_and_what_they_admitted() {
             line: "sg rule list web --json @",
             asks: &[&["sg_rule_list: \"web\""]],
             answers: &[&["sg_rule_list { direction: INBOUND protocol: 42 security_group: \"sg-2\" }"]],
-            out: "[
-  {
-    \"cidr\": null,
-    \"direction\": \"INBOUND\",
-    \"hash\": \"cfdb94f9418c88f1\",
-    \"port_end\": null,
-    \"port_start\": null,
-    \"protocol\": 42,
-    \"security_group\": \"sg-2\"
-  }
-]
+            out: "{
+  \"rules\": [
+    {
+      \"cidr\": null,
+      \"direction\": \"INBOUND\",
+      \"hash\": \"cfdb94f9418c88f1\",
+      \"port_end\": null,
+      \"port_start\": null,
+      \"protocol\": 42,
+      \"security_group\": \"sg-2\"
+    }
+  ]
+}
 ",
             ..Row::default()
         },
@@ -238,18 +240,20 @@ fn rules_and_what_they_admitted() {
             asks: &[&["sg_rule_stats: \"web\""]],
             answers: &[&["sg_rule_stats { rule { direction: INBOUND protocol: 6 port_start: 1000 port_end: 2000 \
                           cidr { address: \"10.0.0.0\" mask_size: 24 } } sessions: 7 }"]],
-            out: "[
-  {
-    \"cidr\": \"10.0.0.0/24\",
-    \"direction\": \"INBOUND\",
-    \"hash\": \"f44fac34f8667927\",
-    \"port_end\": 2000,
-    \"port_start\": 1000,
-    \"protocol\": 6,
-    \"security_group\": null,
-    \"sessions\": 7
-  }
-]
+            out: "{
+  \"rules\": [
+    {
+      \"cidr\": \"10.0.0.0/24\",
+      \"direction\": \"INBOUND\",
+      \"hash\": \"f44fac34f8667927\",
+      \"port_end\": 2000,
+      \"port_start\": 1000,
+      \"protocol\": 6,
+      \"security_group\": null,
+      \"sessions\": 7
+    }
+  ]
+}
 ",
             ..Row::default()
         },
@@ -257,15 +261,15 @@ fn rules_and_what_they_admitted() {
             line: "sg list --json @",
             asks: &[&["sg_list: true"]],
             answers: &[&["sg_list: \"a\" sg_list: \"b\""]],
-            out: "[\n  \"a\",\n  \"b\"\n]\n",
+            out: "{\n  \"security_groups\": [\n    \"a\",\n    \"b\"\n  ]\n}\n",
             ..Row::default()
         },
-        Row { line: "sg list --json @", asks: &[&["sg_list: true"]], out: "[]\n", ..Row::default() },
+        Row { line: "sg list --json @", asks: &[&["sg_list: true"]], out: "{\n  \"security_groups\": []\n}\n", ..Row::default() },
         Row {
             line: "sg member list web --json @",
             asks: &[&["sg_member_list: \"web\""]],
             answers: &[&["sg_member_list: \"::1\""]],
-            out: "[\n  \"::1\"\n]\n",
+            out: "{\n  \"members\": [\n    \"::1\"\n  ]\n}\n",
             ..Row::default()
         },
     ]);

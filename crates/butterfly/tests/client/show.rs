@@ -188,14 +188,16 @@ fn nic_show_for_programs() {
         "path": "/run/qemu-vhost-vm-1",
         "role": "server",
         "attached": true,
-        "attached_since": 1_700_000_000,
+        "attached_since": "2023-11-14T22:13:20Z",
+        "attached_since_s": 1_700_000_000,
         "peer_pid": 4711,
         "migrating": true,
         "others_waiting": true,
         "trouble": "no socket",
         "attach_count": 3,
         "last_detach_reason": "the virtual machine closed the connection",
-        "last_detach_time": 1_000_000_000,
+        "last_detach_time": "2001-09-09T01:46:40Z",
+        "last_detach_time_s": 1_000_000_000,
         "features_offered": ["VIRTIO_F_VERSION_1", "VIRTIO_NET_F_MRG_RXBUF", "VIRTIO_NET_F_CSUM"],
         "features_negotiated": ["VIRTIO_F_VERSION_1", "VIRTIO_NET_F_MRG_RXBUF"],
         "features_refused": ["VIRTIO_NET_F_CSUM"],
@@ -266,7 +268,7 @@ fn fdb() {
             out: "vni  mac  nic  peer  kind  last seen\n",
             ..Row::default()
         },
-        Row { line: "fdb --json @", asks, out: "[]\n", ..Row::default() },
+        Row { line: "fdb --json @", asks, out: "{\n  \"entries\": []\n}\n", ..Row::default() },
         Row {
             line: "fdb all @",
             out: "help: fdb",
@@ -279,11 +281,11 @@ fn fdb() {
     let mut client = daemon.start("fdb @ --json");
     daemon.receive("fdb");
     daemon.send(&answer(&[FDB]));
-    let expected = serde_json::json!([
-        {"vni": 42, "mac": "52:54:00:12:34:01", "nic_id": "vm-1", "peer": null, "kind": "static", "age": null},
-        {"vni": 1337, "mac": "52:54:00:12:34:02", "nic_id": "a", "peer": null, "kind": "learnt", "age": 61},
-        {"vni": 1337, "mac": "52:54:00:12:34:03", "nic_id": null, "peer": "10.9.0.2", "kind": "learnt", "age": 2},
-    ]);
+    let expected = serde_json::json!({"entries": [
+        {"vni": 42, "mac": "52:54:00:12:34:01", "nic_id": "vm-1", "peer": null, "kind": "static", "age_s": null},
+        {"vni": 1337, "mac": "52:54:00:12:34:02", "nic_id": "a", "peer": null, "kind": "learnt", "age_s": 61},
+        {"vni": 1337, "mac": "52:54:00:12:34:03", "nic_id": null, "peer": "10.9.0.2", "kind": "learnt", "age_s": 2},
+    ]});
     assert_eq!(serde_json::from_str::<serde_json::Value>(&client.end().out).unwrap(), expected);
 }
 
@@ -315,11 +317,11 @@ batches of worker 0 by size
     let mut client = daemon.start("workers --json @");
     daemon.receive("workers");
     daemon.send(&answer(&[WORKERS]));
-    let expected = serde_json::json!([
+    let expected = serde_json::json!({"workers": [
         {"id": 0, "core": 1, "polling": true, "busy_cycles": u64::MAX, "packets": 1000, "batches": 100, "sleeps": 5, "idle_polls": 9,
          "batch_sizes": [40, 0, 10, 0, 50], "tsc_hz": null, "active_rings": 2},
         {"id": 1, "core": null, "polling": false, "busy_cycles": 3_000_000_000u64, "packets": 0, "batches": 0, "sleeps": 7, "idle_polls": 0,
          "batch_sizes": [], "tsc_hz": 2_000_000_000u64, "active_rings": null},
-    ]);
+    ]});
     assert_eq!(serde_json::from_str::<serde_json::Value>(&client.end().out).unwrap(), expected);
 }

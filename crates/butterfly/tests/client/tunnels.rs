@@ -133,7 +133,7 @@ frames for the endpoint itself
 fn tunnels_for_programs_are_whole() {
     let peer = |address: &str, mac: Option<&str>, named, vni: &[u32], idle: Option<u32>, counts: [u64; 5]| {
         json!({
-            "address": address, "mac": mac, "named": named, "vni": vni, "idle": idle, "in_packets": counts[0],
+            "address": address, "mac": mac, "named": named, "vni": vni, "idle_s": idle, "in_packets": counts[0],
             "in_bytes": counts[1], "out_packets": counts[2], "out_bytes": counts[3], "drops": counts[4],
         })
     };
@@ -149,10 +149,10 @@ fn tunnels_for_programs_are_whole() {
             peer("10.9.0.3", None, true, &[42, 1337], None, [0; 5]),
             peer("10.9.0.4", Some("52:54:00:00:00:07"), false, &[], Some(0), [u64::MAX, 0, 0, 0, 0]),
         ],
-        "learnt": [{"vni": 42, "mac": "52:54:00:12:34:03", "peer": "10.9.0.2", "age": 7}],
+        "learnt": [{"vni": 42, "mac": "52:54:00:12:34:03", "peer": "10.9.0.2", "age_s": 7}],
         "neighbours": [
-            {"address": "10.9.0.254", "mac": "52:54:00:00:00:06", "state": "reachable", "age": 3},
-            {"address": "10.9.0.3", "mac": null, "state": "asking\u{1b}[2J", "age": null},
+            {"address": "10.9.0.254", "mac": "52:54:00:00:00:06", "state": "reachable", "age_s": 3},
+            {"address": "10.9.0.3", "mac": null, "state": "asking\u{1b}[2J", "age_s": null},
         ],
         "networks": [{
             "vni": 42, "in_packets": 10, "in_bytes": 1000, "out_packets": 200, "out_bytes": 20000,
@@ -338,8 +338,8 @@ fn peers_are_named_listed_and_taken_back() {
             ..Row::default()
         },
         Row { line: "peer list @", asks: &[&["peer_list: true"]], out: "network  peer\n", ..Row::default() },
-        Row { line: "peer list @ --json", asks: &[&["peer_list: true"]], out: "[]\n", ..Row::default() },
+        Row { line: "peer list @ --json", asks: &[&["peer_list: true"]], out: "{\n  \"peers\": []\n}\n", ..Row::default() },
     ]);
-    let expected = json!([{"address": "10.9.0.2", "vni": null}, {"address": "2001:db8::2", "vni": 1337}]);
+    let expected = json!({"peers": [{"address": "10.9.0.2", "vni": null}, {"address": "2001:db8::2", "vni": 1337}]});
     assert_eq!(json_of("peer list --json @", LIST), expected);
 }

@@ -4,7 +4,7 @@ use super::Daemon;
 use crate::{dataplane::Dataplane, events::Kind, graph, log::Level};
 use butterfly_api::{
     Answer, Context, Failure,
-    proto::{AppConfigReq, AppStatusRes, Response},
+    proto::{AppConfigReq, AppHealthRes, AppStatusRes, Response},
 };
 use protobuf::MessageField;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -27,6 +27,21 @@ impl<D: Dataplane> Daemon<D> {
             ..Default::default()
         };
         Ok(Response { app_status: MessageField::some(status), ..Default::default() })
+    }
+
+    /// Looks at no vnic: probes of a busy host ask often.
+    pub(super) fn app_health(&self, context: &Context) -> Answer {
+        let count = |number: usize| Some(u32::try_from(number).unwrap_or(u32::MAX));
+        let health = AppHealthRes {
+            version: Some(butterfly_version::VERSION.to_owned()),
+            start_date: Some(self.start_date),
+            current_date: Some(seconds_since_epoch(SystemTime::now())),
+            request_counter: Some(context.request_counter),
+            nics: count(self.nics.len()),
+            security_groups: count(self.groups.len()),
+            ..Default::default()
+        };
+        Ok(Response { app_health: MessageField::some(health), ..Default::default() })
     }
 
     pub(super) fn app_quit(&mut self) -> Answer {

@@ -112,6 +112,7 @@ impl<D: Dataplane> Daemon<D> {
             Action::EventList(request) => self.event_list(request),
             Action::Trace(request) => self.trace(request),
             Action::Capture(request) => self.capture(request),
+            Action::AppHealth => self.app_health(context),
         }
     }
 }

@@ -404,6 +404,17 @@ fn the_status_has_dates_counter_and_graph() {
 }
 
 #[test]
+fn health_is_told_without_a_graph() {
+    let mut host = Host::with_nics();
+    let health = host.ask("app_health: true").app_health.unwrap();
+    assert_eq!(health.version(), butterfly_version::VERSION);
+    assert_eq!(health.start_date(), 1_700_000_000);
+    assert!(health.current_date() >= health.start_date());
+    assert_eq!(health.nics() as usize, host.envelope.handler().nics.len());
+    assert_eq!(health.security_groups() as usize, host.envelope.handler().groups.len());
+}
+
+#[test]
 fn the_log_level_follows_requests() {
     let mut host = Host::new();
     host.succeeds("app_config { }");
