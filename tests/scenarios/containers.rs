@@ -12,10 +12,11 @@ use std::{
 use butterfly_api::proto::{self, NicShow, Request, nic};
 use butterfly_packet::{build, icmp::Icmp, ipv4::Ipv4};
 use butterfly_tests::{
-    Daemon, Host, Nic, PATIENCE, eventually,
+    Daemon, Host, Kind, Nic, PATIENCE, eventually,
     frames::{mac, pattern},
     groups,
     station::usual,
+    within,
 };
 use protobuf::MessageField;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -469,4 +470,45 @@ pub(crate) fn bench(id: &str, n: u8, btype: &str, to: Option<u8>) -> proto::Nic 
         dmac: to.map(|to| mac(to.into()).to_string()),
         ..open(tap(id, n, None))
     }
+}
+
+/// A machine behind a Linux bridge on a TAP vnic: while the device is in the bridge it has another first octet, or the bridge would keep the
+/// machine's frames for itself. What uses the device itself has the vnic's address.
+#[test]
+fn a_machine_behind_a_bridge() {
+    if Kind::wanted() != Kind::Daemon {
+        return;
+    }
+    let (room, machine) = (Netns::new(), Netns::new());
+    let options = ["--uplink", "none"].map(str::to_owned);
+    let host = Host::of(Daemon::start_with(&["ip", "netns", "exec", &room.0], &options));
+    let other = container(host.daemon(), "other", 2);
+    let port = declare(host.daemon(), open(tap("port", 1, None))).unwrap();
+    let address = || {
+        let link = room.run(&format!("ip -o link show dev {port}"));
+        link.split_whitespace().skip_while(|word| *word != "link/ether").nth(1).unwrap().to_owned()
+    };
+    let own = mac(1).to_string();
+    let inside = format!("fe{}", &own[2..]);
+    assert_eq!(address(), own);
+    room.run("ip link add br0 type bridge");
+    room.run("ip link set br0 up");
+    room.run(&format!("ip link add inner type veth peer name eth0 netns {}", machine.0));
+    room.run("ip link set inner up master br0");
+    machine.run(&format!("ip link set eth0 address {own} up"));
+    machine.run("ip addr add 10.0.0.1/24 dev eth0");
+    for _ in 0..2 {
+        room.run(&format!("ip link set {port} master br0"));
+        within(PATIENCE, "the device has another address", || address() == inside);
+        within(PATIENCE, "the machine is reached", || other.pings("10.0.0.1"));
+        assert!(machine.pings("10.0.0.2"));
+        room.run(&format!("ip link set {port} nomaster"));
+        within(PATIENCE, "the device has its address back", || address() == own);
+        assert!(!other.pings("10.0.0.1"));
+    }
+    // An address that somebody else gave it stays.
+    room.run(&format!("ip link set {port} address 02:00:00:00:00:77"));
+    room.run(&format!("ip link set {port} master br0"));
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    assert_eq!(address(), "02:00:00:00:00:77");
 }

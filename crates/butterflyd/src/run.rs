@@ -39,7 +39,9 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     if config.encryption.is_none()
         && let Some(open) = server.endpoints().iter().find(|endpoint| listen::is_beyond_this_host(endpoint))
     {
-        warn!("the API on {open} has no key: whoever reaches it commands the switch; use a key (-k), or listen on 127.0.0.1 or a socket (-e)");
+        warn!(
+            "the API on {open} has no key: whoever reaches it commands the switch; use a key (-k), or listen on 127.0.0.1 or a socket (-e)"
+        );
     }
     told_of(&config.dpdk);
     let metrics = config.metrics.map(metrics::Server::bind).transpose()?;

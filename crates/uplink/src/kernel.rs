@@ -42,6 +42,8 @@ pub struct Interface {
     pub carrier_changes: u32,
     /// What it was put into: a bridge, for one.
     pub master: Option<u32>,
+    /// That is a bridge.
+    pub bridged: bool,
     /// If it is a VLAN's, on which interface.
     pub vlan_of: Option<u32>,
     /// What it was made as, if it is a virtual one: `veth`, `bridge`, `vlan`.
@@ -286,6 +288,7 @@ fn read_link(message: &Message) -> Option<Interface> {
         running: message.u32(8)? & libc::IFF_RUNNING as u32 != 0,
         carrier_changes: message.number(LINK, libc::IFLA_CARRIER_CHANGES).unwrap_or(0),
         master: message.number(LINK, libc::IFLA_MASTER),
+        bridged: port_kind_of(message).is_some_and(|kind| kind == b"bridge"),
         vlan_of: message.number(LINK, libc::IFLA_LINK).filter(|_| kind_of(message) == Some(b"vlan")),
         kind: kind_of(message).map(|kind| String::from_utf8_lossy(kind).into_owned()),
         receive_queues: message.number(LINK, libc::IFLA_NUM_RX_QUEUES).unwrap_or(1),
@@ -296,6 +299,12 @@ fn read_link(message: &Message) -> Option<Interface> {
 /// What a virtual interface was made as.
 fn kind_of(message: &Message) -> Option<&[u8]> {
     let kind = attribute(message.attribute(LINK, libc::IFLA_LINKINFO)?, libc::IFLA_INFO_KIND)?;
+    Some(kind.strip_suffix(b"\0").unwrap_or(kind))
+}
+
+/// The kind of what it was put into.
+fn port_kind_of(message: &Message) -> Option<&[u8]> {
+    let kind = attribute(message.attribute(LINK, libc::IFLA_LINKINFO)?, libc::IFLA_INFO_SLAVE_KIND)?;
     Some(kind.strip_suffix(b"\0").unwrap_or(kind))
 }
 

@@ -184,6 +184,34 @@ impl Socket {
     }
 }
 
+/// What changes, as the kernel tells whoever listens.
+pub struct Changes(std::os::fd::OwnedFd);
+
+impl Changes {
+    /// Of network interfaces.
+    pub fn of_links() -> io::Result<Changes> {
+        let fd = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+        rustix::net::bind(&fd, &SocketAddrNetlink::new(0, libc::RTMGRP_LINK as u32))?;
+        Ok(Changes(fd))
+    }
+
+    /// Waits, and returns the numbers of interfaces that changed; `None`: some were not told, as there were too many.
+    pub fn next(&self) -> io::Result<Option<Vec<u32>>> {
+        let mut buffer = [0; 32 * 1024];
+        let (_, len, from) = match rustix::net::recvfrom(&self.0, &mut buffer[..], RecvFlags::TRUNC) {
+            Err(Errno::NOBUFS) => return Ok(None),
+            Err(Errno::INTR) => return Ok(Some(Vec::new())),
+            received => received?,
+        };
+        if from.is_none_or(|from| SocketAddrNetlink::try_from(from).is_ok_and(|from| from.pid() != 0)) {
+            return Ok(Some(Vec::new()));
+        }
+        let Some(datagram) = buffer.get(..len) else { return Ok(None) };
+        // `struct ifinfomsg` begins with family, type, number.
+        Ok(Some(Parts(datagram).filter_map(|part| u32_at(part.ok()?.1, 4)).collect()))
+    }
+}
+
 /// The messages in a datagram: header and body.
 struct Parts<'a>(&'a [u8]);
 

@@ -17,6 +17,7 @@ use butterfly_packet::Mac;
 
 use crate::{
     Error,
+    bridged::Watched,
     kernel::Kernel,
     sys::{self, TapName},
     tap::{MAX_MTU, open_tun},
@@ -63,6 +64,8 @@ pub struct Station {
     /// Its number, if it was made for our own network namespace.
     here: Option<u32>,
     mtu: u32,
+    /// Of one that is in our own network namespace.
+    _bridged: Option<Watched>,
 }
 
 impl Station {
@@ -87,12 +90,13 @@ impl Station {
             Error::failed(format!("cannot give the TAP device {name} the address {} and the MTU {mtu}", config.mac), error)
         })?;
         let (Some(namespace), Some(path)) = (namespace, &config.namespace) else {
-            return Ok(Station { tun, name, here: Some(made.index), mtu });
+            let bridged = Watched::new(made.index, config.mac)?;
+            return Ok(Station { tun, name, here: Some(made.index), mtu, _bridged: Some(bridged) });
         };
         let there = wanted.unwrap_or(NUMBERED);
         kernel.move_to(&made, namespace.as_fd(), there).map_err(|error| not_moved(path, there, error))?;
         let name = sys::tap_name(tun.as_fd()).map_err(|error| Error::failed("cannot ask for the name of a TAP device", error))?;
-        Ok(Station { tun, name, here: None, mtu })
+        Ok(Station { tun, name, here: None, mtu, _bridged: None })
     }
 
     /// The name it was made with. Who uses it may give it another.

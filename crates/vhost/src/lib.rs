@@ -4,7 +4,9 @@
 //! guest hands something over.
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
-compile_error!("Butterfly runs on Linux on x86-64 only: its rings rely on that processor's order of memory, and its cycle counter");
+compile_error!(
+    "Butterfly runs on Linux on x86-64 only: its rings rely on that processor's order of memory, and its cycle counter"
+);
 
 pub mod control;
 pub mod cpu;

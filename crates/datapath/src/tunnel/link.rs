@@ -169,6 +169,7 @@ mod tests {
             running,
             carrier_changes: 2,
             master: None,
+            bridged: false,
             vlan_of: None,
             kind: None,
             receive_queues: 1,
