@@ -10,14 +10,14 @@ pub use page::remedy;
 use crate::failure::Failure;
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::table::date;
+use crate::table::{date, now};
 use crate::tree::{Node, flag, json, option, word};
 use butterfly_api::proto::{DropListReq, DropListRes, Request};
 use clap::Command;
 use protobuf::MessageField;
 use rates::Rates;
 use std::io::{IsTerminal, stdout};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 const EVERY: Duration = Duration::from_secs(1);
 /// To the first line of the screen, and away with what stands below.
@@ -57,7 +57,8 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     }
 }
 
-fn ask(nic: Option<&str>, session: &mut Session) -> Result<DropListRes, Failure> {
+/// What was dropped, of one NIC or of the host.
+pub fn ask(nic: Option<&str>, session: &mut Session) -> Result<DropListRes, Failure> {
     let request = DropListReq { nic_id: nic.map(str::to_owned), ..DropListReq::default() };
     let response = session.ask(Request { drop_list: MessageField::some(request), ..Request::default() })?;
     response.drop_list.into_option().ok_or_else(|| Failure::said("no list of drops received"))
@@ -76,10 +77,9 @@ fn watch(nic: Option<&str>, json: bool, session: &mut Session) -> Result<(), Fai
         if json {
             session.line(json::json(&found, &rates))?;
         } else {
-            let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
             let page = page::page(nic, &found, &rates);
             let (begin, end) = if screen { (ANEW, "") } else { ("", "\n") };
-            session.print(format_args!("{begin}{}\n{page}{end}", date(now)))?;
+            session.print(format_args!("{begin}{}\n{page}{end}", date(now())))?;
         }
         session.flush()?;
         before = Some(found);

@@ -32,6 +32,7 @@ mod session;
 mod sessions;
 mod settings;
 mod sg;
+mod show;
 mod slips;
 mod table;
 mod top;

@@ -41,6 +41,11 @@ impl<'a> Session<'a> {
         Ok(self.output.line(line)?)
     }
 
+    /// Whether a person sees the output as it is printed.
+    pub fn is_terminal(&self) -> bool {
+        self.output.is_terminal()
+    }
+
     /// Prints an object for programs.
     pub fn json(&mut self, object: &Value) -> Result<(), Failure> {
         self.line(format_args!("{object:#}"))

@@ -1,6 +1,7 @@
 //! Pages for people: aligned columns, safe text, dates.
 
 use std::fmt::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Where the text of a column stands.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -71,6 +72,11 @@ fn civil(days: u64) -> (u64, u64, u64) {
     let day = day - (153 * month + 2) / 5 + 1;
     let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
     (year + era * 400 + next, month, day)
+}
+
+/// Seconds since 1970, by the clock of this host.
+pub fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs())
 }
 
 /// How long `seconds` are, in the two largest units.

@@ -5,7 +5,8 @@
 //! [`crate::reader`].
 
 use crate::{
-    drops, events, explain, fdb, manual, nic, peer, process, replay, sessions, sg, top, tunnels, uplink, watch, words, workers,
+    drops, events, explain, fdb, manual, nic, peer, process, replay, sessions, sg, show, top, tunnels, uplink, watch, words,
+    workers,
 };
 use crate::{failure::Failure, reader::Arguments, session::Session};
 use clap::{Arg, ArgAction, Command};
@@ -83,6 +84,7 @@ pub fn root() -> Node {
         vec![
             nic::node(),
             sg::node(),
+            show::node(),
             explain::node(),
             sessions::node(),
             process::status(),

@@ -5,7 +5,6 @@ use crate::nic::show::pings;
 use crate::nic::show_json;
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::sg::print_texts;
 use crate::tree::{Node, json, word};
 use butterfly_api::proto::{Nic, Request};
 use clap::Command;
@@ -21,22 +20,6 @@ pub fn del() -> Node {
         |arguments, session| {
             let requests = arguments.words_from(0).iter().map(|id| Request { nic_del: Some(id.clone()), ..Request::default() });
             session.ask_all(requests.collect()).map(|_| ())
-        },
-    )
-    .of_the_original()
-}
-
-/// `nic list`.
-pub fn list() -> Node {
-    Node::run(
-        Command::new("list")
-            .about("Prints the id of every virtual NIC, one per line.")
-            .arg(json())
-            .after_help("butterfly nic list"),
-        |arguments, session| {
-            let json = session.wants_json(arguments);
-            let response = session.ask(Request { nic_list: Some(true), ..Request::default() })?;
-            print_texts(response.nic_list, "nics", json, session)
         },
     )
     .of_the_original()

@@ -2,6 +2,7 @@
 
 mod add;
 mod groups;
+mod list;
 mod lookup;
 mod show;
 mod show_json;
@@ -12,6 +13,8 @@ use crate::reader::Arguments;
 use crate::tree::Node;
 use butterfly_api::proto::TraceOptions;
 use clap::Command;
+
+pub use list::{State, all, shown, trouble};
 
 /// How packets are to be written, if anything is said about it.
 fn trace_options(arguments: &Arguments) -> Result<Option<TraceOptions>, Failure> {
@@ -34,7 +37,7 @@ pub fn node() -> Node {
             add::node(),
             update::node(),
             lookup::del(),
-            lookup::list(),
+            list::node(),
             lookup::details(),
             lookup::stats(),
             show::node(),

@@ -5,12 +5,11 @@ use crate::nic::show_json;
 use crate::page::{drops, field, host_mtu, listed, title};
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::table::{Align, date, duration, safe, size, table, yes_no};
+use crate::table::{Align, date, duration, now, safe, size, table, yes_no};
 use crate::tree::{Node, flag, json, word};
 use butterfly_api::proto::{NicShow, Pings, Request, nic::Type, nic_show};
 use clap::Command;
 use std::fmt::Write;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// `nic show`.
 pub fn node() -> Node {
@@ -33,8 +32,7 @@ fn show(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     if json {
         return session.json(&show_json::json(&show));
     }
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
-    session.print(page(&show, now, arguments.has("all")))
+    session.print(page(&show, now(), arguments.has("all")))
 }
 
 /// The page; `now` in seconds since 1970.

@@ -3,6 +3,7 @@
 mod member;
 mod rule;
 mod rule_options;
+mod show;
 
 use crate::failure::Failure;
 use crate::reader::Arguments;
@@ -44,6 +45,7 @@ pub fn node() -> Node {
                 del,
             )
             .of_the_original(),
+            show::node(),
             rule::node(),
             member::node(),
         ],

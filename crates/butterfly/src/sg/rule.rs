@@ -151,7 +151,7 @@ pub fn short(rule: &Rule) -> String {
 }
 
 /// The same for programs, with how many `sessions` it admitted if that was asked.
-fn rule_json(rule: &Rule, sessions: Option<u64>) -> Value {
+pub fn rule_json(rule: &Rule, sessions: Option<u64>) -> Value {
     let mut value = json!({
         "hash": hash(rule),
         "direction": direction(rule),

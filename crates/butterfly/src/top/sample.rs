@@ -1,6 +1,7 @@
 //! One look at the daemon.
 
 use crate::failure::Failure;
+use crate::nic;
 use crate::session::Session;
 use butterfly_api::proto::{NicShow, Request};
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,9 +44,6 @@ impl NicCounts {
     }
 }
 
-/// NICs that are asked about in one batch.
-const BATCH: usize = 256;
-
 /// Asks for everything.
 pub fn take(session: &mut Session) -> Result<Sample, Failure> {
     let first = vec![
@@ -60,19 +58,7 @@ pub fn take(session: &mut Session) -> Result<Sample, Failure> {
     let ids = list.map(|answer| answer.nic_list).unwrap_or_default();
     let table = table.and_then(|answer| answer.session_table.into_option()).unwrap_or_default();
     let workers = workers.map(|answer| answer.worker_list).unwrap_or_default();
-    let mut nics = BTreeMap::new();
-    for ids in ids.chunks(BATCH) {
-        let asked = ids.iter().map(|id| Request { nic_show: Some(id.clone()), ..Request::default() }).collect();
-        // One that went in between is not there any more: the rest counts.
-        let shown = session.ask_each(asked)?;
-        nics.extend(
-            shown
-                .into_iter()
-                .flatten()
-                .filter_map(|answer| answer.nic_show.into_option())
-                .map(|nic| (nic.id().to_owned(), counts(&nic))),
-        );
-    }
+    let nics = nic::shown(&ids, session)?.into_iter().map(|nic| (nic.id().to_owned(), counts(&nic))).collect();
     Ok(Sample {
         at,
         nics,

@@ -81,7 +81,9 @@ fn a_word_that_needs_another_prints_its_help() {
     }
 }
 
-const COMMANDS: [&str; 48] = [
+const COMMANDS: [&str; 50] = [
+    "show",
+    "sg show",
     "log-level",
     "help",
     "version",

@@ -15,6 +15,7 @@ mod json;
 mod manual;
 mod options;
 mod outputs;
+mod overview;
 mod rules;
 mod sessions;
 mod show;

@@ -1,0 +1,152 @@
+//! `butterfly nic list`: ids for scripts, a table for people.
+
+use crate::failure::Failure;
+use crate::nic::show_json;
+use crate::reader::Arguments;
+use crate::session::Session;
+use crate::sg::print_texts;
+use crate::table::{Align, duration, now, safe, table};
+use crate::tree::{Node, flag, json};
+use butterfly_api::proto::{NicShow, Request, nic::Type};
+use clap::Command;
+use serde_json::{Value, json};
+
+/// NICs that are asked about in one batch.
+const BATCH: usize = 256;
+
+/// `nic list`.
+pub fn node() -> Node {
+    Node::run(
+        Command::new("list")
+            .about("Prints the id of every virtual NIC, one per line; on a terminal, a table of them.")
+            .arg(flag("wide").help("the table, wherever it is printed; with --json, all that is known of each"))
+            .arg(json())
+            .after_help("butterfly nic list\nbutterfly nic list --wide | less -S"),
+        list,
+    )
+    .of_the_original()
+}
+
+fn list(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
+    let json = session.wants_json(arguments);
+    let wide = arguments.has("wide");
+    if !wide && (json || !session.is_terminal()) {
+        return print_texts(ids(session)?, "nics", json, session);
+    }
+    let nics = all(session)?;
+    match json {
+        true => session.json(&json!({ "nics": nics.iter().map(show_json::json).collect::<Value>() })),
+        false => session.print(page(&nics, now())),
+    }
+}
+
+fn ids(session: &mut Session) -> Result<Vec<String>, Failure> {
+    Ok(session.ask(Request { nic_list: Some(true), ..Request::default() })?.nic_list)
+}
+
+/// Every NIC with what it is doing.
+pub fn all(session: &mut Session) -> Result<Vec<NicShow>, Failure> {
+    let ids = ids(session)?;
+    shown(&ids, session)
+}
+
+/// What the NICs with these ids are doing. One that went in between is not there any more: the rest counts.
+pub fn shown(ids: &[String], session: &mut Session) -> Result<Vec<NicShow>, Failure> {
+    let mut nics = Vec::with_capacity(ids.len());
+    for ids in ids.chunks(BATCH) {
+        let asked = ids.iter().map(|id| Request { nic_show: Some(id.clone()), ..Request::default() }).collect();
+        let answers = session.ask_each(asked)?.into_iter().flatten();
+        nics.extend(answers.filter_map(|answer| answer.nic_show.into_option()));
+    }
+    Ok(nics)
+}
+
+/// What a NIC is up to, in a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum State {
+    /// Something keeps it from working.
+    Trouble,
+    /// No machine is there.
+    Waiting,
+    Migrating,
+    Attached,
+}
+
+impl State {
+    pub fn of(nic: &NicShow) -> Self {
+        match trouble(nic) {
+            Some(_) => Self::Trouble,
+            None if nic.migrating() => Self::Migrating,
+            None if nic.attached() => Self::Attached,
+            None => Self::Waiting,
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Trouble => "trouble",
+            Self::Waiting => "waiting",
+            Self::Migrating => "migrating",
+            Self::Attached => "attached",
+        }
+    }
+}
+
+/// Why a NIC does not work, if something is wrong with it.
+pub fn trouble(nic: &NicShow) -> Option<String> {
+    let queues = nic.queues.iter().find_map(|queue| match (queue.broken(), &queue.trouble) {
+        (true, _) => Some(format!("queue {} is broken", queue.name())),
+        (false, Some(trouble)) => Some(format!("queue {}: {trouble}", queue.name())),
+        (false, None) => None,
+    });
+    nic.trouble.clone().or(queues)
+}
+
+/// The type as a word.
+fn kind(nic: &NicShow) -> &'static str {
+    match nic.type_.map(|kind| kind.enum_value()) {
+        Some(Ok(Type::VHOST_USER_SERVER)) => "server",
+        Some(Ok(Type::VHOST_USER_CLIENT)) => "client",
+        Some(Ok(Type::TAP)) => "tap",
+        Some(Ok(Type::BENCH)) => "bench",
+        _ => "?",
+    }
+}
+
+/// The table; `now` in seconds since 1970.
+fn page(nics: &[NicShow], now: u64) -> String {
+    let some = |values: &[String]| if values.is_empty() { "-".to_owned() } else { safe(&values.join(",")) };
+    let row = |nic: &NicShow| {
+        let groups = if nic.bypass_filtering() { "(unfiltered)".to_owned() } else { some(&nic.security_group) };
+        let since = nic.attached_since.map(|since| duration(now.saturating_sub(since)));
+        [
+            safe(nic.id()),
+            nic.vni().to_string(),
+            safe(nic.mac()),
+            some(&nic.ip),
+            groups,
+            kind(nic).to_owned(),
+            State::of(nic).name().to_owned(),
+            since.unwrap_or("-".into()),
+            nic.in_packets().to_string(),
+            nic.out_packets().to_string(),
+            nic.drops.iter().map(|drop| drop.count()).sum::<u64>().to_string(),
+            safe(&trouble(nic).unwrap_or_default()),
+        ]
+    };
+    let heading = [
+        ("id", Align::Left),
+        ("vni", Align::Right),
+        ("mac", Align::Left),
+        ("addresses", Align::Left),
+        ("groups", Align::Left),
+        ("type", Align::Left),
+        ("state", Align::Left),
+        ("attached", Align::Left),
+        ("in", Align::Right),
+        ("out", Align::Right),
+        ("drops", Align::Right),
+        ("trouble", Align::Left),
+    ];
+    table(0, heading, &nics.iter().map(row).collect::<Vec<_>>())
+}

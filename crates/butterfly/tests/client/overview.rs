@@ -1,0 +1,191 @@
+//! Pages that show much on little room: `nic list --wide`, `sg show`, `show`.
+
+use crate::refused;
+use crate::support::{Daemon, Row, answer, check};
+use serde_json::{Value, json};
+
+const NICS: [&str; 3] = [
+    "nic_show { id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 type: VHOST_USER_SERVER attached: true ip: \"10.0.0.1\" ip: \"fd00::1\" \
+     security_group: \"web\" in_packets: 7 out_packets: 8 drops { reason: \"r\" count: 3 } drops { reason: \"s\" count: 1 } }",
+    "nic_show { id: \"b\" mac: \"52:54:00:00:00:02\" vni: 42 type: TAP bypass_filtering: true trouble: \"no such\\tnetns\" }",
+    "nic_show { id: \"c\" mac: \"52:54:00:00:00:03\" vni: 7 type: VHOST_USER_CLIENT }",
+];
+
+const ASKS: [&[&str]; 2] =
+    [&["nic_list: true"], &["nic_show: \"a\"", "nic_show: \"b\"", "nic_show: \"gone\"", "nic_show: \"c\""]];
+const LIST: &[&str] = &["nic_list: \"a\" nic_list: \"b\" nic_list: \"gone\" nic_list: \"c\""];
+
+/// One that goes while it is asked about is left out.
+const SHOWN: [&str; 4] = [NICS[0], NICS[1], refused!("NIC: gone not found"), NICS[2]];
+
+const TABLE: &str = "\
+id  vni  mac                addresses         groups        type    state     attached  in  out  drops  trouble
+a    42  52:54:00:00:00:01  10.0.0.1,fd00::1  web           server  attached  -          7    8      4
+b    42  52:54:00:00:00:02  -                 (unfiltered)  tap     trouble   -          0    0      0  no such\\tnetns
+c     7  52:54:00:00:00:03  -                 -             client  waiting   -          0    0      0
+";
+
+#[test]
+fn nics_are_a_table_if_asked() {
+    check(&[Row { line: "nic list --wide @", asks: &ASKS, answers: &[LIST, &SHOWN], out: TABLE, ..Row::default() }]);
+    let daemon = Daemon::new();
+    let mut client = daemon.start("nic list --wide --json @");
+    daemon.receive("nic list");
+    daemon.send(&answer(&["nic_list: \"a\""]));
+    daemon.receive("nic show");
+    daemon.send(&answer(&[NICS[0]]));
+    let found: Value = serde_json::from_str(&client.end().out).unwrap();
+    assert_eq!((&found["nics"][0]["id"], &found["nics"][0]["in_packets"]), (&json!("a"), &json!(7)));
+}
+
+#[test]
+fn nics_are_a_table_on_a_terminal() {
+    let daemon = Daemon::new();
+    let command = format!("{} nic list -e {}", env!("CARGO_BIN_EXE_butterfly"), daemon.endpoint());
+    let client = std::process::Command::new("script")
+        .args(["-qec", &command, "/dev/null"])
+        .env("BUTTERFLY_CONFIG", "/dev/null")
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    daemon.receive("nic list");
+    daemon.send(&answer(LIST));
+    daemon.receive("nic show");
+    daemon.send(&answer(&SHOWN));
+    let output = client.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout).replace('\r', ""), TABLE);
+}
+
+const GROUP: [&str; 2] = [
+    "sg_rule_stats { rule { direction: INBOUND protocol: 6 port_start: 443 port_end: 443 cidr { address: \"0.0.0.0\" mask_size: 0 } } \
+     sessions: 12 } sg_rule_stats { rule { direction: OUTBOUND protocol: -1 security_group: \"db\" } sessions: 0 }",
+    "sg_member_list: \"10.0.0.1\" sg_member_list: \"fd00::1\"",
+];
+const USERS: [&str; 2] = [
+    "nic_details { id: \"a\" mac: \"52:54:00:00:00:01\" vni: 1 security_group: \"web\" } \
+     nic_details { id: \"b\" mac: \"52:54:00:00:00:02\" vni: 1 security_group: \"webs\" }",
+    "sg_details { id: \"db\" rule { direction: INBOUND protocol: 6 port_start: 1 port_end: 2 security_group: \"web\" } } \
+     sg_details { id: \"web\" }",
+];
+
+#[test]
+fn a_group_is_shown_in_words() {
+    let asks: &[&[&str]] = &[&["sg_rule_stats: \"web\"", "sg_member_list: \"web\""], &["nic_details: \"\"", "sg_details: \"\""]];
+    check(&[
+        Row {
+            line: "sg show web @",
+            asks,
+            answers: &[&GROUP, &USERS],
+            out: "\
+web
+  members           10.0.0.1, fd00::1
+  used by NICs      a
+  in rules of       db
+
+allows
+  rule                               sessions  hash
+  tcp 443 in from 0.0.0.0/0                12  e216b22dcbb15182
+  any protocol out to members of db         0  71835a23d04289fb
+",
+            ..Row::default()
+        },
+        Row {
+            line: "sg show web @",
+            asks,
+            out: "web\n  members           none\n  used by NICs      none\n  in rules of       none\n\nallows\n  nothing: it has no rule\n",
+            ..Row::default()
+        },
+        Row {
+            line: "sg show x @",
+            asks: &[&["sg_rule_stats: \"x\"", "sg_member_list: \"x\""]],
+            answers: &[&[refused!("Security Group not found"), ""]],
+            err: "error in response\ndescription: Security Group not found\nerror in command: sg\n",
+            code: 1,
+            ..Row::default()
+        },
+    ]);
+}
+
+const HEALTH: &str = "app_health { version: \"1.2.3\" start_date: 1000000000 current_date: 1000003661 request_counter: 9 nics: 3 \
+                      security_groups: 2 }";
+const PLAIN: [&str; 3] = ["", "", "session_table { capacity: 1000 used: 7 }"];
+const UPLINK: [&str; 3] = [
+    "uplink_show { kind: \"interface\" interface: \"eth1\" mode: \"af_xdp\" mtu: 1600 state: \"no carrier\" }",
+    "tunnel_show { endpoint: \"10.9.0.1\" peers { address: \"10.9.0.2\" } networks { vni: 42 } networks { vni: 7 } }",
+    "session_table { capacity: 1000 used: 950 }",
+];
+const DROPS: &str = "drop_list { window_ms: 5000 place { kind: NIC nic_id: \"a\" vni: 42 drop { reason: \"ring-full\" count: 9 recent: 3 } \
+                     drop { reason: \"old\" count: 9 recent: 0 } } place { kind: UPLINK drop { reason: \"bad-vxlan\" count: 5 recent: 5 } } }";
+
+#[test]
+fn a_host_is_on_one_screen() {
+    let first: &[&[&str]] =
+        &[&["app_health: true"], &["uplink_show: true", "tunnel_show {}", "session_table: true"], &["drop_list {}"]];
+    let quiet = [first, &[&["nic_list: true"]]].concat();
+    let busy = [first, &ASKS].concat();
+    check(&[
+        Row {
+            line: "show @",
+            asks: &quiet,
+            answers: &[&[HEALTH], &PLAIN, &["drop_list { window_ms: 5000 }"], &[""]],
+            out: "\
+butterflyd 1.2.3
+  running           1 h 1 min, since 2001-09-09 01:46:40 UTC
+  uplink            none: networks end at this host
+  tunnels           none
+  NICs              0
+  security groups   2
+  sessions          7 of 1000
+
+wrong now
+  nothing
+",
+            ..Row::default()
+        },
+        Row {
+            line: "show @",
+            asks: &busy,
+            answers: &[&[HEALTH], &UPLINK, &[DROPS], LIST, &SHOWN],
+            out: "\
+butterflyd 1.2.3
+  running           1 h 1 min, since 2001-09-09 01:46:40 UTC
+  uplink            eth1 (interface), no carrier, mtu 1600
+  tunnels           10.9.0.1, peers 1, networks 2
+  NICs              3: 1 trouble, 1 waiting, 1 attached
+  security groups   2
+  sessions          950 of 1000
+
+wrong now
+  uplink eth1: no carrier, nothing leaves this host: `butterfly uplink`
+  NIC b: no such\\tnetns
+  sessions: 950 of 1000 are in use: `butterfly sessions`, `butterflyd --sessions`
+  uplink: 5 frames dropped in 5 s, bad-vxlan: `butterfly drops --explain bad-vxlan`
+  NIC a: 3 frames dropped in 5 s, ring-full: `butterfly drops --explain ring-full`
+",
+            ..Row::default()
+        },
+    ]);
+}
+
+#[test]
+fn groups_and_hosts_are_objects_for_programs() {
+    let ask = |line: &str, answers: &[&[&str]]| {
+        let daemon = Daemon::new();
+        let mut client = daemon.start(&format!("{line} --json @"));
+        for responses in answers {
+            daemon.receive(line);
+            daemon.send(&answer(responses));
+        }
+        serde_json::from_str::<Value>(&client.end().out).unwrap()
+    };
+    let group = ask("sg show web", &[&GROUP, &USERS]);
+    assert_eq!((&group["id"], &group["nics"], &group["groups"]), (&json!("web"), &json!(["a"]), &json!(["db"])));
+    assert_eq!(group["rules"][0]["text"], "tcp 443 in from 0.0.0.0/0");
+    assert_eq!(group["rules"][0]["sessions"], 12);
+    let host = ask("show", &[&[HEALTH], &UPLINK, &[DROPS], LIST, &SHOWN]);
+    assert_eq!((&host["version"], &host["uptime_s"], &host["nics"]), (&json!("1.2.3"), &json!(3661), &json!(3)));
+    assert_eq!(host["nics_by_state"], json!({ "attached": 1, "trouble": 1, "waiting": 1 }));
+    assert_eq!(host["troubles"].as_array().unwrap().len(), 5);
+    assert_eq!(host["uplink"]["state"], "no carrier");
+}
