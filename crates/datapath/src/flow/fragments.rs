@@ -563,6 +563,74 @@ mod tests {
         assert_eq!(table.of_network.of(5) + table.of_network.of(6), ENTRIES as u16);
     }
 
+    /// Pieces without a byte, or that say they are what they are not.
+    #[test]
+    fn pieces_that_cannot_be() {
+        let mut one = One::new(16);
+        for (offset, end) in [(0, 8), (0, 16), (16, 16), (24, 16), (32, 32), (8, 0), (65_528, 65_536), (65_536, 65_544)] {
+            for more in [true, false] {
+                assert_eq!(one.later(offset, end, more), Err(FRAGMENT_OVERLAP), "{offset} to {end}");
+            }
+        }
+        assert_eq!(one.later(16, 65_535, false), Ok(7));
+        let mut table = Fragments::new(LIFE);
+        for (offset, end) in [(8, 16), (0, 0), (0, 65_536)] {
+            assert_eq!(table.first(key(1, 0), piece(offset, end, true), (), 1), Err(FRAGMENT_OVERLAP), "{offset} to {end}");
+        }
+        // What is whole by itself has nothing that follows.
+        assert_eq!(table.first(key(1, 0), piece(0, 8, false), (), 1), Ok(()));
+        assert_eq!(table.later(key(1, 0), piece(8, 16, false), 1), Err(FRAGMENT_ORPHAN));
+        assert_eq!(table.first(key(1, 0), piece(0, 65_535, true), (), 1), Ok(()));
+    }
+
+    /// Of packets in one chain, any goes and the others stay.
+    #[test]
+    fn a_chain_of_many() {
+        for gone in 0..5u32 {
+            let mut table = Fragments::new(LIFE);
+            // All in one chain, as by chance.
+            let keys: Vec<FragmentKey> = {
+                let of = |id: u32| table.chain(&key(id, id % 3));
+                (0..).filter(|id| of(*id) == 7).take(5).map(|id| key(id, id % 3)).collect()
+            };
+            for (n, key) in keys.iter().enumerate() {
+                table.first(*key, piece(0, 8, true), n, 1).unwrap();
+            }
+            assert_eq!(table.later(keys[gone as usize], piece(8, 16, false), 1), Ok(gone as usize));
+            for (n, key) in keys.iter().enumerate() {
+                let expected = if n == gone as usize { Err(FRAGMENT_ORPHAN) } else { Ok(n) };
+                assert_eq!(table.later(*key, piece(8, 16, true), 1), expected, "{n} without {gone}");
+            }
+            // Its place is the next one's.
+            table.first(keys[gone as usize], piece(0, 8, true), 99, 1).unwrap();
+            assert_eq!((table.entries.len(), table.later(keys[gone as usize], piece(8, 16, true), 1)), (5, Ok(99)));
+        }
+    }
+
+    #[test]
+    fn who_has_most_gives_and_who_wants_one_more_counts_it() {
+        let mut census = Census::new();
+        for (who, network, times) in [(1, 5, 3), (2, 5, 4), (3, 6, 5)] {
+            (0..times).for_each(|_| census.add(who, network));
+        }
+        let of = |network: u32| move |other: u32| other == network;
+        assert_eq!((census.greatest(of(5), 9), census.greatest(of(5), 1)), (2, 1));
+        assert_eq!((census.greatest(of(5), 2), census.greatest(|_| true, 2)), (2, 2));
+        assert_eq!((census.greatest(|_| true, 9), census.greatest(|_| true, 1), census.greatest(of(7), 9)), (3, 3, 9));
+        census.take(3);
+        census.take(3);
+        assert_eq!((census.of(3), census.greatest(|_| true, 9)), (3, 2));
+    }
+
+    /// Numbers whose rows are the last two and the first two, so that they are in each other's places and go round the end.
+    fn crowd() -> &'static [u32] {
+        static CROWD: std::sync::OnceLock<Vec<u32>> = std::sync::OnceLock::new();
+        CROWD.get_or_init(|| {
+            let of = |home: usize| (0..).filter(move |who| Census::home(*who) == home).take(5);
+            [ROWS - 2, ROWS - 1, 0, 1].into_iter().flat_map(of).collect()
+        })
+    }
+
     #[test]
     fn gaps_are_bounded() {
         let mut one = One::new(8);
@@ -600,6 +668,30 @@ mod tests {
                         break;
                     }
                 }
+            }
+        }
+
+        /// Who comes and goes in rows next to each other, against a map.
+        #[test]
+        fn a_census_is_a_map(calls in prop::collection::vec((0usize..20, prop::bool::weighted(0.6)), 1..300)) {
+            let mut census = Census::new();
+            let mut expected = std::collections::BTreeMap::<u32, u16>::new();
+            for (at, more) in calls {
+                let who = crowd()[at];
+                if more {
+                    census.add(who, who + 1);
+                    *expected.entry(who).or_default() += 1;
+                } else {
+                    census.take(who);
+                    expected.entry(who).and_modify(|n| *n = n.saturating_sub(1));
+                }
+                expected.retain(|_, n| *n > 0);
+                for who in crowd() {
+                    prop_assert_eq!(census.of(*who), expected.get(who).copied().unwrap_or(0));
+                }
+                let mut rows: Vec<_> = census.rows.iter().filter(|row| row.0 != NOBODY).copied().collect();
+                rows.sort_unstable();
+                prop_assert_eq!(rows, expected.iter().map(|(who, n)| (*who, who + 1, *n)).collect::<Vec<_>>());
             }
         }
 

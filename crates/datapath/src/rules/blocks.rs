@@ -108,4 +108,21 @@ mod tests {
         assert_eq!(Blocks::<u8>::new(Vec::new()).around(7).count(), 0);
         assert_eq!(Blocks::<u8>::default().around(u128::MAX).count(), 0);
     }
+
+    /// The first and the last address there are, among many blocks.
+    #[test]
+    fn the_ends_of_all_addresses() {
+        let hosts = (1..40u128).map(|n| (2 * n, 2 * n, n));
+        let all: Vec<_> = hosts.chain([(0, u128::MAX, 0), (u128::MAX, u128::MAX, 99)]).collect();
+        let blocks = Blocks::new(all);
+        let around = |address| blocks.around(address).copied().collect::<Vec<_>>();
+        assert_eq!(
+            [around(0), around(1), around(2), around(3), around(78)],
+            [vec![0], vec![0], vec![1, 0], vec![0], vec![39, 0]]
+        );
+        assert_eq!([around(u128::MAX), around(u128::MAX - 1)], [vec![99, 0], vec![0]]);
+        // Without one around all others.
+        let blocks = Blocks::new((1..40u128).map(|n| (2 * n, 2 * n, n)).collect());
+        assert_eq!([0, 1, 2, 78, 79].map(|address| blocks.around(address).count()), [0, 0, 1, 1, 0]);
+    }
 }

@@ -61,3 +61,44 @@ impl Cells {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Cells of one unit, of the next, and the last one of all.
+    #[test]
+    fn each_cell_has_its_own_words() {
+        let cells = Cells::new().unwrap();
+        let all = || (1..=17).chain([MAX_CELLS - 1]);
+        for cell in all() {
+            cells.take_back(cell, 100 + cell);
+            (0..cell % 20).for_each(|_| cells.count(cell));
+        }
+        let of = |cell: u32| (cells.taken_back(cell), cells.counted(cell));
+        all().for_each(|cell| assert_eq!(of(cell), (100 + cell, u64::from(cell % 20)), "{cell}"));
+        cells.reset_count(8);
+        assert_eq!([of(7), of(8), of(9)], [(107, 7), (108, 0), (109, 9)]);
+    }
+
+    /// What needed no rule holds for ever, what has no cell never.
+    #[test]
+    fn the_first_cell_and_those_that_there_are_not() {
+        let cells = Cells::new().unwrap();
+        cells.take_back(0, 9);
+        cells.count(MAX_CELLS);
+        assert_eq!(cells.taken_back(0), 0);
+        assert_eq!((cells.taken_back(MAX_CELLS), cells.counted(MAX_CELLS)), (u32::MAX, 0));
+        assert_eq!(cells.taken_back(MAX_CELLS - 1), 0);
+    }
+
+    #[test]
+    fn all_are_taken_back_to_one_version_at_most() {
+        let cells = Cells::new().unwrap();
+        for (cell, version) in [(1, 49), (2, 50), (3, 51), (MAX_CELLS - 1, u32::MAX)] {
+            cells.take_back(cell, version);
+        }
+        cells.take_back_all(50);
+        assert_eq!([1, 2, 3, 4, MAX_CELLS - 1].map(|cell| cells.taken_back(cell)), [49, 50, 50, 0, 50]);
+    }
+}

@@ -124,4 +124,27 @@ mod tests {
         let ports = Ports::new(&[rule(6, Some(0..=65535), 1), rule(6, Some(65535..=65535), 2), rule(17, Some(65535..=65535), 3)]);
         assert_eq!((ports.admits(6, 65535), ports.admits(17, 65535), ports.admits(17, 65534)), (Some(1), Some(3), None));
     }
+
+    /// Of several rules that allow the same, the first one's cell; of any protocol before all.
+    #[test]
+    fn the_first_of_several_rules_admits() {
+        let all = [
+            rule(47, None, 4),
+            rule(47, None, 5),
+            rule(6, Some(10..=20), 6),
+            rule(6, Some(10..=30), 7),
+            rule(17, Some(9..=9), 8),
+        ];
+        let ports = Ports::new(&all);
+        assert_eq!(
+            [ports.admits(47, 0), ports.admits(6, 20), ports.admits(6, 21), ports.admits(6, 31)],
+            [Some(4), Some(6), Some(7), None]
+        );
+        assert_eq!(
+            [ports.admits(6, 9), ports.admits(17, 9), ports.admits(17, 10), ports.admits(46, 0)],
+            [None, Some(8), None, None]
+        );
+        let any = Ports::new(&[&all[..], &[rule(-1, None, 9), rule(-1, None, 10)]].concat());
+        assert_eq!([any.admits(47, 0), any.admits(6, 20), any.admits(1, 0)], [Some(9); 3]);
+    }
 }

@@ -140,4 +140,43 @@ mod tests {
             prop_assert_eq!(back, Key::new(&other, vni, to, from));
         }
     }
+
+    #[test]
+    fn copies_are_of_one_flow_whatever_the_vnics() {
+        let tuple = Tuple { source: 1, destination: 2, source_port: 3, destination_port: 4, vlan: 5, protocol: 6 };
+        let key = Key::new(&tuple, 7, 8, 9);
+        for other in [Key::new(&tuple, 7, 8, 9), Key::new(&tuple, 7, 0, REMOTE), Key::new(&tuple.reversed(), 7, 1, 1)] {
+            assert!(key.is_copy_of(&other) && other.is_copy_of(&key));
+        }
+        for other in [
+            Tuple { source: 9, ..tuple },
+            Tuple { destination: 9, ..tuple },
+            Tuple { source_port: 9, ..tuple },
+            Tuple { destination_port: 9, ..tuple },
+            Tuple { source_port: 4, destination_port: 3, ..tuple },
+            Tuple { vlan: 6, ..tuple },
+            Tuple { vlan: 0x1005, ..tuple },
+            Tuple { protocol: 17, ..tuple },
+        ] {
+            assert!(!key.is_copy_of(&Key::new(&other, 7, 8, 9)), "{other:?}");
+        }
+        assert!(!key.is_copy_of(&Key::new(&tuple, 8, 8, 9)));
+    }
+
+    #[test]
+    fn a_direction_is_that_of_every_word() {
+        let tuple = Tuple { source: 1 << 64 | 1, destination: 2 << 64 | 2, source_port: 3, destination_port: 4, vlan: 5, protocol: 6 };
+        let key = Key::new(&tuple, 7, 8, 9);
+        for (words, direction) in [(key.words(), 0), (key.reversed().words(), 1)] {
+            assert_eq!(key.direction_of(&words), Some(direction));
+            for at in 0..6 {
+                for bit in 0..64 {
+                    let mut other = words;
+                    other[at] ^= 1 << bit;
+                    let free = at == 5 && bit < 8;
+                    assert_eq!(key.direction_of(&other), free.then_some(direction), "bit {bit} of word {at}");
+                }
+            }
+        }
+    }
 }

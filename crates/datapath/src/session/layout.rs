@@ -132,4 +132,19 @@ mod tests {
         assert_eq!(Layout::new(64, false).len, 1 + 64 + 8);
         assert_eq!(Layout::new(0, true).slots, 64);
     }
+
+    #[test]
+    fn a_table_has_room_for_what_it_must_hold() {
+        let of = |capacity, named| {
+            let layout = Layout::new(capacity, named);
+            (layout.capacity, layout.mask + 1, layout.slots, layout.len)
+        };
+        // Half a unit for each bucket, a unit for each name.
+        assert_eq!(of(64, true), (64, 16, 64, 1 + 64 + 8 + 64));
+        assert_eq!(of(80, false), (80, 16, 0, 1 + 80 + 8));
+        assert_eq!(of(85, false), (85, 32, 0, 1 + 85 + 16));
+        assert_eq!(of(4160, true).2, 65);
+        assert_eq!(of(MAX_SESSIONS + 1, false), (1 << 24, 1 << 22, 0, 1 + (1 << 24) + (1 << 21)));
+        assert_eq!(of(0, false), of(64, false));
+    }
 }

@@ -345,3 +345,120 @@ impl<'a> Record<'a> {
         }
     }
 }
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+    use crate::flow::Tuple;
+
+    fn key() -> Key {
+        let tuple = Tuple { source: 1 << 100 | 1, destination: 2, source_port: 3, destination_port: 4, vlan: 5, protocol: 6 };
+        Key::new(&tuple, 7, 8, 9)
+    }
+
+    const ADMISSION: Admission = Admission { stamp: 0x8000_0001, cells: [0x000a_bcde, 0x000f_edcb], answers: false };
+
+    const TRACK: Track = Track {
+        state: TcpState::HalfClosed,
+        fins: 2,
+        scale: [7, 0xff],
+        end: [0x1111_1111, 0x2222_2222],
+        allow: [0x3333_3333, 0x4444_4444],
+        acked: [0x5555_5555, 0x6666_6666],
+    };
+
+    fn write(record: &Record<'_>) {
+        let life = Life { now: 0x9abc_def0, state: State::Tcp(TRACK.state), track: TRACK };
+        record.write(&key(), ADMISSION, &life);
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let unit = Unit::default();
+        let record = Record::of(&unit);
+        assert!(record.is_free() && record.read().is_none() && record.words().is_none());
+        // What was there before is nobody's.
+        (0..16).for_each(|at| record.word(at).store(if at == 0 { 0 } else { u64::MAX }, Relaxed));
+        write(&record);
+        assert_eq!(record.read(), Some((key(), ADMISSION)));
+        assert!(!record.is_free());
+        let Line2 { seen, made, state, packets, bytes, track } = record.line2();
+        assert_eq!((seen, made, state, track), (0x9abc_def0, 0x9abc_def0, State::Tcp(TcpState::HalfClosed), TRACK));
+        assert_eq!((packets, bytes), ([0; 2], [0; 2]));
+        assert_eq!(record.tenant(), 0);
+        record.erase();
+        assert!(record.is_free() && record.read().is_none());
+        assert_eq!(record.tenant(), 1);
+    }
+
+    /// A reader that comes in between sees that the line is in change, whatever is done to it.
+    #[test]
+    fn who_reads_meanwhile_knows() {
+        let unit = Unit::default();
+        let record = Record::of(&unit);
+        let words = || [0, 1, 2, 3, 4, 5, 6, 7].map(|at| record.word(at).load(Relaxed));
+        for (stamp, tenant) in [(Some(5), 0), (None, TENANT), (Some(u32::MAX), TENANT), (None, 0)] {
+            write(&record);
+            let before = words();
+            record.change(
+                || {
+                    assert!(record.words().is_none() && !record.is_free());
+                    assert!(matches!(record.line1(), Line1::Changing));
+                    // Nothing but the sequence number says so.
+                    assert_eq!(words()[1..], before[1..]);
+                },
+                stamp,
+                tenant,
+            );
+            let after = words();
+            assert_eq!(after[1..], before[1..]);
+            assert_eq!(after[SEQUENCE] >> 32, (before[SEQUENCE] >> 32) + 2 + (tenant >> 32));
+            assert_eq!(record.read(), Some((key(), Admission { stamp: stamp.unwrap_or(ADMISSION.stamp), ..ADMISSION })));
+        }
+    }
+
+    #[test]
+    fn directions_are_counted_apart() {
+        let unit = Unit::default();
+        let record = Record::of(&unit);
+        write(&record);
+        record.count(0, 3, 300);
+        record.count(1, 5, u64::MAX);
+        record.count(1, 1, 2);
+        // 48 bits of packets go round; what stands above them stays.
+        record.count(0, PACKETS, 0);
+        let line = record.line2();
+        assert_eq!((line.packets, line.bytes, line.made), ([2, 6], [300, 1], 0x9abc_def0));
+        assert_eq!((line.track, record.read()), (TRACK, Some((key(), ADMISSION))));
+    }
+
+    #[test]
+    fn a_state_is_noted_and_the_rest_of_its_word_stays() {
+        let unit = Unit::default();
+        let record = Record::of(&unit);
+        write(&record);
+        let (was, state) = record.seen_word();
+        assert_eq!((was >> 32, state), (0x9abc_def0, 4));
+        record.store_seen_word(was, 77, 3);
+        assert_eq!(record.seen(), (77, State::Tcp(TcpState::Established)));
+        assert_eq!(record.track(), Track { state: TcpState::Established, ..TRACK });
+        record.store_seen(78, State::Tcp(TcpState::Closing), &Track { fins: 3, scale: [1, 2], ..TRACK });
+        assert_eq!(record.track(), Track { state: TcpState::Closing, fins: 3, scale: [1, 2], ..TRACK });
+        assert_eq!((record.seen(), record.line2().made), ((78, State::Tcp(TcpState::Closing)), 0x9abc_def0));
+    }
+
+    #[test]
+    fn four_errors_in_a_second_and_nothing_else_is_touched() {
+        let unit = Unit::default();
+        let record = Record::of(&unit);
+        let life = Life { now: 100, state: State::UdpNew, track: NO_TRACK };
+        record.write(&key(), ADMISSION, &life);
+        record.count(0, 1, 10);
+        record.count(1, 2, 20);
+        let taken = |now| (0..6).filter(|_| record.take_error(now)).count();
+        assert_eq!([taken(100), taken(100), taken(101), taken(200)], [4, 0, 4, 4]);
+        let line = record.line2();
+        assert_eq!((line.packets, line.bytes, line.seen, line.made, line.state), ([1, 2], [10, 20], 100, 100, State::UdpNew));
+        assert_eq!(record.read(), Some((key(), ADMISSION)));
+    }
+}

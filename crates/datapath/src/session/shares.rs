@@ -225,4 +225,76 @@ mod tests {
             prop_assert!(hashes.iter().all(|hash| openers.count(*hash) == 0));
         }
     }
+
+    #[test]
+    fn a_share_is_part_of_all_or_no_bound() {
+        let network = |capacity, percent| Shares::new(capacity, percent, 1).network;
+        assert_eq!([network(1000, 99), network(1000, 100), network(1000, 101)], [990, u32::MAX, u32::MAX]);
+        assert_eq!([network(0, 50), network(1000, 0), network(u32::MAX, 50)], [1, 1, u32::MAX / 2]);
+        let shares = Shares::unbounded();
+        assert_eq!((shares.network, shares.vnic, shares.opener, shares.rate), (u32::MAX, u32::MAX, u32::MAX, u32::MAX));
+        let rated = Shares::new(64, 1, 77).copy();
+        assert_eq!((rated.network, rated.vnic, rated.opener, rated.rate), (1, 1, 1, 77));
+    }
+
+    #[test]
+    fn nothing_has_less_than_nothing() {
+        let count = AtomicU32::new(2);
+        assert_eq!([less(&count), less(&count), less(&count)], [2, 1, 0]);
+        assert_eq!(count.load(Relaxed), 0);
+    }
+
+    /// What is common is left until those beyond their parts have all of it, to the last session.
+    #[test]
+    fn what_is_common_ends() {
+        let shares = Shares::new(100, 100, 1);
+        // Two parts of 25 are reserved; one that is not filtered has none.
+        shares.divide(|| [(true, 25), (true, 60), (false, 14)].into_iter());
+        assert_eq!((shares.part(true), shares.part(false), shares.has_common()), (25, 0, true));
+        shares.entered(true, 24); // within its part
+        assert!(shares.has_common());
+        shares.entered(true, 25);
+        assert!(!shares.has_common() && !shares.copy().has_common());
+        shares.left(true, 25); // within its part
+        assert!(!shares.has_common());
+        shares.left(true, 26);
+        assert!(shares.has_common());
+        shares.entered(false, 0);
+        assert!(!shares.has_common());
+        shares.left(false, 1);
+        assert!(shares.has_common());
+    }
+
+    /// Two that meet in one row only are told apart by the other.
+    #[test]
+    fn openers_have_two_rows() {
+        let rows = ROW as u64;
+        let of = |first: u64, second: u64| second << 32 | first;
+        for (one, other) in [(of(5, 6), of(5, 7)), (of(5, 6), of(4, 6)), (of(rows - 1, 0), of(0, rows - 1))] {
+            let openers = Openers::default();
+            openers.add(one);
+            openers.add(one);
+            assert_eq!((openers.count(one), openers.count(other)), (2, 0));
+            openers.add(other);
+            assert_eq!((openers.count(one), openers.count(other)), (2, 1));
+            openers.remove(one);
+            assert_eq!((openers.count(one), openers.count(other)), (1, 1));
+            // Both rows begin anew behind their last counter.
+            assert_eq!(openers.count(one + rows + (rows << 32)), 1);
+        }
+    }
+
+    #[test]
+    fn a_vnic_s_sessions_are_both_kinds() {
+        let vnic = VnicSessions::default();
+        vnic.opened.store(3, Relaxed);
+        vnic.received.store(u32::MAX, Relaxed);
+        vnic.openers.add(9);
+        vnic.rests.store(8, Relaxed);
+        let copy = vnic.copy();
+        assert_eq!((vnic.count(), copy.opened.load(Relaxed), copy.received.load(Relaxed)), (u32::MAX, 3, u32::MAX));
+        assert_eq!((copy.openers.count(9), copy.openers.count(10), copy.rests.load(Relaxed)), (1, 0, 8));
+        copy.openers.add(9);
+        assert_eq!((vnic.openers.count(9), copy.openers.count(9)), (1, 2));
+    }
 }

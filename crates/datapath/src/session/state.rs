@@ -211,3 +211,95 @@ impl Timeouts {
         now.wrapping_sub(seen) as i32 > 0 && now.wrapping_sub(seen) > self.of(state)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [State; 16] = [
+        State::Tcp(TcpState::New),
+        State::Tcp(TcpState::SynReceived),
+        State::Tcp(TcpState::PickedUp),
+        State::Tcp(TcpState::Established),
+        State::Tcp(TcpState::HalfClosed),
+        State::Tcp(TcpState::Closing),
+        State::Tcp(TcpState::TimeWait),
+        State::Tcp(TcpState::Closed),
+        State::Tcp(TcpState::Cut),
+        State::UdpNew,
+        State::UdpAnswered,
+        State::Echo,
+        State::SctpNew,
+        State::SctpEstablished,
+        State::OtherNew,
+        State::OtherAnswered,
+    ];
+
+    /// The numbers stand in files that a next daemon reads.
+    #[test]
+    fn states_have_these_numbers() {
+        let numbers: Vec<u8> = (0..9).chain(16..23).collect();
+        assert_eq!(ALL.map(State::number).to_vec(), numbers);
+        for number in 0..=255 {
+            let expected = ALL.into_iter().find(|state| state.number() == number);
+            assert_eq!(State::from_number(number), expected.unwrap_or(State::Tcp(TcpState::Closed)), "{number}");
+        }
+    }
+
+    #[test]
+    fn an_answer_changes_what_waits_for_one() {
+        for state in ALL {
+            let answered = match state {
+                State::UdpNew => State::UdpAnswered,
+                State::SctpNew => State::SctpEstablished,
+                State::OtherNew => State::OtherAnswered,
+                other => other,
+            };
+            assert_eq!(State::answered(state.number()), answered.number(), "{state:?}");
+        }
+    }
+
+    #[test]
+    fn states_are_of_their_protocols() {
+        for (protocol, first, last) in [(6, 0, 8), (17, 16, 17), (1, 18, 18), (58, 18, 18), (132, 19, 20)] {
+            let of: Vec<u8> = ALL.iter().filter(|state| state.is_of(protocol)).map(|state| state.number()).collect();
+            let expected: Vec<u8> = ALL.iter().map(|state| state.number()).filter(|n| (first..=last).contains(n)).collect();
+            // ICMP that is no echo is of "other", too.
+            let other: &[u8] = if matches!(protocol, 1 | 58) { &[21, 22] } else { &[] };
+            assert_eq!(of, [&expected, other].concat(), "{protocol}");
+        }
+        let of: Vec<State> = ALL.into_iter().filter(|state| state.is_of(47)).collect();
+        assert_eq!(of, [State::OtherNew, State::OtherAnswered]);
+    }
+
+    #[test]
+    fn each_state_lasts_its_time() {
+        let timeouts = Timeouts {
+            tcp_new: 1,
+            tcp_established: 2,
+            tcp_half_closed: 3,
+            tcp_closing: 4,
+            tcp_time_wait: 5,
+            tcp_cut: 6,
+            udp_new: 7,
+            udp_answered: 8,
+            icmp_echo: 9,
+            sctp_new: 10,
+            sctp_established: 11,
+            other: 12,
+            fragment: 13,
+            dhcp: 14,
+        };
+        let times = [1, 1, 1, 2, 3, 4, 5, 4, 6, 7, 8, 9, 10, 11, 12, 12];
+        let by_number = timeouts.by_number();
+        for (state, seconds) in ALL.into_iter().zip(times) {
+            assert_eq!((timeouts.of(state), by_number[usize::from(state.number())]), (seconds, seconds), "{state:?}");
+            assert!(!timeouts.over(state, 100, 100 + seconds) && timeouts.over(state, 100, 101 + seconds), "{state:?}");
+            // Seen by a worker whose second is the next one; and when the clock goes round.
+            assert!(!timeouts.over(state, 101, 100) && !timeouts.over(state, u32::MAX, 0));
+            assert!(timeouts.over(state, u32::MAX, seconds));
+        }
+        // What no state has lasts as what ends soonest.
+        assert_eq!((by_number[9], by_number[31]), (4, 4));
+    }
+}

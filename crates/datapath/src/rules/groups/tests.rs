@@ -130,3 +130,116 @@ fn a_full_table_of_rules_takes_a_replacement() {
     groups.change(&name(1), GroupChange::Declare(group(&[2, 3])), &cells).unwrap();
     assert_eq!(groups.rules_of(&name(1)).count(), 2);
 }
+
+fn fill(groups: &mut Groups, cells: &Cells, group: u32, rules: u16) {
+    for port in 1..=rules {
+        groups.change(&name(group), GroupChange::AddRule(rule(&(group, false, group as u8, port))), cells).unwrap();
+    }
+}
+
+/// From 64 rules on, and three at most: each costs a search for every new session.
+#[test]
+fn the_largest_groups_are_compiled_for_all() {
+    let cells = Cells::new().unwrap();
+    let mut groups = Groups::default();
+    for (group, rules) in [(1, 63), (2, 64), (3, 70), (4, 80), (5, 90)] {
+        fill(&mut groups, &cells, group, rules);
+    }
+    let members = Members::default();
+    let apart = |groups: &mut Groups, of: &[u32]| {
+        let policy = groups.policy(&of.iter().map(|n| name(*n)).collect::<Vec<_>>()).1;
+        let merged = |group: &u32| {
+            let peer = number(IpAddr::from([10, 0, 0, *group as u8 * 16]));
+            policy.ingress.merged.admits(peer, 17, 1, &members).is_some()
+        };
+        (policy.ingress.shared.len(), of.iter().copied().filter(merged).collect::<Vec<_>>())
+    };
+    assert_eq!(apart(&mut groups, &[1]), (0, vec![1]));
+    assert_eq!(apart(&mut groups, &[2]), (1, vec![]));
+    assert_eq!(apart(&mut groups, &[1, 2, 3, 4]), (3, vec![1]));
+    assert_eq!(apart(&mut groups, &[1, 2, 3, 4, 5]), (3, vec![1, 2]));
+}
+
+/// Policies that no vnic has any more cost nothing.
+#[test]
+fn what_nobody_has_is_not_compiled_again() {
+    let cells = Cells::new().unwrap();
+    let mut groups = Groups::default();
+    let kept = groups.policy(&[name(1), name(2)]);
+    drop(groups.policy(&[name(1)]));
+    drop(groups.policy(&[name(1), name(3)]));
+    let effect = groups.change(&name(1), GroupChange::AddRule(rule(&(1, false, 1, 1))), &cells).unwrap();
+    assert_eq!(effect.policies.iter().map(|(numbers, _)| numbers.clone()).collect::<Vec<_>>(), [kept.0]);
+    // The next policy that is asked for clears them away.
+    groups.policy(&[name(7)]);
+    assert!(groups.compiled.len() <= 2);
+}
+
+/// What changes nothing has no effect, and each effect is about the rules in question.
+#[test]
+fn effects_are_those_of_the_change() {
+    let cells = Cells::new().unwrap();
+    let mut groups = Groups::default();
+    let mut change = |group: u32, change| groups.change(&name(group), change, &cells).unwrap();
+    let (address, other) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+    // Two rules about members of group 4, and one about a block.
+    let [first, second, block] = [(1, false, 20, 5), (2, false, 20, 6), (1, false, 3, 7)].map(|choice| rule(&choice));
+    change(1, GroupChange::AddRule(first.clone()));
+    change(2, GroupChange::AddRule(second.clone()));
+    change(1, GroupChange::AddRule(block.clone()));
+    assert!(change(1, GroupChange::AddRule(block.clone())).is_nothing());
+    assert!(change(3, GroupChange::RemoveRule(block.clone())).is_nothing());
+    assert!(change(4, GroupChange::RemoveMember(address)).is_nothing());
+    let come = change(4, GroupChange::AddMember(address));
+    assert!(!come.is_nothing() && come.taken_back.is_empty() && come.policies.is_empty());
+    assert!(change(4, GroupChange::AddMember(address)).is_nothing());
+    change(4, GroupChange::AddMember(other));
+    // Who goes takes back what was admitted by rules about the group, and by no others.
+    let mut taken_back = change(4, GroupChange::RemoveMember(address)).taken_back;
+    taken_back.sort_unstable();
+    assert_eq!(taken_back, [1, 2]);
+    assert_eq!(change(1, GroupChange::RemoveRule(first)).taken_back, [1]);
+    assert_eq!(change(4, GroupChange::RemoveMember(other)).taken_back, [2]);
+    assert_eq!(change(1, GroupChange::Forget).taken_back, [3]);
+}
+
+/// A cell's next rule begins to count anew, and what its last one admitted is not its own.
+#[test]
+fn the_cell_of_a_rule_that_went_is_used_again() {
+    let cells = Cells::new().unwrap();
+    let mut groups = Groups::default();
+    let rules = [1, 2, 3].map(|port| rule(&(1, false, 1, port)));
+    for rule in &rules[..2] {
+        groups.change(&name(1), GroupChange::AddRule(rule.clone()), &cells).unwrap();
+    }
+    let of = |groups: &Groups| {
+        let mut of: Vec<_> = groups.rules_of(&name(1)).map(|(rule, cell)| (*rule.ports().unwrap().start(), cell)).collect();
+        of.sort_unstable();
+        of
+    };
+    assert_eq!(of(&groups), [(1, 1), (2, 2)]);
+    (0..5).for_each(|_| cells.count(1));
+    groups.change(&name(1), GroupChange::RemoveRule(rules[0].clone()), &cells).unwrap();
+    groups.change(&name(1), GroupChange::AddRule(rules[2].clone()), &cells).unwrap();
+    assert_eq!((of(&groups), cells.counted(1)), (vec![(2, 2), (3, 1)], 0));
+    assert_eq!(groups.rules_by_cell().len(), 2);
+}
+
+/// UDP with 16 ports at most, a server's or a client's among them; ICMP of either family; each in its direction only.
+#[test]
+fn rules_of_infrastructure() {
+    use Direction::{Inbound, Outbound};
+    let is = |direction, protocol, ports| is_infrastructure(direction, &Allowed { protocol, ports, cell: 1 });
+    let udp = |direction, ports| is(direction, Protocol::Number(UDP), Some(ports));
+    for (server, client) in [(67, 68), (547, 546)] {
+        assert!(udp(Inbound, server..=server) && udp(Outbound, client..=client));
+        assert!(!udp(Inbound, client..=client) && !udp(Outbound, server..=server));
+        assert!(udp(Inbound, server - 15..=server) && !udp(Inbound, server - 16..=server));
+        assert!(udp(Outbound, client..=client + 15) && !udp(Outbound, client..=client + 16));
+    }
+    assert!(!is(Inbound, Protocol::Number(6), Some(67..=67)) && !is(Outbound, Protocol::Number(6), Some(68..=68)));
+    assert!(!is(Inbound, Protocol::Any, None) && !is(Outbound, Protocol::Any, None));
+    for icmp in [ICMP, ICMPV6] {
+        assert!(is(Outbound, Protocol::Number(icmp), None) && !is(Inbound, Protocol::Number(icmp), None));
+    }
+}

@@ -239,6 +239,8 @@ fn sessions_make_way_for_others() {
     assert!(table.add(new[1], 1, false).is_ok());
     assert!(table.get_fast(new[1]).is_some() && table.get_fast(guest).is_some());
     assert_eq!([table.overflow_of(0), table.overflow_of(1)], [1, 0]);
+    // Readers are told that somebody moved, each in the bucket that is its home.
+    assert_eq!([0u64, 1, 3].map(|bucket| table.moves(bucket << 32)), [1, 1, 0]);
     table.audit();
     // Only places have changed: what was found goes on being that flow's record.
     let index = table.get(own[0]).unwrap().index;
@@ -413,4 +415,163 @@ fn a_visit_sees_every_session_once_and_may_take_it_out() {
     }
     table.for_each(|index, _, key, _| assert!(number(&key).is_multiple_of(3) || table.remove(index, &key)));
     assert_eq!(table.audit(), (0..600).step_by(3).collect());
+}
+
+/// A table without a free record: from 16 buckets behind one's own, and from both of one's own, a session goes; from no other one.
+#[test]
+fn neighbours_are_the_next_sixteen_buckets() {
+    for (ahead, near) in [(0u64, true), (1, true), (16, true), (17, false), (127, false), (64, false)] {
+        let table = table(640);
+        let mut n = 0;
+        while table.used() < 640 {
+            let _ = table.add(n, 1, false);
+            n += 1;
+        }
+        assert_eq!(table.mask, 127);
+        let bucket = |at: u64| table.bucket(at).iter().skip(1).map(|word| word.load(Relaxed));
+        let new = (n..)
+            .find(|n| {
+                let hash = HASH_KEY.hash(&key(*n));
+                let (first, second) = (Table::first(hash) & table.mask, Table::second(hash) & table.mask);
+                bucket(first).any(|word| word == 0) && second.wrapping_sub(first + ahead) & table.mask != 0
+            })
+            .unwrap();
+        let hash = table.hash(&key(new));
+        let there: Vec<u32> = bucket(Table::first(hash) + ahead).filter_map(|word| (word as u32).checked_sub(1)).collect();
+        assert!(!there.is_empty());
+        let keys: Vec<Key> = there.iter().map(|index| table.record(*index).read().unwrap().0).collect();
+        let may_go = |record: &Record<'_>| record.read().is_some_and(|(key, _)| keys.contains(&key));
+        assert_eq!(table.has_room(hash, may_go), near, "{ahead}");
+        let inserted = table.insert(hash, &key(new), verdict(new, 2), &life(new), may_go, |_, _, _| ());
+        assert_eq!(inserted.is_ok(), near, "{ahead}: {inserted:?}");
+        table.audit();
+    }
+}
+
+/// The one session that may go is found in one's own bucket and in the 256 behind it.
+#[test]
+fn so_many_buckets_are_searched() {
+    let table = table(2000);
+    assert_eq!(table.mask, 511);
+    let n = 1;
+    let own = Table::first(HASH_KEY.hash(&key(n))) & table.mask;
+    for (ahead, found) in [(0u64, true), (1, true), (255, true), (256, true), (257, false), (511, false)] {
+        table.add(n, 1, false).unwrap();
+        let hash = own.wrapping_sub(ahead) << 32;
+        assert_eq!(table.could_make_room(hash, |_| true), found, "{ahead}");
+        assert!(!table.could_make_room(hash, |_| false) && !table.make_room(hash, |_| false, |_, _, _| panic!()));
+        let mut gone = Vec::new();
+        assert_eq!(table.make_room(hash, |_| true, |_, key, admission| gone.push((number(key), *admission))), found, "{ahead}");
+        assert_eq!(gone, if found { vec![(n, verdict(n, 1))] } else { vec![] });
+        if let Some(left) = table.get(n) {
+            assert!(table.remove(left.index, &key(n)));
+        }
+        assert_eq!(table.used(), 0);
+    }
+}
+
+/// And of 64 sessions at most: the last of them may be the one.
+#[test]
+fn so_many_sessions_are_looked_at() {
+    let table = table(2000);
+    // Nine buckets full of them and one more in each of the next two, from the last bucket on and round the end.
+    let at = |n: u64| (table.mask - 1 + n) & table.mask;
+    let mut flows: Vec<u32> = (0..9).flat_map(|n| flows_of(&table, at(n)).take(BUCKET_WORDS - 1)).collect();
+    flows.extend([9, 10].map(|n| flows_of(&table, at(n)).next().unwrap()));
+    flows.iter().for_each(|n| assert!(table.add(*n, 1, false).is_ok()));
+    assert_eq!(flows.len(), 65);
+    for (nth, found) in [(65, false), (64, true), (63, true), (1, true)] {
+        let hash = at(0) << 32;
+        let wanted = key(flows[nth - 1]);
+        let mut asked = 0;
+        let only = |record: &Record<'_>| record.read().is_some_and(|(key, _)| key == wanted);
+        let counted = |record: &Record<'_>| {
+            asked += 1;
+            only(record)
+        };
+        assert_eq!(table.could_make_room(hash, counted), found, "{nth}");
+        assert!(asked <= 64);
+        assert_eq!(table.make_room(hash, only, |_, _, _| ()), found, "{nth}");
+        assert_eq!(table.get(flows[nth - 1]).is_none(), found);
+        if found {
+            assert!(table.add(flows[nth - 1], 1, false).is_ok());
+        }
+    }
+    table.audit();
+}
+
+/// That the top of the free records was taken and came back meanwhile shows in a count.
+#[test]
+fn who_takes_or_frees_a_record_is_counted() {
+    let table = table(64);
+    let count = || table.head().word(HEAD_FREE).load(Relaxed) >> 32;
+    (0..3).for_each(|n| assert!(table.add(n, 1, false).is_ok()));
+    assert_eq!(count(), 0);
+    for round in 0..5 {
+        assert!(table.remove(table.get(1).unwrap().index, &key(1)));
+        assert_eq!(count(), 2 * round + 1);
+        assert!(table.add(1, 1, false).is_ok());
+        assert_eq!(count(), 2 * round + 2);
+    }
+}
+
+/// Who has a place to go makes way before one for whom another one would have to.
+#[test]
+fn the_shortest_way_is_made() {
+    let table = table(64);
+    let fill = |home: u64, second: u64, n: usize| {
+        flow_between(&table, home, second).take(n).for_each(|n| assert!(table.add(n, 1, false).is_ok()));
+    };
+    fill(0, 1, 1);
+    fill(0, 5, BUCKET_WORDS - 2);
+    fill(1, 2, BUCKET_WORDS - 1);
+    fill(3, 0, BUCKET_WORDS - 1);
+    let new = flow_between(&table, 0, 3).next().unwrap();
+    assert!(table.add(new, 1, false).is_ok());
+    assert_eq!([table.overflow_of(0), table.overflow_of(1)], [1, 0]);
+    assert_eq!([0u64, 1, 2, 5].map(|bucket| table.moves(bucket << 32)), [1, 0, 0, 0]);
+    table.audit();
+}
+
+/// A connection that policy took back: only its state and its time are others.
+#[test]
+fn what_is_cut_stays_where_it_is() {
+    let table = table(64);
+    let index = table.add(1, 10, false).unwrap();
+    table.record(index).count(1, 5, 500);
+    assert!(!table.cut(index, &key(2), 99) && !table.cut(index + 1, &key(1), 99));
+    assert_eq!(table.record(index).seen(), (1, State::OtherNew));
+    assert!(table.cut(index, &key(1), 99));
+    assert_eq!(table.record(index).seen(), (99, State::Tcp(TcpState::Cut)));
+    let line = table.record(index).line2();
+    assert_eq!((line.made, line.packets, line.bytes), (1, [0, 5], [0, 500]));
+    assert_eq!(table.get(1).unwrap().admission, verdict(1, 10));
+}
+
+/// All that have one hash, wherever they are, and no others.
+#[test]
+fn all_of_a_hash_are_visited() {
+    let table = table(64);
+    let flows: Vec<u32> = flows_of(&table, 3).take(9).collect();
+    flows.iter().for_each(|n| assert!(table.add(*n, 1, false).is_ok()));
+    for n in &flows {
+        let mut seen = Vec::new();
+        let all = table.find_map(table.hash(&key(*n)), |index, key, admission| {
+            seen.push((index, number(&key), admission));
+            None::<()>
+        });
+        assert_eq!((all, seen), (None, vec![(table.get(*n).unwrap().index, *n, verdict(*n, 1))]));
+        let hash = table.hash(&key(*n));
+        assert_eq!(table.find(hash, |found| *found == key(*n)), table.get(*n).map(|found| found.index));
+        assert_eq!(table.find(hash, |_| false), None);
+    }
+}
+
+/// Another table of the same hash finds the same flows; its size is its own.
+#[test]
+fn a_table_like_another_one() {
+    let one = table(1000);
+    let other = Table::like(&one, 64).unwrap();
+    assert_eq!((one.capacity(), other.capacity()), (1000, 64));
+    (0..100).for_each(|n| assert_eq!(one.hash(&key(n)), other.hash(&key(n))));
 }
