@@ -31,7 +31,8 @@ macro_rules! changed {
     ($($number:ty)*) => {
         $(impl Changed for $number {
             fn changed(self) -> Self {
-                self.wrapping_mul(2).wrapping_add(1)
+                // All ones are twice themselves and one.
+                if self == !0 { self - 1 } else { self.wrapping_mul(2).wrapping_add(1) }
             }
         })*
     };
