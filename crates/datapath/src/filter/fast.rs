@@ -180,4 +180,64 @@ mod tests {
             prop_assert!(agrees(&frame), "{frame:02x?}");
         }
     }
+
+    /// What is plain is taken, to the byte, and nothing else is: what is not taken costs a parser.
+    #[test]
+    fn plain_to_the_byte() {
+        let fast = |frame: &[u8]| {
+            assert!(agrees(frame), "{frame:02x?}");
+            read(&slot(frame), frame.len() as u32).is_some()
+        };
+        let with = |frame: &[u8], at: usize, value: u8| {
+            let mut frame = frame.to_vec();
+            frame[at] = value;
+            frame
+        };
+        for (v6, ip) in links().into_iter().enumerate() {
+            let at = [34, 54][v6];
+            let udp = ip.udp(5, 6, b"abcd");
+            assert!(fast(&udp) && fast(&[&udp[..], &[0; 9]].concat()));
+            assert!((0..udp.len()).all(|len| !fast(&udp[..len])));
+            // A length within the packet; no header without its bytes.
+            let lengths: Vec<u8> = (0..=255).filter(|len| fast(&with(&udp, at + 5, *len))).collect();
+            assert_eq!(lengths, [8, 9, 10, 11, 12]);
+            assert!(fast(&ip.udp(5, 6, b"")) && !fast(&ip.payload(17, &udp[at..][..7])));
+            let tcp = |offset: u8, flags: u8, len: usize| {
+                let mut bytes = vec![1; len];
+                bytes[12..14].copy_from_slice(&[offset << 4, flags]);
+                ip.payload(6, &bytes)
+            };
+            let offsets = |len| (0..16).filter(|offset| fast(&tcp(*offset, 0x10, len))).collect::<Vec<u8>>();
+            assert_eq!([offsets(19), offsets(20), offsets(23), offsets(24)], [vec![], vec![5], vec![5], vec![5, 6]]);
+            assert_eq!(offsets(60), (5..16).collect::<Vec<u8>>());
+            for flags in 0..=255 {
+                assert_eq!(fast(&tcp(5, flags, 30)), flags & (SYN | RST) == 0, "{flags:#x}");
+            }
+            // DHCP is for the parser, in its family.
+            for (ports, family) in [((68, 67), 0), ((67, 68), 0), ((546, 547), 1), ((547, 546), 1)] {
+                assert_eq!(fast(&ip.udp(ports.0, ports.1, b"")), v6 != family, "{ports:?}");
+                assert!(fast(&ip.udp(ports.0, 9, b"")) && fast(&ip.udp(9, ports.1, b"")));
+                assert!(fast(&ip.udp(ports.0, ports.0, b"")) && fast(&ip.udp(ports.1, ports.1, b"")));
+            }
+            assert!(!fast(&ip.payload(132, &[0; 40])) && !fast(&with(&udp, 13, 1)));
+        }
+        let [v4, v6] = links().map(|ip| ip.udp(5, 6, b"abcd"));
+        // Versions and header lengths; "do not fragment" and its reserved neighbour, but no fragment.
+        for first in 0..=255 {
+            assert_eq!(
+                (fast(&with(&v4, 14, first)), fast(&with(&v6, 14, first))),
+                (first == 0x45, first >> 4 == 6),
+                "{first:#x}"
+            );
+            assert_eq!(fast(&with(&v4, 20, first)), first & 0x3f == 0, "{first:#x}");
+            assert_eq!(fast(&with(&v4, 21, first)), first == 0);
+        }
+        let totals: Vec<u8> = (0..=255).filter(|total| fast(&with(&v4, 17, *total))).collect();
+        assert_eq!(totals, [32]);
+        let totals: Vec<u8> = (0..=255).filter(|total| fast(&with(&links()[0].udp(5, 6, b""), 17, *total))).collect();
+        assert_eq!(totals, [28]);
+        let link = build::ethernet(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
+        let (mapped, other) = ([0u16, 0, 0, 0, 0, 0xffff, 0x0a00, 1], [1u16, 2, 3, 4, 5, 6, 7, 8]);
+        assert!(!fast(&link.clone().ipv6(mapped, other).udp(5, 6, b"")) && !fast(&link.ipv6(other, mapped).udp(5, 6, b"")));
+    }
 }

@@ -117,4 +117,13 @@ mod tests {
         assert!(dhcp.read(&frame, 14).message.is_none());
         assert!(Dhcp { at: None, ..dhcp }.read(&frame, 14).message.is_none());
     }
+
+    #[test]
+    fn ports_of_clients_and_servers() {
+        for port in 0..=1000 {
+            assert_eq!((Dhcp::is_client(port, false), Dhcp::is_client(port, true)), (port == 68, port == 546), "{port}");
+            assert_eq!(Dhcp::names_server(&(port..=port)), matches!(port, 67 | 547), "{port}");
+            assert_eq!(Dhcp::names_client(&(port..=port)), matches!(port, 68 | 546), "{port}");
+        }
+    }
 }

@@ -835,6 +835,113 @@ mod tests {
         }
     }
 
+    /// Bytes of a frame that must be at hand: with one less, more is asked for, and with more, the same is found.
+    #[test]
+    fn needed_to_the_byte() {
+        let udp = |ip: &Ip| ip.udp(1, 2, &[0; 300]);
+        for (v6, ip) in [(false, ip4()), (true, ip6())] {
+            let l4 = if v6 { 54 } else { 34 };
+            let [error, strange] = if v6 { [1, 200] } else { [3, 13] };
+            let quoting = |quote: Vec<u8>| ip.icmp(error, 0, 0, &quote[14..]);
+            for (frame, needed, why) in [
+                (udp(&ip), l4 + 8, "UDP"),
+                (ip.payload(6, &tcp_bytes(0, 300)), l4 + 20, "TCP"),
+                (ip.payload(6, &tcp_bytes(8, 300)), l4 + 28, "TCP with options"),
+                (ip.payload(132, &[0; 300]), l4 + 16, "SCTP and the head of its chunk"),
+                (ip.icmp(strange, 0, 0, &[0; 300]), l4 + 8, "ICMP"),
+                (ip.ping(1, 2, &[0; 300]), l4 + 8, "an echo"),
+                (ip.payload(47, &[0; 300]), l4, "no ports"),
+                (
+                    ip.clone().fragment(1, 0, true).payload(17, &[0, 1, 0, 2, 1, 48, 0, 0].repeat(38)),
+                    l4 + if v6 { 16 } else { 8 },
+                    "first",
+                ),
+                (ip.clone().fragment(1, 8, true).payload(17, &[0; 304]), l4 + if v6 { 8 } else { 0 }, "another fragment"),
+                (quoting(udp(&ip)), 2 * l4 - 14 + 16, "quoted UDP"),
+                (quoting(ip.ping(1, 2, &[0; 300])), 2 * l4 - 14 + 16, "a quoted echo"),
+                (quoting(ip.payload(47, &[0; 300])), 2 * l4 - 14 + 8, "quoted, without ports"),
+            ] {
+                let len = frame.len() as u32;
+                let some = |n: usize| parse(&frame[..n.min(frame.len())], 14, 0, len);
+                for n in 0..needed {
+                    assert_eq!(some(n), Err(Fault::NeedMore), "{why}, IPv6 {v6}: {n} of {needed}");
+                }
+                assert!(some(256).is_ok(), "{why}, IPv6 {v6}: {:?}", some(256));
+                assert!((needed..256).all(|n| some(n) == some(256)), "{why}, IPv6 {v6}: {needed}");
+            }
+        }
+        // Options of IPv4, extension headers, and a header that starts late.
+        for (frame, needed) in [
+            (ip4().options(&[1; 8]).udp(1, 2, &[0; 300]), 14 + 28 + 8),
+            (ip6().extension(60, &[0; 14]).udp(1, 2, &[0; 300]), 54 + 16 + 8),
+            (ip6().extension(60, &[]).extension(43, &[]).payload(59, &[0; 300]), 54 + 16),
+        ] {
+            let some = |n: usize| parse(&frame[..n], 14, 0, frame.len() as u32);
+            assert_eq!((some(needed - 1), some(needed).is_ok()), (Err(Fault::NeedMore), true), "{needed}");
+        }
+        let mut late = vec![0; 106];
+        late.extend(&ip4().options(&[1; 4]).payload(47, &[0; 10])[14..]);
+        late.resize(140, 0);
+        assert_eq!(parse(&late[..128], 106, 0, 140), Err(Fault::NeedMore));
+        assert!(parse(&late[..130], 106, 0, 140).is_ok());
+        // Of discovery, the whole message; not what pads the frame.
+        let mut frame =
+            ip6().ttl(255).icmp(135, 0, 0, &[&std::net::Ipv6Addr::from(B6).octets()[..], &[1, 1, 2, 0, 0, 0, 0, 1]].concat());
+        let len = frame.len();
+        frame.resize(len + 20, 0xee);
+        let some = |n: usize| parse(&frame[..n], 14, 0, frame.len() as u32);
+        assert_eq!((len, some(len - 1)), (86, Err(Fault::NeedMore)));
+        assert!(matches!(some(len), Ok(Packet { l4: L4::Discovery(Discovery { valid: true, link_source: Some(_), .. }), .. })));
+    }
+
+    #[test]
+    fn ports_are_zero_where_there_are_none() {
+        let errors = |ip: &Ip, kind| [ip.icmp(kind, 0, 0, &ip.udp(3, 4, b"")[14..]), ip.icmp(kind, 0, 0, b"")];
+        let mut frames = [errors(&ip4(), 3), errors(&ip6(), 1)].concat();
+        for ip in both() {
+            frames.extend([ip.payload(47, &[1; 20]), ip.clone().fragment(1, 8, false).payload(17, &[1; 20])]);
+        }
+        frames.extend([
+            ip4().icmp(13, 0, 7, &[1; 20]),
+            ip6().icmp(200, 0, 7, &[1; 20]),
+            ip6().ttl(255).icmp(135, 0, 0, &[1; 16]),
+        ]);
+        for frame in frames {
+            assert_eq!(ports(&frame), (0, 0), "{:?}", l4(&frame));
+        }
+    }
+
+    /// An error may be about the first fragment of a packet: it has the ports. Not about another one.
+    #[test]
+    fn quoted_fragments() {
+        for (ip, inner, kind) in [(ip4(), link().ipv4(B4, A4), 3), (ip6(), link().ipv6(B6, A6), 1)] {
+            let quote = |offset, more| inner.clone().fragment(1, offset, more).payload(17, &[0, 3, 0, 4, 0, 8, 0, 0]);
+            let L4::Error(quoted) = l4(&ip.icmp(kind, 0, 0, &quote(0, true)[14..])) else { panic!() };
+            assert_eq!((quoted.tuple.source_port, quoted.tuple.destination_port, quoted.tuple.protocol), (3, 4, 17));
+            assert_eq!(quoted.tuple.source, read(&inner.udp(1, 2, b"")).unwrap().tuple.source);
+            for (offset, more) in [(8, true), (8, false), (65_528, false)] {
+                assert_eq!(l4(&ip.icmp(kind, 0, 0, &quote(offset, more)[14..])), L4::Icmp { kind, code: 0 }, "{offset}");
+            }
+        }
+        // IPv4 in disguise, on either side.
+        let disguise = [0, 0, 0, 0, 0, 0xffff, 0x0a00, 1];
+        for inner in [link().ipv6(disguise, A6), link().ipv6(B6, disguise)] {
+            assert!(matches!(l4(&ip6().icmp(1, 0, 0, &inner.udp(1, 2, b"")[14..])), L4::Icmp { .. }));
+        }
+    }
+
+    /// The largest packet there can be, put together: 65,535 bytes, of which an IPv4 header is a part.
+    #[test]
+    fn the_largest_packet_in_fragments() {
+        let last = |ip: Ip, offset: usize, len: usize| read(&ip.fragment(9, offset, false).payload(6, &vec![0; len]));
+        assert_eq!(last(ip6(), 65_528, 7).unwrap().fragment.unwrap().end, 65_535);
+        assert_eq!(last(ip6(), 65_528, 8), MALFORMED);
+        assert_eq!(last(ip4(), 65_504, 11).unwrap().fragment.unwrap().end, 65_515);
+        assert_eq!(last(ip4(), 65_504, 12), MALFORMED);
+        assert_eq!(last(ip4().options(&[1; 4]), 65_504, 8), MALFORMED);
+        assert!(last(ip4().options(&[1; 4]), 65_504, 7).is_ok());
+    }
+
     fn any_frame() -> impl Strategy<Value = Vec<u8>> {
         let start = prop_oneof![
             Just(vec![]),

@@ -298,4 +298,63 @@ pub(super) mod tests {
             }
         }
     }
+
+    /// Options of a fixed length have it, and come once; all others as they like.
+    #[test]
+    fn options_have_their_lengths() {
+        for code in 2..=254u8 {
+            let lengths = |request: bool| {
+                let of = |len: u8| {
+                    [
+                        &[if code == 53 { 12 } else { 53 }, 1, if request { 1 } else { 5 }, code, len][..],
+                        &vec![1; len.into()],
+                        &[255],
+                    ]
+                    .concat()
+                };
+                (0..=9u8)
+                    .filter(|len| read(&message(if request { 1 } else { 2 }, &of(*len)), request).is_some())
+                    .collect::<Vec<_>>()
+            };
+            let expected: Vec<u8> = match code {
+                // An overload needs a field that ends.
+                52 => vec![],
+                53 => vec![1],
+                57 => vec![2],
+                50 | 51 | 54 | 58 | 59 => vec![4],
+                _ => (0..=9).collect(),
+            };
+            assert_eq!(lengths(true), expected, "{code}");
+            let twice = [53, 1, 1, code, 4, 1, 1, 1, 1, code, 4, 1, 1, 1, 1, 255];
+            assert_eq!(read(&message(1, &twice), true).is_some(), !matches!(code, 50..=54 | 57..=59), "two of {code}");
+        }
+        assert!(read(&message(2, &[53, 1, 5, 1, 3, 255, 255, 255, 255]), false).is_none());
+    }
+
+    #[test]
+    fn an_answer_says_what_it_gives() {
+        let of = |kind: u8| {
+            let mut bytes = message(2, &[53, 1, kind, 54, 4, 10, 0, 0, 3, 255]);
+            bytes[CIADDR..CIADDR + 4].copy_from_slice(&[1, 2, 3, 4]);
+            bytes[YIADDR..YIADDR + 4].copy_from_slice(&[5, 6, 7, 8]);
+            // Relays and hops are a server's business, on the way back too.
+            bytes[3] = 9;
+            bytes[GIADDR] = 10;
+            read(&bytes, false).map(|message| (message.leases, message.server, message.given))
+        };
+        let leases = [0x0506_0708, 0x0102_0304];
+        assert_eq!(of(2), Some((leases, 0x0a00_0003, false)));
+        assert_eq!(of(5), Some((leases, 0x0a00_0003, true)));
+        assert_eq!(of(6), Some((leases, 0, false)));
+        // What a client says of servers gives nothing.
+        let asked = read(&message(1, &[53, 1, 3, 54, 4, 10, 0, 0, 3, 255]), true).unwrap();
+        assert_eq!((asked.server, asked.given), (0, false));
+    }
+
+    #[test]
+    fn nothing_shorter_than_the_fixed_part() {
+        let whole = message(1, &[53, 1, 1, 255]);
+        assert!(read(&whole, true).is_some());
+        assert!((0..whole.len()).all(|len| read(&whole[..len], true).is_none()));
+    }
 }

@@ -172,4 +172,47 @@ mod tests {
             prop_assert!(read(&whole[..whole.len() - cut], true).is_none());
         }
     }
+
+    #[test]
+    fn options_have_their_lengths() {
+        for code in 0..=130u16 {
+            let fits = |len: usize| read(&message(11, &[option(code, &vec![0; len])]), true).is_some();
+            let lengths: Vec<usize> = (0..=140).filter(|len| fits(*len)).collect();
+            // Options in options: of four zeros each here.
+            let holds = |fixed: usize| (fixed..=140).step_by(4).collect();
+            let expected: Vec<usize> = match code {
+                1 | 2 => (3..=130).collect(),
+                3 | 25 => holds(12),
+                4 => holds(4),
+                5 => holds(24),
+                26 => holds(25),
+                6 => (0..=140).step_by(2).collect(),
+                7 => vec![1],
+                8 => vec![2],
+                12 => vec![16],
+                13 => (2..=140).collect(),
+                14 | 20 => vec![0],
+                _ => (0..=140).collect(),
+            };
+            assert_eq!(lengths, expected, "{code}");
+            let len = expected.iter().copied().find(|len| *len > 2).unwrap_or(expected[0]);
+            let twice = [option(code, &vec![0; len]), option(code, &vec![0; len])];
+            assert_eq!(
+                read(&message(11, &twice), true).is_some(),
+                !matches!(code, 1 | 2 | 6 | 7 | 8 | 12 | 14 | 20),
+                "two of {code}"
+            );
+        }
+    }
+
+    /// What stands within an option is not what the message has.
+    #[test]
+    fn identifiers_are_the_message_s_own() {
+        let within = option(3, &[&[0; 12][..], &client()].concat());
+        assert_eq!(read(&message(1, std::slice::from_ref(&within)), true), None);
+        assert!(read(&message(1, &[within, client()]), true).is_some());
+        let whole = message(11, &[]);
+        assert_eq!(read(&whole, true).map(|message| message.transaction), Some(0x01_0203));
+        assert!((0..4).all(|len| read(&whole[..len], true).is_none()));
+    }
 }

@@ -630,3 +630,66 @@ proptest! {
         prop_assert_eq!(step(track, direction, &segment), any_step(track, direction, &segment));
     }
 }
+
+/// RFC 7323, 2.2: the window of a SYN is as it stands; all others are scaled, by 14 at most, if both offered.
+#[test]
+fn windows_are_scaled() {
+    for (flags, scale, expected) in [
+        (ACK, 7, 64_000 << 7),
+        (FIN_ACK, 7, 64_000 << 7),
+        (RST | ACK, 7, 64_000 << 7),
+        (ACK, 0, 64_000),
+        (ACK, 14, 64_000 << 14),
+        (ACK, 15, 64_000),
+        (ACK, UNKNOWN, 64_000),
+        (SYN, 7, 64_000),
+        (SYN_ACK, 7, 64_000),
+    ] {
+        let side = Side { fin: false, scale, end: 0, allow: 0, acked: 0 };
+        assert_eq!(window(&segment(flags, 1, 1, 0), &side), expected, "{flags:#x} {scale}");
+    }
+}
+
+/// What is known after the SYN, after its answer, and of what is picked up: to the number.
+#[test]
+fn records_begin_with_what_was_said() {
+    let opened = open(&Segment { scale: Some(3), ..segment(SYN, A, 0, 10) });
+    let expected = Track {
+        state: TcpState::New,
+        fins: 0,
+        scale: [3, UNKNOWN],
+        end: [A.wrapping_add(11), 0],
+        allow: [64_000, 0],
+        acked: [0, A],
+    };
+    assert_eq!(opened, expected);
+    assert_eq!(open(&syn()).scale, [UNKNOWN; 2]);
+    // A repetition without the option, and with a smaller window: what was offered holds.
+    let (again, _) = step(opened, 0, &Segment { window: 100, ..syn() });
+    assert_eq!(again, expected);
+    // One that offers what the first did not.
+    let (offers, _) = step(open(&syn()), 0, &Segment { scale: Some(5), window: 64_001, ..syn() });
+    assert_eq!((offers.scale, offers.allow), ([5, UNKNOWN], [64_001, 0]));
+    let (answered, outcome) = step(opened, 1, &Segment { scale: Some(2), window: 500, ..segment(SYN_ACK, B, A + 1, 20) });
+    let expected = Track {
+        state: TcpState::SynReceived,
+        scale: [3, 2],
+        end: [A.wrapping_add(11), B + 21],
+        allow: [B + 1 + 64_000, (A + 1).wrapping_add(500)],
+        acked: [B + 1, A + 1],
+        ..expected
+    };
+    assert_eq!((answered, outcome), (expected, Pass));
+    let picked = pick_up(&Segment { window: 300, ..segment(FIN_ACK, A, B, 10) });
+    let expected = Track {
+        state: TcpState::PickedUp,
+        fins: 1,
+        scale: [UNKNOWN; 2],
+        end: [A.wrapping_add(11), B],
+        allow: [B + 300, A.wrapping_add(11).wrapping_add(0xffff)],
+        acked: [B, A],
+    };
+    assert_eq!(picked, expected);
+    assert!(picked.is_possible() && !Track { fins: 4, ..picked }.is_possible());
+    assert!(Track { scale: [14, 0], ..picked }.is_possible() && !Track { scale: [0, 15], ..picked }.is_possible());
+}
