@@ -379,3 +379,37 @@ fn everything_makes_no_router() {
         net.expect("b", &v4(13), "a");
     }
 }
+
+/// What a rule lets ask has a pace of its own: 64 at once, and 16 per second.
+#[test]
+fn by_a_rule_a_client_asks_more_often() {
+    let mut net = Net::new();
+    net.group("b", &["out 17 67-67 10.0.0.1/32"]);
+    let relayed = build::ethernet(B, A).ipv4(IP_B, IP_A).udp(68, 67, &[1; 300]);
+    let mut passed = || {
+        let outcomes: Vec<String> = (0..100).map(|_| net.send("b", &relayed)).collect();
+        let passed = outcomes.iter().take_while(|outcome| *outcome == "a").count();
+        assert!(outcomes[passed..].iter().all(|outcome| outcome == "b.dhcp-limit"), "{outcomes:?}");
+        net.0.pass(1);
+        passed
+    };
+    assert_eq!([passed(), passed(), passed()], [64, 16, 16]);
+}
+
+/// What a client learnt of servers: the one that gave its lease and the last three that offered one.
+#[test]
+fn a_client_asks_the_servers_it_heard_of() {
+    let mut net = Net::new();
+    net.group("b", &["out 6 80-80 10.0.0.1/32"]);
+    net.expect("b", &discover(1), "a c.ingress-denied");
+    let server = |n: u8| [10, 0, 0, n];
+    for n in 11..=14 {
+        let offer = Message { yours: IP_B, server: server(n), ..message(OFFER, 1, B) };
+        net.expect("a", &offer.answered((A, server(n)), (B, IP_B)), "b");
+    }
+    let given = Message { yours: IP_B, server: server(20), ..message(ACK, 1, B) };
+    net.expect("a", &given.answered((A, server(20)), (B, IP_B)), "b");
+    for (n, outcome) in [(20, "a"), (11, "b.egress-denied"), (12, "a"), (13, "a"), (14, "a"), (15, "b.egress-denied")] {
+        net.expect("b", &message(REQUEST, 2, B).asked((B, IP_B), (A, server(n))), outcome);
+    }
+}

@@ -442,7 +442,8 @@ mod tests {
         family.open(1, 106); // repeated
         family.open(0, 107); // a transaction like any other, in the place of the oldest
         let open = |now| (0..=5).filter(|transaction| family.exchange(*transaction, now, 60).is_some()).collect::<Vec<_>>();
-        assert_eq!((open(107), open(165), open(168)), (vec![0, 1, 3, 4], vec![0, 1], vec![]));
+        assert_eq!((open(107), open(165)), (vec![0, 1, 3, 4], vec![0, 1]));
+        assert_eq!((open(166), open(167), open(168)), (vec![0, 1], vec![0], vec![]));
     }
 
     #[test]
@@ -483,5 +484,58 @@ mod tests {
         let known = |range: std::ops::Range<u32>| range.filter(|n| clients.request(of(*n), 9100, 100_000).is_some()).count();
         assert_eq!(known(1000..9000), CLIENTS);
         assert!(known(8400..9000) > 540, "{}", known(8400..9000));
+    }
+
+    /// Three that offered one are kept, and only another one takes the place of the oldest.
+    #[test]
+    fn the_last_three_who_offered_are_known() {
+        let state = DhcpState::default();
+        let offer = |server| state.learn(&Message { server, ..message(1) });
+        let known = || (0..=20).filter(|server| state.knows(*server)).collect::<Vec<_>>();
+        offer(0);
+        assert!(state.knows_none());
+        offer(10);
+        assert!(!state.knows_none());
+        offer(11);
+        offer(12);
+        state.learn(&Message { server: 1, given: true, ..message(1) });
+        assert_eq!(known(), [1, 10, 11, 12]);
+        offer(13);
+        assert_eq!(known(), [1, 11, 12, 13]);
+        (0..9).for_each(|_| offer(12));
+        offer(1);
+        assert_eq!(known(), [1, 11, 12, 13]);
+        assert_eq!((0..=20).filter(|server| state.copy().knows(*server)).collect::<Vec<_>>(), known());
+    }
+
+    /// A second's tokens come with it, no more than are kept; one that was never asked is full.
+    #[test]
+    fn tokens_come_by_the_second() {
+        let pace = Pace::default();
+        let taken = |now| (0..100).filter(|_| pace.take(now, 10, 3)).count();
+        assert_eq!([pace.left(0, 10, 3), pace.left(7, 10, 3)], [10, 10]);
+        assert_eq!([taken(100), taken(100), taken(101), taken(103), taken(106), taken(107)], [10, 0, 3, 6, 9, 3]);
+        assert_eq!([taken(111), taken(100_000), taken(u32::MAX), taken(1)], [10, 10, 10, 6]);
+        assert_eq!([pace.left(1, 10, 3), pace.left(2, 10, 3), pace.left(5, 10, 3)], [0, 3, 10]);
+    }
+
+    /// In one set: whoever asked is found by the whole of its hash, and the oldest of five goes.
+    #[test]
+    fn a_set_keeps_the_newest() {
+        let clients = Clients::default();
+        // One set, other tags: above the lowest 36 bits.
+        let of = |n: u64| n << 36 | 5;
+        for n in 1..=5 {
+            clients.asked(of(n), 100 + n as u32);
+        }
+        let known = || (0..=6).filter(|n| clients.request(of(*n), 110, 60).is_some()).collect::<Vec<_>>();
+        assert_eq!(known(), [2, 3, 4, 5]);
+        clients.asked(of(2), 106);
+        clients.asked(of(6), 107);
+        assert_eq!(known(), [2, 4, 5, 6]);
+        // Another set has its own.
+        clients.asked(of(1) + 1, 107);
+        assert_eq!((known(), clients.request(of(1) + 1, 110, 60).is_some()), (vec![2, 4, 5, 6], true));
+        assert!(clients.request(of(4) + 1, 110, 60).is_none());
     }
 }
