@@ -241,3 +241,65 @@ fn one_tuple_has_four_sessions_in_a_network() {
     net.host.pass(61);
     assert_eq!(net.send(1, 1, &to(8)), "1-8");
 }
+
+/// An opener with its part of a receiver gives up one of these, and nothing that others opened or that it opened elsewhere.
+#[test]
+fn an_opener_gives_up_what_it_opened_there() {
+    // A network: 512; a vnic: 256; an opener: 64.
+    let mut net = Hosted::new(config(2048, 25));
+    net.vnic(1, 2, true);
+    net.vnic(1, 3, true);
+    [10, 11].into_iter().for_each(|vnic| net.vnic(1, vnic, false));
+    // All that nobody answers.
+    for _ in 0..20 {
+        assert_eq!([net.open(1, (11, 2), false), net.open(1, (10, 3), false)], ["1-2", "1-3"]);
+    }
+    (0..64).for_each(|n| assert_eq!(net.open(1, (10, 2), true), "1-2", "{n}"));
+    for _ in 0..20 {
+        assert_eq!(net.open(1, (10, 2), true), "1-10.session-share");
+        assert_eq!(net.sessions(1), 20 + 20 + 64);
+    }
+}
+
+/// A vnic is one opener, however many addresses it speaks with.
+#[test]
+fn an_opener_on_this_host_is_its_vnic() {
+    let mut net = Hosted::new(config(2048, 25));
+    net.vnic(1, 2, true);
+    net.vnic(1, 10, false);
+    let outcomes: Vec<String> = (0..100u8)
+        .map(|n| {
+            let ip = |from, to, source, destination| build::ethernet(mac(from), mac(to)).ipv4(source, destination);
+            let (address, own) = ([10, 9, 0, n], [10, 0, 0, 2]);
+            let outcome = net.send(1, 10, &ip(10, 2, address, own).udp(7, 53, b"?"));
+            if outcome == "1-2" {
+                assert_eq!(net.send(1, 2, &ip(2, 10, own, address).udp(53, 7, b"!")), "1-10");
+            }
+            outcome
+        })
+        .collect();
+    assert_eq!(outcomes.iter().take_while(|outcome| *outcome == "1-2").count(), 64);
+    assert!(outcomes[64..].iter().all(|outcome| outcome == "1-10.session-share"), "{outcomes:?}");
+}
+
+/// A network's share is of all its openers and receivers together; who opens one more is told, unless another one of the network may go.
+#[test]
+fn a_network_has_its_share() {
+    // A network: 64; a vnic: 32; an opener: 8.
+    let mut net = Hosted::new(config(256, 25));
+    (2..=5).for_each(|vnic| net.vnic(1, vnic, true));
+    (10..=12).for_each(|vnic| net.vnic(1, vnic, false));
+    for from in [10, 11] {
+        for to in 2..=5 {
+            (0..8).for_each(|n| assert_eq!(net.open(1, (from, to), (from, to, n) != (11, 5, 7)), id(1, to), "{from} {to} {n}"));
+        }
+    }
+    assert_eq!(net.sessions(1), 64);
+    // One of them was not answered.
+    assert_eq!(net.open(1, (12, 2), true), "1-2");
+    assert_eq!((net.open(1, (12, 2), true).as_str(), net.sessions(1)), ("1-12.session-share", 64));
+    // Another network has its own.
+    net.vnic(2, 2, true);
+    net.vnic(2, 1, false);
+    assert_eq!(net.open(2, (1, 2), true), "2-2");
+}

@@ -182,3 +182,90 @@ pub(crate) fn released(snapshot: &Snapshot, table: &Table, shares: &Shares, key:
     let before = less(&network.sessions);
     shares.left(network.filtered, before);
 }
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use butterfly_packet::{Mac, build};
+    use butterfly_vhost::net::NetHeader;
+
+    use super::*;
+    use crate::{
+        harness::Host,
+        plane::{SessionConfig, VnicPolicy},
+    };
+
+    const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
+    const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);
+
+    /// "b" is filtered, and may ask "a" anything.
+    fn host(capacity: u32) -> Host {
+        let mut host = Host::with_sessions(SessionConfig { capacity, ..SessionConfig::default() }).unwrap();
+        for (id, mac, ip) in [("a", A, 1), ("b", B, 2)] {
+            let policy = VnicPolicy { bypass: id == "a", ips: vec![[10, 0, 0, ip].into()], ..VnicPolicy::default() };
+            host.vnic(id, mac, 1, &policy).unwrap();
+        }
+        host.settle();
+        host
+    }
+
+    fn send(host: &mut Host, from: &str, port: u16) {
+        let frame = match from {
+            "b" => build::ethernet(B, A).ipv4([10, 0, 0, 2], [10, 0, 0, 1]).udp(port, 53, b"?"),
+            _ => build::ethernet(A, B).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(53, port, b"!"),
+        };
+        host.send(from, &frame, NetHeader::default()).unwrap();
+    }
+
+    /// Does something with what is counted of a vnic.
+    fn of<T>(host: &mut Host, id: &str, act: impl FnOnce(&crate::session::VnicSessions) -> T) -> T {
+        let snapshot = host.inside().0.shared.snapshot.load_full();
+        let found = snapshot.vnics.iter().find(|(_, vnic)| &*vnic.id == id);
+        act(&found.unwrap().1.shared.sessions)
+    }
+
+    /// The text of "session-rate" promises it: 100,000 at once.
+    #[test]
+    fn a_vnic_opens_so_many_sessions_at_once() {
+        let mut host = host(4096);
+        send(&mut host, "b", 1);
+        // Tokens that are left: none comes in between without a rate.
+        let left = |host: &mut Host, id| of(host, id, |sessions| (0..300_000).filter(|_| sessions.budget.take(0, 0)).count());
+        assert_eq!(left(&mut host, "b"), 99_999);
+        // An answer, and a frame of a session that is known, open nothing.
+        send(&mut host, "b", 2);
+        let before = of(&mut host, "b", |sessions| sessions.budget.copy());
+        (0..5).for_each(|_| send(&mut host, "a", 2));
+        (0..5).for_each(|_| send(&mut host, "b", 2));
+        let before = (0..300_000).filter(|_| before.take(0, 0)).count();
+        assert_eq!((left(&mut host, "b"), left(&mut host, "a")), (before, 0));
+    }
+
+    /// After a search in vain the next one is 100 us later, and until then nothing is searched.
+    #[test]
+    fn who_searched_in_vain_rests() {
+        let mut host = host(64);
+        let most = host.inside().0.shared.shares.opener;
+        for port in 0..most as u16 {
+            send(&mut host, "b", port);
+            send(&mut host, "a", port);
+        }
+        assert_eq!(of(&mut host, "b", |sessions| sessions.rests.load(Relaxed)), 0);
+        let before = cpu::tsc();
+        send(&mut host, "b", 1000);
+        let after = cpu::tsc();
+        let until = of(&mut host, "b", |sessions| sessions.rests.load(Relaxed));
+        let rest = cpu::tsc_hz() / 10_000;
+        let slack = rest / 50;
+        assert!(before + rest - slack <= until && until <= after + rest + slack, "{before} {until} {after}, {rest}");
+        assert_eq!(host.sessions(&Default::default(), 0).0, u64::from(most));
+        // A search that is not in vain is made once the rest is over, and not before.
+        host.inside().0.shared.clock.pass(61);
+        of(&mut host, "b", |sessions| sessions.rests.store(u64::MAX, Relaxed));
+        host.moved();
+        send(&mut host, "b", 1001);
+        assert_eq!(host.moved().get("b.drop.session-share"), Some(&1));
+        of(&mut host, "b", |sessions| sessions.rests.store(1, Relaxed));
+        send(&mut host, "b", 1002);
+        assert_eq!(host.moved().get("b.drop.session-share"), None);
+    }
+}
