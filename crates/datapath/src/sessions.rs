@@ -319,3 +319,95 @@ impl Switch {
         self.plane().session_table()
     }
 }
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use butterfly_packet::{Mac, build};
+    use butterfly_vhost::net::NetHeader;
+
+    use super::*;
+    use crate::{harness::Host, plane::VnicPolicy};
+
+    const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
+    const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);
+
+    /// "b" is filtered, and may ask "a" anything.
+    fn host() -> Host {
+        let mut host = Host::new().unwrap();
+        for (id, mac, ip) in [("a", A, 1), ("b", B, 2)] {
+            let policy = VnicPolicy { bypass: id == "a", ips: vec![[10, 0, 0, ip].into()], ..VnicPolicy::default() };
+            host.vnic(id, mac, 1, &policy).unwrap();
+        }
+        host.settle();
+        host
+    }
+
+    fn ask(host: &mut Host, port: u16) {
+        let frame = build::ethernet(B, A).ipv4([10, 0, 0, 2], [10, 0, 0, 1]).udp(port, 53, b"?");
+        host.send("b", &frame, NetHeader::default()).unwrap();
+    }
+
+    /// Sessions that a sweep counted, and those that there are.
+    fn counted(host: &mut Host) -> (u32, u32) {
+        let (plane, _) = host.inside();
+        let all: Vec<_> = plane.tally.list().filter(|(.., n)| *n > 0).collect();
+        assert!(all.iter().all(|(protocol, state, _)| (*protocol, *state) == ("udp", "new")), "{all:?}");
+        (all.iter().map(|(.., n)| n).sum(), plane.shared.table.used())
+    }
+
+    /// Each part looks at sessions of its own; what they counted shows when the last one is done.
+    #[test]
+    fn a_sweep_in_parts_counts_each_session_once() {
+        const PARTS: u64 = 8;
+        let mut host = host();
+        (0..100).for_each(|port| ask(&mut host, port));
+        for _ in 0..2 {
+            let before = counted(&mut host);
+            for part in 0..PARTS {
+                assert_eq!(counted(&mut host), before, "{part}");
+                host.inside().0.sweep(part, PARTS);
+            }
+            assert_eq!(counted(&mut host), (100, 100));
+        }
+        // What has ended goes with its part, and is not counted.
+        host.inside().0.shared.clock.pass(20);
+        (100..150).for_each(|port| ask(&mut host, port));
+        host.inside().0.shared.clock.pass(11);
+        let mut used = vec![150];
+        for part in 0..PARTS {
+            host.inside().0.sweep(part, PARTS);
+            used.push(counted(&mut host).1);
+        }
+        assert!(used.is_sorted_by(|a, b| a >= b) && used[1] < 150 && used[7] > 50, "{used:?}");
+        assert_eq!(counted(&mut host), (50, 50));
+        // Of an empty table nothing is left to count.
+        host.flush_sessions(&SessionFilter::default());
+        host.inside().0.sweep(3, PARTS);
+        assert_eq!(counted(&mut host), (0, 0));
+    }
+
+    /// What is counted of a vnic's sessions goes with them, however they end.
+    #[test]
+    fn counts_of_vnics_and_networks_go_with_their_sessions() {
+        let mut host = host();
+        let counts = |host: &mut Host| {
+            let snapshot = host.inside().0.shared.snapshot.load_full();
+            let of = |id: &str| {
+                let vnic = snapshot.vnics.iter().find(|(_, vnic)| &*vnic.id == id).unwrap().1;
+                let sessions = &vnic.shared.sessions;
+                (sessions.opened.load(Relaxed), sessions.received.load(Relaxed))
+            };
+            let network = snapshot.network(1).unwrap().sessions.load(Relaxed);
+            (of("a"), of("b"), network)
+        };
+        (0..10).for_each(|port| ask(&mut host, port));
+        assert_eq!(counts(&mut host), ((0, 10), (10, 0), 10));
+        let port = SessionFilter { port: Some(3), ..SessionFilter::default() };
+        assert_eq!(host.flush_sessions(&port), 1);
+        assert_eq!(counts(&mut host), ((0, 9), (9, 0), 9));
+        host.pass(31);
+        assert_eq!(counts(&mut host), ((0, 0), (0, 0), 0));
+        ask(&mut host, 3);
+        assert_eq!(counts(&mut host), ((0, 1), (1, 0), 1));
+    }
+}

@@ -165,7 +165,8 @@ mod tests {
 
     #[test]
     fn a_direction_is_that_of_every_word() {
-        let tuple = Tuple { source: 1 << 64 | 1, destination: 2 << 64 | 2, source_port: 3, destination_port: 4, vlan: 5, protocol: 6 };
+        let tuple =
+            Tuple { source: 1 << 64 | 1, destination: 2 << 64 | 2, source_port: 3, destination_port: 4, vlan: 5, protocol: 6 };
         let key = Key::new(&tuple, 7, 8, 9);
         for (words, direction) in [(key.words(), 0), (key.reversed().words(), 1)] {
             assert_eq!(key.direction_of(&words), Some(direction));

@@ -173,6 +173,46 @@ fn a_record_that_cannot_be_is_left_out() {
     assert_eq!(set(HEAD_FRESH, 1), (1, 0));
 }
 
+/// All of it in words that say what became of it.
+#[test]
+fn what_was_found_is_told() {
+    let told = |found| FormerTable { path: "/dev/shm/x".into(), found }.to_string();
+    let some = |sessions| Ok(FormerSessions { sessions, idle: 7, unusable: 9 });
+    assert_eq!(told(Err(Unusable::Foreign)), "/dev/shm/x is not used: it belongs to another user, or is no file");
+    let removed = |why: &str| format!("/dev/shm/x was left by a daemon that died, and is removed: {why}");
+    assert_eq!(told(Err(Unusable::NotATable)), removed("it is no table of sessions"));
+    assert_eq!(told(Err(Unusable::Version(2))), removed("its layout has version 2, and this is version 3"));
+    assert_eq!(told(some(0)), removed("no session in it could go on"));
+    assert_eq!(told(some(1)), removed("vnics are new, and 1 sessions end with theirs (last frame 7 s ago)"));
+}
+
+/// Each word of the header that says where and what it is, and the largest numbers that can be.
+#[test]
+fn every_word_of_the_header_counts() {
+    let (left, place) = (left(), Place::new());
+    let look = |at: usize, word: u64| {
+        let mut left = left.clone();
+        left[at] = word;
+        place.start(&left, &HERE).1.found
+    };
+    for (at, why) in [
+        (HEAD_BOOT, Unusable::OtherBoot),
+        (HEAD_BOOT + 1, Unusable::OtherBoot),
+        (HEAD_HOST, Unusable::OtherHost),
+        (HEAD_HOST + 1, Unusable::OtherHost),
+    ] {
+        assert_eq!(look(at, left[at] + 1), Err(why), "{at}");
+    }
+    let kind = left[HEAD_HASH];
+    assert_eq!(look(HEAD_HASH, 3 - kind), Err(Unusable::Hash(3 - kind)));
+    assert_eq!(look(HEAD_FRESH, 64).map(|found| found.sessions), Ok(2));
+    assert_eq!(look(HEAD_FRESH, 0), Ok(FormerSessions { sessions: 0, idle: 1000, unusable: 0 }));
+    // A session that was made at no time.
+    let mut never = left.clone();
+    (never[RECORD + 9], never[RECORD + 11]) = (0, 0);
+    assert_eq!(place.start(&never, &HERE).1.found, Ok(FormerSessions { sessions: 1, idle: 10, unusable: 1 }));
+}
+
 #[test]
 fn a_name_that_goes_takes_its_sessions() {
     let place = Place::new();
