@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use butterfly_datapath::{
-    GroupChange, Mac, SessionConfig, VnicPolicy,
+    GroupChange, Mac, SessionConfig, SessionFilter, VnicPolicy,
     harness::{Host, LINUX},
 };
 use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
@@ -406,6 +406,49 @@ fn fragments_follow_their_first() {
     net.expect("a", tiny, "a.tiny-fragment");
 }
 
+/// What let the first one through must still hold for the others, at both ends.
+#[test]
+fn fragments_follow_while_what_admitted_the_first_holds() {
+    let first = |ip: Ip, id| ip.fragment(id, 0, true).payload(UDP, &[&[0, 9, 0, 53, 0, 40, 0, 0][..], &[7; 16]].concat());
+    let next = |ip: Ip, id| ip.fragment(id, 24, true).payload(UDP, &[7; 8]);
+    let ping = |ip: Ip, id| ip.fragment(id, 0, true).payload(1, &[&[13, 0, 0, 0][..], &[7; 20]].concat());
+    let rest = |ip: Ip, id| ip.fragment(id, 24, true).payload(1, &[7; 8]);
+    let rules = ["in udp 53 0.0.0.0/0", "in icmp - 0.0.0.0/0", "out udp 53 0.0.0.0/0", "out icmp - 0.0.0.0/0"];
+    let without = |skipped: usize| (0..4).filter(|n| *n != skipped).map(|n| rules[n]).collect::<Vec<_>>();
+    for skipped in 0..4 {
+        let mut net = Net::new(&[("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g"), ("c", C, "10.0.0.2", "*")]);
+        net.group("g", &rules, &[]);
+        net.expect("a", first(a_to_b(), 1), "b");
+        net.expect("a", ping(a_to_b(), 2), "b");
+        net.expect("b", first(b_to_a(), 3), "a");
+        net.expect("b", ping(b_to_a(), 4), "a");
+        net.group("g", &without(skipped), &[]);
+        let of = |n: usize, to: &str, from: &str| if n == skipped { format!("{from}.fragment-orphan") } else { to.to_owned() };
+        assert_eq!(net.send("a", &next(a_to_b(), 1)), of(0, "b", "a"));
+        assert_eq!(net.send("a", &rest(a_to_b(), 2)), of(1, "b", "a"));
+        assert_eq!(net.send("b", &next(b_to_a(), 3)), of(2, "a", "b"));
+        assert_eq!(net.send("b", &rest(b_to_a(), 4)), of(3, "a", "b"));
+        // To another vnic with the address, a packet has no first fragment.
+        net.expect("a", next(build::ethernet(A, C).ipv4(IP_A, IP_B), 1), "c");
+        net.group("g", &rules, &[]);
+        net.expect("a", first(a_to_b(), 5), "b");
+        net.expect("a", next(a_to_b(), 5), "b");
+    }
+    // To one that is filtered, by what another one was sent.
+    let mut net = Net::new(&[("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g"), ("c", C, "10.0.0.3", "g")]);
+    net.group("g", &rules, &[]);
+    net.expect("a", first(a_to_b(), 1), "b");
+    net.expect("a", next(build::ethernet(A, C).ipv4(IP_A, IP_B), 1), "a.fragment-orphan");
+    // Its receiver's policy, and its sender's, are others now.
+    net.expect("a", first(a_to_b(), 2), "b");
+    net.host.update("b", &policy("10.0.0.2", "")).unwrap();
+    net.expect("a", next(a_to_b(), 2), "a.fragment-orphan");
+    net.host.update("b", &policy("10.0.0.2", "g")).unwrap();
+    net.expect("b", first(b_to_a(), 3), "a");
+    net.host.update("b", &policy("10.0.0.2", "")).unwrap();
+    net.expect("b", next(b_to_a(), 3), "b.fragment-orphan");
+}
+
 #[test]
 fn the_same_addresses_elsewhere_are_somebody_else() {
     let mut net = Net::new(&[("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g"), ("c", C, "10.0.0.1", "*")]);
@@ -564,6 +607,281 @@ fn sessions_of_one_batch_do_not_forget_each_other() {
     for port in 0..24 {
         net.expect("b", b_to_a().tcp(&tcp((9, port), ACK, 500, 100), b""), "b.egress-denied");
     }
+}
+
+/// Sends frames of "a" as one batch.
+fn batch(net: &mut Net, frames: &[Vec<u8>]) {
+    assert_eq!(net.host.guest("a").unwrap().send_batch(frames).unwrap(), frames.len());
+    net.host.settle();
+    net.host.received().unwrap();
+    net.host.moved();
+}
+
+/// Frames of one batch go to several receivers: each is judged by its own, and charged to it.
+#[test]
+fn each_frame_of_a_batch_has_its_own_receiver() {
+    const D: Mac = Mac([2, 0, 0, 0, 0, 0xd]);
+    let vnics = [("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g"), ("c", C, "10.0.0.3", "h"), ("d", D, "10.0.0.4", "*")];
+    let mut net = Net::new(&vnics);
+    net.group("g", &["in tcp 80 0.0.0.0/0", "in udp 53 0.0.0.0/0"], &[]);
+    net.group("h", &["in tcp 80 0.0.0.0/0", "in udp 54 0.0.0.0/0"], &[]);
+    let to = |mac, n: u8| build::ethernet(A, mac).ipv4(IP_A, [10, 0, 0, n]);
+    for (mac, n, id) in [(B, 2, "b"), (C, 3, "c")] {
+        let back = build::ethernet(mac, A).ipv4([10, 0, 0, n], IP_A);
+        net.expect("a", to(mac, n).tcp(&seg((5, 80), SYN, 99, 0), b""), id);
+        net.expect(id, back.tcp(&seg((80, 5), SYN | ACK, 499, 100), b""), "a");
+        net.expect("a", to(mac, n).tcp(&seg((5, 80), ACK, 100, 500), b""), id);
+        net.expect("a", to(mac, n).udp(1, 51 + u16::from(n), b""), id);
+    }
+    // Out of window, known, denied; to b, c, d in turns.
+    let far = |mac, n| to(mac, n).tcp(&seg((5, 80), ACK, 500_000, 500), b"x");
+    let known = |mac, n: u8| to(mac, n).udp(1, 51 + u16::from(n), b"");
+    let denied = |mac, n| to(mac, n).udp(1, 99, b"");
+    let frames = [
+        denied(D, 4),
+        denied(B, 2),
+        denied(C, 3),
+        far(B, 2),
+        far(C, 3),
+        known(B, 2),
+        known(C, 3),
+        far(C, 3),
+        denied(D, 4),
+        known(B, 2),
+        known(C, 3),
+        denied(C, 3),
+        far(B, 2),
+    ];
+    assert_eq!(net.host.guest("a").unwrap().send_batch(&frames).unwrap(), frames.len());
+    net.host.settle();
+    let received = net.host.received().unwrap();
+    let counts = ["b", "c", "d"].map(|id| received.get(id).map_or(0, Vec::len));
+    let moved = net.host.moved();
+    let drops = |name: &str| moved.get(name).copied().unwrap_or(0);
+    assert_eq!(counts, [2, 2, 2]);
+    let names = ["b.drop.ingress-denied", "b.drop.tcp-window", "c.drop.ingress-denied", "c.drop.tcp-window"];
+    assert_eq!(names.map(drops), [1, 2, 2, 2]);
+    assert_eq!(moved.keys().filter(|name| name.contains(".drop.")).count(), 4);
+}
+
+/// Of two that are filtered the receiver is charged; of one, that one.
+#[test]
+fn out_of_window_is_charged_to_who_is_protected() {
+    for (group, charged) in [("g", "b.tcp-window"), ("*", "a.tcp-window")] {
+        let mut net = Net::new(&[("a", A, "10.0.0.1", "g"), ("b", B, "10.0.0.2", group)]);
+        net.group("g", &["in tcp 80 0.0.0.0/0"], &[]);
+        established_at(&mut net, 80);
+        net.expect("a", a_to_b().tcp(&seg((5, 80), ACK, 500_000, 500), b"x"), charged);
+        net.expect("b", b_to_a().tcp(&seg((80, 5), ACK, 900_000, 100), b"x"), "a.tcp-window");
+    }
+}
+
+/// To the second: 120 after it was attached, by either end's time.
+#[test]
+fn the_last_second_of_picking_up() {
+    for (seconds, outcome) in [(119, "b"), (120, "a.tcp-no-session")] {
+        let mut net = two("g");
+        net.group("g", &["in tcp 80 0.0.0.0/0"], &[]);
+        net.host.pass(seconds);
+        net.expect("a", a_to_b().tcp(&seg((9, 80), ACK, 101, 501), b"x"), outcome);
+    }
+}
+
+/// What a batch does to a session is one thing, whatever record it has.
+#[test]
+fn a_batch_knows_what_it_did_before() {
+    let mut net = Net::with(
+        SessionConfig { capacity: 65_536, ..SessionConfig::default() },
+        &[("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g")],
+    );
+    net.group("g", &["in tcp 0-65535 0.0.0.0/0"], &[]);
+    for port in 0..300 {
+        net.expect("a", a_to_b().tcp(&tcp((port, 9), SYN, 99, 0), b""), "b");
+        net.expect("b", b_to_a().tcp(&tcp((9, port), SYN | ACK, 499, 100), b""), "a");
+        net.expect("a", a_to_b().tcp(&tcp((port, 9), ACK, 100, 500), b""), "b");
+    }
+    for port in 0..300 {
+        let (reset, late) = (tcp((port, 9), RST, 100, 0), tcp((port, 9), ACK, 100, 500));
+        batch(&mut net, &[a_to_b().tcp(&reset, b""), a_to_b().tcp(&late, b"late"), a_to_b().tcp(&late, b"")]);
+    }
+    let (count, rows) = net.host.sessions(&SessionFilter::default(), 1000);
+    assert_eq!(count, 300);
+    for row in rows {
+        assert_eq!((row.state, row.packets, row.bytes), ("closed", [5, 1], [5 * 54 + 4, 54]), "{row:?}");
+    }
+}
+
+/// A session that ends in the middle of a batch leaves its record to the next one, with nothing of its own.
+#[test]
+fn the_next_session_in_a_record_begins_anew() {
+    let mut net = two("g");
+    net.group("g", &["in tcp 80 0.0.0.0/0"], &[]);
+    established_at(&mut net, 80);
+    net.expect("b", b_to_a().tcp(&seg((80, 5), RST, 500, 0), b""), "a");
+    let syn = a_to_b().tcp(&seg((5, 80), SYN, 70_000, 0), b"");
+    batch(&mut net, &[a_to_b().tcp(&seg((5, 80), ACK, 100, 500), b"late"), syn.clone(), syn]);
+    let rows = net.host.sessions(&SessionFilter::default(), 10).1;
+    let found: Vec<_> = rows.iter().map(|row| (row.state, row.packets, row.bytes)).collect();
+    assert_eq!(found, [("new", [2, 0], [2 * 54, 0])]);
+    // Its numbers are those of its own SYN.
+    net.expect("b", b_to_a().tcp(&seg((80, 5), SYN | ACK, 9, 70_001), b""), "a");
+    net.expect("a", a_to_b().tcp(&seg((5, 80), ACK, 70_001, 10), b""), "b");
+}
+
+fn established_at(net: &mut Net, port: u16) {
+    net.expect("a", a_to_b().tcp(&seg((5, port), SYN, 99, 0), b""), "b");
+    net.expect("b", b_to_a().tcp(&seg((port, 5), SYN | ACK, 499, 100), b""), "a");
+    net.expect("a", a_to_b().tcp(&seg((5, port), ACK, 100, 500), b""), "b");
+}
+
+/// And so does one that makes way in the middle of a batch.
+#[test]
+fn a_session_that_makes_way_in_a_batch_leaves_nothing() {
+    let mut net = Net::with(
+        SessionConfig { capacity: 64, share: 100, ..SessionConfig::default() },
+        &[("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g")],
+    );
+    net.group("g", &["in udp 0-65535 0.0.0.0/0"], &[]);
+    let used = |net: &Net| net.host.sessions(&SessionFilter::default(), 0).0;
+    let mut port = 0;
+    while used(&net) < 63 {
+        if net.send("a", &a_to_b().udp(port, 9, b"")) == "b" {
+            net.expect("b", b_to_a().udp(9, port, b""), "a");
+        }
+        port += 1;
+    }
+    while used(&net) < 64 {
+        net.send("a", &a_to_b().udp(port, 9, b"")); // never answered
+        port += 1;
+    }
+    let old = port - 1;
+    let frame = |port: u16, len: usize| a_to_b().udp(port, 9, &vec![0; len]);
+    for new in 1000..1040u16 {
+        let known = if new == 1000 { old } else { new - 1 };
+        batch(&mut net, &[frame(known, 0), frame(new, 100), frame(new, 50)]);
+        let of = |port| SessionFilter { port: Some(port), ..SessionFilter::default() };
+        let rows = net.host.sessions(&of(new), 10).1;
+        assert_eq!(rows.iter().map(|row| (row.packets, row.bytes)).collect::<Vec<_>>(), [([2, 0], [234, 0])], "{new}");
+        assert_eq!((net.host.sessions(&of(known), 0).0, used(&net)), (0, 64));
+    }
+}
+
+/// In its last second a session still lets frames through, in each direction; a second later it does not.
+#[test]
+fn the_last_second_of_a_session() {
+    for (seconds, passes) in [(30, true), (31, false)] {
+        let mut net = two("g");
+        net.group("g", &["out udp 1-9 0.0.0.0/0"], &[]);
+        net.expect("b", b_to_a().udp(7, 9, b"?"), "a");
+        net.host.pass(seconds);
+        net.expect("a", a_to_b().udp(9, 7, b"!"), if passes { "b" } else { "b.ingress-denied" });
+        net.host.pass(if passes { 60 } else { 0 });
+        net.group("g", &["out udp 1-9 0.0.0.0/0", "out udp 99 0.0.0.0/0"], &[]);
+        net.expect("a", a_to_b().udp(9, 7, b"!"), if passes { "b" } else { "b.ingress-denied" });
+    }
+}
+
+/// An error passes by a session of its receiver, in the direction that is quoted.
+#[test]
+fn errors_quote_what_their_receiver_sent() {
+    let mut net = Net::new(&[("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g"), ("c", C, "10.0.0.3", "g")]);
+    let asked = b_to_a().udp(6000, 5000, b"question");
+    let answered = a_to_b().udp(5000, 6000, b"answer");
+    net.expect("b", asked.clone(), "a");
+    net.expect("a", answered.clone(), "b");
+    let error = |from, to, (source, destination), quoted: &[u8]| {
+        build::ethernet(from, to).ipv4(source, destination).icmp(3, 3, 0, &quoted[14..14 + 28])
+    };
+    net.expect("a", error(A, B, (IP_A, IP_B), &asked), "b");
+    net.expect("b", error(B, A, (IP_B, IP_A), &answered), "a");
+    // To another vnic, as if it had those addresses: neither end's packets are its own.
+    net.expect("a", error(A, C, (IP_A, IP_B), &asked), "c.ingress-denied");
+    net.expect("b", error(B, C, (IP_B, IP_A), &answered), "c.ingress-denied");
+    // To one end about what the other one sent.
+    net.expect("a", error(A, B, (IP_A, IP_A), &answered), "b.ingress-denied");
+    // And about what was said between other ports, or in another protocol.
+    net.expect("a", error(A, B, (IP_A, IP_B), &b_to_a().udp(6000, 5001, b"")), "b.ingress-denied");
+    net.expect("a", error(A, B, (IP_A, IP_B), &b_to_a().tcp(&seg((6000, 5000), ACK, 1, 1), b"")), "b.ingress-denied");
+}
+
+/// Also of a vnic that came with the last change.
+#[test]
+fn a_new_vnic_is_an_end_of_its_sessions() {
+    let mut net = two("g");
+    net.expect("b", b_to_a().udp(1, 2, b""), "a");
+    let of = |nic: &str| SessionFilter { nic: Some(nic.to_owned()), ..SessionFilter::default() };
+    for nic in ["a", "b"] {
+        let [row] = &net.host.sessions(&of(nic), 10).1[..] else { panic!("{nic}") };
+        assert_eq!((row.opener.nic.as_deref(), row.responder.nic.as_deref()), (Some("b"), Some("a")));
+    }
+}
+
+/// What is asked for is what is listed, counted and flushed.
+#[test]
+fn sessions_are_chosen_by_each_of_their_properties() {
+    let mut net = Net::new(&[("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g"), ("c", C, "10.0.0.3", "*")]);
+    net.group("g", &["in any 0 0.0.0.0/0", "in any 0 ::/0"], &[]);
+    net.expect("a", a_to_b().udp(1, 2, b""), "b");
+    net.expect("a", a_to_b().tcp(&seg((1, 3), SYN, 1, 0), b""), "b");
+    net.expect("c", build::ethernet(C, B).ipv4([10, 0, 0, 3], IP_B).udp(4, 2, b""), "b");
+    net.expect("b", build::ethernet(B, C).vlan(7).ipv4(IP_B, [10, 0, 0, 3]).udp(5, 6, b""), "c");
+    let all = SessionFilter::default();
+    let of = |nic: &str| SessionFilter { nic: Some(nic.to_owned()), ..SessionFilter::default() };
+    let address = |text: &str| SessionFilter { address: Some(text.parse().unwrap()), ..SessionFilter::default() };
+    let port = |port| SessionFilter { port: Some(port), ..SessionFilter::default() };
+    let protocol = |protocol| SessionFilter { protocol: Some(protocol), ..SessionFilter::default() };
+    for (filter, count) in [
+        (all.clone(), 4),
+        (of("a"), 2),
+        (of("b"), 4),
+        (of("c"), 2),
+        (of("d"), 0),
+        (SessionFilter { vni: Some(1), ..all.clone() }, 4),
+        (SessionFilter { vni: Some(2), ..all.clone() }, 0),
+        (protocol(17), 3),
+        (protocol(6), 1),
+        (protocol(1), 0),
+        (address("10.0.0.1"), 2),
+        (address("10.0.0.2"), 4),
+        (address("10.0.0.9"), 0),
+        (port(1), 2),
+        (port(2), 2),
+        (port(6), 1),
+        (port(7), 0),
+        (SessionFilter { port: Some(2), ..of("a") }, 1),
+        (SessionFilter { protocol: Some(6), port: Some(2), ..all.clone() }, 0),
+    ] {
+        let (found, rows) = net.host.sessions(&filter, 10);
+        assert_eq!((found, rows.len() as u64), (count, count), "{filter:?}");
+        assert_eq!(net.host.sessions(&filter, 1).1.len() as u64, count.min(1));
+        assert_eq!(net.host.sessions(&filter, 0), (count, vec![]));
+    }
+    // All of a row.
+    net.host.pass(3);
+    net.expect("c", build::ethernet(C, B).vlan(7).ipv4([10, 0, 0, 3], IP_B).udp(6, 5, b"answer"), "b");
+    net.host.pass(2);
+    let [row] = &net.host.sessions(&port(6), 10).1[..] else { panic!() };
+    assert_eq!((row.vni, row.vlan, row.protocol, row.state), (1, Some(7), 17, "answered"));
+    assert_eq!((row.age, row.idle, row.expires), (5, 2, 58));
+    assert_eq!((row.packets, row.bytes), ([1, 1], [46, 52]));
+    let end = |end: &butterfly_datapath::SessionEnd| (end.nic.clone().unwrap(), end.address.to_string(), end.port);
+    assert_eq!(end(&row.opener), ("b".to_owned(), "10.0.0.2".to_owned(), 5));
+    assert_eq!(end(&row.responder), ("c".to_owned(), "10.0.0.3".to_owned(), 6));
+    use butterfly_datapath::Admission;
+    assert_eq!(row.rule, [Admission::DefaultEgress, Admission::Bypass]);
+    let [row] = &net.host.sessions(&protocol(6), 10).1[..] else { panic!() };
+    let admitted = Admission::Rule { group: name("g"), rule: rule("in any 0 0.0.0.0/0") };
+    assert_eq!((&row.rule, row.vlan), (&[Admission::Bypass, admitted], None));
+    // What a rule admitted that is gone is decided again, and says so.
+    net.group("g", &["in udp 0-65535 0.0.0.0/0"], &[]);
+    let [row] = &net.host.sessions(&protocol(6), 10).1[..] else { panic!() };
+    assert_eq!(row.rule, [Admission::Bypass, Admission::Gone]);
+    assert_eq!((net.host.flush_sessions(&of("d")), net.host.flush_sessions(&protocol(6))), (0, 1));
+    assert_eq!((net.host.flush_sessions(&of("a")), net.host.sessions(&all, 0).0), (1, 2));
+    // A vnic that is gone is no end of it.
+    net.host.remove("c");
+    assert!(net.host.sessions(&all, 10).1.iter().all(|row| row.opener.nic.is_none() || row.responder.nic.is_none()));
+    assert_eq!((net.host.flush_sessions(&all), net.host.sessions(&all, 0).0), (2, 0));
 }
 
 /// How a session comes to be in a state, of which protocol; how long that lasts; and whether it stays when there is no room for another.

@@ -337,6 +337,31 @@ fn who_has_the_address_now_did_not_move() {
     assert_eq!(frames_of(&mut one, "a").len(), 0);
 }
 
+/// A connection goes to another host, or comes from there; between two vnics of one host it does not.
+#[test]
+fn between_vnics_of_one_host_nothing_moves() {
+    const E: Mac = Mac([2, 0, 0, 0, 0, 0xe]);
+    let mut one = host(&config(1, false));
+    declare(&mut one, "a", A, 42, &filtered(IP_A, &[]));
+    declare(&mut one, "b", B, 42, &bypass());
+    declare(&mut one, "e", E, 42, &bypass());
+    for (from, frame) in [
+        ("a", segment(a_to_b(), (4000, 80), SYN, (100, 0), b"")),
+        ("b", segment(b_to_a(), (80, 4000), SYN | ACK, (500, 101), b"")),
+        ("a", segment(a_to_b(), (4000, 80), ACK, (101, 501), b"")),
+    ] {
+        one.send(from, &frame, EMPTY).unwrap();
+    }
+    one.pass(1000); // nothing is picked up any more
+    frames_of(&mut one, "a");
+    one.moved();
+    let other = build::ethernet(E, A).ipv4(IP_B, IP_A);
+    one.send("e", &segment(other, (80, 4000), ACK, (501, 101), b"data"), EMPTY).unwrap();
+    assert_eq!((frames_of(&mut one, "a").len(), one.moved().get("a.drop.ingress-denied")), (0, Some(&1)));
+    one.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, 101), b"data"), EMPTY).unwrap();
+    assert_eq!(frames_of(&mut one, "a").len(), 1);
+}
+
 #[test]
 fn versions_that_start_anew_leave_nothing_behind() {
     for anew in [false, true] {
