@@ -99,7 +99,8 @@ pub fn trouble(nic: &NicShow) -> Option<String> {
         (false, Some(trouble)) => Some(format!("queue {}: {trouble}", queue.name())),
         (false, None) => None,
     });
-    nic.trouble.clone().or(queues)
+    let waits = nic.waits_for.as_ref().map(|owner| format!("waits for its MAC address, which nic {owner} has"));
+    nic.trouble.clone().or(queues).or(waits)
 }
 
 /// The type as a word.
