@@ -26,7 +26,9 @@ gzip -9n "$tree"/usr/share/man/man*/*
 
 doc=$tree/usr/share/doc/butterfly
 install -d "$doc" "$tree/usr/share/butterfly"
-install -m 644 "$REPO/README.md" "$REPO"/docs/*.md "$doc/"
+install -m 644 "$REPO/README.md" "$REPO"/docs/*.md "$REPO"/docs/*.svg "$doc/"
+# In the package the pages lie beside README.
+sed -i -e "s|(docs/|(|g" -e "s|=\"docs/|=\"|g" "$doc/README.md"
 gzip -9nc "$REPO/CHANGELOG.md" >"$doc/changelog.gz"
 sed "s/@year@/$(date +%Y)/" "$HERE/copyright.in" >"$doc/copyright"
 cp -r "$REPO/packaging/prometheus" "$REPO/packaging/grafana" "$tree/usr/share/butterfly/"
