@@ -76,13 +76,20 @@ fn in_bash(client: &str, lines: &str) -> String {
         + lines;
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), script).unwrap();
-    let output = Command::new("bash").arg(file.path()).stdin(Stdio::null()).output().unwrap();
+    let output = Command::new("bash").args(["--norc", "--noprofile"]).arg(file.path()).stdin(Stdio::null()).output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     String::from_utf8(output.stdout).unwrap()
 }
 
 #[test]
 fn bash_completes() {
+    // Files of our own: what a machine has in /etc is its business.
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    for name in ["host.conf", "hostname", "hosts", "other"] {
+        std::fs::write(folder.path().join(name), "").unwrap();
+    }
+    let (begun, files) = (format!("request {}", at("host")), ["host.conf", "hostname", "hosts"].map(at).join(" "));
     // Words, the one to be completed last; what may stand there.
     let rows = [
         ("n", "nic"),
@@ -102,7 +109,7 @@ fn bash_completes() {
         ("nic sg add vm-1 ''", "sg list -t 300"),
         ("nic sg add vm-1 web ''", "sg list -t 300"),
         ("sg rule add web --sg-members ''", "sg list -t 300"),
-        ("request /etc/host", "/etc/host.conf /etc/hostname /etc/hosts"),
+        (begun.as_str(), files.as_str()),
         // Nothing to propose: a value of its own, and words behind options.
         ("nic add --mac ''", ""),
         ("nic show --json ''", ""),
