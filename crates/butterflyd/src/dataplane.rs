@@ -30,6 +30,9 @@ pub trait Dataplane {
     /// Everything known about a vnic.
     fn vnic(&self, id: &str) -> Option<VnicReport>;
 
+    /// Who has the MAC address that a vnic waits for.
+    fn waits_for(&self, id: &str) -> Option<String>;
+
     /// The addresses known in one network or in all.
     fn fdb(&self, vni: Option<u32>) -> Vec<FdbRow>;
 
@@ -100,6 +103,10 @@ impl Dataplane for Arc<Switch> {
 
     fn vnic(&self, id: &str) -> Option<VnicReport> {
         Switch::vnic(self, id)
+    }
+
+    fn waits_for(&self, id: &str) -> Option<String> {
+        Switch::waits_for(self, id)
     }
 
     fn fdb(&self, vni: Option<u32>) -> Vec<FdbRow> {

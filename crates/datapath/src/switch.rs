@@ -394,6 +394,11 @@ impl Switch {
         true
     }
 
+    /// Who has the MAC address that a vnic waits for.
+    pub fn waits_for(&self, id: &str) -> Option<String> {
+        self.plane.vnic(id).and_then(|vnic| self.plane.waits_for(&vnic))
+    }
+
     /// A vnic for the operator.
     pub fn vnic(&self, id: &str) -> Option<VnicReport> {
         let (spec, device, guest) = {

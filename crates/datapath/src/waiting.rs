@@ -3,7 +3,10 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use crate::snapshot::{Network, Snapshot, Vnic};
+use crate::{
+    headers::number,
+    snapshot::{Network, Snapshot, Vnic},
+};
 
 /// Slots of those of a network's stations that wait, ascending.
 pub(crate) fn waiting(stations: &[&Arc<Vnic>]) -> Box<[u32]> {
@@ -37,6 +40,10 @@ impl Snapshot {
     /// Who has the address that a vnic waits for.
     pub fn waits_for(&self, vnic: &Vnic) -> Option<&Arc<Vnic>> {
         let network = self.networks.get(vnic.network).filter(|network| network.waits(vnic.place.slot))?;
+        if let Some(having) = network.macs.get(number(vnic.mac)) {
+            return self.vnics.get(having);
+        }
+        // Of an address that is no station's.
         let having = network.members.iter().filter_map(|slot| self.vnics.get(*slot)).filter(|other| other.mac == vnic.mac);
         having.min_by_key(|other| (other.order, other.place.slot))
     }

@@ -160,15 +160,16 @@ impl<D: Dataplane> Daemon<D> {
 
     /// Who has the MAC address that a vnic waits for.
     fn waits_for(&self, id: &str) -> Option<String> {
-        self.dataplane.vnic(id)?.waits_for
+        self.dataplane.waits_for(id)
     }
 
     /// Those that wait for the MAC address of a vnic, itself among them if it is there.
     fn waiting_beside(&self, nic: &Nic) -> Vec<NicId> {
         let sharing = self.nics.sharing(nic);
-        // Of most vnics nobody else has the address.
+        // Of most vnics nobody else has the address, and those who bypass filters share it.
         let several = sharing.iter().any(|id| **id != nic.id);
-        sharing.into_iter().filter(|_| several).filter(|id| self.waits_for(id.as_str()).is_some()).cloned().collect()
+        let filtered = sharing.iter().any(|id| self.nics.get(id.as_str()).is_some_and(|nic| !nic.bypass_filtering));
+        sharing.into_iter().filter(|_| several && filtered).filter(|id| self.waits_for(id.as_str()).is_some()).cloned().collect()
     }
 
     /// Tells who waits for a MAC address, and who has it, that did not before a vnic came, changed or went.

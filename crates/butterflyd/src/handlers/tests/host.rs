@@ -209,6 +209,10 @@ impl Dataplane for Fake {
         })
     }
 
+    fn waits_for(&self, id: &str) -> Option<String> {
+        self.vnic(id)?.waits_for
+    }
+
     fn fdb(&self, vni: Option<u32>) -> Vec<FdbRow> {
         let row = |vni, kind, idle| FdbRow { vni, mac: Mac([2, 0, 0, 0, 0, 1]), id: "n".into(), peer: None, kind, idle };
         let remote = FdbRow { id: String::new(), peer: Some(ip("2001:db8::2")), ..row(4, FdbKind::Learnt, Some(8)) };
