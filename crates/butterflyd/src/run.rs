@@ -65,7 +65,7 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
         poll: config.poll,
         fdb_ageing: config.fdb_ageing,
         sessions: config.sessions,
-        session_file: Some(session_file(config.name.as_deref(), server.endpoints(), &config.socket_dir)),
+        session_file: Some(session_file(config.name.as_deref(), &config.endpoints, &config.socket_dir)),
         tcp_pickup: config.tcp_pickup,
         session_share: config.session_share,
         timeouts: config.timeouts,

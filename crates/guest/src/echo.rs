@@ -40,8 +40,8 @@ fn turn(seat: &mut Seat, vnic: &Vnic) -> Result<(), End> {
         gather(memory, pieces, &mut frame);
         answers.extend(own.and_then(|own| answer(&frame, vnic.mac, own)));
     })?;
+    seat.noticed(answers.len());
     send(seat, answers)?;
-    seat.noticed(received);
     if received == 0 && seat.is_quiet() {
         seat.sleep(None, None)?;
     }

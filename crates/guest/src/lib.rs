@@ -147,11 +147,11 @@ impl Prepared {
             let end = match body {
                 Body::Tap(mut station) => relay::run(&mut seat, &mut station, &mine.refused),
                 Body::Ping(ip, mac) => {
-                    keep_off(vnic.worker);
+                    seat.looks = keep_off(vnic.worker);
                     ping::run(&mut seat, &vnic, (ip, mac), &mine.pings, &told)
                 }
                 Body::Echo => {
-                    keep_off(vnic.worker);
+                    seat.looks = keep_off(vnic.worker);
                     echo::run(&mut seat, &vnic)
                 }
             };
@@ -164,16 +164,13 @@ impl Prepared {
     }
 }
 
-/// Keeps this thread off a processor, if it may use another one.
-fn keep_off(processor: Option<usize>) {
+/// Keeps this thread off a processor. Returns whether it has another one.
+fn keep_off(processor: Option<usize>) -> bool {
     let Some((processor, mut set)) = processor.filter(|at| *at < CpuSet::MAX_CPU).zip(sched_getaffinity(None).ok()) else {
-        return;
+        return false;
     };
     set.unset(processor);
-    if set.count() > 0 {
-        // A favour: without it pings take longer.
-        let _ = sched_setaffinity(None, &set);
-    }
+    set.count() > 0 && sched_setaffinity(None, &set).is_ok()
 }
 
 /// What the thread counts.

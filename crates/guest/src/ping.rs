@@ -114,7 +114,7 @@ impl Asker {
             echo::gather(memory, pieces, &mut frame);
             answered.extend(echo::read(&frame).filter(|echo| echo.source == ip).and_then(|echo| self.answered(&echo)));
         })?;
-        seat.noticed(received);
+        seat.noticed(answered.len());
         for time in answered {
             record.change(|pings| Times::add(&mut pings.times, time));
             Times::add(&mut self.measured, time);

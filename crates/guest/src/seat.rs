@@ -92,14 +92,16 @@ pub(crate) struct Seat {
     /// The guest stays as long as this is open.
     channel: UnixStream,
     wishes: Arc<Wishes>,
-    /// When something was received last.
+    /// When a ping or its answer came last.
     last: Option<Instant>,
+    /// Whether it has a processor that is not the worker's: it may look again instead of sleeping.
+    pub looks: bool,
 }
 
 impl Seat {
-    /// Notes how many frames were received just now.
-    pub fn noticed(&mut self, received: usize) {
-        if received > 0 {
+    /// Notes how many pings, or answers to them, came just now. Other frames keep nobody awake.
+    pub fn noticed(&mut self, pings: usize) {
+        if pings > 0 {
             self.last = Some(Instant::now());
         }
     }
@@ -107,7 +109,7 @@ impl Seat {
     /// Whether nothing has arrived for a while. While something does, another look is worth more than sleep: whoever measures a round trip
     /// waits for no thread to wake up. Another thread on this processor goes first.
     pub fn is_quiet(&self) -> bool {
-        let quiet = self.last.is_none_or(|last| last.elapsed() > AWAKE);
+        let quiet = self.last.is_none_or(|last| !self.looks || last.elapsed() > AWAKE);
         if !quiet {
             std::thread::yield_now();
         }
@@ -134,7 +136,7 @@ impl Seat {
         connection.start(&nic, &Start::default())?;
         let wishes =
             Wishes { wake: nic.interrupt().clone(), stop: AtomicBool::new(false), ip: Mutex::new(ip), mtu: AtomicU32::new(0) };
-        Ok(Seat { nic, channel, wishes: Arc::new(wishes), last: None })
+        Ok(Seat { nic, channel, wishes: Arc::new(wishes), last: None, looks: false })
     }
 
     /// How to wish something of it.

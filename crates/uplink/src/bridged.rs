@@ -44,6 +44,8 @@ impl Watched {
             let _ = WATCHER.set(());
         }
         devices().insert(index, mac);
+        // It was there before somebody listened for it.
+        settle(&mut Kernel::open()?, index, mac);
         Ok(Watched(index))
     }
 }
@@ -82,7 +84,7 @@ fn settle(kernel: &mut Kernel, index: u32, mac: Mac) {
     let wanted = if found.bridged { inside } else { mac };
     if found.mac != wanted && (found.mac == mac || found.mac == inside) {
         // It may be gone by now; else the next change is another try.
-        let _ = kernel.set_station(&found, wanted, found.mtu, false);
+        let _ = kernel.set_mac(&found, wanted);
     }
 }
 

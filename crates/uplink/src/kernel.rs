@@ -226,6 +226,12 @@ impl Kernel {
         self.socket.ask(&request).map(|_| ())
     }
 
+    /// Gives an interface an address, and nothing else.
+    pub(crate) fn set_mac(&mut self, interface: &Interface, mac: Mac) -> io::Result<()> {
+        let request = Request::new(libc::RTM_NEWLINK, 0, &link_message(interface, false)).with(libc::IFLA_ADDRESS, &mac.0);
+        self.socket.ask(&request).map(|_| ())
+    }
+
     /// Moves an interface into a network namespace, where it gets a name (`%d` in it is a number of the kernel's choice) and is taken
     /// up. If that fails it may be there all the same.
     pub(crate) fn move_to(&mut self, interface: &Interface, namespace: BorrowedFd<'_>, name: &str) -> io::Result<()> {

@@ -33,6 +33,8 @@ fn read(path: &Path) -> Result<Option<Given>, Failure> {
     match std::fs::read_to_string(path) {
         Ok(text) => parse(&text, path).map(Some),
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        // A folder of another user, whose environment this one inherited: nobody can tell whether a file is there.
+        Err(error) if error.kind() == ErrorKind::PermissionDenied && std::fs::metadata(path).is_err() => Ok(None),
         // It may hold a key: what was to be encrypted is not sent in clear text.
         Err(error) => Err(failed(path, &error.to_string())),
     }
@@ -46,8 +48,7 @@ fn parse(text: &str, path: &Path) -> Result<Given, Failure> {
             continue;
         }
         let refused = |why: String| failed(path, &format!("line {number}: {why}"));
-        let (name, value) =
-            line.split_once('=').ok_or_else(|| refused(format!("{line:?} is neither name=value nor a comment")))?;
+        let (name, value) = line.split_once('=').ok_or_else(|| refused("it is neither name=value nor a comment".to_owned()))?;
         let (name, value) = (name.trim(), value.trim());
         match name {
             "endpoint" => given.endpoint = Some(value.to_owned()),
@@ -60,11 +61,11 @@ fn parse(text: &str, path: &Path) -> Result<Given, Failure> {
                 given.legacy_encryption = value.parse().map_err(|_| refused(format!("{value:?} is not true or false")))?;
             }
             other => {
-                let advice = match meant_word(other, NAMES.into_iter()) {
-                    Some(name) => format!("did you mean {name}?"),
-                    None => format!("there are {}", NAMES.join(", ")),
-                };
-                return Err(refused(format!("{other:?} is no setting of the client; {advice}")));
+                // What is nothing like a setting may be a key, in a file that was named for another one.
+                return Err(refused(match meant_word(other, NAMES.into_iter()) {
+                    Some(name) => format!("{other:?} is no setting of the client; did you mean {name}?"),
+                    None => format!("it is no setting of the client; there are {}", NAMES.join(", ")),
+                }));
             }
         }
     }
@@ -100,8 +101,8 @@ mod tests {
     fn a_file_that_is_not_understood_is_refused() {
         for (text, why) in [
             ("endpont=x", "line 1: \"endpont\" is no setting of the client; did you mean endpoint?"),
-            ("\ncolour=x", "line 2: \"colour\" is no setting of the client; there are endpoint, key, timeout, legacy-encryption"),
-            ("[client]", "line 1: \"[client]\" is neither name=value nor a comment"),
+            ("\ncolour=x", "line 2: it is no setting of the client; there are endpoint, key, timeout, legacy-encryption"),
+            ("[client]", "line 1: it is neither name=value nor a comment"),
             ("timeout=soon", "line 1: \"soon\" is not a number of milliseconds"),
             ("legacy-encryption=yes", "line 1: \"yes\" is not true or false"),
         ] {

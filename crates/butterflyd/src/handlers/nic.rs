@@ -287,6 +287,9 @@ impl<D: Dataplane> Daemon<D> {
                 self.note_nic(EventKind::NicRemoved, &new, text);
                 self.nics.remove(id);
                 self.recorder.forget(id);
+                if let (Some(old), [beside_old, _]) = (&old, &waited) {
+                    self.tell_of_turns(old, beside_old);
+                }
                 failure.with_help(format!("the nic could not be restored either and is gone: {why}"))
             }
             None => failure,

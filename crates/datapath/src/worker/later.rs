@@ -199,7 +199,9 @@ impl Worker {
     fn say(&mut self, announcement: &mut Announcement) -> bool {
         let vnic = self.snapshot.vnic(announcement.place).filter(|vnic| vnic.shared.driving.load(Relaxed));
         let Some((sender, frame)) = vnic.zip(announcement.frames.get(announcement.at)) else { return false };
-        let Some(network) = self.snapshot.networks.get(sender.network) else { return false };
+        // Nobody speaks for one that began to wait for its address meanwhile.
+        let network = self.snapshot.networks.get(sender.network).filter(|network| !network.waits(sender.place.slot));
+        let Some(network) = network else { return false };
         let from = announcement.done as usize;
         if from == 0
             && let Some(cells) = sender.shared.counters.of(self.handle.index)
