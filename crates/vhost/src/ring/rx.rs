@@ -7,7 +7,7 @@ use butterfly_packet::checksum::Sum;
 use super::{
     copy::{self, LINE},
     door::{Room, Through},
-    frames::{BATCH, Delivery, Finish, Frames, HEAD, HEAD_MAX, finish_checksum},
+    frames::{BATCH, Delivery, Finish, Frame, Frames, HEAD, HEAD_MAX, finish_checksum},
     front::{FIELDS, Front, OUTER_MAX},
     split::{BadChain, CHAIN_BUDGET, CallFd, RingStatus, Split},
     touches,
@@ -188,7 +188,9 @@ impl RxRing {
             let (short, of_short) = self.deliver_alike::<false>(door, done, frames, at..range.end);
             at += usize::from(short);
             bytes += of_short;
-            if at == range.end {
+            // One that is in its slot was not written because it does not fit.
+            let is_long = |frame: &Frame| frame.len > u32::from(frame.head_len);
+            if at == range.end || !frames.frames().get(at).is_some_and(is_long) {
                 break;
             }
             let (long, of_long) = self.deliver_alike::<true>(door, done.wrapping_add(short), frames, at..range.end);
