@@ -15,6 +15,12 @@ pub trait Dataplane {
     /// Whether a vnic could be made in place of the one with its id, which goes on meanwhile.
     fn may_replace(&self, spec: &VnicSpec) -> Result<(), AddError>;
 
+    /// Keeps a vnic's MAC address for it while it is made anew, until [`Dataplane::give_up_address`].
+    fn keep_address(&mut self, id: &str);
+
+    /// Whoever waits for an address that was kept may have it, if the vnic did not come back.
+    fn give_up_address(&mut self);
+
     /// Gives a vnic another policy while its machine stays attached. On an error nothing has changed.
     fn update_vnic(&mut self, id: &str, policy: VnicPolicy) -> Result<(), AddError>;
 
@@ -83,6 +89,14 @@ impl Dataplane for Arc<Switch> {
 
     fn may_replace(&self, spec: &VnicSpec) -> Result<(), AddError> {
         Switch::may_replace(self, spec)
+    }
+
+    fn keep_address(&mut self, id: &str) {
+        Switch::keep_address(self, id);
+    }
+
+    fn give_up_address(&mut self) {
+        Switch::give_up_address(self);
     }
 
     fn update_vnic(&mut self, id: &str, policy: VnicPolicy) -> Result<(), AddError> {

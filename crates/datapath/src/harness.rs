@@ -249,6 +249,19 @@ impl Host {
         self.last.retain(|name, _| !name.starts_with(&format!("{id}.")));
     }
 
+    /// Makes a vnic anew, with what happens between its end and its return.
+    pub fn remake(&mut self, id: &str, mac: Mac, policy: &VnicPolicy, between: impl FnOnce(&mut Host)) -> Result<(), Error> {
+        let (order, vni) = self.vnics.get(id).map(|attached| (attached.vnic.order, attached.vnic.vni)).ok_or("no such vnic")?;
+        self.plane.keep_address(id);
+        self.remove(id);
+        between(self);
+        let (vnic, attachment) = self.plane.insert_as(id, mac, vni, policy, None, Some(order))?;
+        self.vnics.insert(id.to_owned(), Attached { vnic, attachment, guest: None });
+        self.plane.give_up_address();
+        let config = GuestConfig::default();
+        self.attach(id, LINUX, &config, &MemoryConfig::new(config.memory_needed()))
+    }
+
     /// Attaches a guest of this shape to a vnic.
     pub fn attach(&mut self, id: &str, features: Features, config: &GuestConfig, memory: &MemoryConfig) -> Result<(), Error> {
         let memory = Memory::new(memory)?;

@@ -32,7 +32,7 @@ use crate::{
     tally::Tally,
     tap::{Mirror, Ring, Selection},
     tunnel::{PeerRef, Tunnel, UPLINK},
-    waiting::waiting,
+    waiting::{Claim, waiting},
     worker::{Handle, Shared},
 };
 
@@ -571,6 +571,30 @@ impl Plane {
         true
     }
 
+    /// Keeps a vnic's MAC address for it, so that nobody who waits for it has it while the vnic is made anew: until [`Plane::give_up_address`].
+    pub fn keep_address(&self, id: &str) {
+        let state = self.state();
+        let mut next = Snapshot::clone(&self.shared.snapshot.load());
+        next.kept = state.by_id.get(id).and_then(|place| next.vnic(*place)).and_then(|vnic| Claim::of(vnic));
+        self.publish(next);
+    }
+
+    /// Ends that: who waited for the address of one that did not come back has it.
+    pub fn give_up_address(&self) {
+        let state = self.state();
+        let mut next = Snapshot::clone(&self.shared.snapshot.load());
+        let Some(kept) = next.kept.take() else { return };
+        if let Some(at) = next.by_vni.get(&kept.vni).copied() {
+            let remote = self.remote(&state, &next, kept.vni, at);
+            rebuild_network(&mut next, kept.vni, at, remote);
+            let waited = self.waiting_in(at);
+            self.publish(next);
+            self.take_over(at, &waited);
+        } else {
+            self.publish(next);
+        }
+    }
+
     /// Slots of those of a network that wait for their address.
     fn waiting_in(&self, network: u32) -> Box<[u32]> {
         self.shared.snapshot.load().networks.get(network).map(|network| network.waiting.clone()).unwrap_or_default()
@@ -824,7 +848,7 @@ fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote: Option<Re
     let vnics: &Slab<Vnic> = &snapshot.vnics;
     let own = || vnics.iter().map(|(_, vnic)| vnic).filter(|vnic| vnic.vni == vni && !vnic.trunk);
     let mut members: Vec<&Arc<Vnic>> = own().filter(|vnic| vnic.mirrors.is_none()).collect();
-    let waiting = waiting(&members);
+    let waiting = waiting(&members, snapshot.kept.filter(|kept| kept.vni == vni));
     members.retain(|vnic| waiting.binary_search(&vnic.place.slot).is_err());
     // Nothing can be sent to one that has the address of a group, or none.
     let stations = members.iter().filter(|vnic| !vnic.mac.is_group() && vnic.mac != Mac::ZERO);

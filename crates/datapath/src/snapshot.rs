@@ -25,6 +25,7 @@ use crate::{
     slab::Slab,
     tap::Selection,
     tunnel::PeerRef,
+    waiting::Claim,
 };
 
 /// A vnic's place, with a number that tells successive users of the place apart.
@@ -203,6 +204,8 @@ pub(crate) struct Snapshot {
     pub members: Members,
     /// Who watches, mirrors included; nobody, most of the time.
     pub selection: Option<Arc<Selection>>,
+    /// Of a vnic that is being made anew.
+    pub kept: Option<Claim>,
 }
 
 impl Snapshot {

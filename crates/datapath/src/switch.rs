@@ -362,6 +362,16 @@ impl Switch {
         spec.front.may_replace(&old, spec, self.host())
     }
 
+    /// Keeps a vnic's MAC address for it while it is made anew: nobody who waits for it has it until [`Switch::give_up_address`].
+    pub fn keep_address(&self, id: &str) {
+        self.plane.keep_address(id);
+    }
+
+    /// Ends [`Switch::keep_address`], whatever became of the vnic.
+    pub fn give_up_address(&self) {
+        self.plane.give_up_address();
+    }
+
     /// Gives a vnic another policy; its guest stays attached. When this returns, no worker uses the old one.
     pub fn update_vnic(&self, id: &str, policy: VnicPolicy) -> Result<(), AddError> {
         let mut vnics = self.vnics();

@@ -3,25 +3,47 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use butterfly_packet::mac::Mac;
+
 use crate::{
     headers::number,
     snapshot::{Network, Snapshot, Vnic},
 };
 
-/// Slots of those of a network's stations that wait, ascending.
-pub(crate) fn waiting(stations: &[&Arc<Vnic>]) -> Box<[u32]> {
-    let mut by_order: Vec<&Arc<Vnic>> = stations.to_vec();
-    by_order.sort_unstable_by_key(|vnic| (vnic.order, vnic.place.slot));
+/// The claim of a vnic to its MAC address, which may outlive it: while it is made anew nobody else gets the address.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claim {
+    pub vni: u32,
+    mac: Mac,
+    order: u64,
+    bypass: bool,
+}
+
+impl Claim {
+    /// `None` of a mirror, which has no address.
+    pub fn of(vnic: &Vnic) -> Option<Claim> {
+        let Vnic { vni, mac, order, .. } = *vnic;
+        vnic.mirrors.is_none().then_some(Claim { vni, mac, order, bypass: vnic.rules.bypass })
+    }
+}
+
+/// Slots of those of a network's stations that wait, ascending. `kept`: the claim of one that is not there.
+pub(crate) fn waiting(stations: &[&Arc<Vnic>], kept: Option<Claim>) -> Box<[u32]> {
+    let there = stations.iter().filter_map(|vnic| Some((Claim::of(vnic)?, Some(vnic.place.slot))));
+    // Once it is there again it stands for itself.
+    let kept = kept.filter(|kept| !stations.iter().any(|vnic| (vnic.mac, vnic.order) == (kept.mac, kept.order)));
+    let mut by_order: Vec<(Claim, Option<u32>)> = there.chain(kept.map(|kept| (kept, None))).collect();
+    by_order.sort_unstable_by_key(|(claim, slot)| (claim.order, *slot));
     // Whether who has an address bypasses filters: those who do share it.
     let mut first: HashMap<_, bool> = HashMap::new();
     let mut slots: Vec<u32> = Vec::new();
-    for vnic in by_order {
-        match first.get(&vnic.mac) {
+    for (claim, slot) in by_order {
+        match first.get(&claim.mac) {
             None => {
-                first.insert(vnic.mac, vnic.rules.bypass);
+                first.insert(claim.mac, claim.bypass);
             }
-            Some(true) if vnic.rules.bypass => {}
-            Some(_) => slots.push(vnic.place.slot),
+            Some(true) if claim.bypass => {}
+            Some(_) => slots.extend(slot),
         }
     }
     slots.sort_unstable();

@@ -255,6 +255,32 @@ fn the_first_has_an_address_and_the_others_wait() {
     walk.send("third", &lldp(B, A), &["b"], &[]);
 }
 
+/// While the first is made anew its address is nobody's, least of all that of one who waits for it.
+#[test]
+fn who_is_made_anew_keeps_its_address() {
+    let vnics = [("a", A, 1, filtered(&[])), ("b", B, 1, bypass()), ("twin", A, 1, bypass())];
+    let mut walk = Walk::new(&vnics);
+    let lldp = |to, from| build::ethernet(from, to).payload(ethernet::LLDP, &[0; 50]);
+    let said = std::cell::Cell::new(0);
+    let between = |host: &mut Host| {
+        host.received().unwrap();
+        host.send("b", &lldp(A, B), NetHeader::default()).unwrap();
+        host.send("b", &lldp(Mac::BROADCAST, B), NetHeader::default()).unwrap();
+        host.send("twin", &lldp(B, A), NetHeader::default()).unwrap();
+        host.settle();
+        assert!(host.received().unwrap().is_empty());
+        said.set(host.moved().get("twin.drop.mac-claimed").copied().unwrap_or(0));
+    };
+    walk.host.remake("a", A, &filtered(&[]), between).unwrap();
+    assert_eq!(said.get(), 1);
+    walk.send("b", &lldp(A, B), &["a"], &[]);
+    walk.send("twin", &lldp(B, A), &[], &["twin.drop.mac-claimed"]);
+    // With another address it gives up the one it had.
+    walk.host.remake("a", C, &filtered(&[]), |_| ()).unwrap();
+    walk.send("b", &lldp(A, B), &["twin"], &[]);
+    walk.send("twin", &lldp(B, A), &["b"], &[]);
+}
+
 /// Two that bypass filters share an address. When one of them is to be filtered, the later one waits, and what was learnt behind it is not
 /// reached through it.
 #[test]

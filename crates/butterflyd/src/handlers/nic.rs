@@ -259,9 +259,14 @@ impl<D: Dataplane> Daemon<D> {
         let old = self.nics.get(id).cloned();
         // It may have another address from now on: those that wait for the old one have it, and of the new one it may wait itself.
         let waited = [old.as_ref(), Some(&new)].map(|nic| nic.map(|nic| self.waiting_beside(nic)).unwrap_or_default());
+        self.dataplane.keep_address(id);
         self.dataplane.remove_vnic(id);
         self.announcer.forget(id);
-        let Err(why) = self.make(&new) else {
+        let made = self.make(&new);
+        // As it was: only the machine has to attach again.
+        let restored = old.as_ref().filter(|_| made.is_err()).map(|old| self.make(old));
+        self.dataplane.give_up_address();
+        let Err(why) = made else {
             self.tell_nic(EventKind::NicRemade, &new, format!("made anew, as these changed: {}", reasons.join(", ")));
             self.recorder.commit(id, recording);
             self.nics.insert(new.clone());
@@ -275,8 +280,6 @@ impl<D: Dataplane> Daemon<D> {
             }
             return Ok(());
         };
-        // As it was: only the machine has to attach again.
-        let restored = old.as_ref().map(|old| self.make(old));
         self.recorder.refresh();
         let failure = refusal(why);
         Err(match restored {

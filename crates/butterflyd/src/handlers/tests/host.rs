@@ -53,6 +53,8 @@ pub(super) struct Fake {
     pub(super) gone: BTreeSet<String>,
     /// Why no vnic can be made in place of another.
     pub(super) irreplaceable: Option<&'static str>,
+    /// Whose address is kept.
+    kept: Option<String>,
     calls: Vec<String>,
     /// The next calls that may fail: do they?
     pub(super) refusals: VecDeque<Option<&'static str>>,
@@ -103,6 +105,14 @@ impl Dataplane for Fake {
         }
     }
 
+    fn keep_address(&mut self, id: &str) {
+        assert!(self.vnics.contains_key(id) && self.kept.replace(id.to_owned()).is_none());
+    }
+
+    fn give_up_address(&mut self) {
+        assert!(self.kept.take().is_some(), "nothing is kept");
+    }
+
     fn update_vnic(&mut self, id: &str, policy: VnicPolicy) -> Result<(), AddError> {
         self.calls.push(format!("update {id}"));
         self.outcome()?;
@@ -114,6 +124,8 @@ impl Dataplane for Fake {
 
     fn remove_vnic(&mut self, id: &str) {
         self.calls.push(format!("remove {id}"));
+        // Whoever is made anew keeps its address; else nobody does.
+        assert!(self.kept.as_deref().is_none_or(|kept| kept == id));
         assert!(self.vnics.remove(id).is_some(), "{id} is not there");
     }
 
