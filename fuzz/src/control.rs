@@ -17,7 +17,7 @@ use butterfly_vhost::{
     driver::raw,
     net::{Features, NetHeader},
     port::{Port, PortEvents, Queue},
-    ring::{Delivery, Finish, FrameStore, Gathered},
+    ring::{BATCH, Delivery, Finish, FrameStore, Gathered},
 };
 use rustix::{
     event::{EventfdFlags, epoll, eventfd},
@@ -272,7 +272,7 @@ fn work(port: &Port) {
         if tx.available().unwrap_or(0) == 0 {
             break;
         }
-        let Gathered::Frames(frames) = tx.gather(&mut store, |_| {}) else { break };
+        let Gathered::Frames(frames) = tx.gather(&mut store, BATCH as u16, |_| {}) else { break };
         let mut rx = port.rx();
         if let Some(rx) = rx.as_mut() {
             rx.prepare(frames.len() as u16);

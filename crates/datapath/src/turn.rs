@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use butterfly_vhost::ring::Frame;
+use butterfly_vhost::ring::{BATCH, Frame};
 
 use crate::batch::{Batch, Context, Meta, Origin, Verdict};
 
@@ -36,6 +36,13 @@ pub(crate) struct Budget {
 
 impl Budget {
     pub const WHOLE: Budget = Budget { copies: COPIES, visits: VISITS };
+
+    /// Of a turn of so many frames: a full batch has everything.
+    #[inline(always)]
+    pub fn of(frames: u16) -> Budget {
+        let part = |whole: u64| whole / BATCH as u64 * u64::from(frames);
+        Budget { copies: part(COPIES), visits: part(VISITS) }
+    }
 }
 
 /// What a turn carries out of a batch.
@@ -130,7 +137,7 @@ pub(crate) fn fit(batch: &mut Batch<'_>, context: &Context<'_>, from: usize) -> 
         let fits = cost <= copies && rings <= visits;
         if taken == 0 && flood && !trunk && (!fits || from > 0) {
             let each = VISIT + weight(meta, frame.len, frame.pieces());
-            let end = from.saturating_add((COPIES / each).clamp(1, VISITS) as usize);
+            let end = from.saturating_add((copies / each).clamp(1, visits.max(1)) as usize);
             batch.frames.truncate(1);
             return Turn { receivers: from..end, part: end < all, later: false };
         }

@@ -442,6 +442,11 @@ impl Worker {
         }
     }
 
+    /// For fixed-work measurements: no batch is cut because a simulator of processors is slow.
+    pub fn forget_prices(&mut self) {
+        self.fair = Fair::blind();
+    }
+
     /// For tests and fixed-work measurements: looks at kicks and orders, then at every polled ring once.
     #[inline(never)]
     pub fn turn(&mut self) -> bool {
@@ -480,7 +485,7 @@ impl Worker {
         let mut at = 0;
         self.fair.begin();
         while let Some(polled) = self.polled.get_mut(at) {
-            if polled.account.debt > 0 && !self.fair.is_due(&mut polled.account) {
+            if polled.account.debt > 0 && !self.fair.is_due(&mut polled.account, at) {
                 waiting = true;
                 self.looked = true;
                 at += 1;
@@ -491,11 +496,11 @@ impl Worker {
                 self.begun = cpu::tsc();
                 self.looked = false;
             }
-            let mut served = false;
+            let mut served = None;
             let stays = match self.serve(at) {
                 Found::Frames(n) => {
                     moved = true;
-                    served = true;
+                    served = Some(n);
                     self.account(n);
                     true
                 }
@@ -507,8 +512,8 @@ impl Worker {
                 self.interrupt();
             }
             if stays {
-                if served {
-                    self.charge(at);
+                if let Some(frames) = served {
+                    self.charge(at, frames);
                     // No batch is judged by what was taken back while others were served.
                     self.adopt();
                 } else {
@@ -545,26 +550,26 @@ impl Worker {
 
     /// Ends a turn: its ring pays for what it cost.
     #[inline(always)]
-    fn charge(&mut self, at: usize) {
+    fn charge(&mut self, at: usize, frames: usize) {
         let now = cpu::tsc();
         let cost = now.wrapping_sub(self.begun);
         self.begun = now;
-        if self.fair.is_dear(cost) {
-            self.owe(at, cost);
+        if self.polled.get(at).is_some_and(|polled| self.fair.is_owed(&polled.account, cost)) {
+            self.owe(at, cost, frames);
         }
     }
 
     #[cold]
-    fn owe(&mut self, at: usize, cost: u64) {
+    fn owe(&mut self, at: usize, cost: u64, frames: usize) {
         let longest = &self.handle.stats.longest;
         if cost > longest.load(Ordering::Relaxed) {
             longest.store(cost, Ordering::Relaxed);
         }
-        // A ring that is alone takes nothing from others.
-        if self.polled.len() > 1
-            && let Some(polled) = self.polled.get_mut(at)
-        {
-            self.fair.owe(&mut polled.account, cost);
+        let alone = self.polled.len() == 1;
+        match self.polled.get_mut(at) {
+            Some(polled) if alone => polled.account.settle(),
+            Some(polled) => self.fair.owe(&mut polled.account, cost, frames),
+            None => {}
         }
     }
 
@@ -610,10 +615,11 @@ impl Worker {
     #[inline(always)] // a part of the round
     fn serve(&mut self, at: usize) -> Found {
         let Some(polled) = self.polled.get_mut(at) else { return Found::Gone };
+        let size = polled.account.size;
         let Some(sender) = self.snapshot.vnic(polled.place) else {
             return match polled.place {
-                UPLINK => self.serve_uplink(at),
-                LATER => self.serve_later(),
+                UPLINK => self.serve_uplink(at, size),
+                LATER => self.serve_later(size),
                 _ => Found::Gone,
             };
         };
@@ -622,7 +628,7 @@ impl Worker {
         let n = match ring.available() {
             None => return Found::Gone,
             Some(0) => return Found::Empty,
-            Some(n) => n,
+            Some(n) => n.min(size),
         };
         if polled.empty != 0 {
             if polled.empty >= EMPTY_POLLS - 1 {
@@ -639,7 +645,7 @@ impl Worker {
         {
             rx.prefetch(n);
         }
-        let Gathered::Frames(frames) = ring.gather(&mut self.store, |n| {
+        let Gathered::Frames(frames) = ring.gather(&mut self.store, n, |n| {
             if let Some(mut rx) = likely.and_then(|vnic| vnic.shared.port.try_rx())
                 && let Some(rx) = rx.as_mut()
             {
@@ -654,6 +660,7 @@ impl Worker {
             (from, self.room.judged) = self.under_way.resume(polled.place, from, &mut frames);
         }
         let context = self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
+        context.budget.set(Budget::of(size));
         let batch = Batch::new(frames, &mut self.metas);
         let walked = walk(batch, &context, &mut self.room, &mut self.departures, &mut self.calls, &mut self.later, from);
         if let Some(slot) = walked.likely {

@@ -15,7 +15,7 @@ use butterfly_vhost::{
     },
     net::Features,
     port::Queue,
-    ring::{FrameStore, Gathered},
+    ring::{BATCH, FrameStore, Gathered},
 };
 use control_support::{Bed, eventually, open_files, settled, shared_mappings};
 use rustix::event::{EventfdFlags, eventfd};
@@ -85,7 +85,7 @@ fn work(bed: &Bed) {
         if tx.available().unwrap_or(0) == 0 {
             break;
         }
-        let Gathered::Frames(frames) = tx.gather(&mut store, |_| {}) else { break };
+        let Gathered::Frames(frames) = tx.gather(&mut store, BATCH as u16, |_| {}) else { break };
         if let Some(call) = frames.release() {
             call.signal();
         }

@@ -15,7 +15,7 @@ use std::{
 use butterfly_vhost::{
     control::Role,
     net::Features,
-    ring::{FrameStore, Gathered},
+    ring::{BATCH, FrameStore, Gathered},
 };
 use control_support::{Bed, eventually};
 
@@ -107,7 +107,7 @@ fn receive(bed: &Bed, count: usize, what: &str, wanted: impl Fn(&[u8]) -> bool) 
         let mut tx = bed.port.tx();
         let Some(tx) = tx.as_mut() else { return false };
         while tx.available().unwrap_or(0) > 0 {
-            let Gathered::Frames(frames) = tx.gather(&mut store, |_| {}) else { break };
+            let Gathered::Frames(frames) = tx.gather(&mut store, BATCH as u16, |_| {}) else { break };
             for (index, frame) in frames.frames().iter().enumerate() {
                 assert_eq!(frame.fault, None);
                 found.set(found.get() + usize::from(wanted(frames.head(index))));

@@ -13,7 +13,7 @@ use butterfly_vhost::{
         raw::{self, FrontendReq},
     },
     net::{Features, NetHeader},
-    ring::{Delivery, Finish, FrameStore, Gathered, NotDelivered},
+    ring::{BATCH, Delivery, Finish, FrameStore, Gathered, NotDelivered},
 };
 use control_support::{Bed, Event, WAIT, eventually};
 use rustix::{
@@ -105,7 +105,7 @@ fn with_protocol_features_only_a_message_enables_a_ring() {
     let mut tx = bed.port.tx();
     let tx = tx.as_mut().unwrap();
     assert_eq!(tx.available(), Some(1));
-    let Gathered::Frames(frames) = tx.gather(&mut store, |_| {}) else { panic!("one frame") };
+    let Gathered::Frames(frames) = tx.gather(&mut store, BATCH as u16, |_| {}) else { panic!("one frame") };
     let delivery =
         Delivery { net: NetHeader::default(), head: frames.head(0), frame: 0, from: 60, len: 0, finish: Finish::Nothing };
     let refused = bed.port.rx().as_mut().unwrap().deliver(&frames, &delivery);
@@ -126,7 +126,7 @@ fn a_kept_frame_is_delivered_from_private_memory() {
     let mut tx = bed.port.tx();
     let tx = tx.as_mut().unwrap();
     assert_eq!(tx.available(), Some(3));
-    let Gathered::Frames(mut batch) = tx.gather(&mut store, |_| {}) else { panic!("three frames") };
+    let Gathered::Frames(mut batch) = tx.gather(&mut store, BATCH as u16, |_| {}) else { panic!("three frames") };
     assert_eq!(batch.keep(1), Some(&frames[1][..]));
     assert_eq!(batch.keep(2), None);
     assert_eq!(batch.keep(3), None);

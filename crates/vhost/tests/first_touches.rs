@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use butterfly_vhost::{
     driver::{GuestConfig, Vm, VmConfig},
     net::NetHeader,
-    ring::{FrameStore, Gathered, NotDelivered, TxRing, meter},
+    ring::{BATCH, FrameStore, Gathered, NotDelivered, TxRing, meter},
 };
 use control_support::Bed;
 
@@ -65,7 +65,7 @@ fn forward(tx: &mut TxRing, vm: &Vm, to: &Bed, store: &mut FrameStore) -> Sent {
     if vm.guest.tx().outstanding() == 0 || tx.available() == Some(0) {
         return Sent::Waits;
     }
-    let Gathered::Frames(frames) = tx.gather(store, |_| {}) else { panic!("no frame") };
+    let Gathered::Frames(frames) = tx.gather(store, BATCH as u16, |_| {}) else { panic!("no frame") };
     let mut rx = to.port.rx();
     let rx = rx.as_mut().unwrap();
     rx.prepare(1);

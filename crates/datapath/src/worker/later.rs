@@ -21,6 +21,7 @@ use crate::{
     last_drops::Dropped,
     snapshot::PortRef,
     tunnel::{PeerRef, UPLINK},
+    turn::Budget,
 };
 
 /// Where workers keep the queue among the rings that they poll. No vnic has this slot.
@@ -155,18 +156,18 @@ impl Later {
 impl Worker {
     /// Some receivers of the frame whose turn it is.
     #[inline(never)]
-    pub(super) fn serve_later(&mut self) -> Found {
+    pub(super) fn serve_later(&mut self, size: u16) -> Found {
         if self.later.is_empty() {
             return Found::Gone;
         }
         self.later.announces = !self.later.announces;
         let announces = self.later.announces || self.later.floods.is_empty();
         if announces && let Some(mut announcement) = self.later.announcements.pop_front() {
-            if self.say(&mut announcement) {
+            if self.say(&mut announcement, size) {
                 self.later.announcements.push_back(announcement);
             }
         } else if let Some((at, mut flood)) = self.later.next_flood() {
-            flood.done = self.carry_on(&mut flood);
+            flood.done = self.carry_on(&mut flood, size);
             // Where it was: a network's floods keep their order.
             if flood.done > 0 {
                 self.later.floods.insert(at, flood);
@@ -179,13 +180,14 @@ impl Worker {
     }
 
     /// Returns how many receivers have it; 0: all of them.
-    fn carry_on(&mut self, flood: &mut Flood) -> u32 {
+    fn carry_on(&mut self, flood: &mut Flood, size: u16) -> u32 {
         let Some((network, trunk)) = self.snapshot.trunk(flood.vni) else { return 0 };
         if let Some(meta) = self.metas.first_mut() {
             meta.peer = flood.peer;
         }
         let from = flood.done as usize;
         let context = self.shared.context(&self.snapshot, trunk, network, self.handle.index, &self.notes);
+        context.budget.set(Budget::of(size));
         self.room.judged = flood.judged;
         let frames = Frames::private(&mut self.store, std::iter::once(flood.frame.as_slice()));
         let batch = Batch::of(Origin::Waited, frames, &mut self.metas);
@@ -196,7 +198,7 @@ impl Worker {
     }
 
     /// Sends the next frame of an announcement, if the vnic's machine runs here. Returns whether there is more.
-    fn say(&mut self, announcement: &mut Announcement) -> bool {
+    fn say(&mut self, announcement: &mut Announcement, size: u16) -> bool {
         let vnic = self.snapshot.vnic(announcement.place).filter(|vnic| vnic.shared.driving.load(Relaxed));
         let Some((sender, frame)) = vnic.zip(announcement.frames.get(announcement.at)) else { return false };
         // Nobody speaks for one that began to wait for its address meanwhile.
@@ -209,6 +211,7 @@ impl Worker {
             cells.add(Counter::Announced, 1);
         }
         let context = self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
+        context.budget.set(Budget::of(size));
         self.room.judged = announcement.judged;
         let frames = Frames::private(&mut self.store, std::iter::once(frame.as_slice()));
         let batch = Batch::of(Origin::Own, frames, &mut self.metas);

@@ -28,7 +28,7 @@ use crate::{
 impl Worker {
     /// One batch from the uplink.
     #[inline(never)]
-    pub(super) fn serve_uplink(&mut self, at: usize) -> Found {
+    pub(super) fn serve_uplink(&mut self, at: usize, size: u16) -> Found {
         let shared: &Shared = &self.shared;
         let Some(tunnel) = &shared.tunnel else { return Found::Gone };
         let mut desk = Desk {
@@ -41,7 +41,7 @@ impl Worker {
             departures: &mut self.departures,
             calls: &mut self.calls,
             later: &mut self.later,
-            budget: Budget::WHOLE,
+            budget: Budget::of(size),
             notes: &self.notes,
         };
         let found = match &tunnel.port {
@@ -51,12 +51,12 @@ impl Worker {
                 match ring.available() {
                     None => return Found::Gone,
                     Some(0) => return Found::Empty,
-                    Some(n) => ring.prefetch(n),
+                    Some(n) => ring.prefetch(n.min(size)),
                 }
                 if self.polled.get(at).is_some_and(|polled| polled.empty != 0) {
                     ring.disarm(); // it may just have come back by its kick
                 }
-                let Gathered::Frames(frames) = ring.gather_long(&mut self.store) else { return Found::Empty };
+                let Gathered::Frames(frames) = ring.gather_long(&mut self.store, size) else { return Found::Empty };
                 let n = frames.len();
                 desk.take(frames);
                 if ring.poisoned() {
@@ -69,7 +69,7 @@ impl Worker {
                 if wire.pending() {
                     wire.flush();
                 }
-                let n = wire.receive(BATCH);
+                let n = wire.receive(size.into());
                 if n == 0 {
                     return Found::Empty;
                 }

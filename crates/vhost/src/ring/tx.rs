@@ -129,17 +129,17 @@ impl TxRing {
 
     /// Copies the first bytes of each waiting frame into header slots.
     ///
-    /// Takes at most [`BATCH`] frames, 256 KiB and 1,024 descriptors of those that [`Self::available`] saw, and leaves the descriptors
+    /// Takes at most `most` and [`BATCH`] frames, 256 KiB and 1,024 descriptors of those that [`Self::available`] saw, and leaves the descriptors
     /// open until [`Frames::release`]. Lengths and addresses are validated against the guest's memory table; a chain that fails is
     /// a frame with a [`FrameFault`] and the ring goes on (virtio 1.2, 2.7.13). Never blocks, never allocates.
     ///
     /// `meanwhile` is called with the number of frames once their contents are being fetched: time for the caller to prepare.
     #[inline]
-    pub fn gather<'a>(&'a mut self, store: &'a mut FrameStore, meanwhile: impl FnOnce(u16)) -> Gathered<'a> {
+    pub fn gather<'a>(&'a mut self, store: &'a mut FrameStore, most: u16, meanwhile: impl FnOnce(u16)) -> Gathered<'a> {
         if self.split.broken {
             return Gathered::Broken;
         }
-        let n = usize::from(self.split.known()).min(BATCH);
+        let n = usize::from(self.split.known().min(most)).min(BATCH);
         if n == 0 || !self.split.enabled {
             return Gathered::Empty;
         }
@@ -154,11 +154,11 @@ impl TxRing {
     }
 
     /// As [`Self::gather`], with as much of each frame as a slot holds: for frames with an outer header in front.
-    pub fn gather_long<'a>(&'a mut self, store: &'a mut FrameStore) -> Gathered<'a> {
+    pub fn gather_long<'a>(&'a mut self, store: &'a mut FrameStore, most: u16) -> Gathered<'a> {
         if self.split.broken {
             return Gathered::Broken;
         }
-        let n = usize::from(self.split.known()).min(BATCH);
+        let n = usize::from(self.split.known().min(most)).min(BATCH);
         if n == 0 || !self.split.enabled {
             return Gathered::Empty;
         }

@@ -13,7 +13,7 @@ use butterfly_vhost::{
     driver::{Connection, Listener, Vm, VmConfig},
     net::{Features, NetHeader},
     port::{Port, PortEvents},
-    ring::{Delivery, Finish, FrameStore, Gathered},
+    ring::{BATCH, Delivery, Finish, FrameStore, Gathered},
 };
 
 /// Longer than anything here takes on a busy machine.
@@ -227,7 +227,7 @@ pub fn echo(port: &Port) -> usize {
     let Some(tx) = tx.as_mut() else { return 0 };
     let mut total = 0;
     while tx.available().unwrap_or(0) > 0 {
-        let Gathered::Frames(frames) = tx.gather(&mut store, |_| {}) else { break };
+        let Gathered::Frames(frames) = tx.gather(&mut store, BATCH as u16, |_| {}) else { break };
         let mut rx = port.rx();
         for (index, frame) in frames.frames().iter().enumerate() {
             assert_eq!(frame.fault, None);
