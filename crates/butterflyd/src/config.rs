@@ -12,6 +12,7 @@ use crate::{
 use butterfly_api::server;
 use butterfly_datapath::{Timeouts, TunnelSpec};
 use std::{
+    collections::BTreeSet,
     fmt,
     net::{IpAddr, SocketAddr},
     path::{Path, PathBuf},
@@ -69,6 +70,8 @@ pub struct Config {
     pub nic_mtu: Option<NicMtu>,
     /// What became of arguments for DPDK.
     pub dpdk: Dpdk,
+    /// What was accepted and is not, or not quite, as it was written: for the log.
+    pub notices: Vec<String>,
     /// Machines are offered no checksum and segmentation offloads.
     pub no_offload: bool,
     /// Whether packets are recorded unless a vnic says otherwise, and the uplink's with them.
@@ -92,7 +95,7 @@ impl std::error::Error for ConfigError {}
 impl Config {
     /// Reads the file `options` name, if any, and checks all.
     pub fn load(mut options: Options) -> Result<Self, ConfigError> {
-        let mut problems = Problems(Vec::new());
+        let mut problems = Problems(Vec::new(), Vec::new());
         if let Some(path) = options.config.take() {
             let unreadable = |reason: String| {
                 ConfigError(vec!["Failed to open configuration file".into(), format!("{}: {reason}", path.display())])
@@ -108,12 +111,16 @@ impl Config {
     }
 }
 
-/// Collects problems, so that all are told at once.
-struct Problems(Vec<String>);
+/// Collects problems, so that all are told at once, and what is accepted with a notice.
+struct Problems(Vec<String>, Vec<String>);
 
 impl Problems {
     fn add(&mut self, problem: impl Into<String>) {
         self.0.push(problem.into());
+    }
+
+    fn notice(&mut self, notice: impl Into<String>) {
+        self.1.push(notice.into());
     }
 
     /// What is good; a problem is kept.
@@ -171,7 +178,10 @@ fn override_with(options: &mut Options, ini: &mut Ini, problems: &mut Problems) 
     // The sample file of the original has the second spelling.
     match (ini.take("general", "graph-core-id"), ini.take("general", "graph-cpu-core")) {
         (Some(one), Some(other)) if one != other => {
-            problems.add(format!("graph-core-id={one} and graph-cpu-core={other} contradict each other: remove one"));
+            problems.notice(format!(
+                "graph-cpu-core={other} in the configuration file has no effect beside graph-core-id={one}: remove it"
+            ));
+            stronger(&mut options.graph_cpu_core, Some(one));
         }
         (one, other) => stronger(&mut options.graph_cpu_core, one.or(other)),
     }
@@ -190,8 +200,36 @@ fn override_with(options: &mut Options, ini: &mut Ini, problems: &mut Problems) 
         }
     }
     for (group, key, line) in ini.rest() {
-        problems.add(format!("line {line} of the configuration file: there is no option {key} in [{group}]"));
+        let unknown = format!("line {line} of the configuration file: there is no option {key} in [{group}]");
+        match slip(group, key, &ini.asked) {
+            Some(Slip::Of(meant)) => problems.add(format!("{unknown}; did you mean {meant}?")),
+            Some(Slip::InOurs) => problems.add(unknown),
+            None => problems.notice(format!("{unknown}: it has no effect")),
+        }
     }
+}
+
+/// Why a line of the configuration file that nobody asked for is refused.
+enum Slip {
+    /// It is written much like another.
+    Of(String),
+    /// The original has no such group, or its key: one who writes it has this program in mind, and safety may hang on it.
+    InOurs,
+}
+
+/// Lines that mean something to somebody else have no effect, as in the original. Who only misspelt one is told before it hurts: the API
+/// would be open, or an underlay would believe everybody.
+fn slip(group: &str, key: &str, known: &BTreeSet<(String, String)>) -> Option<Slip> {
+    let plain = |text: &str| text.to_lowercase().replace(['_', ' '], "-");
+    let alike = |one: &str, other: &str| {
+        let (one, other) = (plain(one), plain(other));
+        strsim::damerau_levenshtein(&one, &other) <= other.len() / 4
+    };
+    if let Some((group, key)) = known.iter().find(|(_, known)| alike(key, known)) {
+        return Some(Slip::Of(format!("{key} in [{group}]")));
+    }
+    let ours = plain(key).contains("encrypt") || ["security", "timeouts"].iter().any(|ours| alike(group, ours));
+    ours.then_some(Slip::InOurs)
 }
 
 /// Every group and key that is looked for.
@@ -199,7 +237,7 @@ fn override_with(options: &mut Options, ini: &mut Ini, problems: &mut Problems) 
 pub fn known_keys() -> std::collections::BTreeSet<(String, String)> {
     let mut ini = Ini::default();
     let mut options = <Options as clap::Parser>::parse_from(["butterflyd"]);
-    override_with(&mut options, &mut ini, &mut Problems(Vec::new()));
+    override_with(&mut options, &mut ini, &mut Problems(Vec::new(), Vec::new()));
     ini.asked
 }
 
@@ -226,10 +264,19 @@ fn check(mut options: Options, problems: &mut Problems) -> Option<Config> {
     let endpoints = problems.sort_out(api_endpoints(&options.endpoints));
     let endpoint = options.ip.as_deref().and_then(|text| problems.sort_out(tunnel::endpoint(text)));
     let tunnel = endpoint.and_then(|(ip, prefix)| {
+        if tunnel::ends_here(&options, ip) {
+            problems
+                .notice(format!("ip {ip} is none that other hosts can send to: networks end at this one, as with --uplink none"));
+            options.uplink = Some("none".to_owned());
+        }
         let tunnel = tunnel::tunnel(&options, ip, prefix);
         tunnel.map_err(|found| problems.0.extend(found)).ok()
     });
-    let nic_mtu = options.nic_mtu.as_deref().map(|text| problems.sort_out(tunnel::nic_mtu(text)));
+    let nic_mtu = options.nic_mtu.as_deref().map(|text| {
+        let (mtu, notice) = problems.sort_out(tunnel::nic_mtu(text))?;
+        notice.into_iter().for_each(|notice| problems.notice(notice));
+        Some(mtu)
+    });
     let socket_dir = options.socket_dir.and_then(|path| problems.sort_out(directory(&path)));
     let name = options.name.as_deref().map(|text| problems.sort_out(name(text)));
     let metrics = problems.sort_out(metrics(options.metrics.as_deref().unwrap_or_default()));
@@ -272,6 +319,7 @@ fn check(mut options: Options, problems: &mut Problems) -> Option<Config> {
             None => None,
         },
         dpdk: dpdk?,
+        notices: std::mem::take(&mut problems.1),
         no_offload: options.no_offload,
         packet_trace: options.packet_trace,
         syslog: !options.no_syslog,
@@ -412,6 +460,7 @@ mod tests {
             tunnel: Some(tap("192.0.2.1")),
             nic_mtu: None,
             dpdk: Dpdk::default(),
+            notices: vec![],
             no_offload: false,
             packet_trace: false,
             syslog: true,
@@ -491,6 +540,7 @@ mod tests {
             tunnel: None,
             nic_mtu: None,
             dpdk: Dpdk::default(),
+            notices: vec![],
             no_offload: false,
             packet_trace: false,
             syslog: false,
@@ -518,8 +568,12 @@ mod tests {
         }
         let same = load("-c INI -i ::2 -s DIR", "[general]\ngraph-core-id=5\ngraph-cpu-core=5");
         assert_eq!(same.1.unwrap().core, 5);
-        let unlike = problems("-c INI -i ::2 -s DIR", "[general]\ngraph-core-id=5\ngraph-cpu-core=6");
-        assert_eq!(unlike, ["graph-core-id=5 and graph-cpu-core=6 contradict each other: remove one"]);
+        let unlike = load("-c INI -i ::2 -s DIR", "[general]\ngraph-core-id=5\ngraph-cpu-core=6").1.unwrap();
+        assert_eq!(unlike.core, 5);
+        assert_eq!(
+            unlike.notices,
+            ["graph-cpu-core=6 in the configuration file has no effect beside graph-core-id=5: remove it"]
+        );
     }
 
     #[test]
@@ -623,26 +677,65 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_is_refused() {
+    fn a_misspelt_key_is_refused() {
         for (ini, expected) in [
-            ("[general]\nip=::3\nsockt-dir=/x", "line 3 of the configuration file: there is no option sockt-dir in [general]"),
+            ("[general]\nip=::3\nsockt-dir=/x", "3: sockt-dir in [general]; did you mean socket-dir in [general]?"),
             (
                 "[security]\nencryption-key-path=/k",
-                "line 2 of the configuration file: there is no option encryption-key-path in [security]",
+                "2: encryption-key-path in [security]; did you mean encryption_key_path in [security]?",
             ),
-            ("[timeouts]\nudp-new=1\nudp=1", "line 3 of the configuration file: there is no option udp in [timeouts]"),
-            ("[other]\nip=::2", "line 2 of the configuration file: there is no option ip in [other]"),
+            ("[General]\nENCRYPTION_KEY=/k", "2: ENCRYPTION_KEY in [General]"),
+            (
+                "[general]\nencryption_key_path=/k",
+                "2: encryption_key_path in [general]; did you mean encryption_key_path in [security]?",
+            ),
+            ("[general]\nstrict-peer=true", "2: strict-peer in [general]; did you mean strict-peers in [general]?"),
+            ("[securty]\nsecret=/k", "2: secret in [securty]"),
+            ("[timeouts]\nudp-new=1\nudp=1", "3: udp in [timeouts]"),
+            ("[other]\nip=::2", "2: ip in [other]; did you mean ip in [general]?"),
         ] {
+            let (line, what) = expected.split_once(": ").unwrap();
+            let expected = format!("line {line} of the configuration file: there is no option {what}");
             assert_eq!(problems("-c INI -i ::2 -s DIR", ini), [expected]);
+        }
+    }
+
+    /// As in the original: whoever manages the file may have lines of its own in it.
+    #[test]
+    fn a_key_of_somebody_else_has_no_effect() {
+        let ini = "[general]\nmanaged_by=ansible\n[inventory]\nrack=7\nowner=";
+        let notices = load("-c INI -i ::2 -s DIR", ini).1.unwrap().notices;
+        let expected = ["2 managed_by general", "5 owner inventory", "4 rack inventory"].map(|words| {
+            let [line, key, group] = words.split(' ').collect::<Vec<_>>()[..] else { panic!("{words}") };
+            format!("line {line} of the configuration file: there is no option {key} in [{group}]: it has no effect")
+        });
+        assert_eq!(notices, expected);
+    }
+
+    /// What the original takes: the least that works is done, and said.
+    #[test]
+    fn an_odd_address_or_mtu_is_no_reason_not_to_start() {
+        for ip in ["127.0.0.1", "0.0.0.0", "230.0.0.1", "::1"] {
+            let config = load(&format!("-i {ip} -s DIR"), "").1.unwrap();
+            assert_eq!(config.tunnel, None, "{ip}");
+            assert_eq!(
+                config.notices,
+                [format!("ip {ip} is none that other hosts can send to: networks end at this one, as with --uplink none")]
+            );
+        }
+        for (text, bytes) in [("0", 1280), ("600", 1280), ("99999999999", 65_521)] {
+            let config = load(&format!("-i ::2 -s DIR -m {text}"), "").1.unwrap();
+            assert_eq!(config.nic_mtu, Some(NicMtu::Bytes(bytes)));
+            assert_eq!(config.notices, [format!("nic-mtu {text} becomes {bytes}: an uplink has from 1280 to 65521")]);
         }
     }
 
     #[test]
     fn every_value_is_checked_and_all_problems_are_told() {
-        let all = problems("-i 1.2.3 -s /nowhere -l loud -u x --fdb-ageing 0 -m 1", "");
+        let all = problems("-i 1.2.3 -s /nowhere -l loud -u x --fdb-ageing 0 -m one", "");
         let starts = [
             "ip \"1.2.3\"",
-            "nic-mtu \"1\"",
+            "nic-mtu \"one\"",
             "socket folder \"/nowhere\"",
             "log level \"loud\"",
             "core \"x\"",

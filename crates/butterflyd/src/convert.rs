@@ -2,9 +2,11 @@
 
 use butterfly_api::{Failure, proto};
 use butterfly_model::{
-    Bench, Cidr, Direction, GroupName, GroupNames, IpSet, Kind, Mac, Netns, Nic, NicId, NicUpdate, Peer, Protocol, Role, Rule,
-    RuleError, SecurityGroup, SocketDir, TraceOptions, Vni, canonical, parse_ip,
+    Bench, Cidr, Direction, GroupName, GroupNameError, GroupNames, IpSet, Kind, Mac, Netns, Nic, NicId, NicUpdate, Peer,
+    Protocol, Role, Rule, RuleError, SecurityGroup, SocketDir, TraceOptions, Vni, canonical, parse_ip,
 };
+use tracing::warn;
+
 use std::{fmt::Display, net::IpAddr, path::Path};
 
 /// The failure `description` of the protocol, explained by `error`.
@@ -20,7 +22,7 @@ pub fn nic(declared: &proto::Nic, directory: &SocketDir) -> Result<Nic, Failure>
         mac: Mac::parse(declared.mac()).map_err(|error| bad(&error))?,
         vni: Vni::new(declared.vni()).map_err(|error| bad(&error))?,
         ips: IpSet::parse(&declared.ip).map_err(|error| bad(&error))?,
-        security_groups: GroupNames::parse(&declared.security_group).map_err(|error| bad(&error))?,
+        security_groups: groups(declared).map_err(|error| bad(&error))?,
         ip_anti_spoof: declared.ip_anti_spoof(),
         bypass_filtering: declared.bypass_filtering(),
         forwards: declared.forwards(),
@@ -62,6 +64,15 @@ pub fn can_ping(nic: &Nic) -> Result<(), Failure> {
     }
 }
 
+/// A group without a name has no rules and no members.
+fn groups(declared: &proto::Nic) -> Result<GroupNames, GroupNameError> {
+    let named = declared.security_group.iter().filter(|name| !name.is_empty());
+    if named.clone().count() < declared.security_group.len() {
+        warn!(NIC = declared.id(), "a security group without a name is left out");
+    }
+    GroupNames::parse(named)
+}
+
 /// An id that no vnic can have would never be one to mirror. An empty one is none.
 fn sniff_target(declared: &proto::Nic) -> Result<Option<String>, butterfly_model::NicIdError> {
     let target = declared.sniff_target_nic_id.as_deref().filter(|target| !target.is_empty());
@@ -83,7 +94,11 @@ fn kind(declared: &proto::Nic, id: &NicId, directory: &SocketDir) -> Result<Kind
             Ok(Kind::Tap { netns })
         }
         Ok(Type::BENCH) => bench(declared).map(Kind::Bench),
-        Err(number) => Err(bad(&format_args!("nic type {number} is not known to this version"))),
+        // As the original reads it.
+        Err(number) => {
+            warn!(NIC = id.as_str(), "nic type {number} is not known to this version: it is taken for VHOST_USER_SERVER");
+            vhost_user(Role::Server)
+        }
     }
 }
 

@@ -1,14 +1,13 @@
 //! The configuration file: groups of keys, as GLib's key files have them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The values of a file by group and key.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Ini {
     values: BTreeMap<(String, String), Value>,
-    /// What was looked for.
-    #[cfg(test)]
-    pub asked: std::collections::BTreeSet<(String, String)>,
+    /// What was looked for: group and key.
+    pub asked: BTreeSet<(String, String)>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -55,7 +54,6 @@ impl Ini {
 
     /// Takes a value out.
     pub fn take(&mut self, group: &str, key: &str) -> Option<String> {
-        #[cfg(test)]
         self.asked.insert((group.to_owned(), key.to_owned()));
         self.values.remove(&(group.to_owned(), key.to_owned())).map(|value| value.text)
     }

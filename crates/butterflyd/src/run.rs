@@ -44,6 +44,7 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
         );
     }
     told_of(&config.dpdk);
+    config.notices.iter().for_each(|notice| warn!("{notice}"));
     let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
     let events = Events::default();
     let told = events.clone();

@@ -88,13 +88,23 @@ fn underlay_vlan(text: &str) -> Result<u16, String> {
     vlan.ok_or_else(|| format!("underlay-vlan {text:?} is refused: it is a number from 1 to {LAST_VLAN}, or 0 for none"))
 }
 
-/// The MTU that is wanted, if one is.
-pub fn nic_mtu(text: &str) -> Result<NicMtu, String> {
-    match text.parse() {
-        _ if text == "max" => Ok(NicMtu::Max),
-        Ok(bytes @ MIN_MTU..=MAX_MTU) => Ok(NicMtu::Bytes(bytes)),
-        _ => Err(format!("nic-mtu {text:?} is refused: it is max, or a number of bytes from {MIN_MTU} to {MAX_MTU}")),
+/// The MTU that is wanted, with what to say if it is not the one that was asked for: the original takes any number.
+pub fn nic_mtu(text: &str) -> Result<(NicMtu, Option<String>), String> {
+    if text == "max" {
+        return Ok((NicMtu::Max, None));
     }
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let Some(wanted) = digits.then(|| text.parse().unwrap_or(u32::MAX)) else {
+        return Err(format!("nic-mtu {text:?} is refused: it is max, or a number of bytes from {MIN_MTU} to {MAX_MTU}"));
+    };
+    let bytes = wanted.clamp(MIN_MTU, MAX_MTU);
+    let notice = format!("nic-mtu {text} becomes {bytes}: an uplink has from {MIN_MTU} to {MAX_MTU}");
+    Ok((NicMtu::Bytes(bytes), (bytes != wanted).then_some(notice)))
+}
+
+/// Whether networks end at this host although nobody said so: no other host can send to the endpoint, and nothing about others is asked for.
+pub fn ends_here(options: &Options, ip: IpAddr) -> bool {
+    !is_host(ip) && options.uplink.is_none() && useless(options).next().is_none()
 }
 
 fn uplink(options: &Options) -> Result<Option<UplinkSpec>, String> {
@@ -356,10 +366,14 @@ mod tests {
 
     #[test]
     fn an_mtu_has_bounds() {
-        assert_eq!(nic_mtu("max"), Ok(NicMtu::Max));
-        assert_eq!(nic_mtu("1280"), Ok(NicMtu::Bytes(1280)));
-        assert_eq!(nic_mtu("65521"), Ok(NicMtu::Bytes(65_521)));
-        for text in ["1279", "65522", "-1", "", "Max"] {
+        assert_eq!(nic_mtu("max"), Ok((NicMtu::Max, None)));
+        assert_eq!(nic_mtu("1280"), Ok((NicMtu::Bytes(1280), None)));
+        assert_eq!(nic_mtu("65521"), Ok((NicMtu::Bytes(65_521), None)));
+        for (text, bytes) in [("1279", 1280), ("65522", 65_521), ("4294967297", 65_521)] {
+            let (mtu, notice) = nic_mtu(text).unwrap();
+            assert_eq!((mtu, notice.is_some()), (NicMtu::Bytes(bytes), true));
+        }
+        for text in ["-1", "+1400", "", "Max"] {
             let expected = format!("nic-mtu {text:?} is refused: it is max, or a number of bytes from 1280 to 65521");
             assert_eq!(nic_mtu(text), Err(expected));
         }

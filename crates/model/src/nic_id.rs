@@ -15,12 +15,10 @@ pub struct NicIdError {
 }
 
 impl NicId {
-    /// Any text that is not empty, does not start with a dot, and has no `/` and no control character in it.
+    /// Any text that is not empty and has no `/` and no control character in it.
     pub fn new(id: &str) -> Result<Self, NicIdError> {
         let reason = if id.is_empty() {
             "it is empty"
-        } else if id.starts_with('.') {
-            "it starts with a dot; it becomes part of a file name"
         } else if id.contains('/') {
             "it has a / in it; it becomes part of a file name"
         } else if id.contains(char::is_control) {
@@ -56,14 +54,14 @@ mod tests {
 
     #[test]
     fn ordinary_names_are_taken() {
-        for id in ["nic-1", "a", "é b", "{\"x\"}", "a.b", "-", "qemu:0"] {
+        for id in ["nic-1", "a", "é b", "{\"x\"}", "a.b", "-", "qemu:0", ".hidden", "..."] {
             assert_eq!(NicId::new(id).unwrap().as_str(), id);
         }
     }
 
     #[test]
     fn what_cannot_be_a_file_name_or_a_line_is_refused() {
-        for id in ["", ".", "..", ".hidden", "/", "a/b", "../x", "a\0", "a\nb", "\u{7f}", "\u{85}"] {
+        for id in ["", "/", "a/b", "../x", "a\0", "a\nb", "\u{7f}", "\u{85}"] {
             let error = NicId::new(id).unwrap_err().to_string();
             assert!(error.starts_with(&format!("nic id {id:?} is refused: it ")), "{error}");
         }
