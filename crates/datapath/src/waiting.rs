@@ -1,7 +1,10 @@
 //! Who has a MAC address that several vnics of a network declare: the first, in the order of declaration, and with it those who bypass
 //! filters as it does. The others wait: they get nothing and may send nothing until it is theirs.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 
 use butterfly_packet::mac::Mac;
 
@@ -59,6 +62,13 @@ impl Network {
 }
 
 impl Snapshot {
+    /// Whether other hosts may not have the addresses of a filtered vnic: its machine is here, and does not wait for its MAC address, which
+    /// would make it speak for none.
+    pub fn keeps_addresses(&self, vnic: &Vnic) -> bool {
+        let waits = self.networks.get(vnic.network).is_some_and(|network| network.waits(vnic.place.slot));
+        !waits && !vnic.shared.elsewhere.load(Relaxed)
+    }
+
     /// Who has the address that a vnic waits for.
     pub fn waits_for(&self, vnic: &Vnic) -> Option<&Arc<Vnic>> {
         let network = self.networks.get(vnic.network).filter(|network| network.waits(vnic.place.slot))?;

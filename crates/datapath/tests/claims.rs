@@ -456,6 +456,16 @@ fn an_address_is_believed_to_be_on_another_host_while_it_may_be() {
     assert_eq!(world.arrives(&from(FAR)), "a b c d e.not-attached=1");
     assert_eq!(world.arrives(&udp), "b");
     assert_eq!(world.send("c", &from(C)), "c.ip-claimed=1");
+    // One that waits for its MAC address, with a machine that runs, speaks for none: it keeps nobody from the one that left.
+    world.host.declare("twin", new, VNI, &filtered(&["10.0.0.5"])).unwrap();
+    world.host.attach("twin", LINUX, &config, &MemoryConfig::new(config.memory_needed())).unwrap();
+    world.settle();
+    assert_eq!(world.arrives(&from(FAR)), "a b c d e.not-attached=1");
+    assert_eq!(world.arrives(&udp), "b");
+    // Once it has it, it does.
+    world.host.remove("e");
+    world.settle();
+    assert_eq!(world.arrives(&from(FAR)), "vni-7.ip-claimed=1");
 }
 
 proptest! {

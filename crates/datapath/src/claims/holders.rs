@@ -1,6 +1,6 @@
 //! Who has which address in a network, as declared.
 
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::sync::Arc;
 
 use crate::{
     flow::{Address, discovery::link_local},
@@ -37,7 +37,7 @@ impl Holding {
     fn is_elsewhere(&self, snapshot: &Snapshot) -> bool {
         const MOST: usize = 16;
         let mut filtered = self.slots.iter().filter_map(|slot| snapshot.vnics.get(*slot)).filter(|vnic| !vnic.rules.bypass);
-        self.slots.len() <= MOST && filtered.all(|vnic| vnic.shared.elsewhere.load(Relaxed))
+        self.slots.len() <= MOST && !filtered.any(|vnic| snapshot.keeps_addresses(vnic))
     }
 
     /// Whether it may exclude somebody whom `old` did not. (A vnic that has the address no more is told apart by itself.)
