@@ -61,8 +61,10 @@ impl Plane {
         let snapshot = self.shared.snapshot.load();
         let mut room = PER_TICK;
         for (slot, vnic) in snapshot.vnics.iter() {
+            // A mirror is no station, and one that waits for its address speaks for nobody.
             let waits = snapshot.networks.get(vnic.network).is_some_and(|network| network.waits(slot));
             if !waits
+                && vnic.mirrors.is_none()
                 && vnic.shared.announcing.tick(room > 0)
                 && let Some(worker) = self.workers.get(slot as usize % self.workers.len().max(1))
             {

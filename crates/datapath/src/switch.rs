@@ -13,7 +13,7 @@ use std::{
 use butterfly_guest::{Guest, Report as GuestReport};
 use butterfly_packet::mac::Mac;
 use butterfly_vhost::{
-    control::{DeviceEvents, DeviceStatus},
+    control::{DeviceEvents, DeviceStatus, Role},
     cpu,
     net::Features,
     port::PortEvents,
@@ -407,6 +407,16 @@ impl Switch {
     /// Who has the MAC address that a vnic waits for.
     pub fn waits_for(&self, id: &str) -> Option<String> {
         self.plane.vnic(id).and_then(|vnic| self.plane.waits_for(&vnic))
+    }
+
+    /// Whether no machine can attach to a vnic any more: nobody is attached, and the socket that was made for it is not there.
+    pub fn socket_is_gone(&self, id: &str) -> bool {
+        let vnics = self.vnics();
+        let Some(Declared { spec, open }) = vnics.get(id) else { return false };
+        match &spec.front {
+            Front::Socket { role: Role::Server, path } => open.device.status().attached.is_none() && !path.exists(),
+            Front::Socket { .. } | Front::Inside(_) => false,
+        }
     }
 
     /// A vnic for the operator.

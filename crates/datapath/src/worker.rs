@@ -435,7 +435,7 @@ impl Worker {
                 empty,
                 busy: 0,
                 likely: place.slot,
-                account: Account::new(place == UPLINK || place == LATER),
+                account: self.fair.open(place == UPLINK || place == LATER, self.now),
                 flooded: 0,
             };
             self.polled.push(polled);
@@ -555,12 +555,12 @@ impl Worker {
         let cost = now.wrapping_sub(self.begun);
         self.begun = now;
         if self.polled.get(at).is_some_and(|polled| self.fair.is_owed(&polled.account, cost)) {
-            self.owe(at, cost, frames);
+            self.owe(at, cost, frames, now);
         }
     }
 
     #[cold]
-    fn owe(&mut self, at: usize, cost: u64, frames: usize) {
+    fn owe(&mut self, at: usize, cost: u64, frames: usize, now: u64) {
         let longest = &self.handle.stats.longest;
         if cost > longest.load(Ordering::Relaxed) {
             longest.store(cost, Ordering::Relaxed);
@@ -568,7 +568,7 @@ impl Worker {
         let alone = self.polled.len() == 1;
         match self.polled.get_mut(at) {
             Some(polled) if alone => polled.account.settle(),
-            Some(polled) => self.fair.owe(&mut polled.account, cost, frames),
+            Some(polled) => self.fair.owe(&mut polled.account, cost, frames, now),
             None => {}
         }
     }

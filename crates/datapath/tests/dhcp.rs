@@ -320,6 +320,26 @@ fn a_server_answers_whom_a_rule_let_ask() {
     }
 }
 
+/// Whoever floods a server with requests does not make it forget those of others: nobody can choose what takes their places, and of one
+/// whom no filter limits a few are noted.
+#[test]
+fn requests_of_one_do_not_push_out_those_of_others() {
+    let mut net = Net::new();
+    net.group("b", &["in 17 67-68 0.0.0.0/0"]);
+    for round in 0..8 {
+        let asks = message(DISCOVER, 0x7777 + round, C).asked((C, NOBODY), EVERYBODY);
+        net.expect("c", &asks, "a b");
+        for xid in 0..4096 {
+            net.0.send("a", &message(DISCOVER, 0x10_0000 + xid, A).asked((A, NOBODY), (B, IP_B)), NetHeader::default()).unwrap();
+            net.0.received().unwrap();
+        }
+        net.0.moved();
+        let offer = Message { yours: [10, 0, 0, 3], server: IP_B, ..message(OFFER, 0x7777 + round, C) };
+        net.expect("b", &offer.answered((B, IP_B), (C, [10, 0, 0, 3])), "c");
+        net.0.pass(61);
+    }
+}
+
 #[test]
 fn a_server_of_ipv6() {
     let mut net = Net::new();

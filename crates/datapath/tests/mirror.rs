@@ -345,3 +345,32 @@ fn what_comes_from_other_hosts_and_what_the_switch_answers() {
     let [(_, sent), (_, copy)] = &received["m"][..] else { panic!() };
     assert_eq!((sent, copy), (&big, answer));
 }
+
+/// Nobody speaks for a mirror: what is announced of a vnic would be from the MAC address that it may share with a station.
+#[test]
+fn a_mirror_is_not_announced() {
+    let config = TunnelConfig::new([192, 168, 0, 1].into(), Mac([2, 0xbf, 0, 0, 0, 1]));
+    let mut host = Host::with_tunnel(SessionConfig::default(), Some(&config)).unwrap();
+    host.vnic("a", A, 7, &filtered(IP_A)).unwrap();
+    host.vnic("c", C, 7, &filtered(IP_B)).unwrap();
+    host.declare_mirror("m", C, 7, "c").unwrap();
+    guest(&mut host, "m", LINUX, &GuestConfig::default());
+    let peer: std::net::IpAddr = [192, 168, 0, 9].into();
+    host.set_peers(vec![peer], Default::default()).unwrap();
+    host.set_neighbour(peer, Mac([2, 0xbf, 0, 0, 0, 9])).unwrap();
+    host.settle();
+    host.left().unwrap();
+    host.received().unwrap();
+    host.moved();
+    for policy in [bypass(), filtered(IP_A)] {
+        host.update("m", &policy).unwrap();
+        host.announce("m").unwrap();
+        host.settle();
+        assert!(host.left().unwrap().is_empty() && host.received().unwrap().is_empty());
+        assert!(!host.moved().contains_key("m.announced"));
+    }
+    // A station is.
+    host.announce("c").unwrap();
+    host.settle();
+    assert!(!host.left().unwrap().is_empty() && host.moved().contains_key("c.announced"));
+}

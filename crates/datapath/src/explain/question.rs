@@ -12,7 +12,10 @@ use butterfly_packet::{
 
 use super::message;
 use crate::{
-    flow::tcp::{ACK, FIN, RST, SYN, Track},
+    flow::{
+        discovery::link_local,
+        tcp::{ACK, FIN, RST, SYN, Track},
+    },
     rules::number,
     snapshot::{Snapshot, Vnic},
 };
@@ -86,6 +89,8 @@ pub enum NoAnswer {
     NeedsSource,
     #[error("no vnic here has {0}: it may be on another host, whose link address is needed")]
     NeedsMac(IpAddr),
+    #[error("{0} waits for its MAC address, which {1} has: it gets nothing until that one is gone")]
+    Waits(String, String),
     #[error("protocol {0} goes with {1} addresses")]
     WrongFamily(u8, &'static str),
     #[error("{0} is a mirror of {1}: it gets copies of that one's frames and nothing else, and sends nothing")]
@@ -101,6 +106,11 @@ const SEQUENCE: u32 = 1_000_000;
 const EPHEMERAL: u16 = 49_152;
 /// Stands for a station on another host whose link address does not matter.
 const ELSEWHERE: Mac = Mac([2, 0, 0, 0, 0, 1]);
+
+fn waits_for(vnic: &Vnic, snapshot: &Snapshot) -> NoAnswer {
+    let having = snapshot.waits_for(vnic).map_or_else(String::new, |having| having.id.to_string());
+    NoAnswer::Waits(vnic.id.to_string(), having)
+}
 
 /// A question made whole.
 pub(super) struct Asked {
@@ -139,11 +149,22 @@ pub(super) fn resolve(question: &Question, snapshot: &Snapshot, spans_hosts: boo
     let (destination, receiver) = match &question.to {
         Target::Address(ip) => {
             let mut here = network.members.iter().filter_map(|slot| snapshot.vnics.get(*slot));
-            (*ip, here.find(|vnic| vnic.place.slot != from && vnic.rules.owns(number(*ip))))
+            let address = number(*ip);
+            // Declared, made of its MAC address, or made up by its machine and seen.
+            let has = |vnic: &Vnic| vnic.rules.owns(address) || link_local(vnic.mac) == address || vnic.shared.bound.has(address);
+            let found = here.find(|vnic| vnic.place.slot != from && has(vnic));
+            let mut waiting = network.waiting.iter().filter_map(|slot| snapshot.vnics.get(*slot));
+            match (found, waiting.find(|vnic| vnic.rules.owns(address))) {
+                (None, Some(waits)) => return Err(waits_for(waits, snapshot)),
+                _ => (*ip, found),
+            }
         }
         Target::Vnic(id) => {
             let vnic = known(id)?;
             no_mirror(vnic)?;
+            if snapshot.waits_for(vnic).is_some() {
+                return Err(waits_for(vnic, snapshot));
+            }
             let v6 = question.source.map(|ip| ip.is_ipv6());
             let v6 = v6.or(sender
                 .and_then(|vnic| first(vnic, None))

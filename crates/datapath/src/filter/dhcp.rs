@@ -4,6 +4,7 @@
 //! it, which is all here. It is a vnic's own, so nobody else fills it.
 
 use std::{
+    hash::{BuildHasher, RandomState},
     net::Ipv4Addr,
     sync::{
         OnceLock,
@@ -35,6 +36,9 @@ const REQUESTS_PER_SECOND: u32 = 4;
 /// The same of requests that a rule lets out: a server remembers whom it may answer, and nobody is to push others out of that.
 const RULED: u32 = 64;
 const RULED_PER_SECOND: u32 = 16;
+/// Of those that no filter limits, a server notes so many at once, a quarter of its places, and per second.
+const UNFILTERED: u32 = CLIENTS as u32 / 4;
+const UNFILTERED_PER_SECOND: u32 = 64;
 /// Answers to one request: several servers, and those of boot servers.
 const ANSWERS: u32 = 8;
 /// Servers that a client knows: the one that gave its lease, and others that offered one.
@@ -58,6 +62,8 @@ pub(crate) struct DhcpState {
     unknown: AtomicU32,
     /// Requests that rules let out.
     ruled: Pace,
+    /// Requests into servers of one that no filter limits: of a vnic that bypasses them, or of all other hosts.
+    unfiltered: Pace,
     /// Who may be answered, if a rule makes the vnic a server.
     clients: OnceLock<Clients>,
 }
@@ -158,7 +164,7 @@ impl DhcpState {
     pub fn copy(&self) -> DhcpState {
         let clients = OnceLock::new();
         if let Some(own) = self.clients.get() {
-            let _ = clients.set(Clients(own.0.iter().map(same).collect()));
+            let _ = clients.set(Clients { words: own.words.iter().map(same).collect(), key: own.key.clone() });
         }
         let [a, b, c, d] = &self.servers;
         DhcpState {
@@ -168,6 +174,7 @@ impl DhcpState {
             offers: same32(&self.offers),
             unknown: same32(&self.unknown),
             ruled: Pace(same(&self.ruled.0)),
+            unfiltered: Pace(same(&self.unfiltered.0)),
             clients,
         }
     }
@@ -200,20 +207,29 @@ impl DhcpState {
 }
 
 /// Requests that a server got by a rule: each word holds a part of the request's hash (28 bits), the answers to it (4), and the second.
-struct Clients(Box<[AtomicU64]>);
+/// The hash has a secret key: nobody can choose requests that take another one's place.
+struct Clients {
+    words: Box<[AtomicU64]>,
+    key: RandomState,
+}
 
 impl Default for Clients {
     fn default() -> Self {
-        Clients((0..CLIENTS).map(|_| AtomicU64::new(0)).collect())
+        Clients { words: (0..CLIENTS).map(|_| AtomicU64::new(0)).collect(), key: RandomState::new() }
     }
 }
 
 const ONE_ANSWER: u64 = 1 << 32;
 
 impl Clients {
+    /// Tells a client's request apart: by its transaction, and its MAC address or (DHCPv6) the link-local one that it asks from.
+    fn hash(&self, message: &Message, client: Address) -> u64 {
+        self.key.hash_one((client, number(message.mac), message.transaction))
+    }
+
     fn set(&self, hash: u64) -> &[AtomicU64] {
         let at = hash as usize % (CLIENTS / WAYS) * WAYS;
-        self.0.get(at..at + WAYS).unwrap_or_default()
+        self.words.get(at..at + WAYS).unwrap_or_default()
     }
 
     fn tag(word: u64) -> u64 {
@@ -247,15 +263,7 @@ impl Clients {
     }
 }
 
-/// Tells a client's request apart: by its transaction, and its MAC address or (DHCPv6) the link-local one that it asks from.
-fn hash(message: &Message, client: Address) -> u64 {
-    let client = client as u64 ^ (client >> 64) as u64 ^ number(message.mac);
-    let mut hash = (client ^ u64::from(message.transaction).rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    hash = (hash ^ hash >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93);
-    hash ^ hash >> 32
-}
-
-/// Who asked, for [`hash`]: what an answer is sent to over IPv6.
+/// Who asked, for [`Clients::hash`]: what an answer is sent to over IPv6.
 fn client(dhcp: &Dhcp, tuple: &Tuple) -> Address {
     match (dhcp.v6, dhcp.request) {
         (false, _) => 0,
@@ -309,7 +317,7 @@ pub(super) fn may_serve(dhcp: &Dhcp, sender: &Vnic, tuple: &Tuple, context: &Con
 fn request_of<'a>(dhcp: &Dhcp, sender: &'a Vnic, tuple: &Tuple, context: &Context<'_>) -> Option<&'a AtomicU64> {
     let message = dhcp.message.filter(|message| reaches(dhcp, message, tuple.destination))?;
     let clients = sender.shared.dhcp.clients.get()?;
-    clients.request(hash(&message, client(dhcp, tuple)), context.now, context.timeouts.dhcp)
+    clients.request(clients.hash(&message, client(dhcp, tuple)), context.now, context.timeouts.dhcp)
 }
 
 /// Whether an answer is sent where its client is (RFC 2131, 4.1; RFC 8415, 18.3.10).
@@ -374,8 +382,12 @@ pub(super) fn entered(dhcp: &Dhcp, receiver: &Vnic, tuple: &Tuple, context: &Con
 fn asked(dhcp: &Dhcp, receiver: &Vnic, tuple: &Tuple, context: &Context<'_>) {
     let (Some(clients), Some(message)) = (receiver.shared.dhcp.clients.get(), &dhcp.message) else { return };
     let serves = &receiver.rules.policy.serves;
+    let sender = context.sender;
+    if sender.rules.bypass && !sender.shared.dhcp.unfiltered.take(context.now, UNFILTERED, UNFILTERED_PER_SECOND) {
+        return;
+    }
     if serves.admits(tuple.source, UDP, tuple.destination_port, &context.snapshot.members).is_some() {
-        clients.asked(hash(message, client(dhcp, tuple)), context.now);
+        clients.asked(clients.hash(message, client(dhcp, tuple)), context.now);
     }
 }
 
@@ -472,7 +484,7 @@ mod tests {
     #[test]
     fn a_server_answers_whom_it_was_asked_by() {
         let clients = Clients::default();
-        let of = |n: u32| hash(&message(n), 0);
+        let of = |n: u32| clients.hash(&message(n), 0);
         clients.asked(of(1), 100);
         assert!(clients.request(of(1), 160, 60).is_some() && clients.request(of(1), 161, 60).is_none());
         assert!(clients.request(of(2), 100, 60).is_none());
@@ -484,6 +496,16 @@ mod tests {
         let known = |range: std::ops::Range<u32>| range.filter(|n| clients.request(of(*n), 9100, 100_000).is_some()).count();
         assert_eq!(known(1000..9000), CLIENTS);
         assert!(known(8400..9000) > 540, "{}", known(8400..9000));
+    }
+
+    /// Requests that take the places of one server's set are anywhere in another's: who does not know the key chooses none.
+    #[test]
+    fn no_request_pushes_out_a_chosen_one() {
+        let (one, other) = (Clients::default(), Clients::default());
+        let set = |clients: &Clients, n: u32| clients.hash(&message(n), 0) as usize % (CLIENTS / WAYS);
+        let beside: Vec<u32> = (2..1_000_000).filter(|n| set(&one, *n) == set(&one, 1)).take(4 * WAYS).collect();
+        assert_eq!(beside.len(), 4 * WAYS);
+        assert!(beside.iter().filter(|n| set(&other, **n) == set(&other, 1)).count() < WAYS);
     }
 
     /// Three that offered one are kept, and only another one takes the place of the oldest.

@@ -393,7 +393,8 @@ impl Decision<'_> {
         let cells = [by_rules_leaves(opener, &opening, context).ok()?, by_rules_enters(responder, &opening, context).ok()?];
         // A filtered vnic that is here, and has the address, did not move, and none that had it before speaks for it.
         let is_here = |slot: &u32| {
-            let vnic = context.snapshot.vnics.get(*slot).filter(|vnic| !vnic.rules.bypass && context.snapshot.keeps_addresses(vnic));
+            let vnic =
+                context.snapshot.vnics.get(*slot).filter(|vnic| !vnic.rules.bypass && context.snapshot.keeps_addresses(vnic));
             *slot != to && *slot != stays.place.slot && vnic.is_some_and(|vnic| vnic.rules.owns(address))
         };
         if context.network.holders.get(address).is_some_and(|holding| holding.slots.iter().any(is_here)) {

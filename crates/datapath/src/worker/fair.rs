@@ -4,8 +4,8 @@
 //! so a ring that costs more than its part of a round is in debt, and waits until rounds have paid it. A ring whose batches are cheap
 //! is served in every round. Nobody waits for nothing: when only rings in debt have something, the least debt is forgiven.
 //!
-//! Two more rules bound what one round takes. A ring whose batches are dear gets smaller ones, until they are not; and dear batches
-//! share an allowance per round: rings for which nothing is left have the first of it in the next round.
+//! Two more rules bound what one round takes. A ring has batches of a size that should cost little, by the dearest frames of its last
+//! milliseconds; and dear batches share an allowance per round: rings for which nothing is left have the first of it in the next round.
 
 use butterfly_vhost::{cpu, ring::BATCH};
 
@@ -13,10 +13,14 @@ use butterfly_vhost::{cpu, ring::BATCH};
 const PART_US: u64 = 5;
 /// The uplink has more than one vnic's part, and so has what waits of it: behind them are many.
 const UPLINK_PARTS: u64 = 4;
-/// A ring whose batches cost more than this gets smaller ones, of about half as much.
-const HEAVY_US: u64 = 20;
-/// Dear batches, those of more than this, share the allowance of a round.
+/// A batch has as many frames as should cost this much.
+const BATCH_US: u64 = 12;
+/// Dear batches, those of more than this, share the allowance of a round, and tell what frames of their ring may cost.
 const DEAR_US: u64 = 8;
+/// In so long half of that is forgotten. By time, not by batches: cheap ones in between cost nothing.
+const HALF_LIFE_US: u64 = 5000;
+/// Frames of the first batch of a ring that comes back: many may come back at once.
+const FIRST: u64 = 8;
 /// When dear batches took as long, the next ones wait for the next round.
 const ALLOWANCE_US: u64 = 20;
 /// Most that a ring pays for one batch. What took longer was not its doing: the host had something else to do.
@@ -36,12 +40,15 @@ pub(super) struct Account {
     /// Its next batch may be dear.
     dear: bool,
     uplink: bool,
+    /// Cycles that a frame of its may cost, of which half is forgotten with each half-life, and the half-life when that was looked at last.
+    price: u32,
+    era: u32,
 }
 
 impl Account {
-    /// Of a ring, or of the uplink and what waits of it.
-    pub fn new(uplink: bool) -> Account {
-        Account { debt: 0, credit: 0, size: WHOLE, dear: false, uplink }
+    /// Of a ring that nothing is known of, or of the uplink and what waits of it.
+    fn new(uplink: bool) -> Account {
+        Account { debt: 0, credit: 0, size: WHOLE, dear: false, uplink, price: 0, era: 0 }
     }
 
     /// It takes nothing from others, as there are none.
@@ -56,7 +63,10 @@ const SIGNALS_US: u64 = 60;
 /// Prices, in cycles, and what was served in this round.
 pub(super) struct Fair {
     part: u64,
-    heavy: u64,
+    batch: u64,
+    half_life: u64,
+    /// What a frame of a ring may cost that comes back.
+    first: u32,
     dear: u64,
     allowance: u64,
     most: u64,
@@ -77,14 +87,16 @@ impl Fair {
 
     /// For measurements under a simulator: no batch is ever dear.
     pub fn blind() -> Fair {
-        Fair::with(u64::from(u32::MAX))
+        Fair { first: 0, ..Fair::with(u64::from(u32::MAX)) }
     }
 
     /// By so many cycles in a microsecond.
     fn with(us: u64) -> Fair {
         Fair {
             part: us * PART_US,
-            heavy: us * HEAVY_US,
+            batch: us * BATCH_US,
+            half_life: us * HALF_LIFE_US,
+            first: u32::try_from(us * BATCH_US / FIRST).unwrap_or(u32::MAX),
             dear: us * DEAR_US,
             allowance: us * ALLOWANCE_US,
             most: us * MOST_US,
@@ -93,6 +105,17 @@ impl Fair {
             from: 0,
             next: None,
         }
+    }
+
+    /// The account of a ring that comes into the poll set, or of the uplink and what waits of it, which are not guests'.
+    pub fn open(&self, uplink: bool, now: u64) -> Account {
+        let mut account = Account::new(uplink);
+        if !uplink {
+            account.price = self.first;
+            account.era = self.era(now);
+            account.size = self.size(account.price);
+        }
+        account
     }
 
     /// A round begins.
@@ -138,11 +161,19 @@ impl Fair {
         cost > self.part || account.size < WHOLE
     }
 
-    /// A batch of this ring, so many frames, cost so much.
+    /// A batch of this ring, so many frames, cost so much. 0 frames: some receivers of a flood, for which the size counts.
     #[cold]
-    pub fn owe(&mut self, account: &mut Account, cost: u64, frames: usize) {
+    pub fn owe(&mut self, account: &mut Account, cost: u64, frames: usize, now: u64) {
+        let era = self.era(now);
+        account.price = account.price.checked_shr(era.wrapping_sub(account.era)).unwrap_or(0);
+        account.era = era;
+        // What took longer was the host's doing.
         let cost = cost.min(self.most);
-        account.size = self.next_size(account.size, cost, frames);
+        if cost > self.dear {
+            let had = if frames == 0 { account.size } else { account.size.min(frames as u16) };
+            account.price = account.price.max(u32::try_from(cost / u64::from(had.max(1))).unwrap_or(u32::MAX));
+        }
+        account.size = self.size(account.price);
         account.dear = cost > self.dear;
         if account.dear {
             self.spent += cost;
@@ -154,19 +185,13 @@ impl Fair {
         }
     }
 
-    /// Frames of the next batch, after one of so many that cost so much. 0 frames: some receivers of a flood, for which the size counts.
-    fn next_size(&self, size: u16, cost: u64, frames: usize) -> u16 {
-        let had = if frames == 0 { size } else { size.min(frames as u16) };
-        if cost > self.heavy {
-            (u64::from(had) * (self.heavy / 2) / cost).max(1) as u16
-        } else if cost > self.heavy / 2 {
-            size
-        } else if had == size {
-            (2 * size).min(WHOLE)
-        } else {
-            // Few frames say little about many.
-            (size + 1).min(WHOLE)
-        }
+    /// Frames of the next batch, if each may cost so much.
+    fn size(&self, price: u32) -> u16 {
+        self.batch.checked_div(price.into()).map_or(WHOLE, |frames| frames.clamp(1, WHOLE.into()) as u16)
+    }
+
+    fn era(&self, now: u64) -> u32 {
+        (now / self.half_life.max(1)) as u32
     }
 
     /// Nobody but rings in debt may have something.
@@ -207,7 +232,7 @@ mod tests {
                 now += cost;
                 got[at] += cost;
                 if fair.is_owed(&accounts[at], cost) {
-                    fair.owe(&mut accounts[at], cost, frames.into());
+                    fair.owe(&mut accounts[at], cost, frames.into(), now);
                 }
             }
             if !moved {
@@ -228,7 +253,7 @@ mod tests {
             let (got, waited) = share(&[&[(5, 64)][..], &[attack; 10]].concat());
             assert!(got[0] >= 8, "a tenth of what it may have: {attack:?}: {got:?}");
             // A frame that is dear by itself cannot be cut.
-            let longest = HEAVY_US.max(attack.0 / 64);
+            let longest = (BATCH_US + DEAR_US).max(attack.0 / 64);
             assert!(waited <= ALLOWANCE_US + longest + 5, "{attack:?}: the allowance and one batch, not all of them: {waited}");
             // Nobody goes without because of its place among the others.
             assert!(got.iter().all(|part| *part >= 5), "{attack:?}: {got:?}");
@@ -248,19 +273,54 @@ mod tests {
     }
 
     #[test]
-    fn batches_shrink_while_they_are_dear() {
-        let fair = Fair::with(1000);
-        assert_eq!(fair.next_size(64, 100_000, 64), 6);
-        assert_eq!(fair.next_size(64, 100_000, 0), 6);
-        assert_eq!(fair.next_size(64, 100_000, 3), 1);
-        assert_eq!(fair.next_size(6, 9_000, 6), 12);
-        assert_eq!(fair.next_size(6, 9_000, 0), 12);
-        assert_eq!(fair.next_size(40, 9_000, 40), 64);
-        // Those of few frames say little about many.
-        assert_eq!(fair.next_size(6, 1_000, 5), 7);
-        assert_eq!(fair.next_size(64, 1_000, 5), 64);
-        assert_eq!(fair.next_size(6, 15_000, 6), 6);
-        assert_eq!(fair.next_size(1, 100_000, 1), 1);
+    fn batches_are_as_large_as_should_be_cheap() {
+        let mut fair = Fair::with(1000);
+        let life = HALF_LIFE_US * 1000;
+        let mut account = Account::new(false);
+        let mut after = |cost: u64, frames: usize, now: u64| {
+            fair.owe(&mut account, cost * 1000, frames, now);
+            account.size
+        };
+        assert_eq!(after(100, 64, 0), 7);
+        // Cheap ones in between do not tell that frames are cheap; time does.
+        assert_eq!([(1, 7), (7, 7), (1, 1)].map(|(cost, frames)| after(cost, frames, life - 1)), [7; 3]);
+        assert_eq!([1, 2, 3, 4].map(|lives| after(1, 1, lives * life)), [15, 30, 61, 64]);
+        // Some receivers of a flood: as many as the size allows.
+        assert_eq!([after(96, 0, 5 * life), after(24, 0, 5 * life), after(24, 1, 5 * life)], [8, 4, 1]);
+        assert_eq!(after(1, 1, 1000 * life), 64);
+        // A pause of the host is soon forgotten.
+        assert_eq!(after(10_000, 64, 1000 * life), 3);
+        assert_eq!(after(1, 1, 1005 * life), 64);
+    }
+
+    /// Neither a pause nor cheap batches in between buy a round of whole batches: rings that come back together begin small.
+    #[test]
+    fn many_that_come_back_together_are_one_short_round() {
+        let mut fair = Fair::with(1000);
+        let mut now = 0;
+        for silence in [100, 1_000, 100_000, 10_000_000, 1_000_000_000] {
+            now += silence;
+            fair.begin();
+            let mut accounts = [fair.open(false, now); 34];
+            let mut spent = 0;
+            for (at, account) in accounts.iter_mut().enumerate() {
+                if account.debt == 0 || fair.is_due(account, at) {
+                    let cost = u64::from(account.size) * 100_000 / 64;
+                    spent += cost;
+                    let size = account.size;
+                    fair.owe(account, cost, size.into(), now);
+                }
+            }
+            assert!(spent <= 34 * 13_000, "{silence}: {spent}");
+        }
+        // One that was dear a moment ago is small, whatever was between.
+        let mut account = fair.open(false, now);
+        fair.owe(&mut account, 100_000, 8, now);
+        for _ in 0..1000 {
+            let size = account.size;
+            fair.owe(&mut account, 500, size.into(), now);
+        }
+        assert!(account.size <= 1, "{}", account.size);
     }
 
     #[test]
@@ -268,7 +328,7 @@ mod tests {
         assert_eq!(full(&[200]).0, [100]);
         let mut fair = Fair::with(1000);
         let mut account = Account::new(false);
-        fair.owe(&mut account, 10_000_000, 64);
+        fair.owe(&mut account, 10_000_000, 64, 0);
         let rounds = (1..).find(|_| {
             fair.begin();
             fair.is_due(&mut account, 0)

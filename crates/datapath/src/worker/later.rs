@@ -107,7 +107,14 @@ impl Later {
 
     /// Drops the newest flood of the network that has most, if that has two more than who wants its place, and if nobody has that flood yet.
     fn make_room(&mut self, own: usize, context: &Context<'_>) {
-        let most = self.floods.iter().map(|flood| (self.of(flood.vni), flood.vni)).max();
+        // One look, not one for each: it is taken for every frame that finds all places taken.
+        let mut counts = [(0, 0); FLOODS];
+        for flood in &self.floods {
+            if let Some(count) = counts.iter_mut().find(|(count, vni)| *count == 0 || *vni == flood.vni) {
+                *count = (count.0 + 1, flood.vni);
+            }
+        }
+        let most = counts.into_iter().max();
         let Some((_, vni)) = most.filter(|(count, _)| *count >= own + 2) else { return };
         let Some(at) = self.floods.iter().rposition(|flood| flood.vni == vni && flood.done == 0) else { return };
         let Some(flood) = self.floods.remove(at) else { return };
@@ -199,7 +206,8 @@ impl Worker {
 
     /// Sends the next frame of an announcement, if the vnic's machine runs here. Returns whether there is more.
     fn say(&mut self, announcement: &mut Announcement, size: u16) -> bool {
-        let vnic = self.snapshot.vnic(announcement.place).filter(|vnic| vnic.shared.driving.load(Relaxed));
+        let vnic = self.snapshot.vnic(announcement.place);
+        let vnic = vnic.filter(|vnic| vnic.shared.driving.load(Relaxed) && vnic.mirrors.is_none());
         let Some((sender, frame)) = vnic.zip(announcement.frames.get(announcement.at)) else { return false };
         // Nobody speaks for one that began to wait for its address meanwhile.
         let network = self.snapshot.networks.get(sender.network).filter(|network| !network.waits(sender.place.slot));
