@@ -92,6 +92,16 @@ fn explanations_come_true() {
     ] {
         assert!(tried.contains(line), "{tried}");
     }
+    // What to do can be pasted: the packet's own words are in it, and the only group of the one that refused it.
+    let (said, walk) = ask(&net, "--from b --to a --port 443");
+    assert_eq!(said, "a.ingress-denied");
+    let remedy = walk["drops"][0]["remedy"].as_str().unwrap();
+    let rule = format!("`butterfly sg rule add web --ip-proto tcp --port 443 --cidr {}/32`", ip4(B));
+    assert!(remedy.contains(&rule), "{remedy}");
+    // Nobody declared it, and everybody has it: the link-local address of b's MAC address.
+    let [m0, m1, m2, m3, m4, m5] = mac(B.into()).0;
+    let local = format!("fe80::{m0:02x}{m1:02x}:{m2:02x}ff:fe{m3:02x}:{m4:02x}{m5:02x}", m0 = m0 ^ 2);
+    assert_eq!(ask(&net, &format!("--from a --to {local}")).0, "b");
     // A group that b should have been in, and others that would not help.
     net.group("support", &["in tcp 400-500 10.0.0.1/32"], &[]);
     net.group("other", &["out tcp 443-443 10.0.0.1/32", "in tcp 443-443 10.0.0.2/32"], &[]);

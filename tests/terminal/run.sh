@@ -108,6 +108,24 @@ assert nics["alone"]["in_packets_per_second"] == 0 and 0 < board["workers_busy"]
 }
 wait_for 10 page_tells || fail "the page does not tell the rate: $page"
 wait_for 10 json_tells || fail "--json tells something else"
+# What a person is told of a change that succeeded, and a script, which has no terminal, is not.
+typed() { script -qec "$BIN/butterfly -e ipc://$dir/api $1" /dev/null </dev/null | tr -d '\r'; }
+says() {
+  typed "$1" >"$dir/typed"
+  grep -qF -- "note: $2" "$dir/typed" || fail "butterfly $1 does not say: $2: $(cat "$dir/typed")"
+  # The same by a script: nothing is said.
+  bf $1 2>"$dir/silent" >/dev/null || fail "butterfly $1 fails"
+  [ ! -s "$dir/silent" ] || fail "butterfly $1 speaks to a script: $(cat "$dir/silent")"
+}
+says 'nic add --id twin --mac 02:00:00:00:00:03 --vni 43 --sg wbe' 'twin waits for its MAC address, which alone has'
+says 'nic sg set twin wbe' 'security group wbe does not exist: it allows nothing until it does'
+says 'sg rule del web --ip-proto tcp --port 443 --cidr 10.0.0.0/8' 'web has no such rule: nothing changed'
+says 'sg del wbe' 'there was no security group wbe: nothing changed'
+says 'nic del nobody' 'there was no NIC nobody: nothing changed'
+typed 'sg add web' | grep -qF 'note: security group web was there and is empty now: it had 1 rules and 0 members' || fail "an emptied group is not told"
+[ -z "$(typed 'nic add --id twin --mac 02:00:00:00:00:04 --vni 43 --sg web' | grep note:)" ] || fail "there is a note where nothing is wrong"
+ok "what succeeds and was probably not meant is told to people"
+
 bf top </dev/null 2>"$dir/refused" && fail "it runs without a terminal"
 grep -q -- --once "$dir/refused" || fail "it does not say what to do without a terminal"
 ok "--once and --json agree, and without a terminal it says so"

@@ -19,6 +19,7 @@ mod help;
 mod json;
 mod manual;
 mod nic;
+mod notes;
 mod output;
 mod page;
 mod peer;

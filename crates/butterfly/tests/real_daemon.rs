@@ -185,7 +185,6 @@ fn vnics_that_cannot_be() {
                 .into(),
         ),
         ("--ip ''", "description: Bad NIC format\nhelp: \"\" is not an IP address; write 192.0.2.1 or 2001:db8::1".into()),
-        ("--sg ''", "description: Bad NIC format\nhelp: the name of a security group is empty".into()),
         (
             "--type BENCH --btype ICMP_RCV_LIKE",
             "description: Internal error\nhelp: a nic of type BENCH needs an ip: what it sends from, or answers for".into(),

@@ -254,6 +254,10 @@ fn check(mut options: Options, problems: &mut Problems) -> Option<Config> {
     let dpdk = match dpdk::read(options.dpdk_args.as_deref(), options.dpdk_port.as_deref()) {
         Ok(dpdk) => match dpdk.device.as_ref().map(|device| dpdk::serve(device, &mut options.uplink)) {
             Some(Err(problem)) => problems.sort_out(Err(problem)),
+            Some(Ok(())) if dpdk.device.as_ref().is_some_and(|device| device.interface.is_none()) => {
+                without_mtu(&mut options, problems);
+                Some(dpdk)
+            }
             _ => Some(dpdk),
         },
         Err(found) => {
@@ -268,6 +272,7 @@ fn check(mut options: Options, problems: &mut Problems) -> Option<Config> {
             problems
                 .notice(format!("ip {ip} is none that other hosts can send to: networks end at this one, as with --uplink none"));
             options.uplink = Some("none".to_owned());
+            without_mtu(&mut options, problems);
         }
         let tunnel = tunnel::tunnel(&options, ip, prefix);
         tunnel.map_err(|found| problems.0.extend(found)).ok()
@@ -324,6 +329,13 @@ fn check(mut options: Options, problems: &mut Problems) -> Option<Config> {
         packet_trace: options.packet_trace,
         syslog: !options.no_syslog,
     })
+}
+
+/// Without other hosts an MTU between them has no effect. Refused it is only where `--uplink none` was asked for by that name.
+fn without_mtu(options: &mut Options, problems: &mut Problems) {
+    if let Some(mtu) = options.nic_mtu.take() {
+        problems.notice(format!("nic-mtu {mtu} has no effect: there are no other hosts"));
+    }
 }
 
 /// Reads a configuration file, which is small: something endless, like a device, is an error.
@@ -722,6 +734,11 @@ mod tests {
                 config.notices,
                 [format!("ip {ip} is none that other hosts can send to: networks end at this one, as with --uplink none")]
             );
+        }
+        for words in ["-i 127.0.0.1 -s DIR -m 1600", "-i 192.0.2.1 -s DIR -m 1600 --dpdk-args --vdev=eth_ring0"] {
+            let config = load(words, "").1.unwrap();
+            assert_eq!((config.tunnel, config.nic_mtu), (None, None), "{words}");
+            assert!(config.notices.contains(&"nic-mtu 1600 has no effect: there are no other hosts".to_owned()), "{words}");
         }
         for (text, bytes) in [("0", 1280), ("600", 1280), ("99999999999", 65_521)] {
             let config = load(&format!("-i ::2 -s DIR -m {text}"), "").1.unwrap();

@@ -21,6 +21,9 @@ pub trait Dataplane {
     /// Whoever waits for an address that was kept may have it, if the vnic did not come back.
     fn give_up_address(&mut self);
 
+    /// Whether no machine can attach to a vnic any more: its socket was removed.
+    fn socket_is_gone(&self, id: &str) -> bool;
+
     /// Gives a vnic another policy while its machine stays attached. On an error nothing has changed.
     fn update_vnic(&mut self, id: &str, policy: VnicPolicy) -> Result<(), AddError>;
 
@@ -97,6 +100,10 @@ impl Dataplane for Arc<Switch> {
 
     fn give_up_address(&mut self) {
         Switch::give_up_address(self);
+    }
+
+    fn socket_is_gone(&self, id: &str) -> bool {
+        Switch::socket_is_gone(self, id)
     }
 
     fn update_vnic(&mut self, id: &str, policy: VnicPolicy) -> Result<(), AddError> {

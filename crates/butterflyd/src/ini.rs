@@ -26,11 +26,12 @@ pub struct IniError {
 
 impl Ini {
     /// Reads `text`: `[group]`, `key=value`, `# comment` and blank lines. White space around keys and values does not count;
-    /// of a key that is given twice in a group the last value holds; `\s`, `\n`, `\t`, `\r` and `\\` stand for what they do in C.
+    /// and quotation marks around a value are not part of it; of a key that is given twice in a group the last value holds; `\s`, `\n`, `\t`, `\r` and `\\` stand for what they do in C.
     pub fn parse(text: &str) -> Result<Self, IniError> {
         let mut ini = Self::default();
         let mut group = None;
-        for (number, line) in (1..).zip(text.lines()) {
+        // Editors of other systems put a mark at the beginning.
+        for (number, line) in (1..).zip(text.trim_start_matches('\u{feff}').lines()) {
             let error = |reason: String| IniError { line: number, reason };
             let line = line.trim();
             if line.is_empty() || line.starts_with('#') {
@@ -46,7 +47,7 @@ impl Ini {
             let Some(group) = &group else {
                 return Err(error(format!("\"{line}\" stands before the first [group]")));
             };
-            let text = unescaped(value.trim_start()).map_err(error)?;
+            let text = unescaped(unquoted(value.trim_start())).map_err(error)?;
             ini.values.insert((group.clone(), key.trim_end().to_owned()), Value { text, line: number });
         }
         Ok(ini)
@@ -62,6 +63,13 @@ impl Ini {
     pub fn rest(&self) -> impl Iterator<Item = (&str, &str, usize)> {
         self.values.iter().map(|((group, key), value)| (group.as_str(), key.as_str(), value.line))
     }
+}
+
+/// Quotation marks around the whole value are not part of it: files for shells have them, and no value begins and ends with one.
+fn unquoted(value: &str) -> &str {
+    let value = value.trim_end();
+    let within = |mark| value.strip_prefix(mark).and_then(|rest| rest.strip_suffix(mark)).filter(|rest| !rest.contains(mark));
+    within('"').or_else(|| within('\'')).unwrap_or(value)
 }
 
 fn unescaped(value: &str) -> Result<String, String> {
@@ -101,6 +109,16 @@ mod tests {
         assert_eq!(ini.take("general", "empty"), None);
         assert_eq!(ini.rest().collect::<Vec<_>>(), [("security", "empty", 8)]);
         assert_eq!(ini.take("security", "empty").as_deref(), Some(""));
+    }
+
+    #[test]
+    fn quotation_marks_around_a_value_are_not_part_of_it() {
+        let text = "\u{feff}[general]\nip=\"192.0.2.1\"\ndpdk-args='-c1 -n1' \nkey=\"a\" \"b\"\nempty=\"\"\none=\"\n";
+        let mut ini = Ini::parse(text).unwrap();
+        for (key, value) in [("ip", "192.0.2.1"), ("dpdk-args", "-c1 -n1"), ("key", "\"a\" \"b\""), ("empty", ""), ("one", "\"")]
+        {
+            assert_eq!(ini.take("general", key).as_deref(), Some(value));
+        }
     }
 
     #[test]

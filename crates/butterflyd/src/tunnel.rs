@@ -104,7 +104,8 @@ pub fn nic_mtu(text: &str) -> Result<(NicMtu, Option<String>), String> {
 
 /// Whether networks end at this host although nobody said so: no other host can send to the endpoint, and nothing about others is asked for.
 pub fn ends_here(options: &Options, ip: IpAddr) -> bool {
-    !is_host(ip) && options.uplink.is_none() && useless(options).next().is_none()
+    // The original takes an MTU for any device, which says nothing about others.
+    !is_host(ip) && options.uplink.is_none() && useless(options).all(|name| name == "nic-mtu")
 }
 
 fn uplink(options: &Options) -> Result<Option<UplinkSpec>, String> {

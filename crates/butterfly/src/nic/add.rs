@@ -1,6 +1,7 @@
 //! `butterfly nic add`.
 
 use crate::failure::Failure;
+use crate::notes;
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::tree::{Node, flag, json, list, option};
@@ -60,10 +61,12 @@ fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let request = Request { nic_add: MessageField::some(nic), ..Request::default() };
     let response = session.ask(request)?;
     match response.nic_add.into_option() {
-        Some(added) if json => session.json(&json!({ "id": arguments.value("id"), "path": added.path() })),
-        Some(added) => session.line(added.path()),
-        None => Err(Failure::said("no nic add result received")),
+        Some(added) if json => session.json(&json!({ "id": arguments.value("id"), "path": added.path() }))?,
+        Some(added) => session.line(added.path())?,
+        None => return Err(Failure::said("no nic add result received")),
     }
+    notes::of_nic(arguments.value("id").unwrap_or_default(), session);
+    Ok(())
 }
 
 /// Options that do nothing together with the others.

@@ -2,6 +2,7 @@
 
 use crate::failure::Failure;
 use crate::nic::lookup::ask_details;
+use crate::notes;
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::sg::print_texts;
@@ -107,7 +108,9 @@ fn write(id: &str, mut groups: Vec<String>, session: &mut Session) -> Result<(),
     }
     let update = NicUpdateReq { id: Some(id.to_owned()), security_group: groups, ..NicUpdateReq::default() };
     let request = Request { nic_update: MessageField::some(update), ..Request::default() };
-    session.ask(request).map(|_| ())
+    session.ask(request)?;
+    notes::of_nic(id, session);
+    Ok(())
 }
 
 fn id(arguments: &Arguments) -> &str {

@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use crate::nic::show::pings;
 use crate::nic::show_json;
+use crate::notes;
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::tree::{Node, json, word};
@@ -18,8 +19,12 @@ pub fn del() -> Node {
             .arg(word("NIC").num_args(1..).help("ids of the NICs"))
             .after_help("butterfly nic del vm-1 vm-2"),
         |arguments, session| {
-            let requests = arguments.words_from(0).iter().map(|id| Request { nic_del: Some(id.clone()), ..Request::default() });
-            session.ask_all(requests.collect()).map(|_| ())
+            let ids = arguments.words_from(0);
+            let absent = notes::absent_nics(ids, session);
+            let requests = ids.iter().map(|id| Request { nic_del: Some(id.clone()), ..Request::default() });
+            session.ask_all(requests.collect())?;
+            notes::of_absent_nics(&absent, session);
+            Ok(())
         },
     )
     .of_the_original()

@@ -65,7 +65,15 @@ fn del(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
         let request = SgMemberDelReq { sg_id: owned(arguments, 0), member: Some(member.clone()), ..SgMemberDelReq::default() };
         Request { sg_member_del: MessageField::some(request), ..Request::default() }
     };
-    session.ask_all(arguments.words_from(1).iter().map(request).collect()).map(|_| ())
+    // The original wants one word more than it uses: scripts give it any.
+    let (members, spare) = match arguments.words_from(1) {
+        [members @ .., last] if !members.is_empty() && butterfly_model::parse_ip(last).is_err() => (members, Some(last)),
+        members => (members, None),
+    };
+    if let Some(spare) = spare {
+        session.ignored(&format!("{spare}: it is no IP address"));
+    }
+    session.ask_all(members.iter().map(request).collect()).map(|_| ())
 }
 
 fn owned(arguments: &Arguments, place: usize) -> Option<String> {

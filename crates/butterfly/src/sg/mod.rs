@@ -6,6 +6,7 @@ mod rule_options;
 mod show;
 
 use crate::failure::Failure;
+use crate::notes;
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::tree::{Node, json, word};
@@ -76,14 +77,26 @@ pub fn print_texts(texts: Vec<String>, what: &str, json: bool, session: &mut Ses
 }
 
 fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let requests = arguments
-        .words_from(0)
-        .iter()
-        .map(|id| Request { sg_add: MessageField::some(Sg { id: Some(id.clone()), ..Sg::default() }), ..Request::default() });
-    session.ask_all(requests.collect()).map(|_| ())
+    let request =
+        |id: &String| Request { sg_add: MessageField::some(Sg { id: Some(id.clone()), ..Sg::default() }), ..Request::default() };
+    each(arguments, request, notes::of_emptied, session)
 }
 
 fn del(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let requests = arguments.words_from(0).iter().map(|id| Request { sg_del: Some(id.clone()), ..Request::default() });
-    session.ask_all(requests.collect()).map(|_| ())
+    let request = |id: &String| Request { sg_del: Some(id.clone()), ..Request::default() };
+    each(arguments, request, notes::of_absent_group, session)
+}
+
+/// One request for each group that is named, and what is to be told of it as it was before.
+fn each(
+    arguments: &Arguments,
+    request: impl Fn(&String) -> Request,
+    tell: impl Fn(&str, notes::Before, &mut Session),
+    session: &mut Session,
+) -> Result<(), Failure> {
+    let ids = arguments.words_from(0);
+    let before: Vec<_> = ids.iter().map(|id| notes::group(id, session)).collect();
+    session.ask_all(ids.iter().map(request).collect())?;
+    ids.iter().zip(before).for_each(|(id, before)| tell(id, before, session));
+    Ok(())
 }

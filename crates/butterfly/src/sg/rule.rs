@@ -1,6 +1,7 @@
 //! `butterfly sg rule`: what a security group allows.
 
 use crate::failure::Failure;
+use crate::notes;
 use crate::protocol;
 use crate::reader::Arguments;
 use crate::session::Session;
@@ -109,7 +110,11 @@ fn del(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let request =
         SgRuleDelReq { sg_id: arguments.word(0).map(str::to_owned), rule: MessageField::some(rule), ..SgRuleDelReq::default() };
     let request = Request { sg_rule_del: MessageField::some(request), ..Request::default() };
-    session.ask(request).map(|_| ())
+    let group = arguments.word(0).unwrap_or_default();
+    let before = notes::group(group, session);
+    session.ask(request)?;
+    notes::of_absent_rule(group, before, session);
+    Ok(())
 }
 
 fn rules_of(arguments: &Arguments, session: &mut Session) -> Result<Vec<Rule>, Failure> {

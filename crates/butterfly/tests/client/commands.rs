@@ -290,15 +290,24 @@ fn sg_member() {
             asks: &[&["sg_member_add {sg_id: \"a\" member: \"10.0.0.1\"}", "sg_member_add {sg_id: \"a\" member: \"::1\"}"]],
             ..Row::default()
         },
+        // The original wants one word more, any.
+        Row {
+            line: "sg member del a ::1 word @",
+            asks: &[&["sg_member_del {sg_id: \"a\" member: \"::1\"}"]],
+            answers: &[&[""]],
+            err: "ignored: word: it is no IP address\n",
+            ..Row::default()
+        },
         // Every refusal is told.
         Row {
-            line: "sg member del a x ::1 y @",
+            line: "sg member del a x ::1 y ::2 @",
             asks: &[&[
                 "sg_member_del {sg_id: \"a\" member: \"x\"}",
                 "sg_member_del {sg_id: \"a\" member: \"::1\"}",
                 "sg_member_del {sg_id: \"a\" member: \"y\"}",
+                "sg_member_del {sg_id: \"a\" member: \"::2\"}",
             ]],
-            answers: &[&[refused!("first"), "", refused!("third")]],
+            answers: &[&[refused!("first"), "", refused!("third"), ""]],
             err: "error in response\ndescription: first\nerror in response\ndescription: third\nerror in command: sg\n",
             code: 1,
             ..Row::default()

@@ -1,7 +1,7 @@
 //! The request that asks what would happen to a packet.
 
 use super::{
-    Daemon,
+    Daemon, advice,
     nic::unknown,
     session::{admission, in_range},
 };
@@ -26,10 +26,18 @@ impl<D: Dataplane> Daemon<D> {
             allowed: Some(explanation.is_allowed()),
             vni: Some(explanation.vni),
             destination_mac: Some(explanation.destination_mac.to_string()),
-            walk: explanation.walks.into_iter().map(walk).collect(),
+            walk: explanation.walks.into_iter().map(|found| walk(found, &|id| self.only_group(id))).collect(),
             ..Default::default()
         };
         Ok(Response { explain: MessageField::some(explain), ..Default::default() })
+    }
+
+    /// The group that a rule for a vnic goes into, if it has one alone.
+    fn only_group(&self, id: &str) -> Option<&str> {
+        match self.nics.get(id)?.security_groups.names() {
+            [only] => Some(only.as_str()),
+            _ => None,
+        }
     }
 
     fn question(&self, request: &ExplainReq) -> Result<Question, Failure> {
@@ -38,15 +46,14 @@ impl<D: Dataplane> Daemon<D> {
             (Some(id), _) => Origin::Vnic(known(id)?),
             (None, Some(vni)) => Origin::Outside(vni),
             (None, None) => {
-                return Err(
-                    Failure::new("nobody sends the packet").with_help("give from_nic, or vni for somebody on another host")
-                );
+                return Err(Failure::new("nobody sends the packet")
+                    .with_help("give from_nic (`--from`), or vni (`--vni`) for somebody on another host"));
             }
         };
         let to = match (request.to_address.as_deref(), &request.to_nic) {
             (Some(address), _) => Target::Address(convert::member(address)?),
             (None, Some(id)) => Target::Vnic(known(id)?),
-            (None, None) => return Err(Failure::new("the packet is for nobody").with_help("give to_address or to_nic")),
+            (None, None) => return Err(Failure::new("the packet is for nobody").with_help("give to_address or to_nic (`--to`)")),
         };
         let source = request.source.as_deref().map(convert::member).transpose()?;
         let v6 = match (&to, &source) {
@@ -87,17 +94,21 @@ fn mac(text: &str) -> Result<Mac, Failure> {
 fn refused(why: NoAnswer) -> Failure {
     let help = match &why {
         NoAnswer::NeedsMac(_) => {
-            "give destination_mac, or ask the host that has it first: its answer to the same question from outside names it"
+            "give its link address (destination_mac, `--mac`), or ask the host that has it first: its answer to the same question from outside names it"
         }
-        NoAnswer::NoAddress { .. } => "give the address, or declare one for the NIC",
-        NoAnswer::NeedsSource => "give source",
-        NoAnswer::NeedsPort(_) => "give destination_port",
+        NoAnswer::NoAddress { .. } => "give the address (`--src`, or `--to ADDRESS`), or declare one for the NIC",
+        NoAnswer::Waits(..) => "delete the one that has it (`butterfly nic del`), or give one of the two another MAC address",
+        NoAnswer::NeedsSource => "give source (`--src`)",
+        NoAnswer::NeedsPort(_) => "give destination_port (`--port`)",
         _ => return Failure::new(why.to_string()),
     };
     Failure::new(why.to_string()).with_help(help)
 }
 
-fn walk(walk: Walk) -> ExplainWalk {
+/// `group`: the one that a rule for a vnic goes into.
+fn walk<'a>(walk: Walk, group: &dyn Fn(&str) -> Option<&'a str>) -> ExplainWalk {
+    let frame = walk.frame;
+    let drop = |refused: Refused| drop(&refused, advice::for_packet(refused.reason.remedy, &frame, group(&refused.charged)));
     let [egress, ingress] = walk.admitted.map(|by| by.map(admission).into());
     let mut message = ExplainWalk {
         packet: Some(walk.packet),
@@ -146,12 +157,12 @@ fn step(step: Step) -> explain_walk::Step {
     }
 }
 
-fn drop(refused: Refused) -> explain_walk::Drop {
+fn drop(refused: &Refused, remedy: String) -> explain_walk::Drop {
     explain_walk::Drop {
         reason: Some(refused.reason.name.to_owned()),
-        nic_id: Some(refused.charged).filter(|id| !id.is_empty()),
+        nic_id: Some(refused.charged.clone()).filter(|id| !id.is_empty()),
         description: Some(refused.reason.description.trim().to_owned()),
-        remedy: Some(refused.reason.remedy.to_owned()),
+        remedy: Some(remedy),
         ..Default::default()
     }
 }

@@ -1,5 +1,6 @@
 //! What the requests of the API do.
 
+mod advice;
 mod app;
 mod drops;
 mod event;

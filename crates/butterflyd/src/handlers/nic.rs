@@ -21,7 +21,8 @@ impl<D: Dataplane> Daemon<D> {
         let id = nic.id.as_str().to_owned();
         let change = self.nics.get(&id).map(|old| match NicChange::between(old, &nic) {
             // Whoever declares it wants it to work.
-            change if self.guest_is_gone(&id) => gone_with(change),
+            change if self.guest_is_gone(&id) => gone_with(change, "interface, which was gone"),
+            change if self.dataplane.socket_is_gone(&id) => gone_with(change, "socket, which was gone"),
             change => change,
         });
         match change {
@@ -301,12 +302,12 @@ impl<D: Dataplane> Daemon<D> {
 }
 
 /// What has to be made anew because nothing is left of it.
-fn gone_with(change: NicChange) -> NicChange {
+fn gone_with(change: NicChange, what: &'static str) -> NicChange {
     let mut reasons = match change {
         NicChange::Recreate(reasons) => reasons,
         NicChange::Nothing | NicChange::InPlace => Vec::new(),
     };
-    reasons.push("interface, which was gone");
+    reasons.push(what);
     NicChange::Recreate(reasons)
 }
 

@@ -111,6 +111,18 @@ fn a_guest_that_is_gone_is_made_anew_by_the_same_declaration() {
     assert!(host.fake().take_calls().is_empty());
 }
 
+/// Somebody removed its file: the same declaration makes it again.
+#[test]
+fn a_socket_that_is_gone_is_made_anew_by_the_same_declaration() {
+    let mut host = Host::new();
+    host.succeeds(&declare(""));
+    host.fake().sockets_gone.insert("n".into());
+    host.succeeds(&declare(""));
+    assert_eq!(host.fake().take_calls(), ["add n", "remove n", "add n"]);
+    host.succeeds(&declare(""));
+    assert!(host.fake().take_calls().is_empty());
+}
+
 /// Contract 4.9: a generator counts from its own end.
 #[test]
 fn a_generator_tells_what_it_measured() {

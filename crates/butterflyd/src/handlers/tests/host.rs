@@ -51,6 +51,7 @@ pub(super) struct Fake {
     pub(super) peers: Peers,
     /// Vnics whose own guests ended.
     pub(super) gone: BTreeSet<String>,
+    pub(super) sockets_gone: BTreeSet<String>,
     /// Why no vnic can be made in place of another.
     pub(super) irreplaceable: Option<&'static str>,
     /// Whose address is kept.
@@ -93,6 +94,7 @@ impl Dataplane for Fake {
         self.calls.push(format!("add {}", spec.id));
         self.outcome()?;
         self.gone.remove(&spec.id);
+        self.sockets_gone.remove(&spec.id);
         assert!(self.vnics.insert(spec.id.clone(), spec).is_none(), "added twice");
         Ok(())
     }
@@ -103,6 +105,10 @@ impl Dataplane for Fake {
             Some(why) => Err(AddError::Device(why.into())),
             None => Ok(()),
         }
+    }
+
+    fn socket_is_gone(&self, id: &str) -> bool {
+        self.sockets_gone.contains(id)
     }
 
     fn keep_address(&mut self, id: &str) {

@@ -1,0 +1,86 @@
+//! What a person at a terminal is told of a change that succeeded and does not do what was probably meant.
+//!
+//! Standard output and the exit status are the original's; scripts, which have no terminal, pay for no further requests.
+
+use crate::session::Session;
+use butterfly_api::proto::{Request, Response, Sg};
+
+/// The answer to a request whose refusal does not matter, if a person reads what comes of it.
+fn look(session: &mut Session, request: Request) -> Option<Response> {
+    if !session.is_terminal() {
+        return None;
+    }
+    session.ask_each(vec![request]).ok()?.pop()?
+}
+
+fn note(session: &mut Session, text: &str) {
+    session.remark(&format!("note: {text}"));
+}
+
+/// A NIC was declared, or belongs to other groups now: whether it can work.
+pub fn of_nic(id: &str, session: &mut Session) {
+    let shown = look(session, Request { nic_show: Some(id.to_owned()), ..Request::default() });
+    let Some(nic) = shown.and_then(|shown| shown.nic_show.into_option()) else { return };
+    if let Some(having) = nic.waits_for.as_deref().filter(|having| !having.is_empty()) {
+        note(
+            session,
+            &format!("{id} waits for its MAC address, which {having} has: until that one is deleted it gets and sends nothing"),
+        );
+    }
+    let listed = look(session, Request { sg_list: Some(true), ..Request::default() });
+    let Some(listed) = listed.filter(|_| !nic.bypass_filtering()) else { return };
+    for name in nic.security_group.iter().filter(|name| !listed.sg_list.contains(name)) {
+        note(
+            session,
+            &format!("security group {name} does not exist: it allows nothing until it does (butterfly sg rule add {name} ...)"),
+        );
+    }
+}
+
+/// Those of these NICs that do not exist, if a person reads what comes of it.
+pub fn absent_nics(ids: &[String], session: &mut Session) -> Vec<String> {
+    let listed = look(session, Request { nic_list: Some(true), ..Request::default() });
+    let Some(listed) = listed else { return Vec::new() };
+    ids.iter().filter(|id| !listed.nic_list.contains(id)).cloned().collect()
+}
+
+/// These NICs were deleted.
+pub fn of_absent_nics(absent: &[String], session: &mut Session) {
+    absent.iter().for_each(|id| note(session, &format!("there was no NIC {id}: nothing changed")));
+}
+
+/// A group before a change, or `None` within if it did not exist; nothing if no person reads what comes of it.
+pub type Before = Option<Option<Sg>>;
+
+/// A security group as it is.
+pub fn group(id: &str, session: &mut Session) -> Before {
+    let exists = look(session, Request { sg_list: Some(true), ..Request::default() })?.sg_list.iter().any(|other| other == id);
+    let details = exists.then(|| look(session, Request { sg_details: Some(id.to_owned()), ..Request::default() }));
+    Some(details.map(|details| details.and_then(|details| details.sg_details.into_iter().next()).unwrap_or_default()))
+}
+
+/// A group was made that was there: it is empty now.
+pub fn of_emptied(id: &str, before: Before, session: &mut Session) {
+    if let Some(Some(before)) = before
+        && before.rule.len() + before.member.len() > 0
+    {
+        let (rules, members) = (before.rule.len(), before.member.len());
+        note(session, &format!("security group {id} was there and is empty now: it had {rules} rules and {members} members"));
+    }
+}
+
+/// A group was deleted.
+pub fn of_absent_group(id: &str, before: Before, session: &mut Session) {
+    if let Some(None) = before {
+        note(session, &format!("there was no security group {id}: nothing changed"));
+    }
+}
+
+/// A rule was deleted.
+pub fn of_absent_rule(id: &str, before: Before, session: &mut Session) {
+    let Some(before) = before else { return };
+    let Some(after) = group(id, session) else { return };
+    if before.map_or(0, |group| group.rule.len()) == after.map_or(0, |group| group.rule.len()) {
+        note(session, &format!("{id} has no such rule: nothing changed (butterfly sg rule list {id})"));
+    }
+}
