@@ -417,6 +417,15 @@ mod tests {
         }
     }
 
+    /// One that nobody is in yet is not free while somebody moves in, who has not said so.
+    #[test]
+    fn a_record_in_change_is_not_free() {
+        let unit = Unit::default();
+        let record = Record::of(&unit);
+        record.change(|| assert!(!record.is_free() && record.read().is_none()), None, 0);
+        assert!(record.is_free());
+    }
+
     #[test]
     fn directions_are_counted_apart() {
         let unit = Unit::default();

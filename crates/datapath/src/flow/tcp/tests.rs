@@ -348,6 +348,18 @@ fn resets() {
     }
 }
 
+/// Once a connection is over, resets of either side are told by that side's own numbers, not by the other's.
+#[test]
+fn resets_of_a_closed_connection() {
+    let mut wire = Wire::established();
+    assert_eq!(wire.send(0, segment(RST, A + 1, 0, 0)), Pass);
+    assert_eq!(wire.state(), TcpState::Closed);
+    for (side, own, others) in [(0, A + 1, B + 1), (1, B + 1, A + 1)] {
+        assert_eq!(wire.asked(side, segment(RST, own, 0, 0)), PassUnrefreshed, "{side}");
+        assert_eq!(wire.asked(side, segment(RST, others, 0, 0)), Refuse, "{side}");
+    }
+}
+
 #[test]
 fn a_reset_during_the_handshake() {
     let mut wire = Wire::answered();
