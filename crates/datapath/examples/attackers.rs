@@ -99,6 +99,7 @@ impl Scene {
             scene.attach(&format!("m{n}"), LINUX, &usual)?;
         }
         scene.host.settle();
+        scene.host.heed_prices();
         Ok(scene)
     }
 

@@ -77,7 +77,6 @@ fn main() -> Result<(), Error> {
         return between_hosts(case, batches);
     }
     let mut host = Host::new()?;
-    host.forget_prices();
     let bypass = VnicPolicy { bypass: true, ..VnicPolicy::default() };
     let filtered = matches!(case.to, To::Filtered | To::FilteredTcp);
     for (id, mac, ip) in [("a", a, "10.0.0.1"), ("b", b, "10.0.0.2")] {
@@ -162,7 +161,6 @@ fn between_hosts(case: &Case, batches: u64) -> Result<(), Error> {
         let sessions = SessionConfig { capacity: 65_536, ..SessionConfig::default() };
         let tunnel = TunnelConfig::new(endpoints[n], Mac([2, 0xbf, 0, 0, 0, n as u8]));
         let mut host = Host::with_tunnel(sessions, Some(&tunnel))?;
-        host.forget_prices();
         let policy = VnicPolicy { ips: vec![ip.parse()?], groups: vec![name.clone()], ..VnicPolicy::default() };
         host.vnic(id, macs[n], 1, &policy)?;
         host.change_group(&name, GroupChange::Declare(SecurityGroup::new(name.clone(), Vec::<String>::new(), [rule.clone()])?))?;

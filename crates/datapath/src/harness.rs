@@ -95,7 +95,7 @@ impl Host {
         let tunnel = config.map(|config| Tunnel::new(config, UplinkPort::Ring(port.clone()), 1)).transpose()?;
         let plane = Plane::new(PlaneConfig { workers: 1, fdb_ageing: 300, sessions, tunnel })?;
         let handle = plane.workers.first().ok_or("no worker")?.clone();
-        let worker = Worker::new(plane.shared.clone(), handle.clone(), false);
+        let worker = Worker::without_prices(plane.shared.clone(), handle.clone());
         let wire = match config {
             None => None,
             Some(_) => {
@@ -116,7 +116,7 @@ impl Host {
         let sessions = SessionConfig { capacity: 1024, ..SessionConfig::default() };
         let plane = Plane::new(PlaneConfig { workers: 1, fdb_ageing: 300, sessions, tunnel: Some(tunnel) })?;
         let handle = plane.workers.first().ok_or("no worker")?.clone();
-        let worker = Worker::new(plane.shared.clone(), handle, false);
+        let worker = Worker::without_prices(plane.shared.clone(), handle);
         Ok(Host { plane, wire: None, worker, vnics: BTreeMap::new(), last: BTreeMap::new() })
     }
 
@@ -323,9 +323,9 @@ impl Host {
         self.worker.turn()
     }
 
-    /// Whatever batches cost, they are not cut for it: under a simulator of processors all are dear.
-    pub fn forget_prices(&mut self) {
-        self.worker.forget_prices();
+    /// Counts what batches cost from now on, as a switch does: until then turns depend on what is in the rings alone.
+    pub fn heed_prices(&mut self) {
+        self.worker.heed_prices();
     }
 
     /// Cycles of the longest batch of one ring since the last look.

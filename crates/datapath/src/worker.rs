@@ -296,6 +296,16 @@ impl Worker {
         }
     }
 
+    /// For tests and fixed-work measurements: no batch is cut because it takes long, as all do under a simulator of processors.
+    pub fn without_prices(shared: Arc<Shared>, handle: Arc<Handle>) -> Worker {
+        Worker { fair: Fair::blind(), ..Worker::new(shared, handle, false) }
+    }
+
+    /// Ends that.
+    pub fn heed_prices(&mut self) {
+        self.fair = Fair::new();
+    }
+
     /// Works until the switch stops.
     pub fn run(&mut self) {
         let ticks = |us: u64| cpu::tsc_hz() / 1_000_000 * us;
@@ -440,11 +450,6 @@ impl Worker {
             };
             self.polled.push(polled);
         }
-    }
-
-    /// For fixed-work measurements: no batch is cut because a simulator of processors is slow.
-    pub fn forget_prices(&mut self) {
-        self.fair = Fair::blind();
     }
 
     /// For tests and fixed-work measurements: looks at kicks and orders, then at every polled ring once.

@@ -27,7 +27,6 @@ fn bypass() -> VnicPolicy {
 /// A host with a sound sender `a` and a sound receiver `c`, and `b`, which has receive buffers of this shape.
 fn host(evil: &GuestConfig) -> Host {
     let mut host = Host::new().unwrap();
-    host.forget_prices();
     host.vnic("a", A, 1, &bypass()).unwrap();
     host.vnic("c", C, 1, &bypass()).unwrap();
     host.declare("b", B, 1, &bypass()).unwrap();
@@ -113,7 +112,6 @@ fn the_longest_chains_of_real_drivers_are_free() {
 /// `a`, and `n` sound receivers with small rings.
 fn crowd(n: usize, size: u16) -> Host {
     let mut host = Host::new().unwrap();
-    host.forget_prices();
     host.vnic("a", A, 1, &bypass()).unwrap();
     let config = GuestConfig { max_frame: 1514, ..GuestConfig::default() }.rings(size);
     for i in 0..n {
@@ -193,7 +191,6 @@ fn frames_behind_a_flood_keep_their_order_and_are_counted_once() {
 #[test]
 fn segments_count() {
     let mut host = Host::new().unwrap();
-    host.forget_prices();
     let large = GuestConfig { max_frame: 65_000, ..GuestConfig::default() };
     host.declare("a", A, 1, &bypass()).unwrap();
     host.attach("a", LINUX, &large, &MemoryConfig::new(large.memory_needed())).unwrap();
@@ -232,7 +229,6 @@ fn segments_count() {
 fn crowd_of_a_tunnel(n: usize) -> Host {
     let config = TunnelConfig::new([192, 168, 0, 2].into(), Mac([2, 0xbf, 0, 0, 0, 2]));
     let mut host = Host::with_tunnel(SessionConfig { capacity: 4096, ..SessionConfig::default() }, Some(&config)).unwrap();
-    host.forget_prices();
     let config = GuestConfig { max_frame: 1514, ..GuestConfig::default() }.rings(128);
     for i in 0..n {
         let id = format!("r{i:04}");
@@ -319,7 +315,6 @@ fn many_slow_receivers_share_what_a_turn_has_for_them() {
     let shape = Shape { pieces: 300, ..Shape::HEADER_APART }.indirect();
     let evil = GuestConfig { rx_shape: shape, max_frame: 1514, ..GuestConfig::default() }.rings(16);
     let mut host = Host::new().unwrap();
-    host.forget_prices();
     host.vnic("a", A, 1, &bypass()).unwrap();
     host.vnic("c", C, 1, &bypass()).unwrap();
     let mac = |n: u8| Mac([2, 0, 0, 2, 0, n]);
@@ -367,7 +362,6 @@ fn mirrors_of_the_sender_count() {
     const MIRRORS: u8 = 20;
     let config = GuestConfig { max_frame: 1514, ..GuestConfig::default() }.rings(256);
     let mut host = Host::new().unwrap();
-    host.forget_prices();
     host.vnic("a", A, 1, &bypass()).unwrap();
     host.vnic("c", C, 1, &bypass()).unwrap();
     for n in 0..MIRRORS {

@@ -85,7 +85,7 @@ impl Fair {
         Fair::with(cpu::tsc_hz() / 1_000_000 * slower)
     }
 
-    /// For measurements under a simulator: no batch is ever dear.
+    /// No batch is ever dear.
     pub fn blind() -> Fair {
         Fair { first: 0, ..Fair::with(u64::from(u32::MAX)) }
     }
@@ -113,7 +113,7 @@ impl Fair {
         if !uplink {
             account.price = self.first;
             account.era = self.era(now);
-            account.size = self.size(account.price);
+            account.size = self.size(&account);
         }
         account
     }
@@ -173,7 +173,7 @@ impl Fair {
             let had = if frames == 0 { account.size } else { account.size.min(frames as u16) };
             account.price = account.price.max(u32::try_from(cost / u64::from(had.max(1))).unwrap_or(u32::MAX));
         }
-        account.size = self.size(account.price);
+        account.size = self.size(account);
         account.dear = cost > self.dear;
         if account.dear {
             self.spent += cost;
@@ -185,9 +185,10 @@ impl Fair {
         }
     }
 
-    /// Frames of the next batch, if each may cost so much.
-    fn size(&self, price: u32) -> u16 {
-        self.batch.checked_div(price.into()).map_or(WHOLE, |frames| frames.clamp(1, WHOLE.into()) as u16)
+    /// Frames of the next batch, by what each may cost. Whoever has more parts has them in a batch.
+    fn size(&self, account: &Account) -> u16 {
+        let batch = if account.uplink { UPLINK_PARTS * self.part } else { self.batch };
+        batch.checked_div(account.price.into()).map_or(WHOLE, |frames| frames.clamp(1, WHOLE.into()) as u16)
     }
 
     fn era(&self, now: u64) -> u32 {
