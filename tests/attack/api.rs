@@ -101,7 +101,7 @@ const OPTIONS: &[(&str, &[&str], &str)] = &[
     ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "--peer", "::1"], "peer"),
     ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "--gateway", "nobody"], "gateway"),
     ("butterflyd", &["-i", "1.2.3.4/99", "-s", "/tmp"], "prefix"),
-    ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "-m", "99999999999999999999"], "nic-mtu"),
+    ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "-m", "many"], "nic-mtu"),
     ("butterflyd", &["-c", "/nonexistent"], "/nonexistent"),
     ("butterflyd", &["-c", "/bin/sh"], "/bin/sh"),
     ("butterflyd", &["--unknown"], "unknown"),
