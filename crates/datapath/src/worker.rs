@@ -21,7 +21,7 @@ mod later;
 mod under_way;
 mod uplink;
 
-use fair::{Account, Fair};
+use fair::{Account, Cost, Fair};
 use later::{LATER, Later};
 use under_way::UnderWay;
 
@@ -255,6 +255,8 @@ pub(crate) struct Worker {
     /// The time stamp counter when the turn began that is under way, and whether rings that had nothing were looked at since.
     begun: u64,
     looked: bool,
+    /// What interrupts took of it.
+    signalled: u64,
     calls: Calls,
     later: Later,
     under_way: UnderWay,
@@ -285,6 +287,7 @@ impl Worker {
             fair: Fair::new(),
             begun: 0,
             looked: false,
+            signalled: 0,
             calls: Vec::with_capacity(CALLS),
             later: Later::new(),
             under_way: UnderWay::new(),
@@ -551,6 +554,7 @@ impl Worker {
                 call.hand_over();
             }
         }
+        self.signalled = self.fair.for_signals() - left;
     }
 
     /// Ends a turn: its ring pays for what it cost.
@@ -559,21 +563,22 @@ impl Worker {
         let now = cpu::tsc();
         let cost = now.wrapping_sub(self.begun);
         self.begun = now;
+        let signals = std::mem::take(&mut self.signalled);
         if self.polled.get(at).is_some_and(|polled| self.fair.is_owed(&polled.account, cost)) {
-            self.owe(at, cost, frames, now);
+            self.owe(at, Cost { cycles: cost, signals, frames }, now);
         }
     }
 
     #[cold]
-    fn owe(&mut self, at: usize, cost: u64, frames: usize, now: u64) {
+    fn owe(&mut self, at: usize, cost: Cost, now: u64) {
         let longest = &self.handle.stats.longest;
-        if cost > longest.load(Ordering::Relaxed) {
-            longest.store(cost, Ordering::Relaxed);
+        if cost.cycles > longest.load(Ordering::Relaxed) {
+            longest.store(cost.cycles, Ordering::Relaxed);
         }
-        let alone = self.polled.len() == 1;
+        let rings = self.polled.len();
         match self.polled.get_mut(at) {
-            Some(polled) if alone => polled.account.settle(),
-            Some(polled) => self.fair.owe(&mut polled.account, cost, frames, now),
+            Some(polled) if rings == 1 => polled.account.settle(),
+            Some(polled) => self.fair.owe(&mut polled.account, cost, rings, now),
             None => {}
         }
     }

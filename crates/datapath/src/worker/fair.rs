@@ -13,7 +13,9 @@ use butterfly_vhost::{cpu, ring::BATCH};
 const PART_US: u64 = 5;
 /// The uplink has more than one vnic's part, and so has what waits of it: behind them are many.
 const UPLINK_PARTS: u64 = 4;
-/// A batch has as many frames as should cost this much.
+/// What the batches of all rings should take of a round together. A ring has its part of that, and at least the other for a batch: few rings
+/// have large batches, whose fixed costs are shared by many frames.
+const ROUND_US: u64 = 120;
 const BATCH_US: u64 = 12;
 /// Dear batches, those of more than this, share the allowance of a round, and tell what frames of their ring may cost.
 const DEAR_US: u64 = 8;
@@ -57,12 +59,24 @@ impl Account {
     }
 }
 
+/// What a batch cost.
+#[derive(Clone, Copy)]
+pub(super) struct Cost {
+    /// All of it, in cycles.
+    pub cycles: u64,
+    /// Interrupts among it.
+    pub signals: u64,
+    /// Its frames. 0: some receivers of a flood, for which the size counts.
+    pub frames: usize,
+}
+
 /// What interrupts may take of a turn. Others are sent by another thread.
 const SIGNALS_US: u64 = 60;
 
 /// Prices, in cycles, and what was served in this round.
 pub(super) struct Fair {
     part: u64,
+    round: u64,
     batch: u64,
     half_life: u64,
     /// What a frame of a ring may cost that comes back.
@@ -94,6 +108,7 @@ impl Fair {
     fn with(us: u64) -> Fair {
         Fair {
             part: us * PART_US,
+            round: us * ROUND_US,
             batch: us * BATCH_US,
             half_life: us * HALF_LIFE_US,
             first: u32::try_from(us * BATCH_US / FIRST).unwrap_or(u32::MAX),
@@ -113,7 +128,7 @@ impl Fair {
         if !uplink {
             account.price = self.first;
             account.era = self.era(now);
-            account.size = self.size(&account);
+            account.size = self.size(&account, usize::MAX);
         }
         account
     }
@@ -161,19 +176,21 @@ impl Fair {
         cost > self.part || account.size < WHOLE
     }
 
-    /// A batch of this ring, so many frames, cost so much. 0 frames: some receivers of a flood, for which the size counts.
+    /// A batch of this ring, one of so many, had this cost.
     #[cold]
-    pub fn owe(&mut self, account: &mut Account, cost: u64, frames: usize, now: u64) {
+    pub fn owe(&mut self, account: &mut Account, batch: Cost, rings: usize, now: u64) {
         let era = self.era(now);
         account.price = account.price.checked_shr(era.wrapping_sub(account.era)).unwrap_or(0);
         account.era = era;
         // What took longer was the host's doing.
-        let cost = cost.min(self.most);
-        if cost > self.dear {
-            let had = if frames == 0 { account.size } else { account.size.min(frames as u16) };
-            account.price = account.price.max(u32::try_from(cost / u64::from(had.max(1))).unwrap_or(u32::MAX));
+        let cost = batch.cycles.min(self.most);
+        // Smaller batches would have as many interrupts each: those tell nothing about frames.
+        let of_frames = cost.saturating_sub(batch.signals);
+        if of_frames > self.dear {
+            let had = if batch.frames == 0 { account.size } else { account.size.min(batch.frames as u16) };
+            account.price = account.price.max(u32::try_from(of_frames / u64::from(had.max(1))).unwrap_or(u32::MAX));
         }
-        account.size = self.size(account);
+        account.size = self.size(account, rings);
         account.dear = cost > self.dear;
         if account.dear {
             self.spent += cost;
@@ -185,9 +202,10 @@ impl Fair {
         }
     }
 
-    /// Frames of the next batch, by what each may cost. Whoever has more parts has them in a batch.
-    fn size(&self, account: &Account) -> u16 {
-        let batch = if account.uplink { UPLINK_PARTS * self.part } else { self.batch };
+    /// Frames of the next batch, by what each may cost and how many rings share a round. Whoever has more parts has them in a batch.
+    fn size(&self, account: &Account, rings: usize) -> u16 {
+        let least = if account.uplink { UPLINK_PARTS * self.part } else { self.batch };
+        let batch = least.max(self.round / (rings as u64).max(1));
         batch.checked_div(account.price.into()).map_or(WHOLE, |frames| frames.clamp(1, WHOLE.into()) as u16)
     }
 
@@ -208,6 +226,13 @@ impl Fair {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Rings that share a round, more than matter.
+    const MANY: usize = 100;
+
+    fn batch(cycles: u64, frames: usize) -> Cost {
+        Cost { cycles, signals: 0, frames }
+    }
 
     /// Rings that always have something, with what 64 frames of theirs cost in microseconds, and how many they have at a time. Returns the
     /// time each got, in percent, and the longest time that the first waited.
@@ -233,7 +258,7 @@ mod tests {
                 now += cost;
                 got[at] += cost;
                 if fair.is_owed(&accounts[at], cost) {
-                    fair.owe(&mut accounts[at], cost, frames.into(), now);
+                    fair.owe(&mut accounts[at], batch(cost, frames.into()), rings.len(), now);
                 }
             }
             if !moved {
@@ -279,7 +304,7 @@ mod tests {
         let life = HALF_LIFE_US * 1000;
         let mut account = Account::new(false);
         let mut after = |cost: u64, frames: usize, now: u64| {
-            fair.owe(&mut account, cost * 1000, frames, now);
+            fair.owe(&mut account, batch(cost * 1000, frames), MANY, now);
             account.size
         };
         assert_eq!(after(100, 64, 0), 7);
@@ -292,6 +317,29 @@ mod tests {
         // A pause of the host is soon forgotten.
         assert_eq!(after(10_000, 64, 1000 * life), 3);
         assert_eq!(after(1, 1, 1005 * life), 64);
+    }
+
+    /// What a batch costs however small it is does not make it smaller: each would have that cost, and none would be done.
+    #[test]
+    fn fixed_costs_do_not_shrink_batches() {
+        let mut fair = Fair::with(1000);
+        // Interrupts of 5 to 60 us, and 0.1 us a frame.
+        for signals in [5_000, 12_000, 60_000] {
+            let mut account = Account::new(false);
+            for now in 0..100 {
+                let frames = usize::from(account.size);
+                let cycles = signals + 100 * frames as u64;
+                fair.owe(&mut account, Cost { cycles, signals, frames }, MANY, now);
+            }
+            assert_eq!(account.size, WHOLE, "{signals}");
+        }
+        // System calls, of 10 us and 0.5 us a frame, while two rings are polled.
+        let mut account = Account::new(false);
+        for now in 0..100 {
+            let frames = usize::from(account.size);
+            fair.owe(&mut account, batch(10_000 + 500 * frames as u64, frames), 2, now);
+        }
+        assert_eq!(account.size, WHOLE);
     }
 
     /// Neither a pause nor cheap batches in between buy a round of whole batches: rings that come back together begin small.
@@ -309,17 +357,17 @@ mod tests {
                     let cost = u64::from(account.size) * 100_000 / 64;
                     spent += cost;
                     let size = account.size;
-                    fair.owe(account, cost, size.into(), now);
+                    fair.owe(account, batch(cost, size.into()), MANY, now);
                 }
             }
             assert!(spent <= 34 * 13_000, "{silence}: {spent}");
         }
         // One that was dear a moment ago is small, whatever was between.
         let mut account = fair.open(false, now);
-        fair.owe(&mut account, 100_000, 8, now);
+        fair.owe(&mut account, batch(100_000, 8), MANY, now);
         for _ in 0..1000 {
             let size = account.size;
-            fair.owe(&mut account, 500, size.into(), now);
+            fair.owe(&mut account, batch(500, size.into()), MANY, now);
         }
         assert!(account.size <= 1, "{}", account.size);
     }
@@ -329,7 +377,7 @@ mod tests {
         assert_eq!(full(&[200]).0, [100]);
         let mut fair = Fair::with(1000);
         let mut account = Account::new(false);
-        fair.owe(&mut account, 10_000_000, 64, 0);
+        fair.owe(&mut account, batch(10_000_000, 64), MANY, 0);
         let rounds = (1..).find(|_| {
             fair.begin();
             fair.is_due(&mut account, 0)
