@@ -58,15 +58,20 @@ check_packages() {
   say "installing Debian packages: ${missing[*]}"
   [ "$(id -u)" = 0 ] || die "not root; run: sudo apt-get install ${missing[*]}"
   export DEBIAN_FRONTEND=noninteractive
-  apt-get update -qq
-  local log
+  local log attempt
   log=$(mktemp)
-  if ! apt-get install -y -qq --no-install-recommends "${missing[@]}" >"$log" 2>&1 </dev/null; then
-    tail -20 "$log" >&2
-    rm -f "$log"
-    die "apt-get install ${missing[*]} failed"
-  fi
+  # A machine that has just started may install packages of its own meanwhile.
+  for attempt in 1 2 3; do
+    if apt-get update -qq >"$log" 2>&1 </dev/null &&
+      apt-get install -y -qq --no-install-recommends -o DPkg::Lock::Timeout=300 "${missing[@]}" >>"$log" 2>&1 </dev/null; then
+      rm -f "$log"
+      return
+    fi
+    [ "$attempt" = 3 ] || sleep 10
+  done
+  tail -20 "$log" >&2
   rm -f "$log"
+  die "apt-get install ${missing[*]} failed"
 }
 
 check_rust "$1"
