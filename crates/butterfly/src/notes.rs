@@ -3,6 +3,7 @@
 //! Standard output and the exit status are the original's; scripts, which have no terminal, pay for no further requests.
 
 use crate::session::Session;
+use crate::table::safe;
 use butterfly_api::proto::{Request, Response, Sg};
 
 /// The answer to a request whose refusal does not matter, if a person reads what comes of it.
@@ -13,8 +14,9 @@ fn look(session: &mut Session, request: Request) -> Option<Response> {
     session.ask_each(vec![request]).ok()?.pop()?
 }
 
+/// Names in it are somebody else's words.
 fn note(session: &mut Session, text: &str) {
-    session.remark(&format!("note: {text}"));
+    session.remark(&format!("note: {}", safe(text)));
 }
 
 /// A NIC was declared, or belongs to other groups now: whether it can work.

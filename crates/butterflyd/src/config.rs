@@ -95,7 +95,7 @@ impl std::error::Error for ConfigError {}
 impl Config {
     /// Reads the file `options` name, if any, and checks all.
     pub fn load(mut options: Options) -> Result<Self, ConfigError> {
-        let mut problems = Problems(Vec::new(), Vec::new());
+        let mut problems = Problems::default();
         if let Some(path) = options.config.take() {
             let unreadable = |reason: String| {
                 ConfigError(vec!["Failed to open configuration file".into(), format!("{}: {reason}", path.display())])
@@ -105,27 +105,31 @@ impl Config {
             override_with(&mut options, &mut ini, &mut problems);
         }
         match check(options, &mut problems) {
-            Some(config) if problems.0.is_empty() => Ok(config),
-            _ => Err(ConfigError(problems.0)),
+            Some(config) if problems.found.is_empty() => Ok(config),
+            _ => Err(ConfigError(problems.found)),
         }
     }
 }
 
 /// Collects problems, so that all are told at once, and what is accepted with a notice.
-struct Problems(Vec<String>, Vec<String>);
+#[derive(Default)]
+struct Problems {
+    found: Vec<String>,
+    notices: Vec<String>,
+}
 
 impl Problems {
     fn add(&mut self, problem: impl Into<String>) {
-        self.0.push(problem.into());
+        self.found.push(problem.into());
     }
 
     fn notice(&mut self, notice: impl Into<String>) {
-        self.1.push(notice.into());
+        self.notices.push(notice.into());
     }
 
     /// What is good; a problem is kept.
     fn sort_out<T>(&mut self, result: Result<T, String>) -> Option<T> {
-        result.map_err(|problem| self.0.push(problem)).ok()
+        result.map_err(|problem| self.found.push(problem)).ok()
     }
 }
 
@@ -199,6 +203,10 @@ fn override_with(options: &mut Options, ini: &mut Ini, problems: &mut Problems) 
             Some(other) => problems.add(format!("{key}={other} is refused: it is true or false")),
         }
     }
+    unknown_lines(ini, problems);
+}
+
+fn unknown_lines(ini: &Ini, problems: &mut Problems) {
     for (group, key, line) in ini.rest() {
         let unknown = format!("line {line} of the configuration file: there is no option {key} in [{group}]");
         match slip(group, key, &ini.asked) {
@@ -237,7 +245,7 @@ fn slip(group: &str, key: &str, known: &BTreeSet<(String, String)>) -> Option<Sl
 pub fn known_keys() -> std::collections::BTreeSet<(String, String)> {
     let mut ini = Ini::default();
     let mut options = <Options as clap::Parser>::parse_from(["butterflyd"]);
-    override_with(&mut options, &mut ini, &mut Problems(Vec::new(), Vec::new()));
+    override_with(&mut options, &mut ini, &mut Problems::default());
     ini.asked
 }
 
@@ -261,7 +269,7 @@ fn check(mut options: Options, problems: &mut Problems) -> Option<Config> {
             _ => Some(dpdk),
         },
         Err(found) => {
-            problems.0.extend(found);
+            problems.found.extend(found);
             None
         }
     };
@@ -275,7 +283,7 @@ fn check(mut options: Options, problems: &mut Problems) -> Option<Config> {
             without_mtu(&mut options, problems);
         }
         let tunnel = tunnel::tunnel(&options, ip, prefix);
-        tunnel.map_err(|found| problems.0.extend(found)).ok()
+        tunnel.map_err(|found| problems.found.extend(found)).ok()
     });
     let nic_mtu = options.nic_mtu.as_deref().map(|text| {
         let (mtu, notice) = problems.sort_out(tunnel::nic_mtu(text))?;
@@ -324,7 +332,7 @@ fn check(mut options: Options, problems: &mut Problems) -> Option<Config> {
             None => None,
         },
         dpdk: dpdk?,
-        notices: std::mem::take(&mut problems.1),
+        notices: std::mem::take(&mut problems.notices),
         no_offload: options.no_offload,
         packet_trace: options.packet_trace,
         syslog: !options.no_syslog,

@@ -26,7 +26,8 @@ pub struct IniError {
 
 impl Ini {
     /// Reads `text`: `[group]`, `key=value`, `# comment` and blank lines. White space around keys and values does not count;
-    /// and quotation marks around a value are not part of it; of a key that is given twice in a group the last value holds; `\s`, `\n`, `\t`, `\r` and `\\` stand for what they do in C.
+    /// and quotation marks around a value are not part of it; of a key that is given twice in a group the last value holds;
+    /// `\s`, `\n`, `\t`, `\r` and `\\` stand for what they do in C.
     pub fn parse(text: &str) -> Result<Self, IniError> {
         let mut ini = Self::default();
         let mut group = None;
