@@ -24,7 +24,7 @@ PROGRAMS := butterflyd butterfly butterfly-bench
 
 # What the programs print about themselves, and where it goes.
 SHARE     := $(PREFIX)/share
-GENERATED := man/man1/butterfly.1 man/man8/butterflyd.8 $(foreach program,butterfly butterflyd,bash-completion/completions/$(program) \
+GENERATED := man/man1/butterfly.1 man/man8/butterflyd.8 man/man1/butterfly-bench.1 $(foreach program,$(PROGRAMS),bash-completion/completions/$(program) \
              $(ZSHDIR)/_$(program) fish/vendor_completions.d/$(program).fish)
 
 # What `make test` runs, in this order: the quick and the likely to fail first.
@@ -124,15 +124,19 @@ install: build install-files ## install programs, manual, completions, sample co
 # Pages and completions are printed by the programs themselves, from what --help shows.
 install-files:
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(SYSCONFDIR)/butterfly $(DESTDIR)$(UNITDIR) $(addprefix $(DESTDIR)$(SHARE)/,$(dir $(GENERATED)))
-	install -m 755 $(PROGRAMS:%=$(BIN)/%) $(DESTDIR)$(PREFIX)/bin/
+	install -s -m 755 $(PROGRAMS:%=$(BIN)/%) $(DESTDIR)$(PREFIX)/bin/
 	$(BIN)/butterfly generate manual >$(DESTDIR)$(SHARE)/man/man1/butterfly.1
 	$(BIN)/butterflyd --generate manual >$(DESTDIR)$(SHARE)/man/man8/butterflyd.8
+	$(BIN)/butterfly-bench --generate manual >$(DESTDIR)$(SHARE)/man/man1/butterfly-bench.1
 	$(BIN)/butterfly generate bash >$(DESTDIR)$(SHARE)/bash-completion/completions/butterfly
 	$(BIN)/butterflyd --generate bash >$(DESTDIR)$(SHARE)/bash-completion/completions/butterflyd
+	$(BIN)/butterfly-bench --generate bash >$(DESTDIR)$(SHARE)/bash-completion/completions/butterfly-bench
 	$(BIN)/butterfly generate zsh >$(DESTDIR)$(SHARE)/$(ZSHDIR)/_butterfly
 	$(BIN)/butterflyd --generate zsh >$(DESTDIR)$(SHARE)/$(ZSHDIR)/_butterflyd
+	$(BIN)/butterfly-bench --generate zsh >$(DESTDIR)$(SHARE)/$(ZSHDIR)/_butterfly-bench
 	$(BIN)/butterfly generate fish >$(DESTDIR)$(SHARE)/fish/vendor_completions.d/butterfly.fish
 	$(BIN)/butterflyd --generate fish >$(DESTDIR)$(SHARE)/fish/vendor_completions.d/butterflyd.fish
+	$(BIN)/butterfly-bench --generate fish >$(DESTDIR)$(SHARE)/fish/vendor_completions.d/butterfly-bench.fish
 	chmod 644 $(GENERATED:%=$(DESTDIR)$(SHARE)/%)
 	# The operator's own configuration is never replaced.
 	test -e $(DESTDIR)$(SYSCONFDIR)/butterfly/butterflyd.ini || \

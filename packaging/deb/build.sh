@@ -8,6 +8,9 @@ set -euo pipefail
 HERE=$REPO/packaging/deb
 OUT=${OUT:-$BUILD/deb}
 version=${1:-$(sed -n 's/^version = "\(.*\)"/\1/p' "$REPO/Cargo.toml" | head -1)}
+maintainer=$(sed -n 's/^authors = \["\(.*\)"\]/\1/p' "$REPO/Cargo.toml")
+homepage=$(sed -n 's/^repository = "\(.*\)"/\1/p' "$REPO/Cargo.toml")
+[ -n "$maintainer" ] && [ -n "$homepage" ] || die "Cargo.toml names no authors or no repository"
 architecture=$(dpkg --print-architecture)
 need_programs butterflyd butterfly butterfly-bench
 command -v dpkg-shlibdeps >/dev/null || die "dpkg-shlibdeps is missing: apt-get install dpkg-dev"
@@ -30,7 +33,7 @@ install -m 644 "$REPO/README.md" "$REPO"/docs/*.md "$REPO"/docs/*.svg "$doc/"
 # In the package the pages lie beside README.
 sed -i -e "s|(docs/|(|g" -e "s|=\"docs/|=\"|g" "$doc/README.md"
 gzip -9nc "$REPO/CHANGELOG.md" >"$doc/changelog.gz"
-sed "s/@year@/$(date +%Y)/" "$HERE/copyright.in" >"$doc/copyright"
+sed -e "s/@year@/$(date +%Y)/" -e "s|@maintainer@|$maintainer|" -e "s|@homepage@|$homepage|" "$HERE/copyright.in" >"$doc/copyright"
 cp -r "$REPO/packaging/prometheus" "$REPO/packaging/grafana" "$tree/usr/share/butterfly/"
 install -d "$tree/usr/share/butterfly/proto" "$tree/usr/lib/butterfly"
 install -m 644 "$REPO"/crates/api/proto/*.proto "$tree/usr/share/butterfly/proto/"
@@ -43,7 +46,7 @@ depends=$(cd "$OUT" && dpkg-shlibdeps -O "$tree"/usr/bin/* 2>debian/shlibdeps.lo
   die "dpkg-shlibdeps failed: $(cat "$OUT/debian/shlibdeps.log")"
 [ -n "$depends" ] || die "dpkg-shlibdeps found nothing that the programs need"
 
-sed -e "s|@version@|$version|" -e "s|@architecture@|$architecture|" -e "s|@depends@|$depends|" \
+sed -e "s|@version@|$version|" -e "s|@maintainer@|$maintainer|" -e "s|@homepage@|$homepage|" -e "s|@architecture@|$architecture|" -e "s|@depends@|$depends|" \
   -e "s|@size@|$(du -k -s --exclude=DEBIAN "$tree" | cut -f1)|" "$HERE/control.in" >"$tree/DEBIAN/control"
 echo /etc/butterfly/butterflyd.ini >"$tree/DEBIAN/conffiles"
 install -m 755 "$HERE/postinst" "$HERE/prerm" "$HERE/postrm" "$tree/DEBIAN/"

@@ -57,7 +57,7 @@ look "the client reaches it" butterfly status
 look "it is not root" is "$(stat -c %U "/proc/$(main_pid)")" butterfly
 look "its processes have few capabilities" is "$(sed -n 's/^CapBnd:\t//p' "/proc/$(main_pid)/status")" 000000c000003000
 echo "note $(systemd-analyze security butterflyd --no-pager 2>/dev/null | tail -1)"
-for file in man/man1/butterfly.1.gz man/man8/butterflyd.8.gz bash-completion/completions/butterfly doc/butterfly/operations.md \
+for file in man/man1/butterfly.1.gz man/man8/butterflyd.8.gz man/man1/butterfly-bench.1.gz bash-completion/completions/butterfly doc/butterfly/operations.md \
   butterfly/prometheus butterfly/grafana butterfly/proto/payload.proto doc/butterfly/copyright; do
   look "there is $file" test -e "/usr/share/$file"
 done

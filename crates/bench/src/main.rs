@@ -8,6 +8,7 @@
 mod flows;
 mod frames;
 mod inbox;
+mod manual;
 mod options;
 mod report;
 mod rng;
@@ -15,7 +16,7 @@ mod run;
 mod sequence;
 mod watch;
 
-use std::process::ExitCode;
+use std::{io::Write, process::ExitCode};
 
 use clap::Parser;
 
@@ -26,7 +27,18 @@ const FAILED: u8 = 1;
 /// Frames were corrupted, duplicated, reordered, or more lost than allowed.
 const VERIFY_FAILED: u8 = 3;
 
+/// What `--generate WHAT`, for those who make packages, prints.
+fn generated() -> Option<String> {
+    let mut words = std::env::args_os().skip(1);
+    let asked = words.next()? == "--generate";
+    words.next().filter(|_| asked)?.to_str().and_then(manual::generate)
+}
+
 fn main() -> ExitCode {
+    if let Some(text) = generated() {
+        let written = std::io::stdout().write_all(text.as_bytes());
+        return if written.is_ok() { OK.into() } else { FAILED.into() };
+    }
     let options = options::Options::parse();
     match run::run(&options) {
         Ok(report) if report.failures.is_empty() => OK.into(),

@@ -30,7 +30,7 @@ fn page() -> String {
     page.section("CONFIGURATION FILE");
     page.text(
         "Groups of KEY = VALUE; lines that begin with # are comments. What stands there is stronger than the command line, and a key that \
-         is not known is refused. `/etc/butterfly/butterflyd.ini` explains every key with its default. Options that are there once or \
+         looks like a misspelt one is refused. `/etc/butterfly/butterflyd.ini` explains every key with its default. Options that are there once or \
          more take all their values in one key, with spaces between.",
     );
     let named = |wanted: &str, same: bool| {
