@@ -107,6 +107,21 @@ fn promtool_finds_nothing_wrong() {
     world.end();
 }
 
+/// What guests do by themselves wakes nobody up.
+#[test]
+fn harmless_drops_raise_no_alert() {
+    let rules = std::fs::read_to_string(prometheus::path("prometheus/butterfly-rules.yml")).unwrap();
+    let (_, rest) = rules.split_once("butterfly_drops_total{reason!~\"").unwrap();
+    let left_out: Vec<&str> = rest.split_once('"').unwrap().0.split('|').collect();
+    let names: Vec<&str> = butterfly_datapath::reasons().map(|info| info.name).collect();
+    for reason in butterfly_datapath::reasons().filter(|info| info.harmless) {
+        assert!(left_out.contains(&reason.name), "{}", reason.name);
+    }
+    for name in left_out {
+        assert!(names.contains(&name), "no reason is called {name}");
+    }
+}
+
 /// A thousand nics. What counts is the time that the thread had a processor: the others of a test machine may want it, too.
 #[test]
 fn a_thousand_nics_are_scraped_quickly() {

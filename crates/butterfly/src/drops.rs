@@ -12,6 +12,7 @@ use crate::reader::Arguments;
 use crate::session::Session;
 use crate::table::{date, now};
 use crate::tree::{Node, flag, json, option, word};
+use butterfly_api::proto::drop_list_res::Drop;
 use butterfly_api::proto::{DropListReq, DropListRes, Request};
 use clap::Command;
 use protobuf::MessageField;
@@ -55,6 +56,11 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
             }
         }
     }
+}
+
+/// Whether machines do it by themselves, and nobody misses it.
+pub fn is_harmless(found: &DropListRes, drop: &Drop) -> bool {
+    found.reason.iter().any(|reason| reason.name() == drop.reason() && reason.harmless())
 }
 
 /// What was dropped, of one NIC or of the host.

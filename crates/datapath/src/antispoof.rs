@@ -19,13 +19,15 @@ drop_reasons! { 1;
     }
     /// The vnic is a mirror, which receives copies and sends nothing.
     MIRROR_SENDS = "mirror-sends" {
-        cause: "the analyser's machine asks for an address or answers to its own; harmless",
+        harmless: true,
+        cause: "the analyser's machine asks for an address or answers to its own",
         remedy: "take the address off the analyser's interface (`ip address flush`) and switch IPv6 off on it; a vnic that has to talk is declared without `--sniff-target`",
         charged: "the sender",
     }
     /// Reverse ARP, which only hosts that do not know their address speak.
     RARP = "rarp" {
-        cause: "a boot program that looks for its address in the way of the eighties; harmless",
+        harmless: true,
+        cause: "a boot program that looks for its address in the way of the eighties",
         remedy: "nothing; only a machine that boots by reverse ARP needs `butterfly nic add --id NIC ... --bypass-filtering`",
         charged: "the sender",
     }

@@ -17,7 +17,7 @@ use crate::{
     counters::Counter,
     drops::{DropReason, drop_reasons},
     filter::{Room, admits_flooded},
-    forward::NO_RECEIVER,
+    forward::nobody,
     mirror::{mirror, mirror_answer},
     segment::Segments,
     snapshot::Vnic,
@@ -430,7 +430,7 @@ fn flood(batch: &mut Batch<'_>, context: &Context<'_>, room: &Room, calls: &mut 
             let due = turn.share(others as usize + own).saturating_sub(if turn.is_first() { own } else { 0 }) as u64;
             let cost = if turn.is_first() { others } else { due }.saturating_mul(each);
             let reason = if others == 0 || (unknown && !open) {
-                NO_RECEIVER
+                nobody(meta.destination)
             } else if tokens < cost {
                 FLOOD_LIMIT
             } else {

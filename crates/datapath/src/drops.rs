@@ -30,6 +30,8 @@ pub struct ReasonInfo {
     pub remedy: &'static str,
     /// Who it is charged to.
     pub charged: &'static str,
+    /// What machines do by themselves and nobody misses: no trouble, however much of it there is.
+    pub harmless: bool,
     /// The source file that it is declared in.
     pub file: &'static str,
 }
@@ -63,11 +65,13 @@ impl DropReason {
 }
 
 /// Declares the reasons of a stage: `drop_reasons! { NUMBER; /// Meaning. NAME = "name" { cause: "..", remedy: "..", charged: ".." } .. }`.
-/// The number is the stage's position in the list below. Cause and charged are the ends of sentences, the remedy is one line; see
-/// [`ReasonInfo`].
+/// The number is the stage's position in the list below. Cause and charged are the ends of sentences, the remedy is one line; `harmless: true`
+/// may stand before them; see [`ReasonInfo`].
 macro_rules! drop_reasons {
     ($stage:literal; $(
-        $(#[doc = $doc:literal])+ $name:ident = $text:literal { cause: $cause:literal, remedy: $remedy:literal, charged: $charged:literal $(,)? }
+        $(#[doc = $doc:literal])+ $name:ident = $text:literal {
+            $(harmless: $harmless:literal,)? cause: $cause:literal, remedy: $remedy:literal, charged: $charged:literal $(,)?
+        }
     )+) => {
         #[allow(non_camel_case_types, clippy::upper_case_acronyms)]
         enum ReasonIndex { $($name),+ }
@@ -80,6 +84,7 @@ macro_rules! drop_reasons {
             cause: $cause,
             remedy: $remedy,
             charged: $charged,
+            harmless: false $(|| $harmless)?,
             file: file!(),
         }),+];
     };
@@ -101,7 +106,8 @@ const STAGES: &[&[ReasonInfo]] = &[
 
 /// What is known of a reason.
 pub(crate) fn info(reason: DropReason) -> ReasonInfo {
-    let unknown = ReasonInfo { reason, name: "unknown", description: "", cause: "", remedy: "", charged: "", file: "" };
+    let unknown =
+        ReasonInfo { reason, name: "unknown", description: "", cause: "", remedy: "", charged: "", harmless: false, file: "" };
     reasons().find(|info| info.reason == reason).unwrap_or(unknown)
 }
 

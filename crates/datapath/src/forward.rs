@@ -26,7 +26,8 @@ drop_reasons! { 3;
     }
     /// A group address that bridges do not forward: 01:80:c2:00:00:00 to 0f (spanning tree, pause, LACP).
     LINK_LOCAL_GROUP = "link-local-group" {
-        cause: "spanning tree, LLDP, LACP or pause frames; harmless",
+        harmless: true,
+        cause: "spanning tree, LLDP, LACP or pause frames",
         remedy: "nothing; switch spanning tree, LLDP or LACP off in the machine if the count disturbs",
         charged: "the sender, or the network if the frame came from another host",
     }
@@ -42,6 +43,18 @@ drop_reasons! { 3;
         remedy: "compare the packet's destination with `butterfly fdb VNI`; declare it there (`butterfly nic add --vni VNI ...`), or if it is on another host see `butterfly tunnels VNI`",
         charged: "the sender, or the network if the frame came from another host",
     }
+    /// Multicast, and no other vnic or host is in the network.
+    NO_LISTENER = "no-listener" {
+        harmless: true,
+        cause: "a machine that starts multicasts router solicitations, neighbour solicitations and MLD reports; it is alone in its network",
+        remedy: "nothing; if others should be there, see `butterfly nic list --wide` and `butterfly tunnels VNI`",
+        charged: "the sender, or the network if the frame came from another host",
+    }
+}
+
+/// Why a frame for several goes to nobody.
+pub(crate) fn nobody(destination: u64) -> DropReason {
+    if destination & GROUP_BIT != 0 && destination != number(Mac::BROADCAST) { NO_LISTENER } else { NO_RECEIVER }
 }
 
 const GROUP_BIT: u64 = 1;

@@ -1,6 +1,9 @@
 //! Packet walks: a frame goes in, and exactly these frames come out and exactly these counters move.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    net::{Ipv4Addr, Ipv6Addr},
+};
 
 use butterfly_datapath::{
     Mac, VnicPolicy,
@@ -100,6 +103,28 @@ fn nobody_to_flood_to_is_a_drop() {
     let mut walk = Walk::new(&[("a", A, 1, bypass()), ("c", C, 1, filtered(&[])), ("lonely", B, 2, bypass())]);
     walk.send("a", &ping(A, STRANGER), &[], &["a.flooded", "a.drop.no-receiver"]);
     walk.send("lonely", &ping(B, Mac::BROADCAST), &[], &["lonely.flooded", "lonely.drop.no-receiver"]);
+}
+
+/// What a machine multicasts when it starts has counters of its own, which nobody takes for trouble.
+#[test]
+fn what_machines_multicast_to_routers_is_told_apart() {
+    let group = Mac([0x33, 0x33, 0, 0, 0, 2]);
+    let all_routers = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
+    let solicitation = |from: Mac, to: Mac, ip: Ipv6Addr| {
+        build::ethernet(from, to).ipv6(Ipv6Addr::UNSPECIFIED, ip).ttl(255).icmp(133, 0, 0, &[])
+    };
+    let mut walk = Walk::new(&[("a", A, 1, bypass()), ("b", B, 1, filtered(&[])), ("lonely", C, 2, filtered(&[]))]);
+    walk.send("a", &solicitation(A, group, all_routers), &[], &["a.flooded", "b.drop.for-routers"]);
+    let report = butterfly_packet::igmp::report(A, Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(239, 1, 2, 3));
+    walk.send("a", &report, &[], &["a.flooded", "b.drop.for-routers"]);
+    walk.send("lonely", &solicitation(C, group, all_routers), &[], &["lonely.flooded", "lonely.drop.no-listener"]);
+    // To one machine it is refused like everything else, and so is other multicast.
+    let router = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2);
+    walk.send("a", &solicitation(A, B, router), &[], &["b.drop.ingress-denied"]);
+    let mdns = build::ethernet(A, Mac([1, 0, 0x5e, 0, 0, 0xfb])).ipv4([10, 0, 0, 1], [224, 0, 0, 251]).udp(5353, 5353, b"");
+    walk.send("a", &mdns, &[], &["a.flooded", "b.drop.ingress-denied"]);
+    let told = |name| butterfly_datapath::reasons().any(|info| info.name == name && info.harmless);
+    assert!(told("for-routers") && told("no-listener") && !told("ingress-denied") && !told("no-receiver"));
 }
 
 #[test]

@@ -21,6 +21,7 @@ pub fn json(found: &DropListRes, rates: &Rates) -> Value {
             "cause": reason.cause,
             "remedy": reason.remedy.as_deref().map(|text| remedy(text, place)),
             "charged": reason.charged,
+            "harmless": reason.harmless(),
         })
     };
     let place = |place: &Place| {

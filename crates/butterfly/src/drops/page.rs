@@ -1,5 +1,6 @@
 //! `butterfly drops` for people.
 
+use super::is_harmless;
 use super::rates::Rates;
 use crate::table::{duration, safe};
 use butterfly_api::proto::DropListRes;
@@ -13,6 +14,11 @@ pub fn page(nic: Option<&str>, found: &DropListRes, rates: &Rates) -> String {
         return format!("drops of {of}: none\n");
     }
     let mut page = format!("drops of {of}: {} frames", found.total());
+    let drops = found.place.iter().flat_map(|place| &place.drop);
+    let harmless: u64 = drops.filter(|drop| is_harmless(found, drop)).map(Drop::count).sum();
+    if harmless > 0 {
+        let _ = write!(page, ", {harmless} of them harmless");
+    }
     // Writing to a string cannot fail.
     let _ = match rates.window {
         0 => writeln!(page),
@@ -46,8 +52,12 @@ fn advice(page: &mut String, found: &DropListRes, place: &Place, drop: &Drop) {
             let _ = writeln!(page, "    {name:<6}  {}", safe(text));
         }
     };
+    let reason = found.reason.iter().find(|reason| reason.name() == drop.reason());
+    if let Some(reason) = reason.filter(|reason| reason.harmless()) {
+        return line("means", &format!("Harmless. {}", reason.description()));
+    }
     line("packet", drop.last_packet());
-    if let Some(reason) = found.reason.iter().find(|reason| reason.name() == drop.reason()) {
+    if let Some(reason) = reason {
         line("means", reason.description());
         line("do", &remedy(reason.remedy(), place));
     }

@@ -74,7 +74,7 @@ pub enum State {
 
 impl State {
     pub fn of(nic: &NicShow) -> Self {
-        match trouble(nic) {
+        match fault(nic) {
             Some(_) => Self::Trouble,
             None if nic.migrating() => Self::Migrating,
             None if nic.attached() => Self::Attached,
@@ -92,8 +92,14 @@ impl State {
     }
 }
 
-/// Why a NIC does not work, if something is wrong with it.
+/// What is wrong with a NIC.
 pub fn trouble(nic: &NicShow) -> Option<String> {
+    let missing = (!nic.missing_group.is_empty()).then(|| format!("no such security group: {}", nic.missing_group.join(", ")));
+    fault(nic).or(missing)
+}
+
+/// Why a NIC does not work at all.
+fn fault(nic: &NicShow) -> Option<String> {
     let queues = nic.queues.iter().find_map(|queue| match (queue.broken(), &queue.trouble) {
         (true, _) => Some(format!("queue {} is broken", queue.name())),
         (false, Some(trouble)) => Some(format!("queue {}: {trouble}", queue.name())),
@@ -131,7 +137,7 @@ fn page(nics: &[NicShow], now: u64) -> String {
             since.unwrap_or("-".into()),
             nic.in_packets().to_string(),
             nic.out_packets().to_string(),
-            nic.drops.iter().map(|drop| drop.count()).sum::<u64>().to_string(),
+            nic.drops.iter().filter(|drop| !drop.harmless()).map(|drop| drop.count()).sum::<u64>().to_string(),
             safe(&trouble(nic).unwrap_or_default()),
         ]
     };

@@ -70,7 +70,11 @@ fn declaration(page: &mut String, show: &NicShow) {
     }
     let shared = if show.shared_ip() { ", shared with other hosts" } else { "" };
     field(page, "addresses", &format!("{}{shared}", listed(&show.ip)));
-    field(page, "security groups", &listed(&show.security_group));
+    let missing = match show.missing_group.as_slice() {
+        [] => String::new(),
+        names => format!("; there is no group {}, which allows nothing", names.join(", ")),
+    };
+    field(page, "security groups", &format!("{}{missing}", listed(&show.security_group)));
     field(page, "filtering", filtering);
     if show.router() {
         field(page, "router", "may send router advertisements and redirects, by a rule that names ICMPv6 or ICMP");

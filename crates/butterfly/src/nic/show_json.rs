@@ -1,5 +1,6 @@
 //! `butterfly nic show --json`.
 
+use super::list::{State, trouble};
 use crate::json::seconds;
 use crate::tunnels::drops_json;
 use butterfly_api::proto::{NicShow, Pings, nic::Type};
@@ -59,7 +60,6 @@ pub fn json(show: &NicShow) -> Value {
         "peer_pid": show.peer_pid,
         "migrating": show.migrating(),
         "others_waiting": show.others_waiting(),
-        "trouble": show.trouble,
         "attach_count": show.attach_count(),
         "last_detach_reason": show.last_detach_reason,
         "last_detach_time": show.last_detach_time.map(seconds),
@@ -102,9 +102,11 @@ pub fn json(show: &NicShow) -> Value {
         "drops": drops_json(&show.drops),
     });
     // As many as the macro can take are above.
-    for (name, value) in [("interrupts", interrupts), ("first_touches", first_touches)] {
-        page[name] = value.into();
-    }
+    page["interrupts"] = interrupts.into();
+    page["first_touches"] = first_touches.into();
+    page["state"] = State::of(show).name().into();
+    page["trouble"] = trouble(show).into();
+    page["missing_groups"] = json!(show.missing_group);
     page
 }
 

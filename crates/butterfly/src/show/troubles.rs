@@ -1,6 +1,7 @@
 //! What is wrong with a host now, and where to look.
 
 use super::Overview;
+use crate::drops::is_harmless;
 use crate::nic::trouble;
 use butterfly_api::proto::drop_list_res::Place;
 use butterfly_api::proto::{DropListRes, SessionTable, UplinkShow};
@@ -48,7 +49,7 @@ fn of_sessions(table: &SessionTable) -> Option<String> {
 /// What is dropped in the time that the daemon looks back, most first.
 fn of_drops(found: &DropListRes) -> Vec<String> {
     let rows = found.place.iter().flat_map(|place| place.drop.iter().map(move |drop| (place, drop)));
-    let mut recent: Vec<_> = rows.filter(|(_, drop)| drop.recent() > 0).collect();
+    let mut recent: Vec<_> = rows.filter(|(_, drop)| drop.recent() > 0 && !is_harmless(found, drop)).collect();
     recent.sort_by_key(|(_, drop)| std::cmp::Reverse(drop.recent()));
     let seconds = found.window_ms() / 1000;
     let told = recent.into_iter().map(|(place, drop)| {

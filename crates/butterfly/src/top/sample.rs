@@ -32,7 +32,7 @@ pub struct NicCounts {
     pub from: (u64, u64),
     /// Packets and bytes to it.
     pub to: (u64, u64),
-    /// By reason, with what it means.
+    /// By reason, with what it means. Not what is harmless.
     pub drops: BTreeMap<String, (u64, String)>,
     pub groups: Vec<String>,
 }
@@ -70,7 +70,7 @@ pub fn take(session: &mut Session) -> Result<Sample, Failure> {
 }
 
 fn counts(nic: &NicShow) -> NicCounts {
-    let drops = nic.drops.iter().filter(|drop| drop.count() > 0);
+    let drops = nic.drops.iter().filter(|drop| drop.count() > 0 && !drop.harmless());
     NicCounts {
         vni: nic.vni(),
         attached: nic.attached(),

@@ -58,6 +58,7 @@ pub fn drops(drops: &[nic_show::Drop]) -> Value {
             "reason": drop.reason(),
             "count": drop.count(),
             "description": drop.description(),
+            "harmless": drop.harmless(),
         })
     };
     drops.iter().map(row).collect()

@@ -78,6 +78,23 @@ fn drops_are_a_page() {
             out: "drops of the whole host: 1 frames\n\nuplink\n  r  1 frames    last 0.0 s ago\n",
             ..Row::default()
         },
+        Row {
+            line: "drops @",
+            asks,
+            answers: &[&[
+                "drop_list { total: 5 reason { name: \"r\" description: \"Noise.\" remedy: \"nothing\" harmless: true } \
+                          place { kind: UPLINK drop { reason: \"r\" count: 4 last_ms: 0 last_packet: \"p\" } drop { reason: \"s\" count: 1 } } }",
+            ]],
+            out: "\
+drops of the whole host: 5 frames, 4 of them harmless
+
+uplink
+  r  4 frames    last 0.0 s ago
+    means   Harmless. Noise.
+  s  1 frames    last: not known
+",
+            ..Row::default()
+        },
         Row { line: "drops @", asks, err: "no list of drops received\nerror in command: drops\n", code: 1, ..Row::default() },
     ]);
 }
@@ -102,7 +119,7 @@ fn drops_are_json() {
         json!({
             "reason": "ring-full", "count": 100, "rate": 2.0, "last_ms": 3249, "last_packet": "vni 42: a > b",
             "description": "No buffers left.", "cause": "it is slow", "remedy": "`butterfly nic show vm-1`, more NIC",
-            "charged": "the receiver",
+            "charged": "the receiver", "harmless": false,
         })
     );
     assert_eq!(
@@ -110,7 +127,7 @@ fn drops_are_json() {
         json!({
             "reason": "ring-full", "count": 9, "rate": null, "last_ms": null, "last_packet": null,
             "description": "No buffers left.", "cause": "it is slow", "remedy": "`butterfly nic show NIC`, more NIC",
-            "charged": "the receiver",
+            "charged": "the receiver", "harmless": false,
         })
     );
 }

@@ -6,9 +6,10 @@ use serde_json::{Value, json};
 
 const NICS: [&str; 3] = [
     "nic_show { id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 type: VHOST_USER_SERVER attached: true ip: \"10.0.0.1\" ip: \"fd00::1\" \
-     security_group: \"web\" in_packets: 7 out_packets: 8 drops { reason: \"r\" count: 3 } drops { reason: \"s\" count: 1 } }",
+     security_group: \"web\" in_packets: 7 out_packets: 8 drops { reason: \"r\" count: 3 } drops { reason: \"s\" count: 1 } drops { reason: \"rarp\" count: 70 harmless: true } }",
     "nic_show { id: \"b\" mac: \"52:54:00:00:00:02\" vni: 42 type: TAP bypass_filtering: true trouble: \"no such\\tnetns\" }",
-    "nic_show { id: \"c\" mac: \"52:54:00:00:00:03\" vni: 7 type: VHOST_USER_CLIENT }",
+    "nic_show { id: \"c\" mac: \"52:54:00:00:00:03\" vni: 7 type: VHOST_USER_CLIENT security_group: \"web\" \
+     security_group: \"db\" missing_group: \"db\" }",
 ];
 
 const ASKS: [&[&str]; 2] =
@@ -22,7 +23,7 @@ const TABLE: &str = "\
 id  vni  mac                addresses         groups        type    state     attached  in  out  drops  trouble
 a    42  52:54:00:00:00:01  10.0.0.1,fd00::1  web           server  attached  -          7    8      4
 b    42  52:54:00:00:00:02  -                 (unfiltered)  tap     trouble   -          0    0      0  no such\\tnetns
-c     7  52:54:00:00:00:03  -                 -             client  waiting   -          0    0      0
+c     7  52:54:00:00:00:03  -                 web,db        client  waiting   -          0    0      0  no such security group: db
 ";
 
 #[test]
@@ -116,7 +117,8 @@ const UPLINK: [&str; 3] = [
     "session_table { capacity: 1000 used: 950 }",
 ];
 const DROPS: &str = "drop_list { window_ms: 5000 place { kind: NIC nic_id: \"a\" vni: 42 drop { reason: \"ring-full\" count: 9 recent: 3 } \
-                     drop { reason: \"old\" count: 9 recent: 0 } } place { kind: UPLINK drop { reason: \"bad-vxlan\" count: 5 recent: 5 } } }";
+                     drop { reason: \"old\" count: 9 recent: 0 } drop { reason: \"rarp\" count: 9 recent: 9 } } \
+                     reason { name: \"rarp\" harmless: true } place { kind: UPLINK drop { reason: \"bad-vxlan\" count: 5 recent: 5 } } }";
 
 #[test]
 fn a_host_is_on_one_screen() {
@@ -159,6 +161,7 @@ butterflyd 1.2.3
 wrong now
   uplink eth1: no carrier, nothing leaves this host: `butterfly uplink`
   NIC b: no such\\tnetns
+  NIC c: no such security group: db
   sessions: 950 of 1000 are in use: `butterfly sessions`, `butterflyd --sessions`
   uplink: 5 frames dropped in 5 s, bad-vxlan: `butterfly drops --explain bad-vxlan`
   NIC a: 3 frames dropped in 5 s, ring-full: `butterfly drops --explain ring-full`
@@ -186,6 +189,6 @@ fn groups_and_hosts_are_objects_for_programs() {
     let host = ask("show", &[&[HEALTH], &UPLINK, &[DROPS], LIST, &SHOWN]);
     assert_eq!((&host["version"], &host["uptime_s"], &host["nics"]), (&json!("1.2.3"), &json!(3661), &json!(3)));
     assert_eq!(host["nics_by_state"], json!({ "attached": 1, "trouble": 1, "waiting": 1 }));
-    assert_eq!(host["troubles"].as_array().unwrap().len(), 5);
+    assert_eq!(host["troubles"].as_array().unwrap().len(), 6);
     assert_eq!(host["uplink"]["state"], "no carrier");
 }

@@ -225,12 +225,14 @@ fn nic_show_for_programs() {
         "host_mtu": 1450,
         "packet_trace": null,
         "drops": [
-            {"reason": "ring-full", "count": 12, "description": "the receiver took nothing"},
-            {"reason": "spoofed-mac", "count": 0, "description": "the source MAC is not the vnic's"},
-            {"reason": "bad-chain", "count": 1, "description": "descriptors\u{1b}[2J"},
+            {"reason": "ring-full", "count": 12, "description": "the receiver took nothing", "harmless": false},
+            {"reason": "spoofed-mac", "count": 0, "description": "the source MAC is not the vnic's", "harmless": false},
+            {"reason": "bad-chain", "count": 1, "description": "descriptors\u{1b}[2J", "harmless": false},
         ],
     });
     expected["router"] = false.into();
+    expected["state"] = "trouble".into();
+    expected["missing_groups"] = serde_json::json!([]);
     expected["waits_for"] = serde_json::Value::Null;
     // As many as the macro can take are above.
     for absent in ["mirror", "netns", "interface_refused", "pings"] {

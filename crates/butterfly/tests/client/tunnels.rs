@@ -157,8 +157,8 @@ fn tunnels_for_programs_are_whole() {
         "networks": [{
             "vni": 42, "in_packets": 10, "in_bytes": 1000, "out_packets": 200, "out_bytes": 20000,
             "drops": [
-                {"reason": "too-big", "count": 3, "description": "does not fit"},
-                {"reason": "no-neighbour", "count": 0, "description": "nobody"},
+                {"reason": "too-big", "count": 3, "description": "does not fit", "harmless": false},
+                {"reason": "no-neighbour", "count": 0, "description": "nobody", "harmless": false},
             ],
         }],
         "control": [
@@ -278,8 +278,8 @@ drops
             {"name": "rx-invalid", "value": 0, "description": "nonsense"},
         ],
         "drops": [
-            {"reason": "not-ours", "count": 2, "description": "somebody else's"},
-            {"reason": "vxlan-flags", "count": 0, "description": "flags"},
+            {"reason": "not-ours", "count": 2, "description": "somebody else's", "harmless": false},
+            {"reason": "vxlan-flags", "count": 0, "description": "flags", "harmless": false},
         ],
     });
     assert_eq!(json_of("uplink @ --json", UPLINK), expected);

@@ -40,6 +40,7 @@ fn list(report: DropReport) -> DropListRes {
         cause: Some(info.cause.to_owned()),
         remedy: Some(info.remedy.to_owned()),
         charged: Some(info.charged.to_owned()),
+        harmless: info.harmless.then_some(true),
         ..Default::default()
     });
     DropListRes {

@@ -34,8 +34,18 @@ impl<D: Dataplane> Daemon<D> {
             ..Default::default()
         });
         let mirrored_by = self.nics.mirrors_of(id).map(|nic| nic.id.as_str().to_owned()).collect();
-        let show =
-            NicShow { path: self.path(nic), host_mtu, packet_trace, mirror: mirror.into(), mirrored_by, ..show(nic, &report) };
+        let missing_group =
+            nic.security_groups.names().iter().filter(|name| !nic.bypass_filtering && !self.groups.contains_key(*name));
+        let missing_group = missing_group.map(|name| name.as_str().to_owned()).collect();
+        let show = NicShow {
+            path: self.path(nic),
+            host_mtu,
+            packet_trace,
+            mirror: mirror.into(),
+            mirrored_by,
+            missing_group,
+            ..show(nic, &report)
+        };
         Ok(Response { nic_show: MessageField::some(show), ..Default::default() })
     }
 
@@ -169,6 +179,7 @@ pub(super) fn drops(counted: &[(ReasonInfo, u64)]) -> Vec<Drop> {
         count: Some(*count),
         // A doc comment begins with a space.
         description: Some(info.description.trim().to_owned()),
+        harmless: info.harmless.then_some(true),
         ..Default::default()
     };
     counted.iter().map(drop).collect()

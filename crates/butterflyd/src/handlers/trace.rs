@@ -16,6 +16,7 @@ use protobuf::MessageField;
 /// Reasons that security groups are behind.
 const EGRESS_DENIED: &str = "egress-denied";
 const INGRESS_DENIED: &str = "ingress-denied";
+const FOR_ROUTERS: &str = "for-routers";
 /// What a vnic that is charged is told with.
 const NIC: &str = "nic ";
 /// Bytes of a packet in a capture, unless somebody wants others.
@@ -70,7 +71,7 @@ impl<D: Dataplane> Daemon<D> {
 
     /// Names the groups that refused a packet: who they are is known here, and of no interest to the workers.
     fn with_groups(&self, mut packet: TracedPacket) -> TracedPacket {
-        if [EGRESS_DENIED, INGRESS_DENIED].contains(&packet.reason())
+        if [EGRESS_DENIED, INGRESS_DENIED, FOR_ROUTERS].contains(&packet.reason())
             && let Some(nic) = packet.charged().strip_prefix(NIC).and_then(|id| self.nics.get(id))
         {
             packet.tried = nic.security_groups.texts();

@@ -37,9 +37,11 @@ pub fn drops_document() -> String {
 }
 
 fn section(info: &ReasonInfo) -> String {
-    let ReasonInfo { name, description, cause, remedy, charged, file, .. } = info;
+    let ReasonInfo { name, description, cause, remedy, charged, harmless, file, .. } = info;
+    let harmless = if *harmless { "- **Harmless:** overviews and alerts do not count it as trouble.\n" } else { "" };
     format!(
         "\n## {name}\n\n{description}\n\n- **Usual cause:** {cause}.\n- **What to do:** {remedy}.\n- **Charged to:** {charged}.\n\
+         {harmless}\
          - **Declared in:** [{file}](../{file})\n"
     )
 }

@@ -18,7 +18,7 @@ use crate::{
     batch::{Context, Verdict},
     claims::{self, IP_CLAIMED},
     drops::{DropReason, info},
-    filter::{self, EGRESS_DENIED, INGRESS_DENIED, SPOOFED_IP},
+    filter::{self, EGRESS_DENIED, FOR_ROUTERS, INGRESS_DENIED, SPOOFED_IP},
     flow::{Address, BAD_DHCP, DHCP_LIMIT, L4, Packet, parse::parse, tcp::TcpState},
     headers::{Inside, inside},
     plane::Plane,
@@ -216,7 +216,7 @@ pub(super) fn filter(
     let wanted = |direction, peer| Wanted { direction, peer, protocol: tuple.protocol, port };
     // What refused it, if the rules did; else they are what would have admitted it.
     let by_rules = decided.drop.is_none_or(|(reason, _)| {
-        [EGRESS_DENIED, INGRESS_DENIED, SPOOFED_IP, IP_CLAIMED, BAD_DHCP, DHCP_LIMIT].contains(&reason)
+        [EGRESS_DENIED, INGRESS_DENIED, FOR_ROUTERS, SPOOFED_IP, IP_CLAIMED, BAD_DHCP, DHCP_LIMIT].contains(&reason)
     });
     match egress {
         Ok(cell) => {

@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
 
-use butterfly_packet::mac::Mac;
+use butterfly_packet::{ethernet::Ethernet, mac::Mac};
 use butterfly_vhost::ring::{BATCH, FrameStore, Frames};
 
 use super::{
@@ -18,8 +18,8 @@ use crate::{
     drops::{DropReason, info},
     filter::{Room, SESSIONS_FULL, Share, admits_flooded, filter, full_shares, may_give_way, read_packet, rests, rules_say},
     flow::{L4, Packet},
-    forward::{NO_RECEIVER, forward},
-    headers::{Inside, headers},
+    forward::{NO_RECEIVER, forward, nobody},
+    headers::{Inside, headers, number},
     offload::offload,
     plane::Plane,
     rules::address,
@@ -182,7 +182,8 @@ fn flood(unknown: bool, frame: &[u8], context: &Context<'_>, room: &Room, steps:
     let others: Vec<_> = others.filter(|receiver| receiver.rules.bypass || !unknown).collect();
     let remote = context.remote();
     if others.is_empty() && remote.is_none() {
-        return Err((NO_RECEIVER, own));
+        let destination = Ethernet::parse(frame).map_or(0, |frame| number(frame.destination()));
+        return Err((nobody(destination), own));
     }
     // As the limit counts: whoever may not have it, too.
     let members = context.network.members.len() - usize::from(!context.sender.trunk);

@@ -4,12 +4,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use butterfly_packet::{
     icmp::{v4, v6},
-    protocol::{ICMP, ICMPV6, UDP},
+    protocol::{ICMP, ICMPV6, IGMP, UDP},
 };
 
 use super::{
-    EGRESS_DENIED, INGRESS_DENIED, IP_HIDDEN, Judgement, Room, SCTP_NO_SESSION, SESSION_COPIES, SESSION_RATE, SESSIONS_FULL,
-    SPOOFED_IP, TCP_NO_SESSION,
+    EGRESS_DENIED, FOR_ROUTERS, INGRESS_DENIED, IP_HIDDEN, Judgement, Room, SCTP_NO_SESSION, SESSION_COPIES, SESSION_RATE,
+    SESSIONS_FULL, SPOOFED_IP, TCP_NO_SESSION,
     dhcp::{self, ToClient},
     is_current, pass,
     room::{Decided, Flooded},
@@ -744,7 +744,9 @@ fn by_rules_enters(receiver: &Vnic, packet: &Packet, context: &Context<'_>) -> R
     }
     let tuple = &packet.tuple;
     let ingress = &rules.policy.ingress;
-    ingress.admits(tuple.source, tuple.protocol, rule_port(packet), &context.snapshot.members).ok_or(INGRESS_DENIED)
+    ingress
+        .admits(tuple.source, tuple.protocol, rule_port(packet), &context.snapshot.members)
+        .ok_or_else(|| if is_to_routers(packet) { FOR_ROUTERS } else { INGRESS_DENIED })
 }
 
 /// What the rules at both ends say of a packet by itself, whatever is known of its session.
@@ -764,6 +766,15 @@ pub(crate) fn rule_port(packet: &Packet) -> u16 {
 fn is_dhcp(packet: &Packet) -> bool {
     let tuple = &packet.tuple;
     tuple.protocol == UDP && Dhcp::between(tuple.source_port, tuple.destination_port, !is_v4(tuple.source)).is_some()
+}
+
+/// Whether it is what every machine multicasts to routers when it starts (RFC 4861, 6.3.7; RFC 3376, 4.2).
+fn is_to_routers(packet: &Packet) -> bool {
+    let destination = packet.tuple.destination;
+    match &packet.l4 {
+        L4::Discovery(found) => found.kind == v6::ROUTER_SOLICITATION && discovery::is_multicast(destination),
+        _ => packet.tuple.protocol == IGMP && is_v4(destination) && destination as u32 >> 28 == 0xe,
+    }
 }
 
 /// Whether it is what IPv4 routers say to hosts. What IPv6 routers say is told apart before.

@@ -65,7 +65,7 @@ pub(crate) const fn is_link_local(address: Address) -> bool {
     address >> 118 == 0xfe80 >> 6
 }
 
-const fn is_multicast(address: Address) -> bool {
+pub(crate) const fn is_multicast(address: Address) -> bool {
     address >> 120 == 0xff
 }
 

@@ -139,6 +139,12 @@ pub fn discovery(packet: &Packet) -> Option<Discovery> {
     }
 }
 
+/// Whether it is what a machine asks all routers, or tells those that serve groups.
+fn is_to_all_routers(packet: &Packet) -> bool {
+    let solicits = packet.protocol == 58 && discovery(packet).is_some() && packet.upper[0] == 133;
+    packet.destination.is_multicast() && (solicits || packet.protocol == 2 && packet.destination.is_ipv4())
+}
+
 /// The link-layer addresses that options of this kind give, behind byte `at` of a message. None if an option is empty or not whole,
 /// or gives none.
 fn link_addresses(message: &[u8], mut at: usize, wanted: u8) -> Option<Vec<[u8; 6]>> {
@@ -358,6 +364,7 @@ pub fn ingress(groups: &[Group], vnic: &Declared, packet: &Packet) -> Verdict {
     }
     match rules(groups, vnic, Direction::Inbound).any(|rule| rule_matches(groups, rule, packet, packet.source)) {
         true => Verdict::Allowed,
+        false if is_to_all_routers(packet) => Verdict::Denied(&["for-routers"]),
         false => Verdict::Denied(&["ingress-denied"]),
     }
 }

@@ -374,6 +374,7 @@ impl Model {
             }
             Destination::Group | Destination::Unknown => {
                 let is_group = matches!(destination, Destination::Group);
+                let nobody: Reasons = if is_group && frame[..6] != [0xff; 6] { &["no-listener"] } else { &["no-receiver"] };
                 // What nobody here owns is elsewhere, if networks go on there: to a filtered vnic it is one conversation.
                 let elsewhere = self.trunk_of(declared.vni).filter(|_| !is_group && !declared.bypass);
                 let receivers: Vec<usize> = (0..self.vnics.len())
@@ -383,9 +384,9 @@ impl Model {
                 match (elsewhere, read(frame, &carries)) {
                     (Some(trunk), Ok(Some(packet))) => {
                         self.unicast(sender, trunk, &packet, choices)?;
-                        self.deliver_to_all(sender, &receivers, &Ok(None), outcome)
+                        self.deliver_to_all(sender, &receivers, &Ok(None), nobody, outcome)
                     }
-                    (_, packet) => self.several(sender, &receivers, packet, outcome, choices),
+                    (_, packet) => self.several(sender, &receivers, packet, nobody, outcome, choices),
                 }
             }
         }
@@ -436,12 +437,13 @@ impl Model {
         sender: usize,
         receivers: &[usize],
         packet: Result<Option<Packet>, Reasons>,
+        nobody: Reasons,
         outcome: &mut Outcome,
         choices: &mut Choices,
     ) -> Result<(), Drop> {
         let Vnic { name, declared, .. } = self.vnics[sender].clone();
         if !self.vnics.iter().any(|vnic| vnic.declared.vni == declared.vni && !vnic.declared.bypass) {
-            return self.deliver_to_all(sender, receivers, &Ok(None), outcome);
+            return self.deliver_to_all(sender, receivers, &Ok(None), nobody, outcome);
         }
         // What each receiver decides about: of a fragment, its first one.
         let mut subject = packet;
@@ -483,7 +485,7 @@ impl Model {
         {
             return Err(drop(name, reasons));
         }
-        self.deliver_to_all(sender, receivers, &subject, outcome)
+        self.deliver_to_all(sender, receivers, &subject, nobody, outcome)
     }
 
     fn deliver_to_all(
@@ -491,11 +493,12 @@ impl Model {
         sender: usize,
         receivers: &[usize],
         subject: &Result<Option<Packet>, Reasons>,
+        nobody: Reasons,
         outcome: &mut Outcome,
     ) -> Result<(), Drop> {
         let name = self.vnics[sender].name;
         if receivers.is_empty() {
-            return Err(drop(name, &["no-receiver"]));
+            return Err(drop(name, nobody));
         }
         for receiver in receivers {
             let Vnic { name: receiving, declared, .. } = self.vnics[*receiver].clone();
