@@ -4,7 +4,9 @@
 
 mod api;
 mod bystanders;
+mod caller;
 mod cost;
+mod latency;
 mod random;
 mod switch;
 mod table;
@@ -18,6 +20,7 @@ use std::{
 use butterfly_tests::{Daemon, HostOptions, frames::Choices};
 
 use bystanders::Bystanders;
+use latency::Latency;
 use switch::{PROMPT, Switch};
 use villain::{Place, VNI};
 
@@ -69,6 +72,8 @@ fn attack(time: Duration, seed: u64) {
     // At random: two in the bystanders' network, one in a network of its own.
     let places: Vec<Place> =
         [VNI, VNI, 99].iter().zip(2..).map(|(vni, n)| Place::new(&switch, &format!("villain-{n}"), n, *vni)).collect();
+    let mut callers = [VNI, 99].map(|vni| (vni, caller::new(&switch, vni)));
+    let latency = Latency::start(&switch);
     let settled = || {
         places.iter().chain([&known]).for_each(|place| drop(switch.wait(&place.id, |show| !show.attached())));
         (switch.0.descriptors(), switch.0.threads(), switch.resident(), switch.0.guest_mappings())
@@ -84,6 +89,10 @@ fn attack(time: Duration, seed: u64) {
             let _stop = StopAtEnd(stop);
             for (place, seed) in places.iter().zip(seed..) {
                 scope.spawn(move || random::run(place, seed * 1000, stop));
+            }
+            for (vni, caller) in &mut callers {
+                let to: Vec<_> = places.iter().filter(|place| place.vni == *vni).map(|place| place.mac).collect();
+                scope.spawn(move || caller::call(caller, &to, seed * 1000 + 900, stop));
             }
             let mut choices = Choices::new(seed * 1000 + 999);
             let mut asked = Instant::now();
@@ -109,6 +118,7 @@ fn attack(time: Duration, seed: u64) {
     for place in &places {
         println!("{}: {:?}", place.id, switch::dropped(&switch.show(&place.id)));
     }
+    latency.finish();
     let (arrived, pause) = bystanders.finish(&switch);
     println!("{attached} hostile guests; bystanders: {arrived} frames, longest pause {pause:?}; slowest answer {slowest:?}");
     assert!(slowest <= PROMPT, "the API took {slowest:?} for an answer");

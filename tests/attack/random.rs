@@ -19,6 +19,9 @@ use crate::{
     villain::{Place, REGION, RING, config, raw_connection},
 };
 
+/// Entries of the rings of every third hostile guest.
+const LARGE_RING: u16 = 1024;
+
 /// What was done.
 #[derive(Default)]
 pub struct Tally {
@@ -36,6 +39,7 @@ pub fn run(place: &Place, seed: u64, stop: &AtomicBool) -> Tally {
         tally.guests += 1;
         match choices.below(8) {
             0 => garbage(place, &mut choices, &mut tally),
+            1 | 2 => trapper(place, &mut choices, &mut tally, stop),
             _ => guest(place, &mut choices, &mut tally, stop),
         }
     }
@@ -69,6 +73,20 @@ fn noise(choices: &mut Choices, len: usize) -> Vec<u8> {
     (0..len).map(|_| choices.below(256) as u8).collect()
 }
 
+/// A guest that only makes its receive ring hard to use, and keeps it so while others send to it.
+fn trapper(place: &Place, choices: &mut Choices, tally: &mut Tally, stop: &AtomicBool) {
+    let mut config = config(butterfly_tests::features::LINUX.with(Features::INDIRECT_DESC));
+    config.guest = config.guest.rings(LARGE_RING);
+    let Ok(connection) = Connection::connect(&place.path, Duration::from_secs(3)) else { return };
+    let Ok(vm) = Vm::attach(connection, &config) else { return };
+    let end = Instant::now() + Duration::from_millis(choices.between(100, 1000) as u64);
+    while !stop.load(Relaxed) && Instant::now() < end && trap(&vm, choices) {
+        tally.steps += 1;
+        std::thread::sleep(Duration::from_millis(choices.between(1, 100) as u64));
+    }
+    vm.connection.disconnect();
+}
+
 /// A guest that begins well and turns bad.
 fn guest(place: &Place, choices: &mut Choices, tally: &mut Tally, stop: &AtomicBool) {
     let mut features = Features::VERSION_1;
@@ -82,6 +100,7 @@ fn guest(place: &Place, choices: &mut Choices, tally: &mut Tally, stop: &AtomicB
     }
     let mut config = config(features);
     config.guest.rx_buffer = choices.one(&[64, 1526, 2048]);
+    config.guest = config.guest.rings(choices.one(&[RING, RING, LARGE_RING]));
     let Ok(connection) = Connection::connect(&place.path, Duration::from_secs(3)) else { return };
     // It is served after those who came before it, one of which may be made to wait.
     let _ = connection.set_timeout(Duration::from_secs(3));
@@ -96,7 +115,8 @@ fn guest(place: &Place, choices: &mut Choices, tally: &mut Tally, stop: &AtomicB
         tally.steps += 1;
         alive = match choices.below(40) {
             0..=4 if !cut => descriptors(&vm, choices),
-            5..=8 if !cut => chain(&vm, choices),
+            5 | 39 if !cut => trap(&vm, choices),
+            6..=8 if !cut => chain(&vm, choices),
             9..=11 if !cut => indices(&vm, choices),
             12..=15 if !cut => memory(vm.guest.memory(), choices),
             16..=23 if !cut => frame(&mut vm, place, choices),
@@ -142,13 +162,14 @@ fn desc(choices: &mut Choices) -> Desc {
         _ => choices.below(2000) as u32,
     };
     let flags = choices.one(&[0, 0, 1, 1, 2, 3, 4, 5, 7, 0xffff]);
-    Desc { addr: address(choices), len, flags, next: choices.below(usize::from(RING) + 2) as u16 }
+    let ring = choices.one(&[RING, LARGE_RING]);
+    Desc { addr: address(choices), len, flags, next: choices.below(usize::from(ring) + 2) as u16 }
 }
 
 fn descriptors(vm: &Vm, choices: &mut Choices) -> bool {
     let ring = vm.guest.queue(choices.below(2)).ring().clone();
     for _ in 0..choices.between(1, 10) {
-        ring.set_desc(choices.below(RING.into()) as u16, desc(choices));
+        ring.set_desc(choices.below(ring.size().into()) as u16, desc(choices));
     }
     true
 }
@@ -159,10 +180,44 @@ fn chain(vm: &Vm, choices: &mut Choices) -> bool {
     let at = ring.avail_idx().load(Relaxed);
     let count = choices.between(1, 8) as u16;
     for n in 0..count {
-        ring.avail_entry(at.wrapping_add(n)).store(choices.below(usize::from(RING) + 2) as u16, Relaxed);
+        ring.avail_entry(at.wrapping_add(n)).store(choices.below(usize::from(ring.size()) + 2) as u16, Relaxed);
     }
     ring.avail_idx().store(at.wrapping_add(count), std::sync::atomic::Ordering::Release);
     kick(&vm.guest, index);
+    true
+}
+
+/// A receive ring that is work to find room in: empty descriptors before each buffer, in chains or in large tables, over and over.
+fn trap(vm: &Vm, choices: &mut Choices) -> bool {
+    const NEXT: u16 = 1;
+    const WRITE: u16 = 2;
+    const INDIRECT: u16 = 4;
+    let ring = vm.guest.queue(RX).ring().clone();
+    let size = ring.size();
+    let room = choices.one(&[0, 1, 64, 2048]);
+    if choices.below(2) == 0 {
+        // One chain through the whole table.
+        for at in 0..size {
+            let last = at + 1 == size;
+            let (len, flags) = if last { (room, WRITE) } else { (choices.one(&[0, 0, 0, 1]), WRITE | NEXT) };
+            ring.set_desc(at, Desc { addr: DEFAULT_GUEST_ADDR + REGION, len, flags, next: at + 1 });
+        }
+    } else {
+        let table = DEFAULT_GUEST_ADDR + REGION;
+        let entries = choices.between(2, 4000) as u16;
+        for at in 0..entries {
+            let (len, flags) = if at + 1 == entries { (room, WRITE) } else { (0, WRITE | NEXT) };
+            let desc = Desc { addr: table + (1 << 20), len, flags, next: at + 1 };
+            let _ = vm.guest.memory().write(table + u64::from(at) * 16, &desc.to_bytes());
+        }
+        let desc = Desc { addr: table, len: u32::from(entries) * 16, flags: INDIRECT, next: 0 };
+        (0..size).for_each(|at| ring.set_desc(at, desc));
+    }
+    let at = ring.avail_idx().load(Relaxed);
+    for n in 0..size {
+        ring.avail_entry(at.wrapping_add(n)).store(choices.one(&[0, n]), Relaxed);
+    }
+    ring.avail_idx().store(ring.used_idx().load(Relaxed).wrapping_add(size), std::sync::atomic::Ordering::Release);
     true
 }
 

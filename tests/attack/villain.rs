@@ -17,7 +17,7 @@ use crate::{bystanders, switch::Switch};
 /// The network that villains share with one pair of bystanders.
 pub const VNI: u32 = 7;
 /// Bytes of one of its two regions of memory.
-pub const REGION: u64 = 1 << 20;
+pub const REGION: u64 = 4 << 20;
 /// First address behind its memory.
 pub const END: u64 = DEFAULT_GUEST_ADDR + 2 * REGION;
 /// Entries of its rings.
@@ -31,13 +31,15 @@ pub struct Place {
     pub path: PathBuf,
     /// Its address.
     pub mac: Mac,
+    /// Its network.
+    pub vni: u32,
 }
 
 impl Place {
     /// Declares the `n`th.
     pub fn new(switch: &Switch, id: &str, n: u32, vni: u32) -> Place {
         let nic = Nic::bypass(id, mac(0xbad_0000 + n), vni);
-        Place { id: id.to_owned(), path: switch.add(&nic), mac: nic.mac }
+        Place { id: id.to_owned(), path: switch.add(&nic), mac: nic.mac, vni }
     }
 }
 
