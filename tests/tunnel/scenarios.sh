@@ -84,6 +84,43 @@ vnic_moves() {
     host=h3 other=h2
   done
 }
+# A live migration, by QEMU: the process on h3 goes on with the rings that the one on h2 leaves. Nobody but the switch says where the
+# guest is now: it has no chance to speak before a reaches it. Filtered, as in a cloud.
+live_migration() {
+  local n said lost
+  wire_add
+  for n in 1 2 3; do uplink_daemon "h$n" "$n" ipv4 xdp; done
+  for n in 1 2 3; do
+    on "h$n" bf sg rule add moving --ip-proto icmp --sg-members moving >/dev/null
+    on "h$n" bf sg rule add moving --ip-proto tcp --port 7000 --sg-members moving >/dev/null
+    on "h$n" bf sg member add moving 10.0.0.1 10.0.0.2 >/dev/null
+  done
+  filtered h1 a moving
+  on h2 bf nic add --id b --mac "$(mac_of b)" --vni 42 --type VHOST_USER_CLIENT --path "$VM_DIR/from.sock" \
+    --ip 10.0.0.2 --enable-antispoof --sg moving >/dev/null
+  on h3 bf nic add --id b --mac "$(mac_of b)" --vni 42 --type VHOST_USER_CLIENT --path "$VM_DIR/to.sock" \
+    --ip 10.0.0.2 --enable-antispoof --sg moving >/dev/null
+  vm start from --socket "$VM_DIR/from.sock" --serve --mac "$(mac_of b)" --ip 10.0.0.2/24 --limit 300
+  vm start to --socket "$VM_DIR/to.sock" --serve --mac "$(mac_of b)" --limit 300 --incoming --no-wait
+  wait_for 10 ping_all a 10.0.0.2 1 || fail "a does not reach b before it moves"
+  [ "$(learnt_at h1 b)" = 192.0.2.2 ] || fail "h1 does not know that b is on h2: $(on h1 bf tunnels)"
+  [ "$(on h3 nic_field b 'n["announced"]')" = 0 ] || fail "h3 has announced a guest that is not there"
+  vm exec a 'ping -i 0.2 -c 60 -W 1 10.0.0.2 >/tmp/pings 2>&1 &'
+  vm migrate from to || fail "QEMU did not migrate b"
+  vm stop from
+  wait_for 3 is_learnt h1 b 192.0.2.3 || fail "h1 was not told that b is on h3: $(on h1 bf tunnels)"
+  [ "$(on h3 nic_field b 'n["announced"]')" -gt 0 ] || fail "h3 announced nothing"
+  ping_all a 10.0.0.2 || fail "a does not reach b where it is now"
+  vm exec --timeout 30 a 'while pidof ping >/dev/null; do usleep 100000; done'
+  said=$(vm exec a 'cat /tmp/pings')
+  lost=$(sed -n 's/^\([0-9]*\) packets transmitted, \([0-9]*\) .*/\1 \2/p' <<<"$said" | awk '{ print $1 - $2 }')
+  say "    of 60 pings, 0.2 s apart, $lost were lost while b moved"
+  [ "${lost:-60}" -le 25 ] || fail "the move took too long: $said"
+  transfer a to 10.0.0.2 2 || fail "2 MiB from a to b, where it is now, did not arrive undamaged"
+  quiet h3 b too-big
+  vm stop to
+}
+is_learnt() { [ "$(learnt_at "$1" "$2")" = "$3" ]; }
 filtered() { # filtered HOST GUEST GROUP
   vnic "$1" "$2" 42 --ip "$(ip4_of "$2")" --enable-antispoof --sg "$3"
 }
@@ -371,7 +408,7 @@ uplink_changes() {
 
 scenarios() {
   local name
-  for name in three_hosts_groups three_hosts_peers vnic_moves filtered_ends daemon_killed same_addresses host_ping \
+  for name in three_hosts_groups three_hosts_peers vnic_moves live_migration filtered_ends daemon_killed same_addresses host_ping \
     larger_mtu outer_fragments uplink_changes; do
     run "$name" "$name"
   done
