@@ -273,6 +273,11 @@ fn a_listener_that_changes_its_number() {
     let mut wire = Wire::answered();
     assert_eq!(wire.send(1, segment(SYN_ACK, 0x1234_5678, A + 2, 0)), Refuse);
     assert_eq!(wire.send(0, segment(ACK, A, 0x1234_5679, 0)), Refuse);
+    // What the side that answers acknowledged meanwhile, and nobody sent, is no number of the opener's.
+    let mut wire = Wire::answered();
+    assert_eq!(wire.send(1, segment(ACK, B + 1, A + 21, 0)), Pass);
+    assert_eq!(wire.send(1, segment(SYN_ACK, 0x1234_5678, A + 21, 0)), Refuse);
+    assert_eq!(wire.send(1, second), Pass);
 }
 
 #[test]
