@@ -10,7 +10,7 @@ OUT=${OUT:-$BUILD/deb}
 version=${1:-$(sed -n 's/^version = "\(.*\)"/\1/p' "$REPO/Cargo.toml" | head -1)}
 maintainer=$(sed -n 's/^authors = \["\(.*\)"\]/\1/p' "$REPO/Cargo.toml")
 homepage=$(sed -n 's/^repository = "\(.*\)"/\1/p' "$REPO/Cargo.toml")
-[ -n "$maintainer" ] && [ -n "$homepage" ] || die "Cargo.toml names no authors or no repository"
+[[ -n $maintainer && -n $homepage ]] || die "Cargo.toml names no authors or no repository"
 architecture=$(dpkg --print-architecture)
 need_programs butterflyd butterfly butterfly-bench
 command -v dpkg-shlibdeps >/dev/null || die "dpkg-shlibdeps is missing: apt-get install dpkg-dev"

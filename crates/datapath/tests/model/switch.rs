@@ -174,6 +174,8 @@ fn drop(vnic: &'static str, reasons: Reasons) -> Drop {
 const LEARNT_FOR: u32 = 300;
 const FRAGMENTS_FOR: u32 = 30;
 const PICKUP_FOR: u32 = 120;
+/// Sessions that one network may have of the same addresses, numbers and protocol.
+const MOST_COPIES: usize = 4;
 
 impl Vnic {
     pub fn is_trunk(&self) -> bool {
@@ -724,7 +726,21 @@ impl Model {
         if key.is_some_and(|key| self.moves(key, packet, choices)) {
             return Ok(());
         }
-        self.miss(sender, receiver, packet, key)
+        let copies = key.map_or((0, 0), |key| self.copies(&key));
+        let before = self.sessions.len();
+        let result = self.miss(sender, receiver, packet, key);
+        if self.sessions.len() > before && (copies.0 >= MOST_COPIES || copies.1 >= MOST_COPIES && choices.either()) {
+            self.sessions.pop();
+            return Err(drop(name, &["session-copies"]));
+        }
+        result
+    }
+
+    /// Sessions of the same addresses, numbers and protocol, between whichever ports: that are there, and that may be.
+    fn copies(&self, key: &Key) -> (usize, usize) {
+        let same = self.sessions.iter().filter(|session| session.key.direction_of(key).is_some());
+        let sure = same.clone().filter(|session| session.left.is_none() && self.now - session.seen < session.timeout().0);
+        (sure.count(), same.count())
     }
 
     /// The session that `wanted` names, if it is alive and policy still admits it, or if it was cut.

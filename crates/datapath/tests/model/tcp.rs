@@ -70,6 +70,8 @@ impl Segment {
 struct Side {
     seen: bool,
     first: u32,
+    /// The first number of the last SYN+ACK: a listener that keeps no state may answer twice, and differently.
+    answer: Option<u32>,
     /// Behind the last byte it sent.
     end: u32,
     /// What it acknowledged last, if it did.
@@ -323,6 +325,8 @@ impl Connection {
                 let known = self.sides[0].acked.is_none_or(|acked| ahead(own.first, acked) == 1);
                 (!known && choices.either()).then_some(Judgement::ByRules)
             }
+            // The SYN of an answer that came behind another one, once more.
+            _ if own.answer == Some(segment.sequence) && !self.established && choices.either() => Some(Judgement::Passes),
             // The opener was let in, not this side: who forgot the connection and listens would take it for the first of another.
             _ => Some(Judgement::ByRules),
         }
@@ -355,6 +359,7 @@ impl Connection {
         let own = &mut self.sides[from];
         if segment.has(SYN) {
             own.scale = segment.scale.unwrap_or(0);
+            own.answer = segment.has(ACK).then_some(segment.sequence).or(own.answer);
         }
         // Of the other side of one that was picked up, an end is known before it was seen.
         let behind = if own.seen || self.picked_up && from == 1 { ahead(own.end, segment.end()) } else { 1 };

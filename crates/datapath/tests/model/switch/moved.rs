@@ -13,7 +13,7 @@ use crate::{
 
 impl Key {
     /// Between these addresses and numbers, whoever has them: 0 as the opener's frame shows it, 1 the other way.
-    fn direction_of(&self, other: &Key) -> Option<usize> {
+    pub(super) fn direction_of(&self, other: &Key) -> Option<usize> {
         let plain = |key: &Key| {
             let ends = [key.from, key.to].map(|end| (end.address, end.number));
             (key.vni, key.vlan, key.protocol, ends)
