@@ -272,6 +272,48 @@ fn a_rule_that_goes_cuts_only_what_it_admitted() {
     net.expect("a", a_to_b().udp(5, 20, b""), "b.ingress-denied");
 }
 
+/// What is only remembered, so that its packets are not taken for those of another connection, is no session for people.
+#[test]
+fn a_connection_that_was_cut_is_not_listed() {
+    let mut net = two("g");
+    net.group("g", &["in tcp 80 0.0.0.0/0"], &[]);
+    let listed = |net: &Net| net.host.sessions(&SessionFilter::default(), 10).0;
+    net.expect("a", a_to_b().tcp(&seg((9, 80), SYN, 100, 0), b""), "b");
+    net.expect("b", b_to_a().tcp(&seg((80, 9), SYN | ACK, 500, 101), b""), "a");
+    net.expect("a", a_to_b().tcp(&seg((9, 80), ACK, 101, 501), b""), "b");
+    assert_eq!(listed(&net), 1);
+    net.change("g", GroupChange::RemoveRule(rule("in tcp 80 0.0.0.0/0")));
+    net.expect("a", a_to_b().tcp(&seg((9, 80), ACK, 101, 501), b"x"), "b.ingress-denied");
+    assert_eq!(listed(&net), 0);
+}
+
+/// On a host whose networks end there, nobody comes back from elsewhere.
+#[test]
+fn a_connection_goes_with_its_vnic() {
+    let mut net = two("g");
+    net.group("g", &["in tcp 80 0.0.0.0/0"], &[]);
+    net.expect("a", a_to_b().tcp(&seg((9, 80), SYN, 100, 0), b""), "b");
+    net.expect("b", b_to_a().tcp(&seg((80, 9), SYN | ACK, 500, 101), b""), "a");
+    net.host.remove("a");
+    net.host.pass(1);
+    assert_eq!(net.host.sessions(&SessionFilter::default(), 10).0, 0);
+}
+
+/// Either end of a conversation may say that a packet of the other's did not arrive, whatever its rules say of ICMP.
+#[test]
+fn an_opener_says_what_went_wrong_too() {
+    let mut net = Net::new(&[("a", A, "10.0.0.1", "asks"), ("b", B, "10.0.0.2", "answers")]);
+    net.group("asks", &["out udp 53 0.0.0.0/0"], &[]);
+    net.group("answers", &["in udp 53 0.0.0.0/0"], &[]);
+    net.expect("a", a_to_b().udp(5000, 53, b"question"), "b");
+    let answer = b_to_a().udp(53, 5000, b"answer");
+    net.expect("b", answer.clone(), "a");
+    net.expect("a", a_to_b().icmp(3, 3, 0, &answer[14..14 + 28]), "b");
+    // About what b never sent, it needs a rule.
+    let never = b_to_a().udp(53, 5001, b"answer");
+    net.expect("a", a_to_b().icmp(3, 3, 0, &never[14..14 + 28]), "a.egress-denied");
+}
+
 #[test]
 fn a_connection_is_opened_by_syn_and_followed() {
     let mut net = Net::with(

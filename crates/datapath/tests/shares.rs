@@ -242,6 +242,24 @@ fn one_tuple_has_four_sessions_in_a_network() {
     assert_eq!(net.send(1, 1, &to(8)), "1-8");
 }
 
+/// A receiver with its share gives up one that it received, from whomever, and nothing that it opened.
+#[test]
+fn a_receiver_gives_up_what_it_received() {
+    // A network: 512; a vnic: 256; an opener: 64.
+    let mut net = Hosted::new(config(2048, 25));
+    net.vnic(1, 2, true);
+    net.vnic(1, 3, true);
+    [10, 11, 12, 13, 14].into_iter().for_each(|vnic| net.vnic(1, vnic, false));
+    for opener in [10, 11, 12, 13] {
+        (0..64).for_each(|n| assert_eq!(net.open(1, (opener, 2), false), "1-2", "{opener} {n}"));
+    }
+    let before = net.sessions(1);
+    let passed = (0..100).filter(|_| net.open(1, (14, 2), false) == "1-2").count();
+    // Not each finds one near its own place.
+    assert!(passed > 10, "{passed}");
+    assert_eq!(net.sessions(1), before, "each took the place of another one");
+}
+
 /// An opener with its part of a receiver gives up one of these, and nothing that others opened or that it opened elsewhere.
 #[test]
 fn an_opener_gives_up_what_it_opened_there() {

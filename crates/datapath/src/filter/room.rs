@@ -204,9 +204,8 @@ impl Notes {
         record.count(note.direction as usize, note.packets.into(), note.bytes);
         if note.moved {
             let state = State::Tcp(track.state);
-            let seen = if note.refreshed { context.now } else { (note.was >> 32) as u32 };
             record.store_track(track);
-            record.store_seen(seen, state, track);
+            record.store_seen(context.now, state, track);
         } else if note.refreshed {
             record.store_seen_word(note.was, context.now, note.state);
         }

@@ -37,6 +37,11 @@ impl Model {
         !holders.is_empty() && !shared && holders.iter().all(|other| other.port != vnic.port)
     }
 
+    /// Whether no operator has given the address to anybody in this network.
+    pub fn is_made_up(&self, vni: u32, ip: IpAddr) -> bool {
+        !self.vnics.iter().any(|other| other.declared.vni == vni && has(&other.declared, ip.to_canonical()))
+    }
+
     /// Whether a vnic may not send a packet for its source alone, as that is somebody else's.
     pub fn speaks_as_another(&self, vnic: &Vnic, packet: &Packet) -> bool {
         vnic.declared.bypass && !vnic.declared.forwards && self.is_claimed(vnic, packet.source)

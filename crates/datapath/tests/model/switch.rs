@@ -558,10 +558,14 @@ impl Model {
             }
             _ => {
                 let own = self.is_own(name, &declared, packet);
-                if own.is_err() {
+                let key = key_of(declared.vni, self.vnics[sender].port, self.vnics[receiver].port, packet);
+                let known = self.sessions.iter().any(|session| Some(session.key) == key || Some(session.key.reversed()) == key);
+                // Whose a made-up address is found out while conversations go on. It is asked when they are decided.
+                if own.is_err() && !(declared.bypass && known && self.is_made_up(declared.vni, packet.source) && choices.either())
+                {
                     self.claim(sender, receiver, packet, choices);
+                    own?;
                 }
-                own?;
             }
         }
         match packet.fragment {

@@ -171,7 +171,8 @@ impl Connection {
         };
         if own.seen {
             let window = i64::from(other.window);
-            let (start, end) = (ahead(own.end, segment.sequence), ahead(own.end, segment.end()));
+            let start = ahead(own.end, segment.sequence);
+            let end = start + i64::from(segment.takes);
             let sent = ahead(own.first, own.end).max(0);
             let room = other.acked.map_or(0, |acked| window - ahead(acked, own.end));
             let first_syn = segment.has(SYN) && segment.sequence == own.first;

@@ -262,17 +262,24 @@ fn no_acknowledgement_but_that_of_the_syn_establishes() {
 #[test]
 fn a_listener_that_changes_its_number() {
     let second = segment(SYN_ACK, 0x1234_5678, A + 1, 0);
-    for (taken, other) in [(0x1234_5679u32, B + 1), (B + 1, 0x1234_5679)] {
-        let mut wire = Wire::answered();
-        wire.all(&[(0, syn()), (1, second), (0, segment(ACK, A + 1, taken, 0))]);
-        assert_eq!(wire.state(), TcpState::Established);
-        assert_eq!(wire.send(1, segment(ACK, taken, A + 1, 1000)), Pass);
-        assert_eq!(wire.send(1, segment(ACK, other, A + 1, 1000)), Refuse);
+    // Whichever of the two is ahead of the other.
+    for number in [0x1234_5678u32, 0xf234_5678] {
+        let second = Segment { sequence: number, ..second };
+        for (taken, other) in [(number + 1, B + 1), (B + 1, number + 1)] {
+            let mut wire = Wire::answered();
+            wire.all(&[(0, syn()), (1, second), (0, segment(ACK, A + 1, taken, 0))]);
+            assert_eq!(wire.state(), TcpState::Established);
+            assert_eq!(wire.send(1, segment(ACK, taken, A + 1, 1000)), Pass);
+            assert_eq!(wire.send(1, segment(ACK, other, A + 1, 1000)), Refuse);
+        }
     }
     // Not without the opener's exact number.
     let mut wire = Wire::answered();
     assert_eq!(wire.send(1, segment(SYN_ACK, 0x1234_5678, A + 2, 0)), Refuse);
     assert_eq!(wire.send(0, segment(ACK, A, 0x1234_5679, 0)), Refuse);
+    // The opener takes it by an acknowledgement, also of one that ends at once, and not by another SYN.
+    let takes = |flags| Wire::answered().asked(0, segment(flags, A + 1, 0x1234_5679, 0));
+    assert_eq!([takes(ACK), takes(FIN_ACK), takes(SYN_ACK)], [Pass, Pass, Refuse]);
     // What the side that answers acknowledged meanwhile, and nobody sent, is no number of the opener's.
     let mut wire = Wire::answered();
     assert_eq!(wire.send(1, segment(ACK, B + 1, A + 21, 0)), Pass);

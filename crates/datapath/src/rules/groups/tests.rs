@@ -225,6 +225,19 @@ fn the_cell_of_a_rule_that_went_is_used_again() {
     assert_eq!(groups.rules_by_cell().len(), 2);
 }
 
+/// Nothing is kept of a group that was deleted, whatever it had.
+#[test]
+fn a_group_that_is_forgotten_takes_no_room() {
+    let cells = Cells::new().unwrap();
+    let mut groups = Groups::default();
+    for n in 0..3 {
+        groups.change(&name(n), GroupChange::AddRule(rule(&(n, false, 0, 1))), &cells).unwrap();
+        groups.change(&name(n), GroupChange::AddMember(IpAddr::from([10, 0, 0, 1])), &cells).unwrap();
+    }
+    (0..3).for_each(|n| drop(groups.change(&name(n), GroupChange::Forget, &cells).unwrap()));
+    assert!(groups.declared.is_empty() && groups.rules_by_cell().is_empty());
+}
+
 /// UDP with 16 ports at most, a server's or a client's among them; ICMP of either family; each in its direction only.
 #[test]
 fn rules_of_infrastructure() {
