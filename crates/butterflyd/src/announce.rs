@@ -8,41 +8,29 @@ use std::{
     collections::HashMap,
     io::Write,
     sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-        mpsc::{self, Receiver, Sender},
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{self, Receiver, SyncSender},
     },
     time::Duration,
 };
 use tracing::{debug, info, warn};
 
-/// Lines about machines that come and go wait in line at most this many; more are left out.
+/// Lines wait for a reader at most this many; more are left out.
 const BACKLOG: usize = 10_000;
 /// How long the last lines may take to be read when the daemon stops.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-enum News {
-    /// A vnic is about to be made.
-    Expect {
-        id: String,
-        path: String,
-        ours: bool,
-    },
-    /// It was made.
-    Made(String),
-    /// It is gone, or was never made.
-    Forget(String),
-    Attached(String),
-    Detached(String),
-    /// A generator has measured.
-    Measured(Times),
+struct Socket {
+    path: String,
+    /// Its line is still to be written.
+    unannounced: bool,
 }
 
 /// Tells what happens to sockets, and notes everything that the switch tells.
 #[derive(Clone)]
 pub struct Announcer {
-    news: Sender<News>,
-    waiting: Arc<AtomicUsize>,
+    lines: SyncSender<String>,
+    sockets: Arc<Mutex<HashMap<String, Socket>>>,
     events: Events,
 }
 
@@ -53,61 +41,67 @@ pub struct Writer {
 
 impl Announcer {
     /// Writes to `out` from a thread of its own.
-    pub fn start(out: impl Write + Send + 'static, events: Events) -> std::io::Result<(Self, Writer)> {
-        let (news, receiver) = mpsc::channel();
+    pub fn start(mut out: impl Write + Send + 'static, events: Events) -> std::io::Result<(Self, Writer)> {
+        let (lines, receiver) = mpsc::sync_channel::<String>(BACKLOG);
         let (finish, finished) = mpsc::channel();
-        let waiting = Arc::new(AtomicUsize::new(0));
-        let counter = waiting.clone();
         std::thread::Builder::new().name("announcer".into()).spawn(move || {
-            let mut sockets = Sockets { out, known: HashMap::new() };
-            for item in receiver {
-                counter.fetch_sub(1, Ordering::Relaxed);
-                sockets.tell(item);
+            for line in receiver {
+                // Whoever read it may be gone.
+                let _ = writeln!(out, "{line}").and_then(|()| out.flush());
             }
             // Nobody may be interested any more.
             let _ = finish.send(());
         })?;
-        Ok((Self { news, waiting, events }, Writer { finished }))
+        Ok((Self { lines, sockets: Arc::default(), events }, Writer { finished }))
     }
 
     /// The vnic `id` is about to be made with the socket `path`; `ours` if we listen there.
     pub fn expect(&self, id: &str, path: String, ours: bool) {
-        self.send(News::Expect { id: id.to_owned(), path, ours });
+        self.sockets().insert(id.to_owned(), Socket { path, unannounced: ours });
     }
 
     /// It was made.
     pub fn made(&self, id: &str) {
-        self.send(News::Made(id.to_owned()));
+        let first = |socket: &mut Socket| std::mem::take(&mut socket.unannounced).then(|| socket.path.clone());
+        let path = self.sockets().get_mut(id).and_then(first);
+        if let Some(path) = path {
+            self.line(format!("New vhost-user socket: {path}, zero-copy disable"));
+        }
     }
 
     /// It is gone, or was not made after all.
     pub fn forget(&self, id: &str) {
-        self.send(News::Forget(id.to_owned()));
+        self.sockets().remove(id);
     }
 
-    fn send(&self, news: News) {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        // The thread ends with the last announcer.
-        let _ = self.news.send(news);
+    fn sockets(&self) -> MutexGuard<'_, HashMap<String, Socket>> {
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn send_if_room(&self, news: News) {
-        if self.waiting.load(Ordering::Relaxed) < BACKLOG {
-            self.send(news);
+    fn line_about(&self, id: &str, before: &str) {
+        let path = self.sockets().get(id).map(|socket| socket.path.clone());
+        if let Some(path) = path {
+            self.line(format!("{before}{path}"));
         }
+    }
+
+    fn line(&self, line: String) {
+        // Without room, or without the thread, nobody reads.
+        let _ = self.lines.try_send(line);
     }
 }
 
 impl SwitchEvents for Announcer {
     fn happened(&self, about: About<'_>, what: Happening<'_>) {
         let note = switch_note(about, what);
-        let news = match what {
-            Happening::Attached => Some(News::Attached as fn(String) -> News),
-            Happening::Detached(_) => Some(News::Detached as fn(String) -> News),
-            _ => None,
-        };
-        if let Some((id, news)) = about.nic.zip(news) {
-            self.send_if_room(news(id.to_owned()));
+        match (about.nic, what) {
+            (Some(id), Happening::Attached) => {
+                // A machine may be faster than whoever made the vnic.
+                self.made(id);
+                self.line_about(id, "VM connecting to socket: ");
+            }
+            (Some(id), Happening::Detached(_)) => self.line_about(id, "VM disconnecting from socket: "),
+            _ => {}
         }
         // A guest that brings something about all the time fills no log.
         if self.events.note(note.clone()) {
@@ -116,7 +110,9 @@ impl SwitchEvents for Announcer {
     }
 
     fn measured(&self, times: Times) {
-        self.send_if_room(News::Measured(times));
+        let micros = |time: Duration| time.as_nanos() as f64 / 1000.0;
+        let (min, mean, max) = (times.min.as_micros(), micros(times.mean()), times.max.as_micros());
+        self.line(format!("ping time for {} pkts: min/mean/max {min} us {mean:.2} us {max} us", times.count));
     }
 }
 
@@ -157,64 +153,9 @@ impl Writer {
     }
 }
 
-struct Socket {
-    path: String,
-    /// Its line is still to be written.
-    unannounced: bool,
-}
-
-struct Sockets<W> {
-    out: W,
-    known: HashMap<String, Socket>,
-}
-
-impl<W: Write> Sockets<W> {
-    fn tell(&mut self, news: News) {
-        match news {
-            News::Expect { id, path, ours } => {
-                self.known.insert(id, Socket { path, unannounced: ours });
-            }
-            News::Made(id) => self.announce(&id),
-            News::Forget(id) => {
-                self.known.remove(&id);
-            }
-            News::Attached(id) => {
-                // A machine may be faster than whoever made the vnic.
-                self.announce(&id);
-                self.line_about(&id, "VM connecting to socket: ", "");
-            }
-            News::Measured(times) => {
-                let micros = |time: Duration| time.as_nanos() as f64 / 1000.0;
-                let (min, mean, max) = (times.min.as_micros(), micros(times.mean()), times.max.as_micros());
-                self.line(format_args!("ping time for {} pkts: min/mean/max {min} us {mean:.2} us {max} us", times.count));
-            }
-            News::Detached(id) => self.line_about(&id, "VM disconnecting from socket: ", ""),
-        }
-    }
-
-    fn announce(&mut self, id: &str) {
-        let first = self.known.get_mut(id).is_some_and(|socket| std::mem::take(&mut socket.unannounced));
-        if first {
-            self.line_about(id, "New vhost-user socket: ", ", zero-copy disable");
-        }
-    }
-
-    fn line_about(&mut self, id: &str, before: &str, after: &str) {
-        if let Some(path) = self.known.get(id).map(|socket| socket.path.clone()) {
-            self.line(format_args!("{before}{path}{after}"));
-        }
-    }
-
-    fn line(&mut self, line: std::fmt::Arguments<'_>) {
-        // Whoever read it may be gone.
-        let _ = writeln!(self.out, "{line}").and_then(|()| self.out.flush());
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Mutex;
 
     #[derive(Clone, Default)]
     struct Page(Arc<Mutex<Vec<u8>>>);
@@ -308,8 +249,12 @@ mod tests {
         announcer.expect("n", "/s/n".into(), true);
         for _ in 0..3 * BACKLOG {
             attached(&announcer);
+            // Nor do declarations pile up.
+            announcer.expect("m", "/s/m".into(), true);
+            announcer.made("m");
+            announcer.forget("m");
         }
-        assert!(announcer.waiting.load(Ordering::Relaxed) <= BACKLOG);
+        assert_eq!(announcer.sockets().len(), 1);
         drop(announcer);
         let start = std::time::Instant::now();
         writer.finish();

@@ -571,6 +571,10 @@ impl Model {
         match packet.fragment {
             Some(_) => {
                 self.whole(sender, receiver, packet, choices)?;
+                // Discovery in fragments is none (RFC 6980): what follows its beginning may be refused, rule or not.
+                if policy::discovery(packet).is_some() && choices.either() {
+                    return Ok(());
+                }
                 self.begin(sender, to, packet, choices).map_err(|reasons| drop(name, reasons))
             }
             None => self.whole(sender, receiver, packet, choices),
