@@ -174,7 +174,7 @@ fn is_claimed(vnic: &Vnic, address: Address, context: &Context<'_>) -> bool {
     let declared = context.network.holders.get(address).is_some_and(|holding| holding.excludes(vnic, context.snapshot));
     declared
         || context.bindings.holder(address, vnic.vni, context.snapshot).is_some_and(|holder| {
-            let may_be_elsewhere = holder.rules.shared_ip || holder.shared.elsewhere.load(Relaxed);
+            let may_be_elsewhere = holder.rules.shared_ip || !context.snapshot.keeps_addresses(holder);
             !holder.rules.bypass && holder.place != vnic.place && !(vnic.trunk && may_be_elsewhere)
         })
 }

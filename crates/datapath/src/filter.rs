@@ -42,11 +42,11 @@ drop_reasons! { 4;
         remedy: "add what the packet needs to one of its groups (`butterfly nic sg list NIC`): `butterfly sg rule add SG --ip-proto PROTO --port PORT --cidr SOURCE/32`, or `butterfly sg member add GROUP SOURCE`",
         charged: "the receiver",
     }
-    /// What machines say to routers by multicast, router solicitations and IGMP, and no rule of the receiving vnic lets in.
+    /// What machines say to routers by multicast, router solicitations and IGMP reports, and no rule of the receiving vnic lets in.
     FOR_ROUTERS = "for-routers" {
         harmless: true,
         cause: "a machine of the network starts: it asks all routers for their prefixes, and all snooping switches for its groups",
-        remedy: "nothing; only a vnic whose machine is a router needs it: `butterfly sg rule add SG --ip-proto icmpv6 --cidr fe80::/10`",
+        remedy: "nothing; only a vnic whose machine is a router needs it: `butterfly sg rule add SG --ip-proto icmpv6 --cidr ::/0`, for IGMP `butterfly sg rule add SG --ip-proto 2`",
         charged: "the receiver",
     }
     /// IP to or from a filtered vnic behind several VLAN tags or LLC, or with a type that contradicts its version.

@@ -468,13 +468,30 @@ impl Plane {
         if !vnic.shared.elsewhere.swap(false, Ordering::Relaxed) || vnic.rules.bypass {
             return;
         }
-        let trunk = next.networks.get(vnic.network).and_then(|network| network.remote.as_ref()).map(|remote| remote.slot);
-        let Some(trunk) = trunk.and_then(|slot| next.vnics.get(slot).cloned()) else { return };
-        self.next_version(&mut next);
-        let again = Vnic { since: next.version, ..copy_with(&trunk, trunk.rules.clone()) };
-        next.vnics.set(trunk.place.slot, Some(Arc::new(again)));
+        self.decide_others_again(&mut next, vnic.network);
         self.publish(next);
         drop(state);
+    }
+
+    /// What other hosts began in a network is decided again: a vnic of it keeps its addresses to itself from now on.
+    fn decide_others_again(&self, next: &mut Snapshot, network: u32) {
+        let trunk = next.networks.get(network).and_then(|network| network.remote.as_ref()).map(|remote| remote.slot);
+        let Some(trunk) = trunk.and_then(|slot| next.vnics.get(slot).cloned()) else { return };
+        self.next_version(next);
+        let again = Vnic { since: next.version, ..copy_with(&trunk, trunk.rules.clone()) };
+        next.vnics.set(trunk.place.slot, Some(Arc::new(again)));
+    }
+
+    /// Publishes a snapshot in which some of a network may have the address that they waited for.
+    fn publish_for_waiting(&self, mut next: Snapshot, network: u32) {
+        let waited = self.waiting_in(network);
+        let waits = |slot: &u32| next.networks.get(network).is_some_and(|network| network.waits(*slot));
+        let filtered = |slot: &u32| next.vnics.get(*slot).is_some_and(|vnic| !vnic.rules.bypass);
+        if waited.iter().any(|slot| !waits(slot) && filtered(slot)) {
+            self.decide_others_again(&mut next, network);
+        }
+        self.publish(next);
+        self.take_over(network, &waited);
     }
 
     /// Changes a security group. When this returns, no worker uses the old one. On an error nothing has changed.
@@ -557,11 +574,13 @@ impl Plane {
         departed.retain(|_, gone| now.wrapping_sub(gone.when) < keep);
         departed.insert(place.slot, Departed { versions: (vnic.born, next.version), when: now });
         drop(departed);
+        if vnic.rules.shared_ip {
+            // Whoever has its addresses, too, may have them alone now.
+            self.decide_others_again(&mut next, vnic.network);
+        }
         let leaving: Vec<Arc<Vnic>> = [Some(&vnic), trunk.as_ref()].into_iter().flatten().cloned().collect();
         self.gone.leaving(&leaving);
-        let waited = self.waiting_in(vnic.network);
-        self.publish(next);
-        self.take_over(vnic.network, &waited);
+        self.publish_for_waiting(next, vnic.network);
         self.gone.left(&leaving);
         leaving.iter().for_each(|vnic| self.shared.table.name(vnic.place.slot, None));
         self.updates.add(Update::VnicRemoved);
@@ -587,9 +606,7 @@ impl Plane {
         if let Some(at) = next.by_vni.get(&kept.vni).copied() {
             let remote = self.remote(&state, &next, kept.vni, at);
             rebuild_network(&mut next, kept.vni, at, remote);
-            let waited = self.waiting_in(at);
-            self.publish(next);
-            self.take_over(at, &waited);
+            self.publish_for_waiting(next, at);
         } else {
             self.publish(next);
         }

@@ -43,6 +43,14 @@ impl Budget {
         let part = |whole: u64| whole / BATCH as u64 * u64::from(frames);
         Budget { copies: part(COPIES), visits: part(VISITS) }
     }
+
+    /// What was used of it, in frames: a flood of one frame is the work of many.
+    #[inline(always)]
+    pub fn used(self, left: Budget) -> usize {
+        let parts = |used: u64, whole: u64| used.div_ceil(whole / BATCH as u64);
+        let copies = parts(self.copies.saturating_sub(left.copies), COPIES);
+        copies.max(parts(self.visits.saturating_sub(left.visits), VISITS)) as usize
+    }
 }
 
 /// What a turn carries out of a batch.

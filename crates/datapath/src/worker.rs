@@ -257,6 +257,8 @@ pub(crate) struct Worker {
     looked: bool,
     /// What interrupts took of it.
     signalled: u64,
+    /// What it used of its budget, in frames.
+    used: usize,
     calls: Calls,
     later: Later,
     under_way: UnderWay,
@@ -288,6 +290,7 @@ impl Worker {
             begun: 0,
             looked: false,
             signalled: 0,
+            used: 0,
             calls: Vec::with_capacity(CALLS),
             later: Later::new(),
             under_way: UnderWay::new(),
@@ -406,6 +409,9 @@ impl Worker {
                     }
                     // The slot's former user may still be there.
                     if let Some(polled) = self.polled.iter_mut().find(|polled| polled.place.slot == place.slot) {
+                        if polled.place != place {
+                            polled.account = self.fair.open(false, cpu::tsc());
+                        }
                         polled.place = place;
                         polled.flooded = 0;
                     }
@@ -448,7 +454,7 @@ impl Worker {
                 empty,
                 busy: 0,
                 likely: place.slot,
-                account: self.fair.open(place == UPLINK || place == LATER, self.now),
+                account: self.fair.open(place == UPLINK || place == LATER, cpu::tsc()), // it may have slept since the last look
                 flooded: 0,
             };
             self.polled.push(polled);
@@ -564,6 +570,7 @@ impl Worker {
         let cost = now.wrapping_sub(self.begun);
         self.begun = now;
         let signals = std::mem::take(&mut self.signalled);
+        let frames = frames.max(std::mem::take(&mut self.used));
         if self.polled.get(at).is_some_and(|polled| self.fair.is_owed(&polled.account, cost)) {
             self.owe(at, Cost { cycles: cost, signals, frames }, now);
         }
@@ -670,9 +677,11 @@ impl Worker {
             (from, self.room.judged) = self.under_way.resume(polled.place, from, &mut frames);
         }
         let context = self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
-        context.budget.set(Budget::of(size));
+        let budget = Budget::of(size);
+        context.budget.set(budget);
         let batch = Batch::new(frames, &mut self.metas);
         let walked = walk(batch, &context, &mut self.room, &mut self.departures, &mut self.calls, &mut self.later, from);
+        self.used = budget.used(context.budget.get());
         if let Some(slot) = walked.likely {
             polled.likely = slot;
         }

@@ -1,9 +1,6 @@
 //! Packet walks: a frame goes in, and exactly these frames come out and exactly these counters move.
 
-use std::{
-    collections::BTreeMap,
-    net::{Ipv4Addr, Ipv6Addr},
-};
+use std::{collections::BTreeMap, net::Ipv6Addr};
 
 use butterfly_datapath::{
     Mac, VnicPolicy,
@@ -115,8 +112,12 @@ fn what_machines_multicast_to_routers_is_told_apart() {
     };
     let mut walk = Walk::new(&[("a", A, 1, bypass()), ("b", B, 1, filtered(&[])), ("lonely", C, 2, filtered(&[]))]);
     walk.send("a", &solicitation(A, group, all_routers), &[], &["a.flooded", "b.drop.for-routers"]);
-    let report = butterfly_packet::igmp::report(A, Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(239, 1, 2, 3));
-    walk.send("a", &report, &[], &["a.flooded", "b.drop.for-routers"]);
+    let igmp = |to: [u8; 4]| build::ethernet(A, Mac::of_group_v4(to.into())).ipv4([10, 0, 0, 1], to).payload(2, &[0x22; 8]);
+    for to_routers in [[224, 0, 0, 2], [224, 0, 0, 22]] {
+        walk.send("a", &igmp(to_routers), &[], &["a.flooded", "b.drop.for-routers"]);
+    }
+    // What a router asks all hosts is missed by those who do not get it.
+    walk.send("a", &igmp([224, 0, 0, 1]), &[], &["a.flooded", "b.drop.ingress-denied"]);
     walk.send("lonely", &solicitation(C, group, all_routers), &[], &["lonely.flooded", "lonely.drop.no-listener"]);
     // To one machine it is refused like everything else, and so is other multicast.
     let router = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2);

@@ -382,11 +382,11 @@ pub(super) fn entered(dhcp: &Dhcp, receiver: &Vnic, tuple: &Tuple, context: &Con
 fn asked(dhcp: &Dhcp, receiver: &Vnic, tuple: &Tuple, context: &Context<'_>) {
     let (Some(clients), Some(message)) = (receiver.shared.dhcp.clients.get(), &dhcp.message) else { return };
     let serves = &receiver.rules.policy.serves;
-    let sender = context.sender;
-    if sender.rules.bypass && !sender.shared.dhcp.unfiltered.take(context.now, UNFILTERED, UNFILTERED_PER_SECOND) {
+    if serves.admits(tuple.source, UDP, tuple.destination_port, &context.snapshot.members).is_none() {
         return;
     }
-    if serves.admits(tuple.source, UDP, tuple.destination_port, &context.snapshot.members).is_some() {
+    let sender = context.sender;
+    if !sender.rules.bypass || sender.shared.dhcp.unfiltered.take(context.now, UNFILTERED, UNFILTERED_PER_SECOND) {
         clients.asked(clients.hash(message, client(dhcp, tuple)), context.now);
     }
 }

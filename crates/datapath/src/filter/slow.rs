@@ -1,6 +1,6 @@
 //! Everything but plain traffic of known sessions: new sessions, what is decided again, fragments, ICMP errors, discovery, DHCP, floods.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::{net::Ipv4Addr, sync::atomic::Ordering::Relaxed};
 
 use butterfly_packet::{
     icmp::{v4, v6},
@@ -20,9 +20,9 @@ use crate::{
     claims::may_speak_as,
     drops::DropReason,
     flow::{
-        BAD_DISCOVERY, DHCP_LIMIT, Dhcp, FRAGMENT_ORPHAN, L4, Packet, Piece, Quoted, discovery,
+        Address, BAD_DISCOVERY, DHCP_LIMIT, Dhcp, FRAGMENT_ORPHAN, L4, Packet, Piece, Quoted, discovery,
         fragments::FragmentKey,
-        is_v4,
+        is_v4, mapped,
         parse::{Fault, parse},
         tcp::{self, Outcome, TcpState, Track},
     },
@@ -30,6 +30,9 @@ use crate::{
     session::{Admission, Found, Key, Life, NO_TRACK, NotInserted, Record, State},
     snapshot::Vnic,
 };
+
+/// All routers, and those that speak IGMPv3.
+const TO_ROUTERS: [Address; 2] = [mapped(Ipv4Addr::new(224, 0, 0, 2)), mapped(Ipv4Addr::new(224, 0, 0, 22))];
 
 /// A connection that policy took back.
 const CUT: State = State::Tcp(TcpState::Cut);
@@ -768,12 +771,13 @@ fn is_dhcp(packet: &Packet) -> bool {
     tuple.protocol == UDP && Dhcp::between(tuple.source_port, tuple.destination_port, !is_v4(tuple.source)).is_some()
 }
 
-/// Whether it is what every machine multicasts to routers when it starts (RFC 4861, 6.3.7; RFC 3376, 4.2).
+/// Whether it is what every machine multicasts to routers when it starts: a router solicitation (RFC 4861, 6.3.7), or to which groups it
+/// belongs (RFC 3376, 4.2.14, and RFC 2236, 3). What routers ask has other destinations.
 fn is_to_routers(packet: &Packet) -> bool {
     let destination = packet.tuple.destination;
     match &packet.l4 {
         L4::Discovery(found) => found.kind == v6::ROUTER_SOLICITATION && discovery::is_multicast(destination),
-        _ => packet.tuple.protocol == IGMP && is_v4(destination) && destination as u32 >> 28 == 0xe,
+        _ => packet.tuple.protocol == IGMP && TO_ROUTERS.contains(&destination),
     }
 }
 

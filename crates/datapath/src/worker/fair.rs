@@ -66,7 +66,7 @@ pub(super) struct Cost {
     pub cycles: u64,
     /// Interrupts among it.
     pub signals: u64,
-    /// Its frames. 0: some receivers of a flood, for which the size counts.
+    /// Its frames, or how many it counted for if it had floods. 0: it could not be told, and the size counts.
     pub frames: usize,
 }
 

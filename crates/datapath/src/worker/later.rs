@@ -194,11 +194,13 @@ impl Worker {
         }
         let from = flood.done as usize;
         let context = self.shared.context(&self.snapshot, trunk, network, self.handle.index, &self.notes);
-        context.budget.set(Budget::of(size));
+        let budget = Budget::of(size);
+        context.budget.set(budget);
         self.room.judged = flood.judged;
         let frames = Frames::private(&mut self.store, std::iter::once(flood.frame.as_slice()));
         let batch = Batch::of(Origin::Waited, frames, &mut self.metas);
         let walked = walk(batch, &context, &mut self.room, &mut self.departures, &mut self.calls, &mut self.later, from);
+        self.used = budget.used(context.budget.get());
         self.room.judged = None;
         flood.judged = walked.judged;
         walked.flooded
@@ -219,11 +221,13 @@ impl Worker {
             cells.add(Counter::Announced, 1);
         }
         let context = self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
-        context.budget.set(Budget::of(size));
+        let budget = Budget::of(size);
+        context.budget.set(budget);
         self.room.judged = announcement.judged;
         let frames = Frames::private(&mut self.store, std::iter::once(frame.as_slice()));
         let batch = Batch::of(Origin::Own, frames, &mut self.metas);
         let walked = walk(batch, &context, &mut self.room, &mut self.departures, &mut self.calls, &mut self.later, from);
+        self.used = budget.used(context.budget.get());
         self.room.judged = None;
         (announcement.done, announcement.judged) = (walked.flooded, walked.judged);
         if walked.flooded == 0 {

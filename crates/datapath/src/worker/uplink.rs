@@ -31,6 +31,7 @@ impl Worker {
     pub(super) fn serve_uplink(&mut self, at: usize, size: u16) -> Found {
         let shared: &Shared = &self.shared;
         let Some(tunnel) = &shared.tunnel else { return Found::Gone };
+        let budget = Budget::of(size);
         let mut desk = Desk {
             shared,
             tunnel,
@@ -41,7 +42,7 @@ impl Worker {
             departures: &mut self.departures,
             calls: &mut self.calls,
             later: &mut self.later,
-            budget: Budget::of(size),
+            budget,
             notes: &self.notes,
         };
         let found = match &tunnel.port {
@@ -78,6 +79,7 @@ impl Worker {
                 n
             }
         };
+        self.used = budget.used(desk.budget);
         if let Some(polled) = self.polled.get_mut(at) {
             polled.empty = 0;
             polled.busy = self.now;

@@ -142,7 +142,8 @@ pub fn discovery(packet: &Packet) -> Option<Discovery> {
 /// Whether it is what a machine asks all routers, or tells those that serve groups.
 fn is_to_all_routers(packet: &Packet) -> bool {
     let solicits = packet.protocol == 58 && discovery(packet).is_some() && packet.upper[0] == 133;
-    packet.destination.is_multicast() && (solicits || packet.protocol == 2 && packet.destination.is_ipv4())
+    let routers = [2, 22].map(|n| IpAddr::from([224, 0, 0, n]));
+    solicits && packet.destination.is_multicast() || packet.protocol == 2 && routers.contains(&packet.destination)
 }
 
 /// The link-layer addresses that options of this kind give, behind byte `at` of a message. None if an option is empty or not whole,

@@ -323,7 +323,8 @@ impl Connection {
             _ if !answered => None,
             _ if again && !self.established => {
                 // If the opener acknowledged something else, which of them is right is open.
-                let known = self.sides[0].acked.is_none_or(|acked| ahead(own.first, acked) == 1);
+                let known = self.sides[0].acked.is_none_or(|acked| ahead(own.first, acked) == 1)
+                    && own.answer.is_none_or(|answer| answer == own.first);
                 (!known && choices.either()).then_some(Judgement::ByRules)
             }
             // The SYN of an answer that came behind another one, once more.
