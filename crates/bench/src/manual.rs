@@ -39,7 +39,7 @@ fn page() -> String {
     page.text(
         "Two NICs that do not filter, and what goes from A to B:\n\n\
          `butterfly nic add --id a --mac 02:00:00:00:00:01 --vni 1 --bypass-filtering + nic add --id b --mac 02:00:00:00:00:02 --vni 1 --bypass-filtering`\n\n\
-         `butterfly-bench --a /tmp/qemu-vhost-a --b /tmp/qemu-vhost-b --watch-pid $(pidof butterflyd)`\n\n\
+         `butterfly-bench --a /run/butterfly/qemu-vhost-a --b /run/butterfly/qemu-vhost-b --watch-pid $(pidof butterflyd)`\n\n\
          Every byte, both ways, frames of all sizes: `--verify --size 60-9000 --dir bidi`. One-way latency: `--dir lat`.",
     );
     page.section("SEE ALSO");

@@ -4,7 +4,7 @@
 
 use crate::session::Session;
 use crate::table::safe;
-use butterfly_api::proto::{Request, Response, Sg};
+use butterfly_api::proto::{Request, Response, Rule, Sg};
 
 /// The answer to a request whose refusal does not matter, if a person reads what comes of it.
 fn look(session: &mut Session, request: Request) -> Option<Response> {
@@ -36,6 +36,29 @@ pub fn of_nic(id: &str, session: &mut Session) {
             session,
             &format!("security group {name} does not exist: it allows nothing until it does (butterfly sg rule add {name} ...)"),
         );
+    }
+}
+
+/// Groups that a new rule names and that do not exist before it is added, if a person reads what comes of it.
+pub fn absent_groups(group: &str, rule: &Rule, session: &mut Session) -> Vec<String> {
+    let listed = look(session, Request { sg_list: Some(true), ..Request::default() });
+    let Some(listed) = listed else { return Vec::new() };
+    let named = [group].into_iter().chain(rule.security_group.as_deref());
+    named.filter(|name| !listed.sg_list.iter().any(|other| other == name)).map(str::to_owned).collect()
+}
+
+/// A rule of `group` was added: of those the first may be new by it, the others still do not exist.
+pub fn of_absent_groups(group: &str, absent: &[String], session: &mut Session) {
+    for name in absent {
+        match name == group {
+            true => note(session, &format!("security group {name} did not exist: it does now, with this rule")),
+            false => note(
+                session,
+                &format!(
+                    "security group {name} does not exist: the rule allows nobody until it has members (butterfly sg member add {name} ...)"
+                ),
+            ),
+        }
     }
 }
 

@@ -233,10 +233,13 @@ fn slip(group: &str, key: &str, known: &BTreeSet<(String, String)>) -> Option<Sl
         let (one, other) = (plain(one), plain(other));
         strsim::damerau_levenshtein(&one, &other) <= other.len() / 4
     };
-    if let Some((group, key)) = known.iter().find(|(_, known)| alike(key, known)) {
+    // Groups of somebody else may have keys like ours.
+    let secret = plain(key).contains("encrypt");
+    let near = known.iter().filter(|(ours, known)| alike(key, known) && (secret || alike(group, ours)));
+    if let Some((group, key)) = near.min_by_key(|(_, known)| strsim::damerau_levenshtein(&plain(key), known)) {
         return Some(Slip::Of(format!("{key} in [{group}]")));
     }
-    let ours = plain(key).contains("encrypt") || ["security", "timeouts"].iter().any(|ours| alike(group, ours));
+    let ours = secret || ["security", "timeouts"].iter().any(|ours| alike(group, ours));
     ours.then_some(Slip::InOurs)
 }
 

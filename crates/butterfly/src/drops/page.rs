@@ -53,10 +53,10 @@ fn advice(page: &mut String, found: &DropListRes, place: &Place, drop: &Drop) {
         }
     };
     let reason = found.reason.iter().find(|reason| reason.name() == drop.reason());
+    line("packet", drop.last_packet());
     if let Some(reason) = reason.filter(|reason| reason.harmless()) {
         return line("means", &format!("Harmless. {}", reason.description()));
     }
-    line("packet", drop.last_packet());
     if let Some(reason) = reason {
         line("means", reason.description());
         line("do", &remedy(reason.remedy(), place));

@@ -88,10 +88,12 @@ fn list(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
 fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let rule = rule_options::rule(arguments)?;
     rule_options::without_effect(&rule).iter().for_each(|what| session.ignored(what));
-    let request =
-        SgRuleAddReq { sg_id: arguments.word(0).map(str::to_owned), rule: MessageField::some(rule), ..SgRuleAddReq::default() };
-    let request = Request { sg_rule_add: MessageField::some(request), ..Request::default() };
-    session.ask(request).map(|_| ())
+    let group = arguments.word(0).unwrap_or_default();
+    let absent = notes::absent_groups(group, &rule, session);
+    let request = SgRuleAddReq { sg_id: Some(group.to_owned()), rule: MessageField::some(rule), ..SgRuleAddReq::default() };
+    session.ask(Request { sg_rule_add: MessageField::some(request), ..Request::default() })?;
+    notes::of_absent_groups(group, &absent, session);
+    Ok(())
 }
 
 fn del(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {

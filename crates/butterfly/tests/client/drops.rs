@@ -90,6 +90,7 @@ drops of the whole host: 5 frames, 4 of them harmless
 
 uplink
   r  4 frames    last 0.0 s ago
+    packet  p
     means   Harmless. Noise.
   s  1 frames    last: not known
 ",
