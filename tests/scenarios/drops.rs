@@ -172,7 +172,7 @@ fn every_drop_is_told_with_its_packet_and_what_to_do() {
         let (_, row) = of.unwrap_or_else(|| panic!("no {} of {} in {found:#}", want.reason, want.nic));
         assert_eq!(row["count"], want.count, "{}", want.reason);
         assert_eq!(row["last_packet"], want.packet.as_str(), "{}", want.reason);
-        assert!(row["last_ms"].as_u64().unwrap() < 60_000, "{row}");
+        assert!(row["last_age_ms"].as_u64().unwrap() < 60_000, "{row}");
         assert!(row["rate"].as_f64().unwrap() > 0.0, "{row}");
         assert!(row["remedy"].as_str().unwrap().contains(want.remedy), "{row}");
         assert_eq!(net.host.show(want.nic).drops(want.reason), want.count, "{}", want.reason);

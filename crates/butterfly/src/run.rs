@@ -153,10 +153,11 @@ impl<'t> Step<'t> {
 
     fn execute(&self, handler: Handler, settings: &Settings, output: &mut Output) -> Result<(), Failure> {
         let arguments = self.arguments()?;
-        arguments.check_mandatory(&self.node.command)?;
+        // What was not understood may be what is missing.
         for slip in arguments.slips() {
             output.ignored(&slip.told(&self.name()));
         }
+        arguments.check_mandatory(&self.node.command)?;
         let mut session = Session::new(settings, output);
         handler(&arguments, &mut session)
     }

@@ -36,13 +36,21 @@ impl Slip {
                 };
                 format!("{}: `{command}` has no such option; {advice}", words.join(" "))
             }
-            Self::NoValue { option, word } => format!("{word}: {option} takes no value, it is on as soon as it is given"),
+            Self::NoValue { option, word } if is_switch(word) => {
+                format!("{word}: {option} takes no value, it is on as soon as it is given")
+            }
+            Self::NoValue { option, word } => format!("{word}: words come before the options, and {option} takes no value"),
             Self::Superfluous { word } => {
                 format!("{word}: `{command}` takes no such word; words come before the options")
             }
             Self::Replaced { option, value, by } => format!("{option} {value}: given again as {by}, and the last one counts"),
         }
     }
+}
+
+/// Whether a word is meant to switch an option on or off.
+fn is_switch(word: &str) -> bool {
+    ["true", "false", "yes", "no", "on", "off", "1", "0"].contains(&word.to_lowercase().as_str())
 }
 
 /// Words behind the last one that `command` takes.

@@ -21,6 +21,7 @@ use butterfly_datapath::{Switch, SwitchConfig, TunnelSpec, UplinkReport, UplinkS
 use butterfly_model::{SocketDir, libstdcxx_hash};
 use std::{
     collections::BTreeMap,
+    io::Write,
     os::{fd::AsFd, unix::ffi::OsStrExt},
     path::Path,
     sync::Arc,
@@ -39,9 +40,14 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     if config.encryption.is_none()
         && let Some(open) = server.endpoints().iter().find(|endpoint| listen::is_beyond_this_host(endpoint))
     {
-        warn!(
+        let warning = format!(
             "the API on {open} has no key: whoever reaches it commands the switch; use a key (-k), or listen on 127.0.0.1 or a socket (-e)"
         );
+        warn!("{warning}");
+        // The level that holds unless another is asked for tells errors only.
+        if !tracing::enabled!(tracing::Level::WARN) {
+            let _ = writeln!(std::io::stderr(), "warning: {warning}");
+        }
     }
     told_of(&config.dpdk);
     config.notices.iter().for_each(|notice| warn!("{notice}"));

@@ -208,6 +208,27 @@ fn wrong_options_end_it_with_two() {
     }
 }
 
+/// Who starts it as the original is told, whatever the level of the log, that anybody may command it.
+#[test]
+fn an_api_that_is_open_to_others_is_told_of() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    // It ends as nobody can have this address.
+    let started = |host: &str, level: &[&str]| {
+        let api = format!("tcp://{host}:{free}");
+        let usual = ["-i", "192.0.2.1", "-s", path, "-e", &api, "--metrics", "192.0.2.250:9", "--no-syslog"];
+        ended(&[&usual[..], level].concat()).2
+    };
+    let told = |stderr: &str| stderr.matches("has no key: whoever reaches it commands the switch").count();
+    for level in [&[][..], &["-l", "warning"]] {
+        let stderr = started("0.0.0.0", level);
+        assert_eq!(told(&stderr), 1, "{stderr}");
+        let stderr = started("127.0.0.1", level);
+        assert_eq!(told(&stderr), 0, "{stderr}");
+    }
+}
+
 #[test]
 fn what_cannot_be_served_ends_it_with_one() {
     let directory = tempfile::tempdir().unwrap();

@@ -15,7 +15,7 @@ pub fn json(found: &DropListRes, rates: &Rates) -> Value {
             "reason": drop.reason(),
             "count": drop.count(),
             "rate": rates.of(place, drop),
-            "last_ms": drop.last_ms,
+            "last_age_ms": drop.last_ms,
             "last_packet": drop.last_packet,
             "description": reason.description,
             "cause": reason.cause,
@@ -33,7 +33,7 @@ pub fn json(found: &DropListRes, rates: &Rates) -> Value {
         })
     };
     json!({
-        "time_ms": found.time_ms(),
+        "uptime_ms": found.time_ms(),
         "rate_window_ms": rates.window,
         "total": found.total(),
         "places": found.place.iter().map(place).collect::<Vec<_>>(),

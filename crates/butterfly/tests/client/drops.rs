@@ -108,7 +108,7 @@ fn drops_are_json() {
     daemon.send(&answer(&[&list(60_000, [100, 12_000])]));
     let found: Value = serde_json::from_str(&client.end().out).unwrap();
     assert_eq!(
-        (&found["time_ms"], &found["rate_window_ms"], &found["total"], &found["left_out"]),
+        (&found["uptime_ms"], &found["rate_window_ms"], &found["total"], &found["left_out"]),
         (&json!(60_000), &json!(5000), &json!(12_345), &json!(2))
     );
     let places = found["places"].as_array().unwrap();
@@ -118,7 +118,7 @@ fn drops_are_json() {
     assert_eq!(
         places[0]["drops"][0],
         json!({
-            "reason": "ring-full", "count": 100, "rate": 2.0, "last_ms": 3249, "last_packet": "vni 42: a > b",
+            "reason": "ring-full", "count": 100, "rate": 2.0, "last_age_ms": 3249, "last_packet": "vni 42: a > b",
             "description": "No buffers left.", "cause": "it is slow", "remedy": "`butterfly nic show vm-1`, more NIC",
             "charged": "the receiver", "harmless": false,
         })
@@ -126,7 +126,7 @@ fn drops_are_json() {
     assert_eq!(
         places[3]["drops"][0],
         json!({
-            "reason": "ring-full", "count": 9, "rate": null, "last_ms": null, "last_packet": null,
+            "reason": "ring-full", "count": 9, "rate": null, "last_age_ms": null, "last_packet": null,
             "description": "No buffers left.", "cause": "it is slow", "remedy": "`butterfly nic show NIC`, more NIC",
             "charged": "the receiver", "harmless": false,
         })

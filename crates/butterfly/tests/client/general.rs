@@ -184,7 +184,6 @@ fn missing_mandatory_arguments_print_help_and_fail() {
         ("nic update @ --ip 1.1.1.1", "--id is", "nic update"),
         ("nic del @", "NIC is", "nic del"),
         ("nic stats @", "NIC is", "nic stats"),
-        ("nic details @ a", "NIC is", "nic details"),
         ("nic show @", "NIC is", "nic show"),
         ("nic sg list @", "NIC is", "nic sg list"),
         ("nic sg add a @", "SG is", "nic sg add"),
@@ -206,6 +205,15 @@ fn missing_mandatory_arguments_print_help_and_fail() {
         let err = format!("{missing} mandatory\nerror in command: {first}\n");
         check(&[Row { line, out: &format!("help: {command}"), err: &err, code: 1, ..Row::default() }]);
     }
+}
+
+/// A word that stands where it means nothing may be the one that is missing.
+#[test]
+fn a_missing_word_that_stands_behind_an_option_is_told_of() {
+    let said = "ignored: a: `nic details` takes no such word; words come before the options\nNIC is mandatory\nerror in command: nic\n";
+    check(&[Row { line: "nic details @ a", out: "help: nic details", err: said, code: 1, ..Row::default() }]);
+    let said = "ignored: a: words come before the options, and --json takes no value\nNIC is mandatory\nerror in command: nic\n";
+    check(&[Row { line: "nic details @ --json a", out: "help: nic details", err: said, code: 1, ..Row::default() }]);
 }
 
 #[test]
