@@ -715,7 +715,8 @@ mod tests {
             ("[general]\nstrict-peer=true", "2: strict-peer in [general]; did you mean strict-peers in [general]?"),
             ("[securty]\nsecret=/k", "2: secret in [securty]"),
             ("[timeouts]\nudp-new=1\nudp=1", "3: udp in [timeouts]"),
-            ("[other]\nip=::2", "2: ip in [other]; did you mean ip in [general]?"),
+            ("[other]\nencryption_key=/k", "2: encryption_key in [other]"),
+            ("[genral]\nip=::2", "2: ip in [genral]; did you mean ip in [general]?"),
         ] {
             let (line, what) = expected.split_once(": ").unwrap();
             let expected = format!("line {line} of the configuration file: there is no option {what}");
@@ -726,9 +727,9 @@ mod tests {
     /// As in the original: whoever manages the file may have lines of its own in it.
     #[test]
     fn a_key_of_somebody_else_has_no_effect() {
-        let ini = "[general]\nmanaged_by=ansible\n[inventory]\nrack=7\nowner=";
+        let ini = "[general]\nmanaged_by=ansible\n[inventory]\nrack=7\nname=r7\nowner=";
         let notices = load("-c INI -i ::2 -s DIR", ini).1.unwrap().notices;
-        let expected = ["2 managed_by general", "5 owner inventory", "4 rack inventory"].map(|words| {
+        let expected = ["2 managed_by general", "5 name inventory", "6 owner inventory", "4 rack inventory"].map(|words| {
             let [line, key, group] = words.split(' ').collect::<Vec<_>>()[..] else { panic!("{words}") };
             format!("line {line} of the configuration file: there is no option {key} in [{group}]: it has no effect")
         });

@@ -210,7 +210,8 @@ fn missing_mandatory_arguments_print_help_and_fail() {
 /// A word that stands where it means nothing may be the one that is missing.
 #[test]
 fn a_missing_word_that_stands_behind_an_option_is_told_of() {
-    let said = "ignored: a: `nic details` takes no such word; words come before the options\nNIC is mandatory\nerror in command: nic\n";
+    let said =
+        "ignored: a: `nic details` takes no such word; words come before the options\nNIC is mandatory\nerror in command: nic\n";
     check(&[Row { line: "nic details @ a", out: "help: nic details", err: said, code: 1, ..Row::default() }]);
     let said = "ignored: a: words come before the options, and --json takes no value\nNIC is mandatory\nerror in command: nic\n";
     check(&[Row { line: "nic details @ --json a", out: "help: nic details", err: said, code: 1, ..Row::default() }]);

@@ -483,7 +483,7 @@ fn a_vnic_is_shown_whole() {
         ip: \"10.0.0.1\" security_group: \"web\" trouble: \"trouble\" peer_pid: 77 others_waiting: true migrating: true \
         flooded: 5 learn_refused: 6 sessions: 8 announced: 7 \
         interrupts { costly: 2 confirmed: 1 apart: true worst_ns: 94000000 } \
-        first_touches { pages: 70000 rests: 3 stalls: 1 stalled_us: 306000 }";
+        first_touches { pages: 70000 rests: 3 stalls: 1 stalled_us: 306000 } missing_group: \"web\"";
     assert_eq!(one_line(&text::print(&rest)), expected);
 }
 
