@@ -257,8 +257,8 @@ pub(crate) struct Worker {
     looked: bool,
     /// What interrupts took of it.
     signalled: u64,
-    /// What it used of its budget, in frames.
-    used: usize,
+    /// How many frames it was for, and what it left of their budget.
+    budget: (u16, Budget),
     calls: Calls,
     later: Later,
     under_way: UnderWay,
@@ -290,7 +290,7 @@ impl Worker {
             begun: 0,
             looked: false,
             signalled: 0,
-            used: 0,
+            budget: (0, Budget::WHOLE),
             calls: Vec::with_capacity(CALLS),
             later: Later::new(),
             under_way: UnderWay::new(),
@@ -570,7 +570,6 @@ impl Worker {
         let cost = now.wrapping_sub(self.begun);
         self.begun = now;
         let signals = std::mem::take(&mut self.signalled);
-        let frames = frames.max(std::mem::take(&mut self.used));
         if self.polled.get(at).is_some_and(|polled| self.fair.is_owed(&polled.account, cost)) {
             self.owe(at, Cost { cycles: cost, signals, frames }, now);
         }
@@ -583,6 +582,8 @@ impl Worker {
             longest.store(cost.cycles, Ordering::Relaxed);
         }
         let rings = self.polled.len();
+        let (size, left) = self.budget;
+        let cost = Cost { frames: cost.frames.max(Budget::of(size).used(left)), ..cost };
         match self.polled.get_mut(at) {
             Some(polled) if rings == 1 => polled.account.settle(),
             Some(polled) => self.fair.owe(&mut polled.account, cost, rings, now),
@@ -677,11 +678,10 @@ impl Worker {
             (from, self.room.judged) = self.under_way.resume(polled.place, from, &mut frames);
         }
         let context = self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
-        let budget = Budget::of(size);
-        context.budget.set(budget);
+        context.budget.set(Budget::of(size));
         let batch = Batch::new(frames, &mut self.metas);
         let walked = walk(batch, &context, &mut self.room, &mut self.departures, &mut self.calls, &mut self.later, from);
-        self.used = budget.used(context.budget.get());
+        self.budget = (size, context.budget.get());
         if let Some(slot) = walked.likely {
             polled.likely = slot;
         }

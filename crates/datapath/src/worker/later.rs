@@ -167,6 +167,7 @@ impl Worker {
         if self.later.is_empty() {
             return Found::Gone;
         }
+        self.budget = (size, Budget::of(size));
         self.later.announces = !self.later.announces;
         let announces = self.later.announces || self.later.floods.is_empty();
         if announces && let Some(mut announcement) = self.later.announcements.pop_front() {
@@ -194,13 +195,12 @@ impl Worker {
         }
         let from = flood.done as usize;
         let context = self.shared.context(&self.snapshot, trunk, network, self.handle.index, &self.notes);
-        let budget = Budget::of(size);
-        context.budget.set(budget);
+        context.budget.set(Budget::of(size));
         self.room.judged = flood.judged;
         let frames = Frames::private(&mut self.store, std::iter::once(flood.frame.as_slice()));
         let batch = Batch::of(Origin::Waited, frames, &mut self.metas);
         let walked = walk(batch, &context, &mut self.room, &mut self.departures, &mut self.calls, &mut self.later, from);
-        self.used = budget.used(context.budget.get());
+        self.budget = (size, context.budget.get());
         self.room.judged = None;
         flood.judged = walked.judged;
         walked.flooded
@@ -221,13 +221,12 @@ impl Worker {
             cells.add(Counter::Announced, 1);
         }
         let context = self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
-        let budget = Budget::of(size);
-        context.budget.set(budget);
+        context.budget.set(Budget::of(size));
         self.room.judged = announcement.judged;
         let frames = Frames::private(&mut self.store, std::iter::once(frame.as_slice()));
         let batch = Batch::of(Origin::Own, frames, &mut self.metas);
         let walked = walk(batch, &context, &mut self.room, &mut self.departures, &mut self.calls, &mut self.later, from);
-        self.used = budget.used(context.budget.get());
+        self.budget = (size, context.budget.get());
         self.room.judged = None;
         (announcement.done, announcement.judged) = (walked.flooded, walked.judged);
         if walked.flooded == 0 {

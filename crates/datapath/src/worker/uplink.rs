@@ -31,7 +31,6 @@ impl Worker {
     pub(super) fn serve_uplink(&mut self, at: usize, size: u16) -> Found {
         let shared: &Shared = &self.shared;
         let Some(tunnel) = &shared.tunnel else { return Found::Gone };
-        let budget = Budget::of(size);
         let mut desk = Desk {
             shared,
             tunnel,
@@ -42,7 +41,7 @@ impl Worker {
             departures: &mut self.departures,
             calls: &mut self.calls,
             later: &mut self.later,
-            budget,
+            budget: Budget::of(size),
             notes: &self.notes,
         };
         let found = match &tunnel.port {
@@ -79,7 +78,7 @@ impl Worker {
                 n
             }
         };
-        self.used = budget.used(desk.budget);
+        self.budget = (size, desk.budget);
         if let Some(polled) = self.polled.get_mut(at) {
             polled.empty = 0;
             polled.busy = self.now;
