@@ -18,13 +18,13 @@ const UPLINK_PARTS: u64 = 4;
 const ROUND_US: u64 = 120;
 const BATCH_US: u64 = 12;
 /// Dear batches, those of more than this, share the allowance of a round, and tell what frames of their ring may cost.
-const DEAR_US: u64 = 8;
+const DEAR_US: u64 = 4;
 /// In so long half of that is forgotten. By time, not by batches: cheap ones in between cost nothing.
 const HALF_LIFE_US: u64 = 5000;
 /// Frames of the first batch of a ring that comes back: many may come back at once.
 const FIRST: u64 = 8;
 /// When dear batches took as long, the next ones wait for the next round.
-const ALLOWANCE_US: u64 = 20;
+const ALLOWANCE_US: u64 = 12;
 /// Most that a ring pays for one batch. What took longer was not its doing: the host had something else to do.
 const MOST_US: u64 = 200;
 /// A turn of the usual size, in frames of its batch. Its other bounds shrink with it.
