@@ -145,8 +145,10 @@ pub(crate) fn fit(batch: &mut Batch<'_>, context: &Context<'_>, from: usize) -> 
         let fits = cost <= copies && rings <= visits;
         if taken == 0 && flood && !trunk && (!fits || from > 0) {
             let each = VISIT + weight(meta, frame.len, frame.pieces());
-            let end = from.saturating_add((copies / each).clamp(1, visits.max(1)) as usize);
+            let now = (copies / each).clamp(1, visits.max(1));
+            let end = from.saturating_add(now as usize);
             batch.frames.truncate(1);
+            context.budget.set(Budget { copies: copies.saturating_sub(now * each), visits: visits.saturating_sub(now) });
             return Turn { receivers: from..end, part: end < all, later: false };
         }
         if !fits && trunk && flood {

@@ -16,12 +16,14 @@ use butterfly_vhost::{
 };
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
+mod bill;
 mod fair;
 mod later;
 mod under_way;
 mod uplink;
 
-use fair::{Account, Cost, Fair};
+use bill::Bill;
+use fair::{Account, Fair};
 use later::{LATER, Later};
 use under_way::UnderWay;
 
@@ -252,13 +254,7 @@ pub(crate) struct Worker {
     now: u64,
     patience: u64,
     fair: Fair,
-    /// The time stamp counter when the turn began that is under way, and whether rings that had nothing were looked at since.
-    begun: u64,
-    looked: bool,
-    /// What interrupts took of it.
-    signalled: u64,
-    /// How many frames it was for, and what it left of their budget.
-    budget: (u16, Budget),
+    bill: Bill,
     calls: Calls,
     later: Later,
     under_way: UnderWay,
@@ -287,10 +283,7 @@ impl Worker {
             now: 0,
             patience: cpu::tsc_hz() / 1_000_000 * EMPTY_US,
             fair: Fair::new(),
-            begun: 0,
-            looked: false,
-            signalled: 0,
-            budget: (0, Budget::WHOLE),
+            bill: Bill::new(),
             calls: Vec::with_capacity(CALLS),
             later: Later::new(),
             under_way: UnderWay::new(),
@@ -477,8 +470,7 @@ impl Worker {
     /// Looks at every polled ring once. Returns whether any frame was found.
     #[inline(never)] // measurements find it by its name
     fn round(&mut self) -> bool {
-        self.begun = self.now;
-        self.looked = false;
+        self.bill.begin(self.now);
         let pass = loop {
             match self.pass() {
                 Pass::Waiting => self.forgive(),
@@ -501,15 +493,11 @@ impl Worker {
         while let Some(polled) = self.polled.get_mut(at) {
             if polled.account.debt > 0 && !self.fair.is_due(&mut polled.account, at) {
                 waiting = true;
-                self.looked = true;
+                self.bill.looked();
                 at += 1;
                 continue;
             }
-            if self.looked {
-                // Those before it cost it nothing.
-                self.begun = cpu::tsc();
-                self.looked = false;
-            }
+            self.bill.open(cpu::tsc);
             let mut served = None;
             let stays = match self.serve(at) {
                 Found::Frames(n) => {
@@ -531,11 +519,11 @@ impl Worker {
                     // No batch is judged by what was taken back while others were served.
                     self.adopt();
                 } else {
-                    self.looked = true;
+                    self.bill.looked();
                 }
                 at += 1;
             } else {
-                self.looked = true;
+                self.bill.looked();
                 let left = self.polled.swap_remove(at);
                 if let Some(is_polled) = self.is_polled.get_mut(left.place.slot as usize) {
                     *is_polled = false;
@@ -560,30 +548,27 @@ impl Worker {
                 call.hand_over();
             }
         }
-        self.signalled = self.fair.for_signals() - left;
+        self.bill.signals(self.fair.for_signals() - left);
     }
 
     /// Ends a turn: its ring pays for what it cost.
     #[inline(always)]
     fn charge(&mut self, at: usize, frames: usize) {
         let now = cpu::tsc();
-        let cost = now.wrapping_sub(self.begun);
-        self.begun = now;
-        let signals = std::mem::take(&mut self.signalled);
-        if self.polled.get(at).is_some_and(|polled| self.fair.is_owed(&polled.account, cost)) {
-            self.owe(at, Cost { cycles: cost, signals, frames }, now);
+        let spent = self.bill.close(now);
+        if self.polled.get(at).is_some_and(|polled| self.fair.is_owed(&polled.account, spent.0)) {
+            self.owe(at, spent, frames, now);
         }
     }
 
     #[cold]
-    fn owe(&mut self, at: usize, cost: Cost, now: u64) {
+    fn owe(&mut self, at: usize, spent: (u64, u64), frames: usize, now: u64) {
+        let cost = self.bill.cost(spent, frames);
         let longest = &self.handle.stats.longest;
         if cost.cycles > longest.load(Ordering::Relaxed) {
             longest.store(cost.cycles, Ordering::Relaxed);
         }
         let rings = self.polled.len();
-        let (size, left) = self.budget;
-        let cost = Cost { frames: cost.frames.max(Budget::of(size).used(left)), ..cost };
         match self.polled.get_mut(at) {
             Some(polled) if rings == 1 => polled.account.settle(),
             Some(polled) => self.fair.owe(&mut polled.account, cost, rings, now),
@@ -678,10 +663,11 @@ impl Worker {
             (from, self.room.judged) = self.under_way.resume(polled.place, from, &mut frames);
         }
         let context = self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
-        context.budget.set(Budget::of(size));
+        let budget = Budget::of(size);
+        context.budget.set(budget);
         let batch = Batch::new(frames, &mut self.metas);
         let walked = walk(batch, &context, &mut self.room, &mut self.departures, &mut self.calls, &mut self.later, from);
-        self.budget = (size, context.budget.get());
+        self.bill.used(budget, context.budget.get());
         if let Some(slot) = walked.likely {
             polled.likely = slot;
         }

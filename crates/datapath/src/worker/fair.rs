@@ -66,7 +66,7 @@ pub(super) struct Cost {
     pub cycles: u64,
     /// Interrupts among it.
     pub signals: u64,
-    /// Its frames, or how many it counted for if it had floods. 0: it could not be told, and the size counts.
+    /// Its frames, or how many it counted for if it had floods: one at least.
     pub frames: usize,
 }
 
@@ -187,8 +187,8 @@ impl Fair {
         // Smaller batches would have as many interrupts each: those tell nothing about frames.
         let of_frames = cost.saturating_sub(batch.signals);
         if of_frames > self.dear {
-            let had = if batch.frames == 0 { account.size } else { account.size.min(batch.frames as u16) };
-            account.price = account.price.max(u32::try_from(of_frames / u64::from(had.max(1))).unwrap_or(u32::MAX));
+            let had = account.size.min(batch.frames as u16).max(1);
+            account.price = account.price.max(u32::try_from(of_frames / u64::from(had)).unwrap_or(u32::MAX));
         }
         account.size = self.size(account, rings);
         account.dear = cost > self.dear;
@@ -312,7 +312,7 @@ mod tests {
         assert_eq!([(1, 7), (7, 7), (1, 1)].map(|(cost, frames)| after(cost, frames, life - 1)), [7; 3]);
         assert_eq!([1, 2, 3, 4].map(|lives| after(1, 1, lives * life)), [15, 30, 61, 64]);
         // Some receivers of a flood: as many as the size allows.
-        assert_eq!([after(96, 0, 5 * life), after(24, 0, 5 * life), after(24, 1, 5 * life)], [8, 4, 1]);
+        assert_eq!([after(96, 64, 5 * life), after(24, 8, 5 * life), after(24, 1, 5 * life)], [8, 4, 1]);
         assert_eq!(after(1, 1, 1000 * life), 64);
         // A pause of the host is soon forgotten.
         assert_eq!(after(10_000, 64, 1000 * life), 3);

@@ -87,3 +87,73 @@ fn a_new_snapshot_does_not_wait_for_a_round_of_attackers() {
     let delivered = host.received().unwrap().values().map(Vec::len).sum::<usize>();
     assert!(delivered <= 1, "{delivered} frames were judged by what was taken back");
 }
+
+fn crowd(vnics: u8) -> Host {
+    let mut host = Host::new().unwrap();
+    let policy = VnicPolicy { bypass: true, ..VnicPolicy::default() };
+    for n in 0..vnics {
+        host.vnic(&format!("v{n}"), Mac([2, 0, 0, 0, 0, n]), 42, &policy).unwrap();
+    }
+    host.settle();
+    host
+}
+
+/// One frame to forty is not one frame that is dear: the next ones of its ring would be judged by it.
+#[test]
+fn a_flood_is_the_work_of_many_frames() {
+    let mut host = crowd(40);
+    let frame = build::ethernet(Mac([2, 0, 0, 0, 0, 0]), Mac::BROADCAST).payload(0x88b5, &[0; 46]);
+    // What it counts for in whole batches and in those of eight frames, which have room for eight visits.
+    for (size, counts) in [(fair::WHOLE, vec![40]), (8, vec![8; 5])] {
+        host.guest("v0").unwrap().enqueue(&frame, NetHeader::default()).unwrap();
+        host.guest("v0").unwrap().flush();
+        let (_, worker) = host.inside();
+        let mut seen = Vec::new();
+        for _ in 0..10 {
+            worker.polled.iter_mut().for_each(|polled| polled.account.size = size);
+            worker.bill.used(Budget::WHOLE, Budget::WHOLE);
+            if worker.turn() {
+                seen.push(worker.bill.cost((0, 0), 0).frames);
+            }
+        }
+        assert_eq!(seen, counts, "batches of {size}");
+        assert_eq!(host.received().unwrap().values().map(Vec::len).sum::<usize>(), 39);
+    }
+}
+
+/// A worker that slept knows the time before it slept: a price of that time would be forgotten at once.
+#[test]
+fn a_ring_that_comes_back_has_a_price_of_today() {
+    let mut host = crowd(1);
+    let (_, worker) = host.inside();
+    worker.heed_prices();
+    worker.polled.clear();
+    worker.is_polled.fill(false);
+    worker.now = 0;
+    let place = worker.snapshot.vnics.get(0).unwrap().place;
+    worker.add(place);
+    let account = &mut worker.polled[0].account;
+    let first = account.size;
+    assert!(first < fair::WHOLE);
+    worker.fair.owe(account, fair::Cost { cycles: 1, signals: 0, frames: 1 }, 100, cpu::tsc());
+    assert!(account.size <= 2 * first, "{} after {first}", account.size);
+}
+
+/// Debts are the vnic's, not its slot's.
+#[test]
+fn who_gets_a_slot_does_not_pay_for_who_had_it() {
+    let mut host = crowd(1);
+    let (_, worker) = host.inside();
+    let place = worker.snapshot.vnics.get(0).unwrap().place;
+    worker.polled.clear();
+    worker.is_polled.fill(false);
+    worker.add(place);
+    worker.polled[0].account.debt = 1000;
+    let mut debt_of = |place| {
+        worker.handle.started(place, None);
+        worker.obey();
+        worker.polled[0].account.debt
+    };
+    assert_eq!(debt_of(place), 1000);
+    assert_eq!(debt_of(PortRef { incarnation: place.incarnation + 1, ..place }), 0);
+}

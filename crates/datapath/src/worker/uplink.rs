@@ -11,7 +11,7 @@ use super::{
 use crate::{
     batch::{Batch, Metas},
     counters::Counter,
-    deliver::Calls,
+    deliver::{self, Calls},
     drops::DropReason,
     filter::Room,
     last_drops::Dropped,
@@ -78,7 +78,7 @@ impl Worker {
                 n
             }
         };
-        self.budget = (size, desk.budget);
+        self.bill.used(Budget::of(size), desk.budget);
         if let Some(polled) = self.polled.get_mut(at) {
             polled.empty = 0;
             polled.busy = self.now;
@@ -251,9 +251,7 @@ impl Desk<'_> {
                         self.walk(frames.part(range), *vni, peers);
                     }
                 }
-                if let Some(call) = frames.release() {
-                    call.signal();
-                }
+                deliver::call(self.calls, frames.release());
             }
         }
     }
@@ -261,9 +259,7 @@ impl Desk<'_> {
     fn walk(&mut self, frames: Frames<'_>, vni: u32, peers: &[PeerRef]) {
         let Some((network, trunk)) = self.snapshot.trunk(vni) else {
             (0..frames.len()).for_each(|index| self.drop(UNKNOWN_VNI, &frames, index));
-            if let Some(call) = frames.release() {
-                call.signal();
-            }
+            deliver::call(self.calls, frames.release());
             return;
         };
         for (meta, peer) in self.metas.iter_mut().zip(peers) {
