@@ -470,6 +470,23 @@ fn an_address_is_believed_to_be_on_another_host_while_it_may_be() {
     assert_eq!(world.arrives(&udp), "vni-7.ip-claimed=1");
 }
 
+/// A machine here that shares its address lets other hosts use it, until it goes and another one has the address alone.
+#[test]
+fn what_a_sharer_allowed_ends_when_it_goes() {
+    let mut world = World::new();
+    world.host.change_group(&group("trusted"), GroupChange::AddMember([10, 0, 0, 5].into())).unwrap();
+    let sharer = VnicPolicy { shared_ip: true, ..filtered(&["10.0.0.5"]) };
+    world.host.vnic("e", Mac([2, 0, 0, 0, 0, 0xe]), VNI, &sharer).unwrap();
+    world.host.vnic("f", Mac([2, 0, 0, 0, 0, 0xf]), VNI, &filtered(&["10.0.0.5"])).unwrap();
+    world.settle();
+    let udp = build::ethernet(FAR, B).ipv4([10, 0, 0, 5], IP_B).udp(4000, 53, b"");
+    assert_eq!(world.arrives(&udp), "b");
+    assert_eq!(world.arrives(&udp), "b");
+    world.host.remove("e");
+    world.settle();
+    assert_eq!(world.arrives(&udp), "vni-7.ip-claimed=1");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
