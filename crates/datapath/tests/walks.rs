@@ -112,6 +112,9 @@ fn what_machines_multicast_to_routers_is_told_apart() {
     };
     let mut walk = Walk::new(&[("a", A, 1, bypass()), ("b", B, 1, filtered(&[])), ("lonely", C, 2, filtered(&[]))]);
     walk.send("a", &solicitation(A, group, all_routers), &[], &["a.flooded", "b.drop.for-routers"]);
+    // One that came through a router is no solicitation (RFC 4861, 6.1.1).
+    let routed = build::ethernet(A, group).ipv6(Ipv6Addr::UNSPECIFIED, all_routers).ttl(64).icmp(133, 0, 0, &[]);
+    walk.send("a", &routed, &[], &["a.flooded", "b.drop.ingress-denied"]);
     let igmp = |to: [u8; 4]| build::ethernet(A, Mac::of_group_v4(to.into())).ipv4([10, 0, 0, 1], to).payload(2, &[0x22; 8]);
     for to_routers in [[224, 0, 0, 2], [224, 0, 0, 22]] {
         walk.send("a", &igmp(to_routers), &[], &["a.flooded", "b.drop.for-routers"]);

@@ -719,7 +719,7 @@ fn by_rules_leaves(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Res
     let allowed = match (dhcp::to_client(tuple, !is_v4(tuple.source)), &rules.policy.egress) {
         (Some(ToClient::Answer), _) => None,
         (Some(ToClient::Other), _) => by_name(sender, packet, context),
-        _ if is_for_routers(packet) => by_router(sender, packet, context),
+        _ if is_router_message(packet) => by_router(sender, packet, context),
         (None, None) => Some(0),
         (None, Some(egress)) => egress.admits(tuple.destination, tuple.protocol, rule_port(packet), &context.snapshot.members),
     };
@@ -749,7 +749,7 @@ fn by_rules_enters(receiver: &Vnic, packet: &Packet, context: &Context<'_>) -> R
     let ingress = &rules.policy.ingress;
     ingress
         .admits(tuple.source, tuple.protocol, rule_port(packet), &context.snapshot.members)
-        .ok_or_else(|| if is_to_routers(packet) { FOR_ROUTERS } else { INGRESS_DENIED })
+        .ok_or_else(|| if is_to_all_routers(packet) { FOR_ROUTERS } else { INGRESS_DENIED })
 }
 
 /// What the rules at both ends say of a packet by itself, whatever is known of its session.
@@ -772,17 +772,17 @@ fn is_dhcp(packet: &Packet) -> bool {
 }
 
 /// Whether it is what every machine multicasts to routers when it starts: a router solicitation (RFC 4861, 6.3.7), or to which groups it
-/// belongs (RFC 3376, 4.2.14, and RFC 2236, 3). What routers ask has other destinations.
-fn is_to_routers(packet: &Packet) -> bool {
+/// belongs (RFC 3376, 4.2.14, and RFC 2236, 3). What routers ask has other destinations, and what came through one is not valid.
+fn is_to_all_routers(packet: &Packet) -> bool {
     let destination = packet.tuple.destination;
     match &packet.l4 {
-        L4::Discovery(found) => found.kind == v6::ROUTER_SOLICITATION && discovery::is_multicast(destination),
+        L4::Discovery(found) => found.valid && found.kind == v6::ROUTER_SOLICITATION && discovery::is_multicast(destination),
         _ => packet.tuple.protocol == IGMP && TO_ROUTERS.contains(&destination),
     }
 }
 
 /// Whether it is what IPv4 routers say to hosts. What IPv6 routers say is told apart before.
-fn is_for_routers(packet: &Packet) -> bool {
+fn is_router_message(packet: &Packet) -> bool {
     matches!(packet.l4, L4::Icmp { kind: v4::REDIRECT | v4::ROUTER_ADVERTISEMENT, .. } if packet.tuple.protocol == ICMP)
 }
 

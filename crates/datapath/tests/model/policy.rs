@@ -139,9 +139,9 @@ pub fn discovery(packet: &Packet) -> Option<Discovery> {
     }
 }
 
-/// Whether it is what a machine asks all routers, or tells those that serve groups.
+/// Whether it is what a machine validly asks all routers, or tells those that serve groups.
 fn is_to_all_routers(packet: &Packet) -> bool {
-    let solicits = packet.protocol == 58 && discovery(packet).is_some() && packet.upper[0] == 133;
+    let solicits = discovery(packet).is_some() && packet.upper[0] == 133 && said(packet).is_some();
     let routers = [2, 22].map(|n| IpAddr::from([224, 0, 0, n]));
     solicits && packet.destination.is_multicast() || packet.protocol == 2 && routers.contains(&packet.destination)
 }
