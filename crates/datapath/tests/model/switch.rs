@@ -588,7 +588,7 @@ impl Model {
         let Some(key) = key_of(self.vnics[sender].declared.vni, from, to, packet) else { return };
         self.out_of_the_way(key, choices);
         if let Some(at) = self.there(|session| session.key == key || session.key.reversed() == key, choices) {
-            self.look_again(at);
+            self.look_again(at, choices);
         }
     }
 
@@ -754,13 +754,13 @@ impl Model {
     /// The session that `wanted` names, if it is alive and policy still admits it, or if it was cut.
     fn live(&mut self, wanted: impl Fn(&Session) -> bool, choices: &mut Choices) -> Option<usize> {
         let at = self.there(wanted, choices)?;
-        self.look_again(at).then_some(at)
+        self.look_again(at, choices).then_some(at)
     }
 
     /// Ends a session that policy does not admit any more; of TCP it is known for a while that it was. Returns whether anything is known.
-    fn look_again(&mut self, at: usize) -> bool {
+    fn look_again(&mut self, at: usize, choices: &mut Choices) -> bool {
         let session = &self.sessions[at];
-        if session.cut || self.is_admitted(session) {
+        if session.cut || self.goes_on(session, choices) {
             return true;
         }
         if !matches!(session.tracked, Tracked::Tcp(_)) {
@@ -770,6 +770,13 @@ impl Model {
         let session = &mut self.sessions[at];
         (session.cut, session.seen) = (true, self.now);
         true
+    }
+
+    /// Whether policy still admits a session. Whose a made-up address is found out while conversations go on, and asked when they are
+    /// decided: until then one goes on.
+    fn goes_on(&self, session: &Session, choices: &mut Choices) -> bool {
+        let made_up = self.is_made_up(session.key.vni, session.opening.source);
+        self.is_admitted(session, false) || made_up && self.is_admitted(session, true) && choices.either()
     }
 
     /// The session that `wanted` names, if it has not timed out.
@@ -786,10 +793,10 @@ impl Model {
         Some(at)
     }
 
-    /// Whether policy as it is now would let the opener begin.
-    fn is_admitted(&self, session: &Session) -> bool {
+    /// Whether policy as it is now would let the opener begin, if need be from an address that is another's.
+    fn is_admitted(&self, session: &Session, as_another: bool) -> bool {
         let (Some(opener), Some(other)) = (self.at(session.key.from.port), self.at(session.key.to.port)) else { return false };
-        let out = opener.declared.bypass && !self.speaks_as_another(opener, &session.opening)
+        let out = opener.declared.bypass && (as_another || !self.speaks_as_another(opener, &session.opening))
             || !opener.declared.bypass
                 && policy::source_is_own(&opener.declared, &session.opening).is_ok()
                 && policy::egress(&self.groups, &opener.declared, &session.opening) == Verdict::Allowed;
@@ -937,7 +944,7 @@ impl Model {
         for candidate in found {
             let Some(at) = self.there(|session| session.key == candidate.key, choices) else { continue };
             // A quote is no frame of the session: one that policy does not admit now is not ended by it.
-            if self.sessions[at].cut || !self.is_admitted(&self.sessions[at]) {
+            if self.sessions[at].cut || !self.goes_on(&self.sessions[at], choices) {
                 continue;
             }
             let from = usize::from(!same(&candidate.key));

@@ -91,7 +91,7 @@ impl Model {
             }
             session.key = if from == 0 { key } else { key.reversed() };
             (session.seen, session.left) = (self.now, None);
-            if self.is_admitted(&session) || self.mistake == Some(Mistake::MovedIsAdmitted) {
+            if self.is_admitted(&session, false) || self.mistake == Some(Mistake::MovedIsAdmitted) {
                 self.sessions[at] = session;
                 return true;
             }
