@@ -56,6 +56,8 @@ pub struct DropRow {
     pub recent: Option<u64>,
     /// The last packet, to a tenth of a second; `None` where it is not known. A place keeps those of the reasons that occurred last.
     pub last: Option<DroppedPacket>,
+    /// Its first bytes; none where they are not known.
+    pub head: Vec<u8>,
 }
 
 /// Drops of one place.
@@ -170,11 +172,15 @@ struct Look<'a> {
 impl Look<'_> {
     fn rows(&self, place: PortRef, vni: Option<u32>, counters: &Counters, totals: &Totals) -> Vec<DropRow> {
         let kept = counters.last_drops();
-        let row = |(info, count): (ReasonInfo, u64)| DropRow {
-            info,
-            count,
-            recent: Some(count.saturating_sub(self.window.before(place, info.reason))),
-            last: kept.iter().find(|drop| drop.reason == info.reason).map(|drop| packet(drop, vni, self.now)),
+        let row = |(info, count): (ReasonInfo, u64)| {
+            let last = kept.iter().find(|drop| drop.reason == info.reason);
+            DropRow {
+                info,
+                count,
+                recent: Some(count.saturating_sub(self.window.before(place, info.reason))),
+                last: last.map(|drop| packet(drop, vni, self.now)),
+                head: last.map(|drop| drop.head().to_vec()).unwrap_or_default(),
+            }
         };
         counted(totals).map(row).collect()
     }
@@ -195,7 +201,7 @@ impl Look<'_> {
             place: DropPlace::Uplink,
             rows: self.rows(UPLINK, None, &tunnel.counters, &tunnel.totals()),
         }));
-        let row = |(info, count)| DropRow { info, count, recent: None, last: None };
+        let row = |(info, count)| DropRow { info, count, recent: None, last: None, head: Vec::new() };
         places.push(PlaceDrops { place: DropPlace::Gone, rows: counted(gone).map(row).collect() });
         places
     }

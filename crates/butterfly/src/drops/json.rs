@@ -19,7 +19,7 @@ pub fn json(found: &DropListRes, rates: &Rates) -> Value {
             "last_packet": drop.last_packet,
             "description": reason.description,
             "cause": reason.cause,
-            "remedy": reason.remedy.as_deref().map(|text| remedy(text, place)),
+            "remedy": drop.remedy.as_deref().or(reason.remedy.as_deref()).map(|text| remedy(text, place)),
             "charged": reason.charged,
             "harmless": reason.harmless(),
         })

@@ -59,7 +59,7 @@ fn advice(page: &mut String, found: &DropListRes, place: &Place, drop: &Drop) {
     }
     if let Some(reason) = reason {
         line("means", reason.description());
-        line("do", &remedy(reason.remedy(), place));
+        line("do", &remedy(drop.remedy.as_deref().unwrap_or(reason.remedy()), place));
     }
 }
 

@@ -13,7 +13,7 @@ fn list(time: u64, counts: [u64; 2]) -> String {
     format!(
         r#"drop_list {{ time_ms: {time} window_ms: 5000 total: 12345
   place {{ kind: NIC nic_id: "vm-1" vni: 42
-    drop {{ reason: "ring-full" count: {full} recent: 10 last_ms: 3249 last_packet: "vni 42: a > b" }}
+    drop {{ reason: "ring-full" count: {full} recent: 10 last_ms: 3249 last_packet: "vni 42: a > b" remedy: "`butterfly nic show NIC`, port 443" }}
     drop {{ reason: "same-port" count: 1 recent: 0 last_ms: 3600000 }} }}
   place {{ kind: NETWORK vni: 7 drop {{ reason: "same-port" count: {same} recent: 500 }} }}
   place {{ kind: UPLINK drop {{ reason: "of-tomorrow" count: 3 recent: 0 last_ms: 0 last_packet: "\033[2J" }} }}
@@ -28,7 +28,7 @@ vm-1 (vni 42)
   ring-full      100 frames  2.0 per s  last 3.2 s ago
     packet  vni 42: a > b
     means   No buffers left.
-    do      `butterfly nic show vm-1`, more NIC
+    do      `butterfly nic show vm-1`, port 443
   same-port        1 frames    0 per s  last 1 h 0 min ago
     means   It came from there.
     do      `butterfly fdb 42`
@@ -119,7 +119,7 @@ fn drops_are_json() {
         places[0]["drops"][0],
         json!({
             "reason": "ring-full", "count": 100, "rate": 2.0, "last_age_ms": 3249, "last_packet": "vni 42: a > b",
-            "description": "No buffers left.", "cause": "it is slow", "remedy": "`butterfly nic show vm-1`, more NIC",
+            "description": "No buffers left.", "cause": "it is slow", "remedy": "`butterfly nic show vm-1`, port 443",
             "charged": "the receiver", "harmless": false,
         })
     );

@@ -1,5 +1,7 @@
 //! What to do about a drop, with the packet's own words in the commands.
 
+use super::Daemon;
+use crate::dataplane::Dataplane;
 use butterfly_packet::{
     ethernet::{self, Ethernet},
     ipv4::Ipv4,
@@ -57,9 +59,24 @@ fn block(address: IpAddr) -> String {
     format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 })
 }
 
+impl<D: Dataplane> Daemon<D> {
+    /// A remedy with the words of a packet that was dropped at the expense of the vnic `charged`.
+    pub(super) fn advice(&self, remedy: &str, frame: &[u8], charged: &str) -> String {
+        for_packet(remedy, frame, self.only_group(charged))
+    }
+
+    /// The group that a rule for a vnic goes into, if it has one alone.
+    fn only_group(&self, id: &str) -> Option<&str> {
+        match self.nics.get(id)?.security_groups.names() {
+            [only] => Some(only.as_str()),
+            _ => None,
+        }
+    }
+}
+
 /// Puts what is known of a dropped packet into the commands of a remedy, which are between backticks: protocol, port, addresses, and the
 /// name of a group of the vnic that dropped it. What is not known stays as it is.
-pub(super) fn for_packet(remedy: &str, frame: &[u8], group: Option<&str>) -> String {
+fn for_packet(remedy: &str, frame: &[u8], group: Option<&str>) -> String {
     let Some(flow) = Flow::of(frame) else { return remedy.to_owned() };
     let parts = remedy.split('`').enumerate();
     let filled = parts.map(|(at, part)| if at % 2 == 1 { command(part, &flow, group) } else { part.to_owned() });

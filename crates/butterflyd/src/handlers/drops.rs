@@ -25,32 +25,58 @@ impl<D: Dataplane> Daemon<D> {
             Failure::new(format!("NIC {} is not in the data path", request.nic_id()))
                 .with_help("please report this; nic del and nic add repair it")
         })?;
-        Ok(Response { drop_list: MessageField::some(list(report)), ..Default::default() })
+        Ok(Response { drop_list: MessageField::some(self.list(report)), ..Default::default() })
     }
-}
 
-fn list(report: DropReport) -> DropListRes {
-    let DropReport { at, window, mut places } = report;
-    let total = places.iter().flat_map(|place| &place.rows).map(|row| row.count).sum();
-    let left_out = fit(&mut places, MOST);
-    let occur: BTreeSet<&str> = places.iter().flat_map(|place| &place.rows).map(|row| row.info.name).collect();
-    let reason = reasons().filter(|info| occur.contains(info.name)).map(|info| Reason {
-        name: Some(info.name.to_owned()),
-        description: Some(info.description.trim().to_owned()),
-        cause: Some(info.cause.to_owned()),
-        remedy: Some(info.remedy.to_owned()),
-        charged: Some(info.charged.to_owned()),
-        harmless: info.harmless.then_some(true),
-        ..Default::default()
-    });
-    DropListRes {
-        time_ms: Some(milliseconds(at)),
-        window_ms: Some(milliseconds(window)),
-        total: Some(total),
-        reason: reason.collect(),
-        place: places.into_iter().map(place).collect(),
-        left_out: (left_out > 0).then_some(left_out),
-        ..Default::default()
+    fn list(&self, report: DropReport) -> DropListRes {
+        let DropReport { at, window, mut places } = report;
+        let total = places.iter().flat_map(|place| &place.rows).map(|row| row.count).sum();
+        let left_out = fit(&mut places, MOST);
+        let occur: BTreeSet<&str> = places.iter().flat_map(|place| &place.rows).map(|row| row.info.name).collect();
+        let reason = reasons().filter(|info| occur.contains(info.name)).map(|info| Reason {
+            name: Some(info.name.to_owned()),
+            description: Some(info.description.trim().to_owned()),
+            cause: Some(info.cause.to_owned()),
+            remedy: Some(info.remedy.to_owned()),
+            charged: Some(info.charged.to_owned()),
+            harmless: info.harmless.then_some(true),
+            ..Default::default()
+        });
+        DropListRes {
+            time_ms: Some(milliseconds(at)),
+            window_ms: Some(milliseconds(window)),
+            total: Some(total),
+            reason: reason.collect(),
+            place: places.into_iter().map(|drops| self.place(drops)).collect(),
+            left_out: (left_out > 0).then_some(left_out),
+            ..Default::default()
+        }
+    }
+
+    fn place(&self, drops: PlaceDrops) -> Place {
+        let (kind, nic_id, vni) = match drops.place {
+            DropPlace::Vnic { id, vni } => (Kind::NIC, Some(id), Some(vni)),
+            DropPlace::Network(vni) => (Kind::NETWORK, None, Some(vni)),
+            DropPlace::Uplink => (Kind::UPLINK, None, None),
+            DropPlace::Gone => (Kind::GONE, None, None),
+        };
+        let drop = drops.rows.into_iter().map(|row| self.drop(row, nic_id.as_deref().unwrap_or_default())).collect();
+        Place { kind: Some(kind.into()), nic_id, vni, drop, ..Default::default() }
+    }
+
+    /// `charged`: the vnic, if it is one.
+    fn drop(&self, row: DropRow, charged: &str) -> Drop {
+        let remedy = self.advice(row.info.remedy, &row.head, charged);
+        let (last, packet) = row.last.map(|last| (milliseconds(last.age), last.summary)).unzip();
+        Drop {
+            reason: Some(row.info.name.to_owned()),
+            count: Some(row.count),
+            recent: row.recent,
+            last_ms: last,
+            last_packet: packet.flatten(),
+            remedy: Some(remedy).filter(|remedy| remedy != row.info.remedy),
+            ..Default::default()
+        }
     }
 }
 
@@ -67,28 +93,6 @@ fn fit(places: &mut Vec<PlaceDrops>, most: usize) -> u64 {
         fits
     });
     (before - places.len()) as u64
-}
-
-fn place(drops: PlaceDrops) -> Place {
-    let (kind, nic_id, vni) = match drops.place {
-        DropPlace::Vnic { id, vni } => (Kind::NIC, Some(id), Some(vni)),
-        DropPlace::Network(vni) => (Kind::NETWORK, None, Some(vni)),
-        DropPlace::Uplink => (Kind::UPLINK, None, None),
-        DropPlace::Gone => (Kind::GONE, None, None),
-    };
-    Place { kind: Some(kind.into()), nic_id, vni, drop: drops.rows.into_iter().map(drop).collect(), ..Default::default() }
-}
-
-fn drop(row: DropRow) -> Drop {
-    let (last, packet) = row.last.map(|last| (milliseconds(last.age), last.summary)).unzip();
-    Drop {
-        reason: Some(row.info.name.to_owned()),
-        count: Some(row.count),
-        recent: row.recent,
-        last_ms: last,
-        last_packet: packet.flatten(),
-        ..Default::default()
-    }
 }
 
 fn milliseconds(time: Duration) -> u64 {

@@ -1,7 +1,7 @@
 //! The request that asks what would happen to a packet.
 
 use super::{
-    Daemon, advice,
+    Daemon,
     nic::unknown,
     session::{admission, in_range},
 };
@@ -26,18 +26,10 @@ impl<D: Dataplane> Daemon<D> {
             allowed: Some(explanation.is_allowed()),
             vni: Some(explanation.vni),
             destination_mac: Some(explanation.destination_mac.to_string()),
-            walk: explanation.walks.into_iter().map(|found| walk(found, &|id| self.only_group(id))).collect(),
+            walk: explanation.walks.into_iter().map(|found| self.walk(found)).collect(),
             ..Default::default()
         };
         Ok(Response { explain: MessageField::some(explain), ..Default::default() })
-    }
-
-    /// The group that a rule for a vnic goes into, if it has one alone.
-    fn only_group(&self, id: &str) -> Option<&str> {
-        match self.nics.get(id)?.security_groups.names() {
-            [only] => Some(only.as_str()),
-            _ => None,
-        }
     }
 
     fn question(&self, request: &ExplainReq) -> Result<Question, Failure> {
@@ -84,6 +76,42 @@ impl<D: Dataplane> Daemon<D> {
             reply: request.reply(),
         })
     }
+
+    fn walk(&self, walk: Walk) -> ExplainWalk {
+        let frame = walk.frame;
+        let drop = |refused: Refused| drop(&refused, self.advice(refused.reason.remedy, &frame, &refused.charged));
+        let [egress, ingress] = walk.admitted.map(|by| by.map(admission).into());
+        let mut message = ExplainWalk {
+            packet: Some(walk.packet),
+            step: walk.steps.into_iter().map(step).collect(),
+            egress,
+            ingress,
+            ..Default::default()
+        };
+        let hosts = |hosts: Vec<IpAddr>| hosts.into_iter().map(canonical).collect();
+        let fate = match walk.fate {
+            Fate::Delivered(nic) => {
+                message.nic_id = vec![nic];
+                explain_walk::Fate::DELIVERED
+            }
+            Fate::Leaves(host) => {
+                message.host = hosts(vec![host]);
+                explain_walk::Fate::LEAVES
+            }
+            Fate::Flooded { here, away, refused } => {
+                (message.nic_id, message.host) = (here, hosts(away));
+                message.drop = refused.into_iter().map(drop).collect();
+                explain_walk::Fate::FLOODED
+            }
+            Fate::Dropped(refused) => {
+                message.drop = vec![drop(refused)];
+                explain_walk::Fate::DROPPED
+            }
+            Fate::NoAddress => explain_walk::Fate::NO_ADDRESS,
+        };
+        message.fate = Some(fate.into());
+        message
+    }
 }
 
 fn mac(text: &str) -> Result<Mac, Failure> {
@@ -103,43 +131,6 @@ fn refused(why: NoAnswer) -> Failure {
         _ => return Failure::new(why.to_string()),
     };
     Failure::new(why.to_string()).with_help(help)
-}
-
-/// `group`: the one that a rule for a vnic goes into.
-fn walk<'a>(walk: Walk, group: &dyn Fn(&str) -> Option<&'a str>) -> ExplainWalk {
-    let frame = walk.frame;
-    let drop = |refused: Refused| drop(&refused, advice::for_packet(refused.reason.remedy, &frame, group(&refused.charged)));
-    let [egress, ingress] = walk.admitted.map(|by| by.map(admission).into());
-    let mut message = ExplainWalk {
-        packet: Some(walk.packet),
-        step: walk.steps.into_iter().map(step).collect(),
-        egress,
-        ingress,
-        ..Default::default()
-    };
-    let hosts = |hosts: Vec<IpAddr>| hosts.into_iter().map(canonical).collect();
-    let fate = match walk.fate {
-        Fate::Delivered(nic) => {
-            message.nic_id = vec![nic];
-            explain_walk::Fate::DELIVERED
-        }
-        Fate::Leaves(host) => {
-            message.host = hosts(vec![host]);
-            explain_walk::Fate::LEAVES
-        }
-        Fate::Flooded { here, away, refused } => {
-            (message.nic_id, message.host) = (here, hosts(away));
-            message.drop = refused.into_iter().map(drop).collect();
-            explain_walk::Fate::FLOODED
-        }
-        Fate::Dropped(refused) => {
-            message.drop = vec![drop(refused)];
-            explain_walk::Fate::DROPPED
-        }
-        Fate::NoAddress => explain_walk::Fate::NO_ADDRESS,
-    };
-    message.fate = Some(fate.into());
-    message
 }
 
 fn step(step: Step) -> explain_walk::Step {

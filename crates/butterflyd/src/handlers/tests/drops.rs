@@ -1,6 +1,8 @@
 //! Requests about what was dropped.
 
 use super::host::Host;
+use butterfly_datapath::Mac;
+use butterfly_packet::build;
 
 #[test]
 fn drops_of_the_whole_host_are_listed_with_their_reasons() {
@@ -37,4 +39,25 @@ fn drops_of_one_vnic_are_listed_alone() {
     assert_eq!((places, list.total(), list.reason.len()), (vec![("bypass", 2)], 6, 1));
     assert_eq!(host.fails("drop_list { nic_id: \"nobody\" }").0, "NIC does not exist with id nobody");
     assert_eq!(host.fails("drop_list { nic_id: \"\" }").0, "NIC does not exist with id ");
+}
+
+/// As `explain` does.
+#[test]
+fn what_to_do_has_the_words_of_the_last_packet() {
+    let mut host = Host::with_nics();
+    host.fake().reason = Some("ingress-denied");
+    let remedy = |host: &mut Host| {
+        let list = host.ask("drop_list { nic_id: \"n\" }").drop_list.unwrap();
+        list.place[0].drop[0].remedy.clone()
+    };
+    assert_eq!(remedy(&mut host), None, "of a packet that nobody knows");
+    let frame =
+        build::ethernet(Mac([2; 6]), Mac([4; 6])).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).tcp(&build::Tcp::new(1, 443, 2), &[]);
+    host.fake().head = frame[..60.min(frame.len())].to_vec();
+    let told = remedy(&mut host).unwrap();
+    assert!(told.contains("`butterfly sg rule add web --ip-proto tcp --port 443 --cidr 10.0.0.1/32`"), "{told}");
+    // Of two groups the operator chooses.
+    host.succeeds("nic_update { id: \"n\" security_group: \"web\" security_group: \"db\" }");
+    let told = remedy(&mut host).unwrap();
+    assert!(told.contains("`butterfly sg rule add SG --ip-proto tcp --port 443 --cidr 10.0.0.1/32`"), "{told}");
 }

@@ -46,6 +46,9 @@ pub(super) struct Fake {
     pub(super) asked: RefCell<Option<(SessionFilter, usize)>>,
     /// The last packet that was to be explained.
     pub(super) question: RefCell<Option<Question>>,
+    /// Why vnics dropped something, if not as usual, and the last packet.
+    pub(super) reason: Option<&'static str>,
+    pub(super) head: Vec<u8>,
     /// It has an uplink.
     pub(super) uplink: bool,
     pub(super) peers: Peers,
@@ -366,13 +369,23 @@ impl Dataplane for Fake {
     /// Something everywhere, and of a vnic as much as its name is long.
     fn drops(&self, id: Option<&str>) -> Option<DropReport> {
         let info = |n| butterfly_datapath::reasons().nth(n).unwrap();
+        let of_vnics = butterfly_datapath::reasons().find(|info| Some(info.name) == self.reason).unwrap_or_else(|| info(3));
         let packet = DroppedPacket { age: Duration::from_millis(300), summary: Some("a packet".into()) };
         let vnic = |id: &String| {
-            let row = DropRow { info: info(3), count: id.len() as u64, recent: Some(1), last: Some(packet.clone()) };
+            let row = DropRow {
+                info: of_vnics,
+                count: id.len() as u64,
+                recent: Some(1),
+                last: Some(packet.clone()),
+                head: self.head.clone(),
+            };
             let place = DropPlace::Vnic { id: id.clone(), vni: self.vnics[id].vni };
             PlaceDrops { place, rows: vec![row] }
         };
-        let other = |place, n, last| PlaceDrops { place, rows: vec![DropRow { info: info(n), count: 106, recent: None, last }] };
+        let other = |place, n, last| PlaceDrops {
+            place,
+            rows: vec![DropRow { info: info(n), count: 106, recent: None, last, head: Vec::new() }],
+        };
         let unread = DroppedPacket { age: Duration::ZERO, summary: None };
         let places = match id {
             Some(id) => vec![vnic(self.vnics.keys().find(|other| *other == id)?)],
