@@ -97,7 +97,8 @@ fn explanations_come_true() {
     assert_eq!(said, "a.ingress-denied");
     let remedy = walk["drops"][0]["remedy"].as_str().unwrap();
     let rule = format!("`butterfly sg rule add web --ip-proto tcp --port 443 --cidr {}/32`", ip4(B));
-    assert!(remedy.contains(&rule), "{remedy}");
+    let member = format!("`butterfly sg member add admins {}`", ip4(B));
+    assert!(remedy.contains(&rule) && remedy.contains(&member), "{remedy}");
     // Nobody declared it, and everybody has it: the link-local address of b's MAC address.
     let [m0, m1, m2, m3, m4, m5] = mac(B.into()).0;
     let local = format!("fe80::{m0:02x}{m1:02x}:{m2:02x}ff:fe{m3:02x}:{m4:02x}{m5:02x}", m0 = m0 ^ 2);

@@ -2,13 +2,14 @@
 
 use super::Daemon;
 use crate::dataplane::Dataplane;
+use butterfly_model::{Direction, Peer, SecurityGroup};
 use butterfly_packet::{
     ethernet::{self, Ethernet},
     ipv4::Ipv4,
     ipv6::Ipv6,
     protocol::{ICMP, ICMPV6, SCTP, TCP, UDP},
 };
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 
 /// What a rule says about a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,7 +63,19 @@ fn block(address: IpAddr) -> String {
 impl<D: Dataplane> Daemon<D> {
     /// A remedy with the words of a packet that was dropped at the expense of the vnic `charged`.
     pub(super) fn advice(&self, remedy: &str, frame: &[u8], charged: &str) -> String {
-        for_packet(remedy, frame, self.only_group(charged))
+        for_packet(remedy, frame, self.only_group(charged), &self.allowed_members(charged))
+    }
+
+    /// Groups whose members the INBOUND rules of a vnic's groups let in.
+    fn allowed_members(&self, id: &str) -> BTreeSet<&str> {
+        let names = self.nics.get(id).map(|nic| nic.security_groups.names()).unwrap_or_default();
+        let rules = names.iter().filter_map(|name| self.groups.get(name)).flat_map(SecurityGroup::rules);
+        let inbound = rules.filter(|rule| rule.direction() == Direction::Inbound);
+        let members = inbound.filter_map(|rule| match rule.peer() {
+            Peer::SecurityGroup(name) => Some(name.as_str()),
+            Peer::Cidr(_) => None,
+        });
+        members.collect()
     }
 
     /// The group that a rule for a vnic goes into, if it has one alone.
@@ -74,16 +87,29 @@ impl<D: Dataplane> Daemon<D> {
     }
 }
 
-/// Puts what is known of a dropped packet into the commands of a remedy, which are between backticks: protocol, port, addresses, and the
-/// name of a group of the vnic that dropped it. What is not known stays as it is.
-fn for_packet(remedy: &str, frame: &[u8], group: Option<&str>) -> String {
+/// What no sender is helped by where no rule is about members.
+const JOIN: &str = ", or `butterfly sg member add GROUP SOURCE`";
+
+/// Puts what is known of a dropped packet into the commands of a remedy, which are between backticks: protocol, port, addresses, the
+/// name of a group of the vnic that dropped it, and of the only one of `members`. What is not known stays as it is.
+fn for_packet(remedy: &str, frame: &[u8], group: Option<&str>, members: &BTreeSet<&str>) -> String {
     let Some(flow) = Flow::of(frame) else { return remedy.to_owned() };
+    let remedy = if members.is_empty() { remedy.replace(JOIN, "") } else { remedy.to_owned() };
+    let names = Names { group, members: members.first().copied().filter(|_| members.len() == 1) };
     let parts = remedy.split('`').enumerate();
-    let filled = parts.map(|(at, part)| if at % 2 == 1 { command(part, &flow, group) } else { part.to_owned() });
+    let filled = parts.map(|(at, part)| if at % 2 == 1 { command(part, &flow, &names) } else { part.to_owned() });
     filled.collect::<Vec<_>>().join("`")
 }
 
-fn command(command: &str, flow: &Flow, group: Option<&str>) -> String {
+/// Groups that commands name, where there is no choice.
+struct Names<'a> {
+    /// The one that a rule goes into.
+    group: Option<&'a str>,
+    /// The one whose members are let in.
+    members: Option<&'a str>,
+}
+
+fn command(command: &str, flow: &Flow, names: &Names) -> String {
     let command = match flow.port {
         Some(port) => command.replace("--port PORT", &format!("--port {port}")),
         None => command.replace(" --port PORT", ""),
@@ -93,7 +119,8 @@ fn command(command: &str, flow: &Flow, group: Option<&str>) -> String {
         "SOURCE" => flow.source.to_string(),
         "SOURCE/32" => block(flow.source),
         "DESTINATION/32" => block(flow.destination),
-        "SG" => group.unwrap_or(word).to_owned(),
+        "SG" => names.group.unwrap_or(word).to_owned(),
+        "GROUP" => names.members.unwrap_or(word).to_owned(),
         _ => word.to_owned(),
     };
     command.split(' ').map(word).collect::<Vec<_>>().join(" ")
@@ -104,7 +131,7 @@ mod tests {
     use super::*;
     use butterfly_packet::build;
 
-    const INGRESS: &str = "add it: `butterfly sg rule add SG --ip-proto PROTO --port PORT --cidr SOURCE/32`, or `sg member add GROUP SOURCE`, not SOURCE";
+    const INGRESS: &str = "add it: `butterfly sg rule add SG --ip-proto PROTO --port PORT --cidr SOURCE/32`, or `butterfly sg member add GROUP SOURCE`, not SOURCE";
     const EGRESS: &str = "`butterfly sg rule add SG --dir out --ip-proto PROTO --port PORT --cidr DESTINATION/32`";
 
     #[test]
@@ -113,12 +140,20 @@ mod tests {
         let v4 = link().ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
         let v6 = link().ipv6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1], [0x2001, 0xdb8, 0, 0, 0, 0, 0, 2]);
         let tcp = v4.tcp(&build::Tcp::new(1, 443, 2), &[]);
+        let for_packet = |remedy, frame: &[u8], group, members: &[&'static str]| {
+            super::for_packet(remedy, frame, group, &members.iter().copied().collect())
+        };
+        let rule = "add it: `butterfly sg rule add web --ip-proto tcp --port 443 --cidr 10.0.0.1/32`";
+        for (members, or) in [
+            (&[][..], ""),
+            (&["admins"][..], ", or `butterfly sg member add admins 10.0.0.1`"),
+            (&["admins", "web"][..], ", or `butterfly sg member add GROUP 10.0.0.1`"),
+        ] {
+            assert_eq!(for_packet(INGRESS, &tcp, Some("web"), members), format!("{rule}{or}, not SOURCE"));
+        }
+        assert!(butterfly_datapath::reasons().any(|info| info.remedy.contains(JOIN)));
         assert_eq!(
-            for_packet(INGRESS, &tcp, Some("web")),
-            "add it: `butterfly sg rule add web --ip-proto tcp --port 443 --cidr 10.0.0.1/32`, or `sg member add GROUP 10.0.0.1`, not SOURCE"
-        );
-        assert_eq!(
-            for_packet(EGRESS, &v6.udp(1, 53, b""), None),
+            for_packet(EGRESS, &v6.udp(1, 53, b""), None, &[]),
             "`butterfly sg rule add SG --dir out --ip-proto udp --port 53 --cidr 2001:db8::2/128`"
         );
         // Rules for these have no ports.
@@ -126,12 +161,12 @@ mod tests {
             [(v4.payload(1, &[8; 8]), "icmp"), (v4.payload(132, &[0; 12]), "sctp"), (v4.payload(47, &[0; 8]), "47")]
         {
             assert_eq!(
-                for_packet(EGRESS, &frame, Some("g")),
+                for_packet(EGRESS, &frame, Some("g"), &[]),
                 format!("`butterfly sg rule add g --dir out --ip-proto {protocol} --cidr 10.0.0.2/32`")
             );
         }
         for frame in [&tcp[..30], &[][..], &link().payload(0x88b5, &[0; 46])] {
-            assert_eq!(for_packet(INGRESS, frame, Some("web")), INGRESS);
+            assert_eq!(for_packet(INGRESS, frame, Some("web"), &[]), INGRESS);
         }
     }
 }
