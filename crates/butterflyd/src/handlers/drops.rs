@@ -1,6 +1,6 @@
 //! Requests about what was dropped.
 
-use super::{Daemon, nic::unknown};
+use super::Daemon;
 use crate::dataplane::Dataplane;
 use butterfly_api::{
     Answer, Failure,
@@ -19,7 +19,7 @@ const MOST: usize = 10_000;
 impl<D: Dataplane> Daemon<D> {
     pub(super) fn drop_list(&self, request: &DropListReq) -> Answer {
         if let Some(id) = &request.nic_id {
-            self.nics.get(id).ok_or_else(|| unknown(id))?;
+            self.declared(id)?;
         }
         let report = self.dataplane.drops(request.nic_id.as_deref()).ok_or_else(|| {
             Failure::new(format!("NIC {} is not in the data path", request.nic_id()))

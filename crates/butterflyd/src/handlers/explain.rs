@@ -2,7 +2,6 @@
 
 use super::{
     Daemon,
-    nic::unknown,
     session::{admission, in_range},
 };
 use crate::{convert, dataplane::Dataplane};
@@ -33,7 +32,7 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     fn question(&self, request: &ExplainReq) -> Result<Question, Failure> {
-        let known = |id: &String| self.nics.get(id).map(|_| id.clone()).ok_or_else(|| unknown(id));
+        let known = |id: &String| self.declared(id).map(|_| id.clone());
         let from = match (&request.from_nic, request.vni) {
             (Some(id), _) => Origin::Vnic(known(id)?),
             (None, Some(vni)) => Origin::Outside(vni),
@@ -51,7 +50,7 @@ impl<D: Dataplane> Daemon<D> {
         let v6 = match (&to, &source) {
             (Target::Address(ip), _) | (_, Some(ip)) => ip.is_ipv6(),
             (Target::Vnic(id), None) => {
-                let nic = self.nics.get(id).ok_or_else(|| unknown(id))?;
+                let nic = self.declared(id)?;
                 nic.ips.texts().first().is_some_and(|ip| ip.contains(':'))
             }
         };

@@ -5,6 +5,7 @@ mod app;
 mod drops;
 mod event;
 mod explain;
+mod meant;
 mod nic;
 mod record;
 mod report;

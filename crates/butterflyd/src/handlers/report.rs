@@ -25,6 +25,7 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     pub(super) fn nic_show(&self, id: &str) -> Answer {
+        self.declared(id)?;
         let (nic, report) = self.report(id)?;
         let host_mtu = self.dataplane.inner_mtu();
         let packet_trace = self.recorder.status(id).into();

@@ -5,6 +5,7 @@
 
 use super::{
     Daemon,
+    meant::suggest,
     nic::refusal,
     record::{member_of, rule_of},
 };
@@ -14,7 +15,7 @@ use butterfly_api::{
     proto::{Response, Sg, SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, SgRuleStats},
 };
 use butterfly_datapath::GroupChange;
-use butterfly_model::{Rule, SecurityGroup};
+use butterfly_model::{GroupName, Rule, SecurityGroup};
 use protobuf::MessageField;
 use std::collections::HashMap;
 use tracing::warn;
@@ -133,7 +134,8 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     pub(super) fn sg_rule_stats(&self, id: &str) -> Answer {
-        let group = self.group(id)?;
+        let names = self.groups.keys().map(GroupName::as_str);
+        let group = self.group(id).map_err(|failure| suggest(failure, id, names))?;
         let counted = self.dataplane.rule_admissions(group.name()).into_iter();
         let counts: HashMap<_, u64> = counted.map(|(rule, count)| (rule.key(), count)).collect();
         let stats = |rule: &Rule| SgRuleStats {

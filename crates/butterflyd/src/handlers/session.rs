@@ -1,6 +1,6 @@
 //! Requests about sessions.
 
-use super::{Daemon, nic::unknown};
+use super::Daemon;
 use crate::{convert, dataplane::Dataplane, events::Kind, timeouts};
 use butterfly_api::{
     Answer, Failure,
@@ -61,7 +61,7 @@ impl<D: Dataplane> Daemon<D> {
 
     fn session_filter(&self, request: &proto::SessionFilter) -> Result<SessionFilter, Failure> {
         if let Some(id) = &request.nic_id {
-            self.nics.get(id).ok_or_else(|| unknown(id))?;
+            self.declared(id)?;
         }
         if let Some(vni) = request.vni {
             Vni::new(vni).map_err(|error| Failure::new(error.to_string()))?;

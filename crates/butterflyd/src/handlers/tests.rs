@@ -409,6 +409,27 @@ fn the_status_has_dates_counter_and_graph() {
     assert!(status.graph_dot().contains("vhost-bypass"));
 }
 
+/// Requests that the original does not have; of its own the answers are as they were.
+#[test]
+fn what_was_probably_meant_is_told() {
+    let mut host = Host::with_nics();
+    host.succeeds("sg_add { id: \"web\" }");
+    for request in [
+        "nic_show: \"bypas\"",
+        "drop_list { nic_id: \"bypas\" }",
+        "session_list { filter { nic_id: \"bypas\" } }",
+        "explain { from_nic: \"bypas\" to_nic: \"n\" }",
+        "explain { from_nic: \"n\" to_nic: \"bypas\" }",
+        "trace { start { target { nic_id: \"bypas\" } } }",
+    ] {
+        assert_eq!(host.fails(request), ("NIC does not exist with id bypas".into(), "did you mean bypass?".into()), "{request}");
+    }
+    assert_eq!(host.fails("sg_rule_stats: \"wbe\""), ("Security Group not found".into(), "did you mean web?".into()));
+    for request in ["nic_stats: \"bypas\"", "nic_details: \"bypas\"", "sg_rule_list: \"wbe\"", "sg_details: \"wbe\""] {
+        assert_eq!(host.fails(request).1, "", "{request}");
+    }
+}
+
 #[test]
 fn health_is_told_without_a_graph() {
     let mut host = Host::with_nics();

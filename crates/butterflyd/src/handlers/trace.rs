@@ -1,6 +1,6 @@
 //! Requests about traces and captures.
 
-use super::{Daemon, nic::unknown};
+use super::Daemon;
 use crate::{
     dataplane::Dataplane,
     recorder::{RATE, Told},
@@ -83,7 +83,7 @@ impl<D: Dataplane> Daemon<D> {
         match (&target.nic_id, target.vni) {
             (Some(_), Some(_)) => Err(Failure::new("a trace is about a nic or about a network, not both")),
             (Some(id), None) => {
-                self.nics.get(id).ok_or_else(|| unknown(id))?;
+                self.declared(id)?;
                 Ok(TapWhat::Nic(id.clone()))
             }
             (None, Some(vni)) => {
