@@ -138,6 +138,12 @@ fn a_day_of_an_operator() {
     // Another one with that address waits.
     ok("nic add --id vm-3 --mac 42:42:42:42:42:02 --vni 1337");
     assert!(ok("nic show vm-3").contains("nic vm-2, which has its MAC address"));
+    let explained = daemon.client(&["explain", "--from", "vm-1", "--to", "vm-3"]);
+    assert_eq!(explained.status.code(), Some(2), "{explained:?}");
+    assert!(
+        String::from_utf8_lossy(&explained.stdout).contains("\nnever sent: its sender gets no link address\n"),
+        "{explained:?}"
+    );
     ok("nic del vm-3");
     assert!(fails("nic add --id vm-3 --mac 42:42:42:42:42:03 --vni 16777216").contains("Bad NIC format"));
     assert!(fails("nic add --id a/b --mac 42:42:42:42:42:03 --vni 1").contains("Bad NIC format"));

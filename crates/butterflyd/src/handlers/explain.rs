@@ -20,7 +20,10 @@ const ICMPV6: u8 = 58;
 impl<D: Dataplane> Daemon<D> {
     pub(super) fn explain(&self, request: &ExplainReq) -> Answer {
         let question = self.question(request)?;
-        let explanation = self.dataplane.explain(&question).map_err(refused)?;
+        let explanation = match self.dataplane.explain(&question) {
+            Ok(explanation) => explanation,
+            Err(why) => return self.never_sent(&why).ok_or_else(|| refused(why)),
+        };
         let explain = ExplainRes {
             allowed: Some(explanation.is_allowed()),
             vni: Some(explanation.vni),
@@ -29,6 +32,34 @@ impl<D: Dataplane> Daemon<D> {
             ..Default::default()
         };
         Ok(Response { explain: MessageField::some(explain), ..Default::default() })
+    }
+
+    /// The answer about a vnic that nothing reaches, as another one has its MAC address.
+    fn never_sent(&self, why: &NoAnswer) -> Option<Response> {
+        let NoAnswer::Waits(id, having) = why else { return None };
+        let nic = self.nics.get(id)?;
+        let remedy = format!("`butterfly nic del {having}`, or give one of the two another MAC address");
+        let step = explain_walk::Step {
+            stage: Some("lookup".to_owned()),
+            mark: Some(explain_walk::step::Mark::STOP.into()),
+            text: Some(why.to_string()),
+            detail: vec![format!("what to do: {remedy}")],
+            ..Default::default()
+        };
+        let walk = ExplainWalk {
+            packet: Some(format!("a packet for {id}")),
+            step: vec![step],
+            fate: Some(explain_walk::Fate::NO_ADDRESS.into()),
+            ..Default::default()
+        };
+        let explain = ExplainRes {
+            allowed: Some(false),
+            vni: Some(nic.vni.number()),
+            destination_mac: Some(nic.mac.to_string()),
+            walk: vec![walk],
+            ..Default::default()
+        };
+        Some(Response { explain: MessageField::some(explain), ..Default::default() })
     }
 
     fn question(&self, request: &ExplainReq) -> Result<Question, Failure> {
@@ -124,7 +155,6 @@ fn refused(why: NoAnswer) -> Failure {
             "give its link address (destination_mac, `--mac`), or ask the host that has it first: its answer to the same question from outside names it"
         }
         NoAnswer::NoAddress { .. } => "give the address (`--src`, or `--to ADDRESS`), or declare one for the NIC",
-        NoAnswer::Waits(..) => "delete the one that has it (`butterfly nic del`), or give one of the two another MAC address",
         NoAnswer::NeedsSource => "give source (`--src`)",
         NoAnswer::NeedsPort(_) => "give destination_port (`--port`)",
         _ => return Failure::new(why.to_string()),

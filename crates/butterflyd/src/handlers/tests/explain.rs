@@ -68,3 +68,19 @@ fn questions_that_say_nothing_are_refused() {
         assert!(said.contains(description) && more.contains(help), "{question}: {said}, {more}");
     }
 }
+
+/// It is an answer, and the answer is no.
+#[test]
+fn one_that_waits_for_its_mac_address_gets_nothing() {
+    let mut host = Host::new();
+    host.succeeds(NIC);
+    host.succeeds(&NIC.replace("\"n\"", "\"twin\""));
+    let answer = host.succeeds("explain { from_nic: \"n\" to_nic: \"twin\" }");
+    for part in [
+        "allowed: false vni: 1 destination_mac: \"42:00:00:00:00:aA\" walk { packet: \"a packet for twin\"",
+        "mark: STOP text: \"twin waits for its MAC address, which n has: it gets nothing until that one is gone\"",
+        "detail: \"what to do: `butterfly nic del n`, or give one of the two another MAC address\" } fate: NO_ADDRESS",
+    ] {
+        assert!(answer.contains(part), "{part} is not in {answer}");
+    }
+}

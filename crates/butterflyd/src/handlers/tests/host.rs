@@ -89,6 +89,9 @@ impl Dataplane for Fake {
         *self.question.borrow_mut() = Some(question.clone());
         match &question.to {
             Target::Address(ip) if question.destination_mac.is_none() => Err(NoAnswer::NeedsMac(*ip)),
+            Target::Vnic(id) if self.waits_for(id).is_some() => {
+                Err(NoAnswer::Waits(id.clone(), self.waits_for(id).unwrap_or_default()))
+            }
             _ => Ok(explanation()),
         }
     }
