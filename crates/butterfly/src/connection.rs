@@ -26,10 +26,10 @@ pub struct Connection {
 
 impl Connection {
     /// Connects, in the background: a daemon that is not there shows as a reply that does not come in time, if a time-out is set,
-    /// and else as waiting for ever.
-    pub fn open(settings: &Settings) -> Result<Self, Failure> {
+    /// and else as waiting for ever. `patience` is the time-out where the settings say none.
+    pub fn open(settings: &Settings, patience: Option<Duration>) -> Result<Self, Failure> {
         let endpoint = settings.endpoint.clone();
-        let timeout = (settings.timeout != 0).then(|| Duration::from_millis(settings.timeout.into()));
+        let timeout = if settings.timeout.is_some() { settings.limit() } else { patience };
         Ok(Self { client: client(settings, timeout)?, endpoint, waits_for_ever: timeout.is_none() })
     }
 
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn failures_that_hardly_come_have_their_words() {
         let settings = Settings { endpoint: "ipc:///does/not/exist".into(), ..Settings::default() };
-        let connection = Connection::open(&settings).unwrap();
+        let connection = Connection::open(&settings, None).unwrap();
         let told = |error| match connection.failure(error) {
             Failure::Said(text) => text,
             other => panic!("{other:?}"),

@@ -33,12 +33,12 @@ pub fn diagnose(endpoint: &str) -> String {
 fn advice(met: ErrorKind) -> &'static str {
     match met {
         ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
-            "butterflyd is not running there: start it, or name its endpoint with -e EP"
+            "butterflyd is not running there: start it, or name its endpoint with --endpoint EP or BUTTERFLY_ENDPOINT"
         }
         ErrorKind::PermissionDenied => "run the client as the user of butterflyd, or as root",
         ErrorKind::TimedOut | ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => {
             "is the address right, and does every firewall between let it pass?"
         }
-        _ => "is the endpoint right? name another with -e EP",
+        _ => "is the endpoint right? name another with --endpoint EP or BUTTERFLY_ENDPOINT",
     }
 }

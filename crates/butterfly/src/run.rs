@@ -11,6 +11,10 @@ use crate::tree::{self, Action, Handler, Node, global_options};
 use butterfly_api::REVISION;
 use clap::Command;
 use std::io;
+use std::time::Duration;
+
+/// How long commands that the original does not have wait for a reply.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How commands end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,7 +162,9 @@ impl<'t> Step<'t> {
             output.ignored(&slip.told(&self.name()));
         }
         arguments.check_mandatory(&self.node.command)?;
-        let mut session = Session::new(settings, output);
+        // Scripts of the original start the daemon and let its commands wait.
+        let patience = (!self.node.original).then_some(PATIENCE);
+        let mut session = Session::new(settings, output, patience);
         handler(&arguments, &mut session)
     }
 

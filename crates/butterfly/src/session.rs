@@ -23,12 +23,14 @@ pub struct Session<'a> {
     /// The one that does not wait.
     hasty: Option<Connection>,
     verbose_aside: bool,
+    /// How long it waits for a reply if nobody says; nothing for ever.
+    patience: Option<Duration>,
 }
 
 impl<'a> Session<'a> {
-    /// A session that connects when the first request is made.
-    pub fn new(settings: &'a Settings, output: &'a mut Output) -> Self {
-        Self { settings, output, connection: None, hasty: None, verbose_aside: false }
+    /// A session that connects when the first request is made. It waits for each reply as long as the settings say, else for `patience`.
+    pub fn new(settings: &'a Settings, output: &'a mut Output, patience: Option<Duration>) -> Self {
+        Self { settings, output, connection: None, hasty: None, verbose_aside: false, patience }
     }
 
     /// Prints `text` as it is.
@@ -100,7 +102,7 @@ impl<'a> Session<'a> {
 
     /// A conversation of its own, with other settings.
     pub fn with<'b>(&'b mut self, settings: &'b Settings) -> Session<'b> {
-        Session { settings, output: self.output, connection: None, hasty: None, verbose_aside: self.verbose_aside }
+        Session { verbose_aside: self.verbose_aside, ..Session::new(settings, self.output, self.patience) }
     }
 
     /// What the global options ask for.
@@ -111,7 +113,7 @@ impl<'a> Session<'a> {
     /// Makes one request, again and again maybe: the successful response, or none if no reply came in time. That is what `--timeout`
     /// says, after which who asks is to give up, or `patience`.
     pub fn ask_in_time(&mut self, request: Request, patience: Duration) -> Result<Option<Response>, Failure> {
-        let limit = (self.settings.timeout != 0).then(|| Duration::from_millis(self.settings.timeout.into()));
+        let limit = self.settings.limit();
         let connection = match self.hasty.take() {
             Some(connection) => connection,
             None => Connection::open_within(self.settings, limit.unwrap_or(patience))?,
@@ -164,7 +166,7 @@ impl<'a> Session<'a> {
     pub fn send(&mut self, request: &Messages) -> Result<Messages, Failure> {
         let connection = match self.connection.take() {
             Some(connection) => connection,
-            None => Connection::open(self.settings)?,
+            None => Connection::open(self.settings, self.patience)?,
         };
         self.show_request(request)?;
         self.output.flush()?;

@@ -8,6 +8,7 @@ mod file;
 use crate::failure::Failure;
 use crate::reader::Arguments;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// What the global options ask for, whatever the command.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,8 +17,8 @@ pub struct Settings {
     pub endpoint: String,
     /// Show requests and replies in text format.
     pub verbose: bool,
-    /// Milliseconds each operation may take; 0 for ever.
-    pub timeout: u32,
+    /// Milliseconds each operation may take; 0 for ever, and nothing for as long as the command likes.
+    pub timeout: Option<u32>,
     /// File with the encryption key.
     pub key: Option<PathBuf>,
     /// Encrypt as the original does.
@@ -26,7 +27,14 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { endpoint: "tcp://127.0.0.1:9999".into(), verbose: false, timeout: 0, key: None, legacy_encryption: false }
+        Self { endpoint: "tcp://127.0.0.1:9999".into(), verbose: false, timeout: None, key: None, legacy_encryption: false }
+    }
+}
+
+impl Settings {
+    /// How long an operation may take, if that is said and not for ever.
+    pub fn limit(&self) -> Option<Duration> {
+        self.timeout.filter(|timeout| *timeout != 0).map(|timeout| Duration::from_millis(timeout.into()))
     }
 }
 
@@ -77,7 +85,7 @@ impl Given {
         Ok(Settings {
             endpoint: found.endpoint.unwrap_or(default.endpoint),
             verbose: found.verbose,
-            timeout: found.timeout.unwrap_or(default.timeout),
+            timeout: found.timeout,
             key: found.key,
             legacy_encryption: found.legacy_encryption,
         })

@@ -58,7 +58,7 @@ fn top(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     }
     let settings = match session.settings() {
         // Waiting for ever would be a screen that stands still.
-        settings @ Settings { timeout: 0, .. } => Settings { timeout: PATIENCE_MS, verbose: false, ..settings.clone() },
+        settings @ Settings { timeout: None, .. } => Settings { timeout: Some(PATIENCE_MS), verbose: false, ..settings.clone() },
         settings => Settings { verbose: false, ..settings.clone() },
     };
     let mut board = Board::new(sort);

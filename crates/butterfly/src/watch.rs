@@ -23,7 +23,7 @@ const PATIENCE_MS: u32 = 10_000;
 
 /// The settings, with an end to waiting for an answer.
 fn impatient(settings: &Settings) -> Settings {
-    let timeout = if settings.timeout == 0 { PATIENCE_MS } else { settings.timeout };
+    let timeout = settings.timeout.or(Some(PATIENCE_MS));
     Settings { timeout, ..settings.clone() }
 }
 

@@ -822,7 +822,7 @@ fn status_and_shutdown() {
         ended.err,
         format!(
             "Error, receive timeout\n{endpoint}: No such file or directory (os error 2)\n\
-             butterflyd is not running there: start it, or name its endpoint with -e EP\nerror in command: nic\n"
+             butterflyd is not running there: start it, or name its endpoint with --endpoint EP or BUTTERFLY_ENDPOINT\nerror in command: nic\n"
         )
     );
     assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)));

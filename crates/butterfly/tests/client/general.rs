@@ -393,10 +393,30 @@ fn a_daemon_that_is_not_there_is_a_time_out() {
         ("tcp://[::1]:1".into(), "Connection refused (os error 111)"),
     ] {
         let ended = daemon.start(&format!("nic list --timeout 100 -e {endpoint}")).end();
-        let hint = "butterflyd is not running there: start it, or name its endpoint with -e EP";
+        let hint = "butterflyd is not running there: start it, or name its endpoint with --endpoint EP or BUTTERFLY_ENDPOINT";
         assert_eq!(ended.err, format!("Error, receive timeout\n{endpoint}: {met}\n{hint}\nerror in command: nic\n"));
         assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)));
     }
+}
+
+/// Scripts of the original start a daemon and let its commands wait; people want to know.
+#[test]
+fn commands_of_our_own_do_not_wait_for_ever() {
+    let daemon = Daemon::new();
+    let nowhere = format!("ipc://{}", daemon.path("nobody"));
+    let lines = ["show", "drops", "log-level info", "nic show a", "explain --from a --to b"];
+    let mut clients = lines.map(|line| daemon.start(&format!("{line} -e {nowhere}")));
+    for (line, client) in lines.iter().zip(&mut clients) {
+        let ended = client.end();
+        let begin =
+            format!("Error, receive timeout\n{nowhere}: No such file or directory (os error 2)\nbutterflyd is not running there");
+        assert!(ended.err.starts_with(&begin), "{line}: {}", ended.err);
+        assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)), "{line}");
+    }
+    // Unless they are told to.
+    let mut client = daemon.start("drops -t 0 @");
+    daemon.receive("drops");
+    assert!(client.complaint().starts_with("no reply yet: "));
 }
 
 /// Without a time-out it waits for ever, but not without a word.
