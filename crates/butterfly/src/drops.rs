@@ -4,15 +4,16 @@ mod explain;
 mod json;
 mod page;
 mod rates;
+mod reasons;
 
-pub use page::remedy;
+pub use page::{last, remedy};
+pub use reasons::lately;
 
 use crate::failure::Failure;
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::table::{date, now};
 use crate::tree::{Node, flag, json, option, word};
-use butterfly_api::proto::drop_list_res::Drop;
 use butterfly_api::proto::{DropListReq, DropListRes, Request};
 use clap::Command;
 use protobuf::MessageField;
@@ -56,11 +57,6 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
             }
         }
     }
-}
-
-/// Whether machines do it by themselves, and nobody misses it.
-pub fn is_harmless(found: &DropListRes, drop: &Drop) -> bool {
-    found.reason.iter().any(|reason| reason.name() == drop.reason() && reason.harmless())
 }
 
 /// What was dropped, of one NIC or of the host.

@@ -85,6 +85,9 @@ fn page(found: &Overview) -> String {
     let uptime = health.current_date().saturating_sub(health.start_date());
     let mut page = format!("butterflyd {}\n", safe(health.version()));
     field(&mut page, "running", &format!("{}, since {}", duration(uptime), date(health.start_date())));
+    if let Some(open) = &health.open_endpoint {
+        field(&mut page, "API", &format!("{open} has no key: whoever reaches it commands the switch (butterflyd -k, or -e)"));
+    }
     field(&mut page, "uplink", &uplink(found.uplink.as_ref()));
     field(&mut page, "tunnels", &tunnels(found.tunnels.as_ref()));
     let by_state: Vec<String> = states(&found.nics).iter().map(|(state, count)| format!("{count} {}", state.name())).collect();
@@ -92,7 +95,7 @@ fn page(found: &Overview) -> String {
     field(&mut page, "NICs", &format!("{}{by_state}", found.nics.len()));
     field(&mut page, "security groups", &health.security_groups().to_string());
     field(&mut page, "sessions", &format!("{} of {}", found.sessions.used(), found.sessions.capacity()));
-    title(&mut page, "wrong now");
+    title(&mut page, "wrong now, or dropped in the last minute");
     let troubles = troubles(found);
     if troubles.is_empty() {
         page.push_str("  nothing\n");
@@ -127,6 +130,7 @@ fn object(found: &Overview) -> Value {
         "start_date": seconds(health.start_date()),
         "start_date_s": health.start_date(),
         "uptime_s": health.current_date().saturating_sub(health.start_date()),
+        "open_endpoint": health.open_endpoint,
         "uplink": found.uplink.as_ref().map(|uplink| json!({
             "interface": uplink.interface(), "kind": uplink.kind(), "state": uplink.state, "attached": uplink.attached, "mtu": uplink.mtu(),
         })),

@@ -47,6 +47,11 @@ pub fn safe(text: &str) -> String {
     safe
 }
 
+/// A number of things: `1 frame`, `2 frames`.
+pub fn counted(number: u64, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
 /// `yes` or `no`.
 pub fn yes_no(value: bool) -> String {
     if value { "yes" } else { "no" }.to_owned()
@@ -111,6 +116,11 @@ mod tests {
         assert_eq!(table(2, [("name", Align::Left), ("n", Align::Right)], &rows), "  name     n\n  é        7\n  long  1234\n");
         let empty_end = [["a".into(), String::new()]];
         assert_eq!(table(0, [("x", Align::Left), ("y", Align::Left)], &empty_end), "x  y\na\n");
+    }
+
+    #[test]
+    fn one_is_no_plural() {
+        assert_eq!([0, 1, 2].map(|number| counted(number, "frame")), ["0 frames", "1 frame", "2 frames"]);
     }
 
     #[test]

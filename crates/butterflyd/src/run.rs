@@ -37,9 +37,9 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     limits::raise_open_files();
     let mut server = Server::bind(&listen::resolved(&config.endpoints)?)?;
     server.at_most(limits::connections());
-    if config.encryption.is_none()
-        && let Some(open) = server.endpoints().iter().find(|endpoint| listen::is_beyond_this_host(endpoint))
-    {
+    let has_key = config.encryption.is_some();
+    let open_endpoint = server.endpoints().iter().find(|endpoint| !has_key && listen::is_beyond_this_host(endpoint)).cloned();
+    if let Some(open) = &open_endpoint {
         let warning = format!(
             "the API on {open} has no key: whoever reaches it commands the switch; use a key (-k), or listen on 127.0.0.1 or a socket (-e)"
         );
@@ -127,6 +127,7 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
         recorder,
         log_level,
         turns: turns.clone(),
+        open_endpoint,
         start_date,
         quit: false,
     });

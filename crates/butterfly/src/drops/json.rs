@@ -2,15 +2,16 @@
 
 use super::page::{kind, remedy};
 use super::rates::Rates;
+use super::reasons::Reasons;
 use butterfly_api::proto::DropListRes;
 use butterfly_api::proto::drop_list_res::{Drop, Place, Reason};
 use serde_json::{Value, json};
 
 /// Everything the daemon told, with the rates and in the remedies the names put in.
 pub fn json(found: &DropListRes, rates: &Rates) -> Value {
+    let (reasons, unknown) = (Reasons::of(found), Reason::default());
     let drop = |place: &Place, drop: &Drop| {
-        let unknown = Reason::default();
-        let reason = found.reason.iter().find(|reason| reason.name() == drop.reason()).unwrap_or(&unknown);
+        let reason = reasons.get(drop).unwrap_or(&unknown);
         json!({
             "reason": drop.reason(),
             "count": drop.count(),

@@ -1,8 +1,8 @@
 //! `butterfly drops` for people.
 
-use super::is_harmless;
 use super::rates::Rates;
-use crate::table::{duration, safe};
+use super::reasons::Reasons;
+use crate::table::{counted, duration, safe};
 use butterfly_api::proto::DropListRes;
 use butterfly_api::proto::drop_list_res::{Drop, Place, place::Kind};
 use std::fmt::Write;
@@ -13,9 +13,10 @@ pub fn page(nic: Option<&str>, found: &DropListRes, rates: &Rates) -> String {
     if found.place.is_empty() {
         return format!("drops of {of}: none\n");
     }
-    let mut page = format!("drops of {of}: {} frames", found.total());
+    let reasons = Reasons::of(found);
+    let mut page = format!("drops of {of}: {}", counted(found.total(), "frame"));
     let drops = found.place.iter().flat_map(|place| &place.drop);
-    let harmless: u64 = drops.filter(|drop| is_harmless(found, drop)).map(Drop::count).sum();
+    let harmless: u64 = drops.filter(|drop| reasons.is_harmless(drop)).map(Drop::count).sum();
     if harmless > 0 {
         let _ = write!(page, ", {harmless} of them harmless");
     }
@@ -33,26 +34,26 @@ pub fn page(nic: Option<&str>, found: &DropListRes, rates: &Rates) -> String {
         let _ = writeln!(page, "\n{}", title(place));
         for drop in &place.drop {
             let Some([reason, count, rate, last]) = rows.next() else { continue };
-            let [reasons, counts, rates, _] = widths;
-            let line = format!("  {reason:<reasons$}  {count:>counts$}  {rate:>rates$}  {last}");
+            let [names, counts, rates, _] = widths;
+            let line = format!("  {reason:<names$}  {count:>counts$}  {rate:>rates$}  {last}");
             let _ = writeln!(page, "{}", line.trim_end());
-            advice(&mut page, found, place, drop);
+            advice(&mut page, &reasons, place, drop);
         }
     }
     if found.left_out() > 0 {
-        let _ = writeln!(page, "\n{} more vnics and networks dropped something: ask for one", found.left_out());
+        let _ = writeln!(page, "\n{} more vnics or networks dropped something: ask for one", found.left_out());
     }
     page
 }
 
 /// What a row is followed by.
-fn advice(page: &mut String, found: &DropListRes, place: &Place, drop: &Drop) {
+fn advice(page: &mut String, reasons: &Reasons, place: &Place, drop: &Drop) {
     let mut line = |name: &str, text: &str| {
         if !text.is_empty() {
             let _ = writeln!(page, "    {name:<6}  {}", safe(text));
         }
     };
-    let reason = found.reason.iter().find(|reason| reason.name() == drop.reason());
+    let reason = reasons.get(drop);
     line("packet", drop.last_packet());
     if let Some(reason) = reason.filter(|reason| reason.harmless()) {
         return line("means", &format!("Harmless. {}", reason.description()));
@@ -79,17 +80,27 @@ fn title(place: &Place) -> String {
 }
 
 fn row(place: &Place, drop: &Drop, rates: &Rates) -> [String; 4] {
-    let last = match (kind(place), drop.last_ms) {
-        (_, Some(time_ago)) => format!("last {} ago", time(time_ago)),
-        (Some(Kind::GONE), None) => String::new(),
-        (_, None) => "last: not known".into(),
+    let last = match kind(place) {
+        Some(Kind::GONE) if drop.last_ms.is_none() => String::new(),
+        _ => last(drop),
     };
     let rate = rates.of(place, drop).map_or_else(String::new, |rate| match rate {
         0.0 => "0 per s".to_owned(),
         rate if rate < 10.0 => format!("{rate:.1} per s"),
         rate => format!("{rate:.0} per s"),
     });
-    [safe(drop.reason()), format!("{} frames", drop.count()), rate, last]
+    // One has the room of several: numbers stand below each other.
+    [
+        safe(drop.reason()),
+        format!("{:<w$}", counted(drop.count(), "frame"), w = drop.count().to_string().len() + " frames".len()),
+        rate,
+        last,
+    ]
+}
+
+/// When the last one was.
+pub fn last(drop: &Drop) -> String {
+    drop.last_ms.map_or("last: not known".into(), |age| format!("last {} ago", time(age)))
 }
 
 /// A time in milliseconds: in tenths of a second, as long as that says something.

@@ -1,5 +1,6 @@
 //! `butterfly nic list`: ids for scripts, a table for people.
 
+use crate::drops;
 use crate::failure::Failure;
 use crate::nic::show_json;
 use crate::reader::Arguments;
@@ -10,6 +11,7 @@ use crate::tree::{Node, flag, json};
 use butterfly_api::proto::{NicShow, Request, nic::Type};
 use clap::Command;
 use serde_json::{Value, json};
+use std::collections::HashMap;
 
 /// NICs that are asked about in one batch.
 const BATCH: usize = 256;
@@ -33,10 +35,24 @@ fn list(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     if !wide && (json || !session.is_terminal()) {
         return print_texts(ids(session)?, "nics", json, session);
     }
-    let nics = all(session)?;
+    let (nics, found) = (all(session)?, drops::ask(None, session)?);
+    let mut dropped: HashMap<&str, Vec<&str>> = HashMap::new();
+    for (place, drop) in drops::lately(&found) {
+        dropped.entry(place.nic_id()).or_default().push(drop.reason());
+    }
+    let trouble = |nic: &NicShow| {
+        let reasons = dropped.get(nic.id()).map(|reasons| format!("drops in the last minute: {}", reasons.join(", ")));
+        let all: Vec<String> = trouble(nic).into_iter().chain(reasons).collect();
+        (!all.is_empty()).then(|| all.join("; "))
+    };
+    let object = |nic: &NicShow| {
+        let mut object = show_json::json(nic);
+        object["trouble"] = trouble(nic).into();
+        object
+    };
     match json {
-        true => session.json(&json!({ "nics": nics.iter().map(show_json::json).collect::<Value>() })),
-        false => session.print(page(&nics, now())),
+        true => session.json(&json!({ "nics": nics.iter().map(object).collect::<Value>() })),
+        false => session.print(page(&nics, trouble, now())),
     }
 }
 
@@ -67,7 +83,7 @@ pub enum State {
     /// Something keeps it from working.
     Trouble,
     /// No machine is there.
-    Waiting,
+    Detached,
     Migrating,
     Attached,
 }
@@ -78,14 +94,14 @@ impl State {
             Some(_) => Self::Trouble,
             None if nic.migrating() => Self::Migrating,
             None if nic.attached() => Self::Attached,
-            None => Self::Waiting,
+            None => Self::Detached,
         }
     }
 
     pub fn name(self) -> &'static str {
         match self {
             Self::Trouble => "trouble",
-            Self::Waiting => "waiting",
+            Self::Detached => "detached",
             Self::Migrating => "migrating",
             Self::Attached => "attached",
         }
@@ -121,7 +137,7 @@ fn kind(nic: &NicShow) -> &'static str {
 }
 
 /// The table; `now` in seconds since 1970.
-fn page(nics: &[NicShow], now: u64) -> String {
+fn page(nics: &[NicShow], trouble: impl Fn(&NicShow) -> Option<String>, now: u64) -> String {
     let some = |values: &[String]| if values.is_empty() { "-".to_owned() } else { safe(&values.join(",")) };
     let row = |nic: &NicShow| {
         let groups = if nic.bypass_filtering() { "(unfiltered)".to_owned() } else { some(&nic.security_group) };

@@ -1,8 +1,9 @@
 //! What is wrong with a host now, and where to look.
 
 use super::Overview;
-use crate::drops::is_harmless;
+use crate::drops::{last, lately};
 use crate::nic::trouble;
+use crate::table::counted;
 use butterfly_api::proto::drop_list_res::Place;
 use butterfly_api::proto::{DropListRes, SessionTable, UplinkShow};
 
@@ -46,15 +47,10 @@ fn of_sessions(table: &SessionTable) -> Option<String> {
     full.then(|| format!("sessions: {used} of {capacity} are in use: `butterfly sessions`, `butterflyd --sessions`"))
 }
 
-/// What is dropped in the time that the daemon looks back, most first.
 fn of_drops(found: &DropListRes) -> Vec<String> {
-    let rows = found.place.iter().flat_map(|place| place.drop.iter().map(move |drop| (place, drop)));
-    let mut recent: Vec<_> = rows.filter(|(_, drop)| drop.recent() > 0 && !is_harmless(found, drop)).collect();
-    recent.sort_by_key(|(_, drop)| std::cmp::Reverse(drop.recent()));
-    let seconds = found.window_ms() / 1000;
-    let told = recent.into_iter().map(|(place, drop)| {
-        let (reason, count) = (drop.reason(), drop.recent());
-        format!("{}: {count} frames dropped in {seconds} s, {reason}: `butterfly drops --explain {reason}`", name(place))
+    let told = lately(found).into_iter().map(|(place, drop)| {
+        let (reason, frames) = (drop.reason(), counted(drop.count(), "frame"));
+        format!("{}: drops, {reason}: {frames} so far, {}: `butterfly drops --explain {reason}`", name(place), last(drop))
     });
     told.collect()
 }

@@ -29,7 +29,7 @@ vm-1 (vni 42)
     packet  vni 42: a > b
     means   No buffers left.
     do      `butterfly nic show vm-1`, port 443
-  same-port        1 frames    0 per s  last 1 h 0 min ago
+  same-port        1 frame     0 per s  last 1 h 0 min ago
     means   It came from there.
     do      `butterfly fdb 42`
 
@@ -47,7 +47,7 @@ vnics and networks that are gone
     means   No buffers left.
     do      `butterfly nic show NIC`, more NIC
 
-2 more vnics and networks dropped something: ask for one
+2 more vnics or networks dropped something: ask for one
 ";
 
 #[test]
@@ -75,7 +75,7 @@ fn drops_are_a_page() {
             line: "drops @",
             asks,
             answers: &[&["drop_list { total: 1 place { kind: UPLINK drop { reason: \"r\" count: 1 recent: 1 last_ms: 0 } } }"]],
-            out: "drops of the whole host: 1 frames\n\nuplink\n  r  1 frames    last 0.0 s ago\n",
+            out: "drops of the whole host: 1 frame\n\nuplink\n  r  1 frame     last 0.0 s ago\n",
             ..Row::default()
         },
         Row {
@@ -92,7 +92,7 @@ uplink
   r  4 frames    last 0.0 s ago
     packet  p
     means   Harmless. Noise.
-  s  1 frames    last: not known
+  s  1 frame     last: not known
 ",
             ..Row::default()
         },

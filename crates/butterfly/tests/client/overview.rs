@@ -21,21 +21,30 @@ const SHOWN: [&str; 4] = [NICS[0], NICS[1], refused!("NIC: gone not found"), NIC
 
 const TABLE: &str = "\
 id  vni  mac                addresses         groups        type    state     attached  in  out  drops  trouble
-a    42  52:54:00:00:00:01  10.0.0.1,fd00::1  web           server  attached  -          7    8      4
+a    42  52:54:00:00:00:01  10.0.0.1,fd00::1  web           server  attached  -          7    8      4  drops in the last minute: ring-full, late
 b    42  52:54:00:00:00:02  -                 (unfiltered)  tap     trouble   -          0    0      0  no such\\tnetns
-c     7  52:54:00:00:00:03  -                 web,db        client  waiting   -          0    0      0  no such security group: db
+c     7  52:54:00:00:00:03  -                 web,db        client  detached  -          0    0      0  no such security group: db
 ";
 
 #[test]
 fn nics_are_a_table_if_asked() {
-    check(&[Row { line: "nic list --wide @", asks: &ASKS, answers: &[LIST, &SHOWN], out: TABLE, ..Row::default() }]);
+    check(&[Row {
+        line: "nic list --wide @",
+        asks: &[ASKS[0], ASKS[1], &["drop_list {}"]],
+        answers: &[LIST, &SHOWN, &[DROPS]],
+        out: TABLE,
+        ..Row::default()
+    }]);
     let daemon = Daemon::new();
     let mut client = daemon.start("nic list --wide --json @");
     daemon.receive("nic list");
     daemon.send(&answer(&["nic_list: \"a\""]));
     daemon.receive("nic show");
     daemon.send(&answer(&[NICS[0]]));
+    daemon.receive("drops");
+    daemon.send(&answer(&[DROPS]));
     let found: Value = serde_json::from_str(&client.end().out).unwrap();
+    assert_eq!(found["nics"][0]["trouble"], "drops in the last minute: ring-full, late");
     assert_eq!((&found["nics"][0]["id"], &found["nics"][0]["in_packets"]), (&json!("a"), &json!(7)));
 }
 
@@ -54,6 +63,8 @@ fn nics_are_a_table_on_a_terminal() {
     daemon.send(&answer(LIST));
     daemon.receive("nic show");
     daemon.send(&answer(&SHOWN));
+    daemon.receive("drops");
+    daemon.send(&answer(&[DROPS]));
     let output = client.wait_with_output().unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stdout).replace('\r', ""), TABLE);
 }
@@ -117,7 +128,7 @@ const UPLINK: [&str; 3] = [
     "session_table { capacity: 1000 used: 950 }",
 ];
 const DROPS: &str = "drop_list { window_ms: 5000 place { kind: NIC nic_id: \"a\" vni: 42 drop { reason: \"ring-full\" count: 9 recent: 3 } \
-                     drop { reason: \"old\" count: 9 recent: 0 } drop { reason: \"rarp\" count: 9 recent: 9 } } \
+                     drop { reason: \"late\" count: 1 recent: 0 last_ms: 59999 } drop { reason: \"old\" count: 9 recent: 0 last_ms: 60000 } drop { reason: \"rarp\" count: 9 recent: 9 } } \
                      reason { name: \"rarp\" harmless: true } place { kind: UPLINK drop { reason: \"bad-vxlan\" count: 5 recent: 5 } } }";
 
 #[test]
@@ -140,7 +151,31 @@ butterflyd 1.2.3
   security groups   2
   sessions          7 of 1000
 
-wrong now
+wrong now, or dropped in the last minute
+  nothing
+",
+            ..Row::default()
+        },
+        Row {
+            line: "show @",
+            asks: &quiet,
+            answers: &[
+                &["app_health { version: \"1\" start_date: 0 current_date: 0 open_endpoint: \"tcp://0.0.0.0:9999\" }"],
+                &PLAIN,
+                &["drop_list { window_ms: 5000 }"],
+                &[""],
+            ],
+            out: "\
+butterflyd 1
+  running           0 s, since 1970-01-01 00:00:00 UTC
+  API               tcp://0.0.0.0:9999 has no key: whoever reaches it commands the switch (butterflyd -k, or -e)
+  uplink            none: networks end at this host
+  tunnels           none
+  NICs              0
+  security groups   0
+  sessions          7 of 1000
+
+wrong now, or dropped in the last minute
   nothing
 ",
             ..Row::default()
@@ -154,17 +189,18 @@ butterflyd 1.2.3
   running           1 h 1 min, since 2001-09-09 01:46:40 UTC
   uplink            eth1 (interface), no carrier, mtu 1600
   tunnels           10.9.0.1, peers 1, networks 2
-  NICs              3: 1 trouble, 1 waiting, 1 attached
+  NICs              3: 1 trouble, 1 detached, 1 attached
   security groups   2
   sessions          950 of 1000
 
-wrong now
+wrong now, or dropped in the last minute
   uplink eth1: no carrier, nothing leaves this host: `butterfly uplink`
   NIC b: no such\\tnetns
   NIC c: no such security group: db
   sessions: 950 of 1000 are in use: `butterfly sessions`, `butterflyd --sessions`
-  uplink: 5 frames dropped in 5 s, bad-vxlan: `butterfly drops --explain bad-vxlan`
-  NIC a: 3 frames dropped in 5 s, ring-full: `butterfly drops --explain ring-full`
+  uplink: drops, bad-vxlan: 5 frames so far, last: not known: `butterfly drops --explain bad-vxlan`
+  NIC a: drops, ring-full: 9 frames so far, last: not known: `butterfly drops --explain ring-full`
+  NIC a: drops, late: 1 frame so far, last 59.9 s ago: `butterfly drops --explain late`
 ",
             ..Row::default()
         },
@@ -188,7 +224,10 @@ fn groups_and_hosts_are_objects_for_programs() {
     assert_eq!(group["rules"][0]["sessions"], 12);
     let host = ask("show", &[&[HEALTH], &UPLINK, &[DROPS], LIST, &SHOWN]);
     assert_eq!((&host["version"], &host["uptime_s"], &host["nics"]), (&json!("1.2.3"), &json!(3661), &json!(3)));
-    assert_eq!(host["nics_by_state"], json!({ "attached": 1, "trouble": 1, "waiting": 1 }));
-    assert_eq!(host["troubles"].as_array().unwrap().len(), 6);
-    assert_eq!(host["uplink"]["state"], "no carrier");
+    assert_eq!(host["nics_by_state"], json!({ "attached": 1, "trouble": 1, "detached": 1 }));
+    assert_eq!(host["troubles"].as_array().unwrap().len(), 7);
+    assert_eq!((&host["open_endpoint"], &host["uplink"]["state"]), (&Value::Null, &json!("no carrier")));
+    let open = HEALTH.replace("nics: 3", "open_endpoint: \"tcp://0.0.0.0:9999\"");
+    let host = ask("show", &[&[&open], &PLAIN, &["drop_list {}"], &[""]]);
+    assert_eq!(host["open_endpoint"], "tcp://0.0.0.0:9999");
 }

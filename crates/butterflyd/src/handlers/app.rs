@@ -39,6 +39,7 @@ impl<D: Dataplane> Daemon<D> {
             request_counter: Some(context.request_counter),
             nics: count(self.nics.len()),
             security_groups: count(self.groups.len()),
+            open_endpoint: self.open_endpoint.clone(),
             ..Default::default()
         };
         Ok(Response { app_health: MessageField::some(health), ..Default::default() })

@@ -50,6 +50,8 @@ pub struct Daemon<D> {
     pub log_level: LogLevel,
     /// What it does is counted.
     pub turns: Turns,
+    /// An endpoint of the API where other hosts may command the switch without a key.
+    pub open_endpoint: Option<String>,
     /// Seconds since the epoch.
     pub start_date: u64,
     /// Somebody asked it to quit.

@@ -439,6 +439,9 @@ fn health_is_told_without_a_graph() {
     assert!(health.current_date() >= health.start_date());
     assert_eq!(health.nics() as usize, host.envelope.handler().nics.len());
     assert_eq!(health.security_groups() as usize, host.envelope.handler().groups.len());
+    assert_eq!(health.open_endpoint, None);
+    host.envelope.handler_mut().open_endpoint = Some("tcp://0.0.0.0:9999".into());
+    assert_eq!(host.ask("app_health: true").app_health.open_endpoint(), "tcp://0.0.0.0:9999");
 }
 
 #[test]

@@ -457,6 +457,7 @@ impl Host {
             origin: None,
             recorder: Recorder::idle(),
             log_level: LogLevel::recorded(sender),
+            open_endpoint: None,
             start_date: 1_700_000_000,
             quit: false,
         };
