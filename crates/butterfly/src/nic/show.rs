@@ -5,7 +5,7 @@ use crate::nic::show_json;
 use crate::page::{drops, field, host_mtu, listed, title};
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::table::{Align, date, duration, now, safe, size, table, yes_no};
+use crate::table::{Align, counted, date, duration, now, safe, size, table, yes_no};
 use crate::tree::{Node, flag, json, word};
 use butterfly_api::proto::{NicShow, Pings, Request, nic::Type, nic_show};
 use clap::Command;
@@ -41,7 +41,7 @@ fn page(show: &NicShow, now: u64, all: bool) -> String {
     declaration(&mut page, show);
     machine(&mut page, show, now);
     features(&mut page, show, all);
-    queues(&mut page, &show.queues);
+    queues(&mut page, &show.queues, other_side(show));
     memory(&mut page, &show.memory_regions);
     traffic(&mut page, show);
     if let Some(counted) = show.pings.as_ref() {
@@ -121,7 +121,7 @@ fn machine(page: &mut String, show: &NicShow, now: u64) {
     let attached = match (show.attached(), show.attached_since) {
         (true, Some(since)) => format!("since {}", when(since)),
         (true, None) => "yes".into(),
-        (false, _) => "no virtual machine".into(),
+        (false, _) => format!("no {}", other_side(show)),
     };
     field(page, "attached", &attached);
     if let Some(trouble) = &show.trouble {
@@ -134,7 +134,7 @@ fn machine(page: &mut String, show: &NicShow, now: u64) {
         field(page, "migrating", "yes: writes to its memory are logged");
     }
     if show.others_waiting() {
-        field(page, "waiting", "another machine has connected and gets its turn when this one leaves");
+        field(page, "next", "another machine has connected and gets its turn when this one leaves");
     }
     if let Some(interrupts) = show.interrupts.as_ref().filter(|interrupts| interrupts.apart()) {
         let worst = interrupts.worst_ns() / 1000;
@@ -153,9 +153,19 @@ fn machine(page: &mut String, show: &NicShow, now: u64) {
     field(page, "last detach", &detached);
 }
 
+/// What is behind a NIC, in a word.
+fn other_side(show: &NicShow) -> &'static str {
+    match show.type_.map(|kind| kind.enum_value_or_default()) {
+        Some(Type::TAP) => "interface",
+        Some(Type::BENCH) => "generator",
+        _ => "virtual machine",
+    }
+}
+
 /// What memory that was not there cost.
 fn first_touches(touches: &nic_show::FirstTouches) -> String {
-    let mut text = format!("{} pages of its memory were touched by the switch before anybody else", touches.pages());
+    let were = if touches.pages() == 1 { "was" } else { "were" };
+    let mut text = format!("{} of its memory {were} touched by the switch before anybody else", counted(touches.pages(), "page"));
     match touches.rests() {
         0 => {}
         1 => text.push_str(", so it had to rest once"),
@@ -180,8 +190,8 @@ fn features(page: &mut String, show: &NicShow, all: bool) {
     wrapped(page, "protocol", &show.protocol_features);
 }
 
-fn queues(page: &mut String, queues: &[nic_show::Queue]) {
-    title(page, "queues (rx is what the virtual machine receives from)");
+fn queues(page: &mut String, queues: &[nic_show::Queue], machine: &str) {
+    title(page, &format!("queues (rx is what the {machine} receives from)"));
     if queues.is_empty() {
         page.push_str("  none\n");
         return;
@@ -191,8 +201,8 @@ fn queues(page: &mut String, queues: &[nic_show::Queue]) {
         .iter()
         .map(|queue| {
             // Ring indices are 16 bits wide and wrap.
-            let waiting = queue.guest_avail.zip(queue.next_avail);
-            let waiting = waiting.map(|(guest, ours)| u32::from((guest as u16).wrapping_sub(ours as u16)));
+            let pending = queue.guest_avail.zip(queue.next_avail);
+            let pending = pending.map(|(guest, ours)| u32::from((guest as u16).wrapping_sub(ours as u16)));
             [
                 safe(queue.name()),
                 number(queue.size),
@@ -202,7 +212,7 @@ fn queues(page: &mut String, queues: &[nic_show::Queue]) {
                 number(queue.next_avail),
                 number(queue.used),
                 number(queue.guest_avail),
-                number(waiting),
+                number(pending),
             ]
         })
         .collect();
@@ -217,7 +227,7 @@ fn queues(page: &mut String, queues: &[nic_show::Queue]) {
             ("next avail", Align::Right),
             ("used", Align::Right),
             ("guest avail", Align::Right),
-            ("waiting", Align::Right),
+            ("pending", Align::Right),
         ],
         &rows,
     ));
@@ -251,21 +261,22 @@ fn memory(page: &mut String, regions: &[nic_show::MemoryRegion]) {
 
 fn traffic(page: &mut String, show: &NicShow) {
     title(page, "traffic");
+    let machine = other_side(show);
     let row = |name: &str, packets: u64, bytes: u64| [name.to_owned(), packets.to_string(), bytes.to_string()];
     let heading = [("", Align::Left), ("packets", Align::Right), ("bytes", Align::Right)];
     let rows = [
-        row("in, from the virtual machine", show.in_packets(), show.in_bytes()),
-        row("out, to the virtual machine", show.out_packets(), show.out_bytes()),
+        row(&format!("in, from the {machine}"), show.in_packets(), show.in_bytes()),
+        row(&format!("out, to the {machine}"), show.out_packets(), show.out_bytes()),
     ];
     page.push_str(&table(2, heading, &rows));
-    for (count, meaning) in [
-        (show.flooded(), "frames of the virtual machine went to several receivers"),
-        (show.learn_refused(), "times a source address was not learnt, as a bound was reached"),
-        (show.announced(), "frames said for the virtual machine where it is now, as after a live migration"),
-        (show.interface_refused(), "frames were refused by the network interface, as it is down"),
+    for (count, what, meaning) in [
+        (show.flooded(), "frame", format!("from the {machine} went to several receivers")),
+        (show.learn_refused(), "time", "a source address was not learnt, as a bound was reached".to_owned()),
+        (show.announced(), "frame", format!("said for the {machine} where it is now, as after a live migration")),
+        (show.interface_refused(), "frame", "refused by the network interface, as it is down".to_owned()),
     ] {
         if count != 0 {
-            let _ = writeln!(page, "  {count} {meaning}");
+            let _ = writeln!(page, "  {} {meaning}", counted(count, what));
         }
     }
 }
@@ -282,8 +293,8 @@ fn packet_trace(page: &mut String, show: &NicShow) {
     let Some(trace) = show.packet_trace.as_ref() else { return };
     title(page, "packet trace");
     field(page, "file", &format!("{}{}", trace.path(), if trace.on() { "" } else { " (off)" }));
-    field(page, "written", &format!("{} packets, {} bytes", trace.packets(), trace.bytes()));
-    field(page, "lost", &format!("{} packets", trace.lost()));
+    field(page, "written", &format!("{}, {}", counted(trace.packets(), "packet"), counted(trace.bytes(), "byte")));
+    field(page, "lost", &counted(trace.lost(), "packet"));
     if let Some(trouble) = &trace.trouble {
         field(page, "trouble", trouble);
     }

@@ -3,7 +3,7 @@
 use super::board::{Board, Rates, Sort, short};
 use crate::failure::Failure;
 use crate::session::Session;
-use crate::table::{Align, safe, table};
+use crate::table::{Align, counted, safe, table};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -57,8 +57,8 @@ pub fn summary(board: &Board) -> String {
     let sum = |of: &dyn Fn(&Rates) -> f64| board.rates.values().map(of).sum::<f64>();
     let (used, capacity) = now.sessions;
     format!(
-        "{} NICs  {} packets/s  {}bit/s  {} drops/s  sessions {used} of {capacity}  workers {:.0} % busy",
-        now.nics.len(),
+        "{}  {} packets/s  {}bit/s  {} drops/s  sessions {used} of {capacity}  workers {:.0} % busy",
+        counted(now.nics.len() as u64, "NIC"),
         short(sum(&|rates| rates.from.0)),
         short(sum(&|rates| rates.from.1 * 8.0)),
         short(sum(&|rates| rates.drops)),

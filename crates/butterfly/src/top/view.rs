@@ -5,7 +5,7 @@ use super::detail::Detail;
 use super::once::summary;
 use super::sample::NicCounts;
 use super::screen::State;
-use crate::table::safe;
+use crate::table::{counted, safe};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Modifier, Style};
@@ -114,13 +114,13 @@ fn opened(frame: &mut Frame<'_>, area: Rect, board: &Board, state: &State, id: &
     let mut lines = vec![
         Line::styled(format!("{}  VNI {}  {}", safe(id), nic.vni, if nic.attached { "attached" } else { "no machine" }), BOLD),
         Line::from(format!(
-            "in {} packets/s {}bit/s   out {} packets/s {}bit/s   {} drops/s   {} sessions",
+            "in {} packets/s {}bit/s   out {} packets/s {}bit/s   {} drops/s   {}",
             short(rates.from.0),
             short(rates.from.1 * 8.0),
             short(rates.to.0),
             short(rates.to.1 * 8.0),
             short(rates.drops),
-            nic.sessions
+            counted(nic.sessions.into(), "session")
         )),
     ];
     if let Some(history) = board.history.get(id) {

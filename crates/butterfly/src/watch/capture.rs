@@ -4,6 +4,7 @@ use super::{Until, filter, impatient, target, target_words};
 use crate::failure::Failure;
 use crate::reader::Arguments;
 use crate::session::Session;
+use crate::table::counted;
 use crate::tree::{Node, option};
 use butterfly_api::proto::{CaptureReq, CaptureRes, Request, capture_req::Start};
 use clap::Command;
@@ -72,8 +73,8 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
         }
     };
     session.remark(&format!(
-        "{} packets written; {} lost because the daemon or this program was too slow",
-        told.packets(),
+        "{} written; {} lost because the daemon or this program was too slow",
+        counted(told.packets(), "packet"),
         told.lost()
     ));
     Ok(())

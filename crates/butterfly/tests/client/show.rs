@@ -64,7 +64,7 @@ fn nic_show_is_a_page() {
                 "  trouble           no socket
   machine           process 4711
   migrating         yes: writes to its memory are logged
-  waiting           another machine has connected and gets its turn when this one leaves
+  next              another machine has connected and gets its turn when this one leaves
 ",
             )
             .unwrap();
@@ -88,7 +88,7 @@ fn nic_show_is_a_page() {
   protocol          REPLY_ACK
 
 queues (rx is what the virtual machine receives from)
-  name  size  running  enabled  broken  next avail   used  guest avail  waiting
+  name  size  running  enabled  broken  next avail   used  guest avail  pending
   rx    1024  yes      yes      yes          65535  65535            3        4
   tx     256  yes      no       no               7      7            7        0
   aux      -  no       no       no               -      -            -        -
@@ -104,7 +104,7 @@ traffic
                                 packets  bytes
   in, from the virtual machine       10   1000
   out, to the virtual machine       200  20000
-  5 frames of the virtual machine went to several receivers
+  5 frames from the virtual machine went to several receivers
   6 times a source address was not learnt, as a bound was reached
   7 frames said for the virtual machine where it is now, as after a live migration
 

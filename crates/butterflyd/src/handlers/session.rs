@@ -34,7 +34,7 @@ impl<D: Dataplane> Daemon<D> {
     pub(super) fn session_flush(&mut self, request: &proto::SessionFilter) -> Answer {
         let filter = self.session_filter(request)?;
         let flushed = self.dataplane.flush_sessions(&filter);
-        self.tell(Kind::SessionsFlushed, format!("{flushed} sessions flushed"));
+        self.tell(Kind::SessionsFlushed, format!("{flushed} {} flushed", if flushed == 1 { "session" } else { "sessions" }));
         let result = SessionFlushRes { flushed: Some(flushed), ..Default::default() };
         Ok(Response { session_flush: MessageField::some(result), ..Default::default() })
     }
