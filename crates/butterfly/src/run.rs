@@ -44,8 +44,7 @@ pub fn run(words: &[String], output: &mut Output) -> io::Result<End> {
     }
     if let ([step], true) = (chain.as_slice(), chain.iter().all(Step::asks_for_help)) {
         // Whoever asks for help alone gets it, whatever is wrong with the rest.
-        output.print(help::page(&step.path))?;
-        return Ok(End::Succeeded);
+        return step.help(output);
     }
     // The global options of any command are those of all.
     let mut given = Given::default();
@@ -139,11 +138,23 @@ impl<'t> Step<'t> {
         asks && self.command().is_some()
     }
 
+    /// Prints its help. A person who did not ask for it, but left words out, is told in short.
+    fn help(&self, output: &mut Output) -> io::Result<End> {
+        match self.words.first().is_some_and(|word| word == "help") || !output.is_terminal() {
+            true => output.print(help::page(&self.path))?,
+            false => {
+                let words = self.node.command.get_positionals().skip(self.words.len()).map(|word| word.get_id().as_str());
+                let text = format!("{} missing, or options in place of the last", words.collect::<Vec<_>>().join(", "));
+                output.complain(&self.in_short(&text));
+            }
+        }
+        Ok(End::Succeeded)
+    }
+
     /// Runs the command and tells why it failed, if it did.
     fn run(&self, settings: &Settings, output: &mut Output) -> io::Result<End> {
         if self.asks_for_help() {
-            output.print(help::page(&self.path))?;
-            return Ok(End::Succeeded);
+            return self.help(output);
         }
         let outcome = match self.node.action {
             Action::Choose(_) => Err(self.wrong_choice()),

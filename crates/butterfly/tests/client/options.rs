@@ -119,6 +119,21 @@ fn on_a_terminal_a_usage_error_is_two_lines() {
     }
 }
 
+/// Its exit code is the contract's, wherever it runs.
+#[test]
+fn on_a_terminal_missing_words_of_a_rule_are_two_lines() {
+    let command = format!("{} sg rule del web", env!("CARGO_BIN_EXE_butterfly"));
+    let output = std::process::Command::new("script")
+        .args(["-qec", &command, "/dev/null"])
+        .env("BUTTERFLY_CONFIG", "/dev/null")
+        .stdin(std::process::Stdio::null())
+        .output()
+        .unwrap();
+    let expected = "butterfly sg rule del: HASH missing, or options in place of the last\r\n`butterfly sg rule del help` shows how it is used\r\n";
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
+    assert_eq!(output.status.code(), Some(0));
+}
+
 /// The first word with a dash ends a list of words, whether it is an option or not.
 #[test]
 fn words_end_at_the_first_dash() {
