@@ -4,6 +4,7 @@ mod follow;
 mod page;
 
 use crate::failure::Failure;
+use crate::notes;
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::tree::{Node, flag, option, word};
@@ -55,6 +56,9 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     // Only who says where to begin misses something.
     let lost = if since.is_some() && last.is_none() { first.lost() } else { 0 };
     format.print(&first.event, lost, session)?;
+    if let Some(id) = nic.filter(|_| first.event.is_empty() && since.is_none() && limit > 0) {
+        notes::of_no_events(id, session);
+    }
     if arguments.has("follow") {
         follow::follow(nic, first, format, session)?;
     }

@@ -3,8 +3,9 @@
 //! Standard output and the exit status are the original's; scripts, which have no terminal, pay for no further requests.
 
 use crate::session::Session;
-use crate::table::safe;
-use butterfly_api::proto::{Request, Response, Rule, Sg};
+use crate::table::{counted, safe};
+use butterfly_api::proto::{Request, Response, Rule, Sg, TunnelPeer};
+use butterfly_model::parse_ip;
 
 /// The answer to a request whose refusal does not matter, if a person reads what comes of it.
 fn look(session: &mut Session, request: Request) -> Option<Response> {
@@ -29,12 +30,23 @@ pub fn of_nic(id: &str, session: &mut Session) {
             &format!("{id} waits for its MAC address, which {having} has: until that one is deleted it gets and sends nothing"),
         );
     }
-    let listed = look(session, Request { sg_list: Some(true), ..Request::default() });
-    let Some(listed) = listed.filter(|_| !nic.bypass_filtering()) else { return };
-    for name in nic.security_group.iter().filter(|name| !listed.sg_list.contains(name)) {
+    for name in &nic.missing_group {
         note(
             session,
             &format!("security group {name} does not exist: it allows nothing until it does (butterfly sg rule add {name} ...)"),
+        );
+    }
+}
+
+/// A NIC that was there was declared otherwise: what changed, if it was made anew by that.
+pub fn of_remade(id: &str, changed: &[String], session: &mut Session) {
+    if session.is_terminal() && !changed.is_empty() {
+        let changed = changed.join(", ");
+        note(
+            session,
+            &format!(
+                "{id} was made anew, as these changed: {changed}; what was attached to it is cut off and has to attach again"
+            ),
         );
     }
 }
@@ -89,8 +101,8 @@ pub fn of_emptied(id: &str, before: Before, session: &mut Session) {
     if let Some(Some(before)) = before
         && before.rule.len() + before.member.len() > 0
     {
-        let (rules, members) = (before.rule.len(), before.member.len());
-        note(session, &format!("security group {id} was there and is empty now: it had {rules} rules and {members} members"));
+        let (rules, members) = (counted(before.rule.len() as u64, "rule"), counted(before.member.len() as u64, "member"));
+        note(session, &format!("security group {id} was there and is empty now: it had {rules} and {members}"));
     }
 }
 
@@ -98,6 +110,43 @@ pub fn of_emptied(id: &str, before: Before, session: &mut Session) {
 pub fn of_absent_group(id: &str, before: Before, session: &mut Session) {
     if let Some(None) = before {
         note(session, &format!("there was no security group {id}: nothing changed"));
+    }
+}
+
+/// Addresses were taken out of a group.
+pub fn of_absent_members(id: &str, members: &[String], before: Before, session: &mut Session) {
+    let Some(before) = before else { return };
+    let had = before.map(|group| group.member).unwrap_or_default();
+    for member in members.iter().filter(|member| !had.iter().any(|other| is_same(other, member))) {
+        note(session, &format!("{member} was no member of security group {id}: nothing changed (butterfly sg member list {id})"));
+    }
+}
+
+/// Peers that are named, if a person reads what comes of it.
+pub fn peers(session: &mut Session) -> Option<Vec<TunnelPeer>> {
+    Some(look(session, Request { peer_list: Some(true), ..Request::default() })?.peer_list)
+}
+
+/// Peers were taken back: of those that were not named it is told.
+pub fn of_absent_peers(peers: &[TunnelPeer], before: Option<Vec<TunnelPeer>>, session: &mut Session) {
+    let Some(before) = before else { return };
+    let was_named =
+        |peer: &TunnelPeer| before.iter().any(|other| other.vni == peer.vni && is_same(other.address(), peer.address()));
+    for peer in peers.iter().filter(|peer| !was_named(peer)) {
+        let network = peer.vni.map_or_else(|| "all networks".to_owned(), |vni| format!("network {vni}"));
+        note(session, &format!("{} was not named for {network}: nothing changed (butterfly peer list)", peer.address()));
+    }
+}
+
+/// Whether two words mean one address.
+fn is_same(one: &str, other: &str) -> bool {
+    parse_ip(one).is_ok_and(|one| parse_ip(other).is_ok_and(|other| one == other))
+}
+
+/// A NIC has no events: it may never have been there.
+pub fn of_no_events(id: &str, session: &mut Session) {
+    if !absent_nics(&[id.to_owned()], session).is_empty() {
+        note(session, &format!("there is no NIC {id}, and no event about one is kept"));
     }
 }
 

@@ -1,6 +1,7 @@
 //! `butterfly peer`: the hosts that get what is for several receivers.
 
 use crate::failure::Failure;
+use crate::notes;
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::table::{Align, safe, table};
@@ -39,7 +40,10 @@ pub fn node() -> Node {
                     .after_help("butterfly peer del 192.0.2.4 --vni 42"),
                 |arguments, session| {
                     let request = |peer| Request { peer_del: MessageField::some(peer), ..Request::default() };
-                    session.ask_all(peers(arguments)?.map(request).collect()).map(|_| ())
+                    let (peers, before) = (peers(arguments)?.collect::<Vec<_>>(), notes::peers(session));
+                    session.ask_all(peers.iter().cloned().map(request).collect())?;
+                    notes::of_absent_peers(&peers, before, session);
+                    Ok(())
                 },
             ),
         ],

@@ -60,12 +60,14 @@ fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     without_effect(arguments, &nic).iter().for_each(|what| session.ignored(what));
     let request = Request { nic_add: MessageField::some(nic), ..Request::default() };
     let response = session.ask(request)?;
-    match response.nic_add.into_option() {
-        Some(added) if json => session.json(&json!({ "id": arguments.value("id"), "path": added.path() }))?,
-        Some(added) => session.line(added.path())?,
-        None => return Err(Failure::said("no nic add result received")),
+    let added = response.nic_add.into_option().ok_or_else(|| Failure::said("no nic add result received"))?;
+    match json {
+        true => session.json(&json!({ "id": arguments.value("id"), "path": added.path() }))?,
+        false => session.line(added.path())?,
     }
-    notes::of_nic(arguments.value("id").unwrap_or_default(), session);
+    let id = arguments.value("id").unwrap_or_default();
+    notes::of_remade(id, &added.remade, session);
+    notes::of_nic(id, session);
     Ok(())
 }
 

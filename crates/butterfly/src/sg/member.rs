@@ -1,6 +1,7 @@
 //! `butterfly sg member`: the addresses a security group stands for.
 
 use crate::failure::Failure;
+use crate::notes;
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::sg::{group, print_texts};
@@ -73,7 +74,11 @@ fn del(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     if let Some(spare) = spare {
         session.ignored(&format!("{spare}: it is no IP address"));
     }
-    session.ask_all(members.iter().map(request).collect()).map(|_| ())
+    let group = arguments.word(0).unwrap_or_default();
+    let before = notes::group(group, session);
+    session.ask_all(members.iter().map(request).collect())?;
+    notes::of_absent_members(group, members, before, session);
+    Ok(())
 }
 
 fn owned(arguments: &Arguments, place: usize) -> Option<String> {

@@ -25,10 +25,14 @@ impl<D: Dataplane> Daemon<D> {
             change if self.dataplane.socket_is_gone(&id) => gone_with(change, "socket, which was gone"),
             change => change,
         });
+        let mut remade = Vec::new();
         match change {
             Some(NicChange::Nothing) => {}
             Some(NicChange::InPlace) => self.change_in_place(nic)?,
-            Some(NicChange::Recreate(reasons)) => self.recreate(nic, &reasons)?,
+            Some(NicChange::Recreate(reasons)) => {
+                self.recreate(nic, &reasons)?;
+                remade = reasons.into_iter().map(str::to_owned).collect();
+            }
             None => {
                 self.nics.check(&nic).map_err(|conflict| Failure::new(conflict.to_string()))?;
                 let room = limits::room_beside(self.nics.len());
@@ -51,7 +55,7 @@ impl<D: Dataplane> Daemon<D> {
         }
         let path = self.nics.get(&id).and_then(|nic| self.path(nic));
         // The original prints a null pointer for what has none.
-        let result = NicAddRes { path: path.or_else(|| Some("(nil)".to_owned())), ..Default::default() };
+        let result = NicAddRes { path: path.or_else(|| Some("(nil)".to_owned())), remade, ..Default::default() };
         Ok(Response { nic_add: MessageField::some(result), ..Default::default() })
     }
 

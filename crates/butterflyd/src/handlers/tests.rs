@@ -184,14 +184,14 @@ fn addresses_groups_and_flags_change_in_place() {
 
 #[test]
 fn type_mac_vni_and_path_make_it_anew() {
-    for (change, path) in [
-        ("mac: \"42:00:00:00:00:03\"", "/run/b/qemu-vhost-n"),
-        ("vni: 9", "/run/b/qemu-vhost-n"),
-        ("type: VHOST_USER_CLIENT", "/run/b/qemu-vhost-n"),
-        ("type: VHOST_USER_CLIENT path: \"/x\"", "/x"),
+    for (change, path, remade) in [
+        ("mac: \"42:00:00:00:00:03\"", "/run/b/qemu-vhost-n", "remade: \"mac\""),
+        ("vni: 9", "/run/b/qemu-vhost-n", "remade: \"vni\""),
+        ("type: VHOST_USER_CLIENT", "/run/b/qemu-vhost-n", "remade: \"type\""),
+        ("type: VHOST_USER_CLIENT path: \"/x\"", "/x", "remade: \"type\" remade: \"path\""),
     ] {
         let mut host = Host::with_nics();
-        assert_eq!(host.succeeds(&nic_with(change)), format!("nic_add {{ path: \"{path}\" }}"));
+        assert_eq!(host.succeeds(&nic_with(change)), format!("nic_add {{ path: \"{path}\" {remade} }}"));
         assert_eq!(host.fake().take_calls(), ["remove n", "add n"], "{change}");
         assert_eq!(host.succeeds("nic_list: true"), r#"nic_list: "bypass" nic_list: "n""#);
     }
@@ -407,6 +407,15 @@ fn the_status_has_dates_counter_and_graph() {
     let daemon = host.envelope.handler();
     assert_eq!(status.graph_dot(), crate::graph::dot(daemon.ip, None, None, daemon.nics.iter()));
     assert!(status.graph_dot().contains("vhost-bypass"));
+}
+
+#[test]
+fn a_vnic_that_is_made_anew_is_told_of() {
+    let mut host = Host::with_nics();
+    let mut remade = |request: &str| host.ask(request).nic_add.unwrap().remade;
+    assert!(remade(NIC).is_empty(), "nothing changed");
+    assert!(remade(&nic_with("security_group: \"db\"")).is_empty(), "in place");
+    assert_eq!(remade(&nic_with("vni: 9")), ["vni"]);
 }
 
 /// Requests that the original does not have; of its own the answers are as they were.
