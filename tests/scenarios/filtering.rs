@@ -186,7 +186,7 @@ fn nothing_of_ip_arrives() {
         let (first, rest): (Vec<_>, Vec<_>) =
             ip(&link).into_iter().partition(|(frame, _)| to != mac(F) || !is_later_fragment(frame));
         for (frame, _) in first {
-            let solicits = frame.get(54) == Some(&133) && frame.get(20) == Some(&58);
+            let solicits = frame.get(54) == Some(&133) && frame.get(20..22) == Some(&[58, 255]);
             pair.refused_in(&frame, if solicits { "f.drop.for-routers" } else { "f.drop.ingress-denied" });
         }
         for (frame, _) in rest {
