@@ -128,7 +128,9 @@ says 'sg member del web 10.9.9.9' '10.9.9.9 was no member of security group web:
 says 'events nobody' 'there is no NIC nobody, and no event about one is kept'
 says 'nic add --id alone --mac 02:00:00:00:00:03 --vni 44 --sg web' 'alone was made anew, as these changed: vni'
 typed 'sg rule del web' >"$dir/typed"
-[ "$(wc -l <"$dir/typed")" = 2 ] && grep -q 'HASH missing' "$dir/typed" || fail "a missing word is told in more than two lines: $(cat "$dir/typed")"
+if [ "$(wc -l <"$dir/typed")" != 2 ] || ! grep -q 'HASH missing' "$dir/typed"; then
+  fail "a missing word is told in more than two lines: $(cat "$dir/typed")"
+fi
 typed 'sg add web' | grep -qF 'note: security group web was there and is empty now: it had 1 rule and 0 members' || fail "an emptied group is not told"
 typed 'nic add --id third --mac 02:00:00:00:00:05 --vni 43 --sg web' >"$dir/typed"
 ! grep -q note: "$dir/typed" || fail "there is a note where nothing is wrong"
