@@ -164,6 +164,13 @@ mod tests {
             ("empty rules", repeated(1, &[8], &[0x1a, 0], 200_000)),
             ("empty vnics in a response", repeated(2, &[], &[0x22, 0], 200_000)),
             ("fields that nobody knows", repeated(1, &[], &[0xb0, 0x09, 0x01], 100_000)),
+            ("empty rules behind a group in a group", {
+                let mut rules = b"\xb3\x09\xbb\x09\xbc\x09\xb4\x09".to_vec();
+                for _ in 0..200_000 {
+                    rules.extend_from_slice(&[0x42, 2, 0x1a, 0]);
+                }
+                repeated(1, &[], &rules, 1)
+            }),
             ("one long name", repeated(1, &[3], &[b'x'; 1], 15 << 20)),
         ] {
             assert!(!is_fit(&bomb, 0..bomb.len()), "{what}: {}", weight(&bomb, 0..bomb.len()));
