@@ -125,19 +125,36 @@ pub enum AddError {
 const FIRST_VERSION: u32 = 1;
 const LAST_VERSION: u32 = u32::MAX - 1;
 
-/// The last vnic that left a slot.
+/// The last vnics that left each slot, by the last version of the snapshot that they were in.
+#[derive(Clone, Default)]
+pub(crate) struct Departed(BTreeMap<(u32, u32), Departure>);
+
 #[derive(Clone, Copy)]
-pub(crate) struct Departed {
-    /// Versions of the snapshot that it was in, first and last.
-    versions: (u32, u32),
+struct Departure {
+    /// First version of the snapshot that it was in.
+    first: u32,
     /// Second in which it left.
     when: u32,
 }
 
+/// Vnics that left one slot and are remembered.
+const MOST_DEPARTED: usize = 8;
+
 impl Departed {
-    /// Whether it left in the last `seconds`, and something of this version was about it.
-    pub fn had(&self, stamp: u32, now: u32, seconds: u32) -> bool {
-        self.versions.0 <= stamp && stamp <= self.versions.1 && now.wrapping_sub(self.when) < seconds
+    /// A vnic left that was in these versions of the snapshot. Those that left `keep` seconds ago are forgotten.
+    fn leaves(&mut self, slot: u32, (first, last): (u32, u32), now: u32, keep: u32) {
+        self.0.retain(|_, gone| now.wrapping_sub(gone.when) < keep);
+        self.0.insert((slot, last), Departure { first, when: now });
+        let mut of_slot = self.0.range((slot, 0)..=(slot, u32::MAX)).map(|(key, _)| *key);
+        if let (Some(oldest), MOST_DEPARTED..) = (of_slot.next(), of_slot.count()) {
+            self.0.remove(&oldest);
+        }
+    }
+
+    /// Whether one that had this slot in this version left it in the last `seconds`.
+    pub fn had(&self, slot: u32, stamp: u32, now: u32, seconds: u32) -> bool {
+        let next = self.0.range((slot, stamp)..=(slot, u32::MAX)).next();
+        next.is_some_and(|(_, gone)| gone.first <= stamp && now.wrapping_sub(gone.when) < seconds)
     }
 }
 
@@ -165,7 +182,7 @@ pub(crate) struct Plane {
     pub workers: Vec<Arc<Handle>>,
     state: Mutex<State>,
     /// Vnics that left a moment ago, maybe for another host, by slot. Apart, as housekeeping does not wait for changes.
-    departed: Mutex<HashMap<u32, Departed>>,
+    departed: Mutex<Departed>,
     /// Apart, as those who watch do not wait for changes.
     pub gone: Gone,
     pub tally: Tally,
@@ -571,8 +588,7 @@ impl Plane {
         }
         let (now, keep) = (self.shared.clock.now(), self.shared.sessions.tcp_pickup);
         let mut departed = self.departed.lock().unwrap_or_else(PoisonError::into_inner);
-        departed.retain(|_, gone| now.wrapping_sub(gone.when) < keep);
-        departed.insert(place.slot, Departed { versions: (vnic.born, next.version), when: now });
+        departed.leaves(place.slot, (vnic.born, next.version), now, keep);
         drop(departed);
         if vnic.rules.shared_ip {
             // Whoever has its addresses, too, may have them alone now.
@@ -638,7 +654,7 @@ impl Plane {
     }
 
     /// Vnics that left a moment ago, by slot.
-    pub fn departed(&self) -> HashMap<u32, Departed> {
+    pub fn departed(&self) -> Departed {
         self.departed.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -673,7 +689,7 @@ impl Plane {
         // What workers decide from now on has small numbers; what they decided by then has large ones, and is marked below.
         let before = self.shared.snapshot.load_full();
         // Their numbers tell nothing any more, and nobody can take over what they left behind.
-        self.departed.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.departed.lock().unwrap_or_else(PoisonError::into_inner).0.clear();
         let all: Vec<Arc<Vnic>> = next.vnics.iter().map(|(_, vnic)| vnic.clone()).collect();
         for vnic in all {
             let anew = Vnic { born: FIRST_VERSION, since: FIRST_VERSION + 1, ..copy_with(&vnic, vnic.rules.clone()) };

@@ -178,7 +178,7 @@ impl Plane {
                     matches!(state, State::Tcp(tcp) if tcp != TcpState::Cut)
                         && !here.trunk
                         && snapshot.networks.get(here.network).is_some_and(|network| network.remote.is_some())
-                        && departed.get(&left).is_some_and(|left| left.had(admission.stamp, now, shared.sessions.tcp_pickup))
+                        && departed.had(left, admission.stamp, now, shared.sessions.tcp_pickup)
                 }
                 _ => false,
             };

@@ -325,6 +325,24 @@ fn a_connection_that_rests_while_its_vnic_moves_goes_on() {
     }
 }
 
+/// Of each slot, the last eight that left it are remembered.
+#[test]
+fn a_connection_rests_whoever_had_the_slot_since() {
+    for (others, goes_on) in [(1, true), (7, true), (8, false)] {
+        let (mut one, mut two) = connected_on_one();
+        b_leaves(&mut one, &mut two);
+        for _ in 0..others {
+            declare(&mut one, "e", Mac([2, 0, 0, 0, 0, 0xe]), 42, &bypass());
+            one.remove("e");
+        }
+        one.pass(2);
+        two.pass(2);
+        two.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, 101), b"data"), EMPTY).unwrap();
+        carry(&mut [&mut one, &mut two]);
+        assert_eq!(frames_of(&mut one, "a").len(), usize::from(goes_on), "{others}: {:?}", one.moved());
+    }
+}
+
 #[test]
 fn who_has_the_address_now_did_not_move() {
     let (mut one, mut two) = connected_on_one();

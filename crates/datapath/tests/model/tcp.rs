@@ -147,7 +147,7 @@ impl Connection {
             connection.sides[1].first = segment.acknowledgement;
             connection.sides[1].end = segment.acknowledgement;
         }
-        connection.take(0, segment);
+        connection.take(0, segment, &mut Choices::default());
         connection
     }
 
@@ -298,7 +298,7 @@ impl Connection {
                 || segment.has(ACK) && (other.seen || self.picked_up) && strays(other.end, segment.acknowledgement)
                 || segment.has(ACK) && own.acked.is_some_and(|acked| strays(acked, segment.acknowledgement));
         }
-        self.take(from, segment);
+        self.take(from, segment, choices);
         if self.unsure {
             // Nothing that is known of it counts any more.
             self.sides = [Side::default(); 2];
@@ -356,7 +356,7 @@ impl Connection {
         waited_for || own.seen && other.seen && segment.sequence == own.end && choices.either()
     }
 
-    fn take(&mut self, from: usize, segment: &Segment) {
+    fn take(&mut self, from: usize, segment: &Segment, choices: &mut Choices) {
         let other = self.sides[1 - from];
         let own = &mut self.sides[from];
         if segment.has(SYN) {
@@ -383,7 +383,11 @@ impl Connection {
             }
             // Of the other's SYN, or of more, but of nothing that was not sent.
             let of_syn = ahead(other.first, segment.acknowledgement) >= 1 && ahead(other.end, segment.acknowledgement) <= 0;
-            self.established |= other.seen && !segment.has(SYN) && new && of_syn && !self.picked_up;
+            let acknowledged = other.seen && !segment.has(SYN) && new && of_syn && !self.picked_up;
+            // Of an earlier answer than the one that was seen last: an observer may have forgotten that one.
+            let forgotten =
+                other.answer.is_some_and(|answer| answer != other.first && ahead(answer, segment.acknowledgement) < 1);
+            self.established |= acknowledged && !(!self.established && forgotten && choices.either());
         }
         if self.picked_up && from == 1 && !segment.has(SYN) {
             self.established = true;
