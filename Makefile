@@ -34,7 +34,7 @@ TEST_PARTS := unit scenarios terminal metrics contract attack guests+lint tunnel
 .DEFAULT_GOAL := build
 # One target after the other, whatever -j says: they install packages and use what the one before built. cargo takes all cores.
 .NOTPARALLEL:
-.PHONY: help setup build test test-long demo bench soak mutation fuzz install install-files uninstall deb clean guest \
+.PHONY: help setup build test test-long demo bench soak mutation fuzz captures install install-files uninstall deb clean guest \
         test-lint test-unit test-scenarios test-terminal test-guests test-hosts test-tunnel test-dpdk test-instructions test-attack test-fuzz test-metrics test-contract test-howto test-package
 
 help: ## list the targets
@@ -64,8 +64,12 @@ test-unit: setup ## unit and property tests, packet walks, the driver against te
 test-scenarios: setup build ## whole daemons with simulated guests (root)
 	CARGO=$(CARGO) tests/scenarios.sh
 
-test-terminal: setup build ## what butterfly top shows, in a real terminal (root)
+test-terminal: setup build ## what butterfly top shows, in a real terminal; outputs in docs/ against those of the client (root)
 	tests/terminal/run.sh
+	tests/captures/run.sh --check
+
+captures: setup build ## write the client's outputs in docs/ anew, where they changed (root)
+	tests/captures/run.sh
 
 test-metrics: setup build ## a real Prometheus: alert rules, every query of the dashboard, a scrape of 1,000 nics (root)
 	CARGO=$(CARGO) tests/metrics/run.sh

@@ -1,6 +1,6 @@
 #!/bin/bash
-# run.sh [--docs]: what `butterfly top` shows in a terminal (tmux), while two simulated guests exchange a known rate: rates, choosing, opening,
-# sorting, small and large windows, no colours, a daemon that goes. --docs keeps what it showed in docs/top.md.
+# run.sh: what `butterfly top` shows in a terminal (tmux), while two simulated guests exchange a known rate: rates, choosing, opening,
+# sorting, small and large windows, no colours, a daemon that goes. tests/captures keeps its screens in docs/top.md.
 set -euo pipefail
 # shellcheck source=../lib/common.sh
 . "$(dirname "$0")/../lib/common.sh"
@@ -8,7 +8,6 @@ set -euo pipefail
 . "$TESTS/lib/daemon.sh"
 
 need_programs butterflyd butterfly butterfly-bench
-docs=${1:-}
 RATE=20000 # packets a second, one way
 dir=$(mktemp -d /tmp/bfly-terminal.XXXXXX)
 load=''
@@ -54,7 +53,6 @@ await '^3 NICs +(1[89]|2[012])\.[0-9]k packets/s'
 begins alone && fail "who has no traffic is first"
 await '[▁▂▃▄▅▆▇█]{4}'
 ok "rates of the guests, within a tenth of $RATE packets a second, and bars of them"
-overview=$(screen)
 # Bold and reversed, and nothing that a terminal without colours lacks.
 colours=$(tmux_ capture-pane -p -e | grep -oE $'\e\\[[0-9;]*m' | grep -vE $'\e\\[(0|1|7|0;1|0;7|1;7|27|22|39|49|39;49|59|39;49;59)?m' || true)
 [ -z "$colours" ] || fail "it uses colours: $(cat -v <<<"$colours")"
@@ -69,7 +67,6 @@ keys Down Enter
 await '^alone +VNI 43'
 await '0 +web: tcp 443 in from 0.0.0.0/0'
 await '^sessions \(0 of 0\)'
-opened=$(screen)
 ok "chosen, opened: drops, rules and sessions of one NIC"
 keys Escape
 await '^nic +vni'
@@ -140,22 +137,4 @@ bf top </dev/null 2>"$dir/refused" && fail "it runs without a terminal"
 grep -q -- --once "$dir/refused" || fail "it does not say what to do without a terminal"
 ok "--once and --json agree, and without a terminal it says so"
 
-if [ "$docs" = --docs ]; then
-  {
-    echo "# butterfly top"
-    echo
-    echo "What passes now, in a terminal; also over SSH and without colours. These screens were captured by \`tests/terminal/run.sh --docs\`."
-    echo
-    # shellcheck disable=SC2016
-    printf '```\n%s\n```\n\n' "$overview"
-    echo "Arrows choose a NIC and Enter opens it: its drops by reason, its rules with the sessions that each admitted, its sessions."
-    echo
-    # shellcheck disable=SC2016
-    printf '```\n%s\n```\n\n' "$opened"
-    echo "\`in\` is what machines send, \`out\` what they get; \`last looks\` is both together, each look a bar, as high as the most of them. \`s\` sorts by rate,"
-    echo "drops, sessions or id, \`p\` pauses, \`q\` ends. Where the window is narrow, columns go; where the locale is not UTF-8, or with \`--ascii\`, bars are ASCII."
-    echo "\`--once\` prints one interval as a page, \`--json\` the same for programs."
-  } >"$REPO/docs/top.md"
-  say "docs/top.md is new"
-fi
 say "terminal: ok"

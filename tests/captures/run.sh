@@ -1,0 +1,186 @@
+#!/bin/bash
+# run.sh [--check]: what the client prints on a terminal, as the documents show it: `show`, `nic list`, `sg show`, `explain`, `trace`,
+# `drops`, `events`, `top`. It makes two hosts whose guests are network namespaces, brings about what the documents tell of, and writes
+# each output into the block below its marker, <!-- capture: NAME -->. A block that differs in numbers and times only stays as it is.
+# With --check it writes nothing, and fails with a diff if a block is not what the client prints. In half a minute; needs root.
+set -euo pipefail
+# shellcheck source=../lib/common.sh
+. "$(dirname "$0")/../lib/common.sh"
+# shellcheck source=../lib/daemon.sh
+. "$TESTS/lib/daemon.sh"
+# shellcheck source=../lib/hosts.sh
+. "$TESTS/lib/hosts.sh"
+
+case ${1:-} in
+  '') mode='write' ;;
+  --check) mode='check' ;;
+  *) die "unknown option $1" ;;
+esac
+need_programs butterflyd butterfly butterfly-bench
+
+dir=$(mktemp -d /tmp/bfly-captures.XXXXXX)
+cleanup() {
+  local status=$?
+  trap '' INT TERM HUP
+  if [ "$status" -ne 0 ]; then
+    for host in one two; do on "$host" daemon_log; done
+  fi
+  tmux_ kill-server 2>/dev/null || true
+  end "${load:-}"
+  hosts_end || status=1
+  rm -rf "$dir"
+  exit "$status"
+}
+trap cleanup EXIT
+trap 'exit 130' INT TERM HUP
+load=''
+tmux_() { env -u TMUX tmux -f /dev/null -S "$dir/tmux" "$@"; }
+
+# ---- The hosts
+
+# As they stand in the documents; the first client asks the first host.
+export BUTTERFLY_ENDPOINT=ipc://$dir/hosts/one/api
+API_OF_TWO=tcp://192.0.2.2:9999
+one() { on one bf "$@" >/dev/null; }
+two() { on two bf "$@" >/dev/null; }
+# guest HOST NAME NUMBER OPTION...: a vnic of VNI 42, whose machine is a namespace that says nothing by itself.
+guest() {
+  local host=$1 name=$2 number=$3
+  host_add "$name"
+  inside "$name" sh -c 'echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6; echo 1 >/proc/sys/net/ipv6/conf/default/disable_ipv6'
+  on "$host" bf nic add --type TAP --id "$name" --mac "52:54:00:00:00:0$number" --vni 42 --ip "10.0.0.$number" --netns "$(net "$name")" "${@:4}" >/dev/null
+  ip -n "$(net "$name")" addr add "10.0.0.$number/24" dev "$name"
+}
+# Services of a machine end with it.
+serves() { # serves GUEST PORT...
+  local port
+  for port in "${@:2}"; do
+    inside "$1" setsid timeout 120 python3 -I -S -c '
+import socket, sys
+listener = socket.create_server(("", int(sys.argv[1])))
+while True:
+    client = listener.accept()[0]
+    client.recv(1)' "$port" </dev/null >/dev/null 2>&1 &
+    wait_for 10 listens "$1" "$port" || die "$1 does not serve port $port"
+  done
+}
+listens() { inside "$1" ss -Hltn "sport = :$2" | grep -q .; }
+# opens GUEST ADDRESS PORT: a connection that stays. tries: one segment of one that is not answered.
+opens() {
+  inside "$1" setsid timeout 120 python3 -I -S -c '
+import socket, sys, time
+connection = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+time.sleep(120)' "$2" "$3" </dev/null >/dev/null 2>&1 &
+  wait_for 10 connected "$@" || die "$1 does not reach $2:$3"
+}
+connected() { inside "$1" ss -Htn state established "dst $2:$3" | grep -q .; }
+tries() { ! inside "$1" timeout 0.3 bash -c "exec 3<>/dev/tcp/$2/$3" 2>/dev/null || die "$1 reaches $2:$3"; }
+
+hosts_begin "$dir/hosts"
+host_add one
+host_add two
+join one two
+address one eth0 1
+address two eth0 2
+host_daemon one -i 192.0.2.1/24 --uplink eth0 --peer 192.0.2.2
+host_daemon two -i 192.0.2.2/24 --uplink eth0 --peer 192.0.2.1
+
+# ---- What is printed
+
+# typed WORD...: the client as a person sees it, on a terminal of 100 columns; what is this run's own is what it would be on a host.
+typed() {
+  local words
+  printf -v words '%q ' timeout 20 "$BIN/butterfly" "$@"
+  # 2 is what `explain` ends with if the packet would not arrive.
+  { TERM=xterm script -qec "stty cols 100 rows 40; $words" /dev/null </dev/null || [ $? -eq 2 ]; } | plain
+}
+plain() {
+  tr -d '\r' | sed -E -e 's/\x1b\[[0-9;?]*[a-zA-Z]//g' -e "s|$(<"$HOSTS/net")-||g" -e "s|ipc://$HOSTS/two/api|$API_OF_TWO|g" \
+    -e "s|ipc://$HOSTS/one/api|tcp://127.0.0.1:9999|g" -e "s|$HOSTS/one|/run/butterfly|g"
+}
+# shown COMMAND...: the same below the command.
+shown() {
+  local word words='$ butterfly'
+  for word in "$@"; do
+    if [[ $word == *' '* ]]; then words+=" '$word'"; else words+=" $word"; fi
+  done
+  plain <<<"$words"
+  typed "$@"
+}
+# keep PAGE NAME <OUTPUT: it belongs into that block. All blocks are looked at, even if one is wrong.
+keep() {
+  python3 -I -S "$TESTS/captures/block.py" "$mode" "$REPO/docs/$1" "$2" || echo "$2" >>"$dir/wrong"
+}
+
+guest one vm-1 1 --sg admins --enable-antispoof
+guest one vm-2 2 --sg web --sg db --enable-antispoof
+guest two vm-4 4 --sg web --enable-antispoof
+for host in one two; do
+  "$host" sg rule add web --ip-proto tcp --port 443 --cidr 0.0.0.0/0 + sg rule add web --ip-proto tcp --port 22 --sg-members admins + \
+    sg rule add web --ip-proto tcp --port-start 80 --port-end 90 --cidr 10.0.0.0/24 + sg member add admins 10.0.0.9 + \
+    sg rule add support --ip-proto tcp --port 22 --cidr 10.0.0.0/24
+done
+serves vm-2 80 443
+serves vm-4 443
+opens vm-1 10.0.0.4 443
+opens vm-1 10.0.0.2 443
+one nic add --id vm-3 --mac 52:54:00:00:00:03 --vni 42 --ip 10.0.0.3 --sg web
+tries vm-1 10.0.0.2 22
+
+shown show | keep operations.md show
+shown nic list | keep operations.md nic-list
+shown sg show web | keep operations.md sg-show
+shown explain --from vm-1 --to vm-2 --port 22 | keep troubleshooting.md explain
+far=ipc://$HOSTS/two/api
+shown explain --from vm-1 --to vm-4 --port 22 --far-endpoint "$far" | keep networks.md explain-far
+
+# seen FILTER COMMAND...: the first packet of those that a trace of vm-2 sees, while the command is repeated.
+seen() {
+  local tracing filter=$1
+  shift
+  shown trace vm-2 "$filter" --count 1 >"$dir/trace" &
+  tracing=$!
+  for _ in {1..50}; do
+    alive $tracing || break
+    "$@"
+    sleep 0.1
+  done
+  wait $tracing || die "no trace of $filter"
+  cat "$dir/trace"
+}
+touches() { inside "$1" bash -c "exec 3<>/dev/tcp/$2/$3"; }
+{
+  seen 'tcp dst port 80 and tcp[tcpflags] == tcp-syn' touches vm-1 10.0.0.2 80
+  seen 'tcp dst port 22' tries vm-1 10.0.0.2 22
+} | keep tracing.md trace
+# A machine that speaks with an address that is not its own.
+ip -n "$(net vm-2)" addr add 10.0.0.77/32 dev vm-2
+inside vm-2 ping -c 1 -W 0.1 -q -I 10.0.0.77 10.0.0.1 >/dev/null && die "a forged address passes"
+told() { on one bf events vm-2 | grep -q spoofed-ip; }
+wait_for 10 told || die "no event tells of a forged address"
+shown drops vm-2 | keep troubleshooting.md drops
+shown events vm-2 --last 3 | keep events.md events
+
+# Two simulated machines in a network of their own exchange so many packets a second.
+one nic add --id vm-8 --mac 02:00:00:00:00:01 --vni 43 --ip 10.0.0.1 --bypass-filtering + \
+  nic add --id vm-9 --mac 02:00:00:00:00:02 --vni 43 --ip 10.0.0.2 --bypass-filtering
+"$BIN/butterfly-bench" --a "$HOSTS/one/qemu-vhost-vm-8" --b "$HOSTS/one/qemu-vhost-vm-9" --rate 20000 --warm 0 --learn 0 --secs 60 \
+  >"$dir/load" 2>&1 </dev/null &
+load=$!
+wait_for 20 on one attached vm-9 || die "the load did not start: $(cat "$dir/load")"
+tmux_ new-session -d -x 100 -y 20 "LANG=C.UTF-8 '$BIN/butterfly' top --interval 500"
+screen() { tmux_ capture-pane -p; }
+await() { wait_for 10 eval "screen | grep -qE -- '$1'" || die "top does not show $1: $(screen)"; }
+on one bf sessions --port 80 --flush >/dev/null
+await '^vm-9 .*[▁▂▃▄▅▆▇█]{7}'
+screen | keep top.md top
+tmux_ send-keys s s s
+await 'sorted by id'
+tmux_ send-keys Down Down Enter
+await '^vm-2 +VNI 42'
+await '^sessions \(1 of 1'
+screen | keep top.md top-nic
+tmux_ send-keys q
+
+[ ! -s "$dir/wrong" ] || die "not what is printed: $(xargs <"$dir/wrong"); if the client is right: make captures"
+say "captures: ok"
