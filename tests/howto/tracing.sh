@@ -34,7 +34,7 @@ each() {
 traced() {
   case $1 in
     *'--count 10') [ "$(grep -c 'tcp 10.0.0.*443' <<<"$said")" = 10 ] || fail "$1 says: $said" ;;
-    *--json) [ -z "$said" ] || grep -q '^{\|packets printed' <<<"$said" || fail "$1 says: $said" ;;
+    *--json) [ -z "$said" ] || grep -q '^{\|printed of' <<<"$said" || fail "$1 says: $said" ;;
     *) grep -q '10.0.0.1.* > 10.0.0.2' <<<"$said" || fail "$1 says: $said" ;;
   esac
 }

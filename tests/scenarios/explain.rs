@@ -85,7 +85,7 @@ fn explanations_come_true() {
     let tried = steps(&walk, "ingress");
     for line in [
         "group missing: does not exist",
-        "group web: 4 INBOUND rules: 2 are about other protocols, 1 about other ports, 1 about other peers",
+        "group web: 4 INBOUND rules: 2 about other protocols, 1 about other ports, 1 about other peers",
         "fits but for its ports: tcp 80-90 from 10.0.0.0/24",
         "fits but for its peers: tcp 443 from members of admins",
         "no other group would let it in",

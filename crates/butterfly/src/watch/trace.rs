@@ -4,6 +4,7 @@ use super::{Until, filter, impatient, line, target, target_words};
 use crate::failure::Failure;
 use crate::reader::Arguments;
 use crate::session::Session;
+use crate::table::counted;
 use crate::tree::{Node, json, option};
 use butterfly_api::proto::{Request, TraceReq, TraceRes, TracedPacket, trace_req::Start};
 use clap::Command;
@@ -60,7 +61,8 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
         }
     };
     session.remark(&format!(
-        "{printed} packets printed of {} seen; {} not printed because of --rate; {} lost because the daemon was too slow",
+        "{} printed of {} seen; {} not printed because of --rate; {} lost because the daemon was too slow",
+        counted(printed, "packet"),
         told.seen(),
         told.suppressed(),
         told.lost()

@@ -124,7 +124,7 @@ fn group(name: &GroupName, rules: Option<&[Rule]>, wanted: &Wanted, is_member: i
         }
     }
     let kinds =
-        [(admit, "admit it"), (protocol, "are about other protocols"), (ports, "about other ports"), (peer, "about other peers")];
+        [(admit, "admit it"), (protocol, "about other protocols"), (ports, "about other ports"), (peer, "about other peers")];
     let kinds: Vec<String> =
         kinds.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
     let all = rules.len();
