@@ -149,9 +149,9 @@ fn changes_and_who_asked_for_them() {
         .map(|event| format!("{} {} {}", event.kind(), event.text("request"), event.text("text")))
         .collect();
     let expected = [
-        "sg-declared sg_rule_add security group \"web\" has 1 rules and 0 members",
+        "sg-declared sg_rule_add security group \"web\" has 1 rule and 0 members",
         "sg-rule-added sg_rule_add security group \"web\": outbound any protocol to members of \"peers\"",
-        "sg-declared sg_member_add security group \"peers\" has 0 rules and 1 members",
+        "sg-declared sg_member_add security group \"peers\" has 0 rules and 1 member",
         "sg-member-added sg_member_add security group \"peers\": fd00::9",
         "sg-member-removed sg_member_del security group \"peers\": 10.0.0.9",
         "sg-rule-removed sg_rule_del security group \"web\": inbound tcp 80-90 from 10.0.0.0/8",

@@ -63,7 +63,7 @@ const ROWS: &[Row] = &[
     Row { occasion: Ask("nic_del: \"a\""), log: &["<WARNING> nic \"a\" does not exist and is deleted all the same"], out: &[] },
     Row {
         occasion: Ask("sg_add { id: \"web\" member: \"10.0.0.1\" }"),
-        log: &["<INFO> security group \"web\" has 0 rules and 1 members"],
+        log: &["<INFO> security group \"web\" has 0 rules and 1 member"],
         out: &[],
     },
     Row { occasion: Ask("sg_del: \"web\""), log: &["<INFO> security group \"web\" deleted"], out: &[] },

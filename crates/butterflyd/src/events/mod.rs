@@ -12,6 +12,11 @@ pub use kind::Kind;
 pub use ring::{Listing, Query};
 pub use switch::note as switch_note;
 
+/// A number of things, as a reader expects it.
+pub fn counted(number: u64, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
+}
+
 use butterfly_api::Caller;
 use pace::Pace;
 use ring::{Bounds, Ring};

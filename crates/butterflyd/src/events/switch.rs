@@ -1,6 +1,6 @@
 //! What the switch tells, in words.
 
-use super::{Kind, Note};
+use super::{Kind, Note, counted};
 use butterfly_datapath::{About, Features, Happening, Queue};
 
 /// What happened, for the record and the log.
@@ -33,13 +33,13 @@ pub fn note(about: About<'_>, what: Happening<'_>) -> Note {
             ),
         ),
         Happening::Dropped(reason, frames) => {
-            let text = format!("{} dropped: {}", count(frames, "frame"), reason.description);
+            let text = format!("{} dropped: {}", counted(frames, "frame"), reason.description);
             (Kind::of_drops(reason.name).unwrap_or(Kind::BadChain), text)
         }
         Happening::LearnRefused(frames) => {
             // What comes from other hosts is about no nic.
             let hosts = if about.nic.is_none() { ", or too many hosts" } else { "" };
-            (Kind::LearnRefused, format!("the source of {} was not learnt: too many addresses{hosts}", count(frames, "frame")))
+            (Kind::LearnRefused, format!("the source of {} was not learnt: too many addresses{hosts}", counted(frames, "frame")))
         }
         Happening::Sessions { used, capacity, nearly_full: true } => {
             let text = format!("{used} of {capacity} sessions are in use: when all are, new ones are refused; see --sessions");
@@ -80,10 +80,6 @@ fn listed(features: Features) -> String {
         names if names.is_empty() => "none".to_owned(),
         names => names.join(" "),
     }
-}
-
-fn count(n: u64, what: &str) -> String {
-    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
 }
 
 #[cfg(test)]

@@ -9,7 +9,11 @@ use super::{
     nic::refusal,
     record::{member_of, rule_of},
 };
-use crate::{convert, dataplane::Dataplane, events::Kind};
+use crate::{
+    convert,
+    dataplane::Dataplane,
+    events::{Kind, counted},
+};
 use butterfly_api::{
     Answer, Failure,
     proto::{Response, Sg, SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, SgRuleStats},
@@ -153,9 +157,10 @@ impl<D: Dataplane> Daemon<D> {
     /// Makes `group`, or gives the one of its name its content.
     fn declare(&mut self, group: SecurityGroup) -> Result<(), Failure> {
         self.dataplane.change_group(group.name(), GroupChange::Declare(group.clone())).map_err(refusal)?;
-        let (rules, members) = (group.rules().len(), group.members().len());
+        let rules = counted(group.rules().len() as u64, "rule");
+        let members = counted(group.members().len() as u64, "member");
         let name = group.name().as_str();
-        self.tell(Kind::SgDeclared, format!("security group {name:?} has {rules} rules and {members} members"));
+        self.tell(Kind::SgDeclared, format!("security group {name:?} has {rules} and {members}"));
         self.groups.insert(group.name().clone(), group);
         Ok(())
     }

@@ -1,7 +1,12 @@
 //! Requests about sessions.
 
 use super::Daemon;
-use crate::{convert, dataplane::Dataplane, events::Kind, timeouts};
+use crate::{
+    convert,
+    dataplane::Dataplane,
+    events::{Kind, counted},
+    timeouts,
+};
 use butterfly_api::{
     Answer, Failure,
     proto::{
@@ -34,7 +39,7 @@ impl<D: Dataplane> Daemon<D> {
     pub(super) fn session_flush(&mut self, request: &proto::SessionFilter) -> Answer {
         let filter = self.session_filter(request)?;
         let flushed = self.dataplane.flush_sessions(&filter);
-        self.tell(Kind::SessionsFlushed, format!("{flushed} {} flushed", if flushed == 1 { "session" } else { "sessions" }));
+        self.tell(Kind::SessionsFlushed, format!("{} flushed", counted(flushed, "session")));
         let result = SessionFlushRes { flushed: Some(flushed), ..Default::default() };
         Ok(Response { session_flush: MessageField::some(result), ..Default::default() })
     }

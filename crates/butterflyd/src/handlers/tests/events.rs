@@ -52,7 +52,7 @@ fn each_change_is_an_event_and_what_changes_nothing_is_none() {
         (nic_with("vni: 9"), "nic-remade n/9 nic_add: made anew, as these changed: vni"),
         ("nic_del: \"n\"".into(), "nic-removed n/9 nic_del: deleted"),
         ("nic_del: \"n\"".into(), ""),
-        (format!("sg_add {{ id: \"web\" {RULE} }}"), "sg-declared sg_add: security group \"web\" has 1 rules and 0 members"),
+        (format!("sg_add {{ id: \"web\" {RULE} }}"), "sg-declared sg_add: security group \"web\" has 1 rule and 0 members"),
         (format!("sg_add {{ id: \"web\" {RULE} }}"), ""),
         (
             "sg_rule_add { sg_id: \"web\" rule { direction: OUTBOUND protocol: -1 security_group: \"a b\" } }".into(),
@@ -75,7 +75,7 @@ fn each_change_is_an_event_and_what_changes_nothing_is_none() {
         ),
         (
             "sg_member_add { sg_id: \"new\" member: \"::2\" }".into(),
-            "sg-declared sg_member_add: security group \"new\" has 0 rules and 1 members",
+            "sg-declared sg_member_add: security group \"new\" has 0 rules and 1 member",
         ),
         ("sg_del: \"web\"".into(), "sg-removed sg_del: security group \"web\" deleted"),
         ("sg_del: \"web\"".into(), ""),
