@@ -103,7 +103,7 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     }
     let mut recorder = Recorder::start(switch.taps())?;
     if config.packet_trace {
-        recorder.record_all().map_err(|failure| failure.description.unwrap_or_default())?;
+        recorder.record_all();
     }
     let started = format!("started: API on {}, sockets in {}", server.endpoints().join(", "), config.socket_dir.display());
     info!("{started}");

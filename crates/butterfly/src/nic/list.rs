@@ -111,7 +111,8 @@ impl State {
 /// What is wrong with a NIC.
 pub fn trouble(nic: &NicShow) -> Option<String> {
     let missing = (!nic.missing_group.is_empty()).then(|| format!("no such security group: {}", nic.missing_group.join(", ")));
-    fault(nic).or(missing)
+    let unrecorded = || nic.packet_trace.trouble.as_ref().map(|why| format!("not recorded: {why}"));
+    fault(nic).or(missing).or_else(unrecorded)
 }
 
 /// Why a NIC does not work at all.

@@ -71,6 +71,8 @@ kinds! {
     NicWaits = "nic-waits", CHANGE;
     /// A nic that waited has its MAC address.
     NicTookOver = "nic-took-over", CHANGE;
+    /// The nic is to be recorded and is not, as its file cannot be written, and why.
+    NotRecorded = "not-recorded", USUAL;
     /// A virtual machine attached to the nic's socket.
     GuestAttached = "guest-attached", USUAL;
     /// The virtual machine left or was detached, and why.

@@ -1,7 +1,13 @@
 //! Requests that change vnics, and those that echo what was declared.
 
 use super::{Daemon, record::difference};
-use crate::{convert, dataplane::Dataplane, events::Kind as EventKind, limits};
+use crate::{
+    convert,
+    dataplane::Dataplane,
+    events::Kind as EventKind,
+    limits,
+    recorder::{Prepared, Recorder},
+};
 use butterfly_api::{
     Answer, Failure,
     proto::{self, FwData, NicAddRes, NicExportRes, Response},
@@ -28,7 +34,7 @@ impl<D: Dataplane> Daemon<D> {
         let mut remade = Vec::new();
         match change {
             Some(NicChange::Nothing) => {}
-            Some(NicChange::InPlace) => self.change_in_place(nic)?,
+            Some(NicChange::InPlace) => self.change_in_place(nic, Recorder::prepare_or_go_without)?,
             Some(NicChange::Recreate(reasons)) => {
                 self.recreate(nic, &reasons)?;
                 remade = reasons.into_iter().map(str::to_owned).collect();
@@ -37,13 +43,14 @@ impl<D: Dataplane> Daemon<D> {
                 self.nics.check(&nic).map_err(|conflict| Failure::new(conflict.to_string()))?;
                 let room = limits::room_beside(self.nics.len());
                 room.map_err(|none| Failure::new(none.to_string()).with_help(none.help()))?;
-                let recording = self.recorder.prepare(&nic)?;
+                let recording = self.recorder.prepare_or_go_without(&nic)?;
                 let made = self.make(&nic);
                 made.map_err(|why| self.not_made(why, &nic.kind))?;
                 self.recorder.commit(nic.id.as_str(), recording);
                 let what = self.other_side(&nic);
                 let rights = rights(&nic);
                 self.tell_nic(EventKind::NicAdded, &nic, format!("made: MAC {}, VNI {}, {what}{rights}", nic.mac, nic.vni));
+                self.tell_of_recording(&nic);
                 if let Some(why) = nic.mac.no_station() {
                     let text = format!("has the MAC address {}: {why}, so that nothing can be sent to it alone", nic.mac);
                     warn!(NIC = id, VNI = nic.vni.number(), "nic {id} {text}");
@@ -66,7 +73,11 @@ impl<D: Dataplane> Daemon<D> {
         convert::can_ping(&new)?;
         convert::can_forward(&new)?;
         if new != *old {
-            self.change_in_place(new)?;
+            self.change_in_place(new, Recorder::prepare)?;
+        } else if self.recorder.without(request.id()).is_some() {
+            // Whoever asks again wants it to work now.
+            let recording = self.recorder.prepare(&new)?;
+            self.recorder.commit(request.id(), recording);
         }
         Ok(Response::new())
     }
@@ -237,10 +248,18 @@ impl<D: Dataplane> Daemon<D> {
         }
     }
 
-    fn change_in_place(&mut self, new: Nic) -> Result<(), Failure> {
+    /// Says that a vnic which is to be recorded is not.
+    fn tell_of_recording(&self, nic: &Nic) {
+        if let Some(why) = self.recorder.without(nic.id.as_str()) {
+            warn!(NIC = nic.id.as_str(), VNI = nic.vni.number(), "nic {} is not recorded: {why}", nic.id);
+            self.note_nic(EventKind::NotRecorded, nic, why);
+        }
+    }
+
+    fn change_in_place(&mut self, new: Nic, prepare: fn(&Recorder, &Nic) -> Result<Prepared, Failure>) -> Result<(), Failure> {
         let id = new.id.as_str();
         self.nics.check(&new).map_err(|conflict| Failure::new(conflict.to_string()))?;
-        let recording = self.recorder.prepare(&new)?;
+        let recording = prepare(&self.recorder, &new)?;
         let waited = self.waiting_beside(&new);
         let old = self.nics.get(id);
         if !old.is_some_and(|old| policy(old) == policy(&new)) {
@@ -250,6 +269,7 @@ impl<D: Dataplane> Daemon<D> {
         info!(EVENT = EventKind::NicUpdated.name(), NIC = id, VNI = new.vni.number(), "nic {id} changed in place");
         let what = old.map_or_else(String::new, |old| difference(old, &new));
         self.note_nic(EventKind::NicUpdated, &new, format!("changed in place: {what}"));
+        self.tell_of_recording(&new);
         self.nics.insert(new.clone());
         self.tell_of_turns(&new, &waited);
         Ok(())
@@ -258,7 +278,7 @@ impl<D: Dataplane> Daemon<D> {
     fn recreate(&mut self, new: Nic, reasons: &[&str]) -> Result<(), Failure> {
         self.nics.check(&new).map_err(|conflict| Failure::new(conflict.to_string()))?;
         let id = new.id.as_str();
-        let recording = self.recorder.prepare(&new)?;
+        let recording = self.recorder.prepare_or_go_without(&new)?;
         // What may be refused is tried before anything is cut.
         self.dataplane.may_replace(&self.spec(&new)).map_err(|why| self.not_made(why, &new.kind))?;
         let old = self.nics.get(id).cloned();
@@ -274,6 +294,7 @@ impl<D: Dataplane> Daemon<D> {
         let Err(why) = made else {
             self.tell_nic(EventKind::NicRemade, &new, format!("made anew, as these changed: {}", reasons.join(", ")));
             self.recorder.commit(id, recording);
+            self.tell_of_recording(&new);
             self.nics.insert(new.clone());
             let [beside_old, beside_new] = waited;
             match old.filter(|old| (old.vni, old.mac.octets()) != (new.vni, new.mac.octets())) {

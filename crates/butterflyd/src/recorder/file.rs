@@ -32,6 +32,11 @@ pub struct FileStats {
 }
 
 impl FileStats {
+    /// Of a file that could not be opened.
+    pub fn without(why: String) -> FileStats {
+        FileStats { trouble: Mutex::new(Some(why)), ..FileStats::default() }
+    }
+
     /// Why nothing is written any more.
     pub fn trouble(&self) -> Option<String> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()

@@ -30,6 +30,7 @@ use std::{
     time::Duration,
 };
 use thread::{Chosen, Consumer, Order};
+use tracing::warn;
 
 /// Traces and captures of clients at once.
 const LIVE: usize = 8;
@@ -45,7 +46,8 @@ const PATIENCE: Duration = Duration::from_millis(100);
 struct Tape {
     path: PathBuf,
     options: TraceOptions,
-    file: Arc<Mutex<TraceFile>>,
+    /// None if it could not be opened.
+    file: Option<Arc<Mutex<TraceFile>>>,
     stats: Arc<FileStats>,
     on: Option<Arc<TapSink>>,
     /// What was lost before it was switched off.
@@ -66,6 +68,8 @@ pub enum Prepared {
     New(Box<NewTape>, Option<Filter>),
     /// The same file goes on.
     Same(TraceOptions, Option<Filter>),
+    /// There is no file, and why.
+    Without(PathBuf, TraceOptions, String),
 }
 
 pub struct NewTape {
@@ -129,12 +133,13 @@ impl Recorder {
     }
 
     /// Records the uplink, and vnics unless they say otherwise: the server's `-t`.
-    pub fn record_all(&mut self) -> Result<(), Failure> {
+    pub fn record_all(&mut self) {
         self.by_default = true;
         let path = PathBuf::from(format!("/tmp/butterfly-{}-main.pcap", std::process::id()));
-        let new = self.open(UPLINK, "uplink", path, TraceOptions::default())?;
-        self.commit(UPLINK, Prepared::New(Box::new(new), None));
-        Ok(())
+        match self.open(UPLINK, "uplink", path, TraceOptions::default()) {
+            Ok(new) => self.commit(UPLINK, Prepared::New(Box::new(new), None)),
+            Err(failure) => warn!("the uplink's packets are not recorded: {}", failure.description.unwrap_or_default()),
+        }
     }
 
     /// Whether vnics are recorded unless they say otherwise.
@@ -147,15 +152,29 @@ impl Recorder {
         PathBuf::from(format!("/tmp/butterfly-{}-{id}.pcap", std::process::id()))
     }
 
+    /// Opens what a vnic's declaration needs, or goes without: nobody is cut off because a file cannot be written. Refused is what cannot
+    /// be meant, a filter. Nothing is recorded yet.
+    pub fn prepare_or_go_without(&self, nic: &Nic) -> Result<Prepared, Failure> {
+        Filter::compile(&nic.trace_options.filter)?;
+        self.prepare(nic).or_else(|failure| {
+            let why = failure.description.unwrap_or_default();
+            Ok(Prepared::Without(Self::path(nic), nic.trace_options.clone(), why))
+        })
+    }
+
+    fn path(nic: &Nic) -> PathBuf {
+        nic.packet_trace_path.as_ref().map_or_else(|| Self::default_path(nic.id.as_str()), PathBuf::from)
+    }
+
     /// Opens what a vnic's declaration needs. Nothing is recorded yet; on an error nothing has changed.
     pub fn prepare(&self, nic: &Nic) -> Result<Prepared, Failure> {
         let id = nic.id.as_str();
         if !nic.packet_trace {
             return Ok(Prepared::Off);
         }
-        let path = nic.packet_trace_path.as_ref().map_or_else(|| Self::default_path(id), PathBuf::from);
+        let path = Self::path(nic);
         let options = nic.trace_options.clone();
-        let old = self.tapes.get(id).filter(|tape| tape.path == path);
+        let old = self.tapes.get(id).filter(|tape| tape.path == path && tape.file.is_some());
         if old.is_some_and(|tape| tape.on.is_some() && tape.options == options) {
             return Ok(Prepared::Nothing);
         }
@@ -196,9 +215,15 @@ impl Recorder {
                 self.switch_off(id);
                 let NewTape { path, options, mut file, stats } = *new;
                 file.begin();
-                let tape = Tape { path, options, file: Arc::new(Mutex::new(file)), stats, on: None, lost: 0 };
+                let tape = Tape { path, options, file: Some(Arc::new(Mutex::new(file))), stats, on: None, lost: 0 };
                 self.tapes.insert(id.to_owned(), tape);
                 self.switch_on(id, filter);
+            }
+            Prepared::Without(path, options, why) => {
+                self.switch_off(id);
+                let stats = Arc::new(FileStats::without(why));
+                self.tapes.insert(id.to_owned(), Tape { path, options, file: None, stats, on: None, lost: 0 });
+                self.refresh();
             }
             Prepared::Same(options, filter) => {
                 self.switch_off(id);
@@ -214,9 +239,10 @@ impl Recorder {
         let what = if id == UPLINK { TapWhat::Uplink } else { TapWhat::Nic(id.to_owned()) };
         let number = self.number();
         let Some(tape) = self.tapes.get_mut(id) else { return };
+        let Some(file) = tape.file.clone() else { return };
         let sink = Arc::new(TapSink::new(number, what, 1, file::snap(&tape.options).max(HEADERS)));
         tape.on = Some(sink.clone());
-        let consumer = Consumer::File(tape.file.clone());
+        let consumer = Consumer::File(file);
         self.begin(sink, consumer, filter);
     }
 
@@ -234,6 +260,11 @@ impl Recorder {
         self.switch_off(id);
         self.tapes.remove(id);
         self.refresh();
+    }
+
+    /// Why a vnic that is to be recorded has no file.
+    pub fn without(&self, id: &str) -> Option<String> {
+        self.tapes.get(id).filter(|tape| tape.file.is_none()).and_then(|tape| tape.stats.trouble())
     }
 
     /// A vnic's file, if there ever was one.
