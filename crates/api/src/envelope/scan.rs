@@ -78,7 +78,9 @@ impl<'a> Fields<'a> {
             match self.tag()? {
                 (_, 3) => open += 1,
                 (_, 4) => open -= 1,
-                (_, kind) => drop(self.content(kind)?),
+                (_, kind) => {
+                    self.content(kind)?;
+                }
             }
         }
         Ok(())
