@@ -13,7 +13,7 @@ outputs() {
     [[ $said == *"$want"* ]] || fail "$want is not in the graph of status"
   done
   [ "$(b one nic list)" = vm-1$'\n'vm-2 ] || fail "nic list prints $(b one nic list)"
-  [ "$(b one nic list -e "tcp://$(address_of two):9999")" = vm-3$'\n'vm-4 ] || fail "the other host's client does not get its list"
+  [ "$(b one nic list -e "tcp://$(address_of two):$(port_of two)")" = vm-3$'\n'vm-4 ] || fail "the other host's client does not get its list"
   [ "$(b one nic details vm-1)" = "id: vm-1
 mac: $(mac_of vm-1)
 vni: 1337
@@ -70,6 +70,39 @@ ports() {
   everywhere sg add lan # declared anew, it is empty
   refused vm-1 vm-3 80
   ok "TCP by a range of ports, both families"
+}
+
+# Streams on one host and between hosts, over both families, and what a port that no rule names gets of them.
+streams() {
+  local guest to address
+  for guest in vm-2 vm-3; do iperf_server "$guest" || fail "no iperf3 server in $guest"; done
+  everywhere sg rule add lan --ip-proto tcp --port 5201 --cidr 0.0.0.0/0 + sg rule add lan --ip-proto tcp --port 5201 --cidr ::/0
+  for to in vm-2 vm-3; do
+    for address in $(both_of "$to"); do
+      [ "$(throughput vm-1 "$address" 1)" -gt 0 ] || fail "no TCP stream from vm-1 to $address"
+    done
+  done
+  for address in $(both_of vm-3); do
+    ! udp_stream vm-1 "$address" || fail "a UDP stream from vm-1 passes to $address, and only TCP is allowed"
+  done
+  everywhere sg rule add lan --ip-proto udp --port 5201 --cidr 0.0.0.0/0 + sg rule add lan --ip-proto udp --port 5201 --cidr ::/0
+  for to in vm-2 vm-3; do
+    for address in $(both_of "$to"); do
+      wait_for 10 udp_stream vm-1 "$address" || fail "no UDP stream from vm-1 to $address"
+    done
+  done
+  for guest in vm-2 vm-3; do vm exec "$guest" 'killall iperf3'; done
+  everywhere sg add lan
+  ok "TCP and UDP streams, both families"
+}
+# udp_stream FROM ADDRESS: a second of 200 packets, most of which arrive.
+udp_stream() {
+  local said
+  said=$(vm exec --timeout 30 "$1" "timeout 4 iperf3 -u -c $2 -b 1600k -l 1000 -t 1 -J --connect-timeout 2000") || return 1
+  python3 -I -S -c '
+import json, sys
+sums = json.loads(sys.argv[1])["end"]["sum"]
+sys.exit(not (sums["packets"] >= 50 and sums["lost_percent"] < 50))' "$said" 2>/dev/null
 }
 
 members() {
@@ -210,6 +243,61 @@ dhcp() {
 }
 lease() { vm exec vm-3 'udhcpc -i eth0 -n -q -t 2 -T 1 -s /tmp/dhcp.script' >/dev/null; }
 
+# Host two records by -t, the uplink too; on host one a vnic does that is asked to.
+traced() {
+  local pid file=$VM_DIR/vm-1.pcap
+  b one nic update --id vm-1 --packet-trace true --trace-path "$file"
+  [[ $(b one nic details vm-1) == *$'\npacket trace: true' && $(b two nic details vm-3) == *$'\npacket trace: true' ]] ||
+    fail "nic details print $(b one nic details vm-1) $(b two nic details vm-3)"
+  reaches_v4 vm-1 vm-3
+  b one nic update --id vm-1 --packet-trace false
+  pid=$(<"$HOSTS/two/daemon.pid")
+  wait_for 10 recorded "$file" vm-1 vm-3 || fail "$file has no ping"
+  wait_for 10 recorded "/tmp/butterfly-$pid-vm-3.pcap" vm-1 vm-3 || fail "the file of vm-3 has no ping"
+  wait_for 10 recorded "/tmp/butterfly-$pid-main.pcap" vm-1 vm-3 || fail "the uplink's file has no ping"
+  ! recorded "/tmp/butterfly-$pid-vm-4.pcap" vm-1 vm-3 || fail "the file of vm-4 has packets of vm-3"
+  ok "packets are recorded, by -t and for one vnic"
+}
+reaches_v4() { wait_for 10 answered "$1" "$(ip4_of "$2")" || fail "$1 does not reach $2 ($CASE)"; }
+# recorded FILE GUEST GUEST: it is a pcap file that has echo requests from one to the other, in a tunnel or not.
+recorded() {
+  python3 -I -S - "$1" "$(ip4_of "$2")" "$(ip4_of "$3")" <<'PYTHON'
+import socket, struct, sys
+data = open(sys.argv[1], "rb").read()
+magic = data[:4]
+order = {b"\xd4\xc3\xb2\xa1": "<", b"\x4d\x3c\xb2\xa1": "<", b"\xa1\xb2\xc3\xd4": ">", b"\xa1\xb2\x3c\x4d": ">"}[magic]
+ends, at, found = b"".join(map(socket.inet_aton, sys.argv[2:])), 24, 0
+while at + 16 <= len(data):
+    length = struct.unpack(order + "I", data[at + 8 : at + 12])[0]
+    frame = data[at + 16 : at + 16 + length]
+    found += ends + b"\x08\x00" in frame
+    at += 16 + length
+sys.exit(not found)
+PYTHON
+}
+
+# Vnics that ping and answer by themselves: on one host, and across hosts.
+pings() {
+  local host
+  b one nic add --type BENCH --btype ICMP_SND_LIKE --id snd --mac 52:54:00:00:00:32 --vni 43 --ip 10.43.0.2 \
+    --dip 10.43.0.1 --dmac 52:54:00:00:00:31 --bypass-filtering >/dev/null
+  for host in one two; do
+    b "$host" nic add --type BENCH --btype ICMP_RCV_LIKE --id rcv --mac 52:54:00:00:00:31 --vni 43 --ip 10.43.0.1 --bypass-filtering >/dev/null
+    wait_for 20 grows one snd || fail "snd gets no answers from host $host: $(b one nic stats snd)"
+    wait_for 10 grows "$host" rcv || fail "rcv gets no requests on host $host: $(b "$host" nic stats rcv)"
+    b "$host" nic del rcv
+  done
+  grep -q '^ping time for 1024 pkts: min/mean/max ' "$HOSTS/one/butterflyd.log" || fail "the daemon prints no ping times"
+  b one nic del snd
+  ok "bench vnics ping on one host and across hosts"
+}
+grows() {
+  local before
+  before=$(b "$1" nic stats "$2" | sed -n 's/^in: //p')
+  sleep 0.2
+  [ "$(b "$1" nic stats "$2" | sed -n 's/^in: //p')" -gt "$before" ]
+}
+
 # The daemon dies with everything it was told. Its dump makes the same host again.
 restored() {
   # Something of everything that can be said.
@@ -247,7 +335,7 @@ encrypted() {
   openssl rand -base64 32 >"$key"
   openssl rand -base64 32 >"$other"
   chmod 600 "$key" "$other"
-  far=tcp://$(address_of two):9999
+  far=tcp://$(address_of two):$(port_of two)
   b two dump >"$VM_DIR/two"
   host_stop two
   start two -k "$key"
@@ -281,7 +369,7 @@ encrypted() {
 ended() {
   local host pid
   b one nic del vm-1 vm-2
-  [ ! -e "$HOSTS/one/qemu-vhost-vm-1" ] || fail "a deleted nic's socket is left"
+  [ ! -e "$SOCKETS/qemu-vhost-vm-1" ] || fail "a deleted nic's socket is left"
   b one shutdown
   for host in one two; do
     pid=$(<"$HOSTS/$host/daemon.pid")

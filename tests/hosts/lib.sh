@@ -32,6 +32,8 @@ number_of() { [ "$1" = one ] && echo 1 || echo 2; }
 address_of() { underlay ipv4 $((100 + $(number_of "$1"))); }
 
 two_hosts() {
+  SOCKETS=$HOSTS/sockets
+  mkdir "$SOCKETS"
   host_add one
   host_add two
   join one two
@@ -45,12 +47,18 @@ two_hosts() {
     start "$host"
   done
 }
-# start HOST OPTION...: its daemon, with the original's options.
+# Sockets of both hosts are in one folder, as in the original's own tests: namespaces share the files.
+SOCKETS=''
+# The API of host one is where it is by default. Host two's is named: two daemons with one folder and one API would be one.
+port_of() { [ "$1" = one ] && echo 9999 || echo 8762; }
+# start HOST OPTION...: its daemon, with the original's options. That of host two records packets.
 start() {
-  local host=$1 options=(-i "$(underlay ipv4 "$(number_of "$1")")" -s "$HOSTS/$1" -l info --no-syslog "${@:2}")
+  local host=$1 options=(-i "$(underlay ipv4 "$(number_of "$1")")" --socket-dir="$SOCKETS" -l info --no-syslog "${@:2}")
+  [ "$host" = one ] || options+=("--endpoint=tcp://0.0.0.0:$(port_of "$host")" -t)
   [ "$UPLINK" = tap ] || options+=(--dpdk-args "-c1 -n1 --no-huge --vdev=eth_pcap0,iface=eth0")
   setsid ip netns exec "$(net "$host")" "$BIN/butterflyd" "${options[@]}" </dev/null >>"$HOSTS/$host/butterflyd.log" 2>&1 &
   echo $! >"$HOSTS/$host/daemon.pid"
+  echo $! >>"$HOSTS/pids"
   wait_for 10 listens "$host" || fail "butterflyd on host $host did not answer within 10 s; repeat with: $BIN/butterflyd ${options[*]}"
   rm -f "$HOSTS/$host/table" # the one that a predecessor left was replaced
   [ "$UPLINK" = tap ] || return 0
@@ -63,7 +71,11 @@ listens() {
 }
 
 # b HOST COMMAND...: the client on that host.
-b() { inside "$1" timeout 20 "$BIN/butterfly" "${@:2}"; }
+b() {
+  local at=()
+  [ "$1" = one ] || at=(-e "tcp://127.0.0.1:$(port_of "$1")")
+  inside "$1" timeout 20 "$BIN/butterfly" "${at[@]}" "${@:2}"
+}
 # everywhere COMMAND...: on both hosts, as an orchestrator does it with groups.
 everywhere() {
   b one "$@"
@@ -85,13 +97,13 @@ nic_add() { # nic_add GUEST OPTION...
 boot() {
   local again=(--reconnect 1)
   [ "$1" != vm-4 ] || again=()
-  vm start "$1" --socket "$HOSTS/$(host_of "$1")/qemu-vhost-$1" --mac "$(mac_of "$1")" --limit 400 "${again[@]}" "${@:2}"
+  vm start "$1" --socket "$SOCKETS/qemu-vhost-$1" --mac "$(mac_of "$1")" --limit 400 "${again[@]}" "${@:2}"
 }
 machines() {
   local guest said
   for guest in "${GUESTS[@]}"; do
     said=$(nic_add "$guest" --sg lan --enable-antispoof)
-    [ "$said" = "$HOSTS/$(host_of "$guest")/qemu-vhost-$guest" ] || fail "nic add prints $said"
+    [ "$said" = "$SOCKETS/qemu-vhost-$guest" ] || fail "nic add prints $said"
     boot "$guest" --no-wait
   done
 }

@@ -1,8 +1,8 @@
 #!/bin/bash
 # run.sh: two hosts driven as scripts for butterfly 0.13 drive them: nothing but its commands, options and outputs, the client at its
-# default endpoint on each host, four real QEMU guests on the sockets that `nic add` prints. Hosts are network namespaces; the daemon's
+# default endpoint on one host, four real QEMU guests on the sockets that `nic add` prints. Hosts are network namespaces; the daemon's
 # uplink is the TAP device it makes by default, in a bridge with the veth pair between the hosts, or with UPLINK=dpdk-args the veth end that
-# --dpdk-args names. In a minute and a half; ends with "hosts: ok".
+# --dpdk-args names. Both hosts keep their sockets in one folder. In two minutes; ends with "hosts: ok".
 set -euo pipefail
 # shellcheck source=../lib/common.sh
 . "$(dirname "$0")/../lib/common.sh"
@@ -42,6 +42,8 @@ cleanup() {
     say "hosts: FAILED in $CASE; logs: $LOGS    repeat with: make test-hosts" >&2
   fi
   vm stop --all 2>/dev/null || status=1
+  # What -t recorded.
+  [ ! -s "$HOSTS/pids" ] || xargs -I '{}' find /tmp -maxdepth 1 -name 'butterfly-{}-*.pcap' -delete <"$HOSTS/pids"
   hosts_end || status=1
   rm -rf "$dir"
   [ -n "$finished" ] || exit $((status ? status : 1))
@@ -55,8 +57,8 @@ rm -rf "$LOGS"
 hosts_begin "$dir/hosts"
 two_hosts
 machines
-# In this order: each leaves the groups as it found them, every machine in "lan", which allows nothing.
-for CASE in outputs rules ports members cumulated addresses isolation reattachment dhcp restored encrypted ended; do
+# In this order: each leaves the groups as it found them, every machine in "lan". That allows nothing, and all from "isolation" on.
+for CASE in outputs rules ports streams members cumulated addresses isolation reattachment dhcp traced pings restored encrypted ended; do
   begun=$SECONDS
   "$CASE"
   [ -z "${TIMES:-}" ] || say "   $CASE: $((SECONDS - begun)) s"
