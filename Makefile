@@ -29,7 +29,7 @@ GENERATED := man/man1/butterfly.1 man/man8/butterflyd.8 man/man1/butterfly-bench
 
 # What `make test` runs, in this order: the quick and the likely to fail first.
 # What is behind a + runs beside what is before it.
-TEST_PARTS := unit scenarios terminal metrics contract attack guests+lint tunnel+instructions+fuzz dpdk
+TEST_PARTS := unit scenarios terminal metrics contract attack guests+lint hosts tunnel+instructions+fuzz dpdk
 
 .DEFAULT_GOAL := build
 # One target after the other, whatever -j says: they install packages and use what the one before built. cargo takes all cores.
@@ -89,6 +89,7 @@ test-tunnel: setup build guest ## networks that span hosts: real guests on names
 
 test-hosts: setup build guest ## two hosts and four real guests by commands, options and outputs of butterfly 0.13 alone (root)
 	tests/hosts/run.sh
+	UPLINK=dpdk-args tests/hosts/run.sh
 
 test-dpdk: setup build ## a foreign driver (DPDK virtio-user), every byte and every packet accounted for (root)
 	tests/dpdk/run.sh
