@@ -257,7 +257,10 @@ impl Connection {
             return if choices.either() { Judgement::PassesUnnoticed } else { Judgement::OutOfWindow };
         }
         let fit = self.fits(from, segment);
-        if fit == Fit::Out && self.takes_another_answer(from, segment) && choices.either() {
+        // An acknowledgement of what was not sent may be one of another answer, however near that is.
+        let of_another =
+            fit == Fit::Out || fit == Fit::Unclear && from == 0 && ahead(self.sides[1].end, segment.acknowledgement) > 0;
+        if of_another && self.takes_another_answer(from, segment) && choices.either() {
             self.unsure = true;
             self.sides = [Side::default(); 2];
             return Judgement::Passes;
