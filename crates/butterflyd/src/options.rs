@@ -30,6 +30,7 @@ pub struct Options {
     pub name: Option<String>,
     /// ZeroMQ endpoint of the API: tcp://ADDRESS:PORT, where ADDRESS is one of this host's, * for all of IPv4, [::] for all, or the name
     /// of an interface, and PORT * is any that is free; ipc://PATH, ipc://@NAME; may be repeated [default: tcp://0.0.0.0:9999]
+    #[allow(rustdoc::broken_intra_doc_links)] // an address, as the help prints it
     #[arg(short, long = "endpoint", value_name = "ENDPOINT", action = clap::ArgAction::Append)]
     pub endpoints: Vec<String>,
     /// Serve metrics for Prometheus at http://ADDR:PORT/metrics; port 0: any that is free, the log tells which [default: off]
