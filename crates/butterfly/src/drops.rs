@@ -10,10 +10,11 @@ pub use page::{last, remedy};
 pub use reasons::lately;
 
 use crate::failure::Failure;
+use crate::options::{flag, json, option, word};
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::table::{date, now};
-use crate::tree::{Node, flag, json, option, word};
+use crate::tree::Node;
 use butterfly_api::proto::{DropListReq, DropListRes, Request};
 use clap::Command;
 use protobuf::MessageField;

@@ -5,9 +5,10 @@ mod page;
 
 use crate::failure::Failure;
 use crate::notes;
+use crate::options::{flag, option, word};
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::tree::{Node, flag, option, word};
+use crate::tree::Node;
 use butterfly_api::proto::{EventListReq, EventListRes, Request, Response};
 use clap::Command;
 use page::Format;

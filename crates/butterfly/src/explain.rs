@@ -5,9 +5,10 @@ mod json;
 mod page;
 
 use crate::failure::Failure;
+use crate::options::{flag, json, option};
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::tree::{Node, flag, json, option};
+use crate::tree::Node;
 use butterfly_api::proto::{ExplainReq, ExplainRes};
 use clap::Command;
 

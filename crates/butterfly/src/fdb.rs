@@ -1,10 +1,11 @@
 //! `butterfly fdb`: behind which NIC, or on which host, each MAC address is.
 
 use crate::failure::Failure;
+use crate::options::{json, word};
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::table::{Align, duration, safe, table};
-use crate::tree::{Node, json, word};
+use crate::tree::Node;
 use crate::tunnels::vni;
 use butterfly_api::proto::{FdbEntry, FdbListReq, Request};
 use clap::Command;

@@ -1,6 +1,7 @@
 //! Help pages, generated from the model of the commands.
 
-use crate::tree::{Action, Node, global_options, is_list};
+use crate::options::{global_options, is_list};
+use crate::tree::{Action, Node};
 use clap::{Arg, ArgAction, Command};
 use std::fmt::Write;
 
@@ -12,7 +13,7 @@ pub fn page(path: &[&Node]) -> String {
         return String::new();
     };
     let mut page = match &node.action {
-        Action::Run(_) => format!("usage: {name}{} [options...]\n", positional_usage(&node.command)),
+        Action::Run(_) | Action::RunOnTree(_) => format!("usage: {name}{} [options...]\n", positional_usage(&node.command)),
         Action::Choose(_) => format!("usage: {name} SUBCOMMAND ... [options...]\n"),
     };
     let command = &node.command;
@@ -27,7 +28,7 @@ pub fn page(path: &[&Node]) -> String {
             });
             section(&mut page, &format!("{name} subcommands:"), columns(rows));
         }
-        Action::Run(_) => {
+        Action::Run(_) | Action::RunOnTree(_) => {
             let words = command.get_positionals().map(describe);
             section(&mut page, "arguments:", columns(words));
             let options = command.get_arguments().filter(|it| !it.is_positional()).map(describe);
@@ -114,7 +115,8 @@ fn value_name(argument: &Arg) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tree::{list, option, root, word};
+    use crate::commands::root;
+    use crate::options::{list, option, word};
 
     #[test]
     fn a_page_has_the_usual_shape() {

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 #![recursion_limit = "256"] // of json!
 
+mod commands;
 mod connection;
 mod diagnosis;
 mod drops;
@@ -20,6 +21,7 @@ mod json;
 mod manual;
 mod nic;
 mod notes;
+mod options;
 mod output;
 mod page;
 mod peer;

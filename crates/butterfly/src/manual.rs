@@ -1,15 +1,16 @@
 //! `butterfly generate`: the manual page and shell completions, made of the commands themselves.
 
 use crate::failure::Failure;
+use crate::options::{is_list, word};
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::tree::{self, Action, Node, word};
+use crate::tree::{Action, Node};
 use butterfly_manual::{KINDS, Page, bash, completions};
 use clap::{Arg, ArgAction, Command};
 
 /// `generate`.
 pub fn node() -> Node {
-    Node::run(
+    Node::run_on_tree(
         Command::new("generate")
             .about("Prints the manual page, or completions for a shell.")
             .arg(word("WHAT").value_parser(KINDS).help("manual, bash, zsh or fish"))
@@ -18,12 +19,12 @@ pub fn node() -> Node {
     )
 }
 
-fn print(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
+fn print(root: &Node, arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let what = arguments.word(0).unwrap_or_default();
     let text = match what {
-        "manual" => Some(page()),
-        "bash" => Some(bash(&model(&tree::root()))),
-        shell => completions(shell, for_clap(model(&tree::root()))),
+        "manual" => Some(page(root)),
+        "bash" => Some(bash(&model(root))),
+        shell => completions(shell, for_clap(model(root))),
     };
     let text = text.ok_or_else(|| Failure::usage(format!("{what:?} cannot be generated: there are {}", KINDS.join(", "))))?;
     session.print(text)
@@ -41,8 +42,7 @@ fn for_clap(root: Command) -> Command {
     root.mut_args(|argument| argument.global(true))
 }
 
-fn page() -> String {
-    let root = tree::root();
+fn page(root: &Node) -> String {
     let about = "drives the Butterfly virtual switch of a host";
     let mut page = Page::new("butterfly", 1, "Butterfly", about);
     page.section("SYNOPSIS");
@@ -65,7 +65,7 @@ fn page() -> String {
     }
     page.text("They may stand before the command, too.");
     page.section("COMMANDS");
-    describe(&mut page, &root, "butterfly");
+    describe(&mut page, root, "butterfly");
     page.section("EXIT STATUS");
     page.term("`0`", "Everything was done; what was to be deleted and is not there counts as done.");
     page.term("`1`", "Something failed, or was not understood; standard error says what.");
@@ -107,7 +107,7 @@ fn describe(page: &mut Page, node: &Node, before: &str) {
 
 fn usage(word: &Arg) -> String {
     let name = word.get_value_names().unwrap_or_default().first().map(ToString::to_string).unwrap_or_default();
-    match (word.is_required_set(), tree::is_list(word)) {
+    match (word.is_required_set(), is_list(word)) {
         (true, false) => name,
         (true, true) => format!("{name}..."),
         (false, false) => format!("[{name}]"),

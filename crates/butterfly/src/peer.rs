@@ -2,10 +2,11 @@
 
 use crate::failure::Failure;
 use crate::notes;
+use crate::options::{json, option, word};
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::table::{Align, safe, table};
-use crate::tree::{Node, json, option, word};
+use crate::tree::Node;
 use butterfly_api::proto::{Request, TunnelPeer};
 use clap::{Arg, Command};
 use protobuf::MessageField;

@@ -2,9 +2,10 @@
 
 use crate::failure::Failure;
 use crate::json::seconds;
+use crate::options::{flag, word};
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::tree::{Node, flag, word};
+use crate::tree::Node;
 use butterfly_api::proto::{AppConfigReq, AppHealthRes, Request};
 use clap::Command;
 use protobuf::MessageField;

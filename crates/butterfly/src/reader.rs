@@ -190,7 +190,7 @@ fn is_named(argument: &Arg, word: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tree::{flag, list, option, word};
+    use crate::options::{flag, list, option, word};
 
     fn command() -> Command {
         Command::new("try")

@@ -1,10 +1,11 @@
 //! `butterfly dump` and `butterfly request`: a configuration as text, and back.
 
 use crate::failure::Failure;
+use crate::options::{flag, word};
 use crate::reader::Arguments;
 use crate::reply;
 use crate::session::{Session, message};
-use crate::tree::{Node, flag, word};
+use crate::tree::Node;
 use butterfly_api::proto::{Message, Messages, Nic, Request, Response};
 use butterfly_api::text;
 use clap::Command;

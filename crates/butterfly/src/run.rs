@@ -1,13 +1,15 @@
 //! From the words of the command line to commands that ran.
 
+use crate::commands::root;
 use crate::failure::Failure;
 use crate::help;
+use crate::options::global_options;
 use crate::output::Output;
 use crate::reader::{Arguments, count_leading, is_option};
 use crate::session::Session;
 use crate::settings::{Given, Settings};
 use crate::slips::{meant, meant_word};
-use crate::tree::{self, Action, Handler, Node, global_options};
+use crate::tree::{Action, Node};
 use butterfly_api::REVISION;
 use clap::Command;
 use std::io;
@@ -28,7 +30,7 @@ pub enum End {
 /// Runs the commands in `words` (without the program's name), in order, until
 /// one does not succeed. Fails when standard output does.
 pub fn run(words: &[String], output: &mut Output) -> io::Result<End> {
-    let root = tree::root();
+    let root = root();
     if words.is_empty() {
         output.print(help::page(&[&root]))?;
         return Ok(End::Failed);
@@ -125,7 +127,7 @@ impl<'t> Step<'t> {
     /// Reads the words after the command. Fails for those that a command of ours does not understand.
     fn arguments(&self) -> Result<Arguments, Failure> {
         let arguments = Arguments::read(&self.node.command, &global_options(), self.words)?;
-        let strict = !self.node.original && matches!(self.node.action, Action::Run(_));
+        let strict = !self.node.original && self.node.is_command();
         match arguments.slips().first().filter(|_| strict) {
             Some(slip) => Err(Failure::usage(format!("{}\nnothing was sent", slip.told(&self.name())))),
             None => Ok(arguments),
@@ -159,6 +161,10 @@ impl<'t> Step<'t> {
         let outcome = match self.node.action {
             Action::Choose(_) => Err(self.wrong_choice()),
             Action::Run(handler) => self.execute(handler, settings, output),
+            Action::RunOnTree(handler) => {
+                let root = self.path.first().copied().unwrap_or(self.node);
+                self.execute(|arguments, session| handler(root, arguments, session), settings, output)
+            }
         };
         match outcome {
             Ok(()) => Ok(End::Succeeded),
@@ -166,7 +172,12 @@ impl<'t> Step<'t> {
         }
     }
 
-    fn execute(&self, handler: Handler, settings: &Settings, output: &mut Output) -> Result<(), Failure> {
+    fn execute(
+        &self,
+        handler: impl Fn(&Arguments, &mut Session) -> Result<(), Failure>,
+        settings: &Settings,
+        output: &mut Output,
+    ) -> Result<(), Failure> {
         let arguments = self.arguments()?;
         // What was not understood may be what is missing.
         for slip in arguments.slips() {

@@ -7,10 +7,11 @@ pub use json::admission as admission_json;
 pub use page::row;
 
 use crate::failure::Failure;
+use crate::options::{flag, json, option, word};
 use crate::protocol;
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::tree::{Node, flag, json, option, word};
+use crate::tree::Node;
 use butterfly_api::proto::{Request, SessionFilter, SessionListReq, SessionListRes, SessionTable};
 use clap::Command;
 use protobuf::MessageField;

@@ -1,6 +1,6 @@
 //! Words that a command does not take, and what was probably meant.
 
-use crate::tree::is_list;
+use crate::options::is_list;
 use clap::{Arg, Command};
 
 /// Guesses below this are worse than none.
@@ -104,7 +104,7 @@ fn likeness(word: &str, name: &str) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tree::{flag, option};
+    use crate::options::{flag, option};
 
     #[test]
     fn the_commonest_slips_are_understood() {

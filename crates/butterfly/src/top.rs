@@ -8,10 +8,11 @@ mod screen;
 mod view;
 
 use crate::failure::Failure;
+use crate::options::{flag, json, option};
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::settings::Settings;
-use crate::tree::{Node, flag, json, option};
+use crate::tree::Node;
 use board::{Board, Sort};
 use clap::Command;
 use std::io::IsTerminal;

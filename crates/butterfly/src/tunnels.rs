@@ -4,9 +4,10 @@ mod json;
 mod page;
 
 use crate::failure::Failure;
+use crate::options::{flag, json, word};
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::tree::{Node, flag, json, word};
+use crate::tree::Node;
 use butterfly_api::proto::{Request, TunnelShowReq};
 use clap::Command;
 use protobuf::MessageField;

@@ -1,11 +1,12 @@
 //! `butterfly uplink`: the port that leads out of the host.
 
 use crate::failure::Failure;
+use crate::options::{flag, json};
 use crate::page::{drops, field, host_mtu, listed, section};
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::table::{Align, safe};
-use crate::tree::{Node, flag, json};
+use crate::tree::Node;
 use crate::tunnels;
 use butterfly_api::proto::{Request, UplinkShow};
 use clap::Command;

@@ -2,17 +2,18 @@
 
 use crate::failure::Failure;
 use crate::help;
+use crate::options::{json, word};
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::slips::meant_word;
-use crate::tree::{self, Node, json, word};
+use crate::tree::Node;
 use butterfly_api::REVISION;
 use clap::Command;
 use serde_json::json;
 
 /// `help`.
 pub fn help() -> Node {
-    Node::run(
+    Node::run_on_tree(
         Command::new("help")
             .about("Prints the general help, or that of a command.")
             .arg(word("COMMAND").required(false).num_args(1..).help("words of the command"))
@@ -32,9 +33,8 @@ pub fn version() -> Node {
     )
 }
 
-fn print_help(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let root = tree::root();
-    let mut path = vec![&root];
+fn print_help(root: &Node, arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
+    let mut path = vec![root];
     for word in arguments.words_from(0) {
         let nodes = path.last().map(|node| node.nodes()).unwrap_or_default();
         let Some(below) = nodes.iter().find(|below| below.name() == word) else {

@@ -1,10 +1,11 @@
 //! `butterfly workers`: what the threads that move packets did.
 
 use crate::failure::Failure;
+use crate::options::json;
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::table::{Align, table};
-use crate::tree::{Node, json};
+use crate::tree::Node;
 use butterfly_api::proto::{Request, Worker};
 use clap::Command;
 use serde_json::{Value, json};

@@ -2,9 +2,10 @@
 
 use crate::failure::Failure;
 use crate::notes;
+use crate::options::{flag, json, list, option};
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::tree::{Node, flag, json, list, option};
+use crate::tree::Node;
 use butterfly_api::proto::{Nic, Request, nic::Type};
 use clap::Command;
 use protobuf::MessageField;

@@ -3,10 +3,11 @@
 use crate::failure::Failure;
 use crate::nic::lookup::ask_details;
 use crate::notes;
+use crate::options::{json, word};
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::sg::print_texts;
-use crate::tree::{Node, json, word};
+use crate::tree::Node;
 use butterfly_api::proto::{NicUpdateReq, Request};
 use clap::{Arg, Command};
 use protobuf::MessageField;

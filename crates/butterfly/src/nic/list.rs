@@ -3,11 +3,12 @@
 use crate::drops;
 use crate::failure::Failure;
 use crate::nic::show_json;
+use crate::options::{flag, json};
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::sg::print_texts;
 use crate::table::{Align, duration, now, safe, table};
-use crate::tree::{Node, flag, json};
+use crate::tree::Node;
 use butterfly_api::proto::{NicShow, Request, nic::Type};
 use clap::Command;
 use serde_json::{Value, json};

@@ -2,11 +2,12 @@
 
 use crate::failure::Failure;
 use crate::nic::show_json;
+use crate::options::{flag, json, word};
 use crate::page::{drops, field, host_mtu, listed, title};
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::table::{Align, counted, date, duration, now, safe, size, table, yes_no};
-use crate::tree::{Node, flag, json, word};
+use crate::tree::Node;
 use butterfly_api::proto::{NicShow, Pings, Request, nic::Type, nic_show};
 use clap::Command;
 use std::fmt::Write;

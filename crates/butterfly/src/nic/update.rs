@@ -1,9 +1,10 @@
 //! `butterfly nic update`.
 
 use crate::failure::Failure;
+use crate::options::{list, option};
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::tree::{Node, list, option};
+use crate::tree::Node;
 use butterfly_api::proto::{NicUpdateReq, Request};
 use clap::Command;
 use protobuf::MessageField;

@@ -2,10 +2,11 @@
 
 use crate::failure::Failure;
 use crate::notes;
+use crate::options::{json, word};
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::sg::{group, print_texts};
-use crate::tree::{Node, json, word};
+use crate::tree::Node;
 use butterfly_api::proto::{Request, SgMemberAddReq, SgMemberDelReq};
 use clap::{Arg, Command};
 use protobuf::MessageField;

@@ -7,9 +7,10 @@ mod show;
 
 use crate::failure::Failure;
 use crate::notes;
+use crate::options::{json, word};
 use crate::reader::Arguments;
 use crate::session::Session;
-use crate::tree::{Node, json, word};
+use crate::tree::Node;
 use butterfly_api::proto::{Request, Sg};
 use clap::{Arg, Command};
 use protobuf::MessageField;

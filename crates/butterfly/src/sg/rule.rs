@@ -2,11 +2,12 @@
 
 use crate::failure::Failure;
 use crate::notes;
+use crate::options::{flag, json, word};
 use crate::protocol;
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::sg::{group, rule_options};
-use crate::tree::{Node, flag, json, word};
+use crate::tree::Node;
 use butterfly_api::proto::{Request, Rule, SgRuleAddReq, SgRuleDelReq, rule::Direction};
 use butterfly_api::text;
 use butterfly_model::libstdcxx_hash;

@@ -1,9 +1,9 @@
 //! The options that describe a rule, and the rule they make.
 
 use crate::failure::Failure;
+use crate::options::option;
 use crate::protocol;
 use crate::reader::Arguments;
-use crate::tree::option;
 use butterfly_api::proto::{Cidr, Rule, rule::Direction};
 use clap::Arg;
 use protobuf::MessageField;

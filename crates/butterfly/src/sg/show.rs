@@ -2,12 +2,13 @@
 
 use super::rule::{hash, rule_json, short};
 use crate::failure::Failure;
+use crate::options::json;
 use crate::page::{field, listed, section, title};
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::sg::group;
 use crate::table::{Align, safe};
-use crate::tree::{Node, json};
+use crate::tree::Node;
 use butterfly_api::proto::{Request, Response, SgRuleStats};
 use clap::Command;
 use serde_json::{Value, json};

@@ -1,11 +1,12 @@
 //! `butterfly capture`.
 
-use super::{Until, filter, impatient, target, target_words};
+use super::rounds::{Until, filter, impatient, target, target_words};
 use crate::failure::Failure;
+use crate::options::option;
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::table::counted;
-use crate::tree::{Node, option};
+use crate::tree::Node;
 use butterfly_api::proto::{CaptureReq, CaptureRes, Request, capture_req::Start};
 use clap::Command;
 use protobuf::MessageField;

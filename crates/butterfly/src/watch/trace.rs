@@ -1,11 +1,13 @@
 //! `butterfly trace`.
 
-use super::{Until, filter, impatient, line, target, target_words};
+use super::line;
+use super::rounds::{Until, filter, impatient, target, target_words};
 use crate::failure::Failure;
+use crate::options::{json, option};
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::table::counted;
-use crate::tree::{Node, json, option};
+use crate::tree::Node;
 use butterfly_api::proto::{Request, TraceReq, TraceRes, TracedPacket, trace_req::Start};
 use clap::Command;
 use protobuf::MessageField;
