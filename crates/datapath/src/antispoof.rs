@@ -4,9 +4,9 @@
 
 use crate::{
     batch::{Batch, Context, Verdict},
-    drops::{DropReason, drop_reasons},
     forward::MAC_CLAIMED,
     headers::{Inside, arp, number},
+    reason::{DropReason, drop_reasons},
     snapshot::Vnic,
 };
 

@@ -10,10 +10,10 @@ use butterfly_vhost::{
 use crate::{
     claims::Bindings,
     clock::Clock,
-    drops::DropReason,
     fdb::Fdb,
     headers::Inside,
     last_drops::Dropped,
+    reason::DropReason,
     rules::Cells,
     session::{Shares, Table, Timeouts},
     snapshot::{Network, Remote, Snapshot, Vnic},

@@ -16,10 +16,10 @@ use butterfly_packet::{
 
 use crate::{
     batch::{Batch, Context, Verdict},
-    drops::{DropReason, drop_reasons},
     filter::{SPOOFED_IP, read_packet},
     flow::{Address, Discovery, L4, mapped},
     headers::Inside,
+    reason::{DropReason, drop_reasons},
     snapshot::Vnic,
 };
 

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{
-    drops::{CAPACITY, DropReason},
     last_drops::{Dropped, LastDrop, LastDrops},
+    reason::{CAPACITY, DropReason},
 };
 
 /// What is counted besides drops.

@@ -15,10 +15,10 @@ use butterfly_vhost::{
 use crate::{
     batch::{Batch, Context, Meta, Verdict},
     counters::Counter,
-    drops::{DropReason, drop_reasons},
     filter::{Room, admits_flooded},
     forward::nobody,
     mirror::{mirror, mirror_answer},
+    reason::{DropReason, drop_reasons},
     segment::Segments,
     snapshot::Vnic,
     tunnel::{self, Departures, Leaving},

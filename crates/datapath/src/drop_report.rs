@@ -10,9 +10,10 @@ use butterfly_packet::summary::Summary;
 
 use crate::{
     counters::{Counters, Totals},
-    drops::{DropReason, ReasonInfo, reasons},
+    drops::reasons,
     last_drops::LastDrop,
     plane::Plane,
+    reason::{DropReason, ReasonInfo},
     snapshot::{PortRef, Snapshot, Vnic},
     switch::Switch,
     tunnel::{Tunnel, UPLINK},

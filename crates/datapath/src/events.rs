@@ -6,7 +6,7 @@ use butterfly_guest::Times;
 use butterfly_packet::mac::Mac;
 use butterfly_vhost::{net::Features, port::Queue};
 
-use crate::drops::ReasonInfo;
+use crate::reason::ReasonInfo;
 
 /// Who wants to know what happens. Called from control threads, from housekeeping and from the keeper, never from a worker: must not
 /// call the switch, and must not wait.

@@ -15,9 +15,9 @@ use butterfly_vhost::ring::Slot;
 
 use crate::{
     batch::{Batch, Context, Verdict},
-    drops::{DropReason, drop_reasons},
     flow::tcp::{self, Outcome},
     headers::Inside,
+    reason::{DropReason, drop_reasons},
     session::{Found, Key, State},
     snapshot::Vnic,
 };

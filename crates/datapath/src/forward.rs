@@ -10,9 +10,9 @@ use butterfly_packet::mac::Mac;
 use crate::{
     batch::{Batch, Context, Meta, Verdict},
     counters::Counter,
-    drops::{DropReason, drop_reasons},
     fdb::{Learning, MAX_PER_NETWORK, MAX_PER_VNIC},
     headers::number,
+    reason::{DropReason, drop_reasons},
     snapshot::{PortRef, Vnic},
     tunnel::PeerRef,
 };

@@ -11,8 +11,8 @@ use butterfly_vhost::ring::{FrameFault, HEAD};
 
 use crate::{
     batch::{Batch, Context, Verdict},
-    drops::drop_reasons,
     flow::TAGGED,
+    reason::drop_reasons,
 };
 
 drop_reasons! { 0;
@@ -96,7 +96,7 @@ pub(crate) fn headers(batch: &mut Batch<'_>, context: &Context<'_>) {
 }
 
 #[cold]
-fn reason(fault: FrameFault) -> crate::drops::DropReason {
+fn reason(fault: FrameFault) -> crate::reason::DropReason {
     match fault {
         FrameFault::BadChain => BAD_CHAIN,
         FrameFault::Short => SHORT,

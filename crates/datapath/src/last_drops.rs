@@ -12,7 +12,7 @@ use std::sync::atomic::{
 
 use butterfly_vhost::ring::Frames;
 
-use crate::{clock::Clock, drops::DropReason};
+use crate::{clock::Clock, reason::DropReason};
 
 /// Reasons of one vnic that a packet is kept of.
 pub(crate) const KEPT: usize = 8;

@@ -35,6 +35,7 @@ mod offload;
 mod plane;
 mod pulse;
 mod quota;
+mod reason;
 mod rules;
 mod segment;
 mod session;
@@ -59,7 +60,7 @@ pub use butterfly_vhost::{
     ring::RingStatus,
 };
 pub use drop_report::{DropPlace, DropReport, DropRow, DroppedPacket, PlaceDrops};
-pub use drops::{DropReason, ReasonInfo, drops_document, reasons};
+pub use drops::{drops_document, reasons};
 pub use events::{About, Happening, SwitchEvents, watched_drops};
 pub use explain::{Explanation, Fate, Mark, NoAnswer, Origin, Question, Refused, Step, Target, Walk};
 pub use front::Front;
@@ -67,6 +68,7 @@ pub use observe::{
     NetworkObservation, NetworkTunnel, Observation, PeerObservation, SessionObservation, UplinkObservation, VnicObservation,
 };
 pub use plane::{AddError, SessionConfig, VnicPolicy};
+pub use reason::{DropReason, ReasonInfo};
 pub use rules::GroupChange;
 pub use session::{FormerSessions, FormerTable, Timeouts, Unusable};
 pub use sessions::{Admission, SessionEnd, SessionFilter, SessionRow, SessionTable};

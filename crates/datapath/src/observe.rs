@@ -13,8 +13,9 @@ use std::{
 
 use crate::{
     counters::{Counter, Totals},
-    drops::{ReasonInfo, reasons},
+    drops::reasons,
     plane::Plane,
+    reason::ReasonInfo,
     snapshot::Vnic,
     switch::{Switch, WorkerReport},
 };

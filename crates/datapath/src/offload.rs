@@ -18,7 +18,7 @@ use butterfly_vhost::{
 
 use crate::{
     batch::{Batch, Context, Meta, Verdict},
-    drops::drop_reasons,
+    reason::drop_reasons,
 };
 
 drop_reasons! { 2;

@@ -23,11 +23,12 @@ use rustix::thread::CpuSet;
 
 use crate::{
     counters::{Counter, Totals},
-    drops::{ReasonInfo, reasons},
+    drops::reasons,
     events::{About, Happening, SwitchEvents},
     front::{Front, Host, Opened, first},
     headers::address,
     plane::{AddError, Attachment, Plane, PlaneConfig, SessionConfig, VnicPolicy},
+    reason::ReasonInfo,
     session::Timeouts,
     snapshot::Shared as VnicShared,
     tunnel::{self, PeerRef, Side, TunnelSpec},

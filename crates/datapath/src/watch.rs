@@ -12,13 +12,14 @@ use crate::{
     claims::IP_CLAIMED,
     counters::Counter,
     deliver::RX_BAD_CHAIN,
-    drops::{DropReason, reasons},
+    drops::reasons,
     events::{About, Happening, SwitchEvents},
     filter::{SESSION_SHARE, SESSIONS_FULL, SPOOFED_IP},
     flow::BAD_DISCOVERY,
     forward::MAC_CLAIMED,
     headers::BAD_CHAIN,
     plane::Plane,
+    reason::DropReason,
     snapshot::{PortRef, Vnic},
 };
 

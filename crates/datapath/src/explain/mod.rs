@@ -14,7 +14,7 @@ use std::net::IpAddr;
 
 use butterfly_packet::mac::Mac;
 
-use crate::{drops::ReasonInfo, filter::Room, plane::Plane, sessions::Admission, switch::Switch};
+use crate::{filter::Room, plane::Plane, reason::ReasonInfo, sessions::Admission, switch::Switch};
 
 pub use question::{NoAnswer, Origin, Question, Target};
 

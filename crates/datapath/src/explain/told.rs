@@ -17,11 +17,12 @@ use super::{
 use crate::{
     batch::{Context, Verdict},
     claims::{self, IP_CLAIMED},
-    drops::{DropReason, info},
+    drops::info,
     filter::{self, EGRESS_DENIED, FOR_ROUTERS, INGRESS_DENIED, SPOOFED_IP},
     flow::{Address, BAD_DHCP, DHCP_LIMIT, L4, Packet, parse::parse, tcp::TcpState},
     headers::{Inside, inside},
     plane::Plane,
+    reason::DropReason,
     rules::address,
     session::{Found, State, Table},
     sessions::Admission,

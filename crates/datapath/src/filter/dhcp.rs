@@ -17,7 +17,6 @@ use butterfly_packet::protocol::UDP;
 use super::{EGRESS_DENIED, SPOOFED_IP};
 use crate::{
     batch::Context,
-    drops::DropReason,
     flow::{
         Address, BAD_DHCP, DHCP_LIMIT, Dhcp, L4, Packet, Tuple,
         dhcp::{Message, SERVERS_V6},
@@ -25,6 +24,7 @@ use crate::{
         mapped,
     },
     headers::number,
+    reason::DropReason,
     snapshot::Vnic,
 };
 

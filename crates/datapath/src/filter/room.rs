@@ -5,12 +5,12 @@ use butterfly_vhost::ring::BATCH;
 use super::{Flow, Path};
 use crate::{
     batch::Context,
-    drops::DropReason,
     flow::{
         Packet, Tuple,
         fragments::Fragments,
         tcp::{Segment, Track},
     },
+    reason::DropReason,
     session::{Key, NO_TRACK, Record, State, Timeouts},
 };
 

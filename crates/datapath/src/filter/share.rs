@@ -7,8 +7,8 @@ use butterfly_vhost::cpu;
 use super::{SESSION_SHARE, SESSIONS_FULL};
 use crate::{
     batch::Context,
-    drops::DropReason,
     flow::{Address, Tuple},
+    reason::DropReason,
     session::{Key, Record, Shares, Table, less},
     snapshot::{Network, Snapshot, Vnic},
 };

@@ -18,7 +18,6 @@ use super::{
 use crate::{
     batch::{Batch, Context, Verdict},
     claims::may_speak_as,
-    drops::DropReason,
     flow::{
         Address, BAD_DISCOVERY, DHCP_LIMIT, Dhcp, FRAGMENT_ORPHAN, L4, Packet, Piece, Quoted, discovery,
         fragments::FragmentKey,
@@ -27,6 +26,7 @@ use crate::{
         tcp::{self, Outcome, TcpState, Track},
     },
     headers::Inside,
+    reason::DropReason,
     session::{Admission, Found, Key, Life, NO_TRACK, NotInserted, Record, State},
     snapshot::Vnic,
 };

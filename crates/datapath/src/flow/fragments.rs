@@ -9,7 +9,7 @@
 use std::hash::{BuildHasher, RandomState};
 
 use super::{Address, FRAGMENT_ORPHAN, FRAGMENT_OVERLAP, FRAGMENTS_FULL, Piece, Tuple, is_v4};
-use crate::drops::DropReason;
+use crate::reason::DropReason;
 
 /// Packets under way, of all and of one vnic.
 pub(crate) const ENTRIES: usize = 1024;

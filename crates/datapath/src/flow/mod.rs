@@ -4,7 +4,7 @@
 //! segment fits its connection; [`fragments`] remembers what was decided on first fragments; [`discovery`] and [`dhcp`] know the
 //! frames that need no rule.
 
-use crate::drops::drop_reasons;
+use crate::reason::drop_reasons;
 
 pub(crate) mod dhcp;
 pub(crate) mod discovery;

@@ -17,7 +17,7 @@ use super::{
     discovery::{self, Envelope},
     is_v4, mapped,
 };
-use crate::drops::DropReason;
+use crate::reason::DropReason;
 
 /// Bytes of a frame that are looked at in the end.
 pub(crate) const MOST: usize = 256;

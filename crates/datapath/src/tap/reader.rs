@@ -17,8 +17,8 @@ use super::{
     selection::Selection,
 };
 use crate::{
-    drops::DropReason,
     plane::Plane,
+    reason::DropReason,
     snapshot::{PortRef, Snapshot},
     switch::Switch,
     tunnel::{PeerRef, TOO_BIG, UPLINK},

@@ -16,8 +16,8 @@ use super::{
 };
 use crate::{
     batch::{Batch, Context, Meta, Verdict},
-    drops::DropReason,
     filter::{Room, admits_flooded, session_of},
+    reason::DropReason,
     snapshot::{PortRef, Snapshot},
     tunnel::{TOO_BIG, UPLINK},
 };

@@ -19,8 +19,8 @@ use super::{
     peers::PeerCounter,
 };
 use crate::{
-    drops::DropReason,
     flow::{Address, mapped},
+    reason::DropReason,
     snapshot::Snapshot,
 };
 

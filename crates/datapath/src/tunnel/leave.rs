@@ -20,7 +20,7 @@ use super::{
 use crate::{
     batch::{Batch, Context, Meta, Verdict},
     counters::Counter,
-    drops::DropReason,
+    reason::DropReason,
     segment::Segments,
     snapshot::{Remote, Vnic},
     turn::Turn,

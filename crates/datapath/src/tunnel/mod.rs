@@ -26,8 +26,8 @@ use butterfly_packet::{mac::Mac, vxlan};
 
 use crate::{
     counters::{Counters, Totals},
-    drops::drop_reasons,
     flow::{Address, mapped},
+    reason::drop_reasons,
     snapshot::PortRef,
     worker::MAX_SLOTS,
 };

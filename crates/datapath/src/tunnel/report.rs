@@ -27,11 +27,12 @@ use super::{
 };
 use crate::{
     counters::{Counter, Totals},
-    drops::{ReasonInfo, reasons},
+    drops::reasons,
     events::{About, Happening, SwitchEvents},
     headers::address,
     observe::pair,
     plane::{Attachment, Plane},
+    reason::ReasonInfo,
     switch::Switch,
 };
 

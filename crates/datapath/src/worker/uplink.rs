@@ -12,9 +12,9 @@ use crate::{
     batch::{Batch, Metas},
     counters::Counter,
     deliver::{self, Calls},
-    drops::DropReason,
     filter::Room,
     last_drops::Dropped,
+    reason::DropReason,
     snapshot::Snapshot,
     tap::{Notes, Tap},
     tunnel::{
