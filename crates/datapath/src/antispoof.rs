@@ -5,7 +5,8 @@
 use crate::{
     batch::{Batch, Context, Verdict},
     forward::MAC_CLAIMED,
-    headers::{Inside, arp, number},
+    inside::{Inside, arp},
+    mac::number,
     reason::{DropReason, drop_reasons},
     snapshot::Vnic,
 };

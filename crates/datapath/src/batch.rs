@@ -8,10 +8,11 @@ use butterfly_vhost::{
 };
 
 use crate::{
+    budget::Budget,
     claims::Bindings,
     clock::Clock,
     fdb::Fdb,
-    headers::Inside,
+    inside::Inside,
     last_drops::Dropped,
     reason::DropReason,
     rules::Cells,
@@ -19,7 +20,6 @@ use crate::{
     snapshot::{Network, Remote, Snapshot, Vnic},
     tap::{Notes, Selection, Tap},
     tunnel::{PeerRef, Tunnel},
-    turn::Budget,
 };
 
 /// What happens to a frame. The sender's port is that of the batch.
@@ -45,7 +45,7 @@ pub(crate) enum Verdict {
 /// What is known of a frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meta {
-    /// Destination address as [`crate::headers::number`].
+    /// Destination address as [`crate::mac::number`].
     pub destination: u64,
     /// Source address likewise.
     pub source: u64,

@@ -18,7 +18,7 @@ use crate::{
     batch::{Batch, Context, Verdict},
     filter::{SPOOFED_IP, read_packet},
     flow::{Address, Discovery, L4, mapped},
-    headers::Inside,
+    inside::Inside,
     reason::{DropReason, drop_reasons},
     snapshot::Vnic,
 };

@@ -13,8 +13,9 @@ use crate::{
     drops::reasons,
     last_drops::LastDrop,
     plane::Plane,
+    port::PortRef,
     reason::{DropReason, ReasonInfo},
-    snapshot::{PortRef, Snapshot, Vnic},
+    snapshot::{Snapshot, Vnic},
     switch::Switch,
     tunnel::{Tunnel, UPLINK},
 };

@@ -15,7 +15,7 @@ use std::{
     },
 };
 
-use crate::{quota::Quota, snapshot::PortRef};
+use crate::{port::PortRef, quota::Quota};
 
 /// Addresses learnt in one network at most.
 pub(crate) const MAX_PER_NETWORK: u32 = 8192;

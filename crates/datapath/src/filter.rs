@@ -16,7 +16,7 @@ use butterfly_vhost::ring::Slot;
 use crate::{
     batch::{Batch, Context, Verdict},
     flow::tcp::{self, Outcome},
-    headers::Inside,
+    inside::Inside,
     reason::{DropReason, drop_reasons},
     session::{Found, Key, State},
     snapshot::Vnic,

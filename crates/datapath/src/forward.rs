@@ -11,9 +11,10 @@ use crate::{
     batch::{Batch, Context, Meta, Verdict},
     counters::Counter,
     fdb::{Learning, MAX_PER_NETWORK, MAX_PER_VNIC},
-    headers::number,
+    mac::number,
+    port::PortRef,
     reason::{DropReason, drop_reasons},
-    snapshot::{PortRef, Vnic},
+    snapshot::Vnic,
     tunnel::PeerRef,
 };
 

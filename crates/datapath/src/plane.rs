@@ -23,12 +23,15 @@ use crate::{
     drop_report::DropWindow,
     fdb::{self, Fdb, Learnt},
     gone::Gone,
-    headers::number,
+    mac::number,
+    numbers::Numbers,
     observe::{Update, Updates},
+    policy::VnicPolicy,
+    port::PortRef,
     rules::{Cells, GroupChange, Groups, MAX_CELLS, number as number_of_ip},
     session::{Admission, FormerTable, HashKey, Here, Name, Shares, Table, Timeouts, VnicSessions},
     slab::Slab,
-    snapshot::{Network, Numbers, PortRef, Remote, Rules, Shared as VnicShared, Snapshot, Vnic},
+    snapshot::{Network, Remote, Rules, Shared as VnicShared, Snapshot, Vnic},
     tally::Tally,
     tap::{Mirror, Ring, Selection},
     tunnel::{PeerRef, Tunnel, UPLINK},
@@ -36,29 +39,8 @@ use crate::{
     worker::{Handle, Shared},
 };
 
-/// What a vnic is let do.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct VnicPolicy {
-    /// No filter and no source checks; such a vnic may have any number of addresses.
-    pub bypass: bool,
-    /// Check the sender of ARP packets against `ips`.
-    pub ip_anti_spoof: bool,
-    /// It passes on packets of others: they may be from addresses of filtered vnics, if it bypasses filters itself.
-    pub forwards: bool,
-    /// Vnics of other hosts have its addresses, too.
-    pub shared_ip: bool,
-    /// It may say what routers say (router advertisements, redirects), if a rule names ICMPv6 or ICMP.
-    pub router: bool,
-    /// The vnic's addresses.
-    pub ips: Vec<IpAddr>,
-    /// The security groups whose rules it obeys; they need not exist.
-    pub groups: Vec<GroupName>,
-}
-
-impl VnicPolicy {
-    fn rules(&self, groups: &mut Groups) -> Rules {
-        Rules::new(self, groups.policy(&self.groups))
-    }
+fn rules(policy: &VnicPolicy, groups: &mut Groups) -> Rules {
+    Rules::new(policy, groups.policy(&policy.groups))
 }
 
 /// How a plane is made.
@@ -307,7 +289,7 @@ impl Plane {
         }
         let network = next.by_vni.get(&vni).copied().unwrap_or_else(|| next.networks.vacant());
         self.next_version(&mut next);
-        let mut rules = policy.rules(&mut state.groups);
+        let mut rules = rules(policy, &mut state.groups);
         // Nobody is to think that it may send.
         rules.bypass &= mirrors.is_none();
         let shared = self.vnic_state();
@@ -373,7 +355,7 @@ impl Plane {
             return;
         }
         let slot = next.vnics.vacant();
-        let rules = VnicPolicy { bypass: true, ..VnicPolicy::default() }.rules(&mut state.groups);
+        let rules = rules(&VnicPolicy { bypass: true, ..VnicPolicy::default() }, &mut state.groups);
         let trunk = Vnic {
             id: "".into(),
             place: state.place(slot),
@@ -450,7 +432,7 @@ impl Plane {
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
         let place = state.by_id.get(id).copied();
         let Some(old) = place.and_then(|place| next.vnic(place).cloned()) else { return Err(AddError::Unknown(id.to_owned())) };
-        let mut rules = policy.rules(&mut state.groups);
+        let mut rules = rules(policy, &mut state.groups);
         rules.bypass &= old.mirrors.is_none();
         if rules.declared_like(&old.rules) {
             return Ok(());

@@ -326,7 +326,7 @@ mod tests {
     use butterfly_vhost::net::NetHeader;
 
     use super::*;
-    use crate::{harness::Host, plane::VnicPolicy};
+    use crate::{harness::Host, policy::VnicPolicy};
 
     const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
     const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);

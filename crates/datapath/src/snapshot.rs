@@ -18,8 +18,10 @@ use crate::{
     counters::Counters,
     filter::DhcpState,
     flow::{Address, discovery::link_local},
+    numbers::Numbers,
     observe::Presence,
-    plane::VnicPolicy,
+    policy::VnicPolicy,
+    port::PortRef,
     rules::{Members, Policy, number as number_of_ip},
     session::VnicSessions,
     slab::Slab,
@@ -27,13 +29,6 @@ use crate::{
     tunnel::PeerRef,
     waiting::Claim,
 };
-
-/// A vnic's place, with a number that tells successive users of the place apart.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-pub(crate) struct PortRef {
-    pub slot: u32,
-    pub incarnation: u32,
-}
 
 /// What a vnic may do, compiled.
 #[derive(Clone, Debug)]
@@ -234,65 +229,10 @@ impl Snapshot {
     }
 }
 
-/// Small numbers by larger ones, such as vnics by their addresses: open addressing, at most half full.
-#[derive(Clone, Default)]
-pub(crate) struct Numbers {
-    /// Key + 1 and value; 0 is free.
-    entries: Box<[(u64, u32)]>,
-    shift: u32,
-}
-
-const HASH: u64 = 0x9e37_79b9_7f4a_7c15;
-
-impl Numbers {
-    /// The first of several values of one key is its.
-    pub fn new(owners: impl Iterator<Item = (u64, u32)> + Clone) -> Numbers {
-        let size = (owners.clone().count() * 2).next_power_of_two().max(4);
-        let mut table = Numbers { entries: vec![(0, 0); size].into_boxed_slice(), shift: 64 - size.trailing_zeros() };
-        for (key, slot) in owners {
-            let key = key + 1;
-            let mut at = table.home(key);
-            while let Some(entry) = table.entries.get_mut(at) {
-                if entry.0 == key {
-                    break;
-                }
-                if entry.0 == 0 {
-                    *entry = (key, slot);
-                    break;
-                }
-                at = (at + 1) & (size - 1);
-            }
-        }
-        table
-    }
-
-    #[inline(always)]
-    fn home(&self, key: u64) -> usize {
-        (key.wrapping_mul(HASH) >> self.shift) as usize
-    }
-
-    /// The value of a key below 2^63.
-    #[inline(always)]
-    pub fn get(&self, key: u64) -> Option<u32> {
-        let key = key + 1;
-        let mut at = self.home(key);
-        loop {
-            let (found, slot) = *self.entries.get(at)?;
-            if found == key {
-                return Some(slot);
-            }
-            if found == 0 {
-                return None;
-            }
-            at = (at + 1) & (self.entries.len() - 1);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::headers::number;
+    use crate::mac::number;
 
     #[test]
     fn every_owner_is_found_and_nobody_else() {

@@ -8,14 +8,11 @@
 
 use std::ops::Range;
 
-use butterfly_vhost::ring::{BATCH, Frame};
+use butterfly_vhost::ring::Frame;
 
 use crate::batch::{Batch, Context, Meta, Origin, Verdict};
+use crate::budget::Budget;
 
-/// Most copies of one turn.
-const COPIES: u64 = 1024;
-/// Most visits to receivers' rings in one turn: after each the guest may want an interrupt.
-const VISITS: u64 = 64;
 /// Copies that a visit stands for: its lines are in nobody's cache.
 const VISIT: u64 = 4;
 /// Copies that a segment stands for: its headers are rewritten, its payload is summed, and the receiver's lines are cold.
@@ -26,32 +23,6 @@ const BYTES: u32 = 2048;
 const PIECES: u64 = 8;
 /// The same of a segment, which looks for its payload among them.
 const PIECES_OF_SEGMENT: u64 = 64;
-
-/// What a turn has left.
-#[derive(Clone, Copy)]
-pub(crate) struct Budget {
-    copies: u64,
-    visits: u64,
-}
-
-impl Budget {
-    pub const WHOLE: Budget = Budget { copies: COPIES, visits: VISITS };
-
-    /// Of a turn of so many frames: a full batch has everything.
-    #[inline(always)]
-    pub fn of(frames: u16) -> Budget {
-        let part = |whole: u64| whole / BATCH as u64 * u64::from(frames);
-        Budget { copies: part(COPIES), visits: part(VISITS) }
-    }
-
-    /// What was used of it, in frames: a flood of one frame is the work of many.
-    #[inline(always)]
-    pub fn used(self, left: Budget) -> usize {
-        let parts = |used: u64, whole: u64| used.div_ceil(whole / BATCH as u64);
-        let copies = parts(self.copies.saturating_sub(left.copies), COPIES);
-        copies.max(parts(self.visits.saturating_sub(left.visits), VISITS)) as usize
-    }
-}
 
 /// What a turn carries out of a batch.
 pub(crate) struct Turn {

@@ -9,7 +9,7 @@ use std::{
 use butterfly_packet::mac::Mac;
 
 use crate::{
-    headers::number,
+    mac::number,
     snapshot::{Network, Snapshot, Vnic},
 };
 

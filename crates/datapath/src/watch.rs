@@ -19,8 +19,9 @@ use crate::{
     forward::MAC_CLAIMED,
     headers::BAD_CHAIN,
     plane::Plane,
+    port::PortRef,
     reason::DropReason,
-    snapshot::{PortRef, Vnic},
+    snapshot::Vnic,
 };
 
 /// The reasons that are watched.
@@ -146,7 +147,8 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plane::{PlaneConfig, SessionConfig, VnicPolicy};
+    use crate::plane::{PlaneConfig, SessionConfig};
+    use crate::policy::VnicPolicy;
     use butterfly_packet::mac::Mac;
     use std::sync::Mutex;
 

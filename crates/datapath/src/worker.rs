@@ -30,6 +30,7 @@ use under_way::UnderWay;
 use crate::{
     antispoof::antispoof,
     batch::{Batch, Context, Meta, Metas, Origin},
+    budget::Budget,
     claims::{Bindings, claims},
     clock::Clock,
     counters::Counter,
@@ -40,12 +41,13 @@ use crate::{
     headers::{TX_DISABLED, headers},
     offload::offload,
     plane::SessionConfig,
+    port::PortRef,
     rules::Cells,
     session::{Shares, Table},
-    snapshot::{Network, PortRef, Snapshot, Vnic},
+    snapshot::{Network, Snapshot, Vnic},
     tap::Notes,
     tunnel::{Departures, Tunnel, UPLINK},
-    turn::{Budget, Turn, fit},
+    turn::{Turn, fit},
 };
 
 /// A ring that was found empty so often in a row, and for so long, leaves the poll set and returns by its kick. A kick costs the guest

@@ -17,7 +17,8 @@ use butterfly_vhost::units::{Units, UnitsError};
 
 use crate::{
     flow::Address,
-    snapshot::{PortRef, Snapshot, Vnic},
+    port::PortRef,
+    snapshot::{Snapshot, Vnic},
 };
 
 /// Link-local addresses of one vnic at most, besides that of its MAC address. The oldest goes for a fifth.

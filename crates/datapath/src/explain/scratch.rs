@@ -11,7 +11,8 @@ use crate::{
     counters::Counters,
     fdb::Fdb,
     flow::{parse::parse, tcp::Track},
-    headers::{Inside, inside, number},
+    inside::{Inside, inside},
+    mac::number,
     plane::copy_with,
     rules::Cells,
     session::{Key, Life, Shares, Table},
@@ -138,7 +139,7 @@ impl<'a> World<'a> {
             // Nobody watches what does not happen.
             watched: None,
             notes: &self.notes,
-            budget: std::cell::Cell::new(crate::turn::Budget::WHOLE),
+            budget: std::cell::Cell::new(crate::budget::Budget::WHOLE),
             floods: std::cell::Cell::new(false),
         }
     }

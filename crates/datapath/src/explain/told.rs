@@ -20,7 +20,7 @@ use crate::{
     drops::info,
     filter::{self, EGRESS_DENIED, FOR_ROUTERS, INGRESS_DENIED, SPOOFED_IP},
     flow::{Address, BAD_DHCP, DHCP_LIMIT, L4, Packet, parse::parse, tcp::TcpState},
-    headers::{Inside, inside},
+    inside::{Inside, inside},
     plane::Plane,
     reason::DropReason,
     rules::address,

@@ -19,7 +19,9 @@ use crate::{
     filter::{Room, SESSIONS_FULL, Share, admits_flooded, filter, full_shares, may_give_way, read_packet, rests, rules_say},
     flow::{L4, Packet},
     forward::{NO_RECEIVER, forward, nobody},
-    headers::{Inside, headers, number},
+    headers::headers,
+    inside::Inside,
+    mac::number,
     offload::offload,
     plane::Plane,
     reason::DropReason,
@@ -77,7 +79,7 @@ pub(super) fn walk(plane: &Plane, world: &World<'_>, room: &mut Room, from: u32,
     let inside = match batch.metas().first().map(|meta| meta.inside) {
         Some(Inside::Ip { at, vlan }) => Inside::Ip { at, vlan },
         // Nobody in the network is filtered, so nobody looked.
-        _ => crate::headers::inside(batch.frames.head(0)),
+        _ => crate::inside::inside(batch.frames.head(0)),
     };
     let packet = match inside {
         Inside::Ip { at, vlan } => read_packet(&mut batch, 0, at, vlan, frame.len() as u32).ok(),

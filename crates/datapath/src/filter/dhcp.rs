@@ -23,7 +23,7 @@ use crate::{
         discovery::is_link_local,
         mapped,
     },
-    headers::number,
+    mac::number,
     reason::DropReason,
     snapshot::Vnic,
 };

@@ -3,7 +3,7 @@
 use crate::{
     batch::{Batch, Context, Verdict},
     flow::parse::parse,
-    headers::Inside,
+    inside::Inside,
     session::Key,
 };
 

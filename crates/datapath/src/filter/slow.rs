@@ -25,7 +25,7 @@ use crate::{
         parse::{Fault, parse},
         tcp::{self, Outcome, TcpState, Track},
     },
-    headers::Inside,
+    inside::Inside,
     reason::DropReason,
     session::{Admission, Found, Key, Life, NO_TRACK, NotInserted, Record, State},
     snapshot::Vnic,

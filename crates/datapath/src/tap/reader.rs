@@ -18,8 +18,9 @@ use super::{
 };
 use crate::{
     plane::Plane,
+    port::PortRef,
     reason::DropReason,
-    snapshot::{PortRef, Snapshot},
+    snapshot::Snapshot,
     switch::Switch,
     tunnel::{PeerRef, TOO_BIG, UPLINK},
 };

@@ -1,7 +1,7 @@
 //! What a worker says of a frame, as words in its ring.
 
 use super::ring::Room;
-use crate::{reason::DropReason, snapshot::PortRef};
+use crate::{port::PortRef, reason::DropReason};
 
 /// Where a frame was seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

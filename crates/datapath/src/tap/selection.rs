@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use super::ring::Ring;
-use crate::snapshot::Numbers;
+use crate::numbers::Numbers;
 
 /// What a sink is about.
 #[derive(Clone, Debug, PartialEq, Eq)]

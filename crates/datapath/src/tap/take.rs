@@ -17,8 +17,9 @@ use super::{
 use crate::{
     batch::{Batch, Context, Meta, Verdict},
     filter::{Room, admits_flooded, session_of},
+    port::PortRef,
     reason::DropReason,
-    snapshot::{PortRef, Snapshot},
+    snapshot::Snapshot,
     tunnel::{TOO_BIG, UPLINK},
 };
 

@@ -27,8 +27,8 @@ use butterfly_packet::{mac::Mac, vxlan};
 use crate::{
     counters::{Counters, Totals},
     flow::{Address, mapped},
+    port::PortRef,
     reason::drop_reasons,
-    snapshot::PortRef,
     worker::MAX_SLOTS,
 };
 

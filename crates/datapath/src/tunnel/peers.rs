@@ -21,7 +21,7 @@ use butterfly_packet::mac::Mac;
 
 use crate::{
     flow::Address,
-    headers::{address as mac_of, number},
+    mac::{address as mac_of, number},
     quota::Quota,
     rules::{address as ip_of, number as number_of_ip},
 };

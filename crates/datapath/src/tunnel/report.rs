@@ -29,7 +29,7 @@ use crate::{
     counters::{Counter, Totals},
     drops::reasons,
     events::{About, Happening, SwitchEvents},
-    headers::address,
+    mac::address,
     observe::pair,
     plane::{Attachment, Plane},
     reason::ReasonInfo,

@@ -1,7 +1,7 @@
 //! What a turn costs: it begins where the one before ended, and its ring pays for it.
 
 use super::fair::Cost;
-use crate::turn::Budget;
+use crate::budget::Budget;
 
 /// The bill of the turn that is under way.
 pub(super) struct Bill {

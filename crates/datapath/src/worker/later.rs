@@ -15,13 +15,13 @@ use butterfly_vhost::ring::Frames;
 use super::{Found, Worker, walk};
 use crate::{
     batch::{Batch, Context, Origin, Verdict},
+    budget::Budget,
     counters::Counter,
     deliver::FLOOD_LIMIT,
     filter::Judged,
     last_drops::Dropped,
-    snapshot::PortRef,
+    port::PortRef,
     tunnel::{PeerRef, UPLINK},
-    turn::Budget,
 };
 
 /// Where workers keep the queue among the rings that they poll. No vnic has this slot.

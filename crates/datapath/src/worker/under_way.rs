@@ -9,7 +9,7 @@ use std::hash::{BuildHasher, RandomState};
 use butterfly_vhost::ring::Frames;
 
 use super::Walked;
-use crate::{filter::Judged, snapshot::PortRef};
+use crate::{filter::Judged, port::PortRef};
 
 /// Rings with one at a time. With more, what the first of them floods is judged anew in its next turn.
 const MOST: usize = 64;

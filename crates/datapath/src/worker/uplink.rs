@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     batch::{Batch, Metas},
+    budget::Budget,
     counters::Counter,
     deliver::{self, Calls},
     filter::Room,
@@ -21,7 +22,6 @@ use crate::{
         Arrivals, Arrived, CONTROL_FULL, Departures, Leaving, Own, PeerRef, Punted, Tunnel, UNKNOWN_VNI, UPLINK, UPLINK_DOWN,
         UPLINK_FULL, UplinkPort, not_sent,
     },
-    turn::Budget,
     worker::Shared,
 };
 
