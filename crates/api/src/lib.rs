@@ -11,6 +11,7 @@ mod caller;
 pub mod client;
 pub mod crypt;
 mod decode;
+mod edition;
 mod endpoint;
 pub mod envelope;
 #[allow(missing_docs)] // Generated; the .proto files document every field.
@@ -23,13 +24,6 @@ pub mod zmtp;
 pub use action::Action;
 pub use caller::Caller;
 pub use decode::decode;
+pub use edition::{MAX_FRAME, REVISION};
 pub use envelope::{Answer, Context, Envelope, Failure, Handler, Task};
 pub use requests::{RequestCount, Requests};
-
-/// The edition of the protocol that every message of ours carries. A receiver never checks it.
-pub const REVISION: u32 = 6;
-
-/// The largest request taken and the largest reply a [`client::Client`] takes, in bytes: a batch of a hundred thousand vnics fits.
-///
-/// Decoding multiplies the size of hostile input by about twenty, so this bounds the memory a request can take.
-pub const MAX_FRAME: usize = 16 << 20;

@@ -14,8 +14,8 @@ use butterfly_packet::{
 use butterfly_vhost::{driver::Span, net::NetHeader};
 
 use crate::{
-    BURST, Vnic,
     seat::{End, Seat},
+    vnic::{BURST, Vnic},
 };
 
 /// Answers until somebody ends it.

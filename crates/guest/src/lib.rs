@@ -10,13 +10,14 @@
 #![forbid(unsafe_code)]
 
 mod echo;
+mod error;
 mod nic;
 mod ping;
 mod relay;
 mod seat;
+mod vnic;
 
 use std::{
-    io,
     net::IpAddr,
     os::unix::{fs::MetadataExt, net::UnixStream},
     path::{Path, PathBuf},
@@ -29,18 +30,14 @@ use std::{
 
 use butterfly_packet::Mac;
 use butterfly_uplink::station::{Station, StationConfig};
-use butterfly_vhost::{
-    control::Farewell,
-    driver::{ControlError, MemoryError},
-};
+use butterfly_vhost::control::Farewell;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-pub use ping::{Pings, Times};
+pub use error::Error;
+pub use ping::{Pings, Times, Told};
 use seat::{Seat, Wishes};
-
-/// Most frames that are taken from one side before the other has its turn.
-pub const BURST: usize = 64;
+pub use vnic::{BURST, Vnic};
 
 /// What is behind a vnic.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,35 +58,6 @@ pub enum Machine {
     Echo,
 }
 
-/// The vnic as its machine has to know it.
-#[derive(Clone, Debug)]
-pub struct Vnic {
-    /// Its name.
-    pub id: String,
-    /// Its address.
-    pub mac: Mac,
-    /// Its first IP address: a TAP device needs none.
-    pub ip: Option<IpAddr>,
-    /// Largest IP packet of its network, in bytes.
-    pub mtu: u32,
-    /// The processor of a worker. Who pings or answers keeps off it, if there are others: it looks for frames as often as the worker does.
-    pub worker: Option<usize>,
-}
-
-/// Why there is no guest.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // the texts say it
-pub enum Error {
-    #[error(transparent)]
-    Device(#[from] butterfly_uplink::Error),
-    #[error("cannot attach to the switch: {0}")]
-    Channel(#[from] ControlError),
-    #[error("cannot make the memory of a guest: {0}")]
-    Memory(#[from] MemoryError),
-    #[error("cannot start the thread of a guest: {0}; look at the limits of processes, memory and open files")]
-    Thread(#[from] io::Error),
-}
-
 /// A machine that is ready but for its vnic: what can be refused was made.
 pub struct Prepared {
     body: Body,
@@ -101,9 +69,6 @@ enum Body {
     Ping(IpAddr, Mac),
     Echo,
 }
-
-/// Who is told of each measurement of a thousand answers.
-pub type Told = Box<dyn Fn(Times) + Send>;
 
 impl Machine {
     /// Whether both have an interface in one network namespace, whatever it is called.

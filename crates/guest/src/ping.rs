@@ -9,10 +9,13 @@ use std::{
 use butterfly_packet::Mac;
 
 use crate::{
-    BURST, Told, Vnic,
     echo::{self, Echo},
     seat::{End, Seat},
+    vnic::{BURST, Vnic},
 };
+
+/// Who is told of each measurement of a thousand answers.
+pub type Told = Box<dyn Fn(Times) + Send>;
 
 /// The identifier of our requests, as the original has it.
 const ID: u16 = 0x0bb0;

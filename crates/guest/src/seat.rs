@@ -21,7 +21,7 @@ use butterfly_vhost::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::{
-    Error,
+    error::Error,
     nic::{NEEDED, Nic, NicError, WANTED},
 };
 

@@ -1,7 +1,9 @@
 //! The client's end: seals requests, opens their replies.
 
 use super::{
-    Key, legacy, now, random,
+    host::{now, random},
+    key::Key,
+    legacy,
     sealed::{Keys, Nonce},
 };
 use crate::{

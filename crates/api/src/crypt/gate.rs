@@ -1,9 +1,10 @@
 //! The daemon's end: opens requests, seals their replies.
 
 use super::{
-    Key, Random, WINDOW,
     guard::{Guard, Refused},
-    legacy, now, random,
+    host::{Random, WINDOW, now, random},
+    key::Key,
+    legacy,
     sealed::{Keys, Nonce},
 };
 use crate::{

@@ -6,7 +6,10 @@
 //! daemon have in common is no secret, no order and no promise: it only bounds how much is remembered, and how long somebody
 //! between can hold a request up.
 
-use super::{Random, WINDOW, random, sealed::Nonce};
+use super::{
+    host::{Random, WINDOW, random},
+    sealed::Nonce,
+};
 use std::collections::{BTreeMap, HashSet};
 
 /// Most nonces remembered: some three megabytes. Those who ask more often than a thousand times per second for a minute are told a new

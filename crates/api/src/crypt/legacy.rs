@@ -4,7 +4,7 @@
 //! talk to an original. The digest tells whether the key is the same, and there is nothing else: whoever saw a message can send
 //! it again, whenever.
 
-use super::Key;
+use super::key::Key;
 use aes::{
     Aes256,
     cipher::{Array, BlockModeDecrypt, BlockModeEncrypt, KeyIvInit},

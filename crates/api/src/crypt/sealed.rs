@@ -4,7 +4,7 @@
 //! Each direction has a key of its own (HKDF, RFC 5869), so that a request cannot come back as its reply; a reply is bound to the
 //! nonce of its request, so that it answers nothing else.
 
-use super::Key;
+use super::key::Key;
 use chacha20poly1305::{
     KeyInit, Tag, XChaCha20Poly1305, XNonce,
     aead::{Aead, AeadInOut, Payload},

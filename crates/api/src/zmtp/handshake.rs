@@ -1,6 +1,6 @@
 //! Greeting and metadata, both ways.
 
-use super::Refusal;
+use super::refusal::Refusal;
 
 /// What we greet with: ZMTP 3.1, the mechanism NULL, not as its server.
 pub(super) const GREETING: &[u8; 64] = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\

@@ -1,6 +1,9 @@
 //! A message on its way in: what of it is a request.
 
-use super::{LONGEST_MESSAGE, LONGEST_ROUTE, MORE, MOST_PARTS, Refusal, Request, push_header};
+use super::{
+    MORE, Request, push_header,
+    refusal::{LONGEST_MESSAGE, LONGEST_ROUTE, MOST_PARTS, Refusal},
+};
 use crate::MAX_FRAME;
 
 /// Most parts of a way back, delimiter included.

@@ -1,6 +1,7 @@
 //! Connections, byte by byte and at once, of peers that behave and of others.
 
-use super::{handshake::READY, *};
+use super::{handshake::READY, refusal::MOST_PARTS, *};
+use crate::MAX_FRAME;
 
 /// The greeting of libzmq 4: ZMTP 3.1, NULL.
 fn greeting() -> Vec<u8> {

@@ -4,20 +4,16 @@
 //! too fast, and forgets the oldest.
 
 mod kind;
+mod note;
 mod pace;
 mod ring;
 mod switch;
 
 pub use kind::Kind;
+pub use note::{Event, Note, Origin, counted};
 pub use ring::{Listing, Query};
 pub use switch::note as switch_note;
 
-/// A number of things, as a reader expects it.
-pub fn counted(number: u64, what: &str) -> String {
-    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
-}
-
-use butterfly_api::Caller;
 use pace::Pace;
 use ring::{Bounds, Ring};
 use std::{
@@ -29,63 +25,6 @@ use std::{
 const BOUNDS: Bounds = Bounds { events: 10_000, bytes: 4 << 20, share: 1_000 };
 /// Bytes of a text at most: it may quote what somebody sent.
 const LONGEST: usize = 500;
-
-/// Something that happened, as it is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Note {
-    pub kind: Kind,
-    /// The vnic that it is about.
-    pub nic: Option<Arc<str>>,
-    pub vni: Option<u32>,
-    pub text: String,
-    /// The request by which it came about.
-    pub origin: Option<Origin>,
-}
-
-/// A request, or a client without one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Origin {
-    /// Its name in the protocol.
-    pub request: Option<&'static str>,
-    /// Who made it.
-    pub caller: Option<Caller>,
-}
-
-/// Something that happened, as it is kept.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
-    /// The first one's is 1.
-    pub seq: u64,
-    /// Milliseconds since the epoch.
-    pub time: u64,
-    pub kind: Kind,
-    pub nic: Option<Arc<str>>,
-    pub vni: Option<u32>,
-    pub text: String,
-    pub request: Option<&'static str>,
-    pub client: Option<Caller>,
-    /// How many like it were left out since the one before.
-    pub more: u64,
-}
-
-impl Event {
-    /// What it takes, about.
-    fn bytes(&self) -> usize {
-        size_of::<Self>() + self.text.capacity() + self.nic.as_ref().map_or(0, |nic| nic.len())
-    }
-}
-
-impl Note {
-    /// About the host, if nothing else is said.
-    pub fn new(kind: Kind, text: impl Into<String>) -> Self {
-        Self { kind, nic: None, vni: None, text: text.into(), origin: None }
-    }
-
-    /// About this vnic.
-    pub fn nic(self, id: &str, vni: u32) -> Self {
-        Self { nic: Some(id.into()), vni: Some(vni), ..self }
-    }
-}
 
 /// The record. Clones are the same one.
 #[derive(Clone)]
@@ -187,6 +126,7 @@ fn milliseconds_since_epoch() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use butterfly_api::Caller;
 
     #[test]
     fn texts_are_bounded() {

@@ -2,7 +2,7 @@
 //!
 //! What comes too fast is held back, the newest of a kind and how many there were, and told when its time has come.
 
-use super::{Note, kind::Kind};
+use super::{kind::Kind, note::Note};
 use std::{collections::HashMap, sync::Arc};
 
 /// Milliseconds between two looks at what is held back.

@@ -1,7 +1,7 @@
 //! The newest events, within bounds. No vnic, and no kind of event that is about none, has more than its share of the room, so
 //! nobody who makes noise pushes out what happened to others.
 
-use super::{Event, kind::Kind};
+use super::{kind::Kind, note::Event};
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     sync::Arc,

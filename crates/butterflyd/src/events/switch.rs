@@ -1,6 +1,9 @@
 //! What the switch tells, in words.
 
-use super::{Kind, Note, counted};
+use super::{
+    kind::Kind,
+    note::{Note, counted},
+};
 use butterfly_datapath::{About, Features, Happening, Queue};
 
 /// What happened, for the record and the log.

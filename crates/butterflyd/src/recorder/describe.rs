@@ -1,11 +1,14 @@
 //! A packet and what became of it, in words and in messages.
 
-use super::{HEADERS, encode::since_epoch};
+use super::encode::since_epoch;
 use butterfly_api::proto::{TracedPacket, traced_packet::Verdict};
 use butterfly_datapath::{TapEnd, TapPacket, TapPoint, TapRule, TapVerdict};
 use butterfly_model::{Direction, Peer, Protocol, canonical};
 use butterfly_packet::summary::Summary;
 use std::fmt::Write;
+
+/// What a trace has copied of each packet: headers.
+pub const HEADERS: u32 = 128;
 
 fn nic(end: &TapEnd) -> Option<String> {
     match end {

@@ -14,6 +14,7 @@ pub use live::Told;
 use butterfly_api::{Failure, proto::PacketTrace};
 use butterfly_datapath::{TapSink, TapWhat, Taps};
 use butterfly_model::{Nic, TraceOptions};
+use describe::HEADERS;
 use encode::Encoder;
 use file::{FileStats, SNAP, TraceFile};
 use filter::Filter;
@@ -34,8 +35,6 @@ use tracing::warn;
 
 /// Traces and captures of clients at once.
 const LIVE: usize = 8;
-/// What a trace has copied of each packet: headers.
-pub const HEADERS: u32 = 128;
 /// Packets of a trace per second, unless the client wants others; and at most.
 pub const RATE: u32 = 1000;
 const MAX_RATE: u32 = 100_000;

@@ -5,19 +5,22 @@
 //! the device then waits for the next one.
 
 mod descriptors;
+mod events;
 mod farewell;
 mod gate;
 mod pace;
+mod role;
 mod session;
 mod shared;
 mod socket;
+mod start;
 mod state;
 mod status;
 mod thread;
 mod wire;
 
 use std::{
-    fmt, io,
+    fmt,
     os::{fd::OwnedFd, unix::net::UnixStream},
     path::PathBuf,
     sync::{Arc, mpsc},
@@ -26,66 +29,25 @@ use std::{
 };
 
 use crate::{
-    maps::{Maps, OF_A_THREAD, TooManyMaps},
+    maps::{Maps, OF_A_THREAD},
     net::Features,
-    port::{Port, PortEvents, Queue},
+    port::{Port, Queue},
     ring::ensure_signaller,
 };
 use session::Session;
 use shared::Shared;
 use socket::Listener;
 
+pub use events::DeviceEvents;
 pub use farewell::Farewell;
+pub use role::Role;
 pub use socket::{MAX_PATH, may_listen};
+pub use start::StartError;
 pub use state::{DeviceState, Exported, Kick, LogState, RingAddresses, RingState};
 pub use status::{Detach, DeviceStatus, Negotiated};
 
 /// Stack of a control thread: a few frames of ours and of a logger. Only what is used takes memory.
 const STACK: usize = 256 * 1024;
-
-/// Who owns the socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// We listen, the front end connects.
-    Server,
-    /// The front end listens, we connect, again and again.
-    Client,
-}
-
-impl Role {
-    /// For people.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Role::Server => "server",
-            Role::Client => "client",
-        }
-    }
-}
-
-/// Who wants to know what becomes of a device. Called from its control thread (and from [`Device::resume`]), without locks held; must
-/// not call back into [`Device::stop`], [`Device::export`] or drop the device.
-pub trait DeviceEvents: PortEvents {
-    /// A front end attached: it connected and began to speak.
-    fn attached(&self);
-    /// It is gone, and so is everything it gave us. `reason` is a sentence without a full stop.
-    fn detached(&self, reason: &str);
-    /// It said which of the offered features its guest takes: for the first time, or others than before. Logging, which is the front
-    /// end's own wish, does not count.
-    fn negotiated(&self, accepted: Features) {
-        let _ = accepted;
-    }
-    /// The guest's driver uses both rings from now on, or not any more. Of a front end that leaves only that is told.
-    fn driving(&self, both: bool) {
-        let _ = both;
-    }
-    /// The guest's rings go on where another device left them, or the front end asks for it: other hosts may have to be told where
-    /// the machine is now. Not told on a mere connection: during a live migration the machine still runs elsewhere then.
-    fn announce(&self) {}
-    /// A ring that the front end started cannot run, or will see nothing of what the guest writes. `why` is a sentence without a full stop.
-    fn trouble(&self, why: &str) {
-        let _ = why;
-    }
-}
 
 /// What a device is made of.
 #[derive(Clone)]
@@ -102,30 +64,6 @@ pub struct DeviceConfig {
     pub offered: Features,
     /// Who is told.
     pub events: Arc<dyn DeviceEvents>,
-}
-
-/// Why a device could not be started.
-#[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // the texts say it
-pub enum StartError {
-    #[error("the socket path {} has {len} bytes; at most {MAX_PATH} are possible: use a shorter socket directory or id", path.display())]
-    PathTooLong { path: PathBuf, len: usize },
-    #[error("somebody listens on {} already: stop that program, or use another path", .0.display())]
-    InUse(PathBuf),
-    #[error("{} exists and is not a socket: remove it, or use another path", .0.display())]
-    NotASocket(PathBuf),
-    #[error("cannot {what} {}: {source}", path.display())]
-    Socket { what: &'static str, path: PathBuf, source: io::Error },
-    #[error("cannot start a control thread: {0}")]
-    Maps(#[from] TooManyMaps),
-    #[error("cannot start a control thread: {0}; look at the limits of processes, memory and open files")]
-    Thread(io::Error),
-    #[error(
-        "the kernel refuses asynchronous I/O, by which guests are interrupted: {0}; raise the sysctl fs.aio-max-nr, and allow io_setup and io_submit in a sandbox"
-    )]
-    NoSignaller(io::Error),
-    #[error("the state of the device is not usable: {0}")]
-    State(String),
 }
 
 /// The control channel of one vnic. Dropping it is as good as [`Device::stop`].

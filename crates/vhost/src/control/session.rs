@@ -19,8 +19,8 @@ use vhost::vhost_user::VhostUserProtocolFeatures;
 use rings::Ring;
 
 use super::{
-    DeviceEvents,
     descriptors::Unusual,
+    events::DeviceEvents,
     state::{DeviceState, Kick, LogState, RingState},
     status::Negotiated,
 };

@@ -19,7 +19,7 @@ use rustix::{
     },
 };
 
-use super::StartError;
+use super::start::StartError;
 
 /// Longest path of a Unix socket in bytes (`sun_path` without its final NUL).
 pub const MAX_PATH: usize = 107;

@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::SystemTime};
 
 use vhost::vhost_user::VhostUserProtocolFeatures;
 
-use super::Role;
+use super::role::Role;
 use crate::{
     memory::RegionInfo,
     net::Features,

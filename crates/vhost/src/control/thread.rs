@@ -20,7 +20,7 @@ use rustix::{
 };
 
 use super::{
-    DeviceEvents,
+    events::DeviceEvents,
     gate::Gate,
     session::Session,
     shared::Shared,
