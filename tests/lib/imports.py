@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""imports.py: files of a crate that import each other in a circle. Imports go down: of two files that need each other one is too large.
+
+Reads the `use` lines and paths of crates/*/src, tests apart. Fails if a crate has a larger circle than CIRCLES says, or a smaller one:
+then the number there is to be lowered. A file and the one that it is a part of may import each other.
+"""
+import re
+import sys
+from pathlib import Path
+
+# The largest circle of a crate, where it has one of more than two files.
+CIRCLES = {"datapath": 43}
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+def module(path, root):
+    """Name of a file's module, as a tuple."""
+    parts = path.relative_to(root).with_suffix("").parts
+    return parts[:-1] if parts[-1] in ("mod", "lib", "main") else parts
+
+
+def read(path):
+    """A file without comments, and without the tests at its end."""
+    text = re.sub(r"^\s*//.*$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return re.split(r"#\[cfg\(.*test.*\)\]\s*(?:pub\(crate\) )?mod \w+", text)[0]
+
+
+def leaves(tree, prefix=()):
+    """The paths of a `use` tree."""
+    tree = " ".join(tree.split())
+    group = re.fullmatch(r"(.*?)\{(.*)\}", tree)
+    if not group:
+        yield prefix + tuple(word.split(" as ")[0].strip() for word in tree.split("::"))
+        return
+    inner = prefix + tuple(word for word in group[1].split("::") if word)
+    depth, begun = 0, 0
+    for at, letter in enumerate(group[2] + ","):
+        depth += (letter == "{") - (letter == "}")
+        if letter == "," and depth == 0:
+            if group[2][begun:at].strip():
+                yield from leaves(group[2][begun:at].strip(), inner)
+            begun = at + 1
+
+
+class Crate:
+    def __init__(self, root):
+        files = [path for path in root.rglob("*.rs") if not {"tests", "tests.rs"} & set(path.relative_to(root).parts)]
+        self.texts = {module(path, root): read(path) for path in files}
+        self.passed_on = {}
+        for name, text in self.texts.items():
+            for tree in re.findall(r"^\s*pub(?:\([^)]*\))? use ([^;]+);", text, re.MULTILINE):
+                for path in leaves(tree):
+                    found = self.find(name, path)
+                    if found and found[1]:
+                        self.passed_on[(name, found[1])] = found[0]
+        self.imports = {name: self.imported(name, text) for name, text in self.texts.items()}
+
+    def find(self, here, path):
+        """The module that a path leads to, and the word behind it."""
+        at = here
+        if path[0] == "crate":
+            at, path = (), path[1:]
+        elif path[0] in ("self", "super"):
+            while path and path[0] in ("self", "super"):
+                at, path = at[:-1] if path[0] == "super" else at, path[1:]
+        elif here + path[:1] not in self.texts:
+            return None
+        while path and at + path[:1] in self.texts:
+            at, path = at + path[:1], path[1:]
+        return at, path[0] if path else None
+
+    def imported(self, name, text):
+        trees = re.findall(r"^\s*(?:pub(?:\([^)]*\))? )?use ([^;]+);", text, re.MULTILINE)
+        paths = [path for tree in trees for path in leaves(tree)]
+        paths += [tuple(path.split("::")) for path in re.findall(r"\b(?:crate|super)(?:::\w+)+", text)]
+        found = set()
+        for path in paths:
+            target, word = self.find(name, path) or (name, None)
+            for _ in range(5):
+                target = self.passed_on.get((target, word), target)
+            found.add(target)
+        return (found & set(self.texts)) - {name}
+
+    def circles(self):
+        """Sets of files each of which leads to each (Tarjan)."""
+        order, low, stack, found = {}, {}, [], []
+
+        def visit(name):
+            order[name] = low[name] = len(order)
+            stack.append(name)
+            for other in sorted(self.imports[name]):
+                if other not in order:
+                    visit(other)
+                    low[name] = min(low[name], low[other])
+                elif other in stack:
+                    low[name] = min(low[name], order[other])
+            if low[name] == order[name]:
+                at = stack.index(name)
+                found.append(sorted(stack[at:]))
+                del stack[at:]
+
+        for name in sorted(self.texts):
+            if name not in order:
+                visit(name)
+        return found
+
+
+def main():
+    sys.setrecursionlimit(10_000)
+    wrong = []
+    for root in sorted((REPO / "crates").glob("*/src")):
+        name = root.parent.name
+        largest = max(Crate(root).circles(), key=len)
+        size = len(largest) if len(largest) > 2 else 0
+        if size != CIRCLES.get(name, 0):
+            files = ", ".join("::".join(file) or "(root)" for file in largest)
+            wrong.append(f"{name}: {size} files import each other, and CIRCLES says {CIRCLES.get(name, 0)}: {files}")
+    if wrong:
+        sys.exit("\n".join(wrong))
+    print("imports go down, but in " + ", ".join(f"{name} ({size} files)" for name, size in CIRCLES.items()) if CIRCLES else "imports go down")
+
+
+main()
