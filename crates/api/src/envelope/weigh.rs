@@ -107,10 +107,13 @@ impl Shapes {
                 (Kind::Text, Content::Bytes(place)) => {
                     *total += if *repeated { size_of::<String>() * places } else { 0 } + BLOCK + place.len();
                 }
-                (Kind::Number, Content::Bytes(place)) => *total += BLOCK + place.len() * size_of::<u64>() * places,
+                (Kind::Number, Content::Bytes(place)) if *repeated => {
+                    *total += BLOCK + place.len() * size_of::<u64>() * places;
+                }
                 // One that is not repeated takes nothing, but time: nobody sends it a million times.
-                (Kind::Number, _) => *total += size_of::<u64>() * places,
-                // Of another kind than declared: kept as unknown.
+                (Kind::Number, Content::Varint(_)) => *total += size_of::<u64>() * places,
+                (_, Content::Bytes(place)) => *total += UNKNOWN + place.len(),
+                // Of another kind than declared: kept as unknown, and so are numbers of a fixed size, which no message has.
                 _ => *total += UNKNOWN,
             }
         }
@@ -170,6 +173,11 @@ mod tests {
                     rules.extend_from_slice(&[0x42, 2, 0x1a, 0]);
                 }
                 repeated(1, &[], &rules, 1)
+            }),
+            ("numbers of another kind", {
+                let fields = b"\xb2\x06\x32".iter().copied();
+                let numbers = (1_u8..=10).flat_map(|field| [field << 3 | 5, 1, 2, 3, 4]);
+                repeated(2, &[], &fields.chain(numbers).collect::<Vec<u8>>(), 28_000)
             }),
             ("one long name", repeated(1, &[3], &[b'x'; 1], 15 << 20)),
         ] {
