@@ -60,7 +60,11 @@ impl Plane {
     pub fn announce(&self) {
         let snapshot = self.shared.snapshot.load();
         let mut room = PER_TICK;
-        for (slot, vnic) in snapshot.vnics.iter() {
+        // Behind the last one that had a place, so that those who ask in every tick keep nobody away.
+        let from = self.announced.load(Relaxed);
+        let behind = snapshot.vnics.iter().filter(|(slot, _)| *slot > from);
+        let before = snapshot.vnics.iter().filter(|(slot, _)| *slot <= from);
+        for (slot, vnic) in behind.chain(before) {
             // A mirror is no station, and one that waits for its address speaks for nobody.
             let waits = snapshot.networks.get(vnic.network).is_some_and(|network| network.waits(slot));
             if !waits
@@ -69,6 +73,7 @@ impl Plane {
                 && let Some(worker) = self.workers.get(slot as usize % self.workers.len().max(1))
             {
                 room -= 1;
+                self.announced.store(slot, Relaxed);
                 worker.announce(vnic.place, Arc::new(frames(vnic)));
             }
         }

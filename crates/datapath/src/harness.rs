@@ -429,6 +429,16 @@ impl Host {
         Ok(())
     }
 
+    /// Has these announced, if there is room in the next tick of housekeeping, and lets that pass.
+    pub fn announce_in_a_tick(&mut self, ids: &[String]) -> Result<(), Error> {
+        for id in ids {
+            self.vnics.get(id.as_str()).ok_or("no such vnic")?.vnic.shared.announcing.begin();
+        }
+        self.plane.announce();
+        self.settle();
+        Ok(())
+    }
+
     /// Has a vnic announced, as after a live migration, and lets the rounds of that pass.
     pub fn announce(&mut self, id: &str) -> Result<(), Error> {
         self.vnics.get(id).ok_or("no such vnic")?.vnic.shared.announcing.begin();

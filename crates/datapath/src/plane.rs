@@ -165,6 +165,8 @@ pub(crate) struct Plane {
     state: Mutex<State>,
     /// Vnics that left a moment ago, maybe for another host, by slot. Apart, as housekeeping does not wait for changes.
     departed: Mutex<Departed>,
+    /// Slot of the vnic that was announced last.
+    pub announced: AtomicU32,
     /// Apart, as those who watch do not wait for changes.
     pub gone: Gone,
     pub tally: Tally,
@@ -245,6 +247,7 @@ impl Plane {
                 peers_of: BTreeMap::new(),
             }),
             departed: Mutex::default(),
+            announced: AtomicU32::default(),
             gone: Gone::default(),
             tally: Tally::default(),
             updates: Updates::default(),

@@ -380,3 +380,25 @@ fn a_rule_that_is_taken_back_ends_a_flood() {
     assert_eq!(host.received().unwrap().len(), 0, "others get it though the rule is gone");
     assert_eq!(host.moved().get("b.drop.egress-denied"), Some(&1));
 }
+
+/// A tenant whose vnics want to be announced all the time keeps nobody else from it.
+#[test]
+fn announcements_of_many_leave_room_for_another() {
+    const ASKING: usize = 200;
+    let mut host = tunnel_host();
+    crowd(&mut host, 1, ASKING);
+    host.vnic("b", B, 50, &bypass()).unwrap();
+    host.vnic("c", C, 50, &bypass()).unwrap();
+    host.settle();
+    host.moved();
+    let crowd: Vec<String> = (0..ASKING).map(|i| format!("r1-{i:04}")).collect();
+    let announced = (0..8).position(|tick| {
+        let once = (tick == 0).then(|| "b".to_owned());
+        let asking: Vec<String> = crowd.iter().cloned().chain(once).collect();
+        host.announce_in_a_tick(&asking).unwrap();
+        host.received().unwrap();
+        host.moved().contains_key("b.announced")
+    });
+    // 64 in each tick: within four.
+    assert!(announced.is_some_and(|tick| tick < 4), "{announced:?}");
+}
