@@ -22,7 +22,7 @@ pub fn table(state: &SessionTable) -> Value {
         "used": state.used(),
         "memory": state.memory,
         "tcp_pickup_s": state.tcp_pickup(),
-        "share": state.share(),
+        "share": Some(state.share()).filter(|share| *share != u32::MAX),
         "timeouts_s": timeouts,
     })
 }

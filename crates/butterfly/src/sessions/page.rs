@@ -58,7 +58,10 @@ pub fn time_outs(state: &SessionTable) -> String {
     };
     // Writing to a string cannot fail.
     let share = state.share();
-    let _ = writeln!(page, "one network may have {share}, and one NIC may open half of that and receive as many");
+    let _ = match share {
+        u32::MAX => writeln!(page, "one network may have all of them: shares are off"),
+        _ => writeln!(page, "one network may have {share}, and one NIC may open half of that and receive as many"),
+    };
     let _ = writeln!(page, "{pickup}\n");
     page.push_str(&table(0, heading, &rows));
     page
