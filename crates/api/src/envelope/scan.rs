@@ -103,7 +103,8 @@ impl<'a> Fields<'a> {
             self.at += 1;
             value |= u64::from(byte & 0x7f).checked_shl(shift).unwrap_or(0);
             if byte & 0x80 == 0 {
-                return Ok(value);
+                // The tenth has one bit left.
+                return if shift == 63 && byte > 1 { Err(Malformed) } else { Ok(value) };
             }
         }
         Err(Malformed)
@@ -153,8 +154,19 @@ mod tests {
             (7, Content::Other),
         ];
         assert_eq!(all(bytes).unwrap(), expected);
-        for bad in [&b"\x08"[..], b"\x12\x02a", b"\x00\x00", b"\x0e", b"\x0b", b"\x0b\x0b", b"\x0b\x0b\x0c", b"\x0c", &[0xff; 11]]
-        {
+        assert_eq!(all(b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01").unwrap(), [(1, Content::Varint(u64::MAX))]);
+        for bad in [
+            &b"\x08"[..],
+            b"\x12\x02a",
+            b"\x00\x00",
+            b"\x0e",
+            b"\x0b",
+            b"\x0b\x0b",
+            b"\x0b\x0b\x0c",
+            b"\x0c",
+            &[0xff; 11],
+            b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x02",
+        ] {
             assert_eq!(all(bad), Err(Malformed), "{bad:x?}");
         }
     }
