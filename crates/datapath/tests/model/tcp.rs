@@ -79,6 +79,8 @@ struct Side {
     /// Largest window it offered, in bytes.
     window: u32,
     scale: u8,
+    /// The largest scale that one of its SYNs offered: which of several counts is not known.
+    widest: u8,
     /// Behind its FIN, as long as nothing came behind that.
     fin: Option<u32>,
 }
@@ -158,7 +160,7 @@ impl Connection {
         }
         const LARGEST: i64 = 66_000;
         // Scales count if both sides offer one. Until then it may be either.
-        (2 * LARGEST) << self.sides[0].scale.max(self.sides[1].scale)
+        (2 * LARGEST) << self.sides[0].widest.max(self.sides[1].widest)
     }
 
     fn fits(&self, from: usize, segment: &Segment) -> Fit {
@@ -364,6 +366,7 @@ impl Connection {
         let own = &mut self.sides[from];
         if segment.has(SYN) {
             own.scale = segment.scale.unwrap_or(0);
+            own.widest = own.widest.max(own.scale);
             own.answer = segment.has(ACK).then_some(segment.sequence).or(own.answer);
         }
         // Of the other side of one that was picked up, an end is known before it was seen.
