@@ -146,6 +146,8 @@ pub struct Model {
     pub groups: Vec<Group>,
     learnt: Vec<Learnt>,
     sessions: Vec<Session>,
+    /// What was forgotten since the last look at all sessions: its places are free from that on.
+    dead: Vec<Key>,
     fragments: Vec<Fragments>,
 }
 
@@ -207,6 +209,7 @@ impl Model {
             groups: Vec::new(),
             learnt: Vec::new(),
             sessions: Vec::new(),
+            dead: Vec::new(),
             fragments: Vec::new(),
         }
     }
@@ -215,6 +218,7 @@ impl Model {
         self.now += seconds;
         // What nobody will find again need not be remembered.
         let now = self.now;
+        self.dead.clear();
         self.sessions.retain(|session| now - session.seen <= session.timeout().1);
         self.sessions.retain(|session| session.left.is_none_or(|left| now < left + PICKUP_FOR));
         self.fragments.retain(|entry| now - entry.began < FRAGMENTS_FOR);
@@ -747,8 +751,9 @@ impl Model {
     /// Sessions of the same addresses, numbers and protocol, between whichever ports: that are there, and that may be.
     fn copies(&self, key: &Key) -> (usize, usize) {
         let same = self.sessions.iter().filter(|session| session.key.direction_of(key).is_some());
+        let dead = self.dead.iter().filter(|dead| dead.direction_of(key).is_some());
         let sure = same.clone().filter(|session| session.left.is_none() && self.now - session.seen < session.timeout().0);
-        (sure.count(), same.count())
+        (sure.count(), same.count() + dead.count())
     }
 
     /// The session that `wanted` names, if it is alive and policy still admits it, or if it was cut.

@@ -41,7 +41,11 @@ impl Model {
             }
             session.left = session.left.or(Some(self.now));
             let goes_on = self.trunk_of(session.key.vni).is_some() && ends.iter().flatten().any(|vnic| !vnic.trunk);
-            goes_on && matches!(session.tracked, Tracked::Tcp(_)) && !session.cut
+            let stays = goes_on && matches!(session.tracked, Tracked::Tcp(_)) && !session.cut;
+            if !stays {
+                self.dead.push(session.key);
+            }
+            stays
         });
         self.sessions = sessions;
     }
