@@ -108,7 +108,7 @@ fn explanations_come_true() {
     net.group("other", &["out tcp 443-443 10.0.0.1/32", "in tcp 443-443 10.0.0.2/32"], &[]);
     let (_, walk) = ask(&net, "--from a --to b --port 443");
     let tried = steps(&walk, "ingress");
-    assert!(tried.ends_with("\ngroup support would let it in, but b is not in it"), "{tried}");
+    assert!(tried.ends_with("\ngroup support would let it in, but b is not in it: `butterfly nic sg add b support`"), "{tried}");
     net.member_add("admins", &ip4(A));
     let walk = comes_true(&mut net, "--from a --to b --port 443", "a", &syn(443), "b");
     assert_eq!(walk["ingress"]["security_group"], "web");

@@ -94,7 +94,8 @@ fn elsewhere(groups: &BTreeSet<&GroupName>, id: &str, direction: Direction) -> V
     if groups.is_empty() {
         return vec![format!("no other group would let it {way}")];
     }
-    let named = groups.iter().take(CLOSEST).map(|name| format!("group {name} would let it {way}, but {id} is not in it"));
+    let join = |name| format!("group {name} would let it {way}, but {id} is not in it: `butterfly nic sg add {id} {name}`");
+    let named = groups.iter().take(CLOSEST).map(join);
     let more = groups.len().saturating_sub(CLOSEST);
     named.chain((more > 0).then(|| format!("  and {more} more groups"))).collect()
 }
@@ -184,7 +185,10 @@ mod tests {
         let names: Vec<GroupName> = ["a", "b", "c", "d", "e"].iter().map(|name| GroupName::new(name).unwrap()).collect();
         let told = |n: usize, direction| elsewhere(&names.iter().take(n).collect(), "vm-1", direction);
         assert_eq!(told(0, Direction::Inbound), ["no other group would let it in"]);
-        assert_eq!(told(1, Direction::Outbound), ["group a would let it out, but vm-1 is not in it"]);
+        assert_eq!(
+            told(1, Direction::Outbound),
+            ["group a would let it out, but vm-1 is not in it: `butterfly nic sg add vm-1 a`"]
+        );
         assert_eq!((told(3, Direction::Inbound).len(), told(5, Direction::Inbound).len()), (3, 4));
         assert_eq!(told(5, Direction::Inbound)[3], "  and 2 more groups");
     }
