@@ -27,7 +27,7 @@ use std::{
     sync::Arc,
     time::SystemTime,
 };
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 /// Runs until a signal or a client stops it.
 pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
@@ -102,8 +102,12 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
         None => info!("no uplink: networks end at this host"),
     }
     let mut recorder = Recorder::start(switch.taps())?;
-    if config.packet_trace {
-        recorder.record_all();
+    if config.packet_trace
+        && let Err(failure) = recorder.record_all()
+    {
+        let text = format!("the uplink's packets are not recorded: {}", failure.description.unwrap_or_default());
+        error!("{text}");
+        events.note(Note::new(Kind::NotRecorded, text));
     }
     let started = format!("started: API on {}, sockets in {}", server.endpoints().join(", "), config.socket_dir.display());
     info!("{started}");

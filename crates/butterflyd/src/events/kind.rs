@@ -71,7 +71,7 @@ kinds! {
     NicWaits = "nic-waits", CHANGE;
     /// A nic that waited has its MAC address.
     NicTookOver = "nic-took-over", CHANGE;
-    /// The nic is to be recorded and is not, as its file cannot be written, and why.
+    /// The nic, or the uplink, is to be recorded and is not, as its file cannot be written, and why.
     NotRecorded = "not-recorded", USUAL;
     /// A virtual machine attached to the nic's socket.
     GuestAttached = "guest-attached", USUAL;

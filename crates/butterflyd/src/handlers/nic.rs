@@ -72,11 +72,15 @@ impl<D: Dataplane> Daemon<D> {
         let new = old.updated(update);
         convert::can_ping(&new)?;
         convert::can_forward(&new)?;
+        // Only whoever asks for a file is refused where there is none.
+        let about_file =
+            request.packet_trace.is_some() || request.packet_trace_path.is_some() || request.packet_trace_options.is_some();
+        let prepare = if about_file { Recorder::prepare } else { Recorder::prepare_or_go_without };
         if new != *old {
-            self.change_in_place(new, Recorder::prepare)?;
+            self.change_in_place(new, prepare)?;
         } else if self.recorder.without(request.id()).is_some() {
             // Whoever asks again wants it to work now.
-            let recording = self.recorder.prepare(&new)?;
+            let recording = prepare(&self.recorder, &new)?;
             self.recorder.commit(request.id(), recording);
         }
         Ok(Response::new())
@@ -261,6 +265,7 @@ impl<D: Dataplane> Daemon<D> {
         self.nics.check(&new).map_err(|conflict| Failure::new(conflict.to_string()))?;
         let recording = prepare(&self.recorder, &new)?;
         let waited = self.waiting_beside(&new);
+        let told = self.recorder.without(id);
         let old = self.nics.get(id);
         if !old.is_some_and(|old| policy(old) == policy(&new)) {
             self.dataplane.update_vnic(id, policy(&new)).map_err(refusal)?;
@@ -269,7 +274,9 @@ impl<D: Dataplane> Daemon<D> {
         info!(EVENT = EventKind::NicUpdated.name(), NIC = id, VNI = new.vni.number(), "nic {id} changed in place");
         let what = old.map_or_else(String::new, |old| difference(old, &new));
         self.note_nic(EventKind::NicUpdated, &new, format!("changed in place: {what}"));
-        self.tell_of_recording(&new);
+        if self.recorder.without(id) != told {
+            self.tell_of_recording(&new);
+        }
         self.nics.insert(new.clone());
         self.tell_of_turns(&new, &waited);
         Ok(())

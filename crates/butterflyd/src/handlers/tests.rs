@@ -362,6 +362,10 @@ fn a_vnic_is_made_without_a_file_that_cannot_be_written() {
             assert!(told.starts_with("packet_trace { on: false") && told.contains(why), "{path}: {told}");
             let events = host.succeeds("event_list { nic_id: \"n\" }");
             assert_eq!(events.matches("not-recorded").count(), 1, "{events}");
+            // Who asks for something else gets it.
+            assert_eq!(host.succeeds("nic_update { id: \"n\" ip: \"10.0.0.77\" }"), "");
+            assert!(recorded(&mut host).contains(why));
+            assert_eq!(host.succeeds("event_list { nic_id: \"n\" }").matches("not-recorded").count(), 1);
             // The same again is a request for it, and so is another path.
             let (refused, _) = host.fails(&format!("nic_update {{ id: \"n\" {change} }}"));
             assert!(refused.contains(why), "{refused}");

@@ -31,7 +31,6 @@ use std::{
     time::Duration,
 };
 use thread::{Chosen, Consumer, Order};
-use tracing::warn;
 
 /// Traces and captures of clients at once.
 const LIVE: usize = 8;
@@ -131,14 +130,14 @@ impl Recorder {
         }
     }
 
-    /// Records the uplink, and vnics unless they say otherwise: the server's `-t`.
-    pub fn record_all(&mut self) {
+    /// Records the uplink, and vnics unless they say otherwise: the server's `-t`. Fails if the uplink's packets have no file; vnics are
+    /// recorded all the same.
+    pub fn record_all(&mut self) -> Result<(), Failure> {
         self.by_default = true;
         let path = PathBuf::from(format!("/tmp/butterfly-{}-main.pcap", std::process::id()));
-        match self.open(UPLINK, "uplink", path, TraceOptions::default()) {
-            Ok(new) => self.commit(UPLINK, Prepared::New(Box::new(new), None)),
-            Err(failure) => warn!("the uplink's packets are not recorded: {}", failure.description.unwrap_or_default()),
-        }
+        let new = self.open(UPLINK, "uplink", path, TraceOptions::default())?;
+        self.commit(UPLINK, Prepared::New(Box::new(new), None));
+        Ok(())
     }
 
     /// Whether vnics are recorded unless they say otherwise.
@@ -154,11 +153,10 @@ impl Recorder {
     /// Opens what a vnic's declaration needs, or goes without: nobody is cut off because a file cannot be written. Refused is what cannot
     /// be meant, a filter. Nothing is recorded yet.
     pub fn prepare_or_go_without(&self, nic: &Nic) -> Result<Prepared, Failure> {
-        Filter::compile(&nic.trace_options.filter)?;
-        self.prepare(nic).or_else(|failure| {
+        Ok(self.attempt(nic)?.unwrap_or_else(|failure| {
             let why = failure.description.unwrap_or_default();
-            Ok(Prepared::Without(Self::path(nic), nic.trace_options.clone(), why))
-        })
+            Prepared::Without(Self::path(nic), nic.trace_options.clone(), why)
+        }))
     }
 
     fn path(nic: &Nic) -> PathBuf {
@@ -167,24 +165,29 @@ impl Recorder {
 
     /// Opens what a vnic's declaration needs. Nothing is recorded yet; on an error nothing has changed.
     pub fn prepare(&self, nic: &Nic) -> Result<Prepared, Failure> {
+        self.attempt(nic)?
+    }
+
+    /// Fails if what is declared cannot be meant; there is a failure within if only the file cannot be opened.
+    fn attempt(&self, nic: &Nic) -> Result<Result<Prepared, Failure>, Failure> {
         let id = nic.id.as_str();
         if !nic.packet_trace {
-            return Ok(Prepared::Off);
+            return Ok(Ok(Prepared::Off));
         }
         let path = Self::path(nic);
         let options = nic.trace_options.clone();
         let old = self.tapes.get(id).filter(|tape| tape.path == path && tape.file.is_some());
         if old.is_some_and(|tape| tape.on.is_some() && tape.options == options) {
-            return Ok(Prepared::Nothing);
+            return Ok(Ok(Prepared::Nothing));
         }
         let filter = Filter::compile(&options.filter)?;
-        match old {
+        Ok(match old {
             // Only the filter may change in the middle of a file.
             Some(tape) if TraceOptions { filter: options.filter.clone(), ..tape.options.clone() } == options => {
                 Ok(Prepared::Same(options, filter))
             }
-            _ => Ok(Prepared::New(Box::new(self.open(id, id, path, options)?), filter)),
-        }
+            _ => self.open(id, id, path, options).map(|new| Prepared::New(Box::new(new), filter)),
+        })
     }
 
     fn open(&self, id: &str, interface: &str, path: PathBuf, options: TraceOptions) -> Result<NewTape, Failure> {
