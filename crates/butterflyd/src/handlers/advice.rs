@@ -9,7 +9,7 @@ use butterfly_packet::{
     ipv6::Ipv6,
     protocol::{ICMP, ICMPV6, SCTP, TCP, UDP},
 };
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{collections::BTreeMap, net::IpAddr};
 
 /// What a rule says about a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,22 +60,47 @@ fn block(address: IpAddr) -> String {
     format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 })
 }
 
-impl<D: Dataplane> Daemon<D> {
-    /// A remedy with the words of a packet that was dropped at the expense of the vnic `charged`.
-    pub(super) fn advice(&self, remedy: &str, frame: &[u8], charged: &str) -> String {
-        for_packet(remedy, frame, self.only_group(charged), &self.allowed_members(charged))
+/// Groups whose members INBOUND rules let in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Members<'a> {
+    #[default]
+    Nobody,
+    Of(&'a str),
+    OfSeveral,
+}
+
+impl<'a> Members<'a> {
+    fn of(group: &'a SecurityGroup) -> Members<'a> {
+        let mut all = Members::Nobody;
+        for rule in group.rules().filter(|rule| rule.direction() == Direction::Inbound) {
+            if let Peer::SecurityGroup(name) = rule.peer() {
+                all = all.and(Members::Of(name.as_str()));
+            }
+            if all == Members::OfSeveral {
+                break;
+            }
+        }
+        all
     }
 
-    /// Groups whose members the INBOUND rules of a vnic's groups let in.
-    fn allowed_members(&self, id: &str) -> BTreeSet<&str> {
-        let names = self.nics.get(id).map(|nic| nic.security_groups.names()).unwrap_or_default();
-        let rules = names.iter().filter_map(|name| self.groups.get(name)).flat_map(SecurityGroup::rules);
-        let inbound = rules.filter(|rule| rule.direction() == Direction::Inbound);
-        let members = inbound.filter_map(|rule| match rule.peer() {
-            Peer::SecurityGroup(name) => Some(name.as_str()),
-            Peer::Cidr(_) => None,
-        });
-        members.collect()
+    fn and(self, other: Members<'a>) -> Members<'a> {
+        match (self, other) {
+            (Members::Nobody, one) | (one, Members::Nobody) => one,
+            (one, same) if one == same => one,
+            _ => Members::OfSeveral,
+        }
+    }
+}
+
+/// Gives advice about one packet or many: no group's rules are read twice.
+pub(super) struct Adviser<'a, D: Dataplane> {
+    daemon: &'a Daemon<D>,
+    members: BTreeMap<&'a str, Members<'a>>,
+}
+
+impl<D: Dataplane> Daemon<D> {
+    pub(super) fn adviser(&self) -> Adviser<'_, D> {
+        Adviser { daemon: self, members: BTreeMap::new() }
     }
 
     /// The group that a rule for a vnic goes into, if it has one alone.
@@ -87,15 +112,40 @@ impl<D: Dataplane> Daemon<D> {
     }
 }
 
+impl<'a, D: Dataplane> Adviser<'a, D> {
+    /// A remedy with the words of a packet that was dropped at the expense of the vnic `charged`.
+    pub(super) fn advice(&mut self, remedy: &str, frame: &[u8], charged: &str) -> String {
+        let members = if remedy.contains(JOIN) { self.allowed_members(charged) } else { Members::Nobody };
+        for_packet(remedy, frame, self.daemon.only_group(charged), members)
+    }
+
+    /// Those of all groups of a vnic.
+    fn allowed_members(&mut self, id: &str) -> Members<'a> {
+        let daemon = self.daemon;
+        let names = daemon.nics.get(id).map(|nic| nic.security_groups.names()).unwrap_or_default();
+        let mut all = Members::Nobody;
+        for name in names {
+            let name = name.as_str();
+            let of = || daemon.groups.get(name).map(Members::of).unwrap_or_default();
+            all = all.and(*self.members.entry(name).or_insert_with(of));
+        }
+        all
+    }
+}
+
 /// What no sender is helped by where no rule is about members.
 const JOIN: &str = ", or `butterfly sg member add GROUP SOURCE`";
 
 /// Puts what is known of a dropped packet into the commands of a remedy, which are between backticks: protocol, port, addresses, the
 /// name of a group of the vnic that dropped it, and of the only one of `members`. What is not known stays as it is.
-fn for_packet(remedy: &str, frame: &[u8], group: Option<&str>, members: &BTreeSet<&str>) -> String {
+fn for_packet(remedy: &str, frame: &[u8], group: Option<&str>, members: Members<'_>) -> String {
     let Some(flow) = Flow::of(frame) else { return remedy.to_owned() };
-    let remedy = if members.is_empty() { remedy.replace(JOIN, "") } else { remedy.to_owned() };
-    let names = Names { group, members: members.first().copied().filter(|_| members.len() == 1) };
+    let (remedy, members) = match members {
+        Members::Nobody => (remedy.replace(JOIN, ""), None),
+        Members::Of(name) => (remedy.to_owned(), Some(name)),
+        Members::OfSeveral => (remedy.to_owned(), None),
+    };
+    let names = Names { group, members };
     let parts = remedy.split('`').enumerate();
     let filled = parts.map(|(at, part)| if at % 2 == 1 { command(part, &flow, &names) } else { part.to_owned() });
     filled.collect::<Vec<_>>().join("`")
@@ -141,7 +191,8 @@ mod tests {
         let v6 = link().ipv6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1], [0x2001, 0xdb8, 0, 0, 0, 0, 0, 2]);
         let tcp = v4.tcp(&build::Tcp::new(1, 443, 2), &[]);
         let for_packet = |remedy, frame: &[u8], group, members: &[&'static str]| {
-            super::for_packet(remedy, frame, group, &members.iter().copied().collect())
+            let members = members.iter().map(|name| Members::Of(name)).fold(Members::Nobody, Members::and);
+            super::for_packet(remedy, frame, group, members)
         };
         let rule = "add it: `butterfly sg rule add web --ip-proto tcp --port 443 --cidr 10.0.0.1/32`";
         for (members, or) in [

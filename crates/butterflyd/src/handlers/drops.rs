@@ -1,6 +1,6 @@
 //! Requests about what was dropped.
 
-use super::Daemon;
+use super::{Daemon, advice::Adviser};
 use crate::dataplane::Dataplane;
 use butterfly_api::{
     Answer, Failure,
@@ -42,41 +42,42 @@ impl<D: Dataplane> Daemon<D> {
             harmless: info.harmless.then_some(true),
             ..Default::default()
         });
+        let mut adviser = self.adviser();
         DropListRes {
             time_ms: Some(milliseconds(at)),
             window_ms: Some(milliseconds(window)),
             total: Some(total),
             reason: reason.collect(),
-            place: places.into_iter().map(|drops| self.place(drops)).collect(),
+            place: places.into_iter().map(|drops| place(drops, &mut adviser)).collect(),
             left_out: (left_out > 0).then_some(left_out),
             ..Default::default()
         }
     }
+}
 
-    fn place(&self, drops: PlaceDrops) -> Place {
-        let (kind, nic_id, vni) = match drops.place {
-            DropPlace::Vnic { id, vni } => (Kind::NIC, Some(id), Some(vni)),
-            DropPlace::Network(vni) => (Kind::NETWORK, None, Some(vni)),
-            DropPlace::Uplink => (Kind::UPLINK, None, None),
-            DropPlace::Gone => (Kind::GONE, None, None),
-        };
-        let drop = drops.rows.into_iter().map(|row| self.drop(row, nic_id.as_deref().unwrap_or_default())).collect();
-        Place { kind: Some(kind.into()), nic_id, vni, drop, ..Default::default() }
-    }
+fn place<D: Dataplane>(drops: PlaceDrops, adviser: &mut Adviser<'_, D>) -> Place {
+    let (kind, nic_id, vni) = match drops.place {
+        DropPlace::Vnic { id, vni } => (Kind::NIC, Some(id), Some(vni)),
+        DropPlace::Network(vni) => (Kind::NETWORK, None, Some(vni)),
+        DropPlace::Uplink => (Kind::UPLINK, None, None),
+        DropPlace::Gone => (Kind::GONE, None, None),
+    };
+    let drop = drops.rows.into_iter().map(|row| entry(row, nic_id.as_deref().unwrap_or_default(), adviser)).collect();
+    Place { kind: Some(kind.into()), nic_id, vni, drop, ..Default::default() }
+}
 
-    /// `charged`: the vnic, if it is one.
-    fn drop(&self, row: DropRow, charged: &str) -> Drop {
-        let remedy = self.advice(row.info.remedy, &row.head, charged);
-        let (last, packet) = row.last.map(|last| (milliseconds(last.age), last.summary)).unzip();
-        Drop {
-            reason: Some(row.info.name.to_owned()),
-            count: Some(row.count),
-            recent: row.recent,
-            last_ms: last,
-            last_packet: packet.flatten(),
-            remedy: Some(remedy).filter(|remedy| remedy != row.info.remedy),
-            ..Default::default()
-        }
+/// `charged`: the vnic, if it is one.
+fn entry<D: Dataplane>(row: DropRow, charged: &str, adviser: &mut Adviser<'_, D>) -> Drop {
+    let remedy = adviser.advice(row.info.remedy, &row.head, charged);
+    let (last, packet) = row.last.map(|last| (milliseconds(last.age), last.summary)).unzip();
+    Drop {
+        reason: Some(row.info.name.to_owned()),
+        count: Some(row.count),
+        recent: row.recent,
+        last_ms: last,
+        last_packet: packet.flatten(),
+        remedy: Some(remedy).filter(|remedy| remedy != row.info.remedy),
+        ..Default::default()
     }
 }
 

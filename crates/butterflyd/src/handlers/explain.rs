@@ -109,7 +109,7 @@ impl<D: Dataplane> Daemon<D> {
 
     fn walk(&self, walk: Walk) -> ExplainWalk {
         let frame = walk.frame;
-        let drop = |refused: Refused| drop(&refused, self.advice(refused.reason.remedy, &frame, &refused.charged));
+        let drop = |refused: Refused| drop(&refused, self.adviser().advice(refused.reason.remedy, &frame, &refused.charged));
         let [egress, ingress] = walk.admitted.map(|by| by.map(admission).into());
         let mut message = ExplainWalk {
             packet: Some(walk.packet),
