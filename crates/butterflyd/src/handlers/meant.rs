@@ -8,8 +8,9 @@ use strsim::damerau_levenshtein;
 
 /// Letters of a name that may be wrong for each one that is right: of three letters one.
 const RIGHT: usize = 3;
-/// Longer names are compared with none: it takes time.
+/// Longer names are compared with none, and no more names than these: it takes time.
 const LONGEST: usize = 64;
+const MOST: usize = 1000;
 
 impl<D: Dataplane> Daemon<D> {
     /// The vnic `id`; else a failure that names the closest one.
@@ -28,13 +29,11 @@ pub(super) fn suggest<'a>(failure: Failure, word: &str, names: impl Iterator<Ite
 
 fn closest<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let lower = word.to_lowercase();
-    let near = |name: &&str| {
-        let most = name.len() / RIGHT;
-        name.len() <= LONGEST
-            && name.len().abs_diff(word.len()) <= most
-            && damerau_levenshtein(&name.to_lowercase(), &lower) <= most
-    };
-    names.filter(near).min_by_key(|name| damerau_levenshtein(name, word))
+    let most = |name: &str| name.len() / RIGHT;
+    let alike = names.filter(|name| name.len() <= LONGEST && name.len().abs_diff(word.len()) <= most(name));
+    let compared = alike.take(MOST).map(|name| (name, damerau_levenshtein(&name.to_lowercase(), &lower)));
+    let near = compared.filter(|(name, wrong)| *wrong <= most(name));
+    near.min_by_key(|(_, wrong)| *wrong).map(|(name, _)| name)
 }
 
 #[cfg(test)]
@@ -58,5 +57,18 @@ mod tests {
         ] {
             assert_eq!(closest(word, names.into_iter()), meant, "{word}");
         }
+    }
+
+    /// Nobody else is served meanwhile.
+    #[test]
+    fn so_many_names_are_compared_and_no_more() {
+        let names =
+            |others: usize| (0..others).map(|n| format!("other-{n:05}")).chain(["machine-07".to_owned()]).collect::<Vec<_>>();
+        let found = |names: &[String]| closest("machine-70", names.iter().map(String::as_str)).map(str::to_owned);
+        assert_eq!(found(&names(MOST - 1)).as_deref(), Some("machine-07"));
+        assert_eq!(found(&names(MOST)), None);
+        // Those whose length tells enough do not count.
+        let short: Vec<String> = (0..5 * MOST).map(|n| n.to_string()).chain(names(0)).collect();
+        assert_eq!(found(&short).as_deref(), Some("machine-07"));
     }
 }
