@@ -203,4 +203,34 @@ mod tests {
         const { assert!(LIGHT / 2 * UNKNOWN <= 2 << 20) };
         assert!(shapes.0.len() > 50, "{}", shapes.0.len());
     }
+
+    /// A number of a fixed size is weighed as one that is not known.
+    #[test]
+    fn no_message_has_numbers_of_a_fixed_size() {
+        use protobuf::descriptor::field_descriptor_proto::Type;
+        let mut found = vec![Message::descriptor()];
+        let mut at = 0;
+        while let Some(descriptor) = found.get(at).cloned() {
+            at += 1;
+            for field in descriptor.fields() {
+                let kind = field.proto().type_();
+                let fixed = [
+                    Type::TYPE_FIXED32,
+                    Type::TYPE_FIXED64,
+                    Type::TYPE_SFIXED32,
+                    Type::TYPE_SFIXED64,
+                    Type::TYPE_FLOAT,
+                    Type::TYPE_DOUBLE,
+                ];
+                assert!(!fixed.contains(&kind), "{} {}", descriptor.full_name(), field.name());
+                if let RuntimeFieldType::Singular(RuntimeType::Message(inner))
+                | RuntimeFieldType::Repeated(RuntimeType::Message(inner)) = field.runtime_field_type()
+                    && !found.contains(&inner)
+                {
+                    found.push(inner);
+                }
+            }
+        }
+        assert!(at > 50, "{at}");
+    }
 }
