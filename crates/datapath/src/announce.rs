@@ -43,6 +43,11 @@ impl Announcing {
         self.0.store(TICKS, Relaxed);
     }
 
+    /// The round of the last tick was not taken: the next tick has it.
+    pub fn again(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+
     /// Lets a tick pass. Returns whether there is a round in it, which waits if there is no room.
     fn tick(&self, room: bool) -> bool {
         let left = self.0.load(Relaxed);
@@ -127,6 +132,12 @@ mod tests {
         assert!(!announcing.tick(true), "nothing is to be said");
         announcing.begin();
         assert!((0..5).all(|_| !announcing.tick(false)), "the first round waits");
+        let rounds: Vec<usize> = (0..100).filter(|_| announcing.tick(true)).collect();
+        assert_eq!(rounds, [0, 2, 7, 15]);
+        // A round that was not taken is due again, and so are those behind it.
+        announcing.begin();
+        assert!(announcing.tick(true));
+        announcing.again();
         let rounds: Vec<usize> = (0..100).filter(|_| announcing.tick(true)).collect();
         assert_eq!(rounds, [0, 2, 7, 15]);
         // Whoever asks again and again is announced no more often than each tick.

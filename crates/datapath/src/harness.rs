@@ -439,6 +439,22 @@ impl Host {
         Ok(())
     }
 
+    /// Has these announced. The worker is busy for some ticks of housekeeping, then nothing else is to do.
+    pub fn announce_while_busy(&mut self, ids: &[String], ticks: usize) -> Result<(), Error> {
+        for id in ids {
+            self.vnics.get(id.as_str()).ok_or("no such vnic")?.vnic.shared.announcing.begin();
+        }
+        for _ in 0..ticks {
+            self.plane.announce();
+        }
+        for _ in 0..100 {
+            self.settle();
+            self.plane.announce();
+        }
+        self.settle();
+        Ok(())
+    }
+
     /// Has a vnic announced, as after a live migration, and lets the rounds of that pass.
     pub fn announce(&mut self, id: &str) -> Result<(), Error> {
         self.vnics.get(id).ok_or("no such vnic")?.vnic.shared.announcing.begin();

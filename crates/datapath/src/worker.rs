@@ -415,7 +415,11 @@ impl Worker {
                 Order::Stopped(place) => self.timed.retain(|other| *other != place),
                 Order::Discard(place) => self.discard(place),
                 Order::Announce { place, frames } => {
-                    self.later.announce(place, frames);
+                    if !self.later.announce(place, frames)
+                        && let Some(vnic) = self.snapshot.vnic(place)
+                    {
+                        vnic.shared.announcing.again();
+                    }
                     self.add(LATER);
                 }
             }

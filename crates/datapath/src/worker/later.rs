@@ -31,7 +31,7 @@ const FLOODS: usize = 64;
 const PER_NETWORK: usize = 8;
 /// Longest of them: what jumbo frames of 9,000 bytes are, behind Ethernet and two VLAN tags.
 const LONGEST: usize = 9022;
-/// Vnics that wait to be announced. Others are announced in the next round.
+/// Vnics that wait to be announced. Others have their turn in a later tick of housekeeping.
 const ANNOUNCED: usize = 256;
 
 /// A frame from another host.
@@ -152,11 +152,13 @@ impl Later {
         self.floods.remove(at).map(|flood| (at, flood))
     }
 
-    /// A vnic is to be announced.
-    pub fn announce(&mut self, place: PortRef, frames: Arc<Vec<Vec<u8>>>) {
-        if self.announcements.len() < ANNOUNCED {
+    /// Takes a vnic that is to be announced. Returns whether there was room.
+    pub fn announce(&mut self, place: PortRef, frames: Arc<Vec<Vec<u8>>>) -> bool {
+        let room = self.announcements.len() < ANNOUNCED;
+        if room {
             self.announcements.push_back(Announcement { place, frames, at: 0, done: 0, judged: None });
         }
+        room
     }
 }
 
