@@ -172,7 +172,8 @@ pub struct Extension<'a> {
     pub bytes: &'a [u8],
 }
 
-/// Walks extension headers. Each has at least 8 bytes, so the walk is bounded by the packet.
+/// Walks extension headers. Each has at least 8 bytes, so the walk is bounded by the packet. The mobility header, HIP and Shim6 end it: what
+/// they are sent with is their own (RFC 6275, 6.1.1; RFC 7401, 5.1; RFC 5533, 5.1), and no host looks behind them for another protocol.
 #[derive(Clone, Copy, Debug)]
 pub struct Extensions<'a> {
     next: u8,
@@ -190,12 +191,7 @@ impl<'a> Extensions<'a> {
         let kind = self.next;
         let (unit, base) = match kind {
             protocol::HOP_BY_HOP if !self.first => return Err(Error::Malformed),
-            protocol::HOP_BY_HOP
-            | protocol::ROUTING
-            | protocol::DESTINATION_OPTIONS
-            | protocol::MOBILITY
-            | protocol::HIP
-            | protocol::SHIM6 => (8, 8),
+            protocol::HOP_BY_HOP | protocol::ROUTING | protocol::DESTINATION_OPTIONS => (8, 8),
             protocol::FRAGMENT => (0, FRAGMENT_LEN),
             protocol::AUTHENTICATION => (4, 8), // RFC 4302, 2.2: in 4-byte units, minus 2
             _ => return Ok(None),

@@ -73,12 +73,6 @@ pub mod protocol {
     pub const DESTINATION_OPTIONS: u8 = 60;
     /// SCTP.
     pub const SCTP: u8 = 132;
-    /// IPv6 mobility header.
-    pub const MOBILITY: u8 = 135;
-    /// Host identity protocol.
-    pub const HIP: u8 = 139;
-    /// Shim6.
-    pub const SHIM6: u8 = 140;
 }
 
 /// The big-endian 16-bit number at `at`, if it is there.

@@ -97,7 +97,7 @@ proptest! {
     #[test]
     fn ipv6(from: [u8; 16], to: [u8; 16], ttl: u8, tos: u8, fragment in proptest::option::of((any::<u32>(), any::<bool>())),
             bodies in vec(vec(any::<u8>(), 0..30), 0..4), payload in vec(any::<u8>(), 0..100), padding in 0usize..20) {
-        let kinds = [protocol::HOP_BY_HOP, protocol::DESTINATION_OPTIONS, protocol::ROUTING, protocol::MOBILITY];
+        let kinds = [protocol::HOP_BY_HOP, protocol::DESTINATION_OPTIONS, protocol::ROUTING, protocol::DESTINATION_OPTIONS];
         let mut ip = build::ethernet(Mac::ZERO, Mac::ZERO).ipv6(from, to).ttl(ttl).tos(tos);
         for (kind, body) in kinds.into_iter().zip(&bodies) {
             ip = ip.extension(kind, body);

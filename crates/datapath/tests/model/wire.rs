@@ -183,7 +183,7 @@ fn v6(frame: &[u8], at: usize) -> Result<Packet, Reasons> {
     loop {
         let len = match next {
             0 if here > 40 => return Err(if at + here >= HEADERS { &["malformed-ip", "headers-too-long"] } else { MALFORMED }),
-            0 | 43 | 60 | 135 | 139 | 140 => 8 * (1 + usize::from(*ip.get(here + 1).ok_or(cut_short(at + here, 2))?)),
+            0 | 43 | 60 => 8 * (1 + usize::from(*ip.get(here + 1).ok_or(cut_short(at + here, 2))?)),
             51 => 4 * (2 + usize::from(*ip.get(here + 1).ok_or(cut_short(at + here, 2))?)),
             44 => 8,
             _ => break,
