@@ -10,14 +10,21 @@ mod holders;
 use std::sync::atomic::Ordering::Relaxed;
 
 use butterfly_packet::{
+    Mac,
     icmp::v6,
     protocol::{TCP, UDP},
 };
 
+use bindings::Voice;
+
 use crate::{
     batch::{Batch, Context, Verdict},
     filter::{SPOOFED_IP, read_packet},
-    flow::{Address, Discovery, L4, mapped},
+    flow::{
+        Address, Discovery, L4, Packet,
+        discovery::{link_local, solicited_node},
+        mapped,
+    },
     inside::Inside,
     reason::{DropReason, drop_reasons},
     snapshot::Vnic,
@@ -60,7 +67,7 @@ pub(crate) fn claimed(batch: &mut Batch<'_>, index: usize, context: &Context<'_>
     let claimed = match meta.inside {
         Inside::Arp(at) => match said_by_arp(batch.frames.head(index), usize::from(at), len) {
             Said::Nothing => None,
-            Said::Has(address) => Some(address).filter(|address| is_claimed(context.sender, *address, context)),
+            Said::Has(address) => Some(address).filter(|address| is_claimed(context.sender, *address, Voice::Speaking, context)),
             Said::Unseen => Some(0),
         },
         Inside::Ip { at, vlan } if may_be_discovery(batch.frames.head(index), usize::from(at)) => {
@@ -79,7 +86,7 @@ pub(crate) fn claimed(batch: &mut Batch<'_>, index: usize, context: &Context<'_>
 fn is_its_own(source: u64, address: Address, context: &Context<'_>) -> bool {
     let owner = context.network.macs.get(source).and_then(|slot| context.snapshot.vnics.get(slot));
     let Some(owner) = owner.filter(|owner| !owner.rules.bypass) else { return false };
-    if !owner.rules.owns(address) && !owner.has_link_local(address) {
+    if !owner.rules.owns(address) && !has_link_local(owner, address, context) {
         return false;
     }
     if context.sender.trunk && owner.shared.port.try_tx().is_some_and(|ring| ring.is_none()) {
@@ -88,8 +95,12 @@ fn is_its_own(source: u64, address: Address, context: &Context<'_>) -> bool {
     true
 }
 
-/// Notes link-local addresses that a machine is the first to have, when it probes for one or speaks from or for one. A probe alone counts of
-/// those who bypass filters and of other hosts: it keeps filtered vnics from taking what they are about to have.
+/// Whether a link-local address is a filtered vnic's: that of its MAC address, or one that its machine made up and nobody declared.
+pub(crate) fn has_link_local(vnic: &Vnic, address: Address, context: &Context<'_>) -> bool {
+    address == link_local(vnic.mac) || vnic.shared.bound.has(address) && context.network.holders.get(address).is_none()
+}
+
+/// Notes link-local addresses that a machine is the first to have, when it probes for one or speaks from or for one.
 fn bind(batch: &mut Batch<'_>, index: usize, context: &Context<'_>) {
     let Some(meta) = batch.metas().get(index).copied().filter(|meta| meta.verdict == Verdict::Undecided) else { return };
     let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len);
@@ -97,20 +108,38 @@ fn bind(batch: &mut Batch<'_>, index: usize, context: &Context<'_>) {
     if !may_be_discovery(batch.frames.head(index), usize::from(at)) {
         return;
     }
-    let Ok(L4::Discovery(found)) = read_packet(batch, index, at, vlan, len).map(|packet| packet.l4) else { return };
+    let Ok(Packet { l4: L4::Discovery(found), tuple, .. }) = read_packet(batch, index, at, vlan, len) else { return };
     let sender = context.sender;
-    let probe = found.kind == v6::NEIGHBOUR_SOLICITATION && found.source == 0;
-    let speaks = matches!(found.kind, v6::ROUTER_SOLICITATION | v6::NEIGHBOUR_SOLICITATION | v6::NEIGHBOUR_ADVERTISEMENT);
-    let honest = !sender.rules.bypass && found.link_source.is_none_or(|mac| mac == sender.mac);
-    if !found.valid || !(probe || speaks && honest) {
-        return;
-    }
-    let of_target = probe || found.kind == v6::NEIGHBOUR_ADVERTISEMENT;
-    for address in [Some(found.source), of_target.then_some(found.target)].into_iter().flatten() {
-        if context.network.holders.get(address).is_none() {
-            context.bindings.bind(address, sender, context.snapshot);
+    let Some(voice) = voice(&found).filter(|_| found.valid) else { return };
+    if !sender.rules.bypass {
+        let honest = found.link_source.is_none_or(|mac| mac == sender.mac);
+        let heard = voice != Voice::Probing || asks_its_owner(&found, tuple.destination, batch.frames.head(index));
+        if voice == Voice::Router || !honest || !heard {
+            return;
         }
     }
+    let of_target = voice == Voice::Probing || found.kind == v6::NEIGHBOUR_ADVERTISEMENT;
+    for address in [Some(found.source), of_target.then_some(found.target)].into_iter().flatten() {
+        if context.network.holders.get(address).is_none() {
+            context.bindings.bind(address, sender, meta.source, voice, context.now, context.snapshot);
+        }
+    }
+}
+
+/// As who its sender says that an address is its own.
+fn voice(found: &Discovery) -> Option<Voice> {
+    match found.kind {
+        v6::NEIGHBOUR_SOLICITATION if found.source == 0 => Some(Voice::Probing),
+        v6::ROUTER_SOLICITATION | v6::NEIGHBOUR_SOLICITATION | v6::NEIGHBOUR_ADVERTISEMENT => Some(Voice::Speaking),
+        v6::ROUTER_ADVERTISEMENT => Some(Voice::Router),
+        _ => None,
+    }
+}
+
+/// Whether a probe is sent so that whoever has the address hears it: to the address's own group, and that one's MAC address or all.
+fn asks_its_owner(probe: &Discovery, destination: Address, head: &[u8]) -> bool {
+    let group = Mac::of_group_v6(destination.into());
+    destination == solicited_node(probe.target) && [&group.0[..], &Mac::BROADCAST.0].contains(&head.get(..6).unwrap_or_default())
 }
 
 /// What an ARP packet says of its sender.
@@ -166,25 +195,31 @@ fn claimed_by(found: &Discovery, context: &Context<'_>) -> Option<Address> {
         _ => false,
     };
     let said = [Some(found.source), of_target.then_some(found.target)];
-    said.into_iter().flatten().find(|address| is_claimed(context.sender, *address, context))
+    let voice = voice(found).filter(|_| found.valid).unwrap_or(Voice::Speaking);
+    said.into_iter().flatten().find(|address| is_claimed(context.sender, *address, voice, context))
 }
 
-/// Whether an address is a filtered vnic's, and not also this one's.
-fn is_claimed(vnic: &Vnic, address: Address, context: &Context<'_>) -> bool {
-    let declared = context.network.holders.get(address).is_some_and(|holding| holding.excludes(vnic, context.snapshot));
-    declared
-        || context.bindings.holder(address, vnic.vni, context.snapshot).is_some_and(|holder| {
-            let may_be_elsewhere = holder.rules.shared_ip || !context.snapshot.keeps_addresses(holder);
-            !holder.rules.bypass && holder.place != vnic.place && !(vnic.trunk && may_be_elsewhere)
-        })
+/// Whether an address is a filtered vnic's, and not also this one's. What nobody declared is whose machine made it up.
+fn is_claimed(vnic: &Vnic, address: Address, voice: Voice, context: &Context<'_>) -> bool {
+    if let Some(holding) = context.network.holders.get(address) {
+        return holding.excludes(vnic, context.snapshot);
+    }
+    context.bindings.holder(address, vnic.vni, context.snapshot).is_some_and(|holder| {
+        let may_be_elsewhere = holder.vnic.rules.shared_ip || !context.snapshot.keeps_addresses(holder.vnic);
+        !holder.vnic.rules.bypass
+            && holder.vnic.place != vnic.place
+            && !(vnic.trunk && may_be_elsewhere)
+            && !holder.gives_way(vnic, voice, context.now)
+    })
 }
 
 /// Ids of the vnics that have an address.
 pub(crate) fn owners(address: Address, context: &Context<'_>) -> Vec<String> {
-    let slots = context.network.holders.get(address).into_iter().flat_map(|holding| holding.slots.iter());
+    let holding = context.network.holders.get(address);
+    let slots = holding.into_iter().flat_map(|holding| holding.slots.iter());
     let declared = slots.filter_map(|slot| context.snapshot.vnics.get(*slot)).map(|vnic| &**vnic);
-    let bound = context.bindings.holder(address, context.sender.vni, context.snapshot);
-    declared.chain(bound).map(|vnic| vnic.id.to_string()).collect()
+    let bound = context.bindings.holder(address, context.sender.vni, context.snapshot).filter(|_| holding.is_none());
+    declared.chain(bound.map(|holder| holder.vnic)).map(|vnic| vnic.id.to_string()).collect()
 }
 
 /// Whether a vnic, or the trunk, may send packets from an address.
@@ -192,7 +227,7 @@ pub(crate) fn may_speak_as(vnic: &Vnic, address: Address, context: &Context<'_>)
     match vnic.rules.bypass {
         false if vnic.rules.owns(address) => Ok(()),
         false => Err(SPOOFED_IP),
-        true if vnic.rules.forwards || !is_claimed(vnic, address, context) => Ok(()),
+        true if vnic.rules.forwards || !is_claimed(vnic, address, Voice::Speaking, context) => Ok(()),
         true => Err(IP_CLAIMED),
     }
 }

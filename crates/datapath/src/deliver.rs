@@ -15,7 +15,7 @@ use butterfly_vhost::{
 use crate::{
     batch::{Batch, Context, Meta, Verdict},
     counters::Counter,
-    filter::{Room, admits_flooded},
+    filter::{Room, admits_flooded, note_flooded},
     forward::nobody,
     mirror::{mirror, mirror_answer},
     reason::{DropReason, drop_reasons},
@@ -452,8 +452,9 @@ fn flood(batch: &mut Batch<'_>, context: &Context<'_>, room: &Room, calls: &mut 
         }
         if !bypass {
             for (index, _) in batch.metas().iter().enumerate().filter(|(_, meta)| flooded(meta)) {
-                if let Err((reason, charged)) = admits_flooded(room, index, receiver, context) {
-                    count_drop(context, charged, reason, &batch.frames, index);
+                match admits_flooded(room, index, receiver, context) {
+                    Ok(()) => note_flooded(room, index, receiver, context),
+                    Err((reason, charged)) => count_drop(context, charged, reason, &batch.frames, index),
                 }
             }
         }

@@ -27,7 +27,7 @@ use room::Notes;
 pub(crate) use room::{Judged, Room};
 pub(crate) use session_of::session_of;
 pub(crate) use share::{Share, full_shares, may_give_way, released, rests};
-pub(crate) use slow::{admits_flooded, read as read_packet, rule_port, rules_say};
+pub(crate) use slow::{admits_flooded, note_flooded, read as read_packet, rule_port, rules_say};
 
 drop_reasons! { 4;
     /// No rule of the sending vnic's security groups lets it out.

@@ -17,7 +17,7 @@ use crate::{
     claims::{Bound, Holders},
     counters::Counters,
     filter::DhcpState,
-    flow::{Address, discovery::link_local},
+    flow::Address,
     numbers::Numbers,
     observe::Presence,
     policy::VnicPolicy,
@@ -143,13 +143,6 @@ pub(crate) struct Vnic {
     pub since: u32,
     pub rules: Rules,
     pub shared: Arc<Shared>,
-}
-
-impl Vnic {
-    /// Whether a link-local address is the vnic's: that of its MAC address, or one that it was the first to have.
-    pub fn has_link_local(&self, address: Address) -> bool {
-        address == link_local(self.mac) || self.shared.bound.has(address)
-    }
 }
 
 /// The vnics of a VNI on this host.

@@ -354,7 +354,8 @@ fn an_address_is_claimed_in_its_network_only() {
 const MADE_UP: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 1, 2, 3, 4);
 
 fn probe(from: Mac, address: Ipv6Addr) -> Vec<u8> {
-    discovery(&build::ethernet(from, Mac([0x33, 0x33, 0xff, 0, 0, 1])), 135, Ipv6Addr::UNSPECIFIED, address, None)
+    let [.., x, y, z] = address.octets();
+    discovery(&build::ethernet(from, Mac([0x33, 0x33, 0xff, x, y, z])), 135, Ipv6Addr::UNSPECIFIED, address, None)
 }
 
 fn advertisement(from: Mac, address: Ipv6Addr) -> Vec<u8> {
@@ -380,12 +381,240 @@ fn nobody_is_denied_an_address_by_who_does_not_have_it() {
     assert_eq!(world.send("a", &advertisement(A, MADE_UP)), "a.bad-discovery=1");
 }
 
+/// What a machine says from an address: a solicitation of b, an advertisement of itself as a neighbour, and as a router.
+fn speaks(from: Mac, address: Ipv6Addr) -> [Vec<u8>; 3] {
+    let all = build::ethernet(from, Mac([0x33, 0x33, 0, 0, 0, 1]));
+    let router = [&[0; 8][..], &[1, 1], &from.0].concat();
+    let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+    [
+        discovery(&all, 135, address, V6_B, Some(from)),
+        advertisement(from, address),
+        all.ipv6(address, all_nodes).ttl(255).icmp(134, 0, 0x4000_1c20, &router),
+    ]
+}
+
+const GATEWAY: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+
+impl World {
+    /// Sends from c, or from another host: to everybody, if it passes.
+    fn unfiltered(&mut self, from: Mac, frame: &[u8]) -> &'static str {
+        let (told, all) = if from == C { (self.send("c", frame), "a b d wire") } else { (self.arrives(frame), "a b c d") };
+        match told.as_str() {
+            told if told == all => "passes",
+            "c.ip-claimed=1" | "vni-7.ip-claimed=1" => "claimed",
+            other => panic!("{other}"),
+        }
+    }
+}
+
+/// A machine that bypasses filters, or is on another host, has what it was heard to speak from, whenever it began.
+#[test]
+fn what_an_unfiltered_machine_speaks_from_is_its_own() {
+    for from in [C, FAR] {
+        for said in speaks(from, GATEWAY) {
+            let mut world = World::new();
+            assert_eq!(world.unfiltered(from, &said), "passes");
+            for (taker, mac) in [("a", A), ("b", B)] {
+                assert_eq!(world.send(taker, &probe(mac, GATEWAY)), format!("{taker}.bad-discovery=1"));
+                assert_eq!(world.send(taker, &advertisement(mac, GATEWAY)), format!("{taker}.bad-discovery=1"));
+            }
+            world.host.pass(3600);
+            assert_eq!(world.send("a", &probe(A, GATEWAY)), "a.bad-discovery=1");
+            speaks(from, GATEWAY).iter().for_each(|said| assert_eq!(world.unfiltered(from, said), "passes"));
+        }
+    }
+}
+
+/// Machines of other hosts push each other out of the places of a network, but no router.
+#[test]
+fn routers_are_remembered_before_others() {
+    let nth = |n: u16| Ipv6Addr::new(0xfe80, 0, 0, 0, 1, 2, 3, n);
+    let mut world = World::new();
+    // It was heard as a machine like any other first.
+    for said in [1, 2] {
+        assert_eq!(world.arrives(&speaks(FAR, GATEWAY)[said]), "a b c d");
+    }
+    for n in 0..28 {
+        assert_eq!(world.arrives(&advertisement(FAR, nth(n))), "a b c d");
+    }
+    (0..28).for_each(|n| assert_eq!(world.send("a", &probe(A, nth(n))), "a.bad-discovery=1", "{n}"));
+    assert_eq!(world.arrives(&probe(FAR, nth(28))), "a b c d");
+    assert_eq!(world.send("a", &probe(A, nth(0))), "b c d wire");
+    assert_eq!(world.send("a", &probe(A, nth(1))), "a.bad-discovery=1");
+    assert_eq!(world.send("a", &probe(A, GATEWAY)), "a.bad-discovery=1");
+}
+
+/// RFC 6620, 3.2: who takes an address has it for good when nobody defended it.
+#[test]
+fn an_address_that_is_taken_may_be_defended() {
+    for from in [C, FAR] {
+        let [_, neighbour, router] = speaks(from, GATEWAY);
+        let taken = |by_probe: bool, seconds| {
+            let mut world = World::new();
+            let said = if by_probe { probe(A, GATEWAY) } else { advertisement(A, GATEWAY) };
+            assert_eq!(world.send("a", &said), "b c d wire");
+            world.host.pass(seconds);
+            world
+        };
+        for (by_probe, seconds, said, outcome) in [
+            (true, 0, &neighbour, "passes"),
+            (true, 2, &neighbour, "passes"),
+            (true, 3, &neighbour, "claimed"),
+            (false, 599, &neighbour, "passes"),
+            (false, 600, &neighbour, "claimed"),
+            // What a router says of itself always counts.
+            (true, 3600, &router, "passes"),
+            (false, 3600, &router, "passes"),
+        ] {
+            let mut world = taken(by_probe, seconds);
+            assert_eq!(world.unfiltered(from, said), outcome, "{by_probe} {seconds}");
+            let now = if outcome == "passes" { "a.bad-discovery=1" } else { "b c d wire" };
+            assert_eq!(world.send("a", &probe(A, GATEWAY)), now, "{by_probe} {seconds}");
+            assert_eq!(world.send("a", &advertisement(A, GATEWAY)), now, "{by_probe} {seconds}");
+            assert_eq!(world.unfiltered(from, &neighbour), outcome);
+        }
+        // Who spoke first and probes then is heard by the owner: from then on.
+        let mut world = taken(false, 10);
+        assert_eq!(world.send("a", &probe(A, GATEWAY)), "b c d wire");
+        world.host.pass(3);
+        assert_eq!(world.unfiltered(from, &neighbour), "claimed");
+    }
+    // Its own frame that comes back takes nothing.
+    let mut world = World::new();
+    assert_eq!(world.send("a", &probe(A, GATEWAY)), "b c d wire");
+    world.arrives(&advertisement(A, GATEWAY));
+    assert_eq!(world.send("a", &advertisement(A, GATEWAY)), "b c d wire");
+}
+
+/// A probe that the owner does not hear takes nothing.
+#[test]
+fn a_probe_asks_who_has_the_address() {
+    let mut world = World::new();
+    let whole = probe(A, GATEWAY);
+    for (at, byte) in [(0, 0x35), (5, 2), (53, 2)] {
+        let mut elsewhere = whole.clone();
+        elsewhere[at] = byte;
+        let checksum = u16::from_be_bytes([elsewhere[56], elsewhere[57]]) - u16::from(at == 53);
+        elsewhere[56..58].copy_from_slice(&checksum.to_be_bytes());
+        assert_eq!(world.send("a", &elsewhere), "a.bad-discovery=1", "byte {at}");
+    }
+    let mut to_all = whole.clone();
+    to_all[..6].fill(0xff);
+    assert_eq!(world.send("a", &to_all), "b c d wire");
+    assert_eq!(world.send("b", &probe(B, GATEWAY)), "b.ip-claimed=1");
+}
+
+/// A machine that comes from another host by live migration keeps what it made up there.
+#[test]
+fn made_up_addresses_come_along() {
+    let mut world = World::new();
+    const NEW: Mac = Mac([2, 0, 0, 0, 0, 0x1e]);
+    assert_eq!(world.arrives(&advertisement(NEW, MADE_UP)), "a b c d");
+    world.add("e", NEW, &filtered(&["10.0.0.5"]));
+    assert_eq!(world.send("a", &advertisement(A, MADE_UP)), "a.bad-discovery=1");
+    assert_eq!(world.send("e", &advertisement(NEW, MADE_UP)), "a b c d wire");
+    assert_eq!(world.send("a", &probe(A, MADE_UP)), "a.ip-claimed=1");
+}
+
+/// What an operator declares is nobody's who made it up before.
+#[test]
+fn a_declared_address_is_no_longer_made_up() {
+    let router = filtered(&["10.0.0.2", "2001:db8::b", "fe80::1"]);
+    for (owner, mac, policy, all) in [("c", C, bypass(&["fe80::1"]), "a b d wire"), ("b", B, router, "a c d wire")] {
+        let mut world = World::new();
+        assert_eq!(world.send("a", &probe(A, GATEWAY)), "b c d wire");
+        world.host.pass(3600);
+        world.host.update(owner, &policy).unwrap();
+        let refused = if owner == "b" { "a.ip-claimed=1" } else { "a.bad-discovery=1" };
+        for said in [probe(A, GATEWAY), advertisement(A, GATEWAY)] {
+            assert_eq!(world.send("a", &said), refused, "{owner}");
+            assert_eq!(world.send(owner, &advertisement(mac, GATEWAY)), all, "{owner}");
+        }
+        let ask = build::ethernet(A, C).ipv6(GATEWAY, V6_C).udp(546, 547, &[1, 0, 0, 1, 0, 1, 0, 0]);
+        assert_eq!(world.send("a", &ask), "a.spoofed-ip=1");
+    }
+    // Declared first: who probes for it does not have it when the declaration goes.
+    let mut world = World::new();
+    world.host.update("c", &bypass(&["fe80::1"])).unwrap();
+    assert_eq!(world.send("a", &probe(A, GATEWAY)), "a.bad-discovery=1");
+    world.host.update("c", &bypass(&[])).unwrap();
+    assert_eq!(world.send("a", &advertisement(A, GATEWAY)), "b c d wire");
+}
+
+/// A neighbour that is filtered is no router: what it says of another one's session is judged by the rules, and takes nobody's share.
+#[test]
+fn errors_of_neighbours_need_a_rule() {
+    let mut world = World::new();
+    let to_c = || build::ethernet(B, C).ipv4(IP_B, IP_C);
+    let opened = [
+        to_c().ping(77, 1, b"x"),
+        to_c().udp(5353, 53, b"x"),
+        to_c().tcp(&Tcp::new(4000, 80, SYN), b""),
+        to_c().payload(47, &[0; 20]),
+    ];
+    let error = |mac, ip: [u8; 4], quoted: &[u8]| {
+        build::ethernet(mac, B).ipv4(ip, IP_B).icmp(3, 4, 1300, &quoted[14..quoted.len().min(42)])
+    };
+    for quoted in &opened {
+        assert_eq!(world.send("b", quoted), "c");
+        for _ in 0..6 {
+            assert_eq!(world.send("d", &error(D, [10, 0, 0, 4], quoted)), "b.ingress-denied=1");
+        }
+        // Of the other end, or a router beyond it, four in a second; TCP is compared with what was sent instead.
+        let passed = (0..6).filter(|_| world.send("c", &error(C, IP_C, quoted)) == "b").count();
+        assert_eq!(passed, if quoted[23] == 6 { 6 } else { 4 }, "protocol {}", quoted[23]);
+    }
+    let over = to_c().tcp(&Tcp { sequence: 1 << 30, ..Tcp::new(4000, 80, ACK) }, b"");
+    assert_eq!(world.send("c", &error(C, IP_C, &over)), "b.ingress-denied=1");
+    // By a rule, whoever sends it: trusted a.
+    assert_eq!(world.send("a", &error(A, IP_A, &opened[0])), "b");
+}
+
+/// A filtered other end is believed, and none that lost its right.
+#[test]
+fn errors_of_the_other_end_are_believed_while_it_may_be_talked_to() {
+    let mut world = World::new();
+    let asked = build::ethernet(A, B).ipv4(IP_A, IP_B).udp(5353, 53, b"x");
+    assert_eq!(world.send("a", &asked), "b");
+    let error = build::ethernet(B, A).ipv4(IP_B, IP_A).icmp(3, 3, 0, &asked[14..42]);
+    assert_eq!(world.send("b", &error), "a");
+    // From c, through which b may be reached as well.
+    let from_c = build::ethernet(C, A).ipv4(IP_C, IP_A).icmp(3, 3, 0, &asked[14..42]);
+    assert_eq!(world.send("c", &from_c), "a");
+    // b lets in nobody any more: it has no session that an error could be about.
+    world.host.update("b", &VnicPolicy { groups: vec![], ..filtered(&["10.0.0.2", "2001:db8::b"]) }).unwrap();
+    world.host.pass(1);
+    assert_eq!(world.send("c", &from_c), "a.ingress-denied=1");
+    assert_eq!(world.send("b", &error), "a.ingress-denied=1");
+}
+
+/// No port of a rule is looked for behind a protocol of its own.
+#[test]
+fn rules_about_ports_let_in_no_other_protocol() {
+    let mut world = World::new();
+    let any = butterfly_model::Cidr::new("::", 0).unwrap();
+    let rule = Rule::new(Direction::Inbound, 17, (Some(80), Some(80)), Some(any), None).unwrap();
+    let web = SecurityGroup::new(group("inside"), &[] as &[&str], [rule]).unwrap();
+    world.host.change_group(&group("inside"), GroupChange::Declare(web)).unwrap();
+    let udp = [0, 5, 0, 80, 0, 8, 0, 0];
+    let extended = |kind| build::ethernet(C, B).ipv6(V6_C, V6_B).payload(kind, &[&[17, 0, 1, 1, 0, 0, 0, 0][..], &udp].concat());
+    assert_eq!(world.send("c", &extended(60)), "b");
+    for kind in [135, 139, 140] {
+        assert_eq!(world.send("c", &extended(kind)), "b.ingress-denied=1", "{kind}");
+    }
+}
+
 /// RFC 6620: an address that a machine made up is its own if it was the first, as long as it stays.
 #[test]
 fn made_up_addresses_are_first_come_first_served() {
     let mut world = World::new();
     assert_eq!(world.send("a", &probe(A, MADE_UP)), "b c d wire");
     assert_eq!(world.send("a", &advertisement(A, MADE_UP)), "b c d wire");
+    // Between filtered ones at once; nobody else defended it either.
+    for (from, mac) in [("b", B), ("d", D)] {
+        assert_eq!(world.send(from, &probe(mac, MADE_UP)), format!("{from}.ip-claimed=1"));
+    }
+    world.host.pass(3);
     for (from, mac) in [("b", B), ("c", C), ("d", D)] {
         assert_eq!(world.send(from, &probe(mac, MADE_UP)), format!("{from}.ip-claimed=1"));
         assert_eq!(world.send(from, &advertisement(mac, MADE_UP)), format!("{from}.ip-claimed=1"));

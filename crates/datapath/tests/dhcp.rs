@@ -438,3 +438,46 @@ fn a_client_asks_the_servers_it_heard_of() {
         net.expect("b", &message(REQUEST, 2, B).asked((B, IP_B), (A, server(n))), outcome);
     }
 }
+
+/// What one that no filter limits has asked in a second counts once each, to one server or to all.
+#[test]
+fn a_broadcast_request_is_noted_once() {
+    for to in [EVERYBODY, (B, IP_B)] {
+        let mut net = Net::new();
+        net.group("b", &["in 17 67-67 0.0.0.0/0"]);
+        for xid in 0..300 {
+            net.0.send("a", &message(DISCOVER, xid, A).asked((A, NOBODY), to), NetHeader::default()).unwrap();
+            net.0.received().unwrap();
+        }
+        let offer = |xid| Message { yours: IP_A, server: IP_B, ..message(OFFER, xid, A) }.answered((B, IP_B), (A, IP_A));
+        let answered = |net: &mut Net, xids: std::ops::Range<u32>| xids.filter(|xid| net.send("b", &offer(*xid)) == "a").count();
+        // A set of four may be full.
+        let noted = answered(&mut net, 0..300);
+        assert!((245..=256).contains(&noted), "{noted}");
+        net.0.pass(1);
+        for xid in 1000..1100 {
+            net.0.send("a", &message(DISCOVER, xid, A).asked((A, NOBODY), to), NetHeader::default()).unwrap();
+            net.0.received().unwrap();
+        }
+        let noted = answered(&mut net, 1000..1100);
+        assert!((60..=64).contains(&noted), "{noted}");
+    }
+}
+
+/// A request is answered as long as the rule is there that let it in.
+#[test]
+fn no_answer_outlives_its_rule() {
+    let mut net = Net::new();
+    let offer = Message { yours: IP_A, server: IP_B, ..message(OFFER, 9, A) }.answered((B, IP_B), (A, IP_A));
+    let request = message(DISCOVER, 9, A).asked((A, NOBODY), (B, IP_B));
+    net.group("b", &["in 17 67-67 0.0.0.0/0"]);
+    net.expect("a", &request, "b");
+    net.expect("b", &offer, "a");
+    net.group("b", &[]);
+    net.expect("b", &offer, "b.egress-denied");
+    // Nor is it one again when the rule comes back.
+    net.group("b", &["in 17 67-67 0.0.0.0/0"]);
+    net.expect("b", &offer, "b.egress-denied");
+    net.expect("a", &request, "b");
+    net.expect("b", &offer, "a");
+}

@@ -1,12 +1,16 @@
 //! Link-local addresses that machines made up: first come, first served (RFC 6620).
 //!
-//! A host need not make its link-local address of its MAC address (RFC 7217), and no operator declares it. So a vnic has those that it
-//! was the first to probe for or to speak from. What a vnic has stands with the vnic, [`PER_VNIC`] words; the table only leads from an
-//! address to the vnic, and an entry that the vnic's words do not bear out is as good as free. So nothing has to be cleaned up when
-//! vnics go, and the table cannot be filled by one network: each vnic has four entries at most.
+//! A host need not make its link-local address of its MAC address (RFC 7217), and no operator declares it. So a filtered vnic has those
+//! that it was the first to probe for or to speak from. Who came before the daemon does not probe again: what is spoken from behind a port
+//! that no filter limits is noted as well, and no filtered vnic gets it. And what a filtered vnic takes is its own only when nobody
+//! defended it for a while: till then a machine behind such a port takes it back, and a router does so whenever it advertises.
+//!
+//! What a vnic has stands with the vnic, [`PLACES`] words; the table only leads from an address to the vnic, and an entry that the vnic's
+//! words do not bear out is as good as free. So nothing has to be cleaned up when vnics go, and no network can fill the table.
 
 use std::{
     hash::{BuildHasher, RandomState},
+    ops::Range,
     sync::atomic::{
         AtomicU32, AtomicU64,
         Ordering::{AcqRel, Acquire, Relaxed, Release},
@@ -17,37 +21,101 @@ use butterfly_vhost::units::{Units, UnitsError};
 
 use crate::{
     flow::Address,
+    mac::number,
     port::PortRef,
     snapshot::{Snapshot, Vnic},
 };
 
-/// Link-local addresses of one vnic at most, besides that of its MAC address. The oldest goes for a fifth.
-pub(crate) const PER_VNIC: usize = 4;
-/// 262,144 entries in 2 MiB, of which only what is used is ever touched.
+/// Where a filtered vnic's addresses stand, besides that of its MAC address; of a port that no filter limits, those of routers. The oldest
+/// goes for a fifth.
+const FIRST: Range<usize> = 0..4;
+/// Where those of other machines behind such a port stand.
+const OTHERS: Range<usize> = 4..PLACES;
+const PLACES: usize = 32;
+/// Seconds in which others may defend an address that was probed for, one more than detection takes by default (RFC 4862, 5.1), and
+/// seconds are not whole.
+const PROBED: u32 = 3;
+/// The same of one that is spoken from without a probe that its owner could hear: machines ask each other, and routers, more often.
+const SPOKEN: u32 = 600;
+/// 131,072 entries in 1 MiB, of which only what is used is ever touched.
 const BUCKETS: u32 = 1 << 14;
+
+/// Who says that an address is its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Voice {
+    /// Who is about to take it, and asked whoever has it.
+    Probing,
+    /// Who speaks from it, or for it.
+    Speaking,
+    /// A router that advertises itself.
+    Router,
+}
 
 /// The interface identifiers of a vnic's link-local addresses; 0: none.
 #[derive(Default)]
 pub(crate) struct Bound {
-    identifiers: [AtomicU64; PER_VNIC],
-    /// How many there were: which one goes next.
-    count: AtomicU32,
+    identifiers: [AtomicU64; PLACES],
+    /// Of a filtered vnic: the second until which others may defend it. Of a port that no filter limits: the MAC address that spoke.
+    about: [AtomicU64; PLACES],
+    /// How many there were, of each range: which one goes next.
+    count: [AtomicU32; 2],
+}
+
+fn at(words: &[AtomicU64; PLACES], way: usize) -> u64 {
+    words.get(way).map_or(0, |word| word.load(Acquire))
 }
 
 impl Bound {
-    fn at(&self, way: usize) -> u64 {
-        self.identifiers.get(way).map_or(0, |word| word.load(Acquire))
+    fn way(&self, wanted: u64) -> Option<usize> {
+        self.identifiers.iter().position(|word| word.load(Acquire) == wanted)
     }
 
     /// Whether the vnic has this address.
     pub fn has(&self, address: Address) -> bool {
-        identifier(address).is_some_and(|wanted| self.identifiers.iter().any(|word| word.load(Relaxed) == wanted))
+        identifier(address).is_some_and(|wanted| self.way(wanted).is_some())
     }
 
     /// The same, apart.
     pub fn copy(&self) -> Bound {
-        let word = |way: usize| AtomicU64::new(self.at(way));
-        Bound { identifiers: std::array::from_fn(word), count: AtomicU32::new(self.count.load(Relaxed)) }
+        let copied = |words: &[AtomicU64; PLACES]| std::array::from_fn(|way| AtomicU64::new(at(words, way)));
+        let count = self.count.each_ref().map(|count| AtomicU32::new(count.load(Relaxed)));
+        Bound { identifiers: copied(&self.identifiers), about: copied(&self.about), count }
+    }
+
+    /// Takes an address away, if it still stands there.
+    fn lose(&self, way: usize, identifier: u64) {
+        if let Some(word) = self.identifiers.get(way) {
+            let _ = word.compare_exchange(identifier, 0, AcqRel, Relaxed);
+        }
+    }
+
+    /// Puts an address into the next place of its range. Which one that is.
+    fn put(&self, identifier: u64, about: u64, router: bool) -> Option<usize> {
+        let (range, count) = if router { (FIRST, self.count.first()?) } else { (OTHERS, self.count.last()?) };
+        let way = range.start + count.fetch_add(1, Relaxed) as usize % range.len();
+        self.about.get(way)?.store(about, Relaxed);
+        // Its old entry leads to nothing from now on.
+        self.identifiers.get(way)?.store(identifier, Release);
+        Some(way)
+    }
+}
+
+/// Who has an address.
+pub(crate) struct Holder<'s> {
+    pub vnic: &'s Vnic,
+    way: usize,
+}
+
+impl Holder<'_> {
+    /// Whether it has it only until the speaker, or somebody behind that port, says that it is theirs.
+    pub fn gives_way(&self, speaker: &Vnic, voice: Voice, now: u32) -> bool {
+        let about = at(&self.vnic.shared.bound.about, self.way);
+        match (self.vnic.rules.bypass, speaker.rules.bypass) {
+            (false, true) => voice == Voice::Router || u64::from(now) < about,
+            // The machine came here from there.
+            (true, false) => about == number(speaker.mac),
+            _ => false,
+        }
     }
 }
 
@@ -61,7 +129,7 @@ fn identifier(address: Address) -> Option<u64> {
 
 /// An entry: a vnic's place, which of its words, and a bit that tells it from a free one.
 const fn entry(place: PortRef, way: usize) -> u64 {
-    1 << 63 | (way as u64 & 3) << 56 | (place.slot as u64 & 0xff_ffff) << 32 | place.incarnation as u64
+    1 << 63 | (way as u64 & 31) << 56 | (place.slot as u64 & 0xff_ffff) << 32 | place.incarnation as u64
 }
 
 /// The table of all networks.
@@ -89,44 +157,65 @@ impl Bindings {
         self.units.get(bucket).map_or(&[], |unit| &unit.0)
     }
 
-    /// The vnic and identifier that an entry leads to, if there still is something.
-    fn read(entry: u64, snapshot: &Snapshot) -> Option<(&Vnic, u64)> {
+    /// Who an entry leads to, and the identifier, if there still is something.
+    fn read(entry: u64, snapshot: &Snapshot) -> Option<(Holder<'_>, u64)> {
         let place = PortRef { slot: (entry >> 32) as u32 & 0xff_ffff, incarnation: entry as u32 };
         let vnic = snapshot.vnic(place).filter(|_| entry != 0)?;
-        let identifier = vnic.shared.bound.at((entry >> 56) as usize & 3);
-        (identifier != 0).then_some((vnic, identifier))
+        let way = (entry >> 56) as usize & 31;
+        let identifier = at(&vnic.shared.bound.identifiers, way);
+        (identifier != 0).then_some((Holder { vnic, way }, identifier))
     }
 
     /// The vnic or trunk of a network that was the first with this address.
-    pub fn holder<'s>(&self, address: Address, vni: u32, snapshot: &'s Snapshot) -> Option<&'s Vnic> {
+    pub fn holder<'s>(&self, address: Address, vni: u32, snapshot: &'s Snapshot) -> Option<Holder<'s>> {
         let wanted = identifier(address)?;
         let mut found =
             self.words(self.bucket(vni, wanted)).iter().filter_map(|word| Bindings::read(word.load(Acquire), snapshot));
-        found.find(|(vnic, identifier)| vnic.vni == vni && *identifier == wanted).map(|(vnic, _)| vnic)
+        found.find(|(holder, identifier)| holder.vnic.vni == vni && *identifier == wanted).map(|(holder, _)| holder)
     }
 
-    /// Gives an address to a vnic, or to the trunk, if nobody of its network has it. To be called by the worker that serves the vnic.
-    pub fn bind(&self, address: Address, vnic: &Vnic, snapshot: &Snapshot) {
+    /// Gives an address to a vnic, or to the trunk, as somebody behind it with the MAC address `source` says that it is theirs: if nobody of
+    /// its network has it, or who has it gives way. To be called by the worker that serves the vnic.
+    pub fn bind(&self, address: Address, vnic: &Vnic, source: u64, voice: Voice, now: u32, snapshot: &Snapshot) {
         let Some(wanted) = identifier(address) else { return };
-        let bound = &vnic.shared.bound;
-        if bound.has(address) || self.holder(address, vnic.vni, snapshot).is_some() {
-            return;
+        let (bound, filtered) = (&vnic.shared.bound, !vnic.rules.bypass);
+        let router = filtered || voice == Voice::Router;
+        let about = match voice {
+            _ if !filtered => source,
+            Voice::Probing => u64::from(now.saturating_add(PROBED)),
+            _ => u64::from(now.saturating_add(SPOKEN)),
+        };
+        if let Some(way) = bound.way(wanted) {
+            let Some(word) = bound.about.get(way) else { return };
+            if filtered {
+                // Who defends it was asked by now.
+                word.fetch_min(about, Relaxed);
+                return;
+            }
+            if !router || FIRST.contains(&way) {
+                word.store(about, Relaxed);
+                return;
+            }
+            bound.lose(way, wanted);
+        } else if let Some(holder) = self.holder(address, vnic.vni, snapshot) {
+            // What its own machine said came back by a loop, or from another host.
+            if source == number(holder.vnic.mac) && !filtered || !holder.gives_way(vnic, voice, now) {
+                return;
+            }
+            holder.vnic.shared.bound.lose(holder.way, wanted);
         }
-        let way = bound.count.fetch_add(1, Relaxed) as usize % PER_VNIC;
-        let Some(word) = bound.identifiers.get(way) else { return };
-        // Its old entry leads to nothing from now on.
-        word.store(wanted, Release);
+        let Some(way) = bound.put(wanted, about, router) else { return };
         // Another worker may have been faster with the same address for another vnic: the first entry counts.
-        let is_ours = |holder: &Vnic| holder.place == vnic.place;
+        let is_ours = |holder: Holder<'_>| holder.vnic.place == vnic.place;
         if !self.enter(wanted, vnic, way, snapshot) || !self.holder(address, vnic.vni, snapshot).is_some_and(is_ours) {
-            word.store(0, Release);
+            bound.lose(way, wanted);
         }
     }
 
     /// Enters what a vnic has, for a table of its own.
     pub fn adopt(&self, vnic: &Vnic, snapshot: &Snapshot) {
-        for way in 0..PER_VNIC {
-            let identifier = vnic.shared.bound.at(way);
+        for way in 0..PLACES {
+            let identifier = at(&vnic.shared.bound.identifiers, way);
             if identifier != 0 {
                 self.enter(identifier, vnic, way, snapshot);
             }
@@ -141,7 +230,8 @@ impl Bindings {
             let old = word.load(Acquire);
             // Of a vnic that is gone, or that has another address there by now.
             let is_free = old == new
-                || Bindings::read(old, snapshot).is_none_or(|(vnic, identifier)| self.bucket(vnic.vni, identifier) != bucket);
+                || Bindings::read(old, snapshot)
+                    .is_none_or(|(holder, identifier)| self.bucket(holder.vnic.vni, identifier) != bucket);
             is_free && word.compare_exchange(old, new, AcqRel, Relaxed).is_ok()
         })
     }
@@ -164,8 +254,8 @@ mod tests {
     #[test]
     fn entries_are_of_their_vnic_and_way() {
         let place = PortRef { slot: 0xf_fffe, incarnation: 7 };
-        let all: std::collections::BTreeSet<u64> = (0..PER_VNIC).map(|way| entry(place, way)).collect();
-        assert_eq!(all.len(), PER_VNIC);
+        let all: std::collections::BTreeSet<u64> = (0..PLACES).map(|way| entry(place, way)).collect();
+        assert_eq!(all.len(), PLACES);
         assert!(all.iter().all(|entry| (entry >> 32) as u32 & 0xff_ffff == place.slot && *entry as u32 == 7));
     }
 }

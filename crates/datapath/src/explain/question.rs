@@ -151,7 +151,10 @@ pub(super) fn resolve(question: &Question, snapshot: &Snapshot, spans_hosts: boo
             let mut here = network.members.iter().filter_map(|slot| snapshot.vnics.get(*slot));
             let address = number(*ip);
             // Declared, made of its MAC address, or made up by its machine and seen.
-            let has = |vnic: &Vnic| vnic.rules.owns(address) || link_local(vnic.mac) == address || vnic.shared.bound.has(address);
+            let declared = network.holders.get(address).is_some();
+            let has = |vnic: &Vnic| {
+                vnic.rules.owns(address) || link_local(vnic.mac) == address || !declared && vnic.shared.bound.has(address)
+            };
             let found = here.find(|vnic| vnic.place.slot != from && has(vnic));
             let mut waiting = network.waiting.iter().filter_map(|slot| snapshot.vnics.get(*slot));
             match (found, waiting.find(|vnic| vnic.rules.owns(address))) {

@@ -8,7 +8,10 @@ use std::{
     net::Ipv4Addr,
     sync::{
         OnceLock,
-        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+        atomic::{
+            AtomicU32, AtomicU64,
+            Ordering::{Acquire, Relaxed, Release},
+        },
     },
 };
 
@@ -17,6 +20,7 @@ use butterfly_packet::protocol::UDP;
 use super::{EGRESS_DENIED, SPOOFED_IP};
 use crate::{
     batch::Context,
+    claims::has_link_local,
     flow::{
         Address, BAD_DHCP, DHCP_LIMIT, Dhcp, L4, Packet, Tuple,
         dhcp::{Message, SERVERS_V6},
@@ -164,7 +168,8 @@ impl DhcpState {
     pub fn copy(&self) -> DhcpState {
         let clients = OnceLock::new();
         if let Some(own) = self.clients.get() {
-            let _ = clients.set(Clients { words: own.words.iter().map(same).collect(), key: own.key.clone() });
+            let copied = |request: &Request| Request { word: same(&request.word), admitted: same(&request.admitted) };
+            let _ = clients.set(Clients { requests: own.requests.iter().map(copied).collect(), key: own.key.clone() });
         }
         let [a, b, c, d] = &self.servers;
         DhcpState {
@@ -206,16 +211,23 @@ impl DhcpState {
     }
 }
 
-/// Requests that a server got by a rule: each word holds a part of the request's hash (28 bits), the answers to it (4), and the second.
-/// The hash has a secret key: nobody can choose requests that take another one's place.
+/// Requests that a server got by a rule. The hash has a secret key: nobody can choose requests that take another one's place.
 struct Clients {
-    words: Box<[AtomicU64]>,
+    requests: Box<[Request]>,
     key: RandomState,
+}
+
+#[derive(Default)]
+struct Request {
+    /// A part of the request's hash (28 bits), the answers to it (4), and the second.
+    word: AtomicU64,
+    /// By which version of the policy it came in, and the cell of the rule: without that it has no answers.
+    admitted: AtomicU64,
 }
 
 impl Default for Clients {
     fn default() -> Self {
-        Clients { words: (0..CLIENTS).map(|_| AtomicU64::new(0)).collect(), key: RandomState::new() }
+        Clients { requests: (0..CLIENTS).map(|_| Request::default()).collect(), key: RandomState::new() }
     }
 }
 
@@ -227,9 +239,9 @@ impl Clients {
         self.key.hash_one((client, number(message.mac), message.transaction))
     }
 
-    fn set(&self, hash: u64) -> &[AtomicU64] {
+    fn set(&self, hash: u64) -> &[Request] {
         let at = hash as usize % (CLIENTS / WAYS) * WAYS;
-        self.words.get(at..at + WAYS).unwrap_or_default()
+        self.requests.get(at..at + WAYS).unwrap_or_default()
     }
 
     fn tag(word: u64) -> u64 {
@@ -240,26 +252,32 @@ impl Clients {
         (word >> 32) as u32 & 0xf
     }
 
-    /// A request came in: in the place of the set's oldest if need be.
-    fn asked(&self, hash: u64, now: u32) {
+    /// A request came in, by the rule of this cell as of this version: in the place of the set's oldest if need be.
+    fn asked(&self, hash: u64, now: u32, (version, cell): (u32, u32)) {
         let set = self.set(hash);
-        let age = |place: &&AtomicU64| match place.load(Relaxed) {
+        let word = |place: &Request| place.word.load(Relaxed);
+        let age = |place: &&Request| match word(place) {
             0 => u32::MAX,
             word => now.wrapping_sub(word as u32),
         };
-        let known = set.iter().find(|place| place.load(Relaxed) != 0 && Self::tag(place.load(Relaxed)) == Self::tag(hash));
+        let known = set.iter().find(|place| word(place) != 0 && Self::tag(word(place)) == Self::tag(hash));
         if let Some(place) = known.or_else(|| set.iter().max_by_key(age)) {
-            place.store(Self::tag(hash) << 36 | u64::from(now), Relaxed);
+            place.admitted.store(u64::from(version) << 32 | u64::from(cell), Relaxed);
+            place.word.store(Self::tag(hash) << 36 | u64::from(now), Release);
         }
     }
 
-    /// The request that an answer is to, if it may have one more.
-    fn request(&self, hash: u64, now: u32, timeout: u32) -> Option<&AtomicU64> {
-        self.set(hash).iter().find(|place| {
-            let word = place.load(Relaxed);
+    /// The request that an answer is to, if it may have one more and what admitted it still `holds`, a version and a cell.
+    fn request(&self, hash: u64, now: u32, timeout: u32, holds: impl Fn(u32, u32) -> bool) -> Option<&AtomicU64> {
+        let may_have_more = |place: &&Request| {
+            let word = place.word.load(Acquire);
             let open = word != 0 && now.wrapping_sub(word as u32) <= timeout;
-            open && Self::tag(word) == Self::tag(hash) && Self::answers(word) < ANSWERS
-        })
+            let admitted = place.admitted.load(Relaxed);
+            open && Self::tag(word) == Self::tag(hash)
+                && Self::answers(word) < ANSWERS
+                && holds((admitted >> 32) as u32, admitted as u32)
+        };
+        self.set(hash).iter().find(may_have_more).map(|place| &place.word)
     }
 }
 
@@ -275,8 +293,8 @@ fn client(dhcp: &Dhcp, tuple: &Tuple) -> Address {
 const BROADCAST: Address = mapped(Ipv4Addr::BROADCAST);
 
 /// The message of a request that a vnic sends for itself, from its own address or none.
-fn for_itself(dhcp: &Dhcp, sender: &Vnic, source: Address) -> Result<Message, DropReason> {
-    let own = if dhcp.v6 { sender.has_link_local(source) } else { source == mapped(Ipv4Addr::UNSPECIFIED) };
+fn for_itself(dhcp: &Dhcp, sender: &Vnic, source: Address, context: &Context<'_>) -> Result<Message, DropReason> {
+    let own = if dhcp.v6 { has_link_local(sender, source, context) } else { source == mapped(Ipv4Addr::UNSPECIFIED) };
     if !own && !sender.rules.owns(source) {
         return Err(SPOOFED_IP);
     }
@@ -285,7 +303,7 @@ fn for_itself(dhcp: &Dhcp, sender: &Vnic, source: Address) -> Result<Message, Dr
 
 /// Whether a filtered vnic may send a request without a rule.
 pub(super) fn may_ask(dhcp: &Dhcp, sender: &Vnic, tuple: &Tuple, context: &Context<'_>) -> Result<(), DropReason> {
-    for_itself(dhcp, sender, tuple.source)?;
+    for_itself(dhcp, sender, tuple.source, context)?;
     let (state, now) = (&sender.shared.dhcp, context.now);
     if state.family(dhcp.v6).tokens(now) == 0 {
         return Err(DHCP_LIMIT);
@@ -317,7 +335,8 @@ pub(super) fn may_serve(dhcp: &Dhcp, sender: &Vnic, tuple: &Tuple, context: &Con
 fn request_of<'a>(dhcp: &Dhcp, sender: &'a Vnic, tuple: &Tuple, context: &Context<'_>) -> Option<&'a AtomicU64> {
     let message = dhcp.message.filter(|message| reaches(dhcp, message, tuple.destination))?;
     let clients = sender.shared.dhcp.clients.get()?;
-    clients.request(clients.hash(&message, client(dhcp, tuple)), context.now, context.timeouts.dhcp)
+    let holds = |stamp: u32, cell: u32| stamp >= sender.since && stamp >= context.cells.taken_back(cell);
+    clients.request(clients.hash(&message, client(dhcp, tuple)), context.now, context.timeouts.dhcp, holds)
 }
 
 /// Whether an answer is sent where its client is (RFC 2131, 4.1; RFC 8415, 18.3.10).
@@ -349,7 +368,7 @@ pub(super) fn left(dhcp: &Dhcp, tuple: &Tuple, context: &Context<'_>) {
         count(request_of(dhcp, sender, tuple, context));
         return;
     }
-    let Ok(message) = for_itself(dhcp, sender, tuple.source) else { return };
+    let Ok(message) = for_itself(dhcp, sender, tuple.source, context) else { return };
     let state = &sender.shared.dhcp;
     let opened = state.family(dhcp.v6).open(message.transaction, context.now);
     if opened && !dhcp.v6 && tuple.destination != BROADCAST && state.knows_none() {
@@ -382,12 +401,10 @@ pub(super) fn entered(dhcp: &Dhcp, receiver: &Vnic, tuple: &Tuple, context: &Con
 fn asked(dhcp: &Dhcp, receiver: &Vnic, tuple: &Tuple, context: &Context<'_>) {
     let (Some(clients), Some(message)) = (receiver.shared.dhcp.clients.get(), &dhcp.message) else { return };
     let serves = &receiver.rules.policy.serves;
-    if serves.admits(tuple.source, UDP, tuple.destination_port, &context.snapshot.members).is_none() {
-        return;
-    }
+    let Some(cell) = serves.admits(tuple.source, UDP, tuple.destination_port, &context.snapshot.members) else { return };
     let sender = context.sender;
     if !sender.rules.bypass || sender.shared.dhcp.unfiltered.take(context.now, UNFILTERED, UNFILTERED_PER_SECOND) {
-        clients.asked(clients.hash(message, client(dhcp, tuple)), context.now);
+        clients.asked(clients.hash(message, client(dhcp, tuple)), context.now, (context.snapshot.version, cell));
     }
 }
 
@@ -432,6 +449,13 @@ pub(super) fn to_client(tuple: &Tuple, v6: bool) -> Option<ToClient> {
 mod tests {
     use super::*;
     use butterfly_packet::Mac;
+
+    /// The version and the cell by which requests come in.
+    const RULE: (u32, u32) = (7, 3);
+
+    fn holds(version: u32, cell: u32) -> bool {
+        (version, cell) == RULE
+    }
 
     fn message(transaction: u32) -> Message {
         Message { transaction, mac: Mac([2, 0, 0, 0, 0, 1]), leases: [0, 0], server: 0, given: false }
@@ -485,15 +509,20 @@ mod tests {
     fn a_server_answers_whom_it_was_asked_by() {
         let clients = Clients::default();
         let of = |n: u32| clients.hash(&message(n), 0);
-        clients.asked(of(1), 100);
-        assert!(clients.request(of(1), 160, 60).is_some() && clients.request(of(1), 161, 60).is_none());
-        assert!(clients.request(of(2), 100, 60).is_none());
-        assert_eq!((0..20).map_while(|_| clients.request(of(1), 100, 60)).inspect(|request| count(Some(request))).count(), 8);
-        clients.asked(of(1), 101);
-        assert!(clients.request(of(1), 101, 60).is_some());
+        clients.asked(of(1), 100, RULE);
+        assert!(clients.request(of(1), 160, 60, holds).is_some() && clients.request(of(1), 161, 60, holds).is_none());
+        assert!(clients.request(of(2), 100, 60, holds).is_none());
+        assert!(clients.request(of(1), 100, 60, |_, _| false).is_none());
+        assert_eq!(
+            (0..20).map_while(|_| clients.request(of(1), 100, 60, holds)).inspect(|request| count(Some(request))).count(),
+            8
+        );
+        clients.asked(of(1), 101, RULE);
+        assert!(clients.request(of(1), 101, 60, holds).is_some());
         // Full: the newest of each set are there.
-        (1000..9000).for_each(|n| clients.asked(of(n), 100 + n));
-        let known = |range: std::ops::Range<u32>| range.filter(|n| clients.request(of(*n), 9100, 100_000).is_some()).count();
+        (1000..9000).for_each(|n| clients.asked(of(n), 100 + n, RULE));
+        let known =
+            |range: std::ops::Range<u32>| range.filter(|n| clients.request(of(*n), 9100, 100_000, holds).is_some()).count();
         assert_eq!(known(1000..9000), CLIENTS);
         assert!(known(8400..9000) > 540, "{}", known(8400..9000));
     }
@@ -548,16 +577,16 @@ mod tests {
         // One set, other tags: above the lowest 36 bits.
         let of = |n: u64| n << 36 | 5;
         for n in 1..=5 {
-            clients.asked(of(n), 100 + n as u32);
+            clients.asked(of(n), 100 + n as u32, RULE);
         }
-        let known = || (0..=6).filter(|n| clients.request(of(*n), 110, 60).is_some()).collect::<Vec<_>>();
+        let known = || (0..=6).filter(|n| clients.request(of(*n), 110, 60, holds).is_some()).collect::<Vec<_>>();
         assert_eq!(known(), [2, 3, 4, 5]);
-        clients.asked(of(2), 106);
-        clients.asked(of(6), 107);
+        clients.asked(of(2), 106, RULE);
+        clients.asked(of(6), 107, RULE);
         assert_eq!(known(), [2, 4, 5, 6]);
         // Another set has its own.
-        clients.asked(of(1) + 1, 107);
-        assert_eq!((known(), clients.request(of(1) + 1, 110, 60).is_some()), (vec![2, 4, 5, 6], true));
-        assert!(clients.request(of(4) + 1, 110, 60).is_none());
+        clients.asked(of(1) + 1, 107, RULE);
+        assert_eq!((known(), clients.request(of(1) + 1, 110, 60, holds).is_some()), (vec![2, 4, 5, 6], true));
+        assert!(clients.request(of(4) + 1, 110, 60, holds).is_none());
     }
 }

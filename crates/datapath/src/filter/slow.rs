@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     batch::{Batch, Context, Verdict},
-    claims::may_speak_as,
+    claims::{has_link_local, may_speak_as},
     flow::{
         Address, BAD_DISCOVERY, DHCP_LIMIT, Dhcp, FRAGMENT_ORPHAN, L4, Packet, Piece, Quoted, discovery,
         fragments::FragmentKey,
@@ -490,34 +490,27 @@ impl Decision<'_> {
     fn error(&self, quoted: &Quoted, room: &mut Room) -> Judgement {
         // An error goes to whom the quoted packet is from (RFC 792, RFC 4443, 2.2): not past the rules to somebody else behind the same port.
         let addressed = self.packet.tuple.destination == quoted.tuple.source;
-        match self.quoted_session(quoted, room).filter(|_| addressed) {
-            None => self.sessionless(),
-            Some(other_end) => {
-                let sender = self.context.sender;
-                may_speak_as(sender, self.packet.tuple.source, self.context).map_err(|reason| (reason, self.own()))?;
-                // The other end may say so; anybody else needs to be let out.
-                if sender.rules.bypass || other_end == self.own() {
-                    return Ok(());
-                }
-                leaves(sender, self.packet, self.context).map(|_| ())
-            }
+        if !addressed || !self.quotes_a_session(quoted, room) {
+            return self.sessionless();
         }
+        may_speak_as(self.context.sender, self.packet.tuple.source, self.context).map_err(|reason| (reason, self.own()))
     }
 
-    /// Slot of the other end of the session that an error quotes a packet of, sent by the receiver of the error.
-    fn quoted_session(&self, quoted: &Quoted, room: &mut Room) -> Option<u32> {
+    /// Whether an error quotes a packet of a session that the receiver of the error sent, and its sender may know of that.
+    fn quotes_a_session(&self, quoted: &Quoted, room: &mut Room) -> bool {
         let context = self.context;
         // What the batch noted and did not write yet counts.
         room.notes.flush(context);
         let key = Key::new(&quoted.tuple, context.sender.vni, self.receiver.place.slot, 0);
         // Whoever the packet went to: there may be sessions with several, over or not.
-        context.table.find_map(context.table.hash(&key), |index, stored, admission| {
+        let found = context.table.find_map(context.table.hash(&key), |index, stored, admission| {
             self.quotes(quoted, index, &stored, admission).filter(|_| stored.vni() == key.vni())
-        })
+        });
+        found.is_some()
     }
 
     /// The same for one session: `None` if the error quotes no packet of it, or it does not hold.
-    fn quotes(&self, quoted: &Quoted, index: u32, stored: &Key, admission: Admission) -> Option<u32> {
+    fn quotes(&self, quoted: &Quoted, index: u32, stored: &Key, admission: Admission) -> Option<()> {
         let context = self.context;
         let own = self.receiver.place.slot;
         let (opener, responder) = stored.slots();
@@ -543,12 +536,15 @@ impl Decision<'_> {
             by_rules_leaves(opener, &opening, context).ok()?;
             by_rules_enters(responder, &opening, context).ok()?;
         }
-        let fits = match (quoted.sequence, line.state) {
-            (Some(sequence), State::Tcp(_)) => tcp::quoted_in_window(&line.track, direction, sequence),
-            (_, State::UdpNew | State::UdpAnswered) => context.table.record(index).take_error(context.now),
-            _ => true,
+        // A filtered vnic is no router on the way: of another one's session it knows nothing that the receiver has to believe.
+        if !context.sender.rules.bypass && other != context.sender.place.slot {
+            return None;
+        }
+        let fits = match line.state {
+            State::Tcp(_) => quoted.sequence.is_some_and(|sequence| tcp::quoted_in_window(&line.track, direction, sequence)),
+            _ => context.table.record(index).take_error(context.now),
         };
-        fits.then_some(other)
+        fits.then_some(())
     }
 
     fn fragment_key(&self, piece: &Piece) -> FragmentKey {
@@ -638,26 +634,30 @@ fn judge_flooded(
     }
 }
 
-/// Whether a receiver of a flood lets it in. The refusal comes with whom it is charged to.
+/// Whether a receiver of a flood lets it in. The refusal comes with whom it is charged to. Delivery asks more than once: nothing is noted.
 pub(crate) fn admits_flooded(room: &Room, index: usize, receiver: &Vnic, context: &Context<'_>) -> Judgement {
     if receiver.rules.bypass {
         return Ok(());
     }
     match room.flooded.get(index) {
         Some(Flooded::NotIp) => Ok(()),
-        // Decided and counted when its sender was judged: delivery asks more than once.
+        // Decided and counted when its sender was judged.
         Some(Flooded::Answer(_, slot)) if *slot == receiver.place.slot => Ok(()),
         Some(Flooded::Packet(packet) | Flooded::Answer(packet, _)) => {
-            by_rules_or_discovery(receiver, packet, context).map_err(|reason| (reason, receiver.place.slot))?;
-            if let L4::Dhcp(found) = &packet.l4
-                && found.request
-            {
-                dhcp::entered(found, receiver, &packet.tuple, context);
-            }
-            Ok(())
+            by_rules_or_discovery(receiver, packet, context).map(|_| ()).map_err(|reason| (reason, receiver.place.slot))
         }
         Some(Flooded::Unreadable(reason)) => Err((*reason, context.sender.place.slot)),
         None => Err((IP_HIDDEN, context.sender.place.slot)),
+    }
+}
+
+/// Notes that a flood enters a filtered receiver that [`admits_flooded`] it. To be called once for each.
+pub(crate) fn note_flooded(room: &Room, index: usize, receiver: &Vnic, context: &Context<'_>) {
+    if let Some(Flooded::Packet(packet)) = room.flooded.get(index)
+        && let L4::Dhcp(found) = &packet.l4
+        && found.request
+    {
+        dhcp::entered(found, receiver, &packet.tuple, context);
     }
 }
 
@@ -669,7 +669,7 @@ fn leaves(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, 
     }
     match &packet.l4 {
         L4::Discovery(found) => {
-            let own = |address| sender.rules.owns(address) || sender.has_link_local(address);
+            let own = |address| sender.rules.owns(address) || has_link_local(sender, address, context);
             if discovery::may_send(found, sender.mac, sender.rules.ip_anti_spoof, own) {
                 return Ok(0);
             }
@@ -689,7 +689,7 @@ fn leaves(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, 
         },
         L4::Dhcp(found) => {
             // A DHCPv6 server answers from its link-local address.
-            let local = found.v6 && sender.has_link_local(packet.tuple.source);
+            let local = found.v6 && has_link_local(sender, packet.tuple.source, context);
             if !local && !sender.rules.owns(packet.tuple.source) {
                 return Err(refused(SPOOFED_IP));
             }

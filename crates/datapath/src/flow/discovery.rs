@@ -69,9 +69,16 @@ pub(crate) const fn is_multicast(address: Address) -> bool {
     address >> 120 == 0xff
 }
 
-/// `ff02::1:ffXX:XXXX` (RFC 4291, 2.7.1).
+/// `ff02::1:ff00:0/104` (RFC 4291, 2.7.1).
+const SOLICITED_NODES: Address = 0xff02_0000_0000_0000_0000_0001_ff00_0000;
+
 const fn is_solicited_node(address: Address) -> bool {
-    address >> 24 == 0xff02_0000_0000_0000_0000_0001_ff00_0000 >> 24
+    address >> 24 == SOLICITED_NODES >> 24
+}
+
+/// The group of whoever has an address.
+pub(crate) const fn solicited_node(address: Address) -> Address {
+    SOLICITED_NODES | address & 0xff_ffff
 }
 
 impl Discovery {

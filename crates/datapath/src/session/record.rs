@@ -319,7 +319,7 @@ impl<'a> Record<'a> {
         self.word(MARKS + 2).store(pair(acked0, acked1), Relaxed);
     }
 
-    /// Counts an ICMP error about a UDP session, which has no TCP marks: second (high half) and errors of it stand in the last of their
+    /// Counts an ICMP error about a session without TCP marks: second (high half) and errors of it stand in the last of their
     /// words. Returns whether it may pass.
     pub fn take_error(&self, now: u32) -> bool {
         let count = |word: u64| match ((word >> 32) as u32 == now, word as u32) {

@@ -10,6 +10,7 @@ use butterfly_packet::{
 use crate::{
     check::{Seen, Switch, Tally, run},
     choices::Choices,
+    claims::Bound,
     commands::Case,
     generate,
     policy::{Declared, Direction, Group, Peer, Rule, is_in},
@@ -42,7 +43,7 @@ pub fn vnic(mac: Mac, n: u8, groups: &[&'static str]) -> Declared {
         router: false,
         ips,
         groups: groups.to_vec(),
-        bound: vec![],
+        bound: Bound::default(),
     }
 }
 

@@ -1,6 +1,9 @@
 //! Whose address is whose: what a port may say that it has, and from where it may send.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
 use crate::{
     policy::{self, Declared},
@@ -11,8 +14,54 @@ use crate::{
 /// How much of a frame is at hand for ARP.
 const AT_HAND: usize = 128;
 
-/// Link-local addresses of one vnic that no operator declares.
-const MADE_UP: usize = 4;
+/// Link-local addresses that nobody declared. Those of a filtered vnic have four places, as those of routers behind others; what else
+/// speaks there has 28.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bound {
+    places: BTreeMap<usize, (IpAddr, About)>,
+    /// How many there were of both kinds.
+    count: [usize; 2],
+    /// What is declared now in the network: of that, nothing made up counts.
+    declared: Vec<IpAddr>,
+}
+
+/// What else is known of such an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum About {
+    /// From when on nobody else may say that it is theirs.
+    Firm(u32),
+    /// Which MAC address spoke from it.
+    From([u8; 6]),
+}
+
+/// Who says that an address is its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Voice {
+    Probing,
+    Speaking,
+    Router,
+}
+
+impl Bound {
+    pub fn contains(&self, ip: &IpAddr) -> bool {
+        !self.declared.contains(ip) && self.place(*ip).is_some()
+    }
+
+    fn place(&self, ip: IpAddr) -> Option<usize> {
+        self.places.iter().find(|(_, (other, _))| *other == ip).map(|(place, _)| *place)
+    }
+
+    fn about(&self, ip: IpAddr) -> Option<About> {
+        Some(self.places[&self.place(ip)?].1)
+    }
+
+    fn put(&mut self, ip: IpAddr, about: About, first: bool) {
+        let (from, places) = if first { (0, 4) } else { (4, 28) };
+        let count = &mut self.count[usize::from(!first)];
+        self.places.insert(from + *count % places, (ip, about));
+        *count += 1;
+    }
+}
 
 /// Whether it was declared, or follows from what was.
 fn has(declared: &Declared, ip: IpAddr) -> bool {
@@ -21,30 +70,57 @@ fn has(declared: &Declared, ip: IpAddr) -> bool {
 
 impl Model {
     /// Whether an address is a filtered vnic's of this host, and not also this one's.
-    pub fn is_claimed(&self, vnic: &Vnic, ip: IpAddr) -> bool {
+    pub fn is_claimed(&self, vnic: &Vnic, ip: IpAddr, voice: Voice) -> bool {
         let ip = ip.to_canonical();
         if ip.is_unspecified() || vnic.declared.bypass && !vnic.is_trunk() && has(&vnic.declared, ip) {
             return false;
         }
         let in_network = |other: &&Vnic| !other.is_trunk() && other.declared.vni == vnic.declared.vni;
-        let holders: Vec<&Vnic> = self
-            .vnics
-            .iter()
-            .filter(in_network)
-            .filter(|other| !other.declared.bypass && (has(&other.declared, ip) || other.declared.bound.contains(&ip)))
-            .collect();
+        let declared = !self.is_made_up(vnic.declared.vni, ip);
+        let has_it = |other: &&Vnic| {
+            let made_up = || self.has_made_up(other, ip) && !self.gives_way(other, vnic, ip, voice);
+            !other.declared.bypass && (has(&other.declared, ip) || !declared && made_up())
+        };
+        let holders: Vec<&Vnic> = self.vnics.iter().filter(in_network).filter(has_it).collect();
         let shared = vnic.is_trunk() && holders.iter().any(|other| other.declared.shared_ip);
         !holders.is_empty() && !shared && holders.iter().all(|other| other.port != vnic.port)
     }
 
     /// Whether no operator has given the address to anybody in this network.
     pub fn is_made_up(&self, vni: u32, ip: IpAddr) -> bool {
-        !self.vnics.iter().any(|other| other.declared.vni == vni && has(&other.declared, ip.to_canonical()))
+        let mut others = self.vnics.iter().filter(|other| !other.is_trunk() && other.declared.vni == vni);
+        !others.any(|other| has(&other.declared, ip.to_canonical()))
+    }
+
+    /// Tells each vnic what is declared in its network.
+    pub fn tell_declared(&mut self) {
+        let all: Vec<Declared> = self.vnics.iter().filter(|vnic| !vnic.is_trunk()).map(|vnic| vnic.declared.clone()).collect();
+        for vnic in &mut self.vnics {
+            let there = all.iter().filter(|other| other.vni == vnic.declared.vni);
+            let local = |other: &Declared| (!other.bypass).then(|| other.link_local());
+            let mut declared: Vec<IpAddr> = there.flat_map(|other| other.ips.iter().copied().chain(local(other))).collect();
+            declared.sort();
+            declared.dedup();
+            vnic.declared.bound.declared = declared;
+        }
+    }
+
+    fn has_made_up(&self, vnic: &Vnic, ip: IpAddr) -> bool {
+        vnic.declared.bound.contains(&ip)
+    }
+
+    /// Whether a made-up address goes to who says now that it is theirs.
+    fn gives_way(&self, holder: &Vnic, speaker: &Vnic, ip: IpAddr, voice: Voice) -> bool {
+        match (holder.declared.bypass, speaker.declared.bypass, holder.declared.bound.about(ip)) {
+            (false, true, Some(About::Firm(from))) => voice == Voice::Router || self.now < from,
+            (true, false, Some(About::From(mac))) => mac == speaker.declared.mac,
+            _ => false,
+        }
     }
 
     /// Whether a vnic may not send a packet for its source alone, as that is somebody else's.
     pub fn speaks_as_another(&self, vnic: &Vnic, packet: &Packet) -> bool {
-        vnic.declared.bypass && !vnic.declared.forwards && self.is_claimed(vnic, packet.source)
+        vnic.declared.bypass && !vnic.declared.forwards && self.is_claimed(vnic, packet.source, Voice::Speaking)
     }
 
     /// Whether a frame says that its sender has an address which is somebody else's.
@@ -72,20 +148,53 @@ impl Model {
         if policy::discovery(&packet).is_none() || packet.hops != 255 || !self.vnics.iter().any(filtered) {
             return;
         }
-        for ip in policy::spoken_for(&vnic, &packet) {
+        let source: [u8; 6] = frame[6..12].try_into().unwrap();
+        let Some((ips, voice)) = policy::spoken_for(&vnic, &packet, &frame[..6]) else { return };
+        for ip in ips {
             let IpAddr::V6(six) = ip else { continue };
             let bytes = six.octets();
             let of_mac = bytes[11..13] == [0xff, 0xfe];
             let made_up = bytes[..8] == [0xfe, 0x80, 0, 0, 0, 0, 0, 0] && bytes[8..] != [0; 8] && !of_mac;
-            let mut others = self.vnics.iter().filter(|other| other.declared.vni == vnic.vni);
-            if made_up && !others.any(|other| has(&other.declared, ip) || other.declared.bound.contains(&ip)) {
-                let bound = &mut self.vnics[sender].declared.bound;
-                bound.push(ip);
-                if bound.len() > MADE_UP {
-                    bound.remove(0);
-                }
+            if made_up && self.is_made_up(vnic.vni, ip) {
+                self.note(sender, ip, source, voice);
             }
         }
+    }
+
+    fn note(&mut self, sender: usize, ip: IpAddr, source: [u8; 6], voice: Voice) {
+        let Declared { vni, bypass, .. } = self.vnics[sender].declared;
+        let about = match voice {
+            _ if bypass => About::From(source),
+            Voice::Probing => About::Firm(self.now + 3),
+            _ => About::Firm(self.now + 600),
+        };
+        let first = !bypass || voice == Voice::Router;
+        if let Some(place) = self.vnics[sender].declared.bound.place(ip) {
+            let bound = &mut self.vnics[sender].declared.bound;
+            match (bound.places[&place].1, about) {
+                // It may be noted that it is a router's.
+                (About::From(_), _) if first && place >= 4 => _ = bound.places.remove(&place),
+                (About::Firm(old), About::Firm(new)) => {
+                    bound.places.insert(place, (ip, About::Firm(old.min(new))));
+                    return;
+                }
+                _ => {
+                    bound.places.insert(place, (ip, about));
+                    return;
+                }
+            }
+        } else if let Some(at) = self.vnics.iter().position(|other| other.declared.vni == vni && self.has_made_up(other, ip)) {
+            let holder = &self.vnics[at];
+            let came_back = bypass && source == holder.declared.mac;
+            if came_back || !self.gives_way(holder, &self.vnics[sender], ip, voice) {
+                return;
+            }
+            let bound = &mut self.vnics[at].declared.bound;
+            if let Some(place) = bound.place(ip) {
+                bound.places.remove(&place);
+            }
+        }
+        self.vnics[sender].declared.bound.put(ip, about, first);
     }
 
     fn arp_claims(&self, vnic: &Vnic, frame: &[u8], at: usize) -> bool {
@@ -103,7 +212,7 @@ impl Model {
         let address = |from: usize| Ipv4Addr::from(<[u8; 4]>::try_from(&seen[at + from..at + from + 4]).unwrap());
         let sender = address(14);
         let about = if sender.is_unspecified() { address(24) } else { sender };
-        self.is_claimed(vnic, about.into()) && !self.is_its_own(vnic, frame, about.into())
+        self.is_claimed(vnic, about.into(), Voice::Speaking) && !self.is_its_own(vnic, frame, about.into())
     }
 
     /// Whether the frame has the MAC address of the filtered vnic that has the address.
@@ -135,7 +244,8 @@ impl Model {
         };
         // What is found first counts.
         let said = [Some(packet.source), target.filter(|_| about_target)];
-        let claimed = said.into_iter().flatten().find(|ip| self.is_claimed(vnic, *ip));
+        let voice = if policy::advertises_router(packet) { Voice::Router } else { Voice::Speaking };
+        let claimed = said.into_iter().flatten().find(|ip| self.is_claimed(vnic, *ip, voice));
         claimed.is_some_and(|ip| !self.is_its_own(vnic, frame, ip))
     }
 }

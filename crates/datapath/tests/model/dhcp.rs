@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::{
+    choices::Choices,
     policy::{Declared, Group, serves},
     wire::{Packet, Reasons, be16, be32},
 };
@@ -173,6 +174,8 @@ struct Open {
     what: What,
     when: u32,
     answers: u32,
+    /// Where a server's client asked from, and after how many changes of policy.
+    asker: Option<(Packet, u32)>,
 }
 
 /// What a vnic remembers.
@@ -195,9 +198,9 @@ fn open<'a>(list: &'a mut [Open], what: &What, now: u32) -> Option<&'a mut Open>
     list.iter_mut().find(|open| open.what == *what && now - open.when <= FOR && open.answers < ANSWERS)
 }
 
-fn begin(list: &mut Vec<Open>, what: What, now: u32) {
+fn begin(list: &mut Vec<Open>, what: What, now: u32, asker: Option<(Packet, u32)>) {
     list.retain(|open| open.what != what);
-    list.push(Open { what, when: now, answers: 0 });
+    list.push(Open { what, when: now, answers: 0, asker });
 }
 
 impl Dhcp {
@@ -258,6 +261,16 @@ impl Dhcp {
         Self::request(packet).is_some_and(|what| open(&mut self.served, &what, now).is_some())
     }
 
+    /// Forgets requests that no rule lets in any more. What another rule lets in since policy changed may be forgotten, too.
+    pub fn look_again(&mut self, (groups, changes): (&[Group], u32), vnic: &Declared, choices: &mut Choices) {
+        self.served.retain_mut(|open| {
+            let Some((packet, then)) = &mut open.asker else { return true };
+            let stays = *then == changes || serves(groups, vnic, packet) && choices.either();
+            *then = changes;
+            stays
+        });
+    }
+
     fn answer(vnic: &Declared, packet: &Packet) -> Option<Message> {
         let own = |message: &Message| message.mac.is_none_or(|mac| mac == vnic.mac) && reaches(message, packet.destination);
         message(packet).filter(|message| asks(packet) == Some(false) && own(message))
@@ -281,7 +294,7 @@ impl Dhcp {
         let v6 = message.family == 6;
         let Some(left) = self.left(v6, now).checked_sub(1) else { return };
         self.tokens[usize::from(v6)] = Some((now, left));
-        begin(&mut self.asked, (message.family, message.xid, None, None), now);
+        begin(&mut self.asked, (message.family, message.xid, None, None), now, None);
         let same = |open: &Open| open.what.0 == message.family;
         if self.asked.iter().filter(|open| same(open)).count() > 4
             && let Some(oldest) = self.asked.iter().position(same)
@@ -294,10 +307,10 @@ impl Dhcp {
     }
 
     /// It got this, by a rule or without.
-    pub fn got(&mut self, groups: &[Group], vnic: &Declared, packet: &Packet, now: u32) {
+    pub fn got(&mut self, (groups, changes): (&[Group], u32), vnic: &Declared, packet: &Packet, now: u32) {
         if asks(packet) == Some(true) {
             if let Some(what) = Self::request(packet).filter(|_| serves(groups, vnic, packet)) {
-                begin(&mut self.served, what, now);
+                begin(&mut self.served, what, now, Some((packet.clone(), changes)));
             }
             return;
         }

@@ -30,6 +30,8 @@ pub struct Frames {
     talks: Vec<Talk>,
 }
 
+const ALL_NODES: Mac = Mac([0x33, 0x33, 0, 0, 0, 1]);
+
 impl Frames {
     pub fn new(case: &Case) -> Frames {
         let talk = Talk { first: [0xffff_ff00, 7000], next: [0xffff_ff01, 7001], begun: 0 };
@@ -57,7 +59,7 @@ impl Frames {
         let destination = match shot.to {
             To::Receiver => end(there),
             To::Broadcast => Mac::BROADCAST,
-            To::Multicast => Mac([0x33, 0x33, 0, 0, 0, 1]),
+            To::Multicast => ALL_NODES,
             To::LinkLocalGroup => Mac([1, 0x80, 0xc2, 0, 0, 3]),
             To::Vnic(vnic) => self.mac(vnic),
             To::Station(n) => Mac(station(n)),
@@ -73,6 +75,10 @@ impl Frames {
             Twist::Vlan(other) => vlan = other,
             _ => {}
         }
+        let destination = match (from, &shot.what) {
+            (IpAddr::V6(wanted), What::Probe) if destination == ALL_NODES => Mac::of_group_v6(asked_of(wanted)),
+            _ => destination,
+        };
         if source == destination {
             // Within a batch, whether such a frame finds what itself was learnt by is open.
             source = Mac(station(7));
@@ -344,12 +350,16 @@ fn probe(ends: &Ends) -> Vec<u8> {
     match ends.from {
         IpAddr::V4(wanted) => ends.link.arp_request(Ipv4Addr::UNSPECIFIED, wanted),
         IpAddr::V6(wanted) => {
-            let [.., x, y, z] = wanted.octets();
-            let group = Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, x, y, z]);
-            let ip = ends.link.clone().ipv6(Ipv6Addr::UNSPECIFIED, group).ttl(255);
+            let ip = ends.link.clone().ipv6(Ipv6Addr::UNSPECIFIED, asked_of(wanted)).ttl(255);
             ip.icmp(135, 0, 0, &wanted.octets())
         }
     }
+}
+
+/// The group of whoever has an address (RFC 4291, 2.7.1).
+fn asked_of(wanted: Ipv6Addr) -> Ipv6Addr {
+    let [.., x, y, z] = wanted.octets();
+    Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, x, y, z])
 }
 
 fn hidden(ends: &Ends, how: u8) -> Vec<u8> {

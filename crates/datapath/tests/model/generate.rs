@@ -3,6 +3,7 @@
 use std::{collections::VecDeque, net::IpAddr};
 
 use crate::{
+    claims::Bound,
     commands::{Case, Command, Defect, Flow, GROUPS, NAMES, Part, Shot, Step, To, Twist, What, made_up, v4, v6},
     policy::{Declared, Direction, Group, Peer, Rule},
     random::Random,
@@ -104,7 +105,7 @@ fn vnic(random: &mut Random, index: usize, networks: usize) -> Declared {
         router: random.percent(30),
         ips: Vec::new(),
         groups: Vec::new(),
-        bound: Vec::new(),
+        bound: Bound::default(),
     };
     declared.ips = addresses(random, within);
     declared.groups = groups(random);
@@ -215,7 +216,7 @@ fn commands(
                 commands.extend(other(random));
                 continue;
             }
-            9..13 => Command::Pass(random.pick(&[1, 1, 2, 5, 9, 11, 25, 31, 35, 61, 130, 241, 301])),
+            9..13 => Command::Pass(random.pick(&[1, 1, 2, 5, 9, 11, 25, 31, 35, 61, 130, 241, 301, 601])),
             _ => {
                 while scripts.len() < 3 {
                     let flow = random.below(flows.len());

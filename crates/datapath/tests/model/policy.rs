@@ -3,6 +3,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use crate::{
+    claims::{Bound, Voice},
     dhcp::asks,
     wire::{Packet, Reasons, be16},
 };
@@ -48,8 +49,8 @@ pub struct Declared {
     pub router: bool,
     pub ips: Vec<IpAddr>,
     pub groups: Vec<&'static str>,
-    /// Link-local addresses that it was the first to have, oldest first.
-    pub bound: Vec<IpAddr>,
+    /// Link-local addresses that it was the first to have.
+    pub bound: Bound,
 }
 
 impl Declared {
@@ -210,19 +211,30 @@ fn said(packet: &Packet) -> Option<Said> {
     believable.then(|| Said { target: target.map(IpAddr::V6), links })
 }
 
-/// Addresses that a believable message of discovery is a reason to note: those that its sender speaks from or for, or is about to take.
-/// Only the last if nobody checks what it says.
-pub fn spoken_for(vnic: &Declared, packet: &Packet) -> Vec<IpAddr> {
+/// Addresses that a believable message of discovery is a reason to note, and who says so: those that its sender speaks from or for, or is
+/// about to take.
+pub fn spoken_for(vnic: &Declared, packet: &Packet, to: &[u8]) -> Option<(Vec<IpAddr>, Voice)> {
     let kind = packet.upper[0];
-    let Some(said) = said(packet).filter(|_| matches!(kind, 133 | 135 | 136)) else { return Vec::new() };
+    let said = said(packet).filter(|_| matches!(kind, 133..=136))?;
     let target = said.target;
+    if !vnic.bypass && said.links.iter().any(|link| *link != vnic.mac) {
+        return None;
+    }
     if kind == 135 && packet.source == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
-        return target.into_iter().collect();
+        let [.., x, y, z] = v6(target?).octets();
+        let heard = to == [0xff; 6] || to == [0x33, 0x33, 0xff, x, y, z];
+        let asked = v6(packet.destination).octets()[13..] == [x, y, z];
+        return (vnic.bypass || heard && asked).then(|| (target.into_iter().collect(), Voice::Probing));
     }
-    if vnic.bypass || said.links.iter().any(|link| *link != vnic.mac) {
-        return Vec::new();
+    if kind == 134 {
+        return vnic.bypass.then(|| (vec![packet.source], Voice::Router));
     }
-    [Some(packet.source), target.filter(|_| kind == 136)].into_iter().flatten().collect()
+    Some(([Some(packet.source), target.filter(|_| kind == 136)].into_iter().flatten().collect(), Voice::Speaking))
+}
+
+/// Whether it is what a router believably says of itself.
+pub fn advertises_router(packet: &Packet) -> bool {
+    packet.upper[0] == 134 && said(packet).is_some()
 }
 
 /// The link-layer address that a believable redirect gives.

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 
 use crate::{
     choices::Choices,
+    claims::Bound,
     dhcp::{self, Dhcp},
     policy::{self, Declared, Group, Verdict},
     tcp::{Connection, Judgement, Segment},
@@ -139,7 +140,7 @@ pub struct Model {
     trunks: &'static [&'static str],
     /// What this one does wrong.
     mistake: Option<Mistake>,
-    now: u32,
+    pub now: u32,
     lives: u32,
     changes: u32,
     pub vnics: Vec<Vnic>,
@@ -286,7 +287,7 @@ impl Model {
                 router: false,
                 ips: vec![],
                 groups: vec![],
-                bound: vec![],
+                bound: Bound::default(),
             };
             let port = self.vacant();
             self.vnics.push(Vnic { name: trunk, port, declared: nobody, trunk: true, attached: 0, dhcp: Dhcp::default() });
@@ -335,6 +336,7 @@ impl Model {
     /// One frame from a vnic.
     pub fn send(&mut self, from: &str, frame: &[u8], choices: &mut Choices) -> Outcome {
         let mut outcome = Outcome::default();
+        self.tell_declared();
         let sender = self.vnics.iter().position(|vnic| vnic.name == from).unwrap();
         if let Err(drop) = self.decide(sender, frame, &mut outcome, choices) {
             outcome.drops.push(drop);
@@ -349,6 +351,13 @@ impl Model {
             return refuse(&["short"]);
         }
         let carries = wire::carries(frame);
+        if let Carries::Ip(at, vlan) = &carries
+            && let Ok(packet) = wire::packet(frame, *at, *vlan)
+            && dhcp::asks(&packet) == Some(false)
+        {
+            let Vnic { declared, dhcp, .. } = &mut self.vnics[sender];
+            dhcp.look_again((&self.groups, self.changes), declared, choices);
+        }
         if !declared.bypass {
             if frame[6..12] != declared.mac {
                 return refuse(&["spoofed-mac"]);
@@ -727,13 +736,8 @@ impl Model {
             }
             self.sessions.remove(at);
         }
-        if let Some(other_end) = self.quotes_a_session(vni, to, packet, choices) {
-            // The other end may say so; anybody else needs to be let out.
-            let declared = &self.vnics[sender].declared;
-            return match policy::egress(&self.groups, declared, packet) {
-                Verdict::Denied(reasons) if !declared.bypass && other_end != port => Err(drop(name, reasons)),
-                _ => Ok(()),
-            };
+        if self.quotes_a_session(vni, sender, to, packet, choices) {
+            return Ok(());
         }
         if key.is_some_and(|key| self.moves(key, packet, choices)) {
             return Ok(());
@@ -850,7 +854,7 @@ impl Model {
     fn got(&mut self, receiver: usize, packet: &Packet) {
         let Vnic { declared, dhcp, .. } = &mut self.vnics[receiver];
         if !declared.bypass && dhcp::asks(packet).is_some() {
-            dhcp.got(&self.groups, declared, packet, self.now);
+            dhcp.got((&self.groups, self.changes), declared, packet, self.now);
         }
     }
 
@@ -923,20 +927,21 @@ impl Model {
         Ok(())
     }
 
-    /// Counts an error about a UDP session: four pass in a second.
+    /// Counts an error about a session that is none of TCP: four pass in a second.
     fn one_more_error(&mut self, at: usize) -> bool {
         let (now, errors) = (self.now, &mut self.sessions[at].errors);
         *errors = if errors.0 == now { (now, errors.1 + 1) } else { (now, 1) };
         errors.1 <= 4
     }
 
-    /// If it is an error about a packet that the receiver sent in a session: the other end of that.
-    fn quotes_a_session(&mut self, vni: u32, to: Port, packet: &Packet, choices: &mut Choices) -> Option<Port> {
-        let quoted = quoted(packet)?;
+    /// Whether it is an error about a packet that the receiver sent in a session, from who may know of it: the other end, or any router.
+    fn quotes_a_session(&mut self, vni: u32, sender: usize, to: Port, packet: &Packet, choices: &mut Choices) -> bool {
+        let Some(quoted) = quoted(packet) else { return false };
         // An error goes to whom the packet was from.
         if packet.destination != quoted.source {
-            return None;
+            return false;
         }
+        let (port, bypass) = (self.vnics[sender].port, self.vnics[sender].declared.bypass);
         // Whoever the packet went to: the tuple and the port it came from are known.
         let same = |key: &Key| {
             let ends = (key.from.address, key.from.number, key.to.address, key.to.number);
@@ -945,7 +950,6 @@ impl Model {
         };
         let sessions = self.sessions.clone();
         let found = sessions.iter().filter(|session| same(&session.key) || same(&session.key.reversed()));
-        let mut others: Vec<Port> = Vec::new();
         for candidate in found {
             let Some(at) = self.there(|session| session.key == candidate.key, choices) else { continue };
             // A quote is no frame of the session: one that policy does not admit now is not ended by it.
@@ -953,20 +957,20 @@ impl Model {
                 continue;
             }
             let from = usize::from(!same(&candidate.key));
+            let other = if from == 0 { candidate.key.to.port } else { candidate.key.from.port };
+            if !bypass && other != port {
+                continue;
+            }
             let fits = match (&self.sessions[at].tracked, quoted.sequence) {
                 (Tracked::Tcp(connection), Some(sequence)) => connection.may_have_sent(from, sequence, choices),
-                (Tracked::Udp(_), _) => self.one_more_error(at),
-                _ => true,
+                (Tracked::Tcp(_), None) => false,
+                _ => self.one_more_error(at),
             };
             if fits {
-                others.push(if from == 0 { candidate.key.to.port } else { candidate.key.from.port });
+                return true;
             }
         }
-        // Of several that it had the same conversation with, it may be about any.
-        while others.len() > 1 && choices.either() {
-            others.remove(0);
-        }
-        others.first().copied()
+        false
     }
 }
 
