@@ -206,10 +206,8 @@ fn is_claimed(vnic: &Vnic, address: Address, voice: Voice, context: &Context<'_>
     }
     context.bindings.holder(address, vnic.vni, context.snapshot).is_some_and(|holder| {
         let may_be_elsewhere = holder.vnic.rules.shared_ip || !context.snapshot.keeps_addresses(holder.vnic);
-        !holder.vnic.rules.bypass
-            && holder.vnic.place != vnic.place
-            && !(vnic.trunk && may_be_elsewhere)
-            && !holder.gives_way(vnic, voice, context.now)
+        let is_theirs = !holder.vnic.rules.bypass && holder.vnic.place != vnic.place && !(vnic.trunk && may_be_elsewhere);
+        is_theirs && !holder.gives_way(vnic, voice, context.now)
     })
 }
 

@@ -6,6 +6,7 @@
 
 mod dhcp;
 mod fast;
+mod pace;
 mod room;
 mod session_of;
 mod share;
@@ -23,6 +24,7 @@ use crate::{
 };
 
 pub(crate) use dhcp::DhcpState;
+pub(crate) use pace::Pace;
 use room::Notes;
 pub(crate) use room::{Judged, Room};
 pub(crate) use session_of::session_of;

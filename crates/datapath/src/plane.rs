@@ -349,6 +349,7 @@ impl Plane {
             announcing: Default::default(),
             answered: AtomicU64::new(0),
             dhcp: Default::default(),
+            discovery: Default::default(),
         })
     }
 

@@ -16,7 +16,7 @@ use crate::{
     announce::Announcing,
     claims::{Bound, Holders},
     counters::Counters,
-    filter::DhcpState,
+    filter::{DhcpState, Pace},
     flow::Address,
     numbers::Numbers,
     observe::Presence,
@@ -121,6 +121,8 @@ pub(crate) struct Shared {
     pub answered: AtomicU64,
     /// What its DHCP exchanges need to be remembered.
     pub dhcp: DhcpState,
+    /// Messages of neighbour and listener discovery that it may send.
+    pub discovery: Pace,
 }
 
 /// A vnic as workers see it.

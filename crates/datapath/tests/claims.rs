@@ -769,3 +769,32 @@ fn believes(frame: &[u8]) -> bool {
         _ => false,
     }
 }
+
+/// Discovery needs no rule, so a filtered vnic sends it at a pace; and reports of listeners go to groups.
+#[test]
+fn discovery_is_no_channel() {
+    let mut world = World::new();
+    let solicitation = discovery(&build::ethernet(A, B), 135, V6_A, V6_B, Some(A));
+    let mut passed = |from: &str, frame: &[u8], seconds: u32| {
+        world.host.pass(seconds);
+        let outcomes: Vec<String> = (0..1100).map(|_| world.send(from, frame)).collect();
+        let passed = outcomes.iter().take_while(|outcome| ["b", "wire"].contains(&outcome.as_str())).count();
+        assert!(outcomes[passed..].iter().all(|outcome| *outcome == format!("{from}.discovery-limit=1")), "{from} {passed}");
+        passed
+    };
+    assert_eq!([passed("a", &solicitation, 0), passed("a", &solicitation, 1), passed("a", &solicitation, 2)], [1024, 256, 512]);
+    // Each has its own; who bypasses filters is not limited.
+    let of_c = discovery(&build::ethernet(C, B), 135, V6_C, V6_B, Some(C));
+    assert_eq!(passed("c", &of_c, 0), 1100);
+    assert_eq!(world.send("b", &discovery(&build::ethernet(B, A), 135, V6_B, V6_A, Some(B))), "a");
+
+    let mut world = World::new();
+    let report = |mac, destination: Ipv6Addr| {
+        let alert = build::ethernet(A, mac).ipv6(LOCAL_A, destination).ttl(1).extension(0, &[5, 2, 0, 0, 1, 0]);
+        alert.icmp(143, 0, 1, &[&[4, 0, 0, 0][..], &[0xff; 16]].concat())
+    };
+    let routers = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
+    assert_eq!(world.send("a", &report(Mac::of_group_v6(routers), routers)), "b c d wire");
+    assert_eq!(world.send("a", &report(B, V6_B)), "a.bad-discovery=1");
+    assert_eq!(world.send("a", &report(Mac::BROADCAST, V6_B)), "a.bad-discovery=1");
+}

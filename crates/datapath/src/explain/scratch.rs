@@ -163,6 +163,7 @@ fn counts(shared: &VnicShared) -> Arc<VnicShared> {
         driving,
         answered,
         dhcp,
+        discovery,
         ..
     } = shared;
     let same64 = |word: &AtomicU64| AtomicU64::new(word.load(Relaxed));
@@ -182,5 +183,6 @@ fn counts(shared: &VnicShared) -> Arc<VnicShared> {
         announcing: Default::default(),
         answered: same64(answered),
         dhcp: dhcp.copy(),
+        discovery: discovery.copy(),
     })
 }

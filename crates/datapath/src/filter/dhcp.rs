@@ -17,7 +17,7 @@ use std::{
 
 use butterfly_packet::protocol::UDP;
 
-use super::{EGRESS_DENIED, SPOOFED_IP};
+use super::{EGRESS_DENIED, SPOOFED_IP, pace::Pace};
 use crate::{
     batch::Context,
     claims::has_link_local,
@@ -80,25 +80,6 @@ struct Family {
     pace: Pace,
 }
 
-/// Tokens of whole seconds: the second (high half) and those that were left in it; 0 if none was ever taken.
-#[derive(Default)]
-struct Pace(AtomicU64);
-
-impl Pace {
-    fn left(&self, now: u32, most: u32, per_second: u32) -> u32 {
-        let word = self.0.load(Relaxed);
-        let (then, left) = ((word >> 32) as u32, word as u32);
-        if word == 0 { most } else { left.saturating_add(now.wrapping_sub(then).saturating_mul(per_second)).min(most) }
-    }
-
-    /// Takes a token, if there is one. To be called by the worker that owns the vnic's transmit ring.
-    fn take(&self, now: u32, most: u32, per_second: u32) -> bool {
-        let Some(left) = self.left(now, most, per_second).checked_sub(1) else { return false };
-        self.0.store(u64::from(now) << 32 | u64::from(left), Relaxed);
-        true
-    }
-}
-
 #[derive(Default)]
 struct Exchange {
     /// Transaction (high half) and second of its last request; 0 if there is none.
@@ -142,7 +123,7 @@ impl Family {
     fn copy(&self) -> Family {
         let copy = |exchange: &Exchange| Exchange { asked: same(&exchange.asked), answers: same32(&exchange.answers) };
         let [a, b, c, d] = &self.exchanges;
-        Family { exchanges: [copy(a), copy(b), copy(c), copy(d)], pace: Pace(same(&self.pace.0)) }
+        Family { exchanges: [copy(a), copy(b), copy(c), copy(d)], pace: self.pace.copy() }
     }
 }
 
@@ -178,8 +159,8 @@ impl DhcpState {
             servers: [same32(a), same32(b), same32(c), same32(d)],
             offers: same32(&self.offers),
             unknown: same32(&self.unknown),
-            ruled: Pace(same(&self.ruled.0)),
-            unfiltered: Pace(same(&self.unfiltered.0)),
+            ruled: self.ruled.copy(),
+            unfiltered: self.unfiltered.copy(),
             clients,
         }
     }
@@ -557,17 +538,6 @@ mod tests {
         offer(1);
         assert_eq!(known(), [1, 11, 12, 13]);
         assert_eq!((0..=20).filter(|server| state.copy().knows(*server)).collect::<Vec<_>>(), known());
-    }
-
-    /// A second's tokens come with it, no more than are kept; one that was never asked is full.
-    #[test]
-    fn tokens_come_by_the_second() {
-        let pace = Pace::default();
-        let taken = |now| (0..100).filter(|_| pace.take(now, 10, 3)).count();
-        assert_eq!([pace.left(0, 10, 3), pace.left(7, 10, 3)], [10, 10]);
-        assert_eq!([taken(100), taken(100), taken(101), taken(103), taken(106), taken(107)], [10, 0, 3, 6, 9, 3]);
-        assert_eq!([taken(111), taken(100_000), taken(u32::MAX), taken(1)], [10, 10, 10, 6]);
-        assert_eq!([pace.left(1, 10, 3), pace.left(2, 10, 3), pace.left(5, 10, 3)], [0, 3, 10]);
     }
 
     /// In one set: whoever asked is found by the whole of its hash, and the oldest of five goes.

@@ -19,7 +19,7 @@ use crate::{
     batch::{Batch, Context, Verdict},
     claims::{has_link_local, may_speak_as},
     flow::{
-        Address, BAD_DISCOVERY, DHCP_LIMIT, Dhcp, FRAGMENT_ORPHAN, L4, Packet, Piece, Quoted, discovery,
+        Address, BAD_DISCOVERY, DHCP_LIMIT, DISCOVERY_LIMIT, Dhcp, FRAGMENT_ORPHAN, L4, Packet, Piece, Quoted, discovery,
         fragments::FragmentKey,
         is_v4, mapped,
         parse::{Fault, parse},
@@ -661,7 +661,11 @@ pub(crate) fn note_flooded(room: &Room, index: usize, receiver: &Vnic, context: 
     }
 }
 
-/// Whether a sender may send a packet. The cell of what admits it.
+/// Messages of discovery that a filtered vnic may send without a rule, at once and per second.
+const DISCOVERIES: u32 = 1024;
+const DISCOVERIES_PER_SECOND: u32 = 256;
+
+/// Whether a sender may send a packet. The cell of what admits it. To be asked once for each, as what passes without a rule has its pace.
 fn leaves(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, (DropReason, u32)> {
     let refused = |reason| (reason, sender.place.slot);
     if sender.rules.bypass {
@@ -671,7 +675,8 @@ fn leaves(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, 
         L4::Discovery(found) => {
             let own = |address| sender.rules.owns(address) || has_link_local(sender, address, context);
             if discovery::may_send(found, sender.mac, sender.rules.ip_anti_spoof, own) {
-                return Ok(0);
+                let may = sender.shared.discovery.take(context.now, DISCOVERIES, DISCOVERIES_PER_SECOND);
+                return if may { Ok(0) } else { Err(refused(DISCOVERY_LIMIT)) };
             }
             // What routers say, for a vnic that a rule lets be one: by its own address, about its own.
             let own = own(found.source);

@@ -148,8 +148,8 @@ impl Discovery {
             v6::REDIRECT => is_link_local(source),
             // RFC 3810, 5.1.14
             v6::LISTENER_QUERY => is_link_local(source),
-            // RFC 3810, 5.2.13; RFC 3590, 4
-            _ => is_link_local(source) || source == 0,
+            // RFC 3810, 5.2.13 and 5.2.14; RFC 2710, 3; RFC 3590, 4
+            _ => (is_link_local(source) || source == 0) && is_multicast(destination),
         }
     }
 }

@@ -63,6 +63,13 @@ drop_reasons! { 6;
         remedy: "declare the address too: `butterfly nic update --id NIC --ip ADDRESS..` (the whole list); a router needs `butterfly nic update --id NIC --router true` and `butterfly sg rule add SG --dir out --ip-proto 58 --cidr ::/0`; the first OUTBOUND rule of a vnic's groups ends \"everything may leave\", so add one for all else as well",
         charged: "the sender",
     }
+    /// Neighbour discovery or multicast listener discovery that is as it should be, more of it than a machine needs: a vnic may send 1,024
+    /// messages at once and 256 per second.
+    DISCOVERY_LIMIT = "discovery-limit" {
+        cause: "a machine that looks for the neighbours of a whole network (a scanner), answers thousands of them, or sends something else in this form",
+        remedy: "look at what it sends with tcpdump in the machine; a machine that has to send more is to be declared anew with `butterfly nic add --id NIC ... --bypass-filtering`",
+        charged: "the sender",
+    }
     /// A DHCP request that is not shaped as one to its last option, or that asks for another station, and that no rule lets out.
     BAD_DHCP = "bad-dhcp" {
         cause: "a DHCP client that is broken or asks for another MAC address, such as a relay or a container's bridge in the machine; or something else that uses the ports of DHCP",

@@ -334,7 +334,10 @@ fn discovery(ends: &Ends, kind: u8, defect: Defect) -> Vec<u8> {
     if defect == Defect::Short {
         body.truncate(10);
     }
-    let mut ip = ends.link.clone().ipv6(source, target).ttl(hops);
+    // A report is to groups, if nothing is wrong with it.
+    let report = matches!(kind, 131 | 132 | 143) && defect != Defect::Target;
+    let to = if report { Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16) } else { target };
+    let mut ip = ends.link.clone().ipv6(source, to).ttl(hops);
     if mld {
         ip = ip.extension(0, &[5, 2, 0, 0, 1, 0]); // router alert (RFC 2711)
     }

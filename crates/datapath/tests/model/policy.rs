@@ -206,7 +206,7 @@ fn said(packet: &Packet) -> Option<Said> {
         134 | 137 | 130 => link_local(source),
         135 => !multicast(target.unwrap()) && (!unspecified || solicited_node && links.is_empty()),
         136 => !(multicast(target.unwrap()) || multicast(destination) && message[4] & 0x40 != 0),
-        _ => link_local(source) || unspecified,
+        _ => (link_local(source) || unspecified) && multicast(destination),
     };
     believable.then(|| Said { target: target.map(IpAddr::V6), links })
 }
