@@ -770,6 +770,27 @@ fn believes(frame: &[u8]) -> bool {
     }
 }
 
+/// A connection that comes along takes the place of what was known of it: it is no further copy.
+#[test]
+fn a_connection_that_moves_is_no_further_copy() {
+    const IP_E: [u8; 4] = [10, 0, 0, 5];
+    let mut world = World::new();
+    let others = [("f", Mac([2, 0, 0, 0, 0, 0xf])), ("g", Mac([2, 0, 0, 0, 0, 0x10]))];
+    others.iter().for_each(|(id, mac)| world.add(id, *mac, &bypass(&[])));
+    // The same addresses and ports with four ports of the network: the trunk first, then three vnics.
+    let syn = |to| build::ethernet(A, to).ipv4(IP_A, IP_E).tcp(&Tcp::new(4000, 80, SYN), b"");
+    assert_eq!(world.send("a", &syn(FAR)), "c f g wire");
+    for (id, mac) in [("c", C), others[0], others[1]] {
+        assert_eq!(world.send("a", &syn(mac)), id);
+    }
+    world.add("h", Mac([2, 0, 0, 0, 0, 0x11]), &bypass(&[]));
+    assert_eq!(world.send("a", &syn(Mac([2, 0, 0, 0, 0, 0x11]))), "a.session-copies=1");
+    // The machine behind the trunk comes here.
+    world.add("e", FAR, &filtered(&["10.0.0.5"]));
+    let answer = Tcp { acknowledgement: 1, ..Tcp::new(80, 4000, SYN | ACK) };
+    assert_eq!(world.send("e", &build::ethernet(FAR, A).ipv4(IP_E, IP_A).tcp(&answer, b"")), "a");
+}
+
 /// Discovery needs no rule, so a filtered vnic sends it at a pace; and reports of listeners go to groups.
 #[test]
 fn discovery_is_no_channel() {

@@ -297,10 +297,13 @@ impl Decision<'_> {
             && !segment.opens()
             && let Some((session, was, stored)) = self.inherited(segment, room)
         {
-            self.make(&session, room)?;
+            let made = self.make(&session, room);
+            let one_too_many = matches!(made, Err((SESSION_COPIES, _)));
             // It is in one place: when its end comes back, what was known of it then is out of date.
-            self.end(&was, &stored, room);
-            return Ok(());
+            if made.is_ok() || one_too_many {
+                self.end(&was, &stored, room);
+            }
+            return if one_too_many { self.make(&session, room) } else { made };
         }
         let cells = self.decide()?;
         let state = self.opening().map_err(|reason| (reason, self.own()))?;
