@@ -116,6 +116,8 @@ says() {
   bf "${words[@]}" 2>"$dir/silent" >/dev/null || fail "butterfly $1 fails"
   [ ! -s "$dir/silent" ] || fail "butterfly $1 speaks to a script: $(cat "$dir/silent")"
 }
+bf nic add --id third --mac 02:00:00:00:00:05 --vni 43 --ip 10.0.0.9 --sg web
+bf nic add --id fourth --mac 02:00:00:00:00:06 --vni 43 --ip 10.0.0.7 --sg web
 says 'nic add --id twin --mac 02:00:00:00:00:03 --vni 43 --sg wbe' 'twin waits for its MAC address, which alone has'
 says 'nic sg set twin wbe' 'security group wbe does not exist: it allows nothing until it does'
 says 'sg rule del web --ip-proto tcp --port 443 --cidr 10.0.0.0/8' 'web has no such rule: nothing changed'
@@ -124,6 +126,11 @@ says 'nic del nobody' 'there was no NIC nobody: nothing changed'
 says 'sg member del web 10.9.9.9' '10.9.9.9 was no member of security group web: nothing changed'
 says 'events nobody' 'there is no NIC nobody, and no event about one is kept'
 says 'nic add --id alone --mac 02:00:00:00:00:03 --vni 44 --sg web' 'alone was made anew, as these changed: vni'
+says 'nic update --id third --ip 10.0.0.9 10.0.0.7' '10.0.0.7 is also declared for fourth: each of them may use it'
+says 'nic add --id fourth --mac 02:00:00:00:00:06 --vni 43 --ip 10.0.0.7 --sg web' '10.0.0.7 is also declared for third'
+bf nic del third fourth
+typed 'sg show nope' >"$dir/typed" || true
+[ "$(grep -c description "$dir/typed")" = 1 ] || fail "a refusal is told more than once: $(cat "$dir/typed")"
 typed 'sg rule del web' >"$dir/typed"
 if [ "$(wc -l <"$dir/typed")" != 2 ] || ! grep -q 'HASH missing' "$dir/typed"; then
   fail "a missing word is told in more than two lines: $(cat "$dir/typed")"

@@ -4,7 +4,7 @@
 
 use crate::session::Session;
 use crate::table::{counted, safe};
-use butterfly_api::proto::{Request, Response, Rule, Sg, TunnelPeer};
+use butterfly_api::proto::{Nic, Request, Response, Rule, Sg, TunnelPeer};
 use butterfly_model::parse_ip;
 
 /// The answer to a request whose refusal does not matter, if a person reads what comes of it.
@@ -35,6 +35,22 @@ pub fn of_nic(id: &str, session: &mut Session) {
             session,
             &format!("security group {name} does not exist: it allows nothing until it does (butterfly sg rule add {name} ...)"),
         );
+    }
+}
+
+/// Addresses were declared for a NIC: who else in its network has one of them.
+pub fn of_shared_addresses(id: &str, session: &mut Session) {
+    let all = look(session, Request { nic_details: Some(String::new()), ..Request::default() });
+    let Some(all) = all else { return };
+    let Some(own) = all.nic_details.iter().find(|nic| nic.id() == id) else { return };
+    let has = |nic: &Nic, address: &str| nic.ip.iter().any(|other| is_same(other, address));
+    for address in &own.ip {
+        let others = all.nic_details.iter().filter(|nic| nic.id() != id && nic.vni() == own.vni() && has(nic, address));
+        let others: Vec<&str> = others.map(Nic::id).collect();
+        if !others.is_empty() {
+            let others = others.join(", ");
+            note(session, &format!("{address} is also declared for {others}: each of them may use it"));
+        }
     }
 }
 
@@ -125,6 +141,21 @@ pub fn of_absent_members(id: &str, members: &[String], before: Before, session: 
 /// Peers that are named, if a person reads what comes of it.
 pub fn peers(session: &mut Session) -> Option<Vec<TunnelPeer>> {
     Some(look(session, Request { peer_list: Some(true), ..Request::default() })?.peer_list)
+}
+
+/// Peers were named: what is for several receivers may have gone to multicast groups before.
+pub fn of_first_peers(peers: &[TunnelPeer], before: Option<Vec<TunnelPeer>>, session: &mut Session) {
+    let Some(before) = before else { return };
+    let Some(vni) = peers.first().map(|peer| peer.vni) else { return };
+    if !before.iter().any(|other| other.vni.is_none() || other.vni == vni) {
+        let networks = vni.map_or_else(|| "all networks".to_owned(), |vni| format!("network {vni}"));
+        note(
+            session,
+            &format!(
+                "what is for several receivers of {networks} goes to named hosts only now, and to no multicast group: name all of them (butterfly peer list)"
+            ),
+        );
+    }
 }
 
 /// Peers were taken back: of those that were not named it is told.

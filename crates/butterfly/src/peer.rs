@@ -31,7 +31,10 @@ pub fn node() -> Node {
                     .after_help("butterfly peer add 192.0.2.2 192.0.2.3\nbutterfly peer add 192.0.2.4 --vni 42"),
                 |arguments, session| {
                     let request = |peer| Request { peer_add: MessageField::some(peer), ..Request::default() };
-                    session.ask_all(peers(arguments)?.map(request).collect()).map(|_| ())
+                    let (peers, before) = (peers(arguments)?.collect::<Vec<_>>(), notes::peers(session));
+                    session.ask_all(peers.iter().cloned().map(request).collect())?;
+                    notes::of_first_peers(&peers, before, session);
+                    Ok(())
                 },
             ),
             Node::run(

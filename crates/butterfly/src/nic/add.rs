@@ -69,6 +69,7 @@ fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let id = arguments.value("id").unwrap_or_default();
     notes::of_remade(id, &added.remade, session);
     notes::of_nic(id, session);
+    notes::of_shared_addresses(id, session);
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! `butterfly nic update`.
 
 use crate::failure::Failure;
+use crate::notes;
 use crate::options::{list, option};
 use crate::reader::Arguments;
 use crate::session::Session;
@@ -58,7 +59,11 @@ fn update(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
         }),
         ..Request::default()
     };
-    session.ask(request).map(|_| ())
+    session.ask(request)?;
+    if let (Some(id), false) = (arguments.value("id"), arguments.values("ip").is_empty()) {
+        notes::of_shared_addresses(id, session);
+    }
+    Ok(())
 }
 
 /// The list to send: on the wire one empty string clears all addresses.

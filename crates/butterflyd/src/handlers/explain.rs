@@ -152,7 +152,7 @@ fn mac(text: &str) -> Result<Mac, Failure> {
 fn refused(why: NoAnswer) -> Failure {
     let help = match &why {
         NoAnswer::NeedsMac(_) => {
-            "give its link address (destination_mac, `--mac`), or ask the host that has it first: its answer to the same question from outside names it"
+            "ask both hosts (`butterfly explain ... --far-endpoint ENDPOINT-OF-THAT-HOST`), or give its MAC address (destination_mac, `--mac`): `butterfly fdb VNI` lists those that were heard"
         }
         NoAnswer::NoAddress { .. } => "give the address (`--src`, or `--to ADDRESS`), or declare one for the NIC",
         NoAnswer::NeedsSource => "give source (`--src`)",

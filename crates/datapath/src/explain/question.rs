@@ -87,7 +87,7 @@ pub enum NoAnswer {
     NeedsPort(&'static str),
     #[error("who sends it from outside has an address: give its source address")]
     NeedsSource,
-    #[error("no vnic here has {0}: it may be on another host, whose link address is needed")]
+    #[error("no NIC of this host has {0}: it may be on another host, and its MAC address is not known here")]
     NeedsMac(IpAddr),
     #[error("{0} waits for its MAC address, which {1} has: it gets nothing until that one is gone")]
     Waits(String, String),

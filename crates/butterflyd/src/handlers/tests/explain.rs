@@ -62,7 +62,7 @@ fn questions_that_say_nothing_are_refused() {
         (r#"from_nic: "n" to_nic: "n" source_mac: "02:00""#, "no MAC address", ""),
         (r#"from_nic: "n" to_nic: "n" protocol: 256"#, "out of range", ""),
         (r#"from_nic: "n" to_nic: "n" destination_port: 65536"#, "out of range", ""),
-        (r#"from_nic: "n" to_address: "10.0.0.7""#, "no vnic here has 10.0.0.7", "destination_mac"),
+        (r#"from_nic: "n" to_address: "10.0.0.7""#, "no NIC of this host has 10.0.0.7", "--far-endpoint"),
     ] {
         let (said, more) = host.fails(&format!("explain {{ {question} }}"));
         assert!(said.contains(description) && more.contains(help), "{question}: {said}, {more}");
