@@ -403,8 +403,8 @@ fn announcements_of_many_leave_room_for_another() {
     assert!(announced.is_some_and(|tick| tick < 4), "{announced:?}");
 }
 
-/// More vnics than the worker keeps at once are to be announced while it is busy elsewhere for some rounds: of all rounds of a vnic that
-/// had no place at once, one is made up for.
+/// More vnics than the worker keeps at once are to be announced while it is busy elsewhere for all their rounds: each is announced all the
+/// same. (A round that had no place and was forgotten left 344 of them unannounced.)
 #[test]
 fn announcements_for_which_there_is_no_place_come_later() {
     const MANY: usize = 600;
@@ -413,8 +413,8 @@ fn announcements_for_which_there_is_no_place_come_later() {
     host.settle();
     host.moved();
     let crowd: Vec<String> = (0..MANY).map(|i| format!("r1-{i:04}")).collect();
-    host.announce_while_busy(&crowd, 12).unwrap();
+    host.announce_while_busy(&crowd, 45).unwrap();
     let moved = host.moved();
     let counts: Vec<u64> = crowd.iter().map(|id| moved.get(&format!("{id}.announced")).copied().unwrap_or(0)).collect();
-    assert!(counts.iter().all(|count| (3..=4).contains(count)), "{counts:?}");
+    assert!(counts.iter().all(|count| (1..=4).contains(count)), "{counts:?}");
 }
