@@ -71,6 +71,10 @@ fn send_file(arguments: &Arguments, session: &mut Session) -> Result<(), Failure
             (Err(other), _) => return Err(other),
         }
     }
+    if !failures.is_empty() && names.len() > 1 {
+        // Those behind a failure were carried out, too: the operator must know what is there now.
+        failures.push(format!("{} of {} requests were done, {} not", names.len() - failures.len(), names.len(), failures.len()));
+    }
     match failures.is_empty() {
         true => Ok(()),
         false => Err(Failure::said(failures.join("\n"))),

@@ -736,7 +736,7 @@ fn a_dump_replays() {
                 "request DIR/mixed @",
                 "error in response\ndescription: NIC does not exist with id x\nrequest 1 of 3: nic_stats \"x\"\n\
                  error in response\ndescription: Bad NIC format\nhelp: MAC address \"52:54\" is refused: it must be six pairs of hexadecimal \
-                 digits joined by colons, like 52:54:00:12:34:56\nrequest 2 of 3: nic_add \"d\"",
+                 digits joined by colons, like 52:54:00:12:34:56\nrequest 2 of 3: nic_add \"d\"\n1 of 3 requests were done, 2 not",
             ),
             prints("nic list @", "b\nc\n"),
         ],

@@ -47,8 +47,13 @@ fn show(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
 fn ask(id: &str, session: &mut Session) -> Result<Found, Failure> {
     let all = Some(String::new());
     // A group that is not there is refused before the long answers are asked for.
-    let rules = session.ask(Request { sg_rule_stats: Some(id.to_owned()), ..Request::default() })?;
-    let members = session.ask(Request { sg_member_list: Some(id.to_owned()), ..Request::default() })?;
+    let mut own = session
+        .ask_all(vec![
+            Request { sg_rule_stats: Some(id.to_owned()), ..Request::default() },
+            Request { sg_member_list: Some(id.to_owned()), ..Request::default() },
+        ])?
+        .into_iter();
+    let (rules, members) = (own.next().unwrap_or_default(), own.next().unwrap_or_default());
     let mut others = session
         .ask_all(vec![
             Request { nic_details: all.clone(), ..Request::default() },

@@ -483,7 +483,7 @@ fn request_names_what_failed() {
     assert_eq!(
         ended.err,
         "error in response\ndescription: Bad Security Group format\nrequest 2 of 4: sg_add \"web\"\n\
-         error in response\ndescription: no uplink\nrequest 4 of 4: peer_add \"10.9.0.3\"\nerror in command: request\n"
+         error in response\ndescription: no uplink\nrequest 4 of 4: peer_add \"10.9.0.3\"\n2 of 4 requests were done, 2 not\nerror in command: request\n"
     );
     assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)));
 }
