@@ -538,7 +538,8 @@ fn a_declared_address_is_no_longer_made_up() {
     world.host.update("c", &bypass(&["fe80::1"])).unwrap();
     assert_eq!(world.send("a", &probe(A, GATEWAY)), "a.bad-discovery=1");
     world.host.update("c", &bypass(&[])).unwrap();
-    assert_eq!(world.send("a", &advertisement(A, GATEWAY)), "b c d wire");
+    assert_eq!(world.send("b", &probe(B, GATEWAY)), "a c d wire");
+    assert_eq!(world.send("a", &advertisement(A, GATEWAY)), "a.ip-claimed=1");
 }
 
 /// A neighbour that is filtered is no router: what it says of another one's session is judged by the rules, and takes nobody's share.
@@ -818,4 +819,37 @@ fn discovery_is_no_channel() {
     assert_eq!(world.send("a", &report(Mac::of_group_v6(routers), routers)), "b c d wire");
     assert_eq!(world.send("a", &report(B, V6_B)), "a.bad-discovery=1");
     assert_eq!(world.send("a", &report(Mac::BROADCAST, V6_B)), "a.bad-discovery=1");
+}
+
+/// The rest of a multicast packet passes as long as its first fragment would: not when the rule was taken back, nor the vnic's right.
+#[test]
+fn fragments_of_a_flood_end_with_their_rule() {
+    const X: Mac = Mac([2, 0, 0, 0, 0, 0x12]);
+    let group_ip = [239, 1, 1, 1];
+    let rule = || {
+        let to = butterfly_model::Cidr::new("239.1.1.1", 32).unwrap();
+        Rule::new(Direction::Outbound, 17, (Some(53), Some(53)), Some(to), None).unwrap()
+    };
+    let whole = build::ethernet(X, Mac([1, 0, 0x5e, 1, 1, 1])).ipv4([10, 0, 0, 9], group_ip).udp(53, 53, &[7; 64]);
+    let piece = |from: usize, to: usize, more| {
+        let ip = build::ethernet(X, Mac([1, 0, 0x5e, 1, 1, 1])).ipv4([10, 0, 0, 9], group_ip).fragment(7, from, more);
+        ip.payload(17, &whole[34 + from..34 + to])
+    };
+    for taken_back in [None, Some("rule"), Some("vnic")] {
+        let mut world = World::new();
+        let allow = SecurityGroup::new(group("out"), &[] as &[&str], [rule()]).unwrap();
+        world.host.change_group(&group("out"), GroupChange::Declare(allow)).unwrap();
+        let policy = VnicPolicy { groups: vec![group("out")], ..filtered(&["10.0.0.9"]) };
+        world.add("x", X, &policy);
+        let passes = |told: String| told.split(' ').any(|word| word == "c");
+        assert!(passes(world.send("x", &piece(0, 32, true))));
+        assert!(passes(world.send("x", &piece(32, 40, true))));
+        match taken_back {
+            Some("rule") => world.host.change_group(&group("out"), GroupChange::RemoveRule(rule())).map(|_| ()).unwrap(),
+            Some(_) => world.host.update("x", &VnicPolicy { ips: vec![], ..policy }).unwrap(),
+            None => {}
+        }
+        let told = world.send("x", &piece(40, 48, true));
+        assert_eq!(passes(told.clone()), taken_back.is_none(), "{taken_back:?}: {told}");
+    }
 }
