@@ -12,9 +12,10 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
 
     let commit = git(&["log", "-1", "--format=%h"]).unwrap_or_else(|| "unknown".into());
-    let date =
-        git(&["log", "-1", "--format=%cd", "--date=format-local:%a %b %e %H:%M:%S %Y"]).unwrap_or_else(|| "unknown".into());
-    let day = git(&["log", "-1", "--format=%cd", "--date=format-local:%Y-%m-%d"]).unwrap_or_default();
+    let date = git(&["log", "-1", "--format=%cd", "--date=format-local:%a %b %e %H:%M:%S %Y"])
+        .unwrap_or_else(|| "unknown".into());
+    let day =
+        git(&["log", "-1", "--format=%cd", "--date=format-local:%Y-%m-%d"]).unwrap_or_default();
     println!("cargo:rustc-env=BUTTERFLY_COMMIT_DAY={day}");
     println!("cargo:rustc-env=BUTTERFLY_COMMIT={commit}");
     println!("cargo:rustc-env=BUTTERFLY_COMMIT_DATE={date}");

@@ -12,7 +12,11 @@ struct Reader;
 impl Handler for Reader {
     fn handle(&mut self, action: Action<'_>, context: &Context) -> Answer {
         let all = format!("{action:?} {context:?}");
-        if all.len() % 2 == 0 { Ok(Response::default()) } else { Err(Failure::new("odd").with_help(all)) }
+        if all.len() % 2 == 0 {
+            Ok(Response::default())
+        } else {
+            Err(Failure::new("odd").with_help(all))
+        }
     }
 }
 
@@ -29,12 +33,19 @@ fn frame(request: &[u8]) {
     let mut envelope = Envelope::new(Reader);
     let reply = envelope.answer(request);
     let Ok(message) = decode::<Messages>(request) else {
-        // Without a key nobody looks into an envelope, and it is refused as one; what is around it can be decoded.
-        if without_envelopes(request).is_some_and(|rest| rest.len() < request.len() && decode::<Messages>(&rest).is_ok()) {
+        // Without a key nobody looks into an envelope, and it is refused as one; what is around it
+        // can be decoded.
+        if without_envelopes(request)
+            .is_some_and(|rest| rest.len() < request.len() && decode::<Messages>(&rest).is_ok())
+        {
             return;
         }
         // The bare message of the contract, which is not a Messages.
-        assert_eq!(reply, [0x08, 0x06, 0x12, 0x02, 0x08, 0x00], "not the answer to what cannot be decoded");
+        assert_eq!(
+            reply,
+            [0x08, 0x06, 0x12, 0x02, 0x08, 0x00],
+            "not the answer to what cannot be decoded"
+        );
         return;
     };
     let reply = decode::<Messages>(&reply).expect("a reply can be decoded");
@@ -53,7 +64,8 @@ fn without_envelopes(request: &[u8]) -> Option<Vec<u8>> {
     while !rest.is_empty() {
         let (tag, behind) = varint(rest)?;
         let (_, behind) = match tag & 7 {
-            2 => varint(behind).and_then(|(len, behind)| behind.split_at_checked(usize::try_from(len).ok()?)),
+            2 => varint(behind)
+                .and_then(|(len, behind)| behind.split_at_checked(usize::try_from(len).ok()?)),
             0 => varint(behind).map(|(_, behind)| (&[][..], behind)),
             1 => behind.split_at_checked(8),
             5 => behind.split_at_checked(4),

@@ -1,5 +1,5 @@
-//! A hostile front end: messages of any kind in any order, with any descriptors, whole or in part. Meanwhile a worker takes frames from
-//! whatever rings there are.
+//! A hostile front end: messages of any kind in any order, with any descriptors, whole or in part.
+//! Meanwhile a worker takes frames from whatever rings there are.
 
 use std::{
     fs::File,
@@ -119,7 +119,8 @@ pub fn run(data: &[u8]) {
         let Some(operation) = input.next() else { break };
         open = match operation {
             0..=223 => message(&ours, operation, &descriptors, &mut input),
-            // Anything, and then the end: half of a message that stays so is refused after a second, which is too long here.
+            // Anything, and then the end: half of a message that stays so is refused after a
+            // second, which is too long here.
             224..=231 => {
                 let len = usize::from(input.u8());
                 let _ = raw::send_bytes(&ours, input.bytes(len), &[]);
@@ -152,14 +153,22 @@ pub fn run(data: &[u8]) {
     }
     // Ends the thread and with it everything the front end gave.
     device.stop();
-    assert!(port.status(Queue::Rx).is_none() && port.status(Queue::Tx).is_none(), "rings outlived their front end");
+    assert!(
+        port.status(Queue::Rx).is_none() && port.status(Queue::Tx).is_none(),
+        "rings outlived their front end"
+    );
     for fd in [descriptors.memory.as_fd(), descriptors.event.as_fd()] {
         rustix::io::fcntl_getfd(fd).expect("the front end's own descriptors stay open");
     }
 }
 
 /// Sends a message and waits until it was worked off. False: the connection is gone.
-fn message(to: &UnixStream, operation: u8, descriptors: &Descriptors, input: &mut Input<'_>) -> bool {
+fn message(
+    to: &UnixStream,
+    operation: u8,
+    descriptors: &Descriptors,
+    input: &mut Input<'_>,
+) -> bool {
     let request = if operation >= 200 { input.u32() } else { u32::from(operation % 44) };
     let choice = input.u8();
     let index = u32::from(choice & 3) % 3;
@@ -183,8 +192,14 @@ fn message(to: &UnixStream, operation: u8, descriptors: &Descriptors, input: &mu
     let mut body = match request {
         // SET_FEATURES, SET_PROTOCOL_FEATURES
         2 | 16 if choice & 0x10 == 0 => {
-            let all = if request == 2 { Features::OFFERED.0 } else { 1 | 1 << 1 | 1 << 3 | 1 << 13 | 1 << 15 };
-            raw::words(&[all & (input.u64() | if choice & 0x20 == 0 { Features::PROTOCOL_FEATURES.0 } else { 0 })])
+            let all = if request == 2 {
+                Features::OFFERED.0
+            } else {
+                1 | 1 << 1 | 1 << 3 | 1 << 13 | 1 << 15
+            };
+            raw::words(&[all
+                & (input.u64()
+                    | if choice & 0x20 == 0 { Features::PROTOCOL_FEATURES.0 } else { 0 })])
         }
         2 | 16 => raw::words(&[input.u64()]),
         // SET_MEM_TABLE
@@ -202,11 +217,14 @@ fn message(to: &UnixStream, operation: u8, descriptors: &Descriptors, input: &mu
         // SET_VRING_ADDR
         9 => {
             let flags = u32::from(choice >> 5 & 1);
-            let words = raw::words(&[address(input), address(input), address(input), address(input)]);
+            let words =
+                raw::words(&[address(input), address(input), address(input), address(input)]);
             [&raw::vring_state(index, flags)[..], &words].concat()
         }
         // SET_VRING_KICK, SET_VRING_CALL, SET_VRING_ERR
-        12..=14 => raw::words(&[u64::from(index) | if choice & 0x40 == 0 { 0 } else { raw::NO_FD }]),
+        12..=14 => {
+            raw::words(&[u64::from(index) | if choice & 0x40 == 0 { 0 } else { raw::NO_FD }])
+        }
         // ADD_MEM_REG, REM_MEM_REG
         37 | 38 => [raw::words(&[0]), raw::words(&region(input))].concat(),
         1 | 3 | 4 | 15 | 17 | 34 | 36 => Vec::new(),
@@ -237,8 +255,11 @@ fn message(to: &UnixStream, operation: u8, descriptors: &Descriptors, input: &mu
     body.resize(size.min(4096) as usize, spoil);
     let which = input.u8();
     let usual = if matches!(request, 5 | 6 | 37) { 0 } else { 5 };
-    let fds: Vec<_> = (0..fds).map(|n| descriptors.get(if which < 200 { usual } else { which.wrapping_add(n as u8) })).collect();
-    if raw::send_bytes(to, &[&raw::header(request, flags, size)[..], &body].concat(), &fds).is_err() {
+    let fds: Vec<_> = (0..fds)
+        .map(|n| descriptors.get(if which < 200 { usual } else { which.wrapping_add(n as u8) }))
+        .collect();
+    if raw::send_bytes(to, &[&raw::header(request, flags, size)[..], &body].concat(), &fds).is_err()
+    {
         return false;
     }
     synced(to)
@@ -254,7 +275,10 @@ fn synced(stream: &UnixStream) -> bool {
             Ok(answer) if answer.request == GET_FEATURES => return true,
             Ok(_) => {}
             Err(error) => {
-                let waited = matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut);
+                let waited = matches!(
+                    error.kind(),
+                    std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
+                );
                 assert!(!waited, "the device neither answers nor closes the connection");
                 return false;
             }

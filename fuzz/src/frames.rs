@@ -1,4 +1,5 @@
-//! Frames with any virtio-net header: the parsers one by one, then the whole packet path to receivers of every kind.
+//! Frames with any virtio-net header: the parsers one by one, then the whole packet path to
+//! receivers of every kind.
 
 use butterfly_datapath::{
     Mac, VnicPolicy,
@@ -54,7 +55,9 @@ fn well_addressed(frame: &mut [u8], choice: u8) {
 
 fn walk(frame: &[u8], header: NetHeader, filtered: bool) {
     let mut host = Host::new().expect("a host");
-    let config = GuestConfig { max_frame: 4096, rx_buffer: 4096 + NetHeader::LEN, ..GuestConfig::default() }.rings(64);
+    let config =
+        GuestConfig { max_frame: 4096, rx_buffer: 4096 + NetHeader::LEN, ..GuestConfig::default() }
+            .rings(64);
     let memory = || MemoryConfig::new(config.memory_needed());
     let policy = |bypass, ip: &str| VnicPolicy {
         bypass,
@@ -65,10 +68,12 @@ fn walk(frame: &[u8], header: NetHeader, filtered: bool) {
     host.declare("sender", SENDER, 1, &policy(!filtered, "10.0.0.1")).expect("a vnic");
     host.attach("sender", LINUX, &config, &memory()).expect("a guest");
     for (id, last, features, bypass) in RECEIVERS {
-        host.declare(id, Mac([2, 0, 0, 0, 0, last]), 1, &policy(bypass, "10.0.0.2")).expect("a vnic");
+        host.declare(id, Mac([2, 0, 0, 0, 0, last]), 1, &policy(bypass, "10.0.0.2"))
+            .expect("a vnic");
         host.attach(id, features, &config, &memory()).expect("a guest");
     }
-    host.declare("elsewhere", Mac([2, 0, 0, 0, 0, 2]), 2, &policy(true, "10.0.0.2")).expect("a vnic");
+    host.declare("elsewhere", Mac([2, 0, 0, 0, 0, 2]), 2, &policy(true, "10.0.0.2"))
+        .expect("a vnic");
     host.attach("elsewhere", LINUX, &config, &memory()).expect("a guest");
 
     match host.guest("sender").expect("a guest").send(frame, header) {
@@ -83,17 +88,26 @@ fn walk(frame: &[u8], header: NetHeader, filtered: bool) {
     assert!(!received.contains_key("elsewhere"), "a frame crossed networks");
     assert!(!received.contains_key("sender"), "a frame came back");
     assert!(!moved.keys().any(|name| name.starts_with("elsewhere.")), "{moved:?}");
-    let dropped: u64 = moved.iter().filter(|(name, _)| name.contains(".drop.")).map(|(_, n)| n).sum();
+    let dropped: u64 =
+        moved.iter().filter(|(name, _)| name.contains(".drop.")).map(|(_, n)| n).sum();
     assert!(!received.is_empty() || dropped > 0, "a frame vanished without a name: {moved:?}");
-    let asks = header.flags & NetHeader::FLAG_NEEDS_CSUM != 0 || header.gso_type != NetHeader::GSO_NONE;
+    let asks =
+        header.flags & NetHeader::FLAG_NEEDS_CSUM != 0 || header.gso_type != NetHeader::GSO_NONE;
     for (id, frames) in &received {
         assert_eq!(frames.len() as u64, count(&format!("{id}.out.packets")));
-        let (_, _, features, bypass) = RECEIVERS.iter().find(|(name, ..)| name == id).expect("a receiver");
+        let (_, _, features, bypass) =
+            RECEIVERS.iter().find(|(name, ..)| name == id).expect("a receiver");
         for (got, bytes) in frames {
             if !asks {
-                assert_eq!((NetHeader { num_buffers: 0, ..*got }, bytes.as_slice()), (NetHeader::default(), frame), "{id}");
+                assert_eq!(
+                    (NetHeader { num_buffers: 0, ..*got }, bytes.as_slice()),
+                    (NetHeader::default(), frame),
+                    "{id}"
+                );
             }
-            let needs = |feature: Features, when: bool| assert!(!when || features.has(feature), "{id} cannot take {got:?}");
+            let needs = |feature: Features, when: bool| {
+                assert!(!when || features.has(feature), "{id} cannot take {got:?}")
+            };
             needs(Features::GUEST_CSUM, got.flags != 0);
             needs(Features::GUEST_TSO4, got.gso_type & !NetHeader::GSO_ECN == NetHeader::GSO_TCPV4);
             needs(Features::GUEST_TSO6, got.gso_type & !NetHeader::GSO_ECN == NetHeader::GSO_TCPV6);
@@ -105,15 +119,20 @@ fn walk(frame: &[u8], header: NetHeader, filtered: bool) {
                 let field = usize::from(got.csum_start) + usize::from(got.csum_offset);
                 assert!(field + 2 <= bytes.len(), "{id}: a checksum field outside of the frame");
             }
-            let ethertype = Option::zip(bytes.get(12), bytes.get(13)).map(|(a, b)| u16::from_be_bytes([*a, *b]));
+            let ethertype = Option::zip(bytes.get(12), bytes.get(13))
+                .map(|(a, b)| u16::from_be_bytes([*a, *b]));
             let at = |place: usize, len: usize| bytes.get(place..place + len).unwrap_or_default();
             if !bypass {
                 // Without groups nothing gets in but discovery.
                 assert_ne!(ethertype, Some(ethernet::IPV4), "IPv4 passed a filter without a rule");
-                let discovery = at(20, 1) == [58] && matches!(at(54, 1), [130..=132 | 134..=136 | 143]);
+                let discovery =
+                    at(20, 1) == [58] && matches!(at(54, 1), [130..=132 | 134..=136 | 143]);
                 // Behind extension headers discovery is not looked for here.
                 assert!(
-                    ethertype != Some(ethernet::IPV6) || discovery || at(20, 1) == [0] || at(20, 1) == [60],
+                    ethertype != Some(ethernet::IPV6)
+                        || discovery
+                        || at(20, 1) == [0]
+                        || at(20, 1) == [60],
                     "IPv6 passed a filter"
                 );
             }

@@ -1,5 +1,6 @@
-//! Runs every file of a corpus through its target: `butterfly-fuzz-replay CORPUS`, whose directories have the targets' names;
-//! or `butterfly-fuzz-replay TARGET FILE..`. The first failure is a panic, after a line that names the file.
+//! Runs every file of a corpus through its target: `butterfly-fuzz-replay CORPUS`, whose
+//! directories have the targets' names; or `butterfly-fuzz-replay TARGET FILE..`. The first failure
+//! is a panic, after a line that names the file.
 
 #![forbid(unsafe_code)]
 
@@ -7,11 +8,15 @@ use std::{fs, io, path::PathBuf, process::ExitCode, time::Instant};
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let outcome = match arguments.as_slice() {
-        [name, files @ ..] if !files.is_empty() => run(name, files.iter().map(PathBuf::from).collect()),
-        [corpus] => all(&PathBuf::from(corpus)),
-        _ => Err("say: butterfly-fuzz-replay CORPUS, or: butterfly-fuzz-replay TARGET FILE..".to_owned()),
-    };
+    let outcome =
+        match arguments.as_slice() {
+            [name, files @ ..] if !files.is_empty() => {
+                run(name, files.iter().map(PathBuf::from).collect())
+            }
+            [corpus] => all(&PathBuf::from(corpus)),
+            _ => Err("say: butterfly-fuzz-replay CORPUS, or: butterfly-fuzz-replay TARGET FILE.."
+                .to_owned()),
+        };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
@@ -39,8 +44,9 @@ fn all(corpus: &PathBuf) -> Result<(), String> {
 }
 
 fn run(name: &str, files: Vec<PathBuf>) -> Result<(), String> {
-    let target = butterfly_fuzz::target(name)
-        .ok_or_else(|| format!("there is no target {name}: {:?}", butterfly_fuzz::TARGETS.map(|(name, _)| name)))?;
+    let target = butterfly_fuzz::target(name).ok_or_else(|| {
+        format!("there is no target {name}: {:?}", butterfly_fuzz::TARGETS.map(|(name, _)| name))
+    })?;
     let begun = Instant::now();
     for file in &files {
         let data = fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;

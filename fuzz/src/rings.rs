@@ -1,5 +1,5 @@
-//! A hostile guest: anything in its descriptors, rings and memory, with any features, as sender and as receiver. Sound guests in its
-//! network and in another one must not notice.
+//! A hostile guest: anything in its descriptors, rings and memory, with any features, as sender and
+//! as receiver. Sound guests in its network and in another one must not notice.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
@@ -9,7 +9,10 @@ use butterfly_datapath::{
 };
 use butterfly_packet::build;
 use butterfly_vhost::{
-    driver::{Desc, Guest, GuestConfig, MemoryConfig, RX, Ring, SendError, Shape, TX, memory::DEFAULT_GUEST_ADDR},
+    driver::{
+        Desc, Guest, GuestConfig, MemoryConfig, RX, Ring, SendError, Shape, TX,
+        memory::DEFAULT_GUEST_ADDR,
+    },
     net::{Features, NetHeader},
 };
 
@@ -29,7 +32,12 @@ const CHOICES: [Features; 8] = [
     Features::EVENT_IDX,
     Features::IN_ORDER,
     Features(Features::CSUM.0 | Features::HOST_TSO4.0 | Features::HOST_TSO6.0),
-    Features(Features::GUEST_CSUM.0 | Features::GUEST_TSO4.0 | Features::GUEST_TSO6.0 | Features::GUEST_ECN.0),
+    Features(
+        Features::GUEST_CSUM.0
+            | Features::GUEST_TSO4.0
+            | Features::GUEST_TSO6.0
+            | Features::GUEST_ECN.0,
+    ),
     Features::ANY_LAYOUT,
 ];
 
@@ -56,7 +64,8 @@ pub fn run(data: &[u8]) {
         ("peer", PAL, 2, LINUX),
     ] {
         host.declare(id, mac, vni, &policy(true)).expect("a vnic");
-        host.attach(id, features, &config, &MemoryConfig::new(config.memory_needed())).expect("a guest");
+        host.attach(id, features, &config, &MemoryConfig::new(config.memory_needed()))
+            .expect("a guest");
     }
     host.moved();
     // Bounded: an input is no longer than its bytes, but each of them may cost a turn.
@@ -91,9 +100,9 @@ fn guest<'a>(host: &'a mut Host, id: &str) -> &'a mut Guest {
 fn addr(input: &mut Input<'_>) -> u64 {
     match input.u8() {
         // Around the borders of regions.
-        kind @ 0..=31 => {
-            (DEFAULT_GUEST_ADDR + u64::from(kind % 4) * 2 * REGION).wrapping_add(u64::from(input.u8())).wrapping_sub(128)
-        }
+        kind @ 0..=31 => (DEFAULT_GUEST_ADDR + u64::from(kind % 4) * 2 * REGION)
+            .wrapping_add(u64::from(input.u8()))
+            .wrapping_sub(128),
         32..=39 => input.u64(),
         _ => DEFAULT_GUEST_ADDR + u64::from(input.u32()) % (REGIONS * 2 * REGION),
     }
@@ -108,7 +117,12 @@ fn len(input: &mut Input<'_>) -> u32 {
 }
 
 fn desc(input: &mut Input<'_>) -> Desc {
-    Desc { addr: addr(input), len: len(input), flags: u16::from(input.u8() & 0x1f), next: u16::from(input.u8()) }
+    Desc {
+        addr: addr(input),
+        len: len(input),
+        flags: u16::from(input.u8() & 0x1f),
+        next: u16::from(input.u8()),
+    }
 }
 
 fn ring(host: &mut Host, which: u8) -> Ring {
@@ -146,7 +160,12 @@ fn step(host: &mut Host, operation: u8, input: &mut Input<'_>) {
             ring_of.avail_idx().store(at.wrapping_add_signed(by.into()), Release);
         }
         5 => {
-            let field = [ring_of.avail_flags(), ring_of.used_event(), ring_of.used_idx(), ring_of.avail_event()];
+            let field = [
+                ring_of.avail_flags(),
+                ring_of.used_event(),
+                ring_of.used_idx(),
+                ring_of.avail_event(),
+            ];
             field[usize::from(operation >> 4 & 3)].store(input.u16(), Relaxed);
         }
         // Anything into the guest's own memory, rings included.
@@ -164,16 +183,21 @@ fn step(host: &mut Host, operation: u8, input: &mut Input<'_>) {
             }
             let head = u16::from(input.u8());
             let len = (count * 16) as u32 + u32::from(input.u8() & 3);
-            ring_of.set_desc(head, Desc { addr: to, len, flags: 4 | u16::from(input.u8() & 3), next: 0 });
+            ring_of.set_desc(
+                head,
+                Desc { addr: to, len, flags: 4 | u16::from(input.u8() & 3), next: 0 },
+            );
             offer(&ring_of, head % ring_of.size());
         }
         // A frame as a driver sends it, with a header that may lie.
         9 | 10 => {
-            let frame = frame(input, HOSTILE, if operation & 16 == 0 { SOUND } else { Mac::BROADCAST });
+            let frame =
+                frame(input, HOSTILE, if operation & 16 == 0 { SOUND } else { Mac::BROADCAST });
             let header = header(input);
             let guest = guest(host, "hostile");
             // Its own queues may say nonsense by now; that is the guest's problem.
-            let _ = guest.send(&frame, if operation & 1 == 0 { header } else { NetHeader::default() });
+            let _ =
+                guest.send(&frame, if operation & 1 == 0 { header } else { NetHeader::default() });
         }
         // A sound guest sends to it.
         11 | 12 => {
@@ -231,7 +255,10 @@ fn check(host: &mut Host) {
         let guest = guest(host, id);
         guest.reclaim().expect("a sound transmit ring");
         while let Some((_, frame)) = guest.recv().expect("a sound receive ring") {
-            assert!(!matches!(id, "far" | "peer"), "{id} is in another network and received {frame:02x?}");
+            assert!(
+                !matches!(id, "far" | "peer"),
+                "{id} is in another network and received {frame:02x?}"
+            );
             assert!(frame.len() >= 14, "a frame of {} bytes", frame.len());
         }
     }
@@ -241,12 +268,23 @@ fn check(host: &mut Host) {
     }
     let got = |id: &str| moved.get(&format!("{id}.out.packets")).copied().unwrap_or(0);
     let received = |host: &mut Host, id: &str| guest(host, id).stats().received;
-    assert_eq!([got("sound"), got("pal")], [received(host, "sound"), received(host, "pal")], "deliveries that were counted");
+    assert_eq!(
+        [got("sound"), got("pal")],
+        [received(host, "sound"), received(host, "pal")],
+        "deliveries that were counted"
+    );
     for (from, to) in [("sound", "pal"), ("far", "peer")] {
-        let frame = build::ethernet(SOUND, PAL).ipv4([10, 0, 0, 2], [10, 0, 0, 3]).udp(7, 8, &[0x5a; 300]);
+        let frame =
+            build::ethernet(SOUND, PAL).ipv4([10, 0, 0, 2], [10, 0, 0, 3]).udp(7, 8, &[0x5a; 300]);
         host.send(from, &frame, NetHeader::default()).expect("a sound guest");
-        let (_, got) = guest(host, to).recv().expect("a sound receive ring").expect("a frame from a sound guest");
+        let (_, got) = guest(host, to)
+            .recv()
+            .expect("a sound receive ring")
+            .expect("a frame from a sound guest");
         assert!(got == frame, "a frame between sound guests was changed");
-        assert!(guest(host, to).recv().expect("a sound receive ring").is_none(), "{to} received more than was sent");
+        assert!(
+            guest(host, to).recv().expect("a sound receive ring").is_none(),
+            "{to} received more than was sent"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! A connection to the API, from its greeting on: any bytes in any pieces, with room given or kept back, replies read or not.
+//! A connection to the API, from its greeting on: any bytes in any pieces, with room given or kept
+//! back, replies read or not.
 
 use crate::input::Input;
 use butterfly_api::zmtp::{ALLOWANCE, Connection, LONGEST_COMMAND, LONGEST_ROUTE};
@@ -7,7 +8,8 @@ use butterfly_api::zmtp::{ALLOWANCE, Connection, LONGEST_COMMAND, LONGEST_ROUTE}
 const HANDSHAKE: &[u8] = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\
     \0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x04\x06\x05READY";
 
-/// The first byte says whether it begins with a good handshake; then each piece has a byte before it.
+/// The first byte says whether it begins with a good handshake; then each piece has a byte before
+/// it.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let mut connection = Connection::new();
@@ -35,7 +37,10 @@ pub fn run(data: &[u8]) {
                 asks = connection.take_request();
                 if let Some(request) = &asks {
                     assert!(request.route.len() <= LONGEST_ROUTE);
-                    assert!(request.room > 0 || request.body.len() <= ALLOWANCE, "a long one has room");
+                    assert!(
+                        request.room > 0 || request.body.len() <= ALLOWANCE,
+                        "a long one has room"
+                    );
                 }
             }
             0xf0..0xf8 => {
@@ -49,7 +54,8 @@ pub fn run(data: &[u8]) {
                 connection.sent(length);
             }
         }
-        // Without replies, what is to be sent is a greeting, metadata, and heartbeats that are not gathered.
+        // Without replies, what is to be sent is a greeting, metadata, and heartbeats that are not
+        // gathered.
         let replies = 8 * (ALLOWANCE + LONGEST_COMMAND) + data.len() * 8;
         assert!(connection.unsent() <= replies, "{} bytes are to be sent", connection.unsent());
     }

@@ -46,7 +46,8 @@ pub fn random(switch: &Switch, choices: &mut Choices) {
     match choices.below(3) {
         // A request with a few bytes changed: anything but silence is a good answer.
         0 => {
-            let client = Client::connect(switch.0.endpoint(), Some(PATIENCE)).expect("the API is there");
+            let client =
+                Client::connect(switch.0.endpoint(), Some(PATIENCE)).expect("the API is there");
             let mut request = LIST.to_vec();
             for _ in 0..choices.between(1, 4) {
                 let at = choices.below(request.len());
@@ -86,18 +87,34 @@ const OPTIONS: &[(&str, &[&str], &str)] = &[
     ("butterflyd", &["-i", "1.2.3.4", "-s", "/nonexistent/directory"], "/nonexistent/directory"),
     ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "-k", "/key"], "key"),
     ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "--dpdk-port", "7"], "dpdk-port"),
-    ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "--dpdk-args", "--vdev 'eth_pcap0"], "dpdk-args"),
+    (
+        "butterflyd",
+        &["-i", "1.2.3.4", "-s", "/tmp", "--dpdk-args", "--vdev 'eth_pcap0"],
+        "dpdk-args",
+    ),
     ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "-u", "-1"], "-1"),
-    ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "--fdb-ageing", "99999999999999999999"], "99999999999999999999"),
+    (
+        "butterflyd",
+        &["-i", "1.2.3.4", "-s", "/tmp", "--fdb-ageing", "99999999999999999999"],
+        "99999999999999999999",
+    ),
     ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "-l", "loud"], "loud"),
     ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "-e", "nonsense"], "nonsense"),
-    ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "--sessions", "99999999999999999999"], "sessions"),
+    (
+        "butterflyd",
+        &["-i", "1.2.3.4", "-s", "/tmp", "--sessions", "99999999999999999999"],
+        "sessions",
+    ),
     ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "--session-share", "101"], "session-share"),
     ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "--timeout", "never=1"], "never"),
     ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "--timeout", "other=-1"], "other"),
     ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "--uplink", "../../etc"], "etc"),
     ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "--uplink", "vhost-user:"], "vhost-user"),
-    ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "--uplink", "lo", "--uplink-queues", "99999999999"], "uplink-queues"),
+    (
+        "butterflyd",
+        &["-i", "1.2.3.4", "-s", "/tmp", "--uplink", "lo", "--uplink-queues", "99999999999"],
+        "uplink-queues",
+    ),
     ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "--peer", "::1"], "peer"),
     ("butterflyd", &["-i", "1.2.3.4", "-s", "/tmp", "--gateway", "nobody"], "gateway"),
     ("butterflyd", &["-i", "1.2.3.4/99", "-s", "/tmp"], "prefix"),
@@ -120,12 +137,20 @@ pub fn options() -> usize {
         command.args(["-s", "KILL", "20"]).arg(program(name)).args(*words);
         let begun = Instant::now();
         let output = command.stdin(Stdio::null()).output().expect("the program runs");
-        let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned()
+            + &String::from_utf8_lossy(&output.stdout);
         assert!(begun.elapsed() < Duration::from_secs(20), "{name} {words:?} does not end");
         let code = output.status.code();
-        assert!(matches!(code, Some(1 | 2)), "{name} {words:?} ended with {:?}: {said}", output.status);
+        assert!(
+            matches!(code, Some(1 | 2)),
+            "{name} {words:?} ended with {:?}: {said}",
+            output.status
+        );
         assert!(!said.contains("panicked"), "{name} {words:?}: {said}");
-        assert!(said.contains(says) && !said.trim().is_empty(), "{name} {words:?} does not say {says:?}: {said}");
+        assert!(
+            said.contains(says) && !said.trim().is_empty(),
+            "{name} {words:?} does not say {says:?}: {said}"
+        );
     }
     OPTIONS.len()
 }

@@ -60,17 +60,20 @@ pub fn station(switch: &Switch, nic: &Nic, config: &butterfly_vhost::driver::VmC
 }
 
 impl Bystanders {
-    /// One pair in each of these networks; in a shared one frames of others may arrive, in all others they must not.
+    /// One pair in each of these networks; in a shared one frames of others may arrive, in all
+    /// others they must not.
     pub fn start(switch: &Switch, networks: &[(u32, bool)], pause: Duration) -> Bystanders {
         let stop = Arc::new(AtomicBool::new(false));
         let pairs = networks.iter().enumerate().map(|(at, (vni, shared))| {
             let features = if at % 2 == 0 { features::LINUX } else { features::MODERN };
             let config = machine(features, LONGEST);
             let ids = ["a", "b"].map(|end| format!("by-{vni}-{end}"));
-            let nic = |end: usize| Nic::bypass(&ids[end], mac(0x10_0000 + vni * 2 + end as u32), *vni);
+            let nic =
+                |end: usize| Nic::bypass(&ids[end], mac(0x10_0000 + vni * 2 + end as u32), *vni);
             let (a, b) = (station(switch, &nic(0), &config), station(switch, &nic(1), &config));
             let arrived = Arc::new(AtomicU64::new(0));
-            let (stop, counter, shared, seed) = (stop.clone(), arrived.clone(), *shared, u64::from(*vni));
+            let (stop, counter, shared, seed) =
+                (stop.clone(), arrived.clone(), *shared, u64::from(*vni));
             let thread = std::thread::Builder::new()
                 .name(format!("bystanders-{vni}"))
                 .spawn(move || talk(a, b, shared, &stop, &counter, Choices::new(seed), pause))
@@ -93,24 +96,38 @@ impl Bystanders {
         self.pairs.iter().map(|pair| pair.arrived.load(Relaxed)).sum()
     }
 
-    /// Ends the traffic and holds it against the daemon's counters. Returns frames and the longest pause.
+    /// Ends the traffic and holds it against the daemon's counters. Returns frames and the longest
+    /// pause.
     pub fn finish(self, switch: &Switch) -> (u64, Duration) {
         self.stop.store(true, Relaxed);
         let (mut arrived, mut longest) = (0, Duration::ZERO);
         for pair in self.pairs {
-            let count = pair.thread.join().unwrap_or_else(|_| panic!("the bystanders {:?} failed: see above", pair.ids));
+            let count = pair
+                .thread
+                .join()
+                .unwrap_or_else(|_| panic!("the bystanders {:?} failed: see above", pair.ids));
             assert!(count.arrived > 0, "the bystanders {:?} never got a frame", pair.ids);
             for (id, missing) in pair.ids.iter().rev().zip(count.missing) {
                 let drops = dropped(&switch.show(id));
                 let full = drops.get("ring-full").copied().unwrap_or(0);
-                assert!(drops.keys().all(|reason| reason == "ring-full"), "{id} lost frames otherwise: {drops:?}");
+                assert!(
+                    drops.keys().all(|reason| reason == "ring-full"),
+                    "{id} lost frames otherwise: {drops:?}"
+                );
                 if pair.shared {
-                    assert!(missing <= full, "{id} misses {missing} frames, {full} of them named ring-full");
+                    assert!(
+                        missing <= full,
+                        "{id} misses {missing} frames, {full} of them named ring-full"
+                    );
                 } else {
                     assert_eq!(missing, full, "{id} misses frames that no counter names");
                 }
             }
-            assert!(pair.shared || count.foreign == 0, "frames of others arrived at {:?}", pair.ids);
+            assert!(
+                pair.shared || count.foreign == 0,
+                "frames of others arrived at {:?}",
+                pair.ids
+            );
             arrived += count.arrived;
             longest = longest.max(count.longest_pause);
         }
@@ -128,7 +145,8 @@ fn talk(
     pause: Duration,
 ) -> Count {
     let mut both = streams(&a, &b);
-    let mut count = Count { missing: [0; 2], arrived: 0, longest_pause: Duration::ZERO, foreign: 0 };
+    let mut count =
+        Count { missing: [0; 2], arrived: 0, longest_pause: Duration::ZERO, foreign: 0 };
     // Half of what there is room for: others may send to these guests too.
     let windows = [room(&b, LONGEST) / 2, room(&a, LONGEST) / 2];
     let mut last = Instant::now();
@@ -146,7 +164,8 @@ fn talk(
         for (direction, to) in [(0, &mut b), (1, &mut a)] {
             moved += take(&mut both[direction], to, shared, &mut count.foreign);
         }
-        let under_way = |both: &[Stream; 2]| (0..2).map(|at| both[at].missing() - lost[at]).sum::<u64>();
+        let under_way =
+            |both: &[Stream; 2]| (0..2).map(|at| both[at].missing() - lost[at]).sum::<u64>();
         if moved > 0 {
             count.longest_pause = count.longest_pause.max(last.elapsed());
             last = Instant::now();
@@ -174,10 +193,16 @@ fn talk(
 /// Takes what arrived. Whatever claims to be of the stream must be, byte for byte.
 fn take(stream: &mut Stream, to: &mut Station, shared: bool, foreign: &mut u64) -> u64 {
     let mut taken = 0;
-    while let Some((header, frame)) = to.vm.guest.recv().unwrap_or_else(|error| panic!("{}: {error}", to.nic.id)) {
+    while let Some((header, frame)) =
+        to.vm.guest.recv().unwrap_or_else(|error| panic!("{}: {error}", to.nic.id))
+    {
         let ours = frame.get(12..14) == Some(&EXPERIMENT.to_be_bytes()[..]);
         if ours || !shared {
-            assert!(read_numbered(&frame).is_some(), "{} got a frame that was changed: {frame:02x?}", to.nic.id);
+            assert!(
+                read_numbered(&frame).is_some(),
+                "{} got a frame that was changed: {frame:02x?}",
+                to.nic.id
+            );
             stream.take(header, &frame);
             taken += 1;
         } else {

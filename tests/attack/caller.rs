@@ -1,4 +1,5 @@
-//! A sound guest that sends to the hostile ones all the time, so that what they do to their receive rings is met.
+//! A sound guest that sends to the hostile ones all the time, so that what they do to their receive
+//! rings is met.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},

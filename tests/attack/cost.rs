@@ -1,4 +1,5 @@
-//! What an attack costs the others: the daemon's busy cycles per packet of bystanders, with and without it, in interleaved rounds.
+//! What an attack costs the others: the daemon's busy cycles per packet of bystanders, with and
+//! without it, in interleaved rounds.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -43,7 +44,10 @@ pub fn run() {
     }
     let (without, with) = (median(quiet), median(attacked));
     bystanders.finish(&switch);
-    println!("medians: {without:.0} without, {with:.0} with an attack: {:+.1} %", (with / without - 1.0) * 100.0);
+    println!(
+        "medians: {without:.0} without, {with:.0} with an attack: {:+.1} %",
+        (with / without - 1.0) * 100.0
+    );
     assert!(with <= without * LIMIT, "an attack costs the others more than 5 %");
 }
 

@@ -1,4 +1,5 @@
-//! A pair of guests that only measure: how long a frame takes from one to the other while others attack.
+//! A pair of guests that only measure: how long a frame takes from one to the other while others
+//! attack.
 
 use std::{
     sync::{
@@ -28,9 +29,11 @@ const LEN: usize = 60;
 const EVERY: Duration = Duration::from_micros(300);
 /// A frame that did not come for so long is lost.
 const LOST: Duration = Duration::from_secs(2);
-/// Half of the frames arrive within this. One attacker's batch once took 74 ms, and each frame waited for it.
+/// Half of the frames arrive within this. One attacker's batch once took 74 ms, and each frame
+/// waited for it.
 const MEDIAN: Duration = Duration::from_millis(10);
-/// All but one in a hundred do. Most of it is the host's: the daemon, the attackers and the bystanders share two processors.
+/// All but one in a hundred do. Most of it is the host's: the daemon, the attackers and the
+/// bystanders share two processors.
 const NEARLY_ALL: Duration = Duration::from_millis(60);
 
 /// Two guests and the thread that runs them.
@@ -43,11 +46,15 @@ impl Latency {
     /// Attaches both, and begins.
     pub fn start(switch: &Switch) -> Latency {
         let config = machine(LINUX, 1514);
-        let nic = |end: u32| Nic::bypass(["watch-a", "watch-b"][end as usize], mac(0x20_0000 + end), VNI);
+        let nic =
+            |end: u32| Nic::bypass(["watch-a", "watch-b"][end as usize], mac(0x20_0000 + end), VNI);
         let (a, b) = (station(switch, &nic(0), &config), station(switch, &nic(1), &config));
         let stop = Arc::new(AtomicBool::new(false));
         let asked = stop.clone();
-        let thread = std::thread::Builder::new().name("latency".into()).spawn(move || measure(a, b, &asked)).expect("a thread");
+        let thread = std::thread::Builder::new()
+            .name("latency".into())
+            .spawn(move || measure(a, b, &asked))
+            .expect("a thread");
         Latency { stop, thread }
     }
 
@@ -58,7 +65,10 @@ impl Latency {
         times.sort_unstable();
         let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize];
         let [median, p99, p999, most] = [0.5, 0.99, 0.999, 1.0].map(at);
-        println!("latency of {} frames: median {median:?}, 99 % {p99:?}, 99.9 % {p999:?}, at most {most:?}", times.len());
+        println!(
+            "latency of {} frames: median {median:?}, 99 % {p99:?}, 99.9 % {p999:?}, at most {most:?}",
+            times.len()
+        );
         assert!(median <= MEDIAN, "half of the frames took longer than {median:?}");
         assert!(p99 <= NEARLY_ALL, "one frame in a hundred took longer than {p99:?}");
     }

@@ -36,7 +36,9 @@ fn main() {
         match word.as_str() {
             "--cost" => return cost::run(),
             "--seed" => seed = words.next().and_then(|n| n.parse().ok()).expect("--seed NUMBER"),
-            _ => seconds = word.parse().expect("butterfly-attack [SECONDS] [--seed NUMBER] | --cost"),
+            _ => {
+                seconds = word.parse().expect("butterfly-attack [SECONDS] [--seed NUMBER] | --cost")
+            }
         }
     }
     println!("seed {seed}: repeat with tests/attack/run.sh {seconds} --seed {seed}");
@@ -54,7 +56,8 @@ impl Drop for StopAtEnd<'_> {
 }
 
 fn fresh_seed() -> u64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock");
+    let since =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock");
     since.as_nanos() as u64 % 1_000_000_000
 }
 
@@ -67,15 +70,25 @@ fn attack(time: Duration, seed: u64) {
     let count = table::run(&switch, &known, &mut feeder);
     println!("{count} attacks with a known outcome, {:.1} s", begun.elapsed().as_secs_f32());
     bystanders.check();
-    println!("{} malformed requests, {} malformed command lines", api::malformed(&switch), api::options());
+    println!(
+        "{} malformed requests, {} malformed command lines",
+        api::malformed(&switch),
+        api::options()
+    );
 
     // At random: two in the bystanders' network, one in a network of its own.
-    let places: Vec<Place> =
-        [VNI, VNI, 99].iter().zip(2..).map(|(vni, n)| Place::new(&switch, &format!("villain-{n}"), n, *vni)).collect();
+    let places: Vec<Place> = [VNI, VNI, 99]
+        .iter()
+        .zip(2..)
+        .map(|(vni, n)| Place::new(&switch, &format!("villain-{n}"), n, *vni))
+        .collect();
     let mut callers = [VNI, 99].map(|vni| (vni, caller::new(&switch, vni)));
     let latency = Latency::start(&switch);
     let settled = || {
-        places.iter().chain([&known]).for_each(|place| drop(switch.wait(&place.id, |show| !show.attached())));
+        places
+            .iter()
+            .chain([&known])
+            .for_each(|place| drop(switch.wait(&place.id, |show| !show.attached())));
         (switch.0.descriptors(), switch.0.threads(), switch.resident(), switch.0.guest_mappings())
     };
     let stop = AtomicBool::new(false);
@@ -91,7 +104,11 @@ fn attack(time: Duration, seed: u64) {
                 scope.spawn(move || random::run(place, seed * 1000, stop));
             }
             for (vni, caller) in &mut callers {
-                let to: Vec<_> = places.iter().filter(|place| place.vni == *vni).map(|place| place.mac).collect();
+                let to: Vec<_> = places
+                    .iter()
+                    .filter(|place| place.vni == *vni)
+                    .map(|place| place.mac)
+                    .collect();
                 scope.spawn(move || caller::call(caller, &to, seed * 1000 + 900, stop));
             }
             let mut choices = Choices::new(seed * 1000 + 999);
@@ -112,7 +129,9 @@ fn attack(time: Duration, seed: u64) {
     let first = settled();
     round(end, seed + 100, &mut slowest);
     let last = settled();
-    println!("descriptors, threads, KiB resident, guest mappings: {first:?} after a third, {last:?} at the end");
+    println!(
+        "descriptors, threads, KiB resident, guest mappings: {first:?} after a third, {last:?} at the end"
+    );
     let attached = places.iter().map(|place| switch.show(&place.id).attach_count()).sum::<u64>();
     assert!(attached > 0, "no hostile guest was ever attached");
     for place in &places {
@@ -120,7 +139,9 @@ fn attack(time: Duration, seed: u64) {
     }
     latency.finish();
     let (arrived, pause) = bystanders.finish(&switch);
-    println!("{attached} hostile guests; bystanders: {arrived} frames, longest pause {pause:?}; slowest answer {slowest:?}");
+    println!(
+        "{attached} hostile guests; bystanders: {arrived} frames, longest pause {pause:?}; slowest answer {slowest:?}"
+    );
     assert!(slowest <= PROMPT, "the API took {slowest:?} for an answer");
     assert!(last.0 <= first.0 + 4, "descriptors grow");
     assert!(last.1 <= first.1, "threads grow");

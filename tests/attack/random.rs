@@ -9,7 +9,9 @@ use std::{
 use butterfly_packet::{build, mac::Mac};
 use butterfly_tests::frames::Choices;
 use butterfly_vhost::{
-    driver::{Connection, Desc, Guest, Memory, MemoryConfig, RX, TX, Vm, memory::DEFAULT_GUEST_ADDR, raw},
+    driver::{
+        Connection, Desc, Guest, Memory, MemoryConfig, RX, TX, Vm, memory::DEFAULT_GUEST_ADDR, raw,
+    },
     net::{Features, NetHeader},
 };
 use rustix::event::{EventfdFlags, epoll, eventfd};
@@ -55,7 +57,8 @@ fn garbage(place: &Place, choices: &mut Choices, tally: &mut Tally) {
         let mut bytes = noise(choices, len);
         if choices.below(2) == 0 {
             let size = if choices.below(2) == 0 { bytes.len() } else { choices.below(5000) };
-            let header = raw::header(choices.below(48) as u32, choices.one(&[1, 9, 5, 0]), size as u32);
+            let header =
+                raw::header(choices.below(48) as u32, choices.one(&[1, 9, 5, 0]), size as u32);
             bytes.splice(0..0, header);
         }
         tally.steps += 1;
@@ -90,7 +93,9 @@ fn trapper(place: &Place, choices: &mut Choices, tally: &mut Tally, stop: &Atomi
 /// A guest that begins well and turns bad.
 fn guest(place: &Place, choices: &mut Choices, tally: &mut Tally, stop: &AtomicBool) {
     let mut features = Features::VERSION_1;
-    for feature in [Features::MRG_RXBUF, Features::INDIRECT_DESC, Features::EVENT_IDX, Features::IN_ORDER] {
+    for feature in
+        [Features::MRG_RXBUF, Features::INDIRECT_DESC, Features::EVENT_IDX, Features::IN_ORDER]
+    {
         if choices.below(2) == 0 {
             features = features.with(feature);
         }
@@ -149,7 +154,9 @@ fn kick(guest: &Guest, index: usize) {
 fn address(choices: &mut Choices) -> u64 {
     match choices.below(8) {
         0 => choices.below(usize::MAX) as u64,
-        1 => (DEFAULT_GUEST_ADDR + choices.below(3) as u64 * REGION).wrapping_add(choices.below(200) as u64).wrapping_sub(100),
+        1 => (DEFAULT_GUEST_ADDR + choices.below(3) as u64 * REGION)
+            .wrapping_add(choices.below(200) as u64)
+            .wrapping_sub(100),
         _ => DEFAULT_GUEST_ADDR + choices.below(2 * REGION as usize) as u64,
     }
 }
@@ -180,14 +187,16 @@ fn chain(vm: &Vm, choices: &mut Choices) -> bool {
     let at = ring.avail_idx().load(Relaxed);
     let count = choices.between(1, 8) as u16;
     for n in 0..count {
-        ring.avail_entry(at.wrapping_add(n)).store(choices.below(usize::from(ring.size()) + 2) as u16, Relaxed);
+        ring.avail_entry(at.wrapping_add(n))
+            .store(choices.below(usize::from(ring.size()) + 2) as u16, Relaxed);
     }
     ring.avail_idx().store(at.wrapping_add(count), std::sync::atomic::Ordering::Release);
     kick(&vm.guest, index);
     true
 }
 
-/// A receive ring that is work to find room in: empty descriptors before each buffer, in chains or in large tables, over and over.
+/// A receive ring that is work to find room in: empty descriptors before each buffer, in chains or
+/// in large tables, over and over.
 fn trap(vm: &Vm, choices: &mut Choices) -> bool {
     const NEXT: u16 = 1;
     const WRITE: u16 = 2;
@@ -199,7 +208,8 @@ fn trap(vm: &Vm, choices: &mut Choices) -> bool {
         // One chain through the whole table.
         for at in 0..size {
             let last = at + 1 == size;
-            let (len, flags) = if last { (room, WRITE) } else { (choices.one(&[0, 0, 0, 1]), WRITE | NEXT) };
+            let (len, flags) =
+                if last { (room, WRITE) } else { (choices.one(&[0, 0, 0, 1]), WRITE | NEXT) };
             ring.set_desc(at, Desc { addr: DEFAULT_GUEST_ADDR + REGION, len, flags, next: at + 1 });
         }
     } else {
@@ -217,7 +227,10 @@ fn trap(vm: &Vm, choices: &mut Choices) -> bool {
     for n in 0..size {
         ring.avail_entry(at.wrapping_add(n)).store(choices.one(&[0, n]), Relaxed);
     }
-    ring.avail_idx().store(ring.used_idx().load(Relaxed).wrapping_add(size), std::sync::atomic::Ordering::Release);
+    ring.avail_idx().store(
+        ring.used_idx().load(Relaxed).wrapping_add(size),
+        std::sync::atomic::Ordering::Release,
+    );
     true
 }
 
@@ -248,7 +261,8 @@ fn memory(memory: &Memory, choices: &mut Choices) -> bool {
 
 /// A frame by the book, but for what is in it.
 fn frame(vm: &mut Vm, place: &Place, choices: &mut Choices) -> bool {
-    // The bystanders of this network, broadcast, nobody, itself; never the bystanders' kind of frame.
+    // The bystanders of this network, broadcast, nobody, itself; never the bystanders' kind of
+    // frame.
     let to = choices.one(&[
         butterfly_tests::frames::mac(0x10_0000 + crate::villain::VNI * 2),
         butterfly_tests::frames::mac(0x10_0000 + crate::villain::VNI * 2 + 1),
@@ -257,14 +271,20 @@ fn frame(vm: &mut Vm, place: &Place, choices: &mut Choices) -> bool {
         Mac([2, 0xff, 0, 0, 0, 0]),
         place.mac,
     ]);
-    let from =
-        if choices.below(3) == 0 { Mac([2, 0xee, 0, 0, choices.below(256) as u8, choices.below(256) as u8]) } else { place.mac };
+    let from = if choices.below(3) == 0 {
+        Mac([2, 0xee, 0, 0, choices.below(256) as u8, choices.below(256) as u8])
+    } else {
+        place.mac
+    };
     let len = choices.below(1400);
     let payload = noise(choices, len.min(60)).into_iter().cycle().take(len).collect::<Vec<u8>>();
     let link = build::ethernet(from, to);
     let mut frame = match choices.below(5) {
         0 => link.payload(0x88b6, &payload),
-        1 => link.vlan(choices.below(4096) as u16).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(1, 2, &payload),
+        1 => link
+            .vlan(choices.below(4096) as u16)
+            .ipv4([10, 0, 0, 1], [10, 0, 0, 2])
+            .udp(1, 2, &payload),
         2 => link.arp_request([10, 0, 0, 1], [10, 0, 0, 2]),
         _ => link.ipv4([10, 0, 0, 1], [10, 0, 0, 2]).tcp(&build::Tcp::new(1, 2, 16), &payload),
     };
@@ -322,7 +342,8 @@ fn message(vm: &mut Vm, choices: &mut Choices) -> bool {
     let Vm { guest, connection, .. } = vm;
     let index = choices.below(2);
     let result = match choices.below(24) {
-        0 | 1 => connection.set_features(Features(Features::OFFERED.0 & choices.below(usize::MAX) as u64)),
+        0 | 1 => connection
+            .set_features(Features(Features::OFFERED.0 & choices.below(usize::MAX) as u64)),
         2 => connection.set_mem_table(&guest.memory().regions()),
         3 => connection.add_region(&guest.memory().regions()[choices.below(2)]),
         4 => connection.remove_region(&guest.memory().regions()[choices.below(2)]),
@@ -343,8 +364,14 @@ fn message(vm: &mut Vm, choices: &mut Choices) -> bool {
                 &[],
             );
         }
-        9 => connection.set_vring_kick(index, (choices.below(3) > 0).then(|| guest.queue(index).kick_fd().as_fd())),
-        10 => connection.set_vring_call(index, (choices.below(3) > 0).then(|| guest.queue(index).call_fd().as_fd())),
+        9 => connection.set_vring_kick(
+            index,
+            (choices.below(3) > 0).then(|| guest.queue(index).kick_fd().as_fd()),
+        ),
+        10 => connection.set_vring_call(
+            index,
+            (choices.below(3) > 0).then(|| guest.queue(index).call_fd().as_fd()),
+        ),
         11 => connection.set_vring_call(index, Some(full_eventfd().as_fd())),
         12 | 13 => connection.enable(index, choices.below(2) == 0),
         14 | 15 => connection.stop_queue(index).map(drop),
@@ -354,8 +381,10 @@ fn message(vm: &mut Vm, choices: &mut Choices) -> bool {
         19 if choices.below(4) == 0 => {
             let len = choices.below(64);
             let body = noise(choices, len);
-            let header = raw::header(choices.below(48) as u32, choices.one(&[1, 9]), body.len() as u32);
-            return raw::send_bytes(connection.stream(), &[&header[..], &body].concat(), &[]).is_ok();
+            let header =
+                raw::header(choices.below(48) as u32, choices.one(&[1, 9]), body.len() as u32);
+            return raw::send_bytes(connection.stream(), &[&header[..], &body].concat(), &[])
+                .is_ok();
         }
         // As a guest that boots again, or a host that moves it.
         20 => connection.stop().map(drop),
@@ -365,13 +394,26 @@ fn message(vm: &mut Vm, choices: &mut Choices) -> bool {
     result.is_ok() || !connection.is_closed()
 }
 
-fn request(connection: &Connection, request: raw::FrontendReq, body: &[u8], fds: &[BorrowedFd<'_>]) -> bool {
+fn request(
+    connection: &Connection,
+    request: raw::FrontendReq,
+    body: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> bool {
     raw::send_bytes(connection.stream(), &raw::message(request, raw::VERSION, body), fds).is_ok()
 }
 
-fn log(connection: &Connection, memory: &Memory, choices: &mut Choices) -> Result<(), butterfly_vhost::driver::ControlError> {
+fn log(
+    connection: &Connection,
+    memory: &Memory,
+    choices: &mut Choices,
+) -> Result<(), butterfly_vhost::driver::ControlError> {
     use butterfly_vhost::driver::DirtyLog;
-    let log = if choices.below(2) == 0 { DirtyLog::new(memory) } else { DirtyLog::with_len(choices.below(5000) as u64) };
+    let log = if choices.below(2) == 0 {
+        DirtyLog::new(memory)
+    } else {
+        DirtyLog::with_len(choices.below(5000) as u64)
+    };
     let log = log.expect("memory for a log");
     let set = connection.set_log(&log);
     if choices.below(4) == 0 {
@@ -394,7 +436,14 @@ fn wrong_descriptor(connection: &Connection, choices: &mut Choices) -> bool {
         _ => memory.file.as_fd(),
     };
     use raw::FrontendReq::*;
-    let what = choices.one(&[SET_VRING_KICK, SET_VRING_CALL, SET_VRING_ERR, SET_MEM_TABLE, SET_LOG_BASE, ADD_MEM_REG]);
+    let what = choices.one(&[
+        SET_VRING_KICK,
+        SET_VRING_CALL,
+        SET_VRING_ERR,
+        SET_MEM_TABLE,
+        SET_LOG_BASE,
+        ADD_MEM_REG,
+    ]);
     let body = match what {
         SET_VRING_KICK | SET_VRING_CALL | SET_VRING_ERR => raw::words(&[choices.below(2) as u64]),
         SET_LOG_BASE => raw::words(&[4096, 0]),
@@ -407,7 +456,9 @@ fn wrong_descriptor(connection: &Connection, choices: &mut Choices) -> bool {
 /// Waits until the deadline or until the stop is asked for.
 pub fn sleep_until(end: Instant, mut between: impl FnMut()) {
     while Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(100).min(end.saturating_duration_since(Instant::now())));
+        std::thread::sleep(
+            Duration::from_millis(100).min(end.saturating_duration_since(Instant::now())),
+        );
         between();
     }
 }

@@ -24,19 +24,30 @@ impl Switch {
     /// Everything about a vnic.
     pub fn show(&self, id: &str) -> NicShow {
         let request = Request { nic_show: Some(id.to_owned()), ..Request::default() };
-        self.0.ask(request).expect("the vnic is there").nic_show.into_option().expect("a vnic is shown")
+        self.0
+            .ask(request)
+            .expect("the vnic is there")
+            .nic_show
+            .into_option()
+            .expect("a vnic is shown")
     }
 
     /// What the workers did.
     pub fn workers(&self) -> Vec<Worker> {
-        self.0.ask(Request { worker_list: Some(true), ..Request::default() }).expect("workers are listed").worker_list
+        self.0
+            .ask(Request { worker_list: Some(true), ..Request::default() })
+            .expect("workers are listed")
+            .worker_list
     }
 
-    /// How long the API takes to answer. The best of three: another program may have the processor for a moment.
+    /// How long the API takes to answer. The best of three: another program may have the processor
+    /// for a moment.
     pub fn latency(&self) -> Duration {
         let once = || {
             let begun = Instant::now();
-            self.0.ask(Request { nic_list: Some(true), ..Request::default() }).expect("vnics are listed");
+            self.0
+                .ask(Request { nic_list: Some(true), ..Request::default() })
+                .expect("vnics are listed");
             begun.elapsed()
         };
         let mut best = once();
@@ -51,13 +62,21 @@ impl Switch {
 
     /// Memory that is really there and not a guest's, in KiB.
     pub fn resident(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.pid())).expect("the daemon is alive");
-        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("anonymous memory is shown");
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.pid()))
+            .expect("the daemon is alive");
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("RssAnon:"))
+            .expect("anonymous memory is shown");
         line.trim().trim_end_matches(" kB").parse().expect("a number")
     }
 
     /// Waits until a vnic is as wanted; what it was at last if it never is.
-    pub fn wait(&self, id: &str, wanted: impl Fn(&NicShow) -> bool) -> Result<NicShow, Box<NicShow>> {
+    pub fn wait(
+        &self,
+        id: &str,
+        wanted: impl Fn(&NicShow) -> bool,
+    ) -> Result<NicShow, Box<NicShow>> {
         let end = Instant::now() + PATIENCE;
         loop {
             let show = self.show(id);
@@ -74,5 +93,9 @@ impl Switch {
 
 /// The drop reasons that counted something.
 pub fn dropped(show: &NicShow) -> BTreeMap<String, u64> {
-    show.drops.iter().filter(|drop| drop.count() > 0).map(|drop| (drop.reason().to_owned(), drop.count())).collect()
+    show.drops
+        .iter()
+        .filter(|drop| drop.count() > 0)
+        .map(|drop| (drop.reason().to_owned(), drop.count()))
+        .collect()
 }

@@ -1,4 +1,5 @@
-//! Attacks whose outcome is known: each is a named drop, a named detachment, a ring that rests, or nothing.
+//! Attacks whose outcome is known: each is a named drop, a named detachment, a ring that rests, or
+//! nothing.
 
 use std::{
     fs::File,
@@ -49,7 +50,15 @@ fn d(addr: u64, len: u32, flags: u16, next: u16) -> Desc {
 }
 
 fn csum(gso_type: u8, gso_size: u16) -> NetHeader {
-    NetHeader { flags: 1, gso_type, gso_size, csum_start: 34, csum_offset: 16, hdr_len: 54, num_buffers: 0 }
+    NetHeader {
+        flags: 1,
+        gso_type,
+        gso_size,
+        csum_start: 34,
+        csum_offset: 16,
+        hdr_len: 54,
+        num_buffers: 0,
+    }
 }
 
 /// Into the transmit ring.
@@ -147,7 +156,8 @@ const RECEIVING: &[Attack] = &[
 
 fn send(s: &Scene<'_>, request: FrontendReq, body: &[u8], fds: &[BorrowedFd<'_>]) {
     // It may be refused while it is being sent.
-    let _ = raw::send_bytes(s.vm.connection.stream(), &raw::message(request, raw::VERSION, body), fds);
+    let _ =
+        raw::send_bytes(s.vm.connection.stream(), &raw::message(request, raw::VERSION, body), fds);
 }
 
 fn bytes(s: &Scene<'_>, bytes: &[u8]) {
@@ -182,7 +192,12 @@ fn call_as(s: &Scene<'_>, fd: &impl AsFd) {
 }
 
 fn addresses(s: &Scene<'_>, index: u32, [desc, used, avail]: [u64; 3]) {
-    send(s, SET_VRING_ADDR, &[raw::vring_state(index, 0), raw::words(&[desc, used, avail, 0])].concat(), &[]);
+    send(
+        s,
+        SET_VRING_ADDR,
+        &[raw::vring_state(index, 0), raw::words(&[desc, used, avail, 0])].concat(),
+        &[],
+    );
 }
 
 /// On the control channel, and with what was handed over there.
@@ -296,14 +311,22 @@ pub fn run(switch: &Switch, place: &Place, feeder: &mut Station) -> usize {
     for attack in [&single, &small] {
         attempt(&plain, attack);
     }
-    assert!(failed.is_empty(), "{} of {count} attacks did not have their outcome: {failed:?}", failed.len());
+    assert!(
+        failed.is_empty(),
+        "{} of {count} attacks did not have their outcome: {failed:?}",
+        failed.len()
+    );
     count
 }
 
 fn one(switch: &Switch, place: &Place, feeder: &mut Station, config: &VmConfig, attack: &Attack) {
     let (name, act, outcome) = attack;
-    // What was sent to the villain before this one may still be on its way, and is counted when it finds nobody there.
-    assert!(feeder.vm.guest.drain(PATIENCE).expect("a sound ring"), "{name:?}: the sound guest's frames are not taken");
+    // What was sent to the villain before this one may still be on its way, and is counted when it
+    // finds nobody there.
+    assert!(
+        feeder.vm.guest.drain(PATIENCE).expect("a sound ring"),
+        "{name:?}: the sound guest's frames are not taken"
+    );
     let before = switch.show(&place.id);
     let mut scene = Scene::open(place, feeder, config);
     act(&mut scene);
@@ -319,24 +342,33 @@ fn one(switch: &Switch, place: &Place, feeder: &mut Station, config: &VmConfig, 
     };
     let counted = |show: &butterfly_api::proto::NicShow| {
         let old = dropped(&before);
-        let mut moved: Vec<String> =
-            dropped(show).into_iter().filter(|(reason, n)| old.get(reason) != Some(n)).map(|(reason, _)| reason).collect();
+        let mut moved: Vec<String> = dropped(show)
+            .into_iter()
+            .filter(|(reason, n)| old.get(reason) != Some(n))
+            .map(|(reason, _)| reason)
+            .collect();
         moved.sort();
         moved
     };
-    let queue = |show: &butterfly_api::proto::NicShow, which: &str, holds: fn(&butterfly_api::proto::nic_show::Queue) -> bool| {
+    let queue = |show: &butterfly_api::proto::NicShow,
+                 which: &str,
+                 holds: fn(&butterfly_api::proto::nic_show::Queue) -> bool| {
         show.queues.iter().any(|queue| queue.name() == which && holds(queue))
     };
     match outcome {
         Drop(reason) => {
             let show = switch.wait(&place.id, |show| counted(show) == [*reason]);
-            let show = show.unwrap_or_else(|show| fail(&format!("is not the drop {reason} and nothing else"), &show));
+            let show = show.unwrap_or_else(|show| {
+                fail(&format!("is not the drop {reason} and nothing else"), &show)
+            });
             if !show.attached() {
                 fail("the guest was detached for it", &show);
             }
         }
         Detach(reason) => {
-            let gone = switch.wait(&place.id, |show| show.attach_count() > before.attach_count() && !show.attached());
+            let gone = switch.wait(&place.id, |show| {
+                show.attach_count() > before.attach_count() && !show.attached()
+            });
             let show = gone.unwrap_or_else(|show| fail("the guest was not detached", &show));
             if !show.last_detach_reason().contains(reason) {
                 fail(&format!("detached for another reason than {reason:?}"), &show);
@@ -348,17 +380,29 @@ fn one(switch: &Switch, place: &Place, feeder: &mut Station, config: &VmConfig, 
         }
         Stopped(ring, why) => {
             let found = |show: &butterfly_api::proto::NicShow| {
-                show.queues.iter().any(|queue| queue.name() == *ring && !queue.running() && queue.trouble().contains(why))
+                show.queues.iter().any(|queue| {
+                    queue.name() == *ring && !queue.running() && queue.trouble().contains(why)
+                })
             };
             let stopped = switch.wait(&place.id, found);
-            stopped
-                .unwrap_or_else(|show| fail(&format!("the {ring} ring runs, or stopped for another reason than {why:?}"), &show));
+            stopped.unwrap_or_else(|show| {
+                fail(
+                    &format!("the {ring} ring runs, or stopped for another reason than {why:?}"),
+                    &show,
+                )
+            });
         }
         Harmless => {
-            scene.vm.connection.sync().unwrap_or_else(|error| fail(&format!("{error}"), &switch.show(&place.id)));
+            scene
+                .vm
+                .connection
+                .sync()
+                .unwrap_or_else(|error| fail(&format!("{error}"), &switch.show(&place.id)));
             // Everything that was offered is worked off.
             let worked = switch.wait(&place.id, |show| {
-                show.queues.iter().any(|queue| queue.name() == "tx" && queue.used() == queue.guest_avail() && !queue.broken())
+                show.queues.iter().any(|queue| {
+                    queue.name() == "tx" && queue.used() == queue.guest_avail() && !queue.broken()
+                })
             });
             let show = worked.unwrap_or_else(|show| fail("its frames are not taken", &show));
             if !counted(&show).is_empty() {

@@ -8,7 +8,10 @@ use std::{
 use butterfly_packet::{build, mac::Mac};
 use butterfly_tests::{Station, frames::mac, host::Nic, station::machine, wait::PATIENCE};
 use butterfly_vhost::{
-    driver::{Desc, GuestConfig, MemoryConfig, RX, Ring, SendError, TX, Vm, VmConfig, memory::DEFAULT_GUEST_ADDR},
+    driver::{
+        Desc, GuestConfig, MemoryConfig, RX, Ring, SendError, TX, Vm, VmConfig,
+        memory::DEFAULT_GUEST_ADDR,
+    },
     net::{Features, NetHeader},
 };
 
@@ -48,7 +51,8 @@ pub fn config(features: Features) -> VmConfig {
     let usual = machine(features, 1514);
     let mut memory = MemoryConfig::split(2, REGION);
     memory.separate_files = true;
-    let guest = GuestConfig { interrupts: false, rx_buffer: 2048, max_frame: 1514, ..usual.guest }.rings(RING);
+    let guest = GuestConfig { interrupts: false, rx_buffer: 2048, max_frame: 1514, ..usual.guest }
+        .rings(RING);
     VmConfig { memory: Some(memory), guest, ..usual }
 }
 
@@ -129,7 +133,8 @@ impl<'a> Scene<'a> {
         self.send(&[Desc { addr: self.buffer + table, len, flags: 4 | flags, next: 0 }]);
     }
 
-    /// Makes every receive buffer that was not used yet this one; then the sound guest sends so many bytes.
+    /// Makes every receive buffer that was not used yet this one; then the sound guest sends so
+    /// many bytes.
     pub fn receive(&mut self, desc: Desc, len: usize) {
         let ring = self.ring(RX);
         (0..ring.size()).for_each(|at| ring.set_desc(at, desc));
@@ -138,7 +143,8 @@ impl<'a> Scene<'a> {
 
     /// The sound guest sends so many bytes.
     pub fn feed(&mut self, len: usize) {
-        let frame = build::ethernet(self.feeder.nic.mac, self.place.mac).payload(0x88b7, &vec![0xfe; len - 14]);
+        let frame = build::ethernet(self.feeder.nic.mac, self.place.mac)
+            .payload(0x88b7, &vec![0xfe; len - 14]);
         match self.feeder.vm.guest.send_wait(&frame, NetHeader::default(), PATIENCE) {
             Ok(()) | Err(SendError::Full) => {}
             Err(error) => panic!("the sound guest: {error}"),
@@ -150,7 +156,9 @@ impl<'a> Scene<'a> {
     /// Sends a TCP segment of IPv4 to the sound guest with this header.
     pub fn send_tcp(&mut self, header: NetHeader, payload: usize) {
         let link = build::ethernet(self.place.mac, self.feeder.nic.mac);
-        let frame = link.ipv4([10, 0, 0, 1], [10, 0, 0, 2]).tcp(&build::Tcp::new(1, 2, 16), &vec![0x5a; payload]);
+        let frame = link
+            .ipv4([10, 0, 0, 1], [10, 0, 0, 2])
+            .tcp(&build::Tcp::new(1, 2, 16), &vec![0x5a; payload]);
         self.vm.guest.send(&frame, header).expect("room in its ring");
     }
 }

@@ -1,5 +1,5 @@
-//! A real Prometheus scrapes a real daemon: every alert and every query of the dashboard means something. And a scrape of a large host is
-//! quick. See run.sh.
+//! A real Prometheus scrapes a real daemon: every alert and every query of the dashboard means
+//! something. And a scrape of a large host is quick. See run.sh.
 
 #![forbid(unsafe_code)]
 
@@ -20,7 +20,8 @@ use butterfly_tests::{
 use prometheus::{Prometheus, packaged};
 use small_world::SmallWorld;
 
-/// Nothing short of a load that no test can make for certain makes these fire: they are tried in [`would_fire`].
+/// Nothing short of a load that no test can make for certain makes these fire: they are tried in
+/// [`would_fire`].
 const NOT_HERE: [&str; 1] = ["ButterflyWorkerSaturated"];
 
 /// One daemon, first in order and then in trouble.
@@ -46,7 +47,11 @@ fn rules_and_dashboard_mean_something() {
     for rule in rules.iter().filter(|rule| !after.contains(&*rule.name)) {
         let firing = prometheus.query(&rule.query);
         if NOT_HERE.contains(&&*rule.name) {
-            assert!(!prometheus.query(would_fire(&rule.query)).is_empty(), "{}: its metrics do not exist", rule.name);
+            assert!(
+                !prometheus.query(would_fire(&rule.query)).is_empty(),
+                "{}: its metrics do not exist",
+                rule.name
+            );
         } else {
             assert!(!firing.is_empty(), "{} does not fire: {}", rule.name, rule.query);
         }
@@ -67,8 +72,10 @@ fn rules_and_dashboard_mean_something() {
     assert!(queries > 40, "{queries}");
     for variable in dashboard["templating"]["list"].as_array().unwrap() {
         let Some(query) = variable["query"]["query"].as_str() else { continue };
-        let (selector, label) =
-            query.strip_prefix("label_values(").and_then(|rest| rest.strip_suffix(')')?.rsplit_once(", ")).unwrap();
+        let (selector, label) = query
+            .strip_prefix("label_values(")
+            .and_then(|rest| rest.strip_suffix(')')?.rsplit_once(", "))
+            .unwrap();
         let values = prometheus.query(&format!("count by ({label}) ({})", filled_in(selector)));
         assert!(!values.is_empty(), "variable {}: {query} has no values", variable["name"]);
     }
@@ -76,10 +83,16 @@ fn rules_and_dashboard_mean_something() {
     let metrics = world.host.daemon().metrics();
     world.end();
     let rule = |name: &str| rules.iter().find(|rule| rule.name == name).unwrap();
-    eventually("Prometheus sees that the daemon is gone", || !prometheus.query(&rule("ButterflyDown").query).is_empty());
+    eventually("Prometheus sees that the daemon is gone", || {
+        !prometheus.query(&rule("ButterflyDown").query).is_empty()
+    });
     let again = Daemon::start_with(&[], &["--metrics".to_owned(), metrics.to_string()]);
-    eventually("Prometheus sees that it was restarted", || !prometheus.query(&rule("ButterflyRestarted").query).is_empty());
-    eventually("and that it is there", || prometheus.query(&rule("ButterflyDown").query).is_empty());
+    eventually("Prometheus sees that it was restarted", || {
+        !prometheus.query(&rule("ButterflyRestarted").query).is_empty()
+    });
+    eventually("and that it is there", || {
+        prometheus.query(&rule("ButterflyDown").query).is_empty()
+    });
     drop(again);
 }
 
@@ -91,7 +104,9 @@ fn would_fire(query: &str) -> &str {
 /// A query of the dashboard as Grafana sends it when everything is selected.
 fn filled_in(query: &str) -> String {
     let query = query.replace("$__rate_interval", "1m").replace("$job", "butterfly");
-    let query = ["$instance", "$vni", "$nic"].iter().fold(query, |query, variable| query.replace(variable, ".*"));
+    let query = ["$instance", "$vni", "$nic"]
+        .iter()
+        .fold(query, |query, variable| query.replace(variable, ".*"));
     assert!(!query.contains('$'), "{query}");
     query
 }
@@ -103,14 +118,18 @@ fn promtool_finds_nothing_wrong() {
     world.talk();
     let (_, page) = get(world.host.daemon().metrics(), "/metrics").unwrap();
     prometheus::promtool(&["check", "metrics"], &page);
-    prometheus::promtool(&["check", "rules", prometheus::path("prometheus/butterfly-rules.yml").to_str().unwrap()], "");
+    prometheus::promtool(
+        &["check", "rules", prometheus::path("prometheus/butterfly-rules.yml").to_str().unwrap()],
+        "",
+    );
     world.end();
 }
 
 /// What guests do by themselves wakes nobody up.
 #[test]
 fn harmless_drops_raise_no_alert() {
-    let rules = std::fs::read_to_string(prometheus::path("prometheus/butterfly-rules.yml")).unwrap();
+    let rules =
+        std::fs::read_to_string(prometheus::path("prometheus/butterfly-rules.yml")).unwrap();
     let (_, rest) = rules.split_once("butterfly_drops_total{reason!~\"").unwrap();
     let left_out: Vec<&str> = rest.split_once('"').unwrap().0.split('|').collect();
     let names: Vec<&str> = butterfly_datapath::reasons().map(|info| info.name).collect();
@@ -122,24 +141,36 @@ fn harmless_drops_raise_no_alert() {
     }
 }
 
-/// A thousand nics. What counts is the time that the thread had a processor: the others of a test machine may want it, too.
+/// A thousand nics. What counts is the time that the thread had a processor: the others of a test
+/// machine may want it, too.
 #[test]
 fn a_thousand_nics_are_scraped_quickly() {
     const NICS: u32 = 1_000;
     const LIMIT: Duration = Duration::from_millis(50);
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    rustix::process::setrlimit(rustix::process::Resource::Nofile, rustix::process::Rlimit { current: limit.maximum, ..limit })
-        .unwrap();
-    let host = Host::of(Daemon::start_with(&[], &["--metrics".to_owned(), "127.0.0.1:0".to_owned()]));
+    rustix::process::setrlimit(
+        rustix::process::Resource::Nofile,
+        rustix::process::Rlimit { current: limit.maximum, ..limit },
+    )
+    .unwrap();
+    let host =
+        Host::of(Daemon::start_with(&[], &["--metrics".to_owned(), "127.0.0.1:0".to_owned()]));
     let daemon = host.daemon();
     let mut sender = host.station(&Nic::bypass("sender", mac(0), 1), &usual());
-    let adds =
-        (1..NICS).map(|n| Daemon::nic_add(&Nic::bypass(&format!("nic-with-a-name-of-usual-length-{n}"), mac(n), 1 + n % 100)));
+    let adds = (1..NICS).map(|n| {
+        Daemon::nic_add(&Nic::bypass(
+            &format!("nic-with-a-name-of-usual-length-{n}"),
+            mac(n),
+            1 + n % 100,
+        ))
+    });
     assert!(daemon.ask_all(adds.collect()).iter().all(Result::is_ok));
     // Those of its network have a drop each; others have none.
     sender.send(&numbered(mac(0), butterfly_packet::mac::Mac::BROADCAST, 1, 1, 60));
     host.settle(&mut [&mut sender]);
-    eventually("everybody is there", || Scrape::of(daemon).starting("butterfly_nic_attached{").count() == NICS as usize);
+    eventually("everybody is there", || {
+        Scrape::of(daemon).starting("butterfly_nic_attached{").count() == NICS as usize
+    });
     let scrapes = 10;
     let spent = || daemon.cpu_time_of("metrics");
     let (before, mut fastest) = (spent(), Duration::MAX);

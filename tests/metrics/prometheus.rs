@@ -15,7 +15,10 @@ use tempfile::TempDir;
 
 /// Where a packaged file is.
 pub fn path(name: &str) -> PathBuf {
-    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging")).join(name).canonicalize().unwrap()
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging"))
+        .join(name)
+        .canonicalize()
+        .unwrap()
 }
 
 /// A packaged file.
@@ -81,8 +84,13 @@ impl Prometheus {
         let mut prometheus = Prometheus { process, address, _room: room };
         eventually("Prometheus scrapes the daemon", || {
             let ended = prometheus.process.try_wait().unwrap();
-            assert!(ended.is_none(), "it ended: {}", fs::read_to_string(prometheus._room.path().join("log")).unwrap());
-            matches!(get(prometheus.address, "/-/ready"), Ok((200, _))) && !prometheus.query("up == 1").is_empty()
+            assert!(
+                ended.is_none(),
+                "it ended: {}",
+                fs::read_to_string(prometheus._room.path().join("log")).unwrap()
+            );
+            matches!(get(prometheus.address, "/-/ready"), Ok((200, _)))
+                && !prometheus.query("up == 1").is_empty()
         });
         prometheus
     }
@@ -90,7 +98,8 @@ impl Prometheus {
     fn api(&self, path: &str) -> Value {
         let (status, body) = get(self.address, path).unwrap();
         assert_eq!(status, 200, "{path}: {body}");
-        let answer: Value = serde_json::from_str(&body).unwrap_or_else(|why| panic!("{why}: {body}"));
+        let answer: Value =
+            serde_json::from_str(&body).unwrap_or_else(|why| panic!("{why}: {body}"));
         answer["data"].clone()
     }
 
@@ -98,7 +107,13 @@ impl Prometheus {
     pub fn query(&self, expression: &str) -> Vec<Value> {
         let encoded: String = expression
             .bytes()
-            .map(|byte| if byte.is_ascii_alphanumeric() { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+            .map(|byte| {
+                if byte.is_ascii_alphanumeric() {
+                    char::from(byte).to_string()
+                } else {
+                    format!("%{byte:02X}")
+                }
+            })
             .collect();
         let data = self.api(&format!("/api/v1/query?query={encoded}"));
         data["result"].as_array().unwrap_or_else(|| panic!("{expression}: {data}")).clone()
@@ -118,11 +133,14 @@ impl Prometheus {
         rules.map(rule).collect()
     }
 
-    /// Waits until everything that happened so far was scraped, and scraped again, as a rate needs two.
+    /// Waits until everything that happened so far was scraped, and scraped again, as a rate needs
+    /// two.
     pub fn scrapes_twice_more(&self) {
         let scraped = || {
             let samples = self.query("count_over_time(up[5m])");
-            samples.first().map_or(0, |sample| sample["value"][1].as_str().unwrap().parse::<u64>().unwrap())
+            samples
+                .first()
+                .map_or(0, |sample| sample["value"][1].as_str().unwrap().parse::<u64>().unwrap())
         };
         let before = scraped();
         eventually("Prometheus goes on", || {

@@ -1,4 +1,5 @@
-//! A host with something of everything: an uplink with a peer behind it, filtered and open nics, and, later, all that can go wrong.
+//! A host with something of everything: an uplink with a peer behind it, filtered and open nics,
+//! and, later, all that can go wrong.
 
 use std::{net::Ipv4Addr, time::Duration};
 
@@ -65,8 +66,16 @@ impl SmallWorld {
         let room = tempfile::tempdir().unwrap();
         let socket = room.path().join("wire");
         let uplink = format!("vhost-user:{}", socket.display());
-        let words =
-            ["--metrics", "127.0.0.1:0", "--uplink", &uplink, "--sessions", &SESSIONS.to_string(), "--session-share", "100"];
+        let words = [
+            "--metrics",
+            "127.0.0.1:0",
+            "--uplink",
+            &uplink,
+            "--sessions",
+            &SESSIONS.to_string(),
+            "--session-share",
+            "100",
+        ];
         let host = Host::of(Daemon::start_with(&[], &words.map(str::to_owned)));
         let wire = Vm::connect(&socket, &config(), PATIENCE).unwrap();
         let a = host.station(&Nic::bypass("a", mac(1), VNI), &config());
@@ -75,9 +84,14 @@ impl SmallWorld {
         let filtered = host.station(&filtered, &config());
         let daemon = host.daemon();
         daemon.ask(groups::group_set("web", &["in udp 53 0.0.0.0/0"], &[])).unwrap();
-        let tunnels: serde_json::Value = serde_json::from_str(&daemon.client_ok(&["tunnels", "--json"])).unwrap();
-        let octets: Vec<u8> =
-            tunnels["mac"].as_str().unwrap().split(':').map(|octet| u8::from_str_radix(octet, 16).unwrap()).collect();
+        let tunnels: serde_json::Value =
+            serde_json::from_str(&daemon.client_ok(&["tunnels", "--json"])).unwrap();
+        let octets: Vec<u8> = tunnels["mac"]
+            .as_str()
+            .unwrap()
+            .split(':')
+            .map(|octet| u8::from_str_radix(octet, 16).unwrap())
+            .collect();
         let endpoint = Mac(octets.try_into().unwrap());
         SmallWorld { host, a, b, filtered, wire: Some(wire), endpoint }
     }
@@ -99,8 +113,11 @@ impl SmallWorld {
         self.filtered.send(&ip(3, 1).udp(53, 1000, b"!"));
         // Another host speaks, and is spoken to.
         let inner = numbered(mac(20), mac(1), 1, 1, 200);
-        let outer = |inner: &[u8]| build::ethernet(mac(99), self.endpoint).ipv4(PEER, ENDPOINT).vxlan(4789, VNI, inner);
-        let not_ours = build::ethernet(mac(99), self.endpoint).ipv4(PEER, [42, 0, 0, 77]).udp(1, 2, b"");
+        let outer = |inner: &[u8]| {
+            build::ethernet(mac(99), self.endpoint).ipv4(PEER, ENDPOINT).vxlan(4789, VNI, inner)
+        };
+        let not_ours =
+            build::ethernet(mac(99), self.endpoint).ipv4(PEER, [42, 0, 0, 77]).udp(1, 2, b"");
         let nowhere = numbered(mac(20), mac(77), 1, 1, 200);
         let wire = self.wire.as_mut().unwrap();
         for frame in [outer(&inner), not_ours, outer(&nowhere)] {
@@ -112,14 +129,19 @@ impl SmallWorld {
         worked_off(&mut [&mut self.a, &mut self.filtered]);
         let daemon = self.host.daemon();
         eventually("the other host is spoken to", || {
-            let sent = format!("butterfly_tunnel_peer_out_packets_total{{peer=\"{}\"}}", Ipv4Addr::from(PEER));
+            let sent = format!(
+                "butterfly_tunnel_peer_out_packets_total{{peer=\"{}\"}}",
+                Ipv4Addr::from(PEER)
+            );
             Scrape::of(daemon).get(&sent) == Some(1.0)
         });
-        eventually("sessions are counted", || Scrape::of(daemon).count("butterfly_session_table_used") > 0);
+        eventually("sessions are counted", || {
+            Scrape::of(daemon).count("butterfly_session_table_used") > 0
+        });
     }
 
-    /// All that can go wrong at once. `seen` waits until Prometheus saw what happened so far: a rate knows nothing of what came with
-    /// the first sample of a series.
+    /// All that can go wrong at once. `seen` waits until Prometheus saw what happened so far: a
+    /// rate knows nothing of what came with the first sample of a series.
     pub fn trouble(&mut self, seen: impl Fn()) {
         // A peer that nobody knows the way to, then an uplink without another end.
         self.host.daemon().client_ok(&["peer", "add", "42.0.0.99"]);

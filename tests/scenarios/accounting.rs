@@ -1,4 +1,5 @@
-//! What was sent is what arrived and what was dropped, packet for packet, by name, whatever happens at random.
+//! What was sent is what arrived and what was dropped, packet for packet, by name, whatever happens
+//! at random.
 
 use butterfly_packet::{build, mac::Mac};
 use butterfly_tests::{
@@ -36,16 +37,26 @@ fn every_packet_is_somewhere() {
     }
     let mut choices = Choices::new(1);
     let (mut sent, mut sent_bytes) = (vec![0u64; stations.len()], vec![0u64; stations.len()]);
-    let (mut received, mut received_bytes) = (vec![0u64; stations.len()], vec![0u64; stations.len()]);
+    let (mut received, mut received_bytes) =
+        (vec![0u64; stations.len()], vec![0u64; stations.len()]);
     for number in 0..20_000 {
         let n = choices.below(stations.len());
         let own = stations[n].mac();
         let to = mac(choices.between(1, 5) as u32);
         let mut header = NetHeader::default();
         let frame = match choices.below(8) {
-            0 => build::ethernet(own, to).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(1, 2, &vec![7; choices.between(0, 1400)]),
+            0 => build::ethernet(own, to).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(
+                1,
+                2,
+                &vec![7; choices.between(0, 1400)],
+            ),
             1 => {
-                header = NetHeader { flags: 1, csum_start: choices.below(100) as u16, csum_offset: 6, ..header };
+                header = NetHeader {
+                    flags: 1,
+                    csum_start: choices.below(100) as u16,
+                    csum_offset: 6,
+                    ..header
+                };
                 build::ethernet(own, to).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(1, 2, &[7; 100])
             }
             2 => numbered(mac(choices.between(1, 5) as u32), to, 1, number, 200),
@@ -90,10 +101,21 @@ fn every_packet_is_somewhere() {
         let empty = host.show(&format!("{vni}-empty"));
         assert_eq!(empty.all_drops(), empty.drops("not-attached"));
         drops += empty.all_drops();
-        assert!(host.show(&format!("{vni}-slow")).drops("ring-full") > 0, "the slow one was never too slow");
+        assert!(
+            host.show(&format!("{vni}-slow")).drops("ring-full") > 0,
+            "the slow one was never too slow"
+        );
     }
     assert_eq!(sent.iter().sum::<u64>(), received.iter().sum::<u64>() + drops);
-    let names = ["bad-offload", "spoofed-mac", "link-local-group", "same-port", "spoofed-ip", "ingress-denied", "mac-claimed"];
+    let names = [
+        "bad-offload",
+        "spoofed-mac",
+        "link-local-group",
+        "same-port",
+        "spoofed-ip",
+        "ingress-denied",
+        "mac-claimed",
+    ];
     for name in names {
         let count: u64 = host.ids().iter().map(|id| host.show(id).drops(name)).sum();
         assert!(count > 0, "no {name}");
@@ -117,7 +139,11 @@ fn every_copy_of_a_flood_is_somewhere() {
     let (mut plain, mut ip) = (0, 0);
     for number in 0..2000 {
         if number % 3 == 0 {
-            sender.send(&build::ethernet(mac(1), Mac::BROADCAST).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).ping(1, 1, b"x"));
+            sender.send(
+                &build::ethernet(mac(1), Mac::BROADCAST)
+                    .ipv4([10, 0, 0, 1], [10, 0, 0, 2])
+                    .ping(1, 1, b"x"),
+            );
             ip += 1;
         } else {
             sender.send(&numbered(mac(1), Mac::BROADCAST, 1, number, 100));
@@ -138,14 +164,31 @@ fn every_copy_of_a_flood_is_somewhere() {
     assert_eq!((show("a").received.0, show("a").flooded, show("a").all_drops()), (2000, 2000, 0));
     assert_eq!((received[0], show("r0").delivered.0, show("r0").all_drops()), (2000, 2000, 0));
     assert_eq!(
-        (received[1], show("r1").delivered.0, show("r1").all_drops(), show("r1").drops("ring-full")),
+        (
+            received[1],
+            show("r1").delivered.0,
+            show("r1").all_drops(),
+            show("r1").drops("ring-full")
+        ),
         (100, 100, 1900, 1900)
     );
     assert_eq!(
-        (received[2], show("r2").delivered.0, show("r2").drops("ingress-denied"), show("r2").all_drops()),
+        (
+            received[2],
+            show("r2").delivered.0,
+            show("r2").drops("ingress-denied"),
+            show("r2").all_drops()
+        ),
         (plain, plain, ip, ip)
     );
-    assert_eq!((show("r3").drops("not-attached"), show("r3").drops("ingress-denied"), show("r3").all_drops()), (plain, ip, 2000));
+    assert_eq!(
+        (
+            show("r3").drops("not-attached"),
+            show("r3").drops("ingress-denied"),
+            show("r3").all_drops()
+        ),
+        (plain, ip, 2000)
+    );
 }
 
 /// A chain that breaks the rules is one frame of its guest, and one drop.

@@ -1,6 +1,8 @@
-//! One story, six tellers: explain, trace, capture, drops, metrics and events say of every packet what its guests know of it.
+//! One story, six tellers: explain, trace, capture, drops, metrics and events say of every packet
+//! what its guests know of it.
 //!
-//! Each packet has a number, its source port. What guests received is the truth; what was to become of each is known beforehand.
+//! Each packet has a number, its source port. What guests received is the truth; what was to become
+//! of each is known beforehand.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -47,7 +49,8 @@ enum Kind {
     Broadcast,
 }
 
-const KINDS: [Kind; 6] = [Kind::Admitted, Kind::Denied, Kind::Spoofed, Kind::TooLate, Kind::Unknown, Kind::Broadcast];
+const KINDS: [Kind; 6] =
+    [Kind::Admitted, Kind::Denied, Kind::Spoofed, Kind::TooLate, Kind::Unknown, Kind::Broadcast];
 
 impl Kind {
     fn sender(self) -> &'static str {
@@ -65,7 +68,11 @@ impl Kind {
         let link = build::ethernet(mac(from.into()), destination);
         let source = if self == Kind::Spoofed { 99 } else { from };
         let to = if self == Kind::Broadcast { [255; 4] } else { [10, 0, 0, to] };
-        link.ipv4([10, 0, 0, source], to).udp(number, if self == Kind::Denied { 54 } else { 53 }, &number.to_be_bytes())
+        link.ipv4([10, 0, 0, source], to).udp(
+            number,
+            if self == Kind::Denied { 54 } else { 53 },
+            &number.to_be_bytes(),
+        )
     }
 
     /// The question that `butterfly explain` is asked about it.
@@ -75,7 +82,9 @@ impl Kind {
             Kind::Denied => "--from a --to b --proto udp --port 54",
             Kind::Spoofed => "--from c --to b --proto udp --port 53 --src 10.0.0.99",
             Kind::TooLate => "--from a --to slow --proto udp --port 53",
-            Kind::Unknown => "--from a --to 10.0.0.77 --mac 02:b0:00:00:00:4d --proto udp --port 53",
+            Kind::Unknown => {
+                "--from a --to 10.0.0.77 --mac 02:b0:00:00:00:4d --proto udp --port 53"
+            }
             Kind::Broadcast => "--from a --to 255.255.255.255 --proto udp --port 53",
         }
     }
@@ -113,7 +122,12 @@ struct Truth {
 type Story = BTreeMap<u16, Truth>;
 
 fn net() -> Option<Net> {
-    let nics = [filtered("a", A, "clients"), filtered("b", B, "web"), filtered("c", C, "clients"), open("d", D)];
+    let nics = [
+        filtered("a", A, "clients"),
+        filtered("b", B, "web"),
+        filtered("c", C, "clients"),
+        open("d", D),
+    ];
     let mut net = Net::with(&["--metrics", "127.0.0.1:0"], &nics)?;
     net.group("web", &["in udp 53 10.0.0.0/24"], &[]);
     let mut slow = machine(features::MODERN, 1600);
@@ -145,15 +159,23 @@ fn tell(net: &mut Net) -> Story {
         others.remove("slow");
         assert_eq!(others, truth.kind.receivers(), "{:?}", truth.kind);
     }
-    assert_eq!(story.values().filter(|truth| truth.got.contains("slow")).count(), BUFFERS, "it had no more buffers");
+    assert_eq!(
+        story.values().filter(|truth| truth.got.contains("slow")).count(),
+        BUFFERS,
+        "it had no more buffers"
+    );
     assert_eq!(story.values().map(|truth| truth.kind).collect::<BTreeSet<_>>().len(), KINDS.len());
     story
 }
 
 /// Takes what came, which must be what was sent.
 fn listen(net: &mut Net, story: &mut Story, who: &[&'static str]) {
-    let mut senders: Vec<_> =
-        net.stations.iter_mut().filter(|(id, _)| ["a", "c"].contains(&id.as_str())).map(|(_, station)| station).collect();
+    let mut senders: Vec<_> = net
+        .stations
+        .iter_mut()
+        .filter(|(id, _)| ["a", "c"].contains(&id.as_str()))
+        .map(|(_, station)| station)
+        .collect();
     net.host.settle(&mut senders);
     for id in who {
         for frame in net.station(id).pending() {
@@ -171,7 +193,8 @@ fn trace_agrees(packets: &[TracedPacket], story: &Story) {
     for packet in packets {
         // ..., udp 10.0.0.1:10000 > 10.0.0.2:53, 44 bytes
         let port = packet.summary().split(" > ").nth(1).and_then(|text| text.rsplit(':').next());
-        let number: u16 = port.unwrap_or_default().parse().unwrap_or_else(|_| panic!("{}", packet.summary()));
+        let number: u16 =
+            port.unwrap_or_default().parse().unwrap_or_else(|_| panic!("{}", packet.summary()));
         let truth = &story[&number];
         assert!(seen.insert(number), "{number} is told twice");
         let frame = truth.kind.frame(number);
@@ -183,17 +206,36 @@ fn trace_agrees(packets: &[TracedPacket], story: &Story) {
             (_, "ingress-denied") if truth.kind == Kind::Denied => (&[], &["web"]),
             _ => (&[], &[]),
         };
-        assert_eq!((&packet.rule[..], &packet.tried[..]), (&strings(rule)[..], &strings(tried)[..]), "{:?}", truth.kind);
+        assert_eq!(
+            (&packet.rule[..], &packet.tried[..]),
+            (&strings(rule)[..], &strings(tried)[..]),
+            "{:?}",
+            truth.kind
+        );
         match packet.verdict.unwrap().unwrap() {
             Verdict::DELIVERED => {
-                assert_eq!((BTreeSet::from([packet.to_nic()]), truth.drops.len()), (truth.got.clone(), 0));
+                assert_eq!(
+                    (BTreeSet::from([packet.to_nic()]), truth.drops.len()),
+                    (truth.got.clone(), 0)
+                );
             }
-            Verdict::DROPPED => assert_eq!((packet.reason(), packet.charged(), truth.got.len()), (reason, charged.as_str(), 0)),
+            Verdict::DROPPED => assert_eq!(
+                (packet.reason(), packet.charged(), truth.got.len()),
+                (reason, charged.as_str(), 0)
+            ),
             Verdict::FLOODED => {
                 assert!(matches!(truth.kind, Kind::Unknown | Kind::Broadcast), "{:?}", truth.kind);
                 let told = (packet.flooded_nics(), packet.flooded_hosts(), packet.refused());
-                assert_eq!(told, (truth.got.len() as u32, 0, truth.drops.len() as u32), "{:?}", truth.kind);
-                assert!(truth.drops.iter().any(|(_, reason)| *reason == packet.reason()) || truth.drops.is_empty());
+                assert_eq!(
+                    told,
+                    (truth.got.len() as u32, 0, truth.drops.len() as u32),
+                    "{:?}",
+                    truth.kind
+                );
+                assert!(
+                    truth.drops.iter().any(|(_, reason)| *reason == packet.reason())
+                        || truth.drops.is_empty()
+                );
             }
             other => panic!("{other:?}"),
         }
@@ -214,7 +256,10 @@ fn capture_agrees(rows: &[Vec<String>], story: &Story) {
         let truth = &story[&number];
         assert!(seen.insert(number), "{number} is there twice");
         assert_eq!(*payload, format!("{number:04x}"));
-        let drop = truth.drops.first().map(|(nic, reason)| format!("dropped: {reason}, charged to nic {nic}"));
+        let drop = truth
+            .drops
+            .first()
+            .map(|(nic, reason)| format!("dropped: {reason}, charged to nic {nic}"));
         let expected = match (truth.kind, drop) {
             (Kind::Admitted, _) => format!("delivered to nic b; rule {RULE}"),
             (Kind::Unknown | Kind::Broadcast, _) => {
@@ -223,7 +268,10 @@ fn capture_agrees(rows: &[Vec<String>], story: &Story) {
                 match truth.drops.len() {
                     0 => start,
                     n => {
-                        assert!(truth.drops.iter().any(|(_, dropped)| *dropped == reason), "{comment}");
+                        assert!(
+                            truth.drops.iter().any(|(_, dropped)| *dropped == reason),
+                            "{comment}"
+                        );
                         format!("{start}, {n} copies dropped: {reason}")
                     }
                 }
@@ -256,11 +304,16 @@ fn drops_agree(daemon: &Daemon, story: &Story) {
     let mut all = BTreeMap::new();
     for place in told["places"].as_array().unwrap() {
         for row in place["drops"].as_array().unwrap() {
-            let (nic, reason) = (place["nic_id"].as_str().unwrap(), row["reason"].as_str().unwrap());
+            let (nic, reason) =
+                (place["nic_id"].as_str().unwrap(), row["reason"].as_str().unwrap());
             // Of many in a tenth of a second it is the first one.
             let packet = row["last_packet"].as_str().unwrap();
             let told = story.iter().filter(|(_, truth)| truth.drops.contains(&(nic, reason)));
-            assert_eq!(told.filter(|(number, _)| packet.contains(&format!(":{number} > "))).count(), 1, "{row}");
+            assert_eq!(
+                told.filter(|(number, _)| packet.contains(&format!(":{number} > "))).count(),
+                1,
+                "{row}"
+            );
             all.insert((nic.to_owned(), reason.to_owned()), row["count"].as_u64().unwrap());
         }
     }
@@ -271,10 +324,14 @@ fn drops_agree(daemon: &Daemon, story: &Story) {
 fn metrics_agree(daemon: &Daemon, story: &Story) {
     let total = story.len() as u64;
     // A page is good for some milliseconds.
-    eventually("the page is of now", || Scrape::of(daemon).count("butterfly_worker_packets_total{worker=\"0\"}") == total);
+    eventually("the page is of now", || {
+        Scrape::of(daemon).count("butterfly_worker_packets_total{worker=\"0\"}") == total
+    });
     let scrape = Scrape::of(daemon);
     for nic in ["a", "b", "c", "d", "slow"] {
-        let of = |metric: &str| scrape.count(&format!("butterfly_nic_{metric}_total{{nic=\"{nic}\",vni=\"1\"}}"));
+        let of = |metric: &str| {
+            scrape.count(&format!("butterfly_nic_{metric}_total{{nic=\"{nic}\",vni=\"1\"}}"))
+        };
         let sent = story.values().filter(|truth| truth.kind.sender() == nic).count();
         let got = story.values().filter(|truth| truth.got.contains(nic)).count();
         assert_eq!((of("in_packets"), of("out_packets")), (sent as u64, got as u64), "{nic}");
@@ -284,7 +341,10 @@ fn metrics_agree(daemon: &Daemon, story: &Story) {
         *reasons.entry(format!("{reason}\"}}")).or_default() += count;
     }
     let told = scrape.starting("butterfly_drops_total{reason=\"").filter(|(_, count)| *count > 0.0);
-    assert_eq!(told.map(|(reason, count)| (reason.to_owned(), count as u64)).collect::<BTreeMap<_, _>>(), reasons);
+    assert_eq!(
+        told.map(|(reason, count)| (reason.to_owned(), count as u64)).collect::<BTreeMap<_, _>>(),
+        reasons
+    );
     let count = |kind: Kind| story.values().filter(|truth| truth.kind == kind).count() as u64;
     let admitted = count(Kind::Admitted);
     // Those for the slow one were admitted, too: its ring is behind the filter.
@@ -315,18 +375,39 @@ fn explain_agrees(daemon: &Daemon, story: &Story) {
         let walk = &answer["hosts"][0]["walks"][0];
         let text = |value: &Value| value.as_str().unwrap().to_owned();
         let got: BTreeSet<String> = walk["nics"].as_array().unwrap().iter().map(text).collect();
-        let drops = walk["drops"].as_array().unwrap().iter().map(|drop| (text(&drop["nic_id"]), text(&drop["reason"])));
-        let last = story.values().rfind(|truth| truth.kind == kind && !truth.got.contains("slow")).unwrap();
+        let drops = walk["drops"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|drop| (text(&drop["nic_id"]), text(&drop["reason"])));
+        let last = story
+            .values()
+            .rfind(|truth| truth.kind == kind && !truth.got.contains("slow"))
+            .unwrap();
         let owned = |(nic, reason): &(&str, &str)| ((*nic).to_owned(), (*reason).to_owned());
-        assert_eq!(got, last.got.iter().map(|nic| (*nic).to_owned()).collect(), "{kind:?}: {walk:#}");
-        assert_eq!(drops.collect::<BTreeSet<_>>(), last.drops.iter().map(owned).collect(), "{kind:?}: {walk:#}");
+        assert_eq!(
+            got,
+            last.got.iter().map(|nic| (*nic).to_owned()).collect(),
+            "{kind:?}: {walk:#}"
+        );
+        assert_eq!(
+            drops.collect::<BTreeSet<_>>(),
+            last.drops.iter().map(owned).collect(),
+            "{kind:?}: {walk:#}"
+        );
         let step = walk["steps"].as_array().unwrap().iter().find(|step| step["stage"] == "ingress");
         match kind {
             Kind::Admitted => {
                 assert_eq!(walk["ingress"]["security_group"], "web");
-                assert_eq!(step.unwrap()["text"], "b may get it by group web: udp 53 from 10.0.0.0/24");
+                assert_eq!(
+                    step.unwrap()["text"],
+                    "b may get it by group web: udp 53 from 10.0.0.0/24"
+                );
             }
-            Kind::Denied => assert_eq!(step.unwrap()["details"][1], "  fits but for its ports: udp 53 from 10.0.0.0/24"),
+            Kind::Denied => assert_eq!(
+                step.unwrap()["details"][1],
+                "  fits but for its ports: udp 53 from 10.0.0.0/24"
+            ),
             _ => {}
         }
     }

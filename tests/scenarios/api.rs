@@ -1,4 +1,5 @@
-//! The API of a whole daemon: what it changes, what it leaves alone, and what it refuses, while guests talk.
+//! The API of a whole daemon: what it changes, what it leaves alone, and what it refuses, while
+//! guests talk.
 
 use std::{
     collections::BTreeMap,
@@ -27,7 +28,10 @@ fn declare(nic: &Nic, change: impl FnOnce(&mut proto::Nic)) -> Request {
 }
 
 fn details(daemon: &Daemon, id: &str) -> Vec<proto::Nic> {
-    daemon.ask(Request { nic_details: Some(id.to_owned()), ..Request::default() }).unwrap().nic_details
+    daemon
+        .ask(Request { nic_details: Some(id.to_owned()), ..Request::default() })
+        .unwrap()
+        .nic_details
 }
 
 fn attach(host: &Host, nic: &Nic) -> Station {
@@ -36,7 +40,8 @@ fn attach(host: &Host, nic: &Nic) -> Station {
     Station { nic: nic.clone(), path, listener: None, vm, config: usual() }
 }
 
-/// The same again changes nothing; addresses, groups and flags change in place. The guest stays, and does not lose a frame.
+/// The same again changes nothing; addresses, groups and flags change in place. The guest stays,
+/// and does not lose a frame.
 #[test]
 fn changes_in_place() {
     let Some(host) = Host::process() else { return };
@@ -52,12 +57,15 @@ fn changes_in_place() {
         same(Daemon::nic_add(&nic));
         exchange(&mut a, &mut b, &mut both, &lens);
     }
-    // Defaults that are said, other spellings, duplicates, and a path that is not honoured for this type.
+    // Defaults that are said, other spellings, duplicates, and a path that is not honoured for this
+    // type.
     same(declare(&nic, |nic| nic.set_type(proto::nic::Type::VHOST_USER_SERVER)));
     same(declare(&nic, |nic| nic.packet_trace = Some(false)));
     same(declare(&nic, |nic| nic.ip_anti_spoof = Some(false)));
     same(declare(&nic, |nic| nic.path = Some("/somewhere/else".into())));
-    same(declare(&nic, |nic| nic.ip = vec!["10.0.0.1".into(), "FD00:0::1".into(), "10.0.0.1".into()]));
+    same(declare(&nic, |nic| {
+        nic.ip = vec!["10.0.0.1".into(), "FD00:0::1".into(), "10.0.0.1".into()]
+    }));
     assert_eq!(details(daemon, "a")[0].ip, ["10.0.0.1", "fd00::1"]);
     exchange(&mut a, &mut b, &mut both, &lens);
     // In place.
@@ -75,14 +83,22 @@ fn changes_in_place() {
     update(|update| update.security_group = vec!["x".into()]).unwrap();
     update(|update| update.ip_anti_spoof = Some(false)).unwrap();
     let shown = details(daemon, "a").remove(0);
-    assert_eq!((shown.ip.len(), shown.security_group.as_slice(), shown.ip_anti_spoof()), (2, &["x".to_owned()][..], false));
+    assert_eq!(
+        (shown.ip.len(), shown.security_group.as_slice(), shown.ip_anti_spoof()),
+        (2, &["x".to_owned()][..], false)
+    );
     update(|update| update.ip = vec![String::new()]).unwrap();
     update(|update| update.security_group = vec![String::new()]).unwrap();
-    assert_eq!((details(daemon, "a")[0].ip.len(), details(daemon, "a")[0].security_group.len()), (0, 0));
+    assert_eq!(
+        (details(daemon, "a")[0].ip.len(), details(daemon, "a")[0].security_group.len()),
+        (0, 0)
+    );
     exchange(&mut a, &mut b, &mut both, &lens);
     // The filter closes and opens under the guest.
     same(declare(&nic, |nic| nic.bypass_filtering = None));
-    let ping = butterfly_packet::build::ethernet(mac(2), mac(1)).ipv4([10, 0, 0, 2], [10, 0, 0, 1]).ping(1, 1, b"x");
+    let ping = butterfly_packet::build::ethernet(mac(2), mac(1))
+        .ipv4([10, 0, 0, 2], [10, 0, 0, 1])
+        .ping(1, 1, b"x");
     b.send(&ping);
     host.settle(&mut [&mut b]);
     assert_eq!((a.pending().len(), host.show("a").drops("ingress-denied")), (0, 1));
@@ -114,7 +130,8 @@ fn changes_that_recreate() {
         nic.clone(),
     ];
     for change in changes {
-        let before = daemon.ask(Request { nic_show: Some("a".into()), ..Request::default() }).unwrap();
+        let before =
+            daemon.ask(Request { nic_show: Some("a".into()), ..Request::default() }).unwrap();
         let before = before.nic_show;
         let guest = (before.role() == "server").then(|| {
             let mut old = Nic { vni: before.vni(), ..nic.clone() };
@@ -183,7 +200,12 @@ fn what_is_refused_changes_nothing() {
     refuse(to_path("/tmp/with\0nul"), &["Bad NIC format"]);
     refuse(to_path(&format!("{}/qemu-vhost-b", host.dir().display())), &["\"b\""]);
     for id in ["", "with/slash", "../a", "with\0nul", &"x".repeat(300)] {
-        refuse(declare(&nic, |nic| (nic.id, nic.mac) = (Some(id.into()), Some("02:00:00:00:00:77".into()))), &["Bad NIC format"]);
+        refuse(
+            declare(&nic, |nic| {
+                (nic.id, nic.mac) = (Some(id.into()), Some("02:00:00:00:00:77".into()))
+            }),
+            &["Bad NIC format"],
+        );
     }
     let update = |id: &str, change: fn(&mut NicUpdateReq)| {
         let mut update = NicUpdateReq { id: Some(id.into()), ..NicUpdateReq::default() };
@@ -191,13 +213,22 @@ fn what_is_refused_changes_nothing() {
         Request { nic_update: MessageField::some(update), ..Request::default() }
     };
     refuse(update("nobody", |_| {}), &["NIC does not exist with id nobody"]);
-    refuse(update("a", |update| update.ip = vec!["10.0.0.1".into(), String::new()]), &["Bad Nic update format"]);
+    refuse(
+        update("a", |update| update.ip = vec!["10.0.0.1".into(), String::new()]),
+        &["Bad Nic update format"],
+    );
     refuse(update("a", |update| update.ip = vec!["10.0.0.0/8".into()]), &["Bad Nic update format"]);
     exchange(&mut a, &mut b, &mut both, &[60, 9000]);
     assert_eq!((host.show("a").attach_count, host.show("b").attach_count), (1, 1));
     for (request, words) in [
-        (Request { nic_details: Some("nobody".into()), ..Request::default() }, "NIC: nobody not found"),
-        (Request { nic_stats: Some("nobody".into()), ..Request::default() }, "NIC does not exist with id nobody"),
+        (
+            Request { nic_details: Some("nobody".into()), ..Request::default() },
+            "NIC: nobody not found",
+        ),
+        (
+            Request { nic_stats: Some("nobody".into()), ..Request::default() },
+            "NIC does not exist with id nobody",
+        ),
         (Request { nic_show: Some("nobody".into()), ..Request::default() }, "nobody"),
         (
             Request {
@@ -230,7 +261,9 @@ fn ids_become_file_names() {
     let Some(host) = Host::process() else { return };
     let prefix = format!("{}/qemu-vhost-", host.dir().display()).len();
     let longest = "i".repeat(107 - prefix);
-    for (n, id) in ["plain", "with space", "ünïcode", "-dash", "a.b", &longest].into_iter().enumerate() {
+    for (n, id) in
+        ["plain", "with space", "ünïcode", "-dash", "a.b", &longest].into_iter().enumerate()
+    {
         let nic = Nic::bypass(id, mac(n as u32 + 1), 1);
         let path = host.add(&nic).unwrap();
         assert_eq!(path.to_str().unwrap(), format!("{}/qemu-vhost-{id}", host.dir().display()));
@@ -240,7 +273,8 @@ fn ids_become_file_names() {
     assert!(why.contains("107") || why.contains("108"), "{why}");
 }
 
-/// A socket path where something else is: refused on a failure of the data path, with the old vnic still there.
+/// A socket path where something else is: refused on a failure of the data path, with the old vnic
+/// still there.
 #[test]
 fn a_path_that_cannot_be_had() {
     let Some(host) = Host::process() else { return };
@@ -256,14 +290,16 @@ fn a_path_that_cannot_be_had() {
     // As client now, then server again, where somebody listens by then.
     let client = nic.clone().client();
     host.add(&client).unwrap();
-    let _squatter = std::os::unix::net::UnixListener::bind(host.dir().join("qemu-vhost-a")).unwrap();
+    let _squatter =
+        std::os::unix::net::UnixListener::bind(host.dir().join("qemu-vhost-a")).unwrap();
     let why = host.add(&nic).unwrap_err();
     assert!(why.contains("listens"), "{why}");
     assert_eq!(host.show("a").role, "client", "it is what it was");
     assert_eq!(a.pending().len(), 0);
 }
 
-/// Requests are answered within milliseconds, by several clients at once, while guests talk and vnics come and go.
+/// Requests are answered within milliseconds, by several clients at once, while guests talk and
+/// vnics come and go.
 #[test]
 fn answers_come_at_once() {
     let Some(host) = Host::process() else { return };
@@ -278,24 +314,36 @@ fn answers_come_at_once() {
                 scope.spawn(move || {
                     let client = Client::connect(daemon.endpoint(), Some(PATIENCE)).unwrap();
                     let ask = |request: Request| {
-                        let message = proto::MessageV0 { request: MessageField::some(request), ..Default::default() };
+                        let message = proto::MessageV0 {
+                            request: MessageField::some(request),
+                            ..Default::default()
+                        };
                         let message = proto::Message {
                             revision: Some(REVISION),
                             message_0: MessageField::some(message),
                             ..Default::default()
                         };
                         let begin = Instant::now();
-                        let reply = client.call(&Messages { messages: vec![message], ..Default::default() }).unwrap();
+                        let reply = client
+                            .call(&Messages { messages: vec![message], ..Default::default() })
+                            .unwrap();
                         let took = begin.elapsed();
                         assert!(reply.messages[0].message_0.response.status.status(), "{reply}");
                         took
                     };
                     let mut times = Vec::new();
                     for round in 0..50 {
-                        let nic = Nic::bypass(&format!("c{n}-{round}"), mac(1000 + 100 * n + round), 5);
+                        let nic =
+                            Nic::bypass(&format!("c{n}-{round}"), mac(1000 + 100 * n + round), 5);
                         times.push(ask(Daemon::nic_add(&nic)));
-                        times.push(ask(Request { nic_show: Some("a".into()), ..Request::default() }));
-                        times.push(ask(Request { nic_details: Some(String::new()), ..Request::default() }));
+                        times.push(ask(Request {
+                            nic_show: Some("a".into()),
+                            ..Request::default()
+                        }));
+                        times.push(ask(Request {
+                            nic_details: Some(String::new()),
+                            ..Request::default()
+                        }));
                         times.push(ask(Request { nic_del: Some(nic.id), ..Request::default() }));
                     }
                     let _ = host;
@@ -308,7 +356,8 @@ fn answers_come_at_once() {
                 exchange(&mut a, &mut b, &mut both, &[1514; 500]);
             }
         });
-        let times: Vec<Duration> = clients.into_iter().flat_map(|client| client.join().unwrap()).collect();
+        let times: Vec<Duration> =
+            clients.into_iter().flat_map(|client| client.join().unwrap()).collect();
         done.store(true, Ordering::Relaxed);
         talk.join().unwrap();
         times
@@ -352,9 +401,15 @@ fn malformed_requests() {
     let client = Client::connect(host.daemon().endpoint(), Some(PATIENCE)).unwrap();
     let mut choices = Choices::new(1);
     let good = {
-        let message =
-            proto::MessageV0 { request: MessageField::some(Daemon::nic_add(&Nic::bypass("c", mac(3), 1))), ..Default::default() };
-        let message = proto::Message { revision: Some(6), message_0: MessageField::some(message), ..Default::default() };
+        let message = proto::MessageV0 {
+            request: MessageField::some(Daemon::nic_add(&Nic::bypass("c", mac(3), 1))),
+            ..Default::default()
+        };
+        let message = proto::Message {
+            revision: Some(6),
+            message_0: MessageField::some(message),
+            ..Default::default()
+        };
         use protobuf::Message as _;
         Messages { messages: vec![message], ..Default::default() }.write_to_bytes().unwrap()
     };
@@ -376,13 +431,15 @@ fn malformed_requests() {
         }
     }
     assert!(parse_errors > 500, "{parse_errors}");
-    let reply = butterfly_api::client::decode_reply(&client.exchange(b"\xff\xff").unwrap()).unwrap();
+    let reply =
+        butterfly_api::client::decode_reply(&client.exchange(b"\xff\xff").unwrap()).unwrap();
     assert_eq!(reply.messages[0].error.code(), Code::PARSE_ERROR);
     assert!(host.ids().iter().any(|id| id == "a"));
     exchange(&mut a, &mut b, &mut both, &[60, 9000]);
 }
 
-/// Requests at random against a model of what they mean: what is declared, who is cut, who may speak.
+/// Requests at random against a model of what they mean: what is declared, who is cut, who may
+/// speak.
 #[test]
 fn requests_at_random() {
     let Some(host) = Host::process() else { return };
@@ -420,7 +477,9 @@ fn requests_at_random() {
             _ => {
                 let old = model.get(&id).cloned();
                 // Mostly a change of what is there.
-                let base = old.clone().unwrap_or_else(|| Nic::bypass(&id, mac(choices.below(4) as u32), 1));
+                let base = old
+                    .clone()
+                    .unwrap_or_else(|| Nic::bypass(&id, mac(choices.below(4) as u32), 1));
                 let nic = match choices.below(6) {
                     0 => base,
                     1 => Nic { mac: mac(choices.below(4) as u32), ..base },
@@ -432,7 +491,8 @@ fn requests_at_random() {
                 // Also one that has the address of another: then it waits, or shares it.
                 let done = host.add(&nic);
                 assert!(done.is_ok(), "round {round}: {done:?} for {nic:?} beside {model:?}");
-                let again = old.as_ref().is_some_and(|old| (old.mac, old.vni) != (nic.mac, nic.vni));
+                let again =
+                    old.as_ref().is_some_and(|old| (old.mac, old.vni) != (nic.mac, nic.vni));
                 if again && let Some(guest) = guests.remove(&id) {
                     assert!(guest.connection.wait_closed(PATIENCE), "round {round}");
                     recreated += 1;
@@ -455,13 +515,30 @@ fn requests_at_random() {
             .collect();
         let wanted: Vec<_> = model
             .values()
-            .map(|nic| (nic.id.clone(), nic.mac.to_string(), nic.vni, nic.ips.clone(), nic.bypass, nic.anti_spoof))
+            .map(|nic| {
+                (
+                    nic.id.clone(),
+                    nic.mac.to_string(),
+                    nic.vni,
+                    nic.ips.clone(),
+                    nic.bypass,
+                    nic.anti_spoof,
+                )
+            })
             .collect();
         assert_eq!(shown, wanted, "round {round}");
-        let cut: Vec<_> = guests.iter().filter(|(_, guest)| guest.connection.is_closed()).map(|(id, _)| id).collect();
+        let cut: Vec<_> = guests
+            .iter()
+            .filter(|(_, guest)| guest.connection.is_closed())
+            .map(|(id, _)| id)
+            .collect();
         assert!(cut.is_empty(), "round {round}: {cut:?} were cut for nothing");
-        let own: Vec<_> =
-            host.fdb(None).into_iter().filter(|entry| !entry.learnt).map(|entry| (entry.id, entry.vni, entry.mac)).collect();
+        let own: Vec<_> = host
+            .fdb(None)
+            .into_iter()
+            .filter(|entry| !entry.learnt)
+            .map(|entry| (entry.id, entry.vni, entry.mac))
+            .collect();
         let waiting = details(daemon, "").iter().filter(|nic| nic.waiting.is_some()).count();
         assert_eq!(own.len() + waiting, model.len(), "round {round}");
         for (id, vni, mac) in own {

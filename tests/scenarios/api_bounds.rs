@@ -1,6 +1,8 @@
-//! The API under clients that want its memory: all of them together get 64 MiB at most, and others are answered meanwhile.
+//! The API under clients that want its memory: all of them together get 64 MiB at most, and others
+//! are answered meanwhile.
 //!
-//! Each attack is carried out on a daemon without a key and on one with, by connections that speak the protocol by hand.
+//! Each attack is carried out on a daemon without a key and on one with, by connections that speak
+//! the protocol by hand.
 
 use std::{
     fs,
@@ -82,7 +84,8 @@ impl Attacked {
 
     fn memory(&self, what: &str) -> usize {
         let status = fs::read_to_string(format!("/proc/{}/status", self.daemon.pid())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(':')).unwrap();
+        let line =
+            status.lines().find_map(|line| line.strip_prefix(what)?.strip_prefix(':')).unwrap();
         line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
     }
 
@@ -127,7 +130,8 @@ impl Attacked {
     /// Events of a kind, as texts.
     fn told(&self, kind: &str) -> Vec<String> {
         let list = EventListReq { limit: Some(10_000), ..EventListReq::default() };
-        let response = self.ask(Request { event_list: MessageField::some(list), ..Request::default() });
+        let response =
+            self.ask(Request { event_list: MessageField::some(list), ..Request::default() });
         let of_kind = response.event_list.event.iter().filter(|event| event.kind() == kind);
         of_kind.map(|event| event.text().to_owned()).collect()
     }
@@ -142,13 +146,21 @@ impl Attacked {
 
 fn client_of(endpoint: &str, key: bool) -> Client {
     let client = Client::connect(endpoint, Some(PATIENCE)).unwrap();
-    if key { client.encrypted(Cipher::new(Key::parse(KEY.as_bytes()).unwrap(), false)) } else { client }
+    if key {
+        client.encrypted(Cipher::new(Key::parse(KEY.as_bytes()).unwrap(), false))
+    } else {
+        client
+    }
 }
 
 fn envelope(requests: impl IntoIterator<Item = Request>) -> Messages {
-    let message = |request| MessageV0 { request: MessageField::some(request), ..MessageV0::default() };
     let message =
-        |request| Message { revision: Some(REVISION), message_0: MessageField::some(message(request)), ..Message::default() };
+        |request| MessageV0 { request: MessageField::some(request), ..MessageV0::default() };
+    let message = |request| Message {
+        revision: Some(REVISION),
+        message_0: MessageField::some(message(request)),
+        ..Message::default()
+    };
     Messages { messages: requests.into_iter().map(message).collect(), ..Messages::default() }
 }
 
@@ -240,7 +252,8 @@ fn endless_parts() {
     });
 }
 
-/// A thousand long requests that are announced, and of which an eighth is sent as fast as it is taken.
+/// A thousand long requests that are announced, and of which an eighth is sent as fast as it is
+/// taken.
 #[test]
 fn requests_that_are_never_whole() {
     with_and_without_key(|attacked| {
@@ -254,7 +267,8 @@ fn requests_that_are_never_whole() {
         let mut sent = vec![0; CROWD];
         while Instant::now() < end {
             for (stream, sent) in crowd.iter_mut().zip(&mut sent) {
-                // An eighth: who was quicker than 256 KiB/s on the whole may keep its room for longer.
+                // An eighth: who was quicker than 256 KiB/s on the whole may keep its room for
+                // longer.
                 let most = piece.len().min(MAX_FRAME / 8 - *sent);
                 *sent += stream.write(&piece[..most]).unwrap_or(0);
             }
@@ -265,7 +279,8 @@ fn requests_that_are_never_whole() {
     });
 }
 
-/// A thousand handshakes that are never ended, each at another place; then more connections than there may be.
+/// A thousand handshakes that are never ended, each at another place; then more connections than
+/// there may be.
 #[test]
 fn half_handshakes() {
     with_and_without_key(|attacked| {
@@ -299,12 +314,19 @@ fn half_handshakes() {
 fn unread_replies() {
     with_and_without_key(|mut attacked| {
         let member = |n: usize| format!("2001:db8:1234:5678:9abc:def0:{:x}:{n:x}", n >> 8);
-        let group = Sg { id: Some("g".into()), member: (0..40_000).map(member).collect(), ..Sg::default() };
-        assert!(attacked.ask(Request { sg_add: MessageField::some(group), ..Request::default() }).status.status());
+        let group =
+            Sg { id: Some("g".into()), member: (0..40_000).map(member).collect(), ..Sg::default() };
+        assert!(
+            attacked
+                .ask(Request { sg_add: MessageField::some(group), ..Request::default() })
+                .status
+                .status()
+        );
         let list = Request { sg_member_list: Some("g".into()), ..Request::default() };
         assert_eq!(attacked.ask(list.clone()).sg_member_list.len(), 40_000);
         attacked.begin();
-        let request = if attacked.key { captured(list) } else { envelope([list]).write_to_bytes().unwrap() };
+        let request =
+            if attacked.key { captured(list) } else { envelope([list]).write_to_bytes().unwrap() };
         let mut crowd = Vec::new();
         for n in 0..CROWD {
             let mut stream = attacked.open();
@@ -395,14 +417,16 @@ fn idle_connections() {
     });
 }
 
-/// The longest batch there may be is answered, whatever somebody else holds; short requests are answered meanwhile.
+/// The longest batch there may be is answered, whatever somebody else holds; short requests are
+/// answered meanwhile.
 #[test]
 fn the_longest_batch() {
     with_and_without_key(|attacked| {
         // Somebody has the room for such a one, and sends a byte now and then.
         let mut slow = attacked.open();
         slow.write_all(&[&[1, 0][..], &header(0, MAX_FRAME)].concat()).unwrap();
-        let ask = |n: usize| Request { nic_details: Some(format!("{n:0>140}")), ..Request::default() };
+        let ask =
+            |n: usize| Request { nic_details: Some(format!("{n:0>140}")), ..Request::default() };
         let mut batch = envelope((0..100_000).map(ask));
         while batch.compute_size() > (MAX_FRAME - 1024) as u64 {
             batch.messages.pop();
@@ -421,7 +445,8 @@ fn the_longest_batch() {
             });
             let client = Client::connect(attacked.daemon.endpoint(), Some(6 * PATIENCE)).unwrap();
             let key = Key::parse(KEY.as_bytes()).unwrap();
-            let client = if attacked.key { client.encrypted(Cipher::new(key, true)) } else { client };
+            let client =
+                if attacked.key { client.encrypted(Cipher::new(key, true)) } else { client };
             let reply = client.call(&batch).unwrap();
             done.store(true, Ordering::Relaxed);
             assert_eq!(reply.messages.len(), batch.messages.len());
@@ -435,18 +460,24 @@ fn the_longest_batch() {
     });
 }
 
-/// Clients have a part of the open files: with more of them there are still enough for virtual machines.
+/// Clients have a part of the open files: with more of them there are still enough for virtual
+/// machines.
 #[test]
 fn few_descriptors() {
     if Kind::wanted() != Kind::Daemon {
         return;
     }
-    let unprivileged = ["setpriv", "--bounding-set", "-sys_resource", "prlimit", "--nofile=200:200"];
+    let unprivileged =
+        ["setpriv", "--bounding-set", "-sys_resource", "prlimit", "--nofile=200:200"];
     let attacked = Attacked::through(&unprivileged, false);
     let idle = attacked.daemon.descriptors();
     let crowd: Vec<_> = (0..300).map(|_| attacked.raw()).collect();
     attacked.names_us("client-cut", "there are 16 connections");
-    assert!(attacked.daemon.descriptors() <= idle + 16, "{} after {idle}", attacked.daemon.descriptors());
+    assert!(
+        attacked.daemon.descriptors() <= idle + 16,
+        "{} after {idle}",
+        attacked.daemon.descriptors()
+    );
     for n in 0..8 {
         let nic = Nic::bypass(&format!("n{n}"), mac(n), 1);
         attacked.ask(Daemon::nic_add(&nic));

@@ -40,19 +40,31 @@ fn a_day_of_an_operator() {
 
     // Guests on both, in both roles.
     let config = machine(features::LINUX, 9000);
-    let station = |id: &str, mac: [u8; 6], path: String, listener: Option<Listener>, vm: Vm| Station {
-        nic: Nic::bypass(id, butterfly_packet::mac::Mac(mac), 1337),
-        path: path.into(),
-        listener,
-        vm,
-        config: config.clone(),
-    };
+    let station =
+        |id: &str, mac: [u8; 6], path: String, listener: Option<Listener>, vm: Vm| Station {
+            nic: Nic::bypass(id, butterfly_packet::mac::Mac(mac), 1337),
+            path: path.into(),
+            listener,
+            vm,
+            config: config.clone(),
+        };
     let path = format!("{dir}/qemu-vhost-vm-1");
-    let mut first =
-        station("vm-1", [0x42, 0x42, 0x42, 0x42, 0x42, 0x0a], path.clone(), None, Vm::connect(&path, &config, PATIENCE).unwrap());
+    let mut first = station(
+        "vm-1",
+        [0x42, 0x42, 0x42, 0x42, 0x42, 0x0a],
+        path.clone(),
+        None,
+        Vm::connect(&path, &config, PATIENCE).unwrap(),
+    );
     let listener = Listener::bind(format!("{dir}/theirs")).unwrap();
     let vm = Vm::accept(&listener, &config, PATIENCE).unwrap();
-    let mut second = station("vm-2", [0x42, 0x42, 0x42, 0x42, 0x42, 2], format!("{dir}/theirs"), Some(listener), vm);
+    let mut second = station(
+        "vm-2",
+        [0x42, 0x42, 0x42, 0x42, 0x42, 2],
+        format!("{dir}/theirs"),
+        Some(listener),
+        vm,
+    );
     second.vm.connection.sync().unwrap();
     let mut both = streams(&first, &second);
     let lens = [60, 1514, 9000, 777];
@@ -67,11 +79,23 @@ fn a_day_of_an_operator() {
         (shown["attached"].as_bool(), shown["role"].as_str(), shown["vni"].as_u64()),
         (Some(true), Some("server"), Some(1337))
     );
-    assert_eq!((shown["in_packets"].as_u64(), shown["in_bytes"].as_u64()), (Some(4), Some(bytes as u64)));
-    assert_eq!((shown["out_packets"].as_u64(), shown["out_bytes"].as_u64()), (Some(4), Some(bytes as u64)));
+    assert_eq!(
+        (shown["in_packets"].as_u64(), shown["in_bytes"].as_u64()),
+        (Some(4), Some(bytes as u64))
+    );
+    assert_eq!(
+        (shown["out_packets"].as_u64(), shown["out_bytes"].as_u64()),
+        (Some(4), Some(bytes as u64))
+    );
     assert_eq!(shown["peer_pid"].as_u64(), Some(std::process::id().into()));
-    let names =
-        |value: &Value| value.as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()).collect::<Vec<_>>();
+    let names = |value: &Value| {
+        value
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|name| name.as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
     let negotiated = names(&shown["features_negotiated"]);
     for name in config.features.names() {
         assert!(negotiated.contains(&name), "{name} is not among {negotiated:?}");
@@ -80,8 +104,12 @@ fn a_day_of_an_operator() {
     assert_eq!(shown["queues"].as_array().unwrap().len(), 2);
     let region = &shown["memory_regions"][0];
     assert_eq!(region["size"].as_u64(), Some(first.vm.guest.memory().regions()[0].size));
-    let ring = shown["queues"].as_array().unwrap().iter().find(|queue| queue["name"] == "tx").unwrap();
-    assert_eq!((ring["size"].as_u64(), ring["used"].as_u64(), ring["running"].as_bool()), (Some(256), Some(4), Some(true)));
+    let ring =
+        shown["queues"].as_array().unwrap().iter().find(|queue| queue["name"] == "tx").unwrap();
+    assert_eq!(
+        (ring["size"].as_u64(), ring["used"].as_u64(), ring["running"].as_bool()),
+        (Some(256), Some(4), Some(true))
+    );
     let text = ok("nic show vm-1 --all");
     for words in ["attached", "mrg-rxbuf", "tx", "ring-full"] {
         assert!(text.contains(words), "{words:?} is not in:\n{text}");
@@ -97,7 +125,11 @@ fn a_day_of_an_operator() {
         .iter()
         .map(|row| (row["mac"].as_str().unwrap(), row["kind"].as_str().unwrap()))
         .collect();
-    let expected = [("42:42:42:42:42:02", "static"), ("42:42:42:42:42:0a", "static"), ("02:b0:00:00:00:09", "learnt")];
+    let expected = [
+        ("42:42:42:42:42:02", "static"),
+        ("42:42:42:42:42:0a", "static"),
+        ("02:b0:00:00:00:09", "learnt"),
+    ];
     assert_eq!(kinds, expected.into());
     assert_eq!(json(&ok("fdb 1 --json")), json(r#"{"entries": []}"#));
     host.settle(&mut [&mut first, &mut second]);
@@ -119,7 +151,9 @@ fn a_day_of_an_operator() {
     exchange(&mut first, &mut second, &mut both, &lens);
     ok("nic del vm-1 vm-2");
     assert_eq!(ok("nic list"), "");
-    assert!(first.vm.connection.wait_closed(PATIENCE) && second.vm.connection.wait_closed(PATIENCE));
+    assert!(
+        first.vm.connection.wait_closed(PATIENCE) && second.vm.connection.wait_closed(PATIENCE)
+    );
     ok(&format!("request {file}"));
     assert_eq!(ok("dump"), dump);
     assert_eq!(ok("nic details vm-1"), details);
@@ -141,17 +175,25 @@ fn a_day_of_an_operator() {
     let explained = daemon.client(&["explain", "--from", "vm-1", "--to", "vm-3"]);
     assert_eq!(explained.status.code(), Some(2), "{explained:?}");
     assert!(
-        String::from_utf8_lossy(&explained.stdout).contains("\nnever sent: its sender gets no link address\n"),
+        String::from_utf8_lossy(&explained.stdout)
+            .contains("\nnever sent: its sender gets no link address\n"),
         "{explained:?}"
     );
     ok("nic del vm-3");
-    assert!(fails("nic add --id vm-3 --mac 42:42:42:42:42:03 --vni 16777216").contains("Bad NIC format"));
+    assert!(
+        fails("nic add --id vm-3 --mac 42:42:42:42:42:03 --vni 16777216")
+            .contains("Bad NIC format")
+    );
     assert!(fails("nic add --id a/b --mac 42:42:42:42:42:03 --vni 1").contains("Bad NIC format"));
     assert_eq!(ok("nic del nobody + nic list"), "vm-1\nvm-2\n");
     let status = ok("status");
-    for words in
-        ["start date: ", "request counter: ", "dot graph: \nstrict graph G {", "\"switch:switch-1337\"", "vhost:vhost-vm-1"]
-    {
+    for words in [
+        "start date: ",
+        "request counter: ",
+        "dot graph: \nstrict graph G {",
+        "\"switch:switch-1337\"",
+        "vhost:vhost-vm-1",
+    ] {
         assert!(status.contains(words), "{words:?} is not in:\n{status}");
     }
     assert_eq!(ok("shutdown"), "");

@@ -38,20 +38,29 @@ impl Netns {
 
     /// Runs a command in it.
     fn output(&self, command: &str) -> Output {
-        let words: Vec<&str> = ["netns", "exec", &self.0].into_iter().chain(command.split_whitespace()).collect();
+        let words: Vec<&str> =
+            ["netns", "exec", &self.0].into_iter().chain(command.split_whitespace()).collect();
         Command::new("ip").args(&words).stdin(Stdio::null()).output().unwrap()
     }
 
     /// The same of one that has to succeed; what it printed.
     #[track_caller]
     fn run(&self, command: &str) -> String {
-        let words: Vec<&str> = ["netns", "exec", &self.0].into_iter().chain(command.split_whitespace()).collect();
+        let words: Vec<&str> =
+            ["netns", "exec", &self.0].into_iter().chain(command.split_whitespace()).collect();
         run("ip", &words)
     }
 
     fn spawn(&self, command: &str) -> Child {
-        let words: Vec<&str> = ["netns", "exec", &self.0].into_iter().chain(command.split_whitespace()).collect();
-        Command::new("ip").args(&words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+        let words: Vec<&str> =
+            ["netns", "exec", &self.0].into_iter().chain(command.split_whitespace()).collect();
+        Command::new("ip")
+            .args(&words)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap()
     }
 
     /// Does something in it, in a thread of its own.
@@ -59,7 +68,11 @@ impl Netns {
         let file = fs::File::open(format!("/run/netns/{}", self.0)).unwrap();
         std::thread::scope(|scope| {
             let entered = scope.spawn(move || {
-                move_into_link_name_space(std::os::fd::AsFd::as_fd(&file), Some(LinkNameSpaceType::Network)).unwrap();
+                move_into_link_name_space(
+                    std::os::fd::AsFd::as_fd(&file),
+                    Some(LinkNameSpaceType::Network),
+                )
+                .unwrap();
                 body()
             });
             entered.join().unwrap()
@@ -102,12 +115,17 @@ pub(crate) fn open(nic: proto::Nic) -> proto::Nic {
 }
 
 pub(crate) fn declare(daemon: &Daemon, nic: proto::Nic) -> Result<String, String> {
-    let response = daemon.ask(Request { nic_add: MessageField::some(nic), ..Request::default() })?;
+    let response =
+        daemon.ask(Request { nic_add: MessageField::some(nic), ..Request::default() })?;
     Ok(response.nic_add.path().to_owned())
 }
 
 fn show(daemon: &Daemon, id: &str) -> NicShow {
-    daemon.ask(Request { nic_show: Some(id.to_owned()), ..Request::default() }).unwrap().nic_show.unwrap()
+    daemon
+        .ask(Request { nic_show: Some(id.to_owned()), ..Request::default() })
+        .unwrap()
+        .nic_show
+        .unwrap()
 }
 
 /// A vnic without a filter in a namespace of its own, with an address.
@@ -125,7 +143,10 @@ fn a_container_pings_a_virtual_machine() {
     let mut vm = host.station(&Nic::bypass("vm", mac(1), VNI), &usual());
     let netns = container(host.daemon(), "tap-a", 2);
     let link = netns.run("ip -o link show dev tap-a");
-    assert!(link.contains("mtu 1500") && link.contains(&mac(2).to_string()) && link.contains("UP"), "{link}");
+    assert!(
+        link.contains("mtu 1500") && link.contains(&mac(2).to_string()) && link.contains("UP"),
+        "{link}"
+    );
 
     let mut ping = netns.spawn("ping -n -c 3 -i 0.01 -W 5 10.0.0.1");
     let mut answered = 0;
@@ -150,7 +171,11 @@ fn a_container_pings_a_virtual_machine() {
     let shown = show(host.daemon(), "tap-a");
     assert!(shown.attached() && shown.in_packets() >= 4 && shown.out_packets() >= 4, "{shown}");
     assert_eq!((shown.path(), shown.netns()), ("tap-a", netns.0.as_str()));
-    assert!(shown.role.is_none() && shown.peer_pid.is_none() && shown.features_refused.iter().all(|name| name != "csum"));
+    assert!(
+        shown.role.is_none()
+            && shown.peer_pid.is_none()
+            && shown.features_refused.iter().all(|name| name != "csum")
+    );
 }
 
 /// Sends `len` bytes from one container to another over TCP, and compares them.
@@ -161,7 +186,9 @@ fn transfer(from: &Netns, to: &Netns, address: Ipv4Addr, len: usize) {
     let sent = data.clone();
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            let stream = from.inside(|| TcpStream::connect_timeout(&SocketAddrV4::new(address, port).into(), PATIENCE));
+            let stream = from.inside(|| {
+                TcpStream::connect_timeout(&SocketAddrV4::new(address, port).into(), PATIENCE)
+            });
             stream.unwrap().write_all(&sent).unwrap();
         });
         let (mut stream, _) = listener.accept().unwrap();
@@ -178,11 +205,16 @@ fn pour(from: &Netns, to: &Netns, address: Ipv4Addr, len: u64) {
     let port = listener.local_addr().unwrap().port();
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            let stream = from.inside(|| TcpStream::connect_timeout(&SocketAddrV4::new(address, port).into(), PATIENCE));
+            let stream = from.inside(|| {
+                TcpStream::connect_timeout(&SocketAddrV4::new(address, port).into(), PATIENCE)
+            });
             let mut stream = stream.unwrap();
             stream.set_write_timeout(Some(PATIENCE)).unwrap();
-            std::io::copy(&mut std::io::repeat(7).take(len), &mut std::io::BufWriter::with_capacity(1 << 20, &mut stream))
-                .unwrap();
+            std::io::copy(
+                &mut std::io::repeat(7).take(len),
+                &mut std::io::BufWriter::with_capacity(1 << 20, &mut stream),
+            )
+            .unwrap();
         });
         let (stream, _) = listener.accept().unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -205,15 +237,24 @@ fn containers_exchange_tcp_whatever_their_offloads_are() {
     assert!(packets < size as u64 / 1448 / 2, "{packets} packets: no large segments went");
     // What the container sent is "in", as of a machine.
     for (id, more) in [("tap-a", true), ("tap-b", false)] {
-        let stats = daemon.ask(Request { nic_stats: Some(id.to_owned()), ..Request::default() }).unwrap().nic_stats.unwrap();
-        let (sent, got) = if more { (stats.in_(), stats.out()) } else { (stats.out(), stats.in_()) };
+        let stats = daemon
+            .ask(Request { nic_stats: Some(id.to_owned()), ..Request::default() })
+            .unwrap()
+            .nic_stats
+            .unwrap();
+        let (sent, got) =
+            if more { (stats.in_(), stats.out()) } else { (stats.out(), stats.in_()) };
         assert!(sent > size as u64 && got > 0 && got < sent, "{id}: {stats}");
     }
-    // What one connection has under way finds room in the receiver's ring, however far it opens its window.
+    // What one connection has under way finds room in the receiver's ring, however far it opens its
+    // window.
     pour(&a, &b, Ipv4Addr::new(10, 0, 0, 2), 1 << 30);
-    let drops = |id: &str, reason: &str| show(daemon, id).drops.iter().find(|drop| drop.reason() == reason).unwrap().count();
+    let drops = |id: &str, reason: &str| {
+        show(daemon, id).drops.iter().find(|drop| drop.reason() == reason).unwrap().count()
+    };
     assert_eq!(drops("tap-b", "ring-full"), 0);
-    // Neither sends partial checksums or segments any more; one by one, so that unlike ends meet too.
+    // Neither sends partial checksums or segments any more; one by one, so that unlike ends meet
+    // too.
     for netns in [&a, &b] {
         let interface = if std::ptr::eq(netns, &a) { "tap-a" } else { "tap-b" };
         netns.run(&format!("ethtool -K {interface} tx off tso off gso off"));
@@ -236,7 +277,12 @@ fn groups_decide_about_containers_as_about_machines() {
     filtered("tap-a", 1, &a);
     filtered("tap-b", 2, &b);
     assert!(!a.output("ping -n -c 1 -W 1 10.0.0.2").status.success(), "nothing lets it in");
-    let denied = show(daemon, "tap-b").drops.iter().find(|drop| drop.reason() == "ingress-denied").unwrap().count();
+    let denied = show(daemon, "tap-b")
+        .drops
+        .iter()
+        .find(|drop| drop.reason() == "ingress-denied")
+        .unwrap()
+        .count();
     assert!(denied > 0);
     daemon.ask(groups::rule_add("web", "in icmp - 10.0.0.1/32")).unwrap();
     assert!(a.pings("10.0.0.2"));
@@ -254,7 +300,9 @@ fn a_broadcast_reaches_everybody() {
     let daemon = host.daemon();
     let mut vm = host.station(&Nic::bypass("vm", mac(1), VNI), &usual());
     let (a, b) = (container(daemon, "tap-a", 2), container(daemon, "tap-b", 3));
-    let udp = |netns: &Netns, address: Ipv4Addr| netns.inside(move || std::net::UdpSocket::bind((address, 67)).unwrap());
+    let udp = |netns: &Netns, address: Ipv4Addr| {
+        netns.inside(move || std::net::UdpSocket::bind((address, 67)).unwrap())
+    };
     let heard = udp(&b, Ipv4Addr::UNSPECIFIED);
     heard.set_read_timeout(Some(PATIENCE)).unwrap();
     let client = udp(&a, Ipv4Addr::new(10, 0, 0, 2));
@@ -268,12 +316,17 @@ fn a_broadcast_reaches_everybody() {
     });
 }
 
-/// The namespace goes under traffic: the vnic says so, the others do not notice, and the same declaration mends it.
+/// The namespace goes under traffic: the vnic says so, the others do not notice, and the same
+/// declaration mends it.
 #[test]
 fn a_namespace_that_is_deleted_detaches_its_vnic() {
     let Some(host) = Host::process() else { return };
     let daemon = host.daemon();
-    let (a, b, c) = (container(daemon, "tap-a", 1), container(daemon, "tap-b", 2), container(daemon, "tap-c", 3));
+    let (a, b, c) = (
+        container(daemon, "tap-a", 1),
+        container(daemon, "tap-b", 2),
+        container(daemon, "tap-c", 3),
+    );
     let mut flood = a.spawn("ping -n -q -f -c 1000000 10.0.0.2");
     eventually("there is traffic", || show(daemon, "tap-b").out_packets() > 100);
     let name = b.0.clone();
@@ -290,7 +343,10 @@ fn a_namespace_that_is_deleted_detaches_its_vnic() {
 
     let nic = || open(tap("tap-b", 2, Some(&name)));
     let refused = declare(daemon, nic()).unwrap_err();
-    assert!(refused.contains(&format!("cannot use the network namespace /run/netns/{name}")), "{refused}");
+    assert!(
+        refused.contains(&format!("cannot use the network namespace /run/netns/{name}")),
+        "{refused}"
+    );
     run("ip", &["netns", "add", &name]);
     let b = Netns(name.clone());
     assert_eq!(declare(daemon, nic()).unwrap(), "tap-b");
@@ -319,11 +375,13 @@ fn nothing_is_left_of_a_hundred() {
         assert!(!netns.run("ip -o link").contains("tap-a"), "it is gone when the API answers");
     }
     // A thread that was waited for is still ending in the kernel.
-    eventually("all is given back", || (daemon.descriptors(), daemon.threads(), daemon.guest_mappings()) == before);
+    eventually("all is given back", || {
+        (daemon.descriptors(), daemon.threads(), daemon.guest_mappings()) == before
+    });
 }
 
-/// docs/tuning.md: the limit of open files is reckoned with 16 for each vnic, and one with a guest of ours has both ends in the daemon.
-/// docs/containers.md: its memory has a bound.
+/// docs/tuning.md: the limit of open files is reckoned with 16 for each vnic, and one with a guest
+/// of ours has both ends in the daemon. docs/containers.md: its memory has a bound.
 #[test]
 fn a_guest_of_ours_takes_no_more_than_it_is_counted_with() {
     let Some(host) = Host::process() else { return };
@@ -348,18 +406,38 @@ fn a_guest_of_ours_takes_no_more_than_it_is_counted_with() {
     }
 }
 
-/// docs/containers.md: a process that runs already, by the path of its namespace and by a name for it.
+/// docs/containers.md: a process that runs already, by the path of its namespace and by a name for
+/// it.
 #[test]
 fn a_running_process_gets_an_interface() {
     let Some(host) = Host::process() else { return };
     let daemon = host.daemon();
-    let mut process = Command::new("unshare").args(["--net", "sleep", "60"]).stdin(Stdio::null()).spawn().unwrap();
+    let mut process = Command::new("unshare")
+        .args(["--net", "sleep", "60"])
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
     let pid = process.id().to_string();
     let own = fs::read_link("/proc/self/ns/net").unwrap();
-    eventually("it is in its namespace", || fs::read_link(format!("/proc/{pid}/ns/net")).is_ok_and(|there| there != own));
+    eventually("it is in its namespace", || {
+        fs::read_link(format!("/proc/{pid}/ns/net")).is_ok_and(|there| there != own)
+    });
     let netns = Netns(format!("bfly-{pid}-of-process"));
     run("ip", &["netns", "attach", &netns.0, &pid]);
-    let words = ["nic", "add", "--type", "TAP", "--id", "web0", "--mac", "52:54:00:00:00:23", "--vni", "42", "--ip", "10.0.0.23"];
+    let words = [
+        "nic",
+        "add",
+        "--type",
+        "TAP",
+        "--id",
+        "web0",
+        "--mac",
+        "52:54:00:00:00:23",
+        "--vni",
+        "42",
+        "--ip",
+        "10.0.0.23",
+    ];
     for given in [netns.0.clone(), format!("/proc/{pid}/ns/net")] {
         assert_eq!(daemon.client_ok(&[&words[..], &["--netns", &given]].concat()), "web0\n");
         netns.run("ip addr add 10.0.0.23/24 dev web0");
@@ -407,25 +485,37 @@ fn what_is_no_namespace_is_refused_with_what_to_do() {
         assert!(refused.contains(words), "{given}: {refused}");
         assert!(host.ids().is_empty());
     }
-    assert!(!run("ip", &["-o", "link"]).contains(&mac(1).to_string()), "nothing is left of the attempts");
+    assert!(
+        !run("ip", &["-o", "link"]).contains(&mac(1).to_string()),
+        "nothing is left of the attempts"
+    );
 }
 
-/// A declaration that cannot be carried out cuts nothing: the container keeps its interface, its address, and what runs over it.
+/// A declaration that cannot be carried out cuts nothing: the container keeps its interface, its
+/// address, and what runs over it.
 #[test]
 fn a_refused_change_leaves_a_container_as_it_is() {
     let Some(host) = Host::process() else { return };
-    let (one, two, full) = (container(host.daemon(), "one", 1), container(host.daemon(), "two", 2), Netns::new());
+    let (one, two, full) =
+        (container(host.daemon(), "one", 1), container(host.daemon(), "two", 2), Netns::new());
     one.run("ping -c 1 -W 5 10.0.0.2");
     full.run("ip link add one type veth peer name other");
-    let (before, attached) = (one.run("ip -o addr show dev one"), show(host.daemon(), "one").attach_count());
+    let (before, attached) =
+        (one.run("ip -o addr show dev one"), show(host.daemon(), "one").attach_count());
     let wrong = open(tap("one", 1, Some("there-is-no-such-namespace")));
     let taken = open(tap("one", 1, Some(&full.0)));
     let socket = host.dir().join("qemu-vhost-one");
     let somebody = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-    let machine = proto::Nic { type_: Some(nic::Type::VHOST_USER_SERVER.into()), netns: None, ..wrong.clone() };
-    for (declaration, why) in
-        [(wrong, "there-is-no-such-namespace"), (taken, "has an interface called one already"), (machine, "somebody listens on")]
-    {
+    let machine = proto::Nic {
+        type_: Some(nic::Type::VHOST_USER_SERVER.into()),
+        netns: None,
+        ..wrong.clone()
+    };
+    for (declaration, why) in [
+        (wrong, "there-is-no-such-namespace"),
+        (taken, "has an interface called one already"),
+        (machine, "somebody listens on"),
+    ] {
         let refused = declare(host.daemon(), declaration).unwrap_err();
         assert!(refused.contains(why), "{refused}");
         assert_eq!(one.run("ip -o addr show dev one"), before);
@@ -440,7 +530,8 @@ fn a_refused_change_leaves_a_container_as_it_is() {
     drop(two);
 }
 
-/// In the host's own namespace: a name that is taken is not taken away, and all of it goes with the daemon.
+/// In the host's own namespace: a name that is taken is not taken away, and all of it goes with the
+/// daemon.
 #[test]
 fn the_host_itself_may_have_one() {
     let Some(mut host) = Host::process() else { return };
@@ -449,7 +540,8 @@ fn the_host_itself_may_have_one() {
     let address = proto::Nic { mac: Some("02:b0:77:00:00:01".into()), ..open(tap(&id, 1, None)) };
     let name = declare(host.daemon(), address.clone()).unwrap();
     assert_eq!(name, id);
-    let second = proto::Nic { id: Some("lo".into()), mac: Some("02:b0:77:00:00:02".into()), ..address };
+    let second =
+        proto::Nic { id: Some("lo".into()), mac: Some("02:b0:77:00:00:02".into()), ..address };
     let other = declare(host.daemon(), second).unwrap();
     assert!(other.starts_with("tap"), "{other}");
     assert!(Path::new(&format!("/sys/class/net/{other}")).exists());
@@ -472,8 +564,9 @@ pub(crate) fn bench(id: &str, n: u8, btype: &str, to: Option<u8>) -> proto::Nic 
     }
 }
 
-/// A machine behind a Linux bridge on a TAP vnic: while the device is in the bridge it has another first octet, or the bridge would keep the
-/// machine's frames for itself. What uses the device itself has the vnic's address.
+/// A machine behind a Linux bridge on a TAP vnic: while the device is in the bridge it has another
+/// first octet, or the bridge would keep the machine's frames for itself. What uses the device
+/// itself has the vnic's address.
 #[test]
 fn a_machine_behind_a_bridge() {
     if Kind::wanted() != Kind::Daemon {

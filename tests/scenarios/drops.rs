@@ -1,4 +1,5 @@
-//! What `butterfly drops` says of what guests really sent: whose drop it is, how often, which packet, and what to do.
+//! What `butterfly drops` says of what guests really sent: whose drop it is, how often, which
+//! packet, and what to do.
 
 use std::{
     io::{BufRead, BufReader},
@@ -62,9 +63,17 @@ fn drop_everything(net: &mut Net) -> Vec<Told> {
             net.station(from).send(frame);
         }
         net.received(from);
-        told.push(Told { nic, reason, count: n, packet: format!("{packet}, {} bytes", frame.len()), remedy });
+        told.push(Told {
+            nic,
+            reason,
+            count: n,
+            packet: format!("{packet}, {} bytes", frame.len()),
+            remedy,
+        });
     };
-    let raw = |from: Mac, to: u8, len: usize| build::ethernet(from, mac(to.into())).payload(0x88b5, &vec![7; len]);
+    let raw = |from: Mac, to: u8, len: usize| {
+        build::ethernet(from, mac(to.into())).payload(0x88b5, &vec![7; len])
+    };
     send(
         "a",
         &v4(A, B).tcp(&segment((4000, 443), tcp::SYN, 1, 0), b""),
@@ -85,7 +94,9 @@ fn drop_everything(net: &mut Net) -> Vec<Told> {
     );
     send(
         "b",
-        &build::ethernet(mac(B.into()), mac(A.into())).ipv4([10, 0, 0, 99], [10, 0, 0, A]).udp(53, 5353, b"spoof"),
+        &build::ethernet(mac(B.into()), mac(A.into()))
+            .ipv4([10, 0, 0, 99], [10, 0, 0, A])
+            .udp(53, 5353, b"spoof"),
         2,
         "b",
         "spoofed-ip",
@@ -110,8 +121,19 @@ fn drop_everything(net: &mut Net) -> Vec<Told> {
         link(A, EMPTY) + "type 0x88b5",
         "`butterfly nic show empty`",
     );
-    send("a", &raw(mac(B.into()), SMALL, 60), 1, "a", "mac-claimed", link(B, SMALL) + "type 0x88b5", "`butterfly fdb 1`");
-    let stacked = build::ethernet(mac(A.into()), mac(B.into())).vlan(7).vlan(8).ipv4([10, 0, 0, A], [10, 0, 0, B]);
+    send(
+        "a",
+        &raw(mac(B.into()), SMALL, 60),
+        1,
+        "a",
+        "mac-claimed",
+        link(B, SMALL) + "type 0x88b5",
+        "`butterfly fdb 1`",
+    );
+    let stacked = build::ethernet(mac(A.into()), mac(B.into()))
+        .vlan(7)
+        .vlan(8)
+        .ipv4([10, 0, 0, A], [10, 0, 0, B]);
     send(
         "a",
         &stacked.udp(1, 2, b"hidden"),
@@ -121,10 +143,19 @@ fn drop_everything(net: &mut Net) -> Vec<Told> {
         link(A, B) + "vlan 7, vlan 8, udp 10.0.0.1:1 > 10.0.0.2:2",
         "one VLAN tag at most",
     );
-    send("a", &raw(mac(A.into()), SMALL, 900), 2, "small", "rx-too-large", link(A, SMALL) + "type 0x88b5", "`mrg_rxbuf=on`");
     send(
         "a",
-        &build::ethernet(mac(A.into()), Mac([1, 0x80, 0xc2, 0, 0, 0])).payload(0x88cc, b"neighbours"),
+        &raw(mac(A.into()), SMALL, 900),
+        2,
+        "small",
+        "rx-too-large",
+        link(A, SMALL) + "type 0x88b5",
+        "`mrg_rxbuf=on`",
+    );
+    send(
+        "a",
+        &build::ethernet(mac(A.into()), Mac([1, 0x80, 0xc2, 0, 0, 0]))
+            .payload(0x88cc, b"neighbours"),
         1,
         "a",
         "link-local-group",
@@ -132,7 +163,15 @@ fn drop_everything(net: &mut Net) -> Vec<Told> {
         "nothing",
     );
     // Four fit.
-    send("a", &raw(mac(A.into()), SLOW, 100), 10, "slow", "ring-full", link(A, SLOW) + "type 0x88b5", "`rx_queue_size=1024`");
+    send(
+        "a",
+        &raw(mac(A.into()), SLOW, 100),
+        10,
+        "slow",
+        "ring-full",
+        link(A, SLOW) + "type 0x88b5",
+        "`rx_queue_size=1024`",
+    );
     if let Some(last) = told.last_mut() {
         last.count -= 4;
     }
@@ -171,7 +210,8 @@ fn every_drop_is_told_with_its_packet_and_what_to_do() {
     let all = rows(&found);
     for want in &told {
         let of = all.iter().find(|(nic, row)| *nic == want.nic && row["reason"] == want.reason);
-        let (_, row) = of.unwrap_or_else(|| panic!("no {} of {} in {found:#}", want.reason, want.nic));
+        let (_, row) =
+            of.unwrap_or_else(|| panic!("no {} of {} in {found:#}", want.reason, want.nic));
         assert_eq!(row["count"], want.count, "{}", want.reason);
         assert_eq!(row["last_packet"], want.packet.as_str(), "{}", want.reason);
         assert!(row["last_age_ms"].as_u64().unwrap() < 60_000, "{row}");
@@ -181,7 +221,13 @@ fn every_drop_is_told_with_its_packet_and_what_to_do() {
     }
     assert_eq!(all.len(), told.len(), "nothing else was dropped: {found:#}");
     assert_eq!(found["total"], told.iter().map(|drop| drop.count).sum::<u64>());
-    assert!(found["places"].as_array().unwrap().iter().all(|place| place["kind"] == "nic" && place["vni"] == VNI));
+    assert!(
+        found["places"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|place| place["kind"] == "nic" && place["vni"] == VNI)
+    );
 
     // Of one vnic, and for people.
     let of_b = drops(&net, "drops b --json");
@@ -191,13 +237,17 @@ fn every_drop_is_told_with_its_packet_and_what_to_do() {
         for words in [want.reason, &want.packet, want.remedy] {
             assert!(page.contains(words), "{words} is not in:\n{page}");
         }
-        // The page in the manual says the same, with placeholders where names and what is known of the packet are.
+        // The page in the manual says the same, with placeholders where names and what is known of
+        // the packet are.
         let section = client(&net, &format!("drops --explain {}", want.reason));
         let general = want.remedy.replace(
             "sg rule add web --ip-proto tcp --port 443 --cidr 10.0.0.1/32",
             "sg rule add SG --ip-proto PROTO --port PORT --cidr SOURCE/32",
         );
-        assert!(section.contains(&general.replace(" b`", " NIC`").replace(" b ", " NIC ")), "{section}");
+        assert!(
+            section.contains(&general.replace(" b`", " NIC`").replace(" b ", " NIC ")),
+            "{section}"
+        );
     }
     let unknown = net.host.daemon().client(&["drops", "nobody"]);
     assert_eq!(unknown.status.code(), Some(1));
@@ -208,9 +258,16 @@ fn every_drop_is_told_with_its_packet_and_what_to_do() {
     net.host.remove("slow");
     let after = drops(&net, "drops --json");
     assert_eq!(after["total"], found["total"]);
-    let gone: Vec<_> = rows(&after).into_iter().filter(|(name, _)| *name == "gone").map(|(_, row)| row.clone()).collect();
+    let gone: Vec<_> = rows(&after)
+        .into_iter()
+        .filter(|(name, _)| *name == "gone")
+        .map(|(_, row)| row.clone())
+        .collect();
     assert_eq!(gone.len(), 1, "{after:#}");
-    assert_eq!((&gone[0]["reason"], &gone[0]["count"], &gone[0]["rate"]), (&"ring-full".into(), &6.into(), &Value::Null));
+    assert_eq!(
+        (&gone[0]["reason"], &gone[0]["count"], &gone[0]["rate"]),
+        (&"ring-full".into(), &6.into(), &Value::Null)
+    );
     assert!(client(&net, "drops").contains("\nvnics and networks that are gone\n  ring-full"));
 }
 
@@ -247,7 +304,10 @@ fn drops_are_watched_while_they_come() {
     assert!((500.0..10_000.0).contains(&window), "{second}");
     // And when nothing comes any more, nothing does.
     let third = next();
-    assert_eq!((&third["total"], &third["places"][0]["drops"][0]["rate"]), (&30.into(), &0.0.into()));
+    assert_eq!(
+        (&third["total"], &third["places"][0]["drops"][0]["rate"]),
+        (&30.into(), &0.0.into())
+    );
     Command::new("kill").args(["-INT", &watch.id().to_string()]).status().unwrap();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&watch.wait().unwrap()), Some(2));
 }

@@ -1,4 +1,5 @@
-//! The record of events says what really happened: each cause here is made by a guest or a request, and read with the real client.
+//! The record of events says what really happened: each cause here is made by a guest or a request,
+//! and read with the real client.
 
 use std::{
     io::{BufRead, BufReader},
@@ -81,7 +82,9 @@ fn guests_come_and_go() {
 
     let arrives = ["guest-attached", "features-negotiated", "queues-started"];
     let station = host.station(&Nic::bypass("a", mac(1), 7), &usual());
-    eventually("the driver is up", || kinds(&all(daemon, ["a"])) == [&["nic-added"], &arrives[..]].concat());
+    eventually("the driver is up", || {
+        kinds(&all(daemon, ["a"])) == [&["nic-added"], &arrives[..]].concat()
+    });
     let told = all(daemon, ["a"]);
     assert!(told.iter().all(|event| event.0["vni"] == 7 && event.text("nic_id") == "a"));
     let show = host.show("a");
@@ -94,10 +97,14 @@ fn guests_come_and_go() {
     let gone = station.detach();
     eventually("it left", || !host.show("a").attached);
     let reason = host.show("a").last_detach.unwrap();
-    let mut expected = [&["nic-added"], &arrives[..], &["queues-stopped", "guest-detached"]].concat();
+    let mut expected =
+        [&["nic-added"], &arrives[..], &["queues-stopped", "guest-detached"]].concat();
     let told = all(daemon, ["a"]);
     assert_eq!(kinds(&told), expected);
-    assert_eq!(told.last().unwrap().text("text"), format!("the virtual machine detached: {reason}"));
+    assert_eq!(
+        told.last().unwrap().text("text"),
+        format!("the virtual machine detached: {reason}")
+    );
     let station = gone.back();
     expected.extend(arrives);
     eventually("it is back", || kinds(&all(daemon, ["a"])) == expected);
@@ -117,10 +124,8 @@ fn guests_come_and_go() {
     let told = all(daemon, ["a"]);
     assert_eq!(kinds(&told), expected);
     assert!(told[told.len() - 2].text("text").ends_with("the vnic was removed"));
-    assert!(
-        told.windows(2)
-            .all(|pair| pair[0].seq() < pair[1].seq() && pair[0].0["time_ms"].as_u64() <= pair[1].0["time_ms"].as_u64())
-    );
+    assert!(told.windows(2).all(|pair| pair[0].seq() < pair[1].seq()
+        && pair[0].0["time_ms"].as_u64() <= pair[1].0["time_ms"].as_u64()));
 }
 
 fn sorted(names: &str) -> std::collections::BTreeSet<String> {
@@ -159,7 +164,12 @@ fn changes_and_who_asked_for_them() {
         "sg-removed sg_del security group \"web\" deleted",
     ];
     assert_eq!(told[..8], expected);
-    assert!(told[8].starts_with("request-failed sg_member_add refused: ") && told[8].contains("nonsense"), "{}", told[8]);
+    assert!(
+        told[8].starts_with("request-failed sg_member_add refused: ")
+            && told[8].contains("nonsense"),
+        "{}",
+        told[8]
+    );
     assert_eq!(told[9..], ["sg-member-added sg_member_add security group \"peers\": 10.0.0.7"]);
     let told = events(daemon, &["--since", &last]);
     assert!(told.iter().all(|event| event.text("client") == "a local process"), "{}", told[0].0);
@@ -175,7 +185,12 @@ fn failed_requests_are_told_but_not_for_ever() {
         let answers = daemon.ask_all((0..100).map(|m| show(&format!("nobody-{n}-{m}"))).collect());
         assert!(answers.iter().all(Result::is_err));
     }
-    let failed = || all(daemon, None).into_iter().filter(|event| event.kind() == "request-failed").collect::<Vec<_>>();
+    let failed = || {
+        all(daemon, None)
+            .into_iter()
+            .filter(|event| event.kind() == "request-failed")
+            .collect::<Vec<_>>()
+    };
     eventually("all are accounted for", || failed().iter().map(Event::count).sum::<u64>() == 2000);
     let failed = failed();
     assert!(failed.len() < 50, "{}", failed.len());
@@ -192,9 +207,11 @@ fn failed_requests_are_told_but_not_for_ever() {
 fn addresses_that_are_not_their_own() {
     let nics = [filtered("a", 1, "g"), open("b", 2), filtered("f", 3, "g")];
     let Some(mut net) = Net::new(&nics) else { return };
-    let spoofed_ip = build::ethernet(mac(1), mac(2)).ipv4([10, 0, 0, 99], [10, 0, 0, 2]).udp(1, 2, b"x");
+    let spoofed_ip =
+        build::ethernet(mac(1), mac(2)).ipv4([10, 0, 0, 99], [10, 0, 0, 2]).udp(1, 2, b"x");
     let spoofed_mac = numbered(mac(77), mac(2), 1, 1, 100);
-    let advertisement = build::ethernet(mac(1), mac(2)).ipv6(net_addr(1), net_addr(2)).icmp(134, 0, 0, &[0; 8]);
+    let advertisement =
+        build::ethernet(mac(1), mac(2)).ipv6(net_addr(1), net_addr(2)).icmp(134, 0, 0, &[0; 8]);
     let claimed = numbered(mac(3), mac(1), 1, 1, 100);
     for (from, frame, reason, times) in [
         ("a", &spoofed_ip, "spoofed-ip", 3),
@@ -214,11 +231,23 @@ fn addresses_that_are_not_their_own() {
         net.expect("a", &spoofed_ip, "a.spoofed-ip");
     }
     let daemon = net.host.daemon();
-    let told = || all(daemon, ["a"]).into_iter().filter(|event| event.kind() == "spoofed-ip").collect::<Vec<_>>();
-    let frames = |event: &Event| event.text("text").split(' ').next().unwrap().parse::<u64>().unwrap();
-    eventually("all are told", || told().iter().map(frames).sum::<u64>() == net.host.show("a").drops("spoofed-ip"));
+    let told = || {
+        all(daemon, ["a"])
+            .into_iter()
+            .filter(|event| event.kind() == "spoofed-ip")
+            .collect::<Vec<_>>()
+    };
+    let frames =
+        |event: &Event| event.text("text").split(' ').next().unwrap().parse::<u64>().unwrap();
+    eventually("all are told", || {
+        told().iter().map(frames).sum::<u64>() == net.host.show("a").drops("spoofed-ip")
+    });
     assert!(told().len() <= 4, "{}", told().len());
-    assert!(told()[0].text("text").ends_with("dropped: The source address is not one of the sending vnic's."));
+    assert!(
+        told()[0]
+            .text("text")
+            .ends_with("dropped: The source address is not one of the sending vnic's.")
+    );
 }
 
 fn net_addr(n: u8) -> std::net::Ipv6Addr {
@@ -227,7 +256,10 @@ fn net_addr(n: u8) -> std::net::Ipv6Addr {
 
 #[test]
 fn a_table_that_fills_up() {
-    let Some(mut net) = Net::with(&["--sessions", "64", "--session-share", "100"], &[open("a", 1), filtered("b", 2, "g")]) else {
+    let Some(mut net) = Net::with(
+        &["--sessions", "64", "--session-share", "100"],
+        &[open("a", 1), filtered("b", 2, "g")],
+    ) else {
         return;
     };
     net.group("g", &["in udp 0-65535 10.0.0.0/24"], &[]);
@@ -251,22 +283,34 @@ fn a_table_that_fills_up() {
     wait_for(daemon, nic, "sessions-full");
     daemon.flush_sessions(Default::default());
     let room = wait_for(daemon, "", "sessions-room");
-    assert!(room.seq() > full.seq() && room.text("text") == "0 of 64 sessions are in use", "{}", room.0);
+    assert!(
+        room.seq() > full.seq() && room.text("text") == "0 of 64 sessions are in use",
+        "{}",
+        room.0
+    );
     assert!(kinds(&all(daemon, None)).contains(&"sessions-flushed"));
 }
 
 /// One vnic's share.
 #[test]
 fn a_share_that_is_used_up() {
-    let Some(mut net) = Net::with(&["--sessions", "480", "--session-share", "10"], &[open("a", 1), filtered("b", 2, "g")]) else {
+    let Some(mut net) = Net::with(
+        &["--sessions", "480", "--session-share", "10"],
+        &[open("a", 1), filtered("b", 2, "g")],
+    ) else {
         return;
     };
     net.group("g", &["in udp 0-65535 10.0.0.0/24"], &[]);
     for port in 1..=6 {
         net.exchange("a", &v4(1, 2).udp(port, 53, b"?"), "b", &v4(2, 1).udp(53, port, b"!"));
     }
-    let outcomes: Vec<String> = (7..=20).map(|port| net.send("a", &v4(1, 2).udp(port, 53, b"?"))).collect();
-    let nic = outcomes.last().unwrap().strip_suffix(".session-share").unwrap_or_else(|| panic!("{outcomes:?}"));
+    let outcomes: Vec<String> =
+        (7..=20).map(|port| net.send("a", &v4(1, 2).udp(port, 53, b"?"))).collect();
+    let nic = outcomes
+        .last()
+        .unwrap()
+        .strip_suffix(".session-share")
+        .unwrap_or_else(|| panic!("{outcomes:?}"));
     let daemon = net.host.daemon();
     wait_for(daemon, nic, "session-share");
     assert!(!kinds(&all(daemon, None)).contains(&"sessions-nearly-full"));
@@ -280,7 +324,10 @@ fn an_uplink_that_comes_and_goes() {
     }
     let room = tempfile::tempdir().unwrap();
     let socket = room.path().join("uplink");
-    let daemon = Daemon::start_with(&[], &["--uplink".to_owned(), format!("vhost-user:{}", socket.display())]);
+    let daemon = Daemon::start_with(
+        &[],
+        &["--uplink".to_owned(), format!("vhost-user:{}", socket.display())],
+    );
     let wire = Vm::connect(&socket, &usual(), PATIENCE).unwrap();
     wait_for(&daemon, "", "uplink-up");
     drop(wire);
@@ -305,7 +352,10 @@ fn a_queue_that_its_guest_breaks() {
     assert!(event.text("text").starts_with("the guest's tx queue "), "{}", event.0);
     // Once.
     std::thread::sleep(Duration::from_millis(2500));
-    assert_eq!(kinds(&all(host.daemon(), ["a"])).iter().filter(|kind| **kind == "queue-broken").count(), 1);
+    assert_eq!(
+        kinds(&all(host.daemon(), ["a"])).iter().filter(|kind| **kind == "queue-broken").count(),
+        1
+    );
     let _station = station.reboot(&usual());
     wait_for(host.daemon(), "a", "guest-detached");
 }
@@ -323,7 +373,9 @@ impl Follower {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
         let (sender, lines) = mpsc::channel();
-        std::thread::spawn(move || stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        std::thread::spawn(move || {
+            stdout.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
         Follower { child, lines }
     }
 
@@ -352,7 +404,13 @@ fn who_follows_sees_events_within_a_second() {
             let cause = Instant::now();
             host.daemon().ask(Daemon::nic_add(&Nic::bypass(&format!("v{n}"), mac(n), 7))).unwrap();
             let line = follower.next();
-            assert!(line.contains(&format!(" #{} nic-added            v{n} (VNI 7)  made: MAC ", n + 1)), "{line}");
+            assert!(
+                line.contains(&format!(
+                    " #{} nic-added            v{n} (VNI 7)  made: MAC ",
+                    n + 1
+                )),
+                "{line}"
+            );
             cause.elapsed()
         })
         .collect();
@@ -379,10 +437,17 @@ fn who_follows_one_vnic_hears_of_that_one() {
     for (n, id) in ["other", "wanted", "another", "wanted-not"].into_iter().enumerate() {
         host.daemon().ask(Daemon::nic_add(&Nic::bypass(id, mac(n as u32), 7))).unwrap();
     }
-    host.daemon().ask(Request { nic_del: Some("wanted".to_owned()), ..Request::default() }).unwrap();
+    host.daemon()
+        .ask(Request { nic_del: Some("wanted".to_owned()), ..Request::default() })
+        .unwrap();
     assert!(one.next().contains(" #3 nic-added            wanted (VNI 7) "));
-    assert!(one.next().contains(" #6 nic-removed          wanted (VNI 7)  deleted [nic_del by a local process]"));
-    let seqs: Vec<u64> = (0..6).map(|_| Event(serde_json::from_str(&everything.next()).unwrap()).seq()).collect();
+    assert!(
+        one.next().contains(
+            " #6 nic-removed          wanted (VNI 7)  deleted [nic_del by a local process]"
+        )
+    );
+    let seqs: Vec<u64> =
+        (0..6).map(|_| Event(serde_json::from_str(&everything.next()).unwrap()).seq()).collect();
     assert_eq!(seqs, [1, 2, 3, 4, 5, 6]);
 }
 

@@ -24,14 +24,17 @@ const TIMESTAMP: u8 = 13;
 fn ask(net: &Net, question: &str) -> (String, Value) {
     let words: Vec<&str> = ["explain", "--json"].into_iter().chain(question.split(' ')).collect();
     let output = net.host.daemon().client(&words);
-    let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error} in {output:?}"));
+    let answer: Value = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error} in {output:?}"));
     let allowed = answer["allowed"].as_bool().unwrap();
     assert_eq!(output.status.code(), Some(if allowed { 0 } else { 2 }), "{output:?}");
     let walk = answer["hosts"][0]["walks"].as_array().unwrap().last().unwrap().clone();
     let text = |value: &Value| value.as_str().unwrap_or("vni-1").to_owned();
     let mut fate: Vec<String> = walk["nics"].as_array().unwrap().iter().map(text).collect();
     let drops = walk["drops"].as_array().unwrap();
-    fate.extend(drops.iter().map(|drop| format!("{}.{}", text(&drop["nic_id"]), text(&drop["reason"]))));
+    fate.extend(
+        drops.iter().map(|drop| format!("{}.{}", text(&drop["nic_id"]), text(&drop["reason"]))),
+    );
     (fate.join(" "), walk)
 }
 
@@ -49,8 +52,12 @@ fn comes_true(net: &mut Net, question: &str, from: &str, frame: &[u8], outcome: 
 fn steps(walk: &Value, stage: &str) -> String {
     let steps = walk["steps"].as_array().unwrap().iter().filter(|step| step["stage"] == stage);
     let text = |step: &Value| {
-        let details = step["details"].as_array().unwrap().iter().map(|detail| detail.as_str().unwrap());
-        std::iter::once(step["text"].as_str().unwrap()).chain(details).collect::<Vec<_>>().join("\n")
+        let details =
+            step["details"].as_array().unwrap().iter().map(|detail| detail.as_str().unwrap());
+        std::iter::once(step["text"].as_str().unwrap())
+            .chain(details)
+            .collect::<Vec<_>>()
+            .join("\n")
     };
     steps.map(text).collect::<Vec<_>>().join("\n")
 }
@@ -59,7 +66,9 @@ fn steps(walk: &Value, stage: &str) -> String {
 #[test]
 fn a_full_share_is_seen() {
     let nics = [open("a", A), filtered("b", B, "web")];
-    let Some(mut net) = Net::with(&["--sessions", "480", "--session-share", "10"], &nics) else { return };
+    let Some(mut net) = Net::with(&["--sessions", "480", "--session-share", "10"], &nics) else {
+        return;
+    };
     net.group("web", &["in udp 0-65535 0.0.0.0/0"], &[]);
     let question = |port: u16| format!("--from a --to b --proto udp --port {port} --sport 7");
     let there = |port| ipv4(A, B).udp(7, port, b"");
@@ -77,11 +86,21 @@ fn a_full_share_is_seen() {
 fn explanations_come_true() {
     let nics = [filtered("a", A, "web"), filtered("b", B, "web missing"), open("c", C)];
     let Some(mut net) = Net::new(&nics) else { return };
-    net.group("web", &["in tcp 80-90 10.0.0.0/24", "in tcp 443-443 @admins", "in icmp - ::/0", "in icmpv6 - ::/0"], &[]);
+    net.group(
+        "web",
+        &[
+            "in tcp 80-90 10.0.0.0/24",
+            "in tcp 443-443 @admins",
+            "in icmp - ::/0",
+            "in icmpv6 - ::/0",
+        ],
+        &[],
+    );
     let there = ipv4(A, B);
     let syn = |port| there.tcp(&segment((49152, port), SYN, 1, 0), b"");
 
-    let walk = comes_true(&mut net, "--from a --to b --port 443", "a", &syn(443), "b.ingress-denied");
+    let walk =
+        comes_true(&mut net, "--from a --to b --port 443", "a", &syn(443), "b.ingress-denied");
     let tried = steps(&walk, "ingress");
     for line in [
         "group missing: does not exist",
@@ -92,23 +111,31 @@ fn explanations_come_true() {
     ] {
         assert!(tried.contains(line), "{tried}");
     }
-    // What to do can be pasted: the packet's own words are in it, and the only group of the one that refused it.
+    // What to do can be pasted: the packet's own words are in it, and the only group of the one
+    // that refused it.
     let (said, walk) = ask(&net, "--from b --to a --port 443");
     assert_eq!(said, "a.ingress-denied");
     let remedy = walk["drops"][0]["remedy"].as_str().unwrap();
-    let rule = format!("`butterfly sg rule add web --ip-proto tcp --port 443 --cidr {}/32`", ip4(B));
+    let rule =
+        format!("`butterfly sg rule add web --ip-proto tcp --port 443 --cidr {}/32`", ip4(B));
     let member = format!("`butterfly sg member add admins {}`", ip4(B));
     assert!(remedy.contains(&rule) && remedy.contains(&member), "{remedy}");
     // Nobody declared it, and everybody has it: the link-local address of b's MAC address.
     let [m0, m1, m2, m3, m4, m5] = mac(B.into()).0;
-    let local = format!("fe80::{m0:02x}{m1:02x}:{m2:02x}ff:fe{m3:02x}:{m4:02x}{m5:02x}", m0 = m0 ^ 2);
+    let local =
+        format!("fe80::{m0:02x}{m1:02x}:{m2:02x}ff:fe{m3:02x}:{m4:02x}{m5:02x}", m0 = m0 ^ 2);
     assert_eq!(ask(&net, &format!("--from a --to {local}")).0, "b");
     // A group that b should have been in, and others that would not help.
     net.group("support", &["in tcp 400-500 10.0.0.1/32"], &[]);
     net.group("other", &["out tcp 443-443 10.0.0.1/32", "in tcp 443-443 10.0.0.2/32"], &[]);
     let (_, walk) = ask(&net, "--from a --to b --port 443");
     let tried = steps(&walk, "ingress");
-    assert!(tried.ends_with("\ngroup support would let it in, but b is not in it: `butterfly nic sg add b support`"), "{tried}");
+    assert!(
+        tried.ends_with(
+            "\ngroup support would let it in, but b is not in it: `butterfly nic sg add b support`"
+        ),
+        "{tried}"
+    );
     net.member_add("admins", &ip4(A));
     let walk = comes_true(&mut net, "--from a --to b --port 443", "a", &syn(443), "b");
     assert_eq!(walk["ingress"]["security_group"], "web");
@@ -142,11 +169,23 @@ fn explanations_come_true() {
         &there.tcp(&segment((49152, 81), ACK, 1, 1), b""),
         "a.tcp-no-session",
     );
-    comes_true(&mut net, "--from a --to b --port 9 --proto udp", "a", &there.udp(49152, 9, b""), "b.ingress-denied");
+    comes_true(
+        &mut net,
+        "--from a --to b --port 9 --proto udp",
+        "a",
+        &there.udp(49152, 9, b""),
+        "b.ingress-denied",
+    );
     let ping = |ip: build::Ip| ip.ping(1, 1, b"");
     comes_true(&mut net, "--from a --to fd00::2", "a", &ping(v6(A, B)), "b");
     comes_true(&mut net, "--from a --to 10.0.0.2", "a", &ping(ipv4(A, B)), "b.ingress-denied");
-    comes_true(&mut net, "--from a --to b --icmp 13", "a", &there.icmp(TIMESTAMP, 0, 0x1_0001, b""), "b.ingress-denied");
+    comes_true(
+        &mut net,
+        "--from a --to b --icmp 13",
+        "a",
+        &there.icmp(TIMESTAMP, 0, 0x1_0001, b""),
+        "b.ingress-denied",
+    );
     let link = build::ethernet(mac(A.into()), mac(B.into()));
     let spoofed = link.clone().ipv4([10, 0, 0, 77], [10, 0, 0, 2]);
     let walk = comes_true(
@@ -159,13 +198,26 @@ fn explanations_come_true() {
     assert!(steps(&walk, "egress").contains("10.0.0.77 is not an address of a"), "{walk:#}");
     let forged = build::ethernet(mac(9), mac(B.into())).ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
     let question = format!("--from a --to b --port 80 --src-mac {}", mac(9));
-    comes_true(&mut net, &question, "a", &forged.tcp(&segment((49152, 80), SYN, 1, 0), b""), "a.spoofed-mac");
+    comes_true(
+        &mut net,
+        &question,
+        "a",
+        &forged.tcp(&segment((49152, 80), SYN, 1, 0), b""),
+        "a.spoofed-mac",
+    );
     // Another's address is claimed, from one that may otherwise say what it likes.
     let claimed = build::ethernet(mac(A.into()), mac(B.into())).ipv4([10, 0, 0, 3], [10, 0, 0, 2]);
     let question = format!("--from c --to b --port 80 --src-mac {}", mac(A.into()));
-    comes_true(&mut net, &question, "c", &claimed.tcp(&segment((49152, 80), SYN, 1, 0), b""), "c.mac-claimed");
+    comes_true(
+        &mut net,
+        &question,
+        "c",
+        &claimed.tcp(&segment((49152, 80), SYN, 1, 0), b""),
+        "c.mac-claimed",
+    );
     // To everybody: c bypasses, b has no rule.
-    let all = build::ethernet(mac(A.into()), butterfly_packet::Mac::BROADCAST).ipv4([10, 0, 0, 1], [255, 255, 255, 255]);
+    let all = build::ethernet(mac(A.into()), butterfly_packet::Mac::BROADCAST)
+        .ipv4([10, 0, 0, 1], [255, 255, 255, 255]);
     comes_true(
         &mut net,
         "--from a --to 255.255.255.255 --proto udp --port 9",
@@ -183,7 +235,10 @@ fn explanations_come_true() {
         &ipv4(A, C).tcp(&segment((49152, 22), SYN, 1, 0), b""),
         "a.egress-denied",
     );
-    assert!(steps(&walk, "egress").contains("group web: 1 OUTBOUND rule: 1 about other ports"), "{walk:#}");
+    assert!(
+        steps(&walk, "egress").contains("group web: 1 OUTBOUND rule: 1 about other ports"),
+        "{walk:#}"
+    );
 }
 
 #[test]
@@ -198,7 +253,11 @@ fn guests_that_cannot_take_it_are_told() {
     for to in ["d", &ip4(4), "10.9.9.9"] {
         let (said, walk) = ask(&net, &format!("--from a --to {to} --port 80"));
         assert_eq!((said.as_str(), &walk["fate"]), ("", &Value::from("no-address")));
-        assert_eq!(steps(&walk, "lookup").contains("d has it, in VNI 7"), to != "10.9.9.9", "{walk:#}");
+        assert_eq!(
+            steps(&walk, "lookup").contains("d has it, in VNI 7"),
+            to != "10.9.9.9",
+            "{walk:#}"
+        );
     }
     // Its receiver goes away.
     drop(net.stations.remove("b"));
@@ -242,8 +301,16 @@ fn dhcp_and_discovery_are_whole_messages() {
     let Some(net) = Net::new(&nics) else { return };
     net.group("web", &["in tcp 80-90 10.0.0.0/24"], &[]);
     let asked = |question: &str| ask(&net, question).0;
-    assert_eq!(asked("--from a --to 255.255.255.255 --src 0.0.0.0 --proto udp --sport 68 --port 67"), "b");
-    assert_eq!(asked("--from a --to 255.255.255.255 --src 0.0.0.0 --proto udp --sport 68 --port 67 --size 548"), "b");
+    assert_eq!(
+        asked("--from a --to 255.255.255.255 --src 0.0.0.0 --proto udp --sport 68 --port 67"),
+        "b"
+    );
+    assert_eq!(
+        asked(
+            "--from a --to 255.255.255.255 --src 0.0.0.0 --proto udp --sport 68 --port 67 --size 548"
+        ),
+        "b"
+    );
     // An answer is judged by its request, and there was none.
     assert_eq!(asked("--from a --to b --proto udp --sport 67 --port 68"), "a.egress-denied");
     let words = |kind: u8| format!("--from a --to {} --icmp {kind}", ip6(B));

@@ -1,5 +1,6 @@
-//! What a vnic with a filter and without security groups may send and receive: nothing of IP reaches it but answers, it speaks with
-//! its own addresses only, and everything else passes. With security groups: `security_groups`.
+//! What a vnic with a filter and without security groups may send and receive: nothing of IP
+//! reaches it but answers, it speaks with its own addresses only, and everything else passes. With
+//! security groups: `security_groups`.
 
 use butterfly_packet::{
     arp,
@@ -79,8 +80,8 @@ impl Pair {
     }
 }
 
-/// IP of every kind, from or to these addresses, with what becomes of it on its way out of a vnic that owns 10.0.0.1 and fd00::1: ""
-/// if it passes.
+/// IP of every kind, from or to these addresses, with what becomes of it on its way out of a vnic
+/// that owns 10.0.0.1 and fd00::1: "" if it passes.
 fn ip(link: &Link) -> Vec<(Vec<u8>, &'static str)> {
     let v6 = |a: &str, b: &str| {
         let [a, b] = [a, b].map(|ip| ip.parse::<std::net::Ipv6Addr>().unwrap());
@@ -129,7 +130,13 @@ fn unreadable(link: &Link) -> Vec<(Vec<u8>, &'static str)> {
 
 /// IP where filters do not look for it, and what claims to be it.
 fn hidden(link: &Link) -> Vec<Vec<u8>> {
-    let snap = |kind| Llc { dsap: 0xaa, ssap: 0xaa, control: 3, snap: Some((0, kind)), payload: &[0x45; 40] };
+    let snap = |kind| Llc {
+        dsap: 0xaa,
+        ssap: 0xaa,
+        control: 3,
+        snap: Some((0, kind)),
+        payload: &[0x45; 40],
+    };
     let packet = [0x45; 46];
     vec![
         link.clone().vlan(5).vlan(6).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).ping(1, 1, b"x"),
@@ -182,12 +189,16 @@ fn nothing_of_ip_arrives() {
     let mut pair = Pair::new(Nic::filtered("f", mac(F), 1).ips(&["10.0.0.201", "fd00::201"]));
     for to in [mac(F), Mac::BROADCAST] {
         let link = build::ethernet(mac(B), to);
-        // The first fragment of a flood may have other receivers, a unicast one had one, which refused it.
+        // The first fragment of a flood may have other receivers, a unicast one had one, which
+        // refused it.
         let (first, rest): (Vec<_>, Vec<_>) =
             ip(&link).into_iter().partition(|(frame, _)| to != mac(F) || !is_later_fragment(frame));
         for (frame, _) in first {
             let solicits = frame.get(54) == Some(&133) && frame.get(20..22) == Some(&[58, 255]);
-            pair.refused_in(&frame, if solicits { "f.drop.for-routers" } else { "f.drop.ingress-denied" });
+            pair.refused_in(
+                &frame,
+                if solicits { "f.drop.for-routers" } else { "f.drop.ingress-denied" },
+            );
         }
         for (frame, _) in rest {
             pair.refused_in(&frame, "b.drop.fragment-orphan");
@@ -256,13 +267,23 @@ fn arp_of_an_address_that_it_owns() {
         for own in [[10, 0, 0, 1], [10, 0, 0, 3]] {
             pair.passes(&link.arp_request(own, [10, 0, 0, 2]));
             pair.passes(&link.arp_request(own, own)); // an announcement (RFC 5227)
-            pair.passes(&link.arp(arp::REPLY, (mac(F), own.into()), (mac(B), [10, 0, 0, 2].into())));
+            pair.passes(&link.arp(
+                arp::REPLY,
+                (mac(F), own.into()),
+                (mac(B), [10, 0, 0, 2].into()),
+            ));
         }
         for foreign in [[10, 0, 0, 2], [0, 0, 0, 0], [253, 0, 0, 0], [10, 0, 0, 4]] {
             pair.refused(&link.arp_request(foreign, [10, 0, 0, 2]), "spoofed-arp");
-            pair.refused(&link.arp(arp::REPLY, (mac(F), foreign.into()), (mac(B), [10, 0, 0, 2].into())), "spoofed-arp");
+            pair.refused(
+                &link.arp(arp::REPLY, (mac(F), foreign.into()), (mac(B), [10, 0, 0, 2].into())),
+                "spoofed-arp",
+            );
         }
-        pair.refused(&link.arp(arp::REPLY, (mac(9), [10, 0, 0, 1].into()), (mac(B), [10, 0, 0, 2].into())), "spoofed-arp");
+        pair.refused(
+            &link.arp(arp::REPLY, (mac(9), [10, 0, 0, 1].into()), (mac(B), [10, 0, 0, 2].into())),
+            "spoofed-arp",
+        );
         // Not ARP for IPv4 over Ethernet, or not all of it.
         let whole = link.arp_request([10, 0, 0, 1], [10, 0, 0, 2]);
         let at = whole.len() - arp::LEN - (whole.len() - link.payload(0, &[]).len() - arp::LEN);
@@ -309,11 +330,15 @@ fn its_address_is_claimed() {
     // In another network the address is free.
     elsewhere.send(&numbered(mac(F), mac(5), 1, 3, 60));
     host.settle(&mut [&mut elsewhere, &mut third]);
-    host.moved(&mut before, &[("c.in", 1), ("f.out", 1), ("e.in", 1), ("e.flooded", 1), ("e.drop.no-receiver", 1)]);
+    host.moved(
+        &mut before,
+        &[("c.in", 1), ("f.out", 1), ("e.in", 1), ("e.flooded", 1), ("e.drop.no-receiver", 1)],
+    );
     assert_eq!(host.learnt(2).len(), 1);
 }
 
-/// Nobody else says that he has its IP address, in ARP or in packets; who forwards passes packets on, and one that is given up is free.
+/// Nobody else says that he has its IP address, in ARP or in packets; who forwards passes packets
+/// on, and one that is given up is free.
 #[test]
 fn its_ip_address_is_claimed() {
     let host = Host::new();
@@ -338,7 +363,8 @@ fn its_ip_address_is_claimed() {
     filtered.expect(&announcement);
 }
 
-/// Of two vnics with one address in a network the first has it, and the other gets nothing until that one is gone, attached as it is.
+/// Of two vnics with one address in a network the first has it, and the other gets nothing until
+/// that one is gone, attached as it is.
 #[test]
 fn one_address_two_vnics() {
     let host = Host::new();

@@ -1,5 +1,5 @@
-//! A guest that breaks the rules pays for it alone: its frames are drops with a name, at worst it is detached with a reason, and two
-//! others who talk meanwhile lose nothing.
+//! A guest that breaks the rules pays for it alone: its frames are drops with a name, at worst it
+//! is detached with a reason, and two others who talk meanwhile lose nothing.
 
 use std::{
     sync::{
@@ -89,8 +89,8 @@ fn a_guest_that_stops_reading() {
     villain.expect(&frame);
 }
 
-/// Kicks without pause, with and without something to send; interrupts that nobody takes; descriptors turned to blocking ones that
-/// are full already.
+/// Kicks without pause, with and without something to send; interrupts that nobody takes;
+/// descriptors turned to blocking ones that are full already.
 #[test]
 fn a_storm_of_kicks() {
     let mut neighbours = Neighbours::new();
@@ -124,7 +124,11 @@ fn descriptors_that_would_block() {
     let mut config = usual();
     config.guest.interrupts = false;
     let mut villain = neighbours.villain(&config);
-    for fd in [0, 1].map(|queue| villain.vm.guest.queue(queue)).iter().flat_map(|queue| [queue.kick_fd(), queue.call_fd()]) {
+    for fd in [0, 1]
+        .map(|queue| villain.vm.guest.queue(queue))
+        .iter()
+        .flat_map(|queue| [queue.kick_fd(), queue.call_fd()])
+    {
         let mut count = [0; 8];
         let _ = rustix::io::read(&**fd, &mut count);
         rustix::io::write(&**fd, &0xffff_ffff_ffff_fffe_u64.to_ne_bytes()).unwrap();
@@ -171,11 +175,17 @@ fn an_index_that_jumps() {
                 drop(neighbours.send_villain(1))
             }
             neighbours.host.settle(&mut [&mut neighbours.a]);
-            let broken = |host: &Host| host.show("villain").queues.iter().any(|ring| ring.name == queue && ring.broken);
+            let broken = |host: &Host| {
+                host.show("villain").queues.iter().any(|ring| ring.name == queue && ring.broken)
+            };
             eventually("the ring rests", || broken(&neighbours.host));
             neighbours.are_fine();
             if queue == "rx" {
-                assert_eq!(neighbours.host.show("villain").dropped(), [("not-attached", 1)].into(), "{index}");
+                assert_eq!(
+                    neighbours.host.show("villain").dropped(),
+                    [("not-attached", 1)].into(),
+                    "{index}"
+                );
             }
             villain = villain.reboot(&usual());
             neighbours.host.settle(&mut []);
@@ -209,39 +219,76 @@ impl Places {
         Desc { addr, len, flags: flags ^ direction, next }
     }
 
-    /// Every way to get a chain wrong: (name, chain in the ring's table from its head on, indirect table).
+    /// Every way to get a chain wrong: (name, chain in the ring's table from its head on, indirect
+    /// table).
     fn bad_chains(&self) -> Vec<(&'static str, Chain, Vec<Desc>)> {
         let desc = |addr, len, flags, next| self.desc(addr, len, flags, next);
         let (buffer, table, end) = (self.buffer, self.table, self.end);
         let good = |flags, next| desc(buffer, 100, flags, next);
-        let indirect = |len: u32| vec![(0, Desc { addr: table, len, flags: DESC_INDIRECT, next: 0 })];
+        let indirect =
+            |len: u32| vec![(0, Desc { addr: table, len, flags: DESC_INDIRECT, next: 0 })];
         let two = 2 * DESC_LEN as u32;
         vec![
             ("a loop of one", vec![(0, good(DESC_NEXT, 0))], vec![]),
             ("a loop of two", vec![(0, good(DESC_NEXT, 1)), (1, good(DESC_NEXT, 0))], vec![]),
-            ("a loop of empty ones", vec![(0, desc(buffer, 0, DESC_NEXT, 1)), (1, desc(buffer, 0, DESC_NEXT, 0))], vec![]),
+            (
+                "a loop of empty ones",
+                vec![(0, desc(buffer, 0, DESC_NEXT, 1)), (1, desc(buffer, 0, DESC_NEXT, 0))],
+                vec![],
+            ),
             ("a next one out of range", vec![(0, good(DESC_NEXT, 256))], vec![]),
             ("a next one far out of range", vec![(0, good(DESC_NEXT, 0xffff))], vec![]),
             ("an address before the memory", vec![(0, desc(0x1000, 100, 0, 0))], vec![]),
             ("an address behind the memory", vec![(0, desc(end, 100, 0, 0))], vec![]),
             ("an address that is none", vec![(0, desc(u64::MAX, 100, 0, 0))], vec![]),
-            ("a buffer over the end of addresses", vec![(0, desc(u64::MAX - 50, 100, 0, 0))], vec![]),
+            (
+                "a buffer over the end of addresses",
+                vec![(0, desc(u64::MAX - 50, 100, 0, 0))],
+                vec![],
+            ),
             ("a buffer over the end of memory", vec![(0, desc(end - 50, 100, 0, 0))], vec![]),
             ("a buffer of 4 GiB", vec![(0, desc(buffer, u32::MAX, 0, 0))], vec![]),
             ("the wrong direction", vec![(0, good(DESC_WRITE, 0))], vec![]),
-            ("the wrong direction at the end", vec![(0, good(DESC_NEXT, 1)), (1, good(DESC_WRITE, 0))], vec![]),
-            ("a good one, then one outside", vec![(0, good(DESC_NEXT, 1)), (1, desc(end, 10, 0, 0))], vec![]),
+            (
+                "the wrong direction at the end",
+                vec![(0, good(DESC_NEXT, 1)), (1, good(DESC_WRITE, 0))],
+                vec![],
+            ),
+            (
+                "a good one, then one outside",
+                vec![(0, good(DESC_NEXT, 1)), (1, desc(end, 10, 0, 0))],
+                vec![],
+            ),
             ("an empty table", indirect(0), vec![good(0, 0)]),
             ("half a descriptor", indirect(8), vec![good(0, 0)]),
             ("a table and a half", indirect(24), vec![good(0, 0), good(0, 0)]),
-            ("a table that goes on behind its end", indirect(two), vec![good(DESC_NEXT, 1), good(DESC_NEXT, 2), good(0, 0)]),
+            (
+                "a table that goes on behind its end",
+                indirect(two),
+                vec![good(DESC_NEXT, 1), good(DESC_NEXT, 2), good(0, 0)],
+            ),
             ("a loop in a table", indirect(two), vec![good(DESC_NEXT, 1), good(DESC_NEXT, 0)]),
-            ("a table in a table", indirect(16), vec![Desc { addr: table, len: 16, flags: DESC_INDIRECT, next: 0 }]),
-            ("a table outside", vec![(0, Desc { addr: end, len: 16, flags: DESC_INDIRECT, next: 0 })], vec![]),
-            ("a table over the end", vec![(0, Desc { addr: end - 8, len: 16, flags: DESC_INDIRECT, next: 0 })], vec![]),
+            (
+                "a table in a table",
+                indirect(16),
+                vec![Desc { addr: table, len: 16, flags: DESC_INDIRECT, next: 0 }],
+            ),
+            (
+                "a table outside",
+                vec![(0, Desc { addr: end, len: 16, flags: DESC_INDIRECT, next: 0 })],
+                vec![],
+            ),
+            (
+                "a table over the end",
+                vec![(0, Desc { addr: end - 8, len: 16, flags: DESC_INDIRECT, next: 0 })],
+                vec![],
+            ),
             (
                 "a table and a next one",
-                vec![(0, Desc { addr: table, len: 16, flags: DESC_INDIRECT | DESC_NEXT, next: 1 }), (1, good(0, 0))],
+                vec![
+                    (0, Desc { addr: table, len: 16, flags: DESC_INDIRECT | DESC_NEXT, next: 1 }),
+                    (1, good(0, 0)),
+                ],
                 vec![good(0, 0)],
             ),
         ]
@@ -291,12 +338,19 @@ fn chains_that_break_the_rules_when_sending() {
         let reason = if name == "a buffer of 4 GiB" { "oversized" } else { "bad-chain" };
         let before = neighbours.host.show("villain");
         make_available(&mut villain, true, at, &chain, (table, &indirect));
-        eventually("the chain went back", || villain.vm.guest.tx().ring().used_idx().load(Ordering::Acquire) == at + 1);
+        eventually("the chain went back", || {
+            villain.vm.guest.tx().ring().used_idx().load(Ordering::Acquire) == at + 1
+        });
         assert_eq!(villain.vm.guest.tx().ring().used_entry(at), (0, 0), "{name}");
         neighbours.host.settle(&mut []);
         let show = neighbours.host.show("villain");
         let expected = (before.drops(reason) + 1, before.all_drops() + 1);
-        assert_eq!((show.drops(reason), show.all_drops()), expected, "{name}: {:?}", show.dropped());
+        assert_eq!(
+            (show.drops(reason), show.all_drops()),
+            expected,
+            "{name}: {:?}",
+            show.dropped()
+        );
         // The ring goes on.
         make_available(&mut villain, true, at + 1, &good, (table, &[]));
         neighbours.b.expect(&frame);
@@ -323,8 +377,16 @@ fn tables_that_were_not_negotiated() {
     let neighbours = Neighbours::new();
     let (mut villain, buffer, table, _) = villain_by_hand(&neighbours, Features::VERSION_1);
     let chain = vec![(0, Desc { addr: table, len: 16, flags: DESC_INDIRECT, next: 0 })];
-    make_available(&mut villain, true, 0, &chain, (table, &[Desc { addr: buffer, len: 100, flags: 0, next: 0 }]));
-    eventually("the chain went back", || villain.vm.guest.tx().ring().used_idx().load(Ordering::Acquire) == 1);
+    make_available(
+        &mut villain,
+        true,
+        0,
+        &chain,
+        (table, &[Desc { addr: buffer, len: 100, flags: 0, next: 0 }]),
+    );
+    eventually("the chain went back", || {
+        villain.vm.guest.tx().ring().used_idx().load(Ordering::Acquire) == 1
+    });
     neighbours.host.settle(&mut []);
     assert_eq!(neighbours.host.show("villain").dropped(), [("bad-chain", 1)].into());
 }
@@ -355,7 +417,11 @@ fn chains_that_break_the_rules_when_receiving() {
         let ring = villain.vm.guest.rx().ring().clone();
         eventually("the frame arrived", || ring.used_idx().load(Ordering::Acquire) == at + 2);
         assert_eq!(ring.used_entry(at + 1), (0, 212));
-        assert_eq!(villain.vm.guest.memory().read_vec(buffer + NetHeader::LEN as u64, 200).unwrap(), frame, "{name}");
+        assert_eq!(
+            villain.vm.guest.memory().read_vec(buffer + NetHeader::LEN as u64, 200).unwrap(),
+            frame,
+            "{name}"
+        );
         at += 2;
     }
     neighbours.are_fine();
@@ -381,7 +447,10 @@ fn buffers_on_top_of_everything() {
         // It also sends from there what it received there.
         for n in 0..64 {
             let ring = guest.tx().ring();
-            ring.set_desc(n, Desc { addr: target + u64::from(n) * 8, len: 1000, flags: 0, next: 0 });
+            ring.set_desc(
+                n,
+                Desc { addr: target + u64::from(n) * 8, len: 1000, flags: 0, next: 0 },
+            );
             ring.avail_entry(n).store(n, Ordering::Relaxed);
         }
         guest.tx().ring().avail_idx().store(64, Ordering::Release);
@@ -418,7 +487,8 @@ fn two_guests_share_their_memory() {
     for number in 0..100 {
         neighbours.send_villain(number);
         neighbours.a.send(&numbered(mac(1), mac(67), 9, number, 100));
-        let _ = first.vm.guest.send(&numbered(mac(66), mac(2), 9, number, 100), NetHeader::default());
+        let _ =
+            first.vm.guest.send(&numbered(mac(66), mac(2), 9, number, 100), NetHeader::default());
     }
     assert!(neighbours.a.vm.guest.drain(PATIENCE).unwrap());
     second.sync().unwrap();
@@ -428,7 +498,8 @@ fn two_guests_share_their_memory() {
     neighbours.are_fine();
 }
 
-/// A front end takes its memory's file away under the switch: the guest is detached, with that reason, and may come back.
+/// A front end takes its memory's file away under the switch: the guest is detached, with that
+/// reason, and may come back.
 #[test]
 fn memory_that_is_truncated() {
     #[derive(Clone, Copy, PartialEq, Debug)]
@@ -443,20 +514,32 @@ fn memory_that_is_truncated() {
         AllAtRest,
     }
     let mut neighbours = Neighbours::new();
-    for (round, what) in [Gone::Frames, Gone::Buffers, Gone::AllAtOnce, Gone::AllAtRest].into_iter().enumerate() {
+    for (round, what) in
+        [Gone::Frames, Gone::Buffers, Gone::AllAtOnce, Gone::AllAtRest].into_iter().enumerate()
+    {
         println!("{what:?}");
         let mut config = usual();
-        config.guest = GuestConfig { max_frame: 1524, interrupts: false, kicks: KickPolicy::Never, ..config.guest };
-        // What is read from memory that is gone is zeros, and frames of zeros are for others of its own network.
+        config.guest = GuestConfig {
+            max_frame: 1524,
+            interrupts: false,
+            kicks: KickPolicy::Never,
+            ..config.guest
+        };
+        // What is read from memory that is gone is zeros, and frames of zeros are for others of its
+        // own network.
         let vni = if what == Gone::Frames { 2 } else { 1 };
-        let Station { vm: Vm { mut guest, connection, .. }, .. } = neighbours.villain_in(vni, &config);
+        let Station { vm: Vm { mut guest, connection, .. }, .. } =
+            neighbours.villain_in(vni, &config);
         let region = guest.memory().regions().remove(0);
         // Rings come first in memory, then the buffers.
-        let rings = (guest.tx().ring().addr().used + 6 + 8 * 256 - region.guest_addr).next_multiple_of(4096);
+        let rings = (guest.tx().ring().addr().used + 6 + 8 * 256 - region.guest_addr)
+            .next_multiple_of(4096);
         let kick = guest.tx().kick_fd().clone();
         if what == Gone::Frames {
             for number in 0..64 {
-                guest.enqueue(&numbered(mac(66), mac(2), 9, number, 1514), NetHeader::default()).unwrap();
+                guest
+                    .enqueue(&numbered(mac(66), mac(2), 9, number, 1514), NetHeader::default())
+                    .unwrap();
             }
             guest.tx_mut().publish();
         }
@@ -464,7 +547,9 @@ fn memory_that_is_truncated() {
         region.file.set_len(left).unwrap();
         // From here on this process must not touch that memory either.
         match what {
-            Gone::Frames | Gone::AllAtOnce => drop(rustix::io::write(&*kick, &1u64.to_ne_bytes()).unwrap()),
+            Gone::Frames | Gone::AllAtOnce => {
+                drop(rustix::io::write(&*kick, &1u64.to_ne_bytes()).unwrap())
+            }
             // The first one may still find a place on the last page of the rings.
             Gone::Buffers => (0..4).for_each(|number| drop(neighbours.send_villain(number))),
             Gone::AllAtRest => {
@@ -480,7 +565,13 @@ fn memory_that_is_truncated() {
         // The next one is welcome.
         let path = neighbours.host.dir().join("qemu-vhost-villain");
         let vm = Vm::connect(&path, &usual(), PATIENCE).unwrap();
-        let mut next = Station { nic: Nic::bypass("villain", mac(66), vni), path, listener: None, vm, config: usual() };
+        let mut next = Station {
+            nic: Nic::bypass("villain", mac(66), vni),
+            path,
+            listener: None,
+            vm,
+            config: usual(),
+        };
         if vni == 1 {
             let frame = neighbours.send_villain(99);
             next.expect(&frame);
@@ -501,7 +592,8 @@ fn front_ends_that_dawdle() {
     use std::{io::Write, os::unix::net::UnixStream};
     let mut neighbours = Neighbours::new();
     let path = neighbours.host.add(&Nic::bypass("villain", mac(66), 1)).unwrap();
-    let mut dawdlers: Vec<UnixStream> = (0..10).map(|_| UnixStream::connect(&path).unwrap()).collect();
+    let mut dawdlers: Vec<UnixStream> =
+        (0..10).map(|_| UnixStream::connect(&path).unwrap()).collect();
     // Half a header, and a header whose body never comes.
     dawdlers[0].write_all(&[1, 0, 0]).unwrap();
     dawdlers[1].write_all(&[2, 0, 0, 0, 1, 0, 0, 0, 8, 0, 0, 0]).unwrap();
@@ -509,13 +601,20 @@ fn front_ends_that_dawdle() {
     neighbours.are_fine();
     dawdlers.truncate(3);
     let vm = Vm::connect(&path, &usual(), PATIENCE).unwrap();
-    let mut guest = Station { nic: Nic::bypass("villain", mac(66), 1), path, listener: None, vm, config: usual() };
+    let mut guest = Station {
+        nic: Nic::bypass("villain", mac(66), 1),
+        path,
+        listener: None,
+        vm,
+        config: usual(),
+    };
     let frame = neighbours.send_villain(1);
     guest.expect(&frame);
     neighbours.are_fine();
 }
 
-/// A guest that changes its frames while they are looked at: what was decided on is what is delivered.
+/// A guest that changes its frames while they are looked at: what was decided on is what is
+/// delivered.
 #[test]
 fn frames_that_change_under_the_switch() {
     let mut neighbours = Neighbours::new();
@@ -525,14 +624,18 @@ fn frames_that_change_under_the_switch() {
     let mut receiver = neighbours.host.station(&Nic::bypass("receiver", mac(67), 1), &usual());
     // Innocent, and three kinds of guilty: IP, another source, another destination.
     let innocent = numbered(mac(66), mac(67), 9, 1, 1000);
-    let ip = butterfly_packet::build::ethernet(mac(66), mac(67)).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(1, 2, &[7; 900]);
+    let ip = butterfly_packet::build::ethernet(mac(66), mac(67))
+        .ipv4([10, 0, 0, 1], [10, 0, 0, 2])
+        .udp(1, 2, &[7; 900]);
     let spoofed = numbered(mac(1), mac(67), 9, 1, 1000);
     let elsewhere = numbered(mac(66), mac(2), 9, 1, 1000);
     let stop = AtomicBool::new(false);
     let memory = villain.vm.guest.memory().clone();
     let region = memory.regions().remove(0);
     // All its transmit buffers: found by what stands in them.
-    while villain.vm.guest.tx().outstanding() < 256 && villain.vm.guest.enqueue(&innocent, NetHeader::default()).is_ok() {}
+    while villain.vm.guest.tx().outstanding() < 256
+        && villain.vm.guest.enqueue(&innocent, NetHeader::default()).is_ok()
+    {}
     villain.vm.guest.flush();
     let bytes = memory.read_vec(region.guest_addr, region.size as usize).unwrap();
     let buffers: Vec<_> = bytes
@@ -554,7 +657,9 @@ fn frames_that_change_under_the_switch() {
         let begin = std::time::Instant::now();
         let caught = |show: Show| show.drops("egress-denied") + show.drops("spoofed-mac");
         // Long enough for a change to come in time at least once.
-        while begin.elapsed() < PATIENCE && (sent % 1000 != 0 || caught(neighbours.host.show("villain")) < 20) {
+        while begin.elapsed() < PATIENCE
+            && (sent % 1000 != 0 || caught(neighbours.host.show("villain")) < 20)
+        {
             if villain.vm.guest.send(&innocent, NetHeader::default()).is_ok() {
                 sent += 1;
             }
@@ -593,13 +698,21 @@ fn chains_without_end() {
     let whole = [&[0; NetHeader::LEN][..], &frame].concat();
     villain.vm.guest.memory().write(buffer, &whole).unwrap();
     let piece = |at: u64, len: u32| Buffer { addr: buffer + at, len, writable: false };
-    let in_bytes: Vec<Buffer> = (0..1000).map(|n| piece(n, 1)).chain([piece(1000, whole.len() as u32 - 1000)]).collect();
+    let in_bytes: Vec<Buffer> =
+        (0..1000).map(|n| piece(n, 1)).chain([piece(1000, whole.len() as u32 - 1000)]).collect();
     let mut too_many = vec![piece(0, 0); 1100];
     too_many.push(piece(0, whole.len() as u32));
     let too_long: Vec<Buffer> = vec![piece(0, 4096); 17];
-    for (buffers, drop) in [(&in_bytes, None), (&too_many, Some("bad-chain")), (&too_long, Some("oversized")), (&in_bytes, None)]
-    {
-        for placement in [butterfly_vhost::driver::Placement::Direct, butterfly_vhost::driver::Placement::Indirect] {
+    for (buffers, drop) in [
+        (&in_bytes, None),
+        (&too_many, Some("bad-chain")),
+        (&too_long, Some("oversized")),
+        (&in_bytes, None),
+    ] {
+        for placement in [
+            butterfly_vhost::driver::Placement::Direct,
+            butterfly_vhost::driver::Placement::Indirect,
+        ] {
             let before = drop.map(|reason| neighbours.host.show("villain").drops(reason));
             let queue = villain.vm.guest.tx_mut();
             queue.add(buffers, placement, 0).unwrap();
@@ -610,7 +723,11 @@ fn chains_without_end() {
             match (drop, before) {
                 (Some(reason), Some(before)) => {
                     neighbours.host.settle(&mut []);
-                    assert_eq!(neighbours.host.show("villain").drops(reason), before + 1, "{reason}");
+                    assert_eq!(
+                        neighbours.host.show("villain").drops(reason),
+                        before + 1,
+                        "{reason}"
+                    );
                 }
                 _ => neighbours.b.expect(&frame),
             }

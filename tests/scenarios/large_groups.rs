@@ -52,7 +52,9 @@ fn one_member_among_many() {
     net.group("g", &["in udp 53-53 @crowd", "in tcp 80-80 @crowd", "out any - 0.0.0.0/0"], &[]);
     for n in 0..VNICS {
         let ip = format!("10.1.{}.{}", n >> 8, n & 255);
-        net.ask(Daemon::nic_add(&Nic::filtered(&format!("n{n}"), mac(1000 + n), VNI).ips(&[&ip]).groups(&["g"])));
+        net.ask(Daemon::nic_add(
+            &Nic::filtered(&format!("n{n}"), mac(1000 + n), VNI).ips(&[&ip]).groups(&["g"]),
+        ));
     }
     let probe = v4(1, 2).udp(9, 53, b"?");
     let refused = |net: &mut Net| {
@@ -73,8 +75,19 @@ fn one_member_among_many() {
     refused(&mut net);
     let ruled = median(&net, |n| rule_add("g", &format!("in tcp {n}-{n} @crowd")));
     let unruled = median(&net, |n| rule_del("g", &format!("in tcp {n}-{n} @crowd")));
-    println!("a member is added in {added:?}, removed in {removed:?}; a rule in {ruled:?} and {unruled:?}");
+    println!(
+        "a member is added in {added:?}, removed in {removed:?}; a rule in {ruled:?} and {unruled:?}"
+    );
     assert_eq!(net.host.daemon().rule_stats("g").len(), 3);
-    assert!(net.host.daemon().rule_stats("g").iter().any(|(listed, n)| *listed == rule("in udp 53-53 @crowd") && *n > 0));
-    assert!(added < Duration::from_millis(10) && removed < Duration::from_millis(10), "{added:?} and {removed:?}");
+    assert!(
+        net.host
+            .daemon()
+            .rule_stats("g")
+            .iter()
+            .any(|(listed, n)| *listed == rule("in udp 53-53 @crowd") && *n > 0)
+    );
+    assert!(
+        added < Duration::from_millis(10) && removed < Duration::from_millis(10),
+        "{added:?} and {removed:?}"
+    );
 }

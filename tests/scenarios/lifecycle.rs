@@ -1,5 +1,5 @@
-//! Guests come and go, in every way there is, while others send to them. Nothing is repeated, nothing is lost without a name, and
-//! nobody else notices.
+//! Guests come and go, in every way there is, while others send to them. Nothing is repeated,
+//! nothing is lost without a name, and nobody else notices.
 
 use std::{
     fs,
@@ -34,7 +34,12 @@ fn some_len(choices: &mut Choices) -> usize {
 }
 
 /// Sends and receives as long as `going` says so. Returns when everything it sent was taken.
-fn keep_talking(mut station: Station, out: &mut Stream, back: &mut Stream, going: &AtomicBool) -> Station {
+fn keep_talking(
+    mut station: Station,
+    out: &mut Stream,
+    back: &mut Stream,
+    going: &AtomicBool,
+) -> Station {
     let mut choices = Choices::new(out.sent);
     while going.load(Ordering::Relaxed) {
         for _ in 0..choices.between(1, 30) {
@@ -76,7 +81,11 @@ impl Restless {
         let left = host.show(&id).attach_count;
         self.station = match how {
             Turn::Crash | Turn::Detach => {
-                let gone = if matches!(how, Turn::Crash) { self.station.crash() } else { self.station.detach() };
+                let gone = if matches!(how, Turn::Crash) {
+                    self.station.crash()
+                } else {
+                    self.station.detach()
+                };
                 eventually("the guest is gone", || !host.show(&id).attached);
                 std::thread::sleep(Duration::from_millis(choices.below(3) as u64));
                 gone.back()
@@ -88,7 +97,12 @@ impl Restless {
                 while let Some((header, frame)) = gone.vm.guest.recv().unwrap() {
                     self.back.take(header, &frame);
                 }
-                let unsent = gone.vm.guest.tx().published().wrapping_sub(gone.vm.guest.tx().restart_position());
+                let unsent = gone
+                    .vm
+                    .guest
+                    .tx()
+                    .published()
+                    .wrapping_sub(gone.vm.guest.tx().restart_position());
                 self.unsent += u64::from(unsent);
                 let connection = Station::connection(&gone.path, gone.listener.as_ref());
                 let vm = Vm::attach(connection, &config).unwrap();
@@ -105,10 +119,16 @@ impl Restless {
                 while let Some((header, frame)) = guest.recv().unwrap() {
                     self.back.take(header, &frame);
                 }
-                self.unsent += u64::from(guest.tx().published().wrapping_sub(guest.tx().restart_position()));
+                self.unsent +=
+                    u64::from(guest.tx().published().wrapping_sub(guest.tx().restart_position()));
                 let wanted = Features(connection.offered().0 & choices.one(&SETS).0);
-                // Buffers for frames of 9,000 bytes without mergeable ones need a guest that was built for it.
-                let wanted = if guest.features().has(Features::MRG_RXBUF) { wanted.with(Features::MRG_RXBUF) } else { wanted };
+                // Buffers for frames of 9,000 bytes without mergeable ones need a guest that was
+                // built for it.
+                let wanted = if guest.features().has(Features::MRG_RXBUF) {
+                    wanted.with(Features::MRG_RXBUF)
+                } else {
+                    wanted
+                };
                 guest.reset(wanted);
                 connection.start(guest, &Start::default()).unwrap();
                 self.station
@@ -155,10 +175,24 @@ fn come_and_go(client: bool, seed: u64) {
 
     let [a, b] = ["steady", "restless"].map(|id| host.show(id));
     assert_eq!(a.received.0, out.sent, "what was sent was taken");
-    assert_eq!(b.delivered.0, restless.back.received + restless.back.announcements, "what was delivered was received");
+    assert_eq!(
+        b.delivered.0,
+        restless.back.received + restless.back.announcements,
+        "what was delivered was received"
+    );
     assert_eq!(b.received.0, restless.out.sent - restless.unsent, "what was sent was taken, once");
-    assert_eq!(a.delivered.0, heard.received + heard.announcements, "what was delivered was received");
-    assert_eq!(out.sent, restless.back.received + b.all_drops() + a.all_drops(), "{:?} {:?}", a.dropped(), b.dropped());
+    assert_eq!(
+        a.delivered.0,
+        heard.received + heard.announcements,
+        "what was delivered was received"
+    );
+    assert_eq!(
+        out.sent,
+        restless.back.received + b.all_drops() + a.all_drops(),
+        "{:?} {:?}",
+        a.dropped(),
+        b.dropped()
+    );
     assert_eq!(a.dropped().len(), usize::from(a.drops("ring-full") > 0), "{:?}", a.dropped());
     let known = b.drops("not-attached") + b.drops("ring-full");
     assert_eq!(b.all_drops(), known, "{:?}", b.dropped());
@@ -206,7 +240,8 @@ fn nobody_else_notices() {
     assert_eq!((host.show("a").all_drops(), host.show("b").all_drops()), (0, 0));
 }
 
-/// A front end that stops in the middle of setting things up leaves nothing behind that would keep the next one away.
+/// A front end that stops in the middle of setting things up leaves nothing behind that would keep
+/// the next one away.
 #[test]
 fn half_a_start_is_as_good_as_none() {
     let host = Host::new();
@@ -217,9 +252,12 @@ fn half_a_start_is_as_good_as_none() {
         let mut connection = Connection::connect(&path, PATIENCE).unwrap();
         if stage > 0 {
             let features = connection.negotiate(spare.features, spare.protocol).unwrap();
-            let memory =
-                butterfly_vhost::driver::Memory::new(&butterfly_vhost::driver::MemoryConfig::new(spare.guest.memory_needed()));
-            let guest = butterfly_vhost::driver::Guest::new(&memory.unwrap(), features, &spare.guest).unwrap();
+            let memory = butterfly_vhost::driver::Memory::new(
+                &butterfly_vhost::driver::MemoryConfig::new(spare.guest.memory_needed()),
+            );
+            let guest =
+                butterfly_vhost::driver::Guest::new(&memory.unwrap(), features, &spare.guest)
+                    .unwrap();
             if stage > 1 {
                 connection.set_features(features).unwrap();
             }
@@ -282,7 +320,8 @@ fn a_second_front_end_waits() {
     exchange(&mut a, &mut second, &mut both, &[60; 1000]);
 }
 
-/// A disabled ring rests: frames to it are drops with a name, frames from it wait. After half a second they are given back unsent.
+/// A disabled ring rests: frames to it are drops with a name, frames from it wait. After half a
+/// second they are given back unsent.
 #[test]
 fn rings_are_disabled_and_enabled() {
     let host = Host::new();
@@ -315,7 +354,9 @@ fn rings_are_disabled_and_enabled() {
             a.send(&both[0].next_frame(60));
         }
         sent += more;
-        eventually("what cannot be sent is discarded", || host.show("a").drops("tx-disabled") == sent);
+        eventually("what cannot be sent is discarded", || {
+            host.show("a").drops("tx-disabled") == sent
+        });
     }
     assert!(a.vm.guest.drain(Duration::from_secs(5)).unwrap());
     assert_eq!(b.pending().len(), 0, "its sender is disabled");
@@ -330,7 +371,8 @@ fn exchange_one(from: &mut Station, to: &mut Station, stream: &mut Stream) {
     to.expect(&frame);
 }
 
-/// When the switch says that it stopped, it stopped: nothing is written any more, whatever is sent to the guest.
+/// When the switch says that it stopped, it stopped: nothing is written any more, whatever is sent
+/// to the guest.
 #[test]
 fn a_stopped_ring_is_left_alone() {
     let host = Host::new();
@@ -353,9 +395,11 @@ fn a_stopped_ring_is_left_alone() {
                 1 => drop(connection.stop().unwrap()),
                 2 => connection
                     .set_mem_table(
-                        &butterfly_vhost::driver::Memory::new(&butterfly_vhost::driver::MemoryConfig::new(1 << 21))
-                            .unwrap()
-                            .regions(),
+                        &butterfly_vhost::driver::Memory::new(
+                            &butterfly_vhost::driver::MemoryConfig::new(1 << 21),
+                        )
+                        .unwrap()
+                        .regions(),
                     )
                     .unwrap(),
                 _ => connection.reset_device().unwrap(),
@@ -365,7 +409,10 @@ fn a_stopped_ring_is_left_alone() {
             let before = memory.read_vec(region.guest_addr, region.size as usize).unwrap();
             std::thread::sleep(Duration::from_micros(500)); // a time in which a batch would have come
             let after = memory.read_vec(region.guest_addr, region.size as usize).unwrap();
-            assert!(before == after, "round {round}: memory was written after the ring had stopped");
+            assert!(
+                before == after,
+                "round {round}: memory was written after the ring had stopped"
+            );
             if round % 4 != 1 {
                 let _ = connection.stop();
             }
@@ -395,7 +442,8 @@ fn a_device_is_reset() {
     assert_eq!(host.show("b").attach_count, 1);
 }
 
-/// A vnic that is removed cuts its guest and takes its socket along; the other side of a conversation sees a drop with a name.
+/// A vnic that is removed cuts its guest and takes its socket along; the other side of a
+/// conversation sees a drop with a name.
 #[test]
 fn a_vnic_is_removed_under_its_guest() {
     let host = Host::new();
@@ -411,7 +459,11 @@ fn a_vnic_is_removed_under_its_guest() {
         let before = host.show("a").drops("no-receiver");
         a.send(&both[0].next_frame(60));
         host.settle(&mut [&mut a]);
-        assert_eq!(host.show("a").drops("no-receiver"), before + 1, "round {round}: nobody can have it");
+        assert_eq!(
+            host.show("a").drops("no-receiver"),
+            before + 1,
+            "round {round}: nobody can have it"
+        );
     }
 }
 
@@ -446,7 +498,8 @@ fn a_socket_that_is_not_there_yet() {
     assert!(waits[waits.len() / 2] < Duration::from_millis(110), "{waits:?}");
 }
 
-/// A file that is no socket, or one that nobody listens on, is nothing but a socket that is not there yet.
+/// A file that is no socket, or one that nobody listens on, is nothing but a socket that is not
+/// there yet.
 #[test]
 fn something_else_in_the_sockets_place() {
     let host = Host::new();
@@ -459,7 +512,13 @@ fn something_else_in_the_sockets_place() {
     std::thread::sleep(Duration::from_millis(150));
     let listener = Listener::bind(&path).unwrap();
     let vm = Vm::attach(listener.accept(PATIENCE).unwrap(), &usual()).unwrap();
-    let mut b = Station { nic: Nic::bypass("b", mac(2), 1).client(), path, listener: Some(listener), vm, config: usual() };
+    let mut b = Station {
+        nic: Nic::bypass("b", mac(2), 1).client(),
+        path,
+        listener: Some(listener),
+        vm,
+        config: usual(),
+    };
     let mut both = streams(&a, &b);
     exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
     // The client's socket is QEMU's: removing the vnic leaves it alone.

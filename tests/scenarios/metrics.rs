@@ -1,4 +1,5 @@
-//! What Prometheus is told is what guests sent and received, packet for packet, and what the client says.
+//! What Prometheus is told is what guests sent and received, packet for packet, and what the client
+//! says.
 
 use std::{
     collections::BTreeMap,
@@ -50,14 +51,25 @@ fn agree(scrape: &Scrape, shown: &Value) {
         ("learn_refused_packets_total", "learn_refused"),
         ("attachments_total", "attach_count"),
     ] {
-        assert_eq!(Some(scrape.count(&format!("butterfly_nic_{metric}{own}"))), shown[field].as_u64(), "{id}: {metric}");
+        assert_eq!(
+            Some(scrape.count(&format!("butterfly_nic_{metric}{own}"))),
+            shown[field].as_u64(),
+            "{id}: {metric}"
+        );
     }
-    assert_eq!(scrape.count(&format!("butterfly_nic_attached{own}")) == 1, shown["attached"].as_bool().unwrap(), "{id}");
+    assert_eq!(
+        scrape.count(&format!("butterfly_nic_attached{own}")) == 1,
+        shown["attached"].as_bool().unwrap(),
+        "{id}"
+    );
     let drops = shown["drops"].as_array().unwrap().iter();
-    let drops = drops.map(|drop| (format!("{}\"}}", drop["reason"].as_str().unwrap()), drop["count"].as_f64().unwrap()));
+    let drops = drops.map(|drop| {
+        (format!("{}\"}}", drop["reason"].as_str().unwrap()), drop["count"].as_f64().unwrap())
+    });
     let happened: BTreeMap<String, f64> = drops.filter(|(_, count)| *count > 0.0).collect();
     let start = format!("butterfly_nic_drops_total{{nic=\"{id}\",vni=\"{vni}\",reason=\"");
-    let told: BTreeMap<String, f64> = scrape.starting(&start).map(|(reason, count)| (reason.to_owned(), count)).collect();
+    let told: BTreeMap<String, f64> =
+        scrape.starting(&start).map(|(reason, count)| (reason.to_owned(), count)).collect();
     assert_eq!(told, happened, "{id}");
 }
 
@@ -90,9 +102,12 @@ fn metrics_are_what_guests_sent_and_received() {
         let n = choices.below(stations.len());
         let (own, len) = (stations[n].mac(), choices.between(60, 2000));
         let frame = match choices.below(8) {
-            0 => numbered(mac(choices.between(1, 4) as u32), mac(2), 1, number, len), // others' addresses, too
+            // Others' addresses, too.
+            0 => numbered(mac(choices.between(1, 4) as u32), mac(2), 1, number, len),
             1 => numbered(own, Mac::BROADCAST, 1, number, len),
-            2 => build::ethernet(own, mac(3)).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(1, 2, b"refused"),
+            2 => build::ethernet(own, mac(3))
+                .ipv4([10, 0, 0, 1], [10, 0, 0, 2])
+                .udp(1, 2, b"refused"),
             _ => numbered(own, mac(choices.between(1, 4) as u32), 1, number, len),
         };
         stations[n].send(&frame);
@@ -108,11 +123,16 @@ fn metrics_are_what_guests_sent_and_received() {
     let daemon = host.daemon();
     let total: u64 = sent.iter().map(|(packets, _)| packets).sum();
     // A page is good for some milliseconds.
-    eventually("the page is of now", || Scrape::of(daemon).count("butterfly_worker_packets_total{worker=\"0\"}") == total);
+    eventually("the page is of now", || {
+        Scrape::of(daemon).count("butterfly_worker_packets_total{worker=\"0\"}") == total
+    });
     let scrape = Scrape::of(daemon);
     for (n, station) in stations.iter().enumerate() {
         let of = |metric: &str| {
-            scrape.count(&format!("butterfly_nic_{metric}_total{{nic=\"{}\",vni=\"{}\"}}", station.nic.id, station.nic.vni))
+            scrape.count(&format!(
+                "butterfly_nic_{metric}_total{{nic=\"{}\",vni=\"{}\"}}",
+                station.nic.id, station.nic.vni
+            ))
         };
         assert_eq!((of("in_packets"), of("in_bytes")), sent[n], "{}", station.nic.id);
         assert_eq!((of("out_packets"), of("out_bytes")), received[n], "{}", station.nic.id);
@@ -130,7 +150,9 @@ fn metrics_are_what_guests_sent_and_received() {
         assert!(drops.contains_key(&format!("{reason}\"}}")), "no {reason}");
     }
     let told = |scrape: &Scrape| -> BTreeMap<String, f64> {
-        let all = scrape.starting("butterfly_drops_total{reason=\"").map(|(reason, count)| (reason.to_owned(), count));
+        let all = scrape
+            .starting("butterfly_drops_total{reason=\"")
+            .map(|(reason, count)| (reason.to_owned(), count));
         all.filter(|(_, count)| *count > 0.0).collect()
     };
     assert_eq!(told(&scrape), drops);
@@ -139,7 +161,10 @@ fn metrics_are_what_guests_sent_and_received() {
     assert_eq!(scrape.count("butterfly_worker_batch_packets_sum{worker=\"0\"}"), total);
     assert_eq!(scrape.count("butterfly_network_nics{vni=\"2\"}"), 4);
     assert_eq!(scrape.count("butterfly_policy_updates_total{kind=\"nic-added\"}"), 8);
-    assert_eq!(scrape.count("butterfly_api_requests_total{request=\"nic_add\",outcome=\"success\"}"), 8);
+    assert_eq!(
+        scrape.count("butterfly_api_requests_total{request=\"nic_add\",outcome=\"success\"}"),
+        8
+    );
 
     // Who leaves takes its series along, and not what the host counted.
     host.remove("1-slow");
@@ -150,14 +175,18 @@ fn metrics_are_what_guests_sent_and_received() {
     let output = daemon.client(&["nic", "show", "1-slow"]);
     assert!(!output.status.success());
     eventually("the refusal is counted", || {
-        Scrape::of(daemon).count("butterfly_api_requests_total{request=\"nic_show\",outcome=\"failure\"}") > 0
+        Scrape::of(daemon)
+            .count("butterfly_api_requests_total{request=\"nic_show\",outcome=\"failure\"}")
+            > 0
     });
 }
 
 #[test]
 fn sessions_are_counted_by_state() {
     let options = [&METRICS[..], &["--tcp-pickup", "0"]].concat();
-    let Some(mut net) = Net::with(&options, &[open("a", 1), filtered("b", 2, "web")]) else { return };
+    let Some(mut net) = Net::with(&options, &[open("a", 1), filtered("b", 2, "web")]) else {
+        return;
+    };
     net.group("web", &["in tcp 80 0.0.0.0/0", "in udp 53 0.0.0.0/0"], &[]);
     let (there, back) = (v4(1, 2), v4(2, 1));
     net.expect("a", &there.tcp(&segment((5000, 80), SYN, 100, 0), b""), "b");
@@ -174,8 +203,11 @@ fn sessions_are_counted_by_state() {
         let states = scrape.starting("butterfly_sessions{").filter(|(_, count)| *count > 0.0);
         states.map(|(state, count)| (state.replace(['"', '}'], ""), count as u64)).collect()
     };
-    let expected = [("tcp", "established", 1), ("tcp", "new", 1), ("udp", "answered", 3), ("udp", "new", 1)];
-    let expected: Vec<_> = expected.map(|(protocol, state, count)| (format!("protocol={protocol},state={state}"), count)).into();
+    let expected =
+        [("tcp", "established", 1), ("tcp", "new", 1), ("udp", "answered", 3), ("udp", "new", 1)];
+    let expected: Vec<_> = expected
+        .map(|(protocol, state, count)| (format!("protocol={protocol},state={state}"), count))
+        .into();
     eventually("a sweep counted them", || states() == expected);
     let scrape = Scrape::of(daemon);
     assert_eq!(scrape.count("butterfly_session_table_used"), 6);
@@ -190,8 +222,10 @@ fn sessions_are_counted_by_state() {
 #[test]
 fn a_scrape_wakes_no_worker_and_waits_for_no_request() {
     let Some(host) = daemon(&[]) else { return };
-    let (mut a, mut b) =
-        (host.station(&Nic::bypass("a", mac(1), 1), &usual()), host.station(&Nic::bypass("b", mac(2), 1), &usual()));
+    let (mut a, mut b) = (
+        host.station(&Nic::bypass("a", mac(1), 1), &usual()),
+        host.station(&Nic::bypass("b", mac(2), 1), &usual()),
+    );
     a.send(&numbered(mac(1), mac(2), 1, 1, 60));
     b.receive();
     host.settle(&mut [&mut a, &mut b]);
@@ -204,9 +238,12 @@ fn a_scrape_wakes_no_worker_and_waits_for_no_request() {
     let after = host.work();
     assert_eq!((before.sleeps, before.busy_cycles), (after.sleeps, after.busy_cycles));
 
-    // A request that takes its time: a batch of vnics, each of which waits for the worker and opens a socket.
+    // A request that takes its time: a batch of vnics, each of which waits for the worker and opens
+    // a socket.
     let address = daemon.metrics();
-    let adds: Vec<Request> = (0..400).map(|n| Daemon::nic_add(&Nic::bypass(&format!("n{n}"), mac(100 + n), 2))).collect();
+    let adds: Vec<Request> = (0..400)
+        .map(|n| Daemon::nic_add(&Nic::bypass(&format!("n{n}"), mac(100 + n), 2)))
+        .collect();
     let nics = |scrape: &Scrape| scrape.get("butterfly_network_nics{vni=\"2\"}").unwrap_or(0.0);
     std::thread::scope(|scope| {
         let request = scope.spawn(|| {

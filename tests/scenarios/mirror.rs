@@ -1,5 +1,5 @@
-//! Mirrors in whole daemons: what an analyser gets is what a capture of its target has, under random traffic and while vnics come and
-//! go; and what is refused says why.
+//! Mirrors in whole daemons: what an analyser gets is what a capture of its target has, under
+//! random traffic and while vnics come and go; and what is refused says why.
 
 use butterfly_packet::{
     arp, build,
@@ -23,17 +23,31 @@ fn probe(id: &str, target: &str) -> Nic {
 fn capture(file: &Path) -> Vec<Vec<u8>> {
     let bytes = fs::read(file).unwrap();
     let mut reader = pcap_file::pcap::PcapReader::new(&bytes[..]).unwrap();
-    std::iter::from_fn(|| reader.next_packet().map(|packet| packet.unwrap().data.into_owned())).collect()
+    std::iter::from_fn(|| reader.next_packet().map(|packet| packet.unwrap().data.into_owned()))
+        .collect()
 }
 
 #[test]
 fn an_analyser_gets_what_a_capture_of_its_target_has() {
-    let Some(mut net) = Net::new(&[filtered("a", 1, "clients"), filtered("b", 2, "web"), open("c", 3)]) else { return };
+    let Some(mut net) =
+        Net::new(&[filtered("a", 1, "clients"), filtered("b", 2, "web"), open("c", 3)])
+    else {
+        return;
+    };
     net.group("web", &["in tcp 80-90 0.0.0.0/0"], &[]);
     net.attach(&probe("m", "b"));
     let file = net.host.dir().join("b.pcap");
     let path = file.to_str().unwrap().to_owned();
-    net.host.daemon().client_ok(&["nic", "update", "--id", "b", "--packet-trace", "true", "--trace-path", &path]);
+    net.host.daemon().client_ok(&[
+        "nic",
+        "update",
+        "--id",
+        "b",
+        "--packet-trace",
+        "true",
+        "--trace-path",
+        &path,
+    ]);
     let mut choices = Choices::new(0x6d69_7272_6f72);
     let stations = [("a", 1u8), ("b", 2), ("c", 3)];
     let (mut copies, mut delivered) = (Vec::new(), 0);
@@ -78,9 +92,21 @@ fn a_mirror_is_no_station() {
     net.group("web", &["in icmp - 0.0.0.0/0"], &[]);
     net.attach(&probe("m", "a"));
     let own = mac(PROBE);
-    net.expect("m", &build::ethernet(own, mac(3)).ipv4([10, 0, 0, 9], [10, 0, 0, 3]).ping(1, 1, b""), "m.mirror-sends");
-    net.expect("m", &build::ethernet(mac(1), Mac::BROADCAST).arp_request([10, 0, 0, 1], [10, 0, 0, 3]), "m.mirror-sends");
-    net.expect("c", &build::ethernet(mac(3), own).ipv4([10, 0, 0, 3], [10, 0, 0, 9]).ping(1, 1, b""), "c.no-receiver");
+    net.expect(
+        "m",
+        &build::ethernet(own, mac(3)).ipv4([10, 0, 0, 9], [10, 0, 0, 3]).ping(1, 1, b""),
+        "m.mirror-sends",
+    );
+    net.expect(
+        "m",
+        &build::ethernet(mac(1), Mac::BROADCAST).arp_request([10, 0, 0, 1], [10, 0, 0, 3]),
+        "m.mirror-sends",
+    );
+    net.expect(
+        "c",
+        &build::ethernet(mac(3), own).ipv4([10, 0, 0, 3], [10, 0, 0, 9]).ping(1, 1, b""),
+        "c.no-receiver",
+    );
     assert!(net.host.fdb(Some(1)).iter().all(|entry| entry.id != "m"), "its address is nobody's");
     // It can go and come, and so can its target, beside traffic.
     net.expect("c", &v4(3, 1).ping(1, 1, b"one"), "a m");
@@ -96,7 +122,18 @@ fn what_is_refused_says_why_and_what_is_idle_too() {
     let Some(net) = Net::new(&[filtered("a", 1, "web"), open("c", 3)]) else { return };
     let daemon = net.host.daemon();
     let add = |id: &str, vni: &str, target: &str| {
-        let words = ["nic", "add", "--id", id, "--mac", "02:00:00:00:00:77", "--vni", vni, "--sniff-target", target];
+        let words = [
+            "nic",
+            "add",
+            "--id",
+            id,
+            "--mac",
+            "02:00:00:00:00:77",
+            "--vni",
+            vni,
+            "--sniff-target",
+            target,
+        ];
         let output = daemon.client(&words);
         (output.status.success(), String::from_utf8(output.stderr).unwrap())
     };
@@ -117,21 +154,33 @@ fn what_is_refused_says_why_and_what_is_idle_too() {
     refused("a", "1", "c", "nic \"a\" cannot become a mirror, as nic \"m\" mirrors it");
     assert!(daemon.client_ok(&["nic", "details", "m"]).contains("\nsniff target: a\n"));
     let show = |id: &str| daemon.client_ok(&["nic", "show", id]);
-    let line =
-        |page: &str, field: &str| page.lines().find(|line| line.trim_start().starts_with(field)).unwrap().trim().to_owned();
+    let line = |page: &str, field: &str| {
+        page.lines().find(|line| line.trim_start().starts_with(field)).unwrap().trim().to_owned()
+    };
     assert!(line(&show("m"), "mirror of").ends_with(" a"));
     assert!(line(&show("a"), "mirrored by").ends_with(" m"));
     // Its target goes, and comes back in another network.
     net.host.remove("a");
     assert!(line(&show("m"), "mirror of").ends_with("a: no copies, as there is no such nic yet"));
-    let json: serde_json::Value = serde_json::from_str(&daemon.client_ok(&["nic", "show", "m", "--json"])).unwrap();
-    assert_eq!((&json["mirror"]["target"], &json["mirror"]["idle"]), (&"a".into(), &"there is no such nic yet".into()));
-    let output = daemon.client(&["nic", "add", "--id", "a", "--mac", "02:00:00:00:00:01", "--vni", "8"]);
+    let json: serde_json::Value =
+        serde_json::from_str(&daemon.client_ok(&["nic", "show", "m", "--json"])).unwrap();
+    assert_eq!(
+        (&json["mirror"]["target"], &json["mirror"]["idle"]),
+        (&"a".into(), &"there is no such nic yet".into())
+    );
+    let output =
+        daemon.client(&["nic", "add", "--id", "a", "--mac", "02:00:00:00:00:01", "--vni", "8"]);
     let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("nic \"a\" cannot be in VNI 8, as nic \"m\" of VNI 1 mirrors it: delete that one first"), "{said}");
+    assert!(
+        said.contains(
+            "nic \"a\" cannot be in VNI 8, as nic \"m\" of VNI 1 mirrors it: delete that one first"
+        ),
+        "{said}"
+    );
     daemon.client_ok(&["nic", "add", "--id", "a", "--mac", "02:00:00:00:00:01", "--vni", "1"]);
     assert!(line(&show("m"), "mirror of").ends_with(" a"));
-    // A dump brings them back, whatever order the vnics have in it: there is a mirror before its target, and one after.
+    // A dump brings them back, whatever order the vnics have in it: there is a mirror before its
+    // target, and one after.
     assert!(add("A", "1", "a").0);
     let dump = daemon.client_ok(&["dump"]);
     assert_eq!(dump.matches("sniff_target_nic_id: \"a\"").count(), 2);

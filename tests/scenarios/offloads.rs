@@ -1,5 +1,5 @@
-//! Checksums and large segments: untouched between guests that take them, completed in software for those that do not, and refused
-//! when the guest's claims do not fit its frame.
+//! Checksums and large segments: untouched between guests that take them, completed in software for
+//! those that do not, and refused when the guest's claims do not fit its frame.
 
 use butterfly_packet::{
     build::{self, Checksum, Ip, Tcp},
@@ -26,12 +26,16 @@ fn v4() -> Ip {
 }
 
 fn v6() -> Ip {
-    let [a, b] = ["fd00::a", "fd00:1:2:3:4:5:6:b"].map(|ip| ip.parse::<std::net::Ipv6Addr>().unwrap());
+    let [a, b] =
+        ["fd00::a", "fd00:1:2:3:4:5:6:b"].map(|ip| ip.parse::<std::net::Ipv6Addr>().unwrap());
     build::ethernet(mac(A), mac(B)).ipv6(a, b).checksum(Checksum::Partial)
 }
 
 fn tagged_v4() -> Ip {
-    build::ethernet(mac(A), mac(B)).vlan(7).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).checksum(Checksum::Partial)
+    build::ethernet(mac(A), mac(B))
+        .vlan(7)
+        .ipv4([10, 0, 0, 1], [10, 0, 0, 2])
+        .checksum(Checksum::Partial)
 }
 
 /// A header that asks for the checksum of this frame.
@@ -39,7 +43,12 @@ fn wants_checksum(frame: &[u8]) -> NetHeader {
     let packet = Packet::read(frame);
     let start = frame.len() - packet.segment.len();
     let offset = if packet.protocol == 6 { 16 } else { 6 };
-    NetHeader { flags: NetHeader::FLAG_NEEDS_CSUM, csum_start: start as u16, csum_offset: offset, ..NetHeader::default() }
+    NetHeader {
+        flags: NetHeader::FLAG_NEEDS_CSUM,
+        csum_start: start as u16,
+        csum_offset: offset,
+        ..NetHeader::default()
+    }
 }
 
 /// A header that asks for segments of `size` bytes of payload.
@@ -57,7 +66,8 @@ fn on_any_ring(header: NetHeader) -> NetHeader {
 
 /// Frames with partial checksums, in every kind of packet, with this payload.
 fn partial_frames(payload: &[u8]) -> Vec<Vec<u8>> {
-    let segment = Tcp { options: &[1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2], ..Tcp::new(4000, 80, tcp::ACK) };
+    let segment =
+        Tcp { options: &[1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2], ..Tcp::new(4000, 80, tcp::ACK) };
     vec![
         v4().udp(4000, 53, payload),
         v4().tcp(&Tcp::new(4000, 80, tcp::ACK), payload),
@@ -89,7 +99,8 @@ fn receivers() -> Vec<(Features, VmConfig)> {
     // Buffers that end in the middle of headers and at odd bytes of the payload.
     let mut pieces = machine(features::MODERN, LARGEST);
     pieces.guest.rx_buffer = 611;
-    pieces.guest.rx_shape = Shape { header_apart: false, pieces: 5, placement: Placement::Indirect };
+    pieces.guest.rx_shape =
+        Shape { header_apart: false, pieces: 5, placement: Placement::Indirect };
     let mut odd = machine(Features::VERSION_1, LARGEST);
     odd.guest.rx_shape = Shape { header_apart: true, pieces: 18, placement: Placement::Direct };
     odd.guest.rx_size = 4096; // 128 chains: all segments of a frame at once
@@ -100,7 +111,8 @@ fn receivers() -> Vec<(Features, VmConfig)> {
 fn senders() -> [VmConfig; 2] {
     let plain = machine(features::LINUX, LARGEST);
     let mut pieces = machine(features::LINUX, LARGEST);
-    pieces.guest.tx_shape = Shape { header_apart: true, pieces: 17, placement: Placement::Indirect };
+    pieces.guest.tx_shape =
+        Shape { header_apart: true, pieces: 17, placement: Placement::Indirect };
     [plain, pieces]
 }
 
@@ -110,7 +122,10 @@ fn all_pairs(mut each: impl FnMut(&Host, &mut Station, &mut Station, Features)) 
     for sender in senders() {
         let mut a = host.station(&Nic::bypass("a", mac(A), 1), &sender);
         for (features, receiver) in receivers() {
-            println!("to {features:?}, {:?} of {} bytes", receiver.guest.rx_shape, receiver.guest.rx_buffer);
+            println!(
+                "to {features:?}, {:?} of {} bytes",
+                receiver.guest.rx_shape, receiver.guest.rx_buffer
+            );
             let mut b = host.station(&Nic::bypass("b", mac(B), 1), &receiver);
             each(&host, &mut a, &mut b, features);
             assert!(host.show("b").dropped().is_empty(), "{:?}", host.show("b").dropped());
@@ -125,7 +140,23 @@ fn all_pairs(mut each: impl FnMut(&Host, &mut Station, &mut Station, Features)) 
 fn partial_checksums() {
     let mut choices = Choices::new(1);
     all_pairs(|_, a, b, features| {
-        for len in [0, 1, 2, 17, 60, 61, 62, 63, 100, 1000, 1459, 1460, 8999, choices.between(0, 8900), 60_001] {
+        for len in [
+            0,
+            1,
+            2,
+            17,
+            60,
+            61,
+            62,
+            63,
+            100,
+            1000,
+            1459,
+            1460,
+            8999,
+            choices.between(0, 8900),
+            60_001,
+        ] {
             for frame in partial_frames(&pattern(len as u64, len)) {
                 let asked = wants_checksum(&frame);
                 a.send_with(&frame, asked);
@@ -137,7 +168,12 @@ fn partial_checksums() {
                 }
                 assert_eq!(on_any_ring(header), NetHeader::default());
                 let (packet, before) = (Packet::read(&received), Packet::read(&frame));
-                assert!(packet.is_complete(), "checksum {:04x} of {} bytes", packet.checksum(), received.len());
+                assert!(
+                    packet.is_complete(),
+                    "checksum {:04x} of {} bytes",
+                    packet.checksum(),
+                    received.len()
+                );
                 // Nothing but the checksum is different.
                 assert_eq!((packet.ip, packet.segment.len()), (before.ip, before.segment.len()));
                 let mut restored = received.clone();
@@ -149,7 +185,8 @@ fn partial_checksums() {
     });
 }
 
-/// A UDP checksum that comes out as 0 is written as 0xffff, since 0 means none; TCP knows no such thing (RFC 768).
+/// A UDP checksum that comes out as 0 is written as 0xffff, since 0 means none; TCP knows no such
+/// thing (RFC 768).
 #[test]
 fn a_checksum_of_zero() {
     let host = Host::new();
@@ -161,7 +198,8 @@ fn a_checksum_of_zero() {
                 6 => ip.tcp(&Tcp::new(1, 2, tcp::ACK), payload),
                 _ => ip.udp(1, 2, payload),
             };
-            // The complete checksum of a payload that ends in 0 is what makes it 0 when it stands there instead.
+            // The complete checksum of a payload that ends in 0 is what makes it 0 when it stands
+            // there instead.
             let mut payload = pattern(3, 100);
             payload.extend([0, 0]);
             let completed = complete(&mut a, &mut b, &build(&payload));
@@ -185,11 +223,18 @@ fn complete(a: &mut Station, b: &mut Station, frame: &[u8]) -> u16 {
 fn large_frames() -> Vec<(Vec<u8>, u16)> {
     let options = [1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2];
     let flags = tcp::ACK | tcp::PSH | tcp::FIN;
-    let segment = Tcp { sequence: 0xffff_8000, acknowledgement: 77, options: &options, ..Tcp::new(4000, 80, flags) };
+    let segment = Tcp {
+        sequence: 0xffff_8000,
+        acknowledgement: 77,
+        options: &options,
+        ..Tcp::new(4000, 80, flags)
+    };
     let long_options = Tcp { options: &[1; 40], ..segment };
     let data = pattern(64, 65535);
     let mut large = Vec::new();
-    for (ip, room) in [(v4().identification(0xfff0), 65535 - 20), (v6(), 65535), (tagged_v4(), 65535 - 20)] {
+    for (ip, room) in
+        [(v4().identification(0xfff0), 65535 - 20), (v6(), 65535), (tagged_v4(), 65535 - 20)]
+    {
         large.push((ip.tcp(&segment, &data[..room - 32]), 1448));
         large.push((ip.tcp(&segment, &data[..room - 32]), 8948));
         large.push((ip.tcp(&long_options, &data[..room - 60]), 536));
@@ -215,12 +260,21 @@ fn assert_segments(packets: &[(NetHeader, Vec<u8>)], frame: &[u8], size: usize, 
         let (first, last) = (index == 0, index + 1 == packets.len());
         assert_eq!(bytes[..link], frame[..link], "Ethernet header");
         let len = packet.tcp_payload().len();
-        assert_eq!(len, if last { payload.len() - at } else { size }, "segment {index} of {}", packets.len());
+        assert_eq!(
+            len,
+            if last { payload.len() - at } else { size },
+            "segment {index} of {}",
+            packets.len()
+        );
         assert!(packet.tcp_payload() == &payload[at..at + len], "payload of segment {index}");
         assert_eq!(packet.sequence(), whole.sequence().wrapping_add(at as u32));
         let once_last = if last { 0 } else { tcp::FIN | tcp::PSH };
         let once_first = if first { 0 } else { tcp::CWR };
-        assert_eq!(packet.flags(), whole.flags() & !once_last & !once_first, "flags of segment {index}");
+        assert_eq!(
+            packet.flags(),
+            whole.flags() & !once_last & !once_first,
+            "flags of segment {index}"
+        );
         if complete {
             assert_eq!(on_any_ring(*header), NetHeader::default());
             assert!(packet.is_complete(), "checksum of segment {index}");
@@ -268,7 +322,8 @@ fn large_segments() {
                 }
                 let v4 = Packet::read(&frame).v4;
                 let needed = if v4 { Features::GUEST_TSO4 } else { Features::GUEST_TSO6 };
-                let needed = needed.with(if ecn == 0 { Features::NONE } else { Features::GUEST_ECN });
+                let needed =
+                    needed.with(if ecn == 0 { Features::NONE } else { Features::GUEST_ECN });
                 let partial = features.has(Features::GUEST_CSUM);
                 a.send_with(&frame, asked);
                 if partial && features.has(needed) {
@@ -285,7 +340,8 @@ fn large_segments() {
     });
 }
 
-/// Many large segments both ways at once, between guests that take them: untouched, and as they are whatever the chains look like.
+/// Many large segments both ways at once, between guests that take them: untouched, and as they are
+/// whatever the chains look like.
 #[test]
 fn large_segments_both_ways() {
     let host = Host::new();
@@ -316,7 +372,8 @@ fn large_segments_both_ways() {
     assert!(host.show("a").dropped().is_empty() && host.show("b").dropped().is_empty());
 }
 
-/// A large segment that is none, because everything fits one: a plain frame with a partial checksum.
+/// A large segment that is none, because everything fits one: a plain frame with a partial
+/// checksum.
 #[test]
 fn one_segment_is_no_large_one() {
     let host = Host::new();
@@ -339,7 +396,8 @@ fn a_flood_to_different_receivers() {
     let mut a = host.station(&Nic::bypass("a", mac(A), 1), &machine(features::LINUX, LARGEST));
     let nic = |n: u32| Nic::bypass(&format!("r{n}"), mac(100 + n), 1);
     let mut takes_all = host.station(&nic(1), &machine(features::LINUX, LARGEST));
-    let mut takes_partial = host.station(&nic(2), &machine(features::MODERN.with(Features::GUEST_CSUM), LARGEST));
+    let mut takes_partial =
+        host.station(&nic(2), &machine(features::MODERN.with(Features::GUEST_CSUM), LARGEST));
     let mut takes_nothing = host.station(&nic(3), &machine(features::MODERN, LARGEST));
     let mut before = host.counters();
     for (frame, size) in large_frames() {
@@ -355,7 +413,10 @@ fn a_flood_to_different_receivers() {
         }
         host.settle(&mut [&mut a]);
         let n = count as u64;
-        host.moved(&mut before, &[("a.in", 1), ("a.flooded", 1), ("r1.out", 1), ("r2.out", n), ("r3.out", n)]);
+        host.moved(
+            &mut before,
+            &[("a.in", 1), ("a.flooded", 1), ("r1.out", 1), ("r2.out", n), ("r3.out", n)],
+        );
     }
 }
 
@@ -374,7 +435,10 @@ fn segments_meet_a_full_ring() {
     assert_eq!(received.len(), 5);
     assert!(received.iter().all(|frame| Packet::read(frame).is_complete()));
     let show = host.show("b");
-    assert_eq!((show.delivered.0, show.dropped().into_iter().collect::<Vec<_>>()), (5, vec![("ring-full", 1)]));
+    assert_eq!(
+        (show.delivered.0, show.dropped().into_iter().collect::<Vec<_>>()),
+        (5, vec![("ring-full", 1)])
+    );
 }
 
 /// What a guest writes into its header and did not ask for is not passed on.
@@ -395,14 +459,27 @@ fn nothing_of_the_senders_header_is_passed_on() {
     for flags in [0, NetHeader::FLAG_DATA_VALID, 4, 0x80, 0xfe] {
         a.send_with(&frame, NetHeader { flags, ..junk });
         let (header, received) = b.receive_with();
-        assert_eq!((header, received == frame), (NetHeader { num_buffers: 1, ..NetHeader::default() }, true), "flags {flags:#x}");
+        assert_eq!(
+            (header, received == frame),
+            (NetHeader { num_buffers: 1, ..NetHeader::default() }, true),
+            "flags {flags:#x}"
+        );
     }
     // Of what it did ask for, only what it needs.
-    let asked = NetHeader { flags: 0xff, gso_size: 0xffff, hdr_len: 0xffff, num_buffers: 0xffff, ..wants_checksum(&frame) };
+    let asked = NetHeader {
+        flags: 0xff,
+        gso_size: 0xffff,
+        hdr_len: 0xffff,
+        num_buffers: 0xffff,
+        ..wants_checksum(&frame)
+    };
     a.send_with(&frame, asked);
     assert_eq!(on_any_ring(b.receive_with().0), wants_checksum(&frame));
     let large = v4().tcp(&Tcp::new(1, 2, tcp::ACK), &pattern(1, 5000));
-    a.send_with(&large, NetHeader { flags: 0xff, hdr_len: 3, num_buffers: 9, ..wants_segments(&large, 1448) });
+    a.send_with(
+        &large,
+        NetHeader { flags: 0xff, hdr_len: 3, num_buffers: 9, ..wants_segments(&large, 1448) },
+    );
     assert_eq!(on_any_ring(b.receive_with().0), wants_segments(&large, 1448));
 }
 
@@ -418,28 +495,61 @@ fn lies() -> Vec<(&'static str, NetHeader, Vec<u8>)> {
         ("segments without a partial checksum", NetHeader { flags: 0, ..gso(&t4) }, t4.clone()),
         ("the wrong family", NetHeader { gso_type: NetHeader::GSO_TCPV6, ..gso(&t4) }, t4.clone()),
         ("the wrong family", NetHeader { gso_type: NetHeader::GSO_TCPV4, ..gso(&t6) }, t6.clone()),
-        ("segments of UDP", NetHeader { gso_type: NetHeader::GSO_TCPV4, gso_size: 1448, ..sum(&u4) }, u4.clone()),
-        ("fragments of UDP", NetHeader { gso_type: NetHeader::GSO_UDP, gso_size: 1448, ..sum(&u4) }, u4.clone()),
+        (
+            "segments of UDP",
+            NetHeader { gso_type: NetHeader::GSO_TCPV4, gso_size: 1448, ..sum(&u4) },
+            u4.clone(),
+        ),
+        (
+            "fragments of UDP",
+            NetHeader { gso_type: NetHeader::GSO_UDP, gso_size: 1448, ..sum(&u4) },
+            u4.clone(),
+        ),
         ("UDP segments", NetHeader { gso_type: 5, gso_size: 1448, ..sum(&u6) }, u6.clone()),
         ("an unknown kind of segments", NetHeader { gso_type: 0x7f, ..gso(&t4) }, t4.clone()),
         ("ECN of nothing", NetHeader { gso_type: NetHeader::GSO_ECN, ..gso(&t4) }, t4.clone()),
         ("segments of nothing", NetHeader { gso_size: 0, ..gso(&t4) }, t4.clone()),
         ("segments of a byte", NetHeader { gso_size: 1, ..gso(&t4) }, t4.clone()),
         ("segments of 431 bytes", NetHeader { gso_size: 431, ..gso(&t6) }, t6.clone()),
-        ("segments longer than the frame", NetHeader { gso_size: t4.len() as u16 + 1, ..gso(&t4) }, t4.clone()),
+        (
+            "segments longer than the frame",
+            NetHeader { gso_size: t4.len() as u16 + 1, ..gso(&t4) },
+            t4.clone(),
+        ),
         ("segments of 64 KiB", NetHeader { gso_size: 0xffff, ..gso(&t4) }, t4.clone()),
     ];
     for frame in [&t4, &t6, &u4, &u6] {
         let header = sum(frame);
-        for start in
-            [0, 1, 13, 14, header.csum_start - 1, header.csum_start + 1, header.csum_start + 20, frame.len() as u16, 0xffff]
-        {
-            lies.push(("where the checksum starts", NetHeader { csum_start: start, ..header }, frame.clone()));
+        for start in [
+            0,
+            1,
+            13,
+            14,
+            header.csum_start - 1,
+            header.csum_start + 1,
+            header.csum_start + 20,
+            frame.len() as u16,
+            0xffff,
+        ] {
+            lies.push((
+                "where the checksum starts",
+                NetHeader { csum_start: start, ..header },
+                frame.clone(),
+            ));
         }
-        for offset in
-            [0, 2, header.csum_offset ^ 1, header.csum_offset + 2, if header.csum_offset == 16 { 6 } else { 16 }, 0xffff]
-        {
-            lies.push(("where the checksum goes", NetHeader { csum_offset: offset, ..header }, frame.clone()));
+        for offset in [
+            0,
+            2,
+            header.csum_offset ^ 1,
+            header.csum_offset + 2,
+            if header.csum_offset == 16 { 6 } else { 16 },
+            0xffff,
+        ] {
+            lies.push((
+                "where the checksum goes",
+                NetHeader { csum_offset: offset, ..header },
+                frame.clone(),
+            ));
         }
         // The frame lies, too.
         let edit = |at: usize, bytes: &[u8]| {
@@ -450,8 +560,16 @@ fn lies() -> Vec<(&'static str, NetHeader, Vec<u8>)> {
         let v4 = Packet::read(frame).v4;
         let length = if v4 { 16 } else { 18 };
         let claimed = u16::from_be_bytes([frame[length], frame[length + 1]]);
-        lies.push(("an IP length beyond the frame", header, edit(length, &(claimed + 1).to_be_bytes())));
-        lies.push(("an IP length without a transport header", header, edit(length, &(if v4 { 20u16 } else { 0 }).to_be_bytes())));
+        lies.push((
+            "an IP length beyond the frame",
+            header,
+            edit(length, &(claimed + 1).to_be_bytes()),
+        ));
+        lies.push((
+            "an IP length without a transport header",
+            header,
+            edit(length, &(if v4 { 20u16 } else { 0 }).to_be_bytes()),
+        ));
         lies.push(("another version", header, edit(14, &[0x55])));
         if v4 {
             lies.push(("a fragment", header, edit(20, &[0x20, 0])));
@@ -463,7 +581,11 @@ fn lies() -> Vec<(&'static str, NetHeader, Vec<u8>)> {
             let offset = usize::from(header.csum_start) + 12;
             lies.push(("a TCP header of 16 bytes", header, edit(offset, &[0x40])));
             // A header that ends behind the packet.
-            let short = if v4 { self::v4().tcp(&segment, &data[..8]) } else { v6().tcp(&segment, &data[..8]) };
+            let short = if v4 {
+                self::v4().tcp(&segment, &data[..8])
+            } else {
+                v6().tcp(&segment, &data[..8])
+            };
             let mut long_header = short.clone();
             long_header[offset] = 0xf0;
             lies.push(("a TCP header longer than its packet", sum(&short), long_header));
@@ -479,8 +601,15 @@ fn lies() -> Vec<(&'static str, NetHeader, Vec<u8>)> {
     let fragment = v6().fragment(1, 0, true).tcp(&segment, &data);
     lies.push(("a fragment of IPv6", NetHeader { csum_start: 62, ..sum(&t6) }, fragment));
     let far = build::ethernet(mac(A), mac(B));
-    let far = (0..60).fold(far, |link, tag| link.vlan(tag)).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).tcp(&segment, &data);
-    lies.push(("headers beyond 256 bytes", NetHeader { csum_start: 14 + 240 + 20, ..sum(&t4) }, far));
+    let far = (0..60)
+        .fold(far, |link, tag| link.vlan(tag))
+        .ipv4([10, 0, 0, 1], [10, 0, 0, 2])
+        .tcp(&segment, &data);
+    lies.push((
+        "headers beyond 256 bytes",
+        NetHeader { csum_start: 14 + 240 + 20, ..sum(&t4) },
+        far,
+    ));
     lies
 }
 

@@ -29,7 +29,12 @@ fn told(daemon: &Daemon) -> Vec<(u64, f64, f64, f64)> {
     let words = lines.map(|line| line.split(' ').collect::<Vec<_>>());
     words
         .map(|words| {
-            (words[3].parse().unwrap(), words[6].parse().unwrap(), words[8].parse().unwrap(), words[10].parse().unwrap())
+            (
+                words[3].parse().unwrap(),
+                words[6].parse().unwrap(),
+                words[8].parse().unwrap(),
+                words[10].parse().unwrap(),
+            )
         })
         .collect()
 }
@@ -45,7 +50,10 @@ fn a_generator_asks_one_after_the_other() {
         let frame = vm.receive();
         assert_eq!((frame.len(), &frame[..6], &frame[6..12]), (98, &mac(2).0[..], &mac(1).0[..]));
         let ip = Ipv4::parse(&frame[14..]).unwrap();
-        assert_eq!((ip.source(), ip.destination()), (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2)));
+        assert_eq!(
+            (ip.source(), ip.destination()),
+            (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2))
+        );
         // An echo request, with the identifier that they always had.
         assert_eq!((&frame[34..36], &frame[38..40]), (&[8, 0][..], &[0x0b, 0xb0][..]));
         let number = u16::from_be_bytes([frame[40], frame[41]]);
@@ -60,7 +68,8 @@ fn a_generator_measures_what_another_answers() {
     let daemon = host.daemon();
     assert_eq!(declare(daemon, bench("rcv", 2, "ICMP_RCV_LIKE", None)).unwrap(), "(nil)");
     assert_eq!(declare(daemon, bench("snd", 1, "ICMP_SND_LIKE", Some(2))).unwrap(), "(nil)");
-    let line = || daemon.log().lines().find(|line| line.starts_with("ping time for ")).map(str::to_owned);
+    let line =
+        || daemon.log().lines().find(|line| line.starts_with("ping time for ")).map(str::to_owned);
     eventually("a measurement", || line().is_some());
     let line = line().unwrap();
     let words: Vec<&str> = line.split(' ').collect();
@@ -69,12 +78,21 @@ fn a_generator_measures_what_another_answers() {
     let stats = |id: &str| stats(daemon, id);
     let sender = stats("snd");
     assert!(sender.pings.replies() >= 1024 && sender.pings.requests() >= sender.pings.replies());
-    assert!(sender.pings.min_ns() <= sender.pings.mean_ns() && sender.pings.mean_ns() <= sender.pings.max_ns());
+    assert!(
+        sender.pings.min_ns() <= sender.pings.mean_ns()
+            && sender.pings.mean_ns() <= sender.pings.max_ns()
+    );
     // From its own end: 98 bytes for each question that it sent.
-    assert!(sender.out() >= 98 * 1024 && sender.in_() >= 98 * 1024 && sender.out() % 98 == 0, "{sender}");
+    assert!(
+        sender.out() >= 98 * 1024 && sender.in_() >= 98 * 1024 && sender.out() % 98 == 0,
+        "{sender}"
+    );
     assert!(daemon.client_ok(&["nic", "stats", "snd"]).contains("\nmin/mean/max: "));
     let graph = daemon.client_ok(&["status"]);
-    assert!(graph.contains("\"rxtx:bench-snd-snd\" [") && graph.contains("\"rxtx:bench-rcv-rcv\" ["), "{graph}");
+    assert!(
+        graph.contains("\"rxtx:bench-snd-snd\" [") && graph.contains("\"rxtx:bench-rcv-rcv\" ["),
+        "{graph}"
+    );
     // Nobody answers any more: it goes on asking, at a walk.
     host.remove("rcv");
     let before = stats("snd").pings.requests();
@@ -95,13 +113,16 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Others keep the worker busy: each question is answered and counted once all the same, and figures stay what they say they are.
+/// Others keep the worker busy: each question is answered and counted once all the same, and
+/// figures stay what they say they are.
 #[test]
 fn a_generator_measures_beside_heavy_traffic() {
     let Some(host) = Host::process() else { return };
     let daemon = host.daemon();
-    let (mut a, mut b) =
-        (host.station(&Nic::bypass("a", mac(11), VNI), &usual()), host.station(&Nic::bypass("b", mac(12), VNI), &usual()));
+    let (mut a, mut b) = (
+        host.station(&Nic::bypass("a", mac(11), VNI), &usual()),
+        host.station(&Nic::bypass("b", mac(12), VNI), &usual()),
+    );
     declare(daemon, bench("rcv", 2, "ICMP_RCV_LIKE", None)).unwrap();
     declare(daemon, bench("snd", 1, "ICMP_SND_LIKE", Some(2))).unwrap();
     let ended = AtomicBool::new(false);
@@ -117,7 +138,9 @@ fn a_generator_measures_beside_heavy_traffic() {
         let mut samples = vec![stats(daemon, "snd")];
         while samples.len() < 6 {
             let enough = samples.last().map_or(0, |last| last.pings.replies()) + 1024;
-            eventually("a thousand answers more", || stats(daemon, "snd").pings.replies() >= enough);
+            eventually("a thousand answers more", || {
+                stats(daemon, "snd").pings.replies() >= enough
+            });
             samples.push(stats(daemon, "snd"));
         }
         drop(ending);
@@ -125,15 +148,22 @@ fn a_generator_measures_beside_heavy_traffic() {
     });
     let pings: Vec<_> = samples.iter().skip(1).map(|sample| &sample.pings).collect();
     for now in &pings {
-        assert!(0 < now.min_ns() && now.min_ns() <= now.mean_ns() && now.mean_ns() <= now.max_ns(), "{now:?}");
+        assert!(
+            0 < now.min_ns() && now.min_ns() <= now.mean_ns() && now.mean_ns() <= now.max_ns(),
+            "{now:?}"
+        );
         assert!(now.replies() <= now.requests(), "{now:?}");
     }
     for (before, now) in pings.iter().zip(&pings[1..]) {
-        assert!(now.min_ns() <= before.min_ns() && now.max_ns() >= before.max_ns(), "{before:?}, then {now:?}");
+        assert!(
+            now.min_ns() <= before.min_ns() && now.max_ns() >= before.max_ns(),
+            "{before:?}, then {now:?}"
+        );
     }
     let requests = pings[4].requests();
     assert!(moved > requests, "{moved} frames went beside {requests} pings: no load");
-    // Nothing was lost on the way but what is counted, and from its own end each question has 98 bytes.
+    // Nothing was lost on the way but what is counted, and from its own end each question has 98
+    // bytes.
     let lost = |id: &str| host.show(id).all_drops();
     eventually("what was asked is answered", || {
         let now = stats(daemon, "snd");
@@ -143,7 +173,9 @@ fn a_generator_measures_beside_heavy_traffic() {
     // The worker has sent all that were asked but those of this moment.
     let sent = now.out() / 98;
     assert!(
-        now.out() % 98 == 0 && before.pings.requests() <= sent + 64 && sent <= after.pings.requests() + 1,
+        now.out() % 98 == 0
+            && before.pings.requests() <= sent + 64
+            && sent <= after.pings.requests() + 1,
         "{before} {now} {after}"
     );
 

@@ -19,7 +19,8 @@ use butterfly_vhost::driver::{Connection, Vm};
 
 /// What is in a directory, without the log that the test itself makes.
 fn left(dir: &Path) -> Vec<String> {
-    let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let names =
+        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<String> = names.filter(|name| name != "log").collect();
     names.sort();
     names
@@ -38,10 +39,15 @@ fn a_clean_stop() {
         exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
         let begin = Instant::now();
         match how {
-            "app_quit" => drop(host.daemon().ask(Request { app_quit: Some(true), ..Request::default() }).unwrap()),
+            "app_quit" => drop(
+                host.daemon().ask(Request { app_quit: Some(true), ..Request::default() }).unwrap(),
+            ),
             signal => host.daemon().signal(signal),
         }
-        assert!(a.vm.connection.wait_closed(PATIENCE) && b.vm.connection.wait_closed(PATIENCE), "{how}");
+        assert!(
+            a.vm.connection.wait_closed(PATIENCE) && b.vm.connection.wait_closed(PATIENCE),
+            "{how}"
+        );
         let dir = host.dir().to_owned();
         assert_eq!(host.daemon_mut().wait_for_end().code(), Some(0), "{how}");
         assert!(begin.elapsed() < Duration::from_secs(3), "{how} took {:?}", begin.elapsed());
@@ -59,7 +65,8 @@ fn a_second_daemon_is_refused() {
     let mut both = streams(&a, &b);
     let other = tempfile::tempdir().unwrap();
     // Options that come last hold.
-    let mut second = Daemon::launch(other.path(), &[], &["-e".into(), host.daemon().endpoint().to_owned()]);
+    let mut second =
+        Daemon::launch(other.path(), &[], &["-e".into(), host.daemon().endpoint().to_owned()]);
     let status = second.wait_for_end();
     let said = fs::read_to_string(other.path().join("log")).unwrap();
     assert_eq!(status.code(), Some(1), "{said}");
@@ -69,8 +76,8 @@ fn a_second_daemon_is_refused() {
     assert_eq!(left(host.dir()), ["api", "qemu-vhost-a", "qemu-vhost-b"]);
 }
 
-/// Two daemons in one folder: each has its vnics, and a socket that one serves is not the other's. When one is killed its successor takes
-/// over what it left, and nothing of the other one.
+/// Two daemons in one folder: each has its vnics, and a socket that one serves is not the other's.
+/// When one is killed its successor takes over what it left, and nothing of the other one.
 #[test]
 fn two_daemons_in_one_folder() {
     let Some(host) = Host::process() else { return };
@@ -86,7 +93,10 @@ fn two_daemons_in_one_folder() {
     assert!(refused.contains("somebody listens on"), "{refused}");
     exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
     exchange(&mut c, &mut d, &mut others, &[60, 1514, 9000]);
-    assert_eq!(left(host.dir()), ["api", "other", "qemu-vhost-a", "qemu-vhost-b", "qemu-vhost-c", "qemu-vhost-d"]);
+    assert_eq!(
+        left(host.dir()),
+        ["api", "other", "qemu-vhost-a", "qemu-vhost-b", "qemu-vhost-c", "qemu-vhost-d"]
+    );
     other.daemon().signal("KILL");
     other.daemon_mut().wait_for_end();
     exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
@@ -99,7 +109,8 @@ fn two_daemons_in_one_folder() {
     assert_eq!(host.show("a").attach_count, 1);
 }
 
-/// Killed without warning: what is left behind is no obstacle, and guests that try again come back where they were.
+/// Killed without warning: what is left behind is no obstacle, and guests that try again come back
+/// where they were.
 #[test]
 fn killed_and_started_again() {
     if Kind::wanted() != Kind::Daemon {
@@ -128,8 +139,8 @@ fn killed_and_started_again() {
     exchange(&mut a, &mut b, &mut both, &[60, 1514, 9000]);
 }
 
-/// The limit of open files is raised as far as it goes; where it does not suffice, a vnic is refused that says which limit to raise,
-/// and everybody else goes on.
+/// The limit of open files is raised as far as it goes; where it does not suffice, a vnic is
+/// refused that says which limit to raise, and everybody else goes on.
 #[test]
 fn the_limit_of_open_files() {
     if Kind::wanted() != Kind::Daemon {
@@ -142,7 +153,8 @@ fn the_limit_of_open_files() {
     assert!(soft >= 4096, "{line}");
 
     // Without the privilege to raise a hard limit.
-    let unprivileged = ["setpriv", "--bounding-set", "-sys_resource", "prlimit", "--nofile=200:200"];
+    let unprivileged =
+        ["setpriv", "--bounding-set", "-sys_resource", "prlimit", "--nofile=200:200"];
     let host = Host::of(Daemon::start_with(&unprivileged, &[]));
     let mut a = host.station(&Nic::bypass("a", mac(1), 1), &usual());
     let mut b = host.station(&Nic::bypass("b", mac(2), 1), &usual());
@@ -162,7 +174,9 @@ fn the_limit_of_open_files() {
     let guests: Vec<Vm> = ids
         .iter()
         .map(|id| {
-            let mut vm = Vm::connect(host.dir().join(format!("qemu-vhost-{id}")), &usual(), PATIENCE).unwrap();
+            let mut vm =
+                Vm::connect(host.dir().join(format!("qemu-vhost-{id}")), &usual(), PATIENCE)
+                    .unwrap();
             vm.connection.sync().unwrap();
             vm
         })
@@ -204,7 +218,11 @@ fn nothing_leaks() {
             // A front end that stops half way.
             drop(station);
             if !nic.client {
-                let mut connection = Connection::connect(host.dir().join(format!("qemu-vhost-{}", nic.id)), PATIENCE).unwrap();
+                let mut connection = Connection::connect(
+                    host.dir().join(format!("qemu-vhost-{}", nic.id)),
+                    PATIENCE,
+                )
+                .unwrap();
                 connection.negotiate(features::MODERN, Connection::usual_protocol()).unwrap();
                 drop(connection);
             }
@@ -253,7 +271,12 @@ fn sockets_answer_only_as_long_as_the_daemon_lives() {
     let socket = fs::metadata(&path).unwrap();
     use std::os::unix::fs::{FileTypeExt, PermissionsExt};
     assert!(socket.file_type().is_socket());
-    assert_eq!(socket.permissions().mode() & 0o002, 0, "not for everybody: {:o}", socket.permissions().mode());
+    assert_eq!(
+        socket.permissions().mode() & 0o002,
+        0,
+        "not for everybody: {:o}",
+        socket.permissions().mode()
+    );
     drop(UnixStream::connect(&path).unwrap());
     host.daemon().signal("KILL");
     host.daemon_mut().wait_for_end();
@@ -271,9 +294,12 @@ fn the_worker_is_pinned() {
     for core in ["0", "1"] {
         let host = Host::of(Daemon::start_with(&[], &["-u".to_owned(), core.to_owned()]));
         let tasks = fs::read_dir(format!("/proc/{}/task", host.daemon().pid())).unwrap().flatten();
-        let worker = tasks.map(|task| task.path()).find(|task| fs::read_to_string(task.join("comm")).unwrap() == "worker-0\n");
+        let worker = tasks
+            .map(|task| task.path())
+            .find(|task| fs::read_to_string(task.join("comm")).unwrap() == "worker-0\n");
         let status = fs::read_to_string(worker.expect("there is a worker").join("status")).unwrap();
-        let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t")).unwrap();
+        let allowed =
+            status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t")).unwrap();
         assert_eq!(allowed, core);
     }
 }
@@ -284,7 +310,8 @@ fn what_it_prints() {
     let Some(host) = Host::process() else { return };
     let path = host.add(&Nic::bypass("a", mac(1), 1)).unwrap();
     let path = path.display().to_string();
-    let says = |line: String| eventually(&line, || host.daemon().log().lines().any(|said| said == line));
+    let says =
+        |line: String| eventually(&line, || host.daemon().log().lines().any(|said| said == line));
     says(format!("New vhost-user socket: {path}, zero-copy disable"));
     let station = Station {
         nic: Nic::bypass("a", mac(1), 1),
@@ -296,5 +323,11 @@ fn what_it_prints() {
     says(format!("VM connecting to socket: {path}"));
     drop(station);
     says(format!("VM disconnecting from socket: {path}"));
-    assert!(Command::new("kill").args(["-0", &host.daemon().pid().to_string()]).status().unwrap().success());
+    assert!(
+        Command::new("kill")
+            .args(["-0", &host.daemon().pid().to_string()])
+            .status()
+            .unwrap()
+            .success()
+    );
 }

@@ -1,4 +1,5 @@
-//! Every feature of a split ring, alone and together with the others: what one guest sends the other receives, byte for byte.
+//! Every feature of a split ring, alone and together with the others: what one guest sends the
+//! other receives, byte for byte.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +11,8 @@ use butterfly_tests::{
 };
 use butterfly_vhost::{
     driver::{
-        DirtyLog, GuestConfig, KickPolicy, MemoryConfig, MemoryMessages, Placement, ProtocolFeatures, Shape, Start, Vm, VmConfig,
+        DirtyLog, GuestConfig, KickPolicy, MemoryConfig, MemoryMessages, Placement,
+        ProtocolFeatures, Shape, Start, Vm, VmConfig,
     },
     net::{Features, NetHeader},
 };
@@ -29,8 +31,10 @@ const OPTIONAL: [Features; 6] = [
 
 /// Lengths around everything that could be a boundary, then many others.
 fn lens(choices: &mut Choices, count: usize) -> Vec<usize> {
-    let mut lens =
-        vec![60, 61, 63, 64, 65, 114, 116, 127, 128, 129, 255, 256, 257, 1499, 1500, 1514, 2036, 2048, 4096, 8192, LONGEST];
+    let mut lens = vec![
+        60, 61, 63, 64, 65, 114, 116, 127, 128, 129, 255, 256, 257, 1499, 1500, 1514, 2036, 2048,
+        4096, 8192, LONGEST,
+    ];
     lens.extend((lens.len()..count).map(|_| match choices.below(4) {
         0 => choices.between(60, 200),
         1 => choices.between(1400, 1514),
@@ -43,15 +47,24 @@ fn lens(choices: &mut Choices, count: usize) -> Vec<usize> {
 fn shape(choices: &mut Choices, features: Features) -> Shape {
     let mut placements = vec![Placement::Direct];
     if features.has(Features::INDIRECT_DESC) {
-        placements.extend([Placement::Indirect, Placement::IndirectAfter(1), Placement::IndirectAfter(3)]);
+        placements.extend([
+            Placement::Indirect,
+            Placement::IndirectAfter(1),
+            Placement::IndirectAfter(3),
+        ]);
     }
-    Shape { header_apart: choices.below(2) == 0, pieces: choices.one(&[1, 1, 2, 3, 7]), placement: choices.one(&placements) }
+    Shape {
+        header_apart: choices.below(2) == 0,
+        pieces: choices.one(&[1, 1, 2, 3, 7]),
+        placement: choices.one(&placements),
+    }
 }
 
 /// A guest with these features; everything else is chosen.
 fn machine_with(features: Features, choices: &mut Choices) -> VmConfig {
     let rx_shape = shape(choices, features);
-    let rings: &[u16] = if features.has(Features::MRG_RXBUF) { &[128, 256, 512] } else { &[16, 64, 256] };
+    let rings: &[u16] =
+        if features.has(Features::MRG_RXBUF) { &[128, 256, 512] } else { &[16, 64, 256] };
     let rx_buffer = if features.has(Features::MRG_RXBUF) {
         choices.one(&[512, 1526, 2048, 4096, LONGEST + NetHeader::LEN])
     } else {
@@ -81,13 +94,14 @@ fn machine_with(features: Features, choices: &mut Choices) -> VmConfig {
     config
 }
 
-/// How many frames a guest takes whatever its buffers are made of: beyond 20 descriptors for one and another for 128 bytes, a ring
-/// runs into debt, 1,024 of which are the end.
+/// How many frames a guest takes whatever its buffers are made of: beyond 20 descriptors for one
+/// and another for 128 bytes, a ring runs into debt, 1,024 of which are the end.
 fn affordable(config: &VmConfig) -> usize {
     let guest = &config.guest;
     let mergeable = config.features.has(Features::MRG_RXBUF);
     let buffers = |len: usize| if mergeable { (len + 12).div_ceil(guest.rx_buffer) } else { 1 };
-    let above = |len: usize| (buffers(len) * (guest.rx_shape.pieces + 2)).saturating_sub(20 + len / 128);
+    let above =
+        |len: usize| (buffers(len) * (guest.rx_shape.pieces + 2)).saturating_sub(20 + len / 128);
     (900 / above(60).max(above(LONGEST)).max(1)).max(1)
 }
 
@@ -109,13 +123,18 @@ fn run(host: &Host, case: usize, choices: &mut Choices, configs: [&VmConfig; 2],
     host.settle(&mut [&mut a, &mut b]);
     for (station, stream) in [(&a, &streams[0]), (&b, &streams[1])] {
         let show = host.show(&station.nic.id);
-        assert_eq!((show.received.0, show.delivered.0, show.all_drops()), (stream.sent, stream.sent, 0), "{show:?}");
+        assert_eq!(
+            (show.received.0, show.delivered.0, show.all_drops()),
+            (stream.sent, stream.sent, 0),
+            "{show:?}"
+        );
     }
     host.remove(&a.nic.id);
     host.remove(&b.nic.id);
 }
 
-/// All 64 sets of features, each against another set, with chains, memory, ring sizes and notifications of every kind.
+/// All 64 sets of features, each against another set, with chains, memory, ring sizes and
+/// notifications of every kind.
 #[test]
 fn every_set_of_features() {
     let host = Host::new();
@@ -126,7 +145,8 @@ fn every_set_of_features() {
             chosen.fold(Features::NONE, |all, (_, feature)| all.with(*feature))
         };
         // The other side goes through all sets too, in another order.
-        let [a, b] = [set(case), set(case * 37 + 11)].map(|features| machine_with(features, &mut choices));
+        let [a, b] =
+            [set(case), set(case * 37 + 11)].map(|features| machine_with(features, &mut choices));
         println!("case {case}: {a:?}\n  and {b:?}");
         run(&host, case, &mut choices, [&a, &b], 120);
     }
@@ -141,9 +161,12 @@ fn every_shape_of_chain() {
     for features in [features::MODERN, features::MODERN.without(Features::MRG_RXBUF)] {
         for pieces in [1, 2, 16, 100] {
             for header_apart in [false, true] {
-                for placement in
-                    [Placement::Direct, Placement::Indirect, Placement::IndirectAfter(1), Placement::IndirectAfter(5)]
-                {
+                for placement in [
+                    Placement::Direct,
+                    Placement::Indirect,
+                    Placement::IndirectAfter(1),
+                    Placement::IndirectAfter(5),
+                ] {
                     let shape = Shape { header_apart, pieces, placement };
                     let mut config = machine(features, LONGEST);
                     config.guest = GuestConfig { tx_shape: shape, rx_shape: shape, ..config.guest };
@@ -171,10 +194,12 @@ fn cuts_anywhere() {
     let mut choices = Choices::new(3);
     for _ in 0..500 {
         let len = choices.between(60, 3000);
-        let mut cuts: Vec<usize> = (0..choices.between(1, 12)).map(|_| choices.between(0, len + NetHeader::LEN)).collect();
+        let mut cuts: Vec<usize> =
+            (0..choices.between(1, 12)).map(|_| choices.between(0, len + NetHeader::LEN)).collect();
         cuts.extend([0, 1, 5, 5, 11, 12, 13, 26, 139, 140].iter().take(choices.below(11)));
         cuts.sort_unstable();
-        let placement = choices.one(&[Placement::Direct, Placement::Indirect, Placement::IndirectAfter(2)]);
+        let placement =
+            choices.one(&[Placement::Direct, Placement::Indirect, Placement::IndirectAfter(2)]);
         let frame = stream.next_frame(len);
         a.vm.guest.enqueue_cut(&frame, NetHeader::default(), &cuts, placement).unwrap();
         a.vm.guest.flush();
@@ -190,14 +215,19 @@ fn every_ring_size() {
     let mut choices = Choices::new(4);
     for log in 0..=15u32 {
         let size = 1u16 << log;
-        let features = if log % 2 == 0 { features::MODERN.with(Features::IN_ORDER) } else { Features::VERSION_1 };
+        let features = if log % 2 == 0 {
+            features::MODERN.with(Features::IN_ORDER)
+        } else {
+            Features::VERSION_1
+        };
         let mut config = machine(features, 1536 - NetHeader::LEN);
         config.guest = GuestConfig { rx_buffer: 1536, ..config.guest }.rings(size);
         let vni = log;
         let [a, b] = [1, 2].map(|n| Nic::bypass(&format!("{log}-{n}"), mac(vni * 2 + n), vni));
         let (mut a, mut b) = (host.station(&a, &config), host.station(&b, &config));
         let mut both = streams(&a, &b);
-        let lens: Vec<usize> = (0..usize::from(size) * 2 + 100).map(|_| choices.between(60, 1514)).collect();
+        let lens: Vec<usize> =
+            (0..usize::from(size) * 2 + 100).map(|_| choices.between(60, 1514)).collect();
         exchange(&mut a, &mut b, &mut both, &lens);
         host.remove(&a.nic.id);
         host.remove(&b.nic.id);
@@ -208,7 +238,11 @@ fn every_ring_size() {
 #[test]
 fn indices_wrap() {
     let host = Host::new();
-    for (vni, features) in [(1, features::MODERN), (2, Features::VERSION_1), (3, features::MODERN.with(Features::IN_ORDER))] {
+    for (vni, features) in [
+        (1, features::MODERN),
+        (2, Features::VERSION_1),
+        (3, features::MODERN.with(Features::IN_ORDER)),
+    ] {
         let config = machine(features, 128);
         let [a, b] = [1, 2].map(|n| Nic::bypass(&format!("{vni}-{n}"), mac(vni * 2 + n), vni));
         let (mut a, mut b) = (host.station(&a, &config), host.station(&b, &config));
@@ -235,7 +269,8 @@ fn a_ring_may_start_anywhere() {
     }
 }
 
-/// Guests without notifications: no kick descriptor, no call descriptor, or a driver that never kicks though it could.
+/// Guests without notifications: no kick descriptor, no call descriptor, or a driver that never
+/// kicks though it could.
 #[test]
 fn guests_that_poll() {
     let host = Host::new();
@@ -257,8 +292,8 @@ fn guests_that_poll() {
     }
 }
 
-/// Guest memory that is guest-physically this process's, as DPDK's virtio-user has it, at the top of the address space, and with
-/// regions that come and go under traffic.
+/// Guest memory that is guest-physically this process's, as DPDK's virtio-user has it, at the top
+/// of the address space, and with regions that come and go under traffic.
 #[test]
 fn memory_of_every_kind() {
     let host = Host::new();
@@ -272,7 +307,10 @@ fn memory_of_every_kind() {
         MemoryConfig { regions: vec![(Some(0), size)], ..MemoryConfig::new(0) },
         MemoryConfig::split(8, size / 4),
         MemoryConfig { separate_files: true, ..MemoryConfig::split(8, size / 4) },
-        MemoryConfig { regions: vec![(Some(1 << 40), size / 2), (Some(0x1000), size)], ..MemoryConfig::new(0) },
+        MemoryConfig {
+            regions: vec![(Some(1 << 40), size / 2), (Some(0x1000), size)],
+            ..MemoryConfig::new(0)
+        },
     ];
     for (case, memory) in kinds.into_iter().enumerate() {
         println!("{memory:?}");
@@ -311,8 +349,8 @@ fn memory_plugged_and_unplugged_under_traffic() {
     assert_eq!(host.show("a").memory.len(), 1);
 }
 
-/// Dirty logging on and off under traffic (QEMU does so when a migration starts and is called off): no frame is lost, and every page
-/// that the switch wrote meanwhile is marked.
+/// Dirty logging on and off under traffic (QEMU does so when a migration starts and is called off):
+/// no frame is lost, and every page that the switch wrote meanwhile is marked.
 #[test]
 fn dirty_logging_under_traffic() {
     let host = Host::new();
@@ -343,12 +381,17 @@ fn dirty_logging_under_traffic() {
         for (page, bytes) in &after {
             if !own(*page) && before[page] != *bytes {
                 changed += 1;
-                assert!(log.is_dirty(*page), "page {page:x} was written and is not marked: {:x?}", log.dirty_pages());
+                assert!(
+                    log.is_dirty(*page),
+                    "page {page:x} was written and is not marked: {:x?}",
+                    log.dirty_pages()
+                );
             }
         }
         assert!(changed >= if round % 2 == 0 { 1 } else { 20 }, "{changed} pages were written");
         assert!(log.is_dirty(rx.used), "the used ring's index");
-        let first = (b.vm.guest.memory().regions()[0].guest_addr, after.len() as u64 * DirtyLog::PAGE);
+        let first =
+            (b.vm.guest.memory().regions()[0].guest_addr, after.len() as u64 * DirtyLog::PAGE);
         assert!(
             log.dirty_pages().iter().all(|page| (first.0..first.0 + first.1).contains(page)),
             "a page that is not the guest's"
@@ -365,8 +408,10 @@ fn dirty_logging_under_traffic() {
 /// All pages of a guest's memory.
 fn pages(station: &Station) -> BTreeMap<u64, Vec<u8>> {
     let memory = station.vm.guest.memory();
-    let pages =
-        memory.regions().into_iter().flat_map(|region| (region.guest_addr..region.guest_addr + region.size).step_by(4096));
+    let pages = memory
+        .regions()
+        .into_iter()
+        .flat_map(|region| (region.guest_addr..region.guest_addr + region.size).step_by(4096));
     pages.map(|page| (page, memory.read_vec(page, 4096).unwrap())).collect()
 }
 
@@ -375,7 +420,8 @@ fn set_logging(station: &mut Station, on: bool) {
     connection.set_logging(guest, on).unwrap();
 }
 
-/// Who polls is not interrupted, with event indices and with flags. (Who sleeps is woken every time: the driver's `wait` would notice.)
+/// Who polls is not interrupted, with event indices and with flags. (Who sleeps is woken every
+/// time: the driver's `wait` would notice.)
 #[test]
 fn who_polls_is_not_interrupted() {
     for (vni, features) in [(1, features::MODERN), (2, Features::VERSION_1)] {
@@ -387,7 +433,8 @@ fn who_polls_is_not_interrupted() {
         let mut both = streams(&a, &b);
         exchange(&mut a, &mut b, &mut both, &vec![64; 100_000]);
         for station in [&mut a, &mut b] {
-            let interrupts = station.vm.guest.rx_mut().take_interrupts() + station.vm.guest.tx_mut().take_interrupts();
+            let interrupts = station.vm.guest.rx_mut().take_interrupts()
+                + station.vm.guest.tx_mut().take_interrupts();
             // An event index that was left behind is passed once in 65,536.
             assert!(interrupts <= 4, "{interrupts} interrupts of a guest that polls, {features:?}");
         }

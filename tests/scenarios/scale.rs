@@ -1,4 +1,5 @@
-//! 500 vnics with guests in 100 networks, and a pair that talks at 100,000 packets a second while others come and go.
+//! 500 vnics with guests in 100 networks, and a pair that talks at 100,000 packets a second while
+//! others come and go.
 
 #![forbid(unsafe_code)]
 
@@ -92,9 +93,15 @@ impl Load {
     }
 }
 
-/// Sends `rate` frames a second from one to the other for as long as `going` says so, and checks every number. Never more than
-/// `window` frames are under way.
-fn load(a: &mut Station, b: &mut Station, rate: u64, window: u64, going: &mut dyn FnMut(Duration) -> bool) -> Load {
+/// Sends `rate` frames a second from one to the other for as long as `going` says so, and checks
+/// every number. Never more than `window` frames are under way.
+fn load(
+    a: &mut Station,
+    b: &mut Station,
+    rate: u64,
+    window: u64,
+    going: &mut dyn FnMut(Duration) -> bool,
+) -> Load {
     let mut frame = build::ethernet(a.mac(), b.mac()).payload(EXPERIMENT, &[0; 50]);
     let mut load = Load::default();
     let mut next = 0u64; // what the receiver expects
@@ -113,7 +120,8 @@ fn load(a: &mut Station, b: &mut Station, rate: u64, window: u64, going: &mut dy
         some
     };
     while going(begin.elapsed()) {
-        let due = (epoch.elapsed().as_nanos() * u128::from(rate) / 1_000_000_000) as u64 - due_before;
+        let due =
+            (epoch.elapsed().as_nanos() * u128::from(rate) / 1_000_000_000) as u64 - due_before;
         let mut burst = due.min(64);
         if due > 512 {
             // It did not run for a while: that is no reason for a burst that no sender would make.
@@ -161,10 +169,16 @@ fn change(daemon: &Daemon, changes: u32, made: &AtomicU64, stop: &AtomicBool) {
         }
         // A third of them in the network of the pair.
         let vni = if n % 3 == 0 { 0 } else { choices.below(2 * NETWORKS as usize) as u32 };
-        let nic = Nic { bypass: choices.below(3) > 0, ..Nic::bypass(&format!("x{n}"), mac(100_000 + n), vni) };
+        let nic = Nic {
+            bypass: choices.below(3) > 0,
+            ..Nic::bypass(&format!("x{n}"), mac(100_000 + n), vni)
+        };
         let response = daemon.ask(Daemon::nic_add(&nic)).unwrap();
         if n % 5 == 0 {
-            guests.push((nic.id.clone(), Vm::connect(response.nic_add.path(), &small(), PATIENCE).unwrap()));
+            guests.push((
+                nic.id.clone(),
+                Vm::connect(response.nic_add.path(), &small(), PATIENCE).unwrap(),
+            ));
         }
         let gone = if n % 5 != 0 {
             Some(nic.id)
@@ -239,9 +253,11 @@ fn others_come_and_go(crowd: &mut Crowd) {
             change(host.daemon(), CHANGES, &made, &stop);
             done.store(true, Ordering::Relaxed);
         });
-        // Two seconds at least, and as long as it takes, but not for ever. A sender with a ring of 1,024 has no more under way.
+        // Two seconds at least, and as long as it takes, but not for ever. A sender with a ring of
+        // 1,024 has no more under way.
         load(a, b, RATE, 1024, &mut |elapsed| {
-            elapsed < Duration::from_secs(2) || (!done.load(Ordering::Relaxed) && elapsed < Duration::from_secs(60))
+            elapsed < Duration::from_secs(2)
+                || (!done.load(Ordering::Relaxed) && elapsed < Duration::from_secs(60))
         })
     });
     let waited = host.daemon().worker_waited() - waited;
@@ -254,7 +270,8 @@ fn others_come_and_go(crowd: &mut Crowd) {
     assert_eq!(result.sent, result.received, "frames were lost");
     assert!(result.sent > 100_000);
     host.moved(&mut before.clone(), &[("a.in", result.sent), ("b.out", result.sent)]);
-    // A full ring of the sender is a stall of 10 ms: the switch's, unless it did not get a processor for so long.
+    // A full ring of the sender is a stall of 10 ms: the switch's, unless it did not get a
+    // processor for so long.
     if waited < Duration::from_millis(8) {
         assert_eq!(result.no_room, 0, "the switch stood still for 10 ms");
     }
@@ -273,7 +290,10 @@ fn at_seventy_percent(crowd: &mut Crowd) {
         stop.store(true, Ordering::Relaxed);
         result
     });
-    println!("70 % of {rate} a second, {} additions and removals: {result:?}", made.load(Ordering::Relaxed));
+    println!(
+        "70 % of {rate} a second, {} additions and removals: {result:?}",
+        made.load(Ordering::Relaxed)
+    );
     let full = host.show("b").drops("ring-full") - full_before;
     assert_eq!(result.sent, result.received + full);
     let mut moved = vec![("a.in", result.sent), ("b.out", result.received)];
@@ -285,12 +305,15 @@ fn at_seventy_percent(crowd: &mut Crowd) {
 
 /// With everybody attached and nobody talking.
 fn idle(crowd: &Crowd) {
-    butterfly_tests::eventually("all rings left the poll set", || crowd.host.work().active_rings == 0);
+    butterfly_tests::eventually("all rings left the poll set", || {
+        crowd.host.work().active_rings == 0
+    });
     let before = crowd.host.daemon().cpu_time();
     let begin = Instant::now();
     // Nothing to wait for: that nothing happens is what is looked at.
     std::thread::sleep(Duration::from_secs(2));
-    let used = (crowd.host.daemon().cpu_time() - before).as_secs_f64() * 100.0 / begin.elapsed().as_secs_f64();
+    let used = (crowd.host.daemon().cpu_time() - before).as_secs_f64() * 100.0
+        / begin.elapsed().as_secs_f64();
     println!("idle: {used:.2} % of a processor");
     assert!(used < 2.0, "{used:.1} % of a processor for nothing");
 }
@@ -299,7 +322,10 @@ fn idle(crowd: &Crowd) {
 #[test]
 #[ignore = "a part of additions_cost_no_more_than_an_unrelated_process"]
 fn unrelated_process() {
-    let Some(percent) = std::env::var("BUSY").ok().and_then(|percent| percent.parse::<u32>().ok()) else { return };
+    let Some(percent) = std::env::var("BUSY").ok().and_then(|percent| percent.parse::<u32>().ok())
+    else {
+        return;
+    };
     let period = Duration::from_millis(2);
     loop {
         let begin = Instant::now();
@@ -319,8 +345,9 @@ impl Drop for Burner {
     }
 }
 
-/// At 70 % of the loss-free rate: `ring-full` moves no more than beside an equally busy process that has nothing to do with us.
-/// Medians of five interleaved rounds; wants a machine that does nothing else.
+/// At 70 % of the loss-free rate: `ring-full` moves no more than beside an equally busy process
+/// that has nothing to do with us. Medians of five interleaved rounds; wants a machine that does
+/// nothing else.
 #[test]
 #[ignore = "wants a quiet machine: cargo test -p butterfly-tests --release --test scale -- --ignored additions"]
 fn additions_cost_no_more_than_an_unrelated_process() {
@@ -344,7 +371,8 @@ fn additions_cost_no_more_than_an_unrelated_process() {
         let own = Duration::new(own_after.tv_sec as u64, own_after.tv_nsec as u32)
             - Duration::new(own.tv_sec as u64, own.tv_nsec as u32);
         // The generator is busy all the time; what is beyond that is the client's.
-        let spent = host.daemon().cpu_time_beside("worker-").saturating_sub(spent) + own.saturating_sub(result.took);
+        let spent = host.daemon().cpu_time_beside("worker-").saturating_sub(spent)
+            + own.saturating_sub(result.took);
         let percent = (spent.as_secs_f64() * 100.0 / result.took.as_secs_f64()).ceil().min(100.0);
         with_changes.push(host.show("b").drops("ring-full") - full + result.no_room);
 
@@ -366,5 +394,8 @@ fn additions_cost_no_more_than_an_unrelated_process() {
     with_burner.sort();
     // A thousandth of the load is noise.
     let noise = rate * time.as_secs() / 1000;
-    assert!(with_changes[2] <= with_burner[2] + noise, "{with_changes:?} with additions, {with_burner:?} beside another process");
+    assert!(
+        with_changes[2] <= with_burner[2] + noise,
+        "{with_changes:?} with additions, {with_burner:?} beside another process"
+    );
 }

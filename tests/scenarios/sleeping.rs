@@ -1,4 +1,5 @@
-//! As little processor time as the traffic needs: an idle host sleeps, wakes at a kick, and sleeps again.
+//! As little processor time as the traffic needs: an idle host sleeps, wakes at a kick, and sleeps
+//! again.
 
 use std::time::{Duration, Instant};
 
@@ -33,8 +34,15 @@ fn assert_idle(host: &Host, unreachable: u32) {
     let allowed = 0.6 + 0.2 * f64::from(unreachable);
     assert!(used < allowed, "{used:.1} % of a processor for nothing, more than {allowed:.1}");
     let after = host.work();
-    assert!(after.sleeps - before.sleeps < 20, "woken {} times for nothing", after.sleeps - before.sleeps);
-    assert_eq!((after.busy_cycles, after.packets, after.batches), (before.busy_cycles, before.packets, before.batches));
+    assert!(
+        after.sleeps - before.sleeps < 20,
+        "woken {} times for nothing",
+        after.sleeps - before.sleeps
+    );
+    assert_eq!(
+        (after.busy_cycles, after.packets, after.batches),
+        (before.busy_cycles, before.packets, before.batches)
+    );
 }
 
 /// Median time from sending until the frame is there.
@@ -82,7 +90,10 @@ fn an_idle_host_sleeps() {
 
 #[test]
 fn a_polling_host_never_sleeps() {
-    let Some(host) = Host::process_with(&HostOptions { poll: true, ..HostOptions::default() }) else { return };
+    let Some(host) = Host::process_with(&HostOptions { poll: true, ..HostOptions::default() })
+    else {
+        return;
+    };
     let mut a = host.station(&Nic::bypass("a", mac(1), 1), &usual());
     let mut b = host.station(&Nic::bypass("b", mac(2), 1), &usual());
     let mut both = streams(&a, &b);
@@ -91,7 +102,9 @@ fn a_polling_host_never_sleeps() {
     let time = wake_up_time(&mut a, &mut b, &host);
     assert!(time < Duration::from_millis(20), "{time:?} from a kick to the frame");
     let before = host.daemon().cpu_time();
-    eventually("it uses its processor", || host.daemon().cpu_time() - before > Duration::from_millis(500));
+    eventually("it uses its processor", || {
+        host.daemon().cpu_time() - before > Duration::from_millis(500)
+    });
     assert_eq!(host.work().sleeps, 0);
 }
 

@@ -1,4 +1,5 @@
-//! Networks do not meet; within one, frames go where their destination is, as far as the switch may know.
+//! Networks do not meet; within one, frames go where their destination is, as far as the switch may
+//! know.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +20,9 @@ fn small() -> VmConfig {
 }
 
 fn stations(host: &Host, vni: u32, count: u32) -> Vec<Station> {
-    (1..=count).map(|n| host.station(&Nic::bypass(&format!("{vni}-{n}"), mac(n), vni), &small())).collect()
+    (1..=count)
+        .map(|n| host.station(&Nic::bypass(&format!("{vni}-{n}"), mac(n), vni), &small()))
+        .collect()
 }
 
 /// Networks whose numbers have parts in common, with the same addresses in each.
@@ -34,10 +37,15 @@ fn networks_do_not_meet() {
     for round in 0..20 {
         let mut expected: BTreeMap<String, Vec<u64>> = BTreeMap::new();
         for (network, vni) in networks.iter_mut().zip(VNIS) {
-            for (to, receivers) in
-                [(mac(2), vec![1]), (mac(3), vec![2]), (Mac::BROADCAST, vec![1, 2]), (group, vec![1, 2]), (stranger, vec![1, 2])]
-            {
-                // In the first rounds nobody has ever heard of the stranger; then it is behind the third station of each.
+            for (to, receivers) in [
+                (mac(2), vec![1]),
+                (mac(3), vec![2]),
+                (Mac::BROADCAST, vec![1, 2]),
+                (group, vec![1, 2]),
+                (stranger, vec![1, 2]),
+            ] {
+                // In the first rounds nobody has ever heard of the stranger; then it is behind the
+                // third station of each.
                 let receivers = if to == stranger && round >= 10 { vec![2] } else { receivers };
                 let mut frame = numbered(mac(1), to, vni.into(), number, 100);
                 if number % 2 == 1 {
@@ -79,8 +87,8 @@ fn networks_do_not_meet() {
     }
 }
 
-/// More of them than the original could hold: 60 in one network. Order from each sender to each receiver is kept, batches that go to
-/// many receivers included.
+/// More of them than the original could hold: 60 in one network. Order from each sender to each
+/// receiver is kept, batches that go to many receivers included.
 #[test]
 fn many_in_one_network() {
     let host = Host::new();
@@ -94,9 +102,17 @@ fn many_in_one_network() {
         for _ in 0..50 {
             let to = choices.below(all.len() + 2);
             let destination = if to < all.len() { all[to].mac() } else { Mac::BROADCAST };
-            batch.push(numbered(all[sender].mac(), destination, 1, number, choices.between(60, 1500)));
+            batch.push(numbered(
+                all[sender].mac(),
+                destination,
+                1,
+                number,
+                choices.between(60, 1500),
+            ));
             if to >= all.len() {
-                (0..all.len()).filter(|n| *n != sender).for_each(|n| expected.entry(n).or_default().push(number));
+                (0..all.len())
+                    .filter(|n| *n != sender)
+                    .for_each(|n| expected.entry(n).or_default().push(number));
             } else if to != sender {
                 expected.entry(to).or_default().push(number);
             }
@@ -127,11 +143,17 @@ fn frames_that_go_nowhere() {
     let mut lonely = host.station(&Nic::bypass("lonely", mac(1), 2), &usual());
     let mut before = host.counters();
     for last in 0..=0xf {
-        a.send(&build::ethernet(mac(1), Mac([1, 0x80, 0xc2, 0, 0, last])).payload(ethernet::LLDP, &[0; 46]));
+        a.send(
+            &build::ethernet(mac(1), Mac([1, 0x80, 0xc2, 0, 0, last]))
+                .payload(ethernet::LLDP, &[0; 46]),
+        );
     }
     host.settle(&mut [&mut a]);
     host.moved(&mut before, &[("a.in", 16), ("a.drop.link-local-group", 16)]);
-    a.send(&build::ethernet(mac(1), Mac([1, 0x80, 0xc2, 0, 0, 0x10])).payload(ethernet::LLDP, &[0; 46]));
+    a.send(
+        &build::ethernet(mac(1), Mac([1, 0x80, 0xc2, 0, 0, 0x10]))
+            .payload(ethernet::LLDP, &[0; 46]),
+    );
     a.send(&numbered(mac(1), mac(1), 1, 1, 60));
     lonely.send(&numbered(mac(1), mac(2), 1, 1, 60));
     lonely.send(&numbered(mac(1), Mac::BROADCAST, 1, 1, 60));
@@ -154,7 +176,8 @@ fn frames_that_go_nowhere() {
     host.moved(&mut before, &[("a.in", 1), ("a.drop.short", 1)]);
 }
 
-/// An address is learnt behind a vnic without a filter, moves when it speaks from behind another one, and goes with its vnic.
+/// An address is learnt behind a vnic without a filter, moves when it speaks from behind another
+/// one, and goes with its vnic.
 #[test]
 fn addresses_are_learnt_and_move() {
     let host = Host::new();
@@ -162,7 +185,10 @@ fn addresses_are_learnt_and_move() {
     let [guest_of_a, guest_of_b] = [mac(100), mac(101)];
     let hear = |all: &mut [Station], frame: &[u8]| -> Vec<usize> {
         let heard = all.iter_mut().enumerate().map(|(n, station)| (n, station.pending()));
-        heard.filter(|(_, frames)| frames.iter().any(|other| other == frame)).map(|(n, _)| n).collect()
+        heard
+            .filter(|(_, frames)| frames.iter().any(|other| other == frame))
+            .map(|(n, _)| n)
+            .collect()
     };
     let mut number = 0;
     let mut say = |all: &mut Vec<Station>, n: usize, from: Mac, to: Mac| -> Vec<usize> {
@@ -179,7 +205,8 @@ fn addresses_are_learnt_and_move() {
     assert_eq!(say(&mut all, 2, guest_of_a, Mac::BROADCAST), [0, 1, 3], "it moved");
     assert_eq!(say(&mut all, 3, mac(4), guest_of_a), [2]);
     assert_eq!(say(&mut all, 2, mac(3), guest_of_a), [] as [usize; 0], "same-port");
-    let learnt = [(guest_of_a.to_string(), "1-3".to_owned()), (guest_of_b.to_string(), "1-2".to_owned())];
+    let learnt =
+        [(guest_of_a.to_string(), "1-3".to_owned()), (guest_of_b.to_string(), "1-2".to_owned())];
     assert_eq!(host.learnt(1), learnt.into());
     // Where a vnic is is no question of who speaks with its address.
     assert_eq!(say(&mut all, 2, mac(1), mac(4)), [3]);
@@ -255,7 +282,8 @@ fn learning_is_bounded() {
     let count = |vni: u32, id: &str| host.learnt(vni).values().filter(|owner| *owner == id).count();
     // One vnic.
     many(a, d, 10_000, 4000);
-    // An address is not learnt while its neighbours in the table are being aged; here each is seen once.
+    // An address is not learnt while its neighbours in the table are being aged; here each is seen
+    // once.
     let of_a = count(1, "1-1");
     assert!((3990..=4000).contains(&of_a), "{of_a}");
     assert_eq!(host.show("1-1").learn_refused, 4000 - of_a as u64);
@@ -303,7 +331,8 @@ fn floods_are_limited() {
     let mut d = host.station(&Nic::bypass("d", mac(2), 2), &usual());
     let mut both = streams(&c, &d);
     let mut before = host.counters();
-    let frames: Vec<Vec<u8>> = (0..100).map(|n| numbered(mac(1), Mac::BROADCAST, 1, n, 60)).collect();
+    let frames: Vec<Vec<u8>> =
+        (0..100).map(|n| numbered(mac(1), Mac::BROADCAST, 1, n, 60)).collect();
     let mut sent = 0;
     for _ in 0..300 {
         sent += a.vm.guest.send_batch(&frames).unwrap() as u64;
@@ -324,7 +353,8 @@ fn floods_are_limited() {
         ("d.in", 600),
         ("d.out", 600),
     ];
-    let mut moved: Vec<(String, u64)> = moved.into_iter().map(|(name, n)| (name.to_owned(), n)).collect();
+    let mut moved: Vec<(String, u64)> =
+        moved.into_iter().map(|(name, n)| (name.to_owned(), n)).collect();
     moved.extend((0..100).map(|n| (format!("r{n:02}.drop.not-attached"), passed)));
     let moved: Vec<(&str, u64)> = moved.iter().map(|(name, n)| (name.as_str(), *n)).collect();
     host.moved(&mut before, &moved);

@@ -1,10 +1,11 @@
-//! Traces and captures of whole daemons: packet for packet what the guests sent and got, and no packet less because of it.
+//! Traces and captures of whole daemons: packet for packet what the guests sent and got, and no
+//! packet less because of it.
 
 use std::{fs, path::Path, process::Command};
 
 use butterfly_api::proto::{
-    CaptureReq, NicUpdateReq, Request, TraceOptions, TraceReq, TraceRes, TraceTarget, TracedPacket, capture_req, trace_req,
-    traced_packet::Verdict,
+    CaptureReq, NicUpdateReq, Request, TraceOptions, TraceReq, TraceRes, TraceTarget, TracedPacket,
+    capture_req, trace_req, traced_packet::Verdict,
 };
 use butterfly_packet::{
     build,
@@ -25,19 +26,27 @@ fn of_nic(id: &str) -> TraceTarget {
 }
 
 fn trace(daemon: &Daemon, request: TraceReq) -> Result<TraceRes, String> {
-    let response = daemon.ask(Request { trace: MessageField::some(request), ..Request::default() })?;
+    let response =
+        daemon.ask(Request { trace: MessageField::some(request), ..Request::default() })?;
     Ok(response.trace.unwrap())
 }
 
 pub fn begin_trace(daemon: &Daemon, target: TraceTarget, filter: &str) -> u64 {
-    let start = trace_req::Start { target: MessageField::some(target), filter: Some(filter.into()), ..Default::default() };
-    trace(daemon, TraceReq { start: MessageField::some(start), ..TraceReq::default() }).unwrap().trace()
+    let start = trace_req::Start {
+        target: MessageField::some(target),
+        filter: Some(filter.into()),
+        ..Default::default()
+    };
+    trace(daemon, TraceReq { start: MessageField::some(start), ..TraceReq::default() })
+        .unwrap()
+        .trace()
 }
 
 pub fn end_trace(daemon: &Daemon, number: u64) -> TraceRes {
     let mut packets = Vec::new();
     loop {
-        let mut told = trace(daemon, TraceReq { stop: Some(number), ..TraceReq::default() }).unwrap();
+        let mut told =
+            trace(daemon, TraceReq { stop: Some(number), ..TraceReq::default() }).unwrap();
         packets.append(&mut told.packet);
         if !told.more() {
             return TraceRes { packet: packets, ..told };
@@ -48,7 +57,12 @@ pub fn end_trace(daemon: &Daemon, number: u64) -> TraceRes {
 pub fn begin_capture(daemon: &Daemon, target: TraceTarget) -> u64 {
     let start = capture_req::Start { target: MessageField::some(target), ..Default::default() };
     let request = CaptureReq { start: MessageField::some(start), ..CaptureReq::default() };
-    daemon.ask(Request { capture: MessageField::some(request), ..Request::default() }).unwrap().capture.unwrap().capture()
+    daemon
+        .ask(Request { capture: MessageField::some(request), ..Request::default() })
+        .unwrap()
+        .capture
+        .unwrap()
+        .capture()
 }
 
 /// Its bytes, the packets in it, and those that are not.
@@ -56,7 +70,9 @@ pub fn end_capture(daemon: &Daemon, number: u64) -> (Vec<u8>, u64, u64) {
     let mut data = Vec::new();
     loop {
         let request = CaptureReq { stop: Some(number), ..CaptureReq::default() };
-        let response = daemon.ask(Request { capture: MessageField::some(request), ..Request::default() }).unwrap();
+        let response = daemon
+            .ask(Request { capture: MessageField::some(request), ..Request::default() })
+            .unwrap();
         let told = response.capture.unwrap();
         data.extend_from_slice(told.data());
         if !told.more() {
@@ -84,7 +100,8 @@ pub fn tshark(file: &Path, fields: &[&str]) -> Vec<Vec<String>> {
     }
     let output = command.output().expect("tshark runs");
     let said = String::from_utf8(output.stderr).unwrap();
-    let complaints: Vec<&str> = said.lines().filter(|line| !line.starts_with("Running as user \"root\"")).collect();
+    let complaints: Vec<&str> =
+        said.lines().filter(|line| !line.starts_with("Running as user \"root\"")).collect();
     assert!(output.status.success() && complaints.is_empty(), "{}: {complaints:?}", file.display());
     let text = String::from_utf8(output.stdout).unwrap();
     text.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect()
@@ -112,14 +129,20 @@ fn bytes_of(file: &Path) -> Vec<Vec<u8>> {
 fn outcome(packet: &TracedPacket) -> String {
     match packet.verdict.unwrap().unwrap() {
         Verdict::DELIVERED => packet.to_nic().to_owned(),
-        Verdict::DROPPED => format!("{}.{}", packet.charged().strip_prefix("nic ").unwrap(), packet.reason()),
+        Verdict::DROPPED => {
+            format!("{}.{}", packet.charged().strip_prefix("nic ").unwrap(), packet.reason())
+        }
         other => format!("{other:?}"),
     }
 }
 
 #[test]
 fn trace_and_capture_say_what_the_guests_saw() {
-    let Some(mut net) = Net::new(&[filtered("a", 1, "clients"), filtered("b", 2, "web"), open("c", 3)]) else { return };
+    let Some(mut net) =
+        Net::new(&[filtered("a", 1, "clients"), filtered("b", 2, "web"), open("c", 3)])
+    else {
+        return;
+    };
     net.group("web", &["in tcp 80-90 0.0.0.0/0"], &[]);
     let dir = net.host.dir().to_owned();
     let file = dir.join("b.pcapng");
@@ -147,8 +170,11 @@ fn trace_and_capture_say_what_the_guests_saw() {
 
     let daemon = net.host.daemon();
     let told = end_trace(daemon, all);
-    let seen: Vec<(String, String, u32)> =
-        told.packet.iter().map(|packet| (packet.from_nic().to_owned(), outcome(packet), packet.length())).collect();
+    let seen: Vec<(String, String, u32)> = told
+        .packet
+        .iter()
+        .map(|packet| (packet.from_nic().to_owned(), outcome(packet), packet.length()))
+        .collect();
     let expected: Vec<(String, String, u32)> = frames
         .iter()
         .zip(&outcomes)
@@ -156,15 +182,27 @@ fn trace_and_capture_say_what_the_guests_saw() {
         .collect();
     assert_eq!(seen, expected);
     assert_eq!((told.lost(), told.suppressed(), told.seen()), (0, 0, frames.len() as u64));
-    assert!(told.packet.iter().all(|packet| packet.vni.is_some() && packet.cycles() > 0 && packet.time() > 0));
+    assert!(
+        told.packet
+            .iter()
+            .all(|packet| packet.vni.is_some() && packet.cycles() > 0 && packet.time() > 0)
+    );
     assert_eq!(told.packet[0].rule, ["web: in tcp 80-90 from 0.0.0.0/0"], "{:?}", told.packet[0]);
     assert_eq!((told.packet[0].reply, told.packet[1].reply), (Some(false), Some(true)));
-    assert!(told.packet[0].summary().contains("10.0.0.1:4000 > 10.0.0.2:80"), "{}", told.packet[0].summary());
+    assert!(
+        told.packet[0].summary().contains("10.0.0.1:4000 > 10.0.0.2:80"),
+        "{}",
+        told.packet[0].summary()
+    );
 
     let told = end_trace(daemon, only);
     assert_eq!(told.packet.iter().map(outcome).collect::<Vec<_>>(), ["b.ingress-denied"]);
     assert_eq!(told.seen(), 5, "what concerns b");
-    assert!(trace(daemon, TraceReq { read: Some(only), ..TraceReq::default() }).unwrap_err().contains("there is no trace"));
+    assert!(
+        trace(daemon, TraceReq { read: Some(only), ..TraceReq::default() })
+            .unwrap_err()
+            .contains("there is no trace")
+    );
 
     // Captures: what b sent, what was for it, with what became of it; files say the same.
     let (data, packets, lost) = end_capture(daemon, capture);
@@ -183,8 +221,11 @@ fn trace_and_capture_say_what_the_guests_saw() {
     let concern_b = [0, 1, 2, 4, 5].map(|at: usize| frames[at].1.clone());
     for file in [&live, &file] {
         let rows = tshark(file, &["frame.len", "frame.comment"]);
-        let expected: Vec<Vec<String>> =
-            concern_b.iter().zip(comments).map(|(frame, comment)| vec![frame.len().to_string(), comment.to_owned()]).collect();
+        let expected: Vec<Vec<String>> = concern_b
+            .iter()
+            .zip(comments)
+            .map(|(frame, comment)| vec![frame.len().to_string(), comment.to_owned()])
+            .collect();
         assert_eq!(rows, expected, "{}", file.display());
         assert_eq!(bytes_of(file), concern_b);
     }
@@ -192,16 +233,21 @@ fn trace_and_capture_say_what_the_guests_saw() {
     assert_eq!(bytes_of(&classic), [0, 1, 2, 3].map(|at: usize| frames[at].1.clone()));
     assert_eq!(tshark(&classic, &["frame.len"]).len(), 4);
     assert_eq!(fs::read(&classic).unwrap()[..4], 0xa1b2_c3d4u32.to_ne_bytes());
-    let shown: serde_json::Value = serde_json::from_str(&daemon.client_ok(&["nic", "show", "b", "--json"])).unwrap();
+    let shown: serde_json::Value =
+        serde_json::from_str(&daemon.client_ok(&["nic", "show", "b", "--json"])).unwrap();
     let shown = &shown["packet_trace"];
-    assert_eq!((shown["on"].as_bool(), shown["packets"].as_u64(), shown["lost"].as_u64()), (Some(false), Some(5), Some(0)));
+    assert_eq!(
+        (shown["on"].as_bool(), shown["packets"].as_u64(), shown["lost"].as_u64()),
+        (Some(false), Some(5), Some(0))
+    );
     assert_eq!(shown["path"].as_str(), file.to_str());
 }
 
 /// Begins a trace of a.
 fn begin(daemon: &Daemon) -> Result<u64, String> {
     let start = trace_req::Start { target: MessageField::some(of_nic("a")), ..Default::default() };
-    trace(daemon, TraceReq { start: MessageField::some(start), ..TraceReq::default() }).map(|begun| begun.trace())
+    trace(daemon, TraceReq { start: MessageField::some(start), ..TraceReq::default() })
+        .map(|begun| begun.trace())
 }
 
 /// The number that a trace gets now. They are numbered as they begin.
@@ -211,7 +257,8 @@ fn next_number(daemon: &Daemon) -> u64 {
     number
 }
 
-/// Waits until `count` of other programs began since the one with the number `first`. It leaves room for them.
+/// Waits until `count` of other programs began since the one with the number `first`. It leaves
+/// room for them.
 fn others_began(daemon: &Daemon, first: u64, count: u64) {
     let mut ours = 0;
     eventually("they began", || {
@@ -229,15 +276,33 @@ fn the_commands_print_and_write() {
     let spawn = |words: &[&str]| {
         // What has no end must not outlive a test that fails.
         let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", "--"]).arg(butterfly_tests::programs::program("butterfly"));
+        command
+            .args(["--pdeathsig", "KILL", "--"])
+            .arg(butterfly_tests::programs::program("butterfly"));
         command.args(words).args(["-e", &endpoint]);
-        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap()
+        command
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap()
     };
     let first = next_number(net.host.daemon());
     let text = spawn(&["trace", "a", "udp", "--count", "2", "--seconds", "60"]);
     let json = spawn(&["trace", "all", "--count", "3", "--seconds", "60", "--json"]);
-    let written =
-        spawn(&["capture", "b", "udp", "and", "port", "7", "-w", file.to_str().unwrap(), "--count", "2", "--seconds", "60"]);
+    let written = spawn(&[
+        "capture",
+        "b",
+        "udp",
+        "and",
+        "port",
+        "7",
+        "-w",
+        file.to_str().unwrap(),
+        "--count",
+        "2",
+        "--seconds",
+        "60",
+    ]);
     let piped = spawn(&["capture", "nic:b", "-w", "-", "--count", "3", "--seconds", "60"]);
     let endless = dir.join("endless.pcapng");
     let interrupted = spawn(&["capture", "b", "-w", endless.to_str().unwrap()]);
@@ -257,14 +322,19 @@ fn the_commands_print_and_write() {
     let text = String::from_utf8(finish(text).stdout).unwrap();
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 2, "{text}");
-    assert!(lines[0].contains(" a -> b vni 1 | ") && lines[0].contains("udp 10.0.0.1:1 > 10.0.0.2:7"), "{text}");
+    assert!(
+        lines[0].contains(" a -> b vni 1 | ") && lines[0].contains("udp 10.0.0.1:1 > 10.0.0.2:7"),
+        "{text}"
+    );
     assert!(lines[0].contains("| delivered"), "{text}");
     let json = String::from_utf8(finish(json).stdout).unwrap();
-    let values: Vec<serde_json::Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let values: Vec<serde_json::Value> =
+        json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(values.len(), 3);
     assert!(values.iter().all(|value| value["verdict"] == "delivered" && value["from_nic"] == "a"));
     // Ctrl-C ends one that has no end, and loses nothing of it.
-    let signalled = Command::new("kill").args(["-INT", &interrupted.id().to_string()]).status().unwrap();
+    let signalled =
+        Command::new("kill").args(["-INT", &interrupted.id().to_string()]).status().unwrap();
     assert!(signalled.success());
     let said = String::from_utf8(finish(interrupted).stderr).unwrap();
     assert!(said.starts_with("3 packets written; 0 lost"), "{said}");
@@ -296,13 +366,19 @@ fn whoever_follows_a_daemon_that_is_killed_is_told() {
         command.args(words).args(["-e", &endpoint]);
         std::thread::spawn(move || command.output().unwrap())
     };
-    let followers = [follow(&["trace", "all", "--seconds", "600"]), follow(&["capture", "a", "-t", "1500", "-w", "-"])];
+    let followers = [
+        follow(&["trace", "all", "--seconds", "600"]),
+        follow(&["capture", "a", "-t", "1500", "-w", "-"]),
+    ];
     others_began(net.host.daemon(), first, 2);
     assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap().success());
     for follower in followers {
         let output = follower.join().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
-        assert!(output.status.code() == Some(1) && said.contains("Error, receive timeout"), "{said}");
+        assert!(
+            output.status.code() == Some(1) && said.contains("Error, receive timeout"),
+            "{said}"
+        );
     }
     // It left its table of sessions in memory; another one clears up.
     drop(Daemon::start_in(net.host.dir(), &[], &[]));
@@ -348,7 +424,11 @@ fn files_follow_the_declaration() {
         ..NicUpdateReq::default()
     };
     daemon.ask(Request { nic_update: MessageField::some(change), ..Request::default() }).unwrap();
-    let details = daemon.ask(Request { nic_details: Some("b".into()), ..Request::default() }).unwrap().nic_details.remove(0);
+    let details = daemon
+        .ask(Request { nic_details: Some("b".into()), ..Request::default() })
+        .unwrap()
+        .nic_details
+        .remove(0);
     assert_eq!(details.packet_trace_options.as_ref(), Some(&options));
     net.expect("a", &frames[4], "b");
     net.expect("a", &frames[5], "b");
@@ -393,10 +473,21 @@ fn what_is_declared_is_recorded_from_the_start() {
     }
     for (server, own) in [(&[][..], "true"), (&["-t".to_owned()], "false")] {
         let host = Host::of(Daemon::start_with(&[], server));
-        let default = ["main", "a", "b"].map(|name| format!("/tmp/butterfly-{}-{name}.pcap", host.daemon().pid()));
+        let default = ["main", "a", "b"]
+            .map(|name| format!("/tmp/butterfly-{}-{name}.pcap", host.daemon().pid()));
         let _remove = default.each_ref().map(|path| RemoveFile(Path::new(path)));
         let file = host.dir().join("b.pcap");
-        let mut words = vec!["nic", "add", "--id", "b", "--vni", "1", "--bypass-filtering", "--packet-trace", own];
+        let mut words = vec![
+            "nic",
+            "add",
+            "--id",
+            "b",
+            "--vni",
+            "1",
+            "--bypass-filtering",
+            "--packet-trace",
+            own,
+        ];
         let address = mac(2).to_string();
         words.extend(["--mac", &address]);
         if own == "true" {
@@ -418,7 +509,10 @@ fn what_is_declared_is_recorded_from_the_start() {
             update(host.daemon(), id, Some(false), None).unwrap();
         }
         let [_, of_a, of_b] = default.each_ref().map(Path::new);
-        assert_eq!((file.exists(), of_a.exists(), of_b.exists()), (own == "true", own == "false", false));
+        assert_eq!(
+            (file.exists(), of_a.exists(), of_b.exists()),
+            (own == "true", own == "false", false)
+        );
         assert_eq!(bytes_of(if own == "true" { &file } else { of_a }), frames);
     }
 }
@@ -496,13 +590,18 @@ fn the_whole_server_is_recorded_with_t() {
     );
 }
 
-/// Nobody reads a capture, and the disk of a file is full: packets that are not written are counted, and all arrive.
+/// Nobody reads a capture, and the disk of a file is full: packets that are not written are
+/// counted, and all arrive.
 #[test]
 fn what_cannot_be_written_is_counted_and_arrives() {
     let Some(mut net) = Net::new(&[open("a", 1), open("b", 2)]) else { return };
     let small = net.host.dir().join("small");
     fs::create_dir(&small).unwrap();
-    let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"]).arg(&small).status().unwrap();
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=64k", "tmpfs"])
+        .arg(&small)
+        .status()
+        .unwrap();
     assert!(mounted.success());
     let unmount = Unmount(&small);
     update(net.host.daemon(), "b", Some(true), Some(&small.join("b.pcap"))).unwrap();
@@ -523,7 +622,8 @@ fn what_cannot_be_written_is_counted_and_arrives() {
     update(daemon, "b", Some(false), None).unwrap();
     let mut shown = serde_json::Value::Null;
     eventually("every packet was written or counted", || {
-        let page: serde_json::Value = serde_json::from_str(&daemon.client_ok(&["nic", "show", "b", "--json"])).unwrap();
+        let page: serde_json::Value =
+            serde_json::from_str(&daemon.client_ok(&["nic", "show", "b", "--json"])).unwrap();
         shown = page["packet_trace"].clone();
         shown["packets"].as_u64().unwrap() + shown["lost"].as_u64().unwrap() == SENT
     });
@@ -546,11 +646,17 @@ impl Drop for Unmount<'_> {
 #[test]
 fn an_abandoned_trace_ends() {
     let Some(mut net) = Net::new(&[open("a", 1), open("b", 2)]) else { return };
-    let numbers: Vec<u64> = (0..8).map(|_| begin_trace(net.host.daemon(), TraceTarget::default(), "")).collect();
-    let start = || trace_req::Start { target: MessageField::some(of_nic("a")), ..Default::default() };
-    let another = |daemon: &Daemon| trace(daemon, TraceReq { start: MessageField::some(start()), ..TraceReq::default() });
+    let numbers: Vec<u64> =
+        (0..8).map(|_| begin_trace(net.host.daemon(), TraceTarget::default(), "")).collect();
+    let start =
+        || trace_req::Start { target: MessageField::some(of_nic("a")), ..Default::default() };
+    let another = |daemon: &Daemon| {
+        trace(daemon, TraceReq { start: MessageField::some(start()), ..TraceReq::default() })
+    };
     assert!(another(net.host.daemon()).unwrap_err().contains("under way already"));
-    butterfly_tests::within(std::time::Duration::from_secs(30), "they end by themselves", || another(net.host.daemon()).is_ok());
+    butterfly_tests::within(std::time::Duration::from_secs(30), "they end by themselves", || {
+        another(net.host.daemon()).is_ok()
+    });
     let first = TraceReq { read: Some(numbers[0]), ..TraceReq::default() };
     assert!(trace(net.host.daemon(), first).unwrap_err().contains("there is no trace"));
     net.expect("a", &build::ethernet(mac(1), mac(2)).payload(0x88b5, &[0; 60]), "b");

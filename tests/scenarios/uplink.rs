@@ -1,16 +1,20 @@
-//! Uplinks that change while a daemon runs, and hosts with more ways out than one. Daemons are in network namespaces that end with them.
+//! Uplinks that change while a daemon runs, and hosts with more ways out than one. Daemons are in
+//! network namespaces that end with them.
 
 use std::{process::Command, time::Duration};
 
 use butterfly_packet::{build, mac::Mac, protocol};
-use butterfly_tests::{Daemon, Host, Kind, Nic, PATIENCE, eventually, frames::mac, station::usual, within};
+use butterfly_tests::{
+    Daemon, Host, Kind, Nic, PATIENCE, eventually, frames::mac, station::usual, within,
+};
 use butterfly_vhost::driver::Vm;
 use serde_json::Value;
 
 /// Runs `ip` where a daemon is.
 fn ip(daemon: &Daemon, line: &str) {
     let space = format!("--net=/proc/{}/ns/net", daemon.pid());
-    let status = Command::new("nsenter").arg(space).arg("ip").args(line.split(' ')).status().unwrap();
+    let status =
+        Command::new("nsenter").arg(space).arg("ip").args(line.split(' ')).status().unwrap();
     assert!(status.success(), "ip {line}");
 }
 
@@ -35,7 +39,12 @@ fn an_interface_is_followed_whatever_becomes_of_it() {
     if Kind::wanted() != Kind::Daemon {
         return;
     }
-    let wire = ["link add wire type veth peer name far", "addr add 42.0.0.1/24 dev wire", "link set far up", "link set wire up"];
+    let wire = [
+        "link add wire type veth peer name far",
+        "addr add 42.0.0.1/24 dev wire",
+        "link set far up",
+        "link set wire up",
+    ];
     let daemon = daemon_behind(&wire, &["--uplink", "wire"]);
     becomes(&daemon, "up");
     ip(&daemon, "link set far down");
@@ -55,7 +64,8 @@ fn an_interface_is_followed_whatever_becomes_of_it() {
     assert!(daemon.log().contains("was removed"), "{}", daemon.log());
 }
 
-/// All three reports of a new member: those from before are lost, and the next would come after a minute.
+/// All three reports of a new member: those from before are lost, and the next would come after a
+/// minute.
 #[test]
 fn groups_are_reported_to_an_uplink_that_attaches() {
     if Kind::wanted() != Kind::Daemon {
@@ -63,24 +73,33 @@ fn groups_are_reported_to_an_uplink_that_attaches() {
     }
     let room = tempfile::tempdir().unwrap();
     let socket = room.path().join("uplink");
-    let host = Host::of(Daemon::start_with(&[], &["--uplink".to_owned(), format!("vhost-user:{}", socket.display())]));
+    let host = Host::of(Daemon::start_with(
+        &[],
+        &["--uplink".to_owned(), format!("vhost-user:{}", socket.display())],
+    ));
     host.add(&Nic::bypass("a", mac(1), 42)).unwrap();
-    eventually("its group is joined", || !told(host.daemon(), "tunnels")["groups"].as_array().unwrap().is_empty());
+    eventually("its group is joined", || {
+        !told(host.daemon(), "tunnels")["groups"].as_array().unwrap().is_empty()
+    });
     let mut wire = Vm::connect(&socket, &usual(), PATIENCE).unwrap();
     let mut reports = 0;
     within(Duration::from_secs(30), "three reports", || {
         while let Some((_, frame)) = wire.guest.recv().unwrap() {
-            let is_report = frame.get(12..14) == Some(&[8, 0]) && frame.get(23) == Some(&protocol::IGMP);
+            let is_report =
+                frame.get(12..14) == Some(&[8, 0]) && frame.get(23) == Some(&protocol::IGMP);
             reports += u32::from(is_report && frame.get(30..34) == Some(&[230, 0, 0, 42]));
         }
         reports >= 3
     });
-    // With its second vnic the network stays a member, and with its last one it says that it leaves.
+    // With its second vnic the network stays a member, and with its last one it says that it
+    // leaves.
     host.add(&Nic::bypass("b", mac(2), 42)).unwrap();
     host.remove("a");
     let mut leaves = || {
         let frames = std::iter::from_fn(|| wire.guest.recv().unwrap().map(|(_, frame)| frame));
-        let igmp = frames.filter(|frame| frame.get(12..14) == Some(&[8, 0]) && frame.get(23) == Some(&protocol::IGMP));
+        let igmp = frames.filter(|frame| {
+            frame.get(12..14) == Some(&[8, 0]) && frame.get(23) == Some(&protocol::IGMP)
+        });
         igmp.filter(|frame| frame.get(38) == Some(&0x17)).collect::<Vec<_>>()
     };
     assert!(!told(host.daemon(), "tunnels")["groups"].as_array().unwrap().is_empty());
@@ -104,22 +123,36 @@ fn interfaces_of_the_host_follow_the_mtu() {
     if Kind::wanted() != Kind::Daemon {
         return;
     }
-    let wire = ["link add wire type veth peer name far", "addr add 42.0.0.1/24 dev wire", "link set far up", "link set wire up"];
+    let wire = [
+        "link add wire type veth peer name far",
+        "addr add 42.0.0.1/24 dev wire",
+        "link set far up",
+        "link set wire up",
+    ];
     let daemon = daemon_behind(&wire, &["--uplink", "wire"]);
     let mut container = Command::new("unshare").args(["--net", "sleep", "60"]).spawn().unwrap();
     let elsewhere = format!("/proc/{}/ns/net", container.id());
     let own = std::fs::read_link("/proc/self/ns/net").unwrap();
-    eventually("it is in its namespace", || std::fs::read_link(&elsewhere).is_ok_and(|there| there != own));
-    for (n, id, more) in [(1, "tap-a", vec![]), (2, "tap-b", vec![]), (3, "tap-c", vec!["--netns", &*elsewhere])] {
+    eventually("it is in its namespace", || {
+        std::fs::read_link(&elsewhere).is_ok_and(|there| there != own)
+    });
+    for (n, id, more) in
+        [(1, "tap-a", vec![]), (2, "tap-b", vec![]), (3, "tap-c", vec!["--netns", &*elsewhere])]
+    {
         let mac = mac(n).to_string();
         let words = ["nic", "add", "--type", "TAP", "--vni", "42", "--id", id, "--mac", &mac];
         assert_eq!(daemon.client_ok(&[&words[..], &more].concat()), format!("{id}\n"));
     }
     let mtu = |space: &str, name: &str| {
-        let output =
-            Command::new("nsenter").args([&format!("--net={space}"), "ip", "-o", "link", "show", name]).output().unwrap();
+        let output = Command::new("nsenter")
+            .args([&format!("--net={space}"), "ip", "-o", "link", "show", name])
+            .output()
+            .unwrap();
         let line = String::from_utf8(output.stdout).unwrap();
-        line.split(" mtu ").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok()).unwrap_or(0)
+        line.split(" mtu ")
+            .nth(1)
+            .and_then(|rest| rest.split(' ').next()?.parse().ok())
+            .unwrap_or(0)
     };
     let here = format!("/proc/{}/ns/net", daemon.pid());
     let all = || [mtu(&here, "tap-a"), mtu(&here, "tap-b"), mtu(&elsewhere, "tap-c")];
@@ -128,9 +161,13 @@ fn interfaces_of_the_host_follow_the_mtu() {
     eventually("it follows", || all() == [1350, 1350, 1450]);
     assert!(daemon.client_ok(&["events"]).contains("interfaces in network namespaces another mtu"));
     // By another name it is the same; what somebody else set is somebody else's.
-    for line in
-        ["link set tap-a down", "link set tap-a name z", "link set z up", "link set tap-b mtu 1300", "link set wire mtu 1500"]
-    {
+    for line in [
+        "link set tap-a down",
+        "link set tap-a name z",
+        "link set z up",
+        "link set tap-b mtu 1300",
+        "link set wire mtu 1500",
+    ] {
         ip(&daemon, line);
     }
     eventually("it follows", || mtu(&here, "z") == 1450);
@@ -162,7 +199,8 @@ fn routes_beside_a_tap_device_are_not_its() {
         "route add default via 198.51.100.254",
         "link add br0 up type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
     ];
-    let words = "--ip 42.0.0.1/24 --uplink tap:up1 --peer 42.0.0.2 --peer 203.0.113.9 --gateway 42.0.0.2";
+    let words =
+        "--ip 42.0.0.1/24 --uplink tap:up1 --peer 42.0.0.2 --peer 203.0.113.9 --gateway 42.0.0.2";
     let near = daemon_behind(&management, &words.split(' ').collect::<Vec<_>>());
     let space = format!("--net=/proc/{}/ns/net", near.pid());
     let words = "--ip 42.0.0.2/24 --uplink tap:up2".split(' ').map(str::to_owned);
@@ -188,7 +226,8 @@ fn routes_beside_a_tap_device_are_not_its() {
     becomes(&near, "down");
 }
 
-/// Sends frames out of an interface of the daemon's namespace, by a packet socket: what is in them is on the wire as it stands.
+/// Sends frames out of an interface of the daemon's namespace, by a packet socket: what is in them
+/// is on the wire as it stands.
 fn send_by(daemon: &Daemon, interface: &str, frames: &[Vec<u8>]) {
     const SEND: &str = "import socket, sys\n\
         s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)\n\
@@ -203,7 +242,8 @@ fn send_by(daemon: &Daemon, interface: &str, frames: &[Vec<u8>]) {
 
 /// VLANs that the next frame of a kind at an interface of the daemon's namespace is of; 0: none.
 fn vlan_of_next(daemon: &Daemon, interface: &str, protocol: u8) -> u16 {
-    // struct tpacket_auxdata: the tag is taken off before a packet socket sees the frame, and told beside it.
+    // struct tpacket_auxdata: the tag is taken off before a packet socket sees the frame, and told
+    // beside it.
     const HEAR: &str = "import socket, struct, sys\n\
         s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))\n\
         s.bind((sys.argv[1], 3)); s.setsockopt(263, 8, 1); s.settimeout(30)\n\
@@ -215,18 +255,26 @@ fn vlan_of_next(daemon: &Daemon, interface: &str, protocol: u8) -> u16 {
         \x20       tag = tci & 0xfff if status & 16 else 0\n\
         \x20   if address[2] != 4 and data[12:14] == b'\\x08\\x00' and data[23] == int(sys.argv[2]): print(tag); break";
     let space = format!("--net=/proc/{}/ns/net", daemon.pid());
-    let output =
-        Command::new("nsenter").args([&space, "python3", "-c", HEAR, interface, &protocol.to_string()]).output().unwrap();
+    let output = Command::new("nsenter")
+        .args([&space, "python3", "-c", HEAR, interface, &protocol.to_string()])
+        .output()
+        .unwrap();
     String::from_utf8_lossy(&output.stdout).trim().parse().unwrap_or_else(|_| panic!("{output:?}"))
 }
 
-/// The underlay is one VLAN, or none, of the wire: what others send there is dropped, counted, and of no network.
+/// The underlay is one VLAN, or none, of the wire: what others send there is dropped, counted, and
+/// of no network.
 #[test]
 fn an_interface_hears_one_vlan() {
     if Kind::wanted() != Kind::Daemon {
         return;
     }
-    let wire = ["link add wire type veth peer name far", "addr add 42.0.0.1/24 dev wire", "link set far up", "link set wire up"];
+    let wire = [
+        "link add wire type veth peer name far",
+        "addr add 42.0.0.1/24 dev wire",
+        "link set far up",
+        "link set wire up",
+    ];
     for vlan in [0u16, 42] {
         let options = ["--uplink", "wire", "--underlay-vlan", &vlan.to_string()];
         let host = Host::of(daemon_behind(&wire, &options));
@@ -247,7 +295,8 @@ fn an_interface_hears_one_vlan() {
             });
             assert_eq!(heard.join().unwrap(), vlan);
         });
-        let inner = build::ethernet(mac(9), mac(1)).ipv4([10, 0, 0, 9], [10, 0, 0, 1]).udp(1, 2, b"x");
+        let inner =
+            build::ethernet(mac(9), mac(1)).ipv4([10, 0, 0, 9], [10, 0, 0, 1]).udp(1, 2, b"x");
         let vxlan = [&[8, 0, 0, 0, 0, 0, 42, 0][..], &inner].concat();
         let near = shown["mac"].as_str().unwrap().parse().unwrap();
         let frame = |tag: Option<u16>, to: [u8; 4]| {
@@ -264,7 +313,10 @@ fn an_interface_hears_one_vlan() {
         let dropped = |reason: &str| {
             let shown = told(daemon, "uplink");
             let mut drops = shown["drops"].as_array().unwrap().iter();
-            drops.find(|row| row["reason"] == reason).and_then(|row| row["count"].as_u64()).unwrap_or(0)
+            drops
+                .find(|row| row["reason"] == reason)
+                .and_then(|row| row["count"].as_u64())
+                .unwrap_or(0)
         };
         let received = || {
             told(daemon, "tunnels")["networks"]

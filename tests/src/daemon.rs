@@ -23,7 +23,8 @@ use crate::{
     wait::{PATIENCE, within},
 };
 
-/// A running daemon. Dropping it stops it, if it was not stopped before: killed, it would leave its table of sessions in memory.
+/// A running daemon. Dropping it stops it, if it was not stopped before: killed, it would leave its
+/// table of sessions in memory.
 pub struct Daemon {
     process: Option<Child>,
     dir: PathBuf,
@@ -49,7 +50,8 @@ impl Daemon {
         Daemon::start_with(&[], &words)
     }
 
-    /// Starts one through the command `before` (as `prlimit` and its options) with more options, and waits until it answers.
+    /// Starts one through the command `before` (as `prlimit` and its options) with more options,
+    /// and waits until it answers.
     pub fn start_with(before: &[&str], options: &[String]) -> Daemon {
         let room = tempfile::tempdir().unwrap();
         let mut daemon = Daemon::start_in(room.path(), before, options);
@@ -74,7 +76,9 @@ impl Daemon {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--"]).args(before).arg(program("butterflyd"));
         // No core by default: scenarios that run side by side would all be pinned to the first one.
-        command.args(["-i", "42.0.0.1", "-u", "65535", "-l", "info", "--no-syslog", "-s"]).arg(&dir);
+        command
+            .args(["-i", "42.0.0.1", "-u", "65535", "-l", "info", "--no-syslog", "-s"])
+            .arg(&dir);
         // Of this one several may be given, and all count.
         if own.is_none() {
             command.args(["-e", &endpoint]);
@@ -83,7 +87,8 @@ impl Daemon {
         if !options.iter().any(|option| option == "--dpdk-args") {
             command.args(["--uplink", "none"]);
         }
-        // Many of them run side by side. Whoever wants another table says so in the options, which are stronger.
+        // Many of them run side by side. Whoever wants another table says so in the options, which
+        // are stronger.
         command.args(["--sessions", "10000"]);
         command.args(options).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         let process = command.spawn().expect("setpriv (package util-linux) runs");
@@ -117,7 +122,9 @@ impl Daemon {
     #[track_caller]
     pub fn metrics(&self) -> SocketAddr {
         let log = self.log();
-        let address = log.lines().find_map(|line| line.split_once("metrics on http://")?.1.strip_suffix("/metrics"));
+        let address = log
+            .lines()
+            .find_map(|line| line.split_once("metrics on http://")?.1.strip_suffix("/metrics"));
         address.unwrap_or_else(|| panic!("no metrics: {log}")).parse().unwrap()
     }
 
@@ -134,8 +141,10 @@ impl Daemon {
     /// Sends one envelope; the answers. One at a time: others wait.
     pub fn ask_all(&self, requests: Vec<Request>) -> Vec<Answer> {
         let mut client = self.client.lock().unwrap_or_else(PoisonError::into_inner);
-        let client = client.get_or_insert_with(|| Client::connect(&self.endpoint, Some(PATIENCE)).unwrap());
-        ask(client, requests).unwrap_or_else(|why| panic!("{why}; the daemon wrote: {}", self.log()))
+        let client =
+            client.get_or_insert_with(|| Client::connect(&self.endpoint, Some(PATIENCE)).unwrap());
+        ask(client, requests)
+            .unwrap_or_else(|why| panic!("{why}; the daemon wrote: {}", self.log()))
     }
 
     /// Sends one request.
@@ -161,7 +170,8 @@ impl Daemon {
     /// Processor time it has used so far.
     pub fn cpu_time(&self) -> Duration {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap();
-        // The name, in parentheses, may hold anything; the fields behind it do not. utime and stime are the 14th and 15th.
+        // The name, in parentheses, may hold anything; the fields behind it do not. utime and stime
+        // are the 14th and 15th.
         let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
         let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
         // The kernel shows hundredths of a second to everybody.
@@ -204,7 +214,12 @@ impl Daemon {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap().flatten();
         let waited = |task: &Path| {
             let comm = fs::read_to_string(task.join("comm")).ok()?;
-            let waited: u64 = fs::read_to_string(task.join("schedstat")).ok()?.split_whitespace().nth(1)?.parse().ok()?;
+            let waited: u64 = fs::read_to_string(task.join("schedstat"))
+                .ok()?
+                .split_whitespace()
+                .nth(1)?
+                .parse()
+                .ok()?;
             comm.starts_with("worker-").then_some(Duration::from_nanos(waited))
         };
         tasks.filter_map(|task| waited(&task.path())).sum()
@@ -218,7 +233,10 @@ impl Daemon {
 
     /// Sends it a signal by name.
     pub fn signal(&self, name: &str) {
-        let status = Command::new("kill").args([format!("-{name}"), self.pid().to_string()]).status().unwrap();
+        let status = Command::new("kill")
+            .args([format!("-{name}"), self.pid().to_string()])
+            .status()
+            .unwrap();
         assert!(status.success());
     }
 
@@ -244,13 +262,20 @@ fn ask(client: &Client, requests: Vec<Request>) -> Result<Vec<Answer>, String> {
     let count = requests.len();
     let messages = requests.into_iter().map(|request| Message {
         revision: Some(REVISION),
-        message_0: MessageField::some(MessageV0 { request: MessageField::some(request), ..MessageV0::default() }),
+        message_0: MessageField::some(MessageV0 {
+            request: MessageField::some(request),
+            ..MessageV0::default()
+        }),
         ..Message::default()
     });
     let envelope = Messages { messages: messages.collect(), ..Messages::default() };
     let reply = client.call(&envelope).map_err(|why| why.to_string())?;
     let answers: Vec<Answer> = reply.messages.into_iter().map(answer).collect();
-    if answers.len() == count { Ok(answers) } else { Err(format!("{} answers to {count} requests", answers.len())) }
+    if answers.len() == count {
+        Ok(answers)
+    } else {
+        Err(format!("{} answers to {count} requests", answers.len()))
+    }
 }
 
 /// A vnic as the API wants it.
@@ -294,7 +319,8 @@ impl Drop for Daemon {
         if let Some(process) = &mut self.process {
             let _ = Command::new("kill").arg(process.id().to_string()).status();
             let begun = Instant::now();
-            while matches!(process.try_wait(), Ok(None)) && begun.elapsed() < Duration::from_secs(5) {
+            while matches!(process.try_wait(), Ok(None)) && begun.elapsed() < Duration::from_secs(5)
+            {
                 std::thread::sleep(Duration::from_millis(2));
             }
             let _ = process.kill();
@@ -324,7 +350,11 @@ fn show(show: NicShow) -> Show {
         negotiated: show.features_negotiated.iter().cloned().collect(),
         refused: show.features_refused.iter().cloned().collect(),
         queues: show.queues.iter().map(queue).collect(),
-        memory: show.memory_regions.iter().map(|region| (region.guest_addr(), region.size())).collect(),
+        memory: show
+            .memory_regions
+            .iter()
+            .map(|region| (region.guest_addr(), region.size()))
+            .collect(),
         received: (show.in_packets(), show.in_bytes()),
         delivered: (show.out_packets(), show.out_bytes()),
         flooded: show.flooded(),
@@ -363,7 +393,9 @@ impl Backend for Daemon {
 
     fn fdb(&self, vni: Option<u32>) -> Vec<FdbEntry> {
         let request = proto::FdbListReq { vni, ..proto::FdbListReq::default() };
-        let response = self.ask(Request { fdb_list: MessageField::some(request), ..Request::default() }).unwrap();
+        let response = self
+            .ask(Request { fdb_list: MessageField::some(request), ..Request::default() })
+            .unwrap();
         let entry = |entry: proto::FdbEntry| FdbEntry {
             vni: entry.vni(),
             mac: entry.mac().to_owned(),

@@ -30,7 +30,8 @@ pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// A frame of `len` bytes of a stream: the stream's and the frame's number, then a pattern that depends on both.
+/// A frame of `len` bytes of a stream: the stream's and the frame's number, then a pattern that
+/// depends on both.
 pub fn numbered(from: Mac, to: Mac, stream: u64, number: u64, len: usize) -> Vec<u8> {
     assert!(len >= MIN_NUMBERED, "a numbered frame has at least {MIN_NUMBERED} bytes");
     let mut payload = Vec::with_capacity(len - 14);
@@ -45,7 +46,8 @@ pub fn read_numbered(frame: &[u8]) -> Option<(u64, u64)> {
     let word = |at: usize| frame.get(at..at + 8)?.try_into().ok().map(u64::from_be_bytes);
     let (stream, number) = (word(14)?, word(22)?);
     let same = frame.get(12..14)? == EXPERIMENT.to_be_bytes()
-        && frame.get(MIN_NUMBERED..)? == pattern(stream.rotate_left(32) ^ number, frame.len() - MIN_NUMBERED);
+        && frame.get(MIN_NUMBERED..)?
+            == pattern(stream.rotate_left(32) ^ number, frame.len() - MIN_NUMBERED);
     same.then_some((stream, number))
 }
 
@@ -80,7 +82,9 @@ impl Choices {
 
 /// The one's complement sum of 16-bit words (RFC 1071), the plain way: not the code under test.
 fn ones_complement(bytes: &[u8], start: u32) -> u32 {
-    let words = bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or(0)));
+    let words = bytes
+        .chunks(2)
+        .map(|pair| u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or(0)));
     words.fold(start, |sum, word| {
         let sum = sum + word;
         (sum & 0xffff) + (sum >> 16)
@@ -101,7 +105,8 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Reads a frame by the book. Panics if a length does not fit the frame exactly, or the IPv4 header checksum is wrong.
+    /// Reads a frame by the book. Panics if a length does not fit the frame exactly, or the IPv4
+    /// header checksum is wrong.
     #[track_caller]
     pub fn read(frame: &'a [u8]) -> Packet<'a> {
         let be16 = |at: usize| usize::from(u16::from_be_bytes([frame[at], frame[at + 1]]));
@@ -113,11 +118,24 @@ impl<'a> Packet<'a> {
         let packet = &frame[l3..];
         if ethertype == 0x0800 {
             let header = usize::from(packet[0] & 0xf) * 4;
-            assert_eq!((packet[0] >> 4, be16(l3 + 2)), (4, packet.len()), "version and total length");
+            assert_eq!(
+                (packet[0] >> 4, be16(l3 + 2)),
+                (4, packet.len()),
+                "version and total length"
+            );
             assert_eq!(ones_complement(&packet[..header], 0), 0xffff, "IPv4 header checksum");
-            return Packet { v4: true, ip: &packet[..header], protocol: packet[9], segment: &packet[header..] };
+            return Packet {
+                v4: true,
+                ip: &packet[..header],
+                protocol: packet[9],
+                segment: &packet[header..],
+            };
         }
-        assert_eq!((ethertype, packet[0] >> 4, be16(l3 + 4) + 40), (0x86dd, 6, packet.len()), "type, version and payload length");
+        assert_eq!(
+            (ethertype, packet[0] >> 4, be16(l3 + 4) + 40),
+            (0x86dd, 6, packet.len()),
+            "type, version and payload length"
+        );
         let (mut next, mut header) = (packet[6], 40);
         while matches!(next, 0 | 43 | 60) {
             next = packet[header];
@@ -144,7 +162,8 @@ impl<'a> Packet<'a> {
         ones_complement(self.segment, (sum & 0xffff) + (sum >> 16)) == 0xffff
     }
 
-    /// Whether the transport checksum is that of the pseudo header alone, to be completed by a device.
+    /// Whether the transport checksum is that of the pseudo header alone, to be completed by a
+    /// device.
     pub fn is_partial(&self) -> bool {
         let sum = self.pseudo();
         let sum = (sum & 0xffff) + (sum >> 16);

@@ -1,14 +1,15 @@
 //! Security groups over the API of a whole daemon, in short words.
 
 use butterfly_api::proto::{
-    self, Cidr, NicUpdateReq, Request, Rule, Session, SessionFilter, SessionListReq, Sg, SgMemberAddReq, SgMemberDelReq,
-    SgRuleAddReq, SgRuleDelReq, SgRuleStats, rule::Direction,
+    self, Cidr, NicUpdateReq, Request, Rule, Session, SessionFilter, SessionListReq, Sg,
+    SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, SgRuleStats, rule::Direction,
 };
 use protobuf::MessageField;
 
 use crate::daemon::Daemon;
 
-/// A rule: `in tcp 80-90 10.0.0.0/8`, `out udp 53 @dns`, `in icmp - ::/0`. What follows `@` is a group.
+/// A rule: `in tcp 80-90 10.0.0.0/8`, `out udp 53 @dns`, `in icmp - ::/0`. What follows `@` is a
+/// group.
 pub fn rule(text: &str) -> Rule {
     let words: Vec<&str> = text.split(' ').collect();
     let [direction, protocol, ports, peer] = words[..] else { panic!("no rule: {text}") };
@@ -25,13 +26,18 @@ pub fn rule(text: &str) -> Rule {
     rule.set_direction(if direction == "in" { Direction::INBOUND } else { Direction::OUTBOUND });
     if ports != "-" {
         let (start, end) = ports.split_once('-').unwrap_or((ports, ports));
-        (rule.port_start, rule.port_end) = (Some(start.parse().unwrap()), Some(end.parse().unwrap()));
+        (rule.port_start, rule.port_end) =
+            (Some(start.parse().unwrap()), Some(end.parse().unwrap()));
     }
     match peer.strip_prefix('@') {
         Some(group) => rule.security_group = Some(group.to_owned()),
         None => {
             let (address, bits) = peer.split_once('/').unwrap();
-            let cidr = Cidr { address: Some(address.to_owned()), mask_size: Some(bits.parse().unwrap()), ..Cidr::default() };
+            let cidr = Cidr {
+                address: Some(address.to_owned()),
+                mask_size: Some(bits.parse().unwrap()),
+                ..Cidr::default()
+            };
             rule.cidr = MessageField::some(cidr);
         }
     }
@@ -40,25 +46,41 @@ pub fn rule(text: &str) -> Rule {
 
 /// The request that adds a member.
 pub fn member_add(group: &str, member: &str) -> Request {
-    let add = SgMemberAddReq { sg_id: Some(group.to_owned()), member: Some(member.to_owned()), ..SgMemberAddReq::default() };
+    let add = SgMemberAddReq {
+        sg_id: Some(group.to_owned()),
+        member: Some(member.to_owned()),
+        ..SgMemberAddReq::default()
+    };
     Request { sg_member_add: MessageField::some(add), ..Request::default() }
 }
 
 /// The request that removes a member.
 pub fn member_del(group: &str, member: &str) -> Request {
-    let del = SgMemberDelReq { sg_id: Some(group.to_owned()), member: Some(member.to_owned()), ..SgMemberDelReq::default() };
+    let del = SgMemberDelReq {
+        sg_id: Some(group.to_owned()),
+        member: Some(member.to_owned()),
+        ..SgMemberDelReq::default()
+    };
     Request { sg_member_del: MessageField::some(del), ..Request::default() }
 }
 
 /// The request that adds a rule.
 pub fn rule_add(group: &str, text: &str) -> Request {
-    let add = SgRuleAddReq { sg_id: Some(group.to_owned()), rule: MessageField::some(rule(text)), ..SgRuleAddReq::default() };
+    let add = SgRuleAddReq {
+        sg_id: Some(group.to_owned()),
+        rule: MessageField::some(rule(text)),
+        ..SgRuleAddReq::default()
+    };
     Request { sg_rule_add: MessageField::some(add), ..Request::default() }
 }
 
 /// The request that removes a rule.
 pub fn rule_del(group: &str, text: &str) -> Request {
-    let del = SgRuleDelReq { sg_id: Some(group.to_owned()), rule: MessageField::some(rule(text)), ..SgRuleDelReq::default() };
+    let del = SgRuleDelReq {
+        sg_id: Some(group.to_owned()),
+        rule: MessageField::some(rule(text)),
+        ..SgRuleDelReq::default()
+    };
     Request { sg_rule_del: MessageField::some(del), ..Request::default() }
 }
 
@@ -92,20 +114,30 @@ pub fn nic_groups(id: &str, groups: &[&str]) -> Request {
 impl Daemon {
     /// The sessions that a filter means: how many, and the first 10,000 of them.
     pub fn sessions(&self, filter: SessionFilter) -> (u64, Vec<Session>) {
-        let request = SessionListReq { filter: MessageField::some(filter), limit: Some(10_000), ..SessionListReq::default() };
-        let answer = self.ask(Request { session_list: MessageField::some(request), ..Request::default() }).unwrap();
+        let request = SessionListReq {
+            filter: MessageField::some(filter),
+            limit: Some(10_000),
+            ..SessionListReq::default()
+        };
+        let answer = self
+            .ask(Request { session_list: MessageField::some(request), ..Request::default() })
+            .unwrap();
         (answer.session_list.matching(), answer.session_list.session.clone())
     }
 
     /// Ends sessions; how many.
     pub fn flush_sessions(&self, filter: SessionFilter) -> u64 {
-        let answer = self.ask(Request { session_flush: MessageField::some(filter), ..Request::default() }).unwrap();
+        let answer = self
+            .ask(Request { session_flush: MessageField::some(filter), ..Request::default() })
+            .unwrap();
         answer.session_flush.flushed()
     }
 
     /// How many sessions the rules of a group admitted, in the order of its rules.
     pub fn rule_stats(&self, group: &str) -> Vec<(Rule, u64)> {
-        let answer = self.ask(Request { sg_rule_stats: Some(group.to_owned()), ..Request::default() }).unwrap();
+        let answer = self
+            .ask(Request { sg_rule_stats: Some(group.to_owned()), ..Request::default() })
+            .unwrap();
         let row = |stats: SgRuleStats| (stats.rule.clone().unwrap_or_default(), stats.sessions());
         answer.sg_rule_stats.into_iter().map(row).collect()
     }

@@ -143,7 +143,10 @@ impl Show {
     /// The count of a drop reason, which must exist.
     #[track_caller]
     pub fn drops(&self, reason: &str) -> u64 {
-        *self.drops.get(reason).unwrap_or_else(|| panic!("there is no drop reason {reason}: {:?}", self.drops.keys()))
+        *self
+            .drops
+            .get(reason)
+            .unwrap_or_else(|| panic!("there is no drop reason {reason}: {:?}", self.drops.keys()))
     }
 
     /// All drops.
@@ -272,7 +275,8 @@ impl Host {
         Host { running, gone: Mutex::new(0) }
     }
 
-    /// Starts one that is a process, for scenarios that make no sense without; None if that is not wanted.
+    /// Starts one that is a process, for scenarios that make no sense without; None if that is not
+    /// wanted.
     pub fn process() -> Option<Host> {
         Host::process_with(&HostOptions::default())
     }
@@ -380,7 +384,13 @@ impl Host {
             let listener = Listener::bind(&path).unwrap();
             assert_eq!(self.add(nic).unwrap(), path);
             let vm = Vm::accept(&listener, config, PATIENCE).unwrap();
-            return self.running(Station { nic: nic.clone(), path, listener: Some(listener), vm, config: config.clone() });
+            return self.running(Station {
+                nic: nic.clone(),
+                path,
+                listener: Some(listener),
+                vm,
+                config: config.clone(),
+            });
         }
         let path = self.add(nic).unwrap();
         let vm = Vm::connect(&path, config, PATIENCE).unwrap();
@@ -418,9 +428,15 @@ impl Host {
         for station in stations {
             assert!(station.vm.guest.drain(PATIENCE).unwrap(), "{} is not served", station.nic.id);
         }
-        // A frame counts as received when it is taken, and as the worker's when it is where it goes.
+        // A frame counts as received when it is taken, and as the worker's when it is where it
+        // goes.
         eventually("everything was worked off", || {
-            let taken: u64 = self.ids().iter().filter_map(|id| self.backend().show(id)).map(|show| show.received.0).sum();
+            let taken: u64 = self
+                .ids()
+                .iter()
+                .filter_map(|id| self.backend().show(id))
+                .map(|show| show.received.0)
+                .sum();
             self.work().packets == taken + *self.gone.lock().unwrap()
         });
     }
@@ -435,16 +451,19 @@ impl Host {
         all
     }
 
-    /// Asserts that since `before` exactly these counters moved, by so much. `before` is now from now on.
+    /// Asserts that since `before` exactly these counters moved, by so much. `before` is now from
+    /// now on.
     #[track_caller]
     pub fn moved(&self, before: &mut BTreeMap<String, u64>, expected: &[(&str, u64)]) {
         let now = self.counters();
-        let mut moved: BTreeMap<String, i128> = now.iter().map(|(name, n)| (name.clone(), i128::from(*n))).collect();
+        let mut moved: BTreeMap<String, i128> =
+            now.iter().map(|(name, n)| (name.clone(), i128::from(*n))).collect();
         for (name, n) in before.iter() {
             *moved.entry(name.clone()).or_default() -= i128::from(*n);
         }
         moved.retain(|_, n| *n != 0);
-        let expected: BTreeMap<String, i128> = expected.iter().map(|(name, n)| ((*name).to_owned(), i128::from(*n))).collect();
+        let expected: BTreeMap<String, i128> =
+            expected.iter().map(|(name, n)| ((*name).to_owned(), i128::from(*n))).collect();
         assert_eq!(moved, expected);
         *before = now;
     }

@@ -6,7 +6,9 @@ use std::{
     sync::Arc,
 };
 
-use butterfly_datapath::{Features, Front, Role, Switch, SwitchConfig, VnicPolicy, VnicReport, VnicSpec};
+use butterfly_datapath::{
+    Features, Front, Role, Switch, SwitchConfig, VnicPolicy, VnicReport, VnicSpec,
+};
 use tempfile::TempDir;
 
 use crate::host::{Backend, FdbEntry, HostOptions, Nic, QueueShow, Show, Work};
@@ -22,12 +24,20 @@ impl InProcess {
         if let Some(seconds) = options.fdb_ageing {
             config.fdb_ageing = seconds;
         }
-        InProcess { switch: Switch::start(config, Arc::new(())).unwrap(), dir: tempfile::tempdir().unwrap() }
+        InProcess {
+            switch: Switch::start(config, Arc::new(())).unwrap(),
+            dir: tempfile::tempdir().unwrap(),
+        }
     }
 }
 
 fn policy(bypass: bool, ip_anti_spoof: bool, ips: &[String]) -> VnicPolicy {
-    VnicPolicy { bypass, ip_anti_spoof, ips: ips.iter().map(|ip| ip.parse().unwrap()).collect(), ..VnicPolicy::default() }
+    VnicPolicy {
+        bypass,
+        ip_anti_spoof,
+        ips: ips.iter().map(|ip| ip.parse().unwrap()).collect(),
+        ..VnicPolicy::default()
+    }
 }
 
 fn names(features: Features) -> BTreeSet<String> {
@@ -53,12 +63,19 @@ fn show(report: VnicReport) -> Show {
         role: device.socket.map(|(role, _)| role.name().to_owned()).unwrap_or_default(),
         attach_count: device.attach_count,
         last_detach: device.last_detach.map(|detach| detach.reason),
-        negotiated: device.attached.as_ref().and_then(|guest| guest.features).map(names).unwrap_or_default(),
+        negotiated: device
+            .attached
+            .as_ref()
+            .and_then(|guest| guest.features)
+            .map(names)
+            .unwrap_or_default(),
         refused: device.attached.as_ref().map(|guest| names(guest.declined())).unwrap_or_default(),
         queues: queues.collect(),
         memory: device
             .attached
-            .map(|guest| guest.memory.iter().map(|region| (region.guest_addr, region.size)).collect())
+            .map(|guest| {
+                guest.memory.iter().map(|region| (region.guest_addr, region.size)).collect()
+            })
             .unwrap_or_default(),
         received: report.received,
         delivered: report.delivered,
@@ -71,14 +88,20 @@ fn show(report: VnicReport) -> Show {
 impl Backend for InProcess {
     fn add(&self, nic: &Nic) -> Result<PathBuf, String> {
         assert!(nic.groups.is_empty(), "security groups want a daemon");
-        let path = nic.path.clone().unwrap_or_else(|| self.dir.path().join(format!("qemu-vhost-{}", nic.id)));
+        let path = nic
+            .path
+            .clone()
+            .unwrap_or_else(|| self.dir.path().join(format!("qemu-vhost-{}", nic.id)));
         let spec = VnicSpec {
             sniff_target: nic.mirror_of.clone(),
             order: self.switch.ids().len() as u64,
             id: nic.id.clone(),
             mac: nic.mac,
             vni: nic.vni,
-            front: Front::Socket { role: if nic.client { Role::Client } else { Role::Server }, path: path.clone() },
+            front: Front::Socket {
+                role: if nic.client { Role::Client } else { Role::Server },
+                path: path.clone(),
+            },
             policy: policy(nic.bypass, nic.anti_spoof, &nic.ips),
         };
         self.switch.add_vnic(spec).map(|()| path).map_err(|why| why.to_string())

@@ -18,7 +18,11 @@ pub fn get(address: SocketAddr, path: &str) -> Result<(u16, String), std::io::Er
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     let (head, body) = answer.split_once("\r\n\r\n").ok_or(std::io::ErrorKind::InvalidData)?;
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).ok_or(std::io::ErrorKind::InvalidData)?;
+    let status = head
+        .split(' ')
+        .nth(1)
+        .and_then(|status| status.parse().ok())
+        .ok_or(std::io::ErrorKind::InvalidData)?;
     Ok((status, body.to_owned()))
 }
 
@@ -39,7 +43,8 @@ impl Scrape {
     #[track_caller]
     pub fn read(page: &str) -> Scrape {
         let series = page.lines().filter(|line| !line.starts_with('#')).map(|line| {
-            let (series, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("no sample: {line}"));
+            let (series, value) =
+                line.rsplit_once(' ').unwrap_or_else(|| panic!("no sample: {line}"));
             (series.to_owned(), value.parse().unwrap_or_else(|_| panic!("no number: {line}")))
         });
         Scrape(series.collect())
@@ -53,7 +58,9 @@ impl Scrape {
     /// The value of a series that must be there and count something.
     #[track_caller]
     pub fn count(&self, series: &str) -> u64 {
-        let value = self.get(series).unwrap_or_else(|| panic!("there is no {series} in {:#?}", self.0.keys()));
+        let value = self
+            .get(series)
+            .unwrap_or_else(|| panic!("there is no {series} in {:#?}", self.0.keys()));
         assert_eq!(value.fract(), 0.0, "{series}");
         value as u64
     }

@@ -17,7 +17,8 @@ use crate::{
 /// The network they are in.
 pub const VNI: u32 = 1;
 
-/// The `n`th vnic, filtered by these groups (separated by blanks). Its addresses are [`ip4`] and [`ip6`].
+/// The `n`th vnic, filtered by these groups (separated by blanks). Its addresses are [`ip4`] and
+/// [`ip6`].
 pub fn filtered(id: &str, n: u8, groups: &str) -> Nic {
     let groups: Vec<&str> = groups.split_whitespace().collect();
     Nic::filtered(id, mac(n.into()), VNI).ips(&[&ip4(n), &ip6(n)]).groups(&groups)
@@ -61,8 +62,18 @@ pub fn v6(from: u8, to: u8) -> Ip {
 }
 
 /// A TCP segment with these ports, flags and numbers.
-pub fn segment(ports: (u16, u16), flags: u8, sequence: u32, acknowledgement: u32) -> build::Tcp<'static> {
-    build::Tcp { sequence, acknowledgement, window: 1000, ..build::Tcp::new(ports.0, ports.1, flags) }
+pub fn segment(
+    ports: (u16, u16),
+    flags: u8,
+    sequence: u32,
+    acknowledgement: u32,
+) -> build::Tcp<'static> {
+    build::Tcp {
+        sequence,
+        acknowledgement,
+        window: 1000,
+        ..build::Tcp::new(ports.0, ports.1, flags)
+    }
 }
 
 /// A daemon, its vnics, and a guest on each.
@@ -80,8 +91,8 @@ impl Net {
         Net::with(&["--tcp-pickup", "0"], nics)
     }
 
-    /// As [`Self::new`], with these options of the daemon. The packets of a test should be TCP from their beginning, so by default
-    /// nothing is picked up.
+    /// As [`Self::new`], with these options of the daemon. The packets of a test should be TCP from
+    /// their beginning, so by default nothing is picked up.
     pub fn with(options: &[&str], nics: &[Nic]) -> Option<Net> {
         if Kind::wanted() != Kind::Daemon {
             println!("skipped: it needs a daemon");
@@ -151,17 +162,24 @@ impl Net {
         self.stations.get_mut(id).unwrap_or_else(|| panic!("there is no vnic {id}"))
     }
 
-    /// Sends a frame. Who got it, in order, and then every drop that was counted, as `b.ingress-denied`.
+    /// Sends a frame. Who got it, in order, and then every drop that was counted, as
+    /// `b.ingress-denied`.
     #[track_caller]
     pub fn send(&mut self, from: &str, frame: &[u8]) -> String {
         self.station(from).send(frame);
         let received = self.received(from);
         for (id, frames) in &received {
-            assert!(matches!(&frames[..], [got] if got == frame), "{id} got it changed, or more than once");
+            assert!(
+                matches!(&frames[..], [got] if got == frame),
+                "{id} got it changed, or more than once"
+            );
         }
         let now = self.host.counters();
-        let count = |counters: &BTreeMap<String, u64>, name: &str| counters.get(name).copied().unwrap_or(0);
-        let drops = now.iter().filter(|(name, n)| name.contains(".drop.") && **n != count(&self.before, name));
+        let count =
+            |counters: &BTreeMap<String, u64>, name: &str| counters.get(name).copied().unwrap_or(0);
+        let drops = now
+            .iter()
+            .filter(|(name, n)| name.contains(".drop.") && **n != count(&self.before, name));
         let drops: Vec<String> = drops.map(|(name, _)| name.replace("drop.", "")).collect();
         self.before = now;
         received.into_keys().chain(drops).collect::<Vec<_>>().join(" ")
@@ -170,7 +188,8 @@ impl Net {
     /// What everybody got, when all that one of them sent was worked off.
     #[track_caller]
     pub fn received(&mut self, from: &str) -> BTreeMap<String, Vec<Vec<u8>>> {
-        let sender = self.stations.get_mut(from).unwrap_or_else(|| panic!("there is no vnic {from}"));
+        let sender =
+            self.stations.get_mut(from).unwrap_or_else(|| panic!("there is no vnic {from}"));
         self.host.settle(&mut [sender]);
         let pending = self.stations.iter_mut().map(|(id, station)| (id.clone(), station.pending()));
         pending.filter(|(_, frames)| !frames.is_empty()).collect()

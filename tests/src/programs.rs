@@ -6,8 +6,8 @@ use std::{
     sync::OnceLock,
 };
 
-/// The program `name` (`butterflyd`, `butterfly`): from the directory that the environment variable `BIN` names, else built like this
-/// test and beside it.
+/// The program `name` (`butterflyd`, `butterfly`): from the directory that the environment variable
+/// `BIN` names, else built like this test and beside it.
 pub fn program(name: &str) -> PathBuf {
     static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
     let directory = DIRECTORY.get_or_init(|| match std::env::var_os("BIN") {
@@ -15,14 +15,19 @@ pub fn program(name: &str) -> PathBuf {
         None => build(),
     });
     let path = directory.join(name);
-    assert!(path.is_file(), "{} is missing: run make build, or name the directory of the programs in BIN", path.display());
+    assert!(
+        path.is_file(),
+        "{} is missing: run make build, or name the directory of the programs in BIN",
+        path.display()
+    );
     path
 }
 
 /// Cargo does not build the programs of other packages for a test.
 fn build() -> PathBuf {
     let test = std::env::current_exe().expect("a test knows its own path");
-    let directory = test.parent().and_then(Path::parent).expect("TARGET/PROFILE/deps/TEST").to_owned();
+    let directory =
+        test.parent().and_then(Path::parent).expect("TARGET/PROFILE/deps/TEST").to_owned();
     let Some(cargo) = std::env::var_os("CARGO") else { return directory };
     let mut build = Command::new(cargo);
     build.args(["build", "--quiet", "--bin", "butterflyd", "--bin", "butterfly"]);

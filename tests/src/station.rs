@@ -15,8 +15,12 @@ pub mod features {
     use super::Features;
 
     /// A modern guest without offloads.
-    pub const MODERN: Features =
-        Features(Features::VERSION_1.0 | Features::MRG_RXBUF.0 | Features::INDIRECT_DESC.0 | Features::EVENT_IDX.0);
+    pub const MODERN: Features = Features(
+        Features::VERSION_1.0
+            | Features::MRG_RXBUF.0
+            | Features::INDIRECT_DESC.0
+            | Features::EVENT_IDX.0,
+    );
 
     /// Partial checksums both ways.
     pub const CHECKSUM: Features = Features(Features::CSUM.0 | Features::GUEST_CSUM.0);
@@ -34,7 +38,8 @@ pub mod features {
     );
 }
 
-/// A guest with these features, that sleeps until it is interrupted, and can send and receive `max_frame` bytes.
+/// A guest with these features, that sleeps until it is interrupted, and can send and receive
+/// `max_frame` bytes.
 pub fn machine(features: Features, max_frame: usize) -> VmConfig {
     let mut guest = GuestConfig { interrupts: true, max_frame, ..GuestConfig::default() };
     if !features.has(Features::MRG_RXBUF) {
@@ -104,8 +109,16 @@ impl Station {
     pub fn expect(&mut self, frame: &[u8]) {
         let (header, received) = self.receive_with();
         assert_eq!(NetHeader { num_buffers: 0, ..header }, NetHeader::default(), "{}", self.nic.id);
-        let start = |frame: &[u8]| format!("{} bytes, {:02x?}..", frame.len(), &frame[..frame.len().min(64)]);
-        assert!(received == frame, "{} received {} and not {}", self.nic.id, start(&received), start(frame));
+        let start = |frame: &[u8]| {
+            format!("{} bytes, {:02x?}..", frame.len(), &frame[..frame.len().min(64)])
+        };
+        assert!(
+            received == frame,
+            "{} received {} and not {}",
+            self.nic.id,
+            start(&received),
+            start(frame)
+        );
     }
 
     /// A new connection to its vnic.

@@ -25,7 +25,8 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// From one address to another. Streams with different ids never take each other's frames for theirs.
+    /// From one address to another. Streams with different ids never take each other's frames for
+    /// theirs.
     pub fn new(id: u64, from: Mac, to: Mac) -> Stream {
         Stream { id, from, to, sent: 0, received: 0, announcements: 0, next: 0 }
     }
@@ -57,22 +58,40 @@ impl Stream {
 
     /// Takes a frame that must be of this stream and later than all before.
     ///
-    /// An announcement of the switch's own (RFC 903) is no frame of anybody: a ring that starts where another one ended is one of
-    /// a machine that may have moved.
+    /// An announcement of the switch's own (RFC 903) is no frame of anybody: a ring that starts
+    /// where another one ended is one of a machine that may have moved.
     #[track_caller]
     pub fn take(&mut self, header: NetHeader, frame: &[u8]) {
         if frame.get(12..14) == Some(&[0x80, 0x35]) {
             self.announcements += 1;
             return;
         }
-        assert_eq!(NetHeader { num_buffers: 0, ..header }, NetHeader::default(), "stream {}", self.id);
+        assert_eq!(
+            NetHeader { num_buffers: 0, ..header },
+            NetHeader::default(),
+            "stream {}",
+            self.id
+        );
         let read = frames::read_numbered(frame);
         let Some((stream, number)) = read else {
-            panic!("a frame of {} bytes was changed: {:02x?}..", frame.len(), &frame[..frame.len().min(64)])
+            panic!(
+                "a frame of {} bytes was changed: {:02x?}..",
+                frame.len(),
+                &frame[..frame.len().min(64)]
+            )
         };
         assert_eq!(stream, self.id, "a frame of another stream");
-        assert_eq!((frame.get(..6), frame.get(6..12)), (Some(&self.to.0[..]), Some(&self.from.0[..])), "addresses");
-        assert!(number >= self.next, "stream {}: frame {number} again, or late: {} is next", self.id, self.next);
+        assert_eq!(
+            (frame.get(..6), frame.get(6..12)),
+            (Some(&self.to.0[..]), Some(&self.from.0[..])),
+            "addresses"
+        );
+        assert!(
+            number >= self.next,
+            "stream {}: frame {number} again, or late: {} is next",
+            self.id,
+            self.next
+        );
         assert!(number < self.sent, "stream {}: frame {number} was not sent yet", self.id);
         self.next = number + 1;
         self.received += 1;
@@ -98,12 +117,16 @@ impl Stream {
 pub fn room(station: &Station, longest: usize) -> u64 {
     let guest = &station.vm.guest;
     let header = guest.features().header_len();
-    let buffers =
-        if guest.features().has(Features::MRG_RXBUF) { (longest + header).div_ceil(guest.config().rx_buffer) } else { 1 };
+    let buffers = if guest.features().has(Features::MRG_RXBUF) {
+        (longest + header).div_ceil(guest.config().rx_buffer)
+    } else {
+        1
+    };
     (guest.rx_posted() / buffers) as u64
 }
 
-/// Sends frames of these lengths both ways at once and checks that each of them arrives. Never more under way than there is room for.
+/// Sends frames of these lengths both ways at once and checks that each of them arrives. Never more
+/// under way than there is room for.
 #[track_caller]
 pub fn exchange(a: &mut Station, b: &mut Station, streams: &mut [Stream; 2], lens: &[usize]) {
     let longest = lens.iter().copied().max().unwrap_or(0);
@@ -112,7 +135,10 @@ pub fn exchange(a: &mut Station, b: &mut Station, streams: &mut [Stream; 2], len
     assert!(windows.iter().all(|window| *window > 0), "no room for a single frame: {windows:?}");
     let start = [streams[0].sent, streams[1].sent];
     let done = |stream: &Stream, start: u64| stream.received - start;
-    assert!(streams.iter().all(|stream| stream.missing() == 0), "frames of an earlier exchange are missing");
+    assert!(
+        streams.iter().all(|stream| stream.missing() == 0),
+        "frames of an earlier exchange are missing"
+    );
     let total = lens.len() as u64;
     while streams.iter().zip(start).any(|(stream, start)| done(stream, start) < total) {
         for (direction, from) in [(0, &mut *a), (1, &mut *b)] {
@@ -129,10 +155,15 @@ pub fn exchange(a: &mut Station, b: &mut Station, streams: &mut [Stream; 2], len
             moved += streams[direction].take_all(to);
         }
         if moved == 0 {
-            let (direction, to) = if streams[0].missing() > 0 { (0, &mut *b) } else { (1, &mut *a) };
+            let (direction, to) =
+                if streams[0].missing() > 0 { (0, &mut *b) } else { (1, &mut *a) };
             let received = to.vm.guest.recv_wait(PATIENCE).unwrap();
             let Some((header, frame)) = received else {
-                panic!("{} received {} of {total} frames", to.nic.id, done(&streams[direction], start[direction]))
+                panic!(
+                    "{} received {} of {total} frames",
+                    to.nic.id,
+                    done(&streams[direction], start[direction])
+                )
             };
             streams[direction].take(header, &frame);
         }

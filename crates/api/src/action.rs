@@ -1,8 +1,9 @@
 //! What a request asks for.
 
 use crate::proto::{
-    AppConfigReq, CaptureReq, DropListReq, EventListReq, ExplainReq, FdbListReq, Nic, NicUpdateReq, Request, SessionFilter,
-    SessionListReq, Sg, SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, TraceReq, TunnelPeer, TunnelShowReq,
+    AppConfigReq, CaptureReq, DropListReq, EventListReq, ExplainReq, FdbListReq, Nic, NicUpdateReq,
+    Request, SessionFilter, SessionListReq, Sg, SgMemberAddReq, SgMemberDelReq, SgRuleAddReq,
+    SgRuleDelReq, TraceReq, TunnelPeer, TunnelShowReq,
 };
 
 /// The one thing a [`Request`] asks for; the fields of [`Request`] say what each means.
@@ -52,7 +53,8 @@ pub enum Action<'a> {
 }
 
 impl<'a> Action<'a> {
-    /// The action of `request`: of the field with the lowest number when several are set, none when none is that we know.
+    /// The action of `request`: of the field with the lowest number when several are set, none when
+    /// none is that we know.
     pub fn of(request: &'a Request) -> Option<Self> {
         let nic_add = request.nic_add.as_ref().map(Self::NicAdd);
         nic_add
@@ -95,7 +97,8 @@ impl<'a> Action<'a> {
             .or_else(|| request.app_health.map(|_| Self::AppHealth))
     }
 
-    /// Whether it may leave something behind, so that to carry it out twice is another thing than once.
+    /// Whether it may leave something behind, so that to carry it out twice is another thing than
+    /// once.
     pub fn changes(&self) -> bool {
         match self {
             Self::NicAdd(_)
@@ -236,7 +239,10 @@ mod tests {
         for (field, expected) in FIELDS {
             let request = text::parse(field).unwrap();
             let action = format!("{:?}", Action::of(&request).unwrap());
-            assert!(action == expected || action.starts_with(&format!("{expected}(")), "{field} became {action}");
+            assert!(
+                action == expected || action.starts_with(&format!("{expected}(")),
+                "{field} became {action}"
+            );
         }
     }
 
@@ -244,7 +250,8 @@ mod tests {
     fn the_lowest_number_wins() {
         for from in 0..FIELDS.len() {
             let rest: Vec<_> = FIELDS[from..].iter().map(|(field, _)| *field).collect();
-            let (alone, all) = (text::parse(rest[0]).unwrap(), text::parse(&rest.join(" ")).unwrap());
+            let (alone, all) =
+                (text::parse(rest[0]).unwrap(), text::parse(&rest.join(" ")).unwrap());
             assert_eq!(Action::of(&all), Action::of(&alone), "from {}", rest[0]);
         }
     }

@@ -13,7 +13,9 @@ use zmq::{Context, Socket, SocketType};
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The endpoint is none.
-    #[error("cannot connect to {endpoint}: {reason}; an endpoint looks like tcp://127.0.0.1:9999 or ipc:///run/butterfly.sock")]
+    #[error(
+        "cannot connect to {endpoint}: {reason}; an endpoint looks like tcp://127.0.0.1:9999 or ipc:///run/butterfly.sock"
+    )]
     Connect {
         /// As it was given.
         endpoint: String,
@@ -47,8 +49,9 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to `endpoint`, in the background: a daemon that is not there shows as a time-out. Each request may take
-    /// `timeout` to leave and again as long for its reply; without one it waits for ever.
+    /// Connects to `endpoint`, in the background: a daemon that is not there shows as a time-out.
+    /// Each request may take `timeout` to leave and again as long for its reply; without one it
+    /// waits for ever.
     pub fn connect(endpoint: &str, timeout: Option<Duration>) -> Result<Self, ClientError> {
         let refused = |reason| ClientError::Connect { endpoint: endpoint.to_owned(), reason };
         crate::endpoint::check(endpoint).map_err(refused)?;
@@ -57,18 +60,22 @@ impl Client {
         socket.set_linger(0)?;
         socket.set_maxmsgsize(MAX_FRAME as i64)?;
         socket.set_ipv6(endpoint.contains('['))?;
-        // After a time-out the next request may be sent at once; a reply that comes late is thrown away.
+        // After a time-out the next request may be sent at once; a reply that comes late is thrown
+        // away.
         socket.set_req_relaxed(true)?;
         socket.set_req_correlate(true)?;
-        // Not `immediate`: it throws away a reply that was received from a server which then closed, as on `app_quit`.
-        let timeout = timeout.map_or(-1, |timeout| i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX));
+        // Not `immediate`: it throws away a reply that was received from a server which then
+        // closed, as on `app_quit`.
+        let timeout =
+            timeout.map_or(-1, |timeout| i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX));
         socket.set_sndtimeo(timeout)?;
         socket.set_rcvtimeo(timeout)?;
         socket.connect(endpoint).map_err(refused)?;
         Ok(Self { socket, cipher: None })
     }
 
-    /// From now on what is asked with [`Self::call`] is encrypted, and no reply in clear text is taken.
+    /// From now on what is asked with [`Self::call`] is encrypted, and no reply in clear text is
+    /// taken.
     pub fn encrypted(self, cipher: Cipher) -> Self {
         Self { cipher: Some(Box::new(cipher)), ..self }
     }
@@ -103,9 +110,14 @@ impl Client {
         self.round_trip(request, |bytes| self.exchange(bytes))
     }
 
-    /// As [`Self::call`]; when no reply came within `patience`, `late` is called once and the wait begins: for whoever waits
-    /// without a time-out and wants to know why nothing happens.
-    pub fn call_patiently(&self, request: &Messages, patience: Duration, late: impl FnOnce()) -> Result<Messages, ClientError> {
+    /// As [`Self::call`]; when no reply came within `patience`, `late` is called once and the wait
+    /// begins: for whoever waits without a time-out and wants to know why nothing happens.
+    pub fn call_patiently(
+        &self,
+        request: &Messages,
+        patience: Duration,
+        late: impl FnOnce(),
+    ) -> Result<Messages, ClientError> {
         let patience = i64::try_from(patience.as_millis()).unwrap_or(i64::MAX);
         let mut late = Some(late);
         self.round_trip(request, |bytes| {
@@ -145,12 +157,14 @@ fn only_asks(request: &Messages) -> bool {
 
 /// Decodes a reply.
 ///
-/// A daemon answers what it cannot decode with a bare `Message`, which happens to decode as a `Messages` with nothing in it:
-/// it becomes a `Messages` with that one message.
+/// A daemon answers what it cannot decode with a bare `Message`, which happens to decode as a
+/// `Messages` with nothing in it: it becomes a `Messages` with that one message.
 pub fn decode_reply(reply: &[u8]) -> Result<Messages, ClientError> {
     let messages = crate::decode::<Messages>(reply).map_err(ClientError::Decode)?;
     let nothing_encrypted = messages.encrypted.as_ref().is_none_or(|encrypted| {
-        encrypted.error.is_none() && encrypted.aes256cbc_sha512.is_none() && encrypted.xchacha20_poly1305.is_none()
+        encrypted.error.is_none()
+            && encrypted.aes256cbc_sha512.is_none()
+            && encrypted.xchacha20_poly1305.is_none()
     });
     if messages.messages.is_empty()
         && nothing_encrypted
@@ -178,7 +192,8 @@ mod tests {
     #[test]
     fn other_replies_stay_as_they_are() {
         assert_eq!(decode_reply(b"").unwrap(), Messages::new());
-        let encrypted = crate::text::parse::<Messages>("encrypted { error { code: REJECTED } }").unwrap();
+        let encrypted =
+            crate::text::parse::<Messages>("encrypted { error { code: REJECTED } }").unwrap();
         assert_eq!(decode_reply(&encrypted.write_to_bytes().unwrap()).unwrap(), encrypted);
         assert!(matches!(decode_reply(b"\xff"), Err(ClientError::Decode(_))));
     }

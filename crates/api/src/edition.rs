@@ -3,7 +3,9 @@
 /// The edition of the protocol that every message of ours carries. A receiver never checks it.
 pub const REVISION: u32 = 6;
 
-/// The largest request taken and the largest reply a [`crate::client::Client`] takes, in bytes: a batch of a hundred thousand vnics fits.
+/// The largest request taken and the largest reply a [`crate::client::Client`] takes, in bytes: a
+/// batch of a hundred thousand vnics fits.
 ///
-/// Decoding multiplies the size of hostile input by about twenty, so this bounds the memory a request can take.
+/// Decoding multiplies the size of hostile input by about twenty, so this bounds the memory a
+/// request can take.
 pub const MAX_FRAME: usize = 16 << 20;

@@ -11,7 +11,8 @@ pub struct BadEndpoint {
     why: String,
 }
 
-/// Refuses a tcp endpoint whose port is none: ZeroMQ takes what is left of it modulo 65536, and listens or connects there.
+/// Refuses a tcp endpoint whose port is none: ZeroMQ takes what is left of it modulo 65536, and
+/// listens or connects there.
 pub(crate) fn check(endpoint: &str) -> Result<(), zmq::Error> {
     match endpoint.strip_prefix("tcp://") {
         Some(address) if port(address).is_none() => Err(zmq::Error::EINVAL),
@@ -19,9 +20,11 @@ pub(crate) fn check(endpoint: &str) -> Result<(), zmq::Error> {
     }
 }
 
-/// Refuses what the API cannot be served on: a transport without replies or that nobody else reaches, an address without a port.
+/// Refuses what the API cannot be served on: a transport without replies or that nobody else
+/// reaches, an address without a port.
 pub(crate) fn check_bindable(endpoint: &str) -> Result<(), BadEndpoint> {
-    unbindable(endpoint).map_or(Ok(()), |why| Err(BadEndpoint { endpoint: endpoint.to_owned(), why }))
+    unbindable(endpoint)
+        .map_or(Ok(()), |why| Err(BadEndpoint { endpoint: endpoint.to_owned(), why }))
 }
 
 fn unbindable(endpoint: &str) -> Option<String> {
@@ -30,7 +33,9 @@ fn unbindable(endpoint: &str) -> Option<String> {
         return Some("it has a control character in it".into());
     }
     let Some((transport, rest)) = endpoint.split_once("://") else {
-        return Some("it has no transport: write tcp://0.0.0.0:9999 or ipc:///run/butterfly/api".into());
+        return Some(
+            "it has no transport: write tcp://0.0.0.0:9999 or ipc:///run/butterfly/api".into(),
+        );
     };
     let only = "the API listens on tcp and ipc";
     match transport {
@@ -68,10 +73,24 @@ mod tests {
 
     #[test]
     fn a_port_is_a_port() {
-        for good in ["tcp://0.0.0.0:9999", "tcp://*:*", "tcp://[::1]:65535", "tcp://host:0", "ipc:///run/a:b", "inproc://x"] {
+        for good in [
+            "tcp://0.0.0.0:9999",
+            "tcp://*:*",
+            "tcp://[::1]:65535",
+            "tcp://host:0",
+            "ipc:///run/a:b",
+            "inproc://x",
+        ] {
             assert_eq!(check(good), Ok(()), "{good}");
         }
-        for bad in ["tcp://0.0.0.0:80000", "tcp://0.0.0.0:99x9", "tcp://0.0.0.0:-1", "tcp://host", "tcp://host:", "tcp://"] {
+        for bad in [
+            "tcp://0.0.0.0:80000",
+            "tcp://0.0.0.0:99x9",
+            "tcp://0.0.0.0:-1",
+            "tcp://host",
+            "tcp://host:",
+            "tcp://",
+        ] {
             assert_eq!(check(bad), Err(zmq::Error::EINVAL), "{bad}");
         }
     }
@@ -98,7 +117,10 @@ mod tests {
             ("ipc://", "it has no path"),
             ("ipc://@", "it has no path"),
             (&long, "its path has 108 bytes, and those of Unix sockets at most 107"),
-            ("inproc://x", "inproc reaches nobody outside the daemon; the API listens on tcp and ipc"),
+            (
+                "inproc://x",
+                "inproc reaches nobody outside the daemon; the API listens on tcp and ipc",
+            ),
             ("udp://239.0.0.1:9999", "udp has no replies; the API listens on tcp and ipc"),
             ("pgm://eth0;239.0.0.1:9999", "pgm has no replies"),
             ("epgm://eth0;239.0.0.1:9999", "epgm has no replies"),
@@ -110,7 +132,9 @@ mod tests {
         ] {
             match check_bindable(endpoint) {
                 Ok(()) => assert_eq!(why, "", "{endpoint} was taken"),
-                Err(BadEndpoint { why: told, .. }) => assert!(!why.is_empty() && told.starts_with(why), "{endpoint}: {told}"),
+                Err(BadEndpoint { why: told, .. }) => {
+                    assert!(!why.is_empty() && told.starts_with(why), "{endpoint}: {told}")
+                }
             }
         }
         assert_eq!(

@@ -1,7 +1,8 @@
 //! From the bytes of a request to the bytes of its reply.
 //!
-//! The messages of a batch are answered in their order, each on its own: one that fails does not stop the others. Nothing that
-//! arrives can end the process: what cannot be decoded is answered as such, and so is a panic of the handler.
+//! The messages of a batch are answered in their order, each on its own: one that fails does not
+//! stop the others. Nothing that arrives can end the process: what cannot be decoded is answered as
+//! such, and so is a panic of the handler.
 
 use crate::{
     Action, Caller, MAX_FRAME, REVISION, Requests,
@@ -48,13 +49,15 @@ const ENCRYPTED: u32 = 2;
 /// What a handler may want to know beside the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Context {
-    /// Envelopes processed since the start, the one of this request included. A batch is one envelope.
+    /// Envelopes processed since the start, the one of this request included. A batch is one
+    /// envelope.
     pub request_counter: u64,
     /// Who made it, if that is known.
     pub caller: Option<Caller>,
 }
 
-/// What a handler makes of a request. In the response `status` is not its business: it follows from this being an error or not.
+/// What a handler makes of a request. In the response `status` is not its business: it follows from
+/// this being an error or not.
 pub type Answer = Result<Response, Failure>;
 
 /// Carries out requests.
@@ -71,7 +74,8 @@ pub trait Handler {
 /// Why a request was not carried out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Failure {
-    /// The text the protocol fixes for this failure, or where it fixes none the reason. Some failures have to come without.
+    /// The text the protocol fixes for this failure, or where it fixes none the reason. Some
+    /// failures have to come without.
     pub description: Option<String>,
     /// What exactly was refused, why, and what to do about it.
     pub help: Option<String>,
@@ -89,8 +93,9 @@ impl Failure {
     }
 }
 
-/// The bare `Message` that answers what is not a `Messages`: its revision and PARSE_ERROR. The protocol's wart: deployed servers
-/// send exactly these bytes, and clients decode them as a `Messages` whose `encrypted` is empty.
+/// The bare `Message` that answers what is not a `Messages`: its revision and PARSE_ERROR. The
+/// protocol's wart: deployed servers send exactly these bytes, and clients decode them as a
+/// `Messages` whose `encrypted` is empty.
 const NOT_DECODABLE: &[u8] = &[0x08, 0x06, 0x12, 0x02, 0x08, 0x00];
 /// The same with INTERNAL_ERROR.
 const INTERNAL_ERROR: &[u8] = &[0x08, 0x06, 0x12, 0x02, 0x08, 0x01];
@@ -109,8 +114,9 @@ pub struct Envelope<H> {
 
 /// A request that is being answered, message by message.
 ///
-/// Between two of them others may be answered. It holds one decoded message at a time, however many arrived: first all
-/// are decoded to see that they can be, and then each again when it is carried out.
+/// Between two of them others may be answered. It holds one decoded message at a time, however many
+/// arrived: first all are decoded to see that they can be, and then each again when it is carried
+/// out.
 pub struct Task {
     frame: Zeroizing<Vec<u8>>,
     /// Where in the frame the messages are.
@@ -142,7 +148,9 @@ impl Task {
         for _ in 0..FIELDS {
             match fields.next()? {
                 None => return Ok(Next::End),
-                Some((MESSAGES, Content::Bytes(place))) => return Ok(Next::Message(place, fields.position())),
+                Some((MESSAGES, Content::Bytes(place))) => {
+                    return Ok(Next::Message(place, fields.position()));
+                }
                 // Nothing of it counts in clear text, but it has to be sound.
                 Some((ENCRYPTED, Content::Bytes(place))) => {
                     encrypted_fields(&fields, place)?;
@@ -172,7 +180,14 @@ impl<H: Handler> Envelope<H> {
     /// Nothing processed yet.
     pub fn new(handler: H) -> Self {
         let context = Context { request_counter: 0, caller: None };
-        Self { handler, request_counter: 0, requests: Arc::default(), current: None, context, gate: None }
+        Self {
+            handler,
+            request_counter: 0,
+            requests: Arc::default(),
+            current: None,
+            context,
+            gate: None,
+        }
     }
 
     /// From now on only requests that `gate` opens are carried out.
@@ -276,7 +291,10 @@ impl<H: Handler> Envelope<H> {
                 return;
             }
         };
-        answered(task, &encoded(&Messages { encrypted: MessageField::some(reply), ..Default::default() }));
+        answered(
+            task,
+            &encoded(&Messages { encrypted: MessageField::some(reply), ..Default::default() }),
+        );
     }
 
     /// Counts an envelope.
@@ -303,7 +321,8 @@ impl<H: Handler> Envelope<H> {
         self.requests.count(self.requests.undecodable(), false, Duration::ZERO);
     }
 
-    /// Decodes the next message to see that it can be: what is not sound as a whole is not carried out in part.
+    /// Decodes the next message to see that it can be: what is not sound as a whole is not carried
+    /// out in part.
     fn check_next(&mut self, task: &mut Task, at: usize) {
         let decoded = task.next_message(at).map_err(|error| error.to_string()).and_then(|next| {
             let (place, next) = match next {
@@ -312,7 +331,11 @@ impl<H: Handler> Envelope<H> {
                 Next::Message(place, next) => (place, next),
             };
             let id = match fit(&task.frame, place.clone()) {
-                Some(bytes) => decode::<Message>(bytes).map_err(|error| error.to_string())?.message_0.message_id().len(),
+                Some(bytes) => decode::<Message>(bytes)
+                    .map_err(|error| error.to_string())?
+                    .message_0
+                    .message_id()
+                    .len(),
                 None => 0,
             };
             Ok(Some((SHORTEST, id as u64, next)))
@@ -334,10 +357,13 @@ impl<H: Handler> Envelope<H> {
                 self.count_envelope(task);
                 task.stage = Stage::CarriedOut(task.content.start);
                 if task.answers == 0 {
-                    // Nothing at all, or only something encrypted: for which there is no key, or under the key for a second time.
+                    // Nothing at all, or only something encrypted: for which there is no key, or
+                    // under the key for a second time.
                     self.begin(None);
                     self.answered(false);
-                    self.not_understood("a request without messages, or encrypted where it cannot be");
+                    self.not_understood(
+                        "a request without messages, or encrypted where it cannot be",
+                    );
                     self.finish(task, &refused());
                 }
             }
@@ -351,7 +377,8 @@ impl<H: Handler> Envelope<H> {
             Ok(Next::Nothing(next)) => return task.stage = Stage::CarriedOut(next),
             Ok(Next::End) | Err(_) => return self.finish_as_it_is(task),
         };
-        let message = fit(&task.frame, place.clone()).and_then(|bytes| decode::<Message>(bytes).ok());
+        let message =
+            fit(&task.frame, place.clone()).and_then(|bytes| decode::<Message>(bytes).ok());
         let id = message.as_ref().map_or(0, |message| message.message_0.message_id().len());
         task.answers = task.answers.saturating_sub(SHORTEST + id as u64);
         // A reply that nobody can take is not made.
@@ -361,10 +388,13 @@ impl<H: Handler> Envelope<H> {
             Some(message) if room < MARGIN => self.too_much(&message, room),
             Some(message) => {
                 log("request", &message);
-                // A handler keeps its promises to itself by changing its state last: see `Handler::handle`.
+                // A handler keeps its promises to itself by changing its state last: see
+                // `Handler::handle`.
                 let reply = catch_unwind(AssertUnwindSafe(|| self.message(&message)));
                 let Ok(mut reply) = reply else {
-                    error!("a request was given up because of a defect in this program: please report it");
+                    error!(
+                        "a request was given up because of a defect in this program: please report it"
+                    );
                     self.answered(false);
                     return self.finish(task, INTERNAL_ERROR);
                 };
@@ -407,11 +437,15 @@ impl<H: Handler> Envelope<H> {
         self.begin(None);
         self.answered(false);
         let limit = weigh::MOST >> 20;
-        let help =
-            format!("its {length} bytes would take more than {limit} MiB of memory: ask for less at once, as by sg_member_add");
+        let help = format!(
+            "its {length} bytes would take more than {limit} MiB of memory: ask for less at once, as by sg_member_add"
+        );
         self.not_understood(&format!("a message is too large: {help}"));
         let failure = Failure::new("the message is too large").with_help(help);
-        reply(Response { status: MessageField::some(status(failure)), ..Default::default() }, &Message::new())
+        reply(
+            Response { status: MessageField::some(status(failure)), ..Default::default() },
+            &Message::new(),
+        )
     }
 
     fn message(&mut self, message: &Message) -> Message {
@@ -425,7 +459,9 @@ impl<H: Handler> Envelope<H> {
         self.answered(answer.is_ok());
         let response = match answer {
             Ok(response) => Response { status: MessageField::some(success()), ..response },
-            Err(failure) => Response { status: MessageField::some(status(failure)), ..Default::default() },
+            Err(failure) => {
+                Response { status: MessageField::some(status(failure)), ..Default::default() }
+            }
         };
         reply(response, message)
     }
@@ -453,14 +489,18 @@ impl<H: Handler> Envelope<H> {
     fn not_understood(&mut self, why: &str) {
         let context = self.context;
         if catch_unwind(AssertUnwindSafe(|| self.handler.not_understood(why, &context))).is_err() {
-            error!("a refusal could not be told because of a defect in this program: please report it");
+            error!(
+                "a refusal could not be told because of a defect in this program: please report it"
+            );
         }
     }
 }
 
 fn nothing_asked(request: Option<&Request>) -> Failure {
     let failure = Failure::new("no request found");
-    let unknown = request.and_then(|request| request.special_fields.unknown_fields().iter().map(|(number, _)| number).min());
+    let unknown = request.and_then(|request| {
+        request.special_fields.unknown_fields().iter().map(|(number, _)| number).min()
+    });
     match unknown {
         None => failure,
         Some(number) => failure.with_help(format!(
@@ -471,8 +511,14 @@ fn nothing_asked(request: Option<&Request>) -> Failure {
 
 /// The answer to what gets none, in so much room.
 fn too_long(message: &Message, room: u64) -> Message {
-    let failure = Failure::new("the reply to this batch is too long").with_help("ask in several batches");
-    let answer = |failure| reply(Response { status: MessageField::some(status(failure)), ..Default::default() }, message);
+    let failure =
+        Failure::new("the reply to this batch is too long").with_help("ask in several batches");
+    let answer = |failure| {
+        reply(
+            Response { status: MessageField::some(status(failure)), ..Default::default() },
+            message,
+        )
+    };
     let told = answer(failure);
     if told.compute_size() + HEADER <= room { told } else { answer(Failure::default()) }
 }
@@ -505,7 +551,10 @@ fn fit(frame: &[u8], place: Range<usize>) -> Option<&[u8]> {
 }
 
 /// Where the encrypted part of an envelope has which form.
-fn encrypted_part(frame: &[u8], range: Range<usize>) -> Result<Option<EncryptedFields>, scan::Malformed> {
+fn encrypted_part(
+    frame: &[u8],
+    range: Range<usize>,
+) -> Result<Option<EncryptedFields>, scan::Malformed> {
     let mut fields = Fields::within(frame, range);
     let mut found: Option<EncryptedFields> = None;
     // Behind that many others it is not looked for.
@@ -515,13 +564,19 @@ fn encrypted_part(frame: &[u8], range: Range<usize>) -> Result<Option<EncryptedF
             // Of several the last counts, form by form, as decoding has it.
             let before = found.take().unwrap_or_default();
             let EncryptedFields { sealed, legacy } = encrypted_fields(&fields, place)?;
-            found = Some(EncryptedFields { sealed: sealed.or(before.sealed), legacy: legacy.or(before.legacy) });
+            found = Some(EncryptedFields {
+                sealed: sealed.or(before.sealed),
+                legacy: legacy.or(before.legacy),
+            });
         }
     }
     Ok(found)
 }
 
-fn encrypted_fields(fields: &Fields<'_>, place: Range<usize>) -> Result<EncryptedFields, scan::Malformed> {
+fn encrypted_fields(
+    fields: &Fields<'_>,
+    place: Range<usize>,
+) -> Result<EncryptedFields, scan::Malformed> {
     let mut found = EncryptedFields::default();
     let mut fields = fields.inside(place);
     while let Some((number, content)) = fields.next()? {
@@ -565,7 +620,11 @@ fn success() -> Status {
 }
 
 fn status(failure: Failure) -> Status {
-    let error = message_v0::Error { description: failure.description, help: failure.help, ..Default::default() };
+    let error = message_v0::Error {
+        description: failure.description,
+        help: failure.help,
+        ..Default::default()
+    };
     Status { status: Some(false), error: MessageField::some(error), ..Default::default() }
 }
 

@@ -1,8 +1,9 @@
 //! The API of Butterfly: protobuf messages over ZeroMQ.
 //!
-//! One request frame carries one serialized [`proto::Messages`], one reply frame answers it. [`envelope`] turns the one into the
-//! other with the help of a [`Handler`], which only sees single well-formed requests; [`server`] moves the frames; [`text`] is
-//! the format in which people read and write messages.
+//! One request frame carries one serialized [`proto::Messages`], one reply frame answers it.
+//! [`envelope`] turns the one into the other with the help of a [`Handler`], which only sees single
+//! well-formed requests; [`server`] moves the frames; [`text`] is the format in which people read
+//! and write messages.
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,7 @@
 //! How many requests of each kind were answered, how, and how long that took.
 //!
-//! Kinds are the fields of the protocol's `Request`, found by reflection: a new one is counted without a word here.
+//! Kinds are the fields of the protocol's `Request`, found by reflection: a new one is counted
+//! without a word here.
 
 use crate::proto::Request;
 use protobuf::{MessageFull, reflect::FieldDescriptor};
@@ -31,7 +32,8 @@ struct Kind {
 /// What is known of the requests of a kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestCount<'a> {
-    /// Name of the field in the protocol; `none` for what asks for nothing that is known, `undecodable` for what is no envelope.
+    /// Name of the field in the protocol; `none` for what asks for nothing that is known,
+    /// `undecodable` for what is no envelope.
     pub request: &'a str,
     /// Those answered with success.
     pub succeeded: u64,
@@ -56,7 +58,11 @@ impl Default for Requests {
             failed: AtomicU64::new(0),
             nanoseconds: AtomicU64::new(0),
         };
-        let kinds = fields.iter().map(|field| kind(field.name())).chain([kind(NOTHING), kind(UNDECODABLE)]).collect();
+        let kinds = fields
+            .iter()
+            .map(|field| kind(field.name()))
+            .chain([kind(NOTHING), kind(UNDECODABLE)])
+            .collect();
         Self { fields, kinds }
     }
 }
@@ -79,7 +85,8 @@ impl Requests {
     }
 
     pub(crate) fn kind_of(&self, request: Option<&Request>) -> KindOf {
-        let set = request.and_then(|request| self.fields.iter().position(|field| field.has_field(request)));
+        let set = request
+            .and_then(|request| self.fields.iter().position(|field| field.has_field(request)));
         KindOf(set.unwrap_or(self.fields.len()))
     }
 

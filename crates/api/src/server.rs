@@ -1,7 +1,8 @@
 //! The daemon's end of the API: ZeroMQ's protocol, served within bounds.
 //!
-//! One thread moves bytes ([`mover`]), and the one that calls [`Server::serve`] answers. What clients make us hold is
-//! bounded for all of them together ([`bounds`]): libzmq, which queues whatever arrives before anybody sees it, is not.
+//! One thread moves bytes ([`mover`]), and the one that calls [`Server::serve`] answers. What
+//! clients make us hold is bounded for all of them together ([`bounds`]): libzmq, which queues
+//! whatever arrives before anybody sees it, is not.
 
 use crate::{Caller, Envelope, Handler, Task, endpoint::check_bindable};
 use bind::Listener;
@@ -67,7 +68,8 @@ pub struct CutClient {
 /// How often to take a turn at least, and who hears of it.
 type Turn = (Duration, Box<dyn Fn() + Send>);
 
-/// Answers REQ and DEALER sockets: one request, one reply, whoever asks. Dropped, it stops listening.
+/// Answers REQ and DEALER sockets: one request, one reply, whoever asks. Dropped, it stops
+/// listening.
 pub struct Server {
     listeners: Vec<Listener>,
     /// Where it listens, wildcards resolved.
@@ -80,12 +82,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens on all of `endpoints` or on none: `tcp://0.0.0.0:9999`, `tcp://*:9999`, `tcp://[::]:9999` (both families),
-    /// `tcp://127.0.0.1:*` (a free port), `ipc:///run/butterfly.sock`, `ipc://@abstract`. Names of interfaces and hosts are the caller's
-    /// to resolve.
+    /// Listens on all of `endpoints` or on none: `tcp://0.0.0.0:9999`, `tcp://*:9999`,
+    /// `tcp://[::]:9999` (both families), `tcp://127.0.0.1:*` (a free port),
+    /// `ipc:///run/butterfly.sock`, `ipc://@abstract`. Names of interfaces and hosts are the
+    /// caller's to resolve.
     ///
-    /// An ipc socket left behind by a process that died is replaced; one that is listened on is refused, and so is a file
-    /// of any other kind.
+    /// An ipc socket left behind by a process that died is replaced; one that is listened on is
+    /// refused, and so is a file of any other kind.
     pub fn bind(endpoints: &[impl AsRef<str>]) -> Result<Self, ServerError> {
         endpoints.iter().try_for_each(|endpoint| check(endpoint.as_ref()))?;
         let mut server = Self {
@@ -98,11 +101,12 @@ impl Server {
         // Of a server that is dropped because one is refused, the others go with it.
         for endpoint in endpoints {
             let endpoint = endpoint.as_ref();
-            let (listener, bound) = Listener::bind(endpoint).map_err(|error| ServerError::Bind {
-                endpoint: endpoint.to_owned(),
-                reason: reason(&error),
-                advice: advice(&error),
-            })?;
+            let (listener, bound) =
+                Listener::bind(endpoint).map_err(|error| ServerError::Bind {
+                    endpoint: endpoint.to_owned(),
+                    reason: reason(&error),
+                    advice: advice(&error),
+                })?;
             server.listeners.push(listener);
             server.endpoints.push(bound);
         }
@@ -114,12 +118,14 @@ impl Server {
         &self.endpoints
     }
 
-    /// Has `taken` called at each turn of [`Self::serve`], which takes one each `interval` even if nothing is asked.
+    /// Has `taken` called at each turn of [`Self::serve`], which takes one each `interval` even if
+    /// nothing is asked.
     pub fn at_each_turn(&mut self, interval: Duration, taken: impl Fn() + Send + 'static) {
         self.turn = Some((interval, Box::new(taken)));
     }
 
-    /// Takes no more than so many connections at a time: when another client comes, one goes of whoever has most.
+    /// Takes no more than so many connections at a time: when another client comes, one goes of
+    /// whoever has most.
     pub fn at_most(&mut self, connections: usize) {
         self.connections = connections.clamp(1, bounds::CONNECTIONS);
     }
@@ -131,8 +137,9 @@ impl Server {
 
     /// Answers requests until `stop` becomes readable, or `done` says so after a reply was made.
     ///
-    /// Sleeps while nothing is asked. Of a multipart request the first part counts. A peer that does not take its reply
-    /// loses it; nobody else waits for it. Between two messages of a long request short ones of others are answered.
+    /// Sleeps while nothing is asked. Of a multipart request the first part counts. A peer that
+    /// does not take its reply loses it; nobody else waits for it. Between two messages of a
+    /// long request short ones of others are answered.
     pub fn serve<H: Handler>(
         &self,
         envelope: &mut Envelope<H>,
@@ -143,14 +150,21 @@ impl Server {
         let mut mover = Mover::new(&self.listeners, &exchange, self.connections, &*self.cut)?;
         std::thread::scope(|scope| {
             let exchange = &exchange;
-            let moving = std::thread::Builder::new().name("api".into()).spawn_scoped(scope, move || {
-                let ended = mover.run();
-                exchange.break_off();
-                ended
-            })?;
-            let served = Answering { exchange, envelope, long: Vec::new(), next: 0 }.run(stop, self.turn.as_ref(), done);
+            let moving =
+                std::thread::Builder::new().name("api".into()).spawn_scoped(scope, move || {
+                    let ended = mover.run();
+                    exchange.break_off();
+                    ended
+                })?;
+            let served = Answering { exchange, envelope, long: Vec::new(), next: 0 }.run(
+                stop,
+                self.turn.as_ref(),
+                done,
+            );
             exchange.finish();
-            let moved = moving.join().unwrap_or_else(|_| Err(io::Error::other("the thread that moves bytes ended")));
+            let moved = moving
+                .join()
+                .unwrap_or_else(|_| Err(io::Error::other("the thread that moves bytes ended")));
             served.and(moved).map_err(Into::into)
         })
     }
@@ -166,7 +180,12 @@ struct Answering<'a, H> {
 }
 
 impl<H: Handler> Answering<'_, H> {
-    fn run(&mut self, stop: BorrowedFd<'_>, turn: Option<&Turn>, done: impl Fn(&H) -> bool) -> io::Result<()> {
+    fn run(
+        &mut self,
+        stop: BorrowedFd<'_>,
+        turn: Option<&Turn>,
+        done: impl Fn(&H) -> bool,
+    ) -> io::Result<()> {
         loop {
             if let Some((_, taken)) = turn {
                 taken();
@@ -182,7 +201,11 @@ impl<H: Handler> Answering<'_, H> {
                 while !self.long.is_empty() && self.go_on() {}
                 return Ok(());
             }
-            let wait = if short || long { Some(Duration::ZERO) } else { turn.map(|(interval, _)| *interval) };
+            let wait = if short || long {
+                Some(Duration::ZERO)
+            } else {
+                turn.map(|(interval, _)| *interval)
+            };
             if self.sleep(stop, wait)? {
                 return Ok(());
             }
@@ -191,9 +214,14 @@ impl<H: Handler> Answering<'_, H> {
 
     /// Sleeps until there is something to do; whether to stop.
     fn sleep(&self, stop: BorrowedFd<'_>, wait: Option<Duration>) -> io::Result<bool> {
-        let mut watched =
-            [PollFd::from_borrowed_fd(stop, PollFlags::IN), PollFd::from_borrowed_fd(self.exchange.to_answer(), PollFlags::IN)];
-        let wait = wait.map(|wait| Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) });
+        let mut watched = [
+            PollFd::from_borrowed_fd(stop, PollFlags::IN),
+            PollFd::from_borrowed_fd(self.exchange.to_answer(), PollFlags::IN),
+        ];
+        let wait = wait.map(|wait| Timespec {
+            tv_sec: wait.as_secs() as i64,
+            tv_nsec: i64::from(wait.subsec_nanos()),
+        });
         match poll(&mut watched, wait.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
@@ -207,7 +235,9 @@ impl<H: Handler> Answering<'_, H> {
 
     /// Answers one short request, if there is one.
     fn answer_short(&mut self) -> bool {
-        let Some(Job { peer, caller, route, body, room, .. }) = self.exchange.next_short() else { return false };
+        let Some(Job { peer, caller, route, body, room, .. }) = self.exchange.next_short() else {
+            return false;
+        };
         let reply = self.envelope.answer_to(body, Some(caller));
         self.exchange.answered(room, Reply { peer, route, body: reply });
         true
@@ -261,7 +291,9 @@ fn advice(error: &io::Error) -> &'static str {
         Some(Errno::ADDRNOTAVAIL | Errno::NODEV) => "no interface of this host has that address",
         Some(Errno::ACCESS) => "this user may not listen there",
         Some(Errno::NOENT) => "create the directory first",
-        Some(Errno::NOTSOCK) => "that path is no socket, and what it is will not be removed: choose another",
+        Some(Errno::NOTSOCK) => {
+            "that path is no socket, and what it is will not be removed: choose another"
+        }
         _ => "an endpoint looks like tcp://0.0.0.0:9999 or ipc:///run/butterfly.sock",
     }
 }

@@ -39,9 +39,12 @@ impl Handler for WhoAsks {
 
 /// What a client at `endpoint` is taken for.
 fn asked(endpoint: &str) -> String {
-    let request: Messages = text::parse("messages { revision: 6 message_0 { request { nic_list: true } } }").unwrap();
-    let reply =
-        Client::connect(endpoint, Some(PATIENCE)).unwrap().call(&request).unwrap_or_else(|error| panic!("{endpoint}: {error}"));
+    let request: Messages =
+        text::parse("messages { revision: 6 message_0 { request { nic_list: true } } }").unwrap();
+    let reply = Client::connect(endpoint, Some(PATIENCE))
+        .unwrap()
+        .call(&request)
+        .unwrap_or_else(|error| panic!("{endpoint}: {error}"));
     reply.messages[0].message_0.response.nic_list.concat()
 }
 
@@ -49,7 +52,8 @@ fn asked(endpoint: &str) -> String {
 fn while_served(server: Server, ask: impl FnOnce()) {
     let (mut stop, stopped) = UnixStream::pair().unwrap();
     std::thread::scope(|scope| {
-        let served = scope.spawn(move || server.serve(&mut Envelope::new(WhoAsks), stopped.as_fd(), |_| false));
+        let served = scope
+            .spawn(move || server.serve(&mut Envelope::new(WhoAsks), stopped.as_fd(), |_| false));
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(ask));
         stop.write_all(b"x").unwrap();
         served.join().unwrap().unwrap();
@@ -64,7 +68,8 @@ fn refused(endpoints: &[&str]) -> String {
     }
 }
 
-/// A row each: what is bound, what it is called then (`PORT` is any), where clients ask, and who they are.
+/// A row each: what is bound, what it is called then (`PORT` is any), where clients ask, and who
+/// they are.
 #[test]
 fn every_kind_is_served() {
     let directory = tempfile::tempdir().unwrap();
@@ -75,9 +80,17 @@ fn every_kind_is_served() {
         ("tcp://127.0.0.1:*", "tcp://127.0.0.1:PORT", &[("tcp://127.0.0.1:PORT", "127.0.0.1")][..]),
         ("tcp://127.0.0.1:0", "tcp://127.0.0.1:PORT", &[("tcp://127.0.0.1:PORT", "127.0.0.1")]),
         ("tcp://0.0.0.0:*", "tcp://0.0.0.0:PORT", &[("tcp://127.0.0.2:PORT", "127.0.0.1")]),
-        ("tcp://*:*", "tcp://0.0.0.0:PORT", &[("tcp://127.0.0.1:PORT", "127.0.0.1"), ("tcp://localhost:PORT", "127.0.0.1")]),
+        (
+            "tcp://*:*",
+            "tcp://0.0.0.0:PORT",
+            &[("tcp://127.0.0.1:PORT", "127.0.0.1"), ("tcp://localhost:PORT", "127.0.0.1")],
+        ),
         ("tcp://[::1]:*", "tcp://[::1]:PORT", &[("tcp://[::1]:PORT", "::1")]),
-        ("tcp://[::]:*", "tcp://[::]:PORT", &[("tcp://[::1]:PORT", "::1"), ("tcp://127.0.0.1:PORT", "127.0.0.1")]),
+        (
+            "tcp://[::]:*",
+            "tcp://[::]:PORT",
+            &[("tcp://[::1]:PORT", "::1"), ("tcp://127.0.0.1:PORT", "127.0.0.1")],
+        ),
         (&ipc, &ipc, &[(&ipc, "a local process")]),
         (&hidden, &hidden, &[(&hidden, "a local process")]),
     ] {
@@ -85,10 +98,17 @@ fn every_kind_is_served() {
         let [endpoint] = server.endpoints() else { panic!("{bound}: {:?}", server.endpoints()) };
         let port = endpoint.rsplit(':').next().unwrap().to_owned();
         assert_eq!(*endpoint, told.replace("PORT", &port), "{bound}");
-        assert!(!told.contains("PORT") || port.parse::<u16>().is_ok_and(|port| port != 0), "{bound}: {endpoint}");
+        assert!(
+            !told.contains("PORT") || port.parse::<u16>().is_ok_and(|port| port != 0),
+            "{bound}: {endpoint}"
+        );
         while_served(server, || {
             for (at, caller) in asks {
-                assert_eq!(asked(&at.replace("PORT", &port)), *caller, "{at}, where {bound} is bound");
+                assert_eq!(
+                    asked(&at.replace("PORT", &port)),
+                    *caller,
+                    "{at}, where {bound} is bound"
+                );
             }
         });
     }
@@ -103,7 +123,9 @@ fn a_port_of_our_choice_is_that_port() {
         let endpoint = format!("tcp://*:{port}");
         let Ok(server) = Server::bind(&[&endpoint]) else { continue };
         assert_eq!(server.endpoints(), [format!("tcp://0.0.0.0:{port}")]);
-        return while_served(server, || assert_eq!(asked(&format!("tcp://127.0.0.1:{port}")), "127.0.0.1"));
+        return while_served(server, || {
+            assert_eq!(asked(&format!("tcp://127.0.0.1:{port}")), "127.0.0.1")
+        });
     }
     panic!("no port is free");
 }
@@ -113,14 +135,19 @@ fn several_are_served_at_once() {
     let directory = tempfile::tempdir().unwrap();
     let ipc = format!("ipc://{}", directory.path().join("api").display());
     let hidden = format!("ipc://@butterfly-several-{}", std::process::id());
-    let server = Server::bind(&["tcp://127.0.0.1:*", &ipc, "tcp://[::1]:*", &hidden, "tcp://127.0.0.1:0"]).unwrap();
+    let server =
+        Server::bind(&["tcp://127.0.0.1:*", &ipc, "tcp://[::1]:*", &hidden, "tcp://127.0.0.1:0"])
+            .unwrap();
     let endpoints = server.endpoints().to_vec();
     assert_eq!(endpoints.len(), 5);
     while_served(server, || {
         // One after the other, and each while all others are connected.
         for _ in 0..3 {
             let told: Vec<_> = endpoints.iter().map(|endpoint| asked(endpoint)).collect();
-            assert_eq!(told, ["127.0.0.1", "a local process", "::1", "a local process", "127.0.0.1"]);
+            assert_eq!(
+                told,
+                ["127.0.0.1", "a local process", "::1", "a local process", "127.0.0.1"]
+            );
         }
     });
     assert!(!directory.path().join("api").exists());
@@ -139,11 +166,25 @@ fn all_or_none() {
     let tcp = format!("tcp://127.0.0.1:{port}");
     let others = |last: &str| refused(&[&ipc, &hidden, &tcp, last]);
 
-    assert!(others(&busy).starts_with(&format!("cannot listen on {busy}: Address already in use; another process")));
+    assert!(
+        others(&busy).starts_with(&format!(
+            "cannot listen on {busy}: Address already in use; another process"
+        ))
+    );
     // Two of one kind: the second is refused like somebody else's.
-    assert!(others(&ipc).starts_with(&format!("cannot listen on {ipc}: Address already in use; another process")));
-    assert!(others(&tcp).starts_with(&format!("cannot listen on {tcp}: Address already in use; another process")));
-    assert!(others(&hidden).starts_with(&format!("cannot listen on {hidden}: Address already in use; another process")));
+    assert!(
+        others(&ipc).starts_with(&format!(
+            "cannot listen on {ipc}: Address already in use; another process"
+        ))
+    );
+    assert!(
+        others(&tcp).starts_with(&format!(
+            "cannot listen on {tcp}: Address already in use; another process"
+        ))
+    );
+    assert!(others(&hidden).starts_with(&format!(
+        "cannot listen on {hidden}: Address already in use; another process"
+    )));
     assert!(others(&format!("tcp://[::]:{port}")).contains("as [::] does for IPv4"));
     for (last, said) in [
         (
@@ -154,7 +195,10 @@ fn all_or_none() {
             "inproc://a",
             "endpoint \"inproc://a\" is refused: inproc reaches nobody outside the daemon; the API listens on tcp and ipc",
         ),
-        ("tipc://{1,0,0}", "endpoint \"tipc://{1,0,0}\" is refused: tipc is not supported; the API listens on tcp and ipc"),
+        (
+            "tipc://{1,0,0}",
+            "endpoint \"tipc://{1,0,0}\" is refused: tipc is not supported; the API listens on tcp and ipc",
+        ),
         (
             "tcp://no-such-link:1",
             "cannot listen on tcp://no-such-link:1: No such device; no interface of this host has that address",

@@ -1,4 +1,5 @@
-//! Names, numbers, types and labels of every field that clients of revision 6 know: a row each, and no field without a row.
+//! Names, numbers, types and labels of every field that clients of revision 6 know: a row each, and
+//! no field without a row.
 
 use butterfly_api::proto;
 use protobuf::{
@@ -209,7 +210,10 @@ fn every_field_is_as_clients_know_it() {
             expected += row;
         }
         let messages = messages();
-        let message = messages.iter().find(|message| message.full_name() == name.trim()).unwrap_or_else(|| panic!("no {name}"));
+        let message = messages
+            .iter()
+            .find(|message| message.full_name() == name.trim())
+            .unwrap_or_else(|| panic!("no {name}"));
         assert_eq!(definition(message), expected);
         known += 1;
     }
@@ -233,10 +237,17 @@ fn enumerations_have_their_numbers() {
         E::VALUES.iter().map(E::value).filter(|number| *number < OURS).collect()
     }
     let name = |number| encrypted::error::Code::from_i32(number).map(|code| format!("{code:?}"));
-    assert_eq!([0, 1, 2].map(|number| name(number).unwrap()), ["NOT_SUPPORTED", "REJECTED", "INTERNAL_ERROR"]);
-    for (number, code) in
-        [(0, "PARSE_ERROR"), (1, "INTERNAL_ERROR"), (2, "VERSION_NOT_MANAGED"), (3, "EMPTY_REQUEST"), (4, "REJECTED")]
-    {
+    assert_eq!(
+        [0, 1, 2].map(|number| name(number).unwrap()),
+        ["NOT_SUPPORTED", "REJECTED", "INTERNAL_ERROR"]
+    );
+    for (number, code) in [
+        (0, "PARSE_ERROR"),
+        (1, "INTERNAL_ERROR"),
+        (2, "VERSION_NOT_MANAGED"),
+        (3, "EMPTY_REQUEST"),
+        (4, "REJECTED"),
+    ] {
         assert_eq!(format!("{:?}", error::Code::from_i32(number).unwrap()), code);
     }
     for (number, kind) in [(0, "VHOST_USER_SERVER"), (1, "TAP"), (2, "BENCH")] {

@@ -33,7 +33,9 @@ impl Handler for Echo {
                 let caller = context.caller.map(|caller| caller.to_string());
                 Ok(Response { nic_list: caller.into_iter().collect(), ..Default::default() })
             }
-            Action::NicDetails(id) => Ok(Response { nic_list: vec![id.to_owned()], ..Default::default() }),
+            Action::NicDetails(id) => {
+                Ok(Response { nic_list: vec![id.to_owned()], ..Default::default() })
+            }
             Action::AppQuit => {
                 self.quit = true;
                 Ok(Response::new())
@@ -105,7 +107,10 @@ impl Drop for Running {
 }
 
 fn ask(id: &str) -> Messages {
-    text::parse(&format!("messages {{ revision: 6 message_0 {{ request {{ nic_details: \"{id}\" }} }} }}")).unwrap()
+    text::parse(&format!(
+        "messages {{ revision: 6 message_0 {{ request {{ nic_details: \"{id}\" }} }} }}"
+    ))
+    .unwrap()
 }
 
 fn check(client: &Client, id: &str) {
@@ -132,8 +137,12 @@ fn requests_are_answered_within_milliseconds() {
 
 #[test]
 fn the_handler_hears_who_asks() {
-    for (server, expected) in [(Running::on_ipc(), "a local process"), (Running::on_tcp(), "127.0.0.1")] {
-        let request: Messages = text::parse("messages { revision: 6 message_0 { request { nic_stats: \"x\" } } }").unwrap();
+    for (server, expected) in
+        [(Running::on_ipc(), "a local process"), (Running::on_tcp(), "127.0.0.1")]
+    {
+        let request: Messages =
+            text::parse("messages { revision: 6 message_0 { request { nic_stats: \"x\" } } }")
+                .unwrap();
         let reply = server.client().call(&request).unwrap();
         assert_eq!(reply.messages[0].message_0.response.nic_list, [expected]);
     }
@@ -251,7 +260,8 @@ fn a_stop_is_prompt_and_frees_the_endpoint() {
 #[test]
 fn who_asks_it_to_quit_gets_the_reply() {
     let mut server = Running::on_ipc();
-    let quit = text::parse("messages { revision: 6 message_0 { request { app_quit: true } } }").unwrap();
+    let quit =
+        text::parse("messages { revision: 6 message_0 { request { app_quit: true } } }").unwrap();
     let reply = server.client().call(&quit).unwrap();
     assert!(reply.messages[0].message_0.response.status.status());
     server.finish().unwrap();
@@ -261,7 +271,8 @@ fn who_asks_it_to_quit_gets_the_reply() {
 fn a_busy_endpoint_is_refused_with_advice() {
     let server = Running::on_tcp();
     let Err(error) = Server::bind(&[&server.endpoint]) else { panic!("bound twice") };
-    let expected = format!("cannot listen on {}: Address already in use; another process", server.endpoint);
+    let expected =
+        format!("cannot listen on {}: Address already in use; another process", server.endpoint);
     assert!(error.to_string().starts_with(&expected), "{error}");
     let server = Running::on_ipc();
     let Err(error) = Server::bind(&[&server.endpoint]) else { panic!("bound twice") };

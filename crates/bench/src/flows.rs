@@ -1,11 +1,13 @@
 //! Which 5-tuple the next frame has.
 //!
-//! Flow `i` has source port 1024 + (i mod 32768) and destination port 5001 + i / 32768 from A to B; B answers with the same
-//! 5-tuple reversed, so that a stateful switch sees established connections.
+//! Flow `i` has source port 1024 + (i mod 32768) and destination port 5001 + i / 32768 from A to B;
+//! B answers with the same 5-tuple reversed, so that a stateful switch sees established
+//! connections.
 
 use crate::rng::Rng;
 
-/// Most flows: ports 5001 to 65535 with 32,768 client ports each, as far as memory for their order goes.
+/// Most flows: ports 5001 to 65535 with 32,768 client ports each, as far as memory for their order
+/// goes.
 pub const MAX_FLOWS: u32 = 1 << 24;
 
 /// Client and server port of one flow.
@@ -74,16 +76,22 @@ mod tests {
     fn every_flow_once_a_round() {
         let mut order = Order::cycle(100_000, 1);
         for _ in 0..2 {
-            let round: HashSet<_> = (0..100_000).map(|_| order.next()).map(|p| (p.client, p.server)).collect();
+            let round: HashSet<_> =
+                (0..100_000).map(|_| order.next()).map(|p| (p.client, p.server)).collect();
             assert_eq!(round.len(), 100_000);
-            assert!(round.iter().all(|(client, server)| *client >= 1024 && (5001..=5004).contains(server)));
+            assert!(
+                round
+                    .iter()
+                    .all(|(client, server)| *client >= 1024 && (5001..=5004).contains(server))
+            );
         }
     }
 
     #[test]
     fn sessions_do_not_repeat() {
         let mut order = Order::Sessions(0);
-        let seen: HashSet<_> = (0..1_000_000).map(|_| order.next()).map(|p| (p.client, p.server)).collect();
+        let seen: HashSet<_> =
+            (0..1_000_000).map(|_| order.next()).map(|p| (p.client, p.server)).collect();
         assert_eq!(seen.len(), 1_000_000);
         assert_eq!(Ports::of_session(64_512 * 60_535 - 1), Ports { client: 65535, server: 65535 });
     }

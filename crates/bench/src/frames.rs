@@ -1,4 +1,5 @@
-//! What a VM sends: frames that are determined by their number alone, so that a receiver can build them again.
+//! What a VM sends: frames that are determined by their number alone, so that a receiver can build
+//! them again.
 
 use std::net::Ipv4Addr;
 
@@ -33,8 +34,8 @@ pub fn ip(vm: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 0, 0, 1 + vm as u8)
 }
 
-/// What the segments of a TCP run are. Every data segment is the same one again: in the window of any tracker, whatever is
-/// dropped.
+/// What the segments of a TCP run are. Every data segment is the same one again: in the window of
+/// any tracker, whatever is dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Data (UDP, or TCP with ACK).
@@ -45,7 +46,8 @@ pub enum Kind {
     Accept,
 }
 
-/// Which part of a run a frame belongs to: its IPv4 identification, so that one that comes late is known for what it is.
+/// Which part of a run a frame belongs to: its IPv4 identification, so that one that comes late is
+/// known for what it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u16)]
 pub enum Part {
@@ -88,9 +90,19 @@ impl Frames {
         distinct.sort_unstable();
         distinct.dedup();
         let filler: Vec<u8> = (0..usize::from(options.size.largest())).map(|i| i as u8).collect();
-        let templates = distinct.iter().map(|len| Template::new(options.tcp, vm, (kind, part), *len, &filler)).collect();
-        let sizes = order.iter().map(|len| distinct.binary_search(len).unwrap_or_default() as u16).collect();
-        let flows = if options.new_sessions { Order::Sessions(0) } else { Order::cycle(options.flows, options.seed) };
+        let templates = distinct
+            .iter()
+            .map(|len| Template::new(options.tcp, vm, (kind, part), *len, &filler))
+            .collect();
+        let sizes = order
+            .iter()
+            .map(|len| distinct.binary_search(len).unwrap_or_default() as u16)
+            .collect();
+        let flows = if options.new_sessions {
+            Order::Sessions(0)
+        } else {
+            Order::cycle(options.flows, options.seed)
+        };
         Frames {
             vm,
             tcp: options.tcp,
@@ -126,7 +138,8 @@ impl Frames {
         put_ports(&mut head, self.vm, ports);
         if self.tcp {
             let checksum = template.sum.push_u16(ports.client).push_u16(ports.server).checksum();
-            head[L4 + tcp::CHECKSUM_OFFSET..L4 + tcp::CHECKSUM_OFFSET + 2].copy_from_slice(&checksum.to_be_bytes());
+            head[L4 + tcp::CHECKSUM_OFFSET..L4 + tcp::CHECKSUM_OFFSET + 2]
+                .copy_from_slice(&checksum.to_be_bytes());
         }
         if template.len < HEAD {
             out.write(0, &head[..template.len]);
@@ -166,7 +179,8 @@ impl Frames {
         write_pattern(pattern, rng::mix(number << 1 | self.vm as u64));
         let segment = &mut frame[L4..];
         segment[field..field + 2].fill(0);
-        let sum = Sum::pseudo_v4(ip(self.vm), ip(1 - self.vm), protocol, segment.len() as u16).push(segment);
+        let sum = Sum::pseudo_v4(ip(self.vm), ip(1 - self.vm), protocol, segment.len() as u16)
+            .push(segment);
         let checksum = if self.tcp { sum.checksum() } else { sum.udp_checksum() };
         segment[field..field + 2].copy_from_slice(&checksum.to_be_bytes());
         template.len
@@ -182,7 +196,8 @@ impl Frames {
         head[..12] == self.templates[0].head[..12]
     }
 
-    /// Whether the first bytes of a frame of `len` bytes say that this VM sent it. Looks at one cache line.
+    /// Whether the first bytes of a frame of `len` bytes say that this VM sent it. Looks at one
+    /// cache line.
     #[inline]
     pub fn are_ours(&self, head: &[u8; 32], len: usize) -> bool {
         let template = &self.templates[0].head;
@@ -199,7 +214,8 @@ impl Frames {
 }
 
 fn put_ports(frame: &mut [u8], vm: usize, ports: Ports) {
-    let (source, destination) = if vm == 0 { (ports.client, ports.server) } else { (ports.server, ports.client) };
+    let (source, destination) =
+        if vm == 0 { (ports.client, ports.server) } else { (ports.server, ports.client) };
     frame[L4..L4 + 2].copy_from_slice(&source.to_be_bytes());
     frame[L4 + 2..L4 + 4].copy_from_slice(&destination.to_be_bytes());
 }
@@ -219,9 +235,17 @@ fn write_pattern(bytes: &mut [u8], seed: u64) {
 }
 
 impl Template {
-    fn new(is_tcp: bool, vm: usize, (kind, part): (Kind, Part), len: u16, filler: &[u8]) -> Template {
+    fn new(
+        is_tcp: bool,
+        vm: usize,
+        (kind, part): (Kind, Part),
+        len: u16,
+        filler: &[u8],
+    ) -> Template {
         let len = usize::from(len);
-        let ip_header = build::ethernet(mac(vm), mac(1 - vm)).ipv4(ip(vm), ip(1 - vm)).identification(part as u16);
+        let ip_header = build::ethernet(mac(vm), mac(1 - vm))
+            .ipv4(ip(vm), ip(1 - vm))
+            .identification(part as u16);
         let frame = if is_tcp {
             let (flags, sequence, acknowledgement) = match kind {
                 Kind::Data => (tcp::ACK, 1001, 1001),
@@ -233,7 +257,9 @@ impl Template {
         } else {
             ip_header.checksum(build::Checksum::Zero).udp(0, 0, &filler[L4 + udp::LEN..len])
         };
-        debug_assert!(Ipv4::parse(&frame[ethernet::HEADER_LEN..]).is_ok_and(|ip| ip.total_len() + 14 == len));
+        debug_assert!(
+            Ipv4::parse(&frame[ethernet::HEADER_LEN..]).is_ok_and(|ip| ip.total_len() + 14 == len)
+        );
         let mut head = [0; HEAD];
         head[..HEAD.min(len)].copy_from_slice(&frame[..HEAD.min(len)]);
         let mut segment = frame[L4..].to_vec();
@@ -259,18 +285,31 @@ mod tests {
     use super::*;
 
     fn options(line: &str) -> Options {
-        Options::try_parse_from(["", "--a", "x", "--b", "y"].into_iter().chain(line.split_whitespace())).unwrap()
+        Options::try_parse_from(
+            ["", "--a", "x", "--b", "y"].into_iter().chain(line.split_whitespace()),
+        )
+        .unwrap()
     }
 
     /// What is in the transmit buffers after `count` frames.
     fn sent(frames: &mut Frames, count: usize) -> Vec<Vec<u8>> {
-        let config = FastConfig { queue_size: 256, max_frame: 9000, rx_buffer: 2048, header_apart: false, indirect: false };
+        let config = FastConfig {
+            queue_size: 256,
+            max_frame: 9000,
+            rx_buffer: 2048,
+            header_apart: false,
+            indirect: false,
+        };
         let memory = Memory::new(&MemoryConfig::new(config.memory_needed())).unwrap();
         let mut guest = FastGuest::new(&memory, Features::VERSION_1, &config).unwrap();
         assert_eq!(guest.tx.send(count, |out| frames.fill(&out)), Ok(count));
         let ring = &guest.link(TX).ring;
-        let desc = |i: usize| ring.desc(ring.avail_entry(i as u16).load(std::sync::atomic::Ordering::Relaxed));
-        (0..count).map(|i| memory.read_vec(desc(i).addr + 12, desc(i).len as usize - 12).unwrap()).collect()
+        let desc = |i: usize| {
+            ring.desc(ring.avail_entry(i as u16).load(std::sync::atomic::Ordering::Relaxed))
+        };
+        (0..count)
+            .map(|i| memory.read_vec(desc(i).addr + 12, desc(i).len as usize - 12).unwrap())
+            .collect()
     }
 
     fn check(frame: &[u8], vm: usize, is_tcp: bool) -> (u16, u16) {
@@ -278,9 +317,13 @@ mod tests {
         assert_eq!((ethernet.source(), ethernet.destination()), (mac(vm), mac(1 - vm)));
         let packet = Ipv4::parse(ethernet.payload()).unwrap();
         assert!(packet.checksum_is_valid());
-        assert_eq!((packet.source(), packet.destination(), packet.total_len() + 14), (ip(vm), ip(1 - vm), frame.len()));
+        assert_eq!(
+            (packet.source(), packet.destination(), packet.total_len() + 14),
+            (ip(vm), ip(1 - vm), frame.len())
+        );
         let segment = packet.payload().unwrap();
-        let sum = Sum::pseudo_v4(ip(vm), ip(1 - vm), packet.protocol(), segment.len() as u16).push(segment);
+        let sum = Sum::pseudo_v4(ip(vm), ip(1 - vm), packet.protocol(), segment.len() as u16)
+            .push(segment);
         let ports = if is_tcp {
             let tcp = Tcp::parse(segment).unwrap();
             assert!(sum.is_valid());
@@ -318,7 +361,10 @@ mod tests {
                     assert_eq!(frames.number_of(frame), Some(number as u32));
                     assert_eq!(other.expected(number as u64), frame, "{line} {vm} {number}");
                     let head = frame[..32].try_into().unwrap();
-                    assert!(frames.are_ours(head, frame.len()) && !frames.are_ours(head, frame.len() + 1));
+                    assert!(
+                        frames.are_ours(head, frame.len())
+                            && !frames.are_ours(head, frame.len() + 1)
+                    );
                     assert!(!reverse.are_ours(head, frame.len()));
                 }
             }
@@ -328,8 +374,10 @@ mod tests {
     #[test]
     fn flows_use_their_ports() {
         let options = options("--flows 3");
-        let mut ports: Vec<_> =
-            sent(&mut Frames::new(&options, 0, Kind::Data, Part::Counted), 3).iter().map(|f| check(f, 0, false)).collect();
+        let mut ports: Vec<_> = sent(&mut Frames::new(&options, 0, Kind::Data, Part::Counted), 3)
+            .iter()
+            .map(|f| check(f, 0, false))
+            .collect();
         ports.sort_unstable();
         assert_eq!(ports, [(1024, 5001), (1025, 5001), (1026, 5001)]);
     }

@@ -38,7 +38,17 @@ impl Inbox {
         // A byte more than the longest frame, so that one that grew is seen to be longer.
         let buffer = vec![0; usize::from(MAX_SIZE) + 1];
         let sequence = Sequence::new();
-        Inbox { awaited, verify, counted: true, sequence, buffer, received: 0, received_bytes: 0, strays: 0, corrupt: 0 }
+        Inbox {
+            awaited,
+            verify,
+            counted: true,
+            sequence,
+            buffer,
+            received: 0,
+            received_bytes: 0,
+            strays: 0,
+            corrupt: 0,
+        }
     }
 
     /// A frame arrived.
@@ -69,7 +79,8 @@ impl Inbox {
         let Some(low) = self.awaited.number_of(bytes) else { return false };
         let number = self.sequence.extend(low);
         // We asked for no offloads, so nothing may be left for us to complete.
-        let whole = header.gso_type == NetHeader::GSO_NONE && header.flags & NetHeader::FLAG_NEEDS_CSUM == 0;
+        let whole = header.gso_type == NetHeader::GSO_NONE
+            && header.flags & NetHeader::FLAG_NEEDS_CSUM == 0;
         if !whole || self.awaited.expected(number) != bytes {
             return false;
         }
@@ -88,7 +99,11 @@ impl Inbox {
             lost: sent.saturating_sub(arrived),
             reordered: self.sequence.reordered,
             // Without numbers only more than were sent are known to have come twice.
-            duplicated: if self.verify { self.sequence.duplicated } else { self.received.saturating_sub(sent) },
+            duplicated: if self.verify {
+                self.sequence.duplicated
+            } else {
+                self.received.saturating_sub(sent)
+            },
             ..Counts::default()
         }
     }
@@ -123,12 +138,24 @@ mod tests {
         fn new(line: &str) -> Receiver {
             let line = format!("butterfly-bench --a x --b y --verify --size {FRAME_LEN} {line}");
             let options = Options::try_parse_from(line.split_whitespace()).unwrap();
-            let config = FastConfig { queue_size: 256, max_frame: 64, rx_buffer: 2048, header_apart: false, indirect: false };
+            let config = FastConfig {
+                queue_size: 256,
+                max_frame: 64,
+                rx_buffer: 2048,
+                header_apart: false,
+                indirect: false,
+            };
             let memory = Memory::new(&MemoryConfig::new(config.memory_needed())).unwrap();
             let nic = FastGuest::new(&memory, Features::VERSION_1, &config).unwrap();
             let frames = |part| Frames::new(&options, 0, Kind::Data, part);
             let inbox = Inbox::new(frames(Part::Counted), true);
-            Receiver { nic, next: 0, inbox, sender: frames(Part::Counted), before: frames(Part::Learning) }
+            Receiver {
+                nic,
+                next: 0,
+                inbox,
+                sender: frames(Part::Counted),
+                before: frames(Part::Learning),
+            }
         }
 
         fn deliver(&mut self, header: NetHeader, frame: &[u8]) {
@@ -158,7 +185,11 @@ mod tests {
                 frame[at] ^= 0x10;
                 receiver.deliver(NetHeader::default(), &frame);
                 let counts = receiver.inbox.counts(0);
-                assert_eq!((counts.received, counts.corrupt + counts.strays), (0, at as u64 + 1), "byte {at}");
+                assert_eq!(
+                    (counts.received, counts.corrupt + counts.strays),
+                    (0, at as u64 + 1),
+                    "byte {at}"
+                );
                 assert_eq!(counts.strays, 12.min(at as u64 + 1), "addresses only");
             }
             receiver.deliver_number(7);
@@ -172,11 +203,18 @@ mod tests {
         let frame = receiver.sender.expected(0).to_vec();
         receiver.deliver(NetHeader::default(), &frame[..FRAME_LEN - 1]);
         receiver.deliver(NetHeader::default(), &[&frame[..], &[0]].concat());
-        receiver.deliver(NetHeader { flags: NetHeader::FLAG_NEEDS_CSUM, ..NetHeader::default() }, &frame);
-        receiver.deliver(NetHeader { gso_type: NetHeader::GSO_TCPV4, ..NetHeader::default() }, &frame);
+        receiver.deliver(
+            NetHeader { flags: NetHeader::FLAG_NEEDS_CSUM, ..NetHeader::default() },
+            &frame,
+        );
+        receiver
+            .deliver(NetHeader { gso_type: NetHeader::GSO_TCPV4, ..NetHeader::default() }, &frame);
         let counts = receiver.inbox.counts(1);
         assert_eq!((counts.received, counts.corrupt, counts.lost), (0, 4, 1));
-        receiver.deliver(NetHeader { flags: NetHeader::FLAG_DATA_VALID, ..NetHeader::default() }, &frame);
+        receiver.deliver(
+            NetHeader { flags: NetHeader::FLAG_DATA_VALID, ..NetHeader::default() },
+            &frame,
+        );
         assert_eq!(receiver.inbox.counts(1).received, 1);
     }
 
@@ -190,7 +228,10 @@ mod tests {
         }
         receiver.deliver_number(1);
         let counts = receiver.inbox.counts(2);
-        assert_eq!((counts.received, counts.strays, counts.corrupt, counts.duplicated, counts.lost), (2, 0, 0, 0, 0));
+        assert_eq!(
+            (counts.received, counts.strays, counts.corrupt, counts.duplicated, counts.lost),
+            (2, 0, 0, 0, 0)
+        );
     }
 
     #[test]
@@ -200,6 +241,9 @@ mod tests {
             receiver.deliver_number(number);
         }
         let counts = receiver.inbox.counts(12);
-        assert_eq!((counts.corrupt, counts.reordered, counts.duplicated, counts.lost), (0, 1, 2, 7));
+        assert_eq!(
+            (counts.corrupt, counts.reordered, counts.duplicated, counts.lost),
+            (0, 1, 2, 7)
+        );
     }
 }

@@ -14,7 +14,12 @@ fn page() -> String {
     let mut command = Options::command();
     // Without that it lacks --help.
     command.build();
-    let mut page = Page::new("butterfly-bench", 1, "Butterfly", "loads, verifies and measures a vhost-user switch");
+    let mut page = Page::new(
+        "butterfly-bench",
+        1,
+        "Butterfly",
+        "loads, verifies and measures a vhost-user switch",
+    );
     page.section("SYNOPSIS");
     page.text("`butterfly-bench` `--a` PATH `--b` PATH [OPTION...]");
     page.section("DESCRIPTION");
@@ -32,7 +37,10 @@ fn page() -> String {
     page.arguments(command.get_arguments());
     page.section("EXIT STATUS");
     page.term("`0`", "The run is done, and nothing was wrong.");
-    page.term("`1`", "It could not run: a socket that nobody serves, a switch that does not forward.");
+    page.term(
+        "`1`",
+        "It could not run: a socket that nobody serves, a switch that does not forward.",
+    );
     page.term("`2`", "Wrong options.");
     page.term("`3`", "Frames were corrupted, duplicated or reordered (`--verify`), or more were lost than `--max-loss` allows.");
     page.section("EXAMPLES");
@@ -56,7 +64,8 @@ mod tests {
         let page = page().replace("\\-", "-").replace("\\fB", "").replace("\\fR", "");
         let help = Options::command().render_long_help().to_string();
         let (options, _) = help.split_once("\nExamples:").unwrap();
-        let options: Vec<_> = options.split_whitespace().filter(|word| word.starts_with("--")).collect();
+        let options: Vec<_> =
+            options.split_whitespace().filter(|word| word.starts_with("--")).collect();
         assert!(options.len() > 20, "{options:?}");
         for option in options {
             let option = option.trim_end_matches(|letter: char| !letter.is_ascii_alphanumeric());

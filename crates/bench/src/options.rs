@@ -44,7 +44,8 @@ pub struct Options {
     #[arg(long, value_name = "SECS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub wait: u64,
 
-    /// Frame sizes without FCS, 60 to 9000: a size, a list with weights (64:7,594:4,1518:1), a range (60-9000), or "imix"
+    /// Frame sizes without FCS, 60 to 9000: a size, a list with weights (64:7,594:4,1518:1), a
+    /// range (60-9000), or "imix"
     #[arg(long, default_value = "64")]
     pub size: Sizes,
     /// Number of flows, sent in random order
@@ -82,7 +83,8 @@ pub struct Options {
     #[arg(long)]
     pub sync: bool,
 
-    /// Number every frame, fill it with a pattern, verify every byte and checksum; count corrupt, lost, reordered, duplicated
+    /// Number every frame, fill it with a pattern, verify every byte and checksum; count corrupt,
+    /// lost, reordered, duplicated
     #[arg(long)]
     pub verify: bool,
     /// Fail if more frames are lost (needs --verify)
@@ -114,7 +116,8 @@ pub struct Options {
     /// Run on this core alone
     #[arg(long, value_name = "CORE")]
     pub pin: Option<usize>,
-    /// Threads of the switch: seconds in which the busiest had less than 98 % of its core do not count
+    /// Threads of the switch: seconds in which the busiest had less than 98 % of its core do not
+    /// count
     #[arg(long, value_name = "TID", value_delimiter = ',')]
     pub watch_tid: Vec<u32>,
     /// Processes whose threads are watched
@@ -235,7 +238,10 @@ impl FromStr for Sizes {
                 sizes.extend((from..=to).map(|size| (size, 1)));
             } else if let Some((bytes, weight)) = item.split_once(':') {
                 let weight = weight.parse().ok().filter(|weight| (1..=MAX_WEIGHT).contains(weight));
-                sizes.push((size(bytes)?, weight.ok_or(format!("{item}: a weight is 1 to {MAX_WEIGHT}"))?));
+                sizes.push((
+                    size(bytes)?,
+                    weight.ok_or(format!("{item}: a weight is 1 to {MAX_WEIGHT}"))?,
+                ));
             } else {
                 sizes.push((size(item)?, 1));
             }
@@ -255,7 +261,8 @@ impl Sizes {
 
     /// Each size as often as its weight says, in random order.
     pub fn order(&self, seed: u64) -> Vec<u16> {
-        let mut all: Vec<u16> = self.weights.iter().flat_map(|(size, weight)| vec![*size; *weight as usize]).collect();
+        let mut all: Vec<u16> =
+            self.weights.iter().flat_map(|(size, weight)| vec![*size; *weight as usize]).collect();
         Rng::new(seed).shuffle(&mut all);
         all
     }
@@ -275,7 +282,9 @@ mod tests {
     }
 
     fn parse(line: &str) -> Result<Options, clap::Error> {
-        Options::try_parse_from(["butterfly-bench", "--a", "x", "--b", "y"].into_iter().chain(line.split_whitespace()))
+        Options::try_parse_from(
+            ["butterfly-bench", "--a", "x", "--b", "y"].into_iter().chain(line.split_whitespace()),
+        )
     }
 
     #[test]
@@ -299,15 +308,24 @@ mod tests {
         assert_eq!(parse("").unwrap().wanted(), Features::VERSION_1.with(Features::MRG_RXBUF));
         assert_eq!(parse("--features legacy").unwrap().wanted(), Features::NONE);
         assert_eq!(parse("--features none").unwrap().wanted(), Features::VERSION_1);
-        let all = parse("--features mergeable,indirect,event-idx,in-order,any-layout").unwrap().wanted();
-        assert!(all.has(Features::IN_ORDER.with(Features::EVENT_IDX).with(Features::INDIRECT_DESC)));
+        let all =
+            parse("--features mergeable,indirect,event-idx,in-order,any-layout").unwrap().wanted();
+        assert!(
+            all.has(Features::IN_ORDER.with(Features::EVENT_IDX).with(Features::INDIRECT_DESC))
+        );
     }
 
     #[test]
     fn nonsense_is_refused() {
-        for bad in
-            ["--queue-size 100", "--udp --tcp", "--flows 0", "--max-loss 1", "--new-sessions --flows 2", "--dir up", "--rate 0"]
-        {
+        for bad in [
+            "--queue-size 100",
+            "--udp --tcp",
+            "--flows 0",
+            "--max-loss 1",
+            "--new-sessions --flows 2",
+            "--dir up",
+            "--rate 0",
+        ] {
             assert!(parse(bad).is_err(), "{bad}");
         }
         assert!(parse("--tcp --verify --max-loss 0 --dir bidi --queue-size 1024").is_ok());

@@ -106,7 +106,8 @@ pub struct Report {
 
 /// Minimum, median and maximum; zeros of nothing.
 pub fn rates(seconds: &[Second]) -> Rates {
-    let mut valid: Vec<f64> = seconds.iter().filter(|second| second.valid).map(|second| second.rx_mpps).collect();
+    let mut valid: Vec<f64> =
+        seconds.iter().filter(|second| second.valid).map(|second| second.rx_mpps).collect();
     valid.sort_by(f64::total_cmp);
     match (valid.first(), valid.last()) {
         (Some(min), Some(max)) => Rates { min: *min, median: valid[valid.len() / 2], max: *max },
@@ -136,7 +137,8 @@ pub fn failures(options: &Options, a: &Counts, b: &Counts) -> Vec<String> {
 impl Report {
     /// For people.
     pub fn print(&self, out: &mut dyn Write) -> std::io::Result<()> {
-        let what = if self.new_sessions { "new sessions".into() } else { format!("flows={}", self.flows) };
+        let what =
+            if self.new_sessions { "new sessions".into() } else { format!("flows={}", self.flows) };
         write!(out, "RESULT {} {what} size={} {}", self.dir, self.size, self.proto)?;
         match &self.latency {
             Some(l) => write!(
@@ -162,7 +164,11 @@ impl Report {
                 c.sent, c.received, c.lost, c.strays
             )?;
             if self.verify {
-                write!(out, " corrupt {} duplicated {} reordered {}", c.corrupt, c.duplicated, c.reordered)?;
+                write!(
+                    out,
+                    " corrupt {} duplicated {} reordered {}",
+                    c.corrupt, c.duplicated, c.reordered
+                )?;
             }
             writeln!(out, " kicks {}", c.kicks)?;
         }
@@ -206,12 +212,22 @@ mod tests {
     use super::*;
 
     fn second(rx_mpps: f64, valid: bool) -> Second {
-        Second { t: 1, rx_mpps, tx_mpps: 0.0, rx_gbps: 0.0, cpu: 1.0, switch_cpu: None, rx_burst: 0.0, valid }
+        Second {
+            t: 1,
+            rx_mpps,
+            tx_mpps: 0.0,
+            rx_gbps: 0.0,
+            cpu: 1.0,
+            switch_cpu: None,
+            rx_burst: 0.0,
+            valid,
+        }
     }
 
     #[test]
     fn only_valid_seconds_count() {
-        let rates = rates(&[second(3.0, true), second(9.0, false), second(1.0, true), second(2.0, true)]);
+        let rates =
+            rates(&[second(3.0, true), second(9.0, false), second(1.0, true), second(2.0, true)]);
         assert_eq!((rates.min, rates.median, rates.max), (1.0, 2.0, 3.0));
         assert_eq!(super::rates(&[second(9.0, false)]).median, 0.0);
     }
@@ -219,13 +235,20 @@ mod tests {
     #[test]
     fn what_fails() {
         let parse = |line: &str| {
-            Options::try_parse_from(["", "--a", "x", "--b", "y", "--verify"].into_iter().chain(line.split_whitespace())).unwrap()
+            Options::try_parse_from(
+                ["", "--a", "x", "--b", "y", "--verify"].into_iter().chain(line.split_whitespace()),
+            )
+            .unwrap()
         };
         let fine = Counts { lost: 5, strays: 2, ..Counts::default() };
         assert!(failures(&parse(""), &fine, &fine).is_empty());
         assert!(failures(&parse("--max-loss 5"), &fine, &fine).is_empty());
         assert_eq!(failures(&parse("--max-loss 4"), &fine, &Counts::default()).len(), 1);
-        for wrong in [Counts { corrupt: 1, ..fine }, Counts { duplicated: 1, ..fine }, Counts { reordered: 1, ..fine }] {
+        for wrong in [
+            Counts { corrupt: 1, ..fine },
+            Counts { duplicated: 1, ..fine },
+            Counts { reordered: 1, ..fine },
+        ] {
             assert_eq!(failures(&parse(""), &fine, &wrong).len(), 1);
         }
     }

@@ -1,4 +1,5 @@
-//! A small, seeded generator of pseudo-random numbers: the same seed makes the same run, on every machine.
+//! A small, seeded generator of pseudo-random numbers: the same seed makes the same run, on every
+//! machine.
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
 #[derive(Clone, Copy, Debug)]

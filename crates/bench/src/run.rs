@@ -7,7 +7,9 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use butterfly_vhost::{
-    driver::{Connection, FastConfig, FastGuest, Listener, Memory, MemoryConfig, Start, fast::BATCH},
+    driver::{
+        Connection, FastConfig, FastGuest, Listener, Memory, MemoryConfig, Start, fast::BATCH,
+    },
     net::NetHeader,
 };
 
@@ -19,8 +21,9 @@ use crate::{
     watch::Watch,
 };
 
-/// Frames that are missing are lost when none has arrived for so long after the switch took the last one. It may be off its
-/// core for a while on a busy machine; when none is missing nobody waits.
+/// Frames that are missing are lost when none has arrived for so long after the switch took the
+/// last one. It may be off its core for a while on a busy machine; when none is missing nobody
+/// waits.
 const QUIET: Duration = Duration::from_secs(1);
 /// How long the switch may take to take the frames it was given.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -55,12 +58,14 @@ pub fn run(options: &Options) -> anyhow::Result<Report> {
         let mut set = rustix::thread::CpuSet::new();
         ensure!(core < rustix::thread::CpuSet::MAX_CPU, "there is no core {core}");
         set.set(core);
-        rustix::thread::sched_setaffinity(None, &set).with_context(|| format!("cannot run on core {core}"))?;
+        rustix::thread::sched_setaffinity(None, &set)
+            .with_context(|| format!("cannot run on core {core}"))?;
     }
     let watch = Watch::new(&options.watch_tid, &options.watch_pid)?;
     // Progress goes where it does not spoil JSON on standard output.
     let quiet = options.json.as_deref() == Some("-".as_ref());
-    let mut out: Box<dyn Write> = if quiet { Box::new(std::io::stderr()) } else { Box::new(std::io::stdout()) };
+    let mut out: Box<dyn Write> =
+        if quiet { Box::new(std::io::stderr()) } else { Box::new(std::io::stdout()) };
 
     let mut pair = Pair::attach(options)?;
     pair.learn()?;
@@ -90,7 +95,10 @@ fn synchronise(options: &Options, out: &mut dyn Write) -> anyhow::Result<()> {
     if options.sync {
         writeln!(out, "READY")?;
         out.flush()?;
-        std::io::stdin().lock().read_line(&mut String::new()).context("cannot read standard input")?;
+        std::io::stdin()
+            .lock()
+            .read_line(&mut String::new())
+            .context("cannot read standard input")?;
     }
     Ok(())
 }
@@ -100,11 +108,17 @@ impl Vm {
         let wanted = options.wanted();
         let features = connection.negotiate(wanted, Connection::usual_protocol())?;
         let missing = wanted.without(features);
-        ensure!(missing.0 == 0, "the switch does not offer {}: leave it out of --features", missing.names().join(", "));
+        ensure!(
+            missing.0 == 0,
+            "the switch does not offer {}: leave it out of --features",
+            missing.names().join(", ")
+        );
         let largest = usize::from(options.size.largest());
         let mergeable = options.features.contains(&Feature::Mergeable);
         let needed = largest + NetHeader::LEN;
-        let rx_buffer = options.rx_buffer.map_or(if mergeable { 2048 } else { needed.max(2048) }, |bytes| bytes as usize);
+        let rx_buffer = options
+            .rx_buffer
+            .map_or(if mergeable { 2048 } else { needed.max(2048) }, |bytes| bytes as usize);
         ensure!(
             mergeable || rx_buffer >= needed,
             "without mergeable buffers a frame of {largest} bytes needs --rx-buffer {needed}"
@@ -117,7 +131,8 @@ impl Vm {
             indirect: options.features.contains(&Feature::Indirect),
         };
         let size = config.memory_needed();
-        let memory = if options.identity { MemoryConfig::identity(size) } else { MemoryConfig::new(size) };
+        let memory =
+            if options.identity { MemoryConfig::identity(size) } else { MemoryConfig::new(size) };
         let memory = Memory::new(&if options.huge { memory.huge() } else { memory })?;
         let nic = FastGuest::new(&memory, features, &config)?;
         connection.start(&nic, &Start::default())?;
@@ -157,12 +172,15 @@ impl<'a> Pair<'a> {
         let vms = if options.serve {
             let listeners = [Listener::bind(paths[0])?, Listener::bind(paths[1])?];
             [0, 1].map(|vm| {
-                let connection = listeners[vm].accept(options.wait()).with_context(|| format!("VM {}", names[vm]))?;
+                let connection = listeners[vm]
+                    .accept(options.wait())
+                    .with_context(|| format!("VM {}", names[vm]))?;
                 Vm::attach(connection, options, vm).with_context(|| format!("VM {}", names[vm]))
             })
         } else {
             [0, 1].map(|vm| {
-                let connection = Connection::connect(paths[vm], options.wait()).with_context(|| format!("VM {}", names[vm]))?;
+                let connection = Connection::connect(paths[vm], options.wait())
+                    .with_context(|| format!("VM {}", names[vm]))?;
                 Vm::attach(connection, options, vm).with_context(|| format!("VM {}", names[vm]))
             })
         };
@@ -193,7 +211,8 @@ impl<'a> Pair<'a> {
         Ok(())
     }
 
-    /// Slowly, so that nothing is lost: the switch learns addresses, every flow is set up in both directions.
+    /// Slowly, so that nothing is lost: the switch learns addresses, every flow is set up in both
+    /// directions.
     fn learn(&mut self) -> anyhow::Result<()> {
         if self.options.learn == 0 {
             return Ok(());
@@ -269,11 +288,15 @@ impl<'a> Pair<'a> {
             }
             if held > 0 {
                 self.check_connections()?;
-                ensure!(Instant::now() < deadline, "the switch does not take {held} frames it was given");
+                ensure!(
+                    Instant::now() < deadline,
+                    "the switch does not take {held} frames it was given"
+                );
             }
             if arrived > 0 || held > 0 {
                 last = Instant::now();
-            } else if self.counts().iter().all(|counts| counts.lost == 0) || last.elapsed() > QUIET {
+            } else if self.counts().iter().all(|counts| counts.lost == 0) || last.elapsed() > QUIET
+            {
                 return Ok(());
             }
         }
@@ -330,7 +353,8 @@ impl<'a> Pair<'a> {
             self.load(Duration::from_secs(1))?;
             let shares = watch.end(&span);
             let after = self.totals();
-            let [received, sent, bytes, bursts] = [0, 1, 2, 3].map(|i| (after[i] - before[i]) as f64);
+            let [received, sent, bytes, bursts] =
+                [0, 1, 2, 3].map(|i| (after[i] - before[i]) as f64);
             let second = Second {
                 t,
                 rx_mpps: received / shares.secs / 1e6,
@@ -386,7 +410,9 @@ impl<'a> Pair<'a> {
         samples.sort_unstable();
         let at = |share: f64| {
             let index = (samples.len() as f64 * share) as usize;
-            samples.get(index.min(samples.len().saturating_sub(1))).map_or(0.0, |ns| f64::from(*ns) / 1000.0)
+            samples
+                .get(index.min(samples.len().saturating_sub(1)))
+                .map_or(0.0, |ns| f64::from(*ns) / 1000.0)
         };
         let (p50_us, p90_us, p99_us, p999_us) = (at(0.5), at(0.9), at(0.99), at(0.999));
         Ok(Latency { p50_us, p90_us, p99_us, p999_us, samples: samples.len(), timeouts })
@@ -425,8 +451,8 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// Spreads frames over time. What could not be sent in time is not made up for in a burst, which a switch could not be
-/// blamed for dropping.
+/// Spreads frames over time. What could not be sent in time is not made up for in a burst, which a
+/// switch could not be blamed for dropping.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
     rate: f64,

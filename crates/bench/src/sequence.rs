@@ -20,7 +20,13 @@ pub struct Sequence {
 
 impl Sequence {
     pub fn new() -> Sequence {
-        Sequence { seen: vec![0; (WINDOW / 64) as usize], next: 0, unique: 0, duplicated: 0, reordered: 0 }
+        Sequence {
+            seen: vec![0; (WINDOW / 64) as usize],
+            next: 0,
+            unique: 0,
+            duplicated: 0,
+            reordered: 0,
+        }
     }
 
     /// The number that low 32 bits stand for: the nearest to what is expected next.
@@ -40,7 +46,8 @@ impl Sequence {
             }
             self.next = number + 1;
         } else if self.next - number > WINDOW {
-            // Too late to know whether it is the first of its kind: older than anything a ring can hold.
+            // Too late to know whether it is the first of its kind: older than anything a ring can
+            // hold.
             self.reordered += 1;
             return;
         } else if self.is_seen(number) {

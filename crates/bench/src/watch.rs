@@ -56,8 +56,11 @@ impl Watch {
     pub fn new(tids: &[u32], pids: &[u32]) -> anyhow::Result<Watch> {
         let mut all = tids.to_vec();
         for pid in pids {
-            let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).with_context(|| format!("no process {pid} to watch"))?;
-            all.extend(tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse::<u32>().ok()));
+            let tasks = std::fs::read_dir(format!("/proc/{pid}/task"))
+                .with_context(|| format!("no process {pid} to watch"))?;
+            all.extend(
+                tasks.flatten().filter_map(|task| task.file_name().to_str()?.parse::<u32>().ok()),
+            );
         }
         for tid in &all {
             thread_cpu(*tid).with_context(|| format!("no thread {tid} to watch"))?;
@@ -89,7 +92,8 @@ mod tests {
 
     #[test]
     fn a_busy_thread_has_its_core_and_a_sleeper_has_none() {
-        let watch = Watch::new(&[rustix::thread::gettid().as_raw_nonzero().get() as u32], &[]).unwrap();
+        let watch =
+            Watch::new(&[rustix::thread::gettid().as_raw_nonzero().get() as u32], &[]).unwrap();
         let span = watch.start();
         let begin = own_cpu();
         while own_cpu() - begin < Duration::from_millis(50) {}

@@ -1,4 +1,5 @@
-//! The bench against DPDK's testpmd, which forwards between two vhost-user ports. Needs `dpdk-testpmd` (Debian: dpdk-dev).
+//! The bench against DPDK's testpmd, which forwards between two vhost-user ports. Needs
+//! `dpdk-testpmd` (Debian: dpdk-dev).
 
 use std::{
     fs::File,
@@ -43,7 +44,9 @@ impl Testpmd {
             .spawn();
         let mut child = match spawned {
             Ok(child) => child,
-            Err(error) => panic!("cannot run dpdk-testpmd ({error}): install Debian's package dpdk-dev"),
+            Err(error) => {
+                panic!("cannot run dpdk-testpmd ({error}): install Debian's package dpdk-dev")
+            }
         };
         let stdin = child.stdin.take().unwrap();
         Testpmd { child, _stdin: stdin, dir, _one: one }
@@ -133,7 +136,12 @@ fn latency_has_quantiles_in_order() {
     let latency = &report["latency"];
     let of = |name: &str| latency[name].as_f64().unwrap();
     assert!(of("samples") >= 1.0 && of("p50_us") > 0.1, "{latency}");
-    assert!(of("p50_us") <= of("p90_us") && of("p90_us") <= of("p99_us") && of("p99_us") <= of("p999_us"), "{latency}");
+    assert!(
+        of("p50_us") <= of("p90_us")
+            && of("p90_us") <= of("p99_us")
+            && of("p99_us") <= of("p999_us"),
+        "{latency}"
+    );
 }
 
 #[test]
@@ -148,14 +156,18 @@ fn a_rate_is_kept() {
     let testpmd = Testpmd::start(false, "io");
     let report = testpmd.measure("--rate 10000 --verify");
     let rate = report["seconds"][0]["tx_mpps"].as_f64().unwrap();
-    assert!(rate > 0.0 && rate < 0.0101, "{rate} Mpps; less than 0.01 only where the machine is busy");
+    assert!(
+        rate > 0.0 && rate < 0.0101,
+        "{rate} Mpps; less than 0.01 only where the machine is busy"
+    );
 }
 
 #[test]
 fn loss_can_be_forbidden() {
     // It swallows what it gets: learning would wait for frames in vain, so leave it out.
     let testpmd = Testpmd::start(false, "rxonly");
-    let output = testpmd.bench("--verify --max-loss 0 --learn 0 --warm 0 --secs 1 --wait 60 --rate 10000");
+    let output =
+        testpmd.bench("--verify --max-loss 0 --learn 0 --warm 0 --secs 1 --wait 60 --rate 10000");
     assert_eq!(output.status.code(), Some(3), "{output:?}");
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(error.contains("VM B:") && error.contains("were lost on the way"), "{error}");

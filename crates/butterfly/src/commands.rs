@@ -3,15 +3,17 @@
 use crate::options::global_options;
 use crate::tree::Node;
 use crate::{
-    drops, events, explain, fdb, manual, nic, peer, process, replay, sessions, sg, show, top, tunnels, uplink, watch, words,
-    workers,
+    drops, events, explain, fdb, manual, nic, peer, process, replay, sessions, sg, show, top,
+    tunnels, uplink, watch, words, workers,
 };
 use clap::Command;
 
 /// Every command of the client. The root carries the global options.
 pub fn root() -> Node {
-    let command =
-        Command::new("butterfly").about("Drives the Butterfly virtual switch of one host.").args(global_options()).after_help(
+    let command = Command::new("butterfly")
+        .about("Drives the Butterfly virtual switch of one host.")
+        .args(global_options())
+        .after_help(
             "butterfly nic add --id vm-1 --mac 52:54:00:12:34:01 --vni 42 --ip 10.0.0.1\n\
              butterfly nic list + nic show vm-1 -e tcp://192.0.2.7:9999",
         );
@@ -70,7 +72,10 @@ mod tests {
             assert!(node.command.get_about().is_some(), "{name}: no description");
             if node.is_command() {
                 let example = node.command.get_after_help().expect(name).to_string();
-                assert!(example.starts_with("butterfly ") && example.contains(name), "{name}: {example}");
+                assert!(
+                    example.starts_with("butterfly ") && example.contains(name),
+                    "{name}: {example}"
+                );
             }
             for argument in node.command.get_arguments() {
                 assert!(argument.get_help().is_some(), "{name} {}: no help", argument.get_id());
@@ -81,14 +86,25 @@ mod tests {
     /// Spellings that somebody who means `name` may come up with.
     fn misspellings(name: &str) -> Vec<String> {
         let last = name.chars().last().unwrap();
-        let mut found = vec![format!("--{name}{last}"), format!("-{name}"), format!("--{}", name.to_uppercase())];
+        let mut found = vec![
+            format!("--{name}{last}"),
+            format!("-{name}"),
+            format!("--{}", name.to_uppercase()),
+        ];
         if name.len() > 4 {
             let middle = name.len() / 2;
             let letters: Vec<char> = name.chars().collect();
             let mut swapped = letters.clone();
             swapped.swap(middle - 1, middle);
-            let left_out = letters.iter().enumerate().filter(|(place, _)| *place != middle).map(|(_, letter)| *letter);
-            found.extend([format!("--{}", String::from_iter(left_out)), format!("--{}", String::from_iter(swapped))]);
+            let left_out = letters
+                .iter()
+                .enumerate()
+                .filter(|(place, _)| *place != middle)
+                .map(|(_, letter)| *letter);
+            found.extend([
+                format!("--{}", String::from_iter(left_out)),
+                format!("--{}", String::from_iter(swapped)),
+            ]);
         }
         found.retain(|word| *word != format!("--{name}"));
         found
@@ -111,14 +127,25 @@ mod tests {
                     tried += 1;
                     let words = [word.clone(), "value".to_owned()];
                     // Refused, when it is about the key; else noticed, and understood.
-                    let Ok(read) = Arguments::read(&node.command, &globals, &words) else { continue };
-                    let told: Vec<String> = read.slips().iter().map(|slip| slip.told(node.name())).collect();
+                    let Ok(read) = Arguments::read(&node.command, &globals, &words) else {
+                        continue;
+                    };
+                    let told: Vec<String> =
+                        read.slips().iter().map(|slip| slip.told(node.name())).collect();
                     assert_eq!(told.len(), 1, "{} {word}: {told:?}", node.name());
-                    let (_, guess) = told[0].split_once("did you mean --").unwrap_or_else(|| panic!("{word}: {told:?}"));
+                    let (_, guess) = told[0]
+                        .split_once("did you mean --")
+                        .unwrap_or_else(|| panic!("{word}: {told:?}"));
                     // --porto is as near to --port as to --proto.
-                    let distance = |name: &str| strsim::damerau_levenshtein(word.trim_start_matches('-'), name);
+                    let distance = |name: &str| {
+                        strsim::damerau_levenshtein(word.trim_start_matches('-'), name)
+                    };
                     let guess = guess.trim_end_matches('?');
-                    assert!(guess == option || distance(guess) <= distance(option), "{} {word}: {told:?}", node.name());
+                    assert!(
+                        guess == option || distance(guess) <= distance(option),
+                        "{} {word}: {told:?}",
+                        node.name()
+                    );
                 }
             }
         });
@@ -141,7 +168,8 @@ mod tests {
                     assert!(
                         globals.iter().all(|global| {
                             global.get_id() != own.get_id()
-                                && (own.get_short().is_none() || own.get_short() != global.get_short())
+                                && (own.get_short().is_none()
+                                    || own.get_short() != global.get_short())
                         }),
                         "{} {}",
                         node.name(),

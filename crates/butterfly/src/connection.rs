@@ -25,8 +25,9 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects, in the background: a daemon that is not there shows as a reply that does not come in time, if a time-out is set,
-    /// and else as waiting for ever. `patience` is the time-out where the settings say none.
+    /// Connects, in the background: a daemon that is not there shows as a reply that does not come
+    /// in time, if a time-out is set, and else as waiting for ever. `patience` is the time-out
+    /// where the settings say none.
     pub fn open(settings: &Settings, patience: Option<Duration>) -> Result<Self, Failure> {
         let endpoint = settings.endpoint.clone();
         let timeout = if settings.timeout.is_some() { settings.limit() } else { patience };
@@ -77,7 +78,9 @@ impl Connection {
             ClientError::ReceiveTimeout => {
                 format!("Error, receive timeout\n{}", diagnose(&self.endpoint))
             }
-            ClientError::Encode(error) => format!("Error while encoding input to protobuf\n{error}"),
+            ClientError::Encode(error) => {
+                format!("Error while encoding input to protobuf\n{error}")
+            }
             ClientError::Decode(_) => "Error while decoding response".to_owned(),
             ClientError::Encryption(error) => encryption::told(&error),
             other => format!("Error, {other}"),
@@ -85,10 +88,12 @@ impl Connection {
     }
 }
 
-/// With a key that cannot be had nothing is connected: what was to be encrypted is not sent in clear text.
+/// With a key that cannot be had nothing is connected: what was to be encrypted is not sent in
+/// clear text.
 fn client(settings: &Settings, timeout: Option<Duration>) -> Result<Client, Failure> {
     let cipher = encryption::cipher(settings)?;
-    let client = Client::connect(&settings.endpoint, timeout).map_err(|error| Failure::said(error.to_string()))?;
+    let client = Client::connect(&settings.endpoint, timeout)
+        .map_err(|error| Failure::said(error.to_string()))?;
     Ok(match cipher {
         Some(cipher) => client.encrypted(cipher),
         None => client,

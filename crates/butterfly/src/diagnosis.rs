@@ -17,7 +17,10 @@ pub fn diagnose(endpoint: &str) -> String {
         (Some(name), _) if name.starts_with('@') => None,
         (Some(path), _) => Some(UnixStream::connect(path).map(drop)),
         // Names are left to ZeroMQ: to ask for them may take long.
-        (_, Some(address)) => address.parse().ok().map(|address| TcpStream::connect_timeout(&address, LIMIT).map(drop)),
+        (_, Some(address)) => address
+            .parse()
+            .ok()
+            .map(|address| TcpStream::connect_timeout(&address, LIMIT).map(drop)),
         _ => None,
     };
     match met {

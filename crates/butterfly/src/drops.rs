@@ -44,9 +44,9 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let json = session.wants_json(arguments);
     let nic = arguments.word(0);
     match (arguments.value("explain"), arguments.has("watch")) {
-        (Some(_), watch) if watch || json || nic.is_some() => {
-            Err(Failure::usage("--explain prints one section of the manual: it goes with no NIC, --watch or --json"))
-        }
+        (Some(_), watch) if watch || json || nic.is_some() => Err(Failure::usage(
+            "--explain prints one section of the manual: it goes with no NIC, --watch or --json",
+        )),
         (Some(reason), _) => session.print(explain::section(reason)?),
         (None, true) => watch(nic, json, session),
         (None, false) => {
@@ -63,7 +63,8 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
 /// What was dropped, of one NIC or of the host.
 pub fn ask(nic: Option<&str>, session: &mut Session) -> Result<DropListRes, Failure> {
     let request = DropListReq { nic_id: nic.map(str::to_owned), ..DropListReq::default() };
-    let response = session.ask(Request { drop_list: MessageField::some(request), ..Request::default() })?;
+    let response =
+        session.ask(Request { drop_list: MessageField::some(request), ..Request::default() })?;
     response.drop_list.into_option().ok_or_else(|| Failure::said("no list of drops received"))
 }
 

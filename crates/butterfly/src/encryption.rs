@@ -11,7 +11,9 @@ pub fn cipher(settings: &Settings) -> Result<Option<Cipher>, Failure> {
     match &settings.key {
         Some(path) => match KeyFile::read(path) {
             Ok(file) => Ok(Some(Cipher::new(file.key, settings.legacy_encryption))),
-            Err(error) => Err(Failure::said(format!("cannot load encryption key\n{error}\nnothing was sent"))),
+            Err(error) => {
+                Err(Failure::said(format!("cannot load encryption key\n{error}\nnothing was sent")))
+            }
         },
         None if settings.legacy_encryption => Err(Failure::said(
             "--legacy-encryption says how to encrypt, and there is no key; name one with -k PATH\nnothing was sent",
@@ -66,6 +68,8 @@ fn advice(code: encrypted::error::Code) -> &'static str {
              out and look for who is between"
         }
         Code::REJECTED => "\nhelp: the daemon cannot read the request: is this its key?",
-        Code::INTERNAL_ERROR => "\nhelp: the daemon cannot encrypt its reply; what was asked may have been done",
+        Code::INTERNAL_ERROR => {
+            "\nhelp: the daemon cannot encrypt its reply; what was asked may have been done"
+        }
     }
 }

@@ -51,8 +51,13 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
         (None, None) => LAST,
     };
     let nic = arguments.word(0);
-    let query =
-        EventListReq { since, limit: Some(limit), nic_id: nic.map(str::to_owned), newest: Some(true), ..EventListReq::default() };
+    let query = EventListReq {
+        since,
+        limit: Some(limit),
+        nic_id: nic.map(str::to_owned),
+        newest: Some(true),
+        ..EventListReq::default()
+    };
     let first = result(session.ask(request(query))?)?;
     // Only who says where to begin misses something.
     let lost = if since.is_some() && last.is_none() { first.lost() } else { 0 };
@@ -71,5 +76,7 @@ fn request(query: EventListReq) -> Request {
 }
 
 fn result(response: Response) -> Result<EventListRes, Failure> {
-    response.event_list.into_option().ok_or_else(|| Failure::said("no events received: the daemon may be older than this client"))
+    response.event_list.into_option().ok_or_else(|| {
+        Failure::said("no events received: the daemon may be older than this client")
+    })
 }

@@ -28,7 +28,9 @@ impl Failure {
 
     /// The `value` of `option` could not be understood: it is not `expected`.
     pub fn not_recognized(option: &str, value: &str, expected: &str) -> Self {
-        Self::Usage(format!("--{option} argument not recognized\nhelp: {value:?} is not {expected}"))
+        Self::Usage(format!(
+            "--{option} argument not recognized\nhelp: {value:?} is not {expected}"
+        ))
     }
 
     /// The same failure, with the help after it.

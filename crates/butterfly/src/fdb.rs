@@ -27,11 +27,15 @@ pub fn node() -> Node {
 fn print_fdb(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let json = session.wants_json(arguments);
     let vni = arguments.word(0).map(vni).transpose()?;
-    let response = session
-        .ask(Request { fdb_list: MessageField::some(FdbListReq { vni, ..FdbListReq::default() }), ..Request::default() })?;
+    let response = session.ask(Request {
+        fdb_list: MessageField::some(FdbListReq { vni, ..FdbListReq::default() }),
+        ..Request::default()
+    })?;
     let entries = response.fdb_list;
     match json {
-        true => session.json(&json!({ "entries": entries.iter().map(entry_json).collect::<Value>() })),
+        true => {
+            session.json(&json!({ "entries": entries.iter().map(entry_json).collect::<Value>() }))
+        }
         false => session.print(page(&entries)),
     }
 }

@@ -13,7 +13,9 @@ pub fn page(path: &[&Node]) -> String {
         return String::new();
     };
     let mut page = match &node.action {
-        Action::Run(_) | Action::RunOnTree(_) => format!("usage: {name}{} [options...]\n", positional_usage(&node.command)),
+        Action::Run(_) | Action::RunOnTree(_) => {
+            format!("usage: {name}{} [options...]\n", positional_usage(&node.command))
+        }
         Action::Choose(_) => format!("usage: {name} SUBCOMMAND ... [options...]\n"),
     };
     let command = &node.command;
@@ -36,7 +38,8 @@ pub fn page(path: &[&Node]) -> String {
         }
     }
     if let Some(example) = command.get_after_help() {
-        let lines: Vec<String> = example.to_string().lines().map(|line| format!("    {line}")).collect();
+        let lines: Vec<String> =
+            example.to_string().lines().map(|line| format!("    {line}")).collect();
         section(&mut page, "example:", lines);
     }
     let globals = global_options();
@@ -138,7 +141,9 @@ mod tests {
              options:\n    --id ID      its id (mandatory)\n    --ip IP...   addresses\n\n\
              example:\n    butterfly add x\n"
         );
-        for option in ["-e, --endpoint EP ", "-v, --verbose ", "-t, --timeout MS ", "-k, --key PATH "] {
+        for option in
+            ["-e, --endpoint EP ", "-v, --verbose ", "-t, --timeout MS ", "-k, --key PATH "]
+        {
             assert!(globals.contains(&format!("    {option}")), "{globals}");
         }
     }
@@ -149,9 +154,10 @@ mod tests {
         let page = page(&[&root]);
         assert!(page.starts_with("usage: butterfly SUBCOMMAND"));
         assert!(page.contains("\nbutterfly subcommands:\n    nic "));
-        for name in
-            ["sg", "status", "drops", "fdb", "workers", "events", "tunnels", "uplink", "peer", "request", "dump", "shutdown"]
-        {
+        for name in [
+            "sg", "status", "drops", "fdb", "workers", "events", "tunnels", "uplink", "peer",
+            "request", "dump", "shutdown",
+        ] {
             assert!(page.contains(&format!("\n    {name} ")), "{name}");
         }
     }

@@ -1,7 +1,8 @@
-//! The JSON that commands print: an object at the top, field names of the protocol, times in words and as numbers.
+//! The JSON that commands print: an object at the top, field names of the protocol, times in words
+//! and as numbers.
 //!
-//! A time is two fields: `NAME` in the form of RFC 3339, and `NAME_s`, `NAME_ms` or `NAME_ns`, its number since 1970. A span of time
-//! is a number under a name that ends in its unit.
+//! A time is two fields: `NAME` in the form of RFC 3339, and `NAME_s`, `NAME_ms` or `NAME_ns`, its
+//! number since 1970. A span of time is a number under a name that ends in its unit.
 
 use crate::table::date;
 

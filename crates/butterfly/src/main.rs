@@ -56,7 +56,8 @@ const NEGATIVE: u8 = 2;
 
 fn main() -> ExitCode {
     let mut output = Output::new();
-    let words: Result<Vec<String>, _> = std::env::args_os().skip(1).map(|word| word.into_string()).collect();
+    let words: Result<Vec<String>, _> =
+        std::env::args_os().skip(1).map(|word| word.into_string()).collect();
     let outcome = match words {
         Ok(words) => run::run(&words, &mut output),
         Err(word) => {

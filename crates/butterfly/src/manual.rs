@@ -26,7 +26,9 @@ fn print(root: &Node, arguments: &Arguments, session: &mut Session) -> Result<()
         "bash" => Some(bash(&model(root))),
         shell => completions(shell, for_clap(model(root))),
     };
-    let text = text.ok_or_else(|| Failure::usage(format!("{what:?} cannot be generated: there are {}", KINDS.join(", "))))?;
+    let text = text.ok_or_else(|| {
+        Failure::usage(format!("{what:?} cannot be generated: there are {}", KINDS.join(", ")))
+    })?;
     session.print(text)
 }
 
@@ -58,18 +60,29 @@ fn page(root: &Node) -> String {
     );
     page.section("GLOBAL OPTIONS");
     page.arguments(root.command.get_arguments());
-    for (option, short, help) in
-        [("help", 'h', "print the help of the command, or the general help"), ("version", 'V', "print the version")]
-    {
-        page.arguments([&Arg::new(option).long(option).short(short).action(ArgAction::SetTrue).help(help)]);
+    for (option, short, help) in [
+        ("help", 'h', "print the help of the command, or the general help"),
+        ("version", 'V', "print the version"),
+    ] {
+        page.arguments([&Arg::new(option)
+            .long(option)
+            .short(short)
+            .action(ArgAction::SetTrue)
+            .help(help)]);
     }
     page.text("They may stand before the command, too.");
     page.section("COMMANDS");
     describe(&mut page, root, "butterfly");
     page.section("EXIT STATUS");
-    page.term("`0`", "Everything was done; what was to be deleted and is not there counts as done.");
+    page.term(
+        "`0`",
+        "Everything was done; what was to be deleted and is not there counts as done.",
+    );
     page.term("`1`", "Something failed, or was not understood; standard error says what.");
-    page.term("`2`", "The answer is no: `butterfly explain` found that the packet does not arrive.");
+    page.term(
+        "`2`",
+        "The answer is no: `butterfly explain` found that the packet does not arrive.",
+    );
     page.section("ENVIRONMENT");
     page.term("`BUTTERFLY_ENDPOINT`", "The endpoint, where no option names it.");
     page.term("`BUTTERFLY_KEY`", "The file with the key, where no option names it.");
@@ -106,7 +119,12 @@ fn describe(page: &mut Page, node: &Node, before: &str) {
 }
 
 fn usage(word: &Arg) -> String {
-    let name = word.get_value_names().unwrap_or_default().first().map(ToString::to_string).unwrap_or_default();
+    let name = word
+        .get_value_names()
+        .unwrap_or_default()
+        .first()
+        .map(ToString::to_string)
+        .unwrap_or_default();
     match (word.is_required_set(), is_list(word)) {
         (true, false) => name,
         (true, true) => format!("{name}..."),

@@ -16,7 +16,12 @@ pub fn field(page: &mut String, name: &str, value: &str) {
 }
 
 /// A table under its title, or that there is nothing.
-pub fn section<const N: usize>(page: &mut String, heading: &str, columns: [(&str, Align); N], rows: &[[String; N]]) {
+pub fn section<const N: usize>(
+    page: &mut String,
+    heading: &str,
+    columns: [(&str, Align); N],
+    rows: &[[String; N]],
+) {
     title(page, heading);
     match rows {
         [] => page.push_str("  none\n"),
@@ -39,10 +44,18 @@ pub fn drops(page: &mut String, drops: &[nic_show::Drop], all: bool) {
         .filter(|drop| all || drop.count() != 0)
         .map(|drop| [safe(drop.reason()), drop.count().to_string(), safe(drop.description())])
         .collect();
-    section(page, "drops", [("reason", Align::Left), ("frames", Align::Right), ("meaning", Align::Left)], &rows);
+    section(
+        page,
+        "drops",
+        [("reason", Align::Left), ("frames", Align::Right), ("meaning", Align::Left)],
+        &rows,
+    );
 }
 
-/// What a virtual machine's interface has to be told of the largest packet that reaches other hosts.
+/// What a virtual machine's interface has to be told of the largest packet that reaches other
+/// hosts.
 pub fn host_mtu(mtu: u32) -> String {
-    format!("host_mtu={mtu} on QEMU's -device virtio-net-pci: larger packets do not reach other hosts")
+    format!(
+        "host_mtu={mtu} on QEMU's -device virtio-net-pci: larger packets do not reach other hosts"
+    )
 }

@@ -55,7 +55,9 @@ pub fn node() -> Node {
 }
 
 fn addresses() -> Arg {
-    word("IP").num_args(1..).help("IPv4 or IPv6 addresses; those refused are told, the others count")
+    word("IP")
+        .num_args(1..)
+        .help("IPv4 or IPv6 addresses; those refused are told, the others count")
 }
 
 fn network() -> Arg {
@@ -65,7 +67,11 @@ fn network() -> Arg {
 /// The peers that the words name.
 fn peers(arguments: &Arguments) -> Result<impl Iterator<Item = TunnelPeer>, Failure> {
     let vni = arguments.parsed("vni", "a number from 0 to 16777215")?;
-    let peer = move |address: &String| TunnelPeer { address: Some(address.clone()), vni, ..TunnelPeer::default() };
+    let peer = move |address: &String| TunnelPeer {
+        address: Some(address.clone()),
+        vni,
+        ..TunnelPeer::default()
+    };
     Ok(arguments.words_from(0).iter().map(peer))
 }
 
@@ -76,7 +82,9 @@ fn list(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
         let row = |peer: &TunnelPeer| json!({ "address": peer.address(), "vni": peer.vni });
         return session.json(&json!({ "peers": peers.iter().map(row).collect::<Value>() }));
     }
-    let row = |peer: &TunnelPeer| [peer.vni.map_or("all".into(), |vni| vni.to_string()), safe(peer.address())];
+    let row = |peer: &TunnelPeer| {
+        [peer.vni.map_or("all".into(), |vni| vni.to_string()), safe(peer.address())]
+    };
     let rows: Vec<_> = peers.iter().map(row).collect();
     session.print(table(0, [("network", Align::Right), ("peer", Align::Left)], &rows))
 }

@@ -58,10 +58,16 @@ pub fn log_level() -> Node {
         |arguments, session| {
             let level = arguments.word(0).unwrap_or_default();
             if !LEVELS.contains(&level) {
-                return Err(Failure::usage(format!("{level:?} is no level: there are {}", LEVELS.join(", "))));
+                return Err(Failure::usage(format!(
+                    "{level:?} is no level: there are {}",
+                    LEVELS.join(", ")
+                )));
             }
-            let config = AppConfigReq { log_level: Some(level.to_owned()), ..AppConfigReq::default() };
-            session.ask(Request { app_config: MessageField::some(config), ..Request::default() }).map(|_| ())
+            let config =
+                AppConfigReq { log_level: Some(level.to_owned()), ..AppConfigReq::default() };
+            session
+                .ask(Request { app_config: MessageField::some(config), ..Request::default() })
+                .map(|_| ())
         },
     )
 }

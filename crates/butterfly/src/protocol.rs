@@ -6,7 +6,8 @@ pub const TCP: u32 = 6;
 pub const UDP: u32 = 17;
 
 /// Those that have names here.
-const NAMES: [(&str, u32); 5] = [("tcp", TCP), ("udp", UDP), ("icmp", 1), ("icmpv6", 58), ("sctp", 132)];
+const NAMES: [(&str, u32); 5] =
+    [("tcp", TCP), ("udp", UDP), ("icmp", 1), ("icmpv6", 58), ("sctp", 132)];
 
 /// The number of a protocol that has a name here.
 pub fn named(word: &str) -> Option<u32> {
@@ -16,7 +17,13 @@ pub fn named(word: &str) -> Option<u32> {
 /// The number that the value of `--proto` means.
 pub fn parse(word: &str) -> Result<u32, Failure> {
     let number = named(word).or_else(|| word.parse::<u8>().ok().map(u32::from));
-    number.ok_or_else(|| Failure::not_recognized("proto", word, "tcp, udp, icmp, icmpv6, sctp or a number from 0 to 255"))
+    number.ok_or_else(|| {
+        Failure::not_recognized(
+            "proto",
+            word,
+            "tcp, udp, icmp, icmpv6, sctp or a number from 0 to 255",
+        )
+    })
 }
 
 /// The name of a protocol, or its number.

@@ -54,7 +54,8 @@ impl Arguments {
                     return Err(Failure::usage(format!("{name} takes no value\nnothing was sent")));
                 }
                 let stray = values(&mut rest).into_iter();
-                read.slips.extend(stray.map(|word| Slip::NoValue { option: name.to_owned(), word }));
+                read.slips
+                    .extend(stray.map(|word| Slip::NoValue { option: name.to_owned(), word }));
                 continue;
             }
             let Some(value) = attached.map(str::to_owned).or_else(|| rest.next().cloned()) else {
@@ -65,11 +66,16 @@ impl Arguments {
                 given.extend(values(&mut rest));
                 continue;
             }
-            // Of a global option the last one counts, as scripts that wrap the client rely on: see `settings`.
+            // Of a global option the last one counts, as scripts that wrap the client rely on: see
+            // `settings`.
             let own = !globals.iter().any(|global| global.get_id() == argument.get_id());
             if let Some(before) = given.last().filter(|before| own && **before != value) {
                 let option = name.to_owned();
-                read.slips.push(Slip::Replaced { option, value: before.clone(), by: value.clone() });
+                read.slips.push(Slip::Replaced {
+                    option,
+                    value: before.clone(),
+                    by: value.clone(),
+                });
             }
             given.push(value);
             read.slips.extend(values(&mut rest).into_iter().map(|word| Slip::Superfluous { word }));
@@ -91,7 +97,9 @@ impl Arguments {
             .map(|(_, word)| word.get_id().to_string());
         let options = command
             .get_opts()
-            .filter(|option| option.is_required_set() && self.value(option.get_id().as_str()).is_none())
+            .filter(|option| {
+                option.is_required_set() && self.value(option.get_id().as_str()).is_none()
+            })
             .map(|option| format!("--{}", option.get_id()));
         let missing: Vec<String> = positionals.chain(options).collect();
         match missing.as_slice() {
@@ -132,15 +140,21 @@ impl Arguments {
     }
 
     /// The value of `name`, read as `T`, which `expected` describes to whoever gave another.
-    pub fn parsed<T: std::str::FromStr>(&self, name: &str, expected: &str) -> Result<Option<T>, Failure> {
-        let parse = |value: &str| value.parse().map_err(|_| Failure::not_recognized(name, value, expected));
+    pub fn parsed<T: std::str::FromStr>(
+        &self,
+        name: &str,
+        expected: &str,
+    ) -> Result<Option<T>, Failure> {
+        let parse =
+            |value: &str| value.parse().map_err(|_| Failure::not_recognized(name, value, expected));
         self.value(name).map(parse).transpose()
     }
 }
 
 /// The words up to the next option.
 fn values(rest: &mut std::slice::Iter<String>) -> Vec<String> {
-    let values: Vec<String> = rest.as_slice().iter().take_while(|word| !is_option(word)).cloned().collect();
+    let values: Vec<String> =
+        rest.as_slice().iter().take_while(|word| !is_option(word)).cloned().collect();
     *rest = rest.as_slice().get(values.len()..).unwrap_or_default().iter();
     values
 }
@@ -148,19 +162,25 @@ fn values(rest: &mut std::slice::Iter<String>) -> Vec<String> {
 /// Fails for an option that was to be about the key: it must not turn into a request in clear text.
 fn about_the_key(word: &str) -> Result<(), Failure> {
     let lower = word.to_lowercase();
-    let about_the_key = ["--key", "--encr", "--legacy", "--no-legacy"].iter().any(|start| lower.starts_with(start));
+    let about_the_key =
+        ["--key", "--encr", "--legacy", "--no-legacy"].iter().any(|start| lower.starts_with(start));
     if about_the_key || (lower.starts_with("-k") && lower.len() > 2) {
-        return Err(Failure::usage(format!("{word} is no option: a key is named with -k PATH\nnothing was sent")));
+        return Err(Failure::usage(format!(
+            "{word} is no option: a key is named with -k PATH\nnothing was sent"
+        )));
     }
     Ok(())
 }
 
-/// How many of `words` are options of `globals` and their values, before the first word of a command.
+/// How many of `words` are options of `globals` and their values, before the first word of a
+/// command.
 pub fn count_leading(words: &[String], globals: &[Arg]) -> usize {
     let mut count = 0;
     while let Some(word) = words.get(count) {
         let (name, attached) = split_value(word);
-        let Some(argument) = globals.iter().find(|argument| is_named(argument, name)) else { break };
+        let Some(argument) = globals.iter().find(|argument| is_named(argument, name)) else {
+            break;
+        };
         let has_value = attached.is_none() && !matches!(argument.get_action(), ArgAction::SetTrue);
         count += if has_value { 2 } else { 1 };
     }
@@ -184,7 +204,8 @@ fn is_named(argument: &Arg, word: &str) -> bool {
     let long = word.strip_prefix("--");
     let mut short = word.strip_prefix('-').unwrap_or_default().chars();
     (long.is_some() && long == argument.get_long())
-        || (short.next().is_some_and(|letter| Some(letter) == argument.get_short()) && short.next().is_none())
+        || (short.next().is_some_and(|letter| Some(letter) == argument.get_short())
+            && short.next().is_none())
 }
 
 #[cfg(test)]
@@ -253,7 +274,15 @@ mod tests {
         let read = read("a b --colour red --mac m n -x --fast yes --mac=m --mac=o -").unwrap();
         assert_eq!(read.value("mac"), Some("o"));
         let told: Vec<String> = read.slips().iter().map(|slip| slip.told("try")).collect();
-        let beginnings = ["b:", "--colour red:", "n:", "-x:", "yes: --fast takes no value", "--mac m: given again as o", "-:"];
+        let beginnings = [
+            "b:",
+            "--colour red:",
+            "n:",
+            "-x:",
+            "yes: --fast takes no value",
+            "--mac m: given again as o",
+            "-:",
+        ];
         assert_eq!(told.len(), beginnings.len(), "{told:?}");
         for (told, beginning) in told.iter().zip(beginnings) {
             assert!(told.starts_with(beginning), "{told}");
@@ -291,7 +320,9 @@ mod tests {
         let globals = [option("key", "PATH").short('k'), flag("legacy-encryption")];
         let read = |line: &str| {
             let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
-            Arguments::read(&command(), &globals, &words).err().map(|failure| format!("{failure:?}"))
+            Arguments::read(&command(), &globals, &words)
+                .err()
+                .map(|failure| format!("{failure:?}"))
         };
         for slip in [
             "-k/etc/key",
@@ -304,9 +335,20 @@ mod tests {
             "--legacy-encryption=false",
         ] {
             let said = read(&format!("--mac m --vni 1 {slip}"));
-            assert!(said.as_ref().is_some_and(|said| said.contains("nothing was sent")), "{slip}: {said:?}");
+            assert!(
+                said.as_ref().is_some_and(|said| said.contains("nothing was sent")),
+                "{slip}: {said:?}"
+            );
         }
-        for fine in ["-k /etc/key", "--key /etc/key", "--key=/etc/key", "--legacy-encryption", "--unknown", "-x", "-K"] {
+        for fine in [
+            "-k /etc/key",
+            "--key /etc/key",
+            "--key=/etc/key",
+            "--legacy-encryption",
+            "--unknown",
+            "-x",
+            "-K",
+        ] {
             assert_eq!(read(&format!("--mac m --vni 1 {fine}")), None, "{fine}");
         }
     }

@@ -41,14 +41,19 @@ pub fn dump() -> Node {
 
 fn send_file(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let path = arguments.word(0).unwrap_or_default();
-    let read = if path == "-" { std::io::read_to_string(std::io::stdin()) } else { std::fs::read_to_string(path) };
+    let read = if path == "-" {
+        std::io::read_to_string(std::io::stdin())
+    } else {
+        std::fs::read_to_string(path)
+    };
     let content = match read {
         Ok(content) if !content.trim().is_empty() => content,
         Ok(_) => return Err(Failure::said(format!("failed to open {path}\nthe file is empty"))),
         Err(error) => return Err(Failure::said(format!("failed to open {path}\n{error}"))),
     };
-    let request: Messages = text::parse(&content)
-        .map_err(|error| Failure::said(format!("{path} is no protobuf Messages in text format: {error}")))?;
+    let request: Messages = text::parse(&content).map_err(|error| {
+        Failure::said(format!("{path} is no protobuf Messages in text format: {error}"))
+    })?;
     let names: Vec<String> = request.messages.iter().map(name).collect();
 
     let json = session.wants_json(arguments);
@@ -73,7 +78,12 @@ fn send_file(arguments: &Arguments, session: &mut Session) -> Result<(), Failure
     }
     if !failures.is_empty() && names.len() > 1 {
         // Those behind a failure were carried out, too: the operator must know what is there now.
-        failures.push(format!("{} of {} requests were done, {} not", names.len() - failures.len(), names.len(), failures.len()));
+        failures.push(format!(
+            "{} of {} requests were done, {} not",
+            names.len() - failures.len(),
+            names.len(),
+            failures.len()
+        ));
     }
     match failures.is_empty() {
         true => Ok(()),
@@ -83,10 +93,12 @@ fn send_file(arguments: &Arguments, session: &mut Session) -> Result<(), Failure
 
 /// The kind of request in `message`, and what it is about.
 fn name(message: &Message) -> String {
-    let Some(request) = message.message_0.as_ref().and_then(|payload| payload.request.as_ref()) else {
+    let Some(request) = message.message_0.as_ref().and_then(|payload| payload.request.as_ref())
+    else {
         return "no request".into();
     };
-    // The first field that is set is the one that is executed; it is an id, or a message with one as its first field.
+    // The first field that is set is the one that is executed; it is an id, or a message with one
+    // as its first field.
     let content = text::print(request);
     let mut words = content.split_whitespace();
     let kind = words.next().unwrap_or_default().trim_end_matches(':');
@@ -100,12 +112,19 @@ fn name(message: &Message) -> String {
 /// A request for each NIC, then one for each security group and for each peer, that makes it.
 fn declarations(response: Response) -> impl Iterator<Item = Message> {
     let mut nics = response.nic_details;
-    // Who waits for a MAC address comes behind who has it, in the order of the line: that is how they are made again.
+    // Who waits for a MAC address comes behind who has it, in the order of the line: that is how
+    // they are made again.
     nics.sort_by_key(|nic| nic.waiting.unwrap_or(0));
     let nics = nics.into_iter().map(|nic| Nic { waiting: None, ..nic });
     let nics = nics.map(|nic| Request { nic_add: MessageField::some(nic), ..Request::default() });
-    let groups = response.sg_details.into_iter().map(|group| Request { sg_add: MessageField::some(group), ..Request::default() });
-    let peers = response.peer_list.into_iter().map(|peer| Request { peer_add: MessageField::some(peer), ..Request::default() });
+    let groups = response
+        .sg_details
+        .into_iter()
+        .map(|group| Request { sg_add: MessageField::some(group), ..Request::default() });
+    let peers = response
+        .peer_list
+        .into_iter()
+        .map(|peer| Request { peer_add: MessageField::some(peer), ..Request::default() });
     nics.chain(groups).chain(peers).map(|request| message(request, None))
 }
 
@@ -113,7 +132,8 @@ fn declarations(response: Response) -> impl Iterator<Item = Message> {
 fn messages_json(messages: &Messages) -> Result<String, Failure> {
     let options = PrintOptions { proto_field_name: true, ..PrintOptions::default() };
     let failed = |error: String| Failure::said(format!("cannot print this as JSON: {error}"));
-    let line = print_to_string_with_options(messages, &options).map_err(|error| failed(error.to_string()))?;
+    let line = print_to_string_with_options(messages, &options)
+        .map_err(|error| failed(error.to_string()))?;
     // As all other commands print it: in lines.
     let value: Value = serde_json::from_str(&line).map_err(|error| failed(error.to_string()))?;
     Ok(format!("{value:#}\n"))
@@ -123,11 +143,16 @@ fn print_dump(arguments: &Arguments, session: &mut Session) -> Result<(), Failur
     let json = session.wants_json(arguments);
     let nics = Request { nic_details: Some(String::new()), ..Request::default() };
     let groups = Request { sg_details: Some(String::new()), ..Request::default() };
-    let mut responses = session.exchange(vec![message(nics, Some("nics")), message(groups, Some("sgs"))])?;
+    let mut responses =
+        session.exchange(vec![message(nics, Some("nics")), message(groups, Some("sgs"))])?;
     let peers = Request { peer_list: Some(true), ..Request::default() };
-    // An older daemon refuses this, and has none. A reply that does not come is another thing: there may be some.
+    // An older daemon refuses this, and has none. A reply that does not come is another thing:
+    // there may be some.
     responses.extend(session.ask_each(vec![peers])?.into_iter().flatten());
-    let dump = Messages { messages: responses.into_iter().flat_map(declarations).collect(), ..Messages::default() };
+    let dump = Messages {
+        messages: responses.into_iter().flat_map(declarations).collect(),
+        ..Messages::default()
+    };
     match json {
         true => session.print(messages_json(&dump)?),
         false => session.line(text::print(&dump)),

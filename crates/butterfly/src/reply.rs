@@ -43,7 +43,10 @@ pub fn responses(messages: Vec<Message>) -> Result<Vec<Response>, Failure> {
 
 /// The successful response in `message`.
 pub fn response(message: Message) -> Result<Response, Failure> {
-    let response = payload(message)?.response.into_option().ok_or_else(|| Failure::said("error: no response in MessageV0"))?;
+    let response = payload(message)?
+        .response
+        .into_option()
+        .ok_or_else(|| Failure::said("error: no response in MessageV0"))?;
     if response.status.status() {
         return Ok(response);
     }
@@ -53,13 +56,18 @@ pub fn response(message: Message) -> Result<Response, Failure> {
 fn payload(message: Message) -> Result<MessageV0, Failure> {
     if let Some(error) = message.error.into_option() {
         let help = match error.code.and_then(|code| code.enum_value().ok()) {
-            Some(error::Code::REJECTED) => "\nhelp: a daemon with a key refuses what is in clear text: name its key with -k PATH",
+            Some(error::Code::REJECTED) => {
+                "\nhelp: a daemon with a key refuses what is in clear text: name its key with -k PATH"
+            }
             _ => "",
         };
         let code = error.code.map_or("no code".into(), envelope_code);
         return Err(Failure::said(format!("error in response: {code}{help}")));
     }
-    message.message_0.into_option().ok_or_else(|| Failure::said("error: no message recognized in response"))
+    message
+        .message_0
+        .into_option()
+        .ok_or_else(|| Failure::said("error: no message recognized in response"))
 }
 
 /// The daemon's own words: the text the protocol fixes, then its help.

@@ -35,8 +35,10 @@ pub fn run(words: &[String], output: &mut Output) -> io::Result<End> {
         output.print(help::page(&[&root]))?;
         return Ok(End::Failed);
     }
-    let chain: Vec<Step> = words.split(|word| word == "+").map(|words| Step::find(&root, words)).collect();
-    for (step, word) in chain.iter().flat_map(|step| step.all.iter().map(move |word| (step, word))) {
+    let chain: Vec<Step> =
+        words.split(|word| word == "+").map(|words| Step::find(&root, words)).collect();
+    for (step, word) in chain.iter().flat_map(|step| step.all.iter().map(move |word| (step, word)))
+    {
         match word.as_str() {
             "-h" | "--help" => output.print(help::page(&step.path))?,
             "-V" | "--version" => output.line(butterfly_version::line(REVISION))?,
@@ -124,19 +126,23 @@ impl<'t> Step<'t> {
         Arguments::read(&Command::new("butterfly"), &global_options(), self.leading)
     }
 
-    /// Reads the words after the command. Fails for those that a command of ours does not understand.
+    /// Reads the words after the command. Fails for those that a command of ours does not
+    /// understand.
     fn arguments(&self) -> Result<Arguments, Failure> {
         let arguments = Arguments::read(&self.node.command, &global_options(), self.words)?;
         let strict = !self.node.original && self.node.is_command();
         match arguments.slips().first().filter(|_| strict) {
-            Some(slip) => Err(Failure::usage(format!("{}\nnothing was sent", slip.told(&self.name())))),
+            Some(slip) => {
+                Err(Failure::usage(format!("{}\nnothing was sent", slip.told(&self.name()))))
+            }
             None => Ok(arguments),
         }
     }
 
     /// Whether its help is to be printed. `help` is no command of its own.
     fn asks_for_help(&self) -> bool {
-        let asks = self.words.first().is_some_and(|word| word == "help") || self.words.len() < self.node.help_below;
+        let asks = self.words.first().is_some_and(|word| word == "help")
+            || self.words.len() < self.node.help_below;
         asks && self.command().is_some()
     }
 
@@ -145,8 +151,16 @@ impl<'t> Step<'t> {
         match self.words.first().is_some_and(|word| word == "help") || !output.is_terminal() {
             true => output.print(help::page(&self.path))?,
             false => {
-                let words = self.node.command.get_positionals().skip(self.words.len()).map(|word| word.get_id().as_str());
-                let text = format!("{} missing, or options in place of the last", words.collect::<Vec<_>>().join(", "));
+                let words = self
+                    .node
+                    .command
+                    .get_positionals()
+                    .skip(self.words.len())
+                    .map(|word| word.get_id().as_str());
+                let text = format!(
+                    "{} missing, or options in place of the last",
+                    words.collect::<Vec<_>>().join(", ")
+                );
                 output.complain(&self.in_short(&text));
             }
         }
@@ -163,7 +177,11 @@ impl<'t> Step<'t> {
             Action::Run(handler) => self.execute(handler, settings, output),
             Action::RunOnTree(handler) => {
                 let root = self.path.first().copied().unwrap_or(self.node);
-                self.execute(|arguments, session| handler(root, arguments, session), settings, output)
+                self.execute(
+                    |arguments, session| handler(root, arguments, session),
+                    settings,
+                    output,
+                )
             }
         };
         match outcome {
@@ -198,13 +216,17 @@ impl<'t> Step<'t> {
             Some(word) if is_option(word) && self.command().is_none() => {
                 let advice = match meant(word, global_options().iter()) {
                     Some(option) => format!("did you mean {option}?"),
-                    None => "options of a command go after it, as in `butterfly nic show vm-1 --json`".to_owned(),
+                    None => {
+                        "options of a command go after it, as in `butterfly nic show vm-1 --json`"
+                            .to_owned()
+                    }
                 };
                 Failure::usage(format!("invalid {kind} {word}\nhelp: {advice}"))
             }
             Some(word) => {
                 let names = self.node.nodes().iter().map(Node::name);
-                let advice = meant_word(word, names).map(|name| format!("\nhelp: did you mean {name}?"));
+                let advice =
+                    meant_word(word, names).map(|name| format!("\nhelp: did you mean {name}?"));
                 Failure::usage(format!("invalid {kind} {word}{}", advice.unwrap_or_default()))
             }
             None => Failure::usage(""),
@@ -213,7 +235,8 @@ impl<'t> Step<'t> {
 
     /// A usage error for a person, in two lines.
     fn in_short(&self, text: &str) -> String {
-        let lines: Vec<&str> = text.lines().map(|line| line.strip_prefix("help: ").unwrap_or(line)).collect();
+        let lines: Vec<&str> =
+            text.lines().map(|line| line.strip_prefix("help: ").unwrap_or(line)).collect();
         let name = format!("butterfly {}", self.name());
         let name = name.trim_end();
         format!("{name}: {}\n`{name} help` shows how it is used", lines.join("; "))

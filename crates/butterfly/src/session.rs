@@ -28,7 +28,8 @@ pub struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// A session that connects when the first request is made. It waits for each reply as long as the settings say, else for `patience`.
+    /// A session that connects when the first request is made. It waits for each reply as long as
+    /// the settings say, else for `patience`.
     pub fn new(settings: &'a Settings, output: &'a mut Output, patience: Option<Duration>) -> Self {
         Self { settings, output, connection: None, hasty: None, verbose_aside: false, patience }
     }
@@ -102,7 +103,10 @@ impl<'a> Session<'a> {
 
     /// A conversation of its own, with other settings.
     pub fn with<'b>(&'b mut self, settings: &'b Settings) -> Session<'b> {
-        Session { verbose_aside: self.verbose_aside, ..Session::new(settings, self.output, self.patience) }
+        Session {
+            verbose_aside: self.verbose_aside,
+            ..Session::new(settings, self.output, self.patience)
+        }
     }
 
     /// What the global options ask for.
@@ -110,9 +114,14 @@ impl<'a> Session<'a> {
         self.settings
     }
 
-    /// Makes one request, again and again maybe: the successful response, or none if no reply came in time. That is what `--timeout`
-    /// says, after which who asks is to give up, or `patience`.
-    pub fn ask_in_time(&mut self, request: Request, patience: Duration) -> Result<Option<Response>, Failure> {
+    /// Makes one request, again and again maybe: the successful response, or none if no reply came
+    /// in time. That is what `--timeout` says, after which who asks is to give up, or
+    /// `patience`.
+    pub fn ask_in_time(
+        &mut self,
+        request: Request,
+        patience: Duration,
+    ) -> Result<Option<Response>, Failure> {
         let limit = self.settings.limit();
         let connection = match self.hasty.take() {
             Some(connection) => connection,
@@ -122,7 +131,11 @@ impl<'a> Session<'a> {
         self.show_request(&batch)?;
         let Some(reply) = connection.exchange_in_time(&batch)? else {
             // The next one may be another daemon's.
-            return if limit.is_some() { Err(Failure::said("Error, receive timeout")) } else { Ok(None) };
+            return if limit.is_some() {
+                Err(Failure::said("Error, receive timeout"))
+            } else {
+                Ok(None)
+            };
         };
         self.hasty = Some(connection);
         self.show_reply(&reply)?;
@@ -141,7 +154,8 @@ impl<'a> Session<'a> {
         self.exchange(messages)
     }
 
-    /// Makes several requests in one batch. Returns as many answers, in the order of the requests; none for those that were refused.
+    /// Makes several requests in one batch. Returns as many answers, in the order of the requests;
+    /// none for those that were refused.
     pub fn ask_each(&mut self, requests: Vec<Request>) -> Result<Vec<Option<Response>>, Failure> {
         let messages = requests.into_iter().map(|request| message(request, None)).collect();
         let replies = reply::messages(self.send(&Messages { messages, ..Messages::default() })?)?;
@@ -157,7 +171,9 @@ impl<'a> Session<'a> {
         let answered = replies.len();
         let responses = reply::responses(replies)?;
         if answered != expected {
-            return Err(Failure::said(format!("error: {expected} requests were sent, {answered} were answered")));
+            return Err(Failure::said(format!(
+                "error: {expected} requests were sent, {answered} were answered"
+            )));
         }
         Ok(responses)
     }

@@ -51,18 +51,23 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
         ["count"] => count(filter, session, json),
         ["flush"] => flush(filter, session, json),
         ["timeouts"] => time_outs(session, json),
-        _ => Err(Failure::usage("--count, --flush and --timeouts are three commands: give one of them")),
+        _ => Err(Failure::usage(
+            "--count, --flush and --timeouts are three commands: give one of them",
+        )),
     }
 }
 
 /// Fails for options that would do nothing.
 fn check_use(arguments: &Arguments) -> Result<(), Failure> {
-    if arguments.has("limit") && ["count", "flush", "timeouts"].iter().any(|name| arguments.has(name)) {
+    if arguments.has("limit")
+        && ["count", "flush", "timeouts"].iter().any(|name| arguments.has(name))
+    {
         return Err(Failure::usage(
             "--limit is for lists: --count and --flush mean every session that matches\nnothing was sent",
         ));
     }
-    let filters = ["vni", "proto", "address", "port"].iter().any(|name| arguments.has(name)) || arguments.word(0).is_some();
+    let filters = ["vni", "proto", "address", "port"].iter().any(|name| arguments.has(name))
+        || arguments.word(0).is_some();
     if arguments.has("timeouts") && filters {
         return Err(Failure::usage(
             "--timeouts are those of the whole host: it goes with no NIC and no filter\nnothing was sent",
@@ -71,7 +76,12 @@ fn check_use(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-fn list(filter: SessionFilter, arguments: &Arguments, session: &mut Session, json: bool) -> Result<(), Failure> {
+fn list(
+    filter: SessionFilter,
+    arguments: &Arguments,
+    session: &mut Session,
+    json: bool,
+) -> Result<(), Failure> {
     let limit = arguments.parsed("limit", "a number")?;
     let (table, found) = ask(filter, limit, session)?;
     match json {
@@ -89,7 +99,8 @@ fn count(filter: SessionFilter, session: &mut Session, json: bool) -> Result<(),
 }
 
 fn flush(filter: SessionFilter, session: &mut Session, json: bool) -> Result<(), Failure> {
-    let response = session.ask(Request { session_flush: MessageField::some(filter), ..Request::default() })?;
+    let response =
+        session.ask(Request { session_flush: MessageField::some(filter), ..Request::default() })?;
     let Some(result) = response.session_flush.into_option() else {
         return Err(Failure::said("no result of the flush received"));
     };
@@ -109,14 +120,20 @@ fn time_outs(session: &mut Session, json: bool) -> Result<(), Failure> {
 }
 
 /// The table, and the sessions in it that are meant: at most `limit` of them.
-fn ask(filter: SessionFilter, limit: Option<u32>, session: &mut Session) -> Result<(SessionTable, SessionListRes), Failure> {
-    let list = SessionListReq { filter: MessageField::some(filter), limit, ..SessionListReq::default() };
+fn ask(
+    filter: SessionFilter,
+    limit: Option<u32>,
+    session: &mut Session,
+) -> Result<(SessionTable, SessionListRes), Failure> {
+    let list =
+        SessionListReq { filter: MessageField::some(filter), limit, ..SessionListReq::default() };
     let requests = vec![
         Request { session_table: Some(true), ..Request::default() },
         Request { session_list: MessageField::some(list), ..Request::default() },
     ];
     let mut responses = session.ask_all(requests)?.into_iter();
-    let table = table_of(responses.next().and_then(|mut response| response.session_table.take()).into())?;
+    let table =
+        table_of(responses.next().and_then(|mut response| response.session_table.take()).into())?;
     let found = responses.next().and_then(|mut response| response.session_list.take());
     Ok((table, found.ok_or_else(|| Failure::said("no sessions received"))?))
 }
@@ -131,7 +148,11 @@ fn filter(arguments: &Arguments) -> Result<SessionFilter, Failure> {
     if let Some(text) = address
         && butterfly_model::parse_ip(text).is_err()
     {
-        return Err(Failure::not_recognized("address", text, "an IP address like 192.0.2.1 or 2001:db8::1"));
+        return Err(Failure::not_recognized(
+            "address",
+            text,
+            "an IP address like 192.0.2.1 or 2001:db8::1",
+        ));
     }
     Ok(SessionFilter {
         nic_id: arguments.word(0).map(str::to_owned),

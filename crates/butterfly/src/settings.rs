@@ -17,7 +17,8 @@ pub struct Settings {
     pub endpoint: String,
     /// Show requests and replies in text format.
     pub verbose: bool,
-    /// Milliseconds each operation may take; 0 for ever, and nothing for as long as the command likes.
+    /// Milliseconds each operation may take; 0 for ever, and nothing for as long as the command
+    /// likes.
     pub timeout: Option<u32>,
     /// File with the encryption key.
     pub key: Option<PathBuf>,
@@ -27,14 +28,22 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { endpoint: "tcp://127.0.0.1:9999".into(), verbose: false, timeout: None, key: None, legacy_encryption: false }
+        Self {
+            endpoint: "tcp://127.0.0.1:9999".into(),
+            verbose: false,
+            timeout: None,
+            key: None,
+            legacy_encryption: false,
+        }
     }
 }
 
 impl Settings {
     /// How long an operation may take, if that is said and not for ever.
     pub fn limit(&self) -> Option<Duration> {
-        self.timeout.filter(|timeout| *timeout != 0).map(|timeout| Duration::from_millis(timeout.into()))
+        self.timeout
+            .filter(|timeout| *timeout != 0)
+            .map(|timeout| Duration::from_millis(timeout.into()))
     }
 }
 
@@ -54,22 +63,33 @@ const ENDPOINT: &str = "BUTTERFLY_ENDPOINT";
 const KEY: &str = "BUTTERFLY_KEY";
 
 impl Given {
-    /// Takes over the global options among `arguments`. Returns those given before that they replace.
+    /// Takes over the global options among `arguments`. Returns those given before that they
+    /// replace.
     pub fn take(&mut self, arguments: &Arguments) -> Result<Vec<String>, Failure> {
-        let timeout = arguments.parsed("timeout", "a number of milliseconds from 0 to 4294967295")?;
+        let timeout =
+            arguments.parsed("timeout", "a number of milliseconds from 0 to 4294967295")?;
         let told = |(name, before): (&str, String)| {
-            format!("--{name} {before}: another follows, and a global option is that of the whole chain")
+            format!(
+                "--{name} {before}: another follows, and a global option is that of the whole chain"
+            )
         };
         let twice = ["endpoint", "timeout", "key"].into_iter().flat_map(|name| {
             let (last, before) = arguments.values(name).split_last()?;
-            Some(before.iter().filter(|value| *value != last).map(|value| (name, value.clone())).collect::<Vec<_>>())
+            Some(
+                before
+                    .iter()
+                    .filter(|value| *value != last)
+                    .map(|value| (name, value.clone()))
+                    .collect::<Vec<_>>(),
+            )
         });
         let mut replaced: Vec<String> = twice.flatten().map(told).collect();
         self.verbose |= arguments.has("verbose");
         self.legacy_encryption |= arguments.has("legacy-encryption");
         let endpoint = replace(&mut self.endpoint, arguments.value("endpoint").map(str::to_owned));
         let timeout = replace(&mut self.timeout, timeout).map(|before| before.to_string());
-        let key = replace(&mut self.key, arguments.value("key").map(PathBuf::from)).map(|before| before.display().to_string());
+        let key = replace(&mut self.key, arguments.value("key").map(PathBuf::from))
+            .map(|before| before.display().to_string());
         let before = [("endpoint", endpoint), ("timeout", timeout), ("key", key)].into_iter();
         replaced.extend(before.filter_map(|(name, before)| Some(told((name, before?)))));
         Ok(replaced)
@@ -92,13 +112,18 @@ impl Given {
     }
 
     fn of_environment() -> Self {
-        Self { endpoint: variable(ENDPOINT), key: variable(KEY).map(PathBuf::from), ..Self::default() }
+        Self {
+            endpoint: variable(ENDPOINT),
+            key: variable(KEY).map(PathBuf::from),
+            ..Self::default()
+        }
     }
 
     /// The same, with what is not given taken from `other`. How to encrypt goes with the key.
     fn or(self, other: Self) -> Self {
         Self {
-            legacy_encryption: self.legacy_encryption || (self.key.is_none() && other.legacy_encryption),
+            legacy_encryption: self.legacy_encryption
+                || (self.key.is_none() && other.legacy_encryption),
             endpoint: self.endpoint.or(other.endpoint),
             verbose: self.verbose || other.verbose,
             timeout: self.timeout.or(other.timeout),

@@ -13,7 +13,10 @@ use crate::reader::Arguments;
 use crate::session::Session;
 use crate::table::{date, duration, safe};
 use crate::tree::Node;
-use butterfly_api::proto::{AppHealthRes, DropListRes, NicShow, Request, SessionTable, TunnelShow, TunnelShowReq, UplinkShow};
+use butterfly_api::proto::{
+    AppHealthRes, DropListRes, NicShow, Request, SessionTable, TunnelShow, TunnelShowReq,
+    UplinkShow,
+};
 use clap::Command;
 use protobuf::MessageField;
 use serde_json::{Value, json};
@@ -85,17 +88,35 @@ fn page(found: &Overview) -> String {
     let health = &found.health;
     let uptime = health.current_date().saturating_sub(health.start_date());
     let mut page = format!("butterflyd {}\n", safe(health.version()));
-    field(&mut page, "running", &format!("{}, since {}", duration(uptime), date(health.start_date())));
+    field(
+        &mut page,
+        "running",
+        &format!("{}, since {}", duration(uptime), date(health.start_date())),
+    );
     if let Some(open) = &health.open_endpoint {
-        field(&mut page, "API", &format!("{open} has no key: whoever reaches it commands the switch (butterflyd -k, or -e)"));
+        field(
+            &mut page,
+            "API",
+            &format!(
+                "{open} has no key: whoever reaches it commands the switch (butterflyd -k, or -e)"
+            ),
+        );
     }
     field(&mut page, "uplink", &uplink(found.uplink.as_ref()));
     field(&mut page, "tunnels", &tunnels(found.tunnels.as_ref()));
-    let by_state: Vec<String> = states(&found.nics).iter().map(|(state, count)| format!("{count} {}", state.name())).collect();
-    let by_state = if by_state.is_empty() { String::new() } else { format!(": {}", by_state.join(", ")) };
+    let by_state: Vec<String> = states(&found.nics)
+        .iter()
+        .map(|(state, count)| format!("{count} {}", state.name()))
+        .collect();
+    let by_state =
+        if by_state.is_empty() { String::new() } else { format!(": {}", by_state.join(", ")) };
     field(&mut page, "NICs", &format!("{}{by_state}", found.nics.len()));
     field(&mut page, "security groups", &health.security_groups().to_string());
-    field(&mut page, "sessions", &format!("{} of {}", found.sessions.used(), found.sessions.capacity()));
+    field(
+        &mut page,
+        "sessions",
+        &format!("{} of {}", found.sessions.used(), found.sessions.capacity()),
+    );
     title(&mut page, "wrong now, or dropped in the last minute");
     let troubles = troubles(found);
     if troubles.is_empty() {
@@ -125,7 +146,8 @@ fn tunnels(tunnels: Option<&TunnelShow>) -> String {
 
 fn object(found: &Overview) -> Value {
     let health = &found.health;
-    let states: BTreeMap<&str, usize> = states(&found.nics).into_iter().map(|(state, count)| (state.name(), count)).collect();
+    let states: BTreeMap<&str, usize> =
+        states(&found.nics).into_iter().map(|(state, count)| (state.name(), count)).collect();
     json!({
         "version": health.version,
         "start_date": seconds(health.start_date()),

@@ -29,7 +29,9 @@ impl Slip {
     pub fn told(&self, command: &str) -> String {
         match self {
             Self::Unknown { option, after, meant } => {
-                let words: Vec<&str> = std::iter::once(option.as_str()).chain(after.iter().map(String::as_str)).collect();
+                let words: Vec<&str> = std::iter::once(option.as_str())
+                    .chain(after.iter().map(String::as_str))
+                    .collect();
                 let advice = match meant {
                     Some(meant) => format!("did you mean {meant}?"),
                     None => format!("`butterfly {command} help` lists those it has"),
@@ -39,11 +41,15 @@ impl Slip {
             Self::NoValue { option, word } if is_switch(word) => {
                 format!("{word}: {option} takes no value, it is on as soon as it is given")
             }
-            Self::NoValue { option, word } => format!("{word}: words come before the options, and {option} takes no value"),
+            Self::NoValue { option, word } => {
+                format!("{word}: words come before the options, and {option} takes no value")
+            }
             Self::Superfluous { word } => {
                 format!("{word}: `{command}` takes no such word; words come before the options")
             }
-            Self::Replaced { option, value, by } => format!("{option} {value}: given again as {by}, and the last one counts"),
+            Self::Replaced { option, value, by } => {
+                format!("{option} {value}: given again as {by}, and the last one counts")
+            }
         }
     }
 }
@@ -64,7 +70,13 @@ pub fn superfluous(command: &Command, words: &[String]) -> Vec<Slip> {
 
 /// The option of `known` that `word` is most like.
 pub fn meant<'a>(word: &str, known: impl Iterator<Item = &'a Arg>) -> Option<String> {
-    let name = word.split('=').next().unwrap_or(word).trim_start_matches('-').to_lowercase().replace('_', "-");
+    let name = word
+        .split('=')
+        .next()
+        .unwrap_or(word)
+        .trim_start_matches('-')
+        .to_lowercase()
+        .replace('_', "-");
     let score = |option: &Arg| match (option.get_long(), option.get_short()) {
         (_, Some(letter)) if name == letter.to_string() => (1.0, format!("-{letter}")),
         (Some(long), _) => (likeness(&name, long), format!("--{long}")),
@@ -86,9 +98,11 @@ fn best(rated: impl Iterator<Item = (f64, String)>) -> Option<String> {
 
 /// From 0 to 1: how likely somebody who wrote `word` means `name`.
 fn likeness(word: &str, name: &str) -> f64 {
-    let is_part = |whole: &str, part: &str| part.len() > 1 && whole.split('-').any(|piece| piece == part);
+    let is_part =
+        |whole: &str, part: &str| part.len() > 1 && whole.split('-').any(|piece| piece == part);
     // Longer or shorter than it is, as --direction for --dir and --proto for --ip-proto.
-    let related = word.len() > 1 && (name.starts_with(word) || (name.len() > 2 && word.starts_with(name)));
+    let related =
+        word.len() > 1 && (name.starts_with(word) || (name.len() > 2 && word.starts_with(name)));
     let known = if word == name {
         1.0
     } else if related {
@@ -108,9 +122,20 @@ mod tests {
 
     #[test]
     fn the_commonest_slips_are_understood() {
-        let known =
-            ["id", "ip", "dip", "mac", "dir", "ip-proto", "port", "port-start", "sg-members", "address", "enable-antispoof"]
-                .map(|name| option(name, "X"));
+        let known = [
+            "id",
+            "ip",
+            "dip",
+            "mac",
+            "dir",
+            "ip-proto",
+            "port",
+            "port-start",
+            "sg-members",
+            "address",
+            "enable-antispoof",
+        ]
+        .map(|name| option(name, "X"));
         let endpoint = option("endpoint", "EP").short('e');
         for (word, expected) in [
             ("--direction", Some("--dir")),
@@ -140,15 +165,23 @@ mod tests {
     #[test]
     fn slips_are_told_with_what_to_write() {
         let known = [option("dir", "in|out"), flag("fast")];
-        let Slip::Unknown { option, meant, .. } = Slip::unknown("--direction", known.iter()) else { panic!() };
+        let Slip::Unknown { option, meant, .. } = Slip::unknown("--direction", known.iter()) else {
+            panic!()
+        };
         let unknown = Slip::Unknown { option, after: vec!["out".into()], meant };
-        assert_eq!(unknown.told("sg rule add"), "--direction out: `sg rule add` has no such option; did you mean --dir?");
+        assert_eq!(
+            unknown.told("sg rule add"),
+            "--direction out: `sg rule add` has no such option; did you mean --dir?"
+        );
         let unknown = Slip::unknown("--colour", known.iter());
         assert_eq!(
             unknown.told("nic list"),
             "--colour: `nic list` has no such option; `butterfly nic list help` lists those it has"
         );
         let value = Slip::NoValue { option: "--fast".into(), word: "false".into() };
-        assert_eq!(value.told("x"), "false: --fast takes no value, it is on as soon as it is given");
+        assert_eq!(
+            value.told("x"),
+            "false: --fast takes no value, it is on as soon as it is given"
+        );
     }
 }

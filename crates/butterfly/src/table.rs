@@ -12,7 +12,11 @@ pub enum Align {
 
 /// Lines of `cells` under `heading`, columns aligned, two spaces apart, each
 /// line indented by `indent` spaces and ended by a newline.
-pub fn table<const N: usize>(indent: usize, heading: [(&str, Align); N], rows: &[[String; N]]) -> String {
+pub fn table<const N: usize>(
+    indent: usize,
+    heading: [(&str, Align); N],
+    rows: &[[String; N]],
+) -> String {
     let titles = heading.map(|(title, _)| title.to_owned());
     let lines: Vec<&[String; N]> = std::iter::once(&titles).chain(rows).collect();
     let widths: [usize; N] = std::array::from_fn(|column| {
@@ -113,14 +117,20 @@ mod tests {
     #[test]
     fn columns_are_aligned_and_lines_end_without_blanks() {
         let rows = [["é".into(), "7".into()], ["long".into(), "1234".into()]];
-        assert_eq!(table(2, [("name", Align::Left), ("n", Align::Right)], &rows), "  name     n\n  é        7\n  long  1234\n");
+        assert_eq!(
+            table(2, [("name", Align::Left), ("n", Align::Right)], &rows),
+            "  name     n\n  é        7\n  long  1234\n"
+        );
         let empty_end = [["a".into(), String::new()]];
         assert_eq!(table(0, [("x", Align::Left), ("y", Align::Left)], &empty_end), "x  y\na\n");
     }
 
     #[test]
     fn one_is_no_plural() {
-        assert_eq!([0, 1, 2].map(|number| counted(number, "frame")), ["0 frames", "1 frame", "2 frames"]);
+        assert_eq!(
+            [0, 1, 2].map(|number| counted(number, "frame")),
+            ["0 frames", "1 frame", "2 frames"]
+        );
     }
 
     #[test]
@@ -146,16 +156,23 @@ mod tests {
 
     #[test]
     fn durations() {
-        for (seconds, expected) in [(0, "0 s"), (59, "59 s"), (61, "1 min 1 s"), (7_260, "2 h 1 min"), (90_000, "1 d 1 h")] {
+        for (seconds, expected) in
+            [(0, "0 s"), (59, "59 s"), (61, "1 min 1 s"), (7_260, "2 h 1 min"), (90_000, "1 d 1 h")]
+        {
             assert_eq!(duration(seconds), expected);
         }
     }
 
     #[test]
     fn sizes() {
-        for (bytes, expected) in
-            [(0, "0 B"), (1023, "1023 B"), (4096, "4 KiB"), (1 << 21, "2 MiB"), (3 << 30, "3 GiB"), (1 << 40, "1024 GiB")]
-        {
+        for (bytes, expected) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (4096, "4 KiB"),
+            (1 << 21, "2 MiB"),
+            (3 << 30, "3 GiB"),
+            (1 << 40, "1024 GiB"),
+        ] {
             assert_eq!(size(bytes), expected);
         }
     }

@@ -59,7 +59,9 @@ fn top(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     }
     let settings = match session.settings() {
         // Waiting for ever would be a screen that stands still.
-        settings @ Settings { timeout: None, .. } => Settings { timeout: Some(PATIENCE_MS), verbose: false, ..settings.clone() },
+        settings @ Settings { timeout: None, .. } => {
+            Settings { timeout: Some(PATIENCE_MS), verbose: false, ..settings.clone() }
+        }
         settings => Settings { verbose: false, ..settings.clone() },
     };
     let mut board = Board::new(sort);
@@ -78,8 +80,10 @@ fn sort(word: &str) -> Result<Sort, Failure> {
 
 /// Whether the locale's characters are UTF-8 (POSIX: the first that is set counts).
 fn speaks_utf8() -> bool {
-    let set =
-        ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().filter_map(|name| std::env::var(name).ok()).find(|value| !value.is_empty());
+    let set = ["LC_ALL", "LC_CTYPE", "LANG"]
+        .into_iter()
+        .filter_map(|name| std::env::var(name).ok())
+        .find(|value| !value.is_empty());
     set.is_some_and(|value| value.to_lowercase().replace('-', "").contains("utf8"))
 }
 

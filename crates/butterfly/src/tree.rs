@@ -1,7 +1,7 @@
 //! What the tree of commands is made of: what each is called and takes, and what runs it.
 //!
-//! clap's model describes every command; help texts, and whatever else is generated from the commands, read it. Words are not parsed by
-//! clap: see [`crate::reader`].
+//! clap's model describes every command; help texts, and whatever else is generated from the
+//! commands, read it. Words are not parsed by clap: see [`crate::reader`].
 
 use crate::{failure::Failure, reader::Arguments, session::Session};
 use clap::Command;

@@ -34,7 +34,8 @@ fn print_tunnels(arguments: &Arguments, session: &mut Session) -> Result<(), Fai
     let json = session.wants_json(arguments);
     let vni = arguments.word(0).map(vni).transpose()?;
     let request = TunnelShowReq { vni, ..TunnelShowReq::default() };
-    let response = session.ask(Request { tunnel_show: MessageField::some(request), ..Request::default() })?;
+    let response =
+        session.ask(Request { tunnel_show: MessageField::some(request), ..Request::default() })?;
     let Some(show) = response.tunnel_show.into_option() else {
         return Err(Failure::said(NO_UPLINK));
     };
@@ -46,6 +47,9 @@ fn print_tunnels(arguments: &Arguments, session: &mut Session) -> Result<(), Fai
 
 /// A network as a word.
 pub fn vni(word: &str) -> Result<u32, Failure> {
-    word.parse()
-        .map_err(|_| Failure::usage(format!("VNI argument not recognized\nhelp: {word:?} is not a number from 0 to 16777215")))
+    word.parse().map_err(|_| {
+        Failure::usage(format!(
+            "VNI argument not recognized\nhelp: {word:?} is not a number from 0 to 16777215"
+        ))
+    })
 }

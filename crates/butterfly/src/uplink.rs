@@ -46,7 +46,8 @@ fn page(show: &UplinkShow, all: bool) -> String {
         field(&mut page, "state", &told(state, show.interface()));
     }
     if let Some(attached) = show.attached {
-        let attached = if attached { "yes" } else { "no: the other end of the socket is not there" };
+        let attached =
+            if attached { "yes" } else { "no: the other end of the socket is not there" };
         field(&mut page, "attached", attached);
     }
     field(&mut page, "vlan", &vlan(show));
@@ -55,12 +56,19 @@ fn page(show: &UplinkShow, all: bool) -> String {
     field(&mut page, "mtu", &show.mtu().to_string());
     field(&mut page, "machines", &host_mtu(show.host_mtu()));
     field(&mut page, "offloads", &listed(&show.offloads));
-    let row = |name: &str, packets: u64, bytes: u64| [name.to_owned(), packets.to_string(), bytes.to_string()];
+    let row = |name: &str, packets: u64, bytes: u64| {
+        [name.to_owned(), packets.to_string(), bytes.to_string()]
+    };
     let rows = [
         row("in, from other hosts", show.in_packets(), show.in_bytes()),
         row("out, to other hosts", show.out_packets(), show.out_bytes()),
     ];
-    section(&mut page, "traffic", [("", Align::Left), ("packets", Align::Right), ("bytes", Align::Right)], &rows);
+    section(
+        &mut page,
+        "traffic",
+        [("", Align::Left), ("packets", Align::Right), ("bytes", Align::Right)],
+        &rows,
+    );
     tunnels::counters(&mut page, "counters of port and kernel", &show.counters, all);
     drops(&mut page, &show.drops, all);
     page
@@ -78,9 +86,13 @@ fn vlan(show: &UplinkShow) -> String {
 /// The state of an interface, and what to do about it.
 fn told(state: &str, interface: &str) -> String {
     match state {
-        "no carrier" => format!("{state}: nobody is at the other end of the cable; nothing leaves this host"),
+        "no carrier" => {
+            format!("{state}: nobody is at the other end of the cable; nothing leaves this host")
+        }
         "down" => format!("{state}: nothing leaves this host; `ip link set dev {interface} up`"),
-        "removed" => format!("{state}: nothing leaves this host; restart butterflyd when the interface is back"),
+        "removed" => format!(
+            "{state}: nothing leaves this host; restart butterflyd when the interface is back"
+        ),
         "elsewhere" => format!("{state}: given to another network namespace, or deleted"),
         state => state.to_owned(),
     }

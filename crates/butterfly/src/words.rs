@@ -38,8 +38,12 @@ fn print_help(root: &Node, arguments: &Arguments, session: &mut Session) -> Resu
     for word in arguments.words_from(0) {
         let nodes = path.last().map(|node| node.nodes()).unwrap_or_default();
         let Some(below) = nodes.iter().find(|below| below.name() == word) else {
-            let advice = meant_word(word, nodes.iter().map(Node::name)).map(|name| format!("; did you mean {name}?"));
-            return Err(Failure::said(format!("there is no command {word}{}", advice.unwrap_or_default())));
+            let advice = meant_word(word, nodes.iter().map(Node::name))
+                .map(|name| format!("; did you mean {name}?"));
+            return Err(Failure::said(format!(
+                "there is no command {word}{}",
+                advice.unwrap_or_default()
+            )));
         };
         path.push(below);
     }
@@ -48,7 +52,9 @@ fn print_help(root: &Node, arguments: &Arguments, session: &mut Session) -> Resu
 
 fn print_version(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     match session.wants_json(arguments) {
-        true => session.json(&json!({ "version": env!("CARGO_PKG_VERSION"), "revision": REVISION })),
+        true => {
+            session.json(&json!({ "version": env!("CARGO_PKG_VERSION"), "revision": REVISION }))
+        }
         false => session.line(butterfly_version::line(REVISION)),
     }
 }

@@ -14,7 +14,9 @@ use serde_json::{Value, json};
 pub fn node() -> Node {
     Node::run(
         Command::new("workers")
-            .about("Prints what each worker did since the daemon started. All counts are cumulative.")
+            .about(
+                "Prints what each worker did since the daemon started. All counts are cumulative.",
+            )
             .arg(json())
             .after_help(
                 "butterfly workers\n\
@@ -29,7 +31,9 @@ fn print_workers(arguments: &Arguments, session: &mut Session) -> Result<(), Fai
     let response = session.ask(Request { worker_list: Some(true), ..Request::default() })?;
     let workers = response.worker_list;
     match json {
-        true => session.json(&json!({ "workers": workers.iter().map(worker_json).collect::<Value>() })),
+        true => {
+            session.json(&json!({ "workers": workers.iter().map(worker_json).collect::<Value>() }))
+        }
         false => session.print(page(&workers)),
     }
 }
@@ -93,7 +97,9 @@ fn batch_sizes(worker: &Worker) -> String {
 
 /// The batch sizes that entry `place` of the histogram counts.
 fn frames(place: usize) -> String {
-    let limit = |place: usize| 1u64.checked_shl(u32::try_from(place).unwrap_or(u32::MAX)).unwrap_or(u64::MAX);
+    let limit = |place: usize| {
+        1u64.checked_shl(u32::try_from(place).unwrap_or(u32::MAX)).unwrap_or(u64::MAX)
+    };
     match place {
         0 => "1".into(),
         1 => "2".into(),

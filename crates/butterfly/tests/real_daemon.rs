@@ -3,13 +3,16 @@
 use butterfly_tests::{Daemon, HostOptions, programs::program};
 use std::process::{Command, Stdio};
 
-/// A command line and everything it must do. In each text `DIR` stands for the directory of the sockets.
+/// A command line and everything it must do. In each text `DIR` stands for the directory of the
+/// sockets.
 struct Row {
-    /// The words after `butterfly`; `@` stands for the options that name the daemon, `''` for an empty word.
+    /// The words after `butterfly`; `@` stands for the options that name the daemon, `''` for an
+    /// empty word.
     line: &'static str,
     /// Standard output; `help: WORDS` stands for the help of those words.
     out: &'static str,
-    /// Standard error without its last line, `error in command: ..`; with a text the exit code is 1, without 0.
+    /// Standard error without its last line, `error in command: ..`; with a text the exit code is
+    /// 1, without 0.
     err: &'static str,
 }
 
@@ -49,7 +52,10 @@ fn run(daemon: &Daemon, line: &str) -> Ended {
             word => command.arg(word.replace("DIR", dir)),
         };
     }
-    command.env("BUTTERFLY_CONFIG", "/dev/null").env_remove("BUTTERFLY_ENDPOINT").env_remove("BUTTERFLY_KEY");
+    command
+        .env("BUTTERFLY_CONFIG", "/dev/null")
+        .env_remove("BUTTERFLY_ENDPOINT")
+        .env_remove("BUTTERFLY_KEY");
     let output = command.stdin(Stdio::null()).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     Ended { out: text(output.stdout), err: text(output.stderr), code: output.status.code() }
@@ -69,7 +75,14 @@ fn check(daemon: &Daemon, rows: &[Row]) {
         let (err, code) = match *err {
             "" => (String::new(), 0),
             err if err.starts_with("ignored: ") => (format!("{err}\n"), 0),
-            err => (format!("{}\nerror in command: {}\n", err.replace("DIR", dir), line.split(' ').next().unwrap()), 1),
+            err => (
+                format!(
+                    "{}\nerror in command: {}\n",
+                    err.replace("DIR", dir),
+                    line.split(' ').next().unwrap()
+                ),
+                1,
+            ),
         };
         assert_eq!(ended.err, err, "standard error of `{line}`");
         assert_eq!(ended.code, Some(code), "exit code of `{line}`");
@@ -86,7 +99,10 @@ fn vnics_come_change_and_go() {
         &daemon(),
         &[
             silent("nic list @"),
-            prints("nic add --id b --mac 52:54:00:00:00:aB --vni 42 --bypass-filtering @", "DIR/qemu-vhost-b\n"),
+            prints(
+                "nic add --id b --mac 52:54:00:00:00:aB --vni 42 --bypass-filtering @",
+                "DIR/qemu-vhost-b\n",
+            ),
             prints(
                 "nic add --id a --mac 52:54:00:00:00:01 --vni 42 --ip 10.0.0.1 2001:DB8:0::1 10.0.0.1 --sg web db web --enable-antispoof @",
                 "DIR/qemu-vhost-a\n",
@@ -96,9 +112,18 @@ fn vnics_come_change_and_go() {
                 "nic add --id a --mac 52:54:00:00:00:01 --vni 42 --ip 10.0.0.1 2001:DB8:0::1 10.0.0.1 --sg web db web --enable-antispoof @",
                 "DIR/qemu-vhost-a\n",
             ),
-            prints("nic add --id c --mac 52:54:00:00:00:01 --vni 7 --type VHOST_USER_CLIENT @", "DIR/qemu-vhost-c\n"),
-            prints("nic add --id d --mac 52:54:00:00:00:02 --vni 7 --type VHOST_USER_CLIENT --path DIR/q.sock @", "DIR/q.sock\n"),
-            prints("nic add --id e --mac 52:54:00:00:00:02 --vni 16777215 --type VHOST_USER_SERVER @", "DIR/qemu-vhost-e\n"),
+            prints(
+                "nic add --id c --mac 52:54:00:00:00:01 --vni 7 --type VHOST_USER_CLIENT @",
+                "DIR/qemu-vhost-c\n",
+            ),
+            prints(
+                "nic add --id d --mac 52:54:00:00:00:02 --vni 7 --type VHOST_USER_CLIENT --path DIR/q.sock @",
+                "DIR/q.sock\n",
+            ),
+            prints(
+                "nic add --id e --mac 52:54:00:00:00:02 --vni 16777215 --type VHOST_USER_SERVER @",
+                "DIR/qemu-vhost-e\n",
+            ),
             prints("nic list @", "a\nb\nc\nd\ne\n"),
             prints(
                 "nic details a @",
@@ -142,12 +167,16 @@ fn vnics_come_change_and_go() {
 
 #[test]
 fn vnics_that_cannot_be() {
-    const MAC: &str = "must be six pairs of hexadecimal digits joined by colons, like 52:54:00:12:34:56";
+    const MAC: &str =
+        "must be six pairs of hexadecimal digits joined by colons, like 52:54:00:12:34:56";
     let daemon = daemon();
     std::fs::write(daemon.dir().join("qemu-vhost-file"), "kept").unwrap();
     check(
         &daemon,
-        &[prints("nic add --id a --mac 52:54:00:00:00:01 --vni 42 --type VHOST_USER_CLIENT --path DIR/q @", "DIR/q\n")],
+        &[prints(
+            "nic add --id a --mac 52:54:00:00:00:01 --vni 42 --type VHOST_USER_CLIENT --path DIR/q @",
+            "DIR/q\n",
+        )],
     );
     for (options, err) in [
         (
@@ -205,7 +234,11 @@ fn vnics_that_cannot_be() {
     }
     let id = "x".repeat(108);
     let ended = run(&daemon, &format!("nic add --id {id} --mac 52:54:00:00:00:09 --vni 1 @"));
-    assert!(ended.err.contains("at most 107 fit; use a shorter nic id, path or socket directory\n"), "{}", ended.err);
+    assert!(
+        ended.err.contains("at most 107 fit; use a shorter nic id, path or socket directory\n"),
+        "{}",
+        ended.err
+    );
     assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)));
 
     check(
@@ -239,7 +272,8 @@ fn a_socket_folder_that_is_gone() {
     let path = folder.path().to_owned();
     let name = path.file_name().unwrap().to_str().unwrap();
     let endpoint = format!("ipc://{}/api2", daemon.dir().display());
-    let arguments = ["-i", "42.0.0.1", "--uplink", "none", "-u", "65535", "--no-syslog", "-e", &endpoint, "-s"];
+    let arguments =
+        ["-i", "42.0.0.1", "--uplink", "none", "-u", "65535", "--no-syslog", "-e", &endpoint, "-s"];
     let mut second = Command::new(program("butterflyd"))
         .args(arguments)
         .arg(&path)
@@ -267,7 +301,10 @@ fn a_socket_folder_that_is_gone() {
             path.display()
         )
     );
-    assert_eq!((made.out, made.code), (format!("{}/{name}/qemu-vhost-n\n", daemon.dir().display()), Some(0)));
+    assert_eq!(
+        (made.out, made.code),
+        (format!("{}/{name}/qemu-vhost-n\n", daemon.dir().display()), Some(0))
+    );
     assert_eq!(stopped.code, Some(0), "{}", stopped.err);
 }
 
@@ -289,7 +326,10 @@ fn what_is_not_there() {
             fails("nic sg del x g @", NOT_FOUND),
             fails("nic sg set x g @", UNKNOWN),
             prints("fdb @", "vni  mac  nic  peer  kind  last seen\n"),
-            fails("fdb 16777216 @", "error in response\ndescription: VNI 16777216 is out of range: VNIs are 0 to 16777215"),
+            fails(
+                "fdb 16777216 @",
+                "error in response\ndescription: VNI 16777216 is out of range: VNIs are 0 to 16777215",
+            ),
             silent("sg list @"),
             fails("sg rule list x @", NO_GROUP),
             fails("sg rule del x 0123456789abcdef @", NO_GROUP),
@@ -327,7 +367,10 @@ fn what_is_not_there() {
                 "error in response\ndescription: Bad Security Group rule format\nhelp: the name of a security group is empty",
             ),
             silent("sg list @"),
-            fails("request DIR/absent @", "failed to open DIR/absent\nNo such file or directory (os error 2)"),
+            fails(
+                "request DIR/absent @",
+                "failed to open DIR/absent\nNo such file or directory (os error 2)",
+            ),
         ],
     );
 }
@@ -397,21 +440,28 @@ fn groups_come_change_and_go() {
     );
 }
 
-/// Not in the order in which they came, nor in that of the alphabet, but in one that scripts have seen before.
+/// Not in the order in which they came, nor in that of the alphabet, but in one that scripts have
+/// seen before.
 #[test]
 fn lists_have_their_order() {
     check(
         &daemon(),
         &[
-            silent("sg rule add web --ip-proto 6 --port-start 1000 --port-end 65535 --sg-members some-sg @"),
-            silent("sg rule add web --ip-proto udp --port-start 0 --port-end 65535 --cidr 1.2.3.0/24 @"),
+            silent(
+                "sg rule add web --ip-proto 6 --port-start 1000 --port-end 65535 --sg-members some-sg @",
+            ),
+            silent(
+                "sg rule add web --ip-proto udp --port-start 0 --port-end 65535 --cidr 1.2.3.0/24 @",
+            ),
             // Ports that mean nothing are part of the rule, and are not told.
             ignores(
                 "sg rule add web --ip-proto all --port-start 0 --port-end 1024 --cidr 2001:db8:0:85a3:0::ac1f:8001/8 @",
                 "",
                 "ignored: ports: a rule for all protocols means every port; did you mean --ip-proto tcp, or udp?",
             ),
-            silent("sg rule add web --ip-proto tcp --port-start 0 --port-end 65535 --sg-members sg-42 @"),
+            silent(
+                "sg rule add web --ip-proto tcp --port-start 0 --port-end 65535 --sg-members sg-42 @",
+            ),
             prints(
                 "sg rule list web @",
                 "257400ccc1f9ac1e | direction: INBOUND - IP protocol: 6 - port start: 0 - port end: 65535 - cidr: Ø - members of sg: sg-42\n\
@@ -419,7 +469,9 @@ fn lists_have_their_order() {
                  ed8623aa8720af03 | direction: INBOUND - IP protocol: 17 - port start: 0 - port end: 65535 - cidr: 1.2.3.0/24 - members of sg: Ø\n\
                  0eacf1a871702eb6 | direction: INBOUND - IP protocol: 6 - port start: 1000 - port end: 65535 - cidr: Ø - members of sg: some-sg\n",
             ),
-            silent("sg rule del web ed8623aa8720af03 @ + sg rule del web 4ef74b4309e34b02 + sg rule del web 257400ccc1f9ac1e"),
+            silent(
+                "sg rule del web ed8623aa8720af03 @ + sg rule del web 4ef74b4309e34b02 + sg rule del web 257400ccc1f9ac1e",
+            ),
             prints(
                 "sg rule list web @",
                 "0eacf1a871702eb6 | direction: INBOUND - IP protocol: 6 - port start: 1000 - port end: 65535 - cidr: Ø - members of sg: some-sg\n",
@@ -461,21 +513,43 @@ fn requests_without_a_command() {
         ),
         ("app_config { log_level: \"error\" }", succeeded(""), ""),
         ("app_config { }", succeeded(""), ""),
-        ("nic_export: \"a\"", succeeded("      nic_export {\n        fw_data {\n          data: \"\"\n        }\n      }\n"), ""),
-        ("nic_export: \"x\"", refused("NIC does not exist with id x", ""), "NIC does not exist with id x"),
+        (
+            "nic_export: \"a\"",
+            succeeded(
+                "      nic_export {\n        fw_data {\n          data: \"\"\n        }\n      }\n",
+            ),
+            "",
+        ),
+        (
+            "nic_export: \"x\"",
+            refused("NIC does not exist with id x", ""),
+            "NIC does not exist with id x",
+        ),
         ("sg_details: \"x\"", refused("Sg not found", ""), "Sg not found"),
         ("nic_list: false", succeeded("      nic_list: \"a\"\n"), ""),
         // The lowest number of several.
-        ("sg_list: true nic_stats: \"x\"", refused("NIC does not exist with id x", ""), "NIC does not exist with id x"),
+        (
+            "sg_list: true nic_stats: \"x\"",
+            refused("NIC does not exist with id x", ""),
+            "NIC does not exist with id x",
+        ),
     ] {
         let file = daemon.dir().join("request");
-        std::fs::write(&file, format!("messages {{ revision: 0 message_0 {{ request {{ {request} }} }} }}")).unwrap();
+        std::fs::write(
+            &file,
+            format!("messages {{ revision: 0 message_0 {{ request {{ {request} }} }} }}"),
+        )
+        .unwrap();
         let ended = run(&daemon, "request DIR/request --stdout @");
         assert_eq!(ended.out, reply, "{request}");
         let told = format!("error in response\ndescription: {description}\n");
         match description {
             "" => assert_eq!((ended.err.as_str(), ended.code), ("", Some(0)), "{request}"),
-            _ => assert!(ended.err.starts_with(&told) && ended.code == Some(1), "{request}: {}", ended.err),
+            _ => assert!(
+                ended.err.starts_with(&told) && ended.code == Some(1),
+                "{request}: {}",
+                ended.err
+            ),
         }
         // Without --stdout nothing but what failed is told.
         assert_eq!(run(&daemon, "request DIR/request @").out, "", "{request}");
@@ -491,7 +565,11 @@ fn requests_without_a_command() {
         std::fs::write(daemon.dir().join("request"), request).unwrap();
         let ended = run(&daemon, "request DIR/request @");
         assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)), "{request}");
-        assert!(ended.err.starts_with(err) && ended.err.ends_with("error in command: request\n"), "{request}: {}", ended.err);
+        assert!(
+            ended.err.starts_with(err) && ended.err.ends_with("error in command: request\n"),
+            "{request}: {}",
+            ended.err
+        );
     }
 }
 
@@ -501,7 +579,10 @@ fn sessions_are_none_without_traffic() {
     check(
         &daemon,
         &[
-            prints("nic add --id a --mac 52:54:00:00:00:01 --vni 42 --ip 10.0.0.1 --sg web @", "DIR/qemu-vhost-a\n"),
+            prints(
+                "nic add --id a --mac 52:54:00:00:00:01 --vni 42 --ip 10.0.0.1 --sg web @",
+                "DIR/qemu-vhost-a\n",
+            ),
             prints("sessions a --count @", "0\n"),
             prints("sessions --flush @", "flushed: 0\n"),
         ],
@@ -509,8 +590,16 @@ fn sessions_are_none_without_traffic() {
     let listed = run(&daemon, "sessions a @");
     assert_eq!((listed.err.as_str(), listed.code), ("", Some(0)));
     let lines: Vec<_> = listed.out.lines().collect();
-    assert!(lines[0].starts_with("sessions: 0 of ") && lines[0].contains(" in use, in "), "{}", listed.out);
-    assert!(lines[1].is_empty() && lines[2].starts_with("network  proto  opener"), "{}", listed.out);
+    assert!(
+        lines[0].starts_with("sessions: 0 of ") && lines[0].contains(" in use, in "),
+        "{}",
+        listed.out
+    );
+    assert!(
+        lines[1].is_empty() && lines[2].starts_with("network  proto  opener"),
+        "{}",
+        listed.out
+    );
     let shown = run(&daemon, "sessions --timeouts @");
     assert!(shown.out.contains("\ntcp-established     86400  TCP, connected\n"), "{}", shown.out);
 }
@@ -594,7 +683,8 @@ const NO_UPLINK: &str = "no uplink: networks end at this host\nhelp: start butte
 
 #[test]
 fn without_an_uplink_there_are_no_other_hosts() {
-    let refused = "error in response\ndescription: this host has no uplink: start the daemon with --uplink";
+    let refused =
+        "error in response\ndescription: this host has no uplink: start the daemon with --uplink";
     let daemon = daemon();
     check(
         &daemon,
@@ -613,13 +703,17 @@ fn without_an_uplink_there_are_no_other_hosts() {
 fn other_hosts() {
     let room = tempfile::tempdir().unwrap();
     let uplink = format!("vhost-user:{}/up", room.path().canonicalize().unwrap().display());
-    let options = ["--uplink", &uplink, "-m", "9000", "--peer", "42.0.0.9 42.0.0.1"].map(str::to_owned);
+    let options =
+        ["--uplink", &uplink, "-m", "9000", "--peer", "42.0.0.9 42.0.0.1"].map(str::to_owned);
     let daemon = Daemon::start_in(room.path(), &[], &options);
     let list = "network  peer\n    all  42.0.0.9\n    all  42.0.0.2\n      7  42.0.0.4\n     42  42.0.0.3\n";
     check(
         &daemon,
         &[
-            prints("nic add --id a --mac 52:54:00:00:00:01 --vni 42 --bypass-filtering @", "DIR/qemu-vhost-a\n"),
+            prints(
+                "nic add --id a --mac 52:54:00:00:00:01 --vni 42 --bypass-filtering @",
+                "DIR/qemu-vhost-a\n",
+            ),
             silent("peer add 42.0.0.2 42.0.0.2 @"),
             silent("peer add 42.0.0.3 --vni 42 @ + peer add 42.0.0.4 --vni 7"),
             // Named for a network, not for all.
@@ -650,10 +744,24 @@ fn other_hosts() {
     shown("nic show a @", &[mtu]);
     shown(
         "tunnels @",
-        &["42.0.0.1\n", mtu, "\n  42.0.0.2  unknown   all", "\n  42.0.0.3  unknown   42", "groups joined\n  none\n"],
+        &[
+            "42.0.0.1\n",
+            mtu,
+            "\n  42.0.0.2  unknown   all",
+            "\n  42.0.0.3  unknown   42",
+            "groups joined\n  none\n",
+        ],
     );
     shown("tunnels 7 --json @", &["\"42.0.0.4\"", "\"host_mtu\": 8950"]);
-    shown("uplink @", &["  kind              vhost-user\n", "  attached          no", "  mtu               9000\n", mtu]);
+    shown(
+        "uplink @",
+        &[
+            "  kind              vhost-user\n",
+            "  attached          no",
+            "  mtu               9000\n",
+            mtu,
+        ],
+    );
     shown("status @", &["\"nic:port-"]);
 
     // What was named is saved, and comes back.
@@ -663,7 +771,9 @@ fn other_hosts() {
     check(
         &daemon,
         &[
-            silent("peer del 42.0.0.9 42.0.0.2 @ + peer del 42.0.0.3 --vni 42 + peer del 42.0.0.4 --vni 7"),
+            silent(
+                "peer del 42.0.0.9 42.0.0.2 @ + peer del 42.0.0.3 --vni 42 + peer del 42.0.0.4 --vni 7",
+            ),
             prints("peer list --json @", "{\n  \"peers\": []\n}\n"),
             silent("request DIR/dump @"),
             prints("peer list @", list),
@@ -687,9 +797,17 @@ fn a_dump_replays() {
                 "nic add --id a --mac 52:54:00:00:00:01 --vni 42 --ip 10.0.0.1 ::1 --sg web db --enable-antispoof @",
                 "DIR/qemu-vhost-a\n",
             ),
-            prints("nic add --id b --mac 52:54:00:00:00:02 --vni 42 --bypass-filtering @", "DIR/qemu-vhost-b\n"),
-            prints("nic add --id c --mac 52:54:00:00:00:03 --vni 7 --type VHOST_USER_CLIENT --path DIR/c @", "DIR/c\n"),
-            silent("sg rule add web --ip-proto udp --port-start 1 --port-end 2 --cidr 10.0.0.1/8 @"),
+            prints(
+                "nic add --id b --mac 52:54:00:00:00:02 --vni 42 --bypass-filtering @",
+                "DIR/qemu-vhost-b\n",
+            ),
+            prints(
+                "nic add --id c --mac 52:54:00:00:00:03 --vni 7 --type VHOST_USER_CLIENT --path DIR/c @",
+                "DIR/c\n",
+            ),
+            silent(
+                "sg rule add web --ip-proto udp --port-start 1 --port-end 2 --cidr 10.0.0.1/8 @",
+            ),
             silent("sg rule add web --ip-proto icmp --dir out --sg-members db @"),
             silent("sg member add web 10.0.0.7 @ + sg member add web ::7"),
             silent("sg add db @"),
@@ -718,7 +836,10 @@ fn a_dump_replays() {
         assert_eq!([inode("qemu-vhost-a"), inode("qemu-vhost-b")], before);
     }
     // Replayed on nothing it makes all of it again.
-    check(&daemon, &[silent("nic del a b c @ + sg del web db"), silent("nic list @"), silent("sg list @")]);
+    check(
+        &daemon,
+        &[silent("nic del a b c @ + sg del web db"), silent("nic list @"), silent("sg list @")],
+    );
     let replayed = run(&daemon, "request DIR/dump --stdout @");
     assert_eq!((replayed.err.as_str(), replayed.code), ("", Some(0)));
     assert_eq!(replayed.out.matches("status: true").count(), 5, "{}", replayed.out);
@@ -753,12 +874,17 @@ fn a_dump_keeps_the_order_of_those_with_one_address() {
     };
     let waits = |id: &str| {
         let page = run(&daemon, &format!("nic show {id} @")).out;
-        page.lines().find_map(|line| line.trim_start().strip_prefix("waits for")).map(|rest| rest.trim().to_owned())
+        page.lines()
+            .find_map(|line| line.trim_start().strip_prefix("waits for"))
+            .map(|rest| rest.trim().to_owned())
     };
     let expected = |waiting: [&str; 3]| {
         assert_eq!(waits(waiting[0]), None);
         for id in &waiting[1..] {
-            let text = format!("nic {}, which has its MAC address: nothing passes until that one is gone", waiting[0]);
+            let text = format!(
+                "nic {}, which has its MAC address: nothing passes until that one is gone",
+                waiting[0]
+            );
             assert_eq!(waits(id), Some(text), "{id}");
         }
     };
@@ -778,15 +904,23 @@ fn a_dump_keeps_the_order_of_those_with_one_address() {
 #[test]
 fn status_and_shutdown() {
     let mut daemon = daemon();
-    check(&daemon, &[prints("nic add --id a --mac 52:54:00:00:00:01 --vni 42 --bypass-filtering @", "DIR/qemu-vhost-a\n")]);
+    check(
+        &daemon,
+        &[prints(
+            "nic add --id a --mac 52:54:00:00:00:01 --vni 42 --bypass-filtering @",
+            "DIR/qemu-vhost-a\n",
+        )],
+    );
     let counter = |status: &str| -> u64 {
-        let line = status.lines().nth(2).and_then(|line| line.strip_prefix("request counter: ")).unwrap();
+        let line =
+            status.lines().nth(2).and_then(|line| line.strip_prefix("request counter: ")).unwrap();
         line.parse().unwrap()
     };
     let first = run(&daemon, "status @");
     assert_eq!((first.err.as_str(), first.code), ("", Some(0)));
     let lines: Vec<&str> = first.out.lines().collect();
-    let date = |place: usize, name| lines[place].strip_prefix(name).unwrap().parse::<u64>().unwrap();
+    let date =
+        |place: usize, name| lines[place].strip_prefix(name).unwrap().parse::<u64>().unwrap();
     assert!(date(0, "start date: ") <= date(1, "current date: "));
     assert_eq!(lines[3], "dot graph: ");
     let graph = first.out.split_once("dot graph: \n").unwrap().1;

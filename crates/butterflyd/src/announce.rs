@@ -1,6 +1,7 @@
 //! The lines on standard output that other programs watch for.
 //!
-//! A thread of their own writes them: a reader that does not read must hold up neither the API nor a virtual machine.
+//! A thread of their own writes them: a reader that does not read must hold up neither the API nor
+//! a virtual machine.
 
 use crate::events::{Events, Note, switch_note};
 use butterfly_datapath::{About, Happening, SwitchEvents, Times};
@@ -41,7 +42,10 @@ pub struct Writer {
 
 impl Announcer {
     /// Writes to `out` from a thread of its own.
-    pub fn start(mut out: impl Write + Send + 'static, events: Events) -> std::io::Result<(Self, Writer)> {
+    pub fn start(
+        mut out: impl Write + Send + 'static,
+        events: Events,
+    ) -> std::io::Result<(Self, Writer)> {
         let (lines, receiver) = mpsc::sync_channel::<String>(BACKLOG);
         let (finish, finished) = mpsc::channel();
         std::thread::Builder::new().name("announcer".into()).spawn(move || {
@@ -62,7 +66,9 @@ impl Announcer {
 
     /// It was made.
     pub fn made(&self, id: &str) {
-        let first = |socket: &mut Socket| std::mem::take(&mut socket.unannounced).then(|| socket.path.clone());
+        let first = |socket: &mut Socket| {
+            std::mem::take(&mut socket.unannounced).then(|| socket.path.clone())
+        };
         let path = self.sockets().get_mut(id).and_then(first);
         if let Some(path) = path {
             self.line(format!("New vhost-user socket: {path}, zero-copy disable"));
@@ -100,7 +106,9 @@ impl SwitchEvents for Announcer {
                 self.made(id);
                 self.line_about(id, "VM connecting to socket: ");
             }
-            (Some(id), Happening::Detached(_)) => self.line_about(id, "VM disconnecting from socket: "),
+            (Some(id), Happening::Detached(_)) => {
+                self.line_about(id, "VM disconnecting from socket: ")
+            }
             _ => {}
         }
         // A guest that brings something about all the time fills no log.
@@ -112,7 +120,10 @@ impl SwitchEvents for Announcer {
     fn measured(&self, times: Times) {
         let micros = |time: Duration| time.as_nanos() as f64 / 1000.0;
         let (min, mean, max) = (times.min.as_micros(), micros(times.mean()), times.max.as_micros());
-        self.line(format!("ping time for {} pkts: min/mean/max {min} us {mean:.2} us {max} us", times.count));
+        self.line(format!(
+            "ping time for {} pkts: min/mean/max {min} us {mean:.2} us {max} us",
+            times.count
+        ));
     }
 }
 
@@ -128,7 +139,9 @@ fn log(note: &Note, what: Happening<'_>) {
     let kind = kind.name();
     match what {
         Happening::Attached => info!(EVENT = kind, NIC = nic, VNI = vni, "{about}{text}"),
-        Happening::Detached(reason) => info!(EVENT = kind, NIC = nic, VNI = vni, REASON = reason, "{about}{text}"),
+        Happening::Detached(reason) => {
+            info!(EVENT = kind, NIC = nic, VNI = vni, REASON = reason, "{about}{text}")
+        }
         // The one who sees it logs it.
         Happening::UplinkUp(_) | Happening::UplinkDown(_) | Happening::UplinkMtu(_) => {}
         Happening::Dropped(reason, _) => {
@@ -214,7 +227,10 @@ mod tests {
             attached(&announcer);
             announcer.made("n");
         });
-        assert_eq!(lines, ["New vhost-user socket: /s/n, zero-copy disable", "VM connecting to socket: /s/n"]);
+        assert_eq!(
+            lines,
+            ["New vhost-user socket: /s/n, zero-copy disable", "VM connecting to socket: /s/n"]
+        );
     }
 
     #[test]
@@ -234,7 +250,12 @@ mod tests {
     #[test]
     fn a_measurement_is_told_as_the_original_does() {
         let lines = written(|announcer| {
-            let times = |count, sum| Times { count, min: Duration::from_nanos(9_999), sum, max: Duration::from_millis(2) };
+            let times = |count, sum| Times {
+                count,
+                min: Duration::from_nanos(9_999),
+                sum,
+                max: Duration::from_millis(2),
+            };
             announcer.measured(times(1024, Duration::from_micros(1024 * 21 + 512)));
         });
         assert_eq!(lines, ["ping time for 1024 pkts: min/mean/max 9 us 21.50 us 2000 us"]);

@@ -98,7 +98,10 @@ impl Config {
         let mut problems = Problems::default();
         if let Some(path) = options.config.take() {
             let unreadable = |reason: String| {
-                ConfigError(vec!["Failed to open configuration file".into(), format!("{}: {reason}", path.display())])
+                ConfigError(vec![
+                    "Failed to open configuration file".into(),
+                    format!("{}: {reason}", path.display()),
+                ])
             };
             let text = read_bounded(&path).map_err(|error| unreadable(error.to_string()))?;
             let mut ini = Ini::parse(&text).map_err(|error| unreadable(error.to_string()))?;
@@ -168,7 +171,9 @@ fn override_with(options: &mut Options, ini: &mut Ini, problems: &mut Problems) 
     }
     // Of those with one name the last holds.
     let timeouts = timeouts::ALL.iter().map(|timeout| timeout.name);
-    options.timeouts.extend(timeouts.filter_map(|name| Some(format!("{name}={}", ini.take("timeouts", name)?))));
+    options.timeouts.extend(
+        timeouts.filter_map(|name| Some(format!("{name}={}", ini.take("timeouts", name)?))),
+    );
     stronger(&mut options.dpdk_args, ini.take("general", "dpdk-args"));
     stronger(&mut options.dpdk_port, ini.take("general", "dpdk-port"));
     stronger(&mut options.nic_mtu, ini.take("general", "nic-mtu"));
@@ -177,7 +182,9 @@ fn override_with(options: &mut Options, ini: &mut Ini, problems: &mut Problems) 
         None => {}
         Some("true") => options.no_legacy_encryption = false,
         Some("false") => options.no_legacy_encryption = true,
-        Some(other) => problems.add(format!("legacy_encryption={other} is refused: it is true or false")),
+        Some(other) => {
+            problems.add(format!("legacy_encryption={other} is refused: it is true or false"))
+        }
     }
     // The sample file of the original has the second spelling.
     match (ini.take("general", "graph-core-id"), ini.take("general", "graph-cpu-core")) {
@@ -208,7 +215,8 @@ fn override_with(options: &mut Options, ini: &mut Ini, problems: &mut Problems) 
 
 fn unknown_lines(ini: &Ini, problems: &mut Problems) {
     for (group, key, line) in ini.rest() {
-        let unknown = format!("line {line} of the configuration file: there is no option {key} in [{group}]");
+        let unknown =
+            format!("line {line} of the configuration file: there is no option {key} in [{group}]");
         match slip(group, key, &ini.asked) {
             Some(Slip::Of(meant)) => problems.add(format!("{unknown}; did you mean {meant}?")),
             Some(Slip::InOurs) => problems.add(unknown),
@@ -221,12 +229,13 @@ fn unknown_lines(ini: &Ini, problems: &mut Problems) {
 enum Slip {
     /// It is written much like another.
     Of(String),
-    /// The original has no such group, or its key: one who writes it has this program in mind, and safety may hang on it.
+    /// The original has no such group, or its key: one who writes it has this program in mind, and
+    /// safety may hang on it.
     InOurs,
 }
 
-/// Lines that mean something to somebody else have no effect, as in the original. Who only misspelt one is told before it hurts: the API
-/// would be open, or an underlay would believe everybody.
+/// Lines that mean something to somebody else have no effect, as in the original. Who only misspelt
+/// one is told before it hurts: the API would be open, or an underlay would believe everybody.
 fn slip(group: &str, key: &str, known: &BTreeSet<(String, String)>) -> Option<Slip> {
     let plain = |text: &str| text.to_lowercase().replace(['_', ' '], "-");
     let alike = |one: &str, other: &str| {
@@ -235,8 +244,11 @@ fn slip(group: &str, key: &str, known: &BTreeSet<(String, String)>) -> Option<Sl
     };
     // Groups of somebody else may have keys like ours.
     let secret = plain(key).contains("encrypt");
-    let near = known.iter().filter(|(ours, known)| alike(key, known) && (secret || alike(group, ours)));
-    if let Some((group, key)) = near.min_by_key(|(_, known)| strsim::damerau_levenshtein(&plain(key), known)) {
+    let near =
+        known.iter().filter(|(ours, known)| alike(key, known) && (secret || alike(group, ours)));
+    if let Some((group, key)) =
+        near.min_by_key(|(_, known)| strsim::damerau_levenshtein(&plain(key), known))
+    {
         return Some(Slip::Of(format!("{key} in [{group}]")));
     }
     let ours = secret || ["security", "timeouts"].iter().any(|ours| alike(group, ours));
@@ -260,17 +272,23 @@ fn check(mut options: Options, problems: &mut Problems) -> Option<Config> {
         problems.add("socket folder is not set");
     }
     if options.ip.is_none() || options.socket_dir.is_none() {
-        problems.add("give -i and -s, or ip and socket-dir in the configuration file; see butterflyd --help");
+        problems.add(
+            "give -i and -s, or ip and socket-dir in the configuration file; see butterflyd --help",
+        );
     }
     let dpdk = match dpdk::read(options.dpdk_args.as_deref(), options.dpdk_port.as_deref()) {
-        Ok(dpdk) => match dpdk.device.as_ref().map(|device| dpdk::serve(device, &mut options.uplink)) {
-            Some(Err(problem)) => problems.sort_out(Err(problem)),
-            Some(Ok(())) if dpdk.device.as_ref().is_some_and(|device| device.interface.is_none()) => {
-                without_mtu(&mut options, problems);
-                Some(dpdk)
+        Ok(dpdk) => {
+            match dpdk.device.as_ref().map(|device| dpdk::serve(device, &mut options.uplink)) {
+                Some(Err(problem)) => problems.sort_out(Err(problem)),
+                Some(Ok(()))
+                    if dpdk.device.as_ref().is_some_and(|device| device.interface.is_none()) =>
+                {
+                    without_mtu(&mut options, problems);
+                    Some(dpdk)
+                }
+                _ => Some(dpdk),
             }
-            _ => Some(dpdk),
-        },
+        }
         Err(found) => {
             problems.found.extend(found);
             None
@@ -296,7 +314,8 @@ fn check(mut options: Options, problems: &mut Problems) -> Option<Config> {
     let socket_dir = options.socket_dir.and_then(|path| problems.sort_out(directory(&path)));
     let name = options.name.as_deref().map(|text| problems.sort_out(name(text)));
     let metrics = problems.sort_out(metrics(options.metrics.as_deref().unwrap_or_default()));
-    let encryption = problems.sort_out(encryption::load(options.key.as_deref(), !options.no_legacy_encryption));
+    let encryption =
+        problems.sort_out(encryption::load(options.key.as_deref(), !options.no_legacy_encryption));
     let log_level = problems.sort_out(level(options.log_level.as_deref().unwrap_or("error")));
     let core = problems.sort_out(core(options.graph_cpu_core.as_deref().unwrap_or("0")));
     let fdb_ageing = match &options.fdb_ageing {
@@ -308,8 +327,10 @@ fn check(mut options: Options, problems: &mut Problems) -> Option<Config> {
         Some(text) => problems.sort_out(number(name, text, least, most)),
     };
     let sessions = number("sessions", &options.sessions, DEFAULT_SESSIONS, (64, MAX_SESSIONS));
-    let session_share = number("session-share", &options.session_share, DEFAULT_SESSION_SHARE, (1, 100));
-    let tcp_pickup = number("tcp-pickup", &options.tcp_pickup, DEFAULT_TCP_PICKUP, (0, MAX_TIMEOUT));
+    let session_share =
+        number("session-share", &options.session_share, DEFAULT_SESSION_SHARE, (1, 100));
+    let tcp_pickup =
+        number("tcp-pickup", &options.tcp_pickup, DEFAULT_TCP_PICKUP, (0, MAX_TIMEOUT));
     let mut timeouts = Timeouts::default();
     for text in &options.timeouts {
         problems.sort_out(set_timeout(&mut timeouts, text));
@@ -342,7 +363,8 @@ fn check(mut options: Options, problems: &mut Problems) -> Option<Config> {
     })
 }
 
-/// Without other hosts an MTU between them has no effect. Refused it is only where `--uplink none` was asked for by that name.
+/// Without other hosts an MTU between them has no effect. Refused it is only where `--uplink none`
+/// was asked for by that name.
 fn without_mtu(options: &mut Options, problems: &mut Problems) {
     if let Some(mtu) = options.nic_mtu.take() {
         problems.notice(format!("nic-mtu {mtu} has no effect: there are no other hosts"));
@@ -356,7 +378,10 @@ fn read_bounded(path: &Path) -> std::io::Result<String> {
     let mut text = String::new();
     std::fs::File::open(path)?.take(LIMIT + 1).read_to_string(&mut text)?;
     if text.len() as u64 > LIMIT {
-        return Err(Error::new(ErrorKind::InvalidData, "larger than 1 MiB: that is no configuration file"));
+        return Err(Error::new(
+            ErrorKind::InvalidData,
+            "larger than 1 MiB: that is no configuration file",
+        ));
     }
     Ok(text)
 }
@@ -364,7 +389,9 @@ fn read_bounded(path: &Path) -> std::io::Result<String> {
 fn directory(path: &Path) -> Result<PathBuf, String> {
     let refused = |why: &dyn fmt::Display| format!("socket folder {path:?} is refused: {why}");
     let real = path.canonicalize().map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => refused(&"it does not exist: create it, or name another with -s"),
+        std::io::ErrorKind::NotFound => {
+            refused(&"it does not exist: create it, or name another with -s")
+        }
         _ => refused(&error),
     })?;
     if !real.is_dir() {
@@ -404,12 +431,18 @@ fn metrics(text: &str) -> Result<Option<SocketAddr>, String> {
     if text.is_empty() {
         return Ok(None);
     }
-    let refused = || format!("metrics {text:?} is refused: it is an address and a port, as in 127.0.0.1:9998 or [::1]:9998");
+    let refused = || {
+        format!(
+            "metrics {text:?} is refused: it is an address and a port, as in 127.0.0.1:9998 or [::1]:9998"
+        )
+    };
     text.parse().map(Some).map_err(|_| refused())
 }
 
 fn level(text: &str) -> Result<Level, String> {
-    Level::parse(text).ok_or_else(|| format!("log level {text:?} is refused: it is none, error, warning, info or debug"))
+    Level::parse(text).ok_or_else(|| {
+        format!("log level {text:?} is refused: it is none, error, warning, info or debug")
+    })
 }
 
 fn core(text: &str) -> Result<usize, String> {
@@ -425,12 +458,15 @@ fn seconds(text: &str) -> Result<u32, String> {
 
 fn number(name: &str, text: &str, least: u32, most: u32) -> Result<u32, String> {
     let number = text.parse().ok().filter(|number| (least..=most).contains(number));
-    number.ok_or_else(|| format!("{name} {text:?} is refused: it is a number from {least} to {most}"))
+    number
+        .ok_or_else(|| format!("{name} {text:?} is refused: it is a number from {least} to {most}"))
 }
 
 fn set_timeout(timeouts: &mut Timeouts, text: &str) -> Result<(), String> {
     let Some((name, seconds)) = text.split_once('=') else {
-        return Err(format!("timeout {text:?} is refused: write NAME=SECONDS, as in tcp-established=86400"));
+        return Err(format!(
+            "timeout {text:?} is refused: write NAME=SECONDS, as in tcp-established=86400"
+        ));
     };
     let Some(timeout) = Timeout::called(name) else {
         let names: Vec<_> = timeouts::ALL.iter().map(|timeout| timeout.name).collect();
@@ -453,8 +489,10 @@ mod tests {
         let real = directory.path().canonicalize().unwrap();
         let file = real.join("ini");
         fs::write(&file, ini.replace("DIR", real.to_str().unwrap())).unwrap();
-        let words = words.replace("INI", file.to_str().unwrap()).replace("DIR", real.to_str().unwrap());
-        let options = Options::try_parse_from(format!("butterflyd {words}").split_whitespace()).unwrap();
+        let words =
+            words.replace("INI", file.to_str().unwrap()).replace("DIR", real.to_str().unwrap());
+        let options =
+            Options::try_parse_from(format!("butterflyd {words}").split_whitespace()).unwrap();
         (real, Config::load(options))
     }
 
@@ -524,7 +562,9 @@ mod tests {
         let overridden = load(words, ini).1.unwrap();
         let expected = TunnelSpec {
             uplink: UplinkSpec::Xdp { interface: "eth1".into(), queues: Some(3) },
-            peers: ["2001:db8::2", "2001:db8::3", "2001:db8::4"].map(|peer| peer.parse().unwrap()).into(),
+            peers: ["2001:db8::2", "2001:db8::3", "2001:db8::4"]
+                .map(|peer| peer.parse().unwrap())
+                .into(),
             gateways: vec!["fe80::1".parse().unwrap()],
             group6: "ff05::".parse().unwrap(),
             udp6_checksum: true,
@@ -535,7 +575,8 @@ mod tests {
         assert_eq!((overridden.tunnel, overridden.nic_mtu), (Some(expected), Some(NicMtu::Max)));
         // Nothing is stronger than something, and false than true.
         let words = "-c INI -i ::2 -s DIR --peer ::3 --strict-peers --udp6-checksum";
-        let none = load(words, "[general]\npeer=\nstrict-peers=false\nudp6-checksum=false").1.unwrap();
+        let none =
+            load(words, "[general]\npeer=\nstrict-peers=false\nudp6-checksum=false").1.unwrap();
         assert_eq!(none.tunnel, Some(tap("::2")));
     }
 
@@ -579,7 +620,9 @@ mod tests {
         let (real, link) = (room.path().join("real"), room.path().join("link"));
         fs::create_dir(&real).unwrap();
         std::os::unix::fs::symlink("real", &link).unwrap();
-        let options = Options::try_parse_from(["butterflyd", "-i", "::2", "-s", link.to_str().unwrap()]).unwrap();
+        let options =
+            Options::try_parse_from(["butterflyd", "-i", "::2", "-s", link.to_str().unwrap()])
+                .unwrap();
         assert_eq!(Config::load(options).unwrap().socket_dir, real.canonicalize().unwrap());
     }
 
@@ -591,11 +634,14 @@ mod tests {
         }
         let same = load("-c INI -i ::2 -s DIR", "[general]\ngraph-core-id=5\ngraph-cpu-core=5");
         assert_eq!(same.1.unwrap().core, 5);
-        let unlike = load("-c INI -i ::2 -s DIR", "[general]\ngraph-core-id=5\ngraph-cpu-core=6").1.unwrap();
+        let unlike =
+            load("-c INI -i ::2 -s DIR", "[general]\ngraph-core-id=5\ngraph-cpu-core=6").1.unwrap();
         assert_eq!(unlike.core, 5);
         assert_eq!(
             unlike.notices,
-            ["graph-cpu-core=6 in the configuration file has no effect beside graph-core-id=5: remove it"]
+            [
+                "graph-cpu-core=6 in the configuration file has no effect beside graph-core-id=5: remove it"
+            ]
         );
     }
 
@@ -606,8 +652,14 @@ mod tests {
         assert_eq!(both[..2], ["IP to use is not set", "socket folder is not set"]);
         assert_eq!(problems("-i ::2", "")[0], "socket folder is not set");
         assert_eq!(problems("-s DIR", "")[0], "IP to use is not set");
-        assert_eq!(problems("-c /nowhere -i ::2 -s DIR", "")[0], "Failed to open configuration file");
-        assert_eq!(problems("-c INI -i ::2 -s DIR", "nonsense")[0], "Failed to open configuration file");
+        assert_eq!(
+            problems("-c /nowhere -i ::2 -s DIR", "")[0],
+            "Failed to open configuration file"
+        );
+        assert_eq!(
+            problems("-c INI -i ::2 -s DIR", "nonsense")[0],
+            "Failed to open configuration file"
+        );
     }
 
     /// A row each: words, the file, and what is served as the uplink.
@@ -616,27 +668,52 @@ mod tests {
         const PCAP: &str = "--dpdk-args=--vdev=eth_pcap0,iface=a";
         let xdp = |name: &str| UplinkSpec::Xdp { interface: name.into(), queues: None };
         for (words, ini, expected) in [
-            ("", "dpdk-args=-c1 -n1 --socket-mem 64 --no-shconf --huge-unlink\ndpdk-port=0", UplinkSpec::Tap { name: None }),
+            (
+                "",
+                "dpdk-args=-c1 -n1 --socket-mem 64 --no-shconf --huge-unlink\ndpdk-port=0",
+                UplinkSpec::Tap { name: None },
+            ),
             (PCAP, "", xdp("a")),
             (PCAP, "dpdk-args=--vdev=eth_pcap0,iface=b", xdp("b")),
-            ("", "dpdk-args=-c1 --vdev eth_pcap0,iface=a --vdev eth_pcap1,iface=b\ndpdk-port=1", xdp("b")),
-            ("--dpdk-port 1", "dpdk-args=--vdev eth_pcap0,iface=a --vdev eth_pcap1,iface=b\ndpdk-port=0", xdp("a")),
-            (PCAP, "uplink=a\nuplink-queues=2", UplinkSpec::Xdp { interface: "a".into(), queues: Some(2) }),
+            (
+                "",
+                "dpdk-args=-c1 --vdev eth_pcap0,iface=a --vdev eth_pcap1,iface=b\ndpdk-port=1",
+                xdp("b"),
+            ),
+            (
+                "--dpdk-port 1",
+                "dpdk-args=--vdev eth_pcap0,iface=a --vdev eth_pcap1,iface=b\ndpdk-port=0",
+                xdp("a"),
+            ),
+            (
+                PCAP,
+                "uplink=a\nuplink-queues=2",
+                UplinkSpec::Xdp { interface: "a".into(), queues: Some(2) },
+            ),
         ] {
-            let config = load(&format!("-c INI -i ::2 -s DIR {words}"), &format!("[general]\n{ini}")).1.unwrap();
+            let config =
+                load(&format!("-c INI -i ::2 -s DIR {words}"), &format!("[general]\n{ini}"))
+                    .1
+                    .unwrap();
             assert_eq!(config.tunnel.unwrap().uplink, expected, "{words} {ini}");
         }
         for (words, ini, problem) in [
-            (PCAP, "uplink=b", "uplink \"b\" is refused: dpdk-args name the interface \"a\" (eth_pcap0)"),
+            (
+                PCAP,
+                "uplink=b",
+                "uplink \"b\" is refused: dpdk-args name the interface \"a\" (eth_pcap0)",
+            ),
             (PCAP, "uplink=none", "uplink \"none\" is refused: dpdk-args name the interface"),
             (PCAP, "dpdk-port=1", "dpdk-port 1 is refused: dpdk-args name 1, from 0: eth_pcap0"),
             ("", "dpdk-args=-w 0000:01:00.0", "dpdk-args: -w 0000:01:00.0 is refused: "),
             ("--no-offload", "no-offload=no", "no-offload=no is refused: it is true or false"),
         ] {
-            let problems = problems(&format!("-c INI -i ::2 -s DIR {words}"), &format!("[general]\n{ini}"));
+            let problems =
+                problems(&format!("-c INI -i ::2 -s DIR {words}"), &format!("[general]\n{ini}"));
             assert!(problems.len() == 1 && problems[0].starts_with(problem), "{problems:?}");
         }
-        let offers = |words, ini| !load(&format!("-c INI -i ::2 -s DIR {words}"), ini).1.unwrap().no_offload;
+        let offers =
+            |words, ini| !load(&format!("-c INI -i ::2 -s DIR {words}"), ini).1.unwrap().no_offload;
         assert!(offers("", "") && offers("--no-offload", "[general]\nno-offload=false"));
         assert!(!offers("--no-offload", "") && !offers("", "[general]\nno-offload=true"));
     }
@@ -656,13 +733,32 @@ mod tests {
             ("-e nonsense", "endpoint=ipc://@a", Ok(&["ipc://@a"])),
             ("-e nonsense", "", Err("endpoint \"nonsense\" is refused: it has no transport")),
             ("-e tcp://*:1", "endpoint=", Err("endpoint \"\" is refused: it has no transport")),
-            ("-e tcp://*:1 -e udp://*:1", "", Err("endpoint \"udp://*:1\" is refused: udp has no replies")),
-            ("", "endpoint=tcp://*:1 inproc://a", Err("endpoint \"inproc://a\" is refused: inproc reaches nobody")),
-            ("", "endpoint=tipc://{1,2,3}", Err("endpoint \"tipc://{1,2,3}\" is refused: tipc is not supported")),
+            (
+                "-e tcp://*:1 -e udp://*:1",
+                "",
+                Err("endpoint \"udp://*:1\" is refused: udp has no replies"),
+            ),
+            (
+                "",
+                "endpoint=tcp://*:1 inproc://a",
+                Err("endpoint \"inproc://a\" is refused: inproc reaches nobody"),
+            ),
+            (
+                "",
+                "endpoint=tipc://{1,2,3}",
+                Err("endpoint \"tipc://{1,2,3}\" is refused: tipc is not supported"),
+            ),
         ] {
-            match (load(&format!("-c INI -i ::2 -s DIR {words}"), &format!("[general]\n{ini}")).1, expected) {
-                (Ok(config), Ok(endpoints)) => assert_eq!(config.endpoints, endpoints, "{words} {ini}"),
-                (Err(ConfigError(told)), Err(problem)) => assert!(told.len() == 1 && told[0].starts_with(problem), "{told:?}"),
+            match (
+                load(&format!("-c INI -i ::2 -s DIR {words}"), &format!("[general]\n{ini}")).1,
+                expected,
+            ) {
+                (Ok(config), Ok(endpoints)) => {
+                    assert_eq!(config.endpoints, endpoints, "{words} {ini}")
+                }
+                (Err(ConfigError(told)), Err(problem)) => {
+                    assert!(told.len() == 1 && told[0].starts_with(problem), "{told:?}")
+                }
                 (got, _) => panic!("{words} {ini}: {got:?}"),
             }
         }
@@ -681,7 +777,8 @@ mod tests {
             let problems = problems(&format!("-c INI -i ::2 -s DIR {words}"), ini);
             assert_eq!(problems.len(), 1, "{problems:?}");
             assert!(
-                problems[0].starts_with("Cannot load encryption key\nkey file ") && problems[0].contains(tried),
+                problems[0].starts_with("Cannot load encryption key\nkey file ")
+                    && problems[0].contains(tried),
                 "{problems:?}"
             );
         }
@@ -690,7 +787,11 @@ mod tests {
             ("--no-legacy-encryption", "", Some(no_key)),
             ("", "[security]\nlegacy_encryption=false", Some(no_key)),
             ("--no-legacy-encryption", "[security]\nlegacy_encryption=true", None),
-            ("", "[security]\nlegacy_encryption=no", Some("legacy_encryption=no is refused: it is true or false")),
+            (
+                "",
+                "[security]\nlegacy_encryption=no",
+                Some("legacy_encryption=no is refused: it is true or false"),
+            ),
         ] {
             let loaded = load(&format!("-c INI -i ::2 -s DIR {words}"), ini).1;
             let problem = loaded.err().map(|error| error.0.concat());
@@ -702,7 +803,10 @@ mod tests {
     #[test]
     fn a_misspelt_key_is_refused() {
         for (ini, expected) in [
-            ("[general]\nip=::3\nsockt-dir=/x", "3: sockt-dir in [general]; did you mean socket-dir in [general]?"),
+            (
+                "[general]\nip=::3\nsockt-dir=/x",
+                "3: sockt-dir in [general]; did you mean socket-dir in [general]?",
+            ),
             (
                 "[security]\nencryption-key-path=/k",
                 "2: encryption-key-path in [security]; did you mean encryption_key_path in [security]?",
@@ -712,14 +816,18 @@ mod tests {
                 "[general]\nencryption_key_path=/k",
                 "2: encryption_key_path in [general]; did you mean encryption_key_path in [security]?",
             ),
-            ("[general]\nstrict-peer=true", "2: strict-peer in [general]; did you mean strict-peers in [general]?"),
+            (
+                "[general]\nstrict-peer=true",
+                "2: strict-peer in [general]; did you mean strict-peers in [general]?",
+            ),
             ("[securty]\nsecret=/k", "2: secret in [securty]"),
             ("[timeouts]\nudp-new=1\nudp=1", "3: udp in [timeouts]"),
             ("[other]\nencryption_key=/k", "2: encryption_key in [other]"),
             ("[genral]\nip=::2", "2: ip in [genral]; did you mean ip in [general]?"),
         ] {
             let (line, what) = expected.split_once(": ").unwrap();
-            let expected = format!("line {line} of the configuration file: there is no option {what}");
+            let expected =
+                format!("line {line} of the configuration file: there is no option {what}");
             assert_eq!(problems("-c INI -i ::2 -s DIR", ini), [expected]);
         }
     }
@@ -744,18 +852,31 @@ mod tests {
             assert_eq!(config.tunnel, None, "{ip}");
             assert_eq!(
                 config.notices,
-                [format!("ip {ip} is none that other hosts can send to: networks end at this one, as with --uplink none")]
+                [format!(
+                    "ip {ip} is none that other hosts can send to: networks end at this one, as with --uplink none"
+                )]
             );
         }
-        for words in ["-i 127.0.0.1 -s DIR -m 1600", "-i 192.0.2.1 -s DIR -m 1600 --dpdk-args --vdev=eth_ring0"] {
+        for words in [
+            "-i 127.0.0.1 -s DIR -m 1600",
+            "-i 192.0.2.1 -s DIR -m 1600 --dpdk-args --vdev=eth_ring0",
+        ] {
             let config = load(words, "").1.unwrap();
             assert_eq!((config.tunnel, config.nic_mtu), (None, None), "{words}");
-            assert!(config.notices.contains(&"nic-mtu 1600 has no effect: there are no other hosts".to_owned()), "{words}");
+            assert!(
+                config
+                    .notices
+                    .contains(&"nic-mtu 1600 has no effect: there are no other hosts".to_owned()),
+                "{words}"
+            );
         }
         for (text, bytes) in [("0", 1280), ("600", 1280), ("99999999999", 65_521)] {
             let config = load(&format!("-i ::2 -s DIR -m {text}"), "").1.unwrap();
             assert_eq!(config.nic_mtu, Some(NicMtu::Bytes(bytes)));
-            assert_eq!(config.notices, [format!("nic-mtu {text} becomes {bytes}: an uplink has from 1280 to 65521")]);
+            assert_eq!(
+                config.notices,
+                [format!("nic-mtu {text} becomes {bytes}: an uplink has from 1280 to 65521")]
+            );
         }
     }
 
@@ -775,37 +896,86 @@ mod tests {
             assert!(problem.starts_with(&format!("{start} is refused: ")), "{problem}");
         }
         assert!(problems("-i ::2 -s INI", "")[0].ends_with("it is not a directory"));
-        assert!(problems("-c INI -i ::2 -s DIR", "[general]\npoll=yes")[0].starts_with("poll=yes is refused"));
+        assert!(
+            problems("-c INI -i ::2 -s DIR", "[general]\npoll=yes")[0]
+                .starts_with("poll=yes is refused")
+        );
         assert_eq!(problems("-i ::2 -s DIR --peer x --group6 y", "").len(), 2);
-        for metrics in ["9998", ":9998", "localhost:9998", "127.0.0.1", "127.0.0.1:65536", "::1:9998"] {
+        for metrics in
+            ["9998", ":9998", "localhost:9998", "127.0.0.1", "127.0.0.1:65536", "::1:9998"]
+        {
             let problem = &problems(&format!("-i ::2 -s DIR --metrics {metrics}"), "")[0];
             assert_eq!(
                 *problem,
-                format!("metrics {metrics:?} is refused: it is an address and a port, as in 127.0.0.1:9998 or [::1]:9998")
+                format!(
+                    "metrics {metrics:?} is refused: it is an address and a port, as in 127.0.0.1:9998 or [::1]:9998"
+                )
             );
         }
-        assert_eq!(load("-c INI -i ::2 -s DIR --metrics 127.0.0.1:1", "[general]\nmetrics=").1.unwrap().metrics, None);
+        assert_eq!(
+            load("-c INI -i ::2 -s DIR --metrics 127.0.0.1:1", "[general]\nmetrics=")
+                .1
+                .unwrap()
+                .metrics,
+            None
+        );
     }
 
     #[test]
     fn bounds_and_time_outs_of_sessions_are_checked() {
         for (words, ini, expected) in [
             ("--sessions 63", "", "sessions \"63\" is refused: it is a number from 64 to 16777216"),
-            ("--sessions 16777217", "", "sessions \"16777217\" is refused: it is a number from 64 to 16777216"),
-            ("--sessions many", "", "sessions \"many\" is refused: it is a number from 64 to 16777216"),
-            ("--session-share 0", "", "session-share \"0\" is refused: it is a number from 1 to 100"),
-            ("--session-share 25%", "", "session-share \"25%\" is refused: it is a number from 1 to 100"),
-            ("", "[general]\nsession-share=101", "session-share \"101\" is refused: it is a number from 1 to 100"),
-            ("--tcp-pickup=-1", "", "tcp-pickup \"-1\" is refused: it is a number from 0 to 31536000"),
-            ("--timeout udp-new", "", "timeout \"udp-new\" is refused: write NAME=SECONDS, as in tcp-established=86400"),
+            (
+                "--sessions 16777217",
+                "",
+                "sessions \"16777217\" is refused: it is a number from 64 to 16777216",
+            ),
+            (
+                "--sessions many",
+                "",
+                "sessions \"many\" is refused: it is a number from 64 to 16777216",
+            ),
+            (
+                "--session-share 0",
+                "",
+                "session-share \"0\" is refused: it is a number from 1 to 100",
+            ),
+            (
+                "--session-share 25%",
+                "",
+                "session-share \"25%\" is refused: it is a number from 1 to 100",
+            ),
+            (
+                "",
+                "[general]\nsession-share=101",
+                "session-share \"101\" is refused: it is a number from 1 to 100",
+            ),
+            (
+                "--tcp-pickup=-1",
+                "",
+                "tcp-pickup \"-1\" is refused: it is a number from 0 to 31536000",
+            ),
+            (
+                "--timeout udp-new",
+                "",
+                "timeout \"udp-new\" is refused: write NAME=SECONDS, as in tcp-established=86400",
+            ),
             (
                 "--timeout udp=1",
                 "",
                 "timeout \"udp\" is refused: there are tcp-new, tcp-established, tcp-half-closed, tcp-closing, tcp-time-wait, tcp-cut, \
                  udp-new, udp-answered, icmp-echo, sctp-new, sctp-established, other, fragment, dhcp",
             ),
-            ("--timeout other=0", "", "timeout other \"0\" is refused: it is a number from 1 to 31536000"),
-            ("", "[timeouts]\nother=1 s", "timeout other \"1 s\" is refused: it is a number from 1 to 31536000"),
+            (
+                "--timeout other=0",
+                "",
+                "timeout other \"0\" is refused: it is a number from 1 to 31536000",
+            ),
+            (
+                "",
+                "[timeouts]\nother=1 s",
+                "timeout other \"1 s\" is refused: it is a number from 1 to 31536000",
+            ),
         ] {
             assert_eq!(problems(&format!("-c INI -i ::2 -s DIR {words}"), ini), [expected]);
         }

@@ -2,8 +2,9 @@
 
 use butterfly_api::{Failure, proto};
 use butterfly_model::{
-    Bench, Cidr, Direction, GroupName, GroupNameError, GroupNames, IpSet, Kind, Mac, Netns, Nic, NicId, NicUpdate, Peer,
-    Protocol, Role, Rule, RuleError, SecurityGroup, SocketDir, TraceOptions, Vni, canonical, parse_ip,
+    Bench, Cidr, Direction, GroupName, GroupNameError, GroupNames, IpSet, Kind, Mac, Netns, Nic,
+    NicId, NicUpdate, Peer, Protocol, Role, Rule, RuleError, SecurityGroup, SocketDir,
+    TraceOptions, Vni, canonical, parse_ip,
 };
 use tracing::warn;
 
@@ -32,20 +33,30 @@ pub fn nic(declared: &proto::Nic, directory: &SocketDir) -> Result<Nic, Failure>
         kind: kind(declared, &id, directory)?,
         packet_trace: declared.packet_trace(),
         packet_trace_path: declared.packet_trace_path.clone(),
-        trace_options: declared.packet_trace_options.as_ref().map(trace_options).transpose()?.unwrap_or_default(),
+        trace_options: declared
+            .packet_trace_options
+            .as_ref()
+            .map(trace_options)
+            .transpose()?
+            .unwrap_or_default(),
         id,
     };
     can_ping(&nic)?;
     Ok(nic)
 }
 
-/// Checks that a vnic that is to pass on packets of others may: a filtered one sends from its own addresses only.
+/// Checks that a vnic that is to pass on packets of others may: a filtered one sends from its own
+/// addresses only.
 pub fn can_forward(nic: &Nic) -> Result<(), Failure> {
     if !nic.forwards || nic.bypass_filtering {
         return Ok(());
     }
-    let why = format!("NIC {} is filtered and sends from its own addresses only: it cannot forward", nic.id.as_str());
-    let help = "declare it anew with both: butterfly nic add --id NIC ... --bypass-filtering --forwards";
+    let why = format!(
+        "NIC {} is filtered and sends from its own addresses only: it cannot forward",
+        nic.id.as_str()
+    );
+    let help =
+        "declare it anew with both: butterfly nic add --id NIC ... --bypass-filtering --forwards";
     Err(Failure::new(why).with_help(help))
 }
 
@@ -54,12 +65,16 @@ pub fn can_ping(nic: &Nic) -> Result<(), Failure> {
     let Kind::Bench(bench) = &nic.kind else { return Ok(()) };
     let incomplete = refused("Internal error");
     let Some(own) = nic.ips.addresses().next() else {
-        return Err(incomplete(&"a nic of type BENCH needs an ip: what it sends from, or answers for"));
+        return Err(incomplete(
+            &"a nic of type BENCH needs an ip: what it sends from, or answers for",
+        ));
     };
     match bench {
-        Bench::IcmpSender { ip, .. } if ip.is_ipv4() != own.is_ipv4() => Err(incomplete(&format_args!(
-            "the first ip of the nic, {own}, and its dip, {ip}, are of different address families: nic add with another dip makes it anew"
-        ))),
+        Bench::IcmpSender { ip, .. } if ip.is_ipv4() != own.is_ipv4() => {
+            Err(incomplete(&format_args!(
+                "the first ip of the nic, {own}, and its dip, {ip}, are of different address families: nic add with another dip makes it anew"
+            )))
+        }
         _ => Ok(()),
     }
 }
@@ -90,13 +105,21 @@ fn kind(declared: &proto::Nic, id: &NicId, directory: &SocketDir) -> Result<Kind
         Ok(Type::VHOST_USER_SERVER) => vhost_user(Role::Server),
         Ok(Type::VHOST_USER_CLIENT) => vhost_user(Role::Client),
         Ok(Type::TAP) => {
-            let netns = declared.netns.as_deref().map(Netns::new).transpose().map_err(|error| bad(&error))?;
+            let netns = declared
+                .netns
+                .as_deref()
+                .map(Netns::new)
+                .transpose()
+                .map_err(|error| bad(&error))?;
             Ok(Kind::Tap { netns })
         }
         Ok(Type::BENCH) => bench(declared).map(Kind::Bench),
         // As the original reads it.
         Err(number) => {
-            warn!(NIC = id.as_str(), "nic type {number} is not known to this version: it is taken for VHOST_USER_SERVER");
+            warn!(
+                NIC = id.as_str(),
+                "nic type {number} is not known to this version: it is taken for VHOST_USER_SERVER"
+            );
             vhost_user(Role::Server)
         }
     }
@@ -111,7 +134,8 @@ fn bench(declared: &proto::Nic) -> Result<Bench, Failure> {
                 return Err(incomplete(&"a sender needs dip and dmac: to whom it sends"));
             };
             let mac = Mac::parse(mac).map_err(|error| refused("Bad NIC format")(&error))?;
-            let ip = parse_ip(ip).map_err(|_| Failure::new(format!("can't convert \"{ip}\" to IP")))?;
+            let ip =
+                parse_ip(ip).map_err(|_| Failure::new(format!("can't convert \"{ip}\" to IP")))?;
             Ok(Bench::IcmpSender { ip, mac })
         }
         _ => Err(incomplete(&"btype of a nic of type BENCH is ICMP_SND_LIKE or ICMP_RCV_LIKE")),
@@ -132,14 +156,18 @@ pub fn nic_update(request: &proto::NicUpdateReq) -> Result<NicUpdate, Failure> {
         shared_ip: request.shared_ip,
         router: request.router,
         ips: given(&request.ip).map(IpSet::parse).transpose().map_err(|error| bad(&error))?,
-        security_groups: given(&request.security_group).map(GroupNames::parse).transpose().map_err(|error| bad(&error))?,
+        security_groups: given(&request.security_group)
+            .map(GroupNames::parse)
+            .transpose()
+            .map_err(|error| bad(&error))?,
         packet_trace: request.packet_trace,
         packet_trace_path: request.packet_trace_path.clone(),
         trace_options: request.packet_trace_options.as_ref().map(trace_options).transpose()?,
     })
 }
 
-/// A vnic as it is echoed, with the name of its TAP device. Given back as a declaration, it changes nothing.
+/// A vnic as it is echoed, with the name of its TAP device. Given back as a declaration, it changes
+/// nothing.
 pub fn nic_details(nic: &Nic, interface: Option<String>) -> proto::Nic {
     let (btype, sends_to) = match &nic.kind {
         Kind::Bench(Bench::IcmpSender { ip, mac }) => (Some("ICMP_SND_LIKE"), Some((ip, mac))),
@@ -187,7 +215,9 @@ fn trace_options(options: &proto::TraceOptions) -> Result<TraceOptions, Failure>
         return Err(bad(&"snap_length is 0 to 65535"));
     }
     if options.file_size != Some(0) && options.file_size.is_some_and(|size| size < LEAST) {
-        return Err(bad(&format_args!("file_size is 0, or {LEAST} and more: a file holds several packets")));
+        return Err(bad(&format_args!(
+            "file_size is 0, or {LEAST} and more: a file holds several packets"
+        )));
     }
     if options.file_count() > MOST_FILES {
         return Err(bad(&format_args!("file_count is {MOST_FILES} at most")));
@@ -307,7 +337,17 @@ fn read_rule(declared: &proto::Rule) -> Result<Rule, RuleRefused> {
         Ok(proto::rule::Direction::OUTBOUND) => Direction::Outbound,
         Err(number) => return Err(RuleRefused::Direction(number)),
     };
-    let cidr = declared.cidr.as_ref().map(|cidr| Cidr::new(cidr.address(), cidr.mask_size())).transpose()?;
+    let cidr = declared
+        .cidr
+        .as_ref()
+        .map(|cidr| Cidr::new(cidr.address(), cidr.mask_size()))
+        .transpose()?;
     let group = declared.security_group.as_deref().map(GroupName::new).transpose()?;
-    Ok(Rule::new(direction, declared.protocol(), (declared.port_start, declared.port_end), cidr, group)?)
+    Ok(Rule::new(
+        direction,
+        declared.protocol(),
+        (declared.port_start, declared.port_end),
+        cidr,
+        group,
+    )?)
 }

@@ -1,8 +1,9 @@
 //! What the daemon needs from a data path.
 
 use butterfly_datapath::{
-    AddError, DropReport, Explanation, FdbRow, GroupChange, NoAnswer, Peers, Question, SessionFilter, SessionRow, SessionTable,
-    Switch, TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec, WorkerReport,
+    AddError, DropReport, Explanation, FdbRow, GroupChange, NoAnswer, Peers, Question,
+    SessionFilter, SessionRow, SessionTable, Switch, TunnelError, TunnelReport, UplinkReport,
+    VnicPolicy, VnicReport, VnicSpec, WorkerReport,
 };
 use butterfly_model::{GroupName, Rule, Vni};
 use std::{net::IpAddr, sync::Arc};
@@ -15,7 +16,8 @@ pub trait Dataplane {
     /// Whether a vnic could be made in place of the one with its id, which goes on meanwhile.
     fn may_replace(&self, spec: &VnicSpec) -> Result<(), AddError>;
 
-    /// Keeps a vnic's MAC address for it while it is made anew, until [`Dataplane::give_up_address`].
+    /// Keeps a vnic's MAC address for it while it is made anew, until
+    /// [`Dataplane::give_up_address`].
     fn keep_address(&mut self, id: &str);
 
     /// Whoever waits for an address that was kept may have it, if the vnic did not come back.
@@ -24,16 +26,19 @@ pub trait Dataplane {
     /// Whether no machine can attach to a vnic any more: its socket was removed.
     fn socket_is_gone(&self, id: &str) -> bool;
 
-    /// Gives a vnic another policy while its machine stays attached. On an error nothing has changed.
+    /// Gives a vnic another policy while its machine stays attached. On an error nothing has
+    /// changed.
     fn update_vnic(&mut self, id: &str, policy: VnicPolicy) -> Result<(), AddError>;
 
-    /// Notes that a vnic's machine leaves for another host: when it is gone here, its addresses may be there.
+    /// Notes that a vnic's machine leaves for another host: when it is gone here, its addresses may
+    /// be there.
     fn export_vnic(&self, id: &str);
 
     /// Forgets a vnic: its machine is cut off and its socket is gone.
     fn remove_vnic(&mut self, id: &str);
 
-    /// Changes one security group for all vnics that obey it or whose rules name it. On an error nothing has changed.
+    /// Changes one security group for all vnics that obey it or whose rules name it. On an error
+    /// nothing has changed.
     fn change_group(&mut self, name: &GroupName, change: GroupChange) -> Result<(), AddError>;
 
     /// Everything known about a vnic.

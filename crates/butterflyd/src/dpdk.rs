@@ -119,12 +119,16 @@ pub fn read(arguments: Option<&str>, port: Option<&str>) -> Result<Dpdk, Vec<Str
     let arguments = arguments.unwrap_or(DEFAULT_ARGS);
     match shlex::split(arguments) {
         Some(words) => found.arguments(words),
-        None => found.refuse(arguments, "a quotation mark has no end, or a backslash has nothing behind it"),
+        None => found
+            .refuse(arguments, "a quotation mark has no end, or a backslash has nothing behind it"),
     }
     let port = match port.unwrap_or("0").parse::<usize>() {
         Ok(port) => port,
         Err(_) => {
-            found.problems.push(format!("dpdk-port {:?} is refused: it is a number from 0", port.unwrap_or_default()));
+            found.problems.push(format!(
+                "dpdk-port {:?} is refused: it is a number from 0",
+                port.unwrap_or_default()
+            ));
             0
         }
     };
@@ -144,7 +148,10 @@ pub fn read(arguments: Option<&str>, port: Option<&str>) -> Result<Dpdk, Vec<Str
         )]),
         count if port >= count => {
             let names: Vec<_> = devices.iter().map(|device| device.name.as_str()).collect();
-            Err(vec![format!("dpdk-port {port} is refused: dpdk-args name {count}, from 0: {}", names.join(", "))])
+            Err(vec![format!(
+                "dpdk-port {port} is refused: dpdk-args name {count}, from 0: {}",
+                names.join(", ")
+            )])
         }
         _ => Ok(Dpdk { device: Some(devices.swap_remove(port)), without_effect }),
     }
@@ -171,7 +178,12 @@ pub fn serve(device: &Device, uplink: &mut Option<String>) -> Result<(), String>
             Ok(())
         }
         // These two words are no interfaces.
-        Some(given) if *given == meant || (given == interface && !matches!(given.as_str(), "tap" | "none")) => Ok(()),
+        Some(given)
+            if *given == meant
+                || (given == interface && !matches!(given.as_str(), "tap" | "none")) =>
+        {
+            Ok(())
+        }
         Some(given) => Err(format!(
             "uplink {given:?} is refused: dpdk-args name the interface {interface:?} ({name}), and there is one uplink: remove one of them"
         )),
@@ -197,7 +209,10 @@ impl Found {
             let (name, attached) = split(&word);
             let known = ARGUMENTS.iter().find(|(names, ..)| names.contains(&name));
             let Some((_, takes, means)) = known else {
-                self.refuse(&word, "DPDK has no such argument; butterflyd --dpdk-help lists what is understood");
+                self.refuse(
+                    &word,
+                    "DPDK has no such argument; butterflyd --dpdk-help lists what is understood",
+                );
                 continue;
             };
             let value = match takes {
@@ -225,7 +240,8 @@ impl Found {
     fn device(&mut self, text: &str) -> Result<Device, String> {
         let (name, rest) = text.split_once(',').unwrap_or((text, ""));
         // DPDK looks only how the name of a device begins.
-        let driver = name.strip_prefix("net_").or_else(|| name.strip_prefix("eth_")).unwrap_or(name);
+        let driver =
+            name.strip_prefix("net_").or_else(|| name.strip_prefix("eth_")).unwrap_or(name);
         let is = |prefix: &str| driver.starts_with(prefix);
         if is("ring") || is("null") {
             if !rest.is_empty() {
@@ -252,12 +268,17 @@ impl Found {
             match key {
                 "iface" | "rx_iface" | "rx_iface_in" | "tx_iface" => match served.replace(value) {
                     Some(other) if other != value => {
-                        return Err(format!("it names {other:?} and {value:?}: an uplink is one interface, and both ways"));
+                        return Err(format!(
+                            "it names {other:?} and {value:?}: an uplink is one interface, and both ways"
+                        ));
                     }
                     _ => {}
                 },
-                "rx_pcap" | "tx_pcap" | "infinite_rx" => return Err(format!("{key}: files of packets are no ports here")),
-                "phy_mac" | "qpairs" | "blocksz" | "framesz" | "framecnt" | "qdisc_bypass" | "fanout_mode" => {
+                "rx_pcap" | "tx_pcap" | "infinite_rx" => {
+                    return Err(format!("{key}: files of packets are no ports here"));
+                }
+                "phy_mac" | "qpairs" | "blocksz" | "framesz" | "framecnt" | "qdisc_bypass"
+                | "fanout_mode" => {
                     self.without_effect.push(format!("{part} of {name}"));
                 }
                 _ => return Err(format!("{key:?} is no argument of such a device")),

@@ -15,7 +15,8 @@ pub struct Encryption {
 /// Two are the same when they were read from the same file to the same end: nobody compares keys.
 impl PartialEq for Encryption {
     fn eq(&self, other: &Self) -> bool {
-        (&self.path, self.legacy, self.open_to_others) == (&other.path, other.legacy, other.open_to_others)
+        (&self.path, self.legacy, self.open_to_others)
+            == (&other.path, other.legacy, other.open_to_others)
     }
 }
 
@@ -24,7 +25,8 @@ impl Eq for Encryption {}
 impl Encryption {
     /// What decides on requests.
     pub fn gate(self) -> Result<Gate, String> {
-        Gate::new(self.key, self.legacy).map_err(|error| format!("cannot encrypt the API: no random numbers: {error}"))
+        Gate::new(self.key, self.legacy)
+            .map_err(|error| format!("cannot encrypt the API: no random numbers: {error}"))
     }
 }
 
@@ -41,7 +43,8 @@ pub fn load(path: Option<&Path>, legacy: bool) -> Result<Option<Encryption>, Str
             }
         };
     };
-    let file = KeyFile::read(path).map_err(|error| format!("Cannot load encryption key\n{error}"))?;
+    let file =
+        KeyFile::read(path).map_err(|error| format!("Cannot load encryption key\n{error}"))?;
     let KeyFile { key, open_to_others } = file;
     Ok(Some(Encryption { path: path.to_owned(), key, legacy, open_to_others }))
 }
@@ -72,7 +75,11 @@ mod tests {
         assert!(load(None, false).unwrap_err().contains("there is no key"));
 
         let error = load(Some(&path), true).unwrap_err();
-        assert!(error.starts_with("Cannot load encryption key\nkey file ") && error.contains("No such file"), "{error}");
+        assert!(
+            error.starts_with("Cannot load encryption key\nkey file ")
+                && error.contains("No such file"),
+            "{error}"
+        );
         fs::write(&path, "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n").unwrap();
         for (mode, lines) in [(0o600, 1), (0o644, 2)] {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();

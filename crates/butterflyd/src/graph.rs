@@ -1,7 +1,8 @@
 //! The packet graph in the DOT language, as clients of the original know it.
 //!
-//! It shows the networks and their vnics, not how this switch is built: a brick per element of the original's graph, west
-//! towards the wire, east towards the machines. Its root is the port that leads out of the host; the VXLAN endpoint if there is none.
+//! It shows the networks and their vnics, not how this switch is built: a brick per element of the
+//! original's graph, west towards the wire, east towards the machines. Its root is the port that
+//! leads out of the host; the VXLAN endpoint if there is none.
 
 use butterfly_model::{Kind, Nic};
 use std::{
@@ -10,8 +11,9 @@ use std::{
     net::IpAddr,
 };
 
-/// The graph of `nics` behind the VXLAN endpoint `ip` and the port `uplink`, if there is one: its kind and what it is on. What passes
-/// there is recorded by the process `recorded`, if it is. Ends with a newline.
+/// The graph of `nics` behind the VXLAN endpoint `ip` and the port `uplink`, if there is one: its
+/// kind and what it is on. What passes there is recorded by the process `recorded`, if it is. Ends
+/// with a newline.
 pub fn dot<'a>(
     ip: IpAddr,
     uplink: Option<(&str, &str)>,
@@ -84,23 +86,38 @@ impl Graph {
         match &nic.kind {
             Kind::VhostUser { .. } => self.add_east_of(west, "vhost", format!("vhost-{id}")),
             Kind::Tap { .. } => self.add_east_of(west, "tap", id.to_string()),
-            Kind::Bench(butterfly_model::Bench::IcmpSender { .. }) => self.add_east_of(west, "rxtx", format!("bench-snd-{id}")),
-            Kind::Bench(butterfly_model::Bench::IcmpReceiver) => self.add_east_of(west, "rxtx", format!("bench-rcv-{id}")),
+            Kind::Bench(butterfly_model::Bench::IcmpSender { .. }) => {
+                self.add_east_of(west, "rxtx", format!("bench-snd-{id}"))
+            }
+            Kind::Bench(butterfly_model::Bench::IcmpReceiver) => {
+                self.add_east_of(west, "rxtx", format!("bench-rcv-{id}"))
+            }
         };
     }
 
     /// Breadth first from `root`, each brick followed by its edges, west before east.
     fn print(&self, root: usize) -> String {
-        let mut out = String::from("strict graph G {\n  rankdir=LR\n  nodesep=1\n  node [shape=record];\n");
+        let mut out =
+            String::from("strict graph G {\n  rankdir=LR\n  nodesep=1\n  node [shape=record];\n");
         let mut queue = VecDeque::from([root]);
         while let Some(brick) = queue.pop_front().map(|index| &self.bricks[index]) {
-            // Writing to a string does not fail. The entity is a backslash: the label has two lines.
-            let _ = writeln!(out, "  {brick} [ label=\"{{ <west> | {}&#92;n{} |<east> }}\"];", brick.kind, label(&brick.name));
+            // Writing to a string does not fail. The entity is a backslash: the label has two
+            // lines.
+            let _ = writeln!(
+                out,
+                "  {brick} [ label=\"{{ <west> | {}&#92;n{} |<east> }}\"];",
+                brick.kind,
+                label(&brick.name)
+            );
             if let Some(west) = brick.west {
                 let _ = writeln!(out, "  {brick}:west -- {}:east", self.bricks[west]);
             }
             // The original's ports have one side, which it calls west.
-            let (side, other) = if matches!(brick.kind, "nic" | "tap") { ("west", "east") } else { ("east", "west") };
+            let (side, other) = if matches!(brick.kind, "nic" | "tap") {
+                ("west", "east")
+            } else {
+                ("east", "west")
+            };
             for &east in &brick.east {
                 let _ = writeln!(out, "  {brick}:{side} -- {}:{other}", self.bricks[east]);
             }
@@ -162,16 +179,20 @@ mod tests {
     #[test]
     fn without_vnics_there_is_the_endpoint() {
         for (ip, kind) in [("192.0.2.1", "vtep4"), ("2001:db8::1", "vtep6")] {
-            let expected = format!("{HEAD}  \"{kind}:vxlan\" [ label=\"{{ <west> | {kind}&#92;nvxlan |<east> }}\"];\n}}\n");
+            let expected = format!(
+                "{HEAD}  \"{kind}:vxlan\" [ label=\"{{ <west> | {kind}&#92;nvxlan |<east> }}\"];\n}}\n"
+            );
             assert_eq!(dot(ip.parse().unwrap(), None, None, []), expected);
         }
     }
 
     #[test]
     fn the_uplink_is_the_root() {
-        for (kind, interface, port) in
-            [("tap", "bfly0", "tap:tap"), ("af_xdp", "eth0", "nic:port-eth0"), ("vhost-user", "/up", "nic:port-/up")]
-        {
+        for (kind, interface, port) in [
+            ("tap", "bfly0", "tap:tap"),
+            ("af_xdp", "eth0", "nic:port-eth0"),
+            ("vhost-user", "/up", "nic:port-/up"),
+        ] {
             let graph = dot("192.0.2.1".parse().unwrap(), Some((kind, interface)), None, []);
             let node = port.replace(':', "&#92;n");
             let expected = format!(
@@ -218,20 +239,35 @@ mod tests {
     /// What is behind a vnic is a brick of its own kind, filtered or not.
     #[test]
     fn guests_of_our_own_have_their_names() {
-        let sender = Bench::IcmpSender { ip: "10.0.0.2".parse().unwrap(), mac: Mac::parse("42:42:42:42:42:02").unwrap() };
+        let sender = Bench::IcmpSender {
+            ip: "10.0.0.2".parse().unwrap(),
+            mac: Mac::parse("42:42:42:42:42:02").unwrap(),
+        };
         for (kind, brick) in [
             (Kind::Tap { netns: None }, "tap:n"),
             (Kind::Bench(sender), "rxtx:bench-snd-n"),
             (Kind::Bench(Bench::IcmpReceiver), "rxtx:bench-rcv-n"),
         ] {
             for (bypass, west) in [(true, "vtep4:vxlan"), (false, "antispoof:antispoof-n")] {
-                let graph = dot("192.0.2.1".parse().unwrap(), None, None, [&Nic { kind: kind.clone(), ..nic("n", 7, bypass) }]);
+                let graph = dot(
+                    "192.0.2.1".parse().unwrap(),
+                    None,
+                    None,
+                    [&Nic { kind: kind.clone(), ..nic("n", 7, bypass) }],
+                );
                 for row in [
-                    format!(r#"  "{brick}" [ label="{{ <west> | {} |<east> }}"];"#, brick.replace(':', "&#92;n")),
+                    format!(
+                        r#"  "{brick}" [ label="{{ <west> | {} |<east> }}"];"#,
+                        brick.replace(':', "&#92;n")
+                    ),
                     format!(r#"  "{west}":east -- "{brick}":west"#),
                     format!(r#"  "{brick}":west -- "{west}":east"#),
                 ] {
-                    assert_eq!(graph.lines().filter(|found| **found == row).count(), 1, "{row} in {graph}");
+                    assert_eq!(
+                        graph.lines().filter(|found| **found == row).count(),
+                        1,
+                        "{row} in {graph}"
+                    );
                 }
             }
         }
@@ -240,7 +276,10 @@ mod tests {
     /// A recorder stands between uplink and endpoint, and next to the machine.
     #[test]
     fn what_is_recorded_is_a_brick() {
-        let nics = [Nic { packet_trace: true, ..nic("a", 42, false) }, Nic { packet_trace: true, ..nic("b", 43, true) }];
+        let nics = [
+            Nic { packet_trace: true, ..nic("a", 42, false) },
+            Nic { packet_trace: true, ..nic("b", 43, true) },
+        ];
         let graph = dot("192.0.2.1".parse().unwrap(), Some(("af_xdp", "eth0")), Some(77), &nics);
         let rows: Vec<_> = graph.lines().map(str::trim).collect();
         for row in [
@@ -265,7 +304,8 @@ mod tests {
 
     #[test]
     fn no_name_breaks_out_of_its_node() {
-        let graph = dot("192.0.2.1".parse().unwrap(), None, None, &[nic(r#"a"];x\{|}<>&"#, 1, true)]);
+        let graph =
+            dot("192.0.2.1".parse().unwrap(), None, None, &[nic(r#"a"];x\{|}<>&"#, 1, true)]);
         assert!(
             graph.contains(
                 r#"  "vhost:vhost-a\"];x\\{|}<>&" [ label="{ <west> | vhost&#92;nvhost-a\"];x\\\{\|\}\<\>&amp; |<east> }"];"#

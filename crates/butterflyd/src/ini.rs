@@ -25,9 +25,10 @@ pub struct IniError {
 }
 
 impl Ini {
-    /// Reads `text`: `[group]`, `key=value`, `# comment` and blank lines. White space around keys and values does not count;
-    /// and quotation marks around a value are not part of it; of a key that is given twice in a group the last value holds;
-    /// `\s`, `\n`, `\t`, `\r` and `\\` stand for what they do in C.
+    /// Reads `text`: `[group]`, `key=value`, `# comment` and blank lines. White space around keys
+    /// and values does not count; and quotation marks around a value are not part of it; of a
+    /// key that is given twice in a group the last value holds; `\s`, `\n`, `\t`, `\r` and `\\`
+    /// stand for what they do in C.
     pub fn parse(text: &str) -> Result<Self, IniError> {
         let mut ini = Self::default();
         let mut group = None;
@@ -43,13 +44,16 @@ impl Ini {
                 continue;
             }
             let Some((key, value)) = line.split_once('=') else {
-                return Err(error(format!("\"{line}\" is neither [group] nor key=value nor a comment")));
+                return Err(error(format!(
+                    "\"{line}\" is neither [group] nor key=value nor a comment"
+                )));
             };
             let Some(group) = &group else {
                 return Err(error(format!("\"{line}\" stands before the first [group]")));
             };
             let text = unescaped(unquoted(value.trim_start())).map_err(error)?;
-            ini.values.insert((group.clone(), key.trim_end().to_owned()), Value { text, line: number });
+            ini.values
+                .insert((group.clone(), key.trim_end().to_owned()), Value { text, line: number });
         }
         Ok(ini)
     }
@@ -66,10 +70,16 @@ impl Ini {
     }
 }
 
-/// Quotation marks around the whole value are not part of it: files for shells have them, and no value begins and ends with one.
+/// Quotation marks around the whole value are not part of it: files for shells have them, and no
+/// value begins and ends with one.
 fn unquoted(value: &str) -> &str {
     let value = value.trim_end();
-    let within = |mark| value.strip_prefix(mark).and_then(|rest| rest.strip_suffix(mark)).filter(|rest| !rest.contains(mark));
+    let within = |mark| {
+        value
+            .strip_prefix(mark)
+            .and_then(|rest| rest.strip_suffix(mark))
+            .filter(|rest| !rest.contains(mark))
+    };
     within('"').or_else(|| within('\'')).unwrap_or(value)
 }
 
@@ -87,7 +97,11 @@ fn unescaped(value: &str) -> Result<String, String> {
             Some('t') => '\t',
             Some('r') => '\r',
             Some('\\') => '\\',
-            _ => return Err(format!("\"{value}\" has a \\ that is not followed by s, n, t, r or \\")),
+            _ => {
+                return Err(format!(
+                    "\"{value}\" has a \\ that is not followed by s, n, t, r or \\"
+                ));
+            }
         });
     }
     Ok(text)
@@ -116,8 +130,13 @@ mod tests {
     fn quotation_marks_around_a_value_are_not_part_of_it() {
         let text = "\u{feff}[general]\nip=\"192.0.2.1\"\ndpdk-args='-c1 -n1' \nkey=\"a\" \"b\"\nempty=\"\"\none=\"\n";
         let mut ini = Ini::parse(text).unwrap();
-        for (key, value) in [("ip", "192.0.2.1"), ("dpdk-args", "-c1 -n1"), ("key", "\"a\" \"b\""), ("empty", ""), ("one", "\"")]
-        {
+        for (key, value) in [
+            ("ip", "192.0.2.1"),
+            ("dpdk-args", "-c1 -n1"),
+            ("key", "\"a\" \"b\""),
+            ("empty", ""),
+            ("one", "\""),
+        ] {
             assert_eq!(ini.take("general", key).as_deref(), Some(value));
         }
     }

@@ -39,7 +39,10 @@ pub fn keys() -> impl Iterator<Item = (&'static str, &'static str, &'static str)
         ("security", "encryption_key_path", "key"),
         ("security", "legacy_encryption", "no-legacy-encryption"),
     ];
-    general.into_iter().chain(others).chain(timeouts::ALL.iter().map(|timeout| ("timeouts", timeout.name, "timeout")))
+    general
+        .into_iter()
+        .chain(others)
+        .chain(timeouts::ALL.iter().map(|timeout| ("timeouts", timeout.name, "timeout")))
 }
 
 #[cfg(test)]
@@ -93,16 +96,27 @@ mod tests {
     fn loaded<'a>(ip: &str, lines: impl IntoIterator<Item = (&'a str, &'a str)>) -> Config {
         let directory = std::env::temp_dir();
         let file = tempfile::NamedTempFile::new().unwrap();
-        let lines: String = lines.into_iter().map(|(group, line)| format!("[{group}]\n{line}\n")).collect();
+        let lines: String =
+            lines.into_iter().map(|(group, line)| format!("[{group}]\n{line}\n")).collect();
         std::fs::write(file.path(), &lines).unwrap();
-        let words = ["butterflyd", "-i", ip, "-s", directory.to_str().unwrap(), "-c", file.path().to_str().unwrap()];
+        let words = [
+            "butterflyd",
+            "-i",
+            ip,
+            "-s",
+            directory.to_str().unwrap(),
+            "-c",
+            file.path().to_str().unwrap(),
+        ];
         Config::load(Options::parse_from(words)).unwrap_or_else(|error| panic!("{error}\n{lines}"))
     }
 
     #[test]
     fn the_sample_explains_every_key_and_no_other() {
-        let explained: BTreeSet<_> =
-            sample().iter().map(|(_, group, line)| ((*group).to_owned(), key(line).to_owned())).collect();
+        let explained: BTreeSet<_> = sample()
+            .iter()
+            .map(|(_, group, line)| ((*group).to_owned(), key(line).to_owned()))
+            .collect();
         assert_eq!(explained, known_keys());
         assert!(Ini::parse(SAMPLE).is_ok());
     }
@@ -110,7 +124,10 @@ mod tests {
     /// A key without a default is off, or mandatory; then there is an example or a value in force.
     #[test]
     fn the_defaults_of_the_sample_are_the_daemon_s() {
-        let defaults = sample().into_iter().filter(|(kind, ..)| *kind == Line::Default).map(|(_, group, line)| (group, line));
+        let defaults = sample()
+            .into_iter()
+            .filter(|(kind, ..)| *kind == Line::Default)
+            .map(|(_, group, line)| (group, line));
         let defaults: Vec<_> = defaults.collect();
         assert!(defaults.len() > 25, "{defaults:?}");
         // Two are refused with an endpoint over IPv4.
@@ -128,14 +145,19 @@ mod tests {
             // The key that is named there is not here.
             if kind == Line::Example && group != "security" {
                 let uplink = (group, "uplink = eth0");
-                assert_ne!(loaded("42.0.0.1", [uplink, (group, line)]), loaded("42.0.0.1", [uplink]), "{line}");
+                assert_ne!(
+                    loaded("42.0.0.1", [uplink, (group, line)]),
+                    loaded("42.0.0.1", [uplink]),
+                    "{line}"
+                );
             }
         }
     }
 
     #[test]
     fn these_are_the_keys_that_are_read() {
-        let listed: Vec<_> = keys().map(|(group, key, _)| (group.to_owned(), key.to_owned())).collect();
+        let listed: Vec<_> =
+            keys().map(|(group, key, _)| (group.to_owned(), key.to_owned())).collect();
         assert_eq!(listed.len(), known_keys().len(), "each once");
         assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), known_keys());
     }
@@ -144,7 +166,10 @@ mod tests {
     fn every_key_stands_for_an_option() {
         let command = Options::command();
         for (group, key, option) in keys() {
-            assert!(command.get_arguments().any(|it| it.get_long() == Some(option)), "[{group}] {key}: --{option}");
+            assert!(
+                command.get_arguments().any(|it| it.get_long() == Some(option)),
+                "[{group}] {key}: --{option}"
+            );
         }
     }
 }

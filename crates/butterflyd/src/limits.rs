@@ -1,12 +1,14 @@
 //! The limit of open files: every virtual machine needs some.
 //!
-//! When they are used up things fail in places that cannot cope: a machine cannot attach. So a vnic is refused while there is
-//! still enough for all that are there, and clients of the API have a part of their own.
+//! When they are used up things fail in places that cannot cope: a machine cannot attach. So a vnic
+//! is refused while there is still enough for all that are there, and clients of the API have a
+//! part of their own.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tracing::{info, warn};
 
-/// Open files of a vnic with its machine: its socket, the connection, two rings, the log, and memory while it is mapped.
+/// Open files of a vnic with its machine: its socket, the connection, two rings, the log, and
+/// memory while it is mapped.
 const PER_VNIC: u64 = 16;
 /// Those of everything else: workers, the log, the first [`FEWEST_CONNECTIONS`] clients of the API.
 const RESERVED: u64 = 64;
@@ -31,7 +33,8 @@ pub fn raise_open_files() {
     let more = Rlimit { current: Some(WANTED), maximum: Some(hard.unwrap_or(WANTED).max(WANTED)) };
     let all = Rlimit { current: hard, maximum: hard };
     if now.current.is_some_and(|current| current < WANTED) {
-        let raised = setrlimit(Resource::Nofile, more).or_else(|_| setrlimit(Resource::Nofile, all));
+        let raised =
+            setrlimit(Resource::Nofile, more).or_else(|_| setrlimit(Resource::Nofile, all));
         if let Err(error) = raised {
             warn!("the limit of open files cannot be raised: {error}");
         }
@@ -93,7 +96,9 @@ mod tests {
 
     #[test]
     fn the_last_vnic_that_has_enough_is_taken() {
-        for (limit, vnics) in [(0, 0), (64, 0), (79, 0), (80, 1), (1024, 57), (4096, 237), (WANTED, 65469)] {
+        for (limit, vnics) in
+            [(0, 0), (64, 0), (79, 0), (80, 1), (1024, 57), (4096, 237), (WANTED, 65469)]
+        {
             assert_eq!(room(vnics, limit), Err(NoRoom { limit, vnics }), "{limit}");
             assert!(vnics == 0 || room(vnics - 1, limit).is_ok(), "{limit}");
         }

@@ -12,7 +12,10 @@ pub fn resolved(endpoints: &[String]) -> Result<Vec<String>, String> {
     endpoints.iter().map(|endpoint| resolve(endpoint, addresses)).collect()
 }
 
-fn resolve(endpoint: &str, addresses: impl Fn(&str) -> Result<Vec<IpAddr>, String>) -> Result<String, String> {
+fn resolve(
+    endpoint: &str,
+    addresses: impl Fn(&str) -> Result<Vec<IpAddr>, String>,
+) -> Result<String, String> {
     let Some((name, port)) = interface(endpoint) else { return Ok(endpoint.to_owned()) };
     let refused = |why: &str| format!("cannot listen on {endpoint}: {why}");
     let addresses = addresses(name).map_err(|why| refused(&why))?;
@@ -24,9 +27,13 @@ fn resolve(endpoint: &str, addresses: impl Fn(&str) -> Result<Vec<IpAddr>, Strin
         .or(addresses.first());
     match address {
         Some(IpAddr::V4(address)) => Ok(format!("tcp://{address}:{port}")),
-        Some(IpAddr::V6(address)) if address.is_unicast_link_local() => Ok(format!("tcp://[{address}%{name}]:{port}")),
+        Some(IpAddr::V6(address)) if address.is_unicast_link_local() => {
+            Ok(format!("tcp://[{address}%{name}]:{port}"))
+        }
         Some(IpAddr::V6(address)) => Ok(format!("tcp://[{address}]:{port}")),
-        None => Err(refused(&format!("the network interface {name:?} has no address; give it one, or name an address"))),
+        None => Err(refused(&format!(
+            "the network interface {name:?} has no address; give it one, or name an address"
+        ))),
     }
 }
 
@@ -39,7 +46,11 @@ fn interface(endpoint: &str) -> Option<(&str, &str)> {
 
 /// Whether others than this host's own programs may reach an endpoint as it was bound.
 pub fn is_beyond_this_host(endpoint: &str) -> bool {
-    let Some((host, _)) = endpoint.strip_prefix("tcp://").and_then(|address| address.rsplit_once(':')) else { return false };
+    let Some((host, _)) =
+        endpoint.strip_prefix("tcp://").and_then(|address| address.rsplit_once(':'))
+    else {
+        return false;
+    };
     let host = host.trim_start_matches('[').trim_end_matches(']');
     let host = host.split_once('%').map_or(host, |(host, _)| host);
     // What is no address stands for several.
@@ -56,10 +67,22 @@ mod tests {
 
     #[test]
     fn who_may_reach_an_endpoint() {
-        for endpoint in ["tcp://0.0.0.0:9999", "tcp://*:1", "tcp://[::]:1", "tcp://192.0.2.1:1", "tcp://[fe80::1%eth0]:1"] {
+        for endpoint in [
+            "tcp://0.0.0.0:9999",
+            "tcp://*:1",
+            "tcp://[::]:1",
+            "tcp://192.0.2.1:1",
+            "tcp://[fe80::1%eth0]:1",
+        ] {
             assert!(is_beyond_this_host(endpoint), "{endpoint}");
         }
-        for endpoint in ["tcp://127.0.0.1:9999", "tcp://127.1.2.3:1", "tcp://[::1]:1", "ipc:///run/butterfly/api", "ipc://@a:1"] {
+        for endpoint in [
+            "tcp://127.0.0.1:9999",
+            "tcp://127.1.2.3:1",
+            "tcp://[::1]:1",
+            "ipc:///run/butterfly/api",
+            "ipc://@a:1",
+        ] {
             assert!(!is_beyond_this_host(endpoint), "{endpoint}");
         }
     }
@@ -67,7 +90,9 @@ mod tests {
     #[test]
     fn interfaces_are_resolved_and_nothing_else() {
         let addresses = |name: &str| match name {
-            "eth0" => Ok(["fe80::1", "2001:db8::1", "192.0.2.1", "192.0.2.2"].map(|text| text.parse().unwrap()).to_vec()),
+            "eth0" => Ok(["fe80::1", "2001:db8::1", "192.0.2.1", "192.0.2.2"]
+                .map(|text| text.parse().unwrap())
+                .to_vec()),
             "eth1" => Ok(["fe80::1", "2001:db8::1"].map(|text| text.parse().unwrap()).to_vec()),
             "eth2" => Ok(vec!["fe80::1".parse().unwrap()]),
             "eth3" => Ok(Vec::new()),
@@ -90,7 +115,11 @@ mod tests {
             ("ipc:///eth0:1", Ok("ipc:///eth0:1")),
             ("ipc://@eth0:1", Ok("ipc://@eth0:1")),
         ] {
-            assert_eq!(resolve(endpoint, addresses).as_deref().map_err(String::as_str), expected, "{endpoint}");
+            assert_eq!(
+                resolve(endpoint, addresses).as_deref().map_err(String::as_str),
+                expected,
+                "{endpoint}"
+            );
         }
     }
 }

@@ -14,7 +14,12 @@ fn page() -> String {
     let mut command = Options::command();
     // Without that it lacks --help.
     command.build();
-    let mut page = Page::new("butterflyd", 8, "Butterfly", "a virtual switch for the virtual machines of a host");
+    let mut page = Page::new(
+        "butterflyd",
+        8,
+        "Butterfly",
+        "a virtual switch for the virtual machines of a host",
+    );
     page.section("SYNOPSIS");
     page.text("`butterflyd` `-i` IP `-s` DIR [OPTION...]\n\n`butterflyd` `-c` FILE [OPTION...]");
     page.section("DESCRIPTION");
@@ -34,12 +39,18 @@ fn page() -> String {
          more take all their values in one key, with spaces between.",
     );
     let named = |wanted: &str, same: bool| {
-        let names = keys().filter(|(group, key, option)| *group == wanted && (key == option) == same);
+        let names =
+            keys().filter(|(group, key, option)| *group == wanted && (key == option) == same);
         names.map(|(_, key, _)| format!("`{key}`")).collect::<Vec<_>>().join(", ")
     };
     page.term("[general] KEY", &format!("as the option of that name: {}", named("general", true)));
-    page.term("[timeouts] NAME", &format!("as `--timeout` NAME=SECONDS: {}", named("timeouts", false)));
-    for (group, key, option) in keys().filter(|(group, key, option)| *group != "timeouts" && key != option) {
+    page.term(
+        "[timeouts] NAME",
+        &format!("as `--timeout` NAME=SECONDS: {}", named("timeouts", false)),
+    );
+    for (group, key, option) in
+        keys().filter(|(group, key, option)| *group != "timeouts" && key != option)
+    {
         let value = if option.starts_with("no-") { "false: " } else { "" };
         page.term(&format!("[{group}] `{key}`"), &format!("{value}as `--{option}`"));
     }
@@ -59,7 +70,10 @@ fn page() -> String {
         "It cannot start, or cannot go on: an address in use, a name of another daemon, an uplink that cannot be opened.",
     );
     page.term("`2`", "Wrong options or a wrong configuration. To start it again is useless, and its unit does not.");
-    page.term("`134`, `139`", "As shells tell it: ended by SIGABRT, which is what the watchdog sends too, or by SIGSEGV.");
+    page.term(
+        "`134`, `139`",
+        "As shells tell it: ended by SIGABRT, which is what the watchdog sends too, or by SIGSEGV.",
+    );
     page.section("LOG");
     page.text(
         "To syslog as `butterfly`, facility local0, and to standard error; with `--no-syslog` to standard error only. Under systemd it goes to \
@@ -69,7 +83,10 @@ fn page() -> String {
          made, and when a machine comes and goes.",
     );
     page.section("ENVIRONMENT");
-    page.term("`NOTIFY_SOCKET`", "systemd is told there when the API answers, and when the daemon stops.");
+    page.term(
+        "`NOTIFY_SOCKET`",
+        "systemd is told there when the API answers, and when the daemon stops.",
+    );
     page.term(
         "`WATCHDOG_USEC`",
         "systemd gets a sign of life in this time while packet thread and API take turns. A stuck packet thread ends the signs at once, a stuck \
@@ -94,13 +111,20 @@ mod tests {
     fn the_page_has_every_option_and_key() {
         let page = page().replace("\\-", "-").replace("\\fB", "").replace("\\fR", "");
         let help = Options::command().render_long_help().to_string();
-        let options: Vec<_> = help.split_whitespace().filter(|word| word.starts_with("--")).collect();
+        let options: Vec<_> =
+            help.split_whitespace().filter(|word| word.starts_with("--")).collect();
         assert!(options.len() > 30, "{options:?}");
         for option in options {
             let option = option.trim_end_matches(|letter: char| !letter.is_ascii_alphanumeric());
             assert!(page.contains(option), "{option}");
         }
-        let section = page.split("\n.SH \"CONFIGURATION FILE\"\n").nth(1).unwrap().split("\n.SH ").next().unwrap();
+        let section = page
+            .split("\n.SH \"CONFIGURATION FILE\"\n")
+            .nth(1)
+            .unwrap()
+            .split("\n.SH ")
+            .next()
+            .unwrap();
         let words: Vec<_> = section.split([' ', ',', '\n']).collect();
         for (_, key, _) in keys() {
             assert!(words.contains(&key), "{key}");

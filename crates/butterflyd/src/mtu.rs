@@ -5,7 +5,8 @@ use butterfly_datapath::{TunnelSpec, UplinkSpec};
 use butterfly_uplink::{kernel::Kernel, xdp};
 use tracing::{info, warn};
 
-/// Puts what is wanted into `spec`; an interface that has less is raised first. One that cannot be is only complained about.
+/// Puts what is wanted into `spec`; an interface that has less is raised first. One that cannot be
+/// is only complained about.
 pub fn prepare(spec: &mut TunnelSpec, wanted: NicMtu) {
     spec.mtu = match (&spec.uplink, wanted) {
         (UplinkSpec::Xdp { interface, .. }, wanted) => {
@@ -23,7 +24,8 @@ pub fn prepare(spec: &mut TunnelSpec, wanted: NicMtu) {
 /// What IPv6 needs of every link (RFC 8200, 5).
 const LEAST: u32 = 1280;
 
-/// What is wrong with an uplink that leaves virtual machines `inner` bytes of its `mtu`, if anything is.
+/// What is wrong with an uplink that leaves virtual machines `inner` bytes of its `mtu`, if
+/// anything is.
 pub fn too_small(mtu: u32, inner: u32) -> Option<String> {
     let missing = LEAST.checked_sub(inner).filter(|missing| *missing > 0)?;
     Some(format!(
@@ -50,7 +52,8 @@ fn raise(name: &str, wanted: NicMtu) {
     }
     let mut refusal = None;
     let has = {
-        let mut takes = |mtu| kernel.set_mtu(&interface, mtu).map_err(|error| refusal = Some(error)).is_ok();
+        let mut takes =
+            |mtu| kernel.set_mtu(&interface, mtu).map_err(|error| refusal = Some(error)).is_ok();
         match wanted {
             NicMtu::Bytes(_) if takes(most) => most,
             NicMtu::Bytes(_) => interface.mtu,
@@ -63,7 +66,8 @@ fn raise(name: &str, wanted: NicMtu) {
     }
 }
 
-/// The largest MTU up to `most` that is taken, or what it `has` if none is. The last that was taken is the largest.
+/// The largest MTU up to `most` that is taken, or what it `has` if none is. The last that was taken
+/// is the largest.
 fn largest(has: u32, most: u32, mut takes: impl FnMut(u32) -> bool) -> u32 {
     if takes(most) {
         return most;
@@ -107,7 +111,11 @@ mod tests {
         assert_eq!((too_small(1330, 1280), too_small(9000, 8950)), (None, None));
         for (mtu, inner, enough) in [(1329, 1279, 1330), (1280, 1230, 1330), (1280, 1210, 1350)] {
             let text = too_small(mtu, inner).unwrap();
-            assert!(text.contains(&format!("MTU of {mtu} leaves {inner}")) && text.contains(&format!("to {enough} ")), "{text}");
+            assert!(
+                text.contains(&format!("MTU of {mtu} leaves {inner}"))
+                    && text.contains(&format!("to {enough} ")),
+                "{text}"
+            );
         }
     }
 
@@ -125,7 +133,8 @@ mod tests {
             vlan: 0,
             mtu: None,
         };
-        let port = || UplinkSpec::VhostUser { path: "/up".into(), role: butterfly_datapath::Role::Server };
+        let port =
+            || UplinkSpec::VhostUser { path: "/up".into(), role: butterfly_datapath::Role::Server };
         for uplink in [UplinkSpec::Tap { name: None }, port()] {
             let mut spec = spec(uplink);
             prepare(&mut spec, NicMtu::Bytes(9000));

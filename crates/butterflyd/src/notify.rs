@@ -1,4 +1,5 @@
-//! Tells systemd how the daemon is: sd_notify(3), a datagram to the socket that `NOTIFY_SOCKET` names.
+//! Tells systemd how the daemon is: sd_notify(3), a datagram to the socket that `NOTIFY_SOCKET`
+//! names.
 
 use std::{
     env,
@@ -49,11 +50,14 @@ impl Notify {
         let _ = self.socket.send_to_addr(state.as_bytes(), &self.address);
     }
 
-    /// Says what must not be lost, such as `READY=1`: a system that starts keeps systemd busy, and one that never hears it ends us.
+    /// Says what must not be lost, such as `READY=1`: a system that starts keeps systemd busy, and
+    /// one that never hears it ends us.
     pub fn insist(&self, state: &str) {
         for _ in 0..TRIES {
             match self.socket.send_to_addr(state.as_bytes(), &self.address) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(PAUSE),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    std::thread::sleep(PAUSE)
+                }
                 _ => return,
             }
         }
@@ -64,7 +68,8 @@ impl Notify {
 pub fn watchdog() -> Option<Duration> {
     let number = |name| env::var(name).ok()?.parse::<u64>().ok();
     // Without the second, the first is for whoever has it.
-    let ours = number("WATCHDOG_PID").is_none_or(|process| process == u64::from(std::process::id()));
+    let ours =
+        number("WATCHDOG_PID").is_none_or(|process| process == u64::from(std::process::id()));
     number("WATCHDOG_USEC").filter(|time| ours && *time > 0).map(Duration::from_micros)
 }
 

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 /// A virtual switch: one daemon per host, a vhost-user socket per virtual NIC.
 ///
-/// Runs in the foreground until SIGINT, SIGQUIT or SIGTERM. Values of the configuration file override the command line.
+/// Runs in the foreground until SIGINT, SIGQUIT or SIGTERM. Values of the configuration file
+/// override the command line.
 #[derive(Debug, Parser, PartialEq, Eq)]
 #[command(
     name = "butterflyd",
@@ -17,19 +18,20 @@ pub struct Options {
     /// Configuration file; its values override the command line
     #[arg(short, long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Address of the VXLAN endpoint, IPv4 or IPv6 (mandatory), and the length of its network's prefix: hosts in that are reached
-    /// directly, others by --gateway
+    /// Address of the VXLAN endpoint, IPv4 or IPv6 (mandatory), and the length of its network's
+    /// prefix: hosts in that are reached directly, others by --gateway
     #[arg(short, long, value_name = "IP[/LEN]")]
     pub ip: Option<String>,
     /// Existing directory for the vhost-user sockets (mandatory)
     #[arg(short, long, value_name = "DIR")]
     pub socket_dir: Option<PathBuf>,
-    /// What this daemon is called where a host has several: what it keeps outside of its memory carries it [default: the first endpoint
-    /// of its API, and its socket folder]
+    /// What this daemon is called where a host has several: what it keeps outside of its memory
+    /// carries it [default: the first endpoint of its API, and its socket folder]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// ZeroMQ endpoint of the API: tcp://ADDRESS:PORT, where ADDRESS is one of this host's, * for all of IPv4, [::] for all, or the name
-    /// of an interface, and PORT * is any that is free; ipc://PATH, ipc://@NAME; may be repeated [default: tcp://0.0.0.0:9999]
+    /// ZeroMQ endpoint of the API: tcp://ADDRESS:PORT, where ADDRESS is one of this host's, * for
+    /// all of IPv4, [::] for all, or the name of an interface, and PORT * is any that is free;
+    /// ipc://PATH, ipc://@NAME; may be repeated [default: tcp://0.0.0.0:9999]
     #[allow(rustdoc::broken_intra_doc_links)] // an address, as the help prints it
     #[arg(short, long = "endpoint", value_name = "ENDPOINT", action = clap::ArgAction::Append)]
     pub endpoints: Vec<String>,
@@ -51,33 +53,41 @@ pub struct Options {
     /// Sessions the table can hold, 128 bytes each [default: 1000000]
     #[arg(long, value_name = "N")]
     pub sessions: Option<String>,
-    /// How much of the table one network may take; a vnic of it opens half of that, and receives as many; 100: no bound [default: 25]
+    /// How much of the table one network may take; a vnic of it opens half of that, and receives
+    /// as many; 100: no bound [default: 25]
     #[arg(long, value_name = "PERCENT")]
     pub session_share: Option<String>,
-    /// Pick up TCP connections in their middle for so long after the start or the attachment of a machine, 0: never [default: 120]
+    /// Pick up TCP connections in their middle for so long after the start or the attachment of a
+    /// machine, 0: never [default: 120]
     #[arg(long, value_name = "SECONDS")]
     pub tcp_pickup: Option<String>,
-    /// Seconds without a frame after which a session ends; may be repeated. `butterfly sessions --timeouts` shows the names
+    /// Seconds without a frame after which a session ends; may be repeated. `butterfly sessions
+    /// --timeouts` shows the names
     #[arg(long = "timeout", value_name = "NAME=SECONDS", action = clap::ArgAction::Append)]
     pub timeouts: Vec<String>,
-    /// The way to other hosts: an interface, a TAP device of our own, a vhost-user port on a socket of ours or on somebody else's.
-    /// An interface called tap or none is if:NAME [default: tap]
+    /// The way to other hosts: an interface, a TAP device of our own, a vhost-user port on a
+    /// socket of ours or on somebody else's. An interface called tap or none is if:NAME
+    /// [default: tap]
     #[arg(long, value_name = "IFNAME|tap[:NAME]|vhost-user:PATH|vhost-user-client:PATH|none")]
     pub uplink: Option<String>,
     /// Serve so many receive queues of the interface [default: all]
     #[arg(long, value_name = "N")]
     pub uplink_queues: Option<String>,
-    /// The VLAN of the network between hosts, 1 to 4094: frames to other hosts are tagged with it, and those of other VLANs are not
-    /// heard. 0 is none, and then those of any VLAN are not [default: 0]
+    /// The VLAN of the network between hosts, 1 to 4094: frames to other hosts are tagged with it,
+    /// and those of other VLANs are not heard. 0 is none, and then those of any VLAN are not
+    /// [default: 0]
     #[arg(long, value_name = "ID")]
     pub underlay_vlan: Option<String>,
-    /// Tunnel endpoint of another host, for all networks; may be repeated. Networks with one join no multicast group
+    /// Tunnel endpoint of another host, for all networks; may be repeated. Networks with one join
+    /// no multicast group
     #[arg(long = "peer", value_name = "IP", action = clap::ArgAction::Append)]
     pub peers: Vec<String>,
-    /// Router to hosts beyond the endpoint's prefix, where the host's own routes do not tell; may be repeated
+    /// Router to hosts beyond the endpoint's prefix, where the host's own routes do not tell; may
+    /// be repeated
     #[arg(long = "gateway", value_name = "IP", action = clap::ArgAction::Append)]
     pub gateways: Vec<String>,
-    /// What multicast groups of networks over IPv6 begin with; the VNI is in the last four bytes [default: ff00::]
+    /// What multicast groups of networks over IPv6 begin with; the VNI is in the last four bytes
+    /// [default: ff00::]
     #[arg(long, value_name = "PREFIX")]
     pub group6: Option<String>,
     /// Compute UDP checksums over IPv6, which are zero otherwise
@@ -86,15 +96,16 @@ pub struct Options {
     /// Hear VXLAN from named peers only, each in the networks that it was named for
     #[arg(long)]
     pub strict_peers: bool,
-    /// Largest IP packet on the uplink, in bytes; an interface that has less is raised to it, max: as far as it goes
+    /// Largest IP packet on the uplink, in bytes; an interface that has less is raised to it, max:
+    /// as far as it goes
     #[arg(short = 'm', long, value_name = "N|max", allow_hyphen_values = true)]
     pub nic_mtu: Option<String>,
-    /// Record packets: those of the uplink in /tmp/butterfly-PID-main.pcap, those of each vnic that does not say otherwise in
-    /// /tmp/butterfly-PID-ID.pcap
+    /// Record packets: those of the uplink in /tmp/butterfly-PID-main.pcap, those of each vnic
+    /// that does not say otherwise in /tmp/butterfly-PID-ID.pcap
     #[arg(short = 't', long)]
     pub packet_trace: bool,
-    /// File with the key of the API: requests that are not encrypted with it are refused. `openssl rand -base64 32` makes one
-    /// [default: none, the API is in clear text]
+    /// File with the key of the API: requests that are not encrypted with it are refused. `openssl
+    /// rand -base64 32` makes one [default: none, the API is in clear text]
     #[arg(short = 'k', long, value_name = "PATH")]
     pub key: Option<PathBuf>,
     /// Refuse requests in the original's encryption, which anybody who saw them can send again
@@ -111,9 +122,9 @@ pub struct Options {
     #[arg(long, value_name = "WHAT", hide = true, value_parser = butterfly_manual::KINDS)]
     pub generate: Option<String>,
 
-    /// Arguments for DPDK, as the original takes them. There are no ports of DPDK, but --vdev=eth_pcap0,iface=X and
-    /// --vdev=net_af_packet0,iface=X are served as --uplink X is; --dpdk-help tells more
-    /// [default: -c1 -n1 --socket-mem 64 --no-shconf --huge-unlink]
+    /// Arguments for DPDK, as the original takes them. There are no ports of DPDK, but
+    /// --vdev=eth_pcap0,iface=X and --vdev=net_af_packet0,iface=X are served as --uplink X is;
+    /// --dpdk-help tells more [default: -c1 -n1 --socket-mem 64 --no-shconf --huge-unlink]
     #[arg(long, value_name = "STRING", allow_hyphen_values = true)]
     pub dpdk_args: Option<String>,
     /// Print what --dpdk-args understands and exit
@@ -145,9 +156,20 @@ mod tests {
         );
         assert_eq!(long, parse("b -c c -i i -s s -e e -l l -u 1 -t -m max -k k"));
         assert_eq!(long.config, Some("c".into()));
-        assert_eq!(parse("b --dpdk-args=-c1 --dpdk-port=0"), parse("b --dpdk-args -c1 --dpdk-port 0"));
-        assert_eq!(parse("b -l info -l debug").log_level.as_deref(), Some("debug"), "the last one holds");
-        assert_eq!(parse("b --timeout a=1 --timeout=b=2 --timeout a=3").timeouts, ["a=1", "b=2", "a=3"], "all of them hold");
+        assert_eq!(
+            parse("b --dpdk-args=-c1 --dpdk-port=0"),
+            parse("b --dpdk-args -c1 --dpdk-port 0")
+        );
+        assert_eq!(
+            parse("b -l info -l debug").log_level.as_deref(),
+            Some("debug"),
+            "the last one holds"
+        );
+        assert_eq!(
+            parse("b --timeout a=1 --timeout=b=2 --timeout a=3").timeouts,
+            ["a=1", "b=2", "a=3"],
+            "all of them hold"
+        );
         assert_eq!(parse("b -e a --endpoint b -e=c").endpoints, ["a", "b", "c"]);
         assert_eq!(parse("b --peer ::1 --peer=::2 --gateway ::3").peers, ["::1", "::2"]);
     }

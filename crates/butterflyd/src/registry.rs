@@ -40,7 +40,9 @@ pub enum Conflict {
         other: Vni,
     },
     /// The same from the other end.
-    #[error("nic {nic:?} cannot be in VNI {vni}, as nic {by:?} of VNI {other} mirrors it: delete that one first")]
+    #[error(
+        "nic {nic:?} cannot be in VNI {vni}, as nic {by:?} of VNI {other} mirrors it: delete that one first"
+    )]
     MirroredElsewhere {
         /// It.
         nic: String,
@@ -52,7 +54,9 @@ pub enum Conflict {
         other: Vni,
     },
     /// There are no copies of copies.
-    #[error("nic {mirror:?} cannot mirror nic {target:?}, which is a mirror itself: name the nic that {target:?} mirrors")]
+    #[error(
+        "nic {mirror:?} cannot mirror nic {target:?}, which is a mirror itself: name the nic that {target:?} mirrors"
+    )]
     OfMirror {
         /// The mirror.
         mirror: String,
@@ -100,7 +104,8 @@ impl Registry {
         }
     }
 
-    /// A mirror and its target are of one network, and only one of them is a mirror, whichever is declared first.
+    /// A mirror and its target are of one network, and only one of them is a mirror, whichever is
+    /// declared first.
     fn check_mirror(&self, nic: &Nic) -> Result<(), Conflict> {
         let id = || nic.id.as_str().to_owned();
         for mirror in self.mirrors_of(nic.id.as_str()).filter(|mirror| mirror.id != nic.id) {
@@ -109,16 +114,26 @@ impl Registry {
                 return Err(Conflict::IsMirrored { nic: id(), by });
             }
             if mirror.vni != nic.vni {
-                return Err(Conflict::MirroredElsewhere { nic: id(), vni: nic.vni, by, other: mirror.vni });
+                return Err(Conflict::MirroredElsewhere {
+                    nic: id(),
+                    vni: nic.vni,
+                    by,
+                    other: mirror.vni,
+                });
             }
         }
         let Some(target) = &nic.sniff_target else { return Ok(()) };
         match self.nics.get(target.as_str()) {
             _ if target == nic.id.as_str() => Err(Conflict::OfItself(id())),
-            Some(found) if found.vni != nic.vni => {
-                Err(Conflict::OtherNetwork { mirror: id(), vni: nic.vni, target: target.clone(), other: found.vni })
+            Some(found) if found.vni != nic.vni => Err(Conflict::OtherNetwork {
+                mirror: id(),
+                vni: nic.vni,
+                target: target.clone(),
+                other: found.vni,
+            }),
+            Some(found) if found.sniff_target.is_some() => {
+                Err(Conflict::OfMirror { mirror: id(), target: target.clone() })
             }
-            Some(found) if found.sniff_target.is_some() => Err(Conflict::OfMirror { mirror: id(), target: target.clone() }),
             _ => Ok(()),
         }
     }
@@ -128,16 +143,19 @@ impl Registry {
         self.nics.values().filter(move |nic| nic.sniff_target.as_deref() == Some(id))
     }
 
-    /// The place of a vnic among those that declared their MAC address; of one that is not there, or was with another one, the last.
+    /// The place of a vnic among those that declared their MAC address; of one that is not there,
+    /// or was with another one, the last.
     pub fn order(&self, nic: &Nic) -> u64 {
         let address = |nic: &Nic| (nic.vni, nic.mac.octets(), nic.sniff_target.is_some());
         let same = self.nics.get(&nic.id).is_some_and(|old| address(old) == address(nic));
         self.orders.get(&nic.id).copied().filter(|_| same).unwrap_or(self.next_order)
     }
 
-    /// All that declare the MAC address of a vnic in its network, itself among them if it is there, in the order of declaration.
+    /// All that declare the MAC address of a vnic in its network, itself among them if it is there,
+    /// in the order of declaration.
     pub fn sharing(&self, nic: &Nic) -> Vec<&NicId> {
-        let mut all: Vec<&NicId> = self.by_address.get(&(nic.vni, nic.mac.octets())).into_iter().flatten().collect();
+        let mut all: Vec<&NicId> =
+            self.by_address.get(&(nic.vni, nic.mac.octets())).into_iter().flatten().collect();
         all.sort_by_key(|id| self.orders.get(*id));
         all
     }
@@ -185,7 +203,8 @@ mod tests {
     fn nic(id: &str, mac: &str, vni: u32, bypass: bool) -> Nic {
         let id = NicId::new(id).unwrap();
         Nic {
-            kind: Kind::vhost_user(Role::Server, &id, None, &SocketDir::new("/run/b".into())).unwrap(),
+            kind: Kind::vhost_user(Role::Server, &id, None, &SocketDir::new("/run/b".into()))
+                .unwrap(),
             id,
             mac: Mac::parse(mac).unwrap(),
             vni: Vni::new(vni).unwrap(),
@@ -210,7 +229,11 @@ mod tests {
     fn who_shares_an_address_is_known_in_the_order_of_declaration() {
         let mut registry = Registry::default();
         let sharing = |registry: &Registry| -> Vec<String> {
-            registry.sharing(&nic("x", SAME, 1, false)).into_iter().map(|id| id.as_str().to_owned()).collect()
+            registry
+                .sharing(&nic("x", SAME, 1, false))
+                .into_iter()
+                .map(|id| id.as_str().to_owned())
+                .collect()
         };
         registry.insert(nic("b", MAC, 1, false));
         registry.insert(nic("a", SAME, 1, true));
@@ -241,7 +264,10 @@ mod tests {
 
     #[test]
     fn a_mirror_is_of_a_station_of_its_network() {
-        let mirror = |id: &str, vni, target: &str| Nic { sniff_target: Some(target.to_owned()), ..nic(id, MAC, vni, false) };
+        let mirror = |id: &str, vni, target: &str| Nic {
+            sniff_target: Some(target.to_owned()),
+            ..nic(id, MAC, vni, false)
+        };
         let mut registry = Registry::default();
         registry.insert(nic("a", MAC, 1, false));
         assert_eq!(registry.check(&mirror("m", 1, "a")), Ok(()), "whatever its address is");
@@ -253,7 +279,10 @@ mod tests {
         assert!(matches!(registry.check(&mirror("a", 1, "x")), Err(Conflict::IsMirrored { .. })));
         registry.remove("a");
         assert!(registry.sharing(&nic("b", MAC, 1, false)).is_empty(), "the mirror has none");
-        assert!(matches!(registry.check(&nic("a", MAC, 7, false)), Err(Conflict::MirroredElsewhere { .. })));
+        assert!(matches!(
+            registry.check(&nic("a", MAC, 7, false)),
+            Err(Conflict::MirroredElsewhere { .. })
+        ));
         assert!(matches!(registry.check(&mirror("a", 7, "x")), Err(Conflict::IsMirrored { .. })));
         assert_eq!(registry.check(&nic("a", MAC, 1, false)), Ok(()));
         assert_eq!(registry.check(&mirror("m", 2, "b")), Ok(()), "it moves itself");
@@ -270,6 +299,10 @@ mod tests {
         assert_eq!(registry.sharing(&nic("b", MAC, 2, false)).len(), 1);
         assert_eq!(registry.remove("a").unwrap().vni.number(), 2);
         assert_eq!(registry.remove("a"), None);
-        assert!(registry.by_address.is_empty() && registry.by_socket.is_empty() && registry.orders.is_empty());
+        assert!(
+            registry.by_address.is_empty()
+                && registry.by_socket.is_empty()
+                && registry.orders.is_empty()
+        );
     }
 }

@@ -38,7 +38,11 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     let mut server = Server::bind(&listen::resolved(&config.endpoints)?)?;
     server.at_most(limits::connections());
     let has_key = config.encryption.is_some();
-    let open_endpoint = server.endpoints().iter().find(|endpoint| !has_key && listen::is_beyond_this_host(endpoint)).cloned();
+    let open_endpoint = server
+        .endpoints()
+        .iter()
+        .find(|endpoint| !has_key && listen::is_beyond_this_host(endpoint))
+        .cloned();
     if let Some(open) = &open_endpoint {
         let warning = format!(
             "the API on {open} has no key: whoever reaches it commands the switch; use a key (-k), or listen on 127.0.0.1 or a socket (-e)"
@@ -72,14 +76,19 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
         poll: config.poll,
         fdb_ageing: config.fdb_ageing,
         sessions: config.sessions,
-        session_file: Some(session_file(config.name.as_deref(), &config.endpoints, &config.socket_dir)),
+        session_file: Some(session_file(
+            config.name.as_deref(),
+            &config.endpoints,
+            &config.socket_dir,
+        )),
         tcp_pickup: config.tcp_pickup,
         session_share: config.session_share,
         timeouts: config.timeouts,
         no_offload: config.no_offload,
         tunnel: config.tunnel,
     };
-    let switch = Switch::start(switch_config, Arc::new(announcer.clone())).map_err(|error| format!("{error}{hint}"))?;
+    let switch = Switch::start(switch_config, Arc::new(announcer.clone()))
+        .map_err(|error| format!("{error}{hint}"))?;
     let switch = Arc::new(switch);
     let table = switch.session_table();
     info!("room for {} sessions, in {}", table.capacity, table.memory);
@@ -89,7 +98,9 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     match switch.uplink() {
         Some(uplink) => {
             let UplinkReport { kind, interface, mode, mtu, inner_mtu, .. } = uplink;
-            let text = format!("uplink {kind} {interface}: {mode}, MTU {mtu}, host_mtu={inner_mtu} for QEMU");
+            let text = format!(
+                "uplink {kind} {interface}: {mode}, MTU {mtu}, host_mtu={inner_mtu} for QEMU"
+            );
             info!("{text}");
             if let Some(text) = mtu::too_small(mtu, inner_mtu) {
                 warn!("{text}");
@@ -105,17 +116,30 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     if config.packet_trace
         && let Err(failure) = recorder.record_all()
     {
-        let text = format!("the uplink's packets are not recorded: {}", failure.description.unwrap_or_default());
+        let text = format!(
+            "the uplink's packets are not recorded: {}",
+            failure.description.unwrap_or_default()
+        );
         error!("{text}");
         events.note(Note::new(Kind::NotRecorded, text));
     }
-    let started = format!("started: API on {}, sockets in {}", server.endpoints().join(", "), config.socket_dir.display());
+    let started = format!(
+        "started: API on {}, sockets in {}",
+        server.endpoints().join(", "),
+        config.socket_dir.display()
+    );
     info!("{started}");
-    events.note(Note::new(Kind::DaemonStarted, format!("butterflyd {} {started}", env!("CARGO_PKG_VERSION"))));
+    events.note(Note::new(
+        Kind::DaemonStarted,
+        format!("butterflyd {} {started}", env!("CARGO_PKG_VERSION")),
+    ));
 
     let start_date = seconds_since_epoch(SystemTime::now());
     for peer in named {
-        events.note(Note::new(Kind::PeerNamed, format!("peer {peer} is named for all networks by the configuration")));
+        events.note(Note::new(
+            Kind::PeerNamed,
+            format!("peer {peer} is named for all networks by the configuration"),
+        ));
     }
 
     let turns = Turns::default();
@@ -143,14 +167,20 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
         Some((notify, interval)) => {
             let (api, switch) = (turns.clone(), switch.clone());
             server.at_each_turn(turn(interval), move || api.taken());
-            Some(Watchdog::start(notify, interval, turns, move |patience| switch.workers_answer(patience))?)
+            Some(Watchdog::start(notify, interval, turns, move |patience| {
+                switch.workers_answer(patience)
+            })?)
         }
         None => None,
     };
     let metrics = match metrics {
         Some(bound) => {
             info!("metrics on http://{}/metrics", bound.address());
-            Some(bound.start(metrics::Source { switch, requests: envelope.requests(), start_date })?)
+            Some(bound.start(metrics::Source {
+                switch,
+                requests: envelope.requests(),
+                start_date,
+            })?)
         }
         None => {
             drop(switch);
@@ -198,7 +228,9 @@ fn told_of(dpdk: &Dpdk) {
             "dpdk-args: {name} is served by the uplink on {interface}, as --uplink {interface} would be, by AF_XDP and not by DPDK"
         ),
         Some(Device { name, interface: None }) => {
-            info!("dpdk-args: {name} leads to no other host: networks end at this one, as with --uplink none");
+            info!(
+                "dpdk-args: {name} leads to no other host: networks end at this one, as with --uplink none"
+            );
         }
         None => {}
     }
@@ -207,12 +239,17 @@ fn told_of(dpdk: &Dpdk) {
     }
 }
 
-/// The name of the file with the daemon's sessions: the same at each of its starts. Who has no name is told by the first address of its API;
-/// as network namespaces may have the same ones, by its socket folder, too.
+/// The name of the file with the daemon's sessions: the same at each of its starts. Who has no name
+/// is told by the first address of its API; as network namespaces may have the same ones, by its
+/// socket folder, too.
 fn session_file(name: Option<&str>, endpoints: &[String], socket_dir: &Path) -> String {
     let identity = match name {
         Some(name) => name.as_bytes().to_vec(),
-        None => [endpoints.first().map_or("", |first| first).as_bytes(), socket_dir.as_os_str().as_bytes()].join(&0),
+        None => [
+            endpoints.first().map_or("", |first| first).as_bytes(),
+            socket_dir.as_os_str().as_bytes(),
+        ]
+        .join(&0),
     };
     format!("butterfly-{:016x}", libstdcxx_hash(&identity))
 }
@@ -223,7 +260,9 @@ mod tests {
 
     #[test]
     fn a_daemon_is_known_by_its_name_or_by_its_address_in_its_folder() {
-        let at = |name, endpoint: &str, folder: &str| session_file(name, &[endpoint.to_owned()], Path::new(folder));
+        let at = |name, endpoint: &str, folder: &str| {
+            session_file(name, &[endpoint.to_owned()], Path::new(folder))
+        };
         assert_eq!(at(Some("one"), "tcp://a", "/x"), at(Some("one"), "tcp://b", "/y"));
         let all = [
             at(Some("one"), "tcp://a", "/x"),

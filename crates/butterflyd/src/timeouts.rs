@@ -1,4 +1,5 @@
-//! The time-outs of sessions by the names that options, the configuration file and the API have for them.
+//! The time-outs of sessions by the names that options, the configuration file and the API have for
+//! them.
 
 use butterfly_datapath::Timeouts;
 

@@ -10,7 +10,8 @@ use std::{
 
 /// Where networks have their groups over IPv6 if nobody says anything else.
 const DEFAULT_GROUP6: Ipv6Addr = Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0);
-/// What every IPv6 link carries (RFC 8200, 5). For IPv6 inside it takes more, which is warned of at the start.
+/// What every IPv6 link carries (RFC 8200, 5). For IPv6 inside it takes more, which is warned of at
+/// the start.
 const MIN_MTU: u32 = 1280;
 /// The largest that a TAP device can have.
 pub const MAX_MTU: u32 = 65_521;
@@ -39,31 +40,44 @@ pub fn endpoint(text: &str) -> Result<(IpAddr, Option<u8>), String> {
     let most = if ip.is_ipv4() { 32 } else { 128 };
     let len = len.map(|len| match len.parse() {
         Ok(len) if (1..=most).contains(&len) => Ok(len),
-        _ => Err(format!("ip {text:?} is refused: the length of its prefix is a number from 1 to {most}")),
+        _ => Err(format!(
+            "ip {text:?} is refused: the length of its prefix is a number from 1 to {most}"
+        )),
     });
     Ok((ip, len.transpose()?))
 }
 
-/// The tunnel endpoint at `ip`, or none if the daemon is to have no uplink; or everything that is wrong with it.
-pub fn tunnel(options: &Options, ip: IpAddr, prefix: Option<u8>) -> Result<Option<TunnelSpec>, Vec<String>> {
+/// The tunnel endpoint at `ip`, or none if the daemon is to have no uplink; or everything that is
+/// wrong with it.
+pub fn tunnel(
+    options: &Options,
+    ip: IpAddr,
+    prefix: Option<u8>,
+) -> Result<Option<TunnelSpec>, Vec<String>> {
     let mut problems = Vec::new();
     let mut sort_out = |problem: String| problems.push(problem);
     let uplink = uplink(options).map_err(&mut sort_out).ok();
     let peers = addresses("peer", &options.peers, ip).map_err(&mut sort_out).ok();
     let gateways = addresses("gateway", &options.gateways, ip).map_err(&mut sort_out).ok();
-    let group6 = options.group6.as_deref().map_or(Ok(DEFAULT_GROUP6), group6).map_err(&mut sort_out).ok();
+    let group6 =
+        options.group6.as_deref().map_or(Ok(DEFAULT_GROUP6), group6).map_err(&mut sort_out).ok();
     match uplink {
         // It has no effect then, which nobody meant who gave it.
         Some(None) => useless(options).map(without_uplink).for_each(&mut sort_out),
         Some(Some(_)) if !is_host(ip) => sort_out(format!(
             "ip {ip} is refused: no other host can send to it; give this host's address on the network between hosts, or --uplink none"
         )),
-        Some(Some(_)) if ip.is_ipv4() => over_ipv6_only(options).map(of_ipv6).for_each(&mut sort_out),
+        Some(Some(_)) if ip.is_ipv4() => {
+            over_ipv6_only(options).map(of_ipv6).for_each(&mut sort_out)
+        }
         _ => {}
     }
-    let vlan = options.underlay_vlan.as_deref().map_or(Ok(0), underlay_vlan).map_err(&mut sort_out).ok();
+    let vlan =
+        options.underlay_vlan.as_deref().map_or(Ok(0), underlay_vlan).map_err(&mut sort_out).ok();
     let complete = uplink.zip(peers).zip(gateways).zip(group6).zip(vlan);
-    let Some(((((uplink, mut peers), gateways), group6), vlan)) = complete.filter(|_| problems.is_empty()) else {
+    let Some(((((uplink, mut peers), gateways), group6), vlan)) =
+        complete.filter(|_| problems.is_empty())
+    else {
         return Err(problems);
     };
     // All hosts may have the same list.
@@ -85,24 +99,33 @@ pub fn tunnel(options: &Options, ip: IpAddr, prefix: Option<u8>) -> Result<Optio
 /// The VLAN of the underlay.
 fn underlay_vlan(text: &str) -> Result<u16, String> {
     let vlan = text.parse().ok().filter(|vlan| *vlan <= LAST_VLAN);
-    vlan.ok_or_else(|| format!("underlay-vlan {text:?} is refused: it is a number from 1 to {LAST_VLAN}, or 0 for none"))
+    vlan.ok_or_else(|| {
+        format!(
+            "underlay-vlan {text:?} is refused: it is a number from 1 to {LAST_VLAN}, or 0 for none"
+        )
+    })
 }
 
-/// The MTU that is wanted, with what to say if it is not the one that was asked for: the original takes any number.
+/// The MTU that is wanted, with what to say if it is not the one that was asked for: the original
+/// takes any number.
 pub fn nic_mtu(text: &str) -> Result<(NicMtu, Option<String>), String> {
     if text == "max" {
         return Ok((NicMtu::Max, None));
     }
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let Some(wanted) = digits.then(|| text.parse().unwrap_or(u32::MAX)) else {
-        return Err(format!("nic-mtu {text:?} is refused: it is max, or a number of bytes from {MIN_MTU} to {MAX_MTU}"));
+        return Err(format!(
+            "nic-mtu {text:?} is refused: it is max, or a number of bytes from {MIN_MTU} to {MAX_MTU}"
+        ));
     };
     let bytes = wanted.clamp(MIN_MTU, MAX_MTU);
-    let notice = format!("nic-mtu {text} becomes {bytes}: an uplink has from {MIN_MTU} to {MAX_MTU}");
+    let notice =
+        format!("nic-mtu {text} becomes {bytes}: an uplink has from {MIN_MTU} to {MAX_MTU}");
     Ok((NicMtu::Bytes(bytes), (bytes != wanted).then_some(notice)))
 }
 
-/// Whether networks end at this host although nobody said so: no other host can send to the endpoint, and nothing about others is asked for.
+/// Whether networks end at this host although nobody said so: no other host can send to the
+/// endpoint, and nothing about others is asked for.
 pub fn ends_here(options: &Options, ip: IpAddr) -> bool {
     // The original takes an MTU for any device, which says nothing about others.
     !is_host(ip) && options.uplink.is_none() && useless(options).all(|name| name == "nic-mtu")
@@ -124,7 +147,9 @@ fn uplink(options: &Options) -> Result<Option<UplinkSpec>, String> {
         Some(("vhost-user-client", path)) => socket(path, Role::Client)?,
         Some(("if", name)) => UplinkSpec::Xdp { interface: named(name)?, queues: None },
         Some((kind, _)) => {
-            return Err(refused(format!("there is no {kind}:, only if:, tap:, vhost-user: and vhost-user-client:")));
+            return Err(refused(format!(
+                "there is no {kind}:, only if:, tap:, vhost-user: and vhost-user-client:"
+            )));
         }
         None => UplinkSpec::Xdp { interface: named(text)?, queues: None },
     };
@@ -159,7 +184,9 @@ pub fn interface(name: &str) -> Result<String, String> {
 fn addresses(name: &str, values: &[String], endpoint: IpAddr) -> Result<Vec<IpAddr>, String> {
     let mut addresses = Vec::new();
     let separators = |letter: char| letter.is_whitespace() || matches!(letter, ',' | ';');
-    for text in values.iter().flat_map(|value| value.split(separators)).filter(|text| !text.is_empty()) {
+    for text in
+        values.iter().flat_map(|value| value.split(separators)).filter(|text| !text.is_empty())
+    {
         let refused = |why: &str| Err(format!("{name} {text:?} is refused: {why}"));
         let Ok(address) = text.parse::<IpAddr>() else {
             return refused("it is not an IP address; write 192.0.2.1 or 2001:db8::1");
@@ -168,7 +195,9 @@ fn addresses(name: &str, values: &[String], endpoint: IpAddr) -> Result<Vec<IpAd
             return refused("it is not the address of a host");
         }
         if address.is_ipv4() != endpoint.is_ipv4() {
-            return refused(&format!("it is of the other family than the endpoint {endpoint}, which all tunnels of a host have"));
+            return refused(&format!(
+                "it is of the other family than the endpoint {endpoint}, which all tunnels of a host have"
+            ));
         }
         if !addresses.contains(&address) {
             addresses.push(address);
@@ -187,7 +216,10 @@ fn is_host(address: IpAddr) -> bool {
 }
 
 fn group6(text: &str) -> Result<Ipv6Addr, String> {
-    let prefix = text.parse().ok().filter(|prefix: &Ipv6Addr| prefix.is_multicast() && prefix.to_bits() as u32 == 0);
+    let prefix = text
+        .parse()
+        .ok()
+        .filter(|prefix: &Ipv6Addr| prefix.is_multicast() && prefix.to_bits() as u32 == 0);
     prefix.ok_or_else(|| {
         format!("group6 {text:?} is refused: it is an IPv6 multicast address that ends with four zero bytes, as ff05::")
     })
@@ -203,7 +235,11 @@ fn useless(options: &Options) -> impl Iterator<Item = &'static str> {
         (options.uplink_queues.is_some(), "uplink-queues"),
         (options.underlay_vlan.is_some(), "underlay-vlan"),
     ];
-    given.into_iter().filter(|(given, _)| *given).map(|(_, name)| name).chain(over_ipv6_only(options))
+    given
+        .into_iter()
+        .filter(|(given, _)| *given)
+        .map(|(_, name)| name)
+        .chain(over_ipv6_only(options))
 }
 
 /// What has no effect over IPv4.
@@ -213,11 +249,15 @@ fn over_ipv6_only(options: &Options) -> impl Iterator<Item = &'static str> + use
 }
 
 fn without_uplink(name: &str) -> String {
-    format!("{name} is refused: with --uplink none there are no other hosts; remove it, or the uplink none")
+    format!(
+        "{name} is refused: with --uplink none there are no other hosts; remove it, or the uplink none"
+    )
 }
 
 fn of_ipv6(name: &str) -> String {
-    format!("{name} is refused: it is about tunnels over IPv6, and the endpoint is an IPv4 address; remove it")
+    format!(
+        "{name} is refused: it is about tunnels over IPv6, and the endpoint is an IPv4 address; remove it"
+    )
 }
 
 #[cfg(test)]
@@ -299,25 +339,58 @@ mod tests {
     #[test]
     fn what_cannot_be_meant_is_refused() {
         for (words, expected) in [
-            ("-i ::2 --uplink=", "uplink \"\" is refused: \"\" is no name of a network interface: "),
-            ("-i ::2 --uplink abcdefghijklmnop", "uplink \"abcdefghijklmnop\" is refused: \"abcdefghijklmnop\" is no name"),
+            (
+                "-i ::2 --uplink=",
+                "uplink \"\" is refused: \"\" is no name of a network interface: ",
+            ),
+            (
+                "-i ::2 --uplink abcdefghijklmnop",
+                "uplink \"abcdefghijklmnop\" is refused: \"abcdefghijklmnop\" is no name",
+            ),
             ("-i ::2 --uplink ..", "uplink \"..\" is refused: \"..\" is no name"),
             ("-i ::2 --uplink a/b", "uplink \"a/b\" is refused: \"a/b\" is no name"),
             ("-i ::2 --uplink tap:", "uplink \"tap:\" is refused: \"\" is no name"),
             ("-i ::2 --uplink tap:up%d", "uplink \"tap:up%d\" is refused: \"up%d\" is no name"),
-            ("-i ::2 --uplink dpdk:0", "uplink \"dpdk:0\" is refused: there is no dpdk:, only if:, tap:, "),
+            (
+                "-i ::2 --uplink dpdk:0",
+                "uplink \"dpdk:0\" is refused: there is no dpdk:, only if:, tap:, ",
+            ),
             (
                 "-i ::2 --uplink vhost-user:up",
                 "uplink \"vhost-user:up\" is refused: socket path \"up\" is refused: it must start",
             ),
-            ("-i ::2 --uplink eth0 --uplink-queues 0", "uplink-queues \"0\" is refused: it is a number from 1 to 1024"),
-            ("-i ::2 --uplink tap --uplink-queues 2", "uplink-queues is refused: only an interface has several"),
-            ("-i 10.0.0.1 --peer 10.0.0.256", "peer \"10.0.0.256\" is refused: it is not an IP address"),
-            ("-i 10.0.0.1 --peer ::2", "peer \"::2\" is refused: it is of the other family than the endpoint 10.0.0.1"),
-            ("-i ::2 --peer ff02::1", "peer \"ff02::1\" is refused: it is not the address of a host"),
-            ("-i ::2 --peer ::ffff:10.0.0.1", "peer \"::ffff:10.0.0.1\" is refused: it is not the address of a host"),
-            ("-i 10.0.0.1 --gateway 255.255.255.255", "gateway \"255.255.255.255\" is refused: it is not the address of a host"),
-            ("-i 10.0.0.1 --gateway fe80::1", "gateway \"fe80::1\" is refused: it is of the other family"),
+            (
+                "-i ::2 --uplink eth0 --uplink-queues 0",
+                "uplink-queues \"0\" is refused: it is a number from 1 to 1024",
+            ),
+            (
+                "-i ::2 --uplink tap --uplink-queues 2",
+                "uplink-queues is refused: only an interface has several",
+            ),
+            (
+                "-i 10.0.0.1 --peer 10.0.0.256",
+                "peer \"10.0.0.256\" is refused: it is not an IP address",
+            ),
+            (
+                "-i 10.0.0.1 --peer ::2",
+                "peer \"::2\" is refused: it is of the other family than the endpoint 10.0.0.1",
+            ),
+            (
+                "-i ::2 --peer ff02::1",
+                "peer \"ff02::1\" is refused: it is not the address of a host",
+            ),
+            (
+                "-i ::2 --peer ::ffff:10.0.0.1",
+                "peer \"::ffff:10.0.0.1\" is refused: it is not the address of a host",
+            ),
+            (
+                "-i 10.0.0.1 --gateway 255.255.255.255",
+                "gateway \"255.255.255.255\" is refused: it is not the address of a host",
+            ),
+            (
+                "-i 10.0.0.1 --gateway fe80::1",
+                "gateway \"fe80::1\" is refused: it is of the other family",
+            ),
             (
                 "-i ::2 --group6 2001:db8::",
                 "group6 \"2001:db8::\" is refused: it is an IPv6 multicast address that ends with four",
@@ -326,17 +399,31 @@ mod tests {
             ("-i ::1", "ip ::1 is refused: no other host can send to it"),
             ("-i 230.0.0.1", "ip 230.0.0.1 is refused: no other host can send to it"),
             ("-i 10.0.0.1 --group6 ff05::", "group6 is refused: it is about tunnels over IPv6"),
-            ("-i 10.0.0.1 --udp6-checksum", "udp6-checksum is refused: it is about tunnels over IPv6"),
+            (
+                "-i 10.0.0.1 --udp6-checksum",
+                "udp6-checksum is refused: it is about tunnels over IPv6",
+            ),
         ] {
             let problems = parse(words).expect_err(words);
-            assert!(problems.len() == 1 && problems[0].starts_with(expected), "{words}: {problems:?}");
+            assert!(
+                problems.len() == 1 && problems[0].starts_with(expected),
+                "{words}: {problems:?}"
+            );
         }
     }
 
     #[test]
     fn without_an_uplink_nothing_about_one_is_ignored() {
         let words = "-i ::2 --uplink none --peer ::3 --gateway ::4 --strict-peers -m 9000 --uplink-queues 1 --group6 ff05:: --udp6-checksum";
-        let names = ["peer", "gateway", "strict-peers", "nic-mtu", "uplink-queues", "group6", "udp6-checksum"];
+        let names = [
+            "peer",
+            "gateway",
+            "strict-peers",
+            "nic-mtu",
+            "uplink-queues",
+            "group6",
+            "udp6-checksum",
+        ];
         assert_eq!(parse(words), Err(names.map(without_uplink).into()));
     }
 
@@ -348,8 +435,14 @@ mod tests {
         for (text, expected) in [
             ("10.0.0", "ip \"10.0.0\" is refused: it is not an IP address"),
             ("x/24", "ip \"x/24\" is refused: it is not an IP address"),
-            ("10.0.0.1/33", "ip \"10.0.0.1/33\" is refused: the length of its prefix is a number from 1 to 32"),
-            ("10.0.0.1/0", "ip \"10.0.0.1/0\" is refused: the length of its prefix is a number from 1 to 32"),
+            (
+                "10.0.0.1/33",
+                "ip \"10.0.0.1/33\" is refused: the length of its prefix is a number from 1 to 32",
+            ),
+            (
+                "10.0.0.1/0",
+                "ip \"10.0.0.1/0\" is refused: the length of its prefix is a number from 1 to 32",
+            ),
             ("::2/", "ip \"::2/\" is refused: the length of its prefix is a number from 1 to 128"),
         ] {
             assert!(endpoint(text).unwrap_err().starts_with(expected), "{text}");
@@ -358,9 +451,14 @@ mod tests {
 
     #[test]
     fn a_vlan_has_bounds() {
-        assert_eq!((underlay_vlan("0"), underlay_vlan("1"), underlay_vlan("4094")), (Ok(0), Ok(1), Ok(4094)));
+        assert_eq!(
+            (underlay_vlan("0"), underlay_vlan("1"), underlay_vlan("4094")),
+            (Ok(0), Ok(1), Ok(4094))
+        );
         for text in ["4095", "-1", "", "65536", "x"] {
-            let expected = format!("underlay-vlan {text:?} is refused: it is a number from 1 to 4094, or 0 for none");
+            let expected = format!(
+                "underlay-vlan {text:?} is refused: it is a number from 1 to 4094, or 0 for none"
+            );
             assert_eq!(underlay_vlan(text), Err(expected));
         }
     }
@@ -375,7 +473,9 @@ mod tests {
             assert_eq!((mtu, notice.is_some()), (NicMtu::Bytes(bytes), true));
         }
         for text in ["-1", "+1400", "", "Max"] {
-            let expected = format!("nic-mtu {text:?} is refused: it is max, or a number of bytes from 1280 to 65521");
+            let expected = format!(
+                "nic-mtu {text:?} is refused: it is max, or a number of bytes from 1280 to 65521"
+            );
             assert_eq!(nic_mtu(text), Err(expected));
         }
     }

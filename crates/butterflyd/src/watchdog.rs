@@ -1,7 +1,9 @@
-//! Signs of life for systemd, while packet threads and the API take turns. A stuck one ends them, and systemd restarts us.
+//! Signs of life for systemd, while packet threads and the API take turns. A stuck one ends them,
+//! and systemd restarts us.
 //!
-//! A restart costs every machine of the host its network until it is declared again, so it is not the remedy for an API that waits for
-//! something while packets flow: that is told at once, and ends the signs only when it goes on for long.
+//! A restart costs every machine of the host its network until it is declared again, so it is not
+//! the remedy for an API that waits for something while packets flow: that is told at once, and
+//! ends the signs only when it goes on for long.
 
 use crate::notify::Notify;
 use std::{
@@ -18,7 +20,8 @@ use tracing::error;
 
 /// Signs come so many times more often than they have to.
 const MARGIN: u32 = 4;
-/// Intervals in which the API may take no turn while packets flow: five minutes of the packaged unit.
+/// Intervals in which the API may take no turn while packets flow: five minutes of the packaged
+/// unit.
 const PATIENCE: u32 = 10;
 
 /// Turns that the API's thread took.
@@ -36,7 +39,8 @@ impl Turns {
     }
 }
 
-/// How often a thread has to take a turn at least, if there is to be a sign of life in each `interval`.
+/// How often a thread has to take a turn at least, if there is to be a sign of life in each
+/// `interval`.
 pub fn turn(interval: Duration) -> Duration {
     interval / MARGIN / 2
 }
@@ -49,8 +53,8 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Sends signs to `notify` as long as the API takes `turns` and `workers` says, within the time it is given, that all
-    /// of them do.
+    /// Sends signs to `notify` as long as the API takes `turns` and `workers` says, within the time
+    /// it is given, that all of them do.
     pub fn start(
         notify: Arc<Notify>,
         interval: Duration,
@@ -80,7 +84,10 @@ impl Watchdog {
                 (false, false) => "the API and the packet thread",
             };
             if !std::mem::replace(&mut told, true) {
-                error!(REASON = "stuck", "{stuck} is stuck: unless it goes on, systemd will start this daemon again");
+                error!(
+                    REASON = "stuck",
+                    "{stuck} is stuck: unless it goes on, systemd will start this daemon again"
+                );
             }
         };
         let body = move || {
@@ -141,9 +148,15 @@ mod tests {
         let notify = Arc::new(Notify::to(path.as_os_str()).unwrap());
         let (turns, good) = (Turns::default(), Arc::new(AtomicBool::new(true)));
         let workers = good.clone();
-        let watchdog = Watchdog::start(notify, INTERVAL, turns.clone(), move |_| workers.load(Ordering::Relaxed)).unwrap();
+        let watchdog = Watchdog::start(notify, INTERVAL, turns.clone(), move |_| {
+            workers.load(Ordering::Relaxed)
+        })
+        .unwrap();
         assert!(signs(&turns, true, &systemd) > 0);
-        assert!(signs(&turns, false, &systemd) > 0, "the API waits for something, and packets flow");
+        assert!(
+            signs(&turns, false, &systemd) > 0,
+            "the API waits for something, and packets flow"
+        );
         signs_for(PATIENCE + 2, &turns, false, &systemd);
         assert_eq!(signs(&turns, false, &systemd), 0, "the API is stuck");
         assert!(signs(&turns, true, &systemd) > 0, "it goes on");

@@ -22,15 +22,39 @@ struct Row {
 }
 
 const ROWS: &[Row] = &[
-    Row { options: "", ini: "", code: 2, out: "", err: &["IP to use is not set", "socket folder is not set"] },
+    Row {
+        options: "",
+        ini: "",
+        code: 2,
+        out: "",
+        err: &["IP to use is not set", "socket folder is not set"],
+    },
     Row { options: "-s DIR", ini: "", code: 2, out: "", err: &["IP to use is not set"] },
     Row { options: "-i 192.0.2.1", ini: "", code: 2, out: "", err: &["socket folder is not set"] },
-    Row { options: "-c /does/not/exist", ini: "", code: 2, out: "", err: &["Failed to open configuration file"] },
+    Row {
+        options: "-c /does/not/exist",
+        ini: "",
+        code: 2,
+        out: "",
+        err: &["Failed to open configuration file"],
+    },
     // The file is stronger: an address that is none replaces a good one.
-    Row { options: "-i 192.0.2.1 -s DIR -c INI", ini: "[general]\nip = x\n", code: 2, out: "", err: &[] },
+    Row {
+        options: "-i 192.0.2.1 -s DIR -c INI",
+        ini: "[general]\nip = x\n",
+        code: 2,
+        out: "",
+        err: &[],
+    },
     Row { options: "-i 192.0.2.1 -s DIR -l loud", ini: "", code: 2, out: "", err: &[] },
     Row { options: "-i 192.0.2.1 -s DIR --no-such-option", ini: "", code: 2, out: "", err: &[] },
-    Row { options: "-i 192.0.2.1 -s DIR --uplink none -e tcp://192.0.2.250:1", ini: "", code: 1, out: "", err: &[] },
+    Row {
+        options: "-i 192.0.2.1 -s DIR --uplink none -e tcp://192.0.2.250:1",
+        ini: "",
+        code: 1,
+        out: "",
+        err: &[],
+    },
     Row { options: "-i 192.0.2.1 -s DIR/none --uplink none", ini: "", code: 2, out: "", err: &[] },
     // The words come first, then what to do.
     Row {
@@ -44,9 +68,27 @@ const ROWS: &[Row] = &[
             "give -i and -s, or ip and socket-dir in the configuration file; see butterflyd --help",
         ],
     },
-    Row { options: "-c INI", ini: "[general]\nip=::1\n", code: 2, out: "", err: &["socket folder is not set"] },
-    Row { options: "-c INI", ini: "[general]\nsocket-dir=DIR\n", code: 2, out: "", err: &["IP to use is not set"] },
-    Row { options: "-i 192.0.2.1 -s DIR -k DIR/none", ini: "", code: 2, out: "", err: &["Cannot load encryption key"] },
+    Row {
+        options: "-c INI",
+        ini: "[general]\nip=::1\n",
+        code: 2,
+        out: "",
+        err: &["socket folder is not set"],
+    },
+    Row {
+        options: "-c INI",
+        ini: "[general]\nsocket-dir=DIR\n",
+        code: 2,
+        out: "",
+        err: &["IP to use is not set"],
+    },
+    Row {
+        options: "-i 192.0.2.1 -s DIR -k DIR/none",
+        ini: "",
+        code: 2,
+        out: "",
+        err: &["Cannot load encryption key"],
+    },
     Row {
         options: "-i 192.0.2.1 -s DIR -k DIR/ini -c INI",
         ini: "[security]\nencryption_key_path=DIR/none\n",
@@ -89,9 +131,16 @@ fn every_end_has_its_status_and_its_words() {
         let file = directory.path().join("ini");
         let real = directory.path().to_str().unwrap();
         std::fs::write(&file, ini.replace("DIR", real)).unwrap();
-        std::fs::write(directory.path().join("key"), "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n").unwrap();
+        std::fs::write(
+            directory.path().join("key"),
+            "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n",
+        )
+        .unwrap();
         let options = options.replace("INI", file.to_str().unwrap()).replace("DIR", real);
-        let output = Command::new(env!("CARGO_BIN_EXE_butterflyd")).args(options.split_whitespace()).output().unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_butterflyd"))
+            .args(options.split_whitespace())
+            .output()
+            .unwrap();
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(*code), "{options}: {stderr}");
         assert!(String::from_utf8(output.stdout).unwrap().starts_with(out), "{options}");
@@ -103,14 +152,18 @@ fn every_end_has_its_status_and_its_words() {
 
 #[test]
 fn the_manual_page_is_sound() {
-    let made = Command::new(env!("CARGO_BIN_EXE_butterflyd")).args(["--generate", "manual"]).output().unwrap();
+    let made = Command::new(env!("CARGO_BIN_EXE_butterflyd"))
+        .args(["--generate", "manual"])
+        .output()
+        .unwrap();
     assert_eq!(made.status.code(), Some(0));
     let directory = tempfile::tempdir().unwrap();
     let page = directory.path().join("butterflyd.8");
     std::fs::write(&page, made.stdout).unwrap();
     for (program, options) in [("groff", "-man -ww -z -Tutf8"), ("mandoc", "-T lint -W warning")] {
         let output = Command::new(program).args(options.split(' ')).arg(&page).output();
-        let output = output.unwrap_or_else(|error| panic!("{program}: {error}; make setup installs it"));
+        let output =
+            output.unwrap_or_else(|error| panic!("{program}: {error}; make setup installs it"));
         let complaints = [output.stdout, output.stderr].concat();
         assert_eq!(String::from_utf8_lossy(&complaints), "", "{program}");
     }
@@ -131,7 +184,19 @@ impl Host {
         systemd.set_read_timeout(Some(PATIENCE)).unwrap();
         let api = format!("ipc://{}", directory.path().join("api").display());
         let daemon = Command::new(env!("CARGO_BIN_EXE_butterflyd"))
-            .args(["-i", "192.0.2.1", "--uplink", "none", "--sessions", "1000", "-l", "info", "-e", &api, "-s"])
+            .args([
+                "-i",
+                "192.0.2.1",
+                "--uplink",
+                "none",
+                "--sessions",
+                "1000",
+                "-l",
+                "info",
+                "-e",
+                &api,
+                "-s",
+            ])
             .arg(directory.path())
             .args(options)
             .env("NOTIFY_SOCKET", &path)
@@ -206,11 +271,20 @@ fn each_signal_has_its_effect_and_systemd_hears_of_it() {
     ] {
         let mut host = Host::start(&["--no-syslog"], &[]);
         let process = host.daemon.id().to_string();
-        assert!(Command::new("prlimit").args(["--core=0", "--pid", &process]).status().unwrap().success());
+        assert!(
+            Command::new("prlimit")
+                .args(["--core=0", "--pid", &process])
+                .status()
+                .unwrap()
+                .success()
+        );
         let begun = Instant::now();
         host.signal(signal);
         // A fault comes again by itself, after Rust's runtime looked whether the stack is full.
-        while signal == "SEGV" && host.daemon.try_wait().unwrap().is_none() && begun.elapsed() < PATIENCE {
+        while signal == "SEGV"
+            && host.daemon.try_wait().unwrap().is_none()
+            && begun.elapsed() < PATIENCE
+        {
             host.signal(signal);
         }
         let (code, by, stderr) = host.end();
@@ -219,7 +293,10 @@ fn each_signal_has_its_effect_and_systemd_hears_of_it() {
         if status.0.is_some() {
             assert!(begun.elapsed() < Duration::from_secs(10), "{signal}");
             assert_eq!(host.told(), "STOPPING=1\nSTATUS=stopping", "{signal}");
-            let left: Vec<_> = std::fs::read_dir(host.directory.path()).unwrap().map(|file| file.unwrap().file_name()).collect();
+            let left: Vec<_> = std::fs::read_dir(host.directory.path())
+                .unwrap()
+                .map(|file| file.unwrap().file_name())
+                .collect();
             assert_eq!(left, ["notify"], "{signal}");
         } else {
             remove_sessions(host.directory.path());
@@ -261,8 +338,21 @@ fn every_option_of_the_original_is_taken() {
     )
     .unwrap();
     let ini = path("ini");
-    let short =
-        ["-u", "0", "-t", "--no-syslog", "--dpdk-args", dpdk, "--dpdk-port", "0", "-m", "max", "--no-offload", "-k", &key];
+    let short = [
+        "-u",
+        "0",
+        "-t",
+        "--no-syslog",
+        "--dpdk-args",
+        dpdk,
+        "--dpdk-port",
+        "0",
+        "-m",
+        "max",
+        "--no-offload",
+        "-k",
+        &key,
+    ];
     let long = [
         "--log-level",
         "info",
@@ -289,10 +379,22 @@ fn every_option_of_the_original_is_taken() {
     }
 }
 
-/// What a daemon leaves in memory that does not end by itself: the next one for the folder takes it over, and removes it.
+/// What a daemon leaves in memory that does not end by itself: the next one for the folder takes it
+/// over, and removes it.
 fn remove_sessions(directory: &Path) {
     let mut next = Command::new(env!("CARGO_BIN_EXE_butterflyd"))
-        .args(["-i", "192.0.2.1", "--uplink", "none", "--sessions", "1000", "--no-syslog", "-l", "info", "-e"])
+        .args([
+            "-i",
+            "192.0.2.1",
+            "--uplink",
+            "none",
+            "--sessions",
+            "1000",
+            "--no-syslog",
+            "-l",
+            "info",
+            "-e",
+        ])
         .arg(format!("ipc://{}", directory.join("api").display()))
         .arg("-s")
         .arg(directory)
@@ -308,22 +410,29 @@ fn remove_sessions(directory: &Path) {
 
 #[test]
 fn lines_of_the_log_begin_with_their_level_and_with_syslog_with_name_and_process() {
-    for (options, before) in [(&["--no-syslog"][..], String::new()), (&[], "butterfly[PID]: ".into())] {
+    for (options, before) in
+        [(&["--no-syslog"][..], String::new()), (&[], "butterfly[PID]: ".into())]
+    {
         let mut host = Host::start(options, &[]);
         let process = host.daemon.id();
         host.signal("TERM");
         let (.., stderr) = host.end();
         let before = before.replace("PID", &process.to_string());
-        let lines: Vec<_> = stderr.lines().filter(|line| *line != "No encryption configured").collect();
+        let lines: Vec<_> =
+            stderr.lines().filter(|line| *line != "No encryption configured").collect();
         assert!(lines.len() >= 3, "{stderr}");
         for line in lines {
             let rest = line.strip_prefix(&before).unwrap_or_else(|| panic!("{line}"));
-            assert!(["<INFO> ", "<WARNING> "].iter().any(|level| rest.starts_with(level)), "{line}");
+            assert!(
+                ["<INFO> ", "<WARNING> "].iter().any(|level| rest.starts_with(level)),
+                "{line}"
+            );
         }
     }
 }
 
-/// In a `/dev` of its own, with a logger of ours: facility LOCAL0, the name, the process; and the same on standard error.
+/// In a `/dev` of its own, with a logger of ours: facility LOCAL0, the name, the process; and the
+/// same on standard error.
 #[test]
 fn syslog_gets_what_standard_error_has() {
     let directory = tempfile::tempdir().unwrap();
@@ -334,7 +443,21 @@ fn syslog_gets_what_standard_error_has() {
         "touch {path}/urandom && mount --bind /dev/urandom {path}/urandom && mount -t tmpfs none /dev && mkdir /dev/shm && \
          ln -s {path}/urandom /dev/urandom && ln -s {path}/log /dev/log && exec \"$@\""
     );
-    let options = ["-i", "192.0.2.1", "--uplink", "none", "--sessions", "1000", "-l", "info", "-u", "65535", "-s", path, "-e"];
+    let options = [
+        "-i",
+        "192.0.2.1",
+        "--uplink",
+        "none",
+        "--sessions",
+        "1000",
+        "-l",
+        "info",
+        "-u",
+        "65535",
+        "-s",
+        path,
+        "-e",
+    ];
     let daemon = Command::new("unshare")
         .args(["--mount", "sh", "-c", &script, "sh", env!("CARGO_BIN_EXE_butterflyd")])
         .args(options)
@@ -365,7 +488,8 @@ fn syslog_gets_what_standard_error_has() {
         assert!(lines.iter().any(|line| line.starts_with(&start)), "{start} in {lines:?}");
     }
     // Threads write as they come.
-    let beside: BTreeSet<&str> = stderr.lines().filter(|line| *line != "No encryption configured").collect();
+    let beside: BTreeSet<&str> =
+        stderr.lines().filter(|line| *line != "No encryption configured").collect();
     let sent: BTreeSet<&str> = lines.iter().map(|line| line.split_once('>').unwrap().1).collect();
     assert!(sent.len() >= 4 && beside.is_superset(&sent), "{beside:?} is not {sent:?}");
 }
@@ -376,15 +500,34 @@ fn what_is_missing_in_dev_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_str().unwrap();
     let output = Command::new("unshare")
-        .args(["--mount", "sh", "-c", "mount -t tmpfs none /dev && mkdir /dev/shm && exec \"$@\"", "sh"])
-        .args([env!("CARGO_BIN_EXE_butterflyd"), "-i", "192.0.2.1", "--uplink", "none", "--no-syslog", "-s", path, "-e"])
+        .args([
+            "--mount",
+            "sh",
+            "-c",
+            "mount -t tmpfs none /dev && mkdir /dev/shm && exec \"$@\"",
+            "sh",
+        ])
+        .args([
+            env!("CARGO_BIN_EXE_butterflyd"),
+            "-i",
+            "192.0.2.1",
+            "--uplink",
+            "none",
+            "--no-syslog",
+            "-s",
+            path,
+            "-e",
+        ])
         .arg(format!("ipc://{path}/api"))
         .stdin(Stdio::null())
         .output()
         .unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{stderr}");
-    assert!(stderr.contains("butterflyd: cannot read /dev/urandom: No such file or directory"), "{stderr}");
+    assert!(
+        stderr.contains("butterflyd: cannot read /dev/urandom: No such file or directory"),
+        "{stderr}"
+    );
 }
 
 #[test]
@@ -433,10 +576,15 @@ struct Stopped(Child);
 impl Stopped {
     /// The one called `name` of a process.
     fn thread(process: u32, name: &str) -> Self {
-        let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap().map(|task| task.unwrap().path());
-        let thread = tasks.filter(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == name));
+        let tasks = std::fs::read_dir(format!("/proc/{process}/task"))
+            .unwrap()
+            .map(|task| task.unwrap().path());
+        let thread = tasks.filter(|task| {
+            std::fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == name)
+        });
         let thread = thread.map(|task| task.file_name().unwrap().to_owned()).next().expect(name);
-        // PTRACE_SEIZE and PTRACE_INTERRUPT stop one thread and no other; detaching, as at the end of the tracer, lets it go on.
+        // PTRACE_SEIZE and PTRACE_INTERRUPT stop one thread and no other; detaching, as at the end
+        // of the tracer, lets it go on.
         const PROGRAM: &str = "import ctypes, sys\n\
             libc = ctypes.CDLL(None, use_errno=True)\n\
             thread = int(sys.argv[1])\n\

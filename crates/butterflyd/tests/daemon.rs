@@ -80,8 +80,10 @@ impl Host {
 
     /// The response to `request` as text.
     fn ask(&self, request: &str) -> String {
-        let request: Messages =
-            text::parse(&format!("messages {{ revision: 6 message_0 {{ request {{ {request} }} }} }}")).unwrap();
+        let request: Messages = text::parse(&format!(
+            "messages {{ revision: 6 message_0 {{ request {{ {request} }} }} }}"
+        ))
+        .unwrap();
         let reply = self.client().call(&request).unwrap();
         let response = text::print(&*reply.messages[0].message_0.response);
         response.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -139,8 +141,10 @@ fn endpoint(directory: &Path) -> String {
 }
 
 fn files(directory: &Path) -> Vec<String> {
-    let mut names: Vec<_> =
-        std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<_> = std::fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     names
 }
@@ -150,7 +154,10 @@ fn the_version_and_the_help_are_on_standard_output() {
     for option in ["-V", "--version"] {
         let (status, stdout, stderr) = ended(&[option]);
         assert_eq!((status, stderr.as_str()), (Some(0), ""));
-        assert!(stdout.starts_with("butterfly version: \"") && stdout.ends_with(" \"\n"), "{stdout}");
+        assert!(
+            stdout.starts_with("butterfly version: \"") && stdout.ends_with(" \"\n"),
+            "{stdout}"
+        );
     }
     for option in ["-h", "--help"] {
         let (status, stdout, _) = ended(&[option]);
@@ -178,8 +185,14 @@ fn wrong_options_end_it_with_two() {
         (&[][..], "IP to use is not set\nsocket folder is not set\n"),
         (&["-i", "192.0.2.1"], "socket folder is not set\n"),
         (&["-c", "/does/not/exist"], "Failed to open configuration file\n"),
-        (&["-i", "192.0.2.1", "-s", "/tmp", "-k", "/key"], "Cannot load encryption key\nkey file \"/key\": No such file"),
-        (&["-i", "192.0.2.1", "-s", "/tmp", "-k", "/dev/null"], "Cannot load encryption key\nkey file \"/dev/null\" is empty"),
+        (
+            &["-i", "192.0.2.1", "-s", "/tmp", "-k", "/key"],
+            "Cannot load encryption key\nkey file \"/key\": No such file",
+        ),
+        (
+            &["-i", "192.0.2.1", "-s", "/tmp", "-k", "/dev/null"],
+            "Cannot load encryption key\nkey file \"/dev/null\" is empty",
+        ),
         (
             &["-i", "192.0.2.1", "-s", "/tmp", "--no-legacy-encryption"],
             "--no-legacy-encryption (legacy_encryption=false) is refused",
@@ -191,15 +204,28 @@ fn wrong_options_end_it_with_two() {
             "dpdk-args: -w 01:00.0 is refused: cards are not driven",
         ),
         (
-            &["-i", "192.0.2.1", "-s", "/tmp", "--dpdk-args=--vdev=eth_pcap0,iface=a", "--uplink=b"],
+            &[
+                "-i",
+                "192.0.2.1",
+                "-s",
+                "/tmp",
+                "--dpdk-args=--vdev=eth_pcap0,iface=a",
+                "--uplink=b",
+            ],
             "uplink \"b\" is refused: dpdk-args",
         ),
-        (&["-i", "192.0.2.1", "-s", "/tmp", "--dpdk-port", "1"], "dpdk-port 1 is refused: dpdk-args name no device"),
+        (
+            &["-i", "192.0.2.1", "-s", "/tmp", "--dpdk-port", "1"],
+            "dpdk-port 1 is refused: dpdk-args name no device",
+        ),
         (
             &["-i", "192.0.2.1", "-s", "/tmp", "-e", "tcp://*:1", "-e", "udp://*:1"],
             "endpoint \"udp://*:1\" is refused: udp has no replies",
         ),
-        (&["-i", "192.0.2.1", "-s", "/tmp", "-e", "nonsense"], "endpoint \"nonsense\" is refused: it has no transport"),
+        (
+            &["-i", "192.0.2.1", "-s", "/tmp", "-e", "nonsense"],
+            "endpoint \"nonsense\" is refused: it has no transport",
+        ),
         (&["--unknown"], "error: unexpected argument '--unknown'"),
     ] {
         let (status, stdout, stderr) = ended(arguments);
@@ -208,7 +234,8 @@ fn wrong_options_end_it_with_two() {
     }
 }
 
-/// Who starts it as the original is told, whatever the level of the log, that anybody may command it.
+/// Who starts it as the original is told, whatever the level of the log, that anybody may command
+/// it.
 #[test]
 fn an_api_that_is_open_to_others_is_told_of() {
     let directory = tempfile::tempdir().unwrap();
@@ -217,10 +244,21 @@ fn an_api_that_is_open_to_others_is_told_of() {
     // It ends as nobody can have this address.
     let started = |host: &str, level: &[&str]| {
         let api = format!("tcp://{host}:{free}");
-        let usual = ["-i", "192.0.2.1", "-s", path, "-e", &api, "--metrics", "192.0.2.250:9", "--no-syslog"];
+        let usual = [
+            "-i",
+            "192.0.2.1",
+            "-s",
+            path,
+            "-e",
+            &api,
+            "--metrics",
+            "192.0.2.250:9",
+            "--no-syslog",
+        ];
         ended(&[&usual[..], level].concat()).2
     };
-    let told = |stderr: &str| stderr.matches("has no key: whoever reaches it commands the switch").count();
+    let told =
+        |stderr: &str| stderr.matches("has no key: whoever reaches it commands the switch").count();
     for level in [&[][..], &["-l", "warning"]] {
         let stderr = started("0.0.0.0", level);
         assert_eq!(told(&stderr), 1, "{stderr}");
@@ -235,16 +273,30 @@ fn what_cannot_be_served_ends_it_with_one() {
     let path = directory.path().to_str().unwrap();
     let api = format!("ipc://{path}/api");
     let nowhere = "tcp://192.0.2.250:9999";
-    let (status, _, stderr) = ended(&["-i", "192.0.2.1", "-s", path, "-e", &api, "-e", nowhere, "--no-syslog"]);
+    let (status, _, stderr) =
+        ended(&["-i", "192.0.2.1", "-s", path, "-e", &api, "-e", nowhere, "--no-syslog"]);
     assert_eq!(status, Some(1));
     assert!(stderr.starts_with("No encryption configured\n"), "{stderr}");
     assert!(stderr.contains("cannot listen on tcp://192.0.2.250:9999"), "{stderr}");
     let key = directory.path().join("key");
     std::fs::write(&key, "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n").unwrap();
     std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
-    let (status, _, stderr) = ended(&["-i", "192.0.2.1", "-s", path, "-e", nowhere, "--no-syslog", "-k", key.to_str().unwrap()]);
+    let (status, _, stderr) = ended(&[
+        "-i",
+        "192.0.2.1",
+        "-s",
+        path,
+        "-e",
+        nowhere,
+        "--no-syslog",
+        "-k",
+        key.to_str().unwrap(),
+    ]);
     assert_eq!(status, Some(1));
-    assert!(stderr.starts_with("Encryption key loaded\nwarning: every user of this host"), "{stderr}");
+    assert!(
+        stderr.starts_with("Encryption key loaded\nwarning: every user of this host"),
+        "{stderr}"
+    );
     std::fs::remove_file(&key).unwrap();
     assert!(files(directory.path()).is_empty(), "nothing is left behind");
 }
@@ -256,19 +308,32 @@ fn an_uplink_that_cannot_be_opened_is_told_with_what_to_do() {
     let taken = format!("vhost-user:{path}/taken");
     let _owner = UnixListener::bind(directory.path().join("taken")).unwrap();
     for (uplink, reasons) in [
-        ("no-such-link", ["cannot look up the network interface \"no-such-link\": ", "`ip link` lists the interfaces"]),
+        (
+            "no-such-link",
+            [
+                "cannot look up the network interface \"no-such-link\": ",
+                "`ip link` lists the interfaces",
+            ],
+        ),
         ("lo", ["\"lo\"", ""]),
         (&taken, ["/taken", ""]),
     ] {
-        let (status, _, stderr) = ended(&["-i", "192.0.2.1", "--uplink", uplink, "-s", path, "-e", &api, "--no-syslog"]);
+        let (status, _, stderr) =
+            ended(&["-i", "192.0.2.1", "--uplink", uplink, "-s", path, "-e", &api, "--no-syslog"]);
         assert_eq!(status, Some(1), "{uplink}: {stderr}");
         assert!(reasons.iter().all(|reason| stderr.contains(reason)), "{uplink}: {stderr}");
         assert_eq!(files(directory.path()), ["taken"], "{uplink}: nothing is left behind");
     }
     // Nobody said that there is to be a TAP device.
     let mut poor = Command::new("setpriv");
-    poor.args(["--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", env!("CARGO_BIN_EXE_butterflyd")]);
-    let output = poor.args(["-i", "192.0.2.1", "-s", path, "-e", &api, "--no-syslog"]).output().unwrap();
+    poor.args([
+        "--bounding-set=-all",
+        "--inh-caps=-all",
+        "--no-new-privs",
+        env!("CARGO_BIN_EXE_butterflyd"),
+    ]);
+    let output =
+        poor.args(["-i", "192.0.2.1", "-s", path, "-e", &api, "--no-syslog"]).output().unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{stderr}");
     assert!(stderr.contains("TAP device") && stderr.contains("--uplink none"), "{stderr}");
@@ -306,8 +371,17 @@ fn a_second_daemon_on_one_address_is_refused_and_harms_nothing() {
     host.add("a", 1);
     let (mine, other) = (host.directory.path(), tempfile::tempdir().unwrap());
     let listens_on = endpoint(mine);
-    let (status, _, stderr) =
-        ended(&["-i", "::1", "--uplink", "none", "-s", other.path().to_str().unwrap(), "-e", &listens_on, "--no-syslog"]);
+    let (status, _, stderr) = ended(&[
+        "-i",
+        "::1",
+        "--uplink",
+        "none",
+        "-s",
+        other.path().to_str().unwrap(),
+        "-e",
+        &listens_on,
+        "--no-syslog",
+    ]);
     assert_eq!(status, Some(1));
     assert!(stderr.contains("another process listens there"), "{stderr}");
     assert!(files(other.path()).is_empty());
@@ -327,7 +401,10 @@ fn what_a_killed_daemon_left_behind_is_taken_over() {
     assert_eq!(files(directory.path()), ["api", "qemu-vhost-a"]);
     let host = Host::start_in(directory);
     let path = host.path("qemu-vhost-a");
-    assert_eq!(host.add("a", 1), format!("status {{ status: true }} nic_add {{ path: \"{}\" }}", path.display()));
+    assert_eq!(
+        host.add("a", 1),
+        format!("status {{ status: true }} nic_add {{ path: \"{}\" }}", path.display())
+    );
     UnixStream::connect(path).unwrap();
     assert_eq!(host.session_file(), session_file);
     host.signal(Signal::TERM);
@@ -342,8 +419,15 @@ fn a_socket_of_somebody_else_is_not_taken() {
     let host = Host::start();
     let _somebody = UnixListener::bind(host.path("qemu-vhost-a")).unwrap();
     let answer = host.add("a", 1);
-    assert!(answer.starts_with("status { status: false error { description: \"somebody listens on "), "{answer}");
-    assert_eq!(host.ask("nic_list: true"), "status { status: true }", "the refused vnic is not there");
+    assert!(
+        answer.starts_with("status { status: false error { description: \"somebody listens on "),
+        "{answer}"
+    );
+    assert_eq!(
+        host.ask("nic_list: true"),
+        "status { status: true }",
+        "the refused vnic is not there"
+    );
 }
 
 /// What other programs watch for.
@@ -352,7 +436,10 @@ fn sockets_and_machines_are_announced() {
     let mut host = Host::start();
     host.add("a", 1);
     let path = host.path("qemu-vhost-a");
-    assert_eq!(host.line(), format!("New vhost-user socket: {}, zero-copy disable\n", path.display()));
+    assert_eq!(
+        host.line(),
+        format!("New vhost-user socket: {}, zero-copy disable\n", path.display())
+    );
     let mut machine = UnixStream::connect(&path).unwrap();
     // VHOST_USER_GET_FEATURES, version 1, no payload.
     machine.write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
@@ -391,12 +478,19 @@ fn a_change_in_place_keeps_the_machine() {
     let host = Host::start();
     host.add("a", 1);
     let mut machine = UnixStream::connect(host.path("qemu-vhost-a")).unwrap();
-    let mut speaks =
-        || machine.write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]).is_ok() && machine.read_exact(&mut [0; 20]).is_ok();
+    let mut speaks = || {
+        machine.write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]).is_ok()
+            && machine.read_exact(&mut [0; 20]).is_ok()
+    };
     assert!(speaks());
-    let declare = |rest: &str| host.ask(&format!("nic_add {{ id: \"a\" mac: \"02:00:00:00:00:01\" {rest} }}"));
-    for same in ["vni: 1", "vni: 1 ip: \"10.0.0.1\" security_group: \"web\"", "vni: 1 ip_anti_spoof: true bypass_filtering: true"]
-    {
+    let declare = |rest: &str| {
+        host.ask(&format!("nic_add {{ id: \"a\" mac: \"02:00:00:00:00:01\" {rest} }}"))
+    };
+    for same in [
+        "vni: 1",
+        "vni: 1 ip: \"10.0.0.1\" security_group: \"web\"",
+        "vni: 1 ip_anti_spoof: true bypass_filtering: true",
+    ] {
         assert!(declare(same).contains("status: true"));
         assert!(speaks(), "{same}");
     }
@@ -409,7 +503,11 @@ fn running_out_of_open_files_is_explained() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_str().unwrap();
     let mut limited = Command::new("sh");
-    limited.args(["-c", "ulimit -n 160; exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs \"$@\"", "sh"]);
+    limited.args([
+        "-c",
+        "ulimit -n 160; exec setpriv --bounding-set=-all --inh-caps=-all --no-new-privs \"$@\"",
+        "sh",
+    ]);
     limited.arg(env!("CARGO_BIN_EXE_butterflyd"));
     limited.args([
         "-i",
@@ -424,7 +522,8 @@ fn running_out_of_open_files_is_explained() {
         "-l",
         "warning",
     ]);
-    let mut daemon = limited.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut daemon =
+        limited.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let stdout = BufReader::new(daemon.stdout.take().unwrap());
     let host = Host { directory, daemon, stdout };
     // 64 for the daemon, 16 for each vnic.
@@ -433,14 +532,20 @@ fn running_out_of_open_files_is_explained() {
         assert!(answer.starts_with("status { status: true }"), "{answer}");
     }
     let refused = host.add("v7", 7);
-    assert!(refused.contains("160 files may be open, which is enough for 6 nics and no more"), "{refused}");
+    assert!(
+        refused.contains("160 files may be open, which is enough for 6 nics and no more"),
+        "{refused}"
+    );
     assert!(refused.contains("help: \"raise the hard limit of open files"), "{refused}");
     host.ask("nic_del: \"v1\"");
     assert!(host.add("v7", 7).starts_with("status { status: true }"));
     host.signal(Signal::TERM);
     let (status, _, stderr, directory) = host.end();
     assert_eq!(status, Some(0));
-    assert!(stderr.contains("160 files may be open, enough for 6 vnics; raise the hard limit"), "{stderr}");
+    assert!(
+        stderr.contains("160 files may be open, enough for 6 vnics; raise the hard limit"),
+        "{stderr}"
+    );
     assert!(files(directory.path()).is_empty(), "{:?}", files(directory.path()));
 }
 
@@ -454,7 +559,8 @@ fn the_log_level_changes_while_it_runs() {
     host.ask("nic_details: \"third\"");
     host.signal(Signal::TERM);
     let (_, _, stderr, _) = host.end();
-    let said = ["first", "second", "third"].map(|id| stderr.contains(&format!("nic_details: \"{id}\"")));
+    let said =
+        ["first", "second", "third"].map(|id| stderr.contains(&format!("nic_details: \"{id}\"")));
     assert_eq!(said, [false, true, false], "{stderr}");
 }
 
@@ -473,7 +579,19 @@ fn groups_and_the_session_table_are_told() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_str().unwrap();
     let api = endpoint(directory.path());
-    let mut daemon = butterflyd(&["-i", "::1", "-s", path, "-e", &api, "--no-syslog", "-l", "info", "--sessions", "5000"]);
+    let mut daemon = butterflyd(&[
+        "-i",
+        "::1",
+        "-s",
+        path,
+        "-e",
+        &api,
+        "--no-syslog",
+        "-l",
+        "info",
+        "--sessions",
+        "5000",
+    ]);
     daemon.args([
         "--uplink",
         "none",
@@ -516,14 +634,26 @@ fn groups_and_the_session_table_are_told() {
     ] {
         assert_eq!(host.ask(&request), ok, "{request}");
     }
-    assert_eq!(host.ask("sg_details: \"\""), format!("{ok} sg_details {{ id: \"web\" member: \"10.0.0.2\" {rule} }}"));
-    assert_eq!(host.ask("sg_rule_stats: \"web\""), format!("{ok} sg_rule_stats {{ {rule} sessions: 0 }}"));
-    assert_eq!(host.ask("session_list { filter { nic_id: \"a\" } }"), format!("{ok} session_list {{ matching: 0 }}"));
+    assert_eq!(
+        host.ask("sg_details: \"\""),
+        format!("{ok} sg_details {{ id: \"web\" member: \"10.0.0.2\" {rule} }}")
+    );
+    assert_eq!(
+        host.ask("sg_rule_stats: \"web\""),
+        format!("{ok} sg_rule_stats {{ {rule} sessions: 0 }}")
+    );
+    assert_eq!(
+        host.ask("session_list { filter { nic_id: \"a\" } }"),
+        format!("{ok} session_list {{ matching: 0 }}")
+    );
     assert_eq!(host.ask("session_flush { }"), format!("{ok} session_flush {{ flushed: 0 }}"));
     assert_eq!(host.ask("sg_del: \"web\""), ok);
     host.signal(Signal::TERM);
     let (status, _, stderr, directory) = host.end();
     assert_eq!(status, Some(0), "{stderr}");
-    assert!(stderr.contains(&format!("<INFO> room for {capacity} sessions, in {memory}")), "{stderr}");
+    assert!(
+        stderr.contains(&format!("<INFO> room for {capacity} sessions, in {memory}")),
+        "{stderr}"
+    );
     assert!(files(directory.path()).is_empty(), "{:?}", files(directory.path()));
 }

@@ -13,8 +13,24 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 fn butterflyd(directory: &Path, options: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_butterflyd"));
-    command.args(["-i", "192.0.2.1", "--uplink", "none", "--sessions", "1000", "--no-syslog", "-l", "info", "-s"]);
-    command.arg(directory).args(options).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command.args([
+        "-i",
+        "192.0.2.1",
+        "--uplink",
+        "none",
+        "--sessions",
+        "1000",
+        "--no-syslog",
+        "-l",
+        "info",
+        "-s",
+    ]);
+    command
+        .arg(directory)
+        .args(options)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
     command
 }
 
@@ -45,11 +61,14 @@ fn started(directory: &Path, options: &[&str]) -> (Daemon, Vec<String>) {
 }
 
 fn answers(endpoint: &str) {
-    let list: Messages = text::parse("messages { revision: 6 message_0 { request { nic_list: true } } }").unwrap();
+    let list: Messages =
+        text::parse("messages { revision: 6 message_0 { request { nic_list: true } } }").unwrap();
     // From this host any address is reached by the loopback's.
     let endpoint = endpoint.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:");
-    let reply =
-        Client::connect(&endpoint, Some(PATIENCE)).unwrap().call(&list).unwrap_or_else(|error| panic!("{endpoint}: {error}"));
+    let reply = Client::connect(&endpoint, Some(PATIENCE))
+        .unwrap()
+        .call(&list)
+        .unwrap_or_else(|error| panic!("{endpoint}: {error}"));
     assert!(reply.messages[0].message_0.response.status.status(), "{endpoint}");
 }
 
@@ -59,8 +78,16 @@ fn every_endpoint_is_served_and_told() {
     let ipc = format!("ipc://{}/api", directory.path().display());
     let hidden = format!("ipc://@butterflyd-test-{}", std::process::id());
     let ini = directory.path().join("ini");
-    let kinds =
-        ["tcp://127.0.0.1:*", "tcp://lo:0", "tcp://*:*", "tcp://0.0.0.0:*", "tcp://[::1]:*", "tcp://[::]:*", &ipc, &hidden];
+    let kinds = [
+        "tcp://127.0.0.1:*",
+        "tcp://lo:0",
+        "tcp://*:*",
+        "tcp://0.0.0.0:*",
+        "tcp://[::1]:*",
+        "tcp://[::]:*",
+        &ipc,
+        &hidden,
+    ];
     let told = [
         "tcp://127.0.0.1:",
         "tcp://127.0.0.1:",
@@ -78,8 +105,12 @@ fn every_endpoint_is_served_and_told() {
         let (daemon, endpoints) = started(directory.path(), options);
         assert_eq!(endpoints.len(), told.len(), "{endpoints:?}");
         for (endpoint, told) in endpoints.iter().zip(told) {
-            let port = endpoint.strip_prefix(told).unwrap_or_else(|| panic!("{endpoint} is not {told}"));
-            assert!(endpoint.starts_with("ipc") || port.parse::<u16>().is_ok_and(|port| port != 0), "{endpoint}");
+            let port =
+                endpoint.strip_prefix(told).unwrap_or_else(|| panic!("{endpoint} is not {told}"));
+            assert!(
+                endpoint.starts_with("ipc") || port.parse::<u16>().is_ok_and(|port| port != 0),
+                "{endpoint}"
+            );
             answers(endpoint);
         }
         drop(daemon);

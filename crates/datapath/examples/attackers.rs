@@ -1,8 +1,9 @@
-//! What a vnic that sends its fair share notices of ten attackers of ten kinds: over in-memory rings, one core, all that counts is
-//! the processor time of the worker's thread.
+//! What a vnic that sends its fair share notices of ten attackers of ten kinds: over in-memory
+//! rings, one core, all that counts is the processor time of the worker's thread.
 //!
-//! `attackers [SECONDS]`: microseconds from a frame's turn to be taken until it has arrived, alone, beside ten vnics that send 64
-//! frames at a time to ten others, and beside each attacker and all of them. Exits with 1 if a frame of the fair vnic is lost.
+//! `attackers [SECONDS]`: microseconds from a frame's turn to be taken until it has arrived, alone,
+//! beside ten vnics that send 64 frames at a time to ten others, and beside each attacker and all
+//! of them. Exits with 1 if a frame of the fair vnic is lost.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -55,7 +56,12 @@ fn bypass() -> VnicPolicy {
 }
 
 fn filtered(ip: [u8; 4]) -> Result<VnicPolicy, Error> {
-    Ok(VnicPolicy { ip_anti_spoof: true, ips: vec![ip.into()], groups: vec![GroupName::new("open")?], ..VnicPolicy::default() })
+    Ok(VnicPolicy {
+        ip_anti_spoof: true,
+        ips: vec![ip.into()],
+        groups: vec![GroupName::new("open")?],
+        ..VnicPolicy::default()
+    })
 }
 
 impl Scene {
@@ -63,7 +69,8 @@ impl Scene {
         let tunnel = TunnelConfig::new([192, 168, 0, 2].into(), Mac([2, 0xbf, 0, 0, 0, 2]));
         let sessions = SessionConfig { capacity: 1 << 18, ..SessionConfig::default() };
         let mut scene = Scene { host: Host::with_tunnel(sessions, Some(&tunnel))?, count: 0 };
-        let open = Rule::new(Direction::Inbound, -1, (None, None), Some(Cidr::new("0.0.0.0", 0)?), None)?;
+        let open =
+            Rule::new(Direction::Inbound, -1, (None, None), Some(Cidr::new("0.0.0.0", 0)?), None)?;
         let name = GroupName::new("open")?;
         let group = SecurityGroup::new(name.clone(), Vec::<String>::new(), [open])?;
         scene.host.change_group(&name, GroupChange::Declare(group))?;
@@ -79,7 +86,8 @@ impl Scene {
             scene.add(&format!("f{n}"), mac(4, n), 3, &filtered([10, 0, 0, n])?, LINUX, &usual)?;
         }
         let pieces = Shape { pieces: 300, ..Shape::HEADER_APART }.indirect();
-        let evil = GuestConfig { rx_shape: pieces, max_frame: 1514, ..GuestConfig::default() }.rings(64);
+        let evil =
+            GuestConfig { rx_shape: pieces, max_frame: 1514, ..GuestConfig::default() }.rings(64);
         scene.add("e", mac(5, 200), 4, &bypass(), LINUX, &usual)?;
         for n in 0..32 {
             scene.add(&format!("e{n}"), mac(5, n), 4, &bypass(), LINUX, &evil)?;
@@ -103,13 +111,26 @@ impl Scene {
         Ok(scene)
     }
 
-    fn add(&mut self, id: &str, mac: Mac, vni: u32, policy: &VnicPolicy, has: Features, is: &GuestConfig) -> Result<(), Error> {
+    fn add(
+        &mut self,
+        id: &str,
+        mac: Mac,
+        vni: u32,
+        policy: &VnicPolicy,
+        has: Features,
+        is: &GuestConfig,
+    ) -> Result<(), Error> {
         self.host.declare(id, mac, vni, policy)?;
         self.attach(id, has, is)
     }
 
     fn attach(&mut self, id: &str, features: Features, config: &GuestConfig) -> Result<(), Error> {
-        self.host.attach(id, features, config, &MemoryConfig::new(config.memory_needed() + (1 << 20)))
+        self.host.attach(
+            id,
+            features,
+            config,
+            &MemoryConfig::new(config.memory_needed() + (1 << 20)),
+        )
     }
 
     /// Nanoseconds of the longest turn since the last look.
@@ -118,7 +139,13 @@ impl Scene {
     }
 
     /// Fills a guest's transmit ring up to so many frames.
-    fn fill(&mut self, id: &str, most: usize, header: NetHeader, mut frame: impl FnMut(u32) -> Vec<u8>) -> Result<(), Error> {
+    fn fill(
+        &mut self,
+        id: &str,
+        most: usize,
+        header: NetHeader,
+        mut frame: impl FnMut(u32) -> Vec<u8>,
+    ) -> Result<(), Error> {
         let guest = self.host.guest(id).ok_or("no guest")?;
         guest.reclaim()?;
         for _ in 0..most {
@@ -132,8 +159,15 @@ impl Scene {
     }
 }
 
-const EMPTY: NetHeader =
-    NetHeader { flags: 0, gso_type: 0, hdr_len: 0, gso_size: 0, csum_start: 0, csum_offset: 0, num_buffers: 0 };
+const EMPTY: NetHeader = NetHeader {
+    flags: 0,
+    gso_type: 0,
+    hdr_len: 0,
+    gso_size: 0,
+    csum_start: 0,
+    csum_offset: 0,
+    num_buffers: 0,
+};
 
 fn honest(scene: &mut Scene) -> Result<(), Error> {
     for n in 0..10 {
@@ -151,11 +185,15 @@ fn new_flows(scene: &mut Scene) -> Result<(), Error> {
 }
 
 fn evil_receivers(scene: &mut Scene) -> Result<(), Error> {
-    scene.fill("e", 256, EMPTY, |n| build::ethernet(mac(5, 200), mac(5, (n % 32) as u8)).payload(0x88b5, &[1; 900]))
+    scene.fill("e", 256, EMPTY, |n| {
+        build::ethernet(mac(5, 200), mac(5, (n % 32) as u8)).payload(0x88b5, &[1; 900])
+    })
 }
 
 fn small_segments(scene: &mut Scene) -> Result<(), Error> {
-    let ip = build::ethernet(mac(6, 1), mac(6, 2)).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).checksum(build::Checksum::Partial);
+    let ip = build::ethernet(mac(6, 1), mac(6, 2))
+        .ipv4([10, 0, 0, 1], [10, 0, 0, 2])
+        .checksum(build::Checksum::Partial);
     let frame = ip.tcp(&build::Tcp::new(1, 2, 0), &vec![7; 64_000]);
     let header = NetHeader {
         flags: NetHeader::FLAG_NEEDS_CSUM,
@@ -169,7 +207,9 @@ fn small_segments(scene: &mut Scene) -> Result<(), Error> {
 }
 
 fn floods(scene: &mut Scene) -> Result<(), Error> {
-    scene.fill("d", 256, EMPTY, |_| build::ethernet(mac(7, 250), Mac::BROADCAST).payload(0x88b5, &[2; 46]))
+    scene.fill("d", 256, EMPTY, |_| {
+        build::ethernet(mac(7, 250), Mac::BROADCAST).payload(0x88b5, &[2; 46])
+    })
 }
 
 fn fragments(scene: &mut Scene) -> Result<(), Error> {
@@ -211,7 +251,9 @@ fn kicks(scene: &mut Scene) -> Result<(), Error> {
 }
 
 fn mirrors(scene: &mut Scene) -> Result<(), Error> {
-    scene.fill("m", 256, EMPTY, |_| build::ethernet(mac(9, 1), mac(9, 2)).payload(0x88b5, &[4; 1400]))
+    scene.fill("m", 256, EMPTY, |_| {
+        build::ethernet(mac(9, 1), mac(9, 2)).payload(0x88b5, &[4; 1400])
+    })
 }
 
 fn remote(scene: &mut Scene) -> Result<(), Error> {
@@ -232,7 +274,8 @@ fn remote(scene: &mut Scene) -> Result<(), Error> {
 
 fn claims(scene: &mut Scene) -> Result<(), Error> {
     scene.fill("f2", 256, EMPTY, |n| match n % 2 {
-        0 => build::ethernet(mac(4, 2), Mac::BROADCAST).arp_request([10, 0, 0, 1], [10, 0, (n >> 8) as u8, n as u8]),
+        0 => build::ethernet(mac(4, 2), Mac::BROADCAST)
+            .arp_request([10, 0, 0, 1], [10, 0, (n >> 8) as u8, n as u8]),
         _ => build::ethernet(mac(4, 2), mac(4, 1)).arp_reply([10, 0, 0, 4], [10, 0, 0, 1]),
     })
 }
@@ -245,7 +288,8 @@ fn spent() -> Duration {
 
 /// What was seen.
 struct Seen {
-    /// Nanoseconds that the fair vnic's frames took, and those of the longest turn in each round, in ascending order.
+    /// Nanoseconds that the fair vnic's frames took, and those of the longest turn in each round,
+    /// in ascending order.
     took: Vec<u64>,
     turns: Vec<u64>,
     /// Frames of the fair vnic that did not arrive.
@@ -301,14 +345,19 @@ fn measure(scene: &mut Scene, attacks: &[Attack], seconds: f64) -> Result<Seen, 
 /// What so many of a part of them took at most, in microseconds.
 fn at(ascending: &[u64], part: f64) -> f64 {
     let index = (ascending.len() as f64 * part) as usize;
-    ascending.get(index.min(ascending.len().saturating_sub(1))).map_or(0.0, |ns| *ns as f64 / 1000.0)
+    ascending
+        .get(index.min(ascending.len().saturating_sub(1)))
+        .map_or(0.0, |ns| *ns as f64 / 1000.0)
 }
 
 fn main() -> Result<(), Error> {
     let seconds: f64 = std::env::args().nth(1).map_or(Ok(2.0), |word| word.parse())?;
-    println!("| beside | frames | median | 99 % | 99.99 % | longest | turn 99 % | turn 99.99 % | longest turn |");
+    println!(
+        "| beside | frames | median | 99 % | 99.99 % | longest | turn 99 % | turn 99.99 % | longest turn |"
+    );
     println!("|---|---|---|---|---|---|---|---|---|");
-    let mut all: Vec<(String, Vec<Attack>)> = vec![("nobody".into(), vec![]), ("ten honest vnics".into(), vec![("", honest)])];
+    let mut all: Vec<(String, Vec<Attack>)> =
+        vec![("nobody".into(), vec![]), ("ten honest vnics".into(), vec![("", honest)])];
     all.extend(ATTACKS.iter().map(|attack| (attack.0.to_owned(), vec![*attack])));
     all.push(("all ten attackers".into(), ATTACKS.to_vec()));
     let mut lost = BTreeMap::new();
@@ -316,7 +365,12 @@ fn main() -> Result<(), Error> {
         let seen = measure(&mut Scene::new()?, &attacks, seconds)?;
         let frames = [0.5, 0.99, 0.9999, 1.0].map(|part| format!("{:.1}", at(&seen.took, part)));
         let turns = [0.99, 0.9999, 1.0].map(|part| format!("{:.1}", at(&seen.turns, part)));
-        println!("| {name} | {} | {} | {} |", seen.took.len(), frames.join(" | "), turns.join(" | "));
+        println!(
+            "| {name} | {} | {} | {} |",
+            seen.took.len(),
+            frames.join(" | "),
+            turns.join(" | ")
+        );
         if seen.lost > 0 {
             lost.insert(name, seen.lost);
         }

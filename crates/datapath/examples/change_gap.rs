@@ -1,12 +1,13 @@
-//! What changes of a security group cost those they do not concern: how long a worker's rounds take, alone and while another thread adds and
-//! removes members of a group as fast as it can.
+//! What changes of a security group cost those they do not concern: how long a worker's rounds
+//! take, alone and while another thread adds and removes members of a group as fast as it can.
 //!
 //! `change_gap [SECONDS [VNICS [MEMBERS]]]`
 //!
-//! VNICS filtered vnics let in what comes from the members of one group of MEMBERS. One of them sends batches of 64 frames to another, in 1,000
-//! sessions that this rule admitted, so a removal has each decided again. Slices alone and slices with changes take turns for SECONDS; those
-//! in which the scheduler took the worker's processor away are left out. Each round is taken alone: what the guest does in between is
-//! not counted.
+//! VNICS filtered vnics let in what comes from the members of one group of MEMBERS. One of them
+//! sends batches of 64 frames to another, in 1,000 sessions that this rule admitted, so a removal
+//! has each decided again. Slices alone and slices with changes take turns for SECONDS; those
+//! in which the scheduler took the worker's processor away are left out. Each round is taken alone:
+//! what the guest does in between is not counted.
 
 use std::{
     net::IpAddr,
@@ -43,12 +44,14 @@ struct Slices {
 }
 
 fn main() -> Result<(), Error> {
-    let args: Vec<u64> = std::env::args().skip(1).map(|text| text.parse()).collect::<Result<_, _>>()?;
+    let args: Vec<u64> =
+        std::env::args().skip(1).map(|text| text.parse()).collect::<Result<_, _>>()?;
     let number = |at: usize, default| args.get(at).copied().unwrap_or(default);
     let (seconds, vnics, members) = (number(0, 10), number(1, 1000), number(2, 100_000));
     let (host, friends) = &mut world(vnics.max(2), members)?;
     let cores = cores()?;
-    let (changing, done, changes_made) = (AtomicBool::new(false), AtomicBool::new(false), AtomicU64::new(0));
+    let (changing, done, changes_made) =
+        (AtomicBool::new(false), AtomicBool::new(false), AtomicU64::new(0));
     let (changes, mut turns) = host.halves();
     let mut all = [Slices::default(), Slices::default()];
     std::thread::scope(|scope| -> Result<(), Error> {
@@ -80,7 +83,10 @@ fn main() -> Result<(), Error> {
         drop(turns);
         outcome
     })?;
-    println!("{vnics} vnics, {members} members, worker on processor {}, changes on {}", cores.1, cores.0);
+    println!(
+        "{vnics} vnics, {members} members, worker on processor {}, changes on {}",
+        cores.1, cores.0
+    );
     for (name, slices) in ["alone", "changing"].into_iter().zip(&mut all) {
         report(name, slices);
     }
@@ -89,19 +95,40 @@ fn main() -> Result<(), Error> {
 
 /// Filtered vnics of one group that lets members of another one in; guests of the first two.
 fn world(vnics: u64, members: u64) -> Result<(Host, GroupName), Error> {
-    let mut host = Host::with_sessions(SessionConfig { capacity: 65_536, share: 100, ..SessionConfig::default() })?;
+    let mut host = Host::with_sessions(SessionConfig {
+        capacity: 65_536,
+        share: 100,
+        ..SessionConfig::default()
+    })?;
     let (web, friends) = (GroupName::new("web")?, GroupName::new("friends")?);
-    let rule = Rule::new(Direction::Inbound, 17, (Some(0), Some(65_535)), None, Some(friends.clone()))?;
-    host.change_group(&web, GroupChange::Declare(SecurityGroup::new(web.clone(), Vec::<String>::new(), [rule])?))?;
-    let all = (0..members).map(|n| IpAddr::from((0x0a00_0001 + n as u32).to_be_bytes()).to_string());
-    host.change_group(&friends, GroupChange::Declare(SecurityGroup::new(friends.clone(), all, [])?))?;
+    let rule =
+        Rule::new(Direction::Inbound, 17, (Some(0), Some(65_535)), None, Some(friends.clone()))?;
+    host.change_group(
+        &web,
+        GroupChange::Declare(SecurityGroup::new(web.clone(), Vec::<String>::new(), [rule])?),
+    )?;
+    let all =
+        (0..members).map(|n| IpAddr::from((0x0a00_0001 + n as u32).to_be_bytes()).to_string());
+    host.change_group(
+        &friends,
+        GroupChange::Declare(SecurityGroup::new(friends.clone(), all, [])?),
+    )?;
     for n in 0..vnics {
         let [.., b, c, d] = (n as u32 + 1).to_be_bytes();
-        let policy = VnicPolicy { ips: vec![[10, b, c, d].into()], groups: vec![web.clone()], ..VnicPolicy::default() };
+        let policy = VnicPolicy {
+            ips: vec![[10, b, c, d].into()],
+            groups: vec![web.clone()],
+            ..VnicPolicy::default()
+        };
         host.declare(&format!("v{n}"), Mac([2, 0, 0, b, c, d]), (n / PER_NETWORK) as u32, &policy)?;
         if n < 2 {
             let config = GuestConfig::default();
-            host.attach(&format!("v{n}"), LINUX, &config, &MemoryConfig::new(config.memory_needed()))?;
+            host.attach(
+                &format!("v{n}"),
+                LINUX,
+                &config,
+                &MemoryConfig::new(config.memory_needed()),
+            )?;
         }
     }
     Ok((host, friends))
@@ -120,7 +147,8 @@ fn change(changes: &Changes<'_>, friends: &GroupName, number: u64) {
 
 /// Batches of all flows, in turn.
 fn frames() -> impl FnMut() -> Vec<u8> {
-    let link = build::ethernet(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2])).ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
+    let link = build::ethernet(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]))
+        .ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
     let all: Vec<Vec<u8>> = (0..FLOWS).map(|flow| link.udp(1000 + flow, 80, &[0x5a; 22])).collect();
     let mut next = 0;
     move || {
@@ -129,7 +157,11 @@ fn frames() -> impl FnMut() -> Vec<u8> {
     }
 }
 
-fn slice(turns: &mut Turns<'_>, frame: &mut impl FnMut() -> Vec<u8>, slices: &mut Slices) -> Result<(), Error> {
+fn slice(
+    turns: &mut Turns<'_>,
+    frame: &mut impl FnMut() -> Vec<u8>,
+    slices: &mut Slices,
+) -> Result<(), Error> {
     let known = slices.rounds.len();
     let switches = involuntary_switches()?;
     let start = Instant::now();
@@ -186,7 +218,8 @@ fn pin(core: usize) {
 fn report(name: &str, slices: &mut Slices) {
     let Slices { count, undisturbed, rounds, changes } = slices;
     rounds.sort_unstable();
-    let us = |at: usize| f64::from(rounds.get(at).copied().unwrap_or(0)) / (cpu::tsc_hz() as f64 / 1e6);
+    let us =
+        |at: usize| f64::from(rounds.get(at).copied().unwrap_or(0)) / (cpu::tsc_hz() as f64 / 1e6);
     let last = rounds.len().saturating_sub(1);
     println!(
         "{name:8} {} rounds of {BATCH} frames, us: median {:.1}, 99 % {:.1}, 99.99 % {:.1}, longest {:.1}; {:.0} changes a second; \

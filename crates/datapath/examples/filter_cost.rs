@@ -1,10 +1,13 @@
-//! What filtering costs, over in-memory rings on one core: cycles of the switch per 64-byte UDP frame from a filtered vnic to another one.
+//! What filtering costs, over in-memory rings on one core: cycles of the switch per 64-byte UDP
+//! frame from a filtered vnic to another one.
 //!
 //! `filter_cost established|new|refused FLOWS RULES GROUPS MEMBERS [BATCHES]`
 //!
-//! `established`: FLOWS flows in random order, each known. `new`: every frame is a new flow; at the end of FLOWS the table is emptied, outside the
-//! measured time. RULES rules in GROUPS groups of the receiver; the last one matches. If MEMBERS is not 0, it is about the members of a group
-//! that has so many. `refused`: as `new`, but the sender has its share of the table, all of it established, and is refused each one.
+//! `established`: FLOWS flows in random order, each known. `new`: every frame is a new flow; at the
+//! end of FLOWS the table is emptied, outside the measured time. RULES rules in GROUPS groups of
+//! the receiver; the last one matches. If MEMBERS is not 0, it is about the members of a group that
+//! has so many. `refused`: as `new`, but the sender has its share of the table, all of it
+//! established, and is refused each one.
 
 use std::net::IpAddr;
 
@@ -39,16 +42,24 @@ fn main() -> Result<(), Error> {
         Some("refused") => (true, true),
         _ => return Err(usage.into()),
     };
-    let (flows, rules, groups, members) = (number(1)?.max(1), number(2)?.max(1), number(3)?.max(1), number(4)?);
+    let (flows, rules, groups, members) =
+        (number(1)?.max(1), number(2)?.max(1), number(3)?.max(1), number(4)?);
     let batches = if args.len() > 5 { number(5)? } else { 20_000 };
 
     let capacity = (flows * 5 / 4).max(65_536) as u32;
     let share = if refused { 1 } else { 100 };
-    let mut host = Host::with_sessions(SessionConfig { capacity, share, rate: u32::MAX, ..SessionConfig::default() })?;
+    let mut host = Host::with_sessions(SessionConfig {
+        capacity,
+        share,
+        rate: u32::MAX,
+        ..SessionConfig::default()
+    })?;
     let (a, b) = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
-    let names = (0..groups).map(|n| GroupName::new(&format!("g{n}"))).collect::<Result<Vec<_>, _>>()?;
+    let names =
+        (0..groups).map(|n| GroupName::new(&format!("g{n}"))).collect::<Result<Vec<_>, _>>()?;
     for (id, mac, ip, groups) in [("a", a, "10.0.0.1", &[][..]), ("b", b, "10.0.0.2", &names)] {
-        let policy = VnicPolicy { ips: vec![ip.parse()?], groups: groups.to_vec(), ..VnicPolicy::default() };
+        let policy =
+            VnicPolicy { ips: vec![ip.parse()?], groups: groups.to_vec(), ..VnicPolicy::default() };
         let config = GuestConfig { rx_shape: SHAPE, tx_shape: SHAPE, ..GuestConfig::default() };
         host.declare(id, mac, 1, &policy)?;
         host.attach(id, LINUX, &config, &MemoryConfig::new(config.memory_needed()))?;
@@ -56,7 +67,10 @@ fn main() -> Result<(), Error> {
     // Blocks and ports of all sizes that do not match, spread over the groups, and one that does.
     let mut declared: Vec<Vec<Rule>> = vec![Vec::new(); names.len()];
     for n in 0..rules - 1 {
-        let cidr = Cidr::new(&format!("{}.{}.{}.0", 11 + n % 200, n / 200 % 256, n / 51_200), 8 + (n % 25) as u32)?;
+        let cidr = Cidr::new(
+            &format!("{}.{}.{}.0", 11 + n % 200, n / 200 % 256, n / 51_200),
+            8 + (n % 25) as u32,
+        )?;
         let port = 1 + (n % 50_000) as u32;
         declared[(n % groups) as usize].push(inbound((port, port + 10), Some(cidr), None)?);
     }
@@ -71,8 +85,12 @@ fn main() -> Result<(), Error> {
         host.change_group(name, GroupChange::Declare(group))?;
     }
     if members > 0 {
-        let all = (0..members).map(|n| IpAddr::from((0x0a00_0001 + n as u32).to_be_bytes()).to_string());
-        host.change_group(&friends, GroupChange::Declare(SecurityGroup::new(friends.clone(), all, [])?))?;
+        let all =
+            (0..members).map(|n| IpAddr::from((0x0a00_0001 + n as u32).to_be_bytes()).to_string());
+        host.change_group(
+            &friends,
+            GroupChange::Declare(SecurityGroup::new(friends.clone(), all, [])?),
+        )?;
         // One more and one less, as an orchestrator does it.
         let one: IpAddr = "172.16.0.1".parse()?;
         let start = std::time::Instant::now();
@@ -91,8 +109,16 @@ fn main() -> Result<(), Error> {
         // More than one opener may have of 1 % at one receiver; each is answered at once.
         for port in 0..2 * capacity / 800 {
             let header = Default::default();
-            host.send("a", &build::ethernet(a, b).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(port as u16, 1, b""), header)?;
-            host.send("b", &build::ethernet(b, a).ipv4([10, 0, 0, 2], [10, 0, 0, 1]).udp(1, port as u16, b""), header)?;
+            host.send(
+                "a",
+                &build::ethernet(a, b).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(port as u16, 1, b""),
+                header,
+            )?;
+            host.send(
+                "b",
+                &build::ethernet(b, a).ipv4([10, 0, 0, 2], [10, 0, 0, 1]).udp(1, port as u16, b""),
+                header,
+            )?;
             host.received()?;
         }
     }
@@ -114,7 +140,9 @@ fn main() -> Result<(), Error> {
                 next += 1;
                 (next - 1) % flows
             } else {
-                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                random = random
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
                 (random >> 33) % flows
             };
             set(flow, &mut frame);

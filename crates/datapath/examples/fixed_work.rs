@@ -1,8 +1,10 @@
-//! A fixed amount of switching over in-memory rings, to count instructions and to compare cycles of one build with those of another.
+//! A fixed amount of switching over in-memory rings, to count instructions and to compare cycles of
+//! one build with those of another.
 //!
-//! `fixed_work [CASE] [BATCHES]`: cases are printed by `fixed_work list`. Prints cycles per packet of the switch alone (generator and
-//! receiver run on the same core, so caches are warmer than with real guests). Under callgrind, collect only inside `Worker::round`:
-//! see tests/instructions/run.sh.
+//! `fixed_work [CASE] [BATCHES]`: cases are printed by `fixed_work list`. Prints cycles per packet
+//! of the switch alone (generator and receiver run on the same core, so caches are warmer than with
+//! real guests). Under callgrind, collect only inside `Worker::round`: see tests/instructions/run.
+//! sh.
 
 use std::net::IpAddr;
 
@@ -50,14 +52,63 @@ const PLAIN: Shape = Shape { header_apart: false, ..Shape::HEADER_APART };
 const CASES: &[Case] = &[
     Case { name: "64", size: 64, features: LINUX, shape: PLAIN, batch: 64, to: To::Known },
     Case { name: "64-batch-1", size: 64, features: LINUX, shape: PLAIN, batch: 1, to: To::Known },
-    Case { name: "64-indirect", size: 64, features: LINUX, shape: Shape::HEADER_APART.indirect(), batch: 64, to: To::Known },
-    Case { name: "64-filtered", size: 64, features: LINUX, shape: PLAIN, batch: 64, to: To::Filtered },
-    Case { name: "64-filtered-tcp", size: 64, features: LINUX, shape: PLAIN, batch: 64, to: To::FilteredTcp },
-    Case { name: "64-encapsulated", size: 64, features: LINUX, shape: PLAIN, batch: 64, to: To::Out },
-    Case { name: "64-decapsulated", size: 64, features: LINUX, shape: PLAIN, batch: 64, to: To::In },
+    Case {
+        name: "64-indirect",
+        size: 64,
+        features: LINUX,
+        shape: Shape::HEADER_APART.indirect(),
+        batch: 64,
+        to: To::Known,
+    },
+    Case {
+        name: "64-filtered",
+        size: 64,
+        features: LINUX,
+        shape: PLAIN,
+        batch: 64,
+        to: To::Filtered,
+    },
+    Case {
+        name: "64-filtered-tcp",
+        size: 64,
+        features: LINUX,
+        shape: PLAIN,
+        batch: 64,
+        to: To::FilteredTcp,
+    },
+    Case {
+        name: "64-encapsulated",
+        size: 64,
+        features: LINUX,
+        shape: PLAIN,
+        batch: 64,
+        to: To::Out,
+    },
+    Case {
+        name: "64-decapsulated",
+        size: 64,
+        features: LINUX,
+        shape: PLAIN,
+        batch: 64,
+        to: To::In,
+    },
     Case { name: "64-learnt", size: 64, features: LINUX, shape: PLAIN, batch: 64, to: To::Learnt },
-    Case { name: "64-broadcast", size: 64, features: LINUX, shape: PLAIN, batch: 64, to: To::Broadcast },
-    Case { name: "64-legacy", size: 64, features: Features::NONE, shape: Shape::HEADER_APART, batch: 64, to: To::Known },
+    Case {
+        name: "64-broadcast",
+        size: 64,
+        features: LINUX,
+        shape: PLAIN,
+        batch: 64,
+        to: To::Broadcast,
+    },
+    Case {
+        name: "64-legacy",
+        size: 64,
+        features: Features::NONE,
+        shape: Shape::HEADER_APART,
+        batch: 64,
+        to: To::Known,
+    },
     Case { name: "1400", size: 1400, features: LINUX, shape: PLAIN, batch: 64, to: To::Known },
     Case { name: "9000", size: 9000, features: LINUX, shape: PLAIN, batch: 16, to: To::Known },
 ];
@@ -70,7 +121,8 @@ fn main() -> Result<(), Error> {
         CASES.iter().for_each(|case| println!("{}", case.name));
         return Ok(());
     }
-    let case = CASES.iter().find(|case| case.name == name).ok_or("no such case; see: fixed_work list")?;
+    let case =
+        CASES.iter().find(|case| case.name == name).ok_or("no such case; see: fixed_work list")?;
     let (a, b) = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
     let behind_b = Mac([2, 0, 0, 0, 1, 2]);
     if matches!(case.to, To::Out | To::In) {
@@ -85,7 +137,11 @@ fn main() -> Result<(), Error> {
             tx_shape: case.shape,
             ..GuestConfig::default()
         };
-        let policy = VnicPolicy { ips: vec![ip.parse()?], groups: vec![GroupName::new("g")?], ..VnicPolicy::default() };
+        let policy = VnicPolicy {
+            ips: vec![ip.parse()?],
+            groups: vec![GroupName::new("g")?],
+            ..VnicPolicy::default()
+        };
         host.declare(id, mac, 1, if filtered { &policy } else { &bypass })?;
         host.attach(id, case.features, &config, &MemoryConfig::new(config.memory_needed()))?;
     }
@@ -94,21 +150,39 @@ fn main() -> Result<(), Error> {
         To::Learnt => behind_b,
         To::Broadcast => Mac::BROADCAST,
     };
-    let frame = build::ethernet(a, to).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(4000, 5001, &vec![0x5a; case.size - 42]);
+    let frame = build::ethernet(a, to).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(
+        4000,
+        5001,
+        &vec![0x5a; case.size - 42],
+    );
     let addressed = build::ethernet(a, to).ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
     let frame = if case.to == To::FilteredTcp {
-        let ack = build::Tcp { sequence: 1, acknowledgement: 1, ..build::Tcp::new(4000, 5001, ACK) };
+        let ack =
+            build::Tcp { sequence: 1, acknowledgement: 1, ..build::Tcp::new(4000, 5001, ACK) };
         addressed.tcp(&ack, &[0x5a; 10])
     } else {
         frame
     };
     if filtered {
-        let rule = Rule::new(Direction::Inbound, -1, (None, None), Some(Cidr::new("10.0.0.0", 24)?), None)?;
+        let rule = Rule::new(
+            Direction::Inbound,
+            -1,
+            (None, None),
+            Some(Cidr::new("10.0.0.0", 24)?),
+            None,
+        )?;
         let name = GroupName::new("g")?;
-        host.change_group(&name, GroupChange::Declare(SecurityGroup::new(name.clone(), Vec::<String>::new(), [rule])?))?;
+        host.change_group(
+            &name,
+            GroupChange::Declare(SecurityGroup::new(name.clone(), Vec::<String>::new(), [rule])?),
+        )?;
         // The session, so that everything after is established.
         if case.to == To::FilteredTcp {
-            host.send("a", &addressed.tcp(&build::Tcp::new(4000, 5001, SYN), &[]), Default::default())?;
+            host.send(
+                "a",
+                &addressed.tcp(&build::Tcp::new(4000, 5001, SYN), &[]),
+                Default::default(),
+            )?;
             let back = build::ethernet(b, a).ipv4([10, 0, 0, 2], [10, 0, 0, 1]);
             let ack = build::Tcp { acknowledgement: 1, ..build::Tcp::new(5001, 4000, SYN | ACK) };
             host.send("b", &back.tcp(&ack, &[]), Default::default())?;
@@ -116,7 +190,8 @@ fn main() -> Result<(), Error> {
         host.send("a", &frame, Default::default())?;
         host.received()?;
     }
-    let hello = build::ethernet(behind_b, a).ipv4([10, 0, 0, 2], [10, 0, 0, 1]).udp(5001, 4000, b"");
+    let hello =
+        build::ethernet(behind_b, a).ipv4([10, 0, 0, 2], [10, 0, 0, 1]).udp(5001, 4000, b"");
     if !filtered {
         host.send("b", &hello, Default::default())?;
     }
@@ -146,13 +221,20 @@ fn main() -> Result<(), Error> {
     if received < sent && case.to != To::Broadcast {
         return Err(format!("{sent} frames sent, {received} received: {:?}", host.moved()).into());
     }
-    println!("{}: {} packets in {rounds} batches, {:.1} cycles/packet", case.name, sent, cycles as f64 / sent as f64);
+    println!(
+        "{}: {} packets in {rounds} batches, {:.1} cycles/packet",
+        case.name,
+        sent,
+        cycles as f64 / sent as f64
+    );
     Ok(())
 }
 
-/// A filtered vnic on one host, one on another, and frames that cross. Cycles are those of the host that the case is about.
+/// A filtered vnic on one host, one on another, and frames that cross. Cycles are those of the host
+/// that the case is about.
 fn between_hosts(case: &Case, batches: u64) -> Result<(), Error> {
-    let rule = Rule::new(Direction::Inbound, -1, (None, None), Some(Cidr::new("10.0.0.0", 24)?), None)?;
+    let rule =
+        Rule::new(Direction::Inbound, -1, (None, None), Some(Cidr::new("10.0.0.0", 24)?), None)?;
     let name = GroupName::new("g")?;
     let mut hosts = Vec::new();
     let endpoints = [IpAddr::from([192, 168, 0, 1]), IpAddr::from([192, 168, 0, 2])];
@@ -161,15 +243,27 @@ fn between_hosts(case: &Case, batches: u64) -> Result<(), Error> {
         let sessions = SessionConfig { capacity: 65_536, ..SessionConfig::default() };
         let tunnel = TunnelConfig::new(endpoints[n], Mac([2, 0xbf, 0, 0, 0, n as u8]));
         let mut host = Host::with_tunnel(sessions, Some(&tunnel))?;
-        let policy = VnicPolicy { ips: vec![ip.parse()?], groups: vec![name.clone()], ..VnicPolicy::default() };
+        let policy = VnicPolicy {
+            ips: vec![ip.parse()?],
+            groups: vec![name.clone()],
+            ..VnicPolicy::default()
+        };
         host.vnic(id, macs[n], 1, &policy)?;
-        host.change_group(&name, GroupChange::Declare(SecurityGroup::new(name.clone(), Vec::<String>::new(), [rule.clone()])?))?;
+        host.change_group(
+            &name,
+            GroupChange::Declare(SecurityGroup::new(
+                name.clone(),
+                Vec::<String>::new(),
+                [rule.clone()],
+            )?),
+        )?;
         hosts.push(host);
     }
     let [a, b] = &mut hosts[..] else { return Err("two hosts".into()) };
     // Each learns where the other is, and of the session.
     let there = build::ethernet(macs[0], macs[1]).ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
-    let back = build::ethernet(macs[1], macs[0]).ipv4([10, 0, 0, 2], [10, 0, 0, 1]).udp(5001, 4000, b"");
+    let back =
+        build::ethernet(macs[1], macs[0]).ipv4([10, 0, 0, 2], [10, 0, 0, 1]).udp(5001, 4000, b"");
     let frame = there.udp(4000, 5001, &vec![0x5a; case.size - 42]);
     a.send("a", &frame, Default::default())?;
     b.arrive(&a.left()?)?;
@@ -178,10 +272,12 @@ fn between_hosts(case: &Case, batches: u64) -> Result<(), Error> {
     a.send("a", &frame, Default::default())?;
     let outer = a.left()?.pop().ok_or("nothing left the first host")?;
     b.received()?;
-    let (host, sent_frame, expected) = if case.to == To::Out { (a, &frame, outer.len()) } else { (b, &outer, frame.len()) };
+    let (host, sent_frame, expected) =
+        if case.to == To::Out { (a, &frame, outer.len()) } else { (b, &outer, frame.len()) };
     let (mut cycles, mut received) = (0, 0);
     for _ in 0..batches {
-        let guest = if case.to == To::Out { host.guest("a") } else { host.wire() }.ok_or("no guest")?;
+        let guest =
+            if case.to == To::Out { host.guest("a") } else { host.wire() }.ok_or("no guest")?;
         guest.reclaim()?;
         for _ in 0..case.batch {
             guest.enqueue(sent_frame, Default::default())?;
@@ -190,7 +286,8 @@ fn between_hosts(case: &Case, batches: u64) -> Result<(), Error> {
         let start = cpu::tsc();
         host.turn();
         cycles += cpu::tsc() - start;
-        let guest = if case.to == To::Out { host.wire() } else { host.guest("b") }.ok_or("no guest")?;
+        let guest =
+            if case.to == To::Out { host.wire() } else { host.guest("b") }.ok_or("no guest")?;
         while let Some((_, bytes)) = guest.recv()? {
             if bytes.len() != expected {
                 return Err("a frame was changed on its way".into());

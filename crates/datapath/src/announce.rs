@@ -1,9 +1,11 @@
 //! Announcements: where a machine is now, said for it after a live migration.
 //!
-//! Bridges and other hosts learn a machine's place from what it sends, and one that only receives would be sought where it was. So a
-//! vnic whose rings go on where another device left them is announced: by RARP from its MAC address (RFC 903, as QEMU does), which names
-//! no IP address and so moves what was learnt whatever protects addresses elsewhere; and for each address that it declares by gratuitous
-//! ARP (RFC 5227, 3) or an unsolicited neighbour advertisement (RFC 4861, 7.2.6). Networks lose frames: it is said several times.
+//! Bridges and other hosts learn a machine's place from what it sends, and one that only receives
+//! would be sought where it was. So a vnic whose rings go on where another device left them is
+//! announced: by RARP from its MAC address (RFC 903, as QEMU does), which names no IP address and
+//! so moves what was learnt whatever protects addresses elsewhere; and for each address that it
+//! declares by gratuitous ARP (RFC 5227, 3) or an unsolicited neighbour advertisement (RFC 4861,
+//! 7.2.6). Networks lose frames: it is said several times.
 
 use std::sync::{
     Arc,
@@ -18,12 +20,14 @@ use butterfly_packet::{
 
 use crate::{plane::Plane, rules::address, snapshot::Vnic};
 
-/// Ticks of housekeeping, a tenth of a second each, from the first round on, and those that are left when there is another one.
+/// Ticks of housekeeping, a tenth of a second each, from the first round on, and those that are
+/// left when there is another one.
 const TICKS: u32 = 16;
 const ROUNDS: [u32; 4] = [TICKS, TICKS - 2, TICKS - 7, 1];
 /// Addresses of a vnic that are announced at most.
 const ADDRESSES: usize = 16;
-/// Vnics that are announced in one tick at most: a daemon that was started anew has all of them come at once.
+/// Vnics that are announced in one tick at most: a daemon that was started anew has all of them
+/// come at once.
 const PER_TICK: usize = 64;
 /// Smallest Ethernet frame without its checksum.
 const SMALLEST: usize = 60;
@@ -65,13 +69,15 @@ impl Plane {
     pub fn announce(&self) {
         let snapshot = self.shared.snapshot.load();
         let mut room = PER_TICK;
-        // Behind the last one that had a place, so that those who ask in every tick keep nobody away.
+        // Behind the last one that had a place, so that those who ask in every tick keep nobody
+        // away.
         let from = self.announced.load(Relaxed);
         let behind = snapshot.vnics.iter().filter(|(slot, _)| *slot > from);
         let before = snapshot.vnics.iter().filter(|(slot, _)| *slot <= from);
         for (slot, vnic) in behind.chain(before) {
             // A mirror is no station, and one that waits for its address speaks for nobody.
-            let waits = snapshot.networks.get(vnic.network).is_some_and(|network| network.waits(slot));
+            let waits =
+                snapshot.networks.get(vnic.network).is_some_and(|network| network.waits(slot));
             if !waits
                 && vnic.mirrors.is_none()
                 && vnic.shared.announcing.tick(room > 0)
@@ -88,9 +94,12 @@ impl Plane {
 /// What is said of a vnic.
 fn frames(vnic: &Vnic) -> Vec<Vec<u8>> {
     let own = vnic.rules.own.iter().take(ADDRESSES).map(|own| match address(*own) {
-        std::net::IpAddr::V4(ip) => padded(build::ethernet(vnic.mac, Mac::BROADCAST).arp_request(ip, ip)),
+        std::net::IpAddr::V4(ip) => {
+            padded(build::ethernet(vnic.mac, Mac::BROADCAST).arp_request(ip, ip))
+        }
         std::net::IpAddr::V6(ip) => {
-            let body = [&ip.octets()[..], &[icmp::OPTION_TARGET_LINK_ADDRESS, 1], &vnic.mac.0].concat();
+            let body =
+                [&ip.octets()[..], &[icmp::OPTION_TARGET_LINK_ADDRESS, 1], &vnic.mac.0].concat();
             let link: Link = build::ethernet(vnic.mac, Mac::of_group_v6(ipv6::ALL_NODES));
             let packet = link.ipv6(ip, ipv6::ALL_NODES).ttl(ND_HOP_LIMIT);
             packet.icmp(icmp::v6::NEIGHBOUR_ADVERTISEMENT, 0, OVERRIDE, &body)

@@ -1,6 +1,7 @@
 //! Anti-spoofing: a filtered vnic speaks only with addresses it owns.
 //!
-//! Decides on frames *from* a vnic, before anything learns from them. RFC 826 (ARP sender fields), RFC 903 (reverse ARP).
+//! Decides on frames *from* a vnic, before anything learns from them. RFC 826 (ARP sender fields),
+//! RFC 903 (reverse ARP).
 
 use crate::{
     batch::{Batch, Context, Verdict},
@@ -55,7 +56,8 @@ pub(crate) fn antispoof(batch: &mut Batch<'_>, context: &Context<'_>) {
     let (frames, metas) = batch.parts();
     for (index, meta) in metas.iter_mut().enumerate() {
         if meta.verdict == Verdict::Undecided
-            && let Err(reason) = check(meta.source, meta.inside, || frames.head(index), context.sender)
+            && let Err(reason) =
+                check(meta.source, meta.inside, || frames.head(index), context.sender)
         {
             meta.verdict = Verdict::Drop(reason, context.sender.place.slot);
             meta.offload = false; // nobody will look at what it claims
@@ -74,7 +76,12 @@ fn silence(batch: &mut Batch<'_>, context: &Context<'_>, reason: DropReason) {
 }
 
 #[inline(always)]
-fn check<'a>(source: u64, inside: Inside, head: impl FnOnce() -> &'a [u8], sender: &Vnic) -> Result<(), DropReason> {
+fn check<'a>(
+    source: u64,
+    inside: Inside,
+    head: impl FnOnce() -> &'a [u8],
+    sender: &Vnic,
+) -> Result<(), DropReason> {
     if source != number(sender.mac) {
         return Err(SPOOFED_MAC);
     }
@@ -82,7 +89,8 @@ fn check<'a>(source: u64, inside: Inside, head: impl FnOnce() -> &'a [u8], sende
         Inside::Rarp => Err(RARP),
         Inside::Arp(at) if sender.rules.ip_anti_spoof => {
             let arp = arp(head(), at).ok_or(SPOOFED_ARP)?;
-            let owned = arp.sender_mac() == sender.mac && sender.rules.arp.binary_search(&arp.sender_ip()).is_ok();
+            let owned = arp.sender_mac() == sender.mac
+                && sender.rules.arp.binary_search(&arp.sender_ip()).is_ok();
             if owned { Ok(()) } else { Err(SPOOFED_ARP) }
         }
         _ => Ok(()),

@@ -35,7 +35,8 @@ pub(crate) enum Verdict {
     Tunnel(PeerRef),
     /// To every vnic of the network that may have it.
     Flood {
-        /// The destination is a unicast address that nobody knows: only vnics that may own several addresses get it.
+        /// The destination is a unicast address that nobody knows: only vnics that may own several
+        /// addresses get it.
         unknown: bool,
     },
     /// The same, of another host: this turn has no time for it, so it waits in a queue.
@@ -50,7 +51,8 @@ pub(crate) struct Meta {
     /// Source address likewise.
     pub source: u64,
     pub verdict: Verdict,
-    /// The host that it came from, if its sender is a trunk; 0 if there was no room for it among the peers.
+    /// The host that it came from, if its sender is a trunk; 0 if there was no room for it among
+    /// the peers.
     pub peer: PeerRef,
     /// What is inside, if someone in the network is filtered.
     pub inside: Inside,
@@ -72,7 +74,15 @@ impl Meta {
         peer: PeerRef(0),
         inside: Inside::Unknown,
         offload: false,
-        net: NetHeader { flags: 0, gso_type: 0, hdr_len: 0, gso_size: 0, csum_start: 0, csum_offset: 0, num_buffers: 0 },
+        net: NetHeader {
+            flags: 0,
+            gso_type: 0,
+            hdr_len: 0,
+            gso_size: 0,
+            csum_start: 0,
+            csum_offset: 0,
+            num_buffers: 0,
+        },
         l3: 0,
         payload: 0,
     };
@@ -88,7 +98,8 @@ pub(crate) enum Origin {
     Port,
     /// One flood of another host that a turn had no time for; it was counted when it came.
     Waited,
-    /// One frame that the switch made, as if the sender had: it may say what guests may not (RARP), and counts for nobody.
+    /// One frame that the switch made, as if the sender had: it may say what guests may not (RARP),
+    /// and counts for nobody.
     Own,
 }
 
@@ -159,7 +170,13 @@ pub(crate) struct Context<'a> {
 impl<'a> Context<'a> {
     /// Counts a dropped frame at the expense of a vnic, and keeps its first bytes.
     #[cold]
-    pub fn count_drop(&self, charged: &Vnic, reason: DropReason, frames: &Frames<'_>, index: usize) {
+    pub fn count_drop(
+        &self,
+        charged: &Vnic,
+        reason: DropReason,
+        frames: &Frames<'_>,
+        index: usize,
+    ) {
         charged.shared.counters.drop(self.worker, reason, &Dropped::of(frames, index, self.clock));
     }
 
@@ -176,7 +193,8 @@ impl<'a> Context<'a> {
         self.watched.map(|watched| Tap::of(watched, self.notes, self.worker))
     }
 
-    /// The other hosts of the sender's network, unless the frames come from there: nothing goes back to where it came from.
+    /// The other hosts of the sender's network, unless the frames come from there: nothing goes
+    /// back to where it came from.
     #[inline(always)]
     pub fn remote(&self) -> Option<&'a Remote> {
         self.network.remote.as_ref().filter(|_| !self.sender.trunk)

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use butterfly_vhost::cpu;
 
-/// Tokens of one vnic. Only the worker that owns its transmit ring takes any; new ones are counted when none is left.
+/// Tokens of one vnic. Only the worker that owns its transmit ring takes any; new ones are counted
+/// when none is left.
 #[derive(Default)]
 pub(crate) struct Bucket {
     tokens: AtomicU64,
@@ -13,8 +14,8 @@ pub(crate) struct Bucket {
 }
 
 impl Bucket {
-    /// Takes a token, if there is one: `rate` come per second, and at most `burst` are kept. As what was kept is filled up only when
-    /// it is used up, twice as many may go at once.
+    /// Takes a token, if there is one: `rate` come per second, and at most `burst` are kept. As
+    /// what was kept is filled up only when it is used up, twice as many may go at once.
     pub fn take(&self, rate: u64, burst: u64) -> bool {
         self.take_at(cpu::tsc, cpu::tsc_hz(), rate, burst)
     }
@@ -53,7 +54,9 @@ mod tests {
     fn no_more_come_out_than_went_in() {
         const HZ: u64 = 1_000_000;
         let bucket = Bucket::default();
-        let taken = |now: u64, tries: u64| (0..tries).filter(|_| bucket.take_at(|| now, HZ, 1000, 50)).count();
+        let taken = |now: u64, tries: u64| {
+            (0..tries).filter(|_| bucket.take_at(|| now, HZ, 1000, 50)).count()
+        };
         // It begins full, whenever that is.
         assert_eq!(taken(HZ, 1000), 50);
         assert_eq!(taken(HZ + 999, 1000), 0);

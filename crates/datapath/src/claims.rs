@@ -1,8 +1,9 @@
 //! Claims: the address of a filtered vnic of this host is nobody else's.
 //!
-//! A rule that names the members of a group goes by addresses, so whoever answers ARP faster would pass it. This stage looks at what
-//! ARP (RFC 826, RFC 5227) and neighbour discovery (RFC 4861, RFC 4862) say, from every port of a network with filtered vnics, before
-//! anything learns from it. The sources of other packets are compared where a session is made or decided again.
+//! A rule that names the members of a group goes by addresses, so whoever answers ARP faster would
+//! pass it. This stage looks at what ARP (RFC 826, RFC 5227) and neighbour discovery (RFC 4861, RFC
+//! 4862) say, from every port of a network with filtered vnics, before anything learns from it. The
+//! sources of other packets are compared where a session is made or decided again.
 
 mod bindings;
 mod holders;
@@ -43,7 +44,8 @@ drop_reasons! { 8;
     }
 }
 
-/// Drops ARP and neighbour discovery that claim an address of somebody else; all other frames stay as they are.
+/// Drops ARP and neighbour discovery that claim an address of somebody else; all other frames stay
+/// as they are.
 ///
 /// Called for batches in which [`crate::headers::headers`] saw what may be one of them.
 #[cold]
@@ -61,13 +63,19 @@ pub(crate) fn claims(batch: &mut Batch<'_>, context: &Context<'_>) {
 }
 
 /// The address of somebody else that a frame claims; 0 if nobody sees which one.
-pub(crate) fn claimed(batch: &mut Batch<'_>, index: usize, context: &Context<'_>) -> Option<Address> {
-    let meta = batch.metas().get(index).copied().filter(|meta| meta.verdict == Verdict::Undecided)?;
+pub(crate) fn claimed(
+    batch: &mut Batch<'_>,
+    index: usize,
+    context: &Context<'_>,
+) -> Option<Address> {
+    let meta =
+        batch.metas().get(index).copied().filter(|meta| meta.verdict == Verdict::Undecided)?;
     let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len);
     let claimed = match meta.inside {
         Inside::Arp(at) => match said_by_arp(batch.frames.head(index), usize::from(at), len) {
             Said::Nothing => None,
-            Said::Has(address) => Some(address).filter(|address| is_claimed(context.sender, *address, Voice::Speaking, context)),
+            Said::Has(address) => Some(address)
+                .filter(|address| is_claimed(context.sender, *address, Voice::Speaking, context)),
             Said::Unseen => Some(0),
         },
         Inside::Ip { at, vlan } if may_be_discovery(batch.frames.head(index), usize::from(at)) => {
@@ -81,8 +89,9 @@ pub(crate) fn claimed(batch: &mut Batch<'_>, index: usize, context: &Context<'_>
     claimed.filter(|address| !is_its_own(meta.source, *address, context))
 }
 
-/// Whether the frame is from the very vnic that has the address, by its MAC address: then it is no claim against it. It came back by a
-/// loop, which the next stage sees; or from another host, and if the vnic's queues do not run here, that is where it is now.
+/// Whether the frame is from the very vnic that has the address, by its MAC address: then it is no
+/// claim against it. It came back by a loop, which the next stage sees; or from another host, and
+/// if the vnic's queues do not run here, that is where it is now.
 fn is_its_own(source: u64, address: Address, context: &Context<'_>) -> bool {
     let owner = context.network.macs.get(source).and_then(|slot| context.snapshot.vnics.get(slot));
     let Some(owner) = owner.filter(|owner| !owner.rules.bypass) else { return false };
@@ -95,25 +104,37 @@ fn is_its_own(source: u64, address: Address, context: &Context<'_>) -> bool {
     true
 }
 
-/// Whether a link-local address is a filtered vnic's: that of its MAC address, or one that its machine made up and nobody declared.
+/// Whether a link-local address is a filtered vnic's: that of its MAC address, or one that its
+/// machine made up and nobody declared.
 pub(crate) fn has_link_local(vnic: &Vnic, address: Address, context: &Context<'_>) -> bool {
-    address == link_local(vnic.mac) || vnic.shared.bound.has(address) && context.network.holders.get(address).is_none()
+    address == link_local(vnic.mac)
+        || vnic.shared.bound.has(address) && context.network.holders.get(address).is_none()
 }
 
-/// Notes link-local addresses that a machine is the first to have, when it probes for one or speaks from or for one.
+/// Notes link-local addresses that a machine is the first to have, when it probes for one or speaks
+/// from or for one.
 fn bind(batch: &mut Batch<'_>, index: usize, context: &Context<'_>) {
-    let Some(meta) = batch.metas().get(index).copied().filter(|meta| meta.verdict == Verdict::Undecided) else { return };
+    let Some(meta) =
+        batch.metas().get(index).copied().filter(|meta| meta.verdict == Verdict::Undecided)
+    else {
+        return;
+    };
     let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len);
     let Inside::Ip { at, vlan } = meta.inside else { return };
     if !may_be_discovery(batch.frames.head(index), usize::from(at)) {
         return;
     }
-    let Ok(Packet { l4: L4::Discovery(found), tuple, .. }) = read_packet(batch, index, at, vlan, len) else { return };
+    let Ok(Packet { l4: L4::Discovery(found), tuple, .. }) =
+        read_packet(batch, index, at, vlan, len)
+    else {
+        return;
+    };
     let sender = context.sender;
     let Some(voice) = voice(&found).filter(|_| found.valid) else { return };
     if !sender.rules.bypass {
         let honest = found.link_source.is_none_or(|mac| mac == sender.mac);
-        let heard = voice != Voice::Probing || asks_its_owner(&found, tuple.destination, batch.frames.head(index));
+        let heard = voice != Voice::Probing
+            || asks_its_owner(&found, tuple.destination, batch.frames.head(index));
         if voice == Voice::Router || !honest || !heard {
             return;
         }
@@ -121,7 +142,14 @@ fn bind(batch: &mut Batch<'_>, index: usize, context: &Context<'_>) {
     let of_target = voice == Voice::Probing || found.kind == v6::NEIGHBOUR_ADVERTISEMENT;
     for address in [Some(found.source), of_target.then_some(found.target)].into_iter().flatten() {
         if context.network.holders.get(address).is_none() {
-            context.bindings.bind(address, sender, meta.source, voice, context.now, context.snapshot);
+            context.bindings.bind(
+                address,
+                sender,
+                meta.source,
+                voice,
+                context.now,
+                context.snapshot,
+            );
         }
     }
 }
@@ -130,16 +158,20 @@ fn bind(batch: &mut Batch<'_>, index: usize, context: &Context<'_>) {
 fn voice(found: &Discovery) -> Option<Voice> {
     match found.kind {
         v6::NEIGHBOUR_SOLICITATION if found.source == 0 => Some(Voice::Probing),
-        v6::ROUTER_SOLICITATION | v6::NEIGHBOUR_SOLICITATION | v6::NEIGHBOUR_ADVERTISEMENT => Some(Voice::Speaking),
+        v6::ROUTER_SOLICITATION | v6::NEIGHBOUR_SOLICITATION | v6::NEIGHBOUR_ADVERTISEMENT => {
+            Some(Voice::Speaking)
+        }
         v6::ROUTER_ADVERTISEMENT => Some(Voice::Router),
         _ => None,
     }
 }
 
-/// Whether a probe is sent so that whoever has the address hears it: to the address's own group, and that one's MAC address or all.
+/// Whether a probe is sent so that whoever has the address hears it: to the address's own group,
+/// and that one's MAC address or all.
 fn asks_its_owner(probe: &Discovery, destination: Address, head: &[u8]) -> bool {
     let group = Mac::of_group_v6(destination.into());
-    destination == solicited_node(probe.target) && [&group.0[..], &Mac::BROADCAST.0].contains(&head.get(..6).unwrap_or_default())
+    destination == solicited_node(probe.target)
+        && [&group.0[..], &Mac::BROADCAST.0].contains(&head.get(..6).unwrap_or_default())
 }
 
 /// What an ARP packet says of its sender.
@@ -153,10 +185,12 @@ enum Said {
     Unseen,
 }
 
-/// Reads ARP as loosely as any host does: Linux also takes the hardware type of IEEE 802, and no host looks at the operation. A probe is
-/// from 0.0.0.0 and names what its sender is about to take.
+/// Reads ARP as loosely as any host does: Linux also takes the hardware type of IEEE 802, and no
+/// host looks at the operation. A probe is from 0.0.0.0 and names what its sender is about to take.
 fn said_by_arp(head: &[u8], at: usize, len: u32) -> Said {
-    let Some(&[_, _, ptype @ .., _, _]) = head.get(at..at + 8).and_then(|bytes| bytes.first_chunk::<8>()) else {
+    let Some(&[_, _, ptype @ .., _, _]) =
+        head.get(at..at + 8).and_then(|bytes| bytes.first_chunk::<8>())
+    else {
         return if len as usize > head.len() { Said::Unseen } else { Said::Nothing };
     };
     if ptype != [8, 0, 6, 4] {
@@ -174,23 +208,33 @@ fn said_by_arp(head: &[u8], at: usize, len: u32) -> Said {
     }
 }
 
-/// Whether the frame is IPv6 with the hop limit of discovery (RFC 4861, 3.1), and neither TCP nor UDP right behind its header.
+/// Whether the frame is IPv6 with the hop limit of discovery (RFC 4861, 3.1), and neither TCP nor
+/// UDP right behind its header.
 fn may_be_discovery(head: &[u8], at: usize) -> bool {
     match head.get(at..at + 8).and_then(|bytes| bytes.first_chunk::<8>()) {
-        Some([version, _, _, _, _, _, next, hops]) => version >> 4 == 6 && *hops == 255 && ![TCP, UDP].contains(next),
+        Some([version, _, _, _, _, _, next, hops]) => {
+            version >> 4 == 6 && *hops == 255 && ![TCP, UDP].contains(next)
+        }
         None => false,
     }
 }
 
-/// The address of somebody else that a message of neighbour discovery claims, by its source or by its target: that of an advertisement,
-/// of a probe, and of a redirect that gives another link address than its owner's.
+/// The address of somebody else that a message of neighbour discovery claims, by its source or by
+/// its target: that of an advertisement, of a probe, and of a redirect that gives another link
+/// address than its owner's.
 fn claimed_by(found: &Discovery, context: &Context<'_>) -> Option<Address> {
     let of_target = match found.kind {
         v6::NEIGHBOUR_ADVERTISEMENT => true,
         v6::NEIGHBOUR_SOLICITATION => found.source == 0,
         v6::REDIRECT => found.link_source.filter(|_| found.valid).is_some_and(|mac| {
-            let mut owners = context.network.holders.get(found.target).into_iter().flat_map(|holding| holding.slots.iter());
-            !owners.any(|slot| context.snapshot.vnics.get(*slot).is_some_and(|vnic| vnic.mac == mac))
+            let mut owners = context
+                .network
+                .holders
+                .get(found.target)
+                .into_iter()
+                .flat_map(|holding| holding.slots.iter());
+            !owners
+                .any(|slot| context.snapshot.vnics.get(*slot).is_some_and(|vnic| vnic.mac == mac))
         }),
         _ => false,
     };
@@ -199,14 +243,18 @@ fn claimed_by(found: &Discovery, context: &Context<'_>) -> Option<Address> {
     said.into_iter().flatten().find(|address| is_claimed(context.sender, *address, voice, context))
 }
 
-/// Whether an address is a filtered vnic's, and not also this one's. What nobody declared is whose machine made it up.
+/// Whether an address is a filtered vnic's, and not also this one's. What nobody declared is whose
+/// machine made it up.
 fn is_claimed(vnic: &Vnic, address: Address, voice: Voice, context: &Context<'_>) -> bool {
     if let Some(holding) = context.network.holders.get(address) {
         return holding.excludes(vnic, context.snapshot);
     }
     context.bindings.holder(address, vnic.vni, context.snapshot).is_some_and(|holder| {
-        let may_be_elsewhere = holder.vnic.rules.shared_ip || !context.snapshot.keeps_addresses(holder.vnic);
-        let is_theirs = !holder.vnic.rules.bypass && holder.vnic.place != vnic.place && !(vnic.trunk && may_be_elsewhere);
+        let may_be_elsewhere =
+            holder.vnic.rules.shared_ip || !context.snapshot.keeps_addresses(holder.vnic);
+        let is_theirs = !holder.vnic.rules.bypass
+            && holder.vnic.place != vnic.place
+            && !(vnic.trunk && may_be_elsewhere);
         is_theirs && !holder.gives_way(vnic, voice, context.now)
     })
 }
@@ -216,16 +264,25 @@ pub(crate) fn owners(address: Address, context: &Context<'_>) -> Vec<String> {
     let holding = context.network.holders.get(address);
     let slots = holding.into_iter().flat_map(|holding| holding.slots.iter());
     let declared = slots.filter_map(|slot| context.snapshot.vnics.get(*slot)).map(|vnic| &**vnic);
-    let bound = context.bindings.holder(address, context.sender.vni, context.snapshot).filter(|_| holding.is_none());
+    let bound = context
+        .bindings
+        .holder(address, context.sender.vni, context.snapshot)
+        .filter(|_| holding.is_none());
     declared.chain(bound.map(|holder| holder.vnic)).map(|vnic| vnic.id.to_string()).collect()
 }
 
 /// Whether a vnic, or the trunk, may send packets from an address.
-pub(crate) fn may_speak_as(vnic: &Vnic, address: Address, context: &Context<'_>) -> Result<(), DropReason> {
+pub(crate) fn may_speak_as(
+    vnic: &Vnic,
+    address: Address,
+    context: &Context<'_>,
+) -> Result<(), DropReason> {
     match vnic.rules.bypass {
         false if vnic.rules.owns(address) => Ok(()),
         false => Err(SPOOFED_IP),
-        true if vnic.rules.forwards || !is_claimed(vnic, address, Voice::Speaking, context) => Ok(()),
+        true if vnic.rules.forwards || !is_claimed(vnic, address, Voice::Speaking, context) => {
+            Ok(())
+        }
         true => Err(IP_CLAIMED),
     }
 }

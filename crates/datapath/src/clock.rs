@@ -1,5 +1,6 @@
-//! A coarse clock for the packet path, written by the housekeeping thread: seconds since the host was started, which are the same for every
-//! process that comes, and tenths of them since the switch was.
+//! A coarse clock for the packet path, written by the housekeeping thread: seconds since the host
+//! was started, which are the same for every process that comes, and tenths of them since the
+//! switch was.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering},
@@ -16,7 +17,8 @@ pub(crate) struct Clock {
 
 impl Clock {
     pub fn new() -> Clock {
-        let clock = Clock { start: since_boot(), seconds: AtomicU32::new(0), tenths: AtomicU32::new(0) };
+        let clock =
+            Clock { start: since_boot(), seconds: AtomicU32::new(0), tenths: AtomicU32::new(0) };
         clock.advance();
         clock
     }
@@ -39,7 +41,8 @@ impl Clock {
         let seconds = u32::try_from(now.as_secs()).unwrap_or(u32::MAX).max(1);
         self.seconds.store(seconds, Ordering::Relaxed);
         let elapsed = now.saturating_sub(self.start);
-        self.tenths.store(u32::try_from(elapsed.as_millis() / 100).unwrap_or(u32::MAX), Ordering::Relaxed);
+        self.tenths
+            .store(u32::try_from(elapsed.as_millis() / 100).unwrap_or(u32::MAX), Ordering::Relaxed);
     }
 
     /// For the harness: lets time pass.
@@ -61,15 +64,33 @@ mod tests {
     /// What one process wrote, another one can tell the age of.
     #[test]
     fn every_clock_tells_the_same_time() {
-        let uptime = || std::fs::read_to_string("/proc/uptime").unwrap().split('.').next().unwrap().parse::<u32>().unwrap();
+        let uptime = || {
+            std::fs::read_to_string("/proc/uptime")
+                .unwrap()
+                .split('.')
+                .next()
+                .unwrap()
+                .parse::<u32>()
+                .unwrap()
+        };
         let before = uptime();
         let first = Clock::new();
         std::thread::sleep(Duration::from_millis(300));
         let second = Clock::new();
         first.advance();
         // The second may have ended between the two.
-        assert!((before.max(1)..=uptime() + 1).contains(&first.now()), "{} {}", before, first.now());
+        assert!(
+            (before.max(1)..=uptime() + 1).contains(&first.now()),
+            "{} {}",
+            before,
+            first.now()
+        );
         assert!(second.now() <= first.now() && first.now() - second.now() <= 1);
-        assert!(first.tenths() >= 3 && second.tenths() == 0, "{} {}", first.tenths(), second.tenths());
+        assert!(
+            first.tenths() >= 3 && second.tenths() == 0,
+            "{} {}",
+            first.tenths(),
+            second.tenths()
+        );
     }
 }

@@ -60,7 +60,9 @@ pub(crate) struct Counters {
 impl Counters {
     pub fn new(workers: usize) -> Counters {
         Counters {
-            cells: (0..workers).map(|_| Cells(std::array::from_fn(|_| AtomicU64::new(0)))).collect(),
+            cells: (0..workers)
+                .map(|_| Cells(std::array::from_fn(|_| AtomicU64::new(0))))
+                .collect(),
             last: (0..workers).map(|_| LastDrops::new()).collect(),
         }
     }
@@ -99,7 +101,11 @@ impl Counters {
     }
 
     fn at(&self, index: usize) -> u64 {
-        self.cells.iter().filter_map(|cells| cells.0.get(index)).map(|cell| cell.load(Ordering::Relaxed)).sum()
+        self.cells
+            .iter()
+            .filter_map(|cells| cells.0.get(index))
+            .map(|cell| cell.load(Ordering::Relaxed))
+            .sum()
     }
 
     /// The sum over all workers.

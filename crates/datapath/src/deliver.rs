@@ -1,7 +1,8 @@
 //! Delivery: one copy into each receiver's buffers, and the order in which guests see it.
 //!
-//! Floods first, receiver by receiver; then frames with one receiver, then copies for mirrors; then the sender's used index, then the
-//! receivers'. A crash in between may lose a batch, never repeat it, but for floods and copies.
+//! Floods first, receiver by receiver; then frames with one receiver, then copies for mirrors; then
+//! the sender's used index, then the receivers'. A crash in between may lose a batch, never repeat
+//! it, but for floods and copies.
 
 use std::sync::{Arc, MutexGuard};
 
@@ -70,7 +71,8 @@ drop_reasons! { 5;
     }
 }
 
-/// Copies that a vnic's floods may cause per second, and at once. One of a large frame counts as several.
+/// Copies that a vnic's floods may cause per second, and at once. One of a large frame counts as
+/// several.
 const FLOOD_RATE: u64 = 1_000_000;
 const FLOOD_BURST: u64 = 65_536;
 /// Interrupts to send when no ring is held any more.
@@ -174,8 +176,9 @@ fn note(receivers: &mut Receivers, run: Receiver) {
     }
 }
 
-/// Carries out the verdicts, as far as this turn goes, and gives the frames back to the sender. Returns the slot that most of the next
-/// frames will go to, and whether all is done: if not, the only frame stays in its ring.
+/// Carries out the verdicts, as far as this turn goes, and gives the frames back to the sender.
+/// Returns the slot that most of the next frames will go to, and whether all is done: if not, the
+/// only frame stays in its ring.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 pub(crate) fn deliver(
     mut batch: Batch<'_>,
@@ -193,7 +196,8 @@ pub(crate) fn deliver(
     if planned.floods {
         flood(&mut batch, context, room, calls, turn);
     }
-    let done = !turn.part || batch.metas().iter().all(|meta| !matches!(meta.verdict, Verdict::Flood { .. }));
+    let done = !turn.part
+        || batch.metas().iter().all(|meta| !matches!(meta.verdict, Verdict::Flood { .. }));
     let mut held = ArrayVec::<(MutexGuard<'_, Option<RxRing>>, &Vnic, Got), BATCH>::new();
     for Receiver { slot, frames } in &receivers {
         let Some(receiver) = context.snapshot.vnics.get(*slot) else { continue };
@@ -202,7 +206,9 @@ pub(crate) fn deliver(
         if let Some(ring) = guard.as_mut() {
             ring.prepare(*frames);
         }
-        to_one(&batch, guard.as_mut(), receiver, context, &mut got, |_, meta| meta.verdict == Verdict::Deliver(*slot));
+        to_one(&batch, guard.as_mut(), receiver, context, &mut got, |_, meta| {
+            meta.verdict == Verdict::Deliver(*slot)
+        });
         let _ = held.try_push((guard, receiver, got));
     }
     // Its lock is the last that is taken, but for those of mirrors.
@@ -217,7 +223,13 @@ pub(crate) fn deliver(
             tap.take(&batch, context, room);
         }
         let flooded = planned.floods.then_some(turn);
-        mirror(&batch, context, (&tap, room), (receivers.iter().map(|receiver| receiver.slot), flooded), calls);
+        mirror(
+            &batch,
+            context,
+            (&tap, room),
+            (receivers.iter().map(|receiver| receiver.slot), flooded),
+            calls,
+        );
     }
     if !done {
         batch.frames.truncate(0);
@@ -281,7 +293,13 @@ fn count_drops(batch: &Batch<'_>, context: &Context<'_>) {
 }
 
 #[cold]
-fn count_drop(context: &Context<'_>, slot: u32, reason: DropReason, frames: &Frames<'_>, index: usize) {
+fn count_drop(
+    context: &Context<'_>,
+    slot: u32,
+    reason: DropReason,
+    frames: &Frames<'_>,
+    index: usize,
+) {
     if let Some(vnic) = context.snapshot.vnics.get(slot) {
         context.count_drop(vnic, reason, frames, index);
     }
@@ -290,7 +308,13 @@ fn count_drop(context: &Context<'_>, slot: u32, reason: DropReason, frames: &Fra
 /// A receiver did not get a frame.
 #[cold]
 #[inline(never)]
-fn refuse(context: &Context<'_>, receiver: &Vnic, frames: &Frames<'_>, index: usize, reason: DropReason) {
+fn refuse(
+    context: &Context<'_>,
+    receiver: &Vnic,
+    frames: &Frames<'_>,
+    index: usize,
+    reason: DropReason,
+) {
     context.count_drop(receiver, reason, frames, index);
     if let Some(tap) = context.tap() {
         tap.not_delivered(index, receiver.place.slot, reason);
@@ -325,7 +349,11 @@ pub(crate) fn to_one(
             }
             at += 1;
         } else {
-            let run = metas.iter().enumerate().skip(at).take_while(|(index, meta)| wanted(*index, meta) && !meta.offload);
+            let run = metas
+                .iter()
+                .enumerate()
+                .skip(at)
+                .take_while(|(index, meta)| wanted(*index, meta) && !meta.offload);
             let end = at + run.count();
             while at < end {
                 let (done, bytes) = ring.deliver_run(&batch.frames, at..end);
@@ -336,7 +364,11 @@ pub(crate) fn to_one(
                     match ring.deliver_one(&batch.frames, at) {
                         Ok(()) => {
                             got.packets += 1;
-                            got.bytes += batch.frames.frames().get(at).map_or(0, |frame| u64::from(frame.len));
+                            got.bytes += batch
+                                .frames
+                                .frames()
+                                .get(at)
+                                .map_or(0, |frame| u64::from(frame.len));
                         }
                         Err(why) => refuse(at, why.into()),
                     }
@@ -347,7 +379,8 @@ pub(crate) fn to_one(
     }
 }
 
-/// A frame with a partial checksum or of several segments: as it is if the receiver takes that, else completed.
+/// A frame with a partial checksum or of several segments: as it is if the receiver takes that,
+/// else completed.
 #[inline(never)]
 fn offloaded(
     ring: &mut RxRing,
@@ -359,15 +392,25 @@ fn offloaded(
 ) -> Result<(), NotDelivered> {
     let head = frames.head(index);
     let from = head.len() as u32;
-    let whole =
-        Delivery { net: meta.net, head, frame: index, from, len: frame_len.saturating_sub(from), finish: Finish::Nothing };
+    let whole = Delivery {
+        net: meta.net,
+        head,
+        frame: index,
+        from,
+        len: frame_len.saturating_sub(from),
+        finish: Finish::Nothing,
+    };
     let features = ring.features();
     let needed = match meta.net.gso_type & !NetHeader::GSO_ECN {
         NetHeader::GSO_TCPV4 => Features::GUEST_TSO4,
         NetHeader::GSO_TCPV6 => Features::GUEST_TSO6,
         _ => Features::NONE,
     };
-    let ecn = if meta.net.gso_type & NetHeader::GSO_ECN != 0 { Features::GUEST_ECN } else { Features::NONE };
+    let ecn = if meta.net.gso_type & NetHeader::GSO_ECN != 0 {
+        Features::GUEST_ECN
+    } else {
+        Features::NONE
+    };
     let partial = features.has(Features::GUEST_CSUM);
     let checksum = Finish::Checksum {
         start: meta.net.csum_start,
@@ -375,7 +418,11 @@ fn offloaded(
         udp: meta.net.csum_offset == butterfly_packet::udp::CHECKSUM_OFFSET as u16,
     };
     if meta.net.gso_type == NetHeader::GSO_NONE || (partial && features.has(needed.with(ecn))) {
-        let delivery = if partial { whole } else { Delivery { net: NetHeader::default(), finish: checksum, ..whole } };
+        let delivery = if partial {
+            whole
+        } else {
+            Delivery { net: NetHeader::default(), finish: checksum, ..whole }
+        };
         ring.deliver(frames, &delivery)?;
         got.packets += 1;
         got.bytes += u64::from(frame_len);
@@ -392,7 +439,8 @@ fn offloaded(
             finish: checksum,
         };
         if partial {
-            delivery.net = NetHeader { gso_type: NetHeader::GSO_NONE, gso_size: 0, hdr_len: 0, ..meta.net };
+            delivery.net =
+                NetHeader { gso_type: NetHeader::GSO_NONE, gso_size: 0, hdr_len: 0, ..meta.net };
             delivery.finish = Finish::Nothing;
         }
         // When one segment does not fit, the next ones will not either: the frame is one drop.
@@ -403,15 +451,23 @@ fn offloaded(
     Ok(())
 }
 
-/// Copies the frames with several receivers to those of this turn: receivers outside, frames inside.
+/// Copies the frames with several receivers to those of this turn: receivers outside, frames
+/// inside.
 #[inline(never)]
-fn flood(batch: &mut Batch<'_>, context: &Context<'_>, room: &Room, calls: &mut Calls, turn: &Turn) {
+fn flood(
+    batch: &mut Batch<'_>,
+    context: &Context<'_>,
+    room: &Room,
+    calls: &mut Calls,
+    turn: &Turn,
+) {
     let sender = context.sender;
     let members = &context.network.members;
     let away = context.remote().map_or(0, |remote| remote.peers.len().max(1));
     let own = usize::from(!sender.trunk && !members.is_empty());
     let others = (members.len() - own + away) as u64;
-    let floods = batch.metas().iter().filter(|meta| matches!(meta.verdict, Verdict::Flood { .. })).count();
+    let floods =
+        batch.metas().iter().filter(|meta| matches!(meta.verdict, Verdict::Flood { .. })).count();
     if turn.is_first()
         && let Some(cells) = sender.shared.counters.of(context.worker)
     {
@@ -420,14 +476,19 @@ fn flood(batch: &mut Batch<'_>, context: &Context<'_>, room: &Room, calls: &mut 
     let mut tokens = refill(sender);
     let open = away > 0
         || members.iter().any(|slot| {
-            *slot != sender.place.slot && context.snapshot.vnics.get(*slot).is_some_and(|receiver| receiver.rules.bypass)
+            *slot != sender.place.slot
+                && context.snapshot.vnics.get(*slot).is_some_and(|receiver| receiver.rules.bypass)
         });
     let (frames, metas) = batch.parts();
     for (index, (meta, frame)) in metas.iter_mut().zip(frames.frames()).enumerate() {
         if let Verdict::Flood { unknown } = meta.verdict {
             let each = weight(meta, frame.len, frame.pieces());
             // All copies must be allowed when the first is made; each turn pays for its own.
-            let due = turn.share(others as usize + own).saturating_sub(if turn.is_first() { own } else { 0 }) as u64;
+            let due = turn.share(others as usize + own).saturating_sub(if turn.is_first() {
+                own
+            } else {
+                0
+            }) as u64;
             let cost = if turn.is_first() { others } else { due }.saturating_mul(each);
             let reason = if others == 0 || (unknown && !open) {
                 nobody(meta.destination)
@@ -444,9 +505,14 @@ fn flood(batch: &mut Batch<'_>, context: &Context<'_>, room: &Room, calls: &mut 
     sender.shared.flood_tokens.store(tokens, std::sync::atomic::Ordering::Relaxed);
 
     for slot in turn.members(members) {
-        let Some(receiver) = context.snapshot.vnics.get(*slot).filter(|vnic| vnic.place != sender.place) else { continue };
+        let Some(receiver) =
+            context.snapshot.vnics.get(*slot).filter(|vnic| vnic.place != sender.place)
+        else {
+            continue;
+        };
         let bypass = receiver.rules.bypass;
-        let flooded = |meta: &Meta| matches!(meta.verdict, Verdict::Flood { unknown } if bypass || !unknown);
+        let flooded =
+            |meta: &Meta| matches!(meta.verdict, Verdict::Flood { unknown } if bypass || !unknown);
         if !batch.metas().iter().any(flooded) {
             continue;
         }
@@ -454,7 +520,9 @@ fn flood(batch: &mut Batch<'_>, context: &Context<'_>, room: &Room, calls: &mut 
             for (index, _) in batch.metas().iter().enumerate().filter(|(_, meta)| flooded(meta)) {
                 match admits_flooded(room, index, receiver, context) {
                     Ok(()) => note_flooded(room, index, receiver, context),
-                    Err((reason, charged)) => count_drop(context, charged, reason, &batch.frames, index),
+                    Err((reason, charged)) => {
+                        count_drop(context, charged, reason, &batch.frames, index)
+                    }
                 }
             }
         }
@@ -473,7 +541,8 @@ fn flood(batch: &mut Batch<'_>, context: &Context<'_>, room: &Room, calls: &mut 
     }
 }
 
-/// Whether a vnic may cause this many copies of a plain frame now, for an explanation: of counts that are its own.
+/// Whether a vnic may cause this many copies of a plain frame now, for an explanation: of counts
+/// that are its own.
 pub(crate) fn may_flood(sender: &Vnic, others: u64, len: u32) -> bool {
     refill(sender) >= others.saturating_mul(weight(&Meta::NEW, len, 1))
 }

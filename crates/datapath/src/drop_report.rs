@@ -1,4 +1,5 @@
-//! What was dropped, for the operator: where, why, how fast it goes on, and the last packet of each reason.
+//! What was dropped, for the operator: where, why, how fast it goes on, and the last packet of each
+//! reason.
 
 use std::{
     collections::HashMap,
@@ -43,7 +44,8 @@ pub enum DropPlace {
 pub struct DroppedPacket {
     /// How long ago, to a tenth of a second.
     pub age: Duration,
-    /// Network, addresses, protocol, ports and length on one line; `None` if the packet could not be read.
+    /// Network, addresses, protocol, ports and length on one line; `None` if the packet could not
+    /// be read.
     pub summary: Option<String>,
 }
 
@@ -56,7 +58,8 @@ pub struct DropRow {
     pub count: u64,
     /// Those of the report's window; `None` where it is not known.
     pub recent: Option<u64>,
-    /// The last packet, to a tenth of a second; `None` where it is not known. A place keeps those of the reasons that occurred last.
+    /// The last packet, to a tenth of a second; `None` where it is not known. A place keeps those
+    /// of the reasons that occurred last.
     pub last: Option<DroppedPacket>,
     /// Its first bytes; none where they are not known.
     pub head: Vec<u8>,
@@ -78,11 +81,13 @@ pub struct DropReport {
     pub at: Duration,
     /// The time that `recent` is about; it ends now.
     pub window: Duration,
-    /// Vnics by id, then networks by number, the uplink, and what is gone: those that dropped something.
+    /// Vnics by id, then networks by number, the uplink, and what is gone: those that dropped
+    /// something.
     pub places: Vec<PlaceDrops>,
 }
 
-/// Counts are looked at so often, in tenths of a second: a rate is that of the last one to two of these periods.
+/// Counts are looked at so often, in tenths of a second: a rate is that of the last one to two of
+/// these periods.
 const PERIOD: u32 = 50;
 
 /// Every reason that counted something, by place.
@@ -133,10 +138,12 @@ impl Plane {
     pub fn sample_drops(&self) {
         let counts = || {
             let snapshot = self.shared.snapshot.load();
-            let vnics = snapshot.vnics.iter().map(|(_, vnic)| (vnic.place, vnic.shared.counters.totals()));
+            let vnics =
+                snapshot.vnics.iter().map(|(_, vnic)| (vnic.place, vnic.shared.counters.totals()));
             let uplink = self.shared.tunnel.iter().map(|tunnel| (UPLINK, tunnel.totals()));
             let lists = vnics.chain(uplink).map(|(place, totals)| {
-                let list: Vec<_> = counted(&totals).map(|(info, count)| (info.reason, count)).collect();
+                let list: Vec<_> =
+                    counted(&totals).map(|(info, count)| (info.reason, count)).collect();
                 (place, list)
             });
             lists.filter(|(_, list)| !list.is_empty()).collect()
@@ -161,7 +168,11 @@ impl Plane {
         });
         let mut places = places?;
         places.retain(|place| !place.rows.is_empty());
-        Some(DropReport { at: tenths(now), window: tenths(now.wrapping_sub(window.older.when)), places })
+        Some(DropReport {
+            at: tenths(now),
+            window: tenths(now.wrapping_sub(window.older.when)),
+            places,
+        })
     }
 }
 
@@ -172,7 +183,13 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    fn rows(&self, place: PortRef, vni: Option<u32>, counters: &Counters, totals: &Totals) -> Vec<DropRow> {
+    fn rows(
+        &self,
+        place: PortRef,
+        vni: Option<u32>,
+        counters: &Counters,
+        totals: &Totals,
+    ) -> Vec<DropRow> {
         let kept = counters.last_drops();
         let row = |(info, count): (ReasonInfo, u64)| {
             let last = kept.iter().find(|drop| drop.reason == info.reason);
@@ -193,17 +210,27 @@ impl Look<'_> {
             false => DropPlace::Vnic { id: vnic.id.to_string(), vni: vnic.vni },
         };
         let counters = &vnic.shared.counters;
-        PlaceDrops { place, rows: self.rows(vnic.place, Some(vnic.vni), counters, &counters.totals()) }
+        PlaceDrops {
+            place,
+            rows: self.rows(vnic.place, Some(vnic.vni), counters, &counters.totals()),
+        }
     }
 
-    fn at_all(&self, snapshot: &Snapshot, tunnel: Option<&Tunnel>, gone: &Totals) -> Vec<PlaceDrops> {
-        let mut places: Vec<PlaceDrops> = snapshot.vnics.iter().map(|(_, vnic)| self.at_vnic(vnic)).collect();
+    fn at_all(
+        &self,
+        snapshot: &Snapshot,
+        tunnel: Option<&Tunnel>,
+        gone: &Totals,
+    ) -> Vec<PlaceDrops> {
+        let mut places: Vec<PlaceDrops> =
+            snapshot.vnics.iter().map(|(_, vnic)| self.at_vnic(vnic)).collect();
         places.sort_by(|a, b| order(&a.place).cmp(&order(&b.place)));
         places.extend(tunnel.map(|tunnel| PlaceDrops {
             place: DropPlace::Uplink,
             rows: self.rows(UPLINK, None, &tunnel.counters, &tunnel.totals()),
         }));
-        let row = |(info, count)| DropRow { info, count, recent: None, last: None, head: Vec::new() };
+        let row =
+            |(info, count)| DropRow { info, count, recent: None, last: None, head: Vec::new() };
         places.push(PlaceDrops { place: DropPlace::Gone, rows: counted(gone).map(row).collect() });
         places
     }
@@ -226,7 +253,10 @@ fn packet(drop: &LastDrop, vni: Option<u32>, now: u32) -> DroppedPacket {
         None => summary.to_string(),
     };
     // One that came while the others were looked at is of now.
-    DroppedPacket { age: tenths(now.saturating_sub(drop.when)), summary: (!drop.head().is_empty()).then(text) }
+    DroppedPacket {
+        age: tenths(now.saturating_sub(drop.when)),
+        summary: (!drop.head().is_empty()).then(text),
+    }
 }
 
 impl Switch {

@@ -1,5 +1,5 @@
-//! Why packets are dropped: every reason is declared once, in the stage that drops, and is a counter by that, and a section of
-//! docs/drops.md.
+//! Why packets are dropped: every reason is declared once, in the stage that drops, and is a
+//! counter by that, and a section of docs/drops.md.
 
 mod document;
 
@@ -29,8 +29,16 @@ impl DropReason {
 
 /// What is known of a reason.
 pub(crate) fn info(reason: DropReason) -> ReasonInfo {
-    let unknown =
-        ReasonInfo { reason, name: "unknown", description: "", cause: "", remedy: "", charged: "", harmless: false, file: "" };
+    let unknown = ReasonInfo {
+        reason,
+        name: "unknown",
+        description: "",
+        cause: "",
+        remedy: "",
+        charged: "",
+        harmless: false,
+        file: "",
+    };
     reasons().find(|info| info.reason == reason).unwrap_or(unknown)
 }
 
@@ -52,12 +60,25 @@ mod tests {
         assert_eq!(all.iter().map(|r| r.name).collect::<HashSet<_>>().len(), all.len());
         for (stage, list) in STAGES.iter().enumerate() {
             for info in *list {
-                assert_eq!(info.reason.index() / PER_STAGE, stage, "{} declares another stage's number", info.name);
+                assert_eq!(
+                    info.reason.index() / PER_STAGE,
+                    stage,
+                    "{} declares another stage's number",
+                    info.name
+                );
                 assert!(!info.description.trim().is_empty());
                 assert!(info.file.ends_with(".rs"), "{}", info.file);
                 for text in [info.cause, info.remedy, info.charged] {
-                    assert!(!text.trim().is_empty() && text.trim() == text && !text.contains('\n'), "{}: {text:?}", info.name);
-                    assert!(!text.ends_with('.') && !text.contains("  "), "{}: the end of a sentence: {text:?}", info.name);
+                    assert!(
+                        !text.trim().is_empty() && text.trim() == text && !text.contains('\n'),
+                        "{}: {text:?}",
+                        info.name
+                    );
+                    assert!(
+                        !text.ends_with('.') && !text.contains("  "),
+                        "{}: the end of a sentence: {text:?}",
+                        info.name
+                    );
                 }
             }
         }

@@ -8,13 +8,14 @@ use butterfly_vhost::{net::Features, port::Queue};
 
 use crate::reason::ReasonInfo;
 
-/// Who wants to know what happens. Called from control threads, from housekeeping and from the keeper, never from a worker: must not
-/// call the switch, and must not wait.
+/// Who wants to know what happens. Called from control threads, from housekeeping and from the
+/// keeper, never from a worker: must not call the switch, and must not wait.
 pub trait SwitchEvents: Send + Sync {
     /// Something happened.
     fn happened(&self, about: About<'_>, what: Happening<'_>);
 
-    /// A guest of our own measured how long a thousand answers took: often, and nothing for a record. Called from its thread.
+    /// A guest of our own measured how long a thousand answers took: often, and nothing for a
+    /// record. Called from its thread.
     fn measured(&self, times: Times) {
         let _ = times;
     }
@@ -54,9 +55,11 @@ pub enum Happening<'a> {
     Trouble(&'a str),
     /// The guest said something impossible in this queue, which rests until it is set up anew.
     Broken(Queue),
-    /// Interrupting the guest was confirmed to be slow: the longest signal so far. A thread of their own sends them from now on.
+    /// Interrupting the guest was confirmed to be slow: the longest signal so far. A thread of
+    /// their own sends them from now on.
     SlowInterrupts(Duration),
-    /// The vnic had to rest: the switch touched so many pages of its memory first, since it was added.
+    /// The vnic had to rest: the switch touched so many pages of its memory first, since it was
+    /// added.
     FirstTouches(u64),
     /// A worker slept for pages of the vnic's memory: so long, since it was added.
     MemoryStalled(Duration),
@@ -95,5 +98,7 @@ pub enum Happening<'a> {
 
 /// The reasons for drops that are told as events, besides being counted.
 pub fn watched_drops() -> impl Iterator<Item = ReasonInfo> {
-    crate::watch::DROPS.iter().filter_map(|wanted| crate::drops::reasons().find(|info| info.reason == *wanted))
+    crate::watch::DROPS
+        .iter()
+        .filter_map(|wanted| crate::drops::reasons().find(|info| info.reason == *wanted))
 }

@@ -1,11 +1,13 @@
 //! Learnt addresses: which vnic a MAC address was last seen behind (IEEE 802.1Q, 8.8).
 //!
-//! One bounded table for all networks. Workers look up without locks; whoever adds, moves or removes an entry holds its buckets. A
-//! lookup that races with a change may return an entry of another key: the caller checks that the vnic it names is the one of that
-//! incarnation and in the right network, so no race can carry a frame into another network.
+//! One bounded table for all networks. Workers look up without locks; whoever adds, moves or
+//! removes an entry holds its buckets. A lookup that races with a change may return an entry of
+//! another key: the caller checks that the vnic it names is the one of that incarnation and in the
+//! right network, so no race can carry a frame into another network.
 //!
-//! An address may stand in either of two buckets, and takes the emptier one. The table has more places than [`CAPACITY`], so that an
-//! address within the bounds finds one: no network can fill the buckets of another.
+//! An address may stand in either of two buckets, and takes the emptier one. The table has more
+//! places than [`CAPACITY`], so that an address within the bounds finds one: no network can fill
+//! the buckets of another.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -21,7 +23,8 @@ use crate::{port::PortRef, quota::Quota};
 pub(crate) const MAX_PER_NETWORK: u32 = 8192;
 /// Addresses learnt behind one vnic at most.
 pub(crate) const MAX_PER_VNIC: u32 = 4096;
-/// Addresses learnt in all networks at most: 60 percent of the places there are. Half of them are reserved, in equal parts.
+/// Addresses learnt in all networks at most: 60 percent of the places there are. Half of them are
+/// reserved, in equal parts.
 pub(crate) const CAPACITY: u32 = 98_304;
 
 const BUCKETS: usize = 1 << 15;
@@ -93,7 +96,8 @@ impl Entry {
     /// Whether it is this address's.
     #[inline(always)]
     fn is(&self, vni: u32, mac: u64) -> bool {
-        self.key.load(Ordering::Relaxed) == key(vni, mac) && self.value.load(Ordering::Relaxed) >> 56 == u64::from(vni) >> 16
+        self.key.load(Ordering::Relaxed) == key(vni, mac)
+            && self.value.load(Ordering::Relaxed) >> 56 == u64::from(vni) >> 16
     }
 
     fn is_free(&self) -> bool {
@@ -109,7 +113,8 @@ impl Entry {
 }
 
 impl Bucket {
-    /// A worker waits for nobody: `None` if somebody else is about to change it, the next frame will see.
+    /// A worker waits for nobody: `None` if somebody else is about to change it, the next frame
+    /// will see.
     fn try_hold(&self) -> Option<MutexGuard<'_, ()>> {
         match self.lock.try_lock() {
             Ok(held) => Some(held),
@@ -146,7 +151,8 @@ impl Fdb {
     /// The two buckets that an address may stand in; they may be one.
     #[inline(always)]
     fn homes(&self, vni: u32, mac: u64) -> [usize; 2] {
-        // The finalizer of SplitMix64: every bit of network, address and seed matters for every bit.
+        // The finalizer of SplitMix64: every bit of network, address and seed matters for every
+        // bit.
         let x = mac ^ u64::from(vni).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ self.seed;
         let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -166,7 +172,8 @@ impl Fdb {
             for entry in &self.buckets.get(home)?.entries {
                 if entry.key.load(Ordering::Acquire) == key(vni, mac) {
                     let found = entry.value.load(Ordering::Acquire);
-                    let same = entry.key.load(Ordering::Relaxed) == key(vni, mac) && found >> 56 == u64::from(vni) >> 16;
+                    let same = entry.key.load(Ordering::Relaxed) == key(vni, mac)
+                        && found >> 56 == u64::from(vni) >> 16;
                     if same && self.is_fresh(entry.seen.load(Ordering::Relaxed), now) {
                         return Some(place(found));
                     }
@@ -176,13 +183,16 @@ impl Fdb {
         None
     }
 
-    /// Notes that `mac` was seen behind `at`. `room` says whether a new entry is within the caller's bounds.
+    /// Notes that `mac` was seen behind `at`. `room` says whether a new entry is within the
+    /// caller's bounds.
     #[inline]
     pub fn learn(&self, vni: u32, mac: u64, at: PortRef, now: u32, room: bool) -> Learning {
         let homes = self.homes(vni, mac);
         for bucket in homes.iter().filter_map(|home| self.buckets.get(*home)) {
             for entry in &bucket.entries {
-                if entry.key.load(Ordering::Acquire) == key(vni, mac) && entry.value.load(Ordering::Relaxed) == value(vni, at) {
+                if entry.key.load(Ordering::Acquire) == key(vni, mac)
+                    && entry.value.load(Ordering::Relaxed) == value(vni, at)
+                {
                     let seen = entry.seen.load(Ordering::Relaxed);
                     if !self.is_fresh(seen, now) {
                         break;
@@ -198,7 +208,15 @@ impl Fdb {
     }
 
     #[cold]
-    fn learn_slow(&self, homes: [usize; 2], vni: u32, mac: u64, at: PortRef, now: u32, room: bool) -> Option<Learning> {
+    fn learn_slow(
+        &self,
+        homes: [usize; 2],
+        vni: u32,
+        mac: u64,
+        at: PortRef,
+        now: u32,
+        room: bool,
+    ) -> Option<Learning> {
         let [one, two] = homes;
         let (first, second) = (self.buckets.get(one)?, self.buckets.get(two)?);
         // What is refused holds nothing: somebody who has all it may have sends on.
@@ -207,7 +225,9 @@ impl Fdb {
         }
         let _held = (first.try_hold()?, if one == two { None } else { Some(second.try_hold()?) });
         let (wanted_key, wanted_value) = (key(vni, mac), value(vni, at));
-        if let Some(entry) = first.entries.iter().chain(&second.entries).find(|entry| entry.is(vni, mac)) {
+        if let Some(entry) =
+            first.entries.iter().chain(&second.entries).find(|entry| entry.is(vni, mac))
+        {
             entry.seen.store(now, Ordering::Relaxed);
             let found = entry.value.load(Ordering::Relaxed);
             if found == wanted_value {
@@ -226,7 +246,8 @@ impl Fdb {
         Some(Learning::New)
     }
 
-    /// Moves an entry of these buckets, which the caller holds, to the other bucket that it may stand in. Returns its place.
+    /// Moves an entry of these buckets, which the caller holds, to the other bucket that it may
+    /// stand in. Returns its place.
     fn make_room(&self, homes: [usize; 2]) -> Option<&Entry> {
         for home in homes {
             for entry in &self.buckets.get(home)?.entries {
@@ -239,7 +260,8 @@ impl Fdb {
                 let bucket = self.buckets.get(other)?;
                 let Some(_held) = bucket.try_hold() else { continue };
                 let Some(free) = bucket.free() else { continue };
-                let [key, value] = [&entry.key, &entry.value].map(|word| word.load(Ordering::Relaxed));
+                let [key, value] =
+                    [&entry.key, &entry.value].map(|word| word.load(Ordering::Relaxed));
                 // Twice for a moment: whoever looks finds it in one of the two.
                 free.fill(key, value, entry.seen.load(Ordering::Relaxed));
                 entry.key.store(0, Ordering::Release);
@@ -249,8 +271,14 @@ impl Fdb {
         None
     }
 
-    /// Removes entries that `gone` says so of, or that are too old. For the housekeeping thread and for changes of vnics.
-    pub fn remove(&self, now: u32, mut gone: impl FnMut(&Learnt) -> bool, mut removed: impl FnMut(&Learnt)) {
+    /// Removes entries that `gone` says so of, or that are too old. For the housekeeping thread and
+    /// for changes of vnics.
+    pub fn remove(
+        &self,
+        now: u32,
+        mut gone: impl FnMut(&Learnt) -> bool,
+        mut removed: impl FnMut(&Learnt),
+    ) {
         for bucket in &self.buckets {
             if bucket.entries.iter().all(|entry| entry.key.load(Ordering::Relaxed) == 0) {
                 continue;
@@ -274,14 +302,23 @@ impl Fdb {
         let value = entry.value.load(Ordering::Relaxed);
         let seen = entry.seen.load(Ordering::Relaxed);
         let vni = (((value >> 56) as u32) << 16) | (found >> 48) as u32;
-        let learnt = Learnt { vni, mac: found & 0xffff_ffff_ffff, place: place(value), idle: now.saturating_sub(seen) };
+        let learnt = Learnt {
+            vni,
+            mac: found & 0xffff_ffff_ffff,
+            place: place(value),
+            idle: now.saturating_sub(seen),
+        };
         Some((learnt, self.is_fresh(seen, now)))
     }
 
     /// All entries that are in force.
     pub fn list(&self, now: u32) -> Vec<Learnt> {
         let entries = self.buckets.iter().flat_map(|bucket| &bucket.entries);
-        entries.filter_map(|entry| self.read(entry, now)).filter(|(_, fresh)| *fresh).map(|(learnt, _)| learnt).collect()
+        entries
+            .filter_map(|entry| self.read(entry, now))
+            .filter(|(_, fresh)| *fresh)
+            .map(|(learnt, _)| learnt)
+            .collect()
     }
 }
 
@@ -316,15 +353,23 @@ mod tests {
         assert_eq!(fdb.lookup(0x02_002a, 5, 1), None);
         assert_eq!(fdb.learn(0x02_002a, 5, B, 1, true), Learning::New);
         assert_eq!((fdb.lookup(0x01_002a, 5, 1), fdb.lookup(0x02_002a, 5, 1)), (Some(A), Some(B)));
-        assert_eq!(fdb.list(1).iter().map(|l| l.vni).collect::<std::collections::BTreeSet<_>>(), [0x01_002a, 0x02_002a].into());
+        assert_eq!(
+            fdb.list(1).iter().map(|l| l.vni).collect::<std::collections::BTreeSet<_>>(),
+            [0x01_002a, 0x02_002a].into()
+        );
     }
 
-    /// The same machines in every network, and networks with many machines that differ little: none of that fills a bucket.
+    /// The same machines in every network, and networks with many machines that differ little: none
+    /// of that fills a bucket.
     #[test]
     fn equal_addresses_in_many_networks_find_room() {
         let fdb = Fdb::new(300);
         for vni in 0..500 {
-            assert_eq!(fdb.learn(vni, 0x0500_0000_0002, A, 1, true), Learning::New, "network {vni}");
+            assert_eq!(
+                fdb.learn(vni, 0x0500_0000_0002, A, 1, true),
+                Learning::New,
+                "network {vni}"
+            );
             assert_eq!(
                 fdb.learn(vni, 0x8000_0000_0002 + (u64::from(vni & 0x7f) << 40), A, 1, true),
                 Learning::New,
@@ -333,7 +378,8 @@ mod tests {
         }
     }
 
-    /// As many as there may be, of networks that nobody chose to be kind: every one finds a place, and is found there.
+    /// As many as there may be, of networks that nobody chose to be kind: every one finds a place,
+    /// and is found there.
     #[test]
     fn as_many_addresses_as_there_may_be_find_room() {
         let fdb = Fdb::new(300);
@@ -353,10 +399,14 @@ mod tests {
     fn a_full_table_refuses_and_keeps() {
         let fdb = Fdb::new(300);
         let places = (BUCKETS * WAYS) as u64;
-        let known: Vec<u64> = (1..2 * places).filter(|mac| fdb.learn(1, *mac, A, 1, true) == Learning::New).collect();
+        let known: Vec<u64> =
+            (1..2 * places).filter(|mac| fdb.learn(1, *mac, A, 1, true) == Learning::New).collect();
         assert!(known.len() as u64 > places * 9 / 10, "{}", known.len());
         assert_eq!(fdb.list(1).len(), known.len());
-        assert!(known.iter().all(|mac| fdb.lookup(1, *mac, 1) == Some(A)), "entries were moved, and none was lost");
+        assert!(
+            known.iter().all(|mac| fdb.lookup(1, *mac, 1) == Some(A)),
+            "entries were moved, and none was lost"
+        );
         assert_eq!(fdb.learn(1, known[0], B, 1, false), Learning::Moved(A));
         assert_eq!(fdb.learn(2, known[0], A, 1, false), Learning::Refused);
     }

@@ -1,8 +1,9 @@
 //! Filter: what may pass to and from a filtered vnic, statefully.
 //!
-//! A frame whose session is known passes by it, whatever the rules; else the sender's groups decide whether it may leave and the
-//! receiver's whether it may enter, and it makes a session. In four passes over a batch, so that a lookup's misses overlap: read all
-//! frames, hash them, find all records, then judge. What is not plain TCP or UDP takes [`slow`].
+//! A frame whose session is known passes by it, whatever the rules; else the sender's groups decide
+//! whether it may leave and the receiver's whether it may enter, and it makes a session. In four
+//! passes over a batch, so that a lookup's misses overlap: read all frames, hash them, find all
+//! records, then judge. What is not plain TCP or UDP takes [`slow`].
 
 mod dhcp;
 mod fast;
@@ -130,7 +131,8 @@ struct Flow {
     segment: tcp::Segment,
 }
 
-/// Decides all frames that go to one vnic, and whether floods may leave. Floods meet each receiver's policy when they are delivered.
+/// Decides all frames that go to one vnic, and whether floods may leave. Floods meet each
+/// receiver's policy when they are delivered.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 pub(crate) fn filter(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) {
     if !context.network.filtered {
@@ -160,7 +162,9 @@ fn read(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) -> Pendin
     let mut pending = Pending::default();
     let (frames, metas) = batch.parts();
     let mut last = (u32::MAX, false);
-    for (((frame, slot), meta), flow) in frames.each().zip(metas.iter_mut()).zip(room.flows.iter_mut()) {
+    for (((frame, slot), meta), flow) in
+        frames.each().zip(metas.iter_mut()).zip(room.flows.iter_mut())
+    {
         flow.path = Path::Done;
         let receiver = match meta.verdict {
             Verdict::Deliver(receiver) => receiver,
@@ -176,7 +180,10 @@ fn read(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) -> Pendin
             _ => continue,
         };
         if last.0 != receiver {
-            last = (receiver, context.snapshot.vnics.get(receiver).is_some_and(|vnic| vnic.rules.bypass));
+            last = (
+                receiver,
+                context.snapshot.vnics.get(receiver).is_some_and(|vnic| vnic.rules.bypass),
+            );
         }
         if bypass && last.1 {
             continue;
@@ -184,7 +191,8 @@ fn read(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) -> Pendin
         match meta.inside {
             Inside::Ip { .. } => {}
             Inside::HiddenIp | Inside::Unknown => {
-                // Who hides IP is to blame. Unknown cannot be: headers() looks inside when someone is filtered.
+                // Who hides IP is to blame. Unknown cannot be: headers() looks inside when someone
+                // is filtered.
                 meta.verdict = Verdict::Drop(IP_HIDDEN, sender.place.slot);
                 continue;
             }
@@ -210,7 +218,11 @@ fn read(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) -> Pendin
 /// Second pass: the bucket of each flow on its way into the cache.
 fn hash(batch: &Batch<'_>, context: &Context<'_>, room: &mut Room) {
     let flows = room.flows.get_mut(..batch.frames.len()).unwrap_or_default().iter_mut();
-    context.table.hash_each(flows.filter(|flow| flow.path == Path::Fast), |flow| &flow.key, |flow, hash| flow.hash = hash);
+    context.table.hash_each(
+        flows.filter(|flow| flow.path == Path::Fast),
+        |flow| &flow.key,
+        |flow, hash| flow.hash = hash,
+    );
 }
 
 /// Third pass: the record of each flow on its way into the cache.
@@ -234,7 +246,9 @@ fn judge(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) {
                     receiver = context.snapshot.vnics.get(flow.receiver).map(|vnic| &**vnic);
                 }
                 let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len);
-                match receiver.and_then(|receiver| established(flow, len, receiver, context, &mut room.notes)) {
+                match receiver
+                    .and_then(|receiver| established(flow, len, receiver, context, &mut room.notes))
+                {
                     Some(Ok(())) => continue,
                     Some(refused) => refused,
                     None => slow::judge(batch, index, context, room),
@@ -255,9 +269,16 @@ type Judgement = Result<(), (DropReason, u32)>;
 
 /// Passes a frame by its session, if that is known and nothing about it has changed.
 #[inline(always)]
-fn established(flow: &Flow, len: u32, receiver: &Vnic, context: &Context<'_>, notes: &mut Notes) -> Option<Judgement> {
+fn established(
+    flow: &Flow,
+    len: u32,
+    receiver: &Vnic,
+    context: &Context<'_>,
+    notes: &mut Notes,
+) -> Option<Judgement> {
     let found = context.table.check(flow.candidate?, &flow.key)?;
-    if !is_current(&found, context, receiver) || (found.direction == 1 && !found.admission.answers) {
+    if !is_current(&found, context, receiver) || (found.direction == 1 && !found.admission.answers)
+    {
         return None;
     }
     let segment = if flow.tcp { Some(&flow.segment) } else { None };
@@ -270,7 +291,12 @@ fn is_current(found: &Found, context: &Context<'_>, receiver: &Vnic) -> bool {
     let stamp = found.admission.stamp;
     let [egress, ingress] = found.admission.cells;
     let cells = context.cells;
-    let newest = context.sender.since.max(receiver.since).max(cells.taken_back(egress)).max(cells.taken_back(ingress));
+    let newest = context
+        .sender
+        .since
+        .max(receiver.since)
+        .max(cells.taken_back(egress))
+        .max(cells.taken_back(ingress));
     stamp >= newest
 }
 
@@ -297,7 +323,9 @@ fn pass(
             }
             Outcome::PassUnrefreshed => {}
             // The slow path has asked before; no other sees a SYN.
-            Outcome::Refuse | Outcome::Ask => return Some(Err((TCP_WINDOW, charged(context, receiver)))),
+            Outcome::Refuse | Outcome::Ask => {
+                return Some(Err((TCP_WINDOW, charged(context, receiver))));
+            }
             Outcome::Reopen => return None,
         }
     } else {

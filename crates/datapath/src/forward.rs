@@ -1,7 +1,7 @@
 //! Forwarding: learns where sources are, finds where destinations are.
 //!
-//! One learning bridge per VNI (IEEE 802.1Q, 8.6 to 8.8). Addresses of local vnics are known without learning and never move; what
-//! is learnt stays in its network.
+//! One learning bridge per VNI (IEEE 802.1Q, 8.6 to 8.8). Addresses of local vnics are known
+//! without learning and never move; what is learnt stays in its network.
 
 use std::sync::atomic::Ordering;
 
@@ -55,7 +55,11 @@ drop_reasons! { 3;
 
 /// Why a frame for several goes to nobody.
 pub(crate) fn nobody(destination: u64) -> DropReason {
-    if destination & GROUP_BIT != 0 && destination != number(Mac::BROADCAST) { NO_LISTENER } else { NO_RECEIVER }
+    if destination & GROUP_BIT != 0 && destination != number(Mac::BROADCAST) {
+        NO_LISTENER
+    } else {
+        NO_RECEIVER
+    }
 }
 
 const GROUP_BIT: u64 = 1;
@@ -77,7 +81,9 @@ pub(crate) fn forward(batch: &mut Batch<'_>, context: &Context<'_>) {
         }
         if meta.source != own {
             let outcome = match learnt {
-                Some((source, peer, outcome)) if source == meta.source && peer == meta.peer => outcome,
+                Some((source, peer, outcome)) if source == meta.source && peer == meta.peer => {
+                    outcome
+                }
                 _ => learn(meta, context),
             };
             learnt = Some((meta.source, meta.peer, outcome));
@@ -97,10 +103,12 @@ pub(crate) fn forward(batch: &mut Batch<'_>, context: &Context<'_>) {
 /// A filtered sender has no other source than its own by now: this is one that bypasses filters.
 fn learn(meta: &Meta, context: &Context<'_>) -> Result<(), DropReason> {
     let Context { sender, network, .. } = context;
-    if let Some(owner) = network.macs.get(meta.source).and_then(|owner| context.snapshot.vnics.get(owner))
+    if let Some(owner) =
+        network.macs.get(meta.source).and_then(|owner| context.snapshot.vnics.get(owner))
         && !(sender.trunk && is_away(owner))
     {
-        // A local vnic's address is where it is. Only one that is not filtered may lend it to others.
+        // A local vnic's address is where it is. Only one that is not filtered may lend it to
+        // others.
         return if owner.rules.bypass { Ok(()) } else { Err(MAC_CLAIMED) };
     }
     if meta.source & GROUP_BIT != 0 || meta.source == 0 {
@@ -114,10 +122,14 @@ fn learn(meta: &Meta, context: &Context<'_>) -> Result<(), DropReason> {
             refused(context);
             return Ok(());
         }
-        (true, PeerRef(peer)) => (PortRef { slot: sender.place.slot, incarnation: peer }, MAX_PER_NETWORK),
+        (true, PeerRef(peer)) => {
+            (PortRef { slot: sender.place.slot, incarnation: peer }, MAX_PER_NETWORK)
+        }
     };
     let held = network.learnt.load(Ordering::Relaxed);
-    let room = behind.load(Ordering::Relaxed) < most && held < MAX_PER_NETWORK && context.fdb.quota.has_room(held);
+    let room = behind.load(Ordering::Relaxed) < most
+        && held < MAX_PER_NETWORK
+        && context.fdb.quota.has_room(held);
     match context.fdb.learn(sender.vni, meta.source, place, context.now, room) {
         Learning::Known => {}
         Learning::New => {
@@ -135,7 +147,8 @@ fn learn(meta: &Meta, context: &Context<'_>) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// Whether the machine of a vnic does not run here: it may be on another host, from which a live migration brings it or has taken it.
+/// Whether the machine of a vnic does not run here: it may be on another host, from which a live
+/// migration brings it or has taken it.
 #[inline(always)]
 fn is_away(vnic: &Vnic) -> bool {
     !vnic.shared.driving.load(Ordering::Relaxed)
@@ -152,16 +165,26 @@ fn lookup(destination: u64, context: &Context<'_>) -> Verdict {
     let sender = context.sender;
     let drop = |reason| Verdict::Drop(reason, sender.place.slot);
     if destination & GROUP_BIT != 0 {
-        return if destination & LINK_LOCAL_MASK == LINK_LOCAL { drop(LINK_LOCAL_GROUP) } else { flood(context, false) };
+        return if destination & LINK_LOCAL_MASK == LINK_LOCAL {
+            drop(LINK_LOCAL_GROUP)
+        } else {
+            flood(context, false)
+        };
     }
     if let Some(slot) = context.network.macs.get(destination) {
         if slot == sender.place.slot {
             return drop(SAME_PORT);
         }
-        let away = !sender.trunk && context.snapshot.vnics.get(slot).is_some_and(|vnic| is_away(vnic));
-        return away.then(|| on_another_host(destination, context)).flatten().unwrap_or(Verdict::Deliver(slot));
+        let away =
+            !sender.trunk && context.snapshot.vnics.get(slot).is_some_and(|vnic| is_away(vnic));
+        return away
+            .then(|| on_another_host(destination, context))
+            .flatten()
+            .unwrap_or(Verdict::Deliver(slot));
     }
-    let Some(place) = context.fdb.lookup(sender.vni, destination, context.now) else { return flood(context, true) };
+    let Some(place) = context.fdb.lookup(sender.vni, destination, context.now) else {
+        return flood(context, true);
+    };
     if context.network.remote.as_ref().is_some_and(|remote| remote.slot == place.slot) {
         return match known_peer(place, context) {
             _ if sender.trunk => drop(SAME_PORT),

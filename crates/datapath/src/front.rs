@@ -56,25 +56,46 @@ impl Front {
         match self {
             Front::Socket { role, path } => Ok(Ready::Socket { role: *role, path: path.clone() }),
             Front::Inside(machine) => {
-                let vnic =
-                    Vnic { id: spec.id.clone(), mac: spec.mac, ip: first(&spec.policy.ips), mtu: host.mtu, worker: host.worker };
+                let vnic = Vnic {
+                    id: spec.id.clone(),
+                    mac: spec.mac,
+                    ip: first(&spec.policy.ips),
+                    mtu: host.mtu,
+                    worker: host.worker,
+                };
                 machine.prepare(vnic).map(Ready::Inside).map_err(failed)
             }
         }
     }
 
-    /// Whether it could be opened in place of another one, which is open: tries what may be refused, beside that one.
-    pub(crate) fn may_replace(&self, old: &Front, spec: &VnicSpec, host: Host) -> Result<(), AddError> {
+    /// Whether it could be opened in place of another one, which is open: tries what may be
+    /// refused, beside that one.
+    pub(crate) fn may_replace(
+        &self,
+        old: &Front,
+        spec: &VnicSpec,
+        host: Host,
+    ) -> Result<(), AddError> {
         match (self, old) {
             (Front::Socket { role: Role::Client, .. }, _) => Ok(()),
             // Its own socket is there for it.
-            (Front::Socket { path, .. }, Front::Socket { path: old, role: Role::Server }) if path == old => Ok(()),
+            (Front::Socket { path, .. }, Front::Socket { path: old, role: Role::Server })
+                if path == old =>
+            {
+                Ok(())
+            }
             (Front::Socket { path, .. }, _) => may_listen(path).map_err(failed),
             (Front::Inside(machine), _) => {
                 // What has the name now gives it up.
                 let same = matches!(old, Front::Inside(old) if old.is_beside(machine));
                 let id = if same { String::new() } else { spec.id.clone() };
-                let vnic = Vnic { id, mac: spec.mac, ip: first(&spec.policy.ips), mtu: host.mtu, worker: host.worker };
+                let vnic = Vnic {
+                    id,
+                    mac: spec.mac,
+                    ip: first(&spec.policy.ips),
+                    mtu: host.mtu,
+                    worker: host.worker,
+                };
                 machine.prepare(vnic).map(drop).map_err(failed)
             }
         }
@@ -87,7 +108,8 @@ pub(crate) fn first(ips: &[IpAddr]) -> Option<IpAddr> {
 }
 
 impl Ready {
-    /// Opens it. A guest of our own is attached when this returns; `told` hears of what it measures.
+    /// Opens it. A guest of our own is attached when this returns; `told` hears of what it
+    /// measures.
     pub fn open(
         self,
         name: &str,
@@ -98,11 +120,13 @@ impl Ready {
     ) -> Result<Opened, AddError> {
         match self {
             Ready::Socket { role, path } => {
-                let config = DeviceConfig { name: name.to_owned(), role, path, port, offered, events };
+                let config =
+                    DeviceConfig { name: name.to_owned(), role, path, port, offered, events };
                 Ok(Opened { device: Device::start(config).map_err(failed)?, guest: None })
             }
             Ready::Inside(machine) => {
-                let (device, connection, farewell) = Device::start_inside(name, port, offered, events).map_err(failed)?;
+                let (device, connection, farewell) =
+                    Device::start_inside(name, port, offered, events).map_err(failed)?;
                 let guest = machine.attach(connection, farewell, told).map_err(failed)?;
                 Ok(Opened { device, guest: Some(guest) })
             }

@@ -1,6 +1,8 @@
-//! Counters of the whole host: of vnics that are there, that are leaving and that are gone, each exactly once.
+//! Counters of the whole host: of vnics that are there, that are leaving and that are gone, each
+//! exactly once.
 //!
-//! What an observer sees never decreases, and he waits for no change of the snapshot: those who leave are noted before they do.
+//! What an observer sees never decreases, and he waits for no change of the snapshot: those who
+//! leave are noted before they do.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -89,11 +91,13 @@ mod tests {
         plane::{Plane, PlaneConfig, SessionConfig},
     };
 
-    /// Whoever looks while vnics come and go sees every count once: sums never decrease, and nothing is lost.
+    /// Whoever looks while vnics come and go sees every count once: sums never decrease, and
+    /// nothing is lost.
     #[test]
     fn sums_never_decrease() {
         let sessions = SessionConfig { capacity: 64, ..SessionConfig::default() };
-        let plane = Plane::new(PlaneConfig { workers: 1, fdb_ageing: 300, sessions, tunnel: None }).unwrap();
+        let plane = Plane::new(PlaneConfig { workers: 1, fdb_ageing: 300, sessions, tunnel: None })
+            .unwrap();
         let reason = reasons().next().unwrap().reason;
         let sums = || {
             let totals = plane.gone.totals(&plane.shared.snapshot).all;
@@ -112,7 +116,9 @@ mod tests {
             for round in 0..2_000u32 {
                 let id = format!("n{}", round % 3);
                 plane.remove(&id);
-                let (vnic, _) = plane.insert(&id, Mac([2, 0, 0, 0, 0, (round % 3) as u8]), 1, &VnicPolicy::default()).unwrap();
+                let (vnic, _) = plane
+                    .insert(&id, Mac([2, 0, 0, 0, 0, (round % 3) as u8]), 1, &VnicPolicy::default())
+                    .unwrap();
                 let cells = vnic.shared.counters.of(0).unwrap();
                 cells.add(Counter::InPackets, 1);
                 cells.drop(reason, 2);

@@ -1,5 +1,5 @@
-//! A whole switch in one thread, for packet walks, measurements of fixed work, and fuzzing: in-memory rings of simulated guests, no
-//! sockets, no threads, no root.
+//! A whole switch in one thread, for packet walks, measurements of fixed work, and fuzzing:
+//! in-memory rings of simulated guests, no sockets, no threads, no root.
 
 use std::{
     collections::BTreeMap,
@@ -77,7 +77,8 @@ pub const LINUX: Features = Features(
 );
 
 /// Of an uplink: complete frames in large buffers.
-pub const WIRE: Features = Features(Features::VERSION_1.0 | Features::MRG_RXBUF.0 | Features::EVENT_IDX.0);
+pub const WIRE: Features =
+    Features(Features::VERSION_1.0 | Features::MRG_RXBUF.0 | Features::EVENT_IDX.0);
 
 impl Host {
     /// A host without vnics.
@@ -90,10 +91,16 @@ impl Host {
         Host::with_tunnel(sessions, None)
     }
 
-    /// A host that is a tunnel endpoint; its uplink is a ring of a simulated guest, which stands for the wire.
-    pub fn with_tunnel(sessions: SessionConfig, config: Option<&TunnelConfig>) -> Result<Host, Error> {
+    /// A host that is a tunnel endpoint; its uplink is a ring of a simulated guest, which stands
+    /// for the wire.
+    pub fn with_tunnel(
+        sessions: SessionConfig,
+        config: Option<&TunnelConfig>,
+    ) -> Result<Host, Error> {
         let port = Arc::new(Port::default());
-        let tunnel = config.map(|config| Tunnel::new(config, UplinkPort::Ring(port.clone()), 1)).transpose()?;
+        let tunnel = config
+            .map(|config| Tunnel::new(config, UplinkPort::Ring(port.clone()), 1))
+            .transpose()?;
         let plane = Plane::new(PlaneConfig { workers: 1, fdb_ageing: 300, sessions, tunnel })?;
         let handle = plane.workers.first().ok_or("no worker")?.clone();
         let worker = Worker::without_prices(plane.shared.clone(), handle.clone());
@@ -112,10 +119,19 @@ impl Host {
 
     /// A host whose uplink is a port of its own kind.
     #[cfg(test)]
-    pub(crate) fn on_wire(config: &TunnelConfig, wire: Box<dyn butterfly_uplink::Uplink>) -> Result<Host, Error> {
-        let tunnel = Tunnel::new(config, UplinkPort::Wire(Box::new([std::sync::Mutex::new(wire)])), 1)?;
+    pub(crate) fn on_wire(
+        config: &TunnelConfig,
+        wire: Box<dyn butterfly_uplink::Uplink>,
+    ) -> Result<Host, Error> {
+        let tunnel =
+            Tunnel::new(config, UplinkPort::Wire(Box::new([std::sync::Mutex::new(wire)])), 1)?;
         let sessions = SessionConfig { capacity: 1024, ..SessionConfig::default() };
-        let plane = Plane::new(PlaneConfig { workers: 1, fdb_ageing: 300, sessions, tunnel: Some(tunnel) })?;
+        let plane = Plane::new(PlaneConfig {
+            workers: 1,
+            fdb_ageing: 300,
+            sessions,
+            tunnel: Some(tunnel),
+        })?;
         let handle = plane.workers.first().ok_or("no worker")?.clone();
         let worker = Worker::without_prices(plane.shared.clone(), handle);
         Ok(Host { plane, wire: None, worker, vnics: BTreeMap::new(), last: BTreeMap::new() })
@@ -134,14 +150,22 @@ impl Host {
     }
 
     /// Says which tunnel endpoints get what is for several receivers, in all networks and in some.
-    pub fn set_peers(&self, all: Vec<IpAddr>, of: BTreeMap<u32, Vec<IpAddr>>) -> Result<(), Vec<IpAddr>> {
+    pub fn set_peers(
+        &self,
+        all: Vec<IpAddr>,
+        of: BTreeMap<u32, Vec<IpAddr>>,
+    ) -> Result<(), Vec<IpAddr>> {
         self.plane.set_peers(all, of)
     }
 
     /// Says what the link address of a peer's next hop is.
     pub fn set_neighbour(&self, peer: IpAddr, mac: Mac) -> Result<(), Error> {
         let tunnel = self.plane.shared.tunnel.as_ref().ok_or("no tunnel")?;
-        let peer = tunnel.peers.find(number_of_ip(peer)).and_then(|at| tunnel.peers.get(at)).ok_or("no such peer")?;
+        let peer = tunnel
+            .peers
+            .find(number_of_ip(peer))
+            .and_then(|at| tunnel.peers.get(at))
+            .ok_or("no such peer")?;
         peer.set_mac(Some(mac));
         peer.stop_waiting();
         Ok(())
@@ -171,7 +195,8 @@ impl Host {
         Ok(())
     }
 
-    /// Frames for the endpoint itself, and those that wait for a next hop: what the control thread would be given.
+    /// Frames for the endpoint itself, and those that wait for a next hop: what the control thread
+    /// would be given.
     pub fn punted(&self) -> Vec<Vec<u8>> {
         let Some(tunnel) = &self.plane.shared.tunnel else { return Vec::new() };
         let mut frames = Vec::new();
@@ -183,15 +208,28 @@ impl Host {
     }
 
     /// Declares a vnic. No guest is attached yet.
-    pub fn declare(&mut self, id: &str, mac: Mac, vni: u32, policy: &VnicPolicy) -> Result<(), AddError> {
+    pub fn declare(
+        &mut self,
+        id: &str,
+        mac: Mac,
+        vni: u32,
+        policy: &VnicPolicy,
+    ) -> Result<(), AddError> {
         let (vnic, attachment) = self.plane.insert(id, mac, vni, policy)?;
         self.vnics.insert(id.to_owned(), Attached { vnic, attachment, guest: None });
         Ok(())
     }
 
     /// Declares a mirror of another vnic.
-    pub fn declare_mirror(&mut self, id: &str, mac: Mac, vni: u32, target: &str) -> Result<(), AddError> {
-        let (vnic, attachment) = self.plane.insert_as(id, mac, vni, &VnicPolicy::default(), Some(target), None)?;
+    pub fn declare_mirror(
+        &mut self,
+        id: &str,
+        mac: Mac,
+        vni: u32,
+        target: &str,
+    ) -> Result<(), AddError> {
+        let (vnic, attachment) =
+            self.plane.insert_as(id, mac, vni, &VnicPolicy::default(), Some(target), None)?;
         self.vnics.insert(id.to_owned(), Attached { vnic, attachment, guest: None });
         Ok(())
     }
@@ -251,8 +289,18 @@ impl Host {
     }
 
     /// Makes a vnic anew, with what happens between its end and its return.
-    pub fn remake(&mut self, id: &str, mac: Mac, policy: &VnicPolicy, between: impl FnOnce(&mut Host)) -> Result<(), Error> {
-        let (order, vni) = self.vnics.get(id).map(|attached| (attached.vnic.order, attached.vnic.vni)).ok_or("no such vnic")?;
+    pub fn remake(
+        &mut self,
+        id: &str,
+        mac: Mac,
+        policy: &VnicPolicy,
+        between: impl FnOnce(&mut Host),
+    ) -> Result<(), Error> {
+        let (order, vni) = self
+            .vnics
+            .get(id)
+            .map(|attached| (attached.vnic.order, attached.vnic.vni))
+            .ok_or("no such vnic")?;
         self.plane.keep_address(id);
         self.remove(id);
         between(self);
@@ -264,7 +312,13 @@ impl Host {
     }
 
     /// Attaches a guest of this shape to a vnic.
-    pub fn attach(&mut self, id: &str, features: Features, config: &GuestConfig, memory: &MemoryConfig) -> Result<(), Error> {
+    pub fn attach(
+        &mut self,
+        id: &str,
+        features: Features,
+        config: &GuestConfig,
+        memory: &MemoryConfig,
+    ) -> Result<(), Error> {
         let memory = Memory::new(memory)?;
         let guest = Guest::new(&memory, features, config)?;
         let attached = self.vnics.get_mut(id).ok_or("no such vnic")?;
@@ -283,12 +337,17 @@ impl Host {
         self.attach(id, LINUX, &config, &MemoryConfig::new(config.memory_needed()))
     }
 
-    /// Logs every store into a guest's memory from now on, as while it migrates. Its rings go on where they are.
+    /// Logs every store into a guest's memory from now on, as while it migrates. Its rings go on
+    /// where they are.
     pub fn log(&mut self, id: &str, log: &DirtyLog) -> Result<(), Error> {
         let Attached { vnic, attachment, guest } = self.vnics.get(id).ok_or("no such vnic")?;
         let guest = guest.as_ref().ok_or("no guest")?;
         let file = log.region();
-        let log = Arc::new(dirty::DirtyLog::map(&file.file.try_clone()?.into(), file.size, file.file_offset)?);
+        let log = Arc::new(dirty::DirtyLog::map(
+            &file.file.try_clone()?.into(),
+            file.size,
+            file.file_offset,
+        )?);
         let [rx, tx] = setups(guest, guest.features(), Some(&log))?;
         let kick = Some(guest.queue(TX).kick_fd().as_fd());
         attachment.tx_stopped(kick);
@@ -308,7 +367,9 @@ impl Host {
     pub fn detach(&mut self, id: &str) -> Option<Guest> {
         let attached = self.vnics.get_mut(id)?;
         attached.vnic.shared.driving.store(false, Ordering::Relaxed);
-        attached.attachment.tx_stopped(attached.guest.as_ref().map(|guest| guest.queue(TX).kick_fd().as_fd()));
+        attached
+            .attachment
+            .tx_stopped(attached.guest.as_ref().map(|guest| guest.queue(TX).kick_fd().as_fd()));
         attached.vnic.shared.port.stop(Queue::Tx);
         attached.vnic.shared.port.stop(Queue::Rx);
         attached.guest.take()
@@ -324,14 +385,18 @@ impl Host {
         self.worker.turn()
     }
 
-    /// Counts what batches cost from now on, as a switch does: until then turns depend on what is in the rings alone.
+    /// Counts what batches cost from now on, as a switch does: until then turns depend on what is
+    /// in the rings alone.
     pub fn heed_prices(&mut self) {
         self.worker.heed_prices();
     }
 
     /// Cycles of the longest batch of one ring since the last look.
     pub fn longest_turn(&self) -> u64 {
-        self.plane.workers.first().map_or(0, |worker| worker.stats.longest.swap(0, std::sync::atomic::Ordering::Relaxed))
+        self.plane
+            .workers
+            .first()
+            .map_or(0, |worker| worker.stats.longest.swap(0, std::sync::atomic::Ordering::Relaxed))
     }
 
     /// Turns until nothing is left to do.
@@ -339,8 +404,9 @@ impl Host {
         while self.turn() {}
     }
 
-    /// The host for two threads: one changes groups, the other is the worker. A change waits for the worker as in a switch, so whoever has
-    /// the worker must go on turning until all changes are made, or let go of it.
+    /// The host for two threads: one changes groups, the other is the worker. A change waits for
+    /// the worker as in a switch, so whoever has the worker must go on turning until all
+    /// changes are made, or let go of it.
     pub fn halves(&mut self) -> (Changes<'_>, Turns<'_>) {
         let Host { plane, worker, vnics, .. } = self;
         plane.workers.iter().for_each(|handle| handle.running.store(true, Ordering::SeqCst));
@@ -392,7 +458,9 @@ impl Host {
         for (id, attached) in &self.vnics {
             named(id, &attached.vnic.shared.counters.totals(), &mut now);
         }
-        for (_, trunk) in self.plane.shared.snapshot.load().vnics.iter().filter(|(_, vnic)| vnic.trunk) {
+        for (_, trunk) in
+            self.plane.shared.snapshot.load().vnics.iter().filter(|(_, vnic)| vnic.trunk)
+        {
             named(&format!("vni-{}", trunk.vni), &trunk.shared.counters.totals(), &mut now);
         }
         if let Some(tunnel) = &self.plane.shared.tunnel {
@@ -439,7 +507,8 @@ impl Host {
         Ok(())
     }
 
-    /// Has these announced. The worker is busy for some ticks of housekeeping, then nothing else is to do.
+    /// Has these announced. The worker is busy for some ticks of housekeeping, then nothing else is
+    /// to do.
     pub fn announce_while_busy(&mut self, ids: &[String], ticks: usize) -> Result<(), Error> {
         for id in ids {
             self.vnics.get(id.as_str()).ok_or("no such vnic")?.vnic.shared.announcing.begin();
@@ -514,7 +583,11 @@ impl Drop for Turns<'_> {
 }
 
 /// What a guest says about its rings: receive, transmit.
-fn setups(guest: &Guest, features: Features, log: Option<&Arc<dirty::DirtyLog>>) -> Result<[RingSetup; 2], Error> {
+fn setups(
+    guest: &Guest,
+    features: Features,
+    log: Option<&Arc<dirty::DirtyLog>>,
+) -> Result<[RingSetup; 2], Error> {
     let specs = guest
         .memory()
         .regions()
@@ -548,7 +621,12 @@ fn setups(guest: &Guest, features: Features, log: Option<&Arc<dirty::DirtyLog>>)
     Ok([setup(RX)?, setup(TX)?])
 }
 
-fn attach_rings(port: &Port, attachment: &Attachment, guest: &Guest, features: Features) -> Result<(), Error> {
+fn attach_rings(
+    port: &Port,
+    attachment: &Attachment,
+    guest: &Guest,
+    features: Features,
+) -> Result<(), Error> {
     let [rx, tx] = setups(guest, features, None)?;
     port.start(Queue::Rx, &rx, 0, true)?;
     port.start(Queue::Tx, &tx, 0, true)?;

@@ -38,14 +38,39 @@ drop_reasons! { 0;
     }
 }
 
-/// Drops what could not be taken from the ring; reads the addresses of all others, and what is inside if a filter will ask.
+/// Drops what could not be taken from the ring; reads the addresses of all others, and what is
+/// inside if a filter will ask.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 pub(crate) fn headers(batch: &mut Batch<'_>, context: &Context<'_>) {
     let classify = context.network.filtered;
     let mut unusual = false;
     let (frames, metas) = batch.parts();
     for (index, (meta, (frame, slot))) in metas.iter_mut().zip(frames.each()).enumerate() {
-        let &[d0, d1, d2, d3, d4, d5, s0, s1, s2, s3, s4, s5, t0, t1, first, _, _, _, _, _, _, hops, ..] = slot.bytes();
+        let &[
+            d0,
+            d1,
+            d2,
+            d3,
+            d4,
+            d5,
+            s0,
+            s1,
+            s2,
+            s3,
+            s4,
+            s5,
+            t0,
+            t1,
+            first,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            hops,
+            ..,
+        ] = slot.bytes();
         meta.destination = u64::from_le_bytes([d0, d1, d2, d3, d4, d5, 0, 0]);
         meta.source = u64::from_le_bytes([s0, s1, s2, s3, s4, s5, 0, 0]);
         meta.offload = frame.offload;

@@ -1,6 +1,7 @@
 //! What is inside a frame: IP, ARP, or what only looks as if it were something else.
 //!
-//! IEEE 802.3 clause 3.2 (type and length), 802.1Q (tags), 802.2 (LLC, SNAP), RFC 791 and 8200 (version nibble).
+//! IEEE 802.3 clause 3.2 (type and length), 802.1Q (tags), 802.2 (LLC, SNAP), RFC 791 and 8200
+//! (version nibble).
 
 use butterfly_packet::{
     arp::Arp,
@@ -15,9 +16,11 @@ use crate::flow::TAGGED;
 pub(crate) enum Inside {
     /// Nobody asked.
     Unknown,
-    /// IPv4 or IPv6 from this byte on, at most behind one VLAN tag, and it says so itself. The tag as [`crate::flow::Tuple::vlan`] has it.
+    /// IPv4 or IPv6 from this byte on, at most behind one VLAN tag, and it says so itself. The tag
+    /// as [`crate::flow::Tuple::vlan`] has it.
     Ip { at: u16, vlan: u16 },
-    /// IP behind several tags or behind LLC, or a type that contradicts the version nibble (CERT VU#855201).
+    /// IP behind several tags or behind LLC, or a type that contradicts the version nibble (CERT
+    /// VU#855201).
     HiddenIp,
     /// ARP that starts at this byte.
     Arp(u16),
@@ -30,20 +33,26 @@ pub(crate) enum Inside {
 /// What most frames are.
 pub(crate) const PLAIN_IP: Inside = Inside::Ip { at: ethernet::HEADER_LEN as u16, vlan: 0 };
 
-/// Walks VLAN tags and LLC to what a frame carries. Tags that go on beyond `head` are as good as hidden IP.
+/// Walks VLAN tags and LLC to what a frame carries. Tags that go on beyond `head` are as good as
+/// hidden IP.
 pub(crate) fn inside(head: &[u8]) -> Inside {
     let Ok(frame) = Ethernet::parse(head) else { return Inside::NonIp };
     let mut tags = frame.tags();
     let (mut depth, mut vlan) = (0, 0);
     for tag in tags.by_ref() {
         depth += 1;
-        // A tag of VLAN 0 has a priority and names no VLAN (IEEE 802.1Q, 9.6): its frame is an untagged one to whoever gets it.
+        // A tag of VLAN 0 has a priority and names no VLAN (IEEE 802.1Q, 9.6): its frame is an
+        // untagged one to whoever gets it.
         vlan = if tag.vlan() == 0 { 0 } else { TAGGED | tag.vlan() };
     }
     let at = head.len() - tags.rest().len();
     match (tags.ethertype(), depth) {
-        (ethernet::IPV4, 0 | 1) if version(tags.rest()) == Some(4) => Inside::Ip { at: at as u16, vlan },
-        (ethernet::IPV6, 0 | 1) if version(tags.rest()) == Some(6) => Inside::Ip { at: at as u16, vlan },
+        (ethernet::IPV4, 0 | 1) if version(tags.rest()) == Some(4) => {
+            Inside::Ip { at: at as u16, vlan }
+        }
+        (ethernet::IPV6, 0 | 1) if version(tags.rest()) == Some(6) => {
+            Inside::Ip { at: at as u16, vlan }
+        }
         (ethernet::IPV4 | ethernet::IPV6, _) => Inside::HiddenIp,
         (ethertype, _) if ethernet::is_vlan(ethertype) => Inside::HiddenIp,
         (ethertype, _) if ethertype < ethernet::MIN_TYPE => behind_llc(tags.rest(), at),
@@ -77,8 +86,13 @@ fn behind_llc(bytes: &[u8], at: usize) -> Inside {
             kind if ethernet::is_vlan(kind) => Inside::HiddenIp,
             kind => not_ip(kind, at + (bytes.len() - payload.len())),
         },
-        // SNAP that is not sent as RFC 1042 wants it (another control field, a group, a reply) may be taken all the same.
-        Ok(Llc { dsap, ssap, .. }) if [dsap, ssap].iter().any(|sap| matches!(sap & 0xfe, LLC_IP | LLC_SNAP)) => Inside::HiddenIp,
+        // SNAP that is not sent as RFC 1042 wants it (another control field, a group, a reply) may
+        // be taken all the same.
+        Ok(Llc { dsap, ssap, .. })
+            if [dsap, ssap].iter().any(|sap| matches!(sap & 0xfe, LLC_IP | LLC_SNAP)) =>
+        {
+            Inside::HiddenIp
+        }
         _ => Inside::NonIp,
     }
 }
@@ -108,23 +122,51 @@ mod tests {
             ("IPv6 that says 4", &[0x86, 0xdd, 0x45], Inside::HiddenIp),
             ("one tag", &[0x81, 0, 0, 5, 0x08, 0x00, 0x45], Inside::Ip { at: 18, vlan: 0x1005 }),
             ("a priority", &[0x81, 0, 0xe0, 0, 0x08, 0x00, 0x45], Inside::Ip { at: 18, vlan: 0 }),
-            ("a priority and a tag", &[0x81, 0, 0xe0, 0, 0x81, 0, 0, 6, 0x08, 0x00, 0x45], Inside::HiddenIp),
+            (
+                "a priority and a tag",
+                &[0x81, 0, 0xe0, 0, 0x81, 0, 0, 6, 0x08, 0x00, 0x45],
+                Inside::HiddenIp,
+            ),
             ("two tags", &[0x81, 0, 0, 5, 0x81, 0, 0, 6, 0x08, 0x00, 0x45], Inside::HiddenIp),
-            ("two kinds of tags", &[0x88, 0xa8, 0, 5, 0x81, 0, 0, 6, 0x86, 0xdd, 0x60], Inside::HiddenIp),
+            (
+                "two kinds of tags",
+                &[0x88, 0xa8, 0, 5, 0x81, 0, 0, 6, 0x86, 0xdd, 0x60],
+                Inside::HiddenIp,
+            ),
             ("ARP", &[0x08, 0x06, 0, 1], Inside::Arp(14)),
             ("tagged ARP", &[0x81, 0, 0, 5, 0x08, 0x06, 0, 1], Inside::Arp(18)),
             ("RARP", &[0x80, 0x35], Inside::Rarp),
             ("LLDP", &[0x88, 0xcc], Inside::NonIp),
             ("SNAP IPv4", &[0, 50, 0xaa, 0xaa, 3, 0, 0, 0, 0x08, 0x00, 0x45], Inside::HiddenIp),
-            ("SNAP IPv6 of another organisation", &[0, 50, 0xaa, 0xaa, 3, 0, 0, 0xf8, 0x86, 0xdd, 0x60], Inside::HiddenIp),
+            (
+                "SNAP IPv6 of another organisation",
+                &[0, 50, 0xaa, 0xaa, 3, 0, 0, 0xf8, 0x86, 0xdd, 0x60],
+                Inside::HiddenIp,
+            ),
             ("SNAP ARP", &[0, 50, 0xaa, 0xaa, 3, 0, 0, 0, 0x08, 0x06, 0, 1], Inside::Arp(22)),
-            ("SNAP VLAN", &[0, 50, 0xaa, 0xaa, 3, 0, 0, 0, 0x81, 0x00, 0, 5, 0x08, 0], Inside::HiddenIp),
+            (
+                "SNAP VLAN",
+                &[0, 50, 0xaa, 0xaa, 3, 0, 0, 0, 0x81, 0x00, 0, 5, 0x08, 0],
+                Inside::HiddenIp,
+            ),
             ("LLC IP", &[0, 50, 0x06, 0x06, 3, 0x45], Inside::HiddenIp),
             ("spanning tree", &[0, 38, 0x42, 0x42, 3], Inside::NonIp),
             ("tagged LLC IP", &[0x81, 0, 0, 5, 0, 50, 0x06, 0x06, 3, 0x45], Inside::HiddenIp),
-            ("SNAP IPv4 for a group", &[0, 50, 0xab, 0xaa, 3, 0, 0, 0, 0x08, 0x00, 0x45], Inside::HiddenIp),
-            ("SNAP IPv4 in a reply", &[0, 50, 0xaa, 0xab, 3, 0, 0, 0, 0x08, 0x00, 0x45], Inside::HiddenIp),
-            ("SNAP IPv4 that polls", &[0, 50, 0xaa, 0xaa, 0x13, 0, 0, 0, 0x08, 0x00, 0x45], Inside::HiddenIp),
+            (
+                "SNAP IPv4 for a group",
+                &[0, 50, 0xab, 0xaa, 3, 0, 0, 0, 0x08, 0x00, 0x45],
+                Inside::HiddenIp,
+            ),
+            (
+                "SNAP IPv4 in a reply",
+                &[0, 50, 0xaa, 0xab, 3, 0, 0, 0, 0x08, 0x00, 0x45],
+                Inside::HiddenIp,
+            ),
+            (
+                "SNAP IPv4 that polls",
+                &[0, 50, 0xaa, 0xaa, 0x13, 0, 0, 0, 0x08, 0x00, 0x45],
+                Inside::HiddenIp,
+            ),
         ];
         for (name, bytes, want) in cases {
             assert_eq!(inside(&frame(bytes)), *want, "{name}");

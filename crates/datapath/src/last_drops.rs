@@ -1,8 +1,10 @@
-//! The last dropped packet of each reason: when it was, and its first bytes, for who asks why nothing arrives.
+//! The last dropped packet of each reason: when it was, and its first bytes, for who asks why
+//! nothing arrives.
 //!
-//! Written by the worker that drops, read by whoever reports: plain atomics under a sequence number, no lock, nothing allocated, and
-//! nothing done for packets that are not dropped. A vnic has room for the reasons that occurred last; of a flood of drops, one packet
-//! in each tenth of a second is kept.
+//! Written by the worker that drops, read by whoever reports: plain atomics under a sequence
+//! number, no lock, nothing allocated, and nothing done for packets that are not dropped. A vnic
+//! has room for the reasons that occurred last; of a flood of drops, one packet in each tenth of a
+//! second is kept.
 
 use std::sync::atomic::{
     AtomicU64,
@@ -17,8 +19,8 @@ use crate::{clock::Clock, reason::DropReason};
 /// Reasons of one vnic that a packet is kept of.
 pub(crate) const KEPT: usize = 8;
 const WORDS: usize = 13;
-/// Bytes of a packet that are kept: Ethernet, a VLAN tag, IPv6 and TCP; or VXLAN's outer headers over IPv4 and as much of the inner
-/// ones.
+/// Bytes of a packet that are kept: Ethernet, a VLAN tag, IPv6 and TCP; or VXLAN's outer headers
+/// over IPv4 and as much of the inner ones.
 pub(crate) const BYTES: usize = 8 * WORDS;
 
 /// A packet that is dropped now.
@@ -35,7 +37,8 @@ pub(crate) struct Dropped<'a> {
 impl<'a> Dropped<'a> {
     /// A frame of a batch, as far as it is in its slot.
     pub fn of(frames: &'a Frames<'_>, index: usize, clock: &Clock) -> Dropped<'a> {
-        // What could not be taken from the ring has no content: its slot holds that of another frame.
+        // What could not be taken from the ring has no content: its slot holds that of another
+        // frame.
         let frame = frames.frames().get(index).filter(|frame| frame.fault.is_none());
         let head = if frame.is_some() { frames.head(index) } else { &[] };
         Dropped { head, len: frame.map_or(0, |frame| frame.len), when: clock.tenths() }
@@ -73,7 +76,12 @@ struct Place {
 impl Place {
     fn new() -> Place {
         let zero = || AtomicU64::new(0);
-        Place { sequence: zero(), when: zero(), what: zero(), bytes: std::array::from_fn(|_| zero()) }
+        Place {
+            sequence: zero(),
+            when: zero(),
+            what: zero(),
+            bytes: std::array::from_fn(|_| zero()),
+        }
     }
 
     fn write(&self, reason: DropReason, packet: &Dropped<'_>) {
@@ -104,11 +112,18 @@ impl Place {
             return Err(());
         }
         let reason = DropReason::of_index((what >> 32) as usize);
-        let read = LastDrop { reason, when: (when >> 32) as u32, len: when as u32, bytes, kept: what as u32 as usize };
+        let read = LastDrop {
+            reason,
+            when: (when >> 32) as u32,
+            len: when as u32,
+            bytes,
+            kept: what as u32 as usize,
+        };
         Ok((before != 0).then_some(read))
     }
 
-    /// As [`Self::try_read`]. A change takes some hundred cycles, unless the worker was interrupted in it.
+    /// As [`Self::try_read`]. A change takes some hundred cycles, unless the worker was interrupted
+    /// in it.
     fn read(&self) -> Option<LastDrop> {
         loop {
             match self.try_read() {
@@ -122,18 +137,22 @@ impl Place {
 /// One worker's dropped packets of one vnic.
 #[repr(align(128))]
 pub(crate) struct LastDrops {
-    /// For the worker: the reason of each place plus one, and when it was last written. In one line, so that a flood of drops
-    /// touches nothing else.
+    /// For the worker: the reason of each place plus one, and when it was last written. In one
+    /// line, so that a flood of drops touches nothing else.
     marks: [AtomicU64; KEPT],
     places: [Place; KEPT],
 }
 
 impl LastDrops {
     pub fn new() -> LastDrops {
-        LastDrops { marks: std::array::from_fn(|_| AtomicU64::new(0)), places: std::array::from_fn(|_| Place::new()) }
+        LastDrops {
+            marks: std::array::from_fn(|_| AtomicU64::new(0)),
+            places: std::array::from_fn(|_| Place::new()),
+        }
     }
 
-    /// Keeps a packet, unless one of the same reason was kept in this tenth of a second, or too many of others were.
+    /// Keeps a packet, unless one of the same reason was kept in this tenth of a second, or too
+    /// many of others were.
     pub fn keep(&self, reason: DropReason, packet: &Dropped<'_>) {
         let own = reason.index() as u64 + 1;
         let mut oldest: Option<(u32, usize)> = None;
@@ -154,7 +173,8 @@ impl LastDrops {
         let at = match (found, oldest) {
             (Some((when, _)), _) if when == packet.when => return,
             (Some((_, at)), _) => at,
-            // All were written just now: whoever is dropped for so many reasons at once shows enough of them.
+            // All were written just now: whoever is dropped for so many reasons at once shows
+            // enough of them.
             (None, Some((0, _)) | None) => return,
             (None, Some((_, at))) => at,
         };
@@ -181,7 +201,10 @@ mod tests {
     }
 
     fn kept(drops: &LastDrops) -> Vec<(usize, u32, u32, Vec<u8>)> {
-        let mut all: Vec<_> = drops.list().map(|drop| (drop.reason.index(), drop.when, drop.len, drop.head().to_vec())).collect();
+        let mut all: Vec<_> = drops
+            .list()
+            .map(|drop| (drop.reason.index(), drop.when, drop.len, drop.head().to_vec()))
+            .collect();
         all.sort();
         all
     }
@@ -226,7 +249,8 @@ mod tests {
 
     #[test]
     fn a_vnic_pays_little_for_it() {
-        // Per vnic and worker, beside 1,152 bytes of counters. The number is in docs/architecture.md.
+        // Per vnic and worker, beside 1,152 bytes of counters. The number is in
+        // docs/architecture.md.
         assert_eq!(size_of::<LastDrops>(), 1152);
     }
 
@@ -249,7 +273,10 @@ mod tests {
             while !stop.load(Acquire) || seen == 0 {
                 for drop in drops.list() {
                     let byte = drop.when as u8;
-                    assert_eq!((drop.len, drop.reason.index()), (drop.when, drop.when as usize % 3));
+                    assert_eq!(
+                        (drop.len, drop.reason.index()),
+                        (drop.when, drop.when as usize % 3)
+                    );
                     assert_eq!(drop.head(), &vec![byte; usize::from(byte) % (BYTES + 1)]);
                     seen += 1;
                 }

@@ -1,12 +1,16 @@
 //! The packet path: batches from vnics, decided by stages, delivered with one copy.
 //!
-//! [`Switch`] is what the rest of the daemon sees. A worker ([`worker`]) takes a batch from a vnic's transmit ring and walks it through
-//! the stages in this order: [`headers`] (parse), [`antispoof`], [`claims`], [`offload`], [`forward`], [`filter`], [`deliver`]. What
-//! an IP packet is, [`flow`] knows; what groups allow, [`rules`]; what was allowed before, [`session`].
+//! [`Switch`] is what the rest of the daemon sees. A worker ([`worker`]) takes a batch from a
+//! vnic's transmit ring and walks it through the stages in this order: [`headers`] (parse),
+//! [`antispoof`], [`claims`], [`offload`], [`forward`], [`filter`], [`deliver`]. What an IP packet
+//! is, [`flow`] knows; what groups allow, [`rules`]; what was allowed before, [`session`].
 
 #![forbid(unsafe_code)]
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)]
-#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
+#![cfg_attr(
+    test,
+    allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)
+)]
 
 mod announce;
 mod antispoof;
@@ -68,10 +72,13 @@ pub use butterfly_vhost::{
 pub use drop_report::{DropPlace, DropReport, DropRow, DroppedPacket, PlaceDrops};
 pub use drops::{drops_document, reasons};
 pub use events::{About, Happening, SwitchEvents, watched_drops};
-pub use explain::{Explanation, Fate, Mark, NoAnswer, Origin, Question, Refused, Step, Target, Walk};
+pub use explain::{
+    Explanation, Fate, Mark, NoAnswer, Origin, Question, Refused, Step, Target, Walk,
+};
 pub use front::Front;
 pub use observe::{
-    NetworkObservation, NetworkTunnel, Observation, PeerObservation, SessionObservation, UplinkObservation, VnicObservation,
+    NetworkObservation, NetworkTunnel, Observation, PeerObservation, SessionObservation,
+    UplinkObservation, VnicObservation,
 };
 pub use plane::{AddError, SessionConfig};
 pub use policy::VnicPolicy;
@@ -80,8 +87,10 @@ pub use rules::GroupChange;
 pub use session::{FormerSessions, FormerTable, Timeouts, Unusable};
 pub use sessions::{Admission, SessionEnd, SessionFilter, SessionRow, SessionTable};
 pub use switch::{FdbKind, FdbRow, Switch, SwitchConfig, VnicReport, VnicSpec, WorkerReport};
-pub use tap::{TapEnd, TapPacket, TapPoint, TapRead, TapRole, TapRule, TapSink, TapVerdict, TapWhat, Taps};
+pub use tap::{
+    TapEnd, TapPacket, TapPoint, TapRead, TapRole, TapRule, TapSink, TapVerdict, TapWhat, Taps,
+};
 pub use tunnel::{
-    GroupRow, LinkState, NeighbourRow, NetworkReport, PeerReport, Peers, RemoteMac, TunnelConfig, TunnelError, TunnelReport,
-    TunnelSpec, UplinkReport, UplinkSpec,
+    GroupRow, LinkState, NeighbourRow, NetworkReport, PeerReport, Peers, RemoteMac, TunnelConfig,
+    TunnelError, TunnelReport, TunnelSpec, UplinkReport, UplinkSpec,
 };

@@ -1,9 +1,10 @@
 //! Mirrors: vnics that get copies of what another vnic of their network sends and receives.
 //!
-//! A copy is made as those of floods are: once, from the sender's memory into the mirror's buffers, and completed if its guest does not
-//! take offloads. The mirror's ring is all that bounds it. It is made when it is known who got the frame, and before the sender has it
-//! back; so a crash may repeat a copy, as it may a flood's. Nothing else is ever delivered to a mirror: its lock is taken when others
-//! are held, and none is taken while it is.
+//! A copy is made as those of floods are: once, from the sender's memory into the mirror's buffers,
+//! and completed if its guest does not take offloads. The mirror's ring is all that bounds it. It
+//! is made when it is known who got the frame, and before the sender has it back; so a crash may
+//! repeat a copy, as it may a flood's. Nothing else is ever delivered to a mirror: its lock is
+//! taken when others are held, and none is taken while it is.
 
 use crate::{
     batch::{Batch, Context, Meta, Verdict},
@@ -14,8 +15,8 @@ use crate::{
     turn::Turn,
 };
 
-/// Copies what a batch's sender sent, and what its receivers got. Those are the vnics of this turn if something is `flooded`, and else
-/// `receivers`.
+/// Copies what a batch's sender sent, and what its receivers got. Those are the vnics of this turn
+/// if something is `flooded`, and else `receivers`.
 #[cold]
 #[inline(never)]
 pub(crate) fn mirror(
@@ -30,12 +31,15 @@ pub(crate) fn mirror(
         return;
     }
     let sender = context.sender.place.slot;
-    let whole = |index: usize| batch.frames.frames().get(index).is_some_and(|frame| frame.fault.is_none());
+    let whole =
+        |index: usize| batch.frames.frames().get(index).is_some_and(|frame| frame.fault.is_none());
     for at in selection.mirrors_of(sender).iter().filter(|_| flooded.is_none_or(Turn::is_first)) {
         copy(batch, context, at.mirror, calls, |index, _| whole(index));
     }
     let mut received = |target: u32| {
-        let Some(receiver) = context.snapshot.vnics.get(target).filter(|_| target != sender) else { return };
+        let Some(receiver) = context.snapshot.vnics.get(target).filter(|_| target != sender) else {
+            return;
+        };
         let mirrors = selection.mirrors_of(target);
         if mirrors.is_empty() {
             return;
@@ -43,7 +47,8 @@ pub(crate) fn mirror(
         let refused = tap.refused(target);
         for at in mirrors {
             copy(batch, context, at.mirror, calls, |index, meta| {
-                sent_to(receiver, index, meta, context, room) && refused.checked_shr(index as u32).unwrap_or(0) & 1 == 0
+                sent_to(receiver, index, meta, context, room)
+                    && refused.checked_shr(index as u32).unwrap_or(0) & 1 == 0
             });
         }
     };
@@ -59,13 +64,20 @@ fn sent_to(receiver: &Vnic, index: usize, meta: &Meta, context: &Context<'_>, ro
     match meta.verdict {
         Verdict::Deliver(slot) => slot == receiver.place.slot,
         Verdict::Flood { unknown } => {
-            (receiver.rules.bypass || !unknown) && admits_flooded(room, index, receiver, context).is_ok()
+            (receiver.rules.bypass || !unknown)
+                && admits_flooded(room, index, receiver, context).is_ok()
         }
         Verdict::Drop(..) | Verdict::Tunnel(_) | Verdict::Undecided | Verdict::Later => false,
     }
 }
 
-fn copy(batch: &Batch<'_>, context: &Context<'_>, mirror: u32, calls: &mut Calls, wanted: impl Fn(usize, &Meta) -> bool) {
+fn copy(
+    batch: &Batch<'_>,
+    context: &Context<'_>,
+    mirror: u32,
+    calls: &mut Calls,
+    wanted: impl Fn(usize, &Meta) -> bool,
+) {
     let Some(mirror) = context.snapshot.vnics.get(mirror) else { return };
     let mut guard = mirror.shared.port.rx();
     let mut got = Got::default();

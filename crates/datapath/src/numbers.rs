@@ -1,6 +1,7 @@
 //! A table of numbers for readers that do not wait: made once, never changed.
 
-/// Small numbers by larger ones, such as vnics by their addresses: open addressing, at most half full.
+/// Small numbers by larger ones, such as vnics by their addresses: open addressing, at most half
+/// full.
 #[derive(Clone, Default)]
 pub(crate) struct Numbers {
     /// Key + 1 and value; 0 is free.
@@ -14,7 +15,10 @@ impl Numbers {
     /// The first of several values of one key is its.
     pub fn new(owners: impl Iterator<Item = (u64, u32)> + Clone) -> Numbers {
         let size = (owners.clone().count() * 2).next_power_of_two().max(4);
-        let mut table = Numbers { entries: vec![(0, 0); size].into_boxed_slice(), shift: 64 - size.trailing_zeros() };
+        let mut table = Numbers {
+            entries: vec![(0, 0); size].into_boxed_slice(),
+            shift: 64 - size.trailing_zeros(),
+        };
         for (key, slot) in owners {
             let key = key + 1;
             let mut at = table.home(key);

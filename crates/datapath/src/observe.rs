@@ -1,7 +1,8 @@
 //! Everything that is counted, for monitoring.
 //!
-//! Whoever reads this every few seconds must be felt by nobody: it takes no lock that a worker takes, or that a request or a guest's
-//! control thread may hold for long. So it knows what is in the snapshot and in counters, and not what a request can ask for besides.
+//! Whoever reads this every few seconds must be felt by nobody: it takes no lock that a worker
+//! takes, or that a request or a guest's control thread may hold for long. So it knows what is in
+//! the snapshot and in counters, and not what a request can ask for besides.
 
 use std::{
     net::IpAddr,
@@ -29,7 +30,8 @@ pub struct Observation {
     pub networks: Vec<NetworkObservation>,
     /// Workers.
     pub workers: Vec<WorkerReport>,
-    /// Every reason there is, with its count: drops of the whole host since it started, of vnics that are gone included.
+    /// Every reason there is, with its count: drops of the whole host since it started, of vnics
+    /// that are gone included.
     pub drops: Vec<(ReasonInfo, u64)>,
     /// The table of sessions.
     pub sessions: SessionObservation,
@@ -103,7 +105,8 @@ pub struct SessionObservation {
     pub used: u32,
     /// Most sessions of one network; a vnic has half of that.
     pub share: u32,
-    /// Protocol, state and number, of all states there are, as of the last sweep: two seconds ago at most.
+    /// Protocol, state and number, of all states there are, as of the last sweep: two seconds ago
+    /// at most.
     pub states: Vec<(&'static str, &'static str, u32)>,
 }
 
@@ -169,7 +172,8 @@ pub(crate) struct Updates([AtomicU64; Self::NAMES.len()]);
 
 impl Updates {
     /// In the order of [`Update`].
-    const NAMES: [&str; 5] = ["nic-added", "nic-changed", "nic-removed", "group-changed", "peers-changed"];
+    const NAMES: [&str; 5] =
+        ["nic-added", "nic-changed", "nic-removed", "group-changed", "peers-changed"];
 
     /// Workers have been given one.
     pub fn add(&self, update: Update) {
@@ -179,7 +183,11 @@ impl Updates {
     }
 
     fn list(&self) -> Vec<(&'static str, u64)> {
-        Self::NAMES.into_iter().zip(&self.0).map(|(name, cell)| (name, cell.load(Relaxed))).collect()
+        Self::NAMES
+            .into_iter()
+            .zip(&self.0)
+            .map(|(name, cell)| (name, cell.load(Relaxed)))
+            .collect()
     }
 }
 
@@ -190,7 +198,10 @@ pub(crate) fn pair(totals: &Totals, packets: Counter, bytes: Counter) -> (u64, u
 
 /// Drops without reasons that did not happen.
 pub(crate) fn happened(totals: &Totals) -> Vec<(&'static str, u64)> {
-    reasons().map(|info| (info.name, totals.drops(info.reason))).filter(|(_, count)| *count > 0).collect()
+    reasons()
+        .map(|info| (info.name, totals.drops(info.reason)))
+        .filter(|(_, count)| *count > 0)
+        .collect()
 }
 
 impl Switch {
@@ -220,7 +231,12 @@ impl Switch {
 
 fn snapshot(plane: &Plane) -> (Vec<VnicObservation>, Vec<NetworkObservation>) {
     let snapshot = plane.shared.snapshot.load_full();
-    let vnics = snapshot.vnics.iter().filter(|(_, vnic)| !vnic.trunk).map(|(_, vnic)| observe_vnic(vnic)).collect();
+    let vnics = snapshot
+        .vnics
+        .iter()
+        .filter(|(_, vnic)| !vnic.trunk)
+        .map(|(_, vnic)| observe_vnic(vnic))
+        .collect();
     let mut networks: Vec<NetworkObservation> = snapshot
         .by_vni
         .iter()
@@ -317,7 +333,13 @@ mod tests {
     #[test]
     fn every_kind_of_update_has_its_own_number() {
         let updates = Updates::default();
-        let all = [Update::VnicAdded, Update::VnicChanged, Update::VnicRemoved, Update::GroupChanged, Update::PeersChanged];
+        let all = [
+            Update::VnicAdded,
+            Update::VnicChanged,
+            Update::VnicRemoved,
+            Update::GroupChanged,
+            Update::PeersChanged,
+        ];
         for (n, update) in all.into_iter().enumerate() {
             (0..=n).for_each(|_| updates.add(update));
         }

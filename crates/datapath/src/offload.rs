@@ -1,7 +1,8 @@
 //! Offloads: what a guest wants to have computed must be what its frame needs.
 //!
-//! The guest's virtio-net header is never forwarded. A frame that claims no offload gets an empty one; for all others the header is
-//! rebuilt from the parsed frame, and claims that do not fit it are refused. virtio 1.2, 5.1.6.2.
+//! The guest's virtio-net header is never forwarded. A frame that claims no offload gets an empty
+//! one; for all others the header is rebuilt from the parsed frame, and claims that do not fit it
+//! are refused. virtio 1.2, 5.1.6.2.
 
 use butterfly_packet::{
     Error,
@@ -30,12 +31,14 @@ drop_reasons! { 2;
     }
 }
 
-/// Smallest segment size that is believed. The smallest MTU that matters is 552 bytes, the least that Linux takes
-/// from a path (`net.ipv4.route.min_pmtu`); 60 bytes of IPv4 and 60 of TCP header are the most that go from it. A
-/// smaller size only multiplies work: a frame of 64 KiB is 152 segments at most.
+/// Smallest segment size that is believed. The smallest MTU that matters is 552 bytes, the least
+/// that Linux takes from a path (`net.ipv4.route.min_pmtu`); 60 bytes of IPv4 and 60 of TCP header
+/// are the most that go from it. A smaller size only multiplies work: a frame of 64 KiB is 152
+/// segments at most.
 const MIN_SEGMENT: u16 = 552 - 60 - 60;
 
-/// Rebuilds the virtio-net header of every frame that asks for something. Returns whether one asks for segments.
+/// Rebuilds the virtio-net header of every frame that asks for something. Returns whether one asks
+/// for segments.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 pub(crate) fn offload(batch: &mut Batch<'_>, context: &Context<'_>) -> bool {
     let (frames, metas) = batch.parts();
@@ -49,7 +52,8 @@ pub(crate) fn offload(batch: &mut Batch<'_>, context: &Context<'_>) -> bool {
         }
         let Some(frame) = frames.frames().get(index).copied() else { break };
         // Other flags are hints or for receivers, and DATA_VALID is not the sender's to say.
-        meta.offload = frame.net.flags & NetHeader::FLAG_NEEDS_CSUM != 0 || frame.net.gso_type != NetHeader::GSO_NONE;
+        meta.offload = frame.net.flags & NetHeader::FLAG_NEEDS_CSUM != 0
+            || frame.net.gso_type != NetHeader::GSO_NONE;
         if meta.offload && rebuild(frames, index, frame.net, frame.len, meta).is_none() {
             meta.verdict = Verdict::Drop(BAD_OFFLOAD, context.sender.place.slot);
             meta.offload = false;
@@ -70,13 +74,20 @@ struct Layout {
     v6: bool,
 }
 
-fn rebuild(frames: &mut Frames<'_>, index: usize, claims: NetHeader, len: u32, meta: &mut Meta) -> Option<()> {
+fn rebuild(
+    frames: &mut Frames<'_>,
+    index: usize,
+    claims: NetHeader,
+    len: u32,
+    meta: &mut Meta,
+) -> Option<()> {
     // Segmentation without a partial checksum makes no sense (5.1.6.2.1).
     if claims.flags & NetHeader::FLAG_NEEDS_CSUM == 0 {
         return None;
     }
     let field = usize::from(claims.csum_offset);
-    let read = |head: &[u8]| layout(head).and_then(|l| header_end(head, &l, field).map(|end| (l, end)));
+    let read =
+        |head: &[u8]| layout(head).and_then(|l| header_end(head, &l, field).map(|end| (l, end)));
     let mut found = read(frames.head(index));
     if found == Err(Error::Truncated) && frames.head(index).len() < HEAD_MAX {
         found = read(frames.extend_head(index));
@@ -101,7 +112,11 @@ fn rebuild(frames: &mut Frames<'_>, index: usize, claims: NetHeader, len: u32, m
         _ => false,
     };
     // Segments are cut from the frame's length: nothing may stand behind the IP packet.
-    if !fits || layout.end != len as usize || claims.gso_size < MIN_SEGMENT || usize::from(claims.gso_size) > len as usize {
+    if !fits
+        || layout.end != len as usize
+        || claims.gso_size < MIN_SEGMENT
+        || usize::from(claims.gso_size) > len as usize
+    {
         return None;
     }
     if payload + usize::from(claims.gso_size) < len as usize {
@@ -112,7 +127,8 @@ fn rebuild(frames: &mut Frames<'_>, index: usize, claims: NetHeader, len: u32, m
     Some(())
 }
 
-/// Finds the transport header of an unfragmented IP packet behind any number of VLAN tags. Truncated: more of the head is needed.
+/// Finds the transport header of an unfragmented IP packet behind any number of VLAN tags.
+/// Truncated: more of the head is needed.
 fn layout(head: &[u8]) -> Result<Layout, Error> {
     let mut tags = Ethernet::parse(head)?.tags();
     tags.by_ref().for_each(drop);
@@ -124,7 +140,13 @@ fn layout(head: &[u8]) -> Result<Layout, Error> {
             if ip.is_fragment() {
                 return Err(Error::Malformed);
             }
-            Ok(Layout { l3, l4: l3 + ip.header_len(), end: l3 + ip.total_len(), protocol: ip.protocol(), v6: false })
+            Ok(Layout {
+                l3,
+                l4: l3 + ip.header_len(),
+                end: l3 + ip.total_len(),
+                protocol: ip.protocol(),
+                v6: false,
+            })
         }
         ethernet::IPV6 => {
             let ip = Ipv6::parse(packet)?;
@@ -140,8 +162,8 @@ fn layout(head: &[u8]) -> Result<Layout, Error> {
     }
 }
 
-/// Whether a checksum may be written there, in bytes from the transport header, when everything is decided: to where the protocol has it,
-/// or behind everything that a filter reads.
+/// Whether a checksum may be written there, in bytes from the transport header, when everything is
+/// decided: to where the protocol has it, or behind everything that a filter reads.
 fn may_stand(protocol: u8, field: usize) -> bool {
     match protocol {
         protocol::TCP => field == tcp::CHECKSUM_OFFSET,
@@ -155,7 +177,8 @@ fn may_stand(protocol: u8, field: usize) -> bool {
     }
 }
 
-/// End of the transport header, or of the checksum `field` where the protocol is none that has segments. Truncated: it is not all in the head.
+/// End of the transport header, or of the checksum `field` where the protocol is none that has
+/// segments. Truncated: it is not all in the head.
 fn header_end(head: &[u8], layout: &Layout, field: usize) -> Result<usize, Error> {
     if !may_stand(layout.protocol, field) {
         return Err(Error::Malformed);

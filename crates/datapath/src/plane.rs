@@ -1,4 +1,5 @@
-//! The control side of the packet path: puts vnics into the snapshot and takes them out, and waits for the workers.
+//! The control side of the packet path: puts vnics into the snapshot and takes them out, and waits
+//! for the workers.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -59,9 +60,11 @@ pub struct SessionConfig {
     pub capacity: u32,
     /// Name of the file that the table is in; without one it is in the process's own memory.
     pub file: Option<String>,
-    /// Percent of the table that one network may have; a vnic of it has half of that. With 100 there is no bound.
+    /// Percent of the table that one network may have; a vnic of it has half of that. With 100
+    /// there is no bound.
     pub share: u32,
-    /// New sessions that a vnic, or a network's other hosts, may open per second; `u32::MAX` is no bound.
+    /// New sessions that a vnic, or a network's other hosts, may open per second; `u32::MAX` is no
+    /// bound.
     pub rate: u32,
     /// Seconds after a vnic's guest attached in which TCP connections may be picked up mid-stream.
     pub tcp_pickup: u32,
@@ -69,7 +72,8 @@ pub struct SessionConfig {
     pub timeouts: Timeouts,
 }
 
-/// New sessions per second: what they cost the switch stays below a tenth of a processor, whoever opens them.
+/// New sessions per second: what they cost the switch stays below a tenth of a processor, whoever
+/// opens them.
 const SESSION_RATE: u32 = 200_000;
 
 impl Default for SessionConfig {
@@ -123,7 +127,8 @@ struct Departure {
 const MOST_DEPARTED: usize = 8;
 
 impl Departed {
-    /// A vnic left that was in these versions of the snapshot. Those that left `keep` seconds ago are forgotten.
+    /// A vnic left that was in these versions of the snapshot. Those that left `keep` seconds ago
+    /// are forgotten.
     fn leaves(&mut self, slot: u32, (first, last): (u32, u32), now: u32, keep: u32) {
         self.0.retain(|_, gone| now.wrapping_sub(gone.when) < keep);
         self.0.insert((slot, last), Departure { first, when: now });
@@ -163,7 +168,8 @@ pub(crate) struct Plane {
     pub shared: Arc<Shared>,
     pub workers: Vec<Arc<Handle>>,
     state: Mutex<State>,
-    /// Vnics that left a moment ago, maybe for another host, by slot. Apart, as housekeeping does not wait for changes.
+    /// Vnics that left a moment ago, maybe for another host, by slot. Apart, as housekeeping does
+    /// not wait for changes.
     departed: Mutex<Departed>,
     /// Slot of the vnic that was announced last.
     pub announced: AtomicU32,
@@ -218,13 +224,22 @@ impl Plane {
             Some(name) => {
                 let here = Here::read();
                 Table::in_file(sessions.capacity, name, key, here, |path, left| {
-                    former.push(FormerTable::look(path, left, &here, &sessions.timeouts, clock.now()));
+                    former.push(FormerTable::look(
+                        path,
+                        left,
+                        &here,
+                        &sessions.timeouts,
+                        clock.now(),
+                    ));
                 })
             }
         };
         let table = table.map_err(std::io::Error::other)?;
         let shared = Shared {
-            snapshot: ArcSwap::from_pointee(Snapshot { version: FIRST_VERSION, ..Snapshot::default() }),
+            snapshot: ArcSwap::from_pointee(Snapshot {
+                version: FIRST_VERSION,
+                ..Snapshot::default()
+            }),
             epoch: AtomicU64::new(0),
             fdb: Fdb::new(fdb_ageing),
             clock,
@@ -238,7 +253,9 @@ impl Plane {
         };
         Ok(Plane {
             shared: Arc::new(shared),
-            workers: (0..workers.max(1)).map(|index| Handle::new(index).map(Arc::new)).collect::<Result<_, _>>()?,
+            workers: (0..workers.max(1))
+                .map(|index| Handle::new(index).map(Arc::new))
+                .collect::<Result<_, _>>()?,
             state: Mutex::new(State {
                 by_id: HashMap::new(),
                 incarnation: 0,
@@ -261,13 +278,20 @@ impl Plane {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a vnic into the snapshot. When this returns, every worker filters it; its rings may start.
-    pub fn insert(&self, id: &str, mac: Mac, vni: u32, policy: &VnicPolicy) -> Result<(Arc<Vnic>, Attachment), AddError> {
+    /// Puts a vnic into the snapshot. When this returns, every worker filters it; its rings may
+    /// start.
+    pub fn insert(
+        &self,
+        id: &str,
+        mac: Mac,
+        vni: u32,
+        policy: &VnicPolicy,
+    ) -> Result<(Arc<Vnic>, Attachment), AddError> {
         self.insert_as(id, mac, vni, policy, None, None)
     }
 
-    /// The same of a vnic that may be the mirror of another one, which need not exist, and of one that was declared before others that are
-    /// there.
+    /// The same of a vnic that may be the mirror of another one, which need not exist, and of one
+    /// that was declared before others that are there.
     pub fn insert_as(
         &self,
         id: &str,
@@ -353,9 +377,12 @@ impl Plane {
         })
     }
 
-    /// What stands for the other hosts of a network, unless it is there already or there is no way to them.
+    /// What stands for the other hosts of a network, unless it is there already or there is no way
+    /// to them.
     fn add_trunk(&self, state: &mut State, next: &mut Snapshot, vni: u32, network: u32) {
-        if self.shared.tunnel.is_none() || next.networks.get(network).is_some_and(|network| network.remote.is_some()) {
+        if self.shared.tunnel.is_none()
+            || next.networks.get(network).is_some_and(|network| network.remote.is_some())
+        {
             return;
         }
         let slot = next.vnics.vacant();
@@ -380,10 +407,17 @@ impl Plane {
     /// The other hosts of a network, for a snapshot that its trunk is in.
     fn remote(&self, state: &State, next: &Snapshot, vni: u32, network: u32) -> Option<Remote> {
         let tunnel = self.shared.tunnel.as_ref()?;
-        let known = next.networks.get(network).and_then(|network| network.remote.as_ref()).map(|remote| remote.slot);
-        let find = || next.vnics.iter().find(|(_, vnic)| vnic.trunk && vnic.vni == vni).map(|(slot, _)| slot);
+        let known = next
+            .networks
+            .get(network)
+            .and_then(|network| network.remote.as_ref())
+            .map(|remote| remote.slot);
+        let find = || {
+            next.vnics.iter().find(|(_, vnic)| vnic.trunk && vnic.vni == vni).map(|(slot, _)| slot)
+        };
         let named = state.peers.iter().chain(state.peers_of.get(&vni).into_iter().flatten());
-        let mut peers: Vec<PeerRef> = named.filter_map(|peer| tunnel.peers.find(number_of_ip(*peer))).collect();
+        let mut peers: Vec<PeerRef> =
+            named.filter_map(|peer| tunnel.peers.find(number_of_ip(*peer))).collect();
         peers.sort_unstable();
         peers.dedup();
         Some(Remote { slot: known.or_else(find)?, peers: peers.into() })
@@ -395,16 +429,21 @@ impl Plane {
         (state.peers.clone(), state.peers_of.clone())
     }
 
-    /// Says which tunnel endpoints get what is for several receivers, in all networks and in some. Those that there is no room for
-    /// are returned, and nothing has changed then.
-    pub fn set_peers(&self, all: Vec<IpAddr>, of: BTreeMap<u32, Vec<IpAddr>>) -> Result<(), Vec<IpAddr>> {
+    /// Says which tunnel endpoints get what is for several receivers, in all networks and in some.
+    /// Those that there is no room for are returned, and nothing has changed then.
+    pub fn set_peers(
+        &self,
+        all: Vec<IpAddr>,
+        of: BTreeMap<u32, Vec<IpAddr>>,
+    ) -> Result<(), Vec<IpAddr>> {
         let Some(tunnel) = &self.shared.tunnel else { return Ok(()) };
         let mut state = self.state();
         let named = |all: &[IpAddr], of: &BTreeMap<u32, Vec<IpAddr>>| -> BTreeSet<IpAddr> {
             all.iter().chain(of.values().flatten()).copied().collect()
         };
         let (old, new) = (named(&state.peers, &state.peers_of), named(&all, &of));
-        let refused: Vec<IpAddr> = new.iter().copied().filter(|peer| tunnel.peers.configure(*peer).is_none()).collect();
+        let refused: Vec<IpAddr> =
+            new.iter().copied().filter(|peer| tunnel.peers.configure(*peer).is_none()).collect();
         if !refused.is_empty() {
             new.difference(&old).for_each(|peer| tunnel.peers.unconfigure(*peer));
             return Err(refused);
@@ -414,7 +453,10 @@ impl Plane {
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
         for (vni, at) in HashMap::clone(&next.by_vni) {
             if let Some(network) = next.networks.get(at) {
-                let network = Network { remote: self.remote(&state, &next, vni, at), ..Network::clone(network) };
+                let network = Network {
+                    remote: self.remote(&state, &next, vni, at),
+                    ..Network::clone(network)
+                };
                 next.networks.set(at, Some(Arc::new(network)));
             }
         }
@@ -435,7 +477,9 @@ impl Plane {
         let mut state = self.state();
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
         let place = state.by_id.get(id).copied();
-        let Some(old) = place.and_then(|place| next.vnic(place).cloned()) else { return Err(AddError::Unknown(id.to_owned())) };
+        let Some(old) = place.and_then(|place| next.vnic(place).cloned()) else {
+            return Err(AddError::Unknown(id.to_owned()));
+        };
         let mut rules = rules(policy, &mut state.groups);
         rules.bypass &= old.mirrors.is_none();
         if rules.declared_like(&old.rules) {
@@ -457,12 +501,16 @@ impl Plane {
         self.take_over(old.network, &waited);
         self.updates.add(Update::VnicChanged);
         if !policy.bypass && old.rules.bypass {
-            self.forget(|learnt| learnt.place == old.place || (learnt.vni == old.vni && learnt.mac == number(old.mac)));
+            self.forget(|learnt| {
+                learnt.place == old.place
+                    || (learnt.vni == old.vni && learnt.mac == number(old.mac))
+            });
         }
         Ok(())
     }
 
-    /// A vnic's machine runs here from now on: its addresses are here, too. What other hosts began with them is decided again.
+    /// A vnic's machine runs here from now on: its addresses are here, too. What other hosts began
+    /// with them is decided again.
     pub fn is_here(&self, place: PortRef) {
         let state = self.state();
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
@@ -476,9 +524,14 @@ impl Plane {
         drop(state);
     }
 
-    /// What other hosts began in a network is decided again: a vnic of it keeps its addresses to itself from now on.
+    /// What other hosts began in a network is decided again: a vnic of it keeps its addresses to
+    /// itself from now on.
     fn decide_others_again(&self, next: &mut Snapshot, network: u32) {
-        let trunk = next.networks.get(network).and_then(|network| network.remote.as_ref()).map(|remote| remote.slot);
+        let trunk = next
+            .networks
+            .get(network)
+            .and_then(|network| network.remote.as_ref())
+            .map(|remote| remote.slot);
         let Some(trunk) = trunk.and_then(|slot| next.vnics.get(slot).cloned()) else { return };
         self.next_version(next);
         let again = Vnic { since: next.version, ..copy_with(&trunk, trunk.rules.clone()) };
@@ -488,7 +541,8 @@ impl Plane {
     /// Publishes a snapshot in which some of a network may have the address that they waited for.
     fn publish_for_waiting(&self, mut next: Snapshot, network: u32) {
         let waited = self.waiting_in(network);
-        let waits = |slot: &u32| next.networks.get(network).is_some_and(|network| network.waits(*slot));
+        let waits =
+            |slot: &u32| next.networks.get(network).is_some_and(|network| network.waits(*slot));
         let filtered = |slot: &u32| next.vnics.get(*slot).is_some_and(|vnic| !vnic.rules.bypass);
         if waited.iter().any(|slot| !waits(slot) && filtered(slot)) {
             self.decide_others_again(&mut next, network);
@@ -497,10 +551,14 @@ impl Plane {
         self.take_over(network, &waited);
     }
 
-    /// Changes a security group. When this returns, no worker uses the old one. On an error nothing has changed.
+    /// Changes a security group. When this returns, no worker uses the old one. On an error nothing
+    /// has changed.
     pub fn change_group(&self, name: &GroupName, change: GroupChange) -> Result<(), AddError> {
         let mut state = self.state();
-        let effect = state.groups.change(name, change, &self.shared.cells).map_err(|_| AddError::TooManyRules)?;
+        let effect = state
+            .groups
+            .change(name, change, &self.shared.cells)
+            .map_err(|_| AddError::TooManyRules)?;
         if effect.is_nothing() {
             return Ok(());
         }
@@ -508,8 +566,13 @@ impl Plane {
         self.next_version(&mut next);
         effect.change_members(&mut next.members);
         for (groups, policy) in &effect.policies {
-            let affected: Vec<Arc<Vnic>> =
-                next.vnics.iter().map(|(_, vnic)| vnic).filter(|vnic| vnic.rules.groups == *groups).cloned().collect();
+            let affected: Vec<Arc<Vnic>> = next
+                .vnics
+                .iter()
+                .map(|(_, vnic)| vnic)
+                .filter(|vnic| vnic.rules.groups == *groups)
+                .cloned()
+                .collect();
             for old in affected {
                 let rules = Rules { policy: policy.clone(), ..old.rules.clone() };
                 next.vnics.set(old.place.slot, Some(Arc::new(changed(&old, rules, next.version))));
@@ -527,7 +590,11 @@ impl Plane {
     /// The rules of a group, each with the number of sessions it admitted.
     pub fn admissions(&self, name: &GroupName) -> Vec<(Rule, u64)> {
         let state = self.state();
-        state.groups.rules_of(name).map(|(rule, cell)| (rule.clone(), self.shared.cells.counted(cell))).collect()
+        state
+            .groups
+            .rules_of(name)
+            .map(|(rule, cell)| (rule.clone(), self.shared.cells.counted(cell)))
+            .collect()
     }
 
     /// All rules by their cells, each with the name of its group.
@@ -545,8 +612,12 @@ impl Plane {
         self.state().groups.known_number(name)
     }
 
-    /// Says what workers copy for those who watch; `choose` is told how the slot of a vnic is found.
-    pub fn set_selection(&self, choose: impl FnOnce(&dyn Fn(&str) -> Option<u32>) -> Option<Arc<Selection>>) {
+    /// Says what workers copy for those who watch; `choose` is told how the slot of a vnic is
+    /// found.
+    pub fn set_selection(
+        &self,
+        choose: impl FnOnce(&dyn Fn(&str) -> Option<u32>) -> Option<Arc<Selection>>,
+    ) {
         let state = self.state();
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
         next.selection = choose(&|id| state.by_id.get(id).map(|place| place.slot));
@@ -554,7 +625,8 @@ impl Plane {
         self.publish(next);
     }
 
-    /// Takes a vnic out of the snapshot. Its rings must have stopped. When this returns, no worker knows it.
+    /// Takes a vnic out of the snapshot. Its rings must have stopped. When this returns, no worker
+    /// knows it.
     pub fn remove(&self, id: &str) -> bool {
         let mut state = self.state();
         let Some(place) = state.by_id.remove(id) else { return false };
@@ -580,7 +652,8 @@ impl Plane {
             // Whoever has its addresses, too, may have them alone now.
             self.decide_others_again(&mut next, vnic.network);
         }
-        let leaving: Vec<Arc<Vnic>> = [Some(&vnic), trunk.as_ref()].into_iter().flatten().cloned().collect();
+        let leaving: Vec<Arc<Vnic>> =
+            [Some(&vnic), trunk.as_ref()].into_iter().flatten().cloned().collect();
         self.gone.leaving(&leaving);
         self.publish_for_waiting(next, vnic.network);
         self.gone.left(&leaving);
@@ -592,11 +665,16 @@ impl Plane {
         true
     }
 
-    /// Keeps a vnic's MAC address for it, so that nobody who waits for it has it while the vnic is made anew: until [`Plane::give_up_address`].
+    /// Keeps a vnic's MAC address for it, so that nobody who waits for it has it while the vnic is
+    /// made anew: until [`Plane::give_up_address`].
     pub fn keep_address(&self, id: &str) {
         let state = self.state();
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
-        next.kept = state.by_id.get(id).and_then(|place| next.vnic(*place)).and_then(|vnic| Claim::of(vnic));
+        next.kept = state
+            .by_id
+            .get(id)
+            .and_then(|place| next.vnic(*place))
+            .and_then(|vnic| Claim::of(vnic));
         self.publish(next);
     }
 
@@ -616,10 +694,17 @@ impl Plane {
 
     /// Slots of those of a network that wait for their address.
     fn waiting_in(&self, network: u32) -> Box<[u32]> {
-        self.shared.snapshot.load().networks.get(network).map(|network| network.waiting.clone()).unwrap_or_default()
+        self.shared
+            .snapshot
+            .load()
+            .networks
+            .get(network)
+            .map(|network| network.waiting.clone())
+            .unwrap_or_default()
     }
 
-    /// Of those that waited, who has the address now is announced if its machine is there: other hosts may have learnt it elsewhere.
+    /// Of those that waited, who has the address now is announced if its machine is there: other
+    /// hosts may have learnt it elsewhere.
     fn take_over(&self, network: u32, waited: &[u32]) {
         let snapshot = self.shared.snapshot.load();
         let waiting = self.waiting_in(network);
@@ -650,8 +735,13 @@ impl Plane {
         self.shared.snapshot.load().vnic(place).cloned()
     }
 
-    /// Looks at the place of a vnic, all that are there, and what those counted that are gone. Nobody comes or goes meanwhile.
-    pub fn look<T>(&self, id: Option<&str>, look: impl FnOnce(Option<PortRef>, &Snapshot, &Totals) -> T) -> T {
+    /// Looks at the place of a vnic, all that are there, and what those counted that are gone.
+    /// Nobody comes or goes meanwhile.
+    pub fn look<T>(
+        &self,
+        id: Option<&str>,
+        look: impl FnOnce(Option<PortRef>, &Snapshot, &Totals) -> T,
+    ) -> T {
         let state = self.state();
         let place = id.and_then(|id| state.by_id.get(id).copied());
         look(place, &self.shared.snapshot.load(), &self.gone.departed())
@@ -666,24 +756,34 @@ impl Plane {
         totals
     }
 
-    /// Counts a change of what is allowed. When the numbers are used up they begin anew, and every session is decided again.
+    /// Counts a change of what is allowed. When the numbers are used up they begin anew, and every
+    /// session is decided again.
     fn next_version(&self, next: &mut Snapshot) {
         if next.version < LAST_VERSION {
             next.version += 1;
             return;
         }
-        // What workers decide from now on has small numbers; what they decided by then has large ones, and is marked below.
+        // What workers decide from now on has small numbers; what they decided by then has large
+        // ones, and is marked below.
         let before = self.shared.snapshot.load_full();
         // Their numbers tell nothing any more, and nobody can take over what they left behind.
         self.departed.lock().unwrap_or_else(PoisonError::into_inner).0.clear();
         let all: Vec<Arc<Vnic>> = next.vnics.iter().map(|(_, vnic)| vnic.clone()).collect();
         for vnic in all {
-            let anew = Vnic { born: FIRST_VERSION, since: FIRST_VERSION + 1, ..copy_with(&vnic, vnic.rules.clone()) };
+            let anew = Vnic {
+                born: FIRST_VERSION,
+                since: FIRST_VERSION + 1,
+                ..copy_with(&vnic, vnic.rules.clone())
+            };
             next.vnics.set(vnic.place.slot, Some(Arc::new(anew)));
         }
-        let all: Vec<(u32, Arc<Network>)> = next.networks.iter().map(|(at, network)| (at, network.clone())).collect();
+        let all: Vec<(u32, Arc<Network>)> =
+            next.networks.iter().map(|(at, network)| (at, network.clone())).collect();
         for (at, network) in all {
-            next.networks.set(at, Some(Arc::new(Network { born: FIRST_VERSION, ..Network::clone(&network) })));
+            next.networks.set(
+                at,
+                Some(Arc::new(Network { born: FIRST_VERSION, ..Network::clone(&network) })),
+            );
         }
         self.shared.cells.take_back_all(FIRST_VERSION);
         next.version = FIRST_VERSION + 1;
@@ -691,25 +791,35 @@ impl Plane {
         let here = |slot, stamp| before.vnics.get(slot).is_some_and(|vnic| vnic.born <= stamp);
         self.shared.table.for_each(|index, _, key, admission| {
             let (opener, responder) = key.slots();
-            // One of before, and of a vnic that is gone: its successor in that slot has no other number from now on.
-            let of_somebody_gone = !here(opener, admission.stamp) || !here(responder, admission.stamp);
+            // One of before, and of a vnic that is gone: its successor in that slot has no other
+            // number from now on.
+            let of_somebody_gone =
+                !here(opener, admission.stamp) || !here(responder, admission.stamp);
             if admission.stamp > FIRST_VERSION + 1 && of_somebody_gone {
                 if self.shared.table.remove(index, &key) {
                     self.shared.released(&before, &key, admission.stamp);
                 }
                 return;
             }
-            // A number that stays large would pass for new whatever changes. Refused is only what a worker holds at this moment.
+            // A number that stays large would pass for new whatever changes. Refused is only what a
+            // worker holds at this moment.
             let mut left = (admission.stamp > FIRST_VERSION).then_some(admission);
             while let Some(admission) = left {
-                if self.shared.table.readmit(index, &key, Admission { stamp: FIRST_VERSION, ..admission }) {
+                if self.shared.table.readmit(
+                    index,
+                    &key,
+                    Admission { stamp: FIRST_VERSION, ..admission },
+                ) {
                     break;
                 }
                 let now = self.shared.table.record(index).read_surely();
-                left = now.filter(|(found, now)| *found == key && now.stamp > FIRST_VERSION).map(|(_, now)| now);
+                left = now
+                    .filter(|(found, now)| *found == key && now.stamp > FIRST_VERSION)
+                    .map(|(_, now)| now);
             }
         });
-        // Not before the records: what is left of those that are gone is nobody's, whenever this process dies.
+        // Not before the records: what is left of those that are gone is nobody's, whenever this
+        // process dies.
         self.name_slots(next.vnics.iter().map(|(slot, _)| slot), next);
         next.version += 1;
     }
@@ -717,7 +827,11 @@ impl Plane {
     /// Writes who is in these slots, for a process that finds the table.
     fn name_slots(&self, slots: impl Iterator<Item = u32>, snapshot: &Snapshot) {
         for slot in slots {
-            let name = snapshot.vnics.get(slot).map(|vnic| Name { id: vnic.id.as_ref().into(), vni: vnic.vni, born: vnic.born });
+            let name = snapshot.vnics.get(slot).map(|vnic| Name {
+                id: vnic.id.as_ref().into(),
+                vni: vnic.vni,
+                born: vnic.born,
+            });
             self.shared.table.name(slot, name.as_ref());
         }
     }
@@ -728,7 +842,8 @@ impl Plane {
         self.publish(Snapshot { version: LAST_VERSION - 1, ..next });
     }
 
-    /// Exchanges the snapshot and waits until every worker uses the new one: at most one batch, or the time to wake up.
+    /// Exchanges the snapshot and waits until every worker uses the new one: at most one batch, or
+    /// the time to wake up.
     fn publish(&self, next: Snapshot) {
         self.shared.divide(&next);
         let old = self.shared.snapshot.swap(Arc::new(next));
@@ -740,10 +855,16 @@ impl Plane {
         }
         for worker in &self.workers {
             let mut spins = 0u32;
-            while worker.running.load(Ordering::Acquire) && worker.seen.load(Ordering::Acquire) < epoch {
+            while worker.running.load(Ordering::Acquire)
+                && worker.seen.load(Ordering::Acquire) < epoch
+            {
                 // Nothing to wait on: a worker that told us would have to make a system call.
                 spins += 1;
-                if spins < 100 { std::thread::yield_now() } else { std::thread::sleep(Duration::from_micros(20)) }
+                if spins < 100 {
+                    std::thread::yield_now()
+                } else {
+                    std::thread::sleep(Duration::from_micros(20))
+                }
             }
         }
         drop(old);
@@ -755,11 +876,16 @@ impl Plane {
         self.settle();
     }
 
-    /// Divides the room for what is learnt among the networks there are now. What is too much together goes, the most silent first.
+    /// Divides the room for what is learnt among the networks there are now. What is too much
+    /// together goes, the most silent first.
     fn settle(&self) {
         let snapshot = self.shared.snapshot.load();
         let quota = &self.shared.fdb.quota;
-        let held: Vec<u32> = snapshot.networks.iter().map(|(_, network)| network.learnt.load(Ordering::Relaxed)).collect();
+        let held: Vec<u32> = snapshot
+            .networks
+            .iter()
+            .map(|(_, network)| network.learnt.load(Ordering::Relaxed))
+            .collect();
         if let Some(most) = quota.settle(fdb::CAPACITY, held.len() as u32, &held, 0) {
             let mut learnt = self.shared.fdb.list(self.shared.clock.now());
             learnt.sort_unstable_by_key(|learnt| learnt.idle);
@@ -769,7 +895,8 @@ impl Plane {
                 *kept += 1;
                 *kept > most
             });
-            let gone: HashSet<(u32, u64)> = learnt.iter().map(|learnt| (learnt.vni, learnt.mac)).collect();
+            let gone: HashSet<(u32, u64)> =
+                learnt.iter().map(|learnt| (learnt.vni, learnt.mac)).collect();
             self.forget(|learnt| gone.contains(&(learnt.vni, learnt.mac)));
         }
         if let Some(tunnel) = &self.shared.tunnel {
@@ -783,7 +910,9 @@ impl Plane {
             if let Some(vnic) = snapshot.behind(learnt.place) {
                 vnic.shared.learnt.fetch_sub(1, Ordering::Relaxed);
             }
-            if let Some(network) = snapshot.by_vni.get(&learnt.vni).and_then(|at| snapshot.networks.get(*at)) {
+            if let Some(network) =
+                snapshot.by_vni.get(&learnt.vni).and_then(|at| snapshot.networks.get(*at))
+            {
                 self.shared.fdb.quota.give_back(&network.learnt);
             }
         });
@@ -826,8 +955,11 @@ fn changed(old: &Vnic, rules: Rules, version: u32) -> Vnic {
 fn secrets() -> Result<[u64; 4], std::io::Error> {
     const SOURCE: &str = "/dev/urandom";
     let mut bytes = [0u8; 32];
-    let read = std::fs::File::open(SOURCE).and_then(|mut file| std::io::Read::read_exact(&mut file, &mut bytes));
-    read.map_err(|error| std::io::Error::new(error.kind(), format!("cannot read {SOURCE}: {error}")))?;
+    let read = std::fs::File::open(SOURCE)
+        .and_then(|mut file| std::io::Read::read_exact(&mut file, &mut bytes));
+    read.map_err(|error| {
+        std::io::Error::new(error.kind(), format!("cannot read {SOURCE}: {error}"))
+    })?;
     let mut words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word) | 1);
     Ok(std::array::from_fn(|_| words.next().unwrap_or(1)))
 }
@@ -836,27 +968,47 @@ fn secrets() -> Result<[u64; 4], std::io::Error> {
 fn find_mirrors(state: &State, next: &mut Snapshot) {
     let mut mirrors: Vec<Mirror> = Vec::new();
     for (_, vnic) in next.vnics.iter() {
-        let target = vnic.mirrors.as_ref().and_then(|target| state.by_id.get(target)).and_then(|place| next.vnic(*place));
+        let target = vnic
+            .mirrors
+            .as_ref()
+            .and_then(|target| state.by_id.get(target))
+            .and_then(|place| next.vnic(*place));
         // Not of another network, and no copies of copies.
         let target = target.filter(|target| target.vni == vnic.vni && target.mirrors.is_none());
-        mirrors.extend(target.map(|target| Mirror { target: target.place.slot, mirror: vnic.place.slot }));
+        mirrors.extend(
+            target.map(|target| Mirror { target: target.place.slot, mirror: vnic.place.slot }),
+        );
     }
     next.selection = Selection::mirroring(next.selection.take(), mirrors);
 }
 
-/// Notes who has which address, after a vnic came, changed or went. What now speaks from an address that it may not have any more is
-/// decided again: sessions of all in its network who bypass filters, unless they forward.
+/// Notes who has which address, after a vnic came, changed or went. What now speaks from an address
+/// that it may not have any more is decided again: sessions of all in its network who bypass
+/// filters, unless they forward.
 fn rehold(snapshot: &mut Snapshot, old: Option<&Vnic>, new: &Vnic) {
-    let Some(network) = snapshot.networks.get(new.network).filter(|_| snapshot.by_vni.get(&new.vni) == Some(&new.network)) else {
+    let Some(network) = snapshot
+        .networks
+        .get(new.network)
+        .filter(|_| snapshot.by_vni.get(&new.vni) == Some(&new.network))
+    else {
         return;
     };
     let mut network = Network::clone(network);
     let of = old.into_iter().flat_map(addresses).chain(addresses(new));
     let tighter = network.holders.change(new.place.slot, of, &snapshot.vnics);
-    let others = network.members.clone().into_iter().chain(network.remote.as_ref().map(|remote| remote.slot));
+    let others = network
+        .members
+        .clone()
+        .into_iter()
+        .chain(network.remote.as_ref().map(|remote| remote.slot));
     snapshot.networks.set(new.network, Some(Arc::new(network)));
     for slot in others.filter(|_| tighter) {
-        if let Some(other) = snapshot.vnics.get(slot).filter(|other| other.rules.bypass && !other.rules.forwards).cloned() {
+        if let Some(other) = snapshot
+            .vnics
+            .get(slot)
+            .filter(|other| other.rules.bypass && !other.rules.forwards)
+            .cloned()
+        {
             let again = Vnic { since: snapshot.version, ..copy_with(&other, other.rules.clone()) };
             snapshot.vnics.set(slot, Some(Arc::new(again)));
         }
@@ -871,9 +1023,12 @@ fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote: Option<Re
     members.retain(|vnic| waiting.binary_search(&vnic.place.slot).is_err());
     // Nothing can be sent to one that has the address of a group, or none.
     let stations = members.iter().filter(|vnic| !vnic.mac.is_group() && vnic.mac != Mac::ZERO);
-    let learnt = snapshot.networks.get(at).map(|network| network.learnt.clone()).unwrap_or_default();
-    let sessions = snapshot.networks.get(at).map(|network| network.sessions.clone()).unwrap_or_default();
-    let holders = snapshot.networks.get(at).map(|network| network.holders.clone()).unwrap_or_default();
+    let learnt =
+        snapshot.networks.get(at).map(|network| network.learnt.clone()).unwrap_or_default();
+    let sessions =
+        snapshot.networks.get(at).map(|network| network.sessions.clone()).unwrap_or_default();
+    let holders =
+        snapshot.networks.get(at).map(|network| network.holders.clone()).unwrap_or_default();
     let born = snapshot.networks.get(at).map_or(snapshot.version, |network| network.born);
     // One that has nothing but mirrors is there for them.
     let network = own().next().is_some().then(|| {

@@ -11,11 +11,13 @@ pub struct VnicPolicy {
     pub bypass: bool,
     /// Check the sender of ARP packets against `ips`.
     pub ip_anti_spoof: bool,
-    /// It passes on packets of others: they may be from addresses of filtered vnics, if it bypasses filters itself.
+    /// It passes on packets of others: they may be from addresses of filtered vnics, if it
+    /// bypasses filters itself.
     pub forwards: bool,
     /// Vnics of other hosts have its addresses, too.
     pub shared_ip: bool,
-    /// It may say what routers say (router advertisements, redirects), if a rule names ICMPv6 or ICMP.
+    /// It may say what routers say (router advertisements, redirects), if a rule names ICMPv6 or
+    /// ICMP.
     pub router: bool,
     /// The vnic's addresses.
     pub ips: Vec<IpAddr>,

@@ -12,7 +12,8 @@ use crate::switch::Switch;
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 impl Switch {
-    /// Whether every worker came round, asleep before or not, within `patience`. Changes nothing, and waits for nobody's lock.
+    /// Whether every worker came round, asleep before or not, within `patience`. Changes nothing,
+    /// and waits for nobody's lock.
     pub fn workers_answer(&self, patience: Duration) -> bool {
         let plane = self.plane();
         // As if there were a new snapshot: each takes what is there, and says so.
@@ -42,7 +43,9 @@ mod tests {
 
     #[test]
     fn a_worker_answers_from_its_sleep_and_a_dead_one_does_not() {
-        let switch = Switch::start(SwitchConfig { sessions: 64, ..SwitchConfig::default() }, Arc::new(())).unwrap();
+        let switch =
+            Switch::start(SwitchConfig { sessions: 64, ..SwitchConfig::default() }, Arc::new(()))
+                .unwrap();
         for _ in 0..3 {
             assert!(switch.workers_answer(Duration::from_secs(20)));
         }

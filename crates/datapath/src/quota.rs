@@ -1,7 +1,9 @@
-//! Room of a bounded table, shared by networks: half of it is reserved, in equal parts, and the other half is common.
+//! Room of a bounded table, shared by networks: half of it is reserved, in equal parts, and the
+//! other half is common.
 //!
-//! A network that has less than its part finds room, whatever others have. What it has beyond comes out of the common half, first
-//! come, first served. When there are more networks the parts shrink: who then has too much together is told, and gives back.
+//! A network that has less than its part finds room, whatever others have. What it has beyond comes
+//! out of the common half, first come, first served. When there are more networks the parts shrink:
+//! who then has too much together is told, and gives back.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -17,7 +19,11 @@ pub(crate) struct Quota {
 impl Quota {
     /// Room for `capacity` entries, of one network so far.
     pub fn new(capacity: u32) -> Quota {
-        Quota { capacity: AtomicU32::new(capacity), part: AtomicU32::new(capacity / 2), common: AtomicU32::new(0) }
+        Quota {
+            capacity: AtomicU32::new(capacity),
+            part: AtomicU32::new(capacity / 2),
+            common: AtomicU32::new(0),
+        }
     }
 
     /// Returns what is reserved for each network.
@@ -51,14 +57,20 @@ impl Quota {
         }
     }
 
-    /// Says how many entries there may be and how many networks there are, with what each has; `nobodys` are counted as common.
+    /// Says how many entries there may be and how many networks there are, with what each has;
+    /// `nobodys` are counted as common.
     ///
-    /// Returns the most that any network may have if all of them together have too much of the common half: who has more gives back.
+    /// Returns the most that any network may have if all of them together have too much of the
+    /// common half: who has more gives back.
     pub fn settle(&self, capacity: u32, networks: u32, held: &[u32], nobodys: u32) -> Option<u32> {
         let part = capacity / 2 / networks.max(1);
         self.capacity.store(capacity, Relaxed);
         self.part.store(part, Relaxed);
-        let beyond: Vec<u32> = held.iter().map(|held| held.saturating_sub(part)).filter(|beyond| *beyond > 0).collect();
+        let beyond: Vec<u32> = held
+            .iter()
+            .map(|held| held.saturating_sub(part))
+            .filter(|beyond| *beyond > 0)
+            .collect();
         let used = beyond.iter().copied().fold(nobodys, u32::saturating_add);
         self.common.store(used, Relaxed);
         let room = self.common_half().saturating_sub(nobodys);
@@ -66,7 +78,8 @@ impl Quota {
     }
 }
 
-/// The highest level up to which each of `wanted` can be filled if there is `room` for all of them together.
+/// The highest level up to which each of `wanted` can be filled if there is `room` for all of them
+/// together.
 fn level(mut wanted: Vec<u32>, room: u32) -> u32 {
     wanted.sort_unstable();
     let (mut room, mut left) = (room, wanted.len() as u32);

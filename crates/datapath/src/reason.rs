@@ -1,4 +1,5 @@
-//! What a stage says when it drops a packet: reasons, declared where they are used, and what an operator is told of each.
+//! What a stage says when it drops a packet: reasons, declared where they are used, and what an
+//! operator is told of each.
 
 /// Reasons of one stage at most.
 pub(crate) const PER_STAGE: usize = 16;
@@ -24,7 +25,8 @@ pub struct ReasonInfo {
     pub description: &'static str,
     /// What usually is behind it.
     pub cause: &'static str,
-    /// What the operator does about it. The words NIC and VNI stand for the vnic that is charged and for its network.
+    /// What the operator does about it. The words NIC and VNI stand for the vnic that is charged
+    /// and for its network.
     pub remedy: &'static str,
     /// Who it is charged to.
     pub charged: &'static str,
@@ -57,8 +59,9 @@ impl DropReason {
     }
 }
 
-/// Declares the reasons of a stage: `drop_reasons! { NUMBER; /// Meaning. NAME = "name" { cause: "..", remedy: "..", charged: ".." } .. }`.
-/// The number is the stage's position in the list below. Cause and charged are the ends of sentences, the remedy is one line; `harmless: true`
+/// Declares the reasons of a stage: `drop_reasons! { NUMBER; /// Meaning. NAME = "name" { cause:
+/// "..", remedy: "..", charged: ".." } .. }`. The number is the stage's position in the list below.
+/// Cause and charged are the ends of sentences, the remedy is one line; `harmless: true`
 /// may stand before them; see [`ReasonInfo`].
 macro_rules! drop_reasons {
     ($stage:literal; $(

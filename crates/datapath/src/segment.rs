@@ -1,6 +1,8 @@
-//! Segmentation in software, for receivers that do not take large segments (RFC 9293; IPv4 ids as in RFC 6864).
+//! Segmentation in software, for receivers that do not take large segments (RFC 9293; IPv4 ids as
+//! in RFC 6864).
 //!
-//! Each segment has the sender's headers, rewritten, and a piece of its payload that stays where it is until it is delivered.
+//! Each segment has the sender's headers, rewritten, and a piece of its payload that stays where it
+//! is until it is delivered.
 
 use butterfly_packet::{checksum::Sum, ipv4, ipv6::Ipv6, protocol, tcp};
 use butterfly_vhost::{
@@ -23,7 +25,8 @@ pub(crate) struct Segment<'a> {
     pub len: u32,
 }
 
-/// Walks the segments of a frame whose `meta` the offload stage filled in. `head` is the sender's, at least all headers.
+/// Walks the segments of a frame whose `meta` the offload stage filled in. `head` is the sender's,
+/// at least all headers.
 pub(crate) struct Segments<'a> {
     head: &'a [u8],
     room: [u8; HEAD_MAX],
@@ -32,7 +35,8 @@ pub(crate) struct Segments<'a> {
     payload: usize,
     size: u32,
     v6: bool,
-    /// The packet goes to another address than its header names, which its sender's sum has and the head may not.
+    /// The packet goes to another address than its header names, which its sender's sum has and
+    /// the head may not.
     routed: bool,
     at: u32,
     end: u32,
@@ -69,11 +73,23 @@ impl<'a> Segments<'a> {
         let head = self.room.get_mut(..self.payload)?;
         head.copy_from_slice(self.head.get(..self.payload)?);
         let given = get(head, self.l4 + tcp::CHECKSUM_OFFSET)?;
-        rewrite(head, self.l3, self.l4, self.v6, len, from - self.payload as u32, self.index, first, last)?;
+        rewrite(
+            head,
+            self.l3,
+            self.l4,
+            self.v6,
+            len,
+            from - self.payload as u32,
+            self.index,
+            first,
+            last,
+        )?;
         if self.routed {
-            // The sum of a pseudo-header with the last destination, but for the length (RFC 8200, 8.1).
+            // The sum of a pseudo-header with the last destination, but for the length (RFC 8200,
+            // 8.1).
             let (whole, own) = (self.end - self.l4 as u32, (head.len() - self.l4) as u32 + len);
-            let sum = Sum::EMPTY.push_u16(given).push(&(!whole).to_be_bytes()).push(&own.to_be_bytes());
+            let sum =
+                Sum::EMPTY.push_u16(given).push(&(!whole).to_be_bytes()).push(&own.to_be_bytes());
             put(head, self.l4 + tcp::CHECKSUM_OFFSET, sum.fold())?;
         }
         self.index = self.index.wrapping_add(1);
@@ -81,12 +97,15 @@ impl<'a> Segments<'a> {
     }
 }
 
-/// Whether an IPv6 packet has a routing header with addresses that it has not been to (RFC 8200, 4.4).
+/// Whether an IPv6 packet has a routing header with addresses that it has not been to (RFC 8200,
+/// 4.4).
 fn is_routed(packet: &[u8]) -> bool {
     let Ok(ip) = Ipv6::parse(packet) else { return false };
     let mut walk = ip.extensions();
     while let Ok(Some(extension)) = walk.take_next() {
-        if extension.kind == protocol::ROUTING && extension.bytes.get(3).is_some_and(|left| *left > 0) {
+        if extension.kind == protocol::ROUTING
+            && extension.bytes.get(3).is_some_and(|left| *left > 0)
+        {
             return true;
         }
     }
@@ -110,7 +129,9 @@ fn rewrite(
         let ip = head.get_mut(l3..l4)?;
         let payload_len = (ip.len() - butterfly_packet::ipv6::LEN) as u32 + tcp_len;
         put(ip, 4, payload_len as u16)?;
-        Sum::of(ip.get(8..40)?).push(&tcp_len.to_be_bytes()).push_u16(u16::from(butterfly_packet::protocol::TCP))
+        Sum::of(ip.get(8..40)?)
+            .push(&tcp_len.to_be_bytes())
+            .push_u16(u16::from(butterfly_packet::protocol::TCP))
     } else {
         let ip = head.get_mut(l3..l4)?;
         put(ip, 2, (ip.len() as u32 + tcp_len) as u16)?;
@@ -119,7 +140,9 @@ fn rewrite(
         put(ip, ipv4::CHECKSUM_OFFSET, 0)?;
         let checksum = Sum::of(ip).checksum();
         put(ip, ipv4::CHECKSUM_OFFSET, checksum)?;
-        Sum::of(ip.get(12..20)?).push_u16(u16::from(butterfly_packet::protocol::TCP)).push_u16(tcp_len as u16)
+        Sum::of(ip.get(12..20)?)
+            .push_u16(u16::from(butterfly_packet::protocol::TCP))
+            .push_u16(tcp_len as u16)
     };
     let segment = head.get_mut(l4..)?;
     let sequence = u32::from_be_bytes(*segment.get(4..8)?.first_chunk()?).wrapping_add(offset);
@@ -155,8 +178,11 @@ mod tests {
         let segment = build::Tcp { sequence: 0xffff_f000, ..build::Tcp::new(4000, 80, flags) };
         let l4: u16 = if v6 { 54 } else { 34 };
         let frame = if v6 {
-            link.ipv6("fd00::1".parse::<std::net::Ipv6Addr>().unwrap(), "fd00::2".parse::<std::net::Ipv6Addr>().unwrap())
-                .tcp(&segment, &data)
+            link.ipv6(
+                "fd00::1".parse::<std::net::Ipv6Addr>().unwrap(),
+                "fd00::2".parse::<std::net::Ipv6Addr>().unwrap(),
+            )
+            .tcp(&segment, &data)
         } else {
             link.ipv4([10, 0, 0, 1], [10, 0, 0, 2]).identification(0xffff).tcp(&segment, &data)
         };
@@ -172,7 +198,8 @@ mod tests {
         (frame, Meta { net, l3: 14, payload, ..Meta::NEW })
     }
 
-    /// RFC 8200, 8.1: the pseudo-header has the last address of the route, whatever kind of route it is.
+    /// RFC 8200, 8.1: the pseudo-header has the last address of the route, whatever kind of route
+    /// it is.
     #[test]
     fn a_route_leads_to_another_address() {
         let address = |text: &str| text.parse::<std::net::Ipv6Addr>().unwrap();
@@ -181,7 +208,10 @@ mod tests {
             let data: Vec<u8> = (0..5000u32).map(|i| i as u8).collect();
             let link = build::ethernet(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
             let route = [&[4, left, 0, 0, 0, 0][..], &last.octets()].concat();
-            let mut frame = link.ipv6(source, next).extension(43, &route).tcp(&build::Tcp::new(4000, 80, tcp::ACK), &data);
+            let mut frame = link
+                .ipv6(source, next)
+                .extension(43, &route)
+                .tcp(&build::Tcp::new(4000, 80, tcp::ACK), &data);
             let (l4, payload) = (54 + 24, 54 + 24 + 20);
             let end = if left > 0 { last } else { next };
             let sum = Sum::pseudo_v6(source, end, 6, (frame.len() - l4) as u32).fold();
@@ -202,7 +232,11 @@ mod tests {
                 whole.extend(&frame[segment.from as usize..(segment.from + segment.len) as usize]);
                 let sum = Sum::of(&whole[l4..]).checksum();
                 whole[l4 + 16..l4 + 18].copy_from_slice(&sum.to_be_bytes());
-                assert!(Sum::pseudo_v6(source, end, 6, (whole.len() - l4) as u32).push(&whole[l4..]).is_valid());
+                assert!(
+                    Sum::pseudo_v6(source, end, 6, (whole.len() - l4) as u32)
+                        .push(&whole[l4..])
+                        .is_valid()
+                );
                 count += 1;
             }
             assert_eq!(count, 5);

@@ -37,7 +37,8 @@ pub struct SessionEnd {
     pub nic: Option<String>,
     /// Its address.
     pub address: IpAddr,
-    /// Its port; of an echo, the identifier and the type of the request; 0 where the protocol has none.
+    /// Its port; of an echo, the identifier and the type of the request; 0 where the protocol has
+    /// none.
     pub port: u16,
 }
 
@@ -131,27 +132,35 @@ impl Wanted<'_> {
         let ends = [(tuple.source, tuple.source_port), (tuple.destination, tuple.destination_port)];
         vni.is_none_or(|vni| vni == key.vni())
             && protocol.is_none_or(|protocol| protocol == tuple.protocol)
-            && address.is_none_or(|wanted| ends.iter().any(|(at, _)| *at == crate::rules::number(wanted)))
+            && address
+                .is_none_or(|wanted| ends.iter().any(|(at, _)| *at == crate::rules::number(wanted)))
             && port.is_none_or(|wanted| ends.iter().any(|(_, port)| *port == wanted))
-            && self.slot.is_none_or(|(slot, born)| (slots.0 == slot || slots.1 == slot) && admission.stamp >= born)
+            && self.slot.is_none_or(|(slot, born)| {
+                (slots.0 == slot || slots.1 == slot) && admission.stamp >= born
+            })
     }
 }
 
 impl Plane {
-    /// Visits sessions that have not ended, and were not cut: by what is only remembered of those nothing passes.
+    /// Visits sessions that have not ended, and were not cut: by what is only remembered of those
+    /// nothing passes.
     fn sessions(&self, mut visit: impl FnMut(u32, Record<'_>, Key, Stored)) {
         let shared = &self.shared;
         let now = shared.clock.now();
         shared.table.for_each(|index, record, key, admission| {
             let (seen, state) = record.seen();
-            if state != State::Tcp(TcpState::Cut) && !shared.sessions.timeouts.over(state, seen, now) {
+            if state != State::Tcp(TcpState::Cut)
+                && !shared.sessions.timeouts.over(state, seen, now)
+            {
                 visit(index, record, key, admission);
             }
         });
     }
 
-    /// Removes the sessions of part `n` of `parts` that have ended, or whose vnics are gone, and counts the others. A vnic that left may have gone to another host:
-    /// what is known of its TCP connections with those who are still here stays for as long as they may be picked up where it came.
+    /// Removes the sessions of part `n` of `parts` that have ended, or whose vnics are gone, and
+    /// counts the others. A vnic that left may have gone to another host: what is known of its
+    /// TCP connections with those who are still here stays for as long as they may be picked up
+    /// where it came.
     pub fn sweep(&self, n: u64, parts: u64) {
         let shared = &self.shared;
         if shared.table.used() == 0 {
@@ -177,12 +186,17 @@ impl Plane {
                 ((_, Some(here)), (left, None)) | ((left, None), (_, Some(here))) => {
                     matches!(state, State::Tcp(tcp) if tcp != TcpState::Cut)
                         && !here.trunk
-                        && snapshot.networks.get(here.network).is_some_and(|network| network.remote.is_some())
+                        && snapshot
+                            .networks
+                            .get(here.network)
+                            .is_some_and(|network| network.remote.is_some())
                         && departed.had(left, admission.stamp, now, shared.sessions.tcp_pickup)
                 }
                 _ => false,
             };
-            if (!stays || shared.sessions.timeouts.over(state, seen, now)) && shared.table.remove(index, &key) {
+            if (!stays || shared.sessions.timeouts.over(state, seen, now))
+                && shared.table.remove(index, &key)
+            {
                 shared.released(&snapshot, &key, admission.stamp);
             } else {
                 self.tally.add(state);
@@ -222,7 +236,9 @@ impl Plane {
                 (Some(vnic), _) if vnic.rules.bypass => Admission::Bypass,
                 (Some(vnic), _) if vnic.since > admission.stamp => Admission::Gone,
                 (Some(_), _) if cell == 0 => cell_zero,
-                (Some(_), Some((group, rule))) if self.shared.cells.taken_back(cell) <= admission.stamp => {
+                (Some(_), Some((group, rule)))
+                    if self.shared.cells.taken_back(cell) <= admission.stamp =>
+                {
                     Admission::Rule { group: group.clone(), rule: rule.clone() }
                 }
                 _ => Admission::Gone,
@@ -241,7 +257,10 @@ impl Plane {
                 expires: self.shared.sessions.timeouts.of(line.state).saturating_sub(idle),
                 packets: line.packets,
                 bytes: line.bytes,
-                rule: [by(opener, egress, Admission::DefaultEgress), by(responder, ingress, Admission::Gone)],
+                rule: [
+                    by(opener, egress, Admission::DefaultEgress),
+                    by(responder, ingress, Admission::Gone),
+                ],
             });
         });
         (count, rows)
@@ -276,7 +295,8 @@ impl Plane {
 }
 
 impl Shared {
-    /// Divides the table among the networks of a snapshot, and counts what they have beyond their parts.
+    /// Divides the table among the networks of a snapshot, and counts what they have beyond their
+    /// parts.
     pub fn divide(&self, snapshot: &Snapshot) {
         let counted = |network: &Network| (network.filtered, network.sessions.load(Relaxed));
         self.shares.divide(|| snapshot.networks.iter().map(|(_, network)| counted(network)));
@@ -289,8 +309,13 @@ impl Shared {
 }
 
 impl Switch {
-    /// Changes a security group. When this returns, no worker uses the old one. On an error nothing has changed.
-    pub fn change_group(&self, name: &GroupName, change: crate::GroupChange) -> Result<(), crate::AddError> {
+    /// Changes a security group. When this returns, no worker uses the old one. On an error nothing
+    /// has changed.
+    pub fn change_group(
+        &self,
+        name: &GroupName,
+        change: crate::GroupChange,
+    ) -> Result<(), crate::AddError> {
         self.plane().change_group(name, change)
     }
 
@@ -309,7 +334,8 @@ impl Switch {
         &self.plane().former
     }
 
-    /// Removes sessions: their next frames are decided like first ones. Returns how many there were.
+    /// Removes sessions: their next frames are decided like first ones. Returns how many there
+    /// were.
     pub fn flush_sessions(&self, filter: &SessionFilter) -> u64 {
         self.plane().flush_sessions(filter)
     }
@@ -335,7 +361,11 @@ mod tests {
     fn host() -> Host {
         let mut host = Host::new().unwrap();
         for (id, mac, ip) in [("a", A, 1), ("b", B, 2)] {
-            let policy = VnicPolicy { bypass: id == "a", ips: vec![[10, 0, 0, ip].into()], ..VnicPolicy::default() };
+            let policy = VnicPolicy {
+                bypass: id == "a",
+                ips: vec![[10, 0, 0, ip].into()],
+                ..VnicPolicy::default()
+            };
             host.vnic(id, mac, 1, &policy).unwrap();
         }
         host.settle();
@@ -351,7 +381,10 @@ mod tests {
     fn counted(host: &mut Host) -> (u32, u32) {
         let (plane, _) = host.inside();
         let all: Vec<_> = plane.tally.list().filter(|(.., n)| *n > 0).collect();
-        assert!(all.iter().all(|(protocol, state, _)| (*protocol, *state) == ("udp", "new")), "{all:?}");
+        assert!(
+            all.iter().all(|(protocol, state, _)| (*protocol, *state) == ("udp", "new")),
+            "{all:?}"
+        );
         (all.iter().map(|(.., n)| n).sum(), plane.shared.table.used())
     }
 

@@ -35,7 +35,11 @@ impl<T> Slab<T> {
             self.0.push(Arc::new(std::array::from_fn(|_| None)));
         }
         // Copied if others have it, too.
-        if let Some(slot) = self.0.get_mut(index / CHUNK).and_then(|chunk| Arc::make_mut(chunk).get_mut(index % CHUNK)) {
+        if let Some(slot) = self
+            .0
+            .get_mut(index / CHUNK)
+            .and_then(|chunk| Arc::make_mut(chunk).get_mut(index % CHUNK))
+        {
             *slot = value;
         }
     }

@@ -1,4 +1,5 @@
-//! What workers know: an immutable picture of vnics and networks, replaced as a whole, sharing what did not change.
+//! What workers know: an immutable picture of vnics and networks, replaced as a whole, sharing what
+//! did not change.
 
 use std::{
     collections::HashMap,
@@ -55,7 +56,8 @@ pub(crate) struct Rules {
 
 impl Rules {
     pub fn new(declared: &VnicPolicy, (groups, policy): (Arc<[u32]>, Arc<Policy>)) -> Rules {
-        let VnicPolicy { bypass, ip_anti_spoof, forwards, shared_ip, router, ref ips, .. } = *declared;
+        let VnicPolicy { bypass, ip_anti_spoof, forwards, shared_ip, router, ref ips, .. } =
+            *declared;
         let mut arp: Vec<Ipv4Addr> = ips
             .iter()
             .filter_map(|ip| match ip {
@@ -68,7 +70,17 @@ impl Rules {
         let mut own: Vec<Address> = ips.iter().copied().map(number_of_ip).collect();
         own.sort_unstable();
         own.dedup();
-        Rules { bypass, ip_anti_spoof, forwards, shared_ip, router, arp, own: own.into(), groups, policy }
+        Rules {
+            bypass,
+            ip_anti_spoof,
+            forwards,
+            shared_ip,
+            router,
+            arp,
+            own: own.into(),
+            groups,
+            policy,
+        }
     }
 
     /// Whether an address is the vnic's.
@@ -79,11 +91,14 @@ impl Rules {
 
     /// Whether nothing changed but, maybe, what the groups allow.
     pub fn declared_like(&self, other: &Rules) -> bool {
-        let flags = |rules: &Rules| [rules.bypass, rules.ip_anti_spoof, rules.forwards, rules.shared_ip, rules.router];
+        let flags = |rules: &Rules| {
+            [rules.bypass, rules.ip_anti_spoof, rules.forwards, rules.shared_ip, rules.router]
+        };
         (flags(self), &self.own, &self.groups) == (flags(other), &other.own, &other.groups)
     }
 
-    /// Whether something that `old` allowed may not be allowed any more, other than by a rule that went.
+    /// Whether something that `old` allowed may not be allowed any more, other than by a rule that
+    /// went.
     pub fn takes_back(&self, old: &Rules) -> bool {
         (old.bypass && !self.bypass)
             || (old.forwards && !self.forwards)
@@ -100,7 +115,8 @@ pub(crate) struct Shared {
     pub counters: Counters,
     /// Addresses learnt behind it.
     pub learnt: AtomicU32,
-    /// Copies it may still cause by flooding, and when that was last topped up (ticks of the time stamp counter).
+    /// Copies it may still cause by flooding, and when that was last topped up (ticks of the time
+    /// stamp counter).
     pub flood_tokens: AtomicU64,
     pub flood_filled: AtomicU64,
     /// Sessions that it is an end of.
@@ -137,11 +153,14 @@ pub(crate) struct Vnic {
     pub network: u32,
     /// It is none: it stands for what its network has on other hosts.
     pub trunk: bool,
-    /// It is a mirror of the vnic with this id: it gets copies of that one's frames and nothing else, and sends nothing.
+    /// It is a mirror of the vnic with this id: it gets copies of that one's frames and nothing
+    /// else, and sends nothing.
     pub mirrors: Option<Arc<str>>,
-    /// Version of the snapshot that it came with: what was decided before was about another vnic in its place.
+    /// Version of the snapshot that it came with: what was decided before was about another vnic
+    /// in its place.
     pub born: u32,
-    /// Version since which what it may do was not taken back by something else than a rule that went.
+    /// Version since which what it may do was not taken back by something else than a rule that
+    /// went.
     pub since: u32,
     pub rules: Rules,
     pub shared: Arc<Shared>,
@@ -166,7 +185,8 @@ pub(crate) struct Network {
     pub learnt: Arc<AtomicU32>,
     /// Sessions in it.
     pub sessions: Arc<AtomicU32>,
-    /// Version of the snapshot that it came with: what was decided before was in another one of this VNI.
+    /// Version of the snapshot that it came with: what was decided before was in another one of
+    /// this VNI.
     pub born: u32,
 }
 
@@ -175,7 +195,8 @@ pub(crate) struct Network {
 pub(crate) struct Remote {
     /// Slot of the trunk.
     pub slot: u32,
-    /// Who gets what is for several receivers, or for an unknown one; if nobody is named, the network's group does.
+    /// Who gets what is for several receivers, or for an unknown one; if nobody is named, the
+    /// network's group does.
     pub peers: Arc<[PeerRef]>,
 }
 
@@ -184,11 +205,13 @@ pub(crate) struct Remote {
 pub(crate) struct Snapshot {
     pub vnics: Slab<Vnic>,
     pub networks: Slab<Network>,
-    /// Where a VNI stands in `networks`. For those who change the snapshot; workers go through [`Vnic::network`].
+    /// Where a VNI stands in `networks`. For those who change the snapshot; workers go through
+    /// [`Vnic::network`].
     pub by_vni: Arc<HashMap<u32, u32>>,
     /// The same, for workers.
     pub vnis: Arc<Numbers>,
-    /// Counts changes of what is allowed: what an older version decided may have to be decided again.
+    /// Counts changes of what is allowed: what an older version decided may have to be decided
+    /// again.
     pub version: u32,
     /// Which groups an address is a member of.
     pub members: Members,
@@ -207,7 +230,9 @@ impl Snapshot {
 
     /// What an address was learnt behind: a vnic, or a trunk, whose incarnation then is a peer.
     pub fn behind(&self, place: PortRef) -> Option<&Arc<Vnic>> {
-        self.vnics.get(place.slot).filter(|vnic| vnic.trunk || vnic.place.incarnation == place.incarnation)
+        self.vnics
+            .get(place.slot)
+            .filter(|vnic| vnic.trunk || vnic.place.incarnation == place.incarnation)
     }
 
     /// The network of a VNI.

@@ -51,7 +51,8 @@ pub struct SwitchConfig {
     pub fdb_ageing: u32,
     /// Most sessions there can be.
     pub sessions: u32,
-    /// Name of the file that the table of sessions is in; without one it is in the process's own memory.
+    /// Name of the file that the table of sessions is in; without one it is in the process's own
+    /// memory.
     pub session_file: Option<String>,
     /// Percent of the table that one network may have; a vnic of it has half of that.
     pub session_share: u32,
@@ -67,7 +68,8 @@ pub struct SwitchConfig {
 
 impl Default for SwitchConfig {
     fn default() -> Self {
-        let SessionConfig { capacity, file, share, tcp_pickup, timeouts, .. } = SessionConfig::default();
+        let SessionConfig { capacity, file, share, tcp_pickup, timeouts, .. } =
+            SessionConfig::default();
         SwitchConfig {
             core: None,
             poll: false,
@@ -96,11 +98,13 @@ pub struct VnicSpec {
     pub front: Front,
     /// What it may do.
     pub policy: VnicPolicy,
-    /// It is a mirror of the vnic with this id, which need not exist: it gets copies of what that one sends and receives as long as
-    /// that one is in the same network and no mirror itself. It gets nothing else, and sends nothing.
+    /// It is a mirror of the vnic with this id, which need not exist: it gets copies of what that
+    /// one sends and receives as long as that one is in the same network and no mirror itself.
+    /// It gets nothing else, and sends nothing.
     pub sniff_target: Option<String>,
-    /// When it was declared: of several vnics of one MAC address in a network the first has it, with others that bypass filtering as
-    /// it does; the rest wait, get nothing and may send nothing until it is gone.
+    /// When it was declared: of several vnics of one MAC address in a network the first has it,
+    /// with others that bypass filtering as it does; the rest wait, get nothing and may send
+    /// nothing until it is gone.
     pub order: u64,
 }
 
@@ -269,21 +273,35 @@ impl DeviceEvents for Link {
 
 impl Switch {
     /// Starts the workers.
-    pub fn start(config: SwitchConfig, events: Arc<dyn SwitchEvents>) -> Result<Switch, std::io::Error> {
+    pub fn start(
+        config: SwitchConfig,
+        events: Arc<dyn SwitchEvents>,
+    ) -> Result<Switch, std::io::Error> {
         let sessions = SessionConfig {
             capacity: config.sessions,
             file: config.session_file.clone(),
             share: config.session_share,
             tcp_pickup: config.tcp_pickup,
-            timeouts: Timeouts { tcp_cut: config.timeouts.tcp_cut.max(config.tcp_pickup), ..config.timeouts },
+            timeouts: Timeouts {
+                tcp_cut: config.timeouts.tcp_cut.max(config.tcp_pickup),
+                ..config.timeouts
+            },
             ..SessionConfig::default()
         };
-        let opened = config.tunnel.as_ref().map(tunnel::open).transpose()?.map(|opened| opened.split());
+        let opened =
+            config.tunnel.as_ref().map(tunnel::open).transpose()?.map(|opened| opened.split());
         let (tunnel, rest) = opened.unzip();
-        let plane = Arc::new(Plane::new(PlaneConfig { workers: 1, fdb_ageing: config.fdb_ageing, sessions, tunnel })?);
+        let plane = Arc::new(Plane::new(PlaneConfig {
+            workers: 1,
+            fdb_ageing: config.fdb_ageing,
+            sessions,
+            tunnel,
+        })?);
         let vnics = Arc::new(Mutex::new(BTreeMap::new()));
-        // Not available_parallelism(): that counts those the daemon was confined to, whatever their numbers.
-        let exists = |core: &usize| Path::new(&format!("/sys/devices/system/cpu/cpu{core}")).exists();
+        // Not available_parallelism(): that counts those the daemon was confined to, whatever their
+        // numbers.
+        let exists =
+            |core: &usize| Path::new(&format!("/sys/devices/system/cpu/cpu{core}")).exists();
         let core = config.core.filter(|core| *core < CpuSet::MAX_CPU && exists(core));
         if core != config.core {
             tracing::warn!(wanted = config.core, "no such processor: the worker is not pinned");
@@ -299,9 +317,24 @@ impl Switch {
         let (keeper, watched, told) = (plane.clone(), Arc::clone(&vnics), Arc::clone(&events));
         let body = move || housekeeping(&keeper, &watched, &*told);
         threads.push(std::thread::Builder::new().name("housekeeping".into()).spawn(body)?);
-        let mut switch = Switch { plane, vnics, events, config, core, threads, side: None, changing_peers: Mutex::default() };
+        let mut switch = Switch {
+            plane,
+            vnics,
+            events,
+            config,
+            core,
+            threads,
+            side: None,
+            changing_peers: Mutex::default(),
+        };
         if let (Some(spec), Some(rest)) = (switch.config.tunnel.clone(), rest) {
-            switch.side = Some(Side::start(&switch.plane, spec, rest, switch.config.fdb_ageing, switch.events.clone())?);
+            switch.side = Some(Side::start(
+                &switch.plane,
+                spec,
+                rest,
+                switch.config.fdb_ageing,
+                switch.events.clone(),
+            )?);
         }
         Ok(switch)
     }
@@ -322,8 +355,8 @@ impl Switch {
         Host { mtu: self.inner_mtu().unwrap_or(USUAL_MTU), worker: self.core }
     }
 
-    /// Adds a vnic and opens its socket, or attaches a guest of our own. Its policy is in force before a guest can attach. On an error
-    /// nothing has changed.
+    /// Adds a vnic and opens its socket, or attaches a guest of our own. Its policy is in force
+    /// before a guest can attach. On an error nothing has changed.
     pub fn add_vnic(&self, spec: VnicSpec) -> Result<(), AddError> {
         let mut vnics = self.vnics();
         if vnics.contains_key(&spec.id) {
@@ -331,8 +364,19 @@ impl Switch {
         }
         let ready = spec.front.prepare(&spec, self.host())?;
         let mirrors = spec.sniff_target.as_deref();
-        let (vnic, attachment) = self.plane.insert_as(&spec.id, spec.mac, spec.vni, &spec.policy, mirrors, Some(spec.order))?;
-        let offered = if self.config.no_offload { Features::OFFERED.without(Features::OFFLOADS) } else { Features::OFFERED };
+        let (vnic, attachment) = self.plane.insert_as(
+            &spec.id,
+            spec.mac,
+            spec.vni,
+            &spec.policy,
+            mirrors,
+            Some(spec.order),
+        )?;
+        let offered = if self.config.no_offload {
+            Features::OFFERED.without(Features::OFFLOADS)
+        } else {
+            Features::OFFERED
+        };
         let link = Arc::new(Link {
             id: spec.id.clone(),
             vni: spec.vni,
@@ -356,15 +400,16 @@ impl Switch {
         }
     }
 
-    /// Whether a vnic could be made in place of the one with its id, which goes on meanwhile. An error is what [`Switch::add_vnic`] would
-    /// fail with once that one is gone.
+    /// Whether a vnic could be made in place of the one with its id, which goes on meanwhile. An
+    /// error is what [`Switch::add_vnic`] would fail with once that one is gone.
     pub fn may_replace(&self, spec: &VnicSpec) -> Result<(), AddError> {
         let old = self.vnics().get(&spec.id).map(|declared| declared.spec.front.clone());
         let old = old.ok_or_else(|| AddError::Unknown(spec.id.clone()))?;
         spec.front.may_replace(&old, spec, self.host())
     }
 
-    /// Keeps a vnic's MAC address for it while it is made anew: nobody who waits for it has it until [`Switch::give_up_address`].
+    /// Keeps a vnic's MAC address for it while it is made anew: nobody who waits for it has it
+    /// until [`Switch::give_up_address`].
     pub fn keep_address(&self, id: &str) {
         self.plane.keep_address(id);
     }
@@ -374,7 +419,8 @@ impl Switch {
         self.plane.give_up_address();
     }
 
-    /// Gives a vnic another policy; its guest stays attached. When this returns, no worker uses the old one.
+    /// Gives a vnic another policy; its guest stays attached. When this returns, no worker uses the
+    /// old one.
     pub fn update_vnic(&self, id: &str, policy: VnicPolicy) -> Result<(), AddError> {
         let mut vnics = self.vnics();
         let declared = vnics.get_mut(id).ok_or_else(|| AddError::Unknown(id.to_owned()))?;
@@ -386,8 +432,8 @@ impl Switch {
         Ok(())
     }
 
-    /// Notes that a vnic's machine leaves for another host: from when its driver stops here, its addresses may be there. Returns
-    /// whether there is such a vnic.
+    /// Notes that a vnic's machine leaves for another host: from when its driver stops here, its
+    /// addresses may be there. Returns whether there is such a vnic.
     pub fn export_vnic(&self, id: &str) -> bool {
         let Some(vnic) = self.plane.vnic(id) else { return false };
         vnic.shared.leaving.store(true, Ordering::Relaxed);
@@ -397,7 +443,8 @@ impl Switch {
         true
     }
 
-    /// Closes a vnic's socket, which detaches its guest, and forgets the vnic. Returns whether there was one.
+    /// Closes a vnic's socket, which detaches its guest, and forgets the vnic. Returns whether
+    /// there was one.
     pub fn remove_vnic(&self, id: &str) -> bool {
         let mut vnics = self.vnics();
         let Some(declared) = vnics.remove(id) else { return false };
@@ -411,12 +458,15 @@ impl Switch {
         self.plane.vnic(id).and_then(|vnic| self.plane.waits_for(&vnic))
     }
 
-    /// Whether no machine can attach to a vnic any more: nobody is attached, and the socket that was made for it is not there.
+    /// Whether no machine can attach to a vnic any more: nobody is attached, and the socket that
+    /// was made for it is not there.
     pub fn socket_is_gone(&self, id: &str) -> bool {
         let vnics = self.vnics();
         let Some(Declared { spec, open }) = vnics.get(id) else { return false };
         match &spec.front {
-            Front::Socket { role: Role::Server, path } => open.device.status().attached.is_none() && !path.exists(),
+            Front::Socket { role: Role::Server, path } => {
+                open.device.status().attached.is_none() && !path.exists()
+            }
             Front::Socket { .. } | Front::Inside(_) => false,
         }
     }
@@ -463,7 +513,12 @@ impl Switch {
         let own = snapshot
             .vnics
             .iter()
-            .filter(|(_, vnic)| wanted(vnic.vni) && !vnic.trunk && vnic.mirrors.is_none() && snapshot.waits_for(vnic).is_none())
+            .filter(|(_, vnic)| {
+                wanted(vnic.vni)
+                    && !vnic.trunk
+                    && vnic.mirrors.is_none()
+                    && snapshot.waits_for(vnic).is_none()
+            })
             .map(|(_, vnic)| FdbRow {
                 vni: vnic.vni,
                 mac: vnic.mac,
@@ -472,19 +527,25 @@ impl Switch {
                 kind: FdbKind::Static,
                 idle: None,
             });
-        let learnt = shared.fdb.list(shared.clock.now()).into_iter().filter(|entry| wanted(entry.vni)).filter_map(|entry| {
-            let behind = snapshot.behind(entry.place)?;
-            let tunnel = shared.tunnel.as_ref().filter(|_| behind.trunk);
-            let peer = tunnel.and_then(|tunnel| tunnel.peers.get(PeerRef(entry.place.incarnation)));
-            Some(FdbRow {
-                vni: entry.vni,
-                mac: address(entry.mac),
-                id: behind.id.to_string(),
-                peer: peer.map(|peer| crate::rules::address(peer.address())),
-                kind: FdbKind::Learnt,
-                idle: Some(entry.idle),
-            })
-        });
+        let learnt = shared
+            .fdb
+            .list(shared.clock.now())
+            .into_iter()
+            .filter(|entry| wanted(entry.vni))
+            .filter_map(|entry| {
+                let behind = snapshot.behind(entry.place)?;
+                let tunnel = shared.tunnel.as_ref().filter(|_| behind.trunk);
+                let peer =
+                    tunnel.and_then(|tunnel| tunnel.peers.get(PeerRef(entry.place.incarnation)));
+                Some(FdbRow {
+                    vni: entry.vni,
+                    mac: address(entry.mac),
+                    id: behind.id.to_string(),
+                    peer: peer.map(|peer| crate::rules::address(peer.address())),
+                    kind: FdbKind::Learnt,
+                    idle: Some(entry.idle),
+                })
+            });
         let mut rows: Vec<FdbRow> = own.chain(learnt).collect();
         rows.sort();
         rows
@@ -556,15 +617,21 @@ fn work(core: Option<usize>, make: impl FnOnce() -> Worker) {
     if let Err(why) = prepare_thread() {
         tracing::warn!(%why, "interrupting guests will cost the worker more: raise the sysctl fs.aio-max-nr");
     }
-    // Nothing in there panics. If it did, publications would wait for this thread for ever: better to be restarted.
+    // Nothing in there panics. If it did, publications would wait for this thread for ever: better
+    // to be restarted.
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| make().run())).is_err() {
         tracing::error!("a worker panicked");
         std::process::abort();
     }
 }
 
-/// The clock, ageing, guests whose memory was taken away, those of ours when the MTU changes, and what counters say.
-fn housekeeping(plane: &Plane, vnics: &Mutex<BTreeMap<String, Declared>>, events: &dyn SwitchEvents) {
+/// The clock, ageing, guests whose memory was taken away, those of ours when the MTU changes, and
+/// what counters say.
+fn housekeeping(
+    plane: &Plane,
+    vnics: &Mutex<BTreeMap<String, Declared>>,
+    events: &dyn SwitchEvents,
+) {
     const TICK: Duration = Duration::from_millis(100);
     /// Every session is looked at once in so many ticks.
     const SWEEPS: u64 = 20;
@@ -585,21 +652,27 @@ fn housekeeping(plane: &Plane, vnics: &Mutex<BTreeMap<String, Declared>>, events
         plane.sample_drops();
         for (_, vnic) in plane.shared.snapshot.load().vnics.iter() {
             if vnic.shared.port.is_tx_disabled()
-                && let Some(worker) = plane.workers.get(vnic.place.slot as usize % plane.workers.len().max(1))
+                && let Some(worker) =
+                    plane.workers.get(vnic.place.slot as usize % plane.workers.len().max(1))
             {
                 worker.discard(vnic.place);
             }
             if vnic.shared.port.poisoned()
-                && let Some(declared) = vnics.lock().unwrap_or_else(PoisonError::into_inner).get(&*vnic.id)
+                && let Some(declared) =
+                    vnics.lock().unwrap_or_else(PoisonError::into_inner).get(&*vnic.id)
             {
                 declared.open.device.poke();
             }
         }
-        // A vnic that is just being added is in the list, or will be made with the new one: whoever adds holds the list.
+        // A vnic that is just being added is in the list, or will be made with the new one: whoever
+        // adds holds the list.
         if let Some(new) = inner_mtu().filter(|new| Some(*new) != mtu) {
             mtu = Some(new);
             let vnics = vnics.lock().unwrap_or_else(PoisonError::into_inner);
-            vnics.values().filter_map(|declared| declared.open.guest.as_ref()).for_each(|guest| guest.resize(new));
+            vnics
+                .values()
+                .filter_map(|declared| declared.open.guest.as_ref())
+                .for_each(|guest| guest.resize(new));
         }
         std::thread::park_timeout(TICK);
     }

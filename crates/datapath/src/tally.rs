@@ -1,4 +1,5 @@
-//! How many sessions are in which state: counted by the sweep, which looks at each of them anyway, and not when somebody asks.
+//! How many sessions are in which state: counted by the sweep, which looks at each of them anyway,
+//! and not when somebody asks.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -44,7 +45,8 @@ impl Tally {
     pub fn list(&self) -> impl Iterator<Item = (&'static str, &'static str, u32)> {
         (0..STATES as u8).zip(&self.counted).filter_map(|(number, count)| {
             let state = State::from_number(number);
-            (state.number() == number).then(|| (state.protocol(), state.name(), count.load(Relaxed)))
+            (state.number() == number)
+                .then(|| (state.protocol(), state.name(), count.load(Relaxed)))
         })
     }
 }
@@ -75,7 +77,8 @@ mod tests {
 
     #[test]
     fn states_of_a_protocol_have_their_own_names() {
-        let names: Vec<_> = Tally::default().list().map(|(protocol, state, _)| (protocol, state)).collect();
+        let names: Vec<_> =
+            Tally::default().list().map(|(protocol, state, _)| (protocol, state)).collect();
         assert_eq!(names.len(), 16);
         assert_eq!(names.iter().collect::<HashSet<_>>().len(), names.len(), "{names:?}");
     }

@@ -1,8 +1,9 @@
 //! What one turn of a worker may take: the bound of what others wait for.
 //!
-//! A turn is one batch of one ring. Gathering bounds what is taken from the sender; this bounds what becomes of it, over all
-//! receivers together. The unit is a copy of a small frame into a ring that is at hand, some 100 ns. Frames that do not fit stay
-//! in their ring and open the next turn; a flood that does not fit by itself goes to some of its receivers in each turn.
+//! A turn is one batch of one ring. Gathering bounds what is taken from the sender; this bounds
+//! what becomes of it, over all receivers together. The unit is a copy of a small frame into a ring
+//! that is at hand, some 100 ns. Frames that do not fit stay in their ring and open the next turn;
+//! a flood that does not fit by itself goes to some of its receivers in each turn.
 //!
 //! Cut before the filter: no frame is judged, counted or traced that is not carried out.
 
@@ -15,7 +16,8 @@ use crate::budget::Budget;
 
 /// Copies that a visit stands for: its lines are in nobody's cache.
 const VISIT: u64 = 4;
-/// Copies that a segment stands for: its headers are rewritten, its payload is summed, and the receiver's lines are cold.
+/// Copies that a segment stands for: its headers are rewritten, its payload is summed, and the
+/// receiver's lines are cold.
 const SEGMENT: u64 = 4;
 /// Bytes that a copy stands for.
 const BYTES: u32 = 2048;
@@ -69,7 +71,8 @@ fn segments(meta: &Meta, len: u32) -> u64 {
     }
 }
 
-/// How many copies one copy of this frame, which lies in so many pieces, counts for: a receiver may need it cut into segments.
+/// How many copies one copy of this frame, which lies in so many pieces, counts for: a receiver may
+/// need it cut into segments.
 pub(crate) fn weight(meta: &Meta, len: u32, pieces: u32) -> u64 {
     let pieces = u64::from(pieces);
     let cut = segments(meta, len) * (SEGMENT + pieces / PIECES_OF_SEGMENT);
@@ -81,7 +84,8 @@ pub(crate) fn receivers(context: &Context<'_>) -> usize {
     context.network.members.len() + context.remote().map_or(0, |remote| remote.peers.len().max(1))
 }
 
-/// Cuts a batch to what one turn has time for. `from` is how many receivers have its first frame already, if that is a flood.
+/// Cuts a batch to what one turn has time for. `from` is how many receivers have its first frame
+/// already, if that is a flood.
 ///
 /// Frames from other hosts cannot be put back: of those that do not fit, floods are for later.
 #[inline(never)]
@@ -89,7 +93,8 @@ pub(crate) fn fit(batch: &mut Batch<'_>, context: &Context<'_>, from: usize) -> 
     let members = context.network.members.len() as u64;
     let all = receivers(context);
     let trunk = context.sender.trunk && batch.origin == Origin::Port;
-    let mirrors = |slot: u32| context.watched.map_or(0, |watched| watched.mirrors_of(slot).len()) as u64;
+    let mirrors =
+        |slot: u32| context.watched.map_or(0, |watched| watched.mirrors_of(slot).len()) as u64;
     let all_mirrors = context.watched.map_or(0, |watched| watched.mirrors()) as u64;
     let own_mirrors = mirrors(context.sender.place.slot);
     let Budget { mut copies, mut visits } = context.budget.get();
@@ -102,7 +107,11 @@ pub(crate) fn fit(batch: &mut Batch<'_>, context: &Context<'_>, from: usize) -> 
             Verdict::Drop(..) => (0, 0),
             Verdict::Flood { .. } => {
                 let rings = if flooded { 0 } else { members + all_mirrors };
-                (rings * VISIT + (all as u64 + all_mirrors) * weight(meta, frame.len, frame.pieces()), rings)
+                (
+                    rings * VISIT
+                        + (all as u64 + all_mirrors) * weight(meta, frame.len, frame.pieces()),
+                    rings,
+                )
             }
             // Frames for the same receiver visit its ring once.
             verdict => {
@@ -119,7 +128,10 @@ pub(crate) fn fit(batch: &mut Batch<'_>, context: &Context<'_>, from: usize) -> 
             let now = (copies / each).clamp(1, visits.max(1));
             let end = from.saturating_add(now as usize);
             batch.frames.truncate(1);
-            context.budget.set(Budget { copies: copies.saturating_sub(now * each), visits: visits.saturating_sub(now) });
+            context.budget.set(Budget {
+                copies: copies.saturating_sub(now * each),
+                visits: visits.saturating_sub(now),
+            });
             return Turn { receivers: from..end, part: end < all, later: false };
         }
         if !fits && trunk && flood {

@@ -1,5 +1,6 @@
-//! Who has a MAC address that several vnics of a network declare: the first, in the order of declaration, and with it those who bypass
-//! filters as it does. The others wait: they get nothing and may send nothing until it is theirs.
+//! Who has a MAC address that several vnics of a network declare: the first, in the order of
+//! declaration, and with it those who bypass filters as it does. The others wait: they get nothing
+//! and may send nothing until it is theirs.
 
 use std::{
     collections::HashMap,
@@ -13,7 +14,8 @@ use crate::{
     snapshot::{Network, Snapshot, Vnic},
 };
 
-/// The claim of a vnic to its MAC address, which may outlive it: while it is made anew nobody else gets the address.
+/// The claim of a vnic to its MAC address, which may outlive it: while it is made anew nobody else
+/// gets the address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Claim {
     pub vni: u32,
@@ -30,12 +32,16 @@ impl Claim {
     }
 }
 
-/// Slots of those of a network's stations that wait, ascending. `kept`: the claim of one that is not there.
+/// Slots of those of a network's stations that wait, ascending. `kept`: the claim of one that is
+/// not there.
 pub(crate) fn waiting(stations: &[&Arc<Vnic>], kept: Option<Claim>) -> Box<[u32]> {
     let there = stations.iter().filter_map(|vnic| Some((Claim::of(vnic)?, Some(vnic.place.slot))));
     // Once it is there again it stands for itself.
-    let kept = kept.filter(|kept| !stations.iter().any(|vnic| (vnic.mac, vnic.order) == (kept.mac, kept.order)));
-    let mut by_order: Vec<(Claim, Option<u32>)> = there.chain(kept.map(|kept| (kept, None))).collect();
+    let kept = kept.filter(|kept| {
+        !stations.iter().any(|vnic| (vnic.mac, vnic.order) == (kept.mac, kept.order))
+    });
+    let mut by_order: Vec<(Claim, Option<u32>)> =
+        there.chain(kept.map(|kept| (kept, None))).collect();
     by_order.sort_unstable_by_key(|(claim, slot)| (claim.order, *slot));
     // Whether who has an address bypasses filters: those who do share it.
     let mut first: HashMap<_, bool> = HashMap::new();
@@ -62,21 +68,27 @@ impl Network {
 }
 
 impl Snapshot {
-    /// Whether other hosts may not have the addresses of a filtered vnic: its machine is here, and does not wait for its MAC address, which
-    /// would make it speak for none.
+    /// Whether other hosts may not have the addresses of a filtered vnic: its machine is here, and
+    /// does not wait for its MAC address, which would make it speak for none.
     pub fn keeps_addresses(&self, vnic: &Vnic) -> bool {
-        let waits = self.networks.get(vnic.network).is_some_and(|network| network.waits(vnic.place.slot));
+        let waits =
+            self.networks.get(vnic.network).is_some_and(|network| network.waits(vnic.place.slot));
         !waits && !vnic.shared.elsewhere.load(Relaxed)
     }
 
     /// Who has the address that a vnic waits for.
     pub fn waits_for(&self, vnic: &Vnic) -> Option<&Arc<Vnic>> {
-        let network = self.networks.get(vnic.network).filter(|network| network.waits(vnic.place.slot))?;
+        let network =
+            self.networks.get(vnic.network).filter(|network| network.waits(vnic.place.slot))?;
         if let Some(having) = network.macs.get(number(vnic.mac)) {
             return self.vnics.get(having);
         }
         // Of an address that is no station's.
-        let having = network.members.iter().filter_map(|slot| self.vnics.get(*slot)).filter(|other| other.mac == vnic.mac);
+        let having = network
+            .members
+            .iter()
+            .filter_map(|slot| self.vnics.get(*slot))
+            .filter(|other| other.mac == vnic.mac);
         having.min_by_key(|other| (other.order, other.place.slot))
     }
 }

@@ -1,5 +1,5 @@
-//! What counters say once a second that an operator should hear of: addresses that are not a vnic's own, tables that are full, rings
-//! that a guest broke.
+//! What counters say once a second that an operator should hear of: addresses that are not a vnic's
+//! own, tables that are full, rings that a guest broke.
 //!
 //! Counters are only read here; the packet path knows nothing of it.
 
@@ -38,14 +38,15 @@ pub(crate) const DROPS: [DropReason; WATCHED] = [
     RX_BAD_CHAIN,
 ];
 const WATCHED: usize = 10;
-/// Besides them: [`Counter::LearnRefused`], and what a vnic costs workers: slow interrupts that were confirmed, rests for first touches,
-/// stalls.
+/// Besides them: [`Counter::LearnRefused`], and what a vnic costs workers: slow interrupts that
+/// were confirmed, rests for first touches, stalls.
 const COUNTS: usize = WATCHED + 4;
 const QUEUES: [Queue; 2] = [Queue::Rx, Queue::Tx];
 
 /// Seconds between two events about one count of one vnic.
 const PAUSE: u32 = 10;
-/// Percent of the table of sessions from which on it is nearly full, and below which it has room again.
+/// Percent of the table of sessions from which on it is nearly full, and below which it has room
+/// again.
 const NEARLY_FULL: u64 = 80;
 const ROOM_AGAIN: u64 = 70;
 
@@ -106,7 +107,8 @@ impl Watch {
         for (count, reason) in counts.iter_mut().zip(DROPS) {
             *count = counters.drops(reason);
         }
-        let (interrupts, touches) = (vnic.shared.port.interrupts().report(), vnic.shared.port.touches().report());
+        let (interrupts, touches) =
+            (vnic.shared.port.interrupts().report(), vnic.shared.port.touches().report());
         let [.., learn_refused, slow, rests, stalls] = &mut counts;
         *learn_refused = counters.get(Counter::LearnRefused);
         (*slow, *rests, *stalls) = (interrupts.confirmed, touches.rests, touches.stalls);
@@ -118,7 +120,8 @@ impl Watch {
         let about = About { nic: (!vnic.trunk).then_some(&*vnic.id), vni: Some(vnic.vni) };
         for (index, (told, count)) in seen.counts.iter_mut().zip(counts).enumerate() {
             let Some(more) = told.more(count, now) else { continue };
-            let reason = DROPS.get(index).and_then(|wanted| reasons().find(|info| info.reason == *wanted));
+            let reason =
+                DROPS.get(index).and_then(|wanted| reasons().find(|info| info.reason == *wanted));
             let what = match (reason, index.saturating_sub(WATCHED)) {
                 (Some(reason), _) => Happening::Dropped(reason, more),
                 (None, 0) => Happening::LearnRefused(more),
@@ -138,9 +141,12 @@ impl Watch {
 
     /// Whether the table became nearly full or has room again, if either.
     fn pressure(&mut self, used: u32, capacity: u32) -> Option<bool> {
-        let bound = u64::from(capacity) * if self.nearly_full { ROOM_AGAIN } else { NEARLY_FULL } / 100;
-        let nearly_full = if self.nearly_full { u64::from(used) >= bound } else { u64::from(used) > bound };
-        (nearly_full != std::mem::replace(&mut self.nearly_full, nearly_full)).then_some(nearly_full)
+        let bound =
+            u64::from(capacity) * if self.nearly_full { ROOM_AGAIN } else { NEARLY_FULL } / 100;
+        let nearly_full =
+            if self.nearly_full { u64::from(used) >= bound } else { u64::from(used) > bound };
+        (nearly_full != std::mem::replace(&mut self.nearly_full, nearly_full))
+            .then_some(nearly_full)
     }
 }
 
@@ -167,7 +173,8 @@ mod tests {
     #[test]
     fn the_table_is_nearly_full_above_80_percent_until_it_is_below_70() {
         let mut watch = Watch::default();
-        let told = [0, 800, 801, 900, 800, 701, 700, 699, 700, 800, 801].map(|used| watch.pressure(used, 1000));
+        let told = [0, 800, 801, 900, 800, 701, 700, 699, 700, 800, 801]
+            .map(|used| watch.pressure(used, 1000));
         let (full, room) = (Some(true), Some(false));
         assert_eq!(told, [None, None, full, None, None, None, None, room, None, None, full]);
     }
@@ -181,15 +188,21 @@ mod tests {
                 Happening::Dropped(info, frames) => format!("{} {frames}", info.name),
                 other => format!("{other:?}"),
             };
-            self.0.lock().unwrap().push(format!("{} {} {what}", about.nic.unwrap_or("-"), about.vni.unwrap_or(0)));
+            self.0.lock().unwrap().push(format!(
+                "{} {} {what}",
+                about.nic.unwrap_or("-"),
+                about.vni.unwrap_or(0)
+            ));
         }
     }
 
     #[test]
     fn counters_are_told_with_whom_they_are_about() {
         let sessions = SessionConfig { capacity: 1024, ..SessionConfig::default() };
-        let plane = Plane::new(PlaneConfig { workers: 2, fdb_ageing: 300, sessions, tunnel: None }).unwrap();
-        let add = |id, n| plane.insert(id, Mac([2, 0, 0, 0, 0, n]), 7, &VnicPolicy::default()).unwrap().0;
+        let plane = Plane::new(PlaneConfig { workers: 2, fdb_ageing: 300, sessions, tunnel: None })
+            .unwrap();
+        let add =
+            |id, n| plane.insert(id, Mac([2, 0, 0, 0, 0, n]), 7, &VnicPolicy::default()).unwrap().0;
         let (a, b) = (add("a", 1), add("b", 2));
         let (mut watch, told) = (Watch::default(), Heard::default());
         let mut look = || {
@@ -205,7 +218,17 @@ mod tests {
             cells.add(Counter::LearnRefused, 2);
         }
         b.shared.counters.of(0).unwrap().drop(RX_BAD_CHAIN, 1);
-        assert_eq!(look(), (vec!["a 7 spoofed-mac 6".into(), "a 7 LearnRefused(4)".into(), "b 7 rx-bad-chain 1".into()], 2));
+        assert_eq!(
+            look(),
+            (
+                vec![
+                    "a 7 spoofed-mac 6".into(),
+                    "a 7 LearnRefused(4)".into(),
+                    "b 7 rx-bad-chain 1".into()
+                ],
+                2
+            )
+        );
         a.shared.counters.of(1).unwrap().drop(SPOOFED_MAC, 1);
         assert_eq!(look(), (none.clone(), 2));
         plane.shared.clock.pass(10);

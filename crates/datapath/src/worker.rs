@@ -50,8 +50,9 @@ use crate::{
     turn::{Turn, fit},
 };
 
-/// A ring that was found empty so often in a row, and for so long, leaves the poll set and returns by its kick. A kick costs the guest
-/// a system call: by count alone, a fast worker would make a guest pay it that pauses for a few microseconds.
+/// A ring that was found empty so often in a row, and for so long, leaves the poll set and returns
+/// by its kick. A kick costs the guest a system call: by count alone, a fast worker would make a
+/// guest pay it that pauses for a few microseconds.
 const EMPTY_POLLS: u8 = 64;
 const EMPTY_US: u64 = 50;
 /// Pauses (some 50 ns each) after a round in which nothing was found.
@@ -142,7 +143,12 @@ impl Handle {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         // Edge triggered: no counter is ever read, each write is an event.
-        epoll::add(&epoll, &wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN | epoll::EventFlags::ET)?;
+        epoll::add(
+            &epoll,
+            &wake,
+            epoll::EventData::new_u64(WAKE),
+            epoll::EventFlags::IN | epoll::EventFlags::ET,
+        )?;
         Ok(Handle {
             index,
             epoll,
@@ -169,7 +175,8 @@ impl Handle {
         let kicked = kick.is_some_and(|kick| {
             let data = epoll::EventData::new_u64(pack(place));
             // A descriptor that cannot be waited for is like none.
-            epoll::add(&self.epoll, kick, data, epoll::EventFlags::IN | epoll::EventFlags::ET).is_ok()
+            epoll::add(&self.epoll, kick, data, epoll::EventFlags::IN | epoll::EventFlags::ET)
+                .is_ok()
         });
         self.order(Order::Started { place, kicked });
     }
@@ -203,7 +210,8 @@ struct Polled {
     /// Where most of the last batch went: its ring is fetched ahead.
     likely: u32,
     account: Account,
-    /// How many receivers have the first waiting frame, a flood for more of them than a turn has time for.
+    /// How many receivers have the first waiting frame, a flood for more of them than a turn has
+    /// time for.
     flooded: u32,
 }
 
@@ -224,7 +232,8 @@ struct Walked {
     likely: Option<u32>,
     /// Frames that were taken; what did not fit the turn stays in its ring.
     frames: usize,
-    /// Receivers that have a flood which is not done, what was decided of it, and by what its bytes are known again.
+    /// Receivers that have a flood which is not done, what was decided of it, and by what its
+    /// bytes are known again.
     flooded: u32,
     judged: Option<Judged>,
     print: Option<u64>,
@@ -268,7 +277,8 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Everything a worker needs is allocated here; pages of the large tables are touched when they are used.
+    /// Everything a worker needs is allocated here; pages of the large tables are touched when they
+    /// are used.
     pub fn new(shared: Arc<Shared>, handle: Arc<Handle>, poll: bool) -> Worker {
         let snapshot = shared.snapshot.load_full();
         let room = Room::new(&shared.sessions.timeouts);
@@ -297,7 +307,8 @@ impl Worker {
         }
     }
 
-    /// For tests and fixed-work measurements: no batch is cut because it takes long, as all do under a simulator of processors.
+    /// For tests and fixed-work measurements: no batch is cut because it takes long, as all do
+    /// under a simulator of processors.
     pub fn without_prices(shared: Arc<Shared>, handle: Arc<Handle>) -> Worker {
         Worker { fair: Fair::blind(), ..Worker::new(shared, handle, false) }
     }
@@ -315,7 +326,8 @@ impl Worker {
         let mut last_timer = last_events;
         let mut now = last_events;
         self.handle.running.store(true, Ordering::Release);
-        // Whoever publishes from now on waits for this worker, or was early enough for it to see the new epoch.
+        // Whoever publishes from now on waits for this worker, or was early enough for it to see
+        // the new epoch.
         fence(Ordering::SeqCst);
         while !self.shared.stop.load(Ordering::Relaxed) {
             self.adopt();
@@ -342,7 +354,8 @@ impl Worker {
                 bump(&self.handle.stats.busy_cycles, end.wrapping_sub(now));
             } else {
                 bump(&self.handle.stats.idle_polls, 1);
-                // Every look takes the line that the guest is about to write: fewer looks, a faster guest.
+                // Every look takes the line that the guest is about to write: fewer looks, a faster
+                // guest.
                 for _ in 0..IDLE_PAUSES {
                     std::hint::spin_loop();
                 }
@@ -356,7 +369,8 @@ impl Worker {
     fn adopt(&mut self) {
         let epoch = self.shared.epoch.load(Ordering::Acquire);
         if epoch != self.handle.seen.load(Ordering::Relaxed) {
-            // The publisher keeps a reference to the old one until all workers have let go: nothing is freed here.
+            // The publisher keeps a reference to the old one until all workers have let go: nothing
+            // is freed here.
             self.snapshot = self.shared.snapshot.load_full();
             self.handle.seen.store(epoch, Ordering::Release);
         }
@@ -366,17 +380,23 @@ impl Worker {
     fn wait(&mut self, may_sleep: bool) {
         let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         let soon = rustix::event::Timespec { tv_sec: 0, tv_nsec: (TIMER_US * 1000) as _ };
-        let timeout = match (!may_sleep || self.poll || !self.polled.is_empty(), self.timed.is_empty()) {
-            (true, _) => Some(&none),
-            (false, false) => Some(&soon),
-            (false, true) => None,
-        };
+        let timeout =
+            match (!may_sleep || self.poll || !self.polled.is_empty(), self.timed.is_empty()) {
+                (true, _) => Some(&none),
+                (false, false) => Some(&soon),
+                (false, true) => None,
+            };
         if timeout != Some(&none) {
             bump(&self.handle.stats.sleeps, 1);
         }
         self.events.clear();
-        // The only error that is possible is an interruption by a signal: look again in the next round.
-        let _ = epoll::wait(&self.handle.epoll, rustix::buffer::spare_capacity(&mut self.events), timeout);
+        // The only error that is possible is an interruption by a signal: look again in the next
+        // round.
+        let _ = epoll::wait(
+            &self.handle.epoll,
+            rustix::buffer::spare_capacity(&mut self.events),
+            timeout,
+        );
         let mut woken = false;
         for at in 0..self.events.len() {
             match self.events.get(at).map(|event| event.data.u64()) {
@@ -394,7 +414,10 @@ impl Worker {
     fn obey(&mut self) {
         self.adopt();
         let mut orders = std::mem::take(&mut self.orders);
-        std::mem::swap(&mut *self.handle.orders.lock().unwrap_or_else(PoisonError::into_inner), &mut orders);
+        std::mem::swap(
+            &mut *self.handle.orders.lock().unwrap_or_else(PoisonError::into_inner),
+            &mut orders,
+        );
         for order in orders.drain(..) {
             match order {
                 Order::Started { place, kicked } => {
@@ -403,7 +426,9 @@ impl Worker {
                         self.timed.push(place);
                     }
                     // The slot's former user may still be there.
-                    if let Some(polled) = self.polled.iter_mut().find(|polled| polled.place.slot == place.slot) {
+                    if let Some(polled) =
+                        self.polled.iter_mut().find(|polled| polled.place.slot == place.slot)
+                    {
                         if polled.place != place {
                             polled.account = self.fair.open(false, cpu::tsc());
                         }
@@ -453,14 +478,16 @@ impl Worker {
                 empty,
                 busy: 0,
                 likely: place.slot,
-                account: self.fair.open(place == UPLINK || place == LATER, cpu::tsc()), // it may have slept since the last look
+                // It may have slept since the last look.
+                account: self.fair.open(place == UPLINK || place == LATER, cpu::tsc()),
                 flooded: 0,
             };
             self.polled.push(polled);
         }
     }
 
-    /// For tests and fixed-work measurements: looks at kicks and orders, then at every polled ring once.
+    /// For tests and fixed-work measurements: looks at kicks and orders, then at every polled ring
+    /// once.
     #[inline(never)]
     pub fn turn(&mut self) -> bool {
         self.adopt();
@@ -599,7 +626,8 @@ impl Worker {
         }
     }
 
-    /// After 64 empty looks in a row the guest is asked to kick; if it did not add something meanwhile, the ring leaves.
+    /// After 64 empty looks in a row the guest is asked to kick; if it did not add something
+    /// meanwhile, the ring leaves.
     fn stays_though_empty(&mut self, at: usize) -> bool {
         let Some(polled) = self.polled.get_mut(at) else { return false };
         polled.empty = polled.empty.saturating_add(1);
@@ -648,7 +676,8 @@ impl Worker {
         polled.busy = self.now;
         let Some(network) = self.snapshot.networks.get(sender.network) else { return Found::Gone };
         ring.prefetch(n);
-        let likely = self.snapshot.vnics.get(polled.likely).filter(|vnic| vnic.place != polled.place);
+        let likely =
+            self.snapshot.vnics.get(polled.likely).filter(|vnic| vnic.place != polled.place);
         if let Some(mut rx) = likely.and_then(|vnic| vnic.shared.port.try_rx())
             && let Some(rx) = rx.as_mut()
         {
@@ -668,11 +697,20 @@ impl Worker {
         if from > 0 {
             (from, self.room.judged) = self.under_way.resume(polled.place, from, &mut frames);
         }
-        let context = self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
+        let context =
+            self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
         let budget = Budget::of(size);
         context.budget.set(budget);
         let batch = Batch::new(frames, &mut self.metas);
-        let walked = walk(batch, &context, &mut self.room, &mut self.departures, &mut self.calls, &mut self.later, from);
+        let walked = walk(
+            batch,
+            &context,
+            &mut self.room,
+            &mut self.departures,
+            &mut self.calls,
+            &mut self.later,
+            from,
+        );
         self.bill.used(budget, context.budget.get());
         if let Some(slot) = walked.likely {
             polled.likely = slot;
@@ -743,8 +781,11 @@ fn walk(
     }
     let segments = offload(&mut batch, context);
     forward(&mut batch, context);
-    let turn =
-        if segments || context.floods.get() || context.watched.is_some() { fit(&mut batch, context, from) } else { Turn::WHOLE };
+    let turn = if segments || context.floods.get() || context.watched.is_some() {
+        fit(&mut batch, context, from)
+    } else {
+        Turn::WHOLE
+    };
     if turn.later {
         later.take(&mut batch, context);
     }

@@ -1,4 +1,5 @@
-//! Claims in packet walks: the address of a filtered vnic is nobody else's, and every counter that moves is named.
+//! Claims in packet walks: the address of a filtered vnic is nobody else's, and every counter that
+//! moves is named.
 
 use std::net::Ipv6Addr;
 
@@ -43,7 +44,11 @@ fn filtered(ips: &[&str]) -> VnicPolicy {
 }
 
 fn bypass(ips: &[&str]) -> VnicPolicy {
-    VnicPolicy { bypass: true, ips: ips.iter().map(|ip| ip.parse().unwrap()).collect(), ..VnicPolicy::default() }
+    VnicPolicy {
+        bypass: true,
+        ips: ips.iter().map(|ip| ip.parse().unwrap()).collect(),
+        ..VnicPolicy::default()
+    }
 }
 
 struct World {
@@ -51,7 +56,8 @@ struct World {
 }
 
 impl World {
-    /// a (trusted) and b are filtered, c bypasses filters, d is filtered without anti-spoofing; other hosts are at an uplink.
+    /// a (trusted) and b are filtered, c bypasses filters, d is filtered without anti-spoofing;
+    /// other hosts are at an uplink.
     fn new() -> World {
         let config = TunnelConfig::new([192, 168, 0, 1].into(), Mac([2, 0xbf, 0, 0, 0, 1]));
         let sessions = SessionConfig { capacity: 4096, ..SessionConfig::default() };
@@ -59,12 +65,16 @@ impl World {
         let inside = SecurityGroup::new(
             group("inside"),
             &[] as &[&str],
-            [Rule::new(Direction::Inbound, -1, (None, None), None, Some(group("trusted"))).unwrap()],
+            [Rule::new(Direction::Inbound, -1, (None, None), None, Some(group("trusted")))
+                .unwrap()],
         );
         let trusted = SecurityGroup::new(group("trusted"), ["10.0.0.1", "2001:db8::a"], []);
         for declared in [inside, trusted] {
             let declared = declared.unwrap();
-            world.host.change_group(&declared.name().clone(), GroupChange::Declare(declared)).unwrap();
+            world
+                .host
+                .change_group(&declared.name().clone(), GroupChange::Declare(declared))
+                .unwrap();
         }
         world.add("a", A, &filtered(&["10.0.0.1", "2001:db8::a"]));
         world.add("b", B, &filtered(&["10.0.0.2", "2001:db8::b"]));
@@ -88,7 +98,8 @@ impl World {
         self.host.moved();
     }
 
-    /// Sends a frame from a vnic; says who got it and which counters moved, bytes aside, all of them.
+    /// Sends a frame from a vnic; says who got it and which counters moved, bytes aside, all of
+    /// them.
     fn send(&mut self, from: &str, frame: &[u8]) -> String {
         self.host.send(from, frame, NetHeader::default()).unwrap();
         self.told()
@@ -108,8 +119,13 @@ impl World {
         let received = self.host.received().unwrap();
         let left = self.host.left().unwrap().len();
         let moved = self.host.moved();
-        let counted = |name: &&String| !name.ends_with(".bytes") && !name.contains("packets") && !name.contains("flooded");
-        let drops = moved.iter().filter(|(name, _)| counted(name)).map(|(name, n)| format!("{}={n}", name.replace("drop.", "")));
+        let counted = |name: &&String| {
+            !name.ends_with(".bytes") && !name.contains("packets") && !name.contains("flooded")
+        };
+        let drops = moved
+            .iter()
+            .filter(|(name, _)| counted(name))
+            .map(|(name, n)| format!("{}={n}", name.replace("drop.", "")));
         let mut words: Vec<String> = received.keys().cloned().collect();
         words.extend((left > 0).then(|| "wire".to_owned()));
         words.extend(drops);
@@ -121,8 +137,15 @@ fn to_all(from: Mac) -> Link {
     build::ethernet(from, Mac::BROADCAST)
 }
 
-/// An advertisement (136), solicitation (135), router solicitation (133) or redirect (137) about an address.
-fn discovery(link: &Link, kind: u8, source: Ipv6Addr, target: Ipv6Addr, option: Option<Mac>) -> Vec<u8> {
+/// An advertisement (136), solicitation (135), router solicitation (133) or redirect (137) about an
+/// address.
+fn discovery(
+    link: &Link,
+    kind: u8,
+    source: Ipv6Addr,
+    target: Ipv6Addr,
+    option: Option<Mac>,
+) -> Vec<u8> {
     let mut body = match kind {
         133 => Vec::new(),
         137 => [target.octets(), target.octets()].concat(),
@@ -155,11 +178,20 @@ fn arp_claims(from: Mac, address: [u8; 4]) -> Vec<(&'static str, Vec<u8>)> {
         ("probe", all.arp_request([0, 0, 0, 0], address)),
         ("behind a tag", all.clone().vlan(5).arp_reply(address, address)),
         ("behind a priority", all.clone().vlan(0).arp_reply(address, address)),
-        ("behind two tags", all.clone().tag(Tag { tpid: 0x88a8, tci: 5 }).vlan(6).arp_request(address, address)),
+        (
+            "behind two tags",
+            all.clone().tag(Tag { tpid: 0x88a8, tci: 5 }).vlan(6).arp_request(address, address),
+        ),
         ("hardware of IEEE 802", of_802()),
         (
             "behind SNAP",
-            all.llc(&Llc { dsap: 0xaa, ssap: 0xaa, control: 3, snap: Some((0, ethernet::ARP)), payload: &plain[14..] }),
+            all.llc(&Llc {
+                dsap: 0xaa,
+                ssap: 0xaa,
+                control: 3,
+                snap: Some((0, ethernet::ARP)),
+                payload: &plain[14..],
+            }),
         ),
     ]
 }
@@ -224,9 +256,13 @@ fn what_claims_nothing_passes() {
     // A router says where on the link it is, truly; not elsewhere.
     let local_c = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0xff, 0xfe00, 0xc);
     let one = build::ethernet(C, B);
-    assert_eq!(world.send("c", &discovery(&one, 137, local_c, V6_A, Some(A))), "b.ingress-denied=1");
+    assert_eq!(
+        world.send("c", &discovery(&one, 137, local_c, V6_A, Some(A))),
+        "b.ingress-denied=1"
+    );
     assert_eq!(world.send("c", &discovery(&one, 137, local_c, V6_A, Some(C))), "c.ip-claimed=1");
-    // Discovery with another hop limit is none: its source is nobody's to claim, and no rule lets it in.
+    // Discovery with another hop limit is none: its source is nobody's to claim, and no rule lets
+    // it in.
     let spent = build::ethernet(C, B).ipv6(V6_C, V6_B).ttl(64).icmp(136, 0, 0, &V6_A.octets());
     assert_eq!(world.send("c", &spent), "b.ingress-denied=1");
 }
@@ -243,7 +279,8 @@ fn a_rule_for_members_is_not_passed_by_who_is_none() {
     assert_eq!(world.send("c", &syn), "c.ip-claimed=1");
     let six = build::ethernet(C, B).ipv6(V6_A, V6_B).udp(4000, 53, b"");
     assert_eq!(world.send("c", &six), "c.ip-claimed=1");
-    // A flood: those who bypass filters have it all the same; charged is who claims, for each who does not.
+    // A flood: those who bypass filters have it all the same; charged is who claims, for each who
+    // does not.
     let flood = to_all(C).ipv4(IP_A, [10, 0, 0, 255]).udp(4000, 53, b"");
     assert_eq!(world.send("c", &flood), "wire c.ip-claimed=3");
     // A fragment, and what would follow it.
@@ -252,7 +289,8 @@ fn a_rule_for_members_is_not_passed_by_who_is_none() {
         .fragment(9, 0, true)
         .payload(17, &[15, 160, 0, 53, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     assert_eq!(world.send("c", &first), "c.ip-claimed=1");
-    let second = build::ethernet(C, B).ipv4(IP_A, IP_B).fragment(9, 16, false).payload(17, &[0; 16]);
+    let second =
+        build::ethernet(C, B).ipv4(IP_A, IP_B).fragment(9, 16, false).payload(17, &[0; 16]);
     assert_eq!(world.send("c", &second), "c.fragment-orphan=1");
 }
 
@@ -273,9 +311,13 @@ fn who_forwards_passes_packets_on_but_claims_nothing() {
 #[test]
 fn an_address_of_several_is_their_common_one() {
     let mut world = World::new();
-    let (from_c, from_d) = (to_all(C).arp_reply([10, 0, 0, 99], IP_B), to_all(D).arp_reply([10, 0, 0, 99], IP_B));
+    let (from_c, from_d) =
+        (to_all(C).arp_reply([10, 0, 0, 99], IP_B), to_all(D).arp_reply([10, 0, 0, 99], IP_B));
     assert_eq!(world.send("c", &from_c), "a b d wire");
-    world.host.update("d", &VnicPolicy { ip_anti_spoof: false, ..filtered(&["10.0.0.99"]) }).unwrap();
+    world
+        .host
+        .update("d", &VnicPolicy { ip_anti_spoof: false, ..filtered(&["10.0.0.99"]) })
+        .unwrap();
     assert_eq!(world.send("c", &from_c), "c.ip-claimed=1");
     assert_eq!(world.send("d", &from_d), "a b c wire");
     world.host.update("c", &bypass(&["10.0.0.99"])).unwrap();
@@ -293,7 +335,8 @@ fn an_address_of_several_is_their_common_one() {
     world.host.remove("d");
 }
 
-/// Sessions that were made before the address had an owner are decided again when it gets one, whatever came first.
+/// Sessions that were made before the address had an owner are decided again when it gets one,
+/// whatever came first.
 #[test]
 fn an_address_that_is_declared_later_ends_what_others_began_with_it() {
     let mut world = World::new();
@@ -319,13 +362,16 @@ fn an_address_that_is_declared_later_ends_what_others_began_with_it() {
     assert_eq!(world.send("c", &udp(C)), "b");
 }
 
-/// A connection that a vnic took along may go on; one whose end is still here may not be taken over from another host.
+/// A connection that a vnic took along may go on; one whose end is still here may not be taken over
+/// from another host.
 #[test]
 fn connections_move_with_their_vnic_only() {
     let mut world = World::new();
-    let (syn, syn_ack) = (Tcp::new(1, 2, SYN), Tcp { acknowledgement: 1, ..Tcp::new(2, 1, SYN | ACK) });
+    let (syn, syn_ack) =
+        (Tcp::new(1, 2, SYN), Tcp { acknowledgement: 1, ..Tcp::new(2, 1, SYN | ACK) });
     let ack = Tcp { sequence: 1, acknowledgement: 1, ..Tcp::new(1, 2, ACK) };
-    let (to_b, to_a) = (build::ethernet(A, B).ipv4(IP_A, IP_B), build::ethernet(B, A).ipv4(IP_B, IP_A));
+    let (to_b, to_a) =
+        (build::ethernet(A, B).ipv4(IP_A, IP_B), build::ethernet(B, A).ipv4(IP_B, IP_A));
     assert_eq!(world.send("a", &to_b.tcp(&syn, b"")), "b");
     assert_eq!(world.send("b", &to_a.tcp(&syn_ack, b"")), "a");
     assert_eq!(world.send("a", &to_b.tcp(&ack, b"")), "b");
@@ -355,14 +401,27 @@ const MADE_UP: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 1, 2, 3, 4);
 
 fn probe(from: Mac, address: Ipv6Addr) -> Vec<u8> {
     let [.., x, y, z] = address.octets();
-    discovery(&build::ethernet(from, Mac([0x33, 0x33, 0xff, x, y, z])), 135, Ipv6Addr::UNSPECIFIED, address, None)
+    discovery(
+        &build::ethernet(from, Mac([0x33, 0x33, 0xff, x, y, z])),
+        135,
+        Ipv6Addr::UNSPECIFIED,
+        address,
+        None,
+    )
 }
 
 fn advertisement(from: Mac, address: Ipv6Addr) -> Vec<u8> {
-    discovery(&build::ethernet(from, Mac([0x33, 0x33, 0, 0, 0, 1])), 136, address, address, Some(from))
+    discovery(
+        &build::ethernet(from, Mac([0x33, 0x33, 0, 0, 0, 1])),
+        136,
+        address,
+        address,
+        Some(from),
+    )
 }
 
-/// Duplicate address detection denies nobody an address (RFC 4862, 5.4.3): a vnic probes and answers for its own ones.
+/// Duplicate address detection denies nobody an address (RFC 4862, 5.4.3): a vnic probes and
+/// answers for its own ones.
 #[test]
 fn nobody_is_denied_an_address_by_who_does_not_have_it() {
     let mut world = World::new();
@@ -381,7 +440,8 @@ fn nobody_is_denied_an_address_by_who_does_not_have_it() {
     assert_eq!(world.send("a", &advertisement(A, MADE_UP)), "a.bad-discovery=1");
 }
 
-/// What a machine says from an address: a solicitation of b, an advertisement of itself as a neighbour, and as a router.
+/// What a machine says from an address: a solicitation of b, an advertisement of itself as a
+/// neighbour, and as a router.
 fn speaks(from: Mac, address: Ipv6Addr) -> [Vec<u8>; 3] {
     let all = build::ethernet(from, Mac([0x33, 0x33, 0, 0, 0, 1]));
     let router = [&[0; 8][..], &[1, 1], &from.0].concat();
@@ -398,7 +458,11 @@ const GATEWAY: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 impl World {
     /// Sends from c, or from another host: to everybody, if it passes.
     fn unfiltered(&mut self, from: Mac, frame: &[u8]) -> &'static str {
-        let (told, all) = if from == C { (self.send("c", frame), "a b d wire") } else { (self.arrives(frame), "a b c d") };
+        let (told, all) = if from == C {
+            (self.send("c", frame), "a b d wire")
+        } else {
+            (self.arrives(frame), "a b c d")
+        };
         match told.as_str() {
             told if told == all => "passes",
             "c.ip-claimed=1" | "vni-7.ip-claimed=1" => "claimed",
@@ -407,7 +471,8 @@ impl World {
     }
 }
 
-/// A machine that bypasses filters, or is on another host, has what it was heard to speak from, whenever it began.
+/// A machine that bypasses filters, or is on another host, has what it was heard to speak from,
+/// whenever it began.
 #[test]
 fn what_an_unfiltered_machine_speaks_from_is_its_own() {
     for from in [C, FAR] {
@@ -415,12 +480,20 @@ fn what_an_unfiltered_machine_speaks_from_is_its_own() {
             let mut world = World::new();
             assert_eq!(world.unfiltered(from, &said), "passes");
             for (taker, mac) in [("a", A), ("b", B)] {
-                assert_eq!(world.send(taker, &probe(mac, GATEWAY)), format!("{taker}.bad-discovery=1"));
-                assert_eq!(world.send(taker, &advertisement(mac, GATEWAY)), format!("{taker}.bad-discovery=1"));
+                assert_eq!(
+                    world.send(taker, &probe(mac, GATEWAY)),
+                    format!("{taker}.bad-discovery=1")
+                );
+                assert_eq!(
+                    world.send(taker, &advertisement(mac, GATEWAY)),
+                    format!("{taker}.bad-discovery=1")
+                );
             }
             world.host.pass(3600);
             assert_eq!(world.send("a", &probe(A, GATEWAY)), "a.bad-discovery=1");
-            speaks(from, GATEWAY).iter().for_each(|said| assert_eq!(world.unfiltered(from, said), "passes"));
+            speaks(from, GATEWAY)
+                .iter()
+                .for_each(|said| assert_eq!(world.unfiltered(from, said), "passes"));
         }
     }
 }
@@ -437,7 +510,8 @@ fn routers_are_remembered_before_others() {
     for n in 0..28 {
         assert_eq!(world.arrives(&advertisement(FAR, nth(n))), "a b c d");
     }
-    (0..28).for_each(|n| assert_eq!(world.send("a", &probe(A, nth(n))), "a.bad-discovery=1", "{n}"));
+    (0..28)
+        .for_each(|n| assert_eq!(world.send("a", &probe(A, nth(n))), "a.bad-discovery=1", "{n}"));
     assert_eq!(world.arrives(&probe(FAR, nth(28))), "a b c d");
     assert_eq!(world.send("a", &probe(A, nth(0))), "b c d wire");
     assert_eq!(world.send("a", &probe(A, nth(1))), "a.bad-discovery=1");
@@ -520,7 +594,9 @@ fn made_up_addresses_come_along() {
 #[test]
 fn a_declared_address_is_no_longer_made_up() {
     let router = filtered(&["10.0.0.2", "2001:db8::b", "fe80::1"]);
-    for (owner, mac, policy, all) in [("c", C, bypass(&["fe80::1"]), "a b d wire"), ("b", B, router, "a c d wire")] {
+    for (owner, mac, policy, all) in
+        [("c", C, bypass(&["fe80::1"]), "a b d wire"), ("b", B, router, "a c d wire")]
+    {
         let mut world = World::new();
         assert_eq!(world.send("a", &probe(A, GATEWAY)), "b c d wire");
         world.host.pass(3600);
@@ -530,7 +606,8 @@ fn a_declared_address_is_no_longer_made_up() {
             assert_eq!(world.send("a", &said), refused, "{owner}");
             assert_eq!(world.send(owner, &advertisement(mac, GATEWAY)), all, "{owner}");
         }
-        let ask = build::ethernet(A, C).ipv6(GATEWAY, V6_C).udp(546, 547, &[1, 0, 0, 1, 0, 1, 0, 0]);
+        let ask =
+            build::ethernet(A, C).ipv6(GATEWAY, V6_C).udp(546, 547, &[1, 0, 0, 1, 0, 1, 0, 0]);
         assert_eq!(world.send("a", &ask), "a.spoofed-ip=1");
     }
     // Declared first: who probes for it does not have it when the declaration goes.
@@ -542,7 +619,8 @@ fn a_declared_address_is_no_longer_made_up() {
     assert_eq!(world.send("a", &advertisement(A, GATEWAY)), "a.ip-claimed=1");
 }
 
-/// A neighbour that is filtered is no router: what it says of another one's session is judged by the rules, and takes nobody's share.
+/// A neighbour that is filtered is no router: what it says of another one's session is judged by
+/// the rules, and takes nobody's share.
 #[test]
 fn errors_of_neighbours_need_a_rule() {
     let mut world = World::new();
@@ -561,7 +639,8 @@ fn errors_of_neighbours_need_a_rule() {
         for _ in 0..6 {
             assert_eq!(world.send("d", &error(D, [10, 0, 0, 4], quoted)), "b.ingress-denied=1");
         }
-        // Of the other end, or a router beyond it, four in a second; TCP is compared with what was sent instead.
+        // Of the other end, or a router beyond it, four in a second; TCP is compared with what was
+        // sent instead.
         let passed = (0..6).filter(|_| world.send("c", &error(C, IP_C, quoted)) == "b").count();
         assert_eq!(passed, if quoted[23] == 6 { 6 } else { 4 }, "protocol {}", quoted[23]);
     }
@@ -583,7 +662,10 @@ fn errors_of_the_other_end_are_believed_while_it_may_be_talked_to() {
     let from_c = build::ethernet(C, A).ipv4(IP_C, IP_A).icmp(3, 3, 0, &asked[14..42]);
     assert_eq!(world.send("c", &from_c), "a");
     // b lets in nobody any more: it has no session that an error could be about.
-    world.host.update("b", &VnicPolicy { groups: vec![], ..filtered(&["10.0.0.2", "2001:db8::b"]) }).unwrap();
+    world
+        .host
+        .update("b", &VnicPolicy { groups: vec![], ..filtered(&["10.0.0.2", "2001:db8::b"]) })
+        .unwrap();
     world.host.pass(1);
     assert_eq!(world.send("c", &from_c), "a.ingress-denied=1");
     assert_eq!(world.send("b", &error), "a.ingress-denied=1");
@@ -598,7 +680,11 @@ fn rules_about_ports_let_in_no_other_protocol() {
     let web = SecurityGroup::new(group("inside"), &[] as &[&str], [rule]).unwrap();
     world.host.change_group(&group("inside"), GroupChange::Declare(web)).unwrap();
     let udp = [0, 5, 0, 80, 0, 8, 0, 0];
-    let extended = |kind| build::ethernet(C, B).ipv6(V6_C, V6_B).payload(kind, &[&[17, 0, 1, 1, 0, 0, 0, 0][..], &udp].concat());
+    let extended = |kind| {
+        build::ethernet(C, B)
+            .ipv6(V6_C, V6_B)
+            .payload(kind, &[&[17, 0, 1, 1, 0, 0, 0, 0][..], &udp].concat())
+    };
     assert_eq!(world.send("c", &extended(60)), "b");
     for kind in [135, 139, 140] {
         assert_eq!(world.send("c", &extended(kind)), "b.ingress-denied=1", "{kind}");
@@ -647,11 +733,13 @@ fn a_fifth_made_up_address_takes_the_place_of_the_first() {
     for n in 100..400 {
         world.send("a", &probe(A, nth(n)));
     }
-    let denied = (1..400).filter(|n| world.send("b", &probe(B, nth(*n))).contains("ip-claimed")).count();
+    let denied =
+        (1..400).filter(|n| world.send("b", &probe(B, nth(*n))).contains("ip-claimed")).count();
     assert_eq!(denied, 4);
 }
 
-/// A vnic is declared before its machine comes from another host, and for some time after it left for one.
+/// A vnic is declared before its machine comes from another host, and for some time after it left
+/// for one.
 #[test]
 fn an_address_is_believed_to_be_on_another_host_while_it_may_be() {
     let mut world = World::new();
@@ -659,7 +747,10 @@ fn an_address_is_believed_to_be_on_another_host_while_it_may_be() {
     world.host.declare("e", new, VNI, &filtered(&["10.0.0.5"])).unwrap();
     let from = |mac| to_all(mac).arp_reply([10, 0, 0, 5], [10, 0, 0, 5]);
     let udp = build::ethernet(FAR, B).ipv4([10, 0, 0, 5], IP_B).udp(4000, 53, b"");
-    world.host.change_group(&group("trusted"), GroupChange::AddMember([10, 0, 0, 5].into())).unwrap();
+    world
+        .host
+        .change_group(&group("trusted"), GroupChange::AddMember([10, 0, 0, 5].into()))
+        .unwrap();
     // Not here yet. Nobody of this host has it all the same.
     assert_eq!(world.arrives(&from(FAR)), "a b c d e.not-attached=1");
     assert_eq!(world.arrives(&udp), "b");
@@ -686,7 +777,8 @@ fn an_address_is_believed_to_be_on_another_host_while_it_may_be() {
     assert_eq!(world.arrives(&from(FAR)), "a b c d e.not-attached=1");
     assert_eq!(world.arrives(&udp), "b");
     assert_eq!(world.send("c", &from(C)), "c.ip-claimed=1");
-    // One that waits for its MAC address, with a machine that runs, speaks for none: it keeps nobody from the one that left.
+    // One that waits for its MAC address, with a machine that runs, speaks for none: it keeps
+    // nobody from the one that left.
     world.host.declare("twin", new, VNI, &filtered(&["10.0.0.5"])).unwrap();
     world.host.attach("twin", LINUX, &config, &MemoryConfig::new(config.memory_needed())).unwrap();
     world.settle();
@@ -700,11 +792,15 @@ fn an_address_is_believed_to_be_on_another_host_while_it_may_be() {
     assert_eq!(world.arrives(&udp), "vni-7.ip-claimed=1");
 }
 
-/// A machine here that shares its address lets other hosts use it, until it goes and another one has the address alone.
+/// A machine here that shares its address lets other hosts use it, until it goes and another one
+/// has the address alone.
 #[test]
 fn what_a_sharer_allowed_ends_when_it_goes() {
     let mut world = World::new();
-    world.host.change_group(&group("trusted"), GroupChange::AddMember([10, 0, 0, 5].into())).unwrap();
+    world
+        .host
+        .change_group(&group("trusted"), GroupChange::AddMember([10, 0, 0, 5].into()))
+        .unwrap();
     let sharer = VnicPolicy { shared_ip: true, ..filtered(&["10.0.0.5"]) };
     world.host.vnic("e", Mac([2, 0, 0, 0, 0, 0xe]), VNI, &sharer).unwrap();
     world.host.vnic("f", Mac([2, 0, 0, 0, 0, 0xf]), VNI, &filtered(&["10.0.0.5"])).unwrap();
@@ -746,25 +842,38 @@ proptest! {
     }
 }
 
-/// Whether a host would note from it that this sender has the address of a: read as loosely as Linux does.
+/// Whether a host would note from it that this sender has the address of a: read as loosely as
+/// Linux does.
 fn believes(frame: &[u8]) -> bool {
     let mut at = 12;
     while frame.len() >= at + 4 && [[0x81, 0], [0x88, 0xa8]].contains(&[frame[at], frame[at + 1]]) {
         at += 4;
     }
-    let snap = frame.len() > at + 10 && frame[at] < 6 && frame[at + 2..at + 8] == [0xaa, 0xaa, 3, 0, 0, 0];
+    let snap =
+        frame.len() > at + 10 && frame[at] < 6 && frame[at + 2..at + 8] == [0xaa, 0xaa, 3, 0, 0, 0];
     let at = if snap { at + 8 } else { at };
     let Some(kind) = frame.get(at..at + 2) else { return false };
     let body = &frame[at + 2..];
     match kind {
-        [8, 6] if body.len() >= 28 && body[2..6] == [8, 0, 6, 4] && [[0, 1], [0, 6]].contains(&[body[0], body[1]]) => {
+        [8, 6]
+            if body.len() >= 28
+                && body[2..6] == [8, 0, 6, 4]
+                && [[0, 1], [0, 6]].contains(&[body[0], body[1]]) =>
+        {
             body[14..18] == IP_A || body[14..18] == [0; 4] && body[24..28] == IP_A
         }
-        [0x86, 0xdd] if body.len() >= 40 + 24 && body[0] >> 4 == 6 && body[6] == 58 && body[7] == 255 && body[41] == 0 => {
+        [0x86, 0xdd]
+            if body.len() >= 40 + 24
+                && body[0] >> 4 == 6
+                && body[6] == 58
+                && body[7] == 255
+                && body[41] == 0 =>
+        {
             let (source, kind, target) = (&body[8..24], body[40], &body[48..64]);
             let length = usize::from(body[4]) << 8 | usize::from(body[5]);
             let a = V6_A.octets();
-            let says = kind == 136 && target == a || kind == 135 && (source == a || source == [0; 16] && target == a);
+            let says = kind == 136 && target == a
+                || kind == 135 && (source == a || source == [0; 16] && target == a);
             length >= 24 && body.len() >= 40 + length && says
         }
         _ => false,
@@ -778,7 +887,8 @@ fn a_connection_that_moves_is_no_further_copy() {
     let mut world = World::new();
     let others = [("f", Mac([2, 0, 0, 0, 0, 0xf])), ("g", Mac([2, 0, 0, 0, 0, 0x10]))];
     others.iter().for_each(|(id, mac)| world.add(id, *mac, &bypass(&[])));
-    // The same addresses and ports with four ports of the network: the trunk first, then three vnics.
+    // The same addresses and ports with four ports of the network: the trunk first, then three
+    // vnics.
     let syn = |to| build::ethernet(A, to).ipv4(IP_A, IP_E).tcp(&Tcp::new(4000, 80, SYN), b"");
     assert_eq!(world.send("a", &syn(FAR)), "c f g wire");
     for (id, mac) in [("c", C), others[0], others[1]] {
@@ -792,7 +902,8 @@ fn a_connection_that_moves_is_no_further_copy() {
     assert_eq!(world.send("e", &build::ethernet(FAR, A).ipv4(IP_E, IP_A).tcp(&answer, b"")), "a");
 }
 
-/// Discovery needs no rule, so a filtered vnic sends it at a pace; and reports of listeners go to groups.
+/// Discovery needs no rule, so a filtered vnic sends it at a pace; and reports of listeners go to
+/// groups.
 #[test]
 fn discovery_is_no_channel() {
     let mut world = World::new();
@@ -800,11 +911,24 @@ fn discovery_is_no_channel() {
     let mut passed = |from: &str, frame: &[u8], seconds: u32| {
         world.host.pass(seconds);
         let outcomes: Vec<String> = (0..1100).map(|_| world.send(from, frame)).collect();
-        let passed = outcomes.iter().take_while(|outcome| ["b", "wire"].contains(&outcome.as_str())).count();
-        assert!(outcomes[passed..].iter().all(|outcome| *outcome == format!("{from}.discovery-limit=1")), "{from} {passed}");
+        let passed =
+            outcomes.iter().take_while(|outcome| ["b", "wire"].contains(&outcome.as_str())).count();
+        assert!(
+            outcomes[passed..]
+                .iter()
+                .all(|outcome| *outcome == format!("{from}.discovery-limit=1")),
+            "{from} {passed}"
+        );
         passed
     };
-    assert_eq!([passed("a", &solicitation, 0), passed("a", &solicitation, 1), passed("a", &solicitation, 2)], [1024, 256, 512]);
+    assert_eq!(
+        [
+            passed("a", &solicitation, 0),
+            passed("a", &solicitation, 1),
+            passed("a", &solicitation, 2)
+        ],
+        [1024, 256, 512]
+    );
     // Each has its own; who bypasses filters is not limited.
     let of_c = discovery(&build::ethernet(C, B), 135, V6_C, V6_B, Some(C));
     assert_eq!(passed("c", &of_c, 0), 1100);
@@ -812,7 +936,10 @@ fn discovery_is_no_channel() {
 
     let mut world = World::new();
     let report = |mac, destination: Ipv6Addr| {
-        let alert = build::ethernet(A, mac).ipv6(LOCAL_A, destination).ttl(1).extension(0, &[5, 2, 0, 0, 1, 0]);
+        let alert = build::ethernet(A, mac)
+            .ipv6(LOCAL_A, destination)
+            .ttl(1)
+            .extension(0, &[5, 2, 0, 0, 1, 0]);
         alert.icmp(143, 0, 1, &[&[4, 0, 0, 0][..], &[0xff; 16]].concat())
     };
     let routers = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x16);
@@ -821,7 +948,8 @@ fn discovery_is_no_channel() {
     assert_eq!(world.send("a", &report(Mac::BROADCAST, V6_B)), "a.bad-discovery=1");
 }
 
-/// The rest of a multicast packet passes as long as its first fragment would: not when the rule was taken back, nor the vnic's right.
+/// The rest of a multicast packet passes as long as its first fragment would: not when the rule was
+/// taken back, nor the vnic's right.
 #[test]
 fn fragments_of_a_flood_end_with_their_rule() {
     const X: Mac = Mac([2, 0, 0, 0, 0, 0x12]);
@@ -830,9 +958,13 @@ fn fragments_of_a_flood_end_with_their_rule() {
         let to = butterfly_model::Cidr::new("239.1.1.1", 32).unwrap();
         Rule::new(Direction::Outbound, 17, (Some(53), Some(53)), Some(to), None).unwrap()
     };
-    let whole = build::ethernet(X, Mac([1, 0, 0x5e, 1, 1, 1])).ipv4([10, 0, 0, 9], group_ip).udp(53, 53, &[7; 64]);
+    let whole = build::ethernet(X, Mac([1, 0, 0x5e, 1, 1, 1]))
+        .ipv4([10, 0, 0, 9], group_ip)
+        .udp(53, 53, &[7; 64]);
     let piece = |from: usize, to: usize, more| {
-        let ip = build::ethernet(X, Mac([1, 0, 0x5e, 1, 1, 1])).ipv4([10, 0, 0, 9], group_ip).fragment(7, from, more);
+        let ip = build::ethernet(X, Mac([1, 0, 0x5e, 1, 1, 1]))
+            .ipv4([10, 0, 0, 9], group_ip)
+            .fragment(7, from, more);
         ip.payload(17, &whole[34 + from..34 + to])
     };
     for taken_back in [None, Some("rule"), Some("vnic")] {
@@ -845,7 +977,11 @@ fn fragments_of_a_flood_end_with_their_rule() {
         assert!(passes(world.send("x", &piece(0, 32, true))));
         assert!(passes(world.send("x", &piece(32, 40, true))));
         match taken_back {
-            Some("rule") => world.host.change_group(&group("out"), GroupChange::RemoveRule(rule())).map(|_| ()).unwrap(),
+            Some("rule") => world
+                .host
+                .change_group(&group("out"), GroupChange::RemoveRule(rule()))
+                .map(|_| ())
+                .unwrap(),
             Some(_) => world.host.update("x", &VnicPolicy { ips: vec![], ..policy }).unwrap(),
             None => {}
         }

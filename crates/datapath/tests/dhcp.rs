@@ -1,4 +1,5 @@
-//! DHCP and routers in packet walks: what a filtered vnic may say without a rule, and what "everything" does not mean.
+//! DHCP and routers in packet walks: what a filtered vnic may say without a rule, and what
+//! "everything" does not mean.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -37,7 +38,14 @@ fn rule(text: &str) -> Rule {
     let (start, end) = ports.split_once('-').unwrap_or((ports, ports));
     let (address, bits) = block.split_once('/').unwrap();
     let cidr = Cidr::new(address, bits.parse().unwrap()).unwrap();
-    Rule::new(direction, protocol.parse().unwrap(), (start.parse().ok(), end.parse().ok()), Some(cidr), None).unwrap()
+    Rule::new(
+        direction,
+        protocol.parse().unwrap(),
+        (start.parse().ok(), end.parse().ok()),
+        Some(cidr),
+        None,
+    )
+    .unwrap()
 }
 
 struct Net(Host);
@@ -63,13 +71,23 @@ impl Net {
     }
 
     fn group(&self, group: &str, rules: &[&str]) {
-        let group = SecurityGroup::new(name(group), std::iter::empty::<&str>(), rules.iter().map(|text| rule(text))).unwrap();
+        let group = SecurityGroup::new(
+            name(group),
+            std::iter::empty::<&str>(),
+            rules.iter().map(|text| rule(text)),
+        )
+        .unwrap();
         self.0.change_group(&group.name().clone(), GroupChange::Declare(group)).unwrap();
     }
 
     fn router(&mut self, id: &str, router: bool) {
         let ips = vec![IpAddr::from(if id == "b" { IP_B } else { [10, 0, 0, 3] })];
-        self.0.update(id, &VnicPolicy { router, ips, groups: vec![name(id)], ..VnicPolicy::default() }).unwrap();
+        self.0
+            .update(
+                id,
+                &VnicPolicy { router, ips, groups: vec![name(id)], ..VnicPolicy::default() },
+            )
+            .unwrap();
     }
 
     /// Sends a frame; says who got it, and why others did not.
@@ -78,7 +96,10 @@ impl Net {
         let received = self.0.received().unwrap();
         assert!(received.values().flatten().all(|(_, got)| got == frame), "changed on its way");
         let moved = self.0.moved();
-        let drops = moved.keys().filter(|name| name.contains(".drop.")).map(|name| name.replace("drop.", ""));
+        let drops = moved
+            .keys()
+            .filter(|name| name.contains(".drop."))
+            .map(|name| name.replace("drop.", ""));
         received.keys().cloned().chain(drops).collect::<Vec<_>>().join(" ")
     }
 
@@ -152,11 +173,16 @@ fn a_client_gets_its_lease_and_renews_it() {
         net.group("b", rules);
         net.expect("b", &discover(1), "a c.ingress-denied");
         net.expect("a", &answer(OFFER, 1), "b");
-        net.expect("b", &message(REQUEST, 1, B).asked((B, NOBODY), EVERYBODY), "a c.ingress-denied");
+        net.expect(
+            "b",
+            &message(REQUEST, 1, B).asked((B, NOBODY), EVERYBODY),
+            "a c.ingress-denied",
+        );
         // Broadcast, as the client asked for: to it alone.
         net.expect(
             "a",
-            &Message { yours: IP_B, server: IP_A, ..message(ACK, 1, B) }.answered((A, IP_A), EVERYBODY),
+            &Message { yours: IP_B, server: IP_A, ..message(ACK, 1, B) }
+                .answered((A, IP_A), EVERYBODY),
             "b c.ingress-denied",
         );
         // Ten days later, straight to the server.
@@ -177,14 +203,19 @@ fn a_client_gets_its_lease_and_renews_it() {
 fn what_is_not_dhcp_does_not_leave_by_its_ports() {
     let mut net = Net::new();
     net.group("b", &["out 6 80-80 10.0.0.1/32"]);
-    let broadcast = |payload: &[u8]| build::ethernet(B, Mac::BROADCAST).ipv4(NOBODY, ALL).udp(68, 67, payload);
+    let broadcast =
+        |payload: &[u8]| build::ethernet(B, Mac::BROADCAST).ipv4(NOBODY, ALL).udp(68, 67, payload);
     net.expect("b", &broadcast(b"tunnel"), "b.bad-dhcp");
     net.expect("b", &broadcast(&[1; 400]), "b.bad-dhcp");
     let behind = Message { rest: b"tunnel", ..message(DISCOVER, 1, B) };
     net.expect("b", &behind.asked((B, NOBODY), EVERYBODY), "b.bad-dhcp");
     let large = Message { rest: &[0; 1173], ..message(DISCOVER, 1, B) };
     net.expect("b", &large.asked((B, NOBODY), EVERYBODY), "b.bad-dhcp");
-    net.expect("b", &Message { rest: &[0; 1172], ..large }.asked((B, NOBODY), EVERYBODY), "a c.ingress-denied");
+    net.expect(
+        "b",
+        &Message { rest: &[0; 1172], ..large }.asked((B, NOBODY), EVERYBODY),
+        "a c.ingress-denied",
+    );
     net.expect("b", &message(DISCOVER, 1, C).asked((B, NOBODY), EVERYBODY), "b.bad-dhcp");
     net.expect("b", &message(DISCOVER, 1, B).asked((B, [10, 0, 0, 9]), EVERYBODY), "b.spoofed-ip");
     // Behind the packet.
@@ -218,7 +249,11 @@ fn a_client_asks_and_is_answered_a_few_times() {
     let mut net = Net::new();
     net.group("b", &["out 6 80-80 10.0.0.1/32"]);
     let outcomes: Vec<_> = (0..10).map(|_| net.send("b", &discover(1))).collect();
-    assert_eq!(outcomes.iter().filter(|outcome| *outcome == "a c.ingress-denied").count(), 8, "{outcomes:?}");
+    assert_eq!(
+        outcomes.iter().filter(|outcome| *outcome == "a c.ingress-denied").count(),
+        8,
+        "{outcomes:?}"
+    );
     assert_eq!(outcomes[9], "b.dhcp-limit");
     let outcomes: Vec<_> = (0..10).map(|_| net.send("a", &answer(OFFER, 1))).collect();
     assert_eq!(outcomes.iter().filter(|outcome| *outcome == "b").count(), 8, "{outcomes:?}");
@@ -227,13 +262,21 @@ fn a_client_asks_and_is_answered_a_few_times() {
     for _ in 0..3 {
         net.0.pass(1);
         let outcomes: Vec<_> = (0..10).map(|_| net.send("b", &discover(1))).collect();
-        assert_eq!(outcomes.iter().filter(|outcome| *outcome == "a c.ingress-denied").count(), 4, "{outcomes:?}");
+        assert_eq!(
+            outcomes.iter().filter(|outcome| *outcome == "a c.ingress-denied").count(),
+            4,
+            "{outcomes:?}"
+        );
         assert_eq!(outcomes[4], "b.dhcp-limit");
     }
     // Several receive it, and it counts once.
     let broadcast = Message { yours: IP_B, ..message(OFFER, 1, B) }.answered((A, IP_A), EVERYBODY);
     let outcomes: Vec<_> = (0..10).map(|_| net.send("a", &broadcast)).collect();
-    assert_eq!(outcomes.iter().filter(|outcome| *outcome == "b c.ingress-denied").count(), 8, "{outcomes:?}");
+    assert_eq!(
+        outcomes.iter().filter(|outcome| *outcome == "b c.ingress-denied").count(),
+        8,
+        "{outcomes:?}"
+    );
 }
 
 #[test]
@@ -265,7 +308,11 @@ const CLIENT_ID: [u8; 14] = [0, 1, 0, 10, 0, 3, 0, 1, 2, 0, 0, 0, 0, 0xb];
 const SERVER_ID: [u8; 14] = [0, 2, 0, 10, 0, 3, 0, 1, 2, 0, 0, 0, 0, 0xa];
 
 fn asks6(from: Mac, to: (Mac, Ipv6Addr), kind: u8, rest: &[u8]) -> Vec<u8> {
-    build::ethernet(from, to.0).ipv6(link_local(from), to.1).udp(546, 547, &[&[kind, 0, 0, 9], &CLIENT_ID[..], rest].concat())
+    build::ethernet(from, to.0).ipv6(link_local(from), to.1).udp(
+        546,
+        547,
+        &[&[kind, 0, 0, 9], &CLIENT_ID[..], rest].concat(),
+    )
 }
 
 fn answers6(from: Mac, to: Mac, kind: u8, xid: u8) -> Vec<u8> {
@@ -288,45 +335,66 @@ fn a_client_of_ipv6() {
     }
 }
 
-/// "b" is a DHCP server by INBOUND rules alone, for a client that bypasses filters and one that does not.
+/// "b" is a DHCP server by INBOUND rules alone, for a client that bypasses filters and one that
+/// does not.
 #[test]
 fn a_server_answers_whom_a_rule_let_ask() {
     for outbound in [None, Some("out -1 - 0.0.0.0/0"), Some("out 6 80-80 10.0.0.1/32")] {
         let mut net = Net::new();
         let rules: Vec<&str> = ["in 17 67-68 0.0.0.0/0"].into_iter().chain(outbound).collect();
         net.group("b", &rules);
-        for (id, client, ip, others) in [("a", A, IP_A, "b c.ingress-denied"), ("c", C, [10, 0, 0, 3], "a b")] {
+        for (id, client, ip, others) in
+            [("a", A, IP_A, "b c.ingress-denied"), ("c", C, [10, 0, 0, 3], "a b")]
+        {
             let offer = |xid, to: (Mac, [u8; 4])| {
-                Message { yours: ip, server: IP_B, ..message(OFFER, xid, client) }.answered((B, IP_B), to)
+                Message { yours: ip, server: IP_B, ..message(OFFER, xid, client) }
+                    .answered((B, IP_B), to)
             };
             net.expect("b", &offer(5, (client, ip)), "b.egress-denied");
-            net.expect(id, &message(DISCOVER, 5, client).asked((client, NOBODY), EVERYBODY), others);
+            net.expect(
+                id,
+                &message(DISCOVER, 5, client).asked((client, NOBODY), EVERYBODY),
+                others,
+            );
             net.expect("b", &offer(6, (client, ip)), "b.egress-denied");
             net.expect("b", &offer(5, (client, [10, 0, 0, 77])), "b.egress-denied");
             net.expect("b", &offer(5, (client, ip)), id);
             let everybody = if id == "a" { "a c.ingress-denied" } else { "a c" };
             net.expect("b", &offer(5, EVERYBODY), everybody);
             for n in 2..10 {
-                net.expect("b", &offer(5, (client, ip)), if n < 8 { id } else { "b.egress-denied" });
+                net.expect(
+                    "b",
+                    &offer(5, (client, ip)),
+                    if n < 8 { id } else { "b.egress-denied" },
+                );
             }
             // A renewal is unicast both ways.
             net.expect(id, &message(REQUEST, 7, client).asked((client, ip), (B, IP_B)), "b");
             net.expect(
                 "b",
-                &Message { yours: ip, server: IP_B, ..message(ACK, 7, client) }.answered((B, IP_B), (client, ip)),
+                &Message { yours: ip, server: IP_B, ..message(ACK, 7, client) }
+                    .answered((B, IP_B), (client, ip)),
                 id,
             );
             net.0.pass(61);
             net.expect("b", &offer(7, (client, ip)), "b.egress-denied");
         }
         // A relay speaks from a server's port.
-        net.expect("a", &build::ethernet(A, B).ipv4(IP_A, IP_B).udp(67, 67, &message(DISCOVER, 1, C).bytes()), "b");
-        net.expect("b", &build::ethernet(B, A).ipv4(IP_B, IP_A).udp(67, 67, &message(OFFER, 1, C).bytes()), "a");
+        net.expect(
+            "a",
+            &build::ethernet(A, B).ipv4(IP_A, IP_B).udp(67, 67, &message(DISCOVER, 1, C).bytes()),
+            "b",
+        );
+        net.expect(
+            "b",
+            &build::ethernet(B, A).ipv4(IP_B, IP_A).udp(67, 67, &message(OFFER, 1, C).bytes()),
+            "a",
+        );
     }
 }
 
-/// Whoever floods a server with requests does not make it forget those of others: nobody can choose what takes their places, and of one
-/// whom no filter limits a few are noted.
+/// Whoever floods a server with requests does not make it forget those of others: nobody can choose
+/// what takes their places, and of one whom no filter limits a few are noted.
 #[test]
 fn requests_of_one_do_not_push_out_those_of_others() {
     let mut net = Net::new();
@@ -335,11 +403,18 @@ fn requests_of_one_do_not_push_out_those_of_others() {
         let asks = message(DISCOVER, 0x7777 + round, C).asked((C, NOBODY), EVERYBODY);
         net.expect("c", &asks, "a b");
         for xid in 0..4096 {
-            net.0.send("a", &message(DISCOVER, 0x10_0000 + xid, A).asked((A, NOBODY), (B, IP_B)), NetHeader::default()).unwrap();
+            net.0
+                .send(
+                    "a",
+                    &message(DISCOVER, 0x10_0000 + xid, A).asked((A, NOBODY), (B, IP_B)),
+                    NetHeader::default(),
+                )
+                .unwrap();
             net.0.received().unwrap();
         }
         net.0.moved();
-        let offer = Message { yours: [10, 0, 0, 3], server: IP_B, ..message(OFFER, 0x7777 + round, C) };
+        let offer =
+            Message { yours: [10, 0, 0, 3], server: IP_B, ..message(OFFER, 0x7777 + round, C) };
         net.expect("b", &offer.answered((B, IP_B), (C, [10, 0, 0, 3])), "c");
         net.0.pass(61);
     }
@@ -373,7 +448,11 @@ fn everything_makes_no_dhcp_server() {
     ] {
         net.group("b", rules);
         net.expect("a", &asks, "b c.ingress-denied");
-        net.expect("b", &offer.answered((B, IP_B), (A, IP_A)), if served { "a" } else { "b.egress-denied" });
+        net.expect(
+            "b",
+            &offer.answered((B, IP_B), (A, IP_A)),
+            if served { "a" } else { "b.egress-denied" },
+        );
         // Many clients look at their own port only.
         let odd = build::ethernet(B, A).ipv4(IP_B, IP_A).udp(1067, 68, &offer.bytes());
         let named = rules.contains(&"out 17 68-68 0.0.0.0/0");
@@ -389,10 +468,16 @@ fn everything_makes_no_router() {
     let everything = ["out -1 - 0.0.0.0/0", "out -1 - ::/0"];
     let named = ["out -1 - 0.0.0.0/0", "out -1 - ::/0", "out 58 - ::/0", "out 1 - 0.0.0.0/0"];
     let all_nodes = (Mac([0x33, 0x33, 0, 0, 0, 1]), Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1));
-    let advertisement = build::ethernet(B, all_nodes.0).ipv6(link_local(B), all_nodes.1).ttl(255).icmp(134, 0, 0, &[0; 8]);
-    let redirect = build::ethernet(B, A).ipv6(link_local(B), link_local(A)).ttl(255).icmp(137, 0, 0, &[0; 32]);
+    let advertisement = build::ethernet(B, all_nodes.0)
+        .ipv6(link_local(B), all_nodes.1)
+        .ttl(255)
+        .icmp(134, 0, 0, &[0; 8]);
+    let redirect =
+        build::ethernet(B, A).ipv6(link_local(B), link_local(A)).ttl(255).icmp(137, 0, 0, &[0; 32]);
     let v4 = |kind| build::ethernet(B, A).ipv4(IP_B, IP_A).icmp(kind, 0, 0, &[0; 28]);
-    for (rules, router) in [(&everything[..], false), (&everything[..], true), (&named[..], false), (&named[..], true)] {
+    for (rules, router) in
+        [(&everything[..], false), (&everything[..], true), (&named[..], false), (&named[..], true)]
+    {
         net.group("b", rules);
         net.router("b", router);
         let may = router && rules.len() > 2;
@@ -421,7 +506,8 @@ fn by_a_rule_a_client_asks_more_often() {
     assert_eq!([passed(), passed(), passed()], [64, 16, 16]);
 }
 
-/// What a client learnt of servers: the one that gave its lease and the last three that offered one.
+/// What a client learnt of servers: the one that gave its lease and the last three that offered
+/// one.
 #[test]
 fn a_client_asks_the_servers_it_heard_of() {
     let mut net = Net::new();
@@ -434,7 +520,14 @@ fn a_client_asks_the_servers_it_heard_of() {
     }
     let given = Message { yours: IP_B, server: server(20), ..message(ACK, 1, B) };
     net.expect("a", &given.answered((A, server(20)), (B, IP_B)), "b");
-    for (n, outcome) in [(20, "a"), (11, "b.egress-denied"), (12, "a"), (13, "a"), (14, "a"), (15, "b.egress-denied")] {
+    for (n, outcome) in [
+        (20, "a"),
+        (11, "b.egress-denied"),
+        (12, "a"),
+        (13, "a"),
+        (14, "a"),
+        (15, "b.egress-denied"),
+    ] {
         net.expect("b", &message(REQUEST, 2, B).asked((B, IP_B), (A, server(n))), outcome);
     }
 }
@@ -446,17 +539,26 @@ fn a_broadcast_request_is_noted_once() {
         let mut net = Net::new();
         net.group("b", &["in 17 67-67 0.0.0.0/0"]);
         for xid in 0..300 {
-            net.0.send("a", &message(DISCOVER, xid, A).asked((A, NOBODY), to), NetHeader::default()).unwrap();
+            net.0
+                .send("a", &message(DISCOVER, xid, A).asked((A, NOBODY), to), NetHeader::default())
+                .unwrap();
             net.0.received().unwrap();
         }
-        let offer = |xid| Message { yours: IP_A, server: IP_B, ..message(OFFER, xid, A) }.answered((B, IP_B), (A, IP_A));
-        let answered = |net: &mut Net, xids: std::ops::Range<u32>| xids.filter(|xid| net.send("b", &offer(*xid)) == "a").count();
+        let offer = |xid| {
+            Message { yours: IP_A, server: IP_B, ..message(OFFER, xid, A) }
+                .answered((B, IP_B), (A, IP_A))
+        };
+        let answered = |net: &mut Net, xids: std::ops::Range<u32>| {
+            xids.filter(|xid| net.send("b", &offer(*xid)) == "a").count()
+        };
         // A set of four may be full.
         let noted = answered(&mut net, 0..300);
         assert!((245..=256).contains(&noted), "{noted}");
         net.0.pass(1);
         for xid in 1000..1100 {
-            net.0.send("a", &message(DISCOVER, xid, A).asked((A, NOBODY), to), NetHeader::default()).unwrap();
+            net.0
+                .send("a", &message(DISCOVER, xid, A).asked((A, NOBODY), to), NetHeader::default())
+                .unwrap();
             net.0.received().unwrap();
         }
         let noted = answered(&mut net, 1000..1100);
@@ -468,7 +570,8 @@ fn a_broadcast_request_is_noted_once() {
 #[test]
 fn no_answer_outlives_its_rule() {
     let mut net = Net::new();
-    let offer = Message { yours: IP_A, server: IP_B, ..message(OFFER, 9, A) }.answered((B, IP_B), (A, IP_A));
+    let offer = Message { yours: IP_A, server: IP_B, ..message(OFFER, 9, A) }
+        .answered((B, IP_B), (A, IP_A));
     let request = message(DISCOVER, 9, A).asked((A, NOBODY), (B, IP_B));
     net.group("b", &["in 17 67-67 0.0.0.0/0"]);
     net.expect("a", &request, "b");

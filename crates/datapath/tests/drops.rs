@@ -1,4 +1,5 @@
-//! What is told of a drop is true: whose it is, how often it was, which packet it was and how long ago.
+//! What is told of a drop is true: whose it is, how often it was, which packet it was and how long
+//! ago.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -48,17 +49,30 @@ fn rows(report: &DropReport) -> BTreeMap<(String, &'static str), Row> {
         }
         other => format!("{other:?}"),
     };
-    let all = report.places.iter().flat_map(|place| place.rows.iter().map(move |row| (name(&place.place), row)));
-    all.map(|(place, row)| ((place, row.info.name), (row.count, row.recent, row.last.clone()))).collect()
+    let all = report
+        .places
+        .iter()
+        .flat_map(|place| place.rows.iter().map(move |row| (name(&place.place), row)));
+    all.map(|(place, row)| ((place, row.info.name), (row.count, row.recent, row.last.clone())))
+        .collect()
 }
 
 #[track_caller]
 fn assert_last(host: &Host, place: &str, reason: &'static str, age: u64, frame: &[u8]) {
     let report = host.drop_report(None).unwrap();
     let rows = rows(&report);
-    let (_, _, last) = rows.get(&(place.to_owned(), reason)).unwrap_or_else(|| panic!("no {place} {reason}: {rows:?}"));
-    let summary = Some(format!("vni {VNI}: {}", Summary::new(&frame[..frame.len().min(104)], frame.len() as u32)));
-    assert_eq!(*last, Some(DroppedPacket { age: Duration::from_millis(age * 100), summary }), "{place} {reason}");
+    let (_, _, last) = rows
+        .get(&(place.to_owned(), reason))
+        .unwrap_or_else(|| panic!("no {place} {reason}: {rows:?}"));
+    let summary = Some(format!(
+        "vni {VNI}: {}",
+        Summary::new(&frame[..frame.len().min(104)], frame.len() as u32)
+    ));
+    assert_eq!(
+        *last,
+        Some(DroppedPacket { age: Duration::from_millis(age * 100), summary }),
+        "{place} {reason}"
+    );
 }
 
 /// Who is dropped for what, and at whose expense.
@@ -70,12 +84,27 @@ fn cases() -> Vec<(&'static str, &'static str, &'static str, Vec<u8>)> {
         ("a", "b", "ingress-denied", ab().udp(1, 2, b"hello")),
         ("a", "a", "mac-claimed", build::ethernet(B, C).payload(0x88b5, &[1; 60])),
         ("a", "a", "same-port", build::ethernet(A, A).payload(0x88b5, &[2; 60])),
-        ("a", "a", "link-local-group", build::ethernet(A, Mac([1, 0x80, 0xc2, 0, 0, 0])).payload(0x88cc, &[3; 60])),
+        (
+            "a",
+            "a",
+            "link-local-group",
+            build::ethernet(A, Mac([1, 0x80, 0xc2, 0, 0, 0])).payload(0x88cc, &[3; 60]),
+        ),
         ("a", "c", "not-attached", build::ethernet(A, C).payload(0x88b5, &[4; 1400])),
         ("a", "a", "ip-hidden", stacked.ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(3, 4, b"x")),
         ("b", "b", "spoofed-mac", build::ethernet(C, A).payload(0x88b5, &[5; 60])),
-        ("b", "b", "spoofed-ip", build::ethernet(B, A).ipv4([10, 0, 0, 9], [10, 0, 0, 1]).udp(5, 6, b"")),
-        ("b", "b", "spoofed-arp", build::ethernet(B, Mac::BROADCAST).arp_request([10, 0, 0, 9], [10, 0, 0, 1])),
+        (
+            "b",
+            "b",
+            "spoofed-ip",
+            build::ethernet(B, A).ipv4([10, 0, 0, 9], [10, 0, 0, 1]).udp(5, 6, b""),
+        ),
+        (
+            "b",
+            "b",
+            "spoofed-arp",
+            build::ethernet(B, Mac::BROADCAST).arp_request([10, 0, 0, 9], [10, 0, 0, 1]),
+        ),
         ("b", "b", "rarp", build::ethernet(B, Mac::BROADCAST).payload(0x8035, &[0; 46])),
         ("b", "b", "tcp-no-session", ba().tcp(&build::Tcp::new(7, 8, ACK), &[6; 500])),
     ]
@@ -135,7 +164,12 @@ fn a_full_ring_tells_what_did_not_fit() {
 #[test]
 fn what_could_not_be_read_is_not_told() {
     let mut host = host();
-    host.send("a", &build::ethernet(A, C).payload(0x88b5, b"somebody's secret"), NetHeader::default()).unwrap();
+    host.send(
+        "a",
+        &build::ethernet(A, C).payload(0x88b5, b"somebody's secret"),
+        NetHeader::default(),
+    )
+    .unwrap();
     let guest = host.guest("b").unwrap();
     let outside = butterfly_vhost::driver::Buffer { addr: 0x10, len: 100, writable: false };
     guest.tx_mut().add(&[outside], butterfly_vhost::driver::Placement::Direct, u64::MAX).unwrap();
@@ -150,7 +184,9 @@ fn what_could_not_be_read_is_not_told() {
 fn what_is_gone_is_told_as_such_and_rates_are_of_the_last_seconds() {
     let mut host = host();
     let frame = build::ethernet(A, C).payload(0x88b5, &[1; 60]);
-    let send = |host: &mut Host, n: usize| (0..n).for_each(|_| host.send("a", &frame, NetHeader::default()).unwrap());
+    let send = |host: &mut Host, n: usize| {
+        (0..n).for_each(|_| host.send("a", &frame, NetHeader::default()).unwrap())
+    };
     send(&mut host, 3);
     let of_c = ("c".to_owned(), "not-attached");
     let recent = |host: &Host| {
@@ -175,7 +211,8 @@ fn what_is_gone_is_told_as_such_and_rates_are_of_the_last_seconds() {
     host.settle();
     send(&mut host, 1);
     let report = host.drop_report(None).unwrap();
-    let now: Vec<_> = rows(&report).into_iter().map(|(key, (count, recent, _))| (key, count, recent)).collect();
+    let now: Vec<_> =
+        rows(&report).into_iter().map(|(key, (count, recent, _))| (key, count, recent)).collect();
     assert_eq!(now, [(gone, 6, None), (of_c, 1, Some(1))]);
 }
 
@@ -184,14 +221,21 @@ fn what_is_gone_is_told_as_such_and_rates_are_of_the_last_seconds() {
 fn networks_and_the_uplink_tell_their_packets() {
     let mut config = TunnelConfig::new([192, 0, 2, 1].into(), Mac([2, 0xbf, 0, 0, 0, 1]));
     config.mtu = 1500;
-    let mut host = Host::with_tunnel(SessionConfig { capacity: 1024, ..SessionConfig::default() }, Some(&config)).unwrap();
+    let mut host = Host::with_tunnel(
+        SessionConfig { capacity: 1024, ..SessionConfig::default() },
+        Some(&config),
+    )
+    .unwrap();
     host.vnic("a", A, VNI, &bypass()).unwrap();
     host.settle();
     // From another host: for a network that is not here, for nobody here, no VXLAN at all.
     let inner = build::ethernet(C, B).ipv4([10, 0, 0, 3], [10, 0, 0, 2]).udp(1, 2, b"x");
-    let outer = build::ethernet(Mac([2, 0xbf, 0, 0, 0, 2]), Mac([2, 0xbf, 0, 0, 0, 1])).ipv4([192, 0, 2, 2], [192, 0, 2, 1]);
-    let (unknown, looped) =
-        (outer.vxlan(50_000, 7, &inner), outer.vxlan(50_000, VNI, &build::ethernet(C, C).payload(0x88b5, b"")));
+    let outer = build::ethernet(Mac([2, 0xbf, 0, 0, 0, 2]), Mac([2, 0xbf, 0, 0, 0, 1]))
+        .ipv4([192, 0, 2, 2], [192, 0, 2, 1]);
+    let (unknown, looped) = (
+        outer.vxlan(50_000, 7, &inner),
+        outer.vxlan(50_000, VNI, &build::ethernet(C, C).payload(0x88b5, b"")),
+    );
     let foreign = outer.udp(1, 53, b"a question");
     let large = build::ethernet(A, C).ipv4([10, 0, 0, 1], [10, 0, 0, 3]).udp(1, 2, &[0; 1460]);
     host.arrive(&[unknown.clone(), looped, foreign.clone()]).unwrap();
@@ -199,17 +243,22 @@ fn networks_and_the_uplink_tell_their_packets() {
     let report = host.drop_report(None).unwrap();
     let rows = rows(&report);
     let told = |place: &str, reason| {
-        let row = rows.get(&(place.to_owned(), reason)).unwrap_or_else(|| panic!("no {place} {reason}: {rows:#?}"));
+        let row = rows
+            .get(&(place.to_owned(), reason))
+            .unwrap_or_else(|| panic!("no {place} {reason}: {rows:#?}"));
         row.2.as_ref().and_then(|last| last.summary.clone()).unwrap_or_default()
     };
     let network = format!("Network({VNI})");
-    let summary = |frame: &[u8]| Summary::new(&frame[..frame.len().min(104)], frame.len() as u32).to_string();
+    let summary =
+        |frame: &[u8]| Summary::new(&frame[..frame.len().min(104)], frame.len() as u32).to_string();
     assert_eq!(told("Uplink", "unknown-vni"), summary(&unknown));
-    let words =
-        "udp 192.0.2.2:50000 > 192.0.2.1:4789, vxlan vni 7: 02:00:00:00:00:0c > 02:00:00:00:00:0b, udp 10.0.0.3:1 > 10.0.0.2:2";
+    let words = "udp 192.0.2.2:50000 > 192.0.2.1:4789, vxlan vni 7: 02:00:00:00:00:0c > 02:00:00:00:00:0b, udp 10.0.0.3:1 > 10.0.0.2:2";
     assert!(told("Uplink", "unknown-vni").contains(words), "{}", told("Uplink", "unknown-vni"));
     assert_eq!(told("Uplink", "not-ours"), summary(&foreign));
-    assert_eq!(told(&network, "same-port"), "vni 42: 02:00:00:00:00:0c > 02:00:00:00:00:0c, type 0x88b5, 14 bytes");
+    assert_eq!(
+        told(&network, "same-port"),
+        "vni 42: 02:00:00:00:00:0c > 02:00:00:00:00:0c, type 0x88b5, 14 bytes"
+    );
     assert_eq!(told("a", "too-big"), format!("vni {VNI}: {}", summary(&large)));
     // The network goes with its last vnic, and what it counted does not.
     host.remove("a");

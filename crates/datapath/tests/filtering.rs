@@ -1,4 +1,5 @@
-//! Security groups in packet walks: what passes, by whose rule or session, and what it is charged to if it does not.
+//! Security groups in packet walks: what passes, by whose rule or session, and what it is charged
+//! to if it does not.
 
 use std::net::IpAddr;
 
@@ -46,7 +47,13 @@ fn rule(text: &str) -> Rule {
         Some(group) => Rule::new(direction, protocol, ports, None, Some(name(group))),
         None => {
             let (address, bits) = peer.split_once('/').unwrap();
-            Rule::new(direction, protocol, ports, Some(Cidr::new(address, bits.parse().unwrap()).unwrap()), None)
+            Rule::new(
+                direction,
+                protocol,
+                ports,
+                Some(Cidr::new(address, bits.parse().unwrap()).unwrap()),
+                None,
+            )
         }
     }
     .unwrap()
@@ -75,7 +82,8 @@ impl Net {
     }
 
     fn group(&self, group: &str, rules: &[&str], members: &[&str]) {
-        let group = SecurityGroup::new(name(group), members, rules.iter().map(|text| rule(text))).unwrap();
+        let group =
+            SecurityGroup::new(name(group), members, rules.iter().map(|text| rule(text))).unwrap();
         self.host.change_group(&group.name().clone(), GroupChange::Declare(group)).unwrap();
     }
 
@@ -89,7 +97,10 @@ impl Net {
         let received = self.host.received().unwrap();
         assert!(received.values().flatten().all(|(_, got)| got == frame), "changed on its way");
         let moved = self.host.moved();
-        let drops = moved.keys().filter(|name| name.contains(".drop.")).map(|name| name.replace("drop.", ""));
+        let drops = moved
+            .keys()
+            .filter(|name| name.contains(".drop."))
+            .map(|name| name.replace("drop.", ""));
         received.keys().cloned().chain(drops).collect::<Vec<_>>().join(" ")
     }
 
@@ -117,7 +128,12 @@ fn b_to_a() -> Ip {
 }
 
 fn seg(ports: (u16, u16), flags: u8, sequence: u32, acknowledgement: u32) -> build::Tcp<'static> {
-    build::Tcp { sequence, acknowledgement, window: 1000, ..build::Tcp::new(ports.0, ports.1, flags) }
+    build::Tcp {
+        sequence,
+        acknowledgement,
+        window: 1000,
+        ..build::Tcp::new(ports.0, ports.1, flags)
+    }
 }
 
 fn two(groups_b: &str) -> Net {
@@ -131,7 +147,11 @@ fn rules_open_ports_and_replies_need_none() {
     net.expect("a", a_to_b().udp(1000, 53, b"?"), "b");
     net.expect("b", b_to_a().udp(53, 1000, b"!"), "a");
     net.expect("a", a_to_b().udp(1000, 54, b"?"), "b.ingress-denied");
-    net.expect("a", build::ethernet(A, B).ipv4([10, 0, 1, 1], IP_B).udp(1000, 53, b"?"), "b.ingress-denied");
+    net.expect(
+        "a",
+        build::ethernet(A, B).ipv4([10, 0, 1, 1], IP_B).udp(1000, 53, b"?"),
+        "b.ingress-denied",
+    );
     // What b asks is answered, whatever the rules.
     net.expect("a", a_to_b().udp(5000, 6000, b"?"), "b.ingress-denied");
     net.expect("b", b_to_a().udp(6000, 5000, b"?"), "a");
@@ -234,7 +254,11 @@ fn errors_go_to_whom_they_are_about() {
     net.expect("b", asked, "a");
     let quote = a_to_b().udp(53, 5000, b"!")[14..14 + 28].to_vec();
     net.expect("b", b_to_a().icmp(3, 3, 0, &quote), "a");
-    net.expect("b", build::ethernet(B, A).ipv4(IP_B, [8, 8, 8, 8]).icmp(3, 3, 0, &quote), "b.egress-denied");
+    net.expect(
+        "b",
+        build::ethernet(B, A).ipv4(IP_B, [8, 8, 8, 8]).icmp(3, 3, 0, &quote),
+        "b.egress-denied",
+    );
 }
 
 #[test]
@@ -272,7 +296,8 @@ fn a_rule_that_goes_cuts_only_what_it_admitted() {
     net.expect("a", a_to_b().udp(5, 20, b""), "b.ingress-denied");
 }
 
-/// What is only remembered, so that its packets are not taken for those of another connection, is no session for people.
+/// What is only remembered, so that its packets are not taken for those of another connection, is
+/// no session for people.
 #[test]
 fn a_connection_that_was_cut_is_not_listed() {
     let mut net = two("g");
@@ -299,7 +324,8 @@ fn a_connection_goes_with_its_vnic() {
     assert_eq!(net.host.sessions(&SessionFilter::default(), 10).0, 0);
 }
 
-/// Either end of a conversation may say that a packet of the other's did not arrive, whatever its rules say of ICMP.
+/// Either end of a conversation may say that a packet of the other's did not arrive, whatever its
+/// rules say of ICMP.
 #[test]
 fn an_opener_says_what_went_wrong_too() {
     let mut net = Net::new(&[("a", A, "10.0.0.1", "asks"), ("b", B, "10.0.0.2", "answers")]);
@@ -328,7 +354,11 @@ fn a_connection_is_opened_by_syn_and_followed() {
     net.expect("b", b_to_a().tcp(&seg((80, 9), ACK, 501, 106), b"hello"), "a");
     // Far out of window, either way.
     net.expect("a", a_to_b().tcp(&seg((9, 80), ACK, 101 + 200_000, 501), b"x"), "b.tcp-window");
-    net.expect("b", b_to_a().tcp(&seg((80, 9), ACK, 501u32.wrapping_sub(200_000), 106), b"x"), "b.tcp-window");
+    net.expect(
+        "b",
+        b_to_a().tcp(&seg((80, 9), ACK, 501u32.wrapping_sub(200_000), 106), b"x"),
+        "b.tcp-window",
+    );
     // A reset that is merely close ends nothing; the exact one does.
     net.expect("a", a_to_b().tcp(&seg((9, 80), RST, 110, 0), b""), "b");
     net.expect("b", b_to_a().tcp(&seg((80, 9), ACK, 506, 106), b"more"), "a");
@@ -363,7 +393,8 @@ fn connections_are_picked_up_only_for_a_while() {
     net.expect("a", a_to_b().tcp(&seg((8, 80), ACK, 101, 501), b"x"), "a.tcp-no-session");
 }
 
-/// What admits a connection admits who opened it. A SYN of the other side may meet somebody who listens there.
+/// What admits a connection admits who opened it. A SYN of the other side may meet somebody who
+/// listens there.
 #[test]
 fn a_syn_of_the_other_side_needs_a_rule() {
     let mut net = two("g");
@@ -397,7 +428,11 @@ fn echo_is_answered_and_not_called() {
 
 #[test]
 fn icmp_errors_reach_whom_they_are_about() {
-    let mut net = Net::new(&[("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g"), ("c", C, "10.0.0.3", "g")]);
+    let mut net = Net::new(&[
+        ("a", A, "10.0.0.1", "*"),
+        ("b", B, "10.0.0.2", "g"),
+        ("c", C, "10.0.0.3", "g"),
+    ]);
     let asked = b_to_a().udp(6000, 5000, b"question");
     net.expect("b", asked.clone(), "a");
     let quote = &asked[14..14 + 28];
@@ -405,7 +440,11 @@ fn icmp_errors_reach_whom_they_are_about() {
     // From a router.
     net.expect("a", build::ethernet(A, B).ipv4([10, 9, 9, 9], IP_B).icmp(11, 0, 0, quote), "b");
     // To somebody else, or about nothing, or of a kind that is no error.
-    net.expect("a", build::ethernet(A, C).ipv4(IP_A, [10, 0, 0, 3]).icmp(3, 3, 0, quote), "c.ingress-denied");
+    net.expect(
+        "a",
+        build::ethernet(A, C).ipv4(IP_A, [10, 0, 0, 3]).icmp(3, 3, 0, quote),
+        "c.ingress-denied",
+    );
     let never = b_to_a().udp(6001, 5000, b"question");
     net.expect("a", a_to_b().icmp(3, 3, 0, &never[14..14 + 28]), "b.ingress-denied");
     net.expect("a", a_to_b().icmp(5, 1, 0, quote), "b.ingress-denied");
@@ -433,7 +472,32 @@ fn fragments_follow_their_first() {
     let mut net = two("g");
     net.group("g", &["in udp 53 0.0.0.0/0"], &[]);
     let first = |id: u32, port: u16| {
-        let udp = [0u8, 9, (port >> 8) as u8, port as u8, 0, 40, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8];
+        let udp = [
+            0u8,
+            9,
+            (port >> 8) as u8,
+            port as u8,
+            0,
+            40,
+            0,
+            0,
+            1,
+            2,
+            3,
+            4,
+            5,
+            6,
+            7,
+            8,
+            1,
+            2,
+            3,
+            4,
+            5,
+            6,
+            7,
+            8,
+        ];
         a_to_b().fragment(id, 0, true).payload(UDP, &udp)
     };
     let rest = |id: u32| a_to_b().fragment(id, 24, false).payload(UDP, &[9; 16]);
@@ -451,21 +515,36 @@ fn fragments_follow_their_first() {
 /// What let the first one through must still hold for the others, at both ends.
 #[test]
 fn fragments_follow_while_what_admitted_the_first_holds() {
-    let first = |ip: Ip, id| ip.fragment(id, 0, true).payload(UDP, &[&[0, 9, 0, 53, 0, 40, 0, 0][..], &[7; 16]].concat());
+    let first = |ip: Ip, id| {
+        ip.fragment(id, 0, true).payload(UDP, &[&[0, 9, 0, 53, 0, 40, 0, 0][..], &[7; 16]].concat())
+    };
     let next = |ip: Ip, id| ip.fragment(id, 24, true).payload(UDP, &[7; 8]);
-    let ping = |ip: Ip, id| ip.fragment(id, 0, true).payload(1, &[&[13, 0, 0, 0][..], &[7; 20]].concat());
+    let ping =
+        |ip: Ip, id| ip.fragment(id, 0, true).payload(1, &[&[13, 0, 0, 0][..], &[7; 20]].concat());
     let rest = |ip: Ip, id| ip.fragment(id, 24, true).payload(1, &[7; 8]);
-    let rules = ["in udp 53 0.0.0.0/0", "in icmp - 0.0.0.0/0", "out udp 53 0.0.0.0/0", "out icmp - 0.0.0.0/0"];
-    let without = |skipped: usize| (0..4).filter(|n| *n != skipped).map(|n| rules[n]).collect::<Vec<_>>();
+    let rules = [
+        "in udp 53 0.0.0.0/0",
+        "in icmp - 0.0.0.0/0",
+        "out udp 53 0.0.0.0/0",
+        "out icmp - 0.0.0.0/0",
+    ];
+    let without =
+        |skipped: usize| (0..4).filter(|n| *n != skipped).map(|n| rules[n]).collect::<Vec<_>>();
     for skipped in 0..4 {
-        let mut net = Net::new(&[("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g"), ("c", C, "10.0.0.2", "*")]);
+        let mut net = Net::new(&[
+            ("a", A, "10.0.0.1", "*"),
+            ("b", B, "10.0.0.2", "g"),
+            ("c", C, "10.0.0.2", "*"),
+        ]);
         net.group("g", &rules, &[]);
         net.expect("a", first(a_to_b(), 1), "b");
         net.expect("a", ping(a_to_b(), 2), "b");
         net.expect("b", first(b_to_a(), 3), "a");
         net.expect("b", ping(b_to_a(), 4), "a");
         net.group("g", &without(skipped), &[]);
-        let of = |n: usize, to: &str, from: &str| if n == skipped { format!("{from}.fragment-orphan") } else { to.to_owned() };
+        let of = |n: usize, to: &str, from: &str| {
+            if n == skipped { format!("{from}.fragment-orphan") } else { to.to_owned() }
+        };
         assert_eq!(net.send("a", &next(a_to_b(), 1)), of(0, "b", "a"));
         assert_eq!(net.send("a", &rest(a_to_b(), 2)), of(1, "b", "a"));
         assert_eq!(net.send("b", &next(b_to_a(), 3)), of(2, "a", "b"));
@@ -477,7 +556,11 @@ fn fragments_follow_while_what_admitted_the_first_holds() {
         net.expect("a", next(a_to_b(), 5), "b");
     }
     // To one that is filtered, by what another one was sent.
-    let mut net = Net::new(&[("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g"), ("c", C, "10.0.0.3", "g")]);
+    let mut net = Net::new(&[
+        ("a", A, "10.0.0.1", "*"),
+        ("b", B, "10.0.0.2", "g"),
+        ("c", C, "10.0.0.3", "g"),
+    ]);
     net.group("g", &rules, &[]);
     net.expect("a", first(a_to_b(), 1), "b");
     net.expect("a", next(build::ethernet(A, C).ipv4(IP_A, IP_B), 1), "a.fragment-orphan");
@@ -493,13 +576,21 @@ fn fragments_follow_while_what_admitted_the_first_holds() {
 
 #[test]
 fn the_same_addresses_elsewhere_are_somebody_else() {
-    let mut net = Net::new(&[("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g"), ("c", C, "10.0.0.1", "*")]);
+    let mut net = Net::new(&[
+        ("a", A, "10.0.0.1", "*"),
+        ("b", B, "10.0.0.2", "g"),
+        ("c", C, "10.0.0.1", "*"),
+    ]);
     net.group("g", &["in udp 53 0.0.0.0/0"], &[]);
     net.expect("b", b_to_a().udp(1, 2, b""), "a");
     // c has a's address, but b talks to a.
     net.expect("c", build::ethernet(C, B).ipv4(IP_A, IP_B).udp(2, 1, b""), "b.ingress-denied");
     // Behind a tag it is another network.
-    net.expect("a", build::ethernet(A, B).vlan(5).ipv4(IP_A, IP_B).udp(2, 1, b""), "b.ingress-denied");
+    net.expect(
+        "a",
+        build::ethernet(A, B).vlan(5).ipv4(IP_A, IP_B).udp(2, 1, b""),
+        "b.ingress-denied",
+    );
     net.expect("b", build::ethernet(B, A).vlan(5).ipv4(IP_B, IP_A).udp(1, 2, b""), "a");
     net.expect("a", build::ethernet(A, B).vlan(5).ipv4(IP_A, IP_B).udp(2, 1, b""), "b");
     // A priority alone makes no other network.
@@ -530,7 +621,8 @@ fn a_vnic_has_its_share_and_no_more() {
         net.expect("b", b_to_a().udp(9, port, b""), "a");
     };
     (0..4).for_each(|port| answered(&mut net, port));
-    // A flood of what nobody answers takes a quarter of an eighth of 256, and nobody's place who is connected or would be.
+    // A flood of what nobody answers takes a quarter of an eighth of 256, and nobody's place who is
+    // connected or would be.
     for port in 100..300 {
         net.expect("a", a_to_b().udp(port, 9, b""), "b");
         assert!(net.host.sessions(&Default::default(), 100).0 <= 8);
@@ -546,7 +638,12 @@ fn a_vnic_has_its_share_and_no_more() {
 }
 
 fn tcp(ports: (u16, u16), flags: u8, sequence: u32, acknowledgement: u32) -> build::Tcp<'static> {
-    build::Tcp { sequence, acknowledgement, window: 4096, ..build::Tcp::new(ports.0, ports.1, flags) }
+    build::Tcp {
+        sequence,
+        acknowledgement,
+        window: 4096,
+        ..build::Tcp::new(ports.0, ports.1, flags)
+    }
 }
 
 fn syn_received(net: &mut Net) {
@@ -620,7 +717,8 @@ fn ping(net: &mut Net) {
     net.expect("a", a_to_b().ping(7, 1, b""), "b");
 }
 
-/// What a batch does to a session is kept until the batch ends, in a few places: two sessions that want one place take turns.
+/// What a batch does to a session is kept until the batch ends, in a few places: two sessions that
+/// want one place take turns.
 #[test]
 fn sessions_of_one_batch_do_not_forget_each_other() {
     let mut net = Net::with(
@@ -629,8 +727,9 @@ fn sessions_of_one_batch_do_not_forget_each_other() {
     );
     net.group("g", &["in tcp 0-65535 0.0.0.0/0", "out udp 1 0.0.0.0/0"], &[]);
     net.host.pass(130); // nothing is picked up from its middle any more
-    let segment =
-        |port: u16, flags, sequence, acknowledgement| a_to_b().tcp(&tcp((port, 9), flags, sequence, acknowledgement), b"");
+    let segment = |port: u16, flags, sequence, acknowledgement| {
+        a_to_b().tcp(&tcp((port, 9), flags, sequence, acknowledgement), b"")
+    };
     for port in 0..300 {
         net.expect("a", segment(port, SYN, 99, 0), "b");
         net.expect("b", b_to_a().tcp(&tcp((9, port), SYN | ACK, 499, 100), b""), "a");
@@ -638,7 +737,8 @@ fn sessions_of_one_batch_do_not_forget_each_other() {
     }
     for reset in 0..24 {
         let others = (0..60).map(|n| segment(100 + (reset * 7 + n * 3) % 200, ACK, 100, 500));
-        let (first, last) = (segment(reset, RST, 100, 0), a_to_b().tcp(&tcp((reset, 9), ACK, 100, 500), b"late"));
+        let (first, last) =
+            (segment(reset, RST, 100, 0), a_to_b().tcp(&tcp((reset, 9), ACK, 100, 500), b"late"));
         let batch: Vec<Vec<u8>> = std::iter::once(first).chain(others).chain([last]).collect();
         assert_eq!(net.host.guest("a").unwrap().send_batch(&batch).unwrap(), batch.len());
         net.host.settle();
@@ -663,7 +763,12 @@ fn batch(net: &mut Net, frames: &[Vec<u8>]) {
 #[test]
 fn each_frame_of_a_batch_has_its_own_receiver() {
     const D: Mac = Mac([2, 0, 0, 0, 0, 0xd]);
-    let vnics = [("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g"), ("c", C, "10.0.0.3", "h"), ("d", D, "10.0.0.4", "*")];
+    let vnics = [
+        ("a", A, "10.0.0.1", "*"),
+        ("b", B, "10.0.0.2", "g"),
+        ("c", C, "10.0.0.3", "h"),
+        ("d", D, "10.0.0.4", "*"),
+    ];
     let mut net = Net::new(&vnics);
     net.group("g", &["in tcp 80 0.0.0.0/0", "in udp 53 0.0.0.0/0"], &[]);
     net.group("h", &["in tcp 80 0.0.0.0/0", "in udp 54 0.0.0.0/0"], &[]);
@@ -701,7 +806,12 @@ fn each_frame_of_a_batch_has_its_own_receiver() {
     let moved = net.host.moved();
     let drops = |name: &str| moved.get(name).copied().unwrap_or(0);
     assert_eq!(counts, [2, 2, 2]);
-    let names = ["b.drop.ingress-denied", "b.drop.tcp-window", "c.drop.ingress-denied", "c.drop.tcp-window"];
+    let names = [
+        "b.drop.ingress-denied",
+        "b.drop.tcp-window",
+        "c.drop.ingress-denied",
+        "c.drop.tcp-window",
+    ];
     assert_eq!(names.map(drops), [1, 2, 2, 2]);
     assert_eq!(moved.keys().filter(|name| name.contains(".drop.")).count(), 4);
 }
@@ -744,16 +854,24 @@ fn a_batch_knows_what_it_did_before() {
     }
     for port in 0..300 {
         let (reset, late) = (tcp((port, 9), RST, 100, 0), tcp((port, 9), ACK, 100, 500));
-        batch(&mut net, &[a_to_b().tcp(&reset, b""), a_to_b().tcp(&late, b"late"), a_to_b().tcp(&late, b"")]);
+        batch(
+            &mut net,
+            &[a_to_b().tcp(&reset, b""), a_to_b().tcp(&late, b"late"), a_to_b().tcp(&late, b"")],
+        );
     }
     let (count, rows) = net.host.sessions(&SessionFilter::default(), 1000);
     assert_eq!(count, 300);
     for row in rows {
-        assert_eq!((row.state, row.packets, row.bytes), ("closed", [5, 1], [5 * 54 + 4, 54]), "{row:?}");
+        assert_eq!(
+            (row.state, row.packets, row.bytes),
+            ("closed", [5, 1], [5 * 54 + 4, 54]),
+            "{row:?}"
+        );
     }
 }
 
-/// A session that ends in the middle of a batch leaves its record to the next one, with nothing of its own.
+/// A session that ends in the middle of a batch leaves its record to the next one, with nothing of
+/// its own.
 #[test]
 fn the_next_session_in_a_record_begins_anew() {
     let mut net = two("g");
@@ -803,12 +921,17 @@ fn a_session_that_makes_way_in_a_batch_leaves_nothing() {
         batch(&mut net, &[frame(known, 0), frame(new, 100), frame(new, 50)]);
         let of = |port| SessionFilter { port: Some(port), ..SessionFilter::default() };
         let rows = net.host.sessions(&of(new), 10).1;
-        assert_eq!(rows.iter().map(|row| (row.packets, row.bytes)).collect::<Vec<_>>(), [([2, 0], [234, 0])], "{new}");
+        assert_eq!(
+            rows.iter().map(|row| (row.packets, row.bytes)).collect::<Vec<_>>(),
+            [([2, 0], [234, 0])],
+            "{new}"
+        );
         assert_eq!((net.host.sessions(&of(known), 0).0, used(&net)), (0, 64));
     }
 }
 
-/// In its last second a session still lets frames through, in each direction; a second later it does not.
+/// In its last second a session still lets frames through, in each direction; a second later it
+/// does not.
 #[test]
 fn the_last_second_of_a_session() {
     for (seconds, passes) in [(30, true), (31, false)] {
@@ -826,7 +949,11 @@ fn the_last_second_of_a_session() {
 /// An error passes by a session of its receiver, in the direction that is quoted.
 #[test]
 fn errors_quote_what_their_receiver_sent() {
-    let mut net = Net::new(&[("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g"), ("c", C, "10.0.0.3", "g")]);
+    let mut net = Net::new(&[
+        ("a", A, "10.0.0.1", "*"),
+        ("b", B, "10.0.0.2", "g"),
+        ("c", C, "10.0.0.3", "g"),
+    ]);
     let asked = b_to_a().udp(6000, 5000, b"question");
     let answered = a_to_b().udp(5000, 6000, b"answer");
     net.expect("b", asked.clone(), "a");
@@ -843,7 +970,11 @@ fn errors_quote_what_their_receiver_sent() {
     net.expect("a", error(A, B, (IP_A, IP_A), &answered), "b.ingress-denied");
     // And about what was said between other ports, or in another protocol.
     net.expect("a", error(A, B, (IP_A, IP_B), &b_to_a().udp(6000, 5001, b"")), "b.ingress-denied");
-    net.expect("a", error(A, B, (IP_A, IP_B), &b_to_a().tcp(&seg((6000, 5000), ACK, 1, 1), b"")), "b.ingress-denied");
+    net.expect(
+        "a",
+        error(A, B, (IP_A, IP_B), &b_to_a().tcp(&seg((6000, 5000), ACK, 1, 1), b"")),
+        "b.ingress-denied",
+    );
 }
 
 /// Also of a vnic that came with the last change.
@@ -854,14 +985,21 @@ fn a_new_vnic_is_an_end_of_its_sessions() {
     let of = |nic: &str| SessionFilter { nic: Some(nic.to_owned()), ..SessionFilter::default() };
     for nic in ["a", "b"] {
         let [row] = &net.host.sessions(&of(nic), 10).1[..] else { panic!("{nic}") };
-        assert_eq!((row.opener.nic.as_deref(), row.responder.nic.as_deref()), (Some("b"), Some("a")));
+        assert_eq!(
+            (row.opener.nic.as_deref(), row.responder.nic.as_deref()),
+            (Some("b"), Some("a"))
+        );
     }
 }
 
 /// What is asked for is what is listed, counted and flushed.
 #[test]
 fn sessions_are_chosen_by_each_of_their_properties() {
-    let mut net = Net::new(&[("a", A, "10.0.0.1", "*"), ("b", B, "10.0.0.2", "g"), ("c", C, "10.0.0.3", "*")]);
+    let mut net = Net::new(&[
+        ("a", A, "10.0.0.1", "*"),
+        ("b", B, "10.0.0.2", "g"),
+        ("c", C, "10.0.0.3", "*"),
+    ]);
     net.group("g", &["in any 0 0.0.0.0/0", "in any 0 ::/0"], &[]);
     net.expect("a", a_to_b().udp(1, 2, b""), "b");
     net.expect("a", a_to_b().tcp(&seg((1, 3), SYN, 1, 0), b""), "b");
@@ -869,9 +1007,13 @@ fn sessions_are_chosen_by_each_of_their_properties() {
     net.expect("b", build::ethernet(B, C).vlan(7).ipv4(IP_B, [10, 0, 0, 3]).udp(5, 6, b""), "c");
     let all = SessionFilter::default();
     let of = |nic: &str| SessionFilter { nic: Some(nic.to_owned()), ..SessionFilter::default() };
-    let address = |text: &str| SessionFilter { address: Some(text.parse().unwrap()), ..SessionFilter::default() };
+    let address = |text: &str| SessionFilter {
+        address: Some(text.parse().unwrap()),
+        ..SessionFilter::default()
+    };
     let port = |port| SessionFilter { port: Some(port), ..SessionFilter::default() };
-    let protocol = |protocol| SessionFilter { protocol: Some(protocol), ..SessionFilter::default() };
+    let protocol =
+        |protocol| SessionFilter { protocol: Some(protocol), ..SessionFilter::default() };
     for (filter, count) in [
         (all.clone(), 4),
         (of("a"), 2),
@@ -900,13 +1042,19 @@ fn sessions_are_chosen_by_each_of_their_properties() {
     }
     // All of a row.
     net.host.pass(3);
-    net.expect("c", build::ethernet(C, B).vlan(7).ipv4([10, 0, 0, 3], IP_B).udp(6, 5, b"answer"), "b");
+    net.expect(
+        "c",
+        build::ethernet(C, B).vlan(7).ipv4([10, 0, 0, 3], IP_B).udp(6, 5, b"answer"),
+        "b",
+    );
     net.host.pass(2);
     let [row] = &net.host.sessions(&port(6), 10).1[..] else { panic!() };
     assert_eq!((row.vni, row.vlan, row.protocol, row.state), (1, Some(7), 17, "answered"));
     assert_eq!((row.age, row.idle, row.expires), (5, 2, 58));
     assert_eq!((row.packets, row.bytes), ([1, 1], [46, 52]));
-    let end = |end: &butterfly_datapath::SessionEnd| (end.nic.clone().unwrap(), end.address.to_string(), end.port);
+    let end = |end: &butterfly_datapath::SessionEnd| {
+        (end.nic.clone().unwrap(), end.address.to_string(), end.port)
+    };
     assert_eq!(end(&row.opener), ("b".to_owned(), "10.0.0.2".to_owned(), 5));
     assert_eq!(end(&row.responder), ("c".to_owned(), "10.0.0.3".to_owned(), 6));
     use butterfly_datapath::Admission;
@@ -922,11 +1070,18 @@ fn sessions_are_chosen_by_each_of_their_properties() {
     assert_eq!((net.host.flush_sessions(&of("a")), net.host.sessions(&all, 0).0), (1, 2));
     // A vnic that is gone is no end of it.
     net.host.remove("c");
-    assert!(net.host.sessions(&all, 10).1.iter().all(|row| row.opener.nic.is_none() || row.responder.nic.is_none()));
+    assert!(
+        net.host
+            .sessions(&all, 10)
+            .1
+            .iter()
+            .all(|row| row.opener.nic.is_none() || row.responder.nic.is_none())
+    );
     assert_eq!((net.host.flush_sessions(&all), net.host.sessions(&all, 0).0), (2, 0));
 }
 
-/// How a session comes to be in a state, of which protocol; how long that lasts; and whether it stays when there is no room for another.
+/// How a session comes to be in a state, of which protocol; how long that lasts; and whether it
+/// stays when there is no room for another.
 type Kind = (fn(&mut Net), &'static str, u32, bool);
 
 const KINDS: [Kind; 15] = [
@@ -954,7 +1109,8 @@ fn one_session(share: u32, (talk, state, ..): Kind) -> Net {
     net.group("g", &["in any 0 0.0.0.0/0"], &[]);
     talk(&mut net);
     let rows = net.host.sessions(&Default::default(), 10).1;
-    let found: Vec<String> = rows.iter().map(|row| format!("{} {}", row.protocol, row.state)).collect();
+    let found: Vec<String> =
+        rows.iter().map(|row| format!("{} {}", row.protocol, row.state)).collect();
     assert_eq!(found, [state]);
     net
 }
@@ -1041,7 +1197,8 @@ fn when_numbers_of_changes_begin_anew_nothing_is_forgotten() {
     net.expect("a", a_to_b().udp(5, 20, b""), "b");
 }
 
-/// The table in a file, and what the next daemon would make of it if this one died now: how many sessions could go on.
+/// The table in a file, and what the next daemon would make of it if this one died now: how many
+/// sessions could go on.
 fn in_file(vnics: &[(&str, Mac, &str, &str)]) -> (Net, impl Fn(&Net) -> u64) {
     let file = |of: &str| Some(format!("butterfly-test-{of}-{}", std::process::id()));
     let sessions = |file| SessionConfig { capacity: 4096, file, ..SessionConfig::default() };
@@ -1085,13 +1242,20 @@ fn the_next_daemon_can_tell_whose_sessions_they_were() {
 fn discovery_speaks_for_oneself_whatever_the_rules() {
     let mut net = Net::new(&[("a", A, "fd00::1", "g"), ("b", B, "fd00::2", "*")]);
     net.group("g", &["out any 0 ::/0"], &[]);
-    let (own, other) =
-        (std::net::Ipv6Addr::from([0xfd00, 0, 0, 0, 0, 0, 0, 1]), std::net::Ipv6Addr::from([0xfd00, 0, 0, 0, 0, 0, 0, 9]));
+    let (own, other) = (
+        std::net::Ipv6Addr::from([0xfd00, 0, 0, 0, 0, 0, 0, 1]),
+        std::net::Ipv6Addr::from([0xfd00, 0, 0, 0, 0, 0, 0, 9]),
+    );
     let advertise = |target: std::net::Ipv6Addr, mac: Mac| {
         let mut body = target.octets().to_vec();
         body.extend([2, 1]);
         body.extend(mac.0);
-        build::ethernet(A, B).ipv6(own, [0xfd00u16, 0, 0, 0, 0, 0, 0, 2]).ttl(255).icmp(136, 0, 0x6000_0000, &body)
+        build::ethernet(A, B).ipv6(own, [0xfd00u16, 0, 0, 0, 0, 0, 0, 2]).ttl(255).icmp(
+            136,
+            0,
+            0x6000_0000,
+            &body,
+        )
     };
     net.expect("a", advertise(own, A), "b");
     net.expect("a", advertise(own, C), "a.bad-discovery");
@@ -1116,7 +1280,11 @@ fn traffic_goes_on_while_members_come_and_go() {
         });
         let (mut sent, mut received) = (0, 0);
         while !changing.is_finished() {
-            turns.guest("a").unwrap().send(&a_to_b().udp(sent as u16 % 64, 9, b""), NetHeader::default()).unwrap();
+            turns
+                .guest("a")
+                .unwrap()
+                .send(&a_to_b().udp(sent as u16 % 64, 9, b""), NetHeader::default())
+                .unwrap();
             turns.turn();
             sent += 1;
             while turns.guest("b").unwrap().recv().unwrap().is_some() {

@@ -1,4 +1,5 @@
-//! Floods that take several turns: what their sender changes meanwhile, who waits for them, and what they are judged by.
+//! Floods that take several turns: what their sender changes meanwhile, who waits for them, and
+//! what they are judged by.
 
 use std::net::IpAddr;
 
@@ -30,7 +31,8 @@ fn name(text: &str) -> GroupName {
 }
 
 fn rule(direction: Direction, protocol: i32, port: Option<u32>, block: (&str, u32)) -> Rule {
-    Rule::new(direction, protocol, (port, port), Some(Cidr::new(block.0, block.1).unwrap()), None).unwrap()
+    Rule::new(direction, protocol, (port, port), Some(Cidr::new(block.0, block.1).unwrap()), None)
+        .unwrap()
 }
 
 fn group(host: &Host, group: &str, rule: Rule) {
@@ -48,16 +50,22 @@ fn crowd(host: &mut Host, vni: u32, n: usize) {
     let config = GuestConfig { max_frame: 1514, ..GuestConfig::default() }.rings(64);
     for i in 0..n {
         let id = format!("r{vni}-{i:04}");
-        host.declare(&id, Mac([2, 0, vni as u8, 1, (i >> 8) as u8, i as u8]), vni, &bypass()).unwrap();
+        host.declare(&id, Mac([2, 0, vni as u8, 1, (i >> 8) as u8, i as u8]), vni, &bypass())
+            .unwrap();
         host.attach(&id, LINUX, &config, &MemoryConfig::new(config.memory_needed())).unwrap();
     }
 }
 
 fn filtered(host: &mut Host, id: &str, mac: Mac, ip: u8) {
-    let policy = VnicPolicy { ips: vec![IpAddr::from([10, 0, 0, ip])], groups: vec![name(id)], ..VnicPolicy::default() };
+    let policy = VnicPolicy {
+        ips: vec![IpAddr::from([10, 0, 0, ip])],
+        groups: vec![name(id)],
+        ..VnicPolicy::default()
+    };
     host.declare(id, mac, 1, &policy).unwrap();
     let config = GuestConfig::default();
-    host.attach(id, LINUX, &config, &MemoryConfig::new(config.memory_needed() + (4 << 20))).unwrap();
+    host.attach(id, LINUX, &config, &MemoryConfig::new(config.memory_needed() + (4 << 20)))
+        .unwrap();
 }
 
 /// A DHCP message of 300 bytes with these options.
@@ -93,10 +101,14 @@ fn change(host: &mut Host, id: &str, first: &[u8], behind: &[Vec<u8>], then: &[u
     while guest.tx_mut().pop().unwrap().is_some() {}
     let len = (NetHeader::LEN + first.len()) as u32;
     let mut used = Vec::new();
-    for (token, frame) in std::iter::once(first).chain(behind.iter().map(Vec::as_slice)).enumerate() {
+    for (token, frame) in std::iter::once(first).chain(behind.iter().map(Vec::as_slice)).enumerate()
+    {
         let addr = guest.memory().alloc(1024, 64).unwrap();
         write(guest, addr, frame);
-        guest.tx_mut().add(&[Buffer { addr, len, writable: false }], Placement::Direct, token as u64).unwrap();
+        guest
+            .tx_mut()
+            .add(&[Buffer { addr, len, writable: false }], Placement::Direct, token as u64)
+            .unwrap();
         used.push(addr);
     }
     guest.tx_mut().publish();
@@ -120,15 +132,14 @@ fn a_flood_that_becomes_something_else_is_judged() {
     let mut got = 0;
     for cycle in 0..10u32 {
         let request = |n: u32| discover(cycle * 64 + n, B, A);
-        let mut question = build::ethernet(B, Mac::BROADCAST).arp_request([10, 0, 0, 2], [10, 0, 0, 9]);
+        let mut question =
+            build::ethernet(B, Mac::BROADCAST).arp_request([10, 0, 0, 2], [10, 0, 0, 9]);
         question.resize(request(0).len(), 0);
         let behind: Vec<_> = (1..64).map(request).collect();
         change(&mut host, "b", &question, &behind, &request(0));
-        got += host
-            .received()
-            .unwrap()
-            .get("a")
-            .map_or(0, |frames| frames.iter().filter(|(_, frame)| frame[12] == 8 && frame[13] == 0).count());
+        got += host.received().unwrap().get("a").map_or(0, |frames| {
+            frames.iter().filter(|(_, frame)| frame[12] == 8 && frame[13] == 0).count()
+        });
     }
     assert!((1..=8 + 4).contains(&got), "{got} requests left without a rule");
     assert!(host.moved()["b.drop.dhcp-limit"] > 600);
@@ -143,7 +154,11 @@ fn a_server_does_not_forget_who_asked_it() {
         filtered(&mut host, "b", B, 2);
         filtered(&mut host, "v", A, 1);
         crowd(&mut host, 1, 70);
-        group(&host, "b", if ruled { rule(Direction::Outbound, -1, None, ("0.0.0.0", 0)) } else { closed() });
+        group(
+            &host,
+            "b",
+            if ruled { rule(Direction::Outbound, -1, None, ("0.0.0.0", 0)) } else { closed() },
+        );
         group(&host, "v", closed());
         group(&host, "s", rule(Direction::Inbound, 17, Some(67), ("0.0.0.0", 0)));
         host.settle();
@@ -152,7 +167,8 @@ fn a_server_does_not_forget_who_asked_it() {
         assert_eq!(host.moved().get("s.out.packets"), Some(&1));
         for cycle in 0..60u32 {
             let request = |n: u32| discover(0x10_0000 + cycle * 64 + n, B, C);
-            let mut question = build::ethernet(B, Mac::BROADCAST).arp_request([10, 0, 0, 2], [10, 0, 0, 9]);
+            let mut question =
+                build::ethernet(B, Mac::BROADCAST).arp_request([10, 0, 0, 2], [10, 0, 0, 9]);
             question.resize(request(0).len(), 0);
             let behind: Vec<_> = (1..64).map(request).collect();
             change(&mut host, "b", &question, &behind, &request(0));
@@ -183,7 +199,10 @@ fn a_mirror_sees_what_was_sent() {
     let received = host.received().unwrap();
     let mirror: Vec<u8> = received["m"].iter().map(|(_, frame)| frame[20]).collect();
     for n in [1, 2] {
-        let got = received.iter().filter(|(id, frames)| id.starts_with('r') && frames.iter().any(|(_, f)| f[20] == n)).count();
+        let got = received
+            .iter()
+            .filter(|(id, frames)| id.starts_with('r') && frames.iter().any(|(_, f)| f[20] == n))
+            .count();
         assert_eq!(got > 0, mirror.contains(&n), "{got} got version {n}, the mirror {mirror:?}");
         assert!(n == 1 || got == 100, "the second one is a frame of its own: {got}");
     }
@@ -199,11 +218,26 @@ fn fragments_of_a_flood_reach_everybody() {
         group(&host, "b", rule(Direction::Outbound, -1, None, ("0.0.0.0", 0)));
         host.settle();
         host.moved();
-        let link = || build::ethernet(B, Mac([1, 0, 0x5e, 1, 1, 1])).ipv4([10, 0, 0, 2], [239, 1, 1, 1]).ttl(4);
-        let whole = build::ethernet(B, A).ipv4([10, 0, 0, 2], [239, 1, 1, 1]).udp(5000, 5000, &[7; 2000]);
+        let link = || {
+            build::ethernet(B, Mac([1, 0, 0x5e, 1, 1, 1]))
+                .ipv4([10, 0, 0, 2], [239, 1, 1, 1])
+                .ttl(4)
+        };
+        let whole =
+            build::ethernet(B, A).ipv4([10, 0, 0, 2], [239, 1, 1, 1]).udp(5000, 5000, &[7; 2000]);
         let udp = &whole[34..];
-        host.send("b", &link().fragment(77, 0, true).payload(17, &udp[..1024]), NetHeader::default()).unwrap();
-        host.send("b", &link().fragment(77, 1024, false).payload(17, &udp[1024..]), NetHeader::default()).unwrap();
+        host.send(
+            "b",
+            &link().fragment(77, 0, true).payload(17, &udp[..1024]),
+            NetHeader::default(),
+        )
+        .unwrap();
+        host.send(
+            "b",
+            &link().fragment(77, 1024, false).payload(17, &udp[1024..]),
+            NetHeader::default(),
+        )
+        .unwrap();
         let both = host.received().unwrap().values().filter(|frames| frames.len() == 2).count();
         assert_eq!(both, n, "of {n} receivers got both fragments: {:?}", host.moved());
     }
@@ -221,7 +255,8 @@ fn flood(vni: u32) -> Vec<u8> {
 
 fn tunnel_host() -> Host {
     let config = TunnelConfig::new([192, 168, 0, 2].into(), Mac([2, 0xbf, 0, 0, 0, 2]));
-    Host::with_tunnel(SessionConfig { capacity: 4096, ..SessionConfig::default() }, Some(&config)).unwrap()
+    Host::with_tunnel(SessionConfig { capacity: 4096, ..SessionConfig::default() }, Some(&config))
+        .unwrap()
 }
 
 /// What other hosts send as one batch.
@@ -261,9 +296,16 @@ fn floods_of_many_networks_leave_room_for_another() {
         }
         host.settle();
         let moved = host.moved();
-        let heard = (moved["vni-99.in.packets"], moved.get("vni-99.drop.flood-limit"), moved["r99-0069.out.packets"]);
+        let heard = (
+            moved["vni-99.in.packets"],
+            moved.get("vni-99.drop.flood-limit"),
+            moved["r99-0069.out.packets"],
+        );
         assert_eq!(heard, (13, None, 13), "{networks} networks of {members}");
-        assert!(moved["vni-1.drop.flood-limit"] > 100, "there was a reason to be afraid: {moved:?}");
+        assert!(
+            moved["vni-1.drop.flood-limit"] > 100,
+            "there was a reason to be afraid: {moved:?}"
+        );
     }
 }
 
@@ -311,7 +353,11 @@ fn an_uplink_batch_of_many_networks_is_one_turn() {
                 .collect();
             let copies: u64 = got.iter().sum();
             // The uplink's turn, and one of what waits.
-            assert!(copies <= 2 * 1024 && got.len() <= 2 * 64, "{copies} copies, {} rings, {networks} networks", got.len());
+            assert!(
+                copies <= 2 * 1024 && got.len() <= 2 * 64,
+                "{copies} copies, {} rings, {networks} networks",
+                got.len()
+            );
             all += copies;
             host.received().unwrap();
         }
@@ -319,7 +365,8 @@ fn an_uplink_batch_of_many_networks_is_one_turn() {
     }
 }
 
-/// A large frame to everybody that each receiver needs cut: its segments count as those for one receiver do.
+/// A large frame to everybody that each receiver needs cut: its segments count as those for one
+/// receiver do.
 #[test]
 fn segments_of_floods_count_too() {
     let mut host = Host::new().unwrap();
@@ -330,11 +377,14 @@ fn segments_of_floods_count_too() {
     let config = GuestConfig::default().rings(512);
     for r in 0..12 {
         host.declare(&format!("r{r}"), Mac([2, 0, 0, 1, 0, r]), 1, &bypass()).unwrap();
-        host.attach(&format!("r{r}"), plain, &config, &MemoryConfig::new(config.memory_needed())).unwrap();
+        host.attach(&format!("r{r}"), plain, &config, &MemoryConfig::new(config.memory_needed()))
+            .unwrap();
     }
     host.settle();
     host.moved();
-    let ip = build::ethernet(A, Mac::BROADCAST).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).checksum(build::Checksum::Partial);
+    let ip = build::ethernet(A, Mac::BROADCAST)
+        .ipv4([10, 0, 0, 1], [10, 0, 0, 2])
+        .checksum(build::Checksum::Partial);
     let frame = ip.tcp(&build::Tcp::new(1, 2, 0), &vec![7; 64_800]);
     let header = NetHeader {
         flags: NetHeader::FLAG_NEEDS_CSUM,
@@ -350,8 +400,11 @@ fn segments_of_floods_count_too() {
     let mut all = 0;
     while host.turn() {
         let moved = host.moved();
-        let segments: u64 =
-            moved.iter().filter(|(name, _)| name.starts_with('r') && name.ends_with(".out.packets")).map(|(_, n)| *n).sum();
+        let segments: u64 = moved
+            .iter()
+            .filter(|(name, _)| name.starts_with('r') && name.ends_with(".out.packets"))
+            .map(|(_, n)| *n)
+            .sum();
         assert!(segments <= 256, "{segments} in one turn");
         all += segments;
         host.received().unwrap();
@@ -368,7 +421,11 @@ fn a_rule_that_is_taken_back_ends_a_flood() {
     group(&host, "b", rule(Direction::Outbound, -1, None, ("0.0.0.0", 0)));
     host.settle();
     host.moved();
-    let frame = build::ethernet(B, Mac::BROADCAST).ipv4([10, 0, 0, 2], [10, 0, 0, 255]).udp(1, 2, b"to everybody");
+    let frame = build::ethernet(B, Mac::BROADCAST).ipv4([10, 0, 0, 2], [10, 0, 0, 255]).udp(
+        1,
+        2,
+        b"to everybody",
+    );
     let guest = host.guest("b").unwrap();
     guest.enqueue(&frame, NetHeader::default()).unwrap();
     guest.flush();
@@ -403,8 +460,9 @@ fn announcements_of_many_leave_room_for_another() {
     assert!(announced.is_some_and(|tick| tick < 4), "{announced:?}");
 }
 
-/// More vnics than the worker keeps at once are to be announced while it is busy elsewhere for all their rounds: each is announced all the
-/// same. (A round that had no place and was forgotten left 344 of them unannounced.)
+/// More vnics than the worker keeps at once are to be announced while it is busy elsewhere for all
+/// their rounds: each is announced all the same. (A round that had no place and was forgotten left
+/// 344 of them unannounced.)
 #[test]
 fn announcements_for_which_there_is_no_place_come_later() {
     const MANY: usize = 600;
@@ -415,6 +473,9 @@ fn announcements_for_which_there_is_no_place_come_later() {
     let crowd: Vec<String> = (0..MANY).map(|i| format!("r1-{i:04}")).collect();
     host.announce_while_busy(&crowd, 45).unwrap();
     let moved = host.moved();
-    let counts: Vec<u64> = crowd.iter().map(|id| moved.get(&format!("{id}.announced")).copied().unwrap_or(0)).collect();
+    let counts: Vec<u64> = crowd
+        .iter()
+        .map(|id| moved.get(&format!("{id}.announced")).copied().unwrap_or(0))
+        .collect();
     assert!(counts.iter().all(|count| (1..=4).contains(count)), "{counts:?}");
 }

@@ -1,9 +1,11 @@
-//! Mirrors in packet walks: every frame that their target sends and receives, no other one, and nobody else notices.
+//! Mirrors in packet walks: every frame that their target sends and receives, no other one, and
+//! nobody else notices.
 
 use std::sync::Arc;
 
 use butterfly_datapath::{
-    GroupChange, Mac, Origin, Question, SessionConfig, TapSink, TapWhat, Target, TunnelConfig, VnicPolicy,
+    GroupChange, Mac, Origin, Question, SessionConfig, TapSink, TapWhat, Target, TunnelConfig,
+    VnicPolicy,
     harness::{Host, LINUX, WIRE},
 };
 use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
@@ -63,12 +65,19 @@ fn ping(from: Mac, to: Mac) -> Vec<u8> {
 }
 
 fn tcp(from: (Mac, [u8; 4], u16), to: (Mac, [u8; 4], u16), flags: u8) -> Vec<u8> {
-    build::ethernet(from.0, to.0)
-        .ipv4(from.1, to.1)
-        .tcp(&build::Tcp { sequence: 1, acknowledgement: 2, window: 1000, ..build::Tcp::new(from.2, to.2, flags) }, b"")
+    build::ethernet(from.0, to.0).ipv4(from.1, to.1).tcp(
+        &build::Tcp {
+            sequence: 1,
+            acknowledgement: 2,
+            window: 1000,
+            ..build::Tcp::new(from.2, to.2, flags)
+        },
+        b"",
+    )
 }
 
-/// Sends a frame. Returns who got how many, in the order of ids; that all of them got this frame is checked.
+/// Sends a frame. Returns who got how many, in the order of ids; that all of them got this frame is
+/// checked.
 fn send(host: &mut Host, from: &str, frame: &[u8]) -> Vec<(String, usize)> {
     host.send(from, frame, NetHeader::default()).unwrap();
     let received = host.received().unwrap();
@@ -109,15 +118,21 @@ fn it_gets_what_its_target_sends_and_receives_and_nothing_else() {
         ("e", A, Mac::BROADCAST, &["f"]),
     ];
     for (from, source, destination, to) in cases {
-        assert_eq!(send(&mut host, from, &ping(*source, *destination)), one(to), "{from} to {destination}");
+        assert_eq!(
+            send(&mut host, from, &ping(*source, *destination)),
+            one(to),
+            "{from} to {destination}"
+        );
     }
     // Several frames of one batch for several receivers: copies keep their order.
-    let frames: Vec<Vec<u8>> = [A, C, Mac::BROADCAST, nobody, A, Mac::BROADCAST].iter().map(|to| ping(B, *to)).collect();
+    let frames: Vec<Vec<u8>> =
+        [A, C, Mac::BROADCAST, nobody, A, Mac::BROADCAST].iter().map(|to| ping(B, *to)).collect();
     for frame in &frames {
         host.guest("b").unwrap().send(frame, NetHeader::default()).unwrap();
     }
     host.settle();
-    let copies: Vec<Vec<u8>> = host.received().unwrap().remove("m").unwrap().into_iter().map(|(_, bytes)| bytes).collect();
+    let copies: Vec<Vec<u8>> =
+        host.received().unwrap().remove("m").unwrap().into_iter().map(|(_, bytes)| bytes).collect();
     assert_eq!(copies, frames);
 }
 
@@ -138,14 +153,33 @@ fn what_the_filter_refuses_was_sent_and_not_received() {
     assert_eq!(send(&mut host, "b", &tcp(b, a, SYN | ACK)), one(&["a", "m", "n"]));
     host.moved();
     assert_eq!(send(&mut host, "a", &tcp(a, (B, IP_B, 81), SYN)), one(&["m"]));
-    assert_eq!(send(&mut host, "a", &tcp((A, [10, 9, 9, 9], 1), b, SYN)), one(&["m"]), "a wrong IP address");
-    assert_eq!(send(&mut host, "a", &tcp((C, IP_A, 1), b, SYN)), one(&["m"]), "a wrong MAC address");
-    let broadcast = |port| build::ethernet(A, Mac::BROADCAST).ipv4(IP_A, [255; 4]).tcp(&build::Tcp::new(1, port, SYN), b"");
+    assert_eq!(
+        send(&mut host, "a", &tcp((A, [10, 9, 9, 9], 1), b, SYN)),
+        one(&["m"]),
+        "a wrong IP address"
+    );
+    assert_eq!(
+        send(&mut host, "a", &tcp((C, IP_A, 1), b, SYN)),
+        one(&["m"]),
+        "a wrong MAC address"
+    );
+    let broadcast = |port| {
+        build::ethernet(A, Mac::BROADCAST)
+            .ipv4(IP_A, [255; 4])
+            .tcp(&build::Tcp::new(1, port, SYN), b"")
+    };
     assert_eq!(send(&mut host, "a", &broadcast(81)), one(&["m"]));
-    assert_eq!(send(&mut host, "a", &build::ethernet(A, Mac::BROADCAST).arp_request(IP_A, IP_B)), one(&["b", "m", "n"]));
+    assert_eq!(
+        send(&mut host, "a", &build::ethernet(A, Mac::BROADCAST).arp_request(IP_A, IP_B)),
+        one(&["b", "m", "n"])
+    );
     let moved = host.moved();
     let drops: Vec<_> = moved.iter().filter(|(name, _)| name.contains(".drop.")).collect();
-    assert_eq!(drops.iter().filter(|(name, _)| name.starts_with("m.") || name.starts_with("n.")).count(), 0, "{drops:?}");
+    assert_eq!(
+        drops.iter().filter(|(name, _)| name.starts_with("m.") || name.starts_with("n.")).count(),
+        0,
+        "{drops:?}"
+    );
     assert_eq!((moved["m.out.packets"], moved["n.out.packets"]), (5, 1));
 }
 
@@ -157,7 +191,8 @@ fn it_sends_nothing() {
     }
     mirror(&mut host, "m", 1, "b");
     host.moved();
-    let lying = NetHeader { flags: NetHeader::FLAG_NEEDS_CSUM, csum_start: 60_000, ..NetHeader::default() };
+    let lying =
+        NetHeader { flags: NetHeader::FLAG_NEEDS_CSUM, csum_start: 60_000, ..NetHeader::default() };
     for (source, header) in [(M, NetHeader::default()), (A, NetHeader::default()), (C, lying)] {
         for destination in [A, B, Mac::BROADCAST, C] {
             host.send("m", &ping(source, destination), header).unwrap();
@@ -201,7 +236,10 @@ fn targets_come_and_go_and_are_of_the_same_network() {
     assert_eq!(send(&mut host, "b", &ping(B, A)), [], "another network");
     host.remove("b");
     host.vnic("b", B, 1, &filtered(IP_B)).unwrap();
-    assert_eq!(send(&mut host, "b", &build::ethernet(B, A).arp_request(IP_B, IP_A)), one(&["a", "m"]));
+    assert_eq!(
+        send(&mut host, "b", &build::ethernet(B, A).arp_request(IP_B, IP_A)),
+        one(&["a", "m"])
+    );
     host.update("b", &bypass()).unwrap();
     assert_eq!(talk(&mut host), one(&["b", "m"]));
     // A second one, and one of a mirror.
@@ -241,7 +279,9 @@ fn offloads_are_for_those_who_take_them() {
     mirror(&mut host, "m", 1, "a");
     host.declare_mirror("n", M, 1, "a").unwrap();
     guest(&mut host, "n", WIRE, &GuestConfig::default());
-    let segment = |source: [u8; 4]| build::ethernet(A, B).ipv4(source, IP_B).tcp(&build::Tcp::new(5, 80, ACK), &[7; 30_000]);
+    let segment = |source: [u8; 4]| {
+        build::ethernet(A, B).ipv4(source, IP_B).tcp(&build::Tcp::new(5, 80, ACK), &[7; 30_000])
+    };
     let header = NetHeader {
         flags: NetHeader::FLAG_NEEDS_CSUM,
         gso_type: NetHeader::GSO_TCPV4,
@@ -257,7 +297,11 @@ fn offloads_are_for_those_who_take_them() {
     assert_eq!((NetHeader { num_buffers: 0, ..*net }, whole), (header, &segment(IP_A)));
     assert_eq!(got["b"], got["m"]);
     assert_eq!(got["n"].len(), 30_000usize.div_ceil(1448));
-    assert!(got["n"].iter().all(|(net, bytes)| net.gso_type == NetHeader::GSO_NONE && bytes.len() <= 1448 + 54));
+    assert!(
+        got["n"]
+            .iter()
+            .all(|(net, bytes)| net.gso_type == NetHeader::GSO_NONE && bytes.len() <= 1448 + 54)
+    );
     // Refused before anybody looked at what it asks for: its bytes as they are, where they fit.
     let lying = NetHeader { csum_start: 65_000, ..header };
     for (frame, header) in [(segment([10, 9, 9, 9]), header), (segment(IP_A), lying)] {
@@ -265,7 +309,10 @@ fn offloads_are_for_those_who_take_them() {
         host.send("a", &frame, header).unwrap();
         let got = host.received().unwrap();
         assert!(!got.contains_key("b"));
-        assert!(got["m"].iter().all(|(net, _)| net.gso_size == 0 || net.gso_size == 1448), "no header of another frame");
+        assert!(
+            got["m"].iter().all(|(net, _)| net.gso_size == 0 || net.gso_size == 1448),
+            "no header of another frame"
+        );
         assert_eq!(got["m"].iter().map(|(_, bytes)| bytes.len()).sum::<usize>(), frame.len());
     }
 }
@@ -278,7 +325,12 @@ fn a_mirror_that_does_not_read_loses_copies_and_nobody_else_does() {
     }
     host.declare_mirror("m", M, 1, "b").unwrap();
     host.declare_mirror("none", M, 1, "b").unwrap();
-    guest(&mut host, "m", LINUX, &GuestConfig { rx_size: 64, refill: Refill::Manually, ..GuestConfig::default() });
+    guest(
+        &mut host,
+        "m",
+        LINUX,
+        &GuestConfig { rx_size: 64, refill: Refill::Manually, ..GuestConfig::default() },
+    );
     host.moved();
     for n in 0..100 {
         let frame = ping(A, if n % 2 == 0 { B } else { Mac::BROADCAST });
@@ -286,22 +338,38 @@ fn a_mirror_that_does_not_read_loses_copies_and_nobody_else_does() {
         assert_eq!(host.received().unwrap()["b"].len(), 1);
     }
     let moved = host.moved();
-    assert_eq!((moved["b.out.packets"], moved["m.out.packets"], moved["m.drop.ring-full"]), (100, 64, 36), "{moved:?}");
+    assert_eq!(
+        (moved["b.out.packets"], moved["m.out.packets"], moved["m.drop.ring-full"]),
+        (100, 64, 36),
+        "{moved:?}"
+    );
     assert_eq!(moved["none.drop.not-attached"], 100);
     // The other way round: what the target had no room for it did not get.
     host.remove("m");
     host.detach("b");
-    guest(&mut host, "b", LINUX, &GuestConfig { rx_size: 64, refill: Refill::Manually, ..GuestConfig::default() });
+    guest(
+        &mut host,
+        "b",
+        LINUX,
+        &GuestConfig { rx_size: 64, refill: Refill::Manually, ..GuestConfig::default() },
+    );
     mirror(&mut host, "m", 1, "b");
     host.moved();
     for n in 0..100 {
-        host.guest("a").unwrap().send(&ping(A, if n % 2 == 0 { B } else { Mac::BROADCAST }), NetHeader::default()).unwrap();
+        host.guest("a")
+            .unwrap()
+            .send(&ping(A, if n % 2 == 0 { B } else { Mac::BROADCAST }), NetHeader::default())
+            .unwrap();
         if n % 25 == 24 {
             host.settle();
         }
     }
     let moved = host.moved();
-    assert_eq!((moved["b.out.packets"], moved["b.drop.ring-full"], moved["m.out.packets"]), (64, 36, 64), "{moved:?}");
+    assert_eq!(
+        (moved["b.out.packets"], moved["b.drop.ring-full"], moved["m.out.packets"]),
+        (64, 36, 64),
+        "{moved:?}"
+    );
 }
 
 #[test]
@@ -309,8 +377,11 @@ fn what_comes_from_other_hosts_and_what_the_switch_answers() {
     let endpoint = |n: u8| std::net::IpAddr::from([192, 168, 0, n]);
     let link = |n: u8| Mac([2, 0xbf, 0, 0, 0, n]);
     let sessions = || SessionConfig { capacity: 4096, ..SessionConfig::default() };
-    let mut hosts: Vec<Host> =
-        [1, 2].map(|n| Host::with_tunnel(sessions(), Some(&TunnelConfig::new(endpoint(n), link(n)))).unwrap()).into();
+    let mut hosts: Vec<Host> = [1, 2]
+        .map(|n| {
+            Host::with_tunnel(sessions(), Some(&TunnelConfig::new(endpoint(n), link(n)))).unwrap()
+        })
+        .into();
     for (n, (host, (id, mac))) in hosts.iter_mut().zip([("a", A), ("b", B)]).enumerate() {
         host.declare(id, mac, 42, &bypass()).unwrap();
         guest(host, id, LINUX, &GuestConfig { max_frame: 20_000, ..GuestConfig::default() });
@@ -346,7 +417,8 @@ fn what_comes_from_other_hosts_and_what_the_switch_answers() {
     assert_eq!((sent, copy), (&big, answer));
 }
 
-/// Nobody speaks for a mirror: what is announced of a vnic would be from the MAC address that it may share with a station.
+/// Nobody speaks for a mirror: what is announced of a vnic would be from the MAC address that it
+/// may share with a station.
 #[test]
 fn a_mirror_is_not_announced() {
     let config = TunnelConfig::new([192, 168, 0, 1].into(), Mac([2, 0xbf, 0, 0, 0, 1]));

@@ -1,4 +1,5 @@
-//! A guest pays a system call for each kick: it kicks once for a ring that rests, and never while the ring is polled.
+//! A guest pays a system call for each kick: it kicks once for a ring that rests, and never while
+//! the ring is polled.
 
 use std::{thread::sleep, time::Duration};
 
@@ -55,7 +56,11 @@ fn kicks_are_suppressed(features: Features) {
         send(&mut host, 100);
         let after = sender(&mut host);
         assert_eq!(after.kicks - before.kicks, 1, "round {round}: the first one wakes the worker");
-        assert_eq!(after.suppressed - before.suppressed, 99, "round {round}: the others find it awake");
+        assert_eq!(
+            after.suppressed - before.suppressed,
+            99,
+            "round {round}: the others find it awake"
+        );
         rest(&mut host);
     }
 }

@@ -1,5 +1,5 @@
-//! Packet walks of frames that are not finished: partial checksums and large segments, to receivers that take them and to
-//! receivers that do not, whatever the layout of anybody's rings.
+//! Packet walks of frames that are not finished: partial checksums and large segments, to receivers
+//! that take them and to receivers that do not, whatever the layout of anybody's rings.
 
 use butterfly_datapath::{
     Mac, VnicPolicy,
@@ -86,7 +86,9 @@ fn simple_receivers() -> Vec<Receiver> {
         receiver("legacy, mergeable", Features::MRG_RXBUF),
         receiver("mergeable", mergeable),
         receiver("mergeable, tiny buffers", mergeable).buffers(256, 64),
-        receiver("mergeable, odd buffers in pieces", mergeable).buffers(256, 333).shape(Shape::default().pieces(4)),
+        receiver("mergeable, odd buffers in pieces", mergeable)
+            .buffers(256, 333)
+            .shape(Shape::default().pieces(4)),
         receiver("indirect", PLAIN.with(indirect)).shape(Shape::default().pieces(3).indirect()),
         receiver(
             "indirect, mergeable, event index, in order",
@@ -103,21 +105,33 @@ fn needs_checksum(csum_start: u16, csum_offset: u16) -> NetHeader {
     NetHeader { flags: NetHeader::FLAG_NEEDS_CSUM, csum_start, csum_offset, ..NetHeader::default() }
 }
 
-/// The same packet with a partial and with a complete checksum, and the header that asks for the difference.
+/// The same packet with a partial and with a complete checksum, and the header that asks for the
+/// difference.
 fn partial(v6: bool, udp: bool, tagged: bool, data: &[u8]) -> (Vec<u8>, Vec<u8>, NetHeader) {
     let make = |checksum| {
         let link = build::ethernet(A, B);
         let link = if tagged { link.vlan(7) } else { link };
         let ip = if v6 {
-            link.ipv6([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1], [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2])
+            link.ipv6(
+                [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1],
+                [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2],
+            )
         } else {
             link.ipv4([10, 0, 0, 1], [10, 0, 0, 2])
         }
         .checksum(checksum);
-        if udp { ip.udp(4000, 53, data) } else { ip.tcp(&build::Tcp::new(4000, 80, tcp::ACK), data) }
+        if udp {
+            ip.udp(4000, 53, data)
+        } else {
+            ip.tcp(&build::Tcp::new(4000, 80, tcp::ACK), data)
+        }
     };
     let l4 = 14 + if tagged { 4 } else { 0 } + if v6 { 40 } else { 20 };
-    (make(Checksum::Partial), make(Checksum::Complete), needs_checksum(l4, if udp { 6 } else { 16 }))
+    (
+        make(Checksum::Partial),
+        make(Checksum::Complete),
+        needs_checksum(l4, if udp { 6 } else { 16 }),
+    )
 }
 
 fn data(len: usize) -> Vec<u8> {
@@ -131,7 +145,10 @@ fn a_partial_checksum_stays_partial_for_who_takes_it() {
         let (frame, _, header) = partial(v6, udp, false, &data(1001));
         // hdr_len is a hint and DATA_VALID not the sender's to say: neither arrives.
         let claims = NetHeader { flags: 3, hdr_len: 999, ..header };
-        assert_eq!(send(&mut host, &frame, claims), [(NetHeader { num_buffers: 1, ..header }, frame)]);
+        assert_eq!(
+            send(&mut host, &frame, claims),
+            [(NetHeader { num_buffers: 1, ..header }, frame)]
+        );
     }
     assert!(host.moved().keys().all(|name| !name.contains("drop")));
 }
@@ -141,12 +158,24 @@ fn a_partial_checksum_is_completed_for_everybody_else() {
     for b in simple_receivers() {
         let mut host = pair(&b);
         for len in [0, 1, 2, 3, 50, 51, 74, 75, 76, 77, 201, 511, 512, 513, 1399, 1400] {
-            for (v6, udp, tagged) in [(false, false, false), (false, true, true), (true, false, true), (true, true, false)] {
+            for (v6, udp, tagged) in [
+                (false, false, false),
+                (false, true, true),
+                (true, false, true),
+                (true, true, false),
+            ] {
                 let (frame, complete, header) = partial(v6, udp, tagged, &data(len));
                 let got = send(&mut host, &frame, header);
-                let [(net, bytes)] = &got[..] else { panic!("{}: {got:?}, {:?}", b.name, host.moved()) };
+                let [(net, bytes)] = &got[..] else {
+                    panic!("{}: {got:?}, {:?}", b.name, host.moved())
+                };
                 assert_eq!(*bytes, complete, "{}: {len} bytes, v6 {v6}, udp {udp}", b.name);
-                assert_eq!(NetHeader { num_buffers: 0, ..*net }, NetHeader::default(), "{}", b.name);
+                assert_eq!(
+                    NetHeader { num_buffers: 0, ..*net },
+                    NetHeader::default(),
+                    "{}",
+                    b.name
+                );
             }
         }
     }
@@ -188,10 +217,17 @@ fn large_segments_pass_untouched_to_who_takes_them() {
             for len in [1449, 20_001, 65_400] {
                 let (frame, header) = large(v6, len);
                 let got = send(&mut host, &frame, header);
-                let [(net, bytes)] = &got[..] else { panic!("{}: {} frames, {:?}", b.name, got.len(), host.moved()) };
+                let [(net, bytes)] = &got[..] else {
+                    panic!("{}: {} frames, {:?}", b.name, got.len(), host.moved())
+                };
                 assert!(*bytes == frame, "{}: {len} bytes", b.name);
                 let headers = if v6 { 74 } else { 54 };
-                assert_eq!(NetHeader { num_buffers: 0, ..*net }, NetHeader { hdr_len: headers, ..header }, "{}", b.name);
+                assert_eq!(
+                    NetHeader { num_buffers: 0, ..*net },
+                    NetHeader { hdr_len: headers, ..header },
+                    "{}",
+                    b.name
+                );
                 let buffers = (12 + frame.len()).div_ceil(b.config.rx_buffer);
                 assert_eq!(usize::from(net.num_buffers), buffers, "{}", b.name);
             }
@@ -206,13 +242,19 @@ fn payload(frame: &[u8], v6: bool, complete: bool) -> &[u8] {
         let ip = Ipv6::parse(packet).unwrap();
         let segment = ip.payload().unwrap();
         assert_eq!(segment.len() + 40, packet.len());
-        (segment, Sum::pseudo_v6(ip.source(), ip.destination(), protocol::TCP, segment.len() as u32))
+        (
+            segment,
+            Sum::pseudo_v6(ip.source(), ip.destination(), protocol::TCP, segment.len() as u32),
+        )
     } else {
         let ip = Ipv4::parse(packet).unwrap();
         assert!(ip.checksum_is_valid());
         let segment = ip.payload().unwrap();
         assert_eq!(segment.len() + 20, packet.len());
-        (segment, Sum::pseudo_v4(ip.source(), ip.destination(), protocol::TCP, segment.len() as u16))
+        (
+            segment,
+            Sum::pseudo_v4(ip.source(), ip.destination(), protocol::TCP, segment.len() as u16),
+        )
     };
     if complete {
         assert!(pseudo.push(segment).is_valid());
@@ -226,7 +268,10 @@ fn payload(frame: &[u8], v6: bool, complete: bool) -> &[u8] {
 fn large_segments_are_cut_for_who_does_not_take_them() {
     let csum = Features::GUEST_CSUM;
     let mut receivers = simple_receivers();
-    receivers.push(receiver("partial checksums only", LINUX.without(Features::GUEST_TSO4).without(Features::GUEST_TSO6)));
+    receivers.push(receiver(
+        "partial checksums only",
+        LINUX.without(Features::GUEST_TSO4).without(Features::GUEST_TSO6),
+    ));
     receivers.push(receiver("partial checksums, legacy", csum));
     for b in receivers {
         let mut host = pair(&b);
@@ -234,12 +279,22 @@ fn large_segments_are_cut_for_who_does_not_take_them() {
             for len in [1449, 2896, 5001] {
                 let (frame, header) = large(v6, len);
                 let got = send(&mut host, &frame, header);
-                assert_eq!(got.len(), len.div_ceil(1448), "{}: {len} bytes, {:?}", b.name, host.moved());
+                assert_eq!(
+                    got.len(),
+                    len.div_ceil(1448),
+                    "{}: {len} bytes, {:?}",
+                    b.name,
+                    host.moved()
+                );
                 let mut stream = Vec::<u8>::new();
                 for (net, bytes) in &got {
                     let complete = !b.features.has(csum);
                     stream.extend(payload(bytes, v6, complete));
-                    let want = if complete { NetHeader::default() } else { needs_checksum(header.csum_start, 16) };
+                    let want = if complete {
+                        NetHeader::default()
+                    } else {
+                        needs_checksum(header.csum_start, 16)
+                    };
                     assert_eq!(NetHeader { num_buffers: 0, ..*net }, want, "{}", b.name);
                 }
                 assert!(stream == data(len), "{}: {len} bytes", b.name);
@@ -276,7 +331,8 @@ fn a_segment_that_needs_no_cut_is_a_plain_packet() {
     }
 }
 
-/// Whatever the protocol, a checksum is completed that starts where the transport header does and stands behind what a filter reads.
+/// Whatever the protocol, a checksum is completed that starts where the transport header does and
+/// stands behind what a filter reads.
 #[test]
 fn checksums_of_other_protocols_are_completed() {
     for v6 in [false, true] {
@@ -288,7 +344,9 @@ fn checksums_of_other_protocols_are_completed() {
         };
         let l4 = if v6 { 54 } else { 34 };
         // UDP-Lite, DCCP, an experiment with its checksum far behind, ICMP of either family.
-        for (protocol, field) in [(136, 6), (33, 6), (253, 0), (253, 180), (if v6 { 58 } else { 1 }, 2)] {
+        for (protocol, field) in
+            [(136, 6), (33, 6), (253, 0), (253, 180), (if v6 { 58 } else { 1 }, 2)]
+        {
             let mut frame = ip.payload(protocol, &data(300));
             let at = usize::from(l4) + usize::from(field);
             frame[at..at + 2].copy_from_slice(&[0x12, 0x34]);
@@ -304,7 +362,11 @@ fn checksums_of_other_protocols_are_completed() {
                 "{protocol} {field}"
             );
             let mut host = pair(&receiver("linux", LINUX));
-            assert_eq!(send(&mut host, &frame, header), [(NetHeader { num_buffers: 1, ..header }, frame)], "{protocol} {field}");
+            assert_eq!(
+                send(&mut host, &frame, header),
+                [(NetHeader { num_buffers: 1, ..header }, frame)],
+                "{protocol} {field}"
+            );
         }
     }
 }
@@ -330,12 +392,17 @@ fn lies_about_offloads_are_refused() {
     let lldp = build::ethernet(A, B).payload(0x88cc, &[0; 100]);
     let icmp = build::ethernet(A, B).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).ping(1, 1, &[0; 100]);
     let ip = build::ethernet(A, B).ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
-    let (sctp, other, far) = (ip.sctp((1, 2), 3, 1, &[0; 60]), ip.payload(253, &[0; 100]), ip.payload(253, &[0; 400]));
+    let (sctp, other, far) =
+        (ip.sctp((1, 2), 3, 1, &[0; 60]), ip.payload(253, &[0; 100]), ip.payload(253, &[0; 400]));
     let tags: Vec<u8> = [&tcp4[..12], &[0x81, 0, 0, 1].repeat(70), &tcp4[12..]].concat();
     let bad: Vec<(&str, &[u8], NetHeader)> = vec![
         ("segmentation without a checksum", &tcp4, NetHeader { flags: 0, ..h4 }),
         ("a checksum elsewhere", &tcp4, NetHeader { csum_start: 33, ..plain }),
-        ("a checksum beyond the frame", &tcp4, NetHeader { csum_start: 0xfff0, csum_offset: 0xfff0, ..plain }),
+        (
+            "a checksum beyond the frame",
+            &tcp4,
+            NetHeader { csum_start: 0xfff0, csum_offset: 0xfff0, ..plain },
+        ),
         ("a checksum field elsewhere", &tcp4, NetHeader { csum_offset: 6, ..plain }),
         ("a TCP checksum in UDP", &udp, NetHeader { csum_offset: 16, ..hu }),
         ("segments of nothing", &tcp4, NetHeader { gso_size: 0, ..h4 }),
@@ -344,7 +411,11 @@ fn lies_about_offloads_are_refused() {
         ("IPv6 as IPv4", &tcp6, NetHeader { gso_type: NetHeader::GSO_TCPV4, ..h6 }),
         ("IPv4 as IPv6", &tcp4, NetHeader { gso_type: NetHeader::GSO_TCPV6, ..h4 }),
         ("UDP as TCP", &udp, NetHeader { gso_type: NetHeader::GSO_TCPV4, gso_size: 1448, ..hu }),
-        ("UDP fragmentation, which is not offered", &udp, NetHeader { gso_type: NetHeader::GSO_UDP, gso_size: 1448, ..hu }),
+        (
+            "UDP fragmentation, which is not offered",
+            &udp,
+            NetHeader { gso_type: NetHeader::GSO_UDP, gso_size: 1448, ..hu },
+        ),
         ("an unknown kind", &tcp4, NetHeader { gso_type: 0x7f, ..h4 }),
         ("ECN of nothing", &tcp4, NetHeader { gso_type: NetHeader::GSO_ECN, ..plain }),
         ("a fragment", &fragment, plain),
@@ -355,10 +426,18 @@ fn lies_about_offloads_are_refused() {
         ("not IP", &lldp, plain),
         ("a checksum in an identifier", &icmp, NetHeader { csum_offset: 4, ..plain }),
         ("a checksum in a message's kind", &icmp, NetHeader { csum_offset: 0, ..plain }),
-        ("a checksum in the verification tag's place", &sctp, NetHeader { csum_offset: 8, ..plain }),
+        (
+            "a checksum in the verification tag's place",
+            &sctp,
+            NetHeader { csum_offset: 8, ..plain },
+        ),
         ("a checksum behind the packet", &other, NetHeader { csum_offset: 99, ..plain }),
         ("a checksum where nothing is read", &far, NetHeader { csum_offset: 230, ..plain }),
-        ("a header behind everything that is read", &tags, NetHeader { csum_start: 34 + 280, ..plain }),
+        (
+            "a header behind everything that is read",
+            &tags,
+            NetHeader { csum_start: 34 + 280, ..plain },
+        ),
         ("nothing but Ethernet", &tcp4[..14], plain),
     ];
     for (what, frame, header) in bad {
@@ -369,7 +448,10 @@ fn lies_about_offloads_are_refused() {
     // Headers behind 128 bytes are read: so many tags are strange, but no lie.
     let tags: Vec<u8> = [&tcp4[..12], &[0x81, 0, 0, 1].repeat(30), &tcp4[12..]].concat();
     let header = NetHeader { csum_start: 34 + 120, ..h4 };
-    assert_eq!(send(&mut host, &tags, header), [(NetHeader { num_buffers: 2, hdr_len: 174, ..header }, tags)]);
+    assert_eq!(
+        send(&mut host, &tags, header),
+        [(NetHeader { num_buffers: 2, hdr_len: 174, ..header }, tags)]
+    );
 }
 
 #[test]

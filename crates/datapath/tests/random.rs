@@ -17,8 +17,12 @@ use butterfly_vhost::{
 };
 use proptest::prelude::*;
 
-const MACS: [Mac; 4] =
-    [Mac([2, 0, 0, 0, 0, 0xa]), Mac([2, 0, 0, 0, 0, 0xb]), Mac([2, 0, 0, 0, 0, 0xc]), Mac([2, 0, 0, 0, 0, 0xd])];
+const MACS: [Mac; 4] = [
+    Mac([2, 0, 0, 0, 0, 0xa]),
+    Mac([2, 0, 0, 0, 0, 0xb]),
+    Mac([2, 0, 0, 0, 0, 0xc]),
+    Mac([2, 0, 0, 0, 0, 0xd]),
+];
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 const LARGEST: usize = 3000;
 
@@ -35,10 +39,15 @@ struct Layout {
 impl Layout {
     fn memory(&self) -> MemoryConfig {
         let need = self.config.memory_needed();
-        if self.split { MemoryConfig::split(6, (need / 3).next_multiple_of(4096)) } else { MemoryConfig::new(need) }
+        if self.split {
+            MemoryConfig::split(6, (need / 3).next_multiple_of(4096))
+        } else {
+            MemoryConfig::new(need)
+        }
     }
 
-    /// Whether a frame may take more descriptors of this receiver than are normal: 20, and one for every 128 bytes.
+    /// Whether a frame may take more descriptors of this receiver than are normal: 20, and one for
+    /// every 128 bytes.
     fn may_cost_much(&self) -> bool {
         let GuestConfig { rx_shape, rx_buffer, .. } = self.config;
         // The table of an indirect buffer is one more.
@@ -48,7 +57,11 @@ impl Layout {
 }
 
 fn shape(indirect: bool) -> impl Strategy<Value = Shape> {
-    let placement = prop_oneof![Just(Placement::Direct), Just(Placement::Indirect), (1u16..3).prop_map(Placement::IndirectAfter)];
+    let placement = prop_oneof![
+        Just(Placement::Direct),
+        Just(Placement::Indirect),
+        (1u16..3).prop_map(Placement::IndirectAfter)
+    ];
     (any::<bool>(), 1usize..6, placement).prop_map(move |(header_apart, pieces, placement)| Shape {
         header_apart,
         pieces,
@@ -58,15 +71,28 @@ fn shape(indirect: bool) -> impl Strategy<Value = Shape> {
 
 /// A guest that can receive frames of [`LARGEST`] bytes, of any kind.
 fn layout() -> impl Strategy<Value = Layout> {
-    const OPTIONAL: [Features; 5] =
-        [Features::VERSION_1, Features::MRG_RXBUF, Features::EVENT_IDX, Features::IN_ORDER, Features::ANY_LAYOUT];
+    const OPTIONAL: [Features; 5] = [
+        Features::VERSION_1,
+        Features::MRG_RXBUF,
+        Features::EVENT_IDX,
+        Features::IN_ORDER,
+        Features::ANY_LAYOUT,
+    ];
     let features = (any::<[bool; 5]>(), any::<bool>()).prop_map(|(chosen, indirect)| {
-        let all = OPTIONAL.iter().zip(chosen).filter(|(_, on)| *on).fold(Features::NONE, |all, (one, _)| all.with(*one));
+        let all = OPTIONAL
+            .iter()
+            .zip(chosen)
+            .filter(|(_, on)| *on)
+            .fold(Features::NONE, |all, (one, _)| all.with(*one));
         if indirect { all.with(Features::INDIRECT_DESC) } else { all }
     });
     features.prop_flat_map(|features| {
         let indirect = features.has(Features::INDIRECT_DESC);
-        let buffer = if features.has(Features::MRG_RXBUF) { 24usize..2500 } else { LARGEST + 12..LARGEST + 500 };
+        let buffer = if features.has(Features::MRG_RXBUF) {
+            24usize..2500
+        } else {
+            LARGEST + 12..LARGEST + 500
+        };
         (shape(indirect), shape(indirect), buffer, 4u32..9, any::<bool>()).prop_map(
             move |(rx_shape, tx_shape, rx_buffer, log, split)| {
                 let config = GuestConfig {
@@ -106,7 +132,8 @@ fn numbered(from: usize, to: To, len: usize, number: u32) -> Vec<u8> {
         To::One(to) => MACS[to],
         To::All => Mac::BROADCAST,
     };
-    let mut frame = [&destination.0[..], &MACS[from].0, &[0x88, 0xb5], &number.to_be_bytes()].concat();
+    let mut frame =
+        [&destination.0[..], &MACS[from].0, &[0x88, 0xb5], &number.to_be_bytes()].concat();
     frame.extend((18..len).map(|i| (i as u32 * 31 + number * 17) as u8));
     frame
 }
@@ -192,7 +219,9 @@ fn memory_of(host: &mut Host, name: &str) -> Vec<(u64, Vec<u8>)> {
     memory
         .regions()
         .iter()
-        .map(|region| (region.guest_addr, memory.read_vec(region.guest_addr, region.size as usize).unwrap()))
+        .map(|region| {
+            (region.guest_addr, memory.read_vec(region.guest_addr, region.size as usize).unwrap())
+        })
         .collect()
 }
 
@@ -257,7 +286,9 @@ fn carries_ip(frame: &[u8]) -> bool {
             0x0800 | 0x86dd => return frame.len() > at + 2,
             0..0x600 => {
                 return match frame.get(at + 2..).unwrap_or_default() {
-                    [0xaa | 0xab, 0xaa | 0xab, _, _, _, _, hi, lo, _, ..] => matches!([*hi, *lo], [0x08, 0x00] | [0x86, 0xdd]),
+                    [0xaa | 0xab, 0xaa | 0xab, _, _, _, _, hi, lo, _, ..] => {
+                        matches!([*hi, *lo], [0x08, 0x00] | [0x86, 0xdd])
+                    }
                     [6 | 7, _, _, _, ..] | [_, 6 | 7, _, _, ..] => true,
                     _ => false,
                 };
@@ -304,19 +335,24 @@ fn garbage() -> impl Strategy<Value = Garbage> {
     let offset = prop_oneof![Just(16u16), Just(6), any::<u16>()];
     let kind = prop_oneof![Just(0u8), Just(1), Just(4), Just(0x81), any::<u8>()];
     let size = prop_oneof![Just(48u16), Just(100), any::<u16>()];
-    let header = (prop_oneof![Just(0u8), Just(1), any::<u8>()], kind, size, start, offset).prop_map(
-        |(flags, gso_type, gso_size, csum_start, csum_offset)| NetHeader {
+    let header = (prop_oneof![Just(0u8), Just(1), any::<u8>()], kind, size, start, offset)
+        .prop_map(|(flags, gso_type, gso_size, csum_start, csum_offset)| NetHeader {
             flags,
             gso_type,
             gso_size,
             csum_start,
             csum_offset,
             ..NetHeader::default()
-        },
-    );
+        });
     // A source that is the sender's own is what gets furthest.
-    (0usize..4, mac(), prop_oneof![4 => Just(None), 1 => mac().prop_map(Some)], (tags, ethertype, ip, rest), header).prop_map(
-        |(from, destination, source, (tags, ethertype, ip, rest), header)| {
+    (
+        0usize..4,
+        mac(),
+        prop_oneof![4 => Just(None), 1 => mac().prop_map(Some)],
+        (tags, ethertype, ip, rest),
+        header,
+    )
+        .prop_map(|(from, destination, source, (tags, ethertype, ip, rest), header)| {
             let source = source.unwrap_or(MACS[from].0);
             let mut bytes = [&destination[..], &source].concat();
             tags.iter().for_each(|tpid| bytes.extend([tpid[0], tpid[1], 0, 5]));
@@ -324,8 +360,7 @@ fn garbage() -> impl Strategy<Value = Garbage> {
             bytes.extend(ip);
             bytes.extend(rest);
             Garbage { from, bytes, header }
-        },
-    )
+        })
 }
 
 proptest! {

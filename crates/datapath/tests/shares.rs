@@ -36,7 +36,13 @@ impl Hosted {
     fn new(sessions: SessionConfig) -> Hosted {
         let host = Host::with_sessions(sessions).unwrap();
         let name = GroupName::new("g").unwrap();
-        let any = Rule::new(Direction::Inbound, 17, (Some(0), Some(65_535)), Some(Cidr::new("0.0.0.0", 0).unwrap()), None);
+        let any = Rule::new(
+            Direction::Inbound,
+            17,
+            (Some(0), Some(65_535)),
+            Some(Cidr::new("0.0.0.0", 0).unwrap()),
+            None,
+        );
         let group = SecurityGroup::new(name.clone(), Vec::<String>::new(), [any.unwrap()]).unwrap();
         host.change_group(&name, GroupChange::Declare(group)).unwrap();
         Hosted { host, port: 1 }
@@ -60,7 +66,10 @@ impl Hosted {
         self.host.send(&id(vni, from), frame, NetHeader::default()).unwrap();
         let received = self.host.received().unwrap();
         let moved = self.host.moved();
-        let drops = moved.keys().filter(|name| name.contains(".drop.")).map(|name| name.replace("drop.", ""));
+        let drops = moved
+            .keys()
+            .filter(|name| name.contains(".drop."))
+            .map(|name| name.replace("drop.", ""));
         received.keys().cloned().chain(drops).collect::<Vec<_>>().join(" ")
     }
 
@@ -69,13 +78,17 @@ impl Hosted {
         self.port += 1;
         let outcome = self.send(vni, from, &between(from, to).udp(self.port, 53, b"?"));
         if answered && outcome == id(vni, to) {
-            assert_eq!(self.send(vni, to, &between(to, from).udp(53, self.port, b"!")), id(vni, from));
+            assert_eq!(
+                self.send(vni, to, &between(to, from).udp(53, self.port, b"!")),
+                id(vni, from)
+            );
         }
         outcome
     }
 
     fn sessions(&self, vni: u32) -> u32 {
-        self.host.sessions(&SessionFilter { vni: Some(vni), ..SessionFilter::default() }, 0).0 as u32
+        self.host.sessions(&SessionFilter { vni: Some(vni), ..SessionFilter::default() }, 0).0
+            as u32
     }
 }
 
@@ -176,7 +189,8 @@ fn a_network_that_floods_takes_what_is_common_and_no_more() {
     assert_eq!(net.open(3, (1, 2), true), "3-2");
 }
 
-/// Half-open sessions that a network has beyond its part make way for those of others within theirs.
+/// Half-open sessions that a network has beyond its part make way for those of others within
+/// theirs.
 #[test]
 fn what_nobody_answers_makes_way() {
     let mut net = Hosted::new(config(CAPACITY, 100));
@@ -191,7 +205,8 @@ fn what_nobody_answers_makes_way() {
     assert_eq!((net.sessions(1), net.sessions(2)), (96, 32));
 }
 
-/// A quarter of what a vnic may receive is the most that one opener takes; what it receives takes nothing of what it opens.
+/// A quarter of what a vnic may receive is the most that one opener takes; what it receives takes
+/// nothing of what it opens.
 #[test]
 fn one_opener_has_a_quarter_of_what_a_vnic_receives() {
     // A network: 512; a vnic: 256; an opener: 64.
@@ -200,7 +215,9 @@ fn one_opener_has_a_quarter_of_what_a_vnic_receives() {
     for vnic in 10..16 {
         net.vnic(1, vnic, false);
     }
-    let opened = |net: &mut Hosted, from, to| (0..100).filter(|_| net.open(1, (from, to), true) == id(1, to)).count();
+    let opened = |net: &mut Hosted, from, to| {
+        (0..100).filter(|_| net.open(1, (from, to), true) == id(1, to)).count()
+    };
     assert_eq!([10, 11, 12].map(|from| opened(&mut net, from, 2)), [64, 64, 64]);
     assert_eq!(net.open(1, (10, 2), true), "1-10.session-share");
     // The receiver's own are not theirs, and others are served.
@@ -233,7 +250,9 @@ fn new_sessions_have_a_rate() {
 fn one_tuple_has_four_sessions_in_a_network() {
     let mut net = Hosted::new(config(4096, 25));
     (1..=8).for_each(|vnic| net.vnic(1, vnic, vnic == 1));
-    let to = |vnic: u8| build::ethernet(mac(1), mac(vnic)).ipv4([10, 0, 0, 1], [10, 9, 9, 9]).udp(1, 53, b"?");
+    let to = |vnic: u8| {
+        build::ethernet(mac(1), mac(vnic)).ipv4([10, 0, 0, 1], [10, 9, 9, 9]).udp(1, 53, b"?")
+    };
     let outcomes: Vec<String> = (2..=8).map(|vnic| net.send(1, 1, &to(vnic))).collect();
     let refused = "1-1.session-copies";
     assert_eq!(outcomes, ["1-2", "1-3", "1-4", "1-5", refused, refused, refused]);
@@ -242,7 +261,8 @@ fn one_tuple_has_four_sessions_in_a_network() {
     assert_eq!(net.send(1, 1, &to(8)), "1-8");
 }
 
-/// A receiver with its share gives up one that it received, from whomever, and nothing that it opened.
+/// A receiver with its share gives up one that it received, from whomever, and nothing that it
+/// opened.
 #[test]
 fn a_receiver_gives_up_what_it_received() {
     // A network: 512; a vnic: 256; an opener: 64.
@@ -260,7 +280,8 @@ fn a_receiver_gives_up_what_it_received() {
     assert_eq!(net.sessions(1), before, "each took the place of another one");
 }
 
-/// An opener with its part of a receiver gives up one of these, and nothing that others opened or that it opened elsewhere.
+/// An opener with its part of a receiver gives up one of these, and nothing that others opened or
+/// that it opened elsewhere.
 #[test]
 fn an_opener_gives_up_what_it_opened_there() {
     // A network: 512; a vnic: 256; an opener: 64.
@@ -287,7 +308,9 @@ fn an_opener_on_this_host_is_its_vnic() {
     net.vnic(1, 10, false);
     let outcomes: Vec<String> = (0..100u8)
         .map(|n| {
-            let ip = |from, to, source, destination| build::ethernet(mac(from), mac(to)).ipv4(source, destination);
+            let ip = |from, to, source, destination| {
+                build::ethernet(mac(from), mac(to)).ipv4(source, destination)
+            };
             let (address, own) = ([10, 9, 0, n], [10, 0, 0, 2]);
             let outcome = net.send(1, 10, &ip(10, 2, address, own).udp(7, 53, b"?"));
             if outcome == "1-2" {
@@ -300,7 +323,8 @@ fn an_opener_on_this_host_is_its_vnic() {
     assert!(outcomes[64..].iter().all(|outcome| outcome == "1-10.session-share"), "{outcomes:?}");
 }
 
-/// A network's share is of all its openers and receivers together; who opens one more is told, unless another one of the network may go.
+/// A network's share is of all its openers and receivers together; who opens one more is told,
+/// unless another one of the network may go.
 #[test]
 fn a_network_has_its_share() {
     // A network: 64; a vnic: 32; an opener: 8.
@@ -309,7 +333,13 @@ fn a_network_has_its_share() {
     (10..=12).for_each(|vnic| net.vnic(1, vnic, false));
     for from in [10, 11] {
         for to in 2..=5 {
-            (0..8).for_each(|n| assert_eq!(net.open(1, (from, to), (from, to, n) != (11, 5, 7)), id(1, to), "{from} {to} {n}"));
+            (0..8).for_each(|n| {
+                assert_eq!(
+                    net.open(1, (from, to), (from, to, n) != (11, 5, 7)),
+                    id(1, to),
+                    "{from} {to} {n}"
+                )
+            });
         }
     }
     assert_eq!(net.sessions(1), 64);

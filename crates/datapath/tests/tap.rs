@@ -1,9 +1,11 @@
-//! The tap in packet walks: what is copied for whom, what is said of it, and that nobody but those who watch notices.
+//! The tap in packet walks: what is copied for whom, what is said of it, and that nobody but those
+//! who watch notices.
 
 use std::sync::Arc;
 
 use butterfly_datapath::{
-    GroupChange, Mac, SessionConfig, TapEnd, TapPoint, TapRole, TapSink, TapVerdict, TapWhat, TunnelConfig, VnicPolicy,
+    GroupChange, Mac, SessionConfig, TapEnd, TapPoint, TapRole, TapSink, TapVerdict, TapWhat,
+    TunnelConfig, VnicPolicy,
     harness::{Host, LINUX},
 };
 use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
@@ -55,7 +57,11 @@ fn seen(host: &Host) -> Vec<Seen> {
             point: packet.point,
             from: packet.from.clone(),
             verdict: packet.verdict.clone(),
-            sinks: packet.sinks.iter().map(|(sink, role, why)| (*sink, *role, why.map(|why| why.name()))).collect(),
+            sinks: packet
+                .sinks
+                .iter()
+                .map(|(sink, role, why)| (*sink, *role, why.map(|why| why.name())))
+                .collect(),
             len: packet.len,
             data: packet.data.to_vec(),
             rules: packet.rules.iter().flatten().map(|rule| rule.group.to_string()).collect(),
@@ -80,7 +86,8 @@ fn filtered(ip: [u8; 4], groups: &[&str]) -> VnicPolicy {
 
 fn allow(host: &Host, group: &str, port: u32) {
     let cidr = Cidr::new("0.0.0.0", 0).unwrap();
-    let rule = Rule::new(Direction::Inbound, 6, (Some(port), Some(port)), Some(cidr), None).unwrap();
+    let rule =
+        Rule::new(Direction::Inbound, 6, (Some(port), Some(port)), Some(cidr), None).unwrap();
     let name = GroupName::new(group).unwrap();
     let group = SecurityGroup::new(name.clone(), &[] as &[String], vec![rule]).unwrap();
     host.change_group(&name, GroupChange::Declare(group)).unwrap();
@@ -91,9 +98,15 @@ fn ping(from: Mac, to: Mac) -> Vec<u8> {
 }
 
 fn tcp(from: (Mac, [u8; 4], u16), to: (Mac, [u8; 4], u16), flags: u8, payload: &[u8]) -> Vec<u8> {
-    build::ethernet(from.0, to.0)
-        .ipv4(from.1, to.1)
-        .tcp(&build::Tcp { sequence: 1, acknowledgement: 2, window: 1000, ..build::Tcp::new(from.2, to.2, flags) }, payload)
+    build::ethernet(from.0, to.0).ipv4(from.1, to.1).tcp(
+        &build::Tcp {
+            sequence: 1,
+            acknowledgement: 2,
+            window: 1000,
+            ..build::Tcp::new(from.2, to.2, flags)
+        },
+        payload,
+    )
 }
 
 fn send(host: &mut Host, id: &str, frame: &[u8]) {
@@ -108,13 +121,22 @@ fn each_sees_its_own_and_nobody_sees_what_nobody_wants() {
     }
     send(&mut host, "a", &ping(A, B));
     assert_eq!(seen(&host), []);
-    host.watch(&[nic(1, "a"), nic(2, "b"), nic(3, "c"), sink(4, TapWhat::Vni(2)), sink(5, TapWhat::All)]);
+    host.watch(&[
+        nic(1, "a"),
+        nic(2, "b"),
+        nic(3, "c"),
+        sink(4, TapWhat::Vni(2)),
+        sink(5, TapWhat::All),
+    ]);
     let (one, two) = (ping(A, B), ping(A, D));
     send(&mut host, "a", &one);
     send(&mut host, "e", &two);
     let [first, second] = &seen(&host)[..] else { panic!() };
     assert_eq!((&first.from, &first.verdict), (&vnic("a"), &TapVerdict::Delivered(vnic("b"))));
-    assert_eq!(first.sinks, [(5, TapRole::Neither, None), (1, TapRole::Sent, None), (2, TapRole::Received, None)]);
+    assert_eq!(
+        first.sinks,
+        [(5, TapRole::Neither, None), (1, TapRole::Sent, None), (2, TapRole::Received, None)]
+    );
     assert_eq!((first.len as usize, &first.data), (one.len(), &one));
     assert_eq!(second.sinks, [(5, TapRole::Neither, None), (4, TapRole::Neither, None)]);
     assert_eq!(second.data, two);
@@ -143,7 +165,10 @@ fn floods_say_who_got_them_and_who_did_not() {
     send(&mut host, "a", &ping(A, Mac::BROADCAST));
     let all = seen(&host);
     let [one] = &all[..] else { panic!("{all:?}") };
-    let TapVerdict::Flooded { vnics: 1, hosts: 0, refused: 2, reason: Some(_) } = one.verdict else { panic!("{one:?}") };
+    let TapVerdict::Flooded { vnics: 1, hosts: 0, refused: 2, reason: Some(_) } = one.verdict
+    else {
+        panic!("{one:?}")
+    };
     let expected = [
         (1, TapRole::Sent, None),
         (2, TapRole::Received, None),
@@ -179,7 +204,10 @@ fn drops_have_their_reason_and_sessions_their_rule() {
         other => panic!("{other:?}"),
     };
     assert_eq!(dropped(denied), ("ingress-denied", vnic("b")));
-    let expected = [(1, TapRole::Sent, Some("ingress-denied")), (2, TapRole::Received, Some("ingress-denied"))];
+    let expected = [
+        (1, TapRole::Sent, Some("ingress-denied")),
+        (2, TapRole::Received, Some("ingress-denied")),
+    ];
     assert_eq!(denied.sinks, expected);
     assert_eq!(dropped(spoofed), ("spoofed-ip", vnic("a")));
     assert_eq!(spoofed.sinks, [(1, TapRole::Sent, Some("spoofed-ip"))]);
@@ -229,7 +257,9 @@ fn a_full_ring_costs_copies_and_no_packet() {
     }
     assert_eq!(got, SENT, "nobody who is not watching notices");
     let mut copied = [0, 0];
-    host.watched(|packet| packet.sinks.iter().for_each(|(sink, ..)| copied[*sink as usize - 1] += 1));
+    host.watched(|packet| {
+        packet.sinks.iter().for_each(|(sink, ..)| copied[*sink as usize - 1] += 1)
+    });
     assert!(sinks[0].lost() > 0 && copied[0] > 0, "{copied:?}");
     assert_eq!(copied[0] + sinks[0].lost(), SENT);
     assert_eq!(copied[1] + sinks[1].lost(), SENT / 10, "one in ten");
@@ -243,8 +273,11 @@ fn the_uplink_is_seen_with_outer_headers_and_networks_without() {
     let endpoint = |n: u8| std::net::IpAddr::from([192, 168, 0, n]);
     let link = |n: u8| Mac([2, 0xbf, 0, 0, 0, n]);
     let sessions = || SessionConfig { capacity: 4096, ..SessionConfig::default() };
-    let mut hosts: Vec<Host> =
-        [1, 2].map(|n| Host::with_tunnel(sessions(), Some(&TunnelConfig::new(endpoint(n), link(n)))).unwrap()).into();
+    let mut hosts: Vec<Host> = [1, 2]
+        .map(|n| {
+            Host::with_tunnel(sessions(), Some(&TunnelConfig::new(endpoint(n), link(n)))).unwrap()
+        })
+        .into();
     for (n, (host, (id, mac))) in hosts.iter_mut().zip([("a", A), ("b", B)]).enumerate() {
         let config = GuestConfig { max_frame: 20_000, ..GuestConfig::default() };
         host.declare(id, mac, 42, &bypass()).unwrap();
@@ -262,7 +295,10 @@ fn the_uplink_is_seen_with_outer_headers_and_networks_without() {
     let [outer] = &left[..] else { panic!("{left:?}") };
     let all = seen(one);
     let [out, inner] = &all[..] else { panic!("{all:?}") };
-    assert_eq!((out.point, &out.data, &out.sinks[..]), (TapPoint::UplinkOut, outer, &[(1, TapRole::Neither, None)][..]));
+    assert_eq!(
+        (out.point, &out.data, &out.sinks[..]),
+        (TapPoint::UplinkOut, outer, &[(1, TapRole::Neither, None)][..])
+    );
     assert_eq!(inner.verdict, TapVerdict::Flooded { vnics: 0, hosts: 1, refused: 0, reason: None });
     assert_eq!(inner.data, frame);
     two.arrive(&left).unwrap();
@@ -273,12 +309,18 @@ fn the_uplink_is_seen_with_outer_headers_and_networks_without() {
     assert_eq!(inner.verdict, TapVerdict::Delivered(vnic("b")));
     // Back: known by now, so it goes to one host.
     send(two, "b", &ping(B, A));
-    assert!(seen(two).iter().any(|seen| seen.verdict == TapVerdict::Tunnelled(TapEnd::Host(Some(endpoint(1))))));
+    assert!(
+        seen(two)
+            .iter()
+            .any(|seen| seen.verdict == TapVerdict::Tunnelled(TapEnd::Host(Some(endpoint(1)))))
+    );
     // Too big for the uplink: dropped at the sender's expense, and answered by the switch.
     let large = tcp((B, IP_B, 1), (A, IP_A, 2), ACK, &[1; 3000]);
     let mut large = large;
     large[20] = 0x40; // do not fragment
-    let sum = butterfly_packet::checksum::Sum::of(&[&large[14..24], &[0, 0], &large[26..34]].concat()).checksum();
+    let sum =
+        butterfly_packet::checksum::Sum::of(&[&large[14..24], &[0, 0], &large[26..34]].concat())
+            .checksum();
     large[24..26].copy_from_slice(&sum.to_be_bytes());
     send(two, "b", &large);
     let all = seen(two);

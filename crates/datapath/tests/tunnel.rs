@@ -23,8 +23,15 @@ const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);
 const C: Mac = Mac([2, 0, 0, 0, 0, 0xc]);
 const IP_A: [u8; 4] = [10, 0, 0, 1];
 const IP_B: [u8; 4] = [10, 0, 0, 2];
-const EMPTY: NetHeader =
-    NetHeader { flags: 0, gso_type: 0, hdr_len: 0, gso_size: 0, csum_start: 0, csum_offset: 0, num_buffers: 0 };
+const EMPTY: NetHeader = NetHeader {
+    flags: 0,
+    gso_type: 0,
+    hdr_len: 0,
+    gso_size: 0,
+    csum_start: 0,
+    csum_offset: 0,
+    num_buffers: 0,
+};
 
 fn link_mac(n: u8) -> Mac {
     Mac([2, 0xbf, 0, 0, 0, n])
@@ -39,7 +46,8 @@ fn config(n: u8, v6: bool) -> TunnelConfig {
 }
 
 fn host(config: &TunnelConfig) -> Host {
-    Host::with_tunnel(SessionConfig { capacity: 4096, ..SessionConfig::default() }, Some(config)).unwrap()
+    Host::with_tunnel(SessionConfig { capacity: 4096, ..SessionConfig::default() }, Some(config))
+        .unwrap()
 }
 
 fn bypass() -> VnicPolicy {
@@ -75,7 +83,13 @@ fn carry(hosts: &mut [&mut Host]) {
 }
 
 fn frames_of(host: &mut Host, id: &str) -> Vec<Vec<u8>> {
-    host.received().unwrap().remove(id).unwrap_or_default().into_iter().map(|(_, frame)| frame).collect()
+    host.received()
+        .unwrap()
+        .remove(id)
+        .unwrap_or_default()
+        .into_iter()
+        .map(|(_, frame)| frame)
+        .collect()
 }
 
 fn a_to_b() -> Ip {
@@ -166,7 +180,8 @@ fn named_peers_get_copies_and_a_frame_waits_for_its_next_hop() {
     assert_eq!(one.left().unwrap()[0][..6], [1, 0, 0x5e, 0, 0, 42]);
 }
 
-/// A large segment cannot wait. It makes the next hop be asked for, once, and leaves the place to a frame that can.
+/// A large segment cannot wait. It makes the next hop be asked for, once, and leaves the place to a
+/// frame that can.
 #[test]
 fn a_large_segment_keeps_no_frame_from_waiting() {
     let mut one = host(&config(1, false));
@@ -200,12 +215,23 @@ fn a_large_segment_keeps_no_frame_from_waiting() {
 
 fn open(port: u16) -> SecurityGroup {
     let any = Cidr::new("0.0.0.0", 0).unwrap();
-    let rule = Rule::new(Direction::Inbound, 6, (Some(port.into()), Some(port.into())), Some(any), None).unwrap();
+    let rule =
+        Rule::new(Direction::Inbound, 6, (Some(port.into()), Some(port.into())), Some(any), None)
+            .unwrap();
     SecurityGroup::new(GroupName::new("web").unwrap(), [] as [&str; 0], [rule]).unwrap()
 }
 
-fn segment(from: Ip, ports: (u16, u16), flags: u8, (sequence, acknowledgement): (u32, u32), data: &[u8]) -> Vec<u8> {
-    from.tcp(&Tcp { sequence, acknowledgement, window: 1000, ..Tcp::new(ports.0, ports.1, flags) }, data)
+fn segment(
+    from: Ip,
+    ports: (u16, u16),
+    flags: u8,
+    (sequence, acknowledgement): (u32, u32),
+    data: &[u8],
+) -> Vec<u8> {
+    from.tcp(
+        &Tcp { sequence, acknowledgement, window: 1000, ..Tcp::new(ports.0, ports.1, flags) },
+        data,
+    )
 }
 
 /// A connection from a to port 80 of b, up to its first data.
@@ -311,7 +337,8 @@ fn b_leaves(one: &mut Host, two: &mut Host) {
     assert_eq!(frames_of(one, "a").len(), 1);
 }
 
-/// Housekeeping looks at all sessions every two seconds: not every connection has spoken since its vnic moved.
+/// Housekeeping looks at all sessions every two seconds: not every connection has spoken since its
+/// vnic moved.
 #[test]
 fn a_connection_that_rests_while_its_vnic_moves_goes_on() {
     for (rest, goes_on) in [(2, true), (119, true), (120, false)] {
@@ -321,7 +348,12 @@ fn a_connection_that_rests_while_its_vnic_moves_goes_on() {
         two.pass(rest);
         two.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, 101), b"data"), EMPTY).unwrap();
         carry(&mut [&mut one, &mut two]);
-        assert_eq!(frames_of(&mut one, "a").len(), usize::from(goes_on), "{rest}: {:?}", one.moved());
+        assert_eq!(
+            frames_of(&mut one, "a").len(),
+            usize::from(goes_on),
+            "{rest}: {:?}",
+            one.moved()
+        );
     }
 }
 
@@ -339,7 +371,12 @@ fn a_connection_rests_whoever_had_the_slot_since() {
         two.pass(2);
         two.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, 101), b"data"), EMPTY).unwrap();
         carry(&mut [&mut one, &mut two]);
-        assert_eq!(frames_of(&mut one, "a").len(), usize::from(goes_on), "{others}: {:?}", one.moved());
+        assert_eq!(
+            frames_of(&mut one, "a").len(),
+            usize::from(goes_on),
+            "{others}: {:?}",
+            one.moved()
+        );
     }
 }
 
@@ -355,7 +392,8 @@ fn who_has_the_address_now_did_not_move() {
     assert_eq!(frames_of(&mut one, "a").len(), 0);
 }
 
-/// A connection goes to another host, or comes from there; between two vnics of one host it does not.
+/// A connection goes to another host, or comes from there; between two vnics of one host it does
+/// not.
 #[test]
 fn between_vnics_of_one_host_nothing_moves() {
     const E: Mac = Mac([2, 0, 0, 0, 0, 0xe]);
@@ -375,7 +413,10 @@ fn between_vnics_of_one_host_nothing_moves() {
     one.moved();
     let other = build::ethernet(E, A).ipv4(IP_B, IP_A);
     one.send("e", &segment(other, (80, 4000), ACK, (501, 101), b"data"), EMPTY).unwrap();
-    assert_eq!((frames_of(&mut one, "a").len(), one.moved().get("a.drop.ingress-denied")), (0, Some(&1)));
+    assert_eq!(
+        (frames_of(&mut one, "a").len(), one.moved().get("a.drop.ingress-denied")),
+        (0, Some(&1))
+    );
     one.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, 101), b"data"), EMPTY).unwrap();
     assert_eq!(frames_of(&mut one, "a").len(), 1);
 }
@@ -413,7 +454,13 @@ fn a_connection_goes_there_and_back() {
         one.send("a", &segment(a_to_b(), (4000, 80), ACK, (sequence, 501), &data), EMPTY).unwrap();
         sequence += 1000;
         one.send("b", &segment(b_to_a(), (80, 4000), ACK, (501, sequence), b""), EMPTY).unwrap();
-        assert_eq!((frames_of(&mut one, "a").len(), one.moved().keys().filter(|name| name.contains("drop")).count()), (1, 0));
+        assert_eq!(
+            (
+                frames_of(&mut one, "a").len(),
+                one.moved().keys().filter(|name| name.contains("drop")).count()
+            ),
+            (1, 0)
+        );
     }
     b_leaves(&mut one, &mut two);
     one.send("a", &segment(a_to_b(), (4000, 80), ACK, (sequence, 501), b"more"), EMPTY).unwrap();
@@ -426,7 +473,8 @@ fn a_connection_goes_there_and_back() {
 fn a_vnic_that_is_here_did_not_move() {
     let (mut one, mut two) = connected_on_one();
     declare(&mut two, "c", C, 42, &bypass());
-    let claim = segment(build::ethernet(C, A).ipv4(IP_B, IP_A), (80, 4000), ACK, (501, 101), b"claim");
+    let claim =
+        segment(build::ethernet(C, A).ipv4(IP_B, IP_A), (80, 4000), ACK, (501, 101), b"claim");
     two.send("c", &claim, EMPTY).unwrap();
     carry(&mut [&mut one, &mut two]);
     assert!(frames_of(&mut one, "a").is_empty());
@@ -447,7 +495,12 @@ fn what_leaves_is_complete() {
         let mut partial = whole.clone();
         let pseudo = Sum::pseudo_v4(IP_A.into(), IP_B.into(), 17, 30).fold();
         partial[40..42].copy_from_slice(&pseudo.to_be_bytes());
-        let header = NetHeader { flags: NetHeader::FLAG_NEEDS_CSUM, csum_start: 34, csum_offset: 6, ..EMPTY };
+        let header = NetHeader {
+            flags: NetHeader::FLAG_NEEDS_CSUM,
+            csum_start: 34,
+            csum_offset: 6,
+            ..EMPTY
+        };
         one.send("a", &partial, header).unwrap();
         carry(&mut [&mut one, &mut two]);
         assert_eq!(frames_of(&mut two, "b"), [whole]);
@@ -456,7 +509,13 @@ fn what_leaves_is_complete() {
         let mut large = segment(a_to_b(), (4000, 80), ACK, (1, 1), &data);
         let pseudo = Sum::pseudo_v4(IP_A.into(), IP_B.into(), 6, (large.len() - 34) as u16).fold();
         large[50..52].copy_from_slice(&pseudo.to_be_bytes());
-        let header = NetHeader { gso_type: NetHeader::GSO_TCPV4, gso_size: 1300, hdr_len: 54, csum_offset: 16, ..header };
+        let header = NetHeader {
+            gso_type: NetHeader::GSO_TCPV4,
+            gso_size: 1300,
+            hdr_len: 54,
+            csum_offset: 16,
+            ..header
+        };
         one.send("a", &large, header).unwrap();
         carry(&mut [&mut one, &mut two]);
         let segments = frames_of(&mut two, "b");
@@ -467,7 +526,9 @@ fn what_leaves_is_complete() {
             let payload = ip.payload().unwrap();
             assert!(
                 ip.checksum_is_valid()
-                    && Sum::pseudo_v4(IP_A.into(), IP_B.into(), 6, payload.len() as u16).push(payload).is_valid()
+                    && Sum::pseudo_v4(IP_A.into(), IP_B.into(), 6, payload.len() as u16)
+                        .push(payload)
+                        .is_valid()
             );
             stream.extend(&payload[20..]);
         }
@@ -497,7 +558,10 @@ fn what_does_not_fit_is_too_big() {
     let ip = Ipv4::parse(&answers[0][14..]).unwrap();
     assert_eq!((ip.source(), ip.destination()), (IP_B.into(), IP_A.into()));
     let icmp = ip.payload().unwrap();
-    assert_eq!((icmp[0], icmp[1], &icmp[6..8], Sum::of(icmp).is_valid()), (3, 4, &1450u16.to_be_bytes()[..], true));
+    assert_eq!(
+        (icmp[0], icmp[1], &icmp[6..8], Sum::of(icmp).is_valid()),
+        (3, 4, &1450u16.to_be_bytes()[..], true)
+    );
     for _ in 0..1000 {
         one.send("a", &frame(1465), EMPTY).unwrap();
         frames_of(&mut one, "a");
@@ -507,7 +571,8 @@ fn what_does_not_fit_is_too_big() {
     assert!(moved["a.out.packets"] <= 101, "{moved:?}");
 }
 
-/// What may not be answered (broadcasts, what may be fragmented, no IP) takes nothing from the answers of a second.
+/// What may not be answered (broadcasts, what may be fragmented, no IP) takes nothing from the
+/// answers of a second.
 #[test]
 fn what_gets_no_answer_takes_none() {
     let (mut one, mut two) = pair(false, &bypass(), &bypass());
@@ -576,7 +641,9 @@ fn what_arrives_is_looked_at() {
     cases.push(("outer-malformed", bad_sum));
     // Other protocols over UDP have less to say than VXLAN has to.
     let udp = |port: u16, payload: &[u8]| {
-        build::ethernet(link_mac(1), link_mac(2)).ipv4([192, 168, 0, 1], [192, 168, 0, 2]).udp(4000, port, payload)
+        build::ethernet(link_mac(1), link_mac(2))
+            .ipv4([192, 168, 0, 1], [192, 168, 0, 2])
+            .udp(4000, port, payload)
     };
     for payload in [&b""[..], &[1; 7], &[1; 8]] {
         cases.push(("not-ours", udp(53, payload)));
@@ -602,7 +669,8 @@ fn what_arrives_is_looked_at() {
         two.arrive(&[good[..len].to_vec()]).unwrap();
         assert!(frames_of(&mut two, "b").is_empty(), "{len}");
     }
-    // Padding is no part of it, a checksum that is there has to be right, and a switch may leave one tag.
+    // Padding is no part of it, a checksum that is there has to be right, and a switch may leave
+    // one tag.
     let mut padded = good.clone();
     padded.extend([9; 20]);
     let mut summed = good.clone();
@@ -633,7 +701,9 @@ fn nothing_goes_back_to_where_it_came_from() {
     one.send("a", &build::ethernet(A, Mac::BROADCAST).arp_request(IP_A, IP_B), EMPTY).unwrap();
     carry(&mut [&mut one, &mut two, &mut three]);
     assert_eq!((frames_of(&mut two, "b").len(), frames_of(&mut three, "c").len()), (1, 1));
-    three.send("c", &build::ethernet(C, A).ipv4([10, 0, 0, 3], IP_A).udp(1, 2, b""), EMPTY).unwrap();
+    three
+        .send("c", &build::ethernet(C, A).ipv4([10, 0, 0, 3], IP_A).udp(1, 2, b""), EMPTY)
+        .unwrap();
     carry(&mut [&mut one, &mut two, &mut three]);
     assert_eq!(frames_of(&mut one, "a").len(), 1);
     assert_eq!(two.moved().get("uplink.drop.not-ours"), Some(&1));
@@ -668,11 +738,14 @@ fn strict_peers_are_the_only_ones_heard() {
     assert_eq!(two.moved()["uplink.drop.unknown-peer"], 1);
 }
 
-/// The underlay is one VLAN, or none: whoever is in another one of that wire is not heard, and everything that leaves is tagged.
+/// The underlay is one VLAN, or none: whoever is in another one of that wire is not heard, and
+/// everything that leaves is tagged.
 #[test]
 fn the_underlay_is_one_vlan() {
     let in_vlan = |n, v6, vlan| host(&TunnelConfig { vlan, ..config(n, v6) });
-    let tag = |frame: &[u8], tci: u16| [&frame[..12], &[0x81, 0], &tci.to_be_bytes(), &frame[12..]].concat();
+    let tag = |frame: &[u8], tci: u16| {
+        [&frame[..12], &[0x81, 0], &tci.to_be_bytes(), &frame[12..]].concat()
+    };
     for (v6, vlan) in [(false, 0), (true, 0), (false, 42), (true, 42), (false, 4094)] {
         let (mut one, mut two) = (in_vlan(1, v6, vlan), in_vlan(2, v6, vlan));
         declare(&mut one, "a", A, 42, &bypass());
@@ -696,7 +769,8 @@ fn the_underlay_is_one_vlan() {
             (Some(vlan + 1), false),
             (Some(vlan ^ 0x800), false),
         ];
-        // The slow reader, too: an IPv4 header with another type of service is read by the quick one, a checksum by both.
+        // The slow reader, too: an IPv4 header with another type of service is read by the quick
+        // one, a checksum by both.
         for (tci, heard) in variants {
             let frame = tci.map_or(bare.clone(), |tci| tag(&bare, tci));
             two.moved();
@@ -704,7 +778,11 @@ fn the_underlay_is_one_vlan() {
             let moved = two.moved();
             let expected = if heard { vec![ping.clone()] } else { Vec::new() };
             assert_eq!(frames_of(&mut two, "b"), expected, "{vlan} {tci:?} {moved:?}");
-            assert_eq!(moved.get("uplink.drop.other-vlan").copied().unwrap_or(0), u64::from(!heard), "{vlan} {tci:?}");
+            assert_eq!(
+                moved.get("uplink.drop.other-vlan").copied().unwrap_or(0),
+                u64::from(!heard),
+                "{vlan} {tci:?}"
+            );
         }
         // A tag of another kind is none of ours, nor are two.
         let service = [&bare[..12], &[0x88, 0xa8], &vlan.to_be_bytes(), &bare[12..]].concat();
@@ -716,22 +794,32 @@ fn the_underlay_is_one_vlan() {
     }
 }
 
-/// A live migration: the machine of b goes from host two to host three, where its vnic was declared before it came. It says nothing.
+/// A live migration: the machine of b goes from host two to host three, where its vnic was declared
+/// before it came. It says nothing.
 #[test]
 fn a_machine_that_migrated_is_reached_without_a_word_of_it() {
     const D: Mac = Mac([2, 0, 0, 0, 0, 0xd]);
     for v6 in [false, true] {
         let [mut one, mut two, mut three] = [1, 2, 3].map(|n| host(&config(n, v6)));
-        let b = VnicPolicy { ips: vec![IP_B.into(), "fd00::2".parse().unwrap()], ..filtered(IP_B, &["web"]) };
+        let b = VnicPolicy {
+            ips: vec![IP_B.into(), "fd00::2".parse().unwrap()],
+            ..filtered(IP_B, &["web"])
+        };
         for host in [&one, &two, &three] {
-            host.change_group(&GroupName::new("web").unwrap(), GroupChange::Declare(open(80))).unwrap();
+            host.change_group(&GroupName::new("web").unwrap(), GroupChange::Declare(open(80)))
+                .unwrap();
         }
         declare(&mut one, "a", A, 42, &bypass());
         declare(&mut two, "b", B, 42, &b);
         declare(&mut two, "d", D, 42, &bypass());
         declare(&mut three, "c", C, 42, &bypass());
         three.declare("b", B, 42, &b).unwrap();
-        two.send("b", &build::ethernet(B, Mac::BROADCAST).ipv4(IP_B, [255; 4]).udp(1, 2, b"here"), EMPTY).unwrap();
+        two.send(
+            "b",
+            &build::ethernet(B, Mac::BROADCAST).ipv4(IP_B, [255; 4]).udp(1, 2, b"here"),
+            EMPTY,
+        )
+        .unwrap();
         carry(&mut [&mut one, &mut two, &mut three]);
         for (host, id) in [(&mut one, "a"), (&mut two, "d"), (&mut three, "c")] {
             assert_eq!(frames_of(host, id).len(), 1, "{id}");
@@ -740,7 +828,13 @@ fn a_machine_that_migrated_is_reached_without_a_word_of_it() {
         let mut reach = |one: &mut Host, two: &mut Host, three: &mut Host, moved: bool| {
             for (from, mac) in [("a", A), ("d", D), ("c", C)] {
                 port += 1;
-                let syn = segment(build::ethernet(mac, B).ipv4([10, 0, 0, mac.0[5]], IP_B), (port, 80), SYN, (100, 0), b"");
+                let syn = segment(
+                    build::ethernet(mac, B).ipv4([10, 0, 0, mac.0[5]], IP_B),
+                    (port, 80),
+                    SYN,
+                    (100, 0),
+                    b"",
+                );
                 let sender = match from {
                     "a" => &mut *one,
                     "d" => &mut *two,
@@ -748,8 +842,13 @@ fn a_machine_that_migrated_is_reached_without_a_word_of_it() {
                 };
                 sender.send(from, &syn, EMPTY).unwrap();
                 carry(&mut [one, two, three]);
-                let [at, other] = if moved { [&mut *three, &mut *two] } else { [&mut *two, &mut *three] };
-                assert_eq!((frames_of(at, "b"), frames_of(other, "b")), (vec![syn], vec![]), "{from}, moved: {moved}");
+                let [at, other] =
+                    if moved { [&mut *three, &mut *two] } else { [&mut *two, &mut *three] };
+                assert_eq!(
+                    (frames_of(at, "b"), frames_of(other, "b")),
+                    (vec![syn], vec![]),
+                    "{from}, moved: {moved}"
+                );
             }
         };
         reach(&mut one, &mut two, &mut three, false);
@@ -760,11 +859,13 @@ fn a_machine_that_migrated_is_reached_without_a_word_of_it() {
         let guest = GuestConfig { max_frame: 20_000, ..GuestConfig::default() };
         three.attach("b", LINUX, &guest, &MemoryConfig::new(guest.memory_needed())).unwrap();
         three.announce("b").unwrap();
-        // RARP, ARP and an advertisement, four times, to everyone, and nothing of it is dropped anywhere.
+        // RARP, ARP and an advertisement, four times, to everyone, and nothing of it is dropped
+        // anywhere.
         carry(&mut [&mut one, &mut two, &mut three]);
         for (host, id) in [(&mut one, "a"), (&mut two, "d"), (&mut three, "c")] {
             let heard = frames_of(host, id);
-            let kinds: Vec<u16> = heard.iter().map(|frame| u16::from_be_bytes([frame[12], frame[13]])).collect();
+            let kinds: Vec<u16> =
+                heard.iter().map(|frame| u16::from_be_bytes([frame[12], frame[13]])).collect();
             assert_eq!(kinds, [0x8035, 0x0806, 0x86dd].repeat(4), "{id}");
             assert!(heard.iter().all(|frame| frame[6..12] == B.0));
         }
@@ -803,7 +904,14 @@ fn a_strict_peer_is_heard_in_the_networks_it_was_named_for() {
         ["b", "c"].map(|id| received.get(id).map_or(0, Vec::len))
     };
     // One after the other in a batch: what was found for one network is not true for the next.
-    let frames = [frame(1, 7, B), frame(1, 8, C), frame(1, 7, B), frame(3, 7, B), frame(3, 8, C), frame(1, 8, C)];
+    let frames = [
+        frame(1, 7, B),
+        frame(1, 8, C),
+        frame(1, 7, B),
+        frame(3, 7, B),
+        frame(3, 8, C),
+        frame(1, 8, C),
+    ];
     assert_eq!(arrives(&mut two, &frames), [3, 1]);
     assert_eq!(two.moved()["uplink.drop.unknown-peer"], 2);
     two.set_peers(vec![other], BTreeMap::from([(7, vec![one]), (8, vec![one])])).unwrap();
@@ -814,7 +922,8 @@ fn a_strict_peer_is_heard_in_the_networks_it_was_named_for() {
     assert_eq!(arrives(&mut two, &frames), [0, 0]);
 }
 
-/// 4,096 forged outer sources, and many more, of one network: hosts of others are learnt, and so is what is behind them.
+/// 4,096 forged outer sources, and many more, of one network: hosts of others are learnt, and so is
+/// what is behind them.
 #[test]
 fn forged_outer_sources_of_one_network_leave_room_for_the_hosts_of_others() {
     let mut two = host(&config(2, false));
@@ -823,7 +932,8 @@ fn forged_outer_sources_of_one_network_leave_room_for_the_hosts_of_others() {
     let ping = |from: Mac, to: Mac| build::ethernet(from, to).ipv4(IP_A, IP_B).ping(1, 1, b"x");
     for n in 0..20_000u32 {
         let [_, a, b, c] = n.to_be_bytes();
-        two.arrive(&[outer([10, a, b, c], [192, 168, 0, 2], 7, &ping(Mac([2, 9, 0, a, b, c]), B))]).unwrap();
+        two.arrive(&[outer([10, a, b, c], [192, 168, 0, 2], 7, &ping(Mac([2, 9, 0, a, b, c]), B))])
+            .unwrap();
         frames_of(&mut two, "b");
     }
     let refused = two.moved()["vni-7.learn-refused"];
@@ -878,9 +988,16 @@ fn a_mapped_address_is_nobody_s() {
     let mut two = host(&TunnelConfig { strict_peers: true, ..config(2, false) });
     declare(&mut two, "b", B, 42, &bypass());
     two.set_peers(vec![endpoint(1, false)], BTreeMap::new()).unwrap();
-    let inner = [&[8, 0, 0, 0, 0, 0, 42, 0][..], &build::ethernet(A, Mac::BROADCAST).arp_request(IP_A, IP_B)].concat();
+    let inner = [
+        &[8, 0, 0, 0, 0, 0, 42, 0][..],
+        &build::ethernet(A, Mac::BROADCAST).arp_request(IP_A, IP_B),
+    ]
+    .concat();
     let mapped = |n: u8| std::net::Ipv4Addr::new(192, 168, 0, n).to_ipv6_mapped();
-    two.arrive(&[build::ethernet(link_mac(1), link_mac(2)).ipv6(mapped(1), mapped(2)).udp(50_000, 4789, &inner)]).unwrap();
+    two.arrive(&[build::ethernet(link_mac(1), link_mac(2))
+        .ipv6(mapped(1), mapped(2))
+        .udp(50_000, 4789, &inner)])
+        .unwrap();
     assert!(frames_of(&mut two, "b").is_empty());
     assert_eq!(two.moved()["uplink.drop.outer-malformed"], 1);
     let real = build::ethernet(link_mac(1), link_mac(2)).ipv4([192, 168, 0, 1], [192, 168, 0, 2]);
@@ -935,9 +1052,15 @@ fn garbage_on_the_wire_stays_there() {
         for got in frames_of(&mut two, "b") {
             delivered += 1;
             let inner = frame.windows(got.len()).position(|part| part == got).unwrap();
-            // Behind 50 bytes of headers, more with a tag or options, of which the last say the network.
-            assert!(inner >= 50 && frame[inner - 8..inner] == [8, 0, 0, 0, 0, 0, 42, 0], "{frame:02x?}");
-            assert!([[192, 168, 0, 2], [230, 0, 0, 42]].contains(&frame[30..34].try_into().unwrap()));
+            // Behind 50 bytes of headers, more with a tag or options, of which the last say the
+            // network.
+            assert!(
+                inner >= 50 && frame[inner - 8..inner] == [8, 0, 0, 0, 0, 0, 42, 0],
+                "{frame:02x?}"
+            );
+            assert!(
+                [[192, 168, 0, 2], [230, 0, 0, 42]].contains(&frame[30..34].try_into().unwrap())
+            );
         }
         two.punted();
     }

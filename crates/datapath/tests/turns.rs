@@ -1,4 +1,5 @@
-//! Turns: what one guest makes of its rings costs others no more than a bounded part of the worker's time.
+//! Turns: what one guest makes of its rings costs others no more than a bounded part of the
+//! worker's time.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +25,8 @@ fn bypass() -> VnicPolicy {
     VnicPolicy { bypass: true, ..VnicPolicy::default() }
 }
 
-/// A host with a sound sender `a` and a sound receiver `c`, and `b`, which has receive buffers of this shape.
+/// A host with a sound sender `a` and a sound receiver `c`, and `b`, which has receive buffers of
+/// this shape.
 fn host(evil: &GuestConfig) -> Host {
     let mut host = Host::new().unwrap();
     host.vnic("a", A, 1, &bypass()).unwrap();
@@ -71,7 +73,8 @@ fn a_chain_ends_after_a_few_empty_descriptors() {
     }
 }
 
-/// Each chain has 500 descriptors: two walks are the ring's debt, all others of a batch are not made.
+/// Each chain has 500 descriptors: two walks are the ring's debt, all others of a batch are not
+/// made.
 #[test]
 fn buffers_in_tiny_pieces_are_their_own_guests_debt() {
     let shape = Shape { pieces: 500, ..Shape::HEADER_APART }.indirect();
@@ -95,7 +98,8 @@ fn buffers_in_tiny_pieces_are_their_own_guests_debt() {
     panic!("the ring stays slow for ever");
 }
 
-/// Without mergeable buffers Linux makes chains of 19 descriptors for every frame; none of them is too many.
+/// Without mergeable buffers Linux makes chains of 19 descriptors for every frame; none of them is
+/// too many.
 #[test]
 fn the_longest_chains_of_real_drivers_are_free() {
     let shape = Shape { pieces: 18, ..Shape::HEADER_APART };
@@ -127,7 +131,8 @@ fn crowd(n: usize, size: u16) -> Host {
 /// What a turn did: copies, and rings that were visited.
 fn done(host: &mut Host, per_receiver: &mut std::collections::BTreeMap<String, u64>) -> (u64, u64) {
     let moved = host.moved();
-    let copies = moved.iter().filter(|(name, _)| name.starts_with('r') && name.ends_with(".out.packets"));
+    let copies =
+        moved.iter().filter(|(name, _)| name.starts_with('r') && name.ends_with(".out.packets"));
     let mut sum = (0, 0);
     for (name, n) in copies {
         sum = (sum.0 + n, sum.1 + 1);
@@ -139,21 +144,30 @@ fn done(host: &mut Host, per_receiver: &mut std::collections::BTreeMap<String, u
     sum
 }
 
-/// 64 interrupts and 1,024 copies are a turn; what is left goes on in the next one, and nothing arrives twice.
+/// 64 interrupts and 1,024 copies are a turn; what is left goes on in the next one, and nothing
+/// arrives twice.
 #[test]
 fn floods_take_as_many_turns_as_they_need() {
     for (vnics, floods) in [(300, 1), (300, 3), (40, 64), (10, 64), (63, 64)] {
         let mut host = crowd(vnics, 128);
         let guest = host.guest("a").unwrap();
         for n in 0..floods {
-            guest.enqueue(&build::ethernet(A, Mac::BROADCAST).payload(0x88b5, &[n as u8; 46]), NetHeader::default()).unwrap();
+            guest
+                .enqueue(
+                    &build::ethernet(A, Mac::BROADCAST).payload(0x88b5, &[n as u8; 46]),
+                    NetHeader::default(),
+                )
+                .unwrap();
         }
         guest.flush();
         let mut all = std::collections::BTreeMap::new();
         let mut turns = 0;
         while host.turn() {
             let (copies, rings) = done(&mut host, &mut all);
-            assert!(copies <= 1024 && rings <= 64, "{copies} copies into {rings} rings in one turn");
+            assert!(
+                copies <= 1024 && rings <= 64,
+                "{copies} copies into {rings} rings in one turn"
+            );
             turns += 1;
             assert!(turns < 400, "it ends");
         }
@@ -177,10 +191,22 @@ fn frames_behind_a_flood_keep_their_order_and_are_counted_once() {
     let mut host = crowd(200, 128);
     let first = Mac([2, 0, 0, 1, 0, 0]);
     let frame = |to, n| build::ethernet(A, to).payload(0x88b5, &[n; 46]);
-    send(&mut host, &[frame(first, 1), frame(Mac::BROADCAST, 2), frame(first, 3), frame(Mac([2, 0, 9, 9, 9, 9]), 4)]);
+    send(
+        &mut host,
+        &[
+            frame(first, 1),
+            frame(Mac::BROADCAST, 2),
+            frame(first, 3),
+            frame(Mac([2, 0, 9, 9, 9, 9]), 4),
+        ],
+    );
     host.settle();
     let moved = host.moved();
-    assert_eq!((moved["a.in.packets"], moved["a.flooded"], moved["r0000.out.packets"]), (4, 2, 4), "{moved:?}");
+    assert_eq!(
+        (moved["a.in.packets"], moved["a.flooded"], moved["r0000.out.packets"]),
+        (4, 2, 4),
+        "{moved:?}"
+    );
     let received = host.received().unwrap();
     let order: Vec<u8> = received["r0000"].iter().map(|(_, frame)| frame[20]).collect();
     assert_eq!(order, [1, 2, 3, 4]);
@@ -194,14 +220,16 @@ fn segments_count() {
     let large = GuestConfig { max_frame: 65_000, ..GuestConfig::default() };
     host.declare("a", A, 1, &bypass()).unwrap();
     host.attach("a", LINUX, &large, &MemoryConfig::new(large.memory_needed())).unwrap();
-    let plain =
-        butterfly_vhost::net::Features(butterfly_vhost::net::Features::VERSION_1.0 | butterfly_vhost::net::Features::MRG_RXBUF.0);
+    let plain = butterfly_vhost::net::Features(
+        butterfly_vhost::net::Features::VERSION_1.0 | butterfly_vhost::net::Features::MRG_RXBUF.0,
+    );
     let config = GuestConfig::default().rings(1024);
     host.declare("r", B, 1, &bypass()).unwrap();
     host.attach("r", plain, &config, &MemoryConfig::new(config.memory_needed())).unwrap();
     host.settle();
     host.moved();
-    let ip = build::ethernet(A, B).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).checksum(build::Checksum::Partial);
+    let ip =
+        build::ethernet(A, B).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).checksum(build::Checksum::Partial);
     let frame = ip.tcp(&build::Tcp::new(1, 2, 0), &vec![7; 64_800]);
     let header = NetHeader {
         flags: NetHeader::FLAG_NEEDS_CSUM,
@@ -225,10 +253,15 @@ fn segments_count() {
     assert_eq!(all, 5 * 150);
 }
 
-/// A host with `n` receivers in network 1 and one in network 2, and what other hosts send to its endpoint.
+/// A host with `n` receivers in network 1 and one in network 2, and what other hosts send to its
+/// endpoint.
 fn crowd_of_a_tunnel(n: usize) -> Host {
     let config = TunnelConfig::new([192, 168, 0, 2].into(), Mac([2, 0xbf, 0, 0, 0, 2]));
-    let mut host = Host::with_tunnel(SessionConfig { capacity: 4096, ..SessionConfig::default() }, Some(&config)).unwrap();
+    let mut host = Host::with_tunnel(
+        SessionConfig { capacity: 4096, ..SessionConfig::default() },
+        Some(&config),
+    )
+    .unwrap();
     let config = GuestConfig { max_frame: 1514, ..GuestConfig::default() }.rings(128);
     for i in 0..n {
         let id = format!("r{i:04}");
@@ -248,12 +281,15 @@ fn outer(vni: u32, inner: &[u8]) -> Vec<u8> {
     link.ipv4([192, 168, 0, 1], [192, 168, 0, 2]).udp(50_000, 4789, &vxlan)
 }
 
-/// What came from another host cannot stay in a ring: it waits in a queue, behind which nobody else waits.
+/// What came from another host cannot stay in a ring: it waits in a queue, behind which nobody else
+/// waits.
 #[test]
 fn floods_of_other_hosts_take_turns_too() {
     for (vnics, floods) in [(300, 1), (300, 8), (63, 20)] {
         let mut host = crowd_of_a_tunnel(vnics);
-        let flood = |n: usize| outer(1, &build::ethernet(A, Mac::BROADCAST).payload(0x88b5, &[n as u8; 46]));
+        let flood = |n: usize| {
+            outer(1, &build::ethernet(A, Mac::BROADCAST).payload(0x88b5, &[n as u8; 46]))
+        };
         let behind = outer(2, &build::ethernet(A, C).payload(0x88b5, &[0x5a; 46]));
         let wire = host.wire().unwrap();
         for frame in (0..floods).map(flood).chain([behind]) {
@@ -263,30 +299,51 @@ fn floods_of_other_hosts_take_turns_too() {
         assert!(host.turn());
         let mut all = std::collections::BTreeMap::new();
         let first = host.moved();
-        assert_eq!(first.get("c.out.packets"), Some(&1), "the frame behind the floods does not wait: {first:?}");
-        assert_eq!(first.get("vni-1.in.packets"), Some(&(floods as u64)), "each is counted once, when it comes");
-        let rings = first.iter().filter(|(name, _)| name.starts_with('r') && name.ends_with(".out.packets")).count();
+        assert_eq!(
+            first.get("c.out.packets"),
+            Some(&1),
+            "the frame behind the floods does not wait: {first:?}"
+        );
+        assert_eq!(
+            first.get("vni-1.in.packets"),
+            Some(&(floods as u64)),
+            "each is counted once, when it comes"
+        );
+        let rings = first
+            .iter()
+            .filter(|(name, _)| name.starts_with('r') && name.ends_with(".out.packets"))
+            .count();
         assert!(rings <= 128, "{rings} rings in a turn of the uplink and one of the queue");
-        for (name, n) in first.iter().filter(|(name, _)| name.starts_with('r') && name.ends_with(".out.packets")) {
+        for (name, n) in
+            first.iter().filter(|(name, _)| name.starts_with('r') && name.ends_with(".out.packets"))
+        {
             *all.entry(name.clone()).or_insert(0) += n;
         }
         let mut turns = 0;
         while host.turn() {
             let moved = host.moved();
-            let copies = moved.iter().filter(|(name, _)| name.starts_with('r') && name.ends_with(".out.packets"));
+            let copies = moved
+                .iter()
+                .filter(|(name, _)| name.starts_with('r') && name.ends_with(".out.packets"));
             let mut rings = 0;
             for (name, n) in copies {
                 rings += 1;
                 *all.entry(name.clone()).or_insert(0) += n;
             }
             assert!(rings <= 64, "{rings} rings in one turn");
-            assert!(!moved.contains_key("vni-1.in.packets") && !moved.contains_key("vni-1.drop.flood-limit"), "{moved:?}");
+            assert!(
+                !moved.contains_key("vni-1.in.packets")
+                    && !moved.contains_key("vni-1.drop.flood-limit"),
+                "{moved:?}"
+            );
             turns += 1;
             assert!(turns < 200, "it ends");
         }
         assert_eq!(all.len(), vnics);
         assert!(all.values().all(|n| *n == floods as u64), "{all:?}");
-        for (id, frames) in host.received().unwrap().into_iter().filter(|(id, _)| id.starts_with('r')) {
+        for (id, frames) in
+            host.received().unwrap().into_iter().filter(|(id, _)| id.starts_with('r'))
+        {
             let order: Vec<u8> = frames.iter().map(|(_, frame)| frame[20]).collect();
             assert_eq!(order, (0..floods as u8).collect::<Vec<_>>(), "{id}");
         }
@@ -305,11 +362,16 @@ fn floods_that_find_no_place_are_their_networks_drops() {
     wire.flush();
     host.settle();
     let moved = host.moved();
-    assert_eq!((moved["vni-1.in.packets"], moved["vni-1.drop.flood-limit"], moved["vni-1.flooded"]), (20, 12, 8), "{moved:?}");
+    assert_eq!(
+        (moved["vni-1.in.packets"], moved["vni-1.drop.flood-limit"], moved["vni-1.flooded"]),
+        (20, 12, 8),
+        "{moved:?}"
+    );
     assert_eq!(moved["r0299.out.packets"], 8);
 }
 
-/// Sixty-four receivers whose buffers are in tiny pieces cost one batch no more than two of them do, and sound ones lose nothing.
+/// Sixty-four receivers whose buffers are in tiny pieces cost one batch no more than two of them
+/// do, and sound ones lose nothing.
 #[test]
 fn many_slow_receivers_share_what_a_turn_has_for_them() {
     let shape = Shape { pieces: 300, ..Shape::HEADER_APART }.indirect();
@@ -321,24 +383,32 @@ fn many_slow_receivers_share_what_a_turn_has_for_them() {
     for n in 0..63 {
         let id = format!("e{n:02}");
         host.declare(&id, mac(n), 1, &bypass()).unwrap();
-        host.attach(&id, LINUX, &evil, &MemoryConfig::new(evil.memory_needed() + (1 << 20))).unwrap();
+        host.attach(&id, LINUX, &evil, &MemoryConfig::new(evil.memory_needed() + (1 << 20)))
+            .unwrap();
     }
     host.settle();
     host.moved();
     let batch: Vec<Vec<u8>> = (0..63).map(|n| to(mac(n))).chain([to(C)]).collect();
     let begun = Instant::now();
     send(&mut host, &batch);
-    // Each frame takes 281 descriptors above the normal: seven make the 2,048 that all have together; time pays 1,000 a millisecond.
+    // Each frame takes 281 descriptors above the normal: seven make the 2,048 that all have
+    // together; time pays 1,000 a millisecond.
     let paid = begun.elapsed().as_millis() as u64 * 1000 / 281;
     let moved = host.moved();
-    let sum =
-        |what: &str| moved.iter().filter(|(name, _)| name.starts_with('e') && name.ends_with(what)).map(|(_, n)| n).sum::<u64>();
+    let sum = |what: &str| {
+        moved
+            .iter()
+            .filter(|(name, _)| name.starts_with('e') && name.ends_with(what))
+            .map(|(_, n)| n)
+            .sum::<u64>()
+    };
     let (got, slow) = (sum(".out.packets"), sum(".drop.rx-slow"));
     assert!(got >= 1 && got + slow == 63 && got <= 8 + paid, "{got} of 63, {paid} paid meanwhile");
     assert_eq!(moved["c.out.packets"], 1);
 }
 
-/// A ring whose buffers need a little more than the normal gets what time pays, however many frames come for it.
+/// A ring whose buffers need a little more than the normal gets what time pays, however many frames
+/// come for it.
 #[test]
 fn a_slow_ring_gets_its_part_under_a_steady_stream() {
     let shape = Shape { pieces: 60, ..Shape::HEADER_APART }.indirect();
@@ -379,10 +449,16 @@ fn mirrors_of_the_sender_count() {
     let (mut got, mut seen) = (0, 0);
     while host.turn() {
         let moved = host.moved();
-        let copies: u64 =
-            moved.iter().filter(|(name, _)| name.starts_with('m') && name.ends_with(".out.packets")).map(|(_, n)| *n).sum();
+        let copies: u64 = moved
+            .iter()
+            .filter(|(name, _)| name.starts_with('m') && name.ends_with(".out.packets"))
+            .map(|(_, n)| *n)
+            .sum();
         let frames = moved.get("c.out.packets").copied().unwrap_or(0);
-        assert!(frames + copies <= 1024 && copies == frames * u64::from(MIRRORS), "{frames} frames, {copies} copies in one turn");
+        assert!(
+            frames + copies <= 1024 && copies == frames * u64::from(MIRRORS),
+            "{frames} frames, {copies} copies in one turn"
+        );
         got += frames;
         seen += copies;
     }

@@ -49,7 +49,10 @@ fn turn(seat: &mut Seat, vnic: &Vnic) -> Result<(), End> {
 }
 
 /// Sends frames that ask for no offload, as far as there is room.
-pub(crate) fn send(seat: &mut Seat, frames: impl IntoIterator<Item = Vec<u8>>) -> Result<usize, End> {
+pub(crate) fn send(
+    seat: &mut Seat,
+    frames: impl IntoIterator<Item = Vec<u8>>,
+) -> Result<usize, End> {
     let mut frames = frames.into_iter();
     Ok(seat.nic.send(BURST, |memory, at| {
         let frame = frames.next()?;
@@ -80,17 +83,22 @@ pub(crate) struct Echo<'a> {
     pub request: bool,
 }
 
-/// Reads a frame. Whether checksums are right is not looked at: nothing here is older than the switch.
+/// Reads a frame. Whether checksums are right is not looked at: nothing here is older than the
+/// switch.
 pub(crate) fn read(frame: &[u8]) -> Option<Echo<'_>> {
     let link = Ethernet::parse(frame).ok()?;
     let (source, destination, message, kinds) = match link.ethertype() {
         ethernet::IPV4 => {
-            let ip = Ipv4::parse(link.payload()).ok().filter(|ip| ip.protocol() == protocol::ICMP && !ip.is_fragment())?;
+            let ip = Ipv4::parse(link.payload())
+                .ok()
+                .filter(|ip| ip.protocol() == protocol::ICMP && !ip.is_fragment())?;
             let kinds = (icmp::v4::ECHO_REQUEST, icmp::v4::ECHO_REPLY);
             (ip.source().into(), ip.destination().into(), ip.payload().ok()?, kinds)
         }
         ethernet::IPV6 => {
-            let ip = Ipv6::parse(link.payload()).ok().filter(|ip| ip.next_header() == protocol::ICMPV6)?;
+            let ip = Ipv6::parse(link.payload())
+                .ok()
+                .filter(|ip| ip.next_header() == protocol::ICMPV6)?;
             let kinds = (icmp::v6::ECHO_REQUEST, icmp::v6::ECHO_REPLY);
             (ip.source().into(), ip.destination().into(), ip.payload().ok()?, kinds)
         }
@@ -98,7 +106,13 @@ pub(crate) fn read(frame: &[u8]) -> Option<Echo<'_>> {
     };
     let message = Icmp::parse(message).ok()?;
     let request = message.kind() == kinds.0;
-    (request || message.kind() == kinds.1).then_some(Echo { link, source, destination, message, request })
+    (request || message.kind() == kinds.1).then_some(Echo {
+        link,
+        source,
+        destination,
+        message,
+        request,
+    })
 }
 
 /// An IP header from one address to another, of one family.
@@ -131,15 +145,25 @@ mod tests {
 
     #[test]
     fn a_question_for_us_is_answered_and_nothing_else() {
-        for (a, b, len) in [("10.0.0.1", "10.0.0.2", 14 + 20 + 8 + 3), ("fd00::1", "fd00::2", 14 + 40 + 8 + 3)] {
+        for (a, b, len) in
+            [("10.0.0.1", "10.0.0.2", 14 + 20 + 8 + 3), ("fd00::1", "fd00::2", 14 + 40 + 8 + 3)]
+        {
             let (a, b): (IpAddr, IpAddr) = (a.parse().unwrap(), b.parse().unwrap());
             let question = packet((A, a), (B, b)).unwrap().ping(7, 8, b"abc");
             let reply = answer(&question, B, b).unwrap();
             assert_eq!(reply.len(), len);
             let read = read(&reply).unwrap();
-            assert_eq!((read.link.destination(), read.link.source(), read.source, read.destination), (A, B, b, a));
             assert_eq!(
-                (read.request, read.message.echo_id(), read.message.echo_sequence(), read.message.body()),
+                (read.link.destination(), read.link.source(), read.source, read.destination),
+                (A, B, b, a)
+            );
+            assert_eq!(
+                (
+                    read.request,
+                    read.message.echo_id(),
+                    read.message.echo_sequence(),
+                    read.message.body()
+                ),
                 (false, 7, 8, &b"abc"[..])
             );
             assert_eq!(answer(&question, A, b), None, "for another station");

@@ -14,6 +14,8 @@ pub enum Error {
     Channel(#[from] ControlError),
     #[error("cannot make the memory of a guest: {0}")]
     Memory(#[from] MemoryError),
-    #[error("cannot start the thread of a guest: {0}; look at the limits of processes, memory and open files")]
+    #[error(
+        "cannot start the thread of a guest: {0}; look at the limits of processes, memory and open files"
+    )]
     Thread(#[from] io::Error),
 }

@@ -1,11 +1,12 @@
 //! Guests of our own: what is behind a vnic that no virtual machine attaches to.
 //!
-//! Such a vnic is like any other: its machine is a thread here, with the driver's side of virtqueues, at the other end of a control channel
-//! without a name. So nothing of the switch has to know of it. Behind a TAP vnic frames are relayed to and from a TAP device ([`Machine::Tap`]);
+//! Such a vnic is like any other: its machine is a thread here, with the driver's side of
+//! virtqueues, at the other end of a control channel without a name. So nothing of the switch has
+//! to know of it. Behind a TAP vnic frames are relayed to and from a TAP device ([`Machine::Tap`]);
 //! behind a BENCH vnic they are made and answered here ([`Machine::Ping`], [`Machine::Echo`]).
 //!
-//! A thread sleeps unless there is something to do, takes at most [`BURST`] frames of a kind at a time, and never holds up the switch: it is
-//! as slow a reader as a virtual machine may be.
+//! A thread sleeps unless there is something to do, takes at most [`BURST`] frames of a kind at a
+//! time, and never holds up the switch: it is as slow a reader as a virtual machine may be.
 
 #![forbid(unsafe_code)]
 
@@ -73,7 +74,10 @@ enum Body {
 impl Machine {
     /// Whether both have an interface in one network namespace, whatever it is called.
     pub fn is_beside(&self, other: &Machine) -> bool {
-        let (Machine::Tap { namespace: one }, Machine::Tap { namespace: other }) = (self, other) else { return false };
+        let (Machine::Tap { namespace: one }, Machine::Tap { namespace: other }) = (self, other)
+        else {
+            return false;
+        };
         let place = |path: &Option<PathBuf>| {
             let path = path.as_deref().unwrap_or(Path::new("/proc/thread-self/ns/net"));
             std::fs::metadata(path).map(|found| (found.dev(), found.ino())).ok()
@@ -98,8 +102,14 @@ impl Machine {
 }
 
 impl Prepared {
-    /// Attaches to the vnic at the other end of `connection` and starts. When this returns, the vnic's queues run.
-    pub fn attach(self, connection: UnixStream, farewell: Farewell, told: Told) -> Result<Guest, Error> {
+    /// Attaches to the vnic at the other end of `connection` and starts. When this returns, the
+    /// vnic's queues run.
+    pub fn attach(
+        self,
+        connection: UnixStream,
+        farewell: Farewell,
+        told: Told,
+    ) -> Result<Guest, Error> {
         let Prepared { body, vnic } = self;
         let station = if let Body::Tap(station) = &body { Some(station) } else { None };
         let mut seat = Seat::take(connection, station, vnic.ip)?;
@@ -131,7 +141,9 @@ impl Prepared {
 
 /// Keeps this thread off a processor. Returns whether it has another one.
 fn keep_off(processor: Option<usize>) -> bool {
-    let Some((processor, mut set)) = processor.filter(|at| *at < CpuSet::MAX_CPU).zip(sched_getaffinity(None).ok()) else {
+    let Some((processor, mut set)) =
+        processor.filter(|at| *at < CpuSet::MAX_CPU).zip(sched_getaffinity(None).ok())
+    else {
         return false;
     };
     set.unset(processor);
@@ -172,7 +184,10 @@ impl Guest {
     /// What an operator sees.
     pub fn report(&self) -> Report {
         match &self.interface {
-            Some(interface) => Report::Tap { interface: interface.clone(), refused: self.counts.refused.load(Ordering::Relaxed) },
+            Some(interface) => Report::Tap {
+                interface: interface.clone(),
+                refused: self.counts.refused.load(Ordering::Relaxed),
+            },
             None => Report::Bench(self.counts.pings.read()),
         }
     }
@@ -182,7 +197,8 @@ impl Guest {
         self.wishes.readdress(ip);
     }
 
-    /// Tells it the MTU of its network, which has changed. A TAP device in our own network namespace gets it.
+    /// Tells it the MTU of its network, which has changed. A TAP device in our own network
+    /// namespace gets it.
     pub fn resize(&self, mtu: u32) {
         self.wishes.resize(mtu);
     }

@@ -1,4 +1,5 @@
-//! The guest's NIC: virtqueues as a Linux guest has them, with mergeable receive buffers and all offloads.
+//! The guest's NIC: virtqueues as a Linux guest has them, with mergeable receive buffers and all
+//! offloads.
 //!
 //! Buffers lie in two stretches of memory, and are read and written where they are.
 
@@ -8,7 +9,10 @@ use std::{
 };
 
 use butterfly_vhost::{
-    driver::{self, AddError, Buffer, DeviceError, Memory, MemoryConfig, MemoryError, Placement, QueueLink, RX, Span, VirtQueue},
+    driver::{
+        self, AddError, Buffer, DeviceError, Memory, MemoryConfig, MemoryError, Placement,
+        QueueLink, RX, Span, VirtQueue,
+    },
     net::{Features, NetHeader},
 };
 
@@ -29,13 +33,15 @@ pub const WANTED: Features = Features(
 /// Without these there is no NIC: they say how long a header is.
 pub const NEEDED: Features = Features(Features::VERSION_1.0 | Features::MRG_RXBUF.0);
 
-/// Receive buffers, and the bytes of each. A segment of 64 KiB takes five: there is room for 200, more than what a few connections have under way
-/// by default (6 MiB each), so that TCP is not slowed by frames that find none. Memory is taken by the page, as frames need it.
+/// Receive buffers, and the bytes of each. A segment of 64 KiB takes five: there is room for 200,
+/// more than what a few connections have under way by default (6 MiB each), so that TCP is not
+/// slowed by frames that find none. Memory is taken by the page, as frames need it.
 const RX_BUFFERS: u16 = 1024;
 const RX_BUFFER: usize = 16 << 10;
 /// Transmit buffers. The last one used is used first, so that idle vnics cost little memory.
 const TX_BUFFERS: u16 = 128;
-/// Bytes of a transmit buffer: a header, and the longest IP packet behind an Ethernet header with two tags.
+/// Bytes of a transmit buffer: a header, and the longest IP packet behind an Ethernet header with
+/// two tags.
 pub const TX_BUFFER: usize = (NetHeader::LEN + 14 + 8 + 65_535 + 64) & !63;
 
 /// The switch did what no device may do, or the driver is wrong: nothing goes on.
@@ -66,7 +72,9 @@ impl Nic {
     pub fn new(features: Features) -> Result<Nic, MemoryError> {
         let pools = [usize::from(RX_BUFFERS) * RX_BUFFER, usize::from(TX_BUFFERS) * TX_BUFFER];
         // Rings of 1,024 and 128 take less than the rest.
-        let memory = Memory::new(&MemoryConfig::new((pools[0] + pools[1] + (256 << 10)).next_multiple_of(4096) as u64))?;
+        let memory = Memory::new(&MemoryConfig::new(
+            (pools[0] + pools[1] + (256 << 10)).next_multiple_of(4096) as u64,
+        ))?;
         let pool = |len| memory.span(memory.alloc(len, 4096)?, len);
         let mut nic = Nic {
             rx: VirtQueue::new(&memory, RX_BUFFERS, features)?,
@@ -86,9 +94,14 @@ impl Nic {
         Ok(nic)
     }
 
-    /// Takes up to `max` frames that the switch delivered: `with` gets the memory and the pieces of each, where they begin and how long
-    /// they are. The first one begins with the virtio-net header. Returns how many there were.
-    pub fn receive(&mut self, max: usize, mut with: impl FnMut(&Span, &[(usize, usize)])) -> Result<usize, NicError> {
+    /// Takes up to `max` frames that the switch delivered: `with` gets the memory and the pieces of
+    /// each, where they begin and how long they are. The first one begins with the virtio-net
+    /// header. Returns how many there were.
+    pub fn receive(
+        &mut self,
+        max: usize,
+        mut with: impl FnMut(&Span, &[(usize, usize)]),
+    ) -> Result<usize, NicError> {
         let mut frames = 0;
         while frames < max && self.take()? {
             with(&self.rx_pool, &self.pieces);
@@ -134,7 +147,11 @@ impl Nic {
     fn give_back(&mut self) -> Result<(), NicError> {
         for buffer in self.taken.drain(..) {
             let addr = self.rx_pool.addr() + (buffer * RX_BUFFER) as u64;
-            self.rx.add(&[Buffer { addr, len: RX_BUFFER as u32, writable: true }], Placement::Direct, buffer as u64)?;
+            self.rx.add(
+                &[Buffer { addr, len: RX_BUFFER as u32, writable: true }],
+                Placement::Direct,
+                buffer as u64,
+            )?;
         }
         Ok(())
     }
@@ -147,9 +164,14 @@ impl Nic {
         Ok(self.tx_free.len())
     }
 
-    /// Sends up to `max` frames, as many as there is room for: `fill` gets the memory, and where the next one belongs with its header, and
-    /// returns how many of the [`TX_BUFFER`] bytes it takes; `None` ends it. Returns how many there were.
-    pub fn send(&mut self, max: usize, mut fill: impl FnMut(&Span, usize) -> Option<usize>) -> Result<usize, NicError> {
+    /// Sends up to `max` frames, as many as there is room for: `fill` gets the memory, and where
+    /// the next one belongs with its header, and returns how many of the [`TX_BUFFER`] bytes it
+    /// takes; `None` ends it. Returns how many there were.
+    pub fn send(
+        &mut self,
+        max: usize,
+        mut fill: impl FnMut(&Span, usize) -> Option<usize>,
+    ) -> Result<usize, NicError> {
         if self.tx_free.len() < max {
             self.room()?;
         }
@@ -159,7 +181,11 @@ impl Nic {
             && let Some(len) = fill(&self.tx_pool, buffer * TX_BUFFER)
         {
             let addr = self.tx_pool.addr() + (buffer * TX_BUFFER) as u64;
-            self.tx.add(&[Buffer { addr, len: len.min(TX_BUFFER) as u32, writable: false }], Placement::Direct, buffer as u64)?;
+            self.tx.add(
+                &[Buffer { addr, len: len.min(TX_BUFFER) as u32, writable: false }],
+                Placement::Direct,
+                buffer as u64,
+            )?;
             self.tx_free.pop();
             frames += 1;
         }
@@ -170,7 +196,8 @@ impl Nic {
         Ok(frames)
     }
 
-    /// Asks to be interrupted by the next frame, and if there is no `room` when there is some again. Returns false if that is so already.
+    /// Asks to be interrupted by the next frame, and if there is no `room` when there is some
+    /// again. Returns false if that is so already.
     pub fn arm(&mut self, room: bool) -> bool {
         self.rx.arm_interrupt() && (room || self.tx.arm_interrupt())
     }

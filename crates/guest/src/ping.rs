@@ -1,4 +1,5 @@
-//! Behind a BENCH vnic that asks: echo requests, one after the other, and how long the answers take.
+//! Behind a BENCH vnic that asks: echo requests, one after the other, and how long the answers
+//! take.
 
 use std::{
     net::IpAddr,
@@ -48,11 +49,19 @@ impl Times {
     }
 
     fn with(self, time: Duration) -> Times {
-        Times { count: self.count + 1, min: self.min.min(time), sum: self.sum + time, max: self.max.max(time) }
+        Times {
+            count: self.count + 1,
+            min: self.min.min(time),
+            sum: self.sum + time,
+            max: self.max.max(time),
+        }
     }
 
     fn add(times: &mut Option<Times>, time: Duration) {
-        *times = Some(times.map_or(Times { count: 1, min: time, sum: time, max: time }, |times| times.with(time)));
+        *times =
+            Some(times.map_or(Times { count: 1, min: time, sum: time, max: time }, |times| {
+                times.with(time)
+            }));
     }
 }
 
@@ -80,7 +89,13 @@ impl Record {
 }
 
 /// Asks until somebody ends it.
-pub(crate) fn run(seat: &mut Seat, vnic: &Vnic, (ip, mac): (IpAddr, Mac), record: &Record, told: &Told) -> End {
+pub(crate) fn run(
+    seat: &mut Seat,
+    vnic: &Vnic,
+    (ip, mac): (IpAddr, Mac),
+    record: &Record,
+    told: &Told,
+) -> End {
     let mut asker = Asker { asked: [None; REMEMBERED], next: 0, last: None, measured: None };
     loop {
         if let Err(end) = asker.turn(seat, vnic, (ip, mac), record, told) {
@@ -100,13 +115,21 @@ struct Asker {
 }
 
 impl Asker {
-    fn turn(&mut self, seat: &mut Seat, vnic: &Vnic, (ip, mac): (IpAddr, Mac), record: &Record, told: &Told) -> Result<(), End> {
+    fn turn(
+        &mut self,
+        seat: &mut Seat,
+        vnic: &Vnic,
+        (ip, mac): (IpAddr, Mac),
+        record: &Record,
+        told: &Told,
+    ) -> Result<(), End> {
         if seat.stopping() {
             return Err(End::Stopped);
         }
         let packet = seat.ip().and_then(|own| echo::packet((vnic.mac, own), (mac, ip)));
         let Some(packet) = packet else {
-            // Without an address there is nobody who could be answered. What arrives is nothing to us.
+            // Without an address there is nobody who could be answered. What arrives is nothing to
+            // us.
             seat.nic.receive(BURST, |_, _| ())?;
             seat.sleep(None, None)?;
             return Ok(());
@@ -115,7 +138,11 @@ impl Asker {
         let mut answered = Vec::new();
         let received = seat.nic.receive(BURST, |memory, pieces| {
             echo::gather(memory, pieces, &mut frame);
-            answered.extend(echo::read(&frame).filter(|echo| echo.source == ip).and_then(|echo| self.answered(&echo)));
+            answered.extend(
+                echo::read(&frame)
+                    .filter(|echo| echo.source == ip)
+                    .and_then(|echo| self.answered(&echo)),
+            );
         })?;
         seat.noticed(answered.len());
         for time in answered {
@@ -171,7 +198,8 @@ impl Asker {
 /// The data of a request: when it was made, in microseconds since the epoch.
 fn data() -> [u8; DATA] {
     let mut data = [0; DATA];
-    let micros = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
+    let micros =
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64);
     data[..8].copy_from_slice(&micros.to_be_bytes());
     data
 }
@@ -181,13 +209,24 @@ mod tests {
     use super::*;
 
     fn frame(number: u16, answer: bool) -> Vec<u8> {
-        let packet = echo::packet((Mac([2; 6]), [10, 0, 0, 2].into()), (Mac([4; 6]), [10, 0, 0, 1].into())).unwrap();
-        if answer { packet.icmp(0, 0, u32::from(ID) << 16 | u32::from(number), &[]) } else { packet.ping(ID, number, &[]) }
+        let packet =
+            echo::packet((Mac([2; 6]), [10, 0, 0, 2].into()), (Mac([4; 6]), [10, 0, 0, 1].into()))
+                .unwrap();
+        if answer {
+            packet.icmp(0, 0, u32::from(ID) << 16 | u32::from(number), &[])
+        } else {
+            packet.ping(ID, number, &[])
+        }
     }
 
     #[test]
     fn an_answer_counts_once_and_only_if_it_was_asked_for() {
-        let mut asker = Asker { asked: [None; REMEMBERED], next: 5, last: Some(Instant::now()), measured: None };
+        let mut asker = Asker {
+            asked: [None; REMEMBERED],
+            next: 5,
+            last: Some(Instant::now()),
+            measured: None,
+        };
         for number in [2, 3, 4] {
             asker.asked[number] = Some(Instant::now());
         }
@@ -208,7 +247,10 @@ mod tests {
             Times::add(&mut times, Duration::from_micros(micros));
         }
         let times = times.unwrap();
-        assert_eq!((times.count, times.min, times.max), (3, Duration::from_micros(10), Duration::from_micros(60)));
+        assert_eq!(
+            (times.count, times.min, times.max),
+            (3, Duration::from_micros(10), Duration::from_micros(60))
+        );
         assert_eq!(times.mean(), Duration::from_micros(30));
     }
 }

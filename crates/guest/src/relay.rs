@@ -1,4 +1,5 @@
-//! Between a TAP device and the switch: frames as they are, virtio-net header included, without a copy of our own.
+//! Between a TAP device and the switch: frames as they are, virtio-net header included, without a
+//! copy of our own.
 
 use std::{
     io,
@@ -18,7 +19,8 @@ use crate::{
 /// What the descriptor of a TAP device says when its interface was deleted.
 const DELETED: i32 = Errno::BADFD.raw_os_error();
 
-/// Relays until somebody ends it. Counts frames that the device `refused`, which it does while it is down.
+/// Relays until somebody ends it. Counts frames that the device `refused`, which it does while it
+/// is down.
 pub(crate) fn run(seat: &mut Seat, station: &mut Station, refused: &AtomicU64) -> End {
     loop {
         match turn(seat, station, refused) {
@@ -39,14 +41,16 @@ fn turn(seat: &mut Seat, station: &mut Station, refused: &AtomicU64) -> Result<(
     }
     let device = station.as_fd();
     let mut gone = false;
-    let sent = seat.nic.send(BURST, |memory, at| match memory.read_from(at, TX_BUFFER, device) {
-        Ok(len) => Some(len).filter(|len| *len > HEADER_LEN),
-        Err(error) => {
-            let empty = matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted);
-            gone |= !empty;
-            None
-        }
-    })?;
+    let sent =
+        seat.nic.send(BURST, |memory, at| match memory.read_from(at, TX_BUFFER, device) {
+            Ok(len) => Some(len).filter(|len| *len > HEADER_LEN),
+            Err(error) => {
+                let empty =
+                    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted);
+                gone |= !empty;
+                None
+            }
+        })?;
     let received = seat.nic.receive(BURST, |memory, pieces| {
         if let Err(error) = memory.write_to(pieces, device) {
             gone |= error.raw_os_error() == Some(DELETED);

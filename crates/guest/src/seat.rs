@@ -30,7 +30,8 @@ const AWAKE: Duration = Duration::from_micros(200);
 
 /// What is wished of a guest by whoever holds it.
 pub(crate) struct Wishes {
-    /// A wish comes like an interrupt of the receive queue: every descriptor less is room for more vnics.
+    /// A wish comes like an interrupt of the receive queue: every descriptor less is room for more
+    /// vnics.
     wake: Arc<OwnedFd>,
     stop: AtomicBool,
     ip: Mutex<Option<IpAddr>>,
@@ -82,7 +83,9 @@ impl End {
 
 impl From<NicError> for End {
     fn from(error: NicError) -> End {
-        End::Because(format!("an error of a queue between the switch and its own guest, please report it: {error}"))
+        End::Because(format!(
+            "an error of a queue between the switch and its own guest, please report it: {error}"
+        ))
     }
 }
 
@@ -106,8 +109,9 @@ impl Seat {
         }
     }
 
-    /// Whether nothing has arrived for a while. While something does, another look is worth more than sleep: whoever measures a round trip
-    /// waits for no thread to wake up. Another thread on this processor goes first.
+    /// Whether nothing has arrived for a while. While something does, another look is worth more
+    /// than sleep: whoever measures a round trip waits for no thread to wake up. Another thread
+    /// on this processor goes first.
     pub fn is_quiet(&self) -> bool {
         let quiet = self.last.is_none_or(|last| !self.looks || last.elapsed() > AWAKE);
         if !quiet {
@@ -116,8 +120,13 @@ impl Seat {
         quiet
     }
 
-    /// Attaches; frames of a TAP device may leave to the switch what it accepts from a guest. The queues run when this returns.
-    pub fn take(stream: UnixStream, station: Option<&Station>, ip: Option<IpAddr>) -> Result<Seat, Error> {
+    /// Attaches; frames of a TAP device may leave to the switch what it accepts from a guest. The
+    /// queues run when this returns.
+    pub fn take(
+        stream: UnixStream,
+        station: Option<&Station>,
+        ip: Option<IpAddr>,
+    ) -> Result<Seat, Error> {
         let channel = stream.try_clone()?;
         let mut connection = Connection::new(stream)?;
         let features = connection.negotiate(WANTED, Connection::usual_protocol())?;
@@ -134,8 +143,12 @@ impl Seat {
         }
         let nic = Nic::new(features)?;
         connection.start(&nic, &Start::default())?;
-        let wishes =
-            Wishes { wake: nic.interrupt().clone(), stop: AtomicBool::new(false), ip: Mutex::new(ip), mtu: AtomicU32::new(0) };
+        let wishes = Wishes {
+            wake: nic.interrupt().clone(),
+            stop: AtomicBool::new(false),
+            ip: Mutex::new(ip),
+            mtu: AtomicU32::new(0),
+        };
         Ok(Seat { nic, channel, wishes: Arc::new(wishes), last: None, looks: false })
     }
 
@@ -159,9 +172,14 @@ impl Seat {
         *self.wishes.ip.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sleeps until a frame was delivered, `file` can be read and there is room for what comes from it, something is wished, or `timeout`
-    /// is over. Returns whether `file` only reports errors.
-    pub fn sleep(&mut self, file: Option<BorrowedFd<'_>>, timeout: Option<Duration>) -> Result<bool, End> {
+    /// Sleeps until a frame was delivered, `file` can be read and there is room for what comes from
+    /// it, something is wished, or `timeout` is over. Returns whether `file` only reports
+    /// errors.
+    pub fn sleep(
+        &mut self,
+        file: Option<BorrowedFd<'_>>,
+        timeout: Option<Duration>,
+    ) -> Result<bool, End> {
         let room = file.is_none() || self.nic.room()? > 0;
         let mut broken = false;
         if self.nic.arm(room) {
@@ -169,14 +187,19 @@ impl Seat {
             let other = file.filter(|_| room).unwrap_or(sent);
             let fds = [self.channel.as_fd(), received, other];
             let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
-            let timeout = timeout.map(|time| Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() });
+            let timeout = timeout.map(|time| Timespec {
+                tv_sec: time.as_secs() as i64,
+                tv_nsec: time.subsec_nanos().into(),
+            });
             // Interrupted by a signal: whoever has nothing to do sleeps again.
             let _ = poll(&mut fds, timeout.as_ref());
             let [channel, _, other] = fds.map(|fd| fd.revents());
             if !channel.is_empty() {
                 return Err(if self.stopping() { End::Stopped } else { End::Closed });
             }
-            broken = file.is_some() && room && other.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL);
+            broken = file.is_some()
+                && room
+                && other.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL);
         }
         self.nic.disarm();
         Ok(broken)

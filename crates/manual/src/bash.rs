@@ -1,4 +1,5 @@
-//! Completions for bash, of a client whose commands are chained with `+` and take the names of things the daemon knows.
+//! Completions for bash, of a client whose commands are chained with `+` and take the names of
+//! things the daemon knows.
 
 use clap::{Arg, ArgAction, Command};
 use std::fmt::Write;
@@ -19,14 +20,26 @@ impl Words {
     fn of(argument: &Arg) -> Self {
         let possible = argument.get_possible_values();
         if !possible.is_empty() {
-            return Self::Of(possible.iter().map(|value| value.get_name()).collect::<Vec<_>>().join(" "));
+            return Self::Of(
+                possible.iter().map(|value| value.get_name()).collect::<Vec<_>>().join(" "),
+            );
         }
-        let name = argument.get_value_names().unwrap_or_default().first().map(ToString::to_string).unwrap_or_default();
+        let name = argument
+            .get_value_names()
+            .unwrap_or_default()
+            .first()
+            .map(ToString::to_string)
+            .unwrap_or_default();
         match name.as_str() {
             "FILE" | "PATH" => Self::File,
             "NIC" | "IP|NIC" | "NIC|outside" => Self::Printed("nic list"),
             "SG" => Self::Printed("sg list"),
-            choice if choice.contains('|') && choice.chars().all(|letter| letter.is_ascii_lowercase() || letter == '|') => {
+            choice
+                if choice.contains('|')
+                    && choice
+                        .chars()
+                        .all(|letter| letter.is_ascii_lowercase() || letter == '|') =>
+            {
                 Self::Of(choice.replace('|', " "))
             }
             _ => Self::Free,
@@ -49,7 +62,8 @@ pub fn bash(client: &Command) -> String {
     let name = client.get_name();
     let mut script = Script { name: name.to_owned(), ..Script::default() };
     script.visit(client, "");
-    let globals: Vec<&Arg> = client.get_arguments().filter(|argument| !argument.is_positional()).collect();
+    let globals: Vec<&Arg> =
+        client.get_arguments().filter(|argument| !argument.is_positional()).collect();
     let (options, values) = described(name, &globals, "*");
     let Script { paths, cases, operands, values: own_values, .. } = script;
     format!(
@@ -130,15 +144,20 @@ impl Script {
             let pattern = if path.is_empty() { "''" } else { path };
             let _ = writeln!(self.cases, "        {pattern}) below='{}' ;;", below.join(" "));
         } else {
-            let own: Vec<&Arg> = command.get_arguments().filter(|argument| !argument.is_positional()).collect();
+            let own: Vec<&Arg> =
+                command.get_arguments().filter(|argument| !argument.is_positional()).collect();
             let (options, values) = described(&self.name, &own, path);
             let _ = writeln!(self.cases, "        {path}) options='{}' ;;", options.join(" "));
             self.values.push_str(&values);
             for (place, word) in command.get_positionals().enumerate() {
                 let several = word.get_num_args().is_some_and(|range| range.max_values() > 1);
                 let place = if several { "*".to_owned() } else { place.to_string() };
-                let _ =
-                    writeln!(self.operands, "            {path}:{place}) _{}_propose {} ;;", self.name, Words::of(word).shell());
+                let _ = writeln!(
+                    self.operands,
+                    "            {path}:{place}) _{}_propose {} ;;",
+                    self.name,
+                    Words::of(word).shell()
+                );
             }
         }
         for below in command.get_subcommands() {
@@ -158,9 +177,14 @@ fn described(name: &str, arguments: &[&Arg], path: &str) -> (Vec<String>, String
         let long = argument.get_long().map(|long| format!("--{long}"));
         let own: Vec<String> = short.into_iter().chain(long).collect();
         if !matches!(argument.get_action(), ArgAction::SetTrue) {
-            let patterns: Vec<String> = own.iter().map(|option| format!("{path}:{option}")).collect();
+            let patterns: Vec<String> =
+                own.iter().map(|option| format!("{path}:{option}")).collect();
             let value = Words::of(argument).shell();
-            let _ = writeln!(cases, "        {}) _{name}_propose {value}; return ;;", patterns.join(" | "));
+            let _ = writeln!(
+                cases,
+                "        {}) _{name}_propose {value}; return ;;",
+                patterns.join(" | ")
+            );
         }
         options.extend(own);
     }

@@ -1,4 +1,5 @@
-//! Manual pages and shell completions, made of what `--help` is made of: clap's model of the command line.
+//! Manual pages and shell completions, made of what `--help` is made of: clap's model of the
+//! command line.
 
 #![forbid(unsafe_code)]
 

@@ -17,7 +17,10 @@ impl Page {
         let mut roff = Roff::new();
         let version = format!("butterfly {}", butterfly_version::VERSION);
         let section = section.to_string();
-        roff.control("TH", [&*name.to_uppercase(), &section, butterfly_version::DAY, &version, manual]);
+        roff.control(
+            "TH",
+            [&*name.to_uppercase(), &section, butterfly_version::DAY, &version, manual],
+        );
         let mut page = Self { roff, fresh: true };
         page.section("NAME");
         // As it stands, or `whatis` does not find it.
@@ -96,8 +99,15 @@ fn term(argument: &Arg) -> String {
     let short = argument.get_short().map(|letter| format!("`-{letter}`"));
     let long = argument.get_long().map(|name| format!("`--{name}`"));
     let mut term = short.into_iter().chain(long).collect::<Vec<_>>().join(", ");
-    if argument.is_positional() || !matches!(argument.get_action(), ArgAction::SetTrue | ArgAction::Help) {
-        let value = argument.get_value_names().unwrap_or_default().first().map(ToString::to_string).unwrap_or_default();
+    if argument.is_positional()
+        || !matches!(argument.get_action(), ArgAction::SetTrue | ArgAction::Help)
+    {
+        let value = argument
+            .get_value_names()
+            .unwrap_or_default()
+            .first()
+            .map(ToString::to_string)
+            .unwrap_or_default();
         let more = argument.get_num_args().is_some_and(|range| range.max_values() > 1);
         let space = if term.is_empty() { "" } else { " " };
         term.push_str(&format!("{space}{value}{}", if more { "..." } else { "" }));
@@ -118,11 +128,24 @@ mod tests {
     fn what_roff_would_read_as_its_own_is_text() {
         let mut page = Page::new("x", 1, "Manual", "does it");
         page.text("`-a` is\n'not' a request.\n\n.SH is not, either: \\n");
-        page.arguments([&Arg::new("ip").long("ip").short('i').value_name("IP").num_args(1..).required(true).help("an address")]);
+        page.arguments([&Arg::new("ip")
+            .long("ip")
+            .short('i')
+            .value_name("IP")
+            .num_args(1..)
+            .required(true)
+            .help("an address")]);
         let text = page.finish();
         assert!(text.contains("\n.SH NAME\nx \\- does it\n"), "{text}");
         assert!(text.contains("\n.PP\n\\&.SH is not, either: \\\\n\n"), "{text}");
-        assert!(text.contains("\n\\fB\\-a\\fR is \\*(Aqnot\\*(Aq a request.\n") || text.contains("is \\*(Aq"), "{text}");
-        assert!(text.contains("\n.TP\n\\fB\\-i\\fR, \\fB\\-\\-ip\\fR IP...\nan address (mandatory)\n"), "{text}");
+        assert!(
+            text.contains("\n\\fB\\-a\\fR is \\*(Aqnot\\*(Aq a request.\n")
+                || text.contains("is \\*(Aq"),
+            "{text}"
+        );
+        assert!(
+            text.contains("\n.TP\n\\fB\\-i\\fR, \\fB\\-\\-ip\\fR IP...\nan address (mandatory)\n"),
+            "{text}"
+        );
     }
 }

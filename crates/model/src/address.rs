@@ -11,8 +11,9 @@ use std::{
 #[error("\"{0}\" is not an IP address; write 192.0.2.1 or 2001:db8::1")]
 pub struct AddressError(pub String);
 
-/// An address in the forms `inet_pton` takes: dotted decimal without leading zeros, or IPv6 without a zone. IPv4 in the form of IPv6
-/// (`::ffff:192.0.2.1`) is none: no packet carries it, and it must not be taken for the other family's.
+/// An address in the forms `inet_pton` takes: dotted decimal without leading zeros, or IPv6 without
+/// a zone. IPv4 in the form of IPv6 (`::ffff:192.0.2.1`) is none: no packet carries it, and it must
+/// not be taken for the other family's.
 pub fn parse_ip(text: &str) -> Result<IpAddr, AddressError> {
     let mapped = |ip: &IpAddr| matches!(ip, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some());
     text.parse().ok().filter(|ip| !mapped(ip)).ok_or_else(|| AddressError(text.to_owned()))
@@ -21,7 +22,8 @@ pub fn parse_ip(text: &str) -> Result<IpAddr, AddressError> {
 /// The form `inet_ntop` gives `address`.
 pub fn canonical(address: IpAddr) -> String {
     match address {
-        // The standard library writes addresses below 2^32 in hexadecimal, the C library those from 2^16 with dots.
+        // The standard library writes addresses below 2^32 in hexadecimal, the C library those from
+        // 2^16 with dots.
         IpAddr::V6(v6) if matches!(v6.segments(), [0, 0, 0, 0, 0, 0, high, _] if high != 0) => {
             format!("::{}", low_32_bits(v6))
         }
@@ -34,10 +36,11 @@ fn low_32_bits(address: Ipv6Addr) -> Ipv4Addr {
     Ipv4Addr::new(a, b, c, d)
 }
 
-/// Addresses of a vnic, or the members of a security group: each once, in the order they were added.
+/// Addresses of a vnic, or the members of a security group: each once, in the order they were
+/// added.
 ///
-/// Adding, removing and finding one takes a time that hardly depends on how many there are: groups have 100,000 members, and
-/// change one at a time.
+/// Adding, removing and finding one takes a time that hardly depends on how many there are: groups
+/// have 100,000 members, and change one at a time.
 #[derive(Clone, Default)]
 pub struct IpSet {
     /// The addresses by their places, which only grow.
@@ -177,7 +180,10 @@ mod tests {
         let mut set = IpSet::parse(["10.0.0.1", "::1"]).unwrap();
         assert!(!set.insert(b), "it is there");
         assert!(set.insert(c) && set.contains(c));
-        assert_eq!((set.texts(), set.len()), (["10.0.0.1", "::1", "10.0.0.2"].map(String::from).into(), 3));
+        assert_eq!(
+            (set.texts(), set.len()),
+            (["10.0.0.1", "::1", "10.0.0.2"].map(String::from).into(), 3)
+        );
         assert!(set.remove(a) && !set.contains(a));
         assert!(!set.remove(a), "it is gone");
         assert!(set.insert(a), "it comes back, as the last");

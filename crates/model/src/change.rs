@@ -12,7 +12,8 @@ pub enum NicChange {
     Nothing,
     /// The virtual machine stays attached.
     InPlace,
-    /// The vnic has to be removed and made anew, and its virtual machine is cut: because of these properties.
+    /// The vnic has to be removed and made anew, and its virtual machine is cut: because of these
+    /// properties.
     Recreate(Vec<&'static str>),
 }
 
@@ -99,7 +100,10 @@ mod tests {
     #[test]
     fn type_mac_vni_path_and_sniff_target_recreate() {
         let recreate = |reasons: &[&'static str]| NicChange::Recreate(reasons.to_vec());
-        assert_eq!(change(|nic| nic.kind = socket(Role::Client, "/run/b/qemu-vhost-nic-1")), recreate(&["type"]));
+        assert_eq!(
+            change(|nic| nic.kind = socket(Role::Client, "/run/b/qemu-vhost-nic-1")),
+            recreate(&["type"])
+        );
         assert_eq!(change(|nic| nic.kind = socket(Role::Server, "/x")), recreate(&["path"]));
         assert_eq!(change(|nic| nic.kind = Kind::Tap { netns: None }), recreate(&["type", "path"]));
         assert_eq!(change(|nic| nic.vni = Vni::new(1).unwrap()), recreate(&["vni"]));
@@ -123,7 +127,10 @@ mod tests {
         };
         assert_eq!(NicChange::between(&tap(Some("a")), &tap(Some("a"))), NicChange::Nothing);
         for (old, new) in [(None, Some("a")), (Some("a"), None), (Some("a"), Some("b"))] {
-            assert_eq!(NicChange::between(&tap(old), &tap(new)), NicChange::Recreate(vec!["network namespace"]));
+            assert_eq!(
+                NicChange::between(&tap(old), &tap(new)),
+                NicChange::Recreate(vec!["network namespace"])
+            );
         }
     }
 

@@ -5,8 +5,8 @@ use std::{fmt, net::IpAddr};
 
 /// An address and the length of its network part.
 ///
-/// Bits of the address beyond the length are kept, because the declared text is part of a rule's identity; they mean nothing
-/// else: see [`Cidr::network`].
+/// Bits of the address beyond the length are kept, because the declared text is part of a rule's
+/// identity; they mean nothing else: see [`Cidr::network`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cidr {
     address: IpAddr,
@@ -53,8 +53,12 @@ impl Cidr {
     pub fn network(&self) -> IpAddr {
         let host_bits = width(self.address) - u32::from(self.mask_size);
         match self.address {
-            IpAddr::V4(v4) => IpAddr::V4((v4.to_bits() & u32::MAX.checked_shl(host_bits).unwrap_or(0)).into()),
-            IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() & u128::MAX.checked_shl(host_bits).unwrap_or(0)).into()),
+            IpAddr::V4(v4) => {
+                IpAddr::V4((v4.to_bits() & u32::MAX.checked_shl(host_bits).unwrap_or(0)).into())
+            }
+            IpAddr::V6(v6) => {
+                IpAddr::V6((v6.to_bits() & u128::MAX.checked_shl(host_bits).unwrap_or(0)).into())
+            }
         }
     }
 }
@@ -85,15 +89,23 @@ mod tests {
             ("ffff::ffff", 127, "ffff::ffff/127", "ffff::fffe"),
         ] {
             let cidr = Cidr::new(address, mask_size).unwrap();
-            assert_eq!((cidr.to_string().as_str(), cidr.network()), (text, network.parse().unwrap()));
+            assert_eq!(
+                (cidr.to_string().as_str(), cidr.network()),
+                (text, network.parse().unwrap())
+            );
         }
     }
 
     #[test]
     fn what_does_not_fit_is_refused() {
         assert!(matches!(Cidr::new("10.0.0", 8), Err(CidrError::Address(_))));
-        for (address, mask_size) in [("10.0.0.0", 33), ("10.0.0.0", 256 + 8), ("::", 129), ("::", u32::MAX)] {
-            assert!(matches!(Cidr::new(address, mask_size), Err(CidrError::MaskSize { .. })), "{address}/{mask_size}");
+        for (address, mask_size) in
+            [("10.0.0.0", 33), ("10.0.0.0", 256 + 8), ("::", 129), ("::", u32::MAX)]
+        {
+            assert!(
+                matches!(Cidr::new(address, mask_size), Err(CidrError::MaskSize { .. })),
+                "{address}/{mask_size}"
+            );
         }
         let error = Cidr::new("10.0.0.0", 33).unwrap_err().to_string();
         assert_eq!(error, "mask size 33 of 10.0.0.0 is out of range: 0 to 32");

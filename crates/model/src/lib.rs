@@ -1,8 +1,8 @@
 //! What an operator declares, as types that are valid by construction.
 //!
-//! Whatever comes from the API or a file passes through a constructor here once; afterwards nobody checks again. The types also
-//! know how a declaration is echoed (texts and orders that clients rely on) and what has to happen when one replaces another
-//! ([`NicChange`]). No I/O.
+//! Whatever comes from the API or a file passes through a constructor here once; afterwards nobody
+//! checks again. The types also know how a declaration is echoed (texts and orders that clients
+//! rely on) and what has to happen when one replaces another ([`NicChange`]). No I/O.
 
 #![forbid(unsafe_code)]
 

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// The Ethernet address of a vnic: the octets, and the text it was declared with, which is echoed unchanged.
+/// The Ethernet address of a vnic: the octets, and the text it was declared with, which is echoed
+/// unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mac {
     octets: [u8; 6],

@@ -14,7 +14,9 @@ pub struct Netns(Box<str>);
 
 /// A text that is neither.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("network namespace {text:?} is refused: {reason}; it is a name as `ip netns` lists them, or a path that starts with a /")]
+#[error(
+    "network namespace {text:?} is refused: {reason}; it is a name as `ip netns` lists them, or a path that starts with a /"
+)]
 pub struct NetnsError {
     text: String,
     reason: &'static str,
@@ -59,7 +61,11 @@ mod tests {
 
     #[test]
     fn a_name_and_a_path_lead_to_a_file() {
-        for (text, path) in [("blue", "/run/netns/blue"), ("/proc/7/ns/net", "/proc/7/ns/net"), ("a b", "/run/netns/a b")] {
+        for (text, path) in [
+            ("blue", "/run/netns/blue"),
+            ("/proc/7/ns/net", "/proc/7/ns/net"),
+            ("a b", "/run/netns/a b"),
+        ] {
             let netns = Netns::new(text).unwrap();
             assert_eq!((netns.path().to_str().unwrap(), netns.to_string().as_str()), (path, text));
         }
@@ -67,9 +73,13 @@ mod tests {
 
     #[test]
     fn what_is_neither_is_refused() {
-        for (text, reason) in
-            [("", "empty"), ("a/b", "does not start with one"), ("../x", "does not"), ("..", "directory"), ("a\n", "control")]
-        {
+        for (text, reason) in [
+            ("", "empty"),
+            ("a/b", "does not start with one"),
+            ("../x", "does not"),
+            ("..", "directory"),
+            ("a\n", "control"),
+        ] {
             let error = Netns::new(text).unwrap_err().to_string();
             assert!(error.contains(reason) && error.contains("ip netns"), "{error}");
         }

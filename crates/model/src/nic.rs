@@ -40,8 +40,14 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// A vhost-user vnic called `id`. Only a client may have a `path` of its own, for a server it means nothing.
-    pub fn vhost_user(role: Role, id: &NicId, path: Option<&Path>, directory: &SocketDir) -> Result<Self, SocketPathError> {
+    /// A vhost-user vnic called `id`. Only a client may have a `path` of its own, for a server it
+    /// means nothing.
+    pub fn vhost_user(
+        role: Role,
+        id: &NicId,
+        path: Option<&Path>,
+        directory: &SocketDir,
+    ) -> Result<Self, SocketPathError> {
         let socket = match path.filter(|_| role == Role::Client) {
             Some(path) => SocketPath::new(path)?,
             None => directory.socket(id)?,
@@ -89,14 +95,15 @@ pub struct Nic {
     pub ip_anti_spoof: bool,
     /// Neither filtered nor held to its addresses.
     pub bypass_filtering: bool,
-    /// It passes on packets of others, which may be from addresses of filtered vnics. Means something if it bypasses filtering.
+    /// It passes on packets of others, which may be from addresses of filtered vnics. Means
+    /// something if it bypasses filtering.
     pub forwards: bool,
     /// Its addresses are those of vnics of other hosts, too.
     pub shared_ip: bool,
     /// It may send router advertisements and redirects, if a rule names their protocol.
     pub router: bool,
-    /// It is a mirror: it gets copies of what the vnic with this id sends and receives, and nothing else, and it sends nothing. That
-    /// one need not exist.
+    /// It is a mirror: it gets copies of what the vnic with this id sends and receives, and
+    /// nothing else, and it sends nothing. That one need not exist.
     pub sniff_target: Option<String>,
     /// What is on the other side.
     pub kind: Kind,
@@ -160,7 +167,8 @@ pub(crate) mod tests {
 
     pub(crate) fn nic() -> Nic {
         let id = NicId::new("nic-1").unwrap();
-        let kind = Kind::vhost_user(Role::Server, &id, None, &SocketDir::new("/run/b".into())).unwrap();
+        let kind =
+            Kind::vhost_user(Role::Server, &id, None, &SocketDir::new("/run/b".into())).unwrap();
         Nic {
             id,
             mac: Mac::parse("42:42:42:42:42:01").unwrap(),

@@ -2,7 +2,8 @@
 
 use std::{borrow::Borrow, fmt};
 
-/// The name of a vnic. It becomes part of a file name and of lines that programs read, so some characters are refused.
+/// The name of a vnic. It becomes part of a file name and of lines that programs read, so some
+/// characters are refused.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NicId(Box<str>);
 

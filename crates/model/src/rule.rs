@@ -69,7 +69,8 @@ pub enum RuleError {
 
 /// What to let through. Rules only allow.
 ///
-/// Two rules are the same if their [identities](Rule::identity) are, and rules are listed in the order of those.
+/// Two rules are the same if their [identities](Rule::identity) are, and rules are listed in the
+/// order of those.
 #[derive(Clone, Debug)]
 pub struct Rule {
     direction: Direction,
@@ -81,7 +82,8 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Checks a declaration: `protocol` is -1 for any; ports are mandatory for TCP and UDP, and arbitrary for others.
+    /// Checks a declaration: `protocol` is -1 for any; ports are mandatory for TCP and UDP, and
+    /// arbitrary for others.
     pub fn new(
         direction: Direction,
         protocol: i32,
@@ -91,7 +93,9 @@ impl Rule {
     ) -> Result<Self, RuleError> {
         let protocol = match protocol {
             -1 => Protocol::Any,
-            number => Protocol::Number(u8::try_from(number).map_err(|_| RuleError::Protocol(number))?),
+            number => {
+                Protocol::Number(u8::try_from(number).map_err(|_| RuleError::Protocol(number))?)
+            }
         };
         if let Protocol::Number(number @ (6 | 17)) = protocol {
             check_ports(number, ports)?;
@@ -132,7 +136,8 @@ impl Rule {
     /// Whether it is the same rule but for ports.
     pub fn is_but_for_ports(&self, other: &Rule) -> bool {
         let ports = (other.port_start, other.port_end);
-        Rule { port_start: ports.0, port_end: ports.1, ..self.clone() }.identity() == other.identity()
+        Rule { port_start: ports.0, port_end: ports.1, ..self.clone() }.identity()
+            == other.identity()
     }
 
     /// What makes it this rule: direction, protocol, ports, block, group.
@@ -145,10 +150,16 @@ impl Rule {
             Peer::Cidr(cidr) => (cidr, ""),
             Peer::SecurityGroup(group) => (&"/0", group.as_str()),
         };
-        format!("{direction}-{}-{}-{}-{cidr}-{group}", self.protocol.number(), self.port_start, self.port_end)
+        format!(
+            "{direction}-{}-{}-{}-{cidr}-{group}",
+            self.protocol.number(),
+            self.port_start,
+            self.port_end
+        )
     }
 
-    /// The key that rules are ordered by, and the same for the same rule: a hash that clients know, then what was hashed.
+    /// The key that rules are ordered by, and the same for the same rule: a hash that clients know,
+    /// then what was hashed.
     pub fn key(&self) -> (u64, String) {
         let identity = self.identity();
         (libstdcxx_hash(identity.as_bytes()), identity)
@@ -189,9 +200,19 @@ mod tests {
     #[test]
     fn identities_and_their_hashes_are_those_of_the_protocol() {
         for (rule, identity, hash) in [
-            (Rule::new(Inbound, 6, (Some(0), Some(65535)), None, group("sg-42")), "0-6-0-65535-/0-sg-42", 0x01b7_7c16_1261_11c3),
             (
-                Rule::new(Inbound, -1, (None, Some(1024)), cidr("2001:db8:0:85a3:0:0:ac1f:8001", 8), None),
+                Rule::new(Inbound, 6, (Some(0), Some(65535)), None, group("sg-42")),
+                "0-6-0-65535-/0-sg-42",
+                0x01b7_7c16_1261_11c3,
+            ),
+            (
+                Rule::new(
+                    Inbound,
+                    -1,
+                    (None, Some(1024)),
+                    cidr("2001:db8:0:85a3:0:0:ac1f:8001", 8),
+                    None,
+                ),
                 "0--1-0-1024-2001:db8:0:85a3::ac1f:8001/8-",
                 0xa0a5_c024_450e_bdd4,
             ),
@@ -214,7 +235,9 @@ mod tests {
 
     #[test]
     fn ports_mean_something_for_tcp_and_udp_only() {
-        let rule = |protocol| Rule::new(Inbound, protocol, (Some(80), Some(90)), cidr("::", 0), None).unwrap();
+        let rule = |protocol| {
+            Rule::new(Inbound, protocol, (Some(80), Some(90)), cidr("::", 0), None).unwrap()
+        };
         assert_eq!(rule(6).ports(), Some(80..=90));
         assert_eq!(rule(17).ports(), Some(80..=90));
         assert_eq!(rule(1).ports(), None);
@@ -239,6 +262,9 @@ mod tests {
             assert_eq!(Rule::new(Inbound, protocol, ports, cidr("::", 0), None), Err(expected));
         }
         assert_eq!(Rule::new(Inbound, 1, (None, None), None, None), Err(RuleError::NoPeer));
-        assert_eq!(Rule::new(Inbound, 1, (None, None), cidr("::", 0), group("g")), Err(RuleError::TwoPeers));
+        assert_eq!(
+            Rule::new(Inbound, 1, (None, None), cidr("::", 0), group("g")),
+            Err(RuleError::TwoPeers)
+        );
     }
 }

@@ -45,7 +45,9 @@ pub struct GroupNames(Vec<GroupName>);
 
 impl GroupNames {
     /// Reads `names`; the second and later mention of a group is dropped.
-    pub fn parse<T: AsRef<str>>(names: impl IntoIterator<Item = T>) -> Result<Self, GroupNameError> {
+    pub fn parse<T: AsRef<str>>(
+        names: impl IntoIterator<Item = T>,
+    ) -> Result<Self, GroupNameError> {
         let mut set = Self::default();
         let mut seen = std::collections::HashSet::new();
         for name in names {
@@ -68,7 +70,8 @@ impl GroupNames {
     }
 }
 
-/// A named list of rules, and of the addresses that rules of other groups mean when they name this one.
+/// A named list of rules, and of the addresses that rules of other groups mean when they name this
+/// one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SecurityGroup {
     name: GroupName,
@@ -77,7 +80,8 @@ pub struct SecurityGroup {
 }
 
 impl SecurityGroup {
-    /// A group of `members`, which are addresses, and `rules`; what is mentioned twice is in it once.
+    /// A group of `members`, which are addresses, and `rules`; what is mentioned twice is in it
+    /// once.
     pub fn new<T: AsRef<str>>(
         name: GroupName,
         members: impl IntoIterator<Item = T>,
@@ -171,10 +175,17 @@ mod tests {
         let member = "10.0.0.1".parse().unwrap();
         let mut group = SecurityGroup::empty(GroupName::new("g").unwrap());
         let empty = group.clone();
-        assert!(!group.has_rule(&rule) && !group.remove_rule(&rule) && !group.remove_member(member));
-        assert!(group.add_rule(rule.clone()) && !group.add_rule(rule.clone()) && group.has_rule(&rule));
+        assert!(
+            !group.has_rule(&rule) && !group.remove_rule(&rule) && !group.remove_member(member)
+        );
+        assert!(
+            group.add_rule(rule.clone()) && !group.add_rule(rule.clone()) && group.has_rule(&rule)
+        );
         assert!(group.add_member(member) && !group.add_member(member));
-        assert_eq!(group, SecurityGroup::new(GroupName::new("g").unwrap(), ["10.0.0.1"], [rule.clone()]).unwrap());
+        assert_eq!(
+            group,
+            SecurityGroup::new(GroupName::new("g").unwrap(), ["10.0.0.1"], [rule.clone()]).unwrap()
+        );
         assert!(group.remove_rule(&rule) && group.remove_member(member));
         assert_eq!(group, empty);
     }

@@ -43,7 +43,8 @@ pub enum SocketPathError {
 }
 
 impl SocketDir {
-    /// The directory at `path`, which has to be absolute and free of symbolic links: what clients are told is made of it.
+    /// The directory at `path`, which has to be absolute and free of symbolic links: what clients
+    /// are told is made of it.
     pub fn new(path: PathBuf) -> Self {
         Self(path)
     }

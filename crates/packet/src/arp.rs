@@ -16,7 +16,8 @@ pub const REPLY: u16 = 2;
 pub struct Arp<'a>(&'a [u8; LEN]);
 
 impl<'a> Arp<'a> {
-    /// Truncated below [`LEN`] bytes; malformed if it is not about IPv4 (4 bytes) over Ethernet (6 bytes).
+    /// Truncated below [`LEN`] bytes; malformed if it is not about IPv4 (4 bytes) over Ethernet (6
+    /// bytes).
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         let (packet, _) = head::<LEN>(bytes)?;

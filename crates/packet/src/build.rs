@@ -8,7 +8,8 @@
 //! # assert_eq!((query.len(), who_has.len()), (14 + 4 + 20 + 8 + 1, 14 + 28));
 //! ```
 //!
-//! Payloads that do not fit a length field are cut off in that field only, so that frames with lying lengths can be built.
+//! Payloads that do not fit a length field are cut off in that field only, so that frames with
+//! lying lengths can be built.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -122,7 +123,8 @@ pub enum Checksum {
     /// The right checksum.
     #[default]
     Complete,
-    /// The pseudo header's sum: a device is to complete it (virtio 1.2, 5.1.6.2, `VIRTIO_NET_HDR_F_NEEDS_CSUM`).
+    /// The pseudo header's sum: a device is to complete it (virtio 1.2, 5.1.6.2,
+    /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`).
     Partial,
     /// Zero: none for UDP over IPv4, else wrong.
     Zero,
@@ -183,7 +185,8 @@ impl Ip {
         self
     }
 
-    /// Makes it a fragment at `offset` (bytes, a multiple of 8). The caller cuts the payload, checksum included.
+    /// Makes it a fragment at `offset` (bytes, a multiple of 8). The caller cuts the payload,
+    /// checksum included.
     pub fn fragment(mut self, identification: u32, offset: usize, more: bool) -> Ip {
         self.identification = identification;
         self.fragment = Some((offset, more));
@@ -197,7 +200,8 @@ impl Ip {
         self
     }
 
-    /// IPv6: an extension header of 8-byte units. `body` is what follows next header and length, padded with Pad1.
+    /// IPv6: an extension header of 8-byte units. `body` is what follows next header and length,
+    /// padded with Pad1.
     pub fn extension(mut self, kind: u8, body: &[u8]) -> Ip {
         let mut padded = body.to_vec();
         padded.resize((body.len() + 2).next_multiple_of(8) - 2, 0);
@@ -222,7 +226,9 @@ impl Ip {
     fn v4(&self, source: Ipv4Addr, destination: Ipv4Addr, protocol: u8, payload: &[u8]) -> Vec<u8> {
         let header_len = ipv4::MIN_LEN + self.options.len();
         let (offset, more) = self.fragment.unwrap_or((0, false));
-        let flags = u16::from(self.dont_fragment) << 14 | u16::from(more) << 13 | (offset / 8) as u16 & 0x1fff;
+        let flags = u16::from(self.dont_fragment) << 14
+            | u16::from(more) << 13
+            | (offset / 8) as u16 & 0x1fff;
         let mut header = vec![0x40 | (header_len / 4) as u8 & 0xf, self.tos];
         header.extend(((header_len + payload.len()) as u16).to_be_bytes());
         header.extend((self.identification as u16).to_be_bytes());
@@ -265,8 +271,12 @@ impl Ip {
 
     fn pseudo(&self, protocol: u8, len: usize) -> Sum {
         match self.addresses {
-            Addresses::V4(source, destination) => Sum::pseudo_v4(source, destination, protocol, len as u16),
-            Addresses::V6(source, destination) => Sum::pseudo_v6(source, destination, protocol, len as u32),
+            Addresses::V4(source, destination) => {
+                Sum::pseudo_v4(source, destination, protocol, len as u16)
+            }
+            Addresses::V6(source, destination) => {
+                Sum::pseudo_v6(source, destination, protocol, len as u32)
+            }
         }
     }
 
@@ -293,7 +303,8 @@ impl Ip {
         self.upper(protocol::UDP, datagram, udp::CHECKSUM_OFFSET)
     }
 
-    /// A frame of another network in VXLAN. [`Checksum::Zero`] leaves UDP's out, as most endpoints do.
+    /// A frame of another network in VXLAN. [`Checksum::Zero`] leaves UDP's out, as most endpoints
+    /// do.
     pub fn vxlan(&self, source_port: u16, vni: u32, frame: &[u8]) -> Vec<u8> {
         self.udp(source_port, vxlan::PORT, &[&vxlan::header(vni)[..], frame].concat())
     }
@@ -373,7 +384,15 @@ pub struct Tcp<'a> {
 impl Tcp<'_> {
     /// A segment with these ports and flags, sequence numbers 0 and a full window.
     pub const fn new(source_port: u16, destination_port: u16, flags: u8) -> Self {
-        Tcp { source_port, destination_port, sequence: 0, acknowledgement: 0, flags, window: 0xffff, options: &[] }
+        Tcp {
+            source_port,
+            destination_port,
+            sequence: 0,
+            acknowledgement: 0,
+            flags,
+            window: 0xffff,
+            options: &[],
+        }
     }
 }
 

@@ -4,8 +4,9 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// A ones' complement sum over a stream of bytes, pushed in pieces of any length and alignment.
 ///
-/// The sum is kept in memory order (16-bit words as the host loads them), so that bytes are never swapped one by one; only
-/// [`Self::fold`] converts. A piece that starts at an odd position of the stream is accounted for.
+/// The sum is kept in memory order (16-bit words as the host loads them), so that bytes are never
+/// swapped one by one; only [`Self::fold`] converts. A piece that starts at an odd position of the
+/// stream is accounted for.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Sum {
     sum: u64,
@@ -16,8 +17,8 @@ impl Sum {
     /// Nothing summed yet.
     pub const EMPTY: Sum = Sum { sum: 0, odd: false };
 
-    /// From a sum made elsewhere: `sum` of native-order 16-bit words, unfolded; `odd` if the number of bytes was (the last
-    /// one then counts as if a zero byte followed).
+    /// From a sum made elsewhere: `sum` of native-order 16-bit words, unfolded; `odd` if the number
+    /// of bytes was (the last one then counts as if a zero byte followed).
     #[inline]
     pub const fn from_native(sum: u64, odd: bool) -> Sum {
         Sum { sum, odd }
@@ -51,19 +52,27 @@ impl Sum {
         self.combine(Sum { sum: value.to_be() as u64, odd: false })
     }
 
-    /// The pseudo header of TCP, UDP and ICMPv6 over IPv4 (RFC 9293, 3.1); `len` of the segment in bytes.
+    /// The pseudo header of TCP, UDP and ICMPv6 over IPv4 (RFC 9293, 3.1); `len` of the segment in
+    /// bytes.
     #[inline]
     pub fn pseudo_v4(source: Ipv4Addr, destination: Ipv4Addr, protocol: u8, len: u16) -> Sum {
-        Sum::of(&source.octets()).push(&destination.octets()).push_u16(protocol.into()).push_u16(len)
+        Sum::of(&source.octets())
+            .push(&destination.octets())
+            .push_u16(protocol.into())
+            .push_u16(len)
     }
 
     /// The pseudo header over IPv6 (RFC 8200, 8.1); `len` of the upper-layer packet in bytes.
     #[inline]
     pub fn pseudo_v6(source: Ipv6Addr, destination: Ipv6Addr, protocol: u8, len: u32) -> Sum {
-        Sum::of(&source.octets()).push(&destination.octets()).push(&len.to_be_bytes()).push_u16(protocol.into())
+        Sum::of(&source.octets())
+            .push(&destination.octets())
+            .push(&len.to_be_bytes())
+            .push_u16(protocol.into())
     }
 
-    /// The 16-bit sum in host order, not complemented. Over a stream that holds its own right checksum it is 0xffff.
+    /// The 16-bit sum in host order, not complemented. Over a stream that holds its own right
+    /// checksum it is 0xffff.
     #[inline]
     pub const fn fold(self) -> u16 {
         u16::from_be(fold(self.sum))
@@ -75,7 +84,8 @@ impl Sum {
         !self.fold()
     }
 
-    /// The checksum to write into a UDP header: like [`Self::checksum`], but never 0, which means "none" (RFC 768).
+    /// The checksum to write into a UDP header: like [`Self::checksum`], but never 0, which means
+    /// "none" (RFC 768).
     #[inline]
     pub const fn udp_checksum(self) -> u16 {
         match self.checksum() {

@@ -1,6 +1,7 @@
 //! Ethernet II and 802.3 frames, VLAN tags, LLC and SNAP.
 //!
-//! IEEE 802.3, 802.1Q (tags), 802.2 (LLC), RFC 1042 (SNAP). Frames here have no FCS, as on a virtio ring.
+//! IEEE 802.3, 802.1Q (tags), 802.2 (LLC), RFC 1042 (SNAP). Frames here have no FCS, as on a virtio
+//! ring.
 
 use crate::{Error, Mac, head};
 
@@ -76,8 +77,8 @@ impl<'a> Ethernet<'a> {
         self.payload
     }
 
-    /// The VLAN tags, outermost first. Ends at the first type that is none, or where the frame does (a half tag is left
-    /// out: compare [`Tags::rest`]).
+    /// The VLAN tags, outermost first. Ends at the first type that is none, or where the frame does
+    /// (a half tag is left out: compare [`Tags::rest`]).
     #[inline]
     pub const fn tags(&self) -> Tags<'a> {
         Tags { ethertype: self.ethertype(), rest: self.payload }
@@ -87,7 +88,8 @@ impl<'a> Ethernet<'a> {
 /// One VLAN tag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tag {
-    /// The EtherType that announced it: [`VLAN`], [`SERVICE_VLAN`] or one of [`OLD_SERVICE_VLANS`].
+    /// The EtherType that announced it: [`VLAN`], [`SERVICE_VLAN`] or one of
+    /// [`OLD_SERVICE_VLANS`].
     pub tpid: u16,
     /// Priority, drop eligibility and VLAN id.
     pub tci: u16,
@@ -165,7 +167,8 @@ impl<'a> Llc<'a> {
     /// Bytes of LLC and SNAP.
     pub const SNAP_LEN: usize = 8;
 
-    /// Reads what an 802.3 length is followed by. Truncated if LLC, or an announced SNAP, is not whole.
+    /// Reads what an 802.3 length is followed by. Truncated if LLC, or an announced SNAP, is not
+    /// whole.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         let (&[dsap, ssap, control], rest) = head(bytes)?;

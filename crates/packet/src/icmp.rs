@@ -137,8 +137,8 @@ impl<'a> Icmp<'a> {
         head::<16>(self.body).map(|(target, _)| Ipv6Addr::from(*target))
     }
 
-    /// Neighbour discovery options, which start `skip` bytes behind the first eight: 0 in a router solicitation, 16 in
-    /// neighbour messages, 8 in a router advertisement, 32 in a redirect.
+    /// Neighbour discovery options, which start `skip` bytes behind the first eight: 0 in a router
+    /// solicitation, 16 in neighbour messages, 8 in a router advertisement, 32 in a redirect.
     #[inline]
     pub fn options(&self, skip: usize) -> NdOptions<'a> {
         NdOptions(self.body.get(skip..).unwrap_or_default())
@@ -156,7 +156,8 @@ impl<'a> NdOptions<'a> {
         NdOptions(bytes)
     }
 
-    /// The next option, None at the end. Malformed: length 0 (RFC 4861, 4.6). Truncated: it is not whole.
+    /// The next option, None at the end. Malformed: length 0 (RFC 4861, 4.6). Truncated: it is not
+    /// whole.
     #[inline]
     pub fn take_next(&mut self) -> Result<Option<(u8, &'a [u8])>, Error> {
         let (kind, len) = match *self.0 {
@@ -190,7 +191,10 @@ mod tests {
         assert_eq!(message.target(), Ok(Ipv6Addr::LOCALHOST));
         let mut options = message.options(16);
         let (kind, value) = options.take_next().unwrap().unwrap();
-        assert_eq!((kind, link_address(value)), (OPTION_SOURCE_LINK_ADDRESS, Some(Mac([2, 0, 0, 0, 0, 1]))));
+        assert_eq!(
+            (kind, link_address(value)),
+            (OPTION_SOURCE_LINK_ADDRESS, Some(Mac([2, 0, 0, 0, 0, 1])))
+        );
         assert_eq!(options.take_next(), Ok(None));
         assert_eq!(NdOptions(&[1, 0, 0, 0, 0, 0, 0, 0]).take_next(), Err(Error::Malformed));
         assert_eq!(NdOptions(&[1, 2, 0, 0, 0, 0, 0, 0]).take_next(), Err(Error::Truncated));

@@ -1,4 +1,5 @@
-//! IGMPv2 (RFC 2236), as a host that joins groups speaks it; queries of all versions (RFC 1112, RFC 3376).
+//! IGMPv2 (RFC 2236), as a host that joins groups speaks it; queries of all versions (RFC 1112, RFC
+//! 3376).
 
 use std::net::Ipv4Addr;
 
@@ -42,11 +43,16 @@ pub struct Query {
 }
 
 impl<'a> Igmp<'a> {
-    /// Reads an IP payload. Truncated below [`LEN`] bytes; malformed if it is a query of 9 to 11 bytes, which no version has.
+    /// Reads an IP payload. Truncated below [`LEN`] bytes; malformed if it is a query of 9 to 11
+    /// bytes, which no version has.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         let (header, rest) = head::<LEN>(bytes)?;
-        if header[0] == QUERY && matches!(rest.len(), 1..4) { Err(Error::Malformed) } else { Ok(Igmp { header, bytes }) }
+        if header[0] == QUERY && matches!(rest.len(), 1..4) {
+            Err(Error::Malformed)
+        } else {
+            Ok(Igmp { header, bytes })
+        }
     }
 
     /// [`QUERY`], [`REPORT`], [`LEAVE`], or another.
@@ -68,8 +74,8 @@ impl<'a> Igmp<'a> {
         Sum::of(self.bytes).is_valid()
     }
 
-    /// What is asked, if it is a query. The version is told by length and response time (RFC 3376, 7.1). Version 1 has no response
-    /// time: 10 s (RFC 2236, 4).
+    /// What is asked, if it is a query. The version is told by length and response time (RFC 3376,
+    /// 7.1). Version 1 has no response time: 10 s (RFC 2236, 4).
     #[inline]
     pub fn query(&self) -> Option<Query> {
         if self.kind() != QUERY {
@@ -91,7 +97,8 @@ impl<'a> Igmp<'a> {
 /// A message of eight bytes, checksum included.
 pub fn message(kind: u8, max_response_tenths: u8, group: Ipv4Addr) -> [u8; LEN] {
     let [a, b, c, d] = group.octets();
-    let [high, low] = Sum::of(&[kind, max_response_tenths, 0, 0, a, b, c, d]).checksum().to_be_bytes();
+    let [high, low] =
+        Sum::of(&[kind, max_response_tenths, 0, 0, a, b, c, d]).checksum().to_be_bytes();
     [kind, max_response_tenths, high, low, a, b, c, d]
 }
 
@@ -100,13 +107,19 @@ pub fn report(mac: Mac, source: Ipv4Addr, group: Ipv4Addr) -> Vec<u8> {
     frame(mac, source, group, (REPORT, group))
 }
 
-/// The whole frame that says "I am not a member of `group` any more" to all routers. Its destination MAC address stays that of the
-/// group, as the original Butterfly has it: a switch that snoops sees it either way.
+/// The whole frame that says "I am not a member of `group` any more" to all routers. Its
+/// destination MAC address stays that of the group, as the original Butterfly has it: a switch that
+/// snoops sees it either way.
 pub fn leave(mac: Mac, source: Ipv4Addr, group: Ipv4Addr) -> Vec<u8> {
     frame(mac, source, ALL_ROUTERS, (LEAVE, group))
 }
 
-fn frame(mac: Mac, source: Ipv4Addr, destination: Ipv4Addr, (kind, group): (u8, Ipv4Addr)) -> Vec<u8> {
+fn frame(
+    mac: Mac,
+    source: Ipv4Addr,
+    destination: Ipv4Addr,
+    (kind, group): (u8, Ipv4Addr),
+) -> Vec<u8> {
     build::ethernet(mac, Mac::of_group_v4(group))
         .ipv4(source, destination)
         .ttl(1)
@@ -125,11 +138,12 @@ mod tests {
 
     #[test]
     fn a_join_is_the_contract_s() {
-        // IPv4: 4600+0020+0000+0000+0102+0a01+0001+e600+0539+9404 = 1_d061 -> d062, complement 2f9d. IGMP: 1600+e600+0539 = 1_0139 ->
-        // 013a, complement fec5.
+        // IPv4: 4600+0020+0000+0000+0102+0a01+0001+e600+0539+9404 = 1_d061 -> d062, complement
+        // 2f9d. IGMP: 1600+e600+0539 = 1_0139 -> 013a, complement fec5.
         let expected = [
             0x01, 0x00, 0x5e, 0, 5, 57, 2, 0xbf, 0, 0, 0, 1, 8, 0, // Ethernet
-            0x46, 0, 0, 32, 0, 0, 0, 0, 1, 2, 0x2f, 0x9d, 10, 1, 0, 1, 230, 0, 5, 57, 0x94, 4, 0, 0, // IPv4
+            0x46, 0, 0, 32, 0, 0, 0, 0, 1, 2, 0x2f, 0x9d, 10, 1, 0, 1, 230, 0, 5, 57, 0x94, 4, 0,
+            0, // IPv4
             0x16, 0, 0xfe, 0xc5, 230, 0, 5, 57, // IGMP
         ];
         assert_eq!(report(MAC, SOURCE, GROUP), expected);
@@ -137,11 +151,12 @@ mod tests {
 
     #[test]
     fn a_leave_goes_to_all_routers_by_the_group_s_mac() {
-        // IPv4 with 224.0.0.2 in place of 230.0.5.57: 1_d061 - eb39 + e002 = 1_c52a -> c52b, complement 3ad4. IGMP: 1700+e600+0539 =
-        // 1_0239 -> 023a, complement fdc5.
+        // IPv4 with 224.0.0.2 in place of 230.0.5.57: 1_d061 - eb39 + e002 = 1_c52a -> c52b,
+        // complement 3ad4. IGMP: 1700+e600+0539 = 1_0239 -> 023a, complement fdc5.
         let expected = [
             0x01, 0x00, 0x5e, 0, 5, 57, 2, 0xbf, 0, 0, 0, 1, 8, 0, // Ethernet
-            0x46, 0, 0, 32, 0, 0, 0, 0, 1, 2, 0x3a, 0xd4, 10, 1, 0, 1, 224, 0, 0, 2, 0x94, 4, 0, 0, // IPv4
+            0x46, 0, 0, 32, 0, 0, 0, 0, 1, 2, 0x3a, 0xd4, 10, 1, 0, 1, 224, 0, 0, 2, 0x94, 4, 0,
+            0, // IPv4
             0x17, 0, 0xfd, 0xc5, 230, 0, 5, 57, // IGMP
         ];
         assert_eq!(leave(MAC, SOURCE, GROUP), expected);

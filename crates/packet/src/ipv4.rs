@@ -20,10 +20,12 @@ pub struct Ipv4<'a> {
 }
 
 impl<'a> Ipv4<'a> {
-    /// Reads a header; `bytes` may be longer than the packet (padding) or shorter (only headers were gathered).
+    /// Reads a header; `bytes` may be longer than the packet (padding) or shorter (only headers
+    /// were gathered).
     ///
-    /// Malformed: version other than 4, header length below 20, total length below the header's. Truncated: the header is
-    /// not whole. Whether the total length fits is not looked at: see [`Self::payload`] and [`Self::total_len`].
+    /// Malformed: version other than 4, header length below 20, total length below the header's.
+    /// Truncated: the header is not whole. Whether the total length fits is not looked at: see
+    /// [`Self::payload`] and [`Self::total_len`].
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         let (fixed, _) = head::<MIN_LEN>(bytes)?;

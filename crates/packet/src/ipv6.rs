@@ -13,8 +13,8 @@ pub const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 /// Every router on the link.
 pub const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
 
-/// The group in which the owner of an address listens for neighbour solicitations: ff02::1:ff00:0 and its low 24 bits (RFC 4291,
-/// 2.7.1).
+/// The group in which the owner of an address listens for neighbour solicitations: ff02::1:ff00:0
+/// and its low 24 bits (RFC 4291, 2.7.1).
 #[inline]
 pub const fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
     Ipv6Addr::from_bits(0xff02 << 112 | 0x01_ff00_0000 | address.to_bits() & 0xff_ffff)
@@ -28,8 +28,8 @@ pub struct Ipv6<'a> {
 }
 
 impl<'a> Ipv6<'a> {
-    /// Reads a header; `bytes` may be longer than the packet (padding) or shorter (only headers were gathered).
-    /// Malformed: version other than 6.
+    /// Reads a header; `bytes` may be longer than the packet (padding) or shorter (only headers
+    /// were gathered). Malformed: version other than 6.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         let (fixed, _) = head::<LEN>(bytes)?;
@@ -54,7 +54,8 @@ impl<'a> Ipv6<'a> {
         u16::from_be_bytes([self.fixed[4], self.fixed[5]]) as usize
     }
 
-    /// What follows the fixed header as far as the payload length says. Truncated if the bytes end before.
+    /// What follows the fixed header as far as the payload length says. Truncated if the bytes end
+    /// before.
     #[inline]
     pub fn payload(&self) -> Result<&'a [u8], Error> {
         cut(self.bytes, LEN, LEN + self.payload_len()).map(|(_, payload)| payload)
@@ -118,7 +119,8 @@ fn address(bytes: Option<&[u8; 16]>) -> Ipv6Addr {
 /// Where the extension headers end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UpperLayer {
-    /// Protocol of the payload; of a fragment that is not the first, what the fragment header says.
+    /// Protocol of the payload; of a fragment that is not the first, what the fragment header
+    /// says.
     pub protocol: u8,
     /// Where it starts, from the first byte of the IPv6 header.
     pub offset: usize,
@@ -139,7 +141,10 @@ impl Fragment {
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Fragment, Error> {
         let (&[_, _, a, b, c, d, e, f], _) = head::<FRAGMENT_LEN>(bytes)?;
-        Ok(Fragment { offset_and_more: u16::from_be_bytes([a, b]), identification: u32::from_be_bytes([c, d, e, f]) })
+        Ok(Fragment {
+            offset_and_more: u16::from_be_bytes([a, b]),
+            identification: u32::from_be_bytes([c, d, e, f]),
+        })
     }
 
     /// Position in the packet, in bytes.
@@ -172,8 +177,9 @@ pub struct Extension<'a> {
     pub bytes: &'a [u8],
 }
 
-/// Walks extension headers. Each has at least 8 bytes, so the walk is bounded by the packet. The mobility header, HIP and Shim6 end it: what
-/// they are sent with is their own (RFC 6275, 6.1.1; RFC 7401, 5.1; RFC 5533, 5.1), and no host looks behind them for another protocol.
+/// Walks extension headers. Each has at least 8 bytes, so the walk is bounded by the packet. The
+/// mobility header, HIP and Shim6 end it: what they are sent with is their own (RFC 6275, 6.1.1;
+/// RFC 7401, 5.1; RFC 5533, 5.1), and no host looks behind them for another protocol.
 #[derive(Clone, Copy, Debug)]
 pub struct Extensions<'a> {
     next: u8,
@@ -185,7 +191,8 @@ pub struct Extensions<'a> {
 impl<'a> Extensions<'a> {
     /// The next extension header, or None at the upper layer.
     ///
-    /// Truncated: the header is not whole. Malformed: hop-by-hop options anywhere but first (RFC 8200, 4.1).
+    /// Truncated: the header is not whole. Malformed: hop-by-hop options anywhere but first (RFC
+    /// 8200, 4.1).
     #[inline]
     pub fn take_next(&mut self) -> Result<Option<Extension<'a>>, Error> {
         let kind = self.next;
@@ -197,7 +204,8 @@ impl<'a> Extensions<'a> {
             _ => return Ok(None),
         };
         let [next, len, ..] = *self.rest else { return Err(Error::Truncated) };
-        let (bytes, rest) = self.rest.split_at_checked(base + unit * usize::from(len)).ok_or(Error::Truncated)?;
+        let (bytes, rest) =
+            self.rest.split_at_checked(base + unit * usize::from(len)).ok_or(Error::Truncated)?;
         let extension = Extension { kind, offset: self.offset, bytes };
         self.offset += bytes.len();
         (self.next, self.rest, self.first) = (next, rest, false);
@@ -239,7 +247,8 @@ mod tests {
     #[test]
     fn a_later_fragment_is_not_walked_into() {
         let chain = [protocol::DESTINATION_OPTIONS, 0, 0x05, 0xa8, 0, 0, 0, 7, 0xff, 0xff];
-        let upper = Ipv6::parse(&packet(protocol::FRAGMENT, &chain)).unwrap().upper_layer().unwrap();
+        let upper =
+            Ipv6::parse(&packet(protocol::FRAGMENT, &chain)).unwrap().upper_layer().unwrap();
         assert_eq!((upper.protocol, upper.offset), (protocol::DESTINATION_OPTIONS, 48));
         assert_eq!(upper.fragment.unwrap().offset(), 1448);
     }
@@ -247,7 +256,10 @@ mod tests {
     #[test]
     fn hop_by_hop_is_first_or_wrong() {
         let chain = [protocol::HOP_BY_HOP, 0, 0, 0, 0, 0, 0, 0, protocol::TCP, 0, 0, 0, 0, 0, 0, 0];
-        assert_eq!(Ipv6::parse(&packet(protocol::DESTINATION_OPTIONS, &chain)).unwrap().upper_layer(), Err(Error::Malformed));
+        assert_eq!(
+            Ipv6::parse(&packet(protocol::DESTINATION_OPTIONS, &chain)).unwrap().upper_layer(),
+            Err(Error::Malformed)
+        );
     }
 
     #[test]

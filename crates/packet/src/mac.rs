@@ -58,11 +58,14 @@ impl Mac {
         }
     }
 
-    /// The IPv6 link-local address that a station with this address gives itself (RFC 2464, 5; RFC 4291, appendix A).
+    /// The IPv6 link-local address that a station with this address gives itself (RFC 2464, 5; RFC
+    /// 4291, appendix A).
     #[inline]
     pub const fn link_local(self) -> Ipv6Addr {
         let [a, b, c, d, e, f] = self.0;
-        Ipv6Addr::from_bits(0xfe80 << 112 | u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]) as u128)
+        Ipv6Addr::from_bits(
+            0xfe80 << 112 | u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]) as u128,
+        )
     }
 }
 
@@ -117,7 +120,14 @@ mod tests {
         let mac = Mac([2, 0, 0, 0, 0xab, 1]);
         assert_eq!("02:00:00:00:AB:01".parse(), Ok(mac));
         assert_eq!(mac.to_string(), "02:00:00:00:ab:01");
-        for bad in ["", "02:00:00:00:00", "02:00:00:00:00:01:", "2:00:00:00:00:001", "+2:00:00:00:00:01", "0g:00:00:00:00:01"] {
+        for bad in [
+            "",
+            "02:00:00:00:00",
+            "02:00:00:00:00:01:",
+            "2:00:00:00:00:001",
+            "+2:00:00:00:00:01",
+            "0g:00:00:00:00:01",
+        ] {
             assert_eq!(bad.parse::<Mac>(), Err(BadMac), "{bad}");
         }
     }

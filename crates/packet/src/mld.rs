@@ -1,4 +1,5 @@
-//! Multicast listener discovery: version 1 (RFC 2710) as a host that joins groups speaks it; queries of version 2 too (RFC 3810).
+//! Multicast listener discovery: version 1 (RFC 2710) as a host that joins groups speaks it;
+//! queries of version 2 too (RFC 3810).
 //!
 //! What is built conforms: hop limit 1, Router Alert, link-local source, right checksum.
 
@@ -8,7 +9,8 @@ use crate::{Error, Mac, be16, build, head, icmp::v6, ipv6, protocol};
 
 /// Bytes of a message with its ICMPv6 header; queries of version 2 are longer.
 pub const LEN: usize = 24;
-/// Hop-by-hop options, without their next header and length: Router Alert for MLD (RFC 2711, 2.1), then two bytes of PadN.
+/// Hop-by-hop options, without their next header and length: Router Alert for MLD (RFC 2711, 2.1),
+/// then two bytes of PadN.
 pub const ROUTER_ALERT: [u8; 6] = [0x05, 0x02, 0x00, 0x00, 0x01, 0x00];
 
 /// A message of version 1, or a query of version 2.
@@ -30,14 +32,17 @@ pub struct Query {
 }
 
 impl<'a> Mld<'a> {
-    /// Reads an ICMPv6 message. Truncated below [`LEN`] bytes; malformed: no query, report or done, or a query of 25 to 27 bytes, which no
-    /// version has (RFC 3810, 8.1). The checksum is ICMPv6's, and not looked at.
+    /// Reads an ICMPv6 message. Truncated below [`LEN`] bytes; malformed: no query, report or done,
+    /// or a query of 25 to 27 bytes, which no version has (RFC 3810, 8.1). The checksum is
+    /// ICMPv6's, and not looked at.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         let (header, rest) = head::<LEN>(bytes)?;
         match (header[0], rest.len()) {
             (v6::LISTENER_QUERY, 1..4) => Err(Error::Malformed),
-            (v6::LISTENER_QUERY | v6::LISTENER_REPORT | v6::LISTENER_DONE, _) => Ok(Mld { header, len: bytes.len() }),
+            (v6::LISTENER_QUERY | v6::LISTENER_REPORT | v6::LISTENER_DONE, _) => {
+                Ok(Mld { header, len: bytes.len() })
+            }
             _ => Err(Error::Malformed),
         }
     }
@@ -51,7 +56,9 @@ impl<'a> Mld<'a> {
     /// The group it is about; `::` in a general query.
     #[inline]
     pub fn group(&self) -> Ipv6Addr {
-        self.header.last_chunk().map_or(Ipv6Addr::UNSPECIFIED, |group: &[u8; 16]| Ipv6Addr::from(*group))
+        self.header
+            .last_chunk()
+            .map_or(Ipv6Addr::UNSPECIFIED, |group: &[u8; 16]| Ipv6Addr::from(*group))
     }
 
     /// What is asked, if it is a query. The version is told by length.
@@ -72,7 +79,8 @@ impl<'a> Mld<'a> {
     }
 }
 
-/// Whether hop-by-hop options (the whole extension header) hold a Router Alert for MLD (RFC 2711). Not if an option is not whole.
+/// Whether hop-by-hop options (the whole extension header) hold a Router Alert for MLD (RFC 2711).
+/// Not if an option is not whole.
 #[inline]
 pub fn has_router_alert(header: &[u8]) -> bool {
     let mut rest = header.get(2..).unwrap_or_default();
@@ -114,8 +122,8 @@ mod tests {
 
     #[test]
     fn a_report_conforms() {
-        // Pseudo header: fe80+00bf+00ff+fe00+0001 = 1_fe3f, ff00+002a = ff2a, 0018, 003a = 2_fdbb; message 8300+ff00+002a = 1_822a;
-        // sum 4_7fe5 -> 7fe9, complement 8016.
+        // Pseudo header: fe80+00bf+00ff+fe00+0001 = 1_fe3f, ff00+002a = ff2a, 0018, 003a = 2_fdbb;
+        // message 8300+ff00+002a = 1_822a; sum 4_7fe5 -> 7fe9, complement 8016.
         let expected = [
             0x33, 0x33, 0, 0, 0, 0x2a, 2, 0xbf, 0, 0, 0, 1, 0x86, 0xdd, // Ethernet
             0x60, 0, 0, 0, 0, 32, 0, 1, // IPv6: 32 bytes, hop-by-hop options, hop limit 1
@@ -130,7 +138,8 @@ mod tests {
 
     #[test]
     fn a_done_goes_to_all_routers() {
-        // As above with ff02::2 as destination and type 132: 4_7fe5 - ff2a + ff04 + 0100 = 4_80bf -> 80c3, complement 7f3c.
+        // As above with ff02::2 as destination and type 132: 4_7fe5 - ff2a + ff04 + 0100 = 4_80bf
+        // -> 80c3, complement 7f3c.
         let frame = done(MAC, GROUP);
         assert_eq!(frame[..6], [0x33, 0x33, 0, 0, 0, 2]);
         assert_eq!(frame[38..54], ipv6::ALL_ROUTERS.octets());

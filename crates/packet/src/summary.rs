@@ -1,6 +1,7 @@
 //! A frame on one line, for people: addresses, tags, protocol, ports, length.
 //!
-//! Made of its first bytes only, which may end anywhere and contradict themselves: what can be read is told, and then what cannot.
+//! Made of its first bytes only, which may end anywhere and contradict themselves: what can be read
+//! is told, and then what cannot.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -109,7 +110,12 @@ impl<A: Display> Ends<A> {
         write!(out, "{name} {} > {}", self.source, self.destination)
     }
 
-    fn with_ports(&self, name: &str, (from, to): (u16, u16), out: &mut Formatter<'_>) -> fmt::Result {
+    fn with_ports(
+        &self,
+        name: &str,
+        (from, to): (u16, u16),
+        out: &mut Formatter<'_>,
+    ) -> fmt::Result {
         let Ends { source, destination, .. } = self;
         match self.v6 {
             true => write!(out, "{name} [{source}]:{from} > [{destination}]:{to}"),
@@ -119,10 +125,14 @@ impl<A: Display> Ends<A> {
 
     fn upper(&self, bytes: &[u8], out: &mut Formatter<'_>) -> fmt::Result {
         let read = match self.protocol {
-            TCP => Tcp::parse(bytes).map(|tcp| self.tcp(&tcp, out)).or_else(|_| self.only_ports("tcp", bytes, out)),
+            TCP => Tcp::parse(bytes)
+                .map(|tcp| self.tcp(&tcp, out))
+                .or_else(|_| self.only_ports("tcp", bytes, out)),
             UDP => Udp::parse(bytes).map(|udp| self.udp(&udp, bytes, out)),
             SCTP => Sctp::parse(bytes)
-                .map(|sctp| self.with_ports("sctp", (sctp.source_port(), sctp.destination_port()), out))
+                .map(|sctp| {
+                    self.with_ports("sctp", (sctp.source_port(), sctp.destination_port()), out)
+                })
                 .or_else(|_| self.only_ports("sctp", bytes, out)),
             ICMP if !self.v6 => Icmp::parse(bytes).map(|icmp| self.icmp(&icmp, out)),
             ICMPV6 if self.v6 => Icmp::parse(bytes).map(|icmp| self.icmpv6(&icmp, out)),
@@ -135,15 +145,30 @@ impl<A: Display> Ends<A> {
     }
 
     /// The header is not whole, but begins with ports.
-    fn only_ports(&self, name: &str, bytes: &[u8], out: &mut Formatter<'_>) -> Result<fmt::Result, Error> {
+    fn only_ports(
+        &self,
+        name: &str,
+        bytes: &[u8],
+        out: &mut Formatter<'_>,
+    ) -> Result<fmt::Result, Error> {
         let ports = crate::be16(bytes, 0).zip(crate::be16(bytes, 2)).ok_or(Error::Truncated)?;
-        Ok(self.with_ports(name, ports, out).and_then(|()| write!(out, " {}", trouble(Error::Truncated))))
+        Ok(self
+            .with_ports(name, ports, out)
+            .and_then(|()| write!(out, " {}", trouble(Error::Truncated))))
     }
 
     fn tcp(&self, header: &Tcp<'_>, out: &mut Formatter<'_>) -> fmt::Result {
         self.with_ports("tcp", (header.source_port(), header.destination_port()), out)?;
-        let names = [(tcp::SYN, "SYN"), (tcp::FIN, "FIN"), (tcp::RST, "RST"), (tcp::PSH, "PSH"), (tcp::ACK, "ACK")];
-        for (place, (_, name)) in names.iter().filter(|(flag, _)| header.flags() & flag != 0).enumerate() {
+        let names = [
+            (tcp::SYN, "SYN"),
+            (tcp::FIN, "FIN"),
+            (tcp::RST, "RST"),
+            (tcp::PSH, "PSH"),
+            (tcp::ACK, "ACK"),
+        ];
+        for (place, (_, name)) in
+            names.iter().filter(|(flag, _)| header.flags() & flag != 0).enumerate()
+        {
             write!(out, "{}{name}", if place == 0 { " " } else { "+" })?;
         }
         Ok(())
@@ -222,10 +247,20 @@ fn ipv4(bytes: &[u8], out: &mut Formatter<'_>) -> fmt::Result {
         Ok(ip) => ip,
         Err(error) => return write!(out, "ipv4 {}", trouble(error)),
     };
-    let ends = Ends { source: ip.source(), destination: ip.destination(), v6: false, protocol: ip.protocol() };
+    let ends = Ends {
+        source: ip.source(),
+        destination: ip.destination(),
+        v6: false,
+        protocol: ip.protocol(),
+    };
     let end = ip.total_len().clamp(ip.header_len(), bytes.len());
     let upper = bytes.get(ip.header_len()..end).unwrap_or_default();
-    fragment_of(&ends, upper, ip.is_fragment().then(|| (ip.identification().into(), ip.fragment_offset())), out)
+    fragment_of(
+        &ends,
+        upper,
+        ip.is_fragment().then(|| (ip.identification().into(), ip.fragment_offset())),
+        out,
+    )
 }
 
 fn ipv6(bytes: &[u8], out: &mut Formatter<'_>) -> fmt::Result {
@@ -233,7 +268,12 @@ fn ipv6(bytes: &[u8], out: &mut Formatter<'_>) -> fmt::Result {
         Ok(ip) => ip,
         Err(error) => return write!(out, "ipv6 {}", trouble(error)),
     };
-    let mut ends = Ends { source: ip.source(), destination: ip.destination(), v6: true, protocol: ip.next_header() };
+    let mut ends = Ends {
+        source: ip.source(),
+        destination: ip.destination(),
+        v6: true,
+        protocol: ip.next_header(),
+    };
     let upper = match ip.upper_layer() {
         Ok(upper) => upper,
         Err(error) => {
@@ -242,14 +282,20 @@ fn ipv6(bytes: &[u8], out: &mut Formatter<'_>) -> fmt::Result {
         }
     };
     ends.protocol = upper.protocol;
-    let end = (crate::ipv6::LEN + ip.payload_len()).clamp(upper.offset.min(bytes.len()), bytes.len());
+    let end =
+        (crate::ipv6::LEN + ip.payload_len()).clamp(upper.offset.min(bytes.len()), bytes.len());
     let fragment = upper.fragment.filter(|fragment| !fragment.is_atomic());
     let fragment = fragment.map(|fragment| (fragment.identification, fragment.offset()));
     fragment_of(&ends, bytes.get(upper.offset..end).unwrap_or_default(), fragment, out)
 }
 
 /// A whole packet, or a fragment: its identification and offset.
-fn fragment_of<A: Display>(ends: &Ends<A>, bytes: &[u8], fragment: Option<(u32, usize)>, out: &mut Formatter<'_>) -> fmt::Result {
+fn fragment_of<A: Display>(
+    ends: &Ends<A>,
+    bytes: &[u8],
+    fragment: Option<(u32, usize)>,
+    out: &mut Formatter<'_>,
+) -> fmt::Result {
     match fragment {
         None => ends.upper(bytes, out),
         Some((id, 0)) => {
@@ -294,18 +340,33 @@ mod tests {
             v4().udp(50_000, vxlan::PORT, &payload)
         };
         let cases: &[(Vec<u8>, &str)] = &[
-            (v4().tcp(&build::Tcp::new(4000, 443, SYN), b""), "tcp 10.0.0.1:4000 > 10.0.0.2:443 SYN, 54 bytes"),
-            (v6().tcp(&build::Tcp::new(4000, 443, SYN | ACK), b""), "tcp [fd00::1]:4000 > [fd00::2]:443 SYN+ACK, 74 bytes"),
+            (
+                v4().tcp(&build::Tcp::new(4000, 443, SYN), b""),
+                "tcp 10.0.0.1:4000 > 10.0.0.2:443 SYN, 54 bytes",
+            ),
+            (
+                v6().tcp(&build::Tcp::new(4000, 443, SYN | ACK), b""),
+                "tcp [fd00::1]:4000 > [fd00::2]:443 SYN+ACK, 74 bytes",
+            ),
             (v4().udp(53, 4000, b"12"), "udp 10.0.0.1:53 > 10.0.0.2:4000, 44 bytes"),
-            (v4().ping(7, 8, b""), "icmp 10.0.0.1 > 10.0.0.2 echo request, id 7, number 8, 42 bytes"),
-            (link().vlan(5).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(1, 2, b""), "vlan 5, udp 10.0.0.1:1 > 10.0.0.2:2, 46 bytes"),
+            (
+                v4().ping(7, 8, b""),
+                "icmp 10.0.0.1 > 10.0.0.2 echo request, id 7, number 8, 42 bytes",
+            ),
+            (
+                link().vlan(5).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(1, 2, b""),
+                "vlan 5, udp 10.0.0.1:1 > 10.0.0.2:2, 46 bytes",
+            ),
             (
                 link().arp_request([10, 0, 0, 1], [10, 0, 0, 2]),
                 "arp who has 10.0.0.2, asks 10.0.0.1 at 02:00:00:00:00:0a, 42 bytes",
             ),
             (link().payload(0x88cc, b"x"), "lldp, 15 bytes"),
             (link().payload(0x88b5, b"x"), "type 0x88b5, 15 bytes"),
-            (link().llc(&Llc { dsap: 0x42, ssap: 0x42, control: 3, snap: None, payload: b"" }), "llc 0x42 > 0x42, 17 bytes"),
+            (
+                link().llc(&Llc { dsap: 0x42, ssap: 0x42, control: 3, snap: None, payload: b"" }),
+                "llc 0x42 > 0x42, 17 bytes",
+            ),
             (
                 vxlan(&v4().udp(1, 2, b"")),
                 "udp 10.0.0.1:50000 > 10.0.0.2:4789, vxlan vni 42: 02:00:00:00:00:0a > 02:00:00:00:00:0b, \
@@ -315,7 +376,10 @@ mod tests {
             (link().payload(ethernet::IPV4, &[0x45; 3]), "ipv4 (cut short), 17 bytes"),
         ];
         for (frame, want) in cases {
-            assert_eq!(Summary::new(frame, frame.len() as u32).to_string(), format!("{MACS}, {want}"));
+            assert_eq!(
+                Summary::new(frame, frame.len() as u32).to_string(),
+                format!("{MACS}, {want}")
+            );
         }
         let long = v4().tcp(&build::Tcp::new(1, 2, ACK), &[0; 1000]);
         assert_eq!(
@@ -335,9 +399,18 @@ mod tests {
         let mut first = v4().udp(1, 2, &[0; 24]);
         (first[18], first[19], first[20]) = (0, 9, 0x20);
         let text = |frame: &[u8]| Summary::new(frame, 70).to_string();
-        assert!(text(&first).ends_with(", udp 10.0.0.1:1 > 10.0.0.2:2, first fragment of 9, 70 bytes"), "{}", text(&first));
+        assert!(
+            text(&first).ends_with(", udp 10.0.0.1:1 > 10.0.0.2:2, first fragment of 9, 70 bytes"),
+            "{}",
+            text(&first)
+        );
         first[21] = 185;
-        assert!(text(&first).ends_with(", udp 10.0.0.1 > 10.0.0.2, fragment of 9 from byte 1480, 70 bytes"), "{}", text(&first));
+        assert!(
+            text(&first)
+                .ends_with(", udp 10.0.0.1 > 10.0.0.2, fragment of 9 from byte 1480, 70 bytes"),
+            "{}",
+            text(&first)
+        );
     }
 
     proptest! {

@@ -34,7 +34,8 @@ pub struct Tcp<'a> {
 }
 
 impl<'a> Tcp<'a> {
-    /// Malformed: data offset below 20 bytes. Truncated: the header, options included, is not whole.
+    /// Malformed: data offset below 20 bytes. Truncated: the header, options included, is not
+    /// whole.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         let (fixed, _) = head::<MIN_LEN>(bytes)?;
@@ -152,7 +153,10 @@ mod tests {
     #[test]
     fn options_end_where_they_lie() {
         let of = |bytes: &'static [u8]| Options(bytes).collect::<Vec<_>>();
-        assert_eq!(of(&[1, 2, 4, 5, 0xb4, 1, 3, 3, 7, 0, 9]), [(2, &[5u8, 0xb4][..]), (3, &[7][..])]);
+        assert_eq!(
+            of(&[1, 2, 4, 5, 0xb4, 1, 3, 3, 7, 0, 9]),
+            [(2, &[5u8, 0xb4][..]), (3, &[7][..])]
+        );
         assert_eq!(of(&[2, 0, 1, 1]), []);
         assert_eq!(of(&[2, 1, 1, 1]), []);
         assert_eq!(of(&[2, 5, 1, 1]), []);

@@ -1,8 +1,9 @@
-//! The answer to a packet that does not fit: ICMP "fragmentation needed" (RFC 792, RFC 1191) and ICMPv6 "packet too big" (RFC 4443,
-//! 3.2).
+//! The answer to a packet that does not fit: ICMP "fragmentation needed" (RFC 792, RFC 1191) and
+//! ICMPv6 "packet too big" (RFC 4443, 3.2).
 //!
-//! A switch has no address, so the answer comes from the packet's destination. Nothing is answered that RFC 1122, 3.2.2 and RFC 4443,
-//! 2.4 forbid to answer: an ICMP error, several receivers, an unclear sender, a fragment that is not the first.
+//! A switch has no address, so the answer comes from the packet's destination. Nothing is answered
+//! that RFC 1122, 3.2.2 and RFC 4443, 2.4 forbid to answer: an ICMP error, several receivers, an
+//! unclear sender, a fragment that is not the first.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -27,14 +28,18 @@ const TTL: u8 = 64;
 /// Precedence of ICMP errors: internetwork control (RFC 1812, 4.3.2.5).
 const TOS: u8 = 0xc0;
 
-/// Writes the whole frame that tells the sender of `head` that its packet is larger than `mtu`; returns its length.
+/// Writes the whole frame that tells the sender of `head` that its packet is larger than `mtu`;
+/// returns its length.
 ///
-/// `head` is a frame's beginning, as much of it as there is: what is not in it is not quoted. `mtu` is the largest IP packet (without
-/// Ethernet header) that would have fitted, if the frame has no VLAN tag; a tag takes its bytes from it. The answer has the frame's MAC addresses exchanged and its VLAN tag, and takes what
-/// room there is in `out`, up to [`MAX_LEN`] bytes; 128 always hold one without IPv6 extension headers.
+/// `head` is a frame's beginning, as much of it as there is: what is not in it is not quoted. `mtu`
+/// is the largest IP packet (without Ethernet header) that would have fitted, if the frame has no
+/// VLAN tag; a tag takes its bytes from it. The answer has the frame's MAC addresses exchanged and
+/// its VLAN tag, and takes what room there is in `out`, up to [`MAX_LEN`] bytes; 128 always hold
+/// one without IPv6 extension headers.
 ///
-/// `None` if nothing may be answered: the packet is no IPv4 with "don't fragment" and no IPv6, has more than one tag, came from or went to
-/// a group, is an ICMP error or a later fragment, or is not well-formed; or if it or `out` is too short. Never allocates.
+/// `None` if nothing may be answered: the packet is no IPv4 with "don't fragment" and no IPv6, has
+/// more than one tag, came from or went to a group, is an ICMP error or a later fragment, or is not
+/// well-formed; or if it or `out` is too short. Never allocates.
 pub fn too_big(head: &[u8], mtu: u32, out: &mut [u8]) -> Option<usize> {
     let frame = Ethernet::parse(head).ok()?;
     if frame.source().is_group() || frame.destination().is_group() {
@@ -58,12 +63,19 @@ pub fn too_big(head: &[u8], mtu: u32, out: &mut [u8]) -> Option<usize> {
 
 fn v4(packet: &[u8], mtu: u32, out: &mut Writer<'_>) -> Option<usize> {
     let ip = Ipv4::parse(packet).ok()?;
-    if !ip.dont_fragment() || ip.fragment_offset() != 0 || !is_host_v4(ip.source()) || !is_host_v4(ip.destination()) {
+    if !ip.dont_fragment()
+        || ip.fragment_offset() != 0
+        || !is_host_v4(ip.source())
+        || !is_host_v4(ip.destination())
+    {
         return None;
     }
-    let quote = packet.get(..ip.total_len().min(packet.len()).min(MAX_V4 - ipv4::MIN_LEN - icmp::LEN))?;
+    let quote =
+        packet.get(..ip.total_len().min(packet.len()).min(MAX_V4 - ipv4::MIN_LEN - icmp::LEN))?;
     let payload = quote.get(ip.header_len()..)?;
-    if payload.len() < MIN_QUOTE || ip.protocol() == protocol::ICMP && icmp::v4::is_error(*payload.first()?) {
+    if payload.len() < MIN_QUOTE
+        || ip.protocol() == protocol::ICMP && icmp::v4::is_error(*payload.first()?)
+    {
         return None;
     }
     let least = ip.header_len() + MIN_QUOTE;
@@ -91,15 +103,19 @@ fn v6(packet: &[u8], mtu: u32, out: &mut Writer<'_>) -> Option<usize> {
     if !is_host_v6(ip.source()) || !is_host_v6(ip.destination()) {
         return None;
     }
-    // Without an end of the extension headers nobody knows whether it is an error: then it counts as one.
+    // Without an end of the extension headers nobody knows whether it is an error: then it counts
+    // as one.
     let upper = ip.upper_layer().ok()?;
     if upper.fragment.is_some_and(|fragment| fragment.offset() != 0) {
         return None;
     }
-    let quote = packet.get(..(ipv6::LEN + ip.payload_len()).min(packet.len()).min(MAX_V6 - ipv6::LEN - icmp::LEN))?;
+    let quote = packet.get(
+        ..(ipv6::LEN + ip.payload_len()).min(packet.len()).min(MAX_V6 - ipv6::LEN - icmp::LEN),
+    )?;
     let payload = quote.get(upper.offset..)?;
     let silent = |kind| icmp::v6::is_error(kind) || kind == icmp::v6::REDIRECT;
-    if payload.len() < MIN_QUOTE || upper.protocol == protocol::ICMPV6 && silent(*payload.first()?) {
+    if payload.len() < MIN_QUOTE || upper.protocol == protocol::ICMPV6 && silent(*payload.first()?)
+    {
         return None;
     }
     let quote = out.what_fits(quote, ipv6::LEN + icmp::LEN, upper.offset + MIN_QUOTE)?;
@@ -149,7 +165,8 @@ impl Writer<'_> {
         quote.get(..room.min(quote.len())).filter(|quote| quote.len() >= least)
     }
 
-    /// Writes the checksum of everything from `start` on, and of `pseudo`, to `field`, which is still zero.
+    /// Writes the checksum of everything from `start` on, and of `pseudo`, to `field`, which is
+    /// still zero.
     fn sum(&mut self, start: usize, field: usize, pseudo: Sum) -> Option<()> {
         let checksum = pseudo.push(self.bytes.get(start..self.at)?).checksum();
         self.bytes.get_mut(field..field + 2)?.copy_from_slice(&checksum.to_be_bytes());
@@ -188,13 +205,17 @@ mod tests {
     #[test]
     fn fragmentation_needed_byte_for_byte() {
         let head = &ipv4().udp(4000, 53, &[0; 1472])[..14 + 28];
-        // IP: 45c0+0038+0000+4000+4001+0a00+0002+0a00+0001 = d9fc, complement 2603. Quote's IP header sums to ffff, its UDP header is
-        // 0fa0+0035+05c8+its checksum; with 0304+0578 before it.
+        // IP: 45c0+0038+0000+4000+4001+0a00+0002+0a00+0001 = d9fc, complement 2603. Quote's IP
+        // header sums to ffff, its UDP header is 0fa0+0035+05c8+its checksum; with
+        // 0304+0578 before it.
         let udp_sum = u16::from_be_bytes([head[40], head[41]]);
-        let sum = [0x0304u32, 0x0578, 0xffff, 0x0fa0, 0x0035, 0x05c8, udp_sum.into()].iter().sum::<u32>();
+        let sum =
+            [0x0304u32, 0x0578, 0xffff, 0x0fa0, 0x0035, 0x05c8, udp_sum.into()].iter().sum::<u32>();
         let [high, low] = (!((sum & 0xffff) + (sum >> 16)) as u16).to_be_bytes();
         let mut expected = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
-        expected.extend([0x45, 0xc0, 0, 56, 0, 0, 0x40, 0, 64, 1, 0x26, 0x03, 10, 0, 0, 2, 10, 0, 0, 1]);
+        expected.extend([
+            0x45, 0xc0, 0, 56, 0, 0, 0x40, 0, 64, 1, 0x26, 0x03, 10, 0, 0, 2, 10, 0, 0, 1,
+        ]);
         expected.extend([3, 4, high, low, 0, 0, 0x05, 0x78]);
         expected.extend(&head[14..]);
         assert_eq!(answer(head, 1500).unwrap(), expected);
@@ -218,19 +239,25 @@ mod tests {
 
     #[test]
     fn one_tag_is_kept_and_two_are_not_answered() {
-        let tagged = |ids: &[u16]| ids.iter().fold(build::ethernet(A, B), |link, id| link.vlan(*id));
-        let frame = tagged(&[7]).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).dont_fragment().udp(1, 2, &[0; 1472]);
+        let tagged =
+            |ids: &[u16]| ids.iter().fold(build::ethernet(A, B), |link, id| link.vlan(*id));
+        let frame =
+            tagged(&[7]).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).dont_fragment().udp(1, 2, &[0; 1472]);
         let answer = answer(&frame[..128], 1500).unwrap();
         assert_eq!(answer[12..18], [0x81, 0, 0, 7, 8, 0]);
         assert_eq!(answer[44..46], 1396u16.to_be_bytes(), "the tag needs room too");
         assert!(Ipv4::parse(&answer[18..]).unwrap().checksum_is_valid());
-        let frame = tagged(&[7, 8]).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).dont_fragment().udp(1, 2, &[0; 1472]);
+        let frame = tagged(&[7, 8])
+            .ipv4([10, 0, 0, 1], [10, 0, 0, 2])
+            .dont_fragment()
+            .udp(1, 2, &[0; 1472]);
         assert_eq!(super::too_big(&frame, 1400, &mut [0; 1500]), None);
     }
 
     #[test]
     fn as_much_is_quoted_as_fits() {
-        let frames = [(ipv4().udp(1, 2, &[0; 1472]), 14 + 576), (ipv6().udp(1, 2, &[0; 1452]), 14 + 1280)];
+        let frames =
+            [(ipv4().udp(1, 2, &[0; 1472]), 14 + 576), (ipv6().udp(1, 2, &[0; 1452]), 14 + 1280)];
         for (frame, longest) in frames {
             assert_eq!(answer(&frame, 2000).unwrap().len(), longest);
             assert_eq!(answer(&frame, 300).unwrap().len(), 300);
@@ -249,17 +276,28 @@ mod tests {
         let big = [0; 1472];
         let link = || build::ethernet(A, B);
         let quote = ipv4().udp(1, 2, &big);
-        let v6 = |source: [u16; 8], destination: [u16; 8]| link().ipv6(source, destination).udp(1, 2, &big);
+        let v6 = |source: [u16; 8], destination: [u16; 8]| {
+            link().ipv6(source, destination).udp(1, 2, &big)
+        };
         let (a, b) = ([0xfd00, 0, 0, 0, 0, 0, 0, 1], [0xfd00, 0, 0, 0, 0, 0, 0, 2]);
         for (what, frame) in [
             ("may be fragmented", link().ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(1, 2, &big)),
             ("later fragment", ipv4().fragment(1, 1480, false).payload(17, &big)),
             ("later fragment, v6", ipv6().fragment(1, 1448, true).payload(17, &big)),
-            ("to a group", link().ipv4([10, 0, 0, 1], [224, 0, 0, 5]).dont_fragment().udp(1, 2, &big)),
+            (
+                "to a group",
+                link().ipv4([10, 0, 0, 1], [224, 0, 0, 5]).dont_fragment().udp(1, 2, &big),
+            ),
             ("to everyone", link().ipv4([10, 0, 0, 1], [255; 4]).dont_fragment().udp(1, 2, &big)),
-            ("from a group", link().ipv4([239, 0, 0, 1], [10, 0, 0, 1]).dont_fragment().udp(1, 2, &big)),
+            (
+                "from a group",
+                link().ipv4([239, 0, 0, 1], [10, 0, 0, 1]).dont_fragment().udp(1, 2, &big),
+            ),
             ("from nobody", link().ipv4([0; 4], [10, 0, 0, 1]).dont_fragment().udp(1, 2, &big)),
-            ("from loopback", link().ipv4([127, 0, 0, 1], [10, 0, 0, 1]).dont_fragment().udp(1, 2, &big)),
+            (
+                "from loopback",
+                link().ipv4([127, 0, 0, 1], [10, 0, 0, 1]).dont_fragment().udp(1, 2, &big),
+            ),
             ("to a group, v6", v6(a, [0xff02, 0, 0, 0, 0, 0, 0, 1])),
             ("from nobody, v6", v6([0; 8], b)),
             ("to a group's MAC", build::ethernet(A, Mac::BROADCAST).ipv6(a, b).udp(1, 2, &big)),
@@ -268,14 +306,22 @@ mod tests {
             ("a redirect", ipv4().icmp(5, 0, 0, &quote)),
             ("an error, v6", ipv6().icmp(1, 4, 0, &quote)),
             ("a redirect, v6", ipv6().icmp(137, 0, 0, &quote)),
-            ("an error behind options", ipv6().extension(protocol::DESTINATION_OPTIONS, &[1, 4]).icmp(2, 0, 0, &quote)),
+            (
+                "an error behind options",
+                ipv6().extension(protocol::DESTINATION_OPTIONS, &[1, 4]).icmp(2, 0, 0, &quote),
+            ),
             ("no IP", link().payload(0x88b5, &big)),
         ] {
             assert_eq!(answer(&frame, 1500), None, "{what}");
         }
-        let hidden = ipv6().extension(protocol::DESTINATION_OPTIONS, &[1; 200]).icmp(2, 0, 0, &quote);
+        let hidden =
+            ipv6().extension(protocol::DESTINATION_OPTIONS, &[1; 200]).icmp(2, 0, 0, &quote);
         assert_eq!(answer(&hidden[..128], 1500), None, "the upper layer is not in sight");
-        for frame in [ipv4().ping(1, 1, &big), ipv6().ping(1, 1, &big), ipv4().fragment(1, 0, true).payload(17, &big)] {
+        for frame in [
+            ipv4().ping(1, 1, &big),
+            ipv6().ping(1, 1, &big),
+            ipv4().fragment(1, 0, true).payload(17, &big),
+        ] {
             assert!(answer(&frame, 1500).is_some());
         }
     }

@@ -46,7 +46,8 @@ impl<'a> Udp<'a> {
         u16::from_be_bytes([self.header[6], self.header[7]])
     }
 
-    /// The payload as far as the length says. Malformed if below the header's, truncated if the bytes end before.
+    /// The payload as far as the length says. Malformed if below the header's, truncated if the
+    /// bytes end before.
     #[inline]
     pub fn payload(&self) -> Result<&'a [u8], Error> {
         cut(self.bytes, LEN, self.length().into()).map(|(_, payload)| payload)

@@ -1,6 +1,7 @@
 //! VXLAN (RFC 7348, 5), and the multicast groups that stand for networks.
 //!
-//! No extension is spoken: a header with any other flag (GPE, group policy), or with anything in a reserved field, is not ours.
+//! No extension is spoken: a header with any other flag (GPE, group policy), or with anything in a
+//! reserved field, is not ours.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -12,8 +13,9 @@ pub const PORT: u16 = 4789;
 pub const LEN: usize = 8;
 /// Largest VNI: 24 bits.
 pub const MAX_VNI: u32 = (1 << 24) - 1;
-/// Where IPv6 groups of networks are unless an operator says otherwise. Its scope is reserved (RFC 4291, 2.7): Linux, for one,
-/// neither joins nor sends to such groups; `ff05::` is a prefix that works there.
+/// Where IPv6 groups of networks are unless an operator says otherwise. Its scope is reserved (RFC
+/// 4291, 2.7): Linux, for one, neither joins nor sends to such groups; `ff05::` is a prefix that
+/// works there.
 pub const GROUP6: Ipv6Addr = Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0);
 
 /// A VXLAN header and the frame that follows it.
@@ -24,12 +26,14 @@ pub struct Vxlan<'a> {
 }
 
 impl<'a> Vxlan<'a> {
-    /// Reads a UDP payload. Truncated below [`LEN`] bytes; malformed unless the flags are exactly "the VNI is valid" and all
-    /// reserved bits are zero.
+    /// Reads a UDP payload. Truncated below [`LEN`] bytes; malformed unless the flags are exactly
+    /// "the VNI is valid" and all reserved bits are zero.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         match head::<LEN>(bytes)? {
-            (&[0x08, 0, 0, 0, a, b, c, 0], frame) => Ok(Vxlan { vni: u32::from_be_bytes([0, a, b, c]), frame }),
+            (&[0x08, 0, 0, 0, a, b, c, 0], frame) => {
+                Ok(Vxlan { vni: u32::from_be_bytes([0, a, b, c]), frame })
+            }
             _ => Err(Error::Malformed),
         }
     }
@@ -54,14 +58,16 @@ pub const fn header(vni: u32) -> [u8; LEN] {
     [0x08, 0, 0, 0, a, b, c, 0]
 }
 
-/// The IPv4 group of a network: 230.a.b.c, a.b.c being its 24 bits. Bits above [`MAX_VNI`] are lost.
+/// The IPv4 group of a network: 230.a.b.c, a.b.c being its 24 bits. Bits above [`MAX_VNI`] are
+/// lost.
 #[inline]
 pub const fn group_v4(vni: u32) -> Ipv4Addr {
     let [_, a, b, c] = vni.to_be_bytes();
     Ipv4Addr::new(230, a, b, c)
 }
 
-/// The IPv6 group of a network: `prefix` (usually [`GROUP6`]), its last four bytes replaced by the VNI in network order.
+/// The IPv6 group of a network: `prefix` (usually [`GROUP6`]), its last four bytes replaced by the
+/// VNI in network order.
 #[inline]
 pub const fn group_v6(prefix: Ipv6Addr, vni: u32) -> Ipv6Addr {
     let prefix = prefix.to_bits() >> 32 << 32;

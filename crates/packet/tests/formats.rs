@@ -201,13 +201,32 @@ fn look(bytes: &[u8]) {
     }
     let _ = Llc::parse(bytes);
     if let Ok(view) = Arp::parse(bytes) {
-        let _ = (view.operation(), view.sender_mac(), view.sender_ip(), view.target_mac(), view.target_ip());
+        let _ = (
+            view.operation(),
+            view.sender_mac(),
+            view.sender_ip(),
+            view.target_mac(),
+            view.target_ip(),
+        );
     }
     if let Ok(view) = Ipv4::parse(bytes) {
-        let _ = (view.header(), view.options(), view.payload(), view.checksum_is_valid(), view.source(), view.destination());
+        let _ = (
+            view.header(),
+            view.options(),
+            view.payload(),
+            view.checksum_is_valid(),
+            view.source(),
+            view.destination(),
+        );
     }
     if let Ok(view) = Ipv6::parse(bytes) {
-        let _ = (view.payload(), view.upper_layer(), view.source(), view.destination(), view.flow_label());
+        let _ = (
+            view.payload(),
+            view.upper_layer(),
+            view.source(),
+            view.destination(),
+            view.flow_label(),
+        );
     }
     if let Ok(view) = Tcp::parse(bytes) {
         let _ = (view.options().count(), view.payload(), view.checksum());

@@ -32,11 +32,20 @@ fn frames() -> Vec<(Vec<u8>, &'static str)> {
         (mld::report(A, "ff05::2a".parse().unwrap()), "eth:ethertype:ipv6:ipv6.hopopts:icmpv6"),
         (mld::done(A, "ff05::2a".parse().unwrap()), "eth:ethertype:ipv6:ipv6.hopopts:icmpv6"),
         (answer(&v4().dont_fragment().udp(4000, 4001, &big)), "eth:ethertype:ip:icmp:ip:udp:data"),
-        (answer(&v4().dont_fragment().udp(4000, 4001, &big)[..128]), "eth:ethertype:ip:icmp:ip:udp:data"),
+        (
+            answer(&v4().dont_fragment().udp(4000, 4001, &big)[..128]),
+            "eth:ethertype:ip:icmp:ip:udp:data",
+        ),
         (answer(&v6().udp(4000, 4001, &big)), "eth:ethertype:ipv6:icmpv6:ipv6:udp:data"),
         (answer(&v6().udp(4000, 4001, &big)[..128]), "eth:ethertype:ipv6:icmpv6:ipv6:udp:data"),
-        (v4().checksum(Checksum::Zero).vxlan(50_000, 1337, &inner), "eth:ethertype:ip:udp:vxlan:eth:ethertype:ip:icmp:data"),
-        (v6().vxlan(50_000, 1337, &inner), "eth:ethertype:ipv6:udp:vxlan:eth:ethertype:ip:icmp:data"),
+        (
+            v4().checksum(Checksum::Zero).vxlan(50_000, 1337, &inner),
+            "eth:ethertype:ip:udp:vxlan:eth:ethertype:ip:icmp:data",
+        ),
+        (
+            v6().vxlan(50_000, 1337, &inner),
+            "eth:ethertype:ipv6:udp:vxlan:eth:ethertype:ip:icmp:data",
+        ),
     ]
 }
 
@@ -60,7 +69,17 @@ fn read(frames: &[(Vec<u8>, &str)]) -> Vec<(String, Vec<u32>)> {
     let file = tempfile();
     std::fs::write(&file, pcap(frames)).unwrap();
     let mut command = Command::new("tshark");
-    command.args(["-n", "-T", "fields", "-E", "separator=;", "-e", "frame.protocols", "-e", "_ws.expert.severity"]);
+    command.args([
+        "-n",
+        "-T",
+        "fields",
+        "-E",
+        "separator=;",
+        "-e",
+        "frame.protocols",
+        "-e",
+        "_ws.expert.severity",
+    ]);
     for check in ["ip", "udp"] {
         command.args(["-o", &format!("{check}.check_checksum:TRUE")]);
     }
@@ -73,7 +92,10 @@ fn read(frames: &[(Vec<u8>, &str)]) -> Vec<(String, Vec<u32>)> {
         // Some versions name a protocol once more for its version's dissector.
         let mut protocols: Vec<&str> = protocols.split(':').collect();
         protocols.dedup();
-        (protocols.join(":"), severities.split_terminator(',').map(|severity| severity.parse().unwrap()).collect())
+        (
+            protocols.join(":"),
+            severities.split_terminator(',').map(|severity| severity.parse().unwrap()).collect(),
+        )
     };
     let rows: Vec<_> = String::from_utf8(output.stdout).unwrap().lines().map(row).collect();
     assert_eq!(rows.len(), frames.len());
@@ -84,11 +106,14 @@ fn tempfile() -> std::path::PathBuf {
     std::env::temp_dir().join(format!("butterfly-packet-{}.pcap", std::process::id()))
 }
 
-/// Needs `tshark`; `tests/lib/setup.sh test` installs it. A machine without it cannot run this test, and says so.
+/// Needs `tshark`; `tests/lib/setup.sh test` installs it. A machine without it cannot run this
+/// test, and says so.
 #[test]
 fn wireshark_reads_every_frame_without_a_warning() {
     if Command::new("tshark").arg("--version").output().is_err() {
-        eprintln!("tshark is not installed: nothing was checked (tests/lib/setup.sh test installs it)");
+        eprintln!(
+            "tshark is not installed: nothing was checked (tests/lib/setup.sh test installs it)"
+        );
         return;
     }
     // Chat and notes are remarks.

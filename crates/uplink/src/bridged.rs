@@ -1,8 +1,9 @@
 //! TAP devices of ours that somebody puts into a bridge.
 //!
-//! A bridge takes frames to the address of one of its ports for itself: those to a machine behind it would end there if the device
-//! had the machine's address. So a device in a bridge has another first octet, as libvirt gives it, and its own address back when it
-//! leaves. That holds in the network namespace of the process: in others nobody is let in to look.
+//! A bridge takes frames to the address of one of its ports for itself: those to a machine behind
+//! it would end there if the device had the machine's address. So a device in a bridge has another
+//! first octet, as libvirt gives it, and its own address back when it leaves. That holds in the
+//! network namespace of the process: in others nobody is let in to look.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +16,8 @@ use butterfly_packet::Mac;
 
 use crate::{Error, kernel::Kernel, netlink::Changes};
 
-/// First octets of local station addresses (IEEE 802, 8.4): what a device in a bridge gets, and what it gets if it had that.
+/// First octets of local station addresses (IEEE 802, 8.4): what a device in a bridge gets, and
+/// what it gets if it had that.
 const IN_BRIDGE: [u8; 2] = [0xfe, 0xfa];
 /// After a question that the kernel did not answer.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -37,10 +39,15 @@ impl Watched {
     /// Begins: from now on the device has `mac` only outside of bridges.
     pub fn new(index: u32, mac: Mac) -> Result<Watched, Error> {
         if WATCHER.get().is_none() {
-            let failed = |error: io::Error| Error::failed("cannot look whether TAP devices are put into bridges", error);
+            let failed = |error: io::Error| {
+                Error::failed("cannot look whether TAP devices are put into bridges", error)
+            };
             let (changes, kernel) = (Changes::of_links().map_err(failed)?, Kernel::open()?);
             // Of two that begin at once one more watches: both do the same.
-            std::thread::Builder::new().name("bridges".into()).spawn(move || watch(&changes, kernel)).map_err(failed)?;
+            std::thread::Builder::new()
+                .name("bridges".into())
+                .spawn(move || watch(&changes, kernel))
+                .map_err(failed)?;
             let _ = WATCHER.set(());
         }
         devices().insert(index, mac);

@@ -85,7 +85,8 @@ impl Count {
     }
 }
 
-/// Reads the counters of an uplink from any thread, also after the uplink is closed: then the kernel's own counts are missing.
+/// Reads the counters of an uplink from any thread, also after the uplink is closed: then the
+/// kernel's own counts are missing.
 #[derive(Clone, Debug)]
 pub struct Meter {
     counts: Arc<Counts>,
@@ -94,7 +95,10 @@ pub struct Meter {
 }
 
 impl Meter {
-    pub(crate) fn new(counts: &Arc<Counts>, sockets: impl IntoIterator<Item = Weak<OwnedFd>>) -> Meter {
+    pub(crate) fn new(
+        counts: &Arc<Counts>,
+        sockets: impl IntoIterator<Item = Weak<OwnedFd>>,
+    ) -> Meter {
         Meter { counts: Arc::clone(counts), sockets: sockets.into_iter().collect() }
     }
 
@@ -124,9 +128,18 @@ mod tests {
         counts.tx_full.add(2);
         counts.tx_full.add(3);
         assert_eq!(meter.read(), Counters { tx_full: 5, ..Counters::default() });
-        let moved: Vec<_> =
-            meter.read().named().filter(|(_, _, value)| *value != 0).map(|(name, _, value)| (name, value)).collect();
+        let moved: Vec<_> = meter
+            .read()
+            .named()
+            .filter(|(_, _, value)| *value != 0)
+            .map(|(name, _, value)| (name, value))
+            .collect();
         assert_eq!(moved, [("tx-full", 5)]);
-        assert!(meter.read().named().all(|(_, meaning, _)| meaning.ends_with('.') && !meaning.starts_with(' ')));
+        assert!(
+            meter
+                .read()
+                .named()
+                .all(|(_, meaning, _)| meaning.ends_with('.') && !meaning.starts_with(' '))
+        );
     }
 }

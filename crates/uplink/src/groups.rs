@@ -1,7 +1,8 @@
 //! Keeps a network card listening to multicast groups that the host itself did not join.
 //!
-//! A card's filter lets only its own address and those groups in that somebody asked for. AF_XDP asks for none. A packet socket
-//! that receives nothing does (packet(7), `PACKET_ADD_MEMBERSHIP`); the kernel undoes it all when the socket is closed.
+//! A card's filter lets only its own address and those groups in that somebody asked for. AF_XDP
+//! asks for none. A packet socket that receives nothing does (packet(7), `PACKET_ADD_MEMBERSHIP`);
+//! the kernel undoes it all when the socket is closed.
 
 use std::{
     collections::BTreeSet,
@@ -26,13 +27,21 @@ impl Groups {
     /// Listens to no group yet of the interface with index `interface`. Needs `CAP_NET_RAW`.
     pub fn open(interface: u32) -> Result<Groups, Error> {
         // Protocol 0: receives nothing.
-        let socket = rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, SocketFlags::CLOEXEC, None)
-            .map_err(|error| Error::failed("cannot open a packet socket to join groups", error).help("it needs CAP_NET_RAW"))?;
+        let socket = rustix::net::socket_with(
+            AddressFamily::PACKET,
+            SocketType::RAW,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(|error| {
+            Error::failed("cannot open a packet socket to join groups", error)
+                .help("it needs CAP_NET_RAW")
+        })?;
         Ok(Groups { socket, interface, members: BTreeSet::new() })
     }
 
-    /// Listens to exactly these groups: joins those that are new and leaves the others. On an error, some may be missing; the same
-    /// call again tries those.
+    /// Listens to exactly these groups: joins those that are new and leaves the others. On an
+    /// error, some may be missing; the same call again tries those.
     pub fn set(&mut self, groups: impl IntoIterator<Item = Mac>) -> Result<(), Error> {
         let wanted: BTreeSet<Mac> = groups.into_iter().collect();
         let gone: Vec<Mac> = self.members.difference(&wanted).copied().collect();
@@ -53,7 +62,8 @@ impl Groups {
     /// Ends listening to a group; nothing changes if it did not.
     pub fn leave(&mut self, group: Mac) -> Result<(), Error> {
         if self.members.remove(&group) {
-            let what = || format!("cannot end listening to {group} on interface {}", self.interface);
+            let what =
+                || format!("cannot end listening to {group} on interface {}", self.interface);
             self.change(group, false).map_err(|error| Error::failed(what(), error))?;
         }
         Ok(())

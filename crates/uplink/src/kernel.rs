@@ -1,6 +1,8 @@
-//! What the host's kernel knows: interfaces, their addresses, the way to a destination, who answers at an address.
+//! What the host's kernel knows: interfaces, their addresses, the way to a destination, who answers
+//! at an address.
 //!
-//! Questions go to the network namespace in which the [`Kernel`] was opened. Each is a few system calls: for control threads.
+//! Questions go to the network namespace in which the [`Kernel`] was opened. Each is a few system
+//! calls: for control threads.
 
 use std::{
     fmt, io,
@@ -36,7 +38,8 @@ pub struct Interface {
     pub mtu: u32,
     /// Whether it is up (`IFF_UP`); it may still have no carrier.
     pub up: bool,
-    /// Whether frames pass (`IFF_RUNNING`): it is up, and has a carrier if it is of a kind that may have none.
+    /// Whether frames pass (`IFF_RUNNING`): it is up, and has a carrier if it is of a kind that
+    /// may have none.
     pub running: bool,
     /// How often its carrier came or went.
     pub carrier_changes: u32,
@@ -66,7 +69,8 @@ impl Interface {
 pub struct NextHop {
     /// Index of the interface.
     pub interface: u32,
-    /// The router, or the destination itself if it is on the link. May be of the other address family (RFC 5549).
+    /// The router, or the destination itself if it is on the link. May be of the other address
+    /// family (RFC 5549).
     pub via: IpAddr,
 }
 
@@ -78,14 +82,18 @@ pub struct Kernel {
 impl Kernel {
     /// Opens one in the network namespace of this thread.
     pub fn open() -> Result<Kernel, Error> {
-        let socket = Socket::open().map_err(|error| Error::failed("cannot open a netlink socket to ask the kernel", error))?;
+        let socket = Socket::open().map_err(|error| {
+            Error::failed("cannot open a netlink socket to ask the kernel", error)
+        })?;
         Ok(Kernel { socket })
     }
 
     /// The interface of that name, and the addresses it holds.
     pub fn interface(&mut self, name: &str) -> Result<Interface, Error> {
         let link = self.link(name)?;
-        let not_ethernet = || Error::refused(format!("cannot look up the network interface \"{name}\": not Ethernet"));
+        let not_ethernet = || {
+            Error::refused(format!("cannot look up the network interface \"{name}\": not Ethernet"))
+        };
         let mut interface = link.iter().find_map(read_link).ok_or_else(not_ethernet)?;
         interface.addresses = self.addresses_of(interface.index, name)?;
         Ok(interface)
@@ -94,36 +102,44 @@ impl Kernel {
     /// The addresses that the interface of that name holds, whatever kind it is of.
     pub fn addresses(&mut self, name: &str) -> Result<Vec<IpAddr>, Error> {
         let link = self.link(name)?;
-        link.iter().find_map(|message| message.u32(4)).map_or(Ok(Vec::new()), |index| self.addresses_of(index, name))
+        link.iter()
+            .find_map(|message| message.u32(4))
+            .map_or(Ok(Vec::new()), |index| self.addresses_of(index, name))
     }
 
     fn link(&mut self, name: &str) -> Result<Vec<Message>, Error> {
         let what = format!("cannot look up the network interface \"{name}\"");
         let fixed = [0; LINK];
-        let request = Request::new(libc::RTM_GETLINK, 0, &fixed).with(libc::IFLA_IFNAME, &[name.as_bytes(), b"\0"].concat());
+        let request = Request::new(libc::RTM_GETLINK, 0, &fixed)
+            .with(libc::IFLA_IFNAME, &[name.as_bytes(), b"\0"].concat());
         self.socket.ask(&request).map_err(|error| match error.raw_os_error() {
-            Some(libc::ENODEV) => Error::failed(what, error).help("`ip link` lists the interfaces there are"),
+            Some(libc::ENODEV) => {
+                Error::failed(what, error).help("`ip link` lists the interfaces there are")
+            }
             _ => Error::failed(what, error),
         })
     }
 
     fn addresses_of(&mut self, index: u32, name: &str) -> Result<Vec<IpAddr>, Error> {
         let request = Request::new(libc::RTM_GETADDR, libc::NLM_F_DUMP, &[0; ADDRESS]);
-        let answer = self
-            .socket
-            .ask(&request)
-            .map_err(|error| Error::failed(format!("cannot list the addresses of \"{name}\""), error))?;
+        let answer = self.socket.ask(&request).map_err(|error| {
+            Error::failed(format!("cannot list the addresses of \"{name}\""), error)
+        })?;
         Ok(answer.iter().filter_map(|message| read_address(message, index)).collect())
     }
 
-    /// The interface with that number, whatever its name is now; its addresses are not asked for. `None`: there is none.
+    /// The interface with that number, whatever its name is now; its addresses are not asked for.
+    /// `None`: there is none.
     pub fn interface_at(&mut self, index: u32) -> Result<Option<Interface>, Error> {
         let mut fixed = [0; LINK];
         fixed[4..8].copy_from_slice(&index.to_ne_bytes());
         match self.socket.ask(&Request::new(libc::RTM_GETLINK, 0, &fixed)) {
             Ok(answer) => Ok(answer.iter().find_map(read_link)),
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
-            Err(error) => Err(Error::failed(format!("cannot look up the network interface with number {index}"), error)),
+            Err(error) => Err(Error::failed(
+                format!("cannot look up the network interface with number {index}"),
+                error,
+            )),
         }
     }
 
@@ -131,10 +147,12 @@ impl Kernel {
     pub fn is_vlan_on(&mut self, interface: u32, on: u32, vlan: u16) -> bool {
         let mut fixed = [0; LINK];
         fixed[4..8].copy_from_slice(&interface.to_ne_bytes());
-        let found = self.socket.ask(&Request::new(libc::RTM_GETLINK, 0, &fixed)).unwrap_or_default();
-        found
-            .iter()
-            .any(|message| vlan_id(message) == Some(vlan) && read_link(message).is_some_and(|found| found.vlan_of == Some(on)))
+        let found =
+            self.socket.ask(&Request::new(libc::RTM_GETLINK, 0, &fixed)).unwrap_or_default();
+        found.iter().any(|message| {
+            vlan_id(message) == Some(vlan)
+                && read_link(message).is_some_and(|found| found.vlan_of == Some(on))
+        })
     }
 
     /// Whether the host holds an address on the interface of a VLAN on this one.
@@ -142,7 +160,10 @@ impl Kernel {
         if vlan == 0 {
             return false;
         }
-        let all = self.socket.ask(&Request::new(libc::RTM_GETLINK, libc::NLM_F_DUMP, &[0; LINK])).unwrap_or_default();
+        let all = self
+            .socket
+            .ask(&Request::new(libc::RTM_GETLINK, libc::NLM_F_DUMP, &[0; LINK]))
+            .unwrap_or_default();
         let of_vlan: Vec<Interface> = all
             .iter()
             .filter(|message| vlan_id(message) == Some(vlan))
@@ -155,71 +176,108 @@ impl Kernel {
         })
     }
 
-    /// How the kernel would send to `destination`. `None`: not at all (no route, a forbidden one), or it is this host.
+    /// How the kernel would send to `destination`. `None`: not at all (no route, a forbidden one),
+    /// or it is this host.
     pub fn next_hop(&mut self, destination: IpAddr) -> Result<Option<NextHop>, Error> {
         let bits = if destination.is_ipv4() { 32 } else { 128 };
         let mut fixed = [0; ROUTE];
         fixed[0] = family(destination);
         fixed[1] = bits;
-        let request = Request::new(libc::RTM_GETROUTE, 0, &fixed).with_address(libc::RTA_DST, destination);
+        let request =
+            Request::new(libc::RTM_GETROUTE, 0, &fixed).with_address(libc::RTA_DST, destination);
         match self.socket.ask(&request) {
             Ok(answer) => Ok(answer.iter().find_map(|message| read_route(message, destination))),
             // How the kernel says unreachable, blackhole and prohibited.
             Err(error)
                 if matches!(
                     error.raw_os_error(),
-                    Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EINVAL | libc::EACCES | libc::ESRCH)
+                    Some(
+                        libc::ENETUNREACH
+                            | libc::EHOSTUNREACH
+                            | libc::EINVAL
+                            | libc::EACCES
+                            | libc::ESRCH
+                    )
                 ) =>
             {
                 Ok(None)
             }
-            Err(error) => Err(Error::failed(format!("cannot ask for the route to {destination}"), error)),
-        }
-    }
-
-    /// The MAC address at which `address` is known to be on an interface. `None`: not known, or not any more; [`Self::ask`] for it.
-    pub fn neighbour(&mut self, interface: u32, address: IpAddr) -> Result<Option<Mac>, Error> {
-        self.neighbour_in(interface, address, CONFIRMED | libc::NUD_STALE | libc::NUD_DELAY | libc::NUD_PROBE)
-    }
-
-    /// As [`Self::neighbour`], if the kernel has been told so lately, or for good: not what it would make sure of before it relied on it.
-    pub fn confirmed(&mut self, interface: u32, address: IpAddr) -> Result<Option<Mac>, Error> {
-        self.neighbour_in(interface, address, CONFIRMED)
-    }
-
-    fn neighbour_in(&mut self, interface: u32, address: IpAddr, states: u16) -> Result<Option<Mac>, Error> {
-        let request =
-            Request::new(libc::RTM_GETNEIGH, 0, &neighbour_message(interface, address, 0)).with_address(libc::NDA_DST, address);
-        match self.socket.ask(&request) {
-            Ok(answer) => Ok(answer.iter().find_map(|message| read_neighbour(message, states))),
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
-            Err(error) => Err(Error::failed(format!("cannot ask for the neighbour {address} on interface {interface}"), error)),
-        }
-    }
-
-    /// Makes the kernel find out who is at `address` on an interface, as if it had something to send. Returns at once;
-    /// [`Self::neighbour`] has the answer when there is one. Needs `CAP_NET_ADMIN`.
-    pub fn ask(&mut self, interface: u32, address: IpAddr) -> Result<(), Error> {
-        let fixed = neighbour_message(interface, address, libc::NTF_USE);
-        let request = Request::new(libc::RTM_NEWNEIGH, libc::NLM_F_CREATE, &fixed).with_address(libc::NDA_DST, address);
-        match self.socket.ask(&request) {
-            Ok(_) => Ok(()),
             Err(error) => {
-                Err(Error::failed(format!("cannot make the kernel look for {address} on interface {interface}"), error))
+                Err(Error::failed(format!("cannot ask for the route to {destination}"), error))
             }
         }
     }
 
-    /// Gives an interface another MTU, in bytes. Needs `CAP_NET_ADMIN`; some drivers restart the card for it.
-    pub fn set_mtu(&mut self, interface: &Interface, mtu: u32) -> Result<(), Error> {
+    /// The MAC address at which `address` is known to be on an interface. `None`: not known, or not
+    /// any more; [`Self::ask`] for it.
+    pub fn neighbour(&mut self, interface: u32, address: IpAddr) -> Result<Option<Mac>, Error> {
+        self.neighbour_in(
+            interface,
+            address,
+            CONFIRMED | libc::NUD_STALE | libc::NUD_DELAY | libc::NUD_PROBE,
+        )
+    }
+
+    /// As [`Self::neighbour`], if the kernel has been told so lately, or for good: not what it
+    /// would make sure of before it relied on it.
+    pub fn confirmed(&mut self, interface: u32, address: IpAddr) -> Result<Option<Mac>, Error> {
+        self.neighbour_in(interface, address, CONFIRMED)
+    }
+
+    fn neighbour_in(
+        &mut self,
+        interface: u32,
+        address: IpAddr,
+        states: u16,
+    ) -> Result<Option<Mac>, Error> {
         let request =
-            Request::new(libc::RTM_NEWLINK, 0, &link_message(interface, false)).with(libc::IFLA_MTU, &mtu.to_ne_bytes());
-        let failed = |error: io::Error| Error::failed(format!("cannot set the MTU of \"{}\" to {mtu}", interface.name), error);
+            Request::new(libc::RTM_GETNEIGH, 0, &neighbour_message(interface, address, 0))
+                .with_address(libc::NDA_DST, address);
+        match self.socket.ask(&request) {
+            Ok(answer) => Ok(answer.iter().find_map(|message| read_neighbour(message, states))),
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+            Err(error) => Err(Error::failed(
+                format!("cannot ask for the neighbour {address} on interface {interface}"),
+                error,
+            )),
+        }
+    }
+
+    /// Makes the kernel find out who is at `address` on an interface, as if it had something to
+    /// send. Returns at once; [`Self::neighbour`] has the answer when there is one. Needs
+    /// `CAP_NET_ADMIN`.
+    pub fn ask(&mut self, interface: u32, address: IpAddr) -> Result<(), Error> {
+        let fixed = neighbour_message(interface, address, libc::NTF_USE);
+        let request = Request::new(libc::RTM_NEWNEIGH, libc::NLM_F_CREATE, &fixed)
+            .with_address(libc::NDA_DST, address);
+        match self.socket.ask(&request) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(Error::failed(
+                format!("cannot make the kernel look for {address} on interface {interface}"),
+                error,
+            )),
+        }
+    }
+
+    /// Gives an interface another MTU, in bytes. Needs `CAP_NET_ADMIN`; some drivers restart the
+    /// card for it.
+    pub fn set_mtu(&mut self, interface: &Interface, mtu: u32) -> Result<(), Error> {
+        let request = Request::new(libc::RTM_NEWLINK, 0, &link_message(interface, false))
+            .with(libc::IFLA_MTU, &mtu.to_ne_bytes());
+        let failed = |error: io::Error| {
+            Error::failed(format!("cannot set the MTU of \"{}\" to {mtu}", interface.name), error)
+        };
         self.socket.ask(&request).map(|_| ()).map_err(failed)
     }
 
     /// Gives an interface that is down an address and an MTU, and takes it up if it stays here.
-    pub(crate) fn set_station(&mut self, interface: &Interface, mac: Mac, mtu: u32, up: bool) -> io::Result<()> {
+    pub(crate) fn set_station(
+        &mut self,
+        interface: &Interface,
+        mac: Mac,
+        mtu: u32,
+        up: bool,
+    ) -> io::Result<()> {
         let request = Request::new(libc::RTM_NEWLINK, 0, &link_message(interface, up))
             .with(libc::IFLA_ADDRESS, &mac.0)
             .with(libc::IFLA_MTU, &mtu.to_ne_bytes());
@@ -228,13 +286,19 @@ impl Kernel {
 
     /// Gives an interface an address, and nothing else.
     pub(crate) fn set_mac(&mut self, interface: &Interface, mac: Mac) -> io::Result<()> {
-        let request = Request::new(libc::RTM_NEWLINK, 0, &link_message(interface, false)).with(libc::IFLA_ADDRESS, &mac.0);
+        let request = Request::new(libc::RTM_NEWLINK, 0, &link_message(interface, false))
+            .with(libc::IFLA_ADDRESS, &mac.0);
         self.socket.ask(&request).map(|_| ())
     }
 
-    /// Moves an interface into a network namespace, where it gets a name (`%d` in it is a number of the kernel's choice) and is taken
-    /// up. If that fails it may be there all the same.
-    pub(crate) fn move_to(&mut self, interface: &Interface, namespace: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    /// Moves an interface into a network namespace, where it gets a name (`%d` in it is a number of
+    /// the kernel's choice) and is taken up. If that fails it may be there all the same.
+    pub(crate) fn move_to(
+        &mut self,
+        interface: &Interface,
+        namespace: BorrowedFd<'_>,
+        name: &str,
+    ) -> io::Result<()> {
         let request = Request::new(libc::RTM_NEWLINK, 0, &link_message(interface, true))
             .with(libc::IFLA_NET_NS_FD, &namespace.as_raw_fd().to_ne_bytes())
             .with(libc::IFLA_IFNAME, &[name.as_bytes(), b"\0"].concat());
@@ -243,8 +307,13 @@ impl Kernel {
 
     /// Takes an interface up.
     pub(crate) fn set_up(&mut self, interface: &Interface) -> Result<(), Error> {
-        let failed = |error: io::Error| Error::failed(format!("cannot take \"{}\" up", interface.name), error);
-        self.socket.ask(&Request::new(libc::RTM_NEWLINK, 0, &link_message(interface, true))).map(|_| ()).map_err(failed)
+        let failed = |error: io::Error| {
+            Error::failed(format!("cannot take \"{}\" up", interface.name), error)
+        };
+        self.socket
+            .ask(&Request::new(libc::RTM_NEWLINK, 0, &link_message(interface, true)))
+            .map(|_| ())
+            .map_err(failed)
     }
 }
 
@@ -295,7 +364,9 @@ fn read_link(message: &Message) -> Option<Interface> {
         carrier_changes: message.number(LINK, libc::IFLA_CARRIER_CHANGES).unwrap_or(0),
         master: message.number(LINK, libc::IFLA_MASTER),
         bridged: port_kind_of(message).is_some_and(|kind| kind == b"bridge"),
-        vlan_of: message.number(LINK, libc::IFLA_LINK).filter(|_| kind_of(message) == Some(b"vlan")),
+        vlan_of: message
+            .number(LINK, libc::IFLA_LINK)
+            .filter(|_| kind_of(message) == Some(b"vlan")),
         kind: kind_of(message).map(|kind| String::from_utf8_lossy(kind).into_owned()),
         receive_queues: message.number(LINK, libc::IFLA_NUM_RX_QUEUES).unwrap_or(1),
         addresses: Vec::new(),
@@ -310,7 +381,8 @@ fn kind_of(message: &Message) -> Option<&[u8]> {
 
 /// The kind of what it was put into.
 fn port_kind_of(message: &Message) -> Option<&[u8]> {
-    let kind = attribute(message.attribute(LINK, libc::IFLA_LINKINFO)?, libc::IFLA_INFO_SLAVE_KIND)?;
+    let kind =
+        attribute(message.attribute(LINK, libc::IFLA_LINKINFO)?, libc::IFLA_INFO_SLAVE_KIND)?;
     Some(kind.strip_suffix(b"\0").unwrap_or(kind))
 }
 
@@ -330,7 +402,10 @@ fn read_route(message: &Message, destination: IpAddr) -> Option<NextHop> {
     let gateway = message.attribute(ROUTE, libc::RTA_GATEWAY).and_then(read_ip);
     // RTA_VIA: a family, then an address of it.
     let via = || message.attribute(ROUTE, libc::RTA_VIA).and_then(|value| read_ip(value.get(2..)?));
-    Some(NextHop { interface: message.number(ROUTE, libc::RTA_OIF)?, via: gateway.or_else(via).unwrap_or(destination) })
+    Some(NextHop {
+        interface: message.number(ROUTE, libc::RTA_OIF)?,
+        via: gateway.or_else(via).unwrap_or(destination),
+    })
 }
 
 /// States of neighbours that need no confirmation now.
@@ -359,14 +434,27 @@ mod tests {
     fn only_a_vlan_is_on_another_interface() {
         let told = |kind: &[u8]| {
             // An attribute in an attribute: its length, what it is, its value.
-            let kind = [&(4 + kind.len() as u16).to_ne_bytes()[..], &libc::IFLA_INFO_KIND.to_ne_bytes(), kind].concat();
-            let request = Request::new(libc::RTM_NEWLINK, 0, &[0; LINK]).with(libc::IFLA_IFNAME, b"eth0.7\0");
-            let request = request.with(libc::IFLA_ADDRESS, &[2, 0, 0, 0, 0, 1]).with(libc::IFLA_MTU, &1500u32.to_ne_bytes());
-            let request = request.with(libc::IFLA_LINK, &3u32.to_ne_bytes()).with(libc::IFLA_LINKINFO, &kind);
+            let kind = [
+                &(4 + kind.len() as u16).to_ne_bytes()[..],
+                &libc::IFLA_INFO_KIND.to_ne_bytes(),
+                kind,
+            ]
+            .concat();
+            let request =
+                Request::new(libc::RTM_NEWLINK, 0, &[0; LINK]).with(libc::IFLA_IFNAME, b"eth0.7\0");
+            let request = request
+                .with(libc::IFLA_ADDRESS, &[2, 0, 0, 0, 0, 1])
+                .with(libc::IFLA_MTU, &1500u32.to_ne_bytes());
+            let request =
+                request.with(libc::IFLA_LINK, &3u32.to_ne_bytes()).with(libc::IFLA_LINKINFO, &kind);
             read_link(&Message::like(request)).unwrap()
         };
         assert_eq!(told(b"vlan\0").vlan_of, Some(3));
         assert_eq!(told(b"veth\0").kind.as_deref(), Some("veth"));
-        assert_eq!(told(b"veth\0").vlan_of, None, "the number of its other end, perhaps in another namespace");
+        assert_eq!(
+            told(b"veth\0").vlan_of,
+            None,
+            "the number of its other end, perhaps in another namespace"
+        );
     }
 }

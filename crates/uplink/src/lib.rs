@@ -1,19 +1,25 @@
-//! Ports that lead out of the host, behind one small trait: AF_XDP on a network interface ([`xdp`]), or a TAP device ([`tap`]).
+//! Ports that lead out of the host, behind one small trait: AF_XDP on a network interface
+//! ([`xdp`]), or a TAP device ([`tap`]).
 //!
-//! A packet worker owns an [`Uplink`] and moves bursts of frames through it. Everything else is for control threads: [`kernel`] asks
-//! the host what it knows of interfaces, routes and neighbours; [`packet`] sees copies of the frames that keep an address reachable;
-//! [`groups`] keeps a network card listening to multicast groups; a [`Meter`] reads counters while the worker runs.
+//! A packet worker owns an [`Uplink`] and moves bursts of frames through it. Everything else is for
+//! control threads: [`kernel`] asks the host what it knows of interfaces, routes and neighbours;
+//! [`packet`] sees copies of the frames that keep an address reachable; [`groups`] keeps a network
+//! card listening to multicast groups; a [`Meter`] reads counters while the worker runs.
 //!
 //! [`station`] is not a port: a TAP device through which somebody on this host uses a vnic.
 //!
 //! All of it belongs to the network namespace of the thread that opened it.
 //!
-//! `unsafe` is in five files: memory, rings and frames shared with the kernel (`xdp/memory.rs`, `xdp/ring.rs`, `xdp/queue.rs`), the
-//! system call `bpf` (`xdp/bpf.rs`), and the few requests that rustix does not know (`sys.rs`).
+//! `unsafe` is in five files: memory, rings and frames shared with the kernel (`xdp/memory.rs`,
+//! `xdp/ring.rs`, `xdp/queue.rs`), the system call `bpf` (`xdp/bpf.rs`), and the few requests that
+//! rustix does not know (`sys.rs`).
 
 #![deny(unsafe_code)]
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)]
-#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic))]
+#![cfg_attr(
+    test,
+    allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)
+)]
 
 mod bridged;
 mod counters;
@@ -62,44 +68,52 @@ pub struct Info {
 
 /// A port that leads out of the host: bursts in, bursts out.
 ///
-/// Frames are whole Ethernet frames without preamble and checksum sequence, at least 14 bytes. Between [`Self::receive`] and
-/// [`Self::release`] they are private memory: nobody changes them.
+/// Frames are whole Ethernet frames without preamble and checksum sequence, at least 14 bytes.
+/// Between [`Self::receive`] and [`Self::release`] they are private memory: nobody changes them.
 ///
-/// All methods but [`Self::info`] and [`Self::counters`] are for the packet path: they never allocate, block, panic or log. The only
-/// system calls are those that move frames: a wake-up where the kernel wants one (AF_XDP), one per frame (TAP).
+/// All methods but [`Self::info`] and [`Self::counters`] are for the packet path: they never
+/// allocate, block, panic or log. The only system calls are those that move frames: a wake-up where
+/// the kernel wants one (AF_XDP), one per frame (TAP).
 pub trait Uplink: Send {
     /// What it is.
     fn info(&self) -> &Info;
 
-    /// What was counted so far. Asks the kernel: for a control thread, which uses a [`Meter`] while a worker owns the uplink.
+    /// What was counted so far. Asks the kernel: for a control thread, which uses a [`Meter`] while
+    /// a worker owns the uplink.
     fn counters(&self) -> Counters;
 
-    /// Takes frames that arrived, until `max` (at most [`BURST`]) are held. Returns how many are held now.
+    /// Takes frames that arrived, until `max` (at most [`BURST`]) are held. Returns how many are
+    /// held now.
     fn receive(&mut self, max: usize) -> usize;
 
-    /// A held frame, by its position in order of arrival; empty if `index` is not below what [`Self::receive`] returned.
+    /// A held frame, by its position in order of arrival; empty if `index` is not below what
+    /// [`Self::receive`] returned.
     fn frame(&self, index: usize) -> &[u8];
 
     /// Gives all held frames back.
     fn release(&mut self);
 
-    /// A frame of exactly `len` bytes to be written in place, all of it: what it holds is not defined. [`Self::send`] queues it; asked
-    /// for again before that, it is the same frame anew.
+    /// A frame of exactly `len` bytes to be written in place, all of it: what it holds is not
+    /// defined. [`Self::send`] queues it; asked for again before that, it is the same frame
+    /// anew.
     ///
-    /// `None` if there is no room now, which counts as `tx_full`, or never for a frame of this length (shorter than an Ethernet header,
-    /// longer than the MTU allows), which counts as `tx_bad_length`. Both lose the frame.
+    /// `None` if there is no room now, which counts as `tx_full`, or never for a frame of this
+    /// length (shorter than an Ethernet header, longer than the MTU allows), which counts as
+    /// `tx_bad_length`. Both lose the frame.
     fn room(&mut self, len: usize) -> Option<&mut [u8]>;
 
     /// Queues the frame that [`Self::room`] returned last.
     fn send(&mut self);
 
-    /// Shows what is queued to the kernel. Forgets a frame that [`Self::room`] gave out and that was not sent.
+    /// Shows what is queued to the kernel. Forgets a frame that [`Self::room`] gave out and that
+    /// was not sent.
     fn flush(&mut self);
 
-    /// Whether frames are queued that the kernel does not take by itself. After a flush that means it was busy: flush again soon.
+    /// Whether frames are queued that the kernel does not take by itself. After a flush that means
+    /// it was busy: flush again soon.
     ///
-    /// An interface that is down, or stands still for long, is not waited for: this is `false`, the frames stay queued, and go with
-    /// the next flush that finds it working.
+    /// An interface that is down, or stands still for long, is not waited for: this is `false`, the
+    /// frames stay queued, and go with the next flush that finds it working.
     fn pending(&self) -> bool {
         false
     }

@@ -1,18 +1,24 @@
-//! rtnetlink, as much as a few questions need: a request, and the attributes of what the kernel answers.
+//! rtnetlink, as much as a few questions need: a request, and the attributes of what the kernel
+//! answers.
 //!
-//! RFC 3549 has the format, rtnetlink(7) the messages. Numbers are in the host's byte order, addresses in network order. The crates
-//! for this are fifty thousand lines; these are four questions.
+//! RFC 3549 has the format, rtnetlink(7) the messages. Numbers are in the host's byte order,
+//! addresses in network order. The crates for this are fifty thousand lines; these are four
+//! questions.
 
 use std::{io, time::Duration};
 
 use rustix::{
     io::Errno,
-    net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink::SocketAddrNetlink, sockopt},
+    net::{
+        AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink::SocketAddrNetlink,
+        sockopt,
+    },
 };
 
 /// Length of `struct nlmsghdr`.
 const HEADER: usize = 16;
-/// The longest wait for an answer. The kernel answers within the system call; only its configuration lock can hold it up.
+/// The longest wait for an answer. The kernel answers within the system call; only its
+/// configuration lock can hold it up.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How often an interrupted dump is asked for again.
 const RETRIES: usize = 5;
@@ -48,7 +54,8 @@ impl Request {
         }
     }
 
-    /// As it is sent, under a number that its answer repeats. It is to be acknowledged, so that the answer has an end.
+    /// As it is sent, under a number that its answer repeats. It is to be acknowledged, so that the
+    /// answer has an end.
     fn encode(&self, sequence: u32) -> Vec<u8> {
         let flags = (self.flags | libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
         let mut bytes = Vec::with_capacity(HEADER + self.body.len());
@@ -103,7 +110,8 @@ impl Message {
     }
 }
 
-/// The value of the first attribute of `kind` among those in `rest`: the end of a message, or the value of an attribute that holds others.
+/// The value of the first attribute of `kind` among those in `rest`: the end of a message, or the
+/// value of an attribute that holds others.
 pub fn attribute(mut rest: &[u8], kind: u16) -> Option<&[u8]> {
     loop {
         let len: usize = u16_at(rest, 0)?.into();
@@ -126,7 +134,12 @@ impl Socket {
     /// Opens one.
     pub fn open() -> io::Result<Socket> {
         // Protocol 0 is NETLINK_ROUTE.
-        let fd = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+        let fd = rustix::net::socket_with(
+            AddressFamily::NETLINK,
+            SocketType::RAW,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
         rustix::net::bind(&fd, &SocketAddrNetlink::new(0, 0))?;
         sockopt::set_socket_timeout(&fd, sockopt::Timeout::Recv, Some(PATIENCE))?;
         Ok(Socket { fd, sequence: 0 })
@@ -148,15 +161,23 @@ impl Socket {
 
     fn ask_once(&mut self, request: &Request) -> io::Result<Vec<Message>> {
         self.sequence = self.sequence.wrapping_add(1);
-        rustix::net::sendto(&self.fd, &request.encode(self.sequence), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+        rustix::net::sendto(
+            &self.fd,
+            &request.encode(self.sequence),
+            SendFlags::empty(),
+            &SocketAddrNetlink::new(0, 0),
+        )?;
 
         let mut answer = Vec::new();
         let mut interrupted = false;
         let mut buffer = vec![0; 64 * 1024];
         loop {
-            let (_, len, from) = rustix::net::recvfrom(&self.fd, &mut buffer[..], RecvFlags::TRUNC)?;
+            let (_, len, from) =
+                rustix::net::recvfrom(&self.fd, &mut buffer[..], RecvFlags::TRUNC)?;
             // Another process may send to our port, too.
-            if from.is_none_or(|from| SocketAddrNetlink::try_from(from).is_ok_and(|from| from.pid() != 0)) {
+            if from.is_none_or(|from| {
+                SocketAddrNetlink::try_from(from).is_ok_and(|from| from.pid() != 0)
+            }) {
                 continue;
             }
             let datagram = buffer.get(..len).ok_or(io::ErrorKind::InvalidData)?;
@@ -166,7 +187,8 @@ impl Socket {
                     // Left over from a question we gave up on.
                     continue;
                 }
-                interrupted |= u16_at(header, 6).is_some_and(|flags| i32::from(flags) & libc::NLM_F_DUMP_INTR != 0);
+                interrupted |= u16_at(header, 6)
+                    .is_some_and(|flags| i32::from(flags) & libc::NLM_F_DUMP_INTR != 0);
                 match i32::from(u16_at(header, 4).unwrap_or(0)) {
                     libc::NLMSG_ERROR | libc::NLMSG_DONE => {
                         let code = u32_at(body, 0).unwrap_or(0) as i32;
@@ -190,20 +212,29 @@ pub struct Changes(std::os::fd::OwnedFd);
 impl Changes {
     /// Of network interfaces.
     pub fn of_links() -> io::Result<Changes> {
-        let fd = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+        let fd = rustix::net::socket_with(
+            AddressFamily::NETLINK,
+            SocketType::RAW,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
         rustix::net::bind(&fd, &SocketAddrNetlink::new(0, libc::RTMGRP_LINK as u32))?;
         Ok(Changes(fd))
     }
 
-    /// Waits, and returns the numbers of interfaces that changed; `None`: some were not told, as there were too many.
+    /// Waits, and returns the numbers of interfaces that changed; `None`: some were not told, as
+    /// there were too many.
     pub fn next(&self) -> io::Result<Option<Vec<u32>>> {
         let mut buffer = [0; 32 * 1024];
-        let (_, len, from) = match rustix::net::recvfrom(&self.0, &mut buffer[..], RecvFlags::TRUNC) {
+        let (_, len, from) = match rustix::net::recvfrom(&self.0, &mut buffer[..], RecvFlags::TRUNC)
+        {
             Err(Errno::NOBUFS) => return Ok(None),
             Err(Errno::INTR) => return Ok(Some(Vec::new())),
             received => received?,
         };
-        if from.is_none_or(|from| SocketAddrNetlink::try_from(from).is_ok_and(|from| from.pid() != 0)) {
+        if from
+            .is_none_or(|from| SocketAddrNetlink::try_from(from).is_ok_and(|from| from.pid() != 0))
+        {
             return Ok(Some(Vec::new()));
         }
         let Some(datagram) = buffer.get(..len) else { return Ok(None) };
@@ -254,7 +285,10 @@ mod tests {
 
     #[test]
     fn attributes_are_found_behind_the_fixed_part_whatever_their_padding() {
-        let request = Request::new(1, 0, &[0; 12]).with(7, b"abcde").with(8, &5u32.to_ne_bytes()).with(0x8009, b"");
+        let request = Request::new(1, 0, &[0; 12])
+            .with(7, b"abcde")
+            .with(8, &5u32.to_ne_bytes())
+            .with(0x8009, b"");
         let message = Message { kind: 1, body: request.body };
         assert_eq!(message.attribute(12, 7), Some(&b"abcde"[..]));
         assert_eq!(message.number(12, 8), Some(5));
@@ -277,7 +311,10 @@ mod tests {
             let parts: Vec<_> = Parts(&datagram).collect();
             assert!(matches!(parts[..], [Err(_)]), "{len}");
         }
-        assert_eq!(Parts(&[&16u32.to_ne_bytes()[..], &[0; 12]].concat()).filter(Result::is_ok).count(), 1);
+        assert_eq!(
+            Parts(&[&16u32.to_ne_bytes()[..], &[0; 12]].concat()).filter(Result::is_ok).count(),
+            1
+        );
     }
 
     #[test]

@@ -1,8 +1,10 @@
-//! Copies of the frames that keep an address reachable, and a way to send such frames: for a control thread.
+//! Copies of the frames that keep an address reachable, and a way to send such frames: for a
+//! control thread.
 //!
-//! A packet socket sees what the network interface received and the XDP filter left to the host. The kernel filters: ARP, IGMP,
-//! neighbour and router discovery (ICMPv6 types 133 to 137) and MLD (130 to 132, 143), also behind a hop-by-hop header (RFC 2710,
-//! 3: MLD has a router alert there). The host gets the same frames: these are copies.
+//! A packet socket sees what the network interface received and the XDP filter left to the host.
+//! The kernel filters: ARP, IGMP, neighbour and router discovery (ICMPv6 types 133 to 137) and MLD
+//! (130 to 132, 143), also behind a hop-by-hop header (RFC 2710, 3: MLD has a router alert there).
+//! The host gets the same frames: these are copies.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -24,10 +26,12 @@ pub struct PacketSocket {
 }
 
 impl PacketSocket {
-    /// Opens one on the interface with index `interface`, for frames of a VLAN (0: of none). Needs `CAP_NET_RAW`.
+    /// Opens one on the interface with index `interface`, for frames of a VLAN (0: of none). Needs
+    /// `CAP_NET_RAW`.
     pub fn open(interface: u32, vlan: u16) -> Result<PacketSocket, Error> {
         let failed = |error: std::io::Error| {
-            Error::failed(format!("cannot open a packet socket on interface {interface}"), error).help("it needs CAP_NET_RAW")
+            Error::failed(format!("cannot open a packet socket on interface {interface}"), error)
+                .help("it needs CAP_NET_RAW")
         };
         // Protocol 0, so that nothing arrives before the filter is there.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -39,20 +43,26 @@ impl PacketSocket {
         Ok(PacketSocket { fd, interface })
     }
 
-    /// Takes the next frame into `buffer` and returns its length; `None` if there is none now. A frame longer than `buffer` is cut:
-    /// none of those that pass the filter has to be longer than 1,518 bytes. Never blocks.
+    /// Takes the next frame into `buffer` and returns its length; `None` if there is none now. A
+    /// frame longer than `buffer` is cut: none of those that pass the filter has to be longer
+    /// than 1,518 bytes. Never blocks.
     pub fn receive(&self, buffer: &mut [u8]) -> Result<Option<usize>, Error> {
         match rustix::net::recv(&self.fd, buffer, RecvFlags::DONTWAIT) {
             Ok((len, _)) => Ok(Some(len)),
             // An interface that is down says so once, and may come up again.
             Err(Errno::AGAIN | Errno::INTR | Errno::NETDOWN) => Ok(None),
-            Err(error) => Err(Error::failed(format!("cannot receive from interface {}", self.interface), error)),
+            Err(error) => Err(Error::failed(
+                format!("cannot receive from interface {}", self.interface),
+                error,
+            )),
         }
     }
 
-    /// Sends a whole Ethernet frame. Never blocks: an error if the interface is down, or too busy to take it.
+    /// Sends a whole Ethernet frame. Never blocks: an error if the interface is down, or too busy
+    /// to take it.
     pub fn send(&self, frame: &[u8]) -> Result<(), Error> {
-        let failed = |error| Error::failed(format!("cannot send on interface {}", self.interface), error);
+        let failed =
+            |error| Error::failed(format!("cannot send on interface {}", self.interface), error);
         rustix::net::send(&self.fd, frame, SendFlags::DONTWAIT).map(|_| ()).map_err(failed)
     }
 }
@@ -129,7 +139,8 @@ mod tests {
     /// Socket filters work on any socket: the kernel judges the frame as a datagram.
     fn passes(frame: &[u8]) -> bool {
         let flags = SocketFlags::NONBLOCK;
-        let (near, far) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::DGRAM, flags, None).unwrap();
+        let (near, far) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::DGRAM, flags, None).unwrap();
         sys::attach_filter(&far, &filter(0)).unwrap();
         rustix::net::send(&near, frame, SendFlags::empty()).unwrap();
         let mut buffer = vec![0; 2048];
@@ -161,7 +172,11 @@ mod tests {
             assert_eq!(passes(&ip().icmp(kind, 0, 0, &[0; 16])), wanted, "type {kind}");
             // Router alert (RFC 2711) and padding; then a header of two units.
             for options in [&[5, 2, 0, 0, 1, 0][..], &[5, 2, 0, 0, 1, 8, 0, 0, 0, 0, 0, 0, 0, 0]] {
-                assert_eq!(passes(&ip().extension(0, options).icmp(kind, 0, 0, &[0; 16])), wanted, "hop-by-hop, type {kind}");
+                assert_eq!(
+                    passes(&ip().extension(0, options).icmp(kind, 0, 0, &[0; 16])),
+                    wanted,
+                    "hop-by-hop, type {kind}"
+                );
             }
         }
         assert!(!passes(&ip().extension(60, &[1, 4, 0, 0, 0, 0]).icmp(130, 0, 0, &[0; 16])));

@@ -1,7 +1,9 @@
-//! A TAP device that somebody on this host uses: a container, another network namespace, the host itself.
+//! A TAP device that somebody on this host uses: a container, another network namespace, the host
+//! itself.
 //!
-//! Unlike [`crate::tap`] this is not a way out: what uses the device is a station like a virtual machine, with the address of its vnic. Frames
-//! carry the virtio-net header of 12 bytes, so they go between the device and virtqueues as they are.
+//! Unlike [`crate::tap`] this is not a way out: what uses the device is a station like a virtual
+//! machine, with the address of its vnic. Frames carry the virtio-net header of 12 bytes, so they
+//! go between the device and virtqueues as they are.
 
 use std::{
     fs::{File, OpenOptions},
@@ -33,7 +35,8 @@ const NAMESPACES: u64 = 0x6e73_6673;
 /// What the device is to be.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StationConfig {
-    /// The name it gets if it can have it; else one of the kernel's choice. In another namespace it must be free.
+    /// The name it gets if it can have it; else one of the kernel's choice. In another namespace
+    /// it must be free.
     pub name: String,
     /// The address of the one who uses it.
     pub mac: Mac,
@@ -69,7 +72,8 @@ pub struct Station {
 }
 
 impl Station {
-    /// Makes the device, moves it and takes it up. Needs `CAP_NET_ADMIN`. On an error nothing is left.
+    /// Makes the device, moves it and takes it up. Needs `CAP_NET_ADMIN`. On an error nothing is
+    /// left.
     pub fn make(config: &StationConfig) -> Result<Station, Error> {
         let namespace = config.namespace.as_deref().map(open_namespace).transpose()?;
         let wanted = is_name(&config.name).then_some(config.name.as_str());
@@ -87,15 +91,24 @@ impl Station {
         let made = kernel.interface(&name)?;
         let mtu = config.mtu.min(MAX_MTU);
         kernel.set_station(&made, config.mac, mtu, namespace.is_none()).map_err(|error| {
-            Error::failed(format!("cannot give the TAP device {name} the address {} and the MTU {mtu}", config.mac), error)
+            Error::failed(
+                format!(
+                    "cannot give the TAP device {name} the address {} and the MTU {mtu}",
+                    config.mac
+                ),
+                error,
+            )
         })?;
         let (Some(namespace), Some(path)) = (namespace, &config.namespace) else {
             let bridged = Watched::new(made.index, config.mac)?;
             return Ok(Station { tun, name, here: Some(made.index), mtu, _bridged: Some(bridged) });
         };
         let there = wanted.unwrap_or(NUMBERED);
-        kernel.move_to(&made, namespace.as_fd(), there).map_err(|error| not_moved(path, there, error))?;
-        let name = sys::tap_name(tun.as_fd()).map_err(|error| Error::failed("cannot ask for the name of a TAP device", error))?;
+        kernel
+            .move_to(&made, namespace.as_fd(), there)
+            .map_err(|error| not_moved(path, there, error))?;
+        let name = sys::tap_name(tun.as_fd())
+            .map_err(|error| Error::failed("cannot ask for the name of a TAP device", error))?;
         Ok(Station { tun, name, here: None, mtu, _bridged: None })
     }
 
@@ -104,8 +117,9 @@ impl Station {
         &self.name
     }
 
-    /// Gives it another MTU, as that of its network has changed. One that somebody else gave it stays, and so does that of a device in
-    /// another network namespace: nobody is let in there for `CAP_NET_ADMIN` alone.
+    /// Gives it another MTU, as that of its network has changed. One that somebody else gave it
+    /// stays, and so does that of a device in another network namespace: nobody is let in there
+    /// for `CAP_NET_ADMIN` alone.
     pub fn follow(&mut self, mtu: u32) -> Result<(), Error> {
         let mtu = mtu.min(MAX_MTU);
         let had = std::mem::replace(&mut self.mtu, mtu);
@@ -122,11 +136,20 @@ impl Station {
     /// Says what frames may leave to their reader.
     pub fn set_offloads(&self, offloads: Offloads) -> Result<(), Error> {
         let Offloads { checksum, tso4, tso6, ecn } = offloads;
-        let flags = [(checksum, libc::TUN_F_CSUM), (checksum && tso4, libc::TUN_F_TSO4), (checksum && tso6, libc::TUN_F_TSO6)];
+        let flags = [
+            (checksum, libc::TUN_F_CSUM),
+            (checksum && tso4, libc::TUN_F_TSO4),
+            (checksum && tso6, libc::TUN_F_TSO6),
+        ];
         let ecn = (checksum && ecn && (tso4 || tso6), libc::TUN_F_TSO_ECN);
-        let takes = flags.into_iter().chain([ecn]).filter(|(on, _)| *on).fold(0, |all, (_, flag)| all | flag);
-        sys::set_tap_offloads(self.tun.as_fd(), takes as usize)
-            .map_err(|error| Error::failed(format!("cannot set the offloads of the TAP device {}", self.name), error))
+        let takes = flags
+            .into_iter()
+            .chain([ecn])
+            .filter(|(on, _)| *on)
+            .fold(0, |all, (_, flag)| all | flag);
+        sys::set_tap_offloads(self.tun.as_fd(), takes as usize).map_err(|error| {
+            Error::failed(format!("cannot set the offloads of the TAP device {}", self.name), error)
+        })
     }
 }
 
@@ -140,11 +163,13 @@ fn make(tun: &OwnedFd, name: &str) -> io::Result<String> {
     sys::make_tap(tun.as_fd(), name, TapName::New, HEADER_LEN as i32)
 }
 
-/// Whether an interface can be called so, and everybody who reads its name copes: printable, no pattern, nothing that sysctls are
-/// called.
+/// Whether an interface can be called so, and everybody who reads its name copes: printable, no
+/// pattern, nothing that sysctls are called.
 fn is_name(name: &str) -> bool {
     let fine = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'/' | b':' | b'%');
-    (1..libc::IFNAMSIZ).contains(&name.len()) && name.bytes().all(fine) && !matches!(name, "." | ".." | "all" | "default")
+    (1..libc::IFNAMSIZ).contains(&name.len())
+        && name.bytes().all(fine)
+        && !matches!(name, "." | ".." | "all" | "default")
 }
 
 /// Looks before it opens: opening some files does something.
@@ -159,19 +184,28 @@ fn open_namespace(path: &Path) -> Result<File, Error> {
             error
         }
     };
-    let no_namespace = || Error::refused(format!("{}: it is no namespace", what())).help("it may have been one that was deleted");
+    let no_namespace = || {
+        Error::refused(format!("{}: it is no namespace", what()))
+            .help("it may have been one that was deleted")
+    };
     let found = rustix::fs::statfs(path).map_err(|error| failed(error.into()))?;
     if found.f_type as u64 != NAMESPACES {
         return Err(no_namespace());
     }
-    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path).map_err(failed)
+    OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path)
+        .map_err(failed)
 }
 
 fn not_moved(path: &Path, name: &str, error: io::Error) -> Error {
     let what = format!("cannot move a TAP device into the network namespace {}", path.display());
     match error.raw_os_error() {
-        Some(libc::EEXIST) => Error::refused(format!("{what}: it has an interface called {name} already"))
-            .help("remove or rename that one, or give the nic another id"),
+        Some(libc::EEXIST) => {
+            Error::refused(format!("{what}: it has an interface called {name} already"))
+                .help("remove or rename that one, or give the nic another id")
+        }
         Some(libc::EINVAL) => Error::refused(format!("{what}: it is no network namespace")),
         _ => Error::failed(what, error),
     }
@@ -186,7 +220,20 @@ mod tests {
         for name in ["a", "vm-1", "eth0", "fifteen-letters", "veth0@if3"] {
             assert!(is_name(name), "{name}");
         }
-        for name in ["", ".", "..", "sixteen-letters!", "a b", "a:1", "a%d", "a/b", "é", "all", "default", "a\0"] {
+        for name in [
+            "",
+            ".",
+            "..",
+            "sixteen-letters!",
+            "a b",
+            "a:1",
+            "a%d",
+            "a/b",
+            "é",
+            "all",
+            "default",
+            "a\0",
+        ] {
             assert!(!is_name(name), "{name}");
         }
     }

@@ -44,16 +44,23 @@ pub enum TapName {
     Any,
 }
 
-/// Makes `tun` (an open `/dev/net/tun`) a TAP device, frames preceded by a virtio-net header of `header` bytes in the host's byte order
-/// and complete: no offloads. Returns the name it got; `%d` in `name` is a number of the kernel's choice.
-pub fn make_tap(tun: BorrowedFd<'_>, name: &str, how: TapName, header: c_int) -> io::Result<String> {
+/// Makes `tun` (an open `/dev/net/tun`) a TAP device, frames preceded by a virtio-net header of
+/// `header` bytes in the host's byte order and complete: no offloads. Returns the name it got; `%d`
+/// in `name` is a number of the kernel's choice.
+pub fn make_tap(
+    tun: BorrowedFd<'_>,
+    name: &str,
+    how: TapName,
+    header: c_int,
+) -> io::Result<String> {
     const TUNSETIFF: ioctl::Opcode = opcode::write::<c_int>(b'T', 202);
     const TUNSETVNETHDRSZ: ioctl::Opcode = opcode::write::<c_int>(b'T', 216);
     let name = interface_name(name).ok_or(io::ErrorKind::InvalidInput)?;
     let exclusive = if how == TapName::New { libc::IFF_TUN_EXCL } else { 0 };
     let flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | exclusive) as u16;
     let mut request = InterfaceFlags { name, flags, rest: [0; 22] };
-    // SAFETY: TUNSETIFF reads and writes a `struct ifreq`, whose size and layout `InterfaceFlags` has (asserted above).
+    // SAFETY: TUNSETIFF reads and writes a `struct ifreq`, whose size and layout `InterfaceFlags`
+    // has (asserted above).
     unsafe { ioctl::ioctl(tun, ioctl::Updater::<TUNSETIFF, _>::new(&mut request)) }?;
     set_tap_offloads(tun, 0)?;
     // SAFETY: TUNSETVNETHDRSZ reads an `int`.
@@ -72,7 +79,8 @@ pub fn set_tap_offloads(tun: BorrowedFd<'_>, takes: usize) -> io::Result<()> {
 pub fn tap_name(tun: BorrowedFd<'_>) -> io::Result<String> {
     const TUNGETIFF: ioctl::Opcode = opcode::read::<c_int>(b'T', 210);
     let mut request = InterfaceFlags { name: [0; libc::IFNAMSIZ], flags: 0, rest: [0; 22] };
-    // SAFETY: TUNGETIFF writes a `struct ifreq`, whose size and layout `InterfaceFlags` has (asserted above).
+    // SAFETY: TUNGETIFF writes a `struct ifreq`, whose size and layout `InterfaceFlags` has
+    // (asserted above).
     unsafe { ioctl::ioctl(tun, ioctl::Updater::<TUNGETIFF, _>::new(&mut request)) }?;
     read_name(&request)
 }
@@ -87,17 +95,25 @@ pub fn receive_queues(name: &str) -> Option<u32> {
     // `struct ethtool_channels`: command, four maxima, then receive, transmit, other, combined.
     const ETHTOOL_GCHANNELS: u32 = 0x3c;
     const SIOCETHTOOL: ioctl::Opcode = 0x8946;
-    let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None).ok()?;
+    let socket =
+        rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)
+            .ok()?;
     let mut channels = [ETHTOOL_GCHANNELS, 0, 0, 0, 0, 0, 0, 0, 0];
-    let mut request = InterfaceData { name: interface_name(name)?, data: ptr::from_mut(&mut channels), rest: [0; 16] };
-    // SAFETY: SIOCETHTOOL reads a `struct ifreq`, whose size and layout `InterfaceData` has (asserted above). It points to nine 32-bit
-    // numbers that live until the call returns: what ETHTOOL_GCHANNELS reads and writes.
+    let mut request = InterfaceData {
+        name: interface_name(name)?,
+        data: ptr::from_mut(&mut channels),
+        rest: [0; 16],
+    };
+    // SAFETY: SIOCETHTOOL reads a `struct ifreq`, whose size and layout `InterfaceData` has
+    // (asserted above). It points to nine 32-bit numbers that live until the call returns: what
+    // ETHTOOL_GCHANNELS reads and writes.
     unsafe { ioctl::ioctl(&socket, ioctl::Updater::<SIOCETHTOOL, _>::new(&mut request)) }.ok()?;
     let [.., receive, _, _, combined] = channels;
     Some(receive + combined).filter(|queues| *queues > 0)
 }
 
-/// Has a card leave VLAN tags in the frames that it receives. An error if it takes them off all the same.
+/// Has a card leave VLAN tags in the frames that it receives. An error if it takes them off all the
+/// same.
 pub fn keep_tags(name: &str) -> io::Result<()> {
     const ETHTOOL_GFLAGS: u32 = 0x25;
     const ETHTOOL_SFLAGS: u32 = 0x26;
@@ -122,12 +138,17 @@ pub fn keep_tags(name: &str) -> io::Result<()> {
 /// Asks or sets a number of an interface by an ethtool command.
 fn ethtool_value(name: &str, command: u32, value: u32) -> io::Result<u32> {
     const SIOCETHTOOL: ioctl::Opcode = 0x8946;
-    let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)?;
+    let socket = rustix::net::socket(
+        rustix::net::AddressFamily::INET,
+        rustix::net::SocketType::DGRAM,
+        None,
+    )?;
     let mut pair = [command, value];
     let name = interface_name(name).ok_or(io::ErrorKind::InvalidInput)?;
     let mut request = InterfaceData { name, data: ptr::from_mut(&mut pair), rest: [0; 16] };
-    // SAFETY: SIOCETHTOOL reads a `struct ifreq`, whose size and layout `InterfaceData` has (asserted above). It points to two 32-bit
-    // numbers that live until the call returns: a `struct ethtool_value`, which both commands read and write.
+    // SAFETY: SIOCETHTOOL reads a `struct ifreq`, whose size and layout `InterfaceData` has
+    // (asserted above). It points to two 32-bit numbers that live until the call returns: a
+    // `struct ethtool_value`, which both commands read and write.
     unsafe { ioctl::ioctl(&socket, ioctl::Updater::<SIOCETHTOOL, _>::new(&mut request)) }?;
     let [_, value] = pair;
     Ok(value)
@@ -136,18 +157,30 @@ fn ethtool_value(name: &str, command: u32, value: u32) -> io::Result<u32> {
 /// Sets a socket option whose value is a `T`.
 fn set_option<T>(socket: impl AsFd, level: c_int, option: c_int, value: &T) -> io::Result<()> {
     let len = mem::size_of::<T>() as libc::socklen_t;
-    // SAFETY: the kernel reads `len` bytes from `value`, which has them; all `T` used below are C structures without padding.
-    let result = unsafe { libc::setsockopt(socket.as_fd().as_raw_fd(), level, option, ptr::from_ref(value).cast(), len) };
+    // SAFETY: the kernel reads `len` bytes from `value`, which has them; all `T` used below are C
+    // structures without padding.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            level,
+            option,
+            ptr::from_ref(value).cast(),
+            len,
+        )
+    };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// One instruction of a classic socket filter (`struct sock_filter`): code, jumps if true and if false, operand.
+/// One instruction of a classic socket filter (`struct sock_filter`): code, jumps if true and if
+/// false, operand.
 pub type FilterCode = (u16, u8, u8, u32);
 
 /// Lets only frames that `program` accepts into a socket.
 pub fn attach_filter(socket: impl AsFd, program: &[FilterCode]) -> io::Result<()> {
-    let mut code: Vec<_> =
-        program.iter().map(|(code, jt, jf, k)| libc::sock_filter { code: *code, jt: *jt, jf: *jf, k: *k }).collect();
+    let mut code: Vec<_> = program
+        .iter()
+        .map(|(code, jt, jf, k)| libc::sock_filter { code: *code, jt: *jt, jf: *jf, k: *k })
+        .collect();
     let len = u16::try_from(code.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let program = libc::sock_fprog { len, filter: code.as_mut_ptr() };
     // `code` lives until the call returns; the kernel copies it.
@@ -174,9 +207,14 @@ pub fn ignore_outgoing(socket: BorrowedFd<'_>) -> io::Result<()> {
     set_option(socket, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &on)
 }
 
-/// Adds or ends a packet socket's membership of a group address, which makes its interface listen to it. The kernel counts how often
-/// one was added, and ends all with the socket.
-pub fn set_membership(socket: BorrowedFd<'_>, interface: u32, group: [u8; 6], member: bool) -> io::Result<()> {
+/// Adds or ends a packet socket's membership of a group address, which makes its interface listen
+/// to it. The kernel counts how often one was added, and ends all with the socket.
+pub fn set_membership(
+    socket: BorrowedFd<'_>,
+    interface: u32,
+    group: [u8; 6],
+    member: bool,
+) -> io::Result<()> {
     let [a, b, c, d, e, f] = group;
     let request = libc::packet_mreq {
         mr_ifindex: interface as c_int,

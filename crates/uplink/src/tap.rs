@@ -1,7 +1,9 @@
-//! A TAP device: the host's own stack, or a bridge of it, is the wire. One system call per frame: for trying out, not for speed.
+//! A TAP device: the host's own stack, or a bridge of it, is the wire. One system call per frame:
+//! for trying out, not for speed.
 //!
-//! The device's end in the kernel is a network interface with an address of its own. Our station behind it has another, which
-//! [`Info::mac`] tells: frames to the interface's own address would not leave a bridge.
+//! The device's end in the kernel is a network interface with an address of its own. Our station
+//! behind it has another, which [`Info::mac`] tells: frames to the interface's own address would
+//! not leave a bridge.
 
 use std::{
     fmt,
@@ -33,17 +35,20 @@ pub(crate) const MAX_MTU: u32 = 65_521;
 /// How to make a TAP device.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct TapConfig {
-    /// Its name, with `%d` for a number of the kernel's choice; by default `bfly%d`. One that exists and nobody uses is taken over.
+    /// Its name, with `%d` for a number of the kernel's choice; by default `bfly%d`. One that
+    /// exists and nobody uses is taken over.
     pub name: Option<String>,
     /// Its MTU in bytes; by default what it has, 1,500 for a new one.
     pub mtu: Option<u32>,
 }
 
-/// A TAP device. It goes when this is dropped, or the process ends, unless somebody made it persistent before.
+/// A TAP device. It goes when this is dropped, or the process ends, unless somebody made it
+/// persistent before.
 pub struct Tap {
     info: Info,
     tun: OwnedFd,
-    /// Has `tun` in it, as long as that works: a descriptor that only reports errors would keep a sleeper awake.
+    /// Has `tun` in it, as long as that works: a descriptor that only reports errors would keep a
+    /// sleeper awake.
     epoll: OwnedFd,
     received: Buffers,
     queued: Buffers,
@@ -65,7 +70,11 @@ struct Buffers {
 
 impl Buffers {
     fn new(stride: usize) -> Buffers {
-        Buffers { bytes: vec![0; stride * BURST].into_boxed_slice(), stride, lengths: arrayvec::ArrayVec::new() }
+        Buffers {
+            bytes: vec![0; stride * BURST].into_boxed_slice(),
+            stride,
+            lengths: arrayvec::ArrayVec::new(),
+        }
     }
 
     /// A whole buffer: its header and all its room.
@@ -91,15 +100,19 @@ impl Buffers {
 }
 
 impl Tap {
-    /// Makes a TAP device, or takes one over, and takes its interface up. Needs `CAP_NET_ADMIN` and `/dev/net/tun`.
+    /// Makes a TAP device, or takes one over, and takes its interface up. Needs `CAP_NET_ADMIN` and
+    /// `/dev/net/tun`.
     pub fn open(config: &TapConfig) -> Result<Tap, Error> {
         let tun = open_tun()?;
         let wanted = config.name.as_deref().unwrap_or("bfly%d");
-        let name = sys::make_tap(tun.as_fd(), wanted, TapName::Any, VIRTIO_HEADER as i32).map_err(|error| {
-            let busy = error.kind() == std::io::ErrorKind::ResourceBusy;
-            let error = Error::failed(format!("cannot make the TAP device \"{wanted}\""), error);
-            if busy { error.help("another process uses it") } else { error }
-        })?;
+        let name = sys::make_tap(tun.as_fd(), wanted, TapName::Any, VIRTIO_HEADER as i32).map_err(
+            |error| {
+                let busy = error.kind() == std::io::ErrorKind::ResourceBusy;
+                let error =
+                    Error::failed(format!("cannot make the TAP device \"{wanted}\""), error);
+                if busy { error.help("another process uses it") } else { error }
+            },
+        )?;
 
         let mut kernel = Kernel::open()?;
         let made = kernel.interface(&name)?;
@@ -108,13 +121,15 @@ impl Tap {
         }
         kernel.set_up(&made)?;
         let interface = kernel.interface(&name)?;
-        let longest = interface.mtu.min(MAX_MTU) as usize + ethernet::HEADER_LEN + ethernet::TAG_LEN;
+        let longest =
+            interface.mtu.min(MAX_MTU) as usize + ethernet::HEADER_LEN + ethernet::TAG_LEN;
         // One byte more than the longest frame, to see that one is too long.
         let stride = (VIRTIO_HEADER + longest + 1).next_multiple_of(64);
 
         let events = |error| Error::failed("cannot make an event queue for a TAP device", error);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(events)?;
-        epoll::add(&epoll, &tun, epoll::EventData::new_u64(0), epoll::EventFlags::IN).map_err(events)?;
+        epoll::add(&epoll, &tun, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+            .map_err(events)?;
 
         Ok(Tap {
             info: Info {
@@ -154,7 +169,8 @@ impl Tap {
             Err(Errno::AGAIN | Errno::INTR) => return None,
             Err(_) => {
                 self.counts.rx_failed.add(1);
-                // The interface was deleted. Nothing will ever come, but the descriptor is readable for good.
+                // The interface was deleted. Nothing will ever come, but the descriptor is readable
+                // for good.
                 let _ = epoll::delete(&self.epoll, &self.tun);
                 return None;
             }
@@ -177,7 +193,8 @@ pub(crate) fn open_tun() -> Result<OwnedFd, Error> {
     let path = "/dev/net/tun";
     let tun = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path);
     tun.map(OwnedFd::from).map_err(|error| {
-        Error::failed(format!("cannot open {path} for a TAP device"), error).help("it needs root and the kernel's module tun")
+        Error::failed(format!("cannot open {path} for a TAP device"), error)
+            .help("it needs root and the kernel's module tun")
     })
 }
 
@@ -197,7 +214,8 @@ impl Uplink for Tap {
     }
 
     fn receive(&mut self, max: usize) -> usize {
-        // Bounded by what is read, not by what is held: frames that are not valid must not keep a worker here.
+        // Bounded by what is read, not by what is held: frames that are not valid must not keep a
+        // worker here.
         for _ in self.received.lengths.len()..max.min(BURST) {
             if self.receive_one().is_none() {
                 break;
@@ -269,7 +287,8 @@ fn count(frames: &Count, bytes: &Count, len: usize) {
     bytes.add(len as u64);
 }
 
-/// The address of our station behind an interface: locally administered, and another than the interface's.
+/// The address of our station behind an interface: locally administered, and another than the
+/// interface's.
 fn station(Mac([first, b, c, d, e, last]): Mac) -> Mac {
     Mac([first & !1 | 2, b, c, d, e, last ^ 1])
 }
@@ -288,7 +307,9 @@ fn complete(header: &[u8; VIRTIO_HEADER], frame: &mut [u8]) -> bool {
     // The field holds the sum of the pseudo header, so that summing over it is all there is to do.
     let Some(covered) = frame.get_mut(start..) else { return false };
     let checksum = Sum::of(covered).udp_checksum();
-    let Some(field) = covered.get_mut(offset..).and_then(|rest| rest.first_chunk_mut()) else { return false };
+    let Some(field) = covered.get_mut(offset..).and_then(|rest| rest.first_chunk_mut()) else {
+        return false;
+    };
     *field = checksum.to_be_bytes();
     true
 }
@@ -310,7 +331,8 @@ mod tests {
     fn an_owed_checksum_is_finished() {
         let link = || ethernet(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
         let datagram = link().ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(1, 2, b"odd");
-        let mut owed = link().ipv4([10, 0, 0, 1], [10, 0, 0, 2]).checksum(Checksum::Partial).udp(1, 2, b"odd");
+        let mut owed =
+            link().ipv4([10, 0, 0, 1], [10, 0, 0, 2]).checksum(Checksum::Partial).udp(1, 2, b"odd");
         assert_ne!(owed, datagram);
         assert!(complete(&header(NEEDS_CHECKSUM, 0, 34, 6), &mut owed));
         assert_eq!(owed, datagram);

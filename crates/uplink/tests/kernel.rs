@@ -30,7 +30,12 @@ fn an_interface_tells_its_addresses() {
     let interface = kernel.interface("wire").unwrap();
     assert_eq!((interface.name.as_str(), interface.mtu, interface.up), ("wire", 1400, true));
     assert!(interface.holds(address("10.8.0.1")) && interface.holds(address("fd08::1")));
-    assert!(interface.addresses.iter().any(|address| matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())));
+    assert!(
+        interface
+            .addresses
+            .iter()
+            .any(|address| matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local()))
+    );
     for other in ["10.8.0.2", "10.8.0.0", "10.8.0.255", "127.0.0.1", "::1", "fd08::2"] {
         assert!(!interface.holds(address(other)), "{other}");
     }
@@ -57,7 +62,12 @@ fn an_interface_is_followed_by_its_number() {
     let index = kernel.interface("wire").unwrap().index;
     let mut at = |index| kernel.interface_at(index).unwrap();
     let before = at(index).unwrap();
-    assert!(before.up && before.running && before.addresses.is_empty() && (before.master, before.vlan_of) == (None, None));
+    assert!(
+        before.up
+            && before.running
+            && before.addresses.is_empty()
+            && (before.master, before.vlan_of) == (None, None)
+    );
     ip("link set wire down");
     assert!(matches!(at(index), Some(found) if !found.up && !found.running));
     ip("link set wire name other up");
@@ -152,7 +162,10 @@ fn neighbours_are_found_when_asked_for() {
     assert_eq!(kernel.neighbour(interface, nobody).unwrap(), None);
 
     ip("neigh add 10.8.0.10 lladdr 02:00:00:00:00:0a dev wire nud permanent");
-    assert_eq!(kernel.neighbour(interface, address("10.8.0.10")).unwrap(), Some(Mac([2, 0, 0, 0, 0, 10])));
+    assert_eq!(
+        kernel.neighbour(interface, address("10.8.0.10")).unwrap(),
+        Some(Mac([2, 0, 0, 0, 0, 10]))
+    );
     let error = kernel.ask(9999, FAR).unwrap_err().to_string();
     assert!(error.contains("look for 10.8.0.2 on interface 9999"), "{error}");
 }
@@ -180,7 +193,10 @@ fn copies_of_discovery_arrive_and_nothing_else() {
             break;
         }
         // Discovery of IPv6, which both hosts do by themselves.
-        assert!(frame[12..14] == [0x86, 0xdd] && (frame[20] == 58 || frame[20] == 0), "{frame:02x?}");
+        assert!(
+            frame[12..14] == [0x86, 0xdd] && (frame[20] == 58 || frame[20] == 0),
+            "{frame:02x?}"
+        );
     };
     arp(&near, 1);
     arp(&far, 2);
@@ -194,7 +210,8 @@ fn copies_of_discovery_arrive_and_nothing_else() {
         .ipv6([0xfe80, 0, 0, 0, 0, 0, 0, 2], [0xff02, 0, 0, 0, 0, 0, 0, 1])
         .extension(0, &[5, 2, 0, 0, 1, 0])
         .icmp(130, 0, 1000, &[0; 16]);
-    let tagged = ethernet(peer.mac, Mac::BROADCAST).vlan(7).arp_request([10, 8, 0, 2], [10, 8, 0, 1]);
+    let tagged =
+        ethernet(peer.mac, Mac::BROADCAST).vlan(7).arp_request([10, 8, 0, 2], [10, 8, 0, 1]);
     far.send(&tagged).unwrap();
     far.send(&igmp).unwrap();
     far.send(&mld).unwrap();

@@ -18,7 +18,8 @@ use common::{Namespace, expect, ip, no_ipv6, readable, receive, send, until};
 const HOST: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
 const US: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
 
-/// A TAP device of a given MTU in a namespace of its own. Its interface holds `HOST`, and knows that we are `US`.
+/// A TAP device of a given MTU in a namespace of its own. Its interface holds `HOST`, and knows
+/// that we are `US`.
 fn tap(mtu: Option<u32>) -> (Namespace, Tap, Mac) {
     let namespace = Namespace::new();
     no_ipv6();
@@ -38,7 +39,10 @@ fn it_says_what_it_is() {
     assert!(info.interface.starts_with("bfly"), "{info:?}");
     assert_ne!(info.mac, host);
     let interface = Kernel::open().unwrap().interface(&info.interface).unwrap();
-    assert!(interface.up && interface.index == info.index && interface.mtu == 1570, "{interface:?}");
+    assert!(
+        interface.up && interface.index == info.index && interface.mtu == 1570,
+        "{interface:?}"
+    );
     assert!(interface.holds(HOST.into()) && !interface.holds(US.into()), "{interface:?}");
 
     let name = info.interface.clone();
@@ -77,20 +81,31 @@ fn frames_cross_both_ways() {
         for (number, frame) in numbers.zip(receive(&mut tap)) {
             // The kernel chooses the identification.
             let id = u16::from_be_bytes([frame[18], frame[19]]);
-            let wanted = ethernet(host, us).ipv4(HOST, US).identification(id).dont_fragment().udp(5000, 6000, &payload(number));
-            assert!(frame == wanted, "frame {number} from the host: {frame:02x?}, not {wanted:02x?}");
+            let wanted = ethernet(host, us).ipv4(HOST, US).identification(id).dont_fragment().udp(
+                5000,
+                6000,
+                &payload(number),
+            );
+            assert!(
+                frame == wanted,
+                "frame {number} from the host: {frame:02x?}, not {wanted:02x?}"
+            );
         }
     }
     let counters = tap.counters();
     let frames = u64::from(FRAMES / BURST as u32 * BURST as u32);
     assert_eq!((counters.received, counters.sent), (frames, frames), "{counters:?}");
-    let moved: Vec<_> = counters.named().filter(|(_, _, value)| *value != 0).map(|(name, ..)| name).collect();
+    let moved: Vec<_> =
+        counters.named().filter(|(_, _, value)| *value != 0).map(|(name, ..)| name).collect();
     assert_eq!(moved, ["received", "received-bytes", "sent", "sent-bytes"]);
     assert!(!readable(tap.descriptor(), Duration::ZERO));
 }
 
 fn payload(number: u32) -> Vec<u8> {
-    (0..number % 1400 + 4).map(|at| (number.wrapping_mul(31) + at) as u8).chain(number.to_be_bytes()).collect()
+    (0..number % 1400 + 4)
+        .map(|at| (number.wrapping_mul(31) + at) as u8)
+        .chain(number.to_be_bytes())
+        .collect()
 }
 
 #[test]
@@ -116,7 +131,10 @@ fn a_full_queue_and_odd_lengths_are_refused_and_counted() {
     tap.send();
     tap.flush();
     let counters = tap.counters();
-    assert_eq!((counters.sent, counters.tx_bad_length, counters.tx_full, counters.tx_failed), (BURST as u64 + 1, 2, 1, 0));
+    assert_eq!(
+        (counters.sent, counters.tx_bad_length, counters.tx_full, counters.tx_failed),
+        (BURST as u64 + 1, 2, 1, 0)
+    );
 }
 
 #[test]
@@ -130,7 +148,10 @@ fn held_frames_stay_until_released() {
     assert_eq!(tap.receive(1), 1);
     assert_eq!(tap.receive(1), 1);
     assert_eq!(tap.receive(BURST), 3);
-    assert_eq!([last(&tap, 0), last(&tap, 1), last(&tap, 2), last(&tap, 3)], [Some(b'a'), Some(b'b'), Some(b'c'), None]);
+    assert_eq!(
+        [last(&tap, 0), last(&tap, 1), last(&tap, 2), last(&tap, 3)],
+        [Some(b'a'), Some(b'b'), Some(b'c'), None]
+    );
     tap.release();
     assert_eq!(last(&tap, 0), None);
     assert_eq!(tap.receive(BURST), 0);
@@ -164,13 +185,19 @@ fn a_bridge_forwards_to_our_station() {
     let bridge = kernel.interface("br0").unwrap();
     // The host asks for us, we answer, and its question arrives at our own address.
     kernel.ask(bridge.index, IpAddr::V4(US)).unwrap();
-    expect(&mut tap, "the host's question", |frame| frame[..6] == [0xff; 6] && frame[12..14] == [8, 6]);
+    expect(&mut tap, "the host's question", |frame| {
+        frame[..6] == [0xff; 6] && frame[12..14] == [8, 6]
+    });
     let answer = ethernet(tap.info().mac, bridge.mac).arp_reply(US, HOST);
     assert!(send(&mut tap, &answer));
     tap.flush();
-    until("the answer to arrive", || kernel.neighbour(bridge.index, IpAddr::V4(US)).unwrap() == Some(tap.info().mac));
+    until("the answer to arrive", || {
+        kernel.neighbour(bridge.index, IpAddr::V4(US)).unwrap() == Some(tap.info().mac)
+    });
     UdpSocket::bind((HOST, 5000)).unwrap().send_to(b"x", (US, 6000)).unwrap();
     let us = tap.info().mac;
-    expect(&mut tap, "a frame to our station", |frame| frame[..6] == us.0 && frame[12..14] == [8, 0]);
+    expect(&mut tap, "a frame to our station", |frame| {
+        frame[..6] == us.0 && frame[12..14] == [8, 0]
+    });
     drop(namespace);
 }

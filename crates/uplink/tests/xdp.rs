@@ -38,8 +38,10 @@ fn both(wire: &Wire, endpoints: [IpAddr; 2], mode: Mode) -> [Xdp; 2] {
 
 /// A datagram of VXLAN's port, its length and bytes by its number.
 fn frame(from: &Xdp, to: &Xdp, addresses: [IpAddr; 2], number: u32) -> Vec<u8> {
-    let payload: Vec<u8> =
-        (0..number % 1400).map(|at| (number.wrapping_mul(31) + at) as u8).chain(number.to_be_bytes()).collect();
+    let payload: Vec<u8> = (0..number % 1400)
+        .map(|at| (number.wrapping_mul(31) + at) as u8)
+        .chain(number.to_be_bytes())
+        .collect();
     let link = ethernet(from.info().mac, to.info().mac);
     let ip = match addresses {
         [IpAddr::V4(source), IpAddr::V4(destination)] => link.ipv4(source, destination),
@@ -71,7 +73,10 @@ fn one_burst(from: &mut Xdp, to: &mut Xdp, addresses: [IpAddr; 2], burst: u32) {
         wait(to.descriptor(), "frames");
         for received in receive(to) {
             let number = wanted.next().expect("no frame twice");
-            assert!(received == frame(from, to, addresses, number), "frame {number}: {received:02x?}");
+            assert!(
+                received == frame(from, to, addresses, number),
+                "frame {number}: {received:02x?}"
+            );
         }
     }
     assert!(!readable(to.descriptor(), Duration::ZERO));
@@ -96,7 +101,10 @@ fn frames_cross_both_ways_through_rings_filled_many_times() {
         let frames = u64::from(BURSTS) * BURST as u64;
         assert_eq!((counters.received, counters.sent), (frames, frames), "{counters:?}");
         assert_eq!(counters.received_bytes, counters.sent_bytes);
-        assert_eq!(moved(uplink), BTreeSet::from(["received", "received-bytes", "sent", "sent-bytes"]));
+        assert_eq!(
+            moved(uplink),
+            BTreeSet::from(["received", "received-bytes", "sent", "sent-bytes"])
+        );
     }
 }
 
@@ -106,7 +114,10 @@ fn frames_cross_in_every_mode_and_family() {
         let wire = Wire::new("");
         for addresses in [[NEAR.into(), FAR.into()], [NEAR6.into(), FAR6.into()]] {
             let [mut near, mut far] = both(&wire, addresses, mode);
-            assert_eq!(near.info().mode, if mode == Mode::Generic { "generic" } else { "native, copy" });
+            assert_eq!(
+                near.info().mode,
+                if mode == Mode::Generic { "generic" } else { "native, copy" }
+            );
             assert_eq!(near.info().note, None);
             exchange(&mut near, &mut far, addresses, 100);
         }
@@ -116,7 +127,9 @@ fn frames_cross_in_every_mode_and_family() {
 #[test]
 fn the_largest_frames_cross_and_larger_mtus_are_refused() {
     // Small chunks, large ones, and more than native XDP takes on a veth.
-    for (mtu, mode) in [(SMALL_MTU, "native, copy"), (SMALL_MTU + 1, "native, copy"), (MAX_MTU, "generic")] {
+    for (mtu, mode) in
+        [(SMALL_MTU, "native, copy"), (SMALL_MTU + 1, "native, copy"), (MAX_MTU, "generic")]
+    {
         let wire = Wire::new(&format!("mtu {mtu}"));
         let addresses = [NEAR.into(), FAR.into()];
         let [mut near, mut far] = both(&wire, addresses, Mode::Best);
@@ -127,7 +140,8 @@ fn the_largest_frames_cross_and_larger_mtus_are_refused() {
             let link = ethernet(near.info().mac, far.info().mac);
             let link = if let Some(tag) = tag { link.vlan(tag) } else { link };
             let frame = link.ipv4(NEAR, FAR).udp(1, VXLAN, &data);
-            // The kernel itself drops a tagged frame of that size on a veth; it must not be refused here.
+            // The kernel itself drops a tagged frame of that size on a veth; it must not be refused
+            // here.
             assert!(send(&mut near, &frame));
             near.flush();
             if tag.is_none() {
@@ -139,7 +153,10 @@ fn the_largest_frames_cross_and_larger_mtus_are_refused() {
     }
     let _wire = Wire::new(&format!("mtu {}", MAX_MTU + 1));
     let error = Xdp::open("wire", &config(NEAR, Mode::Best)).unwrap_err().to_string();
-    assert!(error.contains("its MTU is 3823") && error.contains("`ip link set dev wire mtu 3822`"), "{error}");
+    assert!(
+        error.contains("its MTU is 3823") && error.contains("`ip link set dev wire mtu 3822`"),
+        "{error}"
+    );
 }
 
 /// The far host's own stack speaks to the near one; between them, VXLAN goes to us.
@@ -183,7 +200,11 @@ fn the_program_goes_with_us_and_two_of_us_do_not_fit() {
         assert!(program_is_attached());
         for other in [Mode::Best, Mode::Generic] {
             let error = Xdp::open("wire", &config(NEAR, other)).unwrap_err().to_string();
-            assert!(error.contains("another XDP program is there") && error.contains("ip link set dev wire xdp off"), "{error}");
+            assert!(
+                error.contains("another XDP program is there")
+                    && error.contains("ip link set dev wire xdp off"),
+                "{error}"
+            );
         }
         let meter = uplink.meter();
         drop(uplink);
@@ -253,7 +274,10 @@ fn flows(wire: &Wire, near: &mut Xdp, count: usize) -> usize {
     wire.near.enter();
     let mut ports = BTreeSet::new();
     let end = Instant::now() + common::PATIENCE;
-    while ports.len() < count && Instant::now() < end && readable(near.descriptor(), Duration::from_millis(300)) {
+    while ports.len() < count
+        && Instant::now() < end
+        && readable(near.descriptor(), Duration::from_millis(300))
+    {
         ports.extend(receive(near).iter().map(|frame| [frame[34], frame[35]]));
     }
     ports.len()
@@ -267,14 +291,21 @@ fn every_queue_is_served() {
     assert_eq!(flows(&wire, &mut both, 200), 200);
     drop(both);
     // With one queue served, the frames of the other are the host's.
-    let mut one = Xdp::open("wire", &XdpConfig { queues: Some(1), ..config(NEAR, Mode::Best) }).unwrap();
+    let mut one =
+        Xdp::open("wire", &XdpConfig { queues: Some(1), ..config(NEAR, Mode::Best) }).unwrap();
     assert_eq!(one.info().queues, 1);
     let got = flows(&wire, &mut one, 200);
     assert!((1..200).contains(&got), "{got}");
     drop(one);
     for queues in [0, 3] {
-        let error = Xdp::open("wire", &XdpConfig { queues: Some(queues), ..config(NEAR, Mode::Best) }).unwrap_err().to_string();
-        assert!(error.contains("it has 1 to 2") && error.contains("ethtool -L wire combined N"), "{error}");
+        let error =
+            Xdp::open("wire", &XdpConfig { queues: Some(queues), ..config(NEAR, Mode::Best) })
+                .unwrap_err()
+                .to_string();
+        assert!(
+            error.contains("it has 1 to 2") && error.contains("ethtool -L wire combined N"),
+            "{error}"
+        );
     }
 }
 
@@ -388,10 +419,15 @@ fn a_slow_worker_loses_frames_by_name_and_recovers() {
 fn an_address_that_only_we_hold_is_answered_for() {
     const OURS: Ipv4Addr = Ipv4Addr::new(10, 8, 0, 9);
     let wire = Wire::new("");
-    let mut near = Xdp::open("wire", &XdpConfig { answers: true, ..config(OURS, Mode::Best) }).unwrap();
+    let mut near =
+        Xdp::open("wire", &XdpConfig { answers: true, ..config(OURS, Mode::Best) }).unwrap();
     let copies = PacketSocket::open(near.info().index, 0).unwrap();
     wire.far.enter();
-    let mut ping = Command::new("ping").args(["-c", "1", "-W", "10", &OURS.to_string()]).stdout(Stdio::null()).spawn().unwrap();
+    let mut ping = Command::new("ping")
+        .args(["-c", "1", "-W", "10", &OURS.to_string()])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
 
     let mac = near.info().mac;
     let mut question = [0; 2048];
@@ -408,9 +444,15 @@ fn an_address_that_only_we_hold_is_answered_for() {
         if readable(near.descriptor(), Duration::from_millis(5)) {
             for request in receive(&mut near) {
                 let request = &request[..];
-                assert_eq!((request[23], request[34]), (1, 8), "an ICMP echo request: {request:02x?}");
-                let (id, sequence) =
-                    (u16::from_be_bytes([request[38], request[39]]), u16::from_be_bytes([request[40], request[41]]));
+                assert_eq!(
+                    (request[23], request[34]),
+                    (1, 8),
+                    "an ICMP echo request: {request:02x?}"
+                );
+                let (id, sequence) = (
+                    u16::from_be_bytes([request[38], request[39]]),
+                    u16::from_be_bytes([request[40], request[41]]),
+                );
                 let rest = u32::from(id) << 16 | u32::from(sequence);
                 let answer = ethernet(mac, far).ipv4(OURS, FAR).icmp(0, 0, rest, &request[42..]);
                 assert!(send(&mut near, &answer));

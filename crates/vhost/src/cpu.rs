@@ -1,4 +1,5 @@
-//! What the packet path asks of the processor: the time stamp counter, AES rounds. And the clock that outlives it.
+//! What the packet path asks of the processor: the time stamp counter, AES rounds. And the clock
+//! that outlives it.
 
 mod aes;
 
@@ -6,7 +7,8 @@ use std::time::Duration;
 
 pub use aes::{Aes, FlowWords, RoundKeys};
 
-/// The time stamp counter: constant rate on every processor this runs on (`constant_tsc`), not serialising.
+/// The time stamp counter: constant rate on every processor this runs on (`constant_tsc`), not
+/// serialising.
 #[inline(always)]
 pub fn tsc() -> u64 {
     // SAFETY: RDTSC exists on every x86-64 processor and reads a counter.
@@ -24,7 +26,8 @@ pub fn tsc_hz() -> u64 {
     })
 }
 
-/// Since the host was started, the time that it slept included (CLOCK_BOOTTIME): every process tells the same, and it never goes back.
+/// Since the host was started, the time that it slept included (CLOCK_BOOTTIME): every process
+/// tells the same, and it never goes back.
 pub fn since_boot() -> Duration {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // Not rustix, which dies of it under valgrind.
@@ -38,7 +41,9 @@ pub fn since_boot() -> Duration {
 pub fn prefetch(word: &std::sync::atomic::AtomicU64) {
     let at: *const _ = word;
     // SAFETY: a prefetch is a hint: it neither faults nor changes memory.
-    unsafe { std::arch::asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
+    unsafe {
+        std::arch::asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags, readonly))
+    };
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! The dirty log: one bit for each 4 KiB page of guest memory, set when the device stored into it (VHOST_F_LOG_ALL).
+//! The dirty log: one bit for each 4 KiB page of guest memory, set when the device stored into it
+//! (VHOST_F_LOG_ALL).
 //!
 //! The front end reads it while guests run to learn what to copy again during live migration.
 
@@ -64,14 +65,25 @@ impl DirtyLog {
         }
         // The mapping starts and ends on page boundaries of the file.
         let start = offset / backing.page * backing.page;
-        let len = (end - start).checked_next_multiple_of(backing.page).ok_or(LogError::Size(size))?;
+        let len =
+            (end - start).checked_next_multiple_of(backing.page).ok_or(LogError::Size(size))?;
         let len = usize::try_from(len).map_err(|_| LogError::Size(size))?;
         let skip = usize::try_from(offset - start).map_err(|_| LogError::Size(size))?;
         let counted = Maps::take(1)?;
         // SAFETY: a new mapping at an address the kernel chooses.
-        let base = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file, start) }
-            .map_err(LogError::Map)?;
-        let base = NonNull::new(base.cast::<u8>()).ok_or(LogError::Map(rustix::io::Errno::NOMEM))?;
+        let base = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                file,
+                start,
+            )
+        }
+        .map_err(LogError::Map)?;
+        let base =
+            NonNull::new(base.cast::<u8>()).ok_or(LogError::Map(rustix::io::Errno::NOMEM))?;
         // SAFETY: skip < len.
         let bits = unsafe { base.add(skip) }.cast();
         let guard = sigbus::Guard::new(base.as_ptr() as usize, len, backing.page as usize);
@@ -83,7 +95,8 @@ impl DirtyLog {
         self.guard.poisoned()
     }
 
-    /// Marks the pages of `len` bytes at a guest address. Pages beyond the log are ignored: the front end said how much it wants to know.
+    /// Marks the pages of `len` bytes at a guest address. Pages beyond the log are ignored: the
+    /// front end said how much it wants to know.
     pub(crate) fn mark(&self, guest_addr: u64, len: u64) {
         if len == 0 {
             return;
@@ -133,7 +146,10 @@ mod tests {
     fn a_short_file_is_refused() {
         let file = memfd_create("log", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, 10).unwrap();
-        assert!(matches!(DirtyLog::map(&file, 11, 0), Err(LogError::FileTooSmall { needed: 11, have: 10 })));
+        assert!(matches!(
+            DirtyLog::map(&file, 11, 0),
+            Err(LogError::FileTooSmall { needed: 11, have: 10 })
+        ));
         assert!(matches!(DirtyLog::map(&file, 1, u64::MAX), Err(LogError::Size(1))));
         assert!(matches!(DirtyLog::map(&file, MAX_LOG + 1, 0), Err(LogError::Size(_))));
         assert!(matches!(DirtyLog::map(&file, 0, 0), Err(LogError::Size(0))));

@@ -1,7 +1,8 @@
-//! vhost-user for network devices: control channel, guest memory, split virtqueues, and a simulated guest.
+//! vhost-user for network devices: control channel, guest memory, split virtqueues, and a simulated
+//! guest.
 //!
-//! All `unsafe` of Butterfly that touches guest memory lives here, behind types whose invariants are checked once, when a
-//! guest hands something over.
+//! All `unsafe` of Butterfly that touches guest memory lives here, behind types whose invariants
+//! are checked once, when a guest hands something over.
 
 #[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
 compile_error!(

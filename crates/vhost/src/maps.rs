@@ -1,5 +1,6 @@
-//! How many mappings this process has for front ends. The kernel allows a process `vm.max_map_count` of them, 65,530 unless somebody
-//! raised it, and past that the repair of a truncated memory ([`crate::sigbus`]) fails, too: the process would end. So what front ends
+//! How many mappings this process has for front ends. The kernel allows a process
+//! `vm.max_map_count` of them, 65,530 unless somebody raised it, and past that the repair of a
+//! truncated memory ([`crate::sigbus`]) fails, too: the process would end. So what front ends
 //! can bring about is counted, and some are kept back.
 
 use std::sync::{
@@ -7,7 +8,8 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-/// Kept back: for the repair, for libraries, allocators and workers. A daemon without vnics has about 150.
+/// Kept back: for the repair, for libraries, allocators and workers. A daemon without vnics has
+/// about 150.
 const RESERVE: usize = 4096;
 /// What a kernel allows that does not say.
 const USUAL_LIMIT: usize = 65_530;
@@ -60,7 +62,8 @@ fn bound(max_map_count: usize) -> usize {
     max_map_count.saturating_sub(RESERVE.min(max_map_count / 4))
 }
 
-/// For tests, before anything is mapped: as on a host with this `vm.max_map_count`. Returns how many mappings front ends may have.
+/// For tests, before anything is mapped: as on a host with this `vm.max_map_count`. Returns how
+/// many mappings front ends may have.
 #[doc(hidden)]
 pub fn pretend(max_map_count: usize) -> usize {
     *LIMIT.get_or_init(|| bound(max_map_count))

@@ -1,10 +1,12 @@
 //! Guest memory: what a front end shared with us, mapped and checked.
 //!
-//! A [`GuestMemory`] is immutable. When the front end changes its memory, a new table is built (unchanged mappings are shared) and
-//! rings are moved to it while no worker is inside a batch (see [`crate::port`]).
+//! A [`GuestMemory`] is immutable. When the front end changes its memory, a new table is built
+//! (unchanged mappings are shared) and rings are moved to it while no worker is inside a batch (see
+//! [`crate::port`]).
 //!
-//! Guest memory is never a Rust reference: it is shared with a guest that writes whenever it likes. Outside this module it is
-//! seen as a [`Span`], a raw pointer with a length that was checked against one mapping.
+//! Guest memory is never a Rust reference: it is shared with a guest that writes whenever it likes.
+//! Outside this module it is seen as a [`Span`], a raw pointer with a length that was checked
+//! against one mapping.
 
 use std::{
     fmt,
@@ -28,8 +30,9 @@ const PAGE: u64 = 4096;
 
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
-/// File systems that front ends were seen to use and that are refused, by the name an operator knows. Touching a page of theirs may
-/// wait for a disk, a network, or for as long as somebody wants (FUSE), and it is a worker that would wait.
+/// File systems that front ends were seen to use and that are refused, by the name an operator
+/// knows. Touching a page of theirs may wait for a disk, a network, or for as long as somebody
+/// wants (FUSE), and it is a worker that would wait.
 const REFUSED_FILE_SYSTEMS: [(i64, &str); 13] = [
     (0xef53, "ext4"),
     (0x5846_5342, "xfs"),
@@ -92,20 +95,27 @@ impl Backing {
             return Err(BackingError::FileSystem(fs.f_type));
         }
         // A hugetlbfs mapping starts and ends on its own page size.
-        let page = if fs.f_type == HUGETLBFS_MAGIC { u64::try_from(fs.f_bsize).unwrap_or(PAGE).max(PAGE) } else { PAGE };
+        let page = if fs.f_type == HUGETLBFS_MAGIC {
+            u64::try_from(fs.f_bsize).unwrap_or(PAGE).max(PAGE)
+        } else {
+            PAGE
+        };
         Ok(Backing { size: u64::try_from(stat.st_size).unwrap_or(0), page })
     }
 }
 
-/// Most bytes one guest may have mapped: eight times the host's memory, because memory that is added on demand (virtio-mem) is
-/// announced before it is there. Without a limit one guest with a sparse file could take all our addresses from the others.
+/// Most bytes one guest may have mapped: eight times the host's memory, because memory that is
+/// added on demand (virtio-mem) is announced before it is there. Without a limit one guest with a
+/// sparse file could take all our addresses from the others.
 fn largest_table() -> u64 {
     const AT_LEAST: u64 = 1 << 38;
     static LIMIT: OnceLock<u64> = OnceLock::new();
     *LIMIT.get_or_init(|| {
         // SAFETY: sysconf only returns a number.
-        let (pages, page) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
-        let memory = u64::try_from(pages).unwrap_or(0).saturating_mul(u64::try_from(page).unwrap_or(0));
+        let (pages, page) =
+            unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };
+        let memory =
+            u64::try_from(pages).unwrap_or(0).saturating_mul(u64::try_from(page).unwrap_or(0));
         memory.saturating_mul(8).max(AT_LEAST)
     })
 }
@@ -166,8 +176,8 @@ struct Mapping {
     _counted: Maps,
 }
 
-// SAFETY: a mapping is an address range that stays valid until drop; all access to what it holds goes through raw pointers and
-// atomics, which make no claim of exclusive access.
+// SAFETY: a mapping is an address range that stays valid until drop; all access to what it holds
+// goes through raw pointers and atomics, which make no claim of exclusive access.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -175,8 +185,9 @@ unsafe impl Sync for Mapping {}
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.guard.release();
-        // SAFETY: base and len are those of a mapping made in Mapping::new and nobody else unmaps it. Spans into it are only used
-        // under the locks of rings whose setup holds the table that holds this mapping, so none is in use now.
+        // SAFETY: base and len are those of a mapping made in Mapping::new and nobody else unmaps
+        // it. Spans into it are only used under the locks of rings whose setup holds the
+        // table that holds this mapping, so none is in use now.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
@@ -186,15 +197,17 @@ impl Mapping {
         let guest = spec.guest_addr;
         let map_error = |source| MemoryError::Map { guest, source };
         let end = spec.mmap_offset.checked_add(spec.size).ok_or(MemoryError::BadRange(guest))?;
-        let Backing { size: have, page } =
-            Backing::of(spec.file.as_fd()).map_err(|source| MemoryError::Backing { guest, source })?;
+        let Backing { size: have, page } = Backing::of(spec.file.as_fd())
+            .map_err(|source| MemoryError::Backing { guest, source })?;
         if have < end {
             return Err(MemoryError::FileTooSmall { guest, needed: end, have });
         }
         let start = spec.mmap_offset / page * page;
-        let len = (end - start).checked_next_multiple_of(page).ok_or(MemoryError::BadRange(guest))?;
+        let len =
+            (end - start).checked_next_multiple_of(page).ok_or(MemoryError::BadRange(guest))?;
         let len = usize::try_from(len).map_err(|_| MemoryError::BadRange(guest))?;
-        let skip = usize::try_from(spec.mmap_offset - start).map_err(|_| MemoryError::BadRange(guest))?;
+        let skip =
+            usize::try_from(spec.mmap_offset - start).map_err(|_| MemoryError::BadRange(guest))?;
         let counted = Maps::take(1).map_err(|source| MemoryError::Maps { guest, source })?;
         // SAFETY: a new mapping at an address the kernel chooses: no existing memory is touched.
         let base = unsafe {
@@ -208,9 +221,11 @@ impl Mapping {
             )
         }
         .map_err(map_error)?;
-        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| map_error(rustix::io::Errno::NOMEM))?;
-        // What a machine has in its memory is its own: not for a dump of ours. A kernel that has no such advice has no dump of it either.
-        // SAFETY: the mapping was just made; the advice changes no content.
+        let base =
+            NonNull::new(base.cast::<u8>()).ok_or_else(|| map_error(rustix::io::Errno::NOMEM))?;
+        // What a machine has in its memory is its own: not for a dump of ours. A kernel that has no
+        // such advice has no dump of it either. SAFETY: the mapping was just made; the
+        // advice changes no content.
         let _ = unsafe { madvise(base.as_ptr().cast(), len, Advice::LinuxDontDump) };
         let guard = sigbus::Guard::new(base.as_ptr() as usize, len, page as usize);
         Ok(Mapping { base, len, skip, page, guard, _counted: counted })
@@ -241,7 +256,8 @@ pub(crate) struct Span {
     pub len: u32,
 }
 
-/// One region of a table, remembered by a ring that holds the table: most addresses are in the same region as the one before.
+/// One region of a table, remembered by a ring that holds the table: most addresses are in the same
+/// region as the one before.
 #[derive(Clone, Copy)]
 pub(crate) struct Window {
     guest: u64,
@@ -314,7 +330,9 @@ impl GuestMemory {
         if total > largest_table() {
             return Err(MemoryError::TooLarge(total));
         }
-        let overlaps = |a: u64, alen: u64, b: u64, blen: u64| a < b.saturating_add(blen) && b < a.saturating_add(alen);
+        let overlaps = |a: u64, alen: u64, b: u64, blen: u64| {
+            a < b.saturating_add(blen) && b < a.saturating_add(alen)
+        };
         if self.regions.iter().any(|r| overlaps(r.guest, r.len, guest, spec.size)) {
             return Err(MemoryError::Overlap(guest));
         }
@@ -329,7 +347,12 @@ impl GuestMemory {
     }
 
     /// This table without a region (REM_MEM_REG).
-    pub fn without_region(&self, guest_addr: u64, user_addr: u64, size: u64) -> Result<GuestMemory, MemoryError> {
+    pub fn without_region(
+        &self,
+        guest_addr: u64,
+        user_addr: u64,
+        size: u64,
+    ) -> Result<GuestMemory, MemoryError> {
         let at = self
             .regions
             .iter()
@@ -342,7 +365,11 @@ impl GuestMemory {
 
     /// The regions, in order of guest addresses.
     pub fn regions(&self) -> impl Iterator<Item = RegionInfo> + '_ {
-        self.regions.iter().map(|r| RegionInfo { guest_addr: r.guest, size: r.len, page_size: r.mapping.page })
+        self.regions.iter().map(|r| RegionInfo {
+            guest_addr: r.guest,
+            size: r.len,
+            page_size: r.mapping.page,
+        })
     }
 
     /// Guest address of a front-end address, in which SET_VRING_ADDR speaks.
@@ -353,21 +380,25 @@ impl GuestMemory {
         })
     }
 
-    /// Whether a file became shorter than its mapping: the guest's memory is gone, zero pages took its place.
+    /// Whether a file became shorter than its mapping: the guest's memory is gone, zero pages took
+    /// its place.
     pub fn poisoned(&self) -> bool {
         sigbus::any_poisoned() && self.regions.iter().any(|r| r.mapping.guard.poisoned())
     }
 
-    /// Whether all bytes from a guest address on are zero: `len` of them, or as many as are contiguous in one region. False if there are none. It
-    /// takes a millisecond per megabyte: for control threads.
+    /// Whether all bytes from a guest address on are zero: `len` of them, or as many as are
+    /// contiguous in one region. False if there are none. It takes a millisecond per megabyte:
+    /// for control threads.
     pub(crate) fn is_blank(&self, guest_addr: u64, len: u32) -> bool {
         self.span(guest_addr, len, &mut 0).is_some_and(|span| {
-            // SAFETY: all of the span is mapped while the table lives; what is read is looked at as a number and no more.
+            // SAFETY: all of the span is mapped while the table lives; what is read is looked at as
+            // a number and no more.
             (0..span.len as usize).all(|at| unsafe { span.ptr.add(at).read_volatile() } == 0)
         })
     }
 
-    /// The memory at a guest address: at least one and at most `len` bytes, as many as are contiguous in one region.
+    /// The memory at a guest address: at least one and at most `len` bytes, as many as are
+    /// contiguous in one region.
     ///
     /// `hint` is the caller's guess of the region, updated to the one that was found.
     #[inline]
@@ -392,11 +423,13 @@ impl GuestMemory {
     #[cold]
     pub(crate) fn window(&self, guest_addr: u64) -> Option<Window> {
         let at = self.regions.partition_point(|r| r.guest <= guest_addr).checked_sub(1)?;
-        let region = self.regions.get(at).filter(|region| guest_addr - region.guest < region.len)?;
+        let region =
+            self.regions.get(at).filter(|region| guest_addr - region.guest < region.len)?;
         Some(Window { guest: region.guest, len: region.len, host: region.host })
     }
 
-    /// All of `len` bytes in one region, aligned to `align`: for rings, which are accessed in place.
+    /// All of `len` bytes in one region, aligned to `align`: for rings, which are accessed in
+    /// place.
     pub(crate) fn ring_span(&self, guest_addr: u64, len: u32, align: usize) -> Option<Span> {
         let span = self.span(guest_addr, len, &mut 0)?;
         (span.len == len && (span.ptr.as_ptr() as usize).is_multiple_of(align)).then_some(span)
@@ -431,12 +464,20 @@ mod tests {
     }
 
     fn spec(guest_addr: u64, size: u64, file_size: u64) -> RegionSpec {
-        RegionSpec { guest_addr, size, user_addr: guest_addr + 0x7000_0000, mmap_offset: 0, file: file(file_size) }
+        RegionSpec {
+            guest_addr,
+            size,
+            user_addr: guest_addr + 0x7000_0000,
+            mmap_offset: 0,
+            file: file(file_size),
+        }
     }
 
     #[test]
     fn spans_end_with_their_region() {
-        let memory = GuestMemory::map(vec![spec(0x1000, 0x1000, 0x1000), spec(0x2000, 0x1000, 0x1000)]).unwrap();
+        let memory =
+            GuestMemory::map(vec![spec(0x1000, 0x1000, 0x1000), spec(0x2000, 0x1000, 0x1000)])
+                .unwrap();
         let mut hint = 0;
         assert_eq!(memory.span(0x1ff0, 0x20, &mut hint).unwrap().len, 0x10);
         assert_eq!(memory.span(0x2000, 0x20, &mut hint).unwrap().len, 0x20);
@@ -451,13 +492,19 @@ mod tests {
 
     #[test]
     fn a_short_file_is_refused() {
-        assert!(matches!(GuestMemory::map(vec![spec(0, 0x2000, 0x1fff)]), Err(MemoryError::FileTooSmall { .. })));
+        assert!(matches!(
+            GuestMemory::map(vec![spec(0, 0x2000, 0x1fff)]),
+            Err(MemoryError::FileTooSmall { .. })
+        ));
     }
 
     #[test]
     fn overlaps_and_wrapping_ranges_are_refused() {
         let memory = GuestMemory::map(vec![spec(0x1000, 0x1000, 0x1000)]).unwrap();
-        assert!(matches!(memory.with_region(&spec(0x1fff, 0x1000, 0x1000)), Err(MemoryError::Overlap(_))));
+        assert!(matches!(
+            memory.with_region(&spec(0x1fff, 0x1000, 0x1000)),
+            Err(MemoryError::Overlap(_))
+        ));
         let wrapping = RegionSpec { guest_addr: u64::MAX - 10, ..spec(0, 0x1000, 0x1000) };
         assert!(matches!(memory.with_region(&wrapping), Err(MemoryError::BadRange(_))));
         let far = RegionSpec { mmap_offset: u64::MAX - 10, ..spec(0x5000, 0x1000, 0x1000) };
@@ -469,7 +516,11 @@ mod tests {
         let written = RegionSpec { file: file(0x2000), ..spec(0x1000, 0x2000, 0) };
         rustix::io::pwrite(&written.file, &[1], 0x1fff).unwrap();
         let memory = GuestMemory::map(vec![written]).unwrap();
-        assert!(memory.is_blank(0x1000, 0x1fff) && !memory.is_blank(0x1000, 0x2000) && !memory.is_blank(0x1000, u32::MAX));
+        assert!(
+            memory.is_blank(0x1000, 0x1fff)
+                && !memory.is_blank(0x1000, 0x2000)
+                && !memory.is_blank(0x1000, u32::MAX)
+        );
         assert!(!memory.is_blank(0x3000, 1), "nothing is there");
     }
 
@@ -478,7 +529,10 @@ mod tests {
         let (pipe, _other) = rustix::pipe::pipe().unwrap();
         let bad = RegionSpec { file: pipe, ..spec(0, 0x1000, 0x1000) };
         let refused = GuestMemory::map(vec![bad]);
-        assert!(matches!(refused, Err(MemoryError::Backing { guest: 0, source: BackingError::NotAFile })));
+        assert!(matches!(
+            refused,
+            Err(MemoryError::Backing { guest: 0, source: BackingError::NotAFile })
+        ));
     }
 
     #[test]
@@ -487,7 +541,10 @@ mod tests {
         let file = std::fs::File::open("/proc/self/maps").unwrap();
         let bad = RegionSpec { file: file.into(), ..spec(0, 0x1000, 0x1000) };
         let refused = GuestMemory::map(vec![bad]);
-        assert!(matches!(refused, Err(MemoryError::Backing { guest: 0, source: BackingError::FileSystem(0x9fa0) })));
+        assert!(matches!(
+            refused,
+            Err(MemoryError::Backing { guest: 0, source: BackingError::FileSystem(0x9fa0) })
+        ));
     }
 
     #[test]
@@ -502,8 +559,13 @@ mod tests {
         }
         rustix::fs::ftruncate(&file, 0x1000).unwrap();
         let refused =
-            GuestMemory::map(vec![RegionSpec { file: file.into(), ..spec(0, 0x1000, 0x1000) }]).unwrap_err().to_string();
-        let expected = format!("lies on {}, that may make the switch wait: use memory-backend-memfd", name_of(&magic));
+            GuestMemory::map(vec![RegionSpec { file: file.into(), ..spec(0, 0x1000, 0x1000) }])
+                .unwrap_err()
+                .to_string();
+        let expected = format!(
+            "lies on {}, that may make the switch wait: use memory-backend-memfd",
+            name_of(&magic)
+        );
         assert!(refused.contains(&expected), "{refused}");
     }
 
@@ -511,13 +573,19 @@ mod tests {
     fn a_sparse_file_cannot_take_all_addresses() {
         let size = largest_table() / 2 + 0x1000;
         let memory = GuestMemory::map(vec![spec(0, size, size)]).unwrap();
-        assert!(matches!(memory.with_region(&spec(size, size, size)), Err(MemoryError::TooLarge(_))));
+        assert!(matches!(
+            memory.with_region(&spec(size, size, size)),
+            Err(MemoryError::TooLarge(_))
+        ));
     }
 
     #[test]
     fn a_region_can_be_removed_only_as_it_was_added() {
         let memory = GuestMemory::map(vec![spec(0x1000, 0x1000, 0x1000)]).unwrap();
         assert!(memory.without_region(0x1000, 0x1000, 0x1000).is_err());
-        assert_eq!(memory.without_region(0x1000, 0x7000_1000, 0x1000).unwrap().regions().count(), 0);
+        assert_eq!(
+            memory.without_region(0x1000, 0x7000_1000, 0x1000).unwrap().regions().count(),
+            0
+        );
     }
 }

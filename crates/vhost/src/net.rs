@@ -1,7 +1,8 @@
 //! virtio-net feature bits and the header in front of every frame.
 //!
-//! virtio 1.2, 5.1.3 (feature bits), 5.1.6 (header), 6 (reserved feature bits). All header fields are little-endian; legacy
-//! guests use their native order, which is the same on every host that Butterfly runs on (checked below).
+//! virtio 1.2, 5.1.3 (feature bits), 5.1.6 (header), 6 (reserved feature bits). All header fields
+//! are little-endian; legacy guests use their native order, which is the same on every host that
+//! Butterfly runs on (checked below).
 
 use std::fmt;
 
@@ -115,9 +116,14 @@ impl Features {
         Features(self.0 & !other.0)
     }
 
-    /// Length of the header in front of every frame: 12 bytes with `num_buffers`, else 10 (virtio 1.2, 5.1.6.1).
+    /// Length of the header in front of every frame: 12 bytes with `num_buffers`, else 10 (virtio
+    /// 1.2, 5.1.6.1).
     pub const fn header_len(self) -> usize {
-        if self.0 & (Self::MRG_RXBUF.0 | Self::VERSION_1.0) != 0 { NetHeader::LEN } else { NetHeader::LEGACY_LEN }
+        if self.0 & (Self::MRG_RXBUF.0 | Self::VERSION_1.0) != 0 {
+            NetHeader::LEN
+        } else {
+            NetHeader::LEGACY_LEN
+        }
     }
 
     /// Names of the set bits in bit order; unknown bits as `bit-N`.
@@ -222,8 +228,15 @@ mod tests {
 
     #[test]
     fn a_header_survives_the_ring() {
-        let header =
-            NetHeader { flags: 1, gso_type: 4, hdr_len: 0x1234, gso_size: 1448, csum_start: 34, csum_offset: 16, num_buffers: 3 };
+        let header = NetHeader {
+            flags: 1,
+            gso_type: 4,
+            hdr_len: 0x1234,
+            gso_size: 1448,
+            csum_start: 34,
+            csum_offset: 16,
+            num_buffers: 3,
+        };
         assert_eq!(NetHeader::from_bytes(header.to_bytes()), header);
     }
 

@@ -1,11 +1,13 @@
-//! A port: the two rings of one guest, between the control channel that sets them up and the workers that use them.
+//! A port: the two rings of one guest, between the control channel that sets them up and the
+//! workers that use them.
 //!
-//! Whoever touches a guest's memory holds the lock of one of its rings: a worker for a batch, the control channel to change
-//! something. So a ring that was stopped, or moved to another memory table, is not in use any more when the call returns, and
-//! nothing else is needed to wait for workers. The control channel holds a lock only to exchange what was built before.
+//! Whoever touches a guest's memory holds the lock of one of its rings: a worker for a batch, the
+//! control channel to change something. So a ring that was stopped, or moved to another memory
+//! table, is not in use any more when the call returns, and nothing else is needed to wait for
+//! workers. The control channel holds a lock only to exchange what was built before.
 //!
-//! Lock order: the transmit ring of a port, then receive rings in the order of ports' slots; last those that nothing but
-//! copies goes to (mirrors), one at a time.
+//! Lock order: the transmit ring of a port, then receive rings in the order of ports' slots; last
+//! those that nothing but copies goes to (mirrors), one at a time.
 
 use std::{
     os::fd::BorrowedFd,
@@ -48,15 +50,19 @@ impl Queue {
     }
 }
 
-/// Who polls the transmit ring wants to know when there is one. Called from the control channel, without locks held.
+/// Who polls the transmit ring wants to know when there is one. Called from the control channel,
+/// without locks held.
 ///
-/// A kick descriptor is always an eventfd, but the guest shares its open file: it may set and clear `O_NONBLOCK` and the counter
-/// at any moment. So it must never be read, as a read may sleep: register it edge-triggered (`EPOLLET`), where every kick is an edge.
+/// A kick descriptor is always an eventfd, but the guest shares its open file: it may set and clear
+/// `O_NONBLOCK` and the counter at any moment. So it must never be read, as a read may sleep:
+/// register it edge-triggered (`EPOLLET`), where every kick is an edge.
 pub trait PortEvents: Send + Sync {
-    /// The transmit ring runs and is enabled now, or is another one than before: look at it once, then wait for kicks. Without a
-    /// kick descriptor it has to be polled now and then. A ring that changes is announced by `tx_stopped` and `tx_started`.
+    /// The transmit ring runs and is enabled now, or is another one than before: look at it once,
+    /// then wait for kicks. Without a kick descriptor it has to be polled now and then. A ring
+    /// that changes is announced by `tx_stopped` and `tx_started`.
     fn tx_started(&self, kick: Option<BorrowedFd<'_>>);
-    /// The transmit ring stopped or was disabled: `kick` is what the last `tx_started` was given and may be closed soon.
+    /// The transmit ring stopped or was disabled: `kick` is what the last `tx_started` was given
+    /// and may be closed soon.
     fn tx_stopped(&self, kick: Option<BorrowedFd<'_>>);
 }
 
@@ -83,7 +89,8 @@ impl Default for Port {
 }
 
 fn lock<R>(ring: &Mutex<Option<R>>) -> MutexGuard<'_, Option<R>> {
-    // A panic while a ring was held leaves it as hostile as any guest may make it: still safe to use.
+    // A panic while a ring was held leaves it as hostile as any guest may make it: still safe to
+    // use.
     ring.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -129,12 +136,20 @@ impl Port {
         }
     }
 
-    /// Starts a ring at `base`, the position the front end gave (SET_VRING_BASE), replacing one that runs.
+    /// Starts a ring at `base`, the position the front end gave (SET_VRING_BASE), replacing one
+    /// that runs.
     ///
-    /// Every frame taken is completed at once and in order, so the used index in the guest's memory is the exact point where
-    /// the last device stopped. It wins over a different `base`: that happens when a front end resumes a device that died
-    /// and counts on the available index. Returns where the ring starts: above 0, somebody drove it before.
-    pub fn start(&self, queue: Queue, setup: &RingSetup, base: u16, enabled: bool) -> Result<u16, RingError> {
+    /// Every frame taken is completed at once and in order, so the used index in the guest's memory
+    /// is the exact point where the last device stopped. It wins over a different `base`: that
+    /// happens when a front end resumes a device that died and counts on the available index.
+    /// Returns where the ring starts: above 0, somebody drove it before.
+    pub fn start(
+        &self,
+        queue: Queue,
+        setup: &RingSetup,
+        base: u16,
+        enabled: bool,
+    ) -> Result<u16, RingError> {
         let mut split = Split::new(setup, base)?;
         let used = split.used_idx_in_memory();
         if used != base {
@@ -158,8 +173,9 @@ impl Port {
         Ok(used)
     }
 
-    /// Moves the rings that run to new setups (another memory table, log, features, addresses or call descriptor), keeping their positions. `None`
-    /// leaves a ring as it is; a ring that does not run stays stopped. On an error nothing is changed.
+    /// Moves the rings that run to new setups (another memory table, log, features, addresses or
+    /// call descriptor), keeping their positions. `None` leaves a ring as it is; a ring that
+    /// does not run stays stopped. On an error nothing is changed.
     pub fn replace(&self, tx: Option<&RingSetup>, rx: Option<&RingSetup>) -> Result<(), RingError> {
         let new_tx = tx.map(|setup| Split::new(setup, 0)).transpose()?;
         let new_rx = rx.map(|setup| Split::new(setup, 0)).transpose()?.map(RxRing::new);
@@ -213,15 +229,19 @@ impl Port {
     /// SET_VRING_CALL: changes how a ring that runs interrupts its guest.
     pub fn set_call(&self, queue: Queue, call: Option<Arc<CallFd>>) {
         let old = match queue {
-            Queue::Tx => lock(&self.tx).as_mut().map(|ring| std::mem::replace(&mut ring.split.call, call)),
-            Queue::Rx => lock(&self.rx).as_mut().map(|ring| std::mem::replace(&mut ring.split.call, call)),
+            Queue::Tx => {
+                lock(&self.tx).as_mut().map(|ring| std::mem::replace(&mut ring.split.call, call))
+            }
+            Queue::Rx => {
+                lock(&self.rx).as_mut().map(|ring| std::mem::replace(&mut ring.split.call, call))
+            }
         };
         // Closing takes its time: not while a worker may wait.
         drop(old);
     }
 
-    /// Stops a ring. Returns its position, for GET_VRING_BASE, or `None` if it did not run. No worker touches the guest's
-    /// memory through it any more.
+    /// Stops a ring. Returns its position, for GET_VRING_BASE, or `None` if it did not run. No
+    /// worker touches the guest's memory through it any more.
     pub fn stop(&self, queue: Queue) -> Option<u16> {
         match queue {
             Queue::Tx => {
@@ -238,20 +258,26 @@ impl Port {
 
     /// Whether a running ring lies in memory that was taken away: its file became shorter.
     pub fn poisoned(&self) -> bool {
-        // Asked ten times a second for every vnic: usually nobody has to be locked out of a ring for the answer.
+        // Asked ten times a second for every vnic: usually nobody has to be locked out of a ring
+        // for the answer.
         sigbus::any_poisoned() && self.holds_poisoned()
     }
 
     fn holds_poisoned(&self) -> bool {
-        lock(&self.tx).as_ref().is_some_and(TxRing::poisoned) || lock(&self.rx).as_ref().is_some_and(RxRing::poisoned)
+        lock(&self.tx).as_ref().is_some_and(TxRing::poisoned)
+            || lock(&self.rx).as_ref().is_some_and(RxRing::poisoned)
     }
 
-    /// Whether the guest broke a ring: it said something impossible, and the ring rests until it is set up anew. Never waits: of
-    /// one that is held at this moment nothing is known.
+    /// Whether the guest broke a ring: it said something impossible, and the ring rests until it is
+    /// set up anew. Never waits: of one that is held at this moment nothing is known.
     pub fn broken(&self, queue: Queue) -> bool {
         match queue {
-            Queue::Tx => self.try_tx().is_some_and(|ring| ring.as_ref().is_some_and(|ring| ring.split.broken)),
-            Queue::Rx => self.try_rx().is_some_and(|ring| ring.as_ref().is_some_and(|ring| ring.split.broken)),
+            Queue::Tx => self
+                .try_tx()
+                .is_some_and(|ring| ring.as_ref().is_some_and(|ring| ring.split.broken)),
+            Queue::Rx => self
+                .try_rx()
+                .is_some_and(|ring| ring.as_ref().is_some_and(|ring| ring.split.broken)),
         }
     }
 

@@ -1,8 +1,9 @@
 //! SIGBUS inside a guest mapping: a guest truncated the file behind its memory.
 //!
-//! The handler maps zero pages over the whole mapping and marks it poisoned; the access is repeated and reads zeroes. The port is
-//! detached at the end of the batch. A SIGBUS anywhere else is fatal, as without us. The same happens when the file's memory
-//! cannot be provided (no huge page left, a full tmpfs, a broken memory cell): what the guest sees there is lost either way.
+//! The handler maps zero pages over the whole mapping and marks it poisoned; the access is repeated
+//! and reads zeroes. The port is detached at the end of the batch. A SIGBUS anywhere else is fatal,
+//! as without us. The same happens when the file's memory cannot be provided (no huge page left, a
+//! full tmpfs, a broken memory cell): what the guest sees there is lost either way.
 
 use std::{
     ptr,
@@ -42,7 +43,8 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// Watches a mapping of this process, made of pages of `page` bytes. Installs the handler the first time.
+    /// Watches a mapping of this process, made of pages of `page` bytes. Installs the handler the
+    /// first time.
     pub fn new(start: usize, len: usize, page: usize) -> Guard {
         INSTALL.call_once(install);
         let mut free = FREE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -90,7 +92,8 @@ impl Drop for Guard {
 }
 
 fn install() {
-    // SAFETY: an all-zero sigaction is valid; the handler is async-signal-safe (atomics, mmap, sigaction, and a return).
+    // SAFETY: an all-zero sigaction is valid; the handler is async-signal-safe (atomics, mmap,
+    // sigaction, and a return).
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as *const () as usize;
@@ -98,12 +101,18 @@ fn install() {
         libc::sigemptyset(&raw mut action.sa_mask);
         if libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) != 0 {
             // Without the handler a SIGBUS ends the process, as it would without this module.
-            tracing::error!("cannot catch SIGBUS: a guest that truncates its memory will end the daemon");
+            tracing::error!(
+                "cannot catch SIGBUS: a guest that truncates its memory will end the daemon"
+            );
         }
     }
 }
 
-extern "C" fn handler(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+extern "C" fn handler(
+    _signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    _context: *mut libc::c_void,
+) {
     // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler.
     let code = unsafe { (*info).si_code };
     if code > 0 {
@@ -113,14 +122,16 @@ extern "C" fn handler(_signal: libc::c_int, info: *mut libc::siginfo_t, _context
             return;
         }
     }
-    // Not ours. Put the default action back and return: a faulting access faults again and ends the process with a core.
-    // SAFETY: sigaction with SIG_DFL is always valid; raise is async-signal-safe.
+    // Not ours. Put the default action back and return: a faulting access faults again and ends the
+    // process with a core. SAFETY: sigaction with SIG_DFL is always valid; raise is
+    // async-signal-safe.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = libc::SIG_DFL;
         libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut());
         if code <= 0 {
-            // Sent by kill(2): nothing will fault again, and going on without a handler would be worse than ending.
+            // Sent by kill(2): nothing will fault again, and going on without a handler would be
+            // worse than ending.
             libc::raise(libc::SIGBUS);
         }
     }
@@ -134,12 +145,14 @@ fn repair(address: usize) -> bool {
         let end = slot.end.load(Ordering::Acquire);
         let start = slot.start.load(Ordering::Acquire);
         let page = slot.page.load(Ordering::Acquire);
-        // Another thread may be reusing a slot that is not ours: both ends must belong together. The slot of the mapping
-        // that this thread was accessing does not change meanwhile.
-        let same = slot.end.load(Ordering::Acquire) == end && slot.start.load(Ordering::Relaxed) == start;
+        // Another thread may be reusing a slot that is not ours: both ends must belong together.
+        // The slot of the mapping that this thread was accessing does not change meanwhile.
+        let same =
+            slot.end.load(Ordering::Acquire) == end && slot.start.load(Ordering::Relaxed) == start;
         if same && end != 0 && (start..end).contains(&address) {
-            // All of it, so that the guest's memory is gone as a whole. Where the kernel accounts strictly for memory
-            // (vm.overcommit_memory=2) it may refuse so much: then the page that is missing.
+            // All of it, so that the guest's memory is gone as a whole. Where the kernel accounts
+            // strictly for memory (vm.overcommit_memory=2) it may refuse so much: then
+            // the page that is missing.
             let page_start = address - (address - start) % page.max(1);
             if zero(start, end - start) || zero(page_start, page.min(end - page_start)) {
                 if !slot.poisoned.swap(true, Ordering::Relaxed) {
@@ -155,8 +168,9 @@ fn repair(address: usize) -> bool {
 
 /// Replaces pages of a guarded mapping.
 fn zero(start: usize, len: usize) -> bool {
-    // SAFETY: the range is part of a mapping that a Guard's owner made and has not unmapped (it releases first), in whole pages
-    // of that mapping. mmap is a plain system call and async-signal-safe.
+    // SAFETY: the range is part of a mapping that a Guard's owner made and has not unmapped (it
+    // releases first), in whole pages of that mapping. mmap is a plain system call and
+    // async-signal-safe.
     let mapped = unsafe {
         libc::mmap(
             start as *mut libc::c_void,
@@ -181,8 +195,17 @@ mod tests {
         let file = memfd_create("sigbus", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, 8192).unwrap();
         // SAFETY: a new mapping, unmapped below.
-        let base =
-            unsafe { mmap(ptr::null_mut(), 8192, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0) }.unwrap();
+        let base = unsafe {
+            mmap(
+                ptr::null_mut(),
+                8192,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &file,
+                0,
+            )
+        }
+        .unwrap();
         let guard = Guard::new(base as usize, 8192, 4096);
         // SAFETY: inside the mapping.
         unsafe { base.cast::<u8>().add(5000).write_volatile(7) };
@@ -197,9 +220,11 @@ mod tests {
         unsafe { munmap(base, 8192) }.unwrap();
     }
 
-    /// Runs `body` in a child process and returns how that ended. The child does nothing but system calls and what `body` does.
+    /// Runs `body` in a child process and returns how that ended. The child does nothing but system
+    /// calls and what `body` does.
     fn in_child(body: fn()) -> libc::c_int {
-        // SAFETY: the child calls only `body` and _exit. Both bodies below are async-signal-safe once the handler is installed.
+        // SAFETY: the child calls only `body` and _exit. Both bodies below are async-signal-safe
+        // once the handler is installed.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0);
         if pid == 0 {
@@ -229,10 +254,14 @@ mod tests {
             let file = memfd_create("sigbus", MemfdFlags::CLOEXEC).unwrap();
             // SAFETY: a new mapping; the access raises SIGBUS.
             unsafe {
-                let base = mmap(ptr::null_mut(), 4096, ProtFlags::READ, MapFlags::SHARED, &file, 0).unwrap();
+                let base = mmap(ptr::null_mut(), 4096, ProtFlags::READ, MapFlags::SHARED, &file, 0)
+                    .unwrap();
                 base.cast::<u8>().read_volatile();
             }
         });
-        assert!(libc::WIFSIGNALED(faulted) && libc::WTERMSIG(faulted) == libc::SIGBUS, "{faulted:#x}");
+        assert!(
+            libc::WIFSIGNALED(faulted) && libc::WTERMSIG(faulted) == libc::SIGBUS,
+            "{faulted:#x}"
+        );
     }
 }

@@ -19,11 +19,14 @@ use std::{
 };
 
 use rustix::{
-    fs::{FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, ftruncate, openat, unlink},
+    fs::{
+        FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, ftruncate, openat, unlink,
+    },
     mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap},
 };
 
-/// Two cache lines: what neighbouring units hold never shares one, nor a pair that the processor fetches together.
+/// Two cache lines: what neighbouring units hold never shares one, nor a pair that the processor
+/// fetches together.
 #[repr(C, align(128))]
 #[derive(Default, Debug)]
 pub struct Unit(pub [AtomicU64; 16]);
@@ -102,18 +105,26 @@ impl Units {
         Units::new(base, len, mapped, Memory::Anonymous, None)
     }
 
-    /// `len` units of zeros in a file called `name`, of huge pages if they can be had. What a process left there when it died is
-    /// removed, wherever it may be, after `look` has seen it; `None` is something of another user, which is not looked at. A file that is
+    /// `len` units of zeros in a file called `name`, of huge pages if they can be had. What a
+    /// process left there when it died is removed, wherever it may be, after `look` has seen
+    /// it; `None` is something of another user, which is not looked at. A file that is
     /// in use is an error.
-    pub fn file(len: usize, name: &str, mut look: impl FnMut(&Path, Option<&Left>)) -> Result<Units, UnitsError> {
+    pub fn file(
+        len: usize,
+        name: &str,
+        mut look: impl FnMut(&Path, Option<&Left>),
+    ) -> Result<Units, UnitsError> {
         let mapped = size(len)?;
-        let huge = huge_directories().into_iter().map(|directory| (directory.join(name), Memory::HugePages));
+        let huge = huge_directories()
+            .into_iter()
+            .map(|directory| (directory.join(name), Memory::HugePages));
         let mut paths: Vec<_> = huge.collect();
         paths.push((Path::new("/dev/shm").join(name), Memory::Tmpfs));
         for (path, _) in &paths {
             left::clear(path, &mut look)?;
         }
-        let mut last = Err(UnitsError::Memory { bytes: mapped, error: io::ErrorKind::NotFound.into() });
+        let mut last =
+            Err(UnitsError::Memory { bytes: mapped, error: io::ErrorKind::NotFound.into() });
         for (path, memory) in paths {
             match Units::create(len, mapped, &path, memory) {
                 // Usually there are too few pages.
@@ -125,20 +136,29 @@ impl Units {
     }
 
     fn create(len: usize, mapped: usize, path: &Path, memory: Memory) -> Result<Units, UnitsError> {
-        let failed = |error: rustix::io::Errno| UnitsError::File { path: path.to_owned(), error: error.into() };
+        let failed = |error: rustix::io::Errno| UnitsError::File {
+            path: path.to_owned(),
+            error: error.into(),
+        };
         // Nobody else's, whatever name they guess.
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let flags =
+            OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = match openat(rustix::fs::CWD, path, flags, Mode::RUSR | Mode::WUSR) {
             Ok(file) => file,
-            // What was left is removed by now: another one started at the same time, or it may not be removed.
-            Err(rustix::io::Errno::EXIST) if left::is_own_file(path) => return Err(UnitsError::InUse(path.to_owned())),
+            // What was left is removed by now: another one started at the same time, or it may not
+            // be removed.
+            Err(rustix::io::Errno::EXIST) if left::is_own_file(path) => {
+                return Err(UnitsError::InUse(path.to_owned()));
+            }
             Err(rustix::io::Errno::EXIST) => return Err(UnitsError::Foreign(path.to_owned())),
             Err(why) => return Err(failed(why)),
         };
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             // Until it was locked it looked like what somebody left, to another one that starts.
             Ok(()) if left::is_at(&file, path) => {}
-            Ok(()) | Err(rustix::io::Errno::WOULDBLOCK) => return Err(UnitsError::InUse(path.to_owned())),
+            Ok(()) | Err(rustix::io::Errno::WOULDBLOCK) => {
+                return Err(UnitsError::InUse(path.to_owned()));
+            }
             Err(why) => return Err(failed(why)),
         }
         match Units::map(&file, mapped) {
@@ -155,7 +175,16 @@ impl Units {
         ftruncate(file, mapped as u64)?;
         fallocate(file, FallocateFlags::empty(), 0, mapped as u64)?;
         // SAFETY: a new mapping at an address the kernel chooses.
-        unsafe { mmap(std::ptr::null_mut(), mapped, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, file.as_fd(), 0) }
+        unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                mapped,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                file.as_fd(),
+                0,
+            )
+        }
     }
 
     fn new(
@@ -165,8 +194,10 @@ impl Units {
         memory: Memory,
         file: Option<(PathBuf, OwnedFd)>,
     ) -> Result<Units, UnitsError> {
-        let base = NonNull::new(base.cast::<Unit>())
-            .ok_or_else(|| UnitsError::Memory { bytes: mapped, error: io::Error::from(io::ErrorKind::OutOfMemory) })?;
+        let base = NonNull::new(base.cast::<Unit>()).ok_or_else(|| UnitsError::Memory {
+            bytes: mapped,
+            error: io::Error::from(io::ErrorKind::OutOfMemory),
+        })?;
         Ok(Units { base, len, mapped, memory, file })
     }
 
@@ -186,8 +217,9 @@ impl Deref for Units {
 
     #[inline(always)]
     fn deref(&self) -> &[Unit] {
-        // SAFETY: `len` units were mapped, page aligned, for as long as self lives; all bytes are valid atomics; nobody but this
-        // process maps the file (made by it, 0600), and if someone did: atomics may be shared.
+        // SAFETY: `len` units were mapped, page aligned, for as long as self lives; all bytes are
+        // valid atomics; nobody but this process maps the file (made by it, 0600), and if
+        // someone did: atomics may be shared.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
     }
 }
@@ -207,7 +239,10 @@ impl Drop for Units {
 
 fn size(len: usize) -> Result<usize, UnitsError> {
     let bytes = len.checked_mul(UNIT).and_then(|bytes| bytes.max(1).checked_next_multiple_of(HUGE));
-    bytes.ok_or_else(|| UnitsError::Memory { bytes: usize::MAX, error: io::Error::from(io::ErrorKind::OutOfMemory) })
+    bytes.ok_or_else(|| UnitsError::Memory {
+        bytes: usize::MAX,
+        error: io::Error::from(io::ErrorKind::OutOfMemory),
+    })
 }
 
 /// Where file systems of 2 MiB pages are mounted.
@@ -217,7 +252,8 @@ fn huge_directories() -> Vec<PathBuf> {
         .lines()
         .filter_map(|line| {
             let mut fields = line.split(' ');
-            let (_, directory, kind, options) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+            let (_, directory, kind, options) =
+                (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
             let small_enough = options.split(',').any(|option| option == "pagesize=2M");
             (kind == "hugetlbfs" && small_enough).then(|| PathBuf::from(OsStr::new(directory)))
         })

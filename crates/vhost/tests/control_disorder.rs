@@ -1,5 +1,5 @@
-//! Valid messages in orders nobody would choose, and more of them than anybody needs. One test at a time: open files are counted for
-//! the whole process.
+//! Valid messages in orders nobody would choose, and more of them than anybody needs. One test at a
+//! time: open files are counted for the whole process.
 
 mod control_support;
 
@@ -10,7 +10,8 @@ use std::{
 
 use butterfly_vhost::{
     driver::{
-        Connection, ControlError, DirtyLog, Guest, GuestConfig, Memory, MemoryConfig, ProtocolFeatures, RX, Start, VmConfig,
+        Connection, ControlError, DirtyLog, Guest, GuestConfig, Memory, MemoryConfig,
+        ProtocolFeatures, RX, Start, VmConfig,
         raw::{self, FrontendReq},
     },
     net::Features,
@@ -46,11 +47,19 @@ fn ring(result: Result<(), vhost::Error>) -> Result<(), ControlError> {
 }
 
 /// One message, or what a guest or a worker does meanwhile.
-fn step(bed: &Bed, connection: &mut Connection, memory: &Memory, guest: &Guest, random: &mut Random) -> Result<(), ControlError> {
+fn step(
+    bed: &Bed,
+    connection: &mut Connection,
+    memory: &Memory,
+    guest: &Guest,
+    random: &mut Random,
+) -> Result<(), ControlError> {
     let index = random.below(2) as usize;
     let queue = guest.queue(index);
     match random.below(16) {
-        0 => connection.set_features(Features(small().features.0 & (random.below(u64::MAX) | random.below(u64::MAX)))),
+        0 => connection.set_features(Features(
+            small().features.0 & (random.below(u64::MAX) | random.below(u64::MAX)),
+        )),
         1 => connection.set_mem_table(&memory.regions()),
         2 if random.one_in(4) => connection.add_region(&memory.regions()[0]),
         3 if random.one_in(2) => connection.remove_region(&memory.regions()[0]),
@@ -66,7 +75,9 @@ fn step(bed: &Bed, connection: &mut Connection, memory: &Memory, guest: &Guest, 
         13 => connection.set_vring_err(index, None),
         14 => {
             // Anything may become available.
-            memory.write(queue.ring().addr().avail + 2, &(random.below(1 << 10) as u16).to_le_bytes()).unwrap();
+            memory
+                .write(queue.ring().addr().avail + 2, &(random.below(1 << 10) as u16).to_le_bytes())
+                .unwrap();
             Ok(())
         }
         _ => {
@@ -107,7 +118,8 @@ fn messages_in_any_order() {
     let (mut closed, mut refused, mut ran) = (0, 0, 0);
     for round in 1..=200 {
         let mut connection = bed.connect();
-        // With acknowledgements the first refusal is seen here; without them more messages are on their way already.
+        // With acknowledgements the first refusal is seen here; without them more messages are on
+        // their way already.
         let all = Connection::usual_protocol();
         let protocol = if random.one_in(2) { all } else { all & !ProtocolFeatures::REPLY_ACK };
         connection.negotiate(small().features, protocol).unwrap();
@@ -125,9 +137,8 @@ fn messages_in_any_order() {
         drop(connection);
         let reason = bed.events.detached(1 + round);
         match reason.as_str() {
-            "the front end closed the connection" | "the front end closed the connection without reading our answers" => {
-                closed += 1
-            }
+            "the front end closed the connection"
+            | "the front end closed the connection without reading our answers" => closed += 1,
             reason if reason.contains(" was refused: ") => refused += 1,
             reason => panic!("round {round}: {reason}"),
         }
@@ -142,12 +153,14 @@ fn messages_in_any_order() {
     bed.ping(&mut vm, 100);
 }
 
-/// Messages without pause cost a bounded share of a processor, and the guest's own frames still pass.
+/// Messages without pause cost a bounded share of a processor, and the guest's own frames still
+/// pass.
 fn a_flood_of_messages_is_paced() {
     let bed = Bed::server();
     let mut vm = bed.vm(&small());
     let call = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-    let message = raw::message(FrontendReq::SET_VRING_CALL, raw::VERSION, &raw::words(&[RX as u64]));
+    let message =
+        raw::message(FrontendReq::SET_VRING_CALL, raw::VERSION, &raw::words(&[RX as u64]));
     vm.connection.set_timeout(Duration::from_millis(200)).unwrap();
     let start = Instant::now();
     let mut sent = 0u64;

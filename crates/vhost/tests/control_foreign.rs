@@ -1,7 +1,9 @@
-//! Front ends and drivers that others wrote: QEMU with its network boot code (iPXE), and DPDK's virtio-user. They attach in both
-//! roles, leave in order and not, and come back; what they negotiate is what they always have.
+//! Front ends and drivers that others wrote: QEMU with its network boot code (iPXE), and DPDK's
+//! virtio-user. They attach in both roles, leave in order and not, and come back; what they
+//! negotiate is what they always have.
 //!
-//! Needs `qemu-system-x86_64` and `dpdk-testpmd` (Debian: qemu-system-x86, dpdk-dev); fails without.
+//! Needs `qemu-system-x86_64` and `dpdk-testpmd` (Debian: qemu-system-x86, dpdk-dev); fails
+//! without.
 
 mod control_support;
 
@@ -29,9 +31,12 @@ impl Foreign {
     fn start(mut command: Command, directory: &Path) -> Foreign {
         let log = directory.join("log");
         let file = File::create(&log).unwrap();
-        let spawned = command.stdin(Stdio::piped()).stdout(file.try_clone().unwrap()).stderr(file).spawn();
+        let spawned =
+            command.stdin(Stdio::piped()).stdout(file.try_clone().unwrap()).stderr(file).spawn();
         let program = command.get_program().display().to_string();
-        let child = spawned.unwrap_or_else(|error| panic!("cannot run {program}: {error}; install qemu-system-x86 and dpdk-dev"));
+        let child = spawned.unwrap_or_else(|error| {
+            panic!("cannot run {program}: {error}; install qemu-system-x86 and dpdk-dev")
+        });
         Foreign { child, log }
     }
 
@@ -43,7 +48,11 @@ impl Foreign {
 
     /// As an operator who ends it.
     fn terminate(&mut self) {
-        rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), rustix::process::Signal::TERM).unwrap();
+        rustix::process::kill_process(
+            rustix::process::Pid::from_child(&self.child),
+            rustix::process::Signal::TERM,
+        )
+        .unwrap();
         self.child.wait().unwrap();
     }
 
@@ -67,12 +76,24 @@ fn qemu(bed: &Bed, chardev: &str, netdev: &str, device: &str) -> Foreign {
     let server = if bed.role == Role::Client { ",server=on,wait=off" } else { "" };
     let mut command = Command::new("qemu-system-x86_64");
     command
-        .args(["-machine", "q35,accel=tcg,memory-backend=mem", "-m", "128", "-smp", "1", "-boot", "n"])
+        .args([
+            "-machine",
+            "q35,accel=tcg,memory-backend=mem",
+            "-m",
+            "128",
+            "-smp",
+            "1",
+            "-boot",
+            "n",
+        ])
         .args(["-object", "memory-backend-memfd,id=mem,size=128M,share=on"])
         .args(["-chardev", &format!("socket,id=c0,path={}{server}{chardev}", bed.path.display())])
         .args(["-netdev", &format!("vhost-user,id=n0,chardev=c0,vhostforce=on{netdev}")])
         // vectors=0: QEMU 7.2 crashes with MSI-X, vhost-user and software emulation together.
-        .args(["-device", &format!("virtio-net-pci,netdev=n0,mac=52:54:00:00:00:01,vectors=0{device}")])
+        .args([
+            "-device",
+            &format!("virtio-net-pci,netdev=n0,mac=52:54:00:00:00:01,vectors=0{device}"),
+        ])
         .args(["-nodefaults", "-display", "none", "-no-reboot"]);
     Foreign::start(command, bed.directory.path())
 }
@@ -92,8 +113,18 @@ fn testpmd(bed: &Bed, device: &str) -> Foreign {
         .arg(format!("--lcores=(0,1)@(0-{})", processors - 1))
         .args(["--no-pci", "--no-huge", "--no-shconf", "--no-telemetry", "-m", "128"])
         .arg(format!("--file-prefix={}", directory.file_name().and_then(OsStr::to_str).unwrap()))
-        .arg(format!("--vdev=net_virtio_user0,path={},queues=1{server}{device}", bed.path.display()))
-        .args(["--", "-i", "--auto-start", "--forward-mode=txonly", "--nb-cores=1", "--total-num-mbufs=4096"])
+        .arg(format!(
+            "--vdev=net_virtio_user0,path={},queues=1{server}{device}",
+            bed.path.display()
+        ))
+        .args([
+            "--",
+            "-i",
+            "--auto-start",
+            "--forward-mode=txonly",
+            "--nb-cores=1",
+            "--total-num-mbufs=4096",
+        ])
         .env("RUNTIME_DIRECTORY", directory);
     Foreign::start(command, directory)
 }
@@ -107,7 +138,9 @@ fn receive(bed: &Bed, count: usize, what: &str, wanted: impl Fn(&[u8]) -> bool) 
         let mut tx = bed.port.tx();
         let Some(tx) = tx.as_mut() else { return false };
         while tx.available().unwrap_or(0) > 0 {
-            let Gathered::Frames(frames) = tx.gather(&mut store, BATCH as u16, |_| {}) else { break };
+            let Gathered::Frames(frames) = tx.gather(&mut store, BATCH as u16, |_| {}) else {
+                break;
+            };
             for (index, frame) in frames.frames().iter().enumerate() {
                 assert_eq!(frame.fault, None);
                 found.set(found.get() + usize::from(wanted(frames.head(index))));
@@ -123,16 +156,20 @@ fn receive(bed: &Bed, count: usize, what: &str, wanted: impl Fn(&[u8]) -> bool) 
 
 /// What iPXE sends first: a DHCP request from its own address to everybody.
 fn is_dhcp(head: &[u8]) -> bool {
-    head.starts_with(&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x52, 0x54, 0, 0, 0, 1, 8, 0, 0x45]) && head[36..38] == [0, 67]
+    head.starts_with(&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x52, 0x54, 0, 0, 0, 1, 8, 0, 0x45])
+        && head[36..38] == [0, 67]
 }
 
 #[test]
 fn qemu_attaches_in_both_roles_with_modern_and_legacy_drivers_and_comes_back() {
     for role in [Role::Server, Role::Client] {
         let bed = Bed::new(role);
-        // A modern driver has the long header, a legacy one without mergeable buffers the short one: frames tell whether it fits.
+        // A modern driver has the long header, a legacy one without mergeable buffers the short
+        // one: frames tell whether it fits.
         for (round, (device, features)) in
-            [(",disable-legacy=on", Features::VERSION_1), (",disable-modern=on", Features::NONE)].into_iter().enumerate()
+            [(",disable-legacy=on", Features::VERSION_1), (",disable-modern=on", Features::NONE)]
+                .into_iter()
+                .enumerate()
         {
             let mut guest = qemu(&bed, "", "", device);
             bed.events.wait_attached(2 * round + 1);
@@ -146,7 +183,13 @@ fn qemu_attaches_in_both_roles_with_modern_and_legacy_drivers_and_comes_back() {
                 "all that QEMU 7.2 is offered"
             );
             assert_eq!(attached.peer_pid, Some(guest.child.id()));
-            assert!(attached.memory.iter().any(|region| region.guest_addr == 0 && region.size == 128 << 20), "{status:#?}");
+            assert!(
+                attached
+                    .memory
+                    .iter()
+                    .any(|region| region.guest_addr == 0 && region.size == 128 << 20),
+                "{status:#?}"
+            );
             assert_eq!((status.tx.unwrap().size, status.tx.unwrap().broken), (256, false));
             guest.terminate();
             bed.events.detached(2 * round + 1);
@@ -188,7 +231,8 @@ fn qemu_connects_again_when_the_device_was_away() {
 fn virtio_user_attaches_in_both_roles_and_comes_back() {
     for role in [Role::Server, Role::Client] {
         let bed = Bed::new(role);
-        let plain = Features::VERSION_1.with(Features::INDIRECT_DESC).with(Features::PROTOCOL_FEATURES);
+        let plain =
+            Features::VERSION_1.with(Features::INDIRECT_DESC).with(Features::PROTOCOL_FEATURES);
         for (round, (device, features)) in [
             ("", plain.with(Features::MRG_RXBUF).with(Features::IN_ORDER)),
             (",in_order=0,queue_size=1024", plain.with(Features::MRG_RXBUF)),

@@ -1,5 +1,6 @@
-//! Front ends that break the rules: each is detached with a reason that names what it did, nothing of it is left, and the next
-//! front end is served. One program with one test, because open files and mappings are counted for the whole process.
+//! Front ends that break the rules: each is detached with a reason that names what it did, nothing
+//! of it is left, and the next front end is served. One program with one test, because open files
+//! and mappings are counted for the whole process.
 
 mod control_support;
 
@@ -54,7 +55,8 @@ fn slot(region: [u64; 4]) -> Vec<u8> {
 }
 
 fn vring_addr(index: u32, flags: u32, [desc, used, avail, log]: [u64; 4]) -> Vec<u8> {
-    [[index.to_ne_bytes(), flags.to_ne_bytes()].concat(), raw::words(&[desc, used, avail, log])].concat()
+    [[index.to_ne_bytes(), flags.to_ne_bytes()].concat(), raw::words(&[desc, used, avail, log])]
+        .concat()
 }
 
 /// A front end that knows how to send, but not what.
@@ -216,9 +218,14 @@ fn many_fds(h: &Hostile, count: usize) {
 /// The device is as if nobody had ever been there.
 fn nothing_left(bed: &Bed, files: &[String], mappings: usize, after: &str) {
     let status: DeviceStatus = bed.status();
-    assert!(status.attached.is_none() && status.rx.is_none() && status.tx.is_none(), "after {after}: {status:#?}");
+    assert!(
+        status.attached.is_none() && status.rx.is_none() && status.tx.is_none(),
+        "after {after}: {status:#?}"
+    );
     // The connection is closed after the callback that we waited for.
-    eventually(&format!("no file left by {after}: {files:#?} became {:#?}", open_files()), || open_files().len() == files.len());
+    eventually(&format!("no file left by {after}: {files:#?} became {:#?}", open_files()), || {
+        open_files().len() == files.len()
+    });
     assert_eq!(shared_mappings(), mappings, "after {after}");
 }
 
@@ -236,12 +243,17 @@ fn whoever_breaks_the_rules_is_detached_and_nothing_else_happens() {
         drop(vm);
         bed.events.detached(1);
         let listener = (role == Role::Client).then(|| Listener::bind(&bed.path).unwrap());
-        let connect = || listener.as_ref().map_or_else(|| bed.connect(), |listener| listener.accept(WAIT).unwrap());
+        let connect = || {
+            listener
+                .as_ref()
+                .map_or_else(|| bed.connect(), |listener| listener.accept(WAIT).unwrap())
+        };
         if listener.is_some() {
             drop(connect());
         }
         // In the client role a connection is there all the time, accepted or not.
-        let (files, mappings) = if listener.is_some() { (Vec::new(), 0) } else { control_support::settled() };
+        let (files, mappings) =
+            if listener.is_some() { (Vec::new(), 0) } else { control_support::settled() };
 
         let mut detached = 1;
         for (what, abuse, expected) in ABUSES {
@@ -251,9 +263,16 @@ fn whoever_breaks_the_rules_is_detached_and_nothing_else_happens() {
             assert!(hostile.connection.wait_closed(WAIT), "{what}: still connected");
             detached += 1;
             let reason = bed.events.detached(detached);
-            assert!(reason.contains(expected), "{what}: detached because \"{reason}\", not \"{expected}\"");
+            assert!(
+                reason.contains(expected),
+                "{what}: detached because \"{reason}\", not \"{expected}\""
+            );
             assert!(!reason.ends_with('.') && !reason.contains('\n'), "{reason}");
-            assert!(start.elapsed() < Duration::from_secs(15), "{what}: took {:?}", start.elapsed());
+            assert!(
+                start.elapsed() < Duration::from_secs(15),
+                "{what}: took {:?}",
+                start.elapsed()
+            );
             drop(hostile);
             if listener.is_none() {
                 nothing_left(&bed, &files, mappings, what);
@@ -266,7 +285,9 @@ fn whoever_breaks_the_rules_is_detached_and_nothing_else_happens() {
         assert_eq!(neighbour.status().attach_count, 1);
 
         // The same by a guest whose rings run: they stop first.
-        for (what, abuse, expected) in ABUSES.iter().filter(|(what, ..)| !what.contains("negotiated")) {
+        for (what, abuse, expected) in
+            ABUSES.iter().filter(|(what, ..)| !what.contains("negotiated"))
+        {
             bed.ping(&mut vm, 1);
             let Vm { guest, connection, .. } = vm;
             let mut hostile = Hostile { connection };
@@ -274,7 +295,10 @@ fn whoever_breaks_the_rules_is_detached_and_nothing_else_happens() {
             assert!(hostile.connection.wait_closed(WAIT), "{what}: still connected");
             detached += 1;
             let reason = bed.events.detached(detached);
-            assert!(reason.contains(expected), "{what}, with rings: detached because \"{reason}\", not \"{expected}\"");
+            assert!(
+                reason.contains(expected),
+                "{what}, with rings: detached because \"{reason}\", not \"{expected}\""
+            );
             assert_eq!(bed.echo(), 0, "{what}: a ring still runs");
             drop((hostile, guest));
             if listener.is_none() {
@@ -283,7 +307,12 @@ fn whoever_breaks_the_rules_is_detached_and_nothing_else_happens() {
             vm = Vm::attach(connect(), &small()).unwrap();
         }
         neighbour.ping(&mut neighbour_vm, 10);
-        assert_eq!(neighbour.events.all().len(), 2, "the neighbour heard {:?}", neighbour.events.all());
+        assert_eq!(
+            neighbour.events.all().len(),
+            2,
+            "the neighbour heard {:?}",
+            neighbour.events.all()
+        );
         drop(vm);
     }
 }

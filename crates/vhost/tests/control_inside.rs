@@ -16,7 +16,8 @@ use control_support::{Events, WAIT, echo};
 #[test]
 fn it_attaches_and_its_last_word_is_the_reason() {
     let (port, events) = (Arc::new(Port::default()), Arc::new(Events::default()));
-    let (device, stream, farewell) = Device::start_inside("inside", port.clone(), Features::OFFERED, events.clone()).unwrap();
+    let (device, stream, farewell) =
+        Device::start_inside("inside", port.clone(), Features::OFFERED, events.clone()).unwrap();
     assert!(device.status().socket.is_none() && device.status().attached.is_none());
     let mut vm = Vm::attach(Connection::new(stream).unwrap(), &VmConfig::default()).unwrap();
     let frame = [7u8; 60];
@@ -38,7 +39,8 @@ fn it_attaches_and_its_last_word_is_the_reason() {
 #[test]
 fn a_device_that_stops_detaches_it() {
     let (port, events) = (Arc::new(Port::default()), Arc::new(Events::default()));
-    let (device, stream, _farewell) = Device::start_inside("inside", port, Features::OFFERED, events.clone()).unwrap();
+    let (device, stream, _farewell) =
+        Device::start_inside("inside", port, Features::OFFERED, events.clone()).unwrap();
     let vm = Vm::attach(Connection::new(stream).unwrap(), &VmConfig::default()).unwrap();
     device.stop();
     assert_eq!(events.detached(1), "the vnic was removed");

@@ -1,4 +1,5 @@
-//! Front ends that come, wait, leave and return; devices that stop, and that go on where another one left.
+//! Front ends that come, wait, leave and return; devices that stop, and that go on where another
+//! one left.
 
 mod control_support;
 
@@ -10,8 +11,8 @@ use std::{
 use butterfly_vhost::{
     control::{Device, DeviceConfig, DeviceState, Role},
     driver::{
-        Connection, DirtyLog, Guest, GuestConfig, Listener, Memory, MemoryConfig, MemoryMessages, ProtocolFeatures, Start, Vm,
-        VmConfig,
+        Connection, DirtyLog, Guest, GuestConfig, Listener, Memory, MemoryConfig, MemoryMessages,
+        ProtocolFeatures, Start, Vm, VmConfig,
         raw::{self, FrontendReq},
     },
     net::{Features, NetHeader},
@@ -27,7 +28,8 @@ fn small() -> VmConfig {
 fn a_device_goes_on_with_what_another_one_left() {
     let mut old = Bed::server();
     assert!(old.device().export().is_none(), "nobody is attached");
-    let config = VmConfig { memory: Some(MemoryConfig::split(2, small().guest.memory_needed())), ..small() };
+    let config =
+        VmConfig { memory: Some(MemoryConfig::split(2, small().guest.memory_needed())), ..small() };
     let mut vm = old.vm(&config);
     let log = DirtyLog::new(vm.guest.memory()).unwrap();
     vm.connection.set_log(&log).unwrap();
@@ -51,13 +53,17 @@ fn a_device_goes_on_with_what_another_one_left() {
     let status = new.status();
     assert_eq!((status.tx.unwrap().next_avail, status.rx.unwrap().next_avail), (424, 424));
     let attached = status.attached.unwrap();
-    assert_eq!(attached.features, Some(config.features.with(Features::PROTOCOL_FEATURES).with(Features::LOG_ALL)));
+    assert_eq!(
+        attached.features,
+        Some(config.features.with(Features::PROTOCOL_FEATURES).with(Features::LOG_ALL))
+    );
     assert!(attached.logging);
     assert_eq!(attached.memory.len(), 2);
     log.clear();
     new.ping(&mut vm, 1);
     assert!(log.is_dirty(vm.guest.tx().ring().addr().used));
-    // The front end's own control messages go on too: acknowledged, and with protocol features in force.
+    // The front end's own control messages go on too: acknowledged, and with protocol features in
+    // force.
     let region = vm.guest.memory().add_region(None, 1 << 20).unwrap();
     vm.connection.add_region(&region).unwrap();
     assert_eq!(vm.connection.queue_num().unwrap(), 2);
@@ -86,7 +92,9 @@ fn a_front_end_that_is_half_way_goes_on_too() {
     let memory = Memory::new(&MemoryConfig::new(small().guest.memory_needed())).unwrap();
     let mut guest = Guest::new(&memory, features, &small().guest).unwrap();
     // Every message of this is acknowledged: the front end would wait for ever.
-    connection.start(&guest, &Start { memory: Some(MemoryMessages::Slots), ..Start::default() }).unwrap();
+    connection
+        .start(&guest, &Start { memory: Some(MemoryMessages::Slots), ..Start::default() })
+        .unwrap();
     guest.send(&[1; 60], NetHeader::default()).unwrap();
     assert_eq!(new.echo(), 1);
     assert_eq!(guest.recv().unwrap().unwrap().1, [1; 60]);
@@ -101,9 +109,13 @@ fn a_state_is_checked_like_messages() {
         ("not offered", |state| state.features = Some(Features(1 << 22))),
         ("not offered", |state| state.protocol_features = Some(1 << 9)),
         ("power of two", |state| state.rings[0].size = Some(1000)),
-        ("not an eventfd", |state| state.rings[1].call = Some(std::fs::File::open("/dev/null").unwrap().into())),
+        ("not an eventfd", |state| {
+            state.rings[1].call = Some(std::fs::File::open("/dev/null").unwrap().into())
+        }),
         ("its file", |state| state.regions[0].size = 1 << 30),
-        ("regular file", |state| state.regions[0].file = std::fs::File::open("/dev/null").unwrap().into()),
+        ("regular file", |state| {
+            state.regions[0].file = std::fs::File::open("/dev/null").unwrap().into()
+        }),
     ];
     let mut exported: Vec<_> = break_it.iter().map(|_| old.device().export().unwrap()).collect();
     old.stop();
@@ -185,9 +197,15 @@ fn who_says_nothing_gives_way() {
     bed.ping(&mut vm, 10);
     assert!(start.elapsed() < Duration::from_secs(5));
     assert!(silent.is_closed());
-    assert_eq!(bed.status().last_detach.unwrap().reason, "the peer said nothing, and another front end was waiting");
+    assert_eq!(
+        bed.status().last_detach.unwrap().reason,
+        "the peer said nothing, and another front end was waiting"
+    );
     assert_eq!(bed.events.all()[0], Event::Attached);
-    assert!(!bed.events.all().iter().any(|e| matches!(e, Event::Detached(_))), "nobody heard of the silent one");
+    assert!(
+        !bed.events.all().iter().any(|e| matches!(e, Event::Detached(_))),
+        "nobody heard of the silent one"
+    );
     // Somebody who has spoken stays, even without rings.
     drop(vm);
     let mut speaker = bed.connect();
@@ -254,15 +272,20 @@ fn an_idle_device_uses_no_processor() {
     let mut bed = Bed::server();
     bed.stop();
     // Found by its name among the threads of other tests.
-    bed.device = Some(Device::start(DeviceConfig { name: "is-idle".to_owned(), ..bed.config() }).unwrap());
+    bed.device =
+        Some(Device::start(DeviceConfig { name: "is-idle".to_owned(), ..bed.config() }).unwrap());
     let vm = bed.vm(&small());
-    let named = |task: &Path| std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "vu-is-idle");
+    let named = |task: &Path| {
+        std::fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "vu-is-idle")
+    };
     let mut tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
     let task = tasks.find(|task| named(task)).expect("a control thread");
     let switches = || {
         let status = std::fs::read_to_string(task.join("status")).unwrap();
         let lines = status.lines().filter(|line| line.contains("ctxt_switches:"));
-        lines.map(|line| line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()).sum::<u64>()
+        lines
+            .map(|line| line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap())
+            .sum::<u64>()
     };
     // Asleep again after the last message.
     eventually("sleep", || std::fs::read_to_string(task.join("stat")).unwrap().contains(") S "));
@@ -272,18 +295,24 @@ fn an_idle_device_uses_no_processor() {
     drop(vm);
 }
 
-/// As a live migration looks to the host that a machine comes to: its front end connects long before the machine does.
+/// As a live migration looks to the host that a machine comes to: its front end connects long
+/// before the machine does.
 #[test]
 fn a_machine_that_comes_from_another_device_is_announced_and_no_other_is() {
     let (old, new) = (Bed::server(), Bed::server());
-    let announced = |bed: &Bed| bed.events.all().iter().filter(|event| **event == Event::Announce).count();
+    let announced =
+        |bed: &Bed| bed.events.all().iter().filter(|event| **event == Event::Announce).count();
     let mut vm = old.vm(&small());
     old.ping(&mut vm, 10);
     let mut connection = Connection::connect(&new.path, WAIT).unwrap();
     connection.sync().unwrap();
     new.events.wait_attached(1);
     let machine = vm.detach().unwrap();
-    assert_eq!((announced(&old), announced(&new)), (0, 0), "one began here, the other has not come yet");
+    assert_eq!(
+        (announced(&old), announced(&new)),
+        (0, 0),
+        "one began here, the other has not come yet"
+    );
     let mut vm = machine.reattach(connection).unwrap();
     new.ping(&mut vm, 10);
     assert_eq!(announced(&new), 1);
@@ -306,7 +335,12 @@ fn a_front_end_may_have_its_machine_announced() {
         let bed = Bed::server();
         let mut connection = Connection::connect(&bed.path, WAIT).unwrap();
         connection.negotiate(Features::VERSION_1, protocol).unwrap();
-        raw::send_bytes(connection.stream(), &raw::message(FrontendReq::SEND_RARP, raw::VERSION, body), &[]).unwrap();
+        raw::send_bytes(
+            connection.stream(),
+            &raw::message(FrontendReq::SEND_RARP, raw::VERSION, body),
+            &[],
+        )
+        .unwrap();
         (bed, connection)
     };
     let usual = Connection::usual_protocol();

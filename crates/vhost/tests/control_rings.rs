@@ -1,4 +1,5 @@
-//! Rings: when they start, run, are enabled, stop, and by which descriptors they are kicked and interrupted.
+//! Rings: when they start, run, are enabled, stop, and by which descriptors they are kicked and
+//! interrupted.
 
 mod control_support;
 
@@ -9,7 +10,8 @@ use std::{
 
 use butterfly_vhost::{
     driver::{
-        Connection, Guest, GuestConfig, Memory, MemoryConfig, ProtocolFeatures, RX, Start, TX, VmConfig,
+        Connection, Guest, GuestConfig, Memory, MemoryConfig, ProtocolFeatures, RX, Start, TX,
+        VmConfig,
         raw::{self, FrontendReq},
     },
     net::{Features, NetHeader},
@@ -47,7 +49,8 @@ fn every_ring_size_works() {
 fn a_ring_runs_from_its_kick_message_on_and_not_from_the_first_kick() {
     let bed = Bed::server();
     let mut connection = bed.connect();
-    let features = connection.negotiate(VmConfig::default().features, Connection::usual_protocol()).unwrap();
+    let features =
+        connection.negotiate(VmConfig::default().features, Connection::usual_protocol()).unwrap();
     let memory = Memory::new(&MemoryConfig::new(GuestConfig::default().memory_needed())).unwrap();
     let mut guest = Guest::new(&memory, features, &GuestConfig::default()).unwrap();
     guest.enqueue(&[0xff; 60], NetHeader::default()).unwrap();
@@ -60,7 +63,8 @@ fn a_ring_runs_from_its_kick_message_on_and_not_from_the_first_kick() {
 #[test]
 fn rings_without_kick_and_call_descriptors_are_polled() {
     let bed = Bed::server();
-    let config = VmConfig { start: Start { kick: false, call: false, ..Start::default() }, ..small() };
+    let config =
+        VmConfig { start: Start { kick: false, call: false, ..Start::default() }, ..small() };
     let mut vm = bed.vm(&config);
     assert_eq!(bed.events.all(), [Event::Attached, Event::TxStarted(None)]);
     bed.ping(&mut vm, 300);
@@ -80,7 +84,8 @@ fn without_protocol_features_rings_are_enabled_from_the_start() {
 #[test]
 fn with_protocol_features_only_a_message_enables_a_ring() {
     let bed = Bed::server();
-    let mut vm = bed.vm(&VmConfig { start: Start { enable: false, ..Start::default() }, ..small() });
+    let mut vm =
+        bed.vm(&VmConfig { start: Start { enable: false, ..Start::default() }, ..small() });
     vm.guest.send(&[1; 60], NetHeader::default()).unwrap();
     assert_eq!(bed.echo(), 0);
     assert_eq!(bed.events.all(), [Event::Attached], "a disabled transmit ring is not announced");
@@ -105,9 +110,17 @@ fn with_protocol_features_only_a_message_enables_a_ring() {
     let mut tx = bed.port.tx();
     let tx = tx.as_mut().unwrap();
     assert_eq!(tx.available(), Some(1));
-    let Gathered::Frames(frames) = tx.gather(&mut store, BATCH as u16, |_| {}) else { panic!("one frame") };
-    let delivery =
-        Delivery { net: NetHeader::default(), head: frames.head(0), frame: 0, from: 60, len: 0, finish: Finish::Nothing };
+    let Gathered::Frames(frames) = tx.gather(&mut store, BATCH as u16, |_| {}) else {
+        panic!("one frame")
+    };
+    let delivery = Delivery {
+        net: NetHeader::default(),
+        head: frames.head(0),
+        frame: 0,
+        from: 60,
+        len: 0,
+        finish: Finish::Nothing,
+    };
     let refused = bed.port.rx().as_mut().unwrap().deliver(&frames, &delivery);
     assert_eq!(refused, Err(NotDelivered::NotReady));
     frames.release();
@@ -118,7 +131,8 @@ fn with_protocol_features_only_a_message_enables_a_ring() {
 fn a_kept_frame_is_delivered_from_private_memory() {
     let bed = Bed::server();
     let mut vm = bed.vm(&small());
-    let frames = [200usize, 700, 1523].map(|len| (0..len).map(|i| (i * 7 + i / 256 + len) as u8).collect::<Vec<u8>>());
+    let frames = [200usize, 700, 1523]
+        .map(|len| (0..len).map(|i| (i * 7 + i / 256 + len) as u8).collect::<Vec<u8>>());
     for frame in &frames {
         vm.guest.send(frame, NetHeader::default()).unwrap();
     }
@@ -126,7 +140,9 @@ fn a_kept_frame_is_delivered_from_private_memory() {
     let mut tx = bed.port.tx();
     let tx = tx.as_mut().unwrap();
     assert_eq!(tx.available(), Some(3));
-    let Gathered::Frames(mut batch) = tx.gather(&mut store, BATCH as u16, |_| {}) else { panic!("three frames") };
+    let Gathered::Frames(mut batch) = tx.gather(&mut store, BATCH as u16, |_| {}) else {
+        panic!("three frames")
+    };
     assert_eq!(batch.keep(1), Some(&frames[1][..]));
     assert_eq!(batch.keep(2), None);
     assert_eq!(batch.keep(3), None);
@@ -147,7 +163,8 @@ fn a_kept_frame_is_delivered_from_private_memory() {
     (0..2).for_each(|index| rx.deliver_one(&batch, index).unwrap());
     rx.publish();
     batch.release();
-    let got: Vec<_> = std::iter::from_fn(|| vm.guest.recv().unwrap()).map(|(_, frame)| frame).collect();
+    let got: Vec<_> =
+        std::iter::from_fn(|| vm.guest.recv().unwrap()).map(|(_, frame)| frame).collect();
     assert_eq!(got, [[&frames[0][..128], &[0xee; 72]].concat(), frames[1].clone()]);
 }
 
@@ -160,7 +177,11 @@ fn rings_may_be_enabled_before_features() {
     let features = connection.negotiate(config.features, config.protocol).unwrap();
     for index in [RX, TX] {
         // The crate's front end would not send it.
-        let enable = raw::message(FrontendReq::SET_VRING_ENABLE, raw::VERSION, &raw::vring_state(index as u32, 1));
+        let enable = raw::message(
+            FrontendReq::SET_VRING_ENABLE,
+            raw::VERSION,
+            &raw::vring_state(index as u32, 1),
+        );
         raw::send_bytes(connection.stream(), &enable, &[]).unwrap();
     }
     let memory = Memory::new(&MemoryConfig::new(config.guest.memory_needed())).unwrap();
@@ -222,7 +243,9 @@ fn a_new_call_descriptor_is_signalled_at_once() {
 fn a_kick_descriptor_is_taken_back_before_it_is_closed() {
     let bed = Bed::server();
     let mut vm = bed.vm(&small());
-    let Event::TxStarted(Some(first)) = bed.events.all()[1] else { panic!("{:?}", bed.events.all()) };
+    let Event::TxStarted(Some(first)) = bed.events.all()[1] else {
+        panic!("{:?}", bed.events.all())
+    };
     let kick = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     vm.connection.set_vring_kick(TX, Some(kick.as_fd())).unwrap();
     let events = bed.events.all();
@@ -245,7 +268,8 @@ fn what_is_said_of_a_second_pair_of_rings_is_ignored_until_it_is_to_run() {
         vm.connection.set_vring_call(index, Some(call.as_fd())).unwrap();
         vm.connection.set_vring_err(index, Some(call.as_fd())).unwrap();
         let flags = raw::VERSION | raw::NEED_REPLY;
-        let enable = raw::message(FrontendReq::SET_VRING_ENABLE, flags, &raw::vring_state(index as u32, 0));
+        let enable =
+            raw::message(FrontendReq::SET_VRING_ENABLE, flags, &raw::vring_state(index as u32, 0));
         raw::send_bytes(vm.connection.stream(), &enable, &[]).unwrap();
         assert_eq!(raw::recv(vm.connection.stream()).unwrap().u64(), 0);
     }
@@ -267,11 +291,18 @@ fn kick_and_call_descriptors_must_be_eventfds() {
     let mut detached = 0;
     let directory = std::fs::File::open(bed.directory.path()).unwrap();
     for fd in [pipe.as_fd(), epoll.as_fd(), null.as_fd(), directory.as_fd()] {
-        for (what, request) in
-            [("kick", FrontendReq::SET_VRING_KICK), ("call", FrontendReq::SET_VRING_CALL), ("error", FrontendReq::SET_VRING_ERR)]
-        {
+        for (what, request) in [
+            ("kick", FrontendReq::SET_VRING_KICK),
+            ("call", FrontendReq::SET_VRING_CALL),
+            ("error", FrontendReq::SET_VRING_ERR),
+        ] {
             let connection = bed.connect();
-            raw::send_bytes(connection.stream(), &raw::message(request, raw::VERSION, &raw::words(&[1])), &[fd]).unwrap();
+            raw::send_bytes(
+                connection.stream(),
+                &raw::message(request, raw::VERSION, &raw::words(&[1])),
+                &[fd],
+            )
+            .unwrap();
             assert!(connection.wait_closed(WAIT));
             detached += 1;
             let reason = bed.events.detached(detached);
@@ -293,7 +324,9 @@ fn memory_that_is_not_shared_is_told_of() {
     let config = GuestConfig::default();
     for shared in [false, true] {
         let mut connection = bed.connect();
-        let features = connection.negotiate(VmConfig::default().features, Connection::usual_protocol()).unwrap();
+        let features = connection
+            .negotiate(VmConfig::default().features, Connection::usual_protocol())
+            .unwrap();
         let memory = Memory::new(&MemoryConfig::new(config.memory_needed())).unwrap();
         let guest = Guest::new(&memory, features, &config).unwrap();
         let mut table = memory.regions();
@@ -308,20 +341,33 @@ fn memory_that_is_not_shared_is_told_of() {
         connection.set_mem_table(&table).unwrap();
         connection.start(&guest, &Start { memory: None, ..Start::default() }).unwrap();
         connection.sync().unwrap();
-        let told: Vec<_> = bed.events.all().into_iter().filter(|event| matches!(event, Event::Trouble(_))).collect();
+        let told: Vec<_> = bed
+            .events
+            .all()
+            .into_iter()
+            .filter(|event| matches!(event, Event::Trouble(_)))
+            .collect();
         let shown = bed.status().attached.unwrap().memory_trouble;
-        assert_eq!(told, shown.map(|why| Event::Trouble(why.to_owned())).into_iter().collect::<Vec<_>>());
+        assert_eq!(
+            told,
+            shown.map(|why| Event::Trouble(why.to_owned())).into_iter().collect::<Vec<_>>()
+        );
         assert_eq!(shown.is_some_and(|why| why.contains("share=on")), !shared, "{shown:?}");
         if !shared {
             // It was a guess: whatever does arrive proves it wrong.
             let index = butterfly_vhost::driver::Nic::link(&guest, TX).ring.user_addr().avail + 2;
-            let region = table.iter().find(|region| (region.user_addr..region.user_addr + region.size).contains(&index)).unwrap();
+            let region = table
+                .iter()
+                .find(|region| (region.user_addr..region.user_addr + region.size).contains(&index))
+                .unwrap();
             let at = region.file_offset + index - region.user_addr;
             rustix::io::pwrite(&region.file, &1u16.to_le_bytes(), at).unwrap();
             assert_eq!(bed.status().attached.unwrap().memory_trouble, None);
         }
         drop(connection);
-        bed.events.wait("the end", |events| events.iter().any(|event| matches!(event, Event::Detached(_))).then_some(()));
+        bed.events.wait("the end", |events| {
+            events.iter().any(|event| matches!(event, Event::Detached(_))).then_some(())
+        });
     }
 }
 
@@ -330,17 +376,25 @@ fn memory_that_is_not_shared_is_told_of() {
 fn memory_that_is_not_announced_is_told_of() {
     let bed = Bed::server();
     let mut connection = bed.connect();
-    let features = connection.negotiate(VmConfig::default().features, Connection::usual_protocol()).unwrap();
+    let features =
+        connection.negotiate(VmConfig::default().features, Connection::usual_protocol()).unwrap();
     connection.set_features(features).unwrap();
     let why = bed.events.wait("trouble", |events| {
-        events.iter().find_map(|event| if let Event::Trouble(why) = event { Some(why.clone()) } else { None })
+        events.iter().find_map(|event| {
+            if let Event::Trouble(why) = event { Some(why.clone()) } else { None }
+        })
     });
     assert!(why.contains("no memory was announced"), "{why}");
-    eventually("the status tells it, too", || bed.status().attached.unwrap().memory_trouble == Some(&*why));
+    eventually("the status tells it, too", || {
+        bed.status().attached.unwrap().memory_trouble == Some(&*why)
+    });
     let memory = Memory::new(&MemoryConfig::new(GuestConfig::default().memory_needed())).unwrap();
     let guest = Guest::new(&memory, features, &GuestConfig::default()).unwrap();
     connection.start(&guest, &Start::default()).unwrap();
     connection.sync().unwrap();
     assert_eq!(bed.status().attached.unwrap().memory_trouble, None);
-    assert_eq!(bed.events.all().iter().filter(|event| matches!(event, Event::Trouble(_))).count(), 1);
+    assert_eq!(
+        bed.events.all().iter().filter(|event| matches!(event, Event::Trouble(_))).count(),
+        1
+    );
 }

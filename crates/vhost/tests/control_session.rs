@@ -7,7 +7,8 @@ use std::os::fd::AsFd;
 use butterfly_vhost::{
     control::{Device, DeviceConfig, Role},
     driver::{
-        Connection, DirtyLog, GuestConfig, MemoryConfig, MemoryMessages, ProtocolFeatures, Start, VmConfig,
+        Connection, DirtyLog, GuestConfig, MemoryConfig, MemoryMessages, ProtocolFeatures, Start,
+        VmConfig,
         raw::{self, FrontendReq},
     },
     net::Features,
@@ -71,13 +72,18 @@ fn offloads_can_be_kept_back() {
     let mut connection = bed.connect();
     connection.negotiate(Features(u64::MAX), ProtocolFeatures::all()).unwrap();
     assert_eq!(connection.offered(), offered);
-    assert!(offered.has(Features::MRG_RXBUF.with(Features::VERSION_1)) && !offered.has(Features::CSUM));
+    assert!(
+        offered.has(Features::MRG_RXBUF.with(Features::VERSION_1)) && !offered.has(Features::CSUM)
+    );
     assert!(connection.set_features(offered.with(Features::CSUM)).is_err());
     assert!(connection.wait_closed(WAIT), "checksums were not offered");
     assert!(bed.events.detached(1).contains("these features were not offered: csum"));
     let vm = bed.vm(&small());
     let status = bed.status();
-    assert_eq!((status.offered, status.attached.unwrap().declined().has(Features::CSUM)), (offered, false));
+    assert_eq!(
+        (status.offered, status.attached.unwrap().declined().has(Features::CSUM)),
+        (offered, false)
+    );
     drop(vm);
 }
 
@@ -106,7 +112,10 @@ fn a_guest_may_reboot_and_change_its_features_any_number_of_times() {
         let got = vm.change_features(features).unwrap();
         assert_eq!(got, features);
         bed.ping(&mut vm, 30);
-        assert_eq!(bed.status().attached.unwrap().features, Some(features.with(Features::PROTOCOL_FEATURES)));
+        assert_eq!(
+            bed.status().attached.unwrap().features,
+            Some(features.with(Features::PROTOCOL_FEATURES))
+        );
     }
     assert_eq!(bed.status().attach_count, 1);
 }
@@ -147,7 +156,10 @@ fn memory_comes_and_goes_under_running_rings() {
 #[test]
 fn a_ring_whose_memory_vanishes_rests_and_says_so_until_it_is_back() {
     let bed = Bed::server();
-    let config = VmConfig { start: Start { memory: Some(MemoryMessages::Slots), ..Start::default() }, ..small() };
+    let config = VmConfig {
+        start: Start { memory: Some(MemoryMessages::Slots), ..Start::default() },
+        ..small()
+    };
     let mut vm = bed.vm(&config);
     bed.ping(&mut vm, 30);
     let region = vm.guest.memory().regions().remove(0);
@@ -155,7 +167,10 @@ fn a_ring_whose_memory_vanishes_rests_and_says_so_until_it_is_back() {
     let status = bed.status();
     assert!(status.rx.is_none() && status.tx.is_none());
     let trouble = status.attached.unwrap().tx_trouble.unwrap();
-    assert!(trouble.starts_with("the tx ring cannot run: its descriptor table at front-end address 0x"), "{trouble}");
+    assert!(
+        trouble.starts_with("the tx ring cannot run: its descriptor table at front-end address 0x"),
+        "{trouble}"
+    );
     assert!(trouble.ends_with("is outside of the guest's memory"), "{trouble}");
     assert_eq!(bed.echo(), 0);
     vm.connection.add_region(&region).unwrap();
@@ -206,7 +221,12 @@ fn resets() {
     bed.ping(&mut vm, 5);
 
     let flags = raw::VERSION | raw::NEED_REPLY;
-    raw::send_bytes(vm.connection.stream(), &raw::message(FrontendReq::RESET_OWNER, flags, &[]), &[]).unwrap();
+    raw::send_bytes(
+        vm.connection.stream(),
+        &raw::message(FrontendReq::RESET_OWNER, flags, &[]),
+        &[],
+    )
+    .unwrap();
     assert_eq!(raw::recv(vm.connection.stream()).unwrap().u64(), 0);
     assert!(bed.status().tx.is_none());
     vm.connection.start(&vm.guest, &Start { memory: None, ..Start::default() }).unwrap();
@@ -221,10 +241,18 @@ fn a_log_descriptor_is_accepted_and_closed() {
     let mut vm = bed.vm(&small());
     let error = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     for flags in [raw::VERSION | raw::NEED_REPLY, raw::VERSION] {
-        raw::send_bytes(vm.connection.stream(), &raw::message(FrontendReq::SET_LOG_FD, flags, &[]), &[error.as_fd()]).unwrap();
+        raw::send_bytes(
+            vm.connection.stream(),
+            &raw::message(FrontendReq::SET_LOG_FD, flags, &[]),
+            &[error.as_fd()],
+        )
+        .unwrap();
         if flags != raw::VERSION {
             let reply = raw::recv(vm.connection.stream()).unwrap();
-            assert_eq!((reply.request, reply.flags, reply.u64()), (FrontendReq::SET_LOG_FD as u32, raw::VERSION | raw::REPLY, 0));
+            assert_eq!(
+                (reply.request, reply.flags, reply.u64()),
+                (FrontendReq::SET_LOG_FD as u32, raw::VERSION | raw::REPLY, 0)
+            );
         }
     }
     vm.connection.sync().unwrap();

@@ -1,7 +1,8 @@
-//! The simulated guest against a foreign switch: DPDK's testpmd, which forwards between two vhost-user ports of its own.
+//! The simulated guest against a foreign switch: DPDK's testpmd, which forwards between two
+//! vhost-user ports of its own.
 //!
-//! What testpmd (as widely used a back end as there is) takes and gives back unchanged, our driver built by the book. Needs
-//! `dpdk-testpmd` (Debian: dpdk-dev); fails without.
+//! What testpmd (as widely used a back end as there is) takes and gives back unchanged, our driver
+//! built by the book. Needs `dpdk-testpmd` (Debian: dpdk-dev); fails without.
 
 use std::{
     fs::File,
@@ -14,8 +15,8 @@ use std::{
 
 use butterfly_vhost::{
     driver::{
-        Connection, DirtyLog, GuestConfig, KickPolicy, Listener, MemoryConfig, Placement, ProtocolFeatures, SendError, Shape,
-        Start, Vm, VmConfig,
+        Connection, DirtyLog, GuestConfig, KickPolicy, Listener, MemoryConfig, Placement,
+        ProtocolFeatures, SendError, Shape, Start, Vm, VmConfig,
     },
     net::{Features, NetHeader},
 };
@@ -50,7 +51,14 @@ impl Testpmd {
             .args(["--no-pci", "--no-huge", "--no-shconf", "--no-telemetry", "-m", "256"])
             .arg(format!("--file-prefix={}", dir.path().file_name().unwrap().display()))
             .args([vdev(0, "a"), vdev(1, "b")])
-            .args(["--", "-i", "--auto-start", "--forward-mode=io", "--nb-cores=1", "--total-num-mbufs=16384"])
+            .args([
+                "--",
+                "-i",
+                "--auto-start",
+                "--forward-mode=io",
+                "--nb-cores=1",
+                "--total-num-mbufs=16384",
+            ])
             .env("RUNTIME_DIRECTORY", dir.path())
             .stdin(Stdio::piped())
             .stdout(log.try_clone().unwrap())
@@ -58,7 +66,9 @@ impl Testpmd {
             .spawn();
         let mut child = match spawned {
             Ok(child) => child,
-            Err(error) => panic!("cannot run dpdk-testpmd ({error}): install Debian's package dpdk-dev"),
+            Err(error) => {
+                panic!("cannot run dpdk-testpmd ({error}): install Debian's package dpdk-dev")
+            }
         };
         let stdin = child.stdin.take().unwrap();
         Testpmd { child, _stdin: stdin, dir, _one: one }
@@ -98,7 +108,9 @@ impl Drop for Testpmd {
 fn frame(sender: u8, number: usize, len: usize) -> Vec<u8> {
     let mut frame = vec![2, 0, 0, 0, 0, 3 - sender, 2, 0, 0, 0, 0, sender, 0x88, 0xb5];
     frame.extend((number as u32).to_be_bytes());
-    frame.extend((frame.len()..len.max(18)).map(|i| (i * 31 + number * 7 + usize::from(sender)) as u8));
+    frame.extend(
+        (frame.len()..len.max(18)).map(|i| (i * 31 + number * 7 + usize::from(sender)) as u8),
+    );
     frame
 }
 
@@ -128,7 +140,8 @@ fn wait_until_joined(from: &mut Vm, to: &mut Vm, sender: u8) {
     assert!(from.guest.drain(WAIT).unwrap(), "testpmd keeps sent buffers");
 }
 
-/// Sends frames of these lengths, few at a time so that testpmd has no reason to drop one, and checks each that arrives.
+/// Sends frames of these lengths, few at a time so that testpmd has no reason to drop one, and
+/// checks each that arrives.
 fn exchange(from: &mut Vm, to: &mut Vm, sender: u8, lens: &[usize]) {
     let mut next = 0;
     for (number, len) in lens.iter().enumerate() {
@@ -136,7 +149,8 @@ fn exchange(from: &mut Vm, to: &mut Vm, sender: u8, lens: &[usize]) {
         if number % 8 == 7 || number + 1 == lens.len() || from.guest.tx().free_descs() < 9 {
             from.guest.flush();
             while next <= number {
-                let (header, got) = next_frame(to, WAIT).unwrap_or_else(|| panic!("frame {next} of {len} bytes did not arrive"));
+                let (header, got) = next_frame(to, WAIT)
+                    .unwrap_or_else(|| panic!("frame {next} of {len} bytes did not arrive"));
                 assert_eq!(header.gso_type, NetHeader::GSO_NONE);
                 assert_eq!(got, frame(sender, next, lens[next]), "frame {next}");
                 next += 1;
@@ -160,7 +174,8 @@ fn lens(largest: usize) -> Vec<usize> {
     all.into_iter().cycle().filter(|len| *len <= largest).take(140).collect()
 }
 
-/// DPDK leaves num_buffers alone when buffers are not merged (virtio 1.2, 5.1.6.4.1, wants 1 there).
+/// DPDK leaves num_buffers alone when buffers are not merged (virtio 1.2, 5.1.6.4.1, wants 1
+/// there).
 fn config(features: Features) -> VmConfig {
     let guest = GuestConfig { strict: false, ..GuestConfig::default() };
     VmConfig { features, guest, ..VmConfig::default() }
@@ -188,7 +203,10 @@ fn every_ring_feature_with_testpmd_as_server() {
         Features::NONE,
         Features::ANY_LAYOUT,
         Features::MRG_RXBUF,
-        Features::MRG_RXBUF.with(Features::ANY_LAYOUT).with(Features::INDIRECT_DESC).with(Features::EVENT_IDX),
+        Features::MRG_RXBUF
+            .with(Features::ANY_LAYOUT)
+            .with(Features::INDIRECT_DESC)
+            .with(Features::EVENT_IDX),
     ] {
         println!("features: {features:?}");
         let (mut a, mut b) = testpmd.pair(&config(features));
@@ -202,12 +220,16 @@ fn every_ring_feature_with_testpmd_as_client() {
     let testpmd = Testpmd::start(true);
     let listeners = ["a", "b"].map(|name| Listener::bind(testpmd.socket(name)).unwrap());
     let merged = MODERN.with(Features::MRG_RXBUF);
-    for features in
-        [MODERN, merged.with(Features::INDIRECT_DESC).with(Features::EVENT_IDX), merged.with(Features::IN_ORDER), Features::NONE]
-    {
+    for features in [
+        MODERN,
+        merged.with(Features::INDIRECT_DESC).with(Features::EVENT_IDX),
+        merged.with(Features::IN_ORDER),
+        Features::NONE,
+    ] {
         println!("features: {features:?}");
         // It tries again every second.
-        let [mut a, mut b] = listeners.each_ref().map(|l| Vm::accept(l, &config(features), START).unwrap());
+        let [mut a, mut b] =
+            listeners.each_ref().map(|l| Vm::accept(l, &config(features), START).unwrap());
         both_ways(&mut a, &mut b, &lens(largest(features)));
     }
 }
@@ -238,7 +260,9 @@ fn chains_of_every_layout() {
 fn big_buffers_instead_of_merged_ones() {
     let testpmd = Testpmd::start(false);
     let features = MODERN.with(Features::INDIRECT_DESC);
-    for rx_shape in [Shape::default(), Shape::HEADER_APART.pieces(4), Shape::HEADER_APART.pieces(4).indirect()] {
+    for rx_shape in
+        [Shape::default(), Shape::HEADER_APART.pieces(4), Shape::HEADER_APART.pieces(4).indirect()]
+    {
         let guest = GuestConfig { rx_buffer: 9100, rx_shape, ..config(features).guest };
         let (mut a, mut b) = testpmd.pair(&VmConfig { guest, ..config(features) });
         both_ways(&mut a, &mut b, &lens(9000));
@@ -273,7 +297,11 @@ fn memory_in_pieces_and_buffers_across_them() {
 #[test]
 fn interrupts_and_kicks() {
     let testpmd = Testpmd::start(false);
-    for features in [MODERN, MODERN.with(Features::EVENT_IDX), MODERN.with(Features::EVENT_IDX).with(Features::MRG_RXBUF)] {
+    for features in [
+        MODERN,
+        MODERN.with(Features::EVENT_IDX),
+        MODERN.with(Features::EVENT_IDX).with(Features::MRG_RXBUF),
+    ] {
         for kicks in [KickPolicy::Standard, KickPolicy::Always, KickPolicy::Never] {
             println!("features: {features:?}, kicks: {kicks:?}");
             let guest = GuestConfig { interrupts: true, kicks, ..config(features).guest };
@@ -291,7 +319,10 @@ fn without_protocol_features_and_without_descriptors() {
     let (mut a, mut b) = testpmd.pair(&bare);
     both_ways(&mut a, &mut b, &lens(1514));
     drop((a, b));
-    let silent = VmConfig { start: Start { kick: false, call: false, ..Start::default() }, ..config(MODERN) };
+    let silent = VmConfig {
+        start: Start { kick: false, call: false, ..Start::default() },
+        ..config(MODERN)
+    };
     let (mut a, mut b) = testpmd.pair(&silent);
     both_ways(&mut a, &mut b, &lens(1514));
 }
@@ -309,7 +340,11 @@ fn stop_crash_reboot_and_other_features() {
     both_ways(&mut a, &mut b, &lens(1514));
 
     // Over a new connection, with the same memory and rings.
-    a = a.detach().unwrap().reattach(Connection::connect(testpmd.socket("a"), START).unwrap()).unwrap();
+    a = a
+        .detach()
+        .unwrap()
+        .reattach(Connection::connect(testpmd.socket("a"), START).unwrap())
+        .unwrap();
     both_ways(&mut a, &mut b, &lens(1514));
     a = a.crash().reattach(Connection::connect(testpmd.socket("a"), START).unwrap()).unwrap();
     both_ways(&mut a, &mut b, &lens(1514));
@@ -385,9 +420,13 @@ fn placements_may_be_mixed_freely() {
     let features = MODERN.with(Features::MRG_RXBUF).with(Features::INDIRECT_DESC);
     let (mut a, mut b) = testpmd.pair(&config(features));
     wait_until_joined(&mut a, &mut b, 1);
-    for (number, cuts) in [&[][..], &[12], &[4, 12], &[12, 26], &[30, 40, 50, 60, 70]].iter().enumerate() {
+    for (number, cuts) in
+        [&[][..], &[12], &[4, 12], &[12, 26], &[30, 40, 50, 60, 70]].iter().enumerate()
+    {
         for placement in [Placement::Direct, Placement::Indirect] {
-            a.guest.enqueue_cut(&frame(1, number, 100), NetHeader::default(), cuts, placement).unwrap();
+            a.guest
+                .enqueue_cut(&frame(1, number, 100), NetHeader::default(), cuts, placement)
+                .unwrap();
             a.guest.flush();
             let got = next_frame(&mut b, WAIT).expect("a frame").1;
             assert_eq!(got, frame(1, number, 100), "{cuts:?} {placement:?}");
@@ -398,7 +437,8 @@ fn placements_may_be_mixed_freely() {
 /// So that a failure to start is told apart from a failure of the driver.
 #[test]
 fn testpmd_is_installed() {
-    let found = std::env::var_os("PATH")
-        .is_some_and(|path| std::env::split_paths(&path).any(|dir| Path::new(&dir).join("dpdk-testpmd").exists()));
+    let found = std::env::var_os("PATH").is_some_and(|path| {
+        std::env::split_paths(&path).any(|dir| Path::new(&dir).join("dpdk-testpmd").exists())
+    });
     assert!(found, "dpdk-testpmd is not in PATH: install Debian's package dpdk-dev");
 }

@@ -1,5 +1,6 @@
-//! A machine whose memory nobody touched, or was taken back: each page that a worker touches first costs it a page fault. There is a
-//! budget for that, and who is beyond it rests. One program with one test, as counting is switched on for the whole process.
+//! A machine whose memory nobody touched, or was taken back: each page that a worker touches first
+//! costs it a page fault. There is a budget for that, and who is beyond it rests. One program with
+//! one test, as counting is switched on for the whole process.
 
 mod control_support;
 
@@ -20,7 +21,8 @@ const RATE: u32 = 2048;
 const PAGES: u64 = LEN as u64 / 4096 - 1;
 
 fn machine(bed: &Bed) -> Vm {
-    let guest = GuestConfig { rx_buffer: 65_536, max_frame: 65_536, ..GuestConfig::default().rings(64) };
+    let guest =
+        GuestConfig { rx_buffer: 65_536, max_frame: 65_536, ..GuestConfig::default().rings(64) };
     bed.vm(&VmConfig { guest, ..VmConfig::default() })
 }
 
@@ -65,7 +67,9 @@ fn forward(tx: &mut TxRing, vm: &Vm, to: &Bed, store: &mut FrameStore) -> Sent {
     if vm.guest.tx().outstanding() == 0 || tx.available() == Some(0) {
         return Sent::Waits;
     }
-    let Gathered::Frames(frames) = tx.gather(store, BATCH as u16, |_| {}) else { panic!("no frame") };
+    let Gathered::Frames(frames) = tx.gather(store, BATCH as u16, |_| {}) else {
+        panic!("no frame")
+    };
     let mut rx = to.port.rx();
     let rx = rx.as_mut().unwrap();
     rx.prepare(1);
@@ -80,7 +84,8 @@ fn forward(tx: &mut TxRing, vm: &Vm, to: &Bed, store: &mut FrameStore) -> Sent {
 fn who_has_untouched_pages_touched_has_a_budget_of_its_own() {
     meter(BURST, RATE);
     let (sender, receiver, neighbour) = (Bed::server(), Bed::server(), Bed::server());
-    let (mut sender_vm, mut receiver_vm, mut neighbour_vm) = (machine(&sender), machine(&receiver), machine(&neighbour));
+    let (mut sender_vm, mut receiver_vm, mut neighbour_vm) =
+        (machine(&sender), machine(&receiver), machine(&neighbour));
     let mut store = FrameStore::default();
     let recv = |vm: &mut Vm| vm.guest.recv().unwrap().map(|(_, frame)| frame.len());
     let report = |bed: &Bed| bed.status().touches;
@@ -98,11 +103,17 @@ fn who_has_untouched_pages_touched_has_a_budget_of_its_own() {
             other => panic!("{other:?}"),
         }
         frames += 1;
-        assert!(frames * PAGES / 4 < u64::from(BURST) + earned(), "it never rests: {:?}", report(&receiver));
+        assert!(
+            frames * PAGES / 4 < u64::from(BURST) + earned(),
+            "it never rests: {:?}",
+            report(&receiver)
+        );
     }
     let touched = report(&receiver);
     assert!(
-        touched.rests > 0 && touched.pages > u64::from(BURST) && touched.pages < u64::from(BURST) + earned() + 64 * 16,
+        touched.rests > 0
+            && touched.pages > u64::from(BURST)
+            && touched.pages < u64::from(BURST) + earned() + 64 * 16,
         "{touched:?}"
     );
     // It is the receiver's doing, and nobody else's: the sender sends on, and a neighbour receives.
@@ -124,7 +135,10 @@ fn who_has_untouched_pages_touched_has_a_budget_of_its_own() {
     }
     let more = report(&receiver).pages - before;
     let rate = f64::from(RATE) * begun.elapsed().as_secs_f64();
-    assert!(got > 0 && (more as f64) < 1.5 * rate + 64.0 * 16.0, "{more} pages and {got} frames, {rate} were earned");
+    assert!(
+        got > 0 && (more as f64) < 1.5 * rate + 64.0 * 16.0,
+        "{more} pages and {got} frames, {rate} were earned"
+    );
 
     // A sender pays for its own, and what it sends waits: nothing is lost.
     let mut sent = 0u64;
@@ -141,7 +155,11 @@ fn who_has_untouched_pages_touched_has_a_budget_of_its_own() {
             }
         }
         sent += 1;
-        assert!(sent * PAGES / 4 < u64::from(BURST) + 60 * u64::from(RATE), "it never rests: {:?}", report(&sender));
+        assert!(
+            sent * PAGES / 4 < u64::from(BURST) + 60 * u64::from(RATE),
+            "it never rests: {:?}",
+            report(&sender)
+        );
     }
     assert!(report(&sender).rests > 0);
     assert_eq!(report(&neighbour).rests, 0);

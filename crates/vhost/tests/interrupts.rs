@@ -1,6 +1,7 @@
-//! A front end that makes its interrupts expensive: thousands of epoll instances wait for its call descriptor, and each signal wakes
-//! all of them before it returns. The worker pays for one; a thread of their own sends the others. One program with one test, as it
-//! measures, and needs many open files.
+//! A front end that makes its interrupts expensive: thousands of epoll instances wait for its call
+//! descriptor, and each signal wakes all of them before it returns. The worker pays for one; a
+//! thread of their own sends the others. One program with one test, as it measures, and needs many
+//! open files.
 
 mod control_support;
 
@@ -21,7 +22,8 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-/// 40,000 watches with 400 open files: each of some instances watches each of some copies of the descriptor.
+/// 40,000 watches with 400 open files: each of some instances watches each of some copies of the
+/// descriptor.
 const INSTANCES: usize = 200;
 const COPIES: usize = 200;
 const FRAMES: u32 = 300;
@@ -37,7 +39,13 @@ fn watches(of: &OwnedFd) -> Vec<OwnedFd> {
     for _ in 0..INSTANCES {
         let instance = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
         for (n, copy) in all.iter().take(COPIES).enumerate() {
-            epoll::add(&instance, copy.as_fd(), epoll::EventData::new_u64(n as u64), epoll::EventFlags::IN).unwrap();
+            epoll::add(
+                &instance,
+                copy.as_fd(),
+                epoll::EventData::new_u64(n as u64),
+                epoll::EventFlags::IN,
+            )
+            .unwrap();
         }
         all.push(instance);
     }
@@ -77,7 +85,8 @@ fn slow_interrupts_are_paid_for_once() {
     let mut vm = bed.vm(&config());
     echo(&bed, &mut vm, 10);
     let report = || bed.status().interrupts;
-    // On a busy machine it may be suspected: a signal in which the worker lost its processor looks the same. It is never confirmed.
+    // On a busy machine it may be suspected: a signal in which the worker lost its processor looks
+    // the same. It is never confirmed.
     assert_eq!((report().confirmed, report().apart), (0, false), "{:?}", report());
 
     let guards = watches(vm.guest.rx().call_fd());
@@ -90,12 +99,19 @@ fn slow_interrupts_are_paid_for_once() {
         })
         .min()
         .unwrap();
-    assert!(slow > Duration::from_micros(500), "{} watches cost {slow:?} only: no test", INSTANCES * COPIES);
+    assert!(
+        slow > Duration::from_micros(500),
+        "{} watches cost {slow:?} only: no test",
+        INSTANCES * COPIES
+    );
 
     let took = echo(&bed, &mut vm, FRAMES);
     // Before it was measured: FRAMES * slow. Timing is noisy, one signal is not three.
     let bound = 3 * slow + FRAMES * BATCH;
-    assert!(took < bound && bound < FRAMES / 2 * slow, "{FRAMES} batches took {took:?}, one signal {slow:?}");
+    assert!(
+        took < bound && bound < FRAMES / 2 * slow,
+        "{FRAMES} batches took {took:?}, one signal {slow:?}"
+    );
     // What comes while the thread is busy is one signal: it takes a while until it has seen enough.
     let end = Instant::now() + WAIT;
     while !report().apart {
@@ -115,7 +131,8 @@ fn slow_interrupts_are_paid_for_once() {
         std::thread::sleep(Duration::from_millis(2));
     }
 
-    // Attaching anew does not buy another slow signal; only if all this takes seconds, a probation may end meanwhile.
+    // Attaching anew does not buy another slow signal; only if all this takes seconds, a probation
+    // may end meanwhile.
     let costly = report().costly;
     let mut left = Some((vm, guards));
     for _ in 0..5 {

@@ -1,5 +1,6 @@
-//! Front ends that announce as many memory regions as they can. The kernel bounds the mappings of a process, and past that bound
-//! a truncated memory cannot be repaired: the process would end. One program with one test, as the bound is the process's.
+//! Front ends that announce as many memory regions as they can. The kernel bounds the mappings of a
+//! process, and past that bound a truncated memory cannot be repaired: the process would end. One
+//! program with one test, as the bound is the process's.
 
 mod control_support;
 
@@ -55,7 +56,8 @@ fn the_limit_of_mappings_is_kept_and_a_truncated_memory_is_repaired_at_it() {
     let mut neighbour_vm = neighbour.vm(&small());
     neighbour.ping(&mut neighbour_vm, 10);
 
-    // What is told is what is had: all that the protocol knows, then what is left of the share, then the usual number.
+    // What is told is what is had: all that the protocol knows, then what is left of the share,
+    // then the usual number.
     let mut beds = Vec::new();
     for expected in [509, 8 + 600 - 501, 8, 8] {
         let bed = Bed::server();
@@ -78,23 +80,37 @@ fn the_limit_of_mappings_is_kept_and_a_truncated_memory_is_repaired_at_it() {
         if let Err(refused) = bed.start() {
             break refused.to_string();
         }
-        let Ok(mut vm) = Vm::connect(&bed.path, &small(), WAIT) else { break bed.events.detached(1) };
+        let Ok(mut vm) = Vm::connect(&bed.path, &small(), WAIT) else {
+            break bed.events.detached(1);
+        };
         if fill(&mut vm, &file).is_err() {
             break bed.events.detached(1);
         }
         beds.push((bed, vm));
     };
-    assert!(refused.contains("all 1200 mappings that virtual machines may have are in use: raise the sysctl"), "{refused}");
-    let regions: usize = beds.iter().filter_map(|(bed, _)| bed.status().attached).map(|attached| attached.memory.len()).sum();
+    assert!(
+        refused.contains(
+            "all 1200 mappings that virtual machines may have are in use: raise the sysctl"
+        ),
+        "{refused}"
+    );
+    let regions: usize = beds
+        .iter()
+        .filter_map(|(bed, _)| bed.status().attached)
+        .map(|attached| attached.memory.len())
+        .sum();
     assert!(regions > 900, "{regions} regions are mapped");
 
-    // The process takes what the kernel gives, but for a few of those that were kept back. The repair works all the same.
-    let most: usize = std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap().trim().parse().unwrap();
+    // The process takes what the kernel gives, but for a few of those that were kept back. The
+    // repair works all the same.
+    let most: usize =
+        std::fs::read_to_string("/proc/sys/vm/max_map_count").unwrap().trim().parse().unwrap();
     for n in 0..most.min(300_000).saturating_sub(mapped() + 100) {
         // Two that are alike would be one.
         let protection = if n % 2 == 0 { ProtFlags::READ } else { ProtFlags::empty() };
         // SAFETY: a new mapping that nobody uses.
-        unsafe { mmap_anonymous(std::ptr::null_mut(), 4096, protection, MapFlags::PRIVATE) }.unwrap();
+        unsafe { mmap_anonymous(std::ptr::null_mut(), 4096, protection, MapFlags::PRIVATE) }
+            .unwrap();
     }
     let (bed, vm) = &mut beds[0];
     vm.guest.send(&[1; 60], NetHeader::default()).unwrap();

@@ -1,6 +1,7 @@
 //! Draws mutants by a seed.
 //!
-//! The order depends on what a point is, not on where it stands: a line that is added above changes nothing.
+//! The order depends on what a point is, not on where it stands: a line that is added above changes
+//! nothing.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -34,7 +35,8 @@ pub fn files(sources: &Path) -> Result<Vec<File>> {
     }
     paths.sort();
     let read = |path: PathBuf| {
-        let source = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let source =
+            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let points = points(&source).with_context(|| path.display().to_string())?;
         let name = path.strip_prefix(sources).unwrap_or(&path).display().to_string();
         Ok(File { name, source, points })
@@ -65,7 +67,10 @@ pub fn order(files: &[File], seed: u64) -> Vec<Place> {
         let mut twins: HashMap<String, u32> = HashMap::new();
         for (number, point) in file.points.iter().enumerate() {
             let original = file.source.get(point.range.clone()).unwrap_or_default();
-            let what = format!("{}|{}|{}|{original}|{}", file.name, point.function, point.operator, point.replacement);
+            let what = format!(
+                "{}|{}|{}|{original}|{}",
+                file.name, point.function, point.operator, point.replacement
+            );
             let twin = twins.entry(what.clone()).or_default();
             ranked.push((rank(&format!("{what}|{twin}"), seed), (at, number)));
             *twin += 1;
@@ -78,13 +83,16 @@ pub fn order(files: &[File], seed: u64) -> Vec<Place> {
 /// FNV-1a, and the finish of splitmix64: stays the same, whatever the compiler's version.
 fn rank(text: &str, seed: u64) -> u64 {
     let start = 0xcbf2_9ce4_8422_2325_u64 ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut x = text.bytes().fold(start, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let mut x = text
+        .bytes()
+        .fold(start, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
 }
 
-/// The first `count` places of an order that are not refused. Numbers of mutants are places in this list, from 1.
+/// The first `count` places of an order that are not refused. Numbers of mutants are places in this
+/// list, from 1.
 pub fn drawn(order: &[Place], refused: &HashSet<Place>, count: usize) -> Vec<Place> {
     order.iter().copied().filter(|place| !refused.contains(place)).take(count).collect()
 }
@@ -100,7 +108,8 @@ mod tests {
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../crates/datapath/src")
     }
 
-    /// Every file of the packet path with every switch there can be is Rust, and has a switch for each point.
+    /// Every file of the packet path with every switch there can be is Rust, and has a switch for
+    /// each point.
     #[test]
     fn the_packet_path_with_all_switches_is_rust() {
         let files = files(&sources()).unwrap();
@@ -109,7 +118,8 @@ mod tests {
             let numbered: Vec<(u32, &Point)> = (1..).zip(&file.points).collect();
             let rewritten = rewrite(&file.source, &numbered);
             assert_eq!(rewritten.switches.len(), file.points.len(), "{}", file.name);
-            syn::parse_file(&rewritten.text).unwrap_or_else(|error| panic!("{}: {error}", file.name));
+            syn::parse_file(&rewritten.text)
+                .unwrap_or_else(|error| panic!("{}: {error}", file.name));
         }
     }
 
@@ -117,7 +127,8 @@ mod tests {
     fn seeds_draw_different_mutants_and_always_the_same() {
         let files = files(&sources()).unwrap();
         let draw = |seed| drawn(&order(&files, seed), &HashSet::new(), 300);
-        let (first, second): (HashSet<_>, HashSet<_>) = (draw(1).into_iter().collect(), draw(2).into_iter().collect());
+        let (first, second): (HashSet<_>, HashSet<_>) =
+            (draw(1).into_iter().collect(), draw(2).into_iter().collect());
         assert_eq!(draw(1), draw(1));
         assert!(first.len() == 300 && first.intersection(&second).count() < 250);
     }

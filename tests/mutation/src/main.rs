@@ -1,8 +1,8 @@
 //! Mutation tests: would anybody notice if this line were wrong?
 //!
-//! Mutants of the packet path's deciding parts are drawn by a seed and built into one set of test programs. A variable
-//! of the environment says which is on. Each meets the unit tests, the packet walks and the model, until one of them
-//! fails. What no test notices is a survivor.
+//! Mutants of the packet path's deciding parts are drawn by a seed and built into one set of test
+//! programs. A variable of the environment says which is on. Each meets the unit tests, the packet
+//! walks and the model, until one of them fails. What no test notices is a survivor.
 
 #![forbid(unsafe_code)]
 
@@ -79,7 +79,10 @@ fn main() -> Result<()> {
     let places = workshop.settle(&files, &order, options.count)?;
     let programs = workshop.programs(&options.tests)?;
     let trials = Trials::new(&workshop, &programs)?;
-    let path = options.table.clone().unwrap_or_else(|| repository.join(format!("target/mutation/draw-{}.md", options.seed)));
+    let path = options
+        .table
+        .clone()
+        .unwrap_or_else(|| repository.join(format!("target/mutation/draw-{}.md", options.seed)));
     let rows = trials.all(&options, &files, &places, &path)?;
     let survived = rows.iter().filter(|row| row.noticed.is_none()).count();
     println!("{survived} of {} survived; {}", rows.len(), path.display());
@@ -102,19 +105,29 @@ impl Trials {
         let home = workshop.package_home();
         let mut measured = Vec::new();
         for program in programs {
-            let step = Step { program: program.clone(), only: None, limit: Duration::from_secs(600) };
+            let step =
+                Step { program: program.clone(), only: None, limit: Duration::from_secs(600) };
             let (ending, spent) = run(&step, 0, &home)?;
             ensure!(ending == Ending::Passed, "fails without a mistake: {ending:?}");
             eprintln!("{}: {:.1} s", program.name, spent.as_secs_f64());
             measured.push((spent, Step { limit: allowed(spent), ..step }));
         }
         measured.sort_by_key(|(spent, _)| *spent);
-        let library = programs.iter().find(|program| program.name == "lib").context("there are no unit tests")?;
+        let library = programs
+            .iter()
+            .find(|program| program.name == "lib")
+            .context("there are no unit tests")?;
         let steps = measured.into_iter().map(|(_, step)| step).collect();
         Ok(Trials { home, library: library.clone(), steps })
     }
 
-    fn all(&self, options: &Options, files: &[File], places: &[Place], path: &Path) -> Result<Vec<Row>> {
+    fn all(
+        &self,
+        options: &Options,
+        files: &[File],
+        places: &[Place],
+        path: &Path,
+    ) -> Result<Vec<Row>> {
         let wanted = |number: &u32| options.only.is_empty() || options.only.contains(number);
         let rows = (1..).zip(places).map(|(number, place)| Row::new(number, *place, files));
         let rows: Vec<Row> = rows.filter(|row| wanted(&row.number)).collect();
@@ -132,14 +145,21 @@ impl Trials {
                 Ok(())
             };
             let workers: Vec<_> = (0..options.jobs.max(1)).map(|_| scope.spawn(worker)).collect();
-            workers.into_iter().try_for_each(|worker| worker.join().unwrap_or_else(|_| anyhow::bail!("a trial panicked")))
+            workers.into_iter().try_for_each(|worker| {
+                worker.join().unwrap_or_else(|_| anyhow::bail!("a trial panicked"))
+            })
         })?;
         done.into_inner().map_err(|_| anyhow::anyhow!("a trial failed"))
     }
 
-    /// Returns what notices a mutant: the tests beside its code are asked first, then the others, quick ones first.
+    /// Returns what notices a mutant: the tests beside its code are asked first, then the others,
+    /// quick ones first.
     fn one(&self, row: &Row) -> Result<Option<String>> {
-        let near = Step { program: self.library.clone(), only: Some(row.module()), limit: Duration::from_secs(40) };
+        let near = Step {
+            program: self.library.clone(),
+            only: Some(row.module()),
+            limit: Duration::from_secs(40),
+        };
         for step in std::iter::once(&near).chain(&self.steps) {
             if let (Ending::Noticed(by), _) = run(step, row.number, &self.home)? {
                 return Ok(Some(by));

@@ -8,7 +8,8 @@ use std::ops::Range;
 use anyhow::{Context as _, Result};
 use proc_macro2::Span;
 use syn::{
-    Attribute, BinOp, Block, Expr, ExprBinary, ExprLit, ExprMethodCall, ExprStruct, Lit, Member, Stmt, UnOp,
+    Attribute, BinOp, Block, Expr, ExprBinary, ExprLit, ExprMethodCall, ExprStruct, Lit, Member,
+    Stmt, UnOp,
     spanned::Spanned as _,
     visit::{self, Visit},
 };
@@ -47,7 +48,9 @@ pub fn points(source: &str) -> Result<Vec<Point>> {
     finder.visit_file(&file);
     let mut points = finder.points;
     // Outer ones first: a switch around a statement holds those inside it.
-    points.sort_by_key(|point| (point.range.start, std::cmp::Reverse(point.range.end), point.shape == Shape::Expression));
+    points.sort_by_key(|point| {
+        (point.range.start, std::cmp::Reverse(point.range.end), point.shape == Shape::Expression)
+    });
     Ok(points)
 }
 
@@ -65,7 +68,15 @@ impl Finder<'_> {
     fn add(&mut self, operator: &'static str, shape: Shape, span: Span, replacement: String) {
         let Some((function, constant)) = self.functions.last().cloned() else { return };
         let line = span.start().line;
-        self.points.push(Point { operator, shape, range: span.byte_range(), replacement, function, constant, line });
+        self.points.push(Point {
+            operator,
+            shape,
+            range: span.byte_range(),
+            replacement,
+            function,
+            constant,
+            line,
+        });
     }
 
     fn change(&mut self, operator: &'static str, span: Span, replacement: String) {
@@ -102,7 +113,8 @@ impl Finder<'_> {
         };
         if let Some(other) = opposite(&name.to_string()) {
             let start = operand.span().byte_range().start;
-            let replacement = format!("{}{other}", &self.source[start..name.span().byte_range().start]);
+            let replacement =
+                format!("{}{other}", &self.source[start..name.span().byte_range().start]);
             self.change("swap a pair", operand.span(), replacement);
         }
     }
@@ -119,7 +131,11 @@ impl Finder<'_> {
                 let (start, end) = (whole.byte_range().start, whole.byte_range().end);
                 let (first, second) = (first.span().byte_range(), second.span().byte_range());
                 let between = &self.source[first.end..second.start];
-                let text = format!("{}{b}{between}{a}{}", &self.source[start..first.start], &self.source[second.end..end]);
+                let text = format!(
+                    "{}{b}{between}{a}{}",
+                    &self.source[start..first.start],
+                    &self.source[second.end..end]
+                );
                 self.change("swap arguments", whole, text);
             }
         }
@@ -322,9 +338,11 @@ impl<'ast> Visit<'ast> for Finder<'_> {
     fn visit_expr_binary(&mut self, binary: &'ast ExprBinary) {
         if !chains_let(binary) {
             let (left, right) = (self.text(binary.left.span()), self.text(binary.right.span()));
-            let texts = other_operators(&binary.op).iter().map(|(operator, text)| match assigns(&binary.op) {
-                true => (*operator, format!("{left} {text} {right}")),
-                false => (*operator, format!("({left}) {text} ({right})")),
+            let texts = other_operators(&binary.op).iter().map(|(operator, text)| {
+                match assigns(&binary.op) {
+                    true => (*operator, format!("{left} {text} {right}")),
+                    false => (*operator, format!("({left}) {text} ({right})")),
+                }
             });
             for (operator, text) in texts.collect::<Vec<_>>() {
                 self.change(operator, binary.span(), text);
@@ -389,7 +407,8 @@ impl<'ast> Visit<'ast> for Finder<'_> {
         self.arguments(call.span(), call.args.iter());
         if let Some(other) = opposite(&call.method.to_string()) {
             let (whole, name) = (call.span().byte_range(), call.method.span().byte_range());
-            let (before, behind) = (&self.source[whole.start..name.start], &self.source[name.end..whole.end]);
+            let (before, behind) =
+                (&self.source[whole.start..name.start], &self.source[name.end..whole.end]);
             let text = format!("{before}{other}{behind}");
             self.change("swap a pair", call.span(), text);
         }
@@ -415,7 +434,10 @@ mod tests {
 
     fn found(source: &str) -> Vec<(&'static str, String, String)> {
         let points = points(source).unwrap();
-        points.into_iter().map(|p| (p.operator, source[p.range].to_owned(), p.replacement)).collect()
+        points
+            .into_iter()
+            .map(|p| (p.operator, source[p.range].to_owned(), p.replacement))
+            .collect()
     }
 
     #[test]
@@ -423,7 +445,10 @@ mod tests {
         let found = found("fn f(a: u8, b: u8) -> bool { a < b }");
         assert_eq!(
             found,
-            [("move a boundary", "a < b".into(), "(a) <= (b)".into()), ("swap a comparison", "a < b".into(), "(a) > (b)".into()),]
+            [
+                ("move a boundary", "a < b".into(), "(a) <= (b)".into()),
+                ("swap a comparison", "a < b".into(), "(a) > (b)".into()),
+            ]
         );
     }
 
@@ -452,7 +477,9 @@ mod tests {
 
     #[test]
     fn a_chain_with_let_is_not_negated_as_a_whole() {
-        let found = found("fn f(a: bool, b: Option<u8>) -> bool { if a && let Some(_) = b { g() } else { h() } }");
+        let found = found(
+            "fn f(a: bool, b: Option<u8>) -> bool { if a && let Some(_) = b { g() } else { h() } }",
+        );
         assert_eq!(found, []);
     }
 }

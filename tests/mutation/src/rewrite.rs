@@ -1,6 +1,7 @@
 //! Writes a source file with a switch around each of its drawn points.
 //!
-//! Only one switch is on in a run, so what a switch puts in place of the original needs no switches of its own.
+//! Only one switch is on in a run, so what a switch puts in place of the original needs no switches
+//! of its own.
 
 use std::ops::Range;
 
@@ -15,14 +16,22 @@ pub struct Rewritten {
 
 /// Puts switches around points, which are in the order that [`crate::points::points`] gives them.
 pub fn rewrite(source: &str, points: &[(u32, &Point)]) -> Rewritten {
-    let mut writer = Writer { source, points, next: 0, skip: constants(points), switches: Vec::new(), text: String::new() };
+    let mut writer = Writer {
+        source,
+        points,
+        next: 0,
+        skip: constants(points),
+        switches: Vec::new(),
+        text: String::new(),
+    };
     writer.copy(0..source.len());
     Rewritten { text: writer.text, switches: writer.switches }
 }
 
 /// The `const ` of functions that get a switch.
 fn constants(points: &[(u32, &Point)]) -> Vec<Range<usize>> {
-    let mut constants: Vec<Range<usize>> = points.iter().filter_map(|(_, point)| point.constant.clone()).collect();
+    let mut constants: Vec<Range<usize>> =
+        points.iter().filter_map(|(_, point)| point.constant.clone()).collect();
     constants.sort_by_key(|range| range.start);
     constants.dedup();
     constants
@@ -52,7 +61,9 @@ impl Writer<'_> {
             match point.shape {
                 Shape::Expression => {
                     let replacement = &point.replacement;
-                    self.text.push_str(&format!("(if crate::mutant::mutant({number}) {{ {replacement} }} else {{ "));
+                    self.text.push_str(&format!(
+                        "(if crate::mutant::mutant({number}) {{ {replacement} }} else {{ "
+                    ));
                     self.copy(point.range.clone());
                     self.text.push_str(" })");
                 }
@@ -69,7 +80,11 @@ impl Writer<'_> {
 
     fn plain(&mut self, range: Range<usize>) {
         let mut at = range.start;
-        for skipped in self.skip.iter().filter(|skipped| range.start <= skipped.start && skipped.end <= range.end) {
+        for skipped in self
+            .skip
+            .iter()
+            .filter(|skipped| range.start <= skipped.start && skipped.end <= range.end)
+        {
             self.text.push_str(&self.source[at..skipped.start]);
             at = skipped.end;
         }
@@ -97,7 +112,8 @@ mod tests {
         }
         fn main() { println!(\"{} {}\", below(5), sum(&[1, 2, 7])); }";
 
-    /// All switches at once, compiled for once, as the packet path is: each mutant is its own program.
+    /// All switches at once, compiled for once, as the packet path is: each mutant is its own
+    /// program.
     #[test]
     fn each_mutant_is_a_program_of_its_own() {
         let points = points(SOURCE).unwrap();
@@ -107,14 +123,22 @@ mod tests {
         let (file, program) = (home.path().join("main.rs"), home.path().join("main"));
         fs::write(home.path().join("mutant.rs"), MODULE).unwrap();
         fs::write(&file, format!("mod mutant;\n{}", rewritten.text)).unwrap();
-        let built = Command::new("rustc").arg("-Awarnings").arg("-o").arg(&program).arg(&file).status().unwrap();
+        let built = Command::new("rustc")
+            .arg("-Awarnings")
+            .arg("-o")
+            .arg(&program)
+            .arg(&file)
+            .status()
+            .unwrap();
         assert!(built.success(), "{}", rewritten.text);
         let says = |number: u32| {
             let output = Command::new(&program).env("MUTANT", number.to_string()).output().unwrap();
             String::from_utf8(output.stdout).unwrap()
         };
         assert_eq!(says(0), "false 3\n");
-        let of = |operator: &str| numbered.iter().find(|(_, point)| point.operator == operator).unwrap().0;
+        let of = |operator: &str| {
+            numbered.iter().find(|(_, point)| point.operator == operator).unwrap().0
+        };
         assert_eq!(says(of("move a boundary")), "true 3\n");
         assert_eq!(says(of("change a constant")), "true 10\n");
         assert_eq!(says(of("drop a negation")), "false 7\n");

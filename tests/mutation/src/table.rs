@@ -70,7 +70,11 @@ impl fmt::Display for Row {
             None => "",
         };
         let change = self.change().replace('|', "\\|");
-        write!(f, "| {} | {}:{} `{}` | {change} | {fate} |", self.number, self.file, self.line, self.function)
+        write!(
+            f,
+            "| {} | {}:{} `{}` | {change} | {fate} |",
+            self.number, self.file, self.line, self.function
+        )
     }
 }
 

@@ -96,7 +96,8 @@ fn failures(child: &mut Child) -> Receiver<String> {
     if let Some(output) = child.stdout.take() {
         thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
-                let failed = line.strip_prefix("test ").and_then(|line| line.strip_suffix(" ... FAILED"));
+                let failed =
+                    line.strip_prefix("test ").and_then(|line| line.strip_suffix(" ... FAILED"));
                 if let Some(test) = failed {
                     let _ = send.send(test.to_owned());
                 }
@@ -118,7 +119,9 @@ fn child_status(process: u32) -> Option<char> {
 
 /// Linux counts it in hundredths of a second.
 fn processor_time(process: u32) -> Duration {
-    let ticks = |fields: Vec<String>| Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?);
+    let ticks = |fields: Vec<String>| {
+        Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
+    };
     Duration::from_millis(stat(process).and_then(ticks).unwrap_or(0) * 10)
 }
 

@@ -31,7 +31,10 @@ pub fn opposite(name: &str) -> Option<String> {
     }
     let words: Vec<&str> = name.split('_').collect();
     let at = words.iter().position(|word| of(word).is_some() && word.len() > 3)?;
-    let changed = words.iter().enumerate().map(|(i, word)| if i == at { of(word).unwrap_or(word) } else { word });
+    let changed = words
+        .iter()
+        .enumerate()
+        .map(|(i, word)| if i == at { of(word).unwrap_or(word) } else { word });
     Some(changed.collect::<Vec<_>>().join("_"))
 }
 

@@ -32,7 +32,8 @@ pub struct Workshop {
 }
 
 impl Workshop {
-    /// Copies what the packet path is built of. A file that did not change keeps its time, so little is built again.
+    /// Copies what the packet path is built of. A file that did not change keeps its time, so
+    /// little is built again.
     pub fn new(repository: &Path) -> Result<Workshop> {
         let home = repository.join("target/mutation/copy");
         let listed = Command::new("git")
@@ -72,11 +73,16 @@ impl Workshop {
         let original = self.repository.join("crates/datapath/src");
         let mut rewritten = HashMap::new();
         for (at, file) in files.iter().enumerate() {
-            let mut numbered: Vec<(u32, usize)> =
-                (1..).zip(places).filter(|(_, place)| place.0 == at).map(|(n, place)| (n, place.1)).collect();
+            let mut numbered: Vec<(u32, usize)> = (1..)
+                .zip(places)
+                .filter(|(_, place)| place.0 == at)
+                .map(|(n, place)| (n, place.1))
+                .collect();
             numbered.sort_by_key(|(_, point)| *point);
-            let numbered: Vec<(u32, &Point)> =
-                numbered.into_iter().filter_map(|(n, point)| Some((n, file.points.get(point)?))).collect();
+            let numbered: Vec<(u32, &Point)> = numbered
+                .into_iter()
+                .filter_map(|(n, point)| Some((n, file.points.get(point)?)))
+                .collect();
             let result = rewrite(&file.source, &numbered);
             write(&self.sources().join(&file.name), result.text.as_bytes())?;
             rewritten.insert(format!("crates/datapath/src/{}", file.name), result);
@@ -98,7 +104,9 @@ impl Workshop {
             let name = path.strip_prefix(original)?.to_owned();
             if path.is_dir() {
                 self.copy_others(&path, original, files)?;
-            } else if name != Path::new("lib.rs") && !files.iter().any(|file| Path::new(&file.name) == name) {
+            } else if name != Path::new("lib.rs")
+                && !files.iter().any(|file| Path::new(&file.name) == name)
+            {
                 write(&self.sources().join(name), &fs::read(&path)?)?;
             }
         }
@@ -116,7 +124,11 @@ impl Workshop {
                 return Ok(places);
             }
             let blamed = blame(&errors, &rewritten, files, &places)?;
-            eprintln!("round {round}: {} of {} mutants are no Rust; others are drawn", blamed.len(), places.len());
+            eprintln!(
+                "round {round}: {} of {} mutants are no Rust; others are drawn",
+                blamed.len(),
+                places.len()
+            );
             refused.extend(blamed);
         }
         bail!("after 30 rounds there are still mutants that do not compile")
@@ -130,7 +142,11 @@ impl Workshop {
             _ => named.iter().for_each(|name| arguments.extend(["--test", name])),
         }
         let (programs, errors) = self.cargo(&arguments)?;
-        ensure!(errors.is_empty(), "the tests do not compile with switches: {}", errors[0].rendered);
+        ensure!(
+            errors.is_empty(),
+            "the tests do not compile with switches: {}",
+            errors[0].rendered
+        );
         Ok(programs)
     }
 
@@ -158,7 +174,8 @@ impl Workshop {
 
     /// What was built of other crates already is built no second time.
     fn target(&self) -> PathBuf {
-        self.repository.join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
+        self.repository
+            .join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
     }
 
     /// Where tests run.
@@ -214,9 +231,14 @@ impl CompilerError {
         }
         let mut spans: Vec<&Value> = message.get("spans")?.as_array()?.iter().collect();
         spans.sort_by_key(|span| span.get("is_primary").and_then(Value::as_bool) != Some(true));
-        let place =
-            |span: &&Value| Some((span.get("file_name")?.as_str()?.to_owned(), span.get("byte_start")?.as_u64()? as usize));
-        let text = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
+        let place = |span: &&Value| {
+            Some((
+                span.get("file_name")?.as_str()?.to_owned(),
+                span.get("byte_start")?.as_u64()? as usize,
+            ))
+        };
+        let text =
+            |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
         Some(CompilerError {
             code: text(message.get("code").and_then(|code| code.get("code"))),
             message: text(message.get("message")),
@@ -226,8 +248,8 @@ impl CompilerError {
     }
 }
 
-/// Finds the mutants that errors are about: the innermost switch around one of their places, or all of the `const fn` that cannot
-/// be asked where a constant is defined.
+/// Finds the mutants that errors are about: the innermost switch around one of their places, or all
+/// of the `const fn` that cannot be asked where a constant is defined.
 fn blame(
     errors: &[CompilerError],
     rewritten: &HashMap<String, Rewritten>,
@@ -241,11 +263,15 @@ fn blame(
             let holding = switches.iter().filter(|(_, range)| range.contains(byte));
             holding.min_by_key(|(_, range)| range.len()).map(|(number, _)| *number)
         };
-        let not_constant = (error.code == "E0015").then(|| error.message.split('`').nth(1)).flatten();
+        let not_constant =
+            (error.code == "E0015").then(|| error.message.split('`').nth(1)).flatten();
         if let Some(name) = not_constant {
             let function = name.rsplit("::").next().unwrap_or(name);
-            let point = |(file, point): &Place| files.get(*file).and_then(|file| file.points.get(*point));
-            let of = |place: &&Place| point(place).is_some_and(|p| p.constant.is_some() && p.function == function);
+            let point =
+                |(file, point): &Place| files.get(*file).and_then(|file| file.points.get(*point));
+            let of = |place: &&Place| {
+                point(place).is_some_and(|p| p.constant.is_some() && p.function == function)
+            };
             let before = blamed.len();
             blamed.extend(places.iter().filter(of));
             if blamed.len() > before {
@@ -257,18 +283,29 @@ fn blame(
         }
     }
     if blamed.is_empty() {
-        // A statement that ended a branch is not where the compiler sees what follows from its absence, but before it.
+        // A statement that ended a branch is not where the compiler sees what follows from its
+        // absence, but before it.
         for error in errors {
             for (file, first) in &error.places {
-                let last = error.places.iter().filter(|(of, _)| of == file).map(|(_, byte)| *byte).max().unwrap_or(*first);
+                let last = error
+                    .places
+                    .iter()
+                    .filter(|(of, _)| of == file)
+                    .map(|(_, byte)| *byte)
+                    .max()
+                    .unwrap_or(*first);
                 let switches = rewritten.get(file).into_iter().flat_map(|file| &file.switches);
-                let between = switches.filter(|(_, range)| *first <= range.start && range.end <= last);
+                let between =
+                    switches.filter(|(_, range)| *first <= range.start && range.end <= last);
                 blamed.extend(between.filter_map(|(number, _)| places.get(*number as usize - 1)));
             }
         }
     }
     if blamed.is_empty() {
-        bail!("no mutant is to blame for: {}", errors.iter().map(|error| error.rendered.as_str()).collect::<String>());
+        bail!(
+            "no mutant is to blame for: {}",
+            errors.iter().map(|error| error.rendered.as_str()).collect::<String>()
+        );
     }
     Ok(blamed)
 }

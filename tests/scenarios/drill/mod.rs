@@ -1,8 +1,10 @@
-//! The drill of an operator who knows nothing: set-ups that are broken, each diagnosed and mended by following docs/troubleshooting.md.
+//! The drill of an operator who knows nothing: set-ups that are broken, each diagnosed and mended
+//! by following docs/troubleshooting.md.
 //!
-//! Nothing here knows the cause but the [`Scene`] that is broken. The page's commands are run as they stand there; it has to come to
-//! the right cause and to no other; and when its fix is carried out, the packet that did not arrive arrives.
-//! With `DRILL` in the environment and `--nocapture` it shows what was run, and what was answered.
+//! Nothing here knows the cause but the [`Scene`] that is broken. The page's commands are run as
+//! they stand there; it has to come to the right cause and to no other; and when its fix is carried
+//! out, the packet that did not arrive arrives. With `DRILL` in the environment and `--nocapture`
+//! it shows what was run, and what was answered.
 
 mod one_host;
 mod two_hosts;
@@ -44,7 +46,14 @@ struct Machine {
 
 impl Machine {
     fn new(nic: &'static str, number: u8) -> Machine {
-        Machine { nic, mac: mac(number.into()), ip: [10, 0, 0, number], to: mac(B.into()), mtu: 1500, data: Vec::new() }
+        Machine {
+            nic,
+            mac: mac(number.into()),
+            ip: [10, 0, 0, number],
+            to: mac(B.into()),
+            mtu: 1500,
+            data: Vec::new(),
+        }
     }
 
     /// A connection's first segment, or data on one, as the MTU cuts it.
@@ -87,8 +96,15 @@ impl Scene {
     /// What an operator knows.
     fn given(&self) -> Vec<(&'static str, String)> {
         let far = self.far.as_ref().map(|far| ("FAR", far.host.daemon().endpoint().to_owned()));
-        let own = [("SENDER", self.machine.nic.to_owned()), ("RECEIVER", "b".to_owned()), ("DESTINATION", ip4(B))];
-        own.into_iter().chain([("PROTO", "tcp".to_owned()), ("PORT", PORT.to_string())]).chain(far).collect()
+        let own = [
+            ("SENDER", self.machine.nic.to_owned()),
+            ("RECEIVER", "b".to_owned()),
+            ("DESTINATION", ip4(B)),
+        ];
+        own.into_iter()
+            .chain([("PROTO", "tcp".to_owned()), ("PORT", PORT.to_string())])
+            .chain(far)
+            .collect()
     }
 
     fn receiver(&mut self) -> Option<&mut Station> {
@@ -102,13 +118,15 @@ impl Scene {
         assert!(station.vm.guest.drain(PATIENCE).unwrap(), "{} is not served", machine.nic);
     }
 
-    /// Whether what the machine sends gets to its receiver now, or soon if it is to: hosts look for each other with pauses.
+    /// Whether what the machine sends gets to its receiver now, or soon if it is to: hosts look for
+    /// each other with pauses.
     fn arrives_soon(&mut self) -> bool {
         let tries = if self.far.is_some() { 10 } else { 1 };
         (0..tries).any(|_| self.arrives(true))
     }
 
-    /// Whether what the machine sends gets to its receiver, in order and unchanged. Looked for as long as it takes if it `should`.
+    /// Whether what the machine sends gets to its receiver, in order and unchanged. Looked for as
+    /// long as it takes if it `should`.
     fn arrives(&mut self, should: bool) -> bool {
         let frames = self.machine.frames();
         if let Some(station) = self.receiver() {
@@ -145,7 +163,12 @@ impl Scene {
         if !words.contains(&"-e") {
             client.args(["-e", self.near().endpoint()]);
         }
-        let mut running = client.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut running = client
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         if words.first() == Some(&"trace") {
             eventually("the trace ends", || {
                 self.send();
@@ -179,7 +202,9 @@ impl Scene {
             (Place::Machine, ["ip", "link", "set", "dev", "eth0", "address", address]) => {
                 self.machine.mac = address.parse().unwrap();
             }
-            (Place::Machine, ["ip", "link", "set", "dev", "eth0", "mtu", mtu]) => self.machine.mtu = mtu.parse().unwrap(),
+            (Place::Machine, ["ip", "link", "set", "dev", "eth0", "mtu", mtu]) => {
+                self.machine.mtu = mtu.parse().unwrap()
+            }
             (Place::Far, ["ip", ..]) => {
                 let space = format!("--net=/proc/{}/ns/net", self.far_daemon().pid());
                 let output = Command::new("nsenter").arg(space).args(words).output().unwrap();
@@ -223,7 +248,11 @@ fn followed(page: &str, scene: &mut Scene, cause: &str) -> Result<(), String> {
     }
     reader.mend(found, scene)?;
     scene.reconnect();
-    if scene.arrives_soon() { Ok(()) } else { Err(format!("it does not arrive: {:?}", reader.words())) }
+    if scene.arrives_soon() {
+        Ok(())
+    } else {
+        Err(format!("it does not arrive: {:?}", reader.words()))
+    }
 }
 
 /// As [`followed`], with the page as it is.
@@ -238,8 +267,10 @@ fn drill(mut scene: Scene, cause: &str) {
 #[test]
 fn no_link_of_the_page_leads_nowhere() {
     let document = Document::read(PAGE);
-    let links: Vec<&String> = document.sections.iter().flat_map(|section| &section.rows).map(|row| &row.to).collect();
-    let linked: Vec<&str> = links.iter().map(|to| document.section(to).unwrap().title.as_str()).collect();
+    let links: Vec<&String> =
+        document.sections.iter().flat_map(|section| &section.rows).map(|row| &row.to).collect();
+    let linked: Vec<&str> =
+        links.iter().map(|to| document.section(to).unwrap().title.as_str()).collect();
     for section in document.sections.iter().filter(|section| section.is_cause()) {
         assert!(linked.contains(&section.title.as_str()), "nothing leads to {}", section.title);
     }

@@ -102,8 +102,15 @@ fn detached_machine() {
 
 #[test]
 fn full_table() {
-    let nics = [filtered("a", A, "clients"), filtered("b", B, "web"), open("c", C), filtered("d", D, "dns")];
-    let Some(mut net) = Net::with(&["--sessions", "64", "--session-share", "100"], &nics) else { return };
+    let nics = [
+        filtered("a", A, "clients"),
+        filtered("b", B, "web"),
+        open("c", C),
+        filtered("d", D, "dns"),
+    ];
+    let Some(mut net) = Net::with(&["--sessions", "64", "--session-share", "100"], &nics) else {
+        return;
+    };
     net.group("web", &[WEB], &[]);
     net.group("dns", &["in udp 53 0.0.0.0/0"], &[]);
     // Whoever was answered stays.
@@ -128,7 +135,10 @@ fn another_reason() {
     let given: Vec<(&str, &str)> = given.iter().map(|(word, is)| (*word, is.as_str())).collect();
     let mut reader = Reader::new(&document, &given);
     let found = reader.follow(&mut scene).unwrap();
-    assert_eq!((found.title.as_str(), reader.words()["REASON"].as_str()), ("Another reason", "tcp-no-session"));
+    assert_eq!(
+        (found.title.as_str(), reader.words()["REASON"].as_str()),
+        ("Another reason", "tcp-no-session")
+    );
 }
 
 /// A page that says something else than what is there does not help, and the drill says so.

@@ -1,4 +1,5 @@
-//! Broken between two hosts: daemons with TAP devices in a bridge, in a network namespace that ends with them.
+//! Broken between two hosts: daemons with TAP devices in a bridge, in a network namespace that ends
+//! with them.
 
 use std::process::Command;
 
@@ -13,7 +14,8 @@ use super::{A, B, Machine, Scene, drill};
 /// Runs `ip` where a daemon is.
 fn ip(daemon: &Daemon, line: &str) {
     let space = format!("--net=/proc/{}/ns/net", daemon.pid());
-    let status = Command::new("nsenter").arg(space).arg("ip").args(line.split(' ')).status().unwrap();
+    let status =
+        Command::new("nsenter").arg(space).arg("ip").args(line.split(' ')).status().unwrap();
     assert!(status.success(), "ip {line}");
 }
 
@@ -23,7 +25,8 @@ fn daemon(before: &[&str], number: u8, peer: &str) -> Daemon {
     Daemon::start_with(before, &words)
 }
 
-/// a on one host, which believes the other one to be `peer`, and b on the other. The devices are not joined yet.
+/// a on one host, which believes the other one to be `peer`, and b on the other. The devices are
+/// not joined yet.
 fn two(peer: &str) -> Option<Scene> {
     if Kind::wanted() != Kind::Daemon {
         println!("skipped: it needs a daemon");
@@ -50,7 +53,11 @@ fn join(scene: &Scene) {
 /// Whether a host knows the way to another one.
 fn reaches(daemon: &Daemon, endpoint: &str) -> bool {
     let told: Value = serde_json::from_str(&daemon.client_ok(&["tunnels", "--json"])).unwrap();
-    told["peers"].as_array().unwrap().iter().any(|peer| peer["address"] == endpoint && peer["mac"].is_string())
+    told["peers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .any(|peer| peer["address"] == endpoint && peer["mac"].is_string())
 }
 
 #[test]

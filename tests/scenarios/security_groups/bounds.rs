@@ -8,14 +8,17 @@ use butterfly_tests::net::{Net, filtered, open, segment, v4};
 const A: u8 = 1;
 const B: u8 = 2;
 
-/// Half of the table for one network, 64 of that opened by a vnic, 16 to one other; who is connected stays connected when it is full.
+/// Half of the table for one network, 64 of that opened by a vnic, 16 to one other; who is
+/// connected stays connected when it is full.
 #[test]
 fn a_table_that_is_full() {
     let options = ["--sessions", "256", "--session-share", "50"];
     let nics = [open("a", A), filtered("b", B, "g"), open("c", 3), filtered("d", 4, "g")];
     let Some(mut net) = Net::with(&options, &nics) else { return };
     net.group("g", &["in udp 0-65535 10.0.0.0/24"], &[]);
-    let talk = |net: &mut Net, port| net.exchange("a", &v4(A, B).udp(port, 53, b"?"), "b", &v4(B, A).udp(53, port, b"!"));
+    let talk = |net: &mut Net, port| {
+        net.exchange("a", &v4(A, B).udp(port, 53, b"?"), "b", &v4(B, A).udp(53, port, b"!"))
+    };
     (1..=10).for_each(|port| talk(&mut net, port));
     // A flood has its share, and no more: of what nobody answered one goes for the next.
     for port in 100..200 {
@@ -28,7 +31,8 @@ fn a_table_that_is_full() {
     (11..=16).for_each(|port| talk(&mut net, port));
     assert_eq!(net.host.daemon().session_table().used(), used);
     // Then the share is full, and who asks is told whose it was.
-    let beyond: Vec<String> = (200..220).map(|port| net.send("a", &v4(A, B).udp(port, 53, b"?"))).collect();
+    let beyond: Vec<String> =
+        (200..220).map(|port| net.send("a", &v4(A, B).udp(port, 53, b"?"))).collect();
     assert!(beyond.iter().all(|outcome| outcome.ends_with(".session-share")), "{beyond:?}");
     (1..=16).for_each(|port| talk(&mut net, port));
     // Bypass vnics among themselves need no session.
@@ -42,10 +46,14 @@ fn a_table_that_is_full() {
     net.expect("a", &v4(A, B).udp(200, 53, b"?"), "b");
 }
 
-/// A connection that is older than the daemon, or than the vnic, goes on; later nobody can claim to have one.
+/// A connection that is older than the daemon, or than the vnic, goes on; later nobody can claim to
+/// have one.
 #[test]
 fn connections_from_before() {
-    let Some(mut net) = Net::with(&["--tcp-pickup", "3"], &[open("a", A), filtered("b", B, "g")]) else { return };
+    let Some(mut net) = Net::with(&["--tcp-pickup", "3"], &[open("a", A), filtered("b", B, "g")])
+    else {
+        return;
+    };
     net.group("g", &["in tcp 80-80 0.0.0.0/0", "out tcp 443-443 0.0.0.0/0"], &[]);
     let data = |ports, seq, ack| v4(A, B).tcp(&segment(ports, ACK | PSH, seq, ack), b"data");
     let answer = |ports, seq, ack| v4(B, A).tcp(&segment(ports, ACK | PSH, seq, ack), b"data");

@@ -56,10 +56,18 @@ impl Flows {
             }
             let received: Vec<Vec<u8>> = net.received(name).into_values().flatten().collect();
             for flow in self.flows.iter().filter(|flow| flow.0 == sender) {
-                let mine: Vec<_> = expected.iter().filter(|(port, _)| *port == flow.2).map(|(_, frame)| frame).collect();
+                let mine: Vec<_> = expected
+                    .iter()
+                    .filter(|(port, _)| *port == flow.2)
+                    .map(|(_, frame)| frame)
+                    .collect();
                 // In their order.
                 let got: Vec<_> = received.iter().filter(|frame| mine.contains(frame)).collect();
-                assert!(got.is_empty() || got == mine, "{} of {VOLLEY} frames of {flow:?}", got.len());
+                assert!(
+                    got.is_empty() || got == mine,
+                    "{} of {VOLLEY} frames of {flow:?}",
+                    got.len()
+                );
                 if !got.is_empty() {
                     whole.insert(flow.2);
                 }
@@ -73,36 +81,94 @@ fn id(n: u8) -> &'static str {
     ["a", "b", "c"][usize::from(n) - 1]
 }
 
-/// What is taken back ends what it admitted, before the next frame, and nothing else: every frame of all others arrives.
+/// What is taken back ends what it admitted, before the next frame, and nothing else: every frame
+/// of all others arrives.
 #[test]
 fn what_is_no_longer_allowed_ends_at_once() {
-    let Some(mut net) = Net::new(&[open("a", A), filtered("b", B, "one two"), filtered("c", C, "three")]) else { return };
-    net.group("one", &["in udp 10-11 0.0.0.0/0", "in udp 10-11 ::/0", "in udp 20-21 @friends"], &[]);
-    net.group("two", &["in udp 30-31 0.0.0.0/0", "in udp 30-31 ::/0", "in udp 10-10 10.0.0.0/24"], &[]);
+    let Some(mut net) =
+        Net::new(&[open("a", A), filtered("b", B, "one two"), filtered("c", C, "three")])
+    else {
+        return;
+    };
+    net.group(
+        "one",
+        &["in udp 10-11 0.0.0.0/0", "in udp 10-11 ::/0", "in udp 20-21 @friends"],
+        &[],
+    );
+    net.group(
+        "two",
+        &["in udp 30-31 0.0.0.0/0", "in udp 30-31 ::/0", "in udp 10-10 10.0.0.0/24"],
+        &[],
+    );
     net.group("friends", &[], &[&ip4(A), &ip6(A), &ip4(9)]);
-    net.group("three", &["out udp 40-41 0.0.0.0/0", "out udp 40-41 ::/0", "in udp 60-61 fd00::/16"], &[]);
+    net.group(
+        "three",
+        &["out udp 40-41 0.0.0.0/0", "out udp 40-41 ::/0", "in udp 60-61 fd00::/16"],
+        &[],
+    );
     let flows = [10, 11, 20, 21, 30, 31].map(|port| (A, B, port)).into_iter();
-    let mut flows = Flows { flows: flows.chain([(C, A, 40), (C, A, 41), (B, A, 50), (B, A, 51), (A, C, 61)]).collect(), sent: 0 };
+    let mut flows = Flows {
+        flows: flows.chain([(C, A, 40), (C, A, 41), (B, A, 50), (B, A, 51), (A, C, 61)]).collect(),
+        sent: 0,
+    };
     let all: BTreeSet<u16> = flows.flows.iter().map(|flow| flow.2).collect();
     assert_eq!(flows.volley(&mut net), all);
-    let without = |ports: &[u16]| -> BTreeSet<u16> { all.iter().copied().filter(|port| !ports.contains(port)).collect() };
+    let without = |ports: &[u16]| -> BTreeSet<u16> {
+        all.iter().copied().filter(|port| !ports.contains(port)).collect()
+    };
     // Each change, and what it ends; then it is undone, and everything is as it was.
     let changes: Vec<(Request, &[u16], Request)> = vec![
-        (groups::rule_del("one", "in udp 10-11 0.0.0.0/0"), &[], groups::rule_add("one", "in udp 10-11 0.0.0.0/0")), // "two" has it, too
-        (groups::rule_del("one", "in udp 10-11 ::/0"), &[11], groups::rule_add("one", "in udp 10-11 ::/0")),
+        (
+            groups::rule_del("one", "in udp 10-11 0.0.0.0/0"),
+            &[],
+            groups::rule_add("one", "in udp 10-11 0.0.0.0/0"),
+        ), // "two" has it, too
+        (
+            groups::rule_del("one", "in udp 10-11 ::/0"),
+            &[11],
+            groups::rule_add("one", "in udp 10-11 ::/0"),
+        ),
         (groups::member_del("friends", &ip4(A)), &[20], groups::member_add("friends", &ip4(A))),
         (groups::member_del("friends", &ip6(A)), &[21], groups::member_add("friends", &ip6(A))),
         (groups::member_del("friends", &ip4(9)), &[], groups::member_add("friends", &ip4(9))),
-        (groups::group_del("friends"), &[20, 21], groups::group_set("friends", &[], &[&ip4(A), &ip6(A), &ip4(9)])),
+        (
+            groups::group_del("friends"),
+            &[20, 21],
+            groups::group_set("friends", &[], &[&ip4(A), &ip6(A), &ip4(9)]),
+        ),
         (groups::nic_groups("b", &["one"]), &[30, 31], groups::nic_groups("b", &["one", "two"])),
-        (groups::nic_groups("b", &["two"]), &[11, 20, 21], groups::nic_groups("b", &["two", "one"])),
-        (groups::nic_groups("b", &[]), &[10, 11, 20, 21, 30, 31], groups::nic_groups("b", &["one", "two"])),
-        (groups::rule_del("three", "out udp 40-41 0.0.0.0/0"), &[40], groups::rule_add("three", "out udp 40-41 0.0.0.0/0")),
-        (groups::rule_del("three", "in udp 60-61 fd00::/16"), &[61], groups::rule_add("three", "in udp 60-61 fd00::/16")),
+        (
+            groups::nic_groups("b", &["two"]),
+            &[11, 20, 21],
+            groups::nic_groups("b", &["two", "one"]),
+        ),
+        (
+            groups::nic_groups("b", &[]),
+            &[10, 11, 20, 21, 30, 31],
+            groups::nic_groups("b", &["one", "two"]),
+        ),
+        (
+            groups::rule_del("three", "out udp 40-41 0.0.0.0/0"),
+            &[40],
+            groups::rule_add("three", "out udp 40-41 0.0.0.0/0"),
+        ),
+        (
+            groups::rule_del("three", "in udp 60-61 fd00::/16"),
+            &[61],
+            groups::rule_add("three", "in udp 60-61 fd00::/16"),
+        ),
         // The first OUTBOUND rule.
-        (groups::rule_add("two", "out udp 51-51 fd00::1/128"), &[50], groups::rule_del("two", "out udp 51-51 fd00::1/128")),
+        (
+            groups::rule_add("two", "out udp 51-51 fd00::1/128"),
+            &[50],
+            groups::rule_del("two", "out udp 51-51 fd00::1/128"),
+        ),
         // The same, more, and something else.
-        (groups::rule_add("one", "in udp 0-65535 0.0.0.0/0"), &[], groups::rule_del("one", "in udp 0-65535 0.0.0.0/0")),
+        (
+            groups::rule_add("one", "in udp 0-65535 0.0.0.0/0"),
+            &[],
+            groups::rule_del("one", "in udp 0-65535 0.0.0.0/0"),
+        ),
         (groups::member_add("friends", &ip4(77)), &[], groups::member_del("friends", &ip4(77))),
         (groups::rule_add("unused", "in any - 0.0.0.0/0"), &[], groups::group_del("unused")),
     ];
@@ -122,18 +188,25 @@ fn what_is_no_longer_allowed_ends_at_once() {
     }
 }
 
-/// An ended TCP connection is not picked up again by what is still under way; its answers are cut as well.
+/// An ended TCP connection is not picked up again by what is still under way; its answers are cut
+/// as well.
 #[test]
 fn a_connection_is_cut_both_ways() {
     // Nor while connections are that the daemon did not see begin.
     for pickup in ["0", "120"] {
-        let Some(net) = Net::with(&["--tcp-pickup", pickup], &[open("a", A), filtered("b", B, "g")]) else { return };
+        let Some(net) =
+            Net::with(&["--tcp-pickup", pickup], &[open("a", A), filtered("b", B, "g")])
+        else {
+            return;
+        };
         cut_both_ways(net);
     }
 }
 
 fn cut_both_ways(mut net: Net) {
-    for (there, back, rule) in [(v4(A, B), v4(B, A), "in tcp 80-80 0.0.0.0/0"), (v6(A, B), v6(B, A), "in tcp 80-80 ::/0")] {
+    for (there, back, rule) in
+        [(v4(A, B), v4(B, A), "in tcp 80-80 0.0.0.0/0"), (v6(A, B), v6(B, A), "in tcp 80-80 ::/0")]
+    {
         net.rule_add("g", rule);
         let a = |flags, seq, ack, data: &[u8]| there.tcp(&segment((9, 80), flags, seq, ack), data);
         let b = |flags, seq, ack, data: &[u8]| back.tcp(&segment((80, 9), flags, seq, ack), data);
@@ -142,7 +215,8 @@ fn cut_both_ways(mut net: Net) {
         net.rule_add("g", "in tcp 81-81 0.0.0.0/0");
         net.exchange("a", &a(ACK, 105, 505, b"data"), "b", &b(ACK, 505, 109, b"data"));
         net.rule_del("g", rule);
-        // b's side of it comes first, and is a stranger's: it is decided as what it would be, and is no beginning.
+        // b's side of it comes first, and is a stranger's: it is decided as what it would be, and
+        // is no beginning.
         net.expect("b", &b(ACK, 509, 109, b"data"), "b.tcp-no-session");
         net.expect("a", &a(ACK, 109, 509, b"data"), "b.ingress-denied");
         net.rule_add("g", rule);
@@ -155,14 +229,24 @@ fn cut_both_ways(mut net: Net) {
 /// Makes a request that must succeed, from a thread of its own.
 fn ask(client: &Client, request: Request) {
     let message = MessageV0 { request: MessageField::some(request), ..MessageV0::default() };
-    let message = Message { revision: Some(REVISION), message_0: MessageField::some(message), ..Message::default() };
+    let message = Message {
+        revision: Some(REVISION),
+        message_0: MessageField::some(message),
+        ..Message::default()
+    };
     let reply = client.call(&Messages { messages: vec![message], ..Messages::default() }).unwrap();
     assert!(reply.messages[0].message_0.response.status.status(), "{reply}");
 }
 
-/// Sends numbered frames from a to b until `done`, at most half a ring under way. `begun` counts them before they are sent, and
-/// `arrived` where they arrive; returns the number after the last of those.
-fn stream(net: &mut Net, [begun, arrived]: [&AtomicU64; 2], done: &dyn Fn() -> bool, lossless: bool) -> u64 {
+/// Sends numbered frames from a to b until `done`, at most half a ring under way. `begun` counts
+/// them before they are sent, and `arrived` where they arrive; returns the number after the last of
+/// those.
+fn stream(
+    net: &mut Net,
+    [begun, arrived]: [&AtomicU64; 2],
+    done: &dyn Fn() -> bool,
+    lossless: bool,
+) -> u64 {
     let (mut next, mut received) = (0, 0);
     let first = begun.load(SeqCst);
     let ip = v4(A, B);
@@ -189,10 +273,16 @@ fn stream(net: &mut Net, [begun, arrived]: [&AtomicU64; 2], done: &dyn Fn() -> b
     }
     net.host.settle(&mut [net.stations.get_mut("a").unwrap()]);
     for frame in net.station("b").pending() {
-        (next, received) = (u64::from_be_bytes(frame[42..50].try_into().unwrap()) + 1, received + 1);
+        (next, received) =
+            (u64::from_be_bytes(frame[42..50].try_into().unwrap()) + 1, received + 1);
     }
     if lossless {
-        assert_eq!(received, begun.load(SeqCst) - first, "frames were lost: {:?}", net.host.show("b").dropped());
+        assert_eq!(
+            received,
+            begun.load(SeqCst) - first,
+            "frames were lost: {:?}",
+            net.host.show("b").dropped()
+        );
     }
     arrived.store(received, SeqCst);
     next
@@ -201,7 +291,9 @@ fn stream(net: &mut Net, [begun, arrived]: [&AtomicU64; 2], done: &dyn Fn() -> b
 /// A thousand changes around a stream: it does not lose one frame.
 #[test]
 fn a_stream_does_not_notice_changes_around_it() {
-    let Some(mut net) = Net::new(&[filtered("a", A, "out"), filtered("b", B, "in")]) else { return };
+    let Some(mut net) = Net::new(&[filtered("a", A, "out"), filtered("b", B, "in")]) else {
+        return;
+    };
     net.group("in", &["in udp 53-53 @clients"], &[]);
     net.group("out", &["out udp 53-53 10.0.0.0/24"], &[]);
     net.group("clients", &[], &[&ip4(A)]);
@@ -238,7 +330,8 @@ fn a_stream_does_not_notice_changes_around_it() {
     assert_eq!(net.host.daemon().sessions(Default::default()).0, 1);
 }
 
-/// In the middle of a stream: when the API has answered, no frame that is sent from then on arrives.
+/// In the middle of a stream: when the API has answered, no frame that is sent from then on
+/// arrives.
 #[test]
 fn the_answer_means_now() {
     let Some(mut net) = Net::new(&[open("a", A), filtered("b", B, "g")]) else { return };
@@ -264,7 +357,10 @@ fn the_answer_means_now() {
             });
             stream(&mut net, [&begun, &arrived], &|| done.load(SeqCst), false)
         });
-        assert!(next <= cut.load(SeqCst), "{next} frames arrived, the answer came when {cut:?} were begun");
+        assert!(
+            next <= cut.load(SeqCst),
+            "{next} frames arrived, the answer came when {cut:?} were begun"
+        );
     }
 }
 
@@ -272,11 +368,16 @@ fn the_answer_means_now() {
 #[test]
 fn a_port_sweep() {
     let options = ["--tcp-pickup", "0", "--sessions", "100000"];
-    let Some(mut net) = Net::with(&options, &[open("a", A), filtered("b", B, "g other")]) else { return };
+    let Some(mut net) = Net::with(&options, &[open("a", A), filtered("b", B, "g other")]) else {
+        return;
+    };
     let mut choices = Choices::new(7);
     for (round, protocol) in ["udp", "tcp"].into_iter().enumerate() {
         let mut allowed = BTreeSet::from([0u16, 65535]);
-        let mut rules = vec![format!("in {protocol} 0-0 0.0.0.0/0"), format!("in {protocol} 65535-65535 10.0.0.1/32")];
+        let mut rules = vec![
+            format!("in {protocol} 0-0 0.0.0.0/0"),
+            format!("in {protocol} 65535-65535 10.0.0.1/32"),
+        ];
         for _ in 0..20 {
             let start = choices.between(1, 65000) as u16;
             let end = start + choices.between(0, 300) as u16;
@@ -284,7 +385,12 @@ fn a_port_sweep() {
             allowed.extend(start..=end);
         }
         // Nothing of these: another source, another protocol, another family, another direction.
-        for rule in ["in tcp 1-65000 10.0.0.9/32", "in udp 1-65000 10.0.0.9/32", "in sctp - 0.0.0.0/0", "in any - ::/0"] {
+        for rule in [
+            "in tcp 1-65000 10.0.0.9/32",
+            "in udp 1-65000 10.0.0.9/32",
+            "in sctp - 0.0.0.0/0",
+            "in any - ::/0",
+        ] {
             rules.push(rule.to_owned());
         }
         let (one, two) = rules.split_at(11);
@@ -304,8 +410,12 @@ fn a_port_sweep() {
                 found.insert(u16::from_be_bytes([frame[36], frame[37]]));
             }
         }
-        let (missing, extra): (Vec<_>, Vec<_>) = (allowed.difference(&found).collect(), found.difference(&allowed).collect());
-        assert!(missing.is_empty() && extra.is_empty(), "round {round}, {protocol}: not found {missing:?}, found too {extra:?}");
+        let (missing, extra): (Vec<_>, Vec<_>) =
+            (allowed.difference(&found).collect(), found.difference(&allowed).collect());
+        assert!(
+            missing.is_empty() && extra.is_empty(),
+            "round {round}, {protocol}: not found {missing:?}, found too {extra:?}"
+        );
         let show = net.host.show("b");
         assert_eq!(show.dropped().keys().copied().collect::<Vec<_>>(), ["ingress-denied"]);
     }

@@ -1,4 +1,5 @@
-//! What filtered vnics need to find each other and their addresses works without a rule, and opens nothing else.
+//! What filtered vnics need to find each other and their addresses works without a rule, and opens
+//! nothing else.
 
 use std::net::Ipv6Addr;
 
@@ -30,7 +31,10 @@ fn address(text: &str) -> Ipv6Addr {
 /// The group that is asked for an address, and its MAC (RFC 4291, 2.7.1; RFC 2464, 7).
 fn solicited_node(target: Ipv6Addr) -> (Ipv6Addr, Mac) {
     let [.., x, y, z] = target.octets();
-    (Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(x), u16::from_be_bytes([y, z])), Mac([0x33, 0x33, 0xff, x, y, z]))
+    (
+        Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(x), u16::from_be_bytes([y, z])),
+        Mac([0x33, 0x33, 0xff, x, y, z]),
+    )
 }
 
 /// An option with a link-layer address.
@@ -43,29 +47,56 @@ fn solicitation(from: u8, source: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
     let (group, group_mac) = solicited_node(target);
     let options = if source.is_unspecified() { Vec::new() } else { link_option(1, mac8(from)) };
     let body = [&target.octets()[..], &options].concat();
-    build::ethernet(mac8(from), group_mac).ipv6(source, group).ttl(255).icmp(types::NEIGHBOUR_SOLICITATION, 0, 0, &body)
+    build::ethernet(mac8(from), group_mac).ipv6(source, group).ttl(255).icmp(
+        types::NEIGHBOUR_SOLICITATION,
+        0,
+        0,
+        &body,
+    )
 }
 
 /// `target` is at `from`, says `from` to `to`.
 fn advertisement(from: u8, source: Ipv6Addr, to: (Mac, Ipv6Addr), target: Ipv6Addr) -> Vec<u8> {
     let body = [&target.octets()[..], &link_option(2, mac8(from))].concat();
     let solicited = if to.1.is_multicast() { 0x2000_0000 } else { 0x6000_0000 };
-    build::ethernet(mac8(from), to.0).ipv6(source, to.1).ttl(255).icmp(types::NEIGHBOUR_ADVERTISEMENT, 0, solicited, &body)
+    build::ethernet(mac8(from), to.0).ipv6(source, to.1).ttl(255).icmp(
+        types::NEIGHBOUR_ADVERTISEMENT,
+        0,
+        solicited,
+        &body,
+    )
 }
 
 #[test]
 fn arp_between_filtered_vnics() {
-    let nics = [filtered("a", A, "").anti_spoof(), filtered("b", B, "").anti_spoof(), filtered("c", C, "")];
+    let nics = [
+        filtered("a", A, "").anti_spoof(),
+        filtered("b", B, "").anti_spoof(),
+        filtered("c", C, ""),
+    ];
     let Some(mut net) = Net::new(&nics) else { return };
     for (from, id, others) in [(A, "a", "b c"), (B, "b", "a c")] {
         let to = if from == A { B } else { A };
         let link = build::ethernet(mac8(from), Mac::BROADCAST);
         net.expect(id, &link.arp_request([10, 0, 0, from], [10, 0, 0, to]), others);
-        let answer = build::ethernet(mac8(to), mac8(from)).arp_reply([10, 0, 0, to], [10, 0, 0, from]);
+        let answer =
+            build::ethernet(mac8(to), mac8(from)).arp_reply([10, 0, 0, to], [10, 0, 0, from]);
         net.expect(if from == A { "b" } else { "a" }, &answer, id);
-        net.expect(id, &link.arp_request([10, 0, 0, to], [10, 0, 0, C]), &format!("{id}.spoofed-arp"));
-        net.expect(id, &link.arp_request([0, 0, 0, 0], [10, 0, 0, from]), &format!("{id}.spoofed-arp"));
-        let foreign = link.arp(arp::REPLY, (mac8(9), [10, 0, 0, from].into()), (mac8(to), [10, 0, 0, to].into()));
+        net.expect(
+            id,
+            &link.arp_request([10, 0, 0, to], [10, 0, 0, C]),
+            &format!("{id}.spoofed-arp"),
+        );
+        net.expect(
+            id,
+            &link.arp_request([0, 0, 0, 0], [10, 0, 0, from]),
+            &format!("{id}.spoofed-arp"),
+        );
+        let foreign = link.arp(
+            arp::REPLY,
+            (mac8(9), [10, 0, 0, from].into()),
+            (mac8(to), [10, 0, 0, to].into()),
+        );
         net.expect(id, &foreign, &format!("{id}.spoofed-arp"));
     }
     // Who is not asked to prove it may claim anything that is nobody's here, with its own MAC.
@@ -113,7 +144,8 @@ fn neighbours_find_each_other() {
             net.expect(id, &lie, &bad);
         }
         // From behind a router, in a fragment, with another code, cut off.
-        let whole = |ip: Ip, code| ip.icmp(types::NEIGHBOUR_SOLICITATION, code, 0, &addr6(to).octets());
+        let whole =
+            |ip: Ip, code| ip.icmp(types::NEIGHBOUR_SOLICITATION, code, 0, &addr6(to).octets());
         let ip = || v6(from, to);
         net.expect(id, &whole(ip().ttl(255), 0), other);
         net.expect(id, &whole(ip().ttl(254), 0), &bad);
@@ -132,39 +164,73 @@ fn routers_and_listeners() {
     let all_nodes = (Mac([0x33, 0x33, 0, 0, 0, 1]), address("ff02::1"));
     let all_routers = (Mac([0x33, 0x33, 0, 0, 0, 2]), address("ff02::2"));
     let mld_routers = (Mac([0x33, 0x33, 0, 0, 0, 0x16]), address("ff02::16"));
-    let from = |n: u8, source: Ipv6Addr, to: (Mac, Ipv6Addr), hops| build::ethernet(mac8(n), to.0).ipv6(source, to.1).ttl(hops);
+    let from = |n: u8, source: Ipv6Addr, to: (Mac, Ipv6Addr), hops| {
+        build::ethernet(mac8(n), to.0).ipv6(source, to.1).ttl(hops)
+    };
     let prefix = [0u8; 8];
     // Solicitations.
     for source in [link_local(B), addr6(B), Ipv6Addr::UNSPECIFIED] {
         let options = if source.is_unspecified() { Vec::new() } else { link_option(1, mac8(B)) };
-        net.expect("b", &from(B, source, all_routers, 255).icmp(types::ROUTER_SOLICITATION, 0, 0, &options), "a");
+        net.expect(
+            "b",
+            &from(B, source, all_routers, 255).icmp(types::ROUTER_SOLICITATION, 0, 0, &options),
+            "a",
+        );
     }
-    net.expect("b", &from(B, link_local(A), all_routers, 255).icmp(types::ROUTER_SOLICITATION, 0, 0, &[]), "b.bad-discovery");
+    net.expect(
+        "b",
+        &from(B, link_local(A), all_routers, 255).icmp(types::ROUTER_SOLICITATION, 0, 0, &[]),
+        "b.bad-discovery",
+    );
     // Advertisements.
-    let advertised =
-        |n: u8, hops| from(n, link_local(n), all_nodes, hops).icmp(types::ROUTER_ADVERTISEMENT, 0, 0x4000_0708, &prefix);
+    let advertised = |n: u8, hops| {
+        from(n, link_local(n), all_nodes, hops).icmp(
+            types::ROUTER_ADVERTISEMENT,
+            0,
+            0x4000_0708,
+            &prefix,
+        )
+    };
     net.expect("a", &advertised(A, 255), "b");
     net.expect("a", &advertised(A, 64), "b.ingress-denied");
     net.expect("b", &advertised(B, 255), "b.bad-discovery");
     let redirect = |n: u8, to: u8| {
         let body = [addr6(9).octets(), addr6(9).octets()].concat();
-        build::ethernet(mac8(n), mac8(to)).ipv6(link_local(n), addr6(to)).ttl(255).icmp(types::REDIRECT, 0, 0, &body)
+        build::ethernet(mac8(n), mac8(to)).ipv6(link_local(n), addr6(to)).ttl(255).icmp(
+            types::REDIRECT,
+            0,
+            0,
+            &body,
+        )
     };
     net.expect("a", &redirect(A, B), "b.ingress-denied");
     net.expect("b", &redirect(B, A), "b.bad-discovery");
     // Listeners (RFC 2710, RFC 3810).
-    let report = |n: u8, source, hops| from(n, source, mld_routers, hops).icmp(types::LISTENER_REPORT_V2, 0, 0, &[]);
+    let report = |n: u8, source, hops| {
+        from(n, source, mld_routers, hops).icmp(types::LISTENER_REPORT_V2, 0, 0, &[])
+    };
     for source in [link_local(B), Ipv6Addr::UNSPECIFIED] {
         net.expect("b", &report(B, source, 1), "a");
-        net.expect("b", &from(B, source, all_nodes, 1).icmp(types::LISTENER_REPORT, 0, 0, &all_nodes.1.octets()), "a");
+        net.expect(
+            "b",
+            &from(B, source, all_nodes, 1).icmp(
+                types::LISTENER_REPORT,
+                0,
+                0,
+                &all_nodes.1.octets(),
+            ),
+            "a",
+        );
     }
     net.expect("b", &report(B, link_local(A), 1), "b.bad-discovery");
     net.expect("b", &report(B, link_local(B), 255), "b.bad-discovery");
     net.expect("a", &report(A, link_local(A), 1), "b");
-    let query = |n: u8| from(n, link_local(n), all_nodes, 1).icmp(types::LISTENER_QUERY, 0, 0, &[0; 16]);
+    let query =
+        |n: u8| from(n, link_local(n), all_nodes, 1).icmp(types::LISTENER_QUERY, 0, 0, &[0; 16]);
     net.expect("a", &query(A), "b");
     net.expect("b", &query(B), "b.bad-discovery");
-    // "Everything" does not, nor a rule or the flag alone: both make it a router, by its own addresses.
+    // "Everything" does not, nor a rule or the flag alone: both make it a router, by its own
+    // addresses.
     net.group("g", &["out any - ::/0"], &[]);
     net.ask(router("b", true));
     net.expect("b", &advertised(B, 255), "b.bad-discovery");
@@ -174,7 +240,12 @@ fn routers_and_listeners() {
     net.ask(router("b", true));
     net.expect("b", &advertised(B, 255), "a");
     net.expect("b", &query(B), "a");
-    let mut foreign = from(B, link_local(A), all_nodes, 255).icmp(types::ROUTER_ADVERTISEMENT, 0, 0x4000_0708, &prefix);
+    let mut foreign = from(B, link_local(A), all_nodes, 255).icmp(
+        types::ROUTER_ADVERTISEMENT,
+        0,
+        0x4000_0708,
+        &prefix,
+    );
     net.expect("b", &foreign, "b.bad-discovery");
     foreign[6..12].copy_from_slice(&mac8(A).0);
     net.expect("b", &foreign, "b.spoofed-mac");
@@ -182,7 +253,8 @@ fn routers_and_listeners() {
 }
 
 fn router(id: &str, router: bool) -> Request {
-    let update = NicUpdateReq { id: Some(id.to_owned()), router: Some(router), ..NicUpdateReq::default() };
+    let update =
+        NicUpdateReq { id: Some(id.to_owned()), router: Some(router), ..NicUpdateReq::default() };
     Request { nic_update: MessageField::some(update), ..Request::default() }
 }
 
@@ -203,14 +275,19 @@ fn bootp(operation: u8, transaction: u32, client: Mac) -> Vec<u8> {
     bytes
 }
 
-/// A lease from `s`, for `b`: what it asks leaves, what answers it comes in, and nothing else does. What answers nothing is `refused`.
+/// A lease from `s`, for `b`: what it asks leaves, what answers it comes in, and nothing else does.
+/// What answers nothing is `refused`.
 fn lease_v4(net: &mut Net, transaction: u32, refused: &str) {
     let discover = |mac_of: Mac, source: [u8; 4], transaction| {
         let payload = bootp(1, transaction, mac_of);
         build::ethernet(mac8(B), Mac::BROADCAST).ipv4(source, [255; 4]).udp(68, 67, &payload)
     };
     let offer = |to: Mac, ip: [u8; 4], transaction, client: Mac, operation| {
-        build::ethernet(mac8(A), to).ipv4([10, 0, 0, A], ip).udp(67, 68, &bootp(operation, transaction, client))
+        build::ethernet(mac8(A), to).ipv4([10, 0, 0, A], ip).udp(
+            67,
+            68,
+            &bootp(operation, transaction, client),
+        )
     };
     let own = [10, 0, 0, B];
     // Before it asked, and with another number.
@@ -237,14 +314,24 @@ fn lease_v4(net: &mut Net, transaction: u32, refused: &str) {
 fn lease_v6(net: &mut Net, transaction: u32, refused: &str) {
     let identifiers = [0, 1, 0, 4, 0, 3, 0, B, 0, 2, 0, 4, 0, 3, 0, A];
     let message = |kind: u8, transaction: u32| {
-        [&[kind][..], &transaction.to_be_bytes()[1..], &identifiers[..if kind == 1 { 8 } else { 16 }]].concat()
+        [
+            &[kind][..],
+            &transaction.to_be_bytes()[1..],
+            &identifiers[..if kind == 1 { 8 } else { 16 }],
+        ]
+        .concat()
     };
     let servers = (Mac([0x33, 0x33, 0, 1, 0, 2]), address("ff02::1:2"));
     let ask = |source, kind, transaction| {
-        build::ethernet(mac8(B), servers.0).ipv6(source, servers.1).udp(546, 547, &message(kind, transaction))
+        build::ethernet(mac8(B), servers.0).ipv6(source, servers.1).udp(
+            546,
+            547,
+            &message(kind, transaction),
+        )
     };
-    let answer_of =
-        |from, kind, transaction, to| build::ethernet(mac8(A), mac8(B)).ipv6(from, to).udp(547, 546, &message(kind, transaction));
+    let answer_of = |from, kind, transaction, to| {
+        build::ethernet(mac8(A), mac8(B)).ipv6(from, to).udp(547, 546, &message(kind, transaction))
+    };
     let answer = |kind, transaction, to| answer_of(addr6(A), kind, transaction, to);
     net.expect("s", &answer(2, transaction, link_local(B)), refused);
     net.expect("b", &ask(link_local(B), 1, transaction), "s");
@@ -272,8 +359,11 @@ fn addresses_from_a_bypass_server() {
 
 #[test]
 fn addresses_from_a_filtered_server() {
-    let Some(mut net) = Net::new(&[filtered("s", A, "server"), filtered("b", B, "")]) else { return };
-    // Everything is let in, but only a rule that names it makes it a server; an OUTBOUND rule does not.
+    let Some(mut net) = Net::new(&[filtered("s", A, "server"), filtered("b", B, "")]) else {
+        return;
+    };
+    // Everything is let in, but only a rule that names it makes it a server; an OUTBOUND rule does
+    // not.
     net.group("server", &["in any - 0.0.0.0/0", "out udp 68-68 0.0.0.0/0"], &[]);
     let ask = v4(B, A).udp(68, 67, &bootp(1, 77, mac8(B)));
     let answer = v4(A, B).udp(67, 68, &bootp(2, 77, mac8(B)));
@@ -283,16 +373,28 @@ fn addresses_from_a_filtered_server() {
     lease_v4(&mut net, 0x1234_5670, "s.egress-denied");
     lease_v6(&mut net, 0x12_3450, "s.egress-denied");
     // By its own addresses only.
-    let forged = build::ethernet(mac8(A), mac8(B)).ipv6(address("fe80::99"), link_local(B)).udp(547, 546, &[2, 0, 0, 1]);
+    let forged = build::ethernet(mac8(A), mac8(B)).ipv6(address("fe80::99"), link_local(B)).udp(
+        547,
+        546,
+        &[2, 0, 0, 1],
+    );
     net.expect("s", &forged, "s.spoofed-ip");
-    let forged = build::ethernet(mac8(A), mac8(B)).ipv4([10, 0, 0, 9], [10, 0, 0, B]).udp(67, 68, &bootp(2, 77, mac8(B)));
+    let forged = build::ethernet(mac8(A), mac8(B)).ipv4([10, 0, 0, 9], [10, 0, 0, B]).udp(
+        67,
+        68,
+        &bootp(2, 77, mac8(B)),
+    );
     net.expect("s", &forged, "s.spoofed-ip");
 }
 
-/// A vnic's addresses are what was declared last, and its MAC is its own for ever, also with OUTBOUND rules.
+/// A vnic's addresses are what was declared last, and its MAC is its own for ever, also with
+/// OUTBOUND rules.
 #[test]
 fn nobody_speaks_for_others() {
-    let Some(mut net) = Net::new(&[open("a", A), filtered("b", B, "g"), filtered("c", C, "")]) else { return };
+    let Some(mut net) = Net::new(&[open("a", A), filtered("b", B, "g"), filtered("c", C, "")])
+    else {
+        return;
+    };
     for rules in [&[][..], &["out any - 0.0.0.0/0", "out any - ::/0"]] {
         net.group("g", rules, &[]);
         for to in [A, C] {
@@ -300,15 +402,32 @@ fn nobody_speaks_for_others() {
             let link = || build::ethernet(mac8(B), mac8(to));
             net.expect("b", &v4(B, to).udp(1, 2, b""), received);
             net.expect("b", &v6(B, to).udp(1, 2, b""), received);
-            for foreign in [[10, 0, 0, A], [10, 0, 0, C], [0; 4], [127, 0, 0, 1], [255; 4], [224, 0, 0, 1]] {
-                net.expect("b", &link().ipv4(foreign, [10, 0, 0, to]).udp(1, 2, b""), "b.spoofed-ip");
+            for foreign in
+                [[10, 0, 0, A], [10, 0, 0, C], [0; 4], [127, 0, 0, 1], [255; 4], [224, 0, 0, 1]]
+            {
+                net.expect(
+                    "b",
+                    &link().ipv4(foreign, [10, 0, 0, to]).udp(1, 2, b""),
+                    "b.spoofed-ip",
+                );
             }
-            for foreign in ["fd00::1", "fd00::3", "::", "::1", "ff02::1", "::10.0.0.2", "fe80::99"] {
-                net.expect("b", &link().ipv6(address(foreign), addr6(to)).udp(1, 2, b""), "b.spoofed-ip");
+            for foreign in ["fd00::1", "fd00::3", "::", "::1", "ff02::1", "::10.0.0.2", "fe80::99"]
+            {
+                net.expect(
+                    "b",
+                    &link().ipv6(address(foreign), addr6(to)).udp(1, 2, b""),
+                    "b.spoofed-ip",
+                );
             }
             // IPv4 addresses in IPv6 never leave a host (RFC 4291, 2.5.5.2).
-            net.expect("b", &link().ipv6(address("::ffff:10.0.0.2"), addr6(to)).udp(1, 2, b""), "b.malformed-ip");
-            let forged = build::ethernet(mac8(A), mac8(to)).ipv4([10, 0, 0, B], [10, 0, 0, to]).udp(1, 2, b"");
+            net.expect(
+                "b",
+                &link().ipv6(address("::ffff:10.0.0.2"), addr6(to)).udp(1, 2, b""),
+                "b.malformed-ip",
+            );
+            let forged = build::ethernet(mac8(A), mac8(to))
+                .ipv4([10, 0, 0, B], [10, 0, 0, to])
+                .udp(1, 2, b"");
             net.expect("b", &forged, "b.spoofed-mac");
         }
     }

@@ -1,4 +1,5 @@
-//! Security groups on whole daemons: who may talk to whom, in each direction, over the API that operators use.
+//! Security groups on whole daemons: who may talk to whom, in each direction, over the API that
+//! operators use.
 
 mod bounds;
 mod changes;

@@ -32,7 +32,11 @@ fn said(net: &Net, line: &str) -> String {
 fn talkative() -> Option<Net> {
     let nics = [open("a", A), filtered("b", B, "web"), filtered("c", 3, "web")];
     let mut net = Net::new(&nics)?;
-    net.group("web", &["in tcp 80-80 10.0.0.0/24", "in udp 53-53 @friends", "in udp 9-9 0.0.0.0/0"], &[]);
+    net.group(
+        "web",
+        &["in tcp 80-80 10.0.0.0/24", "in udp 53-53 @friends", "in udp 9-9 0.0.0.0/0"],
+        &[],
+    );
     net.group("friends", &[], &[&ip4(A), &ip6(A)]);
     let (there, back) = (v4(A, B), v4(B, A));
     net.exchange(
@@ -52,24 +56,46 @@ fn talkative() -> Option<Net> {
 fn sessions_are_listed() {
     let Some(mut net) = talkative() else { return };
     let all = read(&net, "sessions --json");
-    assert_eq!((&all["matching"], &all["table"]["used"], all["sessions"].as_array().unwrap().len()), (&json!(4), &json!(4), 4));
+    assert_eq!(
+        (&all["matching"], &all["table"]["used"], all["sessions"].as_array().unwrap().len()),
+        (&json!(4), &json!(4), 4)
+    );
     let of_b = read(&net, "sessions b --json");
     assert_eq!(of_b["matching"], 3);
-    let one =
-        |protocol: u64| of_b["sessions"].as_array().unwrap().iter().find(|row| row["protocol"] == protocol).unwrap().clone();
+    let one = |protocol: u64| {
+        of_b["sessions"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|row| row["protocol"] == protocol)
+            .unwrap()
+            .clone()
+    };
     let tcp = one(6);
     assert_eq!(tcp["opener"], json!({ "nic_id": "a", "address": "10.0.0.1", "port": 5000 }));
     assert_eq!(tcp["responder"], json!({ "nic_id": "b", "address": "10.0.0.2", "port": 80 }));
-    assert_eq!((&tcp["vni"], &tcp["state"], &tcp["vlan"]), (&json!(1), &json!("established"), &Value::Null));
+    assert_eq!(
+        (&tcp["vni"], &tcp["state"], &tcp["vlan"]),
+        (&json!(1), &json!("established"), &Value::Null)
+    );
     assert_eq!((&tcp["opener_packets"], &tcp["responder_packets"]), (&json!(2), &json!(1)));
     assert_eq!((&tcp["opener_bytes"], &tcp["responder_bytes"]), (&json!(54 + 54 + 8), &json!(54)));
-    assert!(tcp["age_s"].as_u64().unwrap() < 60 && tcp["expires_s"].as_u64().unwrap() > 80_000, "{tcp}");
-    assert_eq!((&tcp["egress"]["kind"], &tcp["ingress"]["kind"]), (&json!("BYPASS"), &json!("RULE")));
+    assert!(
+        tcp["age_s"].as_u64().unwrap() < 60 && tcp["expires_s"].as_u64().unwrap() > 80_000,
+        "{tcp}"
+    );
+    assert_eq!(
+        (&tcp["egress"]["kind"], &tcp["ingress"]["kind"]),
+        (&json!("BYPASS"), &json!("RULE"))
+    );
     assert_eq!(tcp["ingress"]["security_group"], "web");
     // The hash names the rule in other commands.
     let hash = tcp["ingress"]["hash"].as_str().unwrap().to_owned();
     let listed = said(&net, "sg rule list web");
-    let line = listed.lines().find(|line| line.starts_with(&hash)).unwrap_or_else(|| panic!("no {hash} in {listed}"));
+    let line = listed
+        .lines()
+        .find(|line| line.starts_with(&hash))
+        .unwrap_or_else(|| panic!("no {hash} in {listed}"));
     assert!(line.contains("80"), "{line}");
     let udp = one(17);
     assert_eq!(
@@ -77,17 +103,29 @@ fn sessions_are_listed() {
         (&json!("answered"), &json!("fd00::1"), &json!("RULE"))
     );
     let echo = one(1);
-    assert_eq!((&echo["state"], &echo["opener"]["port"], &echo["responder"]["port"]), (&json!("echo"), &json!(7), &json!(8)));
-    assert_eq!((&echo["egress"]["kind"], &echo["ingress"]["kind"]), (&json!("DEFAULT_EGRESS"), &json!("BYPASS")));
+    assert_eq!(
+        (&echo["state"], &echo["opener"]["port"], &echo["responder"]["port"]),
+        (&json!("echo"), &json!(7), &json!(8))
+    );
+    assert_eq!(
+        (&echo["egress"]["kind"], &echo["ingress"]["kind"]),
+        (&json!("DEFAULT_EGRESS"), &json!("BYPASS"))
+    );
     // For people, too.
     let page = said(&net, "sessions b");
-    assert!(page.contains("established") && page.contains("10.0.0.1") && page.contains("fd00::2"), "{page}");
+    assert!(
+        page.contains("established") && page.contains("10.0.0.1") && page.contains("fd00::2"),
+        "{page}"
+    );
     // They go on: what was counted is the truth at the next look.
     for n in 0..100u32 {
         net.expect("a", &v4(A, B).tcp(&segment((5000, 80), ACK, 10 + n, 2), b"x"), "b");
     }
     let tcp = read(&net, "sessions b --proto tcp --json")["sessions"][0].clone();
-    assert_eq!((&tcp["opener_packets"], &tcp["opener_bytes"]), (&json!(102), &json!(54 + 62 + 100 * 55)));
+    assert_eq!(
+        (&tcp["opener_packets"], &tcp["opener_bytes"]),
+        (&json!(102), &json!(54 + 62 + 100 * 55))
+    );
     net.expect("a", &v4(A, B).tcp(&segment((5000, 80), FIN | ACK, 110, 2), b""), "b");
     assert_eq!(read(&net, "sessions b --proto tcp --json")["sessions"][0]["state"], "half-closed");
 }
@@ -142,7 +180,13 @@ fn rules_say_what_they_admitted() {
     let counts = |net: &Net| -> Vec<u64> {
         let order = ["in tcp 80-80 10.0.0.0/24", "in udp 53-53 @friends", "in udp 9-9 0.0.0.0/0"];
         let stats = net.host.daemon().rule_stats("web");
-        let of = |text| stats.iter().find(|(listed, _)| *listed == rule(text)).unwrap_or_else(|| panic!("{text}: {stats:?}")).1;
+        let of = |text| {
+            stats
+                .iter()
+                .find(|(listed, _)| *listed == rule(text))
+                .unwrap_or_else(|| panic!("{text}: {stats:?}"))
+                .1
+        };
         order.into_iter().map(of).collect()
     };
     assert_eq!(counts(&net), [1, 1, 0]);
@@ -157,13 +201,26 @@ fn rules_say_what_they_admitted() {
     net.expect("a", &v4(A, 3).udp(1, 9, b""), "c"); // of another vnic with that group
     assert_eq!(counts(&net), [1, 1, 11]);
     let page = said(&net, "sg rule list web --stats");
-    assert!(page.lines().count() == 3 && page.lines().any(|line| line.ends_with("sessions: 11")), "{page}");
+    assert!(
+        page.lines().count() == 3 && page.lines().any(|line| line.ends_with("sessions: 11")),
+        "{page}"
+    );
     let rows = read(&net, "sg rule list web --stats --json");
-    assert_eq!(rows["rules"].as_array().unwrap().iter().filter_map(|row| row["sessions"].as_u64()).sum::<u64>(), 13, "{rows}");
+    assert_eq!(
+        rows["rules"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(|row| row["sessions"].as_u64())
+            .sum::<u64>(),
+        13,
+        "{rows}"
+    );
     // What admitted a session is gone: it says so until its next frame.
     net.rule_del("web", "in tcp 80-80 10.0.0.0/24");
     let (_, sessions) = net.host.daemon().sessions(Default::default());
-    let tcp = sessions.iter().find(|session| session.protocol() == 6).expect("nothing was sent since");
+    let tcp =
+        sessions.iter().find(|session| session.protocol() == 6).expect("nothing was sent since");
     assert_eq!(tcp.ingress.kind(), Admitted::GONE);
     net.expect("a", &v4(A, B).tcp(&segment((5000, 80), ACK, 10, 2), b""), "b.ingress-denied");
     assert_eq!(said(&net, "sessions --proto tcp --count").trim(), "0");
@@ -205,7 +262,11 @@ fn groups_in_the_operators_words() {
     said(&net, "sg member del clients 10.0.0.1 + nic sg del b empty");
     net.expect("a", &v4(A, B).udp(1, 50, b""), "b.ingress-denied");
     net.expect("a", &v6(A, B).udp(1, 60, b""), "b");
-    let hash = said(&net, "sg rule list web").lines().find(|line| line.contains("IP protocol: 17")).unwrap()[..16].to_owned();
+    let hash = said(&net, "sg rule list web")
+        .lines()
+        .find(|line| line.contains("IP protocol: 17"))
+        .unwrap()[..16]
+        .to_owned();
     said(&net, &format!("sg rule del web {hash}"));
     net.expect("a", &v6(A, B).udp(1, 60, b""), "b.ingress-denied");
     said(&net, "sg del web clients empty");
@@ -217,7 +278,8 @@ fn groups_in_the_operators_words() {
 fn table_file(daemon: &Daemon) -> PathBuf {
     let maps = fs::read_to_string(format!("/proc/{}/maps", daemon.pid())).unwrap();
     let names = maps.lines().filter_map(|line| line.split_whitespace().nth(5));
-    let mut names: Vec<&str> = names.filter(|name| name.contains("/butterfly-") && !name.contains("/memfd:")).collect();
+    let mut names: Vec<&str> =
+        names.filter(|name| name.contains("/butterfly-") && !name.contains("/memfd:")).collect();
     names.dedup();
     let [name] = names[..] else { panic!("one file of sessions, not {names:?}") };
     name.into()
@@ -238,7 +300,8 @@ fn conversation(dir: &Path) -> Net {
     net
 }
 
-/// A crash leaves the table, and the next start says what it makes of it and replaces it; a clean stop removes it.
+/// A crash leaves the table, and the next start says what it makes of it and replaces it; a clean
+/// stop removes it.
 #[test]
 fn the_table_and_restarts() {
     if Kind::wanted() != Kind::Daemon {
@@ -258,8 +321,14 @@ fn the_table_and_restarts() {
     ];
     let said = |expected: &str, from: usize| {
         let log = fs::read_to_string(room.path().join("log")).unwrap();
-        let told = log[from..].lines().find(|line| line.contains("was left by a daemon that died")).unwrap_or_default();
-        assert!(told.contains(expected) && told.is_empty() == expected.is_empty(), "{expected:?} is not in {told:?}");
+        let told = log[from..]
+            .lines()
+            .find(|line| line.contains("was left by a daemon that died"))
+            .unwrap_or_default();
+        assert!(
+            told.contains(expected) && told.is_empty() == expected.is_empty(),
+            "{expected:?} is not in {told:?}"
+        );
         // Seconds of the host, not of the daemon that died.
         let idle = told.split_once("(last frame ").and_then(|(_, rest)| rest.split(' ').next());
         let idle = idle.map(|idle| idle.parse::<u64>().unwrap());
@@ -306,10 +375,16 @@ fn a_table_in_use_is_not_touched() {
     let first = Daemon::start_in(other.path(), &[], &["--name".into(), "one".into()]);
     assert_ne!(table_file(&first), table);
     let own = format!("ipc://{}/other", room.path().display());
-    let mut second = Daemon::launch(room.path(), &[], &["--name".into(), "one".into(), "-e".into(), own]);
+    let mut second =
+        Daemon::launch(room.path(), &[], &["--name".into(), "one".into(), "-e".into(), own]);
     assert_eq!(second.wait_for_end().code(), Some(1));
     let said = net.host.daemon().log();
-    assert!(said.contains("in use by another process: stop it first, or give this one a name of its own"), "{said}");
+    assert!(
+        said.contains(
+            "in use by another process: stop it first, or give this one a name of its own"
+        ),
+        "{said}"
+    );
     assert!(table_file(&first).exists());
     assert!(table_file(net.host.daemon()).exists());
     net.expect("a", &v4(A, B).udp(2, 1, b"!"), "b");

@@ -63,8 +63,15 @@ const RULES: [(&str, Matches); 9] = [
     ("any -", |_| true),
 ];
 
-/// Every kind of packet against every kind of rule, with peers of either family. `from` sends, the rule is in `direction`.
-fn opens_exactly(direction: &str, from: (&str, u8), to: (&str, u8), refused: &str, nics: &[butterfly_tests::Nic]) {
+/// Every kind of packet against every kind of rule, with peers of either family. `from` sends, the
+/// rule is in `direction`.
+fn opens_exactly(
+    direction: &str,
+    from: (&str, u8),
+    to: (&str, u8),
+    refused: &str,
+    nics: &[butterfly_tests::Nic],
+) {
     let Some(mut net) = Net::new(nics) else { return };
     let peer = if direction == "in" { from.1 } else { to.1 };
     let peers = [
@@ -115,18 +122,32 @@ fn address_family(ip: &Ip) -> bool {
 
 #[test]
 fn inbound_rules_open_what_they_say() {
-    opens_exactly("in", ("a", A), ("b", B), "b.ingress-denied", &[open("a", A), filtered("b", B, "g")]);
+    opens_exactly(
+        "in",
+        ("a", A),
+        ("b", B),
+        "b.ingress-denied",
+        &[open("a", A), filtered("b", B, "g")],
+    );
 }
 
 #[test]
 fn outbound_rules_open_what_they_say() {
-    opens_exactly("out", ("b", B), ("a", A), "b.egress-denied", &[open("a", A), filtered("b", B, "g")]);
+    opens_exactly(
+        "out",
+        ("b", B),
+        ("a", A),
+        "b.egress-denied",
+        &[open("a", A), filtered("b", B, "g")],
+    );
 }
 
 /// Both ends filtered: the sender's egress, then the receiver's ingress.
 #[test]
 fn both_ends_must_allow() {
-    let Some(mut net) = Net::new(&[filtered("a", A, "out"), filtered("b", B, "in")]) else { return };
+    let Some(mut net) = Net::new(&[filtered("a", A, "out"), filtered("b", B, "in")]) else {
+        return;
+    };
     for (ip, any) in [(v4(A, B), "0.0.0.0/0"), (v6(A, B), "::/0")] {
         let (to_52, to_53) = (format!("out udp 52-52 {any}"), format!("out udp 53-53 {any}"));
         net.group("in", &[], &[]);
@@ -147,7 +168,9 @@ fn both_ends_must_allow() {
 
 #[test]
 fn rules_of_all_groups_cumulate() {
-    let Some(mut net) = Net::new(&[open("a", A), filtered("b", B, "one two three")]) else { return };
+    let Some(mut net) = Net::new(&[open("a", A), filtered("b", B, "one two three")]) else {
+        return;
+    };
     net.group("one", &["in udp 1-1 0.0.0.0/0"], &[]);
     net.group("two", &["in udp 2-2 0.0.0.0/0", "in udp 5-9 0.0.0.0/0"], &[]);
     let opened = |net: &mut Net, source: u16| -> Vec<u16> {
@@ -174,12 +197,20 @@ fn rules_of_all_groups_cumulate() {
 #[test]
 fn members_are_live() {
     let Some(mut net) = Net::new(&[open("a", A), filtered("b", B, "g")]) else { return };
-    net.group("g", &["in udp 0-65535 @friends", "out tcp 0-65535 @friends", "out udp 0-65535 0.0.0.0/0"], &[]);
+    net.group(
+        "g",
+        &["in udp 0-65535 @friends", "out tcp 0-65535 @friends", "out udp 0-65535 0.0.0.0/0"],
+        &[],
+    );
     let mut number = 0;
     let mut probe = |net: &mut Net, in4: bool, in6: bool| {
         number += 1;
         for (there, back, friend) in [(v4(A, B), v4(B, A), in4), (v6(A, B), v6(B, A), in6)] {
-            net.expect("a", &there.udp(number, 9, b""), if friend { "b" } else { "b.ingress-denied" });
+            net.expect(
+                "a",
+                &there.udp(number, 9, b""),
+                if friend { "b" } else { "b.ingress-denied" },
+            );
             let syn = back.tcp(&segment((number, 9), SYN, 1, 0), b"");
             net.expect("b", &syn, if friend { "a" } else { "b.egress-denied" });
         }
@@ -204,7 +235,8 @@ fn members_are_live() {
     probe(&mut net, true, true);
 }
 
-/// However a vnic came by its first OUTBOUND rule, and whatever that matches, it is its whole egress from then on.
+/// However a vnic came by its first OUTBOUND rule, and whatever that matches, it is its whole
+/// egress from then on.
 #[test]
 fn the_allow_list_holds_whatever_the_order_of_calls() {
     let rule = "out udp 53-53 10.0.0.1/32";
@@ -213,8 +245,16 @@ fn the_allow_list_holds_whatever_the_order_of_calls() {
     let mut limited = |net: &mut Net, limited: bool| {
         number += 1;
         net.expect("b", &v4(B, A).udp(number, 53, b""), "a");
-        net.expect("b", &v4(B, A).udp(number, 54, b""), if limited { "b.egress-denied" } else { "a" });
-        net.expect("b", &v6(B, A).udp(number, 53, b""), if limited { "b.egress-denied" } else { "a" });
+        net.expect(
+            "b",
+            &v4(B, A).udp(number, 54, b""),
+            if limited { "b.egress-denied" } else { "a" },
+        );
+        net.expect(
+            "b",
+            &v6(B, A).udp(number, 53, b""),
+            if limited { "b.egress-denied" } else { "a" },
+        );
     };
     // The rule, the vnic.
     net.group("g", &[rule], &[]);

@@ -24,17 +24,28 @@ fn ways(from: u8, to: u8) -> [(Ip, Ip); 2] {
     [(v4(from, to), v4(to, from)), (v6(from, to), v6(to, from))]
 }
 
-/// A conversation of each protocol, opened by `from`, which nothing but its first packet needs a rule for.
+/// A conversation of each protocol, opened by `from`, which nothing but its first packet needs a
+/// rule for.
 fn converse(net: &mut Net, (from, from_n): (&str, u8), (to, to_n): (&str, u8)) {
     for (there, back) in ways(from_n, to_n) {
-        let tcp = |ip: &Ip, ports, flags, seq, ack, data: &[u8]| ip.tcp(&segment(ports, flags, seq, ack), data);
+        let tcp = |ip: &Ip, ports, flags, seq, ack, data: &[u8]| {
+            ip.tcp(&segment(ports, flags, seq, ack), data)
+        };
         for round in 0..2u32 {
             // Closed by both, and opened again.
             let base = round * 1_000_000;
             net.expect(from, &tcp(&there, (5000, 80), SYN, base + 100, 0, b""), to);
             net.expect(to, &tcp(&back, (80, 5000), SYN | ACK, base + 900, base + 101, b""), from);
-            net.expect(from, &tcp(&there, (5000, 80), ACK | PSH, base + 101, base + 901, b"question"), to);
-            net.expect(to, &tcp(&back, (80, 5000), ACK | PSH, base + 901, base + 109, b"answer"), from);
+            net.expect(
+                from,
+                &tcp(&there, (5000, 80), ACK | PSH, base + 101, base + 901, b"question"),
+                to,
+            );
+            net.expect(
+                to,
+                &tcp(&back, (80, 5000), ACK | PSH, base + 901, base + 109, b"answer"),
+                from,
+            );
             net.expect(from, &tcp(&there, (5000, 80), FIN | ACK, base + 109, base + 907, b""), to);
             net.expect(to, &tcp(&back, (80, 5000), FIN | ACK, base + 907, base + 110, b""), from);
             net.expect(from, &tcp(&there, (5000, 80), ACK, base + 110, base + 908, b""), to);
@@ -44,10 +55,25 @@ fn converse(net: &mut Net, (from, from_n): (&str, u8), (to, to_n): (&str, u8)) {
         }
         let reply = if back.payload(0, b"")[12..14] == [8, 0] { 0 } else { 129 };
         for sequence in 1..4 {
-            net.exchange(from, &there.ping(7, sequence, b"x"), to, &back.icmp(reply, 0, 7 << 16 | u32::from(sequence), b"x"));
+            net.exchange(
+                from,
+                &there.ping(7, sequence, b"x"),
+                to,
+                &back.icmp(reply, 0, 7 << 16 | u32::from(sequence), b"x"),
+            );
         }
-        net.exchange(from, &there.sctp((5, 6), 0, sctp::INIT, &[0; 16]), to, &back.sctp((6, 5), 1, sctp::INIT_ACK, &[0; 16]));
-        net.exchange(from, &there.sctp((5, 6), 2, sctp::DATA, &[0; 12]), to, &back.sctp((6, 5), 1, sctp::DATA, &[0; 12]));
+        net.exchange(
+            from,
+            &there.sctp((5, 6), 0, sctp::INIT, &[0; 16]),
+            to,
+            &back.sctp((6, 5), 1, sctp::INIT_ACK, &[0; 16]),
+        );
+        net.exchange(
+            from,
+            &there.sctp((5, 6), 2, sctp::DATA, &[0; 12]),
+            to,
+            &back.sctp((6, 5), 1, sctp::DATA, &[0; 12]),
+        );
         net.exchange(from, &there.payload(47, b"GRE"), to, &back.payload(47, b"GRE"));
     }
 }
@@ -95,7 +121,13 @@ fn between_two_filtered_ends() {
 
 /// The states of all sessions.
 fn states(net: &Net) -> Vec<String> {
-    net.host.daemon().sessions(Default::default()).1.iter().map(|session| session.state().to_owned()).collect()
+    net.host
+        .daemon()
+        .sessions(Default::default())
+        .1
+        .iter()
+        .map(|session| session.state().to_owned())
+        .collect()
 }
 
 /// Ends all sessions; how many.
@@ -117,8 +149,16 @@ fn tcp_out_of_turn() {
         net.exchange("a", &a(SYN, 100, 0), "b", &b(SYN | ACK, 500, 101));
         net.exchange("a", &a(ACK, 101, 501), "b", &b(ACK, 501, 101));
         for far in [200_000, 0x8000_0000, 0u32.wrapping_sub(200_000)] {
-            net.expect("a", &there.tcp(&segment((9, 80), ACK, 101u32.wrapping_add(far), 501), b"x"), "b.tcp-window");
-            net.expect("b", &back.tcp(&segment((80, 9), ACK, 501u32.wrapping_add(far), 101), b"x"), "b.tcp-window");
+            net.expect(
+                "a",
+                &there.tcp(&segment((9, 80), ACK, 101u32.wrapping_add(far), 501), b"x"),
+                "b.tcp-window",
+            );
+            net.expect(
+                "b",
+                &back.tcp(&segment((80, 9), ACK, 501u32.wrapping_add(far), 101), b"x"),
+                "b.tcp-window",
+            );
         }
         net.expect("a", &a(RST, 150, 0), "b"); // within the window: passes, and ends nothing
         net.exchange("a", &a(ACK, 101, 501), "b", &b(ACK, 501, 101));
@@ -148,7 +188,9 @@ fn icmp_errors_reach_the_owner() {
         ],
         &[],
     );
-    for (family, errors) in [(4, [(3, 3), (3, 4), (11, 0), (12, 0)]), (6, [(1, 4), (2, 0), (3, 0), (4, 0)])] {
+    for (family, errors) in
+        [(4, [(3, 3), (3, 4), (11, 0), (12, 0)]), (6, [(1, 4), (2, 0), (3, 0), (4, 0)])]
+    {
         let ip = |from: u8, to: u8| if family == 4 { v4(from, to) } else { v6(from, to) };
         let router = |to: u8| {
             let link = build::ethernet(mac(A.into()), mac(to.into()));
@@ -171,18 +213,34 @@ fn icmp_errors_reach_the_owner() {
             // To somebody else, about nothing, about what b did not send.
             net.expect("a", &router(C).icmp(kind, code, 0, quote), "c.ingress-denied");
             let never = ip(B, A).udp(port + 1, 5000, b"question");
-            net.expect("a", &ip(A, B).icmp(kind, code, 0, &never[14..14 + quoted]), "b.ingress-denied");
+            net.expect(
+                "a",
+                &ip(A, B).icmp(kind, code, 0, &never[14..14 + quoted]),
+                "b.ingress-denied",
+            );
             let others = ip(A, B).udp(5000, port, b"answer");
-            net.expect("a", &ip(A, B).icmp(kind, code, 0, &others[14..14 + quoted]), "b.ingress-denied");
+            net.expect(
+                "a",
+                &ip(A, B).icmp(kind, code, 0, &others[14..14 + quoted]),
+                "b.ingress-denied",
+            );
         }
         // Of what is no error, a quote opens nothing.
-        net.expect("a", &ip(A, B).icmp(if family == 4 { 5 } else { 100 }, 1, 0, &quote), "b.ingress-denied");
+        net.expect(
+            "a",
+            &ip(A, B).icmp(if family == 4 { 5 } else { 100 }, 1, 0, &quote),
+            "b.ingress-denied",
+        );
         // The other way round: b refuses what it was asked.
         let asked = ip(A, B).udp(6000, 7, b"question");
         net.expect("a", &asked, "b");
         net.expect("b", &ip(B, A).icmp(errors[0].0, errors[0].1, 0, &asked[14..14 + quoted]), "a");
         let never = ip(A, B).udp(6001, 7, b"question");
-        net.expect("b", &ip(B, A).icmp(errors[0].0, errors[0].1, 0, &never[14..14 + quoted]), "b.egress-denied");
+        net.expect(
+            "b",
+            &ip(B, A).icmp(errors[0].0, errors[0].1, 0, &never[14..14 + quoted]),
+            "b.egress-denied",
+        );
     }
 }
 
@@ -190,7 +248,16 @@ fn icmp_errors_reach_the_owner() {
 fn fragments_follow_their_first() {
     let nics = [open("a", A), filtered("b", B, "g"), open("c", C)];
     let Some(mut net) = Net::new(&nics) else { return };
-    net.group("g", &["in udp 53-53 0.0.0.0/0", "in udp 53-53 ::/0", "out udp 1-1 0.0.0.0/0", "out udp 1-1 ::/0"], &[]);
+    net.group(
+        "g",
+        &[
+            "in udp 53-53 0.0.0.0/0",
+            "in udp 53-53 ::/0",
+            "out udp 1-1 0.0.0.0/0",
+            "out udp 1-1 ::/0",
+        ],
+        &[],
+    );
     for (there, back) in ways(A, B) {
         let first = |ip: &Ip, id, port: u16| {
             let header = [&[0, 9][..], &port.to_be_bytes(), &[0, 56, 0, 0]].concat();
@@ -205,7 +272,11 @@ fn fragments_follow_their_first() {
         net.expect("a", &next(&there, 1, 40, false), "b");
         net.expect("a", &first(&there, 2, 54), "b.ingress-denied");
         net.expect("a", &next(&there, 2, 24, false), "a.fragment-orphan");
-        net.expect("a", &there.clone().fragment(3, 0, true).payload(TCP, &[0, 9, 0, 53, 0, 0, 0, 1]), "a.tiny-fragment");
+        net.expect(
+            "a",
+            &there.clone().fragment(3, 0, true).payload(TCP, &[0, 9, 0, 53, 0, 0, 0, 1]),
+            "a.tiny-fragment",
+        );
         net.expect("a", &first(&there, 4, 53), "b");
         net.expect("a", &next(&there, 4, 16, true), "a.fragment-overlap");
         // Out of it.
@@ -221,7 +292,13 @@ fn fragments_follow_their_first() {
 /// Cases that a session without its two vnics would get wrong.
 #[test]
 fn a_session_is_between_two_vnics() {
-    let nics = [open("a", A), filtered("b", B, ""), open("c", C), filtered("d", 4, ""), Nic { vni: 2, ..open("a2", A) }];
+    let nics = [
+        open("a", A),
+        filtered("b", B, ""),
+        open("c", C),
+        filtered("d", 4, ""),
+        Nic { vni: 2, ..open("a2", A) },
+    ];
     let Some(mut net) = Net::new(&nics) else { return };
     net.attach(&Nic { vni: 2, ..filtered("b2", B, "") });
     for (there, back) in ways(B, A) {
@@ -251,14 +328,20 @@ fn a_session_is_between_two_vnics() {
 /// A peer whose address is behind another vnic all of a sudden.
 #[test]
 fn a_peer_that_moves_begins_anew() {
-    let Some(mut net) = Net::new(&[open("a", A), filtered("b", B, "g"), open("c", C)]) else { return };
+    let Some(mut net) = Net::new(&[open("a", A), filtered("b", B, "g"), open("c", C)]) else {
+        return;
+    };
     net.group("g", &["in tcp 22-22 0.0.0.0/0"], &[]);
     let roaming = mac(50);
     let there = build::ethernet(mac(B.into()), roaming).ipv4([10, 0, 0, B], [10, 0, 0, 50]);
     let back = build::ethernet(roaming, mac(B.into())).ipv4([10, 0, 0, 50], [10, 0, 0, B]);
     let syn = there.tcp(&segment((9, 80), SYN, 100, 0), b"");
     let answer = |flags, seq, ack| back.tcp(&segment((80, 9), flags, seq, ack), b"");
-    net.expect("a", &build::ethernet(roaming, Mac::BROADCAST).arp_request([10, 0, 0, 50], [10, 0, 0, 1]), "b c");
+    net.expect(
+        "a",
+        &build::ethernet(roaming, Mac::BROADCAST).arp_request([10, 0, 0, 50], [10, 0, 0, 1]),
+        "b c",
+    );
     net.expect("b", &syn, "a");
     net.expect("a", &answer(SYN | ACK, 500, 101), "b");
     net.expect("b", &there.tcp(&segment((9, 80), ACK, 101, 501), b"data"), "a");
@@ -284,8 +367,16 @@ fn floods_reach_those_who_let_them_in() {
                 let (id, other) = if from == A { ("a", "c") } else { ("c", "a") };
                 let mut open = ["b", other];
                 open.sort_unstable();
-                net.expect(id, &ip.udp(1, 7, b"?"), &format!("{} d.ingress-denied", open.join(" ")));
-                net.expect(id, &ip.udp(1, 8, b"?"), &format!("{other} b.ingress-denied d.ingress-denied"));
+                net.expect(
+                    id,
+                    &ip.udp(1, 7, b"?"),
+                    &format!("{} d.ingress-denied", open.join(" ")),
+                );
+                net.expect(
+                    id,
+                    &ip.udp(1, 8, b"?"),
+                    &format!("{other} b.ingress-denied d.ingress-denied"),
+                );
             }
         }
         // From a filtered vnic: judged once on its way out, and by each receiver.
@@ -295,17 +386,36 @@ fn floods_reach_those_who_let_them_in() {
         net.expect("a", &v4(A, B).udp(9, 8, b"!"), "b.ingress-denied");
     }
     net.rule_add("g", "out tcp 1-1 0.0.0.0/0");
-    net.expect("b", &build::ethernet(mac(B.into()), Mac::BROADCAST).ipv4([10, 0, 0, B], all4).udp(8, 9, b"?"), "b.egress-denied");
+    net.expect(
+        "b",
+        &build::ethernet(mac(B.into()), Mac::BROADCAST).ipv4([10, 0, 0, B], all4).udp(8, 9, b"?"),
+        "b.egress-denied",
+    );
 }
 
 /// Time-outs are as configured, and shown.
 #[test]
 fn silence_ends_a_session() {
-    let options = ["--tcp-pickup", "0", "--sessions", "5000", "--timeout", "udp-new=1", "--timeout", "udp-answered=3"];
+    let options = [
+        "--tcp-pickup",
+        "0",
+        "--sessions",
+        "5000",
+        "--timeout",
+        "udp-new=1",
+        "--timeout",
+        "udp-answered=3",
+    ];
     let Some(mut net) = Net::with(&options, &[open("a", A), filtered("b", B, "")]) else { return };
     let shown = net.host.daemon().session_table();
-    let seconds = |name: &str| shown.timeout.iter().find(|row| row.name() == name).map(|row| row.seconds());
-    assert_eq!((seconds("udp-new"), seconds("udp-answered")), (Some(1), Some(3)), "{:?}", shown.timeout);
+    let seconds =
+        |name: &str| shown.timeout.iter().find(|row| row.name() == name).map(|row| row.seconds());
+    assert_eq!(
+        (seconds("udp-new"), seconds("udp-answered")),
+        (Some(1), Some(3)),
+        "{:?}",
+        shown.timeout
+    );
     assert_eq!((shown.capacity(), shown.share(), shown.tcp_pickup()), (5000, 1250, 0));
     net.expect("b", &v4(B, A).udp(1, 2, b"?"), "a");
     net.exchange("b", &v4(B, A).udp(3, 4, b"?"), "a", &v4(A, B).udp(4, 3, b"!"));

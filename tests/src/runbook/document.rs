@@ -1,4 +1,5 @@
-//! The page: its sections with their commands, the lines that are looked for, and where tables lead.
+//! The page: its sections with their commands, the lines that are looked for, and where tables
+//! lead.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +16,8 @@ pub enum Place {
     Machine,
 }
 
-const PROMPTS: [(&str, Place); 3] = [("$ ", Place::Here), ("FAR# ", Place::Far), ("SENDER# ", Place::Machine)];
+const PROMPTS: [(&str, Place); 3] =
+    [("$ ", Place::Here), ("FAR# ", Place::Far), ("SENDER# ", Place::Machine)];
 /// What is run from here on mends.
 const FIX: &str = "**Fix.**";
 const TABLE_OF: &str = "Go on with the table of [";
@@ -83,27 +85,42 @@ impl Document {
                 inside = !inside;
             } else if inside {
                 let list = if fix { &mut section.fixes } else { &mut section.looks };
-                let prompt = PROMPTS.iter().find_map(|(prompt, place)| Some((line.strip_prefix(prompt)?, *place)));
+                let prompt = PROMPTS
+                    .iter()
+                    .find_map(|(prompt, place)| Some((line.strip_prefix(prompt)?, *place)));
                 match (prompt, list.last_mut()) {
-                    (Some((line, place)), _) => list.push(Command { place, line: line.to_owned(), expected: Vec::new() }),
+                    (Some((line, place)), _) => {
+                        list.push(Command { place, line: line.to_owned(), expected: Vec::new() })
+                    }
                     (None, Some(command)) => command.expected.push(line.to_owned()),
                     (None, None) => {}
                 }
             } else if line.starts_with('#') {
                 fix = false;
-                sections.push(Section { title: line.trim_start_matches('#').trim().to_owned(), ..Section::default() });
+                sections.push(Section {
+                    title: line.trim_start_matches('#').trim().to_owned(),
+                    ..Section::default()
+                });
             } else if line.starts_with(FIX) {
                 fix = true;
             } else if let Some(rest) = line.strip_prefix(TABLE_OF) {
                 section.table_of = link(rest);
-            } else if let Some((seen, to)) = line.strip_prefix("| ").and_then(|line| line.split_once(" | ["))
+            } else if let Some((seen, to)) =
+                line.strip_prefix("| ").and_then(|line| line.split_once(" | ["))
                 && let Some(to) = link(to)
             {
-                section.rows.push(Row { pattern: (seen != OTHERWISE).then(|| seen.trim_matches('`').to_owned()), to });
+                section.rows.push(Row {
+                    pattern: (seen != OTHERWISE).then(|| seen.trim_matches('`').to_owned()),
+                    to,
+                });
             } else if sections.len() == 2 {
                 // How to read the page: the words in it.
                 let quoted = line.split('`').skip(1).step_by(2);
-                words.extend(quoted.filter(|word| word.bytes().all(|byte| byte.is_ascii_uppercase())).map(str::to_owned));
+                words.extend(
+                    quoted
+                        .filter(|word| word.bytes().all(|byte| byte.is_ascii_uppercase()))
+                        .map(str::to_owned),
+                );
             }
         }
         Document { sections, words }
@@ -111,7 +128,10 @@ impl Document {
 
     /// The first step.
     pub fn entry(&self) -> Result<&Section, String> {
-        self.sections.iter().find(|section| !section.looks.is_empty()).ok_or_else(|| "there is no first step".to_owned())
+        self.sections
+            .iter()
+            .find(|section| !section.looks.is_empty())
+            .ok_or_else(|| "there is no first step".to_owned())
     }
 
     /// The section that a link leads to.
@@ -141,6 +161,8 @@ fn link(rest: &str) -> Option<String> {
 
 /// As GitHub makes links of headings.
 fn anchor(title: &str) -> String {
-    let kept = title.chars().filter(|letter| letter.is_alphanumeric() || matches!(letter, ' ' | '-' | '_'));
+    let kept = title
+        .chars()
+        .filter(|letter| letter.is_alphanumeric() || matches!(letter, ' ' | '-' | '_'));
     kept.map(|letter| if letter == ' ' { '-' } else { letter.to_ascii_lowercase() }).collect()
 }

@@ -1,6 +1,8 @@
-//! A page of the manual that is followed word by word: its commands are run, its lines are looked for, its tables say where to go on.
+//! A page of the manual that is followed word by word: its commands are run, its lines are looked
+//! for, its tables say where to go on.
 //!
-//! What is read, and how, stands at the top of docs/troubleshooting.md; nothing is known here that a reader is not told there.
+//! What is read, and how, stands at the top of docs/troubleshooting.md; nothing is known here that
+//! a reader is not told there.
 
 mod document;
 mod pattern;
@@ -42,7 +44,9 @@ impl<'a> Reader<'a> {
         let mut section = self.document.entry()?;
         for _ in 0..STEPS {
             self.path.push(section.title.clone());
-            let answer = self.look(section, site).map_err(|why| format!("{} says: {why}", self.path.join(" > ")))?;
+            let answer = self
+                .look(section, site)
+                .map_err(|why| format!("{} says: {why}", self.path.join(" > ")))?;
             let rows = match &section.table_of {
                 Some(other) => &self.document.section(other)?.rows,
                 None => &section.rows,
@@ -52,9 +56,12 @@ impl<'a> Reader<'a> {
             }
             let fits = rows.iter().find_map(|row| match &row.pattern {
                 None => Some((self.words.clone(), row)),
-                Some(pattern) => Some((self.document.find_part(pattern, &answer, &self.words)?, row)),
+                Some(pattern) => {
+                    Some((self.document.find_part(pattern, &answer, &self.words)?, row))
+                }
             });
-            let (words, row) = fits.ok_or_else(|| format!("no row of {} fits:\n{answer}", section.title))?;
+            let (words, row) =
+                fits.ok_or_else(|| format!("no row of {} fits:\n{answer}", section.title))?;
             self.words = words;
             section = self.document.section(&row.to)?;
         }
@@ -67,11 +74,18 @@ impl<'a> Reader<'a> {
         for command in &section.looks {
             answer = self.run(command, site)?;
             for line in &command.expected {
-                let found = match line.strip_prefix(NOTHING).and_then(|line| line.strip_suffix(')')) {
-                    Some(line) => self.document.find_line(line, &answer, &self.words).is_none().then(|| self.words.clone()),
+                let found = match line.strip_prefix(NOTHING).and_then(|line| line.strip_suffix(')'))
+                {
+                    Some(line) => self
+                        .document
+                        .find_line(line, &answer, &self.words)
+                        .is_none()
+                        .then(|| self.words.clone()),
                     None => self.document.find_line(line, &answer, &self.words),
                 };
-                self.words = found.ok_or_else(|| format!("{:?} answers no {line:?}, but:\n{answer}", command.line))?;
+                self.words = found.ok_or_else(|| {
+                    format!("{:?} answers no {line:?}, but:\n{answer}", command.line)
+                })?;
             }
         }
         Ok(answer)
@@ -93,7 +107,8 @@ impl<'a> Reader<'a> {
     pub fn proved(&self, site: &mut dyn Site) -> Vec<String> {
         let proofs = self.document.sections.iter().filter(|section| section.is_cause());
         let holds = |section: &&Section| {
-            let mut fresh = Reader { document: self.document, words: self.words.clone(), path: Vec::new() };
+            let mut fresh =
+                Reader { document: self.document, words: self.words.clone(), path: Vec::new() };
             fresh.look(section, site).is_ok()
         };
         proofs.filter(holds).map(|section| section.title.clone()).collect()

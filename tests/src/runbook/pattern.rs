@@ -1,4 +1,5 @@
-//! A line of the page against a line of an answer: words in capitals stand for others, `...` for anything.
+//! A line of the page against a line of an answer: words in capitals stand for others, `...` for
+//! anything.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -45,24 +46,41 @@ fn one_line(line: &str) -> String {
 }
 
 /// A command with words put in; the word that is not known.
-pub fn put_in(command: &str, known: &Words, vocabulary: &BTreeSet<String>) -> Result<String, String> {
+pub fn put_in(
+    command: &str,
+    known: &Words,
+    vocabulary: &BTreeSet<String>,
+) -> Result<String, String> {
     let text = |part: &Part<'_>| match part {
         Part::Text(text) => Ok((*text).to_owned()),
         Part::Anything => Ok("...".to_owned()),
         // Lists have commas between them where they are printed.
-        Part::Word(word) => known.get(*word).map(|is| is.replace(',', "")).ok_or(format!("{word} is not known in {command:?}")),
+        Part::Word(word) => known
+            .get(*word)
+            .map(|is| is.replace(',', ""))
+            .ok_or(format!("{word} is not known in {command:?}")),
     };
     parts(command, vocabulary).iter().map(text).collect()
 }
 
-/// Looks for a line in an answer: the words known if it is there. A word at its end is the rest of the line if it is `whole`: a list,
-/// maybe.
-pub fn find(line: &str, answer: &str, known: &Words, vocabulary: &BTreeSet<String>, whole: bool) -> Option<Words> {
+/// Looks for a line in an answer: the words known if it is there. A word at its end is the rest of
+/// the line if it is `whole`: a list, maybe.
+pub fn find(
+    line: &str,
+    answer: &str,
+    known: &Words,
+    vocabulary: &BTreeSet<String>,
+    whole: bool,
+) -> Option<Words> {
     let line = one_line(line);
     let parts = parts(&line, vocabulary);
     answer.lines().find_map(|answer| {
         let answer = one_line(answer);
-        let starts = answer.char_indices().map(|(at, _)| at).filter(|at| begins(&answer, *at)).collect::<Vec<_>>();
+        let starts = answer
+            .char_indices()
+            .map(|(at, _)| at)
+            .filter(|at| begins(&answer, *at))
+            .collect::<Vec<_>>();
         starts.into_iter().find_map(|at| fits(&parts, &answer[at..], known, whole))
     })
 }
@@ -89,7 +107,8 @@ fn fits(parts: &[Part<'_>], rest: &str, known: &Words, whole: bool) -> Option<Wo
             None => {
                 let letters = rest.find(' ').unwrap_or(rest.len());
                 let lens = ends().filter(|at| (1..=letters).contains(at));
-                lens.into_iter().find_map(|at| fits(more, &rest[at..], &with(known, word, &rest[..at]), whole))
+                lens.into_iter()
+                    .find_map(|at| fits(more, &rest[at..], &with(known, word, &rest[..at]), whole))
             }
         },
     }
@@ -109,7 +128,14 @@ mod tests {
         let vocabulary = ["GROUP", "A", "B"].map(str::to_owned).into();
         let known = [("A".to_owned(), "vm-1".to_owned())].into();
         let words = find(line, answer, &known, &vocabulary, true)?;
-        Some(["GROUP", "B"].iter().filter_map(|word| words.get(*word)).cloned().collect::<Vec<_>>().join("|"))
+        Some(
+            ["GROUP", "B"]
+                .iter()
+                .filter_map(|word| words.get(*word))
+                .cloned()
+                .collect::<Vec<_>>()
+                .join("|"),
+        )
     }
 
     #[test]
@@ -140,7 +166,10 @@ mod tests {
     #[test]
     fn a_part_of_a_line_ends_with_its_word() {
         let vocabulary = ["WHY".to_owned()].into();
-        let why = |answer| find("dropped: WHY", answer, &Words::new(), &vocabulary, false).map(|words| words["WHY"].clone());
+        let why = |answer| {
+            find("dropped: WHY", answer, &Words::new(), &vocabulary, false)
+                .map(|words| words["WHY"].clone())
+        };
         assert_eq!(why("dropped: ring-full, counted at b").as_deref(), Some("ring-full"));
         assert_eq!(why("copies dropped: too-big").as_deref(), Some("too-big"));
         assert_eq!(why("dropped:"), None);
@@ -150,7 +179,10 @@ mod tests {
     fn words_are_put_in_whole() {
         let vocabulary = ["GROUP", "A"].map(str::to_owned).into();
         let known: Words = [("A".to_owned(), "1, 2".to_owned())].into();
-        assert_eq!(put_in("x --ip A /A AB a", &known, &vocabulary), Ok("x --ip 1 2 /1 2 AB a".to_owned()));
+        assert_eq!(
+            put_in("x --ip A /A AB a", &known, &vocabulary),
+            Ok("x --ip 1 2 /1 2 AB a".to_owned())
+        );
         assert_eq!(put_in("y ... A", &known, &vocabulary), Ok("y ... 1 2".to_owned()));
         assert!(put_in("x GROUP", &known, &vocabulary).is_err());
     }

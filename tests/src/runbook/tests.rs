@@ -17,11 +17,17 @@ struct Patient {
 impl Site for Patient {
     fn run(&mut self, _: Place, command: &str) -> String {
         self.ran.push(command.to_owned());
-        self.answers.iter().find(|(of, _)| *of == command).map_or(String::new(), |(_, answer)| (*answer).to_owned())
+        self.answers
+            .iter()
+            .find(|(of, _)| *of == command)
+            .map_or(String::new(), |(_, answer)| (*answer).to_owned())
     }
 }
 
-fn followed(page: &str, answers: &[(&'static str, &'static str)]) -> (Result<String, String>, Vec<String>) {
+fn followed(
+    page: &str,
+    answers: &[(&'static str, &'static str)],
+) -> (Result<String, String>, Vec<String>) {
     let document = Document::read(page);
     let mut patient = Patient { answers: answers.to_vec(), ran: Vec::new() };
     let mut reader = Reader::new(&document, &[("WHO", "ann")]);
@@ -35,7 +41,8 @@ fn followed(page: &str, answers: &[(&'static str, &'static str)]) -> (Result<Str
     (end, patient.ran)
 }
 
-const HURTS: [(&str, &str); 2] = [("ask ann", "well:\n  hurts at knee, says ann"), ("look knee", "it is red")];
+const HURTS: [(&str, &str); 2] =
+    [("ask ann", "well:\n  hurts at knee, says ann"), ("look knee", "it is red")];
 
 #[test]
 fn a_page_is_followed_to_its_end() {
@@ -49,7 +56,8 @@ fn a_page_is_followed_to_its_end() {
 
 #[test]
 fn a_wrong_page_fails() {
-    // A table that leads to the wrong place, or to none; a line that is never there; a word that nobody knows; no end; no fix.
+    // A table that leads to the wrong place, or to none; a line that is never there; a word that
+    // nobody knows; no end; no fix.
     for (right, wrong, why) in [
         ("red\n", "blue\n", "answers no"),
         ("red\n", "(nothing about red)\n", "answers no"),

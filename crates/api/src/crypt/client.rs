@@ -21,7 +21,8 @@ const ATTEMPTS: usize = 4;
 /// An encrypted request got no reply that could be read.
 #[derive(Debug, thiserror::Error)]
 pub enum EncryptionError {
-    /// What came was readable by anybody, so anybody may have written it: not read, but for the code if it was a refusal.
+    /// What came was readable by anybody, so anybody may have written it: not read, but for the
+    /// code if it was a refusal.
     #[error("the reply is not encrypted")]
     ClearReply(Option<error::Code>),
     /// In clear text: the daemon could or would not read the request.
@@ -36,8 +37,9 @@ pub enum EncryptionError {
     /// The daemon read the request and did not carry it out: its own words.
     #[error("{0}")]
     Refused(String),
-    /// The request was for another epoch than the daemon's. That it was not carried out *there* is all that is known: who is between may have
-    /// given it to somebody else with the key before.
+    /// The request was for another epoch than the daemon's. That it was not carried out *there* is
+    /// all that is known: who is between may have given it to somebody else with the key
+    /// before.
     #[error("the daemon has a new epoch")]
     NewEpoch,
     /// The daemon begins one epoch after the other.
@@ -62,8 +64,8 @@ impl Cipher {
         Self { keys: Keys::of(&key), key, legacy, epoch: RefCell::new(None) }
     }
 
-    /// Has `content` carried out: `round` sends a request and returns its reply. Returns what the reply holds. Only content that
-    /// `only_asks` is sent more than once.
+    /// Has `content` carried out: `round` sends a request and returns its reply. Returns what the
+    /// reply holds. Only content that `only_asks` is sent more than once.
     pub(crate) fn exchange(
         &self,
         content: &[u8],
@@ -72,7 +74,10 @@ impl Cipher {
     ) -> Result<Zeroizing<Vec<u8>>, ClientError> {
         if self.legacy {
             let iv = random(getrandom::fill).map_err(EncryptionError::Random)?;
-            let request = Encrypted { aes256cbc_sha512: Some(legacy::seal(&self.key, iv, content)), ..Default::default() };
+            let request = Encrypted {
+                aes256cbc_sha512: Some(legacy::seal(&self.key, iv, content)),
+                ..Default::default()
+            };
             let reply = encrypted_reply(&round(&encode(request)?)?)?;
             let field = reply.aes256cbc_sha512.as_ref().ok_or(EncryptionError::Nothing)?;
             return Ok(legacy::open(&self.key, field).ok_or(EncryptionError::Undecryptable)?);
@@ -81,7 +86,8 @@ impl Cipher {
             let (nonce, request) = self.request(content)?;
             let reply = encrypted_reply(&round(&encode(request)?)?)?;
             let field = reply.xchacha20_poly1305.as_ref().ok_or(EncryptionError::Nothing)?;
-            let (_, reply) = self.keys.reply.open(&nonce, field).ok_or(EncryptionError::Undecryptable)?;
+            let (_, reply) =
+                self.keys.reply.open(&nonce, field).ok_or(EncryptionError::Undecryptable)?;
             let reply = decode::<Sealed>(&reply).map_err(|_| EncryptionError::Undecryptable)?;
             match reply.refusal.into_option() {
                 None => return Ok(Zeroizing::new(reply.messages.ok_or(EncryptionError::Nothing)?)),
@@ -92,7 +98,9 @@ impl Cipher {
                         return Err(EncryptionError::NewEpoch.into());
                     }
                 }
-                Some(refusal) => return Err(EncryptionError::Refused(refusal.help().to_owned()).into()),
+                Some(refusal) => {
+                    return Err(EncryptionError::Refused(refusal.help().to_owned()).into());
+                }
             }
         }
         Err(EncryptionError::Restless.into())
@@ -125,8 +133,14 @@ fn encode(encrypted: Encrypted) -> Result<Vec<u8>, ClientError> {
 fn encrypted_reply(reply: &[u8]) -> Result<Encrypted, ClientError> {
     let reply = crate::client::decode_reply(reply)?;
     let Some(encrypted) = reply.encrypted.into_option() else {
-        let code = reply.messages.first().and_then(|message| message.error.as_ref()).and_then(|error| error.code);
-        return Err(EncryptionError::ClearReply(code.and_then(|code| code.enum_value().ok())).into());
+        let code = reply
+            .messages
+            .first()
+            .and_then(|message| message.error.as_ref())
+            .and_then(|error| error.code);
+        return Err(
+            EncryptionError::ClearReply(code.and_then(|code| code.enum_value().ok())).into()
+        );
     };
     match encrypted.error.as_ref() {
         Some(error) => Err(EncryptionError::Error(error.code).into()),

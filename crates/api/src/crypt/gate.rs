@@ -35,7 +35,8 @@ pub(crate) struct EncryptedFields {
 pub(crate) enum Opened {
     /// A request, and where in the frame it is now; its reply is to be sealed.
     Request(Range<usize>, ReplyTo),
-    /// Somebody who has the key asked for the epoch, or has to: that is its reply, and nothing more is to be said of it.
+    /// Somebody who has the key asked for the epoch, or has to: that is its reply, and nothing more
+    /// is to be said of it.
     Introduced(Encrypted),
     /// Its reply, and why.
     Refused(Encrypted, String),
@@ -48,9 +49,16 @@ pub(crate) enum ReplyTo {
 }
 
 impl Gate {
-    /// Takes requests under `key`; in the original's form only with `legacy`. Fails when the system has no random numbers.
+    /// Takes requests under `key`; in the original's form only with `legacy`. Fails when the system
+    /// has no random numbers.
     pub fn new(key: Key, legacy: bool) -> Result<Self, getrandom::Error> {
-        Ok(Self { keys: Keys::of(&key), key, legacy, guard: Guard::new(getrandom::fill)?, source: getrandom::fill })
+        Ok(Self {
+            keys: Keys::of(&key),
+            key,
+            legacy,
+            guard: Guard::new(getrandom::fill)?,
+            source: getrandom::fill,
+        })
     }
 
     /// The same gate, on a system that ran out of random numbers.
@@ -65,23 +73,31 @@ impl Gate {
             (Some(field), _) => self.open_sealed(frame, field.clone()),
             (None, Some(field)) if self.legacy => {
                 let start = field.start;
-                let content = frame.get_mut(field.clone()).and_then(|field| legacy::open_in_place(&self.key, field));
+                let content = frame
+                    .get_mut(field.clone())
+                    .and_then(|field| legacy::open_in_place(&self.key, field));
                 match content {
-                    Some(content) => Opened::Request(start + content.start..start + content.end, ReplyTo::Legacy),
+                    Some(content) => {
+                        Opened::Request(start + content.start..start + content.end, ReplyTo::Legacy)
+                    }
                     None => unreadable(),
                 }
             }
-            (None, Some(_)) => {
-                refused(encrypted::error::Code::NOT_SUPPORTED, "a request in legacy encryption, which is switched off")
-            }
-            (None, None) => {
-                refused(encrypted::error::Code::NOT_SUPPORTED, "an encrypted request without anything encrypted that is known")
-            }
+            (None, Some(_)) => refused(
+                encrypted::error::Code::NOT_SUPPORTED,
+                "a request in legacy encryption, which is switched off",
+            ),
+            (None, None) => refused(
+                encrypted::error::Code::NOT_SUPPORTED,
+                "an encrypted request without anything encrypted that is known",
+            ),
         }
     }
 
     fn open_sealed(&mut self, frame: &mut [u8], field: Range<usize>) -> Opened {
-        let opened = frame.get_mut(field.clone()).and_then(|bytes| self.keys.request.open_in_place(b"", bytes));
+        let opened = frame
+            .get_mut(field.clone())
+            .and_then(|bytes| self.keys.request.open_in_place(b"", bytes));
         let Some((nonce, content)) = opened else { return unreadable() };
         // Whoever has the key can do better.
         let Some(SealedFields { time, epoch, messages }) =
@@ -106,18 +122,30 @@ impl Gate {
                 );
             }
             Err(Refused::NoEpoch) => {
-                return refused(encrypted::error::Code::INTERNAL_ERROR, "an encrypted request, as there are no random numbers");
+                return refused(
+                    encrypted::error::Code::INTERNAL_ERROR,
+                    "an encrypted request, as there are no random numbers",
+                );
             }
         };
         let (code, help) = match &refusal {
             None => (sealed::refusal::Code::EPOCH, "seal the request again with this epoch"),
             Some(help) => (sealed::refusal::Code::CLOCK, help.as_str()),
         };
-        let refused = sealed::Refusal { code: Some(code.into()), help: Some(help.to_owned()), ..Default::default() };
-        let reply = self.seal_reply(&nonce, Sealed { refusal: MessageField::some(refused), ..self.stamped(now) });
+        let refused = sealed::Refusal {
+            code: Some(code.into()),
+            help: Some(help.to_owned()),
+            ..Default::default()
+        };
+        let reply = self.seal_reply(
+            &nonce,
+            Sealed { refusal: MessageField::some(refused), ..self.stamped(now) },
+        );
         match refusal {
             None => Opened::Introduced(reply),
-            Some(help) => Opened::Refused(reply, format!("an encrypted request with the wrong time: {help}")),
+            Some(help) => {
+                Opened::Refused(reply, format!("an encrypted request with the wrong time: {help}"))
+            }
         }
     }
 
@@ -133,7 +161,8 @@ impl Gate {
         };
         if sealed.is_none() {
             let encrypted = MessageField::some(error(encrypted::error::Code::INTERNAL_ERROR));
-            *reply = Messages { encrypted, ..Default::default() }.write_to_bytes().unwrap_or_default();
+            *reply =
+                Messages { encrypted, ..Default::default() }.write_to_bytes().unwrap_or_default();
         }
     }
 
@@ -200,7 +229,8 @@ fn sealed_fields(frame: &[u8], range: Range<usize>) -> Option<SealedFields> {
     Some(found)
 }
 
-/// Makes what is the end of a field of [`Encrypted`], `length` bytes with `begin` before it, a whole `Messages`.
+/// Makes what is the end of a field of [`Encrypted`], `length` bytes with `begin` before it, a
+/// whole `Messages`.
 fn wrap(content: &mut Vec<u8>, number: u32, length: usize, begin: &[u8]) {
     let mut inner = Vec::new();
     push_header(&mut inner, number, length);

@@ -1,10 +1,11 @@
 //! What a daemon remembers of requests, so that none is carried out twice.
 //!
-//! A request names the daemon's *epoch* and the time it was made, both sealed. The nonces of those whose time is still good are
-//! remembered; all others are refused by their time. Where that would not do (a daemon that has just started, a clock that was set
-//! back, no more room), there is a new epoch, and whatever was made for the one before is refused. So the time that a client and a
-//! daemon have in common is no secret, no order and no promise: it only bounds how much is remembered, and how long somebody
-//! between can hold a request up.
+//! A request names the daemon's *epoch* and the time it was made, both sealed. The nonces of those
+//! whose time is still good are remembered; all others are refused by their time. Where that would
+//! not do (a daemon that has just started, a clock that was set back, no more room), there is a new
+//! epoch, and whatever was made for the one before is refused. So the time that a client and a
+//! daemon have in common is no secret, no order and no promise: it only bounds how much is
+//! remembered, and how long somebody between can hold a request up.
 
 use super::{
     host::{Random, WINDOW, random},
@@ -12,8 +13,8 @@ use super::{
 };
 use std::collections::{BTreeMap, HashSet};
 
-/// Most nonces remembered: some three megabytes. Those who ask more often than a thousand times per second for a minute are told a new
-/// epoch a little more often.
+/// Most nonces remembered: some three megabytes. Those who ask more often than a thousand times per
+/// second for a minute are told a new epoch a little more often.
 const ROOM: usize = 1 << 16;
 /// Nonces are forgotten by the second.
 const SECOND: u64 = 1000;
@@ -49,7 +50,14 @@ pub(super) enum Refused {
 impl Guard {
     /// Remembers nothing yet.
     pub(super) fn new(source: Random) -> Result<Self, getrandom::Error> {
-        Ok(Self { epoch: random(source)?, seen: BTreeMap::new(), count: 0, latest: 0, room: ROOM, source })
+        Ok(Self {
+            epoch: random(source)?,
+            seen: BTreeMap::new(),
+            count: 0,
+            latest: 0,
+            room: ROOM,
+            source,
+        })
     }
 
     /// What requests have to name.
@@ -57,8 +65,15 @@ impl Guard {
         &self.epoch
     }
 
-    /// Whether the request with this `nonce`, made for `epoch` at `time`, is to be carried out `now`. If so, it is the last time.
-    pub(super) fn admit(&mut self, now: u64, nonce: &Nonce, epoch: &[u8], time: u64) -> Result<(), Refused> {
+    /// Whether the request with this `nonce`, made for `epoch` at `time`, is to be carried out
+    /// `now`. If so, it is the last time.
+    pub(super) fn admit(
+        &mut self,
+        now: u64,
+        nonce: &Nonce,
+        epoch: &[u8],
+        time: u64,
+    ) -> Result<(), Refused> {
         if now < self.latest {
             // What was forgotten would have a good time again.
             self.renew()?;
@@ -89,7 +104,8 @@ impl Guard {
 
     /// Forgets what was made before `time`, but not what was made in the same second.
     fn forget(&mut self, time: u64) {
-        while let Some(entry) = self.seen.first_entry().filter(|entry| *entry.key() < time / SECOND) {
+        while let Some(entry) = self.seen.first_entry().filter(|entry| *entry.key() < time / SECOND)
+        {
             self.count -= entry.remove().len();
         }
     }
@@ -127,7 +143,11 @@ mod tests {
         assert_eq!(guard.admit(NOW, &nonce(1), &epoch, NOW), Ok(()));
         assert_eq!(guard.admit(NOW, &nonce(2), &epoch, NOW), Ok(()));
         for later in [0, 1, 999, 30_000, 60_000] {
-            assert_eq!(guard.admit(NOW + later, &nonce(1), &epoch, NOW), Err(Refused::Repeated), "{later}");
+            assert_eq!(
+                guard.admit(NOW + later, &nonce(1), &epoch, NOW),
+                Err(Refused::Repeated),
+                "{later}"
+            );
         }
         // By then it is forgotten, and too old.
         assert_eq!(guard.admit(NOW + 62_000, &nonce(1), &epoch, NOW), Err(Refused::Clock(62_000)));
@@ -156,15 +176,24 @@ mod tests {
     fn what_was_refused_for_being_early_stays_refused() {
         let mut guard = guard();
         let epoch = *guard.epoch();
-        assert_eq!(guard.admit(NOW, &nonce(1), &epoch, NOW + 3_600_000), Err(Refused::Clock(-3_600_000)));
-        assert_eq!(guard.admit(NOW + 3_600_000, &nonce(1), &epoch, NOW + 3_600_000), Err(Refused::Epoch));
+        assert_eq!(
+            guard.admit(NOW, &nonce(1), &epoch, NOW + 3_600_000),
+            Err(Refused::Clock(-3_600_000))
+        );
+        assert_eq!(
+            guard.admit(NOW + 3_600_000, &nonce(1), &epoch, NOW + 3_600_000),
+            Err(Refused::Epoch)
+        );
         // Nobody begins an epoch with what was never good.
         let epoch = *guard.epoch();
         assert_eq!(
             guard.admit(NOW, &nonce(2), b"another", u64::MAX),
             Err(Refused::Clock(i128::from(NOW) - i128::from(u64::MAX)))
         );
-        assert_eq!(guard.admit(NOW + 3_600_000, &nonce(2), &epoch, 0), Err(Refused::Clock(i128::from(NOW) + 3_600_000)));
+        assert_eq!(
+            guard.admit(NOW + 3_600_000, &nonce(2), &epoch, 0),
+            Err(Refused::Clock(i128::from(NOW) + 3_600_000))
+        );
     }
 
     #[test]
@@ -174,7 +203,11 @@ mod tests {
         assert_eq!(other.admit(NOW, &nonce(1), &epoch, NOW), Err(Refused::Epoch));
         assert_eq!(one.admit(NOW, &nonce(1), &[], NOW), Err(Refused::Epoch), "none is named");
         assert_eq!(one.admit(NOW, &nonce(1), &epoch[..15], NOW), Err(Refused::Epoch));
-        assert_eq!(one.admit(NOW, &nonce(1), &epoch, NOW), Ok(()), "what was refused was not carried out");
+        assert_eq!(
+            one.admit(NOW, &nonce(1), &epoch, NOW),
+            Ok(()),
+            "what was refused was not carried out"
+        );
     }
 
     /// What was forgotten must not become good again.
@@ -189,7 +222,10 @@ mod tests {
         assert_ne!(next, epoch);
         assert_eq!(guard.admit(NOW, &nonce(3), &next, NOW), Ok(()));
         // And an hour later, the second of them.
-        assert_eq!(guard.admit(NOW + 3_600_000, &nonce(2), &epoch, NOW + 3_600_000), Err(Refused::Epoch));
+        assert_eq!(
+            guard.admit(NOW + 3_600_000, &nonce(2), &epoch, NOW + 3_600_000),
+            Err(Refused::Epoch)
+        );
     }
 
     #[test]
@@ -202,7 +238,11 @@ mod tests {
         assert_eq!(guard.admit(NOW, &nonce(10), &epoch, NOW), Err(Refused::Epoch));
         assert_ne!(guard.epoch(), &epoch);
         for number in 0..10 {
-            assert_eq!(guard.admit(NOW, &nonce(number), &epoch, NOW), Err(Refused::Epoch), "none is carried out again");
+            assert_eq!(
+                guard.admit(NOW, &nonce(number), &epoch, NOW),
+                Err(Refused::Epoch),
+                "none is carried out again"
+            );
         }
         let next = *guard.epoch();
         assert_eq!(guard.admit(NOW, &nonce(10), &next, NOW), Ok(()));
@@ -223,7 +263,11 @@ mod tests {
         let mut guard = Guard { source: fails, room: 0, ..guard() };
         let epoch = *guard.epoch();
         assert_eq!(guard.admit(NOW, &nonce(1), &epoch, NOW), Err(Refused::NoEpoch));
-        assert_eq!(guard.admit(NOW, &nonce(1), &epoch, NOW), Err(Refused::NoEpoch), "nor by asking again");
+        assert_eq!(
+            guard.admit(NOW, &nonce(1), &epoch, NOW),
+            Err(Refused::NoEpoch),
+            "nor by asking again"
+        );
     }
 
     proptest! {

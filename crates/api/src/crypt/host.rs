@@ -2,7 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// How far the clocks of a client and a daemon may be apart, and how long a request may be under way: milliseconds.
+/// How far the clocks of a client and a daemon may be apart, and how long a request may be under
+/// way: milliseconds.
 pub const WINDOW: u64 = 60_000;
 
 /// Fills its argument with random bytes. Tests have others than the system's.

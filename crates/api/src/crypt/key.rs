@@ -31,7 +31,9 @@ pub enum KeyError {
         reason: io::Error,
     },
     /// What is in the file is none.
-    #[error("key file {path:?} {why}; a key is one line, the base64 of 32 bytes, as `openssl rand -base64 32` makes it")]
+    #[error(
+        "key file {path:?} {why}; a key is one line, the base64 of 32 bytes, as `openssl rand -base64 32` makes it"
+    )]
     NoKey {
         /// Its path.
         path: PathBuf,
@@ -67,8 +69,12 @@ impl KeyFile {
         let metadata = file.metadata().map_err(unreadable)?;
         let mut text = Zeroizing::new(Vec::with_capacity(LONGEST_FILE as usize + 1));
         file.take(LONGEST_FILE + 1).read_to_end(&mut text).map_err(unreadable)?;
-        let key = Key::parse(&text).map_err(|why| KeyError::NoKey { path: path.to_owned(), why })?;
-        Ok(Self { key, open_to_others: metadata.is_file() && metadata.permissions().mode() & 0o006 != 0 })
+        let key =
+            Key::parse(&text).map_err(|why| KeyError::NoKey { path: path.to_owned(), why })?;
+        Ok(Self {
+            key,
+            open_to_others: metadata.is_file() && metadata.permissions().mode() & 0o006 != 0,
+        })
     }
 }
 
@@ -93,7 +99,9 @@ impl Key {
         }
         let mut bytes = Zeroizing::new([0; LONGEST_FILE as usize]);
         match Base64::decode(line, bytes.as_mut_slice()) {
-            Ok(decoded) => decoded.try_into().map(Self::new).map_err(|_| "is base64, but not of 32 bytes"),
+            Ok(decoded) => {
+                decoded.try_into().map(Self::new).map_err(|_| "is base64, but not of 32 bytes")
+            }
             Err(_) => Err("is not base64"),
         }
     }
@@ -145,13 +153,24 @@ mod tests {
             (" AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n", "is not base64"),
             ("AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8= \n", "is not base64"),
             ("AAEC AwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n", "is not base64"),
-            ("000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f\n", "is base64, but not of 32 bytes"),
+            (
+                "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f\n",
+                "is base64, but not of 32 bytes",
+            ),
             (long.as_str(), "is too large"),
         ] {
             assert_eq!(Key::parse(text.as_bytes()).unwrap_err(), why, "{text:?}");
         }
-        assert_eq!(Key::parse(&raw).unwrap_err(), "has more than one line", "raw, with a line feed among its bytes");
-        assert_eq!(Key::parse(&[0x42; 32]).unwrap_err(), "is base64, but not of 32 bytes", "raw, and base64 by chance");
+        assert_eq!(
+            Key::parse(&raw).unwrap_err(),
+            "has more than one line",
+            "raw, with a line feed among its bytes"
+        );
+        assert_eq!(
+            Key::parse(&[0x42; 32]).unwrap_err(),
+            "is base64, but not of 32 bytes",
+            "raw, and base64 by chance"
+        );
         assert_eq!(Key::parse(&[0xf7; 32]).unwrap_err(), "is not base64", "raw");
     }
 
@@ -160,16 +179,28 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("key");
         let error = KeyFile::read(&path).unwrap_err().to_string();
-        assert!(error.contains("/key\": No such file") && error.contains("openssl rand -base64 32"), "{error}");
+        assert!(
+            error.contains("/key\": No such file") && error.contains("openssl rand -base64 32"),
+            "{error}"
+        );
         assert!(KeyFile::read(directory.path()).is_err(), "a directory");
         fs::write(&path, "nothing secret here").unwrap();
         let error = KeyFile::read(&path).unwrap_err().to_string();
         assert!(error.contains("/key\" is not base64; ") && !error.contains("secret"), "{error}");
         // It has no end.
-        assert!(KeyFile::read(Path::new("/dev/zero")).unwrap_err().to_string().contains("is too large"));
+        assert!(
+            KeyFile::read(Path::new("/dev/zero")).unwrap_err().to_string().contains("is too large")
+        );
 
         fs::write(&path, TEXT).unwrap();
-        for (mode, open) in [(0o600, false), (0o640, false), (0o660, false), (0o604, true), (0o666, true), (0o602, true)] {
+        for (mode, open) in [
+            (0o600, false),
+            (0o640, false),
+            (0o660, false),
+            (0o604, true),
+            (0o666, true),
+            (0o602, true),
+        ] {
             fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
             assert_eq!(KeyFile::read(&path).unwrap().open_to_others, open, "{mode:o}");
         }

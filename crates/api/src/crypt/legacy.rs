@@ -1,8 +1,9 @@
-//! The original's encryption, `aes256cbc_sha512`, as it is on the wire: AES-256-CBC with its directions exchanged.
+//! The original's encryption, `aes256cbc_sha512`, as it is on the wire: AES-256-CBC with its
+//! directions exchanged.
 //!
-//! Whoever sends *decrypts*, whoever receives encrypts; the original's description does not say so, and nobody who follows it can
-//! talk to an original. The digest tells whether the key is the same, and there is nothing else: whoever saw a message can send
-//! it again, whenever.
+//! Whoever sends *decrypts*, whoever receives encrypts; the original's description does not say so,
+//! and nobody who follows it can talk to an original. The digest tells whether the key is the same,
+//! and there is nothing else: whoever saw a message can send it again, whenever.
 
 use super::key::Key;
 use aes::{
@@ -58,7 +59,8 @@ pub(super) fn open_in_place(key: &Key, field: &mut [u8]) -> Option<Range<usize>>
 
     let padding = usize::from(*clear.last()?);
     let padded_well = padding <= BLOCK;
-    // The digest is computed whatever the padding says: how long a refusal takes tells nothing of it.
+    // The digest is computed whatever the padding says: how long a refusal takes tells nothing of
+    // it.
     let end = clear.len() - if padded_well { padding } else { 0 };
     let (digest, content) = clear.get(..end)?.split_at_checked(DIGEST)?;
     let same = Sha512::digest(content).ct_eq(digest);
@@ -81,7 +83,10 @@ mod tests {
         0c8e6a42fffb030f280541d32cf41912";
 
     fn bytes(hex: &str) -> Vec<u8> {
-        (0..hex.len()).step_by(2).map(|place| u8::from_str_radix(&hex[place..place + 2], 16).unwrap()).collect()
+        (0..hex.len())
+            .step_by(2)
+            .map(|place| u8::from_str_radix(&hex[place..place + 2], 16).unwrap())
+            .collect()
     }
 
     #[test]
@@ -92,7 +97,16 @@ mod tests {
 
     #[test]
     fn lengths() {
-        for (content, field) in [(0, 96), (5, 96), (15, 96), (16, 112), (31, 112), (32, 128), (33, 128), (100_000, 100_096)] {
+        for (content, field) in [
+            (0, 96),
+            (5, 96),
+            (15, 96),
+            (16, 112),
+            (31, 112),
+            (32, 128),
+            (33, 128),
+            (100_000, 100_096),
+        ] {
             let content = vec![0x5a; content];
             let sealed = seal(&key(), [9; 16], &content);
             assert_eq!(sealed.len(), field);
@@ -125,7 +139,11 @@ mod tests {
             ("a whole block", b"sixteen bytes...", vec![16; 16], true),
         ] {
             let opened = open(&key(), &padded(content, &padding));
-            assert_eq!(opened.as_ref().map(|opened| opened.as_slice()), taken.then_some(content), "{what}");
+            assert_eq!(
+                opened.as_ref().map(|opened| opened.as_slice()),
+                taken.then_some(content),
+                "{what}"
+            );
         }
     }
 
@@ -145,7 +163,8 @@ mod tests {
         assert!(open(&key(), &[vec![0; 16], textbook].concat()).is_none(), "the usual direction");
     }
 
-    /// All bits but those of padding that nobody looks at: a change of the last block changes the last byte, almost always.
+    /// All bits but those of padding that nobody looks at: a change of the last block changes the
+    /// last byte, almost always.
     #[test]
     fn a_changed_bit_shows() {
         let good = seal(&key(), [3; 16], b"sixteen bytes...");

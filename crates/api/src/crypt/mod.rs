@@ -1,8 +1,9 @@
-//! What travels under the shared key, in both forms: the original's ([`legacy`]), which deployed clients speak, and one that is
-//! sound ([`sealed`]).
+//! What travels under the shared key, in both forms: the original's ([`legacy`]), which deployed
+//! clients speak, and one that is sound ([`sealed`]).
 //!
-//! [`Gate`] is the daemon's end, [`Cipher`] the client's. Algorithms are those of well-kept crates; here is only their order. What
-//! a client in another language needs to know is in `docs/encryption.md`.
+//! [`Gate`] is the daemon's end, [`Cipher`] the client's. Algorithms are those of well-kept crates;
+//! here is only their order. What a client in another language needs to know is in
+//! `docs/encryption.md`.
 
 mod client;
 mod gate;

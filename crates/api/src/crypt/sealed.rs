@@ -1,8 +1,10 @@
-//! The sound form, `xchacha20_poly1305`: what nobody without the key can read, make, change, or move to another place.
+//! The sound form, `xchacha20_poly1305`: what nobody without the key can read, make, change, or
+//! move to another place.
 //!
-//! A nonce, then the content under XChaCha20-Poly1305 (draft-irtf-cfrg-xchacha-03), which is long enough for nonces made at random.
-//! Each direction has a key of its own (HKDF, RFC 5869), so that a request cannot come back as its reply; a reply is bound to the
-//! nonce of its request, so that it answers nothing else.
+//! A nonce, then the content under XChaCha20-Poly1305 (draft-irtf-cfrg-xchacha-03), which is long
+//! enough for nonces made at random. Each direction has a key of its own (HKDF, RFC 5869), so that
+//! a request cannot come back as its reply; a reply is bound to the nonce of its request, so that
+//! it answers nothing else.
 
 use super::key::Key;
 use chacha20poly1305::{
@@ -31,7 +33,10 @@ pub(super) struct Sealer(XChaCha20Poly1305);
 
 impl Keys {
     pub(super) fn of(key: &Key) -> Self {
-        Self { request: Sealer::derived(key, b"butterfly api request"), reply: Sealer::derived(key, b"butterfly api reply") }
+        Self {
+            request: Sealer::derived(key, b"butterfly api request"),
+            reply: Sealer::derived(key, b"butterfly api reply"),
+        }
     }
 }
 
@@ -46,30 +51,52 @@ impl Sealer {
 
     /// The field for `content`. A `nonce` serves once. None if that is longer than 256 GiB.
     pub(super) fn seal(&self, nonce: &Nonce, associated: &[u8], content: &[u8]) -> Option<Vec<u8>> {
-        let sealed = self.0.encrypt(&XNonce::from(*nonce), Payload { msg: content, aad: associated }).ok()?;
+        let sealed = self
+            .0
+            .encrypt(&XNonce::from(*nonce), Payload { msg: content, aad: associated })
+            .ok()?;
         Some([nonce, sealed.as_slice()].concat())
     }
 
     /// Encrypts `content` at its place; the tag that goes behind it. The nonce goes before it.
-    pub(super) fn seal_in_place(&self, nonce: &Nonce, associated: &[u8], content: &mut [u8]) -> Option<[u8; TAG]> {
-        self.0.encrypt_inout_detached(&XNonce::from(*nonce), associated, content.into()).ok().map(Into::into)
+    pub(super) fn seal_in_place(
+        &self,
+        nonce: &Nonce,
+        associated: &[u8],
+        content: &mut [u8],
+    ) -> Option<[u8; TAG]> {
+        self.0
+            .encrypt_inout_detached(&XNonce::from(*nonce), associated, content.into())
+            .ok()
+            .map(Into::into)
     }
 
     /// As [`Self::open`], at its place: the nonce, and where in `field` the content is.
-    pub(super) fn open_in_place(&self, associated: &[u8], field: &mut [u8]) -> Option<(Nonce, Range<usize>)> {
+    pub(super) fn open_in_place(
+        &self,
+        associated: &[u8],
+        field: &mut [u8],
+    ) -> Option<(Nonce, Range<usize>)> {
         let (nonce, sealed) = field.split_first_chunk_mut::<24>()?;
         let (content, tag) = sealed.split_last_chunk_mut::<TAG>()?;
         let nonce = *nonce;
         let place = nonce.len()..nonce.len() + content.len();
         let tag = Tag::from(*tag);
-        self.0.decrypt_inout_detached(&XNonce::from(nonce), associated, content.into(), &tag).ok()?;
+        self.0
+            .decrypt_inout_detached(&XNonce::from(nonce), associated, content.into(), &tag)
+            .ok()?;
         Some((nonce, place))
     }
 
     /// Nonce and content of `field`, if it was made with this key and bound to the same.
-    pub(super) fn open(&self, associated: &[u8], field: &[u8]) -> Option<(Nonce, Zeroizing<Vec<u8>>)> {
+    pub(super) fn open(
+        &self,
+        associated: &[u8],
+        field: &[u8],
+    ) -> Option<(Nonce, Zeroizing<Vec<u8>>)> {
         let (nonce, sealed) = field.split_first_chunk()?;
-        let content = self.0.decrypt(&XNonce::from(*nonce), Payload { msg: sealed, aad: associated }).ok()?;
+        let content =
+            self.0.decrypt(&XNonce::from(*nonce), Payload { msg: sealed, aad: associated }).ok()?;
         Some((*nonce, Zeroizing::new(content)))
     }
 }

@@ -31,11 +31,18 @@ const UNREADABLE: &str = "encrypted { error { code: REJECTED } }";
 const UNSUPPORTED: &str = "encrypted { error { code: NOT_SUPPORTED } }";
 
 fn listed(counter: u64) -> String {
-    format!("messages {{ revision: 6 message_0 {{ response {{ status {{ status: true }} nic_list: \"{counter}\" }} }} }}")
+    format!(
+        "messages {{ revision: 6 message_0 {{ response {{ status {{ status: true }} nic_list: \"{counter}\" }} }} }}"
+    )
 }
 
 /// What a client with `key` reads as the reply to `content`, and the last frame that it sent.
-fn exchange(envelope: &mut Envelope<Recorder>, key: Key, legacy: bool, content: &[u8]) -> (Result<String, String>, Vec<u8>) {
+fn exchange(
+    envelope: &mut Envelope<Recorder>,
+    key: Key,
+    legacy: bool,
+    content: &[u8],
+) -> (Result<String, String>, Vec<u8>) {
     let envelope = RefCell::new(envelope);
     let mut sent = Vec::new();
     let reply = Cipher::new(key, legacy).exchange(content, true, |request| {
@@ -55,7 +62,9 @@ fn what_is_not_under_the_key_is_not_carried_out() {
             "sealed" => encrypted.xchacha20_poly1305 = Some(content.to_vec()),
             _ => encrypted.aes256cbc_sha512 = Some(content.to_vec()),
         }
-        Messages { encrypted: MessageField::some(encrypted), ..Default::default() }.write_to_bytes().unwrap()
+        Messages { encrypted: MessageField::some(encrypted), ..Default::default() }
+            .write_to_bytes()
+            .unwrap()
     };
     for (situation, request, reply) in [
         ("clear", bytes(LIST), REJECTED),
@@ -93,10 +102,22 @@ fn what_is_under_the_key_is_answered_under_it() {
     for legacy in [true, false] {
         for (situation, content, reply) in [
             ("good", bytes(LIST), listed(2)),
-            ("a failure", bytes("messages { revision: 6 message_0 { request { nic_del: \"n\" } } }"), failed.to_owned()),
+            (
+                "a failure",
+                bytes("messages { revision: 6 message_0 { request { nic_del: \"n\" } } }"),
+                failed.to_owned(),
+            ),
             ("nothing", vec![], REJECTED.to_owned()),
-            ("encrypted inside encrypted", bytes("encrypted { aes256cbc_sha512: \"x\" }"), REJECTED.to_owned()),
-            ("encrypted inside encrypted, of our own", bytes("encrypted { xchacha20_poly1305: \"x\" }"), REJECTED.to_owned()),
+            (
+                "encrypted inside encrypted",
+                bytes("encrypted { aes256cbc_sha512: \"x\" }"),
+                REJECTED.to_owned(),
+            ),
+            (
+                "encrypted inside encrypted, of our own",
+                bytes("encrypted { xchacha20_poly1305: \"x\" }"),
+                REJECTED.to_owned(),
+            ),
             ("undecodable", vec![0xff], parse_error.to_owned()),
             (
                 "a defect",
@@ -116,10 +137,21 @@ fn requests_are_counted() {
     for legacy in [true, false] {
         let mut envelope = locked(true);
         for count in [2, 4, 6] {
-            assert_eq!(exchange(&mut envelope, key(), legacy, &bytes(LIST)).0.unwrap(), listed(count), "legacy {legacy}");
+            assert_eq!(
+                exchange(&mut envelope, key(), legacy, &bytes(LIST)).0.unwrap(),
+                listed(count),
+                "legacy {legacy}"
+            );
         }
-        assert_eq!(exchange(&mut envelope, Key::new([8; 32]), legacy, &bytes(LIST)).0.unwrap_err(), "encrypted message error");
-        assert_eq!(exchange(&mut envelope, key(), legacy, &bytes(LIST)).0.unwrap(), listed(9), "one that failed counts once");
+        assert_eq!(
+            exchange(&mut envelope, Key::new([8; 32]), legacy, &bytes(LIST)).0.unwrap_err(),
+            "encrypted message error"
+        );
+        assert_eq!(
+            exchange(&mut envelope, key(), legacy, &bytes(LIST)).0.unwrap(),
+            listed(9),
+            "one that failed counts once"
+        );
     }
 }
 
@@ -130,8 +162,11 @@ fn clear_content_beside_encrypted_is_ignored() {
         let both = RefCell::new(&mut envelope);
         let reply = Cipher::new(key(), legacy).exchange(&bytes(LIST), true, |request| {
             let mut request: Messages = decode(request).unwrap();
-            request.messages =
-                text::parse::<Messages>("messages { revision: 6 message_0 { request { sg_list: true } } }").unwrap().messages;
+            request.messages = text::parse::<Messages>(
+                "messages { revision: 6 message_0 { request { sg_list: true } } }",
+            )
+            .unwrap()
+            .messages;
             Ok(both.borrow_mut().answer(&request.write_to_bytes().unwrap()))
         });
         assert_eq!(line(&reply.unwrap()), listed(2));
@@ -143,7 +178,10 @@ fn clear_content_beside_encrypted_is_ignored() {
 fn without_a_key_nothing_encrypted_is_read() {
     for legacy in [true, false] {
         let mut open = Envelope::new(Recorder(Vec::new()));
-        assert_eq!(exchange(&mut open, key(), legacy, &bytes(LIST)).0.unwrap_err(), "the reply is not encrypted");
+        assert_eq!(
+            exchange(&mut open, key(), legacy, &bytes(LIST)).0.unwrap_err(),
+            "the reply is not encrypted"
+        );
         assert_eq!(open.handler().0, [""; 0]);
     }
 }
@@ -157,7 +195,8 @@ fn legacy_can_be_switched_off() {
     assert_eq!(exchange(&mut envelope, key(), false, &bytes(LIST)).0.unwrap(), listed(4));
 }
 
-/// The frame of a sealed request, again: refused in clear text. One in the original's form is carried out again.
+/// The frame of a sealed request, again: refused in clear text. One in the original's form is
+/// carried out again.
 #[test]
 fn what_was_sent_can_be_sent_again_in_legacy_form_only() {
     let mut envelope = locked(true);
@@ -188,7 +227,8 @@ fn a_reply_that_cannot_be_encrypted() {
     }
 }
 
-/// The longest reply there is, encrypted, is one that a client takes; so is the longest request, for a daemon.
+/// The longest reply there is, encrypted, is one that a client takes; so is the longest request,
+/// for a daemon.
 #[test]
 fn what_encryption_adds_has_room() {
     let gate = Gate::new(key(), true).unwrap();
@@ -211,7 +251,8 @@ fn refusals_are_told() {
             self.0.push(why.to_owned());
         }
     }
-    let mut envelope = Envelope::new(Listener(Vec::new())).encrypted(Gate::new(key(), false).unwrap());
+    let mut envelope =
+        Envelope::new(Listener(Vec::new())).encrypted(Gate::new(key(), false).unwrap());
     let mut sent = Vec::new();
     let good = Cipher::new(key(), false).exchange(&bytes(LIST), true, |request| {
         sent = request.to_vec();
@@ -225,7 +266,13 @@ fn refusals_are_told() {
     envelope.answer(&bytes("encrypted { aes256cbc_sha512: \"x\" }"));
     envelope.answer(&bytes("encrypted { xchacha20_poly1305: \"x\" }"));
     let told = &envelope.handler().0;
-    let words = ["repeats", "clear text", "anything encrypted that is known", "switched off", "this daemon's key"];
+    let words = [
+        "repeats",
+        "clear text",
+        "anything encrypted that is known",
+        "switched off",
+        "this daemon's key",
+    ];
     assert_eq!(told.len(), words.len());
     for (told, word) in told.iter().zip(words) {
         assert!(told.contains(word), "{told}");

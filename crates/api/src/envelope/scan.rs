@@ -71,7 +71,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Groups may nest, as the decoder takes them to 100 levels; they are counted, not followed down.
+    /// Groups may nest, as the decoder takes them to 100 levels; they are counted, not followed
+    /// down.
     fn skip_group(&mut self) -> Result<(), Malformed> {
         let mut open = 1_usize;
         while open > 0 {
@@ -92,7 +93,8 @@ impl<'a> Fields<'a> {
     }
 
     fn take(&mut self, length: usize) -> Result<Range<usize>, Malformed> {
-        let end = self.at.checked_add(length).filter(|end| *end <= self.bytes.len()).ok_or(Malformed)?;
+        let end =
+            self.at.checked_add(length).filter(|end| *end <= self.bytes.len()).ok_or(Malformed)?;
         Ok(std::mem::replace(&mut self.at, end)..end)
     }
 
@@ -154,7 +156,10 @@ mod tests {
             (7, Content::Other),
         ];
         assert_eq!(all(bytes).unwrap(), expected);
-        assert_eq!(all(b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01").unwrap(), [(1, Content::Varint(u64::MAX))]);
+        assert_eq!(
+            all(b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01").unwrap(),
+            [(1, Content::Varint(u64::MAX))]
+        );
         for bad in [
             &b"\x08"[..],
             b"\x12\x02a",

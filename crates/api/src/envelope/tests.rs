@@ -12,8 +12,13 @@ impl Handler for Recorder {
             Action::NicDel(id) => Err(Failure::new(format!("not {id}")).with_help("because")),
             Action::NicUpdate(_) => Err(Failure::default()),
             Action::AppQuit => panic!("a defect"),
-            Action::WorkerList => Ok(Response { nic_list: vec!["x".repeat(6 << 20)], ..Default::default() }),
-            _ => Ok(Response { nic_list: vec![context.request_counter.to_string()], ..Default::default() }),
+            Action::WorkerList => {
+                Ok(Response { nic_list: vec!["x".repeat(6 << 20)], ..Default::default() })
+            }
+            _ => Ok(Response {
+                nic_list: vec![context.request_counter.to_string()],
+                ..Default::default()
+            }),
         }
     }
 }
@@ -37,10 +42,14 @@ fn one_line(text: &str) -> String {
 fn every_situation_has_its_reply() {
     let refused = |code: &str| format!("messages {{ revision: 6 error {{ code: {code} }} }}");
     let failed = |error: &str, rest: &str| {
-        format!("messages {{ revision: 6 message_0 {{ response {{ status {{ status: false error {{ {error} }} }} }} {rest}}} }}")
+        format!(
+            "messages {{ revision: 6 message_0 {{ response {{ status {{ status: false error {{ {error} }} }} }} {rest}}} }}"
+        )
     };
     let listed = |rest: &str| {
-        format!("messages {{ revision: 6 message_0 {{ response {{ status {{ status: true }} nic_list: \"1\" }} {rest}}} }}")
+        format!(
+            "messages {{ revision: 6 message_0 {{ response {{ status {{ status: true }} nic_list: \"1\" }} {rest}}} }}"
+        )
     };
     let nothing = "description: \"no request found\"";
     for (situation, request, reply) in [
@@ -53,7 +62,11 @@ fn every_situation_has_its_reply() {
             listed(""),
         ),
         ("no payload", "messages { revision: 6 }", refused("VERSION_NOT_MANAGED")),
-        ("an error as request", "messages { revision: 6 error { code: REJECTED } }", refused("VERSION_NOT_MANAGED")),
+        (
+            "an error as request",
+            "messages { revision: 6 error { code: REJECTED } }",
+            refused("VERSION_NOT_MANAGED"),
+        ),
         ("no request", "messages { revision: 6 message_0 { } }", failed(nothing, "")),
         (
             "an empty request, its id is copied",
@@ -83,15 +96,24 @@ fn every_situation_has_its_reply() {
 #[test]
 fn a_batch_is_answered_in_order_whatever_fails_in_it() {
     let ask = |request: &str, id: &str| {
-        format!("messages {{ revision: 6 message_0 {{ request {{ {request} }} message_id: \"{id}\" }} }} ")
+        format!(
+            "messages {{ revision: 6 message_0 {{ request {{ {request} }} message_id: \"{id}\" }} }} "
+        )
     };
-    let batch = [ask("nic_del: \"n\"", "1"), "messages { revision: 6 } ".into(), ask("", "3"), ask("nic_list: true", "4")];
+    let batch = [
+        ask("nic_del: \"n\"", "1"),
+        "messages { revision: 6 } ".into(),
+        ask("", "3"),
+        ask("nic_list: true", "4"),
+    ];
     let request: Messages = text::parse(&batch.concat()).unwrap();
     let mut envelope = envelope();
     let reply = envelope.answer(&request.write_to_bytes().unwrap());
     let reply = Messages::parse_from_bytes(&reply).unwrap().messages;
-    let got: Vec<_> =
-        reply.iter().map(|message| (message.message_0.message_id(), message.message_0.response.status.status())).collect();
+    let got: Vec<_> = reply
+        .iter()
+        .map(|message| (message.message_0.message_id(), message.message_0.response.status.status()))
+        .collect();
     assert_eq!(got, [("1", false), ("", false), ("3", false), ("4", true)]);
     assert!(reply[1].error.is_some());
     assert_eq!(envelope.handler().0, ["NicDel(\"n\")", "NicList"]);
@@ -106,18 +128,28 @@ const UNDECODABLE: [&[u8]; 5] = [
     b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f",
 ];
 
-/// Three long answers fit nobody's message: the third is not given, and a change behind it is still carried out and told.
+/// Three long answers fit nobody's message: the third is not given, and a change behind it is still
+/// carried out and told.
 #[test]
 fn a_reply_is_no_longer_than_a_client_takes() {
-    let message = |request: &str| format!("messages {{ revision: 6 message_0 {{ request {{ {request} }} message_id: \"m\" }} }}");
-    let batch =
-        [message("worker_list: true"), message("worker_list: true"), message("worker_list: true"), message("sg_del: \"s\"")];
+    let message = |request: &str| {
+        format!(
+            "messages {{ revision: 6 message_0 {{ request {{ {request} }} message_id: \"m\" }} }}"
+        )
+    };
+    let batch = [
+        message("worker_list: true"),
+        message("worker_list: true"),
+        message("worker_list: true"),
+        message("sg_del: \"s\""),
+    ];
     let mut envelope = envelope();
     let batch: Messages = text::parse(&batch.join(" ")).unwrap();
     let reply = envelope.answer(&batch.write_to_bytes().unwrap());
     assert!(reply.len() < MAX_FRAME, "{}", reply.len());
     let reply = Messages::parse_from_bytes(&reply).unwrap().messages;
-    let succeeded: Vec<bool> = reply.iter().map(|message| message.message_0.response.status.status()).collect();
+    let succeeded: Vec<bool> =
+        reply.iter().map(|message| message.message_0.response.status.status()).collect();
     assert_eq!(succeeded, [true, true, false, true]);
     assert!(reply.iter().all(|message| message.message_0.message_id() == "m"));
     assert!(reply[2].message_0.response.status.error.help().contains("several batches"));
@@ -140,10 +172,12 @@ fn deep_nesting_is_refused_not_followed() {
 
 #[test]
 fn a_defect_of_the_handler_is_answered() {
-    let bytes = text::parse::<Messages>("messages { revision: 6 message_0 { request { app_quit: true } } }")
-        .unwrap()
-        .write_to_bytes()
-        .unwrap();
+    let bytes = text::parse::<Messages>(
+        "messages { revision: 6 message_0 { request { app_quit: true } } }",
+    )
+    .unwrap()
+    .write_to_bytes()
+    .unwrap();
     let mut envelope = envelope();
     assert_eq!(envelope.answer(&bytes), [8, 6, 0x12, 2, 8, 1]);
     let list = b"\x0a\x08\x08\x06\x1a\x04\x0a\x02\x20\x01";
@@ -228,11 +262,13 @@ fn a_batch_is_answered_in_turns() {
     };
     assert!(turns >= 6, "{turns}: each message is a turn, twice");
     let reply = Messages::parse_from_bytes(&reply).unwrap();
-    let numbers: Vec<_> = reply.messages.iter().map(|message| message.message_0.response.nic_list.concat()).collect();
+    let numbers: Vec<_> =
+        reply.messages.iter().map(|message| message.message_0.response.nic_list.concat()).collect();
     assert_eq!(numbers, ["1", "1", "1"]);
 }
 
-/// A message that would take too much memory is refused before it is decoded; those beside it are answered.
+/// A message that would take too much memory is refused before it is decoded; those beside it are
+/// answered.
 #[test]
 fn a_message_that_is_large_when_decoded_is_refused() {
     let mut content = Vec::new();
@@ -261,7 +297,8 @@ fn a_message_that_is_large_when_decoded_is_refused() {
 #[test]
 fn a_batch_of_too_many_messages_is_refused() {
     let mut envelope = envelope();
-    let reply = Messages::parse_from_bytes(&envelope.answer(&b"\x0a\x02\x08\x06".repeat(1 << 20))).unwrap();
+    let reply =
+        Messages::parse_from_bytes(&envelope.answer(&b"\x0a\x02\x08\x06".repeat(1 << 20))).unwrap();
     assert_eq!(one_line(&text::print(&reply)), "messages { revision: 6 error { code: REJECTED } }");
     assert_eq!(envelope.request_counter, 1);
     // Of as many as have room each is answered, in the end without words.
@@ -278,7 +315,9 @@ fn requests_are_counted_by_kind_and_outcome() {
         let request: Messages = text::parse(request).unwrap();
         envelope.answer(&request.write_to_bytes().unwrap());
     };
-    let one = |request: &str| format!("messages {{ revision: 6 message_0 {{ request {{ {request} }} }} }}");
+    let one = |request: &str| {
+        format!("messages {{ revision: 6 message_0 {{ request {{ {request} }} }} }}")
+    };
     ask(&format!("{} {}", one("nic_list: true"), one("nic_del: \"n\"")));
     ask(&one("nic_list: true sg_list: true"));
     ask(&one("app_quit: true")); // the handler panics
@@ -288,7 +327,17 @@ fn requests_are_counted_by_kind_and_outcome() {
     envelope.answer(b"\xff");
     let requests = envelope.requests();
     let moved: Vec<_> = requests.list().filter(|kind| kind.succeeded + kind.failed > 0).collect();
-    let counts: Vec<_> = moved.iter().map(|kind| (kind.request, kind.succeeded, kind.failed)).collect();
-    assert_eq!(counts, [("nic_del", 0, 1), ("nic_list", 2, 0), ("app_quit", 0, 1), ("none", 0, 3), ("undecodable", 0, 1)]);
+    let counts: Vec<_> =
+        moved.iter().map(|kind| (kind.request, kind.succeeded, kind.failed)).collect();
+    assert_eq!(
+        counts,
+        [
+            ("nic_del", 0, 1),
+            ("nic_list", 2, 0),
+            ("app_quit", 0, 1),
+            ("none", 0, 3),
+            ("undecodable", 0, 1)
+        ]
+    );
     assert!(moved.iter().any(|kind| !kind.time.is_zero()));
 }

@@ -1,6 +1,7 @@
 //! How much memory a message would take when it is decoded, found out before that.
 //!
-//! A field of two bytes may become a structure of hundreds, so the length of a request says little about that.
+//! A field of two bytes may become a structure of hundreds, so the length of a request says little
+//! about that.
 
 use super::scan::{Content, Fields};
 use crate::proto::Message;
@@ -24,7 +25,8 @@ pub(super) fn is_fit(bytes: &[u8], range: Range<usize>) -> bool {
     range.len() <= LIGHT || weight(bytes, range) <= MOST
 }
 
-/// Bytes that the message takes when it is decoded, at most. Of a malformed one, as far as the decoder gets.
+/// Bytes that the message takes when it is decoded, at most. Of a malformed one, as far as the
+/// decoder gets.
 fn weight(bytes: &[u8], range: Range<usize>) -> usize {
     static SHAPES: OnceLock<Shapes> = OnceLock::new();
     let shapes = SHAPES.get_or_init(|| Shapes::of(Message::descriptor()));
@@ -105,15 +107,19 @@ impl Shapes {
                     self.add(*inner, fields.inside(place), total);
                 }
                 (Kind::Text, Content::Bytes(place)) => {
-                    *total += if *repeated { size_of::<String>() * places } else { 0 } + BLOCK + place.len();
+                    *total += if *repeated { size_of::<String>() * places } else { 0 }
+                        + BLOCK
+                        + place.len();
                 }
                 (Kind::Number, Content::Bytes(place)) if *repeated => {
                     *total += BLOCK + place.len() * size_of::<u64>() * places;
                 }
-                // One that is not repeated takes nothing, but time: nobody sends it a million times.
+                // One that is not repeated takes nothing, but time: nobody sends it a million
+                // times.
                 (Kind::Number, Content::Varint(_)) => *total += size_of::<u64>() * places,
                 (_, Content::Bytes(place)) => *total += UNKNOWN + place.len(),
-                // Of another kind than declared: kept as unknown, and so are numbers of a fixed size, which no message has.
+                // Of another kind than declared: kept as unknown, and so are numbers of a fixed
+                // size, which no message has.
                 _ => *total += UNKNOWN,
             }
         }
@@ -131,10 +137,18 @@ mod tests {
     use protobuf::{Message as _, MessageField};
 
     fn group(members: usize, member: impl Fn(usize) -> String) -> Vec<u8> {
-        let group = Sg { id: Some("g".into()), member: (0..members).map(member).collect(), ..Default::default() };
+        let group = Sg {
+            id: Some("g".into()),
+            member: (0..members).map(member).collect(),
+            ..Default::default()
+        };
         let request = Request { sg_add: MessageField::some(group), ..Default::default() };
         let message = MessageV0 { request: MessageField::some(request), ..Default::default() };
-        let message = Message { revision: Some(6), message_0: MessageField::some(message), ..Default::default() };
+        let message = Message {
+            revision: Some(6),
+            message_0: MessageField::some(message),
+            ..Default::default()
+        };
         message.write_to_bytes().unwrap()
     }
 
@@ -185,7 +199,8 @@ mod tests {
         }
     }
 
-    /// What is not weighed cannot be heavy: no repeated structure is so large that a light message of them is.
+    /// What is not weighed cannot be heavy: no repeated structure is so large that a light message
+    /// of them is.
     #[test]
     fn light_ones_are_light() {
         let shapes = Shapes::of(Message::descriptor());
@@ -224,7 +239,8 @@ mod tests {
                 ];
                 assert!(!fixed.contains(&kind), "{} {}", descriptor.full_name(), field.name());
                 if let RuntimeFieldType::Singular(RuntimeType::Message(inner))
-                | RuntimeFieldType::Repeated(RuntimeType::Message(inner)) = field.runtime_field_type()
+                | RuntimeFieldType::Repeated(RuntimeType::Message(inner)) =
+                    field.runtime_field_type()
                     && !found.contains(&inner)
                 {
                     found.push(inner);

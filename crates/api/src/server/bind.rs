@@ -4,8 +4,8 @@ use super::{bounds::SOCKET_BUFFER, ipc, ipc::SocketFile, peer::Who};
 use rustix::net::{
     AddressFamily, SocketFlags, SocketType, bind, ipproto, listen, socket_with,
     sockopt::{
-        set_ipv6_v6only, set_socket_keepalive, set_socket_recv_buffer_size, set_socket_reuseaddr, set_socket_send_buffer_size,
-        set_tcp_keepidle, set_tcp_nodelay, socket_peercred,
+        set_ipv6_v6only, set_socket_keepalive, set_socket_recv_buffer_size, set_socket_reuseaddr,
+        set_socket_send_buffer_size, set_tcp_keepidle, set_tcp_nodelay, socket_peercred,
     },
 };
 use std::{
@@ -21,7 +21,8 @@ use std::{
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 128;
-/// An idle connection is asked for a sign of life after this time: peers that vanished must not use up descriptors.
+/// An idle connection is asked for a sign of life after this time: peers that vanished must not use
+/// up descriptors.
 const KEEPALIVE: Duration = Duration::from_secs(60);
 
 /// An endpoint that is listened on.
@@ -43,7 +44,9 @@ impl Listener {
             let listener = tcp(address)?;
             let bound = listener.local_addr()?;
             let name = match (bound, scope(address)) {
-                (SocketAddr::V6(bound), Some(scope)) => format!("tcp://[{}%{scope}]:{}", bound.ip(), bound.port()),
+                (SocketAddr::V6(bound), Some(scope)) => {
+                    format!("tcp://[{}%{scope}]:{}", bound.ip(), bound.port())
+                }
                 (bound, _) => format!("tcp://{bound}"),
             };
             return Ok((Self { socket: Socket::Tcp(listener), _file: None }, name));
@@ -102,7 +105,8 @@ fn scope(address: &str) -> Option<&str> {
 /// An address and a port, as they stand in an endpoint.
 fn parse(address: &str) -> io::Result<SocketAddr> {
     let (host, port) = address.rsplit_once(':').ok_or(io::ErrorKind::InvalidInput)?;
-    let port = if port == "*" { 0 } else { port.parse().map_err(|_| io::ErrorKind::InvalidInput)? };
+    let port =
+        if port == "*" { 0 } else { port.parse().map_err(|_| io::ErrorKind::InvalidInput)? };
     if host == "*" {
         return Ok(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port).into());
     }
@@ -164,7 +168,11 @@ mod tests {
             assert_eq!(parse(text).unwrap().to_string(), expected, "{text}");
         }
         for bad in ["localhost:1", "eth0:1", "[fe80::1%no-such-link]:1", "1.2.3:1", ":1"] {
-            assert_eq!(parse(bad).unwrap_err().raw_os_error(), Some(rustix::io::Errno::NODEV.raw_os_error()), "{bad}");
+            assert_eq!(
+                parse(bad).unwrap_err().raw_os_error(),
+                Some(rustix::io::Errno::NODEV.raw_os_error()),
+                "{bad}"
+            );
         }
     }
 }

@@ -1,15 +1,16 @@
 //! What all clients together may take, and how long each may take for it.
 //!
-//! The sum stays below 64 MiB: requests longer than [`ALLOWANCE`](crate::zmtp::ALLOWANCE) 16, the reply that is being
-//! made 16, those that are not read yet 8 when it is begun and a batch's so far 16 or those 24, a decoded message 12,
-//! and what each connection has by itself 5.
+//! The sum stays below 64 MiB: requests longer than [`ALLOWANCE`](crate::zmtp::ALLOWANCE) 16, the
+//! reply that is being made 16, those that are not read yet 8 when it is begun and a batch's so far
+//! 16 or those 24, a decoded message 12, and what each connection has by itself 5.
 
 use crate::MAX_FRAME;
 use std::time::Duration;
 
 /// Bytes of requests for which connections asked for room, received or still to come.
 pub(super) const BODIES: usize = MAX_FRAME;
-/// With those and unread replies up to this, a long request is gone on with, and another one gets room.
+/// With those and unread replies up to this, a long request is gone on with, and another one gets
+/// room.
 pub(super) const FOR_LONG: usize = 28 << 20;
 /// With those, unread replies and a batch's reply so far up to this, a short request is answered.
 pub(super) const FOR_SHORT: usize = 40 << 20;

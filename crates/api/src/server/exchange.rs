@@ -68,7 +68,11 @@ pub(super) struct Exchange {
 impl Exchange {
     pub(super) fn new() -> Result<Self, Errno> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        Ok(Self { shared: Mutex::default(), to_answer: eventfd(0, flags)?, to_send: eventfd(0, flags)? })
+        Ok(Self {
+            shared: Mutex::default(),
+            to_answer: eventfd(0, flags)?,
+            to_send: eventfd(0, flags)?,
+        })
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Shared> {

@@ -10,7 +10,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Makes way for a socket: removes one that nobody serves. One that is served is refused, and what is no socket.
+/// Makes way for a socket: removes one that nobody serves. One that is served is refused, and what
+/// is no socket.
 pub(super) fn make_free(path: &Path) -> io::Result<()> {
     let Ok(found) = path.symlink_metadata() else { return Ok(()) };
     if !found.file_type().is_socket() {
@@ -28,7 +29,8 @@ pub(super) fn make_free(path: &Path) -> io::Result<()> {
 pub(super) fn free_path() -> io::Result<PathBuf> {
     let mut random = [0; 8];
     getrandom::fill(&mut random).map_err(|error| io::Error::other(error.to_string()))?;
-    let directory = std::env::temp_dir().join(format!("butterfly-{:016x}", u64::from_ne_bytes(random)));
+    let directory =
+        std::env::temp_dir().join(format!("butterfly-{:016x}", u64::from_ne_bytes(random)));
     fs::DirBuilder::new().mode(0o700).create(&directory)?;
     Ok(directory.join("socket"))
 }
@@ -51,7 +53,9 @@ impl Drop for SocketFile {
         if inode(&self.path) == Some(self.inode) {
             // If it cannot be removed, the next start replaces it.
             let _ = fs::remove_file(&self.path);
-            if let Some(directory) = self.path.parent().filter(|directory| is_of_free_path(directory)) {
+            if let Some(directory) =
+                self.path.parent().filter(|directory| is_of_free_path(directory))
+            {
                 let _ = fs::remove_dir(directory);
             }
         }
@@ -61,7 +65,8 @@ impl Drop for SocketFile {
 /// Whether it is a directory that [`free_path`] made.
 fn is_of_free_path(directory: &Path) -> bool {
     let name = directory.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
-    directory.parent() == Some(&std::env::temp_dir()) && name.strip_prefix("butterfly-").is_some_and(|rest| rest.len() == 16)
+    directory.parent() == Some(&std::env::temp_dir())
+        && name.strip_prefix("butterfly-").is_some_and(|rest| rest.len() == 16)
 }
 
 fn inode(path: &Path) -> Option<(u64, u64)> {

@@ -1,6 +1,7 @@
 //! The thread that moves bytes: accepts, reads and writes, and cuts who takes too much.
 //!
-//! It never waits for a request to be answered, so heartbeats and handshakes of all are answered meanwhile.
+//! It never waits for a request to be answered, so heartbeats and handshakes of all are answered
+//! meanwhile.
 
 use super::{
     CutClient,
@@ -65,7 +66,12 @@ impl<'a> Mover<'a> {
         for (number, listener) in listeners.iter().enumerate() {
             epoll::add(&epoll, listener, EventData::new_u64(number as u64), EventFlags::IN)?;
         }
-        epoll::add(&epoll, exchange.to_send(), EventData::new_u64(listeners.len() as u64), EventFlags::IN)?;
+        epoll::add(
+            &epoll,
+            exchange.to_send(),
+            EventData::new_u64(listeners.len() as u64),
+            EventFlags::IN,
+        )?;
         Ok(Self {
             epoll,
             listeners,
@@ -94,7 +100,9 @@ impl<'a> Mover<'a> {
         }
         let end = Instant::now() + LINGER;
         self.deliver();
-        while self.peers.values().any(|peer| peer.machine.unsent() > 0 && peer.machine.is_open()) && Instant::now() < end {
+        while self.peers.values().any(|peer| peer.machine.unsent() > 0 && peer.machine.is_open())
+            && Instant::now() < end
+        {
             self.turn(Some(LOOK))?;
         }
         Ok(())
@@ -102,7 +110,9 @@ impl<'a> Mover<'a> {
 
     /// Whether something has its time.
     fn is_busy(&self) -> bool {
-        let has_its_time = |peer: &Peer| !peer.machine.is_open() || peer.receiving.is_some() || peer.sending.is_some();
+        let has_its_time = |peer: &Peer| {
+            !peer.machine.is_open() || peer.receiving.is_some() || peer.sending.is_some()
+        };
         self.starved || self.paused.is_some() || self.peers.values().any(has_its_time)
     }
 
@@ -117,7 +127,9 @@ impl<'a> Mover<'a> {
             let (id, flags) = (event.data.u64(), event.flags);
             if id >= FIRST_PEER {
                 self.moved(id, flags);
-            } else if let Some(listener) = usize::try_from(id).ok().and_then(|number| self.listeners.get(number)) {
+            } else if let Some(listener) =
+                usize::try_from(id).ok().and_then(|number| self.listeners.get(number))
+            {
                 self.accept(listener);
             } else {
                 heard(self.exchange.to_send());
@@ -138,7 +150,8 @@ impl<'a> Mover<'a> {
             self.paused = None;
             self.listen(EventFlags::IN);
         }
-        let late: Vec<_> = self.peers.iter().filter_map(|(id, peer)| Some((*id, peer.overdue(now)?))).collect();
+        let late: Vec<_> =
+            self.peers.iter().filter_map(|(id, peer)| Some((*id, peer.overdue(now)?))).collect();
         for (id, why) in late {
             self.cut(id, &why);
         }
@@ -168,7 +181,9 @@ impl<'a> Mover<'a> {
 
     fn listen(&self, interest: EventFlags) {
         for (number, listener) in self.listeners.iter().enumerate() {
-            if let Err(error) = epoll::modify(&self.epoll, listener, EventData::new_u64(number as u64), interest) {
+            if let Err(error) =
+                epoll::modify(&self.epoll, listener, EventData::new_u64(number as u64), interest)
+            {
                 warn!("the API's endpoints cannot be watched: {error}");
             }
         }
@@ -191,7 +206,9 @@ impl<'a> Mover<'a> {
     fn make_place(&mut self) {
         let mut counts: HashMap<Origin, usize> = HashMap::new();
         self.peers.values().for_each(|peer| *counts.entry(peer.who.origin).or_default() += 1);
-        let Some((origin, theirs)) = counts.into_iter().max_by_key(|(_, count)| *count) else { return };
+        let Some((origin, theirs)) = counts.into_iter().max_by_key(|(_, count)| *count) else {
+            return;
+        };
         let of_origin = self.peers.iter().filter(|(_, peer)| peer.who.origin == origin);
         if let Some((id, _)) = of_origin.min_by_key(|(_, peer)| peer.rank()) {
             self.cut(*id, &Cut::Crowded { connections: self.peers.len(), theirs });
@@ -201,7 +218,9 @@ impl<'a> Mover<'a> {
     /// Something can be done with a connection.
     fn moved(&mut self, id: u64, flags: EventFlags) {
         let Some(peer) = self.peers.get(&id) else { return };
-        if peer.interest.contains(EventFlags::IN) && flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
+        if peer.interest.contains(EventFlags::IN)
+            && flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR)
+        {
             self.read(id);
         } else if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
             self.gone(id);
@@ -288,7 +307,11 @@ impl<'a> Mover<'a> {
                 peer.waits = true;
                 self.room.push(peer.who.origin, id);
             }
-            let next = if peer.asks || peer.machine.unsent() > 0 { None } else { peer.machine.take_request() };
+            let next = if peer.asks || peer.machine.unsent() > 0 {
+                None
+            } else {
+                peer.machine.take_request()
+            };
             let Some(request) = next else { break };
             peer.asks = true;
             self.exchange.ask(Job {
@@ -400,7 +423,9 @@ impl<'a> Mover<'a> {
     /// Cuts those who take room that others wait for, and are slow.
     fn cut_slow(&mut self, now: Instant) {
         let mut held: HashMap<Origin, usize> = HashMap::new();
-        self.peers.values().for_each(|peer| *held.entry(peer.who.origin).or_default() += peer.holds());
+        self.peers
+            .values()
+            .for_each(|peer| *held.entry(peer.who.origin).or_default() += peer.holds());
         let slow = |(id, peer): (&u64, &Peer)| {
             let holds_much = held.get(&peer.who.origin).is_some_and(|held| *held > MAX_FRAME);
             let why = peer.slow(now, if holds_much { SHORT_GRACE } else { GRACE })?;

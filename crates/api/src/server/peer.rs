@@ -34,7 +34,11 @@ impl Who {
             IpAddr::V4(ip) => u128::from(ip.to_bits()),
             IpAddr::V6(ip) => ip.to_bits() & u128::MAX << 64,
         };
-        Self { origin: Origin::Host(origin), caller: Caller::Host(ip), detail: address.port().into() }
+        Self {
+            origin: Origin::Host(origin),
+            caller: Caller::Host(ip),
+            detail: address.port().into(),
+        }
     }
 
     pub(super) fn of_process(process: i32, user: u32) -> Self {
@@ -46,7 +50,9 @@ impl fmt::Display for Who {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.origin {
             Origin::Host(_) => write!(f, "{} port {}", self.caller, self.detail),
-            Origin::Process(0) => write!(f, "a process of another namespace, of user {}", self.detail),
+            Origin::Process(0) => {
+                write!(f, "a process of another namespace, of user {}", self.detail)
+            }
             Origin::Process(process) => write!(f, "process {process} of user {}", self.detail),
         }
     }
@@ -126,11 +132,15 @@ impl Peer {
 
     /// Why it is to be cut when others wait for what it holds, if it is slow.
     pub(super) fn slow(&self, now: Instant, grace: Duration) -> Option<Cut> {
-        let reads = self.sending.filter(|_| self.owed > 0).and_then(|sending| sending.slow_rate(now, grace));
+        let reads = self
+            .sending
+            .filter(|_| self.owed > 0)
+            .and_then(|sending| sending.slow_rate(now, grace));
         if let Some(rate) = reads {
             return Some(Cut::SlowReader { rate, of: self.owed });
         }
-        let receiving = self.receiving.filter(|_| self.machine.expects() > 0 && self.machine.room() > 0)?;
+        let receiving =
+            self.receiving.filter(|_| self.machine.expects() > 0 && self.machine.room() > 0)?;
         receiving.slow_rate(now, grace).map(|rate| Cut::SlowRequest { rate })
     }
 
@@ -149,13 +159,15 @@ impl Peer {
     /// Why its time is over, if it is.
     pub(super) fn overdue(&self, now: Instant) -> Option<Cut> {
         if !self.machine.is_open() {
-            return (now.saturating_duration_since(self.accepted) > HANDSHAKE).then_some(Cut::Handshake);
+            return (now.saturating_duration_since(self.accepted) > HANDSHAKE)
+                .then_some(Cut::Handshake);
         }
         if let Some(sending) = self.sending.filter(|sending| sending.is_overdue(now)) {
             return Some(Cut::Unread { sent: sending.done, of: sending.whole });
         }
         // What waits for its turn is not late by its own fault.
-        let receiving = self.receiving.filter(|receiving| !self.waits && receiving.is_overdue(now))?;
+        let receiving =
+            self.receiving.filter(|receiving| !self.waits && receiving.is_overdue(now))?;
         Some(Cut::Unfinished { received: receiving.done })
     }
 
@@ -164,7 +176,9 @@ impl Peer {
         let class = match () {
             () if !self.machine.is_open() => 0,
             () if self.socket.is_none() => 1,
-            () if !self.asks && self.machine.unsent() == 0 && !self.machine.is_amid_a_message() => 2,
+            () if !self.asks && self.machine.unsent() == 0 && !self.machine.is_amid_a_message() => {
+                2
+            }
             () if !self.asks => 3,
             () => 4,
         };
@@ -183,11 +197,17 @@ pub(super) enum Cut {
     Unfinished { received: usize },
     #[error("it read {sent} bytes of its reply of {of}, and no more")]
     Unread { sent: usize, of: usize },
-    #[error("it sends a request at {rate} bytes a second, and others wait for the room that it takes")]
+    #[error(
+        "it sends a request at {rate} bytes a second, and others wait for the room that it takes"
+    )]
     SlowRequest { rate: usize },
-    #[error("it reads a reply of {of} bytes at {rate} bytes a second, and others wait for the room that it takes")]
+    #[error(
+        "it reads a reply of {of} bytes at {rate} bytes a second, and others wait for the room that it takes"
+    )]
     SlowReader { rate: usize, of: usize },
-    #[error("there are {connections} connections, {theirs} of them of its host or process, and another client came")]
+    #[error(
+        "there are {connections} connections, {theirs} of them of its host or process, and another client came"
+    )]
     Crowded { connections: usize, theirs: usize },
 }
 

@@ -148,7 +148,9 @@ impl<'a> Lexer<'a> {
             '0'..='7' => {
                 let first = first.to_digit(8).unwrap_or_default();
                 let (value, _) = self.digits(8, 2, first);
-                bytes.push(u8::try_from(value).map_err(|_| format!("\\{value:o} is more than a byte"))?);
+                bytes.push(
+                    u8::try_from(value).map_err(|_| format!("\\{value:o} is more than a byte"))?,
+                );
             }
             'x' | 'X' => match self.digits(16, 2, 0) {
                 (_, 0) => return Err("\\x needs one or two hexadecimal digits".into()),
@@ -159,7 +161,8 @@ impl<'a> Lexer<'a> {
                 let wanted = if first == 'u' { 4 } else { 8 };
                 let (value, found) = self.digits(16, wanted, 0);
                 let character = char::from_u32(value).filter(|_| found == wanted);
-                let complaint = || format!("\\{first} needs {wanted} hexadecimal digits of a character");
+                let complaint =
+                    || format!("\\{first} needs {wanted} hexadecimal digits of a character");
                 push(bytes, character.ok_or_else(complaint)?);
             }
             other => return Err(format!("\\{other} is no escape")),

@@ -3,7 +3,10 @@
 use super::lexer::{Lexer, Position, Token};
 use protobuf::{
     MessageDyn, MessageFull,
-    reflect::{EnumDescriptor, FieldDescriptor, MessageDescriptor, ReflectValueBox, RuntimeFieldType, RuntimeType},
+    reflect::{
+        EnumDescriptor, FieldDescriptor, MessageDescriptor, ReflectValueBox, RuntimeFieldType,
+        RuntimeType,
+    },
 };
 
 /// How deep messages may nest: far more than ours do.
@@ -21,9 +24,10 @@ pub struct ParseError {
 
 /// Reads a message in the text format.
 ///
-/// Takes what the C++ library takes: comments from `#` to the end of the line, `;` and `,` between fields, `<>` for `{}`, lists
-/// in `[]`, adjacent strings as one, enum values by name or number. Refuses unknown fields, a second value for a field
-/// that is not repeated, and missing required fields.
+/// Takes what the C++ library takes: comments from `#` to the end of the line, `;` and `,` between
+/// fields, `<>` for `{}`, lists in `[]`, adjacent strings as one, enum values by name or number.
+/// Refuses unknown fields, a second value for a field that is not repeated, and missing required
+/// fields.
 pub fn parse<M: MessageFull>(text: &str) -> Result<M, ParseError> {
     let mut parser = Parser::new(text)?;
     let mut message = M::new();
@@ -48,9 +52,10 @@ fn missing(message: &dyn MessageDyn, path: &str) -> Option<String> {
                 Some(value) => nested(&value, name),
                 None => field.is_required().then_some(name),
             },
-            ReflectFieldRef::Repeated(values) => {
-                values.into_iter().enumerate().find_map(|(index, value)| nested(&value, format!("{name}[{index}]")))
-            }
+            ReflectFieldRef::Repeated(values) => values
+                .into_iter()
+                .enumerate()
+                .find_map(|(index, value)| nested(&value, format!("{name}[{index}]"))),
             ReflectFieldRef::Map(_) => None,
         }
     })
@@ -66,7 +71,8 @@ struct Parser<'a> {
 impl<'a> Parser<'a> {
     fn new(text: &'a str) -> Result<Self, ParseError> {
         let start = Position { line: 1, column: 1 };
-        let mut parser = Self { lexer: Lexer::new(text), token: Token::End, position: start, depth: 0 };
+        let mut parser =
+            Self { lexer: Lexer::new(text), token: Token::End, position: start, depth: 0 };
         parser.advance()?;
         Ok(parser)
     }
@@ -81,7 +87,8 @@ impl<'a> Parser<'a> {
 
     /// Takes the current token and reads the next.
     fn advance(&mut self) -> Result<Token, ParseError> {
-        let (position, next) = self.lexer.next().map_err(|(position, message)| ParseError { position, message })?;
+        let (position, next) =
+            self.lexer.next().map_err(|(position, message)| ParseError { position, message })?;
         self.position = position;
         Ok(std::mem::replace(&mut self.token, next))
     }
@@ -95,7 +102,12 @@ impl<'a> Parser<'a> {
     }
 
     /// Fields up to `end`, which is taken.
-    fn fields(&mut self, message: &mut dyn MessageDyn, descriptor: &MessageDescriptor, end: &Token) -> Result<(), ParseError> {
+    fn fields(
+        &mut self,
+        message: &mut dyn MessageDyn,
+        descriptor: &MessageDescriptor,
+        end: &Token,
+    ) -> Result<(), ParseError> {
         while self.token != *end {
             let Token::Word(name) = &self.token else {
                 return self.unexpected("the name of a field");
@@ -118,7 +130,11 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    fn field(&mut self, message: &mut dyn MessageDyn, field: &FieldDescriptor) -> Result<(), ParseError> {
+    fn field(
+        &mut self,
+        message: &mut dyn MessageDyn,
+        field: &FieldDescriptor,
+    ) -> Result<(), ParseError> {
         let (kind, repeated) = match field.runtime_field_type() {
             RuntimeFieldType::Singular(kind) => (kind, false),
             RuntimeFieldType::Repeated(kind) => (kind, true),
@@ -157,9 +173,10 @@ impl<'a> Parser<'a> {
             RuntimeType::String => {
                 let start = self.position;
                 let text = String::from_utf8(self.bytes()?);
-                ReflectValueBox::String(
-                    text.map_err(|_| ParseError { position: start, message: "the string is not UTF-8".into() })?,
-                )
+                ReflectValueBox::String(text.map_err(|_| ParseError {
+                    position: start,
+                    message: "the string is not UTF-8".into(),
+                })?)
             }
             RuntimeType::VecU8 => ReflectValueBox::Bytes(self.bytes()?),
             RuntimeType::Bool => ReflectValueBox::Bool(self.boolean()?),
@@ -193,7 +210,9 @@ impl<'a> Parser<'a> {
     fn enumeration(&mut self, descriptor: &EnumDescriptor) -> Result<ReflectValueBox, ParseError> {
         let value = match &self.token {
             Token::Word(name) => descriptor.value_by_name(name),
-            Token::Integer(number) => i32::try_from(*number).ok().and_then(|number| descriptor.value_by_number(number)),
+            Token::Integer(number) => {
+                i32::try_from(*number).ok().and_then(|number| descriptor.value_by_number(number))
+            }
             _ => None,
         };
         let Some(value) = value else {
@@ -222,7 +241,8 @@ impl<'a> Parser<'a> {
             return self.unexpected(&format!("an integer of {wanted}"));
         };
         let value = i128::from(value) * if negative { -1 } else { 1 };
-        let converted = I::try_from(value).map_err(|_| self.error(format!("{value} is not an integer of {wanted}")))?;
+        let converted = I::try_from(value)
+            .map_err(|_| self.error(format!("{value} is not an integer of {wanted}")))?;
         self.advance()?;
         Ok(converted)
     }
@@ -296,7 +316,9 @@ messages {
 
     #[test]
     fn the_lenient_forms_of_the_format_are_read() {
-        let plain = parse::<Sg>(r#"id: "ab" member: "x" member: "y" rule { direction: OUTBOUND protocol: 8 }"#);
+        let plain = parse::<Sg>(
+            r#"id: "ab" member: "x" member: "y" rule { direction: OUTBOUND protocol: 8 }"#,
+        );
         for text in [
             "id: 'a' \"b\" # a comment\n member: [\"x\", 'y']; rule: < direction: 1, protocol: 010 >",
             "id:\"\\x61\\142\",member:\"\\u0078\"member:\"\\U00000079\"rule{direction:OUTBOUND protocol:0x8}",
@@ -304,8 +326,12 @@ messages {
         ] {
             assert_eq!(parse::<Sg>(text), plain, "{text}");
         }
-        let nic = |flag: &str| parse::<Nic>(&format!("id: '' mac: '' vni: 0 ip_anti_spoof: {flag}")).unwrap();
-        for (words, value) in [(["true", "True", "t", "1"], true), (["false", "False", "f", "0"], false)] {
+        let nic = |flag: &str| {
+            parse::<Nic>(&format!("id: '' mac: '' vni: 0 ip_anti_spoof: {flag}")).unwrap()
+        };
+        for (words, value) in
+            [(["true", "True", "t", "1"], true), (["false", "False", "f", "0"], false)]
+        {
             for word in words {
                 assert_eq!(nic(word).ip_anti_spoof, Some(value), "{word}");
             }
@@ -331,8 +357,14 @@ messages {
             ("vni: 1.5", "1:6: 1.5 is not an integer of 64 bits"),
             ("vni: 08", "1:6: 08 is not an integer of 64 bits"),
             ("vni: 99999999999999999999", "1:6: 99999999999999999999 is not an integer of 64 bits"),
-            ("vni: ", "1:6: an integer of 32 bits, not negative is expected, not the end of the text"),
-            ("type: VHOST", "1:7: one of VHOST_USER_SERVER, TAP, BENCH, VHOST_USER_CLIENT is expected, not \"VHOST\""),
+            (
+                "vni: ",
+                "1:6: an integer of 32 bits, not negative is expected, not the end of the text",
+            ),
+            (
+                "type: VHOST",
+                "1:7: one of VHOST_USER_SERVER, TAP, BENCH, VHOST_USER_CLIENT is expected, not \"VHOST\"",
+            ),
             ("bypass_filtering: yes", "1:19: true or false is expected, not \"yes\""),
             ("ip: [\"a\" \"b\"; \"c\"]", "1:13: \",\" or \"]\" is expected, not \";\""),
             ("}", "1:1: the name of a field is expected, not \"}\""),
@@ -345,7 +377,10 @@ messages {
     fn a_missing_field_is_named_by_its_path() {
         let text = r#"messages { revision: 1 } messages { revision: 1 message_0 { request { nic_add { id: "x" mac: "m" } } } }"#;
         let error = parse::<Messages>(text).unwrap_err();
-        assert_eq!(error.message, "required field messages[1].message_0.request.nic_add.vni is missing");
+        assert_eq!(
+            error.message,
+            "required field messages[1].message_0.request.nic_add.vni is missing"
+        );
     }
 
     #[test]
@@ -359,7 +394,10 @@ messages {
     #[test]
     fn protocols_may_be_negative() {
         assert_eq!(parse::<Rule>("direction: INBOUND protocol: -1").unwrap().protocol(), -1);
-        assert_eq!(parse::<Nic>("id: '' mac: '' vni: 0 type: 100").unwrap().type_(), Type::VHOST_USER_CLIENT);
+        assert_eq!(
+            parse::<Nic>("id: '' mac: '' vni: 0 type: 100").unwrap().type_(),
+            Type::VHOST_USER_CLIENT
+        );
     }
 
     proptest::proptest! {

@@ -6,7 +6,8 @@ use protobuf::{
 };
 use std::fmt::{Display, Write};
 
-/// `message` in the text format, each field on a line of its own; an empty message is an empty string.
+/// `message` in the text format, each field on a line of its own; an empty message is an empty
+/// string.
 ///
 /// Fields this version does not know follow the others under their numbers.
 pub fn print(message: &dyn MessageDyn) -> String {
@@ -100,7 +101,8 @@ impl Text {
     }
 }
 
-/// Bytes as a C string literal: what is not printable ASCII becomes a named or a three-digit octal escape.
+/// Bytes as a C string literal: what is not printable ASCII becomes a named or a three-digit octal
+/// escape.
 struct Quoted<'a>(&'a [u8]);
 
 impl Display for Quoted<'_> {
@@ -143,7 +145,11 @@ mod tests {
         let mut rule = Rule::new();
         rule.set_protocol(6);
         rule.set_direction(Direction::OUTBOUND);
-        rule.cidr = MessageField::some(Cidr { address: Some("::".into()), mask_size: Some(0), ..Default::default() });
+        rule.cidr = MessageField::some(Cidr {
+            address: Some("::".into()),
+            mask_size: Some(0),
+            ..Default::default()
+        });
         let mut request = Request::new();
         request.set_worker_list(true);
         request.sg_rule_add.mut_or_insert_default().rule = MessageField::some(rule);

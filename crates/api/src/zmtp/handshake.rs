@@ -3,11 +3,13 @@
 use super::refusal::Refusal;
 
 /// What we greet with: ZMTP 3.1, the mechanism NULL, not as its server.
-pub(super) const GREETING: &[u8; 64] = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\
+pub(super) const GREETING: &[u8; 64] =
+    b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\
       \0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
 /// Our metadata, as a frame: a ROUTER without a name.
-pub(super) const READY: &[u8] = b"\x04\x29\x05READY\x0bSocket-Type\0\0\0\x06ROUTER\x08Identity\0\0\0\0";
+pub(super) const READY: &[u8] =
+    b"\x04\x29\x05READY\x0bSocket-Type\0\0\0\x06ROUTER\x08Identity\0\0\0\0";
 
 /// The greeting of a peer, as far as it came.
 #[derive(Debug, Default)]
@@ -18,7 +20,8 @@ impl Greeting {
     pub(super) fn take(&mut self, input: &[u8]) -> Result<(usize, bool), Refusal> {
         let taken = input.len().min(GREETING.len() - self.0.len());
         self.0.extend_from_slice(input.get(..taken).unwrap_or_default());
-        // Peers of older versions send no more than this and wait: they are told by what came so far.
+        // Peers of older versions send no more than this and wait: they are told by what came so
+        // far.
         self.check()?;
         Ok((taken, self.0.len() == GREETING.len()))
     }
@@ -53,8 +56,11 @@ pub(super) fn check_ready(command: &[u8]) -> Result<(), Refusal> {
         }));
     };
     while !properties.is_empty() {
-        let (name, value, rest) = property(properties).ok_or(Refusal::Handshake("its metadata end too early"))?;
-        if name.eq_ignore_ascii_case(b"Socket-Type") && !matches!(value, b"REQ" | b"DEALER" | b"ROUTER") {
+        let (name, value, rest) =
+            property(properties).ok_or(Refusal::Handshake("its metadata end too early"))?;
+        if name.eq_ignore_ascii_case(b"Socket-Type")
+            && !matches!(value, b"REQ" | b"DEALER" | b"ROUTER")
+        {
             return Err(Refusal::SocketType(printable(value)));
         }
         properties = rest;
@@ -67,11 +73,15 @@ fn property(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let (length, rest) = bytes.split_first()?;
     let (name, rest) = rest.split_at_checked(usize::from(*length))?;
     let (length, rest) = rest.split_first_chunk::<4>()?;
-    let (value, rest) = rest.split_at_checked(usize::try_from(u32::from_be_bytes(*length)).ok()?)?;
+    let (value, rest) =
+        rest.split_at_checked(usize::try_from(u32::from_be_bytes(*length)).ok()?)?;
     Some((name, value, rest))
 }
 
 /// What a peer called something, short and fit for a log.
 fn printable(name: &[u8]) -> String {
-    name.iter().take(20).map(|byte| if byte.is_ascii_graphic() { char::from(*byte) } else { '?' }).collect()
+    name.iter()
+        .take(20)
+        .map(|byte| if byte.is_ascii_graphic() { char::from(*byte) } else { '?' })
+        .collect()
 }

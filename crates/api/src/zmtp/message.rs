@@ -63,7 +63,8 @@ impl Incoming {
         self.hops += 1;
         self.delimited = length == 0;
         // The identity that the peer has with us would be one of them.
-        self.lost |= self.hops >= MAX_HOPS || self.route.len() + length + 2 > LONGEST_ROUTE || length > 255;
+        self.lost |=
+            self.hops >= MAX_HOPS || self.route.len() + length + 2 > LONGEST_ROUTE || length > 255;
         if !self.lost {
             push_header(&mut self.route, MORE, length);
             self.part = Part::Hop;

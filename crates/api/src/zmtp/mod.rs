@@ -1,9 +1,11 @@
-//! The daemon's end of ZMTP 3.0 and 3.1, one connection at a time, as a state machine without any input or output.
+//! The daemon's end of ZMTP 3.0 and 3.1, one connection at a time, as a state machine without any
+//! input or output.
 //!
-//! RFC 23/ZMTP and 37/ZMTP 3.1 with the NULL mechanism, for REQ and DEALER sockets (and ROUTER ones of proxies) as
-//! ROUTER answers them (28/REQREP). A message is kept only as far as it is a request: the way back and the first part
-//! behind the empty delimiter. All other parts are counted and forgotten, so what a connection holds is bounded:
-//! [`ALLOWANCE`] for requests, [`LONGEST_ROUTE`] for the way back, [`LONGEST_COMMAND`] for a command, and for a longer
+//! RFC 23/ZMTP and 37/ZMTP 3.1 with the NULL mechanism, for REQ and DEALER sockets (and ROUTER ones
+//! of proxies) as ROUTER answers them (28/REQREP). A message is kept only as far as it is a
+//! request: the way back and the first part behind the empty delimiter. All other parts are counted
+//! and forgotten, so what a connection holds is bounded: [`ALLOWANCE`] for requests,
+//! [`LONGEST_ROUTE`] for the way back, [`LONGEST_COMMAND`] for a command, and for a longer
 //! request the room that its owner gave it.
 
 mod handshake;
@@ -103,8 +105,8 @@ impl Connection {
         }
     }
 
-    /// Takes what was received, and returns how much of it. The rest is to be offered again when the connection
-    /// [`Self::is_ready`] again.
+    /// Takes what was received, and returns how much of it. The rest is to be offered again when
+    /// the connection [`Self::is_ready`] again.
     ///
     /// # Errors
     /// After a refusal the connection is to be closed.
@@ -129,7 +131,10 @@ impl Connection {
 
     /// Whether it takes input: neither room nor answers are to come first.
     pub fn is_ready(&self) -> bool {
-        self.wanted().is_none() && self.requests.len() < WAITING && self.queued() < ALLOWANCE && !self.waits_for_its_turn()
+        self.wanted().is_none()
+            && self.requests.len() < WAITING
+            && self.queued() < ALLOWANCE
+            && !self.waits_for_its_turn()
     }
 
     /// The length of a request that needs more room than a connection has by itself.
@@ -137,7 +142,8 @@ impl Connection {
         self.incoming.waiting.filter(|length| *length > ALLOWANCE)
     }
 
-    /// Gives room for the request that [`Self::wanted`] it. Until the request is taken it counts as the connection's.
+    /// Gives room for the request that [`Self::wanted`] it. Until the request is taken it counts as
+    /// the connection's.
     pub fn give_room(&mut self) {
         if let Some(length) = self.wanted() {
             self.incoming.begin(length, length);
@@ -148,7 +154,9 @@ impl Connection {
     /// How many bytes it takes at least that belong to a request it has room for.
     pub fn expects(&self) -> usize {
         match &self.frame {
-            Some(frame) if self.incoming.is_receiving() => usize::try_from(frame.left).unwrap_or(usize::MAX),
+            Some(frame) if self.incoming.is_receiving() => {
+                usize::try_from(frame.left).unwrap_or(usize::MAX)
+            }
             _ => 0,
         }
     }
@@ -160,7 +168,8 @@ impl Connection {
 
     /// Whether a message has begun and is not whole.
     pub fn is_amid_a_message(&self) -> bool {
-        self.is_open() && (self.frame.is_some() || !self.header.is_empty() || self.incoming.has_begun())
+        self.is_open()
+            && (self.frame.is_some() || !self.header.is_empty() || self.incoming.has_begun())
     }
 
     /// The room that was given and not taken with a request yet.
@@ -234,7 +243,9 @@ impl Connection {
 
     /// Whether a short request waits until those before it are answered.
     fn waits_for_its_turn(&self) -> bool {
-        self.incoming.waiting.is_some_and(|length| length <= ALLOWANCE && length + self.queued() > ALLOWANCE)
+        self.incoming
+            .waiting
+            .is_some_and(|length| length <= ALLOWANCE && length + self.queued() > ALLOWANCE)
     }
 
     fn take_frame(&mut self, input: &[u8]) -> Result<usize, Refusal> {

@@ -2,7 +2,8 @@
 
 use crate::MAX_FRAME;
 
-/// Bytes of the longest way back: identities of proxies, with their frame headers and the delimiter.
+/// Bytes of the longest way back: identities of proxies, with their frame headers and the
+/// delimiter.
 pub const LONGEST_ROUTE: usize = 512;
 /// Bytes of the longest command: metadata of a socket, a heartbeat, the reason of an error.
 pub const LONGEST_COMMAND: usize = 2048;
@@ -21,7 +22,9 @@ pub enum Refusal {
     #[error("it speaks ZMTP {0}, and the API 3.0 and 3.1: use libzmq 4.0 or later")]
     Version(&'static str),
     /// Another security mechanism.
-    #[error("it wants the mechanism {0:?}, and the API has NULL only: see docs/encryption.md for the API's own encryption")]
+    #[error(
+        "it wants the mechanism {0:?}, and the API has NULL only: see docs/encryption.md for the API's own encryption"
+    )]
     Mechanism(String),
     /// A socket that does not ask and wait for replies.
     #[error("it is a socket of the type {0:?}, and the API answers REQ and DEALER")]
@@ -49,6 +52,13 @@ pub enum Refusal {
 impl Refusal {
     /// Whether the peer never came as far as asking: another program, perhaps, that meant no harm.
     pub fn is_of_handshake(&self) -> bool {
-        matches!(self, Self::NotZmtp | Self::Version(_) | Self::Mechanism(_) | Self::SocketType(_) | Self::Handshake(_))
+        matches!(
+            self,
+            Self::NotZmtp
+                | Self::Version(_)
+                | Self::Mechanism(_)
+                | Self::SocketType(_)
+                | Self::Handshake(_)
+        )
     }
 }

@@ -30,7 +30,11 @@ fn ready(socket: &str) -> Vec<u8> {
 /// Parts of one message.
 fn message(parts: &[&[u8]]) -> Vec<u8> {
     let last = parts.len() - 1;
-    parts.iter().enumerate().flat_map(|(n, part)| frame(if n < last { MORE } else { 0 }, part)).collect()
+    parts
+        .iter()
+        .enumerate()
+        .flat_map(|(n, part)| frame(if n < last { MORE } else { 0 }, part))
+        .collect()
 }
 
 /// A connection that is open, and has nothing to send.
@@ -69,8 +73,18 @@ fn requests_of_every_shape_are_found() {
     let long = vec![7; 300_000];
     for (what, parts, route, body) in [
         ("REQ", vec![&b""[..], b"body"], &b"\x01\0"[..], Some(&b"body"[..])),
-        ("a REQ that correlates", vec![b"abcd", b"", b"body"], b"\x01\x04abcd\x01\0", Some(b"body")),
-        ("behind two proxies", vec![b"one", b"two", b"", b"body"], b"\x01\x03one\x01\x03two\x01\0", Some(b"body")),
+        (
+            "a REQ that correlates",
+            vec![b"abcd", b"", b"body"],
+            b"\x01\x04abcd\x01\0",
+            Some(b"body"),
+        ),
+        (
+            "behind two proxies",
+            vec![b"one", b"two", b"", b"body"],
+            b"\x01\x03one\x01\x03two\x01\0",
+            Some(b"body"),
+        ),
         ("an empty body", vec![b"", b""], b"\x01\0", Some(b"")),
         ("more parts", vec![b"", b"body", b"x", b"", b"y"], b"\x01\0", Some(b"body")),
         ("a long body", vec![b"", &long], b"\x01\0", Some(&long)),
@@ -88,7 +102,10 @@ fn requests_of_every_shape_are_found() {
             assert_eq!(request.as_ref().map(|request| &*request.body), body, "{what} by {step}");
             if let Some(request) = request {
                 assert_eq!(request.route, route, "{what} by {step}");
-                assert_eq!(request.room, if request.body.len() > ALLOWANCE { request.body.len() } else { 0 });
+                assert_eq!(
+                    request.room,
+                    if request.body.len() > ALLOWANCE { request.body.len() } else { 0 }
+                );
             }
             assert!(!connection.is_amid_a_message() && connection.room() == 0, "{what} by {step}");
         }
@@ -126,7 +143,11 @@ fn greetings_of_others_are_refused_by_name() {
         ("HTTP", b"GET / HTTP/1.1\r\n".to_vec(), Refusal::NotZmtp),
         ("ZMTP 1.0: an identity", b"\xff\0\0\0\0\0\0\0\x01\0".to_vec(), Refusal::Version("1.0")),
         ("ZMTP 1.0, told", with(10, &[0])[..11].to_vec(), Refusal::Version("1.0")),
-        ("ZMTP 2.0, which waits after this", with(10, &[1])[..11].to_vec(), Refusal::Version("2.0")),
+        (
+            "ZMTP 2.0, which waits after this",
+            with(10, &[1])[..11].to_vec(),
+            Refusal::Version("2.0"),
+        ),
         ("PLAIN", with(12, b"PLAIN"), Refusal::Mechanism("PLAIN".into())),
         ("CURVE", with(12, b"CURVE"), Refusal::Mechanism("CURVE".into())),
         ("nothing printable", with(12, b"\xff\xff\xff\xff"), Refusal::Mechanism("????".into())),
@@ -159,13 +180,27 @@ fn metadata_of_others_are_refused_by_name() {
         assert_eq!(meet(&ready(socket)), Err(Refusal::SocketType(socket.into())));
     }
     let broken = Refusal::Handshake("its metadata end too early");
-    for cut in [b"\x05READY\x0b".as_slice(), b"\x05READY\x0bSocket-Type", b"\x05READY\x01x\0\0\0\x09short"] {
+    for cut in
+        [b"\x05READY\x0b".as_slice(), b"\x05READY\x0bSocket-Type", b"\x05READY\x01x\0\0\0\x09short"]
+    {
         assert_eq!(meet(&command(cut)), Err(broken.clone()));
     }
-    assert_eq!(meet(&command(b"\x05HELLO")), Err(Refusal::Handshake("its first command is not READY")));
-    assert_eq!(meet(&command(b"\x05ERROR\x03400")), Err(Refusal::Handshake("it ended it with an error")));
-    assert_eq!(meet(&message(&[b"", b"x"])), Err(Refusal::Handshake("a message came before its metadata")));
-    assert_eq!(meet(&command(&vec![0; LONGEST_COMMAND + 1])), Err(Refusal::LongCommand(LONGEST_COMMAND as u64 + 1)));
+    assert_eq!(
+        meet(&command(b"\x05HELLO")),
+        Err(Refusal::Handshake("its first command is not READY"))
+    );
+    assert_eq!(
+        meet(&command(b"\x05ERROR\x03400")),
+        Err(Refusal::Handshake("it ended it with an error"))
+    );
+    assert_eq!(
+        meet(&message(&[b"", b"x"])),
+        Err(Refusal::Handshake("a message came before its metadata"))
+    );
+    assert_eq!(
+        meet(&command(&vec![0; LONGEST_COMMAND + 1])),
+        Err(Refusal::LongCommand(LONGEST_COMMAND as u64 + 1))
+    );
 }
 
 #[test]
@@ -173,13 +208,17 @@ fn frames_that_break_the_protocol_are_refused() {
     for flags in [8, 0x80, MORE | COMMAND, MORE | LONG | COMMAND] {
         assert_eq!(refused(&[flags, 0]), Refusal::Flags(flags));
     }
-    assert_eq!(refused(&command(&vec![0; LONGEST_COMMAND + 1])), Refusal::LongCommand(LONGEST_COMMAND as u64 + 1));
+    assert_eq!(
+        refused(&command(&vec![0; LONGEST_COMMAND + 1])),
+        Refusal::LongCommand(LONGEST_COMMAND as u64 + 1)
+    );
     assert_eq!(refused(&command(b"\x04PING\0")), Refusal::Heartbeat);
     let mut huge = vec![MORE, 0, LONG];
     huge.extend_from_slice(&u64::MAX.to_be_bytes());
     assert_eq!(refused(&huge), Refusal::LongMessage(u64::MAX));
     // The longest request, and one byte more.
-    let with_length = |length: usize| [&[MORE, 0, LONG][..], &(length as u64).to_be_bytes()].concat();
+    let with_length =
+        |length: usize| [&[MORE, 0, LONG][..], &(length as u64).to_be_bytes()].concat();
     let mut connection = open();
     assert_eq!(connection.feed(&with_length(MAX_FRAME)), Ok(11));
     assert_eq!(connection.wanted(), Some(MAX_FRAME));
@@ -196,7 +235,11 @@ fn messages_without_end_are_refused() {
             break refusal;
         }
         parts += 1;
-        assert!(connection.incoming_bytes() <= LONGEST_ROUTE, "{} bytes", connection.incoming_bytes());
+        assert!(
+            connection.incoming_bytes() <= LONGEST_ROUTE,
+            "{} bytes",
+            connection.incoming_bytes()
+        );
     };
     assert_eq!((refusal, parts), (Refusal::Parts, MOST_PARTS));
 
@@ -249,10 +292,16 @@ fn a_long_request_waits_for_room() {
     let body = vec![3; ALLOWANCE + 1];
     let bytes = message(&[b"", &body]);
     let taken = connection.feed(&bytes).unwrap();
-    assert_eq!((connection.wanted(), connection.is_ready(), connection.room()), (Some(body.len()), false, 0));
+    assert_eq!(
+        (connection.wanted(), connection.is_ready(), connection.room()),
+        (Some(body.len()), false, 0)
+    );
     assert_eq!(connection.feed(&bytes[taken..]), Ok(0));
     connection.give_room();
-    assert_eq!((connection.wanted(), connection.room(), connection.expects()), (None, body.len(), body.len()));
+    assert_eq!(
+        (connection.wanted(), connection.room(), connection.expects()),
+        (None, body.len(), body.len())
+    );
     feed(&mut connection, &bytes[taken..]).unwrap();
     assert_eq!((connection.room(), connection.expects()), (body.len(), 0));
     assert_eq!(connection.take_request().unwrap().room, body.len());
@@ -277,7 +326,8 @@ fn heartbeats_are_answered_and_not_gathered() {
     assert_eq!(connection.output(), command(&[&b"\x04PONG"[..], &9999u32.to_be_bytes()].concat()));
     // Between the parts of a message, and while a request waits.
     let mut connection = open();
-    feed(&mut connection, &[frame(MORE, b""), ping(b"1"), frame(0, b"body"), ping(b"2")].concat()).unwrap();
+    feed(&mut connection, &[frame(MORE, b""), ping(b"1"), frame(0, b"body"), ping(b"2")].concat())
+        .unwrap();
     assert!(connection.has_request());
     assert_eq!(connection.output(), command(b"\x04PONG1"));
     // Commands of other sockets mean nothing.

@@ -25,10 +25,18 @@ pub fn page(nic: Option<&str>, found: &DropListRes, rates: &Rates) -> String {
         0 => writeln!(page),
         window => writeln!(page, "; rates are those of the last {}", time(window)),
     };
-    let rows: Vec<[String; 4]> =
-        found.place.iter().flat_map(|place| place.drop.iter().map(|drop| row(place, drop, rates))).collect();
-    let widths: [usize; 4] =
-        std::array::from_fn(|at| rows.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count()).max().unwrap_or(0));
+    let rows: Vec<[String; 4]> = found
+        .place
+        .iter()
+        .flat_map(|place| place.drop.iter().map(|drop| row(place, drop, rates)))
+        .collect();
+    let widths: [usize; 4] = std::array::from_fn(|at| {
+        rows.iter()
+            .filter_map(|row| row.get(at))
+            .map(|cell| cell.chars().count())
+            .max()
+            .unwrap_or(0)
+    });
     let mut rows = rows.iter();
     for place in &found.place {
         let _ = writeln!(page, "\n{}", title(place));
@@ -41,7 +49,11 @@ pub fn page(nic: Option<&str>, found: &DropListRes, rates: &Rates) -> String {
         }
     }
     if found.left_out() > 0 {
-        let _ = writeln!(page, "\n{} more vnics or networks dropped something: ask for one", found.left_out());
+        let _ = writeln!(
+            page,
+            "\n{} more vnics or networks dropped something: ask for one",
+            found.left_out()
+        );
     }
     page
 }
@@ -92,7 +104,11 @@ fn row(place: &Place, drop: &Drop, rates: &Rates) -> [String; 4] {
     // One has the room of several: numbers stand below each other.
     [
         safe(drop.reason()),
-        format!("{:<w$}", counted(drop.count(), "frame"), w = drop.count().to_string().len() + " frames".len()),
+        format!(
+            "{:<w$}",
+            counted(drop.count(), "frame"),
+            w = drop.count().to_string().len() + " frames".len()
+        ),
         rate,
         last,
     ]
@@ -123,7 +139,10 @@ pub fn remedy(text: &str, place: &Place) -> String {
     };
     // Every second part is between backticks.
     let parts = text.split('`').enumerate();
-    parts.map(|(at, part)| if at % 2 == 1 { put_in(part) } else { part.to_owned() }).collect::<Vec<_>>().join("`")
+    parts
+        .map(|(at, part)| if at % 2 == 1 { put_in(part) } else { part.to_owned() })
+        .collect::<Vec<_>>()
+        .join("`")
 }
 
 #[cfg(test)]
@@ -142,7 +161,9 @@ mod tests {
 
     #[test]
     fn times() {
-        for (milliseconds, want) in [(0, "0.0 s"), (7_349, "7.3 s"), (59_999, "59.9 s"), (61_000, "1 min 1 s")] {
+        for (milliseconds, want) in
+            [(0, "0.0 s"), (7_349, "7.3 s"), (59_999, "59.9 s"), (61_000, "1 min 1 s")]
+        {
             assert_eq!(time(milliseconds), want);
         }
     }

@@ -25,13 +25,18 @@ impl<'a> Rates<'a> {
         Rates { window: found.window_ms(), before: None }
     }
 
-    /// Since an answer before. A daemon that was started anew in between has nothing to compare with.
+    /// Since an answer before. A daemon that was started anew in between has nothing to compare
+    /// with.
     pub fn between(before: &'a DropListRes, found: &DropListRes) -> Rates<'a> {
         match found.time_ms().checked_sub(before.time_ms()) {
             None | Some(0) => Rates::of_window(found),
             Some(window) => {
-                let counts = before.place.iter().flat_map(|place| place.drop.iter().map(move |drop| (place, drop)));
-                let counts = counts.map(|(place, drop)| ((key(place), drop.reason()), drop.count()));
+                let counts = before
+                    .place
+                    .iter()
+                    .flat_map(|place| place.drop.iter().map(move |drop| (place, drop)));
+                let counts =
+                    counts.map(|(place, drop)| ((key(place), drop.reason()), drop.count()));
                 Rates { window, before: Some(counts.collect()) }
             }
         }
@@ -58,10 +63,28 @@ mod tests {
     use super::*;
     use butterfly_api::proto::drop_list_res::place::Kind;
 
-    fn answer(time: u64, window: u64, kind: Kind, id: &str, count: u64, recent: Option<u64>) -> DropListRes {
-        let drop = Drop { reason: Some("short".into()), count: Some(count), recent, ..Drop::default() };
-        let place = Place { kind: Some(kind.into()), nic_id: Some(id.into()), drop: vec![drop], ..Place::default() };
-        DropListRes { time_ms: Some(time), window_ms: Some(window), place: vec![place], ..DropListRes::default() }
+    fn answer(
+        time: u64,
+        window: u64,
+        kind: Kind,
+        id: &str,
+        count: u64,
+        recent: Option<u64>,
+    ) -> DropListRes {
+        let drop =
+            Drop { reason: Some("short".into()), count: Some(count), recent, ..Drop::default() };
+        let place = Place {
+            kind: Some(kind.into()),
+            nic_id: Some(id.into()),
+            drop: vec![drop],
+            ..Place::default()
+        };
+        DropListRes {
+            time_ms: Some(time),
+            window_ms: Some(window),
+            place: vec![place],
+            ..DropListRes::default()
+        }
     }
 
     fn rate(rates: &Rates, found: &DropListRes) -> Option<f64> {

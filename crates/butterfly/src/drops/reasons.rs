@@ -24,16 +24,21 @@ impl<'a> Reasons<'a> {
     }
 }
 
-/// What was dropped so lately is a trouble of now, in milliseconds: long enough to be seen twice, and short enough to go by itself.
+/// What was dropped so lately is a trouble of now, in milliseconds: long enough to be seen twice,
+/// and short enough to go by itself.
 const LATELY_MS: u64 = 60_000;
 
 /// Drops of the last minute that somebody misses, with their places, most first.
 pub fn lately(found: &DropListRes) -> Vec<(&Place, &Drop)> {
     let reasons = Reasons::of(found);
-    let rows = found.place.iter().flat_map(|place| place.drop.iter().map(move |drop| (place, drop)));
-    // When a drop was is not always known; how many there were lately is, but for a few seconds only.
-    let is_late = |drop: &Drop| drop.recent() > 0 || drop.last_ms.is_some_and(|age| age < LATELY_MS);
-    let mut late: Vec<_> = rows.filter(|(_, drop)| is_late(drop) && !reasons.is_harmless(drop)).collect();
+    let rows =
+        found.place.iter().flat_map(|place| place.drop.iter().map(move |drop| (place, drop)));
+    // When a drop was is not always known; how many there were lately is, but for a few seconds
+    // only.
+    let is_late =
+        |drop: &Drop| drop.recent() > 0 || drop.last_ms.is_some_and(|age| age < LATELY_MS);
+    let mut late: Vec<_> =
+        rows.filter(|(_, drop)| is_late(drop) && !reasons.is_harmless(drop)).collect();
     late.sort_by_key(|(_, drop)| (Reverse(drop.recent()), drop.last_ms));
     late
 }

@@ -1,7 +1,7 @@
 //! `butterfly events --follow`.
 //!
-//! Asks four times a second for what came since: a daemon serves one request after the other, and one that waited for
-//! something to happen would hold up everybody else.
+//! Asks four times a second for what came since: a daemon serves one request after the other, and
+//! one that waited for something to happen would hold up everybody else.
 
 use super::{MOST, page::Format, request, result};
 use crate::failure::Failure;
@@ -15,9 +15,18 @@ const PAUSE: Duration = Duration::from_millis(250);
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Prints what comes after `before`, until somebody interrupts it.
-pub fn follow(nic: Option<&str>, mut before: EventListRes, format: Format, session: &mut Session) -> Result<(), Failure> {
-    let query =
-        |since| EventListReq { since: Some(since), limit: Some(MOST), nic_id: nic.map(str::to_owned), ..EventListReq::default() };
+pub fn follow(
+    nic: Option<&str>,
+    mut before: EventListRes,
+    format: Format,
+    session: &mut Session,
+) -> Result<(), Failure> {
+    let query = |since| EventListReq {
+        since: Some(since),
+        limit: Some(MOST),
+        nic_id: nic.map(str::to_owned),
+        ..EventListReq::default()
+    };
     let mut silent = false;
     let mut since = before.next();
     loop {

@@ -21,7 +21,9 @@ impl Format {
         if lost > 0 {
             match self.json {
                 true => session.line(json!({ "lost": lost }))?,
-                false => session.line(format_args!("{lost} events lost: they are not kept any more"))?,
+                false => {
+                    session.line(format_args!("{lost} events lost: they are not kept any more"))?
+                }
             }
         }
         events.iter().try_for_each(|event| match self.json {

@@ -33,7 +33,11 @@ pub fn question(arguments: &Arguments) -> Result<ExplainReq, Failure> {
         from_nic: from,
         to_address: to.clone().filter(|_| is_address),
         to_nic: to.filter(|_| !is_address),
-        protocol: arguments.value("proto").map(protocol::parse).transpose()?.or(destination_port.map(|_| protocol::TCP)),
+        protocol: arguments
+            .value("proto")
+            .map(protocol::parse)
+            .transpose()?
+            .or(destination_port.map(|_| protocol::TCP)),
         source_port: number("sport")?,
         destination_port,
         source: text("src"),
@@ -51,10 +55,17 @@ pub fn question(arguments: &Arguments) -> Result<ExplainReq, Failure> {
 const FLAGS: [(&str, u32); 5] = [("fin", 1), ("syn", 2), ("rst", 4), ("psh", 8), ("ack", 16)];
 
 fn flags(words: &str) -> Result<u32, Failure> {
-    let flag = |word: &str| FLAGS.iter().find(|(name, _)| *name == word.to_lowercase()).map(|(_, bit)| *bit);
+    let flag = |word: &str| {
+        FLAGS.iter().find(|(name, _)| *name == word.to_lowercase()).map(|(_, bit)| *bit)
+    };
     let bits: Option<Vec<u32>> = words.split(',').map(flag).collect();
-    let bits =
-        bits.ok_or_else(|| Failure::not_recognized("flags", words, "some of syn, ack, fin, rst, psh with commas between"))?;
+    let bits = bits.ok_or_else(|| {
+        Failure::not_recognized(
+            "flags",
+            words,
+            "some of syn, ack, fin, rst, psh with commas between",
+        )
+    })?;
     Ok(bits.into_iter().fold(0, |all, bit| all | bit))
 }
 
@@ -84,7 +95,8 @@ pub fn words(question: &ExplainReq) -> String {
     add("sport", question.source_port.map(|n| n.to_string()));
     add("mac", question.destination_mac.clone());
     if let Some(bits) = question.tcp_flags {
-        let names: Vec<&str> = FLAGS.iter().filter(|(_, bit)| bits & bit != 0).map(|(name, _)| *name).collect();
+        let names: Vec<&str> =
+            FLAGS.iter().filter(|(_, bit)| bits & bit != 0).map(|(name, _)| *name).collect();
         add("flags", Some(names.join(",")));
     }
     add("icmp", question.icmp_type.map(|kind| format!("{kind}/{}", question.icmp_code())));
@@ -101,7 +113,11 @@ pub fn ask(question: &ExplainReq, session: &mut Session) -> Result<ExplainRes, F
 }
 
 /// Asks another daemon.
-pub fn ask_at(endpoint: &str, question: &ExplainReq, session: &mut Session) -> Result<ExplainRes, Failure> {
+pub fn ask_at(
+    endpoint: &str,
+    question: &ExplainReq,
+    session: &mut Session,
+) -> Result<ExplainRes, Failure> {
     answer(session.ask_at(endpoint, request(question))?.explain)
 }
 
@@ -121,7 +137,11 @@ pub fn from_outside(question: &ExplainReq, session: &mut Session) -> Result<Expl
         ));
     };
     let nic = details(session.ask(details_of(id))?.nic_details, id)?;
-    let v6 = question.to_address.as_ref().or(question.source.as_ref()).map(|address| address.contains(':'));
+    let v6 = question
+        .to_address
+        .as_ref()
+        .or(question.source.as_ref())
+        .map(|address| address.contains(':'));
     let own = nic.ip.iter().find(|ip| v6.is_none_or(|v6| ip.contains(':') == v6)).cloned();
     Ok(ExplainReq {
         from_nic: None,
@@ -133,7 +153,11 @@ pub fn from_outside(question: &ExplainReq, session: &mut Session) -> Result<Expl
 }
 
 /// The address of the NIC that a question is about, on the host that has it.
-pub fn address(endpoint: &str, question: &ExplainReq, session: &mut Session) -> Result<Option<String>, Failure> {
+pub fn address(
+    endpoint: &str,
+    question: &ExplainReq,
+    session: &mut Session,
+) -> Result<Option<String>, Failure> {
     let id = question.to_nic.clone().unwrap_or_default();
     let nic = details(session.ask_at(endpoint, details_of(&id))?.nic_details, &id)?;
     let v6 = question.source.as_ref().is_some_and(|source| source.contains(':'));

@@ -1,7 +1,9 @@
 //! An explanation for programs.
 
 use crate::sessions::admission_json;
-use butterfly_api::proto::{ExplainReq, ExplainRes, ExplainWalk, SessionAdmission, explain_walk::step::Mark};
+use butterfly_api::proto::{
+    ExplainReq, ExplainRes, ExplainWalk, SessionAdmission, explain_walk::step::Mark,
+};
 use protobuf::MessageField;
 use serde_json::{Value, json};
 

@@ -29,7 +29,8 @@ pub fn page(answers: &[(String, ExplainReq, ExplainRes)]) -> String {
         }
     }
     if let [(_, question, answer)] = answers
-        && let Some(way) = answer.walk.iter().find(|way| fate(way) == Some(Fate::LEAVES) || !way.host.is_empty())
+        && let Some(way) =
+            answer.walk.iter().find(|way| fate(way) == Some(Fate::LEAVES) || !way.host.is_empty())
     {
         let there = way.host.first().map(String::as_str).unwrap_or_default();
         let far = ExplainReq {
@@ -66,7 +67,8 @@ fn walk(way: &ExplainWalk, vni: Option<u32>, is_answer: bool) -> String {
             let _ = writeln!(page, "  {:<15} {}", "", safe(detail));
         }
     }
-    let listed = |items: &[String]| items.iter().map(|item| safe(item)).collect::<Vec<_>>().join(", ");
+    let listed =
+        |items: &[String]| items.iter().map(|item| safe(item)).collect::<Vec<_>>().join(", ");
     let _ = match fate(way) {
         Some(Fate::DELIVERED) => writeln!(page, "delivered to {}", listed(&way.nic_id)),
         Some(Fate::LEAVES) => writeln!(page, "leaves for {}", listed(&way.host)),
@@ -77,7 +79,11 @@ fn walk(way: &ExplainWalk, vni: Option<u32>, is_answer: bool) -> String {
                 false => writeln!(page, "goes to {}", listed(&all)),
             }
         }
-        Some(Fate::DROPPED) => writeln!(page, "dropped: {}", way.drop.iter().map(dropped).collect::<Vec<_>>().join(", ")),
+        Some(Fate::DROPPED) => writeln!(
+            page,
+            "dropped: {}",
+            way.drop.iter().map(dropped).collect::<Vec<_>>().join(", ")
+        ),
         Some(Fate::NO_ADDRESS) => writeln!(page, "never sent: its sender gets no link address"),
         None => writeln!(page, "unknown to this client"),
     };

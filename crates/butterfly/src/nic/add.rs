@@ -61,7 +61,10 @@ fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     without_effect(arguments, &nic).iter().for_each(|what| session.ignored(what));
     let request = Request { nic_add: MessageField::some(nic), ..Request::default() };
     let response = session.ask(request)?;
-    let added = response.nic_add.into_option().ok_or_else(|| Failure::said("no nic add result received"))?;
+    let added = response
+        .nic_add
+        .into_option()
+        .ok_or_else(|| Failure::said("no nic add result received"))?;
     match json {
         true => session.json(&json!({ "id": arguments.value("id"), "path": added.path() }))?,
         false => session.line(added.path())?,
@@ -75,16 +78,25 @@ fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
 
 /// Options that do nothing together with the others.
 fn without_effect(arguments: &Arguments, nic: &Nic) -> Vec<String> {
-    let given =
-        |names: &[&'static str]| names.iter().filter(|name| arguments.has(name)).map(|name| format!("--{name}")).collect();
-    let none = |given: Vec<String>, why: &str| given.into_iter().map(|name| format!("{name}: {why}")).collect();
-    let bench: Vec<String> = match (nic.type_.map(|kind| kind.enum_value_or_default()), arguments.value("btype")) {
-        (Some(Type::BENCH), Some("ICMP_RCV_LIKE")) => none(given(&["dip", "dmac"]), "it is for --btype ICMP_SND_LIKE"),
-        (Some(Type::BENCH), _) => Vec::new(),
-        _ => none(given(&["btype", "dip", "dmac"]), "it is for --type BENCH"),
+    let given = |names: &[&'static str]| {
+        names.iter().filter(|name| arguments.has(name)).map(|name| format!("--{name}")).collect()
     };
+    let none = |given: Vec<String>, why: &str| {
+        given.into_iter().map(|name| format!("{name}: {why}")).collect()
+    };
+    let bench: Vec<String> =
+        match (nic.type_.map(|kind| kind.enum_value_or_default()), arguments.value("btype")) {
+            (Some(Type::BENCH), Some("ICMP_RCV_LIKE")) => {
+                none(given(&["dip", "dmac"]), "it is for --btype ICMP_SND_LIKE")
+            }
+            (Some(Type::BENCH), _) => Vec::new(),
+            _ => none(given(&["btype", "dip", "dmac"]), "it is for --type BENCH"),
+        };
     let filters = match nic.bypass_filtering() {
-        true => none(given(&["sg", "enable-antispoof"]), "with --bypass-filtering nothing of this NIC is filtered"),
+        true => none(
+            given(&["sg", "enable-antispoof"]),
+            "with --bypass-filtering nothing of this NIC is filtered",
+        ),
         false => Vec::new(),
     };
     [bench, filters].concat()
@@ -99,7 +111,11 @@ fn nic(arguments: &Arguments) -> Result<Nic, Failure> {
         Some("TAP") => Some(Type::TAP),
         Some("BENCH") => Some(Type::BENCH),
         Some(other) => {
-            return Err(Failure::not_recognized("type", other, "VHOST_USER_SERVER, VHOST_USER_CLIENT, TAP or BENCH"));
+            return Err(Failure::not_recognized(
+                "type",
+                other,
+                "VHOST_USER_SERVER, VHOST_USER_CLIENT, TAP or BENCH",
+            ));
         }
     };
     let packet_trace = arguments.parsed::<bool>("packet-trace", "true or false")?;
@@ -117,7 +133,9 @@ fn nic(arguments: &Arguments) -> Result<Nic, Failure> {
         )));
     }
     if arguments.has("forwards") && !arguments.has("bypass-filtering") {
-        return Err(Failure::usage("--forwards needs --bypass-filtering: a filtered NIC sends from its own addresses only"));
+        return Err(Failure::usage(
+            "--forwards needs --bypass-filtering: a filtered NIC sends from its own addresses only",
+        ));
     }
     if arguments.has("netns") && kind != Some(Type::TAP) {
         return Err(Failure::usage("--netns needs --type TAP"));

@@ -91,7 +91,11 @@ type Groups = BTreeSet<String>;
 
 /// Reads the groups, and writes them back, in byte order, if `change` made
 /// others of them.
-fn change(arguments: &Arguments, session: &mut Session, change: fn(&Groups, &Groups) -> Groups) -> Result<(), Failure> {
+fn change(
+    arguments: &Arguments,
+    session: &mut Session,
+    change: fn(&Groups, &Groups) -> Groups,
+) -> Result<(), Failure> {
     let id = id(arguments);
     let attached: Groups = ask_details(id, session)?.security_group.into_iter().collect();
     let named = arguments.words_from(1).iter().cloned().collect();
@@ -107,7 +111,8 @@ fn write(id: &str, mut groups: Vec<String>, session: &mut Session) -> Result<(),
     if groups.is_empty() {
         groups.push(String::new());
     }
-    let update = NicUpdateReq { id: Some(id.to_owned()), security_group: groups, ..NicUpdateReq::default() };
+    let update =
+        NicUpdateReq { id: Some(id.to_owned()), security_group: groups, ..NicUpdateReq::default() };
     let request = Request { nic_update: MessageField::some(update), ..Request::default() };
     session.ask(request)?;
     notes::of_nic(id, session);

@@ -21,8 +21,14 @@ const BATCH: usize = 256;
 pub fn node() -> Node {
     Node::run(
         Command::new("list")
-            .about("Prints the id of every virtual NIC, one per line; on a terminal, a table of them.")
-            .arg(flag("wide").help("the table, wherever it is printed; with --json, all that is known of each"))
+            .about(
+                "Prints the id of every virtual NIC, one per line; on a terminal, a table of them.",
+            )
+            .arg(
+                flag("wide").help(
+                    "the table, wherever it is printed; with --json, all that is known of each",
+                ),
+            )
             .arg(json())
             .after_help("butterfly nic list\nbutterfly nic list --wide | less -S"),
         list,
@@ -42,7 +48,9 @@ fn list(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
         dropped.entry(place.nic_id()).or_default().push(drop.reason());
     }
     let trouble = |nic: &NicShow| {
-        let reasons = dropped.get(nic.id()).map(|reasons| format!("drops in the last minute: {}", reasons.join(", ")));
+        let reasons = dropped
+            .get(nic.id())
+            .map(|reasons| format!("drops in the last minute: {}", reasons.join(", ")));
         let all: Vec<String> = trouble(nic).into_iter().chain(reasons).collect();
         (!all.is_empty()).then(|| all.join("; "))
     };
@@ -67,11 +75,15 @@ pub fn all(session: &mut Session) -> Result<Vec<NicShow>, Failure> {
     shown(&ids, session)
 }
 
-/// What the NICs with these ids are doing. One that went in between is not there any more: the rest counts.
+/// What the NICs with these ids are doing. One that went in between is not there any more: the rest
+/// counts.
 pub fn shown(ids: &[String], session: &mut Session) -> Result<Vec<NicShow>, Failure> {
     let mut nics = Vec::with_capacity(ids.len());
     for ids in ids.chunks(BATCH) {
-        let asked = ids.iter().map(|id| Request { nic_show: Some(id.clone()), ..Request::default() }).collect();
+        let asked = ids
+            .iter()
+            .map(|id| Request { nic_show: Some(id.clone()), ..Request::default() })
+            .collect();
         let answers = session.ask_each(asked)?.into_iter().flatten();
         nics.extend(answers.filter_map(|answer| answer.nic_show.into_option()));
     }
@@ -111,7 +123,8 @@ impl State {
 
 /// What is wrong with a NIC.
 pub fn trouble(nic: &NicShow) -> Option<String> {
-    let missing = (!nic.missing_group.is_empty()).then(|| format!("no such security group: {}", nic.missing_group.join(", ")));
+    let missing = (!nic.missing_group.is_empty())
+        .then(|| format!("no such security group: {}", nic.missing_group.join(", ")));
     let unrecorded = || nic.packet_trace.trouble.as_ref().map(|why| format!("not recorded: {why}"));
     fault(nic).or(missing).or_else(unrecorded)
 }
@@ -123,7 +136,10 @@ fn fault(nic: &NicShow) -> Option<String> {
         (false, Some(trouble)) => Some(format!("queue {}: {trouble}", queue.name())),
         (false, None) => None,
     });
-    let waits = nic.waits_for.as_ref().map(|owner| format!("waits for its MAC address, which nic {owner} has"));
+    let waits = nic
+        .waits_for
+        .as_ref()
+        .map(|owner| format!("waits for its MAC address, which nic {owner} has"));
     nic.trouble.clone().or(queues).or(waits)
 }
 
@@ -140,9 +156,15 @@ fn kind(nic: &NicShow) -> &'static str {
 
 /// The table; `now` in seconds since 1970.
 fn page(nics: &[NicShow], trouble: impl Fn(&NicShow) -> Option<String>, now: u64) -> String {
-    let some = |values: &[String]| if values.is_empty() { "-".to_owned() } else { safe(&values.join(",")) };
+    let some = |values: &[String]| {
+        if values.is_empty() { "-".to_owned() } else { safe(&values.join(",")) }
+    };
     let row = |nic: &NicShow| {
-        let groups = if nic.bypass_filtering() { "(unfiltered)".to_owned() } else { some(&nic.security_group) };
+        let groups = if nic.bypass_filtering() {
+            "(unfiltered)".to_owned()
+        } else {
+            some(&nic.security_group)
+        };
         let since = nic.attached_since.map(|since| duration(now.saturating_sub(since)));
         [
             safe(nic.id()),
@@ -155,7 +177,12 @@ fn page(nics: &[NicShow], trouble: impl Fn(&NicShow) -> Option<String>, now: u64
             since.unwrap_or("-".into()),
             nic.in_packets().to_string(),
             nic.out_packets().to_string(),
-            nic.drops.iter().filter(|drop| !drop.harmless()).map(|drop| drop.count()).sum::<u64>().to_string(),
+            nic.drops
+                .iter()
+                .filter(|drop| !drop.harmless())
+                .map(|drop| drop.count())
+                .sum::<u64>()
+                .to_string(),
             safe(&trouble(nic).unwrap_or_default()),
         ]
     };

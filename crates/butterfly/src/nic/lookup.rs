@@ -79,7 +79,8 @@ pub fn stats() -> Node {
 
 /// Asks for the declaration of the vnic `id`.
 pub fn ask_details(id: &str, session: &mut Session) -> Result<Nic, Failure> {
-    let response = session.ask(Request { nic_details: Some(id.to_owned()), ..Request::default() })?;
+    let response =
+        session.ask(Request { nic_details: Some(id.to_owned()), ..Request::default() })?;
     // An empty id asks for all; none of them is the one that was meant.
     let mut found = response.nic_details.into_iter().filter(|nic| nic.id() == id);
     found.next().ok_or_else(|| Failure::said("no nic details received"))
@@ -102,7 +103,11 @@ fn print_details(arguments: &Arguments, session: &mut Session) -> Result<(), Fai
         session.line(format_args!("sniff target: {target}"))?;
     }
     session.line(format_args!("bypass filtering: {}", nic.bypass_filtering()))?;
-    for (on, name) in [(nic.forwards(), "forwards"), (nic.shared_ip(), "shared addresses"), (nic.router(), "router")] {
+    for (on, name) in [
+        (nic.forwards(), "forwards"),
+        (nic.shared_ip(), "shared addresses"),
+        (nic.router(), "router"),
+    ] {
         if on {
             session.line(format_args!("{name}: true"))?;
         }

@@ -18,7 +18,9 @@ pub use list::{State, all, shown, trouble};
 
 /// How packets are to be written, if anything is said about it.
 fn trace_options(arguments: &Arguments) -> Result<Option<TraceOptions>, Failure> {
-    let given = ["trace-filter", "trace-snap", "trace-file-size", "trace-files"].iter().any(|name| arguments.has(name));
+    let given = ["trace-filter", "trace-snap", "trace-file-size", "trace-files"]
+        .iter()
+        .any(|name| arguments.has(name));
     let options = TraceOptions {
         filter: arguments.value("trace-filter").map(str::to_owned),
         snap_length: arguments.parsed("trace-snap", "a number of bytes")?,

@@ -26,7 +26,8 @@ pub fn node() -> Node {
 
 fn show(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let json = session.wants_json(arguments);
-    let response = session.ask(Request { nic_show: arguments.word(0).map(str::to_owned), ..Request::default() })?;
+    let response = session
+        .ask(Request { nic_show: arguments.word(0).map(str::to_owned), ..Request::default() })?;
     let Some(show) = response.nic_show.into_option() else {
         return Err(Failure::said("no nic description received"));
     };
@@ -47,7 +48,8 @@ fn page(show: &NicShow, now: u64, all: bool) -> String {
     traffic(&mut page, show);
     if let Some(counted) = show.pings.as_ref() {
         title(&mut page, "pings");
-        for (name, value) in ["requests", "replies", "min/mean/max"].into_iter().zip(pings(counted)) {
+        for (name, value) in ["requests", "replies", "min/mean/max"].into_iter().zip(pings(counted))
+        {
             field(&mut page, name, &value);
         }
     }
@@ -67,7 +69,13 @@ fn declaration(page: &mut String, show: &NicShow) {
     field(page, "mac", show.mac());
     field(page, "vni", &show.vni().to_string());
     if let Some(owner) = &show.waits_for {
-        field(page, "waits for", &format!("nic {owner}, which has its MAC address: nothing passes until that one is gone"));
+        field(
+            page,
+            "waits for",
+            &format!(
+                "nic {owner}, which has its MAC address: nothing passes until that one is gone"
+            ),
+        );
     }
     let shared = if show.shared_ip() { ", shared with other hosts" } else { "" };
     field(page, "addresses", &format!("{}{shared}", listed(&show.ip)));
@@ -78,10 +86,15 @@ fn declaration(page: &mut String, show: &NicShow) {
     field(page, "security groups", &format!("{}{missing}", listed(&show.security_group)));
     field(page, "filtering", filtering);
     if show.router() {
-        field(page, "router", "may send router advertisements and redirects, by a rule that names ICMPv6 or ICMP");
+        field(
+            page,
+            "router",
+            "may send router advertisements and redirects, by a rule that names ICMPv6 or ICMP",
+        );
     }
     if let Some(mirror) = show.mirror.as_ref() {
-        let idle = mirror.idle.as_ref().map(|idle| format!(": no copies, as {idle}")).unwrap_or_default();
+        let idle =
+            mirror.idle.as_ref().map(|idle| format!(": no copies, as {idle}")).unwrap_or_default();
         field(page, "mirror of", &format!("{}{idle}", mirror.target()));
     }
     if !show.mirrored_by.is_empty() {
@@ -139,9 +152,15 @@ fn machine(page: &mut String, show: &NicShow, now: u64) {
     }
     if let Some(interrupts) = show.interrupts.as_ref().filter(|interrupts| interrupts.apart()) {
         let worst = interrupts.worst_ns() / 1000;
-        field(page, "interrupts", &format!("slow (up to {worst} us): a thread of their own sends them"));
+        field(
+            page,
+            "interrupts",
+            &format!("slow (up to {worst} us): a thread of their own sends them"),
+        );
     }
-    if let Some(touches) = show.first_touches.as_ref().filter(|touches| touches.pages() + touches.stalls() > 0) {
+    if let Some(touches) =
+        show.first_touches.as_ref().filter(|touches| touches.pages() + touches.stalls() > 0)
+    {
         field(page, "first touches", &first_touches(touches));
     }
     field(page, "times attached", &show.attach_count().to_string());
@@ -166,7 +185,10 @@ fn other_side(show: &NicShow) -> &'static str {
 /// What memory that was not there cost.
 fn first_touches(touches: &nic_show::FirstTouches) -> String {
     let were = if touches.pages() == 1 { "was" } else { "were" };
-    let mut text = format!("{} of its memory {were} touched by the switch before anybody else", counted(touches.pages(), "page"));
+    let mut text = format!(
+        "{} of its memory {were} touched by the switch before anybody else",
+        counted(touches.pages(), "page")
+    );
     match touches.rests() {
         0 => {}
         1 => text.push_str(", so it had to rest once"),
@@ -203,7 +225,8 @@ fn queues(page: &mut String, queues: &[nic_show::Queue], machine: &str) {
         .map(|queue| {
             // Ring indices are 16 bits wide and wrap.
             let pending = queue.guest_avail.zip(queue.next_avail);
-            let pending = pending.map(|(guest, ours)| u32::from((guest as u16).wrapping_sub(ours as u16)));
+            let pending =
+                pending.map(|(guest, ours)| u32::from((guest as u16).wrapping_sub(ours as u16)));
             [
                 safe(queue.name()),
                 number(queue.size),
@@ -235,7 +258,10 @@ fn queues(page: &mut String, queues: &[nic_show::Queue], machine: &str) {
     for queue in queues {
         let name = safe(queue.name());
         if queue.broken() {
-            let _ = writeln!(page, "  {name} is broken: its index was impossible; it rests until the guest sets it up anew");
+            let _ = writeln!(
+                page,
+                "  {name} is broken: its index was impossible; it rests until the guest sets it up anew"
+            );
         }
         if let Some(trouble) = &queue.trouble {
             let _ = writeln!(page, "  {name} does not run: {}", safe(trouble));
@@ -263,7 +289,9 @@ fn memory(page: &mut String, regions: &[nic_show::MemoryRegion]) {
 fn traffic(page: &mut String, show: &NicShow) {
     title(page, "traffic");
     let machine = other_side(show);
-    let row = |name: &str, packets: u64, bytes: u64| [name.to_owned(), packets.to_string(), bytes.to_string()];
+    let row = |name: &str, packets: u64, bytes: u64| {
+        [name.to_owned(), packets.to_string(), bytes.to_string()]
+    };
     let heading = [("", Align::Left), ("packets", Align::Right), ("bytes", Align::Right)];
     let rows = [
         row(&format!("in, from the {machine}"), show.in_packets(), show.in_bytes()),
@@ -272,9 +300,21 @@ fn traffic(page: &mut String, show: &NicShow) {
     page.push_str(&table(2, heading, &rows));
     for (count, what, meaning) in [
         (show.flooded(), "frame", format!("from the {machine} went to several receivers")),
-        (show.learn_refused(), "time", "a source address was not learnt, as a bound was reached".to_owned()),
-        (show.announced(), "frame", format!("said for the {machine} where it is now, as after a live migration")),
-        (show.interface_refused(), "frame", "refused by the network interface, as it is down".to_owned()),
+        (
+            show.learn_refused(),
+            "time",
+            "a source address was not learnt, as a bound was reached".to_owned(),
+        ),
+        (
+            show.announced(),
+            "frame",
+            format!("said for the {machine} where it is now, as after a live migration"),
+        ),
+        (
+            show.interface_refused(),
+            "frame",
+            "refused by the network interface, as it is down".to_owned(),
+        ),
     ] {
         if count != 0 {
             let _ = writeln!(page, "  {} {meaning}", counted(count, what));
@@ -284,9 +324,14 @@ fn traffic(page: &mut String, show: &NicShow) {
 
 /// What a generator asked, and how long the answers took.
 pub fn pings(pings: &Pings) -> [String; 3] {
-    let micros = |ns: Option<u64>| ns.map_or("-".to_owned(), |ns| format!("{:.2}", ns as f64 / 1000.0));
+    let micros =
+        |ns: Option<u64>| ns.map_or("-".to_owned(), |ns| format!("{:.2}", ns as f64 / 1000.0));
     let times = [pings.min_ns, pings.mean_ns, pings.max_ns].map(micros);
-    [pings.requests().to_string(), pings.replies().to_string(), format!("{} us", times.join(" us "))]
+    [
+        pings.requests().to_string(),
+        pings.replies().to_string(),
+        format!("{} us", times.join(" us ")),
+    ]
 }
 
 /// The file that packets are written into.
@@ -294,7 +339,11 @@ fn packet_trace(page: &mut String, show: &NicShow) {
     let Some(trace) = show.packet_trace.as_ref() else { return };
     title(page, "packet trace");
     field(page, "file", &format!("{}{}", trace.path(), if trace.on() { "" } else { " (off)" }));
-    field(page, "written", &format!("{}, {}", counted(trace.packets(), "packet"), counted(trace.bytes(), "byte")));
+    field(
+        page,
+        "written",
+        &format!("{}, {}", counted(trace.packets(), "packet"), counted(trace.bytes(), "byte")),
+    );
     field(page, "lost", &counted(trace.lost(), "packet"));
     if let Some(trouble) = &trace.trouble {
         field(page, "trouble", trouble);

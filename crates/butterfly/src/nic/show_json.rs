@@ -11,7 +11,10 @@ use serde_json::{Value, json};
 /// did not tell is null, an empty list, or 0 for a counter.
 pub fn json(show: &NicShow) -> Value {
     let kind = show.type_.map(kind);
-    let mirror = show.mirror.as_ref().map(|mirror| json!({ "target": mirror.target(), "idle": mirror.idle }));
+    let mirror = show
+        .mirror
+        .as_ref()
+        .map(|mirror| json!({ "target": mirror.target(), "idle": mirror.idle }));
     let pings = show.pings.as_ref().map(pings);
     let packet_trace = show.packet_trace.as_ref().map(|trace| {
         json!({

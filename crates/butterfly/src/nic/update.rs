@@ -75,6 +75,8 @@ fn addresses(values: &[String]) -> Result<Vec<String>, Failure> {
     // the one that was meant.
     match values {
         [_] => Ok(vec![String::new()]),
-        _ => Err(Failure::usage("`--ip -e` clears all addresses and takes no other; name the endpoint with --endpoint")),
+        _ => Err(Failure::usage(
+            "`--ip -e` clears all addresses and takes no other; name the endpoint with --endpoint",
+        )),
     }
 }

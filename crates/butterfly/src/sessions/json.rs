@@ -1,7 +1,9 @@
 //! `butterfly sessions --json`.
 
 use crate::sg::rule_hash;
-use butterfly_api::proto::{Session, SessionAdmission, SessionListRes, SessionTable, session::End, session_admission::Kind};
+use butterfly_api::proto::{
+    Session, SessionAdmission, SessionListRes, SessionTable, session::End, session_admission::Kind,
+};
 use serde_json::{Map, Value, json};
 
 /// The table and the sessions, under the field names of the protocol.
@@ -15,8 +17,11 @@ pub fn sessions(state: &SessionTable, found: &SessionListRes) -> Value {
 
 /// The table, with its time-outs by name in seconds.
 pub fn table(state: &SessionTable) -> Value {
-    let timeouts: Map<String, Value> =
-        state.timeout.iter().map(|timeout| (timeout.name().to_owned(), timeout.seconds().into())).collect();
+    let timeouts: Map<String, Value> = state
+        .timeout
+        .iter()
+        .map(|timeout| (timeout.name().to_owned(), timeout.seconds().into()))
+        .collect();
     json!({
         "capacity": state.capacity(),
         "used": state.used(),

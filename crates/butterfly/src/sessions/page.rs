@@ -3,7 +3,9 @@
 use crate::protocol;
 use crate::sg::rule_hash;
 use crate::table::{Align, duration, safe, table};
-use butterfly_api::proto::{Session, SessionAdmission, SessionListRes, SessionTable, session::End, session_admission::Kind};
+use butterfly_api::proto::{
+    Session, SessionAdmission, SessionListRes, SessionTable, session::End, session_admission::Kind,
+};
 use std::fmt::Write;
 
 const TCP: u32 = 6;
@@ -18,7 +20,11 @@ pub fn sessions(state: &SessionTable, found: &SessionListRes) -> String {
     let shown = found.session.len() as u64;
     if shown < found.matching() {
         // Writing to a string cannot fail.
-        let _ = writeln!(page, "{shown} of {} are shown: --limit N shows up to 10000, the options choose", found.matching());
+        let _ = writeln!(
+            page,
+            "{shown} of {} are shown: --limit N shows up to 10000, the options choose",
+            found.matching()
+        );
     }
     page.push('\n');
     let rows: Vec<_> = found.session.iter().map(row).collect();
@@ -45,7 +51,9 @@ pub fn time_outs(state: &SessionTable) -> String {
     let rows: Vec<_> = state
         .timeout
         .iter()
-        .map(|timeout| [safe(timeout.name()), timeout.seconds().to_string(), safe(timeout.description())])
+        .map(|timeout| {
+            [safe(timeout.name()), timeout.seconds().to_string(), safe(timeout.description())]
+        })
         .collect();
     let heading = [("time-out", Align::Left), ("seconds", Align::Right), ("of", Align::Left)];
     let pickup = match state.tcp_pickup() {
@@ -60,7 +68,10 @@ pub fn time_outs(state: &SessionTable) -> String {
     let share = state.share();
     let _ = match share {
         u32::MAX => writeln!(page, "one network may have all of them: shares are off"),
-        _ => writeln!(page, "one network may have {share}, and one NIC may open half of that and receive as many"),
+        _ => writeln!(
+            page,
+            "one network may have {share}, and one NIC may open half of that and receive as many"
+        ),
     };
     let _ = writeln!(page, "{pickup}\n");
     page.push_str(&table(0, heading, &rows));
@@ -68,7 +79,12 @@ pub fn time_outs(state: &SessionTable) -> String {
 }
 
 fn fill(state: &SessionTable) -> String {
-    format!("sessions: {} of {} in use, in {}\n", state.used(), state.capacity(), safe(state.memory()))
+    format!(
+        "sessions: {} of {} in use, in {}\n",
+        state.used(),
+        state.capacity(),
+        safe(state.memory())
+    )
 }
 
 /// A session's columns, as in the heading above.
@@ -111,7 +127,9 @@ fn admission(admission: &SessionAdmission) -> String {
         Some(Ok(Kind::BYPASS)) => "bypass".into(),
         Some(Ok(Kind::OTHER_HOST)) => "other host".into(),
         Some(Ok(Kind::DEFAULT_EGRESS)) => "default egress".into(),
-        Some(Ok(Kind::RULE)) => format!("{} {}", safe(admission.security_group()), rule_hash(&admission.rule)),
+        Some(Ok(Kind::RULE)) => {
+            format!("{} {}", safe(admission.security_group()), rule_hash(&admission.rule))
+        }
         Some(Ok(Kind::GONE)) => "gone".into(),
         Some(Err(number)) => number.to_string(),
         None => "unknown".into(),

@@ -45,18 +45,25 @@ pub fn node() -> Node {
 }
 
 fn addresses() -> Arg {
-    word("IP").num_args(1..).help("IPv4 or IPv6 addresses; those refused are told, the others count")
+    word("IP")
+        .num_args(1..)
+        .help("IPv4 or IPv6 addresses; those refused are told, the others count")
 }
 
 fn list(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let json = session.wants_json(arguments);
-    let response = session.ask(Request { sg_member_list: owned(arguments, 0), ..Request::default() })?;
+    let response =
+        session.ask(Request { sg_member_list: owned(arguments, 0), ..Request::default() })?;
     print_texts(response.sg_member_list, "members", json, session)
 }
 
 fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let request = |member: &String| {
-        let request = SgMemberAddReq { sg_id: owned(arguments, 0), member: Some(member.clone()), ..SgMemberAddReq::default() };
+        let request = SgMemberAddReq {
+            sg_id: owned(arguments, 0),
+            member: Some(member.clone()),
+            ..SgMemberAddReq::default()
+        };
         Request { sg_member_add: MessageField::some(request), ..Request::default() }
     };
     session.ask_all(arguments.words_from(1).iter().map(request).collect()).map(|_| ())
@@ -64,12 +71,18 @@ fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
 
 fn del(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let request = |member: &String| {
-        let request = SgMemberDelReq { sg_id: owned(arguments, 0), member: Some(member.clone()), ..SgMemberDelReq::default() };
+        let request = SgMemberDelReq {
+            sg_id: owned(arguments, 0),
+            member: Some(member.clone()),
+            ..SgMemberDelReq::default()
+        };
         Request { sg_member_del: MessageField::some(request), ..Request::default() }
     };
     // The original wants one word more than it uses: scripts give it any.
     let (members, spare) = match arguments.words_from(1) {
-        [members @ .., last] if !members.is_empty() && butterfly_model::parse_ip(last).is_err() => (members, Some(last)),
+        [members @ .., last] if !members.is_empty() && butterfly_model::parse_ip(last).is_err() => {
+            (members, Some(last))
+        }
         members => (members, None),
     };
     if let Some(spare) = spare {

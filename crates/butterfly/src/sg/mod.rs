@@ -70,7 +70,12 @@ fn list(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
 }
 
 /// A line for each text, or for programs a list of the name `what`.
-pub fn print_texts(texts: Vec<String>, what: &str, json: bool, session: &mut Session) -> Result<(), Failure> {
+pub fn print_texts(
+    texts: Vec<String>,
+    what: &str,
+    json: bool,
+    session: &mut Session,
+) -> Result<(), Failure> {
     match json {
         true => session.json(&json!({ what: texts })),
         false => texts.iter().try_for_each(|text| session.line(text)),
@@ -78,8 +83,10 @@ pub fn print_texts(texts: Vec<String>, what: &str, json: bool, session: &mut Ses
 }
 
 fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
-    let request =
-        |id: &String| Request { sg_add: MessageField::some(Sg { id: Some(id.clone()), ..Sg::default() }), ..Request::default() };
+    let request = |id: &String| Request {
+        sg_add: MessageField::some(Sg { id: Some(id.clone()), ..Sg::default() }),
+        ..Request::default()
+    };
     each(arguments, request, notes::of_emptied, session)
 }
 

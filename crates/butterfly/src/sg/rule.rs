@@ -72,12 +72,15 @@ fn list(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
             let group = arguments.word(0).map(str::to_owned);
             let response = session.ask(Request { sg_rule_stats: group, ..Request::default() })?;
             let stats = response.sg_rule_stats.into_iter();
-            stats.map(|mut stats| (stats.rule.take().unwrap_or_default(), Some(stats.sessions()))).collect()
+            stats
+                .map(|mut stats| (stats.rule.take().unwrap_or_default(), Some(stats.sessions())))
+                .collect()
         }
         false => rules_of(arguments, session)?.into_iter().map(|rule| (rule, None)).collect(),
     };
     if json {
-        let rules: Value = rules.iter().map(|(rule, sessions)| rule_json(rule, *sessions)).collect();
+        let rules: Value =
+            rules.iter().map(|(rule, sessions)| rule_json(rule, *sessions)).collect();
         return session.json(&json!({ "rules": rules }));
     }
     rules.iter().try_for_each(|(rule, sessions)| match sessions {
@@ -91,7 +94,11 @@ fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     rule_options::without_effect(&rule).iter().for_each(|what| session.ignored(what));
     let group = arguments.word(0).unwrap_or_default();
     let absent = notes::absent_groups(group, &rule, session);
-    let request = SgRuleAddReq { sg_id: Some(group.to_owned()), rule: MessageField::some(rule), ..SgRuleAddReq::default() };
+    let request = SgRuleAddReq {
+        sg_id: Some(group.to_owned()),
+        rule: MessageField::some(rule),
+        ..SgRuleAddReq::default()
+    };
     session.ask(Request { sg_rule_add: MessageField::some(request), ..Request::default() })?;
     notes::of_absent_groups(group, &absent, session);
     Ok(())
@@ -110,8 +117,11 @@ fn del(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
         }
         None => rule_options::rule(arguments)?,
     };
-    let request =
-        SgRuleDelReq { sg_id: arguments.word(0).map(str::to_owned), rule: MessageField::some(rule), ..SgRuleDelReq::default() };
+    let request = SgRuleDelReq {
+        sg_id: arguments.word(0).map(str::to_owned),
+        rule: MessageField::some(rule),
+        ..SgRuleDelReq::default()
+    };
     let request = Request { sg_rule_del: MessageField::some(request), ..Request::default() };
     let group = arguments.word(0).unwrap_or_default();
     let before = notes::group(group, session);
@@ -121,7 +131,10 @@ fn del(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
 }
 
 fn rules_of(arguments: &Arguments, session: &mut Session) -> Result<Vec<Rule>, Failure> {
-    let response = session.ask(Request { sg_rule_list: arguments.word(0).map(str::to_owned), ..Request::default() })?;
+    let response = session.ask(Request {
+        sg_rule_list: arguments.word(0).map(str::to_owned),
+        ..Request::default()
+    })?;
     Ok(response.sg_rule_list)
 }
 

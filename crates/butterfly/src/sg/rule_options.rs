@@ -13,7 +13,8 @@ const PORT: &str = "a number from 0 to 65535";
 /// The options; `mandatory` when there is no other way to name the rule.
 pub fn options(mandatory: bool) -> [Arg; 7] {
     [
-        option("dir", "in|out").help("direction: in, towards the virtual machine (default), or out"),
+        option("dir", "in|out")
+            .help("direction: in, towards the virtual machine (default), or out"),
         option("ip-proto", "PROTO")
             .required(mandatory)
             .help("tcp, udp, icmp, icmpv6, sctp, all, or a number from -1 (all) to 255"),
@@ -38,7 +39,9 @@ pub fn without_effect(rule: &Rule) -> Vec<String> {
             -1 => "all protocols".to_owned(),
             number => format!("protocol {number}"),
         };
-        told.push(format!("ports: a rule for {protocol} means every port; did you mean --ip-proto tcp, or udp?"));
+        told.push(format!(
+            "ports: a rule for {protocol} means every port; did you mean --ip-proto tcp, or udp?"
+        ));
     }
     let block = rule.cidr.address();
     let other = match (rule.protocol(), block.contains(':')) {
@@ -47,7 +50,9 @@ pub fn without_effect(rule: &Rule) -> Vec<String> {
         _ => None,
     };
     if let Some(other) = other {
-        told.push(format!("the rule: it matches nothing, as addresses like {block} have the protocol {other}"));
+        told.push(format!(
+            "the rule: it matches nothing, as addresses like {block} have the protocol {other}"
+        ));
     }
     told
 }
@@ -68,7 +73,8 @@ pub fn rule(arguments: &Arguments) -> Result<Rule, Failure> {
         Some(other) => return Err(Failure::not_recognized("dir", other, "in or out")),
     };
     let protocol = arguments.value("ip-proto").map(protocol).transpose()?;
-    let port: Option<u16> = arguments.parsed("port", PORT).map_err(|failure| a_range(arguments).unwrap_or(failure))?;
+    let port: Option<u16> =
+        arguments.parsed("port", PORT).map_err(|failure| a_range(arguments).unwrap_or(failure))?;
     let start = arguments.parsed::<u16>("port-start", PORT)?;
     let end = arguments.parsed::<u16>("port-end", PORT)?;
     let cidr = arguments.value("cidr").map(cidr).transpose()?;
@@ -111,14 +117,16 @@ pub fn rule(arguments: &Arguments) -> Result<Rule, Failure> {
 fn protocol(word: &str) -> Result<i32, Failure> {
     match word {
         "all" => Ok(-1),
-        word => match (protocol::named(word).and_then(|number| number.try_into().ok()), word.parse()) {
-            (Some(protocol), _) | (None, Ok(protocol @ -1..=255)) => Ok(protocol),
-            _ => Err(Failure::not_recognized(
-                "ip-proto",
-                word,
-                "tcp, udp, icmp, icmpv6, sctp, all or a number from -1 (all) to 255",
-            )),
-        },
+        word => {
+            match (protocol::named(word).and_then(|number| number.try_into().ok()), word.parse()) {
+                (Some(protocol), _) | (None, Ok(protocol @ -1..=255)) => Ok(protocol),
+                _ => Err(Failure::not_recognized(
+                    "ip-proto",
+                    word,
+                    "tcp, udp, icmp, icmpv6, sctp, all or a number from -1 (all) to 255",
+                )),
+            }
+        }
     }
 }
 
@@ -132,8 +140,11 @@ fn a_range(arguments: &Arguments) -> Option<Failure> {
 }
 
 fn cidr(word: &str) -> Result<Cidr, Failure> {
-    let refused =
-        || Failure::usage(format!("--cidr format not recognized\nhelp: {word:?} is not like 10.0.0.0/8 or 2001:db8::/32"));
+    let refused = || {
+        Failure::usage(format!(
+            "--cidr format not recognized\nhelp: {word:?} is not like 10.0.0.0/8 or 2001:db8::/32"
+        ))
+    };
     if let Ok(address) = butterfly_model::parse_ip(word) {
         let mask = if address.is_ipv6() { 128 } else { 32 };
         let help = format!("help: {word:?} has no mask: {word}/{mask} is this address alone");

@@ -60,10 +60,16 @@ fn ask(id: &str, session: &mut Session) -> Result<Found, Failure> {
             Request { sg_details: all, ..Request::default() },
         ])?
         .into_iter();
-    let (nics, groups): (Response, Response) = (others.next().unwrap_or_default(), others.next().unwrap_or_default());
-    let nics = nics.nic_details.into_iter().filter(|nic| nic.security_group.iter().any(|group| group == id));
-    let groups =
-        groups.sg_details.into_iter().filter(|group| group.rule.iter().any(|rule| rule.security_group.as_deref() == Some(id)));
+    let (nics, groups): (Response, Response) =
+        (others.next().unwrap_or_default(), others.next().unwrap_or_default());
+    let nics = nics
+        .nic_details
+        .into_iter()
+        .filter(|nic| nic.security_group.iter().any(|group| group == id));
+    let groups = groups
+        .sg_details
+        .into_iter()
+        .filter(|group| group.rule.iter().any(|rule| rule.security_group.as_deref() == Some(id)));
     Ok(Found {
         id: id.to_owned(),
         rules: rules.sg_rule_stats,
@@ -78,14 +84,22 @@ fn page(found: &Found) -> String {
     field(&mut page, "members", &listed(&found.members));
     field(&mut page, "used by NICs", &listed(&found.nics));
     field(&mut page, "in rules of", &listed(&found.groups));
-    let rows: Vec<_> =
-        found.rules.iter().map(|row| [safe(&short(&row.rule)), row.sessions().to_string(), hash(&row.rule)]).collect();
+    let rows: Vec<_> = found
+        .rules
+        .iter()
+        .map(|row| [safe(&short(&row.rule)), row.sessions().to_string(), hash(&row.rule)])
+        .collect();
     if rows.is_empty() {
         title(&mut page, "allows");
         page.push_str("  nothing: it has no rule\n");
         return page;
     }
-    section(&mut page, "allows", [("rule", Align::Left), ("sessions", Align::Right), ("hash", Align::Left)], &rows);
+    section(
+        &mut page,
+        "allows",
+        [("rule", Align::Left), ("sessions", Align::Right), ("hash", Align::Left)],
+        &rows,
+    );
     page
 }
 

@@ -15,8 +15,12 @@ const NEARLY_FULL: u64 = 90;
 /// A line for each trouble, the gravest first.
 pub fn troubles(found: &Overview) -> Vec<String> {
     let uplink = found.uplink.iter().filter_map(of_uplink);
-    let nics = found.nics.iter().filter_map(|nic| Some(format!("NIC {}: {}", nic.id(), trouble(nic)?)));
-    let (nics, drops) = (some(nics.collect(), "`butterfly nic list --wide`"), some(of_drops(&found.drops), "`butterfly drops`"));
+    let nics =
+        found.nics.iter().filter_map(|nic| Some(format!("NIC {}: {}", nic.id(), trouble(nic)?)));
+    let (nics, drops) = (
+        some(nics.collect(), "`butterfly nic list --wide`"),
+        some(of_drops(&found.drops), "`butterfly drops`"),
+    );
     uplink.chain(nics).chain(of_sessions(&found.sessions)).chain(drops).collect()
 }
 
@@ -50,7 +54,11 @@ fn of_sessions(table: &SessionTable) -> Option<String> {
 fn of_drops(found: &DropListRes) -> Vec<String> {
     let told = lately(found).into_iter().map(|(place, drop)| {
         let (reason, frames) = (drop.reason(), counted(drop.count(), "frame"));
-        format!("{}: drops, {reason}: {frames} so far, {}: `butterfly drops --explain {reason}`", name(place), last(drop))
+        format!(
+            "{}: drops, {reason}: {frames} so far, {}: `butterfly drops --explain {reason}`",
+            name(place),
+            last(drop)
+        )
     });
     told.collect()
 }

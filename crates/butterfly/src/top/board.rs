@@ -70,7 +70,14 @@ pub struct Board {
 
 impl Board {
     pub fn new(sort: Sort) -> Board {
-        Board { sort, now: None, rates: BTreeMap::new(), drop_rates: BTreeMap::new(), history: BTreeMap::new(), load: 0.0 }
+        Board {
+            sort,
+            now: None,
+            rates: BTreeMap::new(),
+            drop_rates: BTreeMap::new(),
+            history: BTreeMap::new(),
+            load: 0.0,
+        }
     }
 
     /// One more look.
@@ -81,25 +88,43 @@ impl Board {
             self.rates.clear();
             self.drop_rates.clear();
             for (id, now) in &sample.nics {
-                // Counts of one that is new began at zero, those of one that was made anew do again.
+                // Counts of one that is new began at zero, those of one that was made anew do
+                // again.
                 let zero = NicCounts::default();
-                let was = before.nics.get(id).filter(|was| was.from.0 <= now.from.0 && was.to.0 <= now.to.0).unwrap_or(&zero);
-                let both = |now: (u64, u64), was: (u64, u64)| (rate(now.0, was.0), rate(now.1, was.1));
-                let rates =
-                    Rates { from: both(now.from, was.from), to: both(now.to, was.to), drops: rate(now.dropped(), was.dropped()) };
+                let was = before
+                    .nics
+                    .get(id)
+                    .filter(|was| was.from.0 <= now.from.0 && was.to.0 <= now.to.0)
+                    .unwrap_or(&zero);
+                let both =
+                    |now: (u64, u64), was: (u64, u64)| (rate(now.0, was.0), rate(now.1, was.1));
+                let rates = Rates {
+                    from: both(now.from, was.from),
+                    to: both(now.to, was.to),
+                    drops: rate(now.dropped(), was.dropped()),
+                };
                 let history = self.history.entry(id.clone()).or_default();
                 history.push_back(rates.packets() as u64);
                 while history.len() > HISTORY {
                     history.pop_front();
                 }
                 self.rates.insert(id.clone(), rates);
-                let count = |of: &NicCounts, reason: &str| of.drops.get(reason).map_or(0, |(count, _)| *count);
-                let by_reason = now.drops.keys().map(|reason| (reason.clone(), rate(count(now, reason), count(was, reason))));
+                let count = |of: &NicCounts, reason: &str| {
+                    of.drops.get(reason).map_or(0, |(count, _)| *count)
+                };
+                let by_reason = now
+                    .drops
+                    .keys()
+                    .map(|reason| (reason.clone(), rate(count(now, reason), count(was, reason))));
                 self.drop_rates.insert(id.clone(), by_reason.collect());
             }
             self.history.retain(|id, _| sample.nics.contains_key(id));
             let cycles = sample.busy.1 as f64 * seconds * f64::from(sample.workers);
-            self.load = if cycles > 0.0 { (sample.busy.0.saturating_sub(before.busy.0) as f64 / cycles).min(1.0) } else { 0.0 };
+            self.load = if cycles > 0.0 {
+                (sample.busy.0.saturating_sub(before.busy.0) as f64 / cycles).min(1.0)
+            } else {
+                0.0
+            };
         }
         self.now = Some(sample);
     }
@@ -150,7 +175,10 @@ pub fn bars(history: &VecDeque<u64>, width: usize, ascii: bool) -> String {
         (0, _) | (_, 0) => 0,
         (n, most) => (n.saturating_mul(8).div_ceil(most) as usize).min(8),
     };
-    let shown = history.iter().skip(history.len().saturating_sub(width)).map(|n| levels.get(bar(*n)).copied().unwrap_or(' '));
+    let shown = history
+        .iter()
+        .skip(history.len().saturating_sub(width))
+        .map(|n| levels.get(bar(*n)).copied().unwrap_or(' '));
     let line: String = shown.collect();
     format!("{line:>width$}")
 }
@@ -172,7 +200,9 @@ mod tests {
             at: at + Duration::from_secs(seconds),
             nics: nics
                 .iter()
-                .map(|(id, packets, drops, sessions)| ((*id).to_owned(), nic(*packets, *drops, *sessions)))
+                .map(|(id, packets, drops, sessions)| {
+                    ((*id).to_owned(), nic(*packets, *drops, *sessions))
+                })
                 .collect(),
             sessions: (0, 0),
             busy: (seconds * 500, 1000),
@@ -187,11 +217,19 @@ mod tests {
         let mut board = Board::new(Sort::Rate);
         board.add(sample(begin, 0, &[("a", 100, 0, 3), ("b", 0, 0, 9), ("c", 500, 5, 1)]));
         assert!(board.rates.is_empty());
-        board.add(sample(begin, 2, &[("a", 300, 0, 3), ("b", 20, 8, 9), ("c", 10, 5, 1), ("new", 4, 0, 0)]));
+        board.add(sample(
+            begin,
+            2,
+            &[("a", 300, 0, 3), ("b", 20, 8, 9), ("c", 10, 5, 1), ("new", 4, 0, 0)],
+        ));
         let rates = |id: &str| board.rates[id];
         assert_eq!(rates("a"), Rates { from: (100.0, 10_000.0), to: (50.0, 0.0), drops: 0.0 });
         assert_eq!((rates("b").drops, board.drop_rates["b"]["ring-full"]), (4.0, 4.0));
-        assert_eq!((rates("c").from.0, rates("c").drops, rates("new").from.0), (5.0, 2.5, 2.0), "counts that began again");
+        assert_eq!(
+            (rates("c").from.0, rates("c").drops, rates("new").from.0),
+            (5.0, 2.5, 2.0),
+            "counts that began again"
+        );
         assert_eq!(board.load, 0.5);
         assert_eq!(board.order(), ["a", "b", "c", "new"]);
         for (sort, first) in [(Sort::Drops, "b"), (Sort::Sessions, "b"), (Sort::Id, "a")] {

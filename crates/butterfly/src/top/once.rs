@@ -8,7 +8,12 @@ use serde_json::{Value, json};
 use std::time::Duration;
 
 /// Looks, waits, looks again, and prints.
-pub fn once(session: &mut Session, interval: Duration, sort: Sort, json: bool) -> Result<(), Failure> {
+pub fn once(
+    session: &mut Session,
+    interval: Duration,
+    sort: Sort,
+    json: bool,
+) -> Result<(), Failure> {
     let mut board = Board::new(sort);
     super::look_twice(session, &mut board, interval)?;
     match json {
@@ -23,7 +28,8 @@ fn page(board: &Board) -> String {
         .order()
         .into_iter()
         .filter_map(|id| {
-            let (nic, rates) = (now.nics.get(id)?, board.rates.get(id).copied().unwrap_or_default());
+            let (nic, rates) =
+                (now.nics.get(id)?, board.rates.get(id).copied().unwrap_or_default());
             Some([
                 safe(id),
                 nic.vni.to_string(),

@@ -54,16 +54,23 @@ pub fn take(session: &mut Session) -> Result<Sample, Failure> {
     ];
     let at = Instant::now();
     let mut answers = session.ask_all(first)?.into_iter();
-    let (list, table, workers, groups) = (answers.next(), answers.next(), answers.next(), answers.next());
+    let (list, table, workers, groups) =
+        (answers.next(), answers.next(), answers.next(), answers.next());
     let ids = list.map(|answer| answer.nic_list).unwrap_or_default();
     let table = table.and_then(|answer| answer.session_table.into_option()).unwrap_or_default();
     let workers = workers.map(|answer| answer.worker_list).unwrap_or_default();
-    let nics = nic::shown(&ids, session)?.into_iter().map(|nic| (nic.id().to_owned(), counts(&nic))).collect();
+    let nics = nic::shown(&ids, session)?
+        .into_iter()
+        .map(|nic| (nic.id().to_owned(), counts(&nic)))
+        .collect();
     Ok(Sample {
         at,
         nics,
         sessions: (table.used(), table.capacity()),
-        busy: (workers.iter().map(|worker| worker.busy_cycles()).sum(), workers.first().map_or(0, |worker| worker.tsc_hz())),
+        busy: (
+            workers.iter().map(|worker| worker.busy_cycles()).sum(),
+            workers.first().map_or(0, |worker| worker.tsc_hz()),
+        ),
         workers: workers.len() as u32,
         groups: groups.map(|answer| answer.sg_list).unwrap_or_default().into_iter().collect(),
     })
@@ -78,7 +85,9 @@ fn counts(nic: &NicShow) -> NicCounts {
         sessions: nic.sessions(),
         from: (nic.in_packets(), nic.in_bytes()),
         to: (nic.out_packets(), nic.out_bytes()),
-        drops: drops.map(|drop| (drop.reason().to_owned(), (drop.count(), drop.description().to_owned()))).collect(),
+        drops: drops
+            .map(|drop| (drop.reason().to_owned(), (drop.count(), drop.description().to_owned())))
+            .collect(),
         groups: nic.security_group.clone(),
     }
 }

@@ -25,8 +25,21 @@ pub struct State {
 }
 
 /// Shows the board until its reader has seen enough.
-pub fn run(session: &mut Session, board: &mut Board, interval: Duration, ascii: bool) -> Result<(), Failure> {
-    let mut state = State { ascii, paused: false, chosen: None, open: None, scroll: 0, trouble: None, interval };
+pub fn run(
+    session: &mut Session,
+    board: &mut Board,
+    interval: Duration,
+    ascii: bool,
+) -> Result<(), Failure> {
+    let mut state = State {
+        ascii,
+        paused: false,
+        chosen: None,
+        open: None,
+        scroll: 0,
+        trouble: None,
+        interval,
+    };
     // Restores the terminal if anything panics, too.
     let mut terminal = ratatui::try_init()?;
     let outcome = watch(session, board, &mut state, &mut terminal);
@@ -47,7 +60,11 @@ fn watch(
             next = Instant::now() + state.interval;
         }
         terminal.draw(|frame| view::draw(frame, board, state))?;
-        let wait = if state.paused { state.interval } else { next.saturating_duration_since(Instant::now()) };
+        let wait = if state.paused {
+            state.interval
+        } else {
+            next.saturating_duration_since(Instant::now())
+        };
         if !event::poll(wait)? {
             continue;
         }
@@ -86,7 +103,9 @@ fn look(session: &mut Session, board: &mut Board, state: &mut State) {
 
 fn text(why: Failure) -> String {
     match why {
-        Failure::Said(text) | Failure::Usage(text) => text.lines().next().unwrap_or_default().to_owned(),
+        Failure::Said(text) | Failure::Usage(text) => {
+            text.lines().next().unwrap_or_default().to_owned()
+        }
         Failure::Output(error) => error.to_string(),
         Failure::Negative => String::new(),
     }
@@ -114,15 +133,23 @@ fn press(code: KeyCode, session: &mut Session, board: &mut Board, state: &mut St
     let choose = |at: usize| order.get(at.min(order.len().saturating_sub(1))).cloned();
     const PAGE: usize = 10;
     match (code, state.open.is_some()) {
-        (KeyCode::Esc | KeyCode::Backspace | KeyCode::Left, true) => (state.open, state.scroll) = (None, 0),
+        (KeyCode::Esc | KeyCode::Backspace | KeyCode::Left, true) => {
+            (state.open, state.scroll) = (None, 0)
+        }
         (KeyCode::Down | KeyCode::Char('j'), true) => state.scroll = state.scroll.saturating_add(1),
         (KeyCode::Up | KeyCode::Char('k'), true) => state.scroll = state.scroll.saturating_sub(1),
         (KeyCode::PageDown, true) => state.scroll = state.scroll.saturating_add(PAGE as u16),
         (KeyCode::PageUp, true) => state.scroll = state.scroll.saturating_sub(PAGE as u16),
-        (KeyCode::Down | KeyCode::Char('j'), false) => state.chosen = choose(at.map_or(0, |at| at + 1)),
-        (KeyCode::Up | KeyCode::Char('k'), false) => state.chosen = choose(at.map_or(0, |at| at.saturating_sub(1))),
+        (KeyCode::Down | KeyCode::Char('j'), false) => {
+            state.chosen = choose(at.map_or(0, |at| at + 1))
+        }
+        (KeyCode::Up | KeyCode::Char('k'), false) => {
+            state.chosen = choose(at.map_or(0, |at| at.saturating_sub(1)))
+        }
         (KeyCode::PageDown, false) => state.chosen = choose(at.map_or(PAGE, |at| at + PAGE)),
-        (KeyCode::PageUp, false) => state.chosen = choose(at.map_or(0, |at| at.saturating_sub(PAGE))),
+        (KeyCode::PageUp, false) => {
+            state.chosen = choose(at.map_or(0, |at| at.saturating_sub(PAGE)))
+        }
         (KeyCode::Home, false) => state.chosen = choose(0),
         (KeyCode::End, false) => state.chosen = choose(usize::MAX),
         (KeyCode::Enter | KeyCode::Right, false) => {

@@ -18,7 +18,8 @@ const REVERSED: Style = Style::new().add_modifier(Modifier::REVERSED);
 /// Draws everything.
 pub fn draw(frame: &mut Frame<'_>, board: &Board, state: &State) {
     let [head, body, foot] =
-        Layout::vertical([Constraint::Length(2), Constraint::Min(1), Constraint::Length(1)]).areas(frame.area());
+        Layout::vertical([Constraint::Length(2), Constraint::Min(1), Constraint::Length(1)])
+            .areas(frame.area());
     let mark = match (&state.trouble, state.paused) {
         (Some(why), _) => format!("NO ANSWER: {why}"),
         (None, true) => "paused".to_owned(),
@@ -56,7 +57,12 @@ const COLUMNS: [(&str, u16, u8); 10] = [
 fn fitting(width: u16) -> [bool; COLUMNS.len()] {
     let mut shown = [true; COLUMNS.len()];
     for rank in (1..=6).rev() {
-        let needed: u16 = COLUMNS.iter().zip(shown).filter(|(_, shown)| *shown).map(|((_, width, _), _)| width + 1).sum();
+        let needed: u16 = COLUMNS
+            .iter()
+            .zip(shown)
+            .filter(|(_, shown)| *shown)
+            .map(|((_, width, _), _)| width + 1)
+            .sum();
         if needed <= width + 1 {
             break;
         }
@@ -74,20 +80,37 @@ fn nics(frame: &mut Frame<'_>, area: Rect, board: &Board, state: &State) {
     let bar_width = usize::from(COLUMNS.last().map_or(0, |column| column.1));
     let rows = order.iter().filter_map(|id| {
         let (nic, rates) = (now.nics.get(*id)?, board.rates.get(*id).copied().unwrap_or_default());
-        let cells =
-            row(id, nic, &rates, board.history.get(*id).map(|history| bars(history, bar_width, state.ascii)).unwrap_or_default());
-        Some(Row::new(cells.into_iter().zip(shown).filter(|(_, shown)| *shown).map(|(cell, _)| Cell::from(cell))))
+        let cells = row(
+            id,
+            nic,
+            &rates,
+            board
+                .history
+                .get(*id)
+                .map(|history| bars(history, bar_width, state.ascii))
+                .unwrap_or_default(),
+        );
+        Some(Row::new(
+            cells
+                .into_iter()
+                .zip(shown)
+                .filter(|(_, shown)| *shown)
+                .map(|(cell, _)| Cell::from(cell)),
+        ))
     });
-    let chosen: Vec<_> = COLUMNS.iter().zip(shown).filter(|(_, shown)| *shown).map(|(column, _)| column).collect();
-    let widths = chosen
-        .iter()
-        .enumerate()
-        .map(|(n, (_, width, _))| if n == 0 { Constraint::Min(*width) } else { Constraint::Length(*width) });
+    let chosen: Vec<_> =
+        COLUMNS.iter().zip(shown).filter(|(_, shown)| *shown).map(|(column, _)| column).collect();
+    let widths = chosen.iter().enumerate().map(|(n, (_, width, _))| {
+        if n == 0 { Constraint::Min(*width) } else { Constraint::Length(*width) }
+    });
     let heading = Row::new(chosen.iter().map(|(name, width, _)| match *name {
         "nic" | "machine" | "last looks" => Line::from(*name),
         name => Line::from(format!("{name:>width$}", width = usize::from(*width))),
     }));
-    let table = Table::new(rows, widths).header(heading.style(BOLD)).row_highlight_style(REVERSED).column_spacing(1);
+    let table = Table::new(rows, widths)
+        .header(heading.style(BOLD))
+        .row_highlight_style(REVERSED)
+        .column_spacing(1);
     let at = state.chosen.as_ref().and_then(|id| order.iter().position(|other| other == id));
     frame.render_stateful_widget(table, area, &mut TableState::default().with_selected(at));
 }
@@ -108,11 +131,26 @@ fn row(id: &str, nic: &NicCounts, rates: &Rates, bars: String) -> [Text<'static>
     ]
 }
 
-fn opened(frame: &mut Frame<'_>, area: Rect, board: &Board, state: &State, id: &str, detail: &Detail) {
+fn opened(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    board: &Board,
+    state: &State,
+    id: &str,
+    detail: &Detail,
+) {
     let Some(nic) = board.now.as_ref().and_then(|now| now.nics.get(id)) else { return };
     let rates = board.rates.get(id).copied().unwrap_or_default();
     let mut lines = vec![
-        Line::styled(format!("{}  VNI {}  {}", safe(id), nic.vni, if nic.attached { "attached" } else { "no machine" }), BOLD),
+        Line::styled(
+            format!(
+                "{}  VNI {}  {}",
+                safe(id),
+                nic.vni,
+                if nic.attached { "attached" } else { "no machine" }
+            ),
+            BOLD,
+        ),
         Line::from(format!(
             "in {} packets/s {}bit/s   out {} packets/s {}bit/s   {} drops/s   {}",
             short(rates.from.0),
@@ -130,7 +168,12 @@ fn opened(frame: &mut Frame<'_>, area: Rect, board: &Board, state: &State, id: &
     let drop_rates = board.drop_rates.get(id);
     for (reason, (count, meaning)) in &nic.drops {
         let rate = drop_rates.and_then(|rates| rates.get(reason)).copied().unwrap_or(0.0);
-        lines.push(Line::from(format!("  {:<18} {count:>10} {:>7}/s  {}", safe(reason), short(rate), safe(meaning))));
+        lines.push(Line::from(format!(
+            "  {:<18} {count:>10} {:>7}/s  {}",
+            safe(reason),
+            short(rate),
+            safe(meaning)
+        )));
     }
     if nic.drops.is_empty() {
         lines.push(Line::from("  none"));
@@ -140,14 +183,19 @@ fn opened(frame: &mut Frame<'_>, area: Rect, board: &Board, state: &State, id: &
         (false, _) => lines.push(Line::from("  not filtered")),
         (true, true) => lines.push(Line::from("  none: nothing may reach it")),
         (true, false) => {
-            lines.extend(
-                detail.rules.iter().map(|(group, rule, n)| Line::from(format!("  {n:>10}  {}: {}", safe(group), safe(rule)))),
-            );
+            lines.extend(detail.rules.iter().map(|(group, rule, n)| {
+                Line::from(format!("  {n:>10}  {}: {}", safe(group), safe(rule)))
+            }));
         }
     }
-    lines.push(Line::styled(format!("sessions ({} of {})", detail.sessions.len(), detail.matching), BOLD));
+    lines.push(Line::styled(
+        format!("sessions ({} of {})", detail.sessions.len(), detail.matching),
+        BOLD,
+    ));
     for [network, protocol, opener, responder, state, age, idle, ..] in &detail.sessions {
-        lines.push(Line::from(format!("  {network:<8} {protocol:<6} {opener} > {responder}  {state}, {age} old, idle {idle}")));
+        lines.push(Line::from(format!(
+            "  {network:<8} {protocol:<6} {opener} > {responder}  {state}, {age} old, idle {idle}"
+        )));
     }
     let most = u16::try_from(lines.len()).unwrap_or(u16::MAX).saturating_sub(area.height);
     frame.render_widget(Paragraph::new(lines).scroll((state.scroll.min(most), 0)), area);
@@ -161,9 +209,18 @@ mod tests {
     fn columns_go_where_there_is_no_room() {
         let names = |width| {
             let shown = fitting(width);
-            COLUMNS.iter().zip(shown).filter(|(_, shown)| *shown).map(|(column, _)| column.0).collect::<Vec<_>>().join(" ")
+            COLUMNS
+                .iter()
+                .zip(shown)
+                .filter(|(_, shown)| *shown)
+                .map(|(column, _)| column.0)
+                .collect::<Vec<_>>()
+                .join(" ")
         };
-        assert_eq!(names(120), "nic vni machine in/s bit/s out/s bit/s drops/s sessions last looks");
+        assert_eq!(
+            names(120),
+            "nic vni machine in/s bit/s out/s bit/s drops/s sessions last looks"
+        );
         assert_eq!(names(96), "nic vni machine in/s bit/s out/s bit/s drops/s sessions last looks");
         assert_eq!(names(80), "nic in/s bit/s out/s bit/s drops/s sessions last looks");
         assert_eq!(names(40), "nic in/s out/s drops/s");

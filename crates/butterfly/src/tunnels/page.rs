@@ -33,7 +33,8 @@ fn endpoint(page: &mut String, show: &TunnelShow) {
 }
 
 fn groups(page: &mut String, groups: &[tunnel_show::Group]) {
-    let rows: Vec<_> = groups.iter().map(|group| [group.vni().to_string(), safe(group.address())]).collect();
+    let rows: Vec<_> =
+        groups.iter().map(|group| [group.vni().to_string(), safe(group.address())]).collect();
     section(page, "groups joined", [("vni", Align::Right), ("group", Align::Left)], &rows);
 }
 
@@ -78,18 +79,35 @@ fn named_for(peer: &tunnel_show::Peer) -> String {
 }
 
 fn learnt(page: &mut String, learnt: &[tunnel_show::RemoteMac]) {
-    let row = |row: &tunnel_show::RemoteMac| [row.vni().to_string(), safe(row.mac()), safe(row.peer()), duration(row.age())];
+    let row = |row: &tunnel_show::RemoteMac| {
+        [row.vni().to_string(), safe(row.mac()), safe(row.peer()), duration(row.age())]
+    };
     let rows: Vec<_> = learnt.iter().map(row).collect();
-    let columns = [("vni", Align::Right), ("mac", Align::Left), ("peer", Align::Left), ("last seen", Align::Right)];
+    let columns = [
+        ("vni", Align::Right),
+        ("mac", Align::Left),
+        ("peer", Align::Left),
+        ("last seen", Align::Right),
+    ];
     section(page, "addresses learnt on them", columns, &rows);
 }
 
 fn neighbours(page: &mut String, neighbours: &[tunnel_show::Neighbour]) {
     let row = |row: &tunnel_show::Neighbour| {
-        [safe(row.address()), known(&row.mac), safe(row.state()), row.age.map_or("never".into(), duration)]
+        [
+            safe(row.address()),
+            known(&row.mac),
+            safe(row.state()),
+            row.age.map_or("never".into(), duration),
+        ]
     };
     let rows: Vec<_> = neighbours.iter().map(row).collect();
-    let columns = [("address", Align::Left), ("mac", Align::Left), ("state", Align::Left), ("confirmed", Align::Right)];
+    let columns = [
+        ("address", Align::Left),
+        ("mac", Align::Left),
+        ("state", Align::Left),
+        ("confirmed", Align::Right),
+    ];
     section(page, "next hops", columns, &rows);
 }
 
@@ -116,9 +134,21 @@ fn networks(page: &mut String, networks: &[tunnel_show::Network], all: bool) {
         .iter()
         .flat_map(|network| network.drops.iter().map(|drop| (network.vni(), drop)))
         .filter(|(_, drop)| all || drop.count() != 0)
-        .map(|(vni, drop)| [vni.to_string(), safe(drop.reason()), drop.count().to_string(), safe(drop.description())])
+        .map(|(vni, drop)| {
+            [
+                vni.to_string(),
+                safe(drop.reason()),
+                drop.count().to_string(),
+                safe(drop.description()),
+            ]
+        })
         .collect();
-    let columns = [("vni", Align::Right), ("reason", Align::Left), ("frames", Align::Right), ("meaning", Align::Left)];
+    let columns = [
+        ("vni", Align::Right),
+        ("reason", Align::Left),
+        ("frames", Align::Right),
+        ("meaning", Align::Left),
+    ];
     section(page, "drops of networks", columns, &rows);
 }
 
@@ -127,9 +157,16 @@ pub fn counters(page: &mut String, title: &str, counters: &[Counter], all: bool)
     let rows: Vec<_> = counters
         .iter()
         .filter(|counter| all || counter.value() != 0)
-        .map(|counter| [safe(counter.name()), counter.value().to_string(), safe(counter.description())])
+        .map(|counter| {
+            [safe(counter.name()), counter.value().to_string(), safe(counter.description())]
+        })
         .collect();
-    section(page, title, [("name", Align::Left), ("number", Align::Right), ("meaning", Align::Left)], &rows);
+    section(
+        page,
+        title,
+        [("name", Align::Left), ("number", Align::Right), ("meaning", Align::Left)],
+        &rows,
+    );
 }
 
 fn known(mac: &Option<String>) -> String {

@@ -48,7 +48,8 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
         snap_length: arguments.parsed("snap", "a number of bytes")?,
         ..Start::default()
     };
-    let started = ask(session, CaptureReq { start: MessageField::some(start), ..CaptureReq::default() })?;
+    let started =
+        ask(session, CaptureReq { start: MessageField::some(start), ..CaptureReq::default() })?;
     let number = started.capture();
     let mut file = match path {
         "-" => None,
@@ -81,14 +82,22 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     Ok(())
 }
 
-fn write(session: &mut Session, file: &mut Option<File>, path: &str, data: &[u8]) -> Result<(), Failure> {
+fn write(
+    session: &mut Session,
+    file: &mut Option<File>,
+    path: &str,
+    data: &[u8],
+) -> Result<(), Failure> {
     match file {
-        Some(file) => file.write_all(data).map_err(|error| Failure::said(format!("cannot write {path}: {error}"))),
+        Some(file) => file
+            .write_all(data)
+            .map_err(|error| Failure::said(format!("cannot write {path}: {error}"))),
         None => session.bytes(data),
     }
 }
 
 fn ask(session: &mut Session, request: CaptureReq) -> Result<CaptureRes, Failure> {
-    let response = session.ask(Request { capture: MessageField::some(request), ..Request::default() })?;
+    let response =
+        session.ask(Request { capture: MessageField::some(request), ..Request::default() })?;
     response.capture.into_option().ok_or_else(|| Failure::said("no capture received"))
 }

@@ -35,7 +35,12 @@ pub fn text(packet: &TracedPacket) -> String {
         }
         Some(Verdict::FLOODED) => {
             line.push('*');
-            let _ = write!(to, "flooded to {} nics, {} hosts", packet.flooded_nics(), packet.flooded_hosts());
+            let _ = write!(
+                to,
+                "flooded to {} nics, {} hosts",
+                packet.flooded_nics(),
+                packet.flooded_hosts()
+            );
             if packet.refused() > 0 {
                 let _ = write!(to, "; {} copies dropped", packet.refused());
                 if let Some(reason) = &packet.reason {
@@ -45,7 +50,12 @@ pub fn text(packet: &TracedPacket) -> String {
         }
         Some(Verdict::DROPPED) => {
             line.push_str("dropped");
-            let _ = write!(to, "DROPPED {}, charged to {}", safe(packet.reason()), safe(packet.charged()));
+            let _ = write!(
+                to,
+                "DROPPED {}, charged to {}",
+                safe(packet.reason()),
+                safe(packet.charged())
+            );
             if !packet.tried.is_empty() {
                 let names: Vec<_> = packet.tried.iter().map(|name| safe(name)).collect();
                 let _ = write!(to, ", no rule of {}", names.join(", "));
@@ -136,12 +146,33 @@ mod tests {
             charged: Some("nic vm-2".into()),
             ..packet()
         };
-        assert!(text(&dropped).ends_with("| DROPPED ingress-denied, charged to nic vm-2"), "{}", text(&dropped));
+        assert!(
+            text(&dropped).ends_with("| DROPPED ingress-denied, charged to nic vm-2"),
+            "{}",
+            text(&dropped)
+        );
         let denied = TracedPacket { tried: vec!["web".into(), "d\nb".into()], ..dropped };
-        assert!(text(&denied).contains("charged to nic vm-2, no rule of web, d\\nb"), "{}", text(&denied));
-        let flood = TracedPacket { verdict: Some(Verdict::FLOODED.into()), flooded_nics: Some(3), refused: Some(1), ..packet() };
-        assert!(text(&flood).contains("vm-1 -> * vni 42") && text(&flood).contains("3 nics, 0 hosts; 1 copies dropped"));
-        let seen = TracedPacket { verdict: Some(Verdict::SEEN.into()), from_nic: None, summary: Some("a\nb".into()), ..packet() };
+        assert!(
+            text(&denied).contains("charged to nic vm-2, no rule of web, d\\nb"),
+            "{}",
+            text(&denied)
+        );
+        let flood = TracedPacket {
+            verdict: Some(Verdict::FLOODED.into()),
+            flooded_nics: Some(3),
+            refused: Some(1),
+            ..packet()
+        };
+        assert!(
+            text(&flood).contains("vm-1 -> * vni 42")
+                && text(&flood).contains("3 nics, 0 hosts; 1 copies dropped")
+        );
+        let seen = TracedPacket {
+            verdict: Some(Verdict::SEEN.into()),
+            from_nic: None,
+            summary: Some("a\nb".into()),
+            ..packet()
+        };
         assert!(!text(&seen).contains('\n'), "no packet breaks a line");
     }
 

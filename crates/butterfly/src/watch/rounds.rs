@@ -51,7 +51,8 @@ pub(super) fn filter(arguments: &Arguments) -> Option<String> {
 pub(super) struct Until {
     pub(super) count: Option<u64>,
     pub(super) end: Option<Instant>,
-    /// Somebody pressed Ctrl-C: what is under way is still told. Whoever does it twice does not want to wait.
+    /// Somebody pressed Ctrl-C: what is under way is still told. Whoever does it twice does not
+    /// want to wait.
     interrupted: Arc<AtomicBool>,
 }
 
@@ -60,13 +61,21 @@ impl Until {
         let seconds = arguments.parsed::<f64>("seconds", "a number of seconds")?;
         let limit = seconds.map(|seconds| {
             Duration::try_from_secs_f64(seconds).map_err(|_| {
-                Failure::not_recognized("seconds", arguments.value("seconds").unwrap_or_default(), "a number of seconds")
+                Failure::not_recognized(
+                    "seconds",
+                    arguments.value("seconds").unwrap_or_default(),
+                    "a number of seconds",
+                )
             })
         });
         let end = limit.transpose()?.and_then(|limit| Instant::now().checked_add(limit));
         let interrupted = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
-            signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, interrupted.clone())?;
+            signal_hook::flag::register_conditional_shutdown(
+                signal,
+                128 + signal,
+                interrupted.clone(),
+            )?;
             signal_hook::flag::register(signal, interrupted.clone())?;
         }
         Ok(Until { count: arguments.parsed("count", "a number")?, end, interrupted })

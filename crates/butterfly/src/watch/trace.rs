@@ -44,7 +44,8 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
         rate: arguments.parsed("rate", "a number of packets per second")?,
         ..Start::default()
     };
-    let started = ask(session, TraceReq { start: MessageField::some(start), ..TraceReq::default() })?;
+    let started =
+        ask(session, TraceReq { start: MessageField::some(start), ..TraceReq::default() })?;
     let number = started.trace();
     let mut printed = 0;
     while !until.is_over(printed) {
@@ -72,7 +73,13 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     Ok(())
 }
 
-fn print(session: &mut Session, packets: &[TracedPacket], printed: &mut u64, until: &Until, json: bool) -> Result<(), Failure> {
+fn print(
+    session: &mut Session,
+    packets: &[TracedPacket],
+    printed: &mut u64,
+    until: &Until,
+    json: bool,
+) -> Result<(), Failure> {
     for packet in packets {
         if until.count.is_some_and(|count| *printed >= count) {
             break;
@@ -87,6 +94,7 @@ fn print(session: &mut Session, packets: &[TracedPacket], printed: &mut u64, unt
 }
 
 fn ask(session: &mut Session, request: TraceReq) -> Result<TraceRes, Failure> {
-    let response = session.ask(Request { trace: MessageField::some(request), ..Request::default() })?;
+    let response =
+        session.ask(Request { trace: MessageField::some(request), ..Request::default() })?;
     response.trace.into_option().ok_or_else(|| Failure::said("no trace received"))
 }

@@ -31,7 +31,10 @@ fn nic_add() {
             "--type VHOST_USER_SERVER --packet-trace false",
             "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 type: VHOST_USER_SERVER packet_trace: false}",
         ),
-        ("--type VHOST_USER_CLIENT", "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 type: VHOST_USER_CLIENT}"),
+        (
+            "--type VHOST_USER_CLIENT",
+            "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 type: VHOST_USER_CLIENT}",
+        ),
         (
             "--type VHOST_USER_CLIENT --path /run/a.sock",
             "nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 type: VHOST_USER_CLIENT path: \"/run/a.sock\"}",
@@ -75,7 +78,11 @@ fn nic_add_says_what_has_no_effect() {
             "",
             "--mac 52:54:00:00:00:02: given again as 52:54:00:00:00:01, and the last one counts",
         ),
-        ("--enable-antispof", "", "--enable-antispof: `nic add` has no such option; did you mean --enable-antispoof?"),
+        (
+            "--enable-antispof",
+            "",
+            "--enable-antispof: `nic add` has no such option; did you mean --enable-antispoof?",
+        ),
     ] {
         let line = format!("nic add {options} --id a --mac 52:54:00:00:00:01 --vni 42 @");
         let asked = format!("nic_add {{id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 {asked}}}");
@@ -102,17 +109,32 @@ fn nic_add_refuses() {
             "--type vhost_user_server",
             "--type argument not recognized\nhelp: \"vhost_user_server\" is not VHOST_USER_SERVER, VHOST_USER_CLIENT, TAP or BENCH",
         ),
-        ("--vni many", "--vni argument not recognized\nhelp: \"many\" is not a number from 0 to 16777215"),
-        ("--vni -1", "--vni argument not recognized\nhelp: \"-1\" is not a number from 0 to 16777215"),
-        ("--vni 4294967296", "--vni argument not recognized\nhelp: \"4294967296\" is not a number from 0 to 16777215"),
-        ("--packet-trace yes", "--packet-trace argument not recognized\nhelp: \"yes\" is not true or false"),
+        (
+            "--vni many",
+            "--vni argument not recognized\nhelp: \"many\" is not a number from 0 to 16777215",
+        ),
+        (
+            "--vni -1",
+            "--vni argument not recognized\nhelp: \"-1\" is not a number from 0 to 16777215",
+        ),
+        (
+            "--vni 4294967296",
+            "--vni argument not recognized\nhelp: \"4294967296\" is not a number from 0 to 16777215",
+        ),
+        (
+            "--packet-trace yes",
+            "--packet-trace argument not recognized\nhelp: \"yes\" is not true or false",
+        ),
         ("--trace-path /tmp/t", "--trace-path needs --packet-trace true"),
         ("--trace-path /tmp/t --packet-trace false", "--trace-path needs --packet-trace true"),
         (
             "--sg a,b",
             "--sg argument not recognized\nhelp: several groups are written --sg a b; one whose name has a comma is attached with `butterfly nic sg add`",
         ),
-        ("--forwards", "--forwards needs --bypass-filtering: a filtered NIC sends from its own addresses only"),
+        (
+            "--forwards",
+            "--forwards needs --bypass-filtering: a filtered NIC sends from its own addresses only",
+        ),
         ("--path /run/a.sock", "--path needs --type VHOST_USER_CLIENT"),
         ("--path /run/a.sock --type VHOST_USER_SERVER", "--path needs --type VHOST_USER_CLIENT"),
     ] {
@@ -129,10 +151,16 @@ fn nic_update() {
         ("", "nic_update {id: \"a\"}"),
         ("--ip 10.0.0.1 --ip ::1", "nic_update {id: \"a\" ip: \"10.0.0.1\" ip: \"::1\"}"),
         ("--enable-antispoof true", "nic_update {id: \"a\" ip_anti_spoof: true}"),
-        ("--forwards true --shared-ip false", "nic_update {id: \"a\" forwards: true shared_ip: false}"),
+        (
+            "--forwards true --shared-ip false",
+            "nic_update {id: \"a\" forwards: true shared_ip: false}",
+        ),
         ("--enable-antispoof false", "nic_update {id: \"a\" ip_anti_spoof: false}"),
         ("--router true", "nic_update {id: \"a\" router: true}"),
-        ("--packet-trace true --trace-path t", "nic_update {id: \"a\" packet_trace: true packet_trace_path: \"t\"}"),
+        (
+            "--packet-trace true --trace-path t",
+            "nic_update {id: \"a\" packet_trace: true packet_trace_path: \"t\"}",
+        ),
         // Clears, and is not the endpoint's option wherever it stands.
         ("--ip -e", "nic_update {id: \"a\" ip: \"\"}"),
         ("--ip -e --enable-antispoof true", "nic_update {id: \"a\" ip_anti_spoof: true ip: \"\"}"),
@@ -140,22 +168,44 @@ fn nic_update() {
         let line = format!("nic update --id a {options} @");
         check(&[Row { line: &line, asks: &[&[asked]], ..Row::default() }]);
     }
-    check(&[Row { line: "nic update @ --id a --ip -e", asks: &[&["nic_update {id: \"a\" ip: \"\"}"]], ..Row::default() }]);
+    check(&[Row {
+        line: "nic update @ --id a --ip -e",
+        asks: &[&["nic_update {id: \"a\" ip: \"\"}"]],
+        ..Row::default()
+    }]);
 }
 
 #[test]
 fn nic_update_prints_help_on_failure() {
     for (options, err) in [
         ("--enable-antispoof", "--enable-antispoof needs a value"),
-        ("--enable-antispoof maybe", "--enable-antispoof argument not recognized\nhelp: \"maybe\" is not true or false"),
-        ("--packet-trace 1", "--packet-trace argument not recognized\nhelp: \"1\" is not true or false"),
-        ("--ip -e --ip 10.0.0.1", "`--ip -e` clears all addresses and takes no other; name the endpoint with --endpoint"),
+        (
+            "--enable-antispoof maybe",
+            "--enable-antispoof argument not recognized\nhelp: \"maybe\" is not true or false",
+        ),
+        (
+            "--packet-trace 1",
+            "--packet-trace argument not recognized\nhelp: \"1\" is not true or false",
+        ),
+        (
+            "--ip -e --ip 10.0.0.1",
+            "`--ip -e` clears all addresses and takes no other; name the endpoint with --endpoint",
+        ),
         // Meant for another daemon than the one that would be asked.
-        ("--ip -e tcp://192.0.2.1:9999", "`--ip -e` clears all addresses and takes no other; name the endpoint with --endpoint"),
+        (
+            "--ip -e tcp://192.0.2.1:9999",
+            "`--ip -e` clears all addresses and takes no other; name the endpoint with --endpoint",
+        ),
     ] {
         let line = format!("nic update @ --id a {options}");
         let err = format!("{err}\nerror in command: nic\n");
-        check(&[Row { line: &line, out: "help: nic update", err: &err, code: 1, ..Row::default() }]);
+        check(&[Row {
+            line: &line,
+            out: "help: nic update",
+            err: &err,
+            code: 1,
+            ..Row::default()
+        }]);
     }
     check(&[Row {
         line: "nic update --id x @",
@@ -171,7 +221,11 @@ fn nic_update_prints_help_on_failure() {
 fn nic_del_and_list() {
     check(&[
         Row { line: "nic del a @", asks: &[&["nic_del: \"a\""]], ..Row::default() },
-        Row { line: "nic del a b c @", asks: &[&["nic_del: \"a\"", "nic_del: \"b\"", "nic_del: \"c\""]], ..Row::default() },
+        Row {
+            line: "nic del a b c @",
+            asks: &[&["nic_del: \"a\"", "nic_del: \"b\"", "nic_del: \"c\""]],
+            ..Row::default()
+        },
         Row {
             line: "nic list @",
             asks: &[&["nic_list: true"]],
@@ -195,8 +249,19 @@ fn nic_sg() {
     let details: &[&str] = &["nic_details: \"a\""];
     let two: &[&str] = &[with_groups!("web" "db")];
     check(&[
-        Row { line: "nic sg list a @", asks: &[details], answers: &[two], out: "web\ndb\n", ..Row::default() },
-        Row { line: "nic sg list a @", asks: &[details], answers: &[&[with_groups!()]], ..Row::default() },
+        Row {
+            line: "nic sg list a @",
+            asks: &[details],
+            answers: &[two],
+            out: "web\ndb\n",
+            ..Row::default()
+        },
+        Row {
+            line: "nic sg list a @",
+            asks: &[details],
+            answers: &[&[with_groups!()]],
+            ..Row::default()
+        },
         Row {
             line: "nic sg list a --json @",
             asks: &[details],
@@ -235,7 +300,11 @@ fn nic_sg() {
             asks: &[&["nic_update {id: \"a\" security_group: \"x\" security_group: \"w\"}"]],
             ..Row::default()
         },
-        Row { line: "nic sg set a @", asks: &[&["nic_update {id: \"a\" security_group: \"\"}"]], ..Row::default() },
+        Row {
+            line: "nic sg set a @",
+            asks: &[&["nic_update {id: \"a\" security_group: \"\"}"]],
+            ..Row::default()
+        },
     ]);
 }
 
@@ -250,8 +319,16 @@ fn sg() {
             ..Row::default()
         },
         Row { line: "sg add a @", asks: &[&["sg_add {id: \"a\"}"]], ..Row::default() },
-        Row { line: "sg add a b @", asks: &[&["sg_add {id: \"a\"}", "sg_add {id: \"b\"}"]], ..Row::default() },
-        Row { line: "sg del a b @", asks: &[&["sg_del: \"a\"", "sg_del: \"b\""]], ..Row::default() },
+        Row {
+            line: "sg add a b @",
+            asks: &[&["sg_add {id: \"a\"}", "sg_add {id: \"b\"}"]],
+            ..Row::default()
+        },
+        Row {
+            line: "sg del a b @",
+            asks: &[&["sg_del: \"a\"", "sg_del: \"b\""]],
+            ..Row::default()
+        },
         // Every refusal of a batch is told.
         Row {
             line: "sg add a b c @",
@@ -287,7 +364,10 @@ fn sg_member() {
         },
         Row {
             line: "sg member add a 10.0.0.1 ::1 @",
-            asks: &[&["sg_member_add {sg_id: \"a\" member: \"10.0.0.1\"}", "sg_member_add {sg_id: \"a\" member: \"::1\"}"]],
+            asks: &[&[
+                "sg_member_add {sg_id: \"a\" member: \"10.0.0.1\"}",
+                "sg_member_add {sg_id: \"a\" member: \"::1\"}",
+            ]],
             ..Row::default()
         },
         // The original wants one word more, any.
@@ -315,7 +395,11 @@ fn sg_member() {
         // The endpoint comes from another command: nothing follows the words.
         Row {
             line: "sg list @ + sg member list a + sg member del a ::1",
-            asks: &[&["sg_list: true"], &["sg_member_list: \"a\""], &["sg_member_del {sg_id: \"a\" member: \"::1\"}"]],
+            asks: &[
+                &["sg_list: true"],
+                &["sg_member_list: \"a\""],
+                &["sg_member_del {sg_id: \"a\" member: \"::1\"}"],
+            ],
             answers: &[&[""], &["sg_member_list: \"::1\""]],
             out: "::1\n",
             ..Row::default()
@@ -390,21 +474,23 @@ messages {
 
 const SAVED_NIC: &str = "{ id: \"a\" mac: \"52:54:00:00:00:01\" vni: 42 ip: \"10.0.0.1\" security_group: \"web\" \
                          type: VHOST_USER_CLIENT path: \"/run/a.sock\" packet_trace: false }";
-const SAVED_SG: &str =
-    "{ id: \"web\" member: \"10.0.0.1\" rule { direction: INBOUND protocol: -1 cidr { address: \"::\" mask_size: 0 } } }";
+const SAVED_SG: &str = "{ id: \"web\" member: \"10.0.0.1\" rule { direction: INBOUND protocol: -1 cidr { address: \"::\" mask_size: 0 } } }";
 
 #[test]
 fn a_dump_is_replayed_as_it_was_printed() {
     let daemon = Daemon::new();
     let mut client = daemon.start("dump @");
     let request = daemon.receive("dump");
-    let ids: Vec<_> = request.messages.iter().map(|message| message.message_0.message_id().to_owned()).collect();
+    let ids: Vec<_> =
+        request.messages.iter().map(|message| message.message_0.message_id().to_owned()).collect();
     assert_eq!(ids, ["nics", "sgs"]);
     let asked = butterfly_api::text::print(&request);
     assert!(asked.contains("nic_details: \"\"") && asked.contains("sg_details: \"\""), "{asked}");
     daemon.send(&answer(&[&format!("nic_details {SAVED_NIC}"), &format!("sg_details {SAVED_SG}")]));
     assert_eq!(asked_for(&daemon.receive("dump").messages[0]), in_full("peer_list: true"));
-    daemon.send(&answer(&["peer_list { address: \"10.9.0.2\" } peer_list { address: \"10.9.0.3\" vni: 42 }"]));
+    daemon.send(&answer(&[
+        "peer_list { address: \"10.9.0.2\" } peer_list { address: \"10.9.0.3\" vni: 42 }",
+    ]));
     let dump = client.end();
     assert_eq!(dump.out, format!("{SAVED}\n"));
     assert_eq!((dump.err.as_str(), dump.code), ("", Some(0)));
@@ -431,7 +517,11 @@ fn an_empty_daemon_makes_an_empty_dump() {
 #[test]
 fn request_prints_the_reply_if_asked() {
     let daemon = Daemon::new();
-    std::fs::write(daemon.path("ask"), "# a comment\nmessages { revision: 6 message_0 { request { nic_list: true } } }").unwrap();
+    std::fs::write(
+        daemon.path("ask"),
+        "# a comment\nmessages { revision: 6 message_0 { request { nic_list: true } } }",
+    )
+    .unwrap();
     let mut client = daemon.start("request ask --stdout @");
     daemon.receive("request");
     daemon.send(&answer(&["nic_list: \"a\""]));
@@ -461,7 +551,11 @@ fn request_reads_standard_input() {
 #[test]
 fn log_level() {
     check(&[
-        Row { line: "log-level debug @", asks: &[&["app_config { log_level: \"debug\" }"]], ..Row::default() },
+        Row {
+            line: "log-level debug @",
+            asks: &[&["app_config { log_level: \"debug\" }"]],
+            ..Row::default()
+        },
         Row {
             line: "log-level loud @",
             out: "help: log-level",
@@ -493,8 +587,11 @@ fn request_refuses_files_it_cannot_send() {
     let daemon = Daemon::new();
     std::fs::write(daemon.path("empty"), "\n").unwrap();
     std::fs::write(daemon.path("bad"), "messages { revision: 6 nonsense: 1 }").unwrap();
-    std::fs::write(daemon.path("lacking"), "messages { revision: 6 message_0 { request { nic_update { ip: \"::1\" } } } }")
-        .unwrap();
+    std::fs::write(
+        daemon.path("lacking"),
+        "messages { revision: 6 message_0 { request { nic_update { ip: \"::1\" } } } }",
+    )
+    .unwrap();
     for (file, start) in [
         ("absent", "failed to open absent\nNo such file or directory (os error 2)\n"),
         ("empty", "failed to open empty\nthe file is empty\n"),

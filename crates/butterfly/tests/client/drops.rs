@@ -74,7 +74,9 @@ fn drops_are_a_page() {
         Row {
             line: "drops @",
             asks,
-            answers: &[&["drop_list { total: 1 place { kind: UPLINK drop { reason: \"r\" count: 1 recent: 1 last_ms: 0 } } }"]],
+            answers: &[&[
+                "drop_list { total: 1 place { kind: UPLINK drop { reason: \"r\" count: 1 recent: 1 last_ms: 0 } } }",
+            ]],
             out: "drops of the whole host: 1 frame\n\nuplink\n  r  1 frame     last 0.0 s ago\n",
             ..Row::default()
         },
@@ -96,7 +98,13 @@ uplink
 ",
             ..Row::default()
         },
-        Row { line: "drops @", asks, err: "no list of drops received\nerror in command: drops\n", code: 1, ..Row::default() },
+        Row {
+            line: "drops @",
+            asks,
+            err: "no list of drops received\nerror in command: drops\n",
+            code: 1,
+            ..Row::default()
+        },
     ]);
 }
 
@@ -114,7 +122,10 @@ fn drops_are_json() {
     let places = found["places"].as_array().unwrap();
     let kinds: Vec<_> = places.iter().map(|place| place["kind"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["nic", "network", "uplink", "gone"]);
-    assert_eq!((&places[0]["nic_id"], &places[0]["vni"], &places[2]["vni"]), (&json!("vm-1"), &json!(42), &Value::Null));
+    assert_eq!(
+        (&places[0]["nic_id"], &places[0]["vni"], &places[2]["vni"]),
+        (&json!("vm-1"), &json!(42), &Value::Null)
+    );
     assert_eq!(
         places[0]["drops"][0],
         json!({
@@ -133,14 +144,17 @@ fn drops_are_json() {
     );
 }
 
-/// Piped: a line of JSON each second, with the rates since the one before, until nobody reads any more.
+/// Piped: a line of JSON each second, with the rates since the one before, until nobody reads any
+/// more.
 #[test]
 fn drops_are_watched() {
     let daemon = Daemon::new();
     let mut client = daemon.start("drops --watch --json @");
-    for (time, counts, rates) in
-        [(60_000, [100, 12_000], [2.0, 100.0]), (61_000, [107, 12_000], [7.0, 0.0]), (63_000, [108, 12_010], [0.5, 5.0])]
-    {
+    for (time, counts, rates) in [
+        (60_000, [100, 12_000], [2.0, 100.0]),
+        (61_000, [107, 12_000], [7.0, 0.0]),
+        (63_000, [108, 12_010], [0.5, 5.0]),
+    ] {
         let request = daemon.receive("drops");
         assert_eq!(asked_for(&request.messages[0]), in_full("drop_list {}"));
         daemon.send(&answer(&[&list(time, counts)]));
@@ -161,7 +175,10 @@ fn drops_are_watched() {
     }
     let lines: Vec<String> = (0..4).map(|_| client.line()).collect();
     assert!(lines[0].ends_with(" UTC") && lines[0].starts_with("20"), "{lines:?}");
-    assert_eq!(lines[1..4], ["drops of vm-1: 12345 frames; rates are those of the last 5.0 s", "", "vm-1 (vni 42)"]);
+    assert_eq!(
+        lines[1..4],
+        ["drops of vm-1: 12345 frames; rates are those of the last 5.0 s", "", "vm-1 (vni 42)"]
+    );
 }
 
 #[test]
@@ -179,11 +196,17 @@ fn reasons_are_explained_without_a_daemon() {
     let ended = run("drops --explain nonsense");
     assert_eq!((ended.code, ended.out.as_str()), (Some(1), ""));
     assert!(
-        ended.err.starts_with("no drop reason is called nonsense\nhelp: the reasons are bad-chain, short, "),
+        ended.err.starts_with(
+            "no drop reason is called nonsense\nhelp: the reasons are bad-chain, short, "
+        ),
         "{}",
         ended.err
     );
-    for line in ["drops vm-1 --explain short", "drops --watch --explain short", "drops --json --explain short"] {
+    for line in [
+        "drops vm-1 --explain short",
+        "drops --watch --explain short",
+        "drops --json --explain short",
+    ] {
         let ended = run(line);
         assert_eq!(ended.code, Some(1), "{line}");
         assert!(ended.err.starts_with("--explain prints one section"), "{}", ended.err);

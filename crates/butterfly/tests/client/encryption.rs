@@ -39,13 +39,23 @@ fn without_its_key_nothing_is_sent() {
         let ended = daemon.start(line).end();
         daemon.assert_silent(line);
         let err = format!("{err}error in command: {command}\n");
-        assert_eq!((ended.out.as_str(), ended.err.as_str(), ended.code), ("", err.as_str(), Some(1)), "{line}");
+        assert_eq!(
+            (ended.out.as_str(), ended.err.as_str(), ended.code),
+            ("", err.as_str(), Some(1)),
+            "{line}"
+        );
     }
 }
 
 #[test]
 fn what_is_sent_is_encrypted() {
-    for line in ["nic list @ -k key", "events --follow @ -k key", "top --once @ -k key", "trace all @ -k key", "dump @ -k key"] {
+    for line in [
+        "nic list @ -k key",
+        "events --follow @ -k key",
+        "top --once @ -k key",
+        "trace all @ -k key",
+        "dump @ -k key",
+    ] {
         for legacy in [false, true] {
             let line = if legacy { format!("{line} --legacy-encryption") } else { line.to_owned() };
             let daemon = daemon();
@@ -94,8 +104,15 @@ fn replies_that_are_not_taken() {
             daemon.assert_silent(&line);
             let undecryptable = "Error, cannot decrypt message\nhelp: the reply was not made with this key, or not to this request: \
                                  somebody between may have changed it";
-            let err = format!("{}\nerror in command: nic\n", if err.is_empty() { undecryptable } else { err });
-            assert_eq!((ended.out.as_str(), ended.err.as_str(), ended.code), ("", err.as_str(), Some(1)), "{line}");
+            let err = format!(
+                "{}\nerror in command: nic\n",
+                if err.is_empty() { undecryptable } else { err }
+            );
+            assert_eq!(
+                (ended.out.as_str(), ended.err.as_str(), ended.code),
+                ("", err.as_str(), Some(1)),
+                "{line}"
+            );
         }
     }
 }

@@ -17,7 +17,10 @@ fn refusals_are_told_with_their_help() {
             "error in response\ndescription: Bad NIC format\nhelp: ports are 0 to 65535\n",
         ),
         ("status { status: false }", "error in response\n no details provided\n"),
-        ("status { status: false error { help: \"try\" } }", "error in response\n no details provided\nhelp: try\n"),
+        (
+            "status { status: false error { help: \"try\" } }",
+            "error in response\n no details provided\nhelp: try\n",
+        ),
     ] {
         let err = format!("{err}error in command: nic\n");
         check(&[Row {
@@ -38,10 +41,19 @@ fn what_no_reply_may_be() {
             "messages { revision: 6 error { code: REJECTED } }",
             "error in response: REJECTED\nhelp: a daemon with a key refuses what is in clear text: name its key with -k PATH",
         ),
-        ("messages { revision: 6 error { code: VERSION_NOT_MANAGED } }", "error in response: VERSION_NOT_MANAGED"),
+        (
+            "messages { revision: 6 error { code: VERSION_NOT_MANAGED } }",
+            "error in response: VERSION_NOT_MANAGED",
+        ),
         ("messages { revision: 6 error { code: PARSE_ERROR } }", "error in response: PARSE_ERROR"),
-        ("messages { revision: 6 error { code: INTERNAL_ERROR } }", "error in response: INTERNAL_ERROR"),
-        ("messages { revision: 6 error { code: EMPTY_REQUEST } }", "error in response: EMPTY_REQUEST"),
+        (
+            "messages { revision: 6 error { code: INTERNAL_ERROR } }",
+            "error in response: INTERNAL_ERROR",
+        ),
+        (
+            "messages { revision: 6 error { code: EMPTY_REQUEST } }",
+            "error in response: EMPTY_REQUEST",
+        ),
         ("encrypted { error { code: REJECTED } }", "Encrypted message error: REJECTED"),
         ("encrypted { error { code: NOT_SUPPORTED } }", "Encrypted message error: NOT_SUPPORTED"),
         ("encrypted { error { code: INTERNAL_ERROR } }", "Encrypted message error: INTERNAL_ERROR"),
@@ -61,11 +73,19 @@ fn what_no_reply_may_be() {
 fn what_is_no_protobuf() {
     for bytes in [b"\xff\xff".as_slice(), b"\x0a\x02\x12\x00", b"\x0a\xff\xff\xff\xff\x0f"] {
         let ended = ended_after("nic list @", |daemon| daemon.send_bytes(bytes));
-        assert_eq!(ended, (String::new(), "Error while decoding response\nerror in command: nic\n".into(), Some(1)));
+        assert_eq!(
+            ended,
+            (
+                String::new(),
+                "Error while decoding response\nerror in command: nic\n".into(),
+                Some(1)
+            )
+        );
     }
     // What it cannot decode, and a defect of its own, a daemon answers with a bare message.
     for (code, name) in [(0, "PARSE_ERROR"), (1, "INTERNAL_ERROR")] {
-        let ended = ended_after("nic list @", |daemon| daemon.send_bytes(&[8, 6, 0x12, 2, 8, code]));
+        let ended =
+            ended_after("nic list @", |daemon| daemon.send_bytes(&[8, 6, 0x12, 2, 8, code]));
         let err = format!("error in response: {name}\nerror in command: nic\n");
         assert_eq!(ended, (String::new(), err, Some(1)));
     }
@@ -141,7 +161,11 @@ fn refused_by_the_daemon_is_exit_code_1() {
         ("sg rule list x @", "sg_rule_list: \"x\"", UNKNOWN_SG),
         ("sg rule del x 0123456789abcdef @", "sg_rule_list: \"x\"", UNKNOWN_SG),
         ("sg member list x @", "sg_member_list: \"x\"", UNKNOWN_SG),
-        ("sg member add x 1.2.3 @", "sg_member_add {sg_id: \"x\" member: \"1.2.3\"}", refused!("Bad IP format")),
+        (
+            "sg member add x 1.2.3 @",
+            "sg_member_add {sg_id: \"x\" member: \"1.2.3\"}",
+            refused!("Bad IP format"),
+        ),
         ("drops @", "drop_list {}", refused!("no")),
         ("drops x --watch @", "drop_list {nic_id: \"x\"}", UNKNOWN_NIC),
         ("fdb @", "fdb_list {}", refused!("no")),
@@ -178,9 +202,22 @@ fn accepted_by_the_daemon_is_exit_code_0() {
             ..Row::default()
         },
         Row { line: "nic del unknown @", asks: &[&["nic_del: \"unknown\""]], ..Row::default() },
-        Row { line: "nic sg del a absent @", asks: &[&["nic_details: \"a\""]], answers: &[details], ..Row::default() },
+        Row {
+            line: "nic sg del a absent @",
+            asks: &[&["nic_details: \"a\""]],
+            answers: &[details],
+            ..Row::default()
+        },
         Row { line: "sg del unknown @", asks: &[&["sg_del: \"unknown\""]], ..Row::default() },
-        Row { line: "sg rule list empty @", asks: &[&["sg_rule_list: \"empty\""]], ..Row::default() },
-        Row { line: "sg member list empty @", asks: &[&["sg_member_list: \"empty\""]], ..Row::default() },
+        Row {
+            line: "sg rule list empty @",
+            asks: &[&["sg_rule_list: \"empty\""]],
+            ..Row::default()
+        },
+        Row {
+            line: "sg member list empty @",
+            asks: &[&["sg_member_list: \"empty\""]],
+            ..Row::default()
+        },
     ]);
 }

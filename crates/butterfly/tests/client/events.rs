@@ -20,14 +20,22 @@ fn events_are_lines() {
     let row = Row { answers: &[&[ANSWER]], out: LINES, ..Row::default() };
     check(&[
         Row { line: "events @", asks: &[&["event_list { limit: 100 newest: true }"]], ..row },
-        Row { line: "events a --last 4 @", asks: &[&["event_list { limit: 4 nic_id: \"a\" newest: true }"]], ..row },
+        Row {
+            line: "events a --last 4 @",
+            asks: &[&["event_list { limit: 4 nic_id: \"a\" newest: true }"]],
+            ..row
+        },
         Row {
             line: "events --since 6 @",
             asks: &[&["event_list { since: 6 limit: 10000 newest: true }"]],
             out: &with_loss,
             ..row
         },
-        Row { line: "events --since 6 --last 4 @", asks: &[&["event_list { since: 6 limit: 4 newest: true }"]], ..row },
+        Row {
+            line: "events --since 6 --last 4 @",
+            asks: &[&["event_list { since: 6 limit: 4 newest: true }"]],
+            ..row
+        },
         Row {
             line: "events @",
             asks: &[&["event_list { limit: 100 newest: true }"]],
@@ -54,9 +62,19 @@ fn events_are_json_lines() {
 
 #[test]
 fn what_is_no_number_is_refused() {
-    for (option, expected) in [("since", "the number of an event"), ("last", "a number from 0 to 10000")] {
-        let err = format!("--{option} argument not recognized\nhelp: \"x\" is not {expected}\nerror in command: events\n");
-        check(&[Row { line: &format!("events --{option} x @"), out: "help: events", err: &err, code: 1, ..Row::default() }]);
+    for (option, expected) in
+        [("since", "the number of an event"), ("last", "a number from 0 to 10000")]
+    {
+        let err = format!(
+            "--{option} argument not recognized\nhelp: \"x\" is not {expected}\nerror in command: events\n"
+        );
+        check(&[Row {
+            line: &format!("events --{option} x @"),
+            out: "help: events",
+            err: &err,
+            code: 1,
+            ..Row::default()
+        }]);
     }
 }
 

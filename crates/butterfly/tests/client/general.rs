@@ -44,7 +44,10 @@ fn dash_version_anywhere_is_one_line() {
         let (version, rest) = rest.split_once("\" proto revision: \"6\" commit: \"").unwrap();
         assert_eq!(version, env!("CARGO_PKG_VERSION"));
         let (commit, rest) = rest.split_once("\" date: \"").unwrap();
-        assert!(commit == "unknown" || commit.bytes().all(|letter| letter.is_ascii_hexdigit()), "{commit}");
+        assert!(
+            commit == "unknown" || commit.bytes().all(|letter| letter.is_ascii_hexdigit()),
+            "{commit}"
+        );
         let date = rest.strip_suffix(" \"\n").unwrap();
         assert!(date == "unknown" || date.split_whitespace().count() == 5, "{date}");
     }
@@ -64,7 +67,9 @@ fn unknown_subcommands_are_named_and_helped() {
         let unknown = line.strip_prefix(path).unwrap().split_whitespace().next().unwrap();
         let mut err = format!("invalid {kind}subcommand {unknown}\n");
         if unknown.starts_with('-') {
-            err.push_str("help: options of a command go after it, as in `butterfly nic show vm-1 --json`\n");
+            err.push_str(
+                "help: options of a command go after it, as in `butterfly nic show vm-1 --json`\n",
+            );
         }
         if let Some(first) = path.split_whitespace().next() {
             err.push_str(&format!("error in command: {first}\n"));
@@ -75,7 +80,9 @@ fn unknown_subcommands_are_named_and_helped() {
 
 #[test]
 fn a_word_that_needs_another_prints_its_help() {
-    for (line, first) in [("nic", "nic"), ("nic sg", "nic"), ("sg", "sg"), ("sg rule", "sg"), ("sg member", "sg")] {
+    for (line, first) in
+        [("nic", "nic"), ("nic sg", "nic"), ("sg", "sg"), ("sg rule", "sg"), ("sg member", "sg")]
+    {
         let err = format!("error in command: {first}\n");
         check(&[Row { line, out: &format!("help: {line}"), err: &err, code: 1, ..Row::default() }]);
     }
@@ -140,7 +147,10 @@ fn help_in_the_first_place_is_the_help_of_that_command() {
     for (command, page) in COMMANDS.iter().zip(&pages) {
         assert!(page.lines().next().unwrap().ends_with("[options...]"), "{command}");
         assert!(page.contains("\n\nglobal options:\n    -e, --endpoint EP "), "{command}");
-        assert!(page.lines().all(|line| line.trim_end() == line), "{command}: blanks at the end of a line");
+        assert!(
+            page.lines().all(|line| line.trim_end() == line),
+            "{command}: blanks at the end of a line"
+        );
     }
     pages.sort();
     pages.dedup();
@@ -149,7 +159,11 @@ fn help_in_the_first_place_is_the_help_of_that_command() {
     check(&[
         Row { line: "nic add help --id a --mac @ --vni", out: "help: nic add", ..Row::default() },
         Row { line: "sg rule del help web", out: "help: sg rule del", ..Row::default() },
-        Row { line: "sg add a help @", asks: &[&["sg_add {id: \"a\"}", "sg_add {id: \"help\"}"]], ..Row::default() },
+        Row {
+            line: "sg add a help @",
+            asks: &[&["sg_add {id: \"a\"}", "sg_add {id: \"help\"}"]],
+            ..Row::default()
+        },
     ]);
 }
 
@@ -165,11 +179,18 @@ fn a_word_that_needs_another_lists_them() {
     ] {
         let page = help(words);
         let heading = format!("\n\n{} subcommands:\n", format!("butterfly {words}").trim_end());
-        let (_, list) = page.split_once(&heading).unwrap_or_else(|| panic!("{heading} is not in {page}"));
+        let (_, list) =
+            page.split_once(&heading).unwrap_or_else(|| panic!("{heading} is not in {page}"));
         let listed: Vec<&str> = list.lines().take_while(|line| !line.is_empty()).collect();
-        assert!(listed.iter().all(|line| line.starts_with("    ") && !line.starts_with("     ")), "{page}");
+        assert!(
+            listed.iter().all(|line| line.starts_with("    ") && !line.starts_with("     ")),
+            "{page}"
+        );
         for word in below.split(' ') {
-            assert!(listed.iter().any(|line| line.split_whitespace().next() == Some(word)), "{word} is not in {page}");
+            assert!(
+                listed.iter().any(|line| line.split_whitespace().next() == Some(word)),
+                "{word} is not in {page}"
+            );
         }
     }
 }
@@ -203,27 +224,52 @@ fn missing_mandatory_arguments_print_help_and_fail() {
     ] {
         let first = command.split_whitespace().next().unwrap();
         let err = format!("{missing} mandatory\nerror in command: {first}\n");
-        check(&[Row { line, out: &format!("help: {command}"), err: &err, code: 1, ..Row::default() }]);
+        check(&[Row {
+            line,
+            out: &format!("help: {command}"),
+            err: &err,
+            code: 1,
+            ..Row::default()
+        }]);
     }
 }
 
 /// A word that stands where it means nothing may be the one that is missing.
 #[test]
 fn a_missing_word_that_stands_behind_an_option_is_told_of() {
-    let said =
-        "ignored: a: `nic details` takes no such word; words come before the options\nNIC is mandatory\nerror in command: nic\n";
-    check(&[Row { line: "nic details @ a", out: "help: nic details", err: said, code: 1, ..Row::default() }]);
+    let said = "ignored: a: `nic details` takes no such word; words come before the options\nNIC is mandatory\nerror in command: nic\n";
+    check(&[Row {
+        line: "nic details @ a",
+        out: "help: nic details",
+        err: said,
+        code: 1,
+        ..Row::default()
+    }]);
     let said = "ignored: a: words come before the options, and --json takes no value\nNIC is mandatory\nerror in command: nic\n";
-    check(&[Row { line: "nic details @ --json a", out: "help: nic details", err: said, code: 1, ..Row::default() }]);
+    check(&[Row {
+        line: "nic details @ --json a",
+        out: "help: nic details",
+        err: said,
+        code: 1,
+        ..Row::default()
+    }]);
 }
 
 #[test]
 fn known_options_need_their_value() {
-    for (line, option, command) in
-        [("nic add --id", "--id", "nic add"), ("nic list -e", "-e", "nic list"), ("nic list --timeout", "--timeout", "nic list")]
-    {
+    for (line, option, command) in [
+        ("nic add --id", "--id", "nic add"),
+        ("nic list -e", "-e", "nic list"),
+        ("nic list --timeout", "--timeout", "nic list"),
+    ] {
         let err = format!("{option} needs a value\nerror in command: nic\n");
-        check(&[Row { line, out: &format!("help: {command}"), err: &err, code: 1, ..Row::default() }]);
+        check(&[Row {
+            line,
+            out: &format!("help: {command}"),
+            err: &err,
+            code: 1,
+            ..Row::default()
+        }]);
     }
 }
 
@@ -231,7 +277,15 @@ fn known_options_need_their_value() {
 #[test]
 fn without_an_endpoint_the_daemon_of_this_host_is_asked() {
     let output = std::process::Command::new("unshare")
-        .args(["--map-root-user", "--net", env!("CARGO_BIN_EXE_butterfly"), "nic", "list", "-t", "100"])
+        .args([
+            "--map-root-user",
+            "--net",
+            env!("CARGO_BIN_EXE_butterfly"),
+            "nic",
+            "list",
+            "-t",
+            "100",
+        ])
         .output()
         .unwrap();
     let err = String::from_utf8(output.stderr).unwrap();
@@ -259,14 +313,27 @@ fn a_crash_is_left_to_the_system() {
     use std::os::unix::process::ExitStatusExt;
     let daemon = Daemon::new();
     let mut command = std::process::Command::new("prlimit");
-    command.args(["--core=0", env!("CARGO_BIN_EXE_butterfly"), "nic", "list", "-t", "20000", "-e", &daemon.endpoint()]);
+    command.args([
+        "--core=0",
+        env!("CARGO_BIN_EXE_butterfly"),
+        "nic",
+        "list",
+        "-t",
+        "20000",
+        "-e",
+        &daemon.endpoint(),
+    ]);
     let mut client = command.spawn().unwrap();
     daemon.receive("nic list");
     // A fault comes again by itself, after Rust's runtime looked whether the stack is full.
     let ended = loop {
         match client.try_wait().unwrap() {
             Some(status) => break status,
-            None => drop(std::process::Command::new("kill").args(["-s", "SEGV", &client.id().to_string()]).status()),
+            None => drop(
+                std::process::Command::new("kill")
+                    .args(["-s", "SEGV", &client.id().to_string()])
+                    .status(),
+            ),
         }
     };
     assert_eq!(ended.signal(), Some(11));
@@ -277,13 +344,21 @@ fn commands_are_chained_in_order() {
     check(&[
         Row {
             line: "nic add --id a --mac 52:54:00:00:00:01 --vni 1 + sg add x + nic list @",
-            asks: &[&["nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 1}"], &["sg_add {id: \"x\"}"], &["nic_list: true"]],
+            asks: &[
+                &["nic_add {id: \"a\" mac: \"52:54:00:00:00:01\" vni: 1}"],
+                &["sg_add {id: \"x\"}"],
+                &["nic_list: true"],
+            ],
             answers: &[&["nic_add { path: \"/tmp/a\" }"], &[""], &["nic_list: \"a\""]],
             out: "/tmp/a\na\n",
             ..Row::default()
         },
         // The endpoint of any command is that of all.
-        Row { line: "nic list @ + sg list", asks: &[&["nic_list: true"], &["sg_list: true"]], ..Row::default() },
+        Row {
+            line: "nic list @ + sg list",
+            asks: &[&["nic_list: true"], &["sg_list: true"]],
+            ..Row::default()
+        },
         Row {
             line: "nic list @ + nic stats x + nic list",
             asks: &[&["nic_list: true"], &["nic_stats: \"x\""]],
@@ -308,7 +383,13 @@ fn commands_are_chained_in_order() {
             ..Row::default()
         },
         Row { line: "+ nic list @", out: "help: ", code: 1, ..Row::default() },
-        Row { line: "nic list @ +", asks: &[&["nic_list: true"]], out: "help: ", code: 1, ..Row::default() },
+        Row {
+            line: "nic list @ +",
+            asks: &[&["nic_list: true"]],
+            out: "help: ",
+            code: 1,
+            ..Row::default()
+        },
         Row {
             line: "nic list+ @",
             out: "help: nic",
@@ -366,7 +447,11 @@ vm-1
     daemon.send(&answer(&[""]));
     let ended = client.end();
     assert_eq!(ended.out, "{\n  \"workers\": []\n}\n");
-    assert!(ended.err.starts_with("#########################\n# Message to be sent:\n"), "{}", ended.err);
+    assert!(
+        ended.err.starts_with("#########################\n# Message to be sent:\n"),
+        "{}",
+        ended.err
+    );
 }
 
 #[test]
@@ -377,7 +462,12 @@ fn a_daemon_that_does_not_answer_is_a_time_out() {
     let ended = client.end();
     let hint = "does not answer: is that butterflyd, and can it run? look at its log and at the load of the host";
     let endpoint = daemon.endpoint();
-    assert_eq!(ended.err, format!("Error, receive timeout\nsomebody listens on {endpoint} and {hint}\nerror in command: nic\n"));
+    assert_eq!(
+        ended.err,
+        format!(
+            "Error, receive timeout\nsomebody listens on {endpoint} and {hint}\nerror in command: nic\n"
+        )
+    );
     assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)));
 }
 
@@ -394,7 +484,10 @@ fn a_daemon_that_is_not_there_is_a_time_out() {
     ] {
         let ended = daemon.start(&format!("nic list --timeout 100 -e {endpoint}")).end();
         let hint = "butterflyd is not running there: start it, or name its endpoint with --endpoint EP or BUTTERFLY_ENDPOINT";
-        assert_eq!(ended.err, format!("Error, receive timeout\n{endpoint}: {met}\n{hint}\nerror in command: nic\n"));
+        assert_eq!(
+            ended.err,
+            format!("Error, receive timeout\n{endpoint}: {met}\n{hint}\nerror in command: nic\n")
+        );
         assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)));
     }
 }
@@ -408,8 +501,9 @@ fn commands_of_our_own_do_not_wait_for_ever() {
     let mut clients = lines.map(|line| daemon.start(&format!("{line} -e {nowhere}")));
     for (line, client) in lines.iter().zip(&mut clients) {
         let ended = client.end();
-        let begin =
-            format!("Error, receive timeout\n{nowhere}: No such file or directory (os error 2)\nbutterflyd is not running there");
+        let begin = format!(
+            "Error, receive timeout\n{nowhere}: No such file or directory (os error 2)\nbutterflyd is not running there"
+        );
         assert!(ended.err.starts_with(&begin), "{line}: {}", ended.err);
         assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)), "{line}");
     }
@@ -457,7 +551,9 @@ fn time_outs_and_endpoints_are_checked() {
     for nonsense in ["nonsense", "127.0.0.1:9999", "tcp://127.0.0.1", "tcp://127.0.0.1:80000"] {
         let ended = run(&format!("nic list -e {nonsense}"));
         let help = "an endpoint looks like tcp://127.0.0.1:9999 or ipc:///run/butterfly.sock";
-        let err = format!("cannot connect to {nonsense}: Invalid argument; {help}\nerror in command: nic\n");
+        let err = format!(
+            "cannot connect to {nonsense}: Invalid argument; {help}\nerror in command: nic\n"
+        );
         assert_eq!(ended.err, err);
         assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)));
     }
@@ -466,9 +562,14 @@ fn time_outs_and_endpoints_are_checked() {
 #[test]
 fn output_that_cannot_be_written_is_a_failure() {
     let daemon = Daemon::new();
-    for (target, code, err) in
-        [("/dev/full", 1, "cannot write to standard output: No space left on device (os error 28)\n"), ("/dev/null", 0, "")]
-    {
+    for (target, code, err) in [
+        (
+            "/dev/full",
+            1,
+            "cannot write to standard output: No space left on device (os error 28)\n",
+        ),
+        ("/dev/null", 0, ""),
+    ] {
         let output = std::process::Command::new(env!("CARGO_BIN_EXE_butterfly"))
             .arg("--help")
             .current_dir(daemon.directory.path())
@@ -484,7 +585,11 @@ fn output_that_cannot_be_written_is_a_failure() {
 fn a_reader_that_left_needs_no_explanation() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_butterfly")).arg("--help").stdout(writer).output().unwrap();
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_butterfly"))
+        .arg("--help")
+        .stdout(writer)
+        .output()
+        .unwrap();
     assert_eq!((output.stderr.as_slice(), output.status.code()), (b"".as_slice(), Some(1)));
 }
 
@@ -492,7 +597,10 @@ fn a_reader_that_left_needs_no_explanation() {
 fn words_are_text() {
     use std::os::unix::ffi::OsStrExt;
     let word = std::ffi::OsStr::from_bytes(b"\xff");
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_butterfly")).args(["nic".as_ref(), word]).output().unwrap();
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_butterfly"))
+        .args(["nic".as_ref(), word])
+        .output()
+        .unwrap();
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "argument \"\\xFF\" is not UTF-8\n");
     assert_eq!((output.stdout.as_slice(), output.status.code()), (b"".as_slice(), Some(1)));
 }

@@ -13,7 +13,8 @@ fn printed(line: &str, answers: &[&[&str]]) -> Value {
     }
     let ended = client.end();
     assert_eq!((ended.err.as_str(), ended.code), ("", Some(0)), "{line}");
-    serde_json::from_str(&ended.out).unwrap_or_else(|error| panic!("{line}: {error} in {}", ended.out))
+    serde_json::from_str(&ended.out)
+        .unwrap_or_else(|error| panic!("{line}: {error} in {}", ended.out))
 }
 
 #[test]
@@ -22,10 +23,16 @@ fn commands_of_the_original_print_objects() {
     for (line, answers, expected) in [
         ("nic list", &["nic_list: \"a\" nic_list: \"b\""], json!({ "nics": ["a", "b"] })),
         (add, &["nic_add { path: \"/run/a\" }"], json!({ "id": "a", "path": "/run/a" })),
-        ("nic stats a", &["nic_stats { in: 7 out: 8 }"], json!({ "id": "a", "in_bytes": 7, "out_bytes": 8, "pings": null })),
+        (
+            "nic stats a",
+            &["nic_stats { in: 7 out: 8 }"],
+            json!({ "id": "a", "in_bytes": 7, "out_bytes": 8, "pings": null }),
+        ),
         (
             "nic details a",
-            &["nic_details { id: \"a\" mac: \"52:54:00:00:00:01\" vni: 1 ip: \"10.0.0.1\" type: TAP path: \"t\" }"],
+            &[
+                "nic_details { id: \"a\" mac: \"52:54:00:00:00:01\" vni: 1 ip: \"10.0.0.1\" type: TAP path: \"t\" }",
+            ],
             json!({
                 "id": "a", "mac": "52:54:00:00:00:01", "vni": 1, "ip": ["10.0.0.1"], "security_group": [], "ip_anti_spoof": false,
                 "sniff_target_nic_id": null, "bypass_filtering": false, "forwards": false, "shared_ip": false, "router": false,
@@ -54,11 +61,18 @@ fn dumps_and_replies_are_objects_too() {
     let nics = "nic_details { id: \"a\" mac: \"52:54:00:00:00:01\" vni: 1 type: TAP }";
     let found = printed("dump", &[&[nics, ""], &["peer_list { address: \"10.9.0.2\" }"]]);
     let asked = |place: usize| found["messages"][place]["message_0"]["request"].clone();
-    assert_eq!(asked(0), json!({ "nic_add": { "id": "a", "mac": "52:54:00:00:00:01", "vni": 1, "type": "TAP" } }));
+    assert_eq!(
+        asked(0),
+        json!({ "nic_add": { "id": "a", "mac": "52:54:00:00:00:01", "vni": 1, "type": "TAP" } })
+    );
     assert_eq!(asked(1), json!({ "peer_add": { "address": "10.9.0.2" } }));
 
     let daemon = Daemon::new();
-    std::fs::write(daemon.path("ask"), "messages { revision: 6 message_0 { request { nic_list: true } } }").unwrap();
+    std::fs::write(
+        daemon.path("ask"),
+        "messages { revision: 6 message_0 { request { nic_list: true } } }",
+    )
+    .unwrap();
     let mut client = daemon.start("request ask --json @");
     daemon.receive("request");
     daemon.send(&answer(&["nic_list: \"a\""]));

@@ -11,14 +11,20 @@ pub fn commands(path: &str) -> Vec<(String, String)> {
     let Some((_, rest)) = help.split_once("subcommands:\n") else {
         return vec![(path.to_owned(), help)];
     };
-    let names = rest.lines().take_while(|line| !line.is_empty()).map(|line| line.split_whitespace().next().unwrap().to_owned());
+    let names = rest
+        .lines()
+        .take_while(|line| !line.is_empty())
+        .map(|line| line.split_whitespace().next().unwrap().to_owned());
     names.flat_map(|name| commands(format!("{path} {name}").trim())).collect()
 }
 
 /// Terms of a help page: options, and words.
 fn terms(help: &str) -> Vec<&str> {
     let own = help.split("\nglobal options:").next().unwrap().split("\nexample:").next().unwrap();
-    own.lines().filter_map(|line| line.strip_prefix("    ")?.split("   ").next()).map(str::trim).collect()
+    own.lines()
+        .filter_map(|line| line.strip_prefix("    ")?.split("   ").next())
+        .map(str::trim)
+        .collect()
 }
 
 fn generated(what: &str) -> String {
@@ -41,21 +47,34 @@ fn complaints(program: &str, arguments: &[&str], page: &str) -> String {
     let writer = std::thread::spawn(move || stdin.write_all(text.as_bytes()).unwrap());
     let output = child.wait_with_output().unwrap();
     writer.join().unwrap();
-    String::from_utf8_lossy(&[output.stderr, if program == "mandoc" { output.stdout } else { Vec::new() }].concat()).into_owned()
+    String::from_utf8_lossy(
+        &[output.stderr, if program == "mandoc" { output.stdout } else { Vec::new() }].concat(),
+    )
+    .into_owned()
 }
 
 #[test]
 fn the_page_has_every_command_with_all_that_its_help_has() {
-    let page = generated("manual").replace("\\-", "-").replace("\\fB", "").replace("\\fR", "").replace("\\*(Aq", "'");
+    let page = generated("manual")
+        .replace("\\-", "-")
+        .replace("\\fB", "")
+        .replace("\\fR", "")
+        .replace("\\*(Aq", "'");
     let commands = commands("");
     assert!(commands.len() > 30, "{commands:?}");
     for (name, help) in commands {
         let heading = format!("\n.SS \"butterfly {name}");
-        let section = page.split(&heading).skip(1).find(|rest| !rest.starts_with(|letter: char| letter.is_ascii_lowercase()));
+        let section = page
+            .split(&heading)
+            .skip(1)
+            .find(|rest| !rest.starts_with(|letter: char| letter.is_ascii_lowercase()));
         let section = section.unwrap_or_else(|| panic!("butterfly {name} is not in the page"));
         let section = section.split("\n.SS ").next().unwrap();
         for term in terms(&help) {
-            assert!(section.contains(&format!("\n{term}\n")), "butterfly {name}: {term:?} is not in\n{section}");
+            assert!(
+                section.contains(&format!("\n{term}\n")),
+                "butterfly {name}: {term:?} is not in\n{section}"
+            );
         }
     }
 }
@@ -68,7 +87,8 @@ fn formatters_find_no_fault_in_the_page() {
     assert_eq!(complaints("mandoc", &["-T", "lint", "-W", "warning"], &page), "");
 }
 
-/// What bash prints for `lines`, in which `completed WORD...` prints what may stand for the last word, as `client` names things.
+/// What bash prints for `lines`, in which `completed WORD...` prints what may stand for the last
+/// word, as `client` names things.
 fn in_bash(client: &str, lines: &str) -> String {
     let script = generated("bash")
         + &format!("butterfly() {{ {client}; }}\n")
@@ -76,7 +96,12 @@ fn in_bash(client: &str, lines: &str) -> String {
         + lines;
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), script).unwrap();
-    let output = Command::new("bash").args(["--norc", "--noprofile"]).arg(file.path()).stdin(Stdio::null()).output().unwrap();
+    let output = Command::new("bash")
+        .args(["--norc", "--noprofile"])
+        .arg(file.path())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
     String::from_utf8(output.stdout).unwrap()
 }
@@ -89,7 +114,8 @@ fn bash_completes() {
     for name in ["host.conf", "hostname", "hosts", "other"] {
         std::fs::write(folder.path().join(name), "").unwrap();
     }
-    let (begun, files) = (format!("request {}", at("host")), ["host.conf", "hostname", "hosts"].map(at).join(" "));
+    let (begun, files) =
+        (format!("request {}", at("host")), ["host.conf", "hostname", "hosts"].map(at).join(" "));
     // Words, the one to be completed last; what may stand there.
     let rows = [
         ("n", "nic"),
@@ -116,7 +142,10 @@ fn bash_completes() {
         ("bogus ''", ""),
     ];
     // The daemon's names are the words of the question here.
-    let printed = in_bash("printf '%s\\n' \"$@\"", &rows.map(|(words, _)| format!("completed {words}\n")).concat());
+    let printed = in_bash(
+        "printf '%s\\n' \"$@\"",
+        &rows.map(|(words, _)| format!("completed {words}\n")).concat(),
+    );
     let printed: Vec<&str> = printed.lines().collect();
     assert_eq!(printed.len(), rows.len());
     for ((words, expected), found) in rows.into_iter().zip(printed) {
@@ -148,7 +177,9 @@ fn bash_runs_no_name_that_it_completes() {
 
 #[test]
 fn other_shells_have_the_commands_too() {
-    for (shell, words) in [("zsh", ["antispoof", "_butterfly"]), ("fish", ["antispoof", "complete -c butterfly"])] {
+    for (shell, words) in
+        [("zsh", ["antispoof", "_butterfly"]), ("fish", ["antispoof", "complete -c butterfly"])]
+    {
         let script = generated(shell);
         assert!(words.iter().all(|word| script.contains(word)), "{shell}");
     }

@@ -11,9 +11,18 @@ fn commands_of_the_original_say_what_they_ignore() {
             "ignored: --colour red: `nic list` has no such option; `butterfly nic list help` lists those it has\n\
              ignored: -x: `nic list` has no such option; `butterfly nic list help` lists those it has\n",
         ),
-        ("nic list word @", "ignored: word: `nic list` takes no such word; words come before the options\n"),
-        ("nic list @ --timout 5", "ignored: --timout 5: `nic list` has no such option; did you mean --timeout?\n"),
-        ("nic list -ve x @", "ignored: -ve x: `nic list` has no such option; did you mean --verbose?\n"),
+        (
+            "nic list word @",
+            "ignored: word: `nic list` takes no such word; words come before the options\n",
+        ),
+        (
+            "nic list @ --timout 5",
+            "ignored: --timout 5: `nic list` has no such option; did you mean --timeout?\n",
+        ),
+        (
+            "nic list -ve x @",
+            "ignored: -ve x: `nic list` has no such option; did you mean --verbose?\n",
+        ),
     ] {
         check(&[Row { line, asks, err, ..Row::default() }]);
     }
@@ -27,21 +36,51 @@ fn commands_of_our_own_refuse_what_they_do_not_know() {
             "sessions",
             "--adress 10.0.0.1: `sessions` has no such option; did you mean --address?",
         ),
-        ("sessions vm-1 vm-2 --flush @", "sessions", "vm-2: `sessions` takes no such word; words come before the options"),
-        ("sessions --port 1 --port 2 --flush @", "sessions", "--port 1: given again as 2, and the last one counts"),
-        ("sessions --count true @", "sessions", "true: --count takes no value, it is on as soon as it is given"),
+        (
+            "sessions vm-1 vm-2 --flush @",
+            "sessions",
+            "vm-2: `sessions` takes no such word; words come before the options",
+        ),
+        (
+            "sessions --port 1 --port 2 --flush @",
+            "sessions",
+            "--port 1: given again as 2, and the last one counts",
+        ),
+        (
+            "sessions --count true @",
+            "sessions",
+            "true: --count takes no value, it is on as soon as it is given",
+        ),
         (
             "sessions --timeouts --vni 1 @",
             "sessions",
             "--timeouts are those of the whole host: it goes with no NIC and no filter",
         ),
-        ("sessions --flush --limit 1 @", "sessions", "--limit is for lists: --count and --flush mean every session that matches"),
-        ("peer del 192.0.2.1 --vnii 1 @", "peer del", "--vnii 1: `peer del` has no such option; did you mean --vni?"),
-        ("workers 0 @", "workers", "0: `workers` takes no such word; words come before the options"),
+        (
+            "sessions --flush --limit 1 @",
+            "sessions",
+            "--limit is for lists: --count and --flush mean every session that matches",
+        ),
+        (
+            "peer del 192.0.2.1 --vnii 1 @",
+            "peer del",
+            "--vnii 1: `peer del` has no such option; did you mean --vni?",
+        ),
+        (
+            "workers 0 @",
+            "workers",
+            "0: `workers` takes no such word; words come before the options",
+        ),
     ] {
         let first = line.split(' ').next().unwrap();
         let err = format!("{err}\nnothing was sent\nerror in command: {first}\n");
-        check(&[Row { line, out: &format!("help: {command}"), err: &err, code: 1, ..Row::default() }]);
+        check(&[Row {
+            line,
+            out: &format!("help: {command}"),
+            err: &err,
+            code: 1,
+            ..Row::default()
+        }]);
     }
 }
 
@@ -68,7 +107,11 @@ fn the_environment_and_a_file_name_the_daemon() {
         daemon.receive(line);
         daemon.send(&answer(&["nic_list: \"a\""]));
         let ended = client.end();
-        assert_eq!((ended.out.as_str(), ended.err.as_str(), ended.code), ("a\n", "", Some(0)), "{line} {name}={value}");
+        assert_eq!(
+            (ended.out.as_str(), ended.err.as_str(), ended.code),
+            ("a\n", "", Some(0)),
+            "{line} {name}={value}"
+        );
     };
     run("nic list", "BUTTERFLY_ENDPOINT", &daemon.endpoint());
     run("nic list @", "BUTTERFLY_ENDPOINT", "tcp://127.0.0.1:1");
@@ -79,14 +122,19 @@ fn the_environment_and_a_file_name_the_daemon() {
     std::fs::create_dir(daemon.path("butterfly")).unwrap();
     std::fs::rename(&file, daemon.path("butterfly/client.conf")).unwrap();
     let folder = daemon.path("");
-    let mut client = daemon.start_with("nic list", &[("BUTTERFLY_CONFIG", ""), ("XDG_CONFIG_HOME", &folder)]);
+    let mut client =
+        daemon.start_with("nic list", &[("BUTTERFLY_CONFIG", ""), ("XDG_CONFIG_HOME", &folder)]);
     daemon.receive("nic list");
     daemon.send(&answer(&[""]));
     assert_eq!(client.end().code, Some(0));
     // A key that is to be used and is not there is never left out.
     for (name, value) in [("BUTTERFLY_KEY", "absent"), ("BUTTERFLY_CONFIG", "absent")] {
         let ended = daemon.start_with("nic list @", &[(name, value)]).end();
-        assert!(ended.err.contains("absent") && ended.err.contains("nothing was sent"), "{name}: {}", ended.err);
+        assert!(
+            ended.err.contains("absent") && ended.err.contains("nothing was sent"),
+            "{name}: {}",
+            ended.err
+        );
         assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)));
         daemon.assert_silent(name);
     }
@@ -105,7 +153,10 @@ fn on_a_terminal_a_usage_error_is_two_lines() {
             "nic lst",
             "butterfly nic: invalid nic subcommand lst; did you mean list?\r\n`butterfly nic help` shows how it is used\r\n",
         ),
-        ("bogus", "butterfly: invalid subcommand bogus\r\n`butterfly help` shows how it is used\r\n"),
+        (
+            "bogus",
+            "butterfly: invalid subcommand bogus\r\n`butterfly help` shows how it is used\r\n",
+        ),
     ] {
         let command = format!("{} {line}", env!("CARGO_BIN_EXE_butterfly"));
         let output = std::process::Command::new("script")

@@ -46,8 +46,10 @@ fn status() {
     check(&[Row {
         line: "status @",
         asks: &[&["app_status: true"]],
-        answers: &[&["app_status { start_date: 1700000000 current_date: 1700000042 request_counter: 3 \
-                      graph_dot: \"strict graph G {\\n  rankdir=LR\\n}\\n\" }"]],
+        answers: &[&[
+            "app_status { start_date: 1700000000 current_date: 1700000042 request_counter: 3 \
+                      graph_dot: \"strict graph G {\\n  rankdir=LR\\n}\\n\" }",
+        ]],
         out: "start date: 1700000000\ncurrent date: 1700000042\nrequest counter: 3\ndot graph: \nstrict graph G {\n  rankdir=LR\n}\n\n",
         ..Row::default()
     }]);

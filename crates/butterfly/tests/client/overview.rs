@@ -12,8 +12,10 @@ const NICS: [&str; 3] = [
      security_group: \"db\" missing_group: \"db\" }",
 ];
 
-const ASKS: [&[&str]; 2] =
-    [&["nic_list: true"], &["nic_show: \"a\"", "nic_show: \"b\"", "nic_show: \"gone\"", "nic_show: \"c\""]];
+const ASKS: [&[&str]; 2] = [
+    &["nic_list: true"],
+    &["nic_show: \"a\"", "nic_show: \"b\"", "nic_show: \"gone\"", "nic_show: \"c\""],
+];
 const LIST: &[&str] = &["nic_list: \"a\" nic_list: \"b\" nic_list: \"gone\" nic_list: \"c\""];
 
 /// One that goes while it is asked about is left out.
@@ -45,7 +47,10 @@ fn nics_are_a_table_if_asked() {
     daemon.send(&answer(&[DROPS]));
     let found: Value = serde_json::from_str(&client.end().out).unwrap();
     assert_eq!(found["nics"][0]["trouble"], "drops in the last minute: ring-full, late");
-    assert_eq!((&found["nics"][0]["id"], &found["nics"][0]["in_packets"]), (&json!("a"), &json!(7)));
+    assert_eq!(
+        (&found["nics"][0]["id"], &found["nics"][0]["in_packets"]),
+        (&json!("a"), &json!(7))
+    );
 }
 
 #[test]
@@ -83,7 +88,10 @@ const USERS: [&str; 2] = [
 
 #[test]
 fn a_group_is_shown_in_words() {
-    let asks: &[&[&str]] = &[&["sg_rule_stats: \"web\"", "sg_member_list: \"web\""], &["nic_details: \"\"", "sg_details: \"\""]];
+    let asks: &[&[&str]] = &[
+        &["sg_rule_stats: \"web\"", "sg_member_list: \"web\""],
+        &["nic_details: \"\"", "sg_details: \"\""],
+    ];
     check(&[
         Row {
             line: "sg show web @",
@@ -133,8 +141,11 @@ const DROPS: &str = "drop_list { window_ms: 5000 place { kind: NIC nic_id: \"a\"
 
 #[test]
 fn a_host_is_on_one_screen() {
-    let first: &[&[&str]] =
-        &[&["app_health: true"], &["uplink_show: true", "tunnel_show {}", "session_table: true"], &["drop_list {}"]];
+    let first: &[&[&str]] = &[
+        &["app_health: true"],
+        &["uplink_show: true", "tunnel_show {}", "session_table: true"],
+        &["drop_list {}"],
+    ];
     let quiet = [first, &[&["nic_list: true"]]].concat();
     let busy = [first, &ASKS].concat();
     check(&[
@@ -219,14 +230,23 @@ fn groups_and_hosts_are_objects_for_programs() {
         serde_json::from_str::<Value>(&client.end().out).unwrap()
     };
     let group = ask("sg show web", &[&GROUP, &USERS]);
-    assert_eq!((&group["id"], &group["nics"], &group["groups"]), (&json!("web"), &json!(["a"]), &json!(["db"])));
+    assert_eq!(
+        (&group["id"], &group["nics"], &group["groups"]),
+        (&json!("web"), &json!(["a"]), &json!(["db"]))
+    );
     assert_eq!(group["rules"][0]["text"], "tcp 443 in from 0.0.0.0/0");
     assert_eq!(group["rules"][0]["sessions"], 12);
     let host = ask("show", &[&[HEALTH], &UPLINK, &[DROPS], LIST, &SHOWN]);
-    assert_eq!((&host["version"], &host["uptime_s"], &host["nics"]), (&json!("1.2.3"), &json!(3661), &json!(3)));
+    assert_eq!(
+        (&host["version"], &host["uptime_s"], &host["nics"]),
+        (&json!("1.2.3"), &json!(3661), &json!(3))
+    );
     assert_eq!(host["nics_by_state"], json!({ "attached": 1, "trouble": 1, "detached": 1 }));
     assert_eq!(host["troubles"].as_array().unwrap().len(), 7);
-    assert_eq!((&host["open_endpoint"], &host["uplink"]["state"]), (&Value::Null, &json!("no carrier")));
+    assert_eq!(
+        (&host["open_endpoint"], &host["uplink"]["state"]),
+        (&Value::Null, &json!("no carrier"))
+    );
     let open = HEALTH.replace("nics: 3", "open_endpoint: \"tcp://0.0.0.0:9999\"");
     let host = ask("show", &[&[&open], &PLAIN, &["drop_list {}"], &[""]]);
     assert_eq!(host["open_endpoint"], "tcp://0.0.0.0:9999");

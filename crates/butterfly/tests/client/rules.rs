@@ -32,13 +32,28 @@ fn options_make_the_rule() {
             "--dir in --ip-proto udp --port-start 0 --port-end 65535 --cidr ::/0",
             "direction: INBOUND protocol: 17 port_start: 0 port_end: 65535 cidr {address: \"::\" mask_size: 0}",
         ),
-        ("--dir out --ip-proto icmp --sg-members db", "direction: OUTBOUND protocol: 1 security_group: \"db\""),
-        ("--ip-proto icmpv6 --sg-members db", "direction: INBOUND protocol: 58 security_group: \"db\""),
-        ("--ip-proto sctp --cidr ::/0", "direction: INBOUND protocol: 132 cidr {address: \"::\" mask_size: 0}"),
-        ("--ip-proto all --sg-members db", "direction: INBOUND protocol: -1 security_group: \"db\""),
+        (
+            "--dir out --ip-proto icmp --sg-members db",
+            "direction: OUTBOUND protocol: 1 security_group: \"db\"",
+        ),
+        (
+            "--ip-proto icmpv6 --sg-members db",
+            "direction: INBOUND protocol: 58 security_group: \"db\"",
+        ),
+        (
+            "--ip-proto sctp --cidr ::/0",
+            "direction: INBOUND protocol: 132 cidr {address: \"::\" mask_size: 0}",
+        ),
+        (
+            "--ip-proto all --sg-members db",
+            "direction: INBOUND protocol: -1 security_group: \"db\"",
+        ),
         ("--ip-proto -1 --sg-members db", "direction: INBOUND protocol: -1 security_group: \"db\""),
         ("--ip-proto 0 --sg-members db", "direction: INBOUND protocol: 0 security_group: \"db\""),
-        ("--ip-proto 255 --sg-members db", "direction: INBOUND protocol: 255 security_group: \"db\""),
+        (
+            "--ip-proto 255 --sg-members db",
+            "direction: INBOUND protocol: 255 security_group: \"db\"",
+        ),
         // Part of the rule's identity although the protocol has no ports.
         (
             "--ip-proto 42 --port-start 1 --port-end 2 --sg-members db",
@@ -49,7 +64,10 @@ fn options_make_the_rule() {
             "direction: INBOUND protocol: 6 port_start: 22 port_end: 22 cidr {address: \"2001:db8::\" mask_size: 32}",
         ),
         // Host bits are the daemon's business.
-        ("--ip-proto all --cidr 10.0.0.1/24", "direction: INBOUND protocol: -1 cidr {address: \"10.0.0.1\" mask_size: 24}"),
+        (
+            "--ip-proto all --cidr 10.0.0.1/24",
+            "direction: INBOUND protocol: -1 cidr {address: \"10.0.0.1\" mask_size: 24}",
+        ),
     ] {
         for (verb, field) in [("add", "sg_rule_add"), ("del", "sg_rule_del")] {
             let line = format!("sg rule {verb} web {options} @");
@@ -91,7 +109,9 @@ fn what_a_rule_ignores_is_told() {
         line: "sg rule del web cfdb94f9418c88f1 --ip-proto tcp @",
         asks: &[
             &["sg_rule_list: \"web\""],
-            &["sg_rule_del {sg_id: \"web\" rule {direction: INBOUND protocol: 42 security_group: \"sg-2\"}}"],
+            &[
+                "sg_rule_del {sg_id: \"web\" rule {direction: INBOUND protocol: 42 security_group: \"sg-2\"}}",
+            ],
         ],
         answers: &[&[RULES]],
         err: "ignored: --ip-proto: the hash names the rule\n",
@@ -104,9 +124,13 @@ fn options_are_refused() {
     const ANY: &str = "--cidr 0.0.0.0/0";
     const WRONG_PORTS: &str = "wrong port configuration\n\
                                help: tcp and udp need --port, or --port-start and --port-end with the start not after the end";
-    const NO_PORTS: &str = "wrong port configuration\nhelp: a rule for sctp means every port: leave the ports away";
+    const NO_PORTS: &str =
+        "wrong port configuration\nhelp: a rule for sctp means every port: leave the ports away";
     for (options, err) in [
-        (format!("--dir up --ip-proto all {ANY}"), "--dir argument not recognized\nhelp: \"up\" is not in or out"),
+        (
+            format!("--dir up --ip-proto all {ANY}"),
+            "--dir argument not recognized\nhelp: \"up\" is not in or out",
+        ),
         (
             format!("--ip-proto gre {ANY}"),
             "--ip-proto argument not recognized\nhelp: \"gre\" is not tcp, udp, icmp, icmpv6, sctp, all or a number from -1 (all) to 255",
@@ -192,7 +216,9 @@ fn del_by_hash() {
             line: "sg rule del web cfdb94f9418c88f1 @",
             asks: &[
                 &["sg_rule_list: \"web\""],
-                &["sg_rule_del {sg_id: \"web\" rule {direction: INBOUND protocol: 42 security_group: \"sg-2\"}}"],
+                &[
+                    "sg_rule_del {sg_id: \"web\" rule {direction: INBOUND protocol: 42 security_group: \"sg-2\"}}",
+                ],
             ],
             answers: &[&[RULES]],
             ..Row::default()
@@ -202,7 +228,9 @@ fn del_by_hash() {
             line: "sg rule del web CFDB94F9418C88F1 @",
             asks: &[
                 &["sg_rule_list: \"web\""],
-                &["sg_rule_del {sg_id: \"web\" rule {direction: INBOUND protocol: 42 security_group: \"sg-2\"}}"],
+                &[
+                    "sg_rule_del {sg_id: \"web\" rule {direction: INBOUND protocol: 42 security_group: \"sg-2\"}}",
+                ],
             ],
             answers: &[&[RULES]],
             ..Row::default()

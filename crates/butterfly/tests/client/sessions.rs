@@ -70,7 +70,10 @@ fn options_make_the_filter() {
         ("--address 10.0.0.1", "address: \"10.0.0.1\""),
         ("--address ::1", "address: \"::1\""),
         ("--port 65535", "port: 65535"),
-        ("a --vni 1 --proto 2 --address ::1 --port 3", "nic_id: \"a\" vni: 1 protocol: 2 address: \"::1\" port: 3"),
+        (
+            "a --vni 1 --proto 2 --address ::1 --port 3",
+            "nic_id: \"a\" vni: 1 protocol: 2 address: \"::1\" port: 3",
+        ),
     ] {
         let counted = format!("session_list {{filter {{{filter}}} limit: 0}}");
         let flushed = format!("session_flush {{{filter}}}");
@@ -96,7 +99,10 @@ fn options_make_the_filter() {
 #[test]
 fn options_are_refused() {
     for (options, err) in [
-        ("--vni many", "--vni argument not recognized\nhelp: \"many\" is not a number from 0 to 16777215"),
+        (
+            "--vni many",
+            "--vni argument not recognized\nhelp: \"many\" is not a number from 0 to 16777215",
+        ),
         (
             "--proto 256",
             "--proto argument not recognized\nhelp: \"256\" is not tcp, udp, icmp, icmpv6, sctp or a number from 0 to 255",
@@ -105,10 +111,16 @@ fn options_are_refused() {
             "--address 10.0.0.0/8",
             "--address argument not recognized\nhelp: \"10.0.0.0/8\" is not an IP address like 192.0.2.1 or 2001:db8::1",
         ),
-        ("--port 65536", "--port argument not recognized\nhelp: \"65536\" is not a number from 0 to 65535"),
+        (
+            "--port 65536",
+            "--port argument not recognized\nhelp: \"65536\" is not a number from 0 to 65535",
+        ),
         ("--limit all", "--limit argument not recognized\nhelp: \"all\" is not a number"),
         ("--count --flush", "--count, --flush and --timeouts are three commands: give one of them"),
-        ("--timeouts --count", "--count, --flush and --timeouts are three commands: give one of them"),
+        (
+            "--timeouts --count",
+            "--count, --flush and --timeouts are three commands: give one of them",
+        ),
     ] {
         let line = format!("sessions {options} @");
         let err = format!("{err}\nerror in command: sessions\n");
@@ -169,8 +181,14 @@ fn for_programs() {
         "timeouts_s": {"tcp-new": 30, "udp-answered": 60},
     });
     assert_eq!(ask("sessions --timeouts --json @", &[TABLE]), table);
-    assert_eq!(ask("sessions --count --json @", &[TABLE, SESSIONS]), serde_json::json!({"matching": 4}));
-    assert_eq!(ask("sessions --flush --json @", &["session_flush { flushed: 3 }"]), serde_json::json!({"flushed": 3}));
+    assert_eq!(
+        ask("sessions --count --json @", &[TABLE, SESSIONS]),
+        serde_json::json!({"matching": 4})
+    );
+    assert_eq!(
+        ask("sessions --flush --json @", &["session_flush { flushed: 3 }"]),
+        serde_json::json!({"flushed": 3})
+    );
     // Programs see a cut by comparing the number with the list's length.
     let cut = ask("sessions --limit 0 --json @", &[TABLE, "session_list { matching: 10001 }"]);
     assert_eq!((&cut["matching"], &cut["sessions"]), (&10_001.into(), &serde_json::json!([])));
@@ -218,7 +236,9 @@ fn rules_and_what_they_admitted() {
         Row {
             line: "sg rule list web --json @",
             asks: &[&["sg_rule_list: \"web\""]],
-            answers: &[&["sg_rule_list { direction: INBOUND protocol: 42 security_group: \"sg-2\" }"]],
+            answers: &[&[
+                "sg_rule_list { direction: INBOUND protocol: 42 security_group: \"sg-2\" }",
+            ]],
             out: "{
   \"rules\": [
     {
@@ -238,8 +258,10 @@ fn rules_and_what_they_admitted() {
         Row {
             line: "sg rule list web --json --stats @",
             asks: &[&["sg_rule_stats: \"web\""]],
-            answers: &[&["sg_rule_stats { rule { direction: INBOUND protocol: 6 port_start: 1000 port_end: 2000 \
-                          cidr { address: \"10.0.0.0\" mask_size: 24 } } sessions: 7 }"]],
+            answers: &[&[
+                "sg_rule_stats { rule { direction: INBOUND protocol: 6 port_start: 1000 port_end: 2000 \
+                          cidr { address: \"10.0.0.0\" mask_size: 24 } } sessions: 7 }",
+            ]],
             out: "{
   \"rules\": [
     {
@@ -264,7 +286,12 @@ fn rules_and_what_they_admitted() {
             out: "{\n  \"security_groups\": [\n    \"a\",\n    \"b\"\n  ]\n}\n",
             ..Row::default()
         },
-        Row { line: "sg list --json @", asks: &[&["sg_list: true"]], out: "{\n  \"security_groups\": []\n}\n", ..Row::default() },
+        Row {
+            line: "sg list --json @",
+            asks: &[&["sg_list: true"]],
+            out: "{\n  \"security_groups\": []\n}\n",
+            ..Row::default()
+        },
         Row {
             line: "sg member list web --json @",
             asks: &[&["sg_member_list: \"web\""]],

@@ -37,7 +37,8 @@ fn nic_show_is_a_page() {
     let shown = SHOWN.replace("SINCE", &since.to_string());
     for all in [false, true] {
         let daemon = Daemon::new();
-        let mut client = daemon.start(if all { "nic show vm-1 @ --all" } else { "nic show vm-1 @" });
+        let mut client =
+            daemon.start(if all { "nic show vm-1 @ --all" } else { "nic show vm-1 @" });
         daemon.receive("nic show");
         daemon.send(&answer(&[&shown]));
         let ended = client.end();
@@ -74,10 +75,19 @@ fn nic_show_is_a_page() {
                     the switch slept 306 ms for some: its memory back end needs prealloc=on
 ";
         let detached = detached.strip_prefix(costs).unwrap_or_else(|| panic!("{detached}"));
-        assert!(detached.starts_with("  times attached    3\n  last detach       2001-09-09 01:46:40 UTC ("), "{detached}");
-        assert!(detached.ends_with(" ago): the virtual machine closed the connection"), "{detached}");
+        assert!(
+            detached.starts_with(
+                "  times attached    3\n  last detach       2001-09-09 01:46:40 UTC ("
+            ),
+            "{detached}"
+        );
+        assert!(
+            detached.ends_with(" ago): the virtual machine closed the connection"),
+            "{detached}"
+        );
 
-        let offered = "  offered           VIRTIO_F_VERSION_1 VIRTIO_NET_F_MRG_RXBUF VIRTIO_NET_F_CSUM\n";
+        let offered =
+            "  offered           VIRTIO_F_VERSION_1 VIRTIO_NET_F_MRG_RXBUF VIRTIO_NET_F_CSUM\n";
         let unmoved = "  spoofed-mac       0  the source MAC is not the vnic's\n";
         assert_eq!(
             after,
@@ -239,8 +249,10 @@ fn nic_show_for_programs() {
         expected[absent] = serde_json::Value::Null;
     }
     expected["mirrored_by"] = serde_json::json!([]);
-    expected["interrupts"] = serde_json::json!({ "costly": 2, "confirmed": 1, "apart": true, "worst_ns": 94_000_000 });
-    expected["first_touches"] = serde_json::json!({ "pages": 70_000, "rests": 3, "stalls": 1, "stalled_us": 306_000 });
+    expected["interrupts"] =
+        serde_json::json!({ "costly": 2, "confirmed": 1, "apart": true, "worst_ns": 94_000_000 });
+    expected["first_touches"] =
+        serde_json::json!({ "pages": 70_000, "rests": 3, "stalls": 1, "stalled_us": 306_000 });
     assert_eq!(serde_json::from_str::<serde_json::Value>(&ended.out).unwrap(), expected);
 }
 

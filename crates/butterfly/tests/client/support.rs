@@ -223,7 +223,10 @@ impl Daemon {
         }
         command.current_dir(self.directory.path());
         // Whatever this host and this user have set is not for tests.
-        command.env("BUTTERFLY_CONFIG", "/dev/null").env_remove("BUTTERFLY_ENDPOINT").env_remove("BUTTERFLY_KEY");
+        command
+            .env("BUTTERFLY_CONFIG", "/dev/null")
+            .env_remove("BUTTERFLY_ENDPOINT")
+            .env_remove("BUTTERFLY_KEY");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }

@@ -131,7 +131,12 @@ frames for the endpoint itself
 
 #[test]
 fn tunnels_for_programs_are_whole() {
-    let peer = |address: &str, mac: Option<&str>, named, vni: &[u32], idle: Option<u32>, counts: [u64; 5]| {
+    let peer = |address: &str,
+                mac: Option<&str>,
+                named,
+                vni: &[u32],
+                idle: Option<u32>,
+                counts: [u64; 5]| {
         json!({
             "address": address, "mac": mac, "named": named, "vni": vni, "idle_s": idle, "in_packets": counts[0],
             "in_bytes": counts[1], "out_packets": counts[2], "out_bytes": counts[3], "drops": counts[4],
@@ -287,8 +292,10 @@ drops
 
 #[test]
 fn a_host_without_an_uplink_says_so() {
-    for (line, asked, command) in [("tunnels @", "tunnel_show {}", "tunnels"), ("uplink --json @", "uplink_show: true", "uplink")]
-    {
+    for (line, asked, command) in [
+        ("tunnels @", "tunnel_show {}", "tunnels"),
+        ("uplink --json @", "uplink_show: true", "uplink"),
+    ] {
         let err = format!(
             "no uplink: networks end at this host\nhelp: start butterflyd with --uplink to let them span hosts\n\
              error in command: {command}\n"
@@ -299,15 +306,27 @@ fn a_host_without_an_uplink_says_so() {
 
 #[test]
 fn peers_are_named_listed_and_taken_back() {
-    const LIST: &str = "peer_list { address: \"10.9.0.2\" } peer_list { address: \"2001:db8::2\" vni: 1337 }";
+    const LIST: &str =
+        "peer_list { address: \"10.9.0.2\" } peer_list { address: \"2001:db8::2\" vni: 1337 }";
     check(&[
-        Row { line: "peer add 10.9.0.2 @", asks: &[&["peer_add {address: \"10.9.0.2\"}"]], ..Row::default() },
         Row {
-            line: "peer add ::2 ::3 --vni 42 @",
-            asks: &[&["peer_add {address: \"::2\" vni: 42}", "peer_add {address: \"::3\" vni: 42}"]],
+            line: "peer add 10.9.0.2 @",
+            asks: &[&["peer_add {address: \"10.9.0.2\"}"]],
             ..Row::default()
         },
-        Row { line: "peer del 10.9.0.2 --vni=0 @", asks: &[&["peer_del {address: \"10.9.0.2\" vni: 0}"]], ..Row::default() },
+        Row {
+            line: "peer add ::2 ::3 --vni 42 @",
+            asks: &[&[
+                "peer_add {address: \"::2\" vni: 42}",
+                "peer_add {address: \"::3\" vni: 42}",
+            ]],
+            ..Row::default()
+        },
+        Row {
+            line: "peer del 10.9.0.2 --vni=0 @",
+            asks: &[&["peer_del {address: \"10.9.0.2\" vni: 0}"]],
+            ..Row::default()
+        },
         Row {
             line: "peer del x 10.9.0.2 @",
             asks: &[&["peer_del {address: \"x\"}", "peer_del {address: \"10.9.0.2\"}"]],
@@ -337,8 +356,18 @@ fn peers_are_named_listed_and_taken_back() {
             out: "network  peer\n    all  10.9.0.2\n   1337  2001:db8::2\n",
             ..Row::default()
         },
-        Row { line: "peer list @", asks: &[&["peer_list: true"]], out: "network  peer\n", ..Row::default() },
-        Row { line: "peer list @ --json", asks: &[&["peer_list: true"]], out: "{\n  \"peers\": []\n}\n", ..Row::default() },
+        Row {
+            line: "peer list @",
+            asks: &[&["peer_list: true"]],
+            out: "network  peer\n",
+            ..Row::default()
+        },
+        Row {
+            line: "peer list @ --json",
+            asks: &[&["peer_list: true"]],
+            out: "{\n  \"peers\": []\n}\n",
+            ..Row::default()
+        },
     ]);
     let expected = json!({"peers": [{"address": "10.9.0.2", "vni": null}, {"address": "2001:db8::2", "vni": 1337}]});
     assert_eq!(json_of("peer list --json @", LIST), expected);

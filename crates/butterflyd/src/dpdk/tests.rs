@@ -20,15 +20,35 @@ fn what_is_served() {
         (Some("--vdev=eth_pcap0,iface=veth0"), None, device("eth_pcap0", "veth0"), &[]),
         (Some("--vdev eth_pcap0,iface=veth0"), None, device("eth_pcap0", "veth0"), &[]),
         (Some("--vdev=net_pcap7,iface=veth0"), None, device("net_pcap7", "veth0"), &[]),
-        (Some("--vdev=net_af_packet0,iface=eth0.42"), None, device("net_af_packet0", "eth0.42"), &[]),
+        (
+            Some("--vdev=net_af_packet0,iface=eth0.42"),
+            None,
+            device("net_af_packet0", "eth0.42"),
+            &[],
+        ),
         (Some("--vdev=eth_af_packet0,iface=eth0"), None, device("eth_af_packet0", "eth0"), &[]),
         (Some("--vdev=net_af_packet,iface=eth0"), None, device("net_af_packet", "eth0"), &[]),
         (Some("--vdev=eth_ring0"), None, nowhere("eth_ring0"), &[]),
         (Some("-c1 --vdev=net_ring12"), None, nowhere("net_ring12"), &["-c 1"]),
-        (Some("--vdev=eth_null1,size=64,copy=1"), None, nowhere("eth_null1"), &["size=64,copy=1 of eth_null1"]),
+        (
+            Some("--vdev=eth_null1,size=64,copy=1"),
+            None,
+            nowhere("eth_null1"),
+            &["size=64,copy=1 of eth_null1"],
+        ),
         (Some("--vdev=net_null"), None, nowhere("net_null"), &[]),
-        (Some("--vdev=eth_ring0 --vdev=eth_pcap0,iface=b"), Some("1"), device("eth_pcap0", "b"), &[]),
-        (Some("--vdev=net_pcap0,rx_iface=eth0,tx_iface=eth0"), None, device("net_pcap0", "eth0"), &[]),
+        (
+            Some("--vdev=eth_ring0 --vdev=eth_pcap0,iface=b"),
+            Some("1"),
+            device("eth_pcap0", "b"),
+            &[],
+        ),
+        (
+            Some("--vdev=net_pcap0,rx_iface=eth0,tx_iface=eth0"),
+            None,
+            device("net_pcap0", "eth0"),
+            &[],
+        ),
         (
             Some("--vdev=net_af_packet0,iface=eth0,qpairs=2,framesz=4096"),
             None,
@@ -36,26 +56,62 @@ fn what_is_served() {
             &["qpairs=2 of net_af_packet0", "framesz=4096 of net_af_packet0"],
         ),
         // As a shell splits it.
-        (Some("'--vdev'  \"eth_pcap0,iface=veth0\" # a comment"), None, device("eth_pcap0", "veth0"), &[]),
+        (
+            Some("'--vdev'  \"eth_pcap0,iface=veth0\" # a comment"),
+            None,
+            device("eth_pcap0", "veth0"),
+            &[],
+        ),
         (
             Some(
                 "-c1 -n 1 -l 0-1 --socket-mem=64,64 --file-prefix 'a b' --no-huge -m512 --huge-unlink=never --vdev=eth_pcap0,iface=v",
             ),
             None,
             device("eth_pcap0", "v"),
-            &["-c 1", "-n 1", "-l 0-1", "--socket-mem 64,64", "--file-prefix a b", "--no-huge", "-m 512", "--huge-unlink never"],
+            &[
+                "-c 1",
+                "-n 1",
+                "-l 0-1",
+                "--socket-mem 64,64",
+                "--file-prefix a b",
+                "--no-huge",
+                "-m 512",
+                "--huge-unlink never",
+            ],
         ),
-        (Some("--vdev=eth_pcap0,iface=a --vdev=eth_pcap1,iface=b"), None, device("eth_pcap0", "a"), &[]),
-        (Some("--vdev=eth_pcap0,iface=a --vdev=eth_pcap1,iface=b"), Some("0"), device("eth_pcap0", "a"), &[]),
-        (Some("--vdev=eth_pcap0,iface=a --vdev=eth_pcap1,iface=b"), Some("1"), device("eth_pcap1", "b"), &[]),
+        (
+            Some("--vdev=eth_pcap0,iface=a --vdev=eth_pcap1,iface=b"),
+            None,
+            device("eth_pcap0", "a"),
+            &[],
+        ),
+        (
+            Some("--vdev=eth_pcap0,iface=a --vdev=eth_pcap1,iface=b"),
+            Some("0"),
+            device("eth_pcap0", "a"),
+            &[],
+        ),
+        (
+            Some("--vdev=eth_pcap0,iface=a --vdev=eth_pcap1,iface=b"),
+            Some("1"),
+            device("eth_pcap1", "b"),
+            &[],
+        ),
         (
             Some("--proc-type auto --log-level=8 -v -b 0000:00:1f.6 -d librte_pmd_pcap.so"),
             None,
             None,
-            &["--proc-type auto", "--log-level 8", "-v", "-b 0000:00:1f.6", "-d librte_pmd_pcap.so"],
+            &[
+                "--proc-type auto",
+                "--log-level 8",
+                "-v",
+                "-b 0000:00:1f.6",
+                "-d librte_pmd_pcap.so",
+            ],
         ),
     ] {
-        let read = read(arguments, port).unwrap_or_else(|problems| panic!("{arguments:?}: {problems:?}"));
+        let read =
+            read(arguments, port).unwrap_or_else(|problems| panic!("{arguments:?}: {problems:?}"));
         assert_eq!(read.device, served, "{arguments:?} {port:?}");
         assert_eq!(read.without_effect, without_effect, "{arguments:?}");
     }
@@ -171,15 +227,27 @@ fn there_is_one_uplink() {
         let mut uplink = given.map(str::to_owned);
         assert_eq!((serve(&ring, &mut uplink), uplink.as_deref()), (Ok(()), Some("none")));
     }
-    assert!(serve(&ring, &mut Some("eth0".into())).unwrap_err().contains("leads to no other host (eth_ring0)"));
+    assert!(
+        serve(&ring, &mut Some("eth0".into()))
+            .unwrap_err()
+            .contains("leads to no other host (eth_ring0)")
+    );
 }
 
 #[test]
 fn the_help_has_every_argument() {
     let help = help();
-    for name in ARGUMENTS.iter().filter(|(.., means)| *means != Means::Help).flat_map(|(names, ..)| *names) {
+    for name in
+        ARGUMENTS.iter().filter(|(.., means)| *means != Means::Help).flat_map(|(names, ..)| *names)
+    {
         assert!(help.split([' ', '\n', ',', '=', ':']).any(|word| word == *name), "{name}");
     }
     let known = |word: &str| ARGUMENTS.iter().any(|(names, ..)| names.contains(&split(word).0));
-    assert!(shlex::split(DEFAULT_ARGS).unwrap().iter().filter(|word| word.starts_with('-')).all(|word| known(word)));
+    assert!(
+        shlex::split(DEFAULT_ARGS)
+            .unwrap()
+            .iter()
+            .filter(|word| word.starts_with('-'))
+            .all(|word| known(word))
+    );
 }

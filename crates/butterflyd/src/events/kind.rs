@@ -201,8 +201,17 @@ mod tests {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/events.md");
         let page = std::fs::read_to_string(path).expect(path);
         let (_, kinds) = page.split_once("\n## Kinds\n").expect("the section of the kinds");
-        let rows: Vec<String> = kinds.lines().filter(|line| line.starts_with("| `")).map(str::to_owned).collect();
-        let expected: Vec<String> = Kind::ALL.iter().map(|kind| format!("| `{}` | {} |", kind.name(), kind.meaning())).collect();
-        assert_eq!(rows, expected, "the table in docs/events.md should be:\n{}", expected.join("\n"));
+        let rows: Vec<String> =
+            kinds.lines().filter(|line| line.starts_with("| `")).map(str::to_owned).collect();
+        let expected: Vec<String> = Kind::ALL
+            .iter()
+            .map(|kind| format!("| `{}` | {} |", kind.name(), kind.meaning()))
+            .collect();
+        assert_eq!(
+            rows,
+            expected,
+            "the table in docs/events.md should be:\n{}",
+            expected.join("\n")
+        );
     }
 }

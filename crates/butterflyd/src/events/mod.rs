@@ -1,7 +1,8 @@
-//! What happened, for the operator: a bounded record in memory, of which [`kind`] says what there is.
+//! What happened, for the operator: a bounded record in memory, of which [`kind`] says what there
+//! is.
 //!
-//! Whoever tells of something makes a [`Note`] and never waits. The record gives it a number and a time, sums up what comes
-//! too fast, and forgets the oldest.
+//! Whoever tells of something makes a [`Note`] and never waits. The record gives it a number and a
+//! time, sums up what comes too fast, and forgets the oldest.
 
 mod kind;
 mod note;
@@ -44,7 +45,11 @@ struct Record {
 impl Default for Events {
     fn default() -> Self {
         let record = Mutex::new(Record { ring: Ring::new(BOUNDS), pace: Pace::default() });
-        Self(Arc::new(Shared { record, began: Instant::now(), started: milliseconds_since_epoch() }))
+        Self(Arc::new(Shared {
+            record,
+            began: Instant::now(),
+            started: milliseconds_since_epoch(),
+        }))
     }
 }
 
@@ -54,7 +59,8 @@ impl Events {
         self.0.started
     }
 
-    /// Something happened. Whether it is told now: of what happens all the time some is only counted.
+    /// Something happened. Whether it is told now: of what happens all the time some is only
+    /// counted.
     pub fn note(&self, note: Note) -> bool {
         let now = self.now();
         let mut record = self.record();
@@ -85,7 +91,8 @@ impl Events {
 }
 
 impl Record {
-    /// Tells what was held back and is due. Nobody needs it before somebody looks, so no thread has to wait for its time.
+    /// Tells what was held back and is due. Nobody needs it before somebody looks, so no thread has
+    /// to wait for its time.
     fn catch_up(&mut self, now: u64) {
         for (note, more) in self.pace.due(now) {
             self.ring.push(event(note, more));
@@ -131,7 +138,10 @@ mod tests {
     #[test]
     fn texts_are_bounded() {
         assert_eq!(shortened("é".repeat(250)), "é".repeat(250));
-        assert_eq!(shortened(format!("x{}", "é".repeat(5000))), format!("x{} ...", "é".repeat(249)));
+        assert_eq!(
+            shortened(format!("x{}", "é".repeat(5000))),
+            format!("x{} ...", "é".repeat(249))
+        );
     }
 
     #[test]
@@ -141,7 +151,10 @@ mod tests {
         events.note(Note { origin, ..Note::new(Kind::NicAdded, "made").nic("n", 7) });
         let listing = events.list(&Query { limit: 10, ..Query::default() });
         let [event] = &listing.events[..] else { panic!("{listing:?}") };
-        assert_eq!((event.seq, event.kind, event.nic.as_deref(), event.vni), (1, Kind::NicAdded, Some("n"), Some(7)));
+        assert_eq!(
+            (event.seq, event.kind, event.nic.as_deref(), event.vni),
+            (1, Kind::NicAdded, Some("n"), Some(7))
+        );
         assert_eq!((event.request, event.more, &*event.text), (Some("nic_add"), 0, "made"));
         assert!((events.started()..=milliseconds_since_epoch()).contains(&event.time));
     }
@@ -156,8 +169,14 @@ mod tests {
         }
         let told = || {
             let listing = events.list(&Query { limit: usize::MAX, ..Query::default() });
-            let of =
-                |kind| listing.events.iter().filter(move |event| event.kind == kind).map(|event| event.more + 1).sum::<u64>();
+            let of = |kind| {
+                listing
+                    .events
+                    .iter()
+                    .filter(move |event| event.kind == kind)
+                    .map(|event| event.more + 1)
+                    .sum::<u64>()
+            };
             (of(Kind::GuestAttached), of(Kind::NicAdded), listing.events.len())
         };
         let end = Instant::now() + std::time::Duration::from_secs(20);

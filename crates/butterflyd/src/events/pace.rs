@@ -1,13 +1,15 @@
 //! How often one kind of event about one vnic is told: whoever makes much noise is summed up.
 //!
-//! What comes too fast is held back, the newest of a kind and how many there were, and told when its time has come.
+//! What comes too fast is held back, the newest of a kind and how many there were, and told when
+//! its time has come.
 
 use super::{kind::Kind, note::Note};
 use std::{collections::HashMap, sync::Arc};
 
 /// Milliseconds between two looks at what is held back.
 const LOOK: u64 = 50;
-/// Vnics and kinds that are remembered before those are forgotten that would be told at once anyway.
+/// Vnics and kinds that are remembered before those are forgotten that would be told at once
+/// anyway.
 const REMEMBERED: usize = 1024;
 
 /// A vnic, or none, and a kind.
@@ -53,7 +55,10 @@ impl Pace {
         self.next_look = now + LOOK;
         let keys: Vec<Key> = self.held.keys().cloned().collect();
         let due: Vec<Key> = keys.into_iter().filter(|key| self.may(key, now)).collect();
-        due.iter().filter_map(|key| self.held.remove(key)).map(|held| (held.newest, held.more)).collect()
+        due.iter()
+            .filter_map(|key| self.held.remove(key))
+            .map(|held| (held.newest, held.more))
+            .collect()
     }
 
     /// Whether one of this key may be told now; if so it counts as told.

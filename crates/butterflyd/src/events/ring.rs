@@ -1,5 +1,5 @@
-//! The newest events, within bounds. No vnic, and no kind of event that is about none, has more than its share of the room, so
-//! nobody who makes noise pushes out what happened to others.
+//! The newest events, within bounds. No vnic, and no kind of event that is about none, has more
+//! than its share of the room, so nobody who makes noise pushes out what happened to others.
 
 use super::{kind::Kind, note::Event};
 use std::{
@@ -109,7 +109,8 @@ impl Ring {
     /// What is kept of what is asked for.
     pub fn list(&self, query: &Query<'_>) -> Listing {
         let Query { since, limit, nic, newest } = *query;
-        // A number that was not given yet is one of another daemon, before this one: there is nothing after it.
+        // A number that was not given yet is one of another daemon, before this one: there is
+        // nothing after it.
         let since = since.min(self.last);
         let wanted = |event: &&Event| nic.is_none_or(|nic| event.nic.as_deref() == Some(nic));
         let after = self.events.range(since + 1..).map(|(_, event)| event).filter(wanted);
@@ -121,10 +122,15 @@ impl Ring {
             let mut events: Vec<Event> = after.take(limit.saturating_add(1)).cloned().collect();
             let more = events.len() > limit;
             events.truncate(limit);
-            let next = if more { events.last().map_or(since, |event| event.seq) } else { self.last };
+            let next =
+                if more { events.last().map_or(since, |event| event.seq) } else { self.last };
             (events, next)
         };
-        let kept = self.events.range(since + 1..=next.max(since + 1)).filter(|(seq, _)| **seq <= next).count() as u64;
+        let kept = self
+            .events
+            .range(since + 1..=next.max(since + 1))
+            .filter(|(seq, _)| **seq <= next)
+            .count() as u64;
         Listing { events, next, lost: next - since - kept }
     }
 }
@@ -209,7 +215,8 @@ mod tests {
         for n in 0..50 {
             ring.push(about(&(n % 10).to_string()));
         }
-        let page = |ring: &Ring, since, limit| ring.list(&Query { since, limit, ..Query::default() });
+        let page =
+            |ring: &Ring, since, limit| ring.list(&Query { since, limit, ..Query::default() });
         let mut since = 0;
         for _ in 0..5 {
             let listing = page(&ring, since, 10);
@@ -237,14 +244,20 @@ mod tests {
         for n in 0..50 {
             ring.push(about(&(n % 10).to_string()));
         }
-        let of = |since, limit, newest| numbers(&ring.list(&Query { since, limit, nic: Some("3"), newest }));
+        let of = |since, limit, newest| {
+            numbers(&ring.list(&Query { since, limit, nic: Some("3"), newest }))
+        };
         assert_eq!(of(0, 10, false), [4, 14, 24, 34, 44]);
         assert_eq!(of(0, 2, false), [4, 14]);
         assert_eq!(of(0, 2, true), [34, 44]);
         assert_eq!(of(34, 10, true), [44]);
         assert_eq!(of(0, 0, true), [0; 0]);
         let none = ring.list(&Query { since: 3, limit: 0, ..Query::default() });
-        assert_eq!((none.events.len(), none.next, none.lost), (0, 3, 0), "who takes nothing stays where it was");
+        assert_eq!(
+            (none.events.len(), none.next, none.lost),
+            (0, 3, 0),
+            "who takes nothing stays where it was"
+        );
         assert_eq!(ring.list(&Query { nic: Some("3"), ..all() }).next, 50);
     }
 }

@@ -39,7 +39,10 @@ impl Flow {
             _ => return None,
         };
         let has_port = matches!(protocol, TCP | UDP);
-        let port = bytes.get(upper..).and_then(|upper| butterfly_packet::be16(upper, 2)).filter(|_| has_port);
+        let port = bytes
+            .get(upper..)
+            .and_then(|upper| butterfly_packet::be16(upper, 2))
+            .filter(|_| has_port);
         Some(Flow { source, destination, protocol, port })
     }
 
@@ -115,7 +118,8 @@ impl<D: Dataplane> Daemon<D> {
 impl<'a, D: Dataplane> Adviser<'a, D> {
     /// A remedy with the words of a packet that was dropped at the expense of the vnic `charged`.
     pub(super) fn advice(&mut self, remedy: &str, frame: &[u8], charged: &str) -> String {
-        let members = if remedy.contains(JOIN) { self.allowed_members(charged) } else { Members::Nobody };
+        let members =
+            if remedy.contains(JOIN) { self.allowed_members(charged) } else { Members::Nobody };
         for_packet(remedy, frame, self.daemon.only_group(charged), members)
     }
 
@@ -136,8 +140,9 @@ impl<'a, D: Dataplane> Adviser<'a, D> {
 /// What no sender is helped by where no rule is about members.
 const JOIN: &str = ", or `butterfly sg member add GROUP SOURCE`";
 
-/// Puts what is known of a dropped packet into the commands of a remedy, which are between backticks: protocol, port, addresses, the
-/// name of a group of the vnic that dropped it, and of the only one of `members`. What is not known stays as it is.
+/// Puts what is known of a dropped packet into the commands of a remedy, which are between
+/// backticks: protocol, port, addresses, the name of a group of the vnic that dropped it, and of
+/// the only one of `members`. What is not known stays as it is.
 fn for_packet(remedy: &str, frame: &[u8], group: Option<&str>, members: Members<'_>) -> String {
     let Some(flow) = Flow::of(frame) else { return remedy.to_owned() };
     let (remedy, members) = match members {
@@ -147,7 +152,8 @@ fn for_packet(remedy: &str, frame: &[u8], group: Option<&str>, members: Members<
     };
     let names = Names { group, members };
     let parts = remedy.split('`').enumerate();
-    let filled = parts.map(|(at, part)| if at % 2 == 1 { command(part, &flow, &names) } else { part.to_owned() });
+    let filled = parts
+        .map(|(at, part)| if at % 2 == 1 { command(part, &flow, &names) } else { part.to_owned() });
     filled.collect::<Vec<_>>().join("`")
 }
 
@@ -182,25 +188,32 @@ mod tests {
     use butterfly_packet::build;
 
     const INGRESS: &str = "add it: `butterfly sg rule add SG --ip-proto PROTO --port PORT --cidr SOURCE/32`, or `butterfly sg member add GROUP SOURCE`, not SOURCE";
-    const EGRESS: &str = "`butterfly sg rule add SG --dir out --ip-proto PROTO --port PORT --cidr DESTINATION/32`";
+    const EGRESS: &str =
+        "`butterfly sg rule add SG --dir out --ip-proto PROTO --port PORT --cidr DESTINATION/32`";
 
     #[test]
     fn commands_can_be_pasted() {
-        let link = || build::ethernet(butterfly_datapath::Mac([2; 6]), butterfly_datapath::Mac([4; 6]));
+        let link =
+            || build::ethernet(butterfly_datapath::Mac([2; 6]), butterfly_datapath::Mac([4; 6]));
         let v4 = link().ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
         let v6 = link().ipv6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1], [0x2001, 0xdb8, 0, 0, 0, 0, 0, 2]);
         let tcp = v4.tcp(&build::Tcp::new(1, 443, 2), &[]);
         let for_packet = |remedy, frame: &[u8], group, members: &[&'static str]| {
-            let members = members.iter().map(|name| Members::Of(name)).fold(Members::Nobody, Members::and);
+            let members =
+                members.iter().map(|name| Members::Of(name)).fold(Members::Nobody, Members::and);
             super::for_packet(remedy, frame, group, members)
         };
-        let rule = "add it: `butterfly sg rule add web --ip-proto tcp --port 443 --cidr 10.0.0.1/32`";
+        let rule =
+            "add it: `butterfly sg rule add web --ip-proto tcp --port 443 --cidr 10.0.0.1/32`";
         for (members, or) in [
             (&[][..], ""),
             (&["admins"][..], ", or `butterfly sg member add admins 10.0.0.1`"),
             (&["admins", "web"][..], ", or `butterfly sg member add GROUP 10.0.0.1`"),
         ] {
-            assert_eq!(for_packet(INGRESS, &tcp, Some("web"), members), format!("{rule}{or}, not SOURCE"));
+            assert_eq!(
+                for_packet(INGRESS, &tcp, Some("web"), members),
+                format!("{rule}{or}, not SOURCE")
+            );
         }
         assert!(butterfly_datapath::reasons().any(|info| info.remedy.contains(JOIN)));
         assert_eq!(
@@ -208,12 +221,16 @@ mod tests {
             "`butterfly sg rule add SG --dir out --ip-proto udp --port 53 --cidr 2001:db8::2/128`"
         );
         // Rules for these have no ports.
-        for (frame, protocol) in
-            [(v4.payload(1, &[8; 8]), "icmp"), (v4.payload(132, &[0; 12]), "sctp"), (v4.payload(47, &[0; 8]), "47")]
-        {
+        for (frame, protocol) in [
+            (v4.payload(1, &[8; 8]), "icmp"),
+            (v4.payload(132, &[0; 12]), "sctp"),
+            (v4.payload(47, &[0; 8]), "47"),
+        ] {
             assert_eq!(
                 for_packet(EGRESS, &frame, Some("g"), &[]),
-                format!("`butterfly sg rule add g --dir out --ip-proto {protocol} --cidr 10.0.0.2/32`")
+                format!(
+                    "`butterfly sg rule add g --dir out --ip-proto {protocol} --cidr 10.0.0.2/32`"
+                )
             );
         }
         for frame in [&tcp[..30], &[][..], &link().payload(0x88b5, &[0; 46])] {

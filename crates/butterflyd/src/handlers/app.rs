@@ -57,8 +57,9 @@ impl<D: Dataplane> Daemon<D> {
         };
         let level = Level::parse(name).ok_or_else(|| {
             // The space at the end belongs to it.
-            Failure::new("Application configuration failed: log level: failed ")
-                .with_help(format!("log level {name:?} is refused: it is none, error, warning, info or debug"))
+            Failure::new("Application configuration failed: log level: failed ").with_help(format!(
+                "log level {name:?} is refused: it is none, error, warning, info or debug"
+            ))
         })?;
         self.log_level.set(level);
         self.note(Kind::LogLevel, format!("the log level is {name}"));

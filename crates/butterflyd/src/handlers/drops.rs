@@ -32,7 +32,8 @@ impl<D: Dataplane> Daemon<D> {
         let DropReport { at, window, mut places } = report;
         let total = places.iter().flat_map(|place| &place.rows).map(|row| row.count).sum();
         let left_out = fit(&mut places, MOST);
-        let occur: BTreeSet<&str> = places.iter().flat_map(|place| &place.rows).map(|row| row.info.name).collect();
+        let occur: BTreeSet<&str> =
+            places.iter().flat_map(|place| &place.rows).map(|row| row.info.name).collect();
         let reason = reasons().filter(|info| occur.contains(info.name)).map(|info| Reason {
             name: Some(info.name.to_owned()),
             description: Some(info.description.trim().to_owned()),
@@ -62,7 +63,11 @@ fn place<D: Dataplane>(drops: PlaceDrops, adviser: &mut Adviser<'_, D>) -> Place
         DropPlace::Uplink => (Kind::UPLINK, None, None),
         DropPlace::Gone => (Kind::GONE, None, None),
     };
-    let drop = drops.rows.into_iter().map(|row| entry(row, nic_id.as_deref().unwrap_or_default(), adviser)).collect();
+    let drop = drops
+        .rows
+        .into_iter()
+        .map(|row| entry(row, nic_id.as_deref().unwrap_or_default(), adviser))
+        .collect();
     Place { kind: Some(kind.into()), nic_id, vni, drop, ..Default::default() }
 }
 
@@ -108,7 +113,15 @@ mod tests {
     fn what_is_no_vnics_is_never_left_out() {
         let place = |place| PlaceDrops { place, rows: Vec::new() };
         let vnic = |id: &str| place(DropPlace::Vnic { id: id.into(), vni: 1 });
-        let all = || vec![vnic("a"), vnic("b"), place(DropPlace::Network(1)), place(DropPlace::Uplink), place(DropPlace::Gone)];
+        let all = || {
+            vec![
+                vnic("a"),
+                vnic("b"),
+                place(DropPlace::Network(1)),
+                place(DropPlace::Uplink),
+                place(DropPlace::Gone),
+            ]
+        };
         for (most, left) in [(0, 2), (1, 3), (3, 5), (4, 5)] {
             let mut places = all();
             assert_eq!((fit(&mut places, most), places.len()), (5 - left as u64, left));

@@ -9,7 +9,9 @@ use butterfly_api::{
     Answer, Failure,
     proto::{ExplainReq, ExplainRes, ExplainWalk, Response, explain_walk},
 };
-use butterfly_datapath::{Fate, Mac, Mark, NoAnswer, Origin, Question, Refused, Step, Target, Walk};
+use butterfly_datapath::{
+    Fate, Mac, Mark, NoAnswer, Origin, Question, Refused, Step, Target, Walk,
+};
 use butterfly_model::canonical;
 use protobuf::MessageField;
 use std::net::IpAddr;
@@ -38,7 +40,8 @@ impl<D: Dataplane> Daemon<D> {
     fn never_sent(&self, why: &NoAnswer) -> Option<Response> {
         let NoAnswer::Waits(id, having) = why else { return None };
         let nic = self.nics.get(id)?;
-        let remedy = format!("`butterfly nic del {having}`, or give one of the two another MAC address");
+        let remedy =
+            format!("`butterfly nic del {having}`, or give one of the two another MAC address");
         let step = explain_walk::Step {
             stage: Some("lookup".to_owned()),
             mark: Some(explain_walk::step::Mark::STOP.into()),
@@ -68,14 +71,18 @@ impl<D: Dataplane> Daemon<D> {
             (Some(id), _) => Origin::Vnic(known(id)?),
             (None, Some(vni)) => Origin::Outside(vni),
             (None, None) => {
-                return Err(Failure::new("nobody sends the packet")
-                    .with_help("give from_nic (`--from`), or vni (`--vni`) for somebody on another host"));
+                return Err(Failure::new("nobody sends the packet").with_help(
+                    "give from_nic (`--from`), or vni (`--vni`) for somebody on another host",
+                ));
             }
         };
         let to = match (request.to_address.as_deref(), &request.to_nic) {
             (Some(address), _) => Target::Address(convert::member(address)?),
             (None, Some(id)) => Target::Vnic(known(id)?),
-            (None, None) => return Err(Failure::new("the packet is for nobody").with_help("give to_address or to_nic (`--to`)")),
+            (None, None) => {
+                return Err(Failure::new("the packet is for nobody")
+                    .with_help("give to_address or to_nic (`--to`)"));
+            }
         };
         let source = request.source.as_deref().map(convert::member).transpose()?;
         let v6 = match (&to, &source) {
@@ -86,8 +93,10 @@ impl<D: Dataplane> Daemon<D> {
             }
         };
         let protocol = in_range("protocol", request.protocol, u8::MAX)?;
-        let icmp = match (in_range("icmp_type", request.icmp_type, u8::MAX)?, in_range("icmp_code", request.icmp_code, u8::MAX)?)
-        {
+        let icmp = match (
+            in_range("icmp_type", request.icmp_type, u8::MAX)?,
+            in_range("icmp_code", request.icmp_code, u8::MAX)?,
+        ) {
             (Some(kind), code) => Some((kind, code.unwrap_or(0))),
             (None, _) => None,
         };
@@ -109,7 +118,9 @@ impl<D: Dataplane> Daemon<D> {
 
     fn walk(&self, walk: Walk) -> ExplainWalk {
         let frame = walk.frame;
-        let drop = |refused: Refused| drop(&refused, self.adviser().advice(refused.reason.remedy, &frame, &refused.charged));
+        let drop = |refused: Refused| {
+            drop(&refused, self.adviser().advice(refused.reason.remedy, &frame, &refused.charged))
+        };
         let [egress, ingress] = walk.admitted.map(|by| by.map(admission).into());
         let mut message = ExplainWalk {
             packet: Some(walk.packet),
@@ -145,7 +156,8 @@ impl<D: Dataplane> Daemon<D> {
 }
 
 fn mac(text: &str) -> Result<Mac, Failure> {
-    text.parse().map_err(|_| Failure::new(format!("{text:?} is no MAC address, such as 52:54:00:12:34:01")))
+    text.parse()
+        .map_err(|_| Failure::new(format!("{text:?} is no MAC address, such as 52:54:00:12:34:01")))
 }
 
 /// Why there is no answer, and what to ask instead.
@@ -154,7 +166,9 @@ fn refused(why: NoAnswer) -> Failure {
         NoAnswer::NeedsMac(_) => {
             "ask both hosts (`butterfly explain ... --far-endpoint ENDPOINT-OF-THAT-HOST`), or give its MAC address (destination_mac, `--mac`): `butterfly fdb VNI` lists those that were heard"
         }
-        NoAnswer::NoAddress { .. } => "give the address (`--src`, or `--to ADDRESS`), or declare one for the NIC",
+        NoAnswer::NoAddress { .. } => {
+            "give the address (`--src`, or `--to ADDRESS`), or declare one for the NIC"
+        }
         NoAnswer::NeedsSource => "give source (`--src`)",
         NoAnswer::NeedsPort(_) => "give destination_port (`--port`)",
         _ => return Failure::new(why.to_string()),

@@ -15,12 +15,18 @@ const MOST: usize = 1000;
 impl<D: Dataplane> Daemon<D> {
     /// The vnic `id`; else a failure that names the closest one.
     pub(super) fn declared(&self, id: &str) -> Result<&Nic, Failure> {
-        self.nics.get(id).ok_or_else(|| suggest(unknown(id), id, self.nics.iter().map(|nic| nic.id.as_str())))
+        self.nics
+            .get(id)
+            .ok_or_else(|| suggest(unknown(id), id, self.nics.iter().map(|nic| nic.id.as_str())))
     }
 }
 
 /// Adds the one of `names` that `word` was probably meant to be, if there is one.
-pub(super) fn suggest<'a>(failure: Failure, word: &str, names: impl Iterator<Item = &'a str>) -> Failure {
+pub(super) fn suggest<'a>(
+    failure: Failure,
+    word: &str,
+    names: impl Iterator<Item = &'a str>,
+) -> Failure {
     match closest(word, names) {
         Some(name) => failure.with_help(format!("did you mean {name}?")),
         None => failure,
@@ -30,8 +36,10 @@ pub(super) fn suggest<'a>(failure: Failure, word: &str, names: impl Iterator<Ite
 fn closest<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let lower = word.to_lowercase();
     let most = |name: &str| name.len() / RIGHT;
-    let alike = names.filter(|name| name.len() <= LONGEST && name.len().abs_diff(word.len()) <= most(name));
-    let compared = alike.take(MOST).map(|name| (name, damerau_levenshtein(&name.to_lowercase(), &lower)));
+    let alike =
+        names.filter(|name| name.len() <= LONGEST && name.len().abs_diff(word.len()) <= most(name));
+    let compared =
+        alike.take(MOST).map(|name| (name, damerau_levenshtein(&name.to_lowercase(), &lower)));
     let near = compared.filter(|(name, wrong)| *wrong <= most(name));
     near.min_by_key(|(_, wrong)| *wrong).map(|(name, _)| name)
 }
@@ -62,9 +70,15 @@ mod tests {
     /// Nobody else is served meanwhile.
     #[test]
     fn so_many_names_are_compared_and_no_more() {
-        let names =
-            |others: usize| (0..others).map(|n| format!("other-{n:05}")).chain(["machine-07".to_owned()]).collect::<Vec<_>>();
-        let found = |names: &[String]| closest("machine-70", names.iter().map(String::as_str)).map(str::to_owned);
+        let names = |others: usize| {
+            (0..others)
+                .map(|n| format!("other-{n:05}"))
+                .chain(["machine-07".to_owned()])
+                .collect::<Vec<_>>()
+        };
+        let found = |names: &[String]| {
+            closest("machine-70", names.iter().map(String::as_str)).map(str::to_owned)
+        };
         assert_eq!(found(&names(MOST - 1)).as_deref(), Some("machine-07"));
         assert_eq!(found(&names(MOST)), None);
         // Those whose length tells enough do not count.

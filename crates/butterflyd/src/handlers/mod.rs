@@ -35,7 +35,8 @@ use std::{collections::BTreeMap, net::IpAddr};
 pub struct Daemon<D> {
     pub dataplane: D,
     pub nics: Registry,
-    /// The security groups that exist, in byte order of their names. Vnics and rules may name others.
+    /// The security groups that exist, in byte order of their names. Vnics and rules may name
+    /// others.
     pub groups: BTreeMap<GroupName, SecurityGroup>,
     pub socket_dir: SocketDir,
     /// The VXLAN endpoint.
@@ -72,7 +73,8 @@ impl<D: Dataplane> Handler for Daemon<D> {
 
     fn not_understood(&mut self, why: &str, context: &Context) {
         let origin = Some(Origin { request: Some("unknown"), caller: context.caller });
-        self.events.note(Note { origin, ..Note::new(Kind::RequestFailed, format!("refused: {why}")) });
+        self.events
+            .note(Note { origin, ..Note::new(Kind::RequestFailed, format!("refused: {why}")) });
     }
 }
 

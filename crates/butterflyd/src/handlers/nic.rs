@@ -28,13 +28,17 @@ impl<D: Dataplane> Daemon<D> {
         let change = self.nics.get(&id).map(|old| match NicChange::between(old, &nic) {
             // Whoever declares it wants it to work.
             change if self.guest_is_gone(&id) => gone_with(change, "interface, which was gone"),
-            change if self.dataplane.socket_is_gone(&id) => gone_with(change, "socket, which was gone"),
+            change if self.dataplane.socket_is_gone(&id) => {
+                gone_with(change, "socket, which was gone")
+            }
             change => change,
         });
         let mut remade = Vec::new();
         match change {
             Some(NicChange::Nothing) => {}
-            Some(NicChange::InPlace) => self.change_in_place(nic, Recorder::prepare_or_go_without)?,
+            Some(NicChange::InPlace) => {
+                self.change_in_place(nic, Recorder::prepare_or_go_without)?
+            }
             Some(NicChange::Recreate(reasons)) => {
                 self.recreate(nic, &reasons)?;
                 remade = reasons.into_iter().map(str::to_owned).collect();
@@ -49,10 +53,17 @@ impl<D: Dataplane> Daemon<D> {
                 self.recorder.commit(nic.id.as_str(), recording);
                 let what = self.other_side(&nic);
                 let rights = rights(&nic);
-                self.tell_nic(EventKind::NicAdded, &nic, format!("made: MAC {}, VNI {}, {what}{rights}", nic.mac, nic.vni));
+                self.tell_nic(
+                    EventKind::NicAdded,
+                    &nic,
+                    format!("made: MAC {}, VNI {}, {what}{rights}", nic.mac, nic.vni),
+                );
                 self.tell_of_recording(&nic);
                 if let Some(why) = nic.mac.no_station() {
-                    let text = format!("has the MAC address {}: {why}, so that nothing can be sent to it alone", nic.mac);
+                    let text = format!(
+                        "has the MAC address {}: {why}, so that nothing can be sent to it alone",
+                        nic.mac
+                    );
                     warn!(NIC = id, VNI = nic.vni.number(), "nic {id} {text}");
                 }
                 let waited = self.waiting_beside(&nic);
@@ -62,7 +73,11 @@ impl<D: Dataplane> Daemon<D> {
         }
         let path = self.nics.get(&id).and_then(|nic| self.path(nic));
         // The original prints a null pointer for what has none.
-        let result = NicAddRes { path: path.or_else(|| Some("(nil)".to_owned())), remade, ..Default::default() };
+        let result = NicAddRes {
+            path: path.or_else(|| Some("(nil)".to_owned())),
+            remade,
+            ..Default::default()
+        };
         Ok(Response { nic_add: MessageField::some(result), ..Default::default() })
     }
 
@@ -73,8 +88,9 @@ impl<D: Dataplane> Daemon<D> {
         convert::can_ping(&new)?;
         convert::can_forward(&new)?;
         // Only whoever asks for a file is refused where there is none.
-        let about_file =
-            request.packet_trace.is_some() || request.packet_trace_path.is_some() || request.packet_trace_options.is_some();
+        let about_file = request.packet_trace.is_some()
+            || request.packet_trace_path.is_some()
+            || request.packet_trace_options.is_some();
         let prepare = if about_file { Recorder::prepare } else { Recorder::prepare_or_go_without };
         if new != *old {
             self.change_in_place(new, prepare)?;
@@ -110,13 +126,15 @@ impl<D: Dataplane> Daemon<D> {
         let nic_details = if id.is_empty() {
             self.nics.iter().map(|nic| self.details(nic)).collect()
         } else {
-            let nic = self.nics.get(id).ok_or_else(|| Failure::new(format!("NIC: {id} not found")))?;
+            let nic =
+                self.nics.get(id).ok_or_else(|| Failure::new(format!("NIC: {id} not found")))?;
             vec![self.details(nic)]
         };
         Ok(Response { nic_details, ..Default::default() })
     }
 
-    /// The protocol has it, and its data has always been empty. The machine is about to leave for another host.
+    /// The protocol has it, and its data has always been empty. The machine is about to leave for
+    /// another host.
     pub(super) fn nic_export(&self, id: &str) -> Answer {
         self.nics.get(id).ok_or_else(|| unknown(id))?;
         self.dataplane.export_vnic(id);
@@ -174,7 +192,8 @@ impl<D: Dataplane> Daemon<D> {
 
     /// From 1, among those that wait for the MAC address of a vnic.
     fn place_in_line(&self, nic: &Nic) -> Option<u32> {
-        let mut waiting = self.nics.sharing(nic).into_iter().filter(|id| self.waits_for(id.as_str()).is_some());
+        let mut waiting =
+            self.nics.sharing(nic).into_iter().filter(|id| self.waits_for(id.as_str()).is_some());
         waiting.position(|id| *id == nic.id).map(|place| place as u32 + 1)
     }
 
@@ -188,15 +207,25 @@ impl<D: Dataplane> Daemon<D> {
         let sharing = self.nics.sharing(nic);
         // Of most vnics nobody else has the address, and those who bypass filters share it.
         let several = sharing.iter().any(|id| **id != nic.id);
-        let filtered = sharing.iter().any(|id| self.nics.get(id.as_str()).is_some_and(|nic| !nic.bypass_filtering));
-        sharing.into_iter().filter(|_| several && filtered).filter(|id| self.waits_for(id.as_str()).is_some()).cloned().collect()
+        let filtered = sharing
+            .iter()
+            .any(|id| self.nics.get(id.as_str()).is_some_and(|nic| !nic.bypass_filtering));
+        sharing
+            .into_iter()
+            .filter(|_| several && filtered)
+            .filter(|id| self.waits_for(id.as_str()).is_some())
+            .cloned()
+            .collect()
     }
 
-    /// Tells who waits for a MAC address, and who has it, that did not before a vnic came, changed or went.
+    /// Tells who waits for a MAC address, and who has it, that did not before a vnic came, changed
+    /// or went.
     fn tell_of_turns(&mut self, nic: &Nic, waited: &[NicId]) {
         let waiting = self.waiting_beside(nic);
         for id in waiting.iter().filter(|id| !waited.contains(id)) {
-            if let (Some(nic), Some(owner)) = (self.nics.get(id.as_str()).cloned(), self.waits_for(id.as_str())) {
+            if let (Some(nic), Some(owner)) =
+                (self.nics.get(id.as_str()).cloned(), self.waits_for(id.as_str()))
+            {
                 let text = format!(
                     "waits for its MAC address {}, which nic {owner} of VNI {} has: it gets nothing and may send nothing until that one is gone",
                     nic.mac, nic.vni
@@ -205,9 +234,17 @@ impl<D: Dataplane> Daemon<D> {
                 self.note_nic(EventKind::NicWaits, &nic, text);
             }
         }
-        for id in waited.iter().filter(|id| !waiting.contains(id) && self.waits_for(id.as_str()).is_none()).collect::<Vec<_>>() {
+        for id in waited
+            .iter()
+            .filter(|id| !waiting.contains(id) && self.waits_for(id.as_str()).is_none())
+            .collect::<Vec<_>>()
+        {
             if let Some(nic) = self.nics.get(id.as_str()).cloned() {
-                self.tell_nic(EventKind::NicTookOver, &nic, format!("has its MAC address {} now", nic.mac));
+                self.tell_nic(
+                    EventKind::NicTookOver,
+                    &nic,
+                    format!("has its MAC address {} now", nic.mac),
+                );
             }
         }
     }
@@ -230,7 +267,9 @@ impl<D: Dataplane> Daemon<D> {
         match &nic.kind {
             Kind::VhostUser { .. } => format!("socket {path}"),
             Kind::Tap { netns: None } => format!("TAP device {path}"),
-            Kind::Tap { netns: Some(netns) } => format!("TAP device {path} in network namespace {netns}"),
+            Kind::Tap { netns: Some(netns) } => {
+                format!("TAP device {path} in network namespace {netns}")
+            }
             Kind::Bench(Bench::IcmpSender { ip, mac }) => format!("pings {ip} at {mac}"),
             Kind::Bench(Bench::IcmpReceiver) => "answers pings".to_owned(),
         }
@@ -238,16 +277,20 @@ impl<D: Dataplane> Daemon<D> {
 
     /// A guest of our own ended by itself: its TAP device was deleted.
     fn guest_is_gone(&self, id: &str) -> bool {
-        self.dataplane.vnic(id).is_some_and(|report| report.guest.is_some() && report.device.attached.is_none())
+        self.dataplane
+            .vnic(id)
+            .is_some_and(|report| report.guest.is_some() && report.device.attached.is_none())
     }
 
     /// The commonest reason that is not in the request has its own help.
     fn not_made(&self, why: AddError, kind: &Kind) -> Failure {
         let folder = self.socket_dir.path();
         match kind {
-            Kind::VhostUser { role: Role::Server, .. } if !folder.is_dir() => {
-                refusal(why).with_help(format!("the socket folder {} is gone: create it again", folder.display()))
-            }
+            Kind::VhostUser { role: Role::Server, .. } if !folder.is_dir() => refusal(why)
+                .with_help(format!(
+                    "the socket folder {} is gone: create it again",
+                    folder.display()
+                )),
             _ => refusal(why),
         }
     }
@@ -255,12 +298,21 @@ impl<D: Dataplane> Daemon<D> {
     /// Says that a vnic which is to be recorded is not.
     fn tell_of_recording(&self, nic: &Nic) {
         if let Some(why) = self.recorder.without(nic.id.as_str()) {
-            warn!(NIC = nic.id.as_str(), VNI = nic.vni.number(), "nic {} is not recorded: {why}", nic.id);
+            warn!(
+                NIC = nic.id.as_str(),
+                VNI = nic.vni.number(),
+                "nic {} is not recorded: {why}",
+                nic.id
+            );
             self.note_nic(EventKind::NotRecorded, nic, why);
         }
     }
 
-    fn change_in_place(&mut self, new: Nic, prepare: fn(&Recorder, &Nic) -> Result<Prepared, Failure>) -> Result<(), Failure> {
+    fn change_in_place(
+        &mut self,
+        new: Nic,
+        prepare: fn(&Recorder, &Nic) -> Result<Prepared, Failure>,
+    ) -> Result<(), Failure> {
         let id = new.id.as_str();
         self.nics.check(&new).map_err(|conflict| Failure::new(conflict.to_string()))?;
         let recording = prepare(&self.recorder, &new)?;
@@ -271,7 +323,12 @@ impl<D: Dataplane> Daemon<D> {
             self.dataplane.update_vnic(id, policy(&new)).map_err(refusal)?;
         }
         self.recorder.commit(id, recording);
-        info!(EVENT = EventKind::NicUpdated.name(), NIC = id, VNI = new.vni.number(), "nic {id} changed in place");
+        info!(
+            EVENT = EventKind::NicUpdated.name(),
+            NIC = id,
+            VNI = new.vni.number(),
+            "nic {id} changed in place"
+        );
         let what = old.map_or_else(String::new, |old| difference(old, &new));
         self.note_nic(EventKind::NicUpdated, &new, format!("changed in place: {what}"));
         if self.recorder.without(id) != told {
@@ -287,10 +344,14 @@ impl<D: Dataplane> Daemon<D> {
         let id = new.id.as_str();
         let recording = self.recorder.prepare_or_go_without(&new)?;
         // What may be refused is tried before anything is cut.
-        self.dataplane.may_replace(&self.spec(&new)).map_err(|why| self.not_made(why, &new.kind))?;
+        self.dataplane
+            .may_replace(&self.spec(&new))
+            .map_err(|why| self.not_made(why, &new.kind))?;
         let old = self.nics.get(id).cloned();
-        // It may have another address from now on: those that wait for the old one have it, and of the new one it may wait itself.
-        let waited = [old.as_ref(), Some(&new)].map(|nic| nic.map(|nic| self.waiting_beside(nic)).unwrap_or_default());
+        // It may have another address from now on: those that wait for the old one have it, and of
+        // the new one it may wait itself.
+        let waited = [old.as_ref(), Some(&new)]
+            .map(|nic| nic.map(|nic| self.waiting_beside(nic)).unwrap_or_default());
         self.dataplane.keep_address(id);
         self.dataplane.remove_vnic(id);
         self.announcer.forget(id);
@@ -299,7 +360,11 @@ impl<D: Dataplane> Daemon<D> {
         let restored = old.as_ref().filter(|_| made.is_err()).map(|old| self.make(old));
         self.dataplane.give_up_address();
         let Err(why) = made else {
-            self.tell_nic(EventKind::NicRemade, &new, format!("made anew, as these changed: {}", reasons.join(", ")));
+            self.tell_nic(
+                EventKind::NicRemade,
+                &new,
+                format!("made anew, as these changed: {}", reasons.join(", ")),
+            );
             self.recorder.commit(id, recording);
             self.tell_of_recording(&new);
             self.nics.insert(new.clone());
@@ -316,7 +381,8 @@ impl<D: Dataplane> Daemon<D> {
         self.recorder.refresh();
         let failure = refusal(why);
         Err(match restored {
-            Some(Ok(())) => failure.with_help("the nic is as it was before, but its virtual machine was cut off"),
+            Some(Ok(())) => failure
+                .with_help("the nic is as it was before, but its virtual machine was cut off"),
             Some(Err(why)) => {
                 let text = format!("could be neither changed nor restored: {why}");
                 error!(NIC = id, VNI = new.vni.number(), "nic {id} {text}");
@@ -326,7 +392,8 @@ impl<D: Dataplane> Daemon<D> {
                 if let (Some(old), [beside_old, _]) = (&old, &waited) {
                     self.tell_of_turns(old, beside_old);
                 }
-                failure.with_help(format!("the nic could not be restored either and is gone: {why}"))
+                failure
+                    .with_help(format!("the nic could not be restored either and is gone: {why}"))
             }
             None => failure,
         })
@@ -345,7 +412,11 @@ fn gone_with(change: NicChange, what: &'static str) -> NicChange {
 
 /// What a vnic may beyond others, for the record of who gave it that.
 fn rights(nic: &Nic) -> String {
-    let all = [(nic.forwards, ", forwards"), (nic.shared_ip, ", shares its addresses"), (nic.router, ", is a router")];
+    let all = [
+        (nic.forwards, ", forwards"),
+        (nic.shared_ip, ", shares its addresses"),
+        (nic.router, ", is a router"),
+    ];
     all.into_iter().filter(|(has, _)| *has).map(|(_, words)| words).collect()
 }
 
@@ -359,8 +430,12 @@ fn front(kind: &Kind) -> Front {
             },
             path: socket.path().to_owned(),
         },
-        Kind::Tap { netns } => Front::Inside(Machine::Tap { namespace: netns.as_ref().map(Netns::path) }),
-        Kind::Bench(Bench::IcmpSender { ip, mac }) => Front::Inside(Machine::Ping { ip: *ip, mac: Mac(mac.octets()) }),
+        Kind::Tap { netns } => {
+            Front::Inside(Machine::Tap { namespace: netns.as_ref().map(Netns::path) })
+        }
+        Kind::Bench(Bench::IcmpSender { ip, mac }) => {
+            Front::Inside(Machine::Ping { ip: *ip, mac: Mac(mac.octets()) })
+        }
         Kind::Bench(Bench::IcmpReceiver) => Front::Inside(Machine::Echo),
     }
 }

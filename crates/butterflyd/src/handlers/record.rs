@@ -30,15 +30,26 @@ impl<D: Dataplane> Daemon<D> {
 
     /// The same, and logs it.
     pub(super) fn tell_nic(&self, kind: Kind, nic: &Nic, text: String) {
-        info!(EVENT = kind.name(), NIC = nic.id.as_str(), VNI = nic.vni.number(), "nic {} {text}", nic.id);
+        info!(
+            EVENT = kind.name(),
+            NIC = nic.id.as_str(),
+            VNI = nic.vni.number(),
+            "nic {} {text}",
+            nic.id
+        );
         self.note_nic(kind, nic, text);
     }
 
     /// A request was not carried out.
     pub(super) fn note_failure(&self, action: &Action<'_>, failure: &Failure) {
         let parts = [failure.description.as_deref(), failure.help.as_deref()];
-        let parts: Vec<&str> = parts.into_iter().flatten().map(str::trim).filter(|text| !text.is_empty()).collect();
-        let text = if parts.is_empty() { "refused".to_owned() } else { format!("refused: {}", parts.join("; ")) };
+        let parts: Vec<&str> =
+            parts.into_iter().flatten().map(str::trim).filter(|text| !text.is_empty()).collect();
+        let text = if parts.is_empty() {
+            "refused".to_owned()
+        } else {
+            format!("refused: {}", parts.join("; "))
+        };
         match nic_of(action).and_then(|id| self.nics.get(id)) {
             Some(nic) => self.note_nic(Kind::RequestFailed, nic, text),
             None => self.note(Kind::RequestFailed, text),
@@ -51,9 +62,11 @@ fn nic_of<'a>(action: &Action<'a>) -> Option<&'a str> {
     match action {
         Action::NicAdd(nic) => Some(nic.id()),
         Action::NicUpdate(update) => Some(update.id()),
-        Action::NicDel(id) | Action::NicDetails(id) | Action::NicExport(id) | Action::NicStats(id) | Action::NicShow(id) => {
-            Some(id)
-        }
+        Action::NicDel(id)
+        | Action::NicDetails(id)
+        | Action::NicExport(id)
+        | Action::NicStats(id)
+        | Action::NicShow(id) => Some(id),
         Action::SessionList(list) => list.filter.nic_id.as_deref(),
         Action::SessionFlush(filter) => filter.nic_id.as_deref(),
         _ => None,
@@ -73,8 +86,14 @@ pub(super) fn difference(old: &Nic, new: &Nic) -> String {
     parts.extend(values("shared addresses", old.shared_ip, new.shared_ip));
     parts.extend(values("router", old.router, new.router));
     parts.extend(values("packet trace", old.packet_trace, new.packet_trace));
-    parts.extend(texts("packet trace path", old.packet_trace_path.as_deref(), new.packet_trace_path.as_deref()));
-    parts.extend((old.trace_options != new.trace_options).then(|| "packet trace options".to_owned()));
+    parts.extend(texts(
+        "packet trace path",
+        old.packet_trace_path.as_deref(),
+        new.packet_trace_path.as_deref(),
+    ));
+    parts.extend(
+        (old.trace_options != new.trace_options).then(|| "packet trace options".to_owned()),
+    );
     parts.extend(texts("sniff target", old.sniff_target.as_deref(), new.sniff_target.as_deref()));
     parts.extend(texts("mac", Some(old.mac.text()), Some(new.mac.text())));
     parts.join(", ")
@@ -85,12 +104,17 @@ fn lists(name: &str, old: &[String], new: &[String]) -> Option<String> {
     if old == new {
         return None;
     }
-    let known = |list: &[String]| -> std::collections::HashSet<String> { list.iter().cloned().collect() };
+    let known =
+        |list: &[String]| -> std::collections::HashSet<String> { list.iter().cloned().collect() };
     let (before, after) = (known(old), known(new));
     let added = new.iter().filter(|item| !before.contains(*item)).map(|item| format!(" +{item}"));
     let gone = old.iter().filter(|item| !after.contains(*item)).map(|item| format!(" -{item}"));
     let changes: String = added.chain(gone).collect();
-    Some(if changes.is_empty() { format!("{name} in another order") } else { format!("{name}{changes}") })
+    Some(if changes.is_empty() {
+        format!("{name} in another order")
+    } else {
+        format!("{name}{changes}")
+    })
 }
 
 fn values(name: &str, old: bool, new: bool) -> Option<String> {

@@ -9,7 +9,9 @@ use butterfly_api::{
         nic_show::{Drop, FirstTouches, Interrupts, MemoryRegion, Mirror, Queue},
     },
 };
-use butterfly_datapath::{FdbKind, FdbRow, GuestReport, ReasonInfo, RingStatus, VnicReport, WorkerReport};
+use butterfly_datapath::{
+    FdbKind, FdbRow, GuestReport, ReasonInfo, RingStatus, VnicReport, WorkerReport,
+};
 use butterfly_model::{Kind, Nic, Vni, canonical};
 use protobuf::MessageField;
 use std::time::Duration;
@@ -19,8 +21,17 @@ impl<D: Dataplane> Daemon<D> {
         let (nic, report) = self.report(id)?;
         let (received, delivered) = (report.received.1, report.delivered.1);
         // The original's generator counts from its own end.
-        let (in_, out) = if matches!(nic.kind, Kind::Bench(_)) { (delivered, received) } else { (received, delivered) };
-        let stats = NicStats { in_: Some(in_), out: Some(out), pings: pings(&report).into(), ..Default::default() };
+        let (in_, out) = if matches!(nic.kind, Kind::Bench(_)) {
+            (delivered, received)
+        } else {
+            (received, delivered)
+        };
+        let stats = NicStats {
+            in_: Some(in_),
+            out: Some(out),
+            pings: pings(&report).into(),
+            ..Default::default()
+        };
         Ok(Response { nic_stats: MessageField::some(stats), ..Default::default() })
     }
 
@@ -35,8 +46,11 @@ impl<D: Dataplane> Daemon<D> {
             ..Default::default()
         });
         let mirrored_by = self.nics.mirrors_of(id).map(|nic| nic.id.as_str().to_owned()).collect();
-        let missing_group =
-            nic.security_groups.names().iter().filter(|name| !nic.bypass_filtering && !self.groups.contains_key(*name));
+        let missing_group = nic
+            .security_groups
+            .names()
+            .iter()
+            .filter(|name| !nic.bypass_filtering && !self.groups.contains_key(*name));
         let missing_group = missing_group.map(|name| name.as_str().to_owned()).collect();
         let show = NicShow {
             path: self.path(nic),
@@ -86,12 +100,25 @@ fn show(nic: &Nic, report: &VnicReport) -> NicShow {
         attached: Some(attached.is_some()),
         attached_since: attached.map(|attached| seconds_since_epoch(attached.since)),
         features_offered: device.offered.names(),
-        features_negotiated: attached.and_then(|attached| attached.features).map(|features| features.names()).unwrap_or_default(),
+        features_negotiated: attached
+            .and_then(|attached| attached.features)
+            .map(|features| features.names())
+            .unwrap_or_default(),
         features_refused: attached.map(|attached| attached.declined().names()).unwrap_or_default(),
-        protocol_features: attached.map(|attached| attached.protocol_feature_names()).unwrap_or_default(),
+        protocol_features: attached
+            .map(|attached| attached.protocol_feature_names())
+            .unwrap_or_default(),
         queues: [
-            queue("rx", device.rx.as_ref(), attached.and_then(|attached| attached.rx_trouble.as_ref())),
-            queue("tx", device.tx.as_ref(), attached.and_then(|attached| attached.tx_trouble.as_ref())),
+            queue(
+                "rx",
+                device.rx.as_ref(),
+                attached.and_then(|attached| attached.rx_trouble.as_ref()),
+            ),
+            queue(
+                "tx",
+                device.tx.as_ref(),
+                attached.and_then(|attached| attached.tx_trouble.as_ref()),
+            ),
         ]
         .into(),
         memory_regions: attached
@@ -126,7 +153,9 @@ fn show(nic: &Nic, report: &VnicReport) -> NicShow {
         security_group: nic.security_groups.texts(),
         trouble: device.trouble.clone().or_else(|| attached?.memory_trouble.map(str::to_owned)),
         // A guest of our own is a thread of this process.
-        peer_pid: attached.and_then(|attached| attached.peer_pid).filter(|_| report.guest.is_none()),
+        peer_pid: attached
+            .and_then(|attached| attached.peer_pid)
+            .filter(|_| report.guest.is_none()),
         others_waiting: Some(device.others_waiting),
         migrating: Some(attached.is_some_and(|attached| attached.logging)),
         flooded: Some(report.flooded),

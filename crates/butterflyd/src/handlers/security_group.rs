@@ -1,7 +1,7 @@
 //! Requests about security groups.
 //!
-//! The data path is asked first and the registry follows: what it refuses has not happened. What changes one member or one rule
-//! never touches the others, of which there may be 100,000.
+//! The data path is asked first and the registry follows: what it refuses has not happened. What
+//! changes one member or one rule never touches the others, of which there may be 100,000.
 
 use super::{
     Daemon,
@@ -16,7 +16,9 @@ use crate::{
 };
 use butterfly_api::{
     Answer, Failure,
-    proto::{Response, Sg, SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, SgRuleStats},
+    proto::{
+        Response, Sg, SgMemberAddReq, SgMemberDelReq, SgRuleAddReq, SgRuleDelReq, SgRuleStats,
+    },
 };
 use butterfly_datapath::GroupChange;
 use butterfly_model::{GroupName, Rule, SecurityGroup};
@@ -56,7 +58,9 @@ impl<D: Dataplane> Daemon<D> {
         match self.groups.get_mut(request.sg_id()) {
             Some(group) if group.has_rule(&rule) => {}
             Some(group) => {
-                self.dataplane.change_group(group.name(), GroupChange::AddRule(rule.clone())).map_err(refusal)?;
+                self.dataplane
+                    .change_group(group.name(), GroupChange::AddRule(rule.clone()))
+                    .map_err(refusal)?;
                 let text = rule_of(request.sg_id(), &rule);
                 group.add_rule(rule);
                 self.note(Kind::SgRuleAdded, text);
@@ -72,7 +76,8 @@ impl<D: Dataplane> Daemon<D> {
 
     pub(super) fn sg_rule_del(&mut self, request: &SgRuleDelReq) -> Answer {
         let wanted = convert::rule(&request.rule)?;
-        // Ports that mean nothing are not listed: who deletes what was listed means the rule whatever they are.
+        // Ports that mean nothing are not listed: who deletes what was listed means the rule
+        // whatever they are.
         let alike = |rule: &&Rule| rule.ports().is_none() && rule.is_but_for_ports(&wanted);
         let doomed: Vec<Rule> = match self.groups.get(request.sg_id()) {
             Some(group) if group.has_rule(&wanted) => vec![wanted],
@@ -81,7 +86,9 @@ impl<D: Dataplane> Daemon<D> {
         };
         for rule in doomed {
             let Some(group) = self.groups.get_mut(request.sg_id()) else { break };
-            self.dataplane.change_group(group.name(), GroupChange::RemoveRule(rule.clone())).map_err(refusal)?;
+            self.dataplane
+                .change_group(group.name(), GroupChange::RemoveRule(rule.clone()))
+                .map_err(refusal)?;
             group.remove_rule(&rule);
             self.note(Kind::SgRuleRemoved, rule_of(request.sg_id(), &rule));
         }
@@ -98,7 +105,9 @@ impl<D: Dataplane> Daemon<D> {
         match self.groups.get_mut(request.sg_id()) {
             Some(group) if group.members().contains(member) => {}
             Some(group) => {
-                self.dataplane.change_group(group.name(), GroupChange::AddMember(member)).map_err(refusal)?;
+                self.dataplane
+                    .change_group(group.name(), GroupChange::AddMember(member))
+                    .map_err(refusal)?;
                 group.add_member(member);
                 self.note(Kind::SgMemberAdded, member_of(request.sg_id(), member));
             }
@@ -116,7 +125,9 @@ impl<D: Dataplane> Daemon<D> {
         if let Some(group) = self.groups.get_mut(request.sg_id())
             && group.members().contains(member)
         {
-            self.dataplane.change_group(group.name(), GroupChange::RemoveMember(member)).map_err(refusal)?;
+            self.dataplane
+                .change_group(group.name(), GroupChange::RemoveMember(member))
+                .map_err(refusal)?;
             group.remove_member(member);
             self.note(Kind::SgMemberRemoved, member_of(request.sg_id(), member));
         }
@@ -156,7 +167,9 @@ impl<D: Dataplane> Daemon<D> {
 
     /// Makes `group`, or gives the one of its name its content.
     fn declare(&mut self, group: SecurityGroup) -> Result<(), Failure> {
-        self.dataplane.change_group(group.name(), GroupChange::Declare(group.clone())).map_err(refusal)?;
+        self.dataplane
+            .change_group(group.name(), GroupChange::Declare(group.clone()))
+            .map_err(refusal)?;
         let rules = counted(group.rules().len() as u64, "rule");
         let members = counted(group.members().len() as u64, "member");
         let name = group.name().as_str();

@@ -10,7 +10,8 @@ use crate::{
 use butterfly_api::{
     Answer, Failure,
     proto::{
-        self, Response, Session, SessionAdmission, SessionFlushRes, SessionListReq, SessionListRes, session, session_admission,
+        self, Response, Session, SessionAdmission, SessionFlushRes, SessionListReq, SessionListRes,
+        session, session_admission,
     },
 };
 use butterfly_datapath::{Admission, SessionEnd, SessionFilter, SessionRow};
@@ -88,7 +89,8 @@ pub(super) fn in_range<T: TryFrom<u32> + std::fmt::Display>(
     most: T,
 ) -> Result<Option<T>, Failure> {
     let Some(number) = number else { return Ok(None) };
-    let fits = T::try_from(number).map_err(|_| Failure::new(format!("{what} {number} is out of range: 0 to {most}")))?;
+    let fits = T::try_from(number)
+        .map_err(|_| Failure::new(format!("{what} {number} is out of range: 0 to {most}")))?;
     Ok(Some(fits))
 }
 
@@ -115,7 +117,12 @@ fn session(row: SessionRow) -> Session {
 }
 
 fn end(end: SessionEnd) -> session::End {
-    session::End { nic_id: end.nic, address: Some(canonical(end.address)), port: Some(end.port.into()), ..Default::default() }
+    session::End {
+        nic_id: end.nic,
+        address: Some(canonical(end.address)),
+        port: Some(end.port.into()),
+        ..Default::default()
+    }
 }
 
 pub(super) fn admission(admission: Admission) -> SessionAdmission {

@@ -18,8 +18,10 @@ use host::{Host, one_line};
 use protobuf::Message;
 use std::collections::BTreeMap;
 
-const NIC: &str = r#"nic_add { id: "n" mac: "42:00:00:00:00:aA" vni: 1 ip: "10.0.0.1" security_group: "web" }"#;
-const BYPASS: &str = r#"nic_add { id: "bypass" mac: "42:00:00:00:00:02" vni: 2 bypass_filtering: true }"#;
+const NIC: &str =
+    r#"nic_add { id: "n" mac: "42:00:00:00:00:aA" vni: 1 ip: "10.0.0.1" security_group: "web" }"#;
+const BYPASS: &str =
+    r#"nic_add { id: "bypass" mac: "42:00:00:00:00:02" vni: 2 bypass_filtering: true }"#;
 
 /// A declaration with one field said otherwise.
 fn nic_with(change: &str) -> String {
@@ -42,7 +44,10 @@ fn a_new_vnic_is_made_and_its_path_returned() {
     assert_eq!(host.fake().take_calls(), ["add n"]);
     let spec = host.fake().vnics["n"].clone();
     assert_eq!((spec.mac.0, spec.vni), ([0x42, 0, 0, 0, 0, 0xaa], 1));
-    assert_eq!(spec.front, Front::Socket { role: Role::Server, path: "/run/b/qemu-vhost-n".into() });
+    assert_eq!(
+        spec.front,
+        Front::Socket { role: Role::Server, path: "/run/b/qemu-vhost-n".into() }
+    );
     let policy = VnicPolicy {
         bypass: false,
         ip_anti_spoof: false,
@@ -94,7 +99,11 @@ fn what_is_no_vnic_is_refused() {
         ("type: BENCH btype: \"ICMP\"", "Internal error", "btype"),
         ("type: BENCH btype: \"ICMP_SND_LIKE\"", "Internal error", "dip and dmac"),
         ("type: BENCH btype: \"ICMP_SND_LIKE\" dip: \"::1\"", "Internal error", "dip and dmac"),
-        ("type: BENCH btype: \"ICMP_SND_LIKE\" dip: \"X\" dmac: \"42:00:00:00:00:01\"", "can't convert \"X\" to IP", ""),
+        (
+            "type: BENCH btype: \"ICMP_SND_LIKE\" dip: \"X\" dmac: \"42:00:00:00:00:01\"",
+            "can't convert \"X\" to IP",
+            "",
+        ),
         (
             "type: BENCH btype: \"ICMP_SND_LIKE\" dip: \"::1\" dmac: \"42:00:00:00:00:01\"",
             "Internal error",
@@ -129,7 +138,10 @@ fn a_type_from_the_future_is_a_server() {
     let message = [&[8, 6][..], &wrap(0x1a, &wrap(0x0a, &wrap(0x0a, nic)))].concat();
     let reply = Messages::parse_from_bytes(&host.envelope.answer(&wrap(0x0a, &message))).unwrap();
     assert!(reply.messages[0].message_0.response.status.status());
-    assert_eq!(host.fake().vnics["n"].front, Front::Socket { role: Role::Server, path: "/run/b/qemu-vhost-n".into() });
+    assert_eq!(
+        host.fake().vnics["n"].front,
+        Front::Socket { role: Role::Server, path: "/run/b/qemu-vhost-n".into() }
+    );
 }
 
 /// As in the original: it stands for nothing.
@@ -138,21 +150,28 @@ fn a_group_without_a_name_is_left_out() {
     let mut host = Host::new();
     host.succeeds(&nic_with("security_group: \"\" security_group: \"web\" security_group: \"\""));
     let details = host.declared();
-    assert!(details.contains("security_group: \"web\"") && !details.contains("security_group: \"\""), "{details}");
+    assert!(
+        details.contains("security_group: \"web\"") && !details.contains("security_group: \"\""),
+        "{details}"
+    );
 }
 
 #[test]
 fn an_identical_declaration_changes_nothing() {
     let mut host = Host::with_nics();
     assert_eq!(host.succeeds(NIC), r#"nic_add { path: "/run/b/qemu-vhost-n" }"#);
-    assert_eq!(host.succeeds(&nic_with("ip: \"10.0.0.1\" ip: \"10.0.0.1\"")), r#"nic_add { path: "/run/b/qemu-vhost-n" }"#);
+    assert_eq!(
+        host.succeeds(&nic_with("ip: \"10.0.0.1\" ip: \"10.0.0.1\"")),
+        r#"nic_add { path: "/run/b/qemu-vhost-n" }"#
+    );
     assert!(host.fake().take_calls().is_empty());
 }
 
 #[test]
 fn addresses_groups_and_flags_change_in_place() {
     let dir = tempfile::tempdir().unwrap();
-    let traced = format!("packet_trace: true packet_trace_path: \"{}/n.pcap\"", dir.path().display());
+    let traced =
+        format!("packet_trace: true packet_trace_path: \"{}/n.pcap\"", dir.path().display());
     for (change, calls, detail) in [
         ("ip: \"10.0.0.2\"", vec!["update n"], "ip: \"10.0.0.2\""),
         ("ip_anti_spoof: true", vec!["update n"], "ip_anti_spoof: true"),
@@ -180,7 +199,10 @@ fn type_mac_vni_and_path_make_it_anew() {
         ("type: VHOST_USER_CLIENT path: \"/x\"", "/x", "remade: \"type\" remade: \"path\""),
     ] {
         let mut host = Host::with_nics();
-        assert_eq!(host.succeeds(&nic_with(change)), format!("nic_add {{ path: \"{path}\" {remade} }}"));
+        assert_eq!(
+            host.succeeds(&nic_with(change)),
+            format!("nic_add {{ path: \"{path}\" {remade} }}")
+        );
         assert_eq!(host.fake().take_calls(), ["remove n", "add n"], "{change}");
         assert_eq!(host.succeeds("nic_list: true"), r#"nic_list: "bypass" nic_list: "n""#);
     }
@@ -197,7 +219,12 @@ fn what_the_data_path_refuses_is_told_and_leaves_the_old_state() {
             "the socket folder /run/b is gone: create it again",
         ),
         (nic_with("ip: \"10.0.0.2\""), vec![Some("no")], vec!["update n"], ""),
-        ("nic_update { id: \"n\" ip: \"10.0.0.2\" security_group: \"db\" }".into(), vec![Some("no")], vec!["update n"], ""),
+        (
+            "nic_update { id: \"n\" ip: \"10.0.0.2\" security_group: \"db\" }".into(),
+            vec![Some("no")],
+            vec!["update n"],
+            "",
+        ),
         (
             nic_with("vni: 9"),
             vec![Some("no"), None],
@@ -208,7 +235,11 @@ fn what_the_data_path_refuses_is_told_and_leaves_the_old_state() {
         let mut host = Host::with_nics();
         let before = (host.declared(), format!("{:?}", host.fake().vnics));
         host.fake().refusals = refusals.into();
-        let request = request.replacen("mac: \"42:00:00:00:00:aA\"", "", usize::from(request.contains(":09")));
+        let request = request.replacen(
+            "mac: \"42:00:00:00:00:aA\"",
+            "",
+            usize::from(request.contains(":09")),
+        );
         assert_eq!(host.fails(&request), ("no".into(), help.into()), "{request}");
         assert_eq!(host.fake().take_calls(), calls);
         assert_eq!((host.declared(), format!("{:?}", host.fake().vnics)), before, "{request}");
@@ -222,7 +253,8 @@ fn what_would_be_refused_is_refused_before_anything_is_cut() {
     let before = (host.declared(), format!("{:?}", host.fake().vnics));
     for change in ["vni: 9", "mac: \"42:00:00:00:00:03\"", "type: TAP netns: \"x\""] {
         let request = nic_with(change);
-        let request = request.replacen("mac: \"42:00:00:00:00:aA\"", "", usize::from(change.contains("mac")));
+        let request =
+            request.replacen("mac: \"42:00:00:00:00:aA\"", "", usize::from(change.contains("mac")));
         assert_eq!(host.fails(&request).0, "no such namespace", "{request}");
     }
     assert!(host.fake().take_calls().is_empty());
@@ -243,7 +275,9 @@ fn what_can_be_neither_changed_nor_restored_is_gone_and_that_is_said() {
 fn of_several_with_one_address_the_first_has_it_and_the_others_wait() {
     let mut host = Host::with_nics();
     let nic = |id: &str, of: &str, vni, bypass| {
-        format!("nic_add {{ id: \"{id}\" mac: \"42:00:00:00:00:{of}\" vni: {vni} bypass_filtering: {bypass} }}")
+        format!(
+            "nic_add {{ id: \"{id}\" mac: \"42:00:00:00:00:{of}\" vni: {vni} bypass_filtering: {bypass} }}"
+        )
     };
     let waits = |host: &mut Host, id: &str| {
         let show = host.ask(&format!("nic_show: \"{id}\"")).nic_show.waits_for.clone();
@@ -251,7 +285,10 @@ fn of_several_with_one_address_the_first_has_it_and_the_others_wait() {
     };
     let told = |host: &mut Host, kind: &str| -> Vec<String> {
         let all = host.ask("event_list { }").event_list.unwrap().event;
-        all.iter().filter(|event| event.kind() == kind).map(|event| event.text().to_owned()).collect()
+        all.iter()
+            .filter(|event| event.kind() == kind)
+            .map(|event| event.text().to_owned())
+            .collect()
     };
     let none = (None, None);
     host.succeeds(&nic("twin", "aa", 1, true));
@@ -282,7 +319,11 @@ fn of_several_with_one_address_the_first_has_it_and_the_others_wait() {
 #[test]
 fn an_address_of_no_station_is_taken() {
     let mut host = Host::new();
-    for (id, mac) in [("group", "01:02:03:04:05:06"), ("all", "ff:ff:ff:ff:ff:ff"), ("nobody", "00:00:00:00:00:00")] {
+    for (id, mac) in [
+        ("group", "01:02:03:04:05:06"),
+        ("all", "ff:ff:ff:ff:ff:ff"),
+        ("nobody", "00:00:00:00:00:00"),
+    ] {
         host.succeeds(&format!("nic_add {{ id: \"{id}\" mac: \"{mac}\" vni: 1 }}"));
     }
 }
@@ -292,7 +333,10 @@ fn one_socket_has_one_vnic() {
     let mut host = Host::with_nics();
     let (description, _) =
         host.fails(r#"nic_add { id: "c" mac: "42:00:00:00:00:03" vni: 1 type: VHOST_USER_CLIENT path: "/run/b/qemu-vhost-n" }"#);
-    assert_eq!(description, "socket /run/b/qemu-vhost-n belongs to nic \"n\"; give one of them another path");
+    assert_eq!(
+        description,
+        "socket /run/b/qemu-vhost-n belongs to nic \"n\"; give one of them another path"
+    );
 }
 
 /// Contract 1.5, nic_update.
@@ -303,14 +347,23 @@ fn updates_follow_the_table() {
         ("ip_anti_spoof: false", Ok((0, ""))),
         ("ip_anti_spoof: true", Ok((1, "ip_anti_spoof: true"))),
         ("shared_ip: true", Ok((1, "shared_ip: true"))),
-        ("forwards: true", Err("NIC n is filtered and sends from its own addresses only: it cannot forward")),
+        (
+            "forwards: true",
+            Err("NIC n is filtered and sends from its own addresses only: it cannot forward"),
+        ),
         ("forwards: false shared_ip: false", Ok((0, "packet_trace: false }"))),
         ("router: true", Ok((1, "router: true"))),
         ("ip: \"0:0::1\" ip: \"::1\"", Ok((1, "ip: \"::1\" security"))),
         ("ip: \"\"", Ok((1, "vni: 1 security"))),
-        ("security_group: \"b\" security_group: \"a\"", Ok((1, "security_group: \"b\" security_group: \"a\" ip_"))),
+        (
+            "security_group: \"b\" security_group: \"a\"",
+            Ok((1, "security_group: \"b\" security_group: \"a\" ip_")),
+        ),
         ("security_group: \"\"", Ok((1, "ip: \"10.0.0.1\" ip_"))),
-        ("packet_trace: false packet_trace_path: \"/p\"", Ok((0, "packet_trace: false packet_trace_path: \"/p\""))),
+        (
+            "packet_trace: false packet_trace_path: \"/p\"",
+            Ok((0, "packet_trace: false packet_trace_path: \"/p\"")),
+        ),
         ("ip: \"x\"", Err("Bad Nic update format")),
         ("ip: \"::1\" ip: \"\"", Err("Bad Nic update format")),
         ("security_group: \"\" security_group: \"a\"", Err("Bad Nic update format")),
@@ -318,7 +371,10 @@ fn updates_follow_the_table() {
             "ip: \"::1\" packet_trace: true packet_trace_path: \"/no/where\"",
             Err("cannot write packets to /no/where: No such file or directory (os error 2)"),
         ),
-        ("packet_trace_options { snap_length: 99 }", Ok((0, "packet_trace: false packet_trace_options { snap_length: 99 }"))),
+        (
+            "packet_trace_options { snap_length: 99 }",
+            Ok((0, "packet_trace: false packet_trace_options { snap_length: 99 }")),
+        ),
     ] {
         let mut host = Host::with_nics();
         let before = host.declared();
@@ -341,35 +397,47 @@ fn updates_follow_the_table() {
     assert_eq!(unknown, ("NIC does not exist with id x".into(), String::new()));
 }
 
-/// Nobody is cut off, or not let in, because a file cannot be written; whoever asks for nothing else is told.
+/// Nobody is cut off, or not let in, because a file cannot be written; whoever asks for nothing
+/// else is told.
 #[test]
 fn a_vnic_is_made_without_a_file_that_cannot_be_written() {
     let recorded = |host: &mut Host| {
         let shown = host.succeeds("nic_show: \"n\"");
         shown[shown.find("packet_trace { on: ").unwrap()..].to_owned()
     };
-    let new_file = std::env::temp_dir().join(format!("butterfly-handlers-{}.pcap", std::process::id()));
-    for (path, why) in
-        [("/no/where", "No such file or directory"), ("/dev/null", "it exists and is no file of packets of the daemon")]
-    {
+    let new_file =
+        std::env::temp_dir().join(format!("butterfly-handlers-{}.pcap", std::process::id()));
+    for (path, why) in [
+        ("/no/where", "No such file or directory"),
+        ("/dev/null", "it exists and is no file of packets of the daemon"),
+    ] {
         let change = format!("packet_trace: true packet_trace_path: \"{path}\"");
         // New, made anew and in place; the last one a second time, when nothing changes.
-        for before in [None, Some(nic_with("vni: 9")), Some(NIC.to_owned()), Some(nic_with(&change))] {
+        for before in
+            [None, Some(nic_with("vni: 9")), Some(NIC.to_owned()), Some(nic_with(&change))]
+        {
             let mut host = Host::new();
             before.iter().for_each(|before| drop(host.succeeds(before)));
             host.succeeds(&nic_with(&change));
             let told = recorded(&mut host);
-            assert!(told.starts_with("packet_trace { on: false") && told.contains(why), "{path}: {told}");
+            assert!(
+                told.starts_with("packet_trace { on: false") && told.contains(why),
+                "{path}: {told}"
+            );
             let events = host.succeeds("event_list { nic_id: \"n\" }");
             assert_eq!(events.matches("not-recorded").count(), 1, "{events}");
             // Who asks for something else gets it.
             assert_eq!(host.succeeds("nic_update { id: \"n\" ip: \"10.0.0.77\" }"), "");
             assert!(recorded(&mut host).contains(why));
-            assert_eq!(host.succeeds("event_list { nic_id: \"n\" }").matches("not-recorded").count(), 1);
+            assert_eq!(
+                host.succeeds("event_list { nic_id: \"n\" }").matches("not-recorded").count(),
+                1
+            );
             // The same again is a request for it, and so is another path.
             let (refused, _) = host.fails(&format!("nic_update {{ id: \"n\" {change} }}"));
             assert!(refused.contains(why), "{refused}");
-            let other = format!("nic_update {{ id: \"n\" packet_trace_path: \"{}\" }}", new_file.display());
+            let other =
+                format!("nic_update {{ id: \"n\" packet_trace_path: \"{}\" }}", new_file.display());
             assert_eq!(host.succeeds(&other), "");
             assert!(recorded(&mut host).starts_with("packet_trace { on: true"));
             let _ = std::fs::remove_file(&new_file);
@@ -456,10 +524,22 @@ fn what_was_probably_meant_is_told() {
         "explain { from_nic: \"n\" to_nic: \"bypas\" }",
         "trace { start { target { nic_id: \"bypas\" } } }",
     ] {
-        assert_eq!(host.fails(request), ("NIC does not exist with id bypas".into(), "did you mean bypass?".into()), "{request}");
+        assert_eq!(
+            host.fails(request),
+            ("NIC does not exist with id bypas".into(), "did you mean bypass?".into()),
+            "{request}"
+        );
     }
-    assert_eq!(host.fails("sg_rule_stats: \"wbe\""), ("Security Group not found".into(), "did you mean web?".into()));
-    for request in ["nic_stats: \"bypas\"", "nic_details: \"bypas\"", "sg_rule_list: \"wbe\"", "sg_details: \"wbe\""] {
+    assert_eq!(
+        host.fails("sg_rule_stats: \"wbe\""),
+        ("Security Group not found".into(), "did you mean web?".into())
+    );
+    for request in [
+        "nic_stats: \"bypas\"",
+        "nic_details: \"bypas\"",
+        "sg_rule_list: \"wbe\"",
+        "sg_details: \"wbe\"",
+    ] {
         assert_eq!(host.fails(request).1, "", "{request}");
     }
 }
@@ -512,7 +592,10 @@ fn quitting_is_remembered_and_answered() {
 fn a_vnic_is_shown_whole() {
     let mut host = Host::with_nics();
     let show = host.ask("nic_show: \"n\"").nic_show.unwrap();
-    let features: Vec<_> = [&show.features_offered, &show.features_negotiated, &show.features_refused].map(Vec::len).into();
+    let features: Vec<_> =
+        [&show.features_offered, &show.features_negotiated, &show.features_refused]
+            .map(Vec::len)
+            .into();
     assert_eq!(show.features_refused, ["in-order"]);
     assert_eq!(features[0], features[1] + 1);
     assert_eq!(show.protocol_features.len(), 1);
@@ -550,11 +633,15 @@ fn the_fdb_and_the_workers_are_listed() {
     let mut host = Host::new();
     let one = r#"fdb_list { vni: 1 mac: "02:00:00:00:00:01" nic_id: "n" kind: STATIC }"#;
     let two = r#"fdb_list { vni: 2 mac: "02:00:00:00:00:01" nic_id: "n" kind: LEARNT age: 7 }"#;
-    let four = r#"fdb_list { vni: 4 mac: "02:00:00:00:00:01" kind: LEARNT age: 8 peer: "2001:db8::2" }"#;
+    let four =
+        r#"fdb_list { vni: 4 mac: "02:00:00:00:00:01" kind: LEARNT age: 8 peer: "2001:db8::2" }"#;
     assert_eq!(host.succeeds("fdb_list { }"), format!("{one} {two} {four}"));
     assert_eq!(host.succeeds("fdb_list { vni: 2 }"), two);
     assert_eq!(host.succeeds("fdb_list { vni: 3 }"), "");
-    assert_eq!(host.fails("fdb_list { vni: 16777216 }").0, "VNI 16777216 is out of range: VNIs are 0 to 16777215");
+    assert_eq!(
+        host.fails("fdb_list { vni: 16777216 }").0,
+        "VNI 16777216 is out of range: VNIs are 0 to 16777215"
+    );
     let worker = "worker_list { id: 0 core: 1 polling: true busy_cycles: 10 packets: 11 batches: 12 sleeps: 13 idle_polls: 14 \
                   batch_sizes: 1 batch_sizes: 2 tsc_hz: 16 active_rings: 15 }";
     assert_eq!(host.succeeds("worker_list: false"), worker);

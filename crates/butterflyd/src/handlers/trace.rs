@@ -51,7 +51,11 @@ impl<D: Dataplane> Daemon<D> {
         let (number, told) = match (request.start.as_ref(), request.read, request.stop) {
             (Some(start), ..) => {
                 let what = self.target(&start.target)?;
-                let number = self.recorder.capture(what, start.filter(), start.snap_length.unwrap_or(SNAP))?;
+                let number = self.recorder.capture(
+                    what,
+                    start.filter(),
+                    start.snap_length.unwrap_or(SNAP),
+                )?;
                 (number.into(), Told::default())
             }
             (None, Some(number), _) => (number, self.recorder.read(number, false, false)?),
@@ -69,7 +73,8 @@ impl<D: Dataplane> Daemon<D> {
         Ok(Response { capture: MessageField::some(result), ..Response::default() })
     }
 
-    /// Names the groups that refused a packet: who they are is known here, and of no interest to the workers.
+    /// Names the groups that refused a packet: who they are is known here, and of no interest to
+    /// the workers.
     fn with_groups(&self, mut packet: TracedPacket) -> TracedPacket {
         if [EGRESS_DENIED, INGRESS_DENIED, FOR_ROUTERS].contains(&packet.reason())
             && let Some(nic) = packet.charged().strip_prefix(NIC).and_then(|id| self.nics.get(id))
@@ -81,7 +86,9 @@ impl<D: Dataplane> Daemon<D> {
 
     fn target(&self, target: &TraceTarget) -> Result<TapWhat, Failure> {
         match (&target.nic_id, target.vni) {
-            (Some(_), Some(_)) => Err(Failure::new("a trace is about a nic or about a network, not both")),
+            (Some(_), Some(_)) => {
+                Err(Failure::new("a trace is about a nic or about a network, not both"))
+            }
             (Some(id), None) => {
                 self.declared(id)?;
                 Ok(TapWhat::Nic(id.clone()))

@@ -6,7 +6,9 @@ use butterfly_api::{
     Answer, Failure,
     proto::{Counter, Response, TunnelPeer, TunnelShow, TunnelShowReq, UplinkShow, tunnel_show},
 };
-use butterfly_datapath::{GroupRow, NeighbourRow, NetworkReport, PeerReport, RemoteMac, TunnelReport, UplinkReport};
+use butterfly_datapath::{
+    GroupRow, NeighbourRow, NetworkReport, PeerReport, RemoteMac, TunnelReport, UplinkReport,
+};
 use butterfly_model::{Vni, canonical};
 use std::net::IpAddr;
 
@@ -18,7 +20,10 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     pub(super) fn uplink_show(&self) -> Answer {
-        Ok(Response { uplink_show: self.dataplane.uplink().map(uplink).into(), ..Default::default() })
+        Ok(Response {
+            uplink_show: self.dataplane.uplink().map(uplink).into(),
+            ..Default::default()
+        })
     }
 
     pub(super) fn peer_add(&mut self, peer: &TunnelPeer) -> Answer {
@@ -31,20 +36,42 @@ impl<D: Dataplane> Daemon<D> {
 
     pub(super) fn peer_del(&mut self, peer: &TunnelPeer) -> Answer {
         let (address, vni) = named(peer)?;
-        if self.dataplane.remove_peer(address, vni).map_err(|error| Failure::new(error.to_string()))? {
+        if self
+            .dataplane
+            .remove_peer(address, vni)
+            .map_err(|error| Failure::new(error.to_string()))?
+        {
             let peers = self.dataplane.peers();
-            let still = peers.of.iter().filter(|(_, list)| list.contains(&address)).map(|(vni, _)| vni.to_string());
+            let still = peers
+                .of
+                .iter()
+                .filter(|(_, list)| list.contains(&address))
+                .map(|(vni, _)| vni.to_string());
             let still = still.collect::<Vec<_>>().join(", ");
-            let still = if still.is_empty() { still } else { format!("; it still is for network {still}: peer del --vni") };
-            self.tell(Kind::PeerUnnamed, format!("peer {address} is not named any more for {}{still}", of(vni)));
+            let still = if still.is_empty() {
+                still
+            } else {
+                format!("; it still is for network {still}: peer del --vni")
+            };
+            self.tell(
+                Kind::PeerUnnamed,
+                format!("peer {address} is not named any more for {}{still}", of(vni)),
+            );
         }
         Ok(Response::new())
     }
 
     pub(super) fn peer_list(&self) -> Answer {
         let peers = self.dataplane.peers();
-        let row = |vni, address: &IpAddr| TunnelPeer { address: Some(canonical(*address)), vni, ..Default::default() };
-        let of = peers.of.iter().flat_map(|(vni, list)| list.iter().map(|address| row(Some(*vni), address)));
+        let row = |vni, address: &IpAddr| TunnelPeer {
+            address: Some(canonical(*address)),
+            vni,
+            ..Default::default()
+        };
+        let of = peers
+            .of
+            .iter()
+            .flat_map(|(vni, list)| list.iter().map(|address| row(Some(*vni), address)));
         let peer_list = peers.all.iter().map(|address| row(None, address)).chain(of).collect();
         Ok(Response { peer_list, ..Default::default() })
     }
@@ -89,7 +116,11 @@ fn show(report: TunnelReport, vni: Option<Vni>) -> TunnelShow {
 }
 
 fn group(row: GroupRow) -> tunnel_show::Group {
-    tunnel_show::Group { vni: Some(row.vni), address: Some(canonical(row.group)), ..Default::default() }
+    tunnel_show::Group {
+        vni: Some(row.vni),
+        address: Some(canonical(row.group)),
+        ..Default::default()
+    }
 }
 
 fn peer(peer: PeerReport) -> tunnel_show::Peer {
@@ -141,7 +172,12 @@ fn traffic(network: NetworkReport) -> tunnel_show::Network {
 }
 
 fn counter((name, description, value): (&str, &str, u64)) -> Counter {
-    Counter { name: Some(name.to_owned()), value: Some(value), description: Some(description.to_owned()), ..Default::default() }
+    Counter {
+        name: Some(name.to_owned()),
+        value: Some(value),
+        description: Some(description.to_owned()),
+        ..Default::default()
+    }
 }
 
 fn uplink(report: UplinkReport) -> UplinkShow {

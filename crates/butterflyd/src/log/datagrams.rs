@@ -21,11 +21,12 @@ impl Datagrams {
         Self { path, socket: Mutex::new(None), lost: AtomicU64::new(0) }
     }
 
-    /// Sends what `make` makes if that is possible now: a stuck logger must not stop a switch. It is told how many were lost before,
-    /// or nothing.
+    /// Sends what `make` makes if that is possible now: a stuck logger must not stop a switch. It
+    /// is told how many were lost before, or nothing.
     pub(super) fn send(&self, make: impl FnOnce(&str) -> Vec<u8>) {
         let lost = self.lost.load(Ordering::Relaxed);
-        let note = if lost == 0 { String::new() } else { format!(" ({lost} earlier lines were lost)") };
+        let note =
+            if lost == 0 { String::new() } else { format!(" ({lost} earlier lines were lost)") };
         let message = make(&note);
         let mut socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
         match self.deliver(&mut socket, &message) {

@@ -1,4 +1,5 @@
-//! systemd's journal, with a field for each thing that a program may want to select by (its native protocol).
+//! systemd's journal, with a field for each thing that a program may want to select by (its native
+//! protocol).
 
 use super::{datagrams::Datagrams, syslog};
 use std::{fmt::Write, os::unix::fs::MetadataExt, path::PathBuf};
@@ -28,8 +29,13 @@ impl Journal {
     pub(super) fn send(&self, severity: syslog::Severity, text: &str, fields: &[(String, String)]) {
         self.0.send(|note| {
             let mut entry = Vec::new();
-            let (text, cut) = match (0..=LONGEST.min(text.len())).rev().find_map(|at| text.split_at_checked(at)) {
-                Some((start, rest)) if !rest.is_empty() => (start, format!(" (and {} bytes more)", rest.len())),
+            let (text, cut) = match (0..=LONGEST.min(text.len()))
+                .rev()
+                .find_map(|at| text.split_at_checked(at))
+            {
+                Some((start, rest)) if !rest.is_empty() => {
+                    (start, format!(" (and {} bytes more)", rest.len()))
+                }
                 _ => (text, String::new()),
             };
             field(&mut entry, "MESSAGE", &format!("{text}{cut}{note}"));
@@ -47,12 +53,18 @@ impl Journal {
 
 /// `JOURNAL_STREAM` is device and inode of the stream that leads to the journal.
 fn is_stream(stream: &str, device: u64, inode: u64) -> bool {
-    stream.split_once(':').is_some_and(|(dev, ino)| dev.parse() == Ok(device) && ino.parse() == Ok(inode))
+    stream
+        .split_once(':')
+        .is_some_and(|(dev, ino)| dev.parse() == Ok(device) && ino.parse() == Ok(inode))
 }
 
 /// Letters, digits and underscores.
 fn journal_name(name: &str) -> String {
-    name.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter.to_ascii_uppercase() } else { '_' }).collect()
+    name.chars()
+        .map(
+            |letter| if letter.is_ascii_alphanumeric() { letter.to_ascii_uppercase() } else { '_' },
+        )
+        .collect()
 }
 
 fn field(entry: &mut Vec<u8>, name: &str, value: &str) {
@@ -80,7 +92,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("journal");
         let socket = UnixDatagram::bind(&path).unwrap();
-        let fields = [("NIC".to_owned(), "vm-1".to_owned()), ("why.so".to_owned(), "a\nb".to_owned())];
+        let fields =
+            [("NIC".to_owned(), "vm-1".to_owned()), ("why.so".to_owned(), "a\nb".to_owned())];
         Journal::at(path).send(syslog::Severity::Warning, "<WARNING> text", &fields);
         let mut buffer = [0; 1000];
         let length = socket.recv(&mut buffer).unwrap();

@@ -76,7 +76,9 @@ impl Visit for Line {
         // Writing to a string does not fail.
         let _ = match field.name() {
             "message" => return self.message = format!("{value:?}"),
-            name if name.contains(|letter: char| letter.is_ascii_lowercase()) => write!(self.shown, " {name}={value:?}"),
+            name if name.contains(|letter: char| letter.is_ascii_lowercase()) => {
+                write!(self.shown, " {name}={value:?}")
+            }
             _ => Ok(()),
         };
         self.field(field, format!("{value:?}"));
@@ -114,11 +116,15 @@ mod tests {
         let other = Arc::new(Mutex::new(String::new()));
         let copy = other.clone();
         let (filter, handle) = reload::Layer::new(level.filter());
-        let lines = Lines::new(Logger::Syslog(Syslog::at(path)), move |line: &str| copy.lock().unwrap().push_str(line));
+        let lines = Lines::new(Logger::Syslog(Syslog::at(path)), move |line: &str| {
+            copy.lock().unwrap().push_str(line)
+        });
         let subscriber = tracing_subscriber::registry().with(filter).with(lines);
         tracing::subscriber::with_default(subscriber, || body(&LogLevel::of(handle)));
         let mut buffer = [0; 1000];
-        let received = std::iter::from_fn(|| socket.recv(&mut buffer).ok().map(|length| buffer[..length].to_vec()));
+        let received = std::iter::from_fn(|| {
+            socket.recv(&mut buffer).ok().map(|length| buffer[..length].to_vec())
+        });
         let received = received.map(|bytes| String::from_utf8(bytes).unwrap()).collect();
         (received, other.lock().unwrap().clone())
     }
@@ -142,7 +148,11 @@ mod tests {
         ];
         let (syslog, other) = logged(log::Level::Debug, |_| one_of_each());
         assert_eq!(syslog, expected);
-        assert_eq!(other, expected.map(|line| format!("{}\n", &line[5..])).concat(), "without the priority");
+        assert_eq!(
+            other,
+            expected.map(|line| format!("{}\n", &line[5..])).concat(),
+            "without the priority"
+        );
     }
 
     #[test]
@@ -164,7 +174,11 @@ mod tests {
         assert!(entry.ends_with("\nNIC=vm \"1\"\nVNI=42\nREASON=gone\nMTU=1500\n"), "{entry}");
         let length = socket.recv(&mut buffer).unwrap();
         let entry = String::from_utf8_lossy(&buffer[..length]).into_owned();
-        assert!(entry.starts_with("MESSAGE=<WARNING> a text that is a field\n") && entry.ends_with("\nNIC=a\n"), "{entry}");
+        assert!(
+            entry.starts_with("MESSAGE=<WARNING> a text that is a field\n")
+                && entry.ends_with("\nNIC=a\n"),
+            "{entry}"
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The log: to the journal if standard error is it, to syslog and standard error, or to standard error alone, at a level that can be changed while running.
+//! The log: to the journal if standard error is it, to syslog and standard error, or to standard
+//! error alone, at a level that can be changed while running.
 
 mod datagrams;
 mod journal;

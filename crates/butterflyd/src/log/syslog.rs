@@ -35,7 +35,8 @@ impl Syslog {
         &self.tag
     }
 
-    /// Sends `text`. The next line that gets through says how many were lost. The receiver adds the time.
+    /// Sends `text`. The next line that gets through says how many were lost. The receiver adds the
+    /// time.
     pub(super) fn send(&self, severity: Severity, text: &str) {
         let (tag, priority) = (&self.tag, LOCAL0 << 3 | severity as u8);
         self.datagrams.send(|note| format!("<{priority}>{tag}: {text}{note}").into_bytes());
@@ -61,7 +62,10 @@ mod tests {
         };
         let first = UnixDatagram::bind(&path).unwrap();
         syslog.send(Severity::Info, "one");
-        assert_eq!(receive(&first), format!("<134>{}: one (1 earlier lines were lost)", syslog.tag()));
+        assert_eq!(
+            receive(&first),
+            format!("<134>{}: one (1 earlier lines were lost)", syslog.tag())
+        );
         drop(first);
         std::fs::remove_file(&path).unwrap();
 

@@ -1,8 +1,10 @@
-//! What there is to be scraped: every metric is declared once, here, and is in docs/metrics.md by that.
+//! What there is to be scraped: every metric is declared once, here, and is in docs/metrics.md by
+//! that.
 //!
-//! Names and units follow Prometheus' conventions. `in` is what the switch received from a machine, `out` what it delivered to it, as
-//! everywhere else. Labels have values from small sets, or name what an operator declared; of peers, which strangers can make up,
-//! there are at most [`MOST_PEERS`].
+//! Names and units follow Prometheus' conventions. `in` is what the switch received from a machine,
+//! `out` what it delivered to it, as everywhere else. Labels have values from small sets, or name
+//! what an operator declared; of peers, which strangers can make up, there are at most
+//! [`MOST_PEERS`].
 
 /// Peers with numbers of their own: those that were named, then others, by their addresses.
 pub const MOST_PEERS: usize = 256;
@@ -184,9 +186,18 @@ mod tests {
         assert_eq!(names.len(), FAMILIES.len());
         for Declaration { name, kind, labels, help } in FAMILIES {
             assert_eq!(*kind == Kind::Counter, name.ends_with("_total"), "{name}");
-            assert!(name.starts_with("butterfly_") && name.bytes().all(|letter| matches!(letter, b'a'..=b'z' | b'_')), "{name}");
-            assert!(help.ends_with('.') && !help.contains('\n') && !help.contains("  "), "{help:?}");
-            assert!(labels.iter().all(|label| label.bytes().all(|letter| letter.is_ascii_lowercase())));
+            assert!(
+                name.starts_with("butterfly_")
+                    && name.bytes().all(|letter| matches!(letter, b'a'..=b'z' | b'_')),
+                "{name}"
+            );
+            assert!(
+                help.ends_with('.') && !help.contains('\n') && !help.contains("  "),
+                "{help:?}"
+            );
+            assert!(
+                labels.iter().all(|label| label.bytes().all(|letter| letter.is_ascii_lowercase()))
+            );
         }
     }
 
@@ -213,6 +224,9 @@ mod tests {
             std::fs::write(&path, &right).unwrap();
             return;
         }
-        assert!(text == right, "the table in docs/metrics.md is out of date; write it anew with: {HOW}");
+        assert!(
+            text == right,
+            "the table in docs/metrics.md is out of date; write it anew with: {HOW}"
+        );
     }
 }

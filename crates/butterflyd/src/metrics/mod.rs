@@ -1,7 +1,8 @@
 //! Metrics for Prometheus: `--metrics`.
 //!
-//! [`families`] declares what there is, [`page`] writes it down, [`server`] serves it. A thread of its own reads what the switch counts
-//! ([`butterfly_datapath::Observation`]) and what the API answered: a scrape waits for no request, and no worker for a scrape.
+//! [`families`] declares what there is, [`page`] writes it down, [`server`] serves it. A thread of
+//! its own reads what the switch counts ([`butterfly_datapath::Observation`]) and what the API
+//! answered: a scrape waits for no request, and no worker for a scrape.
 
 mod families;
 mod page;
@@ -16,8 +17,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The page is not made again before so many times the time that it took have passed: anybody may ask without
-/// pause, and making pages takes a quarter of a processor at most.
+/// The page is not made again before so many times the time that it took have passed: anybody may
+/// ask without pause, and making pages takes a quarter of a processor at most.
 const PAUSE: u32 = 3;
 
 /// Where the numbers come from.

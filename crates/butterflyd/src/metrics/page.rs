@@ -2,7 +2,9 @@
 
 use super::families::{Declaration, FAMILIES, Family, Kind, MOST_PEERS};
 use butterfly_api::Requests;
-use butterfly_datapath::{Observation, PeerObservation, SessionObservation, UplinkObservation, WorkerReport};
+use butterfly_datapath::{
+    Observation, PeerObservation, SessionObservation, UplinkObservation, WorkerReport,
+};
 use butterfly_model::canonical;
 use prometheus::{
     TextEncoder,
@@ -10,7 +12,11 @@ use prometheus::{
 };
 
 /// The page. Fails only if something is declared wrong.
-pub fn page(observed: &Observation, requests: &Requests, start_date: u64) -> Result<String, prometheus::Error> {
+pub fn page(
+    observed: &Observation,
+    requests: &Requests,
+    start_date: u64,
+) -> Result<String, prometheus::Error> {
     let mut page = Page { series: FAMILIES.iter().map(|_| Vec::new()).collect() };
     page.add(Family::BuildInfo, &[butterfly_version::VERSION, butterfly_version::COMMIT], 1u64);
     page.add(Family::StartTime, &[], start_date);
@@ -42,7 +48,8 @@ struct Page {
 }
 
 impl Page {
-    /// Adds a series. From 2^53 on, which no counter of packets reaches, a number is rounded: the format has no others.
+    /// Adds a series. From 2^53 on, which no counter of packets reaches, a number is rounded: the
+    /// format has no others.
     fn add(&mut self, family: Family, labels: &[&str], value: impl Into<u64>) {
         self.add_exact(family, labels, value.into() as f64);
     }
@@ -105,13 +112,21 @@ impl Page {
     fn worker(&mut self, worker: &WorkerReport) {
         let index = &*worker.index.to_string();
         self.add(Family::WorkerBusyCycles, &[index], worker.busy_cycles);
-        self.add_exact(Family::WorkerBusySeconds, &[index], worker.busy_cycles as f64 / worker.tsc_hz.max(1) as f64);
+        self.add_exact(
+            Family::WorkerBusySeconds,
+            &[index],
+            worker.busy_cycles as f64 / worker.tsc_hz.max(1) as f64,
+        );
         self.add(Family::WorkerPackets, &[index], worker.packets);
         self.add(Family::WorkerBatches, &[index], worker.batches);
         self.add(Family::WorkerSleeps, &[index], worker.sleeps);
         self.add(Family::WorkerIdlePolls, &[index], worker.idle_polls);
         self.add(Family::WorkerActiveRings, &[index], worker.active_rings);
-        self.add_exact(Family::WorkerLongestTurn, &[index], worker.longest_turn as f64 / worker.tsc_hz.max(1) as f64);
+        self.add_exact(
+            Family::WorkerLongestTurn,
+            &[index],
+            worker.longest_turn as f64 / worker.tsc_hz.max(1) as f64,
+        );
         let mut metric = labelled(Family::WorkerBatchPackets, &[index]);
         metric.set_histogram(batches(worker));
         self.series[Family::WorkerBatchPackets as usize].push(metric);

@@ -1,7 +1,7 @@
 //! The HTTP end: one thread, few connections, no patience.
 //!
-//! Whoever reaches the port may be hostile. A connection is good for one request and for a few seconds; when there are too many, the
-//! oldest goes, so that holding many open keeps nobody out.
+//! Whoever reaches the port may be hostile. A connection is good for one request and for a few
+//! seconds; when there are too many, the oldest goes, so that holding many open keeps nobody out.
 
 use super::{Cache, Source};
 use hyper::{
@@ -12,7 +12,10 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
-use std::{collections::VecDeque, convert::Infallible, io, net::SocketAddr, sync::Arc, thread::JoinHandle, time::Duration};
+use std::{
+    collections::VecDeque, convert::Infallible, io, net::SocketAddr, sync::Arc, thread::JoinHandle,
+    time::Duration,
+};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::oneshot,
@@ -67,7 +70,11 @@ pub struct Server {
 impl Server {
     /// Listens on `address`.
     pub fn bind(address: SocketAddr) -> Result<Bound, MetricsError> {
-        let refused = |reason: io::Error| MetricsError::Bind { address, advice: advice(reason.kind()), reason };
+        let refused = |reason: io::Error| MetricsError::Bind {
+            address,
+            advice: advice(reason.kind()),
+            reason,
+        };
         let listener = std::net::TcpListener::bind(address).map_err(refused)?;
         listener.set_nonblocking(true).map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
@@ -90,7 +97,10 @@ impl Bound {
         self,
         make: impl Fn() -> Result<String, E> + Send + Sync + 'static,
     ) -> Result<Server, MetricsError> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(MetricsError::Thread)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(MetricsError::Thread)?;
         let listener = {
             let _entered = runtime.enter();
             TcpListener::from_std(self.listener).map_err(MetricsError::Thread)?
@@ -98,12 +108,18 @@ impl Bound {
         let (stop, stopped) = oneshot::channel();
         let body = move || {
             runtime.block_on(async {
-                let accepting = tokio::spawn(accept(listener, Arc::new(Metrics { make, cache: Cache::default() })));
+                let accepting = tokio::spawn(accept(
+                    listener,
+                    Arc::new(Metrics { make, cache: Cache::default() }),
+                ));
                 let _ = stopped.await;
                 accepting.abort();
             });
         };
-        let thread = std::thread::Builder::new().name("metrics".into()).spawn(body).map_err(MetricsError::Thread)?;
+        let thread = std::thread::Builder::new()
+            .name("metrics".into())
+            .spawn(body)
+            .map_err(MetricsError::Thread)?;
         Ok(Server { stop: Some(stop), thread: Some(thread) })
     }
 }
@@ -119,9 +135,13 @@ impl Drop for Server {
 
 fn advice(kind: io::ErrorKind) -> &'static str {
     match kind {
-        io::ErrorKind::AddrInUse => "another process listens there, perhaps another butterflyd: stop it or choose another port",
+        io::ErrorKind::AddrInUse => {
+            "another process listens there, perhaps another butterflyd: stop it or choose another port"
+        }
         io::ErrorKind::AddrNotAvailable => "no interface of this host has that address",
-        io::ErrorKind::PermissionDenied => "this user may not listen there: choose a port from 1024 on",
+        io::ErrorKind::PermissionDenied => {
+            "this user may not listen there: choose a port from 1024 on"
+        }
         _ => "choose another address",
     }
 }
@@ -184,10 +204,18 @@ where
 impl<E: std::fmt::Display, F: Fn() -> Result<String, E>> Metrics<F> {
     fn answer(&self, method: &Method, path: &str) -> Response<String> {
         if !matches!(path, "/" | "/metrics") {
-            return response(StatusCode::NOT_FOUND, "text/plain", "there is nothing here but /metrics\n");
+            return response(
+                StatusCode::NOT_FOUND,
+                "text/plain",
+                "there is nothing here but /metrics\n",
+            );
         }
         if !matches!(*method, Method::GET | Method::HEAD) {
-            let mut refused = response(StatusCode::METHOD_NOT_ALLOWED, "text/plain", "metrics are only read: GET or HEAD\n");
+            let mut refused = response(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "text/plain",
+                "metrics are only read: GET or HEAD\n",
+            );
             refused.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
             return refused;
         }
@@ -197,8 +225,14 @@ impl<E: std::fmt::Display, F: Fn() -> Result<String, E>> Metrics<F> {
         match self.cache.page(&self.make) {
             Ok(page) => response(StatusCode::OK, prometheus::TEXT_FORMAT, page),
             Err(why) => {
-                error!("metrics cannot be written down because of a defect in this program, please report it: {why}");
-                response(StatusCode::INTERNAL_SERVER_ERROR, "text/plain", "a defect: the log says which\n")
+                error!(
+                    "metrics cannot be written down because of a defect in this program, please report it: {why}"
+                );
+                response(
+                    StatusCode::INTERNAL_SERVER_ERROR,
+                    "text/plain",
+                    "a defect: the log says which\n",
+                )
             }
         }
     }

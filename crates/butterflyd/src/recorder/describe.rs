@@ -83,7 +83,9 @@ pub fn comment(packet: &TapPacket<'_>) -> String {
             }
             text
         }
-        TapVerdict::Dropped { reason, charged } => format!("dropped: {}, charged to {}", reason.name(), who(charged)),
+        TapVerdict::Dropped { reason, charged } => {
+            format!("dropped: {}, charged to {}", reason.name(), who(charged))
+        }
         TapVerdict::Seen => "on the uplink".into(),
     };
     for rule in rules(packet) {
@@ -110,7 +112,10 @@ pub fn traced(packet: &TapPacket<'_>) -> TracedPacket {
         rule: rules(packet),
         cycles: packet.cycles,
         length: Some(packet.len),
-        summary: Some(Summary::new(packet.data.get(..HEADERS as usize).unwrap_or(packet.data), packet.len).to_string()),
+        summary: Some(
+            Summary::new(packet.data.get(..HEADERS as usize).unwrap_or(packet.data), packet.len)
+                .to_string(),
+        ),
         ..TracedPacket::default()
     };
     let verdict = match &packet.verdict {
@@ -123,7 +128,8 @@ pub fn traced(packet: &TapPacket<'_>) -> TracedPacket {
             Verdict::TUNNELLED
         }
         TapVerdict::Flooded { vnics, hosts, refused, reason } => {
-            (traced.flooded_nics, traced.flooded_hosts, traced.refused) = (Some(*vnics), Some(*hosts), Some(*refused));
+            (traced.flooded_nics, traced.flooded_hosts, traced.refused) =
+                (Some(*vnics), Some(*hosts), Some(*refused));
             traced.reason = reason.map(|reason| reason.name().to_owned());
             Verdict::FLOODED
         }

@@ -77,7 +77,11 @@ impl Encoder {
     pub fn pcapng(snap: u32, interface: &str) -> Result<Encoder, PcapError> {
         let buffer = Buffer::default();
         let application = SectionHeaderOption::UserApplication(Cow::Borrowed("butterflyd"));
-        let section = SectionHeaderBlock { endianness: Endianness::native(), options: vec![application], ..Default::default() };
+        let section = SectionHeaderBlock {
+            endianness: Endianness::native(),
+            options: vec![application],
+            ..Default::default()
+        };
         let mut writer = PcapNgWriter::with_section_header(buffer.clone(), section)?;
         writer.write_pcapng_block(InterfaceDescriptionBlock {
             linktype: DataLink::ETHERNET,
@@ -97,7 +101,11 @@ impl Encoder {
         let timestamp = since_epoch(packet.time);
         match &mut self.writer {
             Writer::Pcap(writer) => {
-                writer.write_packet(&PcapPacket { timestamp, orig_len: packet.len, data: Cow::Borrowed(data) })?;
+                writer.write_packet(&PcapPacket {
+                    timestamp,
+                    orig_len: packet.len,
+                    data: Cow::Borrowed(data),
+                })?;
             }
             Writer::PcapNg(writer) => {
                 let mut options = vec![EnhancedPacketOption::Comment(Cow::Owned(comment(packet)))];

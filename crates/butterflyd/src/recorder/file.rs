@@ -61,8 +61,9 @@ pub struct TraceFile {
 }
 
 impl TraceFile {
-    /// Opens the first file, which is as it was until [`Self::begin`]. What is not an own regular file is refused: the default path is in a directory where anybody
-    /// may have put something.
+    /// Opens the first file, which is as it was until [`Self::begin`]. What is not an own regular
+    /// file is refused: the default path is in a directory where anybody may have put
+    /// something.
     pub fn create(
         path: &Path,
         interface: &str,
@@ -70,14 +71,20 @@ impl TraceFile {
         stats: std::sync::Arc<FileStats>,
     ) -> Result<TraceFile, String> {
         let snap = snap(options);
-        let refused = |error: &dyn std::fmt::Display| format!("cannot write packets to {}: {error}", path.display());
+        let refused = |error: &dyn std::fmt::Display| {
+            format!("cannot write packets to {}: {error}", path.display())
+        };
         let encoder = encoder(path, interface, snap).map_err(|error| refused(&error))?;
         Ok(TraceFile {
             path: path.to_owned(),
             interface: interface.to_owned(),
             snap,
             size: options.file_size,
-            files: if options.file_size == 0 { 1 } else { options.file_count.unwrap_or(FILES).max(1) },
+            files: if options.file_size == 0 {
+                1
+            } else {
+                options.file_count.unwrap_or(FILES).max(1)
+            },
             at: 0,
             file: open(path).map_err(|error| refused(&error))?,
             encoder,
@@ -93,14 +100,16 @@ impl TraceFile {
         self.note(begun);
     }
 
-    /// Whether the packets a vnic did not get are told, too: in comments, which classic pcap has not.
+    /// Whether the packets a vnic did not get are told, too: in comments, which classic pcap has
+    /// not.
     fn has_comments(&self) -> bool {
         is_pcapng(&self.path)
     }
 
     /// Writes a packet, now or soon. `refused`: why its vnic did not get it.
     pub fn add(&mut self, packet: &TapPacket<'_>, role: TapRole, refused: Option<DropReason>) {
-        let passed = refused.is_none_or(|reason| role == TapRole::Sent || IN_SPITE.contains(&reason.name()));
+        let passed =
+            refused.is_none_or(|reason| role == TapRole::Sent || IN_SPITE.contains(&reason.name()));
         if packet.data.is_empty() || !(passed || self.has_comments()) {
             return;
         }
@@ -166,7 +175,8 @@ impl TraceFile {
     }
 }
 
-/// What keeps a packet from a virtual machine behind its filter. The original recorded in front of that.
+/// What keeps a packet from a virtual machine behind its filter. The original recorded in front of
+/// that.
 const IN_SPITE: [&str; 4] = ["ring-full", "not-attached", "rx-too-large", "rx-bad-chain"];
 
 /// Bytes of a packet that are wanted.
@@ -182,11 +192,13 @@ fn is_pcapng(path: &Path) -> bool {
 }
 
 fn encoder(path: &Path, interface: &str, snap: u32) -> Result<Encoder, String> {
-    let encoder = if is_pcapng(path) { Encoder::pcapng(snap, interface) } else { Encoder::pcap(snap) };
+    let encoder =
+        if is_pcapng(path) { Encoder::pcapng(snap, interface) } else { Encoder::pcap(snap) };
     encoder.map_err(|error| error.to_string())
 }
 
-/// What files of packets begin with, in either byte order: pcap with microseconds and with nanoseconds, pcapng.
+/// What files of packets begin with, in either byte order: pcap with microseconds and with
+/// nanoseconds, pcapng.
 const MAGIC: [[u8; 4]; 5] = [
     0xa1b2_c3d4_u32.to_be_bytes(),
     0xa1b2_c3d4_u32.to_le_bytes(),
@@ -195,7 +207,8 @@ const MAGIC: [[u8; 4]; 5] = [
     0x0a0d_0d0a_u32.to_be_bytes(),
 ];
 
-/// Whether nothing is in a file, or packets are. The daemon's user has other files, which are nobody's to empty.
+/// Whether nothing is in a file, or packets are. The daemon's user has other files, which are
+/// nobody's to empty.
 fn holds_packets(file: &File) -> io::Result<bool> {
     let mut begin = [0; 4];
     Ok(match file.read_at(&mut begin, 0)? {
@@ -206,8 +219,11 @@ fn holds_packets(file: &File) -> io::Result<bool> {
 
 /// Opens a file that is ours and nothing else. Never waits, as a pipe would have us do.
 fn open(path: &Path) -> io::Result<File> {
-    let not_ours =
-        || io::Error::other("it exists and is no file of packets of the daemon's own: remove it, or name another path");
+    let not_ours = || {
+        io::Error::other(
+            "it exists and is no file of packets of the daemon's own: remove it, or name another path",
+        )
+    };
     // Before it is opened: to some devices that means something.
     if fs::symlink_metadata(path).is_ok_and(|found| !found.is_file()) {
         return Err(not_ours());

@@ -20,7 +20,8 @@ const ROOM: usize = 1 << 17;
 /// Somebody's filter.
 pub struct Filter {
     program: BpfProgram,
-    /// A frame as the filter sees it: the bytes that are known, zeros up to its length. Else `greater` would ask for what was copied.
+    /// A frame as the filter sees it: the bytes that are known, zeros up to its length. Else
+    /// `greater` would ask for what was copied.
     frame: Vec<u8>,
 }
 
@@ -59,7 +60,9 @@ impl Filter {
         match receiver.recv_timeout(PATIENCE) {
             Ok(Ok(program)) => Ok(Some(Filter { program, frame: vec![0; ROOM] })),
             Ok(Err(why)) => refused(&why),
-            Err(_) => refused("it takes too long to compile: use addresses and numbers instead of names"),
+            Err(_) => {
+                refused("it takes too long to compile: use addresses and numbers instead of names")
+            }
         }
     }
 
@@ -91,7 +94,9 @@ mod tests {
         loop {
             match Filter::compile(text) {
                 Ok(filter) => return filter.unwrap(),
-                Err(failure) if format!("{failure:?}").contains("another one") => std::thread::yield_now(),
+                Err(failure) if format!("{failure:?}").contains("another one") => {
+                    std::thread::yield_now()
+                }
                 Err(failure) => panic!("{failure:?}"),
             }
         }
@@ -99,7 +104,9 @@ mod tests {
 
     #[test]
     fn frames_are_told_apart() {
-        let mut udp = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0, 0, 60, 0, 0, 0, 0, 64, 17, 0, 0];
+        let mut udp = vec![
+            2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0, 0x45, 0, 0, 60, 0, 0, 0, 0, 64, 17, 0, 0,
+        ];
         udp.extend([10, 0, 0, 1, 10, 0, 0, 2, 0x12, 0x34, 0, 53, 0, 40, 0, 0]);
         for (text, passes) in [
             ("udp", true),
@@ -119,7 +126,9 @@ mod tests {
 
     #[test]
     fn what_is_none_is_refused_with_the_words_of_libpcap() {
-        for (text, why) in [("prot tcp", "syntax error"), ("port 70000", "illegal port"), ("tcp\0", "")] {
+        for (text, why) in
+            [("prot tcp", "syntax error"), ("port 70000", "illegal port"), ("tcp\0", "")]
+        {
             let failure = loop {
                 let failure = Filter::compile(text).map(|_| ()).unwrap_err();
                 if !format!("{failure:?}").contains("another one") {

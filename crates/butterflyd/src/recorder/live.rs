@@ -53,7 +53,10 @@ impl Live {
     /// A trace that tells `rate` packets per second at most.
     pub fn trace(sink: Arc<TapSink>, rate: u32) -> Live {
         let now = Instant::now();
-        Live::new(sink, Output::Trace { packets: VecDeque::new(), rate, tokens: rate.into(), filled: now })
+        Live::new(
+            sink,
+            Output::Trace { packets: VecDeque::new(), rate, tokens: rate.into(), filled: now },
+        )
     }
 
     /// A capture.
@@ -62,7 +65,10 @@ impl Live {
     }
 
     fn new(sink: Arc<TapSink>, output: Output) -> Live {
-        Live { sink, state: Mutex::new(State { asked: Instant::now(), seen: 0, suppressed: 0, output }) }
+        Live {
+            sink,
+            state: Mutex::new(State { asked: Instant::now(), seen: 0, suppressed: 0, output }),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -100,7 +106,8 @@ impl Live {
                 room
             }
             Output::Capture { encoder, packets } => {
-                let kept = encoder.pending() + packet.data.len() < BYTES && encoder.add(packet, role).is_ok();
+                let kept = encoder.pending() + packet.data.len() < BYTES
+                    && encoder.add(packet, role).is_ok();
                 *packets += u64::from(kept);
                 kept
             }
@@ -112,7 +119,12 @@ impl Live {
     pub fn tell(&self) -> Told {
         let mut state = self.state();
         state.asked = Instant::now();
-        let mut told = Told { seen: state.seen, lost: self.sink.lost(), suppressed: state.suppressed, ..Told::default() };
+        let mut told = Told {
+            seen: state.seen,
+            lost: self.sink.lost(),
+            suppressed: state.suppressed,
+            ..Told::default()
+        };
         match &mut state.output {
             Output::Trace { packets, .. } => {
                 told.packets = packets.drain(..packets.len().min(REPLIED)).collect();

@@ -1,6 +1,7 @@
 //! Traces and captures: who wants packets, and what they get.
 //!
-//! Requests are short: they tell the workers what to copy and a thread of its own ([`thread`]) what to do with it.
+//! Requests are short: they tell the workers what to copy and a thread of its own ([`thread`]) what
+//! to do with it.
 
 mod describe;
 mod encode;
@@ -130,8 +131,8 @@ impl Recorder {
         }
     }
 
-    /// Records the uplink, and vnics unless they say otherwise: the server's `-t`. Fails if the uplink's packets have no file; vnics are
-    /// recorded all the same.
+    /// Records the uplink, and vnics unless they say otherwise: the server's `-t`. Fails if the
+    /// uplink's packets have no file; vnics are recorded all the same.
     pub fn record_all(&mut self) -> Result<(), Failure> {
         self.by_default = true;
         let path = PathBuf::from(format!("/tmp/butterfly-{}-main.pcap", std::process::id()));
@@ -150,8 +151,8 @@ impl Recorder {
         PathBuf::from(format!("/tmp/butterfly-{}-{id}.pcap", std::process::id()))
     }
 
-    /// Opens what a vnic's declaration needs, or goes without: nobody is cut off because a file cannot be written. Refused is what cannot
-    /// be meant, a filter. Nothing is recorded yet.
+    /// Opens what a vnic's declaration needs, or goes without: nobody is cut off because a file
+    /// cannot be written. Refused is what cannot be meant, a filter. Nothing is recorded yet.
     pub fn prepare_or_go_without(&self, nic: &Nic) -> Result<Prepared, Failure> {
         Ok(self.attempt(nic)?.unwrap_or_else(|failure| {
             let why = failure.description.unwrap_or_default();
@@ -160,15 +161,19 @@ impl Recorder {
     }
 
     fn path(nic: &Nic) -> PathBuf {
-        nic.packet_trace_path.as_ref().map_or_else(|| Self::default_path(nic.id.as_str()), PathBuf::from)
+        nic.packet_trace_path
+            .as_ref()
+            .map_or_else(|| Self::default_path(nic.id.as_str()), PathBuf::from)
     }
 
-    /// Opens what a vnic's declaration needs. Nothing is recorded yet; on an error nothing has changed.
+    /// Opens what a vnic's declaration needs. Nothing is recorded yet; on an error nothing has
+    /// changed.
     pub fn prepare(&self, nic: &Nic) -> Result<Prepared, Failure> {
         self.attempt(nic)?
     }
 
-    /// Fails if what is declared cannot be meant; there is a failure within if only the file cannot be opened.
+    /// Fails if what is declared cannot be meant; there is a failure within if only the file cannot
+    /// be opened.
     fn attempt(&self, nic: &Nic) -> Result<Result<Prepared, Failure>, Failure> {
         let id = nic.id.as_str();
         if !nic.packet_trace {
@@ -183,18 +188,34 @@ impl Recorder {
         let filter = Filter::compile(&options.filter)?;
         Ok(match old {
             // Only the filter may change in the middle of a file.
-            Some(tape) if TraceOptions { filter: options.filter.clone(), ..tape.options.clone() } == options => {
+            Some(tape)
+                if TraceOptions { filter: options.filter.clone(), ..tape.options.clone() }
+                    == options =>
+            {
                 Ok(Prepared::Same(options, filter))
             }
             _ => self.open(id, id, path, options).map(|new| Prepared::New(Box::new(new), filter)),
         })
     }
 
-    fn open(&self, id: &str, interface: &str, path: PathBuf, options: TraceOptions) -> Result<NewTape, Failure> {
-        let other = self.tapes.iter().find(|(of, tape)| *of != id && tape.path == path && tape.on.is_some());
+    fn open(
+        &self,
+        id: &str,
+        interface: &str,
+        path: PathBuf,
+        options: TraceOptions,
+    ) -> Result<NewTape, Failure> {
+        let other = self
+            .tapes
+            .iter()
+            .find(|(of, tape)| *of != id && tape.path == path && tape.on.is_some());
         if let Some((other, _)) = other {
-            let whose = if other == UPLINK { "the uplink".to_owned() } else { format!("nic {other}") };
-            let text = format!("packet trace path {} is refused: packets of {whose} are written there", path.display());
+            let whose =
+                if other == UPLINK { "the uplink".to_owned() } else { format!("nic {other}") };
+            let text = format!(
+                "packet trace path {} is refused: packets of {whose} are written there",
+                path.display()
+            );
             return Err(Failure::new(text).with_help("name another path"));
         }
         let stats = Arc::new(FileStats::default());
@@ -217,14 +238,24 @@ impl Recorder {
                 self.switch_off(id);
                 let NewTape { path, options, mut file, stats } = *new;
                 file.begin();
-                let tape = Tape { path, options, file: Some(Arc::new(Mutex::new(file))), stats, on: None, lost: 0 };
+                let tape = Tape {
+                    path,
+                    options,
+                    file: Some(Arc::new(Mutex::new(file))),
+                    stats,
+                    on: None,
+                    lost: 0,
+                };
                 self.tapes.insert(id.to_owned(), tape);
                 self.switch_on(id, filter);
             }
             Prepared::Without(path, options, why) => {
                 self.switch_off(id);
                 let stats = Arc::new(FileStats::without(why));
-                self.tapes.insert(id.to_owned(), Tape { path, options, file: None, stats, on: None, lost: 0 });
+                self.tapes.insert(
+                    id.to_owned(),
+                    Tape { path, options, file: None, stats, on: None, lost: 0 },
+                );
                 self.refresh();
             }
             Prepared::Same(options, filter) => {
@@ -284,9 +315,17 @@ impl Recorder {
     }
 
     /// Begins a trace. Returns its number.
-    pub fn trace(&mut self, what: TapWhat, filter: &str, sample: u32, rate: u32) -> Result<u32, Failure> {
+    pub fn trace(
+        &mut self,
+        what: TapWhat,
+        filter: &str,
+        sample: u32,
+        rate: u32,
+    ) -> Result<u32, Failure> {
         if sample == 0 || rate == 0 || rate > MAX_RATE {
-            return Err(Failure::new(format!("a trace looks at one packet in 1 or more, and tells 1 to {MAX_RATE} per second")));
+            return Err(Failure::new(format!(
+                "a trace looks at one packet in 1 or more, and tells 1 to {MAX_RATE} per second"
+            )));
         }
         self.watch(what, filter, sample, HEADERS, |sink| Ok(Live::trace(sink, rate)))
     }
@@ -303,7 +342,8 @@ impl Recorder {
             TapWhat::Uplink => "uplink".into(),
         };
         self.watch(what, filter, 1, snap, |sink| {
-            let encoder = Encoder::pcapng(snap, &name).map_err(|error| Failure::new(error.to_string()))?;
+            let encoder =
+                Encoder::pcapng(snap, &name).map_err(|error| Failure::new(error.to_string()))?;
             Ok(Live::capture(sink, encoder))
         })
     }
@@ -319,7 +359,9 @@ impl Recorder {
         self.live.retain(|_, watched| !watched.live.is_abandoned());
         if self.live.len() >= LIVE {
             return Err(Failure::new(format!("{LIVE} traces and captures are under way already"))
-                .with_help("end one, or wait: one that nobody reads ends by itself after 10 seconds"));
+                .with_help(
+                    "end one, or wait: one that nobody reads ends by itself after 10 seconds",
+                ));
         }
         let filter = Filter::compile(filter)?;
         let number = self.number();
@@ -331,10 +373,13 @@ impl Recorder {
         Ok(number)
     }
 
-    /// What a trace, or a capture, has seen since the last time. If it is to `end`, and there is nothing more, it is forgotten.
+    /// What a trace, or a capture, has seen since the last time. If it is to `end`, and there is
+    /// nothing more, it is forgotten.
     pub fn read(&mut self, number: u64, is_trace: bool, end: bool) -> Result<Told, Failure> {
-        let meant = |watched: &Watched| watched.live.is_trace() == is_trace && !watched.live.is_abandoned();
-        let known = u32::try_from(number).ok().filter(|number| self.live.get(number).is_some_and(meant));
+        let meant =
+            |watched: &Watched| watched.live.is_trace() == is_trace && !watched.live.is_abandoned();
+        let known =
+            u32::try_from(number).ok().filter(|number| self.live.get(number).is_some_and(meant));
         let known = known.and_then(|number| Some((number, self.live.remove(&number)?)));
         let Some((number, mut watched)) = known else {
             let what = if is_trace { "trace" } else { "capture" };
@@ -372,7 +417,8 @@ impl Recorder {
         self.choose(|chosen| chosen.push(sink));
     }
 
-    /// No worker copies for a sink any more. Something comes when all that was under way is through.
+    /// No worker copies for a sink any more. Something comes when all that was under way is
+    /// through.
     fn end(&self, sink: &Arc<TapSink>) -> Receiver<()> {
         self.choose(|chosen| chosen.retain(|other| other.number != sink.number));
         let (done, through) = mpsc::sync_channel(1);

@@ -1,4 +1,5 @@
-//! The thread that takes packets from the workers and gives each to those who want it. It alone writes files.
+//! The thread that takes packets from the workers and gives each to those who want it. It alone
+//! writes files.
 
 use super::{file::TraceFile, filter::Filter, live::Live};
 use butterfly_datapath::{TapPacket, TapRead, TapSink, Taps};
@@ -11,7 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long the workers are left alone when there was nothing. Their rings hold more than they can fill in that time.
+/// How long the workers are left alone when there was nothing. Their rings hold more than they can
+/// fill in that time.
 const PAUSE: Duration = Duration::from_millis(1);
 /// How often those who are gone are looked for.
 const LOOK: Duration = Duration::from_secs(1);
@@ -37,7 +39,13 @@ pub type Chosen = Mutex<Vec<Arc<TapSink>>>;
 
 /// Works until nobody can give orders any more.
 pub fn run(taps: &Taps, orders: &Receiver<Order>, chosen: &Chosen) {
-    let mut desk = Desk { taps, orders, read: TapRead::default(), consumers: BTreeMap::new(), ends: Vec::new() };
+    let mut desk = Desk {
+        taps,
+        orders,
+        read: TapRead::default(),
+        consumers: BTreeMap::new(),
+        ends: Vec::new(),
+    };
     let mut looked = Instant::now();
     loop {
         let more = desk.pass();
@@ -129,9 +137,14 @@ impl Desk<'_> {
 
     /// Ends what no client asks for any more.
     fn forget_abandoned(&mut self, chosen: &Chosen) {
-        let gone = |consumer: &Consumer| matches!(consumer, Consumer::Live(live) if live.is_abandoned());
-        let numbers: Vec<u32> =
-            self.consumers.iter().filter(|(_, (consumer, _))| gone(consumer)).map(|(number, _)| *number).collect();
+        let gone =
+            |consumer: &Consumer| matches!(consumer, Consumer::Live(live) if live.is_abandoned());
+        let numbers: Vec<u32> = self
+            .consumers
+            .iter()
+            .filter(|(_, (consumer, _))| gone(consumer))
+            .map(|(number, _)| *number)
+            .collect();
         if !numbers.is_empty() {
             let mut chosen = chosen.lock().unwrap_or_else(PoisonError::into_inner);
             chosen.retain(|sink| !numbers.contains(&sink.number));

@@ -1,12 +1,15 @@
 //! Link-local addresses that machines made up: first come, first served (RFC 6620).
 //!
-//! A host need not make its link-local address of its MAC address (RFC 7217), and no operator declares it. So a filtered vnic has those
-//! that it was the first to probe for or to speak from. Who came before the daemon does not probe again: what is spoken from behind a port
-//! that no filter limits is noted as well, and no filtered vnic gets it. And what a filtered vnic takes is its own only when nobody
-//! defended it for a while: till then a machine behind such a port takes it back, and a router does so whenever it advertises.
+//! A host need not make its link-local address of its MAC address (RFC 7217), and no operator
+//! declares it. So a filtered vnic has those that it was the first to probe for or to speak from.
+//! Who came before the daemon does not probe again: what is spoken from behind a port
+//! that no filter limits is noted as well, and no filtered vnic gets it. And what a filtered vnic
+//! takes is its own only when nobody defended it for a while: till then a machine behind such a
+//! port takes it back, and a router does so whenever it advertises.
 //!
-//! What a vnic has stands with the vnic, [`PLACES`] words; the table only leads from an address to the vnic, and an entry that the vnic's
-//! words do not bear out is as good as free. So nothing has to be cleaned up when vnics go, and no network can fill the table.
+//! What a vnic has stands with the vnic, [`PLACES`] words; the table only leads from an address to
+//! the vnic, and an entry that the vnic's words do not bear out is as good as free. So nothing has
+//! to be cleaned up when vnics go, and no network can fill the table.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -26,16 +29,17 @@ use crate::{
     snapshot::{Snapshot, Vnic},
 };
 
-/// Where a filtered vnic's addresses stand, besides that of its MAC address; of a port that no filter limits, those of routers. The oldest
-/// goes for a fifth.
+/// Where a filtered vnic's addresses stand, besides that of its MAC address; of a port that no
+/// filter limits, those of routers. The oldest goes for a fifth.
 const FIRST: Range<usize> = 0..4;
 /// Where those of other machines behind such a port stand.
 const OTHERS: Range<usize> = 4..PLACES;
 const PLACES: usize = 32;
-/// Seconds in which others may defend an address that was probed for, one more than detection takes by default (RFC 4862, 5.1), and
-/// seconds are not whole.
+/// Seconds in which others may defend an address that was probed for, one more than detection takes
+/// by default (RFC 4862, 5.1), and seconds are not whole.
 const PROBED: u32 = 3;
-/// The same of one that is spoken from without a probe that its owner could hear: machines ask each other, and routers, more often.
+/// The same of one that is spoken from without a probe that its owner could hear: machines ask each
+/// other, and routers, more often.
 const SPOKEN: u32 = 600;
 /// 131,072 entries in 1 MiB, of which only what is used is ever touched.
 const BUCKETS: u32 = 1 << 14;
@@ -55,7 +59,8 @@ pub(crate) enum Voice {
 #[derive(Default)]
 pub(crate) struct Bound {
     identifiers: [AtomicU64; PLACES],
-    /// Of a filtered vnic: the second until which others may defend it. Of a port that no filter limits: the MAC address that spoke.
+    /// Of a filtered vnic: the second until which others may defend it. Of a port that no filter
+    /// limits: the MAC address that spoke.
     about: [AtomicU64; PLACES],
     /// How many there were, of each range: which one goes next.
     count: [AtomicU32; 2],
@@ -77,7 +82,8 @@ impl Bound {
 
     /// The same, apart.
     pub fn copy(&self) -> Bound {
-        let copied = |words: &[AtomicU64; PLACES]| std::array::from_fn(|way| AtomicU64::new(at(words, way)));
+        let copied =
+            |words: &[AtomicU64; PLACES]| std::array::from_fn(|way| AtomicU64::new(at(words, way)));
         let count = self.count.each_ref().map(|count| AtomicU32::new(count.load(Relaxed)));
         Bound { identifiers: copied(&self.identifiers), about: copied(&self.about), count }
     }
@@ -91,7 +97,8 @@ impl Bound {
 
     /// Puts an address into the next place of its range. Which one that is.
     fn put(&self, identifier: u64, about: u64, router: bool) -> Option<usize> {
-        let (range, count) = if router { (FIRST, self.count.first()?) } else { (OTHERS, self.count.last()?) };
+        let (range, count) =
+            if router { (FIRST, self.count.first()?) } else { (OTHERS, self.count.last()?) };
         let way = range.start + count.fetch_add(1, Relaxed) as usize % range.len();
         self.about.get(way)?.store(about, Relaxed);
         // Its old entry leads to nothing from now on.
@@ -107,7 +114,8 @@ pub(crate) struct Holder<'s> {
 }
 
 impl Holder<'_> {
-    /// Whether it has it only until the speaker, or somebody behind that port, says that it is theirs.
+    /// Whether it has it only until the speaker, or somebody behind that port, says that it is
+    /// theirs.
     pub fn gives_way(&self, speaker: &Vnic, voice: Voice, now: u32) -> bool {
         let about = at(&self.vnic.shared.bound.about, self.way);
         match (self.vnic.rules.bypass, speaker.rules.bypass) {
@@ -119,8 +127,8 @@ impl Holder<'_> {
     }
 }
 
-/// The interface identifier of a link-local address (RFC 4291, 2.5.6) that somebody may make up. One that is made of a MAC address belongs
-/// to who has that.
+/// The interface identifier of a link-local address (RFC 4291, 2.5.6) that somebody may make up.
+/// One that is made of a MAC address belongs to who has that.
 fn identifier(address: Address) -> Option<u64> {
     let identifier = address as u64;
     let of_mac = identifier >> 24 & 0xffff == 0xfffe;
@@ -129,13 +137,17 @@ fn identifier(address: Address) -> Option<u64> {
 
 /// An entry: a vnic's place, which of its words, and a bit that tells it from a free one.
 const fn entry(place: PortRef, way: usize) -> u64 {
-    1 << 63 | (way as u64 & 31) << 56 | (place.slot as u64 & 0xff_ffff) << 32 | place.incarnation as u64
+    1 << 63
+        | (way as u64 & 31) << 56
+        | (place.slot as u64 & 0xff_ffff) << 32
+        | place.incarnation as u64
 }
 
 /// The table of all networks.
 pub(crate) struct Bindings {
     units: Units,
-    /// Guests choose addresses, and tenants have several networks; what they cannot know is which of them share a bucket.
+    /// Guests choose addresses, and tenants have several networks; what they cannot know is which
+    /// of them share a bucket.
     key: RandomState,
 }
 
@@ -149,7 +161,8 @@ impl Bindings {
     }
 
     fn bucket(&self, vni: u32, identifier: u64) -> usize {
-        // Keyed (SipHash), and of both words: with a sum of them, one network's addresses would collide with those of another.
+        // Keyed (SipHash), and of both words: with a sum of them, one network's addresses would
+        // collide with those of another.
         self.key.hash_one((vni, identifier)) as usize % self.units.len().max(1)
     }
 
@@ -167,16 +180,34 @@ impl Bindings {
     }
 
     /// The vnic or trunk of a network that was the first with this address.
-    pub fn holder<'s>(&self, address: Address, vni: u32, snapshot: &'s Snapshot) -> Option<Holder<'s>> {
+    pub fn holder<'s>(
+        &self,
+        address: Address,
+        vni: u32,
+        snapshot: &'s Snapshot,
+    ) -> Option<Holder<'s>> {
         let wanted = identifier(address)?;
-        let mut found =
-            self.words(self.bucket(vni, wanted)).iter().filter_map(|word| Bindings::read(word.load(Acquire), snapshot));
-        found.find(|(holder, identifier)| holder.vnic.vni == vni && *identifier == wanted).map(|(holder, _)| holder)
+        let mut found = self
+            .words(self.bucket(vni, wanted))
+            .iter()
+            .filter_map(|word| Bindings::read(word.load(Acquire), snapshot));
+        found
+            .find(|(holder, identifier)| holder.vnic.vni == vni && *identifier == wanted)
+            .map(|(holder, _)| holder)
     }
 
-    /// Gives an address to a vnic, or to the trunk, as somebody behind it with the MAC address `source` says that it is theirs: if nobody of
-    /// its network has it, or who has it gives way. To be called by the worker that serves the vnic.
-    pub fn bind(&self, address: Address, vnic: &Vnic, source: u64, voice: Voice, now: u32, snapshot: &Snapshot) {
+    /// Gives an address to a vnic, or to the trunk, as somebody behind it with the MAC address
+    /// `source` says that it is theirs: if nobody of its network has it, or who has it gives
+    /// way. To be called by the worker that serves the vnic.
+    pub fn bind(
+        &self,
+        address: Address,
+        vnic: &Vnic,
+        source: u64,
+        voice: Voice,
+        now: u32,
+        snapshot: &Snapshot,
+    ) {
         let Some(wanted) = identifier(address) else { return };
         let (bound, filtered) = (&vnic.shared.bound, !vnic.rules.bypass);
         let router = filtered || voice == Voice::Router;
@@ -199,15 +230,19 @@ impl Bindings {
             bound.lose(way, wanted);
         } else if let Some(holder) = self.holder(address, vnic.vni, snapshot) {
             // What its own machine said came back by a loop, or from another host.
-            if source == number(holder.vnic.mac) && !filtered || !holder.gives_way(vnic, voice, now) {
+            if source == number(holder.vnic.mac) && !filtered || !holder.gives_way(vnic, voice, now)
+            {
                 return;
             }
             holder.vnic.shared.bound.lose(holder.way, wanted);
         }
         let Some(way) = bound.put(wanted, about, router) else { return };
-        // Another worker may have been faster with the same address for another vnic: the first entry counts.
+        // Another worker may have been faster with the same address for another vnic: the first
+        // entry counts.
         let is_ours = |holder: Holder<'_>| holder.vnic.place == vnic.place;
-        if !self.enter(wanted, vnic, way, snapshot) || !self.holder(address, vnic.vni, snapshot).is_some_and(is_ours) {
+        if !self.enter(wanted, vnic, way, snapshot)
+            || !self.holder(address, vnic.vni, snapshot).is_some_and(is_ours)
+        {
             bound.lose(way, wanted);
         }
     }
@@ -230,8 +265,9 @@ impl Bindings {
             let old = word.load(Acquire);
             // Of a vnic that is gone, or that has another address there by now.
             let is_free = old == new
-                || Bindings::read(old, snapshot)
-                    .is_none_or(|(holder, identifier)| self.bucket(holder.vnic.vni, identifier) != bucket);
+                || Bindings::read(old, snapshot).is_none_or(|(holder, identifier)| {
+                    self.bucket(holder.vnic.vni, identifier) != bucket
+                });
             is_free && word.compare_exchange(old, new, AcqRel, Relaxed).is_ok()
         })
     }
@@ -245,8 +281,16 @@ mod tests {
     fn what_can_be_made_up() {
         let of = |text: &str| identifier(text.parse::<std::net::Ipv6Addr>().unwrap().to_bits());
         assert_eq!(of("fe80::1:2:3:4"), Some(0x0001_0002_0003_0004));
-        for other in ["fe80::", "fe80::ff:fe00:a", "fe80:0:0:1::1", "febf::1", "2001:db8::1", "::1", "ff02::1", "::ffff:10.0.0.1"]
-        {
+        for other in [
+            "fe80::",
+            "fe80::ff:fe00:a",
+            "fe80:0:0:1::1",
+            "febf::1",
+            "2001:db8::1",
+            "::1",
+            "ff02::1",
+            "::ffff:10.0.0.1",
+        ] {
             assert_eq!(of(other), None, "{other}");
         }
     }
@@ -254,8 +298,12 @@ mod tests {
     #[test]
     fn entries_are_of_their_vnic_and_way() {
         let place = PortRef { slot: 0xf_fffe, incarnation: 7 };
-        let all: std::collections::BTreeSet<u64> = (0..PLACES).map(|way| entry(place, way)).collect();
+        let all: std::collections::BTreeSet<u64> =
+            (0..PLACES).map(|way| entry(place, way)).collect();
         assert_eq!(all.len(), PLACES);
-        assert!(all.iter().all(|entry| (entry >> 32) as u32 & 0xff_ffff == place.slot && *entry as u32 == 7));
+        assert!(
+            all.iter()
+                .all(|entry| (entry >> 32) as u32 & 0xff_ffff == place.slot && *entry as u32 == 7)
+        );
     }
 }

@@ -21,8 +21,11 @@ pub(crate) struct Holding {
 
 impl Holding {
     fn new(slots: Vec<u32>, vnics: &Slab<Vnic>) -> Holding {
-        let filtered: Vec<&Arc<Vnic>> =
-            slots.iter().filter_map(|slot| vnics.get(*slot)).filter(|vnic| !vnic.rules.bypass).collect();
+        let filtered: Vec<&Arc<Vnic>> = slots
+            .iter()
+            .filter_map(|slot| vnics.get(*slot))
+            .filter(|vnic| !vnic.rules.bypass)
+            .collect();
         let shared = filtered.iter().any(|vnic| vnic.rules.shared_ip);
         Holding { filtered: !filtered.is_empty(), shared, slots: slots.into() }
     }
@@ -33,21 +36,27 @@ impl Holding {
         others && !(vnic.trunk && (self.shared || self.is_elsewhere(snapshot)))
     }
 
-    /// Whether those who have it here are not here yet, or left for another host. Of so many that nobody wants to look at them all, no.
+    /// Whether those who have it here are not here yet, or left for another host. Of so many that
+    /// nobody wants to look at them all, no.
     fn is_elsewhere(&self, snapshot: &Snapshot) -> bool {
         const MOST: usize = 16;
-        let mut filtered = self.slots.iter().filter_map(|slot| snapshot.vnics.get(*slot)).filter(|vnic| !vnic.rules.bypass);
+        let mut filtered = self
+            .slots
+            .iter()
+            .filter_map(|slot| snapshot.vnics.get(*slot))
+            .filter(|vnic| !vnic.rules.bypass);
         self.slots.len() <= MOST && !filtered.any(|vnic| snapshot.keeps_addresses(vnic))
     }
 
-    /// Whether it may exclude somebody whom `old` did not. (A vnic that has the address no more is told apart by itself.)
+    /// Whether it may exclude somebody whom `old` did not. (A vnic that has the address no more is
+    /// told apart by itself.)
     fn is_tighter(&self, old: Option<&Holding>) -> bool {
         self.filtered && old.is_none_or(|old| !old.filtered || old.shared && !self.shared)
     }
 }
 
-/// The holders of all addresses of a network. A copy shares all that does not change, and a look-up takes the same time however many
-/// there are.
+/// The holders of all addresses of a network. A copy shares all that does not change, and a look-up
+/// takes the same time however many there are.
 #[derive(Clone, Default)]
 pub(crate) struct Holders(imbl::HashMap<Address, Holding>);
 
@@ -57,10 +66,16 @@ impl Holders {
         self.0.get(&address)
     }
 
-    /// Notes what a vnic has now, which had or has these addresses and is in `vnics` as it will be. Returns whether somebody is
-    /// excluded who was not before.
-    pub fn change(&mut self, slot: u32, of: impl Iterator<Item = Address>, vnics: &Slab<Vnic>) -> bool {
-        let now: Vec<Address> = vnics.get(slot).map(|vnic| addresses(vnic).collect()).unwrap_or_default();
+    /// Notes what a vnic has now, which had or has these addresses and is in `vnics` as it will be.
+    /// Returns whether somebody is excluded who was not before.
+    pub fn change(
+        &mut self,
+        slot: u32,
+        of: impl Iterator<Item = Address>,
+        vnics: &Slab<Vnic>,
+    ) -> bool {
+        let now: Vec<Address> =
+            vnics.get(slot).map(|vnic| addresses(vnic).collect()).unwrap_or_default();
         let mut tighter = false;
         for address in of {
             let old = self.0.get(&address);
@@ -82,7 +97,8 @@ impl Holders {
     }
 }
 
-/// The addresses that are a vnic's without asking: those declared, and if it is filtered the link-local one of its MAC address.
+/// The addresses that are a vnic's without asking: those declared, and if it is filtered the
+/// link-local one of its MAC address.
 pub(crate) fn addresses(vnic: &Vnic) -> impl Iterator<Item = Address> {
     const NONE: [Address; 2] = [0, crate::flow::mapped(std::net::Ipv4Addr::UNSPECIFIED)];
     let none = vnic.trunk || vnic.mirrors.is_some();

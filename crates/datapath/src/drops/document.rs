@@ -38,7 +38,11 @@ pub fn drops_document() -> String {
 
 fn section(info: &ReasonInfo) -> String {
     let ReasonInfo { name, description, cause, remedy, charged, harmless, file, .. } = info;
-    let harmless = if *harmless { "- **Harmless:** overviews and alerts do not count it as trouble.\n" } else { "" };
+    let harmless = if *harmless {
+        "- **Harmless:** overviews and alerts do not count it as trouble.\n"
+    } else {
+        ""
+    };
     format!(
         "\n## {name}\n\n{description}\n\n- **Usual cause:** {cause}.\n- **What to do:** {remedy}.\n- **Charged to:** {charged}.\n\
          {harmless}\
@@ -57,11 +61,16 @@ mod tests {
     #[test]
     fn the_page_in_docs_is_that_of_the_declarations() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/drops.md");
-        let page = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}; {REPEAT}", path.display()));
+        let page = std::fs::read_to_string(&path)
+            .unwrap_or_else(|error| panic!("{}: {error}; {REPEAT}", path.display()));
         for (n, (have, want)) in page.lines().zip(drops_document().lines()).enumerate() {
             assert_eq!(have, want, "line {} of docs/drops.md is out of date; {REPEAT}", n + 1);
         }
-        assert_eq!(page.lines().count(), drops_document().lines().count(), "docs/drops.md is out of date; {REPEAT}");
+        assert_eq!(
+            page.lines().count(),
+            drops_document().lines().count(),
+            "docs/drops.md is out of date; {REPEAT}"
+        );
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! What stands in a packet whose contents a filter judges: DHCP requests and discovery, as a machine would send them.
+//! What stands in a packet whose contents a filter judges: DHCP requests and discovery, as a
+//! machine would send them.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -13,17 +14,21 @@ const HOP_LIMIT: u8 = 255;
 /// The advertisement answers, and is to replace what was known (RFC 4861, 4.4).
 const SOLICITED_OVERRIDE: u32 = 3 << 29;
 
-/// The request of a DHCP client that has no lease, if UDP between these ports is one. What an answer says depends on its request, so
-/// there is none to be made up.
+/// The request of a DHCP client that has no lease, if UDP between these ports is one. What an
+/// answer says depends on its request, so there is none to be made up.
 pub(super) fn dhcp(source_port: u16, destination_port: u16, v6: bool, mac: Mac) -> Option<Vec<u8>> {
     if Dhcp::between(source_port, destination_port, v6) != Some(true) {
         return None;
     }
     let transaction = TRANSACTION.to_be_bytes();
     if v6 {
-        // SOLICIT with a client identifier made of the MAC address (RFC 8415, 11.4) and the time elapsed.
+        // SOLICIT with a client identifier made of the MAC address (RFC 8415, 11.4) and the time
+        // elapsed.
         let [_, transaction @ ..] = transaction;
-        return Some([&[1][..], &transaction, &[0, 1, 0, 10, 0, 3, 0, 1], &mac.0, &[0, 8, 0, 2, 0, 0]].concat());
+        return Some(
+            [&[1][..], &transaction, &[0, 1, 0, 10, 0, 3, 0, 1], &mac.0, &[0, 8, 0, 2, 0, 0]]
+                .concat(),
+        );
     }
     // DISCOVER (RFC 2131, figure 1).
     let mut message = [&[1, 1, 6, 0][..], &transaction, &[0; 20], &mac.0].concat();
@@ -34,12 +39,21 @@ pub(super) fn dhcp(source_port: u16, destination_port: u16, v6: bool, mac: Mac) 
 }
 
 /// A message of neighbour discovery (RFC 4861, 4), if this type is one.
-pub(super) fn discovery(ip: Ip, kind: u8, code: u8, ips: (IpAddr, IpAddr), mac: Mac) -> Option<Vec<u8>> {
+pub(super) fn discovery(
+    ip: Ip,
+    kind: u8,
+    code: u8,
+    ips: (IpAddr, IpAddr),
+    mac: Mac,
+) -> Option<Vec<u8>> {
     let (IpAddr::V6(source), IpAddr::V6(destination)) = ips else { return None };
     let link = |option: u8| [&[option, 1][..], &mac.0].concat();
-    // Whoever is asked by a group address has an address that ends as the group does (RFC 4291, 2.7.1): some link-local one.
+    // Whoever is asked by a group address has an address that ends as the group does (RFC 4291,
+    // 2.7.1): some link-local one.
     let asked = match destination.octets() {
-        [0xff, 0x02, .., 0xff, a, b, c] => Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0xff, 0xfe, a, b, c]),
+        [0xff, 0x02, .., 0xff, a, b, c] => {
+            Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0xff, 0xfe, a, b, c])
+        }
         _ => destination,
     };
     let (rest, body) = match kind {

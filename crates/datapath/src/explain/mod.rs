@@ -1,7 +1,8 @@
 //! What would happen to a packet, and why: asked, not sent.
 //!
-//! The packet walks through the stages themselves, in a world of its own: the snapshot in force, with the sessions, learnt addresses and
-//! counts that concern it copied. Whatever the stages change there, the switch never sees; whatever they decide there, it would.
+//! The packet walks through the stages themselves, in a world of its own: the snapshot in force,
+//! with the sessions, learnt addresses and counts that concern it copied. Whatever the stages
+//! change there, the switch never sees; whatever they decide there, it would.
 
 mod message;
 mod question;
@@ -45,7 +46,8 @@ pub struct Walk {
     pub frame: Vec<u8>,
     /// What each stage said, in order.
     pub steps: Vec<Step>,
-    /// What lets it out of its sender, and into its receiver; `None` where nothing did, or nothing was asked.
+    /// What lets it out of its sender, and into its receiver; `None` where nothing did, or nothing
+    /// was asked.
     pub admitted: [Option<Admission>; 2],
     /// What becomes of it.
     pub fate: Fate,
@@ -133,7 +135,8 @@ impl Plane {
     pub fn explain(&self, question: &Question) -> Result<Explanation, NoAnswer> {
         let snapshot = self.shared.snapshot.load_full();
         let mut packet = question::resolve(question, &snapshot, self.shared.tunnel.is_some())?;
-        let world = scratch::World::new(&self.shared, &snapshot, packet.vni).ok_or(NoAnswer::NoMemory)?;
+        let world =
+            scratch::World::new(&self.shared, &snapshot, packet.vni).ok_or(NoAnswer::NoMemory)?;
         let mut room = Room::new(&self.shared.sessions.timeouts);
         let mut walks = Vec::new();
         if let Some((track, direction)) = world.reached(&packet.frame, packet.vni, packet.from) {
@@ -157,7 +160,8 @@ impl Plane {
 }
 
 impl Plane {
-    /// Says what would happen to a frame as it is, from this vnic, or from the other hosts of a network.
+    /// Says what would happen to a frame as it is, from this vnic, or from the other hosts of a
+    /// network.
     pub fn explain_frame(&self, from: &Origin, frame: &[u8]) -> Option<Walk> {
         let snapshot = self.shared.snapshot.load_full();
         let (vni, slot) = match from {
@@ -168,7 +172,9 @@ impl Plane {
             Origin::Outside(vni) => (*vni, snapshot.network(*vni)?.remote.as_ref()?.slot),
         };
         let world = scratch::World::new(&self.shared, &snapshot, vni)?;
-        Some(walk::walk(self, &world, &mut Room::new(&self.shared.sessions.timeouts), slot, frame).0)
+        Some(
+            walk::walk(self, &world, &mut Room::new(&self.shared.sessions.timeouts), slot, frame).0,
+        )
     }
 }
 

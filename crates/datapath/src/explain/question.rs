@@ -87,13 +87,17 @@ pub enum NoAnswer {
     NeedsPort(&'static str),
     #[error("who sends it from outside has an address: give its source address")]
     NeedsSource,
-    #[error("no NIC of this host has {0}: it may be on another host, and its MAC address is not known here")]
+    #[error(
+        "no NIC of this host has {0}: it may be on another host, and its MAC address is not known here"
+    )]
     NeedsMac(IpAddr),
     #[error("{0} waits for its MAC address, which {1} has: it gets nothing until that one is gone")]
     Waits(String, String),
     #[error("protocol {0} goes with {1} addresses")]
     WrongFamily(u8, &'static str),
-    #[error("{0} is a mirror of {1}: it gets copies of that one's frames and nothing else, and sends nothing")]
+    #[error(
+        "{0} is a mirror of {1}: it gets copies of that one's frames and nothing else, and sends nothing"
+    )]
     Mirror(String, String),
     #[error("{0} bytes are too few for the headers of this packet, which take {1}")]
     TooShort(u16, usize),
@@ -129,8 +133,14 @@ pub(super) struct Asked {
 }
 
 /// Finds out what the question leaves open.
-pub(super) fn resolve(question: &Question, snapshot: &Snapshot, spans_hosts: bool) -> Result<Asked, NoAnswer> {
-    let by_id = |id: &str| snapshot.vnics.iter().map(|(_, vnic)| vnic).find(|vnic| !vnic.trunk && *vnic.id == *id);
+pub(super) fn resolve(
+    question: &Question,
+    snapshot: &Snapshot,
+    spans_hosts: bool,
+) -> Result<Asked, NoAnswer> {
+    let by_id = |id: &str| {
+        snapshot.vnics.iter().map(|(_, vnic)| vnic).find(|vnic| !vnic.trunk && *vnic.id == *id)
+    };
     let known = |id: &String| by_id(id).ok_or_else(|| NoAnswer::UnknownVnic(id.clone()));
     let (vni, sender) = match &question.from {
         Origin::Vnic(id) => {
@@ -153,7 +163,9 @@ pub(super) fn resolve(question: &Question, snapshot: &Snapshot, spans_hosts: boo
             // Declared, made of its MAC address, or made up by its machine and seen.
             let declared = network.holders.get(address).is_some();
             let has = |vnic: &Vnic| {
-                vnic.rules.owns(address) || link_local(vnic.mac) == address || !declared && vnic.shared.bound.has(address)
+                vnic.rules.owns(address)
+                    || link_local(vnic.mac) == address
+                    || !declared && vnic.shared.bound.has(address)
             };
             let found = here.find(|vnic| vnic.place.slot != from && has(vnic));
             let mut waiting = network.waiting.iter().filter_map(|slot| snapshot.vnics.get(*slot));
@@ -179,9 +191,8 @@ pub(super) fn resolve(question: &Question, snapshot: &Snapshot, spans_hosts: boo
     };
     let source = match (question.source, sender) {
         (Some(source), _) => source,
-        (None, Some(vnic)) => {
-            first(vnic, Some(destination.is_ipv6())).ok_or_else(|| lacks(&vnic.id, Some(destination.is_ipv6()), "send from"))?
-        }
+        (None, Some(vnic)) => first(vnic, Some(destination.is_ipv6()))
+            .ok_or_else(|| lacks(&vnic.id, Some(destination.is_ipv6()), "send from"))?,
         (None, None) => return Err(NoAnswer::NeedsSource),
     };
     if source.is_ipv6() != destination.is_ipv6() {
@@ -194,7 +205,9 @@ pub(super) fn resolve(question: &Question, snapshot: &Snapshot, spans_hosts: boo
         (None, None, IpAddr::V4(ip)) if ip.is_broadcast() => Some(Mac::BROADCAST),
         (None, None, IpAddr::V4(ip)) if ip.is_multicast() => Some(Mac::of_group_v4(ip)),
         (None, None, IpAddr::V6(ip)) if ip.is_multicast() => Some(Mac::of_group_v6(ip)),
-        (None, None, ip) if spans_hosts && sender.is_some() && matches!(question.to, Target::Address(_)) => {
+        (None, None, ip)
+            if spans_hosts && sender.is_some() && matches!(question.to, Target::Address(_)) =>
+        {
             return Err(NoAnswer::NeedsMac(ip));
         }
         (None, None, _) => None,
@@ -252,7 +265,8 @@ impl Asked {
 
     fn build(&self) -> Result<Vec<u8>, NoAnswer> {
         let (source, destination) = self.ips;
-        let ip = ip(self.ips, self.macs).ok_or(NoAnswer::Families { source_ip: source, destination })?;
+        let ip =
+            ip(self.ips, self.macs).ok_or(NoAnswer::Families { source_ip: source, destination })?;
         let bare = self.packet(&ip, &[])?;
         let Some(length) = self.question.length else { return Ok(bare) };
         let headers = bare.len() - butterfly_packet::ethernet::HEADER_LEN;
@@ -269,7 +283,10 @@ impl Asked {
             TCP => {
                 let (from, to) = self.ports("TCP")?;
                 let (sequence, acknowledgement) = self.numbers;
-                ip.tcp(&Tcp { sequence, acknowledgement, ..Tcp::new(from, to, flags.unwrap_or(SYN)) }, payload)
+                ip.tcp(
+                    &Tcp { sequence, acknowledgement, ..Tcp::new(from, to, flags.unwrap_or(SYN)) },
+                    payload,
+                )
             }
             UDP => {
                 let (from, to) = self.ports("UDP")?;
@@ -281,13 +298,16 @@ impl Asked {
             ICMP if v6 => return Err(NoAnswer::WrongFamily(ICMP, "IPv4")),
             ICMPV6 if !v6 => return Err(NoAnswer::WrongFamily(ICMPV6, "IPv6")),
             ICMPV6
-                if let Some(discovery) =
-                    icmp.and_then(|(kind, code)| message::discovery(ip.clone(), kind, code, self.ips, self.macs.0)) =>
+                if let Some(discovery) = icmp.and_then(|(kind, code)| {
+                    message::discovery(ip.clone(), kind, code, self.ips, self.macs.0)
+                }) =>
             {
                 discovery
             }
             ICMP | ICMPV6 => match icmp {
-                Some((kind, code)) => ip.icmp(kind, code, u32::from(source_port.unwrap_or(1)) << 16 | 1, payload),
+                Some((kind, code)) => {
+                    ip.icmp(kind, code, u32::from(source_port.unwrap_or(1)) << 16 | 1, payload)
+                }
                 None => ip.ping(source_port.unwrap_or(1), 1, payload),
             },
             other => ip.payload(other, payload),
@@ -296,7 +316,11 @@ impl Asked {
 
     /// Gives a packet of TCP that opens no connection the numbers that its connection has reached.
     pub fn go_on(&mut self, track: &Track, direction: usize) {
-        let Some(flags) = self.question.flags.filter(|flags| self.question.protocol == TCP && flags & SYN == 0) else { return };
+        let Some(flags) =
+            self.question.flags.filter(|flags| self.question.protocol == TCP && flags & SYN == 0)
+        else {
+            return;
+        };
         if let (Some(own), Some(other)) = (track.end.get(direction), track.end.get(1 - direction)) {
             self.numbers = (*own, if flags & ACK != 0 { *other } else { 0 });
             self.frame = self.build().unwrap_or_default();
@@ -304,7 +328,8 @@ impl Asked {
     }
 }
 
-/// What the receiver of a packet would answer, and the slot it answers from. `None` if nobody answers such a packet.
+/// What the receiver of a packet would answer, and the slot it answers from. `None` if nobody
+/// answers such a packet.
 pub(super) fn answer(asked: &Asked, receiver: Option<u32>) -> Option<(Vec<u8>, u32)> {
     let receiver = receiver?;
     let Question { protocol, flags, icmp, source_port, .. } = asked.question;

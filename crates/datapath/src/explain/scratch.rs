@@ -51,8 +51,13 @@ impl<'a> World<'a> {
             let trunk = network.remote.as_ref().map(|remote| remote.slot);
             for slot in network.members.iter().copied().chain(trunk) {
                 if let Some(vnic) = own.vnics.get(slot).cloned() {
-                    own.vnics
-                        .set(slot, Some(Arc::new(Vnic { shared: counts(&vnic.shared), ..copy_with(&vnic, vnic.rules.clone()) })));
+                    own.vnics.set(
+                        slot,
+                        Some(Arc::new(Vnic {
+                            shared: counts(&vnic.shared),
+                            ..copy_with(&vnic, vnic.rules.clone())
+                        })),
+                    );
                 }
             }
             let network = Network {
@@ -63,7 +68,10 @@ impl<'a> World<'a> {
             own.networks.set(at, Some(Arc::new(network)));
         }
         let bindings = Bindings::new().ok()?;
-        own.vnics.iter().filter(|(_, vnic)| vnic.vni == vni).for_each(|(_, vnic)| bindings.adopt(vnic, &own));
+        own.vnics
+            .iter()
+            .filter(|(_, vnic)| vnic.vni == vni)
+            .for_each(|(_, vnic)| bindings.adopt(vnic, &own));
         Some(World {
             shared,
             snapshot: own,
@@ -94,7 +102,14 @@ impl<'a> World<'a> {
             let line = real.record(index).line2();
             let life = Life { now: line.seen, state: line.state, track: line.track };
             // Known from the packet before, maybe: what that changed counts.
-            let _ = self.table.insert(self.table.hash(&stored), &stored, admission, &life, |_| false, |_, _, _| ());
+            let _ = self.table.insert(
+                self.table.hash(&stored),
+                &stored,
+                admission,
+                &life,
+                |_| false,
+                |_, _, _| (),
+            );
             for cell in admission.cells {
                 self.cells.take_back(cell, self.shared.cells.taken_back(cell));
             }
@@ -102,7 +117,8 @@ impl<'a> World<'a> {
         });
     }
 
-    /// How far the connection of a TCP segment from this slot has come, and whether that end opened it (0) or the other one did.
+    /// How far the connection of a TCP segment from this slot has come, and whether that end opened
+    /// it (0) or the other one did.
     pub fn reached(&self, frame: &[u8], vni: u32, from: u32) -> Option<(Track, usize)> {
         let Inside::Ip { at, vlan } = inside(frame) else { return None };
         let tuple = parse(frame, at.into(), vlan, frame.len() as u32).ok()?.tuple;
@@ -149,7 +165,8 @@ fn same(count: &AtomicU32) -> AtomicU32 {
     AtomicU32::new(count.load(Relaxed))
 }
 
-/// What is counted and remembered of a vnic, apart. Its rings are its own: nothing here touches them.
+/// What is counted and remembered of a vnic, apart. Its rings are its own: nothing here touches
+/// them.
 fn counts(shared: &VnicShared) -> Arc<VnicShared> {
     let VnicShared {
         port,

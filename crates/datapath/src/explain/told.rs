@@ -48,7 +48,8 @@ pub(super) fn packet(frame: &[u8]) -> String {
         (_, IpAddr::V6(ip)) => format!("[{ip}]:{port}"),
         (_, ip) => format!("{ip}:{port}"),
     };
-    let (source, destination) = (end(tuple.source, tuple.source_port), end(tuple.destination, tuple.destination_port));
+    let (source, destination) =
+        (end(tuple.source, tuple.source_port), end(tuple.destination, tuple.destination_port));
     let what = match packet.l4 {
         L4::Tcp(segment) => flags(segment.flags),
         L4::Echo { request: true } => " echo request".into(),
@@ -69,7 +70,11 @@ fn flags(flags: u8) -> String {
 /// The stage that drops it.
 pub(super) fn dropped(stage: &'static str, reason: DropReason) -> Step {
     let info = info(reason);
-    step(stage, Mark::Stop, format!("{}: {}", info.name, info.description.trim().trim_end_matches('.')))
+    step(
+        stage,
+        Mark::Stop,
+        format!("{}: {}", info.name, info.description.trim().trim_end_matches('.')),
+    )
 }
 
 /// Nobody in the network has the address.
@@ -77,19 +82,34 @@ pub(super) fn never_sent(asked: &Asked, snapshot: &Snapshot) -> Walk {
     let wanted = asked.ips.1;
     let vnics = snapshot.vnics.iter().map(|(_, vnic)| vnic).filter(|vnic| vnic.mirrors.is_none());
     let owner = vnics.into_iter().find(|vnic| vnic.rules.owns(crate::rules::number(wanted)));
-    let mut lookup =
-        step("lookup", Mark::Stop, format!("nobody in VNI {} has {wanted}: its sender gets no answer to ARP or ND", asked.vni));
+    let mut lookup = step(
+        "lookup",
+        Mark::Stop,
+        format!("nobody in VNI {} has {wanted}: its sender gets no answer to ARP or ND", asked.vni),
+    );
     if let Some(owner) = owner {
-        lookup.details.push(format!("{} has it, in VNI {}: networks do not meet", owner.id, owner.vni));
+        lookup
+            .details
+            .push(format!("{} has it, in VNI {}: networks do not meet", owner.id, owner.vni));
     }
-    Walk { packet: packet(&asked.frame), frame: Vec::new(), steps: vec![lookup], admitted: [None, None], fate: Fate::NoAddress }
+    Walk {
+        packet: packet(&asked.frame),
+        frame: Vec::new(),
+        steps: vec![lookup],
+        admitted: [None, None],
+        fate: Fate::NoAddress,
+    }
 }
 
 /// Whose frame it is.
 pub(super) fn source(sender: &Vnic) -> Step {
     let text = match sender {
-        Vnic { trunk: true, .. } => "comes from another host: its sources are not checked here".to_owned(),
-        vnic if vnic.rules.bypass => format!("{} bypasses filters: its sources are not checked", vnic.id),
+        Vnic { trunk: true, .. } => {
+            "comes from another host: its sources are not checked here".to_owned()
+        }
+        vnic if vnic.rules.bypass => {
+            format!("{} bypasses filters: its sources are not checked", vnic.id)
+        }
         vnic => format!("{} is the MAC address of {}", vnic.mac, vnic.id),
     };
     step("source", Mark::Pass, text)
@@ -98,7 +118,8 @@ pub(super) fn source(sender: &Vnic) -> Step {
 /// Whose address it is that somebody else claims.
 pub(super) fn owner(claimed: Address, context: &Context<'_>) -> Option<String> {
     let owners = claims::owners(claimed, context);
-    (!owners.is_empty()).then(|| format!("{} is an address of {}", address(claimed), owners.join(", ")))
+    (!owners.is_empty())
+        .then(|| format!("{} is an address of {}", address(claimed), owners.join(", ")))
 }
 
 /// Where it goes.
@@ -112,7 +133,10 @@ pub(super) fn lookup(verdict: Verdict, frame: &[u8], context: &Context<'_>) -> S
         },
         Verdict::Tunnel(peer) => format!("{mac} was last seen on host {}", host(peer, context)),
         Verdict::Flood { unknown: true } => {
-            format!("{mac} is not known in VNI {}: it goes to all who may have it", context.sender.vni)
+            format!(
+                "{mac} is not known in VNI {}: it goes to all who may have it",
+                context.sender.vni
+            )
         }
         Verdict::Flood { unknown: false } => {
             format!("{mac} is a group address: it goes to everybody in VNI {}", context.sender.vni)
@@ -141,12 +165,17 @@ impl Known {
     pub fn of(found: &Found, context: &Context<'_>, real: &Table) -> Option<Known> {
         let (key, _) = context.table.record(found.index).read()?;
         let index = real.find(real.hash(&key), |stored| *stored == key);
-        let line = index.map_or_else(|| context.table.record(found.index).line2(), |index| real.record(index).line2());
+        let line = index.map_or_else(
+            || context.table.record(found.index).line2(),
+            |index| real.record(index).line2(),
+        );
         let opener = context.snapshot.vnics.get(key.slots().0);
         Some(Known {
             state: line.state.name(),
             cut: line.state == State::Tcp(TcpState::Cut),
-            opened_by: opener.filter(|vnic| !vnic.trunk).map_or("another host".into(), |vnic| vnic.id.to_string()),
+            opened_by: opener
+                .filter(|vnic| !vnic.trunk)
+                .map_or("another host".into(), |vnic| vnic.id.to_string()),
             age: context.now.saturating_sub(line.made),
             idle: context.now.saturating_sub(line.seen),
         })
@@ -162,7 +191,8 @@ pub(super) struct Decided<'a> {
     /// `None` of what goes to several.
     pub receiver: Option<&'a std::sync::Arc<Vnic>>,
     pub packet: Option<&'a Packet>,
-    /// What the rules and the exceptions at both ends said before it passed, as it counts against some of them.
+    /// What the rules and the exceptions at both ends said before it passed, as it counts against
+    /// some of them.
     pub said: Option<[Result<u32, DropReason>; 2]>,
 }
 
@@ -182,14 +212,19 @@ pub(super) fn filter(
         return [None, None];
     };
     if sender.rules.bypass && receiver.rules.bypass {
-        let text =
-            if receiver.trunk || sender.trunk { "the end that is here bypasses filters" } else { "both ends bypass filters" };
+        let text = if receiver.trunk || sender.trunk {
+            "the end that is here bypasses filters"
+        } else {
+            "both ends bypass filters"
+        };
         steps.push(step("filter", Mark::Pass, format!("{text}: nothing is decided")));
         let by = |end: &Vnic| if end.trunk { Admission::OtherHost } else { Admission::Bypass };
         return [Some(by(sender)), Some(by(receiver))];
     }
     let again = match (decided.before, decided.after) {
-        (Some(before), Some(after)) => before.index != after.index || before.admission.stamp != after.admission.stamp,
+        (Some(before), Some(after)) => {
+            before.index != after.index || before.admission.stamp != after.admission.stamp
+        }
         _ => true,
     };
     steps.push(session(decided, again));
@@ -197,13 +232,17 @@ pub(super) fn filter(
     let by = |end: &Vnic, cell: u32, zero: Admission| match rules.get(&cell) {
         _ if end.trunk => Admission::OtherHost,
         _ if end.rules.bypass => Admission::Bypass,
-        Some((group, rule)) if cell != 0 => Admission::Rule { group: group.clone(), rule: rule.clone() },
+        Some((group, rule)) if cell != 0 => {
+            Admission::Rule { group: group.clone(), rule: rule.clone() }
+        }
         _ => zero,
     };
     if let (Some(after), None) = (decided.after, decided.drop) {
-        let (opener, responder): (&Vnic, &Vnic) = if after.direction == 0 { (sender, receiver) } else { (receiver, sender) };
+        let (opener, responder): (&Vnic, &Vnic) =
+            if after.direction == 0 { (sender, receiver) } else { (receiver, sender) };
         let [egress, ingress] = after.admission.cells;
-        let admitted = [by(opener, egress, Admission::DefaultEgress), by(responder, ingress, Admission::Gone)];
+        let admitted =
+            [by(opener, egress, Admission::DefaultEgress), by(responder, ingress, Admission::Gone)];
         if after.direction == 0 || again {
             steps.push(step("egress", Mark::Pass, let_out(opener, &admitted[0])));
             steps.push(step("ingress", Mark::Pass, let_in(responder, &admitted[1])));
@@ -217,7 +256,8 @@ pub(super) fn filter(
     let wanted = |direction, peer| Wanted { direction, peer, protocol: tuple.protocol, port };
     // What refused it, if the rules did; else they are what would have admitted it.
     let by_rules = decided.drop.is_none_or(|(reason, _)| {
-        [EGRESS_DENIED, INGRESS_DENIED, FOR_ROUTERS, SPOOFED_IP, IP_CLAIMED, BAD_DHCP, DHCP_LIMIT].contains(&reason)
+        [EGRESS_DENIED, INGRESS_DENIED, FOR_ROUTERS, SPOOFED_IP, IP_CLAIMED, BAD_DHCP, DHCP_LIMIT]
+            .contains(&reason)
     });
     match egress {
         Ok(cell) => {
@@ -230,10 +270,19 @@ pub(super) fn filter(
             if reason == IP_CLAIMED {
                 refused.details.extend(owner(tuple.source, context));
             } else if reason == SPOOFED_IP {
-                refused.details.push(format!("{} is not an address of {}", address(tuple.source), sender.id));
+                refused.details.push(format!(
+                    "{} is not an address of {}",
+                    address(tuple.source),
+                    sender.id
+                ));
             } else {
-                refused.details =
-                    tried::tried(plane, sender, &wanted(Direction::Outbound, tuple.destination), context.snapshot, &rules);
+                refused.details = tried::tried(
+                    plane,
+                    sender,
+                    &wanted(Direction::Outbound, tuple.destination),
+                    context.snapshot,
+                    &rules,
+                );
             }
             steps.push(refused);
         }
@@ -246,7 +295,13 @@ pub(super) fn filter(
         }
         Err(reason) => {
             let mut refused = dropped("ingress", reason);
-            refused.details = tried::tried(plane, receiver, &wanted(Direction::Inbound, tuple.source), context.snapshot, &rules);
+            refused.details = tried::tried(
+                plane,
+                receiver,
+                &wanted(Direction::Inbound, tuple.source),
+                context.snapshot,
+                &rules,
+            );
             if egress.is_err() {
                 refused.text = format!("and if it got so far: {}", refused.text);
                 refused.mark = Mark::Note;
@@ -254,7 +309,9 @@ pub(super) fn filter(
             steps.push(refused);
         }
     }
-    if let Some((reason, _)) = decided.drop.filter(|_| !by_rules || (egress.is_ok() && ingress.is_ok())) {
+    if let Some((reason, _)) =
+        decided.drop.filter(|_| !by_rules || (egress.is_ok() && ingress.is_ok()))
+    {
         steps.push(dropped("session", reason));
     }
     admitted
@@ -278,14 +335,22 @@ fn session(decided: &Decided<'_>, again: bool) -> Step {
         _ if *cut => step(
             "session",
             Mark::Note,
-            format!("known, but policy took it back: only a SYN that the rules admit begins anew ({what})"),
+            format!(
+                "known, but policy took it back: only a SYN that the rules admit begins anew ({what})"
+            ),
         ),
         (Some(after), None) if after.direction == 1 && !again => {
             step("session", Mark::Pass, format!("known: it passes as an answer ({what})"))
         }
-        (Some(_), None) if !again => step("session", Mark::Pass, format!("known: it passes by it ({what})")),
+        (Some(_), None) if !again => {
+            step("session", Mark::Pass, format!("known: it passes by it ({what})"))
+        }
         (_, Some((reason, _))) if !again => dropped("session", reason),
-        _ => step("session", Mark::Note, format!("known, but what admitted it changed: it is decided again ({what})")),
+        _ => step(
+            "session",
+            Mark::Note,
+            format!("known, but what admitted it changed: it is decided again ({what})"),
+        ),
     }
 }
 
@@ -293,8 +358,13 @@ fn let_out(sender: &Vnic, by: &Admission) -> String {
     match by {
         Admission::OtherHost => "left to the host that it comes from".into(),
         Admission::Bypass => format!("{} bypasses filters", sender.id),
-        Admission::DefaultEgress => format!("{} has no OUTBOUND rules: what comes from its own addresses may leave", sender.id),
-        Admission::Rule { group, rule } => format!("{} may send it by group {group}: {}", sender.id, told(rule)),
+        Admission::DefaultEgress => format!(
+            "{} has no OUTBOUND rules: what comes from its own addresses may leave",
+            sender.id
+        ),
+        Admission::Rule { group, rule } => {
+            format!("{} may send it by group {group}: {}", sender.id, told(rule))
+        }
         Admission::Gone => format!("{} may send it without a rule", sender.id),
     }
 }
@@ -303,8 +373,12 @@ fn let_in(receiver: &Vnic, by: &Admission) -> String {
     match by {
         Admission::OtherHost => "left to the host that it goes to".into(),
         Admission::Bypass => format!("{} bypasses filters", receiver.id),
-        Admission::Rule { group, rule } => format!("{} may get it by group {group}: {}", receiver.id, told(rule)),
-        Admission::DefaultEgress | Admission::Gone => format!("{} may get it without a rule", receiver.id),
+        Admission::Rule { group, rule } => {
+            format!("{} may get it by group {group}: {}", receiver.id, told(rule))
+        }
+        Admission::DefaultEgress | Admission::Gone => {
+            format!("{} may get it without a rule", receiver.id)
+        }
     }
 }
 
@@ -341,6 +415,8 @@ pub(super) fn leaves(context: &Context<'_>, tunnel: &Tunnel, to: &[IpAddr], grou
 
 /// Its next hop is being looked for.
 pub(super) fn waits(to: IpAddr) -> Step {
-    let text = format!("the next hop to {to} is not known yet: the packet waits for it, others until then are no-neighbour");
+    let text = format!(
+        "the next hop to {to} is not known yet: the packet waits for it, others until then are no-neighbour"
+    );
     step("tunnel", Mark::Note, text)
 }

@@ -1,4 +1,5 @@
-//! Which rules were tried: group by group, by what does not fit. Said from the rules as they are declared; what decides is compiled.
+//! Which rules were tried: group by group, by what does not fit. Said from the rules as they are
+//! declared; what decides is compiled.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -47,10 +48,13 @@ impl Wanted {
         };
         let has_ports = matches!(rule.protocol(), Protocol::Number(protocol::TCP | protocol::UDP));
         let peer = match rule.peer() {
-            Peer::Cidr(cidr) => is_v4(self.peer) != cidr.network().is_ipv4() || !within(self.peer, cidr),
+            Peer::Cidr(cidr) => {
+                is_v4(self.peer) != cidr.network().is_ipv4() || !within(self.peer, cidr)
+            }
             Peer::SecurityGroup(name) => !is_member(name),
         };
-        let ports = !protocol && has_ports && rule.ports().is_some_and(|ports| !ports.contains(&self.port));
+        let ports =
+            !protocol && has_ports && rule.ports().is_some_and(|ports| !ports.contains(&self.port));
         Misfit { protocol, ports, peer }
     }
 }
@@ -65,18 +69,30 @@ fn within(address: Address, cidr: &butterfly_model::Cidr) -> bool {
 pub(super) type Rules = HashMap<u32, (GroupName, Rule)>;
 
 /// A line or more for each group of a vnic that refuses, and whether another group would not.
-pub(super) fn tried(plane: &Plane, vnic: &Vnic, wanted: &Wanted, snapshot: &Snapshot, all: &Rules) -> Vec<String> {
+pub(super) fn tried(
+    plane: &Plane,
+    vnic: &Vnic,
+    wanted: &Wanted,
+    snapshot: &Snapshot,
+    all: &Rules,
+) -> Vec<String> {
     let groups = plane.groups_of(&vnic.rules.groups);
     let of_peer = snapshot.members.get(&wanted.peer);
     let is_member = |name: &GroupName| {
-        plane.group_number(name).is_some_and(|number| of_peer.is_some_and(|of| of.binary_search(&number).is_ok()))
+        plane
+            .group_number(name)
+            .is_some_and(|number| of_peer.is_some_and(|of| of.binary_search(&number).is_ok()))
     };
-    let mut lines: Vec<String> =
-        groups.iter().flat_map(|(name, rules)| group(name, rules.as_deref(), wanted, is_member)).collect();
+    let mut lines: Vec<String> = groups
+        .iter()
+        .flat_map(|(name, rules)| group(name, rules.as_deref(), wanted, is_member))
+        .collect();
     if lines.is_empty() {
         lines.push(format!("{} has no security group", vnic.id));
     }
-    let admits = |rule: &Rule| rule.direction() == wanted.direction && wanted.misfit(rule, is_member).is_none();
+    let admits = |rule: &Rule| {
+        rule.direction() == wanted.direction && wanted.misfit(rule, is_member).is_none()
+    };
     // Rules may have come since it was refused.
     let own = |name: &GroupName| groups.iter().any(|(own, _)| own == name);
     let others = all.values().filter(|(name, rule)| admits(rule) && !own(name));
@@ -94,19 +110,31 @@ fn elsewhere(groups: &BTreeSet<&GroupName>, id: &str, direction: Direction) -> V
     if groups.is_empty() {
         return vec![format!("no other group would let it {way}")];
     }
-    let join = |name| format!("group {name} would let it {way}, but {id} is not in it: `butterfly nic sg add {id} {name}`");
+    let join = |name| {
+        format!(
+            "group {name} would let it {way}, but {id} is not in it: `butterfly nic sg add {id} {name}`"
+        )
+    };
     let named = groups.iter().take(CLOSEST).map(join);
     let more = groups.len().saturating_sub(CLOSEST);
     named.chain((more > 0).then(|| format!("  and {more} more groups"))).collect()
 }
 
-fn group(name: &GroupName, rules: Option<&[Rule]>, wanted: &Wanted, is_member: impl Fn(&GroupName) -> bool) -> Vec<String> {
-    let Some(rules) = rules else { return vec![format!("group {name}: does not exist, so it allows nothing")] };
+fn group(
+    name: &GroupName,
+    rules: Option<&[Rule]>,
+    wanted: &Wanted,
+    is_member: impl Fn(&GroupName) -> bool,
+) -> Vec<String> {
+    let Some(rules) = rules else {
+        return vec![format!("group {name}: does not exist, so it allows nothing")];
+    };
     let direction = match wanted.direction {
         Direction::Inbound => "INBOUND",
         Direction::Outbound => "OUTBOUND",
     };
-    let rules: Vec<&Rule> = rules.iter().filter(|rule| rule.direction() == wanted.direction).collect();
+    let rules: Vec<&Rule> =
+        rules.iter().filter(|rule| rule.direction() == wanted.direction).collect();
     let (mut protocol, mut ports, mut peer, mut admit) = (0, 0, 0, 0);
     let mut closest = Vec::new();
     for rule in &rules {
@@ -124,14 +152,25 @@ fn group(name: &GroupName, rules: Option<&[Rule]>, wanted: &Wanted, is_member: i
             closest.push(format!("  fits but for {but}: {}", told(rule)));
         }
     }
-    let kinds =
-        [(admit, "admit it"), (protocol, "about other protocols"), (ports, "about other ports"), (peer, "about other peers")];
-    let kinds: Vec<String> =
-        kinds.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();
+    let kinds = [
+        (admit, "admit it"),
+        (protocol, "about other protocols"),
+        (ports, "about other ports"),
+        (peer, "about other peers"),
+    ];
+    let kinds: Vec<String> = kinds
+        .iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, what)| format!("{count} {what}"))
+        .collect();
     let all = rules.len();
     let mut lines = vec![match all {
         0 => format!("group {name}: no {direction} rule"),
-        _ => format!("group {name}: {all} {direction} rule{}: {}", if all == 1 { "" } else { "s" }, kinds.join(", ")),
+        _ => format!(
+            "group {name}: {all} {direction} rule{}: {}",
+            if all == 1 { "" } else { "s" },
+            kinds.join(", ")
+        ),
     }];
     if admit == 0 {
         let more = closest.len().saturating_sub(CLOSEST);
@@ -182,8 +221,10 @@ mod tests {
 
     #[test]
     fn groups_that_would_do_are_named_but_not_all() {
-        let names: Vec<GroupName> = ["a", "b", "c", "d", "e"].iter().map(|name| GroupName::new(name).unwrap()).collect();
-        let told = |n: usize, direction| elsewhere(&names.iter().take(n).collect(), "vm-1", direction);
+        let names: Vec<GroupName> =
+            ["a", "b", "c", "d", "e"].iter().map(|name| GroupName::new(name).unwrap()).collect();
+        let told =
+            |n: usize, direction| elsewhere(&names.iter().take(n).collect(), "vm-1", direction);
         assert_eq!(told(0, Direction::Inbound), ["no other group would let it in"]);
         assert_eq!(
             told(1, Direction::Outbound),

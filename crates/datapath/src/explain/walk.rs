@@ -16,7 +16,10 @@ use crate::{
     claims::{claimed, claims},
     deliver::{FLOOD_LIMIT, NOT_ATTACHED, RING_FULL, may_flood},
     drops::info,
-    filter::{Room, SESSIONS_FULL, Share, admits_flooded, filter, full_shares, may_give_way, read_packet, rests, rules_say},
+    filter::{
+        Room, SESSIONS_FULL, Share, admits_flooded, filter, full_shares, may_give_way, read_packet,
+        rests, rules_say,
+    },
     flow::{L4, Packet},
     forward::{NO_RECEIVER, forward, nobody},
     headers::headers,
@@ -31,14 +34,29 @@ use crate::{
     tunnel::{NO_NEIGHBOUR, PeerRef, TOO_BIG, Tunnel, UPLINK_DOWN},
 };
 
-/// Walks a frame from the vnic in this slot, or from the trunk. Also says in which slot it met its receiver.
-pub(super) fn walk(plane: &Plane, world: &World<'_>, room: &mut Room, from: u32, frame: &[u8]) -> (Walk, Option<u32>) {
+/// Walks a frame from the vnic in this slot, or from the trunk. Also says in which slot it met its
+/// receiver.
+pub(super) fn walk(
+    plane: &Plane,
+    world: &World<'_>,
+    room: &mut Room,
+    from: u32,
+    frame: &[u8],
+) -> (Walk, Option<u32>) {
     let mut steps = Vec::new();
-    let walk = |fate, admitted, steps| Walk { packet: told::packet(frame), frame: frame.to_vec(), steps, admitted, fate };
+    let walk = |fate, admitted, steps| Walk {
+        packet: told::packet(frame),
+        frame: frame.to_vec(),
+        steps,
+        admitted,
+        fate,
+    };
     let nobody = || Fate::Dropped(Refused { reason: info(NO_RECEIVER), charged: String::new() });
     let sender = world.snapshot.vnics.get(from);
     let network = sender.and_then(|sender| world.snapshot.networks.get(sender.network));
-    let (Some(sender), Some(network)) = (sender, network) else { return (walk(nobody(), [None, None], steps), None) };
+    let (Some(sender), Some(network)) = (sender, network) else {
+        return (walk(nobody(), [None, None], steps), None);
+    };
     let context = world.context(sender, network);
 
     let mut store = FrameStore::default();
@@ -85,7 +103,12 @@ pub(super) fn walk(plane: &Plane, world: &World<'_>, room: &mut Room, from: u32,
         Inside::Ip { at, vlan } => read_packet(&mut batch, 0, at, vlan, frame.len() as u32).ok(),
         _ => None,
     };
-    let mac = |at: usize| frame.get(at..at + 6).and_then(|bytes| bytes.first_chunk()).map_or(Mac::ZERO, |bytes| Mac(*bytes));
+    let mac = |at: usize| {
+        frame
+            .get(at..at + 6)
+            .and_then(|bytes| bytes.first_chunk())
+            .map_or(Mac::ZERO, |bytes| Mac(*bytes))
+    };
     world.take_stations(sender.vni, [mac(0), mac(6)]);
     if let Some(packet) = &packet {
         world.take_sessions(&Key::new(&packet.tuple, sender.vni, from, from));
@@ -119,24 +142,32 @@ pub(super) fn walk(plane: &Plane, world: &World<'_>, room: &mut Room, from: u32,
     let mut unbounded = world.context(sender, network);
     let no_shares = Shares::unbounded();
     unbounded.shares = &no_shares;
-    let gives = |whose: Share, key: &Key| real.could_make_room(real.hash(key), |record| whose.may_give(record, &context));
+    let gives = |whose: Share, key: &Key| {
+        real.could_make_room(real.hash(key), |record| whose.may_give(record, &context))
+    };
     let room_is_made = packet.as_ref().zip(receiver).is_some_and(|(packet, receiver)| {
         let key = Key::new(&packet.tuple, sender.vni, from, receiver.place.slot);
         full_shares(&context, &key).all(|whose| !rests(&context) && gives(whose, &key))
     });
-    let said = packet.as_ref().zip(receiver).map(|(packet, receiver)| rules_say(packet, receiver, &context));
+    let said = packet
+        .as_ref()
+        .zip(receiver)
+        .map(|(packet, receiver)| rules_say(packet, receiver, &context));
     filter(&mut batch, if room_is_made { &unbounded } else { &context }, room);
     let after = packet.as_ref().and_then(find);
     let mut drop = stopped(&batch);
     // Its own table has room: that of the switch may have none.
     let made = before.is_none_or(|before| after.is_some_and(|after| after.index != before.index));
-    if let (None, Some(packet), Some(receiver), true, true) = (drop, &packet, receiver, after.is_some(), made) {
+    if let (None, Some(packet), Some(receiver), true, true) =
+        (drop, &packet, receiver, after.is_some(), made)
+    {
         let key = Key::new(&packet.tuple, sender.vni, from, receiver.place.slot);
         if !real.has_room(real.hash(&key), |record| may_give_way(record, &context)) {
             drop = Some((SESSIONS_FULL, from));
         }
     }
-    let decided = Decided { known: row, before, after, drop, receiver, packet: packet.as_ref(), said };
+    let decided =
+        Decided { known: row, before, after, drop, receiver, packet: packet.as_ref(), said };
     let admitted = told::filter(plane, &context, &decided, &mut steps);
     let fate = match drop {
         Some(drop) => Fate::Dropped(refused(drop, &context)),
@@ -149,7 +180,13 @@ pub(super) fn walk(plane: &Plane, world: &World<'_>, room: &mut Room, from: u32,
 type Drop = (DropReason, u32);
 
 /// Who gets it, as delivery would find them.
-fn deliver(verdict: Verdict, frame: &[u8], context: &Context<'_>, room: &Room, steps: &mut Vec<Step>) -> Fate {
+fn deliver(
+    verdict: Verdict,
+    frame: &[u8],
+    context: &Context<'_>,
+    room: &Room,
+    steps: &mut Vec<Step>,
+) -> Fate {
     let outcome = match verdict {
         Verdict::Deliver(slot) => match context.snapshot.vnics.get(slot) {
             None => Err((NOT_ATTACHED, slot)),
@@ -174,14 +211,26 @@ fn deliver(verdict: Verdict, frame: &[u8], context: &Context<'_>, room: &Room, s
 }
 
 fn refused((reason, slot): Drop, context: &Context<'_>) -> Refused {
-    let charged = context.snapshot.vnics.get(slot).map(|vnic| vnic.id.to_string()).unwrap_or_default();
+    let charged =
+        context.snapshot.vnics.get(slot).map(|vnic| vnic.id.to_string()).unwrap_or_default();
     Refused { reason: info(reason), charged }
 }
 
 /// The same for what goes to several.
-fn flood(unknown: bool, frame: &[u8], context: &Context<'_>, room: &Room, steps: &mut Vec<Step>) -> Result<Fate, Drop> {
+fn flood(
+    unknown: bool,
+    frame: &[u8],
+    context: &Context<'_>,
+    room: &Room,
+    steps: &mut Vec<Step>,
+) -> Result<Fate, Drop> {
     let own = context.sender.place.slot;
-    let others = context.network.members.iter().filter(|slot| **slot != own).filter_map(|slot| context.snapshot.vnics.get(*slot));
+    let others = context
+        .network
+        .members
+        .iter()
+        .filter(|slot| **slot != own)
+        .filter_map(|slot| context.snapshot.vnics.get(*slot));
     let others: Vec<_> = others.filter(|receiver| receiver.rules.bypass || !unknown).collect();
     let remote = context.remote();
     if others.is_empty() && remote.is_none() {
@@ -198,7 +247,9 @@ fn flood(unknown: bool, frame: &[u8], context: &Context<'_>, room: &Room, steps:
     let mut details = Vec::new();
     for receiver in others {
         let slot = receiver.place.slot;
-        match admits_flooded(room, 0, receiver, context).and_then(|()| takes(receiver).map_err(|reason| (reason, slot))) {
+        match admits_flooded(room, 0, receiver, context)
+            .and_then(|()| takes(receiver).map_err(|reason| (reason, slot)))
+        {
             Ok(_) => here.push(receiver.id.to_string()),
             Err(drop) => {
                 details.push(format!("not {}: {}", receiver.id, drop.0.name()));
@@ -210,7 +261,10 @@ fn flood(unknown: bool, frame: &[u8], context: &Context<'_>, room: &Room, steps:
     if let (Some(remote), Some(tunnel)) = (remote, context.tunnel) {
         let group = [tunnel.groups.of(context.sender.vni).1];
         let sent: Vec<_> = match remote.peers.is_empty() {
-            true => vec![fits(frame, context, tunnel).map(|()| (group[0], told::leaves(context, tunnel, &group, true)))],
+            true => vec![
+                fits(frame, context, tunnel)
+                    .map(|()| (group[0], told::leaves(context, tunnel, &group, true))),
+            ],
             false => remote.peers.iter().map(|peer| leaves(frame, context, *peer)).collect(),
         };
         for sent in sent {
@@ -236,15 +290,18 @@ fn flood(unknown: bool, frame: &[u8], context: &Context<'_>, room: &Room, steps:
 /// Times that a ring is looked for while a worker has it.
 const LOOKS: u32 = 64;
 
-/// Buffers that a guest offers; or why it gets nothing. Waits for no worker: who has the ring all the time delivers to it.
+/// Buffers that a guest offers; or why it gets nothing. Waits for no worker: who has the ring all
+/// the time delivers to it.
 fn takes(receiver: &Vnic) -> Result<Option<u16>, DropReason> {
     for _ in 0..LOOKS {
         if let Some(ring) = receiver.shared.port.try_rx() {
             return match ring.as_ref().map(|ring| ring.status()) {
-                Some(ring) if ring.enabled && !ring.broken => match ring.avail_idx.wrapping_sub(ring.next_avail) {
-                    0 => Err(RING_FULL),
-                    free => Ok(Some(free)),
-                },
+                Some(ring) if ring.enabled && !ring.broken => {
+                    match ring.avail_idx.wrapping_sub(ring.next_avail) {
+                        0 => Err(RING_FULL),
+                        free => Ok(Some(free)),
+                    }
+                }
                 _ => Err(NOT_ATTACHED),
             };
         }
@@ -260,7 +317,11 @@ fn fits(frame: &[u8], context: &Context<'_>, tunnel: &Tunnel) -> Result<(), Drop
         return Err((TOO_BIG, own));
     }
     let trunk = context.remote().map_or(own, |remote| remote.slot);
-    if tunnel.down.load(Relaxed) || tunnel.port.is_down() { Err((UPLINK_DOWN, trunk)) } else { Ok(()) }
+    if tunnel.down.load(Relaxed) || tunnel.port.is_down() {
+        Err((UPLINK_DOWN, trunk))
+    } else {
+        Ok(())
+    }
 }
 
 /// The host that it leaves for.

@@ -13,8 +13,9 @@ const L3: usize = 14;
 const L4_V4: usize = L3 + 20;
 const L4_V6: usize = L3 + 40;
 
-/// Reads an untagged IPv4 packet without options or an IPv6 packet without extension headers, whole, that carries TCP without SYN or RST, or
-/// UDP other than DHCP. Everything else is `None`: the slow path tells what is wrong with it, if anything. Bytes beyond `len` are stale.
+/// Reads an untagged IPv4 packet without options or an IPv6 packet without extension headers,
+/// whole, that carries TCP without SYN or RST, or UDP other than DHCP. Everything else is `None`:
+/// the slow path tells what is wrong with it, if anything. Bytes beyond `len` are stale.
 #[inline(always)]
 pub(super) fn read(head: &[u8; HEAD_MAX], len: u32) -> Option<(Tuple, Option<Segment>)> {
     let room = (len as usize).checked_sub(L3)?;
@@ -26,7 +27,10 @@ pub(super) fn read(head: &[u8; HEAD_MAX], len: u32) -> Option<(Tuple, Option<Seg
             if version != 0x45 || be16::<{ L3 + 6 }>(head) & 0x3fff != 0 || total > room {
                 return None;
             }
-            let ends = (mapped(be32::<{ L3 + 12 }>(head).into()), mapped(be32::<{ L3 + 16 }>(head).into()));
+            let ends = (
+                mapped(be32::<{ L3 + 12 }>(head).into()),
+                mapped(be32::<{ L3 + 16 }>(head).into()),
+            );
             let [protocol] = bytes::<{ L3 + 9 }, 1>(head);
             transport::<L4_V4>(head, protocol, total.checked_sub(20)?, ends)
         }
@@ -146,13 +150,20 @@ mod tests {
 
     fn links() -> [Ip; 2] {
         let link = build::ethernet(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
-        [link.clone().ipv4([10, 0, 0, 1], [10, 0, 0, 2]), link.ipv6([1u16, 2, 3, 4, 5, 6, 7, 8], [8u16, 7, 6, 5, 4, 3, 2, 1])]
+        [
+            link.clone().ipv4([10, 0, 0, 1], [10, 0, 0, 2]),
+            link.ipv6([1u16, 2, 3, 4, 5, 6, 7, 8], [8u16, 7, 6, 5, 4, 3, 2, 1]),
+        ]
     }
 
     #[test]
     fn plain_traffic_is_read() {
         for ip in links() {
-            for frame in [ip.udp(5, 6, b""), ip.udp(5, 6, &[1; 1000]), ip.tcp(&build::Tcp::new(5, 6, 0x10), b"x")] {
+            for frame in [
+                ip.udp(5, 6, b""),
+                ip.udp(5, 6, &[1; 1000]),
+                ip.tcp(&build::Tcp::new(5, 6, 0x10), b"x"),
+            ] {
                 assert!(read(&slot(&frame), frame.len() as u32).is_some());
                 assert!(agrees(&frame));
             }
@@ -199,7 +210,8 @@ mod tests {
             assert!(fast(&udp) && fast(&[&udp[..], &[0; 9]].concat()));
             assert!((0..udp.len()).all(|len| !fast(&udp[..len])));
             // A length within the packet; no header without its bytes.
-            let lengths: Vec<u8> = (0..=255).filter(|len| fast(&with(&udp, at + 5, *len))).collect();
+            let lengths: Vec<u8> =
+                (0..=255).filter(|len| fast(&with(&udp, at + 5, *len))).collect();
             assert_eq!(lengths, [8, 9, 10, 11, 12]);
             assert!(fast(&ip.udp(5, 6, b"")) && !fast(&ip.payload(17, &udp[at..][..7])));
             let tcp = |offset: u8, flags: u8, len: usize| {
@@ -207,22 +219,30 @@ mod tests {
                 bytes[12..14].copy_from_slice(&[offset << 4, flags]);
                 ip.payload(6, &bytes)
             };
-            let offsets = |len| (0..16).filter(|offset| fast(&tcp(*offset, 0x10, len))).collect::<Vec<u8>>();
-            assert_eq!([offsets(19), offsets(20), offsets(23), offsets(24)], [vec![], vec![5], vec![5], vec![5, 6]]);
+            let offsets =
+                |len| (0..16).filter(|offset| fast(&tcp(*offset, 0x10, len))).collect::<Vec<u8>>();
+            assert_eq!(
+                [offsets(19), offsets(20), offsets(23), offsets(24)],
+                [vec![], vec![5], vec![5], vec![5, 6]]
+            );
             assert_eq!(offsets(60), (5..16).collect::<Vec<u8>>());
             for flags in 0..=255 {
                 assert_eq!(fast(&tcp(5, flags, 30)), flags & (SYN | RST) == 0, "{flags:#x}");
             }
             // DHCP is for the parser, in its family.
-            for (ports, family) in [((68, 67), 0), ((67, 68), 0), ((546, 547), 1), ((547, 546), 1)] {
+            for (ports, family) in [((68, 67), 0), ((67, 68), 0), ((546, 547), 1), ((547, 546), 1)]
+            {
                 assert_eq!(fast(&ip.udp(ports.0, ports.1, b"")), v6 != family, "{ports:?}");
                 assert!(fast(&ip.udp(ports.0, 9, b"")) && fast(&ip.udp(9, ports.1, b"")));
-                assert!(fast(&ip.udp(ports.0, ports.0, b"")) && fast(&ip.udp(ports.1, ports.1, b"")));
+                assert!(
+                    fast(&ip.udp(ports.0, ports.0, b"")) && fast(&ip.udp(ports.1, ports.1, b""))
+                );
             }
             assert!(!fast(&ip.payload(132, &[0; 40])) && !fast(&with(&udp, 13, 1)));
         }
         let [v4, v6] = links().map(|ip| ip.udp(5, 6, b"abcd"));
-        // Versions and header lengths; "do not fragment" and its reserved neighbour, but no fragment.
+        // Versions and header lengths; "do not fragment" and its reserved neighbour, but no
+        // fragment.
         for first in 0..=255 {
             assert_eq!(
                 (fast(&with(&v4, 14, first)), fast(&with(&v6, 14, first))),
@@ -234,10 +254,14 @@ mod tests {
         }
         let totals: Vec<u8> = (0..=255).filter(|total| fast(&with(&v4, 17, *total))).collect();
         assert_eq!(totals, [32]);
-        let totals: Vec<u8> = (0..=255).filter(|total| fast(&with(&links()[0].udp(5, 6, b""), 17, *total))).collect();
+        let totals: Vec<u8> =
+            (0..=255).filter(|total| fast(&with(&links()[0].udp(5, 6, b""), 17, *total))).collect();
         assert_eq!(totals, [28]);
         let link = build::ethernet(Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
         let (mapped, other) = ([0u16, 0, 0, 0, 0, 0xffff, 0x0a00, 1], [1u16, 2, 3, 4, 5, 6, 7, 8]);
-        assert!(!fast(&link.clone().ipv6(mapped, other).udp(5, 6, b"")) && !fast(&link.ipv6(other, mapped).udp(5, 6, b"")));
+        assert!(
+            !fast(&link.clone().ipv6(mapped, other).udp(5, 6, b""))
+                && !fast(&link.ipv6(other, mapped).udp(5, 6, b""))
+        );
     }
 }

@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Tokens of whole seconds: the second (high half) and those that were left in it; 0 if none was ever taken.
+/// Tokens of whole seconds: the second (high half) and those that were left in it; 0 if none was
+/// ever taken.
 #[derive(Default)]
 pub(crate) struct Pace(AtomicU64);
 
@@ -11,10 +12,15 @@ impl Pace {
     pub fn left(&self, now: u32, most: u32, per_second: u32) -> u32 {
         let word = self.0.load(Relaxed);
         let (then, left) = ((word >> 32) as u32, word as u32);
-        if word == 0 { most } else { left.saturating_add(now.wrapping_sub(then).saturating_mul(per_second)).min(most) }
+        if word == 0 {
+            most
+        } else {
+            left.saturating_add(now.wrapping_sub(then).saturating_mul(per_second)).min(most)
+        }
     }
 
-    /// Takes a token, if there is one. To be called by the worker that owns the vnic's transmit ring.
+    /// Takes a token, if there is one. To be called by the worker that owns the vnic's transmit
+    /// ring.
     pub fn take(&self, now: u32, most: u32, per_second: u32) -> bool {
         let Some(left) = self.left(now, most, per_second).checked_sub(1) else { return false };
         self.0.store(u64::from(now) << 32 | u64::from(left), Relaxed);
@@ -37,7 +43,10 @@ mod tests {
         let pace = Pace::default();
         let taken = |now| (0..100).filter(|_| pace.take(now, 10, 3)).count();
         assert_eq!([pace.left(0, 10, 3), pace.left(7, 10, 3)], [10, 10]);
-        assert_eq!([taken(100), taken(100), taken(101), taken(103), taken(106), taken(107)], [10, 0, 3, 6, 9, 3]);
+        assert_eq!(
+            [taken(100), taken(100), taken(101), taken(103), taken(106), taken(107)],
+            [10, 0, 3, 6, 9, 3]
+        );
         assert_eq!([taken(111), taken(100_000), taken(u32::MAX), taken(1)], [10, 10, 10, 6]);
         assert_eq!([pace.left(1, 10, 3), pace.left(2, 10, 3), pace.left(5, 10, 3)], [0, 3, 10]);
     }

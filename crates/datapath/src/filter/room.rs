@@ -37,7 +37,8 @@ pub(super) enum Flooded {
     Unreadable(DropReason),
 }
 
-/// What was decided of a flood, and under which snapshot: when that is not in use any more, it is decided again.
+/// What was decided of a flood, and under which snapshot: when that is not in use any more, it is
+/// decided again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Judged {
     pub(super) flooded: Flooded,
@@ -50,7 +51,8 @@ pub(crate) struct Room {
     pub(super) notes: Notes,
     /// Floods of this batch.
     pub(super) flooded: Box<[Flooded; BATCH]>,
-    /// The first frame is a flood some of whose receivers have it: what was decided then holds, and what it cost is paid.
+    /// The first frame is a flood some of whose receivers have it: what was decided then holds,
+    /// and what it cost is paid.
     pub judged: Option<Judged>,
     pub(super) fragments: Fragments<Decided>,
 }
@@ -63,10 +65,31 @@ impl Room {
 
     /// Everything is allocated here.
     pub fn new(timeouts: &Timeouts) -> Room {
-        let tuple = Tuple { source: 0, destination: 0, source_port: 0, destination_port: 0, vlan: 0, protocol: 0 };
-        let segment = Segment { sequence: 0, acknowledgement: 0, window: 0, length: 0, flags: 0, scale: None };
-        let flow =
-            Flow { path: Path::Done, tcp: false, receiver: 0, hash: 0, candidate: None, key: Key::new(&tuple, 0, 0, 0), segment };
+        let tuple = Tuple {
+            source: 0,
+            destination: 0,
+            source_port: 0,
+            destination_port: 0,
+            vlan: 0,
+            protocol: 0,
+        };
+        let segment = Segment {
+            sequence: 0,
+            acknowledgement: 0,
+            window: 0,
+            length: 0,
+            flags: 0,
+            scale: None,
+        };
+        let flow = Flow {
+            path: Path::Done,
+            tcp: false,
+            receiver: 0,
+            hash: 0,
+            candidate: None,
+            key: Key::new(&tuple, 0, 0, 0),
+            segment,
+        };
         Room {
             flows: Box::new([flow; BATCH]),
             notes: Notes::new(timeouts),
@@ -135,7 +158,12 @@ impl Notes {
 
     /// The note about a session; `None` if the session is over.
     #[inline(always)]
-    pub fn of(&mut self, index: u32, direction: usize, context: &Context<'_>) -> Option<(&mut Note, &mut Track)> {
+    pub fn of(
+        &mut self,
+        index: u32,
+        direction: usize,
+        context: &Context<'_>,
+    ) -> Option<(&mut Note, &mut Track)> {
         let place = index as usize % PLACES;
         let known = self.places.get(place).map_or(0, |at| usize::from(*at)).wrapping_sub(1);
         let at = match self.notes.get(known) {
@@ -148,11 +176,19 @@ impl Notes {
     }
 
     #[inline(always)]
-    fn first(&mut self, index: u32, direction: usize, place: usize, context: &Context<'_>) -> Option<usize> {
+    fn first(
+        &mut self,
+        index: u32,
+        direction: usize,
+        place: usize,
+        context: &Context<'_>,
+    ) -> Option<usize> {
         let record = context.table.record(index);
         let (was, state) = record.seen_word();
         let idle = context.now.wrapping_sub((was >> 32) as u32);
-        if idle > self.timeouts.get(usize::from(state % 32)).copied().unwrap_or(0) && (idle as i32) > 0 {
+        if idle > self.timeouts.get(usize::from(state % 32)).copied().unwrap_or(0)
+            && (idle as i32) > 0
+        {
             return None;
         }
         if self.count == BATCH {
@@ -160,14 +196,26 @@ impl Notes {
         }
         let at = self.count;
         self.count += 1;
-        let other = self.places.get_mut(place).map_or(0, |place| std::mem::replace(place, at as u8 + 1));
+        let other =
+            self.places.get_mut(place).map_or(0, |place| std::mem::replace(place, at as u8 + 1));
         if let Some(other) = usize::from(other).checked_sub(1) {
-            // It would start from its record again when it comes back in this batch: written now, that is right.
+            // It would start from its record again when it comes back in this batch: written now,
+            // that is right.
             self.write(other, context);
         }
         if let Some(note) = self.notes.get_mut(at) {
             let (direction, tenant) = (direction as u16, record.tenant());
-            *note = Note { index, direction, tenant, packets: 0, state, refreshed: false, moved: false, bytes: 0, was };
+            *note = Note {
+                index,
+                direction,
+                tenant,
+                packets: 0,
+                state,
+                refreshed: false,
+                moved: false,
+                bytes: 0,
+                was,
+            };
         }
         if state < FIRST_NOT_TCP
             && let Some(track) = self.tracks.get_mut(at)
@@ -191,7 +239,9 @@ impl Notes {
 
     #[inline(always)]
     fn write(&mut self, at: usize, context: &Context<'_>) {
-        let (Some(note), Some(track)) = (self.notes.get_mut(at), self.tracks.get(at)) else { return };
+        let (Some(note), Some(track)) = (self.notes.get_mut(at), self.tracks.get(at)) else {
+            return;
+        };
         if note.index == NOBODY {
             return;
         }

@@ -1,4 +1,5 @@
-//! For those who watch: the session of a frame that was decided, looked up once more. What decided it does not have to remember it.
+//! For those who watch: the session of a frame that was decided, looked up once more. What decided
+//! it does not have to remember it.
 
 use crate::{
     batch::{Batch, Context, Verdict},
@@ -7,8 +8,13 @@ use crate::{
     session::Key,
 };
 
-/// What admitted the session of a frame, at the opener's egress and at the other end's ingress, and whether the frame is for the opener.
-pub(crate) fn session_of(batch: &Batch<'_>, index: usize, context: &Context<'_>) -> Option<([u32; 2], bool)> {
+/// What admitted the session of a frame, at the opener's egress and at the other end's ingress, and
+/// whether the frame is for the opener.
+pub(crate) fn session_of(
+    batch: &Batch<'_>,
+    index: usize,
+    context: &Context<'_>,
+) -> Option<([u32; 2], bool)> {
     if !context.network.filtered {
         return None;
     }

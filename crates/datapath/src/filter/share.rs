@@ -15,8 +15,8 @@ use crate::{
 
 /// New sessions of one vnic, or of a network's other hosts, that are kept for a burst.
 const BURST: u64 = 100_000;
-/// After a search that found nothing, the next one is so many microseconds later. A search looks at 64 records, some 2 us: so
-/// they take a fiftieth of a processor at most.
+/// After a search that found nothing, the next one is so many microseconds later. A search looks at
+/// 64 records, some 2 us: so they take a fiftieth of a processor at most.
 const REST_US: u64 = 100;
 
 /// A share that is used up.
@@ -33,7 +33,8 @@ pub(crate) struct Share {
 enum Whose {
     /// Opened by the vnic in this slot.
     Opener(u32),
-    /// Opened by one opener to the vnic in this slot: by the vnic in a slot, or by one address elsewhere.
+    /// Opened by one opener to the vnic in this slot: by the vnic in a slot, or by one address
+    /// elsewhere.
     OpenerAt(u32, u32, Option<Address>),
     /// Opened to the vnic in this slot.
     Receiver(u32),
@@ -51,7 +52,9 @@ impl Share {
             let whose = match self.whose {
                 Whose::Opener(slot) => opener == slot,
                 Whose::OpenerAt(slot, at, address) => {
-                    opener == slot && responder == at && address.is_none_or(|address| key.tuple().source == address)
+                    opener == slot
+                        && responder == at
+                        && address.is_none_or(|address| key.tuple().source == address)
                 }
                 Whose::Receiver(slot) => responder == slot,
                 Whose::Network => true,
@@ -63,9 +66,13 @@ impl Share {
     }
 }
 
-/// The shares that a session is of, if they are used up. Each is asked for when its turn comes: what was given up for one may have been of
-/// others, too. The opener's come first: it is its session.
-pub(crate) fn full_shares<'a>(context: &'a Context<'_>, key: &'a Key) -> impl Iterator<Item = Share> + use<'a> {
+/// The shares that a session is of, if they are used up. Each is asked for when its turn comes:
+/// what was given up for one may have been of others, too. The opener's come first: it is its
+/// session.
+pub(crate) fn full_shares<'a>(
+    context: &'a Context<'_>,
+    key: &'a Key,
+) -> impl Iterator<Item = Share> + use<'a> {
     let (shares, snapshot, own) = (context.shares, context.snapshot, context.sender.place.slot);
     let (opener, responder) = key.slots();
     let most = |vnic: &Vnic| if vnic.trunk { shares.network } else { shares.vnic };
@@ -75,14 +82,21 @@ pub(crate) fn full_shares<'a>(context: &'a Context<'_>, key: &'a Key) -> impl It
         let (from, to) = ends()?;
         let sessions = context.network.sessions.load(Relaxed);
         let (full, share) = match which {
-            0 => (from.shared.sessions.opened.load(Relaxed) >= most(from), share(SESSION_SHARE, opener, Whose::Opener(opener))),
+            0 => (
+                from.shared.sessions.opened.load(Relaxed) >= most(from),
+                share(SESSION_SHARE, opener, Whose::Opener(opener)),
+            ),
             1 => {
                 let address = from.trunk.then(|| key.tuple().source);
                 let whose = Whose::OpenerAt(opener, responder, address);
                 // Other hosts are many: none of them is a receiver.
                 let full = !to.trunk
                     && shares.opener < u32::MAX
-                    && to.shared.sessions.openers.count(opener_of(context.table, context.network, key)) >= shares.opener;
+                    && to.shared.sessions.openers.count(opener_of(
+                        context.table,
+                        context.network,
+                        key,
+                    )) >= shares.opener;
                 (full, share(SESSION_SHARE, opener, whose))
             }
             2 => {
@@ -91,7 +105,8 @@ pub(crate) fn full_shares<'a>(context: &'a Context<'_>, key: &'a Key) -> impl It
             }
             3 => (sessions >= shares.network, share(SESSION_SHARE, own, Whose::Network)),
             _ => {
-                let full = sessions >= shares.part(context.network.filtered) && !shares.has_common();
+                let full =
+                    sessions >= shares.part(context.network.filtered) && !shares.has_common();
                 (full, share(SESSIONS_FULL, own, Whose::Common))
             }
         };
@@ -116,13 +131,16 @@ pub(crate) fn may_give_way(record: &Record<'_>, context: &Context<'_>) -> bool {
         let network = context.snapshot.network(key.vni()).filter(|network| network.born <= stamp);
         network.is_none() || (may_go(record, context) && gives_way(key, context))
     };
-    is_over(record, context) || record.read().is_some_and(|(key, admission)| may(&key, admission.stamp))
+    is_over(record, context)
+        || record.read().is_some_and(|(key, admission)| may(&key, admission.stamp))
 }
 
 /// Whether a session is of the sender's network, or of one that has more than its part.
 fn gives_way(key: &Key, context: &Context<'_>) -> bool {
-    let beyond = |network: &Network| network.sessions.load(Relaxed) > context.shares.part(network.filtered);
-    key.vni() == context.sender.vni || context.snapshot.network(key.vni()).is_none_or(|network| beyond(network))
+    let beyond =
+        |network: &Network| network.sessions.load(Relaxed) > context.shares.part(network.filtered);
+    key.vni() == context.sender.vni
+        || context.snapshot.network(key.vni()).is_none_or(|network| beyond(network))
 }
 
 /// Whether the sender may open another session now, as fast as it goes.
@@ -131,7 +149,8 @@ pub(super) fn may_open(context: &Context<'_>) -> bool {
     rate == u32::MAX || context.sender.shared.sessions.budget.take(rate.into(), BURST)
 }
 
-/// Whether nothing is to be searched for the sender, as the last search was in vain and is not long ago.
+/// Whether nothing is to be searched for the sender, as the last search was in vain and is not long
+/// ago.
 pub(crate) fn rests(context: &Context<'_>) -> bool {
     let until = context.sender.shared.sessions.rests.load(Relaxed);
     until != 0 && cpu::tsc() < until
@@ -143,12 +162,20 @@ pub(super) fn rest(context: &Context<'_>) {
     context.sender.shared.sessions.rests.store(until, Relaxed);
 }
 
-/// A number of the opener of a session, which guests cannot choose: of a vnic, or of one address of those elsewhere.
+/// A number of the opener of a session, which guests cannot choose: of a vnic, or of one address of
+/// those elsewhere.
 fn opener_of(table: &Table, network: &Network, key: &Key) -> u64 {
     let (slot, _) = key.slots();
     let remote = network.remote.as_ref().is_some_and(|remote| remote.slot == slot);
     let source = if remote { key.tuple().source } else { slot.into() };
-    let tuple = Tuple { source, destination: remote.into(), source_port: 0, destination_port: 0, vlan: 0, protocol: 0 };
+    let tuple = Tuple {
+        source,
+        destination: remote.into(),
+        source_port: 0,
+        destination_port: 0,
+        vlan: 0,
+        protocol: 0,
+    };
     table.hash(&Key::new(&tuple, 0, 0, 0))
 }
 
@@ -166,11 +193,13 @@ pub(super) fn acquired(context: &Context<'_>, key: &Key) {
     context.shares.entered(context.network.filtered, before);
 }
 
-/// The opposite of [`acquired`], of a session that was last decided by version `stamp`: who came later in the place of one of
-/// these did not have it.
+/// The opposite of [`acquired`], of a session that was last decided by version `stamp`: who came
+/// later in the place of one of these did not have it.
 pub(crate) fn released(snapshot: &Snapshot, table: &Table, shares: &Shares, key: &Key, stamp: u32) {
     let (opener, responder) = key.slots();
-    let Some(network) = snapshot.network(key.vni()).filter(|network| network.born <= stamp) else { return };
+    let Some(network) = snapshot.network(key.vni()).filter(|network| network.born <= stamp) else {
+        return;
+    };
     let vnic = |slot| snapshot.vnics.get(slot).filter(|vnic| vnic.born <= stamp);
     if let Some(vnic) = vnic(opener) {
         less(&vnic.shared.sessions.opened);
@@ -196,9 +225,14 @@ mod tests {
 
     /// "b" is filtered, and may ask "a" anything.
     fn host(capacity: u32) -> Host {
-        let mut host = Host::with_sessions(SessionConfig { capacity, ..SessionConfig::default() }).unwrap();
+        let mut host =
+            Host::with_sessions(SessionConfig { capacity, ..SessionConfig::default() }).unwrap();
         for (id, mac, ip) in [("a", A, 1), ("b", B, 2)] {
-            let policy = VnicPolicy { bypass: id == "a", ips: vec![[10, 0, 0, ip].into()], ..VnicPolicy::default() };
+            let policy = VnicPolicy {
+                bypass: id == "a",
+                ips: vec![[10, 0, 0, ip].into()],
+                ..VnicPolicy::default()
+            };
             host.vnic(id, mac, 1, &policy).unwrap();
         }
         host.settle();
@@ -226,7 +260,9 @@ mod tests {
         let mut host = host(4096);
         send(&mut host, "b", 1);
         // Tokens that are left: none comes in between without a rate.
-        let left = |host: &mut Host, id| of(host, id, |sessions| (0..300_000).filter(|_| sessions.budget.take(0, 0)).count());
+        let left = |host: &mut Host, id| {
+            of(host, id, |sessions| (0..300_000).filter(|_| sessions.budget.take(0, 0)).count())
+        };
         assert_eq!(left(&mut host, "b"), 99_999);
         // An answer, and a frame of a session that is known, open nothing.
         send(&mut host, "b", 2);
@@ -253,7 +289,10 @@ mod tests {
         let until = of(&mut host, "b", |sessions| sessions.rests.load(Relaxed));
         let rest = cpu::tsc_hz() / 10_000;
         let slack = rest / 50;
-        assert!(before + rest - slack <= until && until <= after + rest + slack, "{before} {until} {after}, {rest}");
+        assert!(
+            before + rest - slack <= until && until <= after + rest + slack,
+            "{before} {until} {after}, {rest}"
+        );
         assert_eq!(host.sessions(&Default::default(), 0).0, u64::from(most));
         // A search that is not in vain is made once the rest is over, and not before.
         host.inside().0.shared.clock.pass(61);

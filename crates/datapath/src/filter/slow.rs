@@ -1,4 +1,5 @@
-//! Everything but plain traffic of known sessions: new sessions, what is decided again, fragments, ICMP errors, discovery, DHCP, floods.
+//! Everything but plain traffic of known sessions: new sessions, what is decided again, fragments,
+//! ICMP errors, discovery, DHCP, floods.
 
 use std::{net::Ipv4Addr, sync::atomic::Ordering::Relaxed};
 
@@ -8,8 +9,8 @@ use butterfly_packet::{
 };
 
 use super::{
-    EGRESS_DENIED, FOR_ROUTERS, INGRESS_DENIED, IP_HIDDEN, Judgement, Room, SCTP_NO_SESSION, SESSION_COPIES, SESSION_RATE,
-    SESSIONS_FULL, SPOOFED_IP, TCP_NO_SESSION,
+    EGRESS_DENIED, FOR_ROUTERS, INGRESS_DENIED, IP_HIDDEN, Judgement, Room, SCTP_NO_SESSION,
+    SESSION_COPIES, SESSION_RATE, SESSIONS_FULL, SPOOFED_IP, TCP_NO_SESSION,
     dhcp::{self, ToClient},
     is_current, pass,
     room::{Decided, Flooded},
@@ -19,7 +20,8 @@ use crate::{
     batch::{Batch, Context, Verdict},
     claims::{has_link_local, may_speak_as},
     flow::{
-        Address, BAD_DISCOVERY, DHCP_LIMIT, DISCOVERY_LIMIT, Dhcp, FRAGMENT_ORPHAN, L4, Packet, Piece, Quoted, discovery,
+        Address, BAD_DISCOVERY, DHCP_LIMIT, DISCOVERY_LIMIT, Dhcp, FRAGMENT_ORPHAN, L4, Packet,
+        Piece, Quoted, discovery,
         fragments::FragmentKey,
         is_v4, mapped,
         parse::{Fault, parse},
@@ -32,14 +34,20 @@ use crate::{
 };
 
 /// All routers, and those that speak IGMPv3.
-const TO_ROUTERS: [Address; 2] = [mapped(Ipv4Addr::new(224, 0, 0, 2)), mapped(Ipv4Addr::new(224, 0, 0, 22))];
+const TO_ROUTERS: [Address; 2] =
+    [mapped(Ipv4Addr::new(224, 0, 0, 2)), mapped(Ipv4Addr::new(224, 0, 0, 22))];
 
 /// A connection that policy took back.
 const CUT: State = State::Tcp(TcpState::Cut);
 
 /// Judges a frame whose session is not known yet, or that has none.
 #[inline(never)]
-pub(super) fn judge(batch: &mut Batch<'_>, index: usize, context: &Context<'_>, room: &mut Room) -> Judgement {
+pub(super) fn judge(
+    batch: &mut Batch<'_>,
+    index: usize,
+    context: &Context<'_>,
+    room: &mut Room,
+) -> Judgement {
     let Some(meta) = batch.metas().get(index).copied() else { return Ok(()) };
     if index == 0
         && matches!(meta.verdict, Verdict::Flood { .. })
@@ -57,15 +65,22 @@ pub(super) fn judge(batch: &mut Batch<'_>, index: usize, context: &Context<'_>, 
     };
     let receiver = match meta.verdict {
         Verdict::Deliver(slot) => Some(slot),
-        // What nobody here owns is somewhere else, if networks go on there: it is one conversation, like with anybody.
-        Verdict::Flood { unknown: true } if !context.sender.rules.bypass => context.remote().map(|remote| remote.slot),
+        // What nobody here owns is somewhere else, if networks go on there: it is one conversation,
+        // like with anybody.
+        Verdict::Flood { unknown: true } if !context.sender.rules.bypass => {
+            context.remote().map(|remote| remote.slot)
+        }
         Verdict::Tunnel(_) => context.remote().map(|remote| remote.slot),
         _ => None,
     };
     match (meta.verdict, read) {
-        (Verdict::Deliver(_) | Verdict::Tunnel(_) | Verdict::Flood { .. }, Some(read)) if receiver.is_some() => {
+        (Verdict::Deliver(_) | Verdict::Tunnel(_) | Verdict::Flood { .. }, Some(read))
+            if receiver.is_some() =>
+        {
             let packet = read.map_err(|reason| (reason, own))?;
-            let Some(receiver) = receiver.and_then(|slot| context.snapshot.vnics.get(slot)) else { return Ok(()) };
+            let Some(receiver) = receiver.and_then(|slot| context.snapshot.vnics.get(slot)) else {
+                return Ok(());
+            };
             Decision { context, receiver, packet: &packet, len }.judge(room)
         }
         (Verdict::Flood { .. }, read) => {
@@ -81,19 +96,33 @@ pub(super) fn judge(batch: &mut Batch<'_>, index: usize, context: &Context<'_>, 
 }
 
 /// Parses a frame, with more of it if its headers are long, and all of it if it is DHCP.
-pub(crate) fn read(batch: &mut Batch<'_>, index: usize, at: u16, vlan: u16, len: u32) -> Result<Packet, DropReason> {
+pub(crate) fn read(
+    batch: &mut Batch<'_>,
+    index: usize,
+    at: u16,
+    vlan: u16,
+    len: u32,
+) -> Result<Packet, DropReason> {
     let packet = read_headers(batch, index, at, vlan, len)?;
     let whole = matches!(packet.l4, L4::Dhcp(_)).then(|| batch.parts().0.keep(index));
     Ok(dhcp::read_whole(packet, whole.flatten(), at))
 }
 
-fn read_headers(batch: &mut Batch<'_>, index: usize, at: u16, vlan: u16, len: u32) -> Result<Packet, DropReason> {
+fn read_headers(
+    batch: &mut Batch<'_>,
+    index: usize,
+    at: u16,
+    vlan: u16,
+    len: u32,
+) -> Result<Packet, DropReason> {
     let fault = match parse(batch.frames.head(index), at.into(), vlan, len) {
         Ok(packet) => return Ok(packet),
-        Err(Fault::NeedMore) => match parse(batch.parts().0.extend_head(index), at.into(), vlan, len) {
-            Ok(packet) => return Ok(packet),
-            Err(fault) => fault,
-        },
+        Err(Fault::NeedMore) => {
+            match parse(batch.parts().0.extend_head(index), at.into(), vlan, len) {
+                Ok(packet) => return Ok(packet),
+                Err(fault) => fault,
+            }
+        }
         Err(fault) => fault,
     };
     Err(match fault {
@@ -133,10 +162,14 @@ impl Decision<'_> {
             (L4::Fragment, Some(piece)) => self.fragment(piece, room),
             (L4::Discovery(_) | L4::Dhcp(_), _) => self.sessionless(),
             (L4::Error(quoted), _) => self.error(quoted, room),
-            (L4::Icmp { .. } | L4::Echo { request: false }, None) => self.known(room).unwrap_or_else(|| self.sessionless()),
+            (L4::Icmp { .. } | L4::Echo { request: false }, None) => {
+                self.known(room).unwrap_or_else(|| self.sessionless())
+            }
             (L4::Icmp { .. }, Some(piece)) => self.sessionless_fragments(piece, room),
             // As whole ones have none: an answer is no server's right.
-            (L4::Udp, Some(piece)) if is_dhcp(self.packet) => self.sessionless_fragments(piece, room),
+            (L4::Udp, Some(piece)) if is_dhcp(self.packet) => {
+                self.sessionless_fragments(piece, room)
+            }
             (_, None) => self.known(room).unwrap_or_else(|| self.new_session(room)),
             (_, Some(piece)) => {
                 self.known(room).unwrap_or_else(|| self.new_session(room))?;
@@ -156,7 +189,8 @@ impl Decision<'_> {
     fn sessionless(&self) -> Judgement {
         let context = self.context;
         leaves(context.sender, self.packet, context)?;
-        enters(self.receiver, self.packet, context).map_err(|reason| (reason, self.receiver.place.slot))?;
+        enters(self.receiver, self.packet, context)
+            .map_err(|reason| (reason, self.receiver.place.slot))?;
         if let L4::Dhcp(found) = &self.packet.l4 {
             dhcp::left(found, &self.packet.tuple, context);
             dhcp::entered(found, self.receiver, &self.packet.tuple, context);
@@ -167,7 +201,8 @@ impl Decision<'_> {
     /// What the rules at both ends say of a packet in its own direction.
     fn decide(&self) -> Result<Cells, (DropReason, u32)> {
         let egress = leaves(self.context.sender, self.packet, self.context)?;
-        let ingress = enters(self.receiver, self.packet, self.context).map_err(|reason| (reason, self.receiver.place.slot))?;
+        let ingress = enters(self.receiver, self.packet, self.context)
+            .map_err(|reason| (reason, self.receiver.place.slot))?;
         Ok([egress, ingress])
     }
 
@@ -235,13 +270,15 @@ impl Decision<'_> {
         {
             return Some(self.decide().map(|_| ()));
         }
-        // What admitted an association admitted its opener: the other end needs a rule of its own to open one.
+        // What admitted an association admitted its opener: the other end needs a rule of its own
+        // to open one.
         if let L4::Sctp { init: true, .. } = self.packet.l4
             && found.direction == 1
         {
             return Some(self.decide().map(|_| ()));
         }
-        let judgement = pass(&found, self.segment(), self.len, self.receiver, context, &mut room.notes);
+        let judgement =
+            pass(&found, self.segment(), self.len, self.receiver, context, &mut room.notes);
         if judgement.is_none() {
             self.end(&found, &stored, room);
         }
@@ -255,8 +292,9 @@ impl Decision<'_> {
         matches!(state, State::Tcp(_)) && !context.timeouts.over(state, seen, context.now)
     }
 
-    /// A packet of a TCP connection that policy took back: only a SYN that the rules admit begins anew. It is remembered for a while:
-    /// else a packet of the end that may open connections would look like one of a connection older than we are, and be picked up.
+    /// A packet of a TCP connection that policy took back: only a SYN that the rules admit begins
+    /// anew. It is remembered for a while: else a packet of the end that may open connections
+    /// would look like one of a connection older than we are, and be picked up.
     fn cut_before(&self, found: &Found, stored: &Key, room: &mut Room) -> Option<Judgement> {
         let (seen, state) = self.context.table.record(found.index).seen();
         if !self.context.timeouts.over(state, seen, self.context.now) {
@@ -273,7 +311,11 @@ impl Decision<'_> {
     /// Whether the rules admit an old session's first frame today.
     fn decide_again(&self, stored: &Key, direction: usize) -> Option<Admission> {
         let context = self.context;
-        let (opener, responder) = if direction == 0 { (context.sender, self.receiver) } else { (self.receiver, context.sender) };
+        let (opener, responder) = if direction == 0 {
+            (context.sender, self.receiver)
+        } else {
+            (self.receiver, context.sender)
+        };
         let opening = Packet { tuple: stored.tuple(), ..*self.packet };
         let egress = by_rules_leaves(opener, &opening, context).ok()?;
         let ingress = by_rules_enters(responder, &opening, context).ok()?;
@@ -299,7 +341,8 @@ impl Decision<'_> {
         {
             let made = self.make(&session, room);
             let one_too_many = matches!(made, Err((SESSION_COPIES, _)));
-            // It is in one place: when its end comes back, what was known of it then is out of date.
+            // It is in one place: when its end comes back, what was known of it then is out of
+            // date.
             if made.is_ok() || one_too_many {
                 self.end(&was, &stored, room);
             }
@@ -324,10 +367,17 @@ impl Decision<'_> {
         self.share(&key, hash, room)?;
         let may_evict = |record: &Record<'_>| may_give_way(record, context);
         let mut evicted = None;
-        let inserted = context.table.insert(hash, &key, admission, &life, may_evict, |index, gone, admission| {
-            evicted = Some(index);
-            release(context, gone, admission.stamp);
-        });
+        let inserted = context.table.insert(
+            hash,
+            &key,
+            admission,
+            &life,
+            may_evict,
+            |index, gone, admission| {
+                evicted = Some(index);
+                release(context, gone, admission.stamp);
+            },
+        );
         if let Some(index) = evicted {
             room.notes.forget_evicted(index);
         }
@@ -345,8 +395,9 @@ impl Decision<'_> {
         Ok(())
     }
 
-    /// A connection that one of its ends took along to another host, or from there. What is known of it as TCP
-    /// stays; whether it may go on is decided again, as if its opener began it between the ports of today.
+    /// A connection that one of its ends took along to another host, or from there. What is known
+    /// of it as TCP stays; whether it may go on is decided again, as if its opener began it
+    /// between the ports of today.
     fn inherited(&self, segment: &tcp::Segment, room: &mut Room) -> Option<(Session, Found, Key)> {
         let context = self.context;
         let trunk = context.network.remote.as_ref()?.slot;
@@ -362,7 +413,14 @@ impl Decision<'_> {
     }
 
     /// The same for one session: `None` if this is no packet of it, or none of its ends moved.
-    fn moved(&self, segment: &tcp::Segment, trunk: u32, index: u32, stored: &Key, admission: Admission) -> Option<Session> {
+    fn moved(
+        &self,
+        segment: &tcp::Segment,
+        trunk: u32,
+        index: u32,
+        stored: &Key,
+        admission: Admission,
+    ) -> Option<Session> {
         let context = self.context;
         let (sender, receiver, tuple) = (context.sender, self.receiver, self.packet.tuple);
         let (opener, responder) = stored.slots();
@@ -376,34 +434,51 @@ impl Decision<'_> {
         } else {
             return None;
         };
-        let (stays, from, to, address) = match (mine == sender.place.slot, theirs == receiver.place.slot) {
-            (true, false) => (sender, theirs, receiver.place.slot, tuple.destination),
-            (false, true) => (receiver, mine, sender.place.slot, tuple.source),
-            _ => return None,
-        };
+        let (stays, from, to, address) =
+            match (mine == sender.place.slot, theirs == receiver.place.slot) {
+                (true, false) => (sender, theirs, receiver.place.slot, tuple.destination),
+                (false, true) => (receiver, mine, sender.place.slot, tuple.source),
+                _ => return None,
+            };
         if ![from, to].contains(&trunk) {
             return None;
         }
         let line = context.table.record(index).line2();
         let State::Tcp(_) = line.state else { return None };
-        if admission.stamp < stays.born || context.timeouts.over(line.state, line.seen, context.now) {
+        if admission.stamp < stays.born || context.timeouts.over(line.state, line.seen, context.now)
+        {
             return None;
         }
         let (track, Outcome::Pass) = tcp::step(line.track, direction, segment) else { return None };
-        let (opener, responder) = if direction == 0 { (sender, receiver) } else { (receiver, sender) };
+        let (opener, responder) =
+            if direction == 0 { (sender, receiver) } else { (receiver, sender) };
         let opening = Packet { tuple: stored.tuple(), ..*self.packet };
         let answers = may_speak_as(responder, opening.tuple.destination, context).is_ok();
         if direction == 1 && !answers {
             return None;
         }
-        let cells = [by_rules_leaves(opener, &opening, context).ok()?, by_rules_enters(responder, &opening, context).ok()?];
-        // A filtered vnic that is here, and has the address, did not move, and none that had it before speaks for it.
+        let cells = [
+            by_rules_leaves(opener, &opening, context).ok()?,
+            by_rules_enters(responder, &opening, context).ok()?,
+        ];
+        // A filtered vnic that is here, and has the address, did not move, and none that had it
+        // before speaks for it.
         let is_here = |slot: &u32| {
-            let vnic =
-                context.snapshot.vnics.get(*slot).filter(|vnic| !vnic.rules.bypass && context.snapshot.keeps_addresses(vnic));
-            *slot != to && *slot != stays.place.slot && vnic.is_some_and(|vnic| vnic.rules.owns(address))
+            let vnic = context
+                .snapshot
+                .vnics
+                .get(*slot)
+                .filter(|vnic| !vnic.rules.bypass && context.snapshot.keeps_addresses(vnic));
+            *slot != to
+                && *slot != stays.place.slot
+                && vnic.is_some_and(|vnic| vnic.rules.owns(address))
         };
-        if context.network.holders.get(address).is_some_and(|holding| holding.slots.iter().any(is_here)) {
+        if context
+            .network
+            .holders
+            .get(address)
+            .is_some_and(|holding| holding.slots.iter().any(is_here))
+        {
             return None;
         }
         Some(Session {
@@ -422,7 +497,9 @@ impl Decision<'_> {
             Some(found) => found.admission,
             // It needs none: the rules admit each packet.
             None => match self.decide() {
-                Ok(cells) => Admission { stamp: self.context.snapshot.version, cells, answers: false },
+                Ok(cells) => {
+                    Admission { stamp: self.context.snapshot.version, cells, answers: false }
+                }
                 Err(_) => Admission { stamp: 0, cells: [0; 2], answers: false },
             },
         }
@@ -476,7 +553,12 @@ impl Decision<'_> {
     }
 
     /// Takes out a session near a hash that may go. Returns whether there was one.
-    fn give_up(&self, hash: u64, may_give: impl FnMut(&Record<'_>) -> bool, room: &mut Room) -> bool {
+    fn give_up(
+        &self,
+        hash: u64,
+        may_give: impl FnMut(&Record<'_>) -> bool,
+        room: &mut Room,
+    ) -> bool {
         let context = self.context;
         let mut evicted = None;
         let made = context.table.make_room(hash, may_give, |index, gone, admission| {
@@ -491,15 +573,18 @@ impl Decision<'_> {
 
     /// An ICMP error: by the session of the packet that it quotes.
     fn error(&self, quoted: &Quoted, room: &mut Room) -> Judgement {
-        // An error goes to whom the quoted packet is from (RFC 792, RFC 4443, 2.2): not past the rules to somebody else behind the same port.
+        // An error goes to whom the quoted packet is from (RFC 792, RFC 4443, 2.2): not past the
+        // rules to somebody else behind the same port.
         let addressed = self.packet.tuple.destination == quoted.tuple.source;
         if !addressed || !self.quotes_a_session(quoted, room) {
             return self.sessionless();
         }
-        may_speak_as(self.context.sender, self.packet.tuple.source, self.context).map_err(|reason| (reason, self.own()))
+        may_speak_as(self.context.sender, self.packet.tuple.source, self.context)
+            .map_err(|reason| (reason, self.own()))
     }
 
-    /// Whether an error quotes a packet of a session that the receiver of the error sent, and its sender may know of that.
+    /// Whether an error quotes a packet of a session that the receiver of the error sent, and its
+    /// sender may know of that.
     fn quotes_a_session(&self, quoted: &Quoted, room: &mut Room) -> bool {
         let context = self.context;
         // What the batch noted and did not write yet counts.
@@ -513,7 +598,13 @@ impl Decision<'_> {
     }
 
     /// The same for one session: `None` if the error quotes no packet of it, or it does not hold.
-    fn quotes(&self, quoted: &Quoted, index: u32, stored: &Key, admission: Admission) -> Option<()> {
+    fn quotes(
+        &self,
+        quoted: &Quoted,
+        index: u32,
+        stored: &Key,
+        admission: Admission,
+    ) -> Option<()> {
         let context = self.context;
         let own = self.receiver.place.slot;
         let (opener, responder) = stored.slots();
@@ -531,20 +622,27 @@ impl Decision<'_> {
             return None;
         }
         let found = Found { index, direction, admission };
-        let held = admission.stamp >= other_vnic.since && is_current(&found, context, self.receiver);
+        let held =
+            admission.stamp >= other_vnic.since && is_current(&found, context, self.receiver);
         if !held {
-            let (opener, responder) =
-                if direction == 0 { (self.receiver, &**other_vnic) } else { (&**other_vnic, self.receiver) };
+            let (opener, responder) = if direction == 0 {
+                (self.receiver, &**other_vnic)
+            } else {
+                (&**other_vnic, self.receiver)
+            };
             let opening = Packet { tuple: stored.tuple(), ..*self.packet };
             by_rules_leaves(opener, &opening, context).ok()?;
             by_rules_enters(responder, &opening, context).ok()?;
         }
-        // A filtered vnic is no router on the way: of another one's session it knows nothing that the receiver has to believe.
+        // A filtered vnic is no router on the way: of another one's session it knows nothing that
+        // the receiver has to believe.
         if !context.sender.rules.bypass && other != context.sender.place.slot {
             return None;
         }
         let fits = match line.state {
-            State::Tcp(_) => quoted.sequence.is_some_and(|sequence| tcp::quoted_in_window(&line.track, direction, sequence)),
+            State::Tcp(_) => quoted
+                .sequence
+                .is_some_and(|sequence| tcp::quoted_in_window(&line.track, direction, sequence)),
             _ => context.table.record(index).take_error(context.now),
         };
         fits.then_some(())
@@ -554,16 +652,32 @@ impl Decision<'_> {
         fragment_key(self.packet, piece, self.context)
     }
 
-    fn first_fragment(&self, piece: &Piece, stamp: u32, cells: Cells, room: &mut Room) -> Judgement {
-        let decided = Decided { receiver: Some(self.receiver.place.slot), stamp, cells, packet: *self.packet };
+    fn first_fragment(
+        &self,
+        piece: &Piece,
+        stamp: u32,
+        cells: Cells,
+        room: &mut Room,
+    ) -> Judgement {
+        let decided = Decided {
+            receiver: Some(self.receiver.place.slot),
+            stamp,
+            cells,
+            packet: *self.packet,
+        };
         let key = self.fragment_key(piece);
-        room.fragments.first(key, *piece, decided, self.context.now).map_err(|reason| (reason, self.own()))
+        room.fragments
+            .first(key, *piece, decided, self.context.now)
+            .map_err(|reason| (reason, self.own()))
     }
 
     /// Not the first one: follows that.
     fn fragment(&self, piece: &Piece, room: &mut Room) -> Judgement {
         let key = self.fragment_key(piece);
-        let decided = room.fragments.later(key, *piece, self.context.now).map_err(|reason| (reason, self.own()))?;
+        let decided = room
+            .fragments
+            .later(key, *piece, self.context.now)
+            .map_err(|reason| (reason, self.own()))?;
         let [egress, ingress] = decided.cells;
         let context = self.context;
         let holds = decided.receiver == Some(self.receiver.place.slot)
@@ -576,11 +690,13 @@ impl Decision<'_> {
 }
 
 fn fragment_key(packet: &Packet, piece: &Piece, context: &Context<'_>) -> FragmentKey {
-    // The incarnation, not the slot: what one vnic began, the next one in its place does not go on with.
+    // The incarnation, not the slot: what one vnic began, the next one in its place does not go on
+    // with.
     FragmentKey::new(&packet.tuple, piece, context.sender.vni, context.sender.place.incarnation)
 }
 
-/// Judges a frame with several receivers as far as its sender goes, and keeps what its receivers are judged by.
+/// Judges a frame with several receivers as far as its sender goes, and keeps what its receivers
+/// are judged by.
 fn judge_flooded(
     inside: Inside,
     read: Option<Result<Packet, DropReason>>,
@@ -595,7 +711,9 @@ fn judge_flooded(
         (Flooded::Unreadable(reason), judgement)
     };
     let packet = match read {
-        None if matches!(inside, Inside::HiddenIp | Inside::Unknown) => return unreadable(IP_HIDDEN),
+        None if matches!(inside, Inside::HiddenIp | Inside::Unknown) => {
+            return unreadable(IP_HIDDEN);
+        }
         None => return (Flooded::NotIp, Ok(())),
         Some(Err(reason)) => return unreadable(reason),
         Some(Ok(packet)) => packet,
@@ -617,12 +735,24 @@ fn judge_flooded(
             let egress = match leaves(sender, &packet, context) {
                 Ok(cell) => cell,
                 // Others who bypass filters may have it all the same.
-                Err((reason, _)) if sender.rules.bypass => return (Flooded::Unreadable(reason), Ok(())),
+                Err((reason, _)) if sender.rules.bypass => {
+                    return (Flooded::Unreadable(reason), Ok(()));
+                }
                 Err(refused) => return (Flooded::Unreadable(refused.0), Err(refused)),
             };
             if let Some(piece) = fragment {
-                let decided = Decided { receiver: None, stamp: context.snapshot.version, cells: [egress, 0], packet };
-                if let Err(reason) = room.fragments.first(fragment_key(&packet, piece, context), *piece, decided, context.now) {
+                let decided = Decided {
+                    receiver: None,
+                    stamp: context.snapshot.version,
+                    cells: [egress, 0],
+                    packet,
+                };
+                if let Err(reason) = room.fragments.first(
+                    fragment_key(&packet, piece, context),
+                    *piece,
+                    decided,
+                    context.now,
+                ) {
                     return unreadable(reason);
                 }
             }
@@ -630,15 +760,22 @@ fn judge_flooded(
             if let L4::Dhcp(found) = &packet.l4 {
                 dhcp::left(found, &packet.tuple, context);
                 // No filtered vnic gets what is for a station that nobody knows.
-                answered = if unknown { None } else { dhcp::flooded_to(found, &packet.tuple, context) };
+                answered =
+                    if unknown { None } else { dhcp::flooded_to(found, &packet.tuple, context) };
             }
             (answered.map_or(Flooded::Packet(packet), |slot| Flooded::Answer(packet, slot)), Ok(()))
         }
     }
 }
 
-/// Whether a receiver of a flood lets it in. The refusal comes with whom it is charged to. Delivery asks more than once: nothing is noted.
-pub(crate) fn admits_flooded(room: &Room, index: usize, receiver: &Vnic, context: &Context<'_>) -> Judgement {
+/// Whether a receiver of a flood lets it in. The refusal comes with whom it is charged to. Delivery
+/// asks more than once: nothing is noted.
+pub(crate) fn admits_flooded(
+    room: &Room,
+    index: usize,
+    receiver: &Vnic,
+    context: &Context<'_>,
+) -> Judgement {
     if receiver.rules.bypass {
         return Ok(());
     }
@@ -647,14 +784,17 @@ pub(crate) fn admits_flooded(room: &Room, index: usize, receiver: &Vnic, context
         // Decided and counted when its sender was judged.
         Some(Flooded::Answer(_, slot)) if *slot == receiver.place.slot => Ok(()),
         Some(Flooded::Packet(packet) | Flooded::Answer(packet, _)) => {
-            by_rules_or_discovery(receiver, packet, context).map(|_| ()).map_err(|reason| (reason, receiver.place.slot))
+            by_rules_or_discovery(receiver, packet, context)
+                .map(|_| ())
+                .map_err(|reason| (reason, receiver.place.slot))
         }
         Some(Flooded::Unreadable(reason)) => Err((*reason, context.sender.place.slot)),
         None => Err((IP_HIDDEN, context.sender.place.slot)),
     }
 }
 
-/// Notes that a flood enters a filtered receiver that [`admits_flooded`] it. To be called once for each.
+/// Notes that a flood enters a filtered receiver that [`admits_flooded`] it. To be called once for
+/// each.
 pub(crate) fn note_flooded(room: &Room, index: usize, receiver: &Vnic, context: &Context<'_>) {
     if let Some(Flooded::Packet(packet)) = room.flooded.get(index)
         && let L4::Dhcp(found) = &packet.l4
@@ -668,7 +808,8 @@ pub(crate) fn note_flooded(room: &Room, index: usize, receiver: &Vnic, context: 
 const DISCOVERIES: u32 = 1024;
 const DISCOVERIES_PER_SECOND: u32 = 256;
 
-/// Whether a sender may send a packet. The cell of what admits it. To be asked once for each, as what passes without a rule has its pace.
+/// Whether a sender may send a packet. The cell of what admits it. To be asked once for each, as
+/// what passes without a rule has its pace.
 fn leaves(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, (DropReason, u32)> {
     let refused = |reason| (reason, sender.place.slot);
     if sender.rules.bypass {
@@ -676,32 +817,46 @@ fn leaves(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, 
     }
     match &packet.l4 {
         L4::Discovery(found) => {
-            let own = |address| sender.rules.owns(address) || has_link_local(sender, address, context);
+            let own =
+                |address| sender.rules.owns(address) || has_link_local(sender, address, context);
             if discovery::may_send(found, sender.mac, sender.rules.ip_anti_spoof, own) {
-                let may = sender.shared.discovery.take(context.now, DISCOVERIES, DISCOVERIES_PER_SECOND);
+                let may =
+                    sender.shared.discovery.take(context.now, DISCOVERIES, DISCOVERIES_PER_SECOND);
                 return if may { Ok(0) } else { Err(refused(DISCOVERY_LIMIT)) };
             }
-            // What routers say, for a vnic that a rule lets be one: by its own address, about its own.
+            // What routers say, for a vnic that a rule lets be one: by its own address, about its
+            // own.
             let own = own(found.source);
             let honest = found.link_source.is_none_or(|mac| mac == sender.mac);
-            let routers = matches!(found.kind, v6::ROUTER_ADVERTISEMENT | v6::REDIRECT | v6::LISTENER_QUERY);
-            let allowed = if routers && found.valid && own && honest { by_router(sender, packet, context) } else { None };
+            let routers =
+                matches!(found.kind, v6::ROUTER_ADVERTISEMENT | v6::REDIRECT | v6::LISTENER_QUERY);
+            let allowed = if routers && found.valid && own && honest {
+                by_router(sender, packet, context)
+            } else {
+                None
+            };
             allowed.ok_or(refused(BAD_DISCOVERY))
         }
-        L4::Dhcp(found) if found.request => match dhcp::may_ask(found, sender, &packet.tuple, context) {
-            Ok(()) => Ok(0),
-            Err(reason) => match by_rules_leaves(sender, packet, context) {
-                Ok(_) if !dhcp::may_ask_by_rule(sender, context) => Err(refused(DHCP_LIMIT)),
-                ruled => ruled.map_err(|_| refused(reason)),
-            },
-        },
+        L4::Dhcp(found) if found.request => {
+            match dhcp::may_ask(found, sender, &packet.tuple, context) {
+                Ok(()) => Ok(0),
+                Err(reason) => match by_rules_leaves(sender, packet, context) {
+                    Ok(_) if !dhcp::may_ask_by_rule(sender, context) => Err(refused(DHCP_LIMIT)),
+                    ruled => ruled.map_err(|_| refused(reason)),
+                },
+            }
+        }
         L4::Dhcp(found) => {
             // A DHCPv6 server answers from its link-local address.
             let local = found.v6 && has_link_local(sender, packet.tuple.source, context);
             if !local && !sender.rules.owns(packet.tuple.source) {
                 return Err(refused(SPOOFED_IP));
             }
-            if dhcp::may_serve(found, sender, &packet.tuple, context) { Ok(0) } else { Err(refused(EGRESS_DENIED)) }
+            if dhcp::may_serve(found, sender, &packet.tuple, context) {
+                Ok(0)
+            } else {
+                Err(refused(EGRESS_DENIED))
+            }
         }
         _ => by_rules_leaves(sender, packet, context).map_err(refused),
     }
@@ -715,10 +870,19 @@ fn by_router(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Option<u3
 /// By an OUTBOUND rule that names the protocol and port. "Everything" does not mean infrastructure.
 fn by_name(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Option<u32> {
     let tuple = &packet.tuple;
-    sender.rules.policy.names.admits(tuple.destination, tuple.protocol, rule_port(packet), &context.snapshot.members)
+    sender.rules.policy.names.admits(
+        tuple.destination,
+        tuple.protocol,
+        rule_port(packet),
+        &context.snapshot.members,
+    )
 }
 
-fn by_rules_leaves(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, DropReason> {
+fn by_rules_leaves(
+    sender: &Vnic,
+    packet: &Packet,
+    context: &Context<'_>,
+) -> Result<u32, DropReason> {
     let (rules, tuple) = (&sender.rules, &packet.tuple);
     may_speak_as(sender, tuple.source, context)?;
     if rules.bypass {
@@ -729,7 +893,12 @@ fn by_rules_leaves(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Res
         (Some(ToClient::Other), _) => by_name(sender, packet, context),
         _ if is_router_message(packet) => by_router(sender, packet, context),
         (None, None) => Some(0),
-        (None, Some(egress)) => egress.admits(tuple.destination, tuple.protocol, rule_port(packet), &context.snapshot.members),
+        (None, Some(egress)) => egress.admits(
+            tuple.destination,
+            tuple.protocol,
+            rule_port(packet),
+            &context.snapshot.members,
+        ),
     };
     allowed.ok_or(EGRESS_DENIED)
 }
@@ -737,18 +906,32 @@ fn by_rules_leaves(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Res
 /// Whether a receiver lets a packet in. The cell of what admits it.
 fn enters(receiver: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, DropReason> {
     match &packet.l4 {
-        L4::Dhcp(found) if !receiver.rules.bypass && dhcp::may_answer(found, receiver, &packet.tuple, context) => Ok(0),
+        L4::Dhcp(found)
+            if !receiver.rules.bypass
+                && dhcp::may_answer(found, receiver, &packet.tuple, context) =>
+        {
+            Ok(0)
+        }
         _ => by_rules_or_discovery(receiver, packet, context),
     }
 }
 
 /// As [`enters`], of what several receive: an answer of DHCP was decided before.
-fn by_rules_or_discovery(receiver: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, DropReason> {
-    let free = receiver.rules.bypass || matches!(&packet.l4, L4::Discovery(found) if discovery::may_receive(found));
+fn by_rules_or_discovery(
+    receiver: &Vnic,
+    packet: &Packet,
+    context: &Context<'_>,
+) -> Result<u32, DropReason> {
+    let free = receiver.rules.bypass
+        || matches!(&packet.l4, L4::Discovery(found) if discovery::may_receive(found));
     if free { Ok(0) } else { by_rules_enters(receiver, packet, context) }
 }
 
-fn by_rules_enters(receiver: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, DropReason> {
+fn by_rules_enters(
+    receiver: &Vnic,
+    packet: &Packet,
+    context: &Context<'_>,
+) -> Result<u32, DropReason> {
     let rules = &receiver.rules;
     if rules.bypass {
         return Ok(0);
@@ -761,8 +944,15 @@ fn by_rules_enters(receiver: &Vnic, packet: &Packet, context: &Context<'_>) -> R
 }
 
 /// What the rules at both ends say of a packet by itself, whatever is known of its session.
-pub(crate) fn rules_say(packet: &Packet, receiver: &Vnic, context: &Context<'_>) -> [Result<u32, DropReason>; 2] {
-    [leaves(context.sender, packet, context).map_err(|(reason, _)| reason), enters(receiver, packet, context)]
+pub(crate) fn rules_say(
+    packet: &Packet,
+    receiver: &Vnic,
+    context: &Context<'_>,
+) -> [Result<u32, DropReason>; 2] {
+    [
+        leaves(context.sender, packet, context).map_err(|(reason, _)| reason),
+        enters(receiver, packet, context),
+    ]
 }
 
 /// The port that rules are about.
@@ -776,15 +966,21 @@ pub(crate) fn rule_port(packet: &Packet) -> u16 {
 /// Whether it is UDP between the ports of DHCP, in fragments or not.
 fn is_dhcp(packet: &Packet) -> bool {
     let tuple = &packet.tuple;
-    tuple.protocol == UDP && Dhcp::between(tuple.source_port, tuple.destination_port, !is_v4(tuple.source)).is_some()
+    tuple.protocol == UDP
+        && Dhcp::between(tuple.source_port, tuple.destination_port, !is_v4(tuple.source)).is_some()
 }
 
-/// Whether it is what every machine multicasts to routers when it starts: a router solicitation (RFC 4861, 6.3.7), or to which groups it
-/// belongs (RFC 3376, 4.2.14, and RFC 2236, 3). What routers ask has other destinations, and what came through one is not valid.
+/// Whether it is what every machine multicasts to routers when it starts: a router solicitation
+/// (RFC 4861, 6.3.7), or to which groups it belongs (RFC 3376, 4.2.14, and RFC 2236, 3). What
+/// routers ask has other destinations, and what came through one is not valid.
 fn is_to_all_routers(packet: &Packet) -> bool {
     let destination = packet.tuple.destination;
     match &packet.l4 {
-        L4::Discovery(found) => found.valid && found.kind == v6::ROUTER_SOLICITATION && discovery::is_multicast(destination),
+        L4::Discovery(found) => {
+            found.valid
+                && found.kind == v6::ROUTER_SOLICITATION
+                && discovery::is_multicast(destination)
+        }
         _ => packet.tuple.protocol == IGMP && TO_ROUTERS.contains(&destination),
     }
 }

@@ -1,6 +1,8 @@
-//! DHCP messages (RFC 2131, RFC 8415): what a filter lets pass without a rule has to be one, to its last option.
+//! DHCP messages (RFC 2131, RFC 8415): what a filter lets pass without a rule has to be one, to its
+//! last option.
 //!
-//! UDP between the ports of DHCP is told by [`Dhcp::between`]; what is in it by [`Dhcp::read`], from a private copy of the whole frame.
+//! UDP between the ports of DHCP is told by [`Dhcp::between`]; what is in it by [`Dhcp::read`],
+//! from a private copy of the whole frame.
 
 mod v4;
 mod v6;
@@ -27,8 +29,8 @@ pub(crate) struct Dhcp {
     /// Between which ports it goes: from the client's to the server's.
     pub request: bool,
     pub v6: bool,
-    /// Where the message is in the IP packet, which ends with it; `None` if the packet has options, extension headers or a trailer, or is
-    /// longer than [`MAX_PACKET`].
+    /// Where the message is in the IP packet, which ends with it; `None` if the packet has
+    /// options, extension headers or a trailer, or is longer than [`MAX_PACKET`].
     pub at: Option<(u16, u16)>,
     /// The message, once the whole of it was read; `None` if it is not shaped as one.
     pub message: Option<Message>,
@@ -43,7 +45,8 @@ pub(crate) struct Message {
     pub mac: Mac,
     /// `yiaddr` and `ciaddr`, 0 if they are 0.0.0.0: where an answer may be sent to.
     pub leases: [u32; 2],
-    /// The server identifier (option 54) of an answer that offers or gives a lease; 0 if there is none.
+    /// The server identifier (option 54) of an answer that offers or gives a lease; 0 if there is
+    /// none.
     pub server: u32,
     /// It gives the lease that it is about, and not only offers one.
     pub given: bool,
@@ -75,8 +78,8 @@ impl Dhcp {
         ports.contains(&CLIENT) || ports.contains(&CLIENT_V6)
     }
 
-    /// Reads the message in a frame that is there as a whole and does not change any more; its IP packet starts at `at`, and nothing
-    /// follows that.
+    /// Reads the message in a frame that is there as a whole and does not change any more; its IP
+    /// packet starts at `at`, and nothing follows that.
     pub fn read(self, frame: &[u8], at: usize) -> Dhcp {
         let message = self.at.and_then(|(from, to)| {
             let (from, to) = (at + usize::from(from), at + usize::from(to));
@@ -97,9 +100,14 @@ mod tests {
         assert_eq!(Dhcp::between(67, 68, false), Some(false));
         assert_eq!(Dhcp::between(546, 547, true), Some(true));
         assert_eq!(Dhcp::between(547, 546, true), Some(false));
-        for (source, destination, v6) in
-            [(67, 67, false), (68, 68, false), (547, 547, true), (68, 67, true), (546, 547, false), (1068, 67, false)]
-        {
+        for (source, destination, v6) in [
+            (67, 67, false),
+            (68, 68, false),
+            (547, 547, true),
+            (68, 67, true),
+            (546, 547, false),
+            (1068, 67, false),
+        ] {
             assert_eq!(Dhcp::between(source, destination, v6), None, "{source} {destination} {v6}");
         }
     }
@@ -121,7 +129,11 @@ mod tests {
     #[test]
     fn ports_of_clients_and_servers() {
         for port in 0..=1000 {
-            assert_eq!((Dhcp::is_client(port, false), Dhcp::is_client(port, true)), (port == 68, port == 546), "{port}");
+            assert_eq!(
+                (Dhcp::is_client(port, false), Dhcp::is_client(port, true)),
+                (port == 68, port == 546),
+                "{port}"
+            );
             assert_eq!(Dhcp::names_server(&(port..=port)), matches!(port, 67 | 547), "{port}");
             assert_eq!(Dhcp::names_client(&(port..=port)), matches!(port, 68 | 546), "{port}");
         }

@@ -1,7 +1,8 @@
-//! Neighbour discovery (RFC 4861) and multicast listener discovery (RFC 2710, RFC 3810): what may be said without a rule.
+//! Neighbour discovery (RFC 4861) and multicast listener discovery (RFC 2710, RFC 3810): what may
+//! be said without a rule.
 //!
-//! IPv6 does not work without either, so a filtered vnic hears and says what a host needs, for itself only; never what a router
-//! says.
+//! IPv6 does not work without either, so a filtered vnic hears and says what a host needs, for
+//! itself only; never what a router says.
 
 use butterfly_packet::{
     Error, Mac,
@@ -26,11 +27,14 @@ const SOLICITED: u32 = 1 << 30;
 pub(crate) struct Discovery {
     /// ICMPv6 type.
     pub kind: u8,
-    /// Of neighbour solicitation, advertisement and redirect; the group of a listener message of the first version; else 0.
+    /// Of neighbour solicitation, advertisement and redirect; the group of a listener message of
+    /// the first version; else 0.
     pub target: Address,
-    /// The link-layer address its option gives: of the source, or of the target if it is an advertisement or redirect.
+    /// The link-layer address its option gives: of the source, or of the target if it is an
+    /// advertisement or redirect.
     pub link_source: Option<Mac>,
-    /// It passes every check the RFCs ask of a receiver: hop limit, code, length, options, addresses, not fragmented (RFC 6980).
+    /// It passes every check the RFCs ask of a receiver: hop limit, code, length, options,
+    /// addresses, not fragmented (RFC 6980).
     pub valid: bool,
     /// Source address of the packet.
     pub source: Address,
@@ -82,13 +86,20 @@ pub(crate) const fn solicited_node(address: Address) -> Address {
 }
 
 impl Discovery {
-    /// Reads a message of which [`is_discovery`]; `len` is how long it is, `bytes` may hold less. If there is `more` to be had,
-    /// Truncated asks for it. Else options out of sight make it invalid, but for a router advertisement: those can be long, and
-    /// nothing in them is compared.
-    pub fn read(bytes: &[u8], len: usize, more: bool, envelope: &Envelope) -> Result<Discovery, Error> {
+    /// Reads a message of which [`is_discovery`]; `len` is how long it is, `bytes` may hold less.
+    /// If there is `more` to be had, Truncated asks for it. Else options out of sight make it
+    /// invalid, but for a router advertisement: those can be long, and nothing in them is
+    /// compared.
+    pub fn read(
+        bytes: &[u8],
+        len: usize,
+        more: bool,
+        envelope: &Envelope,
+    ) -> Result<Discovery, Error> {
         let message = Icmp::parse(bytes)?;
         let kind = message.kind();
-        let mut discovery = Discovery { kind, target: 0, link_source: None, valid: false, source: envelope.source };
+        let mut discovery =
+            Discovery { kind, target: 0, link_source: None, valid: false, source: envelope.source };
         let (fixed, hop_limit, link_option) = match kind {
             v6::ROUTER_SOLICITATION => (SOLICITATION, 255, icmp::OPTION_SOURCE_LINK_ADDRESS),
             v6::ROUTER_ADVERTISEMENT => (ADVERTISEMENT, 255, icmp::OPTION_SOURCE_LINK_ADDRESS),
@@ -104,7 +115,10 @@ impl Discovery {
         if bytes.len() < fixed {
             return Err(Error::Truncated);
         }
-        if !matches!(kind, v6::ROUTER_SOLICITATION | v6::ROUTER_ADVERTISEMENT | v6::LISTENER_REPORT_V2) {
+        if !matches!(
+            kind,
+            v6::ROUTER_SOLICITATION | v6::ROUTER_ADVERTISEMENT | v6::LISTENER_REPORT_V2
+        ) {
             discovery.target = message.target()?.to_bits();
         }
         if envelope.hop_limit != hop_limit || message.code() != 0 || envelope.fragmented {
@@ -142,7 +156,8 @@ impl Discovery {
             }
             // 7.1.2
             v6::NEIGHBOUR_ADVERTISEMENT => {
-                !(is_multicast(self.target) || is_multicast(destination) && rest_of_header & SOLICITED != 0)
+                !(is_multicast(self.target)
+                    || is_multicast(destination) && rest_of_header & SOLICITED != 0)
             }
             // 8.1
             v6::REDIRECT => is_link_local(source),
@@ -154,7 +169,8 @@ impl Discovery {
     }
 }
 
-/// The link-layer address in the option of this type. Malformed also if it is no Ethernet address, or if two options differ.
+/// The link-layer address in the option of this type. Malformed also if it is no Ethernet address,
+/// or if two options differ.
 fn link_address(bytes: &[u8], wanted: u8) -> Result<Option<Mac>, Error> {
     let mut options = NdOptions::new(bytes);
     let mut found = None;
@@ -171,9 +187,15 @@ fn link_address(bytes: &[u8], wanted: u8) -> Result<Option<Mac>, Error> {
     Ok(found)
 }
 
-/// Whether a filtered vnic may send it without a rule. `own` is asked for its addresses, link-local ones included. With
-/// `anti_spoof` it probes for those alone: a probe for the address of another is what denies it to that one (RFC 4862, 5.4.3).
-pub(crate) fn may_send(discovery: &Discovery, mac: Mac, anti_spoof: bool, own: impl Fn(Address) -> bool) -> bool {
+/// Whether a filtered vnic may send it without a rule. `own` is asked for its addresses, link-local
+/// ones included. With `anti_spoof` it probes for those alone: a probe for the address of another
+/// is what denies it to that one (RFC 4862, 5.4.3).
+pub(crate) fn may_send(
+    discovery: &Discovery,
+    mac: Mac,
+    anti_spoof: bool,
+    own: impl Fn(Address) -> bool,
+) -> bool {
     let Discovery { source, target, .. } = *discovery;
     if !discovery.valid || discovery.link_source.is_some_and(|claimed| claimed != mac) {
         return false;
@@ -183,7 +205,9 @@ pub(crate) fn may_send(discovery: &Discovery, mac: Mac, anti_spoof: bool, own: i
         v6::ROUTER_SOLICITATION | v6::NEIGHBOUR_SOLICITATION => source == 0 || own(source),
         v6::NEIGHBOUR_ADVERTISEMENT => own(source) && own(target),
         // Validity leaves link-local and unspecified sources.
-        v6::LISTENER_REPORT | v6::LISTENER_DONE | v6::LISTENER_REPORT_V2 => source == 0 || own(source),
+        v6::LISTENER_REPORT | v6::LISTENER_DONE | v6::LISTENER_REPORT_V2 => {
+            source == 0 || own(source)
+        }
         _ => false,
     }
 }
@@ -238,7 +262,16 @@ mod tests {
     impl Sent {
         fn new(kind: u8, source: &'static str, destination: &'static str) -> Sent {
             let hop_limit = if matches!(kind, 130..=132 | 143) { 1 } else { 255 };
-            Sent { kind, code: 0, flags: 0, source, destination, hop_limit, fragmented: false, body: vec![] }
+            Sent {
+                kind,
+                code: 0,
+                flags: 0,
+                source,
+                destination,
+                hop_limit,
+                fragmented: false,
+                body: vec![],
+            }
         }
 
         fn address(mut self, address: &str) -> Sent {
@@ -277,7 +310,9 @@ mod tests {
         }
 
         fn may_send(&self) -> bool {
-            may_send(&self.read(), MAC, false, |address| [ip(OWN), ip(OWN_LOCAL)].contains(&address))
+            may_send(&self.read(), MAC, false, |address| {
+                [ip(OWN), ip(OWN_LOCAL)].contains(&address)
+            })
         }
     }
 
@@ -307,7 +342,10 @@ mod tests {
     #[test]
     fn the_address_of_a_mac() {
         assert_eq!(link_local(MAC), ip(OWN_LOCAL));
-        assert_eq!(link_local(Mac([0x34, 0x56, 0x78, 0x9a, 0xbc, 0xde])), ip("fe80::3656:78ff:fe9a:bcde"));
+        assert_eq!(
+            link_local(Mac([0x34, 0x56, 0x78, 0x9a, 0xbc, 0xde])),
+            ip("fe80::3656:78ff:fe9a:bcde")
+        );
     }
 
     #[test]
@@ -323,7 +361,10 @@ mod tests {
             assert!(sent.valid(), "{kind}");
             assert_eq!(sent.read().source, ip(sent.source));
             for hop_limit in (0..=255).filter(|limit| *limit != sent.hop_limit) {
-                assert!(!Sent { hop_limit, ..sent.clone() }.valid(), "{kind}: hop limit {hop_limit}");
+                assert!(
+                    !Sent { hop_limit, ..sent.clone() }.valid(),
+                    "{kind}: hop limit {hop_limit}"
+                );
             }
             assert!(!Sent { code: 1, ..sent.clone() }.valid(), "{kind}: code");
             assert!(!Sent { fragmented: true, ..sent.clone() }.valid(), "{kind}: fragmented");
@@ -332,10 +373,21 @@ mod tests {
                 assert!(!Sent { body, ..sent.clone() }.valid(), "{kind}: length");
             }
             let is_neighbour = (133..=137).contains(&kind);
-            assert_eq!(sent.clone().bytes(&[14, 0, 0, 0, 0, 0, 0, 0]).valid(), !is_neighbour, "{kind}: option of length 0");
-            assert_eq!(sent.clone().bytes(&[14, 2, 0, 0, 0, 0, 0, 0]).valid(), !is_neighbour, "{kind}: option beyond the end");
+            assert_eq!(
+                sent.clone().bytes(&[14, 0, 0, 0, 0, 0, 0, 0]).valid(),
+                !is_neighbour,
+                "{kind}: option of length 0"
+            );
+            assert_eq!(
+                sent.clone().bytes(&[14, 2, 0, 0, 0, 0, 0, 0]).valid(),
+                !is_neighbour,
+                "{kind}: option beyond the end"
+            );
             assert_eq!(sent.clone().bytes(&[14]).valid(), !is_neighbour, "{kind}: half an option");
-            assert!(sent.clone().bytes(&[14, 1, 0, 0, 0, 0, 0, 0]).valid(), "{kind}: unknown option");
+            assert!(
+                sent.clone().bytes(&[14, 1, 0, 0, 0, 0, 0, 0]).valid(),
+                "{kind}: unknown option"
+            );
         }
     }
 
@@ -373,7 +425,10 @@ mod tests {
             let sent = each()[at].clone();
             assert!(!Sent { source: PEER, ..sent.clone() }.valid(), "{}", sent.kind);
             assert!(!Sent { source: "::", ..sent.clone() }.valid(), "{}", sent.kind);
-            assert!(Sent { source: "febf::1", ..sent.clone() }.valid() && !Sent { source: "fec0::1", ..sent }.valid());
+            assert!(
+                Sent { source: "febf::1", ..sent.clone() }.valid()
+                    && !Sent { source: "fec0::1", ..sent }.valid()
+            );
         }
     }
 
@@ -381,7 +436,10 @@ mod tests {
     fn link_addresses() {
         assert_eq!(solicitation(OWN).option(1, MAC).read().link_source, Some(MAC));
         assert_eq!(solicitation(OWN).option(2, MAC).read().link_source, None); // the target's says nothing here
-        assert_eq!(advertisement(OWN, OWN).option(1, OTHER).option(2, MAC).read().link_source, Some(MAC));
+        assert_eq!(
+            advertisement(OWN, OWN).option(1, OTHER).option(2, MAC).read().link_source,
+            Some(MAC)
+        );
         assert!(solicitation(OWN).option(1, MAC).option(1, MAC).valid());
         assert!(!solicitation(OWN).option(1, MAC).option(1, OTHER).valid());
         assert!(!solicitation(OWN).bytes(&[1, 2]).bytes(&[0; 14]).valid()); // no Ethernet address
@@ -401,7 +459,10 @@ mod tests {
         }
         assert!(!advertisement("::", OWN).may_send() && !advertisement(OWN, "::").may_send());
         for target in [OWN, OWN_LOCAL] {
-            assert!(advertisement(OWN, target).may_send() && advertisement(OWN_LOCAL, target).may_send());
+            assert!(
+                advertisement(OWN, target).may_send()
+                    && advertisement(OWN_LOCAL, target).may_send()
+            );
         }
     }
 
@@ -418,7 +479,11 @@ mod tests {
 
     #[test]
     fn a_vnic_gives_its_own_mac() {
-        for (sent, kind) in [(solicitation(OWN), 1), (advertisement(OWN, OWN), 2), (Sent::new(133, OWN, "ff02::2"), 1)] {
+        for (sent, kind) in [
+            (solicitation(OWN), 1),
+            (advertisement(OWN, OWN), 2),
+            (Sent::new(133, OWN, "ff02::2"), 1),
+        ] {
             assert!(sent.clone().option(kind, MAC).may_send());
             assert!(!sent.option(kind, OTHER).may_send());
         }
@@ -428,10 +493,16 @@ mod tests {
     fn a_vnic_listens() {
         for (kind, body) in [(131, 16), (132, 16), (143, 0)] {
             for source in [OWN_LOCAL, "::"] {
-                assert!(Sent::new(kind, source, "ff02::16").bytes(&vec![0; body]).may_send(), "{kind} {source}");
+                assert!(
+                    Sent::new(kind, source, "ff02::16").bytes(&vec![0; body]).may_send(),
+                    "{kind} {source}"
+                );
             }
             for source in [OWN, "fe80::ff:fe00:b"] {
-                assert!(!Sent::new(kind, source, "ff02::16").bytes(&vec![0; body]).may_send(), "{kind} {source}");
+                assert!(
+                    !Sent::new(kind, source, "ff02::16").bytes(&vec![0; body]).may_send(),
+                    "{kind} {source}"
+                );
             }
         }
     }
@@ -446,9 +517,12 @@ mod tests {
 
     #[test]
     fn what_a_host_hears() {
-        let heard: Vec<u8> = each().iter().filter(|sent| may_receive(&sent.read())).map(|sent| sent.kind).collect();
+        let heard: Vec<u8> =
+            each().iter().filter(|sent| may_receive(&sent.read())).map(|sent| sent.kind).collect();
         assert_eq!(heard, [130, 131, 132, 134, 135, 136, 143]);
-        assert!(each().into_iter().all(|sent| !may_receive(&Sent { hop_limit: 64, ..sent }.read())));
+        assert!(
+            each().into_iter().all(|sent| !may_receive(&Sent { hop_limit: 64, ..sent }.read()))
+        );
     }
 
     #[test]

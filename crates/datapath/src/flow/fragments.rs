@@ -1,10 +1,12 @@
 //! Fragments follow their first fragment: it alone says what a packet is, so it alone is decided.
 //!
-//! Nothing is put together. What passes is remembered, so that no receiver can be made to see bytes twice (RFC 1858, 3128, 5722):
-//! a fragment that repeats some, or lies beyond the last, is dropped. One table per worker, of fixed size.
+//! Nothing is put together. What passes is remembered, so that no receiver can be made to see bytes
+//! twice (RFC 1858, 3128, 5722): a fragment that repeats some, or lies beyond the last, is dropped.
+//! One table per worker, of fixed size.
 //!
-//! A full table takes from the network that has most packets under way, and there from the sender that has most. So who has no more
-//! than its equal part of the table loses nothing to others, however many vnics they have.
+//! A full table takes from the network that has most packets under way, and there from the sender
+//! that has most. So who has no more than its equal part of the table loses nothing to others,
+//! however many vnics they have.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -29,7 +31,8 @@ pub(crate) struct FragmentKey {
     /// Which vnic sent it: its incarnation, as slots are used again.
     sender: u32,
     vlan: u16,
-    /// Of IPv4. IPv6 fragments of one packet may name different ones (RFC 8200, 4.5), so that there it is 0.
+    /// Of IPv4. IPv6 fragments of one packet may name different ones (RFC 8200, 4.5), so that
+    /// there it is 0.
     protocol: u8,
 }
 
@@ -92,7 +95,13 @@ impl<V: Copy> Fragments<V> {
     }
 
     /// Remembers a first fragment that is let through. `now` in seconds.
-    pub fn first(&mut self, key: FragmentKey, piece: Piece, value: V, now: u32) -> Result<(), DropReason> {
+    pub fn first(
+        &mut self,
+        key: FragmentKey,
+        piece: Piece,
+        value: V,
+        now: u32,
+    ) -> Result<(), DropReason> {
         let chain = self.chain(&key);
         if let Some(at) = self.find(chain, &key) {
             if !self.expired(at, now) {
@@ -117,8 +126,8 @@ impl<V: Copy> Fragments<V> {
         Ok(())
     }
 
-    /// Judges a fragment that is not the first, and returns what was kept for the first. Once all of a packet was seen it is
-    /// forgotten, since its number may soon be used again.
+    /// Judges a fragment that is not the first, and returns what was kept for the first. Once all
+    /// of a packet was seen it is forgotten, since its number may soon be used again.
     pub fn later(&mut self, key: FragmentKey, piece: Piece, now: u32) -> Result<V, DropReason> {
         let at = self.find(self.chain(&key), &key).ok_or(FRAGMENT_ORPHAN)?;
         if self.expired(at, now) {
@@ -126,7 +135,9 @@ impl<V: Copy> Fragments<V> {
             return Err(FRAGMENT_ORPHAN);
         }
         let entry = self.entries.get_mut(usize::from(at)).ok_or(FRAGMENT_ORPHAN)?;
-        let (Ok(start), Ok(end)) = (u16::try_from(piece.offset), u16::try_from(piece.end)) else { return Err(FRAGMENT_OVERLAP) };
+        let (Ok(start), Ok(end)) = (u16::try_from(piece.offset), u16::try_from(piece.end)) else {
+            return Err(FRAGMENT_OVERLAP);
+        };
         if start == 0 || start >= end {
             return Err(FRAGMENT_OVERLAP);
         }
@@ -152,7 +163,8 @@ impl<V: Copy> Fragments<V> {
 
     fn chain(&self, key: &FragmentKey) -> usize {
         let FragmentKey { source, destination, id, vni, sender, vlan, protocol } = *key;
-        self.hasher.hash_one((source, destination, id, vni, sender, vlan, protocol)) as usize & (ENTRIES - 1)
+        self.hasher.hash_one((source, destination, id, vni, sender, vlan, protocol)) as usize
+            & (ENTRIES - 1)
     }
 
     fn find(&self, chain: usize, key: &FragmentKey) -> Option<u16> {
@@ -167,11 +179,14 @@ impl<V: Copy> Fragments<V> {
     }
 
     fn expired(&self, at: u16, now: u32) -> bool {
-        self.entries.get(usize::from(at)).is_none_or(|entry| now.wrapping_sub(entry.born) >= self.life)
+        self.entries
+            .get(usize::from(at))
+            .is_none_or(|entry| now.wrapping_sub(entry.born) >= self.life)
     }
 
-    /// Makes room for a packet. A sender with too many forgets its own oldest: whoever never sends the rest silences nobody, not even
-    /// itself. In a full table the network with most packets does, this one if it would have as many as any.
+    /// Makes room for a packet. A sender with too many forgets its own oldest: whoever never sends
+    /// the rest silences nobody, not even itself. In a full table the network with most packets
+    /// does, this one if it would have as many as any.
     fn make_room(&mut self, key: &FragmentKey) {
         let sender = if self.of_sender.of(key.sender) >= PER_SENDER as u16 {
             key.sender
@@ -182,7 +197,8 @@ impl<V: Copy> Fragments<V> {
             return;
         };
         let clock = self.clock;
-        let all = self.senders.iter().zip(&self.made).zip(0..).filter(|((of, _), _)| **of == sender);
+        let all =
+            self.senders.iter().zip(&self.made).zip(0..).filter(|((of, _), _)| **of == sender);
         if let Some((_, oldest)) = all.max_by_key(|((_, made), _)| clock.wrapping_sub(**made)) {
             self.remove(oldest);
         }
@@ -197,7 +213,9 @@ impl<V: Copy> Fragments<V> {
         if let Some(free) = self.entries.get_mut(usize::from(at)) {
             self.free = free.next;
             *free = entry;
-            if let (Some(of), Some(made)) = (self.senders.get_mut(usize::from(at)), self.made.get_mut(usize::from(at))) {
+            if let (Some(of), Some(made)) =
+                (self.senders.get_mut(usize::from(at)), self.made.get_mut(usize::from(at)))
+            {
                 (*of, *made) = (sender, self.clock);
             }
             return at;
@@ -214,7 +232,9 @@ impl<V: Copy> Fragments<V> {
         self.of_sender.take(entry.key.sender);
         self.of_network.take(entry.key.vni);
         self.unlink(chain, at, next);
-        if let (Some(entry), Some(sender)) = (self.entries.get_mut(usize::from(at)), self.senders.get_mut(usize::from(at))) {
+        if let (Some(entry), Some(sender)) =
+            (self.entries.get_mut(usize::from(at)), self.senders.get_mut(usize::from(at)))
+        {
             (entry.next, self.free, *sender) = (self.free, at, NOBODY);
         }
     }
@@ -236,7 +256,8 @@ impl<V: Copy> Fragments<V> {
     }
 }
 
-/// How many packets somebody has, for everybody who has any: a table of fixed size, open addressing.
+/// How many packets somebody has, for everybody who has any: a table of fixed size, open
+/// addressing.
 struct Census {
     /// Who, the network that is in, and how many; nobody's are free.
     rows: Box<[(u32, u32, u16)]>,
@@ -285,7 +306,8 @@ impl Census {
             return;
         }
         *row = (NOBODY, 0, 0);
-        // What stands behind a gap would not be found: it moves up, unless it stands before its home then.
+        // What stands behind a gap would not be found: it moves up, unless it stands before its
+        // home then.
         let mut next = (at + 1) % ROWS;
         while let Some(row) = self.rows.get(next).copied().filter(|row| row.0 != NOBODY) {
             let home = Census::home(row.0);
@@ -302,14 +324,17 @@ impl Census {
         }
     }
 
-    /// Who has most among those of some networks; `own`, who wants one more, if it would have as many then and has any.
+    /// Who has most among those of some networks; `own`, who wants one more, if it would have as
+    /// many then and has any.
     fn greatest(&self, network: impl Fn(u32) -> bool, own: u32) -> u32 {
         let rows = self.rows.iter().filter(|row| row.0 != NOBODY && network(row.1));
-        rows.max_by_key(|row| if row.0 == own { (row.2 + 1, true) } else { (row.2, false) }).map_or(own, |row| row.0)
+        rows.max_by_key(|row| if row.0 == own { (row.2 + 1, true) } else { (row.2, false) })
+            .map_or(own, |row| row.0)
     }
 }
 
-/// Bytes of a packet that passed: stretches in order, apart from each other, the first of which starts at 0.
+/// Bytes of a packet that passed: stretches in order, apart from each other, the first of which
+/// starts at 0.
 struct Seen {
     stretches: [(u16, u16); GAPS + 1],
     used: usize,
@@ -340,7 +365,9 @@ impl Seen {
         let at = self.used().partition_point(|&(other, _)| other < start);
         let before = at.checked_sub(1).and_then(|before| self.used().get(before)).copied();
         let after = self.used().get(at).copied();
-        if before.is_some_and(|(_, other)| other > start) || after.is_some_and(|(other, _)| other < end) {
+        if before.is_some_and(|(_, other)| other > start)
+            || after.is_some_and(|(other, _)| other < end)
+        {
             return Err(FRAGMENT_OVERLAP);
         }
         let joins_before = before.is_some_and(|(_, other)| other == start);
@@ -385,7 +412,14 @@ mod tests {
     use super::*;
 
     fn key(id: u32, sender: u32) -> FragmentKey {
-        let tuple = Tuple { source: 1, destination: 2, source_port: 0, destination_port: 0, vlan: 0, protocol: 17 };
+        let tuple = Tuple {
+            source: 1,
+            destination: 2,
+            source_port: 0,
+            destination_port: 0,
+            vlan: 0,
+            protocol: 17,
+        };
         FragmentKey::new(&tuple, &Piece { id, ..piece(0, 8, true) }, 5, sender)
     }
 
@@ -424,7 +458,9 @@ mod tests {
     fn nothing_passes_twice() {
         let mut one = One::new(16);
         assert_eq!(one.later(24, 40, true), Ok(7));
-        for (offset, end) in [(24, 40), (8, 16), (8, 24), (16, 32), (32, 48), (32, 40), (24, 32), (16, 48), (8, 64)] {
+        for (offset, end) in
+            [(24, 40), (8, 16), (8, 24), (16, 32), (32, 48), (32, 40), (24, 32), (16, 48), (8, 64)]
+        {
             assert_eq!(one.later(offset, end, true), Err(FRAGMENT_OVERLAP), "{offset} to {end}");
         }
         assert_eq!(one.0.first(key(1, 0), piece(0, 16, true), 9, 100), Err(FRAGMENT_OVERLAP));
@@ -451,7 +487,14 @@ mod tests {
 
     #[test]
     fn who_else_sends_is_an_orphan() {
-        let tuple = Tuple { source: 1, destination: 2, source_port: 0, destination_port: 0, vlan: 0, protocol: 17 };
+        let tuple = Tuple {
+            source: 1,
+            destination: 2,
+            source_port: 0,
+            destination_port: 0,
+            vlan: 0,
+            protocol: 17,
+        };
         let next = Piece { id: 1, ..piece(8, 16, true) };
         let v4 = |last: u128| super::super::mapped(std::net::Ipv4Addr::from_bits(last as u32));
         let tuple4 = Tuple { source: v4(1), destination: v4(2), ..tuple };
@@ -469,8 +512,10 @@ mod tests {
             ] {
                 assert_eq!(table.later(other, next, 1), Err(FRAGMENT_ORPHAN), "{other:?}");
             }
-            // Ports are not known of those that follow; the protocol tells packets apart in IPv4 only.
-            let other = FragmentKey::new(&Tuple { source_port: 4, protocol: 60, ..tuple }, &next, 5, 0);
+            // Ports are not known of those that follow; the protocol tells packets apart in IPv4
+            // only.
+            let other =
+                FragmentKey::new(&Tuple { source_port: 4, protocol: 60, ..tuple }, &next, 5, 0);
             assert_eq!(other == own, v6);
             assert_eq!(table.later(own, next, 1), Ok(()));
         }
@@ -494,9 +539,14 @@ mod tests {
         table.first(key(7, 1), piece(0, 8, true), (), 100).unwrap();
         for id in 0..1000 {
             table.first(key(id, 0), piece(0, 8, true), (), 100).unwrap();
-            assert_eq!(table.later(key(id, 0), piece(8, 16, true), 100), Ok(()), "the newest is there");
+            assert_eq!(
+                table.later(key(id, 0), piece(8, 16, true), 100),
+                Ok(()),
+                "the newest is there"
+            );
         }
-        let known = |table: &mut Fragments<()>, id| table.later(key(id, 0), piece(16, 24, true), 100);
+        let known =
+            |table: &mut Fragments<()>, id| table.later(key(id, 0), piece(16, 24, true), 100);
         assert_eq!(known(&mut table, 999 - PER_SENDER as u32), Err(FRAGMENT_ORPHAN));
         for id in 1000 - PER_SENDER as u32..1000 {
             assert_eq!(known(&mut table, id), Ok(()), "{id}");
@@ -536,14 +586,25 @@ mod tests {
             assert_eq!(table.later(of(id, 5, 99), piece(8, 16, true), 100), Ok(99));
         }
         let lost = (0..16).flat_map(|sender| (0..64).map(move |id| (sender, id)));
-        let lost: Vec<_> =
-            lost.filter(|(sender, id)| table.later(of(*id, 5, *sender), piece(8, 16, true), 100).is_err()).collect();
-        assert_eq!(lost.iter().map(|(_, id)| *id).collect::<Vec<_>>(), [0; 5], "the oldest of five vnics: {lost:?}");
-        assert_eq!((table.entries.capacity(), table.senders.capacity(), table.made.capacity()), room);
+        let lost: Vec<_> = lost
+            .filter(|(sender, id)| {
+                table.later(of(*id, 5, *sender), piece(8, 16, true), 100).is_err()
+            })
+            .collect();
+        assert_eq!(
+            lost.iter().map(|(_, id)| *id).collect::<Vec<_>>(),
+            [0; 5],
+            "the oldest of five vnics: {lost:?}"
+        );
+        assert_eq!(
+            (table.entries.capacity(), table.senders.capacity(), table.made.capacity()),
+            room
+        );
         assert_eq!(table.entries.len(), ENTRIES);
     }
 
-    /// 17 vnics of one network that never send the rest: a vnic of another network, and one of theirs, keep what they have.
+    /// 17 vnics of one network that never send the rest: a vnic of another network, and one of
+    /// theirs, keep what they have.
     #[test]
     fn no_number_of_vnics_pushes_out_others() {
         let mut table = full();
@@ -559,7 +620,8 @@ mod tests {
             assert_eq!(table.later(of(id, 6, 1000), piece(8, 16, true), 100), Ok(1000), "{id}");
             assert_eq!(table.later(of(id, 5, 1001), piece(8, 16, true), 100), Ok(1001), "{id}");
         }
-        // Whose network has most gives way to one that has fewer, and does not push out others itself.
+        // Whose network has most gives way to one that has fewer, and does not push out others
+        // itself.
         assert_eq!(table.of_network.of(5) + table.of_network.of(6), ENTRIES as u16);
     }
 
@@ -567,15 +629,32 @@ mod tests {
     #[test]
     fn pieces_that_cannot_be() {
         let mut one = One::new(16);
-        for (offset, end) in [(0, 8), (0, 16), (16, 16), (24, 16), (32, 32), (8, 0), (65_528, 65_536), (65_536, 65_544)] {
+        for (offset, end) in [
+            (0, 8),
+            (0, 16),
+            (16, 16),
+            (24, 16),
+            (32, 32),
+            (8, 0),
+            (65_528, 65_536),
+            (65_536, 65_544),
+        ] {
             for more in [true, false] {
-                assert_eq!(one.later(offset, end, more), Err(FRAGMENT_OVERLAP), "{offset} to {end}");
+                assert_eq!(
+                    one.later(offset, end, more),
+                    Err(FRAGMENT_OVERLAP),
+                    "{offset} to {end}"
+                );
             }
         }
         assert_eq!(one.later(16, 65_535, false), Ok(7));
         let mut table = Fragments::new(LIFE);
         for (offset, end) in [(8, 16), (0, 0), (0, 65_536)] {
-            assert_eq!(table.first(key(1, 0), piece(offset, end, true), (), 1), Err(FRAGMENT_OVERLAP), "{offset} to {end}");
+            assert_eq!(
+                table.first(key(1, 0), piece(offset, end, true), (), 1),
+                Err(FRAGMENT_OVERLAP),
+                "{offset} to {end}"
+            );
         }
         // What is whole by itself has nothing that follows.
         assert_eq!(table.first(key(1, 0), piece(0, 8, false), (), 1), Ok(()));
@@ -599,11 +678,18 @@ mod tests {
             assert_eq!(table.later(keys[gone as usize], piece(8, 16, false), 1), Ok(gone as usize));
             for (n, key) in keys.iter().enumerate() {
                 let expected = if n == gone as usize { Err(FRAGMENT_ORPHAN) } else { Ok(n) };
-                assert_eq!(table.later(*key, piece(8, 16, true), 1), expected, "{n} without {gone}");
+                assert_eq!(
+                    table.later(*key, piece(8, 16, true), 1),
+                    expected,
+                    "{n} without {gone}"
+                );
             }
             // Its place is the next one's.
             table.first(keys[gone as usize], piece(0, 8, true), 99, 1).unwrap();
-            assert_eq!((table.entries.len(), table.later(keys[gone as usize], piece(8, 16, true), 1)), (5, Ok(99)));
+            assert_eq!(
+                (table.entries.len(), table.later(keys[gone as usize], piece(8, 16, true), 1)),
+                (5, Ok(99))
+            );
         }
     }
 
@@ -616,13 +702,17 @@ mod tests {
         let of = |network: u32| move |other: u32| other == network;
         assert_eq!((census.greatest(of(5), 9), census.greatest(of(5), 1)), (2, 1));
         assert_eq!((census.greatest(of(5), 2), census.greatest(|_| true, 2)), (2, 2));
-        assert_eq!((census.greatest(|_| true, 9), census.greatest(|_| true, 1), census.greatest(of(7), 9)), (3, 3, 9));
+        assert_eq!(
+            (census.greatest(|_| true, 9), census.greatest(|_| true, 1), census.greatest(of(7), 9)),
+            (3, 3, 9)
+        );
         census.take(3);
         census.take(3);
         assert_eq!((census.of(3), census.greatest(|_| true, 9)), (3, 2));
     }
 
-    /// Numbers whose rows are the last two and the first two, so that they are in each other's places and go round the end.
+    /// Numbers whose rows are the last two and the first two, so that they are in each other's
+    /// places and go round the end.
     fn crowd() -> &'static [u32] {
         static CROWD: std::sync::OnceLock<Vec<u32>> = std::sync::OnceLock::new();
         CROWD.get_or_init(|| {

@@ -1,8 +1,9 @@
-//! Flow: what an IP frame is to a filter: who talks to whom, with what, and where in a conversation it stands.
+//! Flow: what an IP frame is to a filter: who talks to whom, with what, and where in a conversation
+//! it stands.
 //!
-//! [`parse`] reads a frame as far as the transport header and refuses what cannot be read without doubt; [`tcp`] says whether a
-//! segment fits its connection; [`fragments`] remembers what was decided on first fragments; [`discovery`] and [`dhcp`] know the
-//! frames that need no rule.
+//! [`parse`] reads a frame as far as the transport header and refuses what cannot be read without
+//! doubt; [`tcp`] says whether a segment fits its connection; [`fragments`] remembers what was
+//! decided on first fragments; [`discovery`] and [`dhcp`] know the frames that need no rule.
 
 use crate::reason::drop_reasons;
 
@@ -84,8 +85,9 @@ drop_reasons! { 6;
     }
 }
 
-/// An IPv6 address as a number, first byte highest; an IPv4 address as `::ffff:a.b.c.d`. No IPv6 packet with such an address gets
-/// as far as this (RFC 4291, 2.5.5.2: they are not for the wire), so the families cannot be taken for each other.
+/// An IPv6 address as a number, first byte highest; an IPv4 address as `::ffff:a.b.c.d`. No IPv6
+/// packet with such an address gets as far as this (RFC 4291, 2.5.5.2: they are not for the wire),
+/// so the families cannot be taken for each other.
 pub(crate) type Address = u128;
 
 const MAPPED: Address = 0xffff << 32;
@@ -110,8 +112,8 @@ pub(crate) const TAGGED: u16 = 0x1000;
 pub(crate) struct Tuple {
     pub source: Address,
     pub destination: Address,
-    /// 0 where the protocol has no ports. Of an echo, the requester's port is the identifier, and the other side's the type of
-    /// the request (8 or 128).
+    /// 0 where the protocol has no ports. Of an echo, the requester's port is the identifier, and
+    /// the other side's the type of the request (8 or 128).
     pub source_port: u16,
     pub destination_port: u16,
     /// 0 without tag, else [`TAGGED`] and the VLAN id.
@@ -150,8 +152,8 @@ pub(crate) enum L4 {
     Udp,
     /// UDP between the ports of DHCP or DHCPv6, in either direction, not fragmented.
     Dhcp(Dhcp),
-    /// ICMP or ICMPv6 echo. A request whose identifier is its own type reads the same in both directions: whether the opener asks
-    /// or the other side does is told by `request` only.
+    /// ICMP or ICMPv6 echo. A request whose identifier is its own type reads the same in both
+    /// directions: whether the opener asks or the other side does is told by `request` only.
     Echo {
         request: bool,
     },
@@ -172,7 +174,8 @@ pub(crate) enum L4 {
     },
     /// A protocol without ports, or ESP.
     Other,
-    /// A fragment that is not the first: ports are 0, and of IPv6 the protocol is what the fragment header names.
+    /// A fragment that is not the first: ports are 0, and of IPv6 the protocol is what the fragment
+    /// header names.
     Fragment,
 }
 

@@ -1,5 +1,5 @@
-//! Reads an IP frame as far as a filter must: RFC 791, RFC 8200, and for what has no single meaning RFC 1858, 3128, 5722, 6946,
-//! 6980, 7112.
+//! Reads an IP frame as far as a filter must: RFC 791, RFC 8200, and for what has no single meaning
+//! RFC 1858, 3128, 5722, 6946, 6980, 7112.
 
 use butterfly_packet::{
     Error, be16, be32,
@@ -13,7 +13,8 @@ use butterfly_packet::{
 };
 
 use super::{
-    Dhcp, Discovery, HEADERS_TOO_LONG, L4, MALFORMED_IP, Packet, Piece, Quoted, Segment, TINY_FRAGMENT, TRUNCATED, Tuple, dhcp,
+    Dhcp, Discovery, HEADERS_TOO_LONG, L4, MALFORMED_IP, Packet, Piece, Quoted, Segment,
+    TINY_FRAGMENT, TRUNCATED, Tuple, dhcp,
     discovery::{self, Envelope},
     is_v4, mapped,
 };
@@ -31,14 +32,16 @@ pub(crate) enum Fault {
     Drop(DropReason),
 }
 
-/// Reads the frame that starts with `head`, whose IP header is at `at` and which is `frame_len` bytes long. `vlan` as in
-/// [`Tuple`].
+/// Reads the frame that starts with `head`, whose IP header is at `at` and which is `frame_len`
+/// bytes long. `vlan` as in [`Tuple`].
 ///
-/// The IP packet may end before the frame does (Ethernet pads). With [`MOST`] bytes, or the whole frame, it never asks for more.
+/// The IP packet may end before the frame does (Ethernet pads). With [`MOST`] bytes, or the whole
+/// frame, it never asks for more.
 pub(crate) fn parse(head: &[u8], at: usize, vlan: u16, frame_len: u32) -> Result<Packet, Fault> {
     let len = frame_len as usize;
     let head = head.get(..len.min(MOST)).unwrap_or(head);
-    let sight = Sight { packet: head.get(at..).unwrap_or_default(), more: head.len() < len.min(MOST) };
+    let sight =
+        Sight { packet: head.get(at..).unwrap_or_default(), more: head.len() < len.min(MOST) };
     let room = len.saturating_sub(at);
     match sight.packet.first().map(|byte| byte >> 4) {
         Some(4) => parse_v4(sight, room, vlan),
@@ -101,8 +104,12 @@ fn parse_v4(sight: Sight<'_>, room: usize, vlan: u16) -> Result<Packet, Fault> {
         vlan,
         protocol: ip.protocol(),
     };
-    let envelope =
-        Envelope { source: tuple.source, destination: tuple.destination, hop_limit: ip.ttl(), fragmented: fragment.is_some() };
+    let envelope = Envelope {
+        source: tuple.source,
+        destination: tuple.destination,
+        hop_limit: ip.ttl(),
+        fragmented: fragment.is_some(),
+    };
     Upper { sight, at, end, v6: false, fragment, envelope }.read(tuple)
 }
 
@@ -131,8 +138,20 @@ fn parse_v6(sight: Sight<'_>, room: usize, vlan: u16) -> Result<Packet, Fault> {
         }
         _ => None,
     };
-    let tuple = Tuple { source, destination, source_port: 0, destination_port: 0, vlan, protocol: walk.next_header() };
-    let envelope = Envelope { source, destination, hop_limit: ip.hop_limit(), fragmented: chain.fragment.is_some() };
+    let tuple = Tuple {
+        source,
+        destination,
+        source_port: 0,
+        destination_port: 0,
+        vlan,
+        protocol: walk.next_header(),
+    };
+    let envelope = Envelope {
+        source,
+        destination,
+        hop_limit: ip.hop_limit(),
+        fragmented: chain.fragment.is_some(),
+    };
     Upper { sight, at: chain.end, end, v6: true, fragment, envelope }.read(tuple)
 }
 
@@ -145,13 +164,16 @@ struct Chain {
 }
 
 impl Chain {
-    /// Walks to the upper layer, or to what a fragment that is not the first goes on with. On errors also says whether this is a
-    /// first fragment. Each header has 8 bytes at least, so what is at hand bounds it.
+    /// Walks to the upper layer, or to what a fragment that is not the first goes on with. On
+    /// errors also says whether this is a first fragment. Each header has 8 bytes at least, so
+    /// what is at hand bounds it.
     fn walk(walk: &mut Extensions<'_>) -> Result<Chain, (Error, bool)> {
         let mut chain = Chain { end: ipv6::LEN, fragment: None };
         loop {
             let first = chain.fragment.is_some_and(|(fragment, _)| !fragment.is_atomic());
-            let Some(extension) = walk.take_next().map_err(|error| (error, first))? else { return Ok(chain) };
+            let Some(extension) = walk.take_next().map_err(|error| (error, first))? else {
+                return Ok(chain);
+            };
             chain.end = extension.offset + extension.bytes.len();
             if extension.kind == protocol::FRAGMENT {
                 if chain.fragment.is_some() {
@@ -172,7 +194,9 @@ fn piece(id: u32, offset: usize, len: usize, more: bool) -> Result<Piece, Fault>
     let end = offset + len;
     match () {
         () if offset == 0 && len == 0 => Err(Fault::Drop(TINY_FRAGMENT)),
-        () if len == 0 || more && !len.is_multiple_of(8) || end > usize::from(u16::MAX) => Err(Fault::Drop(MALFORMED_IP)),
+        () if len == 0 || more && !len.is_multiple_of(8) || end > usize::from(u16::MAX) => {
+            Err(Fault::Drop(MALFORMED_IP))
+        }
         () => Ok(Piece { id, offset: offset as u32, end: end as u32, more }),
     }
 }
@@ -180,7 +204,8 @@ fn piece(id: u32, offset: usize, len: usize, more: bool) -> Result<Piece, Fault>
 /// A packet from its transport header on.
 struct Upper<'a> {
     sight: Sight<'a>,
-    /// Where the transport header starts and the packet ends, from the first byte of the IP header.
+    /// Where the transport header starts and the packet ends, from the first byte of the IP
+    /// header.
     at: usize,
     end: usize,
     v6: bool,
@@ -198,7 +223,11 @@ impl<'a> Upper<'a> {
     #[inline]
     fn need(&self, len: usize) -> Result<&'a [u8], Fault> {
         if len > self.len() {
-            return Err(Fault::Drop(if self.fragment.is_some() { TINY_FRAGMENT } else { MALFORMED_IP }));
+            return Err(Fault::Drop(if self.fragment.is_some() {
+                TINY_FRAGMENT
+            } else {
+                MALFORMED_IP
+            }));
         }
         self.sight.packet.get(self.at..self.at + len).ok_or(self.sight.missing())
     }
@@ -221,7 +250,11 @@ impl<'a> Upper<'a> {
             _ => ((0, 0), L4::Other),
         };
         let (source_port, destination_port) = ports;
-        Ok(Packet { tuple: Tuple { source_port, destination_port, ..tuple }, l4, fragment: self.fragment })
+        Ok(Packet {
+            tuple: Tuple { source_port, destination_port, ..tuple },
+            l4,
+            fragment: self.fragment,
+        })
     }
 
     fn tcp(&self) -> Result<(Ports, L4), Fault> {
@@ -232,7 +265,10 @@ impl<'a> Upper<'a> {
         }
         let header = Tcp::parse(self.need(header_len)?).map_err(|_| Fault::Drop(MALFORMED_IP))?;
         let payload = self.len() - header_len;
-        Ok(((header.source_port(), header.destination_port()), L4::Tcp(Segment::new(&header, payload as u32))))
+        Ok((
+            (header.source_port(), header.destination_port()),
+            L4::Tcp(Segment::new(&header, payload as u32)),
+        ))
     }
 
     fn udp(&self) -> Result<(Ports, L4), Fault> {
@@ -246,7 +282,8 @@ impl<'a> Upper<'a> {
         let l4 = match Dhcp::between(ports.0, ports.1, self.v6) {
             Some(request) if self.fragment.is_none() => {
                 // Nothing between the headers, and nothing behind the message.
-                let plain = self.at == if self.v6 { ipv6::LEN } else { ipv4::MIN_LEN } && len == self.len();
+                let plain =
+                    self.at == if self.v6 { ipv6::LEN } else { ipv4::MIN_LEN } && len == self.len();
                 let place = ((self.at + udp::LEN) as u16, self.end as u16);
                 let at = (plain && self.end <= dhcp::MAX_PACKET.into()).then_some(place);
                 L4::Dhcp(Dhcp { request, v6: self.v6, at, message: None })
@@ -262,7 +299,11 @@ impl<'a> Upper<'a> {
         let bytes = self.need(if whole { sctp::LEN + CHUNK } else { sctp::LEN })?;
         let header = Sctp::parse(bytes).map_err(|_| Fault::Drop(MALFORMED_IP))?;
         let is = |kind| header.first_chunk_type() == Some(kind);
-        let l4 = L4::Sctp { init: is(sctp::INIT), abort: is(sctp::ABORT), shutdown_complete: is(sctp::SHUTDOWN_COMPLETE) };
+        let l4 = L4::Sctp {
+            init: is(sctp::INIT),
+            abort: is(sctp::ABORT),
+            shutdown_complete: is(sctp::SHUTDOWN_COMPLETE),
+        };
         Ok(((header.source_port(), header.destination_port()), l4))
     }
 
@@ -273,7 +314,9 @@ impl<'a> Upper<'a> {
     fn icmp(&self, tuple: &Tuple) -> Result<(Ports, L4), Fault> {
         let message = self.message()?;
         match message.kind() {
-            v4::UNREACHABLE | v4::TIME_EXCEEDED | v4::PARAMETER_PROBLEM => self.error(&message, tuple),
+            v4::UNREACHABLE | v4::TIME_EXCEEDED | v4::PARAMETER_PROBLEM => {
+                self.error(&message, tuple)
+            }
             _ => Ok(echo_or_other(&message, false)),
         }
     }
@@ -361,7 +404,14 @@ impl Quote<'_> {
             return Err(Unread::Useless);
         }
         let (source, destination) = (mapped(ip.source()), mapped(ip.destination()));
-        let tuple = Tuple { source, destination, source_port: 0, destination_port: 0, vlan, protocol: ip.protocol() };
+        let tuple = Tuple {
+            source,
+            destination,
+            source_port: 0,
+            destination_port: 0,
+            vlan,
+            protocol: ip.protocol(),
+        };
         self.upper(ip.header_len(), tuple, false)
     }
 
@@ -370,10 +420,20 @@ impl Quote<'_> {
         let (source, destination) = (ip.source().to_bits(), ip.destination().to_bits());
         let mut walk = ip.extensions();
         let chain = Chain::walk(&mut walk).map_err(|(error, _)| self.unread(error))?;
-        if is_v4(source) || is_v4(destination) || chain.fragment.is_some_and(|(fragment, _)| fragment.offset() != 0) {
+        if is_v4(source)
+            || is_v4(destination)
+            || chain.fragment.is_some_and(|(fragment, _)| fragment.offset() != 0)
+        {
             return Err(Unread::Useless);
         }
-        let tuple = Tuple { source, destination, source_port: 0, destination_port: 0, vlan, protocol: walk.next_header() };
+        let tuple = Tuple {
+            source,
+            destination,
+            source_port: 0,
+            destination_port: 0,
+            vlan,
+            protocol: walk.next_header(),
+        };
         self.upper(chain.end, tuple, true)
     }
 
@@ -386,7 +446,8 @@ impl Quote<'_> {
                 ((port(0)?, port(2)?), be32(header, 4).filter(|_| tuple.protocol == protocol::TCP))
             }
             (protocol::ICMP, false) | (protocol::ICMPV6, true) => {
-                let message = Icmp::parse(header.ok_or(self.short())?).map_err(|_| Unread::Useless)?;
+                let message =
+                    Icmp::parse(header.ok_or(self.short())?).map_err(|_| Unread::Useless)?;
                 (echo_ports(&message, v6).ok_or(Unread::Useless)?.0, None)
             }
             _ => ((0, 0), None),
@@ -460,7 +521,28 @@ mod tests {
     }
 
     fn tcp_bytes(options: usize, payload: usize) -> Vec<u8> {
-        let mut bytes = vec![0, 80, 1, 0, 0, 0, 0, 5, 0, 0, 0, 9, (((20 + options) / 4) << 4) as u8, ACK, 1, 0, 0, 0, 0, 0];
+        let mut bytes = vec![
+            0,
+            80,
+            1,
+            0,
+            0,
+            0,
+            0,
+            5,
+            0,
+            0,
+            0,
+            9,
+            (((20 + options) / 4) << 4) as u8,
+            ACK,
+            1,
+            0,
+            0,
+            0,
+            0,
+            0,
+        ];
         bytes.resize(20 + options + payload, 0);
         bytes
     }
@@ -479,18 +561,34 @@ mod tests {
         };
         assert_eq!(packet, Packet { tuple, l4: L4::Udp, fragment: None });
         let packet = read(&ip6().udp(4000, 53, b"?")).unwrap();
-        let tuple = Tuple { source: 0x2001_0db8 << 96 | 1, destination: 0x2001_0db8 << 96 | 2, vlan: 0, ..tuple };
+        let tuple = Tuple {
+            source: 0x2001_0db8 << 96 | 1,
+            destination: 0x2001_0db8 << 96 | 2,
+            vlan: 0,
+            ..tuple
+        };
         assert_eq!(packet, Packet { tuple, l4: L4::Udp, fragment: None });
         assert_eq!(tuple.reversed().reversed(), tuple);
-        assert_eq!((tuple.reversed().source, tuple.reversed().source_port), (tuple.destination, 53));
+        assert_eq!(
+            (tuple.reversed().source, tuple.reversed().source_port),
+            (tuple.destination, 53)
+        );
     }
 
     #[test]
     fn tcp_lengths_flags_and_scale() {
         for ip in both() {
             let mut header = build::Tcp::new(1, 2, SYN);
-            (header.sequence, header.acknowledgement, header.options) = (7, 9, &[2, 4, 5, 0xb4, 1, 3, 3, 15]);
-            let segment = Segment { sequence: 7, acknowledgement: 9, window: 0xffff, length: 1, flags: SYN, scale: Some(14) };
+            (header.sequence, header.acknowledgement, header.options) =
+                (7, 9, &[2, 4, 5, 0xb4, 1, 3, 3, 15]);
+            let segment = Segment {
+                sequence: 7,
+                acknowledgement: 9,
+                window: 0xffff,
+                length: 1,
+                flags: SYN,
+                scale: Some(14),
+            };
             assert_eq!(l4(&ip.tcp(&header, b"")), L4::Tcp(segment));
             // Only a SYN negotiates; FIN and payload count.
             header.flags = FIN | ACK;
@@ -573,22 +671,32 @@ mod tests {
             &[HOP_BY_HOP, DESTINATION_OPTIONS, ROUTING],
         ] {
             let ip = chain.iter().fold(ip6(), |ip, kind| ip.extension(*kind, &[0; 14]));
-            assert_eq!((ports(&ip.udp(1, 2, b"")), l4(&ip.udp(1, 2, b""))), ((1, 2), L4::Udp), "{chain:?}");
+            assert_eq!(
+                (ports(&ip.udp(1, 2, b"")), l4(&ip.udp(1, 2, b""))),
+                ((1, 2), L4::Udp),
+                "{chain:?}"
+            );
         }
         // Authentication header: 24 bytes, counted in fours.
         let mut bytes = vec![17, 4];
         bytes.resize(24, 0);
         bytes.extend([0, 1, 0, 2, 0, 8, 0, 0]);
         assert_eq!(ports(&ip6().payload(51, &bytes)), (1, 2));
-        assert_eq!(read(&ip6().extension(ROUTING, &[]).extension(HOP_BY_HOP, &[]).udp(1, 2, b"")), MALFORMED);
+        assert_eq!(
+            read(&ip6().extension(ROUTING, &[]).extension(HOP_BY_HOP, &[]).udp(1, 2, b"")),
+            MALFORMED
+        );
         assert_eq!(l4(&ip6().extension(ROUTING, &[]).payload(59, b"")), L4::Other);
     }
 
     #[test]
     fn an_extension_header_beyond_the_packet() {
-        for (kind, bytes) in
-            [(60, &[17, 1, 0, 0, 0, 0, 0, 0][..]), (60, &[17]), (51, &[17, 9, 0, 0, 0, 0, 0, 0]), (44, &[17, 0, 0])]
-        {
+        for (kind, bytes) in [
+            (60, &[17, 1, 0, 0, 0, 0, 0, 0][..]),
+            (60, &[17]),
+            (51, &[17, 9, 0, 0, 0, 0, 0, 0]),
+            (44, &[17, 0, 0]),
+        ] {
             assert_eq!(read(&ip6().payload(kind, bytes)), MALFORMED, "{kind} {bytes:?}");
         }
     }
@@ -596,7 +704,9 @@ mod tests {
     #[test]
     fn headers_must_be_within_256_bytes() {
         // 14 + 40 + 8 * n, then 8 of UDP: the frame's 256th byte is the last that counts.
-        let with_options = |n: usize, more: usize| ip6().extension(60, &vec![0; n * 8 - 2]).udp(1, 2, &vec![0; more]);
+        let with_options = |n: usize, more: usize| {
+            ip6().extension(60, &vec![0; n * 8 - 2]).udp(1, 2, &vec![0; more])
+        };
         assert_eq!(ports(&with_options(24, 300)), (1, 2));
         assert_eq!(read(&with_options(25, 300)), TOO_LONG);
         // Nothing is behind these 256 bytes but more chain.
@@ -628,12 +738,19 @@ mod tests {
     #[test]
     fn fragments_and_their_places() {
         for ip in both() {
-            let first = read(&ip.clone().fragment(9, 0, true).payload(6, &tcp_bytes(4, 8))).unwrap();
+            let first =
+                read(&ip.clone().fragment(9, 0, true).payload(6, &tcp_bytes(4, 8))).unwrap();
             assert_eq!(first.fragment, Some(Piece { id: 9, offset: 0, end: 32, more: true }));
             assert!(matches!(first.l4, L4::Tcp(_)) && first.tuple.source_port == 80);
             let next = read(&ip.clone().fragment(9, 32, true).payload(6, &[0; 16])).unwrap();
-            assert_eq!((next.l4, next.fragment), (L4::Fragment, Some(Piece { id: 9, offset: 32, end: 48, more: true })));
-            assert_eq!((next.tuple.source_port, next.tuple.destination_port, next.tuple.protocol), (0, 0, 6));
+            assert_eq!(
+                (next.l4, next.fragment),
+                (L4::Fragment, Some(Piece { id: 9, offset: 32, end: 48, more: true }))
+            );
+            assert_eq!(
+                (next.tuple.source_port, next.tuple.destination_port, next.tuple.protocol),
+                (0, 0, 6)
+            );
             let last = read(&ip.clone().fragment(9, 48, false).payload(6, &[0; 3])).unwrap();
             assert_eq!(last.fragment, Some(Piece { id: 9, offset: 48, end: 51, more: false }));
             // Lengths of all but the last are multiples of eight, and there is something in them.
@@ -649,11 +766,17 @@ mod tests {
 
     #[test]
     fn a_first_fragment_holds_the_transport_header() {
-        let cases: [(u8, Vec<u8>); 4] =
-            [(6, tcp_bytes(12, 0)), (17, vec![0, 1, 0, 2, 4, 0, 0, 0]), (132, vec![0; 16]), (6, tcp_bytes(0, 0))];
+        let cases: [(u8, Vec<u8>); 4] = [
+            (6, tcp_bytes(12, 0)),
+            (17, vec![0, 1, 0, 2, 4, 0, 0, 0]),
+            (132, vec![0; 16]),
+            (6, tcp_bytes(0, 0)),
+        ];
         for ip in both() {
             for (protocol, bytes) in &cases {
-                let first = |len: usize| read(&ip.clone().fragment(1, 0, true).payload(*protocol, &bytes[..len]));
+                let first = |len: usize| {
+                    read(&ip.clone().fragment(1, 0, true).payload(*protocol, &bytes[..len]))
+                };
                 let need = match protocol {
                     6 => usize::from(bytes[12] >> 4) * 4,
                     17 => 8,
@@ -667,7 +790,10 @@ mod tests {
                 assert!(read(&ip.clone().fragment(1, 0, true).payload(*protocol, &whole)).is_ok());
             }
         }
-        assert!(matches!(l4(&ip4().fragment(1, 0, true).payload(1, &[8, 0, 0, 0, 0, 5, 0, 1])), L4::Echo { .. }));
+        assert!(matches!(
+            l4(&ip4().fragment(1, 0, true).payload(1, &[8, 0, 0, 0, 0, 5, 0, 1])),
+            L4::Echo { .. }
+        ));
         // RFC 7112: nor may the chain go on in the next one.
         let cut = [6, 0, 0, 0, 0, 0, 0, 0];
         assert_eq!(read(&ip6().fragment(1, 0, true).payload(60, &cut)), TINY);
@@ -696,8 +822,14 @@ mod tests {
         for (ip, request, reply) in [(ip4(), 8, 0), (ip6(), 128, 129)] {
             let asked = ip.icmp(request, 0, 0x1234_0001, b"x");
             let answered = ip.icmp(reply, 0, 0x1234_0001, b"x");
-            assert_eq!((l4(&asked), ports(&asked)), (L4::Echo { request: true }, (0x1234, request.into())));
-            assert_eq!((l4(&answered), ports(&answered)), (L4::Echo { request: false }, (request.into(), 0x1234)));
+            assert_eq!(
+                (l4(&asked), ports(&asked)),
+                (L4::Echo { request: true }, (0x1234, request.into()))
+            );
+            assert_eq!(
+                (l4(&answered), ports(&answered)),
+                (L4::Echo { request: false }, (request.into(), 0x1234))
+            );
             assert_eq!(l4(&ip.icmp(request, 1, 0, b"")), L4::Icmp { kind: request, code: 1 });
         }
         assert_eq!(l4(&ip4().icmp(13, 0, 0, &[0; 12])), L4::Icmp { kind: 13, code: 0 });
@@ -710,9 +842,10 @@ mod tests {
 
     #[test]
     fn errors_quote_both_families() {
-        for (ip, inner, kinds, request, reply) in
-            [(ip4(), link().ipv4(B4, A4), &[3u8, 11, 12][..], 8u8, 0u8), (ip6(), link().ipv6(B6, A6), &[1, 2, 3, 4], 128, 129)]
-        {
+        for (ip, inner, kinds, request, reply) in [
+            (ip4(), link().ipv4(B4, A4), &[3u8, 11, 12][..], 8u8, 0u8),
+            (ip6(), link().ipv6(B6, A6), &[1, 2, 3, 4], 128, 129),
+        ] {
             let outer = read(&ip.icmp(kinds[0], 0, 0, b"")).unwrap();
             assert_eq!(outer.l4, L4::Icmp { kind: kinds[0], code: 0 }); // quotes nothing
             let reversed = outer.tuple.reversed();
@@ -727,18 +860,29 @@ mod tests {
                 (inner.icmp(reply, 0, 0x7_0001, b""), icmp, (request.into(), 7), None),
                 (inner.payload(47, &[]), 47, (0, 0), None),
             ] {
-                let tuple = Tuple { source_port: ports.0, destination_port: ports.1, protocol, ..reversed };
+                let tuple =
+                    Tuple { source_port: ports.0, destination_port: ports.1, protocol, ..reversed };
                 for kind in kinds {
-                    assert_eq!(l4(&ip.icmp(*kind, 9, 0, &quote[14..])), L4::Error(Quoted { tuple, sequence }));
+                    assert_eq!(
+                        l4(&ip.icmp(*kind, 9, 0, &quote[14..])),
+                        L4::Error(Quoted { tuple, sequence })
+                    );
                 }
                 // Eight bytes of the transport header are enough, seven are not.
                 if protocol != 47 {
                     let header = if quote[14] >> 4 == 4 { 20 } else { 40 };
-                    assert!(matches!(l4(&ip.icmp(kinds[0], 0, 0, &quote[14..14 + header + 8])), L4::Error(_)));
-                    assert!(matches!(l4(&ip.icmp(kinds[0], 0, 0, &quote[14..14 + header + 7])), L4::Icmp { .. }));
+                    assert!(matches!(
+                        l4(&ip.icmp(kinds[0], 0, 0, &quote[14..14 + header + 8])),
+                        L4::Error(_)
+                    ));
+                    assert!(matches!(
+                        l4(&ip.icmp(kinds[0], 0, 0, &quote[14..14 + header + 7])),
+                        L4::Icmp { .. }
+                    ));
                 }
             }
-            // Nothing that could have a session: other ICMP, errors, the rest of a fragment, another version.
+            // Nothing that could have a session: other ICMP, errors, the rest of a fragment,
+            // another version.
             for quote in [
                 inner.icmp(kinds[0], 0, 0, &[0; 60]),
                 inner.icmp(250, 0, 0, b""),
@@ -746,7 +890,10 @@ mod tests {
                 vec![0; 90],
                 vec![0xff; 90],
             ] {
-                assert_eq!(l4(&ip.icmp(kinds[0], 2, 0, &quote[14..])), L4::Icmp { kind: kinds[0], code: 2 });
+                assert_eq!(
+                    l4(&ip.icmp(kinds[0], 2, 0, &quote[14..])),
+                    L4::Icmp { kind: kinds[0], code: 2 }
+                );
             }
         }
         let disguise = link().ipv6([0, 0, 0, 0, 0, 0xffff, 0x0a00, 1], B6).udp(1, 2, b"");
@@ -768,12 +915,21 @@ mod tests {
     #[test]
     fn sctp_chunks() {
         for ip in both() {
-            for (kind, init, abort, shutdown_complete) in
-                [(1, true, false, false), (6, false, true, false), (14, false, false, true), (0, false, false, false)]
-            {
-                assert_eq!(l4(&ip.sctp((1, 2), 0, kind, b"")), L4::Sctp { init, abort, shutdown_complete });
+            for (kind, init, abort, shutdown_complete) in [
+                (1, true, false, false),
+                (6, false, true, false),
+                (14, false, false, true),
+                (0, false, false, false),
+            ] {
+                assert_eq!(
+                    l4(&ip.sctp((1, 2), 0, kind, b"")),
+                    L4::Sctp { init, abort, shutdown_complete }
+                );
             }
-            assert_eq!(l4(&ip.payload(132, &[1; 12])), L4::Sctp { init: false, abort: false, shutdown_complete: false });
+            assert_eq!(
+                l4(&ip.payload(132, &[1; 12])),
+                L4::Sctp { init: false, abort: false, shutdown_complete: false }
+            );
             assert_eq!(read(&ip.payload(132, &[0; 11])), MALFORMED);
         }
     }
@@ -803,14 +959,20 @@ mod tests {
         ] {
             assert!(matches!(l4(&frame), L4::Dhcp(Dhcp { at: None, .. })), "{frame:02x?}");
         }
-        assert!(matches!(l4(&ip4().udp(68, 67, &[1; 1472])), L4::Dhcp(Dhcp { at: Some((28, 1500)), .. })));
+        assert!(matches!(
+            l4(&ip4().udp(68, 67, &[1; 1472])),
+            L4::Dhcp(Dhcp { at: Some((28, 1500)), .. })
+        ));
     }
 
     #[test]
     fn what_has_no_ports() {
         for ip in both() {
             for protocol in [2, 47, 50, 59, 115, 253] {
-                assert_eq!((l4(&ip.payload(protocol, &[9; 9])), ports(&ip.payload(protocol, &[9; 9]))), (L4::Other, (0, 0)));
+                assert_eq!(
+                    (l4(&ip.payload(protocol, &[9; 9])), ports(&ip.payload(protocol, &[9; 9]))),
+                    (L4::Other, (0, 0))
+                );
             }
         }
         assert_eq!(l4(&ip4().payload(51, &[6, 4, 0, 0])), L4::Other); // over IPv4 nobody looks behind AH
@@ -820,7 +982,9 @@ mod tests {
     fn discovery_is_read_with_its_envelope() {
         let target = std::net::Ipv6Addr::from(B6).octets();
         let good = ip6().ttl(255).icmp(135, 0, 0, &target);
-        let valid = |frame: &[u8]| matches!(l4(frame), L4::Discovery(Discovery { kind: 135, valid: true, .. }));
+        let valid = |frame: &[u8]| {
+            matches!(l4(frame), L4::Discovery(Discovery { kind: 135, valid: true, .. }))
+        };
         assert!(valid(&good));
         assert!(!valid(&ip6().ttl(254).icmp(135, 0, 0, &target)));
         assert!(!valid(&ip6().ttl(255).fragment(3, 0, false).icmp(135, 0, 0, &target)));
@@ -835,7 +999,8 @@ mod tests {
         }
     }
 
-    /// Bytes of a frame that must be at hand: with one less, more is asked for, and with more, the same is found.
+    /// Bytes of a frame that must be at hand: with one less, more is asked for, and with more, the
+    /// same is found.
     #[test]
     fn needed_to_the_byte() {
         let udp = |ip: &Ip| ip.udp(1, 2, &[0; 300]);
@@ -852,11 +1017,17 @@ mod tests {
                 (ip.ping(1, 2, &[0; 300]), l4 + 8, "an echo"),
                 (ip.payload(47, &[0; 300]), l4, "no ports"),
                 (
-                    ip.clone().fragment(1, 0, true).payload(17, &[0, 1, 0, 2, 1, 48, 0, 0].repeat(38)),
+                    ip.clone()
+                        .fragment(1, 0, true)
+                        .payload(17, &[0, 1, 0, 2, 1, 48, 0, 0].repeat(38)),
                     l4 + if v6 { 16 } else { 8 },
                     "first",
                 ),
-                (ip.clone().fragment(1, 8, true).payload(17, &[0; 304]), l4 + if v6 { 8 } else { 0 }, "another fragment"),
+                (
+                    ip.clone().fragment(1, 8, true).payload(17, &[0; 304]),
+                    l4 + if v6 { 8 } else { 0 },
+                    "another fragment",
+                ),
                 (quoting(udp(&ip)), 2 * l4 - 14 + 16, "quoted UDP"),
                 (quoting(ip.ping(1, 2, &[0; 300])), 2 * l4 - 14 + 16, "a quoted echo"),
                 (quoting(ip.payload(47, &[0; 300])), 2 * l4 - 14 + 8, "quoted, without ports"),
@@ -877,7 +1048,11 @@ mod tests {
             (ip6().extension(60, &[]).extension(43, &[]).payload(59, &[0; 300]), 54 + 16),
         ] {
             let some = |n: usize| parse(&frame[..n], 14, 0, frame.len() as u32);
-            assert_eq!((some(needed - 1), some(needed).is_ok()), (Err(Fault::NeedMore), true), "{needed}");
+            assert_eq!(
+                (some(needed - 1), some(needed).is_ok()),
+                (Err(Fault::NeedMore), true),
+                "{needed}"
+            );
         }
         let mut late = vec![0; 106];
         late.extend(&ip4().options(&[1; 4]).payload(47, &[0; 10])[14..]);
@@ -885,21 +1060,36 @@ mod tests {
         assert_eq!(parse(&late[..128], 106, 0, 140), Err(Fault::NeedMore));
         assert!(parse(&late[..130], 106, 0, 140).is_ok());
         // Of discovery, the whole message; not what pads the frame.
-        let mut frame =
-            ip6().ttl(255).icmp(135, 0, 0, &[&std::net::Ipv6Addr::from(B6).octets()[..], &[1, 1, 2, 0, 0, 0, 0, 1]].concat());
+        let mut frame = ip6().ttl(255).icmp(
+            135,
+            0,
+            0,
+            &[&std::net::Ipv6Addr::from(B6).octets()[..], &[1, 1, 2, 0, 0, 0, 0, 1]].concat(),
+        );
         let len = frame.len();
         frame.resize(len + 20, 0xee);
         let some = |n: usize| parse(&frame[..n], 14, 0, frame.len() as u32);
         assert_eq!((len, some(len - 1)), (86, Err(Fault::NeedMore)));
-        assert!(matches!(some(len), Ok(Packet { l4: L4::Discovery(Discovery { valid: true, link_source: Some(_), .. }), .. })));
+        assert!(matches!(
+            some(len),
+            Ok(Packet {
+                l4: L4::Discovery(Discovery { valid: true, link_source: Some(_), .. }),
+                ..
+            })
+        ));
     }
 
     #[test]
     fn ports_are_zero_where_there_are_none() {
-        let errors = |ip: &Ip, kind| [ip.icmp(kind, 0, 0, &ip.udp(3, 4, b"")[14..]), ip.icmp(kind, 0, 0, b"")];
+        let errors = |ip: &Ip, kind| {
+            [ip.icmp(kind, 0, 0, &ip.udp(3, 4, b"")[14..]), ip.icmp(kind, 0, 0, b"")]
+        };
         let mut frames = [errors(&ip4(), 3), errors(&ip6(), 1)].concat();
         for ip in both() {
-            frames.extend([ip.payload(47, &[1; 20]), ip.clone().fragment(1, 8, false).payload(17, &[1; 20])]);
+            frames.extend([
+                ip.payload(47, &[1; 20]),
+                ip.clone().fragment(1, 8, false).payload(17, &[1; 20]),
+            ]);
         }
         frames.extend([
             ip4().icmp(13, 0, 7, &[1; 20]),
@@ -911,29 +1101,48 @@ mod tests {
         }
     }
 
-    /// An error may be about the first fragment of a packet: it has the ports. Not about another one.
+    /// An error may be about the first fragment of a packet: it has the ports. Not about another
+    /// one.
     #[test]
     fn quoted_fragments() {
-        for (ip, inner, kind) in [(ip4(), link().ipv4(B4, A4), 3), (ip6(), link().ipv6(B6, A6), 1)] {
-            let quote = |offset, more| inner.clone().fragment(1, offset, more).payload(17, &[0, 3, 0, 4, 0, 8, 0, 0]);
-            let L4::Error(quoted) = l4(&ip.icmp(kind, 0, 0, &quote(0, true)[14..])) else { panic!() };
-            assert_eq!((quoted.tuple.source_port, quoted.tuple.destination_port, quoted.tuple.protocol), (3, 4, 17));
+        for (ip, inner, kind) in [(ip4(), link().ipv4(B4, A4), 3), (ip6(), link().ipv6(B6, A6), 1)]
+        {
+            let quote = |offset, more| {
+                inner.clone().fragment(1, offset, more).payload(17, &[0, 3, 0, 4, 0, 8, 0, 0])
+            };
+            let L4::Error(quoted) = l4(&ip.icmp(kind, 0, 0, &quote(0, true)[14..])) else {
+                panic!()
+            };
+            assert_eq!(
+                (quoted.tuple.source_port, quoted.tuple.destination_port, quoted.tuple.protocol),
+                (3, 4, 17)
+            );
             assert_eq!(quoted.tuple.source, read(&inner.udp(1, 2, b"")).unwrap().tuple.source);
             for (offset, more) in [(8, true), (8, false), (65_528, false)] {
-                assert_eq!(l4(&ip.icmp(kind, 0, 0, &quote(offset, more)[14..])), L4::Icmp { kind, code: 0 }, "{offset}");
+                assert_eq!(
+                    l4(&ip.icmp(kind, 0, 0, &quote(offset, more)[14..])),
+                    L4::Icmp { kind, code: 0 },
+                    "{offset}"
+                );
             }
         }
         // IPv4 in disguise, on either side.
         let disguise = [0, 0, 0, 0, 0, 0xffff, 0x0a00, 1];
         for inner in [link().ipv6(disguise, A6), link().ipv6(B6, disguise)] {
-            assert!(matches!(l4(&ip6().icmp(1, 0, 0, &inner.udp(1, 2, b"")[14..])), L4::Icmp { .. }));
+            assert!(matches!(
+                l4(&ip6().icmp(1, 0, 0, &inner.udp(1, 2, b"")[14..])),
+                L4::Icmp { .. }
+            ));
         }
     }
 
-    /// The largest packet there can be, put together: 65,535 bytes, of which an IPv4 header is a part.
+    /// The largest packet there can be, put together: 65,535 bytes, of which an IPv4 header is a
+    /// part.
     #[test]
     fn the_largest_packet_in_fragments() {
-        let last = |ip: Ip, offset: usize, len: usize| read(&ip.fragment(9, offset, false).payload(6, &vec![0; len]));
+        let last = |ip: Ip, offset: usize, len: usize| {
+            read(&ip.fragment(9, offset, false).payload(6, &vec![0; len]))
+        };
         assert_eq!(last(ip6(), 65_528, 7).unwrap().fragment.unwrap().end, 65_535);
         assert_eq!(last(ip6(), 65_528, 8), MALFORMED);
         assert_eq!(last(ip4(), 65_504, 11).unwrap().fragment.unwrap().end, 65_515);
@@ -949,21 +1158,29 @@ mod tests {
             Just(ip4().tcp(&build::Tcp::new(1, 2, SYN), b"x")),
             Just(ip4().icmp(3, 0, 0, &ip4().tcp(&build::Tcp::new(1, 2, SYN), b"x")[14..])),
             Just(ip6().udp(546, 547, &[1; 60])),
-            Just(ip6().extension(0, &[]).extension(43, &[]).fragment(1, 0, true).tcp(&build::Tcp::new(1, 2, SYN), b"x")),
+            Just(
+                ip6()
+                    .extension(0, &[])
+                    .extension(43, &[])
+                    .fragment(1, 0, true)
+                    .tcp(&build::Tcp::new(1, 2, SYN), b"x")
+            ),
             Just(ip6().ttl(255).icmp(135, 0, 0, &[2; 40])),
             Just(ip6().icmp(1, 0, 0, &ip6().extension(60, &[]).udp(1, 2, b"x")[14..])),
         ];
         let changes = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6);
-        (start, prop::collection::vec(any::<u8>(), 0..300), changes).prop_map(|(mut frame, rest, changes)| {
-            frame.extend(rest);
-            for (at, value) in changes {
-                if !frame.is_empty() {
-                    let at = at.index(frame.len());
-                    frame[at] = value;
+        (start, prop::collection::vec(any::<u8>(), 0..300), changes).prop_map(
+            |(mut frame, rest, changes)| {
+                frame.extend(rest);
+                for (at, value) in changes {
+                    if !frame.is_empty() {
+                        let at = at.index(frame.len());
+                        frame[at] = value;
+                    }
                 }
-            }
-            frame
-        })
+                frame
+            },
+        )
     }
 
     proptest! {

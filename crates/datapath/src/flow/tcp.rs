@@ -1,10 +1,11 @@
 //! TCP: whether a segment fits its connection, and what it changes.
 //!
-//! Between two hosts one sees what was sent, not what was received, so the checks are those of a receiver with slack (RFC 9293,
-//! 3.10.7; van Rooij, "Real stateful TCP packet filtering in IP Filter"). What an attacker who sees nothing may send ends nothing
-//! and keeps nothing alive: it would have to guess a sequence number, exactly for a reset (RFC 5961). A segment the receiver
-//! would answer with an acknowledgement and otherwise ignore passes without effect, since connections recover by those answers
-//! (RFC 9293, 3.5.1).
+//! Between two hosts one sees what was sent, not what was received, so the checks are those of a
+//! receiver with slack (RFC 9293, 3.10.7; van Rooij, "Real stateful TCP packet filtering in IP
+//! Filter"). What an attacker who sees nothing may send ends nothing and keeps nothing alive: it
+//! would have to guess a sequence number, exactly for a reset (RFC 5961). A segment the receiver
+//! would answer with an acknowledgement and otherwise ignore passes without effect, since
+//! connections recover by those answers (RFC 9293, 3.5.1).
 
 pub(crate) use butterfly_packet::tcp::{ACK, FIN, RST, SYN};
 use butterfly_packet::tcp::{Options, Tcp};
@@ -17,7 +18,8 @@ pub(crate) struct Segment {
     pub acknowledgement: u32,
     /// Not scaled.
     pub window: u16,
-    /// Sequence numbers it takes: payload, and one for SYN and FIN each. Of a first fragment, what that fragment holds.
+    /// Sequence numbers it takes: payload, and one for SYN and FIN each. Of a first fragment, what
+    /// that fragment holds.
     pub length: u32,
     pub flags: u8,
     /// Window scale its SYN offers, at most 14.
@@ -61,8 +63,8 @@ impl Segment {
         self.flags & (SYN | ACK | RST | FIN) == SYN
     }
 
-    /// Whether [`pick_up`] can make a record of it: part of a connection that is alive. Not the answer to a SYN: who opened is known
-    /// then, and will try again.
+    /// Whether [`pick_up`] can make a record of it: part of a connection that is alive. Not the
+    /// answer to a SYN: who opened is known then, and will try again.
     #[inline]
     pub const fn picks_up(&self) -> bool {
         self.flags & (ACK | RST | SYN) == ACK
@@ -97,7 +99,8 @@ pub(crate) enum TcpState {
     TimeWait = 6,
     /// Reset.
     Closed = 7,
-    /// Taken back by a change of policy. Nothing passes by it, and while it is remembered it is not picked up from its middle.
+    /// Taken back by a change of policy. Nothing passes by it, and while it is remembered it is not
+    /// picked up from its middle.
     Cut = 8,
 }
 
@@ -111,8 +114,8 @@ pub(crate) struct Track {
     pub scale: [u8; 2],
     /// Behind the highest sequence number this side sent.
     pub end: [u32; 2],
-    /// Highest acknowledgement and scaled window this side announced: where the other may send to. In state New, of the opener,
-    /// the bare window, as there is nothing yet to add it to.
+    /// Highest acknowledgement and scaled window this side announced: where the other may send to.
+    /// In state New, of the opener, the bare window, as there is nothing yet to add it to.
     pub allow: [u32; 2],
     /// Highest acknowledgement this side sent.
     pub acked: [u32; 2],
@@ -137,10 +140,11 @@ pub(crate) enum Outcome {
     PassUnrefreshed,
     /// Is not of this connection.
     Refuse,
-    /// A SYN for a new connection between the same ends, the old one being over: to be decided afresh.
+    /// A SYN for a new connection between the same ends, the old one being over: to be decided
+    /// afresh.
     Reopen,
-    /// A SYN of the side that did not open, while the connection is alive: what would admit it as the first of a connection may let it
-    /// pass. It changes nothing.
+    /// A SYN of the side that did not open, while the connection is alive: what would admit it as
+    /// the first of a connection may let it pass. It changes nothing.
     Ask,
 }
 
@@ -148,10 +152,18 @@ impl Track {
     /// The sides as sender and receiver of a segment in this direction.
     #[inline(always)]
     const fn sides(&self, direction: usize) -> (Side, Side) {
-        let Track { fins, scale: [scale0, scale1], end: [end0, end1], allow: [allow0, allow1], acked: [acked0, acked1], .. } =
-            *self;
-        let opener = Side { fin: fins & 1 != 0, scale: scale0, end: end0, allow: allow0, acked: acked0 };
-        let other = Side { fin: fins & 2 != 0, scale: scale1, end: end1, allow: allow1, acked: acked1 };
+        let Track {
+            fins,
+            scale: [scale0, scale1],
+            end: [end0, end1],
+            allow: [allow0, allow1],
+            acked: [acked0, acked1],
+            ..
+        } = *self;
+        let opener =
+            Side { fin: fins & 1 != 0, scale: scale0, end: end0, allow: allow0, acked: acked0 };
+        let other =
+            Side { fin: fins & 2 != 0, scale: scale1, end: end1, allow: allow1, acked: acked1 };
         if direction == 0 { (opener, other) } else { (other, opener) }
     }
 
@@ -179,7 +191,8 @@ struct Side {
     acked: u32,
 }
 
-/// How far behind a segment may be at least (as netfilter has it): the largest window without scaling, and a little.
+/// How far behind a segment may be at least (as netfilter has it): the largest window without
+/// scaling, and a little.
 const MIN_REACH: u32 = 66_000;
 /// The largest window with scaling.
 const MAX_REACH: u32 = 0xffff << MAX_SCALE;
@@ -202,8 +215,8 @@ impl Side {
         (0xffff_u32 << shift).clamp(MIN_REACH, MAX_REACH)
     }
 
-    /// How far its marks may be behind the truth: who keeps them need not store every small step, and of a first fragment the rest is
-    /// not counted. Also room for window probes.
+    /// How far its marks may be behind the truth: who keeps them need not store every small step,
+    /// and of a first fragment the rest is not counted. Also room for window probes.
     #[inline(always)]
     fn lag(&self) -> u32 {
         self.reach() / 4
@@ -239,8 +252,8 @@ pub(crate) fn open(segment: &Segment) -> Track {
     }
 }
 
-/// A record for a segment that [`Segment::picks_up`] from the middle of a connection, whose sender becomes the opener. Scales are
-/// not known, so windows are taken for larger than they will be.
+/// A record for a segment that [`Segment::picks_up`] from the middle of a connection, whose sender
+/// becomes the opener. Scales are not known, so windows are taken for larger than they will be.
 pub(crate) fn pick_up(segment: &Segment) -> Track {
     let fin = segment.has(FIN);
     Track {
@@ -249,13 +262,16 @@ pub(crate) fn pick_up(segment: &Segment) -> Track {
         scale: [UNKNOWN; 2],
         end: [segment.end(), segment.acknowledgement],
         // The largest window the other side can have announced without scaling.
-        allow: [segment.acknowledgement.wrapping_add(segment.window.into()), segment.end().wrapping_add(0xffff)],
+        allow: [
+            segment.acknowledgement.wrapping_add(segment.window.into()),
+            segment.end().wrapping_add(0xffff),
+        ],
         acked: [segment.acknowledgement, segment.sequence],
     }
 }
 
-/// What a segment does to its connection. `direction` is 0 from the opener, 1 from the other side. The track returned is the one
-/// to keep, unless the outcome is [`Outcome::Reopen`].
+/// What a segment does to its connection. `direction` is 0 from the opener, 1 from the other side.
+/// The track returned is the one to keep, unless the outcome is [`Outcome::Reopen`].
 #[inline(always)]
 pub(crate) fn step(track: Track, direction: usize, segment: &Segment) -> (Track, Outcome) {
     match in_line(&track, direction, segment) {
@@ -266,15 +282,16 @@ pub(crate) fn step(track: Track, direction: usize, segment: &Segment) -> (Track,
 
 const CONTROLS: u8 = SYN | RST | FIN | ACK;
 
-/// What most segments are: of a connection that is established, no further ahead than was allowed and not far behind. The same as
-/// [`any_step`] says of them, sooner.
+/// What most segments are: of a connection that is established, no further ahead than was allowed
+/// and not far behind. The same as [`any_step`] says of them, sooner.
 #[inline(always)]
 fn in_line(track: &Track, direction: usize, segment: &Segment) -> Option<Track> {
     if track.state != TcpState::Established || track.fins != 0 || segment.flags & CONTROLS != ACK {
         return None;
     }
     let Track { scale: [s0, s1], end: [e0, e1], allow: [l0, l1], acked: [a0, a1], .. } = *track;
-    let (scale, end, allow, acked) = if direction == 0 { (s0, e0, l0, a0) } else { (s1, e1, l1, a1) };
+    let (scale, end, allow, acked) =
+        if direction == 0 { (s0, e0, l0, a0) } else { (s1, e1, l1, a1) };
     let (other_end, other_allow) = if direction == 0 { (e1, l1) } else { (e0, l0) };
     let near = |mark: u32, limit: u32, number: u32| {
         let lowest = mark.wrapping_sub(MIN_REACH);
@@ -286,7 +303,8 @@ fn in_line(track: &Track, direction: usize, segment: &Segment) -> Option<Track> 
     }
     let shift = if scale <= MAX_SCALE { scale } else { 0 };
     let allowed = segment.acknowledgement.wrapping_add(u32::from(segment.window) << shift);
-    let (end, allow, acked) = (later(segment.end(), end), later(allowed, allow), later(segment.acknowledgement, acked));
+    let (end, allow, acked) =
+        (later(segment.end(), end), later(allowed, allow), later(segment.acknowledgement, acked));
     let mut next = *track;
     if direction == 0 {
         (next.end, next.allow, next.acked) = ([end, e1], [allow, l1], [acked, a1]);
@@ -317,7 +335,8 @@ const SYN_ACK: u8 = SYN | ACK;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Inside,
-    /// Of this connection, but of the past: behind the window, by no more than the widest one there can have been.
+    /// Of this connection, but of the past: behind the window, by no more than the widest one there
+    /// can have been.
     Past,
     Outside,
 }
@@ -336,8 +355,9 @@ fn place(sender: &Side, receiver: &Side, segment: &Segment) -> Place {
     }
 }
 
-/// Where a number is that may be as far behind `mark` as `window` reaches, and as far ahead of `limit` as it lags. Measured from the lowest
-/// number in question, so that those half the numbers away are not taken for near.
+/// Where a number is that may be as far behind `mark` as `window` reaches, and as far ahead of
+/// `limit` as it lags. Measured from the lowest number in question, so that those half the numbers
+/// away are not taken for near.
 #[inline(always)]
 fn stretch(mark: u32, limit: u32, window: &Side, number: u32) -> Place {
     let (reach, widest) = (window.reach(), window.widest());
@@ -365,8 +385,8 @@ fn proceed(track: Track, direction: usize, segment: &Segment) -> (Track, Outcome
             if !other_answer {
                 return (track, Outcome::Refuse);
             }
-            // The opener took another SYN+ACK than the one seen last (a listener with SYN cookies changes its number). It knows:
-            // its own number is exact.
+            // The opener took another SYN+ACK than the one seen last (a listener with SYN cookies
+            // changes its number). It knows: its own number is exact.
             receiver.end = segment.acknowledgement;
             sender.acked = segment.acknowledgement;
             sender.allow = segment.acknowledgement;
@@ -374,9 +394,12 @@ fn proceed(track: Track, direction: usize, segment: &Segment) -> (Track, Outcome
         _ => return (track, Outcome::PassUnrefreshed),
     }
     let (end, acknowledgement) = (segment.end(), segment.acknowledgement);
-    // An acknowledgement from somewhere inside the window does not end the handshake, only one of the SYN.
+    // An acknowledgement from somewhere inside the window does not end the handshake, only one of
+    // the SYN.
     let established = match track.state {
-        TcpState::SynReceived => !segment.has(SYN) && between(sender.acked, acknowledgement, receiver.end),
+        TcpState::SynReceived => {
+            !segment.has(SYN) && between(sender.acked, acknowledgement, receiver.end)
+        }
         TcpState::PickedUp => !segment.has(SYN) && direction == 1,
         _ => true,
     };
@@ -390,7 +413,11 @@ fn proceed(track: Track, direction: usize, segment: &Segment) -> (Track, Outcome
     let reached = match (sender.fin, receiver.fin) {
         _ if !established => track.state,
         (false, false) => TcpState::Established,
-        (true, true) if ahead(sender.acked, receiver.end) >= 0 && ahead(receiver.acked, sender.end) >= 0 => TcpState::TimeWait,
+        (true, true)
+            if ahead(sender.acked, receiver.end) >= 0 && ahead(receiver.acked, sender.end) >= 0 =>
+        {
+            TcpState::TimeWait
+        }
         (true, true) => TcpState::Closing,
         _ => TcpState::HalfClosed,
     };
@@ -416,15 +443,19 @@ fn synchronise(track: Track, direction: usize, segment: &Segment) -> (Track, Out
             }
             sender.end = later(segment.end(), sender.end);
             sender.allow = sender.allow.max(segment.window.into());
-            // The last repetitions may leave options out. Which one is answered shows in the answer.
+            // The last repetitions may leave options out. Which one is answered shows in the
+            // answer.
             sender.scale = sender.scale.min(segment.scale.unwrap_or(UNKNOWN));
             (Track::from_sides(track.state, direction, sender, receiver), Outcome::Pass)
         }
         // RFC 9293, figure 8: both open.
         TcpState::New => (answered(&track, segment, receiver.end), Outcome::Pass),
-        TcpState::SynReceived if segment.sequence.wrapping_add(1) == receiver.acked => (track, Outcome::Pass), // again
-        // Who starts over while the other end knows better gets an acknowledgement, and resets it (RFC 9293, 3.5.1). But to somebody who
-        // forgot and listens it is a first SYN, and what admitted the connection admitted its opener's only.
+        TcpState::SynReceived if segment.sequence.wrapping_add(1) == receiver.acked => {
+            (track, Outcome::Pass)
+        } // again
+        // Who starts over while the other end knows better gets an acknowledgement, and resets it
+        // (RFC 9293, 3.5.1). But to somebody who forgot and listens it is a first SYN, and
+        // what admitted the connection admitted its opener's only.
         _ if direction == 0 => (track, Outcome::PassUnrefreshed),
         _ => (track, Outcome::Ask),
     }
@@ -434,7 +465,11 @@ fn synchronise(track: Track, direction: usize, segment: &Segment) -> (Track, Out
 fn answered(track: &Track, segment: &Segment, acknowledgement: u32) -> Track {
     let (mut opener, mut other) = track.sides(0);
     let expected = segment.sequence.wrapping_add(1);
-    let bare = if track.state == TcpState::New { opener.allow } else { opener.allow.wrapping_sub(opener.acked) };
+    let bare = if track.state == TcpState::New {
+        opener.allow
+    } else {
+        opener.allow.wrapping_sub(opener.acked)
+    };
     opener.allow = expected.wrapping_add(bare);
     opener.acked = expected;
     other.end = segment.end();
@@ -455,9 +490,12 @@ fn answer(track: Track, direction: usize, segment: &Segment) -> (Track, Outcome)
     let acceptable = between(other.acked.wrapping_add(1), acknowledgement, opener.end);
     match direction {
         0 => (track, Outcome::Refuse),
-        _ if segment.has(SYN) && acceptable => (answered(&track, segment, acknowledgement), Outcome::Pass),
+        _ if segment.has(SYN) && acceptable => {
+            (answered(&track, segment, acknowledgement), Outcome::Pass)
+        }
         _ if segment.has(SYN) => (track, Outcome::Refuse),
-        // The other end still has an older connection and says so; the opener will reset it (RFC 9293, figure 9).
+        // The other end still has an older connection and says so; the opener will reset it (RFC
+        // 9293, figure 9).
         _ if segment.length == 0 => (track, Outcome::PassUnrefreshed),
         _ => (track, Outcome::Refuse),
     }
@@ -481,43 +519,52 @@ fn answer_again(track: Track, direction: usize, segment: &Segment) -> (Track, Ou
     proceed(track, direction, segment)
 }
 
-/// RST. It ends the record if its number is exactly what the other side waits for, or exactly behind what its sender sent last:
-/// to guess either is equally hard, and the second is how a connection with data under way is aborted.
+/// RST. It ends the record if its number is exactly what the other side waits for, or exactly
+/// behind what its sender sent last: to guess either is equally hard, and the second is how a
+/// connection with data under way is aborted.
 #[cold]
 fn reset(track: Track, direction: usize, segment: &Segment) -> (Track, Outcome) {
     let (sender, receiver) = track.sides(direction);
     let closed = Track { state: TcpState::Closed, ..track };
-    let acknowledges_syn = |low: u32| segment.has(ACK) && between(low, segment.acknowledgement, receiver.end);
+    let acknowledges_syn =
+        |low: u32| segment.has(ACK) && between(low, segment.acknowledgement, receiver.end);
     match track.state {
         // Resets an older connection of the other end: see `answer`.
         TcpState::New if direction == 0 => (track, Outcome::PassUnrefreshed),
         TcpState::New if acknowledges_syn(sender.acked.wrapping_add(1)) => (closed, Outcome::Pass),
         TcpState::New => (track, Outcome::Refuse),
         // A refusal of a repeated SYN, which has no number of its own.
-        TcpState::SynReceived if direction == 1 && segment.sequence == 0 && acknowledges_syn(sender.acked) => {
+        TcpState::SynReceived
+            if direction == 1 && segment.sequence == 0 && acknowledges_syn(sender.acked) =>
+        {
             (track, Outcome::PassUnrefreshed)
         }
         TcpState::Closed => within(track, &sender, &receiver, segment),
-        _ if segment.sequence == receiver.acked || segment.sequence == sender.end => (closed, Outcome::Pass),
+        _ if segment.sequence == receiver.acked || segment.sequence == sender.end => {
+            (closed, Outcome::Pass)
+        }
         _ => within(track, &sender, &receiver, segment),
     }
 }
 
 fn within(track: Track, sender: &Side, receiver: &Side, segment: &Segment) -> (Track, Outcome) {
-    // What it acknowledges is not looked at: a host that knows nothing of a connection resets with whatever it has.
+    // What it acknowledges is not looked at: a host that knows nothing of a connection resets with
+    // whatever it has.
     match place(sender, receiver, &Segment { flags: RST, ..*segment }) {
         Place::Outside => (track, Outcome::Refuse),
         _ => (track, Outcome::PassUnrefreshed),
     }
 }
 
-/// Whether a sequence number that an ICMP error quotes is one that the side `direction` has under way (RFC 5927, 4.1).
+/// Whether a sequence number that an ICMP error quotes is one that the side `direction` has under
+/// way (RFC 5927, 4.1).
 pub(crate) fn quoted_in_window(track: &Track, direction: usize, sequence: u32) -> bool {
     let (sender, receiver) = track.sides(direction);
     if track.state == TcpState::New {
         return direction == 0 && sequence == receiver.acked;
     }
-    let (low, high) = (receiver.acked.wrapping_sub(receiver.reach()), sender.end.wrapping_add(receiver.lag()));
+    let (low, high) =
+        (receiver.acked.wrapping_sub(receiver.reach()), sender.end.wrapping_add(receiver.lag()));
     between(low, sequence, high)
 }
 

@@ -1,7 +1,8 @@
 //! Which blocks of addresses an address lies in.
 
-/// Blocks (CIDR) of one family, compiled: one binary search finds the smallest block around an address, its parents lead to the larger
-/// ones. Addresses are 128-bit numbers, IPv4 mapped into IPv6.
+/// Blocks (CIDR) of one family, compiled: one binary search finds the smallest block around an
+/// address, its parents lead to the larger ones. Addresses are 128-bit numbers, IPv4 mapped into
+/// IPv6.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Blocks<T> {
     /// Where another block is the smallest one; ascending, the first is 0.
@@ -31,11 +32,13 @@ impl<T> Blocks<T> {
         self.blocks.is_empty()
     }
 
-    /// Of blocks that differ, given by their first and last address; each lies within another one or apart from it.
+    /// Of blocks that differ, given by their first and last address; each lies within another one
+    /// or apart from it.
     pub fn new(mut blocks: Vec<(u128, u128, T)>) -> Blocks<T> {
         // Larger ones before those that they contain.
         blocks.sort_by_key(|(first, last, _)| (*first, std::cmp::Reverse(*last)));
-        let (mut starts, mut smallest, mut compiled) = (Vec::new(), Vec::new(), Vec::<Block<T>>::new());
+        let (mut starts, mut smallest, mut compiled) =
+            (Vec::new(), Vec::new(), Vec::<Block<T>>::new());
         let mut open: Vec<(u32, u128)> = Vec::new();
         let mut begin = |at: u128, block: u32| {
             if starts.last() == Some(&at) {
@@ -123,6 +126,9 @@ mod tests {
         assert_eq!([around(u128::MAX), around(u128::MAX - 1)], [vec![99, 0], vec![0]]);
         // Without one around all others.
         let blocks = Blocks::new((1..40u128).map(|n| (2 * n, 2 * n, n)).collect());
-        assert_eq!([0, 1, 2, 78, 79].map(|address| blocks.around(address).count()), [0, 0, 1, 1, 0]);
+        assert_eq!(
+            [0, 1, 2, 78, 79].map(|address| blocks.around(address).count()),
+            [0, 0, 1, 1, 0]
+        );
     }
 }

@@ -33,7 +33,8 @@ struct Peer {
     ports: Ports,
 }
 
-/// What one group allows in one direction. What was compiled is kept: a change compiles what it changes.
+/// What one group allows in one direction. What was compiled is kept: a change compiles what it
+/// changes.
 #[derive(Default)]
 pub(super) struct ByPeer {
     blocks: BTreeMap<(Address, Address), Peer>,
@@ -80,24 +81,35 @@ impl ByPeer {
         let (blocks, groups) = (&self.blocks, &self.groups);
         let compiled = self.side.get_or_insert_with(|| {
             let blocks = blocks.iter().map(|(range, peer)| (*range, peer.ports.clone()));
-            Arc::new(compile(blocks, groups.iter().map(|(group, peer)| (*group, peer.ports.clone()))))
+            Arc::new(compile(
+                blocks,
+                groups.iter().map(|(group, peer)| (*group, peer.ports.clone())),
+            ))
         });
         compiled.clone()
     }
 
     /// Compiled as one.
     pub fn merged<'a>(all: impl Iterator<Item = &'a ByPeer>) -> Side {
-        let (mut blocks, mut groups) = (BTreeMap::<_, Vec<Allowed>>::new(), BTreeMap::<_, Vec<Allowed>>::new());
+        let (mut blocks, mut groups) =
+            (BTreeMap::<_, Vec<Allowed>>::new(), BTreeMap::<_, Vec<Allowed>>::new());
         for one in all {
-            one.blocks.iter().for_each(|(range, peer)| blocks.entry(*range).or_default().extend_from_slice(&peer.allowed));
-            one.groups.iter().for_each(|(group, peer)| groups.entry(*group).or_default().extend_from_slice(&peer.allowed));
+            one.blocks.iter().for_each(|(range, peer)| {
+                blocks.entry(*range).or_default().extend_from_slice(&peer.allowed)
+            });
+            one.groups.iter().for_each(|(group, peer)| {
+                groups.entry(*group).or_default().extend_from_slice(&peer.allowed)
+            });
         }
         let blocks = blocks.into_iter().map(|(range, rules)| (range, Ports::new(&rules)));
         compile(blocks, groups.into_iter().map(|(group, rules)| (group, Ports::new(&rules))))
     }
 }
 
-fn compile(blocks: impl Iterator<Item = ((Address, Address), Ports)>, groups: impl Iterator<Item = (u32, Ports)>) -> Side {
+fn compile(
+    blocks: impl Iterator<Item = ((Address, Address), Ports)>,
+    groups: impl Iterator<Item = (u32, Ports)>,
+) -> Side {
     let (mut v4, mut v6) = (Vec::new(), Vec::new());
     for ((first, last), ports) in blocks {
         // A block of IPv6 around all of IPv4's numbers does not mean those.

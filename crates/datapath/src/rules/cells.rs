@@ -1,4 +1,5 @@
-//! A cell per rule: when something it admitted was last taken back, and how many sessions it admitted.
+//! A cell per rule: when something it admitted was last taken back, and how many sessions it
+//! admitted.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -22,7 +23,8 @@ impl Cells {
         self.0.get((cell / PER_UNIT) as usize)?.0.get((2 * (cell % PER_UNIT) + which) as usize)
     }
 
-    /// The version of the policy that took something back: what was decided before is to be decided again.
+    /// The version of the policy that took something back: what was decided before is to be decided
+    /// again.
     #[inline(always)]
     pub fn taken_back(&self, cell: u32) -> u32 {
         self.word(cell, 0).map_or(u32::MAX, |word| word.load(Relaxed) as u32)
@@ -39,7 +41,9 @@ impl Cells {
 
     /// As [`Self::take_back`] of all cells, whatever they had.
     pub fn take_back_all(&self, version: u32) {
-        (1..MAX_CELLS).filter(|cell| self.taken_back(*cell) > version).for_each(|cell| self.take_back(cell, version));
+        (1..MAX_CELLS)
+            .filter(|cell| self.taken_back(*cell) > version)
+            .for_each(|cell| self.take_back(cell, version));
     }
 
     /// Counts a session that the cell's rule admitted.
@@ -99,6 +103,9 @@ mod tests {
             cells.take_back(cell, version);
         }
         cells.take_back_all(50);
-        assert_eq!([1, 2, 3, 4, MAX_CELLS - 1].map(|cell| cells.taken_back(cell)), [49, 50, 50, 0, 50]);
+        assert_eq!(
+            [1, 2, 3, 4, MAX_CELLS - 1].map(|cell| cells.taken_back(cell)),
+            [49, 50, 50, 0, 50]
+        );
     }
 }

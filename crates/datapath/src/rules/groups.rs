@@ -17,9 +17,11 @@ use super::{
 };
 use crate::flow::{Address, Dhcp};
 
-/// From so many rules on, a group is compiled once for all vnics that have it: less is sooner put together than looked through one by one.
+/// From so many rules on, a group is compiled once for all vnics that have it: less is sooner put
+/// together than looked through one by one.
 const LARGE: usize = 64;
-/// So many of a vnic's groups at most, as each takes a search for every new session: the largest ones.
+/// So many of a vnic's groups at most, as each takes a search for every new session: the largest
+/// ones.
 const MOST_SHARED: usize = 3;
 
 /// A change of one group.
@@ -177,11 +179,15 @@ impl Groups {
 
     /// What groups allow in one direction; `None` if they have no rule of it.
     fn layers(&mut self, numbers: &[u32], direction: Direction) -> Option<Layers> {
-        let rules = |number: &u32| self.declared.get(number).map_or(0, |group| group.by_peer(direction).rules());
-        let mut groups: Vec<(usize, u32)> = numbers.iter().map(|number| (rules(number), *number)).collect();
+        let rules = |number: &u32| {
+            self.declared.get(number).map_or(0, |group| group.by_peer(direction).rules())
+        };
+        let mut groups: Vec<(usize, u32)> =
+            numbers.iter().map(|number| (rules(number), *number)).collect();
         groups.retain(|(rules, _)| *rules > 0);
         groups.sort_unstable_by(|a, b| b.cmp(a));
-        let large = groups.iter().take(MOST_SHARED).take_while(|(rules, _)| *rules >= LARGE).count();
+        let large =
+            groups.iter().take(MOST_SHARED).take_while(|(rules, _)| *rules >= LARGE).count();
         let (large, small) = groups.split_at(large);
         let small = small.iter().filter_map(|(_, number)| self.declared.get(number));
         let merged = ByPeer::merged(small.map(|group| group.by_peer(direction)));
@@ -191,7 +197,12 @@ impl Groups {
     }
 
     /// Changes a group. On an error nothing has changed.
-    pub fn change(&mut self, name: &GroupName, change: GroupChange, cells: &Cells) -> Result<Effect, TooManyRules> {
+    pub fn change(
+        &mut self,
+        name: &GroupName,
+        change: GroupChange,
+        cells: &Cells,
+    ) -> Result<Effect, TooManyRules> {
         let group = self.number_of(name);
         let mut effect = Effect::default();
         let mut rules_changed = false;
@@ -202,16 +213,22 @@ impl Groups {
                 self.room(1, 0)?;
                 rules_changed = self.add_rule(group, rule, cells);
             }
-            GroupChange::RemoveRule(rule) => rules_changed = self.remove_rule(group, &rule.key(), &mut effect),
+            GroupChange::RemoveRule(rule) => {
+                rules_changed = self.remove_rule(group, &rule.key(), &mut effect)
+            }
             GroupChange::Forget => {
-                rules_changed = self.declare(group, &HashSet::new(), BTreeMap::new(), cells, &mut effect);
+                rules_changed =
+                    self.declare(group, &HashSet::new(), BTreeMap::new(), cells, &mut effect);
                 self.declared.remove(&group);
             }
             GroupChange::Declare(new) => {
                 let members = new.members().addresses().map(number).collect();
-                let rules: BTreeMap<RuleKey, Rule> = new.rules().map(|rule| (rule.key(), rule.clone())).collect();
+                let rules: BTreeMap<RuleKey, Rule> =
+                    new.rules().map(|rule| (rule.key(), rule.clone())).collect();
                 let old = self.declared.get(&group);
-                let stay = old.map_or(0, |old| old.rules.keys().filter(|key| rules.contains_key(*key)).count());
+                let stay = old.map_or(0, |old| {
+                    old.rules.keys().filter(|key| rules.contains_key(*key)).count()
+                });
                 self.room(rules.len() - stay, old.map_or(0, |old| old.rules.len()) - stay)?;
                 rules_changed = self.declare(group, &members, rules, cells, &mut effect);
             }
@@ -238,7 +255,8 @@ impl Groups {
         let old = self.declared.entry(number).or_default();
         let gone: Vec<Address> = old.members.difference(members).copied().collect();
         let come: Vec<Address> = members.difference(&old.members).copied().collect();
-        let obsolete: Vec<RuleKey> = old.rules.keys().filter(|key| !rules.contains_key(*key)).cloned().collect();
+        let obsolete: Vec<RuleKey> =
+            old.rules.keys().filter(|key| !rules.contains_key(*key)).cloned().collect();
         gone.into_iter().for_each(|member| self.member(number, member, false, effect));
         come.into_iter().for_each(|member| self.member(number, member, true, effect));
         let mut changed = false;
@@ -294,7 +312,11 @@ impl Groups {
     }
 
     fn remove_rule(&mut self, number: u32, key: &RuleKey, effect: &mut Effect) -> bool {
-        let Some((rule, cell)) = self.declared.get_mut(&number).and_then(|group| group.rules.remove(key)) else { return false };
+        let Some((rule, cell)) =
+            self.declared.get_mut(&number).and_then(|group| group.rules.remove(key))
+        else {
+            return false;
+        };
         let about = self.about(&rule);
         if let About::Group(peer) = about
             && let Some(cells) = self.members_of.get_mut(&peer)
@@ -315,7 +337,9 @@ impl Groups {
         let affected: Vec<Arc<[u32]>> = self
             .compiled
             .iter()
-            .filter(|(groups, policy)| groups.binary_search(&number).is_ok() && policy.strong_count() > 0)
+            .filter(|(groups, policy)| {
+                groups.binary_search(&number).is_ok() && policy.strong_count() > 0
+            })
             .map(|(groups, _)| groups.clone())
             .collect();
         for groups in affected {
@@ -327,15 +351,25 @@ impl Groups {
 
     /// The rule of a cell, and its group.
     pub fn rules_by_cell(&self) -> HashMap<u32, (GroupName, Rule)> {
-        let names: HashMap<u32, &GroupName> = self.numbers.iter().map(|(name, number)| (*number, name)).collect();
-        let rules = self.declared.iter().flat_map(|(number, group)| group.rules.values().map(move |rule| (number, rule)));
-        rules.filter_map(|(number, (rule, cell))| Some((*cell, ((*names.get(number)?).clone(), rule.clone())))).collect()
+        let names: HashMap<u32, &GroupName> =
+            self.numbers.iter().map(|(name, number)| (*number, name)).collect();
+        let rules = self
+            .declared
+            .iter()
+            .flat_map(|(number, group)| group.rules.values().map(move |rule| (number, rule)));
+        rules
+            .filter_map(|(number, (rule, cell))| {
+                Some((*cell, ((*names.get(number)?).clone(), rule.clone())))
+            })
+            .collect()
     }
 
     /// The names of groups by their numbers, in byte order, and the rules of those that exist.
     pub fn declared(&self, numbers: &[u32]) -> Vec<(GroupName, Option<Vec<Rule>>)> {
         let wanted = self.numbers.iter().filter(|(_, number)| numbers.contains(number));
-        let rules = |number: &u32| Some(self.declared.get(number)?.rules.values().map(|(rule, _)| rule.clone()).collect());
+        let rules = |number: &u32| {
+            Some(self.declared.get(number)?.rules.values().map(|(rule, _)| rule.clone()).collect())
+        };
         let mut all: Vec<_> = wanted.map(|(name, number)| (name.clone(), rules(number))).collect();
         all.sort_by(|(a, _), (b, _)| a.cmp(b));
         all
@@ -349,7 +383,9 @@ impl Groups {
     /// The rules of a group with their cells.
     pub fn rules_of(&self, name: &GroupName) -> impl Iterator<Item = (&Rule, u32)> {
         let declared = self.numbers.get(name).and_then(|number| self.declared.get(number));
-        declared.into_iter().flat_map(|group| group.rules.values().map(|(rule, cell)| (rule, *cell)))
+        declared
+            .into_iter()
+            .flat_map(|group| group.rules.values().map(|(rule, cell)| (rule, *cell)))
     }
 }
 

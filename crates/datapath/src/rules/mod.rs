@@ -1,8 +1,9 @@
 //! Security groups as the packet path sees them: what the groups of a vnic allow, compiled.
 //!
-//! Rules only allow. All that a new session costs is one search among blocks of addresses, one look at the groups the peer is a member
-//! of, and one search among ports, however many rules there are; and that at most four times, as large groups are compiled once for all
-//! vnics that have them. Vnics with the same groups share one compiled policy.
+//! Rules only allow. All that a new session costs is one search among blocks of addresses, one look
+//! at the groups the peer is a member of, and one search among ports, however many rules there are;
+//! and that at most four times, as large groups are compiled once for all vnics that have them.
+//! Vnics with the same groups share one compiled policy.
 
 mod blocks;
 mod by_peer;
@@ -30,10 +31,11 @@ pub(crate) struct Policy {
     pub ingress: Layers,
     /// From it: peers are destinations. Without any OUTBOUND rule everything may leave.
     pub egress: Option<Layers>,
-    /// The INBOUND rules that make a DHCP server of the vnic: UDP, [`NARROW`] ports at most, a server's among them.
+    /// The INBOUND rules that make a DHCP server of the vnic: UDP, [`NARROW`] ports at most, a
+    /// server's among them.
     pub serves: Side,
-    /// The OUTBOUND rules that name what only infrastructure says: ICMP, ICMPv6, and UDP with [`NARROW`] ports at most, a DHCP client's
-    /// among them. "Everything" does not mean it.
+    /// The OUTBOUND rules that name what only infrastructure says: ICMP, ICMPv6, and UDP with
+    /// [`NARROW`] ports at most, a DHCP client's among them. "Everything" does not mean it.
     pub names: Side,
 }
 
@@ -51,8 +53,18 @@ pub(crate) struct Layers {
 
 impl Layers {
     /// Cell of a rule that allows a protocol and destination port with this peer.
-    pub fn admits(&self, peer: Address, protocol: u8, destination_port: u16, members: &Members) -> Option<u32> {
-        let shared = || self.shared.iter().find_map(|side| side.admits(peer, protocol, destination_port, members));
+    pub fn admits(
+        &self,
+        peer: Address,
+        protocol: u8,
+        destination_port: u16,
+        members: &Members,
+    ) -> Option<u32> {
+        let shared = || {
+            self.shared
+                .iter()
+                .find_map(|side| side.admits(peer, protocol, destination_port, members))
+        };
         self.merged.admits(peer, protocol, destination_port, members).or_else(shared)
     }
 }
@@ -86,23 +98,37 @@ impl Side {
     }
 
     /// Cell of a rule that allows a protocol and destination port with this peer.
-    pub fn admits(&self, peer: Address, protocol: u8, destination_port: u16, members: &Members) -> Option<u32> {
+    pub fn admits(
+        &self,
+        peer: Address,
+        protocol: u8,
+        destination_port: u16,
+        members: &Members,
+    ) -> Option<u32> {
         let blocks = if is_v4(peer) { &self.v4 } else { &self.v6 };
-        blocks.around(peer).find_map(|ports| ports.admits(protocol, destination_port)).or_else(|| {
-            if self.groups.is_empty() {
-                return None;
-            }
-            let of_peer: &[u32] = members.get(&peer)?;
-            // Both are sorted: go through the shorter one.
-            if of_peer.len() <= self.groups.len() {
-                of_peer.iter().find_map(|group| {
-                    let at = self.groups.binary_search_by_key(group, |(number, _)| *number).ok()?;
-                    self.groups.get(at)?.1.admits(protocol, destination_port)
-                })
-            } else {
-                let among = self.groups.iter().filter(|(group, _)| of_peer.binary_search(group).is_ok());
-                among.into_iter().find_map(|(_, ports)| ports.admits(protocol, destination_port))
-            }
-        })
+        blocks.around(peer).find_map(|ports| ports.admits(protocol, destination_port)).or_else(
+            || {
+                if self.groups.is_empty() {
+                    return None;
+                }
+                let of_peer: &[u32] = members.get(&peer)?;
+                // Both are sorted: go through the shorter one.
+                if of_peer.len() <= self.groups.len() {
+                    of_peer.iter().find_map(|group| {
+                        let at =
+                            self.groups.binary_search_by_key(group, |(number, _)| *number).ok()?;
+                        self.groups.get(at)?.1.admits(protocol, destination_port)
+                    })
+                } else {
+                    let among = self
+                        .groups
+                        .iter()
+                        .filter(|(group, _)| of_peer.binary_search(group).is_ok());
+                    among
+                        .into_iter()
+                        .find_map(|(_, ports)| ports.admits(protocol, destination_port))
+                }
+            },
+        )
     }
 }

@@ -59,7 +59,8 @@ impl Ports {
             TCP => search(&self.tcp, destination_port),
             UDP => search(&self.udp, destination_port),
             _ => {
-                let at = self.protocols.binary_search_by_key(&protocol, |(number, _)| *number).ok()?;
+                let at =
+                    self.protocols.binary_search_by_key(&protocol, |(number, _)| *number).ok()?;
                 self.protocols.get(at).map(|(_, cell)| *cell)
             }
         }
@@ -71,7 +72,8 @@ fn search(ranges: &[(u16, u16, u32)], port: u16) -> Option<u32> {
     ranges.get(at).filter(|(_, end, _)| port <= *end).map(|(.., cell)| *cell)
 }
 
-/// Cuts ranges where they overlap: the one that starts first has the common part, then the next one as far as it goes.
+/// Cuts ranges where they overlap: the one that starts first has the common part, then the next one
+/// as far as it goes.
 fn disjoint(mut ranges: Vec<(RangeInclusive<u16>, u32)>) -> Ranges {
     ranges.sort_by_key(|(range, cell)| (*range.start(), *cell));
     let mut cut: Vec<(u16, u16, u32)> = Vec::with_capacity(ranges.len());
@@ -121,8 +123,15 @@ mod tests {
 
     #[test]
     fn the_last_port_is_one() {
-        let ports = Ports::new(&[rule(6, Some(0..=65535), 1), rule(6, Some(65535..=65535), 2), rule(17, Some(65535..=65535), 3)]);
-        assert_eq!((ports.admits(6, 65535), ports.admits(17, 65535), ports.admits(17, 65534)), (Some(1), Some(3), None));
+        let ports = Ports::new(&[
+            rule(6, Some(0..=65535), 1),
+            rule(6, Some(65535..=65535), 2),
+            rule(17, Some(65535..=65535), 3),
+        ]);
+        assert_eq!(
+            (ports.admits(6, 65535), ports.admits(17, 65535), ports.admits(17, 65534)),
+            (Some(1), Some(3), None)
+        );
     }
 
     /// Of several rules that allow the same, the first one's cell; of any protocol before all.

@@ -1,7 +1,8 @@
-//! What a process that died left in the file of its table: who talked to whom, as far as that can be told.
+//! What a process that died left in the file of its table: who talked to whom, as far as that can
+//! be told.
 //!
-//! Nothing in it is trusted. Who was in a slot is told by the names; what admitted a session is not asked, as whoever takes it over has it
-//! decided again.
+//! Nothing in it is trusted. Who was in a slot is told by the names; what admitted a session is not
+//! asked, as whoever takes it over has it decided again.
 
 use std::{
     fmt, io,
@@ -12,8 +13,8 @@ use super::{
     hash::HashKind,
     key::Key,
     layout::{
-        HEAD_BOOT, HEAD_CAPACITY, HEAD_FRESH, HEAD_HASH, HEAD_HOST, HEAD_MAGIC, HEAD_SLOTS, HEAD_VERSION, Here, Layout, MAGIC,
-        MAX_SESSIONS, VERSION,
+        HEAD_BOOT, HEAD_CAPACITY, HEAD_FRESH, HEAD_HASH, HEAD_HOST, HEAD_MAGIC, HEAD_SLOTS,
+        HEAD_VERSION, Here, Layout, MAGIC, MAX_SESSIONS, VERSION,
     },
     memory::{AtomicU64, Left, Unit},
     names::{self, Name},
@@ -36,7 +37,9 @@ pub enum Unusable {
     OtherBoot,
     #[error("it is of another host")]
     OtherHost,
-    #[error("its sessions are found by a hash that this processor or version does not have (kind {0})")]
+    #[error(
+        "its sessions are found by a hash that this processor or version does not have (kind {0})"
+    )]
     Hash(u64),
     #[error("its header contradicts itself")]
     Header,
@@ -51,7 +54,8 @@ pub struct FormerSessions {
     pub sessions: u64,
     /// Seconds since the last frame of any of them.
     pub idle: u32,
-    /// Records that were in use and are none of them: in change when the process died, over, of vnics that were gone, or damaged.
+    /// Records that were in use and are none of them: in change when the process died, over, of
+    /// vnics that were gone, or damaged.
     pub unusable: u64,
 }
 
@@ -72,7 +76,10 @@ impl fmt::Display for FormerTable {
             Err(Unusable::Foreign) => write!(f, "{path} is not used: {}", Unusable::Foreign),
             Err(why) => write!(f, "{path} was left by a daemon that died, and is removed: {why}"),
             Ok(FormerSessions { sessions: 0, .. }) => {
-                write!(f, "{path} was left by a daemon that died, and is removed: no session in it could go on")
+                write!(
+                    f,
+                    "{path} was left by a daemon that died, and is removed: no session in it could go on"
+                )
             }
             Ok(FormerSessions { sessions, idle, .. }) => write!(
                 f,
@@ -95,7 +102,13 @@ pub(crate) struct Survivor<'a> {
 
 impl FormerTable {
     /// Of what is at `path`; `left` is `None` if it is another user's.
-    pub(crate) fn look(path: &Path, left: Option<&Left>, here: &Here, timeouts: &Timeouts, now: u32) -> FormerTable {
+    pub(crate) fn look(
+        path: &Path,
+        left: Option<&Left>,
+        here: &Here,
+        timeouts: &Timeouts,
+        now: u32,
+    ) -> FormerTable {
         let found = left.ok_or(Unusable::Foreign).and_then(|left| {
             let mut seen = 0;
             let mut found = FormerSessions::default();
@@ -114,7 +127,8 @@ impl FormerTable {
     }
 }
 
-/// Visits the sessions of a table that could go on here. Returns how many records were in use and are none of them.
+/// Visits the sessions of a table that could go on here. Returns how many records were in use and
+/// are none of them.
 pub(crate) fn survivors(
     left: &Left,
     here: &Here,
@@ -130,7 +144,8 @@ pub(crate) fn survivors(
         return Err(Unusable::Truncated);
     }
     let mut owners = Vec::with_capacity(layout.slots as usize);
-    left.read(layout.names, layout.slots as usize, |unit| owners.push(names::read(&unit))).map_err(truncated)?;
+    left.read(layout.names, layout.slots as usize, |unit| owners.push(names::read(&unit)))
+        .map_err(truncated)?;
     let mut unusable = 0;
     let visit = |unit: [u64; 16]| {
         let unit = Unit(unit.map(AtomicU64::new));
@@ -159,19 +174,29 @@ fn check(header: &[u64; 16], here: &Here) -> Result<(Layout, usize), Unusable> {
     if here.host != [word(HEAD_HOST), word(HEAD_HOST + 1)] {
         return Err(Unusable::OtherHost);
     }
-    // Its buckets would be searched where nothing is. In one boot the processor is the same: another kind is another program's.
+    // Its buckets would be searched where nothing is. In one boot the processor is the same:
+    // another kind is another program's.
     if word(HEAD_HASH) != HashKind::here() as u64 {
         return Err(Unusable::Hash(word(HEAD_HASH)));
     }
-    let capacity =
-        u32::try_from(word(HEAD_CAPACITY)).ok().filter(|capacity| *capacity <= MAX_SESSIONS).ok_or(Unusable::Header)?;
+    let capacity = u32::try_from(word(HEAD_CAPACITY))
+        .ok()
+        .filter(|capacity| *capacity <= MAX_SESSIONS)
+        .ok_or(Unusable::Header)?;
     let layout = Layout::new(capacity, true);
     let fresh = word(HEAD_FRESH);
-    let consistent = layout.capacity == capacity && u64::from(layout.slots) == word(HEAD_SLOTS) && fresh <= u64::from(capacity);
+    let consistent = layout.capacity == capacity
+        && u64::from(layout.slots) == word(HEAD_SLOTS)
+        && fresh <= u64::from(capacity);
     consistent.then_some((layout, fresh as usize)).ok_or(Unusable::Header)
 }
 
-fn survivor<'a>(record: &Record<'_>, owners: &'a [Option<Name>], timeouts: &Timeouts, now: u32) -> Option<Survivor<'a>> {
+fn survivor<'a>(
+    record: &Record<'_>,
+    owners: &'a [Option<Name>],
+    timeouts: &Timeouts,
+    now: u32,
+) -> Option<Survivor<'a>> {
     let (words, admission) = record.words()?;
     let key = Key::from_words(words);
     let owner = |slot: u32| {
@@ -183,7 +208,9 @@ fn survivor<'a>(record: &Record<'_>, owners: &'a [Option<Name>], timeouts: &Time
     let ends = [owner(opener)?, owner(responder)?];
     let line = record.line2();
     let in_order = 0 < line.made && line.made <= line.seen && line.seen <= now;
-    let alive = in_order && line.state.is_of(key.tuple().protocol) && !timeouts.over(line.state, line.seen, now);
+    let alive = in_order
+        && line.state.is_of(key.tuple().protocol)
+        && !timeouts.over(line.state, line.seen, now);
     (alive && line.track.is_possible()).then_some(Survivor { ends, key, line })
 }
 

@@ -1,8 +1,10 @@
-//! The hash of sessions: a keyed pseudo-random function of every word of a flow, the same for both directions.
+//! The hash of sessions: a keyed pseudo-random function of every word of a flow, the same for both
+//! directions.
 //!
-//! Guests choose addresses and ports, so nothing weaker will do: with a hash whose words can make up for each other, a few flows fill
-//! the buckets of any other. It is made of AES rounds where the processor has them (`butterfly_vhost::cpu`), else it is SipHash-1-3
-//! (Aumasson and Bernstein, 2012) of the ends in ascending order. Neither says anything of the two vnics.
+//! Guests choose addresses and ports, so nothing weaker will do: with a hash whose words can make
+//! up for each other, a few flows fill the buckets of any other. It is made of AES rounds where the
+//! processor has them (`butterfly_vhost::cpu`), else it is SipHash-1-3 (Aumasson and Bernstein,
+//! 2012) of the ends in ascending order. Neither says anything of the two vnics.
 
 use butterfly_vhost::cpu::{Aes, FlowWords, RoundKeys};
 
@@ -63,7 +65,12 @@ impl Hasher {
 
     /// Hashes the flows of a batch, and hands each its hash.
     #[inline(always)]
-    pub fn hash_each<T>(&self, flows: impl Iterator<Item = T>, key: impl Fn(&T) -> &Key, mut take: impl FnMut(T, u64)) {
+    pub fn hash_each<T>(
+        &self,
+        flows: impl Iterator<Item = T>,
+        key: impl Fn(&T) -> &Key,
+        mut take: impl FnMut(T, u64),
+    ) {
         match &self.aes {
             Some((aes, rounds)) => aes.hash_each(rounds, flows, |flow| words(key(flow)), take),
             None => flows.for_each(|flow| {
@@ -87,12 +94,18 @@ const VLAN: u64 = 0xff_ff00;
 fn sip(HashKey([k0, k1, ..]): HashKey, key: &Key) -> u64 {
     let [a, b, c, d, ports, ends] = key.words();
     let ascending = (a, b, ports >> 48) <= (c, d, ports >> 32 & 0xffff);
-    let [a, b, c, d, ports, _] = if ascending { [a, b, c, d, ports, ends] } else { key.reversed().words() };
+    let [a, b, c, d, ports, _] =
+        if ascending { [a, b, c, d, ports, ends] } else { key.reversed().words() };
     sip13([k0, k1], [a, b, c, d, ports, ends & VLAN])
 }
 
 fn sip13([k0, k1]: [u64; 2], words: FlowWords) -> u64 {
-    let mut v = [k0 ^ 0x736f_6d65_7073_6575, k1 ^ 0x646f_7261_6e64_6f6d, k0 ^ 0x6c79_6765_6e65_7261, k1 ^ 0x7465_6462_7974_6573];
+    let mut v = [
+        k0 ^ 0x736f_6d65_7073_6575,
+        k1 ^ 0x646f_7261_6e64_6f6d,
+        k0 ^ 0x6c79_6765_6e65_7261,
+        k1 ^ 0x7465_6462_7974_6573,
+    ];
     const LENGTH: u64 = (size_of::<FlowWords>() as u64) << 56;
     for word in words.into_iter().chain([LENGTH]) {
         let [v0, v1, v2, v3] = v;

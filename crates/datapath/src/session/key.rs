@@ -5,8 +5,8 @@ use crate::flow::Tuple;
 /// Stands for "not a vnic of this host" where a slot is meant.
 pub(crate) const REMOTE: u32 = (1 << 20) - 1;
 
-/// Two ends of a flow in the orientation of one frame. The ends' vnics are part of it: the same addresses between other ports are
-/// another session.
+/// Two ends of a flow in the orientation of one frame. The ends' vnics are part of it: the same
+/// addresses between other ports are another session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Key {
     source: [u64; 2],
@@ -28,7 +28,8 @@ fn whole([high, low]: [u64; 2]) -> u128 {
 }
 
 impl Key {
-    /// Of a frame with this tuple in network `vni`, from the vnic in slot `from` to that in slot `to`.
+    /// Of a frame with this tuple in network `vni`, from the vnic in slot `from` to that in slot
+    /// `to`.
     #[inline(always)]
     pub fn new(tuple: &Tuple, vni: u32, from: u32, to: u32) -> Key {
         Key {
@@ -49,12 +50,15 @@ impl Key {
         Key {
             source: self.destination,
             destination: self.source,
-            ports: self.ports << 16 & (0xffff << 48) | self.ports >> 16 & (0xffff << 32) | self.ports & 0xffff_ffff,
+            ports: self.ports << 16 & (0xffff << 48)
+                | self.ports >> 16 & (0xffff << 32)
+                | self.ports & 0xffff_ffff,
             ends: to << 44 | from << 24 | self.ends & 0xff_ffff,
         }
     }
 
-    /// Whether both are of the same addresses, ports, protocol and VLAN of one network, in either direction, whatever the vnics.
+    /// Whether both are of the same addresses, ports, protocol and VLAN of one network, in either
+    /// direction, whatever the vnics.
     pub fn is_copy_of(&self, other: &Key) -> bool {
         let flow = |key: &Key| Key { ends: key.ends & 0xff_ff00, ..*key };
         flow(self) == flow(other) || flow(&self.reversed()) == flow(other)
@@ -67,13 +71,19 @@ impl Key {
         [a, b, c, d, self.ports, self.ends]
     }
 
-    /// 0 if `words` are this key's, 1 if they are those of the other direction, whatever the lowest byte of the last is.
+    /// 0 if `words` are this key's, 1 if they are those of the other direction, whatever the lowest
+    /// byte of the last is.
     #[inline(always)]
     pub fn direction_of(&self, words: &[u64; 6]) -> Option<usize> {
         let differs = |key: &Key| {
             let ([a, b], [c, d]) = (key.source, key.destination);
             let [w0, w1, w2, w3, ports, ends] = words;
-            (a ^ w0) | (b ^ w1) | (c ^ w2) | (d ^ w3) | (key.ports ^ ports) | ((key.ends ^ ends) & !FLAGS)
+            (a ^ w0)
+                | (b ^ w1)
+                | (c ^ w2)
+                | (d ^ w3)
+                | (key.ports ^ ports)
+                | ((key.ends ^ ends) & !FLAGS)
         };
         if differs(self) == 0 {
             Some(0)
@@ -143,9 +153,20 @@ mod tests {
 
     #[test]
     fn copies_are_of_one_flow_whatever_the_vnics() {
-        let tuple = Tuple { source: 1, destination: 2, source_port: 3, destination_port: 4, vlan: 5, protocol: 6 };
+        let tuple = Tuple {
+            source: 1,
+            destination: 2,
+            source_port: 3,
+            destination_port: 4,
+            vlan: 5,
+            protocol: 6,
+        };
         let key = Key::new(&tuple, 7, 8, 9);
-        for other in [Key::new(&tuple, 7, 8, 9), Key::new(&tuple, 7, 0, REMOTE), Key::new(&tuple.reversed(), 7, 1, 1)] {
+        for other in [
+            Key::new(&tuple, 7, 8, 9),
+            Key::new(&tuple, 7, 0, REMOTE),
+            Key::new(&tuple.reversed(), 7, 1, 1),
+        ] {
             assert!(key.is_copy_of(&other) && other.is_copy_of(&key));
         }
         for other in [
@@ -165,8 +186,14 @@ mod tests {
 
     #[test]
     fn a_direction_is_that_of_every_word() {
-        let tuple =
-            Tuple { source: 1 << 64 | 1, destination: 2 << 64 | 2, source_port: 3, destination_port: 4, vlan: 5, protocol: 6 };
+        let tuple = Tuple {
+            source: 1 << 64 | 1,
+            destination: 2 << 64 | 2,
+            source_port: 3,
+            destination_port: 4,
+            vlan: 5,
+            protocol: 6,
+        };
         let key = Key::new(&tuple, 7, 8, 9);
         for (words, direction) in [(key.words(), 0), (key.reversed().words(), 1)] {
             assert_eq!(key.direction_of(&words), Some(direction));
@@ -175,7 +202,11 @@ mod tests {
                     let mut other = words;
                     other[at] ^= 1 << bit;
                     let free = at == 5 && bit < 8;
-                    assert_eq!(key.direction_of(&other), free.then_some(direction), "bit {bit} of word {at}");
+                    assert_eq!(
+                        key.direction_of(&other),
+                        free.then_some(direction),
+                        "bit {bit} of word {at}"
+                    );
                 }
             }
         }

@@ -1,8 +1,9 @@
 //! What stands where in the file of the table, and the header that says so.
 //!
-//! In units of 128 bytes: the header; records; buckets, two in a unit; names of vnics by slot. Words are the processor's. A process that
-//! comes later needs nothing else to tell who talked to whom: it is the same host and boot, or the file is of no use. What admitted a
-//! session has no name, as whatever survives is decided again.
+//! In units of 128 bytes: the header; records; buckets, two in a unit; names of vnics by slot.
+//! Words are the processor's. A process that comes later needs nothing else to tell who talked to
+//! whom: it is the same host and boot, or the file is of no use. What admitted a session has no
+//! name, as whatever survives is decided again.
 
 use super::{
     hash::{HashKey, Hasher},
@@ -11,8 +12,8 @@ use super::{
 
 /// Identifies the file: "BFLYSESS".
 pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"BFLYSESS");
-/// Counts changes of the layout. 2: boot, host and names; times are CLOCK_BOOTTIME. 3: a keyed hash of two kinds, and which one;
-/// buckets count moves.
+/// Counts changes of the layout. 2: boot, host and names; times are CLOCK_BOOTTIME. 3: a keyed hash
+/// of two kinds, and which one; buckets count moves.
 pub(super) const VERSION: u64 = 3;
 
 /// Words of the header unit. The first line is never written again.
@@ -35,7 +36,8 @@ pub(super) const HEAD_HASH: usize = 15;
 
 /// Most records a table can have: an index fits in the part of a word that entries have.
 pub(crate) const MAX_SESSIONS: u32 = 1 << 24;
-/// Sessions for each slot that has a name: those of vnics beyond are not told apart by a process that comes later.
+/// Sessions for each slot that has a name: those of vnics beyond are not told apart by a process
+/// that comes later.
 const SESSIONS_PER_NAME: u32 = 64;
 const MIN_NAMES: u32 = 64;
 
@@ -60,7 +62,14 @@ impl Layout {
         let buckets = (u64::from(capacity) / PER_BUCKET).next_power_of_two().max(2);
         let slots = if named { (capacity / SESSIONS_PER_NAME).max(MIN_NAMES) } else { 0 };
         let names = 1 + capacity as usize + buckets.div_ceil(2) as usize;
-        Layout { capacity, buckets: 1 + capacity as usize, mask: buckets - 1, names, slots, len: names + slots as usize }
+        Layout {
+            capacity,
+            buckets: 1 + capacity as usize,
+            mask: buckets - 1,
+            names,
+            slots,
+            len: names + slots as usize,
+        }
     }
 }
 
@@ -75,7 +84,12 @@ pub(crate) struct Here {
 
 impl Here {
     pub fn read() -> Here {
-        let number = |path| std::fs::read_to_string(path).ok().and_then(|text| number(text.trim())).unwrap_or_default();
+        let number = |path| {
+            std::fs::read_to_string(path)
+                .ok()
+                .and_then(|text| number(text.trim()))
+                .unwrap_or_default()
+        };
         Here { boot: number("/proc/sys/kernel/random/boot_id"), host: number("/etc/machine-id") }
     }
 }
@@ -103,7 +117,9 @@ mod tests {
     fn a_boot_has_a_number() {
         assert_eq!(number("00000000-0000-0001-0000-0000000000ff"), Some([1, 255]));
         assert_eq!(number("ffffffffffffffff0000000000000002"), Some([u64::MAX, 2]));
-        for text in ["", "1", "0000000000000001000000000000000", "+0000000000000010000000000000000", "zz"] {
+        for text in
+            ["", "1", "0000000000000001000000000000000", "+0000000000000010000000000000000", "zz"]
+        {
             assert_eq!(number(text).filter(|_| text.len() != 32), None, "{text}");
         }
         let here = Here::read();
@@ -115,10 +131,16 @@ mod tests {
     #[test]
     fn the_header_is_as_documented() {
         let layout = Layout::new(1_000_000, true);
-        assert_eq!((layout.buckets, layout.mask, layout.names, layout.slots), (1_000_001, 262_143, 1_131_073, 15_625));
+        assert_eq!(
+            (layout.buckets, layout.mask, layout.names, layout.slots),
+            (1_000_001, 262_143, 1_131_073, 15_625)
+        );
         let hasher = Hasher::without_aes(HashKey([3, 4, 5, 6]));
         let header = header(&layout, &hasher, Here { boot: [11, 12], host: [13, 14] });
-        assert_eq!(header, [0x4246_4c59_5345_5353, 3, 1_000_000, 3, 4, 5, 6, 15_625, 0, 0, 0, 11, 12, 13, 14, 2]);
+        assert_eq!(
+            header,
+            [0x4246_4c59_5345_5353, 3, 1_000_000, 3, 4, 5, 6, 15_625, 0, 0, 0, 11, 12, 13, 14, 2]
+        );
         for (at, word) in [
             (HEAD_CAPACITY, 1_000_000),
             (HEAD_HASH_KEY, 3),

@@ -1,6 +1,7 @@
 //! What the table is made of: atomics, and units of them.
 //!
-//! With the feature `loom` they are those of the model checker loom, and everything is small enough to try all interleavings.
+//! With the feature `loom` they are those of the model checker loom, and everything is small enough
+//! to try all interleavings.
 
 #[cfg(not(feature = "loom"))]
 mod real {
@@ -19,7 +20,8 @@ mod real {
     pub(crate) const PATIENCE: u32 = 2000;
     /// How often a line that is in change is looked at: as above.
     pub(crate) const LOOKS: u32 = 2000;
-    /// How often a flow is looked for that may have moved: each time another one has to have moved meanwhile.
+    /// How often a flow is looked for that may have moved: each time another one has to have moved
+    /// meanwhile.
     pub(crate) const LOOKS_AGAIN: u32 = 100;
     /// Fewest records.
     pub(crate) const MIN_SESSIONS: u32 = 64;
@@ -30,7 +32,8 @@ mod real {
 
     static ZERO: Unit = Unit([const { AtomicU64::new(0) }; 16]);
 
-    /// Stands in where an index is out of range, which no index is: nothing but zeros is ever read from it.
+    /// Stands in where an index is out of range, which no index is: nothing but zeros is ever read
+    /// from it.
     #[inline(always)]
     pub(crate) fn zero<'a>() -> &'a Unit {
         &ZERO
@@ -70,7 +73,11 @@ mod model {
             Ok(Units((0..len).map(|_| Unit(std::array::from_fn(|_| AtomicU64::new(0)))).collect()))
         }
 
-        pub fn file(len: usize, _name: &str, _look: impl FnMut(&Path, Option<&Left>)) -> Result<Units, UnitsError> {
+        pub fn file(
+            len: usize,
+            _name: &str,
+            _look: impl FnMut(&Path, Option<&Left>),
+        ) -> Result<Units, UnitsError> {
             Units::anonymous(len)
         }
 

@@ -68,7 +68,13 @@ mod tests {
         let unit = Unit::default();
         assert_eq!(read(&words(&unit)), None);
         let name = |id: &str, born| Name { id: id.into(), vni: 0xff_fffe, born };
-        for name in [name("", 1), name("a", 2), name("é-12345", 3), name(&"x".repeat(MAX_ID), u32::MAX), name("b", 4)] {
+        for name in [
+            name("", 1),
+            name("a", 2),
+            name("é-12345", 3),
+            name(&"x".repeat(MAX_ID), u32::MAX),
+            name("b", 4),
+        ] {
             write(&unit, Some(&name));
             assert_eq!(read(&words(&unit)), Some(name));
         }

@@ -9,14 +9,16 @@ use super::{
 };
 use crate::flow::tcp::{TcpState, Track};
 
-/// What let a session in, at the opener's egress and at the responder's ingress, and when that was last decided.
+/// What let a session in, at the opener's egress and at the responder's ingress, and when that was
+/// last decided.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Admission {
     /// Version of the policy that decided.
     pub stamp: u32,
     /// Cells of the rules; 0 where none was needed.
     pub cells: [u32; 2],
-    /// The responder owns the address it was called by, as far as anyone checked: its answers are not spoofed.
+    /// The responder owns the address it was called by, as far as anyone checked: its answers are
+    /// not spoofed.
     pub answers: bool,
 }
 
@@ -28,8 +30,8 @@ pub(crate) struct Life {
     pub track: Track,
 }
 
-// The first line: sequence number (high half; its own high half also counts the sessions that were here) and stamp; the key's
-// six words; cells.
+// The first line: sequence number (high half; its own high half also counts the sessions that were
+// here) and stamp; the key's six words; cells.
 const SEQUENCE: usize = 0;
 const KEY: usize = 1;
 const CELLS: usize = 7;
@@ -46,12 +48,19 @@ const COUNTERS: usize = 9;
 const MARKS: usize = 13;
 const PACKETS: u64 = (1 << 48) - 1;
 
-/// ICMP errors about a UDP session that pass in a second without a rule: nothing in what they quote is hard to guess.
+/// ICMP errors about a UDP session that pass in a second without a rule: nothing in what they quote
+/// is hard to guess.
 const ERRORS_PER_SECOND: u32 = 4;
 
 /// Of what is not TCP.
-pub(crate) const NO_TRACK: Track =
-    Track { state: TcpState::New, fins: 0, scale: [0; 2], end: [0; 2], allow: [0; 2], acked: [0; 2] };
+pub(crate) const NO_TRACK: Track = Track {
+    state: TcpState::New,
+    fins: 0,
+    scale: [0; 2],
+    end: [0; 2],
+    allow: [0; 2],
+    acked: [0; 2],
+};
 
 /// A record of the table.
 #[derive(Clone, Copy)]
@@ -96,8 +105,9 @@ impl<'a> Record<'a> {
         self.word(at)
     }
 
-    /// The first line. Waits for whoever changes it, for as long as that takes who was not interrupted in it; a frame of a session
-    /// that holds is not lost because the session is decided again at this moment.
+    /// The first line. Waits for whoever changes it, for as long as that takes who was not
+    /// interrupted in it; a frame of a session that holds is not lost because the session is
+    /// decided again at this moment.
     pub fn line1(&self) -> Line1 {
         for _ in 0..LOOKS {
             match self.try_line1() {
@@ -127,12 +137,14 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// The first line for a comparison, if it is not in change: the words of the key, with the flags. Tries once.
+    /// The first line for a comparison, if it is not in change: the words of the key, with the
+    /// flags. Tries once.
     #[inline(always)]
     pub fn words(&self) -> Option<([u64; 6], Admission)> {
         let before = self.word(SEQUENCE).load(Acquire);
         let load = |at| self.word(at).load(Relaxed);
-        let words = [load(KEY), load(KEY + 1), load(KEY + 2), load(KEY + 3), load(KEY + 4), load(KEY + 5)];
+        let words =
+            [load(KEY), load(KEY + 1), load(KEY + 2), load(KEY + 3), load(KEY + 4), load(KEY + 5)];
         let cells = load(CELLS);
         fence(Acquire);
         // A new stamp alone leaves the sequence number as it is: the line is the same.
@@ -141,12 +153,16 @@ impl<'a> Record<'a> {
         if before & ODD != 0 || (before ^ after) >> 32 != 0 || last & LIVE == 0 {
             return None;
         }
-        let admission =
-            Admission { stamp: before as u32, cells: [(cells >> 32) as u32, cells as u32], answers: last & ANSWERS != 0 };
+        let admission = Admission {
+            stamp: before as u32,
+            cells: [(cells >> 32) as u32, cells as u32],
+            answers: last & ANSWERS != 0,
+        };
         Some((words, admission))
     }
 
-    /// Apart from [`Self::words`], which every frame of a session takes: telling why it is none costs that path instructions.
+    /// Apart from [`Self::words`], which every frame of a session takes: telling why it is none
+    /// costs that path instructions.
     fn try_line1(&self) -> Line1 {
         match self.words() {
             Some((words, admission)) => Line1::Live(words, admission),
@@ -164,8 +180,8 @@ impl<'a> Record<'a> {
         before & ODD == 0 && (before ^ after) >> 32 == 0 && last & LIVE == 0
     }
 
-    /// Writes both lines of a record that is in no bucket. Whoever sees the first line sees the second: it is written before the
-    /// sequence number is even again.
+    /// Writes both lines of a record that is in no bucket. Whoever sees the first line sees the
+    /// second: it is written before the sequence number is even again.
     pub fn write(&self, key: &Key, admission: Admission, life: &Life) {
         self.change(
             || {
@@ -211,7 +227,8 @@ impl<'a> Record<'a> {
         self.change(|| self.word(KEY + 5).store(0, Relaxed), None, TENANT);
     }
 
-    /// Another one than before: the record is another session's by now, or was admitted anew some ten thousand times.
+    /// Another one than before: the record is another session's by now, or was admitted anew some
+    /// ten thousand times.
     #[inline(always)]
     pub fn tenant(&self) -> u16 {
         (self.word(SEQUENCE).load(Relaxed) / TENANT) as u16
@@ -223,12 +240,16 @@ impl<'a> Record<'a> {
         fence(Release);
         store();
         let stamp = stamp.map_or(before & 0xffff_ffff, u64::from);
-        self.word(SEQUENCE).store(((before | ODD).wrapping_add(ODD).wrapping_add(tenant)) & !0xffff_ffff | stamp, Release);
+        self.word(SEQUENCE).store(
+            ((before | ODD).wrapping_add(ODD).wrapping_add(tenant)) & !0xffff_ffff | stamp,
+            Release,
+        );
     }
 
     fn set_key(&self, key: &Key, admission: Admission) {
         for (at, word) in key.words().into_iter().enumerate() {
-            let flags = if at == 5 { LIVE | if admission.answers { ANSWERS } else { 0 } } else { 0 };
+            let flags =
+                if at == 5 { LIVE | if admission.answers { ANSWERS } else { 0 } } else { 0 };
             self.word(KEY + at).store(word | flags, Relaxed);
         }
     }
@@ -283,7 +304,8 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// Adds to the counters of one direction; whoever works for that end's vnic is the only one who does.
+    /// Adds to the counters of one direction; whoever works for that end's vnic is the only one who
+    /// does.
     #[inline(always)]
     pub fn count(&self, direction: usize, packets: u64, bytes: u64) {
         let at = COUNTERS + 2 * (direction & 1);
@@ -313,14 +335,15 @@ impl<'a> Record<'a> {
     #[inline(always)]
     pub fn store_track(&self, track: &Track) {
         let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
-        let ([end0, end1], [allow0, allow1], [acked0, acked1]) = (track.end, track.allow, track.acked);
+        let ([end0, end1], [allow0, allow1], [acked0, acked1]) =
+            (track.end, track.allow, track.acked);
         self.word(MARKS).store(pair(end0, allow0), Relaxed);
         self.word(MARKS + 1).store(pair(end1, allow1), Relaxed);
         self.word(MARKS + 2).store(pair(acked0, acked1), Relaxed);
     }
 
-    /// Counts an ICMP error about a session without TCP marks: second (high half) and errors of it stand in the last of their
-    /// words. Returns whether it may pass.
+    /// Counts an ICMP error about a session without TCP marks: second (high half) and errors of it
+    /// stand in the last of their words. Returns whether it may pass.
     pub fn take_error(&self, now: u32) -> bool {
         let count = |word: u64| match ((word >> 32) as u32 == now, word as u32) {
             (true, ERRORS_PER_SECOND..) => None,
@@ -352,11 +375,19 @@ mod tests {
     use crate::flow::Tuple;
 
     fn key() -> Key {
-        let tuple = Tuple { source: 1 << 100 | 1, destination: 2, source_port: 3, destination_port: 4, vlan: 5, protocol: 6 };
+        let tuple = Tuple {
+            source: 1 << 100 | 1,
+            destination: 2,
+            source_port: 3,
+            destination_port: 4,
+            vlan: 5,
+            protocol: 6,
+        };
         Key::new(&tuple, 7, 8, 9)
     }
 
-    const ADMISSION: Admission = Admission { stamp: 0x8000_0001, cells: [0x000a_bcde, 0x000f_edcb], answers: false };
+    const ADMISSION: Admission =
+        Admission { stamp: 0x8000_0001, cells: [0x000a_bcde, 0x000f_edcb], answers: false };
 
     const TRACK: Track = Track {
         state: TcpState::HalfClosed,
@@ -383,7 +414,10 @@ mod tests {
         assert_eq!(record.read(), Some((key(), ADMISSION)));
         assert!(!record.is_free());
         let Line2 { seen, made, state, packets, bytes, track } = record.line2();
-        assert_eq!((seen, made, state, track), (0x9abc_def0, 0x9abc_def0, State::Tcp(TcpState::HalfClosed), TRACK));
+        assert_eq!(
+            (seen, made, state, track),
+            (0x9abc_def0, 0x9abc_def0, State::Tcp(TcpState::HalfClosed), TRACK)
+        );
         assert_eq!((packets, bytes), ([0; 2], [0; 2]));
         assert_eq!(record.tenant(), 0);
         record.erase();
@@ -413,7 +447,10 @@ mod tests {
             let after = words();
             assert_eq!(after[1..], before[1..]);
             assert_eq!(after[SEQUENCE] >> 32, (before[SEQUENCE] >> 32) + 2 + (tenant >> 32));
-            assert_eq!(record.read(), Some((key(), Admission { stamp: stamp.unwrap_or(ADMISSION.stamp), ..ADMISSION })));
+            assert_eq!(
+                record.read(),
+                Some((key(), Admission { stamp: stamp.unwrap_or(ADMISSION.stamp), ..ADMISSION }))
+            );
         }
     }
 
@@ -451,9 +488,19 @@ mod tests {
         record.store_seen_word(was, 77, 3);
         assert_eq!(record.seen(), (77, State::Tcp(TcpState::Established)));
         assert_eq!(record.track(), Track { state: TcpState::Established, ..TRACK });
-        record.store_seen(78, State::Tcp(TcpState::Closing), &Track { fins: 3, scale: [1, 2], ..TRACK });
-        assert_eq!(record.track(), Track { state: TcpState::Closing, fins: 3, scale: [1, 2], ..TRACK });
-        assert_eq!((record.seen(), record.line2().made), ((78, State::Tcp(TcpState::Closing)), 0x9abc_def0));
+        record.store_seen(
+            78,
+            State::Tcp(TcpState::Closing),
+            &Track { fins: 3, scale: [1, 2], ..TRACK },
+        );
+        assert_eq!(
+            record.track(),
+            Track { state: TcpState::Closing, fins: 3, scale: [1, 2], ..TRACK }
+        );
+        assert_eq!(
+            (record.seen(), record.line2().made),
+            ((78, State::Tcp(TcpState::Closing)), 0x9abc_def0)
+        );
     }
 
     #[test]
@@ -467,7 +514,10 @@ mod tests {
         let taken = |now| (0..6).filter(|_| record.take_error(now)).count();
         assert_eq!([taken(100), taken(100), taken(101), taken(200)], [4, 0, 4, 4]);
         let line = record.line2();
-        assert_eq!((line.packets, line.bytes, line.seen, line.made, line.state), ([1, 2], [10, 20], 100, 100, State::UdpNew));
+        assert_eq!(
+            (line.packets, line.bytes, line.seen, line.made, line.state),
+            ([1, 2], [10, 20], 100, 100, State::UdpNew)
+        );
         assert_eq!(record.read(), Some((key(), ADMISSION)));
     }
 }

@@ -1,8 +1,9 @@
 //! Shares of the table: what a network, a vnic, and one opener at one receiver may have.
 //!
-//! Half of the table is reserved, one part for each network that has filtered vnics; the rest is common. A network within its part is never
-//! refused because of others: those beyond theirs share what is common. When there are more networks, parts are smaller at once, and
-//! what others have beyond drains by time-outs.
+//! Half of the table is reserved, one part for each network that has filtered vnics; the rest is
+//! common. A network within its part is never refused because of others: those beyond theirs share
+//! what is common. When there are more networks, parts are smaller at once, and what others have
+//! beyond drains by time-outs.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -31,16 +32,27 @@ const VNICS: u32 = 2;
 const OPENERS: u32 = 4;
 
 impl Shares {
-    /// Of a table of which a network may have so many percent. All of it is no bound, for vnics neither.
+    /// Of a table of which a network may have so many percent. All of it is no bound, for vnics
+    /// neither.
     pub fn new(capacity: u32, percent: u32, rate: u32) -> Shares {
         let network = match percent {
             0..100 => ((u64::from(capacity) * u64::from(percent) / 100) as u32).max(1),
             _ => u32::MAX,
         };
-        let of = |share: u32, parts: u32| if share == u32::MAX { share } else { (share / parts).max(1) };
+        let of =
+            |share: u32, parts: u32| if share == u32::MAX { share } else { (share / parts).max(1) };
         let vnic = of(network, VNICS);
         let (part, beyond) = (AtomicU32::new(u32::MAX), AtomicU32::new(0));
-        Shares { capacity, network, vnic, opener: of(vnic, OPENERS), rate, part, common: AtomicU32::new(0), beyond }
+        Shares {
+            capacity,
+            network,
+            vnic,
+            opener: of(vnic, OPENERS),
+            rate,
+            part,
+            common: AtomicU32::new(0),
+            beyond,
+        }
     }
 
     /// No bound at all.
@@ -48,14 +60,15 @@ impl Shares {
         Shares::new(u32::MAX, 100, u32::MAX)
     }
 
-    /// Divides the table anew: for each network, whether it has filtered vnics, and its sessions. What is counted meanwhile may be
-    /// counted wrongly, so this is repeated now and then.
+    /// Divides the table anew: for each network, whether it has filtered vnics, and its sessions.
+    /// What is counted meanwhile may be counted wrongly, so this is repeated now and then.
     pub fn divide<I: Iterator<Item = (bool, u32)>>(&self, networks: impl Fn() -> I) {
         let filtered = networks().filter(|(filtered, _)| *filtered).count() as u32;
         let part = (self.capacity / 2 / filtered.max(1)).min(self.network);
         self.part.store(part, Relaxed);
         self.common.store(self.capacity.saturating_sub(part.saturating_mul(filtered)), Relaxed);
-        let beyond = networks().map(|(filtered, sessions)| sessions.saturating_sub(if filtered { part } else { 0 }));
+        let beyond = networks()
+            .map(|(filtered, sessions)| sessions.saturating_sub(if filtered { part } else { 0 }));
         self.beyond.store(beyond.fold(0, u32::saturating_add), Relaxed);
     }
 
@@ -88,7 +101,16 @@ impl Shares {
         let same = |word: &AtomicU32| AtomicU32::new(word.load(Relaxed));
         let Shares { capacity, network, vnic, opener, rate, part, common, beyond } = self;
         let (part, common, beyond) = (same(part), same(common), same(beyond));
-        Shares { capacity: *capacity, network: *network, vnic: *vnic, opener: *opener, rate: *rate, part, common, beyond }
+        Shares {
+            capacity: *capacity,
+            network: *network,
+            vnic: *vnic,
+            opener: *opener,
+            rate: *rate,
+            part,
+            common,
+            beyond,
+        }
     }
 }
 
@@ -107,7 +129,8 @@ pub(crate) struct VnicSessions {
     pub openers: Openers,
     /// Those it may still open.
     pub budget: Bucket,
-    /// Until when nothing is searched for another one of its own, in ticks of the time stamp counter.
+    /// Until when nothing is searched for another one of its own, in ticks of the time stamp
+    /// counter.
     pub rests: AtomicU64,
 }
 
@@ -123,12 +146,19 @@ impl VnicSessions {
         let VnicSessions { opened, received, openers, budget, rests } = self;
         let openers = Openers(openers.0.iter().map(same).collect());
         let rests = AtomicU64::new(rests.load(Relaxed));
-        VnicSessions { opened: same(opened), received: same(received), openers, budget: budget.copy(), rests }
+        VnicSessions {
+            opened: same(opened),
+            received: same(received),
+            openers,
+            budget: budget.copy(),
+            rests,
+        }
     }
 }
 
-/// How many of a vnic's sessions each opener has: never too few. Those whose hashes meet in both rows are counted together; as the sum is bounded,
-/// only who has many can make that felt, and the hash is secret.
+/// How many of a vnic's sessions each opener has: never too few. Those whose hashes meet in both
+/// rows are counted together; as the sum is bounded, only who has many can make that felt, and the
+/// hash is secret.
 pub(crate) struct Openers(Box<[AtomicU32]>);
 
 /// Counters in each of two rows.
@@ -229,10 +259,16 @@ mod tests {
     #[test]
     fn a_share_is_part_of_all_or_no_bound() {
         let network = |capacity, percent| Shares::new(capacity, percent, 1).network;
-        assert_eq!([network(1000, 99), network(1000, 100), network(1000, 101)], [990, u32::MAX, u32::MAX]);
+        assert_eq!(
+            [network(1000, 99), network(1000, 100), network(1000, 101)],
+            [990, u32::MAX, u32::MAX]
+        );
         assert_eq!([network(0, 50), network(1000, 0), network(u32::MAX, 50)], [1, 1, u32::MAX / 2]);
         let shares = Shares::unbounded();
-        assert_eq!((shares.network, shares.vnic, shares.opener, shares.rate), (u32::MAX, u32::MAX, u32::MAX, u32::MAX));
+        assert_eq!(
+            (shares.network, shares.vnic, shares.opener, shares.rate),
+            (u32::MAX, u32::MAX, u32::MAX, u32::MAX)
+        );
         let rated = Shares::new(64, 1, 77).copy();
         assert_eq!((rated.network, rated.vnic, rated.opener, rated.rate), (1, 1, 1, 77));
     }
@@ -270,7 +306,9 @@ mod tests {
     fn openers_have_two_rows() {
         let rows = ROW as u64;
         let of = |first: u64, second: u64| second << 32 | first;
-        for (one, other) in [(of(5, 6), of(5, 7)), (of(5, 6), of(4, 6)), (of(rows - 1, 0), of(0, rows - 1))] {
+        for (one, other) in
+            [(of(5, 6), of(5, 7)), (of(5, 6), of(4, 6)), (of(rows - 1, 0), of(0, rows - 1))]
+        {
             let openers = Openers::default();
             openers.add(one);
             openers.add(one);
@@ -292,8 +330,14 @@ mod tests {
         vnic.openers.add(9);
         vnic.rests.store(8, Relaxed);
         let copy = vnic.copy();
-        assert_eq!((vnic.count(), copy.opened.load(Relaxed), copy.received.load(Relaxed)), (u32::MAX, 3, u32::MAX));
-        assert_eq!((copy.openers.count(9), copy.openers.count(10), copy.rests.load(Relaxed)), (1, 0, 8));
+        assert_eq!(
+            (vnic.count(), copy.opened.load(Relaxed), copy.received.load(Relaxed)),
+            (u32::MAX, 3, u32::MAX)
+        );
+        assert_eq!(
+            (copy.openers.count(9), copy.openers.count(10), copy.rests.load(Relaxed)),
+            (1, 0, 8)
+        );
         copy.openers.add(9);
         assert_eq!((vnic.openers.count(9), copy.openers.count(9)), (1, 2));
     }

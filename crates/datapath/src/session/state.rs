@@ -20,7 +20,8 @@ pub(crate) enum State {
 /// Seconds without a frame after which a session ends, by protocol and state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Timeouts {
-    /// TCP, until the handshake is complete; picked up from its middle, until the other side answers.
+    /// TCP, until the handshake is complete; picked up from its middle, until the other side
+    /// answers.
     pub tcp_new: u32,
     /// TCP, connected.
     pub tcp_established: u32,
@@ -30,8 +31,8 @@ pub struct Timeouts {
     pub tcp_closing: u32,
     /// TCP, after the last acknowledgement.
     pub tcp_time_wait: u32,
-    /// TCP, cut by a change of policy: for so long it is not picked up from its middle, by whichever end. A switch takes at least its
-    /// time for picking up.
+    /// TCP, cut by a change of policy: for so long it is not picked up from its middle, by
+    /// whichever end. A switch takes at least its time for picking up.
     pub tcp_cut: u32,
     /// UDP, not answered yet.
     pub udp_new: u32,
@@ -123,7 +124,9 @@ impl State {
     /// Number of the state that an answer leads to, from a state's number.
     #[inline(always)]
     pub const fn answered(number: u8) -> u8 {
-        const UNANSWERED: u32 = 1 << State::UdpNew.number() | 1 << State::SctpNew.number() | 1 << State::OtherNew.number();
+        const UNANSWERED: u32 = 1 << State::UdpNew.number()
+            | 1 << State::SctpNew.number()
+            | 1 << State::OtherNew.number();
         number + (UNANSWERED >> (number % 32) & 1) as u8
     }
 
@@ -242,7 +245,11 @@ mod tests {
         assert_eq!(ALL.map(State::number).to_vec(), numbers);
         for number in 0..=255 {
             let expected = ALL.into_iter().find(|state| state.number() == number);
-            assert_eq!(State::from_number(number), expected.unwrap_or(State::Tcp(TcpState::Closed)), "{number}");
+            assert_eq!(
+                State::from_number(number),
+                expected.unwrap_or(State::Tcp(TcpState::Closed)),
+                "{number}"
+            );
         }
     }
 
@@ -261,9 +268,19 @@ mod tests {
 
     #[test]
     fn states_are_of_their_protocols() {
-        for (protocol, first, last) in [(6, 0, 8), (17, 16, 17), (1, 18, 18), (58, 18, 18), (132, 19, 20)] {
-            let of: Vec<u8> = ALL.iter().filter(|state| state.is_of(protocol)).map(|state| state.number()).collect();
-            let expected: Vec<u8> = ALL.iter().map(|state| state.number()).filter(|n| (first..=last).contains(n)).collect();
+        for (protocol, first, last) in
+            [(6, 0, 8), (17, 16, 17), (1, 18, 18), (58, 18, 18), (132, 19, 20)]
+        {
+            let of: Vec<u8> = ALL
+                .iter()
+                .filter(|state| state.is_of(protocol))
+                .map(|state| state.number())
+                .collect();
+            let expected: Vec<u8> = ALL
+                .iter()
+                .map(|state| state.number())
+                .filter(|n| (first..=last).contains(n))
+                .collect();
             // ICMP that is no echo is of "other", too.
             let other: &[u8] = if matches!(protocol, 1 | 58) { &[21, 22] } else { &[] };
             assert_eq!(of, [&expected, other].concat(), "{protocol}");
@@ -293,8 +310,16 @@ mod tests {
         let times = [1, 1, 1, 2, 3, 4, 5, 4, 6, 7, 8, 9, 10, 11, 12, 12];
         let by_number = timeouts.by_number();
         for (state, seconds) in ALL.into_iter().zip(times) {
-            assert_eq!((timeouts.of(state), by_number[usize::from(state.number())]), (seconds, seconds), "{state:?}");
-            assert!(!timeouts.over(state, 100, 100 + seconds) && timeouts.over(state, 100, 101 + seconds), "{state:?}");
+            assert_eq!(
+                (timeouts.of(state), by_number[usize::from(state.number())]),
+                (seconds, seconds),
+                "{state:?}"
+            );
+            assert!(
+                !timeouts.over(state, 100, 100 + seconds)
+                    && timeouts.over(state, 100, 101 + seconds),
+                "{state:?}"
+            );
             // Seen by a worker whose second is the next one; and when the clock goes round.
             assert!(!timeouts.over(state, 101, 100) && !timeouts.over(state, u32::MAX, 0));
             assert!(timeouts.over(state, u32::MAX, seconds));

@@ -1,12 +1,14 @@
 //! The table of sessions: bounded, shared by all workers, in memory that may outlive the process.
 //!
-//! A record is one unit of 128 bytes. Its first line says who talks to whom and what admitted it; established traffic only reads it.
-//! The second holds what moves: last seen, counters, TCP state. Records never move and are never freed, so a reader needs no
-//! protection but the sequence number in the first word: odd while the line changes. Buckets point to records; a writer holds the
+//! A record is one unit of 128 bytes. Its first line says who talks to whom and what admitted it;
+//! established traffic only reads it. The second holds what moves: last seen, counters, TCP state.
+//! Records never move and are never freed, so a reader needs no protection but the sequence number
+//! in the first word: odd while the line changes. Buckets point to records; a writer holds the
 //! bucket's lock.
 //!
-//! A flow has two buckets; the second is used, and looked at, only if the first overflowed. If both are full, others make way
-//! ([`relocate`]), and those for them: in a table that is 95 % full one flow in a million finds no room.
+//! A flow has two buckets; the second is used, and looked at, only if the first overflowed. If both
+//! are full, others make way ([`relocate`]), and those for them: in a table that is 95 % full one
+//! flow in a million finds no room.
 
 #[cfg(test)]
 mod audit;
@@ -27,7 +29,10 @@ use super::{
     hash::{HashKey, Hasher},
     key::Key,
     layout::{self, HEAD_FREE, HEAD_FRESH, HEAD_USED, Here, Layout},
-    memory::{AtomicU64, BUCKET_WORDS, LOOKS_AGAIN, Left, PATIENCE, Unit, Units, UnitsError, fence, prefetch, spin_loop, zero},
+    memory::{
+        AtomicU64, BUCKET_WORDS, LOOKS_AGAIN, Left, PATIENCE, Unit, Units, UnitsError, fence,
+        prefetch, spin_loop, zero,
+    },
     names::{self, Name},
     record::{Admission, Life, Line1, Record},
     state::State,
@@ -36,14 +41,14 @@ use crate::flow::tcp::TcpState;
 
 /// Two buckets share a unit.
 const HALF_UNIT: usize = 8;
-/// In a bucket's first word: the lock, the number of its flows that are in their second bucket, and how often one of its flows moved
-/// between its two buckets.
+/// In a bucket's first word: the lock, the number of its flows that are in their second bucket, and
+/// how often one of its flows moved between its two buckets.
 const LOCK: u64 = 1;
 const OVERFLOW: u64 = 1 << 8;
 const MOVES: u64 = 1 << 32;
 
-/// Most sessions of the same addresses, protocol, ports and VLAN in one network, between different vnics. All have one hash, so more
-/// would fill the buckets of it.
+/// Most sessions of the same addresses, protocol, ports and VLAN in one network, between different
+/// vnics. All have one hash, so more would fill the buckets of it.
 pub(crate) const MAX_COPIES: usize = 4;
 
 /// Other buckets that are looked at for a session that may be evicted.
@@ -81,7 +86,8 @@ pub(crate) struct Table {
     /// Unit of the first bucket, and number of buckets minus one.
     buckets: usize,
     mask: u64,
-    /// Unit of the first name, and number of names; there are none in memory that goes with the process.
+    /// Unit of the first name, and number of names; there are none in memory that goes with the
+    /// process.
     names: usize,
     slots: u32,
 }
@@ -134,7 +140,8 @@ impl Table {
         Ok(Table::of(Units::anonymous(layout.len)?, &layout, other.hasher))
     }
 
-    /// A table of `capacity` records in a file that has this name. What is there already is removed after `look` has seen it.
+    /// A table of `capacity` records in a file that has this name. What is there already is removed
+    /// after `look` has seen it.
     pub fn in_file(
         capacity: u32,
         name: &str,
@@ -157,7 +164,8 @@ impl Table {
         Table { units, hasher, capacity, buckets, mask, names, slots }
     }
 
-    /// Says who is in a slot from now on: what is not said, nobody can tell who finds the file. Sessions are only to be made when it is said.
+    /// Says who is in a slot from now on: what is not said, nobody can tell who finds the file.
+    /// Sessions are only to be made when it is said.
     pub fn name(&self, slot: u32, name: Option<&Name>) {
         if slot < self.slots
             && let Some(unit) = self.units.get(self.names + slot as usize)
@@ -192,7 +200,12 @@ impl Table {
 
     /// The same for many: fetches the bucket of each.
     #[inline(always)]
-    pub fn hash_each<T>(&self, flows: impl Iterator<Item = T>, key: impl Fn(&T) -> &Key, mut take: impl FnMut(T, u64)) {
+    pub fn hash_each<T>(
+        &self,
+        flows: impl Iterator<Item = T>,
+        key: impl Fn(&T) -> &Key,
+        mut take: impl FnMut(T, u64),
+    ) {
         self.hasher.hash_each(flows, key, |flow, hash| {
             self.prefetch_bucket(hash);
             take(flow, hash);
@@ -202,7 +215,9 @@ impl Table {
     #[inline(always)]
     fn bucket(&self, at: u64) -> &[AtomicU64] {
         let at = at & self.mask;
-        let Some(Unit(words)) = self.units.get(self.buckets + (at / 2) as usize) else { return &[] };
+        let Some(Unit(words)) = self.units.get(self.buckets + (at / 2) as usize) else {
+            return &[];
+        };
         let (first, second) = words.split_at(HALF_UNIT);
         let half = if at.is_multiple_of(2) { first } else { second };
         half.get(..BUCKET_WORDS).unwrap_or(half)
@@ -261,7 +276,8 @@ impl Table {
 
     /// The flow's record, wherever it is.
     pub fn lookup(&self, hash: u64, key: &Key) -> Option<Found> {
-        self.find(hash, |found| found == key || *found == key.reversed()).and_then(|index| self.check(index, key))
+        self.find(hash, |found| found == key || *found == key.reversed())
+            .and_then(|index| self.check(index, key))
     }
 
     /// A record among those of a hash.
@@ -269,9 +285,13 @@ impl Table {
         self.find_map(hash, |index, found, _| wanted(&found).then_some(index))
     }
 
-    /// The first of what is made of the sessions of a hash, those included that have ended and were not swept yet. One that moves meanwhile
-    /// is not missed, but may be seen twice.
-    pub fn find_map<T>(&self, hash: u64, mut make: impl FnMut(u32, Key, Admission) -> Option<T>) -> Option<T> {
+    /// The first of what is made of the sessions of a hash, those included that have ended and were
+    /// not swept yet. One that moves meanwhile is not missed, but may be seen twice.
+    pub fn find_map<T>(
+        &self,
+        hash: u64,
+        mut make: impl FnMut(u32, Key, Admission) -> Option<T>,
+    ) -> Option<T> {
         for _ in 0..LOOKS_AGAIN {
             let before = self.moves(hash);
             let mut all = self.candidates(hash);
@@ -292,29 +312,36 @@ impl Table {
         self.bucket(Self::first(hash)).first().map_or(0, |word| word.load(Acquire) / MOVES)
     }
 
-    /// Records that may be those of a hash. Whether the first bucket overflowed is asked when it has been looked through: what moved on
-    /// meanwhile was counted before it left.
+    /// Records that may be those of a hash. Whether the first bucket overflowed is asked when it
+    /// has been looked through: what moved on meanwhile was counted before it left.
     fn candidates(&self, hash: u64) -> impl Iterator<Item = u32> {
         let first = self.bucket(Self::first(hash));
         let second = move || match first.first() {
             Some(word) if overflow(word.load(Acquire)) > 0 => self.bucket(Self::second(hash)),
             _ => &[],
         };
-        let words = first.iter().skip(1).chain(std::iter::once_with(second).flat_map(|bucket| bucket.iter().skip(1)));
+        let words = first
+            .iter()
+            .skip(1)
+            .chain(std::iter::once_with(second).flat_map(|bucket| bucket.iter().skip(1)));
         words.filter_map(move |word| {
             let entry = word.load(Acquire);
             (entry as u32).checked_sub(1).filter(|_| entry & !0xffff_ffff == tag(hash))
         })
     }
 
-    /// Whether a flow may have another record. To be asked under the first bucket's lock: none of this hash moves then. One that the
-    /// second bucket's lock guards can be in change.
+    /// Whether a flow may have another record. To be asked under the first bucket's lock: none of
+    /// this hash moves then. One that the second bucket's lock guards can be in change.
     fn may_add(&self, hash: u64, key: &Key) -> Result<(), NotInserted> {
         let mut copies = 0;
         for index in self.candidates(hash) {
             match self.record(index).line1() {
-                Line1::Live(words, _) if key.direction_of(&words).is_some() => return Err(NotInserted::Exists),
-                Line1::Live(words, _) => copies += usize::from(key.is_copy_of(&Key::from_words(words))),
+                Line1::Live(words, _) if key.direction_of(&words).is_some() => {
+                    return Err(NotInserted::Exists);
+                }
+                Line1::Live(words, _) => {
+                    copies += usize::from(key.is_copy_of(&Key::from_words(words)))
+                }
                 Line1::Free => {}
                 Line1::Changing => return Err(NotInserted::Exists),
             }
@@ -327,7 +354,8 @@ impl Table {
         let words = self.bucket(at);
         let word = words.first()?;
         // Made only by whoever got the lock: its drop releases it.
-        (word.load(Relaxed) & LOCK == 0 && word.fetch_or(LOCK, Acquire) & LOCK == 0).then(|| Locked { at, words })
+        (word.load(Relaxed) & LOCK == 0 && word.fetch_or(LOCK, Acquire) & LOCK == 0)
+            .then(|| Locked { at, words })
     }
 
     fn lock(&self, at: u64) -> Option<Locked<'_>> {
@@ -340,7 +368,8 @@ impl Table {
         None
     }
 
-    /// Adds a session. `may_evict` says of another one in the same buckets whether it may go; `gone` is told if it did.
+    /// Adds a session. `may_evict` says of another one in the same buckets whether it may go;
+    /// `gone` is told if it did.
     pub fn insert(
         &self,
         hash: u64,
@@ -369,20 +398,27 @@ impl Table {
             }
         }
         if place.is_none() {
-            place = second.as_ref().and_then(|second| self.evict(second, &mut may_evict, &mut gone));
+            place =
+                second.as_ref().and_then(|second| self.evict(second, &mut may_evict, &mut gone));
         }
         let place = place.ok_or(NotInserted::Full)?;
         let index = match self.allocate() {
             Some(index) => index,
             None => {
-                // No record is free: one of these buckets' sessions may be worth less than a new one.
+                // No record is free: one of these buckets' sessions may be worth less than a new
+                // one.
                 let own = [Some(&first), second.as_ref()].into_iter().flatten();
-                let mut freed = own.filter_map(|locked| self.evict(locked, &mut may_evict, &mut gone)).next().is_some();
+                let mut freed = own
+                    .filter_map(|locked| self.evict(locked, &mut may_evict, &mut gone))
+                    .next()
+                    .is_some();
                 for at in (1..=NEIGHBOURS).map(|ahead| Self::first(hash).wrapping_add(ahead)) {
                     if freed {
                         break;
                     }
-                    freed = self.try_lock(at).is_some_and(|near| self.evict(&near, &mut may_evict, &mut gone).is_some());
+                    freed = self
+                        .try_lock(at)
+                        .is_some_and(|near| self.evict(&near, &mut may_evict, &mut gone).is_some());
                 }
                 freed.then(|| self.allocate()).flatten().ok_or(NotInserted::Full)?
             }
@@ -401,15 +437,20 @@ impl Table {
 
     /// Whether there would be room for another session, as far as can be seen without taking it.
     pub fn has_room(&self, hash: u64, may_evict: impl Fn(&Record<'_>) -> bool) -> bool {
-        let sessions = |at: u64| self.bucket(at).iter().skip(1).map(|word| (word.load(Relaxed) as u32).checked_sub(1));
+        let sessions = |at: u64| {
+            self.bucket(at).iter().skip(1).map(|word| (word.load(Relaxed) as u32).checked_sub(1))
+        };
         let may_go = |at: u64| sessions(at).flatten().any(|index| may_evict(&self.record(index)));
         let own = [Self::first(hash), Self::second(hash)];
-        let place = own.iter().any(|at| sessions(*at).any(|index| index.is_none()) || may_go(*at) || self.could_make_way(*at));
+        let place = own.iter().any(|at| {
+            sessions(*at).any(|index| index.is_none()) || may_go(*at) || self.could_make_way(*at)
+        });
         let near = || (1..=NEIGHBOURS).map(|ahead| Self::first(hash).wrapping_add(ahead));
         place && (self.used() < self.capacity || own.into_iter().chain(near()).any(may_go))
     }
 
-    /// Takes out one of the sessions near a hash that may go; `gone` is told. Returns whether there was one.
+    /// Takes out one of the sessions near a hash that may go; `gone` is told. Returns whether there
+    /// was one.
     pub fn make_room(
         &self,
         hash: u64,
@@ -417,17 +458,22 @@ impl Table {
         mut gone: impl FnMut(u32, &Key, &Admission),
     ) -> bool {
         self.search(hash, &mut may_evict, |at, may_evict| {
-            self.try_lock(at).is_some_and(|locked| self.evict(&locked, may_evict, &mut gone).is_some())
+            self.try_lock(at)
+                .is_some_and(|locked| self.evict(&locked, may_evict, &mut gone).is_some())
         })
     }
 
     /// Whether [`Self::make_room`] would make some.
-    pub fn could_make_room(&self, hash: u64, mut may_evict: impl FnMut(&Record<'_>) -> bool) -> bool {
+    pub fn could_make_room(
+        &self,
+        hash: u64,
+        mut may_evict: impl FnMut(&Record<'_>) -> bool,
+    ) -> bool {
         self.search(hash, &mut may_evict, |_, _| true)
     }
 
-    /// The first bucket near a hash that has a session which may go, and which serves. It looks at so many at most, since whoever opens
-    /// sessions makes it look.
+    /// The first bucket near a hash that has a session which may go, and which serves. It looks at
+    /// so many at most, since whoever opens sessions makes it look.
     fn search<M: FnMut(&Record<'_>) -> bool>(
         &self,
         hash: u64,
@@ -486,13 +532,15 @@ impl Table {
         self.free(index);
     }
 
-    /// Writes what admitted a session anew, if the record still is this flow's. Returns whether it did.
+    /// Writes what admitted a session anew, if the record still is this flow's. Returns whether it
+    /// did.
     pub fn readmit(&self, index: u32, key: &Key, admission: Admission) -> bool {
         self.with(index, key, |_, _| self.record(index).readmit(key, admission))
     }
 
-    /// Notes that the responder owns its address, if the record still is this flow's and nobody has decided it again since it was admitted
-    /// by `stamp`: a newer decision may be that the address is not the responder's. What admitted it stays. Returns whether it did.
+    /// Notes that the responder owns its address, if the record still is this flow's and nobody has
+    /// decided it again since it was admitted by `stamp`: a newer decision may be that the
+    /// address is not the responder's. What admitted it stays. Returns whether it did.
     pub fn answers(&self, index: u32, key: &Key, stamp: u32) -> bool {
         let mut noted = false;
         self.with(index, key, |_, _| {
@@ -505,7 +553,8 @@ impl Table {
         noted
     }
 
-    /// Notes that policy took back a TCP connection, if the record still is this flow's. Returns whether it did.
+    /// Notes that policy took back a TCP connection, if the record still is this flow's. Returns
+    /// whether it did.
     pub fn cut(&self, index: u32, key: &Key, now: u32) -> bool {
         self.with(index, key, |_, _| {
             let record = self.record(index);
@@ -526,7 +575,8 @@ impl Table {
             let before = self.moves(hash);
             for at in [Self::first(hash), Self::second(hash)] {
                 let Some(locked) = self.lock(at) else { continue };
-                if let Some(word) = locked.words.iter().skip(1).find(|word| word.load(Relaxed) == wanted)
+                if let Some(word) =
+                    locked.words.iter().skip(1).find(|word| word.load(Relaxed) == wanted)
                     && self.record(index).read().is_some_and(|(found, _)| found == *key)
                 {
                     act(&locked, word);
@@ -551,8 +601,14 @@ impl Table {
         }
     }
 
-    /// The sessions of a part of the buckets: part `n` of `parts`. One that moves meanwhile may be missed, or be there twice.
-    pub fn for_part(&self, n: u64, parts: u64, mut visit: impl FnMut(u32, Record<'_>, Key, Admission)) {
+    /// The sessions of a part of the buckets: part `n` of `parts`. One that moves meanwhile may be
+    /// missed, or be there twice.
+    pub fn for_part(
+        &self,
+        n: u64,
+        parts: u64,
+        mut visit: impl FnMut(u32, Record<'_>, Key, Admission),
+    ) {
         let size = (self.mask + 1).div_ceil(parts);
         for at in n * size..((n + 1) * size).min(self.mask + 1) {
             self.visit_bucket(at, &mut visit);
@@ -574,7 +630,8 @@ impl Table {
         let free = self.head().word_of(HEAD_FREE);
         let mut top = free.load(Acquire);
         while let Some(index) = (top as u32).checked_sub(1) {
-            // May be read while another one takes it: then the count has changed and what was read is not used.
+            // May be read while another one takes it: then the count has changed and what was read
+            // is not used.
             let next = self.record(index).next_free();
             let new = (top & !0xffff_ffff).wrapping_add(1 << 32) | u64::from(next);
             match free.compare_exchange_weak(top, new, AcqRel, Acquire) {
@@ -583,7 +640,8 @@ impl Table {
             }
         }
         let fresh = self.head().word_of(HEAD_FRESH);
-        let taken = fresh.fetch_update(AcqRel, Acquire, |n| (n < u64::from(self.capacity)).then_some(n + 1));
+        let taken = fresh
+            .fetch_update(AcqRel, Acquire, |n| (n < u64::from(self.capacity)).then_some(n + 1));
         taken.ok().map(|index| index as u32)
     }
 

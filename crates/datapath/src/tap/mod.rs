@@ -1,8 +1,9 @@
 //! The tap: copies of frames for those who trace and capture, with what became of each frame.
 //!
-//! What is wanted ([`selection`]) is part of the snapshot: a worker that is asked for nothing tests that once per batch. Else it copies,
-//! when all is decided and before the sender gets its frames back, what somebody wants into its [`ring`] ([`take`]), as a [`record`].
-//! A record that finds no room is counted for those who miss it. Everything slow is on the other side ([`reader`]).
+//! What is wanted ([`selection`]) is part of the snapshot: a worker that is asked for nothing tests
+//! that once per batch. Else it copies, when all is decided and before the sender gets its frames
+//! back, what somebody wants into its [`ring`] ([`take`]), as a [`record`]. A record that finds no
+//! room is counted for those who miss it. Everything slow is on the other side ([`reader`]).
 
 mod reader;
 mod record;

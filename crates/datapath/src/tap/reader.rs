@@ -1,4 +1,5 @@
-//! The other side of the tap: chooses what is copied, takes it from the workers, and puts names to it.
+//! The other side of the tap: chooses what is copied, takes it from the workers, and puts names to
+//! it.
 
 use std::{
     collections::HashMap,
@@ -27,7 +28,8 @@ use crate::{
 
 /// Words of a worker's ring: 8 MiB, which are there only while somebody watches.
 const RING: usize = 1 << 20;
-/// Words that are taken at once: a quarter of that. The rest is for what comes while they are looked at.
+/// Words that are taken at once: a quarter of that. The rest is for what comes while they are
+/// looked at.
 const TAKEN: usize = RING / 4;
 /// Names of rules are this old at most.
 const RULES_FOR: Duration = Duration::from_secs(1);
@@ -108,7 +110,8 @@ pub struct TapPacket<'a> {
     pub len: u32,
     /// Its first bytes.
     pub data: &'a [u8],
-    /// Who wants it: the number of the sink, what its vnic has to do with it, and why that vnic did not get it.
+    /// Who wants it: the number of the sink, what its vnic has to do with it, and why that vnic
+    /// did not get it.
     pub sinks: Vec<(u32, TapRole, Option<DropReason>)>,
 }
 
@@ -141,7 +144,13 @@ impl Plane {
         to.words.clear();
         to.ends.clear();
         let mut rings = self.rings.lock().unwrap_or_else(PoisonError::into_inner);
-        let off = !self.shared.snapshot.load().selection.as_ref().is_some_and(|selection| selection.has_sinks());
+        let off = !self
+            .shared
+            .snapshot
+            .load()
+            .selection
+            .as_ref()
+            .is_some_and(|selection| selection.has_sinks());
         let mut more = false;
         for ring in rings.iter() {
             let most = to.words.len() + TAKEN;
@@ -171,7 +180,9 @@ impl Plane {
             let Some((record, sinks, data)) = Record::get(record) else { continue };
             if record.session && read.rules_of.is_none_or(|then| then.elapsed() > RULES_FOR) {
                 let rules = self.rules_by_cell().into_iter();
-                read.rules = rules.map(|(cell, (group, rule))| (cell, Arc::new(TapRule { group, rule }))).collect();
+                read.rules = rules
+                    .map(|(cell, (group, rule))| (cell, Arc::new(TapRule { group, rule })))
+                    .collect();
                 read.rules_of = Some(Instant::now());
             }
             read.bytes.clear();
@@ -182,7 +193,9 @@ impl Plane {
             let packet = TapPacket {
                 time: now.checked_sub(age).unwrap_or(now),
                 session: record.session.then_some(record.reply),
-                rules: record.cells.map(|cell| read.rules.get(&cell).filter(|_| record.session).cloned()),
+                rules: record
+                    .cells
+                    .map(|cell| read.rules.get(&cell).filter(|_| record.session).cloned()),
                 cycles: (record.point == TapPoint::Network).then_some(record.cycles),
                 len: record.len,
                 data: &read.bytes,
@@ -198,7 +211,9 @@ impl Plane {
         let host = |peer: u32| {
             let tunnel = self.shared.tunnel.as_ref();
             TapEnd::Host(
-                tunnel.and_then(|tunnel| tunnel.peers.get(PeerRef(peer))).map(|peer| crate::rules::address(peer.address())),
+                tunnel
+                    .and_then(|tunnel| tunnel.peers.get(PeerRef(peer)))
+                    .map(|peer| crate::rules::address(peer.address())),
             )
         };
         let end = |place: PortRef, peer: u32| match snapshot.vnic(place) {
@@ -218,13 +233,20 @@ impl Plane {
             TapPoint::UplinkIn => TapEnd::Host(None),
         };
         let verdict = match (record.fate, record.reason) {
-            (Fate::Flood, reason) => {
-                TapVerdict::Flooded { vnics: record.delivered, hosts: record.to.slot, refused: record.refused, reason }
-            }
+            (Fate::Flood, reason) => TapVerdict::Flooded {
+                vnics: record.delivered,
+                hosts: record.to.slot,
+                refused: record.refused,
+                reason,
+            },
             (Fate::Deliver, None) => TapVerdict::Delivered(end(record.to, 0)),
             (Fate::Tunnel, None) => TapVerdict::Tunnelled(host(record.to_peer)),
-            (Fate::Tunnel, Some(reason)) if reason == TOO_BIG => TapVerdict::Dropped { reason, charged: charged(record.from) },
-            (Fate::Tunnel, Some(reason)) => TapVerdict::Dropped { reason, charged: TapEnd::Network(record.vni) },
+            (Fate::Tunnel, Some(reason)) if reason == TOO_BIG => {
+                TapVerdict::Dropped { reason, charged: charged(record.from) }
+            }
+            (Fate::Tunnel, Some(reason)) => {
+                TapVerdict::Dropped { reason, charged: TapEnd::Network(record.vni) }
+            }
             (Fate::Deliver | Fate::Drop | Fate::Open, Some(reason)) => {
                 TapVerdict::Dropped { reason, charged: charged(record.to) }
             }
@@ -259,13 +281,14 @@ impl Switch {
 }
 
 impl Taps {
-    /// Chooses what is copied. When this returns, every worker does that and nothing else. Vnics are found by their ids now: to be
-    /// repeated when one was added or removed.
+    /// Chooses what is copied. When this returns, every worker does that and nothing else. Vnics
+    /// are found by their ids now: to be repeated when one was added or removed.
     pub fn select(&self, sinks: &[Arc<TapSink>]) {
         self.0.select(sinks);
     }
 
-    /// Takes some of what was copied, in place of what is in `to`. Returns whether there may be more.
+    /// Takes some of what was copied, in place of what is in `to`. Returns whether there may be
+    /// more.
     pub fn take(&self, to: &mut TapRead) -> bool {
         self.0.take_tapped(to)
     }

@@ -6,7 +6,8 @@ use crate::{port::PortRef, reason::DropReason};
 /// Where a frame was seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TapPoint {
-    /// In its network: what a vnic sent, or what came for one from another host, without its outer header.
+    /// In its network: what a vnic sent, or what came for one from another host, without its outer
+    /// header.
     Network,
     /// On its way to the vnic whose frame it answers: made by the switch.
     Answer,
@@ -136,7 +137,10 @@ impl Record {
 
     /// Writes it; the bytes follow.
     pub fn put(&self, entries: impl ExactSizeIterator<Item = Entry>, room: &mut Room<'_>) {
-        let marks = (self.point as u32) << 24 | (self.fate as u32) << 16 | u32::from(self.session) << 8 | u32::from(self.reply);
+        let marks = (self.point as u32) << 24
+            | (self.fate as u32) << 16
+            | u32::from(self.session) << 8
+            | u32::from(self.reply);
         let words: [u64; HEAD] = [
             self.time,
             place(self.from),
@@ -241,7 +245,13 @@ mod tests {
         assert_eq!((got, of.collect::<Vec<_>>()), (record, entries.to_vec()));
         let bytes: Vec<u8> = data.iter().flat_map(|word| word.to_ne_bytes()).collect();
         assert_eq!(&bytes[..13], b"Hello, frame!");
-        let plain = Record { reason: None, session: false, fate: Fate::Deliver, point: TapPoint::Network, ..record };
+        let plain = Record {
+            reason: None,
+            session: false,
+            fate: Fate::Deliver,
+            point: TapPoint::Network,
+            ..record
+        };
         let mut room = ring.room(plain.words(0)).unwrap();
         plain.put([].iter().copied(), &mut room);
         room.publish();

@@ -1,4 +1,5 @@
-//! A ring of words: one worker writes records into it, one reader takes them out. Neither ever waits for the other.
+//! A ring of words: one worker writes records into it, one reader takes them out. Neither ever
+//! waits for the other.
 
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU64, Ordering};
@@ -39,7 +40,8 @@ impl Ring {
         self.words.get(at as usize & (self.words.len() - 1))
     }
 
-    /// The writer asks for room: `None` if that many words are not free. The first one is the ring's: the record's length.
+    /// The writer asks for room: `None` if that many words are not free. The first one is the
+    /// ring's: the record's length.
     pub fn room(&self, words: usize) -> Option<Room<'_>> {
         let words = words as u64 + 1;
         // What the reader has read before it said so is read.
@@ -53,7 +55,8 @@ impl Ring {
         Some(room)
     }
 
-    /// The reader takes the next record, if there is one, to the end of `to`. Returns how many words it had.
+    /// The reader takes the next record, if there is one, to the end of `to`. Returns how many
+    /// words it had.
     pub fn take(&self, to: &mut Vec<u64>) -> Option<usize> {
         let written = self.written.0.load(Ordering::Acquire);
         let at = self.taken.0.load(Ordering::Relaxed);
@@ -135,12 +138,18 @@ mod tests {
     fn what_does_not_fit_is_refused_and_hurts_nothing() {
         let ring = Ring::new(8);
         assert!(put(&ring, &[1, 2, 3]));
-        assert!(!put(&ring, &[4, 5, 6, 7]), "four words and the length are more than the four that are left");
+        assert!(
+            !put(&ring, &[4, 5, 6, 7]),
+            "four words and the length are more than the four that are left"
+        );
         assert!(put(&ring, &[4, 5, 6]));
         assert!(!put(&ring, &[]));
         assert!(!put(&Ring::new(8), &[0; 8]), "more than the ring has");
         let mut got = Vec::new();
-        assert_eq!((ring.take(&mut got), ring.take(&mut got), ring.take(&mut got)), (Some(3), Some(3), None));
+        assert_eq!(
+            (ring.take(&mut got), ring.take(&mut got), ring.take(&mut got)),
+            (Some(3), Some(3), None)
+        );
         assert_eq!(got, [1, 2, 3, 4, 5, 6]);
         assert!(put(&ring, &[0; 7]));
     }
@@ -208,7 +217,8 @@ mod loom_tests {
     use super::*;
     use ::loom::{sync::Arc, thread};
 
-    /// Two records through a ring that holds one: in every order a record is whole, and none is seen twice or made up.
+    /// Two records through a ring that holds one: in every order a record is whole, and none is
+    /// seen twice or made up.
     #[test]
     fn loom_a_record_is_whole_or_not_there() {
         ::loom::model(|| {

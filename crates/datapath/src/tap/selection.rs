@@ -39,7 +39,14 @@ pub struct TapSink {
 impl TapSink {
     /// One that wants `snap` bytes of one in `every` frames.
     pub fn new(number: u32, what: TapWhat, every: u32, snap: u32) -> TapSink {
-        TapSink { number, what, every: every.max(1), snap, seen: AtomicU64::new(0), lost: AtomicU64::new(0) }
+        TapSink {
+            number,
+            what,
+            every: every.max(1),
+            snap,
+            seen: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
+        }
     }
 
     /// Frames that it should have had, for which there was no room: the reader was too slow.
@@ -85,7 +92,11 @@ pub(crate) struct Selection {
 
 impl Selection {
     /// Of these sinks; `slot` knows vnics by their ids. One whose vnic does not exist gets nothing.
-    pub fn new(rings: Vec<Arc<Ring>>, sinks: &[Arc<TapSink>], slot: &dyn Fn(&str) -> Option<u32>) -> Selection {
+    pub fn new(
+        rings: Vec<Arc<Ring>>,
+        sinks: &[Arc<TapSink>],
+        slot: &dyn Fn(&str) -> Option<u32>,
+    ) -> Selection {
         let mut selection = Selection {
             rings,
             all: Vec::new(),
@@ -108,7 +119,8 @@ impl Selection {
                 TapWhat::Uplink => selection.uplink.push(sink.clone()),
             }
         }
-        selection.slots = Numbers::new(by_slot.keys().zip(0..).map(|(slot, at)| (u64::from(*slot), at)));
+        selection.slots =
+            Numbers::new(by_slot.keys().zip(0..).map(|(slot, at)| (u64::from(*slot), at)));
         selection.vnics = by_slot.into_values().collect();
         selection
     }
@@ -123,13 +135,22 @@ impl Selection {
     }
 
     /// The same with these mirrors; nothing, if then nobody watches.
-    pub fn mirroring(old: Option<Arc<Selection>>, mut mirrors: Vec<Mirror>) -> Option<Arc<Selection>> {
+    pub fn mirroring(
+        old: Option<Arc<Selection>>,
+        mut mirrors: Vec<Mirror>,
+    ) -> Option<Arc<Selection>> {
         mirrors.sort_unstable();
         match old {
-            Some(old) if old.mirrors == mirrors => Some(old).filter(|old| old.has_sinks() || !old.mirrors.is_empty()),
-            Some(old) if old.has_sinks() => Some(Arc::new(Selection { mirrors, ..Selection::clone(&old) })),
+            Some(old) if old.mirrors == mirrors => {
+                Some(old).filter(|old| old.has_sinks() || !old.mirrors.is_empty())
+            }
+            Some(old) if old.has_sinks() => {
+                Some(Arc::new(Selection { mirrors, ..Selection::clone(&old) }))
+            }
             _ if mirrors.is_empty() => None,
-            _ => Some(Arc::new(Selection { mirrors, ..Selection::new(Vec::new(), &[], &|_| None) })),
+            _ => {
+                Some(Arc::new(Selection { mirrors, ..Selection::new(Vec::new(), &[], &|_| None) }))
+            }
         }
     }
 

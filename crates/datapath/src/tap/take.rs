@@ -1,4 +1,5 @@
-//! What a worker does with a batch that somebody watches: once, when every verdict is known and before the sender has its frames back.
+//! What a worker does with a batch that somebody watches: once, when every verdict is known and
+//! before the sender has its frames back.
 
 use std::{cell::Cell, sync::Arc};
 
@@ -105,7 +106,12 @@ impl<'a> Tap<'a> {
     /// For a batch that was begun.
     #[cold]
     pub fn of(selection: &'a Selection, notes: &'a Notes, worker: usize) -> Tap<'a> {
-        Tap { selection, ring: selection.rings.get(worker).map(|ring| &**ring), notes, start: notes.start.get() }
+        Tap {
+            selection,
+            ring: selection.rings.get(worker).map(|ring| &**ring),
+            notes,
+            start: notes.start.get(),
+        }
     }
 
     /// What is watched.
@@ -172,10 +178,16 @@ impl<'a> Tap<'a> {
     }
 
     fn notes_of(&self, slot: u32) -> impl Iterator<Item = Note> {
-        self.notes.vnics.iter().take(self.notes.used.get()).filter_map(Cell::get).filter(move |note| note.slot == slot)
+        self.notes
+            .vnics
+            .iter()
+            .take(self.notes.used.get())
+            .filter_map(Cell::get)
+            .filter(move |note| note.slot == slot)
     }
 
-    /// The frames that the watched vnic in a slot did not get, a bit for each. What could not be noted is none of them.
+    /// The frames that the watched vnic in a slot did not get, a bit for each. What could not be
+    /// noted is none of them.
     pub fn refused(&self, slot: u32) -> u64 {
         self.notes_of(slot).fold(0, |frames, note| frames | note.frames)
     }
@@ -189,9 +201,18 @@ impl<'a> Tap<'a> {
         }
         let now = cpu::tsc();
         let cycles = now.wrapping_sub(self.start) / batch.frames.len().max(1) as u64;
-        let frame = Taken { tap: self, batch, context, room, now, cycles: u32::try_from(cycles).unwrap_or(u32::MAX) };
+        let frame = Taken {
+            tap: self,
+            batch,
+            context,
+            room,
+            now,
+            cycles: u32::try_from(cycles).unwrap_or(u32::MAX),
+        };
         // What waits is told about when it goes.
-        for (index, meta) in batch.metas().iter().enumerate().filter(|(_, meta)| meta.verdict != Verdict::Later) {
+        for (index, meta) in
+            batch.metas().iter().enumerate().filter(|(_, meta)| meta.verdict != Verdict::Later)
+        {
             frame.one(index, meta);
         }
     }
@@ -206,7 +227,8 @@ impl<'a> Tap<'a> {
         for sink in self.selection.of_slot(to.slot).iter().filter(|sink| sink.turn()) {
             let _ = wanted.try_push((sink, TapRole::Received, reason));
         }
-        let record = Record { fate: Fate::Deliver, vni, to, reason, ..plain(TapPoint::Answer, cpu::tsc()) };
+        let record =
+            Record { fate: Fate::Deliver, vni, to, reason, ..plain(TapPoint::Answer, cpu::tsc()) };
         self.put_bytes(record, &mut wanted, bytes);
     }
 
@@ -235,7 +257,12 @@ impl<'a> Tap<'a> {
         for sink in self.selection.all.iter().filter(|sink| sink.turn()) {
             let _ = wanted.try_push((sink, TapRole::Neither, Some(reason)));
         }
-        let record = Record { fate: Fate::Drop, reason: Some(reason), to: UPLINK, ..plain(TapPoint::UplinkIn, cpu::tsc()) };
+        let record = Record {
+            fate: Fate::Drop,
+            reason: Some(reason),
+            to: UPLINK,
+            ..plain(TapPoint::UplinkIn, cpu::tsc())
+        };
         self.put(record, &mut wanted, frames, index);
     }
 
@@ -247,7 +274,8 @@ impl<'a> Tap<'a> {
 
     /// Those who watch a whole network.
     fn whole(&self, vni: u32, reason: Option<DropReason>, wanted: &mut Wanted<'a>) {
-        let networks = self.selection.networks.iter().filter(|(of, _)| *of == vni).map(|(_, sink)| sink);
+        let networks =
+            self.selection.networks.iter().filter(|(of, _)| *of == vni).map(|(_, sink)| sink);
         for sink in self.selection.all.iter().chain(networks).filter(|sink| sink.turn()) {
             // There are fewer than have room.
             let _ = wanted.try_push((sink, TapRole::Neither, reason));
@@ -280,10 +308,17 @@ impl<'a> Tap<'a> {
     fn put_bytes(&self, record: Record, wanted: &mut Wanted<'_>, bytes: &[u8]) {
         let len = bytes.len() as u32;
         let record = Record { len, data: Self::length(wanted, len), ..record };
-        self.write(record, wanted, |room| room.bytes(bytes.get(..record.data as usize).unwrap_or_default()));
+        self.write(record, wanted, |room| {
+            room.bytes(bytes.get(..record.data as usize).unwrap_or_default())
+        });
     }
 
-    fn write(&self, record: Record, wanted: &mut Wanted<'_>, bytes: impl FnOnce(&mut super::ring::Room<'_>)) {
+    fn write(
+        &self,
+        record: Record,
+        wanted: &mut Wanted<'_>,
+        bytes: impl FnOnce(&mut super::ring::Room<'_>),
+    ) {
         if wanted.is_empty() {
             return;
         }
@@ -305,7 +340,8 @@ impl<'a> Tap<'a> {
     }
 }
 
-/// Copies a range of a frame: what was judged from where it was judged, the rest from the sender's memory.
+/// Copies a range of a frame: what was judged from where it was judged, the rest from the sender's
+/// memory.
 fn copy(frames: &Frames<'_>, index: usize, from: u32, to: &mut [u8]) {
     let head = frames.head(index);
     let judged = head.get(from as usize..).unwrap_or_default();
@@ -385,7 +421,13 @@ impl<'a> Taken<'_, 'a, '_> {
         tap.put(record, &mut wanted, &self.batch.frames, index);
     }
 
-    fn record(&self, index: usize, meta: &Meta, to: Option<u32>, reason: Option<DropReason>) -> Record {
+    fn record(
+        &self,
+        index: usize,
+        meta: &Meta,
+        to: Option<u32>,
+        reason: Option<DropReason>,
+    ) -> Record {
         let context = self.context;
         let place = |slot: u32| {
             let vnic = context.snapshot.vnics.get(slot);
@@ -457,10 +499,18 @@ impl<'a> Taken<'_, 'a, '_> {
     }
 
     /// The vnics that a flood is for, and what their policy says.
-    fn receivers(&self, index: usize, unknown: bool) -> impl Iterator<Item = (u32, Result<(), (DropReason, u32)>)> {
+    fn receivers(
+        &self,
+        index: usize,
+        unknown: bool,
+    ) -> impl Iterator<Item = (u32, Result<(), (DropReason, u32)>)> {
         let context = self.context;
-        let vnics = context.network.members.iter().filter_map(|slot| context.snapshot.vnics.get(*slot));
-        let receivers = vnics.filter(move |vnic| vnic.place != context.sender.place && (vnic.rules.bypass || !unknown));
-        receivers.map(move |vnic| (vnic.place.slot, admits_flooded(self.room, index, vnic, context)))
+        let vnics =
+            context.network.members.iter().filter_map(|slot| context.snapshot.vnics.get(*slot));
+        let receivers = vnics.filter(move |vnic| {
+            vnic.place != context.sender.place && (vnic.rules.bypass || !unknown)
+        });
+        receivers
+            .map(move |vnic| (vnic.place.slot, admits_flooded(self.room, index, vnic, context)))
     }
 }

@@ -15,8 +15,8 @@ use butterfly_packet::{
 use butterfly_vhost::{net::NetHeader, ring::Frames};
 
 use super::{
-    NOT_OURS, OTHER_VLAN, OUTER_FRAGMENT, OUTER_MALFORMED, PeerRef, Tunnel, UNKNOWN_PEER, UNKNOWN_VNI, VXLAN_FLAGS,
-    peers::PeerCounter,
+    NOT_OURS, OTHER_VLAN, OUTER_FRAGMENT, OUTER_MALFORMED, PeerRef, Tunnel, UNKNOWN_PEER,
+    UNKNOWN_VNI, VXLAN_FLAGS, peers::PeerCounter,
 };
 use crate::{
     flow::{Address, mapped},
@@ -27,7 +27,8 @@ use crate::{
 /// What a frame of the uplink is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Arrived {
-    /// A frame of this network, its outer header taken off, from this peer if there was room for it in the table.
+    /// A frame of this network, its outer header taken off, from this peer if there was room for it
+    /// in the table.
     Inner {
         vni: u32,
         peer: Option<PeerRef>,
@@ -86,21 +87,37 @@ pub(crate) struct Arrivals<'a> {
 }
 
 impl<'a> Arrivals<'a> {
-    pub fn new(tunnel: &'a Tunnel, snapshot: &'a Snapshot, worker: usize, now: u32) -> Arrivals<'a> {
+    pub fn new(
+        tunnel: &'a Tunnel,
+        snapshot: &'a Snapshot,
+        worker: usize,
+        now: u32,
+    ) -> Arrivals<'a> {
         let strict = tunnel.strict.load(std::sync::atomic::Ordering::Relaxed);
         Arrivals { tunnel, snapshot, worker, now, strict, heard: None }
     }
 
     /// Takes the outer header off one frame. `known` says which networks have vnics here.
     #[inline(always)]
-    pub fn take(&mut self, frames: &mut Frames<'_>, index: usize, known: impl FnOnce(u32) -> bool) -> Arrived {
-        let Some(frame) = frames.frames().get(index).copied() else { return Arrived::Dropped(OUTER_MALFORMED) };
+    pub fn take(
+        &mut self,
+        frames: &mut Frames<'_>,
+        index: usize,
+        known: impl FnOnce(u32) -> bool,
+    ) -> Arrived {
+        let Some(frame) = frames.frames().get(index).copied() else {
+            return Arrived::Dropped(OUTER_MALFORMED);
+        };
         if frame.fault.is_some() {
             return Arrived::Dropped(OUTER_MALFORMED);
         }
         let head = frames.head(index);
         let vlan = self.tunnel.vlan;
-        let plain = if vlan == 0 { plain::<0>(head, frame.len, 0) } else { plain::<4>(head, frame.len, vlan) };
+        let plain = if vlan == 0 {
+            plain::<0>(head, frame.len, 0)
+        } else {
+            plain::<4>(head, frame.len, vlan)
+        };
         let header = match plain.map_or_else(|| read(head, frame.len, vlan), Ok) {
             Ok(header) => header,
             Err(Other::Control) => return Arrived::Control,
@@ -113,8 +130,11 @@ impl<'a> Arrivals<'a> {
             return Arrived::Dropped(OTHER_VLAN);
         }
         if frame.offload {
-            // The only thing that whoever is behind a vhost-user uplink may leave to do is the outer checksum, and nobody needs that.
-            if frame.net.gso_type != NetHeader::GSO_NONE || usize::from(frame.net.csum_start) != header.l4 {
+            // The only thing that whoever is behind a vhost-user uplink may leave to do is the
+            // outer checksum, and nobody needs that.
+            if frame.net.gso_type != NetHeader::GSO_NONE
+                || usize::from(frame.net.csum_start) != header.l4
+            {
                 return Arrived::Dropped(OUTER_MALFORMED);
             }
         } else if header.checksum && !is_valid(frames, index, &header) {
@@ -124,7 +144,11 @@ impl<'a> Arrivals<'a> {
             return Arrived::Dropped(UNKNOWN_VNI);
         }
         let heard = match &mut self.heard {
-            Some(heard) if heard.from == header.from && heard.mac == header.mac && (heard.vni == header.vni || !self.strict) => {
+            Some(heard)
+                if heard.from == header.from
+                    && heard.mac == header.mac
+                    && (heard.vni == header.vni || !self.strict) =>
+            {
                 heard
             }
             _ => match self.another(&header) {
@@ -176,15 +200,19 @@ impl<'a> Arrivals<'a> {
     }
 }
 
-/// Reads the outer header that most frames have: no options, and a tag of `TAG` bytes, of this VLAN, or none. `None`: look closer.
+/// Reads the outer header that most frames have: no options, and a tag of `TAG` bytes, of this
+/// VLAN, or none. `None`: look closer.
 #[inline(always)]
 fn plain<const TAG: usize>(head: &[u8], len: u32, vlan: u16) -> Option<Header> {
-    let (&[_, _, _, _, _, _, m0, m1, m2, m3, m4, m5, k0, k1], rest) = head.split_first_chunk::<14>()?;
+    let (&[_, _, _, _, _, _, m0, m1, m2, m3, m4, m5, k0, k1], rest) =
+        head.split_first_chunk::<14>()?;
     let (kind, rest) = if TAG == 0 {
         ([k0, k1], rest)
     } else {
         let (&[v0, v1, t0, t1], rest) = rest.split_first_chunk::<4>()?;
-        if u16::from_be_bytes([k0, k1]) != ethernet::VLAN || u16::from_be_bytes([v0, v1]) & 0xfff != vlan {
+        if u16::from_be_bytes([k0, k1]) != ethernet::VLAN
+            || u16::from_be_bytes([v0, v1]) & 0xfff != vlan
+        {
             return None;
         }
         ([t0, t1], rest)
@@ -194,14 +222,22 @@ fn plain<const TAG: usize>(head: &[u8], len: u32, vlan: u16) -> Option<Header> {
     match kind {
         [0x08, 0x00] => {
             let ip = rest.first_chunk::<20>()?;
-            let &[0x45, _, t0, t1, _, _, o0, o1, _, UDP, _, _, s0, s1, s2, s3, d0, d1, d2, d3] = ip else { return None };
+            let &[0x45, _, t0, t1, _, _, o0, o1, _, UDP, _, _, s0, s1, s2, s3, d0, d1, d2, d3] = ip
+            else {
+                return None;
+            };
             let total = u32::from(u16::from_be_bytes([t0, t1]));
-            if total > room || total < 36 || u16::from_be_bytes([o0, o1]) & 0x3fff != 0 || !sums_up(ip) {
+            if total > room
+                || total < 36
+                || u16::from_be_bytes([o0, o1]) & 0x3fff != 0
+                || !sums_up(ip)
+            {
                 return None;
             }
             let from = mapped(std::net::Ipv4Addr::new(s0, s1, s2, s3));
             let to = mapped(std::net::Ipv4Addr::new(d0, d1, d2, d3));
-            vxlan(rest.get(20..)?.first_chunk()?, total - 20).map(|found| found.header(mac, from, to, 34 + TAG))
+            vxlan(rest.get(20..)?.first_chunk()?, total - 20)
+                .map(|found| found.header(mac, from, to, 34 + TAG))
         }
         [0x86, 0xdd] => {
             let &[version, _, _, _, p0, p1, UDP, _] = rest.first_chunk::<8>()? else { return None };
@@ -214,7 +250,8 @@ fn plain<const TAG: usize>(head: &[u8], len: u32, vlan: u16) -> Option<Header> {
             if is_mapped(from) || is_mapped(to) {
                 return None;
             }
-            vxlan(rest.get(40..)?.first_chunk()?, payload).map(|found| found.header(mac, from, to, 54 + TAG))
+            vxlan(rest.get(40..)?.first_chunk()?, payload)
+                .map(|found| found.header(mac, from, to, 54 + TAG))
         }
         _ => None,
     }
@@ -238,7 +275,17 @@ struct Found {
 impl Found {
     #[inline(always)]
     fn header(self, mac: Mac, from: Address, to: Address, l4: usize) -> Header {
-        Header { mac, from, to, vni: self.vni, inner: l4 + 16, len: self.len, l4, checksum: self.checksum, other_vlan: false }
+        Header {
+            mac,
+            from,
+            to,
+            vni: self.vni,
+            inner: l4 + 16,
+            len: self.len,
+            l4,
+            checksum: self.checksum,
+            other_vlan: false,
+        }
     }
 }
 
@@ -247,10 +294,15 @@ fn vxlan(bytes: &[u8; 16], room: u32) -> Option<Found> {
     let &[_, _, p0, p1, l0, l1, c0, c1, 0x08, 0, 0, 0, v0, v1, v2, 0] = bytes else { return None };
     let len = u32::from(u16::from_be_bytes([l0, l1]));
     let good = u16::from_be_bytes([p0, p1]) == PORT && len <= room && len >= 16;
-    good.then(|| Found { vni: u32::from_be_bytes([0, v0, v1, v2]), len: len - 16, checksum: c0 | c1 != 0 })
+    good.then(|| Found {
+        vni: u32::from_be_bytes([0, v0, v1, v2]),
+        len: len - 16,
+        checksum: c0 | c1 != 0,
+    })
 }
 
-/// Reads any outer header, and says what is wrong with it. `len` is the frame's; `head` its first bytes; `vlan` the underlay's.
+/// Reads any outer header, and says what is wrong with it. `len` is the frame's; `head` its first
+/// bytes; `vlan` the underlay's.
 #[inline(never)]
 fn read(head: &[u8], len: u32, vlan: u16) -> Result<Header, Other> {
     const SHORT: Other = Other::Dropped(OUTER_MALFORMED);
@@ -272,7 +324,9 @@ fn read(head: &[u8], len: u32, vlan: u16) -> Result<Header, Other> {
         ethernet::IPV4 => {
             let header = usize::from(packet.first().ok_or(SHORT)? & 0x0f) * 4;
             let total = usize::from(be16(packet, 2).ok_or(SHORT)?);
-            let bytes = packet.get(..header).filter(|bytes| bytes.len() >= 20 && bytes.first().is_some_and(|b| b >> 4 == 4));
+            let bytes = packet
+                .get(..header)
+                .filter(|bytes| bytes.len() >= 20 && bytes.first().is_some_and(|b| b >> 4 == 4));
             let bytes = bytes.ok_or(SHORT)?;
             if total < header || total > room || !Sum::of(bytes).is_valid() {
                 return Err(SHORT);
@@ -302,7 +356,10 @@ fn read(head: &[u8], len: u32, vlan: u16) -> Result<Header, Other> {
                 _ => return Err(Other::Dropped(NOT_OURS)),
             }
             let address = |part: Option<&[u8]>| {
-                part.and_then(|part| part.first_chunk::<16>()).copied().map(u128::from_be_bytes).ok_or(SHORT)
+                part.and_then(|part| part.first_chunk::<16>())
+                    .copied()
+                    .map(u128::from_be_bytes)
+                    .ok_or(SHORT)
             };
             let (from, to) = (address(addresses.get(..16))?, address(addresses.get(16..))?);
             if is_mapped(from) || is_mapped(to) {
@@ -323,15 +380,28 @@ fn read(head: &[u8], len: u32, vlan: u16) -> Result<Header, Other> {
     if length > payload || length < 16 {
         return Err(SHORT);
     }
-    let (Some(flags), Some(vni)) = (be32(datagram, 8), be32(datagram, 12)) else { return Err(SHORT) };
+    let (Some(flags), Some(vni)) = (be32(datagram, 8), be32(datagram, 12)) else {
+        return Err(SHORT);
+    };
     if flags != 0x0800_0000 || vni & 0xff != 0 {
         return Err(Other::Dropped(VXLAN_FLAGS));
     }
     let checksum = be16(datagram, 6) != Some(0);
-    Ok(Header { mac, from, to, vni: vni >> 8, inner: l4 + 16, len: (length - 16) as u32, l4, checksum, other_vlan })
+    Ok(Header {
+        mac,
+        from,
+        to,
+        vni: vni >> 8,
+        inner: l4 + 16,
+        len: (length - 16) as u32,
+        l4,
+        checksum,
+        other_vlan,
+    })
 }
 
-/// Whether an IPv6 address stands for one of IPv4: none on a wire does, and here it would pass for that.
+/// Whether an IPv6 address stands for one of IPv4: none on a wire does, and here it would pass for
+/// that.
 #[inline(always)]
 fn is_mapped(address: Address) -> bool {
     address >> 32 == 0xffff

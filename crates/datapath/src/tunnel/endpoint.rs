@@ -19,7 +19,9 @@ use butterfly_uplink::{
 };
 use butterfly_vhost::{control::Role, port::Port};
 
-use super::{Tunnel, TunnelConfig, UplinkPort, control::ControlConfig, keeper::HostSide, link::LinkWatch};
+use super::{
+    Tunnel, TunnelConfig, UplinkPort, control::ControlConfig, keeper::HostSide, link::LinkWatch,
+};
 
 /// The tunnel endpoint of a host, as an operator declares it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,7 +32,8 @@ pub struct TunnelSpec {
     pub prefix: Option<u8>,
     /// The way out.
     pub uplink: UplinkSpec,
-    /// Tunnel endpoints that get what is for several receivers, in all networks. Without any, networks have groups.
+    /// Tunnel endpoints that get what is for several receivers, in all networks. Without any,
+    /// networks have groups.
     pub peers: Vec<IpAddr>,
     /// By which other hosts are reached where the host's kernel does not know; one per family.
     pub gateways: Vec<IpAddr>,
@@ -97,11 +100,17 @@ pub(crate) fn open(spec: &TunnelSpec) -> Result<Opened, std::io::Error> {
             (UplinkPort::Ring(port), own_mac(spec.endpoint), spec.mtu.unwrap_or(DEFAULT_MTU))
         }
         UplinkSpec::Tap { name } => {
-            let tap = Tap::open(&TapConfig { name: name.clone(), mtu: spec.mtu }).map_err(std::io::Error::other)?;
+            let tap = Tap::open(&TapConfig { name: name.clone(), mtu: spec.mtu })
+                .map_err(std::io::Error::other)?;
             let kernel = Kernel::open().map_err(std::io::Error::other)?;
             let (info, meter) = (tap.info().clone(), tap.meter());
             let (mac, mtu) = (info.mac, info.mtu);
-            host = Some(HostSide { kernel, packets: None, groups: None, link: LinkWatch::new(&info, mtu, spec.vlan) });
+            host = Some(HostSide {
+                kernel,
+                packets: None,
+                groups: None,
+                link: LinkWatch::new(&info, mtu, spec.vlan),
+            });
             wire = Some((info, meter));
             (on_wire(Box::new(tap)), mac, mtu)
         }
@@ -109,11 +118,18 @@ pub(crate) fn open(spec: &TunnelSpec) -> Result<Opened, std::io::Error> {
             let mut kernel = Kernel::open().map_err(std::io::Error::other)?;
             let found = kernel.interface(interface).map_err(std::io::Error::other)?;
             // The host may hold it on the VLAN's own interface.
-            answers = !found.holds(spec.endpoint) && !kernel.vlan_holds(&found, spec.vlan, spec.endpoint);
-            let config =
-                XdpConfig { answers, group6: spec.group6, queues: *queues, vlan: spec.vlan, ..XdpConfig::new(spec.endpoint) };
+            answers =
+                !found.holds(spec.endpoint) && !kernel.vlan_holds(&found, spec.vlan, spec.endpoint);
+            let config = XdpConfig {
+                answers,
+                group6: spec.group6,
+                queues: *queues,
+                vlan: spec.vlan,
+                ..XdpConfig::new(spec.endpoint)
+            };
             let xdp = Xdp::open(interface, &config).map_err(std::io::Error::other)?;
-            let packets = PacketSocket::open(found.index, spec.vlan).map_err(std::io::Error::other)?;
+            let packets =
+                PacketSocket::open(found.index, spec.vlan).map_err(std::io::Error::other)?;
             let groups = Groups::open(found.index).map_err(std::io::Error::other)?;
             let (info, meter) = (xdp.info().clone(), xdp.meter());
             let (mac, mtu) = (info.mac, spec.mtu.unwrap_or(info.mtu).min(info.mtu));
@@ -153,7 +169,8 @@ fn own_mac(endpoint: IpAddr) -> Mac {
         IpAddr::V4(ip) => ip.octets(),
         IpAddr::V6(ip) => {
             let bits = ip.to_bits();
-            let folded = (bits >> 96) as u32 ^ (bits >> 64) as u32 ^ (bits >> 32) as u32 ^ bits as u32;
+            let folded =
+                (bits >> 96) as u32 ^ (bits >> 64) as u32 ^ (bits >> 32) as u32 ^ bits as u32;
             folded.to_be_bytes()
         }
     };
@@ -204,15 +221,26 @@ const MAX_NAMED: usize = 1 << 16;
 impl Peers {
     /// Refuses more than can be: an API client may name one peer for each of 16 million networks.
     pub(super) fn check(&self) -> Result<(), TunnelError> {
-        if self.of.values().map(Vec::len).sum::<usize>() > MAX_NAMED { Err(TunnelError::TooMany) } else { Ok(()) }
+        if self.of.values().map(Vec::len).sum::<usize>() > MAX_NAMED {
+            Err(TunnelError::TooMany)
+        } else {
+            Ok(())
+        }
     }
 }
 
 /// Whether an address can be a peer's.
 pub(crate) fn check_peer(peer: IpAddr, endpoint: IpAddr) -> Result<(), TunnelError> {
     let host = match peer {
-        IpAddr::V4(ip) => !ip.is_unspecified() && !ip.is_multicast() && !ip.is_broadcast() && !ip.is_loopback(),
-        IpAddr::V6(ip) => !ip.is_unspecified() && !ip.is_multicast() && !ip.is_loopback() && ip.to_ipv4_mapped().is_none(),
+        IpAddr::V4(ip) => {
+            !ip.is_unspecified() && !ip.is_multicast() && !ip.is_broadcast() && !ip.is_loopback()
+        }
+        IpAddr::V6(ip) => {
+            !ip.is_unspecified()
+                && !ip.is_multicast()
+                && !ip.is_loopback()
+                && ip.to_ipv4_mapped().is_none()
+        }
     };
     if !host {
         Err(TunnelError::NotAHost(peer))
@@ -232,7 +260,10 @@ mod tests {
     #[test]
     fn peers_of_single_networks_are_bounded() {
         let peer = [IpAddr::from([192, 0, 2, 1])];
-        let mut peers = Peers { all: Vec::new(), of: (0..MAX_NAMED as u32).map(|vni| (vni, peer.to_vec())).collect() };
+        let mut peers = Peers {
+            all: Vec::new(),
+            of: (0..MAX_NAMED as u32).map(|vni| (vni, peer.to_vec())).collect(),
+        };
         assert!(peers.check().is_ok());
         peers.of.entry(0).or_default().push(IpAddr::from([192, 0, 2, 2]));
         assert!(matches!(peers.check(), Err(TunnelError::TooMany)));

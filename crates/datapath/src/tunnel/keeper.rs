@@ -1,4 +1,5 @@
-//! The keeper: the thread that answers for the endpoint, finds next hops, joins groups and forgets silent peers.
+//! The keeper: the thread that answers for the endpoint, finds next hops, joins groups and forgets
+//! silent peers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,17 +29,20 @@ use crate::{
 
 /// Nothing waits for longer than this to be looked at.
 const TICK: u64 = 100;
-/// Longest pause until the kernel is asked again for a next hop that it is looking for, from 1 ms on, and for how long it is.
+/// Longest pause until the kernel is asked again for a next hop that it is looking for, from 1 ms
+/// on, and for how long it is.
 const ASK_AGAIN: u64 = 50;
 const ASK_FOR: u64 = 3_000;
 /// Frames of the endpoint's own that wait for their turn at most: as many as there may be groups.
 const KEPT: usize = 1 << 16;
 /// How often next hops are asked for again that nothing was heard of.
 const REFRESH: u64 = 5_000;
-/// The longest pause between questions for the next hop of a named peer that was never found, and how many are asked for in a second.
+/// The longest pause between questions for the next hop of a named peer that was never found, and
+/// how many are asked for in a second.
 const MEET_AGAIN: u64 = 60_000;
 const MEET: usize = 64;
-/// Frames from each side that are heard before something else has its turn: whoever sends more is not waited for to end.
+/// Frames from each side that are heard before something else has its turn: whoever sends more is
+/// not waited for to end.
 const HEAR: usize = 64;
 /// The pause until those of them that are left.
 const BREATH: Duration = Duration::from_micros(100);
@@ -80,7 +84,8 @@ struct State {
     ask_pause: u64,
     /// Peers whose next hop the kernel did not know when it was last looked at.
     unknown: BTreeSet<PeerRef>,
-    /// Named peers whose next hop is not known: when it is asked for next, and the pause after that.
+    /// Named peers whose next hop is not known: when it is asked for next, and the pause after
+    /// that.
     unmet: BTreeMap<PeerRef, (u64, u64)>,
     /// The network card's filter is to be set.
     failed_groups: bool,
@@ -203,7 +208,8 @@ impl Keeper {
             let state = self.state();
             let now = self.now();
             let next = state.control.next_tick().map_or(TICK, |at| at.saturating_sub(now));
-            let most = if state.asked.is_empty() { TICK } else { state.next_ask.saturating_sub(now) };
+            let most =
+                if state.asked.is_empty() { TICK } else { state.next_ask.saturating_sub(now) };
             let packets = state.host.as_ref().and_then(|host| host.packets.as_ref());
             (next.min(most), packets.and_then(|socket| rustix::io::dup(socket).ok()))
         };
@@ -251,7 +257,9 @@ impl Keeper {
     /// Groups that networks have joined.
     pub fn groups(&self) -> Vec<GroupRow> {
         let rows = self.state().control.groups(self.now());
-        rows.into_iter().filter_map(|row| Some(GroupRow { vni: row.vni?, group: row.address })).collect()
+        rows.into_iter()
+            .filter_map(|row| Some(GroupRow { vni: row.vni?, group: row.address }))
+            .collect()
     }
 
     /// Next hops, and what the kernel is asked for.
@@ -352,11 +360,20 @@ impl State {
                 tracing::info!(uplink, "{TEXT}");
                 self.events.happened(About::default(), Happening::UplinkUp(TEXT));
             }
-            Some(LinkState::NoCarrier) => down("the uplink's interface has no carrier: nothing leaves this host"),
-            Some(LinkState::Down) => down("the uplink's interface is down: nothing leaves this host"),
-            Some(LinkState::Removed) => down("the uplink's interface was removed: restart butterflyd when it is back"),
+            Some(LinkState::NoCarrier) => {
+                down("the uplink's interface has no carrier: nothing leaves this host")
+            }
+            Some(LinkState::Down) => {
+                down("the uplink's interface is down: nothing leaves this host")
+            }
+            Some(LinkState::Removed) => {
+                down("the uplink's interface was removed: restart butterflyd when it is back")
+            }
             Some(LinkState::Elsewhere) => {
-                tracing::warn!(uplink, "the TAP device is in another network namespace, or was deleted");
+                tracing::warn!(
+                    uplink,
+                    "the TAP device is in another network namespace, or was deleted"
+                );
             }
             None => {}
         }
@@ -376,7 +393,8 @@ impl State {
         }
     }
 
-    /// Who is on the link may have forgotten us, or may never have heard of us: everything is said again, and asked again.
+    /// Who is on the link may have forgotten us, or may never have heard of us: everything is said
+    /// again, and asked again.
     fn returned(&mut self, now: u64) {
         self.control.returned(now);
         self.unmet.clear();
@@ -394,7 +412,11 @@ impl State {
                 found(tunnel, peer, mac, Some(asked.waiting), &mut self.out);
             } else if now.saturating_sub(asked.since) > ASK_FOR {
                 self.lost += u64::from(!asked.waiting.is_empty());
-                if let Some(peer) = tunnel.peers.find(crate::rules::number(peer)).and_then(|at| tunnel.peers.get(at)) {
+                if let Some(peer) = tunnel
+                    .peers
+                    .find(crate::rules::number(peer))
+                    .and_then(|at| tunnel.peers.get(at))
+                {
                     peer.stop_waiting();
                 }
             } else {
@@ -409,9 +431,12 @@ impl State {
         let alone = |at: &u32| {
             // One that has only mirrors has nobody who would get anything.
             let network = snapshot.networks.get(*at).filter(|network| !network.members.is_empty());
-            network.and_then(|network| network.remote.as_ref()).is_some_and(|remote| remote.peers.is_empty())
+            network
+                .and_then(|network| network.remote.as_ref())
+                .is_some_and(|remote| remote.peers.is_empty())
         };
-        let wanted: BTreeSet<u32> = snapshot.by_vni.iter().filter(|(_, at)| alone(at)).map(|(vni, _)| *vni).collect();
+        let wanted: BTreeSet<u32> =
+            snapshot.by_vni.iter().filter(|(_, at)| alone(at)).map(|(vni, _)| *vni).collect();
         if wanted == self.joined && !self.failed_groups {
             return;
         }
@@ -438,7 +463,10 @@ impl State {
             changed = true;
         }
         if let Some(vni) = refused.filter(|_| !self.full) {
-            tracing::warn!(vni, "too many groups: those of this network and of the ones after it are not joined");
+            tracing::warn!(
+                vni,
+                "too many groups: those of this network and of the ones after it are not joined"
+            );
         }
         self.full = refused.is_some();
         if !changed && !self.failed_groups {
@@ -458,7 +486,8 @@ impl State {
         }
     }
 
-    /// Peers that are heard need no question; next hops of those that are only spoken to are looked after.
+    /// Peers that are heard need no question; next hops of those that are only spoken to are looked
+    /// after.
     fn every_second(&mut self, plane: &Plane, tunnel: &Tunnel, ageing: u32, now: u64) {
         let clock = plane.shared.clock.now();
         let refresh = now >= self.next_refresh;
@@ -487,7 +516,8 @@ impl State {
                     None => self.control.used(row.address, now, &mut self.out),
                     Some((interface, via)) if refresh => {
                         let Some(host) = &mut self.host else { continue };
-                        // The kernel makes sure of what its own traffic needs; of ours if it is asked.
+                        // The kernel makes sure of what its own traffic needs; of ours if it is
+                        // asked.
                         let _ = host.kernel.ask(interface, via);
                         // What it is not sure of may be older than what we have.
                         if let Ok(Some(mac)) = host.kernel.confirmed(interface, via) {
@@ -496,7 +526,10 @@ impl State {
                             unknown.insert(row.at);
                             // It had time to find out since, and nothing came from there either.
                             if self.unknown.contains(&row.at)
-                                && let Some(peer) = tunnel.peers.get(row.at).filter(|peer| !peer.was_heard(clock, ageing))
+                                && let Some(peer) = tunnel
+                                    .peers
+                                    .get(row.at)
+                                    .filter(|peer| !peer.was_heard(clock, ageing))
                             {
                                 peer.set_mac(None);
                             }
@@ -513,7 +546,8 @@ impl State {
         self.meet(tunnel, &unmet, now);
     }
 
-    /// Finds peers that were named before the first frame for them comes: one that comes then waits, and the next is lost.
+    /// Finds peers that were named before the first frame for them comes: one that comes then
+    /// waits, and the next is lost.
     fn meet(&mut self, tunnel: &Tunnel, unmet: &[(PeerRef, IpAddr)], now: u64) {
         let still: BTreeSet<PeerRef> = unmet.iter().map(|(at, _)| *at).collect();
         self.unmet.retain(|at, _| still.contains(at));
@@ -540,11 +574,16 @@ impl State {
         let clock = plane.shared.clock.now();
         for event in self.out.events.drain(..) {
             let (Event::Resolved(peer, _) | Event::Unreachable(peer)) = event;
-            let Some(peer) = tunnel.peers.find(crate::rules::number(peer)).and_then(|at| tunnel.peers.get(at)) else { continue };
+            let Some(peer) =
+                tunnel.peers.find(crate::rules::number(peer)).and_then(|at| tunnel.peers.get(at))
+            else {
+                continue;
+            };
             if let Event::Resolved(_, mac) = event {
                 peer.set_mac(Some(mac));
             } else if !peer.was_heard(clock, ageing) {
-                // Else its frames came from somewhere: there is a way, though nobody there answers questions (a router, for one).
+                // Else its frames came from somewhere: there is a way, though nobody there answers
+                // questions (a router, for one).
                 peer.set_mac(None);
             }
             peer.stop_waiting();
@@ -560,7 +599,8 @@ impl State {
             let counted = is_encapsulated(&frame);
             let frame = in_vlan(frame, tunnel.vlan);
             let Err(own) = tunnel.punt.send(Own { frame, counted }) else { continue };
-            // What is said but once, leaving a group, is said in the next turn. Nobody can make us owe more than that.
+            // What is said but once, leaving a group, is said in the next turn. Nobody can make us
+            // owe more than that.
             if counted || kept.len() >= KEPT {
                 self.lost += u64::from(counted);
             } else {
@@ -574,7 +614,11 @@ impl State {
 
 /// A peer's next hop is known.
 fn found(tunnel: &Tunnel, peer: IpAddr, mac: Mac, waiting: Option<Vec<u8>>, out: &mut Output) {
-    let Some(peer) = tunnel.peers.find(crate::rules::number(peer)).and_then(|at| tunnel.peers.get(at)) else { return };
+    let Some(peer) =
+        tunnel.peers.find(crate::rules::number(peer)).and_then(|at| tunnel.peers.get(at))
+    else {
+        return;
+    };
     peer.set_mac(Some(mac));
     peer.stop_waiting();
     if let Some(mut frame) = waiting
@@ -590,7 +634,8 @@ fn is_tagged(frame: &[u8]) -> bool {
     butterfly_packet::be16(frame, 12) == Some(ethernet::VLAN)
 }
 
-/// A frame in the underlay's VLAN. What waited for its next hop, or for its turn, has a tag already.
+/// A frame in the underlay's VLAN. What waited for its next hop, or for its turn, has a tag
+/// already.
 fn in_vlan(mut frame: Vec<u8>, vlan: u16) -> Vec<u8> {
     if vlan != 0 && frame.len() >= ethernet::HEADER_LEN && !is_tagged(&frame) {
         let [[a, b], [c, d]] = [ethernet::VLAN, vlan].map(u16::to_be_bytes);
@@ -599,7 +644,8 @@ fn in_vlan(mut frame: Vec<u8>, vlan: u16) -> Vec<u8> {
     frame
 }
 
-/// Whether a frame is a network's that waited for its next hop: the endpoint itself says nothing in UDP.
+/// Whether a frame is a network's that waited for its next hop: the endpoint itself says nothing in
+/// UDP.
 fn is_encapsulated(frame: &[u8]) -> bool {
     let tag = if is_tagged(frame) { ethernet::TAG_LEN } else { 0 };
     let byte = |at: usize| frame.get(at + tag).copied().unwrap_or(0);
@@ -620,9 +666,13 @@ mod tests {
 
     fn keeper() -> Keeper {
         let (endpoint, mac) = (IpAddr::from([10, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 1]));
-        let tunnel = Tunnel::new(&TunnelConfig::new(endpoint, mac), UplinkPort::Ring(Arc::default()), 1).unwrap();
+        let tunnel =
+            Tunnel::new(&TunnelConfig::new(endpoint, mac), UplinkPort::Ring(Arc::default()), 1)
+                .unwrap();
         let sessions = SessionConfig { capacity: 1024, ..SessionConfig::default() };
-        let plane = Plane::new(PlaneConfig { workers: 1, fdb_ageing: 300, sessions, tunnel: Some(tunnel) }).unwrap();
+        let plane =
+            Plane::new(PlaneConfig { workers: 1, fdb_ageing: 300, sessions, tunnel: Some(tunnel) })
+                .unwrap();
         let config = ControlConfig {
             mac,
             endpoint,
@@ -638,7 +688,8 @@ mod tests {
     fn whoever_sends_much_is_not_heard_to_the_end() {
         let keeper = keeper();
         let tunnel = keeper.plane.shared.tunnel.as_ref().unwrap();
-        let put = || (0..HEAR + 1).for_each(|_| assert!(tunnel.punt.put(Punted::Control, 60, |_| true)));
+        let put =
+            || (0..HEAR + 1).for_each(|_| assert!(tunnel.punt.put(Punted::Control, 60, |_| true)));
         put();
         let mut state = keeper.state();
         assert!(state.hear(tunnel, &mut [], 0));
@@ -667,9 +718,13 @@ mod tests {
                 .collect();
             asked
         };
-        // Each time three questions, a second apart, of which the first is seen here; then it is not asked for a while.
+        // Each time three questions, a second apart, of which the first is seen here; then it is
+        // not asked for a while.
         let asked = asks(0..300);
-        assert!(asked.len() >= 5 && asked[0] == 0 && asked.is_sorted() && asked[asked.len() - 1] >= 180, "{asked:?}");
+        assert!(
+            asked.len() >= 5 && asked[0] == 0 && asked.is_sorted() && asked[asked.len() - 1] >= 180,
+            "{asked:?}"
+        );
         assert!(asked.len() <= 12, "{asked:?}");
         tunnel.peers.get(first).unwrap().set_mac(Some(Mac([2, 0, 0, 0, 0, 9])));
         assert_eq!(asks(300..500), [0; 0]);

@@ -1,5 +1,6 @@
-//! Departure: puts the outer header in front of frames that go to other hosts. What leaves is complete: checksums are finished, and
-//! segments are cut, on the way from the guest's memory to the wire.
+//! Departure: puts the outer header in front of frames that go to other hosts. What leaves is
+//! complete: checksums are finished, and segments are cut, on the way from the guest's memory to
+//! the wire.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -50,7 +51,12 @@ pub(crate) struct Departures {
 
 impl Default for Departures {
     fn default() -> Self {
-        Departures { identification: 0, pending: false, scratch: vec![0; 0x1_0100].into(), answers: Box::default() }
+        Departures {
+            identification: 0,
+            pending: false,
+            scratch: vec![0; 0x1_0100].into(),
+            answers: Box::default(),
+        }
     }
 }
 
@@ -89,7 +95,17 @@ pub(crate) fn leave<'a>(
         leaving = leaving.tapped(tap);
     }
     let trunk = context.snapshot.vnics.get(remote.slot).map(|vnic| &**vnic);
-    let mut sending = Sending { tunnel, context, trunk, departures, current: None, queued: 0, packets: 0, bytes: 0, to: None };
+    let mut sending = Sending {
+        tunnel,
+        context,
+        trunk,
+        departures,
+        current: None,
+        queued: 0,
+        packets: 0,
+        bytes: 0,
+        to: None,
+    };
     let hosts = turn.hosts(context.network.members.len(), remote.peers.len().max(1));
     for (index, meta) in batch.metas().iter().enumerate() {
         match meta.verdict {
@@ -103,7 +119,9 @@ pub(crate) fn leave<'a>(
             // What is too big for one is too big for all: that is one drop and one answer.
             Verdict::Flood { .. } => {
                 let mut to = remote.peers.get(hosts.clone()).unwrap_or_default().iter();
-                while to.next().is_some_and(|peer| sending.frame(&mut leaving, &batch.frames, index, meta, To::Peer(*peer))) {}
+                while to.next().is_some_and(|peer| {
+                    sending.frame(&mut leaving, &batch.frames, index, meta, To::Peer(*peer))
+                }) {}
             }
             _ => {}
         }
@@ -130,7 +148,14 @@ struct Sending<'a, 'c> {
 impl Sending<'_, '_> {
     /// Sends one frame to one place. Returns whether it fits the uplink.
     #[inline(always)]
-    fn frame(&mut self, leaving: &mut Leaving<'_>, frames: &Frames<'_>, index: usize, meta: &Meta, to: To) -> bool {
+    fn frame(
+        &mut self,
+        leaving: &mut Leaving<'_>,
+        frames: &Frames<'_>,
+        index: usize,
+        meta: &Meta,
+        to: To,
+    ) -> bool {
         let len = frames.frames().get(index).map_or(0, |frame| frame.len);
         let packet = match meta.net.gso_size {
             size if meta.offload && size > 0 => u32::from(meta.payload) + u32::from(size),
@@ -169,7 +194,9 @@ impl Sending<'_, '_> {
         let Some(to) = self.to.filter(|_| packets > 0) else { return };
         self.count_peer(to, PeerCounter::OutPackets, packets);
         self.count_peer(to, PeerCounter::OutBytes, bytes);
-        if let Some(cells) = self.trunk.and_then(|trunk| trunk.shared.counters.of(self.context.worker)) {
+        if let Some(cells) =
+            self.trunk.and_then(|trunk| trunk.shared.counters.of(self.context.worker))
+        {
             cells.add(Counter::OutPackets, packets);
             cells.add(Counter::OutBytes, bytes);
         }
@@ -213,7 +240,8 @@ impl Sending<'_, '_> {
         self.departures.identification
     }
 
-    /// Sends one frame, in segments if it has to. Returns how many packets it made, and their inner bytes.
+    /// Sends one frame, in segments if it has to. Returns how many packets it made, and their inner
+    /// bytes.
     #[inline(always)]
     fn send(
         &mut self,
@@ -232,7 +260,8 @@ impl Sending<'_, '_> {
             && !outer.owes_checksum()
         {
             let ring = ring.as_mut().ok_or(UPLINK_DOWN)?;
-            ring.deliver_behind(frames, index, outer.front(), outer.fields(len, port, id)).map_err(not_sent)?;
+            ring.deliver_behind(frames, index, outer.front(), outer.fields(len, port, id))
+                .map_err(not_sent)?;
             return Ok((1, len.into()));
         }
         self.send_completed(leaving, frames, index, meta, len, port)
@@ -257,9 +286,15 @@ impl Sending<'_, '_> {
         let mut segments = Segments::new(meta, head, len);
         let (mut packets, mut bytes) = (0, 0);
         while let Some(segment) = segments.next() {
-            let parts = Parts { head: segment.head, from: segment.from, len: segment.len, finish: whole.finish };
+            let parts = Parts {
+                head: segment.head,
+                from: segment.from,
+                len: segment.len,
+                finish: whole.finish,
+            };
             if let Err(reason) = self.packet(leaving, frames, index, &parts, port) {
-                // When one segment does not fit, the next ones will not either: the frame is one drop, and those before it were sent.
+                // When one segment does not fit, the next ones will not either: the frame is one
+                // drop, and those before it were sent.
                 match self.current {
                     Some((to, _)) if packets > 0 => self.refuse(reason, to, frames, index),
                     _ => return Err(reason),
@@ -291,7 +326,9 @@ impl Sending<'_, '_> {
                 let packet = self.departures.scratch.get_mut(..total).ok_or(TOO_BIG)?;
                 assemble(packet, outer, fields, frames, index, parts).ok_or(UPLINK_DOWN)?;
                 match way {
-                    Way::Ring(ring) => ring.as_mut().ok_or(UPLINK_DOWN)?.deliver_own(packet).map_err(not_sent)?,
+                    Way::Ring(ring) => {
+                        ring.as_mut().ok_or(UPLINK_DOWN)?.deliver_own(packet).map_err(not_sent)?
+                    }
                     Way::Wire(wire) => {
                         if self.queued >= BURST {
                             self.queued = 0;
@@ -306,7 +343,8 @@ impl Sending<'_, '_> {
                 Ok(())
             }
             Leaving::Wire(wire) => {
-                // Segments and copies are more than frames: what the smallest queue holds goes on at once, and room is made.
+                // Segments and copies are more than frames: what the smallest queue holds goes on
+                // at once, and room is made.
                 if self.queued >= BURST {
                     self.queued = 0;
                     wire.flush();
@@ -332,16 +370,25 @@ impl Sending<'_, '_> {
 
     /// The next hop is not known: one frame waits for it, others are dropped.
     #[cold]
-    fn wait(&mut self, frames: &Frames<'_>, index: usize, meta: &Meta, len: u32, to: To) -> Result<(u64, u64), DropReason> {
+    fn wait(
+        &mut self,
+        frames: &Frames<'_>,
+        index: usize,
+        meta: &Meta,
+        len: u32,
+        to: To,
+    ) -> Result<(u64, u64), DropReason> {
         let To::Peer(at) = to else { return Err(NO_NEIGHBOUR) };
         let peer = self.tunnel.peers.get(at).ok_or(NO_NEIGHBOUR)?;
-        // One that is to be cut into segments is not kept: its sender will repeat it. It does not take the place of one that is.
+        // One that is to be cut into segments is not kept: its sender will repeat it. It does not
+        // take the place of one that is.
         let keep = !meta.offload || meta.net.gso_type == NetHeader::GSO_NONE;
         if !(if keep { peer.may_wait() } else { peer.may_ask() }) {
             return Err(NO_NEIGHBOUR);
         }
         let target = (Mac::ZERO, crate::rules::address(peer.address()));
-        let outer = Outer::new(&self.tunnel.source, target, self.context.sender.vni).ok_or(NO_NEIGHBOUR)?;
+        let outer =
+            Outer::new(&self.tunnel.source, target, self.context.sender.vni).ok_or(NO_NEIGHBOUR)?;
         let head = frames.head(index);
         let parts = whole(head, meta, len);
         let fields = outer.fields(len, source_port(head), self.next_identification());
@@ -364,7 +411,10 @@ impl Sending<'_, '_> {
             tap.not_sent(index, TOO_BIG);
         }
         let answers = &mut self.departures.answers;
-        let Some(answered) = one_more(sender, self.context.now).filter(|_| !answers.is_full()) else { return };
+        let Some(answered) = one_more(sender, self.context.now).filter(|_| !answers.is_full())
+        else {
+            return;
+        };
         let mtu = self.tunnel.inner_mtu();
         let mut answer = [0u8; ANSWER];
         if let Some(len) = butterfly_packet::too_big::too_big(frames.head(index), mtu, &mut answer)
@@ -372,7 +422,8 @@ impl Sending<'_, '_> {
         {
             let mut kept = Answer::new();
             if kept.try_extend_from_slice(bytes).is_ok() && answers.try_push(kept).is_ok() {
-                // Only now: what gets no answer takes none from what does. The only worker that takes frames from it.
+                // Only now: what gets no answer takes none from what does. The only worker that
+                // takes frames from it.
                 sender.shared.answered.store(answered, Relaxed);
             }
         }
@@ -422,7 +473,9 @@ fn assemble(
         // In private memory: what is summed is what leaves.
         let sum = Sum::of(inner.get(usize::from(start)..)?);
         let value = if udp { sum.udp_checksum() } else { sum.checksum() };
-        inner.get_mut(usize::from(field)..usize::from(field) + 2)?.copy_from_slice(&value.to_be_bytes());
+        inner
+            .get_mut(usize::from(field)..usize::from(field) + 2)?
+            .copy_from_slice(&value.to_be_bytes());
     }
     if outer.owes_checksum() {
         outer.finish(room);
@@ -431,7 +484,13 @@ fn assemble(
 }
 
 /// Writes a packet into a ring.
-fn into_ring(ring: &mut RxRing, outer: &[u8], frames: &Frames<'_>, index: usize, parts: &Parts<'_>) -> Result<(), DropReason> {
+fn into_ring(
+    ring: &mut RxRing,
+    outer: &[u8],
+    frames: &Frames<'_>,
+    index: usize,
+    parts: &Parts<'_>,
+) -> Result<(), DropReason> {
     let mut head = [0u8; OUTER_MAX + HEAD_MAX];
     let both = head.get_mut(..outer.len() + parts.head.len()).ok_or(TOO_BIG)?;
     let (front, back) = both.split_at_mut_checked(outer.len()).ok_or(TOO_BIG)?;
@@ -439,11 +498,20 @@ fn into_ring(ring: &mut RxRing, outer: &[u8], frames: &Frames<'_>, index: usize,
     back.copy_from_slice(parts.head);
     let finish = match parts.finish {
         Finish::Nothing => Finish::Nothing,
-        Finish::Checksum { start, field, udp } => {
-            Finish::Checksum { start: start + outer.len() as u16, field: field + outer.len() as u16, udp }
-        }
+        Finish::Checksum { start, field, udp } => Finish::Checksum {
+            start: start + outer.len() as u16,
+            field: field + outer.len() as u16,
+            udp,
+        },
     };
-    let delivery = Delivery { net: NetHeader::default(), head: both, frame: index, from: parts.from, len: parts.len, finish };
+    let delivery = Delivery {
+        net: NetHeader::default(),
+        head: both,
+        frame: index,
+        from: parts.from,
+        len: parts.len,
+        finish,
+    };
     ring.deliver(frames, &delivery).map_err(not_sent)
 }
 

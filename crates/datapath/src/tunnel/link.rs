@@ -16,7 +16,8 @@ pub enum LinkState {
     Down,
     /// It is not there any more.
     Removed,
-    /// A TAP device that is not in our network namespace: it was given to another one, where it may work, or deleted.
+    /// A TAP device that is not in our network namespace: it was given to another one, where it may
+    /// work, or deleted.
     Elsewhere,
 }
 
@@ -80,9 +81,17 @@ pub(crate) struct News {
 }
 
 impl LinkWatch {
-    /// Follows an uplink's interface, of which packets up to `mtu` bytes are used, in VLAN `vlan` (0: in none).
+    /// Follows an uplink's interface, of which packets up to `mtu` bytes are used, in VLAN `vlan`
+    /// (0: in none).
     pub fn new(info: &Info, mtu: u32, vlan: u16) -> LinkWatch {
-        LinkWatch { index: info.index, name: info.interface.clone(), tap: info.kind == "tap", vlan, most: mtu, seen: None }
+        LinkWatch {
+            index: info.index,
+            name: info.interface.clone(),
+            tap: info.kind == "tap",
+            vlan,
+            most: mtu,
+            seen: None,
+        }
     }
 
     /// Its name, the last that is known.
@@ -98,14 +107,17 @@ impl LinkWatch {
     /// Looks at it. `None` if the kernel did not say: that is no news.
     pub fn look(&mut self, kernel: &mut Kernel) -> Option<News> {
         let found = kernel.interface_at(self.index);
-        let found = found.inspect_err(|why| tracing::debug!(%why, "nothing is known of the uplink's interface")).ok()?;
+        let found = found
+            .inspect_err(|why| tracing::debug!(%why, "nothing is known of the uplink's interface"))
+            .ok()?;
         Some(self.compare(found))
     }
 
     fn compare(&mut self, found: Option<Interface>) -> News {
         let state = LinkState::of(found.as_ref(), self.tap);
         let mtu = found.as_ref().map(|found| found.mtu.min(self.most));
-        let (carrier_changes, master) = found.as_ref().map_or((0, None), |found| (found.carrier_changes, found.master));
+        let (carrier_changes, master) =
+            found.as_ref().map_or((0, None), |found| (found.carrier_changes, found.master));
         if let Some(found) = found {
             self.name = found.name;
         }
@@ -114,14 +126,16 @@ impl LinkWatch {
         News {
             told: (before.map_or(LinkState::Up, |before| before.state) != state).then_some(state),
             carries: state.carries(),
-            // A carrier that came back between two looks, and another bridge, are as good as a cable that was plugged in.
+            // A carrier that came back between two looks, and another bridge, are as good as a
+            // cable that was plugged in.
             returned: state.carries() && before.is_some_and(|before| before != seen),
             mtu,
         }
     }
 
-    /// Whether frames that the host's kernel sends by an interface come to the same link as ours. A TAP device is one end of a cable: the
-    /// host's own way begins at the bridge that it was put into, or at a VLAN on that.
+    /// Whether frames that the host's kernel sends by an interface come to the same link as ours. A
+    /// TAP device is one end of a cable: the host's own way begins at the bridge that it was
+    /// put into, or at a VLAN on that.
     pub fn leads_out(&self, kernel: &mut Kernel, interface: u32) -> bool {
         if interface == self.index {
             return true;
@@ -135,7 +149,9 @@ impl LinkWatch {
             return true;
         }
         let found = kernel.interface_at(interface).ok().flatten();
-        found.and_then(|found| found.vlan_of).is_some_and(|on| on == self.index || master == Some(on))
+        found
+            .and_then(|found| found.vlan_of)
+            .is_some_and(|on| on == self.index || master == Some(on))
     }
 }
 
@@ -185,7 +201,8 @@ mod tests {
             assert_eq!(mtu.unwrap_or(1500), 1500);
             (told, carries, returned)
         };
-        let (up, unplugged, down) = (interface(true, true), interface(true, false), interface(false, false));
+        let (up, unplugged, down) =
+            (interface(true, true), interface(true, false), interface(false, false));
         use LinkState::*;
         assert_eq!(look(Some(up.clone())), (None, true, false));
         assert_eq!(look(Some(up.clone())), (None, true, false));
@@ -197,7 +214,10 @@ mod tests {
         // Away for less than a look.
         assert_eq!(look(Some(Interface { carrier_changes: 4, ..up.clone() })), (None, true, true));
         // Into a bridge.
-        assert_eq!(look(Some(Interface { carrier_changes: 4, master: Some(3), ..up })), (None, true, true));
+        assert_eq!(
+            look(Some(Interface { carrier_changes: 4, master: Some(3), ..up })),
+            (None, true, true)
+        );
         assert_eq!(look(None), (Some(Removed), false, false));
         assert_eq!(watch.state(), Some(Removed));
     }

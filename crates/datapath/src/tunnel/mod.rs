@@ -1,7 +1,8 @@
 //! The tunnel endpoint: networks that span hosts, as VXLAN (RFC 7348) through one uplink.
 //!
-//! For the stages, everything of a network that is not on this host is behind one more port of it, the *trunk*: a vnic without a guest
-//! that bypasses filters. Learning, sessions and counters treat it like any other; only delivery and arrival know the wire.
+//! For the stages, everything of a network that is not on this host is behind one more port of it,
+//! the *trunk*: a vnic without a guest that bypasses filters. Learning, sessions and counters treat
+//! it like any other; only delivery and arrival know the wire.
 
 mod arrive;
 mod control;
@@ -120,7 +121,8 @@ drop_reasons! { 7;
     }
 }
 
-/// Where workers keep the uplink among the rings that they poll. No vnic has this slot: there is one fewer than they could count.
+/// Where workers keep the uplink among the rings that they poll. No vnic has this slot: there is
+/// one fewer than they could count.
 pub(crate) const UPLINK: PortRef = PortRef { slot: MAX_SLOTS - 1, incarnation: 0 };
 
 /// What workers need of the tunnel endpoint.
@@ -134,11 +136,13 @@ pub(crate) struct Tunnel {
     /// What is not any network's: frames on the uplink, and why they were dropped.
     pub counters: Counters,
     pub punt: Punt,
-    /// Frames that waited for a next hop which nobody found. The keeper counts them; what workers write is theirs.
+    /// Frames that waited for a next hop which nobody found. The keeper counts them; what workers
+    /// write is theirs.
     pub lost_waiting: AtomicU64,
     /// Largest IP packet on the uplink.
     pub mtu: AtomicU32,
-    /// The interface is down, without a carrier, or gone: nothing is put into its queue, where it would leave when it is long out of date.
+    /// The interface is down, without a carrier, or gone: nothing is put into its queue, where it
+    /// would leave when it is long out of date.
     pub down: AtomicBool,
     /// Only peers that the operator named are heard.
     pub strict: AtomicBool,
@@ -181,13 +185,22 @@ impl TunnelConfig {
 }
 
 impl Tunnel {
-    pub fn new(config: &TunnelConfig, port: UplinkPort, workers: usize) -> Result<Tunnel, std::io::Error> {
+    pub fn new(
+        config: &TunnelConfig,
+        port: UplinkPort,
+        workers: usize,
+    ) -> Result<Tunnel, std::io::Error> {
         let groups = match config.endpoint {
             IpAddr::V4(_) => GroupPrefix::V4,
             IpAddr::V6(_) => GroupPrefix::V6(config.group6),
         };
         Ok(Tunnel {
-            source: Source { mac: config.mac, ip: config.endpoint, udp6_checksum: config.udp6_checksum, vlan: config.vlan },
+            source: Source {
+                mac: config.mac,
+                ip: config.endpoint,
+                udp6_checksum: config.udp6_checksum,
+                vlan: config.vlan,
+            },
             own: crate::rules::number(config.endpoint),
             groups,
             peers: PeerTable::new(workers),
@@ -213,7 +226,8 @@ impl Tunnel {
     /// What is not any network's, summed up.
     pub fn totals(&self) -> Totals {
         let mut totals = self.counters.totals();
-        totals.add_drops(NO_NEIGHBOUR, self.lost_waiting.load(std::sync::atomic::Ordering::Relaxed));
+        totals
+            .add_drops(NO_NEIGHBOUR, self.lost_waiting.load(std::sync::atomic::Ordering::Relaxed));
         totals
     }
 

@@ -38,7 +38,12 @@ impl Switch {
             sent: self.sent(&totals),
             drops: happened(&totals),
             port: side.counted().into_iter().map(|(name, _, count)| (name, count)).collect(),
-            control: side.keeper.counts().into_iter().map(|(name, _, count)| (name, count)).collect(),
+            control: side
+                .keeper
+                .counts()
+                .into_iter()
+                .map(|(name, _, count)| (name, count))
+                .collect(),
             peers: peers.iter().map(peer).collect(),
         })
     }

@@ -1,4 +1,5 @@
-//! The header in front of a frame on its way to another host: Ethernet, IP, UDP and VXLAN (RFC 7348, 5).
+//! The header in front of a frame on its way to another host: Ethernet, IP, UDP and VXLAN (RFC
+//! 7348, 5).
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -33,7 +34,8 @@ pub(crate) const fn overhead(v6: bool) -> u32 {
 pub(crate) struct Source {
     pub mac: Mac,
     pub ip: IpAddr,
-    /// Over IPv6, a UDP checksum is computed (RFC 8200, 8.1); else it is zero, as RFC 6935 lets tunnels do.
+    /// Over IPv6, a UDP checksum is computed (RFC 8200, 8.1); else it is zero, as RFC 6935 lets
+    /// tunnels do.
     pub udp6_checksum: bool,
     /// The underlay's VLAN; 0: none.
     pub vlan: u16,
@@ -88,11 +90,17 @@ impl Outer {
             [l3 + 2, l3 + 4, l3 + 10, l4, l4 + 4]
         };
         let constant = Sum::of(bytes.get(l3..l3 + IPV4)?).fold().into();
-        Some(Outer { front: Front::new(&bytes, fields)?, l3, v6, checksum: v6 && source.udp6_checksum, constant })
+        Some(Outer {
+            front: Front::new(&bytes, fields)?,
+            l3,
+            v6,
+            checksum: v6 && source.udp6_checksum,
+            constant,
+        })
     }
 
-    /// For a frame of `inner` bytes: lengths, identification and checksum of IPv4, the source port. The result and the frame are less than
-    /// 64 KiB: the uplink's MTU sees to that.
+    /// For a frame of `inner` bytes: lengths, identification and checksum of IPv4, the source port.
+    /// The result and the frame are less than 64 KiB: the uplink's MTU sees to that.
     #[inline(always)]
     pub fn fields(&self, inner: u32, source_port: u16, identification: u16) -> [u16; FIELDS] {
         let udp = (BEHIND_IP as u32 + inner) as u16;
@@ -134,7 +142,9 @@ impl Outer {
         let l4 = l3 + IPV6;
         let field = l4 + 6;
         let sum = match packet.get(l4..) {
-            Some(segment) => pseudo(packet.get(l3 + 8..l4), segment.len()).push(segment).udp_checksum(),
+            Some(segment) => {
+                pseudo(packet.get(l3 + 8..l4), segment.len()).push(segment).udp_checksum()
+            }
             None => return,
         };
         if let Some(to) = packet.get_mut(field..field + 2) {
@@ -144,7 +154,9 @@ impl Outer {
 }
 
 fn pseudo(addresses: Option<&[u8]>, len: usize) -> Sum {
-    Sum::of(addresses.unwrap_or_default()).push(&(len as u32).to_be_bytes()).push_u16(u16::from(PROTOCOL_UDP))
+    Sum::of(addresses.unwrap_or_default())
+        .push(&(len as u32).to_be_bytes())
+        .push_u16(u16::from(PROTOCOL_UDP))
 }
 
 fn six(ip: IpAddr) -> Ipv6Addr {
@@ -154,11 +166,12 @@ fn six(ip: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// A source port by the inner flow, so that receivers and the underlay spread flows (RFC 7348, 5): addresses and ports of plain IP,
-/// else the link addresses.
+/// A source port by the inner flow, so that receivers and the underlay spread flows (RFC 7348, 5):
+/// addresses and ports of plain IP, else the link addresses.
 #[inline(always)]
 pub(crate) fn source_port(head: &[u8]) -> u16 {
-    // Frames of at least this are what there is to spread; their fields are at constant places, asked for once.
+    // Frames of at least this are what there is to spread; their fields are at constant places,
+    // asked for once.
     match head.first_chunk::<READ>() {
         Some(head) => FIRST_PORT | (flow_hash(head) >> 48) as u16,
         None => short_frame(head),
@@ -180,11 +193,44 @@ fn short_frame(head: &[u8]) -> u16 {
 #[inline(always)]
 fn flow_hash(head: &[u8; READ]) -> u64 {
     // A constant place within the array: nothing of the comparison is left.
-    let word = |at: usize| head.get(at..).and_then(|part| part.first_chunk()).map_or(0, |part| u64::from_ne_bytes(*part));
-    let short =
-        |at: usize| head.get(at..).and_then(|part| part.first_chunk()).map_or(0, |part| u64::from(u32::from_ne_bytes(*part)));
+    let word = |at: usize| {
+        head.get(at..)
+            .and_then(|part| part.first_chunk())
+            .map_or(0, |part| u64::from_ne_bytes(*part))
+    };
+    let short = |at: usize| {
+        head.get(at..)
+            .and_then(|part| part.first_chunk())
+            .map_or(0, |part| u64::from(u32::from_ne_bytes(*part)))
+    };
     match head {
-        [_, _, _, _, _, _, _, _, _, _, _, _, 0x08, 0x00, 0x45, _, _, _, _, _, high, low, _, protocol, ..] => {
+        [
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            0x08,
+            0x00,
+            0x45,
+            _,
+            _,
+            _,
+            _,
+            _,
+            high,
+            low,
+            _,
+            protocol,
+            ..,
+        ] => {
             let fragment = u16::from_be_bytes([*high, *low]) & 0x3fff != 0;
             let ports = if !fragment && has_ports(*protocol) { short(34) } else { 0 };
             mix(word(26), ports << 8 | u64::from(*protocol))
@@ -219,7 +265,8 @@ mod tests {
 
     #[test]
     fn an_ipv4_header_is_the_contract_s() {
-        let source = Source { mac: MACS[0], ip: "10.1.0.1".parse().unwrap(), udp6_checksum: true, vlan: 0 };
+        let source =
+            Source { mac: MACS[0], ip: "10.1.0.1".parse().unwrap(), udp6_checksum: true, vlan: 0 };
         let outer = Outer::new(&source, (MACS[1], "10.1.0.2".parse().unwrap()), 1337).unwrap();
         let bytes = outer.bytes(outer.fields(60, 0xc123, 7));
         let expected = [
@@ -245,8 +292,10 @@ mod tests {
     fn an_ipv6_header_has_the_right_length_and_a_checksum_if_asked() {
         for (udp6_checksum, vlan) in [(false, 0), (true, 0), (false, 42), (true, 42)] {
             let tag = if vlan == 0 { 0 } else { 4 };
-            let source = Source { mac: MACS[0], ip: "fd00::1".parse().unwrap(), udp6_checksum, vlan };
-            let outer = Outer::new(&source, (MACS[1], "fd00::2".parse().unwrap()), 0xff_ffff).unwrap();
+            let source =
+                Source { mac: MACS[0], ip: "fd00::1".parse().unwrap(), udp6_checksum, vlan };
+            let outer =
+                Outer::new(&source, (MACS[1], "fd00::2".parse().unwrap()), 0xff_ffff).unwrap();
             let inner = [0x5a; 61];
             let mut packet = outer.bytes(outer.fields(inner.len() as u32, 0xffff, 7)).to_vec();
             assert_eq!(packet.len(), 70 + tag);
@@ -262,7 +311,9 @@ mod tests {
             assert_eq!((ip.hop_limit(), ip.payload().unwrap().len()), (255, 16 + 61));
             let udp = Udp::parse(ip.payload().unwrap()).unwrap();
             assert_eq!((udp.source_port(), udp.destination_port()), (0xffff, PORT));
-            let valid = Sum::pseudo_v6(ip.source(), ip.destination(), 17, 77).push(ip.payload().unwrap()).is_valid();
+            let valid = Sum::pseudo_v6(ip.source(), ip.destination(), 17, 77)
+                .push(ip.payload().unwrap())
+                .is_valid();
             assert_eq!(valid, udp6_checksum);
             assert_eq!(udp.payload().unwrap()[..8], [8, 0, 0, 0, 0xff, 0xff, 0xff, 0]);
         }
@@ -273,12 +324,20 @@ mod tests {
         let link = build::ethernet(MACS[0], MACS[1]);
         let frame = |n: u16, v6: bool| {
             let link = link.clone();
-            let ip = if v6 { link.ipv6([1u16; 8], [2u16; 8]) } else { link.ipv4([10, 0, 0, 1], [10, 0, 0, 2]) };
+            let ip = if v6 {
+                link.ipv6([1u16; 8], [2u16; 8])
+            } else {
+                link.ipv4([10, 0, 0, 1], [10, 0, 0, 2])
+            };
             ip.udp(n, 80, b"x")
         };
         for v6 in [false, true] {
             let ports: HashSet<u16> = (0..1000).map(|n| source_port(&frame(n, v6))).collect();
-            assert!(ports.len() > 900 && ports.iter().all(|port| *port >= 49152), "{}", ports.len());
+            assert!(
+                ports.len() > 900 && ports.iter().all(|port| *port >= 49152),
+                "{}",
+                ports.len()
+            );
             assert_eq!(source_port(&frame(5, v6)), source_port(&frame(5, v6)));
         }
         assert!(source_port(&[]) >= 49152);

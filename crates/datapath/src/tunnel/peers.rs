@@ -1,10 +1,13 @@
 //! Peers: the tunnel endpoints of other hosts, learnt from what they send or named by the operator.
 //!
-//! One bounded table for all networks. Workers look up without locks and may add, in the place of one that nobody needs if there is no other; the control thread removes. A reference
-//! carries a generation, so that what was learnt of a peer that is gone does not lead to the next one in its place.
+//! One bounded table for all networks. Workers look up without locks and may add, in the place of
+//! one that nobody needs if there is no other; the control thread removes. A reference
+//! carries a generation, so that what was learnt of a peer that is gone does not lead to the next
+//! one in its place.
 //!
-//! Whoever forges outer sources makes peers. So a peer that nobody named is held by the network that it was first heard in, and
-//! networks share what the named ones leave: half of it is reserved for them in equal parts.
+//! Whoever forges outer sources makes peers. So a peer that nobody named is held by the network
+//! that it was first heard in, and networks share what the named ones leave: half of it is reserved
+//! for them in equal parts.
 
 use std::{
     cmp::Reverse,
@@ -34,7 +37,8 @@ const WAYS: usize = 8;
 /// Holder of a peer that no network holds: one that was named, or whose network is gone.
 const NOBODY: u32 = u32::MAX;
 
-/// A peer's place (low half) and the generation of its user (high half). Odd generations are in use.
+/// A peer's place (low half) and the generation of its user (high half). Odd generations are in
+/// use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
 pub(crate) struct PeerRef(pub u32);
 
@@ -145,7 +149,8 @@ impl Peer {
         self.waiting.swap(FRAME, AcqRel) != FRAME
     }
 
-    /// Whether the next hop is to be asked for though no frame waits for it: not if it is being asked for.
+    /// Whether the next hop is to be asked for though no frame waits for it: not if it is being
+    /// asked for.
     pub fn may_ask(&self) -> bool {
         self.waiting.compare_exchange(IDLE, QUESTION, AcqRel, Relaxed).is_ok()
     }
@@ -163,7 +168,9 @@ impl Peer {
     /// Counts for worker `worker`.
     #[inline(always)]
     pub fn count(&self, worker: usize, counter: PeerCounter, n: u64) {
-        if let Some(cell) = self.counted.get(worker).and_then(|counted| counted.0.get(counter as usize)) {
+        if let Some(cell) =
+            self.counted.get(worker).and_then(|counted| counted.0.get(counter as usize))
+        {
             cell.store(cell.load(Relaxed).wrapping_add(n), Relaxed);
         }
     }
@@ -218,7 +225,8 @@ pub(crate) struct Peers {
 /// Free places, and who has how many of the others.
 struct Room {
     free: Vec<u16>,
-    /// Peers by the network that holds them, without those that hold none. A worker never makes it grow: see [`Peers::new`].
+    /// Peers by the network that holds them, without those that hold none. A worker never makes it
+    /// grow: see [`Peers::new`].
     held: HashMap<u32, AtomicU32>,
     quota: Quota,
     /// Networks on this host.
@@ -262,7 +270,8 @@ impl Peers {
         };
         let room = Room {
             free: (0..MAX_PEERS as u16).rev().collect(),
-            // No more networks than peers hold one, and what is removed leaves room in a map that is at most half full.
+            // No more networks than peers hold one, and what is removed leaves room in a map that
+            // is at most half full.
             held: HashMap::with_capacity(2 * MAX_PEERS + 2),
             quota: Quota::new(MAX_PEERS as u32),
             networks: 1,
@@ -291,7 +300,9 @@ impl Peers {
     /// A peer, if it is still the one that was meant.
     #[inline(always)]
     pub fn get(&self, at: PeerRef) -> Option<&Peer> {
-        self.peers.get(at.index()).filter(|peer| peer.generation.load(Acquire) == at.generation() && at.generation() % 2 == 1)
+        self.peers.get(at.index()).filter(|peer| {
+            peer.generation.load(Acquire) == at.generation() && at.generation() % 2 == 1
+        })
     }
 
     /// Where a peer is.
@@ -308,8 +319,9 @@ impl Peers {
         None
     }
 
-    /// Where a peer is that something came from in network `vni`, from now on if it was not known. `None` if there is no room for
-    /// this network, or somebody else is changing the table: the next frame will see.
+    /// Where a peer is that something came from in network `vni`, from now on if it was not known.
+    /// `None` if there is no room for this network, or somebody else is changing the table: the
+    /// next frame will see.
     #[cold]
     pub fn try_add(&self, address: Address, vni: u32, now: u32) -> Option<PeerRef> {
         let mut room = match self.room.try_lock() {
@@ -326,7 +338,8 @@ impl Peers {
         }
         let at = match self.insert(address, &mut room) {
             None if held < room.quota.part() => {
-                // Its bucket is full, by chance: one of those gives way, as this network has less than its part.
+                // Its bucket is full, by chance: one of those gives way, as this network has less
+                // than its part.
                 self.make_room(address, &mut room);
                 self.insert(address, &mut room)?
             }
@@ -359,8 +372,8 @@ impl Peers {
         Some(PeerRef::new(usize::from(index), generation))
     }
 
-    /// The operator names a peer. One that nobody named gives way to it if there is no room: anybody may forge those. `None` if
-    /// all were named.
+    /// The operator names a peer. One that nobody named gives way to it if there is no room:
+    /// anybody may forge those. `None` if all were named.
     pub fn configure(&self, address: IpAddr) -> Option<PeerRef> {
         let mut room = self.room();
         let address = number_of_ip(address);
@@ -377,20 +390,28 @@ impl Peers {
         Some(at)
     }
 
-    /// Removes a peer that nobody named: of this address's bucket if that is full, else of all. Those of networks that have more
-    /// than their part go first, then the one that was silent for longest.
+    /// Removes a peer that nobody named: of this address's bucket if that is full, else of all.
+    /// Those of networks that have more than their part go first, then the one that was silent
+    /// for longest.
     fn make_room(&self, address: Address, room: &mut Room) {
-        let bucket = self.bucket(address).into_iter().flatten().map(|way| usize::from(way.load(Relaxed)));
+        let bucket =
+            self.bucket(address).into_iter().flatten().map(|way| usize::from(way.load(Relaxed)));
         let full = bucket.clone().all(|entry| entry != 0);
-        let rivals =
-            bucket.filter_map(|entry| entry.checked_sub(1)).filter(|_| full).chain((0..self.peers.len()).filter(|_| !full));
+        let rivals = bucket
+            .filter_map(|entry| entry.checked_sub(1))
+            .filter(|_| full)
+            .chain((0..self.peers.len()).filter(|_| !full));
         let unnamed = rivals.filter_map(|index| Some((index, self.peers.get(index)?)));
-        let unnamed = unnamed.filter(|(_, peer)| peer.generation.load(Relaxed) % 2 == 1 && !peer.configured.load(Relaxed));
+        let unnamed = unnamed.filter(|(_, peer)| {
+            peer.generation.load(Relaxed) % 2 == 1 && !peer.configured.load(Relaxed)
+        });
         let within = |peer: &Peer| {
             let vni = peer.holder.load(Relaxed);
             vni != NOBODY && room.held(vni) <= room.quota.part()
         };
-        if let Some((index, peer)) = unnamed.min_by_key(|(_, peer)| (within(peer), peer.seen.load(Relaxed))) {
+        if let Some((index, peer)) =
+            unnamed.min_by_key(|(_, peer)| (within(peer), peer.seen.load(Relaxed)))
+        {
             self.take_out(index, peer, room);
         }
     }
@@ -428,10 +449,13 @@ impl Peers {
         self.divide(&mut room);
     }
 
-    /// Divides the room among the networks that are on this host now. Those that are gone hold nothing any more.
+    /// Divides the room among the networks that are on this host now. Those that are gone hold
+    /// nothing any more.
     pub fn settle(&self, networks: &HashMap<u32, u32>) {
         let mut room = self.room();
-        for (_, peer) in self.unnamed().filter(|(_, peer)| !networks.contains_key(&peer.holder.load(Relaxed))) {
+        for (_, peer) in
+            self.unnamed().filter(|(_, peer)| !networks.contains_key(&peer.holder.load(Relaxed)))
+        {
             room.release(peer);
         }
         room.networks = networks.len() as u32;
@@ -440,11 +464,16 @@ impl Peers {
 
     /// Peers that nobody named, for the one who holds the lock.
     fn unnamed(&self) -> impl Iterator<Item = (usize, &Peer)> + Clone {
-        let known = self.peers.iter().enumerate().filter(|(_, peer)| peer.generation.load(Relaxed) % 2 == 1);
+        let known = self
+            .peers
+            .iter()
+            .enumerate()
+            .filter(|(_, peer)| peer.generation.load(Relaxed) % 2 == 1);
         known.filter(|(_, peer)| !peer.configured.load(Relaxed))
     }
 
-    /// Gives each network its part. What all of them have beyond it, and nobody's, goes if it is too much: the most silent first.
+    /// Gives each network its part. What all of them have beyond it, and nobody's, goes if it is
+    /// too much: the most silent first.
     fn divide(&self, room: &mut Room) {
         let capacity = MAX_PEERS as u32 - room.named;
         // What nobody holds has half of the common half at most.
@@ -455,9 +484,11 @@ impl Peers {
         }
     }
 
-    /// Leaves each of `holders` at most so many peers, those that were heard last. Returns how many that are together.
+    /// Leaves each of `holders` at most so many peers, those that were heard last. Returns how many
+    /// that are together.
     fn keep(&self, room: &mut Room, holders: impl Fn(u32) -> bool, most: u32) -> u32 {
-        let mut all: Vec<(usize, &Peer)> = self.unnamed().filter(|(_, peer)| holders(peer.holder.load(Relaxed))).collect();
+        let mut all: Vec<(usize, &Peer)> =
+            self.unnamed().filter(|(_, peer)| holders(peer.holder.load(Relaxed))).collect();
         all.sort_unstable_by_key(|(_, peer)| Reverse(peer.seen.load(Relaxed)));
         let mut kept: HashMap<u32, u32> = HashMap::new();
         for (index, peer) in all {
@@ -537,7 +568,9 @@ mod tests {
     #[test]
     fn a_full_table_refuses_and_keeps() {
         let peers = Peers::new(1);
-        let known: Vec<_> = (1..10_000).filter_map(|n| Some((n, peers.try_add(number_of_ip(ip(n)), 42, 600)?))).collect();
+        let known: Vec<_> = (1..10_000)
+            .filter_map(|n| Some((n, peers.try_add(number_of_ip(ip(n)), 42, 600)?)))
+            .collect();
         assert_eq!(known.len(), MAX_PEERS);
         assert_eq!(peers.try_add(number_of_ip(ip(20_000)), 42, 600), None);
         assert!(known.iter().all(|(n, at)| peers.find(number_of_ip(ip(*n))) == Some(*at)));
@@ -552,12 +585,14 @@ mod tests {
         assert!(peers.try_add(number_of_ip(ip(20_000)), 42, 1000).is_some());
     }
 
-    /// Somebody forges outer sources of one network until there is no more room: others are learnt all the same.
+    /// Somebody forges outer sources of one network until there is no more room: others are learnt
+    /// all the same.
     #[test]
     fn who_fills_the_table_in_one_network_leaves_others_their_part() {
         let peers = Peers::new(1);
         peers.settle(&(0..8).map(|vni| (vni, vni)).collect());
-        let forged = (1..20_000).filter(|n| peers.try_add(number_of_ip(ip(*n)), 7, 600).is_some()).count();
+        let forged =
+            (1..20_000).filter(|n| peers.try_add(number_of_ip(ip(*n)), 7, 600).is_some()).count();
         let part = MAX_PEERS / 2 / 8;
         assert_eq!(forged, part + MAX_PEERS / 2);
         for vni in 0..7u32 {
@@ -567,7 +602,8 @@ mod tests {
             }
             assert_eq!(peers.try_add(number_of_ip(ip(200_000)), vni, 600), None);
         }
-        // Who is named needs no share; what forgery took gives way, and what others have within their part does not.
+        // Who is named needs no share; what forgery took gives way, and what others have within
+        // their part does not.
         for n in 0..100 {
             assert!(peers.configure(ip(300_000 + n)).is_some(), "{n}");
         }
@@ -576,19 +612,27 @@ mod tests {
             addresses.filter(|address| peers.find(*address).is_some()).count()
         };
         // A part is smaller by now: of what is left by those that were named.
-        assert!((0..7).all(|vni| kept(vni) >= (MAX_PEERS - 100) / 2 / 8), "{:?}", (0..7).map(kept).collect::<Vec<_>>());
+        assert!(
+            (0..7).all(|vni| kept(vni) >= (MAX_PEERS - 100) / 2 / 8),
+            "{:?}",
+            (0..7).map(kept).collect::<Vec<_>>()
+        );
     }
 
     #[test]
     fn a_network_more_finds_room_at_once_and_one_that_went_holds_nothing() {
         let peers = Peers::new(1);
-        let add =
-            |range: std::ops::Range<u32>, vni| range.filter(|n| peers.try_add(number_of_ip(ip(*n)), vni, *n).is_some()).count();
+        let add = |range: std::ops::Range<u32>, vni| {
+            range.filter(|n| peers.try_add(number_of_ip(ip(*n)), vni, *n).is_some()).count()
+        };
         assert_eq!(add(1..5_000, 7), MAX_PEERS);
         peers.settle(&[(7, 0), (8, 1)].into());
         assert_eq!(add(10_000..15_000, 8), MAX_PEERS / 4);
         // Those that were heard last stayed.
-        assert!(peers.find(number_of_ip(ip(MAX_PEERS as u32))).is_some() && peers.find(number_of_ip(ip(1))).is_none());
+        assert!(
+            peers.find(number_of_ip(ip(MAX_PEERS as u32))).is_some()
+                && peers.find(number_of_ip(ip(1))).is_none()
+        );
         peers.settle(&[(8, 1)].into());
         assert!(add(20_000..25_000, 8) >= MAX_PEERS / 2);
         peers.expire(100_000, 300);

@@ -55,7 +55,9 @@ impl UplinkPort {
     pub fn wire(&self, worker: usize) -> Option<MutexGuard<'_, Box<dyn Uplink>>> {
         match self {
             UplinkPort::Ring(_) => None,
-            UplinkPort::Wire(wires) => wires.get(worker).map(|wire| wire.lock().unwrap_or_else(PoisonError::into_inner)),
+            UplinkPort::Wire(wires) => {
+                wires.get(worker).map(|wire| wire.lock().unwrap_or_else(PoisonError::into_inner))
+            }
         }
     }
 }
@@ -174,7 +176,8 @@ mod tests {
         host.attach("a", LINUX, &guest, &MemoryConfig::new(guest.memory_needed())).unwrap();
         host.settle();
         let (from, to) = ([10, 0, 0, 1], [10, 0, 0, 2]);
-        let mut large = build::ethernet(a, b).ipv4(from, to).tcp(&build::Tcp::new(4000, 80, ACK), &[7; 60_480]);
+        let mut large =
+            build::ethernet(a, b).ipv4(from, to).tcp(&build::Tcp::new(4000, 80, ACK), &[7; 60_480]);
         let pseudo = Sum::pseudo_v4(from.into(), to.into(), 6, (large.len() - 34) as u16).fold();
         large[50..52].copy_from_slice(&pseudo.to_be_bytes());
         let header = NetHeader {
@@ -191,7 +194,13 @@ mod tests {
         sent.lock().unwrap().clear();
         // So do frames of the endpoint's own.
         for n in 0..100 {
-            assert!(host.tunnel().unwrap().punt.send(Own { frame: vec![n; 60], counted: false }).is_ok());
+            assert!(
+                host.tunnel()
+                    .unwrap()
+                    .punt
+                    .send(Own { frame: vec![n; 60], counted: false })
+                    .is_ok()
+            );
         }
         host.turn();
         let sent: Vec<u8> = sent.lock().unwrap().iter().map(|frame| frame[0]).collect();

@@ -1,5 +1,5 @@
-//! Between workers and the control thread: frames for the endpoint itself, frames that wait for a next hop, and what the control thread
-//! sends. Buffers are made once and go round.
+//! Between workers and the control thread: frames for the endpoint itself, frames that wait for a
+//! next hop, and what the control thread sends. Buffers are made once and go round.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -13,7 +13,8 @@ use super::PeerRef;
 
 /// Frames under way in one direction at most.
 const DEPTH: usize = 256;
-/// Buffers that frames for the endpoint leave to those that wait: whoever floods us with questions stops nobody's traffic.
+/// Buffers that frames for the endpoint leave to those that wait: whoever floods us with questions
+/// stops nobody's traffic.
 const RESERVED: usize = DEPTH / 4;
 
 /// What a frame given to the control thread is.
@@ -61,7 +62,8 @@ impl Punt {
         Ok(punt)
     }
 
-    /// Gives the control thread a frame of `len` bytes that `fill` writes. Returns whether there was room, and `fill` could.
+    /// Gives the control thread a frame of `len` bytes that `fill` writes. Returns whether there
+    /// was room, and `fill` could.
     pub fn put(&self, what: Punted, len: usize, fill: impl FnOnce(&mut [u8]) -> bool) -> bool {
         if what == Punted::Control && self.free.len() <= RESERVED {
             return false;
@@ -97,7 +99,8 @@ impl Punt {
         let _ = self.free.push(buffer);
     }
 
-    /// For the control thread: a frame to be sent. The worker must be woken. It is returned if there was no room.
+    /// For the control thread: a frame to be sent. The worker must be woken. It is returned if
+    /// there was no room.
     pub fn send(&self, own: Own) -> Result<(), Own> {
         while self.spent.pop().is_some() {} // freed here, not by a worker
         self.own.push(own)
@@ -124,7 +127,8 @@ impl Punt {
         self.wake.as_fd()
     }
 
-    /// For the control thread: it is about to wait for the descriptor. Returns whether it may: not if there is something to take.
+    /// For the control thread: it is about to wait for the descriptor. Returns whether it may: not
+    /// if there is something to take.
     pub fn sleeps(&self) -> bool {
         self.sleeping.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);

@@ -133,7 +133,8 @@ pub struct UplinkReport {
     pub offloads: Vec<String>,
     /// Frames and bytes received, with outer headers.
     pub received: (u64, u64),
-    /// Frames and bytes sent, with outer headers as far as they are the endpoint's own, without where they are of networks.
+    /// Frames and bytes sent, with outer headers as far as they are the endpoint's own, without
+    /// where they are of networks.
     pub sent: (u64, u64),
     /// Every reason there is, with its count: drops that are no network's.
     pub drops: Vec<(ReasonInfo, u64)>,
@@ -200,7 +201,10 @@ impl DeviceEvents for Link {
     fn detached(&self, reason: &str) {
         self.attached.store(false, Ordering::Relaxed);
         tracing::warn!(path = self.path, reason, "the uplink is detached");
-        self.events.happened(About::default(), Happening::UplinkDown(&format!("the uplink is detached: {reason}")));
+        self.events.happened(
+            About::default(),
+            Happening::UplinkDown(&format!("the uplink is detached: {reason}")),
+        );
     }
 
     fn driving(&self, both: bool) {
@@ -242,13 +246,17 @@ impl Side {
         for peer in &spec.peers {
             check_peer(*peer, spec.endpoint).map_err(std::io::Error::other)?;
         }
-        plane
-            .set_peers(spec.peers.clone(), BTreeMap::new())
-            .map_err(|refused| std::io::Error::other(format!("too many peers: no room for {refused:?}")))?;
+        plane.set_peers(spec.peers.clone(), BTreeMap::new()).map_err(|refused| {
+            std::io::Error::other(format!("too many peers: no room for {refused:?}"))
+        })?;
         let attached = Arc::new(AtomicBool::new(false));
         let device = match (ring, &spec.uplink) {
             (Some(port), UplinkSpec::VhostUser { path, role }) => {
-                let handle = plane.workers.first().cloned().ok_or_else(|| std::io::Error::other("no worker"))?;
+                let handle = plane
+                    .workers
+                    .first()
+                    .cloned()
+                    .ok_or_else(|| std::io::Error::other("no worker"))?;
                 let link = Link {
                     attachment: Attachment::uplink(handle),
                     path: path.display().to_string(),
@@ -267,14 +275,18 @@ impl Side {
                 Some(Device::start(config).map_err(std::io::Error::other)?)
             }
             _ => {
-                if let (Some(handle), Some(tunnel)) = (plane.workers.first(), &plane.shared.tunnel) {
-                    tunnel.port.with_descriptor(|descriptor| handle.started(UPLINK, Some(descriptor)));
+                if let (Some(handle), Some(tunnel)) = (plane.workers.first(), &plane.shared.tunnel)
+                {
+                    tunnel
+                        .port
+                        .with_descriptor(|descriptor| handle.started(UPLINK, Some(descriptor)));
                 }
                 None
             }
         };
         let running = keeper.clone();
-        let thread = std::thread::Builder::new().name("keeper".into()).spawn(move || running.run())?;
+        let thread =
+            std::thread::Builder::new().name("keeper".into()).spawn(move || running.run())?;
         Ok(Side { keeper, thread: Some(thread), spec, answers, wire, device, attached })
     }
 
@@ -321,7 +333,8 @@ fn drops(totals: &Totals) -> Vec<(ReasonInfo, u64)> {
 }
 
 /// What `learn-refused` means.
-const LEARN_REFUSED: &str = "frames whose sender was not learnt: too many addresses in its network, or too many hosts";
+const LEARN_REFUSED: &str =
+    "frames whose sender was not learnt: too many addresses in its network, or too many hosts";
 
 impl Switch {
     pub(super) fn side(&self) -> Option<(&Side, &Tunnel)> {
@@ -344,14 +357,20 @@ impl Switch {
         let now = shared.clock.now();
         let named = self.peers();
         let rows = tunnel.peers.list(now);
-        let known: BTreeMap<PeerRef, IpAddr> = rows.iter().map(|row| (row.at, row.address)).collect();
+        let known: BTreeMap<PeerRef, IpAddr> =
+            rows.iter().map(|row| (row.at, row.address)).collect();
         let peer = |row: &PeerRow| PeerReport {
             address: row.address,
             mac: row.mac,
             named: row.configured,
             vnis: match named.all.contains(&row.address) {
                 true => Vec::new(),
-                false => named.of.iter().filter(|(_, of)| of.contains(&row.address)).map(|(vni, _)| *vni).collect(),
+                false => named
+                    .of
+                    .iter()
+                    .filter(|(_, of)| of.contains(&row.address))
+                    .map(|(vni, _)| *vni)
+                    .collect(),
             },
             idle: row.idle,
             received: row.received(),
@@ -385,7 +404,9 @@ impl Switch {
             .collect();
         networks.sort_by_key(|network| network.vni);
         let trunks = snapshot.vnics.iter().filter(|(_, vnic)| vnic.trunk);
-        let refused = trunks.map(|(_, trunk)| trunk.shared.counters.totals().get(Counter::LearnRefused)).sum();
+        let refused = trunks
+            .map(|(_, trunk)| trunk.shared.counters.totals().get(Counter::LearnRefused))
+            .sum();
         let mut groups = side.keeper.groups();
         groups.sort();
         Some(TunnelReport {
@@ -399,11 +420,17 @@ impl Switch {
             learnt,
             neighbours: side.keeper.neighbours(),
             networks,
-            control: side.keeper.counts().into_iter().chain([("learn-refused", LEARN_REFUSED, refused)]).collect(),
+            control: side
+                .keeper
+                .counts()
+                .into_iter()
+                .chain([("learn-refused", LEARN_REFUSED, refused)])
+                .collect(),
         })
     }
 
-    /// Largest IP packet of a virtual machine that reaches other hosts, in bytes; `None` if there is no uplink.
+    /// Largest IP packet of a virtual machine that reaches other hosts, in bytes; `None` if there
+    /// is no uplink.
     pub fn inner_mtu(&self) -> Option<u32> {
         self.side().map(|(_, tunnel)| tunnel.inner_mtu())
     }
@@ -463,7 +490,11 @@ impl Switch {
         })
     }
 
-    fn change_peers(&self, vni: Option<u32>, change: impl FnOnce(&mut Vec<IpAddr>) -> bool) -> Result<bool, TunnelError> {
+    fn change_peers(
+        &self,
+        vni: Option<u32>,
+        change: impl FnOnce(&mut Vec<IpAddr>) -> bool,
+    ) -> Result<bool, TunnelError> {
         if let Some(vni) = vni.filter(|vni| *vni > 0xff_ffff) {
             return Err(TunnelError::BadVni(vni));
         }
@@ -479,7 +510,9 @@ impl Switch {
             peers.check()?;
             let Peers { all, of } = peers;
             let refused = self.plane().set_peers(all, of);
-            refused.map_err(|refused| refused.first().copied().map_or(TunnelError::NoUplink, TunnelError::Full))?;
+            refused.map_err(|refused| {
+                refused.first().copied().map_or(TunnelError::NoUplink, TunnelError::Full)
+            })?;
         }
         Ok(changed)
     }

@@ -24,11 +24,14 @@ pub(super) struct PeerWatch {
 }
 
 impl PeerWatch {
-    /// Tells what changed. That a peer is named, or not any more, is told by whoever carries that out.
+    /// Tells what changed. That a peer is named, or not any more, is told by whoever carries that
+    /// out.
     pub fn look(&mut self, rows: &[PeerRow], events: &dyn SwitchEvents) {
         let tell = |what: Happening<'_>| events.happened(About::default(), what);
-        let seen: BTreeMap<PeerRef, Seen> =
-            rows.iter().map(|row| (row.at, Seen { address: row.address, mac: row.mac, named: row.configured })).collect();
+        let seen: BTreeMap<PeerRef, Seen> = rows
+            .iter()
+            .map(|row| (row.at, Seen { address: row.address, mac: row.mac, named: row.configured }))
+            .collect();
         let before = std::mem::replace(&mut self.seen, seen);
         for (at, gone) in &before {
             if !self.seen.contains_key(at) && !gone.named {
@@ -42,7 +45,9 @@ impl PeerWatch {
             }
             match (old.and_then(|old| old.mac), now.mac) {
                 (None, Some(mac)) => tell(Happening::NextHopFound(now.address, mac)),
-                (Some(old), Some(new)) if old != new => tell(Happening::NextHopMoved(now.address, old, new)),
+                (Some(old), Some(new)) if old != new => {
+                    tell(Happening::NextHopMoved(now.address, old, new))
+                }
                 (Some(_), None) => tell(Happening::NextHopLost(now.address)),
                 _ => {}
             }
@@ -81,7 +86,8 @@ mod tests {
         let mut look = |expected: &[&str]| {
             watch.look(&peers.list(600), &told);
             let told = std::mem::take(&mut *told.0.lock().unwrap());
-            let kinds: Vec<&str> = told.iter().map(|text| text.split('(').next().unwrap()).collect();
+            let kinds: Vec<&str> =
+                told.iter().map(|text| text.split('(').next().unwrap()).collect();
             assert_eq!(kinds, expected, "{told:?}");
         };
         look(&[]);

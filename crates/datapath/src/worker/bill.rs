@@ -5,7 +5,8 @@ use crate::budget::Budget;
 
 /// The bill of the turn that is under way.
 pub(super) struct Bill {
-    /// The time stamp counter when it began, and whether rings that had nothing were looked at since.
+    /// The time stamp counter when it began, and whether rings that had nothing were looked at
+    /// since.
     begun: u64,
     looked: bool,
     /// What interrupts took of it, in cycles.
@@ -53,7 +54,8 @@ impl Bill {
         self.signals = cycles;
     }
 
-    /// Ends the turn, and begins the next one. Returns what it cost, and what interrupts took of that, in cycles.
+    /// Ends the turn, and begins the next one. Returns what it cost, and what interrupts took of
+    /// that, in cycles.
     #[inline(always)]
     pub fn close(&mut self, now: u64) -> (u64, u64) {
         let cycles = now.wrapping_sub(self.begun);
@@ -61,7 +63,8 @@ impl Bill {
         (cycles, std::mem::take(&mut self.signals))
     }
 
-    /// The cost of the turn that was closed last, which took so many frames: a flood of one frame is the work of many.
+    /// The cost of the turn that was closed last, which took so many frames: a flood of one frame
+    /// is the work of many.
     #[cold]
     pub fn cost(&self, (cycles, signals): (u64, u64), frames: usize) -> Cost {
         Cost { cycles, signals, frames: frames.max(self.budget.used(self.left)) }

@@ -1,11 +1,13 @@
 //! Whose turn it is: rings are served by what they cost, not by frames.
 //!
-//! Deficit round robin in cycles (Shreedhar and Varghese, 1995), the other way round: a batch is served before its cost is known,
-//! so a ring that costs more than its part of a round is in debt, and waits until rounds have paid it. A ring whose batches are cheap
-//! is served in every round. Nobody waits for nothing: when only rings in debt have something, the least debt is forgiven.
+//! Deficit round robin in cycles (Shreedhar and Varghese, 1995), the other way round: a batch is
+//! served before its cost is known, so a ring that costs more than its part of a round is in debt,
+//! and waits until rounds have paid it. A ring whose batches are cheap is served in every round.
+//! Nobody waits for nothing: when only rings in debt have something, the least debt is forgiven.
 //!
-//! Two more rules bound what one round takes. A ring has batches of a size that should cost little, by the dearest frames of its last
-//! milliseconds; and dear batches share an allowance per round: rings for which nothing is left have the first of it in the next round.
+//! Two more rules bound what one round takes. A ring has batches of a size that should cost little,
+//! by the dearest frames of its last milliseconds; and dear batches share an allowance per round:
+//! rings for which nothing is left have the first of it in the next round.
 
 use butterfly_vhost::{cpu, ring::BATCH};
 
@@ -13,19 +15,23 @@ use butterfly_vhost::{cpu, ring::BATCH};
 const PART_US: u64 = 5;
 /// The uplink has more than one vnic's part, and so has what waits of it: behind them are many.
 const UPLINK_PARTS: u64 = 4;
-/// What the batches of all rings should take of a round together. A ring has its part of that, and at least the other for a batch: few rings
-/// have large batches, whose fixed costs are shared by many frames.
+/// What the batches of all rings should take of a round together. A ring has its part of that, and
+/// at least the other for a batch: few rings have large batches, whose fixed costs are shared by
+/// many frames.
 const ROUND_US: u64 = 120;
 const BATCH_US: u64 = 12;
-/// Dear batches, those of more than this, share the allowance of a round, and tell what frames of their ring may cost.
+/// Dear batches, those of more than this, share the allowance of a round, and tell what frames of
+/// their ring may cost.
 const DEAR_US: u64 = 4;
-/// In so long half of that is forgotten. By time, not by batches: cheap ones in between cost nothing.
+/// In so long half of that is forgotten. By time, not by batches: cheap ones in between cost
+/// nothing.
 const HALF_LIFE_US: u64 = 5000;
 /// Frames of the first batch of a ring that comes back: many may come back at once.
 const FIRST: u64 = 8;
 /// When dear batches took as long, the next ones wait for the next round.
 const ALLOWANCE_US: u64 = 12;
-/// Most that a ring pays for one batch. What took longer was not its doing: the host had something else to do.
+/// Most that a ring pays for one batch. What took longer was not its doing: the host had something
+/// else to do.
 const MOST_US: u64 = 200;
 /// A turn of the usual size, in frames of its batch. Its other bounds shrink with it.
 pub(super) const WHOLE: u16 = BATCH as u16;
@@ -42,7 +48,8 @@ pub(super) struct Account {
     /// Its next batch may be dear.
     dear: bool,
     uplink: bool,
-    /// Cycles that a frame of its may cost, of which half is forgotten with each half-life, and the half-life when that was looked at last.
+    /// Cycles that a frame of its may cost, of which half is forgotten with each half-life, and
+    /// the half-life when that was looked at last.
     price: u32,
     era: u32,
 }
@@ -87,7 +94,8 @@ pub(super) struct Fair {
     signals: u64,
     /// What dear batches took of this round.
     spent: u64,
-    /// Where among the rings this round's allowance begins, and the next one's, if somebody waits for it.
+    /// Where among the rings this round's allowance begins, and the next one's, if somebody waits
+    /// for it.
     from: usize,
     next: Option<usize>,
 }
@@ -122,7 +130,8 @@ impl Fair {
         }
     }
 
-    /// The account of a ring that comes into the poll set, or of the uplink and what waits of it, which are not guests'.
+    /// The account of a ring that comes into the poll set, or of the uplink and what waits of it,
+    /// which are not guests'.
     pub fn open(&self, uplink: bool, now: u64) -> Account {
         let mut account = Account::new(uplink);
         if !uplink {
@@ -140,7 +149,8 @@ impl Fair {
         self.from = self.next.take().unwrap_or(0);
     }
 
-    /// Whether the ring at this place, which is in debt, is served in this round, which pays a part of it.
+    /// Whether the ring at this place, which is in debt, is served in this round, which pays a part
+    /// of it.
     #[cold]
     pub fn is_due(&mut self, account: &mut Account, at: usize) -> bool {
         let paid = if account.uplink { UPLINK_PARTS * self.part } else { self.part };
@@ -155,7 +165,8 @@ impl Fair {
         account.debt == 0
     }
 
-    /// Whether there is something left of the allowance for the ring at this place. Those before where it begins had it in the last round.
+    /// Whether there is something left of the allowance for the ring at this place. Those before
+    /// where it begins had it in the last round.
     fn allows(&mut self, at: usize) -> bool {
         let left = self.spent < self.allowance;
         if !left && at >= self.from && self.next.is_none() {
@@ -188,7 +199,8 @@ impl Fair {
         let of_frames = cost.saturating_sub(batch.signals);
         if of_frames > self.dear {
             let had = account.size.min(batch.frames as u16).max(1);
-            account.price = account.price.max(u32::try_from(of_frames / u64::from(had)).unwrap_or(u32::MAX));
+            account.price =
+                account.price.max(u32::try_from(of_frames / u64::from(had)).unwrap_or(u32::MAX));
         }
         account.size = self.size(account, rings);
         account.dear = cost > self.dear;
@@ -202,11 +214,14 @@ impl Fair {
         }
     }
 
-    /// Frames of the next batch, by what each may cost and how many rings share a round. Whoever has more parts has them in a batch.
+    /// Frames of the next batch, by what each may cost and how many rings share a round. Whoever
+    /// has more parts has them in a batch.
     fn size(&self, account: &Account, rings: usize) -> u16 {
         let least = if account.uplink { UPLINK_PARTS * self.part } else { self.batch };
         let batch = least.max(self.round / (rings as u64).max(1));
-        batch.checked_div(account.price.into()).map_or(WHOLE, |frames| frames.clamp(1, WHOLE.into()) as u16)
+        batch
+            .checked_div(account.price.into())
+            .map_or(WHOLE, |frames| frames.clamp(1, WHOLE.into()) as u16)
     }
 
     fn era(&self, now: u64) -> u32 {
@@ -234,8 +249,9 @@ mod tests {
         Cost { cycles, signals: 0, frames }
     }
 
-    /// Rings that always have something, with what 64 frames of theirs cost in microseconds, and how many they have at a time. Returns the
-    /// time each got, in percent, and the longest time that the first waited.
+    /// Rings that always have something, with what 64 frames of theirs cost in microseconds, and
+    /// how many they have at a time. Returns the time each got, in percent, and the longest
+    /// time that the first waited.
     fn share(rings: &[(u64, u16)]) -> (Vec<u64>, u64) {
         let mut fair = Fair::with(1000);
         let mut accounts = vec![Account::new(false); rings.len()];
@@ -280,7 +296,10 @@ mod tests {
             assert!(got[0] >= 8, "a tenth of what it may have: {attack:?}: {got:?}");
             // A frame that is dear by itself cannot be cut.
             let longest = (BATCH_US + DEAR_US).max(attack.0 / 64);
-            assert!(waited <= ALLOWANCE_US + longest + 5, "{attack:?}: the allowance and one batch, not all of them: {waited}");
+            assert!(
+                waited <= ALLOWANCE_US + longest + 5,
+                "{attack:?}: the allowance and one batch, not all of them: {waited}"
+            );
             // Nobody goes without because of its place among the others.
             assert!(got.iter().all(|part| *part >= 5), "{attack:?}: {got:?}");
         }
@@ -288,7 +307,9 @@ mod tests {
 
     #[test]
     fn time_is_shared_whatever_a_batch_costs() {
-        for costs in [[10, 20, 100], [100, 10, 20], [200, 200, 5], [7, 180, 180], [9, 9, 9], [26, 26, 26]] {
+        for costs in
+            [[10, 20, 100], [100, 10, 20], [200, 200, 5], [7, 180, 180], [9, 9, 9], [26, 26, 26]]
+        {
             let (got, _) = full(&costs);
             assert!(got.iter().all(|part| (25..=42).contains(part)), "{costs:?}: {got:?}");
         }
@@ -309,17 +330,24 @@ mod tests {
         };
         assert_eq!(after(100, 64, 0), 7);
         // Cheap ones in between do not tell that frames are cheap; time does.
-        assert_eq!([(1, 7), (7, 7), (1, 1)].map(|(cost, frames)| after(cost, frames, life - 1)), [7; 3]);
+        assert_eq!(
+            [(1, 7), (7, 7), (1, 1)].map(|(cost, frames)| after(cost, frames, life - 1)),
+            [7; 3]
+        );
         assert_eq!([1, 2, 3, 4].map(|lives| after(1, 1, lives * life)), [15, 30, 61, 64]);
         // Some receivers of a flood: as many as the size allows.
-        assert_eq!([after(96, 64, 5 * life), after(24, 8, 5 * life), after(24, 1, 5 * life)], [8, 4, 1]);
+        assert_eq!(
+            [after(96, 64, 5 * life), after(24, 8, 5 * life), after(24, 1, 5 * life)],
+            [8, 4, 1]
+        );
         assert_eq!(after(1, 1, 1000 * life), 64);
         // A pause of the host is soon forgotten.
         assert_eq!(after(10_000, 64, 1000 * life), 3);
         assert_eq!(after(1, 1, 1005 * life), 64);
     }
 
-    /// What a batch costs however small it is does not make it smaller: each would have that cost, and none would be done.
+    /// What a batch costs however small it is does not make it smaller: each would have that cost,
+    /// and none would be done.
     #[test]
     fn fixed_costs_do_not_shrink_batches() {
         let mut fair = Fair::with(1000);
@@ -342,7 +370,8 @@ mod tests {
         assert_eq!(account.size, WHOLE);
     }
 
-    /// Neither a pause nor cheap batches in between buy a round of whole batches: rings that come back together begin small.
+    /// Neither a pause nor cheap batches in between buy a round of whole batches: rings that come
+    /// back together begin small.
     #[test]
     fn many_that_come_back_together_are_one_short_round() {
         let mut fair = Fair::with(1000);

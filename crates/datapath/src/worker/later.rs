@@ -1,9 +1,11 @@
-//! Frames that have no ring to wait in: floods of other hosts for which a turn has no time, and announcements of the switch's own.
+//! Frames that have no ring to wait in: floods of other hosts for which a turn has no time, and
+//! announcements of the switch's own.
 //!
-//! What a machine here floods stays in its ring until it is done; what came from another host cannot be put back, and the frames behind
-//! it are other networks'. So it is copied, and waits in a queue that is served like a ring: some receivers in each turn, and paid for
-//! as any other ring pays. Those that wait take turns, floods and announcements by turns, too. Each network has a few places, and one
-//! that has fewer than another takes one of that when all are taken.
+//! What a machine here floods stays in its ring until it is done; what came from another host
+//! cannot be put back, and the frames behind it are other networks'. So it is copied, and waits in
+//! a queue that is served like a ring: some receivers in each turn, and paid for as any other ring
+//! pays. Those that wait take turns, floods and announcements by turns, too. Each network has a few
+//! places, and one that has fewer than another takes one of that when all are taken.
 
 use std::{
     collections::VecDeque,
@@ -83,13 +85,16 @@ impl Later {
         self.floods.is_empty() && self.announcements.is_empty()
     }
 
-    /// Copies the frames of a batch that are to wait. Those for which there is no place are dropped.
+    /// Copies the frames of a batch that are to wait. Those for which there is no place are
+    /// dropped.
     #[cold]
     pub fn take(&mut self, batch: &mut Batch<'_>, context: &Context<'_>) {
         let vni = context.sender.vni;
         let mut own = self.of(vni);
         let (frames, metas) = batch.parts();
-        for (index, meta) in metas.iter_mut().enumerate().filter(|(_, meta)| meta.verdict == Verdict::Later) {
+        for (index, meta) in
+            metas.iter_mut().enumerate().filter(|(_, meta)| meta.verdict == Verdict::Later)
+        {
             if own < PER_NETWORK && self.spare.is_empty() {
                 self.make_room(own, context);
             }
@@ -105,18 +110,24 @@ impl Later {
         self.floods.iter().filter(|flood| flood.vni == vni).count()
     }
 
-    /// Drops the newest flood of the network that has most, if that has two more than who wants its place, and if nobody has that flood yet.
+    /// Drops the newest flood of the network that has most, if that has two more than who wants its
+    /// place, and if nobody has that flood yet.
     fn make_room(&mut self, own: usize, context: &Context<'_>) {
         // One look, not one for each: it is taken for every frame that finds all places taken.
         let mut counts = [(0, 0); FLOODS];
         for flood in &self.floods {
-            if let Some(count) = counts.iter_mut().find(|(count, vni)| *count == 0 || *vni == flood.vni) {
+            if let Some(count) =
+                counts.iter_mut().find(|(count, vni)| *count == 0 || *vni == flood.vni)
+            {
                 *count = (count.0 + 1, flood.vni);
             }
         }
         let most = counts.into_iter().max();
         let Some((_, vni)) = most.filter(|(count, _)| *count >= own + 2) else { return };
-        let Some(at) = self.floods.iter().rposition(|flood| flood.vni == vni && flood.done == 0) else { return };
+        let Some(at) = self.floods.iter().rposition(|flood| flood.vni == vni && flood.done == 0)
+        else {
+            return;
+        };
         let Some(flood) = self.floods.remove(at) else { return };
         if let Some((_, trunk)) = context.snapshot.trunk(vni) {
             let len = flood.frame.len() as u32;
@@ -156,7 +167,13 @@ impl Later {
     pub fn announce(&mut self, place: PortRef, frames: Arc<Vec<Vec<u8>>>) -> bool {
         let room = self.announcements.len() < ANNOUNCED;
         if room {
-            self.announcements.push_back(Announcement { place, frames, at: 0, done: 0, judged: None });
+            self.announcements.push_back(Announcement {
+                place,
+                frames,
+                at: 0,
+                done: 0,
+                judged: None,
+            });
         }
         room
     }
@@ -197,25 +214,41 @@ impl Worker {
             meta.peer = flood.peer;
         }
         let from = flood.done as usize;
-        let context = self.shared.context(&self.snapshot, trunk, network, self.handle.index, &self.notes);
+        let context =
+            self.shared.context(&self.snapshot, trunk, network, self.handle.index, &self.notes);
         context.budget.set(budget);
         self.room.judged = flood.judged;
         let frames = Frames::private(&mut self.store, std::iter::once(flood.frame.as_slice()));
         let batch = Batch::of(Origin::Waited, frames, &mut self.metas);
-        let walked = walk(batch, &context, &mut self.room, &mut self.departures, &mut self.calls, &mut self.later, from);
+        let walked = walk(
+            batch,
+            &context,
+            &mut self.room,
+            &mut self.departures,
+            &mut self.calls,
+            &mut self.later,
+            from,
+        );
         self.bill.used(budget, context.budget.get());
         self.room.judged = None;
         flood.judged = walked.judged;
         walked.flooded
     }
 
-    /// Sends the next frame of an announcement, if the vnic's machine runs here. Returns whether there is more.
+    /// Sends the next frame of an announcement, if the vnic's machine runs here. Returns whether
+    /// there is more.
     fn say(&mut self, announcement: &mut Announcement, budget: Budget) -> bool {
         let vnic = self.snapshot.vnic(announcement.place);
         let vnic = vnic.filter(|vnic| vnic.shared.driving.load(Relaxed) && vnic.mirrors.is_none());
-        let Some((sender, frame)) = vnic.zip(announcement.frames.get(announcement.at)) else { return false };
+        let Some((sender, frame)) = vnic.zip(announcement.frames.get(announcement.at)) else {
+            return false;
+        };
         // Nobody speaks for one that began to wait for its address meanwhile.
-        let network = self.snapshot.networks.get(sender.network).filter(|network| !network.waits(sender.place.slot));
+        let network = self
+            .snapshot
+            .networks
+            .get(sender.network)
+            .filter(|network| !network.waits(sender.place.slot));
         let Some(network) = network else { return false };
         let from = announcement.done as usize;
         if from == 0
@@ -223,12 +256,21 @@ impl Worker {
         {
             cells.add(Counter::Announced, 1);
         }
-        let context = self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
+        let context =
+            self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
         context.budget.set(budget);
         self.room.judged = announcement.judged;
         let frames = Frames::private(&mut self.store, std::iter::once(frame.as_slice()));
         let batch = Batch::of(Origin::Own, frames, &mut self.metas);
-        let walked = walk(batch, &context, &mut self.room, &mut self.departures, &mut self.calls, &mut self.later, from);
+        let walked = walk(
+            batch,
+            &context,
+            &mut self.room,
+            &mut self.departures,
+            &mut self.calls,
+            &mut self.later,
+            from,
+        );
         self.bill.used(budget, context.budget.get());
         self.room.judged = None;
         (announcement.done, announcement.judged) = (walked.flooded, walked.judged);

@@ -52,7 +52,8 @@ impl Uplink for TakesBack {
     }
 }
 
-/// What was taken back while a worker was busy holds one batch later, not when it has looked at all rings.
+/// What was taken back while a worker was busy holds one batch later, not when it has looked at all
+/// rings.
 #[test]
 fn a_new_snapshot_does_not_wait_for_a_round_of_attackers() {
     const VNICS: u8 = 20;
@@ -83,7 +84,10 @@ fn a_new_snapshot_does_not_wait_for_a_round_of_attackers() {
     });
     assert!(shared.set(plane.shared.clone()).is_ok());
     worker.turn();
-    assert_eq!(worker.handle.seen.load(Ordering::SeqCst), plane.shared.epoch.load(Ordering::SeqCst));
+    assert_eq!(
+        worker.handle.seen.load(Ordering::SeqCst),
+        plane.shared.epoch.load(Ordering::SeqCst)
+    );
     let delivered = host.received().unwrap().values().map(Vec::len).sum::<usize>();
     assert!(delivered <= 1, "{delivered} frames were judged by what was taken back");
 }
@@ -98,12 +102,14 @@ fn crowd(vnics: u8) -> Host {
     host
 }
 
-/// One frame to forty is not one frame that is dear: the next ones of its ring would be judged by it.
+/// One frame to forty is not one frame that is dear: the next ones of its ring would be judged by
+/// it.
 #[test]
 fn a_flood_is_the_work_of_many_frames() {
     let mut host = crowd(40);
     let frame = build::ethernet(Mac([2, 0, 0, 0, 0, 0]), Mac::BROADCAST).payload(0x88b5, &[0; 46]);
-    // What it counts for in whole batches and in those of eight frames, which have room for eight visits.
+    // What it counts for in whole batches and in those of eight frames, which have room for eight
+    // visits.
     for (size, counts) in [(fair::WHOLE, vec![40]), (8, vec![8; 5])] {
         host.guest("v0").unwrap().enqueue(&frame, NetHeader::default()).unwrap();
         host.guest("v0").unwrap().flush();
@@ -121,7 +127,8 @@ fn a_flood_is_the_work_of_many_frames() {
     }
 }
 
-/// A worker that slept knows the time before it slept: a price of that time would be forgotten at once.
+/// A worker that slept knows the time before it slept: a price of that time would be forgotten at
+/// once.
 #[test]
 fn a_ring_that_comes_back_has_a_price_of_today() {
     let mut host = crowd(1);

@@ -1,8 +1,9 @@
 //! Floods from rings that go on in the next turn.
 //!
-//! The frame stays in its ring, where its guest may write another one in its place. So what was decided of it, and that some receivers
-//! have it, holds for the bytes that were judged: they are known again by a hash that the guest cannot know, made of a private copy,
-//! which is what is delivered.
+//! The frame stays in its ring, where its guest may write another one in its place. So what was
+//! decided of it, and that some receivers have it, holds for the bytes that were judged: they are
+//! known again by a hash that the guest cannot know, made of a private copy, which is what is
+//! delivered.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -11,7 +12,8 @@ use butterfly_vhost::ring::Frames;
 use super::Walked;
 use crate::{filter::Judged, port::PortRef};
 
-/// Rings with one at a time. With more, what the first of them floods is judged anew in its next turn.
+/// Rings with one at a time. With more, what the first of them floods is judged anew in its next
+/// turn.
 const MOST: usize = 64;
 
 struct Flood {
@@ -38,10 +40,15 @@ impl UnderWay {
         UnderWay(Vec::with_capacity(MOST))
     }
 
-    /// The first frame of a ring some of whose floods' receivers, `from` of them, have it: how many have this one, and what was decided
-    /// of it.
+    /// The first frame of a ring some of whose floods' receivers, `from` of them, have it: how many
+    /// have this one, and what was decided of it.
     #[cold]
-    pub fn resume(&self, place: PortRef, from: usize, frames: &mut Frames<'_>) -> (usize, Option<Judged>) {
+    pub fn resume(
+        &self,
+        place: PortRef,
+        from: usize,
+        frames: &mut Frames<'_>,
+    ) -> (usize, Option<Judged>) {
         match self.0.iter().find(|flood| flood.place == place) {
             Some(flood) if print(frames) == Some(flood.print) => (from, Some(flood.judged)),
             // Another frame: nobody has it.

@@ -19,8 +19,8 @@ use crate::{
     snapshot::Snapshot,
     tap::{Notes, Tap},
     tunnel::{
-        Arrivals, Arrived, CONTROL_FULL, Departures, Leaving, Own, PeerRef, Punted, Tunnel, UNKNOWN_VNI, UPLINK, UPLINK_DOWN,
-        UPLINK_FULL, UplinkPort, not_sent,
+        Arrivals, Arrived, CONTROL_FULL, Departures, Leaving, Own, PeerRef, Punted, Tunnel,
+        UNKNOWN_VNI, UPLINK, UPLINK_DOWN, UPLINK_FULL, UplinkPort, not_sent,
     },
     worker::Shared,
 };
@@ -56,7 +56,9 @@ impl Worker {
                 if self.polled.get(at).is_some_and(|polled| polled.empty != 0) {
                     ring.disarm(); // it may just have come back by its kick
                 }
-                let Gathered::Frames(frames) = ring.gather_long(&mut self.store, size) else { return Found::Empty };
+                let Gathered::Frames(frames) = ring.gather_long(&mut self.store, size) else {
+                    return Found::Empty;
+                };
                 let n = frames.len();
                 desk.take(frames);
                 if ring.poisoned() {
@@ -65,7 +67,9 @@ impl Worker {
                 n
             }
             UplinkPort::Wire(_) => {
-                let Some(mut wire) = tunnel.port.wire(self.handle.index) else { return Found::Gone };
+                let Some(mut wire) = tunnel.port.wire(self.handle.index) else {
+                    return Found::Gone;
+                };
                 if wire.pending() {
                     wire.flush();
                 }
@@ -104,7 +108,9 @@ impl Worker {
                 true
             }
             // Whatever came since the last look is an event of its descriptor.
-            UplinkPort::Wire(_) => tunnel.port.wire(self.handle.index).is_some_and(|wire| wire.pending()),
+            UplinkPort::Wire(_) => {
+                tunnel.port.wire(self.handle.index).is_some_and(|wire| wire.pending())
+            }
         }
     }
 
@@ -159,7 +165,11 @@ impl Worker {
                     }
                 }
                 Err(reason) => {
-                    let packet = Dropped { head: &frame, len: frame.len() as u32, when: self.shared.clock.tenths() };
+                    let packet = Dropped {
+                        head: &frame,
+                        len: frame.len() as u32,
+                        when: self.shared.clock.tenths(),
+                    };
                     tunnel.counters.drop(self.handle.index, reason, &packet);
                 }
             }
@@ -195,7 +205,8 @@ struct Desk<'a> {
 const NOBODY: u32 = u32::MAX;
 
 impl Desk<'_> {
-    /// Takes outer headers off, and gives each network its frames. Those of one network that follow each other go together.
+    /// Takes outer headers off, and gives each network its frames. Those of one network that follow
+    /// each other go together.
     fn take(&mut self, mut frames: Frames<'_>) {
         let now = self.shared.clock.now();
         let mut vnis = [NOBODY; BATCH];
@@ -203,7 +214,10 @@ impl Desk<'_> {
         let mut last = NOBODY;
         let (mut packets, mut bytes) = (0, 0);
         let mut arrivals = Arrivals::new(self.tunnel, self.snapshot, self.worker, now);
-        let tap = self.notes.begin(self.snapshot).map(|watched| Tap::of(watched, self.notes, self.worker));
+        let tap = self
+            .notes
+            .begin(self.snapshot)
+            .map(|watched| Tap::of(watched, self.notes, self.worker));
         if let Some(tap) = tap.filter(Tap::wants_outer) {
             tap.arrived(&frames);
         }
@@ -219,7 +233,9 @@ impl Desk<'_> {
                 }
                 Arrived::Control => {
                     let len = frames.frames().get(index).map_or(0, |frame| frame.len);
-                    if !self.tunnel.punt.put(Punted::Control, len as usize, |room| frames.copy_to(index, 0, room, None)) {
+                    if !self.tunnel.punt.put(Punted::Control, len as usize, |room| {
+                        frames.copy_to(index, 0, room, None)
+                    }) {
                         self.drop(CONTROL_FULL, &frames, index);
                     }
                 }
@@ -236,10 +252,16 @@ impl Desk<'_> {
             cells.add(Counter::InPackets, packets);
             cells.add(Counter::InBytes, bytes);
         }
-        let (vnis, peers) = (vnis.get(..frames.len()).unwrap_or_default(), peers.get(..frames.len()).unwrap_or_default());
+        let (vnis, peers) = (
+            vnis.get(..frames.len()).unwrap_or_default(),
+            peers.get(..frames.len()).unwrap_or_default(),
+        );
         match vnis.first() {
-            // What most batches are. Its descriptors go back before receivers see the frames: a crash repeats nothing.
-            Some(vni) if *vni != NOBODY && vnis.iter().all(|other| other == vni) => self.walk(frames, *vni, peers),
+            // What most batches are. Its descriptors go back before receivers see the frames: a
+            // crash repeats nothing.
+            Some(vni) if *vni != NOBODY && vnis.iter().all(|other| other == vni) => {
+                self.walk(frames, *vni, peers)
+            }
             _ => {
                 let mut at = 0;
                 for run in vnis.chunk_by(|a, b| a == b) {
@@ -267,13 +289,25 @@ impl Desk<'_> {
         }
         let context = self.shared.context(self.snapshot, trunk, network, self.worker, self.notes);
         context.budget.set(self.budget);
-        walk(Batch::new(frames, self.metas), &context, self.room, self.departures, self.calls, self.later, 0);
+        walk(
+            Batch::new(frames, self.metas),
+            &context,
+            self.room,
+            self.departures,
+            self.calls,
+            self.later,
+            0,
+        );
         self.budget = context.budget.get();
     }
 
     /// At the expense of the uplink.
     #[cold]
     fn drop(&self, reason: DropReason, frames: &Frames<'_>, index: usize) {
-        self.tunnel.counters.drop(self.worker, reason, &Dropped::of(frames, index, &self.shared.clock));
+        self.tunnel.counters.drop(
+            self.worker,
+            reason,
+            &Dropped::of(frames, index, &self.shared.clock),
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The model's own tests: each sentence of what filters do, by hand; and that the comparison notices a switch that is wrong.
+//! The model's own tests: each sentence of what filters do, by hand; and that the comparison
+//! notices a switch that is wrong.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -47,13 +48,20 @@ pub fn vnic(mac: Mac, n: u8, groups: &[&'static str]) -> Declared {
     }
 }
 
-pub fn rule(direction: Direction, protocol: Option<u8>, ports: (u16, u16), block: &str, mask: u8) -> Rule {
+pub fn rule(
+    direction: Direction,
+    protocol: Option<u8>,
+    ports: (u16, u16),
+    block: &str,
+    mask: u8,
+) -> Rule {
     Rule { direction, protocol, ports, peer: Peer::Cidr(block.parse().unwrap(), mask) }
 }
 
 use Direction::{Inbound, Outbound};
 
-/// a: filtered, without groups. b: filtered, of group "web", whose rules these are. c: bypasses filters. All long there.
+/// a: filtered, without groups. b: filtered, of group "web", whose rules these are. c: bypasses
+/// filters. All long there.
 fn world(rules: Vec<Rule>) -> Model {
     let mut model = Model::new();
     model.insert("a", vnic(A, 1, &[]));
@@ -68,7 +76,8 @@ fn any() -> Rule {
     rule(Inbound, None, (0, 0), "0.0.0.0", 0)
 }
 
-/// Sends a frame, about which there must be no two opinions, and says who got it or what was counted where.
+/// Sends a frame, about which there must be no two opinions, and says who got it or what was
+/// counted where.
 #[track_caller]
 fn send(model: &mut Model, from: &str, frame: &[u8]) -> String {
     let results = Choices::all(|choices| {
@@ -76,7 +85,12 @@ fn send(model: &mut Model, from: &str, frame: &[u8]) -> String {
         let outcome = model.send(from, frame, choices);
         (model, outcome)
     });
-    assert_eq!(results.len(), 1, "{:?}", results.iter().map(|(_, outcome)| outcome).collect::<Vec<_>>());
+    assert_eq!(
+        results.len(),
+        1,
+        "{:?}",
+        results.iter().map(|(_, outcome)| outcome).collect::<Vec<_>>()
+    );
     let (after, outcome) = results.into_iter().next().unwrap();
     *model = after;
     say(&outcome)
@@ -84,10 +98,12 @@ fn send(model: &mut Model, from: &str, frame: &[u8]) -> String {
 
 /// Who got a frame, and what was counted where.
 pub fn say(outcome: &Outcome) -> String {
-    let drops = outcome
-        .drops
-        .iter()
-        .map(|drop| drop.iter().map(|(vnic, reason)| format!("{vnic}: {reason}")).collect::<Vec<_>>().join(" or "));
+    let drops = outcome.drops.iter().map(|drop| {
+        drop.iter()
+            .map(|(vnic, reason)| format!("{vnic}: {reason}"))
+            .collect::<Vec<_>>()
+            .join(" or ")
+    });
     let receivers = outcome.receivers.iter().map(|name| format!("> {name}"));
     receivers.chain(drops).collect::<Vec<_>>().join(", ")
 }
@@ -96,7 +112,13 @@ pub fn udp(from: (Mac, [u8; 4], u16), to: (Mac, [u8; 4], u16)) -> Vec<u8> {
     build::ethernet(from.0, to.0).ipv4(from.1, to.1).udp(from.2, to.2, b"?")
 }
 
-pub fn tcp(from: (Mac, [u8; 4], u16), to: (Mac, [u8; 4], u16), flags: u8, sequence: u32, acknowledgement: u32) -> Vec<u8> {
+pub fn tcp(
+    from: (Mac, [u8; 4], u16),
+    to: (Mac, [u8; 4], u16),
+    flags: u8,
+    sequence: u32,
+    acknowledgement: u32,
+) -> Vec<u8> {
     let segment = Tcp { sequence, acknowledgement, window: 4096, ..Tcp::new(from.2, to.2, flags) };
     build::ethernet(from.0, to.0).ipv4(from.1, to.1).tcp(&segment, &[])
 }
@@ -111,7 +133,10 @@ fn what_is_not_ip_passes_what_hides_ip_does_not() {
     let mut model = world(vec![any()]);
     let arp = build::ethernet(A, Mac::BROADCAST).arp_request(IP_A, IP_B);
     assert_eq!(send(&mut model, "a", &arp), "> b, > c");
-    assert_eq!(send(&mut model, "a", &build::ethernet(A, Mac::BROADCAST).arp_request(IP_B, IP_A)), "a: spoofed-arp");
+    assert_eq!(
+        send(&mut model, "a", &build::ethernet(A, Mac::BROADCAST).arp_request(IP_B, IP_A)),
+        "a: spoofed-arp"
+    );
     assert_eq!(send(&mut model, "a", &build::ethernet(A, B).payload(0x88cc, &[0; 46])), "> b");
     assert_eq!(send(&mut model, "a", &build::ethernet(A, B).payload(0x8035, &[0; 46])), "a: rarp");
     let stacked = build::ethernet(C, B).vlan(1).vlan(2).ipv4(IP_C, IP_B).udp(1, 2, b"");
@@ -187,8 +212,14 @@ fn dhcp_works_for_the_client_that_asked() {
     let mut model = world(vec![rule(Outbound, Some(6), (1, 1), "::", 0)]);
     let nobody = [0; 4];
     let all = [255; 4];
-    assert_eq!(send(&mut model, "b", &dhcp((B, nobody), (Mac::BROADCAST, all), 1, 7, B)), "> c, a: ingress-denied");
-    assert_eq!(send(&mut model, "b", &dhcp((B, nobody), (Mac::BROADCAST, all), 1, 7, C)), "b: bad-dhcp");
+    assert_eq!(
+        send(&mut model, "b", &dhcp((B, nobody), (Mac::BROADCAST, all), 1, 7, B)),
+        "> c, a: ingress-denied"
+    );
+    assert_eq!(
+        send(&mut model, "b", &dhcp((B, nobody), (Mac::BROADCAST, all), 1, 7, C)),
+        "b: bad-dhcp"
+    );
     assert_eq!(send(&mut model, "c", &dhcp((C, IP_C), (B, IP_B), 2, 8, B)), "b: ingress-denied");
     assert_eq!(send(&mut model, "c", &dhcp((C, IP_C), (B, IP_B), 2, 7, A)), "b: ingress-denied");
     for answer in 0..9 {
@@ -200,26 +231,37 @@ fn dhcp_works_for_the_client_that_asked() {
     assert_eq!(send(&mut model, "b", &dhcp((B, IP_B), (C, IP_C), 2, 7, C)), "b: egress-denied");
     for request in 0..8 {
         let outcome = if request < 7 { "> c, a: ingress-denied" } else { "b: dhcp-limit" };
-        assert_eq!(send(&mut model, "b", &dhcp((B, nobody), (Mac::BROADCAST, all), 1, 7, B)), outcome);
+        assert_eq!(
+            send(&mut model, "b", &dhcp((B, nobody), (Mac::BROADCAST, all), 1, 7, B)),
+            outcome
+        );
     }
     model.pass(61);
     assert_eq!(send(&mut model, "c", &dhcp((C, IP_C), (B, IP_B), 2, 7, B)), "b: ingress-denied");
     let identifiers = [0, 1, 0, 3, 1, 2, 3, 0, 2, 0, 3, 1, 2, 4];
-    let dhcp6 = |from: Mac, to: Mac, addresses: (Ipv6Addr, Ipv6Addr), ports: (u16, u16), kind: u8| {
-        let message = [&[kind, 0, 0, 9], &identifiers[..if kind == 1 { 7 } else { 14 }]].concat();
-        build::ethernet(from, to).ipv6(addresses.0, addresses.1).udp(ports.0, ports.1, &message)
-    };
+    let dhcp6 =
+        |from: Mac, to: Mac, addresses: (Ipv6Addr, Ipv6Addr), ports: (u16, u16), kind: u8| {
+            let message =
+                [&[kind, 0, 0, 9], &identifiers[..if kind == 1 { 7 } else { 14 }]].concat();
+            build::ethernet(from, to).ipv6(addresses.0, addresses.1).udp(ports.0, ports.1, &message)
+        };
     let servers = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2);
     assert_eq!(send(&mut model, "b", &dhcp6(B, C, (link_local(B), servers), (546, 547), 1)), "> c");
     assert_eq!(send(&mut model, "c", &dhcp6(C, B, (six(3), link_local(B)), (547, 546), 2)), "> b");
     model.pass(61);
-    assert_eq!(send(&mut model, "c", &dhcp6(C, B, (six(3), link_local(B)), (547, 546), 2)), "b: ingress-denied");
+    assert_eq!(
+        send(&mut model, "c", &dhcp6(C, B, (six(3), link_local(B)), (547, 546), 2)),
+        "b: ingress-denied"
+    );
 }
 
 #[test]
 fn a_dhcp_server_answers_whom_a_narrow_rule_let_ask() {
     for (ports, outcome) in [((60, 75), "> c"), ((60, 76), "b: egress-denied"), ((67, 68), "> c")] {
-        let mut model = world(vec![rule(Inbound, Some(17), ports, "0.0.0.0", 0), rule(Outbound, None, (0, 0), "0.0.0.0", 0)]);
+        let mut model = world(vec![
+            rule(Inbound, Some(17), ports, "0.0.0.0", 0),
+            rule(Outbound, None, (0, 0), "0.0.0.0", 0),
+        ]);
         let answer = dhcp((B, IP_B), (C, IP_C), 2, 7, C);
         assert_eq!(send(&mut model, "b", &answer), "b: egress-denied");
         assert_eq!(send(&mut model, "c", &dhcp((C, [0; 4]), (B, [255; 4]), 1, 7, C)), "> b");
@@ -236,27 +278,46 @@ fn link_local(mac: Mac) -> Ipv6Addr {
 fn discovery_works_for_filtered_vnics_and_is_honest() {
     let mut model = world(vec![]);
     let multicast = Mac([0x33, 0x33, 0, 0, 0, 1]);
-    let body = |target: Ipv6Addr, option: [u8; 2], mac: Mac| [&target.octets()[..], &option, &mac.0].concat();
+    let body = |target: Ipv6Addr, option: [u8; 2], mac: Mac| {
+        [&target.octets()[..], &option, &mac.0].concat()
+    };
     let nd = |from: Mac, to: Mac, source: Ipv6Addr, kind: u8, body: &[u8]| {
         build::ethernet(from, to).ipv6(source, six(9)).ttl(255).icmp(kind, 0, 0, body)
     };
-    assert_eq!(send(&mut model, "a", &nd(A, multicast, six(1), 135, &body(six(2), [1, 1], A))), "> b, > c");
+    assert_eq!(
+        send(&mut model, "a", &nd(A, multicast, six(1), 135, &body(six(2), [1, 1], A))),
+        "> b, > c"
+    );
     let group = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00, 1);
-    let probe = build::ethernet(A, multicast).ipv6(Ipv6Addr::UNSPECIFIED, group).ttl(255).icmp(135, 0, 0, &six(1).octets());
+    let probe = build::ethernet(A, multicast).ipv6(Ipv6Addr::UNSPECIFIED, group).ttl(255).icmp(
+        135,
+        0,
+        0,
+        &six(1).octets(),
+    );
     assert_eq!(send(&mut model, "a", &probe), "> b, > c");
-    assert_eq!(send(&mut model, "b", &nd(B, A, link_local(B), 136, &body(six(2), [2, 1], B))), "> a");
+    assert_eq!(
+        send(&mut model, "b", &nd(B, A, link_local(B), 136, &body(six(2), [2, 1], B))),
+        "> a"
+    );
     for (message, what) in [
         (nd(B, A, six(2), 136, &body(six(3), [2, 1], B)), "somebody else's address"),
         (nd(B, A, six(2), 136, &body(six(2), [2, 1], A)), "somebody else's MAC address"),
         (nd(B, A, six(2), 136, &body(six(2), [2, 0], B)), "an empty option"),
         (nd(B, A, six(2), 136, &body(six(2), [2, 2], B)), "an option that is not whole"),
-        (build::ethernet(B, A).ipv6(six(2), six(1)).icmp(136, 0, 0, &body(six(2), [2, 1], B)), "hop limit 64"),
+        (
+            build::ethernet(B, A).ipv6(six(2), six(1)).icmp(136, 0, 0, &body(six(2), [2, 1], B)),
+            "hop limit 64",
+        ),
     ] {
         assert_eq!(send(&mut model, "b", &message), "b: bad-discovery", "{what}");
     }
     let taken = nd(B, A, six(2), 136, &body(six(1), [2, 1], B));
     assert_eq!(send(&mut model, "b", &taken), "b: ip-claimed");
-    assert_eq!(send(&mut model, "b", &nd(B, multicast, link_local(B), 134, &[0; 8])), "b: egress-denied or b: bad-discovery");
+    assert_eq!(
+        send(&mut model, "b", &nd(B, multicast, link_local(B), 134, &[0; 8])),
+        "b: egress-denied or b: bad-discovery"
+    );
     assert_eq!(send(&mut model, "c", &nd(C, multicast, link_local(C), 134, &[0; 8])), "> a, > b");
     assert_eq!(send(&mut model, "c", &nd(C, B, link_local(C), 137, &[0; 32])), "b: ingress-denied");
     model.groups[0].rules.push(rule(Outbound, Some(58), (0, 0), "::", 0));
@@ -293,7 +354,8 @@ fn rules_match_family_block_and_members() {
     assert!(is_in(ip("2001:db8::5"), ip("2001:db8::4"), 127));
 
     let mut model = world(vec![Rule { peer: Peer::Group("db"), ..any() }]);
-    let (frame, six_frame) = (udp(C4, B80), build::ethernet(C, B).ipv6(six(3), six(2)).udp(1, 2, b""));
+    let (frame, six_frame) =
+        (udp(C4, B80), build::ethernet(C, B).ipv6(six(3), six(2)).udp(1, 2, b""));
     assert_eq!(send(&mut model, "c", &frame), "b: ingress-denied");
     model.group("db").members.push(Ipv4Addr::from(IP_C).into());
     assert_eq!(send(&mut model, "c", &frame), "> b");
@@ -302,9 +364,15 @@ fn rules_match_family_block_and_members() {
     assert_eq!(send(&mut model, "c", &frame), "b: ingress-denied");
 
     // A block of the other family is no peer.
-    let mut model = world(vec![rule(Inbound, Some(1), (0, 0), "::", 0), rule(Inbound, Some(58), (0, 0), "::", 0)]);
+    let mut model = world(vec![
+        rule(Inbound, Some(1), (0, 0), "::", 0),
+        rule(Inbound, Some(58), (0, 0), "::", 0),
+    ]);
     let ping = |frame: build::Ip| frame.ping(1, 1, b"");
-    assert_eq!(send(&mut model, "c", &ping(build::ethernet(C, B).ipv4(IP_C, IP_B))), "b: ingress-denied");
+    assert_eq!(
+        send(&mut model, "c", &ping(build::ethernet(C, B).ipv4(IP_C, IP_B))),
+        "b: ingress-denied"
+    );
     assert_eq!(send(&mut model, "c", &ping(build::ethernet(C, B).ipv6(six(3), six(2)))), "> b");
 }
 
@@ -322,15 +390,30 @@ fn several_receivers_are_decided_each_and_nothing_is_remembered() {
 #[test]
 fn tcp_begins_with_a_syn_and_stays_in_its_window() {
     let mut model = world(vec![rule(Inbound, Some(6), (80, 80), "0.0.0.0", 0)]);
-    assert_eq!(send(&mut model, "a", &tcp(A4, B80, ACK, 5, 5)), "a: tcp-no-session or b: tcp-no-session");
-    assert_eq!(send(&mut model, "a", &tcp(A4, B80, RST, 5, 5)), "a: tcp-no-session or b: tcp-no-session");
+    assert_eq!(
+        send(&mut model, "a", &tcp(A4, B80, ACK, 5, 5)),
+        "a: tcp-no-session or b: tcp-no-session"
+    );
+    assert_eq!(
+        send(&mut model, "a", &tcp(A4, B80, RST, 5, 5)),
+        "a: tcp-no-session or b: tcp-no-session"
+    );
     assert_eq!(send(&mut model, "a", &tcp(A4, B80, SYN, 99, 0)), "> b");
     assert_eq!(send(&mut model, "b", &tcp(B80, A4, SYN | ACK, 499, 100)), "> a");
     assert_eq!(send(&mut model, "a", &tcp(A4, B80, ACK, 100, 500)), "> b");
-    assert_eq!(send(&mut model, "b", &tcp(B80, A4, ACK, 0x4000_0000, 100)), "b: tcp-window or a: tcp-window");
-    assert_eq!(send(&mut model, "b", &tcp(B80, A4, ACK, 500, 0x4000_0000)), "b: tcp-window or a: tcp-window");
+    assert_eq!(
+        send(&mut model, "b", &tcp(B80, A4, ACK, 0x4000_0000, 100)),
+        "b: tcp-window or a: tcp-window"
+    );
+    assert_eq!(
+        send(&mut model, "b", &tcp(B80, A4, ACK, 500, 0x4000_0000)),
+        "b: tcp-window or a: tcp-window"
+    );
     model.pass(86_399);
-    assert_eq!(send(&mut model, "b", &tcp(B80, A4, ACK, 0x4000_0000, 100)), "b: tcp-window or a: tcp-window");
+    assert_eq!(
+        send(&mut model, "b", &tcp(B80, A4, ACK, 0x4000_0000, 100)),
+        "b: tcp-window or a: tcp-window"
+    );
     assert_eq!(send(&mut model, "b", &tcp(B80, A4, ACK, 500, 100)), "> a");
     model.pass(86_399);
     // Only one that is expected ends it.
@@ -349,7 +432,8 @@ fn a_closed_connection_may_be_opened_again_from_the_side_that_policy_lets() {
         send(&mut model, "a", &tcp(A4, B80, SYN, 99, 0));
         send(&mut model, "b", &tcp(B80, A4, SYN | ACK, 499, 100));
         send(&mut model, "a", &tcp(A4, B80, ACK, 100, 500));
-        // Open: a SYN of b is none of it, wherever it is; one of a may show b that a has forgotten it.
+        // Open: a SYN of b is none of it, wherever it is; one of a may show b that a has forgotten
+        // it.
         assert_eq!(send(&mut model, "b", &tcp(B80, A4, SYN, 0x5000_0000, 0)), "a: ingress-denied");
         assert_eq!(send(&mut model, "b", &tcp(B80, A4, SYN, 500, 0)), "a: ingress-denied");
         assert_eq!(send(&mut model, "a", &tcp(A4, B80, SYN, 0x5000_0000, 0)), "> b");
@@ -487,7 +571,10 @@ fn fragments_follow_the_first() {
     let mut model = world(vec![rule(Inbound, Some(17), (80, 80), "0.0.0.0", 0)]);
     let whole = build::ethernet(A, B).ipv4(IP_A, IP_B).udp(4000, 80, &[0; 64]);
     let part = |id: u32, from: usize, to: usize, more: bool| {
-        build::ethernet(A, B).ipv4(IP_A, IP_B).fragment(id, from, more).payload(17, &whole[34 + from..34 + to])
+        build::ethernet(A, B)
+            .ipv4(IP_A, IP_B)
+            .fragment(id, from, more)
+            .payload(17, &whole[34 + from..34 + to])
     };
     assert_eq!(send(&mut model, "a", &part(1, 32, 72, false)), "a: fragment-orphan");
     assert_eq!(send(&mut model, "a", &part(1, 0, 32, true)), "> b");
@@ -555,7 +642,10 @@ fn a_station_that_moves_brings_no_session() {
     let mut model = world(vec![rule(Inbound, Some(17), (80, 80), "10.0.0.1", 32)]);
     model.insert("d", Declared { bypass: true, ..vnic(Mac([2, 0, 0, 0, 0, 0xd]), 4, &[]) });
     let there = (STATION, [10, 0, 0, 9], 53);
-    assert_eq!(send(&mut model, "c", &udp(there, (Mac::BROADCAST, [255; 4], 1))), "> d, a: ingress-denied, b: ingress-denied");
+    assert_eq!(
+        send(&mut model, "c", &udp(there, (Mac::BROADCAST, [255; 4], 1))),
+        "> d, a: ingress-denied, b: ingress-denied"
+    );
     assert_eq!(send(&mut model, "a", &udp(A80, there)), "> c");
     assert_eq!(send(&mut model, "c", &udp(there, A80)), "> a");
     // It sends from another port: that may be somebody else.
@@ -595,7 +685,9 @@ impl Switch for Mistaken {
             self.hosts.iter_mut().for_each(self.mistake);
             let outcomes = world::send(&mut self.hosts, host, name, frame, &mut Choices::default());
             for (seen, outcome) in all.iter_mut().zip(outcomes) {
-                seen.received.extend(outcome.receivers.iter().map(|name| ((*name).to_owned(), frame.clone())));
+                seen.received.extend(
+                    outcome.receivers.iter().map(|name| ((*name).to_owned(), frame.clone())),
+                );
                 for (vnic, reason) in outcome.drops.iter().map(|drop| drop[0]) {
                     *seen.drops.entry((vnic.to_owned(), reason.to_owned())).or_default() += 1;
                 }
@@ -629,11 +721,15 @@ fn a_switch_that_is_wrong_is_found_wrong() {
     let found = [
         disagreements(generate::case, Model::forget_sessions),
         disagreements(generate::case, Model::learn_nothing),
-        disagreements(generate::case, |model| model.groups.iter_mut().for_each(|group| group.members.clear())),
+        disagreements(generate::case, |model| {
+            model.groups.iter_mut().for_each(|group| group.members.clear())
+        }),
         disagreements_among(120, generate::case, |model| {
             model.vnics.iter_mut().for_each(|vnic| vnic.declared.ips.push(crate::commands::v4(4)));
         }),
-        disagreements(generate::case, |model| model.vnics.iter_mut().for_each(|vnic| vnic.declared.groups.truncate(1))),
+        disagreements(generate::case, |model| {
+            model.vnics.iter_mut().for_each(|vnic| vnic.declared.groups.truncate(1))
+        }),
     ];
     assert!(found.iter().all(|cases| *cases >= 5), "{found:?}");
 }

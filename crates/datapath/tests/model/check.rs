@@ -1,4 +1,5 @@
-//! Runs a case through a switch and through the model, and makes a case that fails as short as it gets.
+//! Runs a case through a switch and through the model, and makes a case that fails as short as it
+//! gets.
 
 use std::{
     collections::BTreeMap,
@@ -31,8 +32,8 @@ pub trait Switch {
     /// One of the commands about groups.
     fn change(&mut self, host: usize, change: &Command);
     fn pass(&mut self, seconds: u32);
-    /// All of them are in the vnic's ring when the switch looks. What leaves its host arrives at the other one.
-    /// What each host did.
+    /// All of them are in the vnic's ring when the switch looks. What leaves its host arrives at
+    /// the other one. What each host did.
     fn send(&mut self, host: usize, name: &str, frames: &[Vec<u8>]) -> Vec<Seen>;
 }
 
@@ -58,7 +59,11 @@ impl Tally {
     fn count(&mut self, burst: &[Vec<u8>], seen: &[Seen]) {
         self.frames += burst.len() as u64;
         for (name, _) in seen.iter().flat_map(|seen| &seen.received) {
-            *if TRUNKS.as_flattened().contains(&&**name) { &mut self.crossed } else { &mut self.delivered } += 1;
+            *if TRUNKS.as_flattened().contains(&&**name) {
+                &mut self.crossed
+            } else {
+                &mut self.delivered
+            } += 1;
         }
         for ((_, reason), n) in seen.iter().flat_map(|seen| &seen.drops) {
             *self.dropped.entry(reason.clone()).or_default() += n;
@@ -82,13 +87,17 @@ fn agrees(seen: &Seen, frames: &[Vec<u8>], outcomes: &[Outcome]) -> bool {
     let mut expected: Vec<(String, Vec<u8>)> = outcomes
         .iter()
         .zip(frames)
-        .flat_map(|(outcome, frame)| outcome.receivers.iter().map(|name| ((*name).to_owned(), frame.clone())))
+        .flat_map(|(outcome, frame)| {
+            outcome.receivers.iter().map(|name| ((*name).to_owned(), frame.clone()))
+        })
         .collect();
     let mut received = seen.received.clone();
     expected.sort();
     received.sort();
     let drops: Vec<Drop> = outcomes.iter().flat_map(|outcome| outcome.drops.clone()).collect();
-    expected == received && drops.len() as u64 == seen.drops.values().sum::<u64>() && fits(&drops, &mut seen.drops.clone())
+    expected == received
+        && drops.len() as u64 == seen.drops.values().sum::<u64>()
+        && fits(&drops, &mut seen.drops.clone())
 }
 
 /// Whether every drop can be counted under one of its names, with nothing left.
@@ -108,8 +117,10 @@ fn fits(drops: &[Drop], left: &mut BTreeMap<(String, String), u64>) -> bool {
 
 /// Runs a case to its end or to the first frame about which they disagree.
 pub fn run(case: &Case, switch: &mut impl Switch, tally: &mut Tally) -> Result<(), Failure> {
-    // What each host may know: all that is known of one is what frames of its vnics and frames that arrive at it tell.
-    let mut possible: Vec<Vec<Model>> = hosts(case.hosts).into_iter().map(|model| vec![model]).collect();
+    // What each host may know: all that is known of one is what frames of its vnics and frames that
+    // arrive at it tell.
+    let mut possible: Vec<Vec<Model>> =
+        hosts(case.hosts).into_iter().map(|model| vec![model]).collect();
     let mut frames = Frames::new(case);
     let mut declared = case.vnics.clone();
     let mut placed = case.placed.clone();
@@ -130,8 +141,10 @@ pub fn run(case: &Case, switch: &mut impl Switch, tally: &mut Tally) -> Result<(
             Command::Send(shots) => {
                 let Some(sender) = shots.first().map(|shot| frames.sender(shot)) else { continue };
                 let vnic = NAMES.iter().position(|name| *name == sender).unwrap();
-                let shots: Vec<&Shot> = shots.iter().filter(|shot| frames.sender(shot) == sender).collect();
-                let burst: Vec<Vec<u8>> = shots.into_iter().map(|shot| frames.frame(shot)).collect();
+                let shots: Vec<&Shot> =
+                    shots.iter().filter(|shot| frames.sender(shot) == sender).collect();
+                let burst: Vec<Vec<u8>> =
+                    shots.into_iter().map(|shot| frames.frame(shot)).collect();
                 if !here[vnic] {
                     continue;
                 }
@@ -139,8 +152,11 @@ pub fn run(case: &Case, switch: &mut impl Switch, tally: &mut Tally) -> Result<(
                 let seen = switch.send(host, sender, &burst);
                 tally.count(&burst, &seen);
                 let what = (sender, &burst[..], &seen[host]);
-                let send = |model: &mut Model, frame: &[u8], choices: &mut Choices| model.send(sender, frame, choices);
-                possible[host] = follow(&possible[host], what, send).map_err(|text| Failure { at, text })?;
+                let send = |model: &mut Model, frame: &[u8], choices: &mut Choices| {
+                    model.send(sender, frame, choices)
+                };
+                possible[host] =
+                    follow(&possible[host], what, send).map_err(|text| Failure { at, text })?;
                 // What left is what arrives, frame by frame.
                 if let Some(other) = (0..case.hosts).find(|other| *other != host) {
                     let vni = declared[vnic].vni;
@@ -148,9 +164,11 @@ pub fn run(case: &Case, switch: &mut impl Switch, tally: &mut Tally) -> Result<(
                     let crossed = seen[host].received.iter().filter(|(name, _)| name == trunk);
                     let crossed: Vec<Vec<u8>> = crossed.map(|(_, frame)| frame.clone()).collect();
                     let what = (trunk, &crossed[..], &seen[other]);
-                    let arrive =
-                        |model: &mut Model, frame: &[u8], choices: &mut Choices| arrive(model, other, vni, frame, choices);
-                    possible[other] = follow(&possible[other], what, arrive).map_err(|text| Failure { at, text })?;
+                    let arrive = |model: &mut Model, frame: &[u8], choices: &mut Choices| {
+                        arrive(model, other, vni, frame, choices)
+                    };
+                    possible[other] = follow(&possible[other], what, arrive)
+                        .map_err(|text| Failure { at, text })?;
                 }
                 tally.open += u64::from(possible.iter().any(|models| models.len() > 1));
                 for models in &mut possible {
@@ -181,7 +199,9 @@ pub fn run(case: &Case, switch: &mut impl Switch, tally: &mut Tally) -> Result<(
                 here[*i] = !matches!(command, Command::Remove(_));
                 if here[*i] {
                     switch.insert(placed[*i], NAMES[*i], &declared[*i]);
-                    possible[placed[*i]].iter_mut().for_each(|model| model.insert(NAMES[*i], declared[*i].clone()));
+                    possible[placed[*i]]
+                        .iter_mut()
+                        .for_each(|model| model.insert(NAMES[*i], declared[*i].clone()));
                 }
             }
             Command::Addresses(i, _)
@@ -222,7 +242,8 @@ pub fn run(case: &Case, switch: &mut impl Switch, tally: &mut Tally) -> Result<(
     Ok(())
 }
 
-/// The models that are still possible after some frames from somebody, given what was seen; what they all say otherwise, if none is.
+/// The models that are still possible after some frames from somebody, given what was seen; what
+/// they all say otherwise, if none is.
 fn follow(
     possible: &[Model],
     (from, burst, seen): (&str, &[Vec<u8>], &Seen),
@@ -236,7 +257,10 @@ fn follow(
         })
     };
     let all: Vec<(Model, Vec<Outcome>)> = possible.iter().flat_map(one).collect();
-    let agreeing = all.iter().filter(|(_, outcomes)| agrees(seen, burst, outcomes)).map(|(model, _)| model.clone());
+    let agreeing = all
+        .iter()
+        .filter(|(_, outcomes)| agrees(seen, burst, outcomes))
+        .map(|(model, _)| model.clone());
     let next = distinct(agreeing.collect());
     if next.is_empty() { Err(explain(from, burst, seen, &all)) } else { Ok(next) }
 }
@@ -273,8 +297,12 @@ pub fn change_groups(model: &mut Model, change: &Command) {
     }
     for group in &mut model.groups {
         match change {
-            Command::RemoveRule(name, rule) if group.name == *name => group.rules.retain(|other| other != rule),
-            Command::RemoveMember(name, ip) if group.name == *name => group.members.retain(|other| other != ip),
+            Command::RemoveRule(name, rule) if group.name == *name => {
+                group.rules.retain(|other| other != rule)
+            }
+            Command::RemoveMember(name, ip) if group.name == *name => {
+                group.members.retain(|other| other != ip)
+            }
             _ => {}
         }
     }
@@ -283,8 +311,11 @@ pub fn change_groups(model: &mut Model, change: &Command) {
 fn explain(sender: &str, burst: &[Vec<u8>], seen: &Seen, all: &[(Model, Vec<Outcome>)]) -> String {
     use std::fmt::Write;
     let mut text = format!("{sender} sent");
-    let hex = |frame: &[u8]| frame.iter().take(110).map(|byte| format!("{byte:02x}")).collect::<String>();
-    burst.iter().for_each(|frame| write!(text, "\n    {} ({} bytes)", hex(frame), frame.len()).unwrap());
+    let hex =
+        |frame: &[u8]| frame.iter().take(110).map(|byte| format!("{byte:02x}")).collect::<String>();
+    burst
+        .iter()
+        .for_each(|frame| write!(text, "\n    {} ({} bytes)", hex(frame), frame.len()).unwrap());
     let who: Vec<&str> = seen.received.iter().map(|(name, _)| name.as_str()).collect();
     write!(text, "\nswitch: received by {who:?}, drops {:?}", seen.drops).unwrap();
     let changed = seen.received.iter().filter(|(_, frame)| !burst.contains(frame)).count();
@@ -353,11 +384,12 @@ enum Simpler {
 
 impl Simpler {
     fn apply(&self, case: &mut Case) {
-        let shots = |case: &mut Case, at: usize, do_it: &dyn Fn(&mut Vec<crate::commands::Shot>)| {
-            if let Some(Command::Send(shots)) = case.commands.get_mut(at) {
-                do_it(shots);
-            }
-        };
+        let shots =
+            |case: &mut Case, at: usize, do_it: &dyn Fn(&mut Vec<crate::commands::Shot>)| {
+                if let Some(Command::Send(shots)) = case.commands.get_mut(at) {
+                    do_it(shots);
+                }
+            };
         match *self {
             Simpler::Shot(at, which) => shots(case, at, &|shots| {
                 if which < shots.len() {
@@ -385,7 +417,10 @@ fn simplifications(case: &Case) -> Vec<Simpler> {
     let mut all = Vec::new();
     for (at, command) in case.commands.iter().enumerate() {
         if let Command::Send(shots) = command {
-            (0..shots.len()).rev().filter(|_| shots.len() > 1).for_each(|which| all.push(Simpler::Shot(at, which)));
+            (0..shots.len())
+                .rev()
+                .filter(|_| shots.len() > 1)
+                .for_each(|which| all.push(Simpler::Shot(at, which)));
             (0..shots.len()).for_each(|which| all.push(Simpler::Untwisted(at, which)));
         }
     }
@@ -395,7 +430,11 @@ fn simplifications(case: &Case) -> Vec<Simpler> {
     }
     (0..case.vnics.len()).for_each(|vnic| all.push(Simpler::NoGroups(vnic)));
     for flow in 0..case.flows.len() {
-        all.extend([Simpler::NoStation(flow, 0), Simpler::NoStation(flow, 1), Simpler::NoVlan(flow)]);
+        all.extend([
+            Simpler::NoStation(flow, 0),
+            Simpler::NoStation(flow, 1),
+            Simpler::NoVlan(flow),
+        ]);
     }
     all
 }

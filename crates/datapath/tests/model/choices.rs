@@ -1,4 +1,5 @@
-//! What the words leave open: the model tries both ways, and what the switch does tells which one it took.
+//! What the words leave open: the model tries both ways, and what the switch does tells which one
+//! it took.
 
 /// The answers to the open questions of one step, in the order in which they are asked.
 #[derive(Clone, Debug, Default)]

@@ -14,8 +14,8 @@ use crate::{
 /// How much of a frame is at hand for ARP.
 const AT_HAND: usize = 128;
 
-/// Link-local addresses that nobody declared. Those of a filtered vnic have four places, as those of routers behind others; what else
-/// speaks there has 28.
+/// Link-local addresses that nobody declared. Those of a filtered vnic have four places, as those
+/// of routers behind others; what else speaks there has 28.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bound {
     places: BTreeMap<usize, (IpAddr, About)>,
@@ -65,17 +65,21 @@ impl Bound {
 
 /// Whether it was declared, or follows from what was.
 fn has(declared: &Declared, ip: IpAddr) -> bool {
-    declared.ips.iter().any(|own| own.to_canonical() == ip) || !declared.bypass && declared.link_local() == ip
+    declared.ips.iter().any(|own| own.to_canonical() == ip)
+        || !declared.bypass && declared.link_local() == ip
 }
 
 impl Model {
     /// Whether an address is a filtered vnic's of this host, and not also this one's.
     pub fn is_claimed(&self, vnic: &Vnic, ip: IpAddr, voice: Voice) -> bool {
         let ip = ip.to_canonical();
-        if ip.is_unspecified() || vnic.declared.bypass && !vnic.is_trunk() && has(&vnic.declared, ip) {
+        if ip.is_unspecified()
+            || vnic.declared.bypass && !vnic.is_trunk() && has(&vnic.declared, ip)
+        {
             return false;
         }
-        let in_network = |other: &&Vnic| !other.is_trunk() && other.declared.vni == vnic.declared.vni;
+        let in_network =
+            |other: &&Vnic| !other.is_trunk() && other.declared.vni == vnic.declared.vni;
         let declared = !self.is_made_up(vnic.declared.vni, ip);
         let has_it = |other: &&Vnic| {
             let made_up = || self.has_made_up(other, ip) && !self.gives_way(other, vnic, ip, voice);
@@ -88,17 +92,24 @@ impl Model {
 
     /// Whether no operator has given the address to anybody in this network.
     pub fn is_made_up(&self, vni: u32, ip: IpAddr) -> bool {
-        let mut others = self.vnics.iter().filter(|other| !other.is_trunk() && other.declared.vni == vni);
+        let mut others =
+            self.vnics.iter().filter(|other| !other.is_trunk() && other.declared.vni == vni);
         !others.any(|other| has(&other.declared, ip.to_canonical()))
     }
 
     /// Tells each vnic what is declared in its network.
     pub fn tell_declared(&mut self) {
-        let all: Vec<Declared> = self.vnics.iter().filter(|vnic| !vnic.is_trunk()).map(|vnic| vnic.declared.clone()).collect();
+        let all: Vec<Declared> = self
+            .vnics
+            .iter()
+            .filter(|vnic| !vnic.is_trunk())
+            .map(|vnic| vnic.declared.clone())
+            .collect();
         for vnic in &mut self.vnics {
             let there = all.iter().filter(|other| other.vni == vnic.declared.vni);
             let local = |other: &Declared| (!other.bypass).then(|| other.link_local());
-            let mut declared: Vec<IpAddr> = there.flat_map(|other| other.ips.iter().copied().chain(local(other))).collect();
+            let mut declared: Vec<IpAddr> =
+                there.flat_map(|other| other.ips.iter().copied().chain(local(other))).collect();
             declared.sort();
             declared.dedup();
             vnic.declared.bound.declared = declared;
@@ -120,12 +131,15 @@ impl Model {
 
     /// Whether a vnic may not send a packet for its source alone, as that is somebody else's.
     pub fn speaks_as_another(&self, vnic: &Vnic, packet: &Packet) -> bool {
-        vnic.declared.bypass && !vnic.declared.forwards && self.is_claimed(vnic, packet.source, Voice::Speaking)
+        vnic.declared.bypass
+            && !vnic.declared.forwards
+            && self.is_claimed(vnic, packet.source, Voice::Speaking)
     }
 
     /// Whether a frame says that its sender has an address which is somebody else's.
     pub fn claims(&self, vnic: &Vnic, frame: &[u8], carries: &Carries) -> bool {
-        let filtered = |other: &Vnic| other.declared.vni == vnic.declared.vni && !other.declared.bypass;
+        let filtered =
+            |other: &Vnic| other.declared.vni == vnic.declared.vni && !other.declared.bypass;
         if !self.vnics.iter().any(filtered) {
             return false;
         }
@@ -145,7 +159,10 @@ impl Model {
         let Carries::Ip(at, vlan) = carries else { return };
         let Ok(packet) = wire::packet(frame, *at, *vlan) else { return };
         let filtered = |other: &Vnic| other.declared.vni == vnic.vni && !other.declared.bypass;
-        if policy::discovery(&packet).is_none() || packet.hops != 255 || !self.vnics.iter().any(filtered) {
+        if policy::discovery(&packet).is_none()
+            || packet.hops != 255
+            || !self.vnics.iter().any(filtered)
+        {
             return;
         }
         let source: [u8; 6] = frame[6..12].try_into().unwrap();
@@ -154,7 +171,8 @@ impl Model {
             let IpAddr::V6(six) = ip else { continue };
             let bytes = six.octets();
             let of_mac = bytes[11..13] == [0xff, 0xfe];
-            let made_up = bytes[..8] == [0xfe, 0x80, 0, 0, 0, 0, 0, 0] && bytes[8..] != [0; 8] && !of_mac;
+            let made_up =
+                bytes[..8] == [0xfe, 0x80, 0, 0, 0, 0, 0, 0] && bytes[8..] != [0; 8] && !of_mac;
             if made_up && self.is_made_up(vnic.vni, ip) {
                 self.note(sender, ip, source, voice);
             }
@@ -183,7 +201,11 @@ impl Model {
                     return;
                 }
             }
-        } else if let Some(at) = self.vnics.iter().position(|other| other.declared.vni == vni && self.has_made_up(other, ip)) {
+        } else if let Some(at) = self
+            .vnics
+            .iter()
+            .position(|other| other.declared.vni == vni && self.has_made_up(other, ip))
+        {
             let holder = &self.vnics[at];
             let came_back = bypass && source == holder.declared.mac;
             if came_back || !self.gives_way(holder, &self.vnics[sender], ip, voice) {
@@ -209,10 +231,13 @@ impl Model {
         if seen.len() < at + 28 {
             return cut;
         }
-        let address = |from: usize| Ipv4Addr::from(<[u8; 4]>::try_from(&seen[at + from..at + from + 4]).unwrap());
+        let address = |from: usize| {
+            Ipv4Addr::from(<[u8; 4]>::try_from(&seen[at + from..at + from + 4]).unwrap())
+        };
         let sender = address(14);
         let about = if sender.is_unspecified() { address(24) } else { sender };
-        self.is_claimed(vnic, about.into(), Voice::Speaking) && !self.is_its_own(vnic, frame, about.into())
+        self.is_claimed(vnic, about.into(), Voice::Speaking)
+            && !self.is_its_own(vnic, frame, about.into())
     }
 
     /// Whether the frame has the MAC address of the filtered vnic that has the address.
@@ -222,7 +247,9 @@ impl Model {
             (*vni, &mac[..], *bypass) == (vnic.declared.vni, &frame[6..12], false)
         };
         let mut owners = self.vnics.iter().filter(|other| owner(other));
-        owners.any(|other| has(&other.declared, ip.to_canonical()) || other.declared.bound.contains(&ip))
+        owners.any(|other| {
+            has(&other.declared, ip.to_canonical()) || other.declared.bound.contains(&ip)
+        })
     }
 
     fn discovery_claims(&self, vnic: &Vnic, frame: &[u8], packet: &Packet) -> bool {
@@ -230,15 +257,22 @@ impl Model {
             return false;
         }
         let whole = if packet.upper[0] == 137 { 40 } else { 24 };
-        let target = (packet.upper.len() >= whole && matches!(packet.upper[0], 135..=137))
-            .then(|| IpAddr::V6(Ipv6Addr::from(<[u8; 16]>::try_from(&packet.upper[8..24]).unwrap())));
+        let target =
+            (packet.upper.len() >= whole && matches!(packet.upper[0], 135..=137)).then(|| {
+                IpAddr::V6(Ipv6Addr::from(<[u8; 16]>::try_from(&packet.upper[8..24]).unwrap()))
+            });
         let about_target = match packet.upper[0] {
             136 => true,
             135 => packet.source.is_unspecified(),
             137 => policy::redirects_to(packet).is_some_and(|mac| {
-                let owner = |other: &Vnic| other.declared.mac == mac && other.declared.vni == vnic.declared.vni;
+                let owner = |other: &Vnic| {
+                    other.declared.mac == mac && other.declared.vni == vnic.declared.vni
+                };
                 let target = target.unwrap().to_canonical();
-                !self.vnics.iter().any(|other| !other.is_trunk() && owner(other) && has(&other.declared, target))
+                !self
+                    .vnics
+                    .iter()
+                    .any(|other| !other.is_trunk() && owner(other) && has(&other.declared, target))
             }),
             _ => false,
         };

@@ -1,4 +1,5 @@
-//! What happens to a switch in a case: frames, changes of policy, time. Small worlds, so that everything meets.
+//! What happens to a switch in a case: frames, changes of policy, time. Small worlds, so that
+//! everything meets.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -88,7 +89,8 @@ pub enum What {
         kind: u8,
         code: u8,
     },
-    /// An error about what the receiver sent: of this protocol; a sequence number that is far from what TCP sent.
+    /// An error about what the receiver sent: of this protocol; a sequence number that is far from
+    /// what TCP sent.
     Error {
         kind: u8,
         protocol: u8,
@@ -167,7 +169,8 @@ pub struct Shot {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Frames that are in the ring of one vnic when the switch looks: all of whom the first one's sender is.
+    /// Frames that are in the ring of one vnic when the switch looks: all of whom the first one's
+    /// sender is.
     Send(Vec<Shot>),
     Pass(u32),
     AddRule(&'static str, Rule),
@@ -205,7 +208,11 @@ pub struct Case {
 
 /// Addresses of the small world; of each family, vnics have the first four.
 pub fn v4(n: usize) -> IpAddr {
-    if n < 4 { Ipv4Addr::new(10, 0, 0, n as u8 + 1).into() } else { Ipv4Addr::new(10, 0, 1, 9).into() }
+    if n < 4 {
+        Ipv4Addr::new(10, 0, 0, n as u8 + 1).into()
+    } else {
+        Ipv4Addr::new(10, 0, 1, 9).into()
+    }
 }
 
 pub fn v6(n: usize) -> IpAddr {
@@ -237,10 +244,15 @@ impl Case {
                 "filtered"
             };
             let also = [(vnic.forwards, ", forwards"), (vnic.shared_ip, ", addresses shared")];
-            let also: String = also.into_iter().filter(|(on, _)| *on).map(|(_, text)| text).collect();
+            let also: String =
+                also.into_iter().filter(|(on, _)| *on).map(|(_, text)| text).collect();
             let host = if self.hosts > 1 { ["host one, ", "host two, "][*host] } else { "" };
-            writeln!(text, "vnic {name}: {host}VNI {}, {kind}{also}, {:?}, groups {:?}", vnic.vni, vnic.ips, vnic.groups)
-                .unwrap();
+            writeln!(
+                text,
+                "vnic {name}: {host}VNI {}, {kind}{also}, {:?}, groups {:?}",
+                vnic.vni, vnic.ips, vnic.groups
+            )
+            .unwrap();
         }
         for group in &self.groups {
             writeln!(text, "group {}: members {:?}", group.name, group.members).unwrap();
@@ -253,8 +265,12 @@ impl Case {
         };
         for (index, flow) in self.flows.iter().enumerate().filter(|(index, _)| used(*index)) {
             let end = |side: usize| {
-                let station = flow.stations[side].map(|n| format!(" (station {n})")).unwrap_or_default();
-                format!("{}{station} {} port {}", NAMES[flow.vnics[side]], flow.ips[side], flow.ports[side])
+                let station =
+                    flow.stations[side].map(|n| format!(" (station {n})")).unwrap_or_default();
+                format!(
+                    "{}{station} {} port {}",
+                    NAMES[flow.vnics[side]], flow.ips[side], flow.ports[side]
+                )
             };
             writeln!(text, "flow {index}: {} - {}, VLAN {:?}", end(0), end(1), flow.vlan).unwrap();
         }

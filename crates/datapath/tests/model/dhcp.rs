@@ -1,4 +1,5 @@
-//! DHCP as the model has it: a reader that collects all options before it looks at any, and what vnics remember in lists.
+//! DHCP as the model has it: a reader that collects all options before it looks at any, and what
+//! vnics remember in lists.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -60,7 +61,10 @@ fn options4(bytes: &[u8]) -> Option<Vec<(u8, &[u8])>> {
 }
 
 fn message4(bytes: &[u8], request: bool) -> Option<Message> {
-    if bytes.len() < 240 || bytes[..3] != [if request { 1 } else { 2 }, 1, 6] || bytes[236..240] != [99, 130, 83, 99] {
+    if bytes.len() < 240
+        || bytes[..3] != [if request { 1 } else { 2 }, 1, 6]
+        || bytes[236..240] != [99, 130, 83, 99]
+    {
         return None;
     }
     let ip = |at: usize| IpAddr::V4(Ipv4Addr::from(be32(bytes, at)));
@@ -78,7 +82,9 @@ fn message4(bytes: &[u8], request: bool) -> Option<Message> {
         }
         Some(_) => return None,
     }
-    for (code, len) in [(52, 1), (53, 1), (57, 2), (1, 4), (50, 4), (51, 4), (54, 4), (58, 4), (59, 4)] {
+    for (code, len) in
+        [(52, 1), (53, 1), (57, 2), (1, 4), (50, 4), (51, 4), (54, 4), (58, 4), (59, 4)]
+    {
         let found: Vec<_> = options.iter().filter(|(other, _)| *other == code).collect();
         if found.len() > 1 || found.iter().any(|(_, value)| value.len() != len) {
             return None;
@@ -87,8 +93,11 @@ fn message4(bytes: &[u8], request: bool) -> Option<Message> {
     let option = |code| options.iter().find(|(other, _)| *other == code).map(|(_, value)| *value);
     let kind = option(53)?[0];
     let own = bytes[3] == 0 && bytes[16..20] == [0; 4] && bytes[24..28] == [0; 4];
-    let fits = if request { matches!(kind, 1 | 3 | 4 | 7 | 8) && own } else { matches!(kind, 2 | 5 | 6) };
-    let server = option(54).filter(|value| kind != 6 && **value != [0; 4]).map(|value| Ipv4Addr::from(be32(value, 0)).into());
+    let fits =
+        if request { matches!(kind, 1 | 3 | 4 | 7 | 8) && own } else { matches!(kind, 2 | 5 | 6) };
+    let server = option(54)
+        .filter(|value| kind != 6 && **value != [0; 4])
+        .map(|value| Ipv4Addr::from(be32(value, 0)).into());
     (fits && bytes[34..44] == [0; 10]).then(|| Message {
         family: 4,
         xid: be32(bytes, 4),
@@ -150,7 +159,14 @@ fn message6(bytes: &[u8], request: bool) -> Option<Message> {
         _ => false,
     };
     let xid = be32(bytes, 0) & 0xff_ffff;
-    fits.then_some(Message { family: 6, xid, mac: None, leases: Vec::new(), server: None, given: false })
+    fits.then_some(Message {
+        family: 6,
+        xid,
+        mac: None,
+        leases: Vec::new(),
+        server: None,
+        given: false,
+    })
 }
 
 fn is_link_local(ip: IpAddr) -> bool {
@@ -195,7 +211,8 @@ pub struct Dhcp {
 }
 
 fn open<'a>(list: &'a mut [Open], what: &What, now: u32) -> Option<&'a mut Open> {
-    list.iter_mut().find(|open| open.what == *what && now - open.when <= FOR && open.answers < ANSWERS)
+    list.iter_mut()
+        .find(|open| open.what == *what && now - open.when <= FOR && open.answers < ANSWERS)
 }
 
 fn begin(list: &mut Vec<Open>, what: What, now: u32, asker: Option<(Packet, u32)>) {
@@ -218,11 +235,14 @@ impl Dhcp {
 
     fn for_itself(vnic: &Declared, packet: &Packet) -> Result<Message, Reasons> {
         let unspecified = packet.source == IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-        let own = if packet.source.is_ipv4() { unspecified } else { vnic.has_link_local(packet.source) };
+        let own =
+            if packet.source.is_ipv4() { unspecified } else { vnic.has_link_local(packet.source) };
         if !own && !vnic.ips.contains(&packet.source) {
             return Err(&["spoofed-ip"]);
         }
-        message(packet).filter(|message| message.mac.is_none_or(|mac| mac == vnic.mac)).ok_or(&["bad-dhcp"])
+        message(packet)
+            .filter(|message| message.mac.is_none_or(|mac| mac == vnic.mac))
+            .ok_or(&["bad-dhcp"])
     }
 
     /// Whether a filtered vnic may send a request without a rule.
@@ -253,7 +273,9 @@ impl Dhcp {
         let request = asks(packet)?;
         let client = if request { packet.source } else { packet.destination };
         let reached = request || reaches(&message, packet.destination);
-        reached.then(|| (message.family, message.xid, message.mac, (message.family == 6).then_some(client)))
+        reached.then(|| {
+            (message.family, message.xid, message.mac, (message.family == 6).then_some(client))
+        })
     }
 
     /// Whether a filtered vnic may send an answer.
@@ -261,8 +283,14 @@ impl Dhcp {
         Self::request(packet).is_some_and(|what| open(&mut self.served, &what, now).is_some())
     }
 
-    /// Forgets requests that no rule lets in any more. What another rule lets in since policy changed may be forgotten, too.
-    pub fn look_again(&mut self, (groups, changes): (&[Group], u32), vnic: &Declared, choices: &mut Choices) {
+    /// Forgets requests that no rule lets in any more. What another rule lets in since policy
+    /// changed may be forgotten, too.
+    pub fn look_again(
+        &mut self,
+        (groups, changes): (&[Group], u32),
+        vnic: &Declared,
+        choices: &mut Choices,
+    ) {
         self.served.retain_mut(|open| {
             let Some((packet, then)) = &mut open.asker else { return true };
             let stays = *then == changes || serves(groups, vnic, packet) && choices.either();
@@ -272,7 +300,9 @@ impl Dhcp {
     }
 
     fn answer(vnic: &Declared, packet: &Packet) -> Option<Message> {
-        let own = |message: &Message| message.mac.is_none_or(|mac| mac == vnic.mac) && reaches(message, packet.destination);
+        let own = |message: &Message| {
+            message.mac.is_none_or(|mac| mac == vnic.mac) && reaches(message, packet.destination)
+        };
         message(packet).filter(|message| asks(packet) == Some(false) && own(message))
     }
 
@@ -285,7 +315,9 @@ impl Dhcp {
     /// It sent this, by a rule or without.
     pub fn sent(&mut self, vnic: &Declared, packet: &Packet, now: u32) {
         if asks(packet) == Some(false) {
-            if let Some(open) = Self::request(packet).and_then(|what| open(&mut self.served, &what, now)) {
+            if let Some(open) =
+                Self::request(packet).and_then(|what| open(&mut self.served, &what, now))
+            {
                 open.answers += 1;
             }
             return;
@@ -307,7 +339,13 @@ impl Dhcp {
     }
 
     /// It got this, by a rule or without.
-    pub fn got(&mut self, (groups, changes): (&[Group], u32), vnic: &Declared, packet: &Packet, now: u32) {
+    pub fn got(
+        &mut self,
+        (groups, changes): (&[Group], u32),
+        vnic: &Declared,
+        packet: &Packet,
+        now: u32,
+    ) {
         if asks(packet) == Some(true) {
             if let Some(what) = Self::request(packet).filter(|_| serves(groups, vnic, packet)) {
                 begin(&mut self.served, what, now, Some((packet.clone(), changes)));
@@ -315,7 +353,10 @@ impl Dhcp {
             return;
         }
         let Some(message) = Self::answer(vnic, packet) else { return };
-        let Some(open) = open(&mut self.asked, &(message.family, message.xid, None, None), now) else { return };
+        let Some(open) = open(&mut self.asked, &(message.family, message.xid, None, None), now)
+        else {
+            return;
+        };
         open.answers += 1;
         match message.server {
             Some(server) if message.given => self.given = Some(server),

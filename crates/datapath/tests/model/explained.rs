@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use butterfly_datapath::{Admission, Fate, Mark, Origin, Refused, TapPoint, TapSink, TapWhat, Walk};
+use butterfly_datapath::{
+    Admission, Fate, Mark, Origin, Refused, TapPoint, TapSink, TapWhat, Walk,
+};
 use butterfly_model::{GroupName, Rule};
 
 use crate::{
@@ -30,7 +32,12 @@ impl Explained {
         let mut found = None;
         self.0.hosts[host].watched(|packet| {
             if packet.point == TapPoint::Network && packet.session.is_some() {
-                found = Some(packet.rules.clone().map(|rule| rule.map(|rule| (rule.group.clone(), rule.rule.clone()))));
+                found = Some(
+                    packet
+                        .rules
+                        .clone()
+                        .map(|rule| rule.map(|rule| (rule.group.clone(), rule.rule.clone()))),
+                );
             }
         });
         found
@@ -41,9 +48,12 @@ impl Explained {
         let mut said = vec![None; self.0.hosts.len()];
         said[host] = self.0.hosts[host].explain_frame(&Origin::Vnic(name.to_owned()), frame);
         let leaves = said[host].as_ref().is_some_and(|walk| {
-            matches!(&walk.fate, Fate::Leaves(_)) || matches!(&walk.fate, Fate::Flooded { away, .. } if !away.is_empty())
+            matches!(&walk.fate, Fate::Leaves(_))
+                || matches!(&walk.fate, Fate::Flooded { away, .. } if !away.is_empty())
         });
-        if let (true, Some(vni), Some(other)) = (leaves, vni, (0..said.len()).find(|other| *other != host)) {
+        if let (true, Some(vni), Some(other)) =
+            (leaves, vni, (0..said.len()).find(|other| *other != host))
+        {
             said[other] = self.0.hosts[other].explain_frame(&Origin::Outside(vni), frame);
         }
         said
@@ -67,7 +77,9 @@ fn check_rules(said: &Walk, admitted: &Admitted, frame: &[u8]) {
 /// Whether somebody would have to remember an earlier frame to know what becomes of this one.
 fn is_fragment(frame: &[u8]) -> bool {
     match wire::carries(frame) {
-        Carries::Ip(at, vlan) => wire::packet(frame, at, vlan).map_or(true, |packet| packet.fragment.is_some()),
+        Carries::Ip(at, vlan) => {
+            wire::packet(frame, at, vlan).map_or(true, |packet| packet.fragment.is_some())
+        }
         _ => false,
     }
 }
@@ -79,7 +91,9 @@ fn check(said: &Walk, seen: &Seen, trunk: &str, frame: &[u8]) {
     let mut expected: Vec<&str> = match &said.fate {
         Fate::Delivered(to) => vec![to],
         Fate::Leaves(_) => vec![trunk],
-        Fate::Flooded { here, away, .. } => here.iter().map(String::as_str).chain(away.iter().map(|_| trunk)).collect(),
+        Fate::Flooded { here, away, .. } => {
+            here.iter().map(String::as_str).chain(away.iter().map(|_| trunk)).collect()
+        }
         Fate::Dropped(_) | Fate::NoAddress => Vec::new(),
     };
     expected.sort_unstable();

@@ -35,7 +35,11 @@ const ALL_NODES: Mac = Mac([0x33, 0x33, 0, 0, 0, 1]);
 impl Frames {
     pub fn new(case: &Case) -> Frames {
         let talk = Talk { first: [0xffff_ff00, 7000], next: [0xffff_ff01, 7001], begun: 0 };
-        Frames { vnics: case.vnics.clone(), flows: case.flows.clone(), talks: vec![talk; case.flows.len()] }
+        Frames {
+            vnics: case.vnics.clone(),
+            flows: case.flows.clone(),
+            talks: vec![talk; case.flows.len()],
+        }
     }
 
     /// Who sends a shot.
@@ -54,7 +58,9 @@ impl Frames {
     pub fn frame(&mut self, shot: &Shot) -> Vec<u8> {
         let flow = self.flows[shot.flow].clone();
         let (here, there) = (usize::from(shot.back), usize::from(!shot.back));
-        let end = |side: usize| flow.stations[side].map_or(self.mac(flow.vnics[side]), |n| Mac(station(n)));
+        let end = |side: usize| {
+            flow.stations[side].map_or(self.mac(flow.vnics[side]), |n| Mac(station(n)))
+        };
         let mut source = end(here);
         let destination = match shot.to {
             To::Receiver => end(there),
@@ -76,7 +82,9 @@ impl Frames {
             _ => {}
         }
         let destination = match (from, &shot.what) {
-            (IpAddr::V6(wanted), What::Probe) if destination == ALL_NODES => Mac::of_group_v6(asked_of(wanted)),
+            (IpAddr::V6(wanted), What::Probe) if destination == ALL_NODES => {
+                Mac::of_group_v6(asked_of(wanted))
+            }
             _ => destination,
         };
         if source == destination {
@@ -114,7 +122,9 @@ impl Frames {
                 ends.ip().icmp(kind, 0, u32::from(id) << 16 | 1, b"echo")
             }
             What::Icmp { kind, code } => ends.ip().icmp(kind, code, 0, &[0; 24]),
-            What::Error { kind, protocol, far } => self.error(shot.flow, kind, protocol, far, ends, here, flow),
+            What::Error { kind, protocol, far } => {
+                self.error(shot.flow, kind, protocol, far, ends, here, flow)
+            }
             What::Fragment { protocol, id, part } => fragment(ends, protocol, id, part),
             What::Sctp(chunk) => ends.ip().sctp((ends.ports[0], ends.ports[1]), 7, chunk, &[0; 16]),
             What::Protocol(number) => ends.ip().payload(number, &[0; 12]),
@@ -126,7 +136,9 @@ impl Frames {
             }
             What::Dhcp6 { kind, transaction } => ends.dhcp6(kind, transaction),
             What::Arp { reply } => {
-                let IpAddr::V4(from) = ends.from else { return ends.link.payload(0x0806, &[0; 28]) };
+                let IpAddr::V4(from) = ends.from else {
+                    return ends.link.payload(0x0806, &[0; 28]);
+                };
                 let to = if let IpAddr::V4(to) = ends.to { to } else { Ipv4Addr::UNSPECIFIED };
                 if reply { ends.link.arp_reply(from, to) } else { ends.link.arp_request(from, to) }
             }
@@ -134,7 +146,11 @@ impl Frames {
             What::Type(kind) => ends.link.payload(kind, &[0; 46]),
             What::Hidden(how) => hidden(ends, how),
             What::Options(len) => match ends.from {
-                IpAddr::V4(_) => ends.ip().options(&vec![1; usize::from(len).min(40)]).udp(ends.ports[0], ends.ports[1], b"!"),
+                IpAddr::V4(_) => ends.ip().options(&vec![1; usize::from(len).min(40)]).udp(
+                    ends.ports[0],
+                    ends.ports[1],
+                    b"!",
+                ),
                 IpAddr::V6(_) => {
                     let padding = vec![0; len.into()];
                     ends.ip().extension(60, &padding).udp(ends.ports[0], ends.ports[1], b"!")
@@ -143,9 +159,16 @@ impl Frames {
         }
     }
 
-    fn segment(&mut self, flow: usize, here: usize, step: Step, ports: [u16; 2]) -> (Tcp<'static>, usize) {
+    fn segment(
+        &mut self,
+        flow: usize,
+        here: usize,
+        step: Step,
+        ports: [u16; 2],
+    ) -> (Tcp<'static>, usize) {
         const FAR: u32 = 1 << 29;
-        // More than two of the windows that [`Step::SynScaled`] makes, less than ten of those that nobody scales.
+        // More than two of the windows that [`Step::SynScaled`] makes, less than ten of those that
+        // nobody scales.
         const BEYOND: u32 = 600_000;
         let talk = &mut self.talks[flow];
         if matches!(step, Step::Syn | Step::SynScaled) {
@@ -180,22 +203,45 @@ impl Frames {
         }
         let scaled = matches!(step, Step::SynScaled | Step::SynAckScaled);
         let options: &[u8] = if scaled { &[2, 4, 5, 0xb4, 1, 3, 3, 2] } else { &[] };
-        let tcp = Tcp { sequence, acknowledgement, window: 0x4000, options, ..Tcp::new(ports[0], ports[1], flags) };
+        let tcp = Tcp {
+            sequence,
+            acknowledgement,
+            window: 0x4000,
+            options,
+            ..Tcp::new(ports[0], ports[1], flags)
+        };
         (tcp, len)
     }
 
     /// An error that a frame of the other direction causes.
     #[allow(clippy::too_many_arguments)]
-    fn error(&self, flow: usize, kind: u8, protocol: u8, far: bool, ends: &Ends, here: usize, of: &Flow) -> Vec<u8> {
+    fn error(
+        &self,
+        flow: usize,
+        kind: u8,
+        protocol: u8,
+        far: bool,
+        ends: &Ends,
+        here: usize,
+        of: &Flow,
+    ) -> Vec<u8> {
         let (theirs, ours) = (of.ips[1 - here], of.ips[here]);
-        let quoted =
-            Ends { link: build::ethernet(Mac::ZERO, Mac::ZERO), from: theirs, to: ours, ports: [ends.ports[1], ends.ports[0]] };
+        let quoted = Ends {
+            link: build::ethernet(Mac::ZERO, Mac::ZERO),
+            from: theirs,
+            to: ours,
+            ports: [ends.ports[1], ends.ports[0]],
+        };
         let talk = &self.talks[flow];
         let bytes = match protocol {
             6 => {
                 let last = talk.next[1 - here].wrapping_sub(1);
                 let sequence = if far { last.wrapping_add(1 << 29) } else { last };
-                let tcp = Tcp { sequence, acknowledgement: talk.next[here], ..Tcp::new(quoted.ports[0], quoted.ports[1], ACK) };
+                let tcp = Tcp {
+                    sequence,
+                    acknowledgement: talk.next[here],
+                    ..Tcp::new(quoted.ports[0], quoted.ports[1], ACK)
+                };
                 quoted.ip().tcp(&tcp, &[])
             }
             17 => quoted.ip().udp(quoted.ports[0], quoted.ports[1], &[]),
@@ -220,7 +266,9 @@ impl Ends {
     fn ip(&self) -> Ip {
         match (self.from, self.to) {
             (IpAddr::V4(from), IpAddr::V4(to)) => self.link.clone().ipv4(from, to),
-            (IpAddr::V4(from), IpAddr::V6(_)) => self.link.clone().ipv4(from, Ipv4Addr::new(10, 0, 0, 1)),
+            (IpAddr::V4(from), IpAddr::V6(_)) => {
+                self.link.clone().ipv4(from, Ipv4Addr::new(10, 0, 0, 1))
+            }
             (IpAddr::V6(from), IpAddr::V6(to)) => self.link.clone().ipv6(from, to),
             (IpAddr::V6(from), IpAddr::V4(_)) => self.link.clone().ipv6(from, Ipv6Addr::LOCALHOST),
         }
@@ -256,7 +304,8 @@ impl Ends {
     fn dhcp6(&self, kind: u8, transaction: u32) -> Vec<u8> {
         let frame = self.link.payload(0, &[]);
         let local = |at: usize| {
-            let [a, b, c, d, e, f] = <[u8; 6]>::try_from(&frame[at..at + 6]).unwrap().map(u16::from);
+            let [a, b, c, d, e, f] =
+                <[u8; 6]>::try_from(&frame[at..at + 6]).unwrap().map(u16::from);
             Ipv6Addr::new(0xfe80, 0, 0, 0, (a ^ 2) << 8 | b, c << 8 | 0xff, 0xfe00 | d, e << 8 | f)
         };
         let answers = matches!(kind, 2 | 7);
@@ -294,13 +343,17 @@ fn fragment(ends: &Ends, protocol: u8, id: u16, part: Part) -> Vec<u8> {
         Part::Early => (32, 48),
     };
     let piece = if part == Part::Tiny && protocol != 6 { &[][..] } else { &upper[from..to] };
-    ends.ip().fragment(id.into(), from, !matches!(part, Part::Last | Part::Early)).payload(number, piece)
+    ends.ip()
+        .fragment(id.into(), from, !matches!(part, Part::Last | Part::Early))
+        .payload(number, piece)
 }
 
 fn discovery(ends: &Ends, kind: u8, defect: Defect) -> Vec<u8> {
     let frame = ends.link.payload(0, &[]);
     let own_mac: [u8; 6] = frame[6..12].try_into().unwrap();
-    let (IpAddr::V6(source), IpAddr::V6(target)) = (ends.from, ends.to) else { return ends.link.payload(0x88cc, &[0; 46]) };
+    let (IpAddr::V6(source), IpAddr::V6(target)) = (ends.from, ends.to) else {
+        return ends.link.payload(0x88cc, &[0; 46]);
+    };
     let mld = matches!(kind, 130 | 131 | 132 | 143);
     let hops = match (mld, defect == Defect::Hops) {
         (true, false) => 1,
@@ -374,8 +427,16 @@ fn hidden(ends: &Ends, how: u8) -> Vec<u8> {
     let tpid = [0x88a8, 0x9100, 0x9200, 0x9300][usize::from(how / 4 % 4)];
     match how % 4 {
         0 => ends.link.clone().tag(Tag { tpid, tci: 5 }).vlan(5).payload(kind, ip),
-        1 => ends.link.llc(&Llc { dsap: 0xaa, ssap: 0xaa, control: 3, snap: Some((0, kind)), payload: ip }),
-        2 => ends.link.payload(if kind == ethernet::IPV4 { ethernet::IPV6 } else { ethernet::IPV4 }, ip),
+        1 => ends.link.llc(&Llc {
+            dsap: 0xaa,
+            ssap: 0xaa,
+            control: 3,
+            snap: Some((0, kind)),
+            payload: ip,
+        }),
+        2 => ends
+            .link
+            .payload(if kind == ethernet::IPV4 { ethernet::IPV6 } else { ethernet::IPV4 }, ip),
         _ => ends.link.llc(&Llc { dsap: 6, ssap: 6, control: 3, snap: None, payload: ip }),
     }
 }

@@ -1,10 +1,14 @@
-//! Random cases: conversations that go as they should, among things that should not be, while policy changes.
+//! Random cases: conversations that go as they should, among things that should not be, while
+//! policy changes.
 
 use std::{collections::VecDeque, net::IpAddr};
 
 use crate::{
     claims::Bound,
-    commands::{Case, Command, Defect, Flow, GROUPS, NAMES, Part, Shot, Step, To, Twist, What, made_up, v4, v6},
+    commands::{
+        Case, Command, Defect, Flow, GROUPS, NAMES, Part, Shot, Step, To, Twist, What, made_up, v4,
+        v6,
+    },
     policy::{Declared, Direction, Group, Peer, Rule},
     random::Random,
 };
@@ -26,12 +30,14 @@ pub fn case(seed: u64) -> Case {
         }
     }
     let flows: Vec<Flow> = (0..6).map(|_| flow(&mut random, &vnics)).collect();
-    let commands = commands(&mut random, &vnics, &flows, 0, |random| vec![change(random, &vnics, outbound)]);
+    let commands =
+        commands(&mut random, &vnics, &flows, 0, |random| vec![change(random, &vnics, outbound)]);
     let placed = vec![0; vnics.len()];
     Case { hosts: 1, vnics, placed, groups, flows, commands }
 }
 
-/// The same worlds, spread over two hosts; vnics go from one to the other, and an operator may tell one host what he does not tell the other.
+/// The same worlds, spread over two hosts; vnics go from one to the other, and an operator may tell
+/// one host what he does not tell the other.
 pub fn case_of_two(seed: u64) -> Case {
     let mut random = Random(!seed);
     let count = 3 + random.below(4);
@@ -47,14 +53,15 @@ pub fn case_of_two(seed: u64) -> Case {
     }
     let flows: Vec<Flow> = (0..10).map(|_| flow(&mut random, &vnics)).collect();
     let mut now = placed.clone();
-    let mut commands = commands(&mut random, &vnics, &flows, 40, |random| match random.below(100) {
-        0..40 => moved(random, &mut now, &flows),
-        40..55 => vec![Command::At(random.below(2), Box::new(change_group(random, outbound)))],
-        55..70 => vec![claim(random, &vnics, &flows)],
-        // A day goes by: everything may begin anew.
-        70..80 => vec![Command::Pass(86_500)],
-        _ => vec![change(random, &vnics, outbound)],
-    });
+    let mut commands =
+        commands(&mut random, &vnics, &flows, 40, |random| match random.below(100) {
+            0..40 => moved(random, &mut now, &flows),
+            40..55 => vec![Command::At(random.below(2), Box::new(change_group(random, outbound)))],
+            55..70 => vec![claim(random, &vnics, &flows)],
+            // A day goes by: everything may begin anew.
+            70..80 => vec![Command::Pass(86_500)],
+            _ => vec![change(random, &vnics, outbound)],
+        });
     if random.percent(60) {
         // Nobody came a moment ago: connections need a beginning.
         commands.insert(0, Command::Pass(130));
@@ -67,15 +74,24 @@ fn moved(random: &mut Random, placed: &mut [usize], flows: &[Flow]) -> Vec<Comma
     let vnic = random.below(placed.len());
     placed[vnic] = 1 - placed[vnic];
     let mut commands = vec![Command::Move(vnic, placed[vnic])];
-    let speaks = |flow: &Flow| flow.vnics.iter().position(|end| *end == vnic).filter(|side| flow.stations[*side].is_none());
+    let speaks = |flow: &Flow| {
+        flow.vnics.iter().position(|end| *end == vnic).filter(|side| flow.stations[*side].is_none())
+    };
     if random.percent(75)
-        && let Some((flow, side)) = flows.iter().enumerate().find_map(|(index, flow)| Some((index, speaks(flow)?)))
+        && let Some((flow, side)) =
+            flows.iter().enumerate().find_map(|(index, flow)| Some((index, speaks(flow)?)))
     {
         let (what, to) = match flows[flow].ips[side] {
             IpAddr::V4(_) => (What::Arp { reply: false }, To::Broadcast),
             IpAddr::V6(_) => (What::Discovery { kind: 136, defect: Defect::None }, To::Multicast),
         };
-        commands.push(Command::Send(vec![Shot { flow, back: side == 1, what, to, twist: Twist::None }]));
+        commands.push(Command::Send(vec![Shot {
+            flow,
+            back: side == 1,
+            what,
+            to,
+            twist: Twist::None,
+        }]));
     }
     commands
 }
@@ -84,12 +100,27 @@ fn moved(random: &mut Random, placed: &mut [usize], flows: &[Flow]) -> Vec<Comma
 fn claim(random: &mut Random, vnics: &[Declared], flows: &[Flow]) -> Command {
     let vnic = random.below(vnics.len());
     let (what, to, twist) = if random.percent(40) {
-        let what = random.pick(&[What::Arp { reply: true }, What::Udp(4), What::Tcp(Step::Data), What::Type(0x88b5)]);
+        let what = random.pick(&[
+            What::Arp { reply: true },
+            What::Udp(4),
+            What::Tcp(Step::Data),
+            What::Type(0x88b5),
+        ]);
         (what, random.pick(&[To::Receiver, To::Broadcast]), Twist::SourceMac(vnic))
     } else {
-        (What::Tcp(random.pick(&[Step::Ack, Step::Ack, Step::Data])), To::Receiver, Twist::Posing(vnic))
+        (
+            What::Tcp(random.pick(&[Step::Ack, Step::Ack, Step::Data])),
+            To::Receiver,
+            Twist::Posing(vnic),
+        )
     };
-    Command::Send(vec![Shot { flow: random.below(flows.len()), back: random.percent(50), what, to, twist }])
+    Command::Send(vec![Shot {
+        flow: random.below(flows.len()),
+        back: random.percent(50),
+        what,
+        to,
+        twist,
+    }])
 }
 
 fn vnic(random: &mut Random, index: usize, networks: usize) -> Declared {
@@ -152,10 +183,29 @@ fn group(random: &mut Random, name: &'static str, outbound: usize) -> Group {
 }
 
 fn rule(random: &mut Random, outbound: usize) -> Rule {
-    let direction = if random.percent(100 - outbound) { Direction::Inbound } else { Direction::Outbound };
-    let protocol = random.pick(&[None, Some(6), Some(6), Some(17), Some(17), Some(1), Some(58), Some(132), Some(47)]);
+    let direction =
+        if random.percent(100 - outbound) { Direction::Inbound } else { Direction::Outbound };
+    let protocol = random.pick(&[
+        None,
+        Some(6),
+        Some(6),
+        Some(17),
+        Some(17),
+        Some(1),
+        Some(58),
+        Some(132),
+        Some(47),
+    ]);
     let ports = match protocol {
-        Some(6 | 17) => random.pick(&[(0, 65535), (80, 80), (80, 4000), (22, 80), (4001, 65535), (67, 68), (546, 547)]),
+        Some(6 | 17) => random.pick(&[
+            (0, 65535),
+            (80, 80),
+            (80, 4000),
+            (22, 80),
+            (4001, 65535),
+            (67, 68),
+            (546, 547),
+        ]),
         _ => (0, 0),
     };
     let block = |text: &str, mask| Peer::Cidr(text.parse().unwrap(), mask);
@@ -175,11 +225,13 @@ fn rule(random: &mut Random, outbound: usize) -> Rule {
 
 fn flow(random: &mut Random, vnics: &[Declared]) -> Flow {
     let a = random.below(vnics.len());
-    let others: Vec<usize> = (0..vnics.len()).filter(|b| *b != a && vnics[*b].vni == vnics[a].vni).collect();
+    let others: Vec<usize> =
+        (0..vnics.len()).filter(|b| *b != a && vnics[*b].vni == vnics[a].vni).collect();
     let b = if others.is_empty() { (a + 1) % vnics.len() } else { random.pick(&others) };
     let is_v4 = random.percent(50);
     let mut ip = |vnic: usize| {
-        let own: Vec<IpAddr> = vnics[vnic].ips.iter().copied().filter(|ip| ip.is_ipv4() == is_v4).collect();
+        let own: Vec<IpAddr> =
+            vnics[vnic].ips.iter().copied().filter(|ip| ip.is_ipv4() == is_v4).collect();
         if random.percent(8) && !is_v4 {
             return vnics[vnic].link_local();
         }
@@ -193,10 +245,17 @@ fn flow(random: &mut Random, vnics: &[Declared]) -> Flow {
         random.pick(&own)
     };
     let ips = [ip(a), ip(b)];
-    let mut station = |vnic: usize| (vnics[vnic].bypass && random.percent(25)).then(|| random.below(2) as u8);
+    let mut station =
+        |vnic: usize| (vnics[vnic].bypass && random.percent(25)).then(|| random.below(2) as u8);
     let stations = [station(a), station(b)];
     let ports = [random.pick(&[4000, 4001, 80]), random.pick(&[80, 80, 22, 53])];
-    Flow { vnics: [a, b], ips, ports, vlan: random.pick(&[None, None, None, Some(5), Some(6), Some(0)]), stations }
+    Flow {
+        vnics: [a, b],
+        ips,
+        ports,
+        vlan: random.pick(&[None, None, None, Some(5), Some(6), Some(0)]),
+        stations,
+    }
 }
 
 /// Conversations, so many of a hundred of which are orderly TCP at least, among what `other` does.
@@ -216,7 +275,9 @@ fn commands(
                 commands.extend(other(random));
                 continue;
             }
-            9..13 => Command::Pass(random.pick(&[1, 1, 2, 5, 9, 11, 25, 31, 35, 61, 130, 241, 301, 601])),
+            9..13 => {
+                Command::Pass(random.pick(&[1, 1, 2, 5, 9, 11, 25, 31, 35, 61, 130, 241, 301, 601]))
+            }
             _ => {
                 while scripts.len() < 3 {
                     let flow = random.below(flows.len());
@@ -251,7 +312,9 @@ fn commands(
 fn is_orderly_tcp(script: &[Shot]) -> bool {
     use Step::*;
     matches!(script, [Shot { what: What::Tcp(Syn), .. }, ..])
-        && script.iter().all(|shot| matches!(shot.what, What::Tcp(Syn | SynAck | Ack | Data | Fin | Rst)))
+        && script
+            .iter()
+            .all(|shot| matches!(shot.what, What::Tcp(Syn | SynAck | Ack | Data | Fin | Rst)))
 }
 
 /// A change of one of the groups.
@@ -299,18 +362,34 @@ fn change(random: &mut Random, vnics: &[Declared], outbound: usize) -> Command {
 
 /// Frames that belong together, in the order in which they should come.
 fn script(random: &mut Random, flow: usize) -> Vec<Shot> {
-    let shot = |back: bool, what: What| Shot { flow, back, what, to: To::Receiver, twist: Twist::None };
+    let shot =
+        |back: bool, what: What| Shot { flow, back, what, to: To::Receiver, twist: Twist::None };
     let opener = random.percent(20);
-    let tcp =
-        |steps: &[(bool, Step)]| steps.iter().map(|(back, step)| shot(*back ^ opener, What::Tcp(*step))).collect::<Vec<_>>();
+    let tcp = |steps: &[(bool, Step)]| {
+        steps.iter().map(|(back, step)| shot(*back ^ opener, What::Tcp(*step))).collect::<Vec<_>>()
+    };
     let id = random.pick(&[1, 2]);
     match random.below(28) {
         0..4 => {
             use Step::*;
-            let mut steps =
-                vec![(false, Syn), (true, SynAck), (false, Ack), (false, Data), (true, Ack), (true, Data), (false, Ack)];
+            let mut steps = vec![
+                (false, Syn),
+                (true, SynAck),
+                (false, Ack),
+                (false, Data),
+                (true, Ack),
+                (true, Data),
+                (false, Ack),
+            ];
             match random.below(4) {
-                0 => steps.extend([(false, Fin), (true, Ack), (true, Data), (false, Ack), (true, Fin), (false, Ack)]),
+                0 => steps.extend([
+                    (false, Fin),
+                    (true, Ack),
+                    (true, Data),
+                    (false, Ack),
+                    (true, Fin),
+                    (false, Ack),
+                ]),
                 1 => steps.extend([(true, Fin), (false, Fin), (true, Ack), (false, Ack)]),
                 2 => steps.extend([(true, Rst), (false, Data)]),
                 _ => steps.extend([(false, Ack), (false, Rst)]),
@@ -322,26 +401,41 @@ fn script(random: &mut Random, flow: usize) -> Vec<Shot> {
         }
         4 | 5 => {
             use Step::*;
-            let odd = [RstAhead, RstFar, DataFar, AckFar, DataBeyond, AckBeyond, DataBehind, Again, SynAgain, Syn];
+            let odd = [
+                RstAhead, RstFar, DataFar, AckFar, DataBeyond, AckBeyond, DataBehind, Again,
+                SynAgain, Syn,
+            ];
             let scaled = random.percent(50);
             let (syn, answer) = if scaled { (SynScaled, SynAckScaled) } else { (Syn, SynAck) };
             let mut steps = vec![(false, syn), (true, answer), (false, Ack), (false, Data)];
             for _ in 0..4 {
-                steps.insert(random.below(steps.len() + 1), (random.percent(50), random.pick(&odd)));
+                steps
+                    .insert(random.below(steps.len() + 1), (random.percent(50), random.pick(&odd)));
                 steps.push((random.percent(50), random.pick(&[Data, Ack])));
             }
             tcp(&steps)
         }
-        6 => tcp(&[(false, Step::Syn), (true, Step::Refuse), (false, Step::Syn), (true, Step::SynAck)]),
+        6 => tcp(&[
+            (false, Step::Syn),
+            (true, Step::Refuse),
+            (false, Step::Syn),
+            (true, Step::SynAck),
+        ]),
         // From the middle.
         7 => tcp(&[(false, Step::Data), (true, Step::Ack), (true, Step::Data), (false, Step::Rst)]),
-        8 => {
-            tcp(&[(random.percent(50), Step::Flags(random.next() as u8)), (random.percent(50), Step::Flags(random.next() as u8))])
+        8 => tcp(&[
+            (random.percent(50), Step::Flags(random.next() as u8)),
+            (random.percent(50), Step::Flags(random.next() as u8)),
+        ]),
+        9..13 => {
+            (0..3).map(|_| shot(random.percent(40), What::Udp(random.below(30) as u8))).collect()
         }
-        9..13 => (0..3).map(|_| shot(random.percent(40), What::Udp(random.below(30) as u8))).collect(),
         13..15 => {
             let back = random.percent(30);
-            let mut both = vec![shot(back, What::Echo { request: true, id }), shot(!back, What::Echo { request: false, id })];
+            let mut both = vec![
+                shot(back, What::Echo { request: true, id }),
+                shot(!back, What::Echo { request: false, id }),
+            ];
             if random.percent(30) {
                 both.swap(0, 1);
             }
@@ -377,25 +471,45 @@ fn script(random: &mut Random, flow: usize) -> Vec<Shot> {
                 vec![Part::Second, Part::First, Part::Second],
                 vec![Part::Tiny, Part::Second],
             ]);
-            let mut shots: Vec<Shot> = parts.into_iter().map(|part| shot(back, What::Fragment { protocol, id, part })).collect();
+            let mut shots: Vec<Shot> = parts
+                .into_iter()
+                .map(|part| shot(back, What::Fragment { protocol, id, part }))
+                .collect();
             if random.percent(40) {
                 // One goes elsewhere, or all do.
-                let to = if random.percent(70) { To::Vnic(random.below(NAMES.len())) } else { To::Broadcast };
+                let to = if random.percent(70) {
+                    To::Vnic(random.below(NAMES.len()))
+                } else {
+                    To::Broadcast
+                };
                 let last = shots.len();
                 let first = random.below(last);
                 let one = random.percent(70);
-                shots[first..if one { first + 1 } else { last }].iter_mut().for_each(|shot| shot.to = to);
+                shots[first..if one { first + 1 } else { last }]
+                    .iter_mut()
+                    .for_each(|shot| shot.to = to);
             }
             shots
         }
         20 => {
-            let mut shots = vec![shot(false, What::Sctp(1)), shot(true, What::Sctp(2)), shot(false, What::Sctp(0))];
+            let mut shots = vec![
+                shot(false, What::Sctp(1)),
+                shot(true, What::Sctp(2)),
+                shot(false, What::Sctp(0)),
+            ];
             if random.percent(30) {
                 shots.remove(0);
             }
             shots
         }
-        21 => (0..2).map(|_| shot(random.percent(50), What::Protocol(random.pick(&[47, 50, 99, 2, 1, 58, 4, 41, 59])))).collect(),
+        21 => (0..2)
+            .map(|_| {
+                shot(
+                    random.percent(50),
+                    What::Protocol(random.pick(&[47, 50, 99, 2, 1, 58, 4, 41, 59])),
+                )
+            })
+            .collect(),
         22 | 23 => {
             let kind = random.pick(&[133, 134, 135, 135, 136, 136, 137, 130, 131, 132, 143]);
             let defects = [
@@ -417,12 +531,32 @@ fn script(random: &mut Random, flow: usize) -> Vec<Shot> {
         }
         24 => {
             let (own, back) = (random.percent(85), random.percent(50));
-            let ask = shot(back, What::Dhcp4 { op: 1, xid: id.into(), own, unspecified: random.percent(60) });
-            let answer = shot(!back, What::Dhcp4 { op: 2, xid: random.pick(&[1, 2]), own, unspecified: random.percent(30) });
-            let ask6 = shot(back, What::Dhcp6 { kind: random.pick(&[1, 3, 5, 11]), transaction: id.into() });
-            let answer6 = shot(!back, What::Dhcp6 { kind: random.pick(&[2, 7]), transaction: random.pick(&[1, 2]) });
-            let mut all =
-                if random.percent(50) { vec![ask, answer.clone(), answer] } else { vec![ask6, answer6.clone(), answer6] };
+            let ask = shot(
+                back,
+                What::Dhcp4 { op: 1, xid: id.into(), own, unspecified: random.percent(60) },
+            );
+            let answer = shot(
+                !back,
+                What::Dhcp4 {
+                    op: 2,
+                    xid: random.pick(&[1, 2]),
+                    own,
+                    unspecified: random.percent(30),
+                },
+            );
+            let ask6 = shot(
+                back,
+                What::Dhcp6 { kind: random.pick(&[1, 3, 5, 11]), transaction: id.into() },
+            );
+            let answer6 = shot(
+                !back,
+                What::Dhcp6 { kind: random.pick(&[2, 7]), transaction: random.pick(&[1, 2]) },
+            );
+            let mut all = if random.percent(50) {
+                vec![ask, answer.clone(), answer]
+            } else {
+                vec![ask6, answer6.clone(), answer6]
+            };
             if random.percent(40) {
                 all[0].to = To::Broadcast;
             }
@@ -435,12 +569,18 @@ fn script(random: &mut Random, flow: usize) -> Vec<Shot> {
             shot(random.percent(50), What::Probe),
             shot(false, What::Arp { reply: false }),
             shot(true, What::Arp { reply: true }),
-            shot(random.percent(50), What::Type(random.pick(&[0x88cc, 0x8035, 0x88b5, 0x0806, 0x22, 0x0800, 0x86dd]))),
+            shot(
+                random.percent(50),
+                What::Type(random.pick(&[0x88cc, 0x8035, 0x88b5, 0x0806, 0x22, 0x0800, 0x86dd])),
+            ),
         ],
         26 => vec![shot(random.percent(50), What::Hidden(random.below(4) as u8))],
         _ => vec![
             shot(random.percent(50), What::Icmp { kind: random.next() as u8 & 0x8f, code: 0 }),
-            shot(random.percent(50), What::Options(random.pick(&[6, 20, 40, 110, 160, 200, 240, 300]))),
+            shot(
+                random.percent(50),
+                What::Options(random.pick(&[6, 20, 40, 110, 160, 200, 240, 300])),
+            ),
         ],
     }
 }

@@ -1,7 +1,8 @@
 //! Tables that are too small for what comes: who is refused may change, but these sentences hold.
 //!
-//! A conversation that was answered goes on until it times out or policy ends it, whatever others open. What was let in is answered.
-//! Nobody has more sessions than a share. Everybody who asks for little gets it.
+//! A conversation that was answered goes on until it times out or policy ends it, whatever others
+//! open. What was let in is answered. Nobody has more sessions than a share. Everybody who asks for
+//! little gets it.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +32,8 @@ fn mac(vnic: usize) -> Mac {
     Mac([2, 0, 0, 0, 0, 0xa + vnic as u8])
 }
 
-/// Three vnics in each of two networks. All of them are filtered, let in one UDP port, and let everything out.
+/// Three vnics in each of two networks. All of them are filtered, let in one UDP port, and let
+/// everything out.
 fn host() -> Host {
     let sessions = SessionConfig { capacity: CAPACITY, share: 25, ..SessionConfig::default() };
     let mut host = Host::with_sessions(sessions).unwrap();
@@ -48,7 +50,14 @@ fn host() -> Host {
         host.attach(name, LINUX, &config, &MemoryConfig::new(config.memory_needed())).unwrap();
     }
     let any = Cidr::new("0.0.0.0", 0).unwrap();
-    let rule = Rule::new(Direction::Inbound, 17, (Some(SERVICE.into()), Some(SERVICE.into())), Some(any), None).unwrap();
+    let rule = Rule::new(
+        Direction::Inbound,
+        17,
+        (Some(SERVICE.into()), Some(SERVICE.into())),
+        Some(any),
+        None,
+    )
+    .unwrap();
     let group = SecurityGroup::new(group, Vec::<String>::new(), [rule]).unwrap();
     host.change_group(&group.name().clone(), GroupChange::Declare(group)).unwrap();
     host.settle();
@@ -72,9 +81,14 @@ struct Ledger {
 impl Ledger {
     /// Whether a frame of a conversation arrives.
     fn passes(&mut self, (client, server, port): Talk, back: bool) -> bool {
-        let (from, to, ports) = if back { (server, client, (SERVICE, port)) } else { (client, server, (port, SERVICE)) };
+        let (from, to, ports) = if back {
+            (server, client, (SERVICE, port))
+        } else {
+            (client, server, (port, SERVICE))
+        };
         let ip = |vnic: usize| [10, 0, 0, vnic as u8 + 1];
-        let frame = build::ethernet(mac(from), mac(to)).ipv4(ip(from), ip(to)).udp(ports.0, ports.1, b"");
+        let frame =
+            build::ethernet(mac(from), mac(to)).ipv4(ip(from), ip(to)).udp(ports.0, ports.1, b"");
         self.host.send(NAMES[from], &frame, NetHeader::default()).unwrap();
         let received = self.host.received().unwrap();
         received.iter().any(|(name, frames)| name == NAMES[to] && !frames.is_empty())
@@ -86,7 +100,11 @@ impl Ledger {
         let little = self.open.len() < 8;
         let passed = self.passes(talk, false);
         assert!(passed || !known, "{talk:?} was answered, and its client is refused");
-        assert!(passed || !little, "{talk:?} is refused, and there are {} conversations", self.open.len());
+        assert!(
+            passed || !little,
+            "{talk:?} is refused, and there are {} conversations",
+            self.open.len()
+        );
         if passed {
             self.open.insert(talk, self.now);
             self.answered.entry(talk).and_modify(|seen| *seen = self.now);
@@ -102,7 +120,10 @@ impl Ledger {
         assert!(passed || !known, "{talk:?} was answered before, and its server is refused");
         assert!(passed || !just_asked, "{talk:?} was let in, and its answer is refused");
         // An answer without a question is let in by nothing: the rule is about the service's port.
-        assert!(!passed || self.open.contains_key(&talk), "{talk:?} was never let in, and its answer passes");
+        assert!(
+            !passed || self.open.contains_key(&talk),
+            "{talk:?} was never let in, and its answer passes"
+        );
         if passed {
             self.open.insert(talk, self.now);
             self.answered.insert(talk, self.now);
@@ -118,7 +139,9 @@ impl Ledger {
         self.answered.retain(|_, seen| now - *seen < ANSWERED);
         // A second more: of whole ones, the last may count.
         let answered = &self.answered;
-        self.open.retain(|talk, seen| now - *seen <= if answered.contains_key(talk) { ANSWERED } else { UNANSWERED } + 1);
+        self.open.retain(|talk, seen| {
+            now - *seen <= if answered.contains_key(talk) { ANSWERED } else { UNANSWERED } + 1
+        });
     }
 
     fn check_shares(&self) {
@@ -137,7 +160,13 @@ fn small_tables_keep_their_promises() {
     let mut refused = 0;
     for seed in 0..12 {
         let mut random = Random(seed);
-        let mut ledger = Ledger { host: host(), now: 1, answered: BTreeMap::new(), open: BTreeMap::new(), refused: 0 };
+        let mut ledger = Ledger {
+            host: host(),
+            now: 1,
+            answered: BTreeMap::new(),
+            open: BTreeMap::new(),
+            refused: 0,
+        };
         for turn in 0..1200 {
             let network = 3 * random.below(2);
             let client = random.below(3);

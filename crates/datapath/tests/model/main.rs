@@ -1,12 +1,13 @@
-//! The switch against a model of it: random policy, traffic and changes go through both, and both must agree on who receives every
-//! frame, and on the drop that is counted otherwise.
+//! The switch against a model of it: random policy, traffic and changes go through both, and both
+//! must agree on who receives every frame, and on the drop that is counted otherwise.
 //!
-//! The model ([`switch`], [`policy`], [`tcp`], [`wire`]) is plain and slow: lists that are searched from their start, a parser of its
-//! own. Where the words leave something open ([`choices`]) it follows both ways until the switch shows which one it took. Of networks
-//! that span hosts it has two models and hands frames from one to the other ([`world`]).
+//! The model ([`switch`], [`policy`], [`tcp`], [`wire`]) is plain and slow: lists that are searched
+//! from their start, a parser of its own. Where the words leave something open ([`choices`]) it
+//! follows both ways until the switch shows which one it took. Of networks that span hosts it has
+//! two models and hands frames from one to the other ([`world`]).
 //!
-//! `MODEL_SECONDS=3600 cargo test -p butterfly-datapath --test model` runs for an hour, from a seed that it prints;
-//! `MODEL_SEED=n` repeats the case of a seed.
+//! `MODEL_SECONDS=3600 cargo test -p butterfly-datapath --test model` runs for an hour, from a seed
+//! that it prints; `MODEL_SEED=n` repeats the case of a seed.
 
 mod cases;
 mod check;
@@ -35,7 +36,9 @@ use explained::Explained;
 use real::Real;
 
 fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
+    std::env::var(name)
+        .ok()
+        .map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
 }
 
 #[test]
@@ -63,7 +66,10 @@ fn compare<S: check::Switch>(make: fn(u64) -> Case, frames: u64, switch: fn(usiz
     let only = number("MODEL_SEED");
     // An hour looks where no hour looked before; a short run is always the same.
     let first = only.unwrap_or_else(|| match seconds {
-        Some(_) => std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() << 24,
+        Some(_) => {
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs()
+                << 24
+        }
         None => 0,
     });
     println!("seeds from {first}");
@@ -73,7 +79,11 @@ fn compare<S: check::Switch>(make: fn(u64) -> Case, frames: u64, switch: fn(usiz
         let hosts = case.hosts;
         if run(&case, &mut switch(hosts), &mut tally).is_err() {
             let (case, failure) = shrink(case, || switch(hosts), Duration::from_secs(30));
-            panic!("seed {seed} (MODEL_SEED={seed} repeats it)\n{}{}", case.describe(), failure.text);
+            panic!(
+                "seed {seed} (MODEL_SEED={seed} repeats it)\n{}{}",
+                case.describe(),
+                failure.text
+            );
         }
         let over = match seconds {
             Some(seconds) => start.elapsed().as_secs() >= seconds,

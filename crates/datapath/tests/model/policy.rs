@@ -1,4 +1,5 @@
-//! Security groups, rules and the exceptions that every filtered vnic has: who may send what to whom, without any state.
+//! Security groups, rules and the exceptions that every filtered vnic has: who may send what to
+//! whom, without any state.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -57,7 +58,16 @@ impl Declared {
     /// RFC 4291, appendix A.
     pub fn link_local(&self) -> IpAddr {
         let [a, b, c, d, e, f] = self.mac.map(u16::from);
-        IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, (a ^ 2) << 8 | b, c << 8 | 0xff, 0xfe00 | d, e << 8 | f))
+        IpAddr::V6(Ipv6Addr::new(
+            0xfe80,
+            0,
+            0,
+            0,
+            (a ^ 2) << 8 | b,
+            c << 8 | 0xff,
+            0xfe00 | d,
+            e << 8 | f,
+        ))
     }
 
     /// Whether it is one of its link-local addresses.
@@ -87,13 +97,16 @@ pub fn is_in(ip: IpAddr, block: IpAddr, mask: u8) -> bool {
 fn peer_matches(groups: &[Group], peer: &Peer, ip: IpAddr) -> bool {
     match peer {
         Peer::Cidr(block, mask) => is_in(ip, *block, *mask),
-        Peer::Group(name) => groups.iter().any(|group| group.name == *name && group.members.contains(&ip)),
+        Peer::Group(name) => {
+            groups.iter().any(|group| group.name == *name && group.members.contains(&ip))
+        }
     }
 }
 
 /// Whether a rule is about a packet with this address at the other end.
 fn rule_matches(groups: &[Group], rule: &Rule, packet: &Packet, peer: IpAddr) -> bool {
-    // ICMP (1) and ICMPv6 (58) are numbers as others are: that each is of one family is up to who sends it.
+    // ICMP (1) and ICMPv6 (58) are numbers as others are: that each is of one family is up to who
+    // sends it.
     let protocol = match rule.protocol {
         None => true,
         Some(number) => number == packet.protocol,
@@ -109,9 +122,17 @@ fn rule_matches(groups: &[Group], rule: &Rule, packet: &Packet, peer: IpAddr) ->
 }
 
 /// All rules of a vnic in one direction.
-fn rules<'a>(groups: &'a [Group], vnic: &'a Declared, direction: Direction) -> impl Iterator<Item = &'a Rule> {
+fn rules<'a>(
+    groups: &'a [Group],
+    vnic: &'a Declared,
+    direction: Direction,
+) -> impl Iterator<Item = &'a Rule> {
     let of = |name: &&'static str| groups.iter().find(move |group| group.name == *name);
-    vnic.groups.iter().filter_map(of).flat_map(|group| &group.rules).filter(move |rule| rule.direction == direction)
+    vnic.groups
+        .iter()
+        .filter_map(of)
+        .flat_map(|group| &group.rules)
+        .filter(move |rule| rule.direction == direction)
 }
 
 /// Messages of neighbour and listener discovery, and what keeps them honest.
@@ -128,7 +149,10 @@ pub enum Discovery {
 }
 
 pub fn discovery(packet: &Packet) -> Option<Discovery> {
-    if packet.protocol != 58 || packet.source.is_ipv4() || packet.fragment.is_some_and(|fragment| fragment.offset > 0) {
+    if packet.protocol != 58
+        || packet.source.is_ipv4()
+        || packet.fragment.is_some_and(|fragment| fragment.offset > 0)
+    {
         return None;
     }
     match packet.upper[0] {
@@ -144,11 +168,12 @@ pub fn discovery(packet: &Packet) -> Option<Discovery> {
 fn is_to_all_routers(packet: &Packet) -> bool {
     let solicits = discovery(packet).is_some() && packet.upper[0] == 133 && said(packet).is_some();
     let routers = [2, 22].map(|n| IpAddr::from([224, 0, 0, n]));
-    solicits && packet.destination.is_multicast() || packet.protocol == 2 && routers.contains(&packet.destination)
+    solicits && packet.destination.is_multicast()
+        || packet.protocol == 2 && routers.contains(&packet.destination)
 }
 
-/// The link-layer addresses that options of this kind give, behind byte `at` of a message. None if an option is empty or not whole,
-/// or gives none.
+/// The link-layer addresses that options of this kind give, behind byte `at` of a message. None if
+/// an option is empty or not whole, or gives none.
 fn link_addresses(message: &[u8], mut at: usize, wanted: u8) -> Option<Vec<[u8; 6]>> {
     let mut found = Vec::new();
     while at < message.len() {
@@ -168,13 +193,15 @@ fn v6(ip: IpAddr) -> Ipv6Addr {
     if let IpAddr::V6(ip) = ip { ip } else { unreachable!("{ip}") }
 }
 
-/// What a valid message of discovery says: whose address it is about, and the link-layer addresses that it gives.
+/// What a valid message of discovery says: whose address it is about, and the link-layer addresses
+/// that it gives.
 struct Said {
     target: Option<IpAddr>,
     links: Vec<[u8; 6]>,
 }
 
-/// Reads a message as a host must before it believes it: RFC 4861, 6.1, 7.1 and 8.1; RFC 2710, 3; RFC 3810, 5; RFC 6980.
+/// Reads a message as a host must before it believes it: RFC 4861, 6.1, 7.1 and 8.1; RFC 2710, 3;
+/// RFC 3810, 5; RFC 6980.
 fn said(packet: &Packet) -> Option<Said> {
     let message = &packet.upper;
     let kind = message[0];
@@ -188,19 +215,25 @@ fn said(packet: &Packet) -> Option<Said> {
         143 => (8, 0),
         _ => (24, 0),
     };
-    if packet.hops != if listener { 1 } else { 255 } || message[1] != 0 || packet.has_fragment_header || message.len() < fixed {
+    if packet.hops != if listener { 1 } else { 255 }
+        || message[1] != 0
+        || packet.has_fragment_header
+        || message.len() < fixed
+    {
         return None;
     }
     let links = if listener { Vec::new() } else { link_addresses(message, fixed, wanted)? };
     if links.windows(2).any(|pair| pair[0] != pair[1]) {
         return None; // which is it?
     }
-    let target = matches!(kind, 135..=137).then(|| Ipv6Addr::from(<[u8; 16]>::try_from(&message[8..24]).unwrap()));
+    let target = matches!(kind, 135..=137)
+        .then(|| Ipv6Addr::from(<[u8; 16]>::try_from(&message[8..24]).unwrap()));
     let (source, destination) = (v6(packet.source), v6(packet.destination));
     let multicast = |ip: Ipv6Addr| ip.octets()[0] == 0xff;
     let link_local = |ip: Ipv6Addr| ip.segments()[0] & 0xffc0 == 0xfe80;
     let unspecified = source == Ipv6Addr::UNSPECIFIED;
-    let solicited_node = destination.octets()[..13] == [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff];
+    let solicited_node =
+        destination.octets()[..13] == [0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff];
     let believable = match kind {
         133 => !unspecified || links.is_empty(),
         134 | 137 | 130 => link_local(source),
@@ -211,8 +244,8 @@ fn said(packet: &Packet) -> Option<Said> {
     believable.then(|| Said { target: target.map(IpAddr::V6), links })
 }
 
-/// Addresses that a believable message of discovery is a reason to note, and who says so: those that its sender speaks from or for, or is
-/// about to take.
+/// Addresses that a believable message of discovery is a reason to note, and who says so: those
+/// that its sender speaks from or for, or is about to take.
 pub fn spoken_for(vnic: &Declared, packet: &Packet, to: &[u8]) -> Option<(Vec<IpAddr>, Voice)> {
     let kind = packet.upper[0];
     let said = said(packet).filter(|_| matches!(kind, 133..=136))?;
@@ -224,12 +257,16 @@ pub fn spoken_for(vnic: &Declared, packet: &Packet, to: &[u8]) -> Option<(Vec<Ip
         let [.., x, y, z] = v6(target?).octets();
         let heard = to == [0xff; 6] || to == [0x33, 0x33, 0xff, x, y, z];
         let asked = v6(packet.destination).octets()[13..] == [x, y, z];
-        return (vnic.bypass || heard && asked).then(|| (target.into_iter().collect(), Voice::Probing));
+        return (vnic.bypass || heard && asked)
+            .then(|| (target.into_iter().collect(), Voice::Probing));
     }
     if kind == 134 {
         return vnic.bypass.then(|| (vec![packet.source], Voice::Router));
     }
-    Some(([Some(packet.source), target.filter(|_| kind == 136)].into_iter().flatten().collect(), Voice::Speaking))
+    Some((
+        [Some(packet.source), target.filter(|_| kind == 136)].into_iter().flatten().collect(),
+        Voice::Speaking,
+    ))
 }
 
 /// Whether it is what a router believably says of itself.
@@ -257,7 +294,9 @@ fn discovery_is_honest(vnic: &Declared, packet: &Packet) -> bool {
 /// Ports that a rule names, each of them meant: there are 16 at most.
 fn means(rule: &Rule, ports: [u16; 2]) -> bool {
     let (first, last) = rule.ports;
-    rule.protocol == Some(17) && last - first < 16 && ports.iter().any(|port| first <= *port && *port <= last)
+    rule.protocol == Some(17)
+        && last - first < 16
+        && ports.iter().any(|port| first <= *port && *port <= last)
 }
 
 /// Whether an INBOUND rule makes a vnic the DHCP server of who sent a packet.
@@ -269,13 +308,16 @@ pub fn serves(groups: &[Group], vnic: &Declared, packet: &Packet) -> bool {
 /// Whether an OUTBOUND rule names what only infrastructure says.
 fn names(groups: &[Group], vnic: &Declared, packet: &Packet) -> bool {
     let of = |rule: &&Rule| matches!(rule.protocol, Some(1 | 58)) || means(rule, [68, 546]);
-    rules(groups, vnic, Direction::Outbound).filter(of).any(|rule| rule_matches(groups, rule, packet, packet.destination))
+    rules(groups, vnic, Direction::Outbound)
+        .filter(of)
+        .any(|rule| rule_matches(groups, rule, packet, packet.destination))
 }
 
 /// What "everything may leave" does not mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Infrastructure {
-    /// From a DHCP server's port to a client's. Whole ones are answers to requests; fragments of them are nothing.
+    /// From a DHCP server's port to a client's. Whole ones are answers to requests; fragments of
+    /// them are nothing.
     Answer,
     /// From another port to a DHCP client's.
     ToClient,
@@ -300,7 +342,8 @@ fn infrastructure(packet: &Packet) -> Option<Infrastructure> {
 
 /// Whether it is UDP between the ports of DHCP, whoever sends it: that makes no session.
 pub fn is_dhcp(packet: &Packet) -> bool {
-    let ports: &[(u16, u16)] = if packet.source.is_ipv4() { &[(67, 68), (68, 67)] } else { &[(547, 546), (546, 547)] };
+    let ports: &[(u16, u16)] =
+        if packet.source.is_ipv4() { &[(67, 68), (68, 67)] } else { &[(547, 546), (546, 547)] };
     packet.protocol == 17 && ports.contains(&(be16(&packet.upper, 0), be16(&packet.upper, 2)))
 }
 
@@ -319,11 +362,14 @@ pub fn source_is_own(vnic: &Declared, packet: &Packet) -> Result<(), Reasons> {
         }
         (Some(Discovery::Router | Discovery::Query), source) if vnic.owns(source) => {
             // A rule may let a vnic be a router, but not for somebody else.
-            let honest = said(packet).is_some_and(|said| said.links.iter().all(|link| *link == vnic.mac));
+            let honest =
+                said(packet).is_some_and(|said| said.links.iter().all(|link| *link == vnic.mac));
             return if honest { Ok(()) } else { Err(&["bad-discovery"]) };
         }
         // What it must not say, with an address that it must not use.
-        (Some(Discovery::Router | Discovery::Query), _) => return Err(&["spoofed-ip", "bad-discovery"]),
+        (Some(Discovery::Router | Discovery::Query), _) => {
+            return Err(&["spoofed-ip", "bad-discovery"]);
+        }
         // Its source is judged with the rest of it.
         _ if asks(packet) == Some(true) => true,
         (None, source) => vnic.ips.contains(&source) || answers_locally(vnic, packet),
@@ -357,7 +403,9 @@ pub fn egress(groups: &[Group], vnic: &Declared, packet: &Packet) -> Verdict {
         Some(Infrastructure::Answer) => false,
         Some(Infrastructure::ToClient) => names(groups, vnic, packet),
         Some(Infrastructure::Router) => vnic.router && names(groups, vnic, packet),
-        None if outbound.peek().is_some() => outbound.any(|rule| rule_matches(groups, rule, packet, packet.destination)),
+        None if outbound.peek().is_some() => {
+            outbound.any(|rule| rule_matches(groups, rule, packet, packet.destination))
+        }
         None => !neighbours,
     };
     match (allowed, discovery(packet)) {
@@ -365,17 +413,22 @@ pub fn egress(groups: &[Group], vnic: &Declared, packet: &Packet) -> Verdict {
         (true, Some(Discovery::Router | Discovery::Query)) => Verdict::Exception,
         (true, _) => Verdict::Allowed,
         // No rule says that it may, and 3.5 that it may not without: both are true.
-        (false, Some(Discovery::Router | Discovery::Query)) => Verdict::Denied(&["egress-denied", "bad-discovery"]),
+        (false, Some(Discovery::Router | Discovery::Query)) => {
+            Verdict::Denied(&["egress-denied", "bad-discovery"])
+        }
         (false, _) => Verdict::Denied(&["egress-denied"]),
     }
 }
 
-/// Whether a filtered vnic's groups let in a packet. Replies to its DHCP requests are state, and not looked at here.
+/// Whether a filtered vnic's groups let in a packet. Replies to its DHCP requests are state, and
+/// not looked at here.
 pub fn ingress(groups: &[Group], vnic: &Declared, packet: &Packet) -> Verdict {
     if discovery_passes(packet) {
         return Verdict::Exception;
     }
-    match rules(groups, vnic, Direction::Inbound).any(|rule| rule_matches(groups, rule, packet, packet.source)) {
+    match rules(groups, vnic, Direction::Inbound)
+        .any(|rule| rule_matches(groups, rule, packet, packet.source))
+    {
         true => Verdict::Allowed,
         false if is_to_all_routers(packet) => Verdict::Denied(&["for-routers"]),
         false => Verdict::Denied(&["ingress-denied"]),
@@ -384,5 +437,7 @@ pub fn ingress(groups: &[Group], vnic: &Declared, packet: &Packet) -> Verdict {
 
 /// Discovery that reaches every vnic.
 fn discovery_passes(packet: &Packet) -> bool {
-    discovery(packet).is_some_and(|_| matches!(packet.upper[0], 130 | 131 | 132 | 134..=136 | 143) && said(packet).is_some())
+    discovery(packet).is_some_and(|_| {
+        matches!(packet.upper[0], 130 | 131 | 132 | 134..=136 | 143) && said(packet).is_some()
+    })
 }

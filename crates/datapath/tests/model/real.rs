@@ -30,13 +30,15 @@ impl Real {
         let host = |n: usize| {
             let sessions = SessionConfig { capacity: 4096, ..SessionConfig::default() };
             let n = n as u8 + 1;
-            let tunnel = TunnelConfig::new(IpAddr::from([192, 168, 0, n]), Mac([2, 0xbf, 0, 0, 0, n]));
+            let tunnel =
+                TunnelConfig::new(IpAddr::from([192, 168, 0, n]), Mac([2, 0xbf, 0, 0, 0, n]));
             Host::with_tunnel(sessions, Some(&tunnel).filter(|_| hosts > 1)).unwrap()
         };
         Real { hosts: (0..hosts).map(host).collect() }
     }
 
-    /// Carries frames from host to host until nothing moves. Whoever sent them is seen to have had them received by a trunk.
+    /// Carries frames from host to host until nothing moves. Whoever sent them is seen to have had
+    /// them received by a trunk.
     fn carry(&mut self, seen: &mut [Seen]) {
         let [one, two] = &mut self.hosts[..] else { return };
         loop {
@@ -44,7 +46,10 @@ impl Real {
             if left.iter().all(Vec::is_empty) {
                 return;
             }
-            for (host, frame) in left.iter().enumerate().flat_map(|(host, frames)| frames.iter().map(move |frame| (host, frame)))
+            for (host, frame) in left
+                .iter()
+                .enumerate()
+                .flat_map(|(host, frames)| frames.iter().map(move |frame| (host, frame)))
             {
                 // Ethernet, IPv4, UDP and VXLAN, whose last bytes name the network.
                 let (vni, inner) = (frame[48], frame[50..].to_vec());
@@ -78,11 +83,14 @@ fn rule(rule: &Rule) -> butterfly_model::Rule {
         Direction::Outbound => butterfly_model::Direction::Outbound,
     };
     let (cidr, named) = match &rule.peer {
-        Peer::Cidr(address, mask) => (Some(Cidr::new(&address.to_string(), (*mask).into()).unwrap()), None),
+        Peer::Cidr(address, mask) => {
+            (Some(Cidr::new(&address.to_string(), (*mask).into()).unwrap()), None)
+        }
         Peer::Group(name) => (None, Some(group(name))),
     };
     let ports = (Some(rule.ports.0.into()), Some(rule.ports.1.into()));
-    butterfly_model::Rule::new(direction, rule.protocol.map_or(-1, i32::from), ports, cidr, named).unwrap()
+    butterfly_model::Rule::new(direction, rule.protocol.map_or(-1, i32::from), ports, cidr, named)
+        .unwrap()
 }
 
 impl Switch for Real {
@@ -97,7 +105,8 @@ impl Switch for Real {
 
     fn remove(&mut self, host: usize, name: &str) {
         self.hosts[host].remove(name);
-        // The counters of a network that is not here any more are gone, too: the next ones begin anew.
+        // The counters of a network that is not here any more are gone, too: the next ones begin
+        // anew.
         self.hosts[host].moved();
     }
 
@@ -106,15 +115,23 @@ impl Switch for Real {
     }
 
     fn change(&mut self, host: usize, change: &Command) {
-        let change_group = |name: &str, change| self.hosts[host].change_group(&group(name), change).unwrap();
+        let change_group =
+            |name: &str, change| self.hosts[host].change_group(&group(name), change).unwrap();
         match change {
             Command::AddRule(name, added) => change_group(name, GroupChange::AddRule(rule(added))),
-            Command::RemoveRule(name, removed) => change_group(name, GroupChange::RemoveRule(rule(removed))),
+            Command::RemoveRule(name, removed) => {
+                change_group(name, GroupChange::RemoveRule(rule(removed)))
+            }
             Command::AddMember(name, ip) => change_group(name, GroupChange::AddMember(*ip)),
             Command::RemoveMember(name, ip) => change_group(name, GroupChange::RemoveMember(*ip)),
             Command::Declare(declared) => {
                 let members = declared.members.iter().map(IpAddr::to_string);
-                let declared = SecurityGroup::new(group(declared.name), members, declared.rules.iter().map(rule)).unwrap();
+                let declared = SecurityGroup::new(
+                    group(declared.name),
+                    members,
+                    declared.rules.iter().map(rule),
+                )
+                .unwrap();
                 change_group(declared.name().as_str(), GroupChange::Declare(declared.clone()));
             }
             Command::Forget(name) => change_group(name, GroupChange::Forget),
@@ -135,7 +152,8 @@ impl Switch for Real {
         self.carry(&mut all);
         for ((host, prefix), seen) in self.hosts.iter_mut().zip(PREFIXES).zip(&mut all) {
             for (receiver, frames) in host.received().unwrap() {
-                seen.received.extend(frames.into_iter().map(|(_, frame)| (receiver.clone(), frame)));
+                seen.received
+                    .extend(frames.into_iter().map(|(_, frame)| (receiver.clone(), frame)));
             }
             for (counter, increase) in host.moved() {
                 if let Some((name, reason)) = counter.split_once(".drop.") {

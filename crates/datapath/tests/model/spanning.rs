@@ -1,9 +1,13 @@
-//! The model of two hosts: each sentence of what goes on between them, by hand; and that the comparison notices switches that are wrong.
+//! The model of two hosts: each sentence of what goes on between them, by hand; and that the
+//! comparison notices switches that are wrong.
 
 use butterfly_packet::{Mac, build};
 
 use crate::{
-    cases::{A, A4, B, B80, C, IP_A, IP_B, IP_C, STATION, disagreements, disagreements_among, rule, say, tcp, udp, vnic},
+    cases::{
+        A, A4, B, B80, C, IP_A, IP_B, IP_C, STATION, disagreements, disagreements_among, rule, say,
+        tcp, udp, vnic,
+    },
     choices::Choices,
     generate,
     policy::{Declared, Direction::Inbound, Group},
@@ -12,11 +16,13 @@ use crate::{
     world::{self, TRUNKS},
 };
 
-/// a: filtered, without groups. b: filtered, of group "web", which is open at port 80. c: bypasses filters. Each on this host, long there.
+/// a: filtered, without groups. b: filtered, of group "web", which is open at port 80. c: bypasses
+/// filters. Each on this host, long there.
 fn world(placed: [usize; 3]) -> Vec<Model> {
     let mut world = world::hosts(2);
     for model in &mut world {
-        let rules = [6, 17].map(|protocol| rule(Inbound, Some(protocol), (80, 80), "0.0.0.0", 0)).to_vec();
+        let rules =
+            [6, 17].map(|protocol| rule(Inbound, Some(protocol), (80, 80), "0.0.0.0", 0)).to_vec();
         model.groups.push(Group { name: "web", members: vec![], rules });
     }
     world[placed[0]].insert("a", vnic(A, 1, &[]));
@@ -37,7 +43,8 @@ fn move_b(world: &mut [Model], to: usize) {
     send(world, to, "b", &build::ethernet(B, Mac::BROADCAST).arp_request(IP_B, IP_A));
 }
 
-/// Sends a frame, about which there must be no two opinions, and says who got it or what was counted where.
+/// Sends a frame, about which there must be no two opinions, and says who got it or what was
+/// counted where.
 #[track_caller]
 fn send(world: &mut [Model], host: usize, from: &str, frame: &[u8]) -> String {
     let results = Choices::all(|choices| {
@@ -45,12 +52,18 @@ fn send(world: &mut [Model], host: usize, from: &str, frame: &[u8]) -> String {
         let outcomes = world::send(&mut world, host, from, frame, choices);
         (world, outcomes)
     });
-    assert_eq!(results.len(), 1, "{:?}", results.iter().map(|(_, outcome)| outcome).collect::<Vec<_>>());
+    assert_eq!(
+        results.len(),
+        1,
+        "{:?}",
+        results.iter().map(|(_, outcome)| outcome).collect::<Vec<_>>()
+    );
     let (after, outcomes) = results.into_iter().next().unwrap();
     world.clone_from_slice(&after);
     let mut both = Outcome::default();
     for outcome in [host, 1 - host].map(|host| &outcomes[host]) {
-        both.receivers.extend(outcome.receivers.iter().filter(|name| !TRUNKS.as_flattened().contains(name)));
+        both.receivers
+            .extend(outcome.receivers.iter().filter(|name| !TRUNKS.as_flattened().contains(name)));
         both.drops.extend(outcome.drops.clone());
     }
     say(&both)
@@ -72,14 +85,20 @@ fn nothing_returns_to_the_host_that_it_came_from() {
     let all = build::ethernet(C, Mac::BROADCAST).payload(0x88b5, &[0; 46]);
     assert_eq!(send(&mut world, 1, "c", &all), "> b, > a");
     // Nobody has it here, and those who are there were asked.
-    assert_eq!(send(&mut world, 1, "c", &build::ethernet(C, STATION).payload(0x88b5, &[0; 46])), "one/vni-1: no-receiver");
+    assert_eq!(
+        send(&mut world, 1, "c", &build::ethernet(C, STATION).payload(0x88b5, &[0; 46])),
+        "one/vni-1: no-receiver"
+    );
     // What host two believes to be at host one.
     send(&mut world, 0, "a", &build::ethernet(A, Mac::BROADCAST).arp_request(IP_A, IP_B));
     world[0].remove("a");
     world[0].insert("d", Declared { bypass: true, ..vnic(STATION, 4, &[]) });
     assert_eq!(send(&mut world, 1, "c", &build::ethernet(C, A).payload(0x88b5, &[0; 46])), "> d");
     world[0].remove("d");
-    assert_eq!(send(&mut world, 1, "c", &build::ethernet(C, A).payload(0x88b5, &[0; 46])), "one/uplink: unknown-vni");
+    assert_eq!(
+        send(&mut world, 1, "c", &build::ethernet(C, A).payload(0x88b5, &[0; 46])),
+        "one/uplink: unknown-vni"
+    );
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The model of the switch: every table is a list that is searched from its start.
 //!
-//! A switch that is a tunnel endpoint has all of a network that is elsewhere behind one more vnic of it, the trunk. It bypasses
-//! filters, has no address of its own, and nobody attaches to it.
+//! A switch that is a tunnel endpoint has all of a network that is elsewhere behind one more vnic
+//! of it, the trunk. It bypasses filters, has no address of its own, and nobody attaches to it.
 
 mod moved;
 
@@ -271,7 +271,14 @@ impl Model {
             self.learnt.retain(|learnt| (learnt.vni, learnt.mac) != (vni, mac));
         }
         let port = self.vacant();
-        self.vnics.push(Vnic { name, port, declared, trunk: false, attached: self.now, dhcp: Dhcp::default() });
+        self.vnics.push(Vnic {
+            name,
+            port,
+            declared,
+            trunk: false,
+            attached: self.now,
+            dhcp: Dhcp::default(),
+        });
         // A network's first vnic brings its trunk.
         if let Some(trunk) = self.trunks.get(vni as usize - 1)
             && self.trunk_of(vni).is_none()
@@ -290,7 +297,14 @@ impl Model {
                 bound: Bound::default(),
             };
             let port = self.vacant();
-            self.vnics.push(Vnic { name: trunk, port, declared: nobody, trunk: true, attached: 0, dhcp: Dhcp::default() });
+            self.vnics.push(Vnic {
+                name: trunk,
+                port,
+                declared: nobody,
+                trunk: true,
+                attached: 0,
+                dhcp: Dhcp::default(),
+            });
         }
     }
 
@@ -344,7 +358,13 @@ impl Model {
         outcome
     }
 
-    fn decide(&mut self, sender: usize, frame: &[u8], outcome: &mut Outcome, choices: &mut Choices) -> Result<(), Drop> {
+    fn decide(
+        &mut self,
+        sender: usize,
+        frame: &[u8],
+        outcome: &mut Outcome,
+        choices: &mut Choices,
+    ) -> Result<(), Drop> {
         let Vnic { name, declared, port, .. } = self.vnics[sender].clone();
         let refuse = |reasons: Reasons| Err(drop(name, reasons));
         if frame.len() < 14 {
@@ -364,24 +384,32 @@ impl Model {
             }
             match carries {
                 Carries::Rarp => return refuse(&["rarp"]),
-                Carries::Arp(at) if declared.ip_anti_spoof && !arp_is_honest(&frame[at..], &declared) => {
+                Carries::Arp(at)
+                    if declared.ip_anti_spoof && !arp_is_honest(&frame[at..], &declared) =>
+                {
                     return refuse(&["spoofed-arp"]);
                 }
                 _ => {}
             }
         }
-        if self.mistake != Some(Mistake::ClaimsAreBelieved) && self.claims(&self.vnics[sender], frame, &carries) {
+        if self.mistake != Some(Mistake::ClaimsAreBelieved)
+            && self.claims(&self.vnics[sender], frame, &carries)
+        {
             return refuse(CLAIMED);
         }
         self.bind(sender, &carries, frame);
         let destination = self.forward(sender, frame).map_err(|reasons| drop(name, reasons))?;
         match destination {
-            Destination::Vnic(receiver) if declared.bypass && self.vnics[receiver].declared.bypass => {
+            Destination::Vnic(receiver)
+                if declared.bypass && self.vnics[receiver].declared.bypass =>
+            {
                 outcome.receivers.push(self.vnics[receiver].name);
                 Ok(())
             }
             Destination::Vnic(receiver) => {
-                if let Some(packet) = read(frame, &carries).map_err(|reasons| drop(name, reasons))? {
+                if let Some(packet) =
+                    read(frame, &carries).map_err(|reasons| drop(name, reasons))?
+                {
                     self.unicast(sender, receiver, &packet, choices)?;
                 }
                 outcome.receivers.push(self.vnics[receiver].name);
@@ -389,11 +417,19 @@ impl Model {
             }
             Destination::Group | Destination::Unknown => {
                 let is_group = matches!(destination, Destination::Group);
-                let nobody: Reasons = if is_group && frame[..6] != [0xff; 6] { &["no-listener"] } else { &["no-receiver"] };
-                // What nobody here owns is elsewhere, if networks go on there: to a filtered vnic it is one conversation.
-                let elsewhere = self.trunk_of(declared.vni).filter(|_| !is_group && !declared.bypass);
+                let nobody: Reasons = if is_group && frame[..6] != [0xff; 6] {
+                    &["no-listener"]
+                } else {
+                    &["no-receiver"]
+                };
+                // What nobody here owns is elsewhere, if networks go on there: to a filtered vnic
+                // it is one conversation.
+                let elsewhere =
+                    self.trunk_of(declared.vni).filter(|_| !is_group && !declared.bypass);
                 let receivers: Vec<usize> = (0..self.vnics.len())
-                    .filter(|i| self.vnics[*i].port != port && self.vnics[*i].declared.vni == declared.vni)
+                    .filter(|i| {
+                        self.vnics[*i].port != port && self.vnics[*i].declared.vni == declared.vni
+                    })
                     .filter(|i| is_group || self.vnics[*i].declared.bypass)
                     .collect();
                 match (elsewhere, read(frame, &carries)) {
@@ -401,7 +437,9 @@ impl Model {
                         self.unicast(sender, trunk, &packet, choices)?;
                         self.deliver_to_all(sender, &receivers, &Ok(None), nobody, outcome)
                     }
-                    (_, packet) => self.several(sender, &receivers, packet, nobody, outcome, choices),
+                    (_, packet) => {
+                        self.several(sender, &receivers, packet, nobody, outcome, choices)
+                    }
                 }
             }
         }
@@ -410,16 +448,24 @@ impl Model {
     /// Where a frame goes, as a learning bridge sees it.
     fn forward(&mut self, sender: usize, frame: &[u8]) -> Result<Destination, Reasons> {
         let Vnic { port, declared, trunk, .. } = self.vnics[sender].clone();
-        let (destination, source): ([u8; 6], [u8; 6]) = (frame[..6].try_into().unwrap(), frame[6..12].try_into().unwrap());
+        let (destination, source): ([u8; 6], [u8; 6]) =
+            (frame[..6].try_into().unwrap(), frame[6..12].try_into().unwrap());
         let believed = trunk && self.mistake == Some(Mistake::TrunkIsBelieved);
         if trunk || source != declared.mac {
             match self.owner(declared.vni, source) {
-                Some(owner) if !self.vnics[owner].declared.bypass && !believed => return Err(&["mac-claimed"]),
+                Some(owner) if !self.vnics[owner].declared.bypass && !believed => {
+                    return Err(&["mac-claimed"]);
+                }
                 Some(_) => {}
                 None if source[0] & 1 != 0 || source == [0; 6] => {}
                 None => {
                     self.learnt.retain(|learnt| (learnt.vni, learnt.mac) != (declared.vni, source));
-                    self.learnt.push(Learnt { vni: declared.vni, mac: source, behind: port, seen: self.now });
+                    self.learnt.push(Learnt {
+                        vni: declared.vni,
+                        mac: source,
+                        behind: port,
+                        seen: self.now,
+                    });
                 }
             }
         }
@@ -428,10 +474,10 @@ impl Model {
             return if reserved { Err(&["link-local-group"]) } else { Ok(Destination::Group) };
         }
         let found = self.owner(declared.vni, destination).or_else(|| {
-            let learnt = self
-                .learnt
-                .iter()
-                .find(|learnt| (learnt.vni, learnt.mac) == (declared.vni, destination) && self.now - learnt.seen < LEARNT_FOR)?;
+            let learnt = self.learnt.iter().find(|learnt| {
+                (learnt.vni, learnt.mac) == (declared.vni, destination)
+                    && self.now - learnt.seen < LEARNT_FOR
+            })?;
             self.vnics.iter().position(|vnic| vnic.port == learnt.behind)
         });
         match found {
@@ -443,7 +489,9 @@ impl Model {
 
     /// The vnic whose address it is. A trunk has none.
     fn owner(&self, vni: u32, mac: [u8; 6]) -> Option<usize> {
-        self.vnics.iter().position(|vnic| !vnic.trunk && vnic.declared.vni == vni && vnic.declared.mac == mac)
+        self.vnics
+            .iter()
+            .position(|vnic| !vnic.trunk && vnic.declared.vni == vni && vnic.declared.mac == mac)
     }
 
     /// A frame with any number of receivers: no session, each is decided by itself.
@@ -457,7 +505,8 @@ impl Model {
         choices: &mut Choices,
     ) -> Result<(), Drop> {
         let Vnic { name, declared, .. } = self.vnics[sender].clone();
-        if !self.vnics.iter().any(|vnic| vnic.declared.vni == declared.vni && !vnic.declared.bypass) {
+        if !self.vnics.iter().any(|vnic| vnic.declared.vni == declared.vni && !vnic.declared.bypass)
+        {
             return self.deliver_to_all(sender, receivers, &Ok(None), nobody, outcome);
         }
         // What each receiver decides about: of a fragment, its first one.
@@ -465,7 +514,8 @@ impl Model {
         if let Ok(Some(packet)) = subject.clone()
             && self.speaks_as_another(&self.vnics[sender], &packet)
         {
-            // Others who bypass filters may have it all the same. Fragments are decided with their first one.
+            // Others who bypass filters may have it all the same. Fragments are decided with their
+            // first one.
             subject = match packet.fragment {
                 Some(fragment) if fragment.offset > 0 => {
                     let _ = self.follow(sender, None, &packet, choices);
@@ -523,15 +573,17 @@ impl Model {
                 // Who hides or mangles IP is to blame.
                 Err(reasons) => Err(drop(name, reasons)),
                 // Who asked is told by the MAC address in an answer; DHCPv6 has none.
-                Ok(Some(packet)) => match self.ingress(*receiver, packet, packet.source.is_ipv4()) {
-                    Verdict::Denied(reasons) => Err(drop(receiving, reasons)),
-                    _ => {
-                        if packet.source.is_ipv4() || dhcp::asks(packet) == Some(true) {
-                            self.got(*receiver, packet);
+                Ok(Some(packet)) => {
+                    match self.ingress(*receiver, packet, packet.source.is_ipv4()) {
+                        Verdict::Denied(reasons) => Err(drop(receiving, reasons)),
+                        _ => {
+                            if packet.source.is_ipv4() || dhcp::asks(packet) == Some(true) {
+                                self.got(*receiver, packet);
+                            }
+                            Ok(())
                         }
-                        Ok(())
                     }
-                },
+                }
             };
             match verdict {
                 Ok(()) => outcome.receivers.push(receiving),
@@ -560,7 +612,13 @@ impl Model {
     }
 
     /// IP from one vnic to another, one of which at least is filtered.
-    fn unicast(&mut self, sender: usize, receiver: usize, packet: &Packet, choices: &mut Choices) -> Result<(), Drop> {
+    fn unicast(
+        &mut self,
+        sender: usize,
+        receiver: usize,
+        packet: &Packet,
+        choices: &mut Choices,
+    ) -> Result<(), Drop> {
         let Vnic { name, declared, .. } = self.vnics[sender].clone();
         let to = Some(self.vnics[receiver].port);
         match packet.fragment {
@@ -571,10 +629,23 @@ impl Model {
             }
             _ => {
                 let own = self.is_own(name, &declared, packet);
-                let key = key_of(declared.vni, self.vnics[sender].port, self.vnics[receiver].port, packet);
-                let known = self.sessions.iter().any(|session| Some(session.key) == key || Some(session.key.reversed()) == key);
-                // Whose a made-up address is found out while conversations go on. It is asked when they are decided.
-                if own.is_err() && !(declared.bypass && known && self.is_made_up(declared.vni, packet.source) && choices.either())
+                let key = key_of(
+                    declared.vni,
+                    self.vnics[sender].port,
+                    self.vnics[receiver].port,
+                    packet,
+                );
+                let known = self
+                    .sessions
+                    .iter()
+                    .any(|session| Some(session.key) == key || Some(session.key.reversed()) == key);
+                // Whose a made-up address is found out while conversations go on. It is asked when
+                // they are decided.
+                if own.is_err()
+                    && !(declared.bypass
+                        && known
+                        && self.is_made_up(declared.vni, packet.source)
+                        && choices.either())
                 {
                     self.claim(sender, receiver, packet, choices);
                     own?;
@@ -584,7 +655,8 @@ impl Model {
         match packet.fragment {
             Some(_) => {
                 self.whole(sender, receiver, packet, choices)?;
-                // Discovery in fragments is none (RFC 6980): what follows its beginning may be refused, rule or not.
+                // Discovery in fragments is none (RFC 6980): what follows its beginning may be
+                // refused, rule or not.
                 if policy::discovery(packet).is_some() && choices.either() {
                     return Ok(());
                 }
@@ -594,18 +666,21 @@ impl Model {
         }
     }
 
-    /// A packet that claims to be of a session, from somebody else's address: like one of its own it has policy looked at again, which ends
-    /// what is not admitted now.
+    /// A packet that claims to be of a session, from somebody else's address: like one of its own
+    /// it has policy looked at again, which ends what is not admitted now.
     fn claim(&mut self, sender: usize, receiver: usize, packet: &Packet, choices: &mut Choices) {
         let (from, to) = (self.vnics[sender].port, self.vnics[receiver].port);
         let Some(key) = key_of(self.vnics[sender].declared.vni, from, to, packet) else { return };
         self.out_of_the_way(key, choices);
-        if let Some(at) = self.there(|session| session.key == key || session.key.reversed() == key, choices) {
+        if let Some(at) =
+            self.there(|session| session.key == key || session.key.reversed() == key, choices)
+        {
             self.look_again(at, choices);
         }
     }
 
-    /// The packet that a fragment is of, if its first one is remembered. IPv4 numbers the packets of each protocol apart.
+    /// The packet that a fragment is of, if its first one is remembered. IPv4 numbers the packets
+    /// of each protocol apart.
     fn fragments_of(&mut self, sender: usize, packet: &Packet) -> Option<usize> {
         let Vnic { declared, port, .. } = &self.vnics[sender];
         let (now, id) = (self.now, packet.fragment.unwrap().id);
@@ -619,9 +694,16 @@ impl Model {
     }
 
     /// Remembers a first fragment that passed, and to whom; to several if nobody is named.
-    fn begin(&mut self, sender: usize, to: Option<Port>, packet: &Packet, choices: &mut Choices) -> Result<(), Reasons> {
+    fn begin(
+        &mut self,
+        sender: usize,
+        to: Option<Port>,
+        packet: &Packet,
+        choices: &mut Choices,
+    ) -> Result<(), Reasons> {
         if let Some(at) = self.fragments_of(sender, packet) {
-            // Those of the vnic that had its place before may be in the way for as long as they are kept.
+            // Those of the vnic that had its place before may be in the way for as long as they are
+            // kept.
             let former = self.fragments[at].from != self.vnics[sender].port;
             if !former || choices.either() {
                 return Err(OVERLAP);
@@ -649,7 +731,13 @@ impl Model {
     }
 
     /// The first fragment of the packet that a later one is of.
-    fn follow(&mut self, sender: usize, to: Option<Port>, packet: &Packet, choices: &mut Choices) -> Result<Packet, Reasons> {
+    fn follow(
+        &mut self,
+        sender: usize,
+        to: Option<Port>,
+        packet: &Packet,
+        choices: &mut Choices,
+    ) -> Result<Packet, Reasons> {
         let at = self.fragments_of(sender, packet).ok_or(ORPHAN)?;
         if self.fragments[at].from != self.vnics[sender].port {
             return Err(&["fragment-orphan", "fragment-overlap"]);
@@ -666,7 +754,11 @@ impl Model {
         let overlaps = beyond || entry.parts.iter().any(|(from, to)| start < *to && *from < end);
         if overlaps {
             // Whom it is for does not matter.
-            return Err(if entry.to == to { OVERLAP } else { &["fragment-overlap", "fragment-orphan"] });
+            return Err(if entry.to == to {
+                OVERLAP
+            } else {
+                &["fragment-overlap", "fragment-orphan"]
+            });
         }
         entry.parts.push((start, end));
         if !fragment.more {
@@ -684,7 +776,13 @@ impl Model {
     }
 
     /// A packet whose upper layer starts here.
-    fn whole(&mut self, sender: usize, receiver: usize, packet: &Packet, choices: &mut Choices) -> Result<(), Drop> {
+    fn whole(
+        &mut self,
+        sender: usize,
+        receiver: usize,
+        packet: &Packet,
+        choices: &mut Choices,
+    ) -> Result<(), Drop> {
         let (port, to) = (self.vnics[sender].port, self.vnics[receiver].port);
         let (name, vni) = (self.vnics[sender].name, self.vnics[sender].declared.vni);
         let receiving = self.vnics[receiver].name;
@@ -693,7 +791,8 @@ impl Model {
             self.out_of_the_way(key, choices);
         }
         if let Some(key) = key
-            && let Some(at) = self.live(|session| session.key == key || session.key.reversed() == key, choices)
+            && let Some(at) =
+                self.live(|session| session.key == key || session.key.reversed() == key, choices)
         {
             if self.sessions[at].cut {
                 let forgotten = self.sessions.remove(at);
@@ -706,17 +805,21 @@ impl Model {
             let from = usize::from(self.sessions[at].key != key);
             let session = &mut self.sessions[at];
             let hit = match &mut session.tracked {
-                Tracked::Tcp(connection) => match connection.judge(from, &Segment::read(&packet.upper), choices) {
-                    Judgement::Passes => {
-                        session.seen = self.now;
-                        Ok(true)
+                Tracked::Tcp(connection) => {
+                    match connection.judge(from, &Segment::read(&packet.upper), choices) {
+                        Judgement::Passes => {
+                            session.seen = self.now;
+                            Ok(true)
+                        }
+                        Judgement::PassesUnnoticed => Ok(true),
+                        // The state that refuses is both ends'.
+                        Judgement::OutOfWindow => {
+                            Err(vec![(name, "tcp-window"), (receiving, "tcp-window")])
+                        }
+                        Judgement::Afresh => Ok(false),
+                        Judgement::ByRules => return self.miss(sender, receiver, packet, None),
                     }
-                    Judgement::PassesUnnoticed => Ok(true),
-                    // The state that refuses is both ends'.
-                    Judgement::OutOfWindow => Err(vec![(name, "tcp-window"), (receiving, "tcp-window")]),
-                    Judgement::Afresh => Ok(false),
-                    Judgement::ByRules => return self.miss(sender, receiver, packet, None),
-                },
+                }
                 // What admitted the opener admits no beginning by the other end.
                 Tracked::Sctp(_) if from == 1 && packet.upper.get(12) == Some(&1) => {
                     return self.miss(sender, receiver, packet, None);
@@ -745,28 +848,35 @@ impl Model {
         let copies = key.map_or((0, 0), |key| self.copies(&key));
         let before = self.sessions.len();
         let result = self.miss(sender, receiver, packet, key);
-        if self.sessions.len() > before && (copies.0 >= MOST_COPIES || copies.1 >= MOST_COPIES && choices.either()) {
+        if self.sessions.len() > before
+            && (copies.0 >= MOST_COPIES || copies.1 >= MOST_COPIES && choices.either())
+        {
             self.sessions.pop();
             return Err(drop(name, &["session-copies"]));
         }
         result
     }
 
-    /// Sessions of the same addresses, numbers and protocol, between whichever ports: that are there, and that may be.
+    /// Sessions of the same addresses, numbers and protocol, between whichever ports: that are
+    /// there, and that may be.
     fn copies(&self, key: &Key) -> (usize, usize) {
         let same = self.sessions.iter().filter(|session| session.key.direction_of(key).is_some());
         let dead = self.dead.iter().filter(|dead| dead.direction_of(key).is_some());
-        let sure = same.clone().filter(|session| session.left.is_none() && self.now - session.seen < session.timeout().0);
+        let sure = same.clone().filter(|session| {
+            session.left.is_none() && self.now - session.seen < session.timeout().0
+        });
         (sure.count(), same.count() + dead.count())
     }
 
-    /// The session that `wanted` names, if it is alive and policy still admits it, or if it was cut.
+    /// The session that `wanted` names, if it is alive and policy still admits it, or if it was
+    /// cut.
     fn live(&mut self, wanted: impl Fn(&Session) -> bool, choices: &mut Choices) -> Option<usize> {
         let at = self.there(wanted, choices)?;
         self.look_again(at, choices).then_some(at)
     }
 
-    /// Ends a session that policy does not admit any more; of TCP it is known for a while that it was. Returns whether anything is known.
+    /// Ends a session that policy does not admit any more; of TCP it is known for a while that it
+    /// was. Returns whether anything is known.
     fn look_again(&mut self, at: usize, choices: &mut Choices) -> bool {
         let session = &self.sessions[at];
         if session.cut || self.goes_on(session, choices) {
@@ -781,11 +891,12 @@ impl Model {
         true
     }
 
-    /// Whether policy still admits a session. Whose a made-up address is found out while conversations go on, and asked when they are
-    /// decided: until then one goes on.
+    /// Whether policy still admits a session. Whose a made-up address is found out while
+    /// conversations go on, and asked when they are decided: until then one goes on.
     fn goes_on(&self, session: &Session, choices: &mut Choices) -> bool {
         let made_up = self.is_made_up(session.key.vni, session.opening.source);
-        self.is_admitted(session, false) || made_up && self.is_admitted(session, true) && choices.either()
+        self.is_admitted(session, false)
+            || made_up && self.is_admitted(session, true) && choices.either()
     }
 
     /// The session that `wanted` names, if it has not timed out.
@@ -802,15 +913,25 @@ impl Model {
         Some(at)
     }
 
-    /// Whether policy as it is now would let the opener begin, if need be from an address that is another's.
+    /// Whether policy as it is now would let the opener begin, if need be from an address that is
+    /// another's.
     fn is_admitted(&self, session: &Session, as_another: bool) -> bool {
-        let (Some(opener), Some(other)) = (self.at(session.key.from.port), self.at(session.key.to.port)) else { return false };
-        let out = opener.declared.bypass && (as_another || !self.speaks_as_another(opener, &session.opening))
+        let (Some(opener), Some(other)) =
+            (self.at(session.key.from.port), self.at(session.key.to.port))
+        else {
+            return false;
+        };
+        let out = opener.declared.bypass
+            && (as_another || !self.speaks_as_another(opener, &session.opening))
             || !opener.declared.bypass
                 && policy::source_is_own(&opener.declared, &session.opening).is_ok()
-                && policy::egress(&self.groups, &opener.declared, &session.opening) == Verdict::Allowed;
-        let within =
-            other.declared.bypass || matches!(policy::ingress(&self.groups, &other.declared, &session.opening), Verdict::Allowed);
+                && policy::egress(&self.groups, &opener.declared, &session.opening)
+                    == Verdict::Allowed;
+        let within = other.declared.bypass
+            || matches!(
+                policy::ingress(&self.groups, &other.declared, &session.opening),
+                Verdict::Allowed
+            );
         out && within
     }
 
@@ -858,12 +979,26 @@ impl Model {
         }
     }
 
-    fn miss(&mut self, sender: usize, receiver: usize, packet: &Packet, key: Option<Key>) -> Result<(), Drop> {
+    fn miss(
+        &mut self,
+        sender: usize,
+        receiver: usize,
+        packet: &Packet,
+        key: Option<Key>,
+    ) -> Result<(), Drop> {
         self.first(sender, receiver, packet, key, true)
     }
 
-    /// What seems to be the first packet of a conversation, or one from the middle of a connection that may be picked up or not.
-    fn first(&mut self, sender: usize, receiver: usize, packet: &Packet, key: Option<Key>, pickup: bool) -> Result<(), Drop> {
+    /// What seems to be the first packet of a conversation, or one from the middle of a connection
+    /// that may be picked up or not.
+    fn first(
+        &mut self,
+        sender: usize,
+        receiver: usize,
+        packet: &Packet,
+        key: Option<Key>,
+        pickup: bool,
+    ) -> Result<(), Drop> {
         let (from, to) = (self.vnics[sender].clone(), self.vnics[receiver].clone());
         let mut exception = policy::is_dhcp(packet);
         let mut denied: Option<Drop> = None;
@@ -934,8 +1069,16 @@ impl Model {
         errors.1 <= 4
     }
 
-    /// Whether it is an error about a packet that the receiver sent in a session, from who may know of it: the other end, or any router.
-    fn quotes_a_session(&mut self, vni: u32, sender: usize, to: Port, packet: &Packet, choices: &mut Choices) -> bool {
+    /// Whether it is an error about a packet that the receiver sent in a session, from who may know
+    /// of it: the other end, or any router.
+    fn quotes_a_session(
+        &mut self,
+        vni: u32,
+        sender: usize,
+        to: Port,
+        packet: &Packet,
+        choices: &mut Choices,
+    ) -> bool {
         let Some(quoted) = quoted(packet) else { return false };
         // An error goes to whom the packet was from.
         if packet.destination != quoted.source {
@@ -945,14 +1088,19 @@ impl Model {
         // Whoever the packet went to: the tuple and the port it came from are known.
         let same = |key: &Key| {
             let ends = (key.from.address, key.from.number, key.to.address, key.to.number);
-            (key.vni, key.vlan, key.protocol, key.from.port) == (vni, packet.vlan, quoted.protocol, to)
+            (key.vni, key.vlan, key.protocol, key.from.port)
+                == (vni, packet.vlan, quoted.protocol, to)
                 && ends == (quoted.source, quoted.ports.0, quoted.destination, quoted.ports.1)
         };
         let sessions = self.sessions.clone();
-        let found = sessions.iter().filter(|session| same(&session.key) || same(&session.key.reversed()));
+        let found =
+            sessions.iter().filter(|session| same(&session.key) || same(&session.key.reversed()));
         for candidate in found {
-            let Some(at) = self.there(|session| session.key == candidate.key, choices) else { continue };
-            // A quote is no frame of the session: one that policy does not admit now is not ended by it.
+            let Some(at) = self.there(|session| session.key == candidate.key, choices) else {
+                continue;
+            };
+            // A quote is no frame of the session: one that policy does not admit now is not ended
+            // by it.
             if self.sessions[at].cut || !self.goes_on(&self.sessions[at], choices) {
                 continue;
             }
@@ -962,7 +1110,9 @@ impl Model {
                 continue;
             }
             let fits = match (&self.sessions[at].tracked, quoted.sequence) {
-                (Tracked::Tcp(connection), Some(sequence)) => connection.may_have_sent(from, sequence, choices),
+                (Tracked::Tcp(connection), Some(sequence)) => {
+                    connection.may_have_sent(from, sequence, choices)
+                }
                 (Tracked::Tcp(_), None) => false,
                 _ => self.one_more_error(at),
             };
@@ -995,7 +1145,8 @@ fn arp_is_honest(arp: &[u8], vnic: &Declared) -> bool {
 }
 
 fn is_icmp(packet: &Packet) -> bool {
-    (packet.protocol, packet.source.is_ipv4()) == (1, true) || (packet.protocol, packet.source.is_ipv6()) == (58, true)
+    (packet.protocol, packet.source.is_ipv4()) == (1, true)
+        || (packet.protocol, packet.source.is_ipv6()) == (58, true)
 }
 
 fn echo_request(packet: &Packet) -> u8 {
@@ -1015,7 +1166,9 @@ fn key_of(vni: u32, from: Port, to: Port, packet: &Packet) -> Option<Key> {
             let request = echo_request(packet);
             match upper[0] {
                 kind if kind == request && upper[1] == 0 => (be16(upper, 4), request.into()),
-                kind if kind == echo_reply(packet) && upper[1] == 0 => (request.into(), be16(upper, 4)),
+                kind if kind == echo_reply(packet) && upper[1] == 0 => {
+                    (request.into(), be16(upper, 4))
+                }
                 _ => return None,
             }
         }
@@ -1051,7 +1204,10 @@ fn quoted(packet: &Packet) -> Option<Quoted> {
     let inner = packet.upper.get(8..)?;
     let (source, destination, protocol, upper) = if packet.source.is_ipv4() {
         let header = usize::from(inner.first()? & 15) * 4;
-        let sound = inner[0] >> 4 == 4 && header >= 20 && inner.len() >= header && usize::from(be16(inner, 2)) >= header;
+        let sound = inner[0] >> 4 == 4
+            && header >= 20
+            && inner.len() >= header
+            && usize::from(be16(inner, 2)) >= header;
         if !sound || be16(inner, 6) & 0x1fff != 0 {
             return None;
         }

@@ -1,7 +1,7 @@
 //! A TCP connection as an observer between its ends sees it (RFC 9293, RFC 5961).
 //!
-//! Windows have slack, and marks may lag: what is far from any window must be refused, what both ends would take must pass, and what
-//! lies between may do either.
+//! Windows have slack, and marks may lag: what is far from any window must be refused, what both
+//! ends would take must pass, and what lies between may do either.
 
 use crate::{
     choices::Choices,
@@ -29,7 +29,9 @@ impl Segment {
     pub fn read(bytes: &[u8]) -> Segment {
         let header = usize::from(bytes[12] >> 4) * 4;
         let flags = bytes[13];
-        let takes = (bytes.len() - header) as u32 + u32::from(flags & SYN != 0) + u32::from(flags & FIN != 0);
+        let takes = (bytes.len() - header) as u32
+            + u32::from(flags & SYN != 0)
+            + u32::from(flags & FIN != 0);
         let mut scale = None;
         let mut options = &bytes[20..header];
         while let [kind, rest @ ..] = options {
@@ -45,7 +47,14 @@ impl Segment {
                 _ => break,
             }
         }
-        Segment { sequence: be32(bytes, 4), acknowledgement: be32(bytes, 8), flags, window: be16(bytes, 14), takes, scale }
+        Segment {
+            sequence: be32(bytes, 4),
+            acknowledgement: be32(bytes, 8),
+            flags,
+            window: be16(bytes, 14),
+            takes,
+            scale,
+        }
     }
 
     pub fn opens(&self) -> bool {
@@ -70,7 +79,8 @@ impl Segment {
 struct Side {
     seen: bool,
     first: u32,
-    /// The first number of the last SYN+ACK: a listener that keeps no state may answer twice, and differently.
+    /// The first number of the last SYN+ACK: a listener that keeps no state may answer twice, and
+    /// differently.
     answer: Option<u32>,
     /// Behind the last byte it sent.
     end: u32,
@@ -102,7 +112,8 @@ pub struct Connection {
     sides: [Side; 2],
     reset: bool,
     picked_up: bool,
-    /// Somebody acknowledged the other's SYN; of one that was picked up, the other side has spoken.
+    /// Somebody acknowledged the other's SYN; of one that was picked up, the other side has
+    /// spoken.
     established: bool,
     stage: Stage,
     /// Something was let pass that leaves open where the ends are: anything may follow.
@@ -117,7 +128,8 @@ pub enum Judgement {
     OutOfWindow,
     /// Opens a new connection where this one is over.
     Afresh,
-    /// Is none of this connection, and is not to change it: passes if a connection could begin with it.
+    /// Is none of this connection, and is not to change it: passes if a connection could begin with
+    /// it.
     ByRules,
 }
 
@@ -153,7 +165,8 @@ impl Connection {
         connection
     }
 
-    /// Nothing this far from a mark is in any window: twice the largest one, for marks that lag on both sides.
+    /// Nothing this far from a mark is in any window: twice the largest one, for marks that lag on
+    /// both sides.
     fn far(&self) -> i64 {
         if self.picked_up {
             return i64::MAX; // windows may be scaled, nobody knows by how much (RFC 7323)
@@ -179,10 +192,12 @@ impl Connection {
             let room = other.acked.map_or(0, |acked| window - ahead(acked, own.end));
             let first_syn = segment.has(SYN) && segment.sequence == own.first;
             let inside = start >= -sent && start >= -window && end <= room.max(0);
-            // Of an unanswered opener: it resets what its SYN has found at the other end (RFC 9293, figure 9).
+            // Of an unanswered opener: it resets what its SYN has found at the other end (RFC 9293,
+            // figure 9).
             let older = from == 0 && !other.seen && segment.has(RST);
             // A refusal of a SYN has no number of its own (3.10.7.1).
-            let older = older || from == 1 && !self.established && segment.sequence == 0 && segment.has(RST);
+            let older = older
+                || from == 1 && !self.established && segment.sequence == 0 && segment.has(RST);
             let far = start.abs() > self.far() && !older;
             limit(if inside && (!segment.has(SYN) || first_syn) {
                 Fit::In
@@ -196,14 +211,19 @@ impl Connection {
         } else if !self.picked_up && !segment.has(SYN) && (!segment.has(RST) || !segment.has(ACK)) {
             limit(Fit::Unclear); // not what answers a SYN
         }
-        // A host that still has an older connection answers a SYN with an acknowledgement of that (RFC 9293, 3.5.1).
+        // A host that still has an older connection answers a SYN with an acknowledgement of that
+        // (RFC 9293, 3.5.1).
         let older = from == 1 && !own.seen && segment.takes == 0;
         // Of a reset only the sequence number counts (RFC 5961, 3.2), or it all does.
         let older = older || own.seen && segment.has(RST);
         if segment.has(ACK) {
             if other.seen || self.picked_up {
                 let acks = ahead(other.end, segment.acknowledgement);
-                let exact = acks == 0 || acks < 0 && own.acked.is_some_and(|acked| ahead(acked, segment.acknowledgement) >= 0);
+                let exact = acks == 0
+                    || acks < 0
+                        && own
+                            .acked
+                            .is_some_and(|acked| ahead(acked, segment.acknowledgement) >= 0);
                 limit(if exact {
                     Fit::In
                 } else if acks.abs() > self.far() && !older {
@@ -223,8 +243,9 @@ impl Connection {
         fit
     }
 
-    /// Whether an opener acknowledges another answer than the one that was seen last: a listener that keeps no state may have sent
-    /// several, and who knows the opener's own number exactly is the opener.
+    /// Whether an opener acknowledges another answer than the one that was seen last: a listener
+    /// that keeps no state may have sent several, and who knows the opener's own number exactly
+    /// is the opener.
     fn takes_another_answer(&self, from: usize, segment: &Segment) -> bool {
         let own = &self.sides[0];
         if self.established || !self.sides[1].seen || !segment.has(ACK) {
@@ -254,14 +275,23 @@ impl Connection {
                 true => Judgement::OutOfWindow,
             };
         }
-        if segment.has(SYN) && (segment.has(RST) || segment.has(FIN)) || segment.flags & (SYN | RST | ACK) == 0 {
+        if segment.has(SYN) && (segment.has(RST) || segment.has(FIN))
+            || segment.flags & (SYN | RST | ACK) == 0
+        {
             // No segment of TCP. Whatever happens to it, nothing comes of it.
-            return if choices.either() { Judgement::PassesUnnoticed } else { Judgement::OutOfWindow };
+            return if choices.either() {
+                Judgement::PassesUnnoticed
+            } else {
+                Judgement::OutOfWindow
+            };
         }
         let fit = self.fits(from, segment);
-        // An acknowledgement of what was not sent may be one of another answer, however near that is.
-        let of_another =
-            fit == Fit::Out || fit == Fit::Unclear && from == 0 && ahead(self.sides[1].end, segment.acknowledgement) > 0;
+        // An acknowledgement of what was not sent may be one of another answer, however near that
+        // is.
+        let of_another = fit == Fit::Out
+            || fit == Fit::Unclear
+                && from == 0
+                && ahead(self.sides[1].end, segment.acknowledgement) > 0;
         if of_another && self.takes_another_answer(from, segment) && choices.either() {
             self.unsure = true;
             self.sides = [Side::default(); 2];
@@ -275,7 +305,11 @@ impl Connection {
         }
         if self.reset {
             // What still comes of a connection that is over may be let pass or not.
-            return if choices.either() { Judgement::PassesUnnoticed } else { Judgement::OutOfWindow };
+            return if choices.either() {
+                Judgement::PassesUnnoticed
+            } else {
+                Judgement::OutOfWindow
+            };
         }
         let passes = match fit {
             Fit::In => true,
@@ -300,8 +334,11 @@ impl Connection {
             let both_open = from == 1 && segment.has(SYN) && !segment.has(ACK);
             self.unsure = both_open
                 || own.seen && strays(own.end, segment.sequence)
-                || segment.has(ACK) && (other.seen || self.picked_up) && strays(other.end, segment.acknowledgement)
-                || segment.has(ACK) && own.acked.is_some_and(|acked| strays(acked, segment.acknowledgement));
+                || segment.has(ACK)
+                    && (other.seen || self.picked_up)
+                    && strays(other.end, segment.acknowledgement)
+                || segment.has(ACK)
+                    && own.acked.is_some_and(|acked| strays(acked, segment.acknowledgement));
         }
         self.take(from, segment, choices);
         if self.unsure {
@@ -311,8 +348,14 @@ impl Connection {
         Judgement::Passes
     }
 
-    /// A SYN that is not the answer to one, while the connection is not over: None if it is judged like other segments.
-    fn judge_syn(&self, from: usize, segment: &Segment, choices: &mut Choices) -> Option<Judgement> {
+    /// A SYN that is not the answer to one, while the connection is not over: None if it is judged
+    /// like other segments.
+    fn judge_syn(
+        &self,
+        from: usize,
+        segment: &Segment,
+        choices: &mut Choices,
+    ) -> Option<Judgement> {
         let own = &self.sides[from];
         let again = !self.picked_up && own.seen && segment.sequence == own.first;
         let answered = self.sides[1].seen || self.picked_up;
@@ -322,7 +365,8 @@ impl Connection {
             0 if !answered => (!again).then_some(Judgement::Afresh),
             // A late copy refreshes nothing; until the handshake is complete it may be no copy.
             0 if again && !self.established && choices.either() => Some(Judgement::Passes),
-            // The opener begins anew: the other end sets it right (RFC 9293, 3.5.1), and nothing else comes of it.
+            // The opener begins anew: the other end sets it right (RFC 9293, 3.5.1), and nothing
+            // else comes of it.
             0 => Some(Judgement::PassesUnnoticed),
             // Both open at once.
             _ if !answered => None,
@@ -333,8 +377,11 @@ impl Connection {
                 (!known && choices.either()).then_some(Judgement::ByRules)
             }
             // The SYN of an answer that came behind another one, once more.
-            _ if own.answer == Some(segment.sequence) && !self.established && choices.either() => Some(Judgement::Passes),
-            // The opener was let in, not this side: who forgot the connection and listens would take it for the first of another.
+            _ if own.answer == Some(segment.sequence) && !self.established && choices.either() => {
+                Some(Judgement::Passes)
+            }
+            // The opener was let in, not this side: who forgot the connection and listens would
+            // take it for the first of another.
             _ => Some(Judgement::ByRules),
         }
     }
@@ -347,17 +394,19 @@ impl Connection {
         if self.picked_up {
             // As hard to guess: where what was seen of it begins and ends.
             let seen = own.seen && [own.first, own.end].contains(&segment.sequence);
-            // An acknowledgement of the past, from before what was seen, need not be the other side's last.
+            // An acknowledgement of the past, from before what was seen, need not be the other
+            // side's last.
             let late = own.seen && ahead(own.first, segment.sequence) < 0;
             return waited_for && !late || (waited_for || seen) && choices.either();
         }
         if refusal {
-            // Of a SYN: nothing was acknowledged yet, but it names what it is to. With data, all of it or none.
+            // Of a SYN: nothing was acknowledged yet, but it names what it is to. With data, all of
+            // it or none.
             let named = ahead(other.end, segment.acknowledgement);
             return named == 0 || named < 0 && choices.either();
         }
-        // Behind what it sent last, which is not acknowledged yet: as hard to guess, and how a connection with data under way is
-        // aborted. It may be believed or not.
+        // Behind what it sent last, which is not acknowledged yet: as hard to guess, and how a
+        // connection with data under way is aborted. It may be believed or not.
         waited_for || own.seen && other.seen && segment.sequence == own.end && choices.either()
     }
 
@@ -370,7 +419,8 @@ impl Connection {
             own.answer = segment.has(ACK).then_some(segment.sequence).or(own.answer);
         }
         // Of the other side of one that was picked up, an end is known before it was seen.
-        let behind = if own.seen || self.picked_up && from == 1 { ahead(own.end, segment.end()) } else { 1 };
+        let behind =
+            if own.seen || self.picked_up && from == 1 { ahead(own.end, segment.end()) } else { 1 };
         if !own.seen {
             own.first = segment.sequence;
         }
@@ -388,12 +438,16 @@ impl Connection {
                 own.acked = Some(segment.acknowledgement);
             }
             // Of the other's SYN, or of more, but of nothing that was not sent.
-            let of_syn = ahead(other.first, segment.acknowledgement) >= 1 && ahead(other.end, segment.acknowledgement) <= 0;
+            let of_syn = ahead(other.first, segment.acknowledgement) >= 1
+                && ahead(other.end, segment.acknowledgement) <= 0;
             let acknowledged = other.seen && !segment.has(SYN) && new && of_syn && !self.picked_up;
-            // Of an earlier answer than the one that was seen last: an observer may have forgotten that one.
-            let forgotten =
-                other.answer.is_some_and(|answer| answer != other.first && ahead(answer, segment.acknowledgement) < 1);
-            self.established |= acknowledged && !(!self.established && forgotten && choices.either());
+            // Of an earlier answer than the one that was seen last: an observer may have forgotten
+            // that one.
+            let forgotten = other.answer.is_some_and(|answer| {
+                answer != other.first && ahead(answer, segment.acknowledgement) < 1
+            });
+            self.established |=
+                acknowledged && !(!self.established && forgotten && choices.either());
         }
         if self.picked_up && from == 1 && !segment.has(SYN) {
             self.established = true;

@@ -1,4 +1,5 @@
-//! Reads frames the slow way: by offset into a slice, from Ethernet up, sharing no code with the switch.
+//! Reads frames the slow way: by offset into a slice, from Ethernet up, sharing no code with the
+//! switch.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -33,7 +34,8 @@ pub struct Packet {
     pub has_fragment_header: bool,
     /// What follows IP and its extension headers, as far as IP says.
     pub upper: Vec<u8>,
-    /// Nothing stands between the IP header and that, nothing behind it, and it is of 1,500 bytes at most.
+    /// Nothing stands between the IP header and that, nothing behind it, and it is of 1,500 bytes
+    /// at most.
     pub plain: bool,
 }
 
@@ -144,7 +146,12 @@ fn v4(frame: &[u8], at: usize) -> Result<Packet, Reasons> {
     let address = |at: usize| IpAddr::V4(Ipv4Addr::new(ip[at], ip[at + 1], ip[at + 2], ip[at + 3]));
     let flags = be16(ip, 6);
     let (offset, more) = (usize::from(flags & 0x1fff) * 8, flags & 0x2000 != 0);
-    let fragment = (offset > 0 || more).then(|| Fragment { id: be16(ip, 4).into(), offset, more, len: total - header });
+    let fragment = (offset > 0 || more).then(|| Fragment {
+        id: be16(ip, 4).into(),
+        offset,
+        more,
+        len: total - header,
+    });
     can_be(fragment, header)?;
     let packet = Packet {
         vlan: None,
@@ -166,7 +173,8 @@ fn v6(frame: &[u8], at: usize) -> Result<Packet, Reasons> {
         return Err(TRUNCATED);
     }
     let end = 40 + usize::from(be16(ip, 4));
-    // Jumbograms (RFC 2675) are for links that are not Ethernet; IPv4 in IPv6 addresses is not for the wire (RFC 4291, 2.5.5.2).
+    // Jumbograms (RFC 2675) are for links that are not Ethernet; IPv4 in IPv6 addresses is not for
+    // the wire (RFC 4291, 2.5.5.2).
     let mapped = |at: usize| ip[at..at + 12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
     if end == 40 || mapped(8) || mapped(24) {
         return Err(MALFORMED);
@@ -182,7 +190,13 @@ fn v6(frame: &[u8], at: usize) -> Result<Packet, Reasons> {
     let (mut next, mut here, mut fragment, mut has_fragment_header) = (ip[6], 40, None, false);
     loop {
         let len = match next {
-            0 if here > 40 => return Err(if at + here >= HEADERS { &["malformed-ip", "headers-too-long"] } else { MALFORMED }),
+            0 if here > 40 => {
+                return Err(if at + here >= HEADERS {
+                    &["malformed-ip", "headers-too-long"]
+                } else {
+                    MALFORMED
+                });
+            }
             0 | 43 | 60 => 8 * (1 + usize::from(*ip.get(here + 1).ok_or(cut_short(at + here, 2))?)),
             51 => 4 * (2 + usize::from(*ip.get(here + 1).ok_or(cut_short(at + here, 2))?)),
             44 => 8,
@@ -190,7 +204,11 @@ fn v6(frame: &[u8], at: usize) -> Result<Packet, Reasons> {
         };
         if here + len > ip.len() {
             // The first fragment must hold all headers (RFC 7112).
-            return Err(if fragment.is_some() { &["tiny-fragment", "headers-too-long"] } else { cut_short(at + here, len) });
+            return Err(if fragment.is_some() {
+                &["tiny-fragment", "headers-too-long"]
+            } else {
+                cut_short(at + here, len)
+            });
         }
         if at + here + len > HEADERS {
             return Err(TOO_LONG);
@@ -238,7 +256,11 @@ fn can_be(fragment: Option<Fragment>, header: usize) -> Result<(), Reasons> {
 
 /// An extension header that leaves its packet, and maybe what is looked at, too.
 fn cut_short(at: usize, len: usize) -> Reasons {
-    if at + len > HEADERS { &["malformed-ip", "truncated", "headers-too-long"] } else { MALFORMED_OR_TRUNCATED }
+    if at + len > HEADERS {
+        &["malformed-ip", "truncated", "headers-too-long"]
+    } else {
+        MALFORMED_OR_TRUNCATED
+    }
 }
 
 /// Checks that the header of the upper layer is whole, where there must be one.
@@ -264,7 +286,11 @@ fn upper_is_there(packet: Packet, at: usize) -> Result<Packet, Reasons> {
         // Of a first fragment the rest is still to come.
         let len = usize::from(be16(upper, 4));
         if len < 8 || len > upper.len() && !first {
-            return Err(if at + needed > HEADERS { &["malformed-ip", "headers-too-long"] } else { MALFORMED });
+            return Err(if at + needed > HEADERS {
+                &["malformed-ip", "headers-too-long"]
+            } else {
+                MALFORMED
+            });
         }
     }
     if upper.len() < needed {

@@ -1,4 +1,5 @@
-//! BPF instructions (Linux, Documentation/bpf/standardization/instruction-set.rst), and jumps to places that come later.
+//! BPF instructions (Linux, Documentation/bpf/standardization/instruction-set.rst), and jumps to
+//! places that come later.
 
 /// One instruction as the kernel takes it (`struct bpf_insn`).
 #[repr(C)]
@@ -169,7 +170,8 @@ impl Assembler {
     }
 
     fn push(&mut self, code: u8, to: Register, from: Register, offset: i16, immediate: i32) {
-        let registers = if cfg!(target_endian = "little") { from.0 << 4 | to.0 } else { to.0 << 4 | from.0 };
+        let registers =
+            if cfg!(target_endian = "little") { from.0 << 4 | to.0 } else { to.0 << 4 | from.0 };
         self.code.push(Instruction { code, registers, offset, immediate });
     }
 
@@ -198,7 +200,8 @@ mod tests {
         code.set(R0, 1);
         code.place(far);
         code.exit();
-        let offsets: Vec<_> = code.finish().unwrap().iter().map(|instruction| instruction.offset).collect();
+        let offsets: Vec<_> =
+            code.finish().unwrap().iter().map(|instruction| instruction.offset).collect();
         assert_eq!(offsets, [2, 0, 0, 0]);
     }
 

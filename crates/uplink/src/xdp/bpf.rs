@@ -1,4 +1,5 @@
-//! The system call `bpf`, as much as one XDP program needs: a map of sockets, loading, attaching (bpf(2)).
+//! The system call `bpf`, as much as one XDP program needs: a map of sockets, loading, attaching
+//! (bpf(2)).
 #![allow(unsafe_code)]
 
 use std::{
@@ -39,11 +40,13 @@ impl Hook {
     }
 }
 
-/// What a command takes: the beginning of `union bpf_attr`. The kernel takes what is missing as zero.
+/// What a command takes: the beginning of `union bpf_attr`. The kernel takes what is missing as
+/// zero.
 ///
 /// # Safety
 ///
-/// Has no padding, and pointers in it point to what the command reads and writes, for as long as the call takes.
+/// Has no padding, and pointers in it point to what the command reads and writes, for as long as
+/// the call takes.
 unsafe trait Attributes {}
 
 #[repr(C)]
@@ -68,7 +71,8 @@ struct MapUpdate {
     value: *const RawFd,
     flags: u64,
 }
-// SAFETY: no padding (two 32-bit numbers before the pointers); made in `set_socket` only, with pointers to locals.
+// SAFETY: no padding (two 32-bit numbers before the pointers); made in `set_socket` only, with
+// pointers to locals.
 unsafe impl Attributes for MapUpdate {}
 
 #[repr(C)]
@@ -110,8 +114,10 @@ const fn name() -> [u8; 16] {
 
 /// A system call `bpf` whose result is a number.
 fn bpf<A: Attributes>(command: c_long, attributes: &mut A) -> io::Result<c_long> {
-    // SAFETY: the attributes are as long as said, and their pointers are good for the call (the trait's promise).
-    let result = unsafe { libc::syscall(libc::SYS_bpf, command, ptr::from_mut(attributes), size_of::<A>()) };
+    // SAFETY: the attributes are as long as said, and their pointers are good for the call (the
+    // trait's promise).
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, command, ptr::from_mut(attributes), size_of::<A>()) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
@@ -142,7 +148,8 @@ pub fn socket_map(queues: u32) -> io::Result<OwnedFd> {
 /// Puts the socket of a queue into a map. It leaves the map when it is closed.
 pub fn set_socket(map: BorrowedFd<'_>, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
     let socket = socket.as_raw_fd();
-    let mut attributes = MapUpdate { map: map.as_raw_fd() as u32, unused: 0, key: &queue, value: &socket, flags: 0 };
+    let mut attributes =
+        MapUpdate { map: map.as_raw_fd() as u32, unused: 0, key: &queue, value: &socket, flags: 0 };
     bpf(BPF_MAP_UPDATE_ELEM, &mut attributes).map(|_| ())
 }
 
@@ -163,7 +170,10 @@ pub fn load(program: &[Instruction]) -> io::Result<OwnedFd> {
     };
     let error = match bpf_fd(BPF_PROG_LOAD, &mut attributes) {
         Ok(program) => return Ok(program),
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied && error.raw_os_error() == Some(libc::EPERM) => {
+        Err(error)
+            if error.kind() == io::ErrorKind::PermissionDenied
+                && error.raw_os_error() == Some(libc::EPERM) =>
+        {
             return Err(error);
         }
         Err(error) => error,
@@ -181,7 +191,8 @@ pub fn load(program: &[Instruction]) -> io::Result<OwnedFd> {
     Err(io::Error::new(error.kind(), format!("{error} ({end})")))
 }
 
-/// An attached program. The kernel detaches it when this is dropped, or when the process ends, however it does.
+/// An attached program. The kernel detaches it when this is dropped, or when the process ends,
+/// however it does.
 pub struct Link(OwnedFd);
 
 impl Drop for Link {
@@ -194,7 +205,8 @@ impl Drop for Link {
 /// Attaches a program to an interface.
 pub fn attach(program: BorrowedFd<'_>, interface: u32, hook: Hook) -> io::Result<Link> {
     let program = program.as_raw_fd() as u32;
-    let mut attributes = LinkCreate { program, interface, attach_type: BPF_XDP, flags: hook.flags() };
+    let mut attributes =
+        LinkCreate { program, interface, attach_type: BPF_XDP, flags: hook.flags() };
     bpf_fd(BPF_LINK_CREATE, &mut attributes).map(Link)
 }
 

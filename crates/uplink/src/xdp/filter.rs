@@ -1,13 +1,16 @@
 //! Which frames are ours: the XDP program. Everything else goes on to the host's own stack.
 //!
-//! Ours is VXLAN (RFC 7348: UDP to port 4789) to the endpoint or to a group that networks have, in the endpoint's address family, behind
-//! at most one 802.1Q tag, with IP options but without IPv6 extension headers. That of another VLAN than the underlay's is taken, too: it
-//! is dropped and counted. Everything else of other VLANs is the host's. Of a fragmented datagram only the first part tells its port: it
-//! is ours, so that it can be counted. Later parts may be the host's as well, and stay with it while it uses the address.
+//! Ours is VXLAN (RFC 7348: UDP to port 4789) to the endpoint or to a group that networks have, in
+//! the endpoint's address family, behind at most one 802.1Q tag, with IP options but without IPv6
+//! extension headers. That of another VLAN than the underlay's is taken, too: it is dropped and
+//! counted. Everything else of other VLANs is the host's. Of a fragmented datagram only the first
+//! part tells its port: it is ours, so that it can be counted. Later parts may be the host's as
+//! well, and stay with it while it uses the address.
 //!
-//! If nobody else holds the endpoint's address, we answer for it: then ICMP and ICMPv6 to it are ours, later parts of what is ours, and
-//! solicitations for it (RFC 4861, 4.3). Solicitations for other addresses of the same group are the host's. ARP always goes to the
-//! host, which answers only for its own; [`crate::packet`] sees copies.
+//! If nobody else holds the endpoint's address, we answer for it: then ICMP and ICMPv6 to it are
+//! ours, later parts of what is ours, and solicitations for it (RFC 4861, 4.3). Solicitations for
+//! other addresses of the same group are the host's. ARP always goes to the host, which answers
+//! only for its own; [`crate::packet`] sees copies.
 
 use std::{
     io,
@@ -43,11 +46,17 @@ const IPV4_LEN: i16 = 20;
 const IPV6_LEN: i16 = 40;
 const NEIGHBOUR_SOLICITATION: i32 = 135;
 
-/// The program for an endpoint. What is ours it gives to the socket of its queue in `sockets`; with no socket there, to the host.
+/// The program for an endpoint. What is ours it gives to the socket of its queue in `sockets`; with
+/// no socket there, to the host.
 pub fn program(config: &XdpConfig, sockets: BorrowedFd<'_>) -> io::Result<Vec<Instruction>> {
     let XdpConfig { endpoint, answers, group6, vlan, .. } = *config;
     let mut code = Assembler::default();
-    let labels = Labels { ours: code.label(), control: code.label(), pass: code.label(), port: code.label() };
+    let labels = Labels {
+        ours: code.label(),
+        control: code.label(),
+        pass: code.label(),
+        port: code.label(),
+    };
     let code = &mut code;
     start(code, &labels, endpoint.is_ipv4(), vlan);
     match endpoint {
@@ -70,8 +79,8 @@ struct Labels {
     port: Label,
 }
 
-/// R6 = context, R3 = end of the frame, R2 = where it would begin without its tag, R9 = whether it is of another VLAN than the
-/// underlay's. Goes on with the endpoint's family only.
+/// R6 = context, R3 = end of the frame, R2 = where it would begin without its tag, R9 = whether it
+/// is of another VLAN than the underlay's. Goes on with the endpoint's family only.
 fn start(code: &mut Assembler, labels: &Labels, ipv4: bool, vlan: u16) {
     let (untagged, ours) = (code.label(), code.label());
     code.copy(R6, R1);
@@ -92,7 +101,12 @@ fn start(code: &mut Assembler, labels: &Labels, ipv4: bool, vlan: u16) {
     code.load(Half, R5, R2, 16);
     code.add(R2, 4);
     code.place(untagged);
-    code.jump_if(R5, NotEqual, half(if ipv4 { ethernet::IPV4 } else { ethernet::IPV6 }), labels.pass);
+    code.jump_if(
+        R5,
+        NotEqual,
+        half(if ipv4 { ethernet::IPV4 } else { ethernet::IPV6 }),
+        labels.pass,
+    );
 }
 
 fn ipv4(code: &mut Assembler, labels: &Labels, endpoint: Ipv4Addr, answers: bool) {
@@ -135,9 +149,16 @@ fn ipv4(code: &mut Assembler, labels: &Labels, endpoint: Ipv4Addr, answers: bool
     code.jump(labels.port);
 }
 
-fn ipv6(code: &mut Assembler, labels: &Labels, endpoint: Ipv6Addr, group6: Ipv6Addr, answers: bool) {
+fn ipv6(
+    code: &mut Assembler,
+    labels: &Labels,
+    endpoint: Ipv6Addr,
+    group6: Ipv6Addr,
+    answers: bool,
+) {
     const NEXT: i16 = IP + IPV6_LEN;
-    let (group, network, addressed, datagram, whole) = (code.label(), code.label(), code.label(), code.label(), code.label());
+    let (group, network, addressed, datagram, whole) =
+        (code.label(), code.label(), code.label(), code.label(), code.label());
     within(code, labels, NEXT);
     code.load(Byte, R7, R2, IP);
     code.and(R7, 0xf0);

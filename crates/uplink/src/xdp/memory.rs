@@ -24,7 +24,12 @@ impl Mapping {
     pub fn anonymous(len: usize) -> io::Result<Mapping> {
         // SAFETY: without an address to map at, no mapping of somebody else is replaced.
         let start = unsafe {
-            mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::POPULATE)
+            mmap_anonymous(
+                ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::POPULATE,
+            )
         }?;
         Mapping::new(start.cast(), len)
     }
@@ -33,7 +38,9 @@ impl Mapping {
     pub fn shared(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<Mapping> {
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
         // SAFETY: as above.
-        let start = unsafe { mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags, fd, offset) }?;
+        let start = unsafe {
+            mmap(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags, fd, offset)
+        }?;
         Mapping::new(start.cast(), len)
     }
 
@@ -51,7 +58,8 @@ impl Mapping {
         self.len
     }
 
-    /// Where `count` values of type `T` are, `offset` bytes behind its start; `None` if they are not all inside, or not aligned.
+    /// Where `count` values of type `T` are, `offset` bytes behind its start; `None` if they are
+    /// not all inside, or not aligned.
     pub fn pointer<T>(&self, offset: usize, count: usize) -> Option<NonNull<T>> {
         let end = count.checked_mul(size_of::<T>())?.checked_add(offset)?;
         // SAFETY: `offset` is not beyond the end of the mapping, since `end` is not.
@@ -62,13 +70,15 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `start` and `len` are of a mapping that this value alone owns; pointers into it live in values that hold it. The kernel
-        // keeps pages it still uses by references of its own.
+        // SAFETY: `start` and `len` are of a mapping that this value alone owns; pointers into it
+        // live in values that hold it. The kernel keeps pages it still uses by references
+        // of its own.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
 
-/// The frames of one AF_XDP socket: a mapping in chunks of one size, each lent to the kernel or ours.
+/// The frames of one AF_XDP socket: a mapping in chunks of one size, each lent to the kernel or
+/// ours.
 pub struct Umem {
     mapping: Mapping,
     chunk: usize,
@@ -92,23 +102,27 @@ impl Umem {
         address & !(self.chunk as u64 - 1)
     }
 
-    /// Where `len` bytes at `address` (from the start of the memory) are; `None` if they are not all in one chunk.
+    /// Where `len` bytes at `address` (from the start of the memory) are; `None` if they are not
+    /// all in one chunk.
     #[inline]
     fn place(&self, address: u64, len: usize) -> Option<NonNull<u8>> {
         let in_chunk = (address - self.chunk_of(address)) as usize;
-        (in_chunk + len <= self.chunk).then(|| self.mapping.pointer(usize::try_from(address).ok()?, len))?
+        (in_chunk + len <= self.chunk)
+            .then(|| self.mapping.pointer(usize::try_from(address).ok()?, len))?
     }
 
     /// The bytes of a frame; `None` if they are not all in one chunk.
     ///
     /// # Safety
     ///
-    /// The chunk is ours: the kernel gave it to us, and does not have it again as long as the result lives.
+    /// The chunk is ours: the kernel gave it to us, and does not have it again as long as the
+    /// result lives.
     #[inline]
     pub unsafe fn frame(&self, address: u64, len: usize) -> Option<&[u8]> {
         let place = self.place(address, len)?;
-        // SAFETY: `place` found `len` bytes inside the mapping, initialised since it was made of zeroes. The kernel does not write to
-        // them (the caller's promise), nor does anybody else here: that takes `&mut self`.
+        // SAFETY: `place` found `len` bytes inside the mapping, initialised since it was made of
+        // zeroes. The kernel does not write to them (the caller's promise), nor does
+        // anybody else here: that takes `&mut self`.
         Some(unsafe { slice::from_raw_parts(place.as_ptr(), len) })
     }
 
@@ -133,8 +147,19 @@ mod tests {
     fn a_frame_is_within_one_chunk() {
         let umem = Umem::new(2048, 2).unwrap();
         let inside = |address, len| umem.place(address, len).is_some();
-        assert!(inside(0, 2048) && inside(2048, 2048) && inside(256, 1792) && inside(4095, 1) && inside(7, 0));
-        assert!(!inside(256, 1793) && !inside(4096, 1) && !inside(u64::MAX, 1) && !inside(0, usize::MAX - 4096));
+        assert!(
+            inside(0, 2048)
+                && inside(2048, 2048)
+                && inside(256, 1792)
+                && inside(4095, 1)
+                && inside(7, 0)
+        );
+        assert!(
+            !inside(256, 1793)
+                && !inside(4096, 1)
+                && !inside(u64::MAX, 1)
+                && !inside(0, usize::MAX - 4096)
+        );
         assert_eq!(umem.chunk_of(2047), 0);
         assert_eq!(umem.chunk_of(2304), 2048);
     }

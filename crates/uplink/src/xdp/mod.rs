@@ -1,16 +1,20 @@
 //! AF_XDP: VXLAN of one network interface goes to us, everything else to the host's own stack.
 //!
-//! An XDP program on the interface picks our frames (`filter.rs` says which) and gives them to a socket per receive queue; frames to
-//! send go out by queue 0. Nothing is pinned: the program is attached by a descriptor, so that it is gone when the process is, however
-//! that ended.
+//! An XDP program on the interface picks our frames (`filter.rs` says which) and gives them to a
+//! socket per receive queue; frames to send go out by queue 0. Nothing is pinned: the program is
+//! attached by a descriptor, so that it is gone when the process is, however that ended.
 //!
-//! A card that takes VLAN tags off frames hides them from us: VXLAN of a VLAN looks untagged then. So it is told not to, and stays so
-//! when we are gone (`ethtool -K DEV rxvlan on`); what cannot be told, as a veth, is reported in [`Info::tags`]. Kernel ends of a veth leave checksums to a card that is not there, so that frames arrive incomplete (`ethtool -K DEV tx off` at the sender).
+//! A card that takes VLAN tags off frames hides them from us: VXLAN of a VLAN looks untagged then.
+//! So it is told not to, and stays so when we are gone (`ethtool -K DEV rxvlan on`); what cannot be
+//! told, as a veth, is reported in [`Info::tags`]. Kernel ends of a veth leave checksums to a card
+//! that is not there, so that frames arrive incomplete (`ethtool -K DEV tx off` at the sender).
 //!
-//! The largest MTU is [`MAX_MTU`]: a frame has to fit into one chunk of a page. A queue has 2,048 chunks to receive into, the first one
-//! as many again to send from. With an MTU up to [`SMALL_MTU`] that is 8 MiB for the first queue and 4 MiB for each other, else twice that.
+//! The largest MTU is [`MAX_MTU`]: a frame has to fit into one chunk of a page. A queue has 2,048
+//! chunks to receive into, the first one as many again to send from. With an MTU up to
+//! [`SMALL_MTU`] that is 8 MiB for the first queue and 4 MiB for each other, else twice that.
 //!
-//! Needs Linux 5.9, `CAP_NET_ADMIN`, `CAP_NET_RAW`, `CAP_BPF`, and locked memory without bound (`CAP_IPC_LOCK` or `RLIMIT_MEMLOCK`).
+//! Needs Linux 5.9, `CAP_NET_ADMIN`, `CAP_NET_RAW`, `CAP_BPF`, and locked memory without bound
+//! (`CAP_IPC_LOCK` or `RLIMIT_MEMLOCK`).
 
 mod assembler;
 mod bpf;
@@ -57,12 +61,14 @@ pub const MAX_MTU: u32 = LARGE - HEADROOM - LINK;
 pub struct XdpConfig {
     /// The address VXLAN arrives at.
     pub endpoint: IpAddr,
-    /// Whether we answer for it: nobody else holds it. Then ICMP and neighbour solicitations for it are ours, too.
+    /// Whether we answer for it: nobody else holds it. Then ICMP and neighbour solicitations for
+    /// it are ours, too.
     pub answers: bool,
-    /// What IPv6 groups of networks begin with; the last four bytes are the network's number. Those over IPv4 are 230.0.0.0/8.
+    /// What IPv6 groups of networks begin with; the last four bytes are the network's number.
+    /// Those over IPv4 are 230.0.0.0/8.
     pub group6: Ipv6Addr,
-    /// How many receive queues to serve; all by default. With fewer, see to it that VXLAN arrives in those (`ethtool -X`): what arrives
-    /// in others goes to the host.
+    /// How many receive queues to serve; all by default. With fewer, see to it that VXLAN arrives
+    /// in those (`ethtool -X`): what arrives in others goes to the host.
     pub queues: Option<u32>,
     /// How good a mode to try.
     pub mode: Mode,
@@ -73,11 +79,19 @@ pub struct XdpConfig {
 impl XdpConfig {
     /// All queues, the best mode, the usual groups, no VLAN, and the host answers for the endpoint.
     pub fn new(endpoint: IpAddr) -> XdpConfig {
-        XdpConfig { endpoint, answers: false, group6: vxlan::GROUP6, queues: None, mode: Mode::Best, vlan: 0 }
+        XdpConfig {
+            endpoint,
+            answers: false,
+            group6: vxlan::GROUP6,
+            queues: None,
+            mode: Mode::Best,
+            vlan: 0,
+        }
     }
 }
 
-/// How frames move between the card and us, from the fastest on. A mode that driver or kernel refuse gives way to the next.
+/// How frames move between the card and us, from the fastest on. A mode that driver or kernel
+/// refuse gives way to the next.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Mode {
     /// The card reads and writes our frames itself.
@@ -108,13 +122,15 @@ pub struct Xdp {
 impl Xdp {
     /// Takes over the VXLAN of the interface of that name. While it is down, nothing moves.
     ///
-    /// May take a second if another process had it just now. Some drivers restart the card for it: the link may blink.
+    /// May take a second if another process had it just now. Some drivers restart the card for it:
+    /// the link may blink.
     pub fn open(name: &str, config: &XdpConfig) -> Result<Xdp, Error> {
         let interface = Kernel::open()?.interface(name)?;
         let chunk = chunk(&interface)?;
         let queues = queues(&interface, config.queues)?;
 
-        let map = bpf::socket_map(queues).map_err(|error| bpf_failed("make a map of sockets", error))?;
+        let map =
+            bpf::socket_map(queues).map_err(|error| bpf_failed("make a map of sockets", error))?;
         let program = filter::program(config, map.as_fd()).and_then(|code| bpf::load(&code));
         let program = program.map_err(|error| bpf_failed("load the XDP program", error))?;
         // Until there are sockets in the map, the program leaves everything to the host.
@@ -122,15 +138,27 @@ impl Xdp {
 
         let zero_copy = hook == Hook::Native && config.mode == Mode::Best;
         let open = |queue| {
-            let queue_config = QueueConfig { name, interface: interface.index, queue, chunk, sends: queue == 0, zero_copy };
+            let queue_config = QueueConfig {
+                name,
+                interface: interface.index,
+                queue,
+                chunk,
+                sends: queue == 0,
+                zero_copy,
+            };
             Queue::open(&queue_config)
         };
         let queues = (0..queues).map(open).collect::<Result<Vec<Queue>, Error>>()?;
         let events = |error| Error::failed("cannot make an event queue for AF_XDP sockets", error);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(events)?;
         for (number, queue) in (0u32..).zip(&queues) {
-            epoll::add(&epoll, queue.socket(), epoll::EventData::new_u64(number.into()), epoll::EventFlags::IN)
-                .map_err(events)?;
+            epoll::add(
+                &epoll,
+                queue.socket(),
+                epoll::EventData::new_u64(number.into()),
+                epoll::EventFlags::IN,
+            )
+            .map_err(events)?;
             bpf::set_socket(map.as_fd(), number, queue.socket())
                 .map_err(|error| bpf_failed("give the XDP program its sockets", error))?;
         }
@@ -212,7 +240,10 @@ impl Uplink for Xdp {
     }
 
     fn frame(&self, index: usize) -> &[u8] {
-        let frame = self.held.get(index).and_then(|held| Some(self.queues.get(held.queue() as usize)?.frame(held)));
+        let frame = self
+            .held
+            .get(index)
+            .and_then(|held| Some(self.queues.get(held.queue() as usize)?.frame(held)));
         frame.unwrap_or(&[])
     }
 
@@ -308,10 +339,16 @@ fn queues(interface: &Interface, wanted: Option<u32>) -> Result<u32, Error> {
     }
 }
 
-/// Attaches the program as the mode says. Returns also where, and why it is not the native place if that was tried.
-fn attach(program: BorrowedFd<'_>, interface: &Interface, mode: Mode) -> Result<(Link, Hook, Option<String>), Error> {
+/// Attaches the program as the mode says. Returns also where, and why it is not the native place if
+/// that was tried.
+fn attach(
+    program: BorrowedFd<'_>,
+    interface: &Interface,
+    mode: Mode,
+) -> Result<(Link, Hook, Option<String>), Error> {
     let name = &interface.name;
-    let occupied = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST));
+    let occupied =
+        |error: &io::Error| matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST));
     let failed = |error: io::Error| {
         let help = if occupied(&error) {
             format!(
@@ -331,7 +368,9 @@ fn attach(program: BorrowedFd<'_>, interface: &Interface, mode: Mode) -> Result<
             Err(error) => note = Some(format!("the driver refuses native XDP: {error}")),
         }
     }
-    bpf::attach(program, interface.index, Hook::Generic).map(|link| (link, Hook::Generic, note)).map_err(failed)
+    bpf::attach(program, interface.index, Hook::Generic)
+        .map(|link| (link, Hook::Generic, note))
+        .map_err(failed)
 }
 
 fn bpf_failed(what: &str, error: io::Error) -> Error {

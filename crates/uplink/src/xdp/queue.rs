@@ -1,8 +1,9 @@
 //! One AF_XDP socket: frames of one receive queue in, and frames out if it is the one that sends.
 //!
-//! Chunks never change sides: the first ones receive, the others send. A receiving chunk is in the fill ring, on its way through the
-//! kernel, in the receive ring, or held by us. A sending one is free, given out, in the transmit ring, or in the kernel until it appears
-//! in the completion ring. Only chunks held, free or given out are touched here.
+//! Chunks never change sides: the first ones receive, the others send. A receiving chunk is in the
+//! fill ring, on its way through the kernel, in the receive ring, or held by us. A sending one is
+//! free, given out, in the transmit ring, or in the kernel until it appears in the completion ring.
+//! Only chunks held, free or given out are touched here.
 #![allow(unsafe_code)]
 
 use std::{
@@ -18,8 +19,9 @@ use rustix::{
     net::{
         AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt,
         xdp::{
-            SocketAddrXdp, SocketAddrXdpFlags, XDP_PGOFF_RX_RING, XDP_PGOFF_TX_RING, XDP_UMEM_PGOFF_COMPLETION_RING,
-            XDP_UMEM_PGOFF_FILL_RING, XdpMmapOffsets, XdpOptionsFlags, XdpUmemReg, XdpUmemRegFlags,
+            SocketAddrXdp, SocketAddrXdpFlags, XDP_PGOFF_RX_RING, XDP_PGOFF_TX_RING,
+            XDP_UMEM_PGOFF_COMPLETION_RING, XDP_UMEM_PGOFF_FILL_RING, XdpMmapOffsets,
+            XdpOptionsFlags, XdpUmemReg, XdpUmemRegFlags,
         },
     },
 };
@@ -39,13 +41,14 @@ const NO_COMPLETIONS: u32 = 64;
 /// How many frames the kernel sends per wake-up where it copies them (`TX_BATCH_SIZE`).
 const KERNEL_BURST: u32 = 32;
 
-/// After so many flushes in a row that moved nothing, the next one can wait for the next frame. A full card takes much less to get on;
-/// one without a cable must not keep a worker busy.
+/// After so many flushes in a row that moved nothing, the next one can wait for the next frame. A
+/// full card takes much less to get on; one without a cable must not keep a worker busy.
 const FRUITLESS: u32 = 100_000;
 
 /// A socket with its rings and frames.
 pub struct Queue {
-    // Closed before the rings and frames are unmapped. The kernel would not mind, but this is how it reads.
+    // Closed before the rings and frames are unmapped. The kernel would not mind, but this is how
+    // it reads.
     socket: Arc<OwnedFd>,
     number: u32,
     receive: Consumer<Descriptor>,
@@ -87,19 +90,23 @@ pub struct QueueConfig<'a> {
 impl Queue {
     /// Opens a socket and binds it to its queue. Frames arrive once it is in the program's map.
     pub fn open(config: &QueueConfig<'_>) -> Result<Queue, Error> {
-        let what = format!("cannot open an AF_XDP socket for queue {} of \"{}\"", config.queue, config.name);
+        let what = format!(
+            "cannot open an AF_XDP socket for queue {} of \"{}\"",
+            config.queue, config.name
+        );
         let failed = |step: &'static str| {
             let what = &what;
             move |error: Errno| Error::failed(format!("{what}: {step}"), error)
         };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, flags, None).map_err(|error| {
-            let help = match error {
-                Errno::AFNOSUPPORT => "the kernel was built without CONFIG_XDP_SOCKETS",
-                _ => "it needs CAP_NET_RAW",
-            };
-            failed("socket")(error).help(help)
-        })?;
+        let socket = rustix::net::socket_with(AddressFamily::XDP, SocketType::RAW, flags, None)
+            .map_err(|error| {
+                let help = match error {
+                    Errno::AFNOSUPPORT => "the kernel was built without CONFIG_XDP_SOCKETS",
+                    _ => "it needs CAP_NET_RAW",
+                };
+                failed("socket")(error).help(help)
+            })?;
 
         let send = if config.sends { SEND } else { 0 };
         let memory = |error: io::Error| Error::failed(format!("{what}: memory for frames"), error);
@@ -123,20 +130,29 @@ impl Queue {
         })?;
         let completions = if config.sends { SEND } else { NO_COMPLETIONS };
         sockopt::set_xdp_umem_fill_ring_size(&socket, RECEIVE).map_err(failed("fill ring"))?;
-        sockopt::set_xdp_umem_completion_ring_size(&socket, completions).map_err(failed("completion ring"))?;
+        sockopt::set_xdp_umem_completion_ring_size(&socket, completions)
+            .map_err(failed("completion ring"))?;
         sockopt::set_xdp_rx_ring_size(&socket, RECEIVE).map_err(failed("receive ring"))?;
         if config.sends {
             sockopt::set_xdp_tx_ring_size(&socket, SEND).map_err(failed("transmit ring"))?;
             // The kernel copies each frame into a buffer that counts; the rings are bound enough.
             let bytes = SEND as usize * (config.chunk as usize + 2048);
-            sockopt::set_socket_send_buffer_size_force(&socket, bytes).map_err(failed("send buffer"))?;
+            sockopt::set_socket_send_buffer_size_force(&socket, bytes)
+                .map_err(failed("send buffer"))?;
         }
 
         let offsets = sockopt::xdp_mmap_offsets(&socket).map_err(failed("ring layout"))?;
         let rings = |error: io::Error| Error::failed(format!("{what}: mapping the rings"), error);
-        let mut fill = Producer::map(socket.as_fd(), XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, RECEIVE).map_err(rings)?;
-        let receive = Consumer::map(socket.as_fd(), XDP_PGOFF_RX_RING, &offsets.rx, RECEIVE).map_err(rings)?;
-        let sender = config.sends.then(|| Sender::map(socket.as_fd(), &offsets, config.chunk)).transpose().map_err(rings)?;
+        let mut fill =
+            Producer::map(socket.as_fd(), XDP_UMEM_PGOFF_FILL_RING, &offsets.fr, RECEIVE)
+                .map_err(rings)?;
+        let receive = Consumer::map(socket.as_fd(), XDP_PGOFF_RX_RING, &offsets.rx, RECEIVE)
+            .map_err(rings)?;
+        let sender = config
+            .sends
+            .then(|| Sender::map(socket.as_fd(), &offsets, config.chunk))
+            .transpose()
+            .map_err(rings)?;
         for chunk in 0..RECEIVE {
             fill.push(u64::from(chunk) * u64::from(config.chunk));
         }
@@ -145,18 +161,30 @@ impl Queue {
         // Without a wish, the kernel tries zero-copy first.
         let mut flags = SocketAddrXdpFlags::XDP_USE_NEED_WAKEUP;
         flags.set(SocketAddrXdpFlags::XDP_COPY, !config.zero_copy);
-        bind(&socket, &SocketAddrXdp::new(flags, config.interface, config.queue)).map_err(|error| {
-            let help = match error {
-                Errno::BUSY => "another program has an AF_XDP socket on this queue",
-                Errno::NETDOWN => "take the interface up first",
-                Errno::INVAL => "the interface has no such queue, or cannot take frames of this size",
-                _ => return failed("bind")(error),
-            };
-            failed("bind")(error).help(help)
-        })?;
-        let zero_copy =
-            sockopt::xdp_options(&socket).is_ok_and(|options| options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY));
-        Ok(Queue { socket: Arc::new(socket), number: config.queue, receive, fill, sender, umem, zero_copy })
+        bind(&socket, &SocketAddrXdp::new(flags, config.interface, config.queue)).map_err(
+            |error| {
+                let help = match error {
+                    Errno::BUSY => "another program has an AF_XDP socket on this queue",
+                    Errno::NETDOWN => "take the interface up first",
+                    Errno::INVAL => {
+                        "the interface has no such queue, or cannot take frames of this size"
+                    }
+                    _ => return failed("bind")(error),
+                };
+                failed("bind")(error).help(help)
+            },
+        )?;
+        let zero_copy = sockopt::xdp_options(&socket)
+            .is_ok_and(|options| options.contains(XdpOptionsFlags::XDP_OPTIONS_ZEROCOPY));
+        Ok(Queue {
+            socket: Arc::new(socket),
+            number: config.queue,
+            receive,
+            fill,
+            sender,
+            umem,
+            zero_copy,
+        })
     }
 
     /// The socket, for the program's map and for waiting.
@@ -193,8 +221,9 @@ impl Queue {
         if held.queue != self.number {
             return &[];
         }
-        // SAFETY: a `Held` of this queue is made by `take` only, neither copied nor cloned, and eaten by `give_back`. Between the two the
-        // chunk is ours: the kernel put it into the receive ring, and only `give_back` puts it into the fill ring again.
+        // SAFETY: a `Held` of this queue is made by `take` only, neither copied nor cloned, and
+        // eaten by `give_back`. Between the two the chunk is ours: the kernel put it into
+        // the receive ring, and only `give_back` puts it into the fill ring again.
         unsafe { self.umem.frame(held.address, held.len as usize) }.unwrap_or(&[])
     }
 
@@ -221,8 +250,8 @@ impl Queue {
     #[inline]
     pub fn room(&mut self, len: usize) -> Option<&mut [u8]> {
         let address = self.sender.as_mut()?.give(u32::try_from(len).ok()?)?;
-        // SAFETY: the chunk is given out: it is in no ring. The kernel gets it by `send`, which takes `&mut self`, so that the result is gone
-        // by then.
+        // SAFETY: the chunk is given out: it is in no ring. The kernel gets it by `send`, which
+        // takes `&mut self`, so that the result is gone by then.
         unsafe { self.umem.frame_mut(address, len) }
     }
 
@@ -239,7 +268,8 @@ impl Queue {
         sender.transmit.publish();
         // Chunks that were sent just now are in the cache: use those again first.
         sender.collect();
-        // Where the kernel copies, a wake-up sends a burst. It is woken again as long as it gets on, at most once round the ring.
+        // Where the kernel copies, a wake-up sends a burst. It is woken again as long as it gets
+        // on, at most once round the ring.
         for _ in 0..=SEND / KERNEL_BURST {
             if !sender.transmit.outstanding() || !sender.transmit.needs_wakeup() {
                 break;
@@ -265,12 +295,14 @@ impl Queue {
     /// Whether frames are queued that the kernel takes only when it is woken, and may take soon.
     #[inline]
     pub fn pending(&self) -> bool {
-        let waits = |sender: &Sender| sender.transmit.outstanding() && sender.transmit.needs_wakeup();
+        let waits =
+            |sender: &Sender| sender.transmit.outstanding() && sender.transmit.needs_wakeup();
         self.sender.as_ref().is_some_and(|sender| sender.fruitless < FRUITLESS && waits(sender))
     }
 }
 
-/// Binds a socket. The kernel lets go of a queue a moment after its last socket was closed: a daemon that was started again waits.
+/// Binds a socket. The kernel lets go of a queue a moment after its last socket was closed: a
+/// daemon that was started again waits.
 fn bind(socket: &OwnedFd, address: &SocketAddrXdp) -> Result<(), Errno> {
     let end = Instant::now() + Duration::from_secs(1);
     loop {
@@ -286,11 +318,15 @@ impl Sender {
         let transmit = Producer::map(socket, XDP_PGOFF_TX_RING, &offsets.tx, SEND)?;
         let completions = Consumer::map(socket, XDP_UMEM_PGOFF_COMPLETION_RING, &offsets.cr, SEND)?;
         // Low addresses first, so that a quiet uplink keeps to few pages.
-        let free = (RECEIVE..RECEIVE + SEND).rev().map(|index| u64::from(index) * u64::from(chunk)).collect();
+        let free = (RECEIVE..RECEIVE + SEND)
+            .rev()
+            .map(|index| u64::from(index) * u64::from(chunk))
+            .collect();
         Ok(Sender { transmit, completions, free, given: None, fruitless: 0 })
     }
 
-    /// Gives out a chunk for a frame of `len` bytes: the same again if it was not queued, else a free one.
+    /// Gives out a chunk for a frame of `len` bytes: the same again if it was not queued, else a
+    /// free one.
     #[inline]
     fn give(&mut self, len: u32) -> Option<u64> {
         let address = match self.given.take() {
@@ -370,7 +406,10 @@ mod tests {
                     break;
                 };
                 assert_eq!(sender.give(61), Some(address), "not queued, not used up");
-                assert!(in_kernel.insert(address), "round {round}: chunk {address} is with the kernel");
+                assert!(
+                    in_kernel.insert(address),
+                    "round {round}: chunk {address} is with the kernel"
+                );
                 assert_eq!(sender.queue(), Some(61));
                 assert_eq!(sender.queue(), None);
             }
@@ -381,7 +420,8 @@ mod tests {
             kernel_transmit.release();
             // The kernel completes some, in an order of its own.
             for _ in 0..round * 7 % 5 {
-                let next = if round % 2 == 0 { in_kernel.pop_first() } else { in_kernel.pop_last() };
+                let next =
+                    if round % 2 == 0 { in_kernel.pop_first() } else { in_kernel.pop_last() };
                 let Some(address) = next else { break };
                 assert!(kernel_completions.push(address));
             }

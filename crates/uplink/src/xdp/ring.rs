@@ -1,7 +1,8 @@
-//! One ring shared with the kernel: one side produces entries, the other consumes them (Linux, Documentation/networking/af_xdp.rst).
+//! One ring shared with the kernel: one side produces entries, the other consumes them (Linux,
+//! Documentation/networking/af_xdp.rst).
 //!
-//! Indices count on for ever; an entry's place is its index modulo the size. Each side writes its own index only, after it is done with
-//! the entries before it.
+//! Indices count on for ever; an entry's place is its index modulo the size. Each side writes its
+//! own index only, after it is done with the entries before it.
 #![allow(unsafe_code)]
 
 use std::{
@@ -56,23 +57,44 @@ unsafe impl<T: Entry> Send for Shared<T> {}
 
 impl<T: Entry> Shared<T> {
     /// Maps a ring of `size` entries, a power of two.
-    fn map(fd: BorrowedFd<'_>, page: u64, offsets: &XdpRingOffset, size: u32) -> io::Result<Shared<T>> {
-        let at = |offset: u64| usize::try_from(offset).map_err(|_| io::Error::from(io::ErrorKind::InvalidData));
+    fn map(
+        fd: BorrowedFd<'_>,
+        page: u64,
+        offsets: &XdpRingOffset,
+        size: u32,
+    ) -> io::Result<Shared<T>> {
+        let at = |offset: u64| {
+            usize::try_from(offset).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))
+        };
         let entries = at(offsets.desc)?;
         let mapping = Mapping::shared(fd, page, entries + size as usize * size_of::<T>())?;
-        let no_flags =
-            || io::Error::new(io::ErrorKind::Unsupported, "the kernel's AF_XDP rings have no flags (Linux 5.4 and later do)");
+        let no_flags = || {
+            io::Error::new(
+                io::ErrorKind::Unsupported,
+                "the kernel's AF_XDP rings have no flags (Linux 5.4 and later do)",
+            )
+        };
         Shared::new(
             mapping,
-            [at(offsets.producer)?, at(offsets.consumer)?, at(offsets.flags.ok_or_else(no_flags)?)?],
+            [
+                at(offsets.producer)?,
+                at(offsets.consumer)?,
+                at(offsets.flags.ok_or_else(no_flags)?)?,
+            ],
             entries,
             size,
         )
     }
 
     /// A ring in `mapping`: producer index, consumer index and flags at `words`.
-    fn new(mapping: Mapping, words: [usize; 3], entries: usize, size: u32) -> io::Result<Shared<T>> {
-        let [producer, consumer, flags] = words.map(|offset| mapping.pointer(offset, 1).ok_or(io::ErrorKind::InvalidData));
+    fn new(
+        mapping: Mapping,
+        words: [usize; 3],
+        entries: usize,
+        size: u32,
+    ) -> io::Result<Shared<T>> {
+        let [producer, consumer, flags] =
+            words.map(|offset| mapping.pointer(offset, 1).ok_or(io::ErrorKind::InvalidData));
         let (producer, consumer, flags) = (producer?, consumer?, flags?);
         let entries = mapping.pointer(entries, size as usize).ok_or(io::ErrorKind::InvalidData)?;
         debug_assert!(size.is_power_of_two());
@@ -81,7 +103,8 @@ impl<T: Entry> Shared<T> {
 
     #[inline]
     fn producer(&self) -> &AtomicU32 {
-        // SAFETY: points to four aligned bytes of the mapping that `self` holds; the kernel accesses them atomically.
+        // SAFETY: points to four aligned bytes of the mapping that `self` holds; the kernel
+        // accesses them atomically.
         unsafe { self.producer.as_ref() }
     }
 
@@ -100,7 +123,8 @@ impl<T: Entry> Shared<T> {
     /// Where the entry of an index is.
     #[inline]
     fn entry(&self, index: u32) -> NonNull<T> {
-        // SAFETY: `entries` points to `size` entries of the mapping, and the masked index is below that.
+        // SAFETY: `entries` points to `size` entries of the mapping, and the masked index is below
+        // that.
         unsafe { self.entries.add((index & (self.size - 1)) as usize) }
     }
 }
@@ -116,7 +140,12 @@ pub struct Producer<T> {
 
 impl<T: Entry> Producer<T> {
     /// Maps the ring of `fd` at `page`.
-    pub fn map(fd: BorrowedFd<'_>, page: u64, offsets: &XdpRingOffset, size: u32) -> io::Result<Producer<T>> {
+    pub fn map(
+        fd: BorrowedFd<'_>,
+        page: u64,
+        offsets: &XdpRingOffset,
+        size: u32,
+    ) -> io::Result<Producer<T>> {
         Ok(Producer { ring: Shared::map(fd, page, offsets, size)?, next: 0, seen: 0 })
     }
 
@@ -130,8 +159,8 @@ impl<T: Entry> Producer<T> {
                 return false;
             }
         }
-        // SAFETY: the place is inside the ring, and less than a ring's size ahead of the consumer: the kernel does not look at it before
-        // it is published.
+        // SAFETY: the place is inside the ring, and less than a ring's size ahead of the consumer:
+        // the kernel does not look at it before it is published.
         unsafe { self.ring.entry(self.next).write(entry) };
         self.next = self.next.wrapping_add(1);
         true
@@ -159,7 +188,8 @@ impl<T: Entry> Producer<T> {
     /// Whether the kernel wants to be woken after something was published.
     #[inline]
     pub fn needs_wakeup(&self) -> bool {
-        // The kernel sets the flag, then looks at the ring; we publish, then look at the flag. One of us sees the other.
+        // The kernel sets the flag, then looks at the ring; we publish, then look at the flag. One
+        // of us sees the other.
         fence(Ordering::SeqCst);
         self.ring.flags().load(Ordering::Relaxed) & libc::XDP_RING_NEED_WAKEUP != 0
     }
@@ -176,7 +206,12 @@ pub struct Consumer<T> {
 
 impl<T: Entry> Consumer<T> {
     /// Maps the ring of `fd` at `page`.
-    pub fn map(fd: BorrowedFd<'_>, page: u64, offsets: &XdpRingOffset, size: u32) -> io::Result<Consumer<T>> {
+    pub fn map(
+        fd: BorrowedFd<'_>,
+        page: u64,
+        offsets: &XdpRingOffset,
+        size: u32,
+    ) -> io::Result<Consumer<T>> {
         Ok(Consumer { ring: Shared::map(fd, page, offsets, size)?, next: 0, seen: 0 })
     }
 
@@ -190,8 +225,8 @@ impl<T: Entry> Consumer<T> {
                 return None;
             }
         }
-        // SAFETY: the place is inside the ring; the kernel published it and does not write there again before it is released. Every
-        // pattern of bits is an entry.
+        // SAFETY: the place is inside the ring; the kernel published it and does not write there
+        // again before it is released. Every pattern of bits is an entry.
         let entry = unsafe { self.ring.entry(self.next).read() };
         self.next = self.next.wrapping_add(1);
         Some(entry)
@@ -217,7 +252,10 @@ pub fn pair<T: Entry>(size: u32, start: u32) -> (Producer<T>, Consumer<T>) {
         ring.consumer().store(start, Ordering::Relaxed);
         ring
     };
-    (Producer { ring: shared(), next: start, seen: start }, Consumer { ring: shared(), next: start, seen: start })
+    (
+        Producer { ring: shared(), next: start, seen: start },
+        Consumer { ring: shared(), next: start, seen: start },
+    )
 }
 
 #[cfg(test)]
@@ -269,11 +307,17 @@ mod tests {
 
     #[test]
     fn a_ring_outside_its_mapping_is_refused() {
-        for (words, entries, size) in
-            [([4096, 64, 128], 192, 4), ([0, 4094, 128], 192, 4), ([0, 64, 2], 192, 4), ([0, 64, 128], 4072, 4)]
-        {
+        for (words, entries, size) in [
+            ([4096, 64, 128], 192, 4),
+            ([0, 4094, 128], 192, 4),
+            ([0, 64, 2], 192, 4),
+            ([0, 64, 128], 4072, 4),
+        ] {
             let mapping = Mapping::anonymous(4096).unwrap();
-            assert!(Shared::<u64>::new(mapping, words, entries, size).is_err(), "{words:?} {entries} {size}");
+            assert!(
+                Shared::<u64>::new(mapping, words, entries, size).is_err(),
+                "{words:?} {entries} {size}"
+            );
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Network namespaces for tests. They have no names: each goes with the last thread, process and descriptor that uses it, so that
-//! a test that dies leaves nothing behind.
+//! Network namespaces for tests. They have no names: each goes with the last thread, process and
+//! descriptor that uses it, so that a test that dies leaves nothing behind.
 #![allow(dead_code)]
 
 use std::{
@@ -26,7 +26,9 @@ impl Namespace {
     pub fn new() -> Namespace {
         // SAFETY: a network namespace is about no memory or descriptor of this process.
         let made = unsafe { unshare_unsafe(UnshareFlags::NEWNET) };
-        made.unwrap_or_else(|error| panic!("cannot make a network namespace: {error}; these tests need root"));
+        made.unwrap_or_else(|error| {
+            panic!("cannot make a network namespace: {error}; these tests need root")
+        });
         let namespace = Namespace(File::open("/proc/thread-self/ns/net").unwrap());
         ip("link set lo up");
         namespace
@@ -41,8 +43,10 @@ impl Namespace {
     pub fn take(&self, interface: &str) {
         let mut command = Command::new("ip");
         // The shell's own descriptor, since `ip` opens the path itself.
-        let output =
-            command.args(["link", "set", interface, "netns", "/proc/self/fd/0"]).stdin(self.0.try_clone().unwrap()).output();
+        let output = command
+            .args(["link", "set", interface, "netns", "/proc/self/fd/0"])
+            .stdin(self.0.try_clone().unwrap())
+            .output();
         succeeded(&command, &output.unwrap());
     }
 }
@@ -60,7 +64,10 @@ pub fn ip(arguments: &str) -> String {
 /// Runs a program that has to succeed, and returns what it printed.
 pub fn run(program: &str, arguments: &str) -> String {
     let mut command = Command::new(program);
-    let output = command.args(arguments.split_whitespace()).output().unwrap_or_else(|error| panic!("{program}: {error}"));
+    let output = command
+        .args(arguments.split_whitespace())
+        .output()
+        .unwrap_or_else(|error| panic!("{program}: {error}"));
     succeeded(&command, &output);
     String::from_utf8(output.stdout).unwrap()
 }
@@ -127,15 +134,17 @@ pub fn expect(uplink: &mut dyn Uplink, what: &str, wanted: impl Fn(&[u8]) -> boo
     }
 }
 
-/// A veth pair between two namespaces: `wire` (10.8.0.1, fd08::1) in one, `peer` (10.8.0.2, fd08::2) in the other. Both ends send complete
-/// frames: a veth would leave checksums to the card it is not, also towards AF_XDP.
+/// A veth pair between two namespaces: `wire` (10.8.0.1, fd08::1) in one, `peer` (10.8.0.2,
+/// fd08::2) in the other. Both ends send complete frames: a veth would leave checksums to the card
+/// it is not, also towards AF_XDP.
 pub struct Wire {
     pub near: Namespace,
     pub far: Namespace,
 }
 
 impl Wire {
-    /// Makes one; `options` is for both ends, as in `ip link add`. This thread is in the near namespace then.
+    /// Makes one; `options` is for both ends, as in `ip link add`. This thread is in the near
+    /// namespace then.
     pub fn new(options: &str) -> Wire {
         let far = Namespace::new();
         no_ipv6();

@@ -1,5 +1,6 @@
-//! Memory regions beyond the usual number. Each takes an open file and a mapping, a front end may announce 509, and of both there is
-//! one number for all: whoever has more than most takes them from a share that is bounded.
+//! Memory regions beyond the usual number. Each takes an open file and a mapping, a front end may
+//! announce 509, and of both there is one number for all: whoever has more than most takes them
+//! from a share that is bounded.
 
 use std::sync::{
     OnceLock,
@@ -13,10 +14,14 @@ use crate::maps;
 /// Regions that are not counted. A machine without memory that is added later has two or three.
 const USUAL: usize = 8;
 
-/// The share: a quarter of what may be open when it is first needed, and half of what may be mapped.
+/// The share: a quarter of what may be open when it is first needed, and half of what may be
+/// mapped.
 fn share() -> usize {
     static SHARE: OnceLock<usize> = OnceLock::new();
-    let files = || usize::try_from(getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 4).unwrap_or(usize::MAX);
+    let files = || {
+        usize::try_from(getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX) / 4)
+            .unwrap_or(usize::MAX)
+    };
     *SHARE.get_or_init(|| files().min(maps::limit() / 2))
 }
 
@@ -53,9 +58,16 @@ impl Unusual {
         share.saturating_sub(others).saturating_add(USUAL).min(most)
     }
 
-    fn resize_in(&mut self, taken: &AtomicUsize, share: usize, regions: usize) -> Result<(), UsedUp> {
+    fn resize_in(
+        &mut self,
+        taken: &AtomicUsize,
+        share: usize,
+        regions: usize,
+    ) -> Result<(), UsedUp> {
         let wanted = regions.saturating_sub(USUAL);
-        let fits = |all: usize| (all - self.0).checked_add(wanted).filter(|all| wanted <= self.0 || *all <= share);
+        let fits = |all: usize| {
+            (all - self.0).checked_add(wanted).filter(|all| wanted <= self.0 || *all <= share)
+        };
         taken.fetch_update(Relaxed, Relaxed, fits).map_err(|_| UsedUp { regions, share })?;
         self.0 = wanted;
         Ok(())
@@ -76,14 +88,27 @@ mod tests {
     fn who_has_many_shares_with_others() {
         let taken = AtomicUsize::new(0);
         let (mut one, mut other) = (Unusual::default(), Unusual::default());
-        let resize = |who: &mut Unusual, regions| who.resize_in(&taken, 100, regions).map(|()| taken.load(Relaxed));
+        let resize = |who: &mut Unusual, regions| {
+            who.resize_in(&taken, 100, regions).map(|()| taken.load(Relaxed))
+        };
         assert_eq!(resize(&mut one, USUAL).unwrap(), 0);
-        assert_eq!((one.possible_in(&taken, 100, 509), one.possible_in(&taken, 100, 50)), (108, 50));
+        assert_eq!(
+            (one.possible_in(&taken, 100, 509), one.possible_in(&taken, 100, 50)),
+            (108, 50)
+        );
         assert_eq!(resize(&mut one, 100 + USUAL).unwrap(), 100);
-        assert_eq!((one.possible_in(&taken, 100, 509), other.possible_in(&taken, 100, 509)), (108, USUAL));
+        assert_eq!(
+            (one.possible_in(&taken, 100, 509), other.possible_in(&taken, 100, 509)),
+            (108, USUAL)
+        );
         assert_eq!(resize(&mut other, USUAL).unwrap(), 100);
         let refused = resize(&mut other, USUAL + 1).unwrap_err().to_string();
-        assert!(refused.starts_with("9 memory regions: beyond 8 each takes one of 100 that all machines share"), "{refused}");
+        assert!(
+            refused.starts_with(
+                "9 memory regions: beyond 8 each takes one of 100 that all machines share"
+            ),
+            "{refused}"
+        );
         assert_eq!(resize(&mut one, 99 + USUAL).unwrap(), 99);
         assert_eq!(resize(&mut other, USUAL + 1).unwrap(), 100);
         assert_eq!(resize(&mut other, 0).unwrap(), 99);

@@ -8,7 +8,8 @@ use super::shared::Shared;
 pub struct Farewell(pub(super) Arc<Shared>);
 
 impl Farewell {
-    /// The reason for which the connection is about to be closed: a sentence without a full stop. Events and status tell it.
+    /// The reason for which the connection is about to be closed: a sentence without a full stop.
+    /// Events and status tell it.
     pub fn say(&self, reason: impl Into<String>) {
         self.0.live().farewell = Some(reason.into());
     }

@@ -1,21 +1,29 @@
 //! From a whole message to the session and back: the `vhost` crate parses, checks and acknowledges.
 //!
-//! The crate's handler reads from a socket of its own, into which only whole messages of bounded size go ([`super::wire`] says why),
-//! and whose other end, with the reply, is read here. So nothing a guest does or does not do can hold it.
+//! The crate's handler reads from a socket of its own, into which only whole messages of bounded
+//! size go ([`super::wire`] says why), and whose other end, with the reply, is read here. So
+//! nothing a guest does or does not do can hold it.
 //!
 //! Where it refuses what real front ends do, it is prepared for it:
-//! * QEMU sends SET_VRING_ENABLE before its first SET_FEATURES; the handler insists on features first.
+//! * QEMU sends SET_VRING_ENABLE before its first SET_FEATURES; the handler insists on features
+//!   first.
 //! * SET_LOG_FD, an obsolete request of the specification without use, is unknown to it.
-//! * SEND_RARP is, too. QEMU 7.2 sends it after a live migration if the guest did not take GUEST_ANNOUNCE.
-//! * A session that another process began has negotiated already, which the handler can only be told by messages.
+//! * SEND_RARP is, too. QEMU 7.2 sends it after a live migration if the guest did not take
+//!   GUEST_ANNOUNCE.
+//! * A session that another process began has negotiated already, which the handler can only be
+//!   told by messages.
 //!
-//! What front ends were seen to send, which decided more than one thing here and in [`super::session`]:
-//! * QEMU 7.2 takes all protocol features; asks for GET_QUEUE_NUM and GET_MAX_MEM_SLOTS; gives call and error descriptors at once, also
-//!   for rings that no guest will use (`queues=2`); memory by ADD_MEM_REG with acknowledgement. Whenever the guest's driver, its link or
-//!   the whole guest stops or starts: GET_VRING_BASE; SET_VRING_ENABLE, SET_FEATURES, SET_VRING_NUM, BASE, ADDR, KICK, CALL. Migration:
-//!   SET_LOG_BASE, then SET_FEATURES and SET_VRING_ADDR, acknowledged, under running rings. Never SET_LOG_FD or a reset.
-//! * DPDK 22.11's virtio-user takes MQ and REPLY_ACK; gives call descriptors, then features, then memory by SET_MEM_TABLE with
-//!   acknowledgement, and enables rings last. Stopping the port says nothing; closing it disables the rings and GET_VRING_BASE.
+//! What front ends were seen to send, which decided more than one thing here and in
+//! [`super::session`]:
+//! * QEMU 7.2 takes all protocol features; asks for GET_QUEUE_NUM and GET_MAX_MEM_SLOTS; gives call
+//!   and error descriptors at once, also for rings that no guest will use (`queues=2`); memory by
+//!   ADD_MEM_REG with acknowledgement. Whenever the guest's driver, its link or the whole guest
+//!   stops or starts: GET_VRING_BASE; SET_VRING_ENABLE, SET_FEATURES, SET_VRING_NUM, BASE, ADDR,
+//!   KICK, CALL. Migration: SET_LOG_BASE, then SET_FEATURES and SET_VRING_ADDR, acknowledged, under
+//!   running rings. Never SET_LOG_FD or a reset.
+//! * DPDK 22.11's virtio-user takes MQ and REPLY_ACK; gives call descriptors, then features, then
+//!   memory by SET_MEM_TABLE with acknowledgement, and enables rings last. Stopping the port says
+//!   nothing; closing it disables the rings and GET_VRING_BASE.
 
 use std::{
     fs::File,
@@ -26,10 +34,12 @@ use std::{
 
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::{
-    BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut, VhostUserProtocolFeatures,
+    BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut,
+    VhostUserProtocolFeatures,
     message::{
-        FrontendReq, VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight, VhostUserLog,
-        VhostUserMemoryRegion, VhostUserShMemConfig, VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags,
+        FrontendReq, VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags,
+        VhostUserInflight, VhostUserLog, VhostUserMemoryRegion, VhostUserShMemConfig,
+        VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags,
         VhostUserVringState,
     },
 };
@@ -62,11 +72,16 @@ impl Gate {
     pub fn new(session: Session) -> io::Result<Gate> {
         let (inside, outside) = UnixStream::pair()?;
         outside.set_nonblocking(true)?;
-        // QEMU 7.2 enables rings when the guest's driver accepts features, which is before it sends them to us.
+        // QEMU 7.2 enables rings when the guest's driver accepts features, which is before it sends
+        // them to us.
         let features = session.features().unwrap_or(Features::PROTOCOL_FEATURES);
         let protocol_features = session.protocol_features();
         let backend = Arc::new(Mutex::new(Backend { session, rehearsal: true }));
-        let mut gate = Gate { handler: BackendReqHandler::from_stream(inside, backend.clone()), backend, outside };
+        let mut gate = Gate {
+            handler: BackendReqHandler::from_stream(inside, backend.clone()),
+            backend,
+            outside,
+        };
         gate.rehearse(FrontendReq::GET_FEATURES, None)?;
         gate.rehearse(FrontendReq::SET_PROTOCOL_FEATURES, Some(protocol_features))?;
         gate.rehearse(FrontendReq::SET_FEATURES, Some(features.0))?;
@@ -101,7 +116,9 @@ impl Gate {
     pub fn pass(&mut self, message: Message) -> Passed {
         let name = message.header.name();
         if message.header.request == u32::from(FrontendReq::SET_LOG_FD) {
-            let negotiated = self.lock().session.protocol_features() & VhostUserProtocolFeatures::REPLY_ACK.bits() != 0;
+            let negotiated = self.lock().session.protocol_features()
+                & VhostUserProtocolFeatures::REPLY_ACK.bits()
+                != 0;
             let acknowledge = message.header.wants_reply() && negotiated;
             let reply = if acknowledge { Message::ack(message.header) } else { Vec::new() };
             return Passed { reply, outcome: Ok(()) };
@@ -111,7 +128,10 @@ impl Gate {
         }
         let shape = format!("{} bytes, {} descriptors", message.body.len(), message.files.len());
         if let Err(error) = wire::forward(&self.outside, &message) {
-            return Passed { reply: Vec::new(), outcome: Err(format!("the front end's {name} could not be handled: {error}")) };
+            return Passed {
+                reply: Vec::new(),
+                outcome: Err(format!("the front end's {name} could not be handled: {error}")),
+            };
         }
         // The copies in the socket are the handler's.
         drop(message);
@@ -128,17 +148,25 @@ impl Gate {
         });
         match self.take_reply() {
             Ok(reply) => Passed { reply, outcome },
-            Err(error) => Passed { reply: Vec::new(), outcome: Err(format!("answering the front end's {name} failed: {error}")) },
+            Err(error) => Passed {
+                reply: Vec::new(),
+                outcome: Err(format!("answering the front end's {name} failed: {error}")),
+            },
         }
     }
 
-    /// The machine is to be announced. The address in the message is not looked at: a vnic has one, which was declared.
+    /// The machine is to be announced. The address in the message is not looked at: a vnic has one,
+    /// which was declared.
     fn send_rarp(&self, message: &Message) -> Passed {
         let name = message.header.name();
-        let refused =
-            |why: &str| Passed { reply: Vec::new(), outcome: Err(format!("the front end's {name} was refused: {why}")) };
+        let refused = |why: &str| Passed {
+            reply: Vec::new(),
+            outcome: Err(format!("the front end's {name} was refused: {why}")),
+        };
         let backend = self.lock();
-        let negotiated = |feature: VhostUserProtocolFeatures| backend.session.protocol_features() & feature.bits() != 0;
+        let negotiated = |feature: VhostUserProtocolFeatures| {
+            backend.session.protocol_features() & feature.bits() != 0
+        };
         if !negotiated(VhostUserProtocolFeatures::RARP) {
             return refused("it was not negotiated");
         }
@@ -146,8 +174,12 @@ impl Gate {
             return refused("it has the machine's MAC address in 8 bytes, and no descriptors");
         }
         backend.session.send_rarp();
-        let acknowledge = message.header.wants_reply() && negotiated(VhostUserProtocolFeatures::REPLY_ACK);
-        Passed { reply: if acknowledge { Message::ack(message.header) } else { Vec::new() }, outcome: Ok(()) }
+        let acknowledge =
+            message.header.wants_reply() && negotiated(VhostUserProtocolFeatures::REPLY_ACK);
+        Passed {
+            reply: if acknowledge { Message::ack(message.header) } else { Vec::new() },
+            outcome: Ok(()),
+        }
     }
 
     /// What the handler wrote: replies fit into the socket.
@@ -222,7 +254,8 @@ impl VhostUserBackendReqHandlerMut for Backend {
         files: Vec<File>,
         _postcopy_listening: Option<bool>,
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
-        self.session.set_memory(regions.iter().zip(files).map(|(r, file)| region(r, file)).collect())?;
+        self.session
+            .set_memory(regions.iter().zip(files).map(|(r, file)| region(r, file)).collect())?;
         Ok(None)
     }
 
@@ -240,7 +273,10 @@ impl VhostUserBackendReqHandlerMut for Backend {
         log: u64,
     ) -> Result<()> {
         let used_log = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG).then_some(log);
-        Ok(self.session.set_addresses(index, RingAddresses { desc: descriptor, avail: available, used, used_log })?)
+        Ok(self.session.set_addresses(
+            index,
+            RingAddresses { desc: descriptor, avail: available, used, used_log },
+        )?)
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
@@ -274,8 +310,9 @@ impl VhostUserBackendReqHandlerMut for Backend {
         Ok(self.session.set_protocol_features(features)?)
     }
 
-    /// One pair of rings. QEMU and DPDK take the number for pairs, Cloud Hypervisor and the `vhost` crate for rings; 1 would leave
-    /// the latter without a transmit ring. Without VIRTIO_NET_F_MQ nobody uses a second pair.
+    /// One pair of rings. QEMU and DPDK take the number for pairs, Cloud Hypervisor and the `vhost`
+    /// crate for rings; 1 would leave the latter without a transmit ring. Without
+    /// VIRTIO_NET_F_MQ nobody uses a second pair.
     fn get_queue_num(&mut self) -> Result<u64> {
         Ok(2)
     }
@@ -284,11 +321,21 @@ impl VhostUserBackendReqHandlerMut for Backend {
         Ok(self.session.set_enabled(index, enable)?)
     }
 
-    fn get_config(&mut self, _offset: u32, _size: u32, _flags: VhostUserConfigFlags) -> Result<Vec<u8>> {
+    fn get_config(
+        &mut self,
+        _offset: u32,
+        _size: u32,
+        _flags: VhostUserConfigFlags,
+    ) -> Result<Vec<u8>> {
         refused(NOT_OFFERED)
     }
 
-    fn set_config(&mut self, _offset: u32, _buf: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
+    fn set_config(
+        &mut self,
+        _offset: u32,
+        _buf: &[u8],
+        _flags: VhostUserConfigFlags,
+    ) -> Result<()> {
         refused(NOT_OFFERED)
     }
 
@@ -300,7 +347,10 @@ impl VhostUserBackendReqHandlerMut for Backend {
         refused(NOT_OFFERED)
     }
 
-    fn get_inflight_fd(&mut self, _inflight: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+    fn get_inflight_fd(
+        &mut self,
+        _inflight: &VhostUserInflight,
+    ) -> Result<(VhostUserInflight, File)> {
         refused(NOT_OFFERED)
     }
 
@@ -323,7 +373,11 @@ impl VhostUserBackendReqHandlerMut for Backend {
     }
 
     fn remove_mem_region(&mut self, removed: &VhostUserSingleMemoryRegion) -> Result<()> {
-        Ok(self.session.remove_region(removed.guest_phys_addr, removed.user_addr, removed.memory_size)?)
+        Ok(self.session.remove_region(
+            removed.guest_phys_addr,
+            removed.user_addr,
+            removed.memory_size,
+        )?)
     }
 
     fn set_device_state_fd(

@@ -1,8 +1,9 @@
 //! The device side of the vhost-user control channel: one [`Device`] per vnic.
 //!
-//! A device owns a socket (or connects to one that QEMU owns), a thread that serves one front end at a time, and, as long as one is
-//! attached, the rings of a [`Port`]. Whatever a front end does, the worst that happens is that it is detached, with a reason;
-//! the device then waits for the next one.
+//! A device owns a socket (or connects to one that QEMU owns), a thread that serves one front end
+//! at a time, and, as long as one is attached, the rings of a [`Port`]. Whatever a front end does,
+//! the worst that happens is that it is detached, with a reason; the device then waits for the next
+//! one.
 
 mod descriptors;
 mod events;
@@ -85,22 +86,32 @@ impl fmt::Debug for Device {
 }
 
 impl Device {
-    /// Starts a control channel. A server listens when this returns. A stale socket file that nobody answers on is replaced.
+    /// Starts a control channel. A server listens when this returns. A stale socket file that
+    /// nobody answers on is replaced.
     pub fn start(config: DeviceConfig) -> Result<Device, StartError> {
         Self::launch(config, None)
     }
 
-    /// Starts a control channel that goes on with a front end another one served: it does not notice. The other one must not drive
-    /// the rings any more. When that front end leaves, the device is as one that was started.
-    pub fn resume(config: DeviceConfig, connection: OwnedFd, state: DeviceState) -> Result<Device, StartError> {
+    /// Starts a control channel that goes on with a front end another one served: it does not
+    /// notice. The other one must not drive the rings any more. When that front end leaves, the
+    /// device is as one that was started.
+    pub fn resume(
+        config: DeviceConfig,
+        connection: OwnedFd,
+        state: DeviceState,
+    ) -> Result<Device, StartError> {
         ensure_signaller().map_err(StartError::NoSignaller)?;
         let mut session = Session::new(config.port.clone(), config.offered, config.events.clone());
         session.restore(state).map_err(|refused| StartError::State(refused.0))?;
-        Self::launch(config, Some(thread::Connection { socket: connection, session, attached: true }))
+        Self::launch(
+            config,
+            Some(thread::Connection { socket: connection, session, attached: true }),
+        )
     }
 
-    /// Starts a control channel whose front end is in this process and has no socket that anybody else could find. Returns its end
-    /// of the connection, and how it says why it leaves. After it left nobody can attach.
+    /// Starts a control channel whose front end is in this process and has no socket that anybody
+    /// else could find. Returns its end of the connection, and how it says why it leaves. After
+    /// it left nobody can attach.
     pub fn start_inside(
         name: &str,
         port: Arc<Port>,
@@ -114,14 +125,24 @@ impl Device {
         let session = Session::new(port.clone(), offered, events.clone());
         let first = thread::Connection { socket: ours.into(), session, attached: false };
         let shared = Arc::new(Shared::new(None).map_err(|error| StartError::Thread(error.into()))?);
-        let thread = thread::Thread { server: None, port: port.clone(), offered, events, shared: shared.clone() };
+        let thread = thread::Thread {
+            server: None,
+            port: port.clone(),
+            offered,
+            events,
+            shared: shared.clone(),
+        };
         let farewell = Farewell(shared.clone());
         let thread = spawn(name, move || thread.run(Some(first)))?;
-        let device = Device { socket: None, port, offered, shared, thread: Some(thread), _counted: counted };
+        let device =
+            Device { socket: None, port, offered, shared, thread: Some(thread), _counted: counted };
         Ok((device, theirs, farewell))
     }
 
-    fn launch(config: DeviceConfig, resumed: Option<thread::Connection>) -> Result<Device, StartError> {
+    fn launch(
+        config: DeviceConfig,
+        resumed: Option<thread::Connection>,
+    ) -> Result<Device, StartError> {
         let DeviceConfig { name, role, path, port, offered, events } = config;
         ensure_signaller().map_err(StartError::NoSignaller)?;
         let counted = Maps::take(OF_A_THREAD)?;
@@ -130,13 +151,23 @@ impl Device {
             Role::Server => (Some(Listener::new(&path)?), None),
             Role::Client => (None, Some(address)),
         };
-        let shared = Arc::new(Shared::new(listener).map_err(|error| StartError::Thread(error.into()))?);
-        let thread = thread::Thread { server, port: port.clone(), offered, events, shared: shared.clone() };
+        let shared =
+            Arc::new(Shared::new(listener).map_err(|error| StartError::Thread(error.into()))?);
+        let thread =
+            thread::Thread { server, port: port.clone(), offered, events, shared: shared.clone() };
         let thread = spawn(&name, move || thread.run(resumed))?;
-        Ok(Device { socket: Some((role, path)), port, offered, shared, thread: Some(thread), _counted: counted })
+        Ok(Device {
+            socket: Some((role, path)),
+            port,
+            offered,
+            shared,
+            thread: Some(thread),
+            _counted: counted,
+        })
     }
 
-    /// Detaches the front end and ends the channel, within a worker's batch. A server's socket file is removed.
+    /// Detaches the front end and ends the channel, within a worker's batch. A server's socket file
+    /// is removed.
     pub fn stop(mut self) {
         self.end();
     }
@@ -186,8 +217,9 @@ impl Device {
         self.shared.poke();
     }
 
-    /// A copy of the connection and of everything that was set up on it, for [`Device::resume`]; `None` if no front end is attached,
-    /// or descriptors are used up. It is out of date after the front end's next message.
+    /// A copy of the connection and of everything that was set up on it, for [`Device::resume`];
+    /// `None` if no front end is attached, or descriptors are used up. It is out of date after
+    /// the front end's next message.
     pub fn export(&self) -> Option<Exported> {
         /// Longer than a message may take.
         const PATIENCE: Duration = Duration::from_secs(5);
@@ -214,8 +246,10 @@ impl Drop for Device {
 pub struct Poker(Arc<Shared>);
 
 impl Poker {
-    /// A worker found a poisoned ring ([`crate::ring::TxRing::poisoned`], [`crate::ring::RxRing::poisoned`]): the front end is detached
-    /// because its memory was truncated. Does nothing if no memory is poisoned. Never waits; the first of many costs a system call.
+    /// A worker found a poisoned ring ([`crate::ring::TxRing::poisoned`],
+    /// [`crate::ring::RxRing::poisoned`]): the front end is detached because its memory was
+    /// truncated. Does nothing if no memory is poisoned. Never waits; the first of many costs a
+    /// system call.
     pub fn poke(&self) {
         self.0.poke();
     }

@@ -1,4 +1,5 @@
-//! A limit for how often a guest may make us work: so many times at once, and so many a second after that.
+//! A limit for how often a guest may make us work: so many times at once, and so many a second
+//! after that.
 
 use std::time::{Duration, Instant};
 

@@ -1,9 +1,10 @@
 //! What one front end negotiated and set up, and the rings that follow from it.
 //!
-//! Every message changes a value here; then [`Session::settle`] makes the port agree. A ring runs as soon as it has a size,
-//! addresses inside the guest's memory and a kick message, until GET_VRING_BASE. Not from the first kick on: a guest whose buffers are
-//! available already will never give one. No message resets the position of a ring that runs: QEMU sends SET_FEATURES and SET_VRING_ADDR again to
-//! switch dirty logging.
+//! Every message changes a value here; then [`Session::settle`] makes the port agree. A ring runs
+//! as soon as it has a size, addresses inside the guest's memory and a kick message, until
+//! GET_VRING_BASE. Not from the first kick on: a guest whose buffers are available already will
+//! never give one. No message resets the position of a ring that runs: QEMU sends SET_FEATURES and
+//! SET_VRING_ADDR again to switch dirty logging.
 
 macro_rules! refuse {
     ($($text:tt)*) => { Refused(format!($($text)*)) };
@@ -31,7 +32,8 @@ use crate::{
     port::{Port, Queue},
 };
 
-/// Protocol features offered. The `vhost` crate refuses the messages of some others, or a front end would wait for what we do not do.
+/// Protocol features offered. The `vhost` crate refuses the messages of some others, or a front end
+/// would wait for what we do not do.
 pub(super) const PROTOCOL_FEATURES: VhostUserProtocolFeatures = VhostUserProtocolFeatures::MQ
     .union(VhostUserProtocolFeatures::LOG_SHMFD)
     .union(VhostUserProtocolFeatures::RARP)
@@ -78,7 +80,8 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// The front end wants the machine to be announced: SEND_RARP, of QEMU after a live migration if the guest cannot do it itself.
+    /// The front end wants the machine to be announced: SEND_RARP, of QEMU after a live migration
+    /// if the guest cannot do it itself.
     pub fn send_rarp(&self) {
         self.events.announce();
     }
@@ -156,8 +159,12 @@ impl Session {
                 enabled: ring.enabled,
             })
         };
-        let region = |spec: &RegionSpec| -> io::Result<RegionSpec> { Ok(RegionSpec { file: spec.file.try_clone()?, ..*spec }) };
-        let log = |log: &Log| -> io::Result<LogState> { Ok(LogState { file: log.state.file.try_clone()?, ..log.state }) };
+        let region = |spec: &RegionSpec| -> io::Result<RegionSpec> {
+            Ok(RegionSpec { file: spec.file.try_clone()?, ..*spec })
+        };
+        let log = |log: &Log| -> io::Result<LogState> {
+            Ok(LogState { file: log.state.file.try_clone()?, ..log.state })
+        };
         Ok(DeviceState {
             features: self.features,
             protocol_features: self.protocol_features,
@@ -219,7 +226,9 @@ impl Session {
             return Err(refuse!("these features were not offered: {unknown:?}"));
         }
         let before = self.features.replace(features);
-        if before.map(|before| before.without(Features::LOG_ALL)) != Some(features.without(Features::LOG_ALL)) {
+        if before.map(|before| before.without(Features::LOG_ALL))
+            != Some(features.without(Features::LOG_ALL))
+        {
             self.events.negotiated(features);
         }
         self.settle_all();
@@ -241,14 +250,18 @@ impl Session {
     /// A whole table. Regions that stay as they are keep their mapping.
     pub fn set_memory(&mut self, regions: Vec<RegionSpec>) -> Result<(), Refused> {
         let refused = |error: crate::memory::MemoryError| Refused(error.to_string());
-        let stays = |old: &RegionSpec| !self.memory.poisoned() && regions.iter().any(|new| same_region(old, new));
+        let stays = |old: &RegionSpec| {
+            !self.memory.poisoned() && regions.iter().any(|new| same_region(old, new))
+        };
         let mut memory = (*self.memory).clone();
         let mut kept = Vec::new();
         for old in &self.regions {
             if stays(old) {
                 kept.push((old.guest_addr, old.user_addr, old.size));
             } else {
-                memory = memory.without_region(old.guest_addr, old.user_addr, old.size).map_err(refused)?;
+                memory = memory
+                    .without_region(old.guest_addr, old.user_addr, old.size)
+                    .map_err(refused)?;
             }
         }
         for new in &regions {
@@ -266,16 +279,26 @@ impl Session {
     }
 
     pub fn add_region(&mut self, region: RegionSpec) -> Result<(), Refused> {
-        let memory = self.memory.with_region(&region).map_err(|error| Refused(error.to_string()))?;
+        let memory =
+            self.memory.with_region(&region).map_err(|error| Refused(error.to_string()))?;
         self.unusual.resize(self.regions.len() + 1).map_err(|error| Refused(error.to_string()))?;
         self.regions.push(region);
         self.use_memory(memory);
         Ok(())
     }
 
-    pub fn remove_region(&mut self, guest_addr: u64, user_addr: u64, size: u64) -> Result<(), Refused> {
-        let memory = self.memory.without_region(guest_addr, user_addr, size).map_err(|error| Refused(error.to_string()))?;
-        self.regions.retain(|r| (r.guest_addr, r.user_addr, r.size) != (guest_addr, user_addr, size));
+    pub fn remove_region(
+        &mut self,
+        guest_addr: u64,
+        user_addr: u64,
+        size: u64,
+    ) -> Result<(), Refused> {
+        let memory = self
+            .memory
+            .without_region(guest_addr, user_addr, size)
+            .map_err(|error| Refused(error.to_string()))?;
+        self.regions
+            .retain(|r| (r.guest_addr, r.user_addr, r.size) != (guest_addr, user_addr, size));
         let _ = self.unusual.resize(self.regions.len()); // fewer are always had
         self.use_memory(memory);
         Ok(())
@@ -286,7 +309,8 @@ impl Session {
         self.unusual.possible(MAX_REGIONS)
     }
 
-    /// Whether the driver is up, which QEMU says just before it announces memory, and none was announced.
+    /// Whether the driver is up, which QEMU says just before it announces memory, and none was
+    /// announced.
     pub fn awaits_memory(&self) -> bool {
         self.features.is_some() && self.regions.is_empty() && self.memory_trouble.is_none()
     }

@@ -1,4 +1,5 @@
-//! What a device's handle and its control thread share: wishes in one direction, the status in the other.
+//! What a device's handle and its control thread share: wishes in one direction, the status in the
+//! other.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},

@@ -15,7 +15,8 @@ use rustix::{
     fs::{CWD, FlockOperation, Mode, OFlags, flock, openat},
     io::Errno,
     net::{
-        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect as connect_to, listen, socket_with,
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
+        connect as connect_to, listen, socket_with,
     },
 };
 
@@ -27,7 +28,8 @@ pub const MAX_PATH: usize = 107;
 /// Front ends that may wait behind the one that is attached.
 const BACKLOG: i32 = 16;
 
-/// Owner and group may connect: whoever may connect is the VM. A group that is not ours comes from a set-group-ID directory.
+/// Owner and group may connect: whoever may connect is the VM. A group that is not ours comes from
+/// a set-group-ID directory.
 const MODE: u32 = 0o660;
 
 /// How long another process may have the folder locked: it makes one socket meanwhile.
@@ -43,13 +45,26 @@ pub(super) fn check_path(path: &Path) -> Result<SocketAddrUnix, StartError> {
         return Err(StartError::PathTooLong { path: path.to_owned(), len });
     }
     if len == 0 {
-        return Err(StartError::Socket { what: "use", path: path.to_owned(), source: io::ErrorKind::InvalidInput.into() });
+        return Err(StartError::Socket {
+            what: "use",
+            path: path.to_owned(),
+            source: io::ErrorKind::InvalidInput.into(),
+        });
     }
-    SocketAddrUnix::new(path).map_err(|source| StartError::Socket { what: "use", path: path.to_owned(), source: source.into() })
+    SocketAddrUnix::new(path).map_err(|source| StartError::Socket {
+        what: "use",
+        path: path.to_owned(),
+        source: source.into(),
+    })
 }
 
 fn stream_socket() -> rustix::io::Result<OwnedFd> {
-    socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
+    socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )
 }
 
 /// A listening socket and the file that leads to it, which goes away with it.
@@ -62,10 +77,13 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Listens at `path`. A socket file that nobody answers on is replaced; anything else that is there is left alone.
+    /// Listens at `path`. A socket file that nobody answers on is replaced; anything else that is
+    /// there is left alone.
     pub fn new(path: &Path) -> Result<Listener, StartError> {
         let address = check_path(path)?;
-        let failed = |what| move |source: io::Error| StartError::Socket { what, path: path.to_owned(), source };
+        let failed = |what| {
+            move |source: io::Error| StartError::Socket { what, path: path.to_owned(), source }
+        };
         // Another daemon may want the same path: only one looks and binds at a time.
         let _folder = lock_folder(path);
         remove_stale(path, &address)?;
@@ -74,7 +92,8 @@ impl Listener {
         let file = std::fs::symlink_metadata(path).map_err(failed("look at"))?;
         let listener = Listener { socket, path: path.to_owned(), file: (file.dev(), file.ino()) };
         // Nobody can connect before listen().
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(MODE)).map_err(failed("set the permissions of"))?;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(MODE))
+            .map_err(failed("set the permissions of"))?;
         listen(&listener.socket, BACKLOG).map_err(|e| failed("listen on")(e.into()))?;
         Ok(listener)
     }
@@ -97,7 +116,9 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if std::fs::symlink_metadata(&self.path).is_ok_and(|file| (file.dev(), file.ino()) == self.file) {
+        if std::fs::symlink_metadata(&self.path)
+            .is_ok_and(|file| (file.dev(), file.ino()) == self.file)
+        {
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -108,21 +129,31 @@ pub fn may_listen(path: &Path) -> Result<(), StartError> {
     Listener::new(path).map(drop)
 }
 
-/// Locks the folder of a path until the result is dropped; `None` is one that cannot be locked now. Who may read a folder may lock it, front ends
-/// among them, so nobody waits for long, and not again soon: without the lock two daemons may only get in each other's way if both want one path
+/// Locks the folder of a path until the result is dropped; `None` is one that cannot be locked now.
+/// Who may read a folder may lock it, front ends among them, so nobody waits for long, and not
+/// again soon: without the lock two daemons may only get in each other's way if both want one path
 /// in the same moment.
 fn lock_folder(path: &Path) -> Option<OwnedFd> {
     static KEPT: Mutex<Option<Instant>> = Mutex::new(None);
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder =
+        path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // Whoever binds there tells what is wrong with it, if anything.
-    let folder = openat(CWD, folder, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let folder =
+        openat(CWD, folder, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .ok()?;
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    let patience = if kept.is_some_and(|when| when.elapsed() < KEPT_FOR) { Duration::ZERO } else { LOCK_PATIENCE };
+    let patience = if kept.is_some_and(|when| when.elapsed() < KEPT_FOR) {
+        Duration::ZERO
+    } else {
+        LOCK_PATIENCE
+    };
     let begun = Instant::now();
     loop {
         match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Some(folder),
-            Err(Errno::WOULDBLOCK) if begun.elapsed() < patience => std::thread::sleep(Duration::from_micros(200)),
+            Err(Errno::WOULDBLOCK) if begun.elapsed() < patience => {
+                std::thread::sleep(Duration::from_micros(200))
+            }
             Err(_) => {
                 if !patience.is_zero() {
                     *kept = Some(Instant::now());
@@ -134,11 +165,14 @@ fn lock_folder(path: &Path) -> Option<OwnedFd> {
 }
 
 fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), StartError> {
-    let failed = |what, source: io::Error| StartError::Socket { what, path: path.to_owned(), source };
+    let failed =
+        |what, source: io::Error| StartError::Socket { what, path: path.to_owned(), source };
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(failed("look at", error)),
-        Ok(file) if !file.file_type().is_socket() => return Err(StartError::NotASocket(path.to_owned())),
+        Ok(file) if !file.file_type().is_socket() => {
+            return Err(StartError::NotASocket(path.to_owned()));
+        }
         Ok(_) => {}
     }
     let probe = stream_socket().map_err(|e| failed("make a socket for", e.into()))?;
@@ -146,7 +180,9 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), StartError>
         // A full backlog (AGAIN) belongs to somebody too.
         Ok(()) | Err(Errno::AGAIN) => Err(StartError::InUse(path.to_owned())),
         Err(Errno::CONNREFUSED) => match std::fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove the stale socket", error)),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(failed("remove the stale socket", error))
+            }
             _ => Ok(()),
         },
         Err(Errno::NOENT) => Ok(()),
@@ -154,7 +190,8 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), StartError>
     }
 }
 
-/// Connects, without waiting, as often as it takes: with one socket, since a host may have many vnics whose server is not there yet.
+/// Connects, without waiting, as often as it takes: with one socket, since a host may have many
+/// vnics whose server is not there yet.
 #[derive(Default)]
 pub(super) struct Dialer(Option<OwnedFd>);
 
@@ -179,7 +216,8 @@ impl Dialer {
 
 #[cfg(test)]
 mod tests {
-    /// Many that want a path at once, with a socket that nobody serves in it: one gets it, and it is that one's until it is gone.
+    /// Many that want a path at once, with a socket that nobody serves in it: one gets it, and it
+    /// is that one's until it is gone.
     #[test]
     fn one_of_many_has_a_path() {
         let directory = tempfile::tempdir().unwrap();
@@ -201,11 +239,14 @@ mod tests {
             let file = std::fs::symlink_metadata(&path).unwrap();
             assert_eq!(one.file, (file.dev(), file.ino()));
         }
-        // Who keeps the folder locked keeps nobody waiting. Here, as it is remembered by the process.
+        // Who keeps the folder locked keeps nobody waiting. Here, as it is remembered by the
+        // process.
         let folder = std::fs::File::open(directory.path()).unwrap();
         flock(&folder, FlockOperation::LockExclusive).unwrap();
         let begun = Instant::now();
-        let made: Vec<_> = (0..100).map(|n| Listener::new(&directory.path().join(format!("{n}"))).unwrap()).collect();
+        let made: Vec<_> = (0..100)
+            .map(|n| Listener::new(&directory.path().join(format!("{n}"))).unwrap())
+            .collect();
         assert!(begun.elapsed() < LOCK_PATIENCE * 10, "{:?} for {}", begun.elapsed(), made.len());
     }
 

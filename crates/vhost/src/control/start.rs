@@ -19,7 +19,9 @@ pub enum StartError {
     Socket { what: &'static str, path: PathBuf, source: io::Error },
     #[error("cannot start a control thread: {0}")]
     Maps(#[from] TooManyMaps),
-    #[error("cannot start a control thread: {0}; look at the limits of processes, memory and open files")]
+    #[error(
+        "cannot start a control thread: {0}; look at the limits of processes, memory and open files"
+    )]
     Thread(io::Error),
     #[error(
         "the kernel refuses asynchronous I/O, by which guests are interrupted: {0}; raise the sysctl fs.aio-max-nr, and allow io_setup and io_submit in a sandbox"

@@ -1,6 +1,8 @@
-//! A device's whole state as plain values and descriptors, to be kept while the process that drives it changes.
+//! A device's whole state as plain values and descriptors, to be kept while the process that drives
+//! it changes.
 //!
-//! Nothing in it is believed when a device is built from it: every value passes the checks of the message that once brought it.
+//! Nothing in it is believed when a device is built from it: every value passes the checks of the
+//! message that once brought it.
 
 use std::os::fd::OwnedFd;
 
@@ -48,7 +50,8 @@ pub struct RingState {
     pub size: Option<u16>,
     /// Where it lies (SET_VRING_ADDR).
     pub addresses: Option<RingAddresses>,
-    /// Where the device stood. The used index in guest memory is exact and wins: positions move on after an export.
+    /// Where the device stood. The used index in guest memory is exact and wins: positions move on
+    /// after an export.
     pub position: u16,
     /// How the guest says that it added buffers. A ring with `None` is stopped.
     pub kick: Option<Kick>,

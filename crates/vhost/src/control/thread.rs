@@ -1,9 +1,10 @@
 //! The control thread of one socket: waits for a front end, serves it until it leaves, and so on.
 //!
-//! One front end at a time, in the order in which they connect. A second one waits in the socket's backlog until the first leaves, as a
-//! restarted VM does whose old process is still ending; who waits is visible in the status. A front end whose process is gone has left:
-//! the kernel closes its end. One that connects and says nothing (a probe, a forgotten `nc`) gives way to the next after a second;
-//! one that has spoken stays, even if its guest's driver is not up yet.
+//! One front end at a time, in the order in which they connect. A second one waits in the socket's
+//! backlog until the first leaves, as a restarted VM does whose old process is still ending; who
+//! waits is visible in the status. A front end whose process is gone has left: the kernel closes
+//! its end. One that connects and says nothing (a probe, a forgotten `nc`) gives way to the next
+//! after a second; one that has spoken stays, even if its guest's driver is not up yet.
 
 use std::{
     num::NonZeroU64,
@@ -38,8 +39,8 @@ const SLACK: Duration = Duration::from_millis(15);
 /// Before the next attempt after accepting failed, which is when descriptors are used up.
 const ACCEPT_RETRY: Duration = Duration::from_millis(200);
 
-/// Requests at once and per second. QEMU needs some 40 to set up a device, and a guest that masks its interrupts all the time a few
-/// hundred a second; what goes beyond this is made to wait.
+/// Requests at once and per second. QEMU needs some 40 to set up a device, and a guest that masks
+/// its interrupts all the time a few hundred a second; what goes beyond this is made to wait.
 const REQUESTS: (u32, u32) = (4096, 2000);
 /// Connections at once and per second.
 const CONNECTIONS: (u32, u32) = (20, 20);
@@ -69,10 +70,11 @@ pub(super) struct Connection {
 }
 
 impl Thread {
-    /// Runs until it is asked to stop, or nobody can come any more. `next` is a front end that is there already: somebody else served
-    /// it before, or it is in this process.
+    /// Runs until it is asked to stop, or nobody can come any more. `next` is a front end that is
+    /// there already: somebody else served it before, or it is in this process.
     pub fn run(&self, mut next: Option<Connection>) {
-        // A host may have many of these threads: those that wait for their next look wake together. If it is refused, each wakes alone.
+        // A host may have many of these threads: those that wait for their next look wake together.
+        // If it is refused, each wakes alone.
         let _ = set_current_timer_slack(NonZeroU64::new(SLACK.as_nanos() as u64));
         let mut pace = super::pace::Pace::new(CONNECTIONS.0, CONNECTIONS.1);
         loop {
@@ -81,12 +83,15 @@ impl Thread {
                 None => {
                     self.sleep(pace.take(Instant::now()));
                     let Some(socket) = self.next_front_end() else { return };
-                    let session = Session::new(self.port.clone(), self.offered, self.events.clone());
+                    let session =
+                        Session::new(self.port.clone(), self.offered, self.events.clone());
                     Connection { socket, session, attached: false }
                 }
             };
             let lost = catch_unwind(AssertUnwindSafe(|| self.serve(connection)));
-            let lost = lost.unwrap_or_else(|_| Lost::because("an internal error of the control channel; please report it"));
+            let lost = lost.unwrap_or_else(|_| {
+                Lost::because("an internal error of the control channel; please report it")
+            });
             self.detach(&lost);
             if lost == Lost::Stopped {
                 return;
@@ -129,7 +134,10 @@ impl Thread {
             let (found, retry) = match (&self.shared.listener, &self.server) {
                 (Some(listener), _) => {
                     let wake = PollFd::from_borrowed_fd(self.shared.wake_fd(), PollFlags::IN);
-                    wire::wait(&mut [PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN), wake], None);
+                    wire::wait(
+                        &mut [PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN), wake],
+                        None,
+                    );
                     self.idle_wishes();
                     (listener.accept(), ACCEPT_RETRY)
                 }
@@ -143,9 +151,13 @@ impl Thread {
                     return Some(connection);
                 }
                 Ok(None) => continue,
-                Err(error) if self.server.is_some() => format!("cannot connect to the socket: {error}"),
+                Err(error) if self.server.is_some() => {
+                    format!("cannot connect to the socket: {error}")
+                }
                 Err(error) => {
-                    format!("cannot accept a front end: {error}; if descriptors are used up, raise the limit of open files")
+                    format!(
+                        "cannot accept a front end: {error}; if descriptors are used up, raise the limit of open files"
+                    )
                 }
             };
             self.shared.live().trouble = Some(trouble);
@@ -153,29 +165,40 @@ impl Thread {
         }
     }
 
-    /// Serves a front end. Its rings are stopped and everything it gave us is closed and unmapped when this returns.
+    /// Serves a front end. Its rings are stopped and everything it gave us is closed and unmapped
+    /// when this returns.
     fn serve(&self, connection: Connection) -> Lost {
         let Connection { socket, session, mut attached } = connection;
-        let peer_pid = socket_peercred(&socket).ok().and_then(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).ok());
+        let peer_pid = socket_peercred(&socket)
+            .ok()
+            .and_then(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).ok());
         let since = (Instant::now(), SystemTime::now());
         let mut gate = match Gate::new(session) {
             Ok(gate) => gate,
-            Err(error) => return Lost::because(format!("the control channel cannot be set up: {error}")),
+            Err(error) => {
+                return Lost::because(format!("the control channel cannot be set up: {error}"));
+            }
         };
         let mut pace = super::pace::Pace::new(REQUESTS.0, REQUESTS.1);
-        let negotiated = |gate: &Gate| gate.session(|session| session.negotiated(since.1, peer_pid));
+        let negotiated =
+            |gate: &Gate| gate.session(|session| session.negotiated(since.1, peer_pid));
         if attached {
             self.attach(negotiated(&gate));
         }
         loop {
-            if let Err(lost) = self.wait_for_message(&socket, &gate, (!attached).then_some(since.0)) {
+            if let Err(lost) = self.wait_for_message(&socket, &gate, (!attached).then_some(since.0))
+            {
                 return lost;
             }
             let message = match wire::receive(&socket, &self.shared) {
                 Ok(message) => message,
                 Err(lost) => {
-                    // A message that was begun shows a front end that had come; an end without a word does not.
-                    if !attached && lost != Lost::because(wire::CLOSED) && lost != Lost::because(wire::RESET) {
+                    // A message that was begun shows a front end that had come; an end without a
+                    // word does not.
+                    if !attached
+                        && lost != Lost::because(wire::CLOSED)
+                        && lost != Lost::because(wire::RESET)
+                    {
                         self.attach(negotiated(&gate));
                     }
                     return lost;
@@ -208,13 +231,22 @@ impl Thread {
             if left.is_zero() {
                 return;
             }
-            wire::wait(&mut [PollFd::from_borrowed_fd(self.shared.wake_fd(), PollFlags::IN)], Some(left));
+            wire::wait(
+                &mut [PollFd::from_borrowed_fd(self.shared.wake_fd(), PollFlags::IN)],
+                Some(left),
+            );
             self.shared.take_wake();
         }
     }
 
-    /// Waits until the front end speaks or leaves, and grants wishes meanwhile. `silent_since` is given while it has not spoken.
-    fn wait_for_message(&self, socket: &OwnedFd, gate: &Gate, silent_since: Option<Instant>) -> Result<(), Lost> {
+    /// Waits until the front end speaks or leaves, and grants wishes meanwhile. `silent_since` is
+    /// given while it has not spoken.
+    fn wait_for_message(
+        &self,
+        socket: &OwnedFd,
+        gate: &Gate,
+        silent_since: Option<Instant>,
+    ) -> Result<(), Lost> {
         let listener = self.shared.listener.as_ref().filter(|_| silent_since.is_some());
         let mut others = false;
         let begun = Instant::now();
@@ -229,8 +261,9 @@ impl Thread {
                 return Err(Lost::because(why));
             }
             for wish in self.shared.take_exports() {
-                let exported =
-                    gate.session(Session::export).and_then(|state| Ok(Exported { connection: socket.try_clone()?, state }));
+                let exported = gate
+                    .session(Session::export)
+                    .and_then(|state| Ok(Exported { connection: socket.try_clone()?, state }));
                 // Who wished may have given up.
                 let _ = wish.send(exported.ok());
             }
@@ -238,7 +271,9 @@ impl Thread {
                 Some(since) if others => {
                     let left = PATIENCE.saturating_sub(since.elapsed());
                     if left.is_zero() {
-                        return Err(Lost::because("the peer said nothing, and another front end was waiting"));
+                        return Err(Lost::because(
+                            "the peer said nothing, and another front end was waiting",
+                        ));
                     }
                     Some(left)
                 }
@@ -246,7 +281,11 @@ impl Thread {
                     let left = MEMORY_PATIENCE.saturating_sub(begun.elapsed());
                     if left.is_zero() {
                         let why = gate.change(Session::miss_memory);
-                        self.shared.live().attached.iter_mut().for_each(|attached| attached.memory_trouble = Some(why));
+                        self.shared
+                            .live()
+                            .attached
+                            .iter_mut()
+                            .for_each(|attached| attached.memory_trouble = Some(why));
                         continue;
                     }
                     Some(left)
@@ -262,7 +301,8 @@ impl Thread {
                     fds.map(|fd| !fd.revents().is_empty())[0]
                 }
                 Some(listener) => {
-                    let mut fds = [peer, wake, PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN)];
+                    let mut fds =
+                        [peer, wake, PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN)];
                     wire::wait(&mut fds, patience);
                     let ready = fds.map(|fd| !fd.revents().is_empty());
                     others = ready[2];

@@ -1,8 +1,9 @@
 //! One vhost-user message at a time, whole: bounded in size, in descriptors and in time.
 //!
-//! The receive functions of the `vhost` crate are not used on a guest's connection, because a guest can hold them: they wait for the
-//! rest of a half-sent message for ever (a receive time-out is taken for an interruption and repeated), after more than 32
-//! descriptors they start over in the middle of the message, their replies wait for a guest that does not read, and what they
+//! The receive functions of the `vhost` crate are not used on a guest's connection, because a guest
+//! can hold them: they wait for the rest of a half-sent message for ever (a receive time-out is
+//! taken for an interruption and repeated), after more than 32 descriptors they start over in the
+//! middle of the message, their replies wait for a guest that does not read, and what they
 //! receive would be inherited by child processes.
 
 use std::{
@@ -17,15 +18,16 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
     net::{
-        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-        recvmsg, send, sendmsg,
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+        SendAncillaryMessage, SendFlags, recvmsg, send, sendmsg,
     },
 };
 use vhost::vhost_user::message::{FrontendReq, MAX_ATTACHED_FD_ENTRIES, MAX_MSG_SIZE};
 
 use super::shared::Shared;
 
-/// How long a message may take from its first to its last byte, and a reply until it is taken. Front ends send with one system call.
+/// How long a message may take from its first to its last byte, and a reply until it is taken.
+/// Front ends send with one system call.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A front end left between two messages.
@@ -54,7 +56,8 @@ impl Lost {
     }
 }
 
-/// `struct vhost_user_msg` without its payload; fields in the machine's byte order, as the protocol says.
+/// `struct vhost_user_msg` without its payload; fields in the machine's byte order, as the protocol
+/// says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub request: u32,
@@ -74,11 +77,14 @@ impl Header {
 
     /// For people.
     pub fn name(self) -> String {
-        FrontendReq::try_from(self.request).map_or_else(|()| format!("request {}", self.request), |code| format!("{code:?}"))
+        FrontendReq::try_from(self.request)
+            .map_or_else(|()| format!("request {}", self.request), |code| format!("{code:?}"))
     }
 
     fn from_bytes(bytes: [u8; HEADER_LEN]) -> Header {
-        let word = |i: usize| u32::from_ne_bytes(std::array::from_fn(|n| bytes.get(i * 4 + n).copied().unwrap_or(0)));
+        let word = |i: usize| {
+            u32::from_ne_bytes(std::array::from_fn(|n| bytes.get(i * 4 + n).copied().unwrap_or(0)))
+        };
         Header { request: word(0), flags: word(1), size: word(2) }
     }
 
@@ -94,7 +100,10 @@ impl Header {
     /// Whether a request may look like this at all.
     fn check(self) -> Result<(), Lost> {
         let known = VERSION_MASK | REPLY | NEED_REPLY;
-        if self.flags & VERSION_MASK != VERSION || self.flags & !known != 0 || self.flags & REPLY != 0 {
+        if self.flags & VERSION_MASK != VERSION
+            || self.flags & !known != 0
+            || self.flags & REPLY != 0
+        {
             let Header { request, flags, .. } = self;
             return Err(Lost::because(format!(
                 "what the peer sent is not a vhost-user request (number {request:#x}, flags {flags:#x})"
@@ -121,7 +130,8 @@ pub(super) struct Message {
 impl Message {
     /// The acknowledgement of a request that needs one: zero for success.
     pub fn ack(header: Header) -> Vec<u8> {
-        let mut reply = Header { request: header.request, flags: VERSION | REPLY, size: 8 }.to_bytes().to_vec();
+        let mut reply =
+            Header { request: header.request, flags: VERSION | REPLY, size: 8 }.to_bytes().to_vec();
         reply.extend_from_slice(&0u64.to_ne_bytes());
         reply
     }
@@ -129,9 +139,12 @@ impl Message {
 
 /// What ended the wait for a message's first byte, or for anything else.
 pub(super) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) {
-    let timeout =
-        timeout.map(|t| Timespec { tv_sec: t.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: t.subsec_nanos().into() });
-    // An interruption or a shortage is a wake-up without events; callers look at the clock themselves.
+    let timeout = timeout.map(|t| Timespec {
+        tv_sec: t.as_secs().try_into().unwrap_or(i64::MAX),
+        tv_nsec: t.subsec_nanos().into(),
+    });
+    // An interruption or a shortage is a wake-up without events; callers look at the clock
+    // themselves.
     if poll(fds, timeout.as_ref()).is_err() {
         for fd in fds {
             fd.clear_revents();
@@ -140,7 +153,13 @@ pub(super) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) {
 }
 
 /// Waits until `connection` is ready, we are asked to stop, or the time is over.
-fn wait_for(connection: BorrowedFd<'_>, what: PollFlags, shared: &Shared, until: Instant, late: &str) -> Result<(), Lost> {
+fn wait_for(
+    connection: BorrowedFd<'_>,
+    what: PollFlags,
+    shared: &Shared,
+    until: Instant,
+    late: &str,
+) -> Result<(), Lost> {
     loop {
         if shared.stopping() {
             return Err(Lost::Stopped);
@@ -149,7 +168,10 @@ fn wait_for(connection: BorrowedFd<'_>, what: PollFlags, shared: &Shared, until:
         if left.is_zero() {
             return Err(Lost::because(late));
         }
-        let mut fds = [PollFd::from_borrowed_fd(connection, what), PollFd::from_borrowed_fd(shared.wake_fd(), PollFlags::IN)];
+        let mut fds = [
+            PollFd::from_borrowed_fd(connection, what),
+            PollFd::from_borrowed_fd(shared.wake_fd(), PollFlags::IN),
+        ];
         wait(&mut fds, Some(left));
         if fds.iter().skip(1).any(|wake| !wake.revents().is_empty()) {
             // Whatever else was asked for waits for the end of the message.
@@ -187,7 +209,8 @@ fn fill(
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(MAX_ATTACHED_FD_ENTRIES))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let received = match recvmsg(connection, &mut [IoSliceMut::new(room)], &mut control, flags) {
+        let received = match recvmsg(connection, &mut [IoSliceMut::new(room)], &mut control, flags)
+        {
             Ok(received) => received,
             Err(Errno::INTR) => continue,
             Err(Errno::AGAIN) => {
@@ -201,7 +224,9 @@ fn fill(
                 continue;
             }
             Err(Errno::CONNRESET) => return Err(Lost::because(RESET)),
-            Err(error) => return Err(Lost::because(format!("receiving from the front end failed: {error}"))),
+            Err(error) => {
+                return Err(Lost::because(format!("receiving from the front end failed: {error}")));
+            }
         };
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(received) = message {
@@ -238,10 +263,18 @@ pub(super) fn reply(connection: &OwnedFd, mut bytes: &[u8], shared: &Shared) -> 
             Ok(n) => bytes = bytes.get(n..).unwrap_or_default(),
             Err(Errno::INTR) => {}
             Err(Errno::AGAIN) => {
-                wait_for(connection.as_fd(), PollFlags::OUT, shared, until, "the front end does not read our answers")?;
+                wait_for(
+                    connection.as_fd(),
+                    PollFlags::OUT,
+                    shared,
+                    until,
+                    "the front end does not read our answers",
+                )?;
             }
             Err(Errno::PIPE | Errno::CONNRESET) => return Err(Lost::because(CLOSED)),
-            Err(error) => return Err(Lost::because(format!("answering the front end failed: {error}"))),
+            Err(error) => {
+                return Err(Lost::because(format!("answering the front end failed: {error}")));
+            }
         }
     }
     Ok(())

@@ -1,12 +1,13 @@
 //! A keyed hash made of the processor's AES rounds: of flows, the same for both directions.
 //!
-//! Words 0 and 1 are one end's address, 2 and 3 the other's. Word 4 begins with the ports of both ends, 16 bits each; what
-//! follows them, and word 5, is common to both directions. An address takes two rounds, its port is added, and two more follow,
-//! so no choice of addresses and ports makes up for another. The sum of both ends and what is common take three.
+//! Words 0 and 1 are one end's address, 2 and 3 the other's. Word 4 begins with the ports of both
+//! ends, 16 bits each; what follows them, and word 5, is common to both directions. An address
+//! takes two rounds, its port is added, and two more follow, so no choice of addresses and ports
+//! makes up for another. The sum of both ends and what is common take three.
 
 use core::arch::x86_64::{
-    __m128i, _mm_add_epi64, _mm_aesenc_si128, _mm_cvtsi64_si128, _mm_cvtsi128_si64, _mm_set_epi64x, _mm_slli_epi64,
-    _mm_srli_epi64, _mm_srli_si128, _mm_xor_si128,
+    __m128i, _mm_add_epi64, _mm_aesenc_si128, _mm_cvtsi64_si128, _mm_cvtsi128_si64, _mm_set_epi64x,
+    _mm_slli_epi64, _mm_srli_epi64, _mm_srli_si128, _mm_xor_si128,
 };
 
 /// The processor has AES rounds: only [`Aes::detect`] makes one.
@@ -42,7 +43,8 @@ impl Aes {
         unsafe { one(keys, words) }
     }
 
-    /// Hashes flows, and hands each its hash. One call for many: nothing is inlined across the border of such a function.
+    /// Hashes flows, and hands each its hash. One call for many: nothing is inlined across the
+    /// border of such a function.
     pub fn hash_each<T>(
         self,
         keys: &RoundKeys,
@@ -88,13 +90,19 @@ fn one(RoundKeys(keys): &RoundKeys, words: &FlowWords) -> u64 {
     let both = _mm_cvtsi64_si128(ports as i64);
     let source = end(vector([a, b]), _mm_srli_epi64::<48>(both));
     let destination = end(vector([c, d]), _mm_srli_epi64::<48>(_mm_slli_epi64::<16>(both)));
-    let state = _mm_xor_si128(_mm_add_epi64(source, destination), vector([ports & 0xffff_ffff, common]));
+    let state =
+        _mm_xor_si128(_mm_add_epi64(source, destination), vector([ports & 0xffff_ffff, common]));
     let state = _mm_aesenc_si128(_mm_aesenc_si128(state, vector(k5)), vector(k6));
     _mm_cvtsi128_si64(_mm_aesenc_si128(state, vector(k7))) as u64
 }
 
 #[target_feature(enable = "aes")]
-fn each<T>(keys: &RoundKeys, flows: impl Iterator<Item = T>, words: impl Fn(&T) -> FlowWords, mut take: impl FnMut(T, u64)) {
+fn each<T>(
+    keys: &RoundKeys,
+    flows: impl Iterator<Item = T>,
+    words: impl Fn(&T) -> FlowWords,
+    mut take: impl FnMut(T, u64),
+) {
     for flow in flows {
         let hash = one(keys, &words(&flow));
         take(flow, hash);
@@ -109,7 +117,8 @@ mod tests {
     fn one_by_one_is_as_all_at_once() {
         let Some(aes) = Aes::detect() else { return };
         let keys = aes.keys([1, 2, 3, 4]);
-        let flows: Vec<FlowWords> = (0..64).map(|n| std::array::from_fn(|word| n * 6 + word as u64)).collect();
+        let flows: Vec<FlowWords> =
+            (0..64).map(|n| std::array::from_fn(|word| n * 6 + word as u64)).collect();
         let mut all = Vec::new();
         aes.hash_each(&keys, flows.iter(), |flow| **flow, |_, hash| all.push(hash));
         assert_eq!(all, flows.iter().map(|flow| aes.hash(&keys, flow)).collect::<Vec<_>>());

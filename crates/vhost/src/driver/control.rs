@@ -1,7 +1,7 @@
 //! The front end's side of the control channel: what QEMU says on behalf of a guest.
 //!
-//! On the front end of the `vhost` crate; the messages it cannot send as needed (descriptors for rings, the dirty log) go out
-//! through [`super::raw`].
+//! On the front end of the `vhost` crate; the messages it cannot send as needed (descriptors for
+//! rings, the dirty log) go out through [`super::raw`].
 
 use std::{
     io,
@@ -117,7 +117,10 @@ impl Listener {
     pub fn accept(&self, timeout: Duration) -> Result<Connection, ControlError> {
         let failed = |source| ControlError::Socket { path: Some(self.path.clone()), source };
         let mut fds = [rustix::event::PollFd::new(&self.listener, rustix::event::PollFlags::IN)];
-        let limit = rustix::event::Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+        let limit = rustix::event::Timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
         if rustix::event::poll(&mut fds, Some(&limit)).map_err(|e| failed(e.into()))? == 0 {
             return Err(failed(io::Error::new(io::ErrorKind::TimedOut, "nobody connected")));
         }
@@ -186,7 +189,14 @@ pub struct Start {
 
 impl Default for Start {
     fn default() -> Start {
-        Start { memory: Some(MemoryMessages::Table), base: [0; 2], kick: true, call: true, enable: true, log: false }
+        Start {
+            memory: Some(MemoryMessages::Table),
+            base: [0; 2],
+            kick: true,
+            call: true,
+            enable: true,
+            log: false,
+        }
     }
 }
 
@@ -208,7 +218,10 @@ impl Connection {
             match UnixStream::connect(path) {
                 Ok(stream) => return Connection::new(stream),
                 Err(source) => {
-                    let absent = matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused);
+                    let absent = matches!(
+                        source.kind(),
+                        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+                    );
                     if !absent || Instant::now() >= deadline {
                         return Err(ControlError::Socket { path: Some(path.to_owned()), source });
                     }
@@ -273,17 +286,26 @@ impl Connection {
     /// Waits until the other side closes the connection. False after `timeout`.
     pub fn wait_closed(&self, timeout: Duration) -> bool {
         let mut fds = [rustix::event::PollFd::new(&self.stream, rustix::event::PollFlags::RDHUP)];
-        let limit = rustix::event::Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+        let limit = rustix::event::Timespec {
+            tv_sec: timeout.as_secs() as i64,
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
         matches!(rustix::event::poll(&mut fds, Some(&limit)), Ok(1))
     }
 
-    /// Owns the device and learns what it offers; agrees on those of `protocol` that it offers. Returns those of `wanted` that
-    /// it offers: what the guest's driver is to work with. They are in force after [`Self::set_features`].
-    pub fn negotiate(&mut self, wanted: Features, protocol: ProtocolFeatures) -> Result<Features, ControlError> {
+    /// Owns the device and learns what it offers; agrees on those of `protocol` that it offers.
+    /// Returns those of `wanted` that it offers: what the guest's driver is to work with. They
+    /// are in force after [`Self::set_features`].
+    pub fn negotiate(
+        &mut self,
+        wanted: Features,
+        protocol: ProtocolFeatures,
+    ) -> Result<Features, ControlError> {
         asked("SET_OWNER", self.frontend.set_owner())?;
         self.offered = Features(asked("GET_FEATURES", self.frontend.get_features())?);
         if self.offered.has(Features::PROTOCOL_FEATURES) && !protocol.is_empty() {
-            self.protocol_offered = asked("GET_PROTOCOL_FEATURES", self.frontend.get_protocol_features())?;
+            self.protocol_offered =
+                asked("GET_PROTOCOL_FEATURES", self.frontend.get_protocol_features())?;
             self.protocol = self.protocol_offered & protocol;
             asked("SET_PROTOCOL_FEATURES", self.frontend.set_protocol_features(self.protocol))?;
             if self.protocol.contains(ProtocolFeatures::REPLY_ACK) {
@@ -305,7 +327,8 @@ impl Connection {
 
     /// Puts features in force. PROTOCOL_FEATURES goes along if protocol features were agreed on.
     pub fn set_features(&mut self, features: Features) -> Result<(), ControlError> {
-        let own = if self.protocol.is_empty() { Features::NONE } else { Features::PROTOCOL_FEATURES };
+        let own =
+            if self.protocol.is_empty() { Features::NONE } else { Features::PROTOCOL_FEATURES };
         asked("SET_FEATURES", self.frontend.set_features(features.with(own).0))
     }
 
@@ -326,7 +349,9 @@ impl Connection {
         }
         let reply = raw::recv(&self.stream)?;
         match reply.u64() {
-            _ if reply.request != request as u32 => Err(ControlError::WrongReply { what, answered: reply.request }),
+            _ if reply.request != request as u32 => {
+                Err(ControlError::WrongReply { what, answered: reply.request })
+            }
             0 => Ok(()),
             _ if replies => Ok(()), // a body of its own, not a code
             code => Err(ControlError::Refused { what, code }),
@@ -353,12 +378,19 @@ impl Connection {
     pub fn set_memory(&mut self, memory: &Memory, how: MemoryMessages) -> Result<(), ControlError> {
         match how {
             MemoryMessages::Table => self.set_mem_table(&memory.regions()),
-            MemoryMessages::Slots => memory.regions().iter().try_for_each(|region| self.add_region(region)),
+            MemoryMessages::Slots => {
+                memory.regions().iter().try_for_each(|region| self.add_region(region))
+            }
         }
     }
 
     /// Tells where a ring is.
-    pub fn set_vring_addr(&mut self, index: usize, queue: &impl AsRef<QueueLink>, log: bool) -> Result<(), ControlError> {
+    pub fn set_vring_addr(
+        &mut self,
+        index: usize,
+        queue: &impl AsRef<QueueLink>,
+        log: bool,
+    ) -> Result<(), ControlError> {
         let ring = &queue.as_ref().ring;
         let addr = ring.user_addr();
         let config = VringConfigData {
@@ -374,17 +406,29 @@ impl Connection {
     }
 
     /// Hands over a queue's kick descriptor, or says that there is none.
-    pub fn set_vring_kick(&self, index: usize, fd: Option<BorrowedFd<'_>>) -> Result<(), ControlError> {
+    pub fn set_vring_kick(
+        &self,
+        index: usize,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<(), ControlError> {
         self.set_vring_fd("SET_VRING_KICK", FrontendReq::SET_VRING_KICK, index, fd)
     }
 
     /// Hands over a queue's call descriptor, or says that there is none.
-    pub fn set_vring_call(&self, index: usize, fd: Option<BorrowedFd<'_>>) -> Result<(), ControlError> {
+    pub fn set_vring_call(
+        &self,
+        index: usize,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<(), ControlError> {
         self.set_vring_fd("SET_VRING_CALL", FrontendReq::SET_VRING_CALL, index, fd)
     }
 
     /// Hands over a queue's error descriptor, or says that there is none.
-    pub fn set_vring_err(&self, index: usize, fd: Option<BorrowedFd<'_>>) -> Result<(), ControlError> {
+    pub fn set_vring_err(
+        &self,
+        index: usize,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> Result<(), ControlError> {
         self.set_vring_fd("SET_VRING_ERR", FrontendReq::SET_VRING_ERR, index, fd)
     }
 
@@ -400,18 +444,25 @@ impl Connection {
     }
 
     /// Everything a queue needs to run but enabling it.
-    pub fn set_up_queue(&mut self, index: usize, queue: &impl AsRef<QueueLink>, start: &Start) -> Result<(), ControlError> {
+    pub fn set_up_queue(
+        &mut self,
+        index: usize,
+        queue: &impl AsRef<QueueLink>,
+        start: &Start,
+    ) -> Result<(), ControlError> {
         let queue = queue.as_ref();
         let base = start.base.get(index).copied().unwrap_or(0);
         asked("SET_VRING_NUM", self.frontend.set_vring_num(index, queue.ring.size()))?;
         asked("SET_VRING_BASE", self.frontend.set_vring_base(index, base))?;
         self.set_vring_addr(index, queue, start.log)?;
-        // A descriptor that is left out is said to be so; call first, so that nobody is used without.
+        // A descriptor that is left out is said to be so; call first, so that nobody is used
+        // without.
         self.set_vring_call(index, start.call.then(|| queue.call.as_fd()))?;
         self.set_vring_kick(index, start.kick.then(|| queue.kick.as_fd()))
     }
 
-    /// Enables or disables a ring. Without protocol features rings need no enabling, and this does nothing.
+    /// Enables or disables a ring. Without protocol features rings need no enabling, and this does
+    /// nothing.
     pub fn enable(&mut self, index: usize, enable: bool) -> Result<(), ControlError> {
         if self.protocol.is_empty() {
             return Ok(());
@@ -436,7 +487,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Stops a queue and learns where the device was: the next entry of the available ring it would have taken.
+    /// Stops a queue and learns where the device was: the next entry of the available ring it would
+    /// have taken.
     pub fn stop_queue(&mut self, index: usize) -> Result<u16, ControlError> {
         asked("GET_VRING_BASE", self.frontend.get_vring_base(index)).map(|base| base as u16)
     }
@@ -452,10 +504,17 @@ impl Connection {
     /// Hands over a dirty log (LOG_SHMFD).
     pub fn set_log(&self, log: &DirtyLog) -> Result<(), ControlError> {
         let body = raw::words(&[log.region.size, log.region.file_offset]);
-        self.send_raw("SET_LOG_BASE", FrontendReq::SET_LOG_BASE, &body, &[log.region.file.as_fd()], true)
+        self.send_raw(
+            "SET_LOG_BASE",
+            FrontendReq::SET_LOG_BASE,
+            &body,
+            &[log.region.file.as_fd()],
+            true,
+        )
     }
 
-    /// Turns dirty logging on or off under running queues, as QEMU does: features again, then the rings' addresses again.
+    /// Turns dirty logging on or off under running queues, as QEMU does: features again, then the
+    /// rings' addresses again.
     pub fn set_logging(&mut self, nic: &impl Nic, on: bool) -> Result<(), ControlError> {
         let features = if on { nic.features().with(Features::LOG_ALL) } else { nic.features() };
         self.set_features(features)?;
@@ -477,7 +536,8 @@ impl Connection {
         asked("GET_QUEUE_NUM", self.frontend.get_queue_num())
     }
 
-    /// Waits until the back end has worked off everything sent before, whether or not it acknowledges messages.
+    /// Waits until the back end has worked off everything sent before, whether or not it
+    /// acknowledges messages.
     pub fn sync(&mut self) -> Result<(), ControlError> {
         asked("GET_FEATURES", self.frontend.get_features()).map(drop)
     }
@@ -511,7 +571,8 @@ impl DirtyLog {
 
     /// A log long enough for all of a guest's memory.
     pub fn new(guest: &Memory) -> Result<DirtyLog, MemoryError> {
-        let end = guest.regions().iter().map(|region| region.guest_addr + region.size).max().unwrap_or(0);
+        let end =
+            guest.regions().iter().map(|region| region.guest_addr + region.size).max().unwrap_or(0);
         DirtyLog::with_len((end / Self::PAGE).div_ceil(8))
     }
 
@@ -540,7 +601,9 @@ impl DirtyLog {
     pub fn dirty_pages(&self) -> Vec<u64> {
         let bytes = self.memory.read_vec(0, self.region.size as usize).unwrap_or_default();
         let bits = bytes.iter().enumerate().flat_map(|(at, byte)| {
-            (0..8u64).filter(move |bit| byte & 1 << bit != 0).map(move |bit| (at as u64 * 8 + bit) * Self::PAGE)
+            (0..8u64)
+                .filter(move |bit| byte & 1 << bit != 0)
+                .map(move |bit| (at as u64 * 8 + bit) * Self::PAGE)
         });
         bits.collect()
     }

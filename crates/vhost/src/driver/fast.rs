@@ -1,8 +1,10 @@
-//! A NIC for measuring: no allocation, no copies but the caller's, buffers bound to their descriptors for good.
+//! A NIC for measuring: no allocation, no copies but the caller's, buffers bound to their
+//! descriptors for good.
 //!
-//! Where [`super::VirtQueue`] can do everything, this does one thing fast: descriptors are written once, entries of the
-//! available ring only when they change (a device that uses chains in order makes them stay), and each batch touches each
-//! index once. What the device returns is checked as thoroughly.
+//! Where [`super::VirtQueue`] can do everything, this does one thing fast: descriptors are written
+//! once, entries of the available ring only when they change (a device that uses chains in order
+//! makes them stay), and each batch touches each index once. What the device returns is checked as
+//! thoroughly.
 
 use std::{
     sync::{
@@ -20,7 +22,10 @@ use super::{
     guest::RX,
     memory::{Memory, MemoryError, Span},
     queue::{DeviceError, QueueLink},
-    ring::{AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Desc, Ring, USED_NO_NOTIFY, passed},
+    ring::{
+        AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Desc, Ring,
+        USED_NO_NOTIFY, passed,
+    },
 };
 use crate::net::{Features, NetHeader};
 
@@ -52,8 +57,8 @@ impl FastConfig {
     }
 }
 
-/// Distance of buffers: room for a header that ends where a line does, then the frame. An odd number of lines, so that
-/// buffers spread over all cache sets.
+/// Distance of buffers: room for a header that ends where a line does, then the frame. An odd
+/// number of lines, so that buffers spread over all cache sets.
 fn stride(len: usize) -> usize {
     (LINE + len).next_multiple_of(LINE) | LINE
 }
@@ -70,8 +75,13 @@ pub struct FastGuest {
 }
 
 impl FastGuest {
-    /// Builds a NIC in `memory` as if `features` had been negotiated, with all receive buffers posted.
-    pub fn new(memory: &Arc<Memory>, features: Features, config: &FastConfig) -> Result<FastGuest, MemoryError> {
+    /// Builds a NIC in `memory` as if `features` had been negotiated, with all receive buffers
+    /// posted.
+    pub fn new(
+        memory: &Arc<Memory>,
+        features: Features,
+        config: &FastConfig,
+    ) -> Result<FastGuest, MemoryError> {
         let rx = FastRx::new(memory, features, config)?;
         let tx = FastTx::new(memory, features, config)?;
         Ok(FastGuest { memory: Arc::clone(memory), features, rx, tx })
@@ -174,7 +184,11 @@ impl Core {
 
     /// Takes up to `max` used chains: chain and length, None for one that IN_ORDER left out.
     #[inline]
-    fn take(&mut self, max: usize, mut with: impl FnMut(u16, Option<u32>)) -> Result<usize, DeviceError> {
+    fn take(
+        &mut self,
+        max: usize,
+        mut with: impl FnMut(u16, Option<u32>),
+    ) -> Result<usize, DeviceError> {
         let ready = self.link.ring.used_idx().load(Acquire).wrapping_sub(self.last_used);
         if ready == 0 {
             return Ok(0);
@@ -195,7 +209,8 @@ impl Core {
             }
             let mut covered = 1;
             if self.in_order {
-                // Chains are used in turn, so the one named says how many of those before it go along.
+                // Chains are used in turn, so the one named says how many of those before it go
+                // along.
                 covered = (chain.wrapping_sub(self.next_in_order) & (self.chains - 1)) + 1;
                 if usize::from(covered) > usize::from(ready) - taken {
                     return Err(DeviceError::OutOfOrder(id));
@@ -228,7 +243,8 @@ impl Core {
             ring.avail_flags().store(AVAIL_NO_INTERRUPT, Relaxed);
             return;
         }
-        // Seldom, since the device reads the line: the field is far from the used index for half of its range.
+        // Seldom, since the device reads the line: the field is far from the used index for half of
+        // its range.
         let event = ring.used_event().load(Relaxed);
         if self.last_used.wrapping_sub(event) > 0x4000 || self.last_used == 0 {
             ring.used_event().store(self.last_used.wrapping_sub(1), Relaxed);
@@ -272,16 +288,22 @@ impl TxFrame<'_> {
         self.pool.write(self.at + at, bytes);
     }
 
-    /// Writes the virtio-net header, which is all zero unless written, and stays as it is for later frames in this buffer.
+    /// Writes the virtio-net header, which is all zero unless written, and stays as it is for later
+    /// frames in this buffer.
     #[inline]
     pub fn write_header(&self, header: NetHeader) {
         let header = header.to_bytes();
-        self.pool.write(self.at - self.header_len, header.get(..self.header_len).unwrap_or_default());
+        self.pool
+            .write(self.at - self.header_len, header.get(..self.header_len).unwrap_or_default());
     }
 }
 
 impl FastTx {
-    fn new(memory: &Arc<Memory>, features: Features, config: &FastConfig) -> Result<FastTx, MemoryError> {
+    fn new(
+        memory: &Arc<Memory>,
+        features: Features,
+        config: &FastConfig,
+    ) -> Result<FastTx, MemoryError> {
         let legacy = features.0 & (Features::VERSION_1.0 | Features::ANY_LAYOUT.0) == 0;
         let header_apart = config.header_apart || legacy;
         let ring = Ring::new(memory, config.queue_size)?;
@@ -326,7 +348,8 @@ impl FastTx {
     fn describe(&self, chain: u16, len: u32) {
         let frame = self.pool.addr() + self.frame_at(chain) as u64;
         let header_len = self.header_len as u32;
-        let header = Desc { addr: frame - u64::from(header_len), len: header_len, flags: 0, next: 0 };
+        let header =
+            Desc { addr: frame - u64::from(header_len), len: header_len, flags: 0, next: 0 };
         let together = Desc { len: header_len + len, ..header };
         let apart = Desc { addr: frame, len, flags: 0, next: 0 };
         let head = chain << self.core.shift;
@@ -348,7 +371,10 @@ impl FastTx {
                 tables.write(at + DESC_LEN, &table[1].to_bytes());
                 let entries = if self.header_apart { 2 } else { 1 };
                 let len = (entries * DESC_LEN) as u32;
-                ring.set_desc(head, Desc { addr: tables.addr() + at as u64, len, flags: DESC_INDIRECT, next: 0 });
+                ring.set_desc(
+                    head,
+                    Desc { addr: tables.addr() + at as u64, len, flags: DESC_INDIRECT, next: 0 },
+                );
             }
         }
     }
@@ -383,10 +409,14 @@ impl FastTx {
         Ok(taken)
     }
 
-    /// Sends up to `max` frames: `fill` writes each into its buffer and returns its length. Returns how many there was room
-    /// for.
+    /// Sends up to `max` frames: `fill` writes each into its buffer and returns its length. Returns
+    /// how many there was room for.
     #[inline]
-    pub fn send(&mut self, max: usize, mut fill: impl FnMut(TxFrame<'_>) -> usize) -> Result<usize, DeviceError> {
+    pub fn send(
+        &mut self,
+        max: usize,
+        mut fill: impl FnMut(TxFrame<'_>) -> usize,
+    ) -> Result<usize, DeviceError> {
         if self.free_count < max {
             self.reclaim()?;
         }
@@ -398,7 +428,12 @@ impl FastTx {
         for _ in 0..count {
             let Some(&chain) = self.free.get(self.free_at & mask) else { break };
             self.free_at += 1;
-            let frame = TxFrame { pool: &self.pool, at: self.frame_at(chain), room: self.max_frame, header_len: self.header_len };
+            let frame = TxFrame {
+                pool: &self.pool,
+                at: self.frame_at(chain),
+                room: self.max_frame,
+                header_len: self.header_len,
+            };
             let len = fill(frame) as u32;
             if self.lens.get(usize::from(chain)) != Some(&len) {
                 self.describe(chain, len);
@@ -431,7 +466,8 @@ impl FastTx {
     }
 }
 
-/// The receive queue. Each buffer is one descriptor, also for a legacy guest, whose driver would put the header apart.
+/// The receive queue. Each buffer is one descriptor, also for a legacy guest, whose driver would
+/// put the header apart.
 #[derive(Debug)]
 pub struct FastRx {
     core: Core,
@@ -480,7 +516,9 @@ impl RxFrame<'_> {
     #[inline]
     pub fn header(&self) -> NetHeader {
         let mut bytes = [0; NetHeader::LEN];
-        if let (Some((at, _)), Some(bytes)) = (self.pieces.first(), bytes.get_mut(..self.header_len)) {
+        if let (Some((at, _)), Some(bytes)) =
+            (self.pieces.first(), bytes.get_mut(..self.header_len))
+        {
             self.pool.read(*at, bytes);
         }
         NetHeader::from_bytes(bytes)
@@ -505,7 +543,11 @@ impl RxFrame<'_> {
 }
 
 impl FastRx {
-    fn new(memory: &Arc<Memory>, features: Features, config: &FastConfig) -> Result<FastRx, MemoryError> {
+    fn new(
+        memory: &Arc<Memory>,
+        features: Features,
+        config: &FastConfig,
+    ) -> Result<FastRx, MemoryError> {
         let core = Core::new(Ring::new(memory, config.queue_size)?, features, 0)?;
         let stride = stride(config.rx_buffer);
         let len = stride * usize::from(core.chains);
@@ -523,7 +565,10 @@ impl FastRx {
         };
         for chain in 0..rx.core.chains {
             let addr = rx.pool.addr() + rx.buffer_at(chain) as u64;
-            rx.core.link.ring.set_desc(chain, Desc { addr, len: rx.buffer, flags: DESC_WRITE, next: 0 });
+            rx.core
+                .link
+                .ring
+                .set_desc(chain, Desc { addr, len: rx.buffer, flags: DESC_WRITE, next: 0 });
             rx.core.push(chain);
         }
         // Published, but the device is not told: it looks when it is started.
@@ -553,8 +598,8 @@ impl FastRx {
         self.core.link.ring.used_idx().load(Acquire) != self.core.last_used
     }
 
-    /// Takes what was received, at least [`BATCH`] buffers of it if there are as many, and gives the buffers back. Returns the
-    /// number of frames.
+    /// Takes what was received, at least [`BATCH`] buffers of it if there are as many, and gives
+    /// the buffers back. Returns the number of frames.
     #[inline]
     pub fn poll(&mut self, mut with: impl FnMut(RxFrame<'_>)) -> Result<usize, DeviceError> {
         self.batch.clear();
@@ -585,7 +630,8 @@ impl FastRx {
     /// Appends up to `max` used buffers to the batch.
     #[inline]
     fn collect(&mut self, max: usize) -> Result<usize, DeviceError> {
-        let (stride, base, buffer, pool) = (self.stride, LINE - self.header_len, self.buffer, &self.pool);
+        let (stride, base, buffer, pool) =
+            (self.stride, LINE - self.header_len, self.buffer, &self.pool);
         let (batch, chains, mut excess) = (&mut self.batch, &mut self.chains, None);
         let taken = self.core.take(max, |chain, len| {
             let at = usize::from(chain) * stride + base;

@@ -33,7 +33,8 @@ impl Default for Shape {
 
 impl Shape {
     /// Header alone, frame behind it.
-    pub const HEADER_APART: Shape = Shape { header_apart: true, pieces: 1, placement: Placement::Direct };
+    pub const HEADER_APART: Shape =
+        Shape { header_apart: true, pieces: 1, placement: Placement::Direct };
 
     /// In an indirect table.
     pub const fn indirect(self) -> Shape {
@@ -55,7 +56,8 @@ impl Shape {
         }
     }
 
-    /// Writes the chain's buffers for `len` bytes at `addr`, of which the first `header` are the header.
+    /// Writes the chain's buffers for `len` bytes at `addr`, of which the first `header` are the
+    /// header.
     fn cut(&self, addr: u64, header: usize, len: usize, writable: bool, out: &mut Vec<Buffer>) {
         out.clear();
         let mut push = |from: usize, to: usize| {
@@ -89,12 +91,14 @@ pub struct GuestConfig {
     pub rx_size: u16,
     /// Entries of the transmit ring.
     pub tx_size: u16,
-    /// Bytes of a receive chain, header included. Without MRG_RXBUF it must hold the largest frame.
+    /// Bytes of a receive chain, header included. Without MRG_RXBUF it must hold the largest
+    /// frame.
     pub rx_buffer: usize,
     /// Largest frame that can be sent, without header.
     pub max_frame: usize,
-    /// Layout of receive chains, as far as the features in force allow it: without INDIRECT_DESC there are no indirect tables,
-    /// and a legacy guest without ANY_LAYOUT has the header apart (virtio 1.2, 5.1.6.6 and 2.7.4.1) unless buffers are merged.
+    /// Layout of receive chains, as far as the features in force allow it: without INDIRECT_DESC
+    /// there are no indirect tables, and a legacy guest without ANY_LAYOUT has the header
+    /// apart (virtio 1.2, 5.1.6.6 and 2.7.4.1) unless buffers are merged.
     pub rx_shape: Shape,
     /// Layout of transmit chains, as far as the features in force allow it.
     pub tx_shape: Shape,
@@ -108,12 +112,14 @@ pub struct GuestConfig {
     pub kicks: KickPolicy,
     /// Whether waiting sleeps until the device interrupts; else it polls.
     pub interrupts: bool,
-    /// Whether `num_buffers` must be 1 without MRG_RXBUF, as virtio 1.2, 5.1.6.4.1 wants it. DPDK leaves it as it was.
+    /// Whether `num_buffers` must be 1 without MRG_RXBUF, as virtio 1.2, 5.1.6.4.1 wants it. DPDK
+    /// leaves it as it was.
     pub strict: bool,
 }
 
 impl Default for GuestConfig {
-    /// Rings of 256, 2 KiB receive buffers, frames up to 9,216 bytes, everything else as simple as possible.
+    /// Rings of 256, 2 KiB receive buffers, frames up to 9,216 bytes, everything else as simple as
+    /// possible.
     fn default() -> GuestConfig {
         GuestConfig {
             rx_size: 256,
@@ -139,13 +145,16 @@ impl GuestConfig {
         self
     }
 
-    /// Bytes of guest memory that rings and buffers need, with room for indirect tables and alignment.
+    /// Bytes of guest memory that rings and buffers need, with room for indirect tables and
+    /// alignment.
     pub fn memory_needed(&self) -> u64 {
         let rings = [self.rx_size, self.tx_size].map(|size| 26 * u64::from(size) + 3 * 4096);
         let rx = u64::from(self.rx_size) * self.rx_buffer.next_multiple_of(64) as u64;
-        let tx = u64::from(self.tx_size) * (self.max_frame + NetHeader::LEN).next_multiple_of(64) as u64;
+        let tx =
+            u64::from(self.tx_size) * (self.max_frame + NetHeader::LEN).next_multiple_of(64) as u64;
         let chain = |shape: &Shape| (shape.pieces as u64 + 2) * 16;
-        let tables = u64::from(self.rx_size) * chain(&self.rx_shape) + u64::from(self.tx_size) * chain(&self.tx_shape);
+        let tables = u64::from(self.rx_size) * chain(&self.rx_shape)
+            + u64::from(self.tx_size) * chain(&self.tx_shape);
         (rings[0] + rings[1] + rx + tx + 2 * tables + (1 << 20)).next_multiple_of(2 << 20)
     }
 }
@@ -206,8 +215,14 @@ pub struct Guest {
 }
 
 /// Buffers of `len` bytes, at most `crossing` of them across region boundaries.
-fn buffers(memory: &Memory, count: usize, len: usize, crossing: usize) -> Result<Vec<u64>, MemoryError> {
-    let mut all: Vec<u64> = (0..count.min(crossing)).map_while(|_| memory.alloc_across(len).ok()).collect();
+fn buffers(
+    memory: &Memory,
+    count: usize,
+    len: usize,
+    crossing: usize,
+) -> Result<Vec<u64>, MemoryError> {
+    let mut all: Vec<u64> =
+        (0..count.min(crossing)).map_while(|_| memory.alloc_across(len).ok()).collect();
     while all.len() < count {
         all.push(memory.alloc(len, 64)?);
     }
@@ -215,14 +230,20 @@ fn buffers(memory: &Memory, count: usize, len: usize, crossing: usize) -> Result
 }
 
 impl Guest {
-    /// Builds a NIC in `memory` as if `features` had been negotiated, with receive buffers posted. Nothing is told to any
-    /// device: hand it [`Memory::regions`] and the queues, or use [`super::Connection`].
-    pub fn new(memory: &Arc<Memory>, features: Features, config: &GuestConfig) -> Result<Guest, MemoryError> {
+    /// Builds a NIC in `memory` as if `features` had been negotiated, with receive buffers posted.
+    /// Nothing is told to any device: hand it [`Memory::regions`] and the queues, or use
+    /// [`super::Connection`].
+    pub fn new(
+        memory: &Arc<Memory>,
+        features: Features,
+        config: &GuestConfig,
+    ) -> Result<Guest, MemoryError> {
         let rx_chains = (usize::from(config.rx_size) / config.rx_shape.ring_descs()).max(1);
         let tx_len = config.max_frame + NetHeader::LEN;
         let rx = VirtQueue::new(memory, config.rx_size, features)?;
         let tx = VirtQueue::new(memory, config.tx_size, features)?;
-        let boundaries = if config.cross_regions { memory.regions().len().saturating_sub(1) } else { 0 };
+        let boundaries =
+            if config.cross_regions { memory.regions().len().saturating_sub(1) } else { 0 };
         let rx_slots = buffers(memory, rx_chains, config.rx_buffer, boundaries.div_ceil(2))?;
         let tx_slots = buffers(memory, config.tx_size.into(), tx_len, boundaries)?;
         let mut guest = Guest {
@@ -260,8 +281,8 @@ impl Guest {
         self.tx.ring().clone().free();
     }
 
-    /// Resets the NIC, as a driver that is loaded again does: rings zeroed, `features` in force, receive buffers posted. The
-    /// device must have been stopped.
+    /// Resets the NIC, as a driver that is loaded again does: rings zeroed, `features` in force,
+    /// receive buffers posted. The device must have been stopped.
     pub fn reset(&mut self, features: Features) {
         self.features = features;
         self.rx.reset(features);
@@ -362,7 +383,8 @@ impl Guest {
         Ok(count)
     }
 
-    /// What the features in force make of a layout; `any`: the device must accept any layout all the same.
+    /// What the features in force make of a layout; `any`: the device must accept any layout all
+    /// the same.
     fn allowed(&self, shape: Shape, any: bool) -> Shape {
         let any = any || self.features.0 & (Features::VERSION_1.0 | Features::ANY_LAYOUT.0) != 0;
         let indirect = self.features.has(Features::INDIRECT_DESC);
@@ -378,8 +400,8 @@ impl Guest {
         })
     }
 
-    /// Like [`Self::enqueue`], cut into descriptors at `cuts`: ascending positions counted from the header's first byte. Equal
-    /// ones make empty descriptors.
+    /// Like [`Self::enqueue`], cut into descriptors at `cuts`: ascending positions counted from the
+    /// header's first byte. Equal ones make empty descriptors.
     pub fn enqueue_cut(
         &mut self,
         frame: &[u8],
@@ -392,7 +414,11 @@ impl Guest {
             let mut from = 0;
             for cut in cuts.iter().copied().chain([len]) {
                 let to = cut.clamp(from, len);
-                chain.push(Buffer { addr: addr + from as u64, len: (to - from) as u32, writable: false });
+                chain.push(Buffer {
+                    addr: addr + from as u64,
+                    len: (to - from) as u32,
+                    writable: false,
+                });
                 from = to;
             }
         })
@@ -447,8 +473,12 @@ impl Guest {
         Ok(())
     }
 
-    /// Sends frames with empty headers, as many as there is room for, published at once. Returns how many.
-    pub fn send_batch<F: AsRef<[u8]>>(&mut self, frames: impl IntoIterator<Item = F>) -> Result<usize, SendError> {
+    /// Sends frames with empty headers, as many as there is room for, published at once. Returns
+    /// how many.
+    pub fn send_batch<F: AsRef<[u8]>>(
+        &mut self,
+        frames: impl IntoIterator<Item = F>,
+    ) -> Result<usize, SendError> {
         let mut count = 0;
         for frame in frames {
             match self.enqueue(frame.as_ref(), NetHeader::default()) {
@@ -462,7 +492,12 @@ impl Guest {
     }
 
     /// Sends one frame, waiting up to `timeout` for room.
-    pub fn send_wait(&mut self, frame: &[u8], header: NetHeader, timeout: Duration) -> Result<(), SendError> {
+    pub fn send_wait(
+        &mut self,
+        frame: &[u8],
+        header: NetHeader,
+        timeout: Duration,
+    ) -> Result<(), SendError> {
         loop {
             match self.send(frame, header) {
                 Err(SendError::Full) => {
@@ -534,12 +569,16 @@ impl Guest {
     fn take_buffer(&mut self, token: u64, len: u32) -> Vec<u8> {
         let slot = token as usize;
         self.rx_free.push(slot);
-        // Cannot fail: the length was checked against the chain, and the chain is inside the guest's memory.
+        // Cannot fail: the length was checked against the chain, and the chain is inside the
+        // guest's memory.
         self.memory.read_vec(self.rx_slots[slot], len as usize).unwrap_or_default()
     }
 
     /// Takes the next received frame, waiting up to `timeout` for it.
-    pub fn recv_wait(&mut self, timeout: Duration) -> Result<Option<(NetHeader, Vec<u8>)>, DeviceError> {
+    pub fn recv_wait(
+        &mut self,
+        timeout: Duration,
+    ) -> Result<Option<(NetHeader, Vec<u8>)>, DeviceError> {
         if self.rx.wait(timeout)? { self.recv() } else { Ok(None) }
     }
 }

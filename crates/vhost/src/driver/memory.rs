@@ -1,7 +1,8 @@
 //! Guest memory as the guest has it: files, regions, buffers.
 //!
-//! Addresses are guest-physical unless said otherwise. Each region is mapped on its own, so that addresses that follow each
-//! other in the guest do not in this process: a buffer across two regions is a real one.
+//! Addresses are guest-physical unless said otherwise. Each region is mapped on its own, so that
+//! addresses that follow each other in the guest do not in this process: a buffer across two
+//! regions is a real one.
 
 use std::{
     fs::File,
@@ -26,7 +27,9 @@ pub const DEFAULT_GUEST_ADDR: u64 = 0x4000_0000;
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     /// Not inside the guest's regions.
-    #[error("guest address {addr:#x} with {len} bytes is outside the guest's memory (or not in one piece)")]
+    #[error(
+        "guest address {addr:#x} with {len} bytes is outside the guest's memory (or not in one piece)"
+    )]
     OutOfRange {
         /// Guest-physical address.
         addr: u64,
@@ -37,7 +40,9 @@ pub enum MemoryError {
     #[error("no {0} free bytes in guest memory: give the guest more (MemoryConfig)")]
     Exhausted(u64),
     /// Regions overlap, or a size is not a multiple of the page size.
-    #[error("region {guest_addr:#x} of {size} bytes overlaps another or is not whole pages of {page}")]
+    #[error(
+        "region {guest_addr:#x} of {size} bytes overlaps another or is not whole pages of {page}"
+    )]
     BadRegion {
         /// Guest-physical address.
         guest_addr: u64,
@@ -61,7 +66,8 @@ pub enum MemoryError {
 /// What memory a guest is to have.
 #[derive(Clone, Debug)]
 pub struct MemoryConfig {
-    /// Guest-physical address and size of each region. An address of None makes it equal to the address in this process.
+    /// Guest-physical address and size of each region. An address of None makes it equal to the
+    /// address in this process.
     pub regions: Vec<(Option<u64>, u64)>,
     /// Back it with 2 MB huge pages; sizes must be multiples.
     pub huge_pages: bool,
@@ -72,12 +78,17 @@ pub struct MemoryConfig {
 impl MemoryConfig {
     /// One region of `size` bytes at [`DEFAULT_GUEST_ADDR`].
     pub fn new(size: u64) -> MemoryConfig {
-        MemoryConfig { regions: vec![(Some(DEFAULT_GUEST_ADDR), size)], huge_pages: false, separate_files: false }
+        MemoryConfig {
+            regions: vec![(Some(DEFAULT_GUEST_ADDR), size)],
+            huge_pages: false,
+            separate_files: false,
+        }
     }
 
     /// `count` regions of `size` bytes each that follow each other in the guest's address space.
     pub fn split(count: usize, size: u64) -> MemoryConfig {
-        let regions = (0..count as u64).map(|i| (Some(DEFAULT_GUEST_ADDR + i * size), size)).collect();
+        let regions =
+            (0..count as u64).map(|i| (Some(DEFAULT_GUEST_ADDR + i * size), size)).collect();
         MemoryConfig { regions, huge_pages: false, separate_files: false }
     }
 
@@ -126,16 +137,16 @@ struct Mapping {
     base: NonNull<u8>,
 }
 
-// SAFETY: the mapping is shared memory without thread affinity; it is accessed through raw copies and atomics only, never as
-// Rust references to plain data, and unmapped by the last owner.
+// SAFETY: the mapping is shared memory without thread affinity; it is accessed through raw copies
+// and atomics only, never as Rust references to plain data, and unmapped by the last owner.
 unsafe impl Send for Mapping {}
 // SAFETY: as above: no method hands out exclusive access.
 unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: base and size are those of the mmap that made this mapping, and nobody holds a pointer into it: Spans keep
-        // the Mapping alive.
+        // SAFETY: base and size are those of the mmap that made this mapping, and nobody holds a
+        // pointer into it: Spans keep the Mapping alive.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.region.size as usize) };
     }
 }
@@ -161,10 +172,16 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn memfd(size: u64, huge: bool) -> Result<Arc<File>, MemoryError> {
-    let flags = MemfdFlags::CLOEXEC | if huge { MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB } else { MemfdFlags::empty() };
-    let hint = if huge { "; reserve huge pages, as root: echo 512 > /proc/sys/vm/nr_hugepages" } else { "" };
+    let flags = MemfdFlags::CLOEXEC
+        | if huge { MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB } else { MemfdFlags::empty() };
+    let hint = if huge {
+        "; reserve huge pages, as root: echo 512 > /proc/sys/vm/nr_hugepages"
+    } else {
+        ""
+    };
     let failed = |what| move |source: io::Error| MemoryError::System { what, source, hint };
-    let fd = rustix::fs::memfd_create("guest", flags).map_err(|e| failed("create guest memory")(e.into()))?;
+    let fd = rustix::fs::memfd_create("guest", flags)
+        .map_err(|e| failed("create guest memory")(e.into()))?;
     let file = File::from(fd);
     file.set_len(size).map_err(failed("size guest memory"))?;
     Ok(Arc::new(file))
@@ -182,11 +199,16 @@ impl Memory {
         });
         for (guest_addr, size) in &config.regions {
             if *size == 0 || !size.is_multiple_of(page) {
-                return Err(MemoryError::BadRegion { guest_addr: guest_addr.unwrap_or(0), size: *size, page });
+                return Err(MemoryError::BadRegion {
+                    guest_addr: guest_addr.unwrap_or(0),
+                    size: *size,
+                    page,
+                });
             }
         }
         let total = config.regions.iter().map(|(_, size)| size).sum();
-        let shared = if config.separate_files { None } else { Some(memfd(total, config.huge_pages)?) };
+        let shared =
+            if config.separate_files { None } else { Some(memfd(total, config.huge_pages)?) };
         let mut offset = 0;
         for (guest_addr, size) in &config.regions {
             match &shared {
@@ -201,36 +223,74 @@ impl Memory {
     /// Adds a region with a file of its own, as memory hot-plug does.
     pub fn add_region(&self, guest_addr: Option<u64>, size: u64) -> Result<Region, MemoryError> {
         if size == 0 || !size.is_multiple_of(self.page) {
-            return Err(MemoryError::BadRegion { guest_addr: guest_addr.unwrap_or(0), size, page: self.page });
+            return Err(MemoryError::BadRegion {
+                guest_addr: guest_addr.unwrap_or(0),
+                size,
+                page: self.page,
+            });
         }
         self.map(guest_addr, size, memfd(size, self.huge_pages)?, 0)
     }
 
-    fn map(&self, guest_addr: Option<u64>, size: u64, file: Arc<File>, offset: u64) -> Result<Region, MemoryError> {
+    fn map(
+        &self,
+        guest_addr: Option<u64>,
+        size: u64,
+        file: Arc<File>,
+        offset: u64,
+    ) -> Result<Region, MemoryError> {
         let length = size as usize;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new shared mapping at an address of the kernel's choice, which replaces nothing.
-        let base = unsafe { rustix::mm::mmap(ptr::null_mut(), length, protection, MapFlags::SHARED, file.as_fd(), offset) };
+        // SAFETY: a new shared mapping at an address of the kernel's choice, which replaces
+        // nothing.
+        let base = unsafe {
+            rustix::mm::mmap(
+                ptr::null_mut(),
+                length,
+                protection,
+                MapFlags::SHARED,
+                file.as_fd(),
+                offset,
+            )
+        };
         let base = base
             .and_then(|base| NonNull::new(base.cast::<u8>()).ok_or(rustix::io::Errno::FAULT))
-            .map_err(|e| MemoryError::System { what: "map guest memory", source: e.into(), hint: "" })?;
+            .map_err(|e| MemoryError::System {
+                what: "map guest memory",
+                source: e.into(),
+                hint: "",
+            })?;
         let user_addr = base.as_ptr() as u64;
-        let region = Region { guest_addr: guest_addr.unwrap_or(user_addr), user_addr, size, file_offset: offset, file };
+        let region = Region {
+            guest_addr: guest_addr.unwrap_or(user_addr),
+            user_addr,
+            size,
+            file_offset: offset,
+            file,
+        };
         let mapping = Arc::new(Mapping { region: region.clone(), base });
         let mut mappings = self.mappings.write().unwrap_or_else(PoisonError::into_inner);
         let overlaps = |other: &Region| {
             region.guest_addr < other.guest_addr.saturating_add(other.size)
                 && other.guest_addr < region.guest_addr.saturating_add(size)
         };
-        if region.guest_addr.checked_add(size).is_none() || mappings.iter().any(|other| overlaps(&other.region)) {
-            return Err(MemoryError::BadRegion { guest_addr: region.guest_addr, size, page: self.page });
+        if region.guest_addr.checked_add(size).is_none()
+            || mappings.iter().any(|other| overlaps(&other.region))
+        {
+            return Err(MemoryError::BadRegion {
+                guest_addr: region.guest_addr,
+                size,
+                page: self.page,
+            });
         }
         mappings.push(mapping);
-        locked(&self.free).push(FreeRange { start: region.guest_addr, end: region.guest_addr + size });
+        locked(&self.free)
+            .push(FreeRange { start: region.guest_addr, end: region.guest_addr + size });
         Ok(region)
     }
 
-    /// Takes a region away, as memory unplug does. Spans into it stay usable; nothing is allocated from it any more.
+    /// Takes a region away, as memory unplug does. Spans into it stay usable; nothing is allocated
+    /// from it any more.
     pub fn remove_region(&self, guest_addr: u64) -> Option<Region> {
         let mut mappings = self.mappings.write().unwrap_or_else(PoisonError::into_inner);
         let at = mappings.iter().position(|mapping| mapping.region.guest_addr == guest_addr)?;
@@ -258,7 +318,9 @@ impl Memory {
 
     /// The stretch of `len` bytes at `addr`, which must lie in one region.
     pub fn span(&self, addr: u64, len: usize) -> Result<Span, MemoryError> {
-        let mapping = self.mapping(addr, len as u64).ok_or(MemoryError::OutOfRange { addr, len: len as u64 })?;
+        let mapping = self
+            .mapping(addr, len as u64)
+            .ok_or(MemoryError::OutOfRange { addr, len: len as u64 })?;
         let offset = (addr - mapping.region.guest_addr) as usize;
         Ok(Span { mapping, offset, len, addr })
     }
@@ -281,12 +343,18 @@ impl Memory {
     }
 
     /// Calls `with` for each region's part of a stretch.
-    fn pieces(&self, addr: u64, len: usize, mut with: impl FnMut(Span, std::ops::Range<usize>)) -> Result<(), MemoryError> {
+    fn pieces(
+        &self,
+        addr: u64,
+        len: usize,
+        mut with: impl FnMut(Span, std::ops::Range<usize>),
+    ) -> Result<(), MemoryError> {
         let mut done = 0;
         while done < len {
             let outside = MemoryError::OutOfRange { addr, len: len as u64 };
             let at = addr.checked_add(done as u64).ok_or(outside)?;
-            let mapping = self.mapping(at, 1).ok_or(MemoryError::OutOfRange { addr, len: len as u64 })?;
+            let mapping =
+                self.mapping(at, 1).ok_or(MemoryError::OutOfRange { addr, len: len as u64 })?;
             let offset = (at - mapping.region.guest_addr) as usize;
             let part = (len - done).min(mapping.region.size as usize - offset);
             with(Span { mapping, offset, len: part, addr: at }, done..done + part);
@@ -302,11 +370,17 @@ impl Memory {
 
     /// Like [`Self::alloc`], in the region that holds `addr`.
     pub fn alloc_near(&self, addr: u64, size: usize, align: usize) -> Result<u64, MemoryError> {
-        let region = self.mapping(addr, 1).ok_or(MemoryError::OutOfRange { addr, len: 1 })?.region.clone();
+        let region =
+            self.mapping(addr, 1).ok_or(MemoryError::OutOfRange { addr, len: 1 })?.region.clone();
         self.take(size as u64, align as u64, |range| region.holds(range.start, 1))
     }
 
-    fn take(&self, size: u64, align: u64, suits: impl Fn(&FreeRange) -> bool) -> Result<u64, MemoryError> {
+    fn take(
+        &self,
+        size: u64,
+        align: u64,
+        suits: impl Fn(&FreeRange) -> bool,
+    ) -> Result<u64, MemoryError> {
         let size = size.max(1);
         let mut free = locked(&self.free);
         for at in 0..free.len() {
@@ -315,15 +389,18 @@ impl Memory {
             if !suits(&range) || start > range.end || range.end - start < size {
                 continue;
             }
-            let rest = [FreeRange { start: range.start, end: start }, FreeRange { start: start + size, end: range.end }];
+            let rest = [
+                FreeRange { start: range.start, end: start },
+                FreeRange { start: start + size, end: range.end },
+            ];
             free.splice(at..=at, rest.into_iter().filter(|range| range.start < range.end));
             return Ok(start);
         }
         Err(MemoryError::Exhausted(size))
     }
 
-    /// Allocates a buffer whose first half ends one region and whose second half starts the next one in the guest's address
-    /// space. There is one such place per boundary.
+    /// Allocates a buffer whose first half ends one region and whose second half starts the next
+    /// one in the guest's address space. There is one such place per boundary.
     pub fn alloc_across(&self, size: usize) -> Result<u64, MemoryError> {
         let first = size as u64 / 2;
         let second = size as u64 - first;
@@ -331,8 +408,12 @@ impl Memory {
         let mut free = locked(&self.free);
         for region in &regions {
             let boundary = region.guest_addr + region.size;
-            let before = free.iter().position(|range| range.end == boundary && range.end - range.start >= first);
-            let after = free.iter().position(|range| range.start == boundary && range.end - range.start >= second);
+            let before = free
+                .iter()
+                .position(|range| range.end == boundary && range.end - range.start >= first);
+            let after = free
+                .iter()
+                .position(|range| range.start == boundary && range.end - range.start >= second);
             if let (Some(before), Some(after)) = (before, after) {
                 free[before].end -= first;
                 free[after].start += second;
@@ -361,7 +442,9 @@ impl Memory {
         let mut merged: Vec<FreeRange> = Vec::with_capacity(free.len());
         for range in free.drain(..) {
             match merged.last_mut() {
-                Some(last) if last.end == range.start && !boundary(range.start) => last.end = range.end,
+                Some(last) if last.end == range.start && !boundary(range.start) => {
+                    last.end = range.end
+                }
                 _ => merged.push(range),
             }
         }
@@ -374,8 +457,9 @@ impl Memory {
     }
 }
 
-/// A stretch of guest memory in one region. Keeps the mapping alive. Its accesses are checked against its length; what the
-/// other side of the shared memory does meanwhile decides what is read, nothing else.
+/// A stretch of guest memory in one region. Keeps the mapping alive. Its accesses are checked
+/// against its length; what the other side of the shared memory does meanwhile decides what is
+/// read, nothing else.
 #[derive(Clone, Debug)]
 pub struct Span {
     mapping: Arc<Mapping>,
@@ -415,9 +499,13 @@ impl Span {
     /// If they are not inside the span: a mistake of the caller, never of the device.
     #[inline]
     pub(super) fn at(&self, at: usize, len: usize) -> *mut u8 {
-        assert!(len <= self.len && at <= self.len - len, "guest memory span of {} bytes: {at} + {len}", self.len);
-        // SAFETY: offset + len was inside the mapping when the span was made, at + len is inside the span (checked above),
-        // and the span keeps the mapping alive.
+        assert!(
+            len <= self.len && at <= self.len - len,
+            "guest memory span of {} bytes: {at} + {len}",
+            self.len
+        );
+        // SAFETY: offset + len was inside the mapping when the span was made, at + len is inside
+        // the span (checked above), and the span keeps the mapping alive.
         unsafe { self.mapping.base.as_ptr().add(self.offset + at) }
     }
 
@@ -425,9 +513,10 @@ impl Span {
     #[inline]
     pub fn write(&self, at: usize, bytes: &[u8]) {
         let to = self.at(at, bytes.len());
-        // SAFETY: `to` is valid for that many bytes (see `at`), and guest memory is mapped by us alone, so it does not overlap
-        // a Rust slice. The device may access it at the same time: that is a race on bytes nobody holds a reference to, and
-        // what it reads is its own risk.
+        // SAFETY: `to` is valid for that many bytes (see `at`), and guest memory is mapped by us
+        // alone, so it does not overlap a Rust slice. The device may access it at the same
+        // time: that is a race on bytes nobody holds a reference to, and what it reads is
+        // its own risk.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) }
     }
 
@@ -454,13 +543,15 @@ impl Span {
         unsafe { ptr::read_unaligned(from) }
     }
 
-    /// Asks the processor to fetch the line at `at`. Never faults; nothing happens outside the span.
+    /// Asks the processor to fetch the line at `at`. Never faults; nothing happens outside the
+    /// span.
     #[inline]
     pub fn prefetch(&self, at: usize) {
         #[cfg(target_arch = "x86_64")]
         if at < self.len {
             let line = self.at(at, 1).cast_const().cast();
-            // SAFETY: prefetching is a hint without architectural effect, on an address inside the mapping.
+            // SAFETY: prefetching is a hint without architectural effect, on an address inside the
+            // mapping.
             unsafe { std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line) }
         }
     }
@@ -468,15 +559,20 @@ impl Span {
     #[inline]
     fn aligned<T>(&self, at: usize) -> *mut T {
         let pointer = self.at(at, size_of::<T>()).cast::<T>();
-        assert!(pointer.is_aligned(), "guest memory at {:#x} is not aligned", self.addr + at as u64);
+        assert!(
+            pointer.is_aligned(),
+            "guest memory at {:#x} is not aligned",
+            self.addr + at as u64
+        );
         pointer
     }
 
     /// The number at `at` as an atomic. Panics if it is not aligned or not inside.
     #[inline]
     pub fn atomic_u16(&self, at: usize) -> &AtomicU16 {
-        // SAFETY: aligned and inside the mapping, which outlives the span; other accesses to ring fields are atomic too, and
-        // those of a device that does otherwise only make the value arbitrary.
+        // SAFETY: aligned and inside the mapping, which outlives the span; other accesses to ring
+        // fields are atomic too, and those of a device that does otherwise only make the
+        // value arbitrary.
         unsafe { AtomicU16::from_ptr(self.aligned(at)) }
     }
 
@@ -519,8 +615,10 @@ mod tests {
     fn allocation_gives_back_what_it_took() {
         let memory = Memory::new(&MemoryConfig::split(2, 8192)).unwrap();
         let all = memory.free_bytes();
-        let taken: Vec<(u64, usize)> =
-            [100, 4096, 5000, 64].iter().map(|size| (memory.alloc(*size, 64).unwrap(), *size)).collect();
+        let taken: Vec<(u64, usize)> = [100, 4096, 5000, 64]
+            .iter()
+            .map(|size| (memory.alloc(*size, 64).unwrap(), *size))
+            .collect();
         for (i, (a, a_len)) in taken.iter().enumerate() {
             assert_eq!(a % 64, 0);
             assert!(memory.span(*a, *a_len).is_ok(), "in one region");
@@ -537,7 +635,9 @@ mod tests {
     #[test]
     fn outside_is_refused() {
         let memory = Memory::new(&MemoryConfig::new(4096)).unwrap();
-        for (addr, len) in [(0, 1), (DEFAULT_GUEST_ADDR - 1, 2), (DEFAULT_GUEST_ADDR + 4095, 2), (u64::MAX, 2)] {
+        for (addr, len) in
+            [(0, 1), (DEFAULT_GUEST_ADDR - 1, 2), (DEFAULT_GUEST_ADDR + 4095, 2), (u64::MAX, 2)]
+        {
             assert!(memory.write(addr, &vec![0; len]).is_err(), "{addr:#x}");
             assert!(memory.span(addr, len).is_err(), "{addr:#x}");
         }

@@ -3,7 +3,8 @@
 //! * [`Memory`]: guest memory as shared files, in one or more regions.
 //! * [`Ring`]: the raw fields of a split ring. [`VirtQueue`]: the driver's half of it, by the book.
 //! * [`Guest`]: a NIC with a pair of queues, that sends and receives frames.
-//! * [`Connection`], [`Listener`]: the control channel, either side of the socket; [`raw`] for anything else on it.
+//! * [`Connection`], [`Listener`]: the control channel, either side of the socket; [`raw`] for
+//!   anything else on it.
 //! * [`FastGuest`]: a NIC for measuring, that neither allocates nor copies more than it must.
 //! * [`Vm`]: a guest with its control channel, that comes and goes.
 //!
@@ -31,10 +32,14 @@ mod tests;
 pub mod transfer;
 pub mod vm;
 
-pub use control::{Connection, ControlError, DirtyLog, Listener, MemoryMessages, Nic, ProtocolFeatures, Start};
+pub use control::{
+    Connection, ControlError, DirtyLog, Listener, MemoryMessages, Nic, ProtocolFeatures, Start,
+};
 pub use fast::{FastConfig, FastGuest};
 pub use guest::{Guest, GuestConfig, GuestStats, RX, Refill, SendError, Shape, TX};
 pub use memory::{Memory, MemoryConfig, MemoryError, Region, Span};
-pub use queue::{AddError, Buffer, DeviceError, KickPolicy, Placement, QueueLink, QueueStats, Used, VirtQueue};
+pub use queue::{
+    AddError, Buffer, DeviceError, KickPolicy, Placement, QueueLink, QueueStats, Used, VirtQueue,
+};
 pub use ring::{Desc, Ring, RingAddr};
 pub use vm::{DetachedVm, Vm, VmConfig};

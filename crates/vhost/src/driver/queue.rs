@@ -1,8 +1,9 @@
 //! The driver's half of a split virtqueue (virtio 1.2, 2.7).
 //!
-//! By the book: descriptors are written before the available index (Release), used entries are read after the used index
-//! (Acquire), and between publishing and looking at the other side's suppression there is a full fence. What the device
-//! returns is checked against what it was given; [`DeviceError`] says what it did wrong.
+//! By the book: descriptors are written before the available index (Release), used entries are read
+//! after the used index (Acquire), and between publishing and looking at the other side's
+//! suppression there is a full fence. What the device returns is checked against what it was given;
+//! [`DeviceError`] says what it did wrong.
 
 use std::{
     collections::VecDeque,
@@ -21,11 +22,15 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use super::{
     memory::{Memory, MemoryError},
-    ring::{AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Desc, Ring, USED_NO_NOTIFY, passed},
+    ring::{
+        AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Desc, Ring,
+        USED_NO_NOTIFY, passed,
+    },
 };
 use crate::net::Features;
 
-/// An interrupt that was asked for comes within this time after the used index, or it was forgotten.
+/// An interrupt that was asked for comes within this time after the used index, or it was
+/// forgotten.
 const INTERRUPT_LIMIT: Duration = Duration::from_secs(2);
 
 /// The device broke the rules of the ring. The queue cannot be trusted any more; reset it.
@@ -102,7 +107,8 @@ pub enum Placement {
     Direct,
     /// All in an indirect table (needs INDIRECT_DESC).
     Indirect,
-    /// So many in the ring's table, the others in an indirect table behind them (virtio 1.2, 2.7.5.3.2).
+    /// So many in the ring's table, the others in an indirect table behind them (virtio 1.2,
+    /// 2.7.5.3.2).
     IndirectAfter(u16),
 }
 
@@ -166,14 +172,23 @@ pub struct QueueLink {
 impl QueueLink {
     /// With new descriptors.
     pub fn new(ring: Ring) -> Result<QueueLink, MemoryError> {
-        let failed = |e: rustix::io::Errno| MemoryError::System { what: "create an eventfd", source: e.into(), hint: "" };
-        let fd = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Arc::new).map_err(failed);
+        let failed = |e: rustix::io::Errno| MemoryError::System {
+            what: "create an eventfd",
+            source: e.into(),
+            hint: "",
+        };
+        let fd = || {
+            rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map(Arc::new)
+                .map_err(failed)
+        };
         Ok(QueueLink { ring, kick: fd()?, call: fd()? })
     }
 
     /// Notifies the device.
     pub fn kick(&self) {
-        // The only failure of a non-blocking eventfd is a full counter: then a notification is pending anyway.
+        // The only failure of a non-blocking eventfd is a full counter: then a notification is
+        // pending anyway.
         let _ = rustix::io::write(&*self.kick, &1u64.to_ne_bytes());
     }
 }
@@ -204,7 +219,8 @@ pub struct VirtQueue {
     /// Next descriptor to be used (with IN_ORDER, which takes them in table order).
     next_desc: u16,
     free_count: u16,
-    /// What follows each descriptor of an outstanding chain: our own copy, the ring's may be overwritten.
+    /// What follows each descriptor of an outstanding chain: our own copy, the ring's may be
+    /// overwritten.
     following: Vec<u16>,
     /// Outstanding chains by head.
     chains: Vec<Option<Chain>>,
@@ -222,11 +238,16 @@ pub struct VirtQueue {
 
 impl VirtQueue {
     /// A queue on a new ring of `size` entries (a power of two up to 32,768).
-    pub fn new(memory: &Arc<Memory>, size: u16, features: Features) -> Result<VirtQueue, MemoryError> {
+    pub fn new(
+        memory: &Arc<Memory>,
+        size: u16,
+        features: Features,
+    ) -> Result<VirtQueue, MemoryError> {
         VirtQueue::on(Ring::new(memory, size)?, features)
     }
 
-    /// A queue on a ring placed by the caller; clears it. Of `features`, EVENT_IDX, INDIRECT_DESC and IN_ORDER matter.
+    /// A queue on a ring placed by the caller; clears it. Of `features`, EVENT_IDX, INDIRECT_DESC
+    /// and IN_ORDER matter.
     pub fn on(ring: Ring, features: Features) -> Result<VirtQueue, MemoryError> {
         let size = usize::from(ring.size());
         let mut queue = VirtQueue {
@@ -254,8 +275,8 @@ impl VirtQueue {
         Ok(queue)
     }
 
-    /// Starts afresh, as a driver does after a device reset: the ring is zeroed, what was outstanding is forgotten, `features`
-    /// are in force. The device must have been stopped.
+    /// Starts afresh, as a driver does after a device reset: the ring is zeroed, what was
+    /// outstanding is forgotten, `features` are in force. The device must have been stopped.
     pub fn reset(&mut self, features: Features) {
         for chain in &mut self.chains {
             if let Some((addr, len)) = chain.take().and_then(|chain| chain.table) {
@@ -296,7 +317,8 @@ impl VirtQueue {
         self.kick_policy = policy;
     }
 
-    /// Chooses whether [`Self::wait`] sleeps until the device interrupts (true) or polls (false, the default).
+    /// Chooses whether [`Self::wait`] sleeps until the device interrupts (true) or polls (false,
+    /// the default).
     pub fn set_interrupts(&mut self, interrupts: bool) {
         self.interrupts = interrupts;
     }
@@ -321,13 +343,19 @@ impl VirtQueue {
         self.published
     }
 
-    /// Where a device that lost its state goes on: the used index, since every chain before it was used in order.
+    /// Where a device that lost its state goes on: the used index, since every chain before it was
+    /// used in order.
     pub fn restart_position(&self) -> u16 {
         self.link.ring.used_idx().load(Acquire)
     }
 
     /// Adds a chain. The device sees it after [`Self::publish`]. Returns the head's index.
-    pub fn add(&mut self, buffers: &[Buffer], placement: Placement, token: u64) -> Result<u16, AddError> {
+    pub fn add(
+        &mut self,
+        buffers: &[Buffer],
+        placement: Placement,
+        token: u64,
+    ) -> Result<u16, AddError> {
         let direct = match placement {
             Placement::Direct => buffers.len(),
             Placement::Indirect => 0,
@@ -336,10 +364,14 @@ impl VirtQueue {
         let (direct, in_table) = buffers.split_at(direct);
         let descs = direct.len() + usize::from(!in_table.is_empty());
         if descs == 0 || descs > usize::from(self.link.ring.size()) {
-            return Err(AddError::Shape("it has no buffers, or more than the ring has descriptors"));
+            return Err(AddError::Shape(
+                "it has no buffers, or more than the ring has descriptors",
+            ));
         }
         if !buffers.is_sorted_by_key(|buffer| buffer.writable) {
-            return Err(AddError::Shape("a buffer for the device to read stands behind one to write"));
+            return Err(AddError::Shape(
+                "a buffer for the device to read stands behind one to write",
+            ));
         }
         if !in_table.is_empty() && !self.indirect {
             return Err(AddError::Shape("INDIRECT_DESC was not negotiated"));
@@ -348,8 +380,14 @@ impl VirtQueue {
             return Err(AddError::Full);
         }
         let table = if in_table.is_empty() { None } else { Some(self.write_table(in_table)?) };
-        let last = table.map(|(addr, len)| Desc { addr, len: len as u32, flags: DESC_INDIRECT, next: 0 });
-        let direct = direct.iter().map(|buffer| Desc { addr: buffer.addr, len: buffer.len, flags: write_flag(buffer), next: 0 });
+        let last =
+            table.map(|(addr, len)| Desc { addr, len: len as u32, flags: DESC_INDIRECT, next: 0 });
+        let direct = direct.iter().map(|buffer| Desc {
+            addr: buffer.addr,
+            len: buffer.len,
+            flags: write_flag(buffer),
+            next: 0,
+        });
         let mut head = None;
         let mut previous: Option<(u16, Desc)> = None;
         for desc in direct.chain(last) {
@@ -365,8 +403,10 @@ impl VirtQueue {
             self.link.ring.set_desc(at, desc);
         }
         let head = head.unwrap_or_default();
-        let writable = buffers.iter().filter(|buffer| buffer.writable).map(|buffer| buffer.len).sum();
-        self.chains[usize::from(head)] = Some(Chain { token, descs: descs as u16, writable, table });
+        let writable =
+            buffers.iter().filter(|buffer| buffer.writable).map(|buffer| buffer.len).sum();
+        self.chains[usize::from(head)] =
+            Some(Chain { token, descs: descs as u16, writable, table });
         if self.in_order {
             self.order.push_back(head);
         }
@@ -385,7 +425,10 @@ impl VirtQueue {
             let more = i + 1 < buffers.len();
             let flags = write_flag(buffer) | if more { DESC_NEXT } else { 0 };
             let next = if more { i as u16 + 1 } else { 0 };
-            span.write(i * DESC_LEN, &Desc { addr: buffer.addr, len: buffer.len, flags, next }.to_bytes());
+            span.write(
+                i * DESC_LEN,
+                &Desc { addr: buffer.addr, len: buffer.len, flags, next }.to_bytes(),
+            );
         }
         Ok((addr, len))
     }
@@ -407,7 +450,8 @@ impl VirtQueue {
         self.published = self.avail_idx;
     }
 
-    /// Notifies the device of what was published since the last call, if it wants to know. Returns whether it was notified.
+    /// Notifies the device of what was published since the last call, if it wants to know. Returns
+    /// whether it was notified.
     pub fn notify(&mut self) -> bool {
         if self.published == self.notified {
             return false;
@@ -457,8 +501,11 @@ impl VirtQueue {
         if ready > self.outstanding {
             return Err(DeviceError::UsedIndex { moved: ready, outstanding: self.outstanding });
         }
-        let (head, len) = if self.in_order { self.next_in_order(ready)? } else { self.next_by_id()? };
-        let Some(chain) = self.chains[usize::from(head)].take() else { return Err(DeviceError::UsedId(head.into())) };
+        let (head, len) =
+            if self.in_order { self.next_in_order(ready)? } else { self.next_by_id()? };
+        let Some(chain) = self.chains[usize::from(head)].take() else {
+            return Err(DeviceError::UsedId(head.into()));
+        };
         let len = len.unwrap_or(chain.writable);
         if len > chain.writable {
             return Err(DeviceError::UsedLen { len, writable: chain.writable });
@@ -490,8 +537,8 @@ impl VirtQueue {
         Ok((head.ok_or(DeviceError::UsedId(id))?, Some(len)))
     }
 
-    /// With IN_ORDER one used entry may stand for several chains, at the first one's place, naming the last one (virtio 1.2,
-    /// 2.7.9). Those before the last count as written completely.
+    /// With IN_ORDER one used entry may stand for several chains, at the first one's place, naming
+    /// the last one (virtio 1.2, 2.7.9). Those before the last count as written completely.
     fn next_in_order(&mut self, ready: u16) -> Result<(u16, Option<u32>), DeviceError> {
         if self.batch.0 == 0 {
             let (id, len) = self.link.ring.used_entry(self.last_used);
@@ -500,11 +547,15 @@ impl VirtQueue {
             self.batch = (at as u16 + 1, len);
         }
         self.batch.0 -= 1;
-        let head = self.order.pop_front().ok_or(DeviceError::UsedIndex { moved: ready, outstanding: 0 })?;
+        let head = self
+            .order
+            .pop_front()
+            .ok_or(DeviceError::UsedIndex { moved: ready, outstanding: 0 })?;
         Ok((head, (self.batch.0 == 0).then_some(self.batch.1)))
     }
 
-    /// Asks for an interrupt at the next used entry. Returns false if one is there already, which may not interrupt.
+    /// Asks for an interrupt at the next used entry. Returns false if one is there already, which
+    /// may not interrupt.
     pub fn arm_interrupt(&mut self) -> bool {
         if self.event_idx {
             self.link.ring.avail_flags().store(0, Relaxed);
@@ -516,7 +567,8 @@ impl VirtQueue {
         !self.has_used()
     }
 
-    /// Asks for no interrupts. With EVENT_IDX that can only be put far off: one comes at the latest 65,535 entries later.
+    /// Asks for no interrupts. With EVENT_IDX that can only be put far off: one comes at the latest
+    /// 65,535 entries later.
     pub fn suppress_interrupts(&mut self) {
         if self.event_idx {
             self.link.ring.avail_flags().store(0, Relaxed); // MUST be 0 with EVENT_IDX (2.7.7.1)
@@ -556,7 +608,8 @@ impl VirtQueue {
                     self.suppress_interrupts();
                     return Ok(false);
                 }
-                // It came in the last moment; its interrupt must follow, unless the device is off its core.
+                // It came in the last moment; its interrupt must follow, unless the device is off
+                // its core.
                 if !self.poll_call(INTERRUPT_LIMIT) {
                     return Err(DeviceError::MissedInterrupt);
                 }
@@ -570,7 +623,8 @@ impl VirtQueue {
     /// Whether the call descriptor is readable within `timeout`.
     fn poll_call(&self, timeout: Duration) -> bool {
         let mut fds = [PollFd::new(&*self.link.call, PollFlags::IN)];
-        let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+        let timeout =
+            Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         loop {
             match rustix::event::poll(&mut fds, Some(&timeout)) {
                 Err(rustix::io::Errno::INTR) => {} // a signal: wait again

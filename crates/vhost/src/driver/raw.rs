@@ -1,7 +1,8 @@
-//! vhost-user messages as bytes: for what the front end of the `vhost` crate does not send, or would never send.
+//! vhost-user messages as bytes: for what the front end of the `vhost` crate does not send, or
+//! would never send.
 //!
-//! The message format is that of QEMU's docs/interop/vhost-user.rst: request, flags and body length as native 32-bit numbers,
-//! then the body; file descriptors travel with the first byte.
+//! The message format is that of QEMU's docs/interop/vhost-user.rst: request, flags and body length
+//! as native 32-bit numbers, then the body; file descriptors travel with the first byte.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -13,7 +14,8 @@ use std::{
 };
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 pub use vhost::vhost_user::message::FrontendReq;
 
@@ -69,17 +71,22 @@ pub fn words(values: &[u64]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_ne_bytes()).collect()
 }
 
-/// A body of a queue index and a number (SET_VRING_NUM, SET_VRING_BASE, GET_VRING_BASE, SET_VRING_ENABLE).
+/// A body of a queue index and a number (SET_VRING_NUM, SET_VRING_BASE, GET_VRING_BASE,
+/// SET_VRING_ENABLE).
 pub fn vring_state(index: u32, value: u32) -> Vec<u8> {
     [index.to_ne_bytes(), value.to_ne_bytes()].concat()
 }
 
-/// Sends bytes as they are, `fds` with the first of them. Blocks at most as long as the stream's write time-out.
+/// Sends bytes as they are, `fds` with the first of them. Blocks at most as long as the stream's
+/// write time-out.
 pub fn send_bytes(stream: &UnixStream, mut bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("more than {MAX_FDS} descriptors")));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("more than {MAX_FDS} descriptors"),
+        ));
     }
     while !bytes.is_empty() {
         let sent = sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
@@ -94,10 +101,14 @@ pub fn recv(stream: &UnixStream) -> io::Result<Message> {
     let mut fds = Vec::new();
     let mut head = [0; HEADER_LEN];
     fill(stream, &mut head, &mut fds)?;
-    let field = |at: usize| u32::from_ne_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+    let field =
+        |at: usize| u32::from_ne_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
     let len = field(8) as usize;
     if len > 1 << 16 {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("a message of {len} bytes")));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("a message of {len} bytes"),
+        ));
     }
     let mut body = vec![0; len];
     fill(stream, &mut body, &mut fds)?;
@@ -108,7 +119,9 @@ fn fill(stream: &UnixStream, mut bytes: &mut [u8], fds: &mut Vec<OwnedFd>) -> io
     while !bytes.is_empty() {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let got = recvmsg(stream, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?.bytes;
+        let got =
+            recvmsg(stream, &mut [IoSliceMut::new(bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?
+                .bytes;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(received) = message {
                 fds.extend(received);
@@ -133,7 +146,12 @@ mod tests {
         let (a, b) = UnixStream::pair().unwrap();
         b.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
         let body = words(&[7, 9]);
-        send_bytes(&a, &message(FrontendReq::SET_LOG_BASE, VERSION | NEED_REPLY, &body), &[a.as_fd(), b.as_fd()]).unwrap();
+        send_bytes(
+            &a,
+            &message(FrontendReq::SET_LOG_BASE, VERSION | NEED_REPLY, &body),
+            &[a.as_fd(), b.as_fd()],
+        )
+        .unwrap();
         send_bytes(&a, &header(1, VERSION, 0), &[]).unwrap();
         let got = recv(&b).unwrap();
         assert_eq!((got.request, got.flags, got.u64()), (FrontendReq::SET_LOG_BASE as u32, 9, 7));

@@ -1,7 +1,8 @@
 //! The memory of a split virtqueue: descriptor table, available ring, used ring (virtio 1.2, 2.7).
 //!
-//! [`Ring`] gives raw access to every field, the ones only a device may write included: what a field means and in which order
-//! fields may be touched is [`super::VirtQueue`]'s business. A hostile driver is written on this.
+//! [`Ring`] gives raw access to every field, the ones only a device may write included: what a
+//! field means and in which order fields may be touched is [`super::VirtQueue`]'s business. A
+//! hostile driver is written on this.
 
 use std::sync::{
     Arc,
@@ -90,7 +91,8 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Allocates a ring as guests lay it out: table, available ring, used ring on a page of its own. All zero.
+    /// Allocates a ring as guests lay it out: table, available ring, used ring on a page of its
+    /// own. All zero.
     ///
     /// # Panics
     /// If `size` is not a power of two up to [`MAX_SIZE`].
@@ -98,7 +100,8 @@ impl Ring {
         let (desc, avail, used) = part_lens(size);
         let used_at = (desc + avail).next_multiple_of(4096);
         let start = memory.alloc(used_at + used, 4096)?;
-        let addr = RingAddr { desc: start, avail: start + desc as u64, used: start + used_at as u64 };
+        let addr =
+            RingAddr { desc: start, avail: start + desc as u64, used: start + used_at as u64 };
         let ring = Ring::at(memory, size, addr)?;
         ring.clear();
         Ok(ring)
@@ -109,8 +112,13 @@ impl Ring {
     /// # Panics
     /// If `size` is not a power of two up to [`MAX_SIZE`], or an address is not aligned.
     pub fn at(memory: &Arc<Memory>, size: u16, addr: RingAddr) -> Result<Ring, MemoryError> {
-        assert!(size.is_power_of_two() && size <= MAX_SIZE, "ring size {size} is not a power of two up to {MAX_SIZE}");
-        let aligned = addr.desc.is_multiple_of(16) && addr.avail.is_multiple_of(2) && addr.used.is_multiple_of(4);
+        assert!(
+            size.is_power_of_two() && size <= MAX_SIZE,
+            "ring size {size} is not a power of two up to {MAX_SIZE}"
+        );
+        let aligned = addr.desc.is_multiple_of(16)
+            && addr.avail.is_multiple_of(2)
+            && addr.used.is_multiple_of(4);
         assert!(aligned, "{addr:x?} is not aligned");
         let (desc, avail, used) = part_lens(size);
         Ok(Ring {
@@ -155,17 +163,25 @@ impl Ring {
 
     /// Addresses in this process, which vhost-user front ends hand over.
     pub fn user_addr(&self) -> RingAddr {
-        RingAddr { desc: self.desc.user_addr(), avail: self.avail.user_addr(), used: self.used.user_addr() }
+        RingAddr {
+            desc: self.desc.user_addr(),
+            avail: self.avail.user_addr(),
+            used: self.used.user_addr(),
+        }
     }
 
     /// Reads a descriptor.
     #[inline]
     pub fn desc(&self, index: u16) -> Desc {
         let at = (usize::from(index) & self.mask) * DESC_LEN;
-        Desc::from_words([self.desc.atomic_u64(at).load(Relaxed), self.desc.atomic_u64(at + 8).load(Relaxed)])
+        Desc::from_words([
+            self.desc.atomic_u64(at).load(Relaxed),
+            self.desc.atomic_u64(at + 8).load(Relaxed),
+        ])
     }
 
-    /// Writes a descriptor. Visible to the device at the latest with the next Release store of the available index.
+    /// Writes a descriptor. Visible to the device at the latest with the next Release store of the
+    /// available index.
     #[inline]
     pub fn set_desc(&self, index: u16, desc: Desc) {
         let at = (usize::from(index) & self.mask) * DESC_LEN;
@@ -238,7 +254,8 @@ impl Ring {
     }
 }
 
-/// Whether an index that went from `old` to `new` passed `event` (virtio 1.2, 2.7.7, `vring_need_event`).
+/// Whether an index that went from `old` to `new` passed `event` (virtio 1.2, 2.7.7,
+/// `vring_need_event`).
 #[inline]
 pub const fn passed(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
@@ -258,19 +275,28 @@ mod tests {
         ring.set_desc(1, desc);
         assert_eq!(ring.desc(1), desc);
         let bytes = memory.read_vec(addr.desc + 16, 16).unwrap();
-        assert_eq!(bytes, [0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 0xcc, 0xbb, 0xaa, 0x99, 2, 1, 4, 3]);
+        assert_eq!(
+            bytes,
+            [0x88, 0x77, 0x66, 0x55, 0x44, 0x33, 0x22, 0x11, 0xcc, 0xbb, 0xaa, 0x99, 2, 1, 4, 3]
+        );
         assert_eq!(bytes, desc.to_bytes());
         ring.avail_flags().store(1, Relaxed);
         ring.avail_idx().store(2, Relaxed);
         ring.avail_entry(3).store(3, Relaxed);
         ring.used_event().store(4, Relaxed);
-        assert_eq!(memory.read_vec(addr.avail, 14).unwrap(), [1, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 4, 0]);
+        assert_eq!(
+            memory.read_vec(addr.avail, 14).unwrap(),
+            [1, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 4, 0]
+        );
         ring.used_flags().store(1, Relaxed);
         ring.used_idx().store(2, Relaxed);
         ring.set_used_entry(3, 3, 4, Relaxed);
         ring.avail_event().store(5, Relaxed);
         let used = memory.read_vec(addr.used, 38).unwrap();
-        assert_eq!((&used[..4], &used[28..]), (&[1u8, 0, 2, 0][..], &[3u8, 0, 0, 0, 4, 0, 0, 0, 5, 0][..]));
+        assert_eq!(
+            (&used[..4], &used[28..]),
+            (&[1u8, 0, 2, 0][..], &[3u8, 0, 0, 0, 4, 0, 0, 0, 5, 0][..])
+        );
         assert_eq!(ring.used_entry(7), (3, 4), "indices wrap");
     }
 

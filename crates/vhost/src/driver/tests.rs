@@ -1,4 +1,5 @@
-//! The driver against a device that is as simple as the standard allows, and against one that breaks its rules.
+//! The driver against a device that is as simple as the standard allows, and against one that
+//! breaks its rules.
 
 use std::{
     collections::VecDeque,
@@ -19,7 +20,8 @@ use crate::net::{Features, NetHeader};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The device's half of one ring: one chain at a time, addresses resolved through the driver's own memory.
+/// The device's half of one ring: one chain at a time, addresses resolved through the driver's own
+/// memory.
 struct DeviceQueue {
     ring: Ring,
     memory: std::sync::Arc<Memory>,
@@ -68,24 +70,45 @@ impl DeviceQueue {
                 desc = self.table_desc(desc.addr, 0);
                 continue;
             }
-            let list = if desc.flags & DESC_WRITE != 0 { &mut chain.writable } else { &mut chain.readable };
+            let list = if desc.flags & DESC_WRITE != 0 {
+                &mut chain.writable
+            } else {
+                &mut chain.readable
+            };
             list.push((desc.addr, desc.len as usize));
-            assert!(desc.flags & DESC_WRITE != 0 || chain.writable.is_empty(), "readable before writable");
+            assert!(
+                desc.flags & DESC_WRITE != 0 || chain.writable.is_empty(),
+                "readable before writable"
+            );
             if desc.flags & DESC_NEXT == 0 {
                 return Some(chain);
             }
-            desc = table.map_or_else(|| self.ring.desc(desc.next), |table| self.table_desc(table, desc.next));
+            desc = table.map_or_else(
+                || self.ring.desc(desc.next),
+                |table| self.table_desc(table, desc.next),
+            );
         }
     }
 
     fn table_desc(&self, table: u64, index: u16) -> Desc {
         let bytes = self.memory.read_vec(table + 16 * u64::from(index), 16).unwrap();
-        let number = |from: usize, to: usize| bytes[from..to].iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte));
-        Desc { addr: number(0, 8), len: number(8, 12) as u32, flags: number(12, 14) as u16, next: number(14, 16) as u16 }
+        let number = |from: usize, to: usize| {
+            bytes[from..to].iter().rev().fold(0u64, |n, byte| n << 8 | u64::from(*byte))
+        };
+        Desc {
+            addr: number(0, 8),
+            len: number(8, 12) as u32,
+            flags: number(12, 14) as u16,
+            next: number(14, 16) as u16,
+        }
     }
 
     fn read(&self, chain: &DeviceChain) -> Vec<u8> {
-        chain.readable.iter().flat_map(|(addr, len)| self.memory.read_vec(*addr, *len).unwrap()).collect()
+        chain
+            .readable
+            .iter()
+            .flat_map(|(addr, len)| self.memory.read_vec(*addr, *len).unwrap())
+            .collect()
     }
 
     /// Writes into a chain as much as fits; returns what is left.
@@ -109,7 +132,8 @@ impl DeviceQueue {
         let wanted = if self.features.has(Features::EVENT_IDX) {
             passed(self.ring.used_event().load(Relaxed), self.next_used, self.signalled)
         } else {
-            self.next_used != self.signalled && self.ring.avail_flags().load(Relaxed) & AVAIL_NO_INTERRUPT == 0
+            self.next_used != self.signalled
+                && self.ring.avail_flags().load(Relaxed) & AVAIL_NO_INTERRUPT == 0
         };
         self.signalled = self.next_used;
         if wanted {
@@ -139,7 +163,8 @@ impl Loopback {
         while let Some(chain) = self.tx.take() {
             self.backlog.push_back(self.tx.read(&chain));
             if self.batch_used {
-                // Only the place of the batch's first is written, again and again, until it names the last.
+                // Only the place of the batch's first is written, again and again, until it names
+                // the last.
                 self.tx.ring.set_used_entry(first, chain.head.into(), 0, Relaxed);
                 self.tx.next_used = self.tx.next_used.wrapping_add(1);
             } else {
@@ -172,7 +197,10 @@ impl Loopback {
             self.rx.push_used(chain.head, (rest.len() - left.len()) as u32);
             rest = left;
             count += 1;
-            assert!(rest.is_empty() || self.rx.features.has(Features::MRG_RXBUF), "the frame fits one chain");
+            assert!(
+                rest.is_empty() || self.rx.features.has(Features::MRG_RXBUF),
+                "the frame fits one chain"
+            );
             first.get_or_insert(chain);
         }
         if header_len == NetHeader::LEN {
@@ -199,12 +227,26 @@ fn header(seed: usize) -> NetHeader {
 }
 
 fn shape() -> impl Strategy<Value = Shape> {
-    let placement = prop_oneof![Just(Placement::Direct), Just(Placement::Indirect), (0u16..4).prop_map(Placement::IndirectAfter)];
-    (any::<bool>(), 1usize..4, placement).prop_map(|(header_apart, pieces, placement)| Shape { header_apart, pieces, placement })
+    let placement = prop_oneof![
+        Just(Placement::Direct),
+        Just(Placement::Indirect),
+        (0u16..4).prop_map(Placement::IndirectAfter)
+    ];
+    (any::<bool>(), 1usize..4, placement).prop_map(|(header_apart, pieces, placement)| Shape {
+        header_apart,
+        pieces,
+        placement,
+    })
 }
 
 fn features() -> impl Strategy<Value = Features> {
-    let optional = [Features::EVENT_IDX, Features::IN_ORDER, Features::VERSION_1, Features::MRG_RXBUF, Features::ANY_LAYOUT];
+    let optional = [
+        Features::EVENT_IDX,
+        Features::IN_ORDER,
+        Features::VERSION_1,
+        Features::MRG_RXBUF,
+        Features::ANY_LAYOUT,
+    ];
     proptest::bits::u8::masked(0x1f).prop_map(move |bits| {
         let chosen = optional.iter().enumerate().filter(|(i, _)| bits & (1 << i) != 0);
         chosen.fold(Features::INDIRECT_DESC, |all, (_, feature)| all.with(*feature))
@@ -270,12 +312,14 @@ proptest! {
 #[test]
 fn every_ring_size() {
     for size in (1..16).map(|log| 1u16 << log) {
-        let config = GuestConfig { rx_buffer: 128, max_frame: 100, ..GuestConfig::default() }.rings(size);
+        let config =
+            GuestConfig { rx_buffer: 128, max_frame: 100, ..GuestConfig::default() }.rings(size);
         let mut guest = guest(Features::VERSION_1, &config);
         let mut device = Loopback::of(&guest);
         // More than fits, so that indices and descriptors wrap.
         for round in 0..3 {
-            let sent = guest.send_batch((0..usize::from(size)).map(|i| frame(i + round, 60))).unwrap();
+            let sent =
+                guest.send_batch((0..usize::from(size)).map(|i| frame(i + round, 60))).unwrap();
             assert_eq!(sent, usize::from(size));
             assert!(matches!(guest.send(&[0; 60], NetHeader::default()), Err(SendError::Full)));
             device.run();
@@ -289,10 +333,13 @@ fn every_ring_size() {
 
 #[test]
 fn any_cuts_even_empty_ones() {
-    let mut guest = guest(Features::VERSION_1.with(Features::INDIRECT_DESC), &GuestConfig::default());
+    let mut guest =
+        guest(Features::VERSION_1.with(Features::INDIRECT_DESC), &GuestConfig::default());
     let mut device = Loopback::of(&guest);
     for placement in [Placement::Direct, Placement::Indirect, Placement::IndirectAfter(3)] {
-        guest.enqueue_cut(&frame(1, 100), header(1), &[0, 1, 5, 5, 12, 13, 112, 112], placement).unwrap();
+        guest
+            .enqueue_cut(&frame(1, 100), header(1), &[0, 1, 5, 5, 12, 13, 112, 112], placement)
+            .unwrap();
         guest.flush();
         device.run();
         assert_eq!(guest.recv().unwrap().unwrap().1, frame(1, 100));
@@ -345,14 +392,19 @@ fn polling_asks_for_no_interrupts() {
             device.run();
             guest.recv().unwrap().unwrap();
         }
-        assert_eq!((guest.rx_mut().take_interrupts(), guest.tx_mut().take_interrupts()), (0, 0), "{features:?}");
+        assert_eq!(
+            (guest.rx_mut().take_interrupts(), guest.tx_mut().take_interrupts()),
+            (0, 0),
+            "{features:?}"
+        );
     }
 }
 
 #[test]
 fn a_sleeper_is_woken() {
     for features in [Features::VERSION_1, Features::VERSION_1.with(Features::EVENT_IDX)] {
-        let mut guest = guest(features, &GuestConfig { interrupts: true, ..GuestConfig::default() });
+        let mut guest =
+            guest(features, &GuestConfig { interrupts: true, ..GuestConfig::default() });
         let mut device = Loopback::of(&guest);
         let kick = guest.tx().kick_fd().clone();
         let worker = std::thread::spawn(move || {
@@ -365,7 +417,8 @@ fn a_sleeper_is_woken() {
             }
         });
         for i in 0..100 {
-            // The device never suppresses (its avail_event stays behind at 0 with EVENT_IDX, so force the kick).
+            // The device never suppresses (its avail_event stays behind at 0 with EVENT_IDX, so
+            // force the kick).
             guest.enqueue(&frame(i, 60), NetHeader::default()).unwrap();
             guest.tx_mut().publish();
             guest.tx_mut().kick();
@@ -378,14 +431,15 @@ fn a_sleeper_is_woken() {
 
 #[test]
 fn a_forgotten_interrupt_is_noticed() {
-    let mut guest = guest(Features::VERSION_1, &GuestConfig { interrupts: true, ..GuestConfig::default() });
+    let mut guest =
+        guest(Features::VERSION_1, &GuestConfig { interrupts: true, ..GuestConfig::default() });
     let mut device = DeviceQueue::of(&guest, RX);
     let worker = std::thread::spawn(move || {
         while device.ring.avail_flags().load(Relaxed) & AVAIL_NO_INTERRUPT != 0 {
             std::thread::yield_now();
         }
-        // The guest asked for an interrupt and looks at the index once more before it sleeps, which nothing shows outside:
-        // a moment later, use a chain without one.
+        // The guest asked for an interrupt and looks at the index once more before it sleeps, which
+        // nothing shows outside: a moment later, use a chain without one.
         std::thread::sleep(Duration::from_millis(20));
         let head = device.take().unwrap().head;
         device.push_used(head, 72);
@@ -415,15 +469,24 @@ fn a_lying_device_is_caught() {
         Err(DeviceError::UsedIndex { moved: 257, outstanding: 256 })
     );
     assert_eq!(cheat(modern, &|ring, _| used(ring, 256, 12)), Err(DeviceError::UsedId(256)));
-    assert_eq!(cheat(modern, &|ring, _| used(ring, u32::MAX, 12)), Err(DeviceError::UsedId(u32::MAX)));
-    assert_eq!(cheat(modern, &|ring, _| used(ring, 3, 2049)), Err(DeviceError::UsedLen { len: 2049, writable: 2048 }));
+    assert_eq!(
+        cheat(modern, &|ring, _| used(ring, u32::MAX, 12)),
+        Err(DeviceError::UsedId(u32::MAX))
+    );
+    assert_eq!(
+        cheat(modern, &|ring, _| used(ring, 3, 2049)),
+        Err(DeviceError::UsedLen { len: 2049, writable: 2048 })
+    );
     assert_eq!(cheat(modern, &|ring, _| used(ring, 3, 11)), Err(DeviceError::ShortHeader(11)));
     assert_eq!(
         cheat(modern, &|ring, _| used(ring, 3, 72)),
         Err(DeviceError::NumBuffers { claimed: 0, available: 1 }),
         "num_buffers was not written"
     );
-    assert_eq!(cheat(modern.with(Features::IN_ORDER), &|ring, _| used(ring, 1, 72)), Err(DeviceError::OutOfOrder(1)));
+    assert_eq!(
+        cheat(modern.with(Features::IN_ORDER), &|ring, _| used(ring, 1, 72)),
+        Err(DeviceError::OutOfOrder(1))
+    );
     let merged = cheat(modern.with(Features::MRG_RXBUF), &|ring, device| {
         let chain = device.take().unwrap();
         device.write(&chain, &NetHeader { num_buffers: 2, ..NetHeader::default() }.to_bytes());
@@ -445,7 +508,8 @@ fn a_lying_device_is_caught() {
 
 #[test]
 fn a_guest_that_does_not_refill_runs_dry() {
-    let config = GuestConfig { refill: Refill::Manually, rx_fill: Some(3), ..GuestConfig::default() };
+    let config =
+        GuestConfig { refill: Refill::Manually, rx_fill: Some(3), ..GuestConfig::default() };
     let mut guest = guest(Features::VERSION_1, &config);
     let mut device = Loopback::of(&guest);
     guest.send_batch((0..5).map(|i| frame(i, 60))).unwrap();
@@ -466,12 +530,18 @@ fn reset_starts_from_zero_with_other_features() {
     let config = GuestConfig { rx_buffer: 9100, ..GuestConfig::default() };
     let mut guest = guest(Features::VERSION_1.with(Features::IN_ORDER), &config);
     let free = guest.memory().free_bytes();
-    for features in [Features::NONE, Features::VERSION_1.with(Features::MRG_RXBUF), Features::EVENT_IDX] {
+    for features in
+        [Features::NONE, Features::VERSION_1.with(Features::MRG_RXBUF), Features::EVENT_IDX]
+    {
         guest.send_batch(vec![[1u8; 60]; 10]).unwrap();
         guest.reset(features);
-        // A legacy guest needs two descriptors a buffer: the header stands alone, unless buffers are merged.
+        // A legacy guest needs two descriptors a buffer: the header stands alone, unless buffers
+        // are merged.
         let posted = if features.has(Features::VERSION_1) { 256 } else { 128 };
-        assert_eq!((guest.tx().outstanding(), guest.tx().published(), guest.rx().published()), (0, 0, posted));
+        assert_eq!(
+            (guest.tx().outstanding(), guest.tx().published(), guest.rx().published()),
+            (0, 0, posted)
+        );
         let mut device = Loopback::of(&guest);
         guest.send(&frame(1, 1000), NetHeader::default()).unwrap();
         device.run();
@@ -549,7 +619,13 @@ proptest! {
 
 #[test]
 fn the_fast_nic_catches_a_lying_device_too() {
-    let config = FastConfig { queue_size: 8, max_frame: 100, rx_buffer: 256, header_apart: false, indirect: false };
+    let config = FastConfig {
+        queue_size: 8,
+        max_frame: 100,
+        rx_buffer: 256,
+        header_apart: false,
+        indirect: false,
+    };
     let cheat = |features: Features, used_idx: u16, id: u32, len: u32| {
         let mut guest = fast(features, &config);
         let ring = guest.link(RX).ring.clone();
@@ -563,7 +639,14 @@ fn the_fast_nic_catches_a_lying_device_too() {
     assert_eq!(cheat(merged, 1, 0, 257), Err(DeviceError::UsedLen { len: 257, writable: 256 }));
     assert_eq!(cheat(merged, 1, 0, 11), Err(DeviceError::ShortHeader(11)));
     assert_eq!(cheat(merged, 1, 0, 72), Err(DeviceError::NumBuffers { claimed: 0, available: 1 }));
-    assert_eq!(cheat(Features::VERSION_1.with(Features::IN_ORDER), 1, 1, 72), Err(DeviceError::OutOfOrder(1)));
+    assert_eq!(
+        cheat(Features::VERSION_1.with(Features::IN_ORDER), 1, 1, 72),
+        Err(DeviceError::OutOfOrder(1))
+    );
     assert_eq!(cheat(Features::VERSION_1, 1, 0, 72), Ok(1));
-    assert_eq!(cheat(Features::VERSION_1, 2, 0, 72), Err(DeviceError::UsedId(0)), "entries 0 and 1 both say 0");
+    assert_eq!(
+        cheat(Features::VERSION_1, 2, 0, 72),
+        Err(DeviceError::UsedId(0)),
+        "entries 0 and 1 both say 0"
+    );
 }

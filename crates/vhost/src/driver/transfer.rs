@@ -22,12 +22,13 @@ impl Span {
     /// If they are not inside the span.
     pub fn read_from(&self, at: usize, len: usize, file: BorrowedFd<'_>) -> io::Result<usize> {
         let to = self.at(at, len);
-        // SAFETY: `to` is valid for `len` bytes (see `at`), to which there are no references; that others may access them meanwhile
-        // only decides what they read.
+        // SAFETY: `to` is valid for `len` bytes (see `at`), to which there are no references; that
+        // others may access them meanwhile only decides what they read.
         done(unsafe { libc::read(file.as_raw_fd(), to.cast(), len) })
     }
 
-    /// Writes pieces of the span to a file with one call: where each begins, and its bytes. Returns how many bytes went.
+    /// Writes pieces of the span to a file with one call: where each begins, and its bytes. Returns
+    /// how many bytes went.
     ///
     /// # Panics
     /// If one is not inside the span.
@@ -37,8 +38,9 @@ impl Span {
         for (vector, (at, len)) in vectors.iter_mut().zip(pieces) {
             *vector = libc::iovec { iov_base: self.at(*at, *len).cast(), iov_len: *len };
         }
-        // SAFETY: each vector names bytes inside the span (see `at`), which the kernel only reads; that others may write them meanwhile
-        // only decides what it reads. There are at most `MAX_PIECES` vectors, which fits an `int`.
+        // SAFETY: each vector names bytes inside the span (see `at`), which the kernel only reads;
+        // that others may write them meanwhile only decides what it reads. There are at
+        // most `MAX_PIECES` vectors, which fits an `int`.
         done(unsafe { libc::writev(file.as_raw_fd(), vectors.as_ptr(), vectors.len() as i32) })
     }
 }

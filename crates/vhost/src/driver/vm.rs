@@ -25,10 +25,14 @@ pub struct VmConfig {
 }
 
 impl Default for VmConfig {
-    /// A modern guest with mergeable buffers, event index and indirect descriptors, without offloads.
+    /// A modern guest with mergeable buffers, event index and indirect descriptors, without
+    /// offloads.
     fn default() -> VmConfig {
         VmConfig {
-            features: Features::VERSION_1.with(Features::MRG_RXBUF).with(Features::EVENT_IDX).with(Features::INDIRECT_DESC),
+            features: Features::VERSION_1
+                .with(Features::MRG_RXBUF)
+                .with(Features::EVENT_IDX)
+                .with(Features::INDIRECT_DESC),
             protocol: Connection::usual_protocol(),
             memory: None,
             guest: GuestConfig::default(),
@@ -48,12 +52,20 @@ pub struct Vm {
 
 impl Vm {
     /// Connects to a switch's socket and starts.
-    pub fn connect(path: impl AsRef<Path>, config: &VmConfig, timeout: Duration) -> Result<Vm, ControlError> {
+    pub fn connect(
+        path: impl AsRef<Path>,
+        config: &VmConfig,
+        timeout: Duration,
+    ) -> Result<Vm, ControlError> {
         Vm::attach(Connection::connect(path, timeout)?, config)
     }
 
     /// Waits for the switch to connect and starts.
-    pub fn accept(listener: &Listener, config: &VmConfig, timeout: Duration) -> Result<Vm, ControlError> {
+    pub fn accept(
+        listener: &Listener,
+        config: &VmConfig,
+        timeout: Duration,
+    ) -> Result<Vm, ControlError> {
         Vm::attach(listener.accept(timeout)?, config)
     }
 
@@ -92,7 +104,8 @@ impl Vm {
     /// Loads the guest's driver again with other features (those offered), on the same connection.
     pub fn change_features(&mut self, wanted: Features) -> Result<Features, ControlError> {
         self.connection.stop()?;
-        let features = Features(self.connection.offered().0 & wanted.0).without(Features::PROTOCOL_FEATURES);
+        let features =
+            Features(self.connection.offered().0 & wanted.0).without(Features::PROTOCOL_FEATURES);
         self.guest.reset(features);
         self.connection.start(&self.guest, &self.config.start)?;
         Ok(features)
@@ -108,7 +121,8 @@ pub struct DetachedVm {
 }
 
 impl DetachedVm {
-    /// Where the device was when it was stopped, receive ring first; None if it was not stopped in order.
+    /// Where the device was when it was stopped, receive ring first; None if it was not stopped in
+    /// order.
     pub fn base(&self) -> Option<[u16; 2]> {
         self.base
     }
@@ -119,8 +133,8 @@ impl DetachedVm {
         self.base = None;
     }
 
-    /// Goes on over a new connection, with the same memory, rings and features, where the device was: as it said when it was
-    /// stopped, else at the used indices, as QEMU does.
+    /// Goes on over a new connection, with the same memory, rings and features, where the device
+    /// was: as it said when it was stopped, else at the used indices, as QEMU does.
     pub fn reattach(self, mut connection: Connection) -> Result<Vm, ControlError> {
         let offered = connection.negotiate(self.guest.features(), self.config.protocol)?;
         if offered != self.guest.features() {
@@ -128,7 +142,8 @@ impl DetachedVm {
         }
         // Read only now, when the device that had them before is surely gone.
         let used = [self.guest.rx().restart_position(), self.guest.tx().restart_position()];
-        connection.start(&self.guest, &Start { base: self.base.unwrap_or(used), ..self.config.start })?;
+        connection
+            .start(&self.guest, &Start { base: self.base.unwrap_or(used), ..self.config.start })?;
         Ok(Vm { guest: self.guest, connection, config: self.config })
     }
 }

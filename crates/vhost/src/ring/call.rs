@@ -1,14 +1,17 @@
 //! Interrupting a guest, without ever waiting for it.
 //!
-//! A guest is interrupted by adding 1 to an eventfd it gave us. `write` on that eventfd is not safe to do: the guest shares the
-//! open file, so it can clear `O_NONBLOCK` and fill the counter whenever it likes, also between any check of ours and the write,
-//! which then sleeps for as long as the guest wants. `pwritev2` with `RWF_NOWAIT` does not exist for eventfds (EOPNOTSUPP).
+//! A guest is interrupted by adding 1 to an eventfd it gave us. `write` on that eventfd is not safe
+//! to do: the guest shares the open file, so it can clear `O_NONBLOCK` and fill the counter
+//! whenever it likes, also between any check of ours and the write, which then sleeps for as long
+//! as the guest wants. `pwritev2` with `RWF_NOWAIT` does not exist for eventfds (EOPNOTSUPP).
 //!
-//! The kernel's own way to signal an eventfd never sleeps and saturates instead. A program reaches it through asynchronous I/O: an
-//! operation that names an eventfd to signal on completion (`IOCB_FLAG_RESFD`). Ours writes no bytes to `/dev/null`, which
-//! completes inside `io_submit`. The kernel refuses whatever is not an eventfd. The price is about 0.2 us more than a `write`.
+//! The kernel's own way to signal an eventfd never sleeps and saturates instead. A program reaches
+//! it through asynchronous I/O: an operation that names an eventfd to signal on completion
+//! (`IOCB_FLAG_RESFD`). Ours writes no bytes to `/dev/null`, which completes inside `io_submit`.
+//! The kernel refuses whatever is not an eventfd. The price is about 0.2 us more than a `write`.
 //!
-//! What it wakes up, it wakes up inside of the call, and there may be much of it: [`super::interrupts`].
+//! What it wakes up, it wakes up inside of the call, and there may be much of it:
+//! [`super::interrupts`].
 
 use std::{
     cell::RefCell,
@@ -49,7 +52,8 @@ pub enum CallError {
 
 /// Whether a descriptor is an eventfd; else what it is instead.
 ///
-/// The kernel chooses the text behind the link, and only files with a name have a `/` in front of theirs.
+/// The kernel chooses the text behind the link, and only files with a name have a `/` in front of
+/// theirs.
 pub(crate) fn is_eventfd(fd: impl AsFd) -> Result<(), CallError> {
     let link = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
     let what = rustix::fs::readlink(link, Vec::new()).map_err(CallError::Unknown)?;
@@ -67,9 +71,10 @@ impl CallFd {
         Ok(CallFd { fd, of, handed: AtomicBool::new(false), next: AtomicPtr::new(ptr::null_mut()) })
     }
 
-    /// Interrupts the guest, from a worker. Never waits, whatever the guest does to the eventfd; if signals of this vnic were slow, it
-    /// only has one sent. A full counter means that the guest was interrupted already; errors are the guest's problem.
-    /// Returns what it took, in ticks of the time stamp counter.
+    /// Interrupts the guest, from a worker. Never waits, whatever the guest does to the eventfd; if
+    /// signals of this vnic were slow, it only has one sent. A full counter means that the
+    /// guest was interrupted already; errors are the guest's problem. Returns what it took, in
+    /// ticks of the time stamp counter.
     pub fn signal(self: &Arc<Self>) -> u64 {
         self.measured(CallFd::send)
     }
@@ -83,7 +88,8 @@ impl CallFd {
         }
     }
 
-    /// As [`Self::signal`], for threads that do it now and then: it does not give the thread resources of its own.
+    /// As [`Self::signal`], for threads that do it now and then: it does not give the thread
+    /// resources of its own.
     pub(crate) fn signal_shared(self: &Arc<Self>) {
         self.measured(CallFd::send_shared);
     }
@@ -104,7 +110,10 @@ impl CallFd {
     /// Sends a signal at once, by this thread's own means.
     pub(super) fn send(&self) {
         let sent = OWN.try_with(|own| match own.try_borrow_mut() {
-            Ok(mut own) => own.get_or_insert_with(|| Signaller::new().ok()).as_mut().is_some_and(|s| s.signal(&self.fd)),
+            Ok(mut own) => own
+                .get_or_insert_with(|| Signaller::new().ok())
+                .as_mut()
+                .is_some_and(|s| s.signal(&self.fd)),
             Err(_) => false,
         });
         if !sent.unwrap_or(false) {
@@ -124,11 +133,12 @@ impl CallFd {
     }
 }
 
-/// Prepares the calling thread for [`CallFd::signal`], so that its first interrupt costs no set-up. For workers, before they start.
+/// Prepares the calling thread for [`CallFd::signal`], so that its first interrupt costs no set-up.
+/// For workers, before they start.
 ///
 /// # Errors
-/// The kernel has no room for another asynchronous I/O context: the sysctl `fs.aio-max-nr` limits them. Interrupts still work, through
-/// a context that is shared.
+/// The kernel has no room for another asynchronous I/O context: the sysctl `fs.aio-max-nr` limits
+/// them. Interrupts still work, through a context that is shared.
 pub fn prepare_thread() -> io::Result<()> {
     messenger::keep_off();
     touches::watch_me();
@@ -148,7 +158,8 @@ pub(super) fn adopt(signaller: Signaller) {
 /// Makes sure that interrupts can be sent from any thread, and that slow ones need not be.
 ///
 /// # Errors
-/// The kernel refuses an asynchronous I/O context: `fs.aio-max-nr` is used up, or a sandbox forbids it. Or it refuses a thread.
+/// The kernel refuses an asynchronous I/O context: `fs.aio-max-nr` is used up, or a sandbox forbids
+/// it. Or it refuses a thread.
 pub(crate) fn ensure_signaller() -> io::Result<()> {
     shared()?;
     messenger::start()
@@ -212,16 +223,21 @@ mod tests {
             }
             done.send(()).unwrap();
         });
-        finished.recv_timeout(std::time::Duration::from_secs(10)).expect("a signal must not wait for the guest");
+        finished
+            .recv_timeout(std::time::Duration::from_secs(10))
+            .expect("a signal must not wait for the guest");
         assert_eq!(count(&guest), u64::MAX);
     }
 
     #[test]
     fn only_eventfds_are_accepted() {
         let (pipe, _other) = rustix::pipe::pipe().unwrap();
-        assert!(matches!(CallFd::new(pipe, Arc::default()), Err(CallError::NotAnEventfd(what)) if what.starts_with("pipe:")));
+        assert!(
+            matches!(CallFd::new(pipe, Arc::default()), Err(CallError::NotAnEventfd(what)) if what.starts_with("pipe:"))
+        );
         let directory = tempfile::tempdir().unwrap();
-        let disguised = std::fs::File::create(directory.path().join("anon_inode:[eventfd]")).unwrap();
+        let disguised =
+            std::fs::File::create(directory.path().join("anon_inode:[eventfd]")).unwrap();
         assert!(CallFd::new(disguised.into(), Arc::default()).is_err());
     }
 

@@ -1,7 +1,8 @@
 //! Copying to, from and between guest memory.
 //!
-//! The one place where bytes of a guest are moved; what is moved into its memory comes through [`super::door`]. Any two ranges may overlap, as two guests may share memory: nothing but their own
-//! contents suffers.
+//! The one place where bytes of a guest are moved; what is moved into its memory comes through
+//! [`super::door`]. Any two ranges may overlap, as two guests may share memory: nothing but their
+//! own contents suffers.
 
 use std::{
     arch::{asm, x86_64::__m128i},
@@ -20,8 +21,8 @@ pub(super) fn prefetch_read(at: *const u8) {
     unsafe { asm!("prefetcht0 [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
 }
 
-/// Asks for the line at `at` for reading once, in a way that does not make the processor fetch the lines behind it too: those the
-/// guest is about to write, and it would have to fetch them back.
+/// Asks for the line at `at` for reading once, in a way that does not make the processor fetch the
+/// lines behind it too: those the guest is about to write, and it would have to fetch them back.
 #[inline(always)]
 pub(super) fn prefetch_once(at: *const u8) {
     // SAFETY: as above.
@@ -31,7 +32,8 @@ pub(super) fn prefetch_once(at: *const u8) {
 /// Asks for the line at `at` for writing. Any address is allowed; nothing is accessed.
 #[inline(always)]
 pub(super) fn prefetch_write(at: *const u8) {
-    // SAFETY: as above. Processors without PREFETCHW execute it as a no-op (all x86-64 ones decode it).
+    // SAFETY: as above. Processors without PREFETCHW execute it as a no-op (all x86-64 ones decode
+    // it).
     unsafe { asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly)) };
 }
 
@@ -46,7 +48,8 @@ struct Word<T>(T);
 /// `size_of::<T>()` bytes must be mapped at `from + at`.
 #[inline(always)]
 unsafe fn load<T: Copy>(from: *const u8, at: usize) -> T {
-    // SAFETY: mapped by the caller's promise; a Word has alignment 1, and any bytes are a T: callers use integers and vectors of them.
+    // SAFETY: mapped by the caller's promise; a Word has alignment 1, and any bytes are a T:
+    // callers use integers and vectors of them.
     unsafe { from.add(at).cast::<Word<T>>().read_volatile().0 }
 }
 
@@ -61,7 +64,8 @@ unsafe fn store<T: Copy>(to: *mut u8, at: usize, word: T) {
 /// Copies a fixed number of bytes through registers: 1, 8, 10, 16, 32 or 64.
 ///
 /// # Safety
-/// `N` bytes must be mapped at both addresses. Guest memory may change meanwhile: the copy is of some bytes that were there.
+/// `N` bytes must be mapped at both addresses. Guest memory may change meanwhile: the copy is of
+/// some bytes that were there.
 #[inline(always)]
 unsafe fn block<const N: usize>(from: *const u8, to: *mut u8) {
     const { assert!(matches!(N, 1 | 8 | 10 | 16 | 32 | 64)) };
@@ -103,8 +107,8 @@ pub(super) unsafe fn copy_array<const N: usize>(from: *const u8, to: *mut u8) {
     unsafe { block::<N>(from, to) };
 }
 
-/// Stores an integer unless it is there already: a line that only holds what the guest knows stays in the guest's cache. A guest that
-/// changes the bytes meanwhile gets its own mixture.
+/// Stores an integer unless it is there already: a line that only holds what the guest knows stays
+/// in the guest's cache. A guest that changes the bytes meanwhile gets its own mixture.
 ///
 /// # Safety
 /// It must be mapped at `to`.
@@ -128,7 +132,8 @@ pub(super) unsafe fn put<T: Copy>(value: T, to: *mut u8) {
     unsafe { store(to, 0, value) };
 }
 
-/// Reads a byte of each page of a piece of guest memory: what is not there yet is there when this returns.
+/// Reads a byte of each page of a piece of guest memory: what is not there yet is there when this
+/// returns.
 ///
 /// # Safety
 /// `len` bytes must be mapped at `from`.
@@ -142,11 +147,13 @@ pub(super) unsafe fn touch(from: *const u8, len: usize) {
 /// Copies `len` bytes; short and medium lengths inline.
 ///
 /// # Safety
-/// `len` bytes must be mapped at both addresses. They may overlap, and a guest may change them meanwhile.
+/// `len` bytes must be mapped at both addresses. They may overlap, and a guest may change them
+/// meanwhile.
 #[inline(always)]
 pub(super) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
-    // SAFETY: each block lies in 0..len of both ranges, by the comparisons. Blocks that overlap each other write the same
-    // bytes twice, unless the guest changed them in between: then it sees its own mixture.
+    // SAFETY: each block lies in 0..len of both ranges, by the comparisons. Blocks that overlap
+    // each other write the same bytes twice, unless the guest changed them in between: then it
+    // sees its own mixture.
     unsafe {
         match len {
             64 => block::<64>(from, to),
@@ -177,7 +184,8 @@ pub(super) unsafe fn copy_header(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Out of line and out of the way: the loops that copy frames of 64 to 128 bytes need the registers that a call takes.
+/// Out of line and out of the way: the loops that copy frames of 64 to 128 bytes need the registers
+/// that a call takes.
 ///
 /// # Safety
 /// As [`copy`].
@@ -188,8 +196,9 @@ unsafe fn rest(from: *const u8, to: *mut u8, len: usize) {
     unsafe { if len < LINE { small(from, to, len) } else { lines(from, to, len) } }
 }
 
-/// Line by line through registers. The processor's own string copy starts slowly and lets nothing else run beside it; this overlaps with
-/// what comes before and after, and with lines that are fetched ahead.
+/// Line by line through registers. The processor's own string copy starts slowly and lets nothing
+/// else run beside it; this overlaps with what comes before and after, and with lines that are
+/// fetched ahead.
 ///
 /// # Safety
 /// As [`copy`], for 64 bytes at least.
@@ -243,7 +252,8 @@ pub(super) unsafe fn small(from: *const u8, to: *mut u8, len: usize) {
 /// Bytes that are summed at a time while they are copied: stays in the first-level cache.
 const BOUNCE: usize = 512;
 
-/// Copies `len` bytes and adds them to `sum`: what is summed is what is stored, whatever the guest does meanwhile.
+/// Copies `len` bytes and adds them to `sum`: what is summed is what is stored, whatever the guest
+/// does meanwhile.
 ///
 /// # Safety
 /// As [`copy`].
@@ -265,7 +275,8 @@ pub(super) unsafe fn copy_and_sum(from: NonNull<u8>, to: NonNull<u8>, len: usize
 mod tests {
     use super::*;
 
-    /// What is read twice has to agree, and guest memory need not: every plain read is one the compiler may repeat.
+    /// What is read twice has to agree, and guest memory need not: every plain read is one the
+    /// compiler may repeat.
     #[test]
     fn guest_memory_is_read_by_nothing_else() {
         let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/src/ring");

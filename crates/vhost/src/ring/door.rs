@@ -1,7 +1,9 @@
-//! The door: every store into a guest's memory goes through it, payload, headers and used ring alike.
+//! The door: every store into a guest's memory goes through it, payload, headers and used ring
+//! alike.
 //!
-//! It checks bounds, and marks in the dirty log what was stored, after it was stored (VHOST_F_LOG_ALL): live migration depends on no
-//! store that goes another way. Nothing else in this crate stores where a guest can see it.
+//! It checks bounds, and marks in the dirty log what was stored, after it was stored
+//! (VHOST_F_LOG_ALL): live migration depends on no store that goes another way. Nothing else in
+//! this crate stores where a guest can see it.
 
 use std::{
     ptr::NonNull,
@@ -34,8 +36,8 @@ impl Room {
     /// Of memory at a guest address.
     ///
     /// # Safety
-    /// `len` bytes must be mapped for writing at `ptr`, for as long as the ring has that memory, and be a guest's: nothing in them is ever
-    /// referred to.
+    /// `len` bytes must be mapped for writing at `ptr`, for as long as the ring has that memory,
+    /// and be a guest's: nothing in them is ever referred to.
     #[inline(always)]
     pub unsafe fn new(ptr: NonNull<u8>, len: u32, addr: u64) -> Room {
         Room { ptr, len, addr }
@@ -77,16 +79,27 @@ pub(super) struct Door {
 
 impl Door {
     /// # Safety
-    /// A used ring of `size` entries and its event field, 6 + 8 * `size` bytes, must be mapped for writing at `used`, aligned to 4, for as
-    /// long as this door exists.
-    pub unsafe fn new(log: Option<Arc<DirtyLog>>, used: NonNull<u8>, size: u16, used_log: Option<u64>) -> Door {
+    /// A used ring of `size` entries and its event field, 6 + 8 * `size` bytes, must be mapped for
+    /// writing at `used`, aligned to 4, for as long as this door exists.
+    pub unsafe fn new(
+        log: Option<Arc<DirtyLog>>,
+        used: NonNull<u8>,
+        size: u16,
+        used_log: Option<u64>,
+    ) -> Door {
         Door { log, used, size, used_log }
     }
 
     /// Begins to store `need` bytes; `None` if there is less room.
     #[inline(always)]
     pub fn store(&self, room: &Room, need: u32) -> Option<Store<'_>> {
-        (need <= room.len).then(|| Store { at: room.ptr, left: need, addr: room.addr, need, log: self.log.as_deref() })
+        (need <= room.len).then(|| Store {
+            at: room.ptr,
+            left: need,
+            addr: room.addr,
+            need,
+            log: self.log.as_deref(),
+        })
     }
 
     /// The door, if nothing is logged: who stores much need not ask each time.
@@ -117,8 +130,8 @@ impl Door {
     #[inline(always)]
     fn put_used(&self, slot: u16, id: u16, len: u32) -> usize {
         let byte = 4 + 8 * usize::from(slot & self.size.wrapping_sub(1));
-        // SAFETY: the size is a power of two, so the slot is below it: inside the ring, by new()'s promise, and aligned to 4. Atomics may
-        // be shared with the guest.
+        // SAFETY: the size is a power of two, so the slot is below it: inside the ring, by new()'s
+        // promise, and aligned to 4. Atomics may be shared with the guest.
         unsafe {
             let at = self.used.byte_add(byte).cast::<AtomicU32>();
             at.as_ref().store(u32::from(id), Ordering::Relaxed);
@@ -156,7 +169,8 @@ impl Door {
     #[inline(always)]
     fn field(&self, byte: usize) -> &AtomicU16 {
         debug_assert!(byte <= 4 + 8 * usize::from(self.size) && byte.is_multiple_of(2));
-        // SAFETY: byte is 0, 2 or 4 + 8 * size at every caller above: inside the ring, by new()'s promise, and even.
+        // SAFETY: byte is 0, 2 or 4 + 8 * size at every caller above: inside the ring, by new()'s
+        // promise, and even.
         unsafe { self.used.byte_add(byte).cast::<AtomicU16>().as_ref() }
     }
 
@@ -188,7 +202,13 @@ pub(super) trait Through {
 impl Through for Unlogged<'_> {
     #[inline(always)]
     fn store(&self, room: &Room, need: u32) -> Option<Store<'_>> {
-        (need <= room.len).then_some(Store { at: room.ptr, left: need, addr: room.addr, need, log: None })
+        (need <= room.len).then_some(Store {
+            at: room.ptr,
+            left: need,
+            addr: room.addr,
+            need,
+            log: None,
+        })
     }
 
     #[inline(always)]
@@ -211,8 +231,9 @@ impl Through for &Door {
 
 /// A store under way, from the beginning of its room on. When it is dropped, its pages are marked.
 ///
-/// That what was asked for has room is checked once, by [`Door::store`]; that its parts are no more than that is promised by those who
-/// store them, and checked again where debug assertions are. A check for each part costs 4 % of a small frame's instructions.
+/// That what was asked for has room is checked once, by [`Door::store`]; that its parts are no more
+/// than that is promised by those who store them, and checked again where debug assertions are. A
+/// check for each part costs 4 % of a small frame's instructions.
 pub(super) struct Store<'a> {
     at: NonNull<u8>,
     left: u32,
@@ -225,7 +246,8 @@ impl Store<'_> {
     /// The next `len` bytes, from memory that may change meanwhile.
     ///
     /// # Safety
-    /// They must be mapped at `from`, and with what was stored before be no more than was asked for.
+    /// They must be mapped at `from`, and with what was stored before be no more than was asked
+    /// for.
     #[inline(always)]
     pub unsafe fn mapped(&mut self, from: NonNull<u8>, len: u32) {
         // SAFETY: mapped by the caller's promise; there is room for `left` bytes at `at`.
@@ -263,8 +285,8 @@ impl Store<'_> {
         }
     }
 
-    /// A header of this length, 10 or 12, that says nothing: everything is zero but num_buffers, which a legacy header does not have. What
-    /// is there already is not stored again.
+    /// A header of this length, 10 or 12, that says nothing: everything is zero but num_buffers,
+    /// which a legacy header does not have. What is there already is not stored again.
     ///
     /// # Safety
     /// With what was stored before it must be no more than was asked for.
@@ -321,7 +343,8 @@ mod tests {
     fn with(len: u32, test: impl FnOnce(&Door, Room)) -> Vec<u8> {
         let mut used = [0u64; 9];
         let mut memory = vec![0xaau8; 64];
-        // SAFETY: 6 + 8 * 8 bytes, aligned to 8; 64 bytes, of which `len` from the 8th on are given away.
+        // SAFETY: 6 + 8 * 8 bytes, aligned to 8; 64 bytes, of which `len` from the 8th on are given
+        // away.
         let (door, room) = unsafe {
             let door = Door::new(None, NonNull::from(&mut used[0]).cast(), 8, None);
             (door, Room::new(NonNull::from(&mut memory[8]), len, 0x1000))

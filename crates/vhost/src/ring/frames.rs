@@ -1,4 +1,5 @@
-//! A batch of frames taken from a guest: the first bytes in private slots, the rest still in the guest's memory.
+//! A batch of frames taken from a guest: the first bytes in private slots, the rest still in the
+//! guest's memory.
 
 use std::{ops::Range, ptr::NonNull, sync::Arc};
 
@@ -20,10 +21,11 @@ pub const HEAD: usize = 128;
 pub(super) const HEAD_LONG: usize = 128 + 80;
 /// Bytes that a slot can hold when the parser asks for more.
 pub const HEAD_MAX: usize = 256;
-/// Bytes of a frame that [`Frames::keep`] has room for: an IP packet of 1,500 bytes behind Ethernet and two VLAN tags.
+/// Bytes of a frame that [`Frames::keep`] has room for: an IP packet of 1,500 bytes behind Ethernet
+/// and two VLAN tags.
 pub const KEPT_MAX: usize = 1500 + 14 + 8;
-/// Largest frame that is taken from a guest: the largest IP packet, one of IPv6 (RFC 8200, 3: its length does not count the header),
-/// behind Ethernet and two VLAN tags.
+/// Largest frame that is taken from a guest: the largest IP packet, one of IPv6 (RFC 8200, 3: its
+/// length does not count the header), behind Ethernet and two VLAN tags.
 pub const MAX_FRAME: u32 = 65535 + 40 + 14 + 8;
 /// Smallest frame: an Ethernet header.
 pub(super) const MIN_FRAME: u32 = 14;
@@ -72,7 +74,15 @@ impl Frame {
 
     pub(super) const EMPTY: Frame = Frame {
         offload: false,
-        net: NetHeader { flags: 0, gso_type: 0, hdr_len: 0, gso_size: 0, csum_start: 0, csum_offset: 0, num_buffers: 0 },
+        net: NetHeader {
+            flags: 0,
+            gso_type: 0,
+            hdr_len: 0,
+            gso_size: 0,
+            csum_start: 0,
+            csum_offset: 0,
+            num_buffers: 0,
+        },
         len: 0,
         fault: None,
         head_len: 0,
@@ -97,24 +107,27 @@ pub(super) struct Seg {
 pub struct Slot(pub(super) [u8; HEAD_MAX]);
 
 impl Slot {
-    /// The frame's first bytes: an Ethernet header at least, unless the frame has a [`FrameFault`]. What lies beyond its length, or beyond
-    /// [`HEAD`], is of other frames.
+    /// The frame's first bytes: an Ethernet header at least, unless the frame has a [`FrameFault`].
+    /// What lies beyond its length, or beyond [`HEAD`], is of other frames.
     #[inline(always)]
     pub fn bytes(&self) -> &[u8; HEAD_MAX] {
         &self.0
     }
 }
 
-/// A worker's room for one batch. What is in it can be seen only through [`Frames`], while what it came from is held.
+/// A worker's room for one batch. What is in it can be seen only through [`Frames`], while what it
+/// came from is held.
 pub struct FrameStore {
     pub(super) slots: Box<[Slot; BATCH]>,
     pub(super) frames: Box<[Frame; BATCH]>,
     pub(super) segs: Box<[Seg; MAX_SEGS]>,
-    /// Whole frames, for each that [`Frames::keep`] was asked for. Pages that nobody asks for are never touched.
+    /// Whole frames, for each that [`Frames::keep`] was asked for. Pages that nobody asks for are
+    /// never touched.
     pub(super) kept: Box<[[u8; KEPT_MAX]]>,
 }
 
-// SAFETY: the pointers in `segs` are used only by Frames, which borrows the memory that they point into.
+// SAFETY: the pointers in `segs` are used only by Frames, which borrows the memory that they point
+// into.
 unsafe impl Send for FrameStore {}
 
 impl Default for FrameStore {
@@ -128,8 +141,8 @@ impl Default for FrameStore {
     }
 }
 
-/// A batch: frames gathered from a ring, whose descriptors stay open until [`Self::release`], frames in private memory, or a part of
-/// either.
+/// A batch: frames gathered from a ring, whose descriptors stay open until [`Self::release`],
+/// frames in private memory, or a part of either.
 pub struct Frames<'a> {
     /// Where the descriptors go back to.
     pub(super) ring: Option<&'a mut TxRing>,
@@ -144,15 +157,23 @@ pub struct Frames<'a> {
 
 impl<'a> Frames<'a> {
     /// The first `count` frames of a store that was filled from `ring`.
-    pub(super) fn gathered(ring: &'a mut TxRing, store: &'a mut FrameStore, count: usize) -> Frames<'a> {
+    pub(super) fn gathered(
+        ring: &'a mut TxRing,
+        store: &'a mut FrameStore,
+        count: usize,
+    ) -> Frames<'a> {
         let frames = store.frames.get_mut(..count).unwrap_or_default();
         let slots = store.slots.get_mut(..count).unwrap_or_default();
         let kept = store.kept.get_mut(..count).unwrap_or_default();
         Frames { ring: Some(ring), frames, slots, segs: store.segs.as_mut_slice(), kept }
     }
 
-    /// Frames in private memory that does not change, complete and without offloads; at most [`BATCH`] of them.
-    pub fn private(store: &'a mut FrameStore, frames: impl Iterator<Item = &'a [u8]>) -> Frames<'a> {
+    /// Frames in private memory that does not change, complete and without offloads; at most
+    /// [`BATCH`] of them.
+    pub fn private(
+        store: &'a mut FrameStore,
+        frames: impl Iterator<Item = &'a [u8]>,
+    ) -> Frames<'a> {
         touches::outside();
         let mut count = 0;
         let places = store.frames.iter_mut().zip(store.slots.iter_mut()).zip(store.segs.iter_mut());
@@ -214,7 +235,8 @@ impl<'a> Frames<'a> {
         frames.iter().zip(self.slots.get(range).unwrap_or_default())
     }
 
-    /// Some of the frames as a batch of their own. Releasing it gives nothing back: that is done once, for all.
+    /// Some of the frames as a batch of their own. Releasing it gives nothing back: that is done
+    /// once, for all.
     pub fn part(&mut self, range: Range<usize>) -> Frames<'_> {
         let frames = self.frames.get_mut(range.clone()).unwrap_or_default();
         let slots = self.slots.get_mut(range.clone()).unwrap_or_default();
@@ -229,11 +251,14 @@ impl<'a> Frames<'a> {
         self.slots = std::mem::take(&mut self.slots).get_mut(..n).unwrap_or_default();
     }
 
-    /// The private copy of a frame's first bytes: min([`HEAD`], length) of them, more after [`Self::extend_head`].
+    /// The private copy of a frame's first bytes: min([`HEAD`], length) of them, more after
+    /// [`Self::extend_head`].
     #[inline(always)]
     pub fn head(&self, index: usize) -> &[u8] {
         match (self.slots.get(index), self.frames.get(index)) {
-            (Some(slot), Some(frame)) => slot.0.get(..usize::from(frame.head_len)).unwrap_or_default(),
+            (Some(slot), Some(frame)) => {
+                slot.0.get(..usize::from(frame.head_len)).unwrap_or_default()
+            }
             _ => &[],
         }
     }
@@ -242,12 +267,15 @@ impl<'a> Frames<'a> {
     #[inline(always)]
     pub fn head_mut(&mut self, index: usize) -> &mut [u8] {
         match (self.slots.get_mut(index), self.frames.get(index)) {
-            (Some(slot), Some(frame)) => slot.0.get_mut(..usize::from(frame.head_len)).unwrap_or_default(),
+            (Some(slot), Some(frame)) => {
+                slot.0.get_mut(..usize::from(frame.head_len)).unwrap_or_default()
+            }
             _ => &mut [],
         }
     }
 
-    /// Copies more of a frame into its slot, up to [`HEAD_MAX`] bytes. Bytes that were there already are not read again.
+    /// Copies more of a frame into its slot, up to [`HEAD_MAX`] bytes. Bytes that were there
+    /// already are not read again.
     pub fn extend_head(&mut self, index: usize) -> &[u8] {
         self.extend_to(index, HEAD_MAX);
         self.head(index)
@@ -264,7 +292,8 @@ impl<'a> Frames<'a> {
             let mut at = have;
             while let Some((ptr, len)) = pieces.next() {
                 let Some(room) = slot.0.get_mut(at..at + len as usize) else { break };
-                // SAFETY: the piece is mapped (what it is part of is borrowed by self); the room has the same length.
+                // SAFETY: the piece is mapped (what it is part of is borrowed by self); the room
+                // has the same length.
                 unsafe { copy::copy(ptr.as_ptr(), room.as_mut_ptr(), len as usize) };
                 at += len as usize;
             }
@@ -274,9 +303,10 @@ impl<'a> Frames<'a> {
         }
     }
 
-    /// Copies a whole frame into private memory, and has it delivered from there from now on: what the caller judges is what arrives,
-    /// whatever the guest writes meanwhile. Bytes that are in the slot already are not read again. `None` if the frame is longer than
-    /// [`KEPT_MAX`] or has a fault; it stays as it was then.
+    /// Copies a whole frame into private memory, and has it delivered from there from now on: what
+    /// the caller judges is what arrives, whatever the guest writes meanwhile. Bytes that are
+    /// in the slot already are not read again. `None` if the frame is longer than [`KEPT_MAX`]
+    /// or has a fault; it stays as it was then.
     pub fn keep(&mut self, index: usize) -> Option<&[u8]> {
         let frame = self.frames.get(index).copied().filter(|frame| frame.fault.is_none())?;
         let len = frame.len as usize;
@@ -292,8 +322,8 @@ impl<'a> Frames<'a> {
         let mut at = head;
         while let Some((ptr, piece)) = pieces.next() {
             let to = room.get_mut(at..at + piece as usize)?;
-            // SAFETY: the piece is mapped (what it is part of is borrowed by self) and not in `kept`, as this frame was not kept before;
-            // `to` has the same length.
+            // SAFETY: the piece is mapped (what it is part of is borrowed by self) and not in
+            // `kept`, as this frame was not kept before; `to` has the same length.
             unsafe { copy::copy(ptr.as_ptr(), to.as_mut_ptr(), to.len()) };
             at += to.len();
         }
@@ -308,13 +338,21 @@ impl<'a> Frames<'a> {
         Some(whole)
     }
 
-    /// Takes `n` bytes off the front of a frame, which are in its slot: an outer header. `len` bytes are left of it; what follows is
-    /// padding. Returns whether there were as many, and as many as an Ethernet header has.
+    /// Takes `n` bytes off the front of a frame, which are in its slot: an outer header. `len`
+    /// bytes are left of it; what follows is padding. Returns whether there were as many, and
+    /// as many as an Ethernet header has.
     #[inline(always)]
     pub fn strip(&mut self, index: usize, n: usize, len: u32) -> bool {
-        let (Some(frame), Some(slot)) = (self.frames.get_mut(index), self.slots.get_mut(index)) else { return false };
+        let (Some(frame), Some(slot)) = (self.frames.get_mut(index), self.slots.get_mut(index))
+        else {
+            return false;
+        };
         let head = usize::from(frame.head_len);
-        if n > head || len < MIN_FRAME || len > frame.len.wrapping_sub(n as u32) || n as u32 > frame.len {
+        if n > head
+            || len < MIN_FRAME
+            || len > frame.len.wrapping_sub(n as u32)
+            || n as u32 > frame.len
+        {
             return false;
         }
         slot.0.copy_within(n..head, 0);
@@ -343,15 +381,26 @@ impl<'a> Frames<'a> {
         Some(sum)
     }
 
-    /// Copies a range of a frame, which may be in its slot only in parts, adding it to `sum`. Returns whether the frame is that long and
-    /// `to` was filled.
-    pub fn copy_to(&self, index: usize, from: u32, to: &mut [u8], mut sum: Option<&mut Sum>) -> bool {
-        let Some(mut pieces) = u32::try_from(to.len()).ok().and_then(|len| self.pieces(index, from, len)) else { return false };
+    /// Copies a range of a frame, which may be in its slot only in parts, adding it to `sum`.
+    /// Returns whether the frame is that long and `to` was filled.
+    pub fn copy_to(
+        &self,
+        index: usize,
+        from: u32,
+        to: &mut [u8],
+        mut sum: Option<&mut Sum>,
+    ) -> bool {
+        let Some(mut pieces) =
+            u32::try_from(to.len()).ok().and_then(|len| self.pieces(index, from, len))
+        else {
+            return false;
+        };
         let mut at = 0;
         while let Some((ptr, len)) = pieces.next() {
             let len = len as usize;
             let Some(room) = to.get_mut(at..at + len) else { return false };
-            // SAFETY: the piece is mapped (what it is part of is borrowed by self); the room has the same length.
+            // SAFETY: the piece is mapped (what it is part of is borrowed by self); the room has
+            // the same length.
             unsafe { copy::copy(ptr.as_ptr(), room.as_mut_ptr(), len) };
             if let Some(sum) = sum.as_deref_mut() {
                 // What was stored, not what is in the guest's memory by now.
@@ -362,7 +411,8 @@ impl<'a> Frames<'a> {
         at == to.len()
     }
 
-    /// Gives the descriptors of all frames back to the guest and shows it. Returns how to interrupt it, if it wants that.
+    /// Gives the descriptors of all frames back to the guest and shows it. Returns how to interrupt
+    /// it, if it wants that.
     pub fn release(self) -> Option<Arc<CallFd>> {
         touches::leave();
         let ring = &mut self.ring?.split;
@@ -384,9 +434,16 @@ impl<'a> Frames<'a> {
     #[inline(always)]
     pub(super) fn prefetch(&self, frame: &Frame, to: usize) {
         let from = usize::from(frame.head_len);
-        let mut pieces = Pieces::new(self.segs, frame, from as u32, (frame.len as usize).min(to).saturating_sub(from) as u32);
+        let mut pieces = Pieces::new(
+            self.segs,
+            frame,
+            from as u32,
+            (frame.len as usize).min(to).saturating_sub(from) as u32,
+        );
         while let Some((at, len)) = pieces.next() {
-            (0..len as usize).step_by(LINE).for_each(|line| copy::prefetch_read(at.as_ptr().wrapping_add(line)));
+            (0..len as usize)
+                .step_by(LINE)
+                .for_each(|line| copy::prefetch_read(at.as_ptr().wrapping_add(line)));
         }
     }
 
@@ -438,8 +495,8 @@ impl<'a> Pieces<'a> {
 pub enum Finish {
     /// Nothing.
     Nothing,
-    /// An Internet checksum over everything from `start`, whose field lies at `field` (both offsets in the head). The field
-    /// holds the sum of the pseudo-header.
+    /// An Internet checksum over everything from `start`, whose field lies at `field` (both offsets
+    /// in the head). The field holds the sum of the pseudo-header.
     Checksum {
         /// First byte that is summed.
         start: u16,

@@ -1,12 +1,14 @@
-//! A header that is put in front of many frames, and is the same for all of them but for a few 16-bit fields.
+//! A header that is put in front of many frames, and is the same for all of them but for a few
+//! 16-bit fields.
 
 /// Most bytes of an outer header.
 pub const OUTER_MAX: usize = 80;
 /// Fields that differ from frame to frame.
 pub const FIELDS: usize = 5;
 
-/// Such a header. It goes into a ring in one piece, and its fields behind it: put together in private memory, the piece could only be read
-/// when the stores of its fields are through, behind those of the frame before.
+/// Such a header. It goes into a ring in one piece, and its fields behind it: put together in
+/// private memory, the piece could only be read when the stores of its fields are through, behind
+/// those of the frame before.
 #[derive(Clone, Copy, Debug)]
 pub struct Front {
     bytes: [u8; OUTER_MAX],
@@ -17,15 +19,15 @@ pub struct Front {
 }
 
 impl Front {
-    /// A header and where its fields are. `None` if it is longer than [`OUTER_MAX`], or a field lies outside.
+    /// A header and where its fields are. `None` if it is longer than [`OUTER_MAX`], or a field
+    /// lies outside.
     pub fn new(header: &[u8], fields: [usize; FIELDS]) -> Option<Front> {
         let mut bytes = [0; OUTER_MAX];
         bytes.get_mut(..header.len())?.copy_from_slice(header);
-        fields.iter().all(|at| at.checked_add(2).is_some_and(|end| end <= header.len())).then(|| Front {
-            bytes,
-            len: header.len() as u8,
-            fields: fields.map(|at| at as u8),
-        })
+        fields
+            .iter()
+            .all(|at| at.checked_add(2).is_some_and(|end| end <= header.len()))
+            .then(|| Front { bytes, len: header.len() as u8, fields: fields.map(|at| at as u8) })
     }
 
     /// Its length in bytes.

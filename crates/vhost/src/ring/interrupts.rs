@@ -1,21 +1,25 @@
 //! What a vnic's interrupts cost: measured, and taken away from the worker when they cost too much.
 //!
-//! A signal wakes everything that waits for the eventfd, inside the call that sends it. How much that is, the front end decides:
-//! with a million epoll watches on the eventfd each signal takes 94 ms. So each signal is measured. A vnic whose signals cost more
-//! than [`NORMAL`] by [`EXCESS`] in sum is *apart*: its signals are sent by the messenger ([`super::messenger`]).
+//! A signal wakes everything that waits for the eventfd, inside the call that sends it. How much
+//! that is, the front end decides: with a million epoll watches on the eventfd each signal takes 94
+//! ms. So each signal is measured. A vnic whose signals cost more than [`NORMAL`] by [`EXCESS`] in
+//! sum is *apart*: its signals are sent by the messenger ([`super::messenger`]).
 //!
-//! A worker that loses its processor within a signal measures the same. Therefore being apart is a suspicion at first. The messenger
-//! measures each signal by its own processor time: [`STRIKES`] costly ones confirm it, and the vnic stays apart until its front end
-//! attaches anew. Without them it returns when its probation is over. Each probation is twice as long as the one before, and is the
-//! vnic's, not the front end's: attaching anew buys no costly signal.
+//! A worker that loses its processor within a signal measures the same. Therefore being apart is a
+//! suspicion at first. The messenger measures each signal by its own processor time: [`STRIKES`]
+//! costly ones confirm it, and the vnic stays apart until its front end attaches anew. Without them
+//! it returns when its probation is over. Each probation is twice as long as the one before, and is
+//! the vnic's, not the front end's: attaching anew buys no costly signal.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use crate::cpu;
 
-/// Nanoseconds that a signal may take. One that wakes a sleeping thread takes 1 to 2 us on hardware, 9 us in a virtual machine.
+/// Nanoseconds that a signal may take. One that wakes a sleeping thread takes 1 to 2 us on
+/// hardware, 9 us in a virtual machine.
 const NORMAL: u64 = 20_000;
-/// Nanoseconds beyond that, in sum, for which a vnic is set apart: one signal of 50 us, about what a full batch takes.
+/// Nanoseconds beyond that, in sum, for which a vnic is set apart: one signal of 50 us, about what
+/// a full batch takes.
 const EXCESS: u64 = 30_000;
 /// A vnic's excess decays by a 128th of the time that passes.
 const DECAY: u32 = 7;
@@ -102,10 +106,13 @@ impl Interrupts {
         }
     }
 
-    /// A signal of the messenger took so much processor time. Returns whether the vnic's signals are known to be slow.
+    /// A signal of the messenger took so much processor time. Returns whether the vnic's signals
+    /// are known to be slow.
     pub(super) fn judge(&self, ns: u64, now: u64) -> bool {
         if self.too_much(ns, now) {
-            if self.strikes.fetch_add(1, Relaxed) + 1 >= STRIKES && self.mode.swap(SLOW, Relaxed) != SLOW {
+            if self.strikes.fetch_add(1, Relaxed) + 1 >= STRIKES
+                && self.mode.swap(SLOW, Relaxed) != SLOW
+            {
                 self.confirmed.fetch_add(1, Relaxed);
             }
             // As long again.
@@ -118,7 +125,8 @@ impl Interrupts {
         self.slow()
     }
 
-    /// A front end attached: what is known of the one before may not hold of it, which is to be seen.
+    /// A front end attached: what is known of the one before may not hold of it, which is to be
+    /// seen.
     pub(crate) fn attached(&self) {
         self.strikes.store(0, Relaxed);
         if self.mode.load(Relaxed) == SLOW {
@@ -138,14 +146,16 @@ impl Interrupts {
     }
 
     fn nanos(&self, ticks: u64) -> u64 {
-        u64::try_from(u128::from(ticks) * 1_000_000_000 / u128::from(self.hz.max(1))).unwrap_or(u64::MAX)
+        u64::try_from(u128::from(ticks) * 1_000_000_000 / u128::from(self.hz.max(1)))
+            .unwrap_or(u64::MAX)
     }
 
     fn ticks(&self, nanos: u64) -> u64 {
         u64::try_from(u128::from(nanos) * u128::from(self.hz) / 1_000_000_000).unwrap_or(u64::MAX)
     }
 
-    /// Adds a signal to the vnic's excess. Returns whether that is too much now; then it begins anew.
+    /// Adds a signal to the vnic's excess. Returns whether that is too much now; then it begins
+    /// anew.
     fn too_much(&self, ns: u64, now: u64) -> bool {
         self.worst_ns.fetch_max(ns, Relaxed);
         let over = ns.saturating_sub(NORMAL);
@@ -214,7 +224,10 @@ mod tests {
             now += lasts;
             assert!(!of.judge(5_000, now) && !of.apart(), "{times}");
         }
-        assert_eq!(of.report(), InterruptReport { costly: 14, confirmed: 0, apart: false, worst_ns: 60_000 });
+        assert_eq!(
+            of.report(),
+            InterruptReport { costly: 14, confirmed: 0, apart: false, worst_ns: 60_000 }
+        );
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! The messenger: a thread that sends the interrupts of vnics whose signals are slow.
 //!
-//! Workers hand a vnic's descriptor over without waiting and without allocating: it is linked into a list, at most once, so the list
-//! is as long as there are descriptors at most. However often a guest was to be interrupted meanwhile, it is one signal.
+//! Workers hand a vnic's descriptor over without waiting and without allocating: it is linked into
+//! a list, at most once, so the list is as long as there are descriptors at most. However often a
+//! guest was to be interrupted meanwhile, it is one signal.
 //!
-//! Vnics that are only suspected go first. Those that are slow share a quarter of the thread's time: after one of their signals all of
-//! them wait three times as long as it took. So nobody who is innocent waits for more than one of those, and no processor is used up.
+//! Vnics that are only suspected go first. Those that are slow share a quarter of the thread's
+//! time: after one of their signals all of them wait three times as long as it took. So nobody who
+//! is innocent waits for more than one of those, and no processor is used up.
 
 use std::{
     collections::VecDeque,
@@ -33,7 +35,8 @@ const REST: u32 = 3;
 
 static HANDED: AtomicPtr<CallFd> = AtomicPtr::new(ptr::null_mut());
 static THREAD: OnceLock<Thread> = OnceLock::new();
-/// The processor that a worker has to itself, plus one. A slow signal is sent with interrupts disabled: not there.
+/// The processor that a worker has to itself, plus one. A slow signal is sent with interrupts
+/// disabled: not there.
 static WORKERS: AtomicUsize = AtomicUsize::new(0);
 
 /// Starts the thread, if it does not run.
@@ -92,7 +95,8 @@ fn take() -> Vec<Arc<CallFd>> {
     let mut list = Vec::new();
     let mut at = HANDED.swap(ptr::null_mut(), Ordering::Acquire);
     while !at.is_null() {
-        // SAFETY: hand_over() made it of an Arc, and linked it once; the list was taken as a whole, by one thread.
+        // SAFETY: hand_over() made it of an Arc, and linked it once; the list was taken as a whole,
+        // by one thread.
         let call = unsafe { Arc::from_raw(at.cast_const()) };
         at = call.next.load(Ordering::Relaxed);
         list.push(call);

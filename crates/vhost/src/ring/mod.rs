@@ -1,7 +1,8 @@
 //! The device's half of split virtqueues (virtio 1.2, 2.7).
 //!
-//! [`TxRing`] takes frames from a guest into a [`FrameStore`]; [`RxRing`] copies them, once, into another guest's buffers.
-//! [`split`] is what both share: where a ring lies, descriptors, indices, notifications.
+//! [`TxRing`] takes frames from a guest into a [`FrameStore`]; [`RxRing`] copies them, once, into
+//! another guest's buffers. [`split`] is what both share: where a ring lies, descriptors, indices,
+//! notifications.
 
 mod call;
 mod copy;
@@ -20,7 +21,10 @@ mod writer;
 
 pub use call::{CallError, CallFd, prepare_thread};
 pub(crate) use call::{ensure_signaller, is_eventfd};
-pub use frames::{BATCH, Delivery, Finish, Frame, FrameFault, FrameStore, Frames, HEAD, HEAD_MAX, KEPT_MAX, MAX_FRAME, Slot};
+pub use frames::{
+    BATCH, Delivery, Finish, Frame, FrameFault, FrameStore, Frames, HEAD, HEAD_MAX, KEPT_MAX,
+    MAX_FRAME, Slot,
+};
 pub use front::{FIELDS, Front, OUTER_MAX};
 pub use interrupts::{InterruptReport, Interrupts};
 pub use rx::{NotDelivered, RxRing};

@@ -36,7 +36,8 @@ pub enum NotDelivered {
     BadChain,
     /// Finding room costs too much: the guest's buffers are in too many small pieces.
     Slow,
-    /// Too many pages of the guest's memory were touched first by us, or touching one took long: it rests for a while.
+    /// Too many pages of the guest's memory were touched first by us, or touching one took long: it
+    /// rests for a while.
     Resting,
 }
 
@@ -58,7 +59,8 @@ struct Chain {
 /// A guest's receive queue, as the device sees it.
 pub struct RxRing {
     pub(crate) split: Split,
-    /// Buffers ahead of `next_avail`, by their position modulo the size of this array, up to `prepared`.
+    /// Buffers ahead of `next_avail`, by their position modulo the size of this array, up to
+    /// `prepared`.
     ready: Box<[Ready; BATCH]>,
     prepared: u16,
     /// Room for frames that need more than one piece.
@@ -68,7 +70,8 @@ pub struct RxRing {
     walks: Walks,
 }
 
-// SAFETY: the pointers point into the memory that `split` keeps alive; the ring is used by one thread at a time.
+// SAFETY: the pointers point into the memory that `split` keeps alive; the ring is used by one
+// thread at a time.
 unsafe impl Send for RxRing {}
 
 impl RxRing {
@@ -94,7 +97,8 @@ impl RxRing {
         self.split.features
     }
 
-    /// Lets the ring rest until it is set up anew: what it points to is not the guest's memory any more.
+    /// Lets the ring rest until it is set up anew: what it points to is not the guest's memory any
+    /// more.
     pub fn rest(&mut self) {
         self.split.broken = true;
         self.forget_prepared();
@@ -117,7 +121,8 @@ impl RxRing {
         self.split.prefetch_used();
     }
 
-    /// Reads and checks the next buffers, up to `n`, and fetches their first lines for writing. Without this, delivering does it.
+    /// Reads and checks the next buffers, up to `n`, and fetches their first lines for writing.
+    /// Without this, delivering does it.
     #[inline]
     pub fn prepare(&mut self, n: u16) {
         if self.split.broken || !self.split.enabled {
@@ -146,17 +151,21 @@ impl RxRing {
             {
                 // SAFETY: whole() found it mapped, in memory that `split` keeps.
                 ready.room = unsafe { Room::new(ptr, desc.len, desc.addr) };
-                let (header, frame) = (ptr.as_ptr(), ptr.as_ptr().wrapping_add(self.split.header_len));
+                let (header, frame) =
+                    (ptr.as_ptr(), ptr.as_ptr().wrapping_add(self.split.header_len));
                 if header.addr() / LINE == frame.addr() / LINE {
                     copy::prefetch_write(frame);
                     copy::prefetch_write(header.wrapping_add(LINE));
                 } else {
-                    // A header in a line of its own: usually it is there already and needs no store.
+                    // A header in a line of its own: usually it is there already and needs no
+                    // store.
                     copy::prefetch_read(header);
                     copy::prefetch_write(frame);
                 }
             }
-            if let Some(slot) = self.ready.get_mut(usize::from(self.split.next_avail.wrapping_add(ahead)) % BATCH) {
+            if let Some(slot) =
+                self.ready.get_mut(usize::from(self.split.next_avail.wrapping_add(ahead)) % BATCH)
+            {
                 *slot = ready;
             }
         }
@@ -164,9 +173,10 @@ impl RxRing {
         self.prepared = self.split.next_avail.wrapping_add(n);
     }
 
-    /// Writes the frames `range` of a batch as they are into the guest's buffers, one buffer each. The guest sees them after
-    /// [`Self::publish`]. Stops before the first frame that does not fit into the next prepared buffer: that one is for
-    /// [`Self::deliver_one`]. Returns how many it wrote, and their bytes.
+    /// Writes the frames `range` of a batch as they are into the guest's buffers, one buffer each.
+    /// The guest sees them after [`Self::publish`]. Stops before the first frame that does not
+    /// fit into the next prepared buffer: that one is for [`Self::deliver_one`]. Returns how
+    /// many it wrote, and their bytes.
     #[inline(always)]
     pub fn deliver_run(&mut self, frames: &Frames<'_>, range: Range<usize>) -> (usize, u64) {
         let (at, bytes) = match self.split.door.unlogged() {
@@ -181,7 +191,12 @@ impl RxRing {
 
     /// Returns the first frame that was not written, and the bytes of those before.
     #[inline(always)]
-    fn deliver_through(&self, door: &impl Through, frames: &Frames<'_>, range: Range<usize>) -> (usize, u64) {
+    fn deliver_through(
+        &self,
+        door: &impl Through,
+        frames: &Frames<'_>,
+        range: Range<usize>,
+    ) -> (usize, u64) {
         let (mut at, mut bytes) = (range.start, 0);
         loop {
             let done = (at - range.start) as u16;
@@ -193,7 +208,8 @@ impl RxRing {
             if at == range.end || !frames.frames().get(at).is_some_and(is_long) {
                 break;
             }
-            let (long, of_long) = self.deliver_alike::<true>(door, done.wrapping_add(short), frames, at..range.end);
+            let (long, of_long) =
+                self.deliver_alike::<true>(door, done.wrapping_add(short), frames, at..range.end);
             at += usize::from(long);
             bytes += of_long;
             if at == range.end || long == 0 {
@@ -203,8 +219,8 @@ impl RxRing {
         (at, bytes)
     }
 
-    /// The same of those that are all in their slots, or of those that are not, up to the first that is otherwise. `before` buffers are
-    /// written already, and not yet taken.
+    /// The same of those that are all in their slots, or of those that are not, up to the first
+    /// that is otherwise. `before` buffers are written already, and not yet taken.
     #[inline(never)] // its loop needs all registers
     fn deliver_alike<const LONG: bool>(
         &self,
@@ -220,14 +236,17 @@ impl RxRing {
         let (mut done, mut bytes) = (0u16, 0u64);
         let (start, end) = (range.start, range.end);
         for (frame, slot) in frames.run(range) {
-            let Some(ready) = self.ready.get(usize::from(first.wrapping_add(done)) % BATCH) else { break };
+            let Some(ready) = self.ready.get(usize::from(first.wrapping_add(done)) % BATCH) else {
+                break;
+            };
             let need = header_len as u32 + frame.len;
             let head_len = usize::from(frame.head_len).min(HEAD_MAX);
             if done == room || (frame.len as usize > head_len) != LONG {
                 break;
             }
             let Some(mut store) = door.store(&ready.room, need) else { break };
-            // SAFETY: header_len is 10 or 12 and head_len at most frame.len, which are asked for together, and HEAD_MAX, which a slot has.
+            // SAFETY: header_len is 10 or 12 and head_len at most frame.len, which are asked for
+            // together, and HEAD_MAX, which a slot has.
             unsafe {
                 store.empty_header(header_len);
                 store.mapped(NonNull::from(&slot.0).cast(), head_len as u32);
@@ -239,7 +258,8 @@ impl RxRing {
                 }
                 let mut pieces = frames.pieces_of(frame, head_len as u32);
                 while let Some((from, len)) = pieces.next() {
-                    // SAFETY: mapped as long as the batch is not released; the pieces add up to at most frame.len - head_len.
+                    // SAFETY: mapped as long as the batch is not released; the pieces add up to at
+                    // most frame.len - head_len.
                     unsafe { store.mapped(from, len) };
                 }
             }
@@ -251,10 +271,13 @@ impl RxRing {
         (done, bytes)
     }
 
-    /// Starts fetching what a frame holds behind its head, and the buffer at a position for it, while another one is copied.
+    /// Starts fetching what a frame holds behind its head, and the buffer at a position for it,
+    /// while another one is copied.
     #[inline(never)] // short frames need the registers
     fn fetch(&self, frames: &Frames<'_>, index: usize, position: u16) {
-        let (Some(frame), Some(ready)) = (frames.frames().get(index), self.ready.get(usize::from(position) % BATCH)) else {
+        let (Some(frame), Some(ready)) =
+            (frames.frames().get(index), self.ready.get(usize::from(position) % BATCH))
+        else {
             return;
         };
         frames.prefetch(frame, AHEAD);
@@ -263,8 +286,8 @@ impl RxRing {
 
     /// As [`Self::deliver_run`], for one frame, whatever buffers it needs.
     ///
-    /// Room for the whole frame is found before its first byte is written. Never waits: the guest's index is looked at once more
-    /// before a frame is refused as [`NotDelivered::Full`].
+    /// Room for the whole frame is found before its first byte is written. Never waits: the guest's
+    /// index is looked at once more before a frame is refused as [`NotDelivered::Full`].
     #[inline(never)]
     pub fn deliver_one(&mut self, frames: &Frames<'_>, index: usize) -> Result<(), NotDelivered> {
         let head = frames.head(index);
@@ -281,7 +304,8 @@ impl RxRing {
         self.deliver(frames, &delivery)
     }
 
-    /// Writes a frame with a header in front of it, as it is otherwise, into the guest's next buffers.
+    /// Writes a frame with a header in front of it, as it is otherwise, into the guest's next
+    /// buffers.
     #[inline(always)]
     pub fn deliver_behind(
         &mut self,
@@ -301,7 +325,9 @@ impl RxRing {
         let Some(ready) = ready.filter(|ready| prepared && need <= ready.room.len()) else {
             return self.deliver_behind_spread(frames, index, front, fields);
         };
-        let Some(mut store) = self.split.door.store(&ready.room, need) else { return Err(NotDelivered::TooLarge) };
+        let Some(mut store) = self.split.door.store(&ready.room, need) else {
+            return Err(NotDelivered::TooLarge);
+        };
         let head_len = usize::from(frame.head_len).min(HEAD_MAX);
         if frame.len as usize > head_len {
             self.fetch(frames, index + 1, at.wrapping_add(1));
@@ -345,7 +371,10 @@ impl RxRing {
         let from = head.len() as u32;
         let rest = len.saturating_sub(from);
         let net = NetHeader::default();
-        self.deliver(frames, &Delivery { net, head: both, frame: index, from, len: rest, finish: Finish::Nothing })
+        self.deliver(
+            frames,
+            &Delivery { net, head: both, frame: index, from, len: rest, finish: Finish::Nothing },
+        )
     }
 
     /// Writes a frame of our own.
@@ -356,7 +385,8 @@ impl RxRing {
         self.may_be_touched()?;
         let need = (self.split.header_len + frame.len()) as u32;
         self.find_room(need)?;
-        let header = NetHeader { num_buffers: self.chains.len() as u16, ..NetHeader::default() }.to_bytes();
+        let header =
+            NetHeader { num_buffers: self.chains.len() as u16, ..NetHeader::default() }.to_bytes();
         let header = header.get(..self.split.header_len).unwrap_or_default();
         let mut writer = Writer::new(&self.pieces, &self.split.door);
         writer.bytes(header);
@@ -377,7 +407,11 @@ impl RxRing {
     }
 
     /// As [`Self::deliver_one`], for a frame that is changed on its way.
-    pub fn deliver(&mut self, frames: &Frames<'_>, delivery: &Delivery<'_>) -> Result<(), NotDelivered> {
+    pub fn deliver(
+        &mut self,
+        frames: &Frames<'_>,
+        delivery: &Delivery<'_>,
+    ) -> Result<(), NotDelivered> {
         if self.split.broken || !self.split.enabled {
             return Err(NotDelivered::NotReady);
         }
@@ -400,7 +434,12 @@ impl RxRing {
 
     /// A frame that needs several descriptors or buffers, or whose checksum is to be computed.
     #[inline(never)]
-    fn deliver_spread(&mut self, frames: &Frames<'_>, delivery: &Delivery<'_>, need: u32) -> Result<(), NotDelivered> {
+    fn deliver_spread(
+        &mut self,
+        frames: &Frames<'_>,
+        delivery: &Delivery<'_>,
+        need: u32,
+    ) -> Result<(), NotDelivered> {
         self.find_room(need)?;
         let mut finished;
         let mut head = delivery.head;
@@ -411,10 +450,18 @@ impl RxRing {
         let mut sum = Sum::EMPTY;
         let mut writer = Writer::new(&self.pieces, &self.split.door);
         writer.skip((header.len() + head.len()) as u32);
-        let mut source = frames.pieces(delivery.frame, delivery.from, delivery.len).ok_or(NotDelivered::BadChain)?;
+        let mut source = frames
+            .pieces(delivery.frame, delivery.from, delivery.len)
+            .ok_or(NotDelivered::BadChain)?;
         while let Some((from, len)) = source.next() {
             // SAFETY: mapped as long as the batch is not released.
-            unsafe { writer.mapped(from, len, if delivery.finish == Finish::Nothing { None } else { Some(&mut sum) }) };
+            unsafe {
+                writer.mapped(
+                    from,
+                    len,
+                    if delivery.finish == Finish::Nothing { None } else { Some(&mut sum) },
+                )
+            };
         }
         if let Finish::Checksum { start, field, udp } = delivery.finish {
             finished = [0u8; OUTER_MAX + HEAD_MAX];
@@ -432,7 +479,8 @@ impl RxRing {
 
     /// Collects chains until `need` bytes fit, into `chains` and `pieces`.
     ///
-    /// What it costs is bounded per ring and batch, whatever the guest's buffers look like: see [`Walks`].
+    /// What it costs is bounded per ring and batch, whatever the guest's buffers look like: see
+    /// [`Walks`].
     fn find_room(&mut self, need: u32) -> Result<(), NotDelivered> {
         if let Some(why) = self.known_to_fail(need) {
             return Err(why);
@@ -455,7 +503,8 @@ impl RxRing {
         found
     }
 
-    /// Why a frame of this size cannot fit: one that is no larger was refused already, and nothing has changed.
+    /// Why a frame of this size cannot fit: one that is no larger was refused already, and nothing
+    /// has changed.
     #[inline(always)]
     fn known_to_fail(&mut self, need: u32) -> Option<NotDelivered> {
         let why = self.walks.has_failed(self.split.next_avail, need)?;
@@ -485,7 +534,11 @@ impl RxRing {
                     None => return Err(NotDelivered::NotReady),
                     Some(n) if n == taken => {
                         // A frame that the whole ring cannot hold will never fit.
-                        return Err(if taken == self.split.size() { NotDelivered::TooLarge } else { NotDelivered::Full });
+                        return Err(if taken == self.split.size() {
+                            NotDelivered::TooLarge
+                        } else {
+                            NotDelivered::Full
+                        });
                     }
                     Some(_) => {}
                 }
@@ -499,7 +552,8 @@ impl RxRing {
                 if *budget == 0 && taken > 0 {
                     return Err(NotDelivered::TooLarge);
                 }
-                // Back to the guest with it, and with those before it, which the frame will not use.
+                // Back to the guest with it, and with those before it, which the frame will not
+                // use.
                 for chain in &self.chains {
                     self.split.push_used(chain.id, 0);
                 }

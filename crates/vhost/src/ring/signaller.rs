@@ -1,4 +1,5 @@
-//! Signals an eventfd through asynchronous I/O, which never waits for whoever shares it. [`super::call`] says why.
+//! Signals an eventfd through asynchronous I/O, which never waits for whoever shares it.
+//! [`super::call`] says why.
 
 use std::{
     fs::OpenOptions,
@@ -33,7 +34,8 @@ const _: () = assert!(size_of::<Iocb>() == 64);
 #[derive(Clone, Copy, Default)]
 struct IoEvent([u64; 4]);
 
-/// The start of the completion ring, which the kernel maps at the context's address; what libaio and fio read too.
+/// The start of the completion ring, which the kernel maps at the context's address; what libaio
+/// and fio read too.
 #[repr(C)]
 struct RingHeader {
     id: u32,
@@ -77,9 +79,10 @@ impl Signaller {
             ..Iocb::default()
         };
         let mut list: *mut Iocb = &raw mut iocb;
-        // SAFETY: the context is ours; the list has one iocb, which the kernel copies before the call returns. It has no buffer
-        // (length 0), and all descriptors are open.
-        let submitted = unsafe { libc::syscall(libc::SYS_io_submit, self.context, 1, &raw mut list) };
+        // SAFETY: the context is ours; the list has one iocb, which the kernel copies before the
+        // call returns. It has no buffer (length 0), and all descriptors are open.
+        let submitted =
+            unsafe { libc::syscall(libc::SYS_io_submit, self.context, 1, &raw mut list) };
         self.reap();
         submitted == 1
     }
@@ -87,7 +90,8 @@ impl Signaller {
     /// Takes completions out of the ring, unseen: without that it would fill up.
     fn reap(&mut self) {
         let ring: *const RingHeader = ptr::with_exposed_provenance(self.context as usize);
-        // SAFETY: the kernel maps the ring readable and writable at the context's address until io_destroy.
+        // SAFETY: the kernel maps the ring readable and writable at the context's address until
+        // io_destroy.
         unsafe {
             if (*ring).magic == RING_MAGIC && (*ring).incompat == 0 {
                 let tail = (*ring).tail.load(Ordering::Acquire);
@@ -98,7 +102,16 @@ impl Signaller {
         let mut events = [IoEvent::default(); 8];
         let mut zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: room for eight events; a time-out of zero.
-        unsafe { libc::syscall(libc::SYS_io_getevents, self.context, 0, 8, events.as_mut_ptr(), &raw mut zero) };
+        unsafe {
+            libc::syscall(
+                libc::SYS_io_getevents,
+                self.context,
+                0,
+                8,
+                events.as_mut_ptr(),
+                &raw mut zero,
+            )
+        };
     }
 }
 

@@ -1,4 +1,5 @@
-//! What both directions of a split virtqueue share: where it lies, descriptors, indices, notifications (virtio 1.2, 2.7).
+//! What both directions of a split virtqueue share: where it lies, descriptors, indices,
+//! notifications (virtio 1.2, 2.7).
 
 use std::{
     ptr::NonNull,
@@ -27,7 +28,8 @@ const MAX_SIZE: u16 = 32768;
 /// Most descriptors one chain may have, indirect ones included, and most that a batch looks at.
 pub(super) const CHAIN_BUDGET: u32 = 1024;
 
-/// Everything that says where a ring lies and how it is used, as negotiated. Addresses are guest physical.
+/// Everything that says where a ring lies and how it is used, as negotiated. Addresses are guest
+/// physical.
 #[derive(Clone)]
 pub struct RingSetup {
     /// The guest's memory.
@@ -108,7 +110,8 @@ impl Desc {
     }
 }
 
-/// A chain that breaks the rules of virtio 1.2, 2.7.5: a loop, an index or address out of range, wrong flags.
+/// A chain that breaks the rules of virtio 1.2, 2.7.5: a loop, an index or address out of range,
+/// wrong flags.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct BadChain;
 
@@ -138,8 +141,9 @@ pub(crate) struct Split {
     pub touches: Arc<Touches>,
 }
 
-// SAFETY: the pointers point into `memory`, which is Send and kept alive here; the ring is used by one thread at a time (behind
-// a lock), and what the guest shares is only accessed through atomics and the copy functions.
+// SAFETY: the pointers point into `memory`, which is Send and kept alive here; the ring is used by
+// one thread at a time (behind a lock), and what the guest shares is only accessed through atomics
+// and the copy functions.
 unsafe impl Send for Split {}
 
 impl Split {
@@ -150,9 +154,11 @@ impl Split {
             return Err(RingError::Size(size));
         }
         let n = u32::from(size);
-        let place =
-            |what, addr, len, align| setup.memory.ring_span(addr, len, align).map(|s| s.ptr).ok_or(RingError::Place(what));
-        // The two event fields at the ends are counted always, as they are present in every layout QEMU and Linux use.
+        let place = |what, addr, len, align| {
+            setup.memory.ring_span(addr, len, align).map(|s| s.ptr).ok_or(RingError::Place(what))
+        };
+        // The two event fields at the ends are counted always, as they are present in every layout
+        // QEMU and Linux use.
         let desc = place("descriptor", setup.desc, DESC_LEN * n, 8)?;
         let avail = place("available", setup.avail, 6 + 2 * n, 2)?;
         let used = place("used", setup.used, 6 + 8 * n, 4)?;
@@ -198,12 +204,14 @@ impl Split {
     #[inline(always)]
     fn avail_u16(&self, n: u32) -> &AtomicU16 {
         debug_assert!(n < 3 + u32::from(self.size()));
-        // SAFETY: n <= size + 2 at every caller (a masked index plus 2, or a constant field): inside the 6 + 2 * size bytes
-        // that new() checked, which are aligned to 2. Atomics may be shared with the guest.
+        // SAFETY: n <= size + 2 at every caller (a masked index plus 2, or a constant field):
+        // inside the 6 + 2 * size bytes that new() checked, which are aligned to 2. Atomics
+        // may be shared with the guest.
         unsafe { self.avail.cast::<AtomicU16>().add(n as usize).as_ref() }
     }
 
-    /// How many entries the guest made available that were not taken, looking at its index again. `None`: the index is impossible.
+    /// How many entries the guest made available that were not taken, looking at its index again.
+    /// `None`: the index is impossible.
     #[inline(always)]
     pub fn available(&mut self) -> Option<u16> {
         self.avail_idx = self.avail_u16(1).load(Ordering::Acquire);
@@ -252,7 +260,8 @@ impl Split {
         Some(Desc::from_words(addr, rest))
     }
 
-    /// A buffer that lies whole in one region. `window` is a copy of [`Self::window`] that stays in registers.
+    /// A buffer that lies whole in one region. `window` is a copy of [`Self::window`] that stays in
+    /// registers.
     #[inline(always)]
     pub(super) fn whole(&self, addr: u64, len: u32, window: &mut Window) -> Option<NonNull<u8>> {
         match window.whole(addr, len) {
@@ -264,8 +273,8 @@ impl Split {
         }
     }
 
-    /// Visits the descriptors of a chain in order, indirect ones too. `budget` is how many may still be looked at. A
-    /// chain that is longer than the table it lies in is a loop.
+    /// Visits the descriptors of a chain in order, indirect ones too. `budget` is how many may
+    /// still be looked at. A chain that is longer than the table it lies in is a loop.
     pub(super) fn walk(
         &self,
         head: u16,
@@ -354,14 +363,16 @@ impl Split {
         self.door.used_index(self.next_used);
     }
 
-    /// After [`Self::publish`]: whether the guest wants an interrupt for what was published since the last call (2.7.7.2).
+    /// After [`Self::publish`]: whether the guest wants an interrupt for what was published since
+    /// the last call (2.7.7.2).
     #[inline(always)]
     pub fn wants_call(&mut self) -> bool {
         let old = std::mem::replace(&mut self.published, self.next_used);
         if old == self.next_used || self.call.is_none() {
             return false;
         }
-        // The guest writes its event field, then reads our index; we wrote our index and read its event field.
+        // The guest writes its event field, then reads our index; we wrote our index and read its
+        // event field.
         fence(Ordering::SeqCst);
         if self.event_idx {
             let event = self.avail_u16(2 + u32::from(self.size())).load(Ordering::Relaxed);
@@ -371,14 +382,16 @@ impl Split {
         }
     }
 
-    /// Asks the guest not to kick. With event indices the old event position stays behind, which says the same.
+    /// Asks the guest not to kick. With event indices the old event position stays behind, which
+    /// says the same.
     pub fn disarm(&self) {
         if !self.event_idx {
             self.door.used_flags(USED_NO_NOTIFY);
         }
     }
 
-    /// Asks the guest to kick for the next entry, then looks again. Returns whether the ring is still empty.
+    /// Asks the guest to kick for the next entry, then looks again. Returns whether the ring is
+    /// still empty.
     pub fn arm(&mut self) -> bool {
         if self.event_idx {
             self.door.used_event(self.next_avail);

@@ -1,18 +1,22 @@
-//! First touches: pages of a guest's memory that the switch touches before anybody else did, or since a hole was punched there.
+//! First touches: pages of a guest's memory that the switch touches before anybody else did, or
+//! since a hole was punched there.
 //!
-//! Each is a page fault inside the worker: 1 to 5 us, and usually a new page that is charged to the daemon. An ordinary guest has such
-//! pages, as its driver posts buffers that nobody wrote to yet; so nothing is refused. But there is a budget per vnic, [`RATE`] and
-//! [`BURST`]. Who is beyond it rests: frames for it are [`super::NotDelivered::Resting`], and what it sends waits in its ring.
+//! Each is a page fault inside the worker: 1 to 5 us, and usually a new page that is charged to the
+//! daemon. An ordinary guest has such pages, as its driver posts buffers that nobody wrote to yet;
+//! so nothing is refused. But there is a budget per vnic, [`RATE`] and [`BURST`]. Who is beyond it
+//! rests: frames for it are [`super::NotDelivered::Resting`], and what it sends waits in its ring.
 //!
-//! On the usual path a batch pays for that with one store per ring, which says whose memory is touched now. Everything else happens
-//! only while workers fault at all: housekeeping reads their fault counts from /proc ten times a second ([`look`]), and as long as they
-//! grow by more than [`NOTICED`], workers read their own count (getrusage) whenever they go from one vnic's ring to another's.
-//! So what happens in the first tenth of a second is not counted, and pages that the guest did touch, but that are not mapped here
-//! yet, count too.
+//! On the usual path a batch pays for that with one store per ring, which says whose memory is
+//! touched now. Everything else happens only while workers fault at all: housekeeping reads their
+//! fault counts from /proc ten times a second ([`look`]), and as long as they grow by more than
+//! [`NOTICED`], workers read their own count (getrusage) whenever they go from one vnic's ring to
+//! another's. So what happens in the first tenth of a second is not counted, and pages that the
+//! guest did touch, but that are not mapped here yet, count too.
 //!
-//! A fault may sleep: a page of a range in which the front end is punching a hole is not to be had until the whole range is done
-//! (0.3 s per GiB), and a page in swap has to be read. Nothing can be done about it from within; who stares at a sleeping worker sees
-//! whose memory it is, and that vnic rests for [`STALL_RESTS`] times as long afterwards.
+//! A fault may sleep: a page of a range in which the front end is punching a hole is not to be had
+//! until the whole range is done (0.3 s per GiB), and a page in swap has to be read. Nothing can be
+//! done about it from within; who stares at a sleeping worker sees whose memory it is, and that
+//! vnic rests for [`STALL_RESTS`] times as long afterwards.
 
 use std::{
     cell::{Cell, RefCell},
@@ -122,7 +126,8 @@ impl Touches {
         let passed = now.saturating_sub(self.filled.swap(now, Relaxed));
         let (burst, rate) = *BUDGET.get_or_init(|| (BURST, RATE));
         let per_second = u128::from(rate.unsigned_abs().max(1));
-        let earned = i64::try_from(u128::from(passed) * per_second / u128::from(hz.max(1))).unwrap_or(burst);
+        let earned =
+            i64::try_from(u128::from(passed) * per_second / u128::from(hz.max(1))).unwrap_or(burst);
         let left = self.budget.load(Relaxed).saturating_add(earned).min(burst);
         let left = left.saturating_sub(i64::try_from(pages).unwrap_or(i64::MAX));
         self.budget.store(left, Relaxed);
@@ -130,7 +135,9 @@ impl Touches {
             self.rests.fetch_add(1, Relaxed);
             // Until it has a hundredth of what a second earns.
             let missing = u128::from((rate / 100 - left).unsigned_abs());
-            self.rest(now.saturating_add(u64::try_from(missing * u128::from(hz) / per_second).unwrap_or(u64::MAX)));
+            self.rest(now.saturating_add(
+                u64::try_from(missing * u128::from(hz) / per_second).unwrap_or(u64::MAX),
+            ));
         }
     }
 
@@ -292,7 +299,13 @@ pub(super) fn watch_me() {
         {
             let says: &'static AtomicU64 = Box::leak(Box::default());
             SAYS.set(Some(says));
-            locked(&WORKERS).push(Seen { thread, says, last: None, when: Instant::now(), stalled: Duration::ZERO });
+            locked(&WORKERS).push(Seen {
+                thread,
+                says,
+                last: None,
+                when: Instant::now(),
+                stalled: Duration::ZERO,
+            });
             *watched = Some(Watched(thread));
         }
     });
@@ -308,7 +321,8 @@ pub fn look() {
         let (more, faults) = seen.compare(sample, now);
         noticed |= faults >= NOTICED;
         if let Some(more) = more
-            && let Some(of) = locked(&ALL).as_ref().and_then(|all| all.get(&sample.whose)).and_then(Weak::upgrade)
+            && let Some(of) =
+                locked(&ALL).as_ref().and_then(|all| all.get(&sample.whose)).and_then(Weak::upgrade)
         {
             of.stalled(more, seen.stalled, ticks, hz);
         }
@@ -322,11 +336,14 @@ pub fn look() {
 }
 
 impl Seen {
-    /// How much longer the worker has been asleep for one page, if it is, and how many faults it had since the last look.
+    /// How much longer the worker has been asleep for one page, if it is, and how many faults it
+    /// had since the last look.
     fn compare(&mut self, sample: Sample, now: Instant) -> (Option<Duration>, u64) {
         let passed = now.saturating_duration_since(self.when);
         let faults = self.last.map_or(0, |last| sample.faults.saturating_sub(last.faults));
-        let same = self.last.is_some_and(|last| (last.asleep, last.sleeps, last.whose) == (true, sample.sleeps, sample.whose));
+        let same = self.last.is_some_and(|last| {
+            (last.asleep, last.sleeps, last.whose) == (true, sample.sleeps, sample.whose)
+        });
         let more = (sample.asleep && same && sample.whose != 0).then_some(passed);
         self.stalled = more.map_or(Duration::ZERO, |more| self.stalled + more);
         (self.last, self.when) = (Some(sample), now);
@@ -349,7 +366,8 @@ fn sample(thread: u32, whose: u64) -> Option<Sample> {
     Some(Sample { asleep, faults, sleeps, whose })
 }
 
-/// State and page faults. A thread's name may hold anything, but nothing behind it holds a parenthesis.
+/// State and page faults. A thread's name may hold anything, but nothing behind it holds a
+/// parenthesis.
 fn parse_stat(stat: &str) -> Option<(&str, u64)> {
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?;
@@ -359,8 +377,8 @@ fn parse_stat(stat: &str) -> Option<(&str, u64)> {
     Some((state, minor.saturating_add(major)))
 }
 
-/// For tests, before there is a vnic: counts faults from now on as if a worker had many, against a budget of so many pages at once and
-/// per second.
+/// For tests, before there is a vnic: counts faults from now on as if a worker had many, against a
+/// budget of so many pages at once and per second.
 #[doc(hidden)]
 pub fn meter(burst: u32, rate: u32) {
     BUDGET.get_or_init(|| (burst.into(), rate.into()));
@@ -425,7 +443,11 @@ mod tests {
         assert_eq!(at(3, asleep), (Some(100), 0, 100));
         assert_eq!(at(4, asleep), (Some(100), 0, 200));
         assert_eq!(at(5, Sample { sleeps: 4, ..asleep }), (None, 0, 0), "it woke up meanwhile");
-        assert_eq!(at(6, Sample { sleeps: 4, whose: 8, ..asleep }), (None, 0, 0), "it is another's page");
+        assert_eq!(
+            at(6, Sample { sleeps: 4, whose: 8, ..asleep }),
+            (None, 0, 0),
+            "it is another's page"
+        );
         assert_eq!(at(7, Sample { faults: 1010, ..awake }), (None, 1000, 0));
     }
 
@@ -435,11 +457,13 @@ mod tests {
         assert_eq!(parse_stat(line), Some(("D", 111)));
         assert_eq!(parse_stat("4711 (x) R 1"), None);
         let before = faults();
-        let own = sample(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs(), 0).unwrap();
+        let own =
+            sample(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs(), 0).unwrap();
         assert!(own.faults >= before && own.faults <= faults() && !own.asleep);
     }
 
-    /// How long a worker sleeps while the front end punches a hole around the page that it touches, and that it is seen.
+    /// How long a worker sleeps while the front end punches a hole around the page that it touches,
+    /// and that it is seen.
     #[test]
     #[ignore = "long: make test-long"]
     fn who_punches_a_hole_under_load_is_found_and_rests() {
@@ -451,8 +475,17 @@ mod tests {
         let file = memfd_create("holes", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&file, SIZE as u64).unwrap();
         // SAFETY: a new mapping, populated, and unmapped when nobody uses it any more.
-        let base =
-            unsafe { mmap(std::ptr::null_mut(), SIZE, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &file, 0) }.unwrap();
+        let base = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                SIZE,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &file,
+                0,
+            )
+        }
+        .unwrap();
         // SAFETY: the mapping just made.
         unsafe { madvise(base, SIZE, Advice::LinuxPopulateWrite) }.unwrap();
         let (of, address) = (Touches::new(), base as usize);
@@ -465,12 +498,20 @@ mod tests {
                     enter(&of);
                     at = (at + 4096 * 12_289) % SIZE;
                     // SAFETY: inside the mapping, which lives as long as this thread.
-                    unsafe { std::ptr::with_exposed_provenance_mut::<u8>(address + at).write_volatile(1) };
+                    unsafe {
+                        std::ptr::with_exposed_provenance_mut::<u8>(address + at).write_volatile(1)
+                    };
                 }
             });
             let punch = scope.spawn(|| {
                 let begun = Instant::now();
-                fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, SIZE as u64).unwrap();
+                fallocate(
+                    &file,
+                    FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+                    0,
+                    SIZE as u64,
+                )
+                .unwrap();
                 begun.elapsed()
             });
             while !punch.is_finished() {
@@ -483,8 +524,14 @@ mod tests {
         // SAFETY: made above; the thread that used it is over.
         unsafe { munmap(base, SIZE) }.unwrap();
         let report = of.report();
-        println!("a hole of 1 GiB took {took:?}; the worker was seen to sleep for {:?}", report.stalled);
-        assert!(report.stalls > 0 && report.stalled > took / 4 && report.stalled <= took * 2, "{report:?} of {took:?}");
+        println!(
+            "a hole of 1 GiB took {took:?}; the worker was seen to sleep for {:?}",
+            report.stalled
+        );
+        assert!(
+            report.stalls > 0 && report.stalled > took / 4 && report.stalled <= took * 2,
+            "{report:?} of {took:?}"
+        );
         assert!(rests(&of));
     }
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::{
     copy,
     frames::{
-        BATCH, Frame, FrameFault, FrameStore, Frames, HEAD, HEAD_LONG, MAX_BYTES, MAX_FRAME, MAX_SEGS, MIN_FRAME, Seg, Slot,
+        BATCH, Frame, FrameFault, FrameStore, Frames, HEAD, HEAD_LONG, MAX_BYTES, MAX_FRAME,
+        MAX_SEGS, MIN_FRAME, Seg, Slot,
     },
     split::{BadChain, CHAIN_BUDGET, CallFd, Desc, RingStatus, Split},
     touches,
@@ -50,9 +51,11 @@ impl TxRing {
         self.idle_looks = 0;
     }
 
-    /// For somebody who comes by ten times a second: gives the frames of a ring that is disabled back to the guest, unsent (vhost-user,
-    /// "Ring states"). Not at once: a front end disables rings when it starts and when it stops or moves its machine, and what waits
-    /// in them then is to be sent afterwards, perhaps by another host. Returns how many, and how to interrupt the guest.
+    /// For somebody who comes by ten times a second: gives the frames of a ring that is disabled
+    /// back to the guest, unsent (vhost-user, "Ring states"). Not at once: a front end disables
+    /// rings when it starts and when it stops or moves its machine, and what waits in them then
+    /// is to be sent afterwards, perhaps by another host. Returns how many, and how to interrupt
+    /// the guest.
     pub fn discard(&mut self) -> (u64, Option<Arc<CallFd>>) {
         if self.split.broken || self.split.enabled {
             return (0, None);
@@ -72,7 +75,8 @@ impl TxRing {
         }
         self.split.publish();
         touches::outside();
-        let call = if waiting > 0 && self.split.wants_call() { self.split.call.clone() } else { None };
+        let call =
+            if waiting > 0 && self.split.wants_call() { self.split.call.clone() } else { None };
         (waiting.into(), call)
     }
 
@@ -86,12 +90,14 @@ impl TxRing {
         self.split.poisoned()
     }
 
-    /// Lets the ring rest until it is set up anew: what it points to is not the guest's memory any more.
+    /// Lets the ring rest until it is set up anew: what it points to is not the guest's memory any
+    /// more.
     pub fn rest(&mut self) {
         self.split.broken = true;
     }
 
-    /// How many chains are waiting, looking at the guest's index once. 0 if the ring is disabled; `None` if it is broken.
+    /// How many chains are waiting, looking at the guest's index once. 0 if the ring is disabled;
+    /// `None` if it is broken.
     #[inline(always)]
     pub fn available(&mut self) -> Option<u16> {
         if self.split.broken {
@@ -109,7 +115,8 @@ impl TxRing {
         self.split.disarm();
     }
 
-    /// Asks the guest to kick for its next frame and looks again. Returns whether the ring is still empty: if not, poll it.
+    /// Asks the guest to kick for its next frame and looks again. Returns whether the ring is still
+    /// empty: if not, poll it.
     pub fn arm(&mut self) -> bool {
         if self.split.broken || !self.split.enabled {
             return true;
@@ -120,7 +127,8 @@ impl TxRing {
     /// Fetches the ring's own lines of the first `n` waiting chains.
     #[inline(always)]
     pub fn prefetch(&self, n: u16) {
-        // Backwards: what the processor fetches further on its own is behind us, not what the guest is about to write.
+        // Backwards: what the processor fetches further on its own is behind us, not what the guest
+        // is about to write.
         for ahead in (0..n.min(BATCH as u16)).step_by(4).rev() {
             self.split.prefetch_desc(self.split.head(ahead));
         }
@@ -129,13 +137,21 @@ impl TxRing {
 
     /// Copies the first bytes of each waiting frame into header slots.
     ///
-    /// Takes at most `most` and [`BATCH`] frames, 256 KiB and 1,024 descriptors of those that [`Self::available`] saw, and leaves the descriptors
-    /// open until [`Frames::release`]. Lengths and addresses are validated against the guest's memory table; a chain that fails is
-    /// a frame with a [`FrameFault`] and the ring goes on (virtio 1.2, 2.7.13). Never blocks, never allocates.
+    /// Takes at most `most` and [`BATCH`] frames, 256 KiB and 1,024 descriptors of those that
+    /// [`Self::available`] saw, and leaves the descriptors open until [`Frames::release`].
+    /// Lengths and addresses are validated against the guest's memory table; a chain that fails is
+    /// a frame with a [`FrameFault`] and the ring goes on (virtio 1.2, 2.7.13). Never blocks, never
+    /// allocates.
     ///
-    /// `meanwhile` is called with the number of frames once their contents are being fetched: time for the caller to prepare.
+    /// `meanwhile` is called with the number of frames once their contents are being fetched: time
+    /// for the caller to prepare.
     #[inline]
-    pub fn gather<'a>(&'a mut self, store: &'a mut FrameStore, most: u16, meanwhile: impl FnOnce(u16)) -> Gathered<'a> {
+    pub fn gather<'a>(
+        &'a mut self,
+        store: &'a mut FrameStore,
+        most: u16,
+        meanwhile: impl FnOnce(u16),
+    ) -> Gathered<'a> {
         if self.split.broken {
             return Gathered::Broken;
         }
@@ -153,7 +169,8 @@ impl TxRing {
         Gathered::Frames(Frames::gathered(self, store, count))
     }
 
-    /// As [`Self::gather`], with as much of each frame as a slot holds: for frames with an outer header in front.
+    /// As [`Self::gather`], with as much of each frame as a slot holds: for frames with an outer
+    /// header in front.
     pub fn gather_long<'a>(&'a mut self, store: &'a mut FrameStore, most: u16) -> Gathered<'a> {
         if self.split.broken {
             return Gathered::Broken;
@@ -171,8 +188,8 @@ impl TxRing {
         Gathered::Frames(Frames::gathered(self, store, count))
     }
 
-    /// Opens up to `n` chains: first all descriptors, then all contents, so that the lines of a frame are on their way while
-    /// the descriptors of others are read.
+    /// Opens up to `n` chains: first all descriptors, then all contents, so that the lines of a
+    /// frame are on their way while the descriptors of others are read.
     #[inline(never)] // one call per batch, and its loop needs all registers
     fn open(&mut self, store: &mut FrameStore, n: usize) -> usize {
         let header_len = self.split.header_len;
@@ -189,7 +206,9 @@ impl TxRing {
             frame.skip = 0;
             frame.first_seg = segs as u16;
             let simple = match self.split.desc(id) {
-                Some(desc) if desc.is_single_readable() => self.simple(desc, header_len as u32, &mut window),
+                Some(desc) if desc.is_single_readable() => {
+                    self.simple(desc, header_len as u32, &mut window)
+                }
                 _ => None,
             };
             if let (Some(seg), Some(to)) = (simple, store.segs.get_mut(segs)) {
@@ -204,7 +223,8 @@ impl TxRing {
             } else {
                 frame.header_in_front = false;
                 frame.len = 0;
-                // Of a frame that turns out faulty nothing is ever stored: not even the head of one before it.
+                // Of a frame that turns out faulty nothing is ever stored: not even the head of one
+                // before it.
                 frame.head_len = 0;
                 frame.segs = 0;
                 match self.chain(id, &mut budget, store.segs.as_mut_slice(), segs) {
@@ -236,7 +256,8 @@ impl TxRing {
         count
     }
 
-    /// Touches everything that will be copied: its pages are the sender's to pay for, not the receivers'.
+    /// Touches everything that will be copied: its pages are the sender's to pay for, not the
+    /// receivers'.
     #[cold]
     fn touch(&self, store: &FrameStore, count: usize) {
         for frame in store.frames.iter().take(count) {
@@ -248,8 +269,8 @@ impl TxRing {
         }
     }
 
-    /// A chain of one descriptor that lies in one region and holds the virtio-net header and the frame: what most drivers send.
-    /// The segment starts behind the header.
+    /// A chain of one descriptor that lies in one region and holds the virtio-net header and the
+    /// frame: what most drivers send. The segment starts behind the header.
     #[inline(always)]
     fn simple(&self, desc: Desc, header_len: u32, window: &mut Window) -> Option<Seg> {
         // Shorter than the header wraps to more than any frame.
@@ -263,9 +284,16 @@ impl TxRing {
         Some(Seg { ptr, len })
     }
 
-    /// A chain of any shape. Segments go to `segs[first..]`. Returns the virtio-net header, the frame's length and the number of segments.
+    /// A chain of any shape. Segments go to `segs[first..]`. Returns the virtio-net header, the
+    /// frame's length and the number of segments.
     #[inline(never)]
-    fn chain(&self, id: u16, budget: &mut u32, segs: &mut [Seg], first: usize) -> Result<(NetHeader, u32, usize), ChainFault> {
+    fn chain(
+        &self,
+        id: u16,
+        budget: &mut u32,
+        segs: &mut [Seg],
+        first: usize,
+    ) -> Result<(NetHeader, u32, usize), ChainFault> {
         let mut raw = [0u8; NetHeader::LEN];
         let mut in_header = 0;
         let mut len = 0u32;
@@ -284,7 +312,8 @@ impl TxRing {
                 left -= span.len;
                 let take = (split.header_len - in_header).min(span.len as usize);
                 if let Some(to) = raw.get_mut(in_header..in_header + take) {
-                    // SAFETY: take <= span.len and to has that length, which is that of a header at most.
+                    // SAFETY: take <= span.len and to has that length, which is that of a header at
+                    // most.
                     unsafe { copy::small(span.ptr.as_ptr(), to.as_mut_ptr(), take) };
                 }
                 in_header += take;
@@ -311,7 +340,9 @@ impl TxRing {
             Err(BadChain) if oversized => Err(ChainFault::Fault(FrameFault::Oversized)),
             Err(BadChain) if full || *budget == 0 => Err(ChainFault::NoRoom),
             Err(BadChain) => Err(ChainFault::Fault(FrameFault::BadChain)),
-            Ok(()) if in_header < self.split.header_len || len < MIN_FRAME => Err(ChainFault::Fault(FrameFault::Short)),
+            Ok(()) if in_header < self.split.header_len || len < MIN_FRAME => {
+                Err(ChainFault::Fault(FrameFault::Short))
+            }
             Ok(()) => Ok((NetHeader::from_bytes(raw), len, used)),
         }
     }
@@ -335,9 +366,15 @@ fn fill<const MOST: usize>(frame: &mut Frame, slot: &mut Slot, segs: &[Seg], hea
     frame.head_len = want as u16;
     if frame.header_in_front {
         let mut raw = [0u8; NetHeader::LEN];
-        // SAFETY: simple() placed the segment `header_len` bytes into its span, and header_len is 10 or 12: 10 bytes are there. The
-        // two that may follow are num_buffers, which means nothing here.
-        unsafe { copy::copy_array::<{ NetHeader::LEGACY_LEN }>(first.ptr.as_ptr().sub(header_len), raw.as_mut_ptr()) };
+        // SAFETY: simple() placed the segment `header_len` bytes into its span, and header_len is
+        // 10 or 12: 10 bytes are there. The two that may follow are num_buffers, which
+        // means nothing here.
+        unsafe {
+            copy::copy_array::<{ NetHeader::LEGACY_LEN }>(
+                first.ptr.as_ptr().sub(header_len),
+                raw.as_mut_ptr(),
+            )
+        };
         if raw[0] | raw[1] != 0 {
             frame.offload = true;
             frame.net = NetHeader::from_bytes(raw);

@@ -1,24 +1,28 @@
 //! What finding room in a receive ring may cost, and who pays.
 //!
-//! The guest alone decides how many descriptors its buffers have, and the worker looks at each of them. A number that
-//! real drivers stay below is normal and free. What a ring costs above it is the guest's debt, which it pays back with
-//! time. In debt up to the limit, its frames are refused, and the senders of others lose nothing.
+//! The guest alone decides how many descriptors its buffers have, and the worker looks at each of
+//! them. A number that real drivers stay below is normal and free. What a ring costs above it is
+//! the guest's debt, which it pays back with time. In debt up to the limit, its frames are refused,
+//! and the senders of others lose nothing.
 
 use std::cell::Cell;
 
 use super::rx::NotDelivered;
 use crate::cpu;
 
-/// Descriptors that are normal for one frame: Linux without mergeable buffers makes chains of 19, whatever comes.
+/// Descriptors that are normal for one frame: Linux without mergeable buffers makes chains of 19,
+/// whatever comes.
 const NORMAL: u32 = 20;
-/// Bytes of a frame that are a further one. The smallest buffers of a driver that is in use hold 512.
+/// Bytes of a frame that are a further one. The smallest buffers of a driver that is in use hold
+/// 512.
 const NORMAL_BYTES: u32 = 128;
 /// Most descriptors above the normal that a ring is in debt for: one walk of the longest chain.
 pub(super) const DEBT_LIMIT: u32 = 1024;
 /// Descriptors of debt that a millisecond pays: at 20 ns each, 1/250 of a worker's time.
 const PAID_PER_MS: u64 = 200;
 
-/// The same of all rings that a worker writes to, together: many of them in one turn cost no more than two.
+/// The same of all rings that a worker writes to, together: many of them in one turn cost no more
+/// than two.
 const POOL_LIMIT: u32 = 2 * DEBT_LIMIT;
 const POOL_PAID_PER_MS: u64 = 1000;
 
@@ -31,8 +35,8 @@ struct Failed {
     why: NotDelivered,
 }
 
-/// A buffer for which the allowance was too small: it is walked again when there is twice as much, so that a steady stream of frames
-/// does not spend what time pays back.
+/// A buffer for which the allowance was too small: it is walked again when there is twice as much,
+/// so that a steady stream of frames does not spend what time pays back.
 #[derive(Clone, Copy)]
 struct Slow {
     at: u16,
@@ -54,10 +58,12 @@ impl Debt {
     #[cold]
     fn pay(&mut self, now: u64, per_ms: u64) {
         let passed = now.saturating_sub(self.paid);
-        let paid = u128::from(passed) * u128::from(per_ms) / u128::from((cpu::tsc_hz() / 1000).max(1));
+        let paid =
+            u128::from(passed) * u128::from(per_ms) / u128::from((cpu::tsc_hz() / 1000).max(1));
         if paid > 0 {
             self.paid = now;
-            self.descriptors = self.descriptors.saturating_sub(u32::try_from(paid).unwrap_or(u32::MAX));
+            self.descriptors =
+                self.descriptors.saturating_sub(u32::try_from(paid).unwrap_or(u32::MAX));
         }
     }
 
@@ -100,7 +106,8 @@ impl Default for Walks {
 }
 
 impl Walks {
-    /// Descriptors that may be looked at for a frame of this size at this position; `None` if too few to try.
+    /// Descriptors that may be looked at for a frame of this size at this position; `None` if too
+    /// few to try.
     #[inline(always)]
     pub fn allowed(&mut self, at: u16, need: u32) -> Option<u32> {
         let mut pool = POOL.get();
@@ -108,7 +115,9 @@ impl Walks {
             self.pay(&mut pool);
         }
         let above = (DEBT_LIMIT - self.debt.descriptors).min(POOL_LIMIT - pool.descriptors);
-        let slow = self.slow.allowed > 0 && self.slow.at == at && above < (2 * self.slow.allowed).min(DEBT_LIMIT);
+        let slow = self.slow.allowed > 0
+            && self.slow.at == at
+            && above < (2 * self.slow.allowed).min(DEBT_LIMIT);
         (!slow).then_some(normal(need) + above)
     }
 
@@ -186,7 +195,11 @@ mod tests {
         debt.pay(begun + ms, PAID_PER_MS);
         assert_eq!(debt.descriptors, 1024 - 200);
         debt.pay(begun + ms + ms / 1000, PAID_PER_MS);
-        assert_eq!((debt.descriptors, debt.paid), (1024 - 200, begun + ms), "parts of a descriptor are not lost");
+        assert_eq!(
+            (debt.descriptors, debt.paid),
+            (1024 - 200, begun + ms),
+            "parts of a descriptor are not lost"
+        );
         debt.pay(begun + 7 * ms, PAID_PER_MS);
         assert_eq!(debt.descriptors, 0);
     }
@@ -202,7 +215,10 @@ mod tests {
             above += allowed - normal(76);
         }
         let paid = (cpu::tsc() - begun) * POOL_PAID_PER_MS / (cpu::tsc_hz() / 1000);
-        assert!(u64::from(above) <= u64::from(POOL_LIMIT) + paid + 64, "{above} descriptors, {paid} paid meanwhile");
+        assert!(
+            u64::from(above) <= u64::from(POOL_LIMIT) + paid + 64,
+            "{above} descriptors, {paid} paid meanwhile"
+        );
         let mut sound = Walks::default();
         assert!(sound.allowed(0, 76) >= Some(normal(76)), "who needs no more gets that always");
     }

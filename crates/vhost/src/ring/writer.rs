@@ -52,13 +52,19 @@ impl<'a> Writer<'a> {
     /// # Safety
     /// They must be mapped at `from`.
     #[inline]
-    pub unsafe fn mapped(&mut self, mut from: NonNull<u8>, mut len: u32, mut sum: Option<&mut Sum>) {
+    pub unsafe fn mapped(
+        &mut self,
+        mut from: NonNull<u8>,
+        mut len: u32,
+        mut sum: Option<&mut Sum>,
+    ) {
         while len > 0
             && let Some(room) = self.room(len)
             && let Some(mut store) = self.door.store(&room, room.len())
         {
             let n = room.len();
-            // SAFETY: n <= len, which are mapped by the caller's promise; they are asked for together.
+            // SAFETY: n <= len, which are mapped by the caller's promise; they are asked for
+            // together.
             unsafe {
                 match &mut sum {
                     None => store.mapped(from, n),

@@ -20,8 +20,8 @@ use super::{UNIT, UnitsError};
 /// Units that are read at once.
 const PIECE: usize = 512;
 
-/// A file that a process of this user left when it died. It is only read, so that one that is shorter than it says harms nobody; what is in
-/// it may be anything.
+/// A file that a process of this user left when it died. It is only read, so that one that is
+/// shorter than it says harms nobody; what is in it may be anything.
 #[derive(Debug)]
 pub struct Left {
     file: File,
@@ -39,7 +39,12 @@ impl Left {
     }
 
     /// Visits `count` units from number `first` on, as words. An error if they are not all there.
-    pub fn read(&self, first: usize, count: usize, mut visit: impl FnMut([u64; 16])) -> io::Result<()> {
+    pub fn read(
+        &self,
+        first: usize,
+        count: usize,
+        mut visit: impl FnMut([u64; 16]),
+    ) -> io::Result<()> {
         let mut bytes = vec![0; UNIT * count.min(PIECE)];
         let mut at = first;
         let end = first.saturating_add(count);
@@ -57,9 +62,12 @@ impl Left {
     }
 }
 
-/// Removes what a process left at `path` when it died, after `look` has seen it. What somebody else put there is not looked at: it must
-/// neither be used nor stop a start.
-pub(super) fn clear(path: &Path, look: &mut dyn FnMut(&Path, Option<&Left>)) -> Result<(), UnitsError> {
+/// Removes what a process left at `path` when it died, after `look` has seen it. What somebody else
+/// put there is not looked at: it must neither be used nor stop a start.
+pub(super) fn clear(
+    path: &Path,
+    look: &mut dyn FnMut(&Path, Option<&Left>),
+) -> Result<(), UnitsError> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     loop {
         let file = match openat(rustix::fs::CWD, path, flags, Mode::empty()) {
@@ -71,10 +79,13 @@ pub(super) fn clear(path: &Path, look: &mut dyn FnMut(&Path, Option<&Left>)) -> 
             look(path, None);
             break;
         };
-        if flock(&own, FlockOperation::NonBlockingLockExclusive) == Err(rustix::io::Errno::WOULDBLOCK) {
+        if flock(&own, FlockOperation::NonBlockingLockExclusive)
+            == Err(rustix::io::Errno::WOULDBLOCK)
+        {
             return Err(UnitsError::InUse(path.to_owned()));
         }
-        // Another one that starts may have removed it before it was locked here, and have put its own there.
+        // Another one that starts may have removed it before it was locked here, and have put its
+        // own there.
         if is_at(&own, path) {
             let left = Left { file: own.into() };
             look(path, Some(&left));

@@ -52,7 +52,8 @@ fn what_a_crash_left_is_replaced() {
 #[test]
 fn what_a_crash_left_can_be_read() {
     let (name, path) = name("read");
-    let bytes: Vec<u8> = (0..2000u64).flat_map(|unit| [unit; 16]).flat_map(u64::to_ne_bytes).collect();
+    let bytes: Vec<u8> =
+        (0..2000u64).flat_map(|unit| [unit; 16]).flat_map(u64::to_ne_bytes).collect();
     std::fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
     let mut looked = 0;
     let look = |at: &Path, left: Option<&Left>| {
@@ -68,7 +69,9 @@ fn what_a_crash_left_can_be_read() {
         assert_eq!(read(700, 3).unwrap(), all[700..703]);
         assert_eq!(read(5000, 0).unwrap(), [[0; 16]; 0]);
         // What is not there is no zeros.
-        assert!(read(0, 2000).is_err() && read(1999, 1).is_err() && read(usize::MAX / 256, 2).is_err());
+        assert!(
+            read(0, 2000).is_err() && read(1999, 1).is_err() && read(usize::MAX / 256, 2).is_err()
+        );
     };
     drop(Units::file(10, &name, look).unwrap());
     assert_eq!(looked, 1);
@@ -92,7 +95,11 @@ fn what_others_put_there_is_not_used() {
         }
         let (units, before) = file(&name).unwrap();
         let stat = fstat(&units.file.as_ref().unwrap().1).unwrap();
-        assert_eq!((stat.st_uid, stat.st_mode & 0o777, before), (geteuid().as_raw(), 0o600, vec![false]), "{there}");
+        assert_eq!(
+            (stat.st_uid, stat.st_mode & 0o777, before),
+            (geteuid().as_raw(), 0o600, vec![false]),
+            "{there}"
+        );
         drop((units, held));
     }
 }
@@ -108,10 +115,15 @@ fn what_cannot_be_removed_is_told() {
         Err(error) => {
             assert_eq!(
                 error.to_string(),
-                format!("{} is there already and cannot be removed by this user: remove it", path.display())
+                format!(
+                    "{} is there already and cannot be removed by this user: remove it",
+                    path.display()
+                )
             );
         }
-        Ok((units, before)) => assert_eq!((units.memory(), before), (Memory::HugePages, vec![false])),
+        Ok((units, before)) => {
+            assert_eq!((units.memory(), before), (Memory::HugePages, vec![false]))
+        }
     }
 }
 
@@ -152,11 +164,15 @@ fn of_many_that_start_at_once_one_has_the_file() {
                 })
                 .collect();
             let made: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-            let refused = |made: &Result<Units, UnitsError>| matches!(made, Err(UnitsError::InUse(_)));
+            let refused =
+                |made: &Result<Units, UnitsError>| matches!(made, Err(UnitsError::InUse(_)));
             assert!(made.iter().all(|made| made.is_ok() || refused(made)), "{made:?}");
             let own: Vec<&Units> = made.iter().flatten().collect();
             assert!(own.len() <= 1, "{own:?}");
-            assert!(own.iter().all(|own| left::is_at(&own.file.as_ref().unwrap().1, own.path().unwrap())));
+            assert!(
+                own.iter()
+                    .all(|own| left::is_at(&own.file.as_ref().unwrap().1, own.path().unwrap()))
+            );
         });
         let _ = std::fs::remove_file(&path);
     }

@@ -1,4 +1,5 @@
-//! A device with its port, everything it told its owner, and a switch that sends frames back where they came from.
+//! A device with its port, everything it told its owner, and a switch that sends frames back where
+//! they came from.
 #![allow(dead_code)] // each test program uses a part of it
 
 use std::{
@@ -70,7 +71,9 @@ impl Events {
     /// Waits for the `n`th detachment; returns its reason.
     pub fn detached(&self, n: usize) -> String {
         self.wait(&format!("detachment {n}"), |events| {
-            let mut reasons = events.iter().filter_map(|e| if let Event::Detached(reason) = e { Some(reason) } else { None });
+            let mut reasons = events
+                .iter()
+                .filter_map(|e| if let Event::Detached(reason) = e { Some(reason) } else { None });
             reasons.nth(n - 1).cloned()
         })
     }
@@ -84,7 +87,9 @@ impl Events {
     /// Waits until the transmit ring was announced for the `n`th time.
     pub fn wait_started(&self, n: usize) {
         let started = |e: &&Event| matches!(e, Event::TxStarted(_));
-        self.wait(&format!("transmit ring {n}"), |events| (events.iter().filter(started).count() >= n).then_some(()));
+        self.wait(&format!("transmit ring {n}"), |events| {
+            (events.iter().filter(started).count() >= n).then_some(())
+        });
     }
 }
 
@@ -135,8 +140,14 @@ impl Bed {
     pub fn new(role: Role) -> Bed {
         let directory = tempfile::Builder::new().prefix("control-").tempdir().unwrap();
         let path = directory.path().join("vnic");
-        let mut bed =
-            Bed { device: None, port: Arc::default(), events: Arc::default(), path, role, directory: Arc::new(directory) };
+        let mut bed = Bed {
+            device: None,
+            port: Arc::default(),
+            events: Arc::default(),
+            path,
+            role,
+            directory: Arc::new(directory),
+        };
         bed.start().unwrap();
         bed
     }
@@ -173,7 +184,11 @@ impl Bed {
         Ok(())
     }
 
-    pub fn resume(&mut self, connection: std::os::fd::OwnedFd, state: DeviceState) -> Result<(), StartError> {
+    pub fn resume(
+        &mut self,
+        connection: std::os::fd::OwnedFd,
+        state: DeviceState,
+    ) -> Result<(), StartError> {
         self.device = Some(Device::resume(self.config(), connection, state)?);
         Ok(())
     }
@@ -212,9 +227,15 @@ impl Bed {
     pub fn ping(&self, vm: &mut Vm, count: usize) {
         for n in 0..count {
             let frame: Vec<u8> = (0..60 + n % 1400).map(|i| (i * 7 + n) as u8).collect();
-            vm.guest.send(&frame, NetHeader::default()).unwrap_or_else(|e| panic!("frame {n} of {count}: {e}"));
+            vm.guest
+                .send(&frame, NetHeader::default())
+                .unwrap_or_else(|e| panic!("frame {n} of {count}: {e}"));
             assert_eq!(self.echo(), 1, "frame {n} of {count}; {:#?}", self.status());
-            let (_, back) = vm.guest.recv().unwrap().unwrap_or_else(|| panic!("frame {n} of {count} did not return"));
+            let (_, back) = vm
+                .guest
+                .recv()
+                .unwrap()
+                .unwrap_or_else(|| panic!("frame {n} of {count} did not return"));
             assert_eq!(back, frame, "frame {n} of {count}");
         }
     }
@@ -234,8 +255,14 @@ pub fn echo(port: &Port) -> usize {
             total += 1;
             let head = frames.head(index);
             let from = head.len() as u32;
-            let delivery =
-                Delivery { net: NetHeader::default(), head, frame: index, from, len: frame.len - from, finish: Finish::Nothing };
+            let delivery = Delivery {
+                net: NetHeader::default(),
+                head,
+                frame: index,
+                from,
+                len: frame.len - from,
+                finish: Finish::Nothing,
+            };
             if let Some(rx) = rx.as_mut() {
                 rx.deliver(&frames, &delivery).unwrap();
             }

@@ -47,7 +47,10 @@ fn it_asks_for_the_epoch_first() {
             let opened = opened(&request);
             asked.push((opened.epoch.clone(), opened.messages.clone()));
             assert!(opened.time().abs_diff(now()) < 10_000);
-            Ok(sealed(&field(&request)[..24], if opened.epoch.is_some() { "messages: \"reply\"" } else { EPOCH }))
+            Ok(sealed(
+                &field(&request)[..24],
+                if opened.epoch.is_some() { "messages: \"reply\"" } else { EPOCH },
+            ))
         });
         assert_eq!(reply.unwrap().as_slice(), b"reply");
     }
@@ -55,7 +58,8 @@ fn it_asks_for_the_epoch_first() {
     assert_eq!(asked, [(None, None), known.clone(), known], "once; content only for an epoch");
 }
 
-/// Somebody between gives a request to the daemon it is for, keeps the reply, and gives it to another one with that key.
+/// Somebody between gives a request to the daemon it is for, keeps the reply, and gives it to
+/// another one with that key.
 #[test]
 fn what_changes_something_is_sent_once() {
     for (only_asks, times) in [(false, 1), (true, 3)] {
@@ -79,7 +83,9 @@ fn what_changes_something_is_sent_once() {
         assert_eq!(carried_out, times);
         match only_asks {
             true => assert_eq!(reply.unwrap().as_slice(), b"done"),
-            false => assert!(matches!(reply, Err(ClientError::Encryption(EncryptionError::NewEpoch)))),
+            false => {
+                assert!(matches!(reply, Err(ClientError::Encryption(EncryptionError::NewEpoch))))
+            }
         }
     }
 }
@@ -97,26 +103,45 @@ fn replies_that_are_not_taken() {
             (vec![], "the reply is not encrypted"),
             (told("encrypted { error { code: REJECTED } }"), "encrypted message error"),
             (told("encrypted { error { } }"), "encrypted message error"),
-            (told(&format!("encrypted {{ error {{ code: REJECTED }} }} {clear}")), "encrypted message error"),
+            (
+                told(&format!("encrypted {{ error {{ code: REJECTED }} }} {clear}")),
+                "encrypted message error",
+            ),
             (told(&format!("encrypted {{ }} {clear}")), "nothing recognized in encrypted response"),
         ] {
-            assert_eq!(outcome(legacy, |_| reply.clone()).unwrap_err(), error, "legacy {legacy}: {reply:?}");
+            assert_eq!(
+                outcome(legacy, |_| reply.clone()).unwrap_err(),
+                error,
+                "legacy {legacy}: {reply:?}"
+            );
         }
         // The request itself: the original's form has nothing against it, but it is no response.
         let reflected = outcome(legacy, |request| request.write_to_bytes().unwrap());
-        assert_eq!(reflected, if legacy { Ok(b"content".to_vec()) } else { Err("cannot decrypt message".into()) });
+        assert_eq!(
+            reflected,
+            if legacy { Ok(b"content".to_vec()) } else { Err("cannot decrypt message".into()) }
+        );
         // The reply in the other form.
         let other = match legacy {
             true => sealed(&[1; 24], "messages: \"reply\""),
-            false => encode(Encrypted { aes256cbc_sha512: Some(legacy::seal(&key(), [0; 16], b"reply")), ..Default::default() })
-                .unwrap(),
+            false => encode(Encrypted {
+                aes256cbc_sha512: Some(legacy::seal(&key(), [0; 16], b"reply")),
+                ..Default::default()
+            })
+            .unwrap(),
         };
-        assert_eq!(outcome(legacy, |_| other.clone()).unwrap_err(), "nothing recognized in encrypted response");
+        assert_eq!(
+            outcome(legacy, |_| other.clone()).unwrap_err(),
+            "nothing recognized in encrypted response"
+        );
     }
     // Told apart, so that the person at the keyboard can be.
     let cipher = Cipher::new(key(), false);
     let error = cipher.exchange(b"", true, |_| Ok(told(rejected))).unwrap_err();
-    assert!(matches!(error, ClientError::Encryption(EncryptionError::ClearReply(Some(error::Code::REJECTED)))));
+    assert!(matches!(
+        error,
+        ClientError::Encryption(EncryptionError::ClearReply(Some(error::Code::REJECTED)))
+    ));
 }
 
 #[test]
@@ -125,34 +150,58 @@ fn sealed_replies() {
         ("content", "messages: \"reply\"", Ok("reply")),
         ("empty content", "messages: \"\"", Ok("")),
         ("nothing", "", Err("nothing recognized in encrypted response")),
-        ("a refusal", "refusal { code: CLOCK help: \"too late\" } messages: \"reply\"", Err("too late")),
+        (
+            "a refusal",
+            "refusal { code: CLOCK help: \"too late\" } messages: \"reply\"",
+            Err("too late"),
+        ),
         ("no epoch", "refusal { code: EPOCH }", Err("nothing recognized in encrypted response")),
-        ("one epoch after the other", EPOCH, Err("the daemon asked 4 times to seal the request again")),
+        (
+            "one epoch after the other",
+            EPOCH,
+            Err("the daemon asked 4 times to seal the request again"),
+        ),
     ] {
         let outcome = outcome(false, |request| sealed(&field(request)[..24], reply));
-        assert_eq!(outcome, expected.map(|text| text.as_bytes().to_vec()).map_err(str::to_owned), "{what}");
+        assert_eq!(
+            outcome,
+            expected.map(|text| text.as_bytes().to_vec()).map_err(str::to_owned),
+            "{what}"
+        );
     }
     // The reply to another request, however good it was.
     let other = outcome(false, |_| sealed(&[9; 24], "messages: \"reply\""));
     assert_eq!(other.unwrap_err(), "cannot decrypt message");
     // One that was good, again.
     let mut first = None;
-    let again = outcome(false, |request| first.get_or_insert_with(|| sealed(&field(request)[..24], EPOCH)).clone());
+    let again = outcome(false, |request| {
+        first.get_or_insert_with(|| sealed(&field(request)[..24], EPOCH)).clone()
+    });
     assert_eq!(again.unwrap_err(), "cannot decrypt message");
 }
 
 #[test]
 fn legacy_replies() {
     let reply = |key: &Key, iv| {
-        encode(Encrypted { aes256cbc_sha512: Some(legacy::seal(key, iv, b"reply")), ..Default::default() }).unwrap()
+        encode(Encrypted {
+            aes256cbc_sha512: Some(legacy::seal(key, iv, b"reply")),
+            ..Default::default()
+        })
+        .unwrap()
     };
     let good = outcome(true, |request| {
-        assert_eq!(legacy::open(&key(), request.encrypted.aes256cbc_sha512()).unwrap().as_slice(), b"content");
+        assert_eq!(
+            legacy::open(&key(), request.encrypted.aes256cbc_sha512()).unwrap().as_slice(),
+            b"content"
+        );
         assert!(request.encrypted.xchacha20_poly1305.is_none());
         reply(&key(), [1; 16])
     });
     assert_eq!(good.unwrap(), b"reply");
-    assert_eq!(outcome(true, |_| reply(&Key::new([8; 32]), [1; 16])).unwrap_err(), "cannot decrypt message");
+    assert_eq!(
+        outcome(true, |_| reply(&Key::new([8; 32]), [1; 16])).unwrap_err(),
+        "cannot decrypt message"
+    );
 }
 
 #[test]

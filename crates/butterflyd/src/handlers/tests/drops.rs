@@ -8,15 +8,24 @@ use butterfly_packet::build;
 fn drops_of_the_whole_host_are_listed_with_their_reasons() {
     let mut host = Host::with_nics();
     let list = host.ask("drop_list { }").drop_list.unwrap();
-    assert_eq!((list.time_ms(), list.window_ms(), list.total(), list.left_out), (107_000, 7_500, 7 + 3 * 106, None));
+    assert_eq!(
+        (list.time_ms(), list.window_ms(), list.total(), list.left_out),
+        (107_000, 7_500, 7 + 3 * 106, None)
+    );
     let text = host.succeeds("drop_list { }");
     let info: Vec<_> = butterfly_datapath::reasons().collect();
     let (own, foreign, gone) = (info[3].name, info[4].name, info[5].name);
-    let of_vnic = |count| format!("drop {{ reason: \"{own}\" count: {count} recent: 1 last_ms: 300 last_packet: \"a packet\" }}");
+    let of_vnic = |count| {
+        format!(
+            "drop {{ reason: \"{own}\" count: {count} recent: 1 last_ms: 300 last_packet: \"a packet\" }}"
+        )
+    };
     for part in [
         format!("place {{ kind: NIC nic_id: \"bypass\" vni: 2 {} }}", of_vnic(6)),
         format!("place {{ kind: NIC nic_id: \"n\" vni: 1 {} }}", of_vnic(1)),
-        format!("place {{ kind: NETWORK vni: 7 drop {{ reason: \"{foreign}\" count: 106 last_ms: 0 }} }}"),
+        format!(
+            "place {{ kind: NETWORK vni: 7 drop {{ reason: \"{foreign}\" count: 106 last_ms: 0 }} }}"
+        ),
         format!("place {{ kind: UPLINK drop {{ reason: \"{foreign}\" count: 106 }} }}"),
         format!("place {{ kind: GONE drop {{ reason: \"{gone}\" count: 106 }} }}"),
     ] {
@@ -37,7 +46,10 @@ fn drops_of_one_vnic_are_listed_alone() {
     let list = host.ask("drop_list { nic_id: \"bypass\" }").drop_list.unwrap();
     let places: Vec<_> = list.place.iter().map(|place| (place.nic_id(), place.vni())).collect();
     assert_eq!((places, list.total(), list.reason.len()), (vec![("bypass", 2)], 6, 1));
-    assert_eq!(host.fails("drop_list { nic_id: \"nobody\" }").0, "NIC does not exist with id nobody");
+    assert_eq!(
+        host.fails("drop_list { nic_id: \"nobody\" }").0,
+        "NIC does not exist with id nobody"
+    );
     assert_eq!(host.fails("drop_list { nic_id: \"\" }").0, "NIC does not exist with id ");
 }
 
@@ -51,13 +63,20 @@ fn what_to_do_has_the_words_of_the_last_packet() {
         list.place[0].drop[0].remedy.clone()
     };
     assert_eq!(remedy(&mut host), None, "of a packet that nobody knows");
-    let frame =
-        build::ethernet(Mac([2; 6]), Mac([4; 6])).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).tcp(&build::Tcp::new(1, 443, 2), &[]);
+    let frame = build::ethernet(Mac([2; 6]), Mac([4; 6]))
+        .ipv4([10, 0, 0, 1], [10, 0, 0, 2])
+        .tcp(&build::Tcp::new(1, 443, 2), &[]);
     host.fake().head = frame[..60.min(frame.len())].to_vec();
     let told = remedy(&mut host).unwrap();
-    assert!(told.contains("`butterfly sg rule add web --ip-proto tcp --port 443 --cidr 10.0.0.1/32`"), "{told}");
+    assert!(
+        told.contains("`butterfly sg rule add web --ip-proto tcp --port 443 --cidr 10.0.0.1/32`"),
+        "{told}"
+    );
     // Of two groups the operator chooses.
     host.succeeds("nic_update { id: \"n\" security_group: \"web\" security_group: \"db\" }");
     let told = remedy(&mut host).unwrap();
-    assert!(told.contains("`butterfly sg rule add SG --ip-proto tcp --port 443 --cidr 10.0.0.1/32`"), "{told}");
+    assert!(
+        told.contains("`butterfly sg rule add SG --ip-proto tcp --port 443 --cidr 10.0.0.1/32`"),
+        "{told}"
+    );
 }

@@ -28,8 +28,7 @@ fn line(event: &Event) -> String {
     format!("{}{about} {}: {}", event.kind(), event.request(), event.text())
 }
 
-const RULE: &str =
-    "rule { direction: INBOUND protocol: 6 port_start: 80 port_end: 90 cidr { address: \"10.0.0.0\" mask_size: 8 } }";
+const RULE: &str = "rule { direction: INBOUND protocol: 6 port_start: 80 port_end: 90 cidr { address: \"10.0.0.0\" mask_size: 8 } }";
 
 #[test]
 fn each_change_is_an_event_and_what_changes_nothing_is_none() {
@@ -103,7 +102,10 @@ fn what_failed_is_an_event_with_its_reason() {
     let mut host = Host::with_nics();
     let mut since = list(&mut host, "").next();
     for (request, expected) in [
-        ("nic_show: \"nobody\"".to_owned(), "request-failed nic_show: refused: NIC does not exist with id nobody"),
+        (
+            "nic_show: \"nobody\"".to_owned(),
+            "request-failed nic_show: refused: NIC does not exist with id nobody",
+        ),
         (
             nic_with("vni: 16777216"),
             "request-failed n/1 nic_add: refused: Bad NIC format; VNI 16777216 is out of range: VNIs are 0 to 16777215",
@@ -112,7 +114,10 @@ fn what_failed_is_an_event_with_its_reason() {
             "nic_update { id: \"n\" ip: \"x\" }".into(),
             "request-failed n/1 nic_update: refused: Bad Nic update format; \"x\" is not an IP address; write 192.0.2.1 or 2001:db8::1",
         ),
-        ("sg_rule_list: \"x\"".into(), "request-failed sg_rule_list: refused: Security Group not found"),
+        (
+            "sg_rule_list: \"x\"".into(),
+            "request-failed sg_rule_list: refused: Security Group not found",
+        ),
         (
             "event_list { limit: 10001 }".into(),
             "request-failed event_list: refused: limit 10001 is out of range: 0 to 10000; that is as many as are kept; go on with since",
@@ -124,29 +129,46 @@ fn what_failed_is_an_event_with_its_reason() {
     }
     host.fake().refusals = [Some("no")].into();
     host.fails("nic_update { id: \"n\" ip: \"10.0.0.9\" }");
-    assert_eq!(noted(&mut host, &mut since), ["request-failed n/1 nic_update: refused: no"], "and no nic-updated");
+    assert_eq!(
+        noted(&mut host, &mut since),
+        ["request-failed n/1 nic_update: refused: no"],
+        "and no nic-updated"
+    );
     host.fake().refusals = [Some("no"), Some("never")].into();
     host.fails(&nic_with("vni: 9"));
     let [gone, failed] = &noted(&mut host, &mut since)[..] else { panic!() };
     assert_eq!(gone, "nic-removed n/9 nic_add: could be neither changed nor restored: never");
-    assert!(failed.starts_with("request-failed nic_add: refused: no; the nic could not be restored"), "{failed}");
+    assert!(
+        failed.starts_with("request-failed nic_add: refused: no; the nic could not be restored"),
+        "{failed}"
+    );
     // What is no request at all.
     host.envelope.answer(b"\xff");
     let [garbage] = &noted(&mut host, &mut since)[..] else { panic!() };
-    assert!(garbage.starts_with("request-failed unknown: refused: a request of 1 bytes is not decodable: "), "{garbage}");
+    assert!(
+        garbage.starts_with(
+            "request-failed unknown: refused: a request of 1 bytes is not decodable: "
+        ),
+        "{garbage}"
+    );
 }
 
 #[test]
 fn who_asked_is_told() {
     let mut host = Host::new();
     let asked = |host: &mut Host, caller| {
-        let envelope: Messages = text::parse(&format!("messages {{ revision: 6 message_0 {{ request {{ {NIC} }} }} }}")).unwrap();
+        let envelope: Messages =
+            text::parse(&format!("messages {{ revision: 6 message_0 {{ request {{ {NIC} }} }} }}"))
+                .unwrap();
         host.envelope.answer_to(envelope.write_to_bytes().unwrap(), caller);
         let events = list(host, "").event;
         host.ask("nic_del: \"n\"");
         events.last().unwrap().client.clone()
     };
-    assert_eq!(asked(&mut host, Some(Caller::Host("192.0.2.9".parse().unwrap()))).as_deref(), Some("192.0.2.9"));
+    assert_eq!(
+        asked(&mut host, Some(Caller::Host("192.0.2.9".parse().unwrap()))).as_deref(),
+        Some("192.0.2.9")
+    );
     assert_eq!(asked(&mut host, Some(Caller::Local)).as_deref(), Some("a local process"));
     assert_eq!(asked(&mut host, None), None);
 }
@@ -174,7 +196,10 @@ fn events_are_listed_by_number_vnic_and_page() {
     let texts: Vec<String> = all.event.iter().skip(2).map(line).collect();
     assert_eq!(
         texts,
-        ["guest-attached n/1 : a virtual machine attached", "guest-detached n/1 : the virtual machine detached: it crashed"]
+        [
+            "guest-attached n/1 : a virtual machine attached",
+            "guest-detached n/1 : the virtual machine detached: it crashed"
+        ]
     );
     assert!(all.event.iter().all(|event| event.time() >= all.started() && !event.has_more()));
 }
@@ -186,6 +211,7 @@ fn failures_are_summed_up() {
     for _ in 0..5000 {
         host.fails("nic_show: \"nobody\"");
     }
-    let failed = list(&mut host, "").event.iter().filter(|event| event.kind() == "request-failed").count();
+    let failed =
+        list(&mut host, "").event.iter().filter(|event| event.kind() == "request-failed").count();
     assert!((10..100).contains(&failed), "{failed}");
 }

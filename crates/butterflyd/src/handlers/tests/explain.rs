@@ -42,10 +42,16 @@ fn a_question_is_passed_on_and_its_answer_told() {
 fn what_is_not_said_is_as_a_guest_would_have_it() {
     let mut host = Host::new();
     host.succeeds(NIC);
-    for (to, protocol) in [(r#"to_nic: "n""#, 1), (r#"to_address: "2001:db8::1" destination_mac: "02:00:00:00:00:04""#, 58)] {
+    for (to, protocol) in [
+        (r#"to_nic: "n""#, 1),
+        (r#"to_address: "2001:db8::1" destination_mac: "02:00:00:00:00:04""#, 58),
+    ] {
         host.succeeds(&format!("explain {{ vni: 5 {to} icmp_type: 3 }}"));
         let question = host.fake().question.take().unwrap();
-        assert_eq!((question.from, question.protocol, question.icmp), (Origin::Outside(5), protocol, Some((3, 0))));
+        assert_eq!(
+            (question.from, question.protocol, question.icmp),
+            (Origin::Outside(5), protocol, Some((3, 0)))
+        );
     }
 }
 
@@ -62,7 +68,11 @@ fn questions_that_say_nothing_are_refused() {
         (r#"from_nic: "n" to_nic: "n" source_mac: "02:00""#, "no MAC address", ""),
         (r#"from_nic: "n" to_nic: "n" protocol: 256"#, "out of range", ""),
         (r#"from_nic: "n" to_nic: "n" destination_port: 65536"#, "out of range", ""),
-        (r#"from_nic: "n" to_address: "10.0.0.7""#, "no NIC of this host has 10.0.0.7", "--far-endpoint"),
+        (
+            r#"from_nic: "n" to_address: "10.0.0.7""#,
+            "no NIC of this host has 10.0.0.7",
+            "--far-endpoint",
+        ),
     ] {
         let (said, more) = host.fails(&format!("explain {{ {question} }}"));
         assert!(said.contains(description) && more.contains(help), "{question}: {said}, {more}");

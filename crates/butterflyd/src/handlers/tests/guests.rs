@@ -9,7 +9,8 @@ fn declare(rest: &str) -> String {
     format!("nic_add {{ id: \"n\" mac: \"{MAC}\" vni: 1 ip: \"10.0.0.1\" {rest} }}")
 }
 
-const SENDER: &str = r#"type: BENCH btype: "ICMP_SND_LIKE" dip: "10.0.0.2" dmac: "42:00:00:00:00:02""#;
+const SENDER: &str =
+    r#"type: BENCH btype: "ICMP_SND_LIKE" dip: "10.0.0.2" dmac: "42:00:00:00:00:02""#;
 const RECEIVER: &str = r#"type: BENCH btype: "ICMP_RCV_LIKE""#;
 
 fn front(host: &mut Host) -> Front {
@@ -25,8 +26,18 @@ fn each_kind_has_its_path_and_is_told_as_it_was_declared() {
         ("type: TAP", "tap-n", r#"type: TAP path: "tap-n""#, tap(None)),
         (r#"type: TAP path: "/x""#, "tap-n", r#"type: TAP path: "tap-n""#, tap(None)),
         (r#"type: TAP netns: "blue""#, "tap-n", r#"netns: "blue""#, tap(Some("/run/netns/blue"))),
-        (r#"type: TAP netns: "/proc/7/ns/net""#, "tap-n", r#"netns: "/proc/7/ns/net""#, tap(Some("/proc/7/ns/net"))),
-        (SENDER, "(nil)", r#"btype: "ICMP_SND_LIKE" dip: "10.0.0.2" dmac: "42:00:00:00:00:02""#, ping),
+        (
+            r#"type: TAP netns: "/proc/7/ns/net""#,
+            "tap-n",
+            r#"netns: "/proc/7/ns/net""#,
+            tap(Some("/proc/7/ns/net")),
+        ),
+        (
+            SENDER,
+            "(nil)",
+            r#"btype: "ICMP_SND_LIKE" dip: "10.0.0.2" dmac: "42:00:00:00:00:02""#,
+            ping,
+        ),
         (RECEIVER, "(nil)", r#"btype: "ICMP_RCV_LIKE""#, Machine::Echo),
     ] {
         let mut host = Host::new();
@@ -34,7 +45,10 @@ fn each_kind_has_its_path_and_is_told_as_it_was_declared() {
         assert_eq!(front(&mut host), Front::Inside(machine));
         let details = host.declared();
         assert!(details.contains(told), "{details}");
-        assert_eq!(host.succeeds(&details.replacen("nic_details", "nic_add", 1)), format!("nic_add {{ path: \"{path}\" }}"));
+        assert_eq!(
+            host.succeeds(&details.replacen("nic_details", "nic_add", 1)),
+            format!("nic_add {{ path: \"{path}\" }}")
+        );
         assert_eq!(host.fake().take_calls(), ["add n"], "a dump changes nothing");
     }
 }
@@ -129,9 +143,15 @@ fn a_generator_tells_what_it_measured() {
     let mut host = Host::new();
     host.succeeds(&declare(SENDER));
     let pings = "pings { requests: 3 replies: 2 min_ns: 10000 mean_ns: 20000 max_ns: 30000 }";
-    assert_eq!(host.succeeds("nic_stats: \"n\""), format!("nic_stats {{ in: 200 out: 100 {pings} }}"));
+    assert_eq!(
+        host.succeeds("nic_stats: \"n\""),
+        format!("nic_stats {{ in: 200 out: 100 {pings} }}")
+    );
     let shown = host.succeeds("nic_show: \"n\"");
-    assert!(shown.contains(pings) && !shown.contains("role:") && !shown.contains("peer_pid"), "{shown}");
+    assert!(
+        shown.contains(pings) && !shown.contains("role:") && !shown.contains("peer_pid"),
+        "{shown}"
+    );
     host.succeeds(&declare("type: TAP netns: \"a\""));
     assert_eq!(host.succeeds("nic_stats: \"n\""), "nic_stats { in: 100 out: 200 }");
     let shown = host.succeeds("nic_show: \"n\"");

@@ -16,11 +16,12 @@ use butterfly_api::{
     text,
 };
 use butterfly_datapath::{
-    AddError, Admission, DeviceStatus, DropPlace, DropReport, DropRow, DroppedPacket, Explanation, Fate, FdbKind, FdbRow,
-    Features, Front, GroupChange, GroupRow, GuestReport, Mac, Machine, Mark, Negotiated, NeighbourRow, NetworkReport, NoAnswer,
-    PeerReport, Peers, Pings, PlaceDrops, Question, Refused, RemoteMac, RingStatus, SessionEnd, SessionFilter, SessionRow,
-    SessionTable, Step, Target, Timeouts, Times, TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport, VnicSpec, Walk,
-    WorkerReport,
+    AddError, Admission, DeviceStatus, DropPlace, DropReport, DropRow, DroppedPacket, Explanation,
+    Fate, FdbKind, FdbRow, Features, Front, GroupChange, GroupRow, GuestReport, Mac, Machine, Mark,
+    Negotiated, NeighbourRow, NetworkReport, NoAnswer, PeerReport, Peers, Pings, PlaceDrops,
+    Question, Refused, RemoteMac, RingStatus, SessionEnd, SessionFilter, SessionRow, SessionTable,
+    Step, Target, Timeouts, Times, TunnelError, TunnelReport, UplinkReport, VnicPolicy, VnicReport,
+    VnicSpec, Walk, WorkerReport,
 };
 use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup, SocketDir, Vni};
 use butterfly_vhost::{
@@ -88,7 +89,9 @@ impl Dataplane for Fake {
     fn explain(&self, question: &Question) -> Result<Explanation, NoAnswer> {
         *self.question.borrow_mut() = Some(question.clone());
         match &question.to {
-            Target::Address(ip) if question.destination_mac.is_none() => Err(NoAnswer::NeedsMac(*ip)),
+            Target::Address(ip) if question.destination_mac.is_none() => {
+                Err(NoAnswer::NeedsMac(*ip))
+            }
             Target::Vnic(id) if self.waits_for(id).is_some() => {
                 Err(NoAnswer::Waits(id.clone(), self.waits_for(id).unwrap_or_default()))
             }
@@ -173,7 +176,14 @@ impl Dataplane for Fake {
 
     fn vnic(&self, id: &str) -> Option<VnicReport> {
         let spec = self.vnics.get(id)?.clone();
-        let ring = RingStatus { size: 256, enabled: true, next_avail: 3, avail_idx: 5, used_idx: 2, broken: true };
+        let ring = RingStatus {
+            size: 256,
+            enabled: true,
+            next_avail: 3,
+            avail_idx: 5,
+            used_idx: 2,
+            broken: true,
+        };
         let attached = Negotiated {
             since: UNIX_EPOCH + Duration::from_secs(1000),
             peer_pid: Some(77),
@@ -197,15 +207,30 @@ impl Dataplane for Fake {
             tx: Some(ring),
             others_waiting: true,
             attach_count: 4,
-            last_detach: Some(Detach { reason: "it crashed".into(), at: UNIX_EPOCH + Duration::from_secs(900) }),
+            last_detach: Some(Detach {
+                reason: "it crashed".into(),
+                at: UNIX_EPOCH + Duration::from_secs(900),
+            }),
             trouble: Some("trouble".into()),
-            interrupts: InterruptReport { costly: 2, confirmed: 1, apart: true, worst_ns: 94_000_000 },
-            touches: TouchReport { pages: 70_000, rests: 3, stalls: 1, stalled: Duration::from_millis(306) },
+            interrupts: InterruptReport {
+                costly: 2,
+                confirmed: 1,
+                apart: true,
+                worst_ns: 94_000_000,
+            },
+            touches: TouchReport {
+                pages: 70_000,
+                rests: 3,
+                stalls: 1,
+                stalled: Duration::from_millis(306),
+            },
         };
         let drops = butterfly_datapath::reasons().zip(1..).collect();
         let guest = match &spec.front {
             Front::Socket { .. } => None,
-            Front::Inside(Machine::Tap { .. }) => Some(GuestReport::Tap { interface: format!("tap-{id}"), refused: 9 }),
+            Front::Inside(Machine::Tap { .. }) => {
+                Some(GuestReport::Tap { interface: format!("tap-{id}"), refused: 9 })
+            }
             Front::Inside(Machine::Echo) => Some(GuestReport::Bench(Pings::default())),
             Front::Inside(Machine::Ping { .. }) => {
                 let micros = Duration::from_micros;
@@ -214,10 +239,14 @@ impl Dataplane for Fake {
             }
         };
         // The first of several has the address, as long as nobody bypasses filters.
-        let first =
-            self.vnics.values().filter(|other| (other.vni, other.mac) == (spec.vni, spec.mac)).min_by_key(|other| other.order);
-        let waits_for =
-            first.filter(|first| first.id != id && !(first.policy.bypass && spec.policy.bypass)).map(|first| first.id.clone());
+        let first = self
+            .vnics
+            .values()
+            .filter(|other| (other.vni, other.mac) == (spec.vni, spec.mac))
+            .min_by_key(|other| other.order);
+        let waits_for = first
+            .filter(|first| first.id != id && !(first.policy.bypass && spec.policy.bypass))
+            .map(|first| first.id.clone());
         Some(VnicReport {
             spec,
             waits_for,
@@ -238,8 +267,19 @@ impl Dataplane for Fake {
     }
 
     fn fdb(&self, vni: Option<u32>) -> Vec<FdbRow> {
-        let row = |vni, kind, idle| FdbRow { vni, mac: Mac([2, 0, 0, 0, 0, 1]), id: "n".into(), peer: None, kind, idle };
-        let remote = FdbRow { id: String::new(), peer: Some(ip("2001:db8::2")), ..row(4, FdbKind::Learnt, Some(8)) };
+        let row = |vni, kind, idle| FdbRow {
+            vni,
+            mac: Mac([2, 0, 0, 0, 0, 1]),
+            id: "n".into(),
+            peer: None,
+            kind,
+            idle,
+        };
+        let remote = FdbRow {
+            id: String::new(),
+            peer: Some(ip("2001:db8::2")),
+            ..row(4, FdbKind::Learnt, Some(8))
+        };
         let all = [row(1, FdbKind::Static, None), row(2, FdbKind::Learnt, Some(7)), remote];
         all.into_iter().filter(|row| vni.is_none_or(|vni| vni == row.vni)).collect()
     }
@@ -269,7 +309,8 @@ impl Dataplane for Fake {
             port,
         };
         let block = Cidr::new("1.2.3.0", 24).unwrap();
-        let rule = Rule::new(Direction::Inbound, 17, (Some(0), Some(65535)), Some(block), None).unwrap();
+        let rule =
+            Rule::new(Direction::Inbound, 17, (Some(0), Some(65535)), Some(block), None).unwrap();
         let first = SessionRow {
             vni: 1,
             vlan: Some(2),
@@ -282,9 +323,13 @@ impl Dataplane for Fake {
             expires: 5,
             packets: [6, 7],
             bytes: [8, 9],
-            rule: [Admission::DefaultEgress, Admission::Rule { group: GroupName::new("web").unwrap(), rule }],
+            rule: [
+                Admission::DefaultEgress,
+                Admission::Rule { group: GroupName::new("web").unwrap(), rule },
+            ],
         };
-        let second = SessionRow { vlan: None, rule: [Admission::Bypass, Admission::Gone], ..first.clone() };
+        let second =
+            SessionRow { vlan: None, rule: [Admission::Bypass, Admission::Gone], ..first.clone() };
         (70, [first, second].into_iter().take(limit).collect())
     }
 
@@ -295,13 +340,23 @@ impl Dataplane for Fake {
 
     /// Of the outbound rules of a group only, in some order.
     fn rule_admissions(&self, name: &GroupName) -> Vec<(Rule, u64)> {
-        let rules = self.groups[name].rules().filter(|rule| rule.direction() == Direction::Outbound).cloned();
+        let rules = self.groups[name]
+            .rules()
+            .filter(|rule| rule.direction() == Direction::Outbound)
+            .cloned();
         rules.zip(72..).collect::<Vec<_>>().into_iter().rev().collect()
     }
 
     fn session_table(&self) -> SessionTable {
         let timeouts = Timeouts { other: 77, ..Timeouts::default() };
-        SessionTable { capacity: 73, used: 74, memory: "memory".into(), timeouts, tcp_pickup: 75, share: 76 }
+        SessionTable {
+            capacity: 73,
+            used: 74,
+            memory: "memory".into(),
+            timeouts,
+            tcp_pickup: 75,
+            share: 76,
+        }
     }
 
     /// Three other hosts: one named for all networks, one for network 7, one learnt in network 1.
@@ -331,17 +386,27 @@ impl Dataplane for Fake {
             sent: (92, 93),
             drops: butterfly_datapath::reasons().take(1).zip(94..).collect(),
         };
-        let neighbour = |address, mac, age| NeighbourRow { address: ip(address), mac, state: "state".into(), age };
+        let neighbour = |address, mac, age| NeighbourRow {
+            address: ip(address),
+            mac,
+            state: "state".into(),
+            age,
+        };
         self.uplink.then(|| TunnelReport {
             endpoint: ip("10.0.0.1"),
             mac: Mac([2, 0, 0, 0, 0, 8]),
             answers: true,
             strict_peers: false,
             inner_mtu: 1450,
-            groups: [1, 7].map(|vni| GroupRow { vni, group: IpAddr::from([230, 0, 0, vni as u8]) }).into(),
+            groups: [1, 7]
+                .map(|vni| GroupRow { vni, group: IpAddr::from([230, 0, 0, vni as u8]) })
+                .into(),
             peers: vec![peer("10.0.0.2", true, &[]), peer("10.0.0.3", true, &[7]), learnt],
             learnt: vec![RemoteMac { vni: 1, mac, peer: ip("10.0.0.4"), idle: 86 }],
-            neighbours: vec![neighbour("10.0.0.4", Some(mac), Some(87)), neighbour("10.0.0.2", None, None)],
+            neighbours: vec![
+                neighbour("10.0.0.4", Some(mac), Some(87)),
+                neighbour("10.0.0.2", None, None),
+            ],
             networks: vec![network(1), network(7)],
             control: vec![("answered", "ARP requests.", 88)],
         })
@@ -372,8 +437,11 @@ impl Dataplane for Fake {
     /// Something everywhere, and of a vnic as much as its name is long.
     fn drops(&self, id: Option<&str>) -> Option<DropReport> {
         let info = |n| butterfly_datapath::reasons().nth(n).unwrap();
-        let of_vnics = butterfly_datapath::reasons().find(|info| Some(info.name) == self.reason).unwrap_or_else(|| info(3));
-        let packet = DroppedPacket { age: Duration::from_millis(300), summary: Some("a packet".into()) };
+        let of_vnics = butterfly_datapath::reasons()
+            .find(|info| Some(info.name) == self.reason)
+            .unwrap_or_else(|| info(3));
+        let packet =
+            DroppedPacket { age: Duration::from_millis(300), summary: Some("a packet".into()) };
         let vnic = |id: &String| {
             let row = DropRow {
                 info: of_vnics,
@@ -393,11 +461,23 @@ impl Dataplane for Fake {
         let places = match id {
             Some(id) => vec![vnic(self.vnics.keys().find(|other| *other == id)?)],
             None => {
-                let others = [(DropPlace::Network(7), 4, Some(unread)), (DropPlace::Uplink, 4, None), (DropPlace::Gone, 5, None)];
-                self.vnics.keys().map(vnic).chain(others.map(|(place, n, last)| other(place, n, last))).collect()
+                let others = [
+                    (DropPlace::Network(7), 4, Some(unread)),
+                    (DropPlace::Uplink, 4, None),
+                    (DropPlace::Gone, 5, None),
+                ];
+                self.vnics
+                    .keys()
+                    .map(vnic)
+                    .chain(others.map(|(place, n, last)| other(place, n, last)))
+                    .collect()
             }
         };
-        Some(DropReport { at: Duration::from_millis(107_000), window: Duration::from_millis(7_500), places })
+        Some(DropReport {
+            at: Duration::from_millis(107_000),
+            window: Duration::from_millis(7_500),
+            places,
+        })
     }
 
     fn inner_mtu(&self) -> Option<u32> {
@@ -464,7 +544,8 @@ impl Host {
         Self { envelope: Envelope::new(daemon), levels }
     }
 
-    /// One with the vnic `n` of network 1, filtered, with an address and a group, and `bypass` of network 2.
+    /// One with the vnic `n` of network 1, filtered, with an address and a group, and `bypass` of
+    /// network 2.
     pub(super) fn with_nics() -> Self {
         let mut host = Self::new();
         host.succeeds(NIC);
@@ -478,7 +559,8 @@ impl Host {
     }
 
     pub(super) fn ask(&mut self, request: &str) -> Response {
-        let envelope = format!("messages {{ revision: 6 message_0 {{ request {{ {request} }} }} }}");
+        let envelope =
+            format!("messages {{ revision: 6 message_0 {{ request {{ {request} }} }} }}");
         let envelope: Messages = text::parse(&envelope).expect(request);
         let reply = self.envelope.answer(&envelope.write_to_bytes().unwrap());
         let reply = Messages::parse_from_bytes(&reply).unwrap();
@@ -516,9 +598,19 @@ pub(super) fn one_line(text: &str) -> String {
 
 /// A packet that several get, and its answer, which is dropped.
 fn explanation() -> Explanation {
-    let refused = Refused { reason: butterfly_datapath::reasons().next().unwrap(), charged: String::new() };
-    let step = Step { stage: "lookup", mark: Mark::Note, text: "because".into(), details: vec!["more".into()] };
-    let flooded = Fate::Flooded { here: vec!["n".into()], away: vec![ip("192.0.2.9")], refused: vec![refused.clone()] };
+    let refused =
+        Refused { reason: butterfly_datapath::reasons().next().unwrap(), charged: String::new() };
+    let step = Step {
+        stage: "lookup",
+        mark: Mark::Note,
+        text: "because".into(),
+        details: vec!["more".into()],
+    };
+    let flooded = Fate::Flooded {
+        here: vec!["n".into()],
+        away: vec![ip("192.0.2.9")],
+        refused: vec![refused.clone()],
+    };
     let walk = |fate| Walk {
         packet: "a packet".into(),
         frame: Vec::new(),
@@ -527,5 +619,9 @@ fn explanation() -> Explanation {
         fate,
     };
     let refused = Refused { charged: "n".into(), ..refused };
-    Explanation { vni: 1, destination_mac: Mac([2, 0, 0, 0, 0, 9]), walks: vec![walk(flooded), walk(Fate::Dropped(refused))] }
+    Explanation {
+        vni: 1,
+        destination_mac: Mac([2, 0, 0, 0, 0, 9]),
+        walks: vec![walk(flooded), walk(Fate::Dropped(refused))],
+    }
 }

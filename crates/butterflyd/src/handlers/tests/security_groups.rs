@@ -3,11 +3,12 @@
 use super::host::Host;
 
 /// Rules of contract 1.6, in the order of their hashes.
-const TO_SG_42: &str = "direction: INBOUND protocol: 6 port_start: 0 port_end: 65535 security_group: \"sg-42\"";
+const TO_SG_42: &str =
+    "direction: INBOUND protocol: 6 port_start: 0 port_end: 65535 security_group: \"sg-42\"";
 const ALL_OF_A_V6_BLOCK: &str = "direction: INBOUND protocol: -1 port_start: 0 port_end: 1024 cidr { address: \"2001:db8:0:85a3:0:0:ac1f:8001\" mask_size: 8 }";
-const UDP_OF_A_BLOCK: &str =
-    "direction: INBOUND protocol: 17 port_start: 0 port_end: 65535 cidr { address: \"1.2.3.0\" mask_size: 24 }";
-const TO_SOME_SG: &str = "direction: INBOUND protocol: 6 port_start: 1000 port_end: 65535 security_group: \"some-sg\"";
+const UDP_OF_A_BLOCK: &str = "direction: INBOUND protocol: 17 port_start: 0 port_end: 65535 cidr { address: \"1.2.3.0\" mask_size: 24 }";
+const TO_SOME_SG: &str =
+    "direction: INBOUND protocol: 6 port_start: 1000 port_end: 65535 security_group: \"some-sg\"";
 /// The second of them as it is echoed: its protocol has no ports.
 const ALL_OF_A_V6_BLOCK_ECHOED: &str =
     "direction: INBOUND protocol: -1 cidr { address: \"2001:db8:0:85a3::ac1f:8001\" mask_size: 8 }";
@@ -17,7 +18,9 @@ const OUT: &str = "direction: OUTBOUND protocol: 58 cidr { address: \"::\" mask_
 /// A host with the group `g` of one member and one rule.
 fn host() -> Host {
     let mut host = Host::new();
-    host.succeeds(&format!("sg_add {{ id: \"g\" member: \"10.0.0.1\" rule {{ {UDP_OF_A_BLOCK} }} }}"));
+    host.succeeds(&format!(
+        "sg_add {{ id: \"g\" member: \"10.0.0.1\" rule {{ {UDP_OF_A_BLOCK} }} }}"
+    ));
     host.fake().take_calls();
     host
 }
@@ -27,14 +30,25 @@ fn g() -> String {
     format!("sg_details {{ id: \"g\" member: \"10.0.0.1\" rule {{ {UDP_OF_A_BLOCK} }} }}")
 }
 
-/// Contract 1.5, security groups: the successes. Each row: the request, what the data path is asked, what there is then.
+/// Contract 1.5, security groups: the successes. Each row: the request, what the data path is
+/// asked, what there is then.
 #[test]
 fn changes_follow_the_table() {
     let g = g();
-    let with = |more: &str| g.replace(" }", "}").replacen("member: \"10.0.0.1\"", &format!("member: \"10.0.0.1\" {more}"), 1);
+    let with = |more: &str| {
+        g.replace(" }", "}").replacen(
+            "member: \"10.0.0.1\"",
+            &format!("member: \"10.0.0.1\" {more}"),
+            1,
+        )
+    };
     for (request, calls, then) in [
         // sg_add creates or replaces; identical content changes nothing.
-        ("sg_add { id: \"h\" }".to_owned(), vec!["group h: declare"], format!("{g} sg_details {{ id: \"h\" }}")),
+        (
+            "sg_add { id: \"h\" }".to_owned(),
+            vec!["group h: declare"],
+            format!("{g} sg_details {{ id: \"h\" }}"),
+        ),
         (g.replacen("sg_details", "sg_add", 1), vec![], g.clone()),
         (
             format!(
@@ -43,7 +57,11 @@ fn changes_follow_the_table() {
             vec![],
             g.clone(),
         ),
-        ("sg_add { id: \"g\" }".into(), vec!["group g: declare"], "sg_details { id: \"g\" }".into()),
+        (
+            "sg_add { id: \"g\" }".into(),
+            vec!["group g: declare"],
+            "sg_details { id: \"g\" }".into(),
+        ),
         (
             format!("sg_add {{ id: \"g\" member: \"0::1\" rule {{ {OUT} }} }}"),
             vec!["group g: declare"],
@@ -75,7 +93,11 @@ fn changes_follow_the_table() {
         (format!("sg_rule_del {{ sg_id: \"x\" rule {{ {OUT} }} }}"), vec![], g.clone()),
         // sg_member_add and sg_member_del: the same.
         ("sg_member_add { sg_id: \"g\" member: \"10.0.0.1\" }".into(), vec![], g.clone()),
-        ("sg_member_add { sg_id: \"g\" member: \"0::1\" }".into(), vec!["group g: add member"], with("member: \"::1\"")),
+        (
+            "sg_member_add { sg_id: \"g\" member: \"0::1\" }".into(),
+            vec!["group g: add member"],
+            with("member: \"::1\""),
+        ),
         (
             "sg_member_add { sg_id: \"x\" member: \"::1\" }".into(),
             vec!["group x: declare"],
@@ -100,7 +122,11 @@ fn changes_follow_the_table() {
         if !calls.is_empty() {
             let mut host = self::host();
             host.fake().refusals = [Some("no room for this")].into();
-            assert_eq!(host.fails(&request), ("no room for this".into(), String::new()), "{request}");
+            assert_eq!(
+                host.fails(&request),
+                ("no room for this".into(), String::new()),
+                "{request}"
+            );
             assert_eq!(host.succeeds("sg_details: \"\""), g, "{request}");
             host.succeeds(&request);
         }
@@ -157,7 +183,10 @@ fn what_is_malformed_is_refused() {
         // Only alone.
         ("protocol: 1", "Internal error", "needs a cidr or a security group"),
     ] {
-        let rule = format!("rule {{ direction: OUTBOUND {} }}", rule.replace('C', "cidr { address: \"::\" mask_size: 0 }"));
+        let rule = format!(
+            "rule {{ direction: OUTBOUND {} }}",
+            rule.replace('C', "cidr { address: \"::\" mask_size: 0 }")
+        );
         for (request, description) in [
             (format!("sg_rule_add {{ sg_id: \"g\" {rule} }}"), description),
             (format!("sg_rule_del {{ sg_id: \"g\" {rule} }}"), description),
@@ -194,11 +223,12 @@ fn refused(request: &str) -> (String, String) {
     told
 }
 
-/// Contract 1.6. However they come, rules are listed in the order of their hashes, members in that of their arrival.
+/// Contract 1.6. However they come, rules are listed in the order of their hashes, members in that
+/// of their arrival.
 #[test]
 fn lists_are_in_the_order_of_the_protocol() {
-    let listed =
-        [TO_SG_42, ALL_OF_A_V6_BLOCK_ECHOED, UDP_OF_A_BLOCK, TO_SOME_SG].map(|rule| format!("sg_rule_list {{ {rule} }}"));
+    let listed = [TO_SG_42, ALL_OF_A_V6_BLOCK_ECHOED, UDP_OF_A_BLOCK, TO_SOME_SG]
+        .map(|rule| format!("sg_rule_list {{ {rule} }}"));
     let mut host = Host::new();
     for rule in [TO_SOME_SG, ALL_OF_A_V6_BLOCK, TO_SG_42, UDP_OF_A_BLOCK] {
         host.succeeds(&format!("sg_rule_add {{ sg_id: \"g\" rule {{ {rule} }} }}"));
@@ -209,7 +239,8 @@ fn lists_are_in_the_order_of_the_protocol() {
     }
     host.succeeds("sg_member_del { sg_id: \"g\" member: \"::1\" }");
     host.succeeds("sg_member_add { sg_id: \"g\" member: \"::1\" }");
-    let members = ["10.0.0.9", "10.0.0.1", "10.0.0.5", "::1"].map(|member| format!("sg_member_list: \"{member}\""));
+    let members = ["10.0.0.9", "10.0.0.1", "10.0.0.5", "::1"]
+        .map(|member| format!("sg_member_list: \"{member}\""));
     assert_eq!(host.succeeds("sg_member_list: \"g\""), members.join(" "));
     for id in ["b", "a", "é", "B"] {
         host.succeeds(&format!("sg_add {{ id: \"{id}\" }}"));
@@ -218,24 +249,32 @@ fn lists_are_in_the_order_of_the_protocol() {
     assert_eq!(ids, ["B", "a", "b", "g", "é"]);
 }
 
-/// Contract 1.5: host bits are no error and tell rules apart; so do ports that mean nothing, which are not echoed.
+/// Contract 1.5: host bits are no error and tell rules apart; so do ports that mean nothing, which
+/// are not echoed.
 #[test]
 fn what_means_nothing_is_part_of_the_identity() {
     let mut host = Host::new();
-    let block = |address| format!("direction: INBOUND protocol: 1 cidr {{ address: \"{address}\" mask_size: 24 }}");
+    let block = |address| {
+        format!("direction: INBOUND protocol: 1 cidr {{ address: \"{address}\" mask_size: 24 }}")
+    };
     for rule in [block("10.0.0.0"), block("10.0.0.1")] {
         host.succeeds(&format!("sg_rule_add {{ sg_id: \"g\" rule {{ {rule} }} }}"));
         assert!(host.succeeds("sg_rule_list: \"g\"").contains(&rule), "{rule}");
     }
-    let with_ports = block("10.0.0.0").replace("protocol: 1", "protocol: 1 port_start: 1 port_end: 70000");
+    let with_ports =
+        block("10.0.0.0").replace("protocol: 1", "protocol: 1 port_start: 1 port_end: 70000");
     host.succeeds(&format!("sg_rule_add {{ sg_id: \"g\" rule {{ {with_ports} }} }}"));
     let rules = host.ask("sg_rule_list: \"g\"").sg_rule_list;
     assert_eq!(rules.len(), 3);
     assert!(rules.iter().all(|rule| rule.port_start.is_none() && rule.port_end.is_none()));
-    let mut there = host.envelope.handler().dataplane.groups["g"].rules().map(|rule| rule.identity()).collect::<Vec<_>>();
+    let mut there = host.envelope.handler().dataplane.groups["g"]
+        .rules()
+        .map(|rule| rule.identity())
+        .collect::<Vec<_>>();
     there.sort();
     assert_eq!(there, ["0-1-0-0-10.0.0.0/24-", "0-1-0-0-10.0.0.1/24-", "0-1-1-70000-10.0.0.0/24-"]);
-    // Whoever deletes what is listed is never left with a rule: first the one that was meant, then those that are listed alike.
+    // Whoever deletes what is listed is never left with a rule: first the one that was meant, then
+    // those that are listed alike.
     let delete = format!("sg_rule_del {{ sg_id: \"g\" rule {{ {} }} }}", block("10.0.0.0"));
     for left in [2, 1, 1] {
         host.succeeds(&delete);
@@ -250,17 +289,27 @@ fn vnics_keep_the_names_of_groups_that_go() {
     host.succeeds("sg_add { id: \"web\" }");
     host.succeeds("sg_del: \"web\"");
     assert!(host.succeeds("nic_details: \"n\"").contains("security_group: \"web\""));
-    assert_eq!(host.fake().take_calls(), ["group web: declare", "group web: forget"], "the vnic was left alone");
+    assert_eq!(
+        host.fake().take_calls(),
+        ["group web: declare", "group web: forget"],
+        "the vnic was left alone"
+    );
 }
 
 /// What `butterfly dump` asks for, given back: nics first, then groups.
 #[test]
 fn what_is_told_can_be_declared_again() {
-    let rules = [TO_SG_42, UDP_OF_A_BLOCK, TO_SOME_SG, OUT].map(|rule| format!("rule {{ {rule} }}")).join(" ");
+    let rules = [TO_SG_42, UDP_OF_A_BLOCK, TO_SOME_SG, OUT]
+        .map(|rule| format!("rule {{ {rule} }}"))
+        .join(" ");
     let mut host = Host::with_nics();
-    host.succeeds(&format!("sg_add {{ id: \"web\" member: \"::1\" member: \"10.0.0.1\" {rules} }}"));
+    host.succeeds(&format!(
+        "sg_add {{ id: \"web\" member: \"::1\" member: \"10.0.0.1\" {rules} }}"
+    ));
     host.succeeds("sg_add { id: \"\\\"\\n\\303\\251\" }");
-    let details = |host: &mut Host| (host.ask("nic_details: \"\"").nic_details, host.ask("sg_details: \"\"").sg_details);
+    let details = |host: &mut Host| {
+        (host.ask("nic_details: \"\"").nic_details, host.ask("sg_details: \"\"").sg_details)
+    };
     let dump = details(&mut host);
     let replay = |host: &mut Host| {
         for nic in &dump.0 {
@@ -289,7 +338,8 @@ fn stats_of_rules_are_in_the_order_of_the_list() {
     let rules = host.ask("sg_rule_list: \"g\"").sg_rule_list;
     let stats = host.ask("sg_rule_stats: \"g\"").sg_rule_stats;
     assert!(stats.iter().map(|stats| &*stats.rule).eq(&rules));
-    let mut counts: Vec<_> = stats.iter().map(|stats| (stats.rule.protocol(), stats.sessions())).collect();
+    let mut counts: Vec<_> =
+        stats.iter().map(|stats| (stats.rule.protocol(), stats.sessions())).collect();
     // The data path told of the outbound ones only.
     assert_eq!(counts.iter().find(|(protocol, _)| *protocol == 17), Some(&(17, 0)));
     counts.retain(|(protocol, _)| *protocol != 17);

@@ -8,16 +8,26 @@ fn any_request() -> impl proptest::strategy::Strategy<Value = String> {
     use proptest::prelude::*;
     let id = prop_oneof![Just("a"), Just("b"), Just("c")];
     let flags = (any::<bool>(), any::<bool>());
-    let kind =
-        prop_oneof![Just(""), Just("type: VHOST_USER_CLIENT"), Just("type: VHOST_USER_CLIENT path: \"/run/b/qemu-vhost-a\"")];
+    let kind = prop_oneof![
+        Just(""),
+        Just("type: VHOST_USER_CLIENT"),
+        Just("type: VHOST_USER_CLIENT path: \"/run/b/qemu-vhost-a\"")
+    ];
     let add = (id.clone(), 1..3, 1..3, flags, kind).prop_map(|(id, mac, vni, (bypass, spoof), kind)| {
         format!(
             "nic_add {{ id: \"{id}\" mac: \"02:00:00:00:00:0{mac}\" vni: {vni} bypass_filtering: {bypass} ip_anti_spoof: {spoof} {kind} }}"
         )
     });
-    let change = ["ip: \"::1\"", "ip: \"\"", "ip: \"x\"", "security_group: \"g\" security_group: \"h\"", "security_group: \"\""];
-    let update = (id.clone(), any::<bool>(), proptest::sample::select(change.to_vec()))
-        .prop_map(|(id, spoof, ip)| format!("nic_update {{ id: \"{id}\" ip_anti_spoof: {spoof} {ip} }}"));
+    let change = [
+        "ip: \"::1\"",
+        "ip: \"\"",
+        "ip: \"x\"",
+        "security_group: \"g\" security_group: \"h\"",
+        "security_group: \"\"",
+    ];
+    let update = (id.clone(), any::<bool>(), proptest::sample::select(change.to_vec())).prop_map(
+        |(id, spoof, ip)| format!("nic_update {{ id: \"{id}\" ip_anti_spoof: {spoof} {ip} }}"),
+    );
     let group = prop_oneof![
         Just("sg_add { id: \"G\" member: \"M\" rule { R } rule { R } }"),
         Just("sg_add { id: \"G\" }"),
@@ -34,13 +44,19 @@ fn any_request() -> impl proptest::strategy::Strategy<Value = String> {
     ];
     let members = ["10.0.0.1", "::1", "10.0.0"];
     let select = |of: &[&'static str]| proptest::sample::select(of.to_vec());
-    let group = (group, select(&["g", "h"]), select(&rules), select(&members)).prop_map(|(request, name, rule, member)| {
-        request.replace('G', name).replace("\"M\"", &format!("\"{member}\"")).replace("{ R }", &format!("{{ {rule} }}"))
-    });
+    let group = (group, select(&["g", "h"]), select(&rules), select(&members)).prop_map(
+        |(request, name, rule, member)| {
+            request
+                .replace('G', name)
+                .replace("\"M\"", &format!("\"{member}\""))
+                .replace("{ R }", &format!("{{ {rule} }}"))
+        },
+    );
     prop_oneof![4 => add, 1 => update, 1 => id.prop_map(|id| format!("nic_del: \"{id}\"")), 6 => group]
 }
 
-/// What was declared and what the data path has are the same, and no two vnics have what only one may have.
+/// What was declared and what the data path has are the same, and no two vnics have what only one
+/// may have.
 fn check_invariants(host: &mut Host) {
     let daemon = host.envelope.handler();
     let declared: Vec<_> = daemon.nics.iter().collect();
@@ -55,7 +71,10 @@ fn check_invariants(host: &mut Host) {
             ips: nic.ips.addresses().collect(),
             groups: nic.security_groups.names().to_vec(),
         };
-        assert_eq!((spec.mac.0, spec.vni, &spec.policy), (nic.mac.octets(), nic.vni.number(), &policy));
+        assert_eq!(
+            (spec.mac.0, spec.vni, &spec.policy),
+            (nic.mac.octets(), nic.vni.number(), &policy)
+        );
         let Front::Socket { path, .. } = &spec.front else { panic!("{spec:?}") };
         assert_eq!(path, nic.kind.socket().unwrap().path());
         assert_eq!(spec.order, daemon.nics.order(nic));

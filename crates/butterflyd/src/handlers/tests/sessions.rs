@@ -14,7 +14,12 @@ fn sessions_are_told_with_what_admitted_them() {
     let one = host.succeeds("session_list { limit: 1 }");
     assert_eq!(one, format!("session_list {{ matching: 70 {first} }}"));
     let two = host.succeeds("session_list { }");
-    assert!(two.starts_with(&format!("session_list {{ matching: 70 {first} session {{ vni: 1 protocol: 17 ")), "{two}");
+    assert!(
+        two.starts_with(&format!(
+            "session_list {{ matching: 70 {first} session {{ vni: 1 protocol: 17 "
+        )),
+        "{two}"
+    );
     assert!(two.ends_with("egress { kind: BYPASS } ingress { kind: GONE } } }"), "{two}");
     assert_eq!(host.succeeds("session_list { limit: 0 }"), "session_list { matching: 70 }");
 }
@@ -40,7 +45,10 @@ fn what_is_meant_reaches_the_data_path() {
         assert_eq!(asked(&mut host), (expected.clone(), 10_000));
         host.succeeds(&format!("session_list {{ filter {{ {filter} }} }}"));
         assert_eq!(asked(&mut host), (expected.clone(), 1000), "the limit if none is given");
-        assert_eq!(host.succeeds(&format!("session_flush {{ {filter} }}")), "session_flush { flushed: 71 }");
+        assert_eq!(
+            host.succeeds(&format!("session_flush {{ {filter} }}")),
+            "session_flush { flushed: 71 }"
+        );
         assert_eq!(asked(&mut host).0, expected);
     }
 }
@@ -55,7 +63,10 @@ fn what_cannot_be_meant_is_refused() {
         ("address: \"10.0.0.0/8\"", "Bad IP format"),
     ] {
         let mut host = Host::with_nics();
-        for request in [format!("session_list {{ filter {{ {filter} }} }}"), format!("session_flush {{ {filter} }}")] {
+        for request in [
+            format!("session_list {{ filter {{ {filter} }} }}"),
+            format!("session_flush {{ {filter} }}"),
+        ] {
             assert_eq!(host.fails(&request).0, description, "{request}");
             assert!(host.fake().asked.take().is_none(), "{request}");
         }
@@ -71,7 +82,8 @@ fn the_table_is_told_with_the_time_outs_in_force() {
     let table = host.ask("session_table: false").session_table.unwrap();
     assert_eq!((table.capacity(), table.used(), table.memory()), (73, 74, "memory"));
     assert_eq!((table.tcp_pickup(), table.share()), (75, 76));
-    let timeouts: Vec<_> = table.timeout.iter().map(|timeout| (timeout.name(), timeout.seconds())).collect();
+    let timeouts: Vec<_> =
+        table.timeout.iter().map(|timeout| (timeout.name(), timeout.seconds())).collect();
     assert_eq!(timeouts.len(), crate::timeouts::ALL.len());
     assert_eq!(timeouts[0], ("tcp-new", 30));
     assert!(timeouts.contains(&("other", 77)) && timeouts.contains(&("tcp-established", 86400)));

@@ -13,7 +13,10 @@ fn connected() -> Host {
 fn the_tunnel_endpoint_is_shown_whole() {
     let mut host = connected();
     let show = host.ask("tunnel_show { }").tunnel_show.unwrap();
-    assert_eq!((show.endpoint(), show.mac(), show.host_mtu()), ("10.0.0.1", "02:00:00:00:00:08", 1450));
+    assert_eq!(
+        (show.endpoint(), show.mac(), show.host_mtu()),
+        ("10.0.0.1", "02:00:00:00:00:08", 1450)
+    );
     assert_eq!((show.answers(), show.strict_peers()), (true, false));
     assert_eq!(show.control.len(), 1);
     let text = host.succeeds("tunnel_show { }");
@@ -46,7 +49,10 @@ fn one_network_of_it_is_shown() {
     assert_eq!(seen(1), (1, "10.0.0.2 10.0.0.4".to_owned(), 1, 1));
     assert_eq!(seen(7), (1, "10.0.0.2 10.0.0.3".to_owned(), 0, 1));
     assert_eq!(seen(16_777_215), (0, "10.0.0.2".to_owned(), 0, 0));
-    assert_eq!(host.fails("tunnel_show { vni: 16777216 }").0, "VNI 16777216 is out of range: VNIs are 0 to 16777215");
+    assert_eq!(
+        host.fails("tunnel_show { vni: 16777216 }").0,
+        "VNI 16777216 is out of range: VNIs are 0 to 16777215"
+    );
 }
 
 #[test]
@@ -69,7 +75,11 @@ fn a_host_without_an_uplink_has_nothing_to_show() {
         assert_eq!(host.succeeds(request), "", "{request}");
     }
     for request in ["peer_add { address: \"10.0.0.2\" }", "peer_del { address: \"10.0.0.2\" }"] {
-        assert_eq!(host.fails(request).0, "this host has no uplink: start the daemon with --uplink", "{request}");
+        assert_eq!(
+            host.fails(request).0,
+            "this host has no uplink: start the daemon with --uplink",
+            "{request}"
+        );
     }
     assert_eq!(host.ask("nic_show: \"n\"").nic_show.host_mtu, None);
     assert_eq!(connected().ask("nic_show: \"n\"").nic_show.host_mtu, Some(1450));
@@ -105,7 +115,10 @@ fn what_is_no_peer_is_refused() {
         ("", "Bad IP format"),
         ("address: \"\"", "Bad IP format"),
         ("address: \"10.0.0.0/8\"", "Bad IP format"),
-        ("address: \"10.0.0.2\" vni: 16777216", "VNI 16777216 is out of range: VNIs are 0 to 16777215"),
+        (
+            "address: \"10.0.0.2\" vni: 16777216",
+            "VNI 16777216 is out of range: VNIs are 0 to 16777215",
+        ),
     ] {
         let mut host = connected();
         for request in [format!("peer_add {{ {peer} }}"), format!("peer_del {{ {peer} }}")] {

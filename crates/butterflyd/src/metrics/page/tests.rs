@@ -38,7 +38,13 @@ fn full() -> Observation {
     let tunnel = NetworkTunnel { received: (1, 2), sent: (3, 4), drops: vec![("no-neighbour", 5)] };
     Observation {
         vnics: vec![vnic("a", 42)],
-        networks: vec![NetworkObservation { vni: 42, vnics: 1, learnt: 2, sessions: 3, tunnel: Some(tunnel) }],
+        networks: vec![NetworkObservation {
+            vni: 42,
+            vnics: 1,
+            learnt: 2,
+            sessions: 3,
+            tunnel: Some(tunnel),
+        }],
         workers: vec![WorkerReport {
             busy_cycles: 3_000,
             packets: 100,
@@ -47,7 +53,12 @@ fn full() -> Observation {
             ..WorkerReport::default()
         }],
         drops: reasons().map(|info| (info, 0)).collect(),
-        sessions: SessionObservation { capacity: 64, used: 2, share: 16, states: vec![("tcp", "new", 1), ("udp", "new", 1)] },
+        sessions: SessionObservation {
+            capacity: 64,
+            used: 2,
+            share: 16,
+            states: vec![("tcp", "new", 1), ("udp", "new", 1)],
+        },
         updates: vec![("nic-added", 1)],
         uplink: Some(UplinkObservation {
             kind: "tap".into(),
@@ -102,9 +113,16 @@ fn everything_that_is_declared_is_there() {
     ] {
         has(&page, line);
     }
-    let series: Vec<&str> =
-        page.lines().filter(|line| !line.starts_with('#')).map(|line| line.rsplit_once(' ').unwrap().0).collect();
-    assert_eq!(series.iter().collect::<BTreeSet<_>>().len(), series.len(), "a series is there twice");
+    let series: Vec<&str> = page
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| line.rsplit_once(' ').unwrap().0)
+        .collect();
+    assert_eq!(
+        series.iter().collect::<BTreeSet<_>>().len(),
+        series.len(),
+        "a series is there twice"
+    );
 }
 
 #[test]
@@ -115,7 +133,8 @@ fn a_host_on_its_own_has_no_uplink() {
 
 #[test]
 fn names_cannot_break_out() {
-    let page = text(&Observation { vnics: vec![vnic("a\"} 1\n# \\", 1)], ..Observation::default() });
+    let page =
+        text(&Observation { vnics: vec![vnic("a\"} 1\n# \\", 1)], ..Observation::default() });
     has(&page, "butterfly_nic_sessions{nic=\"a\\\"} 1\\n# \\\\\",vni=\"1\"} 8");
 }
 
@@ -128,7 +147,9 @@ fn peers_are_bounded() {
     let shown = |from: u32, to: u32| {
         let shown = |n: &u32| {
             let address = std::net::Ipv4Addr::from(0x0a00_0000 + n);
-            page.contains(&format!("butterfly_tunnel_peer_in_packets_total{{peer=\"{address}\"}} 2\n"))
+            page.contains(&format!(
+                "butterfly_tunnel_peer_in_packets_total{{peer=\"{address}\"}} 2\n"
+            ))
         };
         (from..to).filter(shown).count()
     };

@@ -39,7 +39,8 @@ fn ask(address: SocketAddr, request: &str) -> String {
 
 /// Status, headers in lower case, body.
 fn parts(answer: &str) -> (u16, String, &str) {
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer:?}"));
+    let (head, body) =
+        answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {answer:?}"));
     (head.split(' ').nth(1).unwrap().parse().unwrap(), head.to_lowercase(), body)
 }
 
@@ -54,7 +55,11 @@ fn metrics_are_read_and_nothing_else() {
     let (_server, address) = serving("a 1\n");
     let (status, head, body) = get(address, "GET /metrics");
     assert_eq!((status, &*body), (200, "a 1\n"));
-    assert!(head.contains("content-type: text/plain; version=0.0.4\r\n") && head.contains("content-length: 4"), "{head}");
+    assert!(
+        head.contains("content-type: text/plain; version=0.0.4\r\n")
+            && head.contains("content-length: 4"),
+        "{head}"
+    );
     assert!(head.contains("connection: close"), "{head}");
     assert_eq!(get(address, "GET /metrics?a=b").2, "a 1\n");
     let (status, head, body) = get(address, "HEAD /metrics");
@@ -82,7 +87,12 @@ fn metrics_are_read_and_nothing_else() {
 #[test]
 fn what_is_no_request_is_answered_as_such() {
     let (_server, address) = serving("a 1\n");
-    for request in ["\0\0\0\0", "GET\r\n\r\n", "GET /metrics HTTP/9.9\r\n\r\n", "\x16\x03\x01\x02\0\x01\0\r\n\r\n"] {
+    for request in [
+        "\0\0\0\0",
+        "GET\r\n\r\n",
+        "GET /metrics HTTP/9.9\r\n\r\n",
+        "\x16\x03\x01\x02\0\x01\0\r\n\r\n",
+    ] {
         let answer = ask(address, request);
         assert!(answer.starts_with("HTTP/1.1 400"), "{request:?}: {answer:?}");
     }
@@ -132,14 +142,21 @@ fn who_does_not_read_holds_up_nobody_and_not_for_ever() {
     assert!(get(address, "GET /metrics").2 == page);
     let begun = Instant::now();
     drop(server);
-    assert!(begun.elapsed() < REQUEST_WITHIN, "the end waits for those who do not read: {:?}", begun.elapsed());
+    assert!(
+        begun.elapsed() < REQUEST_WITHIN,
+        "the end waits for those who do not read: {:?}",
+        begun.elapsed()
+    );
 }
 
 #[test]
 fn a_port_that_is_taken_is_told() {
     let (_server, address) = serving("a 1\n");
     let error = Server::bind(address).err().unwrap().to_string();
-    assert!(error.starts_with(&format!("cannot serve metrics on {address}: Address already in use")), "{error}");
+    assert!(
+        error.starts_with(&format!("cannot serve metrics on {address}: Address already in use")),
+        "{error}"
+    );
     assert!(error.ends_with("stop it or choose another port"), "{error}");
     let error = Server::bind("192.0.2.1:9998".parse().unwrap()).err().unwrap().to_string();
     assert!(error.ends_with("no interface of this host has that address"), "{error}");

@@ -85,10 +85,12 @@ impl Options {
     }
 }
 
-/// Reads a message between a client on Ethernet and a server. `None` if it is not shaped as one that goes this way.
+/// Reads a message between a client on Ethernet and a server. `None` if it is not shaped as one
+/// that goes this way.
 pub(super) fn read(bytes: &[u8], request: bool) -> Option<Message> {
     let &[op, htype, hlen, hops] = bytes.first_chunk()?;
-    if op != if request { 1 } else { 2 } || (htype, hlen) != (1, 6) || be32(bytes, COOKIE)? != MAGIC {
+    if op != if request { 1 } else { 2 } || (htype, hlen) != (1, 6) || be32(bytes, COOKIE)? != MAGIC
+    {
         return None;
     }
     let &mac = bytes.get(CHADDR..)?.first_chunk()?;
@@ -109,7 +111,8 @@ pub(super) fn read(bytes: &[u8], request: bool) -> Option<Message> {
     if options.overload != overload {
         return None;
     }
-    let [ciaddr, yiaddr, giaddr] = [be32(bytes, CIADDR)?, be32(bytes, YIADDR)?, be32(bytes, GIADDR)?];
+    let [ciaddr, yiaddr, giaddr] =
+        [be32(bytes, CIADDR)?, be32(bytes, YIADDR)?, be32(bytes, GIADDR)?];
     let fits = match (request, options.kind) {
         // Discover, request, decline, release, inform: a client's own, which no relay has touched.
         (true, 1 | 3 | 4 | 7 | 8) => hops == 0 && giaddr == 0 && yiaddr == 0,
@@ -148,30 +151,49 @@ pub(super) mod tests {
 
     /// What a client begins with.
     pub fn discover() -> Vec<u8> {
-        let mut bytes = message(1, &[53, 1, 1, 61, 7, 1, 2, 0, 0, 0, 0, 9, 57, 2, 5, 220, 55, 3, 1, 3, 6, 255]);
+        let mut bytes =
+            message(1, &[53, 1, 1, 61, 7, 1, 2, 0, 0, 0, 0, 9, 57, 2, 5, 220, 55, 3, 1, 3, 6, 255]);
         bytes.resize(300, 0);
         bytes
     }
 
     fn offer() -> Vec<u8> {
-        let mut bytes = message(2, &[53, 1, 2, 54, 4, 10, 0, 0, 3, 51, 4, 0, 0, 14, 16, 1, 4, 255, 255, 255, 0, 255]);
+        let mut bytes = message(
+            2,
+            &[53, 1, 2, 54, 4, 10, 0, 0, 3, 51, 4, 0, 0, 14, 16, 1, 4, 255, 255, 255, 0, 255],
+        );
         bytes[YIADDR..YIADDR + 4].copy_from_slice(&[10, 0, 0, 2]);
         bytes
     }
 
     #[test]
     fn a_request_and_its_reply() {
-        let asked = Message { transaction: 0xdead_beef, mac: MAC, leases: [0, 0], server: 0, given: false };
+        let asked =
+            Message { transaction: 0xdead_beef, mac: MAC, leases: [0, 0], server: 0, given: false };
         assert_eq!(read(&discover(), true), Some(asked));
-        assert_eq!(read(&offer(), false), Some(Message { leases: [0x0a00_0002, 0], server: 0x0a00_0003, ..asked }));
+        assert_eq!(
+            read(&offer(), false),
+            Some(Message { leases: [0x0a00_0002, 0], server: 0x0a00_0003, ..asked })
+        );
         assert_eq!((read(&discover(), false), read(&offer(), true)), (None, None));
     }
 
     #[test]
     fn the_fixed_part_is_that_of_a_client_on_ethernet() {
-        for (at, value) in
-            [(0, 2), (0, 0), (1, 6), (2, 0), (2, 16), (3, 1), (16, 9), (24, 9), (34, 1), (43, 1), (236, 0), (239, 0)]
-        {
+        for (at, value) in [
+            (0, 2),
+            (0, 0),
+            (1, 6),
+            (2, 0),
+            (2, 16),
+            (3, 1),
+            (16, 9),
+            (24, 9),
+            (34, 1),
+            (43, 1),
+            (236, 0),
+            (239, 0),
+        ] {
             let mut bytes = discover();
             bytes[at] = value;
             assert_eq!(read(&bytes, true), None, "byte {at} = {value}");
@@ -187,11 +209,17 @@ pub(super) mod tests {
     #[test]
     fn kinds_go_their_way() {
         let kinds = |op, request| {
-            (0..=255u8).filter(|kind| read(&message(op, &[53, 1, *kind, 255]), request).is_some()).collect::<Vec<_>>()
+            (0..=255u8)
+                .filter(|kind| read(&message(op, &[53, 1, *kind, 255]), request).is_some())
+                .collect::<Vec<_>>()
         };
         assert_eq!((kinds(1, true), kinds(2, false)), (vec![1, 3, 4, 7, 8], vec![2, 5, 6]));
         // A refusal names a server, too; it gives no lease to renew there.
-        assert_eq!(read(&message(2, &[53, 1, 6, 54, 4, 1, 2, 3, 4, 255]), false).map(|message| message.server), Some(0));
+        assert_eq!(
+            read(&message(2, &[53, 1, 6, 54, 4, 1, 2, 3, 4, 255]), false)
+                .map(|message| message.server),
+            Some(0)
+        );
     }
 
     #[test]
@@ -214,7 +242,11 @@ pub(super) mod tests {
             assert_eq!(read(&message(1, options), true), None, "{why}");
         }
         // RFC 3396: an option in parts; pads between; vendor's own.
-        for options in [&[0, 53, 1, 1, 0, 0, 43, 1, 1, 43, 1, 2, 255, 0, 0][..], &[53, 1, 1, 224, 0, 255], &[53, 1, 8, 255]] {
+        for options in [
+            &[0, 53, 1, 1, 0, 0, 43, 1, 1, 43, 1, 2, 255, 0, 0][..],
+            &[53, 1, 1, 224, 0, 255],
+            &[53, 1, 8, 255],
+        ] {
             assert!(read(&message(1, options), true).is_some(), "{options:?}");
         }
     }
@@ -230,7 +262,10 @@ pub(super) mod tests {
         };
         assert!(overloaded(1, &[53, 1, 2, 255], b"server").is_some());
         assert!(overloaded(2, b"file", &[53, 1, 2, 255]).is_some());
-        assert!(overloaded(3, &[53, 1, 2, 255], &[54, 4, 1, 2, 3, 4, 255]).is_some_and(|message| message.server == 0x0102_0304));
+        assert!(
+            overloaded(3, &[53, 1, 2, 255], &[54, 4, 1, 2, 3, 4, 255])
+                .is_some_and(|message| message.server == 0x0102_0304)
+        );
         for (which, file, sname) in [
             (1, &b"file"[..], &[53, 1, 2, 255][..]),
             (3, &[53, 1, 2, 255], b"server"),
@@ -306,14 +341,22 @@ pub(super) mod tests {
             let lengths = |request: bool| {
                 let of = |len: u8| {
                     [
-                        &[if code == 53 { 12 } else { 53 }, 1, if request { 1 } else { 5 }, code, len][..],
+                        &[
+                            if code == 53 { 12 } else { 53 },
+                            1,
+                            if request { 1 } else { 5 },
+                            code,
+                            len,
+                        ][..],
                         &vec![1; len.into()],
                         &[255],
                     ]
                     .concat()
                 };
                 (0..=9u8)
-                    .filter(|len| read(&message(if request { 1 } else { 2 }, &of(*len)), request).is_some())
+                    .filter(|len| {
+                        read(&message(if request { 1 } else { 2 }, &of(*len)), request).is_some()
+                    })
                     .collect::<Vec<_>>()
             };
             let expected: Vec<u8> = match code {
@@ -326,7 +369,11 @@ pub(super) mod tests {
             };
             assert_eq!(lengths(true), expected, "{code}");
             let twice = [53, 1, 1, code, 4, 1, 1, 1, 1, code, 4, 1, 1, 1, 1, 255];
-            assert_eq!(read(&message(1, &twice), true).is_some(), !matches!(code, 50..=54 | 57..=59), "two of {code}");
+            assert_eq!(
+                read(&message(1, &twice), true).is_some(),
+                !matches!(code, 50..=54 | 57..=59),
+                "two of {code}"
+            );
         }
         assert!(read(&message(2, &[53, 1, 5, 1, 3, 255, 255, 255, 255]), false).is_none());
     }

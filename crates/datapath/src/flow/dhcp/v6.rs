@@ -44,7 +44,8 @@ fn len_fits(code: u16, len: usize) -> bool {
     }
 }
 
-/// Walks options to the last byte. Returns a bit for each code below 64 that stands among them, not within one.
+/// Walks options to the last byte. Returns a bit for each code below 64 that stands among them, not
+/// within one.
 fn walk(mut options: &[u8], depth: usize) -> Option<u64> {
     let mut came = 0u64;
     while !options.is_empty() {
@@ -64,7 +65,8 @@ fn walk(mut options: &[u8], depth: usize) -> Option<u64> {
     Some(came)
 }
 
-/// Reads a message between a client and a server. `None` if it is not shaped as one that goes this way.
+/// Reads a message between a client and a server. `None` if it is not shaped as one that goes this
+/// way.
 pub(super) fn read(bytes: &[u8], request: bool) -> Option<Message> {
     let word = be32(bytes, 0)?;
     let came = walk(bytes.get(4..)?, DEPTH)?;
@@ -76,13 +78,20 @@ pub(super) fn read(bytes: &[u8], request: bool) -> Option<Message> {
         (true, 3 | 5 | 8 | 9) => has(CLIENT_ID) && has(SERVER_ID),
         // Information-request.
         (true, 11) => true,
-        // Advertise (16.3), and reply, which has no client identifier if the request had none (16.10).
+        // Advertise (16.3), and reply, which has no client identifier if the request had none
+        // (16.10).
         (false, 2) => has(CLIENT_ID) && has(SERVER_ID),
         (false, 7) => has(SERVER_ID),
         // A reconfigure answers nothing.
         _ => false,
     };
-    fits.then_some(Message { transaction: word & 0xff_ffff, mac: Mac::ZERO, leases: [0, 0], server: 0, given: false })
+    fits.then_some(Message {
+        transaction: word & 0xff_ffff,
+        mac: Mac::ZERO,
+        leases: [0, 0],
+        server: 0,
+        given: false,
+    })
 }
 
 #[cfg(test)]
@@ -113,27 +122,54 @@ mod tests {
     fn a_solicitation_and_its_answer() {
         let lease = [&[0; 24][..], &option(13, &[0, 0, b'o', b'k'])].concat();
         let association = [&[0; 12][..], &option(5, &lease)].concat();
-        let solicit =
-            message(1, &[client(), option(6, &[0, 23, 0, 24]), option(8, &[0, 0]), option(3, &[0; 12]), option(14, &[])]);
-        let found = Message { transaction: 0x01_0203, mac: Mac::ZERO, leases: [0, 0], server: 0, given: false };
+        let solicit = message(
+            1,
+            &[
+                client(),
+                option(6, &[0, 23, 0, 24]),
+                option(8, &[0, 0]),
+                option(3, &[0; 12]),
+                option(14, &[]),
+            ],
+        );
+        let found = Message {
+            transaction: 0x01_0203,
+            mac: Mac::ZERO,
+            leases: [0, 0],
+            server: 0,
+            given: false,
+        };
         assert_eq!(read(&solicit, true), Some(found));
-        assert_eq!(read(&message(7, &[client(), server(), option(3, &association)]), false), Some(found));
+        assert_eq!(
+            read(&message(7, &[client(), server(), option(3, &association)]), false),
+            Some(found)
+        );
         assert_eq!((read(&solicit, false), read(&message(7, &[server()]), true)), (None, None));
     }
 
     #[test]
     fn kinds_have_the_identifiers_they_need() {
         let kinds = |request, options: &[Vec<u8>]| {
-            (0..=255u8).filter(|kind| read(&message(*kind, options), request).is_some()).collect::<Vec<_>>()
+            (0..=255u8)
+                .filter(|kind| read(&message(*kind, options), request).is_some())
+                .collect::<Vec<_>>()
         };
-        assert_eq!((kinds(true, &[client()]), kinds(false, &[client()])), (vec![1, 4, 6, 11], vec![]));
-        assert_eq!((kinds(true, &[client(), server()]), kinds(false, &[client(), server()])), (vec![3, 5, 8, 9, 11], vec![2, 7]));
+        assert_eq!(
+            (kinds(true, &[client()]), kinds(false, &[client()])),
+            (vec![1, 4, 6, 11], vec![])
+        );
+        assert_eq!(
+            (kinds(true, &[client(), server()]), kinds(false, &[client(), server()])),
+            (vec![3, 5, 8, 9, 11], vec![2, 7])
+        );
         assert_eq!((kinds(true, &[]), kinds(false, &[server()])), (vec![11], vec![7]));
     }
 
     #[test]
     fn options_are_whole_to_the_last() {
-        let nested = |depth: usize| (0..depth).fold(Vec::new(), |inner, _| option(4, &[&[0; 4][..], &inner].concat()));
+        let nested = |depth: usize| {
+            (0..depth).fold(Vec::new(), |inner, _| option(4, &[&[0; 4][..], &inner].concat()))
+        };
         for (options, why) in [
             (vec![client(), vec![0]], "a byte behind the last"),
             (vec![client(), vec![0, 8, 0]], "half a length"),
@@ -145,14 +181,29 @@ mod tests {
             (vec![client(), option(6, &[0, 23, 0])], "half a wanted option"),
             (vec![client(), option(3, &[0; 11])], "association without its times"),
             (vec![client(), option(3, &[0; 13])], "association with a byte behind"),
-            (vec![client(), option(3, &[&[0; 12][..], &option(5, &[0; 23])].concat())], "half an address"),
+            (
+                vec![client(), option(3, &[&[0; 12][..], &option(5, &[0; 23])].concat())],
+                "half an address",
+            ),
             (vec![client(), nested(4)], "too deep"),
         ] {
             assert_eq!(read(&message(1, &options), true), None, "{why}");
         }
         assert!(
-            read(&message(1, &[client(), nested(3), option(16, &[0; 4]), option(3, &[0; 12]), option(3, &[0; 12])]), true)
-                .is_some()
+            read(
+                &message(
+                    1,
+                    &[
+                        client(),
+                        nested(3),
+                        option(16, &[0; 4]),
+                        option(3, &[0; 12]),
+                        option(3, &[0; 12])
+                    ]
+                ),
+                true
+            )
+            .is_some()
         );
         assert_eq!((read(&[1, 2, 3], true), read(&[], true)), (None, None));
     }
@@ -176,7 +227,8 @@ mod tests {
     #[test]
     fn options_have_their_lengths() {
         for code in 0..=130u16 {
-            let fits = |len: usize| read(&message(11, &[option(code, &vec![0; len])]), true).is_some();
+            let fits =
+                |len: usize| read(&message(11, &[option(code, &vec![0; len])]), true).is_some();
             let lengths: Vec<usize> = (0..=140).filter(|len| fits(*len)).collect();
             // Options in options: of four zeros each here.
             let holds = |fixed: usize| (fixed..=140).step_by(4).collect();

@@ -18,7 +18,14 @@ struct Wire {
 
 fn segment(flags: u8, sequence: u32, acknowledgement: u32, payload: u32) -> Segment {
     let controls = u32::from(flags & SYN != 0) + u32::from(flags & FIN != 0);
-    Segment { sequence, acknowledgement, window: 64_000, length: payload + controls, flags, scale: None }
+    Segment {
+        sequence,
+        acknowledgement,
+        window: 64_000,
+        length: payload + controls,
+        flags,
+        scale: None,
+    }
 }
 
 fn syn() -> Segment {
@@ -91,7 +98,10 @@ impl Wire {
 /// From the opener, or from the other side, `sent` and `received` bytes after the handshake.
 fn from(direction: usize, flags: u8, sent: u32, received: u32, payload: u32) -> (usize, Segment) {
     let (own, other) = if direction == 0 { (A, B) } else { (B, A) };
-    (direction, segment(flags, own.wrapping_add(1 + sent), other.wrapping_add(1 + received), payload))
+    (
+        direction,
+        segment(flags, own.wrapping_add(1 + sent), other.wrapping_add(1 + received), payload),
+    )
 }
 
 #[test]
@@ -125,20 +135,29 @@ fn either_side_closes_first() {
         let mut wire = Wire::established();
         assert_eq!(wire.all(&[from(first, FIN_ACK, 0, 0, 10)]), TcpState::HalfClosed);
         // The other may go on for long, and a repeated FIN is not the other's.
-        assert_eq!(wire.all(&[from(second, ACK, 0, 11, 500), from(first, FIN_ACK, 0, 0, 10)]), TcpState::HalfClosed);
+        assert_eq!(
+            wire.all(&[from(second, ACK, 0, 11, 500), from(first, FIN_ACK, 0, 0, 10)]),
+            TcpState::HalfClosed
+        );
         assert_eq!(wire.all(&[from(first, ACK, 11, 500, 0)]), TcpState::HalfClosed);
         assert_eq!(wire.all(&[from(second, FIN_ACK, 500, 11, 0)]), TcpState::Closing);
         assert_eq!(wire.all(&[from(second, FIN_ACK, 500, 11, 0)]), TcpState::Closing);
         assert_eq!(wire.all(&[from(first, ACK, 11, 501, 0)]), TcpState::TimeWait);
         // The last acknowledgement may be lost.
-        assert_eq!(wire.all(&[from(second, FIN_ACK, 500, 11, 0), from(first, ACK, 11, 501, 0)]), TcpState::TimeWait);
+        assert_eq!(
+            wire.all(&[from(second, FIN_ACK, 500, 11, 0), from(first, ACK, 11, 501, 0)]),
+            TcpState::TimeWait
+        );
     }
 }
 
 #[test]
 fn both_close_at_once() {
     let mut wire = Wire::established();
-    assert_eq!(wire.all(&[from(0, FIN_ACK, 0, 0, 0), from(1, FIN_ACK, 0, 0, 0)]), TcpState::Closing);
+    assert_eq!(
+        wire.all(&[from(0, FIN_ACK, 0, 0, 0), from(1, FIN_ACK, 0, 0, 0)]),
+        TcpState::Closing
+    );
     assert_eq!(wire.all(&[from(0, ACK, 1, 1, 0)]), TcpState::Closing);
     assert_eq!(wire.all(&[from(1, ACK, 1, 1, 0)]), TcpState::TimeWait);
 }
@@ -147,23 +166,37 @@ fn both_close_at_once() {
 fn a_fin_that_overtakes_data() {
     let mut wire = Wire::established();
     assert_eq!(wire.all(&[from(0, FIN_ACK, 100, 0, 50)]), TcpState::HalfClosed);
-    assert_eq!(wire.all(&[from(0, ACK, 0, 0, 100), from(1, FIN_ACK, 0, 151, 0), from(0, ACK, 151, 1, 0)]), TcpState::TimeWait);
+    assert_eq!(
+        wire.all(&[from(0, ACK, 0, 0, 100), from(1, FIN_ACK, 0, 151, 0), from(0, ACK, 151, 1, 0)]),
+        TcpState::TimeWait
+    );
 }
 
-/// RFC 9293, 3.10.7.4: text behind a FIN "should not occur". Where it does, somebody else's FIN came before.
+/// RFC 9293, 3.10.7.4: text behind a FIN "should not occur". Where it does, somebody else's FIN
+/// came before.
 #[test]
 fn a_fin_with_something_behind_it_is_none() {
     for first in [0, 1] {
         let second = 1 - first;
         let mut wire = Wire::established();
-        wire.all(&[from(first, FIN_ACK, 0, 0, 0), from(second, FIN_ACK, 0, 1, 0), from(first, ACK, 1, 1, 100)]);
+        wire.all(&[
+            from(first, FIN_ACK, 0, 0, 0),
+            from(second, FIN_ACK, 0, 1, 0),
+            from(first, ACK, 1, 1, 100),
+        ]);
         assert_eq!(wire.all(&[from(second, ACK, 1, 101, 0)]), TcpState::Closing);
         assert_eq!(wire.asked(0, segment(SYN, 77, 0, 0)), PassUnrefreshed);
         // Its own comes at the end.
-        assert_eq!(wire.all(&[from(first, FIN_ACK, 101, 1, 0), from(second, ACK, 1, 102, 0)]), TcpState::TimeWait);
+        assert_eq!(
+            wire.all(&[from(first, FIN_ACK, 101, 1, 0), from(second, ACK, 1, 102, 0)]),
+            TcpState::TimeWait
+        );
         // One that comes late, behind which something was sent before.
         let mut wire = Wire::established();
-        assert_eq!(wire.all(&[from(first, ACK, 0, 0, 100), from(first, FIN_ACK, 0, 0, 50)]), TcpState::Established);
+        assert_eq!(
+            wire.all(&[from(first, ACK, 0, 0, 100), from(first, FIN_ACK, 0, 0, 50)]),
+            TcpState::Established
+        );
     }
 }
 
@@ -210,7 +243,10 @@ fn a_new_connection_after_the_old() {
 fn a_repeated_handshake() {
     let mut wire = Wire::open();
     assert_eq!(wire.all(&[(0, syn()), (0, syn())]), TcpState::New);
-    assert_eq!(wire.all(&[(1, syn_ack()), (1, syn_ack()), (0, syn()), (1, syn_ack())]), TcpState::SynReceived);
+    assert_eq!(
+        wire.all(&[(1, syn_ack()), (1, syn_ack()), (0, syn()), (1, syn_ack())]),
+        TcpState::SynReceived
+    );
     assert_eq!(wire.all(&[from(0, ACK, 0, 0, 0)]), TcpState::Established);
     // The acknowledgement was lost behind us, or a SYN comes late.
     assert_eq!(wire.all(&[(1, syn_ack())]), TcpState::Established);
@@ -220,7 +256,10 @@ fn a_repeated_handshake() {
 #[test]
 fn data_that_overtakes_the_acknowledgement() {
     let mut wire = Wire::answered();
-    assert_eq!(wire.all(&[from(0, ACK, 1000, 0, 500), from(0, ACK, 0, 0, 1000)]), TcpState::Established);
+    assert_eq!(
+        wire.all(&[from(0, ACK, 1000, 0, 500), from(0, ACK, 0, 0, 1000)]),
+        TcpState::Established
+    );
 }
 
 #[test]
@@ -242,7 +281,11 @@ fn data_in_the_syn() {
         let answer = segment(SYN_ACK, B, A.wrapping_add(taken), 100);
         let ack = segment(ACK, A.wrapping_add(taken), B + 101, 500);
         assert_eq!(
-            wire.all(&[(1, answer), (1, segment(ACK, B + 101, A.wrapping_add(taken), 100)), (0, ack)]),
+            wire.all(&[
+                (1, answer),
+                (1, segment(ACK, B + 101, A.wrapping_add(taken), 100)),
+                (0, ack)
+            ]),
             TcpState::Established
         );
     }
@@ -277,10 +320,12 @@ fn a_listener_that_changes_its_number() {
     let mut wire = Wire::answered();
     assert_eq!(wire.send(1, segment(SYN_ACK, 0x1234_5678, A + 2, 0)), Refuse);
     assert_eq!(wire.send(0, segment(ACK, A, 0x1234_5679, 0)), Refuse);
-    // The opener takes it by an acknowledgement, also of one that ends at once, and not by another SYN.
+    // The opener takes it by an acknowledgement, also of one that ends at once, and not by another
+    // SYN.
     let takes = |flags| Wire::answered().asked(0, segment(flags, A + 1, 0x1234_5679, 0));
     assert_eq!([takes(ACK), takes(FIN_ACK), takes(SYN_ACK)], [Pass, Pass, Refuse]);
-    // What the side that answers acknowledged meanwhile, and nobody sent, is no number of the opener's.
+    // What the side that answers acknowledged meanwhile, and nobody sent, is no number of the
+    // opener's.
     let mut wire = Wire::answered();
     assert_eq!(wire.send(1, segment(ACK, B + 1, A + 21, 0)), Pass);
     assert_eq!(wire.send(1, segment(SYN_ACK, 0x1234_5678, A + 21, 0)), Refuse);
@@ -327,8 +372,12 @@ fn a_port_that_is_closed() {
     let mut refused = wire.clone();
     assert_eq!(refused.send(1, segment(RST | ACK, 0, A + 1, 0)), Pass);
     assert_eq!((refused.state(), refused.asked(0, syn())), (TcpState::Closed, Reopen));
-    for blind in [segment(RST, 0, 0, 0), segment(RST, B, A + 1, 0), segment(RST | ACK, 0, A, 0), segment(RST | ACK, 0, A + 2, 0)]
-    {
+    for blind in [
+        segment(RST, 0, 0, 0),
+        segment(RST, B, A + 1, 0),
+        segment(RST | ACK, 0, A, 0),
+        segment(RST | ACK, 0, A + 2, 0),
+    ] {
         assert_eq!(wire.asked(1, blind), Refuse);
     }
 }
@@ -338,14 +387,18 @@ fn resets() {
     for direction in [0, 1] {
         let mut wire = Wire::established();
         wire.all(&[from(direction, ACK, 0, 0, 3000), from(1 - direction, ACK, 0, 1000, 0)]);
-        let rst = |sent: u32| (direction, segment(RST, from(direction, 0, sent, 0, 0).1.sequence, 0, 0));
+        let rst =
+            |sent: u32| (direction, segment(RST, from(direction, 0, sent, 0, 0).1.sequence, 0, 0));
         // What the other side waits for, and what was sent last.
         for exact in [1000, 3000] {
             let mut wire = wire.clone();
             assert_eq!(wire.all(&[rst(exact)]), TcpState::Closed, "{exact}");
             assert_eq!(wire.asked(1, segment(SYN, 9, 0, 0)), Reopen);
             // What was under way still arrives, and keeps nothing alive.
-            assert_eq!(wire.asked(1 - direction, from(1 - direction, ACK, 0, 1000, 0).1), PassUnrefreshed);
+            assert_eq!(
+                wire.asked(1 - direction, from(1 - direction, ACK, 0, 1000, 0).1),
+                PassUnrefreshed
+            );
             assert_eq!(wire.asked(direction, segment(ACK, 12345, 6789, 0)), Refuse);
         }
         for inside in [999, 1001, 2999, 3001, 20_000, 64_000] {
@@ -360,7 +413,8 @@ fn resets() {
     }
 }
 
-/// Once a connection is over, resets of either side are told by that side's own numbers, not by the other's.
+/// Once a connection is over, resets of either side are told by that side's own numbers, not by the
+/// other's.
 #[test]
 fn resets_of_a_closed_connection() {
     let mut wire = Wire::established();
@@ -402,7 +456,12 @@ fn one_byte_before_and_windows_that_close() {
     let (_, closed) = from(1, ACK, 0, 5000, 0);
     assert_eq!(wire.send(1, Segment { window: 0, ..closed }), Pass);
     // Keep-alive with and without a byte, window probe, an update.
-    let state = wire.all(&[from(0, ACK, 4999, 0, 0), from(0, ACK, 4999, 0, 1), from(0, ACK, 5000, 0, 1), (1, closed)]);
+    let state = wire.all(&[
+        from(0, ACK, 4999, 0, 0),
+        from(0, ACK, 4999, 0, 1),
+        from(0, ACK, 5000, 0, 1),
+        (1, closed),
+    ]);
     assert_eq!(state, TcpState::Established);
 }
 
@@ -411,16 +470,29 @@ fn an_old_segment_passes_but_keeps_nothing_alive() {
     for direction in [0, 1] {
         let mut wire = Wire::scaled(7); // windows of 8 MB
         for step in 0..40u32 {
-            wire.all(&[from(direction, ACK, step << 20, 0, 1 << 20), from(1 - direction, ACK, 0, (step + 1) << 20, 0)]);
+            wire.all(&[
+                from(direction, ACK, step << 20, 0, 1 << 20),
+                from(1 - direction, ACK, 0, (step + 1) << 20, 0),
+            ]);
         }
-        // The window closes while the last of it is used, and the acknowledgement is lost behind us.
+        // The window closes while the last of it is used, and the acknowledgement is lost behind
+        // us.
         wire.all(&[from(direction, ACK, 40 << 20, 0, 7 << 20)]);
         let (_, closed) = from(1 - direction, ACK, 0, 47 << 20, 0);
         wire.send(1 - direction, Segment { window: 0, ..closed });
         assert_eq!(wire.asked(direction, from(direction, ACK, 47 << 20, 0, 1).1), Pass);
-        assert_eq!(wire.asked(direction, from(direction, ACK, (47 << 20) - 60_000, 0, 1000).1), Pass);
-        assert_eq!(wire.asked(direction, from(direction, ACK, 40 << 20, 0, 1000).1), PassUnrefreshed);
-        assert_eq!(wire.asked(direction, from(direction, FIN_ACK, 40 << 20, 0, 1000).1), PassUnrefreshed);
+        assert_eq!(
+            wire.asked(direction, from(direction, ACK, (47 << 20) - 60_000, 0, 1000).1),
+            Pass
+        );
+        assert_eq!(
+            wire.asked(direction, from(direction, ACK, 40 << 20, 0, 1000).1),
+            PassUnrefreshed
+        );
+        assert_eq!(
+            wire.asked(direction, from(direction, FIN_ACK, 40 << 20, 0, 1000).1),
+            PassUnrefreshed
+        );
         assert_eq!(wire.asked(direction, from(direction, ACK, 38 << 20, 0, 1000).1), Refuse);
     }
 }
@@ -445,7 +517,11 @@ fn the_largest_scale() {
 fn scales_apply_if_both_offer() {
     for (opener, other) in [(Some(7), None), (None, Some(7)), (None, None)] {
         let mut wire = Wire { track: open(&Segment { scale: opener, ..syn() }) };
-        wire.all(&[(1, Segment { scale: other, ..syn_ack() }), from(0, ACK, 0, 0, 0), from(1, ACK, 0, 0, 0)]);
+        wire.all(&[
+            (1, Segment { scale: other, ..syn_ack() }),
+            from(0, ACK, 0, 0, 0),
+            from(1, ACK, 0, 0, 0),
+        ]);
         assert_eq!(wire.track.scale, [0, 0]);
         assert_eq!(wire.asked(0, from(0, ACK, 1 << 20, 0, 10).1), Refuse);
         assert_eq!(wire.asked(1, from(1, ACK, 1 << 20, 0, 10).1), Refuse);
@@ -453,16 +529,24 @@ fn scales_apply_if_both_offer() {
     // Each side's own, and never that of a SYN itself.
     let mut wire = Wire { track: open(&Segment { scale: Some(2), ..syn() }) };
     wire.all(&[(1, Segment { scale: Some(9), ..syn_ack() })]);
-    assert_eq!((wire.track.scale, wire.track.allow), ([2, 9], [B + 1 + 64_000, A.wrapping_add(64_001)]));
+    assert_eq!(
+        (wire.track.scale, wire.track.allow),
+        ([2, 9], [B + 1 + 64_000, A.wrapping_add(64_001)])
+    );
     wire.all(&[from(0, ACK, 0, 0, 0), from(1, ACK, 0, 0, 0)]);
-    assert_eq!(wire.track.allow, [(B + 1).wrapping_add(64_000 << 2), A.wrapping_add(1 + (64_000 << 9))]);
+    assert_eq!(
+        wire.track.allow,
+        [(B + 1).wrapping_add(64_000 << 2), A.wrapping_add(1 + (64_000 << 9))]
+    );
 }
 
 #[test]
 fn no_such_flags() {
     for track in [Wire::open(), Wire::answered(), Wire::established()].map(|wire| wire.track) {
         for direction in [0, 1] {
-            for flags in [0, FIN, SYN | FIN, SYN | RST, SYN | FIN | ACK, SYN | RST | ACK, SYN | RST | FIN] {
+            for flags in
+                [0, FIN, SYN | FIN, SYN | RST, SYN | FIN | ACK, SYN | RST | ACK, SYN | RST | FIN]
+            {
                 let (_, found) = from(direction, flags, 0, 0, 0);
                 assert_eq!(step(track, direction, &found), (track, Refuse), "{flags:#x}");
             }
@@ -481,16 +565,28 @@ fn picked_up_from_the_middle() {
         from(1, ACK, 0, 0, 1000),
     ]);
     assert_eq!(state, TcpState::Established);
-    assert_eq!(wire.clone().all(&[(1, segment(RST, from(1, 0, 250_000, 0, 0).1.sequence, 0, 0))]), TcpState::Closed);
+    assert_eq!(
+        wire.clone().all(&[(1, segment(RST, from(1, 0, 250_000, 0, 0).1.sequence, 0, 0))]),
+        TcpState::Closed
+    );
     assert_eq!(wire.all(&[from(0, FIN_ACK, 801_000, 251_000, 0)]), TcpState::HalfClosed);
-    assert_eq!(wire.all(&[from(1, FIN_ACK, 251_000, 801_001, 0), from(0, ACK, 801_001, 251_001, 0)]), TcpState::TimeWait);
+    assert_eq!(
+        wire.all(&[from(1, FIN_ACK, 251_000, 801_001, 0), from(0, ACK, 801_001, 251_001, 0)]),
+        TcpState::TimeWait
+    );
     assert_eq!(Wire::established().asked(1, from(1, ACK, 250_000, 300_000, 1000).1), Refuse);
     let wire = Wire { track: pick_up(&from(0, ACK, 100_000, 50_000, 1000).1) };
-    assert_eq!(wire.asked(1, segment(ACK, from(1, ACK, 0, 0, 0).1.sequence.wrapping_add(1 << 31), A, 0)), Refuse);
+    assert_eq!(
+        wire.asked(1, segment(ACK, from(1, ACK, 0, 0, 0).1.sequence.wrapping_add(1 << 31), A, 0)),
+        Refuse
+    );
     // One side alone may say what it likes: that there is a connection the other one says.
     for flags in [ACK, FIN_ACK] {
         let mut wire = Wire { track: pick_up(&from(0, flags, 1, 1, 1).1) };
-        assert_eq!(wire.all(&[from(0, flags, 1, 1, 1), from(0, flags, 2, 1, 1)]), TcpState::PickedUp);
+        assert_eq!(
+            wire.all(&[from(0, flags, 1, 1, 1), from(0, flags, 2, 1, 1)]),
+            TcpState::PickedUp
+        );
         let answered = if flags == ACK { TcpState::Established } else { TcpState::HalfClosed };
         assert_eq!(wire.all(&[from(1, ACK, 1, 3, 0)]), answered);
     }
@@ -500,7 +596,9 @@ fn picked_up_from_the_middle() {
 fn quotes() {
     let mut wire = Wire::open();
     assert!(
-        quoted_in_window(&wire.track, 0, A) && !quoted_in_window(&wire.track, 0, A + 1) && !quoted_in_window(&wire.track, 1, 0)
+        quoted_in_window(&wire.track, 0, A)
+            && !quoted_in_window(&wire.track, 0, A + 1)
+            && !quoted_in_window(&wire.track, 1, 0)
     );
     wire = Wire::established();
     wire.all(&[from(0, ACK, 0, 0, 10_000), from(1, ACK, 0, 5000, 0)]);
@@ -521,7 +619,8 @@ fn quotes() {
     }
 }
 
-/// What one who sees nothing can do with `tries` segments of one kind spread over all sequence numbers.
+/// What one who sees nothing can do with `tries` segments of one kind spread over all sequence
+/// numbers.
 fn spray(wire: &Wire, direction: usize, flags: u8, payload: u32) -> (u32, bool) {
     let (mut passed, mut ended) = (0, false);
     for at in 0..1 << 12 {
@@ -540,7 +639,11 @@ fn the_blind_change_nothing() {
         for direction in [0, 1] {
             for flags in [ACK, RST, RST | ACK, FIN_ACK, SYN, SYN_ACK] {
                 assert_eq!(spray(&wire, direction, flags, 0), (0, false), "{direction} {flags:#x}");
-                assert_eq!(spray(&wire, direction, flags, 1000), (0, false), "{direction} {flags:#x}");
+                assert_eq!(
+                    spray(&wire, direction, flags, 1000),
+                    (0, false),
+                    "{direction} {flags:#x}"
+                );
             }
         }
     }
@@ -557,7 +660,8 @@ prop_compose! {
 
 fn any_segment() -> impl Strategy<Value = Segment> {
     let near = prop_oneof![any::<u32>(), (0u32..100_000).prop_map(|n| n.wrapping_sub(5000))];
-    let flags = prop::sample::select(vec![ACK, ACK, FIN_ACK, RST, RST | ACK, SYN, SYN_ACK, 0, 0xff]);
+    let flags =
+        prop::sample::select(vec![ACK, ACK, FIN_ACK, RST, RST | ACK, SYN, SYN_ACK, 0, 0xff]);
     (flags, near.clone(), near, any::<u16>(), 0u32..65_536, prop::option::of(0u8..15)).prop_map(
         |(flags, sequence, acknowledgement, window, length, scale)| Segment {
             sequence,
@@ -655,7 +759,8 @@ proptest! {
     }
 }
 
-/// RFC 7323, 2.2: the window of a SYN is as it stands; all others are scaled, by 14 at most, if both offered.
+/// RFC 7323, 2.2: the window of a SYN is as it stands; all others are scaled, by 14 at most, if
+/// both offered.
 #[test]
 fn windows_are_scaled() {
     for (flags, scale, expected) in [
@@ -694,7 +799,8 @@ fn records_begin_with_what_was_said() {
     // One that offers what the first did not.
     let (offers, _) = step(open(&syn()), 0, &Segment { scale: Some(5), window: 64_001, ..syn() });
     assert_eq!((offers.scale, offers.allow), ([5, UNKNOWN], [64_001, 0]));
-    let (answered, outcome) = step(opened, 1, &Segment { scale: Some(2), window: 500, ..segment(SYN_ACK, B, A + 1, 20) });
+    let (answered, outcome) =
+        step(opened, 1, &Segment { scale: Some(2), window: 500, ..segment(SYN_ACK, B, A + 1, 20) });
     let expected = Track {
         state: TcpState::SynReceived,
         scale: [3, 2],
@@ -715,5 +821,8 @@ fn records_begin_with_what_was_said() {
     };
     assert_eq!(picked, expected);
     assert!(picked.is_possible() && !Track { fins: 4, ..picked }.is_possible());
-    assert!(Track { scale: [14, 0], ..picked }.is_possible() && !Track { scale: [0, 15], ..picked }.is_possible());
+    assert!(
+        Track { scale: [14, 0], ..picked }.is_possible()
+            && !Track { scale: [0, 15], ..picked }.is_possible()
+    );
 }

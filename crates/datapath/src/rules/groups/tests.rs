@@ -92,16 +92,21 @@ proptest! {
 fn what_many_have_is_compiled_once() {
     let cells = Cells::new().unwrap();
     let mut groups = Groups::default();
-    let many: Vec<Choice> = (0..24).flat_map(|peer| (1..20).map(move |port| (100, false, peer, port))).collect();
+    let many: Vec<Choice> =
+        (0..24).flat_map(|peer| (1..20).map(move |port| (100, false, peer, port))).collect();
     for choice in &many {
         groups.change(&name(100), GroupChange::AddRule(rule(choice)), &cells).unwrap();
     }
     for own in 0..50 {
-        groups.change(&name(own), GroupChange::AddRule(rule(&(own, false, 1, 99))), &cells).unwrap();
+        groups
+            .change(&name(own), GroupChange::AddRule(rule(&(own, false, 1, 99))), &cells)
+            .unwrap();
     }
     let kept: Vec<_> = (0..50).map(|own| groups.policy(&[name(100), name(own)])).collect();
     let before = kept[0].1.ingress.shared[0].clone();
-    let effect = groups.change(&name(100), GroupChange::AddRule(rule(&(100, false, 2, 99))), &cells).unwrap();
+    let effect = groups
+        .change(&name(100), GroupChange::AddRule(rule(&(100, false, 2, 99))), &cells)
+        .unwrap();
     assert_eq!(effect.policies.len(), 50);
     let after = &effect.policies[0].1.ingress.shared[0];
     assert!(!Arc::ptr_eq(&before, after));
@@ -110,7 +115,8 @@ fn what_many_have_is_compiled_once() {
         assert!(Arc::ptr_eq(&policy.ingress.shared[0], after));
     }
     // Of one's own: nobody else's, and nothing of the large one.
-    let effect = groups.change(&name(7), GroupChange::AddRule(rule(&(7, false, 3, 99))), &cells).unwrap();
+    let effect =
+        groups.change(&name(7), GroupChange::AddRule(rule(&(7, false, 3, 99))), &cells).unwrap();
     assert_eq!(effect.policies.len(), 1);
     assert!(Arc::ptr_eq(&effect.policies[0].1.ingress.shared[0], after));
 }
@@ -126,14 +132,22 @@ fn a_full_table_of_rules_takes_a_replacement() {
     };
     groups.change(&name(1), GroupChange::Declare(group(&[1, 2])), &cells).unwrap();
     assert!(groups.change(&name(1), GroupChange::Declare(group(&[1, 2, 3])), &cells).is_err());
-    assert!(groups.change(&name(2), GroupChange::AddRule(rule(&(2, false, 1, 1))), &cells).is_err());
+    assert!(
+        groups.change(&name(2), GroupChange::AddRule(rule(&(2, false, 1, 1))), &cells).is_err()
+    );
     groups.change(&name(1), GroupChange::Declare(group(&[2, 3])), &cells).unwrap();
     assert_eq!(groups.rules_of(&name(1)).count(), 2);
 }
 
 fn fill(groups: &mut Groups, cells: &Cells, group: u32, rules: u16) {
     for port in 1..=rules {
-        groups.change(&name(group), GroupChange::AddRule(rule(&(group, false, group as u8, port))), cells).unwrap();
+        groups
+            .change(
+                &name(group),
+                GroupChange::AddRule(rule(&(group, false, group as u8, port))),
+                cells,
+            )
+            .unwrap();
     }
 }
 
@@ -168,8 +182,12 @@ fn what_nobody_has_is_not_compiled_again() {
     let kept = groups.policy(&[name(1), name(2)]);
     drop(groups.policy(&[name(1)]));
     drop(groups.policy(&[name(1), name(3)]));
-    let effect = groups.change(&name(1), GroupChange::AddRule(rule(&(1, false, 1, 1))), &cells).unwrap();
-    assert_eq!(effect.policies.iter().map(|(numbers, _)| numbers.clone()).collect::<Vec<_>>(), [kept.0]);
+    let effect =
+        groups.change(&name(1), GroupChange::AddRule(rule(&(1, false, 1, 1))), &cells).unwrap();
+    assert_eq!(
+        effect.policies.iter().map(|(numbers, _)| numbers.clone()).collect::<Vec<_>>(),
+        [kept.0]
+    );
     // The next policy that is asked for clears them away.
     groups.policy(&[name(7)]);
     assert!(groups.compiled.len() <= 2);
@@ -183,7 +201,8 @@ fn effects_are_those_of_the_change() {
     let mut change = |group: u32, change| groups.change(&name(group), change, &cells).unwrap();
     let (address, other) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
     // Two rules about members of group 4, and one about a block.
-    let [first, second, block] = [(1, false, 20, 5), (2, false, 20, 6), (1, false, 3, 7)].map(|choice| rule(&choice));
+    let [first, second, block] =
+        [(1, false, 20, 5), (2, false, 20, 6), (1, false, 3, 7)].map(|choice| rule(&choice));
     change(1, GroupChange::AddRule(first.clone()));
     change(2, GroupChange::AddRule(second.clone()));
     change(1, GroupChange::AddRule(block.clone()));
@@ -213,7 +232,10 @@ fn the_cell_of_a_rule_that_went_is_used_again() {
         groups.change(&name(1), GroupChange::AddRule(rule.clone()), &cells).unwrap();
     }
     let of = |groups: &Groups| {
-        let mut of: Vec<_> = groups.rules_of(&name(1)).map(|(rule, cell)| (*rule.ports().unwrap().start(), cell)).collect();
+        let mut of: Vec<_> = groups
+            .rules_of(&name(1))
+            .map(|(rule, cell)| (*rule.ports().unwrap().start(), cell))
+            .collect();
         of.sort_unstable();
         of
     };
@@ -232,17 +254,22 @@ fn a_group_that_is_forgotten_takes_no_room() {
     let mut groups = Groups::default();
     for n in 0..3 {
         groups.change(&name(n), GroupChange::AddRule(rule(&(n, false, 0, 1))), &cells).unwrap();
-        groups.change(&name(n), GroupChange::AddMember(IpAddr::from([10, 0, 0, 1])), &cells).unwrap();
+        groups
+            .change(&name(n), GroupChange::AddMember(IpAddr::from([10, 0, 0, 1])), &cells)
+            .unwrap();
     }
     (0..3).for_each(|n| drop(groups.change(&name(n), GroupChange::Forget, &cells).unwrap()));
     assert!(groups.declared.is_empty() && groups.rules_by_cell().is_empty());
 }
 
-/// UDP with 16 ports at most, a server's or a client's among them; ICMP of either family; each in its direction only.
+/// UDP with 16 ports at most, a server's or a client's among them; ICMP of either family; each in
+/// its direction only.
 #[test]
 fn rules_of_infrastructure() {
     use Direction::{Inbound, Outbound};
-    let is = |direction, protocol, ports| is_infrastructure(direction, &Allowed { protocol, ports, cell: 1 });
+    let is = |direction, protocol, ports| {
+        is_infrastructure(direction, &Allowed { protocol, ports, cell: 1 })
+    };
     let udp = |direction, ports| is(direction, Protocol::Number(UDP), Some(ports));
     for (server, client) in [(67, 68), (547, 546)] {
         assert!(udp(Inbound, server..=server) && udp(Outbound, client..=client));
@@ -250,9 +277,15 @@ fn rules_of_infrastructure() {
         assert!(udp(Inbound, server - 15..=server) && !udp(Inbound, server - 16..=server));
         assert!(udp(Outbound, client..=client + 15) && !udp(Outbound, client..=client + 16));
     }
-    assert!(!is(Inbound, Protocol::Number(6), Some(67..=67)) && !is(Outbound, Protocol::Number(6), Some(68..=68)));
+    assert!(
+        !is(Inbound, Protocol::Number(6), Some(67..=67))
+            && !is(Outbound, Protocol::Number(6), Some(68..=68))
+    );
     assert!(!is(Inbound, Protocol::Any, None) && !is(Outbound, Protocol::Any, None));
     for icmp in [ICMP, ICMPV6] {
-        assert!(is(Outbound, Protocol::Number(icmp), None) && !is(Inbound, Protocol::Number(icmp), None));
+        assert!(
+            is(Outbound, Protocol::Number(icmp), None)
+                && !is(Inbound, Protocol::Number(icmp), None)
+        );
     }
 }

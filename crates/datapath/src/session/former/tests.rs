@@ -31,7 +31,11 @@ struct Place(String);
 impl Place {
     fn new() -> Place {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        Place(format!("butterfly-test-former-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed)))
+        Place(format!(
+            "butterfly-test-former-{}-{}",
+            std::process::id(),
+            COUNT.fetch_add(1, Relaxed)
+        ))
     }
 
     fn path(&self) -> PathBuf {
@@ -48,7 +52,12 @@ impl Place {
             found = Some(FormerTable::look(path, left, here, &timeouts, 1000));
             let _ = survivors(left.unwrap(), here, &timeouts, 1000, |survivor| {
                 let Survivor { ends: [a, b], key, line } = survivor;
-                all.push((a.id.to_string(), b.id.to_string(), key.tuple().destination_port, line.made));
+                all.push((
+                    a.id.to_string(),
+                    b.id.to_string(),
+                    key.tuple().destination_port,
+                    line.made,
+                ));
             });
         });
         (table.unwrap(), found.unwrap(), all)
@@ -62,7 +71,14 @@ impl Drop for Place {
 }
 
 fn key(port: u16, protocol: u8, slots: (u32, u32)) -> Key {
-    let tuple = Tuple { source: 1, destination: 2, source_port: 9, destination_port: port, vlan: 0, protocol };
+    let tuple = Tuple {
+        source: 1,
+        destination: 2,
+        source_port: 9,
+        destination_port: port,
+        vlan: 0,
+        protocol,
+    };
     Key::new(&tuple, 7, slots.0, slots.1)
 }
 
@@ -75,7 +91,8 @@ fn add(table: &Table, key: &Key, stamp: u32, now: u32, state: State) {
 /// The file of a table with three vnics and two sessions, as a crash leaves it.
 fn left() -> Vec<u64> {
     let place = Place::new();
-    let table = Table::in_file(64, &place.0, KEY, HERE, |_, _| panic!("nothing was there")).unwrap();
+    let table =
+        Table::in_file(64, &place.0, KEY, HERE, |_, _| panic!("nothing was there")).unwrap();
     for (slot, id, born) in [(0, "a", 1), (1, "b", 2), (2, "", 3)] {
         table.name(slot, Some(&Name { id: id.into(), vni: 7, born }));
     }
@@ -91,7 +108,13 @@ fn whoever_comes_later_can_tell_who_talked_to_whom() {
     let [k0, k1, k2, k3] = KEY.0;
     assert_eq!(left[HEAD_HASH_KEY..][..4], [k0, k1, k2, k3]);
     let (table, found, all) = place.start(&left, &HERE);
-    assert_eq!(found, FormerTable { path: place.path(), found: Ok(FormerSessions { sessions: 2, idle: 10, unusable: 0 }) });
+    assert_eq!(
+        found,
+        FormerTable {
+            path: place.path(),
+            found: Ok(FormerSessions { sessions: 2, idle: 10, unusable: 0 })
+        }
+    );
     let names = |a: &str, b: &str, port, made| (a.to_owned(), b.to_owned(), port, made);
     assert_eq!(all, [names("a", "b", 53, 980), names("b", "", 80, 990)]);
     // It is another one by now.
@@ -124,7 +147,10 @@ fn what_is_of_no_use_is_told_and_replaced() {
     assert_eq!(set(HEAD_SLOTS, 65), Unusable::Header);
     assert_eq!(set(HEAD_FRESH, 65), Unusable::Header);
     let unknown = Here { boot: [0; 2], ..HERE };
-    assert_eq!(look(&|words| words[HEAD_BOOT..HEAD_BOOT + 2].fill(0), &unknown), Unusable::OtherBoot);
+    assert_eq!(
+        look(&|words| words[HEAD_BOOT..HEAD_BOOT + 2].fill(0), &unknown),
+        Unusable::OtherBoot
+    );
     // Huge pages are more than a table needs.
     for len in [0, 15, 16, 100, NAME, NAME + 64 * 16 - 1] {
         assert_eq!(look(&|words| words.truncate(len), &HERE), Unusable::Truncated, "{len}");
@@ -158,7 +184,12 @@ fn a_record_that_cannot_be_is_left_out() {
     assert_eq!(seen(1000, 16), (2, 0));
     assert_eq!(seen(1001, 16), (1, 1));
     assert_eq!(seen(979, 16), (1, 1));
-    assert_eq!(unusable(&|words| (words[RECORD + 8], words[RECORD + 9]) = (900 << 32 | 16 << 24, 900 << 48)), (1, 1));
+    assert_eq!(
+        unusable(
+            &|words| (words[RECORD + 8], words[RECORD + 9]) = (900 << 32 | 16 << 24, 900 << 48)
+        ),
+        (1, 1)
+    );
     assert_eq!(seen(990, 2), (1, 1));
     assert_eq!(seen(990, 99), (1, 1));
     // Window scales.
@@ -178,12 +209,22 @@ fn a_record_that_cannot_be_is_left_out() {
 fn what_was_found_is_told() {
     let told = |found| FormerTable { path: "/dev/shm/x".into(), found }.to_string();
     let some = |sessions| Ok(FormerSessions { sessions, idle: 7, unusable: 9 });
-    assert_eq!(told(Err(Unusable::Foreign)), "/dev/shm/x is not used: it belongs to another user, or is no file");
-    let removed = |why: &str| format!("/dev/shm/x was left by a daemon that died, and is removed: {why}");
+    assert_eq!(
+        told(Err(Unusable::Foreign)),
+        "/dev/shm/x is not used: it belongs to another user, or is no file"
+    );
+    let removed =
+        |why: &str| format!("/dev/shm/x was left by a daemon that died, and is removed: {why}");
     assert_eq!(told(Err(Unusable::NotATable)), removed("it is no table of sessions"));
-    assert_eq!(told(Err(Unusable::Version(2))), removed("its layout has version 2, and this is version 3"));
+    assert_eq!(
+        told(Err(Unusable::Version(2))),
+        removed("its layout has version 2, and this is version 3")
+    );
     assert_eq!(told(some(0)), removed("no session in it could go on"));
-    assert_eq!(told(some(1)), removed("vnics are new, and 1 sessions end with theirs (last frame 7 s ago)"));
+    assert_eq!(
+        told(some(1)),
+        removed("vnics are new, and 1 sessions end with theirs (last frame 7 s ago)")
+    );
 }
 
 /// Each word of the header that says where and what it is, and the largest numbers that can be.
@@ -210,7 +251,10 @@ fn every_word_of_the_header_counts() {
     // A session that was made at no time.
     let mut never = left.clone();
     (never[RECORD + 9], never[RECORD + 11]) = (0, 0);
-    assert_eq!(place.start(&never, &HERE).1.found, Ok(FormerSessions { sessions: 1, idle: 10, unusable: 1 }));
+    assert_eq!(
+        place.start(&never, &HERE).1.found,
+        Ok(FormerSessions { sessions: 1, idle: 10, unusable: 1 })
+    );
 }
 
 #[test]

@@ -33,7 +33,9 @@ fn the_fallback_is_siphash_1_3() {
     // The standard library's is the same function, with a key of zeros.
     #[allow(deprecated)]
     let std_hash = |words: FlowWords| {
-        let mut hasher = std::hash::BuildHasherDefault::<std::collections::hash_map::DefaultHasher>::default().build_hasher();
+        let mut hasher =
+            std::hash::BuildHasherDefault::<std::collections::hash_map::DefaultHasher>::default()
+                .build_hasher();
         words.iter().for_each(|word| hasher.write(&word.to_le_bytes()));
         hasher.finish()
     };
@@ -70,10 +72,22 @@ fn changed(words: FlowWords) -> Key {
     Key::from_words([a, b, c, d, ports, ends & 0xff_ff00])
 }
 
-/// Flows that stand in a simple relation to another one: what a hash may give away that adds, folds or rotates its words.
+/// Flows that stand in a simple relation to another one: what a hash may give away that adds, folds
+/// or rotates its words.
 fn relatives(words: FlowWords, random: &mut u64) -> Vec<Key> {
     let mut all = Vec::new();
-    let deltas = [1, 1 << 8, 1 << 15, 1 << 31, 1 << 32, 1 << 48, 1 << 63, 0xffff << 48, u64::MAX, draw(random)];
+    let deltas = [
+        1,
+        1 << 8,
+        1 << 15,
+        1 << 31,
+        1 << 32,
+        1 << 48,
+        1 << 63,
+        0xffff << 48,
+        u64::MAX,
+        draw(random),
+    ];
     let mut with = |changes: &[(usize, u64)]| {
         let mut words = words;
         changes.iter().for_each(|(at, word)| words[*at] = *word);
@@ -102,16 +116,21 @@ fn relatives(words: FlowWords, random: &mut u64) -> Vec<Key> {
             let delta = 1 + draw(random) % 0xffff;
             let ports = words[4] ^ delta << port;
             with(&[(end, words[end] ^ delta << shift), (4, ports)]);
-            with(&[(end, words[end].wrapping_add(delta << shift)), (4, words[4].wrapping_sub(delta << port))]);
+            with(&[
+                (end, words[end].wrapping_add(delta << shift)),
+                (4, words[4].wrapping_sub(delta << port)),
+            ]);
         }
     }
     // One end's port with the other's address.
-    let crossed = words[4] << 16 & (0xffff << 48) | words[4] >> 16 & (0xffff << 32) | words[4] & 0xffff_ffff;
+    let crossed =
+        words[4] << 16 & (0xffff << 48) | words[4] >> 16 & (0xffff << 32) | words[4] & 0xffff_ffff;
     with(&[(4, crossed)]);
     all
 }
 
-/// What made it possible to fill the buckets of a chosen flow: a relation between words that held whatever the key.
+/// What made it possible to fill the buckets of a chosen flow: a relation between words that held
+/// whatever the key.
 #[test]
 fn no_relation_between_words_gives_equal_hashes() {
     let mut random = 7;
@@ -126,7 +145,8 @@ fn no_relation_between_words_gives_equal_hashes() {
         let relatives = relatives(key.words(), &mut random);
         for hasher in hashers(any_secret(&mut random)) {
             let hash = hasher.hash(&key);
-            for other in relatives.iter().filter(|other| **other != key && other.reversed() != key) {
+            for other in relatives.iter().filter(|other| **other != key && other.reversed() != key)
+            {
                 compared += 1;
                 assert_ne!(hasher.hash(other), hash, "{:?}: {key:?} and {other:?}", hasher.kind());
             }
@@ -135,7 +155,8 @@ fn no_relation_between_words_gives_equal_hashes() {
     assert!(compared > 1_000_000, "{compared}");
 }
 
-/// A port that is folded into the interface identifier: the same hash for all, with a hash that adds them by XOR.
+/// A port that is folded into the interface identifier: the same hash for all, with a hash that
+/// adds them by XOR.
 #[test]
 fn ports_do_not_make_up_for_interface_identifiers() {
     let mut random = 3;
@@ -144,7 +165,14 @@ fn ports_do_not_make_up_for_interface_identifiers() {
         for port in 0..1000u16 {
             let source = 0xfd00 << 112 | 0x1234_5678_9abc_def0 ^ u128::from(port) << 48;
             let destination = 0xfd00 << 112 | 2;
-            let tuple = Tuple { source, destination, source_port: port, destination_port: 80, vlan: 0, protocol: 6 };
+            let tuple = Tuple {
+                source,
+                destination,
+                source_port: port,
+                destination_port: 80,
+                vlan: 0,
+                protocol: 6,
+            };
             *seen.entry(hasher.hash(&Key::new(&tuple, 7, 1, 2))).or_insert(0) += 1;
         }
         assert_eq!(seen.len(), 1000, "{:?}", hasher.kind());
@@ -153,14 +181,30 @@ fn ports_do_not_make_up_for_interface_identifiers() {
 
 #[test]
 fn the_hash_spreads_neighbours() {
-    let secret = [0x9e37_79b9_7f4a_7c15, 0xd1b5_4a32_d192_ed03, 0x8cb9_2ba7_2f3d_8dd7, 0xaaaa_bbbb_cccc_dddd];
+    let secret = [
+        0x9e37_79b9_7f4a_7c15,
+        0xd1b5_4a32_d192_ed03,
+        0x8cb9_2ba7_2f3d_8dd7,
+        0xaaaa_bbbb_cccc_dddd,
+    ];
     for hasher in hashers(HashKey(secret)) {
         for part in [48, 32, 16, 0] {
             let mut used = HashMap::new();
-            for (source, port) in (0..256u128).flat_map(|source| (0..256u16).map(move |port| (source, port))) {
+            for (source, port) in
+                (0..256u128).flat_map(|source| (0..256u16).map(move |port| (source, port)))
+            {
                 let (source, destination) = (0xffff_0a00_0001 + source, 0xffff_0a00_0002);
-                let tuple = Tuple { source, destination, source_port: port, destination_port: 2, vlan: 0, protocol: 6 };
-                *used.entry((hasher.hash(&Key::new(&tuple, 7, 1, 2)) >> part) as u16).or_insert(0u32) += 1;
+                let tuple = Tuple {
+                    source,
+                    destination,
+                    source_port: port,
+                    destination_port: 2,
+                    vlan: 0,
+                    protocol: 6,
+                };
+                *used
+                    .entry((hasher.hash(&Key::new(&tuple, 7, 1, 2)) >> part) as u16)
+                    .or_insert(0u32) += 1;
             }
             // 65,536 keys in as many cells: Poisson with a mean of one.
             assert!(used.len() > 40_000, "{} cells used", used.len());

@@ -1,4 +1,5 @@
-//! What is true of a table that nobody changes at the moment, and sessions whose records show if they are mixed up.
+//! What is true of a table that nobody changes at the moment, and sessions whose records show if
+//! they are mixed up.
 
 use std::collections::HashSet;
 
@@ -8,8 +9,12 @@ use crate::{
     session::{NO_TRACK, State},
 };
 
-pub(super) const HASH_KEY: HashKey =
-    HashKey([0x9e37_79b9_7f4a_7c15, 0xd1b5_4a32_d192_ed03, 0x8cb9_2ba7_2f3d_8dd7, 0xaaaa_bbbb_cccc_dddd]);
+pub(super) const HASH_KEY: HashKey = HashKey([
+    0x9e37_79b9_7f4a_7c15,
+    0xd1b5_4a32_d192_ed03,
+    0x8cb9_2ba7_2f3d_8dd7,
+    0xaaaa_bbbb_cccc_dddd,
+]);
 
 /// Flow number `n`.
 pub(super) fn key(n: u32) -> Key {
@@ -42,7 +47,12 @@ pub(super) fn life(n: u32) -> Life {
 
 /// Every record's verdict must be one on its own flow.
 pub(super) fn genuine(key: &Key, admission: Admission) {
-    assert_eq!(admission, verdict(number(key), admission.stamp), "a verdict on another flow than {}", number(key));
+    assert_eq!(
+        admission,
+        verdict(number(key), admission.stamp),
+        "a verdict on another flow than {}",
+        number(key)
+    );
 }
 
 impl Table {
@@ -75,7 +85,8 @@ impl Table {
         self.check(self.candidate(self.hash(&key))?, &key)
     }
 
-    /// Every record is in one bucket or free, every flow has one record, and all counts are right. Returns the flows.
+    /// Every record is in one bucket or free, every flow has one record, and all counts are right.
+    /// Returns the flows.
     pub(super) fn audit(&self) -> HashSet<u32> {
         let mut flows = HashSet::new();
         let mut indices = HashSet::new();
@@ -88,12 +99,14 @@ impl Table {
                 }
                 let index = (word as u32).checked_sub(1).expect("an entry has an index");
                 assert!(indices.insert(index), "record {index} is in two places");
-                let (key, admission) = self.record(index).read().expect("what a bucket points to is in use");
+                let (key, admission) =
+                    self.record(index).read().expect("what a bucket points to is in use");
                 genuine(&key, admission);
                 assert!(flows.insert(number(&key)), "flow {} has two records", number(&key));
                 let hash = self.hash(&key);
                 assert_eq!(word, entry(hash, index));
-                let (first, second) = (Table::first(hash) & self.mask, Table::second(hash) & self.mask);
+                let (first, second) =
+                    (Table::first(hash) & self.mask, Table::second(hash) & self.mask);
                 assert_ne!(first, second);
                 assert!(at == first || at == second, "a record is in a bucket where nobody looks");
                 if at != first {
@@ -106,7 +119,11 @@ impl Table {
         for (at, overflow) in overflow.iter().enumerate() {
             let word = self.bucket(at as u64)[0].load(Acquire);
             let counted = super::overflow(word);
-            assert_eq!((word & (OVERFLOW - 1), counted), (0, *overflow), "lock and overflow of bucket {at}");
+            assert_eq!(
+                (word & (OVERFLOW - 1), counted),
+                (0, *overflow),
+                "lock and overflow of bucket {at}"
+            );
         }
         assert_eq!(self.used() as usize, flows.len());
         let mut next = self.head().word(HEAD_FREE).load(Acquire) as u32;

@@ -1,5 +1,5 @@
-//! What may happen at once, in every order that the memory model allows (with up to three preemptions): by loom.
-//! `cargo test -p butterfly-datapath --features loom --lib loom`
+//! What may happen at once, in every order that the memory model allows (with up to three
+//! preemptions): by loom. `cargo test -p butterfly-datapath --features loom --lib loom`
 
 use ::loom::{model::Builder, sync::Arc, thread};
 
@@ -41,7 +41,14 @@ fn one_flow_inserted_twice_has_one_record() {
             thread::spawn(move || table.add(n, 2, false))
         };
         let back = key(n).reversed();
-        let mine = table.insert(table.hash(&back), &back, verdict(n, 1), &life(n), |_| false, |_, _, _| {});
+        let mine = table.insert(
+            table.hash(&back),
+            &back,
+            verdict(n, 1),
+            &life(n),
+            |_| false,
+            |_, _, _| {},
+        );
         let other = other.join().unwrap();
         assert!(mine.is_ok() != other.is_ok(), "{mine:?} {other:?}");
         assert_eq!(table.used(), 1);
@@ -74,8 +81,9 @@ fn a_flow_that_is_admitted_anew_is_not_inserted_again() {
     });
 }
 
-/// Explores a writer and a reader, each as the thread that runs until it is interrupted: a bound on preemptions reaches less of
-/// what follows in the other one. The reader says whether it saw what the writer wrote; it must have, sometimes, and sometimes not.
+/// Explores a writer and a reader, each as the thread that runs until it is interrupted: a bound on
+/// preemptions reaches less of what follows in the other one. The reader says whether it saw what
+/// the writer wrote; it must have, sometimes, and sometimes not.
 fn write_and_read<T: Send + Sync + 'static>(
     preemptions: impl Into<Option<usize>> + Copy,
     new: fn() -> T,
@@ -90,7 +98,9 @@ fn write_and_read<T: Send + Sync + 'static>(
             let shared = Arc::new(new());
             let other = {
                 let shared = shared.clone();
-                thread::spawn(move || if writer_first { Some(read(&shared)) } else { (write(&shared), None).1 })
+                thread::spawn(move || {
+                    if writer_first { Some(read(&shared)) } else { (write(&shared), None).1 }
+                })
             };
             let mine = if writer_first { (write(&shared), None).1 } else { Some(read(&shared)) };
             let seen = other.join().unwrap().or(mine).unwrap();
@@ -126,7 +136,9 @@ fn a_line_that_is_erased_is_read_whole() {
 #[test]
 fn a_line_that_is_admitted_anew_is_read_whole() {
     let write = |units: &Units| Record::of(&units[0]).readmit(&key(1), verdict(1, 2));
-    write_and_read(2, one_record, write, |units| words(units).is_some_and(|(_, admission)| admission.stamp == 2));
+    write_and_read(2, one_record, write, |units| {
+        words(units).is_some_and(|(_, admission)| admission.stamp == 2)
+    });
 }
 
 #[test]
@@ -143,7 +155,10 @@ fn a_line_that_is_used_again_is_read_whole() {
 fn who_sees_the_first_line_sees_the_second() {
     let read = |units: &Units| {
         let seen = words(units).is_some();
-        assert!(!seen || Record::of(&units[0]).seen() == (2, life(2).state), "a second line of before");
+        assert!(
+            !seen || Record::of(&units[0]).seen() == (2, life(2).state),
+            "a second line of before"
+        );
         seen
     };
     let write = |units: &Units| Record::of(&units[0]).write(&key(2), verdict(2, 2), &life(2));
@@ -256,8 +271,16 @@ fn removal_and_eviction_of_one_record_free_it_once() {
             thread::spawn(move || table.remove(index, &key(a)))
         };
         let mut evicted = false;
-        let inserted =
-            table.insert(table.hash(&key(b)), &key(b), verdict(b, 2), &life(b), |_| true, |_, _, _| evicted = true).is_ok();
+        let inserted = table
+            .insert(
+                table.hash(&key(b)),
+                &key(b),
+                verdict(b, 2),
+                &life(b),
+                |_| true,
+                |_, _, _| evicted = true,
+            )
+            .is_ok();
         let removed = remover.join().unwrap();
         assert!(!(evicted && removed), "both took it out");
         assert_eq!(table.audit().contains(&a), !(evicted || removed));
@@ -265,7 +288,8 @@ fn removal_and_eviction_of_one_record_free_it_once() {
     });
 }
 
-/// The stack of free records: one takes the first and knows the next, meanwhile another takes both and brings back the first.
+/// The stack of free records: one takes the first and knows the next, meanwhile another takes both
+/// and brings back the first.
 #[test]
 fn a_free_record_is_taken_once() {
     explore(3, || {
@@ -357,7 +381,8 @@ fn flows_in_their_second_bucket_are_counted_exactly() {
 fn two_that_want_each_other_s_bucket_both_end() {
     explore(2, || {
         let table = table(5);
-        let (own, others) = ([flow(0, 0), flow(0, 1), flow(0, 2)], [flow(1, 0), flow(1, 1), flow(1, 2)]);
+        let (own, others) =
+            ([flow(0, 0), flow(0, 1), flow(0, 2)], [flow(1, 0), flow(1, 1), flow(1, 2)]);
         for n in own.iter().chain(&others) {
             if *n != own[2] && *n != others[2] {
                 table.add(*n, 1, false).unwrap();
@@ -370,7 +395,10 @@ fn two_that_want_each_other_s_bucket_both_end() {
         let mine = table.add(own[2], 1, true);
         let other = other.join().unwrap();
         let flows = table.audit();
-        assert_eq!((flows.contains(&own[2]), flows.contains(&others[2])), (mine.is_ok(), other.is_ok()));
+        assert_eq!(
+            (flows.contains(&own[2]), flows.contains(&others[2])),
+            (mine.is_ok(), other.is_ok())
+        );
         assert!(mine.is_ok() || other.is_ok());
     });
 }
@@ -384,11 +412,14 @@ fn larger_table() -> Arc<Table> {
 
 /// The `nth` flow of a home and a second bucket of [`larger_table`].
 fn flow_between(home: u64, second: u64, nth: usize) -> u32 {
-    let buckets = |n: &u32| (Table::first(HASH_KEY.hash(&key(*n))) & 3, Table::second(HASH_KEY.hash(&key(*n))) & 3);
+    let buckets = |n: &u32| {
+        (Table::first(HASH_KEY.hash(&key(*n))) & 3, Table::second(HASH_KEY.hash(&key(*n))) & 3)
+    };
     (0..).filter(|n| buckets(n) == (home, second)).nth(nth).unwrap()
 }
 
-/// Buckets 0 and 1 are full, so a flow between them needs one of bucket 0 to leave for bucket 3. Returns that one, and the new flow.
+/// Buckets 0 and 1 are full, so a flow between them needs one of bucket 0 to leave for bucket 3.
+/// Returns that one, and the new flow.
 fn one_leaves() -> (Arc<Table>, u32, u32) {
     let table = larger_table();
     let leaves = flow_between(0, 3, 0);
@@ -401,8 +432,11 @@ fn one_leaves() -> (Arc<Table>, u32, u32) {
 /// The same, but one of bucket 3 is in bucket 0, and goes home. Returns that one, and the new flow.
 fn one_comes_home() -> (Arc<Table>, u32, u32) {
     let table = larger_table();
-    let [first, other, guest] = [flow_between(3, 0, 0), flow_between(3, 0, 1), flow_between(3, 0, 2)];
-    for n in [first, other, guest, flow_between(0, 1, 0), flow_between(1, 0, 0), flow_between(1, 0, 1)] {
+    let [first, other, guest] =
+        [flow_between(3, 0, 0), flow_between(3, 0, 1), flow_between(3, 0, 2)];
+    for n in
+        [first, other, guest, flow_between(0, 1, 0), flow_between(1, 0, 0), flow_between(1, 0, 1)]
+    {
         table.add(n, 1, false).unwrap();
     }
     assert!(table.get_fast(guest).is_none());
@@ -410,10 +444,13 @@ fn one_comes_home() -> (Arc<Table>, u32, u32) {
     (table, guest, flow_between(0, 1, 1))
 }
 
-/// A flow that moves is found at every moment, and found where the packet path looks if it is at home.
+/// A flow that moves is found at every moment, and found where the packet path looks if it is at
+/// home.
 #[test]
 fn lookups_do_not_miss_a_flow_that_moves() {
-    for (new, at_home) in [(one_leaves as fn() -> (Arc<Table>, u32, u32), false), (one_comes_home, true)] {
+    for (new, at_home) in
+        [(one_leaves as fn() -> (Arc<Table>, u32, u32), false), (one_comes_home, true)]
+    {
         explore(2, move || {
             let (table, moves, new) = new();
             let mover = {
@@ -487,8 +524,9 @@ fn two_that_make_way_at_once() {
     });
 }
 
-/// The control side and two workers, in the order in which `Plane::change_group`, `Plane::publish`, `Worker::run`, `Worker::adopt`
-/// and the filter do it: version 1 has a rule that admits the flow, version 2 has not.
+/// The control side and two workers, in the order in which `Plane::change_group`, `Plane::publish`,
+/// `Worker::run`, `Worker::adopt` and the filter do it: version 1 has a rule that admits the flow,
+/// version 2 has not.
 mod policy {
     use ::loom::{
         sync::atomic::{
@@ -541,7 +579,9 @@ mod policy {
         }
 
         fn readmit(&self, _: u32, version: u32) -> bool {
-            self.0.fetch_update(AcqRel, Acquire, |stamp| (stamp != 0).then_some(version.into())).is_ok()
+            self.0
+                .fetch_update(AcqRel, Acquire, |stamp| (stamp != 0).then_some(version.into()))
+                .is_ok()
         }
 
         fn remove(&self, _: u32) {

@@ -1,16 +1,18 @@
 //! Making way: sessions move to their other bucket when a new one finds both of its own full.
 //!
-//! Readers take no lock, so the new place is written before the old one is cleared. Who leaves its home is counted there first: a
-//! reader that does not find it any more looks into the second bucket. Who comes home may be passed by, first there and then
-//! where it was: that the bucket counts moves tells the reader to look again. A mover holds the locks of both buckets, so who holds
-//! the home's sees none of its flows move.
+//! Readers take no lock, so the new place is written before the old one is cleared. Who leaves its
+//! home is counted there first: a reader that does not find it any more looks into the second
+//! bucket. Who comes home may be passed by, first there and then where it was: that the bucket
+//! counts moves tells the reader to look again. A mover holds the locks of both buckets, so who
+//! holds the home's sees none of its flows move.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use super::{Locked, MOVES, OVERFLOW, Table, entry};
 use crate::session::memory::AtomicU64;
 
-/// Others that may have to make way for one that does: with one, some hundred buckets are looked at.
+/// Others that may have to make way for one that does: with one, some hundred buckets are looked
+/// at.
 const DEEPER: u32 = 1;
 
 /// A session that could move.
@@ -26,7 +28,9 @@ struct Move {
 impl Table {
     /// Frees a place in one of these buckets, which are full. Waits for no lock.
     pub(super) fn make_way<'a>(&'a self, full: [Option<&Locked<'a>>; 2]) -> Option<&'a AtomicU64> {
-        (0..=DEEPER).find_map(|deeper| full.into_iter().flatten().find_map(|locked| self.move_one(locked, deeper)))
+        (0..=DEEPER).find_map(|deeper| {
+            full.into_iter().flatten().find_map(|locked| self.move_one(locked, deeper))
+        })
     }
 
     fn move_one<'a>(&'a self, from: &Locked<'a>, deeper: u32) -> Option<&'a AtomicU64> {
@@ -68,7 +72,8 @@ impl Table {
         }
     }
 
-    /// Whether [`Self::make_way`] would free a place in this bucket, as far as can be seen without locks.
+    /// Whether [`Self::make_way`] would free a place in this bucket, as far as can be seen without
+    /// locks.
     pub(super) fn could_make_way(&self, at: u64) -> bool {
         (0..=DEEPER).any(|deeper| self.could_move_one(at, deeper))
     }
@@ -77,7 +82,9 @@ impl Table {
         self.bucket(at).iter().skip(1).filter_map(|word| self.planned(at, word)).any(|planned| {
             let free = |word: &AtomicU64| word.load(Relaxed) == 0;
             let room = self.bucket(planned.to).iter().skip(1).any(free);
-            room || deeper.checked_sub(1).is_some_and(|deeper| self.could_move_one(planned.to, deeper))
+            room || deeper
+                .checked_sub(1)
+                .is_some_and(|deeper| self.could_move_one(planned.to, deeper))
         })
     }
 }

@@ -66,7 +66,11 @@ fn no_mixture_of_inserts_removals_and_lookups_confuses_flows() {
                 4 | 5 => {
                     seen(n, table.get_fast(n));
                 }
-                6 if drawn & 0xf00 == 0 => table.for_part(drawn >> 32 & 15, 16, |_, _, key, admission| genuine(&key, admission)),
+                6 if drawn & 0xf00 == 0 => {
+                    table.for_part(drawn >> 32 & 15, 16, |_, _, key, admission| {
+                        genuine(&key, admission)
+                    })
+                }
                 _ => {
                     if let Some(index) = seen(n, table.get(n)) {
                         count(5);
@@ -88,7 +92,9 @@ fn no_mixture_of_inserts_removals_and_lookups_confuses_flows() {
         }
     });
     assert!(table.audit().len() <= 64);
-    for (what, count) in ["made", "exists", "full", "removed", "admitted anew", "found"].iter().zip(&counts) {
+    for (what, count) in
+        ["made", "exists", "full", "removed", "admitted anew", "found"].iter().zip(&counts)
+    {
         assert!(count.load(Relaxed) > 1000, "{what}: {}", count.load(Relaxed));
     }
 }

@@ -30,7 +30,10 @@ fn what_was_added_is_found_from_both_ends_until_it_is_removed() {
     assert!(!table.remove(b, &key(1)) && !table.remove(a, &key(2)) && !table.remove(63, &key(1)));
     assert!(!table.remove(a, &key(1).reversed()));
     assert!(table.remove(a, &key(1)) && !table.remove(a, &key(1)));
-    assert_eq!((table.get(1), table.get_fast(1), table.check(a, &key(1)), table.used()), (None, None, None, 1));
+    assert_eq!(
+        (table.get(1), table.get_fast(1), table.check(a, &key(1)), table.used()),
+        (None, None, None, 1)
+    );
     assert_eq!(table.audit(), [2].into());
 }
 
@@ -40,7 +43,14 @@ fn the_same_flow_is_made_once_whatever_its_direction() {
     table.add(1, 10, false).unwrap();
     assert_eq!(table.add(1, 11, true), Err(NotInserted::Exists));
     let back = key(1).reversed();
-    let again = table.insert(table.hash(&back), &back, verdict(1, 12), &life(1), |_| true, |_, _, _| panic!("evicted"));
+    let again = table.insert(
+        table.hash(&back),
+        &back,
+        verdict(1, 12),
+        &life(1),
+        |_| true,
+        |_, _, _| panic!("evicted"),
+    );
     assert_eq!(again, Err(NotInserted::Exists));
     assert_eq!(table.get(1).unwrap().admission, verdict(1, 10));
     table.audit();
@@ -51,7 +61,10 @@ fn a_record_is_admitted_anew_only_if_it_is_that_flow_s() {
     let table = table(64);
     let a = table.add(1, 10, false).unwrap();
     table.record(a).count(0, 5, 500);
-    assert!(!table.readmit(a, &key(2), verdict(2, 20)) && !table.readmit(a + 1, &key(1), verdict(1, 20)));
+    assert!(
+        !table.readmit(a, &key(2), verdict(2, 20))
+            && !table.readmit(a + 1, &key(1), verdict(1, 20))
+    );
     assert_eq!(table.get(1).unwrap().admission, verdict(1, 10));
     assert!(table.readmit(a, &key(1), verdict(1, 21)));
     assert_eq!(table.get(1).unwrap().admission, verdict(1, 21));
@@ -115,13 +128,15 @@ fn every_record_can_be_used_and_then_the_table_is_full() {
         }
         assert!(table.audit().is_empty());
         assert_eq!(table.head().word(HEAD_FRESH).load(Relaxed), u64::from(capacity));
-        let again: Vec<u32> = (0..capacity).filter_map(|n| table.add(1_000_000 + n, 1, false).ok()).collect();
+        let again: Vec<u32> =
+            (0..capacity).filter_map(|n| table.add(1_000_000 + n, 1, false).ok()).collect();
         assert!(again.iter().all(|index| *index < capacity));
         assert_eq!(table.audit().len(), again.len());
     }
 }
 
-/// New sessions for old ones, one after the other, in a table that is filled to 95 %. Returns how many were refused.
+/// New sessions for old ones, one after the other, in a table that is filled to 95 %. Returns how
+/// many were refused.
 fn refused_at_95_percent(capacity: u32, sessions: u32) -> u32 {
     let table = table(capacity);
     let live = (u64::from(capacity) * 95 / 100) as usize;
@@ -145,7 +160,9 @@ fn refused_at_95_percent(capacity: u32, sessions: u32) -> u32 {
 /// Capacities from one that leaves buckets two thirds empty to one that fills five of seven places.
 #[test]
 fn a_table_that_is_not_full_refuses_nobody() {
-    for (capacity, sessions) in [(1024, 30_000), (1280, 60_000), (5120, 60_000), (12_345, 40_000), (40_960, 100_000)] {
+    for (capacity, sessions) in
+        [(1024, 30_000), (1280, 60_000), (5120, 60_000), (12_345, 40_000), (40_960, 100_000)]
+    {
         assert_eq!(refused_at_95_percent(capacity, sessions), 0, "{capacity}");
     }
 }
@@ -158,21 +175,41 @@ fn a_table_that_is_not_full_refuses_less_than_one_in_a_million() {
     }
 }
 
-/// IPv6 flows whose source ports make up for their interface identifiers: with a hash that adds these by XOR, 14 of them fill both buckets of
-/// a chosen one, which is then refused in an empty table.
+/// IPv6 flows whose source ports make up for their interface identifiers: with a hash that adds
+/// these by XOR, 14 of them fill both buckets of a chosen one, which is then refused in an empty
+/// table.
 #[test]
 fn nobody_s_buckets_can_be_filled_by_choice() {
     let table = table(100_000);
     let flow = |port: u16| {
         let source = 0xfd00 << 112 | 0x1234_5678_9abc_def0 ^ u128::from(port) << 48;
         let destination = 0xfd00 << 112 | 2;
-        Key::new(&Tuple { source, destination, source_port: port, destination_port: 80, vlan: 0, protocol: 17 }, 7, 1, 2)
+        Key::new(
+            &Tuple {
+                source,
+                destination,
+                source_port: port,
+                destination_port: 80,
+                vlan: 0,
+                protocol: 17,
+            },
+            7,
+            1,
+            2,
+        )
     };
     let mut hashes = HashSet::new();
     for port in 0..1000 {
         let key = flow(port);
         let hash = table.hash(&key);
-        let made = table.insert(hash, &key, verdict(0, 1), &life(0), |_| false, |_, _, _| panic!("evicted"));
+        let made = table.insert(
+            hash,
+            &key,
+            verdict(0, 1),
+            &life(0),
+            |_| false,
+            |_, _, _| panic!("evicted"),
+        );
         assert!(made.is_ok(), "flow {port}: {made:?}");
         hashes.insert(hash);
     }
@@ -186,7 +223,16 @@ fn sessions_of_one_tuple_between_other_vnics_are_few() {
         let tuple = key(5).tuple();
         Key::new(&tuple, vni, 1, to)
     };
-    let add = |key: Key| table.insert(table.hash(&key), &key, verdict(5, 1), &life(5), |_| true, |_, _, _| panic!("evicted"));
+    let add = |key: Key| {
+        table.insert(
+            table.hash(&key),
+            &key,
+            verdict(5, 1),
+            &life(5),
+            |_| true,
+            |_, _, _| panic!("evicted"),
+        )
+    };
     let made: Vec<u32> = (0..MAX_COPIES as u32).map(|to| add(copy(7, 10 + to)).unwrap()).collect();
     assert_eq!(add(copy(7, 20)), Err(NotInserted::Copies));
     assert_eq!(add(copy(7, 20).reversed()), Err(NotInserted::Copies));
@@ -204,7 +250,8 @@ fn flow_between(table: &Table, home: u64, second: u64) -> impl Iterator<Item = u
     flows_of(table, home).filter(move |n| Table::second(HASH_KEY.hash(&key(*n))) & mask == second)
 }
 
-/// A table with as many flows between each of these pairs of buckets, home and second, as a bucket has places.
+/// A table with as many flows between each of these pairs of buckets, home and second, as a bucket
+/// has places.
 fn filled(pairs: &[(u64, u64)]) -> Table {
     let table = table(64);
     for (home, second) in pairs {
@@ -217,7 +264,8 @@ fn filled(pairs: &[(u64, u64)]) -> Table {
 /// Both ways: a session leaves its home for a new one, and comes home when there is room.
 #[test]
 fn sessions_make_way_for_others() {
-    // One more of bucket 1 is in bucket 0, which then is full. So is bucket 3, whose flows have nowhere to go.
+    // One more of bucket 1 is in bucket 0, which then is full. So is bucket 3, whose flows have
+    // nowhere to go.
     let table = filled(&[(1, 0)]);
     let guest = flow_between(&table, 1, 0).nth(BUCKET_WORDS - 1).unwrap();
     assert!(table.add(guest, 1, false).is_ok());
@@ -230,7 +278,11 @@ fn sessions_make_way_for_others() {
     let new: Vec<u32> = flow_between(&table, 0, 3).take(2).collect();
     assert!(table.has_room(table.hash(&key(new[0])), |_| false));
     assert!(table.add(new[0], 1, false).is_ok());
-    assert!(table.get_fast(new[0]).is_some() && table.get_fast(own[0]).is_none() && table.get(own[0]).is_some());
+    assert!(
+        table.get_fast(new[0]).is_some()
+            && table.get_fast(own[0]).is_none()
+            && table.get(own[0]).is_some()
+    );
     assert_eq!([table.overflow_of(0), table.overflow_of(1)], [1, 1]);
     table.audit();
     // The guest goes home.
@@ -244,22 +296,30 @@ fn sessions_make_way_for_others() {
     table.audit();
     // Only places have changed: what was found goes on being that flow's record.
     let index = table.get(own[0]).unwrap().index;
-    assert!(table.readmit(index, &key(own[0]), verdict(own[0], 2)) && table.remove(index, &key(own[0])));
+    assert!(
+        table.readmit(index, &key(own[0]), verdict(own[0], 2)) && table.remove(index, &key(own[0]))
+    );
     assert_eq!(table.overflow_of(0), 0);
     table.audit();
 }
 
-/// Where the session would move to is full, and has one that can move on. Further than that nobody looks.
+/// Where the session would move to is full, and has one that can move on. Further than that nobody
+/// looks.
 #[test]
 fn one_that_makes_way_may_need_another_one_to() {
-    for (pairs, room) in [(&[(0, 1), (3, 0), (1, 2)][..], true), (&[(0, 1), (3, 0), (1, 2), (2, 5)], false)] {
+    for (pairs, room) in
+        [(&[(0, 1), (3, 0), (1, 2)][..], true), (&[(0, 1), (3, 0), (1, 2), (2, 5)], false)]
+    {
         let table = filled(pairs);
         let new = flow_between(&table, 0, 3).next().unwrap();
         let before = table.audit();
         assert_eq!(table.has_room(table.hash(&key(new)), |_| false), room);
         assert_eq!(table.add(new, 1, false).is_ok(), room);
         let moved = u64::from(room);
-        assert_eq!([table.overflow_of(0), table.overflow_of(1), table.overflow_of(2)], [moved, moved, 0]);
+        assert_eq!(
+            [table.overflow_of(0), table.overflow_of(1), table.overflow_of(2)],
+            [moved, moved, 0]
+        );
         let mut after = table.audit();
         assert!(after.remove(&new) == room && after == before);
     }
@@ -271,7 +331,10 @@ fn the_record_that_was_freed_last_is_used_first() {
     let indices: Vec<u32> = (0..4).map(|n| table.add(n, 1, false).unwrap()).collect();
     assert_eq!(indices, [0, 1, 2, 3]);
     assert!(table.remove(1, &key(1)) && table.remove(3, &key(3)));
-    assert_eq!([table.add(11, 1, false), table.add(13, 1, false), table.add(14, 1, false)], [Ok(3), Ok(1), Ok(4)]);
+    assert_eq!(
+        [table.add(11, 1, false), table.add(13, 1, false), table.add(14, 1, false)],
+        [Ok(3), Ok(1), Ok(4)]
+    );
     assert_eq!(table.audit(), [0, 2, 11, 13, 14].into());
 }
 
@@ -329,9 +392,14 @@ fn who_may_go_makes_room_own_buckets_first() {
     let second = Table::second(HASH_KEY.hash(&key(new))) & table.mask;
     let others: Vec<u32> = flows_of(&table, second).take(BUCKET_WORDS - 1).collect();
     others.iter().for_each(|n| assert!(table.add(*n, 1, false).is_ok()));
-    let buckets =
-        |n: u32| [Table::first(HASH_KEY.hash(&key(n))) & table.mask, Table::second(HASH_KEY.hash(&key(n))) & table.mask];
-    let mut elsewhere = (100_000..).filter(|n| buckets(*n).iter().all(|at| ![5, second].contains(at)));
+    let buckets = |n: u32| {
+        [
+            Table::first(HASH_KEY.hash(&key(n))) & table.mask,
+            Table::second(HASH_KEY.hash(&key(n))) & table.mask,
+        ]
+    };
+    let mut elsewhere =
+        (100_000..).filter(|n| buckets(*n).iter().all(|at| ![5, second].contains(at)));
     while table.used() < 64 {
         let _ = table.add(elsewhere.next().unwrap(), 1, false);
     }
@@ -343,17 +411,30 @@ fn who_may_go_makes_room_own_buckets_first() {
         let victim = table.get(victim).unwrap().index;
         let mut gone = Vec::new();
         let may_evict = |record: &Record<'_>| record.read() == table.record(victim).read();
-        let insert = table.insert(table.hash(&key(n)), &key(n), verdict(n, 3), &life(n), may_evict, |index, key, admission| {
-            gone.push((index, number(key), *admission));
-        });
+        let insert = table.insert(
+            table.hash(&key(n)),
+            &key(n),
+            verdict(n, 3),
+            &life(n),
+            may_evict,
+            |index, key, admission| {
+                gone.push((index, number(key), *admission));
+            },
+        );
         insert.map(|_| gone)
     };
     // One of the second bucket.
-    assert_eq!(evicting(new, others[3]).unwrap().iter().map(|(_, n, _)| *n).collect::<Vec<_>>(), [others[3]]);
+    assert_eq!(
+        evicting(new, others[3]).unwrap().iter().map(|(_, n, _)| *n).collect::<Vec<_>>(),
+        [others[3]]
+    );
     assert_eq!(table.overflow_of(5), 1);
     table.audit();
     // One of the first, though it is the newest.
-    let newer = flows_of(&table, 5).skip(21).find(|n| Table::second(HASH_KEY.hash(&key(*n))) & table.mask == second).unwrap();
+    let newer = flows_of(&table, 5)
+        .skip(21)
+        .find(|n| Table::second(HASH_KEY.hash(&key(*n))) & table.mask == second)
+        .unwrap();
     let index = table.get(flows[6]).unwrap().index;
     assert_eq!(evicting(newer, flows[6]), Ok(vec![(index, flows[6], verdict(flows[6], 1))]));
     assert!(table.get_fast(newer).is_some_and(|found| found.index == index));
@@ -385,9 +466,16 @@ fn without_free_records_a_neighbour_makes_room() {
         Table::first(hash) & table.mask != own && Table::second(hash) & table.mask != own
     };
     let mut gone = Vec::new();
-    let inserted = table.insert(table.hash(&key(new)), &key(new), verdict(new, 2), &life(new), elsewhere, |_, key, _| {
-        gone.push(number(key));
-    });
+    let inserted = table.insert(
+        table.hash(&key(new)),
+        &key(new),
+        verdict(new, 2),
+        &life(new),
+        elsewhere,
+        |_, key, _| {
+            gone.push(number(key));
+        },
+    );
     assert!(inserted.is_ok());
     let mut after = table.audit();
     assert!(after.remove(&new) && gone.len() == 1 && !after.contains(&gone[0]));
@@ -409,18 +497,24 @@ fn a_visit_sees_every_session_once_and_may_take_it_out() {
     assert_eq!(seen, Vec::from_iter(0..600));
     for parts in [1, 3, 7, 256, 1000] {
         let mut seen = Vec::new();
-        (0..parts).for_each(|part| table.for_part(part, parts, |_, _, key, _| seen.push(number(&key))));
+        (0..parts)
+            .for_each(|part| table.for_part(part, parts, |_, _, key, _| seen.push(number(&key))));
         seen.sort_unstable();
         assert_eq!(seen, Vec::from_iter(0..600), "{parts} parts");
     }
-    table.for_each(|index, _, key, _| assert!(number(&key).is_multiple_of(3) || table.remove(index, &key)));
+    table.for_each(|index, _, key, _| {
+        assert!(number(&key).is_multiple_of(3) || table.remove(index, &key))
+    });
     assert_eq!(table.audit(), (0..600).step_by(3).collect());
 }
 
-/// A table without a free record: from 16 buckets behind one's own, and from both of one's own, a session goes; from no other one.
+/// A table without a free record: from 16 buckets behind one's own, and from both of one's own, a
+/// session goes; from no other one.
 #[test]
 fn neighbours_are_the_next_sixteen_buckets() {
-    for (ahead, near) in [(0u64, true), (1, true), (16, true), (17, false), (127, false), (64, false)] {
+    for (ahead, near) in
+        [(0u64, true), (1, true), (16, true), (17, false), (127, false), (64, false)]
+    {
         let table = table(640);
         let mut n = 0;
         while table.used() < 640 {
@@ -432,17 +526,24 @@ fn neighbours_are_the_next_sixteen_buckets() {
         let new = (n..)
             .find(|n| {
                 let hash = HASH_KEY.hash(&key(*n));
-                let (first, second) = (Table::first(hash) & table.mask, Table::second(hash) & table.mask);
-                bucket(first).any(|word| word == 0) && second.wrapping_sub(first + ahead) & table.mask != 0
+                let (first, second) =
+                    (Table::first(hash) & table.mask, Table::second(hash) & table.mask);
+                bucket(first).any(|word| word == 0)
+                    && second.wrapping_sub(first + ahead) & table.mask != 0
             })
             .unwrap();
         let hash = table.hash(&key(new));
-        let there: Vec<u32> = bucket(Table::first(hash) + ahead).filter_map(|word| (word as u32).checked_sub(1)).collect();
+        let there: Vec<u32> = bucket(Table::first(hash) + ahead)
+            .filter_map(|word| (word as u32).checked_sub(1))
+            .collect();
         assert!(!there.is_empty());
-        let keys: Vec<Key> = there.iter().map(|index| table.record(*index).read().unwrap().0).collect();
-        let may_go = |record: &Record<'_>| record.read().is_some_and(|(key, _)| keys.contains(&key));
+        let keys: Vec<Key> =
+            there.iter().map(|index| table.record(*index).read().unwrap().0).collect();
+        let may_go =
+            |record: &Record<'_>| record.read().is_some_and(|(key, _)| keys.contains(&key));
         assert_eq!(table.has_room(hash, may_go), near, "{ahead}");
-        let inserted = table.insert(hash, &key(new), verdict(new, 2), &life(new), may_go, |_, _, _| ());
+        let inserted =
+            table.insert(hash, &key(new), verdict(new, 2), &life(new), may_go, |_, _, _| ());
         assert_eq!(inserted.is_ok(), near, "{ahead}: {inserted:?}");
         table.audit();
     }
@@ -455,13 +556,26 @@ fn so_many_buckets_are_searched() {
     assert_eq!(table.mask, 511);
     let n = 1;
     let own = Table::first(HASH_KEY.hash(&key(n))) & table.mask;
-    for (ahead, found) in [(0u64, true), (1, true), (255, true), (256, true), (257, false), (511, false)] {
+    for (ahead, found) in
+        [(0u64, true), (1, true), (255, true), (256, true), (257, false), (511, false)]
+    {
         table.add(n, 1, false).unwrap();
         let hash = own.wrapping_sub(ahead) << 32;
         assert_eq!(table.could_make_room(hash, |_| true), found, "{ahead}");
-        assert!(!table.could_make_room(hash, |_| false) && !table.make_room(hash, |_| false, |_, _, _| panic!()));
+        assert!(
+            !table.could_make_room(hash, |_| false)
+                && !table.make_room(hash, |_| false, |_, _, _| panic!())
+        );
         let mut gone = Vec::new();
-        assert_eq!(table.make_room(hash, |_| true, |_, key, admission| gone.push((number(key), *admission))), found, "{ahead}");
+        assert_eq!(
+            table.make_room(
+                hash,
+                |_| true,
+                |_, key, admission| gone.push((number(key), *admission))
+            ),
+            found,
+            "{ahead}"
+        );
         assert_eq!(gone, if found { vec![(n, verdict(n, 1))] } else { vec![] });
         if let Some(left) = table.get(n) {
             assert!(table.remove(left.index, &key(n)));
@@ -474,9 +588,11 @@ fn so_many_buckets_are_searched() {
 #[test]
 fn so_many_sessions_are_looked_at() {
     let table = table(2000);
-    // Nine buckets full of them and one more in each of the next two, from the last bucket on and round the end.
+    // Nine buckets full of them and one more in each of the next two, from the last bucket on and
+    // round the end.
     let at = |n: u64| (table.mask - 1 + n) & table.mask;
-    let mut flows: Vec<u32> = (0..9).flat_map(|n| flows_of(&table, at(n)).take(BUCKET_WORDS - 1)).collect();
+    let mut flows: Vec<u32> =
+        (0..9).flat_map(|n| flows_of(&table, at(n)).take(BUCKET_WORDS - 1)).collect();
     flows.extend([9, 10].map(|n| flows_of(&table, at(n)).next().unwrap()));
     flows.iter().for_each(|n| assert!(table.add(*n, 1, false).is_ok()));
     assert_eq!(flows.len(), 65);
@@ -520,7 +636,9 @@ fn who_takes_or_frees_a_record_is_counted() {
 fn the_shortest_way_is_made() {
     let table = table(64);
     let fill = |home: u64, second: u64, n: usize| {
-        flow_between(&table, home, second).take(n).for_each(|n| assert!(table.add(n, 1, false).is_ok()));
+        flow_between(&table, home, second)
+            .take(n)
+            .for_each(|n| assert!(table.add(n, 1, false).is_ok()));
     };
     fill(0, 1, 1);
     fill(0, 5, BUCKET_WORDS - 2);
@@ -562,7 +680,10 @@ fn all_of_a_hash_are_visited() {
         });
         assert_eq!((all, seen), (None, vec![(table.get(*n).unwrap().index, *n, verdict(*n, 1))]));
         let hash = table.hash(&key(*n));
-        assert_eq!(table.find(hash, |found| *found == key(*n)), table.get(*n).map(|found| found.index));
+        assert_eq!(
+            table.find(hash, |found| *found == key(*n)),
+            table.get(*n).map(|found| found.index)
+        );
         assert_eq!(table.find(hash, |_| false), None);
     }
 }

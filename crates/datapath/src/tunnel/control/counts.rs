@@ -98,7 +98,12 @@ mod tests {
                 counts.add(*count);
             }
         }
-        assert!(counts.list().enumerate().all(|(n, (_, meaning, value))| value == n as u64 + 1 && meaning.ends_with('.')));
+        assert!(
+            counts
+                .list()
+                .enumerate()
+                .all(|(n, (_, meaning, value))| value == n as u64 + 1 && meaning.ends_with('.'))
+        );
         assert_eq!(counts.of(Count::Ignored), COUNTS.len() as u64);
     }
 }

@@ -1,5 +1,5 @@
-//! What the endpoint answers if nobody else holds its address: ARP (RFC 826), neighbour solicitations (RFC 4861), pings (RFC 792,
-//! RFC 4443). And that it is there (RFC 5227, 2.3).
+//! What the endpoint answers if nobody else holds its address: ARP (RFC 826), neighbour
+//! solicitations (RFC 4861), pings (RFC 792, RFC 4443). And that it is there (RFC 5227, 2.3).
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -77,7 +77,8 @@ impl Endpoint {
         }
     }
 
-    /// Somebody else says it has our address: everybody hears that it has not, but not more often than somebody in good faith needs.
+    /// Somebody else says it has our address: everybody hears that it has not, but not more often
+    /// than somebody in good faith needs.
     pub fn defend(&mut self, link: &Link, now: u64, out: &mut Output) {
         if self.answers && self.defended.is_none_or(|at| now >= at + DEFEND_EVERY) {
             self.defended = Some(now);
@@ -86,7 +87,13 @@ impl Endpoint {
     }
 
     /// Answers a neighbour solicitation that was found valid, and is for the endpoint.
-    pub fn solicited(&self, link: &Link, me: Ipv6Addr, from: (Mac, Ipv6Addr), out: &mut Output) -> Count {
+    pub fn solicited(
+        &self,
+        link: &Link,
+        me: Ipv6Addr,
+        from: (Mac, Ipv6Addr),
+        out: &mut Output,
+    ) -> Count {
         if !self.answers {
             return Count::Ignored;
         }
@@ -110,9 +117,13 @@ impl Endpoint {
         now: u64,
         out: &mut Output,
     ) -> Count {
-        if let Some(refusal) =
-            self.refuses(link, macs.1, (ip.source().into(), ip.destination().into()), message, icmp::v4::ECHO_REQUEST)
-        {
+        if let Some(refusal) = self.refuses(
+            link,
+            macs.1,
+            (ip.source().into(), ip.destination().into()),
+            message,
+            icmp::v4::ECHO_REQUEST,
+        ) {
             return refusal;
         }
         if !link.is_host_v4(ip.source()) {
@@ -124,7 +135,12 @@ impl Endpoint {
         self.identification = self.identification.wrapping_add(1);
         let reply = build::ethernet(link.mac, macs.0).ipv4(ip.destination(), ip.source());
         let reply = reply.tos(ip.tos()).identification(self.identification);
-        out.frames.push(reply.icmp(icmp::v4::ECHO_REPLY, 0, message.rest_of_header(), message.body()));
+        out.frames.push(reply.icmp(
+            icmp::v4::ECHO_REPLY,
+            0,
+            message.rest_of_header(),
+            message.body(),
+        ));
         Count::Echo
     }
 
@@ -138,9 +154,13 @@ impl Endpoint {
         now: u64,
         out: &mut Output,
     ) -> Count {
-        if let Some(refusal) =
-            self.refuses(link, macs.1, (ip.source().into(), ip.destination().into()), message, icmp::v6::ECHO_REQUEST)
-        {
+        if let Some(refusal) = self.refuses(
+            link,
+            macs.1,
+            (ip.source().into(), ip.destination().into()),
+            message,
+            icmp::v6::ECHO_REQUEST,
+        ) {
             return refusal;
         }
         if !link::is_host_v6(ip.source()) {
@@ -149,16 +169,31 @@ impl Endpoint {
         if !self.may_answer(now) {
             return Count::EchoLimit;
         }
-        let reply = build::ethernet(link.mac, macs.0).ipv6(ip.destination(), ip.source()).tos(ip.traffic_class());
-        out.frames.push(reply.icmp(icmp::v6::ECHO_REPLY, 0, message.rest_of_header(), message.body()));
+        let reply = build::ethernet(link.mac, macs.0)
+            .ipv6(ip.destination(), ip.source())
+            .tos(ip.traffic_class());
+        out.frames.push(reply.icmp(
+            icmp::v6::ECHO_REPLY,
+            0,
+            message.rest_of_header(),
+            message.body(),
+        ));
         Count::Echo
     }
 
-    fn refuses(&self, link: &Link, to: Mac, ips: (IpAddr, IpAddr), message: &Icmp<'_>, request: u8) -> Option<Count> {
+    fn refuses(
+        &self,
+        link: &Link,
+        to: Mac,
+        ips: (IpAddr, IpAddr),
+        message: &Icmp<'_>,
+        request: u8,
+    ) -> Option<Count> {
         if !self.answers || (message.kind(), message.code()) != (request, 0) {
             return Some(Count::Ignored);
         }
-        (to != link.mac || ips.1 != link.endpoint || ips.0 == link.endpoint).then_some(Count::Misdirected)
+        (to != link.mac || ips.1 != link.endpoint || ips.0 == link.endpoint)
+            .then_some(Count::Misdirected)
     }
 
     fn may_answer(&mut self, now: u64) -> bool {

@@ -1,7 +1,9 @@
-//! Membership in the groups of networks: IGMPv2 (RFC 2236) and MLDv1 (RFC 2710) as a host speaks them.
+//! Membership in the groups of networks: IGMPv2 (RFC 2236) and MLDv1 (RFC 2710) as a host speaks
+//! them.
 //!
-//! Reports are repeated without being asked: a switch that snoops forgets members where nobody asks. Such a repetition is never given up
-//! because another host reports the group, since the switch wants to know of each port; an answer to a query is.
+//! Reports are repeated without being asked: a switch that snoops forgets members where nobody
+//! asks. Such a repetition is never given up because another host reports the group, since the
+//! switch wants to know of each port; an answer to a query is.
 
 use std::{
     collections::BTreeMap,
@@ -31,7 +33,8 @@ const REPEATS: u8 = 2;
 const SOON: (u64, u64) = (1000, 5000);
 /// And between later ones.
 const LATER: (u64, u64) = (55_000, 60_000);
-/// Answers to a query for all groups are spread over so long at least, whatever it says: it may ask for thousands.
+/// Answers to a query for all groups are spread over so long at least, whatever it says: it may ask
+/// for thousands.
 const SPREAD: u64 = 1000;
 /// Between two reports of a group, whoever asks how often.
 const PAUSE: u64 = 500;
@@ -75,8 +78,16 @@ impl Groups {
         }
     }
 
-    /// Joins the group of a network. Once more changes nothing. Returns whether it is joined: not if there are too many.
-    pub fn join(&mut self, link: &Link, vni: u32, now: u64, counts: &mut Counts, out: &mut Output) -> bool {
+    /// Joins the group of a network. Once more changes nothing. Returns whether it is joined: not
+    /// if there are too many.
+    pub fn join(
+        &mut self,
+        link: &Link,
+        vni: u32,
+        now: u64,
+        counts: &mut Counts,
+        out: &mut Output,
+    ) -> bool {
         self.join_group(link, self.of(link, vni), Some(vni), now, counts, out)
     }
 
@@ -138,7 +149,8 @@ impl Groups {
                     member.early = member.early.saturating_sub(1);
                 }
                 if member.repeat <= now || member.early == 0 {
-                    member.repeat = now + self.random.between(if member.early > 0 { SOON } else { LATER });
+                    member.repeat =
+                        now + self.random.between(if member.early > 0 { SOON } else { LATER });
                 }
                 (member.answer, member.last) = (None, now);
             }
@@ -164,7 +176,9 @@ impl Groups {
                 query.max_response,
                 now,
             ),
-            (_, igmp::REPORT_V1 | igmp::REPORT) => self.reported(ip.destination().into(), message.group().into()),
+            (_, igmp::REPORT_V1 | igmp::REPORT) => {
+                self.reported(ip.destination().into(), message.group().into())
+            }
             _ => Count::Ignored,
         }
     }
@@ -179,16 +193,30 @@ impl Groups {
             return Count::NotLocal;
         }
         match (message.query(), message.kind()) {
-            (Some(query), _) => {
-                self.query(ip.destination().into(), ipv6::ALL_NODES.into(), query.group.map(IpAddr::V6), query.max_response, now)
+            (Some(query), _) => self.query(
+                ip.destination().into(),
+                ipv6::ALL_NODES.into(),
+                query.group.map(IpAddr::V6),
+                query.max_response,
+                now,
+            ),
+            (_, v6::LISTENER_REPORT) => {
+                self.reported(ip.destination().into(), message.group().into())
             }
-            (_, v6::LISTENER_REPORT) => self.reported(ip.destination().into(), message.group().into()),
             _ => Count::Ignored,
         }
     }
 
-    /// Somebody asks for members. The answer comes at a random time, so that not all hosts speak at once, and one is enough.
-    fn query(&mut self, to: IpAddr, everyone: IpAddr, group: Option<IpAddr>, max_response: u32, now: u64) -> Count {
+    /// Somebody asks for members. The answer comes at a random time, so that not all hosts speak at
+    /// once, and one is enough.
+    fn query(
+        &mut self,
+        to: IpAddr,
+        everyone: IpAddr,
+        group: Option<IpAddr>,
+        max_response: u32,
+        now: u64,
+    ) -> Count {
         let max = u64::from(max_response);
         match group {
             None if to == everyone => {

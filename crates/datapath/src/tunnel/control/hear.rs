@@ -1,5 +1,6 @@
-//! Finds out what a frame from the link is, and who has to hear it. Everything in it is a claim of whoever is on the link: what is not
-//! valid by the protocol's own rules is counted, and goes no further.
+//! Finds out what a frame from the link is, and who has to hear it. Everything in it is a claim of
+//! whoever is on the link: what is not valid by the protocol's own rules is counted, and goes no
+//! further.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -71,7 +72,13 @@ impl Control {
         Some(Count::Ignored)
     }
 
-    fn ipv4(&mut self, macs: (Mac, Mac), packet: &[u8], now: u64, out: &mut Output) -> Option<Count> {
+    fn ipv4(
+        &mut self,
+        macs: (Mac, Mac),
+        packet: &[u8],
+        now: u64,
+        out: &mut Output,
+    ) -> Option<Count> {
         let Ok(ip) = Ipv4::parse(packet) else { return Some(Count::Malformed) };
         let Ok(payload) = ip.payload() else { return Some(Count::Malformed) };
         if !ip.checksum_is_valid() {
@@ -94,9 +101,17 @@ impl Control {
         })
     }
 
-    fn ipv6(&mut self, macs: (Mac, Mac), packet: &[u8], now: u64, out: &mut Output) -> Option<Count> {
+    fn ipv6(
+        &mut self,
+        macs: (Mac, Mac),
+        packet: &[u8],
+        now: u64,
+        out: &mut Output,
+    ) -> Option<Count> {
         let Ok(ip) = Ipv6::parse(packet) else { return Some(Count::Malformed) };
-        let (Ok(payload), Ok(upper)) = (ip.payload(), ip.upper_layer()) else { return Some(Count::Malformed) };
+        let (Ok(payload), Ok(upper)) = (ip.payload(), ip.upper_layer()) else {
+            return Some(Count::Malformed);
+        };
         if upper.fragment.is_some() {
             return Some(Count::Fragment); // RFC 6980: discovery must not come in fragments
         }
@@ -104,14 +119,23 @@ impl Control {
         if upper.protocol != protocol::ICMPV6 {
             return Some(Count::Ignored);
         }
-        let Some(bytes) = payload.get(upper.offset.saturating_sub(ipv6::LEN)..) else { return Some(Count::Malformed) };
+        let Some(bytes) = payload.get(upper.offset.saturating_sub(ipv6::LEN)..) else {
+            return Some(Count::Malformed);
+        };
         let Ok(message) = Icmp::parse(bytes) else { return Some(Count::Malformed) };
-        if !Sum::pseudo_v6(ip.source(), ip.destination(), protocol::ICMPV6, bytes.len() as u32).push(bytes).is_valid() {
+        if !Sum::pseudo_v6(ip.source(), ip.destination(), protocol::ICMPV6, bytes.len() as u32)
+            .push(bytes)
+            .is_valid()
+        {
             return Some(Count::BadChecksum);
         }
         match message.kind() {
-            icmp::v6::NEIGHBOUR_SOLICITATION => self.solicitation(me, macs.0, &ip, &message, now, out),
-            icmp::v6::NEIGHBOUR_ADVERTISEMENT => self.advertisement(me, macs, &ip, &message, now, out),
+            icmp::v6::NEIGHBOUR_SOLICITATION => {
+                self.solicitation(me, macs.0, &ip, &message, now, out)
+            }
+            icmp::v6::NEIGHBOUR_ADVERTISEMENT => {
+                self.advertisement(me, macs, &ip, &message, now, out)
+            }
             icmp::v6::LISTENER_QUERY | icmp::v6::LISTENER_REPORT | icmp::v6::LISTENER_DONE => {
                 Some(self.groups.mld(&ip, bytes, now))
             }
@@ -151,7 +175,9 @@ impl Control {
         if target != me {
             return Some(Count::Ignored);
         }
-        if ip.destination() != me && ip.destination() != group || !unnamed && !link::is_host_v6(ip.source()) {
+        if ip.destination() != me && ip.destination() != group
+            || !unnamed && !link::is_host_v6(ip.source())
+        {
             return Some(Count::Misdirected);
         }
         Some(self.endpoint.solicited(&self.link, me, (mac.unwrap_or(from), ip.source()), out))
@@ -174,7 +200,8 @@ impl Control {
         if ip.destination().is_multicast() && solicited {
             return Some(Count::Malformed); // RFC 4861, 7.1.2
         }
-        // It may leave its address out of an answer to a question that went to that address (RFC 4861, 7.2.4).
+        // It may leave its address out of an answer to a question that went to that address (RFC
+        // 4861, 7.2.4).
         let mac = mac.unwrap_or(from);
         if mac == self.link.mac {
             return Some(Count::Own);
@@ -192,8 +219,13 @@ impl Control {
     }
 }
 
-/// The target of a neighbour message, and the link address in the option of this kind, if it has one (RFC 4861, 7.1).
-fn discovery(ip: &Ipv6<'_>, message: &Icmp<'_>, option: u8) -> Result<(Ipv6Addr, Option<Mac>), Count> {
+/// The target of a neighbour message, and the link address in the option of this kind, if it has
+/// one (RFC 4861, 7.1).
+fn discovery(
+    ip: &Ipv6<'_>,
+    message: &Icmp<'_>,
+    option: u8,
+) -> Result<(Ipv6Addr, Option<Mac>), Count> {
     if ip.hop_limit() != ND_HOP_LIMIT {
         return Err(Count::NotLocal);
     }

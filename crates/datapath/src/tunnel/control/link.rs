@@ -1,11 +1,12 @@
-//! The endpoint's place on its link: who it is, what it reaches directly, and the frames by which it asks and tells (RFC 826, RFC 5227,
-//! RFC 4861).
+//! The endpoint's place on its link: who it is, what it reaches directly, and the frames by which
+//! it asks and tells (RFC 826, RFC 5227, RFC 4861).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use butterfly_packet::{Mac, arp, build, icmp, ipv6};
 
-/// Neighbour discovery is only believed with this hop limit: no router passed it on (RFC 4861, 3.1).
+/// Neighbour discovery is only believed with this hop limit: no router passed it on (RFC 4861,
+/// 3.1).
 pub(super) const ND_HOP_LIMIT: u8 = 255;
 /// Flags of an advertisement (RFC 4861, 4.4).
 pub(super) const SOLICITED: u32 = 1 << 30;
@@ -23,7 +24,11 @@ pub(super) struct Link {
 impl Link {
     /// Gateways of the other IP version are left out.
     pub fn new(mac: Mac, endpoint: IpAddr, prefix: Option<u8>, gateways: &[IpAddr]) -> Link {
-        let gateways = gateways.iter().copied().filter(|gateway| gateway.is_ipv4() == endpoint.is_ipv4()).collect();
+        let gateways = gateways
+            .iter()
+            .copied()
+            .filter(|gateway| gateway.is_ipv4() == endpoint.is_ipv4())
+            .collect();
         Link { mac, endpoint, prefix, gateways }
     }
 
@@ -42,7 +47,8 @@ impl Link {
         !matches!(ip.octets(), [0 | 127 | 224.., ..]) && !self.is_broadcast(ip)
     }
 
-    /// Whether it is the last address of our network, if that is more than a pair of hosts (RFC 3021).
+    /// Whether it is the last address of our network, if that is more than a pair of hosts (RFC
+    /// 3021).
     fn is_broadcast(&self, ip: Ipv4Addr) -> bool {
         match (self.endpoint, self.prefix) {
             (IpAddr::V4(_), Some(len @ 0..31)) => {
@@ -56,14 +62,18 @@ impl Link {
     fn is_in_prefix(&self, ip: IpAddr) -> bool {
         let Some(len) = self.prefix.map(u32::from) else { return false };
         match (self.endpoint, ip) {
-            (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros() >= len.min(32),
-            (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros() >= len.min(128),
+            (IpAddr::V4(a), IpAddr::V4(b)) => {
+                (a.to_bits() ^ b.to_bits()).leading_zeros() >= len.min(32)
+            }
+            (IpAddr::V6(a), IpAddr::V6(b)) => {
+                (a.to_bits() ^ b.to_bits()).leading_zeros() >= len.min(128)
+            }
             _ => false,
         }
     }
 
-    /// Whose link address frames to `peer` need: its own if it is on the link, or if there is no gateway; else a gateway's, the first
-    /// that is not `known_silent`.
+    /// Whose link address frames to `peer` need: its own if it is on the link, or if there is no
+    /// gateway; else a gateway's, the first that is not `known_silent`.
     pub fn next_hop(&self, peer: IpAddr, known_silent: impl Fn(IpAddr) -> bool) -> IpAddr {
         let link_local = matches!(peer, IpAddr::V6(peer) if peer.is_unicast_link_local());
         if link_local || self.is_in_prefix(peer) {
@@ -78,7 +88,8 @@ impl Link {
         self.gateways.contains(&hop)
     }
 
-    /// The question for the link address of `target`: to everyone who may have it, or to `station` alone.
+    /// The question for the link address of `target`: to everyone who may have it, or to `station`
+    /// alone.
     pub fn who_has(&self, target: IpAddr, station: Option<Mac>) -> Vec<u8> {
         match (self.endpoint, target) {
             (IpAddr::V4(me), IpAddr::V4(target)) => {
@@ -87,7 +98,8 @@ impl Link {
             (me, target) => {
                 let (me, target) = (six(me), six(target));
                 let group = ipv6::solicited_node(target);
-                let (mac, destination) = station.map_or((Mac::of_group_v6(group), group), |mac| (mac, target));
+                let (mac, destination) =
+                    station.map_or((Mac::of_group_v6(group), group), |mac| (mac, target));
                 let body = self.discovery(target, icmp::OPTION_SOURCE_LINK_ADDRESS);
                 build::ethernet(self.mac, mac).ipv6(me, destination).ttl(ND_HOP_LIMIT).icmp(
                     icmp::v6::NEIGHBOUR_SOLICITATION,
@@ -103,7 +115,9 @@ impl Link {
     pub fn announcement(&self) -> Vec<u8> {
         match self.endpoint {
             IpAddr::V4(me) => build::ethernet(self.mac, Mac::BROADCAST).arp_request(me, me),
-            IpAddr::V6(me) => self.advertisement(me, Mac::of_group_v6(ipv6::ALL_NODES), ipv6::ALL_NODES, 0),
+            IpAddr::V6(me) => {
+                self.advertisement(me, Mac::of_group_v6(ipv6::ALL_NODES), ipv6::ALL_NODES, 0)
+            }
         }
     }
 
@@ -113,7 +127,13 @@ impl Link {
     }
 
     /// "I have it", by neighbour discovery.
-    pub fn advertisement(&self, me: Ipv6Addr, mac: Mac, destination: Ipv6Addr, flags: u32) -> Vec<u8> {
+    pub fn advertisement(
+        &self,
+        me: Ipv6Addr,
+        mac: Mac,
+        destination: Ipv6Addr,
+        flags: u32,
+    ) -> Vec<u8> {
         let body = self.discovery(me, icmp::OPTION_TARGET_LINK_ADDRESS);
         build::ethernet(self.mac, mac).ipv6(me, destination).ttl(ND_HOP_LIMIT).icmp(
             icmp::v6::NEIGHBOUR_ADVERTISEMENT,
@@ -179,15 +199,28 @@ mod tests {
         }
         // A second gateway takes over, and when both are silent the first is asked again.
         let link = link("10.1.0.1", Some(24), &["10.1.0.254", "10.1.0.253"]);
-        assert_eq!(link.next_hop(ip("10.2.0.1"), |gateway| gateway == ip("10.1.0.254")), ip("10.1.0.253"));
+        assert_eq!(
+            link.next_hop(ip("10.2.0.1"), |gateway| gateway == ip("10.1.0.254")),
+            ip("10.1.0.253")
+        );
         assert_eq!(link.next_hop(ip("10.2.0.1"), |_| true), ip("10.1.0.254"));
     }
 
     #[test]
     fn peers_are_single_hosts_of_the_same_family() {
         let v4 = link("10.1.0.1", Some(24), &[]);
-        assert!(["10.1.0.2", "192.0.2.255", "10.1.1.255"].iter().all(|peer| v4.can_be_peer(ip(peer))));
-        for peer in ["10.1.0.1", "10.1.0.255", "255.255.255.255", "0.0.0.0", "127.0.0.1", "230.0.0.1", "fd00::1"] {
+        assert!(
+            ["10.1.0.2", "192.0.2.255", "10.1.1.255"].iter().all(|peer| v4.can_be_peer(ip(peer)))
+        );
+        for peer in [
+            "10.1.0.1",
+            "10.1.0.255",
+            "255.255.255.255",
+            "0.0.0.0",
+            "127.0.0.1",
+            "230.0.0.1",
+            "fd00::1",
+        ] {
             assert!(!v4.can_be_peer(ip(peer)), "{peer}");
         }
         assert!(link("10.1.0.1", Some(31), &[]).can_be_peer(ip("10.1.0.0")));
@@ -204,7 +237,8 @@ mod tests {
         let v4 = link("10.1.0.1", None, &[]);
         let everyone = [
             0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0xbf, 0, 0, 0, 1, 8, 6, // Ethernet
-            0, 1, 8, 0, 6, 4, 0, 1, 2, 0xbf, 0, 0, 0, 1, 10, 1, 0, 1, 0, 0, 0, 0, 0, 0, 10, 1, 0, 2,
+            0, 1, 8, 0, 6, 4, 0, 1, 2, 0xbf, 0, 0, 0, 1, 10, 1, 0, 1, 0, 0, 0, 0, 0, 0, 10, 1, 0,
+            2,
         ];
         assert_eq!(v4.who_has(ip("10.1.0.2"), None), everyone);
         let one = v4.who_has(ip("10.1.0.2"), Some(Mac([2, 0, 0, 0, 0, 9])));
@@ -212,8 +246,9 @@ mod tests {
         assert_eq!(v4.announcement()[38..], [10, 1, 0, 1]);
 
         let v6 = link("fd00::1", None, &[]);
-        // Pseudo header: fd00+0001+ff02+0001+ff12+3456+0020+003a = 3_2fc6; message: 8700+fd00+0012+3456+0101+02bf+0000+0001 = 1_bc29;
-        // sum 4_ebef -> ebf3, complement 140c.
+        // Pseudo header: fd00+0001+ff02+0001+ff12+3456+0020+003a = 3_2fc6; message:
+        // 8700+fd00+0012+3456+0101+02bf+0000+0001 = 1_bc29; sum 4_ebef -> ebf3, complement
+        // 140c.
         let everyone = [
             0x33, 0x33, 0xff, 0x12, 0x34, 0x56, 2, 0xbf, 0, 0, 0, 1, 0x86, 0xdd, // Ethernet
             0x60, 0, 0, 0, 0, 32, 58, 255, // IPv6

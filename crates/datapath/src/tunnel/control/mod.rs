@@ -1,7 +1,8 @@
-//! What the tunnel endpoint says and hears besides VXLAN: link addresses of next hops, membership in groups, and who it is.
+//! What the tunnel endpoint says and hears besides VXLAN: link addresses of next hops, membership
+//! in groups, and who it is.
 //!
-//! A state machine without clock, threads or I/O: frames and times come in, frames and events go out. It runs in a control thread. All
-//! times are milliseconds of one clock that never goes back.
+//! A state machine without clock, threads or I/O: frames and times come in, frames and events go
+//! out. It runs in a control thread. All times are milliseconds of one clock that never goes back.
 
 mod counts;
 mod endpoint;
@@ -34,7 +35,8 @@ pub(crate) struct ControlConfig {
     pub prefix: Option<u8>,
     /// Nobody else holds the address: ARP, neighbour solicitations and pings are answered.
     pub answers: bool,
-    /// By which other hosts are reached; of one IP version the first that answers. Without one, all hosts are reached directly.
+    /// By which other hosts are reached; of one IP version the first that answers. Without one,
+    /// all hosts are reached directly.
     pub gateways: Vec<IpAddr>,
     /// Prefix of the IPv6 groups of networks.
     pub group6: Ipv6Addr,
@@ -113,14 +115,16 @@ impl Control {
         }
     }
 
-    /// Hears a frame from the uplink, whatever it is. Says two frames at most, beside those that waited for what it learns.
+    /// Hears a frame from the uplink, whatever it is. Says two frames at most, beside those that
+    /// waited for what it learns.
     pub fn input(&mut self, frame: &[u8], now: u64, out: &mut Output) {
         if let Some(count) = self.hear(frame, now, out) {
             self.counts.add(count);
         }
     }
 
-    /// Does what is due. Call it when the time of [`Self::next_tick`] has come; earlier or later does no harm.
+    /// Does what is due. Call it when the time of [`Self::next_tick`] has come; earlier or later
+    /// does no harm.
     pub fn tick(&mut self, now: u64, out: &mut Output) {
         if !self.started {
             self.started = true;
@@ -137,11 +141,13 @@ impl Control {
     /// When something will be due, as far as is known now. Every other call may bring that forward.
     pub fn next_tick(&self) -> Option<u64> {
         let start = if self.started { u64::MAX } else { 0 };
-        let next = start.min(self.endpoint.wake()).min(self.neighbours.wake()).min(self.groups.wake());
+        let next =
+            start.min(self.endpoint.wake()).min(self.neighbours.wake()).min(self.groups.wake());
         (next != u64::MAX).then_some(next)
     }
 
-    /// Joins the group of a network. Once more changes nothing. Returns whether it is joined: not if there are too many.
+    /// Joins the group of a network. Once more changes nothing. Returns whether it is joined: not
+    /// if there are too many.
     pub fn join(&mut self, vni: u32, now: u64, out: &mut Output) -> bool {
         self.groups.join(&self.link, vni, now, &mut self.counts, out)
     }
@@ -151,24 +157,28 @@ impl Control {
         self.groups.leave(&self.link, vni, out);
     }
 
-    /// The link is there again, and who is on it may know nothing of us: groups are reported and the address is announced as at the start.
+    /// The link is there again, and who is on it may know nothing of us: groups are reported and
+    /// the address is announced as at the start.
     pub fn returned(&mut self, now: u64) {
         self.endpoint.announce(now);
         self.groups.report_again(now);
     }
 
-    /// Finds out where frames to a peer go; an event says it, now or later. `waiting` is such a frame, whole but for its destination MAC: it
-    /// is sent when the place is known. One waits per peer, the newest; an empty one stands for none.
+    /// Finds out where frames to a peer go; an event says it, now or later. `waiting` is such a
+    /// frame, whole but for its destination MAC: it is sent when the place is known. One waits
+    /// per peer, the newest; an empty one stands for none.
     pub fn resolve(&mut self, peer: IpAddr, waiting: Option<Vec<u8>>, now: u64, out: &mut Output) {
         self.neighbours.resolve(&self.link, peer, waiting, now, &mut self.counts, out);
     }
 
-    /// Frames are being sent to a peer. To be called about once a second while that is so: it is how an old link address is checked.
+    /// Frames are being sent to a peer. To be called about once a second while that is so: it is
+    /// how an old link address is checked.
     pub fn used(&mut self, peer: IpAddr, now: u64, out: &mut Output) {
         self.neighbours.used(&self.link, peer, now, &mut self.counts, out);
     }
 
-    /// Frames came from a peer by way of the station `mac`: its link address needs no question for a while, or one if it is another.
+    /// Frames came from a peer by way of the station `mac`: its link address needs no question for
+    /// a while, or one if it is another.
     pub fn confirmed(&mut self, peer: IpAddr, mac: Mac, now: u64, out: &mut Output) {
         if is_station(mac) && mac != self.link.mac {
             self.neighbours.confirmed(&self.link, peer, mac, now, &mut self.counts, out);

@@ -1,8 +1,9 @@
-//! Link addresses of next hops, as a kernel keeps them (RFC 826, RFC 1122 2.3.2, RFC 4861 7.3): asked for when needed, believed only from
-//! who was asked, checked when old.
+//! Link addresses of next hops, as a kernel keeps them (RFC 826, RFC 1122 2.3.2, RFC 4861 7.3):
+//! asked for when needed, believed only from who was asked, checked when old.
 //!
-//! A next hop is a peer on the link or a gateway. Nobody can take over the address of a known one by claiming it: a claim only makes us
-//! ask the known station, then the new one, by unicast. An attacker on the link wins if the true owner is silent; ARP and ND allow no better.
+//! A next hop is a peer on the link or a gateway. Nobody can take over the address of a known one
+//! by claiming it: a claim only makes us ask the known station, then the new one, by unicast. An
+//! attacker on the link wins if the true owner is silent; ARP and ND allow no better.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -14,11 +15,13 @@ use super::{
     link::Link,
 };
 
-/// Peers that are known at once. When there are more, the one that was not used for longest goes, and its next hop with it.
+/// Peers that are known at once. When there are more, the one that was not used for longest goes,
+/// and its next hop with it.
 pub(super) const MAX_PEERS: usize = 4096;
 /// Bytes of frames that wait for next hops.
 pub(super) const MAX_WAITING: usize = 4 << 20;
-/// Questions before a next hop counts as unreachable (RFC 4861, 10: MAX_MULTICAST_SOLICIT, MAX_UNICAST_SOLICIT).
+/// Questions before a next hop counts as unreachable (RFC 4861, 10: MAX_MULTICAST_SOLICIT,
+/// MAX_UNICAST_SOLICIT).
 const ASK: u8 = 3;
 /// Milliseconds between them (RFC 4861, 10: RETRANS_TIMER).
 const ASK_EVERY: u64 = 1000;
@@ -26,7 +29,8 @@ const ASK_EVERY: u64 = 1000;
 const RETRY: u64 = 1000;
 /// How long an answer holds (RFC 4861, 10: REACHABLE_TIME).
 pub(super) const REACHABLE: u64 = 30_000;
-/// A claim so soon after a confirmation is not looked into, or claims could make us ask all the time.
+/// A claim so soon after a confirmation is not looked into, or claims could make us ask all the
+/// time.
 const SETTLED: u64 = 1000;
 /// Peers that are not used for so long are forgotten.
 const FORGET: u64 = 600_000;
@@ -70,7 +74,8 @@ struct Peer {
     waiting: Option<Vec<u8>>,
 }
 
-/// The table. Every next hop in it is a peer in it, or a gateway: so the bound on peers bounds both.
+/// The table. Every next hop in it is a peer in it, or a gateway: so the bound on peers bounds
+/// both.
 pub(super) struct Neighbours {
     peers: BTreeMap<IpAddr, Peer>,
     hops: BTreeMap<IpAddr, Neighbour>,
@@ -82,7 +87,13 @@ pub(super) struct Neighbours {
 
 impl Neighbours {
     pub fn new() -> Neighbours {
-        Neighbours { peers: BTreeMap::new(), hops: BTreeMap::new(), waiting: 0, wake: u64::MAX, sweep: u64::MAX }
+        Neighbours {
+            peers: BTreeMap::new(),
+            hops: BTreeMap::new(),
+            waiting: 0,
+            wake: u64::MAX,
+            sweep: u64::MAX,
+        }
     }
 
     /// When [`Self::tick`] has something to do.
@@ -90,7 +101,8 @@ impl Neighbours {
         self.wake.min(self.sweep)
     }
 
-    /// Finds the way to a peer; `frame`, complete but for its destination MAC, goes there, at once or when the way is known.
+    /// Finds the way to a peer; `frame`, complete but for its destination MAC, goes there, at once
+    /// or when the way is known.
     pub fn resolve(
         &mut self,
         link: &Link,
@@ -106,7 +118,8 @@ impl Neighbours {
             return;
         }
         let hop = self.touch(link, peer, now, counts, out);
-        let unknown = Neighbour { state: State::Unreachable { until: now }, due: u64::MAX, confirmed: None };
+        let unknown =
+            Neighbour { state: State::Unreachable { until: now }, due: u64::MAX, confirmed: None };
         let neighbour = self.hops.entry(hop).or_insert(unknown);
         if let State::Unreachable { until } = neighbour.state {
             if until > now {
@@ -131,11 +144,22 @@ impl Neighbours {
         }
     }
 
-    /// Frames are being sent to a peer: its next hop is checked if it was not heard of for long, and found if it is not known.
-    pub fn used(&mut self, link: &Link, peer: IpAddr, now: u64, counts: &mut Counts, out: &mut Output) {
+    /// Frames are being sent to a peer: its next hop is checked if it was not heard of for long,
+    /// and found if it is not known.
+    pub fn used(
+        &mut self,
+        link: &Link,
+        peer: IpAddr,
+        now: u64,
+        counts: &mut Counts,
+        out: &mut Output,
+    ) {
         match self.peers.get_mut(&peer) {
             Some(known)
-                if !matches!(self.hops.get(&known.hop), None | Some(Neighbour { state: State::Unreachable { .. }, .. })) =>
+                if !matches!(
+                    self.hops.get(&known.hop),
+                    None | Some(Neighbour { state: State::Unreachable { .. }, .. })
+                ) =>
             {
                 known.used = now;
                 let hop = known.hop;
@@ -158,15 +182,25 @@ impl Neighbours {
     }
 
     /// The next hop to a peer, which is in the table from now on.
-    fn touch(&mut self, link: &Link, peer: IpAddr, now: u64, counts: &mut Counts, out: &mut Output) -> IpAddr {
-        let silent = |hop| matches!(self.hops.get(&hop), Some(Neighbour { state: State::Unreachable { .. }, .. }));
+    fn touch(
+        &mut self,
+        link: &Link,
+        peer: IpAddr,
+        now: u64,
+        counts: &mut Counts,
+        out: &mut Output,
+    ) -> IpAddr {
+        let silent = |hop| {
+            matches!(self.hops.get(&hop), Some(Neighbour { state: State::Unreachable { .. }, .. }))
+        };
         let hop = link.next_hop(peer, silent);
         if let Some(known) = self.peers.get_mut(&peer) {
             (known.hop, known.used) = (hop, now);
             return hop;
         }
         if self.peers.len() >= MAX_PEERS
-            && let Some(oldest) = self.peers.iter().min_by_key(|(_, peer)| peer.used).map(|(address, _)| *address)
+            && let Some(oldest) =
+                self.peers.iter().min_by_key(|(_, peer)| peer.used).map(|(address, _)| *address)
         {
             counts.add(Count::NeighboursFull);
             self.forget(link, oldest, counts, out);
@@ -191,7 +225,8 @@ impl Neighbours {
         }
     }
 
-    /// Keeps the newest frame of a peer: its sender has the least reason to have given up (RFC 1122, 2.3.2.2).
+    /// Keeps the newest frame of a peer: its sender has the least reason to have given up (RFC
+    /// 1122, 2.3.2.2).
     fn keep(&mut self, peer: IpAddr, frame: Option<Vec<u8>>, counts: &mut Counts) {
         let Some(frame) = frame.filter(|frame| !frame.is_empty()) else { return };
         let Some(peer) = self.peers.get_mut(&peer) else { return };
@@ -207,12 +242,24 @@ impl Neighbours {
     }
 
     /// Somebody answers us that `hop` is at `mac`.
-    pub fn answer(&mut self, link: &Link, hop: IpAddr, mac: Mac, now: u64, counts: &mut Counts, out: &mut Output) {
+    pub fn answer(
+        &mut self,
+        link: &Link,
+        hop: IpAddr,
+        mac: Mac,
+        now: u64,
+        counts: &mut Counts,
+        out: &mut Output,
+    ) {
         match self.hops.get(&hop).map(|neighbour| neighbour.state) {
             Some(State::Asking { .. }) => self.accept(link, hop, mac, now, out),
-            Some(State::Probing { mac: known, .. }) if known == mac => self.accept(link, hop, mac, now, out),
+            Some(State::Probing { mac: known, .. }) if known == mac => {
+                self.accept(link, hop, mac, now, out)
+            }
             // The claimant was asked second, everyone third.
-            Some(State::Probing { claimed, sent, .. }) if sent >= 3 || sent == 2 && claimed == Some(mac) => {
+            Some(State::Probing { claimed, sent, .. })
+                if sent >= 3 || sent == 2 && claimed == Some(mac) =>
+            {
                 self.accept(link, hop, mac, now, out);
             }
             _ => {
@@ -223,7 +270,15 @@ impl Neighbours {
     }
 
     /// Somebody says, without being asked, that `hop` is at `mac`.
-    pub fn claim(&mut self, link: &Link, hop: IpAddr, mac: Mac, now: u64, counts: &mut Counts, out: &mut Output) {
+    pub fn claim(
+        &mut self,
+        link: &Link,
+        hop: IpAddr,
+        mac: Mac,
+        now: u64,
+        counts: &mut Counts,
+        out: &mut Output,
+    ) {
         let Some(neighbour) = self.hops.get_mut(&hop) else { return };
         match &mut neighbour.state {
             State::Reachable(known) | State::Stale(known) if *known != mac => {
@@ -246,7 +301,15 @@ impl Neighbours {
     }
 
     /// A frame came from `peer` by way of the station `mac`.
-    pub fn confirmed(&mut self, link: &Link, peer: IpAddr, mac: Mac, now: u64, counts: &mut Counts, out: &mut Output) {
+    pub fn confirmed(
+        &mut self,
+        link: &Link,
+        peer: IpAddr,
+        mac: Mac,
+        now: u64,
+        counts: &mut Counts,
+        out: &mut Output,
+    ) {
         let Some(hop) = self.peers.get(&peer).map(|peer| peer.hop) else { return };
         let Some(known) = self.hops.get(&hop).and_then(Neighbour::mac) else { return };
         if known == mac {
@@ -260,7 +323,8 @@ impl Neighbours {
     fn accept(&mut self, link: &Link, hop: IpAddr, mac: Mac, now: u64, out: &mut Output) {
         let Some(neighbour) = self.hops.get_mut(&hop) else { return };
         let is_new = neighbour.mac() != Some(mac);
-        *neighbour = Neighbour { state: State::Reachable(mac), due: now + REACHABLE, confirmed: Some(now) };
+        *neighbour =
+            Neighbour { state: State::Reachable(mac), due: now + REACHABLE, confirmed: Some(now) };
         self.wake = self.wake.min(neighbour.due);
         if is_new {
             let mut waited = 0;
@@ -304,8 +368,14 @@ impl Neighbours {
             }
         }
         if self.sweep <= now {
-            let idle = |peer: &Peer| peer.used.saturating_add(FORGET) <= now && peer.waiting.is_none();
-            let old: Vec<IpAddr> = self.peers.iter().filter(|(_, peer)| idle(peer)).map(|(address, _)| *address).collect();
+            let idle =
+                |peer: &Peer| peer.used.saturating_add(FORGET) <= now && peer.waiting.is_none();
+            let old: Vec<IpAddr> = self
+                .peers
+                .iter()
+                .filter(|(_, peer)| idle(peer))
+                .map(|(address, _)| *address)
+                .collect();
             for address in old {
                 self.forget(link, address, counts, out);
             }
@@ -371,7 +441,12 @@ impl Neighbour {
 }
 
 /// The peers behind a next hop: many behind a gateway, else the one that it is.
-fn each_peer(peers: &mut BTreeMap<IpAddr, Peer>, link: &Link, hop: IpAddr, mut f: impl FnMut(IpAddr, &mut Peer)) {
+fn each_peer(
+    peers: &mut BTreeMap<IpAddr, Peer>,
+    link: &Link,
+    hop: IpAddr,
+    mut f: impl FnMut(IpAddr, &mut Peer),
+) {
     if !link.is_gateway(hop) {
         if let Some(peer) = peers.get_mut(&hop) {
             f(hop, peer);

@@ -1,8 +1,9 @@
 //! Connections that go with a vnic to another host, and come back with one.
 //!
-//! A session is between two ports. When one of its ends moves, what is known of a connection as TCP stays: the next segment
-//! goes on where it was, between the ports of now, if policy lets its opener begin it there today. Only from and to other hosts: on one
-//! host, whoever sends from another port may be somebody else.
+//! A session is between two ports. When one of its ends moves, what is known of a connection as TCP
+//! stays: the next segment goes on where it was, between the ports of now, if policy lets its
+//! opener begin it there today. Only from and to other hosts: on one host, whoever sends from
+//! another port may be somebody else.
 
 use super::{Key, Mistake, Model, Port, Session, Tracked};
 use crate::{
@@ -12,7 +13,8 @@ use crate::{
 };
 
 impl Key {
-    /// Between these addresses and numbers, whoever has them: 0 as the opener's frame shows it, 1 the other way.
+    /// Between these addresses and numbers, whoever has them: 0 as the opener's frame shows it, 1
+    /// the other way.
     pub(super) fn direction_of(&self, other: &Key) -> Option<usize> {
         let plain = |key: &Key| {
             let ends = [key.from, key.to].map(|end| (end.address, end.number));
@@ -30,8 +32,9 @@ impl Key {
 }
 
 impl Model {
-    /// Forgets sessions that nobody can go on with: all whose end is gone, but for TCP connections which that end may have taken along.
-    /// Those are known as long as the end, where it came, may have its connections picked up.
+    /// Forgets sessions that nobody can go on with: all whose end is gone, but for TCP connections
+    /// which that end may have taken along. Those are known as long as the end, where it came,
+    /// may have its connections picked up.
     pub(super) fn forget_the_dead(&mut self) {
         let mut sessions = std::mem::take(&mut self.sessions);
         sessions.retain_mut(|session| {
@@ -40,7 +43,8 @@ impl Model {
                 return true;
             }
             session.left = session.left.or(Some(self.now));
-            let goes_on = self.trunk_of(session.key.vni).is_some() && ends.iter().flatten().any(|vnic| !vnic.trunk);
+            let goes_on = self.trunk_of(session.key.vni).is_some()
+                && ends.iter().flatten().any(|vnic| !vnic.trunk);
             let stays = goes_on && matches!(session.tracked, Tracked::Tcp(_)) && !session.cut;
             if !stays {
                 self.dead.push(session.key);
@@ -50,7 +54,8 @@ impl Model {
         self.sessions = sessions;
     }
 
-    /// A frame between the places of a session one of whose ends is gone: it may be found, and ended for that.
+    /// A frame between the places of a session one of whose ends is gone: it may be found, and
+    /// ended for that.
     pub(super) fn out_of_the_way(&mut self, key: Key, choices: &mut Choices) {
         let places = |key: Key| (key.from.port.0, key.to.port.0);
         let at = self.sessions.iter().position(|session| {
@@ -68,7 +73,8 @@ impl Model {
         }
     }
 
-    /// A packet that has no session between its ports: whether it goes on with a connection one of whose ends was elsewhere.
+    /// A packet that has no session between its ports: whether it goes on with a connection one of
+    /// whose ends was elsewhere.
     pub(super) fn moves(&mut self, key: Key, packet: &Packet, choices: &mut Choices) -> bool {
         if packet.protocol != 6 || self.mistake == Some(Mistake::MovedIsForgotten) {
             return false;
@@ -77,10 +83,15 @@ impl Model {
         if segment.opens() {
             return false; // nothing goes on with it
         }
-        let of_it =
-            |session: &&Session| session.key.direction_of(&key).is_some() && session.key != key && session.key.reversed() != key;
-        let candidates: Vec<Key> = self.sessions.iter().filter(of_it).map(|session| session.key).collect();
-        let candidates: Vec<Key> = candidates.into_iter().filter(|stored| self.may_have_moved(*stored, key)).collect();
+        let of_it = |session: &&Session| {
+            session.key.direction_of(&key).is_some()
+                && session.key != key
+                && session.key.reversed() != key
+        };
+        let candidates: Vec<Key> =
+            self.sessions.iter().filter(of_it).map(|session| session.key).collect();
+        let candidates: Vec<Key> =
+            candidates.into_iter().filter(|stored| self.may_have_moved(*stored, key)).collect();
         for (index, stored) in candidates.iter().enumerate() {
             // Of several, any may be the one.
             if index + 1 < candidates.len() && choices.either() {
@@ -103,14 +114,16 @@ impl Model {
         false
     }
 
-    /// Whether one end of a session is where it was, and the other one moved to or from another host.
+    /// Whether one end of a session is where it was, and the other one moved to or from another
+    /// host.
     fn may_have_moved(&self, stored: Key, key: Key) -> bool {
         let stored = if stored.direction_of(&key) == Some(0) { stored } else { stored.reversed() };
-        let (was, is, stays) = match (stored.from.port == key.from.port, stored.to.port == key.to.port) {
-            (true, false) => (stored.to, key.to, key.from),
-            (false, true) => (stored.from, key.from, key.to),
-            _ => return false,
-        };
+        let (was, is, stays) =
+            match (stored.from.port == key.from.port, stored.to.port == key.to.port) {
+                (true, false) => (stored.to, key.to, key.from),
+                (false, true) => (stored.from, key.from, key.to),
+                _ => return false,
+            };
         let trunk = |port: Port| self.at(port).is_some_and(|vnic| vnic.trunk);
         if !trunk(is.port) && !trunk(was.port) {
             return false;
@@ -118,9 +131,13 @@ impl Model {
         if self.mistake == Some(Mistake::AnybodyMoved) {
             return true;
         }
-        // A filtered vnic that is here, and has the address, did not move, and nobody who had it before speaks for it.
-        let has_it =
-            |vnic: &super::Vnic| vnic.declared.vni == key.vni && !vnic.declared.bypass && vnic.declared.ips.contains(&is.address);
+        // A filtered vnic that is here, and has the address, did not move, and nobody who had it
+        // before speaks for it.
+        let has_it = |vnic: &super::Vnic| {
+            vnic.declared.vni == key.vni
+                && !vnic.declared.bypass
+                && vnic.declared.ips.contains(&is.address)
+        };
         !self.vnics.iter().any(|vnic| has_it(vnic) && ![is.port, stays.port].contains(&vnic.port))
     }
 }

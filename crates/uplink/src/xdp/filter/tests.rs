@@ -31,7 +31,9 @@ impl Filter {
     }
 
     fn in_vlan(endpoint: impl Into<IpAddr>, answers: bool, vlan: u16) -> Filter {
-        let map = bpf::socket_map(1).unwrap_or_else(|error| panic!("cannot make a BPF map: {error}; these tests need root"));
+        let map = bpf::socket_map(1).unwrap_or_else(|error| {
+            panic!("cannot make a BPF map: {error}; these tests need root")
+        });
         // A test run says that it came in by queue 0.
         let socket = rustix::net::socket(AddressFamily::XDP, SocketType::RAW, None).unwrap();
         bpf::set_socket(map.as_fd(), 0, socket.as_fd()).unwrap();
@@ -76,7 +78,10 @@ fn vxlan_to_the_endpoint_and_to_groups_is_ours() {
     for filter in filters(US4) {
         assert!(filter.takes(&vxlan(to4(US4))));
         assert!(filter.takes(&vxlan(to4(GROUP4))));
-        assert!(filter.takes(&vxlan(to4([230, 0, 0, 0]))) && filter.takes(&vxlan(to4([230, 255, 255, 255]))));
+        assert!(
+            filter.takes(&vxlan(to4([230, 0, 0, 0])))
+                && filter.takes(&vxlan(to4([230, 255, 255, 255])))
+        );
     }
     for filter in filters(US6) {
         assert!(filter.takes(&vxlan(to6(US6))));
@@ -89,7 +94,13 @@ fn vxlan_to_the_endpoint_and_to_groups_is_ours() {
 #[test]
 fn groups_that_no_network_has_are_the_hosts() {
     for filter in filters(US4) {
-        for other in [[224, 0, 0, 1], [229, 255, 255, 255], [231, 0, 0, 0], [239, 1, 1, 1], [239, 255, 255, 255]] {
+        for other in [
+            [224, 0, 0, 1],
+            [229, 255, 255, 255],
+            [231, 0, 0, 0],
+            [239, 1, 1, 1],
+            [239, 255, 255, 255],
+        ] {
             assert!(!filter.takes(&vxlan(to4(other))), "{other:?}");
             assert!(!filter.takes(&vxlan(to4(other).fragment(1, 0, true))), "{other:?}");
         }
@@ -106,7 +117,14 @@ fn groups_that_no_network_has_are_the_hosts() {
 #[test]
 fn other_addresses_are_the_hosts() {
     for filter in filters(US4) {
-        for other in [[192, 0, 2, 128], [191, 0, 2, 129], [129, 2, 0, 192], [223, 255, 255, 255], [240, 0, 0, 1], [255; 4]] {
+        for other in [
+            [192, 0, 2, 128],
+            [191, 0, 2, 129],
+            [129, 2, 0, 192],
+            [223, 255, 255, 255],
+            [240, 0, 0, 1],
+            [255; 4],
+        ] {
             assert!(!filter.takes(&vxlan(to4(other))), "{other:?}");
         }
         assert!(!filter.takes(&vxlan(to6(US6))) && !filter.takes(&vxlan(to6(GROUP6))));
@@ -123,14 +141,18 @@ fn other_addresses_are_the_hosts() {
 
 #[test]
 fn other_ports_and_protocols_are_the_hosts() {
-    for (filter, ip) in filters(US4).iter().zip([to4(US4), to4(GROUP4)]).chain(filters(US6).iter().zip([to6(US6), to6(GROUP6)])) {
+    for (filter, ip) in filters(US4)
+        .iter()
+        .zip([to4(US4), to4(GROUP4)])
+        .chain(filters(US6).iter().zip([to6(US6), to6(GROUP6)]))
+    {
         for port in [0, 4788, 4790, 46354, 22] {
             assert!(!filter.takes(&ip.udp(4789, port, b"x")), "{port}");
         }
-        assert!(
-            !filter
-                .takes(&ip.payload(protocol::TCP, &[0x12, 0xb5, 0x12, 0xb5, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0, 0, 0, 0, 0, 0, 0]))
-        );
+        assert!(!filter.takes(&ip.payload(
+            protocol::TCP,
+            &[0x12, 0xb5, 0x12, 0xb5, 0, 0, 0, 0, 0, 0, 0, 0, 0x50, 0, 0, 0, 0, 0, 0, 0]
+        )));
         assert!(!filter.takes(&ip.payload(136, &[0x12, 0xb5, 0x12, 0xb5, 0, 8, 0, 0])), "UDP-Lite");
     }
 }
@@ -171,8 +193,14 @@ fn other_vlans_are_not_the_underlay() {
     ] {
         let v4 = Filter::in_vlan(US4, true, underlay);
         let v6 = Filter::in_vlan(US6, true, underlay);
-        let (to4, to6) = (link(tag).ipv4([192, 0, 2, 1], US4), link(tag).ipv6([0xfe80, 0, 0, 0, 0, 0, 0, 1], US6));
-        assert!(v4.takes(&vxlan(to4.clone())) && v6.takes(&vxlan(to6.clone())), "{underlay} {tag:?}");
+        let (to4, to6) = (
+            link(tag).ipv4([192, 0, 2, 1], US4),
+            link(tag).ipv6([0xfe80, 0, 0, 0, 0, 0, 0, 1], US6),
+        );
+        assert!(
+            v4.takes(&vxlan(to4.clone())) && v6.takes(&vxlan(to6.clone())),
+            "{underlay} {tag:?}"
+        );
         assert_eq!(v4.takes(&to4.ping(1, 1, b"hello")), ours, "{underlay} {tag:?}");
         assert_eq!(v6.takes(&to6.ping(1, 1, b"hello")), ours, "{underlay} {tag:?}");
     }
@@ -189,7 +217,10 @@ fn ip_options_move_the_port() {
         }
     }
     for filter in filters(US6) {
-        assert!(!filter.takes(&vxlan(to6(US6).extension(60, &[0; 6]))), "extension headers are the host's");
+        assert!(
+            !filter.takes(&vxlan(to6(US6).extension(60, &[0; 6]))),
+            "extension headers are the host's"
+        );
     }
 }
 
@@ -239,7 +270,10 @@ fn first_fragments_are_ours_by_their_port_and_later_ones_if_the_host_has_no_use_
         let frame = vxlan(to4(US4).fragment(1, offset, false));
         assert!(!quiet.takes(&frame) && answering.takes(&frame), "{offset}");
         assert!(!answering.takes(&vxlan(to4(GROUP4).fragment(1, offset, false))), "{offset}");
-        assert!(!answering.takes(&to4(US4).fragment(1, offset, false).payload(protocol::TCP, &[0; 8])), "{offset}");
+        assert!(
+            !answering.takes(&to4(US4).fragment(1, offset, false).payload(protocol::TCP, &[0; 8])),
+            "{offset}"
+        );
     }
     let [quiet, answering] = filters(US6);
     for filter in [&quiet, &answering] {
@@ -264,8 +298,13 @@ fn who_answers_for_an_address_gets_what_asks_for_it() {
     for filter in [&quiet, &answering] {
         assert!(!filter.takes(&to4([192, 0, 2, 2]).ping(1, 1, b"hello")));
         assert!(!filter.takes(&to4([224, 0, 0, 1]).ping(1, 1, b"hello")));
-        assert!(!filter.takes(&to4(GROUP4).payload(protocol::IGMP, &[0x16, 0, 0, 0, 230, 0, 0, 42])));
-        assert!(!filter.takes(&link().arp_request([192, 0, 2, 1], US4)), "ARP is copied, not taken");
+        assert!(
+            !filter.takes(&to4(GROUP4).payload(protocol::IGMP, &[0x16, 0, 0, 0, 230, 0, 0, 42]))
+        );
+        assert!(
+            !filter.takes(&link().arp_request([192, 0, 2, 1], US4)),
+            "ARP is copied, not taken"
+        );
     }
 
     let [quiet, answering] = filters(US6);
@@ -283,11 +322,16 @@ fn who_answers_for_an_address_gets_what_asks_for_it() {
     let all_nodes = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
     for filter in [&quiet, &answering] {
         // Another address with the same last three bytes: the host's.
-        assert!(!filter.takes(&solicitation(node, Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0xfe, 0xdcba))));
+        assert!(
+            !filter.takes(&solicitation(node, Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0xfe, 0xdcba)))
+        );
         assert!(!filter.takes(&solicitation(node, US6)[..14 + 40 + 23]));
         assert!(!filter.takes(&to6(all_nodes).icmp(134, 0, 0, &US6.octets())));
         assert!(!filter.takes(&to6(all_nodes).ping(1, 1, b"hello")));
-        assert!(!filter.takes(&to6(all_nodes).extension(0, &[5, 2, 0, 0, 1, 0]).icmp(130, 0, 0, &[0; 16])));
+        assert!(
+            !filter
+                .takes(&to6(all_nodes).extension(0, &[5, 2, 0, 0, 1, 0]).icmp(130, 0, 0, &[0; 16]))
+        );
     }
 }
 

@@ -49,7 +49,8 @@ impl Session {
         }
     }
 
-    /// Without protocol features a ring is enabled from its start; with them only SET_VRING_ENABLE enables it.
+    /// Without protocol features a ring is enabled from its start; with them only SET_VRING_ENABLE
+    /// enables it.
     fn enabled(&self, queue: Queue) -> bool {
         let negotiated = self.features.unwrap_or(Features::NONE).has(Features::PROTOCOL_FEATURES);
         self.ring(queue).enabled.unwrap_or(!negotiated)
@@ -58,7 +59,9 @@ impl Session {
     pub fn set_size(&mut self, index: u32, size: u32) -> Result<(), Refused> {
         let queue = queue(index)?;
         if !size.is_power_of_two() || size > MAX_RING_SIZE {
-            return Err(refuse!("a ring of {size} descriptors: it must be a power of two up to {MAX_RING_SIZE}"));
+            return Err(refuse!(
+                "a ring of {size} descriptors: it must be a power of two up to {MAX_RING_SIZE}"
+            ));
         }
         let changed = self.ring(queue).size.map(u32::from) != Some(size);
         self.ring_mut(queue).size = Some(size as u16);
@@ -78,8 +81,8 @@ impl Session {
     /// Where the ring starts next time; one that runs goes on.
     pub fn set_position(&mut self, index: u32, position: u32) -> Result<(), Refused> {
         let queue = queue(index)?;
-        self.ring_mut(queue).position =
-            u16::try_from(position).map_err(|_| refuse!("a ring at {position}: positions of split rings have 16 bits"))?;
+        self.ring_mut(queue).position = u16::try_from(position)
+            .map_err(|_| refuse!("a ring at {position}: positions of split rings have 16 bits"))?;
         Ok(())
     }
 
@@ -98,7 +101,9 @@ impl Session {
         let kick = match kick {
             None => Kick::Polled,
             Some(kick) => {
-                is_eventfd(&kick).map_err(|error| refuse!("the {} ring's kick descriptor: {error}", queue.name()))?;
+                is_eventfd(&kick).map_err(|error| {
+                    refuse!("the {} ring's kick descriptor: {error}", queue.name())
+                })?;
                 own(&kick);
                 Kick::Eventfd(kick)
             }
@@ -116,21 +121,25 @@ impl Session {
     }
 
     pub fn set_call(&mut self, index: u32, call: Option<OwnedFd>) -> Result<(), Refused> {
-        // QEMU with `queues=2` gives call and error descriptors to every ring it could have, long before it knows which ones are used.
+        // QEMU with `queues=2` gives call and error descriptors to every ring it could have, long
+        // before it knows which ones are used.
         let Some(queue) = Queue::from_index(index) else { return Ok(()) };
         let call = match call {
             None => None,
             Some(call) => {
                 own(&call);
                 let call = CallFd::new(call, self.port.interrupts().clone());
-                let call = call.map_err(|error| refuse!("the {} ring's call descriptor: {error}", queue.name()))?;
+                let call = call.map_err(|error| {
+                    refuse!("the {} ring's call descriptor: {error}", queue.name())
+                })?;
                 Some(Arc::new(call))
             }
         };
         self.ring_mut(queue).call = call.clone();
         if self.ring(queue).running {
             self.port.set_call(queue, call);
-            // An interrupt may just have gone to the old descriptor, which nobody looks at any more.
+            // An interrupt may just have gone to the old descriptor, which nobody looks at any
+            // more.
             self.interrupt(queue);
         }
         Ok(())
@@ -140,13 +149,15 @@ impl Session {
     pub fn set_error(&mut self, index: u32, error: Option<OwnedFd>) -> Result<(), Refused> {
         let Some(queue) = Queue::from_index(index) else { return Ok(()) };
         match error {
-            Some(fd) => is_eventfd(&fd).map_err(|error| refuse!("the {} ring's error descriptor: {error}", queue.name())),
+            Some(fd) => is_eventfd(&fd)
+                .map_err(|error| refuse!("the {} ring's error descriptor: {error}", queue.name())),
             None => Ok(()),
         }
     }
 
     pub fn set_enabled(&mut self, index: u32, enabled: bool) -> Result<(), Refused> {
-        // QEMU with `queues=2` disables the rings that a guest without VIRTIO_NET_F_MQ does not use.
+        // QEMU with `queues=2` disables the rings that a guest without VIRTIO_NET_F_MQ does not
+        // use.
         if !enabled && Queue::from_index(index).is_none() {
             return Ok(());
         }
@@ -156,7 +167,8 @@ impl Session {
         Ok(())
     }
 
-    /// RESET_OWNER: rings stop; everything else stays (the specification leaves that to the device).
+    /// RESET_OWNER: rings stop; everything else stays (the specification leaves that to the
+    /// device).
     pub fn stop_rings(&mut self) {
         for queue in QUEUES {
             self.halt(queue);
@@ -180,12 +192,18 @@ impl Session {
     /// What the port is told about a ring. `Ok(None)`: something is not there yet.
     fn setup(&self, queue: Queue) -> Result<Option<RingSetup>, String> {
         let ring = self.ring(queue);
-        let (Some(size), Some(at), Some(_)) = (ring.size, ring.addresses, &ring.kick) else { return Ok(None) };
+        let (Some(size), Some(at), Some(_)) = (ring.size, ring.addresses, &ring.kick) else {
+            return Ok(None);
+        };
         if self.regions.is_empty() && !ring.running {
             return Ok(None);
         }
         let guest = |what, user_addr| {
-            let outside = || format!("its {what} at front-end address {user_addr:#x} is outside of the guest's memory");
+            let outside = || {
+                format!(
+                    "its {what} at front-end address {user_addr:#x} is outside of the guest's memory"
+                )
+            };
             self.memory.user_to_guest(user_addr).ok_or_else(outside)
         };
         Ok(Some(RingSetup {
@@ -228,7 +246,8 @@ impl Session {
             }
         } else {
             match self.port.start(queue, &setup, self.ring(queue).position, self.enabled(queue)) {
-                // Its guest came from another device: that of another host, or of this one before it was started anew.
+                // Its guest came from another device: that of another host, or of this one before
+                // it was started anew.
                 Ok(position) => self.resumed |= position > 0,
                 Err(error) => return self.give_up(queue, error.to_string()),
             }
@@ -240,7 +259,8 @@ impl Session {
         self.announce();
     }
 
-    /// The ring cannot run where the front end put it; it starts as soon as a message makes it possible.
+    /// The ring cannot run where the front end put it; it starts as soon as a message makes it
+    /// possible.
     fn give_up(&mut self, queue: Queue, why: String) {
         self.halt(queue);
         let trouble = format!("the {} ring cannot run: {why}", queue.name());
@@ -281,7 +301,8 @@ impl Session {
         }
     }
 
-    /// Tells whoever polls the transmit ring whether there is one, and everybody whether the driver is up.
+    /// Tells whoever polls the transmit ring whether there is one, and everybody whether the driver
+    /// is up.
     fn announce(&mut self) {
         self.tell_driving();
         if !self.ring(Queue::Tx).running || !self.enabled(Queue::Tx) {
@@ -306,18 +327,27 @@ impl Session {
         }
     }
 
-    /// Whether the driver is up and its machine never wrote anything that we can see. A front end whose memory is private gives a file that is like
-    /// any other and that only we look into. Rings may be empty at first; the beginning of a machine's memory is not: firmware, loader
+    /// Whether the driver is up and its machine never wrote anything that we can see. A front end
+    /// whose memory is private gives a file that is like any other and that only we look into.
+    /// Rings may be empty at first; the beginning of a machine's memory is not: firmware, loader
     /// and kernel have been there.
     fn looks_private(&self) -> bool {
         const BEGINNING: u32 = 1 << 20;
         let blank = |queue| {
-            let Ring { addresses: Some(at), size: Some(size), .. } = self.ring(queue) else { return false };
+            let Ring { addresses: Some(at), size: Some(size), .. } = self.ring(queue) else {
+                return false;
+            };
             let parts = [(at.desc, 16 * u32::from(*size)), (at.avail, 4 + 2 * u32::from(*size))];
-            parts.into_iter().all(|(user, len)| self.memory.user_to_guest(user).is_some_and(|at| self.memory.is_blank(at, len)))
+            parts.into_iter().all(|(user, len)| {
+                self.memory.user_to_guest(user).is_some_and(|at| self.memory.is_blank(at, len))
+            })
         };
         QUEUES.into_iter().all(blank)
-            && self.memory.regions().next().is_some_and(|first| self.memory.is_blank(first.guest_addr, BEGINNING))
+            && self
+                .memory
+                .regions()
+                .next()
+                .is_some_and(|first| self.memory.is_blank(first.guest_addr, BEGINNING))
     }
 
     fn retract(&mut self) {
@@ -329,7 +359,8 @@ impl Session {
 }
 
 fn queue(index: u32) -> Result<Queue, Refused> {
-    Queue::from_index(index).ok_or_else(|| refuse!("there is no ring {index}: a vnic has rings 0 (rx) and 1 (tx)"))
+    Queue::from_index(index)
+        .ok_or_else(|| refuse!("there is no ring {index}: a vnic has rings 0 (rx) and 1 (tx)"))
 }
 
 /// The `vhost` crate receives descriptors that child processes would inherit.

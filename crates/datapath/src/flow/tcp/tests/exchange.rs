@@ -1,5 +1,5 @@
-//! Two hosts that do TCP right, over a network that loses, repeats and reorders on both sides of the switch: no segment may be refused, and
-//! the transfer must end.
+//! Two hosts that do TCP right, over a network that loses, repeats and reorders on both sides of
+//! the switch: no segment may be refused, and the transfer must end.
 
 use super::*;
 
@@ -19,7 +19,8 @@ impl Random {
     }
 }
 
-/// A host. Its stream is numbered from its first sequence number: 0 is SYN, then the data, then FIN.
+/// A host. Its stream is numbered from its first sequence number: 0 is SYN, then the data, then
+/// FIN.
 struct Host {
     first: u32,
     scale: Option<u8>,
@@ -48,7 +49,8 @@ impl Host {
         let scale = random.percent(70).then(|| random.below(15) as u8);
         let buffer = [2000, 60_000, 500_000, 20_000_000][random.below(4) as usize];
         Host {
-            first: [0, u32::MAX - random.below(5000), random.below(u32::MAX)][random.below(3) as usize],
+            first: [0, u32::MAX - random.below(5000), random.below(u32::MAX)]
+                [random.below(3) as usize],
             scale,
             shifts: None,
             active,
@@ -93,7 +95,14 @@ impl Host {
         let acknowledgement = self.peer.map_or(0, |first| first.wrapping_add(self.received));
         let flags = if self.peer.is_some() { flags | ACK } else { flags };
         self.owes = false;
-        Segment { sequence: self.first.wrapping_add(at), acknowledgement, window, length, flags, scale: None }
+        Segment {
+            sequence: self.first.wrapping_add(at),
+            acknowledgement,
+            window,
+            length,
+            flags,
+            scale: None,
+        }
     }
 
     /// What it sends next.
@@ -123,7 +132,9 @@ impl Host {
         if length == 0 && left > 0 && time_out {
             length = 1; // a window probe
         }
-        let fin = self.at + length == self.end() - 1 && self.at < self.end() && (room > length || time_out);
+        let fin = self.at + length == self.end() - 1
+            && self.at < self.end()
+            && (room > length || time_out);
         if length > 0 || fin {
             let flags = if fin { FIN } else { 0 };
             let segment = self.header(random, flags, self.at, length + u32::from(fin));
@@ -148,7 +159,10 @@ impl Host {
         let Some(first) = self.peer else { return };
         let at = segment.sequence.wrapping_sub(first) as i32;
         let end = at + segment.length as i32;
-        if at <= self.received as i32 && end > self.received as i32 && end <= self.announced as i32 + 1 {
+        if at <= self.received as i32
+            && end > self.received as i32
+            && end <= self.announced as i32 + 1
+        {
             self.received = end as u32;
             self.peer_fin |= segment.flags & FIN != 0;
         }
@@ -159,13 +173,15 @@ impl Host {
         if acknowledged > self.next {
             return;
         }
-        let shift = if segment.flags & SYN != 0 { 0 } else { self.shifts.map_or(0, |(_, other)| other) };
+        let shift =
+            if segment.flags & SYN != 0 { 0 } else { self.shifts.map_or(0, |(_, other)| other) };
         self.edge = self.edge.max(acknowledged + (u32::from(segment.window) << shift));
         self.una = self.una.max(acknowledged);
         self.at = self.at.max(self.una);
     }
 
-    /// Whether a segment of its own is late by more than the largest window without scaling, and was acknowledged to the end.
+    /// Whether a segment of its own is late by more than the largest window without scaling, and
+    /// was acknowledged to the end.
     fn has_done_with(&self, segment: &Segment) -> bool {
         let end = segment.sequence.wrapping_add(segment.length).wrapping_sub(self.first);
         end <= self.una && end + MIN_REACH < self.next
@@ -206,7 +222,8 @@ fn exchange(seed: u64, picked_up: bool) -> Result<(), String> {
     let bad = [0, 5, 20][random.below(3) as usize];
     let both_open = random.percent(20) && !picked_up;
     let mut hosts = [Host::new(&mut random, true), Host::new(&mut random, both_open)];
-    let (mut before, mut behind) = ([Way::default(), Way::default()], [Way::default(), Way::default()]);
+    let (mut before, mut behind) =
+        ([Way::default(), Way::default()], [Way::default(), Way::default()]);
     let mut track: Option<Track> = None;
     let mut opener = 0;
     // Segments the switch did not see before it started.
@@ -232,7 +249,8 @@ fn exchange(seed: u64, picked_up: bool) -> Result<(), String> {
                         (unseen, missed) = (unseen - 1, true);
                         None
                     }
-                    None if missed && segment.has(SYN) => None, // a late one: the rest of the handshake may be over
+                    // A late one: the rest of the handshake may be over.
+                    None if missed && segment.has(SYN) => None,
                     None if picked_up && segment.picks_up() => {
                         opener = side;
                         Some(pick_up(&segment))
@@ -246,7 +264,9 @@ fn exchange(seed: u64, picked_up: bool) -> Result<(), String> {
                         (after, Pass | PassUnrefreshed) => Some(after),
                         (after, Refuse) if hosts[side].has_done_with(&segment) => Some(after),
                         (_, outcome) => {
-                            return Err(format!("turn {turn}: {outcome:?} of {segment:?} from {direction}, {track:?}"));
+                            return Err(format!(
+                                "turn {turn}: {outcome:?} of {segment:?} from {direction}, {track:?}"
+                            ));
                         }
                     },
                 };
@@ -260,7 +280,11 @@ fn exchange(seed: u64, picked_up: bool) -> Result<(), String> {
         }
         if hosts.iter().all(Host::is_done) {
             let track = track.ok_or("nothing was seen")?;
-            return if track.state == TcpState::TimeWait { Ok(()) } else { Err(format!("at the end {track:?}")) };
+            return if track.state == TcpState::TimeWait {
+                Ok(())
+            } else {
+                Err(format!("at the end {track:?}"))
+            };
         }
     }
     Err(format!("does not end: {track:?}"))

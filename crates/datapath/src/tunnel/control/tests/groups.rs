@@ -15,25 +15,45 @@ fn query4_by(to: [u8; 4], code: u8, group: [u8; 4], more: &[u8], ttl: u8) -> Vec
     let sum = butterfly_packet::checksum::Sum::of(&message).checksum();
     message[2..4].copy_from_slice(&sum.to_be_bytes());
     let link = build::ethernet(B, Mac::of_group_v4(to.into()));
-    link.ipv4([10, 1, 0, 250], to).ttl(ttl).options(&igmp::ROUTER_ALERT).payload(protocol::IGMP, &message)
+    link.ipv4([10, 1, 0, 250], to)
+        .ttl(ttl)
+        .options(&igmp::ROUTER_ALERT)
+        .payload(protocol::IGMP, &message)
 }
 
 /// An MLD query as its sender would build it.
 pub(super) fn query6(to: &str, code: u16, group: &str, more: &[u8]) -> Vec<u8> {
-    query6_by(to, code, group, more, |ip| ip.extension(protocol::HOP_BY_HOP, &mld::ROUTER_ALERT), "fe80::b")
+    query6_by(
+        to,
+        code,
+        group,
+        more,
+        |ip| ip.extension(protocol::HOP_BY_HOP, &mld::ROUTER_ALERT),
+        "fe80::b",
+    )
 }
 
-fn query6_by(to: &str, code: u16, group: &str, more: &[u8], with: impl Fn(build::Ip) -> build::Ip, source: &str) -> Vec<u8> {
+fn query6_by(
+    to: &str,
+    code: u16,
+    group: &str,
+    more: &[u8],
+    with: impl Fn(build::Ip) -> build::Ip,
+    source: &str,
+) -> Vec<u8> {
     let to: Ipv6Addr = to.parse().unwrap();
     let body = [&group.parse::<Ipv6Addr>().unwrap().octets()[..], more].concat();
-    let ip = build::ethernet(B, Mac::of_group_v6(to)).ipv6(source.parse::<Ipv6Addr>().unwrap(), to).ttl(1);
+    let ip = build::ethernet(B, Mac::of_group_v6(to))
+        .ipv6(source.parse::<Ipv6Addr>().unwrap(), to)
+        .ttl(1);
     with(ip).icmp(130, 0, u32::from(code) << 16, &body)
 }
 
 /// Queries, and the milliseconds that each leaves.
 type Queries = Vec<(Vec<u8>, u64)>;
 
-/// A host of either family that joined the group of VNI 42 long ago, its report, and queries of all kinds.
+/// A host of either family that joined the group of VNI 42 long ago, its report, and queries of all
+/// kinds.
 fn members() -> [(Host, Vec<u8>, Queries); 2] {
     let (all, group) = ([224, 0, 0, 1], [230, 0, 0, 42]);
     let v3 = [2, 125, 0, 0];
@@ -69,13 +89,19 @@ fn a_join_is_reported_three_times_in_ten_seconds_and_every_minute() {
         let mut host = Host::new(v6, false);
         let out = host.call(|control, now, out| assert!(control.join(42, now, out)));
         let report = &out.frames[0];
-        assert_eq!(report[..6], if v6 { [0x33, 0x33, 0, 0, 0, 42] } else { [1, 0, 0x5e, 0, 0, 42] });
+        assert_eq!(
+            report[..6],
+            if v6 { [0x33, 0x33, 0, 0, 0, 42] } else { [1, 0, 0x5e, 0, 0, 42] }
+        );
         assert!(host.call(|control, now, out| control.join(42, now, out)).frames.is_empty());
         let said = host.pass(300_000);
         assert!(said.iter().all(|(_, out)| out.frames.as_slice() == std::slice::from_ref(report)));
         let times: Vec<u64> = said.iter().map(|(at, _)| *at).collect();
         assert!(times[0] >= 1000 && times[1] <= 10_000, "{times:?}");
-        assert!(times[1..].windows(2).all(|pair| (55_000..=60_000).contains(&(pair[1] - pair[0]))), "{times:?}");
+        assert!(
+            times[1..].windows(2).all(|pair| (55_000..=60_000).contains(&(pair[1] - pair[0]))),
+            "{times:?}"
+        );
         assert_eq!(times.len(), 2 + 5);
     }
 }
@@ -108,7 +134,9 @@ fn a_link_that_returned_hears_of_groups_at_once_and_again() {
         let times: Vec<u64> = said.iter().map(|(at, _)| *at).collect();
         let [first, second, third] = times[..] else { panic!("{times:?}") };
         assert!(
-            first <= 500 && (1000..=5000).contains(&(second - first)) && (1000..=5000).contains(&(third - second)),
+            first <= 500
+                && (1000..=5000).contains(&(second - first))
+                && (1000..=5000).contains(&(third - second)),
             "{times:?}"
         );
         // However often it comes and goes.
@@ -190,18 +218,48 @@ fn what_is_not_a_valid_query_is_not_answered() {
     for (v6, frame, count, what) in [
         (0, corrupt, Count::BadChecksum, "checksum"),
         (0, query4_by(all, 100, [0; 4], &[], 2), Count::NotLocal, "TTL"),
-        (0, query4([224, 0, 0, 5], 100, [0; 4], &[]), Count::Misdirected, "a general query to others"),
-        (0, query4([224, 0, 0, 5], 100, group, &[]), Count::Misdirected, "a query for a group to others"),
+        (
+            0,
+            query4([224, 0, 0, 5], 100, [0; 4], &[]),
+            Count::Misdirected,
+            "a general query to others",
+        ),
+        (
+            0,
+            query4([224, 0, 0, 5], 100, group, &[]),
+            Count::Misdirected,
+            "a query for a group to others",
+        ),
         (0, query4(all, 100, [0; 4], &[0; 2]), Count::Malformed, "a length that no version has"),
-        (0, igmp::report(B, [10, 1, 0, 2].into(), group.into())[..40].to_vec(), Count::Malformed, "cut short"),
+        (
+            0,
+            igmp::report(B, [10, 1, 0, 2].into(), group.into())[..40].to_vec(),
+            Count::Malformed,
+            "cut short",
+        ),
         (0, igmp::leave(B, [10, 1, 0, 2].into(), group.into()), Count::Ignored, "a leave"),
         (1, corrupt6, Count::BadChecksum, "checksum"),
-        (1, query6_by("ff02::1", 100, "::", &[], |ip| ip, "fe80::b"), Count::NotLocal, "no Router Alert"),
-        (1, query6_by("ff02::1", 100, "::", &[], rsvp, "fe80::b"), Count::NotLocal, "an alert for RSVP"),
+        (
+            1,
+            query6_by("ff02::1", 100, "::", &[], |ip| ip, "fe80::b"),
+            Count::NotLocal,
+            "no Router Alert",
+        ),
+        (
+            1,
+            query6_by("ff02::1", 100, "::", &[], rsvp, "fe80::b"),
+            Count::NotLocal,
+            "an alert for RSVP",
+        ),
         (1, query6_by("ff02::1", 100, "::", &[], routed, "fe80::b"), Count::NotLocal, "hop limit"),
         (1, query6_by("ff02::1", 100, "::", &[], right, "fd00::b"), Count::NotLocal, "source"),
         (1, query6("ff02::2", 100, "::", &[]), Count::Misdirected, "a general query to others"),
-        (1, query6("ff02::1", 100, "::", &[0; 2]), Count::Malformed, "a length that no version has"),
+        (
+            1,
+            query6("ff02::1", 100, "::", &[0; 2]),
+            Count::Malformed,
+            "a length that no version has",
+        ),
         (1, mld::done(B, "ff05::2a".parse().unwrap()), Count::Ignored, "a done"),
     ] {
         let (host, ..) = &mut hosts[v6];
@@ -239,8 +297,14 @@ fn an_ipv6_endpoint_that_answers_is_in_its_own_group() {
     let host = Host::new(true, true);
     let groups = host.control.groups(host.now);
     assert_eq!(groups.len(), 1);
-    assert_eq!((groups[0].address, groups[0].vni), (ipv6::solicited_node("fd00::1".parse().unwrap()).into(), None));
-    assert!(Host::new(true, false).control.groups(0).is_empty() && Host::new(false, true).control.groups(0).is_empty());
+    assert_eq!(
+        (groups[0].address, groups[0].vni),
+        (ipv6::solicited_node("fd00::1".parse().unwrap()).into(), None)
+    );
+    assert!(
+        Host::new(true, false).control.groups(0).is_empty()
+            && Host::new(false, true).control.groups(0).is_empty()
+    );
 }
 
 #[test]

@@ -29,7 +29,14 @@ impl Host {
         let (endpoint, prefix) = if v6 { ("fd00::1", 64) } else { ("10.1.0.1", 24) };
         let gateways = vec![ip("10.1.0.254"), ip("10.1.0.253"), ip("fd00::fe"), ip("fd00::fd")];
         let group6 = "ff05::".parse().unwrap();
-        let config = ControlConfig { mac: A, endpoint: ip(endpoint), prefix: Some(prefix), answers, gateways, group6 };
+        let config = ControlConfig {
+            mac: A,
+            endpoint: ip(endpoint),
+            prefix: Some(prefix),
+            answers,
+            gateways,
+            group6,
+        };
         let mut host = Host { control: Control::new(config), now: 1_000_000 };
         host.pass(20_000);
         host
@@ -80,7 +87,10 @@ impl Host {
             assert!(next >= self.now || self.now == start, "a tick did not do what was due");
             self.now = next.max(self.now);
             let out = self.call(|control, now, out| control.tick(now, out));
-            assert!(self.control.next_tick().is_none_or(|next| next > self.now), "it would never sleep");
+            assert!(
+                self.control.next_tick().is_none_or(|next| next > self.now),
+                "it would never sleep"
+            );
             if !out.frames.is_empty() || !out.events.is_empty() {
                 happened.push((self.now - start, out));
             }
@@ -112,18 +122,24 @@ pub(super) fn answer(mac: Mac, owner: &str) -> Vec<u8> {
 pub(super) fn claim(mac: Mac, owner: &str) -> Vec<u8> {
     match ip(owner) {
         IpAddr::V4(owner) => build::ethernet(mac, Mac::BROADCAST).arp_request(owner, owner),
-        IpAddr::V6(owner) => advertisement(mac, Mac([0x33, 0x33, 0, 0, 0, 1]), owner, "ff02::1", 0x2000_0000),
+        IpAddr::V6(owner) => {
+            advertisement(mac, Mac([0x33, 0x33, 0, 0, 0, 1]), owner, "ff02::1", 0x2000_0000)
+        }
     }
 }
 
 fn advertisement(mac: Mac, to: Mac, owner: Ipv6Addr, destination: &str, flags: u32) -> Vec<u8> {
     let body = [&owner.octets()[..], &[2, 1], &mac.0].concat();
-    build::ethernet(mac, to).ipv6(owner, destination.parse::<Ipv6Addr>().unwrap()).ttl(255).icmp(136, 0, flags, &body)
+    build::ethernet(mac, to)
+        .ipv6(owner, destination.parse::<Ipv6Addr>().unwrap())
+        .ttl(255)
+        .icmp(136, 0, flags, &body)
 }
 
 /// Carries frames between endpoints until nobody has anything to say, and counts them.
 fn talk(hosts: &mut [&mut Host], from: usize, first: Output) -> (usize, Vec<Event>) {
-    let mut queue: Vec<(usize, Vec<u8>)> = first.frames.into_iter().map(|frame| (from, frame)).collect();
+    let mut queue: Vec<(usize, Vec<u8>)> =
+        first.frames.into_iter().map(|frame| (from, frame)).collect();
     let (mut carried, mut events) = (0, first.events);
     while let Some((from, frame)) = queue.pop() {
         carried += 1;
@@ -141,7 +157,14 @@ fn two(v6: bool) -> [Host; 2] {
     let addresses = if v6 { ["fd00::1", "fd00::2"] } else { ["10.1.0.1", "10.1.0.2"] };
     [(A, addresses[0]), (B, addresses[1])].map(|(mac, address)| {
         let group6 = "ff05::".parse().unwrap();
-        let config = ControlConfig { mac, endpoint: ip(address), prefix: None, answers: true, gateways: Vec::new(), group6 };
+        let config = ControlConfig {
+            mac,
+            endpoint: ip(address),
+            prefix: None,
+            answers: true,
+            gateways: Vec::new(),
+            group6,
+        };
         Host { control: Control::new(config), now: 5000 }
     })
 }
@@ -175,8 +198,12 @@ fn two_endpoints_find_each_other() {
         assert_eq!(talk(&mut [&mut a, &mut b], 0, out), (2, vec![]));
         assert_eq!(a.control.neighbours(a.now)[0].state, "reachable");
         for host in [&a, &b] {
-            let refused: Vec<_> =
-                host.control.counts().list().filter(|(name, _, n)| *n > 0 && !["answered", "ignored"].contains(name)).collect();
+            let refused: Vec<_> = host
+                .control
+                .counts()
+                .list()
+                .filter(|(name, _, n)| *n > 0 && !["answered", "ignored"].contains(name))
+                .collect();
             assert!(refused.is_empty(), "{refused:?}");
         }
     }
@@ -188,7 +215,14 @@ fn an_address_that_two_have_is_defended_at_a_bounded_pace() {
         let [mut a, mut b] = two(v6);
         let group6 = "ff05::".parse().unwrap();
         let endpoint = a.control.link.endpoint;
-        let config = ControlConfig { mac: B, endpoint, prefix: None, answers: true, gateways: Vec::new(), group6 };
+        let config = ControlConfig {
+            mac: B,
+            endpoint,
+            prefix: None,
+            answers: true,
+            gateways: Vec::new(),
+            group6,
+        };
         b.control = Control::new(config);
         let mut carried = 0;
         for _ in 0..60 {
@@ -213,21 +247,25 @@ fn nearly_right() -> impl Strategy<Value = Vec<u8>> {
         claim(C, "fd00::2"),
         build::ethernet(B, Mac::BROADCAST).arp_request([10, 1, 0, 2], [10, 1, 0, 1]),
         build::ethernet(B, A).vlan(0).ipv4([10, 1, 0, 2], [10, 1, 0, 1]).ping(1, 1, b"abc"),
-        build::ethernet(B, A).ipv6([0xfd00, 0, 0, 0, 0, 0, 0, 2], [0xfd00, 0, 0, 0, 0, 0, 0, 1]).ping(1, 1, b"abc"),
+        build::ethernet(B, A)
+            .ipv6([0xfd00, 0, 0, 0, 0, 0, 0, 2], [0xfd00, 0, 0, 0, 0, 0, 0, 1])
+            .ping(1, 1, b"abc"),
         groups::query4([224, 0, 0, 1], 10, [0; 4], &[]),
         groups::query6("ff02::1", 100, "::", &[]),
         butterfly_packet::igmp::report(B, [10, 1, 0, 2].into(), [230, 0, 0, 42].into()),
         butterfly_packet::mld::report(B, "ff05::2a".parse().unwrap()),
     ];
-    (proptest::sample::select(right), vec((0usize..100, any::<u8>()), 0..3), 0usize..120).prop_map(|(mut frame, flips, len)| {
-        for (at, byte) in flips {
-            if let Some(to) = frame.get_mut(at) {
-                *to = byte;
+    (proptest::sample::select(right), vec((0usize..100, any::<u8>()), 0..3), 0usize..120).prop_map(
+        |(mut frame, flips, len)| {
+            for (at, byte) in flips {
+                if let Some(to) = frame.get_mut(at) {
+                    *to = byte;
+                }
             }
-        }
-        frame.truncate(len);
-        frame
-    })
+            frame.truncate(len);
+            frame
+        },
+    )
 }
 
 proptest! {

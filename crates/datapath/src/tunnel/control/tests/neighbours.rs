@@ -17,7 +17,10 @@ fn question(host: &Host, hop: &str, station: Option<Mac>) -> Vec<u8> {
 
 /// Frames that are said, with their times.
 fn said(happened: &[(u64, Output)]) -> Vec<(u64, Vec<u8>)> {
-    happened.iter().flat_map(|(at, out)| out.frames.iter().map(|frame| (*at, frame.clone()))).collect()
+    happened
+        .iter()
+        .flat_map(|(at, out)| out.frames.iter().map(|frame| (*at, frame.clone())))
+        .collect()
 }
 
 fn events(happened: &[(u64, Output)]) -> Vec<(u64, Event)> {
@@ -68,10 +71,16 @@ fn the_newest_frame_waits_and_goes_out_with_the_answer() {
         assert_eq!(host.count(Count::NoAnswer), 1);
         host.pass(2500);
         let out = host.hears(&answer(B, peer));
-        assert_eq!((out.frames, out.events), (vec![sent(B, "new")], vec![Event::Resolved(ip(peer), B)]));
+        assert_eq!(
+            (out.frames, out.events),
+            (vec![sent(B, "new")], vec![Event::Resolved(ip(peer), B)])
+        );
         // From now on nothing waits.
         let out = host.resolve(peer, Some(waiting("later")));
-        assert_eq!((out.frames, out.events), (vec![sent(B, "later")], vec![Event::Resolved(ip(peer), B)]));
+        assert_eq!(
+            (out.frames, out.events),
+            (vec![sent(B, "later")], vec![Event::Resolved(ip(peer), B)])
+        );
         assert_eq!(host.control.neighbours.len(), (1, 1, 0));
         assert!(host.resolve(peer, Some(vec![1, 2, 3])).frames.is_empty(), "no frame at all");
     }
@@ -87,7 +96,10 @@ fn an_old_entry_is_used_and_checked_when_it_is_used() {
         assert!(host.pass(100_000).is_empty(), "nobody needs it");
         let asked = question(&host, peer, Some(B));
         let out = host.resolve(peer, Some(waiting("goes")));
-        assert_eq!((out.frames, out.events), (vec![sent(B, "goes"), asked.clone()], vec![Event::Resolved(ip(peer), B)]));
+        assert_eq!(
+            (out.frames, out.events),
+            (vec![sent(B, "goes"), asked.clone()], vec![Event::Resolved(ip(peer), B)])
+        );
         assert!(host.used(peer).frames.is_empty(), "asked already");
         assert_eq!(host.state(peer), Some(("probing", Some(B))));
         let out = host.hears(&answer(B, peer));
@@ -213,8 +225,12 @@ fn only_answers_to_questions_are_believed() {
 #[test]
 fn peers_behind_a_gateway_share_its_address() {
     for (mut host, _, one, two) in Host::both() {
-        let [gateway, second] = if one.contains(':') { ["fd00::fe", "fd00::fd"] } else { ["10.1.0.254", "10.1.0.253"] };
-        assert_eq!(host.resolve(one, Some(waiting("one"))).frames, [question(&host, gateway, None)]);
+        let [gateway, second] =
+            if one.contains(':') { ["fd00::fe", "fd00::fd"] } else { ["10.1.0.254", "10.1.0.253"] };
+        assert_eq!(
+            host.resolve(one, Some(waiting("one"))).frames,
+            [question(&host, gateway, None)]
+        );
         assert!(host.resolve(two, Some(waiting("two"))).frames.is_empty());
         let out = host.hears(&answer(B, gateway));
         assert_eq!(out.events, [Event::Resolved(ip(one), B), Event::Resolved(ip(two), B)]);
@@ -229,7 +245,10 @@ fn peers_behind_a_gateway_share_its_address() {
         host.pass(REACHABLE);
         host.used(two);
         let happened = host.pass(3000);
-        assert_eq!(events(&happened), [(3000, Event::Unreachable(ip(one))), (3000, Event::Unreachable(ip(two)))]);
+        assert_eq!(
+            events(&happened),
+            [(3000, Event::Unreachable(ip(one))), (3000, Event::Unreachable(ip(two)))]
+        );
         assert_eq!(host.used(one).frames, [question(&host, second, None)]);
         assert_eq!(host.hears(&answer(C, second)).events, [Event::Resolved(ip(one), C)]);
     }
@@ -254,10 +273,16 @@ fn one_peer_too_many_replaces_the_one_that_was_not_used_for_longest() {
     }
     host.resolve(&peer(0), None);
     host.now += 1;
-    assert_eq!((host.control.neighbours.len().0, host.control.neighbours.len().1), (MAX_PEERS, MAX_PEERS));
+    assert_eq!(
+        (host.control.neighbours.len().0, host.control.neighbours.len().1),
+        (MAX_PEERS, MAX_PEERS)
+    );
     let out = host.resolve(&peer(MAX_PEERS), None);
     assert_eq!(out.events, [Event::Unreachable(ip(&peer(1)))]);
-    assert_eq!((host.control.neighbours.len().0, host.control.neighbours.len().1), (MAX_PEERS, MAX_PEERS));
+    assert_eq!(
+        (host.control.neighbours.len().0, host.control.neighbours.len().1),
+        (MAX_PEERS, MAX_PEERS)
+    );
     assert_eq!((host.state(&peer(1)), host.count(Count::NeighboursFull)), (None, 1));
     assert!(host.state(&peer(0)).is_some() && host.state(&peer(MAX_PEERS)).is_some());
     // All of them time out, and are forgotten when nobody asks for long: nothing is left.
@@ -278,7 +303,10 @@ fn frames_that_wait_are_bounded_in_bytes() {
     assert_eq!(host.control.neighbours.len().2, fit * large.len());
     // One in the place of another is as long.
     host.resolve("10.1.0.2", Some(large.clone()));
-    assert_eq!((host.count(Count::WaitingFull), host.control.neighbours.len().2), (1, fit * large.len()));
+    assert_eq!(
+        (host.count(Count::WaitingFull), host.control.neighbours.len().2),
+        (1, fit * large.len())
+    );
     host.pass(3000);
     assert_eq!(host.control.neighbours.len().2, 0);
 }
