@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 # The largest circle of a crate, where it has one of more than two files.
-CIRCLES = {"datapath": 43}
+CIRCLES = {}
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -73,7 +73,8 @@ class Crate:
     def imported(self, name, text):
         trees = re.findall(r"^\s*(?:pub(?:\([^)]*\))? )?use ([^;]+);", text, re.MULTILINE)
         paths = [path for tree in trees for path in leaves(tree)]
-        paths += [tuple(path.split("::")) for path in re.findall(r"\b(?:crate|super)(?:::\w+)+", text)]
+        rest = re.sub(r"^\s*(?:pub(?:\([^)]*\))? )?use [^;]+;", "", text, flags=re.MULTILINE)
+        paths += [tuple(path.split("::")) for path in re.findall(r"\b(?:crate|super)(?:::\w+)+", rest)]
         found = set()
         for path in paths:
             target, word = self.find(name, path) or (name, None)
@@ -118,7 +119,7 @@ def main():
             wrong.append(f"{name}: {size} files import each other, and CIRCLES says {CIRCLES.get(name, 0)}: {files}")
     if wrong:
         sys.exit("\n".join(wrong))
-    print("imports go down, but in " + ", ".join(f"{name} ({size} files)" for name, size in CIRCLES.items()) if CIRCLES else "imports go down")
+    print("imports go down")
 
 
 main()

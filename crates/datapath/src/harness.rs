@@ -25,19 +25,24 @@ use butterfly_vhost::{
 };
 
 use crate::{
-    counters::{Counter, Totals},
-    drop_report::DropReport,
-    drops::reasons,
-    explain::{Explanation, NoAnswer, Origin, Question, Walk},
-    plane::{AddError, Attachment, Plane, PlaneConfig, SessionConfig},
-    policy::VnicPolicy,
-    rules::GroupChange,
-    rules::number as number_of_ip,
-    session::FormerTable,
-    sessions::{SessionFilter, SessionRow},
-    snapshot::Vnic,
-    tunnel::{Tunnel, TunnelConfig, UplinkPort},
+    engine::counters::{Counter, Totals},
+    overlay::{Tunnel, TunnelConfig, UplinkPort},
+    plane::{
+        AddError, Attachment, Plane, PlaneConfig,
+        sessions::{SessionFilter, SessionRow},
+    },
+    report::{
+        drops::DropReport,
+        explain::{Explanation, NoAnswer, Origin, Question, Walk},
+    },
+    session::{FormerTable, SessionConfig},
+    stages::reasons::reasons,
     worker::Worker,
+    world::{
+        policy::VnicPolicy,
+        rules::{GroupChange, number as number_of_ip},
+        snapshot::Vnic,
+    },
 };
 
 /// Anything that goes wrong in a harness is the end of a test.
@@ -51,7 +56,7 @@ struct Attached {
 
 /// A host whose only worker does a turn when told to.
 pub struct Host {
-    plane: Plane,
+    plane: std::sync::Arc<Plane>,
     /// What is at the other end of the uplink's rings.
     wire: Option<Guest>,
     worker: Worker,
@@ -114,7 +119,13 @@ impl Host {
                 Some(guest)
             }
         };
-        Ok(Host { plane, wire, worker, vnics: BTreeMap::new(), last: BTreeMap::new() })
+        Ok(Host {
+            plane: plane.into(),
+            wire,
+            worker,
+            vnics: BTreeMap::new(),
+            last: BTreeMap::new(),
+        })
     }
 
     /// A host whose uplink is a port of its own kind.
@@ -134,7 +145,13 @@ impl Host {
         })?;
         let handle = plane.workers.first().ok_or("no worker")?.clone();
         let worker = Worker::without_prices(plane.shared.clone(), handle);
-        Ok(Host { plane, wire: None, worker, vnics: BTreeMap::new(), last: BTreeMap::new() })
+        Ok(Host {
+            plane: plane.into(),
+            wire: None,
+            worker,
+            vnics: BTreeMap::new(),
+            last: BTreeMap::new(),
+        })
     }
 
     /// The control side, and the worker.
@@ -250,14 +267,18 @@ impl Host {
         self.settle();
     }
 
+    fn taps(&self) -> crate::report::taps::Taps {
+        crate::report::taps::Taps::new(self.plane.clone())
+    }
+
     /// Says what would happen to a packet.
     pub fn explain(&self, question: &Question) -> Result<Explanation, NoAnswer> {
-        self.plane.explain(question)
+        crate::report::explain::explain(&self.plane, question)
     }
 
     /// Says what would happen to a frame, from this vnic, or from the other hosts of a network.
     pub fn explain_frame(&self, from: &Origin, frame: &[u8]) -> Option<Walk> {
-        self.plane.explain_frame(from, frame)
+        crate::report::explain::explain_frame(&self.plane, from, frame)
     }
 
     /// Tables of sessions that were there at the start.
@@ -421,17 +442,17 @@ impl Host {
     }
 
     /// Chooses what is copied for those who watch.
-    pub fn watch(&mut self, sinks: &[Arc<crate::TapSink>]) {
-        self.plane.select(sinks);
+    pub fn watch(&mut self, sinks: &[Arc<crate::engine::tap::TapSink>]) {
+        self.taps().select(sinks);
         self.settle();
     }
 
     /// Visits what was copied since the last call.
-    pub fn watched(&self, mut visit: impl FnMut(&crate::TapPacket<'_>)) {
-        let mut read = crate::TapRead::default();
+    pub fn watched(&self, mut visit: impl FnMut(&crate::report::taps::TapPacket<'_>)) {
+        let mut read = crate::report::taps::TapRead::default();
         while {
-            let more = self.plane.take_tapped(&mut read);
-            self.plane.visit_tapped(&mut read, &mut visit);
+            let more = self.taps().take(&mut read);
+            self.taps().visit(&mut read, &mut visit);
             more
         } {}
     }
@@ -536,7 +557,7 @@ impl Host {
 
     /// What was dropped: of one vnic, which must exist, or of all.
     pub fn drop_report(&self, id: Option<&str>) -> Result<DropReport, Error> {
-        self.plane.drop_report(id).ok_or_else(|| "no such vnic".into())
+        crate::report::drops::drop_report(&self.plane, id).ok_or_else(|| "no such vnic".into())
     }
 
     /// Number of learnt addresses in force.

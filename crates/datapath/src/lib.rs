@@ -1,9 +1,21 @@
 //! The packet path: batches from vnics, decided by stages, delivered with one copy.
 //!
-//! [`Switch`] is what the rest of the daemon sees. A worker ([`worker`]) takes a batch from a
-//! vnic's transmit ring and walks it through the stages in this order: [`headers`] (parse),
-//! [`antispoof`], [`claims`], [`offload`], [`forward`], [`filter`], [`deliver`]. What an IP packet
-//! is, [`flow`] knows; what groups allow, [`rules`]; what was allowed before, [`session`].
+//! [`Switch`] is what the rest of the daemon sees. The folders are floors, and imports go down
+//! only (`tests/lib/imports.py`):
+//!
+//! | floor | holds |
+//! |---|---|
+//! | [`switch`] | vnics with their sockets, and the operator's questions |
+//! | [`report`] | what an operator asks: drops, sessions, explanations, tunnels |
+//! | [`endpoint`] | control side of the tunnel: ARP, discovery, groups, next hops |
+//! | [`plane`] | control side of the packet path: changes of the snapshot |
+//! | [`worker`] | the loop, turns, polling and sleeping |
+//! | [`stages`] | each decides one thing about the frames of a batch |
+//! | [`overlay`] | VXLAN: outer headers, other hosts, the uplink |
+//! | [`world`] | what a worker may know: vnics, networks, addresses, rules |
+//! | [`session`] | conversations that were allowed |
+//! | [`ip`] | what an IP packet is: pure functions over bytes |
+//! | [`engine`] | batches, verdicts, drop reasons, counters, clock, tap |
 
 #![forbid(unsafe_code)]
 #![deny(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)]
@@ -12,54 +24,18 @@
     allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)
 )]
 
-mod announce;
-mod antispoof;
-mod batch;
-mod bucket;
-mod budget;
-mod claims;
-mod clock;
-mod counters;
-mod deliver;
-mod drop_report;
-mod drops;
-mod events;
-mod explain;
-mod fdb;
-mod filter;
-mod flow;
-mod forward;
-mod front;
-mod gone;
+mod endpoint;
+mod engine;
 pub mod harness;
-mod headers;
-mod inside;
-mod last_drops;
-mod mac;
-mod mirror;
-mod numbers;
-mod observe;
-mod offload;
+mod ip;
+mod overlay;
 mod plane;
-mod policy;
-mod port;
-mod pulse;
-mod quota;
-mod reason;
-mod rules;
-mod segment;
+mod report;
 mod session;
-mod sessions;
-mod slab;
-mod snapshot;
+mod stages;
 mod switch;
-mod tally;
-mod tap;
-mod tunnel;
-mod turn;
-mod waiting;
-mod watch;
 mod worker;
+mod world;
 
 pub use butterfly_guest::{Machine, Pings, Report as GuestReport, Times};
 pub use butterfly_packet::mac::Mac;
@@ -69,28 +45,37 @@ pub use butterfly_vhost::{
     port::Queue,
     ring::RingStatus,
 };
-pub use drop_report::{DropPlace, DropReport, DropRow, DroppedPacket, PlaceDrops};
-pub use drops::{drops_document, reasons};
-pub use events::{About, Happening, SwitchEvents, watched_drops};
-pub use explain::{
+pub use engine::events::{About, Happening, SwitchEvents};
+pub use engine::reason::{DropReason, ReasonInfo};
+pub use plane::AddError;
+pub use plane::sessions::{Admission, SessionEnd, SessionFilter, SessionRow, SessionTable};
+pub use report::drops::{DropPlace, DropReport, DropRow, DroppedPacket, PlaceDrops};
+pub use report::explain::{
     Explanation, Fate, Mark, NoAnswer, Origin, Question, Refused, Step, Target, Walk,
 };
-pub use front::Front;
-pub use observe::{
+pub use report::observe::{
     NetworkObservation, NetworkTunnel, Observation, PeerObservation, SessionObservation,
     UplinkObservation, VnicObservation,
 };
-pub use plane::{AddError, SessionConfig};
-pub use policy::VnicPolicy;
-pub use reason::{DropReason, ReasonInfo};
-pub use rules::GroupChange;
+pub use report::watch::watched_drops;
+pub use report::workers::WorkerReport;
+pub use session::SessionConfig;
 pub use session::{FormerSessions, FormerTable, Timeouts, Unusable};
-pub use sessions::{Admission, SessionEnd, SessionFilter, SessionRow, SessionTable};
-pub use switch::{FdbKind, FdbRow, Switch, SwitchConfig, VnicReport, VnicSpec, WorkerReport};
-pub use tap::{
-    TapEnd, TapPacket, TapPoint, TapRead, TapRole, TapRule, TapSink, TapVerdict, TapWhat, Taps,
+pub use stages::reasons::{drops_document, reasons};
+pub use switch::front::Front;
+pub use switch::{FdbKind, FdbRow, Switch, SwitchConfig, VnicReport, VnicSpec};
+pub use world::policy::VnicPolicy;
+pub use world::rules::GroupChange;
+pub use {
+    endpoint::{
+        keeper::{GroupRow, NeighbourRow},
+        link::LinkState,
+        open::{Peers, TunnelError, TunnelSpec, UplinkSpec},
+    },
+    overlay::TunnelConfig,
+    report::tunnel::{NetworkReport, PeerReport, RemoteMac, TunnelReport, UplinkReport},
 };
-pub use tunnel::{
-    GroupRow, LinkState, NeighbourRow, NetworkReport, PeerReport, Peers, RemoteMac, TunnelConfig,
-    TunnelError, TunnelReport, TunnelSpec, UplinkReport, UplinkSpec,
+pub use {
+    engine::tap::{TapPoint, TapRole, TapSink, TapWhat},
+    report::taps::{TapEnd, TapPacket, TapRead, TapRule, TapVerdict, Taps},
 };

@@ -14,7 +14,16 @@ use anyhow::{Context as _, Result};
 use crate::points::{Point, points};
 
 /// What is mutated: directories and files below the packet path's sources.
-pub const SCOPE: [&str; 6] = ["filter", "filter.rs", "flow", "session", "sessions.rs", "rules"];
+pub const SCOPE: [&str; 8] = [
+    "engine/pace.rs",
+    "ip",
+    "plane/sessions.rs",
+    "session",
+    "stages/filter",
+    "stages/filter.rs",
+    "world/dhcp.rs",
+    "world/rules",
+];
 
 /// A source file with its points.
 pub struct File {

@@ -9,7 +9,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{
+use crate::ip::tcp::TcpState;
+use crate::session::{
     hash::HashKind,
     key::Key,
     layout::{
@@ -21,7 +22,6 @@ use super::{
     record::{Line2, Record},
     state::{State, Timeouts},
 };
-use crate::flow::tcp::TcpState;
 
 /// Why what was left is of no use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

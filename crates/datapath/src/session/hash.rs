@@ -8,7 +8,7 @@
 
 use butterfly_vhost::cpu::{Aes, FlowWords, RoundKeys};
 
-use super::key::Key;
+use crate::session::key::Key;
 
 /// Secret of the hash: without it, nobody can choose flows that collide.
 #[derive(Clone, Copy)]

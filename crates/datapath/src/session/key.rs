@@ -1,6 +1,6 @@
 //! What a session is found by: addresses, protocol and ports, network, VLAN, and the two vnics.
 
-use crate::flow::Tuple;
+use crate::ip::Tuple;
 
 /// Stands for "not a vnic of this host" where a slot is meant.
 pub(crate) const REMOTE: u32 = (1 << 20) - 1;

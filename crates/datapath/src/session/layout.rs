@@ -5,7 +5,7 @@
 //! whom: it is the same host and boot, or the file is of no use. What admitted a session has no
 //! name, as whatever survives is decided again.
 
-use super::{
+use crate::session::{
     hash::{HashKey, Hasher},
     memory::{MIN_SESSIONS, PER_BUCKET},
 };

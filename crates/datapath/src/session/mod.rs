@@ -1,5 +1,8 @@
 //! Sessions: who may talk to whom because of what was decided before.
 
+pub(crate) mod tally;
+
+mod config;
 mod former;
 mod hash;
 mod key;
@@ -11,6 +14,7 @@ mod shares;
 mod state;
 mod table;
 
+pub use config::SessionConfig;
 pub use former::{FormerSessions, FormerTable, Unusable};
 pub(crate) use hash::HashKey;
 pub(crate) use key::Key;

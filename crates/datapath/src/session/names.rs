@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use butterfly_model::NicId;
 
-use super::memory::{AtomicU64, Unit, fence};
+use crate::session::memory::{AtomicU64, Unit, fence};
 
 const BORN: usize = 0;
 /// VNI 32, length of the id 32.

@@ -2,12 +2,12 @@
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use super::{
+use crate::ip::tcp::{TcpState, Track};
+use crate::session::{
     key::Key,
     memory::{AtomicU64, LOOKS, Unit, fence, spin_loop, yield_now},
     state::{State, tcp_state},
 };
-use crate::flow::tcp::{TcpState, Track};
 
 /// What let a session in, at the opener's egress and at the responder's ingress, and when that was
 /// last decided.
@@ -372,7 +372,7 @@ impl<'a> Record<'a> {
 #[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
-    use crate::flow::Tuple;
+    use crate::ip::Tuple;
 
     fn key() -> Key {
         let tuple = Tuple {

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use crate::bucket::Bucket;
+use crate::engine::bucket::Bucket;
 
 /// The shares of a table.
 pub(crate) struct Shares {

@@ -2,7 +2,7 @@
 
 use butterfly_packet::protocol;
 
-use crate::flow::tcp::TcpState;
+use crate::ip::tcp::TcpState;
 
 /// Where a session stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -25,7 +25,8 @@ use std::{
     sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release},
 };
 
-use super::{
+use crate::ip::tcp::TcpState;
+use crate::session::{
     hash::{HashKey, Hasher},
     key::Key,
     layout::{self, HEAD_FREE, HEAD_FRESH, HEAD_USED, Here, Layout},
@@ -37,7 +38,6 @@ use super::{
     record::{Admission, Life, Line1, Record},
     state::State,
 };
-use crate::flow::tcp::TcpState;
 
 /// Two buckets share a unit.
 const HALF_UNIT: usize = 8;

@@ -1,7 +1,7 @@
 //! What a turn costs: it begins where the one before ended, and its ring pays for it.
 
-use super::fair::Cost;
-use crate::budget::Budget;
+use crate::engine::budget::Budget;
+use crate::worker::fair::Cost;
 
 /// The bill of the turn that is under way.
 pub(super) struct Bill {

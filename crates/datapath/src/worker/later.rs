@@ -7,23 +7,17 @@
 //! pays. Those that wait take turns, floods and announcements by turns, too. Each network has a few
 //! places, and one that has fewer than another takes one of that when all are taken.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, atomic::Ordering::Relaxed},
-};
+use std::{collections::VecDeque, sync::Arc};
 
 use butterfly_vhost::ring::Frames;
 
-use super::{Found, Worker, walk};
 use crate::{
-    batch::{Batch, Context, Origin, Verdict},
-    budget::Budget,
-    counters::Counter,
-    deliver::FLOOD_LIMIT,
-    filter::Judged,
-    last_drops::Dropped,
-    port::PortRef,
-    tunnel::{PeerRef, UPLINK},
+    engine::{
+        batch::{Batch, Verdict},
+        last_drops::Dropped,
+        place::{PeerRef, PortRef, UPLINK},
+    },
+    stages::{deliver::FLOOD_LIMIT, filter::Judged, site::Context},
 };
 
 /// Where workers keep the queue among the rings that they poll. No vnic has this slot.
@@ -37,35 +31,35 @@ const LONGEST: usize = 9022;
 const ANNOUNCED: usize = 256;
 
 /// A frame from another host.
-struct Flood {
-    vni: u32,
-    peer: PeerRef,
+pub(super) struct Flood {
+    pub(super) vni: u32,
+    pub(super) peer: PeerRef,
     /// How many receivers have it, and what was decided of it.
-    done: u32,
-    judged: Option<Judged>,
-    frame: Vec<u8>,
+    pub(super) done: u32,
+    pub(super) judged: Option<Judged>,
+    pub(super) frame: Vec<u8>,
 }
 
 /// Complete frames that are sent as if the vnic had.
-struct Announcement {
-    place: PortRef,
-    frames: Arc<Vec<Vec<u8>>>,
+pub(super) struct Announcement {
+    pub(super) place: PortRef,
+    pub(super) frames: Arc<Vec<Vec<u8>>>,
     /// The next one, and how many receivers have it.
-    at: usize,
-    done: u32,
-    judged: Option<Judged>,
+    pub(super) at: usize,
+    pub(super) done: u32,
+    pub(super) judged: Option<Judged>,
 }
 
 /// The queues of a worker.
 pub(super) struct Later {
-    floods: VecDeque<Flood>,
+    pub(super) floods: VecDeque<Flood>,
     /// Room for others.
-    spare: Vec<Vec<u8>>,
-    announcements: VecDeque<Announcement>,
+    pub(super) spare: Vec<Vec<u8>>,
+    pub(super) announcements: VecDeque<Announcement>,
     /// It is the turn of those.
-    announces: bool,
+    pub(super) announces: bool,
     /// The network whose flood was the last.
-    last: u32,
+    pub(super) last: u32,
 }
 
 impl Later {
@@ -154,7 +148,7 @@ impl Later {
     }
 
     /// Takes the oldest flood of the next network out of its place.
-    fn next_flood(&mut self) -> Option<(usize, Flood)> {
+    pub(super) fn next_flood(&mut self) -> Option<(usize, Flood)> {
         let after = |flood: &&Flood| flood.vni > self.last;
         let next = self.floods.iter().filter(after).map(|flood| flood.vni).min();
         let next = next.or_else(|| self.floods.iter().map(|flood| flood.vni).min())?;
@@ -176,107 +170,5 @@ impl Later {
             });
         }
         room
-    }
-}
-
-impl Worker {
-    /// Some receivers of the frame whose turn it is.
-    #[inline(never)]
-    pub(super) fn serve_later(&mut self, size: u16) -> Found {
-        if self.later.is_empty() {
-            return Found::Gone;
-        }
-        let budget = Budget::of(size);
-        self.bill.used(budget, budget);
-        self.later.announces = !self.later.announces;
-        let announces = self.later.announces || self.later.floods.is_empty();
-        if announces && let Some(mut announcement) = self.later.announcements.pop_front() {
-            if self.say(&mut announcement, budget) {
-                self.later.announcements.push_back(announcement);
-            }
-        } else if let Some((at, mut flood)) = self.later.next_flood() {
-            flood.done = self.carry_on(&mut flood, budget);
-            // Where it was: a network's floods keep their order.
-            if flood.done > 0 {
-                self.later.floods.insert(at, flood);
-            } else {
-                self.later.spare.push(flood.frame);
-            }
-        }
-        // It was counted when it came, or is nobody's.
-        Found::Frames(0)
-    }
-
-    /// Returns how many receivers have it; 0: all of them.
-    fn carry_on(&mut self, flood: &mut Flood, budget: Budget) -> u32 {
-        let Some((network, trunk)) = self.snapshot.trunk(flood.vni) else { return 0 };
-        if let Some(meta) = self.metas.first_mut() {
-            meta.peer = flood.peer;
-        }
-        let from = flood.done as usize;
-        let context =
-            self.shared.context(&self.snapshot, trunk, network, self.handle.index, &self.notes);
-        context.budget.set(budget);
-        self.room.judged = flood.judged;
-        let frames = Frames::private(&mut self.store, std::iter::once(flood.frame.as_slice()));
-        let batch = Batch::of(Origin::Waited, frames, &mut self.metas);
-        let walked = walk(
-            batch,
-            &context,
-            &mut self.room,
-            &mut self.departures,
-            &mut self.calls,
-            &mut self.later,
-            from,
-        );
-        self.bill.used(budget, context.budget.get());
-        self.room.judged = None;
-        flood.judged = walked.judged;
-        walked.flooded
-    }
-
-    /// Sends the next frame of an announcement, if the vnic's machine runs here. Returns whether
-    /// there is more.
-    fn say(&mut self, announcement: &mut Announcement, budget: Budget) -> bool {
-        let vnic = self.snapshot.vnic(announcement.place);
-        let vnic = vnic.filter(|vnic| vnic.shared.driving.load(Relaxed) && vnic.mirrors.is_none());
-        let Some((sender, frame)) = vnic.zip(announcement.frames.get(announcement.at)) else {
-            return false;
-        };
-        // Nobody speaks for one that began to wait for its address meanwhile.
-        let network = self
-            .snapshot
-            .networks
-            .get(sender.network)
-            .filter(|network| !network.waits(sender.place.slot));
-        let Some(network) = network else { return false };
-        let from = announcement.done as usize;
-        if from == 0
-            && let Some(cells) = sender.shared.counters.of(self.handle.index)
-        {
-            cells.add(Counter::Announced, 1);
-        }
-        let context =
-            self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
-        context.budget.set(budget);
-        self.room.judged = announcement.judged;
-        let frames = Frames::private(&mut self.store, std::iter::once(frame.as_slice()));
-        let batch = Batch::of(Origin::Own, frames, &mut self.metas);
-        let walked = walk(
-            batch,
-            &context,
-            &mut self.room,
-            &mut self.departures,
-            &mut self.calls,
-            &mut self.later,
-            from,
-        );
-        self.bill.used(budget, context.budget.get());
-        self.room.judged = None;
-        (announcement.done, announcement.judged) = (walked.flooded, walked.judged);
-        if walked.flooded == 0 {
-            announcement.at += 1;
-        }
-        announcement.at < announcement.frames.len()
     }
 }

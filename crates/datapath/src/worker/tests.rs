@@ -1,14 +1,19 @@
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::OnceLock,
+    sync::{Arc, OnceLock, atomic::Ordering},
 };
 
 use butterfly_packet::{build, mac::Mac};
 use butterfly_uplink::{Counters, Info, Uplink};
-use butterfly_vhost::net::NetHeader;
+use butterfly_vhost::{cpu, net::NetHeader};
+use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
-use crate::{VnicPolicy, harness::Host, tunnel::TunnelConfig};
+use crate::engine::{
+    budget::Budget,
+    place::{PortRef, UPLINK},
+};
+use crate::{harness::Host, overlay::TunnelConfig, world::policy::VnicPolicy};
 
 /// An uplink that has nothing, and while the worker looks, somebody takes everything back.
 struct TakesBack {

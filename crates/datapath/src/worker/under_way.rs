@@ -9,8 +9,8 @@ use std::hash::{BuildHasher, RandomState};
 
 use butterfly_vhost::ring::Frames;
 
-use super::Walked;
-use crate::{filter::Judged, port::PortRef};
+use super::walk::Walked;
+use crate::{engine::place::PortRef, stages::filter::Judged};
 
 /// Rings with one at a time. With more, what the first of them floods is judged anew in its next
 /// turn.

@@ -4,25 +4,33 @@ use butterfly_uplink::BURST;
 use butterfly_vhost::ring::{BATCH, Frames, Gathered};
 
 use super::{
-    Found, Worker,
-    later::{LATER, Later},
-    walk,
+    later::LATER,
+    later::Later,
+    rounds::{Found, Worker},
+    shared::Shared,
+    walk::walk,
 };
+use crate::engine::tap::{Notes, Tap};
 use crate::{
-    batch::{Batch, Metas},
-    budget::Budget,
-    counters::Counter,
-    deliver::{self, Calls},
-    filter::Room,
-    last_drops::Dropped,
-    reason::DropReason,
-    snapshot::Snapshot,
-    tap::{Notes, Tap},
-    tunnel::{
-        Arrivals, Arrived, CONTROL_FULL, Departures, Leaving, Own, PeerRef, Punted, Tunnel,
-        UNKNOWN_VNI, UPLINK, UPLINK_DOWN, UPLINK_FULL, UplinkPort, not_sent,
+    engine::{
+        batch::{Batch, Metas},
+        budget::Budget,
+        counters::Counter,
+        last_drops::Dropped,
+        place::{PeerRef, UPLINK},
+        reason::DropReason,
     },
-    worker::Shared,
+    overlay::{
+        Arrivals, Arrived, CONTROL_FULL, Own, Punted, Tunnel, UNKNOWN_VNI, UPLINK_DOWN,
+        UPLINK_FULL, UplinkPort,
+    },
+    stages::{
+        deliver::{self, Calls},
+        filter::Room,
+        leave::{Departures, not_sent},
+        leaving::Leaving,
+    },
+    world::snapshot::Snapshot,
 };
 
 impl Worker {
@@ -125,7 +133,7 @@ impl Worker {
     #[cold]
     pub(super) fn send_own(&mut self) {
         let Some(tunnel) = &self.shared.tunnel else { return };
-        let mut leaving = tunnel.leaving(self.handle.index);
+        let mut leaving = Leaving::of(tunnel, self.handle.index);
         let mut queued = 0;
         while let Some(Own { frame, counted }) = tunnel.punt.next_own() {
             // No queue holds fewer.
@@ -152,7 +160,7 @@ impl Worker {
                 Leaving::Nothing | Leaving::Tapped(..) => Err(UPLINK_DOWN),
             };
             if sent.is_ok()
-                && let Some(watched) = self.notes.begin(&self.snapshot)
+                && let Some(watched) = self.notes.begin(self.snapshot.selection.as_deref())
             {
                 Tap::of(watched, &self.notes, self.handle.index).left(&frame);
             }
@@ -216,7 +224,7 @@ impl Desk<'_> {
         let mut arrivals = Arrivals::new(self.tunnel, self.snapshot, self.worker, now);
         let tap = self
             .notes
-            .begin(self.snapshot)
+            .begin(self.snapshot.selection.as_deref())
             .map(|watched| Tap::of(watched, self.notes, self.worker));
         if let Some(tap) = tap.filter(Tap::wants_outer) {
             tap.arrived(&frames);

@@ -5,16 +5,14 @@ use std::{
 
 use proptest::prelude::*;
 
-use super::{
-    super::{
-        hash::HashKey,
-        layout::HEAD_HASH_KEY,
-        record::{Admission, Life, NO_TRACK},
-        table::Table,
-    },
-    *,
+use crate::ip::{Tuple, tcp::UNKNOWN};
+use crate::session::{
+    former::*,
+    hash::HashKey,
+    layout::HEAD_HASH_KEY,
+    record::{Admission, Life, NO_TRACK},
+    table::Table,
 };
-use crate::flow::{Tuple, tcp::UNKNOWN};
 
 const KEY: HashKey = HashKey([1, 3, 5, 7]);
 const HERE: Here = Here { boot: [11, 12], host: [13, 14] };

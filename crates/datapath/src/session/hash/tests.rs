@@ -6,7 +6,7 @@ use std::{
 use proptest::prelude::*;
 
 use super::*;
-use crate::flow::Tuple;
+use crate::ip::Tuple;
 
 /// Both functions; one, where the processor has no AES rounds.
 fn hashers(key: HashKey) -> Vec<Hasher> {

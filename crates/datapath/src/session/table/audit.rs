@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use super::*;
 use crate::{
-    flow::Tuple,
+    ip::Tuple,
     session::{NO_TRACK, State},
 };
 

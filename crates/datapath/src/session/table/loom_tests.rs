@@ -3,7 +3,7 @@
 
 use ::loom::{model::Builder, sync::Arc, thread};
 
-use super::{audit::*, *};
+use crate::session::table::{audit::*, *};
 
 /// Two buckets of two entries each.
 fn table(capacity: u32) -> Arc<Table> {

@@ -8,8 +8,8 @@
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use super::{Locked, MOVES, OVERFLOW, Table, entry};
 use crate::session::memory::AtomicU64;
+use crate::session::table::{Locked, MOVES, OVERFLOW, Table, entry};
 
 /// Others that may have to make way for one that does: with one, some hundred buckets are looked
 /// at.

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{audit::*, *};
+use crate::session::table::{audit::*, *};
 
 /// Few enough that everybody meets everybody.
 const FLOWS: u32 = 120;

@@ -1,7 +1,7 @@
 use std::collections::HashSet;
 
-use super::{audit::*, *};
-use crate::flow::Tuple;
+use crate::ip::Tuple;
+use crate::session::table::{audit::*, *};
 
 fn table(capacity: u32) -> Table {
     Table::new(capacity, HASH_KEY).unwrap()

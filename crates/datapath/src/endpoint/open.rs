@@ -1,0 +1,272 @@
+//! Opening the uplink, and what an operator asks about it.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv6Addr},
+    os::fd::BorrowedFd,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+};
+
+use butterfly_packet::mac::Mac;
+use butterfly_uplink::{
+    Info, Meter, Uplink,
+    groups::Groups,
+    kernel::Kernel,
+    packet::PacketSocket,
+    tap::{Tap, TapConfig},
+    xdp::{Xdp, XdpConfig},
+};
+use butterfly_vhost::{control::Role, port::Port};
+
+use crate::{
+    endpoint::{control::ControlConfig, keeper::HostSide, link::LinkWatch},
+    overlay::{Tunnel, TunnelConfig, UplinkPort},
+};
+
+/// The tunnel endpoint of a host, as an operator declares it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TunnelSpec {
+    /// Its address. The family is that of all outer packets.
+    pub endpoint: IpAddr,
+    /// Length of its network's prefix: hosts in it are reached directly, others by a gateway.
+    pub prefix: Option<u8>,
+    /// The way out.
+    pub uplink: UplinkSpec,
+    /// Tunnel endpoints that get what is for several receivers, in all networks. Without any,
+    /// networks have groups.
+    pub peers: Vec<IpAddr>,
+    /// By which other hosts are reached where the host's kernel does not know; one per family.
+    pub gateways: Vec<IpAddr>,
+    /// What IPv6 groups of networks begin with; the VNI is in the last four bytes.
+    pub group6: Ipv6Addr,
+    /// Over IPv6, UDP checksums are computed; else they are zero (RFC 6935).
+    pub udp6_checksum: bool,
+    /// Only peers that were named are heard, each in its networks.
+    pub strict_peers: bool,
+    /// The VLAN of all frames on the uplink; 0: none.
+    pub vlan: u16,
+    /// Largest IP packet on the uplink in bytes, if that is not what the interface says.
+    pub mtu: Option<u32>,
+}
+
+/// A way out of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UplinkSpec {
+    /// A network interface, by AF_XDP.
+    Xdp {
+        /// Its name.
+        interface: String,
+        /// Receive queues to serve; all by default.
+        queues: Option<u32>,
+    },
+    /// A TAP device of our own.
+    Tap {
+        /// Its name; the kernel chooses one by default.
+        name: Option<String>,
+    },
+    /// A vhost-user port.
+    VhostUser {
+        /// The socket.
+        path: PathBuf,
+        /// Who owns it.
+        role: Role,
+    },
+}
+
+/// MTU of an uplink that has none of its own.
+const DEFAULT_MTU: u32 = 1500;
+
+/// An uplink that was opened.
+pub(crate) struct Opened {
+    pub tunnel: Tunnel,
+    pub control: ControlConfig,
+    pub host: Option<HostSide>,
+    /// Of a port of its own kind.
+    pub wire: Option<(Info, Meter)>,
+    /// Where a vhost-user device puts its rings.
+    pub ring: Option<Arc<Port>>,
+}
+
+/// Opens an uplink for one worker.
+pub(crate) fn open(spec: &TunnelSpec) -> Result<Opened, std::io::Error> {
+    let mut host = None;
+    let mut answers = true;
+    let mut wire = None;
+    let mut ring = None;
+    let (port, mac, mtu) = match &spec.uplink {
+        UplinkSpec::VhostUser { .. } => {
+            let port = Arc::new(Port::default());
+            ring = Some(port.clone());
+            (UplinkPort::Ring(port), own_mac(spec.endpoint), spec.mtu.unwrap_or(DEFAULT_MTU))
+        }
+        UplinkSpec::Tap { name } => {
+            let tap = Tap::open(&TapConfig { name: name.clone(), mtu: spec.mtu })
+                .map_err(std::io::Error::other)?;
+            let kernel = Kernel::open().map_err(std::io::Error::other)?;
+            let (info, meter) = (tap.info().clone(), tap.meter());
+            let (mac, mtu) = (info.mac, info.mtu);
+            host = Some(HostSide {
+                kernel,
+                packets: None,
+                groups: None,
+                link: LinkWatch::new(&info, mtu, spec.vlan),
+            });
+            wire = Some((info, meter));
+            (on_wire(Box::new(tap)), mac, mtu)
+        }
+        UplinkSpec::Xdp { interface, queues } => {
+            let mut kernel = Kernel::open().map_err(std::io::Error::other)?;
+            let found = kernel.interface(interface).map_err(std::io::Error::other)?;
+            // The host may hold it on the VLAN's own interface.
+            answers =
+                !found.holds(spec.endpoint) && !kernel.vlan_holds(&found, spec.vlan, spec.endpoint);
+            let config = XdpConfig {
+                answers,
+                group6: spec.group6,
+                queues: *queues,
+                vlan: spec.vlan,
+                ..XdpConfig::new(spec.endpoint)
+            };
+            let xdp = Xdp::open(interface, &config).map_err(std::io::Error::other)?;
+            let packets =
+                PacketSocket::open(found.index, spec.vlan).map_err(std::io::Error::other)?;
+            let groups = Groups::open(found.index).map_err(std::io::Error::other)?;
+            let (info, meter) = (xdp.info().clone(), xdp.meter());
+            let (mac, mtu) = (info.mac, spec.mtu.unwrap_or(info.mtu).min(info.mtu));
+            let link = LinkWatch::new(&info, mtu, spec.vlan);
+            host = Some(HostSide { kernel, packets: Some(packets), groups: Some(groups), link });
+            wire = Some((info, meter));
+            (on_wire(Box::new(xdp)), mac, mtu)
+        }
+    };
+    let config = TunnelConfig {
+        endpoint: spec.endpoint,
+        mac,
+        udp6_checksum: spec.udp6_checksum,
+        group6: spec.group6,
+        mtu,
+        strict_peers: spec.strict_peers,
+        vlan: spec.vlan,
+    };
+    let control = ControlConfig {
+        mac,
+        endpoint: spec.endpoint,
+        prefix: spec.prefix,
+        answers,
+        gateways: spec.gateways.clone(),
+        group6: spec.group6,
+    };
+    Ok(Opened { tunnel: Tunnel::new(&config, port, 1)?, control, host, wire, ring })
+}
+
+fn on_wire(uplink: Box<dyn Uplink>) -> UplinkPort {
+    UplinkPort::Wire(Box::new([Mutex::new(uplink)]))
+}
+
+/// A link address that is as unique as the endpoint's own, and the same after a restart.
+fn own_mac(endpoint: IpAddr) -> Mac {
+    let [a, b, c, d] = match endpoint {
+        IpAddr::V4(ip) => ip.octets(),
+        IpAddr::V6(ip) => {
+            let bits = ip.to_bits();
+            let folded =
+                (bits >> 96) as u32 ^ (bits >> 64) as u32 ^ (bits >> 32) as u32 ^ bits as u32;
+            folded.to_be_bytes()
+        }
+    };
+    Mac([0x02, 0xbf, a, b, c, d])
+}
+
+impl UplinkPort {
+    /// What becomes readable when frames arrive, for as long as `f` runs.
+    pub fn with_descriptor(&self, f: impl FnOnce(BorrowedFd<'_>)) {
+        if let Some(wire) = self.wire(0) {
+            f(wire.descriptor());
+        }
+    }
+}
+
+/// The peers that were named.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Peers {
+    /// For all networks.
+    pub all: Vec<IpAddr>,
+    /// For some.
+    pub of: BTreeMap<u32, Vec<IpAddr>>,
+}
+
+/// Why a peer is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // the texts say it
+pub enum TunnelError {
+    #[error("this host has no uplink: start the daemon with --uplink")]
+    NoUplink,
+    #[error("{peer} is of another family than the tunnel endpoint {endpoint}")]
+    OtherFamily { peer: IpAddr, endpoint: IpAddr },
+    #[error("{0} is this host's own tunnel endpoint")]
+    Own(IpAddr),
+    #[error("{0} is not the address of a host")]
+    NotAHost(IpAddr),
+    #[error("VNI {0} is above 16777215")]
+    BadVni(u32),
+    #[error("there is no room for {0}: {max} tunnel endpoints are known at most", max = crate::overlay::peers::MAX_PEERS)]
+    Full(IpAddr),
+    #[error("peers are named for single networks {max} times already; name this one for all networks, or remove others", max = MAX_NAMED)]
+    TooMany,
+}
+
+/// Most pairs of one network and a peer of it.
+const MAX_NAMED: usize = 1 << 16;
+
+impl Peers {
+    /// Refuses more than can be: an API client may name one peer for each of 16 million networks.
+    pub(crate) fn check(&self) -> Result<(), TunnelError> {
+        if self.of.values().map(Vec::len).sum::<usize>() > MAX_NAMED {
+            Err(TunnelError::TooMany)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// Whether an address can be a peer's.
+pub(crate) fn check_peer(peer: IpAddr, endpoint: IpAddr) -> Result<(), TunnelError> {
+    let host = match peer {
+        IpAddr::V4(ip) => {
+            !ip.is_unspecified() && !ip.is_multicast() && !ip.is_broadcast() && !ip.is_loopback()
+        }
+        IpAddr::V6(ip) => {
+            !ip.is_unspecified()
+                && !ip.is_multicast()
+                && !ip.is_loopback()
+                && ip.to_ipv4_mapped().is_none()
+        }
+    };
+    if !host {
+        Err(TunnelError::NotAHost(peer))
+    } else if peer.is_ipv4() != endpoint.is_ipv4() {
+        Err(TunnelError::OtherFamily { peer, endpoint })
+    } else if peer == endpoint {
+        Err(TunnelError::Own(peer))
+    } else {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peers_of_single_networks_are_bounded() {
+        let peer = [IpAddr::from([192, 0, 2, 1])];
+        let mut peers = Peers {
+            all: Vec::new(),
+            of: (0..MAX_NAMED as u32).map(|vni| (vni, peer.to_vec())).collect(),
+        };
+        assert!(peers.check().is_ok());
+        peers.of.entry(0).or_default().push(IpAddr::from([192, 0, 2, 2]));
+        assert!(matches!(peers.check(), Err(TunnelError::TooMany)));
+    }
+}

@@ -1,0 +1,160 @@
+//! Counters: one set per vnic and worker, written by that worker alone and summed by the reader.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::engine::{
+    last_drops::{Dropped, LastDrop, LastDrops},
+    reason::{CAPACITY, DropReason},
+};
+
+/// What is counted besides drops.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Counter {
+    /// Frames received from the guest.
+    InPackets,
+    /// Their bytes, without virtio-net headers.
+    InBytes,
+    /// Frames delivered to the guest.
+    OutPackets,
+    /// Their bytes, without virtio-net headers.
+    OutBytes,
+    /// Frames of the guest that went to several receivers.
+    Flooded,
+    /// Source addresses that were not learnt because a bound was reached.
+    LearnRefused,
+    /// Frames that said for the guest where it is now.
+    Announced,
+}
+
+const PLAIN: usize = 8;
+
+/// One worker's counters of one vnic.
+#[repr(align(128))]
+pub(crate) struct Cells([AtomicU64; PLAIN + CAPACITY]);
+
+impl Cells {
+    fn add_at(&self, index: usize, n: u64) {
+        if let Some(cell) = self.0.get(index) {
+            // The only writer: no read-modify-write needed.
+            cell.store(cell.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+        }
+    }
+
+    #[inline(always)]
+    pub fn add(&self, counter: Counter, n: u64) {
+        self.add_at(counter as usize, n);
+    }
+
+    /// Counts drops of which there is no packet.
+    pub fn drop(&self, reason: DropReason, n: u64) {
+        self.add_at(PLAIN + reason.index(), n);
+    }
+}
+
+/// A vnic's counters, and the packets that were dropped last.
+pub(crate) struct Counters {
+    cells: Box<[Cells]>,
+    last: Box<[LastDrops]>,
+}
+
+impl Counters {
+    pub fn new(workers: usize) -> Counters {
+        Counters {
+            cells: (0..workers)
+                .map(|_| Cells(std::array::from_fn(|_| AtomicU64::new(0))))
+                .collect(),
+            last: (0..workers).map(|_| LastDrops::new()).collect(),
+        }
+    }
+
+    /// Counts a drop and keeps the packet, for worker `index`.
+    #[cold]
+    pub fn drop(&self, worker: usize, reason: DropReason, packet: &Dropped<'_>) {
+        if let (Some(cells), Some(last)) = (self.cells.get(worker), self.last.get(worker)) {
+            cells.add_at(PLAIN + reason.index(), 1);
+            last.keep(reason, packet);
+        }
+    }
+
+    /// The packets that were dropped last: one of a reason, as far as they are kept.
+    pub fn last_drops(&self) -> Vec<LastDrop> {
+        let mut all: Vec<LastDrop> = self.last.iter().flat_map(LastDrops::list).collect();
+        all.sort_by_key(|drop| (drop.reason.index(), std::cmp::Reverse(drop.when)));
+        all.dedup_by_key(|drop| drop.reason);
+        all
+    }
+
+    /// The cells that worker `index` writes.
+    #[inline(always)]
+    pub fn of(&self, worker: usize) -> Option<&Cells> {
+        self.cells.get(worker)
+    }
+
+    /// One sum over all workers.
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.at(counter as usize)
+    }
+
+    /// Drops for one reason.
+    pub fn drops(&self, reason: DropReason) -> u64 {
+        self.at(PLAIN + reason.index())
+    }
+
+    fn at(&self, index: usize) -> u64 {
+        self.cells
+            .iter()
+            .filter_map(|cells| cells.0.get(index))
+            .map(|cell| cell.load(Ordering::Relaxed))
+            .sum()
+    }
+
+    /// The sum over all workers.
+    pub fn totals(&self) -> Totals {
+        let mut totals = Totals::default();
+        for cells in &self.cells {
+            for (sum, cell) in totals.0.iter_mut().zip(&cells.0) {
+                *sum += cell.load(Ordering::Relaxed);
+            }
+        }
+        totals
+    }
+}
+
+/// Sums of counters at one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct Totals([u64; PLAIN + CAPACITY]);
+
+impl Default for Totals {
+    fn default() -> Self {
+        Totals([0; PLAIN + CAPACITY])
+    }
+}
+
+impl Totals {
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.0.get(counter as usize).copied().unwrap_or(0)
+    }
+
+    pub fn drops(&self, reason: DropReason) -> u64 {
+        self.0.get(PLAIN + reason.index()).copied().unwrap_or(0)
+    }
+
+    /// Drops that were counted elsewhere.
+    pub fn add_drops(&mut self, reason: DropReason, n: u64) {
+        if let Some(sum) = self.0.get_mut(PLAIN + reason.index()) {
+            *sum += n;
+        }
+    }
+
+    /// Nothing but drops.
+    pub fn drops_only(mut self) -> Totals {
+        self.0.iter_mut().take(PLAIN).for_each(|sum| *sum = 0);
+        self
+    }
+
+    pub fn merge(&mut self, other: &Totals) {
+        for (sum, n) in self.0.iter_mut().zip(&other.0) {
+            *sum += n;
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! Engine: batches, verdicts, drop reasons, counters, the clock, the tap. Knows no stage and no
+//! table of what is declared.
+
+pub(crate) mod batch;
+pub(crate) mod bucket;
+pub(crate) mod budget;
+pub(crate) mod clock;
+pub(crate) mod counters;
+pub(crate) mod events;
+pub(crate) mod inside;
+pub(crate) mod last_drops;
+pub(crate) mod mac;
+pub(crate) mod numbers;
+pub(crate) mod pace;
+pub(crate) mod place;
+pub(crate) mod quota;
+pub(crate) mod reason;
+pub(crate) mod slab;
+pub(crate) mod tap;

@@ -1,0 +1,366 @@
+//! Tap of one batch: what delivery finds out for those who watch, and records for them.
+
+use std::{cell::Cell, sync::Arc};
+
+use arrayvec::ArrayVec;
+use butterfly_vhost::{
+    cpu,
+    ring::{BATCH, Frames},
+};
+
+use super::{
+    record::{Entry, Fate, Record, TapPoint, TapRole},
+    ring::Ring,
+    selection::{Selection, TapSink},
+};
+use crate::engine::{
+    place::{PortRef, UPLINK},
+    reason::DropReason,
+};
+
+/// Vnics that are watched whose refusals of one batch can be told apart.
+const NOTED: usize = 512;
+const _: () = assert!(BATCH <= u64::BITS as usize, "a mask has a bit for each frame");
+/// Those who want one frame, per record.
+const ENTRIES: usize = 64;
+/// Bytes that are copied at once.
+const PIECE: usize = 512;
+
+/// What delivery found out about a frame.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Refusals {
+    pub first: Option<DropReason>,
+    /// Vnics that did not get it, and copies for other hosts.
+    pub here: u32,
+    pub away: u32,
+    /// Too big for the uplink: no host gets it.
+    pub too_big: bool,
+}
+
+/// A vnic that is watched did not get some frames.
+#[derive(Clone, Copy)]
+struct Note {
+    slot: u32,
+    reason: DropReason,
+    /// A bit for each.
+    frames: u64,
+}
+
+/// What delivery finds out, until it is taken. A worker has one.
+pub(crate) struct Notes {
+    frames: Box<[Cell<Refusals>]>,
+    vnics: Box<[Cell<Option<Note>>]>,
+    used: Cell<usize>,
+    /// Time stamp counter when the batch began.
+    start: Cell<u64>,
+}
+
+impl Notes {
+    /// A batch begins. What is watched, if anything is.
+    #[inline(always)]
+    pub fn begin<'a>(&self, selection: Option<&'a Selection>) -> Option<&'a Selection> {
+        let selection = selection?;
+        self.forget();
+        Some(selection)
+    }
+
+    #[cold]
+    fn forget(&self) {
+        self.frames.iter().for_each(|refusals| refusals.set(Refusals::default()));
+        self.used.set(0);
+        self.start.set(cpu::tsc());
+    }
+}
+
+impl Default for Notes {
+    fn default() -> Self {
+        Notes {
+            frames: (0..BATCH).map(|_| Cell::default()).collect(),
+            vnics: (0..NOTED).map(|_| Cell::default()).collect(),
+            used: Cell::new(0),
+            start: Cell::new(0),
+        }
+    }
+}
+
+/// What one batch is watched with.
+#[derive(Clone, Copy)]
+pub(crate) struct Tap<'a> {
+    selection: &'a Selection,
+    /// There is none if mirrors are all that watches.
+    ring: Option<&'a Ring>,
+    notes: &'a Notes,
+    start: u64,
+}
+
+/// Who wants a frame.
+pub(crate) type Wanted<'a> = ArrayVec<(&'a Arc<TapSink>, TapRole, Option<DropReason>), ENTRIES>;
+
+impl<'a> Tap<'a> {
+    /// For a batch that was begun.
+    #[cold]
+    pub fn of(selection: &'a Selection, notes: &'a Notes, worker: usize) -> Tap<'a> {
+        Tap {
+            selection,
+            ring: selection.rings.get(worker).map(|ring| &**ring),
+            notes,
+            start: notes.start.get(),
+        }
+    }
+
+    /// Whether somebody wants records: mirrors want none.
+    pub fn records(&self) -> bool {
+        self.ring.is_some()
+    }
+
+    /// Time stamp counter when the batch began.
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// What delivery found out about a frame.
+    pub fn refusals(&self, index: usize) -> Refusals {
+        self.notes.frames.get(index).map(Cell::get).unwrap_or_default()
+    }
+
+    /// What is watched.
+    pub fn selection(&self) -> &'a Selection {
+        self.selection
+    }
+
+    /// Whether anybody wants frames with outer headers.
+    pub fn wants_outer(&self) -> bool {
+        !self.selection.uplink.is_empty()
+    }
+
+    /// A frame was not delivered to the vnic in a slot.
+    #[cold]
+    pub fn not_delivered(&self, index: usize, slot: u32, reason: DropReason) {
+        self.refuse(index, reason, |refusals| refusals.here += 1);
+        if !self.selection.of_slot(slot).is_empty() || !self.selection.mirrors_of(slot).is_empty() {
+            self.note(index, slot, reason);
+        }
+    }
+
+    fn note(&self, index: usize, slot: u32, reason: DropReason) {
+        let used = self.notes.used.get();
+        let frame = 1u64.checked_shl(index as u32).unwrap_or(0);
+        // Receivers have their turns one after the other.
+        let last = used.checked_sub(1).and_then(|last| self.notes.vnics.get(last));
+        if let Some(cell) = last
+            && let Some(note) = cell.get().filter(|note| note.slot == slot && note.reason == reason)
+        {
+            return cell.set(Some(Note { frames: note.frames | frame, ..note }));
+        }
+        if let Some(cell) = self.notes.vnics.get(used) {
+            cell.set(Some(Note { slot, reason, frames: frame }));
+        }
+        self.notes.used.set(used + 1);
+    }
+
+    /// A frame was not sent to another host.
+    #[cold]
+    pub fn not_sent(&self, index: usize, reason: DropReason) {
+        self.refuse(index, reason, |refusals| refusals.away += 1);
+    }
+
+    /// A frame was not sent to any other host, as it is too big for the uplink.
+    #[cold]
+    pub fn too_big(&self, index: usize, reason: DropReason) {
+        self.refuse(index, reason, |refusals| {
+            refusals.away += 1;
+            refusals.too_big = true;
+        });
+    }
+
+    fn refuse(&self, index: usize, reason: DropReason, count: impl FnOnce(&mut Refusals)) {
+        if let Some(cell) = self.notes.frames.get(index) {
+            let mut refusals = cell.get();
+            refusals.first = refusals.first.or(Some(reason));
+            count(&mut refusals);
+            cell.set(refusals);
+        }
+    }
+
+    /// Why the watched vnic in a slot did not get a frame. `Err`: there were too many to know.
+    pub fn refusal(&self, index: usize, slot: u32) -> Result<Option<DropReason>, ()> {
+        let frame = 1u64.checked_shl(index as u32).unwrap_or(0);
+        match self.notes_of(slot).find(|note| note.frames & frame != 0) {
+            Some(note) => Ok(Some(note.reason)),
+            None if self.notes.used.get() > NOTED => Err(()),
+            None => Ok(None),
+        }
+    }
+
+    fn notes_of(&self, slot: u32) -> impl Iterator<Item = Note> {
+        self.notes
+            .vnics
+            .iter()
+            .take(self.notes.used.get())
+            .filter_map(Cell::get)
+            .filter(move |note| note.slot == slot)
+    }
+
+    /// The frames that the watched vnic in a slot did not get, a bit for each. What could not be
+    /// noted is none of them.
+    pub fn refused(&self, slot: u32) -> u64 {
+        self.notes_of(slot).fold(0, |frames, note| frames | note.frames)
+    }
+
+    /// A frame that the switch made for the vnic whose frame it answers.
+    #[cold]
+    pub fn answer(&self, bytes: &[u8], vni: u32, to: PortRef, reason: Option<DropReason>) {
+        let mut wanted = Wanted::new();
+        self.whole(vni, reason, &mut wanted);
+        for sink in self.selection.of_slot(to.slot).iter().filter(|sink| sink.turn()) {
+            let _ = wanted.try_push((sink, TapRole::Received, reason));
+        }
+        let record =
+            Record { fate: Fate::Deliver, vni, to, reason, ..plain(TapPoint::Answer, cpu::tsc()) };
+        self.put_bytes(record, &mut wanted, bytes);
+    }
+
+    /// A frame as it leaves through the uplink.
+    #[cold]
+    pub fn left(&self, bytes: &[u8]) {
+        let mut wanted = Wanted::new();
+        self.uplink(&mut wanted);
+        self.put_bytes(plain(TapPoint::UplinkOut, cpu::tsc()), &mut wanted, bytes);
+    }
+
+    /// Frames as they arrived on the uplink.
+    #[cold]
+    pub fn arrived(&self, frames: &Frames<'_>) {
+        for index in 0..frames.len() {
+            let mut wanted = Wanted::new();
+            self.uplink(&mut wanted);
+            self.put(plain(TapPoint::UplinkIn, self.start), &mut wanted, frames, index);
+        }
+    }
+
+    /// A frame from the uplink was dropped before it was any network's.
+    #[cold]
+    pub fn outer_dropped(&self, frames: &Frames<'_>, index: usize, reason: DropReason) {
+        let mut wanted = Wanted::new();
+        for sink in self.selection.all.iter().filter(|sink| sink.turn()) {
+            let _ = wanted.try_push((sink, TapRole::Neither, Some(reason)));
+        }
+        let record = Record {
+            fate: Fate::Drop,
+            reason: Some(reason),
+            to: UPLINK,
+            ..plain(TapPoint::UplinkIn, cpu::tsc())
+        };
+        self.put(record, &mut wanted, frames, index);
+    }
+
+    fn uplink(&self, wanted: &mut Wanted<'a>) {
+        for sink in self.selection.uplink.iter().filter(|sink| sink.turn()) {
+            let _ = wanted.try_push((sink, TapRole::Neither, None));
+        }
+    }
+
+    /// Those who watch a whole network.
+    pub fn whole(&self, vni: u32, reason: Option<DropReason>, wanted: &mut Wanted<'a>) {
+        let networks =
+            self.selection.networks.iter().filter(|(of, _)| *of == vni).map(|(_, sink)| sink);
+        for sink in self.selection.all.iter().chain(networks).filter(|sink| sink.turn()) {
+            // There are fewer than have room.
+            let _ = wanted.try_push((sink, TapRole::Neither, reason));
+        }
+    }
+
+    /// How much of a frame of `len` bytes is copied.
+    fn length(wanted: &Wanted<'_>, len: u32) -> u32 {
+        wanted.iter().map(|(sink, ..)| sink.snap).max().unwrap_or(0).min(len)
+    }
+
+    /// Writes a record with bytes of a frame.
+    pub fn put(&self, record: Record, wanted: &mut Wanted<'_>, frames: &Frames<'_>, index: usize) {
+        let Some(frame) = frames.frames().get(index) else { return };
+        let whole = if frame.fault.is_some() { 0 } else { frame.len };
+        let record = Record { len: frame.len, data: Self::length(wanted, whole), ..record };
+        self.write(record, wanted, |room| {
+            let mut piece = [0u8; PIECE];
+            let mut at = 0;
+            while at < record.data {
+                let len = (record.data - at).min(PIECE as u32);
+                let Some(part) = piece.get_mut(..len as usize) else { return };
+                copy(frames, index, at, part);
+                room.bytes(part);
+                at += len;
+            }
+        });
+    }
+
+    fn put_bytes(&self, record: Record, wanted: &mut Wanted<'_>, bytes: &[u8]) {
+        let len = bytes.len() as u32;
+        let record = Record { len, data: Self::length(wanted, len), ..record };
+        self.write(record, wanted, |room| {
+            room.bytes(bytes.get(..record.data as usize).unwrap_or_default())
+        });
+    }
+
+    fn write(
+        &self,
+        record: Record,
+        wanted: &mut Wanted<'_>,
+        bytes: impl FnOnce(&mut super::ring::Room<'_>),
+    ) {
+        if wanted.is_empty() {
+            return;
+        }
+        let entry = |(sink, role, reason): &(&Arc<TapSink>, TapRole, Option<DropReason>)| Entry {
+            sink: sink.number,
+            role: *role,
+            reason: *reason,
+        };
+        let Some(ring) = self.ring else { return };
+        match ring.room(record.words(wanted.len())) {
+            Some(mut room) => {
+                record.put(wanted.iter().map(entry), &mut room);
+                bytes(&mut room);
+                room.publish();
+            }
+            None => wanted.iter().for_each(|(sink, ..)| sink.lose()),
+        }
+        wanted.clear();
+    }
+}
+
+/// Copies a range of a frame: what was judged from where it was judged, the rest from the sender's
+/// memory.
+fn copy(frames: &Frames<'_>, index: usize, from: u32, to: &mut [u8]) {
+    let head = frames.head(index);
+    let judged = head.get(from as usize..).unwrap_or_default();
+    let n = judged.len().min(to.len());
+    if let (Some((front, back)), Some(judged)) = (to.split_at_mut_checked(n), judged.get(..n)) {
+        front.copy_from_slice(judged);
+        if !back.is_empty() && !frames.copy_to(index, from + n as u32, back, None) {
+            back.fill(0);
+        }
+    }
+}
+
+pub(crate) fn plain(point: TapPoint, time: u64) -> Record {
+    let nobody = PortRef { slot: u32::MAX, incarnation: 0 };
+    Record {
+        time,
+        point,
+        vni: 0,
+        from: nobody,
+        peer: 0,
+        fate: Fate::Open,
+        to: nobody,
+        to_peer: 0,
+        reason: None,
+        len: 0,
+        data: 0,
+        cells: [0, 0],
+        session: false,
+        reply: false,
+        cycles: 0,
+        delivered: 0,
+        refused: 0,
+    }
+}

@@ -1,0 +1,144 @@
+//! The uplink as workers use it: a virtual machine's rings, or a port of its own kind.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use butterfly_uplink::Uplink;
+use butterfly_vhost::port::Port;
+
+/// The uplink.
+pub(crate) enum UplinkPort {
+    /// vhost-user.
+    Ring(Arc<Port>),
+    /// One for each worker: no other takes its lock while packets flow.
+    Wire(Box<[Mutex<Box<dyn Uplink>>]>),
+}
+
+impl UplinkPort {
+    /// Whether nobody is at the other end.
+    pub fn is_down(&self) -> bool {
+        match self {
+            // Whoever holds it sends.
+            UplinkPort::Ring(port) => port.try_rx().is_some_and(|ring| ring.is_none()),
+            UplinkPort::Wire(_) => false,
+        }
+    }
+
+    /// A worker's wire.
+    pub fn wire(&self, worker: usize) -> Option<MutexGuard<'_, Box<dyn Uplink>>> {
+        match self {
+            UplinkPort::Ring(_) => None,
+            UplinkPort::Wire(wires) => {
+                wires.get(worker).map(|wire| wire.lock().unwrap_or_else(PoisonError::into_inner))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+    use butterfly_packet::{build, checksum::Sum, mac::Mac, tcp::ACK};
+    use butterfly_uplink::{BURST, Counters, Info};
+    use butterfly_vhost::{
+        driver::{guest::GuestConfig, memory::MemoryConfig},
+        net::NetHeader,
+    };
+
+    use super::*;
+    use crate::{
+        harness::{Host, LINUX},
+        overlay::{Own, TunnelConfig},
+        world::policy::VnicPolicy,
+    };
+
+    /// An uplink that holds no more than the smallest there is.
+    struct Small {
+        event: OwnedFd,
+        room: Vec<u8>,
+        queued: Vec<Vec<u8>>,
+        sent: Arc<Mutex<Vec<Vec<u8>>>>,
+    }
+
+    impl Uplink for Small {
+        fn info(&self) -> &Info {
+            unreachable!()
+        }
+
+        fn counters(&self) -> Counters {
+            Counters::default()
+        }
+
+        fn receive(&mut self, _: usize) -> usize {
+            0
+        }
+
+        fn frame(&self, _: usize) -> &[u8] {
+            &[]
+        }
+
+        fn release(&mut self) {}
+
+        fn room(&mut self, len: usize) -> Option<&mut [u8]> {
+            self.room = vec![0; len];
+            (self.queued.len() < BURST).then_some(&mut self.room)
+        }
+
+        fn send(&mut self) {
+            self.queued.push(std::mem::take(&mut self.room));
+        }
+
+        fn flush(&mut self) {
+            self.sent.lock().unwrap().append(&mut self.queued);
+        }
+
+        fn descriptor(&self) -> BorrowedFd<'_> {
+            self.event.as_fd()
+        }
+    }
+
+    #[test]
+    fn more_packets_than_the_uplink_holds_at_once_leave_all_the_same() {
+        let sent = Arc::new(Mutex::new(Vec::new()));
+        let event = rustix::event::eventfd(0, rustix::event::EventfdFlags::empty()).unwrap();
+        let small = Small { event, room: Vec::new(), queued: Vec::new(), sent: sent.clone() };
+        let (a, b) = (Mac([2, 0, 0, 0, 0, 0xa]), Mac([2, 0, 0, 0, 0, 0xb]));
+        let config = TunnelConfig::new([192, 168, 0, 1].into(), Mac([2, 0xbf, 0, 0, 0, 1]));
+        let mut host = Host::on_wire(&config, Box::new(small)).unwrap();
+        let policy = VnicPolicy { bypass: true, ..VnicPolicy::default() };
+        let guest = GuestConfig { max_frame: 65_000, ..GuestConfig::default() };
+        host.declare("a", a, 42, &policy).unwrap();
+        host.attach("a", LINUX, &guest, &MemoryConfig::new(guest.memory_needed())).unwrap();
+        host.settle();
+        let (from, to) = ([10, 0, 0, 1], [10, 0, 0, 2]);
+        let mut large =
+            build::ethernet(a, b).ipv4(from, to).tcp(&build::Tcp::new(4000, 80, ACK), &[7; 60_480]);
+        let pseudo = Sum::pseudo_v4(from.into(), to.into(), 6, (large.len() - 34) as u16).fold();
+        large[50..52].copy_from_slice(&pseudo.to_be_bytes());
+        let header = NetHeader {
+            flags: NetHeader::FLAG_NEEDS_CSUM,
+            gso_type: NetHeader::GSO_TCPV4,
+            gso_size: 432,
+            hdr_len: 54,
+            csum_start: 34,
+            csum_offset: 16,
+            num_buffers: 0,
+        };
+        host.send("a", &large, header).unwrap();
+        assert_eq!(sent.lock().unwrap().len(), 140, "{:?}", host.moved());
+        sent.lock().unwrap().clear();
+        // So do frames of the endpoint's own.
+        for n in 0..100 {
+            assert!(
+                host.tunnel()
+                    .unwrap()
+                    .punt
+                    .send(Own { frame: vec![n; 60], counted: false })
+                    .is_ok()
+            );
+        }
+        host.turn();
+        let sent: Vec<u8> = sent.lock().unwrap().iter().map(|frame| frame[0]).collect();
+        assert_eq!(sent, (0..100).collect::<Vec<u8>>());
+    }
+}

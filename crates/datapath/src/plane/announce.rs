@@ -1,0 +1,106 @@
+//! Announcements: where a machine is now, said for it after a live migration.
+//!
+//! Bridges and other hosts learn a machine's place from what it sends, and one that only receives
+//! would be sought where it was. So a vnic whose rings go on where another device left them is
+//! announced: by RARP from its MAC address (RFC 903, as QEMU does), which names no IP address and
+//! so moves what was learnt whatever protects addresses elsewhere; and for each address that it
+//! declares by gratuitous ARP (RFC 5227, 3) or an unsolicited neighbour advertisement (RFC 4861,
+//! 7.2.6). Networks lose frames: it is said several times.
+
+use std::sync::{Arc, atomic::Ordering::Relaxed};
+
+use butterfly_packet::{
+    build::{self, Link},
+    ethernet, icmp, ipv6,
+    mac::Mac,
+};
+
+use crate::{
+    plane::Plane,
+    world::{rules::address, snapshot::Vnic},
+};
+
+/// Addresses of a vnic that are announced at most.
+const ADDRESSES: usize = 16;
+/// Vnics that are announced in one tick at most: a daemon that was started anew has all of them
+/// come at once.
+const PER_TICK: usize = 64;
+/// Smallest Ethernet frame without its checksum.
+const SMALLEST: usize = 60;
+/// Operation of a RARP request (RFC 903).
+const RARP_REQUEST: u16 = 3;
+/// The advertisement is to replace what was known (RFC 4861, 4.4).
+const OVERRIDE: u32 = 1 << 29;
+const ND_HOP_LIMIT: u8 = 255;
+
+impl Plane {
+    /// Announces vnics that are to be, in each tick of housekeeping.
+    pub fn announce(&self) {
+        let snapshot = self.shared.snapshot.load();
+        let mut room = PER_TICK;
+        // Behind the last one that had a place, so that those who ask in every tick keep nobody
+        // away.
+        let from = self.announced.load(Relaxed);
+        let behind = snapshot.vnics.iter().filter(|(slot, _)| *slot > from);
+        let before = snapshot.vnics.iter().filter(|(slot, _)| *slot <= from);
+        for (slot, vnic) in behind.chain(before) {
+            // A mirror is no station, and one that waits for its address speaks for nobody.
+            let waits =
+                snapshot.networks.get(vnic.network).is_some_and(|network| network.waits(slot));
+            if !waits
+                && vnic.mirrors.is_none()
+                && vnic.shared.announcing.tick(room > 0)
+                && let Some(worker) = self.workers.get(slot as usize % self.workers.len().max(1))
+            {
+                room -= 1;
+                self.announced.store(slot, Relaxed);
+                worker.announce(vnic.place, Arc::new(frames(vnic)));
+            }
+        }
+    }
+}
+
+/// What is said of a vnic.
+fn frames(vnic: &Vnic) -> Vec<Vec<u8>> {
+    let own = vnic.rules.own.iter().take(ADDRESSES).map(|own| match address(*own) {
+        std::net::IpAddr::V4(ip) => {
+            padded(build::ethernet(vnic.mac, Mac::BROADCAST).arp_request(ip, ip))
+        }
+        std::net::IpAddr::V6(ip) => {
+            let body =
+                [&ip.octets()[..], &[icmp::OPTION_TARGET_LINK_ADDRESS, 1], &vnic.mac.0].concat();
+            let link: Link = build::ethernet(vnic.mac, Mac::of_group_v6(ipv6::ALL_NODES));
+            let packet = link.ipv6(ip, ipv6::ALL_NODES).ttl(ND_HOP_LIMIT);
+            packet.icmp(icmp::v6::NEIGHBOUR_ADVERTISEMENT, 0, OVERRIDE, &body)
+        }
+    });
+    std::iter::once(rarp(vnic.mac)).chain(own).collect()
+}
+
+/// "Who am I?", to everyone: nobody answers any more, and all bridges learn.
+fn rarp(mac: Mac) -> Vec<u8> {
+    let nobody = [0; 4];
+    let [a, b] = RARP_REQUEST.to_be_bytes();
+    let body = [&[0, 1, 8, 0, 6, 4, a, b][..], &mac.0, &nobody, &mac.0, &nobody].concat();
+    padded(build::ethernet(mac, Mac::BROADCAST).payload(ethernet::RARP, &body))
+}
+
+fn padded(mut frame: Vec<u8>) -> Vec<u8> {
+    frame.resize(frame.len().max(SMALLEST), 0);
+    frame
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rarp_is_what_qemu_sends() {
+        let mac = Mac([0x52, 0x54, 0, 1, 2, 3]);
+        let mut expected = vec![0xff; 6];
+        expected.extend([0x52, 0x54, 0, 1, 2, 3, 0x80, 0x35, 0, 1, 8, 0, 6, 4, 0, 3]);
+        expected.extend([0x52, 0x54, 0, 1, 2, 3, 0, 0, 0, 0, 0x52, 0x54, 0, 1, 2, 3, 0, 0, 0, 0]);
+        expected.resize(60, 0);
+        assert_eq!(rarp(mac), expected);
+    }
+}

@@ -1,0 +1,101 @@
+//! Drops of some seconds ago, from which rates are made.
+
+use std::{
+    collections::HashMap,
+    sync::{MutexGuard, PoisonError},
+};
+
+use crate::{
+    engine::{
+        place::{PortRef, UPLINK},
+        reason::DropReason,
+    },
+    plane::Plane,
+    stages::reasons::counted,
+};
+
+/// Counts are looked at so often, in tenths of a second: a rate is that of the last one to two of
+/// these periods.
+const PERIOD: u32 = 50;
+
+/// Every reason that counted something, by place.
+pub(crate) type Counts = HashMap<PortRef, Vec<(DropReason, u64)>>;
+
+/// The counts at one moment.
+#[derive(Default)]
+pub(crate) struct Sample {
+    pub when: u32,
+    pub counts: Counts,
+}
+
+/// The counts some time ago.
+#[derive(Default)]
+pub(crate) struct DropWindow {
+    pub older: Sample,
+    newer: Sample,
+}
+
+impl DropWindow {
+    pub fn look(&mut self, now: u32, counts: impl FnOnce() -> Counts) {
+        if now.wrapping_sub(self.newer.when) >= PERIOD {
+            self.older = std::mem::replace(&mut self.newer, Sample { when: now, counts: counts() });
+        }
+    }
+
+    /// What a place had counted when the window began.
+    pub fn before(&self, place: PortRef, reason: DropReason) -> u64 {
+        let counts = self.older.counts.get(&place).map(Vec::as_slice).unwrap_or_default();
+        counts.iter().find(|(other, _)| *other == reason).map_or(0, |(_, count)| *count)
+    }
+}
+impl Plane {
+    pub fn drop_window(&self) -> MutexGuard<'_, DropWindow> {
+        self.drop_window.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes the counts of this moment, if it is time to: housekeeping's.
+    pub fn sample_drops(&self) {
+        let counts = || {
+            let snapshot = self.shared.snapshot.load();
+            let vnics =
+                snapshot.vnics.iter().map(|(_, vnic)| (vnic.place, vnic.shared.counters.totals()));
+            let uplink = self.shared.tunnel.iter().map(|tunnel| (UPLINK, tunnel.totals()));
+            let lists = vnics.chain(uplink).map(|(place, totals)| {
+                let list: Vec<_> =
+                    counted(&totals).map(|(info, count)| (info.reason, count)).collect();
+                (place, list)
+            });
+            lists.filter(|(_, list)| !list.is_empty()).collect()
+        };
+        // Housekeeping waits for nobody: a tick later is soon enough.
+        if let Ok(mut window) = self.drop_window.try_lock() {
+            window.look(self.shared.clock.tenths(), counts);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: PortRef = PortRef { slot: 1, incarnation: 1 };
+    const B: PortRef = PortRef { slot: 1, incarnation: 2 };
+
+    #[test]
+    fn the_window_is_one_to_two_periods_long() {
+        let mut window = DropWindow::default();
+        let (reason, other) = (DropReason::of_index(0), DropReason::of_index(1));
+        let counts = |n| move || Counts::from([(A, vec![(reason, n)])]);
+        window.look(PERIOD - 1, || unreachable!("too early"));
+        assert_eq!((window.older.when, window.before(A, reason)), (0, 0));
+        window.look(PERIOD, counts(7));
+        assert_eq!((window.older.when, window.before(A, reason)), (0, 0));
+        window.look(2 * PERIOD - 1, || unreachable!("too early"));
+        window.look(2 * PERIOD + 3, counts(9));
+        assert_eq!((window.older.when, window.before(A, reason)), (PERIOD, 7));
+        // Nobody inherits it.
+        assert_eq!((window.before(B, reason), window.before(A, other)), (0, 0));
+        window.look(3 * PERIOD + 3, counts(9));
+        assert_eq!((window.older.when, window.before(A, reason)), (2 * PERIOD + 3, 9));
+    }
+}

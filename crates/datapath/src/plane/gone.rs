@@ -1,0 +1,132 @@
+//! Counters of the whole host: of vnics that are there, that are leaving and that are gone, each
+//! exactly once.
+//!
+//! What an observer sees never decreases, and he waits for no change of the snapshot: those who
+//! leave are noted before they do.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use arc_swap::ArcSwap;
+
+use crate::{
+    engine::counters::Totals,
+    world::snapshot::{Snapshot, Vnic},
+};
+
+/// Counters of vnics that left, and of those that are about to.
+#[derive(Default)]
+pub(crate) struct Gone(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    vnics: Totals,
+    trunks: Totals,
+    /// The snapshot may still have them, and workers may still count for them.
+    leaving: Vec<Arc<Vnic>>,
+}
+
+/// Sums of the whole host.
+pub(crate) struct HostTotals {
+    /// Of vnics, with the drops of trunks.
+    pub all: Totals,
+    /// Of trunks alone: what came from other hosts and went there.
+    pub trunks: Totals,
+}
+
+impl Gone {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// These are about to leave the snapshot.
+    pub fn leaving(&self, vnics: &[Arc<Vnic>]) {
+        self.state().leaving.extend_from_slice(vnics);
+    }
+
+    /// They have left it, and no worker counts for them any more.
+    pub fn left(&self, vnics: &[Arc<Vnic>]) {
+        let mut state = self.state();
+        for vnic in vnics {
+            state.leaving.retain(|other| other.place != vnic.place);
+            let totals = vnic.shared.counters.totals();
+            if vnic.trunk { state.trunks.merge(&totals) } else { state.vnics.merge(&totals) }
+        }
+    }
+
+    /// What those counted that have left, with the drops of their trunks.
+    pub fn departed(&self) -> Totals {
+        let state = self.state();
+        let mut totals = state.vnics.clone();
+        totals.merge(&state.trunks.clone().drops_only());
+        totals
+    }
+
+    /// What all counted, those of the snapshot included.
+    pub fn totals(&self, snapshot: &ArcSwap<Snapshot>) -> HostTotals {
+        let state = self.state();
+        // Under the lock: whoever is in neither is counted already.
+        let snapshot = snapshot.load();
+        let (mut vnics, mut trunks) = (state.vnics.clone(), state.trunks.clone());
+        let leaving = state.leaving.iter().filter(|vnic| snapshot.vnic(vnic.place).is_none());
+        for vnic in snapshot.vnics.iter().map(|(_, vnic)| vnic).chain(leaving) {
+            let totals = vnic.shared.counters.totals();
+            if vnic.trunk { trunks.merge(&totals) } else { vnics.merge(&totals) }
+        }
+        // What passes a trunk is a vnic's, and counted there.
+        vnics.merge(&trunks.clone().drops_only());
+        HostTotals { all: vnics, trunks }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use butterfly_packet::mac::Mac;
+
+    use crate::{
+        engine::counters::Counter,
+        plane::{Plane, PlaneConfig},
+        session::SessionConfig,
+        stages::reasons::reasons,
+        world::policy::VnicPolicy,
+    };
+
+    /// Whoever looks while vnics come and go sees every count once: sums never decrease, and
+    /// nothing is lost.
+    #[test]
+    fn sums_never_decrease() {
+        let sessions = SessionConfig { capacity: 64, ..SessionConfig::default() };
+        let plane = Plane::new(PlaneConfig { workers: 1, fdb_ageing: 300, sessions, tunnel: None })
+            .unwrap();
+        let reason = reasons().next().unwrap().reason;
+        let sums = || {
+            let totals = plane.gone.totals(&plane.shared.snapshot).all;
+            (totals.get(Counter::InPackets), totals.drops(reason))
+        };
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let watcher = scope.spawn(|| {
+                let mut last = sums();
+                while !done.load(Ordering::Acquire) {
+                    let now = sums();
+                    assert!(now.0 >= last.0 && now.1 >= last.1, "{last:?}, then {now:?}");
+                    last = now;
+                }
+            });
+            for round in 0..2_000u32 {
+                let id = format!("n{}", round % 3);
+                plane.remove(&id);
+                let (vnic, _) = plane
+                    .insert(&id, Mac([2, 0, 0, 0, 0, (round % 3) as u8]), 1, &VnicPolicy::default())
+                    .unwrap();
+                let cells = vnic.shared.counters.of(0).unwrap();
+                cells.add(Counter::InPackets, 1);
+                cells.drop(reason, 2);
+            }
+            done.store(true, Ordering::Release);
+            watcher.join().unwrap();
+        });
+        assert_eq!(sums(), (2_000, 4_000));
+    }
+}

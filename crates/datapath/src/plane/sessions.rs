@@ -1,0 +1,410 @@
+//! Sessions for the operator: listed, counted, flushed, swept.
+
+use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
+
+use butterfly_model::{GroupName, Rule};
+
+use crate::{
+    ip::tcp::TcpState,
+    plane::Plane,
+    session::{Admission as Stored, Key, Record, State, Timeouts},
+    stages::filter::released,
+    worker::Shared,
+    world::{
+        rules::address,
+        snapshot::{Network, Snapshot},
+    },
+};
+
+/// Which sessions are meant: all given must match.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SessionFilter {
+    /// A vnic at either end.
+    pub nic: Option<String>,
+    /// The network.
+    pub vni: Option<u32>,
+    /// The IP protocol.
+    pub protocol: Option<u8>,
+    /// An address of either end.
+    pub address: Option<IpAddr>,
+    /// A port of either end.
+    pub port: Option<u16>,
+}
+
+/// One end of a session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionEnd {
+    /// The vnic; `None` if it is not on this host.
+    pub nic: Option<String>,
+    /// Its address.
+    pub address: IpAddr,
+    /// Its port; of an echo, the identifier and the type of the request; 0 where the protocol has
+    /// none.
+    pub port: u16,
+}
+
+/// What admitted a session at one end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// The vnic is not filtered.
+    Bypass,
+    /// The end is on another host: nothing is decided about it here.
+    OtherHost,
+    /// It has no OUTBOUND rule: everything may leave.
+    DefaultEgress,
+    /// This rule.
+    Rule {
+        /// Of this group.
+        group: GroupName,
+        /// The rule.
+        rule: Rule,
+    },
+    /// A rule that is gone, or a vnic that is: the session's next frame is decided again.
+    Gone,
+}
+
+/// A session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionRow {
+    /// Network.
+    pub vni: u32,
+    /// VLAN id of the tag that its frames carry.
+    pub vlan: Option<u16>,
+    /// IP protocol.
+    pub protocol: u8,
+    /// Who sent the first frame.
+    pub opener: SessionEnd,
+    /// The other end.
+    pub responder: SessionEnd,
+    /// Where it stands.
+    pub state: &'static str,
+    /// Seconds since it was made.
+    pub age: u32,
+    /// Seconds since its last frame.
+    pub idle: u32,
+    /// Seconds until it ends if no frame comes.
+    pub expires: u32,
+    /// Frames from the opener, and from the other end.
+    pub packets: [u64; 2],
+    /// Their bytes.
+    pub bytes: [u64; 2],
+    /// What admitted it at the opener's egress and at the other end's ingress.
+    pub rule: [Admission; 2],
+}
+
+/// The table of sessions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionTable {
+    /// Most sessions it can hold.
+    pub capacity: u32,
+    /// Sessions in it.
+    pub used: u32,
+    /// What memory it is made of.
+    pub memory: String,
+    /// How long sessions last without a frame.
+    pub timeouts: Timeouts,
+    /// Seconds after an attachment in which TCP connections may be picked up.
+    pub tcp_pickup: u32,
+    /// Most sessions of one network; a vnic has half of that.
+    pub share: u32,
+}
+
+/// A filter with the vnic looked up; `None` if there is none of that name.
+struct Wanted<'a> {
+    filter: &'a SessionFilter,
+    slot: Option<(u32, u32)>,
+}
+
+impl Wanted<'_> {
+    fn new<'a>(filter: &'a SessionFilter, snapshot: &Snapshot) -> Option<Wanted<'a>> {
+        let slot = match &filter.nic {
+            None => None,
+            Some(id) => {
+                let (slot, vnic) = snapshot.vnics.iter().find(|(_, vnic)| *vnic.id == **id)?;
+                Some((slot, vnic.born))
+            }
+        };
+        Some(Wanted { filter, slot })
+    }
+
+    fn matches(&self, key: &Key, admission: &Stored) -> bool {
+        let (tuple, slots) = (key.tuple(), key.slots());
+        let SessionFilter { vni, protocol, address, port, .. } = self.filter;
+        let ends = [(tuple.source, tuple.source_port), (tuple.destination, tuple.destination_port)];
+        vni.is_none_or(|vni| vni == key.vni())
+            && protocol.is_none_or(|protocol| protocol == tuple.protocol)
+            && address.is_none_or(|wanted| {
+                ends.iter().any(|(at, _)| *at == crate::world::rules::number(wanted))
+            })
+            && port.is_none_or(|wanted| ends.iter().any(|(_, port)| *port == wanted))
+            && self.slot.is_none_or(|(slot, born)| {
+                (slots.0 == slot || slots.1 == slot) && admission.stamp >= born
+            })
+    }
+}
+
+impl Plane {
+    /// Visits sessions that have not ended, and were not cut: by what is only remembered of those
+    /// nothing passes.
+    fn sessions(&self, mut visit: impl FnMut(u32, Record<'_>, Key, Stored)) {
+        let shared = &self.shared;
+        let now = shared.clock.now();
+        shared.table.for_each(|index, record, key, admission| {
+            let (seen, state) = record.seen();
+            if state != State::Tcp(TcpState::Cut)
+                && !shared.sessions.timeouts.over(state, seen, now)
+            {
+                visit(index, record, key, admission);
+            }
+        });
+    }
+
+    /// Removes the sessions of part `n` of `parts` that have ended, or whose vnics are gone, and
+    /// counts the others. A vnic that left may have gone to another host: what is known of its
+    /// TCP connections with those who are still here stays for as long as they may be picked up
+    /// where it came.
+    pub fn sweep(&self, n: u64, parts: u64) {
+        let shared = &self.shared;
+        if shared.table.used() == 0 {
+            self.tally.clear();
+            return;
+        }
+        if n == 0 {
+            self.tally.begin();
+        }
+        let now = shared.clock.now();
+        let departed = self.departed();
+        let snapshot = shared.snapshot.load();
+        if n == 0 {
+            shared.divide(&snapshot);
+        }
+        shared.table.for_part(n, parts, |index, record, key, admission| {
+            let (seen, state) = record.seen();
+            let (opener, responder) = key.slots();
+            let alive = |slot| snapshot.vnics.get(slot).filter(|vnic| vnic.born <= admission.stamp);
+            let (opener, responder) = ((opener, alive(opener)), (responder, alive(responder)));
+            let stays = match (opener, responder) {
+                ((_, Some(_)), (_, Some(_))) => true,
+                ((_, Some(here)), (left, None)) | ((left, None), (_, Some(here))) => {
+                    matches!(state, State::Tcp(tcp) if tcp != TcpState::Cut)
+                        && !here.trunk
+                        && snapshot
+                            .networks
+                            .get(here.network)
+                            .is_some_and(|network| network.remote.is_some())
+                        && departed.had(left, admission.stamp, now, shared.sessions.tcp_pickup)
+                }
+                _ => false,
+            };
+            if (!stays || shared.sessions.timeouts.over(state, seen, now))
+                && shared.table.remove(index, &key)
+            {
+                shared.released(&snapshot, &key, admission.stamp);
+            } else {
+                self.tally.add(state);
+            }
+        });
+        if n + 1 == parts {
+            self.tally.publish();
+        }
+    }
+
+    /// How many sessions match, and the first `limit` of them.
+    pub fn list_sessions(&self, filter: &SessionFilter, limit: usize) -> (u64, Vec<SessionRow>) {
+        let snapshot = self.shared.snapshot.load_full();
+        let Some(wanted) = Wanted::new(filter, &snapshot) else { return (0, Vec::new()) };
+        let rules = self.rules_by_cell();
+        let now = self.shared.clock.now();
+        let (mut count, mut rows) = (0, Vec::new());
+        self.sessions(|_, record, key, admission| {
+            if !wanted.matches(&key, &admission) {
+                return;
+            }
+            count += 1;
+            if rows.len() >= limit {
+                return;
+            }
+            let (tuple, (opener, responder)) = (key.tuple(), key.slots());
+            let vnic = |slot| snapshot.vnics.get(slot).filter(|vnic| vnic.born <= admission.stamp);
+            let end = |slot, number, port| SessionEnd {
+                nic: vnic(slot).filter(|vnic| !vnic.trunk).map(|vnic| vnic.id.to_string()),
+                address: address(number),
+                port,
+            };
+            let [egress, ingress] = admission.cells;
+            let by = |slot, cell: u32, cell_zero: Admission| match (vnic(slot), rules.get(&cell)) {
+                (None, _) => Admission::Gone,
+                (Some(vnic), _) if vnic.trunk => Admission::OtherHost,
+                (Some(vnic), _) if vnic.rules.bypass => Admission::Bypass,
+                (Some(vnic), _) if vnic.since > admission.stamp => Admission::Gone,
+                (Some(_), _) if cell == 0 => cell_zero,
+                (Some(_), Some((group, rule)))
+                    if self.shared.cells.taken_back(cell) <= admission.stamp =>
+                {
+                    Admission::Rule { group: group.clone(), rule: rule.clone() }
+                }
+                _ => Admission::Gone,
+            };
+            let line = record.line2();
+            let idle = now.wrapping_sub(line.seen);
+            rows.push(SessionRow {
+                vni: key.vni(),
+                vlan: (tuple.vlan & crate::ip::TAGGED != 0).then_some(tuple.vlan & 0xfff),
+                protocol: tuple.protocol,
+                opener: end(opener, tuple.source, tuple.source_port),
+                responder: end(responder, tuple.destination, tuple.destination_port),
+                state: line.state.name(),
+                age: now.wrapping_sub(line.made),
+                idle,
+                expires: self.shared.sessions.timeouts.of(line.state).saturating_sub(idle),
+                packets: line.packets,
+                bytes: line.bytes,
+                rule: [
+                    by(opener, egress, Admission::DefaultEgress),
+                    by(responder, ingress, Admission::Gone),
+                ],
+            });
+        });
+        (count, rows)
+    }
+
+    /// Removes sessions. Returns how many.
+    pub fn flush_sessions(&self, filter: &SessionFilter) -> u64 {
+        let snapshot = self.shared.snapshot.load_full();
+        let Some(wanted) = Wanted::new(filter, &snapshot) else { return 0 };
+        let mut count = 0;
+        self.sessions(|index, _, key, admission| {
+            if wanted.matches(&key, &admission) && self.shared.table.remove(index, &key) {
+                self.shared.released(&snapshot, &key, admission.stamp);
+                count += 1;
+            }
+        });
+        count
+    }
+
+    /// The table.
+    pub fn session_table(&self) -> SessionTable {
+        let shared = &self.shared;
+        SessionTable {
+            capacity: shared.table.capacity(),
+            used: shared.table.used(),
+            memory: shared.table.units().memory().name().to_owned(),
+            timeouts: shared.sessions.timeouts,
+            tcp_pickup: shared.sessions.tcp_pickup,
+            share: shared.shares.network,
+        }
+    }
+}
+
+impl Shared {
+    /// Divides the table among the networks of a snapshot, and counts what they have beyond their
+    /// parts.
+    pub fn divide(&self, snapshot: &Snapshot) {
+        let counted = |network: &Network| (network.filtered, network.sessions.load(Relaxed));
+        self.shares.divide(|| snapshot.networks.iter().map(|(_, network)| counted(network)));
+    }
+
+    /// A session is gone that was last decided by version `stamp`.
+    pub fn released(&self, snapshot: &Snapshot, key: &Key, stamp: u32) {
+        released(snapshot, &self.table, &self.shares, key, stamp);
+    }
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use butterfly_packet::{Mac, build};
+    use butterfly_vhost::net::NetHeader;
+
+    use super::*;
+    use crate::{harness::Host, world::policy::VnicPolicy};
+
+    const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
+    const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);
+
+    /// "b" is filtered, and may ask "a" anything.
+    fn host() -> Host {
+        let mut host = Host::new().unwrap();
+        for (id, mac, ip) in [("a", A, 1), ("b", B, 2)] {
+            let policy = VnicPolicy {
+                bypass: id == "a",
+                ips: vec![[10, 0, 0, ip].into()],
+                ..VnicPolicy::default()
+            };
+            host.vnic(id, mac, 1, &policy).unwrap();
+        }
+        host.settle();
+        host
+    }
+
+    fn ask(host: &mut Host, port: u16) {
+        let frame = build::ethernet(B, A).ipv4([10, 0, 0, 2], [10, 0, 0, 1]).udp(port, 53, b"?");
+        host.send("b", &frame, NetHeader::default()).unwrap();
+    }
+
+    /// Sessions that a sweep counted, and those that there are.
+    fn counted(host: &mut Host) -> (u32, u32) {
+        let (plane, _) = host.inside();
+        let all: Vec<_> = plane.tally.list().filter(|(.., n)| *n > 0).collect();
+        assert!(
+            all.iter().all(|(protocol, state, _)| (*protocol, *state) == ("udp", "new")),
+            "{all:?}"
+        );
+        (all.iter().map(|(.., n)| n).sum(), plane.shared.table.used())
+    }
+
+    /// Each part looks at sessions of its own; what they counted shows when the last one is done.
+    #[test]
+    fn a_sweep_in_parts_counts_each_session_once() {
+        const PARTS: u64 = 8;
+        let mut host = host();
+        (0..100).for_each(|port| ask(&mut host, port));
+        for _ in 0..2 {
+            let before = counted(&mut host);
+            for part in 0..PARTS {
+                assert_eq!(counted(&mut host), before, "{part}");
+                host.inside().0.sweep(part, PARTS);
+            }
+            assert_eq!(counted(&mut host), (100, 100));
+        }
+        // What has ended goes with its part, and is not counted.
+        host.inside().0.shared.clock.pass(20);
+        (100..150).for_each(|port| ask(&mut host, port));
+        host.inside().0.shared.clock.pass(11);
+        let mut used = vec![150];
+        for part in 0..PARTS {
+            host.inside().0.sweep(part, PARTS);
+            used.push(counted(&mut host).1);
+        }
+        assert!(used.is_sorted_by(|a, b| a >= b) && used[1] < 150 && used[7] > 50, "{used:?}");
+        assert_eq!(counted(&mut host), (50, 50));
+        // Of an empty table nothing is left to count.
+        host.flush_sessions(&SessionFilter::default());
+        host.inside().0.sweep(3, PARTS);
+        assert_eq!(counted(&mut host), (0, 0));
+    }
+
+    /// What is counted of a vnic's sessions goes with them, however they end.
+    #[test]
+    fn counts_of_vnics_and_networks_go_with_their_sessions() {
+        let mut host = host();
+        let counts = |host: &mut Host| {
+            let snapshot = host.inside().0.shared.snapshot.load_full();
+            let of = |id: &str| {
+                let vnic = snapshot.vnics.iter().find(|(_, vnic)| &*vnic.id == id).unwrap().1;
+                let sessions = &vnic.shared.sessions;
+                (sessions.opened.load(Relaxed), sessions.received.load(Relaxed))
+            };
+            let network = snapshot.network(1).unwrap().sessions.load(Relaxed);
+            (of("a"), of("b"), network)
+        };
+        (0..10).for_each(|port| ask(&mut host, port));
+        assert_eq!(counts(&mut host), ((0, 10), (10, 0), 10));
+        let port = SessionFilter { port: Some(3), ..SessionFilter::default() };
+        assert_eq!(host.flush_sessions(&port), 1);
+        assert_eq!(counts(&mut host), ((0, 9), (9, 0), 9));
+        host.pass(31);
+        assert_eq!(counts(&mut host), ((0, 0), (0, 0), 0));
+        ask(&mut host, 3);
+        assert_eq!(counts(&mut host), ((0, 1), (1, 0), 1));
+    }
+}

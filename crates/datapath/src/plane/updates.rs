@@ -1,0 +1,59 @@
+//! Changes of what workers know, counted.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// What changes what workers know.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Update {
+    VnicAdded,
+    VnicChanged,
+    VnicRemoved,
+    GroupChanged,
+    PeersChanged,
+}
+
+/// Counts them.
+#[derive(Default)]
+pub(crate) struct Updates([AtomicU64; Self::NAMES.len()]);
+
+impl Updates {
+    /// In the order of [`Update`].
+    const NAMES: [&str; 5] =
+        ["nic-added", "nic-changed", "nic-removed", "group-changed", "peers-changed"];
+
+    /// Workers have been given one.
+    pub fn add(&self, update: Update) {
+        if let Some(cell) = self.0.get(update as usize) {
+            cell.fetch_add(1, Relaxed);
+        }
+    }
+
+    pub fn list(&self) -> Vec<(&'static str, u64)> {
+        Self::NAMES
+            .into_iter()
+            .zip(&self.0)
+            .map(|(name, cell)| (name, cell.load(Relaxed)))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_update_has_its_own_number() {
+        let updates = Updates::default();
+        let all = [
+            Update::VnicAdded,
+            Update::VnicChanged,
+            Update::VnicRemoved,
+            Update::GroupChanged,
+            Update::PeersChanged,
+        ];
+        for (n, update) in all.into_iter().enumerate() {
+            (0..=n).for_each(|_| updates.add(update));
+        }
+        assert!(updates.list().into_iter().map(|(_, n)| n).eq(1..=all.len() as u64));
+    }
+}

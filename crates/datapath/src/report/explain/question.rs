@@ -1,0 +1,372 @@
+//! The question: from a few words to a whole frame.
+
+use std::net::IpAddr;
+
+use butterfly_packet::{
+    build::{self, Ip, Tcp},
+    icmp::{v4, v6},
+    mac::Mac,
+    protocol::{ICMP, ICMPV6, SCTP, TCP, UDP},
+    sctp,
+};
+
+use crate::report::explain::message;
+use crate::{
+    ip::{
+        discovery::link_local,
+        tcp::{ACK, FIN, RST, SYN, Track},
+    },
+    world::{
+        rules::number,
+        snapshot::{Snapshot, Vnic},
+    },
+};
+
+/// Who sends the packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// This vnic.
+    Vnic(String),
+    /// Somebody of this network on another host.
+    Outside(u32),
+}
+
+/// Who it is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Whoever has this address.
+    Address(IpAddr),
+    /// This vnic, at its first address of the sender's family.
+    Vnic(String),
+}
+
+/// A packet to be explained. What is not said is as a guest would have it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// Sender.
+    pub from: Origin,
+    /// Destination.
+    pub to: Target,
+    /// Source address; else the sender's first of the family.
+    pub source: Option<IpAddr>,
+    /// Source on the link; else the sender's.
+    pub source_mac: Option<Mac>,
+    /// Destination on the link; else that of the vnic that has the address.
+    pub destination_mac: Option<Mac>,
+    /// IP protocol.
+    pub protocol: u8,
+    /// Source port, or the identifier of an echo; else 49152.
+    pub source_port: Option<u16>,
+    /// Destination port; needed for TCP, UDP and SCTP.
+    pub destination_port: Option<u16>,
+    /// Of TCP; else SYN.
+    pub flags: Option<u8>,
+    /// Type and code of ICMP; else an echo request.
+    pub icmp: Option<(u8, u8)>,
+    /// Bytes of the IP packet; else as few as it takes.
+    pub length: Option<u16>,
+    /// Whether the answer is to be explained too.
+    pub reply: bool,
+}
+
+/// Why a question has no answer.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs)] // the texts say it
+pub enum NoAnswer {
+    #[error("no vnic with id {0}")]
+    UnknownVnic(String),
+    #[error("VNI {0} is above 16777215")]
+    BadVni(u32),
+    #[error("no vnic of VNI {0} is on this host: what arrives for it is dropped as unknown-vni")]
+    UnknownVni(u32),
+    #[error("nothing comes from outside: without an uplink, networks end at this host")]
+    NoUplink,
+    #[error("{who} has no {family} address to {what}")]
+    NoAddress { who: String, family: &'static str, what: &'static str },
+    #[error("source {source_ip} and destination {destination} are of different families")]
+    Families { source_ip: IpAddr, destination: IpAddr },
+    #[error("{0} needs a destination port")]
+    NeedsPort(&'static str),
+    #[error("who sends it from outside has an address: give its source address")]
+    NeedsSource,
+    #[error(
+        "no NIC of this host has {0}: it may be on another host, and its MAC address is not known here"
+    )]
+    NeedsMac(IpAddr),
+    #[error("{0} waits for its MAC address, which {1} has: it gets nothing until that one is gone")]
+    Waits(String, String),
+    #[error("protocol {0} goes with {1} addresses")]
+    WrongFamily(u8, &'static str),
+    #[error(
+        "{0} is a mirror of {1}: it gets copies of that one's frames and nothing else, and sends nothing"
+    )]
+    Mirror(String, String),
+    #[error("{0} bytes are too few for the headers of this packet, which take {1}")]
+    TooShort(u16, usize),
+    #[error("no memory for a copy of what concerns the packet")]
+    NoMemory,
+}
+
+/// Where a TCP connection begins to count.
+const SEQUENCE: u32 = 1_000_000;
+const EPHEMERAL: u16 = 49_152;
+/// Stands for a station on another host whose link address does not matter.
+const ELSEWHERE: Mac = Mac([2, 0, 0, 0, 0, 1]);
+
+fn waits_for(vnic: &Vnic, snapshot: &Snapshot) -> NoAnswer {
+    let having = snapshot.waits_for(vnic).map_or_else(String::new, |having| having.id.to_string());
+    NoAnswer::Waits(vnic.id.to_string(), having)
+}
+
+/// A question made whole.
+pub(super) struct Asked {
+    pub vni: u32,
+    /// Slot of the sender; of the trunk, if it comes from outside.
+    pub from: u32,
+    /// Source and destination on the link.
+    pub macs: (Mac, Mac),
+    pub ips: (IpAddr, IpAddr),
+    pub frame: Vec<u8>,
+    /// Nobody in the network would tell the sender the link address.
+    pub unanswered: bool,
+    /// Sequence and acknowledgement number of TCP.
+    numbers: (u32, u32),
+    question: Question,
+}
+
+/// Finds out what the question leaves open.
+pub(super) fn resolve(
+    question: &Question,
+    snapshot: &Snapshot,
+    spans_hosts: bool,
+) -> Result<Asked, NoAnswer> {
+    let by_id = |id: &str| {
+        snapshot.vnics.iter().map(|(_, vnic)| vnic).find(|vnic| !vnic.trunk && *vnic.id == *id)
+    };
+    let known = |id: &String| by_id(id).ok_or_else(|| NoAnswer::UnknownVnic(id.clone()));
+    let (vni, sender) = match &question.from {
+        Origin::Vnic(id) => {
+            let vnic = known(id)?;
+            no_mirror(vnic)?;
+            (vnic.vni, Some(vnic))
+        }
+        Origin::Outside(vni) if *vni > 0xff_ffff => return Err(NoAnswer::BadVni(*vni)),
+        Origin::Outside(vni) => (*vni, None),
+    };
+    let network = snapshot.network(vni).ok_or(NoAnswer::UnknownVni(vni))?;
+    let from = match sender {
+        Some(vnic) => vnic.place.slot,
+        None => network.remote.as_ref().map(|remote| remote.slot).ok_or(NoAnswer::NoUplink)?,
+    };
+    let (destination, receiver) = match &question.to {
+        Target::Address(ip) => {
+            let mut here = network.members.iter().filter_map(|slot| snapshot.vnics.get(*slot));
+            let address = number(*ip);
+            // Declared, made of its MAC address, or made up by its machine and seen.
+            let declared = network.holders.get(address).is_some();
+            let has = |vnic: &Vnic| {
+                vnic.rules.owns(address)
+                    || link_local(vnic.mac) == address
+                    || !declared && vnic.shared.bound.has(address)
+            };
+            let found = here.find(|vnic| vnic.place.slot != from && has(vnic));
+            let mut waiting = network.waiting.iter().filter_map(|slot| snapshot.vnics.get(*slot));
+            match (found, waiting.find(|vnic| vnic.rules.owns(address))) {
+                (None, Some(waits)) => return Err(waits_for(waits, snapshot)),
+                _ => (*ip, found),
+            }
+        }
+        Target::Vnic(id) => {
+            let vnic = known(id)?;
+            no_mirror(vnic)?;
+            if snapshot.waits_for(vnic).is_some() {
+                return Err(waits_for(vnic, snapshot));
+            }
+            let v6 = question.source.map(|ip| ip.is_ipv6());
+            let v6 = v6.or(sender
+                .and_then(|vnic| first(vnic, None))
+                .map(|ip| ip.is_ipv6())
+                .filter(|v6| first(vnic, Some(*v6)).is_some()));
+            let address = first(vnic, v6).ok_or_else(|| lacks(id, v6, "send to"))?;
+            (address, Some(vnic).filter(|vnic| vnic.vni == vni))
+        }
+    };
+    let source = match (question.source, sender) {
+        (Some(source), _) => source,
+        (None, Some(vnic)) => first(vnic, Some(destination.is_ipv6()))
+            .ok_or_else(|| lacks(&vnic.id, Some(destination.is_ipv6()), "send from"))?,
+        (None, None) => return Err(NoAnswer::NeedsSource),
+    };
+    if source.is_ipv6() != destination.is_ipv6() {
+        return Err(NoAnswer::Families { source_ip: source, destination });
+    }
+    let source_mac = question.source_mac.or(sender.map(|vnic| vnic.mac)).unwrap_or(ELSEWHERE);
+    let destination_mac = match (question.destination_mac, receiver, destination) {
+        (Some(mac), _, _) => Some(mac),
+        (None, Some(vnic), _) => Some(vnic.mac),
+        (None, None, IpAddr::V4(ip)) if ip.is_broadcast() => Some(Mac::BROADCAST),
+        (None, None, IpAddr::V4(ip)) if ip.is_multicast() => Some(Mac::of_group_v4(ip)),
+        (None, None, IpAddr::V6(ip)) if ip.is_multicast() => Some(Mac::of_group_v6(ip)),
+        (None, None, ip)
+            if spans_hosts && sender.is_some() && matches!(question.to, Target::Address(_)) =>
+        {
+            return Err(NoAnswer::NeedsMac(ip));
+        }
+        (None, None, _) => None,
+    };
+    let mut asked = Asked {
+        vni,
+        from,
+        macs: (source_mac, destination_mac.unwrap_or(Mac::ZERO)),
+        ips: (source, destination),
+        frame: Vec::new(),
+        unanswered: destination_mac.is_none(),
+        numbers: (SEQUENCE, 0),
+        question: question.clone(),
+    };
+    asked.frame = asked.build()?;
+    Ok(asked)
+}
+
+fn no_mirror(vnic: &Vnic) -> Result<(), NoAnswer> {
+    match &vnic.mirrors {
+        Some(target) => Err(NoAnswer::Mirror(vnic.id.to_string(), target.to_string())),
+        None => Ok(()),
+    }
+}
+
+/// A vnic's first address of a family, or of any.
+fn first(vnic: &Vnic, v6: Option<bool>) -> Option<IpAddr> {
+    let mut own = vnic.rules.own.iter().map(|number| crate::world::rules::address(*number));
+    own.find(|ip| v6.is_none_or(|v6| ip.is_ipv6() == v6))
+}
+
+fn lacks(who: &str, v6: Option<bool>, what: &'static str) -> NoAnswer {
+    let family = match v6 {
+        Some(true) => "IPv6",
+        Some(false) => "IPv4",
+        None => "IP",
+    };
+    NoAnswer::NoAddress { who: who.to_owned(), family, what }
+}
+
+fn ip((source, destination): (IpAddr, IpAddr), macs: (Mac, Mac)) -> Option<Ip> {
+    let link = build::ethernet(macs.0, macs.1);
+    match (source, destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => Some(link.ipv4(source, destination)),
+        (IpAddr::V6(source), IpAddr::V6(destination)) => Some(link.ipv6(source, destination)),
+        _ => None,
+    }
+}
+
+impl Asked {
+    fn ports(&self, name: &'static str) -> Result<(u16, u16), NoAnswer> {
+        let Question { source_port, destination_port, .. } = self.question;
+        Ok((source_port.unwrap_or(EPHEMERAL), destination_port.ok_or(NoAnswer::NeedsPort(name))?))
+    }
+
+    fn build(&self) -> Result<Vec<u8>, NoAnswer> {
+        let (source, destination) = self.ips;
+        let ip =
+            ip(self.ips, self.macs).ok_or(NoAnswer::Families { source_ip: source, destination })?;
+        let bare = self.packet(&ip, &[])?;
+        let Some(length) = self.question.length else { return Ok(bare) };
+        let headers = bare.len() - butterfly_packet::ethernet::HEADER_LEN;
+        match usize::from(length).checked_sub(headers) {
+            None => Err(NoAnswer::TooShort(length, headers)),
+            Some(more) => self.packet(&ip, &vec![0; more]),
+        }
+    }
+
+    fn packet(&self, ip: &Ip, payload: &[u8]) -> Result<Vec<u8>, NoAnswer> {
+        let v6 = self.ips.0.is_ipv6();
+        let Question { protocol, flags, icmp, source_port, .. } = self.question;
+        Ok(match protocol {
+            TCP => {
+                let (from, to) = self.ports("TCP")?;
+                let (sequence, acknowledgement) = self.numbers;
+                ip.tcp(
+                    &Tcp { sequence, acknowledgement, ..Tcp::new(from, to, flags.unwrap_or(SYN)) },
+                    payload,
+                )
+            }
+            UDP => {
+                let (from, to) = self.ports("UDP")?;
+                // A filter reads the whole message.
+                let message = message::dhcp(from, to, v6, self.macs.0).unwrap_or_default();
+                ip.udp(from, to, &[&message, payload].concat())
+            }
+            SCTP => ip.sctp(self.ports("SCTP")?, 0, sctp::INIT, &[payload, &[0; 16]].concat()),
+            ICMP if v6 => return Err(NoAnswer::WrongFamily(ICMP, "IPv4")),
+            ICMPV6 if !v6 => return Err(NoAnswer::WrongFamily(ICMPV6, "IPv6")),
+            ICMPV6
+                if let Some(discovery) = icmp.and_then(|(kind, code)| {
+                    message::discovery(ip.clone(), kind, code, self.ips, self.macs.0)
+                }) =>
+            {
+                discovery
+            }
+            ICMP | ICMPV6 => match icmp {
+                Some((kind, code)) => {
+                    ip.icmp(kind, code, u32::from(source_port.unwrap_or(1)) << 16 | 1, payload)
+                }
+                None => ip.ping(source_port.unwrap_or(1), 1, payload),
+            },
+            other => ip.payload(other, payload),
+        })
+    }
+
+    /// Gives a packet of TCP that opens no connection the numbers that its connection has reached.
+    pub fn go_on(&mut self, track: &Track, direction: usize) {
+        let Some(flags) =
+            self.question.flags.filter(|flags| self.question.protocol == TCP && flags & SYN == 0)
+        else {
+            return;
+        };
+        if let (Some(own), Some(other)) = (track.end.get(direction), track.end.get(1 - direction)) {
+            self.numbers = (*own, if flags & ACK != 0 { *other } else { 0 });
+            self.frame = self.build().unwrap_or_default();
+        }
+    }
+}
+
+/// What the receiver of a packet would answer, and the slot it answers from. `None` if nobody
+/// answers such a packet.
+pub(super) fn answer(asked: &Asked, receiver: Option<u32>) -> Option<(Vec<u8>, u32)> {
+    let receiver = receiver?;
+    let Question { protocol, flags, icmp, source_port, .. } = asked.question;
+    let ip = ip((asked.ips.1, asked.ips.0), (asked.macs.1, asked.macs.0))?;
+    let frame = match protocol {
+        TCP => {
+            let (from, to) = asked.ports("TCP").ok()?;
+            let sent = flags.unwrap_or(SYN);
+            let back = match sent {
+                flags if flags & RST != 0 => return None,
+                flags if flags & SYN != 0 => SYN | ACK,
+                flags if flags & FIN != 0 => FIN | ACK,
+                _ => ACK,
+            };
+            let (sequence, acknowledgement) = asked.numbers;
+            let next = sequence.wrapping_add(u32::from(sent & (SYN | FIN) != 0));
+            let own = if acknowledgement == 0 { SEQUENCE } else { acknowledgement };
+            ip.tcp(&Tcp { sequence: own, acknowledgement: next, ..Tcp::new(to, from, back) }, &[])
+        }
+        UDP => {
+            let (from, to) = asked.ports("UDP").ok()?;
+            ip.udp(to, from, &[])
+        }
+        SCTP => {
+            let (from, to) = asked.ports("SCTP").ok()?;
+            ip.sctp((to, from), 1, sctp::INIT_ACK, &[0; 16])
+        }
+        ICMP if icmp.is_none_or(|(kind, _)| kind == v4::ECHO_REQUEST) => {
+            ip.icmp(v4::ECHO_REPLY, 0, u32::from(source_port.unwrap_or(1)) << 16 | 1, &[])
+        }
+        ICMPV6 if icmp.is_none_or(|(kind, _)| kind == v6::ECHO_REQUEST) => {
+            ip.icmp(v6::ECHO_REPLY, 0, u32::from(source_port.unwrap_or(1)) << 16 | 1, &[])
+        }
+        ICMP | ICMPV6 => return None,
+        other => ip.payload(other, &[]),
+    };
+    Some((frame, receiver))
+}

@@ -1,0 +1,205 @@
+//! The world that a packet is walked in: what concerns it, copied, so that stages may change it.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
+};
+
+use crate::engine::tap::Notes;
+use crate::{
+    engine::{counters::Counters, inside::Inside, mac::number},
+    ip::{frame::inside, parse::parse, tcp::Track},
+    plane::copy_with,
+    session::{Key, Life, Shares, Table},
+    stages::site::Context,
+    worker::Shared,
+    world::{
+        bindings::Bindings,
+        fdb::Fdb,
+        rules::Cells,
+        snapshot::{Network, Shared as VnicShared, Snapshot, Vnic},
+    },
+};
+
+use butterfly_packet::mac::Mac;
+
+/// Room for the sessions of one packet and its answer.
+const SESSIONS: u32 = 1024;
+
+/// The copies.
+pub(super) struct World<'a> {
+    pub shared: &'a Shared,
+    pub snapshot: Snapshot,
+    pub table: Table,
+    cells: Cells,
+    bindings: Bindings,
+    fdb: Fdb,
+    notes: Notes,
+    shares: Shares,
+}
+
+/// A worker's number, of counters that are there once.
+const WORKER: usize = 0;
+
+impl<'a> World<'a> {
+    /// What concerns packets of a network. `None` if there is no memory for it.
+    pub fn new(shared: &'a Shared, snapshot: &Snapshot, vni: u32) -> Option<World<'a>> {
+        let mut own = snapshot.clone();
+        if let Some(at) = own.by_vni.get(&vni).copied()
+            && let Some(network) = own.networks.get(at).cloned()
+        {
+            let trunk = network.remote.as_ref().map(|remote| remote.slot);
+            for slot in network.members.iter().copied().chain(trunk) {
+                if let Some(vnic) = own.vnics.get(slot).cloned() {
+                    own.vnics.set(
+                        slot,
+                        Some(Arc::new(Vnic {
+                            shared: counts(&vnic.shared),
+                            ..copy_with(&vnic, vnic.rules.clone())
+                        })),
+                    );
+                }
+            }
+            let network = Network {
+                learnt: same(&network.learnt).into(),
+                sessions: same(&network.sessions).into(),
+                ..Network::clone(&network)
+            };
+            own.networks.set(at, Some(Arc::new(network)));
+        }
+        let bindings = Bindings::new().ok()?;
+        own.vnics
+            .iter()
+            .filter(|(_, vnic)| vnic.vni == vni)
+            .for_each(|(_, vnic)| bindings.adopt(vnic, &own));
+        Some(World {
+            shared,
+            snapshot: own,
+            table: Table::like(&shared.table, SESSIONS).ok()?,
+            cells: Cells::new().ok()?,
+            bindings,
+            fdb: Fdb::new(shared.fdb.ageing()),
+            notes: Notes::default(),
+            shares: shared.shares.copy(),
+        })
+    }
+
+    /// Takes what the switch knows of where stations are.
+    pub fn take_stations(&self, vni: u32, stations: [Mac; 2]) {
+        let now = self.shared.clock.now();
+        for station in stations.map(number) {
+            if let Some(place) = self.shared.fdb.lookup(vni, station, now) {
+                self.fdb.learn(vni, station, place, now, true);
+            }
+        }
+    }
+
+    /// Takes what the switch knows of a conversation.
+    pub fn take_sessions(&self, key: &Key) {
+        let real = &self.shared.table;
+        // Visits all.
+        real.find_map(real.hash(key), |index, stored, admission| {
+            let line = real.record(index).line2();
+            let life = Life { now: line.seen, state: line.state, track: line.track };
+            // Known from the packet before, maybe: what that changed counts.
+            let _ = self.table.insert(
+                self.table.hash(&stored),
+                &stored,
+                admission,
+                &life,
+                |_| false,
+                |_, _, _| (),
+            );
+            for cell in admission.cells {
+                self.cells.take_back(cell, self.shared.cells.taken_back(cell));
+            }
+            None::<()>
+        });
+    }
+
+    /// How far the connection of a TCP segment from this slot has come, and whether that end opened
+    /// it (0) or the other one did.
+    pub fn reached(&self, frame: &[u8], vni: u32, from: u32) -> Option<(Track, usize)> {
+        let Inside::Ip { at, vlan } = inside(frame) else { return None };
+        let tuple = parse(frame, at.into(), vlan, frame.len() as u32).ok()?.tuple;
+        let real = &self.shared.table;
+        let key = Key::new(&tuple, vni, from, from);
+        real.find_map(real.hash(&key), |index, stored, _| {
+            let direction = match stored.slots() {
+                _ if stored.vni() != vni => return None,
+                (opener, _) if opener == from && stored.tuple() == tuple => 0,
+                (_, responder) if responder == from && stored.tuple().reversed() == tuple => 1,
+                _ => return None,
+            };
+            Some((real.record(index).line2().track, direction))
+        })
+    }
+
+    /// What stages need, for frames of this sender.
+    pub fn context<'c>(&'c self, sender: &'c Vnic, network: &'c Network) -> Context<'c> {
+        Context {
+            snapshot: &self.snapshot,
+            fdb: &self.fdb,
+            sender,
+            network,
+            worker: WORKER,
+            now: self.shared.clock.now(),
+            clock: &self.shared.clock,
+            table: &self.table,
+            cells: &self.cells,
+            bindings: &self.bindings,
+            timeouts: &self.shared.sessions.timeouts,
+            tcp_pickup: self.shared.sessions.tcp_pickup,
+            shares: &self.shares,
+            tunnel: self.shared.tunnel.as_ref(),
+            // Nobody watches what does not happen.
+            watched: None,
+            notes: &self.notes,
+            budget: std::cell::Cell::new(crate::engine::budget::Budget::WHOLE),
+            floods: std::cell::Cell::new(false),
+        }
+    }
+}
+
+fn same(count: &AtomicU32) -> AtomicU32 {
+    AtomicU32::new(count.load(Relaxed))
+}
+
+/// What is counted and remembered of a vnic, apart. Its rings are its own: nothing here touches
+/// them.
+fn counts(shared: &VnicShared) -> Arc<VnicShared> {
+    let VnicShared {
+        port,
+        learnt,
+        flood_tokens,
+        flood_filled,
+        sessions,
+        attached,
+        elsewhere,
+        bound,
+        driving,
+        answered,
+        dhcp,
+        discovery,
+        ..
+    } = shared;
+    let same64 = |word: &AtomicU64| AtomicU64::new(word.load(Relaxed));
+    Arc::new(VnicShared {
+        port: port.clone(),
+        counters: Counters::new(WORKER + 1),
+        learnt: same(learnt),
+        flood_tokens: same64(flood_tokens),
+        flood_filled: same64(flood_filled),
+        sessions: sessions.copy(),
+        attached: same(attached),
+        presence: Default::default(),
+        elsewhere: AtomicBool::new(elsewhere.load(Relaxed)),
+        leaving: AtomicBool::new(false),
+        bound: bound.copy(),
+        driving: AtomicBool::new(driving.load(Relaxed)),
+        announcing: Default::default(),
+        answered: same64(answered),
+        dhcp: dhcp.copy(),
+        discovery: discovery.copy(),
+    })
+}

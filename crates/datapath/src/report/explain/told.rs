@@ -1,0 +1,424 @@
+//! What the stages decided, for the operator.
+
+use std::net::IpAddr;
+
+use butterfly_model::Direction;
+use butterfly_packet::{
+    mac::Mac,
+    protocol::{ICMP, ICMPV6},
+    tcp::{ACK, FIN, RST, SYN},
+};
+
+use crate::report::explain::{
+    Fate, Mark, Step, Walk,
+    question::Asked,
+    tried::{self, Wanted, protocol_name, told},
+};
+use crate::{
+    engine::{batch::Verdict, inside::Inside, place::PeerRef, reason::DropReason},
+    ip::{Address, BAD_DHCP, DHCP_LIMIT, L4, Packet, frame::inside, parse::parse, tcp::TcpState},
+    overlay::Tunnel,
+    plane::{Plane, sessions::Admission},
+    session::{Found, State, Table},
+    stages::{
+        claims::{self, IP_CLAIMED},
+        filter::{self, EGRESS_DENIED, FOR_ROUTERS, INGRESS_DENIED, SPOOFED_IP},
+        reasons::info,
+        site::Context,
+    },
+    world::{
+        rules::address,
+        snapshot::{Snapshot, Vnic},
+    },
+};
+
+fn step(stage: &'static str, mark: Mark, text: impl Into<String>) -> Step {
+    Step { stage, mark, text: text.into(), details: Vec::new() }
+}
+
+/// A frame in a line.
+pub(super) fn packet(frame: &[u8]) -> String {
+    let len = frame.len();
+    let Inside::Ip { at, vlan } = inside(frame) else { return format!("a frame of {len} bytes") };
+    let Ok(packet) = parse(frame, at.into(), vlan, len as u32) else {
+        return format!("a packet of {len} bytes that cannot be read");
+    };
+    let tuple = packet.tuple;
+    let end = |ip: Address, port: u16| match (tuple.protocol, address(ip)) {
+        (ICMP | ICMPV6, ip) => ip.to_string(),
+        (_, ip) if port == 0 => ip.to_string(),
+        (_, IpAddr::V6(ip)) => format!("[{ip}]:{port}"),
+        (_, ip) => format!("{ip}:{port}"),
+    };
+    let (source, destination) =
+        (end(tuple.source, tuple.source_port), end(tuple.destination, tuple.destination_port));
+    let what = match packet.l4 {
+        L4::Tcp(segment) => flags(segment.flags),
+        L4::Echo { request: true } => " echo request".into(),
+        L4::Echo { request: false } => " echo reply".into(),
+        L4::Icmp { kind, code } => format!(" type {kind} code {code}"),
+        L4::Dhcp(_) => " DHCP".into(),
+        L4::Discovery(_) => " discovery".into(),
+        _ => String::new(),
+    };
+    format!("{} {source} > {destination}{what}, {len} bytes", protocol_name(tuple.protocol))
+}
+
+fn flags(flags: u8) -> String {
+    let names = [(SYN, "SYN"), (FIN, "FIN"), (RST, "RST"), (ACK, "ACK")];
+    names.iter().filter(|(bit, _)| flags & bit != 0).map(|(_, name)| format!(" {name}")).collect()
+}
+
+/// The stage that drops it.
+pub(super) fn dropped(stage: &'static str, reason: DropReason) -> Step {
+    let info = info(reason);
+    step(
+        stage,
+        Mark::Stop,
+        format!("{}: {}", info.name, info.description.trim().trim_end_matches('.')),
+    )
+}
+
+/// Nobody in the network has the address.
+pub(super) fn never_sent(asked: &Asked, snapshot: &Snapshot) -> Walk {
+    let wanted = asked.ips.1;
+    let vnics = snapshot.vnics.iter().map(|(_, vnic)| vnic).filter(|vnic| vnic.mirrors.is_none());
+    let owner = vnics.into_iter().find(|vnic| vnic.rules.owns(crate::world::rules::number(wanted)));
+    let mut lookup = step(
+        "lookup",
+        Mark::Stop,
+        format!("nobody in VNI {} has {wanted}: its sender gets no answer to ARP or ND", asked.vni),
+    );
+    if let Some(owner) = owner {
+        lookup
+            .details
+            .push(format!("{} has it, in VNI {}: networks do not meet", owner.id, owner.vni));
+    }
+    Walk {
+        packet: packet(&asked.frame),
+        frame: Vec::new(),
+        steps: vec![lookup],
+        admitted: [None, None],
+        fate: Fate::NoAddress,
+    }
+}
+
+/// Whose frame it is.
+pub(super) fn source(sender: &Vnic) -> Step {
+    let text = match sender {
+        Vnic { trunk: true, .. } => {
+            "comes from another host: its sources are not checked here".to_owned()
+        }
+        vnic if vnic.rules.bypass => {
+            format!("{} bypasses filters: its sources are not checked", vnic.id)
+        }
+        vnic => format!("{} is the MAC address of {}", vnic.mac, vnic.id),
+    };
+    step("source", Mark::Pass, text)
+}
+
+/// Whose address it is that somebody else claims.
+pub(super) fn owner(claimed: Address, context: &Context<'_>) -> Option<String> {
+    let owners = claims::owners(claimed, context);
+    (!owners.is_empty())
+        .then(|| format!("{} is an address of {}", address(claimed), owners.join(", ")))
+}
+
+/// Where it goes.
+pub(super) fn lookup(verdict: Verdict, frame: &[u8], context: &Context<'_>) -> Step {
+    let mac = frame.first_chunk().map_or(Mac::ZERO, |bytes| Mac(*bytes));
+    let text = match verdict {
+        Verdict::Deliver(slot) => match context.snapshot.vnics.get(slot) {
+            Some(vnic) if vnic.mac == mac => format!("{mac} is {}, on this host", vnic.id),
+            Some(vnic) => format!("{mac} was last seen behind {}, on this host", vnic.id),
+            None => format!("{mac} is on this host"),
+        },
+        Verdict::Tunnel(peer) => format!("{mac} was last seen on host {}", host(peer, context)),
+        Verdict::Flood { unknown: true } => {
+            format!(
+                "{mac} is not known in VNI {}: it goes to all who may have it",
+                context.sender.vni
+            )
+        }
+        Verdict::Flood { unknown: false } => {
+            format!("{mac} is a group address: it goes to everybody in VNI {}", context.sender.vni)
+        }
+        Verdict::Drop(..) | Verdict::Undecided | Verdict::Later => format!("{mac}"),
+    };
+    step("lookup", Mark::Pass, text)
+}
+
+fn host(peer: PeerRef, context: &Context<'_>) -> String {
+    let peer = context.tunnel.and_then(|tunnel| tunnel.peers.get(peer));
+    peer.map_or("unknown".into(), |peer| address(peer.address()).to_string())
+}
+
+/// A session as it was before the packet.
+pub(super) struct Known {
+    state: &'static str,
+    cut: bool,
+    opened_by: String,
+    age: u32,
+    idle: u32,
+}
+
+impl Known {
+    /// From the switch's own table.
+    pub fn of(found: &Found, context: &Context<'_>, real: &Table) -> Option<Known> {
+        let (key, _) = context.table.record(found.index).read()?;
+        let index = real.find(real.hash(&key), |stored| *stored == key);
+        let line = index.map_or_else(
+            || context.table.record(found.index).line2(),
+            |index| real.record(index).line2(),
+        );
+        let opener = context.snapshot.vnics.get(key.slots().0);
+        Some(Known {
+            state: line.state.name(),
+            cut: line.state == State::Tcp(TcpState::Cut),
+            opened_by: opener
+                .filter(|vnic| !vnic.trunk)
+                .map_or("another host".into(), |vnic| vnic.id.to_string()),
+            age: context.now.saturating_sub(line.made),
+            idle: context.now.saturating_sub(line.seen),
+        })
+    }
+}
+
+/// What the filter had to go by.
+pub(super) struct Decided<'a> {
+    pub known: Option<Known>,
+    pub before: Option<Found>,
+    pub after: Option<Found>,
+    pub drop: Option<(DropReason, u32)>,
+    /// `None` of what goes to several.
+    pub receiver: Option<&'a std::sync::Arc<Vnic>>,
+    pub packet: Option<&'a Packet>,
+    /// What the rules and the exceptions at both ends said before it passed, as it counts against
+    /// some of them.
+    pub said: Option<[Result<u32, DropReason>; 2]>,
+}
+
+/// What the filter did. Returns what admits the packet at both ends.
+pub(super) fn filter(
+    plane: &Plane,
+    context: &Context<'_>,
+    decided: &Decided<'_>,
+    steps: &mut Vec<Step>,
+) -> [Option<Admission>; 2] {
+    let sender = context.sender;
+    let (Some(packet), Some(receiver)) = (decided.packet, decided.receiver) else {
+        // To several: each receiver has its own word, at delivery.
+        if let Some((reason, _)) = decided.drop {
+            steps.push(dropped("filter", reason));
+        }
+        return [None, None];
+    };
+    if sender.rules.bypass && receiver.rules.bypass {
+        let text = if receiver.trunk || sender.trunk {
+            "the end that is here bypasses filters"
+        } else {
+            "both ends bypass filters"
+        };
+        steps.push(step("filter", Mark::Pass, format!("{text}: nothing is decided")));
+        let by = |end: &Vnic| if end.trunk { Admission::OtherHost } else { Admission::Bypass };
+        return [Some(by(sender)), Some(by(receiver))];
+    }
+    let again = match (decided.before, decided.after) {
+        (Some(before), Some(after)) => {
+            before.index != after.index || before.admission.stamp != after.admission.stamp
+        }
+        _ => true,
+    };
+    steps.push(session(decided, again));
+    let rules = plane.rules_by_cell();
+    let by = |end: &Vnic, cell: u32, zero: Admission| match rules.get(&cell) {
+        _ if end.trunk => Admission::OtherHost,
+        _ if end.rules.bypass => Admission::Bypass,
+        Some((group, rule)) if cell != 0 => {
+            Admission::Rule { group: group.clone(), rule: rule.clone() }
+        }
+        _ => zero,
+    };
+    if let (Some(after), None) = (decided.after, decided.drop) {
+        let (opener, responder): (&Vnic, &Vnic) =
+            if after.direction == 0 { (sender, receiver) } else { (receiver, sender) };
+        let [egress, ingress] = after.admission.cells;
+        let admitted =
+            [by(opener, egress, Admission::DefaultEgress), by(responder, ingress, Admission::Gone)];
+        if after.direction == 0 || again {
+            steps.push(step("egress", Mark::Pass, let_out(opener, &admitted[0])));
+            steps.push(step("ingress", Mark::Pass, let_in(responder, &admitted[1])));
+        }
+        return admitted.map(Some);
+    }
+    let Some([egress, ingress]) = decided.said else { return [None, None] };
+    let mut admitted = [None, None];
+    let tuple = packet.tuple;
+    let port = filter::rule_port(packet);
+    let wanted = |direction, peer| Wanted { direction, peer, protocol: tuple.protocol, port };
+    // What refused it, if the rules did; else they are what would have admitted it.
+    let by_rules = decided.drop.is_none_or(|(reason, _)| {
+        [EGRESS_DENIED, INGRESS_DENIED, FOR_ROUTERS, SPOOFED_IP, IP_CLAIMED, BAD_DHCP, DHCP_LIMIT]
+            .contains(&reason)
+    });
+    match egress {
+        Ok(cell) => {
+            let by = by(sender, cell, free_egress(sender));
+            steps.push(step("egress", Mark::Pass, let_out(sender, &by)));
+            admitted[0] = Some(by);
+        }
+        Err(reason) => {
+            let mut refused = dropped("egress", reason);
+            if reason == IP_CLAIMED {
+                refused.details.extend(owner(tuple.source, context));
+            } else if reason == SPOOFED_IP {
+                refused.details.push(format!(
+                    "{} is not an address of {}",
+                    address(tuple.source),
+                    sender.id
+                ));
+            } else {
+                refused.details = tried::tried(
+                    plane,
+                    sender,
+                    &wanted(Direction::Outbound, tuple.destination),
+                    context.snapshot,
+                    &rules,
+                );
+            }
+            steps.push(refused);
+        }
+    }
+    match ingress {
+        Ok(cell) => {
+            let by = by(receiver, cell, Admission::Gone);
+            steps.push(step("ingress", Mark::Pass, let_in(receiver, &by)));
+            admitted[1] = Some(by);
+        }
+        Err(reason) => {
+            let mut refused = dropped("ingress", reason);
+            refused.details = tried::tried(
+                plane,
+                receiver,
+                &wanted(Direction::Inbound, tuple.source),
+                context.snapshot,
+                &rules,
+            );
+            if egress.is_err() {
+                refused.text = format!("and if it got so far: {}", refused.text);
+                refused.mark = Mark::Note;
+            }
+            steps.push(refused);
+        }
+    }
+    if let Some((reason, _)) =
+        decided.drop.filter(|_| !by_rules || (egress.is_ok() && ingress.is_ok()))
+    {
+        steps.push(dropped("session", reason));
+    }
+    admitted
+}
+
+fn free_egress(sender: &Vnic) -> Admission {
+    if sender.rules.policy.egress.is_some() { Admission::Gone } else { Admission::DefaultEgress }
+}
+
+fn session(decided: &Decided<'_>, again: bool) -> Step {
+    let Some(known) = &decided.known else {
+        let text = match decided.after {
+            Some(_) => "new: it makes one, by which its answers pass",
+            None => "none is known: the rules decide",
+        };
+        return step("session", Mark::Note, text);
+    };
+    let Known { state, cut, opened_by, age, idle } = known;
+    let what = format!("{state}, opened by {opened_by} {age} s ago, last packet {idle} s ago");
+    match (decided.after, decided.drop) {
+        _ if *cut => step(
+            "session",
+            Mark::Note,
+            format!(
+                "known, but policy took it back: only a SYN that the rules admit begins anew ({what})"
+            ),
+        ),
+        (Some(after), None) if after.direction == 1 && !again => {
+            step("session", Mark::Pass, format!("known: it passes as an answer ({what})"))
+        }
+        (Some(_), None) if !again => {
+            step("session", Mark::Pass, format!("known: it passes by it ({what})"))
+        }
+        (_, Some((reason, _))) if !again => dropped("session", reason),
+        _ => step(
+            "session",
+            Mark::Note,
+            format!("known, but what admitted it changed: it is decided again ({what})"),
+        ),
+    }
+}
+
+fn let_out(sender: &Vnic, by: &Admission) -> String {
+    match by {
+        Admission::OtherHost => "left to the host that it comes from".into(),
+        Admission::Bypass => format!("{} bypasses filters", sender.id),
+        Admission::DefaultEgress => format!(
+            "{} has no OUTBOUND rules: what comes from its own addresses may leave",
+            sender.id
+        ),
+        Admission::Rule { group, rule } => {
+            format!("{} may send it by group {group}: {}", sender.id, told(rule))
+        }
+        Admission::Gone => format!("{} may send it without a rule", sender.id),
+    }
+}
+
+fn let_in(receiver: &Vnic, by: &Admission) -> String {
+    match by {
+        Admission::OtherHost => "left to the host that it goes to".into(),
+        Admission::Bypass => format!("{} bypasses filters", receiver.id),
+        Admission::Rule { group, rule } => {
+            format!("{} may get it by group {group}: {}", receiver.id, told(rule))
+        }
+        Admission::DefaultEgress | Admission::Gone => {
+            format!("{} may get it without a rule", receiver.id)
+        }
+    }
+}
+
+/// It has a receiver that takes it.
+pub(super) fn delivery(receiver: &Vnic, free: Option<u16>) -> Step {
+    let text = match free {
+        Some(free) => format!("the guest of {} offers {free} buffers", receiver.id),
+        None => format!("{} is being given frames all the time", receiver.id),
+    };
+    step("delivery", Mark::Pass, text)
+}
+
+/// It goes to several.
+pub(super) fn flooded(here: &[String], details: Vec<String>) -> Step {
+    let text = match here {
+        [] => "nobody on this host gets it".to_owned(),
+        here => format!("on this host: {}", here.join(", ")),
+    };
+    Step { details, ..step("delivery", Mark::Note, text) }
+}
+
+/// It leaves.
+pub(super) fn leaves(context: &Context<'_>, tunnel: &Tunnel, to: &[IpAddr], group: bool) -> Step {
+    let to: Vec<String> = to.iter().map(ToString::to_string).collect();
+    let what = if group { "the group of the network" } else { "host" };
+    let text = format!(
+        "leaves in VXLAN, VNI {}, to {what} {}; it fits the MTU of {} inside",
+        context.sender.vni,
+        to.join(", "),
+        tunnel.inner_mtu()
+    );
+    step("tunnel", Mark::Pass, text)
+}
+
+/// Its next hop is being looked for.
+pub(super) fn waits(to: IpAddr) -> Step {
+    let text = format!(
+        "the next hop to {to} is not known yet: the packet waits for it, others until then are no-neighbour"
+    );
+    step("tunnel", Mark::Note, text)
+}

@@ -1,0 +1,235 @@
+//! Everything that is counted, for monitoring.
+//!
+//! Whoever reads this every few seconds must be felt by nobody: it takes no lock that a worker
+//! takes, or that a request or a guest's control thread may hold for long. So it knows what is in
+//! the snapshot and in counters, and not what a request can ask for besides.
+
+use std::{
+    net::IpAddr,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+use crate::{endpoint::side::Side, report::uplink::observe_uplink};
+use crate::{
+    engine::{counters::Counter, reason::ReasonInfo},
+    plane::Plane,
+    report::{
+        counts::{happened, pair},
+        workers::WorkerReport,
+    },
+    stages::reasons::reasons,
+    world::snapshot::Vnic,
+};
+
+/// Everything that is counted, at about one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Observation {
+    /// Vnics in the order of their places.
+    pub vnics: Vec<VnicObservation>,
+    /// Networks that have vnics here.
+    pub networks: Vec<NetworkObservation>,
+    /// Workers.
+    pub workers: Vec<WorkerReport>,
+    /// Every reason there is, with its count: drops of the whole host since it started, of vnics
+    /// that are gone included.
+    pub drops: Vec<(ReasonInfo, u64)>,
+    /// The table of sessions.
+    pub sessions: SessionObservation,
+    /// Changes that workers were given: their kind and number.
+    pub updates: Vec<(&'static str, u64)>,
+    /// The way to other hosts.
+    pub uplink: Option<UplinkObservation>,
+}
+
+/// A vnic.
+#[derive(Clone, Debug)]
+pub struct VnicObservation {
+    /// Its name.
+    pub id: Arc<str>,
+    /// Its network.
+    pub vni: u32,
+    /// A guest is attached.
+    pub attached: bool,
+    /// How often one attached.
+    pub attachments: u64,
+    /// Frames and bytes received from the guest.
+    pub received: (u64, u64),
+    /// Frames and bytes delivered to the guest.
+    pub delivered: (u64, u64),
+    /// Frames of the guest that went to several receivers.
+    pub flooded: u64,
+    /// Frames whose source was not learnt because a bound was reached.
+    pub learn_refused: u64,
+    /// Frames that said for the guest where it is now.
+    pub announced: u64,
+    /// Addresses learnt behind it.
+    pub learnt: u32,
+    /// Sessions that it is an end of.
+    pub sessions: u32,
+    /// Drops by reason, without reasons that did not happen.
+    pub drops: Vec<(&'static str, u64)>,
+}
+
+/// A network.
+#[derive(Clone, Debug)]
+pub struct NetworkObservation {
+    /// Its number.
+    pub vni: u32,
+    /// Vnics in it on this host.
+    pub vnics: usize,
+    /// Addresses learnt in it.
+    pub learnt: u32,
+    /// Sessions in it.
+    pub sessions: u32,
+    /// What it has to do with other hosts, if there is an uplink.
+    pub tunnel: Option<NetworkTunnel>,
+}
+
+/// A network's traffic with other hosts.
+#[derive(Clone, Debug)]
+pub struct NetworkTunnel {
+    /// Frames and bytes from other hosts.
+    pub received: (u64, u64),
+    /// Frames and bytes to other hosts.
+    pub sent: (u64, u64),
+    /// Drops that are no vnic's by reason, without reasons that did not happen.
+    pub drops: Vec<(&'static str, u64)>,
+}
+
+/// The table of sessions.
+#[derive(Clone, Debug, Default)]
+pub struct SessionObservation {
+    /// Most sessions it can hold.
+    pub capacity: u32,
+    /// Sessions in it.
+    pub used: u32,
+    /// Most sessions of one network; a vnic has half of that.
+    pub share: u32,
+    /// Protocol, state and number, of all states there are, as of the last sweep: two seconds ago
+    /// at most.
+    pub states: Vec<(&'static str, &'static str, u32)>,
+}
+
+/// The uplink and the tunnel endpoint.
+#[derive(Clone, Debug, Default)]
+pub struct UplinkObservation {
+    /// `af_xdp`, `tap` or `vhost-user`.
+    pub kind: String,
+    /// The network interface, or the socket.
+    pub interface: String,
+    /// How frames move.
+    pub mode: String,
+    /// Frames can leave: the interface is up, or the other end of a vhost-user port is there.
+    pub up: bool,
+    /// Largest IP packet on it, in bytes.
+    pub mtu: u32,
+    /// Frames and bytes received, with outer headers.
+    pub received: (u64, u64),
+    /// Frames and bytes sent; without outer headers where they are of networks.
+    pub sent: (u64, u64),
+    /// Drops that are no network's by reason, without reasons that did not happen.
+    pub drops: Vec<(&'static str, u64)>,
+    /// What the port and the kernel counted.
+    pub port: Vec<(&'static str, u64)>,
+    /// What became of frames for the endpoint itself.
+    pub control: Vec<(&'static str, u64)>,
+    /// Other hosts, by address.
+    pub peers: Vec<PeerObservation>,
+}
+
+/// Another host.
+#[derive(Clone, Debug)]
+pub struct PeerObservation {
+    /// Its tunnel endpoint.
+    pub address: IpAddr,
+    /// The operator named it.
+    pub named: bool,
+    /// The link address of its next hop is known.
+    pub neighbour_known: bool,
+    /// Seconds since something came from it.
+    pub idle: Option<u32>,
+    /// Frames and bytes from it, without outer headers.
+    pub received: (u64, u64),
+    /// Frames and bytes sent to it, without outer headers.
+    pub sent: (u64, u64),
+    /// Frames for it that were dropped on their way out.
+    pub drops: u64,
+}
+
+/// Everything that is counted. Takes some microseconds per vnic, and nobody waits for it.
+pub(crate) fn observe(
+    plane: &Plane,
+    workers: Vec<WorkerReport>,
+    side: Option<&Side>,
+) -> Observation {
+    let (vnics, networks) = snapshot(plane);
+    let table = &plane.shared.table;
+    let totals = plane.totals();
+    Observation {
+        vnics,
+        networks,
+        workers,
+        drops: reasons().map(|info| (info, totals.drops(info.reason))).collect(),
+        sessions: SessionObservation {
+            capacity: table.capacity(),
+            used: table.used(),
+            // As a number of sessions: all of them is no bound.
+            share: plane.shared.shares.network.min(table.capacity()),
+            states: plane.tally.list().collect(),
+        },
+        updates: plane.updates.list(),
+        uplink: side.and_then(|side| observe_uplink(plane, side)),
+    }
+}
+
+fn snapshot(plane: &Plane) -> (Vec<VnicObservation>, Vec<NetworkObservation>) {
+    let snapshot = plane.shared.snapshot.load_full();
+    let vnics = snapshot
+        .vnics
+        .iter()
+        .filter(|(_, vnic)| !vnic.trunk)
+        .map(|(_, vnic)| observe_vnic(vnic))
+        .collect();
+    let mut networks: Vec<NetworkObservation> = snapshot
+        .by_vni
+        .iter()
+        .filter_map(|(vni, at)| {
+            let network = snapshot.networks.get(*at)?;
+            let trunk = network.remote.as_ref().and_then(|remote| snapshot.vnics.get(remote.slot));
+            Some(NetworkObservation {
+                vni: *vni,
+                vnics: network.members.len(),
+                learnt: network.learnt.load(Relaxed),
+                sessions: network.sessions.load(Relaxed),
+                tunnel: trunk.map(|trunk| {
+                    let totals = trunk.shared.counters.totals();
+                    NetworkTunnel {
+                        received: pair(&totals, Counter::InPackets, Counter::InBytes),
+                        sent: pair(&totals, Counter::OutPackets, Counter::OutBytes),
+                        drops: happened(&totals),
+                    }
+                }),
+            })
+        })
+        .collect();
+    networks.sort_by_key(|network| network.vni);
+    (vnics, networks)
+}
+
+fn observe_vnic(vnic: &Vnic) -> VnicObservation {
+    let (shared, totals) = (&vnic.shared, vnic.shared.counters.totals());
+    VnicObservation {
+        id: vnic.id.clone(),
+        vni: vnic.vni,
+        attached: shared.presence.attached(),
+        attachments: shared.presence.attachments(),
+        received: pair(&totals, Counter::InPackets, Counter::InBytes),
+        delivered: pair(&totals, Counter::OutPackets, Counter::OutBytes),
+        flooded: totals.get(Counter::Flooded),
+        learn_refused: totals.get(Counter::LearnRefused),
+        announced: totals.get(Counter::Announced),
+        learnt: shared.learnt.load(Relaxed),
+        sessions: shared.sessions.count(),
+        drops: happened(&totals),
+    }
+}

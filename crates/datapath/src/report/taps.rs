@@ -1,0 +1,282 @@
+//! The other side of the tap: chooses what is copied, takes it from the workers, and puts names to
+//! it.
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::{Arc, PoisonError},
+    time::{Duration, Instant, SystemTime},
+};
+
+use butterfly_model::{GroupName, Rule};
+use butterfly_vhost::cpu;
+
+use crate::engine::tap::{
+    TapPoint, TapRole, TapSink,
+    record::{Fate, Record},
+    ring::Ring,
+    selection::Selection,
+};
+use crate::{
+    engine::{
+        place::{PeerRef, PortRef, UPLINK},
+        reason::DropReason,
+    },
+    overlay::TOO_BIG,
+    plane::Plane,
+    world::snapshot::Snapshot,
+};
+
+/// Words of a worker's ring: 8 MiB, which are there only while somebody watches.
+const RING: usize = 1 << 20;
+/// Words that are taken at once: a quarter of that. The rest is for what comes while they are
+/// looked at.
+const TAKEN: usize = RING / 4;
+/// Names of rules are this old at most.
+const RULES_FOR: Duration = Duration::from_secs(1);
+
+/// Who sent a frame, gets it, or is charged for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TapEnd {
+    /// A vnic.
+    Vnic(Arc<str>),
+    /// Another host, by its tunnel endpoint if that is known.
+    Host(Option<IpAddr>),
+    /// A network: what is no vnic's fault.
+    Network(u32),
+    /// This host's tunnel endpoint.
+    Endpoint,
+    /// One that is gone.
+    Gone,
+}
+
+/// What became of a frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TapVerdict {
+    /// A vnic got it.
+    Delivered(TapEnd),
+    /// Another host is sent it.
+    Tunnelled(TapEnd),
+    /// Several got it.
+    Flooded {
+        /// Vnics that did.
+        vnics: u32,
+        /// Copies to other hosts.
+        hosts: u32,
+        /// Copies that were dropped.
+        refused: u32,
+        /// Why the first of them was.
+        reason: Option<DropReason>,
+    },
+    /// Nobody got it.
+    Dropped {
+        /// Why.
+        reason: DropReason,
+        /// At whose expense.
+        charged: TapEnd,
+    },
+    /// A frame on the uplink: what it carries is seen apart.
+    Seen,
+}
+
+/// A rule that admitted a session.
+#[derive(Clone, Debug)]
+pub struct TapRule {
+    /// Of this group.
+    pub group: GroupName,
+    /// The rule.
+    pub rule: Rule,
+}
+
+/// A frame, and what became of it.
+#[derive(Clone, Debug)]
+pub struct TapPacket<'a> {
+    /// When its batch was delivered.
+    pub time: SystemTime,
+    /// Where it was seen.
+    pub point: TapPoint,
+    /// Its network; nothing on the uplink.
+    pub vni: Option<u32>,
+    /// Who sent it.
+    pub from: TapEnd,
+    /// What became of it.
+    pub verdict: TapVerdict,
+    /// Whether it belongs to a session, and then whether it is for the one who opened that.
+    pub session: Option<bool>,
+    /// What admitted the session: at the opener's egress, and at the other end's ingress.
+    pub rules: [Option<Arc<TapRule>>; 2],
+    /// Cycles that the stages and the delivery of its batch took, per frame.
+    pub cycles: Option<u32>,
+    /// Its length.
+    pub len: u32,
+    /// Its first bytes.
+    pub data: &'a [u8],
+    /// Who wants it: the number of the sink, what its vnic has to do with it, and why that vnic
+    /// did not get it.
+    pub sinks: Vec<(u32, TapRole, Option<DropReason>)>,
+}
+
+/// Records that were taken from the workers.
+#[derive(Default)]
+pub struct TapRead {
+    words: Vec<u64>,
+    ends: Vec<usize>,
+    rules: HashMap<u32, Arc<TapRule>>,
+    rules_of: Option<Instant>,
+    bytes: Vec<u8>,
+}
+
+/// Who wants copies of frames, and the copies.
+#[derive(Clone)]
+pub struct Taps(Arc<Plane>);
+
+impl Taps {
+    pub(crate) fn new(plane: Arc<Plane>) -> Taps {
+        Taps(plane)
+    }
+
+    /// Chooses what is copied. When this returns, every worker does that and nothing else. Vnics
+    /// are found by their ids now: to be repeated when one was added or removed.
+    pub fn select(&self, sinks: &[Arc<TapSink>]) {
+        if sinks.is_empty() {
+            return self.0.set_selection(|_| None);
+        }
+        let mut rings = self.0.rings.lock().unwrap_or_else(PoisonError::into_inner);
+        if rings.is_empty() {
+            *rings = self.0.workers.iter().map(|_| Arc::new(Ring::new(RING))).collect();
+        }
+        let rings = rings.clone();
+        self.0.set_selection(|slot| Some(Arc::new(Selection::new(rings, sinks, slot))));
+    }
+
+    /// Takes some of what was copied, in place of what is in `to`. Returns whether there may be
+    /// more.
+    pub fn take(&self, to: &mut TapRead) -> bool {
+        to.words.clear();
+        to.ends.clear();
+        let mut rings = self.0.rings.lock().unwrap_or_else(PoisonError::into_inner);
+        let off = !self
+            .0
+            .shared
+            .snapshot
+            .load()
+            .selection
+            .as_ref()
+            .is_some_and(|selection| selection.has_sinks());
+        let mut more = false;
+        for ring in rings.iter() {
+            let most = to.words.len() + TAKEN;
+            while let Some(words) = ring.take(&mut to.words) {
+                to.ends.push(words);
+                if to.words.len() >= most {
+                    more = true;
+                    break;
+                }
+            }
+        }
+        if off && !more {
+            // Nobody writes any more, and all was read.
+            rings.clear();
+        }
+        more
+    }
+
+    /// Visits what was taken, in the order in which each worker saw it.
+    pub fn visit(&self, read: &mut TapRead, mut visit: impl FnMut(&TapPacket<'_>)) {
+        let (now, tsc, hz) = (SystemTime::now(), cpu::tsc(), cpu::tsc_hz().max(1));
+        let snapshot = self.0.shared.snapshot.load_full();
+        let mut words = read.words.as_slice();
+        for len in &read.ends {
+            let Some((record, rest)) = words.split_at_checked(*len) else { return };
+            words = rest;
+            let Some((record, sinks, data)) = Record::get(record) else { continue };
+            if record.session && read.rules_of.is_none_or(|then| then.elapsed() > RULES_FOR) {
+                let rules = self.0.rules_by_cell().into_iter();
+                read.rules = rules
+                    .map(|(cell, (group, rule))| (cell, Arc::new(TapRule { group, rule })))
+                    .collect();
+                read.rules_of = Some(Instant::now());
+            }
+            read.bytes.clear();
+            read.bytes.extend(data.iter().flat_map(|word| word.to_ne_bytes()));
+            read.bytes.truncate(record.data as usize);
+            let age = u128::from(tsc.saturating_sub(record.time)) * 1_000_000_000 / u128::from(hz);
+            let age = Duration::from_nanos(u64::try_from(age).unwrap_or(0));
+            let packet = TapPacket {
+                time: now.checked_sub(age).unwrap_or(now),
+                session: record.session.then_some(record.reply),
+                rules: record
+                    .cells
+                    .map(|cell| read.rules.get(&cell).filter(|_| record.session).cloned()),
+                cycles: (record.point == TapPoint::Network).then_some(record.cycles),
+                len: record.len,
+                data: &read.bytes,
+                sinks: sinks.map(|entry| (entry.sink, entry.role, entry.reason)).collect(),
+                ..self.name(&record, &snapshot)
+            };
+            visit(&packet);
+        }
+    }
+
+    /// Names instead of numbers.
+    fn name(&self, record: &Record, snapshot: &Snapshot) -> TapPacket<'static> {
+        let host = |peer: u32| {
+            let tunnel = self.0.shared.tunnel.as_ref();
+            TapEnd::Host(
+                tunnel
+                    .and_then(|tunnel| tunnel.peers.get(PeerRef(peer)))
+                    .map(|peer| crate::world::rules::address(peer.address())),
+            )
+        };
+        let end = |place: PortRef, peer: u32| match snapshot.vnic(place) {
+            _ if place == UPLINK => TapEnd::Endpoint,
+            Some(vnic) if vnic.trunk => host(peer),
+            Some(vnic) => TapEnd::Vnic(vnic.id.clone()),
+            None => TapEnd::Gone,
+        };
+        // What goes wrong behind a trunk is its network's loss.
+        let charged = |place: PortRef| match snapshot.vnic(place) {
+            Some(vnic) if vnic.trunk => TapEnd::Network(vnic.vni),
+            _ => end(place, 0),
+        };
+        let from = match record.point {
+            TapPoint::Network => end(record.from, record.peer),
+            TapPoint::Answer | TapPoint::UplinkOut => TapEnd::Endpoint,
+            TapPoint::UplinkIn => TapEnd::Host(None),
+        };
+        let verdict = match (record.fate, record.reason) {
+            (Fate::Flood, reason) => TapVerdict::Flooded {
+                vnics: record.delivered,
+                hosts: record.to.slot,
+                refused: record.refused,
+                reason,
+            },
+            (Fate::Deliver, None) => TapVerdict::Delivered(end(record.to, 0)),
+            (Fate::Tunnel, None) => TapVerdict::Tunnelled(host(record.to_peer)),
+            (Fate::Tunnel, Some(reason)) if reason == TOO_BIG => {
+                TapVerdict::Dropped { reason, charged: charged(record.from) }
+            }
+            (Fate::Tunnel, Some(reason)) => {
+                TapVerdict::Dropped { reason, charged: TapEnd::Network(record.vni) }
+            }
+            (Fate::Deliver | Fate::Drop | Fate::Open, Some(reason)) => {
+                TapVerdict::Dropped { reason, charged: charged(record.to) }
+            }
+            (Fate::Drop | Fate::Open, None) => TapVerdict::Seen,
+        };
+        let on_uplink = matches!(record.point, TapPoint::UplinkIn | TapPoint::UplinkOut);
+        TapPacket {
+            time: SystemTime::UNIX_EPOCH,
+            point: record.point,
+            vni: (!on_uplink).then_some(record.vni),
+            from,
+            verdict,
+            session: None,
+            rules: [None, None],
+            cycles: None,
+            len: 0,
+            data: &[],
+            sinks: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! The tunnel endpoint and its uplink, for the operator.
+
+use std::{collections::BTreeMap, net::IpAddr, sync::atomic::Ordering};
+
+use butterfly_packet::mac::Mac;
+
+use crate::endpoint::side::{PortInfo, Side};
+use crate::{
+    endpoint::{
+        keeper::{GroupRow, NeighbourRow},
+        link::LinkState,
+        open::Peers,
+    },
+    engine::place::PeerRef,
+    overlay::peers::PeerRow,
+};
+use crate::{
+    engine::{
+        counters::{Counter, Totals},
+        mac::address,
+        reason::ReasonInfo,
+    },
+    plane::Plane,
+    report::counts::pair,
+    stages::reasons::reasons,
+};
+
+/// Another host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerReport {
+    /// Its tunnel endpoint.
+    pub address: IpAddr,
+    /// Link address of the next hop, if it is known.
+    pub mac: Option<Mac>,
+    /// The operator named it.
+    pub named: bool,
+    /// Networks that it was named for; if there are none, and it was named, for all.
+    pub vnis: Vec<u32>,
+    /// Seconds since something came from it.
+    pub idle: Option<u32>,
+    /// Frames and bytes from it, without outer headers.
+    pub received: (u64, u64),
+    /// Frames and bytes sent to it, without outer headers.
+    pub sent: (u64, u64),
+    /// Frames for it that were dropped on their way out.
+    pub drops: u64,
+}
+
+/// An address that was learnt on another host.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RemoteMac {
+    /// Network.
+    pub vni: u32,
+    /// Address.
+    pub mac: Mac,
+    /// The host.
+    pub peer: IpAddr,
+    /// Seconds since it was last seen.
+    pub idle: u32,
+}
+
+/// What a network has to do with other hosts.
+#[derive(Clone, Debug)]
+pub struct NetworkReport {
+    /// Network.
+    pub vni: u32,
+    /// Frames and bytes from other hosts.
+    pub received: (u64, u64),
+    /// Frames and bytes to other hosts.
+    pub sent: (u64, u64),
+    /// Every reason there is, with its count: drops that are no vnic's.
+    pub drops: Vec<(ReasonInfo, u64)>,
+}
+
+/// The tunnel endpoint.
+#[derive(Clone, Debug)]
+pub struct TunnelReport {
+    /// Its address.
+    pub endpoint: IpAddr,
+    /// Its link address.
+    pub mac: Mac,
+    /// ARP, ND and pings are answered by us, not by the host.
+    pub answers: bool,
+    /// Only peers that were named are heard.
+    pub strict_peers: bool,
+    /// Largest IP packet of a virtual machine that fits, in bytes: `host_mtu` for QEMU.
+    pub inner_mtu: u32,
+    /// Groups that are joined.
+    pub groups: Vec<GroupRow>,
+    /// Other hosts.
+    pub peers: Vec<PeerReport>,
+    /// Addresses behind them.
+    pub learnt: Vec<RemoteMac>,
+    /// Next hops that we look for ourselves.
+    pub neighbours: Vec<NeighbourRow>,
+    /// Networks.
+    pub networks: Vec<NetworkReport>,
+    /// What became of frames for the endpoint itself: name, meaning, number.
+    pub control: Vec<(&'static str, &'static str, u64)>,
+}
+
+/// The uplink.
+#[derive(Clone, Debug)]
+pub struct UplinkReport {
+    /// `af_xdp`, `tap` or `vhost-user`.
+    pub kind: String,
+    /// The network interface, or the socket.
+    pub interface: String,
+    /// How frames move.
+    pub mode: String,
+    /// Why they do not move in a better way, if that is known.
+    pub note: Option<String>,
+    /// Receive queues.
+    pub queues: u32,
+    /// Our link address on it.
+    pub mac: Mac,
+    /// Largest IP packet on it, in bytes.
+    pub mtu: u32,
+    /// Largest IP packet of a virtual machine that fits, in bytes.
+    pub inner_mtu: u32,
+    /// What it computes for us.
+    pub offloads: Vec<String>,
+    /// Frames and bytes received, with outer headers.
+    pub received: (u64, u64),
+    /// Frames and bytes sent, with outer headers as far as they are the endpoint's own, without
+    /// where they are of networks.
+    pub sent: (u64, u64),
+    /// Every reason there is, with its count: drops that are no network's.
+    pub drops: Vec<(ReasonInfo, u64)>,
+    /// What the port and the kernel counted: name, meaning, number.
+    pub counters: Vec<(&'static str, &'static str, u64)>,
+    /// Whether the other end of a vhost-user port is there.
+    pub attached: Option<bool>,
+    /// What its network interface was found to be a second ago, if it has one.
+    pub state: Option<LinkState>,
+    /// The VLAN of all frames on it; 0: none.
+    pub vlan: u16,
+    /// Why frames of other VLANs may pass for the underlay's, if they may.
+    pub vlan_doubt: Option<String>,
+}
+
+fn drops(totals: &Totals) -> Vec<(ReasonInfo, u64)> {
+    reasons().map(|info| (info, totals.drops(info.reason))).collect()
+}
+
+/// What `learn-refused` means.
+const LEARN_REFUSED: &str =
+    "frames whose sender was not learnt: too many addresses in its network, or too many hosts";
+
+/// Frames and bytes sent by networks, those that are gone included, and by the endpoint itself.
+pub(crate) fn sent(plane: &Plane, own: &Totals) -> (u64, u64) {
+    let mut sent = plane.gone.totals(&plane.shared.snapshot).trunks;
+    sent.merge(own);
+    pair(&sent, Counter::OutPackets, Counter::OutBytes)
+}
+
+/// The tunnel endpoint; `None` if networks end at this host.
+pub(crate) fn tunnel(plane: &Plane, side: &Side) -> Option<TunnelReport> {
+    let shared = &plane.shared;
+    let tunnel = shared.tunnel.as_ref()?;
+    let snapshot = shared.snapshot.load();
+    let now = shared.clock.now();
+    let (all, of) = plane.peers();
+    let named = Peers { all, of };
+    let rows = tunnel.peers.list(now);
+    let known: BTreeMap<PeerRef, IpAddr> = rows.iter().map(|row| (row.at, row.address)).collect();
+    let peer = |row: &PeerRow| PeerReport {
+        address: row.address,
+        mac: row.mac,
+        named: row.configured,
+        vnis: match named.all.contains(&row.address) {
+            true => Vec::new(),
+            false => named
+                .of
+                .iter()
+                .filter(|(_, of)| of.contains(&row.address))
+                .map(|(vni, _)| *vni)
+                .collect(),
+        },
+        idle: row.idle,
+        received: row.received(),
+        sent: (row.sent(), row.sent_bytes()),
+        drops: row.drops(),
+    };
+    let mut learnt: Vec<RemoteMac> = shared
+        .fdb
+        .list(now)
+        .into_iter()
+        .filter_map(|entry| {
+            let trunk = snapshot.vnics.get(entry.place.slot).filter(|vnic| vnic.trunk)?;
+            let peer = *known.get(&PeerRef(entry.place.incarnation))?;
+            Some(RemoteMac { vni: trunk.vni, mac: address(entry.mac), peer, idle: entry.idle })
+        })
+        .collect();
+    learnt.sort();
+    let mut networks: Vec<NetworkReport> = snapshot
+        .vnics
+        .iter()
+        .filter(|(_, vnic)| vnic.trunk)
+        .map(|(_, trunk)| {
+            let totals = trunk.shared.counters.totals();
+            NetworkReport {
+                vni: trunk.vni,
+                received: pair(&totals, Counter::InPackets, Counter::InBytes),
+                sent: pair(&totals, Counter::OutPackets, Counter::OutBytes),
+                drops: drops(&totals),
+            }
+        })
+        .collect();
+    networks.sort_by_key(|network| network.vni);
+    let trunks = snapshot.vnics.iter().filter(|(_, vnic)| vnic.trunk);
+    let refused =
+        trunks.map(|(_, trunk)| trunk.shared.counters.totals().get(Counter::LearnRefused)).sum();
+    let mut groups = side.keeper.groups();
+    groups.sort();
+    Some(TunnelReport {
+        endpoint: tunnel.source.ip,
+        mac: tunnel.source.mac,
+        answers: side.answers,
+        strict_peers: side.spec.strict_peers,
+        inner_mtu: tunnel.inner_mtu(),
+        groups,
+        peers: rows.iter().map(peer).collect(),
+        learnt,
+        neighbours: side.keeper.neighbours(),
+        networks,
+        control: side
+            .keeper
+            .counts()
+            .into_iter()
+            .chain([("learn-refused", LEARN_REFUSED, refused)])
+            .collect(),
+    })
+}
+
+/// The uplink; `None` if there is none.
+pub(crate) fn uplink(plane: &Plane, side: &Side) -> Option<UplinkReport> {
+    let tunnel = plane.shared.tunnel.as_ref()?;
+    let totals = tunnel.totals();
+    let PortInfo { kind, interface, mode, note, queues } = side.port()?;
+    Some(UplinkReport {
+        kind,
+        interface,
+        mode,
+        note,
+        queues,
+        mac: tunnel.source.mac,
+        mtu: tunnel.mtu.load(Ordering::Relaxed),
+        inner_mtu: tunnel.inner_mtu(),
+        offloads: Vec::new(),
+        received: pair(&totals, Counter::InPackets, Counter::InBytes),
+        sent: sent(plane, &totals),
+        drops: drops(&totals),
+        counters: side.counted(),
+        attached: side.device.as_ref().map(|device| device.status().attached.is_some()),
+        state: side.keeper.link(),
+        vlan: tunnel.vlan,
+        vlan_doubt: side.wire.as_ref().and_then(|(info, _)| info.tags.clone()),
+    })
+}

@@ -1,0 +1,55 @@
+//! Workers, for the operator.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use butterfly_vhost::cpu;
+
+use crate::worker::Handle;
+
+/// What a worker did since it started.
+#[derive(Clone, Debug, Default)]
+pub struct WorkerReport {
+    /// Number of the worker.
+    pub index: usize,
+    /// Processor it is pinned to.
+    pub core: Option<usize>,
+    /// It never sleeps.
+    pub poll: bool,
+    /// Cycles of rounds in which frames were found.
+    pub busy_cycles: u64,
+    /// Frames taken from guests.
+    pub packets: u64,
+    /// Batches in which they came.
+    pub batches: u64,
+    /// Times it slept.
+    pub sleeps: u64,
+    /// Rounds in which nothing was found.
+    pub idle_polls: u64,
+    /// Rings polled now.
+    pub active_rings: u64,
+    /// Cycles of the longest turn, with what the host took the processor away for.
+    pub longest_turn: u64,
+    /// Batches of 1, 2, 3-4, 5-8, 9-16, 17-32 and 33-64 frames.
+    pub batch_sizes: Vec<u64>,
+    /// Cycles per second.
+    pub tsc_hz: u64,
+}
+/// Reads what a worker counted.
+pub(crate) fn worker(handle: &Handle, core: Option<usize>, poll: bool) -> WorkerReport {
+    let stats = &handle.stats;
+    let read = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
+    WorkerReport {
+        index: handle.index,
+        core,
+        poll,
+        busy_cycles: read(&stats.busy_cycles),
+        packets: read(&stats.packets),
+        batches: read(&stats.batches),
+        sleeps: read(&stats.sleeps),
+        idle_polls: read(&stats.idle_polls),
+        active_rings: read(&stats.active),
+        longest_turn: read(&stats.longest),
+        batch_sizes: stats.sizes.iter().map(read).collect(),
+        tsc_hz: cpu::tsc_hz(),
+    }
+}

@@ -1,0 +1,574 @@
+//! Delivery: one copy into each receiver's buffers, and the order in which guests see it.
+//!
+//! Floods first, receiver by receiver; then frames with one receiver, then copies for mirrors; then
+//! the sender's used index, then the receivers'. A crash in between may lose a batch, never repeat
+//! it, but for floods and copies.
+
+use std::sync::{Arc, MutexGuard};
+
+use arrayvec::ArrayVec;
+use butterfly_vhost::{
+    cpu,
+    net::{Features, NetHeader},
+    ring::{BATCH, CallFd, Delivery, Finish, Frames, NotDelivered, RxRing},
+};
+
+use crate::{
+    engine::{
+        batch::{Batch, Meta, Verdict},
+        counters::Counter,
+        reason::{DropReason, drop_reasons},
+    },
+    stages::{
+        filter::{Room, admits_flooded, note_flooded},
+        forward::nobody,
+        leave::{Departures, leave},
+        leaving::Leaving,
+        mirror::{mirror, mirror_answer},
+        segment::Segments,
+        site::Context,
+        take::take,
+        turn::{Turn, weight},
+    },
+    world::snapshot::Vnic,
+};
+
+drop_reasons! { 5;
+    /// The receiving guest had no buffers left: it does not read fast enough.
+    RING_FULL = "ring-full" {
+        cause: "the machine is slower than what is sent to it, which is normal under overload; or it is stopped",
+        remedy: "give the machine more processor time, or a longer ring: `rx_queue_size=1024` on QEMU's `-device virtio-net-pci`; `butterfly nic show NIC` tells how full it is",
+        charged: "the receiver",
+    }
+    /// The receiving vnic has no guest, or its driver did not start the receive queue.
+    NOT_ATTACHED = "not-attached" {
+        cause: "a machine that boots, has crashed, or was cut off when the daemon started anew",
+        remedy: "`butterfly nic show NIC` tells whether one is attached, and why the last one went: start it, or see \"A machine does not attach\" in docs/troubleshooting.md",
+        charged: "the receiver",
+    }
+    /// The frame is larger than any buffer the receiving guest offers.
+    RX_TOO_LARGE = "rx-too-large" {
+        cause: "the sender's MTU is larger than the receiver's, and the receiver has no mergeable buffers",
+        remedy: "give both the same MTU, or the receiver mergeable buffers: `mrg_rxbuf=on` on QEMU's `-device virtio-net-pci`",
+        charged: "the receiver",
+    }
+    /// A receive buffer of the guest breaks the rules: a loop, an index or address out of range, or wrong flags.
+    RX_BAD_CHAIN = "rx-bad-chain" {
+        cause: "a broken or hostile virtio driver in the machine",
+        remedy: "look into the machine's kernel log and replace its virtio-net driver; `butterfly nic show NIC` tells the state of its rings",
+        charged: "the receiver",
+    }
+    /// The receiving guest's buffers are in so many small pieces that finding room in them costs too much.
+    RX_SLOW = "rx-slow" {
+        cause: "a broken or hostile virtio driver in the machine, which would take the worker's time from others",
+        remedy: "replace the machine's virtio-net driver, or give it larger buffers: one descriptor for each 128 bytes of a frame, and 20 more, are free",
+        charged: "the receiver",
+    }
+    /// The receiving vnic rests: the switch had to touch too much of its memory first, or to sleep for a page of it.
+    RX_RESTING = "rx-resting" {
+        cause: "memory that the machine has not got from the host yet, that a balloon took back, or that is in swap: each page costs the switch a page fault, and of those each vnic has a budget",
+        remedy: "give the machine's memory back end `prealloc=on`, and the host enough memory for its machines; `butterfly nic show NIC` tells how many pages that were",
+        charged: "the receiver",
+    }
+    /// The vnic floods more than its share.
+    FLOOD_LIMIT = "flood-limit" {
+        cause: "a loop inside the machine, or a scan of addresses that nobody has",
+        remedy: "look at the packet's destination: break the loop, or stop the scan, in the machine that sends",
+        charged: "the sender, or the network if the frame came from another host",
+    }
+}
+
+/// Copies that a vnic's floods may cause per second, and at once. One of a large frame counts as
+/// several.
+const FLOOD_RATE: u64 = 1_000_000;
+const FLOOD_BURST: u64 = 65_536;
+/// Interrupts to send when no ring is held any more.
+pub(crate) type Calls = Vec<Arc<CallFd>>;
+
+pub(crate) fn call(calls: &mut Calls, call: Option<Arc<CallFd>>) {
+    if let Some(call) = call {
+        if calls.len() < calls.capacity() {
+            calls.push(call);
+        } else {
+            call.signal(); // more receivers than fit: rather early than allocated
+        }
+    }
+}
+
+impl From<NotDelivered> for DropReason {
+    fn from(why: NotDelivered) -> DropReason {
+        match why {
+            NotDelivered::Full => RING_FULL,
+            NotDelivered::NotReady => NOT_ATTACHED,
+            NotDelivered::TooLarge => RX_TOO_LARGE,
+            NotDelivered::BadChain => RX_BAD_CHAIN,
+            NotDelivered::Slow => RX_SLOW,
+            NotDelivered::Resting => RX_RESTING,
+        }
+    }
+}
+
+/// What a receiver got of a batch.
+#[derive(Default)]
+pub(crate) struct Got {
+    packets: u64,
+    bytes: u64,
+}
+
+impl Got {
+    pub fn one(&mut self, bytes: usize) {
+        self.packets += 1;
+        self.bytes += bytes as u64;
+    }
+
+    pub fn count(&self, receiver: &Vnic, worker: usize) {
+        if self.packets > 0
+            && let Some(cells) = receiver.shared.counters.of(worker)
+        {
+            cells.add(Counter::OutPackets, self.packets);
+            cells.add(Counter::OutBytes, self.bytes);
+        }
+    }
+}
+
+/// A receiver of some frames of a batch.
+#[derive(Clone, Copy)]
+struct Receiver {
+    slot: u32,
+    frames: u16,
+}
+
+type Receivers = ArrayVec<Receiver, BATCH>;
+
+/// What there is besides frames with one receiver on this host.
+#[derive(Default)]
+struct Planned {
+    floods: bool,
+    tunnelled: bool,
+    drops: bool,
+}
+
+/// Who gets frames of their own, with their number.
+fn plan(batch: &Batch<'_>, receivers: &mut Receivers) -> Planned {
+    let mut planned = Planned::default();
+    let mut current = Receiver { slot: u32::MAX, frames: 0 };
+    for meta in batch.metas() {
+        match meta.verdict {
+            Verdict::Deliver(slot) if slot == current.slot => current.frames += 1,
+            Verdict::Deliver(slot) => {
+                note(receivers, current);
+                current = Receiver { slot, frames: 1 };
+            }
+            Verdict::Tunnel(_) => planned.tunnelled = true,
+            Verdict::Flood { .. } => planned.floods = true,
+            Verdict::Drop(..) => planned.drops = true,
+            Verdict::Undecided | Verdict::Later => {}
+        }
+    }
+    note(receivers, current);
+    if receivers.len() > 1 {
+        receivers.sort_unstable_by_key(|receiver| receiver.slot); // the order in which rings are locked
+    }
+    planned
+}
+
+fn note(receivers: &mut Receivers, run: Receiver) {
+    if run.frames == 0 {
+        return;
+    }
+    match receivers.iter_mut().find(|receiver| receiver.slot == run.slot) {
+        Some(receiver) => receiver.frames += run.frames,
+        // At most one per frame, and there are BATCH of them.
+        None => drop(receivers.try_push(run)),
+    }
+}
+
+/// Carries out the verdicts, as far as this turn goes, and gives the frames back to the sender.
+/// Returns the slot that most of the next frames will go to, and whether all is done: if not, the
+/// only frame stays in its ring.
+#[inline(never)] // one call per batch; measurements tell stages apart by it
+pub(crate) fn deliver(
+    mut batch: Batch<'_>,
+    context: &Context<'_>,
+    room: &Room,
+    departures: &mut Departures,
+    calls: &mut Calls,
+    turn: &Turn,
+) -> (Option<u32>, bool) {
+    let mut receivers = Receivers::new();
+    let planned = plan(&batch, &mut receivers);
+    if planned.drops {
+        count_drops(&batch, context);
+    }
+    if planned.floods {
+        flood(&mut batch, context, room, calls, turn);
+    }
+    let done = !turn.part
+        || batch.metas().iter().all(|meta| !matches!(meta.verdict, Verdict::Flood { .. }));
+    let mut held = ArrayVec::<(MutexGuard<'_, Option<RxRing>>, &Vnic, Got), BATCH>::new();
+    for Receiver { slot, frames } in &receivers {
+        let Some(receiver) = context.snapshot.vnics.get(*slot) else { continue };
+        let mut guard = receiver.shared.port.rx();
+        let mut got = Got::default();
+        if let Some(ring) = guard.as_mut() {
+            ring.prepare(*frames);
+        }
+        to_one(&batch, guard.as_mut(), receiver, context, &mut got, |_, meta| {
+            meta.verdict == Verdict::Deliver(*slot)
+        });
+        let _ = held.try_push((guard, receiver, got));
+    }
+    // Its lock is the last that is taken, but for those of mirrors.
+    let leaving = match (context.tunnel, context.remote()) {
+        (Some(tunnel), Some(remote)) if planned.tunnelled || planned.floods => {
+            leave(&batch, context, tunnel, remote, departures, turn)
+        }
+        _ => Leaving::Nothing,
+    };
+    if let Some(tap) = context.tap() {
+        if done {
+            take(&tap, &batch, context, room);
+        }
+        let flooded = planned.floods.then_some(turn);
+        mirror(
+            &batch,
+            context,
+            (&tap, room),
+            (receivers.iter().map(|receiver| receiver.slot), flooded),
+            calls,
+        );
+    }
+    if !done {
+        batch.frames.truncate(0);
+    }
+    call(calls, batch.frames.release());
+    for (guard, receiver, got) in &mut held {
+        if let Some(ring) = guard.as_mut() {
+            call(calls, publish(ring));
+        }
+        got.count(receiver, context.worker);
+    }
+    call(calls, leaving.publish(&mut departures.pending));
+    held.clear(); // dropping it would move it
+    if !departures.answers.is_empty() {
+        answer(context, departures, calls);
+    }
+    (receivers.iter().max_by_key(|receiver| receiver.frames).map(|receiver| receiver.slot), done)
+}
+
+/// Gives the sender of a batch what its frames were answered.
+#[cold]
+fn answer(context: &Context<'_>, departures: &mut Departures, calls: &mut Calls) {
+    let mut guard = context.sender.shared.port.rx();
+    let mut got = Got::default();
+    if let Some(ring) = guard.as_mut() {
+        for frame in departures.answers.iter() {
+            let delivered = ring.deliver_own(frame);
+            if delivered.is_ok() {
+                got.one(frame.len());
+            }
+            if let Some(tap) = context.tap() {
+                tap.answer(
+                    frame,
+                    context.sender.vni,
+                    context.sender.place,
+                    delivered.err().map(Into::into),
+                );
+                if delivered.is_ok() {
+                    mirror_answer(frame, context, &tap, calls);
+                }
+            }
+        }
+        call(calls, publish(ring));
+    }
+    departures.answers.clear();
+    got.count(context.sender, context.worker);
+}
+
+/// Shows a guest what it got, unless its memory was taken away meanwhile.
+pub(crate) fn publish(ring: &mut RxRing) -> Option<Arc<CallFd>> {
+    let interrupt = ring.publish();
+    if ring.poisoned() {
+        ring.rest();
+    }
+    interrupt
+}
+
+/// Counts what the stages dropped.
+#[cold]
+fn count_drops(batch: &Batch<'_>, context: &Context<'_>) {
+    for (index, meta) in batch.metas().iter().enumerate() {
+        if let Verdict::Drop(reason, slot) = meta.verdict {
+            count_drop(context, slot, reason, &batch.frames, index);
+        }
+    }
+}
+
+#[cold]
+fn count_drop(
+    context: &Context<'_>,
+    slot: u32,
+    reason: DropReason,
+    frames: &Frames<'_>,
+    index: usize,
+) {
+    if let Some(vnic) = context.snapshot.vnics.get(slot) {
+        context.count_drop(vnic, reason, frames, index);
+    }
+}
+
+/// A receiver did not get a frame.
+#[cold]
+#[inline(never)]
+fn refuse(
+    context: &Context<'_>,
+    receiver: &Vnic,
+    frames: &Frames<'_>,
+    index: usize,
+    reason: DropReason,
+) {
+    context.count_drop(receiver, reason, frames, index);
+    if let Some(tap) = context.tap() {
+        tap.not_delivered(index, receiver.place.slot, reason);
+    }
+}
+
+/// Writes those frames of a batch that `wanted` names into one receive ring, in order.
+#[inline(always)]
+pub(crate) fn to_one(
+    batch: &Batch<'_>,
+    ring: Option<&mut RxRing>,
+    receiver: &Vnic,
+    context: &Context<'_>,
+    got: &mut Got,
+    wanted: impl Fn(usize, &Meta) -> bool,
+) {
+    let refuse = |index, reason| refuse(context, receiver, &batch.frames, index, reason);
+    let Some(ring) = ring else {
+        let refused = batch.metas().iter().enumerate().filter(|(index, meta)| wanted(*index, meta));
+        refused.for_each(|(index, _)| refuse(index, NOT_ATTACHED));
+        return;
+    };
+    let metas = batch.metas();
+    let mut at = 0;
+    while let Some(meta) = metas.get(at) {
+        if !wanted(at, meta) {
+            at += 1;
+        } else if meta.offload {
+            let len = batch.frames.frames().get(at).map_or(0, |frame| frame.len);
+            if let Err(why) = offloaded(ring, &batch.frames, at, meta, len, got) {
+                refuse(at, why.into());
+            }
+            at += 1;
+        } else {
+            let run = metas
+                .iter()
+                .enumerate()
+                .skip(at)
+                .take_while(|(index, meta)| wanted(*index, meta) && !meta.offload);
+            let end = at + run.count();
+            while at < end {
+                let (done, bytes) = ring.deliver_run(&batch.frames, at..end);
+                got.packets += done as u64;
+                got.bytes += bytes;
+                at += done;
+                if at < end {
+                    match ring.deliver_one(&batch.frames, at) {
+                        Ok(()) => {
+                            got.packets += 1;
+                            got.bytes += batch
+                                .frames
+                                .frames()
+                                .get(at)
+                                .map_or(0, |frame| u64::from(frame.len));
+                        }
+                        Err(why) => refuse(at, why.into()),
+                    }
+                    at += 1;
+                }
+            }
+        }
+    }
+}
+
+/// A frame with a partial checksum or of several segments: as it is if the receiver takes that,
+/// else completed.
+#[inline(never)]
+fn offloaded(
+    ring: &mut RxRing,
+    frames: &Frames<'_>,
+    index: usize,
+    meta: &Meta,
+    frame_len: u32,
+    got: &mut Got,
+) -> Result<(), NotDelivered> {
+    let head = frames.head(index);
+    let from = head.len() as u32;
+    let whole = Delivery {
+        net: meta.net,
+        head,
+        frame: index,
+        from,
+        len: frame_len.saturating_sub(from),
+        finish: Finish::Nothing,
+    };
+    let features = ring.features();
+    let needed = match meta.net.gso_type & !NetHeader::GSO_ECN {
+        NetHeader::GSO_TCPV4 => Features::GUEST_TSO4,
+        NetHeader::GSO_TCPV6 => Features::GUEST_TSO6,
+        _ => Features::NONE,
+    };
+    let ecn = if meta.net.gso_type & NetHeader::GSO_ECN != 0 {
+        Features::GUEST_ECN
+    } else {
+        Features::NONE
+    };
+    let partial = features.has(Features::GUEST_CSUM);
+    let checksum = Finish::Checksum {
+        start: meta.net.csum_start,
+        field: meta.net.csum_start + meta.net.csum_offset,
+        udp: meta.net.csum_offset == butterfly_packet::udp::CHECKSUM_OFFSET as u16,
+    };
+    if meta.net.gso_type == NetHeader::GSO_NONE || (partial && features.has(needed.with(ecn))) {
+        let delivery = if partial {
+            whole
+        } else {
+            Delivery { net: NetHeader::default(), finish: checksum, ..whole }
+        };
+        ring.deliver(frames, &delivery)?;
+        got.packets += 1;
+        got.bytes += u64::from(frame_len);
+        return Ok(());
+    }
+    let mut segments = Segments::new(meta, head, frame_len);
+    while let Some(segment) = segments.next() {
+        let mut delivery = Delivery {
+            net: NetHeader::default(),
+            head: segment.head,
+            frame: index,
+            from: segment.from,
+            len: segment.len,
+            finish: checksum,
+        };
+        if partial {
+            delivery.net =
+                NetHeader { gso_type: NetHeader::GSO_NONE, gso_size: 0, hdr_len: 0, ..meta.net };
+            delivery.finish = Finish::Nothing;
+        }
+        // When one segment does not fit, the next ones will not either: the frame is one drop.
+        ring.deliver(frames, &delivery)?;
+        got.packets += 1;
+        got.bytes += segment.head.len() as u64 + u64::from(segment.len);
+    }
+    Ok(())
+}
+
+/// Copies the frames with several receivers to those of this turn: receivers outside, frames
+/// inside.
+#[inline(never)]
+fn flood(
+    batch: &mut Batch<'_>,
+    context: &Context<'_>,
+    room: &Room,
+    calls: &mut Calls,
+    turn: &Turn,
+) {
+    let sender = context.sender;
+    let members = &context.network.members;
+    let away = context.remote().map_or(0, |remote| remote.peers.len().max(1));
+    let own = usize::from(!sender.trunk && !members.is_empty());
+    let others = (members.len() - own + away) as u64;
+    let floods =
+        batch.metas().iter().filter(|meta| matches!(meta.verdict, Verdict::Flood { .. })).count();
+    if turn.is_first()
+        && let Some(cells) = sender.shared.counters.of(context.worker)
+    {
+        cells.add(Counter::Flooded, floods as u64);
+    }
+    let mut tokens = refill(sender);
+    let open = away > 0
+        || members.iter().any(|slot| {
+            *slot != sender.place.slot
+                && context.snapshot.vnics.get(*slot).is_some_and(|receiver| receiver.rules.bypass)
+        });
+    let (frames, metas) = batch.parts();
+    for (index, (meta, frame)) in metas.iter_mut().zip(frames.frames()).enumerate() {
+        if let Verdict::Flood { unknown } = meta.verdict {
+            let each = weight(meta, frame.len, frame.pieces());
+            // All copies must be allowed when the first is made; each turn pays for its own.
+            let due = turn.share(others as usize + own).saturating_sub(if turn.is_first() {
+                own
+            } else {
+                0
+            }) as u64;
+            let cost = if turn.is_first() { others } else { due }.saturating_mul(each);
+            let reason = if others == 0 || (unknown && !open) {
+                nobody(meta.destination)
+            } else if tokens < cost {
+                FLOOD_LIMIT
+            } else {
+                tokens -= due.saturating_mul(each);
+                continue;
+            };
+            meta.verdict = Verdict::Drop(reason, sender.place.slot);
+            context.count_drop(sender, reason, frames, index);
+        }
+    }
+    sender.shared.flood_tokens.store(tokens, std::sync::atomic::Ordering::Relaxed);
+
+    for slot in turn.members(members) {
+        let Some(receiver) =
+            context.snapshot.vnics.get(*slot).filter(|vnic| vnic.place != sender.place)
+        else {
+            continue;
+        };
+        let bypass = receiver.rules.bypass;
+        let flooded =
+            |meta: &Meta| matches!(meta.verdict, Verdict::Flood { unknown } if bypass || !unknown);
+        if !batch.metas().iter().any(flooded) {
+            continue;
+        }
+        if !bypass {
+            for (index, _) in batch.metas().iter().enumerate().filter(|(_, meta)| flooded(meta)) {
+                match admits_flooded(room, index, receiver, context) {
+                    Ok(()) => note_flooded(room, index, receiver, context),
+                    Err((reason, charged)) => {
+                        count_drop(context, charged, reason, &batch.frames, index)
+                    }
+                }
+            }
+        }
+        let mut got = Got::default();
+        let mut guard = receiver.shared.port.rx();
+        if let Some(ring) = guard.as_mut() {
+            ring.prepare(floods as u16);
+        }
+        to_one(batch, guard.as_mut(), receiver, context, &mut got, |index, meta| {
+            flooded(meta) && (bypass || admits_flooded(room, index, receiver, context).is_ok())
+        });
+        let interrupt = guard.as_mut().and_then(publish);
+        drop(guard);
+        call(calls, interrupt);
+        got.count(receiver, context.worker);
+    }
+}
+
+/// Whether a vnic may cause this many copies of a plain frame now, for an explanation: of counts
+/// that are its own.
+pub(crate) fn may_flood(sender: &Vnic, others: u64, len: u32) -> bool {
+    refill(sender) >= others.saturating_mul(weight(&Meta::NEW, len, 1))
+}
+
+/// The copies a vnic may cause now. Only the worker that owns its transmit ring comes here.
+fn refill(sender: &Vnic) -> u64 {
+    use std::sync::atomic::Ordering::Relaxed;
+    let now = cpu::tsc();
+    let passed = now.saturating_sub(sender.shared.flood_filled.load(Relaxed));
+    let earned = u128::from(passed) * u128::from(FLOOD_RATE) / u128::from(cpu::tsc_hz().max(1));
+    if earned == 0 {
+        return sender.shared.flood_tokens.load(Relaxed);
+    }
+    sender.shared.flood_filled.store(now, Relaxed);
+    let earned = u64::try_from(earned).unwrap_or(FLOOD_BURST);
+    sender.shared.flood_tokens.load(Relaxed).saturating_add(earned).min(FLOOD_BURST)
+}

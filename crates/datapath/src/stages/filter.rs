@@ -1,0 +1,251 @@
+//! Filter: what may pass to and from a filtered vnic, statefully.
+//!
+//! A frame whose session is known passes by it, whatever the rules; else the sender's groups decide
+//! whether it may leave and the receiver's whether it may enter, and it makes a session. In four
+//! passes over a batch, so that a lookup's misses overlap: read all frames, hash them, find all
+//! records, then judge. What is not plain TCP or UDP takes [`slow`].
+
+mod dhcp;
+mod fast;
+pub(crate) mod read;
+mod reasons;
+mod room;
+mod session_of;
+mod share;
+mod slow;
+
+use butterfly_vhost::ring::Slot;
+
+use crate::{
+    engine::{
+        batch::{Batch, Verdict},
+        inside::Inside,
+        reason::DropReason,
+    },
+    ip::tcp::{self, Outcome},
+    session::{Found, Key, State},
+    stages::site::Context,
+    world::snapshot::Vnic,
+};
+
+pub(crate) use read::read as read_packet;
+pub(crate) use reasons::*;
+use room::Notes;
+use room::{Flow, Path};
+pub(crate) use room::{Judged, Room};
+pub(crate) use session_of::session_of;
+pub(crate) use share::{Share, full_shares, may_give_way, released, rests};
+pub(crate) use slow::{admits_flooded, note_flooded, rule_port, rules_say};
+
+/// Decides all frames that go to one vnic, and whether floods may leave. Floods meet each
+/// receiver's policy when they are delivered.
+#[inline(never)] // one call per batch; measurements tell stages apart by it
+pub(crate) fn filter(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) {
+    if !context.network.filtered {
+        return;
+    }
+    let pending = read(batch, context, room);
+    if pending.fast {
+        hash(batch, context, room);
+        find(batch, context, room);
+    }
+    if pending.fast || pending.slow {
+        judge(batch, context, room);
+        room.notes.flush(context);
+    }
+}
+
+#[derive(Default)]
+struct Pending {
+    fast: bool,
+    slow: bool,
+}
+
+/// First pass: what each frame is.
+fn read(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) -> Pending {
+    let sender = context.sender;
+    let bypass = sender.rules.bypass;
+    let mut pending = Pending::default();
+    let (frames, metas) = batch.parts();
+    let mut last = (u32::MAX, false);
+    for (((frame, slot), meta), flow) in
+        frames.each().zip(metas.iter_mut()).zip(room.flows.iter_mut())
+    {
+        flow.path = Path::Done;
+        let receiver = match meta.verdict {
+            Verdict::Deliver(receiver) => receiver,
+            Verdict::Tunnel(_) => match &context.network.remote {
+                Some(remote) => remote.slot,
+                None => continue,
+            },
+            Verdict::Flood { .. } => {
+                flow.path = Path::Slow;
+                pending.slow = true;
+                continue;
+            }
+            _ => continue,
+        };
+        if last.0 != receiver {
+            last = (
+                receiver,
+                context.snapshot.vnics.get(receiver).is_some_and(|vnic| vnic.rules.bypass),
+            );
+        }
+        if bypass && last.1 {
+            continue;
+        }
+        match meta.inside {
+            Inside::Ip { .. } => {}
+            Inside::HiddenIp | Inside::Unknown => {
+                // Who hides IP is to blame. Unknown cannot be: headers() looks inside when someone
+                // is filtered.
+                meta.verdict = Verdict::Drop(IP_HIDDEN, sender.place.slot);
+                continue;
+            }
+            Inside::Arp(_) | Inside::Rarp | Inside::NonIp => continue,
+        }
+        flow.receiver = receiver;
+        flow.path = Path::Slow;
+        if let Some((tuple, segment)) = fast::read(Slot::bytes(slot), frame.len) {
+            flow.path = Path::Fast;
+            flow.tcp = segment.is_some();
+            if let Some(segment) = segment {
+                flow.segment = segment;
+            }
+            flow.key = Key::new(&tuple, sender.vni, sender.place.slot, receiver);
+            pending.fast = true;
+        } else {
+            pending.slow = true;
+        }
+    }
+    pending
+}
+
+/// Second pass: the bucket of each flow on its way into the cache.
+fn hash(batch: &Batch<'_>, context: &Context<'_>, room: &mut Room) {
+    let flows = room.flows.get_mut(..batch.frames.len()).unwrap_or_default().iter_mut();
+    context.table.hash_each(
+        flows.filter(|flow| flow.path == Path::Fast),
+        |flow| &flow.key,
+        |flow, hash| flow.hash = hash,
+    );
+}
+
+/// Third pass: the record of each flow on its way into the cache.
+fn find(batch: &Batch<'_>, context: &Context<'_>, room: &mut Room) {
+    for flow in room.flows.get_mut(..batch.frames.len()).unwrap_or_default() {
+        if flow.path == Path::Fast {
+            flow.candidate = context.table.candidate(flow.hash);
+        }
+    }
+}
+
+/// Fourth pass, in the order of the frames.
+fn judge(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) {
+    let mut receiver: Option<&Vnic> = None;
+    for index in 0..batch.frames.len() {
+        let Some(flow) = room.flows.get(index) else { return };
+        let judgement = match flow.path {
+            Path::Done => continue,
+            Path::Fast => {
+                if receiver.is_none_or(|vnic| vnic.place.slot != flow.receiver) {
+                    receiver = context.snapshot.vnics.get(flow.receiver).map(|vnic| &**vnic);
+                }
+                let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len);
+                match receiver
+                    .and_then(|receiver| established(flow, len, receiver, context, &mut room.notes))
+                {
+                    Some(Ok(())) => continue,
+                    Some(refused) => refused,
+                    None => slow::judge(batch, index, context, room),
+                }
+            }
+            Path::Slow => slow::judge(batch, index, context, room),
+        };
+        if let Err((reason, slot)) = judgement
+            && let Some(meta) = batch.parts().1.get_mut(index)
+        {
+            meta.verdict = Verdict::Drop(reason, slot);
+        }
+    }
+}
+
+/// A refusal, and the slot of the vnic it is charged to.
+type Judgement = Result<(), (DropReason, u32)>;
+
+/// Passes a frame by its session, if that is known and nothing about it has changed.
+#[inline(always)]
+fn established(
+    flow: &Flow,
+    len: u32,
+    receiver: &Vnic,
+    context: &Context<'_>,
+    notes: &mut Notes,
+) -> Option<Judgement> {
+    let found = context.table.check(flow.candidate?, &flow.key)?;
+    if !is_current(&found, context, receiver) || (found.direction == 1 && !found.admission.answers)
+    {
+        return None;
+    }
+    let segment = if flow.tcp { Some(&flow.segment) } else { None };
+    pass(&found, segment, len, receiver, context, notes)
+}
+
+/// Whether nothing was taken back since the session was decided.
+#[inline(always)]
+fn is_current(found: &Found, context: &Context<'_>, receiver: &Vnic) -> bool {
+    let stamp = found.admission.stamp;
+    let [egress, ingress] = found.admission.cells;
+    let cells = context.cells;
+    let newest = context
+        .sender
+        .since
+        .max(receiver.since)
+        .max(cells.taken_back(egress))
+        .max(cells.taken_back(ingress));
+    stamp >= newest
+}
+
+/// Lets a frame pass by a session that holds, and notes it. `None` if the session is over.
+#[inline(always)]
+fn pass(
+    found: &Found,
+    segment: Option<&tcp::Segment>,
+    len: u32,
+    receiver: &Vnic,
+    context: &Context<'_>,
+    notes: &mut Notes,
+) -> Option<Judgement> {
+    let (note, track) = notes.of(found.index, found.direction, context)?;
+    if let Some(segment) = segment {
+        let (next, outcome) = tcp::step(*track, found.direction, segment);
+        match outcome {
+            Outcome::Pass => {
+                if next != *track {
+                    *track = next;
+                    note.moved = true;
+                }
+                note.refreshed = true;
+            }
+            Outcome::PassUnrefreshed => {}
+            // The slow path has asked before; no other sees a SYN.
+            Outcome::Refuse | Outcome::Ask => {
+                return Some(Err((TCP_WINDOW, charged(context, receiver))));
+            }
+            Outcome::Reopen => return None,
+        }
+    } else {
+        note.refreshed = true;
+        if found.direction == 1 {
+            note.state = State::answered(note.state);
+        }
+    }
+    note.packets += 1;
+    note.bytes += u64::from(len);
+    Some(Ok(()))
+}
+
+/// Whose protection refused a frame: the receiver's if it is filtered.
+fn charged(context: &Context<'_>, receiver: &Vnic) -> u32 {
+    if receiver.rules.bypass { context.sender.place.slot } else { receiver.place.slot }
+}

@@ -1,0 +1,248 @@
+//! DHCP without a rule (RFC 2131, RFC 8415): a client's requests leave, and their answers enter; a
+//! server answers whom a rule let ask.
+//!
+//! Both are bounded: in what passes (whole messages, a few requests per second, a few answers to
+//! each) and in what is remembered of it, which is all here. It is a vnic's own, so nobody else
+//! fills it.
+
+use std::{
+    net::Ipv4Addr,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use butterfly_packet::protocol::UDP;
+
+use crate::stages::filter::reasons::{EGRESS_DENIED, SPOOFED_IP};
+
+use crate::{
+    engine::{mac::number, reason::DropReason},
+    ip::{
+        Address, BAD_DHCP, DHCP_LIMIT, Dhcp, Tuple,
+        dhcp::{Message, SERVERS_V6},
+        discovery::is_link_local,
+        mapped,
+    },
+    stages::{claims::has_link_local, site::Context},
+    world::snapshot::Vnic,
+};
+
+/// The same of requests that a rule lets out: a server remembers whom it may answer, and nobody is
+/// to push others out of that.
+const RULED: u32 = 64;
+const RULED_PER_SECOND: u32 = 16;
+/// Of those that no filter limits, a server notes so many at once, a quarter of its places, and per
+/// second.
+const UNFILTERED: u32 = CLIENTS as u32 / 4;
+const UNFILTERED_PER_SECOND: u32 = 64;
+/// Seconds between requests to a server while none is known: a client that is older than the daemon
+/// renews its lease.
+const UNKNOWN_SERVER: u32 = 60;
+use crate::world::dhcp::{CLIENTS, Exchange, count};
+
+/// Who asked, for [`crate::world::dhcp`]: what an answer is sent to over IPv6.
+fn client(dhcp: &Dhcp, tuple: &Tuple) -> Address {
+    match (dhcp.v6, dhcp.request) {
+        (false, _) => 0,
+        (true, true) => tuple.source,
+        (true, false) => tuple.destination,
+    }
+}
+
+const BROADCAST: Address = mapped(Ipv4Addr::BROADCAST);
+
+/// The message of a request that a vnic sends for itself, from its own address or none.
+fn for_itself(
+    dhcp: &Dhcp,
+    sender: &Vnic,
+    source: Address,
+    context: &Context<'_>,
+) -> Result<Message, DropReason> {
+    let own = if dhcp.v6 {
+        has_link_local(sender, source, context)
+    } else {
+        source == mapped(Ipv4Addr::UNSPECIFIED)
+    };
+    if !own && !sender.rules.owns(source) {
+        return Err(SPOOFED_IP);
+    }
+    dhcp.message.filter(|message| dhcp.v6 || message.mac == sender.mac).ok_or(BAD_DHCP)
+}
+
+/// Whether a filtered vnic may send a request without a rule.
+pub(super) fn may_ask(
+    dhcp: &Dhcp,
+    sender: &Vnic,
+    tuple: &Tuple,
+    context: &Context<'_>,
+) -> Result<(), DropReason> {
+    for_itself(dhcp, sender, tuple.source, context)?;
+    let (state, now) = (&sender.shared.dhcp, context.now);
+    if state.family(dhcp.v6).tokens(now) == 0 {
+        return Err(DHCP_LIMIT);
+    }
+    if dhcp.v6 {
+        let local = is_link_local(tuple.source);
+        return if local && tuple.destination == SERVERS_V6 { Ok(()) } else { Err(EGRESS_DENIED) };
+    }
+    let last = state.unknown.load(Relaxed);
+    match tuple.destination {
+        BROADCAST => Ok(()),
+        server if state.knows(server as u32) => Ok(()),
+        _ if !state.knows_none() => Err(EGRESS_DENIED),
+        _ if last != 0 && now.wrapping_sub(last) < UNKNOWN_SERVER => Err(DHCP_LIMIT),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a filtered vnic may send a request that a rule lets out: a few per second, whatever the
+/// rule says.
+pub(super) fn may_ask_by_rule(sender: &Vnic, context: &Context<'_>) -> bool {
+    sender.shared.dhcp.ruled.take(context.now, RULED, RULED_PER_SECOND)
+}
+
+/// Whether a filtered vnic may send an answer: to a request that one of its rules for a DHCP server
+/// let in.
+pub(super) fn may_serve(dhcp: &Dhcp, sender: &Vnic, tuple: &Tuple, context: &Context<'_>) -> bool {
+    request_of(dhcp, sender, tuple, context).is_some()
+}
+
+fn request_of<'a>(
+    dhcp: &Dhcp,
+    sender: &'a Vnic,
+    tuple: &Tuple,
+    context: &Context<'_>,
+) -> Option<&'a AtomicU64> {
+    let message = dhcp.message.filter(|message| reaches(dhcp, message, tuple.destination))?;
+    let clients = sender.shared.dhcp.clients.get()?;
+    let holds =
+        |stamp: u32, cell: u32| stamp >= sender.since && stamp >= context.cells.taken_back(cell);
+    clients.request(
+        clients.hash(&message, client(dhcp, tuple)),
+        context.now,
+        context.timeouts.dhcp,
+        holds,
+    )
+}
+
+/// Whether an answer is sent where its client is (RFC 2131, 4.1; RFC 8415, 18.3.10).
+fn reaches(dhcp: &Dhcp, message: &Message, destination: Address) -> bool {
+    if dhcp.v6 {
+        return is_link_local(destination);
+    }
+    destination == BROADCAST
+        || message.leases.iter().any(|lease| *lease != 0 && mapped((*lease).into()) == destination)
+}
+
+/// Whether a filtered vnic may receive an answer without a rule: to what it asked a moment ago.
+pub(super) fn may_answer(
+    dhcp: &Dhcp,
+    receiver: &Vnic,
+    tuple: &Tuple,
+    context: &Context<'_>,
+) -> bool {
+    exchange_of(dhcp, receiver, tuple, context).is_some()
+}
+
+fn exchange_of<'a>(
+    dhcp: &Dhcp,
+    receiver: &'a Vnic,
+    tuple: &Tuple,
+    context: &Context<'_>,
+) -> Option<&'a Exchange> {
+    let own = |message: &Message| dhcp.v6 || message.mac == receiver.mac;
+    let message = dhcp.message.filter(|message| {
+        !dhcp.request && own(message) && reaches(dhcp, message, tuple.destination)
+    })?;
+    receiver.shared.dhcp.family(dhcp.v6).exchange(
+        message.transaction,
+        context.now,
+        context.timeouts.dhcp,
+    )
+}
+
+/// Notes that a message left its sender.
+pub(super) fn left(dhcp: &Dhcp, tuple: &Tuple, context: &Context<'_>) {
+    let sender = context.sender;
+    if sender.rules.bypass {
+        return;
+    }
+    if !dhcp.request {
+        count(request_of(dhcp, sender, tuple, context));
+        return;
+    }
+    let Ok(message) = for_itself(dhcp, sender, tuple.source, context) else { return };
+    let state = &sender.shared.dhcp;
+    let opened = state.family(dhcp.v6).open(message.transaction, context.now);
+    if opened && !dhcp.v6 && tuple.destination != BROADCAST && state.knows_none() {
+        state.unknown.store(context.now, Relaxed);
+    }
+}
+
+/// Notes that a message entered its receiver.
+pub(super) fn entered(dhcp: &Dhcp, receiver: &Vnic, tuple: &Tuple, context: &Context<'_>) {
+    if receiver.rules.bypass {
+        return;
+    }
+    if dhcp.request {
+        asked(dhcp, receiver, tuple, context);
+    } else if let (Some(exchange), Some(message)) =
+        (exchange_of(dhcp, receiver, tuple, context), &dhcp.message)
+    {
+        exchange.answers.fetch_add(1, Relaxed);
+        receiver.shared.dhcp.learn(message);
+    }
+}
+
+/// Notes who may be answered, if a rule for a DHCP server let the request in.
+fn asked(dhcp: &Dhcp, receiver: &Vnic, tuple: &Tuple, context: &Context<'_>) {
+    let (Some(clients), Some(message)) = (receiver.shared.dhcp.clients.get(), &dhcp.message) else {
+        return;
+    };
+    let serves = &receiver.rules.policy.serves;
+    let Some(cell) =
+        serves.admits(tuple.source, UDP, tuple.destination_port, &context.snapshot.members)
+    else {
+        return;
+    };
+    let sender = context.sender;
+    if !sender.rules.bypass
+        || sender.shared.dhcp.unfiltered.take(context.now, UNFILTERED, UNFILTERED_PER_SECOND)
+    {
+        clients.asked(
+            clients.hash(message, client(dhcp, tuple)),
+            context.now,
+            (context.snapshot.version, cell),
+        );
+    }
+}
+
+/// Which vnic of the network gets an answer that several receive, without a rule: there is one at
+/// most, by its MAC address.
+pub(super) fn flooded_to(dhcp: &Dhcp, tuple: &Tuple, context: &Context<'_>) -> Option<u32> {
+    let mac = dhcp.message.filter(|_| !dhcp.request && !dhcp.v6)?.mac;
+    let receiver =
+        context.network.macs.get(number(mac)).and_then(|slot| context.snapshot.vnics.get(slot))?;
+    if receiver.rules.bypass || !may_answer(dhcp, receiver, tuple, context) {
+        return None;
+    }
+    entered(dhcp, receiver, tuple, context);
+    Some(receiver.place.slot)
+}
+
+/// What only DHCP servers say, and to whom a rule cannot let anything else be said in its place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum ToClient {
+    /// From a server's port: as the answer to a request, and in one piece, or not at all.
+    Answer,
+    /// From another port, which many clients take as well: by a rule that names the client's.
+    Other,
+}
+
+/// Whether UDP, in fragments or not, goes to the port of DHCP clients.
+pub(super) fn to_client(tuple: &Tuple, v6: bool) -> Option<ToClient> {
+    match Dhcp::between(tuple.source_port, tuple.destination_port, v6) {
+        _ if tuple.protocol != UDP || !Dhcp::is_client(tuple.destination_port, v6) => None,
+        Some(_) => Some(ToClient::Answer),
+        None => Some(ToClient::Other),
+    }
+}

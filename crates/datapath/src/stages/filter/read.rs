@@ -1,0 +1,56 @@
+//! Reads a frame as far as it must be known to be judged.
+
+use crate::{
+    engine::{batch::Batch, reason::DropReason},
+    ip::{
+        HEADERS_TOO_LONG, L4, Packet,
+        parse::{Fault, parse},
+    },
+};
+
+/// Parses a frame, with more of it if its headers are long, and all of it if it is DHCP.
+pub(crate) fn read(
+    batch: &mut Batch<'_>,
+    index: usize,
+    at: u16,
+    vlan: u16,
+    len: u32,
+) -> Result<Packet, DropReason> {
+    let packet = read_headers(batch, index, at, vlan, len)?;
+    let whole = matches!(packet.l4, L4::Dhcp(_)).then(|| batch.parts().0.keep(index));
+    Ok(read_whole(packet, whole.flatten(), at))
+}
+
+fn read_headers(
+    batch: &mut Batch<'_>,
+    index: usize,
+    at: u16,
+    vlan: u16,
+    len: u32,
+) -> Result<Packet, DropReason> {
+    let fault = match parse(batch.frames.head(index), at.into(), vlan, len) {
+        Ok(packet) => return Ok(packet),
+        Err(Fault::NeedMore) => {
+            match parse(batch.parts().0.extend_head(index), at.into(), vlan, len) {
+                Ok(packet) => return Ok(packet),
+                Err(fault) => fault,
+            }
+        }
+        Err(fault) => fault,
+    };
+    Err(match fault {
+        Fault::Drop(reason) => reason,
+        Fault::NeedMore => HEADERS_TOO_LONG,
+    })
+}
+
+/// The packet with its DHCP message read from the whole frame, which starts with the headers that
+/// it was parsed from.
+fn read_whole(packet: Packet, frame: Option<&[u8]>, at: u16) -> Packet {
+    match (packet.l4, frame) {
+        (L4::Dhcp(dhcp), Some(frame)) => {
+            Packet { l4: L4::Dhcp(dhcp.read(frame, at.into())), ..packet }
+        }
+        _ => packet,
+    }
+}

@@ -1,0 +1,306 @@
+//! A worker's room for filtering one batch, and what it remembers from one to the next.
+
+use butterfly_vhost::ring::BATCH;
+
+use crate::{
+    engine::reason::DropReason,
+    ip::{
+        Packet, Tuple,
+        fragments::Fragments,
+        tcp::{Segment, Track},
+    },
+    session::{Key, NO_TRACK, Record, State, Timeouts},
+    stages::site::Context,
+};
+
+/// How a frame's session is found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Path {
+    /// Nothing to decide, or decided.
+    Done,
+    /// Plain TCP or UDP: the key is known.
+    Fast,
+    /// To be parsed.
+    Slow,
+}
+
+/// What is known of a frame between the passes.
+#[derive(Clone, Copy)]
+pub(crate) struct Flow {
+    pub path: Path,
+    pub tcp: bool,
+    pub receiver: u32,
+    pub hash: u64,
+    pub candidate: Option<u32>,
+    pub key: Key,
+    pub segment: Segment,
+}
+
+/// What was decided on the first fragment of a packet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Decided {
+    /// Slot of the receiver; `None` if it was a flood.
+    pub receiver: Option<u32>,
+    pub stamp: u32,
+    pub cells: [u32; 2],
+    /// Of the first fragment: later ones of a flood are judged by it.
+    pub packet: Packet,
+}
+
+/// A flood, for those of its receivers that are filtered.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Flooded {
+    /// To be told by what is inside.
+    NotIp,
+    Packet(Packet),
+    /// A DHCP answer, and the slot of the vnic that asked: it needs no rule.
+    Answer(Packet, u32),
+    /// Nobody who is filtered may have it.
+    Unreadable(DropReason),
+}
+
+/// What was decided of a flood, and under which snapshot: when that is not in use any more, it is
+/// decided again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Judged {
+    pub(super) flooded: Flooded,
+    pub(super) version: u32,
+}
+
+/// The room.
+pub(crate) struct Room {
+    pub(super) flows: Box<[Flow; BATCH]>,
+    pub(super) notes: Notes,
+    /// Floods of this batch.
+    pub(super) flooded: Box<[Flooded; BATCH]>,
+    /// The first frame is a flood some of whose receivers have it: what was decided then holds,
+    /// and what it cost is paid.
+    pub judged: Option<Judged>,
+    pub(super) fragments: Fragments<Decided>,
+}
+
+impl Room {
+    /// What was decided of the first frame, a flood.
+    pub fn first_flood(&self, version: u32) -> Option<Judged> {
+        self.flooded.first().map(|flooded| Judged { flooded: *flooded, version })
+    }
+
+    /// Everything is allocated here.
+    pub fn new(timeouts: &Timeouts) -> Room {
+        let tuple = Tuple {
+            source: 0,
+            destination: 0,
+            source_port: 0,
+            destination_port: 0,
+            vlan: 0,
+            protocol: 0,
+        };
+        let segment = Segment {
+            sequence: 0,
+            acknowledgement: 0,
+            window: 0,
+            length: 0,
+            flags: 0,
+            scale: None,
+        };
+        let flow = Flow {
+            path: Path::Done,
+            tcp: false,
+            receiver: 0,
+            hash: 0,
+            candidate: None,
+            key: Key::new(&tuple, 0, 0, 0),
+            segment,
+        };
+        Room {
+            flows: Box::new([flow; BATCH]),
+            notes: Notes::new(timeouts),
+            flooded: Box::new([Flooded::NotIp; BATCH]),
+            judged: None,
+            fragments: Fragments::new(timeouts.fragment),
+        }
+    }
+}
+
+/// What a session got of a batch, before it is written to its record.
+#[derive(Clone, Copy)]
+pub(super) struct Note {
+    index: u32,
+    direction: u16,
+    /// Whose record it was.
+    tenant: u16,
+    pub packets: u32,
+    /// Number of its state, as this batch left it.
+    pub state: u8,
+    /// Something came that keeps it alive.
+    pub refreshed: bool,
+    /// The TCP marks are others than in the record.
+    pub moved: bool,
+    pub bytes: u64,
+    /// The record's word as it was.
+    was: u64,
+}
+
+/// What the sessions of a batch got: each is written once, when the batch is judged.
+pub(super) struct Notes {
+    notes: Box<[Note; BATCH]>,
+    /// TCP marks of the note of the same number, if it is about TCP.
+    tracks: Box<[Track; BATCH]>,
+    count: usize,
+    /// Where a session's note is plus one, by the low bits of its index.
+    places: [u8; PLACES],
+    /// Seconds that states last, by number.
+    timeouts: [u32; 32],
+}
+
+const PLACES: usize = 128;
+const NOBODY: u32 = u32::MAX;
+
+impl Notes {
+    fn new(timeouts: &Timeouts) -> Notes {
+        let note = Note {
+            index: NOBODY,
+            direction: 0,
+            tenant: 0,
+            packets: 0,
+            state: 0,
+            refreshed: false,
+            moved: false,
+            bytes: 0,
+            was: 0,
+        };
+        Notes {
+            notes: Box::new([note; BATCH]),
+            tracks: Box::new([NO_TRACK; BATCH]),
+            count: 0,
+            places: [0; PLACES],
+            timeouts: timeouts.by_number(),
+        }
+    }
+
+    /// The note about a session; `None` if the session is over.
+    #[inline(always)]
+    pub fn of(
+        &mut self,
+        index: u32,
+        direction: usize,
+        context: &Context<'_>,
+    ) -> Option<(&mut Note, &mut Track)> {
+        let place = index as usize % PLACES;
+        let known = self.places.get(place).map_or(0, |at| usize::from(*at)).wrapping_sub(1);
+        let at = match self.notes.get(known) {
+            Some(note) if note.index == index => known,
+            _ => self.first(index, direction, place, context)?,
+        };
+        // A remainder by the length is an index: the compiler knows.
+        #[allow(clippy::indexing_slicing)]
+        Some((&mut self.notes[at % BATCH], &mut self.tracks[at % BATCH]))
+    }
+
+    #[inline(always)]
+    fn first(
+        &mut self,
+        index: u32,
+        direction: usize,
+        place: usize,
+        context: &Context<'_>,
+    ) -> Option<usize> {
+        let record = context.table.record(index);
+        let (was, state) = record.seen_word();
+        let idle = context.now.wrapping_sub((was >> 32) as u32);
+        if idle > self.timeouts.get(usize::from(state % 32)).copied().unwrap_or(0)
+            && (idle as i32) > 0
+        {
+            return None;
+        }
+        if self.count == BATCH {
+            self.flush(context);
+        }
+        let at = self.count;
+        self.count += 1;
+        let other =
+            self.places.get_mut(place).map_or(0, |place| std::mem::replace(place, at as u8 + 1));
+        if let Some(other) = usize::from(other).checked_sub(1) {
+            // It would start from its record again when it comes back in this batch: written now,
+            // that is right.
+            self.write(other, context);
+        }
+        if let Some(note) = self.notes.get_mut(at) {
+            let (direction, tenant) = (direction as u16, record.tenant());
+            *note = Note {
+                index,
+                direction,
+                tenant,
+                packets: 0,
+                state,
+                refreshed: false,
+                moved: false,
+                bytes: 0,
+                was,
+            };
+        }
+        if state < FIRST_NOT_TCP
+            && let Some(track) = self.tracks.get_mut(at)
+        {
+            *track = record.track();
+        }
+        Some(at)
+    }
+
+    /// Writes what the batch changed: once per session.
+    #[inline(always)]
+    pub fn flush(&mut self, context: &Context<'_>) {
+        for at in 0..self.count {
+            self.write(at, context);
+        }
+        if self.count > 0 {
+            self.count = 0;
+            self.places = [0; PLACES];
+        }
+    }
+
+    #[inline(always)]
+    fn write(&mut self, at: usize, context: &Context<'_>) {
+        let (Some(note), Some(track)) = (self.notes.get_mut(at), self.tracks.get(at)) else {
+            return;
+        };
+        if note.index == NOBODY {
+            return;
+        }
+        let record: Record<'_> = context.table.record(note.index);
+        if record.tenant() != note.tenant {
+            // Another worker gave the record to another session meanwhile.
+            note.index = NOBODY;
+            return;
+        }
+        record.count(note.direction as usize, note.packets.into(), note.bytes);
+        if note.moved {
+            let state = State::Tcp(track.state);
+            record.store_track(track);
+            record.store_seen(context.now, state, track);
+        } else if note.refreshed {
+            record.store_seen_word(note.was, context.now, note.state);
+        }
+        note.index = NOBODY;
+    }
+
+    /// Writes and forgets what was noted of a session: its record may be another one's from now on.
+    pub fn forget(&mut self, index: u32, context: &Context<'_>) {
+        if let Some(place) = self.places.get(index as usize % PLACES)
+            && let Some(at) = usize::from(*place).checked_sub(1)
+            && self.notes.get(at).is_some_and(|note| note.index == index)
+        {
+            self.write(at, context);
+        }
+    }
+
+    /// Forgets what was noted of a session that another one has replaced in its record.
+    pub fn forget_evicted(&mut self, index: u32) {
+        for note in self.notes.iter_mut().take(self.count).filter(|note| note.index == index) {
+            note.index = NOBODY;
+        }
+    }
+}
+
+/// Below are the states of TCP.
+const FIRST_NOT_TCP: u8 = 16;

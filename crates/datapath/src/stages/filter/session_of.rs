@@ -1,0 +1,36 @@
+//! For those who watch: the session of a frame that was decided, looked up once more. What decided
+//! it does not have to remember it.
+
+use crate::{
+    engine::{
+        batch::{Batch, Verdict},
+        inside::Inside,
+    },
+    ip::parse::parse,
+    session::Key,
+    stages::site::Context,
+};
+
+/// What admitted the session of a frame, at the opener's egress and at the other end's ingress, and
+/// whether the frame is for the opener.
+pub(crate) fn session_of(
+    batch: &Batch<'_>,
+    index: usize,
+    context: &Context<'_>,
+) -> Option<([u32; 2], bool)> {
+    if !context.network.filtered {
+        return None;
+    }
+    let meta = batch.metas().get(index)?;
+    let receiver = match meta.verdict {
+        Verdict::Deliver(slot) => slot,
+        Verdict::Tunnel(_) | Verdict::Flood { unknown: true } => context.remote()?.slot,
+        _ => return None,
+    };
+    let Inside::Ip { at, vlan } = meta.inside else { return None };
+    let len = batch.frames.frames().get(index)?.len;
+    let packet = parse(batch.frames.head(index), at.into(), vlan, len).ok()?;
+    let key = Key::new(&packet.tuple, context.sender.vni, context.sender.place.slot, receiver);
+    let found = context.table.lookup(context.table.hash(&key), &key)?;
+    Some((found.admission.cells, found.direction == 1))
+}

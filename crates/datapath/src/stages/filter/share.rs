@@ -1,0 +1,308 @@
+//! Who has as many sessions as it may have, which of them may go, and the counts of all of it.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use butterfly_vhost::cpu;
+
+use crate::stages::filter::reasons::{SESSION_SHARE, SESSIONS_FULL};
+
+use crate::{
+    engine::reason::DropReason,
+    ip::{Address, Tuple},
+    session::{Key, Record, Shares, Table, less},
+    stages::site::Context,
+    world::snapshot::{Network, Snapshot, Vnic},
+};
+
+/// New sessions of one vnic, or of a network's other hosts, that are kept for a burst.
+const BURST: u64 = 100_000;
+/// After a search that found nothing, the next one is so many microseconds later. A search looks at
+/// 64 records, some 2 us: so they take a fiftieth of a processor at most.
+const REST_US: u64 = 100;
+
+/// A share that is used up.
+#[derive(Clone, Copy)]
+pub(crate) struct Share {
+    /// Why a session is refused, and whom that is charged to.
+    pub reason: DropReason,
+    pub slot: u32,
+    whose: Whose,
+}
+
+/// The sessions that a share is of.
+#[derive(Clone, Copy)]
+enum Whose {
+    /// Opened by the vnic in this slot.
+    Opener(u32),
+    /// Opened by one opener to the vnic in this slot: by the vnic in a slot, or by one address
+    /// elsewhere.
+    OpenerAt(u32, u32, Option<Address>),
+    /// Opened to the vnic in this slot.
+    Receiver(u32),
+    /// Of the network.
+    Network,
+    /// Of all networks beyond their parts.
+    Common,
+}
+
+impl Share {
+    /// Whether a session is of this share and may go for another one.
+    pub fn may_give(&self, record: &Record<'_>, context: &Context<'_>) -> bool {
+        let of_these = |key: &Key| {
+            let (opener, responder) = key.slots();
+            let whose = match self.whose {
+                Whose::Opener(slot) => opener == slot,
+                Whose::OpenerAt(slot, at, address) => {
+                    opener == slot
+                        && responder == at
+                        && address.is_none_or(|address| key.tuple().source == address)
+                }
+                Whose::Receiver(slot) => responder == slot,
+                Whose::Network => true,
+                Whose::Common => return gives_way(key, context),
+            };
+            whose && key.vni() == context.sender.vni
+        };
+        record.read().is_some_and(|(key, _)| of_these(&key)) && may_go(record, context)
+    }
+}
+
+/// The shares that a session is of, if they are used up. Each is asked for when its turn comes:
+/// what was given up for one may have been of others, too. The opener's come first: it is its
+/// session.
+pub(crate) fn full_shares<'a>(
+    context: &'a Context<'_>,
+    key: &'a Key,
+) -> impl Iterator<Item = Share> + use<'a> {
+    let (shares, snapshot, own) = (context.shares, context.snapshot, context.sender.place.slot);
+    let (opener, responder) = key.slots();
+    let most = |vnic: &Vnic| if vnic.trunk { shares.network } else { shares.vnic };
+    let ends = move || Some((snapshot.vnics.get(opener)?, snapshot.vnics.get(responder)?));
+    let share = |reason, slot, whose| Share { reason, slot, whose };
+    (0..5).filter_map(move |which| {
+        let (from, to) = ends()?;
+        let sessions = context.network.sessions.load(Relaxed);
+        let (full, share) = match which {
+            0 => (
+                from.shared.sessions.opened.load(Relaxed) >= most(from),
+                share(SESSION_SHARE, opener, Whose::Opener(opener)),
+            ),
+            1 => {
+                let address = from.trunk.then(|| key.tuple().source);
+                let whose = Whose::OpenerAt(opener, responder, address);
+                // Other hosts are many: none of them is a receiver.
+                let full = !to.trunk
+                    && shares.opener < u32::MAX
+                    && to.shared.sessions.openers.count(opener_of(
+                        context.table,
+                        context.network,
+                        key,
+                    )) >= shares.opener;
+                (full, share(SESSION_SHARE, opener, whose))
+            }
+            2 => {
+                let full = to.shared.sessions.received.load(Relaxed) >= most(to);
+                (full, share(SESSION_SHARE, responder, Whose::Receiver(responder)))
+            }
+            3 => (sessions >= shares.network, share(SESSION_SHARE, own, Whose::Network)),
+            _ => {
+                let full =
+                    sessions >= shares.part(context.network.filtered) && !shares.has_common();
+                (full, share(SESSIONS_FULL, own, Whose::Common))
+            }
+        };
+        full.then_some(share)
+    })
+}
+
+/// Whether a session may go for another one of its kind: it is over, or not established.
+fn may_go(record: &Record<'_>, context: &Context<'_>) -> bool {
+    is_over(record, context) || !record.seen().1.is_established()
+}
+
+fn is_over(record: &Record<'_>, context: &Context<'_>) -> bool {
+    let (seen, state) = record.seen();
+    context.timeouts.over(state, seen, context.now)
+}
+
+/// Whether a session may go for another one of the sender's network when the table is full.
+pub(crate) fn may_give_way(record: &Record<'_>, context: &Context<'_>) -> bool {
+    let may = |key: &Key, stamp| {
+        // Of a network that is gone: the sweep has not come by yet.
+        let network = context.snapshot.network(key.vni()).filter(|network| network.born <= stamp);
+        network.is_none() || (may_go(record, context) && gives_way(key, context))
+    };
+    is_over(record, context)
+        || record.read().is_some_and(|(key, admission)| may(&key, admission.stamp))
+}
+
+/// Whether a session is of the sender's network, or of one that has more than its part.
+fn gives_way(key: &Key, context: &Context<'_>) -> bool {
+    let beyond =
+        |network: &Network| network.sessions.load(Relaxed) > context.shares.part(network.filtered);
+    key.vni() == context.sender.vni
+        || context.snapshot.network(key.vni()).is_none_or(|network| beyond(network))
+}
+
+/// Whether the sender may open another session now, as fast as it goes.
+pub(super) fn may_open(context: &Context<'_>) -> bool {
+    let rate = context.shares.rate;
+    rate == u32::MAX || context.sender.shared.sessions.budget.take(rate.into(), BURST)
+}
+
+/// Whether nothing is to be searched for the sender, as the last search was in vain and is not long
+/// ago.
+pub(crate) fn rests(context: &Context<'_>) -> bool {
+    let until = context.sender.shared.sessions.rests.load(Relaxed);
+    until != 0 && cpu::tsc() < until
+}
+
+/// A search was in vain.
+pub(super) fn rest(context: &Context<'_>) {
+    let until = cpu::tsc().saturating_add(cpu::tsc_hz() / 1_000_000 * REST_US);
+    context.sender.shared.sessions.rests.store(until, Relaxed);
+}
+
+/// A number of the opener of a session, which guests cannot choose: of a vnic, or of one address of
+/// those elsewhere.
+fn opener_of(table: &Table, network: &Network, key: &Key) -> u64 {
+    let (slot, _) = key.slots();
+    let remote = network.remote.as_ref().is_some_and(|remote| remote.slot == slot);
+    let source = if remote { key.tuple().source } else { slot.into() };
+    let tuple = Tuple {
+        source,
+        destination: remote.into(),
+        source_port: 0,
+        destination_port: 0,
+        vlan: 0,
+        protocol: 0,
+    };
+    table.hash(&Key::new(&tuple, 0, 0, 0))
+}
+
+/// Counts a session that was made: with its opener, its receiver, and their network.
+pub(super) fn acquired(context: &Context<'_>, key: &Key) {
+    let (opener, responder) = key.slots();
+    if let Some(vnic) = context.snapshot.vnics.get(opener) {
+        vnic.shared.sessions.opened.fetch_add(1, Relaxed);
+    }
+    if let Some(vnic) = context.snapshot.vnics.get(responder) {
+        vnic.shared.sessions.received.fetch_add(1, Relaxed);
+        vnic.shared.sessions.openers.add(opener_of(context.table, context.network, key));
+    }
+    let before = context.network.sessions.fetch_add(1, Relaxed);
+    context.shares.entered(context.network.filtered, before);
+}
+
+/// The opposite of [`acquired`], of a session that was last decided by version `stamp`: who came
+/// later in the place of one of these did not have it.
+pub(crate) fn released(snapshot: &Snapshot, table: &Table, shares: &Shares, key: &Key, stamp: u32) {
+    let (opener, responder) = key.slots();
+    let Some(network) = snapshot.network(key.vni()).filter(|network| network.born <= stamp) else {
+        return;
+    };
+    let vnic = |slot| snapshot.vnics.get(slot).filter(|vnic| vnic.born <= stamp);
+    if let Some(vnic) = vnic(opener) {
+        less(&vnic.shared.sessions.opened);
+    }
+    if let Some(vnic) = vnic(responder) {
+        less(&vnic.shared.sessions.received);
+        vnic.shared.sessions.openers.remove(opener_of(table, network, key));
+    }
+    let before = less(&network.sessions);
+    shares.left(network.filtered, before);
+}
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use butterfly_packet::{Mac, build};
+    use butterfly_vhost::net::NetHeader;
+
+    use super::*;
+    use crate::{harness::Host, session::SessionConfig, world::policy::VnicPolicy};
+
+    const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
+    const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);
+
+    /// "b" is filtered, and may ask "a" anything.
+    fn host(capacity: u32) -> Host {
+        let mut host =
+            Host::with_sessions(SessionConfig { capacity, ..SessionConfig::default() }).unwrap();
+        for (id, mac, ip) in [("a", A, 1), ("b", B, 2)] {
+            let policy = VnicPolicy {
+                bypass: id == "a",
+                ips: vec![[10, 0, 0, ip].into()],
+                ..VnicPolicy::default()
+            };
+            host.vnic(id, mac, 1, &policy).unwrap();
+        }
+        host.settle();
+        host
+    }
+
+    fn send(host: &mut Host, from: &str, port: u16) {
+        let frame = match from {
+            "b" => build::ethernet(B, A).ipv4([10, 0, 0, 2], [10, 0, 0, 1]).udp(port, 53, b"?"),
+            _ => build::ethernet(A, B).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(53, port, b"!"),
+        };
+        host.send(from, &frame, NetHeader::default()).unwrap();
+    }
+
+    /// Does something with what is counted of a vnic.
+    fn of<T>(host: &mut Host, id: &str, act: impl FnOnce(&crate::session::VnicSessions) -> T) -> T {
+        let snapshot = host.inside().0.shared.snapshot.load_full();
+        let found = snapshot.vnics.iter().find(|(_, vnic)| &*vnic.id == id);
+        act(&found.unwrap().1.shared.sessions)
+    }
+
+    /// The text of "session-rate" promises it: 100,000 at once.
+    #[test]
+    fn a_vnic_opens_so_many_sessions_at_once() {
+        let mut host = host(4096);
+        send(&mut host, "b", 1);
+        // Tokens that are left: none comes in between without a rate.
+        let left = |host: &mut Host, id| {
+            of(host, id, |sessions| (0..300_000).filter(|_| sessions.budget.take(0, 0)).count())
+        };
+        assert_eq!(left(&mut host, "b"), 99_999);
+        // An answer, and a frame of a session that is known, open nothing.
+        send(&mut host, "b", 2);
+        let before = of(&mut host, "b", |sessions| sessions.budget.copy());
+        (0..5).for_each(|_| send(&mut host, "a", 2));
+        (0..5).for_each(|_| send(&mut host, "b", 2));
+        let before = (0..300_000).filter(|_| before.take(0, 0)).count();
+        assert_eq!((left(&mut host, "b"), left(&mut host, "a")), (before, 0));
+    }
+
+    /// After a search in vain the next one is 100 us later, and until then nothing is searched.
+    #[test]
+    fn who_searched_in_vain_rests() {
+        let mut host = host(64);
+        let most = host.inside().0.shared.shares.opener;
+        for port in 0..most as u16 {
+            send(&mut host, "b", port);
+            send(&mut host, "a", port);
+        }
+        assert_eq!(of(&mut host, "b", |sessions| sessions.rests.load(Relaxed)), 0);
+        let before = cpu::tsc();
+        send(&mut host, "b", 1000);
+        let after = cpu::tsc();
+        let until = of(&mut host, "b", |sessions| sessions.rests.load(Relaxed));
+        let rest = cpu::tsc_hz() / 10_000;
+        let slack = rest / 50;
+        assert!(
+            before + rest - slack <= until && until <= after + rest + slack,
+            "{before} {until} {after}, {rest}"
+        );
+        assert_eq!(host.sessions(&Default::default(), 0).0, u64::from(most));
+        // A search that is not in vain is made once the rest is over, and not before.
+        host.inside().0.shared.clock.pass(61);
+        of(&mut host, "b", |sessions| sessions.rests.store(u64::MAX, Relaxed));
+        host.moved();
+        send(&mut host, "b", 1001);
+        assert_eq!(host.moved().get("b.drop.session-share"), Some(&1));
+        of(&mut host, "b", |sessions| sessions.rests.store(1, Relaxed));
+        send(&mut host, "b", 1002);
+        assert_eq!(host.moved().get("b.drop.session-share"), None);
+    }
+}

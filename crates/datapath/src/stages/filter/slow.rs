@@ -1,0 +1,979 @@
+//! Everything but plain traffic of known sessions: new sessions, what is decided again, fragments,
+//! ICMP errors, discovery, DHCP, floods.
+
+use std::{net::Ipv4Addr, sync::atomic::Ordering::Relaxed};
+
+use butterfly_packet::{
+    icmp::{v4, v6},
+    protocol::{ICMP, ICMPV6, IGMP, UDP},
+};
+
+use crate::stages::filter::reasons::{
+    EGRESS_DENIED, FOR_ROUTERS, INGRESS_DENIED, IP_HIDDEN, SCTP_NO_SESSION, SESSION_COPIES,
+    SESSION_RATE, SESSIONS_FULL, SPOOFED_IP, TCP_NO_SESSION,
+};
+use crate::stages::filter::{
+    Judgement, Room,
+    dhcp::{self, ToClient},
+    is_current, pass,
+    read::read,
+    room::{Decided, Flooded},
+    share::{acquired, full_shares, may_give_way, may_open, released, rest, rests},
+};
+use crate::{
+    engine::{
+        batch::{Batch, Verdict},
+        inside::Inside,
+        reason::DropReason,
+    },
+    ip::{
+        Address, BAD_DISCOVERY, DHCP_LIMIT, DISCOVERY_LIMIT, Dhcp, FRAGMENT_ORPHAN, L4, Packet,
+        Piece, Quoted, discovery,
+        fragments::FragmentKey,
+        is_v4, mapped,
+        tcp::{self, Outcome, TcpState, Track},
+    },
+    session::{Admission, Found, Key, Life, NO_TRACK, NotInserted, Record, State},
+    stages::{
+        claims::{IP_CLAIMED, has_link_local, is_claimed},
+        site::Context,
+    },
+    world::{bindings::Voice, snapshot::Vnic},
+};
+
+/// All routers, and those that speak IGMPv3.
+const TO_ROUTERS: [Address; 2] =
+    [mapped(Ipv4Addr::new(224, 0, 0, 2)), mapped(Ipv4Addr::new(224, 0, 0, 22))];
+
+/// A connection that policy took back.
+const CUT: State = State::Tcp(TcpState::Cut);
+
+/// Judges a frame whose session is not known yet, or that has none.
+#[inline(never)]
+pub(super) fn judge(
+    batch: &mut Batch<'_>,
+    index: usize,
+    context: &Context<'_>,
+    room: &mut Room,
+) -> Judgement {
+    let Some(meta) = batch.metas().get(index).copied() else { return Ok(()) };
+    if index == 0
+        && matches!(meta.verdict, Verdict::Flood { .. })
+        && let (Some(judged), Some(place)) = (room.judged, room.flooded.first_mut())
+        && judged.version == context.snapshot.version
+    {
+        *place = judged.flooded;
+        return Ok(());
+    }
+    let own = context.sender.place.slot;
+    let len = batch.frames.frames().get(index).map_or(0, |frame| frame.len);
+    let read = match meta.inside {
+        Inside::Ip { at, vlan } => Some(read(batch, index, at, vlan, len)),
+        _ => None,
+    };
+    let receiver = match meta.verdict {
+        Verdict::Deliver(slot) => Some(slot),
+        // What nobody here owns is somewhere else, if networks go on there: it is one conversation,
+        // like with anybody.
+        Verdict::Flood { unknown: true } if !context.sender.rules.bypass => {
+            context.remote().map(|remote| remote.slot)
+        }
+        Verdict::Tunnel(_) => context.remote().map(|remote| remote.slot),
+        _ => None,
+    };
+    match (meta.verdict, read) {
+        (Verdict::Deliver(_) | Verdict::Tunnel(_) | Verdict::Flood { .. }, Some(read))
+            if receiver.is_some() =>
+        {
+            let packet = read.map_err(|reason| (reason, own))?;
+            let Some(receiver) = receiver.and_then(|slot| context.snapshot.vnics.get(slot)) else {
+                return Ok(());
+            };
+            Decision { context, receiver, packet: &packet, len }.judge(room)
+        }
+        (Verdict::Flood { .. }, read) => {
+            let unknown = meta.verdict == (Verdict::Flood { unknown: true });
+            let (flooded, judgement) = judge_flooded(meta.inside, read, unknown, context, room);
+            if let Some(place) = room.flooded.get_mut(index) {
+                *place = flooded;
+            }
+            judgement
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether a vnic, or the trunk, may send packets from an address.
+fn may_speak_as(vnic: &Vnic, address: Address, context: &Context<'_>) -> Result<(), DropReason> {
+    match vnic.rules.bypass {
+        false if vnic.rules.owns(address) => Ok(()),
+        false => Err(SPOOFED_IP),
+        true if vnic.rules.forwards || !is_claimed(vnic, address, Voice::Speaking, context) => {
+            Ok(())
+        }
+        true => Err(IP_CLAIMED),
+    }
+}
+
+/// One packet on its way to one receiver.
+struct Decision<'a> {
+    context: &'a Context<'a>,
+    receiver: &'a Vnic,
+    packet: &'a Packet,
+    len: u32,
+}
+
+/// A session to be made, and which end's frame makes it.
+struct Session {
+    key: Key,
+    direction: usize,
+    admission: Admission,
+    state: State,
+    track: Track,
+}
+
+/// What admits a packet at both ends.
+type Cells = [u32; 2];
+
+impl Decision<'_> {
+    fn own(&self) -> u32 {
+        self.context.sender.place.slot
+    }
+
+    fn judge(&self, room: &mut Room) -> Judgement {
+        let Packet { l4, fragment, .. } = self.packet;
+        match (l4, fragment) {
+            (L4::Fragment, Some(piece)) => self.fragment(piece, room),
+            (L4::Discovery(_) | L4::Dhcp(_), _) => self.sessionless(),
+            (L4::Error(quoted), _) => self.error(quoted, room),
+            (L4::Icmp { .. } | L4::Echo { request: false }, None) => {
+                self.known(room).unwrap_or_else(|| self.sessionless())
+            }
+            (L4::Icmp { .. }, Some(piece)) => self.sessionless_fragments(piece, room),
+            // As whole ones have none: an answer is no server's right.
+            (L4::Udp, Some(piece)) if is_dhcp(self.packet) => {
+                self.sessionless_fragments(piece, room)
+            }
+            (_, None) => self.known(room).unwrap_or_else(|| self.new_session(room)),
+            (_, Some(piece)) => {
+                self.known(room).unwrap_or_else(|| self.new_session(room))?;
+                let admission = self.admission();
+                self.first_fragment(piece, admission.stamp, admission.cells, room)
+            }
+        }
+    }
+
+    /// By rules alone, and fragments that follow this one.
+    fn sessionless_fragments(&self, piece: &Piece, room: &mut Room) -> Judgement {
+        let cells = self.decide()?;
+        self.first_fragment(piece, self.context.snapshot.version, cells, room)
+    }
+
+    /// By rules alone, and the exceptions that need none.
+    fn sessionless(&self) -> Judgement {
+        let context = self.context;
+        leaves(context.sender, self.packet, context)?;
+        enters(self.receiver, self.packet, context)
+            .map_err(|reason| (reason, self.receiver.place.slot))?;
+        if let L4::Dhcp(found) = &self.packet.l4 {
+            dhcp::left(found, &self.packet.tuple, context);
+            dhcp::entered(found, self.receiver, &self.packet.tuple, context);
+        }
+        Ok(())
+    }
+
+    /// What the rules at both ends say of a packet in its own direction.
+    fn decide(&self) -> Result<Cells, (DropReason, u32)> {
+        let egress = leaves(self.context.sender, self.packet, self.context)?;
+        let ingress = enters(self.receiver, self.packet, self.context)
+            .map_err(|reason| (reason, self.receiver.place.slot))?;
+        Ok([egress, ingress])
+    }
+
+    fn key(&self) -> Key {
+        Key::new(&self.packet.tuple, self.context.sender.vni, self.own(), self.receiver.place.slot)
+    }
+
+    fn segment(&self) -> Option<&tcp::Segment> {
+        match &self.packet.l4 {
+            L4::Tcp(segment) => Some(segment),
+            _ => None,
+        }
+    }
+
+    /// By a session, if there is one that holds or that the rules still admit.
+    fn known(&self, room: &mut Room) -> Option<Judgement> {
+        let context = self.context;
+        let key = self.key();
+        let mut found = context.table.lookup(context.table.hash(&key), &key)?;
+        let stored = if found.direction == 0 { key } else { key.reversed() };
+        // Of an echo whose identifier is a type, the directions are told apart by who asks.
+        if let L4::Echo { request } = self.packet.l4
+            && request != (found.direction == 0)
+        {
+            return None;
+        }
+        if found.admission.stamp < context.sender.born.max(self.receiver.born) {
+            // Of a vnic that had the place of one of these before.
+            self.end(&found, &stored, room);
+            return None;
+        }
+        if context.table.record(found.index).seen().1 == CUT {
+            return self.cut_before(&found, &stored, room);
+        }
+        if !is_current(&found, context, self.receiver) {
+            match self.decide_again(&stored, found.direction) {
+                // If somebody holds the record's lock for long, the next frame decides once more.
+                Some(admission)
+                    if context.table.readmit(found.index, &stored, admission)
+                        || context.table.check(found.index, &key).is_some() =>
+                {
+                    found.admission = admission;
+                }
+                None if self.is_live_tcp(&found, room) => {
+                    context.table.cut(found.index, &stored, context.now);
+                    return self.cut_before(&found, &stored, room);
+                }
+                _ => {
+                    self.end(&found, &stored, room);
+                    return None;
+                }
+            }
+        }
+        if found.direction == 1 && !found.admission.answers {
+            if let Err(reason) = may_speak_as(context.sender, self.packet.tuple.source, context) {
+                return Some(Err((reason, self.own())));
+            }
+            // It got the address after the session began.
+            context.table.answers(found.index, &stored, found.admission.stamp);
+        }
+        if let Some(segment) = self.segment()
+            && segment.opens()
+            && let Some((_, track)) = room.notes.of(found.index, found.direction, context)
+            && tcp::step(*track, found.direction, segment).1 == Outcome::Ask
+        {
+            return Some(self.decide().map(|_| ()));
+        }
+        // What admitted an association admitted its opener: the other end needs a rule of its own
+        // to open one.
+        if let L4::Sctp { init: true, .. } = self.packet.l4
+            && found.direction == 1
+        {
+            return Some(self.decide().map(|_| ()));
+        }
+        let judgement =
+            pass(&found, self.segment(), self.len, self.receiver, context, &mut room.notes);
+        if judgement.is_none() {
+            self.end(&found, &stored, room);
+        }
+        judgement
+    }
+
+    fn is_live_tcp(&self, found: &Found, room: &mut Room) -> bool {
+        let context = self.context;
+        room.notes.forget(found.index, context);
+        let (seen, state) = context.table.record(found.index).seen();
+        matches!(state, State::Tcp(_)) && !context.timeouts.over(state, seen, context.now)
+    }
+
+    /// A packet of a TCP connection that policy took back: only a SYN that the rules admit begins
+    /// anew. It is remembered for a while: else a packet of the end that may open connections
+    /// would look like one of a connection older than we are, and be picked up.
+    fn cut_before(&self, found: &Found, stored: &Key, room: &mut Room) -> Option<Judgement> {
+        let (seen, state) = self.context.table.record(found.index).seen();
+        if !self.context.timeouts.over(state, seen, self.context.now) {
+            match self.decide() {
+                Err(refusal) => return Some(Err(refusal)),
+                Ok(_) if self.segment().is_some_and(tcp::Segment::opens) => {}
+                Ok(_) => return Some(Err((TCP_NO_SESSION, self.own()))),
+            }
+        }
+        self.end(found, stored, room);
+        None
+    }
+
+    /// Whether the rules admit an old session's first frame today.
+    fn decide_again(&self, stored: &Key, direction: usize) -> Option<Admission> {
+        let context = self.context;
+        let (opener, responder) = if direction == 0 {
+            (context.sender, self.receiver)
+        } else {
+            (self.receiver, context.sender)
+        };
+        let opening = Packet { tuple: stored.tuple(), ..*self.packet };
+        let egress = by_rules_leaves(opener, &opening, context).ok()?;
+        let ingress = by_rules_enters(responder, &opening, context).ok()?;
+        Some(Admission {
+            stamp: context.snapshot.version,
+            cells: [egress, ingress],
+            answers: may_speak_as(responder, opening.tuple.destination, context).is_ok(),
+        })
+    }
+
+    fn end(&self, found: &Found, stored: &Key, room: &mut Room) {
+        room.notes.forget(found.index, self.context);
+        if self.context.table.remove(found.index, stored) {
+            release(self.context, stored, found.admission.stamp);
+        }
+    }
+
+    fn new_session(&self, room: &mut Room) -> Judgement {
+        let context = self.context;
+        if let L4::Tcp(segment) = &self.packet.l4
+            && !segment.opens()
+            && let Some((session, was, stored)) = self.inherited(segment, room)
+        {
+            let made = self.make(&session, room);
+            let one_too_many = matches!(made, Err((SESSION_COPIES, _)));
+            // It is in one place: when its end comes back, what was known of it then is out of
+            // date.
+            if made.is_ok() || one_too_many {
+                self.end(&was, &stored, room);
+            }
+            return if one_too_many { self.make(&session, room) } else { made };
+        }
+        let cells = self.decide()?;
+        let state = self.opening().map_err(|reason| (reason, self.own()))?;
+        let Some((state, track)) = state else { return Ok(()) };
+        let answers = may_speak_as(self.receiver, self.packet.tuple.destination, context).is_ok();
+        let admission = Admission { stamp: context.snapshot.version, cells, answers };
+        self.make(&Session { key: self.key(), direction: 0, admission, state, track }, room)
+    }
+
+    fn make(&self, session: &Session, room: &mut Room) -> Judgement {
+        let context = self.context;
+        let Session { key, direction, admission, state, track } = *session;
+        let life = Life { now: context.now, state, track };
+        let hash = context.table.hash(&key);
+        if !may_open(context) {
+            return Err((SESSION_RATE, self.own()));
+        }
+        self.share(&key, hash, room)?;
+        let may_evict = |record: &Record<'_>| may_give_way(record, context);
+        let mut evicted = None;
+        let inserted = context.table.insert(
+            hash,
+            &key,
+            admission,
+            &life,
+            may_evict,
+            |index, gone, admission| {
+                evicted = Some(index);
+                release(context, gone, admission.stamp);
+            },
+        );
+        if let Some(index) = evicted {
+            room.notes.forget_evicted(index);
+        }
+        let index = match inserted {
+            Ok(index) => index,
+            // Another worker was faster: it decided as we do.
+            Err(NotInserted::Exists) => return Ok(()),
+            Err(NotInserted::Full) => return Err((SESSIONS_FULL, self.own())),
+            Err(NotInserted::Copies) => return Err((SESSION_COPIES, self.own())),
+        };
+        acquired(context, &key);
+        admission.cells.into_iter().for_each(|cell| context.cells.count(cell));
+        let record = context.table.record(index);
+        record.count(direction, 1, self.len.into());
+        Ok(())
+    }
+
+    /// A connection that one of its ends took along to another host, or from there. What is known
+    /// of it as TCP stays; whether it may go on is decided again, as if its opener began it
+    /// between the ports of today.
+    fn inherited(&self, segment: &tcp::Segment, room: &mut Room) -> Option<(Session, Found, Key)> {
+        let context = self.context;
+        let trunk = context.network.remote.as_ref()?.slot;
+        // What the batch noted and did not write yet counts.
+        room.notes.flush(context);
+        let key = self.key();
+        // There may be several that are over, or that a vnic left behind that moved more than once.
+        context.table.find_map(context.table.hash(&key), |index, stored, admission| {
+            let session = self.moved(segment, trunk, index, &stored, admission)?;
+            let was = Found { index, direction: session.direction, admission };
+            Some((session, was, stored))
+        })
+    }
+
+    /// The same for one session: `None` if this is no packet of it, or none of its ends moved.
+    fn moved(
+        &self,
+        segment: &tcp::Segment,
+        trunk: u32,
+        index: u32,
+        stored: &Key,
+        admission: Admission,
+    ) -> Option<Session> {
+        let context = self.context;
+        let (sender, receiver, tuple) = (context.sender, self.receiver, self.packet.tuple);
+        let (opener, responder) = stored.slots();
+        if stored.vni() != sender.vni {
+            return None;
+        }
+        let (direction, mine, theirs) = if stored.tuple() == tuple {
+            (0, opener, responder)
+        } else if stored.tuple().reversed() == tuple {
+            (1, responder, opener)
+        } else {
+            return None;
+        };
+        let (stays, from, to, address) =
+            match (mine == sender.place.slot, theirs == receiver.place.slot) {
+                (true, false) => (sender, theirs, receiver.place.slot, tuple.destination),
+                (false, true) => (receiver, mine, sender.place.slot, tuple.source),
+                _ => return None,
+            };
+        if ![from, to].contains(&trunk) {
+            return None;
+        }
+        let line = context.table.record(index).line2();
+        let State::Tcp(_) = line.state else { return None };
+        if admission.stamp < stays.born || context.timeouts.over(line.state, line.seen, context.now)
+        {
+            return None;
+        }
+        let (track, Outcome::Pass) = tcp::step(line.track, direction, segment) else { return None };
+        let (opener, responder) =
+            if direction == 0 { (sender, receiver) } else { (receiver, sender) };
+        let opening = Packet { tuple: stored.tuple(), ..*self.packet };
+        let answers = may_speak_as(responder, opening.tuple.destination, context).is_ok();
+        if direction == 1 && !answers {
+            return None;
+        }
+        let cells = [
+            by_rules_leaves(opener, &opening, context).ok()?,
+            by_rules_enters(responder, &opening, context).ok()?,
+        ];
+        // A filtered vnic that is here, and has the address, did not move, and none that had it
+        // before speaks for it.
+        let is_here = |slot: &u32| {
+            let vnic = context
+                .snapshot
+                .vnics
+                .get(*slot)
+                .filter(|vnic| !vnic.rules.bypass && context.snapshot.keeps_addresses(vnic));
+            *slot != to
+                && *slot != stays.place.slot
+                && vnic.is_some_and(|vnic| vnic.rules.owns(address))
+        };
+        if context
+            .network
+            .holders
+            .get(address)
+            .is_some_and(|holding| holding.slots.iter().any(is_here))
+        {
+            return None;
+        }
+        Some(Session {
+            key: Key::new(&opening.tuple, stored.vni(), opener.place.slot, responder.place.slot),
+            direction,
+            admission: Admission { stamp: context.snapshot.version, cells, answers },
+            state: State::Tcp(track.state),
+            track,
+        })
+    }
+
+    /// What admits the packet's session.
+    fn admission(&self) -> Admission {
+        let key = self.key();
+        match self.context.table.lookup(self.context.table.hash(&key), &key) {
+            Some(found) => found.admission,
+            // It needs none: the rules admit each packet.
+            None => match self.decide() {
+                Ok(cells) => {
+                    Admission { stamp: self.context.snapshot.version, cells, answers: false }
+                }
+                Err(_) => Admission { stamp: 0, cells: [0; 2], answers: false },
+            },
+        }
+    }
+
+    /// State of a session that this packet opens; `None` if it needs none.
+    fn opening(&self) -> Result<Option<(State, Track)>, DropReason> {
+        let plain = |state| Ok(Some((state, NO_TRACK)));
+        match &self.packet.l4 {
+            L4::Tcp(segment) if segment.opens() => {
+                let track = tcp::open(segment);
+                Ok(Some((State::Tcp(track.state), track)))
+            }
+            L4::Tcp(segment) if segment.picks_up() && self.may_pick_up() => {
+                let track = tcp::pick_up(segment);
+                Ok(Some((State::Tcp(track.state), track)))
+            }
+            L4::Tcp(_) => Err(TCP_NO_SESSION),
+            L4::Udp => plain(State::UdpNew),
+            L4::Echo { request: true } => plain(State::Echo),
+            L4::Sctp { init: true, .. } => plain(State::SctpNew),
+            L4::Sctp { .. } => Err(SCTP_NO_SESSION),
+            L4::Other => plain(State::OtherNew),
+            _ => Ok(None),
+        }
+    }
+
+    /// Connections that are older than we are, or than one of the vnics.
+    fn may_pick_up(&self) -> bool {
+        let window = self.context.tcp_pickup;
+        [self.context.sender, self.receiver].iter().any(|vnic| {
+            let attached = vnic.shared.attached.load(Relaxed);
+            attached != 0 && self.context.now.wrapping_sub(attached) < window
+        })
+    }
+
+    /// Who has all that it may have gives up a session that is not established, or gets no other.
+    fn share(&self, key: &Key, hash: u64, room: &mut Room) -> Judgement {
+        let context = self.context;
+        for whose in full_shares(context, key) {
+            let may_give = |record: &Record<'_>| whose.may_give(record, context);
+            if rests(context) {
+                return Err((whose.reason, whose.slot));
+            }
+            if !self.give_up(hash, may_give, room) {
+                rest(context);
+                return Err((whose.reason, whose.slot));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes out a session near a hash that may go. Returns whether there was one.
+    fn give_up(
+        &self,
+        hash: u64,
+        may_give: impl FnMut(&Record<'_>) -> bool,
+        room: &mut Room,
+    ) -> bool {
+        let context = self.context;
+        let mut evicted = None;
+        let made = context.table.make_room(hash, may_give, |index, gone, admission| {
+            evicted = Some(index);
+            release(context, gone, admission.stamp);
+        });
+        if let Some(index) = evicted {
+            room.notes.forget_evicted(index);
+        }
+        made
+    }
+
+    /// An ICMP error: by the session of the packet that it quotes.
+    fn error(&self, quoted: &Quoted, room: &mut Room) -> Judgement {
+        // An error goes to whom the quoted packet is from (RFC 792, RFC 4443, 2.2): not past the
+        // rules to somebody else behind the same port.
+        let addressed = self.packet.tuple.destination == quoted.tuple.source;
+        if !addressed || !self.quotes_a_session(quoted, room) {
+            return self.sessionless();
+        }
+        may_speak_as(self.context.sender, self.packet.tuple.source, self.context)
+            .map_err(|reason| (reason, self.own()))
+    }
+
+    /// Whether an error quotes a packet of a session that the receiver of the error sent, and its
+    /// sender may know of that.
+    fn quotes_a_session(&self, quoted: &Quoted, room: &mut Room) -> bool {
+        let context = self.context;
+        // What the batch noted and did not write yet counts.
+        room.notes.flush(context);
+        let key = Key::new(&quoted.tuple, context.sender.vni, self.receiver.place.slot, 0);
+        // Whoever the packet went to: there may be sessions with several, over or not.
+        let found = context.table.find_map(context.table.hash(&key), |index, stored, admission| {
+            self.quotes(quoted, index, &stored, admission).filter(|_| stored.vni() == key.vni())
+        });
+        found.is_some()
+    }
+
+    /// The same for one session: `None` if the error quotes no packet of it, or it does not hold.
+    fn quotes(
+        &self,
+        quoted: &Quoted,
+        index: u32,
+        stored: &Key,
+        admission: Admission,
+    ) -> Option<()> {
+        let context = self.context;
+        let own = self.receiver.place.slot;
+        let (opener, responder) = stored.slots();
+        let (direction, other) = if stored.tuple() == quoted.tuple && opener == own {
+            (0, responder)
+        } else if stored.tuple().reversed() == quoted.tuple && responder == own {
+            (1, opener)
+        } else {
+            return None;
+        };
+        let line = context.table.record(index).line2();
+        let other_vnic = context.snapshot.vnics.get(other)?;
+        let over = line.state == CUT || context.timeouts.over(line.state, line.seen, context.now);
+        if over || admission.stamp < other_vnic.born.max(self.receiver.born) {
+            return None;
+        }
+        let found = Found { index, direction, admission };
+        let held =
+            admission.stamp >= other_vnic.since && is_current(&found, context, self.receiver);
+        if !held {
+            let (opener, responder) = if direction == 0 {
+                (self.receiver, &**other_vnic)
+            } else {
+                (&**other_vnic, self.receiver)
+            };
+            let opening = Packet { tuple: stored.tuple(), ..*self.packet };
+            by_rules_leaves(opener, &opening, context).ok()?;
+            by_rules_enters(responder, &opening, context).ok()?;
+        }
+        // A filtered vnic is no router on the way: of another one's session it knows nothing that
+        // the receiver has to believe.
+        if !context.sender.rules.bypass && other != context.sender.place.slot {
+            return None;
+        }
+        let fits = match line.state {
+            State::Tcp(_) => quoted
+                .sequence
+                .is_some_and(|sequence| tcp::quoted_in_window(&line.track, direction, sequence)),
+            _ => context.table.record(index).take_error(context.now),
+        };
+        fits.then_some(())
+    }
+
+    fn fragment_key(&self, piece: &Piece) -> FragmentKey {
+        fragment_key(self.packet, piece, self.context)
+    }
+
+    fn first_fragment(
+        &self,
+        piece: &Piece,
+        stamp: u32,
+        cells: Cells,
+        room: &mut Room,
+    ) -> Judgement {
+        let decided = Decided {
+            receiver: Some(self.receiver.place.slot),
+            stamp,
+            cells,
+            packet: *self.packet,
+        };
+        let key = self.fragment_key(piece);
+        room.fragments
+            .first(key, *piece, decided, self.context.now)
+            .map_err(|reason| (reason, self.own()))
+    }
+
+    /// Not the first one: follows that.
+    fn fragment(&self, piece: &Piece, room: &mut Room) -> Judgement {
+        let key = self.fragment_key(piece);
+        let decided = room
+            .fragments
+            .later(key, *piece, self.context.now)
+            .map_err(|reason| (reason, self.own()))?;
+        let [egress, ingress] = decided.cells;
+        let context = self.context;
+        let holds = decided.receiver == Some(self.receiver.place.slot)
+            && decided.stamp >= context.sender.since
+            && decided.stamp >= self.receiver.since
+            && decided.stamp >= context.cells.taken_back(egress)
+            && decided.stamp >= context.cells.taken_back(ingress);
+        if holds { Ok(()) } else { Err((FRAGMENT_ORPHAN, self.own())) }
+    }
+}
+
+fn fragment_key(packet: &Packet, piece: &Piece, context: &Context<'_>) -> FragmentKey {
+    // The incarnation, not the slot: what one vnic began, the next one in its place does not go on
+    // with.
+    FragmentKey::new(&packet.tuple, piece, context.sender.vni, context.sender.place.incarnation)
+}
+
+/// Judges a frame with several receivers as far as its sender goes, and keeps what its receivers
+/// are judged by.
+fn judge_flooded(
+    inside: Inside,
+    read: Option<Result<Packet, DropReason>>,
+    unknown: bool,
+    context: &Context<'_>,
+    room: &mut Room,
+) -> (Flooded, Judgement) {
+    let sender = context.sender;
+    let own = sender.place.slot;
+    let unreadable = |reason| {
+        let judgement = if sender.rules.bypass { Ok(()) } else { Err((reason, own)) };
+        (Flooded::Unreadable(reason), judgement)
+    };
+    let packet = match read {
+        None if matches!(inside, Inside::HiddenIp | Inside::Unknown) => {
+            return unreadable(IP_HIDDEN);
+        }
+        None => return (Flooded::NotIp, Ok(())),
+        Some(Err(reason)) => return unreadable(reason),
+        Some(Ok(packet)) => packet,
+    };
+    match (&packet.l4, &packet.fragment) {
+        (L4::Fragment, Some(piece)) => {
+            let key = fragment_key(&packet, piece, context);
+            match room.fragments.later(key, *piece, context.now) {
+                Ok(Decided { receiver: None, stamp, cells: [egress, _], packet })
+                    if stamp >= sender.since.max(context.cells.taken_back(egress)) =>
+                {
+                    (Flooded::Packet(packet), Ok(()))
+                }
+                Ok(_) => unreadable(FRAGMENT_ORPHAN),
+                Err(reason) => unreadable(reason),
+            }
+        }
+        (_, fragment) => {
+            let egress = match leaves(sender, &packet, context) {
+                Ok(cell) => cell,
+                // Others who bypass filters may have it all the same.
+                Err((reason, _)) if sender.rules.bypass => {
+                    return (Flooded::Unreadable(reason), Ok(()));
+                }
+                Err(refused) => return (Flooded::Unreadable(refused.0), Err(refused)),
+            };
+            if let Some(piece) = fragment {
+                let decided = Decided {
+                    receiver: None,
+                    stamp: context.snapshot.version,
+                    cells: [egress, 0],
+                    packet,
+                };
+                if let Err(reason) = room.fragments.first(
+                    fragment_key(&packet, piece, context),
+                    *piece,
+                    decided,
+                    context.now,
+                ) {
+                    return unreadable(reason);
+                }
+            }
+            let mut answered = None;
+            if let L4::Dhcp(found) = &packet.l4 {
+                dhcp::left(found, &packet.tuple, context);
+                // No filtered vnic gets what is for a station that nobody knows.
+                answered =
+                    if unknown { None } else { dhcp::flooded_to(found, &packet.tuple, context) };
+            }
+            (answered.map_or(Flooded::Packet(packet), |slot| Flooded::Answer(packet, slot)), Ok(()))
+        }
+    }
+}
+
+/// Whether a receiver of a flood lets it in. The refusal comes with whom it is charged to. Delivery
+/// asks more than once: nothing is noted.
+pub(crate) fn admits_flooded(
+    room: &Room,
+    index: usize,
+    receiver: &Vnic,
+    context: &Context<'_>,
+) -> Judgement {
+    if receiver.rules.bypass {
+        return Ok(());
+    }
+    match room.flooded.get(index) {
+        Some(Flooded::NotIp) => Ok(()),
+        // Decided and counted when its sender was judged.
+        Some(Flooded::Answer(_, slot)) if *slot == receiver.place.slot => Ok(()),
+        Some(Flooded::Packet(packet) | Flooded::Answer(packet, _)) => {
+            by_rules_or_discovery(receiver, packet, context)
+                .map(|_| ())
+                .map_err(|reason| (reason, receiver.place.slot))
+        }
+        Some(Flooded::Unreadable(reason)) => Err((*reason, context.sender.place.slot)),
+        None => Err((IP_HIDDEN, context.sender.place.slot)),
+    }
+}
+
+/// Notes that a flood enters a filtered receiver that [`admits_flooded`] it. To be called once for
+/// each.
+pub(crate) fn note_flooded(room: &Room, index: usize, receiver: &Vnic, context: &Context<'_>) {
+    if let Some(Flooded::Packet(packet)) = room.flooded.get(index)
+        && let L4::Dhcp(found) = &packet.l4
+        && found.request
+    {
+        dhcp::entered(found, receiver, &packet.tuple, context);
+    }
+}
+
+/// Messages of discovery that a filtered vnic may send without a rule, at once and per second.
+const DISCOVERIES: u32 = 1024;
+const DISCOVERIES_PER_SECOND: u32 = 256;
+
+/// Whether a sender may send a packet. The cell of what admits it. To be asked once for each, as
+/// what passes without a rule has its pace.
+fn leaves(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, (DropReason, u32)> {
+    let refused = |reason| (reason, sender.place.slot);
+    if sender.rules.bypass {
+        return by_rules_leaves(sender, packet, context).map_err(refused);
+    }
+    match &packet.l4 {
+        L4::Discovery(found) => {
+            let own =
+                |address| sender.rules.owns(address) || has_link_local(sender, address, context);
+            if discovery::may_send(found, sender.mac, sender.rules.ip_anti_spoof, own) {
+                let may =
+                    sender.shared.discovery.take(context.now, DISCOVERIES, DISCOVERIES_PER_SECOND);
+                return if may { Ok(0) } else { Err(refused(DISCOVERY_LIMIT)) };
+            }
+            // What routers say, for a vnic that a rule lets be one: by its own address, about its
+            // own.
+            let own = own(found.source);
+            let honest = found.link_source.is_none_or(|mac| mac == sender.mac);
+            let routers =
+                matches!(found.kind, v6::ROUTER_ADVERTISEMENT | v6::REDIRECT | v6::LISTENER_QUERY);
+            let allowed = if routers && found.valid && own && honest {
+                by_router(sender, packet, context)
+            } else {
+                None
+            };
+            allowed.ok_or(refused(BAD_DISCOVERY))
+        }
+        L4::Dhcp(found) if found.request => {
+            match dhcp::may_ask(found, sender, &packet.tuple, context) {
+                Ok(()) => Ok(0),
+                Err(reason) => match by_rules_leaves(sender, packet, context) {
+                    Ok(_) if !dhcp::may_ask_by_rule(sender, context) => Err(refused(DHCP_LIMIT)),
+                    ruled => ruled.map_err(|_| refused(reason)),
+                },
+            }
+        }
+        L4::Dhcp(found) => {
+            // A DHCPv6 server answers from its link-local address.
+            let local = found.v6 && has_link_local(sender, packet.tuple.source, context);
+            if !local && !sender.rules.owns(packet.tuple.source) {
+                return Err(refused(SPOOFED_IP));
+            }
+            if dhcp::may_serve(found, sender, &packet.tuple, context) {
+                Ok(0)
+            } else {
+                Err(refused(EGRESS_DENIED))
+            }
+        }
+        _ => by_rules_leaves(sender, packet, context).map_err(refused),
+    }
+}
+
+/// What routers say: by a rule that names it, for a vnic that was declared one.
+fn by_router(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Option<u32> {
+    if sender.rules.router { by_name(sender, packet, context) } else { None }
+}
+
+/// By an OUTBOUND rule that names the protocol and port. "Everything" does not mean infrastructure.
+fn by_name(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Option<u32> {
+    let tuple = &packet.tuple;
+    sender.rules.policy.names.admits(
+        tuple.destination,
+        tuple.protocol,
+        rule_port(packet),
+        &context.snapshot.members,
+    )
+}
+
+fn by_rules_leaves(
+    sender: &Vnic,
+    packet: &Packet,
+    context: &Context<'_>,
+) -> Result<u32, DropReason> {
+    let (rules, tuple) = (&sender.rules, &packet.tuple);
+    may_speak_as(sender, tuple.source, context)?;
+    if rules.bypass {
+        return Ok(0);
+    }
+    let allowed = match (dhcp::to_client(tuple, !is_v4(tuple.source)), &rules.policy.egress) {
+        (Some(ToClient::Answer), _) => None,
+        (Some(ToClient::Other), _) => by_name(sender, packet, context),
+        _ if is_router_message(packet) => by_router(sender, packet, context),
+        (None, None) => Some(0),
+        (None, Some(egress)) => egress.admits(
+            tuple.destination,
+            tuple.protocol,
+            rule_port(packet),
+            &context.snapshot.members,
+        ),
+    };
+    allowed.ok_or(EGRESS_DENIED)
+}
+
+/// Whether a receiver lets a packet in. The cell of what admits it.
+fn enters(receiver: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, DropReason> {
+    match &packet.l4 {
+        L4::Dhcp(found)
+            if !receiver.rules.bypass
+                && dhcp::may_answer(found, receiver, &packet.tuple, context) =>
+        {
+            Ok(0)
+        }
+        _ => by_rules_or_discovery(receiver, packet, context),
+    }
+}
+
+/// As [`enters`], of what several receive: an answer of DHCP was decided before.
+fn by_rules_or_discovery(
+    receiver: &Vnic,
+    packet: &Packet,
+    context: &Context<'_>,
+) -> Result<u32, DropReason> {
+    let free = receiver.rules.bypass
+        || matches!(&packet.l4, L4::Discovery(found) if discovery::may_receive(found));
+    if free { Ok(0) } else { by_rules_enters(receiver, packet, context) }
+}
+
+fn by_rules_enters(
+    receiver: &Vnic,
+    packet: &Packet,
+    context: &Context<'_>,
+) -> Result<u32, DropReason> {
+    let rules = &receiver.rules;
+    if rules.bypass {
+        return Ok(0);
+    }
+    let tuple = &packet.tuple;
+    let ingress = &rules.policy.ingress;
+    ingress
+        .admits(tuple.source, tuple.protocol, rule_port(packet), &context.snapshot.members)
+        .ok_or_else(|| if is_to_all_routers(packet) { FOR_ROUTERS } else { INGRESS_DENIED })
+}
+
+/// What the rules at both ends say of a packet by itself, whatever is known of its session.
+pub(crate) fn rules_say(
+    packet: &Packet,
+    receiver: &Vnic,
+    context: &Context<'_>,
+) -> [Result<u32, DropReason>; 2] {
+    [
+        leaves(context.sender, packet, context).map_err(|(reason, _)| reason),
+        enters(receiver, packet, context),
+    ]
+}
+
+/// The port that rules are about.
+pub(crate) fn rule_port(packet: &Packet) -> u16 {
+    match packet.tuple.protocol {
+        ICMP | ICMPV6 => 0,
+        _ => packet.tuple.destination_port,
+    }
+}
+
+/// Whether it is UDP between the ports of DHCP, in fragments or not.
+fn is_dhcp(packet: &Packet) -> bool {
+    let tuple = &packet.tuple;
+    tuple.protocol == UDP
+        && Dhcp::between(tuple.source_port, tuple.destination_port, !is_v4(tuple.source)).is_some()
+}
+
+/// Whether it is what every machine multicasts to routers when it starts: a router solicitation
+/// (RFC 4861, 6.3.7), or to which groups it belongs (RFC 3376, 4.2.14, and RFC 2236, 3). What
+/// routers ask has other destinations, and what came through one is not valid.
+fn is_to_all_routers(packet: &Packet) -> bool {
+    let destination = packet.tuple.destination;
+    match &packet.l4 {
+        L4::Discovery(found) => {
+            found.valid
+                && found.kind == v6::ROUTER_SOLICITATION
+                && discovery::is_multicast(destination)
+        }
+        _ => packet.tuple.protocol == IGMP && TO_ROUTERS.contains(&destination),
+    }
+}
+
+/// Whether it is what IPv4 routers say to hosts. What IPv6 routers say is told apart before.
+fn is_router_message(packet: &Packet) -> bool {
+    matches!(packet.l4, L4::Icmp { kind: v4::REDIRECT | v4::ROUTER_ADVERTISEMENT, .. } if packet.tuple.protocol == ICMP)
+}
+
+fn release(context: &Context<'_>, key: &Key, stamp: u32) {
+    released(context.snapshot, context.table, context.shares, key, stamp);
+}

@@ -1,0 +1,229 @@
+//! Forwarding: learns where sources are, finds where destinations are.
+//!
+//! One learning bridge per VNI (IEEE 802.1Q, 8.6 to 8.8). Addresses of local vnics are known
+//! without learning and never move; what is learnt stays in its network.
+
+use std::sync::atomic::Ordering;
+
+use butterfly_packet::mac::Mac;
+
+use crate::{
+    engine::{
+        batch::{Batch, Meta, Verdict},
+        counters::Counter,
+        mac::number,
+        place::{PeerRef, PortRef},
+        reason::{DropReason, drop_reasons},
+    },
+    stages::site::Context,
+    world::{
+        fdb::{Learning, MAX_PER_NETWORK, MAX_PER_VNIC},
+        snapshot::Vnic,
+    },
+};
+
+drop_reasons! { 3;
+    /// The source MAC address is that of a local filtered vnic, and this is not it; or it waits for an address that another vnic has.
+    MAC_CLAIMED = "mac-claimed" {
+        cause: "a cloned machine that has kept its MAC address, one that exists on two hosts, a loop through another bridge, or two vnics that were declared with one MAC address, of which the first has it",
+        remedy: "`butterfly nic show NIC` tells whether the sender waits, and for whom: delete that one, and the address is the sender's at once; else `butterfly fdb VNI` tells whose the packet's source address is: give one of the two another one, or delete the stale vnic",
+        charged: "the sender, or the network if the frame came from another host",
+    }
+    /// A group address that bridges do not forward: 01:80:c2:00:00:00 to 0f (spanning tree, pause, LACP).
+    LINK_LOCAL_GROUP = "link-local-group" {
+        harmless: true,
+        cause: "spanning tree, LLDP, LACP or pause frames",
+        remedy: "nothing; switch spanning tree, LLDP or LACP off in the machine if the count disturbs",
+        charged: "the sender, or the network if the frame came from another host",
+    }
+    /// The destination is behind the port the frame came from.
+    SAME_PORT = "same-port" {
+        cause: "a bridge inside the machine that sends out what it should keep; of a network: another host flooded an address that is on a third one, which is normal",
+        remedy: "nothing if the machine bridges; else `butterfly fdb VNI` tells behind which vnic or host the destination is believed to be",
+        charged: "the sender, or the network if the frame came from another host",
+    }
+    /// No other vnic of the network can have it.
+    NO_RECEIVER = "no-receiver" {
+        cause: "a wrong VNI, a destination that is not declared or not started, a vnic that is alone in its network; of a network: another host flooded an address that is not here, which is normal",
+        remedy: "compare the packet's destination with `butterfly fdb VNI`; declare it there (`butterfly nic add --vni VNI ...`), or if it is on another host see `butterfly tunnels VNI`",
+        charged: "the sender, or the network if the frame came from another host",
+    }
+    /// Multicast, and no other vnic or host is in the network.
+    NO_LISTENER = "no-listener" {
+        harmless: true,
+        cause: "a machine that starts multicasts router solicitations, neighbour solicitations and MLD reports; it is alone in its network",
+        remedy: "nothing; if others should be there, see `butterfly nic list --wide` and `butterfly tunnels VNI`",
+        charged: "the sender, or the network if the frame came from another host",
+    }
+}
+
+/// Why a frame for several goes to nobody.
+pub(crate) fn nobody(destination: u64) -> DropReason {
+    if destination & GROUP_BIT != 0 && destination != number(Mac::BROADCAST) {
+        NO_LISTENER
+    } else {
+        NO_RECEIVER
+    }
+}
+
+const GROUP_BIT: u64 = 1;
+const LINK_LOCAL: u64 = number(Mac([1, 0x80, 0xc2, 0, 0, 0]));
+const LINK_LOCAL_MASK: u64 = number(Mac([0xff, 0xff, 0xff, 0xff, 0xff, 0xf0]));
+
+/// Gives every undecided frame a verdict. Says in the context if one goes to several receivers.
+#[inline(never)] // one call per batch; measurements tell stages apart by it
+pub(crate) fn forward(batch: &mut Batch<'_>, context: &Context<'_>) {
+    let own = number(context.sender.mac);
+    let slot = context.sender.place.slot;
+    let (_, metas) = batch.parts();
+    // Frames of a batch tend to have the same addresses as the one before.
+    let mut learnt: Option<(u64, PeerRef, Result<(), DropReason>)> = None;
+    let mut found: Option<(u64, Verdict)> = None;
+    for meta in metas {
+        if meta.verdict != Verdict::Undecided {
+            continue;
+        }
+        if meta.source != own {
+            let outcome = match learnt {
+                Some((source, peer, outcome)) if source == meta.source && peer == meta.peer => {
+                    outcome
+                }
+                _ => learn(meta, context),
+            };
+            learnt = Some((meta.source, meta.peer, outcome));
+            if let Err(reason) = outcome {
+                meta.verdict = Verdict::Drop(reason, slot);
+                continue;
+            }
+        }
+        meta.verdict = match found {
+            Some((destination, verdict)) if destination == meta.destination => verdict,
+            _ => lookup(meta.destination, context),
+        };
+        found = Some((meta.destination, meta.verdict));
+    }
+}
+
+/// A filtered sender has no other source than its own by now: this is one that bypasses filters.
+fn learn(meta: &Meta, context: &Context<'_>) -> Result<(), DropReason> {
+    let Context { sender, network, .. } = context;
+    if let Some(owner) =
+        network.macs.get(meta.source).and_then(|owner| context.snapshot.vnics.get(owner))
+        && !(sender.trunk && is_away(owner))
+    {
+        // A local vnic's address is where it is. Only one that is not filtered may lend it to
+        // others.
+        return if owner.rules.bypass { Ok(()) } else { Err(MAC_CLAIMED) };
+    }
+    if meta.source & GROUP_BIT != 0 || meta.source == 0 {
+        return Ok(()); // not the address of a station
+    }
+    let behind = &sender.shared.learnt;
+    let (place, most) = match (sender.trunk, meta.peer) {
+        (false, _) => (sender.place, MAX_PER_VNIC),
+        (true, PeerRef(0)) => {
+            // Of a host that there was no room for.
+            refused(context);
+            return Ok(());
+        }
+        (true, PeerRef(peer)) => {
+            (PortRef { slot: sender.place.slot, incarnation: peer }, MAX_PER_NETWORK)
+        }
+    };
+    let held = network.learnt.load(Ordering::Relaxed);
+    let room = behind.load(Ordering::Relaxed) < most
+        && held < MAX_PER_NETWORK
+        && context.fdb.quota.has_room(held);
+    match context.fdb.learn(sender.vni, meta.source, place, context.now, room) {
+        Learning::Known => {}
+        Learning::New => {
+            behind.fetch_add(1, Ordering::Relaxed);
+            context.fdb.quota.take(&network.learnt);
+        }
+        Learning::Moved(from) => {
+            behind.fetch_add(1, Ordering::Relaxed);
+            if let Some(vnic) = context.snapshot.behind(from) {
+                vnic.shared.learnt.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+        Learning::Refused => refused(context),
+    }
+    Ok(())
+}
+
+/// Whether the machine of a vnic does not run here: it may be on another host, from which a live
+/// migration brings it or has taken it.
+#[inline(always)]
+fn is_away(vnic: &Vnic) -> bool {
+    !vnic.shared.driving.load(Ordering::Relaxed)
+}
+
+#[cold]
+fn refused(context: &Context<'_>) {
+    if let Some(cells) = context.sender.shared.counters.of(context.worker) {
+        cells.add(Counter::LearnRefused, 1);
+    }
+}
+
+fn lookup(destination: u64, context: &Context<'_>) -> Verdict {
+    let sender = context.sender;
+    let drop = |reason| Verdict::Drop(reason, sender.place.slot);
+    if destination & GROUP_BIT != 0 {
+        return if destination & LINK_LOCAL_MASK == LINK_LOCAL {
+            drop(LINK_LOCAL_GROUP)
+        } else {
+            flood(context, false)
+        };
+    }
+    if let Some(slot) = context.network.macs.get(destination) {
+        if slot == sender.place.slot {
+            return drop(SAME_PORT);
+        }
+        let away =
+            !sender.trunk && context.snapshot.vnics.get(slot).is_some_and(|vnic| is_away(vnic));
+        return away
+            .then(|| on_another_host(destination, context))
+            .flatten()
+            .unwrap_or(Verdict::Deliver(slot));
+    }
+    let Some(place) = context.fdb.lookup(sender.vni, destination, context.now) else {
+        return flood(context, true);
+    };
+    if context.network.remote.as_ref().is_some_and(|remote| remote.slot == place.slot) {
+        return match known_peer(place, context) {
+            _ if sender.trunk => drop(SAME_PORT),
+            Some(peer) => Verdict::Tunnel(peer),
+            None => flood(context, true),
+        };
+    }
+    // The entry may be older than the vnic in that slot, or torn: see fdb.
+    match context.snapshot.vnic(place).filter(|vnic| is_open(vnic, context)) {
+        Some(vnic) if vnic.place.slot == sender.place.slot => drop(SAME_PORT),
+        Some(vnic) => Verdict::Deliver(vnic.place.slot),
+        None => flood(context, true),
+    }
+}
+
+/// Whether machines behind a vnic may be reached through it.
+fn is_open(vnic: &Vnic, context: &Context<'_>) -> bool {
+    vnic.vni == context.sender.vni && vnic.rules.bypass && !context.network.waits(vnic.place.slot)
+}
+
+fn flood(context: &Context<'_>, unknown: bool) -> Verdict {
+    context.floods.set(true);
+    Verdict::Flood { unknown }
+}
+
+/// The other host behind the trunk that an entry means, if it is still there.
+fn known_peer(place: PortRef, context: &Context<'_>) -> Option<PeerRef> {
+    let peer = PeerRef(place.incarnation);
+    context.tunnel?.peers.get(peer).map(|_| peer)
+}
+
+/// Where the machine of a local vnic is, if another host has it.
+#[cold]
+fn on_another_host(destination: u64, context: &Context<'_>) -> Option<Verdict> {
+    let place = context.fdb.lookup(context.sender.vni, destination, context.now)?;
+    let remote = context.network.remote.as_ref().filter(|remote| remote.slot == place.slot);
+    remote.and_then(|_| known_peer(place, context)).map(Verdict::Tunnel)
+}

@@ -1,0 +1,529 @@
+//! Departure: puts the outer header in front of frames that go to other hosts. What leaves is
+//! complete: checksums are finished, and segments are cut, on the way from the guest's memory to
+//! the wire.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use arrayvec::ArrayVec;
+use butterfly_packet::{checksum::Sum, mac::Mac};
+use butterfly_uplink::BURST;
+use butterfly_vhost::{
+    net::NetHeader,
+    ring::{Delivery, FIELDS, Finish, Frames, HEAD_MAX, NotDelivered, OUTER_MAX, RxRing},
+};
+
+use crate::{
+    engine::place::PeerRef,
+    overlay::{
+        NO_NEIGHBOUR, Punted, TOO_BIG, Tunnel, UPLINK_DOWN, UPLINK_FULL,
+        outer::{Outer, source_port},
+        peers::PeerCounter,
+    },
+    stages::leaving::{Leaving, Way},
+};
+use crate::{
+    engine::{
+        batch::{Batch, Meta, Verdict},
+        counters::Counter,
+        reason::DropReason,
+    },
+    stages::{segment::Segments, site::Context, turn::Turn},
+    world::snapshot::{Remote, Vnic},
+};
+
+/// Most answers "too big" of one batch.
+const ANSWERS: usize = 4;
+/// Room for such an answer.
+const ANSWER: usize = 320;
+/// Most of them that a vnic gets in a second.
+const ANSWERS_PER_SECOND: u32 = 100;
+
+/// A frame that answers the sender.
+pub(crate) type Answer = ArrayVec<u8, ANSWER>;
+
+/// A worker's room for departures.
+pub(crate) struct Departures {
+    /// Of outer IPv4 packets.
+    identification: u16,
+    /// Where a packet is put together whose outer checksum covers it.
+    scratch: Box<[u8]>,
+    /// The uplink has taken frames that it has not passed on: it must be looked at again.
+    pub pending: bool,
+    /// For the sender of the batch.
+    pub answers: Box<ArrayVec<Answer, ANSWERS>>,
+}
+
+impl Default for Departures {
+    fn default() -> Self {
+        Departures {
+            identification: 0,
+            pending: false,
+            scratch: vec![0; 0x1_0100].into(),
+            answers: Box::default(),
+        }
+    }
+}
+
+/// Where a frame goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum To {
+    Peer(PeerRef),
+    Group,
+}
+
+/// The bytes of one frame as they leave.
+struct Parts<'a> {
+    head: &'a [u8],
+    from: u32,
+    len: u32,
+    finish: Finish,
+}
+
+/// Sends what goes to other hosts. The other side sees it when the result is published.
+#[inline(never)] // one call per batch; measurements tell stages apart by it
+pub(crate) fn leave<'a>(
+    batch: &Batch<'_>,
+    context: &Context<'a>,
+    tunnel: &'a Tunnel,
+    remote: &Remote,
+    departures: &mut Departures,
+    turn: &Turn,
+) -> Leaving<'a> {
+    let mut leaving = Leaving::of(tunnel, context.worker);
+    if let Leaving::Ring(ring) = &mut leaving
+        && let Some(ring) = ring.as_mut()
+    {
+        ring.prepare(batch.frames.len() as u16);
+    }
+    if let Some(tap) = context.tap().filter(crate::engine::tap::Tap::wants_outer) {
+        leaving = leaving.tapped(tap);
+    }
+    let trunk = context.snapshot.vnics.get(remote.slot).map(|vnic| &**vnic);
+    let mut sending = Sending {
+        tunnel,
+        context,
+        trunk,
+        departures,
+        current: None,
+        queued: 0,
+        packets: 0,
+        bytes: 0,
+        to: None,
+    };
+    let hosts = turn.hosts(context.network.members.len(), remote.peers.len().max(1));
+    for (index, meta) in batch.metas().iter().enumerate() {
+        match meta.verdict {
+            Verdict::Flood { .. } if hosts.is_empty() => {}
+            Verdict::Tunnel(peer) => {
+                sending.frame(&mut leaving, &batch.frames, index, meta, To::Peer(peer));
+            }
+            Verdict::Flood { .. } if remote.peers.is_empty() => {
+                sending.frame(&mut leaving, &batch.frames, index, meta, To::Group);
+            }
+            // What is too big for one is too big for all: that is one drop and one answer.
+            Verdict::Flood { .. } => {
+                let mut to = remote.peers.get(hosts.clone()).unwrap_or_default().iter();
+                while to.next().is_some_and(|peer| {
+                    sending.frame(&mut leaving, &batch.frames, index, meta, To::Peer(*peer))
+                }) {}
+            }
+            _ => {}
+        }
+    }
+    sending.count();
+    leaving
+}
+
+struct Sending<'a, 'c> {
+    tunnel: &'a Tunnel,
+    context: &'c Context<'a>,
+    trunk: Option<&'c Vnic>,
+    departures: &'c mut Departures,
+    /// The header of the last frame: the next one probably has the same.
+    current: Option<(To, Outer)>,
+    /// Packets since the wire was flushed.
+    queued: usize,
+    /// What was sent to the last place, and is not counted yet.
+    packets: u64,
+    bytes: u64,
+    to: Option<To>,
+}
+
+impl Sending<'_, '_> {
+    /// Sends one frame to one place. Returns whether it fits the uplink.
+    #[inline(always)]
+    fn frame(
+        &mut self,
+        leaving: &mut Leaving<'_>,
+        frames: &Frames<'_>,
+        index: usize,
+        meta: &Meta,
+        to: To,
+    ) -> bool {
+        let len = frames.frames().get(index).map_or(0, |frame| frame.len);
+        let packet = match meta.net.gso_size {
+            size if meta.offload && size > 0 => u32::from(meta.payload) + u32::from(size),
+            _ => len,
+        };
+        if packet > self.tunnel.largest() {
+            self.too_big(frames, index, to);
+            return false;
+        }
+        if self.current.as_ref().is_none_or(|(last, _)| *last != to) {
+            self.current = self.header(to).map(|outer| (to, outer));
+        }
+        let outcome = if self.current.is_some() {
+            self.send(leaving, frames, index, meta, len)
+        } else {
+            self.wait(frames, index, meta, len, to)
+        };
+        match outcome {
+            Ok((packets, bytes)) => {
+                if self.to != Some(to) {
+                    self.count();
+                    self.to = Some(to);
+                }
+                self.packets += packets;
+                self.bytes += bytes;
+            }
+            Err(reason) => self.refuse(reason, to, frames, index),
+        }
+        true
+    }
+
+    /// Counts what was sent to one place.
+    #[inline(never)]
+    fn count(&mut self) {
+        let (packets, bytes) = (std::mem::take(&mut self.packets), std::mem::take(&mut self.bytes));
+        let Some(to) = self.to.filter(|_| packets > 0) else { return };
+        self.count_peer(to, PeerCounter::OutPackets, packets);
+        self.count_peer(to, PeerCounter::OutBytes, bytes);
+        if let Some(cells) =
+            self.trunk.and_then(|trunk| trunk.shared.counters.of(self.context.worker))
+        {
+            cells.add(Counter::OutPackets, packets);
+            cells.add(Counter::OutBytes, bytes);
+        }
+    }
+
+    fn count_peer(&self, to: To, counter: PeerCounter, n: u64) {
+        if let To::Peer(at) = to
+            && let Some(peer) = self.tunnel.peers.get(at)
+        {
+            peer.count(self.context.worker, counter, n);
+        }
+    }
+
+    /// At the expense of the network: it is no vnic's fault.
+    #[cold]
+    fn refuse(&self, reason: DropReason, to: To, frames: &Frames<'_>, index: usize) {
+        self.count_peer(to, PeerCounter::Drops, 1);
+        if let Some(tap) = self.context.tap() {
+            tap.not_sent(index, reason);
+        }
+        if let Some(trunk) = self.trunk {
+            self.context.count_drop(trunk, reason, frames, index);
+        }
+    }
+
+    /// What a frame to there begins with; `None` if the next hop is not known.
+    fn header(&self, to: To) -> Option<Outer> {
+        let vni = self.context.sender.vni;
+        let target = match to {
+            To::Group => self.tunnel.groups.of(vni),
+            To::Peer(at) => {
+                let peer = self.tunnel.peers.get(at)?;
+                (peer.mac()?, crate::world::rules::address(peer.address()))
+            }
+        };
+        Outer::new(&self.tunnel.source, target, vni)
+    }
+
+    fn next_identification(&mut self) -> u16 {
+        self.departures.identification = self.departures.identification.wrapping_add(1);
+        self.departures.identification
+    }
+
+    /// Sends one frame, in segments if it has to. Returns how many packets it made, and their inner
+    /// bytes.
+    #[inline(always)]
+    fn send(
+        &mut self,
+        leaving: &mut Leaving<'_>,
+        frames: &Frames<'_>,
+        index: usize,
+        meta: &Meta,
+        len: u32,
+    ) -> Result<(u64, u64), DropReason> {
+        let head = frames.head(index);
+        let port = source_port(head);
+        let id = self.next_identification();
+        let Some((_, outer)) = &self.current else { return Err(NO_NEIGHBOUR) };
+        if let Leaving::Ring(ring) = leaving
+            && !meta.offload
+            && !outer.owes_checksum()
+        {
+            let ring = ring.as_mut().ok_or(UPLINK_DOWN)?;
+            ring.deliver_behind(frames, index, outer.front(), outer.fields(len, port, id))
+                .map_err(not_sent)?;
+            return Ok((1, len.into()));
+        }
+        self.send_completed(leaving, frames, index, meta, len, port)
+    }
+
+    #[inline(never)]
+    fn send_completed(
+        &mut self,
+        leaving: &mut Leaving<'_>,
+        frames: &Frames<'_>,
+        index: usize,
+        meta: &Meta,
+        len: u32,
+        port: u16,
+    ) -> Result<(u64, u64), DropReason> {
+        let head = frames.head(index);
+        let whole = whole(head, meta, len);
+        if !meta.offload || meta.net.gso_type == NetHeader::GSO_NONE {
+            self.packet(leaving, frames, index, &whole, port)?;
+            return Ok((1, len.into()));
+        }
+        let mut segments = Segments::new(meta, head, len);
+        let (mut packets, mut bytes) = (0, 0);
+        while let Some(segment) = segments.next() {
+            let parts = Parts {
+                head: segment.head,
+                from: segment.from,
+                len: segment.len,
+                finish: whole.finish,
+            };
+            if let Err(reason) = self.packet(leaving, frames, index, &parts, port) {
+                // When one segment does not fit, the next ones will not either: the frame is one
+                // drop, and those before it were sent.
+                match self.current {
+                    Some((to, _)) if packets > 0 => self.refuse(reason, to, frames, index),
+                    _ => return Err(reason),
+                }
+                break;
+            }
+            packets += 1;
+            bytes += segment.head.len() as u64 + u64::from(segment.len);
+        }
+        Ok((packets, bytes))
+    }
+
+    fn packet(
+        &mut self,
+        leaving: &mut Leaving<'_>,
+        frames: &Frames<'_>,
+        index: usize,
+        parts: &Parts<'_>,
+        port: u16,
+    ) -> Result<(), DropReason> {
+        let id = self.next_identification();
+        let Some((_, outer)) = &self.current else { return Err(NO_NEIGHBOUR) };
+        let fields = outer.fields(parts.head.len() as u32 + parts.len, port, id);
+        let total = outer.front().len() + parts.head.len() + parts.len as usize;
+        match leaving {
+            Leaving::Nothing => Err(UPLINK_DOWN),
+            Leaving::Tapped(way, tap) => {
+                // Put together first, so that what is seen is what leaves.
+                let packet = self.departures.scratch.get_mut(..total).ok_or(TOO_BIG)?;
+                assemble(packet, outer, fields, frames, index, parts).ok_or(UPLINK_DOWN)?;
+                match way {
+                    Way::Ring(ring) => {
+                        ring.as_mut().ok_or(UPLINK_DOWN)?.deliver_own(packet).map_err(not_sent)?
+                    }
+                    Way::Wire(wire) => {
+                        if self.queued >= BURST {
+                            self.queued = 0;
+                            wire.flush();
+                        }
+                        wire.room(total).ok_or(UPLINK_FULL)?.copy_from_slice(packet);
+                        wire.send();
+                        self.queued += 1;
+                    }
+                }
+                tap.left(packet);
+                Ok(())
+            }
+            Leaving::Wire(wire) => {
+                // Segments and copies are more than frames: what the smallest queue holds goes on
+                // at once, and room is made.
+                if self.queued >= BURST {
+                    self.queued = 0;
+                    wire.flush();
+                }
+                let room = wire.room(total).ok_or(UPLINK_FULL)?;
+                assemble(room, outer, fields, frames, index, parts).ok_or(UPLINK_DOWN)?;
+                wire.send();
+                self.queued += 1;
+                Ok(())
+            }
+            Leaving::Ring(ring) => {
+                let ring = ring.as_mut().ok_or(UPLINK_DOWN)?;
+                if outer.owes_checksum() {
+                    let room = self.departures.scratch.get_mut(..total).ok_or(TOO_BIG)?;
+                    assemble(room, outer, fields, frames, index, parts).ok_or(UPLINK_DOWN)?;
+                    ring.deliver_own(room).map_err(not_sent)
+                } else {
+                    into_ring(ring, &outer.bytes(fields), frames, index, parts)
+                }
+            }
+        }
+    }
+
+    /// The next hop is not known: one frame waits for it, others are dropped.
+    #[cold]
+    fn wait(
+        &mut self,
+        frames: &Frames<'_>,
+        index: usize,
+        meta: &Meta,
+        len: u32,
+        to: To,
+    ) -> Result<(u64, u64), DropReason> {
+        let To::Peer(at) = to else { return Err(NO_NEIGHBOUR) };
+        let peer = self.tunnel.peers.get(at).ok_or(NO_NEIGHBOUR)?;
+        // One that is to be cut into segments is not kept: its sender will repeat it. It does not
+        // take the place of one that is.
+        let keep = !meta.offload || meta.net.gso_type == NetHeader::GSO_NONE;
+        if !(if keep { peer.may_wait() } else { peer.may_ask() }) {
+            return Err(NO_NEIGHBOUR);
+        }
+        let target = (Mac::ZERO, crate::world::rules::address(peer.address()));
+        let outer =
+            Outer::new(&self.tunnel.source, target, self.context.sender.vni).ok_or(NO_NEIGHBOUR)?;
+        let head = frames.head(index);
+        let parts = whole(head, meta, len);
+        let fields = outer.fields(len, source_port(head), self.next_identification());
+        let total = if keep { outer.front().len() + len as usize } else { 0 };
+        let put = self.tunnel.punt.put(Punted::Waiting(at), total, |room| {
+            room.is_empty() || assemble(room, &outer, fields, frames, index, &parts).is_some()
+        });
+        if !put {
+            peer.stop_waiting();
+        }
+        if put && keep { Ok((1, len.into())) } else { Err(NO_NEIGHBOUR) }
+    }
+
+    #[cold]
+    fn too_big(&mut self, frames: &Frames<'_>, index: usize, to: To) {
+        let sender = self.context.sender;
+        self.count_peer(to, PeerCounter::Drops, 1);
+        self.context.count_drop(sender, TOO_BIG, frames, index);
+        if let Some(tap) = self.context.tap() {
+            tap.too_big(index, TOO_BIG);
+        }
+        let answers = &mut self.departures.answers;
+        let Some(answered) = one_more(sender, self.context.now).filter(|_| !answers.is_full())
+        else {
+            return;
+        };
+        let mtu = self.tunnel.inner_mtu();
+        let mut answer = [0u8; ANSWER];
+        if let Some(len) = butterfly_packet::too_big::too_big(frames.head(index), mtu, &mut answer)
+            && let Some(bytes) = answer.get(..len)
+        {
+            let mut kept = Answer::new();
+            if kept.try_extend_from_slice(bytes).is_ok() && answers.try_push(kept).is_ok() {
+                // Only now: what gets no answer takes none from what does. The only worker that
+                // takes frames from it.
+                sender.shared.answered.store(answered, Relaxed);
+            }
+        }
+    }
+}
+
+/// What a vnic will have been answered in this second if it gets one more; `None` if it may not.
+fn one_more(vnic: &Vnic, now: u32) -> Option<u64> {
+    let n = match vnic.shared.answered.load(Relaxed) {
+        word if (word >> 32) as u32 == now => word as u32,
+        _ => 0,
+    };
+    (n < ANSWERS_PER_SECOND).then(|| u64::from(now) << 32 | u64::from(n + 1))
+}
+
+fn whole<'a>(head: &'a [u8], meta: &Meta, len: u32) -> Parts<'a> {
+    let finish = if meta.offload {
+        Finish::Checksum {
+            start: meta.net.csum_start,
+            field: meta.net.csum_start + meta.net.csum_offset,
+            udp: meta.net.csum_offset == butterfly_packet::udp::CHECKSUM_OFFSET as u16,
+        }
+    } else {
+        Finish::Nothing
+    };
+    let from = head.len() as u32;
+    Parts { head, from, len: len.saturating_sub(from), finish }
+}
+
+/// Writes a packet into private memory of exactly its length.
+fn assemble(
+    room: &mut [u8],
+    outer: &Outer,
+    fields: [u16; FIELDS],
+    frames: &Frames<'_>,
+    index: usize,
+    parts: &Parts<'_>,
+) -> Option<()> {
+    let (header, inner) = room.split_at_mut_checked(outer.front().len())?;
+    header.copy_from_slice(&outer.bytes(fields));
+    let (head, rest) = inner.split_at_mut_checked(parts.head.len())?;
+    head.copy_from_slice(parts.head);
+    if !frames.copy_to(index, parts.from, rest, None) {
+        return None;
+    }
+    if let Finish::Checksum { start, field, udp } = parts.finish {
+        // In private memory: what is summed is what leaves.
+        let sum = Sum::of(inner.get(usize::from(start)..)?);
+        let value = if udp { sum.udp_checksum() } else { sum.checksum() };
+        inner
+            .get_mut(usize::from(field)..usize::from(field) + 2)?
+            .copy_from_slice(&value.to_be_bytes());
+    }
+    if outer.owes_checksum() {
+        outer.finish(room);
+    }
+    Some(())
+}
+
+/// Writes a packet into a ring.
+fn into_ring(
+    ring: &mut RxRing,
+    outer: &[u8],
+    frames: &Frames<'_>,
+    index: usize,
+    parts: &Parts<'_>,
+) -> Result<(), DropReason> {
+    let mut head = [0u8; OUTER_MAX + HEAD_MAX];
+    let both = head.get_mut(..outer.len() + parts.head.len()).ok_or(TOO_BIG)?;
+    let (front, back) = both.split_at_mut_checked(outer.len()).ok_or(TOO_BIG)?;
+    front.copy_from_slice(outer);
+    back.copy_from_slice(parts.head);
+    let finish = match parts.finish {
+        Finish::Nothing => Finish::Nothing,
+        Finish::Checksum { start, field, udp } => Finish::Checksum {
+            start: start + outer.len() as u16,
+            field: field + outer.len() as u16,
+            udp,
+        },
+    };
+    let delivery = Delivery {
+        net: NetHeader::default(),
+        head: both,
+        frame: index,
+        from: parts.from,
+        len: parts.len,
+        finish,
+    };
+    ring.deliver(frames, &delivery).map_err(not_sent)
+}
+
+/// Why a vhost-user uplink did not take a frame.
+pub(crate) fn not_sent(why: NotDelivered) -> DropReason {
+    match why {
+        NotDelivered::Full | NotDelivered::Slow | NotDelivered::Resting => UPLINK_FULL,
+        NotDelivered::TooLarge => TOO_BIG,
+        NotDelivered::NotReady | NotDelivered::BadChain => UPLINK_DOWN,
+    }
+}

@@ -1,0 +1,69 @@
+//! The uplink of a worker while frames go out.
+
+use std::sync::{Arc, MutexGuard, atomic::Ordering::Relaxed};
+
+use butterfly_uplink::Uplink;
+use butterfly_vhost::ring::{CallFd, RxRing};
+
+use crate::engine::tap::Tap;
+use crate::overlay::{Tunnel, UplinkPort};
+
+/// The uplink of a worker while frames go out. The other side sees them when it is published.
+pub(crate) enum Leaving<'a> {
+    Nothing,
+    Ring(MutexGuard<'a, Option<RxRing>>),
+    Wire(MutexGuard<'a, Box<dyn Uplink>>),
+    /// One of those; somebody watches what leaves.
+    Tapped(Way<'a>, Tap<'a>),
+}
+
+/// An uplink that is there.
+pub(crate) enum Way<'a> {
+    Ring(MutexGuard<'a, Option<RxRing>>),
+    Wire(MutexGuard<'a, Box<dyn Uplink>>),
+}
+impl<'a> Leaving<'a> {
+    /// The uplink of a worker, to send.
+    pub fn of(tunnel: &'a Tunnel, worker: usize) -> Leaving<'a> {
+        match &tunnel.port {
+            _ if tunnel.down.load(Relaxed) => Leaving::Nothing,
+            UplinkPort::Ring(port) => Leaving::Ring(port.rx()),
+            UplinkPort::Wire(_) => tunnel.port.wire(worker).map_or(Leaving::Nothing, Leaving::Wire),
+        }
+    }
+
+    /// The same, with somebody who watches.
+    #[cold]
+    pub fn tapped(self, tap: Tap<'a>) -> Leaving<'a> {
+        match self {
+            Leaving::Ring(ring) => Leaving::Tapped(Way::Ring(ring), tap),
+            Leaving::Wire(wire) => Leaving::Tapped(Way::Wire(wire), tap),
+            other => other,
+        }
+    }
+}
+
+impl Leaving<'_> {
+    /// Shows the other side what was sent. Returns how to interrupt it, if it wants that.
+    /// Sets `pending` if the uplink must be looked at again.
+    pub fn publish(self, pending: &mut bool) -> Option<Arc<CallFd>> {
+        match self {
+            Leaving::Nothing => None,
+            Leaving::Tapped(Way::Ring(ring), _) => Leaving::Ring(ring).publish(pending),
+            Leaving::Tapped(Way::Wire(wire), _) => Leaving::Wire(wire).publish(pending),
+            Leaving::Ring(mut guard) => {
+                let ring = guard.as_mut()?;
+                let call = ring.publish();
+                if ring.poisoned() {
+                    ring.rest();
+                }
+                call
+            }
+            Leaving::Wire(mut wire) => {
+                wire.flush();
+                *pending |= wire.pending();
+                None
+            }
+        }
+    }
+}

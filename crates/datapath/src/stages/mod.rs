@@ -1,0 +1,17 @@
+//! Stages: each decides one thing about the frames of a batch.
+
+pub(crate) mod antispoof;
+pub(crate) mod claims;
+pub(crate) mod deliver;
+pub(crate) mod filter;
+pub(crate) mod forward;
+pub(crate) mod headers;
+pub(crate) mod leave;
+pub(crate) mod leaving;
+pub(crate) mod mirror;
+pub(crate) mod offload;
+pub(crate) mod reasons;
+pub(crate) mod segment;
+pub(crate) mod site;
+pub(crate) mod take;
+pub(crate) mod turn;

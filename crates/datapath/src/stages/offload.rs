@@ -1,0 +1,204 @@
+//! Offloads: what a guest wants to have computed must be what its frame needs.
+//!
+//! The guest's virtio-net header is never forwarded. A frame that claims no offload gets an empty
+//! one; for all others the header is rebuilt from the parsed frame, and claims that do not fit it
+//! are refused. virtio 1.2, 5.1.6.2.
+
+use butterfly_packet::{
+    Error,
+    ethernet::{self, Ethernet},
+    icmp,
+    ipv4::Ipv4,
+    ipv6::Ipv6,
+    protocol, sctp, tcp, udp,
+};
+use butterfly_vhost::{
+    net::NetHeader,
+    ring::{Frames, HEAD_MAX},
+};
+
+use crate::{
+    engine::{
+        batch::{Batch, Meta, Verdict},
+        reason::drop_reasons,
+    },
+    stages::site::Context,
+};
+
+drop_reasons! { 2;
+    /// The virtio-net header asks for a checksum or segmentation that does not fit the frame, or for segments of less than 432 bytes.
+    BAD_OFFLOAD = "bad-offload" {
+        cause: "a broken or hostile virtio driver in the machine",
+        remedy: "replace the machine's virtio-net driver, or let it claim nothing: `csum=off,gso=off` on QEMU's `-device virtio-net-pci`",
+        charged: "the sender",
+    }
+}
+
+/// Smallest segment size that is believed. The smallest MTU that matters is 552 bytes, the least
+/// that Linux takes from a path (`net.ipv4.route.min_pmtu`); 60 bytes of IPv4 and 60 of TCP header
+/// are the most that go from it. A smaller size only multiplies work: a frame of 64 KiB is 152
+/// segments at most.
+const MIN_SEGMENT: u16 = 552 - 60 - 60;
+
+/// Rebuilds the virtio-net header of every frame that asks for something. Returns whether one asks
+/// for segments.
+#[inline(never)] // one call per batch; measurements tell stages apart by it
+pub(crate) fn offload(batch: &mut Batch<'_>, context: &Context<'_>) -> bool {
+    let (frames, metas) = batch.parts();
+    if !metas.iter().any(|meta| meta.offload) {
+        return false;
+    }
+    let mut segments = false;
+    for (index, meta) in metas.iter_mut().enumerate() {
+        if !meta.offload || meta.verdict != Verdict::Undecided {
+            continue;
+        }
+        let Some(frame) = frames.frames().get(index).copied() else { break };
+        // Other flags are hints or for receivers, and DATA_VALID is not the sender's to say.
+        meta.offload = frame.net.flags & NetHeader::FLAG_NEEDS_CSUM != 0
+            || frame.net.gso_type != NetHeader::GSO_NONE;
+        if meta.offload && rebuild(frames, index, frame.net, frame.len, meta).is_none() {
+            meta.verdict = Verdict::Drop(BAD_OFFLOAD, context.sender.place.slot);
+            meta.offload = false;
+        }
+        segments |= meta.offload && meta.net.gso_size > 0;
+    }
+    segments
+}
+
+/// Where the parts of a frame are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Layout {
+    l3: usize,
+    l4: usize,
+    /// End of the IP packet, as it says.
+    end: usize,
+    protocol: u8,
+    v6: bool,
+}
+
+fn rebuild(
+    frames: &mut Frames<'_>,
+    index: usize,
+    claims: NetHeader,
+    len: u32,
+    meta: &mut Meta,
+) -> Option<()> {
+    // Segmentation without a partial checksum makes no sense (5.1.6.2.1).
+    if claims.flags & NetHeader::FLAG_NEEDS_CSUM == 0 {
+        return None;
+    }
+    let field = usize::from(claims.csum_offset);
+    let read =
+        |head: &[u8]| layout(head).and_then(|l| header_end(head, &l, field).map(|end| (l, end)));
+    let mut found = read(frames.head(index));
+    if found == Err(Error::Truncated) && frames.head(index).len() < HEAD_MAX {
+        found = read(frames.extend_head(index));
+    }
+    let (layout, payload) = found.ok()?;
+    if usize::from(claims.csum_start) != layout.l4 || layout.end > len as usize {
+        return None;
+    }
+    meta.l3 = layout.l3 as u16;
+    meta.payload = payload as u16;
+    meta.net = NetHeader {
+        flags: NetHeader::FLAG_NEEDS_CSUM,
+        csum_start: layout.l4 as u16,
+        csum_offset: field as u16,
+        ..NetHeader::default()
+    };
+    let ecn = claims.gso_type & NetHeader::GSO_ECN;
+    let fits = match claims.gso_type & !NetHeader::GSO_ECN {
+        NetHeader::GSO_NONE => return (ecn == 0).then_some(()),
+        NetHeader::GSO_TCPV4 => layout.protocol == protocol::TCP && !layout.v6,
+        NetHeader::GSO_TCPV6 => layout.protocol == protocol::TCP && layout.v6,
+        _ => false,
+    };
+    // Segments are cut from the frame's length: nothing may stand behind the IP packet.
+    if !fits
+        || layout.end != len as usize
+        || claims.gso_size < MIN_SEGMENT
+        || usize::from(claims.gso_size) > len as usize
+    {
+        return None;
+    }
+    if payload + usize::from(claims.gso_size) < len as usize {
+        meta.net.gso_type = claims.gso_type;
+        meta.net.gso_size = claims.gso_size;
+        meta.net.hdr_len = payload as u16;
+    }
+    Some(())
+}
+
+/// Finds the transport header of an unfragmented IP packet behind any number of VLAN tags.
+/// Truncated: more of the head is needed.
+fn layout(head: &[u8]) -> Result<Layout, Error> {
+    let mut tags = Ethernet::parse(head)?.tags();
+    tags.by_ref().for_each(drop);
+    let packet = tags.rest();
+    let l3 = head.len() - packet.len();
+    match tags.ethertype() {
+        ethernet::IPV4 => {
+            let ip = Ipv4::parse(packet)?;
+            if ip.is_fragment() {
+                return Err(Error::Malformed);
+            }
+            Ok(Layout {
+                l3,
+                l4: l3 + ip.header_len(),
+                end: l3 + ip.total_len(),
+                protocol: ip.protocol(),
+                v6: false,
+            })
+        }
+        ethernet::IPV6 => {
+            let ip = Ipv6::parse(packet)?;
+            let upper = ip.upper_layer()?;
+            if upper.fragment.is_some() {
+                return Err(Error::Malformed);
+            }
+            let end = l3 + butterfly_packet::ipv6::LEN + ip.payload_len();
+            Ok(Layout { l3, l4: l3 + upper.offset, end, protocol: upper.protocol, v6: true })
+        }
+        ethertype if ethernet::is_vlan(ethertype) => Err(Error::Truncated),
+        _ => Err(Error::Malformed),
+    }
+}
+
+/// Whether a checksum may be written there, in bytes from the transport header, when everything is
+/// decided: to where the protocol has it, or behind everything that a filter reads.
+fn may_stand(protocol: u8, field: usize) -> bool {
+    match protocol {
+        protocol::TCP => field == tcp::CHECKSUM_OFFSET,
+        protocol::UDP => field == udp::CHECKSUM_OFFSET,
+        // Kind and code stand in front of it, an identifier or what is quoted behind it.
+        protocol::ICMP | protocol::ICMPV6 => field == icmp::CHECKSUM_OFFSET,
+        // Ports, tag, checksum and the first chunk's kind.
+        protocol::SCTP => field >= sctp::LEN + 4,
+        // Of others nothing is read.
+        _ => true,
+    }
+}
+
+/// End of the transport header, or of the checksum `field` where the protocol is none that has
+/// segments. Truncated: it is not all in the head.
+fn header_end(head: &[u8], layout: &Layout, field: usize) -> Result<usize, Error> {
+    if !may_stand(layout.protocol, field) {
+        return Err(Error::Malformed);
+    }
+    let len = match layout.protocol {
+        protocol::TCP => match head.get(layout.l4 + 12).map(|byte| usize::from(byte >> 4) * 4) {
+            None => return Err(Error::Truncated),
+            Some(len) if len < tcp::MIN_LEN => return Err(Error::Malformed),
+            Some(len) => len,
+        },
+        protocol::UDP => udp::LEN,
+        _ => field + 2,
+    };
+    let end = layout.l4 + len;
+    match end {
+        end if end > layout.end => Err(Error::Malformed),
+        end if end > head.len() => Err(Error::Truncated),
+        end => Ok(end),
+    }
+}

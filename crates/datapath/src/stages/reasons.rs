@@ -1,0 +1,91 @@
+//! Why packets are dropped: every reason is declared once, in the stage that drops, and is a
+//! counter by that, and a section of docs/drops.md.
+
+mod document;
+
+pub use document::drops_document;
+
+use crate::engine::counters::Totals;
+use crate::engine::reason::{self, DropReason, ReasonInfo};
+
+/// The stages, by the number they declare.
+const STAGES: [&[ReasonInfo]; reason::STAGES] = [
+    crate::stages::headers::REASONS,
+    crate::stages::antispoof::REASONS,
+    crate::stages::offload::REASONS,
+    crate::stages::forward::REASONS,
+    crate::stages::filter::REASONS,
+    crate::stages::deliver::REASONS,
+    crate::ip::REASONS,
+    crate::overlay::REASONS,
+    crate::stages::claims::REASONS,
+];
+
+impl DropReason {
+    /// Its name in every output.
+    pub fn name(self) -> &'static str {
+        info(self).name
+    }
+}
+
+/// What is known of a reason.
+pub(crate) fn info(reason: DropReason) -> ReasonInfo {
+    let unknown = ReasonInfo {
+        reason,
+        name: "unknown",
+        description: "",
+        cause: "",
+        remedy: "",
+        charged: "",
+        harmless: false,
+        file: "",
+    };
+    reasons().find(|info| info.reason == reason).unwrap_or(unknown)
+}
+
+/// All reasons there are, in the order of the stages.
+pub fn reasons() -> impl Iterator<Item = ReasonInfo> {
+    STAGES.iter().flat_map(|stage| stage.iter().copied())
+}
+
+/// Reasons that counted something.
+pub(crate) fn counted(totals: &Totals) -> impl Iterator<Item = (ReasonInfo, u64)> {
+    reasons().map(|info| (info, totals.drops(info.reason))).filter(|(_, count)| *count > 0)
+}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::reason::PER_STAGE;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_reason_has_its_own_number_and_name() {
+        let all: Vec<_> = reasons().collect();
+        assert_eq!(all.iter().map(|r| r.reason).collect::<HashSet<_>>().len(), all.len());
+        assert_eq!(all.iter().map(|r| r.name).collect::<HashSet<_>>().len(), all.len());
+        for (stage, list) in STAGES.iter().enumerate() {
+            for info in *list {
+                assert_eq!(
+                    info.reason.index() / PER_STAGE,
+                    stage,
+                    "{} declares another stage's number",
+                    info.name
+                );
+                assert!(!info.description.trim().is_empty());
+                assert!(info.file.ends_with(".rs"), "{}", info.file);
+                for text in [info.cause, info.remedy, info.charged] {
+                    assert!(
+                        !text.trim().is_empty() && text.trim() == text && !text.contains('\n'),
+                        "{}: {text:?}",
+                        info.name
+                    );
+                    assert!(
+                        !text.ends_with('.') && !text.contains("  "),
+                        "{}: the end of a sentence: {text:?}",
+                        info.name
+                    );
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! What stages need besides the batch.
+
+use std::cell::Cell;
+
+use butterfly_vhost::ring::Frames;
+
+use crate::engine::tap::{Notes, Tap};
+use crate::{
+    engine::{
+        budget::Budget, clock::Clock, last_drops::Dropped, reason::DropReason, tap::Selection,
+    },
+    overlay::Tunnel,
+    session::{Shares, Table, Timeouts},
+    world::{
+        bindings::Bindings,
+        fdb::Fdb,
+        rules::Cells,
+        snapshot::{Network, Remote, Snapshot, Vnic},
+    },
+};
+
+/// What stages need besides the batch.
+pub(crate) struct Context<'a> {
+    pub snapshot: &'a Snapshot,
+    pub fdb: &'a Fdb,
+    /// The sender.
+    pub sender: &'a Vnic,
+    /// Its network.
+    pub network: &'a Network,
+    /// Which worker this is, for its counters.
+    pub worker: usize,
+    /// Seconds of the coarse clock.
+    pub now: u32,
+    /// The clock itself, for what is finer and rare.
+    pub clock: &'a Clock,
+    pub table: &'a Table,
+    pub cells: &'a Cells,
+    /// Link-local addresses that machines made up.
+    pub bindings: &'a Bindings,
+    pub timeouts: &'a Timeouts,
+    /// Seconds after an attachment in which connections may be picked up.
+    pub tcp_pickup: u32,
+    pub shares: &'a Shares,
+    /// The way to other hosts.
+    pub tunnel: Option<&'a Tunnel>,
+    /// Somebody watches, and what delivery finds out for them.
+    pub watched: Option<&'a Selection>,
+    pub notes: &'a Notes,
+    /// What is left of the turn, of which a batch from the uplink has several parts.
+    pub budget: Cell<Budget>,
+    /// A frame of the batch goes to several receivers. Set by `forward`.
+    pub floods: Cell<bool>,
+}
+
+impl<'a> Context<'a> {
+    /// Counts a dropped frame at the expense of a vnic, and keeps its first bytes.
+    #[cold]
+    pub fn count_drop(
+        &self,
+        charged: &Vnic,
+        reason: DropReason,
+        frames: &Frames<'_>,
+        index: usize,
+    ) {
+        charged.shared.counters.drop(self.worker, reason, &Dropped::of(frames, index, self.clock));
+    }
+
+    /// The same of a frame of our own.
+    #[cold]
+    pub fn count_own(&self, charged: &Vnic, reason: DropReason, frame: &[u8]) {
+        let packet = Dropped { head: frame, len: frame.len() as u32, when: self.clock.tenths() };
+        charged.shared.counters.drop(self.worker, reason, &packet);
+    }
+
+    /// The tap of those who watch.
+    #[inline(always)]
+    pub fn tap(&self) -> Option<Tap<'a>> {
+        self.watched.map(|watched| Tap::of(watched, self.notes, self.worker))
+    }
+
+    /// The other hosts of the sender's network, unless the frames come from there: nothing goes
+    /// back to where it came from.
+    #[inline(always)]
+    pub fn remote(&self) -> Option<&'a Remote> {
+        self.network.remote.as_ref().filter(|_| !self.sender.trunk)
+    }
+}

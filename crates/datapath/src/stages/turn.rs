@@ -1,0 +1,160 @@
+//! What one turn of a worker may take: the bound of what others wait for.
+//!
+//! A turn is one batch of one ring. Gathering bounds what is taken from the sender; this bounds
+//! what becomes of it, over all receivers together. The unit is a copy of a small frame into a ring
+//! that is at hand, some 100 ns. Frames that do not fit stay in their ring and open the next turn;
+//! a flood that does not fit by itself goes to some of its receivers in each turn.
+//!
+//! Cut before the filter: no frame is judged, counted or traced that is not carried out.
+
+use std::ops::Range;
+
+use butterfly_vhost::ring::Frame;
+
+use crate::engine::budget::Budget;
+use crate::{
+    engine::batch::{Batch, Meta, Origin, Verdict},
+    stages::site::Context,
+};
+
+/// Copies that a visit stands for: its lines are in nobody's cache.
+const VISIT: u64 = 4;
+/// Copies that a segment stands for: its headers are rewritten, its payload is summed, and the
+/// receiver's lines are cold.
+const SEGMENT: u64 = 4;
+/// Bytes that a copy stands for.
+const BYTES: u32 = 2048;
+/// Pieces of the sender's memory that a copy stands for.
+const PIECES: u64 = 8;
+/// The same of a segment, which looks for its payload among them.
+const PIECES_OF_SEGMENT: u64 = 64;
+
+/// What a turn carries out of a batch.
+pub(crate) struct Turn {
+    /// Receivers of floods, by position: the members of the network, then its other hosts.
+    pub receivers: Range<usize>,
+    /// Other receivers of the only frame, a flood, are left for the next turn.
+    pub part: bool,
+    /// Floods of another host are for a turn of their own: [`Verdict::Later`].
+    pub later: bool,
+}
+
+impl Turn {
+    /// Everything.
+    pub const WHOLE: Turn = Turn { receivers: 0..usize::MAX, part: false, later: false };
+
+    /// Whether this is the first turn of its floods.
+    pub fn is_first(&self) -> bool {
+        self.receivers.start == 0
+    }
+
+    /// Number of this turn's receivers, of `all` that there are.
+    pub fn share(&self, all: usize) -> usize {
+        self.receivers.end.min(all) - self.receivers.start.min(all)
+    }
+
+    /// Those of the receivers that are vnics here.
+    pub fn members<'a>(&self, members: &'a [u32]) -> &'a [u32] {
+        let end = self.receivers.end.min(members.len());
+        members.get(self.receivers.start.min(end)..end).unwrap_or_default()
+    }
+
+    /// Those that are other hosts, of `hosts`, which come behind `members` vnics.
+    pub fn hosts(&self, members: usize, hosts: usize) -> Range<usize> {
+        let end = self.receivers.end.saturating_sub(members).min(hosts);
+        self.receivers.start.saturating_sub(members).min(end)..end
+    }
+}
+
+/// How many segments a frame may have to be cut into.
+fn segments(meta: &Meta, len: u32) -> u64 {
+    match meta.net.gso_size {
+        size if meta.offload && size > 0 => u64::from(len / u32::from(size)),
+        _ => 0,
+    }
+}
+
+/// How many copies one copy of this frame, which lies in so many pieces, counts for: a receiver may
+/// need it cut into segments.
+pub(crate) fn weight(meta: &Meta, len: u32, pieces: u32) -> u64 {
+    let pieces = u64::from(pieces);
+    let cut = segments(meta, len) * (SEGMENT + pieces / PIECES_OF_SEGMENT);
+    1 + cut.max(u64::from(len / BYTES) + pieces / PIECES)
+}
+
+/// Number of a network's receivers of floods.
+pub(crate) fn receivers(context: &Context<'_>) -> usize {
+    context.network.members.len() + context.remote().map_or(0, |remote| remote.peers.len().max(1))
+}
+
+/// Cuts a batch to what one turn has time for. `from` is how many receivers have its first frame
+/// already, if that is a flood.
+///
+/// Frames from other hosts cannot be put back: of those that do not fit, floods are for later.
+#[inline(never)]
+pub(crate) fn fit(batch: &mut Batch<'_>, context: &Context<'_>, from: usize) -> Turn {
+    let members = context.network.members.len() as u64;
+    let all = receivers(context);
+    let trunk = context.sender.trunk && batch.origin == Origin::Port;
+    let mirrors =
+        |slot: u32| context.watched.map_or(0, |watched| watched.mirrors_of(slot).len()) as u64;
+    let all_mirrors = context.watched.map_or(0, |watched| watched.mirrors()) as u64;
+    let own_mirrors = mirrors(context.sender.place.slot);
+    let Budget { mut copies, mut visits } = context.budget.get();
+    let (mut flooded, mut later) = (false, false);
+    let mut last = None;
+    let mut taken = 0;
+    let (frames, metas) = batch.parts();
+    for (meta, frame) in metas.iter_mut().zip(frames.frames()) {
+        let (cost, rings) = match meta.verdict {
+            Verdict::Drop(..) => (0, 0),
+            Verdict::Flood { .. } => {
+                let rings = if flooded { 0 } else { members + all_mirrors };
+                (
+                    rings * VISIT
+                        + (all as u64 + all_mirrors) * weight(meta, frame.len, frame.pieces()),
+                    rings,
+                )
+            }
+            // Frames for the same receiver visit its ring once.
+            verdict => {
+                let copied = if let Verdict::Deliver(slot) = verdict { mirrors(slot) } else { 0 };
+                let rings = if last == Some(verdict) { 0 } else { 1 + copied };
+                last = Some(verdict);
+                (unicast(meta, frame) * (1 + own_mirrors + copied), rings)
+            }
+        };
+        let flood = matches!(meta.verdict, Verdict::Flood { .. });
+        let fits = cost <= copies && rings <= visits;
+        if taken == 0 && flood && !trunk && (!fits || from > 0) {
+            let each = VISIT + weight(meta, frame.len, frame.pieces());
+            let now = (copies / each).clamp(1, visits.max(1));
+            let end = from.saturating_add(now as usize);
+            batch.frames.truncate(1);
+            context.budget.set(Budget {
+                copies: copies.saturating_sub(now * each),
+                visits: visits.saturating_sub(now),
+            });
+            return Turn { receivers: from..end, part: end < all, later: false };
+        }
+        if !fits && trunk && flood {
+            meta.verdict = Verdict::Later;
+            later = true;
+        } else if !fits && !trunk && taken > 0 {
+            break;
+        } else {
+            copies = copies.saturating_sub(cost);
+            visits = visits.saturating_sub(rings);
+            flooded |= flood;
+        }
+        taken += 1;
+    }
+    batch.frames.truncate(taken);
+    context.budget.set(Budget { copies, visits });
+    Turn { later, ..Turn::WHOLE }
+}
+
+/// Copies that a frame with one receiver stands for.
+fn unicast(meta: &Meta, frame: &Frame) -> u64 {
+    1 + (SEGMENT * segments(meta, frame.len)).max(u64::from(frame.len / BYTES))
+}

@@ -1,0 +1,95 @@
+//! Questions of the operator: each is answered by what [`crate::report`] reads.
+
+use butterfly_model::{GroupName, Rule};
+
+use crate::{
+    endpoint::side::Side,
+    plane::sessions::{SessionFilter, SessionRow, SessionTable},
+    report::{
+        drops::{DropReport, drop_report},
+        explain::{Explanation, NoAnswer, Question, explain},
+        observe::{Observation, observe},
+        taps::Taps,
+        tunnel::{TunnelReport, UplinkReport, tunnel, uplink},
+    },
+    session::FormerTable,
+    switch::Switch,
+};
+
+impl Switch {
+    /// Changes a security group. When this returns, no worker uses the old one. On an error nothing
+    /// has changed.
+    pub fn change_group(
+        &self,
+        name: &GroupName,
+        change: crate::world::rules::GroupChange,
+    ) -> Result<(), crate::plane::AddError> {
+        self.plane().change_group(name, change)
+    }
+
+    /// The rules of a group, each with the number of sessions it admitted.
+    pub fn rule_admissions(&self, name: &GroupName) -> Vec<(Rule, u64)> {
+        self.plane().admissions(name)
+    }
+
+    /// How many sessions match, and the first `limit` of them.
+    pub fn sessions(&self, filter: &SessionFilter, limit: usize) -> (u64, Vec<SessionRow>) {
+        self.plane().list_sessions(filter, limit)
+    }
+
+    /// Tables of sessions that were there when the switch was started, and were not used.
+    pub fn former_tables(&self) -> &[FormerTable] {
+        &self.plane().former
+    }
+
+    /// Removes sessions: their next frames are decided like first ones. Returns how many there
+    /// were.
+    pub fn flush_sessions(&self, filter: &SessionFilter) -> u64 {
+        self.plane().flush_sessions(filter)
+    }
+
+    /// The table of sessions.
+    pub fn session_table(&self) -> SessionTable {
+        self.plane().session_table()
+    }
+
+    /// What was dropped: of one vnic, or of the whole host. `None` if there is no such vnic.
+    pub fn drop_report(&self, only: Option<&str>) -> Option<DropReport> {
+        drop_report(self.plane(), only)
+    }
+
+    /// Says what would happen to a packet, without sending or changing anything.
+    pub fn explain(&self, question: &Question) -> Result<Explanation, NoAnswer> {
+        explain(self.plane(), question)
+    }
+
+    /// The tap.
+    pub fn taps(&self) -> Taps {
+        Taps::new(self.shared_plane())
+    }
+
+    /// Everything that is counted. Takes some microseconds per vnic, and nobody waits for it.
+    pub fn observe(&self) -> Observation {
+        observe(self.plane(), self.workers(), self.side())
+    }
+
+    pub(crate) fn side(&self) -> Option<&Side> {
+        self.side.as_ref()
+    }
+
+    /// The tunnel endpoint; `None` if networks end at this host.
+    pub fn tunnel(&self) -> Option<TunnelReport> {
+        tunnel(self.plane(), self.side()?)
+    }
+
+    /// Largest IP packet of a virtual machine that reaches other hosts, in bytes; `None` if there
+    /// is no uplink.
+    pub fn inner_mtu(&self) -> Option<u32> {
+        self.plane().shared.tunnel.as_ref().map(|tunnel| tunnel.inner_mtu())
+    }
+
+    /// The uplink; `None` if there is none.
+    pub fn uplink(&self) -> Option<UplinkReport> {
+        uplink(self.plane(), self.side()?)
+    }
+}

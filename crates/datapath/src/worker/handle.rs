@@ -1,0 +1,132 @@
+//! Handle of a worker: how the rest of the daemon reaches it.
+
+use std::{
+    os::fd::{BorrowedFd, OwnedFd},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+};
+
+use rustix::event::{EventfdFlags, epoll, eventfd};
+
+use crate::engine::place::PortRef;
+
+/// Event of a worker that is to look around.
+pub(super) const WAKE: u64 = u64::MAX;
+/// Batch sizes are counted in classes 1, 2, 3-4, 5-8, .. 33-64.
+const SIZE_CLASSES: usize = 7;
+
+/// What a worker is told from outside.
+pub(crate) enum Order {
+    /// A transmit ring runs.
+    Started { place: PortRef, kicked: bool },
+    /// It stopped.
+    Stopped(PortRef),
+    /// The vnic's transmit ring is disabled: what is in it is to be discarded after a while.
+    Discard(PortRef),
+    /// Complete frames are to be sent as if the vnic had.
+    Announce { place: PortRef, frames: Arc<Vec<Vec<u8>>> },
+}
+
+/// The outside of a worker.
+pub(crate) struct Handle {
+    pub index: usize,
+    pub(super) epoll: OwnedFd,
+    wake: OwnedFd,
+    pub(super) orders: Mutex<Vec<Order>>,
+    /// The epoch whose snapshot the worker uses; it uses nothing older any more.
+    pub seen: AtomicU64,
+    /// Someone runs it: publications wait for it.
+    pub running: AtomicBool,
+    pub stats: Stats,
+}
+
+/// What a worker did, since it started.
+#[derive(Default)]
+pub(crate) struct Stats {
+    pub busy_cycles: AtomicU64,
+    pub packets: AtomicU64,
+    pub batches: AtomicU64,
+    pub sleeps: AtomicU64,
+    pub idle_polls: AtomicU64,
+    pub active: AtomicU64,
+    /// Cycles of the longest turn.
+    pub longest: AtomicU64,
+    pub sizes: [AtomicU64; SIZE_CLASSES],
+}
+
+/// The only writer needs no read-modify-write.
+pub(super) fn bump(cell: &AtomicU64, n: u64) {
+    cell.store(cell.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+}
+
+fn pack(place: PortRef) -> u64 {
+    u64::from(place.slot) << 32 | u64::from(place.incarnation)
+}
+
+pub(super) fn unpack(data: u64) -> PortRef {
+    PortRef { slot: (data >> 32) as u32, incarnation: data as u32 }
+}
+
+impl Handle {
+    pub fn new(index: usize) -> Result<Handle, rustix::io::Errno> {
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        // Edge triggered: no counter is ever read, each write is an event.
+        epoll::add(
+            &epoll,
+            &wake,
+            epoll::EventData::new_u64(WAKE),
+            epoll::EventFlags::IN | epoll::EventFlags::ET,
+        )?;
+        Ok(Handle {
+            index,
+            epoll,
+            wake,
+            orders: Mutex::default(),
+            seen: AtomicU64::new(0),
+            running: AtomicBool::new(false),
+            stats: Stats::default(),
+        })
+    }
+
+    /// Makes a sleeping worker look around.
+    pub fn wake(&self) {
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    fn order(&self, order: Order) {
+        self.orders.lock().unwrap_or_else(PoisonError::into_inner).push(order);
+        self.wake();
+    }
+
+    /// A transmit ring runs: polls it, and again whenever `kick` says so.
+    pub fn started(&self, place: PortRef, kick: Option<BorrowedFd<'_>>) {
+        let kicked = kick.is_some_and(|kick| {
+            let data = epoll::EventData::new_u64(pack(place));
+            // A descriptor that cannot be waited for is like none.
+            epoll::add(&self.epoll, kick, data, epoll::EventFlags::IN | epoll::EventFlags::ET)
+                .is_ok()
+        });
+        self.order(Order::Started { place, kicked });
+    }
+
+    /// Frames are to be sent for a vnic, one in a turn.
+    pub fn announce(&self, place: PortRef, frames: Arc<Vec<Vec<u8>>>) {
+        self.order(Order::Announce { place, frames });
+    }
+
+    /// A vnic's transmit ring is disabled. Said ten times a second.
+    pub fn discard(&self, place: PortRef) {
+        self.order(Order::Discard(place));
+    }
+
+    /// A transmit ring stopped.
+    pub fn stopped(&self, place: PortRef, kick: Option<BorrowedFd<'_>>) {
+        if let Some(kick) = kick {
+            let _ = epoll::delete(&self.epoll, kick);
+        }
+        self.order(Order::Stopped(place));
+    }
+}

@@ -1,0 +1,22 @@
+//! Workers: threads that own transmit rings, poll those that are busy and sleep when none is.
+//!
+//! [`rounds`] has the loop, [`walk`] the way of a batch through the stages, [`fair`] decides whose
+//! turn it is, [`later`] keeps what had no time, [`orders`] are what the rest of the daemon asks.
+
+mod bill;
+mod fair;
+mod handle;
+mod later;
+mod orders;
+mod rounds;
+mod serve_later;
+mod shared;
+#[cfg(test)]
+mod tests;
+mod under_way;
+mod uplink;
+mod walk;
+
+pub(crate) use handle::Handle;
+pub(crate) use rounds::Worker;
+pub(crate) use shared::Shared;

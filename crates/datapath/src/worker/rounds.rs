@@ -1,0 +1,506 @@
+//! Workers: threads that own transmit rings, poll those that are busy and sleep when none is.
+
+use std::sync::{
+    Arc,
+    atomic::{Ordering, fence},
+};
+
+use butterfly_vhost::{
+    cpu,
+    ring::{BATCH, FrameStore, Gathered},
+};
+use rustix::event::epoll;
+
+use super::{
+    bill::Bill,
+    fair::{Account, Fair},
+    handle::{Handle, Order, WAKE, bump, unpack},
+    later::{LATER, Later},
+    shared::Shared,
+    under_way::UnderWay,
+    walk::walk,
+};
+
+use crate::engine::place::MAX_SLOTS;
+use crate::engine::tap::Notes;
+use crate::{
+    engine::{
+        batch::{Batch, Meta, Metas},
+        budget::Budget,
+        place::{PortRef, UPLINK},
+    },
+    stages::{deliver::Calls, filter::Room, leave::Departures},
+    world::snapshot::Snapshot,
+};
+
+/// A ring that was found empty so often in a row, and for so long, leaves the poll set and returns
+/// by its kick. A kick costs the guest a system call: by count alone, a fast worker would make a
+/// guest pay it that pauses for a few microseconds.
+const EMPTY_POLLS: u8 = 64;
+const EMPTY_US: u64 = 50;
+/// Pauses (some 50 ns each) after a round in which nothing was found.
+const IDLE_PAUSES: u32 = 4;
+/// While something is polled, kicks of other rings are looked at so often.
+const EVENTS_EVERY_US: u64 = 20;
+/// A ring without a kick descriptor is looked at so often.
+const TIMER_US: u64 = 1000;
+const CALLS: usize = 4096;
+
+/// A ring that is being polled.
+#[derive(Clone, Copy)]
+pub(super) struct Polled {
+    pub(super) place: PortRef,
+    pub(super) empty: u8,
+    /// When the last frame was found.
+    pub(super) busy: u64,
+    /// Where most of the last batch went: its ring is fetched ahead.
+    pub(super) likely: u32,
+    pub(super) account: Account,
+    /// How many receivers have the first waiting frame, a flood for more of them than a turn has
+    /// time for.
+    pub(super) flooded: u32,
+}
+
+/// What came of looking at all rings.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    /// A batch was served.
+    Moved,
+    /// None was, and some rings are in debt.
+    Waiting,
+    /// No ring has anything.
+    Idle,
+}
+
+/// What came of looking at a ring.
+pub(super) enum Found {
+    Frames(usize),
+    Empty,
+    /// Someone changes the ring.
+    Held,
+    /// There is no such ring any more, or it rests.
+    Gone,
+}
+
+/// The inside of a worker.
+pub(crate) struct Worker {
+    pub(super) shared: Arc<Shared>,
+    pub(super) handle: Arc<Handle>,
+    pub(super) poll: bool,
+    pub(super) snapshot: Arc<Snapshot>,
+    pub(super) polled: Vec<Polled>,
+    pub(super) is_polled: Vec<bool>,
+    /// Rings without a kick descriptor.
+    pub(super) timed: Vec<PortRef>,
+    pub(super) orders: Vec<Order>,
+    pub(super) events: Vec<epoll::Event>,
+    /// The time stamp counter at the beginning of a round, and how much of it an empty ring stays.
+    pub(super) now: u64,
+    pub(super) patience: u64,
+    pub(super) fair: Fair,
+    pub(super) bill: Bill,
+    pub(super) calls: Calls,
+    pub(super) later: Later,
+    pub(super) under_way: UnderWay,
+    pub(super) store: FrameStore,
+    pub(super) metas: Box<Metas>,
+    pub(super) room: Room,
+    pub(super) departures: Departures,
+    pub(super) notes: Notes,
+}
+
+impl Worker {
+    /// Everything a worker needs is allocated here; pages of the large tables are touched when they
+    /// are used.
+    pub fn new(shared: Arc<Shared>, handle: Arc<Handle>, poll: bool) -> Worker {
+        let snapshot = shared.snapshot.load_full();
+        let room = Room::new(&shared.sessions.timeouts);
+        Worker {
+            shared,
+            handle,
+            poll,
+            snapshot,
+            polled: Vec::with_capacity(MAX_SLOTS as usize),
+            is_polled: vec![false; MAX_SLOTS as usize],
+            timed: Vec::with_capacity(MAX_SLOTS as usize),
+            orders: Vec::new(),
+            events: Vec::with_capacity(256),
+            now: 0,
+            patience: cpu::tsc_hz() / 1_000_000 * EMPTY_US,
+            fair: Fair::new(),
+            bill: Bill::new(),
+            calls: Vec::with_capacity(CALLS),
+            later: Later::new(),
+            under_way: UnderWay::new(),
+            store: FrameStore::default(),
+            metas: Box::new([Meta::NEW; BATCH]),
+            room,
+            departures: Departures::default(),
+            notes: Notes::default(),
+        }
+    }
+
+    /// For tests and fixed-work measurements: no batch is cut because it takes long, as all do
+    /// under a simulator of processors.
+    pub fn without_prices(shared: Arc<Shared>, handle: Arc<Handle>) -> Worker {
+        Worker { fair: Fair::blind(), ..Worker::new(shared, handle, false) }
+    }
+
+    /// Ends that.
+    pub fn heed_prices(&mut self) {
+        self.fair = Fair::new();
+    }
+
+    /// Works until the switch stops.
+    pub fn run(&mut self) {
+        let ticks = |us: u64| cpu::tsc_hz() / 1_000_000 * us;
+        let (events_every, timer_every) = (ticks(EVENTS_EVERY_US), ticks(TIMER_US));
+        let mut last_events = cpu::tsc();
+        let mut last_timer = last_events;
+        let mut now = last_events;
+        self.handle.running.store(true, Ordering::Release);
+        // Whoever publishes from now on waits for this worker, or was early enough for it to see
+        // the new epoch.
+        fence(Ordering::SeqCst);
+        while !self.shared.stop.load(Ordering::Relaxed) {
+            self.adopt();
+            if self.polled.is_empty() || now.wrapping_sub(last_events) > events_every {
+                self.wait(true);
+                now = cpu::tsc();
+                last_events = now;
+            }
+            if !self.timed.is_empty() && now.wrapping_sub(last_timer) > timer_every {
+                for at in 0..self.timed.len() {
+                    if let Some(place) = self.timed.get(at).copied() {
+                        self.add(place);
+                    }
+                }
+                last_timer = now;
+            }
+            self.now = now;
+            let moved = self.round();
+            if self.shared.tunnel.as_ref().is_some_and(|tunnel| tunnel.punt.wants_to_send()) {
+                self.send_own();
+            }
+            let end = cpu::tsc();
+            if moved {
+                bump(&self.handle.stats.busy_cycles, end.wrapping_sub(now));
+            } else {
+                bump(&self.handle.stats.idle_polls, 1);
+                // Every look takes the line that the guest is about to write: fewer looks, a faster
+                // guest.
+                for _ in 0..IDLE_PAUSES {
+                    std::hint::spin_loop();
+                }
+            }
+            now = end;
+        }
+        self.handle.running.store(false, Ordering::Release);
+    }
+
+    /// Takes the newest snapshot, if it is not the one in use. Between batches only.
+    pub(super) fn adopt(&mut self) {
+        let epoch = self.shared.epoch.load(Ordering::Acquire);
+        if epoch != self.handle.seen.load(Ordering::Relaxed) {
+            // The publisher keeps a reference to the old one until all workers have let go: nothing
+            // is freed here.
+            self.snapshot = self.shared.snapshot.load_full();
+            self.handle.seen.store(epoch, Ordering::Release);
+        }
+    }
+
+    /// Looks at kicks; sleeps until there is one if it may and nothing else is to do.
+    pub(super) fn wait(&mut self, may_sleep: bool) {
+        let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        let soon = rustix::event::Timespec { tv_sec: 0, tv_nsec: (TIMER_US * 1000) as _ };
+        let timeout =
+            match (!may_sleep || self.poll || !self.polled.is_empty(), self.timed.is_empty()) {
+                (true, _) => Some(&none),
+                (false, false) => Some(&soon),
+                (false, true) => None,
+            };
+        if timeout != Some(&none) {
+            bump(&self.handle.stats.sleeps, 1);
+        }
+        self.events.clear();
+        // The only error that is possible is an interruption by a signal: look again in the next
+        // round.
+        let _ = epoll::wait(
+            &self.handle.epoll,
+            rustix::buffer::spare_capacity(&mut self.events),
+            timeout,
+        );
+        let mut woken = false;
+        for at in 0..self.events.len() {
+            match self.events.get(at).map(|event| event.data.u64()) {
+                Some(WAKE) => woken = true,
+                Some(data) => self.add(unpack(data)),
+                None => {}
+            }
+        }
+        if woken {
+            self.obey();
+        }
+    }
+
+    /// Puts a ring into the poll set. Rings of vnics that are gone leave it at their next turn.
+    pub(super) fn add(&mut self, place: PortRef) {
+        if let Some(is_polled) = self.is_polled.get_mut(place.slot as usize)
+            && !*is_polled
+        {
+            *is_polled = true;
+            // One short of leaving: a kick without a frame costs one look.
+            let empty = EMPTY_POLLS - 1;
+            let polled = Polled {
+                place,
+                empty,
+                busy: 0,
+                likely: place.slot,
+                // It may have slept since the last look.
+                account: self.fair.open(place == UPLINK || place == LATER, cpu::tsc()),
+                flooded: 0,
+            };
+            self.polled.push(polled);
+        }
+    }
+
+    /// For tests and fixed-work measurements: looks at kicks and orders, then at every polled ring
+    /// once.
+    #[inline(never)]
+    pub fn turn(&mut self) -> bool {
+        self.adopt();
+        self.wait(false);
+        self.now = cpu::tsc();
+        let moved = self.round();
+        if self.shared.tunnel.as_ref().is_some_and(|tunnel| tunnel.punt.wants_to_send()) {
+            self.send_own();
+        }
+        moved
+    }
+
+    /// Looks at every polled ring once. Returns whether any frame was found.
+    #[inline(never)] // measurements find it by its name
+    pub(super) fn round(&mut self) -> bool {
+        self.bill.begin(self.now);
+        let pass = loop {
+            match self.pass() {
+                Pass::Waiting => self.forgive(),
+                pass => break pass,
+            }
+        };
+        if self.departures.pending {
+            self.uplink_again();
+        }
+        self.handle.stats.active.store(self.polled.len() as u64, Ordering::Relaxed);
+        pass == Pass::Moved
+    }
+
+    #[inline(always)]
+    fn pass(&mut self) -> Pass {
+        let mut moved = false;
+        let mut waiting = false;
+        let mut at = 0;
+        self.fair.begin();
+        while let Some(polled) = self.polled.get_mut(at) {
+            if polled.account.debt > 0 && !self.fair.is_due(&mut polled.account, at) {
+                waiting = true;
+                self.bill.looked();
+                at += 1;
+                continue;
+            }
+            self.bill.open(cpu::tsc);
+            let mut served = None;
+            let stays = match self.serve(at) {
+                Found::Frames(n) => {
+                    moved = true;
+                    served = Some(n);
+                    self.account(n);
+                    true
+                }
+                Found::Held => true,
+                Found::Empty => self.stays_though_empty(at),
+                Found::Gone => false,
+            };
+            if !self.calls.is_empty() {
+                self.interrupt();
+            }
+            if stays {
+                if let Some(frames) = served {
+                    self.charge(at, frames);
+                    // No batch is judged by what was taken back while others were served.
+                    self.adopt();
+                } else {
+                    self.bill.looked();
+                }
+                at += 1;
+            } else {
+                self.bill.looked();
+                let left = self.polled.swap_remove(at);
+                if let Some(is_polled) = self.is_polled.get_mut(left.place.slot as usize) {
+                    *is_polled = false;
+                }
+            }
+        }
+        match (moved, waiting) {
+            (true, _) => Pass::Moved,
+            (false, true) => Pass::Waiting,
+            (false, false) => Pass::Idle,
+        }
+    }
+
+    /// Interrupts guests; those for which this turn has no time left by a thread of their own.
+    #[inline(always)]
+    fn interrupt(&mut self) {
+        let mut left = self.fair.for_signals();
+        for call in self.calls.drain(..) {
+            if left > 0 {
+                left = left.saturating_sub(call.signal());
+            } else {
+                call.hand_over();
+            }
+        }
+        self.bill.signals(self.fair.for_signals() - left);
+    }
+
+    /// Ends a turn: its ring pays for what it cost.
+    #[inline(always)]
+    fn charge(&mut self, at: usize, frames: usize) {
+        let now = cpu::tsc();
+        let spent = self.bill.close(now);
+        if self.polled.get(at).is_some_and(|polled| self.fair.is_owed(&polled.account, spent.0)) {
+            self.owe(at, spent, frames, now);
+        }
+    }
+
+    #[cold]
+    fn owe(&mut self, at: usize, spent: (u64, u64), frames: usize, now: u64) {
+        let cost = self.bill.cost(spent, frames);
+        let longest = &self.handle.stats.longest;
+        if cost.cycles > longest.load(Ordering::Relaxed) {
+            longest.store(cost.cycles, Ordering::Relaxed);
+        }
+        let rings = self.polled.len();
+        match self.polled.get_mut(at) {
+            Some(polled) if rings == 1 => polled.account.settle(),
+            Some(polled) => self.fair.owe(&mut polled.account, cost, rings, now),
+            None => {}
+        }
+    }
+
+    #[cold]
+    fn forgive(&mut self) {
+        let debts = self.polled.iter().map(|polled| polled.account.debt);
+        let least = debts.filter(|debt| *debt > 0).min().unwrap_or(0);
+        self.fair.forgive(self.polled.iter_mut().map(|polled| &mut polled.account), least);
+    }
+
+    fn account(&self, n: usize) {
+        let stats = &self.handle.stats;
+        bump(&stats.packets, n as u64);
+        bump(&stats.batches, 1);
+        let class = n.saturating_sub(1).checked_ilog2().map_or(0, |log| log as usize + 1);
+        if let Some(size) = stats.sizes.get(class) {
+            bump(size, 1);
+        }
+    }
+
+    /// After 64 empty looks in a row the guest is asked to kick; if it did not add something
+    /// meanwhile, the ring leaves.
+    fn stays_though_empty(&mut self, at: usize) -> bool {
+        let Some(polled) = self.polled.get_mut(at) else { return false };
+        polled.empty = polled.empty.saturating_add(1);
+        if polled.empty < EMPTY_POLLS || self.now.wrapping_sub(polled.busy) < self.patience {
+            return true;
+        }
+        if polled.place == UPLINK {
+            return self.uplink_stays();
+        }
+        let Some(vnic) = self.snapshot.vnic(polled.place) else { return false };
+        let Some(mut ring) = vnic.shared.port.try_tx() else { return true };
+        let Some(ring) = ring.as_mut() else { return false };
+        if ring.arm() {
+            return false;
+        }
+        ring.disarm();
+        polled.empty = 0;
+        true
+    }
+
+    /// One batch of one ring.
+    #[inline(always)] // a part of the round
+    fn serve(&mut self, at: usize) -> Found {
+        let Some(polled) = self.polled.get_mut(at) else { return Found::Gone };
+        let size = polled.account.size;
+        let Some(sender) = self.snapshot.vnic(polled.place) else {
+            return match polled.place {
+                UPLINK => self.serve_uplink(at, size),
+                LATER => self.serve_later(size),
+                _ => Found::Gone,
+            };
+        };
+        let Some(mut guard) = sender.shared.port.try_tx() else { return Found::Held };
+        let Some(ring) = guard.as_mut() else { return Found::Gone };
+        let n = match ring.available() {
+            None => return Found::Gone,
+            Some(0) => return Found::Empty,
+            Some(n) => n.min(size),
+        };
+        if polled.empty != 0 {
+            if polled.empty >= EMPTY_POLLS - 1 {
+                ring.disarm(); // it may just have come back by its kick
+            }
+            polled.empty = 0;
+        }
+        polled.busy = self.now;
+        let Some(network) = self.snapshot.networks.get(sender.network) else { return Found::Gone };
+        ring.prefetch(n);
+        let likely =
+            self.snapshot.vnics.get(polled.likely).filter(|vnic| vnic.place != polled.place);
+        if let Some(mut rx) = likely.and_then(|vnic| vnic.shared.port.try_rx())
+            && let Some(rx) = rx.as_mut()
+        {
+            rx.prefetch(n);
+        }
+        let Gathered::Frames(frames) = ring.gather(&mut self.store, n, |n| {
+            if let Some(mut rx) = likely.and_then(|vnic| vnic.shared.port.try_rx())
+                && let Some(rx) = rx.as_mut()
+            {
+                rx.prepare(n);
+            }
+        }) else {
+            return Found::Empty;
+        };
+        let mut frames = frames;
+        let mut from = polled.flooded as usize;
+        if from > 0 {
+            (from, self.room.judged) = self.under_way.resume(polled.place, from, &mut frames);
+        }
+        let context =
+            self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
+        let budget = Budget::of(size);
+        context.budget.set(budget);
+        let batch = Batch::new(frames, &mut self.metas);
+        let walked = walk(
+            batch,
+            &context,
+            &mut self.room,
+            &mut self.departures,
+            &mut self.calls,
+            &mut self.later,
+            from,
+        );
+        self.bill.used(budget, context.budget.get());
+        if let Some(slot) = walked.likely {
+            polled.likely = slot;
+        }
+        if (polled.flooded | walked.flooded) > 0 {
+            polled.flooded = walked.flooded;
+            self.room.judged = None;
+            self.under_way.note(polled.place, &walked);
+        }
+        if ring.poisoned() {
+            ring.rest();
+        }
+        Found::Frames(walked.frames)
+    }
+}

@@ -1,0 +1,73 @@
+//! State shared by all threads of a switch.
+
+use std::{
+    cell::Cell,
+    sync::atomic::{AtomicBool, AtomicU64},
+};
+
+use arc_swap::ArcSwap;
+
+use crate::{
+    engine::{budget::Budget, clock::Clock, tap::Notes},
+    overlay::Tunnel,
+    session::{SessionConfig, Shares, Table},
+    stages::site::Context,
+    world::{
+        bindings::Bindings,
+        fdb::Fdb,
+        rules::Cells,
+        snapshot::{Network, Snapshot, Vnic},
+    },
+};
+
+/// What all threads of a switch share.
+pub(crate) struct Shared {
+    pub snapshot: ArcSwap<Snapshot>,
+    /// Counts publications of snapshots.
+    pub epoch: AtomicU64,
+    pub fdb: Fdb,
+    pub clock: Clock,
+    pub stop: AtomicBool,
+    pub table: Table,
+    /// Link-local addresses that machines made up.
+    pub bindings: Bindings,
+    pub cells: Cells,
+    pub shares: Shares,
+    pub sessions: SessionConfig,
+    /// The way to other hosts.
+    pub tunnel: Option<Tunnel>,
+}
+
+impl Shared {
+    /// What stages need, for frames of this sender.
+    #[inline(always)]
+    pub fn context<'a>(
+        &'a self,
+        snapshot: &'a Snapshot,
+        sender: &'a Vnic,
+        network: &'a Network,
+        worker: usize,
+        notes: &'a Notes,
+    ) -> Context<'a> {
+        Context {
+            snapshot,
+            fdb: &self.fdb,
+            sender,
+            network,
+            worker,
+            now: self.clock.now(),
+            clock: &self.clock,
+            table: &self.table,
+            cells: &self.cells,
+            bindings: &self.bindings,
+            timeouts: &self.sessions.timeouts,
+            tcp_pickup: self.sessions.tcp_pickup,
+            shares: &self.shares,
+            tunnel: self.tunnel.as_ref(),
+            watched: notes.begin(snapshot.selection.as_deref()),
+            notes,
+            budget: Cell::new(Budget::WHOLE),
+            floods: Cell::new(false),
+        }
+    }
+}

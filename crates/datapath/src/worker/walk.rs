@@ -1,0 +1,86 @@
+//! The way of a batch through all stages.
+
+use super::{later::Later, under_way};
+use crate::{
+    engine::{
+        batch::{Batch, Origin},
+        counters::Counter,
+    },
+    stages::{
+        antispoof::antispoof,
+        claims::claims,
+        deliver::{Calls, deliver},
+        filter::{Judged, Room, filter},
+        forward::forward,
+        headers::headers,
+        leave::Departures,
+        offload::offload,
+        site::Context,
+        turn::{Turn, fit},
+    },
+    world::snapshot::Vnic,
+};
+
+/// What became of a batch.
+pub(super) struct Walked {
+    /// Where most of the next frames will go.
+    pub likely: Option<u32>,
+    /// Frames that were taken; what did not fit the turn stays in its ring.
+    pub frames: usize,
+    /// Receivers that have a flood which is not done, what was decided of it, and by what its
+    /// bytes are known again.
+    pub flooded: u32,
+    pub judged: Option<Judged>,
+    pub print: Option<u64>,
+}
+
+/// All stages, in order. `from`: how many receivers have the first frame already, if it is a flood.
+#[inline(always)]
+pub(super) fn walk(
+    mut batch: Batch<'_>,
+    context: &Context<'_>,
+    room: &mut Room,
+    departures: &mut Departures,
+    calls: &mut Calls,
+    later: &mut Later,
+    from: usize,
+) -> Walked {
+    headers(&mut batch, context);
+    if batch.origin != Origin::Own {
+        antispoof(&mut batch, context);
+        if batch.unusual {
+            claims(&mut batch, context);
+        }
+    }
+    let segments = offload(&mut batch, context);
+    forward(&mut batch, context);
+    let turn = if segments || context.floods.get() || context.watched.is_some() {
+        fit(&mut batch, context, from)
+    } else {
+        Turn::WHOLE
+    };
+    if turn.later {
+        later.take(&mut batch, context);
+    }
+    let n = batch.frames.len();
+    let counts = batch.origin == Origin::Port;
+    let bytes = batch.frames.frames().iter().map(|frame| u64::from(frame.len)).sum();
+    filter(&mut batch, context, room);
+    let print = if turn.part { under_way::print(&mut batch.frames) } else { None };
+    let (likely, done) = deliver(batch, context, room, departures, calls, &turn);
+    if !done {
+        let judged = room.first_flood(context.snapshot.version);
+        return Walked { likely, frames: 0, flooded: turn.receivers.end as u32, judged, print };
+    }
+    if counts {
+        count_in(context.sender, context.worker, bytes, n);
+    }
+    Walked { likely, frames: n, flooded: 0, judged: None, print: None }
+}
+
+pub(crate) fn count_in(sender: &Vnic, worker: usize, bytes: u64, n: usize) {
+    if let Some(cells) = sender.shared.counters.of(worker) {
+        cells.add(Counter::InPackets, n as u64);
+        cells.add(Counter::InBytes, bytes);
+    }
+}

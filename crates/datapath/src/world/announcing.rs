@@ -1,0 +1,60 @@
+//! What is left to be said of a vnic that is announced.
+
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// Ticks of housekeeping, a tenth of a second each, from the first round on, and those that are
+/// left when there is another one.
+const TICKS: u32 = 16;
+const ROUNDS: [u32; 4] = [TICKS, TICKS - 2, TICKS - 7, 1];
+/// What is left to be said of one vnic: ticks until the last round, 0 if nothing is.
+#[derive(Default)]
+pub(crate) struct Announcing(AtomicU32);
+
+impl Announcing {
+    /// The vnic is to be announced, from the beginning if that is under way.
+    pub fn begin(&self) {
+        self.0.store(TICKS, Relaxed);
+    }
+
+    /// The round of the last tick was not taken: the next tick has it.
+    pub fn again(&self) {
+        self.0.fetch_add(1, Relaxed);
+    }
+
+    /// Lets a tick pass. Returns whether there is a round in it, which waits if there is no room.
+    pub fn tick(&self, room: bool) -> bool {
+        let left = self.0.load(Relaxed);
+        let due = ROUNDS.contains(&left);
+        if left > 0 && (room || !due) {
+            // Somebody may begin anew at this moment: then it does.
+            let _ = self.0.compare_exchange(left, left - 1, Relaxed, Relaxed);
+        }
+        due && room
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounds_come_and_end_and_wait_for_room() {
+        let announcing = Announcing::default();
+        assert!(!announcing.tick(true), "nothing is to be said");
+        announcing.begin();
+        assert!((0..5).all(|_| !announcing.tick(false)), "the first round waits");
+        let rounds: Vec<usize> = (0..100).filter(|_| announcing.tick(true)).collect();
+        assert_eq!(rounds, [0, 2, 7, 15]);
+        // A round that was not taken is due again, and so are those behind it.
+        announcing.begin();
+        assert!(announcing.tick(true));
+        announcing.again();
+        let rounds: Vec<usize> = (0..100).filter(|_| announcing.tick(true)).collect();
+        assert_eq!(rounds, [0, 2, 7, 15]);
+        // Whoever asks again and again is announced no more often than each tick.
+        announcing.begin();
+        assert!(announcing.tick(true));
+        announcing.begin();
+        assert!(announcing.tick(true));
+    }
+}

@@ -1,0 +1,242 @@
+//! Link-local addresses that machines made up: first come, first served (RFC 6620).
+//!
+//! A host need not make its link-local address of its MAC address (RFC 7217), and no operator
+//! declares it. So a filtered vnic has those that it was the first to probe for or to speak from.
+//! Who came before the daemon does not probe again: what is spoken from behind a port
+//! that no filter limits is noted as well, and no filtered vnic gets it. And what a filtered vnic
+//! takes is its own only when nobody defended it for a while: till then a machine behind such a
+//! port takes it back, and a router does so whenever it advertises.
+//!
+//! What a vnic has stands with the vnic, [`PLACES`] words; the table only leads from an address to
+//! the vnic, and an entry that the vnic's words do not bear out is as good as free. So nothing has
+//! to be cleaned up when vnics go, and no network can fill the table.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::atomic::{
+        AtomicU64,
+        Ordering::{AcqRel, Acquire, Relaxed},
+    },
+};
+
+use butterfly_vhost::units::{Units, UnitsError};
+
+use crate::{
+    engine::{mac::number, place::PortRef},
+    ip::Address,
+    world::bound::{FIRST, PLACES, at, identifier},
+    world::snapshot::{Snapshot, Vnic},
+};
+
+/// Seconds in which others may defend an address that was probed for, one more than detection takes
+/// by default (RFC 4862, 5.1), and seconds are not whole.
+const PROBED: u32 = 3;
+/// The same of one that is spoken from without a probe that its owner could hear: machines ask each
+/// other, and routers, more often.
+const SPOKEN: u32 = 600;
+/// 131,072 entries in 1 MiB, of which only what is used is ever touched.
+const BUCKETS: u32 = 1 << 14;
+
+/// Who says that an address is its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Voice {
+    /// Who is about to take it, and asked whoever has it.
+    Probing,
+    /// Who speaks from it, or for it.
+    Speaking,
+    /// A router that advertises itself.
+    Router,
+}
+
+/// Who has an address.
+pub(crate) struct Holder<'s> {
+    pub vnic: &'s Vnic,
+    way: usize,
+}
+
+impl Holder<'_> {
+    /// Whether it has it only until the speaker, or somebody behind that port, says that it is
+    /// theirs.
+    pub fn gives_way(&self, speaker: &Vnic, voice: Voice, now: u32) -> bool {
+        let about = at(&self.vnic.shared.bound.about, self.way);
+        match (self.vnic.rules.bypass, speaker.rules.bypass) {
+            (false, true) => voice == Voice::Router || u64::from(now) < about,
+            // The machine came here from there.
+            (true, false) => about == number(speaker.mac),
+            _ => false,
+        }
+    }
+}
+
+/// An entry: a vnic's place, which of its words, and a bit that tells it from a free one.
+const fn entry(place: PortRef, way: usize) -> u64 {
+    1 << 63
+        | (way as u64 & 31) << 56
+        | (place.slot as u64 & 0xff_ffff) << 32
+        | place.incarnation as u64
+}
+
+/// The table of all networks.
+pub(crate) struct Bindings {
+    units: Units,
+    /// Guests choose addresses, and tenants have several networks; what they cannot know is which
+    /// of them share a bucket.
+    key: RandomState,
+}
+
+impl Bindings {
+    pub fn new() -> Result<Bindings, UnitsError> {
+        Bindings::with_buckets(BUCKETS)
+    }
+
+    fn with_buckets(buckets: u32) -> Result<Bindings, UnitsError> {
+        Ok(Bindings { units: Units::anonymous(buckets as usize)?, key: RandomState::new() })
+    }
+
+    fn bucket(&self, vni: u32, identifier: u64) -> usize {
+        // Keyed (SipHash), and of both words: with a sum of them, one network's addresses would
+        // collide with those of another.
+        self.key.hash_one((vni, identifier)) as usize % self.units.len().max(1)
+    }
+
+    fn words(&self, bucket: usize) -> &[AtomicU64] {
+        self.units.get(bucket).map_or(&[], |unit| &unit.0)
+    }
+
+    /// Who an entry leads to, and the identifier, if there still is something.
+    fn read(entry: u64, snapshot: &Snapshot) -> Option<(Holder<'_>, u64)> {
+        let place = PortRef { slot: (entry >> 32) as u32 & 0xff_ffff, incarnation: entry as u32 };
+        let vnic = snapshot.vnic(place).filter(|_| entry != 0)?;
+        let way = (entry >> 56) as usize & 31;
+        let identifier = at(&vnic.shared.bound.identifiers, way);
+        (identifier != 0).then_some((Holder { vnic, way }, identifier))
+    }
+
+    /// The vnic or trunk of a network that was the first with this address.
+    pub fn holder<'s>(
+        &self,
+        address: Address,
+        vni: u32,
+        snapshot: &'s Snapshot,
+    ) -> Option<Holder<'s>> {
+        let wanted = identifier(address)?;
+        let mut found = self
+            .words(self.bucket(vni, wanted))
+            .iter()
+            .filter_map(|word| Bindings::read(word.load(Acquire), snapshot));
+        found
+            .find(|(holder, identifier)| holder.vnic.vni == vni && *identifier == wanted)
+            .map(|(holder, _)| holder)
+    }
+
+    /// Gives an address to a vnic, or to the trunk, as somebody behind it with the MAC address
+    /// `source` says that it is theirs: if nobody of its network has it, or who has it gives
+    /// way. To be called by the worker that serves the vnic.
+    pub fn bind(
+        &self,
+        address: Address,
+        vnic: &Vnic,
+        source: u64,
+        voice: Voice,
+        now: u32,
+        snapshot: &Snapshot,
+    ) {
+        let Some(wanted) = identifier(address) else { return };
+        let (bound, filtered) = (&vnic.shared.bound, !vnic.rules.bypass);
+        let router = filtered || voice == Voice::Router;
+        let about = match voice {
+            _ if !filtered => source,
+            Voice::Probing => u64::from(now.saturating_add(PROBED)),
+            _ => u64::from(now.saturating_add(SPOKEN)),
+        };
+        if let Some(way) = bound.way(wanted) {
+            let Some(word) = bound.about.get(way) else { return };
+            if filtered {
+                // Who defends it was asked by now.
+                word.fetch_min(about, Relaxed);
+                return;
+            }
+            if !router || FIRST.contains(&way) {
+                word.store(about, Relaxed);
+                return;
+            }
+            bound.lose(way, wanted);
+        } else if let Some(holder) = self.holder(address, vnic.vni, snapshot) {
+            // What its own machine said came back by a loop, or from another host.
+            if source == number(holder.vnic.mac) && !filtered || !holder.gives_way(vnic, voice, now)
+            {
+                return;
+            }
+            holder.vnic.shared.bound.lose(holder.way, wanted);
+        }
+        let Some(way) = bound.put(wanted, about, router) else { return };
+        // Another worker may have been faster with the same address for another vnic: the first
+        // entry counts.
+        let is_ours = |holder: Holder<'_>| holder.vnic.place == vnic.place;
+        if !self.enter(wanted, vnic, way, snapshot)
+            || !self.holder(address, vnic.vni, snapshot).is_some_and(is_ours)
+        {
+            bound.lose(way, wanted);
+        }
+    }
+
+    /// Enters what a vnic has, for a table of its own.
+    pub fn adopt(&self, vnic: &Vnic, snapshot: &Snapshot) {
+        for way in 0..PLACES {
+            let identifier = at(&vnic.shared.bound.identifiers, way);
+            if identifier != 0 {
+                self.enter(identifier, vnic, way, snapshot);
+            }
+        }
+    }
+
+    /// Puts an entry into a free place of its bucket. Returns whether there was one.
+    fn enter(&self, identifier: u64, vnic: &Vnic, way: usize, snapshot: &Snapshot) -> bool {
+        let bucket = self.bucket(vnic.vni, identifier);
+        let new = entry(vnic.place, way);
+        self.words(bucket).iter().any(|word| {
+            let old = word.load(Acquire);
+            // Of a vnic that is gone, or that has another address there by now.
+            let is_free = old == new
+                || Bindings::read(old, snapshot).is_none_or(|(holder, identifier)| {
+                    self.bucket(holder.vnic.vni, identifier) != bucket
+                });
+            is_free && word.compare_exchange(old, new, AcqRel, Relaxed).is_ok()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_can_be_made_up() {
+        let of = |text: &str| identifier(text.parse::<std::net::Ipv6Addr>().unwrap().to_bits());
+        assert_eq!(of("fe80::1:2:3:4"), Some(0x0001_0002_0003_0004));
+        for other in [
+            "fe80::",
+            "fe80::ff:fe00:a",
+            "fe80:0:0:1::1",
+            "febf::1",
+            "2001:db8::1",
+            "::1",
+            "ff02::1",
+            "::ffff:10.0.0.1",
+        ] {
+            assert_eq!(of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn entries_are_of_their_vnic_and_way() {
+        let place = PortRef { slot: 0xf_fffe, incarnation: 7 };
+        let all: std::collections::BTreeSet<u64> =
+            (0..PLACES).map(|way| entry(place, way)).collect();
+        assert_eq!(all.len(), PLACES);
+        assert!(
+            all.iter()
+                .all(|entry| (entry >> 32) as u32 & 0xff_ffff == place.slot && *entry as u32 == 7)
+        );
+    }
+}

@@ -1,0 +1,454 @@
+//! Memory of a vnic's DHCP: exchanges of its client, servers that it knows, requests that it may
+//! answer. Bounded, and the vnic's own, so nobody else fills it.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::{
+        OnceLock,
+        atomic::{
+            AtomicU32, AtomicU64,
+            Ordering::{Acquire, Relaxed, Release},
+        },
+    },
+};
+
+use crate::{
+    engine::{mac::number, pace::Pace},
+    ip::{Address, dhcp::Message},
+};
+
+/// Exchanges of a client that are open at a time: of a boot program, of the system that it starts,
+/// and of one program more each.
+pub(crate) const EXCHANGES: usize = 4;
+/// Requests of one family that a client may send without a rule, at once and per second.
+pub(crate) const REQUESTS: u32 = 8;
+pub(crate) const REQUESTS_PER_SECOND: u32 = 4;
+/// Answers to one request: several servers, and those of boot servers.
+pub(crate) const ANSWERS: u32 = 8;
+/// Servers that a client knows: the one that gave its lease, and others that offered one.
+pub(crate) const SERVERS: usize = 4;
+/// Clients that a server may answer, in sets of a few.
+pub(crate) const CLIENTS: usize = 1024;
+pub(crate) const WAYS: usize = 4;
+
+/// What is remembered of a vnic's DHCP.
+#[derive(Default)]
+pub(crate) struct DhcpState {
+    pub v4: Family,
+    pub v6: Family,
+    /// Addresses of IPv4 servers, 0 if there is none: who gave a lease last, then who offered one.
+    pub servers: [AtomicU32; SERVERS],
+    /// How many servers were noted for an offer.
+    pub offers: AtomicU32,
+    /// Second of the last request to a server that no answer had named; 0 if there was none.
+    pub unknown: AtomicU32,
+    /// Requests that rules let out.
+    pub ruled: Pace,
+    /// Requests into servers of one that no filter limits: of a vnic that bypasses them, or of all
+    /// other hosts.
+    pub unfiltered: Pace,
+    /// Who may be answered, if a rule makes the vnic a server.
+    pub clients: OnceLock<Clients>,
+}
+
+/// A client's requests of one family. The worker that owns the vnic's transmit ring opens exchanges
+/// and takes tokens; whoever delivers an answer counts it.
+#[derive(Default)]
+pub(crate) struct Family {
+    pub exchanges: [Exchange; EXCHANGES],
+    pub pace: Pace,
+}
+
+#[derive(Default)]
+pub(crate) struct Exchange {
+    /// Transaction (high half) and second of its last request; 0 if there is none.
+    pub asked: AtomicU64,
+    /// Answers since.
+    pub answers: AtomicU32,
+}
+
+impl Family {
+    pub fn tokens(&self, now: u32) -> u32 {
+        self.pace.left(now, REQUESTS, REQUESTS_PER_SECOND)
+    }
+
+    /// A request left: its exchange is open, in the place of the oldest if need be. Returns whether
+    /// there was a token for it.
+    pub fn open(&self, transaction: u32, now: u32) -> bool {
+        if !self.pace.take(now, REQUESTS, REQUESTS_PER_SECOND) {
+            return false;
+        }
+        let age = |exchange: &&Exchange| match exchange.asked.load(Relaxed) {
+            0 => u32::MAX,
+            word => now.wrapping_sub(word as u32),
+        };
+        let same = |exchange: &&Exchange| {
+            (exchange.asked.load(Relaxed) >> 32) as u32 == transaction && age(exchange) != u32::MAX
+        };
+        let place =
+            self.exchanges.iter().find(same).or_else(|| self.exchanges.iter().max_by_key(age));
+        if let Some(place) = place {
+            place.answers.store(0, Relaxed);
+            place.asked.store(u64::from(transaction) << 32 | u64::from(now), Relaxed);
+        }
+        true
+    }
+
+    /// The open exchange that an answer is of, if it may have one more.
+    pub fn exchange(&self, transaction: u32, now: u32, timeout: u32) -> Option<&Exchange> {
+        self.exchanges.iter().find(|exchange| {
+            let word = exchange.asked.load(Relaxed);
+            let open = word != 0 && now.wrapping_sub(word as u32) <= timeout;
+            open && (word >> 32) as u32 == transaction && exchange.answers.load(Relaxed) < ANSWERS
+        })
+    }
+
+    pub fn copy(&self) -> Family {
+        let copy = |exchange: &Exchange| Exchange {
+            asked: same(&exchange.asked),
+            answers: same32(&exchange.answers),
+        };
+        let [a, b, c, d] = &self.exchanges;
+        Family { exchanges: [copy(a), copy(b), copy(c), copy(d)], pace: self.pace.copy() }
+    }
+}
+
+fn same(word: &AtomicU64) -> AtomicU64 {
+    AtomicU64::new(word.load(Relaxed))
+}
+
+fn same32(word: &AtomicU32) -> AtomicU32 {
+    AtomicU32::new(word.load(Relaxed))
+}
+
+impl DhcpState {
+    pub fn family(&self, v6: bool) -> &Family {
+        if v6 { &self.v6 } else { &self.v4 }
+    }
+
+    /// Makes room for the clients of a server. Not for the packet path.
+    pub fn serve(&self) {
+        self.clients.get_or_init(Clients::default);
+    }
+
+    /// The same, apart, for an explanation.
+    pub fn copy(&self) -> DhcpState {
+        let clients = OnceLock::new();
+        if let Some(own) = self.clients.get() {
+            let copied = |request: &Request| Request {
+                word: same(&request.word),
+                admitted: same(&request.admitted),
+            };
+            let _ = clients.set(Clients {
+                requests: own.requests.iter().map(copied).collect(),
+                key: own.key.clone(),
+            });
+        }
+        let [a, b, c, d] = &self.servers;
+        DhcpState {
+            v4: self.v4.copy(),
+            v6: self.v6.copy(),
+            servers: [same32(a), same32(b), same32(c), same32(d)],
+            offers: same32(&self.offers),
+            unknown: same32(&self.unknown),
+            ruled: self.ruled.copy(),
+            unfiltered: self.unfiltered.copy(),
+            clients,
+        }
+    }
+
+    pub fn knows(&self, server: u32) -> bool {
+        server != 0 && self.servers.iter().any(|known| known.load(Relaxed) == server)
+    }
+
+    pub fn knows_none(&self) -> bool {
+        self.servers.iter().all(|known| known.load(Relaxed) == 0)
+    }
+
+    /// Notes the server of an answer: its lease is renewed there, maybe days later.
+    pub fn learn(&self, message: &Message) {
+        let Message { server, given, .. } = *message;
+        if server == 0 {
+            return;
+        }
+        if given {
+            if let Some(place) = self.servers.first() {
+                place.store(server, Relaxed);
+            }
+        } else if !self.knows(server) {
+            let at = 1 + self.offers.fetch_add(1, Relaxed) as usize % (SERVERS - 1);
+            if let Some(place) = self.servers.get(at) {
+                place.store(server, Relaxed);
+            }
+        }
+    }
+}
+
+/// Requests that a server got by a rule. The hash has a secret key: nobody can choose requests that
+/// take another one's place.
+pub(crate) struct Clients {
+    pub requests: Box<[Request]>,
+    pub key: RandomState,
+}
+
+#[derive(Default)]
+pub(crate) struct Request {
+    /// A part of the request's hash (28 bits), the answers to it (4), and the second.
+    pub word: AtomicU64,
+    /// By which version of the policy it came in, and the cell of the rule: without that it has no
+    /// answers.
+    pub admitted: AtomicU64,
+}
+
+impl Default for Clients {
+    fn default() -> Self {
+        Clients {
+            requests: (0..CLIENTS).map(|_| Request::default()).collect(),
+            key: RandomState::new(),
+        }
+    }
+}
+
+pub(crate) const ONE_ANSWER: u64 = 1 << 32;
+
+impl Clients {
+    /// Tells a client's request apart: by its transaction, and its MAC address or (DHCPv6) the
+    /// link-local one that it asks from.
+    pub fn hash(&self, message: &Message, client: Address) -> u64 {
+        self.key.hash_one((client, number(message.mac), message.transaction))
+    }
+
+    pub fn set(&self, hash: u64) -> &[Request] {
+        let at = hash as usize % (CLIENTS / WAYS) * WAYS;
+        self.requests.get(at..at + WAYS).unwrap_or_default()
+    }
+
+    pub fn tag(word: u64) -> u64 {
+        word >> 36
+    }
+
+    pub fn answers(word: u64) -> u32 {
+        (word >> 32) as u32 & 0xf
+    }
+
+    /// A request came in, by the rule of this cell as of this version: in the place of the set's
+    /// oldest if need be.
+    pub fn asked(&self, hash: u64, now: u32, (version, cell): (u32, u32)) {
+        let set = self.set(hash);
+        let word = |place: &Request| place.word.load(Relaxed);
+        let age = |place: &&Request| match word(place) {
+            0 => u32::MAX,
+            word => now.wrapping_sub(word as u32),
+        };
+        let known =
+            set.iter().find(|place| word(place) != 0 && Self::tag(word(place)) == Self::tag(hash));
+        if let Some(place) = known.or_else(|| set.iter().max_by_key(age)) {
+            place.admitted.store(u64::from(version) << 32 | u64::from(cell), Relaxed);
+            place.word.store(Self::tag(hash) << 36 | u64::from(now), Release);
+        }
+    }
+
+    /// The request that an answer is to, if it may have one more and what admitted it still
+    /// `holds`, a version and a cell.
+    pub fn request(
+        &self,
+        hash: u64,
+        now: u32,
+        timeout: u32,
+        holds: impl Fn(u32, u32) -> bool,
+    ) -> Option<&AtomicU64> {
+        let may_have_more = |place: &&Request| {
+            let word = place.word.load(Acquire);
+            let open = word != 0 && now.wrapping_sub(word as u32) <= timeout;
+            let admitted = place.admitted.load(Relaxed);
+            open && Self::tag(word) == Self::tag(hash)
+                && Self::answers(word) < ANSWERS
+                && holds((admitted >> 32) as u32, admitted as u32)
+        };
+        self.set(hash).iter().find(may_have_more).map(|place| &place.word)
+    }
+}
+
+/// One more answer to a request. It stays a request of the same second, whatever another worker
+/// does meanwhile.
+pub(crate) fn count(request: Option<&AtomicU64>) {
+    if let Some(request) = request {
+        let _ = request.fetch_update(Relaxed, Relaxed, |word| {
+            (word != 0 && Clients::answers(word) < ANSWERS).then(|| word + ONE_ANSWER)
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use butterfly_packet::Mac;
+
+    /// The version and the cell by which requests come in.
+    const RULE: (u32, u32) = (7, 3);
+
+    fn holds(version: u32, cell: u32) -> bool {
+        (version, cell) == RULE
+    }
+
+    fn message(transaction: u32) -> Message {
+        Message {
+            transaction,
+            mac: Mac([2, 0, 0, 0, 0, 1]),
+            leases: [0, 0],
+            server: 0,
+            given: false,
+        }
+    }
+
+    #[test]
+    fn a_client_asks_a_few_times_per_second() {
+        let family = Family::default();
+        assert_eq!((0..20).filter(|_| family.open(1, 100)).count(), 8);
+        assert_eq!((0..20).filter(|_| family.open(1, 101)).count(), 4);
+        assert_eq!((0..20).filter(|_| family.open(1, 1000)).count(), 8);
+    }
+
+    #[test]
+    fn exchanges_are_kept_for_the_last_four() {
+        let family = Family::default();
+        for transaction in 1..=4 {
+            assert!(family.open(transaction, 100 + transaction));
+        }
+        family.open(1, 106); // repeated
+        family.open(0, 107); // a transaction like any other, in the place of the oldest
+        let open = |now| {
+            (0..=5)
+                .filter(|transaction| family.exchange(*transaction, now, 60).is_some())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!((open(107), open(165)), (vec![0, 1, 3, 4], vec![0, 1]));
+        assert_eq!((open(166), open(167), open(168)), (vec![0, 1], vec![0], vec![]));
+    }
+
+    #[test]
+    fn an_answer_too_many() {
+        let family = Family::default();
+        family.open(7, 100);
+        let answers = |family: &Family| {
+            (0..20)
+                .map_while(|_| family.exchange(7, 101, 60))
+                .inspect(|open| _ = open.answers.fetch_add(1, Relaxed))
+                .count()
+        };
+        assert_eq!((answers(&family), answers(&family)), (8, 0));
+        family.open(7, 101);
+        assert_eq!(answers(&family), 8);
+    }
+
+    #[test]
+    fn who_gave_a_lease_is_not_forgotten_for_offers() {
+        let state = DhcpState::default();
+        assert!(state.knows_none());
+        state.learn(&Message { server: 1, given: true, ..message(1) });
+        (10..99).for_each(|server| state.learn(&Message { server, ..message(1) }));
+        assert!(
+            state.knows(1)
+                && state.knows(98)
+                && !state.knows(10)
+                && !state.knows(0)
+                && !state.knows_none()
+        );
+        state.learn(&Message { server: 2, given: true, ..message(1) });
+        assert!(state.knows(2) && !state.knows(1));
+    }
+
+    #[test]
+    fn a_server_answers_whom_it_was_asked_by() {
+        let clients = Clients::default();
+        let of = |n: u32| clients.hash(&message(n), 0);
+        clients.asked(of(1), 100, RULE);
+        assert!(
+            clients.request(of(1), 160, 60, holds).is_some()
+                && clients.request(of(1), 161, 60, holds).is_none()
+        );
+        assert!(clients.request(of(2), 100, 60, holds).is_none());
+        assert!(clients.request(of(1), 100, 60, |_, _| false).is_none());
+        assert_eq!(
+            (0..20)
+                .map_while(|_| clients.request(of(1), 100, 60, holds))
+                .inspect(|request| count(Some(request)))
+                .count(),
+            8
+        );
+        clients.asked(of(1), 101, RULE);
+        assert!(clients.request(of(1), 101, 60, holds).is_some());
+        // Full: the newest of each set are there.
+        (1000..9000).for_each(|n| clients.asked(of(n), 100 + n, RULE));
+        let known = |range: std::ops::Range<u32>| {
+            range.filter(|n| clients.request(of(*n), 9100, 100_000, holds).is_some()).count()
+        };
+        assert_eq!(known(1000..9000), CLIENTS);
+        assert!(known(8400..9000) > 540, "{}", known(8400..9000));
+    }
+
+    /// Requests that take the places of one server's set are anywhere in another's: who does not
+    /// know the key chooses none.
+    #[test]
+    fn no_request_pushes_out_a_chosen_one() {
+        let (one, other) = (Clients::default(), Clients::default());
+        let set =
+            |clients: &Clients, n: u32| clients.hash(&message(n), 0) as usize % (CLIENTS / WAYS);
+        let beside: Vec<u32> =
+            (2..1_000_000).filter(|n| set(&one, *n) == set(&one, 1)).take(4 * WAYS).collect();
+        assert_eq!(beside.len(), 4 * WAYS);
+        assert!(beside.iter().filter(|n| set(&other, **n) == set(&other, 1)).count() < WAYS);
+    }
+
+    /// Three that offered one are kept, and only another one takes the place of the oldest.
+    #[test]
+    fn the_last_three_who_offered_are_known() {
+        let state = DhcpState::default();
+        let offer = |server| state.learn(&Message { server, ..message(1) });
+        let known = || (0..=20).filter(|server| state.knows(*server)).collect::<Vec<_>>();
+        offer(0);
+        assert!(state.knows_none());
+        offer(10);
+        assert!(!state.knows_none());
+        offer(11);
+        offer(12);
+        state.learn(&Message { server: 1, given: true, ..message(1) });
+        assert_eq!(known(), [1, 10, 11, 12]);
+        offer(13);
+        assert_eq!(known(), [1, 11, 12, 13]);
+        (0..9).for_each(|_| offer(12));
+        offer(1);
+        assert_eq!(known(), [1, 11, 12, 13]);
+        assert_eq!(
+            (0..=20).filter(|server| state.copy().knows(*server)).collect::<Vec<_>>(),
+            known()
+        );
+    }
+
+    /// In one set: whoever asked is found by the whole of its hash, and the oldest of five goes.
+    #[test]
+    fn a_set_keeps_the_newest() {
+        let clients = Clients::default();
+        // One set, other tags: above the lowest 36 bits.
+        let of = |n: u64| n << 36 | 5;
+        for n in 1..=5 {
+            clients.asked(of(n), 100 + n as u32, RULE);
+        }
+        let known = || {
+            (0..=6)
+                .filter(|n| clients.request(of(*n), 110, 60, holds).is_some())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(known(), [2, 3, 4, 5]);
+        clients.asked(of(2), 106, RULE);
+        clients.asked(of(6), 107, RULE);
+        assert_eq!(known(), [2, 4, 5, 6]);
+        // Another set has its own.
+        clients.asked(of(1) + 1, 107, RULE);
+        assert_eq!(
+            (known(), clients.request(of(1) + 1, 110, 60, holds).is_some()),
+            (vec![2, 4, 5, 6], true)
+        );
+        assert!(clients.request(of(4) + 1, 110, 60, holds).is_none());
+    }
+}

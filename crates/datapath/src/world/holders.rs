@@ -1,0 +1,108 @@
+//! Who has which address in a network, as declared.
+
+use std::sync::Arc;
+
+use crate::{
+    engine::slab::Slab,
+    ip::{Address, discovery::link_local},
+    world::snapshot::{Snapshot, Vnic},
+};
+
+/// The vnics of this host that have an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Holding {
+    /// Their slots, ascending.
+    pub slots: Arc<[u32]>,
+    /// One of them is filtered: nobody else may have it.
+    filtered: bool,
+    /// Vnics of other hosts have it, too.
+    shared: bool,
+}
+
+impl Holding {
+    fn new(slots: Vec<u32>, vnics: &Slab<Vnic>) -> Holding {
+        let filtered: Vec<&Arc<Vnic>> = slots
+            .iter()
+            .filter_map(|slot| vnics.get(*slot))
+            .filter(|vnic| !vnic.rules.bypass)
+            .collect();
+        let shared = filtered.iter().any(|vnic| vnic.rules.shared_ip);
+        Holding { filtered: !filtered.is_empty(), shared, slots: slots.into() }
+    }
+
+    /// Whether this vnic, or the trunk, may not have the address.
+    pub fn excludes(&self, vnic: &Vnic, snapshot: &Snapshot) -> bool {
+        let others = self.filtered && self.slots.binary_search(&vnic.place.slot).is_err();
+        others && !(vnic.trunk && (self.shared || self.is_elsewhere(snapshot)))
+    }
+
+    /// Whether those who have it here are not here yet, or left for another host. Of so many that
+    /// nobody wants to look at them all, no.
+    fn is_elsewhere(&self, snapshot: &Snapshot) -> bool {
+        const MOST: usize = 16;
+        let mut filtered = self
+            .slots
+            .iter()
+            .filter_map(|slot| snapshot.vnics.get(*slot))
+            .filter(|vnic| !vnic.rules.bypass);
+        self.slots.len() <= MOST && !filtered.any(|vnic| snapshot.keeps_addresses(vnic))
+    }
+
+    /// Whether it may exclude somebody whom `old` did not. (A vnic that has the address no more is
+    /// told apart by itself.)
+    fn is_tighter(&self, old: Option<&Holding>) -> bool {
+        self.filtered && old.is_none_or(|old| !old.filtered || old.shared && !self.shared)
+    }
+}
+
+/// The holders of all addresses of a network. A copy shares all that does not change, and a look-up
+/// takes the same time however many there are.
+#[derive(Clone, Default)]
+pub(crate) struct Holders(imbl::HashMap<Address, Holding>);
+
+impl Holders {
+    /// The vnics that have an address.
+    pub fn get(&self, address: Address) -> Option<&Holding> {
+        self.0.get(&address)
+    }
+
+    /// Notes what a vnic has now, which had or has these addresses and is in `vnics` as it will be.
+    /// Returns whether somebody is excluded who was not before.
+    pub fn change(
+        &mut self,
+        slot: u32,
+        of: impl Iterator<Item = Address>,
+        vnics: &Slab<Vnic>,
+    ) -> bool {
+        let now: Vec<Address> =
+            vnics.get(slot).map(|vnic| addresses(vnic).collect()).unwrap_or_default();
+        let mut tighter = false;
+        for address in of {
+            let old = self.0.get(&address);
+            let mut slots: Vec<u32> = old.map(|holding| holding.slots.to_vec()).unwrap_or_default();
+            match (slots.binary_search(&slot), now.contains(&address)) {
+                (Err(at), true) => slots.insert(at, slot),
+                (Ok(at), false) => drop(slots.remove(at)),
+                _ => {}
+            }
+            if slots.is_empty() {
+                self.0.remove(&address);
+                continue;
+            }
+            let new = Holding::new(slots, vnics);
+            tighter |= new.is_tighter(old);
+            self.0.insert(address, new);
+        }
+        tighter
+    }
+}
+
+/// The addresses that are a vnic's without asking: those declared, and if it is filtered the
+/// link-local one of its MAC address.
+pub(crate) fn addresses(vnic: &Vnic) -> impl Iterator<Item = Address> {
+    const NONE: [Address; 2] = [0, crate::ip::mapped(std::net::Ipv4Addr::UNSPECIFIED)];
+    let none = vnic.trunk || vnic.mirrors.is_some();
+    let declared = vnic.rules.own.iter().copied().filter(|address| !NONE.contains(address));
+    let local = (!vnic.rules.bypass).then(|| link_local(vnic.mac));
+    declared.chain(local).filter(move |_| !none)
+}

@@ -1,0 +1,14 @@
+//! World: what a worker may know. Vnics, networks, addresses, rules, and the snapshot of them.
+
+pub(crate) mod announcing;
+pub(crate) mod bindings;
+pub(crate) mod bound;
+pub(crate) mod claim;
+pub(crate) mod dhcp;
+pub(crate) mod fdb;
+pub(crate) mod holders;
+pub(crate) mod policy;
+pub(crate) mod presence;
+pub(crate) mod rules;
+pub(crate) mod snapshot;
+pub(crate) mod waiting;

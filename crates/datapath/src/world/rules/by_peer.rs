@@ -1,0 +1,124 @@
+//! Rules of one direction by their peers, and the compiled form of them. Control side only.
+
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+
+use butterfly_model::Cidr;
+
+use super::{
+    blocks::Blocks,
+    layers::{Side, number},
+    ports::{Allowed, Ports},
+};
+use crate::ip::{Address, is_v4};
+
+/// Whom a rule is about.
+#[derive(Clone, Copy)]
+pub(super) enum About {
+    Block(Address, Address),
+    /// The members of the group with this number.
+    Group(u32),
+}
+
+impl About {
+    pub fn block(cidr: &Cidr) -> About {
+        let first = number(cidr.network());
+        let bits = match cidr.network() {
+            IpAddr::V4(_) => 96 + u32::from(cidr.mask_size()),
+            IpAddr::V6(_) => u32::from(cidr.mask_size()),
+        };
+        About::Block(first, first | u128::MAX.checked_shr(bits).unwrap_or(0))
+    }
+}
+
+/// The rules with one peer.
+#[derive(Clone, Debug, Default)]
+struct Peer {
+    allowed: Vec<Allowed>,
+    ports: Ports,
+}
+
+/// What one group allows in one direction. What was compiled is kept: a change compiles what it
+/// changes.
+#[derive(Default)]
+pub(super) struct ByPeer {
+    blocks: BTreeMap<(Address, Address), Peer>,
+    groups: BTreeMap<u32, Peer>,
+    rules: usize,
+    side: Option<Arc<Side>>,
+}
+
+impl ByPeer {
+    /// How many rules.
+    pub fn rules(&self) -> usize {
+        self.rules
+    }
+
+    pub fn add(&mut self, about: About, allowed: Allowed) {
+        self.change(about, |rules| rules.push(allowed));
+    }
+
+    /// The rule with this cell.
+    pub fn remove(&mut self, about: About, cell: u32) {
+        self.change(about, |rules| rules.retain(|rule| rule.cell != cell));
+    }
+
+    fn change(&mut self, about: About, change: impl FnOnce(&mut Vec<Allowed>)) {
+        let peer = match about {
+            About::Block(first, last) => self.blocks.entry((first, last)).or_default(),
+            About::Group(group) => self.groups.entry(group).or_default(),
+        };
+        let before = peer.allowed.len();
+        change(&mut peer.allowed);
+        self.rules = self.rules + peer.allowed.len() - before;
+        peer.ports = Ports::new(&peer.allowed);
+        if peer.allowed.is_empty() {
+            match about {
+                About::Block(first, last) => self.blocks.remove(&(first, last)),
+                About::Group(group) => self.groups.remove(&group),
+            };
+        }
+        self.side = None;
+    }
+
+    /// Compiled, the same for all who ask until it changes.
+    pub fn side(&mut self) -> Arc<Side> {
+        let (blocks, groups) = (&self.blocks, &self.groups);
+        let compiled = self.side.get_or_insert_with(|| {
+            let blocks = blocks.iter().map(|(range, peer)| (*range, peer.ports.clone()));
+            Arc::new(compile(
+                blocks,
+                groups.iter().map(|(group, peer)| (*group, peer.ports.clone())),
+            ))
+        });
+        compiled.clone()
+    }
+
+    /// Compiled as one.
+    pub fn merged<'a>(all: impl Iterator<Item = &'a ByPeer>) -> Side {
+        let (mut blocks, mut groups) =
+            (BTreeMap::<_, Vec<Allowed>>::new(), BTreeMap::<_, Vec<Allowed>>::new());
+        for one in all {
+            one.blocks.iter().for_each(|(range, peer)| {
+                blocks.entry(*range).or_default().extend_from_slice(&peer.allowed)
+            });
+            one.groups.iter().for_each(|(group, peer)| {
+                groups.entry(*group).or_default().extend_from_slice(&peer.allowed)
+            });
+        }
+        let blocks = blocks.into_iter().map(|(range, rules)| (range, Ports::new(&rules)));
+        compile(blocks, groups.into_iter().map(|(group, rules)| (group, Ports::new(&rules))))
+    }
+}
+
+fn compile(
+    blocks: impl Iterator<Item = ((Address, Address), Ports)>,
+    groups: impl Iterator<Item = (u32, Ports)>,
+) -> Side {
+    let (mut v4, mut v6) = (Vec::new(), Vec::new());
+    for ((first, last), ports) in blocks {
+        // A block of IPv6 around all of IPv4's numbers does not mean those.
+        let family = if is_v4(first) && is_v4(last) { &mut v4 } else { &mut v6 };
+        family.push((first, last, ports));
+    }
+    Side { v4: Blocks::new(v4), v6: Blocks::new(v6), groups: groups.collect() }
+}

@@ -1,0 +1,279 @@
+//! What workers know: an immutable picture of vnics and networks, replaced as a whole, sharing what
+//! did not change.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv4Addr},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicU64},
+    },
+};
+
+use butterfly_packet::mac::Mac;
+use butterfly_vhost::port::Port;
+
+use crate::{
+    engine::{
+        counters::Counters,
+        numbers::Numbers,
+        pace::Pace,
+        place::{PeerRef, PortRef},
+        slab::Slab,
+        tap::Selection,
+    },
+    ip::Address,
+    session::VnicSessions,
+    world::{
+        announcing::Announcing,
+        bound::Bound,
+        claim::Claim,
+        dhcp::DhcpState,
+        holders::Holders,
+        policy::VnicPolicy,
+        presence::Presence,
+        rules::{Members, Policy, number as number_of_ip},
+    },
+};
+
+/// What a vnic may do, compiled.
+#[derive(Clone, Debug)]
+pub(crate) struct Rules {
+    /// No filter, no source checks.
+    pub bypass: bool,
+    /// Check ARP senders against `arp`.
+    pub ip_anti_spoof: bool,
+    /// It may send packets from addresses of other vnics: it passes them on.
+    pub forwards: bool,
+    /// Vnics of other hosts have its addresses, too.
+    pub shared_ip: bool,
+    /// It may say what routers say, if a rule names that.
+    pub router: bool,
+    /// The vnic's IPv4 addresses, sorted.
+    pub arp: Vec<Ipv4Addr>,
+    /// All its addresses, sorted.
+    pub own: Box<[Address]>,
+    /// The groups it is filtered by, by number, sorted.
+    pub groups: Arc<[u32]>,
+    /// What they allow.
+    pub policy: Arc<Policy>,
+}
+
+impl Rules {
+    pub fn new(declared: &VnicPolicy, (groups, policy): (Arc<[u32]>, Arc<Policy>)) -> Rules {
+        let VnicPolicy { bypass, ip_anti_spoof, forwards, shared_ip, router, ref ips, .. } =
+            *declared;
+        let mut arp: Vec<Ipv4Addr> = ips
+            .iter()
+            .filter_map(|ip| match ip {
+                IpAddr::V4(ip) => Some(*ip),
+                IpAddr::V6(_) => None,
+            })
+            .collect();
+        arp.sort_unstable();
+        arp.dedup();
+        let mut own: Vec<Address> = ips.iter().copied().map(number_of_ip).collect();
+        own.sort_unstable();
+        own.dedup();
+        Rules {
+            bypass,
+            ip_anti_spoof,
+            forwards,
+            shared_ip,
+            router,
+            arp,
+            own: own.into(),
+            groups,
+            policy,
+        }
+    }
+
+    /// Whether an address is the vnic's.
+    #[inline]
+    pub fn owns(&self, address: Address) -> bool {
+        self.own.binary_search(&address).is_ok()
+    }
+
+    /// Whether nothing changed but, maybe, what the groups allow.
+    pub fn declared_like(&self, other: &Rules) -> bool {
+        let flags = |rules: &Rules| {
+            [rules.bypass, rules.ip_anti_spoof, rules.forwards, rules.shared_ip, rules.router]
+        };
+        (flags(self), &self.own, &self.groups) == (flags(other), &other.own, &other.groups)
+    }
+
+    /// Whether something that `old` allowed may not be allowed any more, other than by a rule that
+    /// went.
+    pub fn takes_back(&self, old: &Rules) -> bool {
+        (old.bypass && !self.bypass)
+            || (old.forwards && !self.forwards)
+            || (old.router && !self.router)
+            || old.own.iter().any(|address| !self.owns(*address))
+            || old.groups.iter().any(|group| self.groups.binary_search(group).is_err())
+            || (old.policy.egress.is_none() && self.policy.egress.is_some())
+    }
+}
+
+/// What stays with a vnic when its rules change.
+pub(crate) struct Shared {
+    pub port: Arc<Port>,
+    pub counters: Counters,
+    /// Addresses learnt behind it.
+    pub learnt: AtomicU32,
+    /// Copies it may still cause by flooding, and when that was last topped up (ticks of the time
+    /// stamp counter).
+    pub flood_tokens: AtomicU64,
+    pub flood_filled: AtomicU64,
+    /// Sessions that it is an end of.
+    pub sessions: VnicSessions,
+    /// Second in which its guest attached; 0 if none did.
+    pub attached: AtomicU32,
+    pub presence: Presence,
+    /// Its machine has not run here yet, or left for another host: its addresses may be there.
+    pub elsewhere: AtomicBool,
+    /// Its machine is about to leave for another host.
+    pub leaving: AtomicBool,
+    /// Its link-local addresses besides that of its MAC address.
+    pub bound: Bound,
+    /// Its guest's driver uses both rings: the machine runs here, and nowhere else.
+    pub driving: AtomicBool,
+    pub announcing: Announcing,
+    /// Second (high half) and number of its frames that were answered "too big" in it.
+    pub answered: AtomicU64,
+    /// What its DHCP exchanges need to be remembered.
+    pub dhcp: DhcpState,
+    /// Messages of neighbour and listener discovery that it may send.
+    pub discovery: Pace,
+}
+
+/// A vnic as workers see it.
+pub(crate) struct Vnic {
+    pub id: Arc<str>,
+    pub place: PortRef,
+    pub mac: Mac,
+    /// When it was declared, among others: the first of several has their MAC address.
+    pub order: u64,
+    pub vni: u32,
+    /// Where its network stands in [`Snapshot::networks`].
+    pub network: u32,
+    /// It is none: it stands for what its network has on other hosts.
+    pub trunk: bool,
+    /// It is a mirror of the vnic with this id: it gets copies of that one's frames and nothing
+    /// else, and sends nothing.
+    pub mirrors: Option<Arc<str>>,
+    /// Version of the snapshot that it came with: what was decided before was about another vnic
+    /// in its place.
+    pub born: u32,
+    /// Version since which what it may do was not taken back by something else than a rule that
+    /// went.
+    pub since: u32,
+    pub rules: Rules,
+    pub shared: Arc<Shared>,
+}
+
+/// The vnics of a VNI on this host.
+#[derive(Clone)]
+pub(crate) struct Network {
+    /// Slots of its vnics but mirrors and those that wait, ascending.
+    pub members: Vec<u32>,
+    /// Slots of those that wait for their MAC address, which another one has, ascending.
+    pub waiting: Box<[u32]>,
+    /// Whether any of them is filtered.
+    pub filtered: bool,
+    /// Which of them owns an address.
+    pub macs: Numbers,
+    /// Who has which address.
+    pub holders: Holders,
+    /// What is on other hosts, if there is an uplink.
+    pub remote: Option<Remote>,
+    /// Addresses learnt in it.
+    pub learnt: Arc<AtomicU32>,
+    /// Sessions in it.
+    pub sessions: Arc<AtomicU32>,
+    /// Version of the snapshot that it came with: what was decided before was in another one of
+    /// this VNI.
+    pub born: u32,
+}
+
+/// The other hosts of a network.
+#[derive(Clone)]
+pub(crate) struct Remote {
+    /// Slot of the trunk.
+    pub slot: u32,
+    /// Who gets what is for several receivers, or for an unknown one; if nobody is named, the
+    /// network's group does.
+    pub peers: Arc<[PeerRef]>,
+}
+
+/// Everything.
+#[derive(Clone, Default)]
+pub(crate) struct Snapshot {
+    pub vnics: Slab<Vnic>,
+    pub networks: Slab<Network>,
+    /// Where a VNI stands in `networks`. For those who change the snapshot; workers go through
+    /// [`Vnic::network`].
+    pub by_vni: Arc<HashMap<u32, u32>>,
+    /// The same, for workers.
+    pub vnis: Arc<Numbers>,
+    /// Counts changes of what is allowed: what an older version decided may have to be decided
+    /// again.
+    pub version: u32,
+    /// Which groups an address is a member of.
+    pub members: Members,
+    /// Who watches, mirrors included; nobody, most of the time.
+    pub selection: Option<Arc<Selection>>,
+    /// Of a vnic that is being made anew.
+    pub kept: Option<Claim>,
+}
+
+impl Snapshot {
+    /// The vnic at a place, if it is still the same.
+    #[inline(always)]
+    pub fn vnic(&self, place: PortRef) -> Option<&Arc<Vnic>> {
+        self.vnics.get(place.slot).filter(|vnic| vnic.place.incarnation == place.incarnation)
+    }
+
+    /// What an address was learnt behind: a vnic, or a trunk, whose incarnation then is a peer.
+    pub fn behind(&self, place: PortRef) -> Option<&Arc<Vnic>> {
+        self.vnics
+            .get(place.slot)
+            .filter(|vnic| vnic.trunk || vnic.place.incarnation == place.incarnation)
+    }
+
+    /// The network of a VNI.
+    #[inline(always)]
+    pub fn network(&self, vni: u32) -> Option<&Arc<Network>> {
+        self.networks.get(self.vnis.get(vni.into())?)
+    }
+
+    /// The same, with its port to other hosts.
+    #[inline(always)]
+    pub fn trunk(&self, vni: u32) -> Option<(&Arc<Network>, &Arc<Vnic>)> {
+        let network = self.network(vni)?;
+        Some((network, self.vnics.get(network.remote.as_ref()?.slot)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::mac::number;
+
+    #[test]
+    fn every_owner_is_found_and_nobody_else() {
+        let mac = |n: u32| Mac([2, 0, 0, (n >> 16) as u8, (n >> 8) as u8, n as u8]);
+        for n in [0u32, 1, 2, 3, 100, 1000] {
+            let table = Numbers::new((0..n).map(|i| (number(mac(i * 7)), i)));
+            for i in 0..n {
+                assert_eq!(table.get(number(mac(i * 7))), Some(i));
+            }
+            assert_eq!(table.get(number(mac(n * 7 + 1))), None);
+        }
+        assert_eq!(Numbers::default().get(5), None);
+    }
+
+    #[test]
+    fn the_first_owner_has_it() {
+        assert_eq!(Numbers::new([(5, 7), (5, 8)].into_iter()).get(5), Some(7));
+    }
+}
