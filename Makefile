@@ -52,13 +52,15 @@ build: ## build target/release/butterflyd, butterfly and butterfly-bench
 test: setup build ## all checks and tests, 20 to 40 minutes on two cores (root)
 	@tests/run.sh $(TEST_PARTS)
 
-test-lint: setup ## formatting, clippy and rustdoc without warnings, shellcheck, imports that go down
+test-lint: setup ## formatting, clippy and rustdoc without warnings, licences and duplicates of dependencies, shellcheck, imports that go down
+	@tests/lib/setup.sh lint
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets $(LOCKED) -- -D warnings
 	RUSTDOCFLAGS='-D warnings -A rustdoc::private_intra_doc_links' $(CARGO) doc --quiet --workspace --no-deps --document-private-items $(LOCKED)
 	tests/lib/shellcheck.sh
 	tests/lib/named_tests.sh
 	tests/lib/imports.py
+	tests/lib/deny.sh
 
 test-unit: setup ## unit and property tests, packet walks, the driver against testpmd, session table in every order (root)
 	CARGO=$(CARGO) tests/unit.sh

@@ -1,12 +1,13 @@
 #!/bin/bash
 # long.sh [PART...]: what takes too long for `make test`. Each part runs for MINUTES (60), one after the other, all of them
-# even if one fails; prints a table and closes with "N passed, N failed". Needs root.
-#   ignored   tests that are marked "long": as long as they take
-#   tunnel    networks across hosts in all 28 combinations: as long as they take
-#   model     the switch against its model, on one host and on two, each for MINUTES
-#   attack    hostile guests, front ends and clients beside guests that must not notice
-#   fuzz      coverage-guided fuzzing, MINUTES shared by all targets
-#   soak      traffic, additions and removals
+# even if one fails; prints a table and closes with "N passed, N failed, N skipped". Needs root.
+#   advisories  vulnerabilities that became known in dependencies; skipped if their list cannot be fetched
+#   ignored     tests that are marked "long": as long as they take
+#   tunnel      networks across hosts in all 28 combinations: as long as they take
+#   model       the switch against its model, on one host and on two, each for MINUTES
+#   attack      hostile guests, front ends and clients beside guests that must not notice
+#   fuzz        coverage-guided fuzzing, MINUTES shared by all targets
+#   soak        traffic, additions and removals
 set -euo pipefail
 # shellcheck source=lib/common.sh
 . "$(dirname "$0")/lib/common.sh"
@@ -15,7 +16,7 @@ MINUTES=${MINUTES:-60}
 LOGS=$BUILD/test-long
 mkdir -p "$LOGS"
 parts=("$@")
-[ $# -gt 0 ] || parts=(ignored tunnel model attack fuzz soak)
+[ $# -gt 0 ] || parts=(advisories ignored tunnel model attack fuzz soak)
 targets=(rings control frames api)
 [ ! -d "$REPO/fuzz/corpus/zmtp" ] || targets+=(zmtp)
 
@@ -34,6 +35,10 @@ ignored() { # by name: others are ignored because they are parts of a test, or w
 }
 part() {
   case $1 in
+    advisories)
+      "$TESTS/lib/setup.sh" lint
+      "$TESTS/lib/deny.sh" advisories
+      ;;
     ignored) ignored ;;
     tunnel)
       make guest
@@ -49,7 +54,7 @@ part() {
 
 CARGO=${CARGO:-cargo}
 cd "$REPO"
-passed=0 failed=0 table=''
+passed=0 failed=0 skipped=0 table=''
 for name in "${parts[@]}"; do
   say "==== $name"
   begun=$SECONDS verdict=ok
@@ -60,6 +65,8 @@ for name in "${parts[@]}"; do
   set -e
   if [ "$status" -eq 0 ]; then
     passed=$((passed + 1))
+  elif [ "$status" -eq 77 ]; then
+    skipped=$((skipped + 1)) verdict="skipped: $(tail -1 "$LOGS/$name.log")"
   else
     failed=$((failed + 1)) verdict="FAILED; repeat with: tests/long.sh $name    log: $LOGS/$name.log"
   fi
@@ -68,5 +75,5 @@ for name in "${parts[@]}"; do
 done
 say
 say "$table"
-say "$passed passed, $failed failed"
+say "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]

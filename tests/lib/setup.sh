@@ -2,7 +2,8 @@
 # setup.sh: makes a fresh Debian 12 ready. Checks the Rust toolchain, installs missing Debian packages by name.
 #   setup.sh build   what `make build` needs
 #   setup.sh test    that, and what the tests, the demo and the measurements need
-#   setup.sh more    that, and what tests need that are no part of `make test`
+#   setup.sh lint    that, and cargo-deny, which is built from its source (a minute on two cores)
+#   setup.sh more    what test needs, and what tests need that are no part of `make test`
 # Quiet and quick when nothing is missing. Installing needs root.
 set -euo pipefail
 # shellcheck source=common.sh
@@ -21,12 +22,14 @@ MORE_PACKAGES=(
   systemd-container                                             # the package in a container
 )
 
+CARGO_DENY=0.20.2 # this version or a later one
+
 packages=("${BUILD_PACKAGES[@]}")
 case ${1:-} in
   build) ;;
-  test) packages+=("${TEST_PACKAGES[@]}") ;;
+  test | lint) packages+=("${TEST_PACKAGES[@]}") ;;
   more) packages+=("${TEST_PACKAGES[@]}" "${MORE_PACKAGES[@]}") ;;
-  *) die "say build, test or more" ;;
+  *) die "say build, test, lint or more" ;;
 esac
 
 # version_at_least HAVE WANT
@@ -42,6 +45,15 @@ check_rust() {
   [ "$1" = build ] && return
   cargo clippy --version >/dev/null 2>&1 || die "no clippy: rustup component add clippy"
   cargo fmt --version >/dev/null 2>&1 || die "no rustfmt: rustup component add rustfmt"
+}
+
+# Not optimised: it is built three times as quickly and checks in two seconds.
+check_deny() {
+  local have
+  have=$(cargo deny --version 2>/dev/null | awk '{ print $2 }') || true
+  [ -z "$have" ] || ! version_at_least "$have" "$CARGO_DENY" || return 0
+  say "building cargo-deny $CARGO_DENY"
+  cargo install --quiet --locked --debug --version "$CARGO_DENY" cargo-deny || die "cargo install cargo-deny failed"
 }
 
 check_packages() {
@@ -76,3 +88,4 @@ check_packages() {
 
 check_rust "$1"
 check_packages
+[ "$1" != lint ] || check_deny

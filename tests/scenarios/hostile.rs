@@ -548,7 +548,7 @@ fn memory_that_is_truncated() {
         // From here on this process must not touch that memory either.
         match what {
             Gone::Frames | Gone::AllAtOnce => {
-                drop(rustix::io::write(&*kick, &1u64.to_ne_bytes()).unwrap())
+                rustix::io::write(&*kick, &1u64.to_ne_bytes()).unwrap();
             }
             // The first one may still find a place on the last page of the rings.
             Gone::Buffers => (0..4).for_each(|number| drop(neighbours.send_villain(number))),
