@@ -11,10 +11,10 @@ use butterfly_datapath::{
     GroupChange, Mac, SessionConfig, TunnelConfig, VnicPolicy,
     harness::{Error, Host, LINUX},
 };
+use butterfly_mem::cpu;
 use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
 use butterfly_packet::build;
 use butterfly_vhost::{
-    cpu,
     driver::{
         guest::{GuestConfig, Shape},
         memory::{DEFAULT_GUEST_ADDR, MemoryConfig},

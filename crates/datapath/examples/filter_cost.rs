@@ -15,14 +15,12 @@ use butterfly_datapath::{
     GroupChange, Mac, SessionConfig, SessionFilter, VnicPolicy,
     harness::{Error, Host, LINUX},
 };
+use butterfly_mem::cpu;
 use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
 use butterfly_packet::build;
-use butterfly_vhost::{
-    cpu,
-    driver::{
-        guest::{GuestConfig, Shape},
-        memory::MemoryConfig,
-    },
+use butterfly_vhost::driver::{
+    guest::{GuestConfig, Shape},
+    memory::MemoryConfig,
 };
 
 const BATCH: usize = 64;

@@ -12,13 +12,13 @@ use butterfly_datapath::{
     GroupChange, Mac, SessionConfig, TunnelConfig, VnicPolicy,
     harness::{Error, Host, LINUX},
 };
+use butterfly_mem::cpu;
 use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
 use butterfly_packet::{
     build,
     tcp::{ACK, SYN},
 };
 use butterfly_vhost::{
-    cpu,
     driver::{
         guest::{GuestConfig, Shape},
         memory::MemoryConfig,

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use butterfly_vhost::cpu;
+use butterfly_mem::cpu;
 
 /// Tokens of one vnic. Only the worker that owns its transmit ring takes any; new ones are counted
 /// when none is left.

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use butterfly_vhost::cpu::since_boot;
+use butterfly_mem::cpu::since_boot;
 
 pub(crate) struct Clock {
     start: Duration,

@@ -8,8 +8,8 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use butterfly_mem::cpu;
 use butterfly_model::{GroupName, Rule};
-use butterfly_vhost::cpu;
 
 use crate::engine::tap::{
     TapPoint, TapRole, TapSink,

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use butterfly_vhost::cpu;
+use butterfly_mem::cpu;
 
 use crate::worker::Handle;
 

@@ -3,10 +3,10 @@
 //!
 //! Guests choose addresses and ports, so nothing weaker will do: with a hash whose words can make
 //! up for each other, a few flows fill the buckets of any other. It is made of AES rounds where the
-//! processor has them (`butterfly_vhost::cpu`), else it is SipHash-1-3 (Aumasson and Bernstein,
+//! processor has them (`butterfly_mem::cpu`), else it is SipHash-1-3 (Aumasson and Bernstein,
 //! 2012) of the ends in ascending order. Neither says anything of the two vnics.
 
-use butterfly_vhost::cpu::{Aes, FlowWords, RoundKeys};
+use butterfly_mem::cpu::{Aes, FlowWords, RoundKeys};
 
 use crate::session::key::Key;
 

@@ -11,7 +11,7 @@ mod real {
         thread::yield_now,
     };
 
-    pub(crate) use butterfly_vhost::{
+    pub(crate) use butterfly_mem::{
         cpu::prefetch,
         units::{Left, Unit, Units, UnitsError},
     };
@@ -44,8 +44,8 @@ mod real {
 mod model {
     use std::{ops::Deref, path::Path};
 
-    use butterfly_vhost::units::Memory;
-    pub(crate) use butterfly_vhost::units::{Left, UnitsError};
+    use butterfly_mem::units::Memory;
+    pub(crate) use butterfly_mem::units::{Left, UnitsError};
     pub(crate) use loom::{
         hint::spin_loop,
         sync::atomic::{AtomicU64, fence},
@@ -60,11 +60,11 @@ mod model {
     pub(crate) const PER_BUCKET: u64 = 2;
     pub(crate) const BUCKET_WORDS: usize = 3;
 
-    /// As [`butterfly_vhost::units::Unit`].
+    /// As [`butterfly_mem::units::Unit`].
     #[derive(Debug)]
     pub(crate) struct Unit(pub [AtomicU64; 16]);
 
-    /// As [`butterfly_vhost::units::Units`], always in the process's own memory.
+    /// As [`butterfly_mem::units::Units`], always in the process's own memory.
     #[derive(Debug)]
     pub(crate) struct Units(Vec<Unit>);
 

@@ -7,8 +7,8 @@
 use std::sync::{Arc, MutexGuard};
 
 use arrayvec::ArrayVec;
+use butterfly_mem::cpu;
 use butterfly_vhost::{
-    cpu,
     net::{Features, NetHeader},
     ring::{BATCH, CallFd, Delivery, Finish, Frames, NotDelivered, RxRing},
 };

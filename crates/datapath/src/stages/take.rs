@@ -1,7 +1,7 @@
 //! What a worker does with a batch that somebody watches: once, when every verdict is known and
 //! before the sender has its frames back.
 
-use butterfly_vhost::cpu;
+use butterfly_mem::cpu;
 
 use crate::{
     engine::{

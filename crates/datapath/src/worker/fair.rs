@@ -9,7 +9,8 @@
 //! by the dearest frames of its last milliseconds; and dear batches share an allowance per round:
 //! rings for which nothing is left have the first of it in the next round.
 
-use butterfly_vhost::{cpu, ring::BATCH};
+use butterfly_mem::cpu;
+use butterfly_vhost::ring::BATCH;
 
 /// What each ring may cost in a round. Most batches cost about as much.
 const PART_US: u64 = 5;

@@ -2,7 +2,7 @@
 
 use super::{handle::Order, later::LATER, rounds::Worker};
 use crate::{engine::place::PortRef, stages::headers::TX_DISABLED};
-use butterfly_vhost::cpu;
+use butterfly_mem::cpu;
 use std::sync::PoisonError;
 
 impl Worker {

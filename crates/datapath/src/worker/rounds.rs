@@ -5,10 +5,8 @@ use std::sync::{
     atomic::{Ordering, fence},
 };
 
-use butterfly_vhost::{
-    cpu,
-    ring::{BATCH, FrameStore, Gathered},
-};
+use butterfly_mem::cpu;
+use butterfly_vhost::ring::{BATCH, FrameStore, Gathered};
 use rustix::event::epoll;
 
 use super::{

@@ -3,9 +3,10 @@ use std::{
     sync::{Arc, OnceLock, atomic::Ordering},
 };
 
+use butterfly_mem::cpu;
 use butterfly_packet::{build, mac::Mac};
 use butterfly_uplink::{Counters, Info, Uplink};
-use butterfly_vhost::{cpu, net::NetHeader};
+use butterfly_vhost::net::NetHeader;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;

@@ -19,7 +19,7 @@ use std::{
     },
 };
 
-use butterfly_vhost::units::{Units, UnitsError};
+use butterfly_mem::units::{Units, UnitsError};
 
 use crate::{
     engine::{mac::number, place::PortRef},

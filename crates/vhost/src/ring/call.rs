@@ -24,10 +24,10 @@ use std::{
     },
 };
 
+use butterfly_mem::cpu;
 use rustix::io::Errno;
 
 use super::{interrupts::Interrupts, messenger, signaller::Signaller, touches};
-use crate::cpu;
 
 /// The eventfd by which the device interrupts a guest.
 #[derive(Debug)]

@@ -13,7 +13,7 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use crate::cpu;
+use butterfly_mem::cpu;
 
 /// Nanoseconds that a signal may take. One that wakes a sleeping thread takes 1 to 2 us on
 /// hardware, 9 us in a virtual machine.

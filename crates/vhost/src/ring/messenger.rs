@@ -19,6 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use butterfly_mem::cpu;
 use rustix::{
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
     time::{ClockId, clock_gettime},
@@ -28,7 +29,6 @@ use super::{
     call::{self, CallFd},
     signaller::Signaller,
 };
-use crate::cpu;
 
 /// What slow signals leave of the time.
 const REST: u32 = 3;

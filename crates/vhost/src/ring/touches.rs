@@ -29,7 +29,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::cpu;
+use butterfly_mem::cpu;
 
 /// Pages per second and vnic: 128 MiB, 3 to 15 % of a worker's time.
 const RATE: i64 = 32_768;

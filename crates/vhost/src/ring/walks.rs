@@ -7,8 +7,9 @@
 
 use std::cell::Cell;
 
+use butterfly_mem::cpu;
+
 use super::rx::NotDelivered;
-use crate::cpu;
 
 /// Descriptors that are normal for one frame: Linux without mergeable buffers makes chains of 19,
 /// whatever comes.

@@ -3,10 +3,8 @@
 use std::{cell::Cell, sync::Arc};
 
 use arrayvec::ArrayVec;
-use butterfly_vhost::{
-    cpu,
-    ring::{BATCH, Frames},
-};
+use butterfly_mem::cpu;
+use butterfly_vhost::ring::{BATCH, Frames};
 
 use super::{
     record::{Entry, Fate, Record, TapPoint, TapRole},

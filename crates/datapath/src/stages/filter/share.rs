@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use butterfly_vhost::cpu;
+use butterfly_mem::cpu;
 
 use crate::stages::filter::reasons::{SESSION_SHARE, SESSIONS_FULL};
 

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use butterfly_vhost::units::{Units, UnitsError};
+use butterfly_mem::units::{Units, UnitsError};
 
 /// Most rules a host can have, in all groups.
 pub(crate) const MAX_CELLS: u32 = 1 << 20;
