@@ -1,5 +1,5 @@
 #!/bin/bash
-# unit.sh: unit and property tests, packet walks, the driver side against testpmd, and the session table in every order. What waits
+# unit.sh: unit and property tests, packet walks, the simulated guest against testpmd, and the session table in every order. What waits
 # most of its time (vhost-user front ends that misbehave slowly) and what computes for minutes (loom) run beside the rest.
 set -euo pipefail
 given=${BIN:-}
@@ -15,12 +15,13 @@ LOGS=$BUILD/test/unit
 mkdir -p "$LOGS"
 
 build_tests "$LOGS/programs"
-for package in datapath vhost; do grep -q "^$package " "$LOGS/programs" || die "cargo built no test of butterfly-$package"; done
-tests_of() { # tests_of vhost|others: fails if one of them does, after all
-  local status=0 package home program
+for package in datapath vhost guest-driver; do grep -q "^$package " "$LOGS/programs" || die "cargo built no test of butterfly-$package"; done
+tests_of() { # tests_of vhost|others: fails if one of them does, after all. Those of the guest's driver wait, too: they belong to vhost's
+  local status=0 package home program kind
   while read -r package home program; do
     [ "$home" != "$TESTS" ] || continue # scenarios have a part of their own
-    [ "$1" = "$([ "$package" = vhost ] && echo vhost || echo others)" ] || continue
+    case $package in vhost | guest-driver) kind=vhost ;; *) kind=others ;; esac
+    [ "$1" = "$kind" ] || continue
     test_in "$home" "$program" </dev/null || {
       status=1
       say "failed: repeat with: cargo test -p butterfly-$package"

@@ -12,9 +12,9 @@ use std::{
     time::Duration,
 };
 
+use butterfly_guest_driver::raw;
 use butterfly_vhost::{
     control::{Device, DeviceConfig, DeviceEvents, DeviceState, Role},
-    driver::raw,
     net::{Features, NetHeader},
     port::{Port, PortEvents, Queue},
     ring::{BATCH, Delivery, Finish, FrameStore, Gathered},

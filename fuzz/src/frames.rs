@@ -5,11 +5,9 @@ use butterfly_datapath::{
     Mac, VnicPolicy,
     harness::{Host, LINUX},
 };
+use butterfly_guest_driver::{GuestConfig, MemoryConfig, SendError};
 use butterfly_packet::{arp, ethernet, icmp, ipv4, ipv6, sctp, tcp, udp};
-use butterfly_vhost::{
-    driver::{GuestConfig, MemoryConfig, SendError},
-    net::{Features, NetHeader},
-};
+use butterfly_vhost::net::{Features, NetHeader};
 
 use crate::input::Input;
 

@@ -7,14 +7,12 @@ use butterfly_datapath::{
     Mac, VnicPolicy,
     harness::{Host, LINUX},
 };
-use butterfly_packet::build;
-use butterfly_vhost::{
-    driver::{
-        Desc, Guest, GuestConfig, MemoryConfig, RX, Ring, SendError, Shape, TX,
-        memory::DEFAULT_GUEST_ADDR,
-    },
-    net::{Features, NetHeader},
+use butterfly_guest_driver::{
+    Desc, Guest, GuestConfig, MemoryConfig, RX, Ring, SendError, Shape, TX,
+    memory::DEFAULT_GUEST_ADDR,
 };
+use butterfly_packet::build;
+use butterfly_vhost::net::{Features, NetHeader};
 
 use crate::input::Input;
 

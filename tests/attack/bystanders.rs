@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use butterfly_guest_driver::Vm;
 use butterfly_tests::{
     Station,
     frames::{Choices, EXPERIMENT, mac, read_numbered},
@@ -16,7 +17,6 @@ use butterfly_tests::{
     station::{features, machine},
     traffic::{Stream, room, streams},
 };
-use butterfly_vhost::driver::Vm;
 
 use crate::switch::{Switch, dropped};
 
@@ -52,7 +52,7 @@ pub struct Bystanders {
 }
 
 /// A vnic with its guest.
-pub fn station(switch: &Switch, nic: &Nic, config: &butterfly_vhost::driver::VmConfig) -> Station {
+pub fn station(switch: &Switch, nic: &Nic, config: &butterfly_guest_driver::VmConfig) -> Station {
     let path = switch.add(nic);
     let mut vm = Vm::connect(&path, config, butterfly_tests::PATIENCE).expect("a guest attaches");
     vm.connection.sync().expect("the guest is attached");

@@ -6,14 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use butterfly_guest_driver::{
+    Connection, Desc, Guest, Memory, MemoryConfig, RX, TX, Vm, memory::DEFAULT_GUEST_ADDR, raw,
+};
 use butterfly_packet::{build, mac::Mac};
 use butterfly_tests::frames::Choices;
-use butterfly_vhost::{
-    driver::{
-        Connection, Desc, Guest, Memory, MemoryConfig, RX, TX, Vm, memory::DEFAULT_GUEST_ADDR, raw,
-    },
-    net::{Features, NetHeader},
-};
+use butterfly_vhost::net::{Features, NetHeader};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
 use crate::{
@@ -388,7 +386,7 @@ fn message(vm: &mut Vm, choices: &mut Choices) -> bool {
         }
         // As a guest that boots again, or a host that moves it.
         20 => connection.stop().map(drop),
-        21 => connection.start(guest, &butterfly_vhost::driver::Start::default()),
+        21 => connection.start(guest, &butterfly_guest_driver::Start::default()),
         _ => connection.sync(),
     };
     result.is_ok() || !connection.is_closed()
@@ -407,8 +405,8 @@ fn log(
     connection: &Connection,
     memory: &Memory,
     choices: &mut Choices,
-) -> Result<(), butterfly_vhost::driver::ControlError> {
-    use butterfly_vhost::driver::DirtyLog;
+) -> Result<(), butterfly_guest_driver::ControlError> {
+    use butterfly_guest_driver::DirtyLog;
     let log = if choices.below(2) == 0 {
         DirtyLog::new(memory)
     } else {

@@ -9,13 +9,13 @@ use std::{
     sync::atomic::Ordering::{Relaxed, Release},
 };
 
+use butterfly_guest_driver::{
+    Desc, RX, TX, VmConfig,
+    raw::{self, FrontendReq, FrontendReq::*},
+    ring::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE},
+};
 use butterfly_tests::{Station, features, wait::PATIENCE};
 use butterfly_vhost::{
-    driver::{
-        Desc, RX, TX, VmConfig,
-        raw::{self, FrontendReq, FrontendReq::*},
-        ring::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE},
-    },
     net::{Features, NetHeader},
     ring::MAX_FRAME,
 };

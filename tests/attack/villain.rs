@@ -5,15 +5,13 @@ use std::{
     sync::atomic::Ordering::{Relaxed, Release},
 };
 
+use butterfly_guest_driver::{
+    Desc, GuestConfig, MemoryConfig, RX, Ring, SendError, TX, Vm, VmConfig,
+    memory::DEFAULT_GUEST_ADDR,
+};
 use butterfly_packet::{build, mac::Mac};
 use butterfly_tests::{Station, frames::mac, host::Nic, station::machine, wait::PATIENCE};
-use butterfly_vhost::{
-    driver::{
-        Desc, GuestConfig, MemoryConfig, RX, Ring, SendError, TX, Vm, VmConfig,
-        memory::DEFAULT_GUEST_ADDR,
-    },
-    net::{Features, NetHeader},
-};
+use butterfly_vhost::net::{Features, NetHeader};
 
 use crate::{bystanders, switch::Switch};
 

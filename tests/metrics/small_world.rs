@@ -3,6 +3,7 @@
 
 use std::{net::Ipv4Addr, time::Duration};
 
+use butterfly_guest_driver::{GuestConfig, Refill, Vm, VmConfig};
 use butterfly_packet::{
     build::{self, Ip},
     mac::Mac,
@@ -14,10 +15,7 @@ use butterfly_tests::{
     metrics::Scrape,
     station::{features, machine},
 };
-use butterfly_vhost::{
-    driver::{GuestConfig, Refill, Vm, VmConfig},
-    net::NetHeader,
-};
+use butterfly_vhost::net::NetHeader;
 
 const VNI: u32 = 1;
 const ENDPOINT: [u8; 4] = [42, 0, 0, 1];

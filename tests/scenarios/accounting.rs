@@ -1,16 +1,14 @@
 //! What was sent is what arrived and what was dropped, packet for packet, by name, whatever happens
 //! at random.
 
+use butterfly_guest_driver::{GuestConfig, Placement, Refill};
 use butterfly_packet::{build, mac::Mac};
 use butterfly_tests::{
     Host, Nic, Station,
     frames::{Choices, mac, numbered},
     station::{features, machine, usual},
 };
-use butterfly_vhost::{
-    driver::{GuestConfig, Placement, Refill},
-    net::NetHeader,
-};
+use butterfly_vhost::net::NetHeader;
 
 /// Frames to one receiver each, good and bad; receivers that do not keep up; vnics without guests.
 #[test]
@@ -202,7 +200,7 @@ fn bad_chains_are_counted() {
         let good = numbered(mac(1), mac(2), 1, number, 300);
         a.vm.guest.enqueue(&good, NetHeader::default()).unwrap();
         // An address that the guest does not have, in the middle of a batch.
-        let outside = butterfly_vhost::driver::Buffer { addr: 0x10, len: 100, writable: false };
+        let outside = butterfly_guest_driver::Buffer { addr: 0x10, len: 100, writable: false };
         a.vm.guest.tx_mut().add(&[outside], Placement::Direct, u64::MAX).unwrap();
         a.vm.guest.enqueue(&good, NetHeader::default()).unwrap();
         a.vm.guest.flush();

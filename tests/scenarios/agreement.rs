@@ -10,6 +10,7 @@ use std::{
 };
 
 use butterfly_api::proto::{TraceTarget, TracedPacket, traced_packet::Verdict};
+use butterfly_guest_driver::{GuestConfig, Refill};
 use butterfly_packet::{Mac, build};
 use butterfly_tests::{
     Daemon, eventually,
@@ -19,7 +20,6 @@ use butterfly_tests::{
     net::{Net, filtered, open},
     station::{features, machine},
 };
-use butterfly_vhost::driver::{GuestConfig, Refill};
 use serde_json::Value;
 
 use crate::tap::{begin_capture, begin_trace, end_capture, end_trace, tshark};

@@ -12,13 +12,13 @@ use butterfly_api::{
     client::Client,
     proto::{self, Messages, NicUpdateReq, Request, error::Code},
 };
+use butterfly_guest_driver::Vm;
 use butterfly_tests::{
     Daemon, Host, Nic, PATIENCE, Station, eventually,
     frames::{Choices, mac, numbered},
     station::usual,
     traffic::{exchange, streams},
 };
-use butterfly_vhost::driver::Vm;
 use protobuf::MessageField;
 
 fn declare(nic: &Nic, change: impl FnOnce(&mut proto::Nic)) -> Request {

@@ -19,8 +19,8 @@ use butterfly_api::{
     crypt::{Cipher, Key},
     proto::{EventListReq, Message, MessageV0, Messages, Request, Response, Sg},
 };
+use butterfly_guest_driver::Vm;
 use butterfly_tests::{Daemon, Kind, Nic, PATIENCE, frames::mac, station::usual, within};
-use butterfly_vhost::driver::Vm;
 use protobuf::{Message as _, MessageField};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

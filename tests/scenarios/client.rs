@@ -2,13 +2,13 @@
 
 use std::{collections::BTreeMap, fs};
 
+use butterfly_guest_driver::{Listener, Vm};
 use butterfly_tests::{
     Host, Nic, PATIENCE, Station,
     frames::{mac, numbered},
     station::{features, machine, usual},
     traffic::{exchange, streams},
 };
-use butterfly_vhost::driver::{Listener, Vm};
 use serde_json::Value;
 
 fn json(text: &str) -> Value {

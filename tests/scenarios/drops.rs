@@ -6,6 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
+use butterfly_guest_driver::{GuestConfig, Refill};
 use butterfly_packet::{build, mac::Mac, tcp};
 use butterfly_tests::{
     eventually,
@@ -14,10 +15,7 @@ use butterfly_tests::{
     programs::program,
     station::{features, machine},
 };
-use butterfly_vhost::{
-    driver::{GuestConfig, Refill},
-    net::Features,
-};
+use butterfly_vhost::net::Features;
 use serde_json::Value;
 
 const A: u8 = 1;

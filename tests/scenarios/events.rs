@@ -9,6 +9,7 @@ use std::{
 };
 
 use butterfly_api::proto::Request;
+use butterfly_guest_driver::Vm;
 use butterfly_packet::build;
 use butterfly_tests::{
     Daemon, Host, Kind, Nic, PATIENCE, eventually,
@@ -18,7 +19,6 @@ use butterfly_tests::{
     programs::program,
     station::usual,
 };
-use butterfly_vhost::driver::Vm;
 use serde_json::Value;
 
 /// An event as the client prints it for programs.

@@ -9,19 +9,17 @@ use std::{
     time::Duration,
 };
 
+use butterfly_guest_driver::{
+    Buffer, Desc, GuestConfig, KickPolicy, MemoryConfig, Refill, Vm, VmConfig,
+    ring::{DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE},
+};
 use butterfly_tests::{
     Host, Nic, PATIENCE, Show, Station, eventually,
     frames::{mac, numbered},
     station::{features, machine, usual},
     traffic::{Stream, exchange, streams},
 };
-use butterfly_vhost::{
-    driver::{
-        Buffer, Desc, GuestConfig, KickPolicy, MemoryConfig, Refill, Vm, VmConfig,
-        ring::{DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE},
-    },
-    net::{Features, NetHeader},
-};
+use butterfly_vhost::net::{Features, NetHeader};
 use rustix::fs::OFlags;
 
 /// Two guests that behave, and the host they share with one that does not.
@@ -476,7 +474,7 @@ fn two_guests_share_their_memory() {
     let mut first = neighbours.villain(&config);
     let mut second = {
         let path = neighbours.host.add(&Nic::bypass("accomplice", mac(67), 1)).unwrap();
-        let mut connection = butterfly_vhost::driver::Connection::connect(&path, PATIENCE).unwrap();
+        let mut connection = butterfly_guest_driver::Connection::connect(&path, PATIENCE).unwrap();
         connection.negotiate(config.features, config.protocol).unwrap();
         // The same rings, too.
         connection.start(&first.vm.guest, &config.start).unwrap();
@@ -709,10 +707,9 @@ fn chains_without_end() {
         (&too_long, Some("oversized")),
         (&in_bytes, None),
     ] {
-        for placement in [
-            butterfly_vhost::driver::Placement::Direct,
-            butterfly_vhost::driver::Placement::Indirect,
-        ] {
+        for placement in
+            [butterfly_guest_driver::Placement::Direct, butterfly_guest_driver::Placement::Indirect]
+        {
             let before = drop.map(|reason| neighbours.host.show("villain").drops(reason));
             let queue = villain.vm.guest.tx_mut();
             queue.add(buffers, placement, 0).unwrap();

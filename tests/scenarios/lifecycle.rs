@@ -7,16 +7,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use butterfly_guest_driver::{Connection, Listener, Start, Vm, VmConfig};
 use butterfly_tests::{
     Host, Nic, PATIENCE, Station, eventually,
     frames::{Choices, mac},
     station::{features, machine, usual},
     traffic::{Stream, exchange, streams},
 };
-use butterfly_vhost::{
-    driver::{Connection, Listener, Start, Vm, VmConfig},
-    net::Features,
-};
+use butterfly_vhost::net::Features;
 
 /// Features that a guest may come back with.
 const SETS: [Features; 6] = [
@@ -252,11 +250,11 @@ fn half_a_start_is_as_good_as_none() {
         let mut connection = Connection::connect(&path, PATIENCE).unwrap();
         if stage > 0 {
             let features = connection.negotiate(spare.features, spare.protocol).unwrap();
-            let memory = butterfly_vhost::driver::Memory::new(
-                &butterfly_vhost::driver::MemoryConfig::new(spare.guest.memory_needed()),
+            let memory = butterfly_guest_driver::Memory::new(
+                &butterfly_guest_driver::MemoryConfig::new(spare.guest.memory_needed()),
             );
             let guest =
-                butterfly_vhost::driver::Guest::new(&memory.unwrap(), features, &spare.guest)
+                butterfly_guest_driver::Guest::new(&memory.unwrap(), features, &spare.guest)
                     .unwrap();
             if stage > 1 {
                 connection.set_features(features).unwrap();
@@ -395,8 +393,8 @@ fn a_stopped_ring_is_left_alone() {
                 1 => drop(connection.stop().unwrap()),
                 2 => connection
                     .set_mem_table(
-                        &butterfly_vhost::driver::Memory::new(
-                            &butterfly_vhost::driver::MemoryConfig::new(1 << 21),
+                        &butterfly_guest_driver::Memory::new(
+                            &butterfly_guest_driver::MemoryConfig::new(1 << 21),
                         )
                         .unwrap()
                         .regions(),

@@ -7,6 +7,7 @@ use std::{
 };
 
 use butterfly_api::proto::Request;
+use butterfly_guest_driver::{GuestConfig, Refill};
 use butterfly_packet::{
     build,
     mac::Mac,
@@ -19,7 +20,6 @@ use butterfly_tests::{
     net::{Net, filtered, open, segment, v4},
     station::{features, machine, usual},
 };
-use butterfly_vhost::driver::{GuestConfig, Refill};
 use serde_json::Value;
 
 const METRICS: [&str; 2] = ["--metrics", "127.0.0.1:0"];

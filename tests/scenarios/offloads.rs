@@ -1,6 +1,7 @@
 //! Checksums and large segments: untouched between guests that take them, completed in software for
 //! those that do not, and refused when the guest's claims do not fit its frame.
 
+use butterfly_guest_driver::{GuestConfig, Placement, Refill, Shape, VmConfig};
 use butterfly_packet::{
     build::{self, Checksum, Ip, Tcp},
     tcp,
@@ -10,10 +11,7 @@ use butterfly_tests::{
     frames::{Choices, Packet, mac, pattern},
     station::{features, machine, usual},
 };
-use butterfly_vhost::{
-    driver::{GuestConfig, Placement, Refill, Shape, VmConfig},
-    net::{Features, NetHeader},
-};
+use butterfly_vhost::net::{Features, NetHeader};
 
 /// A frame of the largest IPv6 packet behind a VLAN tag.
 const LARGEST: usize = 14 + 4 + 40 + 65535;

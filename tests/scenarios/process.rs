@@ -9,13 +9,13 @@ use std::{
 };
 
 use butterfly_api::proto::Request;
+use butterfly_guest_driver::{Connection, Vm};
 use butterfly_tests::{
     Daemon, Host, Kind, Nic, PATIENCE, Station, eventually,
     frames::{Choices, mac},
     station::{features, machine, usual},
     traffic::{exchange, streams},
 };
-use butterfly_vhost::driver::{Connection, Vm};
 
 /// What is in a directory, without the log that the test itself makes.
 fn left(dir: &Path) -> Vec<String> {

@@ -3,19 +3,17 @@
 
 use std::collections::BTreeMap;
 
+use butterfly_guest_driver::{
+    DirtyLog, GuestConfig, KickPolicy, MemoryConfig, MemoryMessages, Placement, ProtocolFeatures,
+    Shape, Start, Vm, VmConfig,
+};
 use butterfly_tests::{
     Host, Nic, Station, eventually,
     frames::{Choices, mac},
     station::{features, machine},
     traffic::{exchange, streams},
 };
-use butterfly_vhost::{
-    driver::{
-        DirtyLog, GuestConfig, KickPolicy, MemoryConfig, MemoryMessages, Placement,
-        ProtocolFeatures, Shape, Start, Vm, VmConfig,
-    },
-    net::{Features, NetHeader},
-};
+use butterfly_vhost::net::{Features, NetHeader};
 
 const LONGEST: usize = 9000;
 

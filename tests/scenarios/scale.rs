@@ -10,16 +10,14 @@ use std::{
 };
 
 use butterfly_api::proto::Request;
+use butterfly_guest_driver::{GuestConfig, SendError, Vm, VmConfig};
 use butterfly_packet::build;
 use butterfly_tests::{
     Daemon, Host, Nic, PATIENCE, Station,
     frames::{Choices, EXPERIMENT, mac},
     station::{features, machine},
 };
-use butterfly_vhost::{
-    driver::{GuestConfig, SendError, Vm, VmConfig},
-    net::NetHeader,
-};
+use butterfly_vhost::net::NetHeader;
 
 const NETWORKS: u32 = 100;
 const VNICS: u32 = 500;

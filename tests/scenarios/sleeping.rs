@@ -3,13 +3,13 @@
 
 use std::time::{Duration, Instant};
 
+use butterfly_guest_driver::{KickPolicy, Start};
 use butterfly_tests::{
     Host, HostOptions, Nic, Station, eventually,
     frames::{mac, numbered},
     station::usual,
     traffic::{exchange, streams},
 };
-use butterfly_vhost::driver::{KickPolicy, Start};
 
 /// How long a host is watched.
 const WATCH: Duration = Duration::from_secs(2);

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use butterfly_guest_driver::{GuestConfig, VmConfig};
 use butterfly_packet::{build, ethernet, mac::Mac};
 use butterfly_tests::{
     Host, HostOptions, Nic, Station, eventually,
@@ -10,7 +11,6 @@ use butterfly_tests::{
     station::{features, machine, usual},
     traffic::{exchange, streams},
 };
-use butterfly_vhost::driver::{GuestConfig, VmConfig};
 
 /// A guest with little memory, for scenarios with many of them.
 fn small() -> VmConfig {

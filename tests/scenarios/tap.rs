@@ -7,6 +7,7 @@ use butterfly_api::proto::{
     CaptureReq, NicUpdateReq, Request, TraceOptions, TraceReq, TraceRes, TraceTarget, TracedPacket,
     capture_req, trace_req, traced_packet::Verdict,
 };
+use butterfly_guest_driver::Vm;
 use butterfly_packet::{
     build,
     mac::Mac,
@@ -18,7 +19,6 @@ use butterfly_tests::{
     net::{Net, filtered, open, segment, v4},
     station::{features, machine, usual},
 };
-use butterfly_vhost::driver::Vm;
 use protobuf::MessageField;
 
 fn of_nic(id: &str) -> TraceTarget {

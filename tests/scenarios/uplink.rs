@@ -3,11 +3,11 @@
 
 use std::{process::Command, time::Duration};
 
+use butterfly_guest_driver::Vm;
 use butterfly_packet::{build, mac::Mac, protocol};
 use butterfly_tests::{
     Daemon, Host, Kind, Nic, PATIENCE, eventually, frames::mac, station::usual, within,
 };
-use butterfly_vhost::driver::Vm;
 use serde_json::Value;
 
 /// Runs `ip` where a daemon is.

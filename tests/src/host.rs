@@ -6,8 +6,8 @@ use std::{
     sync::Mutex,
 };
 
+use butterfly_guest_driver::{Connection, Listener, Vm, VmConfig};
 use butterfly_packet::mac::Mac;
-use butterfly_vhost::driver::{Connection, Listener, Vm, VmConfig};
 
 use crate::{
     daemon::Daemon,

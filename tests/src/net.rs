@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, net::Ipv6Addr};
 
 use butterfly_api::proto::Request;
+use butterfly_guest_driver::GuestConfig;
 use butterfly_packet::build::{self, Ip};
-use butterfly_vhost::driver::GuestConfig;
 
 use crate::{
     daemon::Daemon,

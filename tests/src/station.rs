@@ -2,11 +2,9 @@
 
 use std::path::PathBuf;
 
+use butterfly_guest_driver::{Connection, DetachedVm, GuestConfig, Listener, Vm, VmConfig};
 use butterfly_packet::mac::Mac;
-use butterfly_vhost::{
-    driver::{Connection, DetachedVm, GuestConfig, Listener, Vm, VmConfig},
-    net::{Features, NetHeader},
-};
+use butterfly_vhost::net::{Features, NetHeader};
 
 use crate::{host::Nic, wait::PATIENCE};
 

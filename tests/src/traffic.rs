@@ -1,10 +1,8 @@
 //! Streams of numbered frames between stations: complete, in order, once, and byte for byte.
 
+use butterfly_guest_driver::SendError;
 use butterfly_packet::mac::Mac;
-use butterfly_vhost::{
-    driver::SendError,
-    net::{Features, NetHeader},
-};
+use butterfly_vhost::net::{Features, NetHeader};
 
 use crate::{frames, station::Station, wait::PATIENCE};
 

@@ -3,6 +3,7 @@
 
 use std::net::Ipv4Addr;
 
+use butterfly_guest_driver::fast::TxFrame;
 use butterfly_packet::{
     Mac, build,
     checksum::Sum,
@@ -10,7 +11,6 @@ use butterfly_packet::{
     ipv4::{self, Ipv4},
     protocol, tcp, udp,
 };
-use butterfly_vhost::driver::fast::TxFrame;
 
 use crate::{
     flows::{Order, Ports},
@@ -275,11 +275,9 @@ impl Template {
 
 #[cfg(test)]
 mod tests {
+    use butterfly_guest_driver::{FastConfig, FastGuest, Memory, MemoryConfig, Nic, TX};
     use butterfly_packet::{ethernet::Ethernet, tcp::Tcp, udp::Udp};
-    use butterfly_vhost::{
-        driver::{FastConfig, FastGuest, Memory, MemoryConfig, Nic, TX},
-        net::Features,
-    };
+    use butterfly_vhost::net::Features;
     use clap::Parser;
 
     use super::*;

@@ -1,6 +1,7 @@
 //! What arrives at a VM: counted, and verified if wanted.
 
-use butterfly_vhost::{driver::fast::RxFrame, net::NetHeader};
+use butterfly_guest_driver::fast::RxFrame;
+use butterfly_vhost::net::NetHeader;
 
 use crate::{
     frames::{Frames, Part},
@@ -113,10 +114,8 @@ impl Inbox {
 mod tests {
     use std::sync::atomic::Ordering::{Relaxed, Release};
 
-    use butterfly_vhost::{
-        driver::{FastConfig, FastGuest, Memory, MemoryConfig, Nic, RX},
-        net::Features,
-    };
+    use butterfly_guest_driver::{FastConfig, FastGuest, Memory, MemoryConfig, Nic, RX};
+    use butterfly_vhost::net::Features;
     use clap::Parser;
 
     use super::*;

@@ -6,12 +6,10 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
-use butterfly_vhost::{
-    driver::{
-        Connection, FastConfig, FastGuest, Listener, Memory, MemoryConfig, Start, fast::BATCH,
-    },
-    net::NetHeader,
+use butterfly_guest_driver::{
+    Connection, FastConfig, FastGuest, Listener, Memory, MemoryConfig, Start, fast::BATCH,
 };
+use butterfly_vhost::net::NetHeader;
 
 use crate::{
     frames::{Frames, Kind, Part},

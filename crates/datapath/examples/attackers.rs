@@ -11,17 +11,15 @@ use butterfly_datapath::{
     GroupChange, Mac, SessionConfig, TunnelConfig, VnicPolicy,
     harness::{Error, Host, LINUX},
 };
+use butterfly_guest_driver::{
+    guest::{GuestConfig, Shape},
+    memory::{DEFAULT_GUEST_ADDR, MemoryConfig},
+    queue::{Buffer, Placement},
+};
 use butterfly_mem::cpu;
 use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
 use butterfly_packet::build;
-use butterfly_vhost::{
-    driver::{
-        guest::{GuestConfig, Shape},
-        memory::{DEFAULT_GUEST_ADDR, MemoryConfig},
-        queue::{Buffer, Placement},
-    },
-    net::{Features, NetHeader},
-};
+use butterfly_vhost::net::{Features, NetHeader};
 
 /// Receivers of the attackers' floods.
 const CROWD: u8 = 200;

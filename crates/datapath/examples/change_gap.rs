@@ -19,10 +19,10 @@ use butterfly_datapath::{
     GroupChange, Mac, SessionConfig, VnicPolicy,
     harness::{Changes, Error, Host, LINUX, Turns},
 };
+use butterfly_guest_driver::{guest::GuestConfig, memory::MemoryConfig};
 use butterfly_mem::cpu;
 use butterfly_model::{Direction, GroupName, Rule, SecurityGroup};
 use butterfly_packet::build;
-use butterfly_vhost::driver::{guest::GuestConfig, memory::MemoryConfig};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 const BATCH: usize = 64;

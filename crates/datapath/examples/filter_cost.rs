@@ -15,13 +15,13 @@ use butterfly_datapath::{
     GroupChange, Mac, SessionConfig, SessionFilter, VnicPolicy,
     harness::{Error, Host, LINUX},
 };
-use butterfly_mem::cpu;
-use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
-use butterfly_packet::build;
-use butterfly_vhost::driver::{
+use butterfly_guest_driver::{
     guest::{GuestConfig, Shape},
     memory::MemoryConfig,
 };
+use butterfly_mem::cpu;
+use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
+use butterfly_packet::build;
 
 const BATCH: usize = 64;
 const SHAPE: Shape = Shape { header_apart: false, ..Shape::HEADER_APART };

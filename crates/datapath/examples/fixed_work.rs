@@ -12,19 +12,17 @@ use butterfly_datapath::{
     GroupChange, Mac, SessionConfig, TunnelConfig, VnicPolicy,
     harness::{Error, Host, LINUX},
 };
+use butterfly_guest_driver::{
+    guest::{GuestConfig, Shape},
+    memory::MemoryConfig,
+};
 use butterfly_mem::cpu;
 use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
 use butterfly_packet::{
     build,
     tcp::{ACK, SYN},
 };
-use butterfly_vhost::{
-    driver::{
-        guest::{GuestConfig, Shape},
-        memory::MemoryConfig,
-    },
-    net::Features,
-};
+use butterfly_vhost::net::Features;
 
 struct Case {
     name: &'static str,

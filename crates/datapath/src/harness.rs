@@ -9,15 +9,15 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
+use butterfly_guest_driver::{
+    DirtyLog,
+    guest::{Guest, GuestConfig, RX, TX},
+    memory::{Memory, MemoryConfig},
+};
 use butterfly_model::GroupName;
 use butterfly_packet::mac::Mac;
 use butterfly_vhost::{
     dirty,
-    driver::{
-        DirtyLog,
-        guest::{Guest, GuestConfig, RX, TX},
-        memory::{Memory, MemoryConfig},
-    },
     memory::{GuestMemory, RegionSpec},
     net::{Features, NetHeader},
     port::{Port, PortEvents, Queue},

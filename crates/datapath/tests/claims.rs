@@ -7,16 +7,14 @@ use butterfly_datapath::{
     GroupChange, Mac, SessionConfig, TunnelConfig, VnicPolicy,
     harness::{Host, LINUX},
 };
+use butterfly_guest_driver::{guest::GuestConfig, memory::MemoryConfig};
 use butterfly_model::{Direction, GroupName, Rule, SecurityGroup};
 use butterfly_packet::{
     build::{self, Link, Tcp},
     ethernet::{self, Llc, Tag},
     tcp::{ACK, SYN},
 };
-use butterfly_vhost::{
-    driver::{guest::GuestConfig, memory::MemoryConfig},
-    net::NetHeader,
-};
+use butterfly_vhost::net::NetHeader;
 use proptest::prelude::*;
 
 const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);

@@ -7,11 +7,9 @@ use butterfly_datapath::{
     DropPlace, DropReport, DroppedPacket, Mac, SessionConfig, TunnelConfig, VnicPolicy,
     harness::{Host, LINUX},
 };
+use butterfly_guest_driver::{guest::GuestConfig, memory::MemoryConfig};
 use butterfly_packet::{build, summary::Summary, tcp::ACK};
-use butterfly_vhost::{
-    driver::{guest::GuestConfig, memory::MemoryConfig},
-    net::NetHeader,
-};
+use butterfly_vhost::net::NetHeader;
 use proptest::prelude::*;
 
 const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
@@ -171,8 +169,8 @@ fn what_could_not_be_read_is_not_told() {
     )
     .unwrap();
     let guest = host.guest("b").unwrap();
-    let outside = butterfly_vhost::driver::Buffer { addr: 0x10, len: 100, writable: false };
-    guest.tx_mut().add(&[outside], butterfly_vhost::driver::Placement::Direct, u64::MAX).unwrap();
+    let outside = butterfly_guest_driver::Buffer { addr: 0x10, len: 100, writable: false };
+    guest.tx_mut().add(&[outside], butterfly_guest_driver::Placement::Direct, u64::MAX).unwrap();
     guest.flush();
     host.settle();
     let report = host.drop_report(Some("b")).unwrap();

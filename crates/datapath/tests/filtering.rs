@@ -7,6 +7,7 @@ use butterfly_datapath::{
     GroupChange, Mac, SessionConfig, SessionFilter, VnicPolicy,
     harness::{Host, LINUX},
 };
+use butterfly_guest_driver::{guest::GuestConfig, memory::MemoryConfig};
 use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
 use butterfly_packet::{
     build::{self, Ip},
@@ -14,10 +15,7 @@ use butterfly_packet::{
     sctp,
     tcp::{ACK, FIN, RST, SYN},
 };
-use butterfly_vhost::{
-    driver::{guest::GuestConfig, memory::MemoryConfig},
-    net::NetHeader,
-};
+use butterfly_vhost::net::NetHeader;
 
 const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
 const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);

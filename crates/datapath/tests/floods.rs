@@ -7,16 +7,14 @@ use butterfly_datapath::{
     GroupChange, Mac, SessionConfig, TunnelConfig, VnicPolicy,
     harness::{Host, LINUX},
 };
+use butterfly_guest_driver::{
+    guest::{Guest, GuestConfig},
+    memory::MemoryConfig,
+    queue::{Buffer, Placement},
+};
 use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
 use butterfly_packet::build;
-use butterfly_vhost::{
-    driver::{
-        guest::{Guest, GuestConfig},
-        memory::MemoryConfig,
-        queue::{Buffer, Placement},
-    },
-    net::{Features, NetHeader},
-};
+use butterfly_vhost::net::{Features, NetHeader};
 
 const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
 const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);

@@ -8,18 +8,16 @@ use butterfly_datapath::{
     VnicPolicy,
     harness::{Host, LINUX, WIRE},
 };
+use butterfly_guest_driver::{
+    guest::{GuestConfig, Refill},
+    memory::MemoryConfig,
+};
 use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
 use butterfly_packet::{
     build,
     tcp::{ACK, SYN},
 };
-use butterfly_vhost::{
-    driver::{
-        guest::{GuestConfig, Refill},
-        memory::MemoryConfig,
-    },
-    net::{Features, NetHeader},
-};
+use butterfly_vhost::net::{Features, NetHeader};
 
 const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
 const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);

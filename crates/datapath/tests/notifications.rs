@@ -7,11 +7,9 @@ use butterfly_datapath::{
     Mac, VnicPolicy,
     harness::{Host, LINUX},
 };
+use butterfly_guest_driver::{guest::GuestConfig, memory::MemoryConfig, queue::QueueStats};
 use butterfly_packet::build;
-use butterfly_vhost::{
-    driver::{guest::GuestConfig, memory::MemoryConfig, queue::QueueStats},
-    net::{Features, NetHeader},
-};
+use butterfly_vhost::net::{Features, NetHeader};
 
 const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
 const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);

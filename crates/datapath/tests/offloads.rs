@@ -5,6 +5,10 @@ use butterfly_datapath::{
     Mac, VnicPolicy,
     harness::{Host, LINUX},
 };
+use butterfly_guest_driver::{
+    guest::{GuestConfig, Shape},
+    memory::MemoryConfig,
+};
 use butterfly_packet::{
     build::{self, Checksum},
     checksum::Sum,
@@ -13,13 +17,7 @@ use butterfly_packet::{
     ipv6::Ipv6,
     protocol, tcp,
 };
-use butterfly_vhost::{
-    driver::{
-        guest::{GuestConfig, Shape},
-        memory::MemoryConfig,
-    },
-    net::{Features, NetHeader},
-};
+use butterfly_vhost::net::{Features, NetHeader};
 
 const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
 const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);

@@ -6,15 +6,13 @@ use butterfly_datapath::{
     Mac, VnicPolicy,
     harness::{Host, LINUX},
 };
-use butterfly_vhost::{
-    driver::{
-        DirtyLog,
-        guest::{GuestConfig, Shape},
-        memory::MemoryConfig,
-        queue::Placement,
-    },
-    net::{Features, NetHeader},
+use butterfly_guest_driver::{
+    DirtyLog,
+    guest::{GuestConfig, Shape},
+    memory::MemoryConfig,
+    queue::Placement,
 };
+use butterfly_vhost::net::{Features, NetHeader};
 use proptest::prelude::*;
 
 const MACS: [Mac; 4] = [

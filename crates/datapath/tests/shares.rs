@@ -4,12 +4,10 @@ use butterfly_datapath::{
     GroupChange, Mac, SessionConfig, SessionFilter, VnicPolicy,
     harness::{Host, LINUX},
 };
+use butterfly_guest_driver::{guest::GuestConfig, memory::MemoryConfig};
 use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
 use butterfly_packet::build::{self, Ip};
-use butterfly_vhost::{
-    driver::{guest::GuestConfig, memory::MemoryConfig},
-    net::NetHeader,
-};
+use butterfly_vhost::net::NetHeader;
 use proptest::prelude::*;
 
 const CAPACITY: u32 = 128;

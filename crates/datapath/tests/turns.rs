@@ -7,15 +7,13 @@ use butterfly_datapath::{
     Mac, SessionConfig, TunnelConfig, VnicPolicy,
     harness::{Host, LINUX},
 };
-use butterfly_packet::build;
-use butterfly_vhost::{
-    driver::{
-        guest::{GuestConfig, Shape},
-        memory::MemoryConfig,
-        queue::{Buffer, Placement},
-    },
-    net::NetHeader,
+use butterfly_guest_driver::{
+    guest::{GuestConfig, Shape},
+    memory::MemoryConfig,
+    queue::{Buffer, Placement},
 };
+use butterfly_packet::build;
+use butterfly_vhost::net::NetHeader;
 
 const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
 const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);

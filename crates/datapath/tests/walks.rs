@@ -7,14 +7,12 @@ use butterfly_datapath::{
     Mac, VnicPolicy,
     harness::{Host, LINUX},
 };
+use butterfly_guest_driver::{guest::GuestConfig, memory::MemoryConfig};
 use butterfly_packet::{
     build::{self, Checksum},
     ethernet,
 };
-use butterfly_vhost::{
-    driver::{guest::GuestConfig, memory::MemoryConfig},
-    net::NetHeader,
-};
+use butterfly_vhost::net::NetHeader;
 
 const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
 const B: Mac = Mac([2, 0, 0, 0, 0, 0xb]);

@@ -6,11 +6,9 @@ use butterfly_datapath::{
     Mac, SessionConfig, TunnelConfig, VnicPolicy,
     harness::{Host, LINUX},
 };
+use butterfly_guest_driver::{guest::GuestConfig, memory::MemoryConfig};
 use butterfly_packet::{build, ipv4::Ipv4};
-use butterfly_vhost::{
-    driver::{guest::GuestConfig, memory::MemoryConfig},
-    net::NetHeader,
-};
+use butterfly_vhost::net::NetHeader;
 
 const A: Mac = Mac([2, 0, 0, 0, 0, 0xa]);
 const LINK: Mac = Mac([2, 0xbf, 0, 0, 0, 1]);

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use butterfly_guest_driver::Span;
 use butterfly_packet::{
     Mac,
     build::{self, Ip},
@@ -11,7 +12,7 @@ use butterfly_packet::{
     ipv6::Ipv6,
     protocol,
 };
-use butterfly_vhost::{driver::Span, net::NetHeader};
+use butterfly_vhost::net::NetHeader;
 
 use crate::{
     seat::{End, Seat},

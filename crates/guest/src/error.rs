@@ -2,7 +2,7 @@
 
 use std::io;
 
-use butterfly_vhost::driver::{ControlError, MemoryError};
+use butterfly_guest_driver::{ControlError, MemoryError};
 
 /// Why there is no guest.
 #[derive(Debug, thiserror::Error)]

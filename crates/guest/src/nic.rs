@@ -8,13 +8,11 @@ use std::{
     sync::Arc,
 };
 
-use butterfly_vhost::{
-    driver::{
-        self, AddError, Buffer, DeviceError, Memory, MemoryConfig, MemoryError, Placement,
-        QueueLink, RX, Span, VirtQueue,
-    },
-    net::{Features, NetHeader},
+use butterfly_guest_driver::{
+    AddError, Buffer, DeviceError, Memory, MemoryConfig, MemoryError, Placement, QueueLink, RX,
+    Span, VirtQueue,
 };
+use butterfly_vhost::net::{Features, NetHeader};
 
 /// What the driver works with, as far as it is offered.
 pub const WANTED: Features = Features(
@@ -221,7 +219,7 @@ impl Nic {
     }
 }
 
-impl driver::Nic for Nic {
+impl butterfly_guest_driver::Nic for Nic {
     fn features(&self) -> Features {
         self.features
     }

@@ -13,11 +13,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use butterfly_guest_driver::{Connection, ControlError, Start};
 use butterfly_uplink::station::{Offloads, Station};
-use butterfly_vhost::{
-    driver::{Connection, ControlError, Start},
-    net::Features,
-};
+use butterfly_vhost::net::Features;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::{

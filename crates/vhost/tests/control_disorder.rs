@@ -8,12 +8,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use butterfly_guest_driver::{
+    Connection, ControlError, DirtyLog, Guest, GuestConfig, Memory, MemoryConfig, ProtocolFeatures,
+    RX, Start, VmConfig,
+    raw::{self, FrontendReq},
+};
 use butterfly_vhost::{
-    driver::{
-        Connection, ControlError, DirtyLog, Guest, GuestConfig, Memory, MemoryConfig,
-        ProtocolFeatures, RX, Start, VmConfig,
-        raw::{self, FrontendReq},
-    },
     net::Features,
     port::Queue,
     ring::{BATCH, FrameStore, Gathered},

@@ -10,13 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use butterfly_vhost::{
-    control::{DeviceStatus, Role},
-    driver::{
-        Connection, GuestConfig, Listener, Vm, VmConfig,
-        raw::{self, FrontendReq},
-    },
+use butterfly_guest_driver::{
+    Connection, GuestConfig, Listener, Vm, VmConfig,
+    raw::{self, FrontendReq},
 };
+use butterfly_vhost::control::{DeviceStatus, Role};
 use control_support::{Bed, WAIT, eventually, open_files, shared_mappings};
 use rustix::{
     event::{EventfdFlags, eventfd},

@@ -4,12 +4,8 @@ mod control_support;
 
 use std::sync::Arc;
 
-use butterfly_vhost::{
-    control::Device,
-    driver::{Connection, Vm, VmConfig},
-    net::Features,
-    port::Port,
-};
+use butterfly_guest_driver::{Connection, Vm, VmConfig};
+use butterfly_vhost::{control::Device, net::Features, port::Port};
 
 use control_support::{Events, WAIT, echo};
 

@@ -8,13 +8,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use butterfly_guest_driver::{
+    Connection, DirtyLog, Guest, GuestConfig, Listener, Memory, MemoryConfig, MemoryMessages,
+    ProtocolFeatures, Start, Vm, VmConfig,
+    raw::{self, FrontendReq},
+};
 use butterfly_vhost::{
     control::{Device, DeviceConfig, DeviceState, Role},
-    driver::{
-        Connection, DirtyLog, Guest, GuestConfig, Listener, Memory, MemoryConfig, MemoryMessages,
-        ProtocolFeatures, Start, Vm, VmConfig,
-        raw::{self, FrontendReq},
-    },
     net::{Features, NetHeader},
     port::Queue,
 };

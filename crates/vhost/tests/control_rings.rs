@@ -8,12 +8,12 @@ use std::{
     sync::Arc,
 };
 
+use butterfly_guest_driver::{
+    Connection, Guest, GuestConfig, Memory, MemoryConfig, ProtocolFeatures, RX, Start, TX,
+    VmConfig,
+    raw::{self, FrontendReq},
+};
 use butterfly_vhost::{
-    driver::{
-        Connection, Guest, GuestConfig, Memory, MemoryConfig, ProtocolFeatures, RX, Start, TX,
-        VmConfig,
-        raw::{self, FrontendReq},
-    },
     net::{Features, NetHeader},
     ring::{BATCH, Delivery, Finish, FrameStore, Gathered, NotDelivered},
 };
@@ -355,7 +355,7 @@ fn memory_that_is_not_shared_is_told_of() {
         assert_eq!(shown.is_some_and(|why| why.contains("share=on")), !shared, "{shown:?}");
         if !shared {
             // It was a guess: whatever does arrive proves it wrong.
-            let index = butterfly_vhost::driver::Nic::link(&guest, TX).ring.user_addr().avail + 2;
+            let index = butterfly_guest_driver::Nic::link(&guest, TX).ring.user_addr().avail + 2;
             let region = table
                 .iter()
                 .find(|region| (region.user_addr..region.user_addr + region.size).contains(&index))

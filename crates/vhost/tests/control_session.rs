@@ -4,13 +4,13 @@ mod control_support;
 
 use std::os::fd::AsFd;
 
+use butterfly_guest_driver::{
+    Connection, DirtyLog, GuestConfig, MemoryConfig, MemoryMessages, ProtocolFeatures, Start,
+    VmConfig,
+    raw::{self, FrontendReq},
+};
 use butterfly_vhost::{
     control::{Device, DeviceConfig, Role},
-    driver::{
-        Connection, DirtyLog, GuestConfig, MemoryConfig, MemoryMessages, ProtocolFeatures, Start,
-        VmConfig,
-        raw::{self, FrontendReq},
-    },
     net::Features,
 };
 use control_support::{Bed, WAIT};

@@ -6,8 +6,8 @@ mod control_support;
 
 use std::time::{Duration, Instant};
 
+use butterfly_guest_driver::{GuestConfig, Vm, VmConfig};
 use butterfly_vhost::{
-    driver::{GuestConfig, Vm, VmConfig},
     net::NetHeader,
     ring::{BATCH, FrameStore, Gathered, NotDelivered, TxRing, meter},
 };

@@ -11,10 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use butterfly_vhost::{
-    driver::{GuestConfig, Vm, VmConfig},
-    net::{Features, NetHeader},
-};
+use butterfly_guest_driver::{GuestConfig, Vm, VmConfig};
+use butterfly_vhost::net::{Features, NetHeader};
 use control_support::{Bed, WAIT};
 use rustix::{
     event::epoll,

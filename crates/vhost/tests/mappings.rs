@@ -6,11 +6,8 @@ mod control_support;
 
 use std::{fs::File, sync::Arc};
 
-use butterfly_vhost::{
-    driver::{ControlError, GuestConfig, Region, Vm, VmConfig},
-    maps,
-    net::NetHeader,
-};
+use butterfly_guest_driver::{ControlError, GuestConfig, Region, Vm, VmConfig};
+use butterfly_vhost::{maps, net::NetHeader};
 use control_support::{Bed, WAIT};
 use rustix::{
     fs::{MemfdFlags, ftruncate, memfd_create},

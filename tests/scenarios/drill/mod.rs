@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use butterfly_guest_driver::{Refill, Vm};
 use butterfly_packet::{Mac, build, tcp};
 use butterfly_tests::{
     Daemon, PATIENCE, Station, eventually,
@@ -22,7 +23,6 @@ use butterfly_tests::{
     programs::program,
     runbook::{Document, Place, Reader, Site},
 };
-use butterfly_vhost::driver::{Refill, Vm};
 
 const PAGE: &str = include_str!("../../../docs/troubleshooting.md");
 const A: u8 = 1;

@@ -1,5 +1,6 @@
 //! Broken on one host.
 
+use butterfly_guest_driver::{GuestConfig, Refill};
 use butterfly_packet::tcp::SYN;
 use butterfly_tests::{
     Nic, eventually,
@@ -9,7 +10,6 @@ use butterfly_tests::{
     runbook::{Document, Reader},
     station::{features, machine},
 };
-use butterfly_vhost::driver::{GuestConfig, Refill};
 
 use super::{A, B, C, D, Machine, PAGE, PORT, Scene, drill, followed};
 

@@ -38,12 +38,10 @@ impl UplinkPort {
 mod tests {
     use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+    use butterfly_guest_driver::{guest::GuestConfig, memory::MemoryConfig};
     use butterfly_packet::{build, checksum::Sum, mac::Mac, tcp::ACK};
     use butterfly_uplink::{BURST, Counters, Info};
-    use butterfly_vhost::{
-        driver::{guest::GuestConfig, memory::MemoryConfig},
-        net::NetHeader,
-    };
+    use butterfly_vhost::net::NetHeader;
 
     use super::*;
     use crate::{

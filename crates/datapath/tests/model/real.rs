@@ -6,11 +6,9 @@ use butterfly_datapath::{
     GroupChange, Mac, SessionConfig, TunnelConfig, VnicPolicy,
     harness::{Host, LINUX},
 };
+use butterfly_guest_driver::{guest::GuestConfig, memory::MemoryConfig};
 use butterfly_model::{Cidr, GroupName, SecurityGroup};
-use butterfly_vhost::{
-    driver::{guest::GuestConfig, memory::MemoryConfig},
-    net::NetHeader,
-};
+use butterfly_vhost::net::NetHeader;
 
 use crate::{
     check::{Seen, Switch},

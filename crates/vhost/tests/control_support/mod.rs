@@ -9,9 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use butterfly_guest_driver::{Connection, Listener, Vm, VmConfig};
 use butterfly_vhost::{
     control::{Device, DeviceConfig, DeviceEvents, DeviceState, DeviceStatus, Role, StartError},
-    driver::{Connection, Listener, Vm, VmConfig},
     net::{Features, NetHeader},
     port::{Port, PortEvents},
     ring::{BATCH, Delivery, Finish, FrameStore, Gathered},

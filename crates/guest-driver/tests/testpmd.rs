@@ -13,13 +13,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use butterfly_vhost::{
-    driver::{
-        Connection, DirtyLog, GuestConfig, KickPolicy, Listener, MemoryConfig, Placement,
-        ProtocolFeatures, SendError, Shape, Start, Vm, VmConfig,
-    },
-    net::{Features, NetHeader},
+use butterfly_guest_driver::{
+    Connection, DirtyLog, GuestConfig, KickPolicy, Listener, MemoryConfig, Placement,
+    ProtocolFeatures, SendError, Shape, Start, Vm, VmConfig,
 };
+use butterfly_vhost::net::{Features, NetHeader};
 
 const START: Duration = Duration::from_secs(60);
 const WAIT: Duration = Duration::from_secs(20);

@@ -10,7 +10,8 @@
 //!
 //! ```no_run
 //! use std::time::Duration;
-//! use butterfly_vhost::{driver::{Vm, VmConfig}, net::NetHeader};
+//! use butterfly_guest_driver::{Vm, VmConfig};
+//! use butterfly_vhost::net::NetHeader;
 //! let second = Duration::from_secs(1);
 //! let mut vm = Vm::connect("/run/vnic-1", &VmConfig::default(), second)?;
 //! vm.guest.send(&[0xff; 60], NetHeader::default())?;
@@ -19,6 +20,8 @@
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+
+#![deny(unsafe_code)]
 
 pub mod control;
 pub mod fast;

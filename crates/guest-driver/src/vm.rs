@@ -2,12 +2,13 @@
 
 use std::{path::Path, time::Duration};
 
-use super::{
+use butterfly_vhost::net::Features;
+
+use crate::{
     control::{Connection, ControlError, Listener, ProtocolFeatures, Start},
     guest::{Guest, GuestConfig},
     memory::{Memory, MemoryConfig},
 };
-use crate::net::Features;
 
 /// What a VM is to be.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! The front end's side of the control channel: what QEMU says on behalf of a guest.
 //!
 //! On the front end of the `vhost` crate; the messages it cannot send as needed (descriptors for
-//! rings, the dirty log) go out through [`super::raw`].
+//! rings, the dirty log) go out through [`crate::raw`].
 
 use std::{
     io,
@@ -17,18 +17,18 @@ use std::{
     time::{Duration, Instant},
 };
 
+use butterfly_vhost::net::Features;
 use vhost::{
     VhostBackend, VhostUserMemoryRegionInfo, VringConfigData,
     vhost_user::{Frontend, VhostUserFrontend, message::VhostUserHeaderFlag},
 };
 
-use super::{
+use crate::{
     guest::{Guest, RX, TX},
     memory::{Memory, MemoryConfig, MemoryError, Region},
     queue::QueueLink,
     raw::{self, FrontendReq},
 };
-use crate::net::Features;
 
 pub use vhost::vhost_user::VhostUserProtocolFeatures as ProtocolFeatures;
 

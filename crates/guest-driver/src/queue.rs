@@ -18,16 +18,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use butterfly_vhost::net::Features;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
-use super::{
+use crate::{
     memory::{Memory, MemoryError},
     ring::{
         AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_LEN, DESC_NEXT, DESC_WRITE, Desc, Ring,
         USED_NO_NOTIFY, passed,
     },
 };
-use crate::net::Features;
 
 /// An interrupt that was asked for comes within this time after the used index, or it was
 /// forgotten.

@@ -2,11 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{
+use butterfly_vhost::net::{Features, NetHeader};
+
+use crate::{
     memory::{Memory, MemoryError},
     queue::{AddError, Buffer, DeviceError, KickPolicy, Placement, VirtQueue},
 };
-use crate::net::{Features, NetHeader};
 
 /// Index of the receive queue in vhost-user messages.
 pub const RX: usize = 0;
@@ -232,7 +233,7 @@ fn buffers(
 impl Guest {
     /// Builds a NIC in `memory` as if `features` had been negotiated, with receive buffers posted.
     /// Nothing is told to any device: hand it [`Memory::regions`] and the queues, or use
-    /// [`super::Connection`].
+    /// [`crate::Connection`].
     pub fn new(
         memory: &Arc<Memory>,
         features: Features,

@@ -10,13 +10,13 @@ use std::{
     time::Duration,
 };
 
+use butterfly_vhost::net::{Features, NetHeader};
 use proptest::prelude::*;
 
-use super::{
+use crate::{
     ring::{AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, USED_NO_NOTIFY, passed},
     *,
 };
-use crate::net::{Features, NetHeader};
 
 const SECOND: Duration = Duration::from_secs(1);
 

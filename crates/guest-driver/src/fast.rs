@@ -1,7 +1,7 @@
 //! A NIC for measuring: no allocation, no copies but the caller's, buffers bound to their
 //! descriptors for good.
 //!
-//! Where [`super::VirtQueue`] can do everything, this does one thing fast: descriptors are written
+//! Where [`crate::VirtQueue`] can do everything, this does one thing fast: descriptors are written
 //! once, entries of the available ring only when they change (a device that uses chains in order
 //! makes them stay), and each batch touches each index once. What the device returns is checked as
 //! thoroughly.
@@ -17,7 +17,9 @@ use std::{
     time::Duration,
 };
 
-use super::{
+use butterfly_vhost::net::{Features, NetHeader};
+
+use crate::{
     control::Nic,
     guest::RX,
     memory::{Memory, MemoryError, Span},
@@ -27,7 +29,6 @@ use super::{
         USED_NO_NOTIFY, passed,
     },
 };
-use crate::net::{Features, NetHeader};
 
 /// Most frames or buffers taken in one go.
 pub const BATCH: usize = 64;
@@ -235,7 +236,7 @@ impl Core {
         Ok(taken)
     }
 
-    /// As [`super::VirtQueue::suppress_interrupts`].
+    /// As [`crate::VirtQueue::suppress_interrupts`].
     #[inline]
     fn suppress_interrupts(&self) {
         let ring = &self.link.ring;

@@ -3,6 +3,7 @@
 //! Addresses are guest-physical unless said otherwise. Each region is mapped on its own, so that
 //! addresses that follow each other in the guest do not in this process: a buffer across two
 //! regions is a real one.
+#![allow(unsafe_code)]
 
 use std::{
     fs::File,

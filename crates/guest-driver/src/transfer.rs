@@ -1,4 +1,5 @@
 //! Frames between guest memory and a file, without a copy in between.
+#![allow(unsafe_code)]
 
 use std::{
     io,
@@ -6,7 +7,7 @@ use std::{
     ptr,
 };
 
-use super::memory::Span;
+use crate::memory::Span;
 
 /// Most pieces that go out in one call.
 pub const MAX_PIECES: usize = 64;
@@ -52,10 +53,8 @@ mod tests {
         os::fd::AsFd,
     };
 
-    use super::{
-        super::memory::{Memory, MemoryConfig},
-        *,
-    };
+    use super::*;
+    use crate::memory::{Memory, MemoryConfig};
 
     #[test]
     fn bytes_go_through_files_as_they_are() {

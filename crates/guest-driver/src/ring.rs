@@ -1,7 +1,7 @@
 //! The memory of a split virtqueue: descriptor table, available ring, used ring (virtio 1.2, 2.7).
 //!
 //! [`Ring`] gives raw access to every field, the ones only a device may write included: what a
-//! field means and in which order fields may be touched is [`super::VirtQueue`]'s business. A
+//! field means and in which order fields may be touched is [`crate::VirtQueue`]'s business. A
 //! hostile driver is written on this.
 
 use std::sync::{
@@ -12,7 +12,7 @@ use std::sync::{
     },
 };
 
-use super::memory::{Memory, MemoryError, Span};
+use crate::memory::{Memory, MemoryError, Span};
 
 /// Descriptor flag: the chain goes on at `next`.
 pub const DESC_NEXT: u16 = 1;
@@ -264,7 +264,7 @@ pub const fn passed(event: u16, new: u16, old: u16) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::memory::MemoryConfig;
+    use crate::memory::MemoryConfig;
 
     #[test]
     fn fields_are_where_the_standard_puts_them() {
