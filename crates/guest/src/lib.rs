@@ -9,13 +9,17 @@
 //! time, and never holds up the switch: it is as slow a reader as a virtual machine may be.
 
 #![forbid(unsafe_code)]
+#![deny(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic))]
 
+mod bridged;
 mod echo;
 mod error;
 mod nic;
 mod ping;
 mod relay;
 mod seat;
+mod station;
 mod vnic;
 
 use std::{
@@ -30,7 +34,6 @@ use std::{
 };
 
 use butterfly_packet::Mac;
-use butterfly_uplink::station::{Station, StationConfig};
 use butterfly_vhost::control::Farewell;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -38,6 +41,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 pub use error::Error;
 pub use ping::{Pings, Times, Told};
 use seat::{Seat, Wishes};
+use station::{Station, StationConfig};
 pub use vnic::{BURST, Vnic};
 
 /// What is behind a vnic.

@@ -7,13 +7,13 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use butterfly_uplink::station::{HEADER_LEN, Station};
 use rustix::io::Errno;
 
 use crate::{
     BURST,
     nic::TX_BUFFER,
     seat::{End, Seat},
+    station::{HEADER_LEN, Station},
 };
 
 /// What the descriptor of a TAP device says when its interface was deleted.

@@ -14,13 +14,13 @@ use std::{
 };
 
 use butterfly_guest_driver::{Connection, ControlError, Start};
-use butterfly_uplink::station::{Offloads, Station};
 use butterfly_vhost::net::Features;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::{
     error::Error,
     nic::{NEEDED, Nic, NicError, WANTED},
+    station::{Offloads, Station},
 };
 
 /// How long a guest that pings or answers looks for the next frame before it sleeps.

@@ -13,18 +13,18 @@ pub struct Error {
 
 impl Error {
     /// A refusal of our own.
-    pub(crate) fn refused(text: impl Into<String>) -> Error {
+    pub fn refused(text: impl Into<String>) -> Error {
         Error { text: text.into(), kind: None }
     }
 
     /// A system call failed: `what` could not be done.
-    pub(crate) fn failed(what: impl Into<String>, source: impl Into<io::Error>) -> Error {
+    pub fn failed(what: impl Into<String>, source: impl Into<io::Error>) -> Error {
         let (what, source) = (what.into(), source.into());
         Error { text: format!("{what}: {source}"), kind: Some(source.kind()) }
     }
 
     /// Appends what to do about it.
-    pub(crate) fn help(mut self, help: &str) -> Error {
+    pub fn help(mut self, help: &str) -> Error {
         self.text.push_str("; ");
         self.text.push_str(help);
         self

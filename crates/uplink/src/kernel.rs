@@ -12,6 +12,7 @@ use std::{
 
 use butterfly_packet::Mac;
 
+pub use crate::netlink::Changes;
 use crate::{
     Error,
     netlink::{Message, Request, Socket, attribute},
@@ -270,8 +271,9 @@ impl Kernel {
         self.socket.ask(&request).map(|_| ()).map_err(failed)
     }
 
-    /// Gives an interface that is down an address and an MTU, and takes it up if it stays here.
-    pub(crate) fn set_station(
+    /// Gives an interface that is down an address and an MTU in bytes, and takes it up if it stays
+    /// here. Needs `CAP_NET_ADMIN`.
+    pub fn set_station(
         &mut self,
         interface: &Interface,
         mac: Mac,
@@ -284,16 +286,16 @@ impl Kernel {
         self.socket.ask(&request).map(|_| ())
     }
 
-    /// Gives an interface an address, and nothing else.
-    pub(crate) fn set_mac(&mut self, interface: &Interface, mac: Mac) -> io::Result<()> {
+    /// Gives an interface an address, and nothing else. Needs `CAP_NET_ADMIN`.
+    pub fn set_mac(&mut self, interface: &Interface, mac: Mac) -> io::Result<()> {
         let request = Request::new(libc::RTM_NEWLINK, 0, &link_message(interface, false))
             .with(libc::IFLA_ADDRESS, &mac.0);
         self.socket.ask(&request).map(|_| ())
     }
 
     /// Moves an interface into a network namespace, where it gets a name (`%d` in it is a number of
-    /// the kernel's choice) and is taken up. If that fails it may be there all the same.
-    pub(crate) fn move_to(
+    /// the kernel's choice) and is taken up. If that fails it may be there all the same. Needs `CAP_NET_ADMIN`.
+    pub fn move_to(
         &mut self,
         interface: &Interface,
         namespace: BorrowedFd<'_>,

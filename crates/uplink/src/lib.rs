@@ -6,7 +6,7 @@
 //! [`packet`] sees copies of the frames that keep an address reachable; [`groups`] keeps a network
 //! card listening to multicast groups; a [`Meter`] reads counters while the worker runs.
 //!
-//! [`station`] is not a port: a TAP device through which somebody on this host uses a vnic.
+//! [`tun`] makes TAP devices, also those that are not ports but guests of ours.
 //!
 //! All of it belongs to the network namespace of the thread that opened it.
 //!
@@ -21,16 +21,15 @@
     allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, clippy::panic)
 )]
 
-mod bridged;
 mod counters;
 mod error;
 pub mod groups;
 pub mod kernel;
 mod netlink;
 pub mod packet;
-pub mod station;
 mod sys;
 pub mod tap;
+pub mod tun;
 pub mod xdp;
 
 use std::os::fd::BorrowedFd;

@@ -40,7 +40,9 @@ fn interface_name(name: &str) -> Option<[u8; libc::IFNAMSIZ]> {
 /// A name that must be new, or one that may be taken over from a device that nobody uses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum TapName {
+    /// Must be new.
     New,
+    /// May be taken over.
     Any,
 }
 

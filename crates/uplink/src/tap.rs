@@ -7,11 +7,7 @@
 
 use std::{
     fmt,
-    fs::OpenOptions,
-    os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::fs::OpenOptionsExt,
-    },
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
 };
 
@@ -22,15 +18,13 @@ use crate::{
     BURST, Counters, Error, Info, Meter, Uplink,
     counters::{Count, Counts},
     kernel::Kernel,
-    sys::{self, TapName},
+    tun::{MAX_MTU, TapName, Tun},
 };
 
 /// Length of the virtio-net header before each frame (virtio 1.2, 5.1.6, without `num_buffers`).
 const VIRTIO_HEADER: usize = 10;
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
 const NEEDS_CHECKSUM: u8 = 1;
-/// The largest MTU the kernel gives a TAP device.
-pub(crate) const MAX_MTU: u32 = 65_521;
 
 /// How to make a TAP device.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -46,7 +40,7 @@ pub struct TapConfig {
 /// persistent before.
 pub struct Tap {
     info: Info,
-    tun: OwnedFd,
+    tun: Tun,
     /// Has `tun` in it, as long as that works: a descriptor that only reports errors would keep a
     /// sleeper awake.
     epoll: OwnedFd,
@@ -103,16 +97,13 @@ impl Tap {
     /// Makes a TAP device, or takes one over, and takes its interface up. Needs `CAP_NET_ADMIN` and
     /// `/dev/net/tun`.
     pub fn open(config: &TapConfig) -> Result<Tap, Error> {
-        let tun = open_tun()?;
+        let tun = Tun::open()?;
         let wanted = config.name.as_deref().unwrap_or("bfly%d");
-        let name = sys::make_tap(tun.as_fd(), wanted, TapName::Any, VIRTIO_HEADER as i32).map_err(
-            |error| {
-                let busy = error.kind() == std::io::ErrorKind::ResourceBusy;
-                let error =
-                    Error::failed(format!("cannot make the TAP device \"{wanted}\""), error);
-                if busy { error.help("another process uses it") } else { error }
-            },
-        )?;
+        let name = tun.make_tap(wanted, TapName::Any, VIRTIO_HEADER as u8).map_err(|error| {
+            let busy = error.kind() == std::io::ErrorKind::ResourceBusy;
+            let error = Error::failed(format!("cannot make the TAP device \"{wanted}\""), error);
+            if busy { error.help("another process uses it") } else { error }
+        })?;
 
         let mut kernel = Kernel::open()?;
         let made = kernel.interface(&name)?;
@@ -186,16 +177,6 @@ impl Tap {
         }
         Some(())
     }
-}
-
-/// What becomes a TAP device.
-pub(crate) fn open_tun() -> Result<OwnedFd, Error> {
-    let path = "/dev/net/tun";
-    let tun = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(path);
-    tun.map(OwnedFd::from).map_err(|error| {
-        Error::failed(format!("cannot open {path} for a TAP device"), error)
-            .help("it needs root and the kernel's module tun")
-    })
 }
 
 impl fmt::Debug for Tap {

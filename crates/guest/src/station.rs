@@ -1,29 +1,28 @@
 //! A TAP device that somebody on this host uses: a container, another network namespace, the host
 //! itself.
 //!
-//! Unlike [`crate::tap`] this is not a way out: what uses the device is a station like a virtual
-//! machine, with the address of its vnic. Frames carry the virtio-net header of 12 bytes, so they
-//! go between the device and virtqueues as they are.
+//! Unlike [`butterfly_uplink::tap`] this is not a way out: what uses the device is a station like a
+//! virtual machine, with the address of its vnic. Frames carry the virtio-net header of 12 bytes,
+//! so they go between the device and virtqueues as they are.
 
 use std::{
     fs::{File, OpenOptions},
     io,
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, BorrowedFd},
         unix::fs::OpenOptionsExt,
     },
     path::{Path, PathBuf},
 };
 
 use butterfly_packet::Mac;
-
-use crate::{
+use butterfly_uplink::{
     Error,
-    bridged::Watched,
     kernel::Kernel,
-    sys::{self, TapName},
-    tap::{MAX_MTU, open_tun},
+    tun::{MAX_MTU, TapName, Tun},
 };
+
+use crate::bridged::Watched;
 
 /// Length of the virtio-net header before each frame (virtio 1.2, 5.1.6).
 pub const HEADER_LEN: usize = 12;
@@ -62,7 +61,7 @@ pub struct Offloads {
 /// A TAP device. It goes when this is dropped, or the process ends.
 #[derive(Debug)]
 pub struct Station {
-    tun: OwnedFd,
+    tun: Tun,
     name: String,
     /// Its number, if it was made for our own network namespace.
     here: Option<u32>,
@@ -77,7 +76,7 @@ impl Station {
     pub fn make(config: &StationConfig) -> Result<Station, Error> {
         let namespace = config.namespace.as_deref().map(open_namespace).transpose()?;
         let wanted = is_name(&config.name).then_some(config.name.as_str());
-        let tun = open_tun()?;
+        let tun = Tun::open()?;
         // One that moves gets its name where it goes.
         let name = match wanted.filter(|_| namespace.is_none()) {
             Some(wanted) => match make(&tun, wanted) {
@@ -107,7 +106,8 @@ impl Station {
         kernel
             .move_to(&made, namespace.as_fd(), there)
             .map_err(|error| not_moved(path, there, error))?;
-        let name = sys::tap_name(tun.as_fd())
+        let name = tun
+            .name()
             .map_err(|error| Error::failed("cannot ask for the name of a TAP device", error))?;
         Ok(Station { tun, name, here: None, mtu, _bridged: None })
     }
@@ -126,7 +126,7 @@ impl Station {
         let Some(index) = self.here else { return Ok(()) };
         let mut kernel = Kernel::open()?;
         // It may have been moved away by hand, and the number be another one's.
-        let ours = |name: &str| sys::tap_name(self.tun.as_fd()).is_ok_and(|own| own == name);
+        let ours = |name: &str| self.tun.name().is_ok_and(|own| own == name);
         match kernel.interface_at(index)?.filter(|found| ours(&found.name) && found.mtu == had) {
             Some(found) => kernel.set_mtu(&found, mtu),
             None => Ok(()),
@@ -147,7 +147,7 @@ impl Station {
             .chain([ecn])
             .filter(|(on, _)| *on)
             .fold(0, |all, (_, flag)| all | flag);
-        sys::set_tap_offloads(self.tun.as_fd(), takes as usize).map_err(|error| {
+        self.tun.set_offloads(takes).map_err(|error| {
             Error::failed(format!("cannot set the offloads of the TAP device {}", self.name), error)
         })
     }
@@ -159,8 +159,8 @@ impl AsFd for Station {
     }
 }
 
-fn make(tun: &OwnedFd, name: &str) -> io::Result<String> {
-    sys::make_tap(tun.as_fd(), name, TapName::New, HEADER_LEN as i32)
+fn make(tun: &Tun, name: &str) -> io::Result<String> {
+    tun.make_tap(name, TapName::New, HEADER_LEN as u8)
 }
 
 /// Whether an interface can be called so, and everybody who reads its name copes: printable, no

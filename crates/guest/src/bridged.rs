@@ -13,8 +13,10 @@ use std::{
 };
 
 use butterfly_packet::Mac;
-
-use crate::{Error, kernel::Kernel, netlink::Changes};
+use butterfly_uplink::{
+    Error,
+    kernel::{Changes, Kernel},
+};
 
 /// First octets of local station addresses (IEEE 802, 8.4): what a device in a bridge gets, and
 /// what it gets if it had that.
