@@ -16,7 +16,6 @@ use std::{
 };
 
 use butterfly_guest::{Guest, Report as GuestReport};
-use butterfly_mem::cpu;
 use butterfly_packet::mac::Mac;
 use butterfly_vhost::{
     control::{DeviceEvents, DeviceStatus, Role},
