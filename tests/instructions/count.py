@@ -14,13 +14,11 @@ import tempfile
 
 BATCHES = 300
 TOLERANCE = 1.03
-# Functions that are kept out of line for this purpose, and what else takes part in a batch.
-STAGES = ("headers", "antispoof", "offload", "forward", "filter", "leave", "deliver")
 ROUND = re.compile(r"worker::Worker::round\b")
 
 
-def count(program, case):
-    """Instructions per packet: of a whole round and of each stage in it."""
+def count(program, case, stages):
+    """Instructions per packet: of a whole round and of each stage in it (functions that are kept out of line for this purpose)."""
     with tempfile.NamedTemporaryFile(prefix="callgrind.") as out:
         valgrind = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out.name}", "--toggle-collect=*Worker*round*"]
         done = subprocess.run([*valgrind, program, case, str(BATCHES)], capture_output=True, text=True, check=False, timeout=300)
@@ -36,7 +34,7 @@ def count(program, case):
         if not found:
             continue
         instructions, where = int(found[1].replace(",", "")), found[2]
-        names = [stage for stage in STAGES if f"::{stage}::{stage}" in where]
+        names = [stage for stage in stages if f"::{stage}::{stage}" in where]
         if ROUND.search(where):
             names.append("total")
         for name in names:
@@ -44,14 +42,15 @@ def count(program, case):
     if "total" not in totals or "deliver" not in totals:
         sys.exit(f"case {case}: the profile does not name the packet path; was it inlined?")
     totals["deliver"] -= totals.get("leave", 0)  # which is a part of it
-    totals["take"] = totals["total"] - sum(totals.get(stage, 0) for stage in STAGES)
+    totals["take"] = totals["total"] - sum(totals.get(stage, 0) for stage in stages)
     return {name: round(n / packets, 2) for name, n in sorted(totals.items())}
 
 
 def main():
     program, figures = sys.argv[1:3]
     cases = subprocess.run([program, "list"], capture_output=True, text=True, check=True).stdout.split()
-    now = {case: count(program, case) for case in cases}
+    stages = subprocess.run([program, "stages"], capture_output=True, text=True, check=True).stdout.split()
+    now = {case: count(program, case, stages) for case in cases}
     if "--update" in sys.argv:
         with open(figures, "w", encoding="utf-8") as file:
             json.dump(now, file, indent=1)
@@ -59,9 +58,9 @@ def main():
     with open(figures, encoding="utf-8") as file:
         committed = json.load(file)
     failed = 0
-    print(f"{'instructions per packet':<24}" + "".join(f"{name:>11}" for name in ("total", "take", *STAGES)))
+    print(f"{'instructions per packet':<24}" + "".join(f"{name:>11}" for name in ("total", "take", *stages)))
     for case, counts in now.items():
-        print(f"{case:<24}" + "".join(f"{counts.get(name, 0):>11.1f}" for name in ("total", "take", *STAGES)))
+        print(f"{case:<24}" + "".join(f"{counts.get(name, 0):>11.1f}" for name in ("total", "take", *stages)))
         allowed = committed.get(case, {}).get("total")
         if allowed is None:
             failed += 1

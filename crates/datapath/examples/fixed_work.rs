@@ -1,7 +1,8 @@
 //! A fixed amount of switching over in-memory rings, to count instructions and to compare cycles of
 //! one build with those of another.
 //!
-//! `fixed_work [CASE] [BATCHES]`: cases are printed by `fixed_work list`. Prints cycles per packet
+//! `fixed_work [CASE] [BATCHES]`: cases are printed by `fixed_work list`, the stages that may be
+//! counted by `fixed_work stages`. Prints cycles per packet
 //! of the switch alone (generator and receiver run on the same core, so caches are warmer than with
 //! real guests). Under callgrind, collect only inside `Worker::round`: see tests/instructions/run.
 //! sh.
@@ -10,7 +11,7 @@ use std::net::IpAddr;
 
 use butterfly_datapath::{
     GroupChange, Mac, SessionConfig, TunnelConfig, VnicPolicy,
-    harness::{Error, Host, LINUX},
+    harness::{Error, Host, LINUX, stages},
 };
 use butterfly_guest_driver::{
     guest::{GuestConfig, Shape},
@@ -117,6 +118,10 @@ fn main() -> Result<(), Error> {
     let batches: u64 = args.next().map_or(Ok(20_000), |n| n.parse())?;
     if name == "list" {
         CASES.iter().for_each(|case| println!("{}", case.name));
+        return Ok(());
+    }
+    if name == "stages" {
+        stages().iter().for_each(|stage| println!("{stage}"));
         return Ok(());
     }
     let case =

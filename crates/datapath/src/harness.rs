@@ -36,7 +36,7 @@ use crate::{
         explain::{Explanation, NoAnswer, Origin, Question, Walk},
     },
     session::{FormerTable, SessionConfig},
-    stages::reasons::reasons,
+    stages::{pipeline::STAGES, reasons::reasons},
     worker::Worker,
     world::{
         policy::VnicPolicy,
@@ -84,6 +84,12 @@ pub const LINUX: Features = Features(
 /// Of an uplink: complete frames in large buffers.
 pub const WIRE: Features =
     Features(Features::VERSION_1.0 | Features::MRG_RXBUF.0 | Features::EVENT_IDX.0);
+
+/// Names of all stages, in order, and of delivery with the departure to other hosts that is a part
+/// of it: as counts of instructions call them.
+pub fn stages() -> Vec<&'static str> {
+    STAGES.iter().map(|stage| stage.name).chain(["leave", "deliver"]).collect()
+}
 
 impl Host {
     /// A host without vnics.

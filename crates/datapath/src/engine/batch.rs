@@ -93,6 +93,8 @@ pub(crate) struct Batch<'a> {
     pub frames: Frames<'a>,
     /// Among them may be ARP or neighbour discovery.
     pub unusual: bool,
+    /// One of them is to be cut into segments, if its receiver does not take it whole.
+    pub segments: bool,
     pub origin: Origin,
     metas: &'a mut Metas,
 }
@@ -103,7 +105,7 @@ impl<'a> Batch<'a> {
     }
 
     pub fn of(origin: Origin, frames: Frames<'a>, metas: &'a mut Metas) -> Batch<'a> {
-        Batch { frames, unusual: false, origin, metas }
+        Batch { frames, unusual: false, segments: false, origin, metas }
     }
 
     #[inline(always)]

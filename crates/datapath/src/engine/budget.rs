@@ -18,6 +18,9 @@ pub(crate) struct Budget {
 impl Budget {
     pub const WHOLE: Budget = Budget { copies: COPIES, visits: VISITS };
 
+    /// For an explanation: one frame, whoever gets it.
+    pub const UNBOUNDED: Budget = Budget { copies: u64::MAX, visits: u64::MAX };
+
     /// Of a turn of so many frames: a full batch has everything.
     #[inline(always)]
     pub fn of(frames: u16) -> Budget {

@@ -4,11 +4,11 @@
 /// Reasons of one stage at most.
 pub(crate) const PER_STAGE: usize = 16;
 
-/// Stages that have reasons of their own.
-pub(crate) const STAGES: usize = 9;
+/// Lists of reasons there may be, each with a number of its own.
+const LISTS: usize = 16;
 
 /// Number of distinct values a [`DropReason`] can have.
-pub(crate) const CAPACITY: usize = PER_STAGE * STAGES;
+pub(crate) const CAPACITY: usize = PER_STAGE * LISTS;
 
 /// Why a packet was dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]

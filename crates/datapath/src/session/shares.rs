@@ -55,11 +55,6 @@ impl Shares {
         }
     }
 
-    /// No bound at all.
-    pub fn unbounded() -> Shares {
-        Shares::new(u32::MAX, 100, u32::MAX)
-    }
-
     /// Divides the table anew: for each network, whether it has filtered vnics, and its sessions.
     /// What is counted meanwhile may be counted wrongly, so this is repeated now and then.
     pub fn divide<I: Iterator<Item = (bool, u32)>>(&self, networks: impl Fn() -> I) {
@@ -94,6 +89,11 @@ impl Shares {
     /// Whether something is left of what is common.
     pub fn has_common(&self) -> bool {
         self.beyond.load(Relaxed) < self.common.load(Relaxed)
+    }
+
+    /// Counts nothing beyond the parts of networks any more: for an explanation.
+    pub fn forget(&self) {
+        self.beyond.store(0, Relaxed);
     }
 
     /// The same, with counts of its own.
@@ -138,6 +138,15 @@ impl VnicSessions {
     /// All that it is an end of.
     pub fn count(&self) -> u32 {
         self.opened.load(Relaxed).saturating_add(self.received.load(Relaxed))
+    }
+
+    /// Counts none of its sessions any more: for an explanation, in which some of them went.
+    pub fn forget(&self) {
+        self.openers
+            .0
+            .iter()
+            .chain([&self.opened, &self.received])
+            .for_each(|n| n.store(0, Relaxed));
     }
 
     /// One like this.
@@ -264,7 +273,7 @@ mod tests {
             [990, u32::MAX, u32::MAX]
         );
         assert_eq!([network(0, 50), network(1000, 0), network(u32::MAX, 50)], [1, 1, u32::MAX / 2]);
-        let shares = Shares::unbounded();
+        let shares = Shares::new(u32::MAX, 100, u32::MAX);
         assert_eq!(
             (shares.network, shares.vnic, shares.opener, shares.rate),
             (u32::MAX, u32::MAX, u32::MAX, u32::MAX)

@@ -4,13 +4,15 @@
 //! RFC 903 (reverse ARP).
 
 use crate::{
+    engine::reason::ReasonInfo,
     engine::{
-        batch::{Batch, Verdict},
+        batch::{Batch, Origin, Verdict},
         inside::Inside,
         mac::number,
         reason::{DropReason, drop_reasons},
     },
     ip::frame::arp,
+    stages::pipeline::{Stage, StageConfig},
     stages::{forward::MAC_CLAIMED, site::Context},
     world::snapshot::Vnic,
 };
@@ -44,9 +46,27 @@ drop_reasons! { 1;
     }
 }
 
+/// Checks source addresses. The switch itself may say what guests may not.
+pub(crate) struct Antispoof;
+
+impl Stage for Antispoof {
+    const NAME: &'static str = "antispoof";
+    const REASONS: &'static [ReasonInfo] = REASONS;
+    type Scratch = ();
+
+    fn scratch(_: &StageConfig<'_>) {}
+
+    #[inline(always)]
+    fn run(batch: &mut Batch<'_>, context: &Context<'_>, _: &mut ()) {
+        if batch.origin != Origin::Own {
+            antispoof(batch, context);
+        }
+    }
+}
+
 /// Drops frames whose source the vnic does not own; all others stay as they are.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
-pub(crate) fn antispoof(batch: &mut Batch<'_>, context: &Context<'_>) {
+fn antispoof(batch: &mut Batch<'_>, context: &Context<'_>) {
     if context.network.waits(context.sender.place.slot) {
         return silence(batch, context, MAC_CLAIMED);
     }

@@ -16,8 +16,9 @@ use butterfly_packet::{
 use crate::world::bindings::Voice;
 
 use crate::{
+    engine::reason::ReasonInfo,
     engine::{
-        batch::{Batch, Verdict},
+        batch::{Batch, Origin, Verdict},
         inside::Inside,
         reason::drop_reasons,
     },
@@ -26,6 +27,7 @@ use crate::{
         discovery::{link_local, solicited_node},
         mapped,
     },
+    stages::pipeline::{Stage, StageConfig},
     stages::{filter::read::read as read_packet, site::Context},
     world::snapshot::Vnic,
 };
@@ -40,12 +42,30 @@ drop_reasons! { 8;
     }
 }
 
+/// Checks claims of addresses, in batches in which [`crate::stages::headers`] saw what may be one.
+pub(crate) struct Claims;
+
+impl Stage for Claims {
+    const NAME: &'static str = "claims";
+    const REASONS: &'static [ReasonInfo] = REASONS;
+    type Scratch = ();
+
+    fn scratch(_: &StageConfig<'_>) {}
+
+    #[inline(always)]
+    fn run(batch: &mut Batch<'_>, context: &Context<'_>, _: &mut ()) {
+        if batch.unusual && batch.origin != Origin::Own {
+            claims(batch, context);
+        }
+    }
+}
+
 /// Drops ARP and neighbour discovery that claim an address of somebody else; all other frames stay
 /// as they are.
 ///
 /// Called for batches in which [`crate::stages::headers::headers`] saw what may be one of them.
 #[cold]
-pub(crate) fn claims(batch: &mut Batch<'_>, context: &Context<'_>) {
+fn claims(batch: &mut Batch<'_>, context: &Context<'_>) {
     for index in 0..batch.frames.len() {
         if claimed(batch, index, context).is_some()
             && let Some(meta) = batch.parts().1.get_mut(index)

@@ -4,13 +4,13 @@
 //! the sender's used index, then the receivers'. A crash in between may lose a batch, never repeat
 //! it, but for floods and copies.
 
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use butterfly_mem::cpu;
 use butterfly_vhost::{
     net::{Features, NetHeader},
-    ring::{BATCH, CallFd, Delivery, Finish, Frames, NotDelivered, RxRing},
+    ring::{BATCH, CallFd, Delivery, Finish, Frames, NotDelivered},
 };
 
 use crate::{
@@ -25,6 +25,7 @@ use crate::{
         leave::{Departures, leave},
         leaving::Leaving,
         mirror::{mirror, mirror_answer},
+        outlet::{Outlet, Receive},
         segment::Segments,
         site::Context,
         take::take,
@@ -187,13 +188,14 @@ fn note(receivers: &mut Receivers, run: Receiver) {
 /// Returns the slot that most of the next frames will go to, and whether all is done: if not, the
 /// only frame stays in its ring.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
-pub(crate) fn deliver(
+pub(crate) fn deliver<O: Outlet>(
     mut batch: Batch<'_>,
     context: &Context<'_>,
     room: &Room,
     departures: &mut Departures,
     calls: &mut Calls,
     turn: &Turn,
+    outlet: &O,
 ) -> (Option<u32>, bool) {
     let mut receivers = Receivers::new();
     let planned = plan(&batch, &mut receivers);
@@ -201,19 +203,19 @@ pub(crate) fn deliver(
         count_drops(&batch, context);
     }
     if planned.floods {
-        flood(&mut batch, context, room, calls, turn);
+        flood(&mut batch, context, room, calls, turn, outlet);
     }
     let done = !turn.part
         || batch.metas().iter().all(|meta| !matches!(meta.verdict, Verdict::Flood { .. }));
-    let mut held = ArrayVec::<(MutexGuard<'_, Option<RxRing>>, &Vnic, Got), BATCH>::new();
+    let mut held = ArrayVec::<(O::Held<'_>, &Vnic, Got), BATCH>::new();
     for Receiver { slot, frames } in &receivers {
         let Some(receiver) = context.snapshot.vnics.get(*slot) else { continue };
-        let mut guard = receiver.shared.port.rx();
+        let mut guard = outlet.open(receiver);
         let mut got = Got::default();
         if let Some(ring) = guard.as_mut() {
             ring.prepare(*frames);
         }
-        to_one(&batch, guard.as_mut(), receiver, context, &mut got, |_, meta| {
+        to_one(&batch, guard.as_mut(), receiver, context, outlet, &mut got, |_, meta| {
             meta.verdict == Verdict::Deliver(*slot)
         });
         let _ = held.try_push((guard, receiver, got));
@@ -221,7 +223,7 @@ pub(crate) fn deliver(
     // Its lock is the last that is taken, but for those of mirrors.
     let leaving = match (context.tunnel, context.remote()) {
         (Some(tunnel), Some(remote)) if planned.tunnelled || planned.floods => {
-            leave(&batch, context, tunnel, remote, departures, turn)
+            leave(&batch, context, tunnel, remote, departures, turn, outlet)
         }
         _ => Leaving::Nothing,
     };
@@ -244,22 +246,27 @@ pub(crate) fn deliver(
     call(calls, batch.frames.release());
     for (guard, receiver, got) in &mut held {
         if let Some(ring) = guard.as_mut() {
-            call(calls, publish(ring));
+            call(calls, ring.show());
         }
         got.count(receiver, context.worker);
     }
     call(calls, leaving.publish(&mut departures.pending));
     held.clear(); // dropping it would move it
     if !departures.answers.is_empty() {
-        answer(context, departures, calls);
+        answer(context, departures, calls, outlet);
     }
     (receivers.iter().max_by_key(|receiver| receiver.frames).map(|receiver| receiver.slot), done)
 }
 
 /// Gives the sender of a batch what its frames were answered.
 #[cold]
-fn answer(context: &Context<'_>, departures: &mut Departures, calls: &mut Calls) {
-    let mut guard = context.sender.shared.port.rx();
+fn answer<O: Outlet>(
+    context: &Context<'_>,
+    departures: &mut Departures,
+    calls: &mut Calls,
+    outlet: &O,
+) {
+    let mut guard = outlet.open(context.sender);
     let mut got = Got::default();
     if let Some(ring) = guard.as_mut() {
         for frame in departures.answers.iter() {
@@ -279,19 +286,10 @@ fn answer(context: &Context<'_>, departures: &mut Departures, calls: &mut Calls)
                 }
             }
         }
-        call(calls, publish(ring));
+        call(calls, ring.show());
     }
     departures.answers.clear();
     got.count(context.sender, context.worker);
-}
-
-/// Shows a guest what it got, unless its memory was taken away meanwhile.
-pub(crate) fn publish(ring: &mut RxRing) -> Option<Arc<CallFd>> {
-    let interrupt = ring.publish();
-    if ring.poisoned() {
-        ring.rest();
-    }
-    interrupt
 }
 
 /// Counts what the stages dropped.
@@ -320,14 +318,16 @@ fn count_drop(
 /// A receiver did not get a frame.
 #[cold]
 #[inline(never)]
-fn refuse(
+fn refuse<O: Outlet>(
     context: &Context<'_>,
+    outlet: &O,
     receiver: &Vnic,
     frames: &Frames<'_>,
     index: usize,
     reason: DropReason,
 ) {
     context.count_drop(receiver, reason, frames, index);
+    outlet.refused(Some(receiver), reason, receiver.place.slot);
     if let Some(tap) = context.tap() {
         tap.not_delivered(index, receiver.place.slot, reason);
     }
@@ -335,15 +335,16 @@ fn refuse(
 
 /// Writes those frames of a batch that `wanted` names into one receive ring, in order.
 #[inline(always)]
-pub(crate) fn to_one(
+pub(crate) fn to_one<O: Outlet>(
     batch: &Batch<'_>,
-    ring: Option<&mut RxRing>,
+    ring: Option<&mut O::Ring>,
     receiver: &Vnic,
     context: &Context<'_>,
+    outlet: &O,
     got: &mut Got,
     wanted: impl Fn(usize, &Meta) -> bool,
 ) {
-    let refuse = |index, reason| refuse(context, receiver, &batch.frames, index, reason);
+    let refuse = |index, reason| refuse(context, outlet, receiver, &batch.frames, index, reason);
     let Some(ring) = ring else {
         let refused = batch.metas().iter().enumerate().filter(|(index, meta)| wanted(*index, meta));
         refused.for_each(|(index, _)| refuse(index, NOT_ATTACHED));
@@ -394,8 +395,8 @@ pub(crate) fn to_one(
 /// A frame with a partial checksum or of several segments: as it is if the receiver takes that,
 /// else completed.
 #[inline(never)]
-fn offloaded(
-    ring: &mut RxRing,
+fn offloaded<R: Receive>(
+    ring: &mut R,
     frames: &Frames<'_>,
     index: usize,
     meta: &Meta,
@@ -466,12 +467,13 @@ fn offloaded(
 /// Copies the frames with several receivers to those of this turn: receivers outside, frames
 /// inside.
 #[inline(never)]
-fn flood(
+fn flood<O: Outlet>(
     batch: &mut Batch<'_>,
     context: &Context<'_>,
     room: &Room,
     calls: &mut Calls,
     turn: &Turn,
+    outlet: &O,
 ) {
     let sender = context.sender;
     let members = &context.network.members;
@@ -512,6 +514,7 @@ fn flood(
             };
             meta.verdict = Verdict::Drop(reason, sender.place.slot);
             context.count_drop(sender, reason, frames, index);
+            outlet.refused(None, reason, sender.place.slot);
         }
     }
     sender.shared.flood_tokens.store(tokens, std::sync::atomic::Ordering::Relaxed);
@@ -533,30 +536,25 @@ fn flood(
                 match admits_flooded(room, index, receiver, context) {
                     Ok(()) => note_flooded(room, index, receiver, context),
                     Err((reason, charged)) => {
-                        count_drop(context, charged, reason, &batch.frames, index)
+                        count_drop(context, charged, reason, &batch.frames, index);
+                        outlet.refused(Some(receiver), reason, charged);
                     }
                 }
             }
         }
         let mut got = Got::default();
-        let mut guard = receiver.shared.port.rx();
+        let mut guard = outlet.open(receiver);
         if let Some(ring) = guard.as_mut() {
             ring.prepare(floods as u16);
         }
-        to_one(batch, guard.as_mut(), receiver, context, &mut got, |index, meta| {
+        to_one(batch, guard.as_mut(), receiver, context, outlet, &mut got, |index, meta| {
             flooded(meta) && (bypass || admits_flooded(room, index, receiver, context).is_ok())
         });
-        let interrupt = guard.as_mut().and_then(publish);
+        let interrupt = guard.as_mut().and_then(Receive::show);
         drop(guard);
         call(calls, interrupt);
         got.count(receiver, context.worker);
     }
-}
-
-/// Whether a vnic may cause this many copies of a plain frame now, for an explanation: of counts
-/// that are its own.
-pub(crate) fn may_flood(sender: &Vnic, others: u64, len: u32) -> bool {
-    refill(sender) >= others.saturating_mul(weight(&Meta::NEW, len, 1))
 }
 
 /// The copies a vnic may cause now. Only the worker that owns its transmit ring comes here.

@@ -17,6 +17,7 @@ mod slow;
 use butterfly_vhost::ring::Slot;
 
 use crate::{
+    engine::reason::ReasonInfo,
     engine::{
         batch::{Batch, Verdict},
         inside::Inside,
@@ -24,6 +25,7 @@ use crate::{
     },
     ip::tcp::{self, Outcome},
     session::{Found, Key, State},
+    stages::pipeline::{Stage, StageConfig},
     stages::site::Context,
     world::snapshot::Vnic,
 };
@@ -34,13 +36,31 @@ use room::Notes;
 use room::{Flow, Path};
 pub(crate) use room::{Judged, Room};
 pub(crate) use session_of::session_of;
-pub(crate) use share::{Share, full_shares, may_give_way, released, rests};
+pub(crate) use share::{full_shares, may_give_way, released, rests};
 pub(crate) use slow::{admits_flooded, note_flooded, rule_port, rules_say};
+
+/// Decides by sessions and rules. Its scratch says of floods who may have them.
+pub(crate) struct Filter;
+
+impl Stage for Filter {
+    const NAME: &'static str = "filter";
+    const REASONS: &'static [ReasonInfo] = REASONS;
+    type Scratch = Room;
+
+    fn scratch(config: &StageConfig<'_>) -> Room {
+        Room::new(config.timeouts)
+    }
+
+    #[inline(always)]
+    fn run(batch: &mut Batch<'_>, context: &Context<'_>, scratch: &mut Room) {
+        filter(batch, context, scratch);
+    }
+}
 
 /// Decides all frames that go to one vnic, and whether floods may leave. Floods meet each
 /// receiver's policy when they are delivered.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
-pub(crate) fn filter(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) {
+fn filter(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) {
     if !context.network.filtered {
         return;
     }

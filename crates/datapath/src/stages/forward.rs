@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use butterfly_packet::mac::Mac;
 
 use crate::{
+    engine::reason::ReasonInfo,
     engine::{
         batch::{Batch, Meta, Verdict},
         counters::Counter,
@@ -15,6 +16,7 @@ use crate::{
         place::{PeerRef, PortRef},
         reason::{DropReason, drop_reasons},
     },
+    stages::pipeline::{Stage, StageConfig},
     stages::site::Context,
     world::{
         fdb::{Learning, MAX_PER_NETWORK, MAX_PER_VNIC},
@@ -70,9 +72,25 @@ const GROUP_BIT: u64 = 1;
 const LINK_LOCAL: u64 = number(Mac([1, 0x80, 0xc2, 0, 0, 0]));
 const LINK_LOCAL_MASK: u64 = number(Mac([0xff, 0xff, 0xff, 0xff, 0xff, 0xf0]));
 
+/// Learns sources and looks up destinations.
+pub(crate) struct Forward;
+
+impl Stage for Forward {
+    const NAME: &'static str = "forward";
+    const REASONS: &'static [ReasonInfo] = REASONS;
+    type Scratch = ();
+
+    fn scratch(_: &StageConfig<'_>) {}
+
+    #[inline(always)]
+    fn run(batch: &mut Batch<'_>, context: &Context<'_>, _: &mut ()) {
+        forward(batch, context);
+    }
+}
+
 /// Gives every undecided frame a verdict. Says in the context if one goes to several receivers.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
-pub(crate) fn forward(batch: &mut Batch<'_>, context: &Context<'_>) {
+fn forward(batch: &mut Batch<'_>, context: &Context<'_>) {
     let own = number(context.sender.mac);
     let slot = context.sender.place.slot;
     let (_, metas) = batch.parts();

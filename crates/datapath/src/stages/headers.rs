@@ -6,12 +6,14 @@ use butterfly_packet::ethernet;
 use butterfly_vhost::ring::FrameFault;
 
 use crate::{
+    engine::reason::ReasonInfo,
     engine::{
         batch::{Batch, Verdict},
         inside::PLAIN_IP,
         reason::drop_reasons,
     },
     ip::frame::inside,
+    stages::pipeline::{Stage, StageConfig},
     stages::site::Context,
 };
 
@@ -42,10 +44,26 @@ drop_reasons! { 0;
     }
 }
 
+/// Reads addresses.
+pub(crate) struct Headers;
+
+impl Stage for Headers {
+    const NAME: &'static str = "headers";
+    const REASONS: &'static [ReasonInfo] = REASONS;
+    type Scratch = ();
+
+    fn scratch(_: &StageConfig<'_>) {}
+
+    #[inline(always)]
+    fn run(batch: &mut Batch<'_>, context: &Context<'_>, _: &mut ()) {
+        headers(batch, context);
+    }
+}
+
 /// Drops what could not be taken from the ring; reads the addresses of all others, and what is
 /// inside if a filter will ask.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
-pub(crate) fn headers(batch: &mut Batch<'_>, context: &Context<'_>) {
+fn headers(batch: &mut Batch<'_>, context: &Context<'_>) {
     let classify = context.network.filtered;
     let mut unusual = false;
     let (frames, metas) = batch.parts();

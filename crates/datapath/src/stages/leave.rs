@@ -2,7 +2,7 @@
 //! complete: checksums are finished, and segments are cut, on the way from the guest's memory to
 //! the wire.
 
-use std::sync::atomic::Ordering::Relaxed;
+use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
 
 use arrayvec::ArrayVec;
 use butterfly_packet::{checksum::Sum, mac::Mac};
@@ -19,7 +19,10 @@ use crate::{
         outer::{Outer, source_port},
         peers::PeerCounter,
     },
-    stages::leaving::{Leaving, Way},
+    stages::{
+        leaving::{Leaving, Way},
+        outlet::Outlet,
+    },
 };
 use crate::{
     engine::{
@@ -81,15 +84,16 @@ struct Parts<'a> {
 
 /// Sends what goes to other hosts. The other side sees it when the result is published.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
-pub(crate) fn leave<'a>(
+pub(crate) fn leave<'a, O: Outlet>(
     batch: &Batch<'_>,
     context: &Context<'a>,
     tunnel: &'a Tunnel,
     remote: &Remote,
     departures: &mut Departures,
     turn: &Turn,
+    outlet: &'a O,
 ) -> Leaving<'a> {
-    let mut leaving = Leaving::of(tunnel, context.worker);
+    let mut leaving = outlet.uplink(tunnel, context.worker);
     if let Leaving::Ring(ring) = &mut leaving
         && let Some(ring) = ring.as_mut()
     {
@@ -104,6 +108,7 @@ pub(crate) fn leave<'a>(
         context,
         trunk,
         departures,
+        outlet,
         current: None,
         queued: 0,
         packets: 0,
@@ -134,11 +139,12 @@ pub(crate) fn leave<'a>(
     leaving
 }
 
-struct Sending<'a, 'c> {
+struct Sending<'a, 'c, O> {
     tunnel: &'a Tunnel,
     context: &'c Context<'a>,
     trunk: Option<&'c Vnic>,
     departures: &'c mut Departures,
+    outlet: &'c O,
     /// The header of the last frame: the next one probably has the same.
     current: Option<(To, Outer)>,
     /// Packets since the wire was flushed.
@@ -149,7 +155,7 @@ struct Sending<'a, 'c> {
     to: Option<To>,
 }
 
-impl Sending<'_, '_> {
+impl<O: Outlet> Sending<'_, '_, O> {
     /// Sends one frame to one place. Returns whether it fits the uplink.
     #[inline(always)]
     fn frame(
@@ -208,6 +214,7 @@ impl Sending<'_, '_> {
 
     fn count_peer(&self, to: To, counter: PeerCounter, n: u64) {
         if let To::Peer(at) = to
+            && O::COUNTS
             && let Some(peer) = self.tunnel.peers.get(at)
         {
             peer.count(self.context.worker, counter, n);
@@ -224,19 +231,24 @@ impl Sending<'_, '_> {
         if let Some(trunk) = self.trunk {
             self.context.count_drop(trunk, reason, frames, index);
         }
+        let own = self.context.sender.place.slot;
+        self.outlet.not_sent(reason, self.trunk.map_or(own, |trunk| trunk.place.slot));
     }
 
     /// What a frame to there begins with; `None` if the next hop is not known.
     fn header(&self, to: To) -> Option<Outer> {
-        let vni = self.context.sender.vni;
-        let target = match to {
-            To::Group => self.tunnel.groups.of(vni),
+        Outer::new(&self.tunnel.source, self.target(to)?, self.context.sender.vni)
+    }
+
+    /// Link and IP address of a place; `None` if the next hop is not known.
+    fn target(&self, to: To) -> Option<(Mac, IpAddr)> {
+        match to {
+            To::Group => Some(self.tunnel.groups.of(self.context.sender.vni)),
             To::Peer(at) => {
                 let peer = self.tunnel.peers.get(at)?;
-                (peer.mac()?, crate::world::rules::address(peer.address()))
+                Some((peer.mac()?, crate::world::rules::address(peer.address())))
             }
-        };
-        Outer::new(&self.tunnel.source, target, vni)
+        }
     }
 
     fn next_identification(&mut self) -> u16 {
@@ -325,6 +337,18 @@ impl Sending<'_, '_> {
         let total = outer.front().len() + parts.head.len() + parts.len as usize;
         match leaving {
             Leaving::Nothing => Err(UPLINK_DOWN),
+            Leaving::Noted(left) => {
+                if let Some((to, _)) = self.current {
+                    let target = self.target(to).map(|(_, address)| address);
+                    let noted = target.map(|address| (address, to == To::Group));
+                    let mut left = left.borrow_mut();
+                    // Segments of a frame go to the same place.
+                    if noted != left.last().copied() {
+                        left.extend(noted);
+                    }
+                }
+                Ok(())
+            }
             Leaving::Tapped(way, tap) => {
                 // Put together first, so that what is seen is what leaves.
                 let packet = self.departures.scratch.get_mut(..total).ok_or(TOO_BIG)?;
@@ -384,6 +408,9 @@ impl Sending<'_, '_> {
     ) -> Result<(u64, u64), DropReason> {
         let To::Peer(at) = to else { return Err(NO_NEIGHBOUR) };
         let peer = self.tunnel.peers.get(at).ok_or(NO_NEIGHBOUR)?;
+        if let Some(said) = self.outlet.waits(peer, crate::world::rules::address(peer.address())) {
+            return said.map(|()| (1, len.into()));
+        }
         // One that is to be cut into segments is not kept: its sender will repeat it. It does not
         // take the place of one that is.
         let keep = !meta.offload || meta.net.gso_type == NetHeader::GSO_NONE;
@@ -411,6 +438,7 @@ impl Sending<'_, '_> {
         let sender = self.context.sender;
         self.count_peer(to, PeerCounter::Drops, 1);
         self.context.count_drop(sender, TOO_BIG, frames, index);
+        self.outlet.not_sent(TOO_BIG, sender.place.slot);
         if let Some(tap) = self.context.tap() {
             tap.too_big(index, TOO_BIG);
         }

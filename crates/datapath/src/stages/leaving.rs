@@ -1,6 +1,10 @@
 //! The uplink of a worker while frames go out.
 
-use std::sync::{Arc, MutexGuard, atomic::Ordering::Relaxed};
+use std::{
+    cell::RefCell,
+    net::IpAddr,
+    sync::{Arc, MutexGuard, atomic::Ordering::Relaxed},
+};
 
 use butterfly_uplink::Uplink;
 use butterfly_vhost::ring::{CallFd, RxRing};
@@ -11,11 +15,16 @@ use crate::overlay::{Tunnel, UplinkPort};
 /// The uplink of a worker while frames go out. The other side sees them when it is published.
 pub(crate) enum Leaving<'a> {
     Nothing,
+    /// Nothing leaves: an explanation notes what would.
+    Noted(&'a Left),
     Ring(MutexGuard<'a, Option<RxRing>>),
     Wire(MutexGuard<'a, Box<dyn Uplink>>),
     /// One of those; somebody watches what leaves.
     Tapped(Way<'a>, Tap<'a>),
 }
+
+/// Hosts, or the group of a network (`true`), that frames would leave for.
+pub(crate) type Left = RefCell<Vec<(IpAddr, bool)>>;
 
 /// An uplink that is there.
 pub(crate) enum Way<'a> {
@@ -48,7 +57,7 @@ impl Leaving<'_> {
     /// Sets `pending` if the uplink must be looked at again.
     pub fn publish(self, pending: &mut bool) -> Option<Arc<CallFd>> {
         match self {
-            Leaving::Nothing => None,
+            Leaving::Nothing | Leaving::Noted(_) => None,
             Leaving::Tapped(Way::Ring(ring), _) => Leaving::Ring(ring).publish(pending),
             Leaving::Tapped(Way::Wire(wire), _) => Leaving::Wire(wire).publish(pending),
             Leaving::Ring(mut guard) => {

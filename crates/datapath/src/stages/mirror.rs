@@ -10,8 +10,9 @@ use crate::engine::tap::Tap;
 use crate::{
     engine::batch::{Batch, Meta, Verdict},
     stages::{
-        deliver::{Calls, Got, NOT_ATTACHED, call, publish, to_one},
+        deliver::{Calls, Got, NOT_ATTACHED, call, to_one},
         filter::{Room, admits_flooded},
+        outlet::{Receive, Rings},
         site::Context,
         turn::Turn,
     },
@@ -87,8 +88,8 @@ fn copy(
     if let Some(ring) = guard.as_mut() {
         ring.prepare(batch.frames.len() as u16);
     }
-    to_one(batch, guard.as_mut(), mirror, context, &mut got, wanted);
-    let interrupt = guard.as_mut().and_then(publish);
+    to_one(batch, guard.as_mut(), mirror, context, &Rings, &mut got, wanted);
+    let interrupt = guard.as_mut().and_then(Receive::show);
     drop(guard);
     call(calls, interrupt);
     got.count(mirror, context.worker);
@@ -109,7 +110,7 @@ pub(crate) fn mirror_answer(frame: &[u8], context: &Context<'_>, tap: &Tap<'_>, 
             Ok(()) => got.one(frame.len()),
             Err(why) => context.count_own(mirror, why.into(), frame),
         }
-        let interrupt = publish(ring);
+        let interrupt = ring.show();
         drop(guard);
         call(calls, interrupt);
         got.count(mirror, context.worker);

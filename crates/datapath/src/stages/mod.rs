@@ -3,6 +3,8 @@
 pub(crate) mod antispoof;
 pub(crate) mod claims;
 pub(crate) mod deliver;
+#[cfg(feature = "every-second")]
+pub(crate) mod every_second;
 pub(crate) mod filter;
 pub(crate) mod forward;
 pub(crate) mod headers;
@@ -10,6 +12,8 @@ pub(crate) mod leave;
 pub(crate) mod leaving;
 pub(crate) mod mirror;
 pub(crate) mod offload;
+pub(crate) mod outlet;
+pub(crate) mod pipeline;
 pub(crate) mod reasons;
 pub(crate) mod segment;
 pub(crate) mod site;

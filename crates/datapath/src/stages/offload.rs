@@ -18,10 +18,12 @@ use butterfly_vhost::{
 };
 
 use crate::{
+    engine::reason::ReasonInfo,
     engine::{
         batch::{Batch, Meta, Verdict},
         reason::drop_reasons,
     },
+    stages::pipeline::{Stage, StageConfig},
     stages::site::Context,
 };
 
@@ -40,10 +42,26 @@ drop_reasons! { 2;
 /// segments at most.
 const MIN_SEGMENT: u16 = 552 - 60 - 60;
 
+/// Rebuilds virtio-net headers.
+pub(crate) struct Offload;
+
+impl Stage for Offload {
+    const NAME: &'static str = "offload";
+    const REASONS: &'static [ReasonInfo] = REASONS;
+    type Scratch = ();
+
+    fn scratch(_: &StageConfig<'_>) {}
+
+    #[inline(always)]
+    fn run(batch: &mut Batch<'_>, context: &Context<'_>, _: &mut ()) {
+        batch.segments = offload(batch, context);
+    }
+}
+
 /// Rebuilds the virtio-net header of every frame that asks for something. Returns whether one asks
 /// for segments.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
-pub(crate) fn offload(batch: &mut Batch<'_>, context: &Context<'_>) -> bool {
+fn offload(batch: &mut Batch<'_>, context: &Context<'_>) -> bool {
     let (frames, metas) = batch.parts();
     if !metas.iter().any(|meta| meta.offload) {
         return false;

@@ -6,20 +6,13 @@ mod document;
 pub use document::drops_document;
 
 use crate::engine::counters::Totals;
-use crate::engine::reason::{self, DropReason, ReasonInfo};
+use crate::engine::reason::{DropReason, ReasonInfo};
+use crate::stages::pipeline::STAGES;
 
-/// The stages, by the number they declare.
-const STAGES: [&[ReasonInfo]; reason::STAGES] = [
-    crate::stages::headers::REASONS,
-    crate::stages::antispoof::REASONS,
-    crate::stages::offload::REASONS,
-    crate::stages::forward::REASONS,
-    crate::stages::filter::REASONS,
-    crate::stages::deliver::REASONS,
-    crate::ip::REASONS,
-    crate::overlay::REASONS,
-    crate::stages::claims::REASONS,
-];
+/// Reasons of delivery, which ends the pipeline, and of what reads and carries packets for several
+/// stages.
+const OTHERS: [&[ReasonInfo]; 3] =
+    [crate::stages::deliver::REASONS, crate::ip::REASONS, crate::overlay::REASONS];
 
 impl DropReason {
     /// Its name in every output.
@@ -43,9 +36,14 @@ pub(crate) fn info(reason: DropReason) -> ReasonInfo {
     reasons().find(|info| info.reason == reason).unwrap_or(unknown)
 }
 
+/// Reasons that were declared together, in the order of the stages.
+fn lists() -> impl Iterator<Item = &'static [ReasonInfo]> {
+    STAGES.iter().map(|stage| stage.reasons).chain(OTHERS)
+}
+
 /// All reasons there are, in the order of the stages.
 pub fn reasons() -> impl Iterator<Item = ReasonInfo> {
-    STAGES.iter().flat_map(|stage| stage.iter().copied())
+    lists().flatten().copied()
 }
 
 /// Reasons that counted something.
@@ -63,11 +61,16 @@ mod tests {
         let all: Vec<_> = reasons().collect();
         assert_eq!(all.iter().map(|r| r.reason).collect::<HashSet<_>>().len(), all.len());
         assert_eq!(all.iter().map(|r| r.name).collect::<HashSet<_>>().len(), all.len());
-        for (stage, list) in STAGES.iter().enumerate() {
-            for info in *list {
+        let mut numbers = HashSet::new();
+        for list in lists() {
+            let Some(number) = list.first().map(|info| info.reason.index() / PER_STAGE) else {
+                continue;
+            };
+            assert!(numbers.insert(number), "{list:?} has the number of another stage");
+            for info in list {
                 assert_eq!(
                     info.reason.index() / PER_STAGE,
-                    stage,
+                    number,
                     "{} declares another stage's number",
                     info.name
                 );

@@ -14,6 +14,8 @@ use butterfly_vhost::ring::Frame;
 use crate::engine::budget::Budget;
 use crate::{
     engine::batch::{Batch, Meta, Origin, Verdict},
+    engine::reason::ReasonInfo,
+    stages::pipeline::{Stage, StageConfig},
     stages::site::Context,
 };
 
@@ -87,12 +89,40 @@ pub(crate) fn receivers(context: &Context<'_>) -> usize {
     context.network.members.len() + context.remote().map_or(0, |remote| remote.peers.len().max(1))
 }
 
+/// Cuts a batch to what one turn has time for.
+pub(crate) struct Cut;
+
+/// What a turn is about.
+pub(crate) struct CutScratch {
+    /// How many receivers have the first frame already, if that is a flood.
+    pub from: usize,
+    /// Who gets floods in this turn.
+    pub turn: Turn,
+}
+
+impl Stage for Cut {
+    const NAME: &'static str = "turn";
+    const REASONS: &'static [ReasonInfo] = &[];
+    type Scratch = CutScratch;
+
+    fn scratch(_: &StageConfig<'_>) -> CutScratch {
+        CutScratch { from: 0, turn: Turn::WHOLE }
+    }
+
+    #[inline(always)]
+    fn run(batch: &mut Batch<'_>, context: &Context<'_>, scratch: &mut CutScratch) {
+        // Plain frames with one receiver always fit.
+        let dear = batch.segments || context.floods.get() || context.watched.is_some();
+        scratch.turn = if dear { fit(batch, context, scratch.from) } else { Turn::WHOLE };
+    }
+}
+
 /// Cuts a batch to what one turn has time for. `from` is how many receivers have its first frame
 /// already, if that is a flood.
 ///
 /// Frames from other hosts cannot be put back: of those that do not fit, floods are for later.
 #[inline(never)]
-pub(crate) fn fit(batch: &mut Batch<'_>, context: &Context<'_>, from: usize) -> Turn {
+fn fit(batch: &mut Batch<'_>, context: &Context<'_>, from: usize) -> Turn {
     let members = context.network.members.len() as u64;
     let all = receivers(context);
     let trunk = context.sender.trunk && batch.origin == Origin::Port;

@@ -21,13 +21,14 @@ use super::{
 
 use crate::engine::place::MAX_SLOTS;
 use crate::engine::tap::Notes;
+use crate::stages::pipeline::{Scratches, StageConfig};
 use crate::{
     engine::{
         batch::{Batch, Meta, Metas},
         budget::Budget,
         place::{PortRef, UPLINK},
     },
-    stages::{deliver::Calls, filter::Room, leave::Departures},
+    stages::{deliver::Calls, leave::Departures},
     world::snapshot::Snapshot,
 };
 
@@ -102,7 +103,7 @@ pub(crate) struct Worker {
     pub(super) under_way: UnderWay,
     pub(super) store: FrameStore,
     pub(super) metas: Box<Metas>,
-    pub(super) room: Room,
+    pub(super) scratches: Scratches,
     pub(super) departures: Departures,
     pub(super) notes: Notes,
 }
@@ -112,7 +113,8 @@ impl Worker {
     /// are used.
     pub fn new(shared: Arc<Shared>, handle: Arc<Handle>, poll: bool) -> Worker {
         let snapshot = shared.snapshot.load_full();
-        let room = Room::new(&shared.sessions.timeouts);
+        let timeouts = &shared.sessions.timeouts;
+        let scratches = Scratches::new(&StageConfig { timeouts });
         Worker {
             shared,
             handle,
@@ -132,7 +134,7 @@ impl Worker {
             under_way: UnderWay::new(),
             store: FrameStore::default(),
             metas: Box::new([Meta::NEW; BATCH]),
-            room,
+            scratches,
             departures: Departures::default(),
             notes: Notes::default(),
         }
@@ -471,7 +473,8 @@ impl Worker {
         let mut frames = frames;
         let mut from = polled.flooded as usize;
         if from > 0 {
-            (from, self.room.judged) = self.under_way.resume(polled.place, from, &mut frames);
+            (from, self.scratches.filter.judged) =
+                self.under_way.resume(polled.place, from, &mut frames);
         }
         let context =
             self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
@@ -481,7 +484,7 @@ impl Worker {
         let walked = walk(
             batch,
             &context,
-            &mut self.room,
+            &mut self.scratches,
             &mut self.departures,
             &mut self.calls,
             &mut self.later,
@@ -493,7 +496,7 @@ impl Worker {
         }
         if (polled.flooded | walked.flooded) > 0 {
             polled.flooded = walked.flooded;
-            self.room.judged = None;
+            self.scratches.filter.judged = None;
             self.under_way.note(polled.place, &walked);
         }
         if ring.poisoned() {

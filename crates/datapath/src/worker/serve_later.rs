@@ -53,20 +53,20 @@ impl Worker {
         let context =
             self.shared.context(&self.snapshot, trunk, network, self.handle.index, &self.notes);
         context.budget.set(budget);
-        self.room.judged = flood.judged;
+        self.scratches.filter.judged = flood.judged;
         let frames = Frames::private(&mut self.store, std::iter::once(flood.frame.as_slice()));
         let batch = Batch::of(Origin::Waited, frames, &mut self.metas);
         let walked = walk(
             batch,
             &context,
-            &mut self.room,
+            &mut self.scratches,
             &mut self.departures,
             &mut self.calls,
             &mut self.later,
             from,
         );
         self.bill.used(budget, context.budget.get());
-        self.room.judged = None;
+        self.scratches.filter.judged = None;
         flood.judged = walked.judged;
         walked.flooded
     }
@@ -95,20 +95,20 @@ impl Worker {
         let context =
             self.shared.context(&self.snapshot, sender, network, self.handle.index, &self.notes);
         context.budget.set(budget);
-        self.room.judged = announcement.judged;
+        self.scratches.filter.judged = announcement.judged;
         let frames = Frames::private(&mut self.store, std::iter::once(frame.as_slice()));
         let batch = Batch::of(Origin::Own, frames, &mut self.metas);
         let walked = walk(
             batch,
             &context,
-            &mut self.room,
+            &mut self.scratches,
             &mut self.departures,
             &mut self.calls,
             &mut self.later,
             from,
         );
         self.bill.used(budget, context.budget.get());
-        self.room.judged = None;
+        self.scratches.filter.judged = None;
         (announcement.done, announcement.judged) = (walked.flooded, walked.judged);
         if walked.flooded == 0 {
             announcement.at += 1;

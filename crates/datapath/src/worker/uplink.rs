@@ -11,6 +11,7 @@ use super::{
     walk::walk,
 };
 use crate::engine::tap::{Notes, Tap};
+use crate::stages::pipeline::Scratches;
 use crate::{
     engine::{
         batch::{Batch, Metas},
@@ -26,7 +27,6 @@ use crate::{
     },
     stages::{
         deliver::{self, Calls},
-        filter::Room,
         leave::{Departures, not_sent},
         leaving::Leaving,
     },
@@ -45,7 +45,7 @@ impl Worker {
             snapshot: &self.snapshot,
             worker: self.handle.index,
             metas: &mut self.metas,
-            room: &mut self.room,
+            scratches: &mut self.scratches,
             departures: &mut self.departures,
             calls: &mut self.calls,
             later: &mut self.later,
@@ -157,7 +157,7 @@ impl Worker {
                     }
                     None => Err(UPLINK_FULL),
                 },
-                Leaving::Nothing | Leaving::Tapped(..) => Err(UPLINK_DOWN),
+                Leaving::Nothing | Leaving::Noted(_) | Leaving::Tapped(..) => Err(UPLINK_DOWN),
             };
             if sent.is_ok()
                 && let Some(watched) = self.notes.begin(self.snapshot.selection.as_deref())
@@ -200,7 +200,7 @@ struct Desk<'a> {
     snapshot: &'a Snapshot,
     worker: usize,
     metas: &'a mut Metas,
-    room: &'a mut Room,
+    scratches: &'a mut Scratches,
     departures: &'a mut Departures,
     calls: &'a mut Calls,
     later: &'a mut Later,
@@ -300,7 +300,7 @@ impl Desk<'_> {
         walk(
             Batch::new(frames, self.metas),
             &context,
-            self.room,
+            self.scratches,
             self.departures,
             self.calls,
             self.later,

@@ -7,16 +7,12 @@ use crate::{
         counters::Counter,
     },
     stages::{
-        antispoof::antispoof,
-        claims::claims,
         deliver::{Calls, deliver},
-        filter::{Judged, Room, filter},
-        forward::forward,
-        headers::headers,
+        filter::Judged,
         leave::Departures,
-        offload::offload,
+        outlet::Rings,
+        pipeline::{self, Scratches},
         site::Context,
-        turn::{Turn, fit},
     },
     world::snapshot::Vnic,
 };
@@ -39,37 +35,26 @@ pub(super) struct Walked {
 pub(super) fn walk(
     mut batch: Batch<'_>,
     context: &Context<'_>,
-    room: &mut Room,
+    scratches: &mut Scratches,
     departures: &mut Departures,
     calls: &mut Calls,
     later: &mut Later,
     from: usize,
 ) -> Walked {
-    headers(&mut batch, context);
-    if batch.origin != Origin::Own {
-        antispoof(&mut batch, context);
-        if batch.unusual {
-            claims(&mut batch, context);
-        }
-    }
-    let segments = offload(&mut batch, context);
-    forward(&mut batch, context);
-    let turn = if segments || context.floods.get() || context.watched.is_some() {
-        fit(&mut batch, context, from)
-    } else {
-        Turn::WHOLE
-    };
+    scratches.turn.from = from;
+    pipeline::run(&mut batch, context, scratches, &mut ());
+    let turn = &scratches.turn.turn;
     if turn.later {
         later.take(&mut batch, context);
     }
     let n = batch.frames.len();
     let counts = batch.origin == Origin::Port;
     let bytes = batch.frames.frames().iter().map(|frame| u64::from(frame.len)).sum();
-    filter(&mut batch, context, room);
     let print = if turn.part { under_way::print(&mut batch.frames) } else { None };
-    let (likely, done) = deliver(batch, context, room, departures, calls, &turn);
+    let (likely, done) =
+        deliver(batch, context, &scratches.filter, departures, calls, turn, &Rings);
     if !done {
-        let judged = room.first_flood(context.snapshot.version);
+        let judged = scratches.filter.first_flood(context.snapshot.version);
         return Walked { likely, frames: 0, flooded: turn.receivers.end as u32, judged, print };
     }
     if counts {

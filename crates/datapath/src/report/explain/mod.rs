@@ -5,11 +5,12 @@
 //! change there, the switch never sees; whatever they decide there, it would.
 
 mod message;
+mod probe;
 mod question;
+mod recorder;
 mod scratch;
 mod told;
 mod tried;
-mod walk;
 
 use std::net::IpAddr;
 
@@ -18,7 +19,7 @@ use butterfly_packet::mac::Mac;
 use crate::{
     engine::reason::ReasonInfo,
     plane::{Plane, sessions::Admission},
-    stages::filter::Room,
+    stages::pipeline::{Scratches, StageConfig},
 };
 
 pub use question::{NoAnswer, Origin, Question, Target};
@@ -140,7 +141,7 @@ pub(crate) fn explain(plane: &Plane, question: &Question) -> Result<Explanation,
     let mut packet = question::resolve(question, &snapshot, plane.shared.tunnel.is_some())?;
     let world =
         scratch::World::new(&plane.shared, &snapshot, packet.vni).ok_or(NoAnswer::NoMemory)?;
-    let mut room = Room::new(&plane.shared.sessions.timeouts);
+    let mut scratches = scratches(plane);
     let mut walks = Vec::new();
     if let Some((track, direction)) = world.reached(&packet.frame, packet.vni, packet.from) {
         packet.go_on(&track, direction);
@@ -148,14 +149,15 @@ pub(crate) fn explain(plane: &Plane, question: &Question) -> Result<Explanation,
     if packet.unanswered {
         walks.push(told::never_sent(&packet, &snapshot));
     } else {
-        let (walk, met) = walk::walk(plane, &world, &mut room, packet.from, &packet.frame);
+        let (walk, met) =
+            recorder::record(plane, &world, &mut scratches, packet.from, &packet.frame);
         let arrives = walk.fate.is_allowed();
         walks.push(walk);
         if question.reply
             && arrives
             && let Some((answer, from)) = question::answer(&packet, met)
         {
-            walks.push(walk::walk(plane, &world, &mut room, from, &answer).0);
+            walks.push(recorder::record(plane, &world, &mut scratches, from, &answer).0);
         }
     }
     Ok(Explanation { vni: packet.vni, destination_mac: packet.macs.1, walks })
@@ -173,5 +175,9 @@ pub(crate) fn explain_frame(plane: &Plane, from: &Origin, frame: &[u8]) -> Optio
         Origin::Outside(vni) => (*vni, snapshot.network(*vni)?.remote.as_ref()?.slot),
     };
     let world = scratch::World::new(&plane.shared, &snapshot, vni)?;
-    Some(walk::walk(plane, &world, &mut Room::new(&plane.shared.sessions.timeouts), slot, frame).0)
+    Some(recorder::record(plane, &world, &mut scratches(plane), slot, frame).0)
+}
+
+fn scratches(plane: &Plane) -> Scratches {
+    Scratches::new(&StageConfig { timeouts: &plane.shared.sessions.timeouts })
 }

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
 };
 
-use crate::engine::tap::Notes;
+use crate::engine::{budget::Budget, tap::Notes};
 use crate::{
     engine::{counters::Counters, inside::Inside, mac::number},
     ip::{frame::inside, parse::parse, tcp::Track},
@@ -155,7 +155,7 @@ impl<'a> World<'a> {
             // Nobody watches what does not happen.
             watched: None,
             notes: &self.notes,
-            budget: std::cell::Cell::new(crate::engine::budget::Budget::WHOLE),
+            budget: std::cell::Cell::new(Budget::UNBOUNDED),
             floods: std::cell::Cell::new(false),
         }
     }

@@ -17,7 +17,6 @@ use crate::report::explain::{
 use crate::{
     engine::{batch::Verdict, inside::Inside, place::PeerRef, reason::DropReason},
     ip::{Address, BAD_DHCP, DHCP_LIMIT, L4, Packet, frame::inside, parse::parse, tcp::TcpState},
-    overlay::Tunnel,
     plane::{Plane, sessions::Admission},
     session::{Found, State, Table},
     stages::{
@@ -191,7 +190,7 @@ pub(super) struct Decided<'a> {
     pub after: Option<Found>,
     pub drop: Option<(DropReason, u32)>,
     /// `None` of what goes to several.
-    pub receiver: Option<&'a std::sync::Arc<Vnic>>,
+    pub receiver: Option<&'a Vnic>,
     pub packet: Option<&'a Packet>,
     /// What the rules and the exceptions at both ends said before it passed, as it counts against
     /// some of them.
@@ -403,16 +402,14 @@ pub(super) fn flooded(here: &[String], details: Vec<String>) -> Step {
 }
 
 /// It leaves.
-pub(super) fn leaves(context: &Context<'_>, tunnel: &Tunnel, to: &[IpAddr], group: bool) -> Step {
-    let to: Vec<String> = to.iter().map(ToString::to_string).collect();
+pub(super) fn leaves(context: &Context<'_>, to: IpAddr, group: bool) -> Option<Step> {
     let what = if group { "the group of the network" } else { "host" };
     let text = format!(
-        "leaves in VXLAN, VNI {}, to {what} {}; it fits the MTU of {} inside",
+        "leaves in VXLAN, VNI {}, to {what} {to}; it fits the MTU of {} inside",
         context.sender.vni,
-        to.join(", "),
-        tunnel.inner_mtu()
+        context.tunnel?.inner_mtu()
     );
-    step("tunnel", Mark::Pass, text)
+    Some(step("tunnel", Mark::Pass, text))
 }
 
 /// Its next hop is being looked for.

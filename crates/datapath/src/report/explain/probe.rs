@@ -1,0 +1,192 @@
+//! Probe: the outlet of an explanation. It looks at rings and at the uplink, takes notes of what
+//! delivery gives it, and writes nothing anywhere.
+
+use std::{
+    cell::RefCell,
+    net::IpAddr,
+    ops::{Deref, DerefMut, Range},
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+use butterfly_vhost::{
+    net::Features,
+    ring::{CallFd, Delivery, Frames, NotDelivered},
+};
+
+use crate::{
+    engine::reason::DropReason,
+    overlay::{NO_NEIGHBOUR, Tunnel, peers::Peer},
+    stages::{
+        leaving::{Leaving, Left},
+        outlet::{Outlet, Receive},
+    },
+    world::snapshot::Vnic,
+};
+
+/// What delivery did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Event {
+    /// The vnic in a slot got the frame; so many buffers its guest offers, if a worker let us look.
+    Taken { slot: u32, free: Option<u16> },
+    /// The vnic in a slot did not get it; `None`: nobody did.
+    Refused { receiver: Option<u32>, reason: DropReason, charged: u32 },
+    /// It left for a host, or for the group of the network.
+    Left { to: IpAddr, group: bool },
+    /// It waits for the next hop to a host.
+    Waits(IpAddr),
+    /// It did not leave.
+    NotSent { reason: DropReason, charged: u32 },
+}
+
+/// Notes of one delivery.
+#[derive(Default)]
+pub(super) struct Probe {
+    events: RefCell<Vec<Event>>,
+    left: Left,
+}
+
+impl Probe {
+    /// What happened, in order.
+    pub fn events(self) -> Vec<Event> {
+        let mut events = self.events.into_inner();
+        let left = self.left.into_inner().into_iter();
+        // Frames leave behind those that stay here.
+        let at = events.iter().position(|event| matches!(event, Event::NotSent { .. }));
+        let at = at.unwrap_or(events.len());
+        events.splice(at..at, left.map(|(to, group)| Event::Left { to, group }));
+        events
+    }
+
+    fn note(&self, event: Event) {
+        let mut events = self.events.borrow_mut();
+        // Segments of a frame go to the same ring.
+        if events.last() != Some(&event) {
+            events.push(event);
+        }
+    }
+}
+
+/// Times that a ring is looked for while a worker has it.
+const LOOKS: u32 = 64;
+
+/// A ring that was looked at.
+pub(super) struct Offered<'a> {
+    probe: &'a Probe,
+    slot: u32,
+    features: Features,
+    /// Buffers that its guest offers; `None` if workers had the ring all the time: who has it all
+    /// the time delivers to it.
+    free: Option<u16>,
+}
+
+/// A [`Offered`], or nothing where no guest is attached.
+pub(super) struct Look<'a>(Option<Offered<'a>>);
+
+impl<'a> Deref for Look<'a> {
+    type Target = Option<Offered<'a>>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl DerefMut for Look<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
+    }
+}
+
+impl<'p> Outlet for &'p Probe {
+    const COUNTS: bool = false;
+    type Ring = Offered<'p>;
+    type Held<'a>
+        = Look<'p>
+    where
+        Self: 'a;
+
+    /// Waits for no worker.
+    fn open<'a>(&'a self, receiver: &'a Vnic) -> Look<'p> {
+        let offered =
+            |features, free| Offered { probe: self, slot: receiver.place.slot, features, free };
+        for _ in 0..LOOKS {
+            if let Some(ring) = receiver.shared.port.try_rx() {
+                let ring = ring.as_ref().filter(|ring| {
+                    let status = ring.status();
+                    status.enabled && !status.broken
+                });
+                return Look(ring.map(|ring| {
+                    let status = ring.status();
+                    let free = status.avail_idx.wrapping_sub(status.next_avail);
+                    offered(ring.features(), Some(free))
+                }));
+            }
+            std::thread::yield_now();
+        }
+        Look(Some(offered(Features::NONE, None)))
+    }
+
+    fn uplink<'a>(&'a self, tunnel: &'a Tunnel, _: usize) -> Leaving<'a> {
+        if tunnel.down.load(Relaxed) || tunnel.port.is_down() {
+            Leaving::Nothing
+        } else {
+            Leaving::Noted(&self.left)
+        }
+    }
+
+    fn waits(&self, peer: &Peer, to: IpAddr) -> Option<Result<(), DropReason>> {
+        if peer.is_waited_for() {
+            return Some(Err(NO_NEIGHBOUR));
+        }
+        self.note(Event::Waits(to));
+        Some(Ok(()))
+    }
+
+    fn refused(&self, receiver: Option<&Vnic>, reason: DropReason, charged: u32) {
+        let receiver = receiver.map(|receiver| receiver.place.slot);
+        self.note(Event::Refused { receiver, reason, charged });
+    }
+
+    fn not_sent(&self, reason: DropReason, charged: u32) {
+        self.note(Event::NotSent { reason, charged });
+    }
+}
+
+impl Offered<'_> {
+    fn take(&mut self) -> Result<(), NotDelivered> {
+        if self.free == Some(0) {
+            return Err(NotDelivered::Full);
+        }
+        self.probe.note(Event::Taken { slot: self.slot, free: self.free });
+        Ok(())
+    }
+}
+
+impl Receive for Offered<'_> {
+    fn features(&self) -> Features {
+        self.features
+    }
+
+    fn prepare(&mut self, _: u16) {}
+
+    /// Leaves each frame to [`Self::deliver_one`].
+    fn deliver_run(&mut self, _: &Frames<'_>, _: Range<usize>) -> (usize, u64) {
+        (0, 0)
+    }
+
+    fn deliver_one(&mut self, _: &Frames<'_>, _: usize) -> Result<(), NotDelivered> {
+        self.take()
+    }
+
+    fn deliver(&mut self, _: &Frames<'_>, _: &Delivery<'_>) -> Result<(), NotDelivered> {
+        self.take()
+    }
+
+    /// An answer to its sender is no part of the explanation.
+    fn deliver_own(&mut self, _: &[u8]) -> Result<(), NotDelivered> {
+        Ok(())
+    }
+
+    fn show(&mut self) -> Option<Arc<CallFd>> {
+        None
+    }
+}

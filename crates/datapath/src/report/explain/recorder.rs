@@ -1,0 +1,357 @@
+//! Recorder: runs a frame through the pipeline in a world of its own, and notes behind each stage
+//! what it decided.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use butterfly_packet::mac::Mac;
+use butterfly_vhost::ring::{BATCH, FrameStore, Frames};
+
+use super::{
+    Fate, Refused, Step, Walk,
+    probe::{Event, Probe},
+    scratch::World,
+    told::{self, Decided, Known},
+};
+use crate::{
+    engine::{
+        batch::{Batch, Meta, Verdict},
+        inside::Inside,
+        reason::DropReason,
+    },
+    ip::{Address, L4, Packet, frame::inside},
+    plane::{Plane, sessions::Admission},
+    session::{Found, Key},
+    stages::{
+        antispoof::Antispoof,
+        claims::{self, Claims},
+        deliver::deliver,
+        filter::{Filter, SESSIONS_FULL, full_shares, may_give_way, read_packet, rests, rules_say},
+        forward::{Forward, NO_RECEIVER},
+        headers::Headers,
+        leave::Departures,
+        offload::Offload,
+        pipeline::{self, Observer, Scratches, Stage},
+        reasons::info,
+        site::Context,
+    },
+    world::snapshot::Vnic,
+};
+
+/// A drop, and the slot that it is charged to.
+type Drop = (DropReason, u32);
+
+/// Runs a frame from the vnic in this slot, or from the trunk. Also says in which slot it met its
+/// receiver.
+pub(super) fn record(
+    plane: &Plane,
+    world: &World<'_>,
+    scratches: &mut Scratches,
+    from: u32,
+    frame: &[u8],
+) -> (Walk, Option<u32>) {
+    let walk = |fate, admitted, steps| Walk {
+        packet: told::packet(frame),
+        frame: frame.to_vec(),
+        steps,
+        admitted,
+        fate,
+    };
+    let sender = world.snapshot.vnics.get(from);
+    let network = sender.and_then(|sender| world.snapshot.networks.get(sender.network));
+    let (Some(sender), Some(network)) = (sender, network) else {
+        let nobody = Refused { reason: info(NO_RECEIVER), charged: String::new() };
+        return (walk(Fate::Dropped(nobody), [None, None], Vec::new()), None);
+    };
+    let context = world.context(sender, network);
+    let mut store = FrameStore::default();
+    let mut metas = Box::new([Meta::NEW; BATCH]);
+    let mut batch = Batch::new(Frames::private(&mut store, std::iter::once(frame)), &mut metas);
+    let mut recorder = Recorder::new(plane, world, from, frame);
+    pipeline::run(&mut batch, &context, scratches, &mut recorder);
+    let Recorder { mut steps, drop, admitted, met, verdict, .. } = recorder;
+    let fate = match drop {
+        Some(drop) => Fate::Dropped(refused(drop, &context)),
+        None => {
+            let probe = Probe::default();
+            let (mut departures, mut calls) = (Departures::default(), Vec::new());
+            let Scratches { filter, turn, .. } = scratches;
+            deliver(batch, &context, filter, &mut departures, &mut calls, &turn.turn, &&probe);
+            tell(probe.events(), verdict, &context, &mut steps)
+        }
+    };
+    (walk(fate, admitted, steps), met)
+}
+
+/// Notes what the stages decide of one frame.
+struct Recorder<'a> {
+    plane: &'a Plane,
+    world: &'a World<'a>,
+    from: u32,
+    frame: &'a [u8],
+    steps: Vec<Step>,
+    drop: Option<Drop>,
+    admitted: [Option<Admission>; 2],
+    /// Slot in which it met its receiver.
+    met: Option<u32>,
+    /// What `forward` said.
+    verdict: Verdict,
+    /// The address that it claims, and that is somebody else's.
+    claimed: Option<Address>,
+    packet: Option<Packet>,
+    /// What was known before the filter looked.
+    known: Option<Known>,
+    before: Option<Found>,
+    said: Option<[Result<u32, DropReason>; 2]>,
+}
+
+impl Observer for Recorder<'_> {
+    fn after(&mut self, stage: &'static str, batch: &mut Batch<'_>, context: &Context<'_>) {
+        if self.drop.is_some() {
+            return;
+        }
+        let verdict = batch.metas().first().map_or(Verdict::Undecided, |meta| meta.verdict);
+        if let Verdict::Drop(reason, slot) = verdict {
+            self.drop = Some((reason, slot));
+            if stage != Filter::NAME {
+                return self.stopped(stage, reason, context);
+            }
+        }
+        if stage == Headers::NAME && batch.unusual {
+            // The next stages tell only that it claims one.
+            self.claimed = claims::claimed(batch, 0, context);
+        } else if stage == Claims::NAME {
+            self.steps.push(told::source(context.sender));
+        } else if stage == Offload::NAME {
+            self.read(batch, context);
+        } else if stage == Forward::NAME {
+            self.verdict = verdict;
+            self.looked_up(context);
+        } else if stage == Filter::NAME {
+            self.filtered(context);
+        }
+    }
+}
+
+impl<'a> Recorder<'a> {
+    fn new(plane: &'a Plane, world: &'a World<'a>, from: u32, frame: &'a [u8]) -> Recorder<'a> {
+        Recorder {
+            plane,
+            world,
+            from,
+            frame,
+            steps: Vec::new(),
+            drop: None,
+            admitted: [None, None],
+            met: None,
+            verdict: Verdict::Undecided,
+            claimed: None,
+            packet: None,
+            known: None,
+            before: None,
+            said: None,
+        }
+    }
+
+    /// A stage that tells nothing else dropped the frame.
+    fn stopped(&mut self, stage: &'static str, reason: DropReason, context: &Context<'_>) {
+        let name = match stage {
+            Antispoof::NAME | Claims::NAME => "source",
+            Forward::NAME => "lookup",
+            other => other,
+        };
+        let mut step = told::dropped(name, reason);
+        if let (Claims::NAME, Some(address)) = (stage, self.claimed) {
+            step.details.extend(told::owner(address, context));
+        }
+        self.steps.push(step);
+    }
+
+    /// Reads the packet, and takes what the switch knows of it into this world.
+    fn read(&mut self, batch: &mut Batch<'_>, context: &Context<'_>) {
+        let vni = context.sender.vni;
+        let inside = match batch.metas().first().map(|meta| meta.inside) {
+            Some(Inside::Ip { at, vlan }) => Inside::Ip { at, vlan },
+            // Nobody in the network is filtered, so nobody looked.
+            _ => inside(batch.frames.head(0)),
+        };
+        if let Inside::Ip { at, vlan } = inside {
+            self.packet = read_packet(batch, 0, at, vlan, self.frame.len() as u32).ok();
+        }
+        let mac = |at: usize| {
+            let bytes = self.frame.get(at..at + 6).and_then(|bytes| bytes.first_chunk());
+            bytes.map_or(Mac::ZERO, |bytes| Mac(*bytes))
+        };
+        self.world.take_stations(vni, [mac(0), mac(6)]);
+        if let Some(packet) = &self.packet {
+            self.world.take_sessions(&Key::new(&packet.tuple, vni, self.from, self.from));
+            if let L4::Error(quoted) = &packet.l4 {
+                self.world.take_sessions(&Key::new(&quoted.tuple, vni, self.from, self.from));
+            }
+        }
+    }
+
+    fn receiver<'c>(&self, context: &Context<'c>) -> Option<&'c Vnic> {
+        self.met.and_then(|slot| context.snapshot.vnics.get(slot)).map(|vnic| &**vnic)
+    }
+
+    /// Key of the packet's session with its receiver.
+    fn key(&self, context: &Context<'_>) -> Option<Key> {
+        let packet = self.packet.as_ref()?;
+        let receiver = self.receiver(context)?;
+        Some(Key::new(&packet.tuple, context.sender.vni, self.from, receiver.place.slot))
+    }
+
+    fn find(&self, context: &Context<'_>) -> Option<Found> {
+        let key = self.key(context)?;
+        context.table.lookup(context.table.hash(&key), &key)
+    }
+
+    /// Notes where it goes, and what the filter will go by.
+    fn looked_up(&mut self, context: &Context<'_>) {
+        self.steps.push(told::lookup(self.verdict, self.frame, context));
+        self.met = match self.verdict {
+            Verdict::Deliver(slot) => Some(slot),
+            // As the filter has it: what nobody here owns is somewhere else.
+            Verdict::Tunnel(_) | Verdict::Flood { unknown: true } => {
+                context.remote().map(|remote| remote.slot)
+            }
+            _ => None,
+        };
+        let real = &self.plane.shared.table;
+        self.before = self.find(context);
+        self.known = self.before.and_then(|found| Known::of(&found, context, real));
+        if let (Some(packet), Some(receiver)) = (&self.packet, self.receiver(context)) {
+            self.said = Some(rules_say(packet, receiver, context));
+        }
+        self.make_room(context);
+    }
+
+    /// Its own table has none of the sessions that would go for another one: those count no more
+    /// if the switch's table has them.
+    fn make_room(&self, context: &Context<'_>) {
+        let Some(key) = self.key(context) else { return };
+        let real = &self.plane.shared.table;
+        let mut full = full_shares(context, &key).peekable();
+        let would_go = full.peek().is_some()
+            && full.all(|whose| {
+                !rests(context)
+                    && real
+                        .could_make_room(real.hash(&key), |record| whose.may_give(record, context))
+            });
+        if would_go {
+            let ends = [self.from, key.slots().1];
+            let ends = ends.iter().filter_map(|slot| context.snapshot.vnics.get(*slot));
+            ends.for_each(|vnic| vnic.shared.sessions.forget());
+            context.network.sessions.store(0, Relaxed);
+            context.shares.forget();
+        }
+    }
+
+    /// Notes what the filter decided.
+    fn filtered(&mut self, context: &Context<'_>) {
+        let real = &self.plane.shared.table;
+        let after = self.find(context);
+        let made =
+            self.before.is_none_or(|before| after.is_some_and(|after| after.index != before.index));
+        // Its own table has room: that of the switch may have none.
+        if self.drop.is_none()
+            && after.is_some()
+            && made
+            && let Some(key) = self.key(context)
+            && !real.has_room(real.hash(&key), |record| may_give_way(record, context))
+        {
+            self.drop = Some((SESSIONS_FULL, self.from));
+        }
+        let decided = Decided {
+            known: self.known.take(),
+            before: self.before,
+            after,
+            drop: self.drop,
+            receiver: self.receiver(context),
+            packet: self.packet.as_ref(),
+            said: self.said.take(),
+        };
+        self.admitted = told::filter(self.plane, context, &decided, &mut self.steps);
+    }
+}
+
+fn refused((reason, slot): Drop, context: &Context<'_>) -> Refused {
+    Refused { reason: info(reason), charged: id(slot, context) }
+}
+
+fn id(slot: u32, context: &Context<'_>) -> String {
+    context.snapshot.vnics.get(slot).map(|vnic| vnic.id.to_string()).unwrap_or_default()
+}
+
+/// Tells what delivery did. A frame with one receiver has one fate, a flood has many.
+fn tell(
+    events: Vec<Event>,
+    verdict: Verdict,
+    context: &Context<'_>,
+    steps: &mut Vec<Step>,
+) -> Fate {
+    if let Verdict::Flood { .. } = verdict {
+        return tell_flood(events, context, steps);
+    }
+    match events.into_iter().next() {
+        Some(Event::Taken { slot, free }) => {
+            if let Some(receiver) = context.snapshot.vnics.get(slot) {
+                steps.push(told::delivery(receiver, free));
+            }
+            Fate::Delivered(id(slot, context))
+        }
+        Some(Event::Left { to, group }) => {
+            steps.extend(told::leaves(context, to, group));
+            Fate::Leaves(to)
+        }
+        Some(Event::Waits(to)) => {
+            steps.push(told::waits(to));
+            Fate::Leaves(to)
+        }
+        Some(Event::Refused { reason, charged, .. }) => {
+            steps.push(told::dropped("delivery", reason));
+            Fate::Dropped(refused((reason, charged), context))
+        }
+        Some(Event::NotSent { reason, charged }) => {
+            steps.push(told::dropped("tunnel", reason));
+            Fate::Dropped(refused((reason, charged), context))
+        }
+        None => {
+            steps.push(told::dropped("delivery", NO_RECEIVER));
+            Fate::Dropped(refused((NO_RECEIVER, context.sender.place.slot), context))
+        }
+    }
+}
+
+fn tell_flood(events: Vec<Event>, context: &Context<'_>, steps: &mut Vec<Step>) -> Fate {
+    let (mut here, mut away, mut drops) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut details, mut outside) = (Vec::new(), Vec::new());
+    for event in events {
+        match event {
+            Event::Refused { receiver: None, reason, charged } => {
+                steps.push(told::dropped("delivery", reason));
+                return Fate::Dropped(refused((reason, charged), context));
+            }
+            Event::Refused { receiver: Some(slot), reason, charged } => {
+                details.push(format!("not {}: {}", id(slot, context), info(reason).name));
+                drops.push(refused((reason, charged), context));
+            }
+            Event::Taken { slot, .. } => here.push(id(slot, context)),
+            Event::Left { to, group } => {
+                away.push(to);
+                outside.extend(told::leaves(context, to, group));
+            }
+            Event::Waits(to) => {
+                away.push(to);
+                outside.push(told::waits(to));
+            }
+            Event::NotSent { reason, charged } => {
+                outside.push(told::dropped("tunnel", reason));
+                drops.push(refused((reason, charged), context));
+            }
+        }
+    }
+    steps.push(told::flooded(&here, details));
+    steps.extend(outside);
+    Fate::Flooded { here, away, refused: drops }
+}

@@ -1,0 +1,129 @@
+//! Outlet: where delivered frames end up. For workers these are the rings of guests and the uplink;
+//! an explanation has one that only takes notes, so that delivery is written once.
+
+use std::{
+    net::IpAddr,
+    ops::{DerefMut, Range},
+    sync::{Arc, MutexGuard},
+};
+
+use butterfly_vhost::{
+    net::Features,
+    ring::{CallFd, Delivery, Frames, NotDelivered, RxRing},
+};
+
+use crate::{
+    engine::reason::DropReason,
+    overlay::{Tunnel, peers::Peer},
+    stages::leaving::Leaving,
+    world::snapshot::Vnic,
+};
+
+/// Where frames end up.
+pub(crate) trait Outlet {
+    /// What goes to other hosts counts for them.
+    const COUNTS: bool = true;
+    type Ring: Receive;
+    type Held<'a>: DerefMut<Target = Option<Self::Ring>>
+    where
+        Self: 'a;
+
+    /// Returns the receive ring of a vnic, held. `None` inside: no guest is attached.
+    fn open<'a>(&'a self, receiver: &'a Vnic) -> Self::Held<'a>;
+
+    /// Returns the uplink, to send.
+    fn uplink<'a>(&'a self, tunnel: &'a Tunnel, worker: usize) -> Leaving<'a>;
+
+    /// Says what becomes of a frame to another host whose next hop is not known, if that is not
+    /// left to the table of hosts.
+    #[inline(always)]
+    fn waits(&self, _: &Peer, _: IpAddr) -> Option<Result<(), DropReason>> {
+        None
+    }
+
+    /// A receiver did not get a frame; `None`: nobody did. Charged to the vnic in slot `charged`.
+    #[inline(always)]
+    fn refused(&self, _receiver: Option<&Vnic>, _: DropReason, _charged: u32) {}
+
+    /// A frame did not leave for another host. Charged to the vnic in slot `charged`.
+    #[inline(always)]
+    fn not_sent(&self, _: DropReason, _charged: u32) {}
+}
+
+/// A receive ring, as far as delivery uses it. [`RxRing`] says what each does.
+pub(crate) trait Receive {
+    fn features(&self) -> Features;
+    fn prepare(&mut self, n: u16);
+    fn deliver_run(&mut self, frames: &Frames<'_>, range: Range<usize>) -> (usize, u64);
+    fn deliver_one(&mut self, frames: &Frames<'_>, index: usize) -> Result<(), NotDelivered>;
+    fn deliver(&mut self, frames: &Frames<'_>, delivery: &Delivery<'_>)
+    -> Result<(), NotDelivered>;
+    fn deliver_own(&mut self, frame: &[u8]) -> Result<(), NotDelivered>;
+
+    /// Shows a guest what it got, unless its memory was taken away meanwhile. Returns how to
+    /// interrupt it, if it wants that.
+    fn show(&mut self) -> Option<Arc<CallFd>>;
+}
+
+/// Rings of guests, and the uplink.
+pub(crate) struct Rings;
+
+impl Outlet for Rings {
+    type Ring = RxRing;
+    type Held<'a> = MutexGuard<'a, Option<RxRing>>;
+
+    #[inline(always)]
+    fn open<'a>(&'a self, receiver: &'a Vnic) -> MutexGuard<'a, Option<RxRing>> {
+        receiver.shared.port.rx()
+    }
+
+    #[inline(always)]
+    fn uplink<'a>(&'a self, tunnel: &'a Tunnel, worker: usize) -> Leaving<'a> {
+        Leaving::of(tunnel, worker)
+    }
+}
+
+impl Receive for RxRing {
+    #[inline(always)]
+    fn features(&self) -> Features {
+        RxRing::features(self)
+    }
+
+    #[inline(always)]
+    fn prepare(&mut self, n: u16) {
+        RxRing::prepare(self, n);
+    }
+
+    #[inline(always)]
+    fn deliver_run(&mut self, frames: &Frames<'_>, range: Range<usize>) -> (usize, u64) {
+        RxRing::deliver_run(self, frames, range)
+    }
+
+    #[inline(always)]
+    fn deliver_one(&mut self, frames: &Frames<'_>, index: usize) -> Result<(), NotDelivered> {
+        RxRing::deliver_one(self, frames, index)
+    }
+
+    #[inline(always)]
+    fn deliver(
+        &mut self,
+        frames: &Frames<'_>,
+        delivery: &Delivery<'_>,
+    ) -> Result<(), NotDelivered> {
+        RxRing::deliver(self, frames, delivery)
+    }
+
+    #[inline(always)]
+    fn deliver_own(&mut self, frame: &[u8]) -> Result<(), NotDelivered> {
+        RxRing::deliver_own(self, frame)
+    }
+
+    #[inline(always)]
+    fn show(&mut self) -> Option<Arc<CallFd>> {
+        let interrupt = self.publish();
+        if self.poisoned() {
+            self.rest();
+        }
+        interrupt
+    }
+}

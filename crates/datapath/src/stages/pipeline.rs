@@ -1,0 +1,105 @@
+//! The pipeline: the stages of the packet path, declared once, in the order in which frames pass
+//! them. The worker and explanations run it; counts of instructions and docs/drops.md are made of
+//! it.
+
+use crate::{
+    engine::{batch::Batch, reason::ReasonInfo},
+    session::Timeouts,
+    stages::{
+        antispoof::Antispoof, claims::Claims, filter::Filter, forward::Forward, headers::Headers,
+        offload::Offload, site::Context, turn::Cut,
+    },
+};
+
+/// A stage: decides one thing about the frames of a batch.
+///
+/// A stage skips frames that an earlier one dropped. What a stage knows of each frame and a later
+/// one asks for is in its scratch, which has public functions for that.
+pub(crate) trait Stage {
+    /// Name in explanations and in counts of instructions: that of its module, and of the function
+    /// in it which is kept out of line.
+    const NAME: &'static str;
+    /// Why it drops frames.
+    const REASONS: &'static [ReasonInfo];
+    /// What it needs from batch to batch, one for each worker.
+    type Scratch;
+
+    /// Allocates everything that the stage will ever need.
+    fn scratch(config: &StageConfig) -> Self::Scratch;
+
+    /// Decides. Never allocates, waits or does I/O.
+    fn run(batch: &mut Batch<'_>, context: &Context<'_>, scratch: &mut Self::Scratch);
+}
+
+/// What scratches are made for.
+pub(crate) struct StageConfig<'a> {
+    /// How long sessions and fragments last.
+    pub timeouts: &'a Timeouts,
+}
+
+/// Looks at a batch behind each stage. `()` is nobody, and costs nothing.
+pub(crate) trait Observer {
+    /// The stage with this name has decided.
+    fn after(&mut self, stage: &'static str, batch: &mut Batch<'_>, context: &Context<'_>);
+}
+
+impl Observer for () {
+    #[inline(always)]
+    fn after(&mut self, _: &'static str, _: &mut Batch<'_>, _: &Context<'_>) {}
+}
+
+/// A stage as lists show it.
+pub(crate) struct StageInfo {
+    pub name: &'static str,
+    pub reasons: &'static [ReasonInfo],
+}
+
+macro_rules! pipeline {
+    ($($(#[$when:meta])? $field:ident: $stage:ty),+ $(,)?) => {
+        /// Scratches of all stages.
+        pub(crate) struct Scratches {
+            $($(#[$when])? pub $field: <$stage as Stage>::Scratch),+
+        }
+
+        impl Scratches {
+            /// Allocates everything that the stages will ever need.
+            pub fn new(config: &StageConfig<'_>) -> Scratches {
+                Scratches { $($(#[$when])? $field: <$stage as Stage>::scratch(config)),+ }
+            }
+        }
+
+        /// Runs all stages over a batch, in order.
+        #[inline(always)]
+        pub(crate) fn run<O: Observer>(
+            batch: &mut Batch<'_>,
+            context: &Context<'_>,
+            scratches: &mut Scratches,
+            observer: &mut O,
+        ) {
+            $($(#[$when])? {
+                <$stage as Stage>::run(batch, context, &mut scratches.$field);
+                observer.after(<$stage as Stage>::NAME, batch, context);
+            })+
+        }
+
+        /// The stages, in order. Delivery ends the way of a batch and is none of them.
+        pub(crate) const STAGES: &[StageInfo] = &[
+            $($(#[$when])? StageInfo {
+                name: <$stage as Stage>::NAME,
+                reasons: <$stage as Stage>::REASONS,
+            }),+
+        ];
+    };
+}
+
+pipeline! {
+    headers: Headers,
+    antispoof: Antispoof,
+    claims: Claims,
+    offload: Offload,
+    #[cfg(feature = "every-second")]
+    every_second: crate::stages::every_second::EverySecond,
+    forward: Forward,
+    turn: Cut,
+    filter: Filter,
+}

@@ -1,0 +1,57 @@
+//! A stage that drops every second frame shows in the worker, in explanations, in counts of
+//! instructions and in docs/drops.md, by its own file and one line of the pipeline.
+
+use butterfly_datapath::{
+    DropPlace, Fate, Mac, Origin, Question, Target, VnicPolicy, drops_document,
+    harness::{Error, Host, stages},
+};
+use butterfly_packet::{build, protocol::UDP};
+use butterfly_vhost::net::NetHeader;
+
+#[test]
+fn a_stage_is_one_file_and_one_line() -> Result<(), Error> {
+    let (a, b) = (Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2]));
+    let mut host = Host::new()?;
+    for (id, mac, last) in [("a", a, 1), ("b", b, 2)] {
+        let ips = vec![[10, 0, 0, last].into()];
+        host.vnic(id, mac, 1, &VnicPolicy { bypass: true, ips, ..VnicPolicy::default() })?;
+    }
+    let frame = build::ethernet(a, b).ipv4([10, 0, 0, 1], [10, 0, 0, 2]).udp(1, 2, b"one");
+    // The worker.
+    for _ in 0..4 {
+        host.send("a", &frame, NetHeader::default())?;
+    }
+    assert_eq!(host.received()?.get("b").map(Vec::len), Some(2));
+    let report = host.drop_report(None)?;
+    let place = report.places.first().ok_or("nothing was dropped")?;
+    assert_eq!(place.place, DropPlace::Vnic { id: "a".into(), vni: 1 });
+    let rows: Vec<_> = place.rows.iter().map(|row| (row.info.name, row.count)).collect();
+    assert_eq!(rows, [("second", 2)]);
+    // Explanations: the answer is the second frame.
+    let question = Question {
+        from: Origin::Vnic("a".into()),
+        to: Target::Vnic("b".into()),
+        source: None,
+        source_mac: None,
+        destination_mac: None,
+        protocol: UDP,
+        source_port: Some(1),
+        destination_port: Some(2),
+        flags: None,
+        icmp: None,
+        length: None,
+        reply: true,
+    };
+    let walks = host.explain(&question)?.walks;
+    let [there, back] = &walks[..] else { return Err(format!("{walks:?}").into()) };
+    assert_eq!(there.fate, Fate::Delivered("b".into()));
+    let Fate::Dropped(refused) = &back.fate else { return Err(format!("{back:?}").into()) };
+    assert_eq!((refused.reason.name, refused.charged.as_str()), ("second", "b"));
+    assert_eq!(back.steps.last().map(|step| step.stage), Some("every_second"));
+    // Counts and documents.
+    let names = stages();
+    let at = |name| names.iter().position(|stage| *stage == name);
+    assert!(at("offload") < at("every_second") && at("every_second") < at("forward"));
+    assert!(drops_document().contains("\n## second\n\nIt is the second of two frames.\n"));
+    Ok(())
+}
