@@ -12,7 +12,7 @@ use crate::{
         reason::{DropReason, drop_reasons},
     },
     ip::frame::arp,
-    stages::pipeline::{Stage, StageConfig},
+    stages::stage::{Stage, StageConfig},
     stages::{forward::MAC_CLAIMED, site::Context},
     world::snapshot::Vnic,
 };

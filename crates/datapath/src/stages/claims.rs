@@ -27,7 +27,7 @@ use crate::{
         discovery::{link_local, solicited_node},
         mapped,
     },
-    stages::pipeline::{Stage, StageConfig},
+    stages::stage::{Stage, StageConfig},
     stages::{filter::read::read as read_packet, site::Context},
     world::snapshot::Vnic,
 };

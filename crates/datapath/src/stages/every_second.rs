@@ -7,8 +7,8 @@ use crate::{
         reason::{ReasonInfo, drop_reasons},
     },
     stages::{
-        pipeline::{Stage, StageConfig},
         site::Context,
+        stage::{Stage, StageConfig},
     },
 };
 

@@ -25,8 +25,8 @@ use crate::{
     },
     ip::tcp::{self, Outcome},
     session::{Found, Key, State},
-    stages::pipeline::{Stage, StageConfig},
     stages::site::Context,
+    stages::stage::{Stage, StageConfig},
     world::snapshot::Vnic,
 };
 

@@ -16,8 +16,8 @@ use crate::{
         place::{PeerRef, PortRef},
         reason::{DropReason, drop_reasons},
     },
-    stages::pipeline::{Stage, StageConfig},
     stages::site::Context,
+    stages::stage::{Stage, StageConfig},
     world::{
         fdb::{Learning, MAX_PER_NETWORK, MAX_PER_VNIC},
         snapshot::Vnic,

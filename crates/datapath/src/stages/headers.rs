@@ -13,8 +13,8 @@ use crate::{
         reason::drop_reasons,
     },
     ip::frame::inside,
-    stages::pipeline::{Stage, StageConfig},
     stages::site::Context,
+    stages::stage::{Stage, StageConfig},
 };
 
 drop_reasons! { 0;

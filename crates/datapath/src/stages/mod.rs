@@ -17,5 +17,6 @@ pub(crate) mod pipeline;
 pub(crate) mod reasons;
 pub(crate) mod segment;
 pub(crate) mod site;
+pub(crate) mod stage;
 pub(crate) mod take;
 pub(crate) mod turn;

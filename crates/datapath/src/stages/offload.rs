@@ -23,8 +23,8 @@ use crate::{
         batch::{Batch, Meta, Verdict},
         reason::drop_reasons,
     },
-    stages::pipeline::{Stage, StageConfig},
     stages::site::Context,
+    stages::stage::{Stage, StageConfig},
 };
 
 drop_reasons! { 2;

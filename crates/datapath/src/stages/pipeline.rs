@@ -4,38 +4,18 @@
 
 use crate::{
     engine::{batch::Batch, reason::ReasonInfo},
-    session::Timeouts,
     stages::{
-        antispoof::Antispoof, claims::Claims, filter::Filter, forward::Forward, headers::Headers,
-        offload::Offload, site::Context, turn::Cut,
+        antispoof::Antispoof,
+        claims::Claims,
+        filter::Filter,
+        forward::Forward,
+        headers::Headers,
+        offload::Offload,
+        site::Context,
+        stage::{Stage, StageConfig},
+        turn::Cut,
     },
 };
-
-/// A stage: decides one thing about the frames of a batch.
-///
-/// A stage skips frames that an earlier one dropped. What a stage knows of each frame and a later
-/// one asks for is in its scratch, which has public functions for that.
-pub(crate) trait Stage {
-    /// Name in explanations and in counts of instructions: that of its module, and of the function
-    /// in it which is kept out of line.
-    const NAME: &'static str;
-    /// Why it drops frames.
-    const REASONS: &'static [ReasonInfo];
-    /// What it needs from batch to batch, one for each worker.
-    type Scratch;
-
-    /// Allocates everything that the stage will ever need.
-    fn scratch(config: &StageConfig) -> Self::Scratch;
-
-    /// Decides. Never allocates, waits or does I/O.
-    fn run(batch: &mut Batch<'_>, context: &Context<'_>, scratch: &mut Self::Scratch);
-}
-
-/// What scratches are made for.
-pub(crate) struct StageConfig<'a> {
-    /// How long sessions and fragments last.
-    pub timeouts: &'a Timeouts,
-}
 
 /// Looks at a batch behind each stage. `()` is nobody, and costs nothing.
 pub(crate) trait Observer {

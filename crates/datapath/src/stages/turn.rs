@@ -15,8 +15,8 @@ use crate::engine::budget::Budget;
 use crate::{
     engine::batch::{Batch, Meta, Origin, Verdict},
     engine::reason::ReasonInfo,
-    stages::pipeline::{Stage, StageConfig},
     stages::site::Context,
+    stages::stage::{Stage, StageConfig},
 };
 
 /// Copies that a visit stands for: its lines are in nobody's cache.

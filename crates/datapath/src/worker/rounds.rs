@@ -21,7 +21,7 @@ use super::{
 
 use crate::engine::place::MAX_SLOTS;
 use crate::engine::tap::Notes;
-use crate::stages::pipeline::{Scratches, StageConfig};
+use crate::stages::{pipeline::Scratches, stage::StageConfig};
 use crate::{
     engine::{
         batch::{Batch, Meta, Metas},

@@ -19,7 +19,7 @@ use butterfly_packet::mac::Mac;
 use crate::{
     engine::reason::ReasonInfo,
     plane::{Plane, sessions::Admission},
-    stages::pipeline::{Scratches, StageConfig},
+    stages::{pipeline::Scratches, stage::StageConfig},
 };
 
 pub use question::{NoAnswer, Origin, Question, Target};

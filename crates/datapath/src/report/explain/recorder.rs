@@ -30,9 +30,10 @@ use crate::{
         headers::Headers,
         leave::Departures,
         offload::Offload,
-        pipeline::{self, Observer, Scratches, Stage},
+        pipeline::{self, Observer, Scratches},
         reasons::info,
         site::Context,
+        stage::Stage,
     },
     world::snapshot::Vnic,
 };
