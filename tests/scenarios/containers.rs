@@ -334,7 +334,7 @@ fn a_namespace_that_is_deleted_detaches_its_vnic() {
     eventually("the vnic is detached", || !show(daemon, "tap-b").attached());
     let shown = show(daemon, "tap-b");
     let reason = "its network interface tap-b is gone: somebody deleted it, or the network namespace that it was in; \
-                  nic add makes it anew";
+                  the same `butterfly nic add` makes it anew";
     assert_eq!((shown.last_detach_reason(), shown.trouble()), (reason, reason));
     assert!(daemon.client_ok(&["events", "tap-b"]).contains(reason));
     flood.kill().unwrap();
@@ -357,6 +357,49 @@ fn a_namespace_that_is_deleted_detaches_its_vnic() {
     eventually("the vnic is detached", || !show(daemon, "tap-b").attached());
     assert_eq!(declare(daemon, nic()).unwrap(), "tap-b");
     assert!(show(daemon, "tap-b").attached());
+}
+
+/// What is wrong with a vnic, as each command tells it.
+fn told_of(daemon: &Daemon, id: &str) -> (Option<String>, [String; 3]) {
+    let pages = [&["nic", "show", id][..], &["nic", "list", "--wide", "--json"], &["show"]];
+    (show(daemon, id).trouble, pages.map(|words| daemon.client_ok(words)))
+}
+
+/// Who uses the interface takes it down, here or in another namespace: it is told, with the command
+/// that takes it up again, under the name that it has by then.
+#[test]
+fn an_interface_that_is_down_is_told() {
+    let Some(host) = Host::process() else { return };
+    let daemon = host.daemon();
+    let a = container(daemon, "tap-a", 1);
+    let place = format!("/run/netns/{}", a.0);
+    declare(daemon, open(tap("tap-b", 2, Some(&place)))).unwrap();
+    let here = format!("bft{}", std::process::id());
+    assert_eq!(declare(daemon, open(tap(&here, 3, None))).unwrap(), here);
+
+    let inside = format!("ip -n {} link", a.0);
+    for (id, link, command) in [
+        ("tap-a", inside.as_str(), inside.clone()),
+        ("tap-b", &inside, format!("nsenter --net={place} ip link")),
+        (&here, "ip link", "ip link".to_owned()),
+    ] {
+        let change = |what: &str| run("sh", &["-c", &format!("{link} set {what}")]);
+        assert_eq!(told_of(daemon, id).0, None);
+        change(&format!("{id} down"));
+        change(&format!("{id} name {id}-r"));
+        let (trouble, pages) = told_of(daemon, id);
+        let wanted = format!(
+            "its network interface {id}-r is down, nothing passes: `{command} set {id}-r up`"
+        );
+        assert_eq!(trouble.as_deref(), Some(wanted.as_str()));
+        for page in pages {
+            assert!(page.contains(&wanted), "{id}: {page}");
+        }
+        // The command mends it.
+        let (_, rest) = wanted.split_once('`').unwrap();
+        run("sh", &["-c", rest.trim_end_matches('`')]);
+        assert_eq!(told_of(daemon, id).0, None);
+    }
 }
 
 #[test]

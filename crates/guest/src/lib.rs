@@ -41,7 +41,8 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 pub use error::Error;
 pub use ping::{Pings, Times, Told};
 use seat::{Seat, Wishes};
-use station::{Station, StationConfig};
+pub use station::StationState;
+use station::{Station, StationConfig, StationWatch};
 pub use vnic::{BURST, Vnic};
 
 /// What is behind a vnic.
@@ -119,7 +120,7 @@ impl Prepared {
         let mut seat = Seat::take(connection, station, vnic.ip)?;
         let wishes = seat.wishes();
         let counts = Arc::new(Counts::default());
-        let interface = station.map(|station| station.name().to_owned());
+        let interface = station.map(|station| (station.name().to_owned(), station.link()));
         let name = format!("guest-{}", vnic.id.replace('\0', ""));
         let mine = counts.clone();
         let body = move || {
@@ -170,6 +171,8 @@ pub enum Report {
         interface: String,
         /// Frames that it did not take, as it is down.
         refused: u64,
+        /// Whether it takes frames now.
+        state: StationState,
     },
     /// What was asked and answered.
     Bench(Pings),
@@ -177,8 +180,8 @@ pub enum Report {
 
 /// A running guest. Dropping it is as good as [`Guest::stop`].
 pub struct Guest {
-    /// Of a TAP device.
-    interface: Option<String>,
+    /// Of a TAP device: the name it was made with, and its state.
+    interface: Option<(String, StationWatch)>,
     counts: Arc<Counts>,
     wishes: Arc<Wishes>,
     thread: Option<JoinHandle<()>>,
@@ -188,9 +191,10 @@ impl Guest {
     /// What an operator sees.
     pub fn report(&self) -> Report {
         match &self.interface {
-            Some(interface) => Report::Tap {
+            Some((interface, link)) => Report::Tap {
                 interface: interface.clone(),
                 refused: self.counts.refused.load(Ordering::Relaxed),
+                state: link.state(),
             },
             None => Report::Bench(self.counts.pings.read()),
         }

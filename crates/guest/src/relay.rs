@@ -63,7 +63,7 @@ fn turn(seat: &mut Seat, station: &mut Station, refused: &AtomicU64) -> Result<(
     if gone {
         let name = station.name();
         return Err(End::Because(format!(
-            "its network interface {name} is gone: somebody deleted it, or the network namespace that it was in; nic add makes it anew"
+            "its network interface {name} is gone: somebody deleted it, or the network namespace that it was in; the same `butterfly nic add` makes it anew"
         )));
     }
     Ok(())

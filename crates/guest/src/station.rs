@@ -13,6 +13,7 @@ use std::{
         unix::fs::OpenOptionsExt,
     },
     path::{Path, PathBuf},
+    sync::{Arc, Weak},
 };
 
 use butterfly_packet::Mac;
@@ -21,6 +22,7 @@ use butterfly_uplink::{
     kernel::Kernel,
     tun::{MAX_MTU, TapName, Tun},
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::bridged::Watched;
 
@@ -61,7 +63,7 @@ pub struct Offloads {
 /// A TAP device. It goes when this is dropped, or the process ends.
 #[derive(Debug)]
 pub struct Station {
-    tun: Tun,
+    tun: Arc<Tun>,
     name: String,
     /// Its number, if it was made for our own network namespace.
     here: Option<u32>,
@@ -100,6 +102,7 @@ impl Station {
         })?;
         let (Some(namespace), Some(path)) = (namespace, &config.namespace) else {
             let bridged = Watched::new(made.index, config.mac)?;
+            let tun = Arc::new(tun);
             return Ok(Station { tun, name, here: Some(made.index), mtu, _bridged: Some(bridged) });
         };
         let there = wanted.unwrap_or(NUMBERED);
@@ -109,7 +112,12 @@ impl Station {
         let name = tun
             .name()
             .map_err(|error| Error::failed("cannot ask for the name of a TAP device", error))?;
-        Ok(Station { tun, name, here: None, mtu, _bridged: None })
+        Ok(Station { tun: Arc::new(tun), name, here: None, mtu, _bridged: None })
+    }
+
+    /// Watches the device from another thread, without keeping it.
+    pub fn link(&self) -> StationWatch {
+        StationWatch(Arc::downgrade(&self.tun))
     }
 
     /// The name it was made with. Who uses it may give it another.
@@ -156,6 +164,41 @@ impl Station {
 impl AsFd for Station {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.tun.as_fd()
+    }
+}
+
+/// Tells whether a TAP device can take frames. Does not keep it open.
+#[derive(Debug)]
+pub struct StationWatch(Weak<Tun>);
+
+/// State of a TAP device's interface, in whatever network namespace it is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum StationState {
+    /// It is up.
+    Up,
+    /// It is down, and takes no frames. With the name it has now.
+    Down(String),
+    /// It was deleted, or its device is not open any more.
+    Gone,
+}
+
+impl StationWatch {
+    /// Asks the kernel. Never waits.
+    pub fn state(&self) -> StationState {
+        let Some(tun) = self.0.upgrade() else { return StationState::Gone };
+        // The kernel lets a TAP device be written to while its interface is up (`tun_sock_writeable`).
+        let mut looked = [PollFd::new(&*tun, PollFlags::OUT)];
+        let asked = poll(&mut looked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        let [found] = looked.map(|looked| looked.revents());
+        if found.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
+            return StationState::Gone;
+        }
+        match tun.name() {
+            Ok(name) if asked.is_ok() && !found.contains(PollFlags::OUT) => {
+                StationState::Down(name)
+            }
+            _ => StationState::Up,
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use butterfly_api::{
     },
 };
 use butterfly_datapath::{
-    FdbKind, FdbRow, GuestReport, ReasonInfo, RingStatus, VnicReport, WorkerReport,
+    FdbKind, FdbRow, GuestReport, ReasonInfo, RingStatus, StationState, VnicReport, WorkerReport,
 };
 use butterfly_model::{Kind, Nic, Vni, canonical};
 use protobuf::MessageField;
@@ -151,7 +151,11 @@ fn show(nic: &Nic, report: &VnicReport) -> NicShow {
         waits_for: report.waits_for.clone(),
         ip: nic.ips.texts(),
         security_group: nic.security_groups.texts(),
-        trouble: device.trouble.clone().or_else(|| attached?.memory_trouble.map(str::to_owned)),
+        trouble: device
+            .trouble
+            .clone()
+            .or_else(|| attached?.memory_trouble.map(str::to_owned))
+            .or_else(|| interface_trouble(nic, report)),
         // A guest of our own is a thread of this process.
         peer_pid: attached
             .and_then(|attached| attached.peer_pid)
@@ -186,6 +190,20 @@ fn show(nic: &Nic, report: &VnicReport) -> NicShow {
         .into(),
         ..Default::default()
     }
+}
+
+/// What is wrong with the interface of a TAP vnic that is attached, and what to do. One that is gone
+/// has detached, with its reason.
+fn interface_trouble(nic: &Nic, report: &VnicReport) -> Option<String> {
+    let Some(GuestReport::Tap { state: StationState::Down(name), .. }) = &report.guest else {
+        return None;
+    };
+    let command = match convert::netns(&nic.kind) {
+        Some(file) if file.starts_with('/') => format!("nsenter --net={file} ip link"),
+        Some(netns) => format!("ip -n {netns} link"),
+        None => "ip link".to_owned(),
+    };
+    Some(format!("its network interface {name} is down, nothing passes: `{command} set {name} up`"))
 }
 
 /// What a generator of ours asked, and how long the answers took.

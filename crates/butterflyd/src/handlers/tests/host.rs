@@ -228,9 +228,11 @@ impl Dataplane for Fake {
         let drops = butterfly_datapath::reasons().zip(1..).collect();
         let guest = match &spec.front {
             Front::Socket { .. } => None,
-            Front::Inside(Machine::Tap { .. }) => {
-                Some(GuestReport::Tap { interface: format!("tap-{id}"), refused: 9 })
-            }
+            Front::Inside(Machine::Tap { .. }) => Some(GuestReport::Tap {
+                interface: format!("tap-{id}"),
+                refused: 9,
+                state: butterfly_datapath::StationState::Up,
+            }),
             Front::Inside(Machine::Echo) => Some(GuestReport::Bench(Pings::default())),
             Front::Inside(Machine::Ping { .. }) => {
                 let micros = Duration::from_micros;
