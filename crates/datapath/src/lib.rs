@@ -71,6 +71,7 @@ pub use {
         keeper::{GroupRow, NeighbourRow},
         link::LinkState,
         open::{Peers, TunnelError, TunnelSpec, UplinkSpec},
+        silence::Refusal as PeerRefusal,
     },
     overlay::TunnelConfig,
     report::tunnel::{NetworkReport, PeerReport, RemoteMac, TunnelReport, UplinkReport},

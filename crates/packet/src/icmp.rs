@@ -37,6 +37,8 @@ pub mod v4 {
 
 /// ICMPv6 types.
 pub mod v6 {
+    /// Destination unreachable.
+    pub const UNREACHABLE: u8 = 1;
     /// Packet too big.
     pub const PACKET_TOO_BIG: u8 = 2;
     /// Echo request.

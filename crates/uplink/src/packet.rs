@@ -2,8 +2,9 @@
 //! control thread.
 //!
 //! A packet socket sees what the network interface received and the XDP filter left to the host.
-//! The kernel filters: ARP, IGMP, neighbour and router discovery (ICMPv6 types 133 to 137) and MLD
-//! (130 to 132, 143), also behind a hop-by-hop header (RFC 2710, 3: MLD has a router alert there).
+//! The kernel filters: ARP, IGMP, what says that a destination is unreachable (ICMP type 3, ICMPv6
+//! type 1), neighbour and router discovery (ICMPv6 types 133 to 137) and MLD (130 to 132, 143), also
+//! behind a hop-by-hop header (RFC 2710, 3: MLD has a router alert there).
 //! The host gets the same frames: these are copies.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -78,6 +79,7 @@ const LOAD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
 const LOAD_BYTE: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
 const LOAD_BYTE_X: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_IND) as u16;
 const SET_X: u16 = (libc::BPF_LDX | libc::BPF_IMM) as u16;
+const SET_X_IHL: u16 = (libc::BPF_LDX | libc::BPF_B | libc::BPF_MSH) as u16;
 const MOVE_TO_X: u16 = (libc::BPF_MISC | libc::BPF_TAX) as u16;
 const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
 const ADD: u16 = (libc::BPF_ALU | libc::BPF_ADD | libc::BPF_K) as u16;
@@ -91,32 +93,37 @@ const VLAN_TAG: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_VLAN_TAG) as u32;
 
 /// What passes (see the module). A jump skips that many instructions; a load beyond the frame's end refuses it.
 #[rustfmt::skip]
-const fn filter(vlan: u16) -> [FilterCode; 25] { [
+const fn filter(vlan: u16) -> [FilterCode; 30] { [
     // Frames of other VLANs are none of ours; a tag with nothing but a priority is no VLAN.
     (LOAD_HALF,   0,  0,  VLAN_TAG),
     (AND,         0,  0,  0xfff),
-    (IF_EQUAL,    0,  21, vlan as u32),
+    (IF_EQUAL,    0,  26, vlan as u32),
     (LOAD_HALF,   0,  0,  12),
-    (IF_EQUAL,    18, 0,  0x0806),
-    (IF_EQUAL,    0,  2,  0x0800),
-    // IPv4: its protocol.
+    (IF_EQUAL,    23, 0,  0x0806),
+    (IF_EQUAL,    0,  6,  0x0800),
+    // IPv4: its protocol, and of ICMP the type, behind X bytes of header.
     (LOAD_BYTE,   0,  0,  14 + 9),
-    (IF_EQUAL,    15, 16, 2),
+    (IF_EQUAL,    20, 0,  2),
+    (IF_EQUAL,    0,  20, 1),
+    (SET_X_IHL,   0,  0,  14),
+    (LOAD_BYTE_X, 0,  0,  14),
+    (IF_EQUAL,    16, 17, 3),
     // IPv6: X is the length of what stands between the fixed header and ICMPv6.
-    (IF_EQUAL,    0,  15, 0x86dd),
+    (IF_EQUAL,    0,  16, 0x86dd),
     (SET_X,       0,  0,  0),
     (LOAD_BYTE,   0,  0,  14 + 6),
     (IF_EQUAL,    7,  0,  58),
-    (IF_EQUAL,    0,  11, 0),
+    (IF_EQUAL,    0,  12, 0),
     (LOAD_BYTE,   0,  0,  54),
-    (IF_EQUAL,    0,  9,  58),
+    (IF_EQUAL,    0,  10, 58),
     // The hop-by-hop header counts itself in units of 8 bytes, without the first.
     (LOAD_BYTE,   0,  0,  54 + 1),
     (ADD,         0,  0,  1),
     (SHIFT_LEFT,  0,  0,  3),
     (MOVE_TO_X,   0,  0,  0),
     (LOAD_BYTE_X, 0,  0,  54),
-    (IF_EQUAL,    2,  0,  143),
+    (IF_EQUAL,    3,  0,  143),
+    (IF_EQUAL,    2,  0,  1),
     (IF_AT_LEAST, 0,  2,  130),
     (IF_ABOVE,    1,  0,  137),
     (RETURN,      0,  0,  u32::MAX),
@@ -155,20 +162,26 @@ mod tests {
     }
 
     #[test]
-    fn arp_and_igmp_pass_and_other_ipv4_does_not() {
+    fn arp_igmp_and_unreachables_pass_and_other_ipv4_does_not() {
         assert!(passes(&link().arp_request([10, 0, 0, 1], [10, 0, 0, 2])));
         let ip = || link().ipv4([10, 0, 0, 1], [224, 0, 0, 1]);
         assert!(passes(&ip().payload(2, &[0x11, 0, 0, 0, 0, 0, 0, 0])));
         assert!(passes(&ip().options(&[0x94, 4, 0, 0]).payload(2, &[0x11, 0, 0, 0, 0, 0, 0, 0])));
         assert!(!passes(&ip().udp(1, 2, b"")));
         assert!(!passes(&ip().ping(1, 2, b"")));
+        for kind in 0..=255 {
+            for options in [&[][..], &[0x94, 4, 0, 0], &[1; 40]] {
+                let frame = ip().options(options).icmp(kind, 3, 0, &[0; 28]);
+                assert_eq!(passes(&frame), kind == 3, "type {kind}, {options:?}");
+            }
+        }
     }
 
     #[test]
-    fn neighbour_discovery_and_mld_pass_and_other_icmpv6_does_not() {
+    fn discovery_mld_and_unreachables_pass_and_other_icmpv6_does_not() {
         let ip = || link().ipv6([0xfe80, 0, 0, 0, 0, 0, 0, 1], [0xff02, 0, 0, 0, 0, 0, 0, 1]);
         for kind in 0..=255 {
-            let wanted = matches!(kind, 130..=137 | 143);
+            let wanted = matches!(kind, 1 | 130..=137 | 143);
             assert_eq!(passes(&ip().icmp(kind, 0, 0, &[0; 16])), wanted, "type {kind}");
             // Router alert (RFC 2711) and padding; then a header of two units.
             for options in [&[5, 2, 0, 0, 1, 0][..], &[5, 2, 0, 0, 1, 8, 0, 0, 0, 0, 0, 0, 0, 0]] {

@@ -135,6 +135,10 @@ fn peer(peer: PeerReport) -> tunnel_show::Peer {
         out_packets: Some(peer.sent.0),
         out_bytes: Some(peer.sent.1),
         drops: Some(peer.drops),
+        unanswered_since: peer.unanswered.map(|(since, _)| since.into()),
+        unanswered_packets: peer.unanswered.map(|(_, packets)| packets),
+        trouble: peer.refusal.map(|(why, _)| why.told().to_owned()),
+        trouble_since: peer.refusal.map(|(_, since)| since.into()),
         ..Default::default()
     }
 }

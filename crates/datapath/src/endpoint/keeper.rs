@@ -19,6 +19,7 @@ use crate::{
     endpoint::{
         control::{Control, ControlConfig, Count, Event, Output},
         link::{LinkState, LinkWatch, News},
+        silence::{Refusal, Silences, Told},
         watch::PeerWatch,
     },
     engine::place::PeerRef,
@@ -97,6 +98,7 @@ struct State {
     full: bool,
     events: Arc<dyn SwitchEvents>,
     peers: PeerWatch,
+    silences: Silences,
 }
 
 /// The thread's shared part.
@@ -159,6 +161,7 @@ impl Keeper {
             full: false,
             events,
             peers: PeerWatch::default(),
+            silences: Silences::default(),
         };
         let (stop, returned) = (AtomicBool::new(false), AtomicBool::new(false));
         Keeper { plane, state: Mutex::new(state), stop, returned, began: Instant::now(), ageing }
@@ -281,6 +284,11 @@ impl Keeper {
             age: None,
         });
         rows.chain(asked).collect()
+    }
+
+    /// What there is to say of a peer that says nothing, at second `clock`.
+    pub fn silence(&self, peer: PeerRef, clock: u32) -> Told {
+        self.state().silences.told(peer, clock)
     }
 
     /// What became of frames for the endpoint: name, meaning, number.
@@ -415,13 +423,7 @@ impl State {
                 found(tunnel, peer, mac, Some(asked.waiting), &mut self.out);
             } else if now.saturating_sub(asked.since) > ASK_FOR {
                 self.lost += u64::from(!asked.waiting.is_empty());
-                if let Some(peer) = tunnel
-                    .peers
-                    .find(crate::world::rules::number(peer))
-                    .and_then(|at| tunnel.peers.get(at))
-                {
-                    peer.stop_waiting();
-                }
+                self.out.events.push(Event::Unreachable(peer));
             } else {
                 self.asked.insert(peer, asked);
             }
@@ -503,6 +505,7 @@ impl State {
         let mut unmet = Vec::new();
         let rows = tunnel.peers.list(clock);
         self.peers.look(&rows, &*self.events);
+        self.silences.look(&rows, clock);
         for row in rows {
             let out = row.sent();
             let speaks = self.sent.get(&row.at).is_some_and(|before| *before != out);
@@ -525,16 +528,20 @@ impl State {
                         // What it is not sure of may be older than what we have.
                         if let Ok(Some(mac)) = host.kernel.confirmed(interface, via) {
                             found(tunnel, row.address, mac, None, &mut self.out);
+                            self.silences.answers(row.at);
                         } else if let Ok(None) = host.kernel.neighbour(interface, via) {
                             unknown.insert(row.at);
-                            // It had time to find out since, and nothing came from there either.
-                            if self.unknown.contains(&row.at)
-                                && let Some(peer) = tunnel
+                            // It had time to find out since.
+                            if self.unknown.contains(&row.at) {
+                                self.silences.refused(row.at, Refusal::NoNextHop, clock);
+                                // Nothing came from there either.
+                                if let Some(peer) = tunnel
                                     .peers
                                     .get(row.at)
                                     .filter(|peer| !peer.was_heard(clock, ageing))
-                            {
-                                peer.set_mac(None);
+                                {
+                                    peer.set_mac(None);
+                                }
                             }
                         }
                     }
@@ -576,14 +583,18 @@ impl State {
     fn carry_out(&mut self, plane: &Plane, tunnel: &Tunnel, ageing: u32) {
         let clock = plane.shared.clock.now();
         for event in self.out.events.drain(..) {
-            let (Event::Resolved(peer, _) | Event::Unreachable(peer)) = event;
-            let Some(peer) = tunnel
-                .peers
-                .find(crate::world::rules::number(peer))
-                .and_then(|at| tunnel.peers.get(at))
-            else {
-                continue;
-            };
+            let (Event::Resolved(peer, _) | Event::Unreachable(peer) | Event::Refused(peer, _)) =
+                event;
+            let Some(at) = tunnel.peers.find(crate::world::rules::number(peer)) else { continue };
+            let Some(peer) = tunnel.peers.get(at) else { continue };
+            match event {
+                Event::Resolved(..) => self.silences.answers(at),
+                Event::Unreachable(_) => self.silences.refused(at, Refusal::NoNextHop, clock),
+                Event::Refused(_, why) => {
+                    self.silences.refused(at, why, clock);
+                    continue;
+                }
+            }
             if let Event::Resolved(_, mac) = event {
                 peer.set_mac(Some(mac));
             } else if !peer.was_heard(clock, ageing) {

@@ -6,4 +6,5 @@ pub(crate) mod keeper;
 pub(crate) mod link;
 pub(crate) mod open;
 pub(crate) mod side;
+pub(crate) mod silence;
 pub(crate) mod watch;

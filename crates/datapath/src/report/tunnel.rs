@@ -10,6 +10,7 @@ use crate::{
         keeper::{GroupRow, NeighbourRow},
         link::LinkState,
         open::Peers,
+        silence::{Refusal, Told},
     },
     engine::place::PeerRef,
     overlay::peers::PeerRow,
@@ -44,6 +45,10 @@ pub struct PeerReport {
     pub sent: (u64, u64),
     /// Frames for it that were dropped on their way out.
     pub drops: u64,
+    /// Seconds since the first frame for it that nothing came back after, and how many there were.
+    pub unanswered: Option<(u32, u64)>,
+    /// Why frames for it arrive nowhere, and since how many seconds that is said.
+    pub refusal: Option<(Refusal, u32)>,
 }
 
 /// An address that was learnt on another host.
@@ -164,7 +169,10 @@ pub(crate) fn tunnel(plane: &Plane, side: &Side) -> Option<TunnelReport> {
     let named = Peers { all, of };
     let rows = tunnel.peers.list(now);
     let known: BTreeMap<PeerRef, IpAddr> = rows.iter().map(|row| (row.at, row.address)).collect();
-    let peer = |row: &PeerRow| PeerReport {
+    let silent = |row: &PeerRow| side.keeper.silence(row.at, now);
+    let peer = |(row, Told { unanswered, refusal }): (&PeerRow, Told)| PeerReport {
+        unanswered,
+        refusal,
         address: row.address,
         mac: row.mac,
         named: row.configured,
@@ -220,7 +228,7 @@ pub(crate) fn tunnel(plane: &Plane, side: &Side) -> Option<TunnelReport> {
         strict_peers: side.spec.strict_peers,
         inner_mtu: tunnel.inner_mtu(),
         groups,
-        peers: rows.iter().map(peer).collect(),
+        peers: rows.iter().map(|row| peer((row, silent(row)))).collect(),
         learnt,
         neighbours: side.keeper.neighbours(),
         networks,

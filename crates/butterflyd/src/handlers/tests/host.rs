@@ -372,6 +372,8 @@ impl Dataplane for Fake {
             received: (0, 0),
             sent: (0, 0),
             drops: 0,
+            unanswered: None,
+            refusal: None,
         };
         let mac = Mac([2, 0, 0, 0, 0, 9]);
         let learnt = PeerReport {
@@ -380,6 +382,8 @@ impl Dataplane for Fake {
             received: (81, 82),
             sent: (83, 84),
             drops: 85,
+            unanswered: Some((86, 87)),
+            refusal: Some((butterfly_datapath::PeerRefusal::Forbidden, 88)),
             ..peer("10.0.0.4", false, &[])
         };
         let network = |vni| NetworkReport {

@@ -25,7 +25,8 @@ fn the_tunnel_endpoint_is_shown_whole() {
         "peers { address: \"10.0.0.2\" named: true in_packets: 0 in_bytes: 0 out_packets: 0 out_bytes: 0 drops: 0 } \
          peers { address: \"10.0.0.3\" named: true vni: 7 in_packets: 0 ",
         "peers { address: \"10.0.0.4\" mac: \"02:00:00:00:00:09\" named: false idle: 80 in_packets: 81 in_bytes: 82 \
-         out_packets: 83 out_bytes: 84 drops: 85 }",
+         out_packets: 83 out_bytes: 84 drops: 85 unanswered_since: 86 unanswered_packets: 87 trouble: \"a firewall refuses VXLAN \
+         for it (ICMP prohibited): let UDP 4789 pass\" trouble_since: 88 }",
         "learnt { vni: 1 mac: \"02:00:00:00:00:09\" peer: \"10.0.0.4\" age: 86 }",
         "neighbours { address: \"10.0.0.4\" mac: \"02:00:00:00:00:09\" state: \"state\" age: 87 } \
          neighbours { address: \"10.0.0.2\" state: \"state\" }",

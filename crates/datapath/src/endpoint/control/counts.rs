@@ -26,6 +26,8 @@ counts! {
     Conflict = "conflict";
     /// Somebody claims the address of a neighbour that is known elsewhere: both are asked.
     Claim = "claim";
+    /// ICMP errors that say that VXLAN for a peer arrives nowhere.
+    Refused = "refused";
     /// Answers that nobody asked for.
     Unasked = "unasked";
     /// Frames that were dropped while the next hop to a peer was asked for: it did not answer, or newer ones took their place.

@@ -7,16 +7,17 @@ use std::net::{IpAddr, Ipv6Addr};
 use butterfly_packet::{
     Mac,
     arp::{self, Arp},
+    be16,
     checksum::Sum,
     ethernet::{self, Ethernet},
     icmp::{self, Icmp},
     ipv4::Ipv4,
     ipv6::{self, Ipv6},
-    protocol,
+    protocol, vxlan,
 };
 
 use crate::endpoint::control::{
-    Control, Output,
+    Control, Event, Output, Refusal,
     counts::Count,
     is_station,
     link::{self, ND_HOP_LIMIT, SOLICITED},
@@ -95,6 +96,9 @@ impl Control {
             protocol::ICMP => match Icmp::parse(payload) {
                 Err(_) => Count::Malformed,
                 Ok(_) if !Sum::of(payload).is_valid() => Count::BadChecksum,
+                Ok(message) if message.kind() == icmp::v4::UNREACHABLE => {
+                    self.unreachable_v4(&ip, &message, out)
+                }
                 Ok(message) => self.endpoint.ping_v4(&self.link, macs, &ip, &message, now, out),
             },
             _ => Count::Ignored,
@@ -139,8 +143,58 @@ impl Control {
             icmp::v6::LISTENER_QUERY | icmp::v6::LISTENER_REPORT | icmp::v6::LISTENER_DONE => {
                 Some(self.groups.mld(&ip, bytes, now))
             }
+            icmp::v6::UNREACHABLE => Some(self.unreachable_v6(&ip, &message, out)),
             _ => Some(self.endpoint.ping_v6(&self.link, macs, &ip, &message, now, out)),
         }
+    }
+
+    /// A frame of ours arrived nowhere (RFC 792; RFC 1812, 5.2.7.1).
+    fn unreachable_v4(&self, ip: &Ipv4<'_>, message: &Icmp<'_>, out: &mut Output) -> Count {
+        let why = match message.code() {
+            2 | 3 => Refusal::NobodyListens,
+            0 | 1 | 5 | 6 | 7 | 11 | 12 => Refusal::Unreachable,
+            9 | 10 | 13 => Refusal::Forbidden,
+            // Too large, or of no meaning here.
+            _ => return Count::Ignored,
+        };
+        let Ok(quoted) = Ipv4::parse(message.body()) else { return Count::Malformed };
+        let offset = quoted.header_len();
+        let parties = (quoted.source().into(), quoted.destination().into());
+        let udp = message.body().get(offset..).filter(|_| quoted.protocol() == protocol::UDP);
+        self.refused((ip.source().into(), ip.destination().into()), parties, udp, why, out)
+    }
+
+    /// The same over IPv6 (RFC 4443, 3.1).
+    fn unreachable_v6(&self, ip: &Ipv6<'_>, message: &Icmp<'_>, out: &mut Output) -> Count {
+        let why = match message.code() {
+            4 => Refusal::NobodyListens,
+            0 | 2 | 3 => Refusal::Unreachable,
+            1 | 5 | 6 => Refusal::Forbidden,
+            _ => return Count::Ignored,
+        };
+        let Ok(quoted) = Ipv6::parse(message.body()) else { return Count::Malformed };
+        let parties = (quoted.source().into(), quoted.destination().into());
+        let udp = message.body().get(ipv6::LEN..).filter(|_| quoted.next_header() == protocol::UDP);
+        self.refused((ip.source().into(), ip.destination().into()), parties, udp, why, out)
+    }
+
+    /// Believes it if it quotes VXLAN that the endpoint sent; that nobody listens at a peer, only
+    /// from the peer itself.
+    fn refused(
+        &self,
+        (from, to): (IpAddr, IpAddr),
+        (me, peer): (IpAddr, IpAddr),
+        udp: Option<&[u8]>,
+        why: Refusal,
+        out: &mut Output,
+    ) -> Count {
+        let is_vxlan = udp.is_some_and(|udp| be16(udp, 2) == Some(vxlan::PORT));
+        let may_say = why != Refusal::NobodyListens || from == peer;
+        if to != self.link.endpoint || me != to || !is_vxlan || !may_say {
+            return Count::Misdirected;
+        }
+        out.events.push(Event::Refused(peer, why));
+        Count::Refused
     }
 
     fn solicitation(

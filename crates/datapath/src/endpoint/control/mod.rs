@@ -19,6 +19,7 @@ use butterfly_packet::{Mac, ipv6};
 
 pub(crate) use counts::{Count, Counts};
 
+use crate::endpoint::silence::Refusal;
 use endpoint::Endpoint;
 use groups::Groups;
 use link::Link;
@@ -49,6 +50,8 @@ pub(crate) enum Event {
     Resolved(IpAddr, Mac),
     /// Nobody knows where frames to this peer go. One that waited was dropped.
     Unreachable(IpAddr),
+    /// Somebody says that our frames to this peer arrive nowhere.
+    Refused(IpAddr, Refusal),
 }
 
 /// What came of a call. Calls only append.

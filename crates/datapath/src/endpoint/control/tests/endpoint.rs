@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use butterfly_packet::{arp::Arp, icmp::Icmp, ipv4::Ipv4};
 
 use super::*;
+use crate::endpoint::silence::Refusal;
 
 const ME: [u8; 4] = [10, 1, 0, 1];
 const ME6: [u16; 8] = [0xfd00, 0, 0, 0, 0, 0, 0, 1];
@@ -217,6 +218,51 @@ fn pings_are_answered() {
         "for routers",
     );
     Host::new(true, false).refuses(&ping, Count::Ignored, "somebody else answers");
+}
+
+/// What hosts and routers say of VXLAN that the endpoint sent is told; anything else is not.
+#[test]
+fn who_cannot_be_reached_is_told() {
+    let mut host = Host::new(false, false);
+    let (peer, router) = ([10, 1, 0, 2], [10, 1, 0, 254]);
+    let sent = |from: [u8; 4], to: [u8; 4], port: u16| {
+        let frame = build::ethernet(A, B).ipv4(from, to).udp(50_000, port, &[0; 16]);
+        frame[14..14 + 28].to_vec()
+    };
+    let quoted = sent(ME, peer, 4789);
+    let error = |from: [u8; 4], code: u8, quoted: &[u8]| {
+        build::ethernet(B, A).ipv4(from, ME).icmp(3, code, 0, quoted)
+    };
+    for (from, code, why) in [
+        (peer, 3, Refusal::NobodyListens),
+        (peer, 2, Refusal::NobodyListens),
+        (router, 1, Refusal::Unreachable),
+        (router, 13, Refusal::Forbidden),
+    ] {
+        let events = host.hears(&error(from, code, &quoted)).events;
+        assert_eq!(events, [Event::Refused(IpAddr::from(peer), why)], "code {code}");
+    }
+    for (frame, count, what) in [
+        (error(router, 3, &quoted), Count::Misdirected, "a router knows no ports of others"),
+        (error(peer, 3, &sent(ME, peer, 53)), Count::Misdirected, "not VXLAN"),
+        (error(peer, 3, &sent(peer, ME, 4789)), Count::Misdirected, "not ours"),
+        (error(peer, 3, &quoted[..22]), Count::Misdirected, "without ports"),
+        (error(peer, 3, &quoted[..19]), Count::Malformed, "cut short"),
+        (error(peer, 4, &quoted), Count::Ignored, "too large"),
+    ] {
+        assert_eq!(host.hears(&frame).events, [], "{what}");
+        host.refuses(&frame, count, what);
+    }
+
+    let mut host = Host::new(true, false);
+    let frame = build::ethernet(A, B).ipv6(ME6, YOU6).udp(50_000, 4789, &[0; 16]);
+    for (code, why) in
+        [(4, Refusal::NobodyListens), (0, Refusal::Unreachable), (1, Refusal::Forbidden)]
+    {
+        let error = build::ethernet(B, A).ipv6(YOU6, ME6).icmp(1, code, 0, &frame[14..]);
+        let events = host.hears(&error).events;
+        assert_eq!(events, [Event::Refused(std::net::Ipv6Addr::from(YOU6).into(), why)]);
+    }
 }
 
 #[test]
