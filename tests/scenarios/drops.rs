@@ -79,7 +79,7 @@ fn drop_everything(net: &mut Net) -> Vec<Told> {
         "b",
         "ingress-denied",
         link(A, B) + "tcp 10.0.0.1:4000 > 10.0.0.2:443 SYN",
-        "`butterfly nic sg list b`): `butterfly sg rule add web --ip-proto tcp --port 443 --cidr 10.0.0.1/32`",
+        "one of its groups (web): `butterfly sg rule add web --ip-proto tcp --port 443 --cidr 10.0.0.1/32`",
     );
     send(
         "b",

@@ -61,6 +61,12 @@ impl Cidr {
             }
         }
     }
+
+    /// Whether an address is in the block.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let of = Self { address, ..*self };
+        address.is_ipv4() == self.address.is_ipv4() && of.network() == self.network()
+    }
 }
 
 impl fmt::Display for Cidr {
@@ -93,6 +99,23 @@ mod tests {
                 (cidr.to_string().as_str(), cidr.network()),
                 (text, network.parse().unwrap())
             );
+        }
+    }
+
+    #[test]
+    fn addresses_are_in_a_block_or_not() {
+        for (block, bits, address, inside) in [
+            ("10.0.0.77", 24, "10.0.0.1", true),
+            ("10.0.0.77", 24, "10.0.1.1", false),
+            ("10.0.0.77", 0, "192.0.2.1", true),
+            ("10.0.0.77", 32, "10.0.0.76", false),
+            ("10.0.0.0", 8, "::", false),
+            ("::", 0, "10.0.0.1", false),
+            ("fd00::1", 64, "fd00::2:3", true),
+            ("fd00::1", 64, "fd00:0:0:1::1", false),
+        ] {
+            let contains = Cidr::new(block, bits).unwrap().contains(address.parse().unwrap());
+            assert_eq!(contains, inside, "{address} in {block}/{bits}");
         }
     }
 

@@ -2,14 +2,14 @@
 
 use super::Daemon;
 use crate::dataplane::Dataplane;
-use butterfly_model::{Direction, Peer, SecurityGroup};
+use butterfly_model::{Direction, GroupName, Nic, Peer, Protocol, Rule};
 use butterfly_packet::{
     ethernet::{self, Ethernet},
     ipv4::Ipv4,
     ipv6::Ipv6,
     protocol::{ICMP, ICMPV6, SCTP, TCP, UDP},
 };
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{collections::BTreeSet, net::IpAddr};
 
 /// What a rule says about a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,124 +59,179 @@ impl Flow {
     }
 }
 
+impl Flow {
+    /// The end that a rule of a direction is about.
+    fn peer(&self, direction: Direction) -> IpAddr {
+        match direction {
+            Direction::Inbound => self.source,
+            Direction::Outbound => self.destination,
+        }
+    }
+
+    /// Whether a rule is about its protocol and port.
+    fn fits(&self, rule: &Rule) -> bool {
+        let protocol = match rule.protocol() {
+            Protocol::Any => true,
+            Protocol::Number(number) => number == self.protocol,
+        };
+        let ports = match (rule.ports(), self.port) {
+            (Some(ports), Some(port)) => ports.contains(&port),
+            _ => true,
+        };
+        protocol && ports
+    }
+}
+
 fn block(address: IpAddr) -> String {
     format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 })
 }
 
-/// Groups whose members INBOUND rules let in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Members<'a> {
-    #[default]
-    Nobody,
-    Of(&'a str),
-    OfSeveral,
-}
+/// Rules that are looked at for all packets of an answer: others wait for the daemon meanwhile.
+const MOST: usize = 200_000;
+/// Groups that are named at most.
+const NAMED: usize = 2;
 
-impl<'a> Members<'a> {
-    fn of(group: &'a SecurityGroup) -> Members<'a> {
-        let mut all = Members::Nobody;
-        for rule in group.rules().filter(|rule| rule.direction() == Direction::Inbound) {
-            if let Peer::SecurityGroup(name) = rule.peer() {
-                all = all.and(Members::Of(name.as_str()));
-            }
-            if all == Members::OfSeveral {
-                break;
-            }
-        }
-        all
-    }
-
-    fn and(self, other: Members<'a>) -> Members<'a> {
-        match (self, other) {
-            (Members::Nobody, one) | (one, Members::Nobody) => one,
-            (one, same) if one == same => one,
-            _ => Members::OfSeveral,
-        }
-    }
-}
-
-/// Gives advice about one packet or many: no group's rules are read twice.
+/// Gives advice about one packet or many.
 pub(super) struct Adviser<'a, D: Dataplane> {
     daemon: &'a Daemon<D>,
-    members: BTreeMap<&'a str, Members<'a>>,
+    /// Rules that may still be looked at.
+    left: usize,
 }
 
 impl<D: Dataplane> Daemon<D> {
     pub(super) fn adviser(&self) -> Adviser<'_, D> {
-        Adviser { daemon: self, members: BTreeMap::new() }
-    }
-
-    /// The group that a rule for a vnic goes into, if it has one alone.
-    fn only_group(&self, id: &str) -> Option<&str> {
-        match self.nics.get(id)?.security_groups.names() {
-            [only] => Some(only.as_str()),
-            _ => None,
-        }
+        Adviser { daemon: self, left: MOST }
     }
 }
 
 impl<'a, D: Dataplane> Adviser<'a, D> {
     /// A remedy with the words of a packet that was dropped at the expense of the vnic `charged`.
     pub(super) fn advice(&mut self, remedy: &str, frame: &[u8], charged: &str) -> String {
-        let members =
-            if remedy.contains(JOIN) { self.allowed_members(charged) } else { Members::Nobody };
-        for_packet(remedy, frame, self.daemon.only_group(charged), members)
+        let Some(flow) = Flow::of(frame) else { return remedy.to_owned() };
+        let nic = self.daemon.nics.get(charged);
+        let remedy = match (nic, remedy.strip_prefix(NEEDS)) {
+            (Some(nic), Some(rule)) => {
+                let direction = match rule.contains(SOURCE) {
+                    true => Direction::Inbound,
+                    false => Direction::Outbound,
+                };
+                let first = self.without_a_rule(nic, &flow, direction);
+                format!("{first}{}", rule.replace(JOIN, ""))
+            }
+            _ => remedy.to_owned(),
+        };
+        for_packet(&remedy, &flow, nic.and_then(|nic| self.group_for_a_rule(nic)))
     }
 
-    /// Those of all groups of a vnic.
-    fn allowed_members(&mut self, id: &str) -> Members<'a> {
-        let daemon = self.daemon;
-        let names = daemon.nics.get(id).map(|nic| nic.security_groups.names()).unwrap_or_default();
-        let mut all = Members::Nobody;
-        for name in names {
-            let name = name.as_str();
-            let of = || daemon.groups.get(name).map(Members::of).unwrap_or_default();
-            all = all.and(*self.members.entry(name).or_insert_with(of));
+    /// What would do without a new rule, and where that goes if nothing does.
+    fn without_a_rule(&mut self, nic: &Nic, flow: &Flow, direction: Direction) -> String {
+        let (members, groups) = self.found(nic, flow, direction);
+        let (id, peer) = (&nic.id, flow.peer(direction));
+        let mut ways: Vec<String> = Vec::new();
+        for name in members.iter().take(NAMED) {
+            ways.push(format!(
+                "if {peer} belongs to {name}: `butterfly sg member add {name} {peer}`"
+            ));
         }
-        all
+        for name in groups.iter().take(NAMED) {
+            ways.push(format!("if {id} belongs to {name}: `butterfly nic sg add {id} {name}`"));
+        }
+        let own = nic.security_groups.texts();
+        let rule = match own.as_slice() {
+            [] => format!(
+                "give it a group with what the packet needs, `butterfly nic sg add {id} SG` and "
+            ),
+            own => format!("add what the packet needs to one of its groups ({}): ", own.join(", ")),
+        };
+        match ways.is_empty() {
+            true => rule,
+            false => format!("{}; else {rule}", ways.join("; ")),
+        }
+    }
+
+    /// Groups that the other end would have to be a member of, and groups that the vnic would have
+    /// to be in, for rules that there are to let the packet pass.
+    fn found(
+        &mut self,
+        nic: &Nic,
+        flow: &Flow,
+        direction: Direction,
+    ) -> (BTreeSet<&'a str>, BTreeSet<&'a str>) {
+        let (mut members, mut joins) = (BTreeSet::new(), BTreeSet::new());
+        let daemon = self.daemon;
+        let peer = flow.peer(direction);
+        let is_member = |name: &GroupName| {
+            daemon.groups.get(name.as_str()).is_some_and(|group| group.members().contains(peer))
+        };
+        let own = nic.security_groups.names();
+        let (mine, others): (Vec<_>, Vec<_>) =
+            daemon.groups.values().partition(|group| own.contains(group.name()));
+        for (group, is_mine) in mine
+            .into_iter()
+            .map(|group| (group, true))
+            .chain(others.into_iter().map(|group| (group, false)))
+        {
+            let count = group.rules().len();
+            if count > self.left {
+                continue;
+            }
+            self.left -= count;
+            let fitting =
+                group.rules().filter(|rule| rule.direction() == direction && flow.fits(rule));
+            for rule in fitting {
+                match rule.peer() {
+                    Peer::SecurityGroup(name) if is_mine && !is_member(name) => {
+                        members.insert(name.as_str());
+                    }
+                    Peer::SecurityGroup(name) if !is_mine && is_member(name) => {
+                        joins.insert(group.name().as_str());
+                    }
+                    Peer::Cidr(cidr) if !is_mine && cidr.contains(peer) => {
+                        joins.insert(group.name().as_str());
+                    }
+                    _ => {}
+                }
+            }
+        }
+        (members, joins)
+    }
+
+    /// The group that a rule for a vnic goes into: one that is there, if any is.
+    fn group_for_a_rule(&self, nic: &'a Nic) -> Option<&'a str> {
+        let names = nic.security_groups.names();
+        let there = names.iter().find(|name| self.daemon.groups.contains_key(name.as_str()));
+        there.or(names.first()).map(GroupName::as_str)
     }
 }
 
-/// What no sender is helped by where no rule is about members.
+/// How a remedy begins that names a rule.
+const NEEDS: &str =
+    "add what the packet needs to one of its groups (`butterfly nic sg list NIC`): ";
+/// What it says of INBOUND rules only.
+const SOURCE: &str = "--cidr SOURCE/32";
+/// What it says where nothing is known of the packet.
 const JOIN: &str = ", or `butterfly sg member add GROUP SOURCE`";
 
 /// Puts what is known of a dropped packet into the commands of a remedy, which are between
-/// backticks: protocol, port, addresses, the name of a group of the vnic that dropped it, and of
-/// the only one of `members`. What is not known stays as it is.
-fn for_packet(remedy: &str, frame: &[u8], group: Option<&str>, members: Members<'_>) -> String {
-    let Some(flow) = Flow::of(frame) else { return remedy.to_owned() };
-    let (remedy, members) = match members {
-        Members::Nobody => (remedy.replace(JOIN, ""), None),
-        Members::Of(name) => (remedy.to_owned(), Some(name)),
-        Members::OfSeveral => (remedy.to_owned(), None),
-    };
-    let names = Names { group, members };
+/// backticks: protocol, port, addresses, and the name of a group of the vnic that dropped it. What
+/// is not known stays as it is.
+fn for_packet(remedy: &str, flow: &Flow, group: Option<&str>) -> String {
     let parts = remedy.split('`').enumerate();
     let filled = parts
-        .map(|(at, part)| if at % 2 == 1 { command(part, &flow, &names) } else { part.to_owned() });
+        .map(|(at, part)| if at % 2 == 1 { command(part, flow, group) } else { part.to_owned() });
     filled.collect::<Vec<_>>().join("`")
 }
 
-/// Groups that commands name, where there is no choice.
-struct Names<'a> {
-    /// The one that a rule goes into.
-    group: Option<&'a str>,
-    /// The one whose members are let in.
-    members: Option<&'a str>,
-}
-
-fn command(command: &str, flow: &Flow, names: &Names) -> String {
+fn command(command: &str, flow: &Flow, group: Option<&str>) -> String {
     let command = match flow.port {
         Some(port) => command.replace("--port PORT", &format!("--port {port}")),
         None => command.replace(" --port PORT", ""),
     };
     let word = |word: &str| match word {
         "PROTO" => flow.protocol(),
-        "SOURCE" => flow.source.to_string(),
         "SOURCE/32" => block(flow.source),
         "DESTINATION/32" => block(flow.destination),
-        "SG" => names.group.unwrap_or(word).to_owned(),
-        "GROUP" => names.members.unwrap_or(word).to_owned(),
+        "SG" => group.unwrap_or(word).to_owned(),
         _ => word.to_owned(),
     };
     command.split(' ').map(word).collect::<Vec<_>>().join(" ")
@@ -187,7 +242,7 @@ mod tests {
     use super::*;
     use butterfly_packet::build;
 
-    const INGRESS: &str = "add it: `butterfly sg rule add SG --ip-proto PROTO --port PORT --cidr SOURCE/32`, or `butterfly sg member add GROUP SOURCE`, not SOURCE";
+    const INGRESS: &str = "add it: `butterfly sg rule add SG --ip-proto PROTO --port PORT --cidr SOURCE/32`, not SOURCE";
     const EGRESS: &str =
         "`butterfly sg rule add SG --dir out --ip-proto PROTO --port PORT --cidr DESTINATION/32`";
 
@@ -198,26 +253,15 @@ mod tests {
         let v4 = link().ipv4([10, 0, 0, 1], [10, 0, 0, 2]);
         let v6 = link().ipv6([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1], [0x2001, 0xdb8, 0, 0, 0, 0, 0, 2]);
         let tcp = v4.tcp(&build::Tcp::new(1, 443, 2), &[]);
-        let for_packet = |remedy, frame: &[u8], group, members: &[&'static str]| {
-            let members =
-                members.iter().map(|name| Members::Of(name)).fold(Members::Nobody, Members::and);
-            super::for_packet(remedy, frame, group, members)
+        let for_packet = |remedy, frame: &[u8], group| {
+            super::for_packet(remedy, &Flow::of(frame).unwrap(), group)
         };
-        let rule =
-            "add it: `butterfly sg rule add web --ip-proto tcp --port 443 --cidr 10.0.0.1/32`";
-        for (members, or) in [
-            (&[][..], ""),
-            (&["admins"][..], ", or `butterfly sg member add admins 10.0.0.1`"),
-            (&["admins", "web"][..], ", or `butterfly sg member add GROUP 10.0.0.1`"),
-        ] {
-            assert_eq!(
-                for_packet(INGRESS, &tcp, Some("web"), members),
-                format!("{rule}{or}, not SOURCE")
-            );
-        }
-        assert!(butterfly_datapath::reasons().any(|info| info.remedy.contains(JOIN)));
         assert_eq!(
-            for_packet(EGRESS, &v6.udp(1, 53, b""), None, &[]),
+            for_packet(INGRESS, &tcp, Some("web")),
+            "add it: `butterfly sg rule add web --ip-proto tcp --port 443 --cidr 10.0.0.1/32`, not SOURCE"
+        );
+        assert_eq!(
+            for_packet(EGRESS, &v6.udp(1, 53, b""), None),
             "`butterfly sg rule add SG --dir out --ip-proto udp --port 53 --cidr 2001:db8::2/128`"
         );
         // Rules for these have no ports.
@@ -227,14 +271,25 @@ mod tests {
             (v4.payload(47, &[0; 8]), "47"),
         ] {
             assert_eq!(
-                for_packet(EGRESS, &frame, Some("g"), &[]),
+                for_packet(EGRESS, &frame, Some("g")),
                 format!(
                     "`butterfly sg rule add g --dir out --ip-proto {protocol} --cidr 10.0.0.2/32`"
                 )
             );
         }
         for frame in [&tcp[..30], &[][..], &link().payload(0x88b5, &[0; 46])] {
-            assert_eq!(for_packet(INGRESS, frame, Some("web"), &[]), INGRESS);
+            assert_eq!(Flow::of(frame), None);
         }
+    }
+
+    /// The remedies that begin so are the two that are filled in.
+    #[test]
+    fn remedies_name_rules_in_the_same_words() {
+        let named: Vec<_> =
+            butterfly_datapath::reasons().filter(|info| info.remedy.starts_with(NEEDS)).collect();
+        let of = |direction: &str| named.iter().find(|info| info.name == direction).unwrap().remedy;
+        assert_eq!(named.len(), 2);
+        assert!(of("ingress-denied").contains(SOURCE) && of("ingress-denied").contains(JOIN));
+        assert!(!of("egress-denied").contains(SOURCE) && !of("egress-denied").contains(JOIN));
     }
 }

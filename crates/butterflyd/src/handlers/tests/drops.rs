@@ -67,16 +67,39 @@ fn what_to_do_has_the_words_of_the_last_packet() {
         .ipv4([10, 0, 0, 1], [10, 0, 0, 2])
         .tcp(&build::Tcp::new(1, 443, 2), &[]);
     host.fake().head = frame[..60.min(frame.len())].to_vec();
-    let told = remedy(&mut host).unwrap();
-    assert!(
-        told.contains("`butterfly sg rule add web --ip-proto tcp --port 443 --cidr 10.0.0.1/32`"),
-        "{told}"
+    let rule = "`butterfly sg rule add web --ip-proto tcp --port 443 --cidr 10.0.0.1/32`";
+    let told = |host: &mut Host| remedy(host).unwrap();
+    let alone = format!("add what the packet needs to one of its groups (web): {rule}");
+    assert_eq!(told(&mut host), alone);
+    // Of two groups the rule goes into one that is there.
+    let group = |id: &str, peer: &str| {
+        let rule = format!("direction: INBOUND protocol: 6 port_start: 443 port_end: 443 {peer}");
+        format!("sg_add {{ id: \"{id}\" rule {{ {rule} }} }}")
+    };
+    host.succeeds("nic_update { id: \"n\" security_group: \"absent\" security_group: \"web\" }");
+    host.succeeds(&group("web", "cidr { address: \"10.9.0.0\" mask_size: 16 }"));
+    let both = alone.replace("(web)", "(absent, web)");
+    assert_eq!(told(&mut host), both);
+    // What needs no new rule comes first: a member of a group that is let in, a group to be in.
+    host.succeeds(&group("web", "security_group: \"admins\""));
+    host.succeeds(&group("support", "cidr { address: \"10.0.0.0\" mask_size: 24 }"));
+    host.succeeds(&group("others", "cidr { address: \"10.0.1.0\" mask_size: 24 }"));
+    assert_eq!(
+        told(&mut host),
+        format!(
+            "if 10.0.0.1 belongs to admins: `butterfly sg member add admins 10.0.0.1`; if n belongs to support: \
+             `butterfly nic sg add n support`; else {both}"
+        )
     );
-    // Of two groups the operator chooses.
-    host.succeeds("nic_update { id: \"n\" security_group: \"web\" security_group: \"db\" }");
-    let told = remedy(&mut host).unwrap();
-    assert!(
-        told.contains("`butterfly sg rule add SG --ip-proto tcp --port 443 --cidr 10.0.0.1/32`"),
-        "{told}"
+    // A group whose members are let in, where that is one.
+    host.succeeds("sg_member_add { sg_id: \"admins\" member: \"10.0.0.1\" }");
+    host.succeeds("sg_del: \"support\"");
+    host.succeeds("nic_update { id: \"n\" security_group: \"absent\" }");
+    assert_eq!(
+        told(&mut host),
+        format!(
+            "if n belongs to web: `butterfly nic sg add n web`; else {}",
+            both.replace("(absent, web)", "(absent)").replace("add web", "add absent")
+        )
     );
 }
