@@ -105,6 +105,8 @@ kinds! {
     SgMemberAdded = "sg-member-added", CHANGE;
     /// A member was taken from a security group.
     SgMemberRemoved = "sg-member-removed", CHANGE;
+    /// A group of the nic lost its last OUTBOUND rule, and no other of its groups has one: the nic may send anything.
+    EgressOpened = "egress-opened", CHANGE;
     /// Sessions were ended by request.
     SessionsFlushed = "sessions-flushed", CHANGE;
     /// The log level was changed.

@@ -21,7 +21,7 @@ use butterfly_api::{
     },
 };
 use butterfly_datapath::GroupChange;
-use butterfly_model::{GroupName, Rule, SecurityGroup};
+use butterfly_model::{Direction, GroupName, Nic, Rule, SecurityGroup};
 use protobuf::MessageField;
 use std::collections::HashMap;
 use tracing::warn;
@@ -39,9 +39,11 @@ impl<D: Dataplane> Daemon<D> {
     pub(super) fn sg_del(&mut self, id: &str) -> Answer {
         match self.groups.get(id) {
             Some(group) => {
+                let limited = limits_egress(group);
                 self.dataplane.change_group(group.name(), GroupChange::Forget).map_err(refusal)?;
                 self.groups.remove(id);
                 self.tell(Kind::SgRemoved, format!("security group {id:?} deleted"));
+                self.tell_of_egress(id, limited);
             }
             None => warn!("security group {id:?} does not exist and is deleted all the same"),
         }
@@ -84,6 +86,7 @@ impl<D: Dataplane> Daemon<D> {
             Some(group) => group.rules().filter(alike).cloned().collect(),
             None => Vec::new(),
         };
+        let limited = self.groups.get(request.sg_id()).is_some_and(limits_egress);
         for rule in doomed {
             let Some(group) = self.groups.get_mut(request.sg_id()) else { break };
             self.dataplane
@@ -92,6 +95,7 @@ impl<D: Dataplane> Daemon<D> {
             group.remove_rule(&rule);
             self.note(Kind::SgRuleRemoved, rule_of(request.sg_id(), &rule));
         }
+        self.tell_of_egress(request.sg_id(), limited);
         Ok(Response::new())
     }
 
@@ -167,14 +171,50 @@ impl<D: Dataplane> Daemon<D> {
 
     /// Makes `group`, or gives the one of its name its content.
     fn declare(&mut self, group: SecurityGroup) -> Result<(), Failure> {
+        let limited = self.groups.get(group.name().as_str()).is_some_and(limits_egress);
         self.dataplane
             .change_group(group.name(), GroupChange::Declare(group.clone()))
             .map_err(refusal)?;
         let rules = counted(group.rules().len() as u64, "rule");
         let members = counted(group.members().len() as u64, "member");
         let name = group.name().as_str();
-        self.tell(Kind::SgDeclared, format!("security group {name:?} has {rules} and {members}"));
-        self.groups.insert(group.name().clone(), group);
+        let text = format!("security group {name:?} has {rules} and {members}");
+        let name = group.name().clone();
+        self.groups.insert(name.clone(), group);
+        self.tell(Kind::SgDeclared, text);
+        self.tell_of_egress(name.as_str(), limited);
         Ok(())
     }
+
+    /// Tells which vnics of a group may send anything now, if it `limited` what they send before
+    /// and does not any more.
+    fn tell_of_egress(&self, id: &str, limited: bool) {
+        /// Vnics that have an event of their own.
+        const NAMED: usize = 16;
+        let limits = |name: &GroupName| self.groups.get(name.as_str()).is_some_and(limits_egress);
+        if !limited || self.groups.get(id).is_some_and(limits_egress) {
+            return;
+        }
+        let opened = self.nics.iter().filter(|nic| {
+            let names = nic.security_groups.names();
+            !nic.bypass_filtering
+                && names.iter().any(|name| name.as_str() == id)
+                && !names.iter().any(limits)
+        });
+        let opened: Vec<&Nic> = opened.collect();
+        let text = format!(
+            "may send anything now: security group {id:?} has no OUTBOUND rule any more, nor has another of its groups"
+        );
+        for nic in opened.iter().take(NAMED) {
+            self.tell_nic(Kind::EgressOpened, nic, text.clone());
+        }
+        if let Some(more) = opened.len().checked_sub(NAMED).filter(|more| *more > 0) {
+            self.tell(Kind::EgressOpened, format!("{more} more nics: each {text}"));
+        }
+    }
+}
+
+/// Whether what the vnics of a group send needs a rule.
+fn limits_egress(group: &SecurityGroup) -> bool {
+    group.rules().any(|rule| rule.direction() == Direction::Outbound)
 }

@@ -30,6 +30,47 @@ fn line(event: &Event) -> String {
 
 const RULE: &str = "rule { direction: INBOUND protocol: 6 port_start: 80 port_end: 90 cidr { address: \"10.0.0.0\" mask_size: 8 } }";
 
+/// Without an OUTBOUND rule everything may leave: who takes the last one away finds it in the
+/// record of each vnic that is concerned.
+#[test]
+fn egress_that_opens_is_an_event() {
+    let mut host = Host::new();
+    let out = RULE.replace("INBOUND", "OUTBOUND");
+    let group = |id: &str| format!("sg_add {{ id: \"{id}\" {RULE} {out} }}");
+    let nic = |id: &str, rest: &str| {
+        nic_with(rest)
+            .replace("id: \"n\"", &format!("id: \"{id}\""))
+            .replace("42:00:00:00:00:aA", &format!("42:00:00:00:00:{:02x}", id.as_bytes()[0]))
+    };
+    for request in [
+        group("g"),
+        group("h"),
+        nic("a", "security_group: \"g\""),
+        nic("b", "security_group: \"g\" security_group: \"h\""),
+        nic("c", "security_group: \"g\" bypass_filtering: true"),
+        nic("d", "security_group: \"h\""),
+    ] {
+        host.succeeds(&request);
+    }
+    let mut since = list(&mut host, "").next();
+    let mut opened = |request: &str| {
+        host.succeeds(request);
+        let noted = noted(&mut host, &mut since);
+        let opened = noted.iter().filter_map(|line| line.strip_prefix("egress-opened "));
+        opened.map(|line| line.split(' ').next().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let rule = |what: &str, id: &str| format!("sg_rule_{what} {{ sg_id: \"{id}\" {out} }}");
+    assert_eq!(opened(&rule("del", "g")), ["a/1"]);
+    assert_eq!(opened(&rule("del", "g")), [""; 0], "it was open");
+    assert_eq!(opened("sg_del: \"g\""), [""; 0], "it was open");
+    assert_eq!(opened("sg_del: \"h\""), ["b/1", "d/1"]);
+    opened(&group("g"));
+    assert_eq!(opened(&group("g")), [""; 0]);
+    assert_eq!(opened(&format!("sg_add {{ id: \"g\" {RULE} }}")), ["a/1", "b/1"]);
+    opened(&rule("add", "g"));
+    assert_eq!(opened(&format!("sg_add {{ id: \"g\" {out} }}")), [""; 0], "one is left");
+}
+
 #[test]
 fn each_change_is_an_event_and_what_changes_nothing_is_none() {
     let mut host = Host::new();
