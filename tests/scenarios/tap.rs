@@ -376,7 +376,7 @@ fn whoever_follows_a_daemon_that_is_killed_is_told() {
         let output = follower.join().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert!(
-            output.status.code() == Some(1) && said.contains("Error, receive timeout"),
+            output.status.code() == Some(1) && said.contains("butterflyd is not running there"),
             "{said}"
         );
     }

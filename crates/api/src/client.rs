@@ -110,13 +110,13 @@ impl Client {
         self.round_trip(request, |bytes| self.exchange(bytes))
     }
 
-    /// As [`Self::call`]; when no reply came within `patience`, `late` is called once and the wait
-    /// begins: for whoever waits without a time-out and wants to know why nothing happens.
+    /// As [`Self::call`]; when no reply came within `patience`, `late` is called once, and the wait
+    /// goes on if it returns true. Else it ends as a time-out.
     pub fn call_patiently(
         &self,
         request: &Messages,
         patience: Duration,
-        late: impl FnOnce(),
+        late: impl FnOnce() -> bool,
     ) -> Result<Messages, ClientError> {
         let patience = i64::try_from(patience.as_millis()).unwrap_or(i64::MAX);
         let mut late = Some(late);
@@ -126,8 +126,9 @@ impl Client {
             if late.is_some()
                 && self.socket.poll(zmq::POLLIN, patience).unwrap_or(0) == 0
                 && let Some(late) = late.take()
+                && !late()
             {
-                late();
+                return Err(ClientError::ReceiveTimeout);
             }
             self.receive()
         })

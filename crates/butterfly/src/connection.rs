@@ -1,6 +1,6 @@
 //! The connection to the daemon, and the words for its failures.
 
-use crate::diagnosis::diagnose;
+use crate::diagnosis::{absence, diagnose};
 use crate::encryption;
 use crate::failure::Failure;
 use crate::settings::Settings;
@@ -14,30 +14,51 @@ use std::time::Duration;
 /// Who waits for ever is told why after this time.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// A daemon that is there has answered most requests by then. Else it is looked whether there is
+/// one.
+const PROMPT: Duration = Duration::from_millis(100);
+
 /// The longest request, with room for what encryption adds.
 const LONGEST: usize = MAX_FRAME - crypt::OVERHEAD;
+
+/// How long a reply is waited for.
+#[derive(Clone, Copy)]
+enum Waiting {
+    /// For ever, with a word about it.
+    ForEver,
+    /// Until the time-out.
+    ToTheEnd,
+    /// Until the time-out, or until it is clear that nobody listens.
+    WhileListened,
+}
 
 /// A connection to the daemon that the settings name.
 pub struct Connection {
     client: Client,
     endpoint: String,
-    waits_for_ever: bool,
+    waiting: Waiting,
 }
 
 impl Connection {
     /// Connects, in the background: a daemon that is not there shows as a reply that does not come
-    /// in time, if a time-out is set, and else as waiting for ever. `patience` is the time-out
-    /// where the settings say none.
+    /// in time, if the settings say a time-out. Where they say none, it is `patience`, and a daemon
+    /// that is not there shows at once; without `patience`, as waiting for ever.
     pub fn open(settings: &Settings, patience: Option<Duration>) -> Result<Self, Failure> {
         let endpoint = settings.endpoint.clone();
-        let timeout = if settings.timeout.is_some() { settings.limit() } else { patience };
-        Ok(Self { client: client(settings, timeout)?, endpoint, waits_for_ever: timeout.is_none() })
+        let given = settings.timeout.is_some();
+        let timeout = if given { settings.limit() } else { patience };
+        let waiting = match timeout {
+            None => Waiting::ForEver,
+            Some(_) if given => Waiting::ToTheEnd,
+            Some(_) => Waiting::WhileListened,
+        };
+        Ok(Self { client: client(settings, timeout)?, endpoint, waiting })
     }
 
     /// As [`Self::open`], for questions that are worth an answer within `patience` or none.
     pub fn open_within(settings: &Settings, patience: Duration) -> Result<Self, Failure> {
         let client = client(settings, Some(patience))?;
-        Ok(Self { client, endpoint: settings.endpoint.clone(), waits_for_ever: false })
+        Ok(Self { client, endpoint: settings.endpoint.clone(), waiting: Waiting::ToTheEnd })
     }
 
     /// Sends `request`; the reply, if one came in time.
@@ -58,17 +79,26 @@ impl Connection {
                 "the request has {size} bytes, a daemon takes {LONGEST}; send it in several parts"
             )));
         }
-        let reply = match self.waits_for_ever {
-            false => self.client.call(request),
-            true => self.client.call_patiently(request, PATIENCE, || {
+        let mut absent = None;
+        let reply = match self.waiting {
+            Waiting::ToTheEnd => self.client.call(request),
+            Waiting::ForEver => self.client.call_patiently(request, PATIENCE, || {
                 // Nobody is left to tell when standard error is closed.
                 let _ = writeln!(
                     std::io::stderr(),
                     "no reply yet: {}\nstill waiting; Ctrl-C ends that, and -t MS limits it",
                     diagnose(&self.endpoint)
                 );
+                true
+            }),
+            Waiting::WhileListened => self.client.call_patiently(request, PROMPT, || {
+                absent = absence(&self.endpoint);
+                absent.is_none()
             }),
         };
+        if let Some(why) = absent {
+            return Err(Failure::said(format!("no daemon: {why}")));
+        }
         reply.map_err(|error| self.failure(error))
     }
 

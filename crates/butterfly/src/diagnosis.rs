@@ -2,7 +2,7 @@
 //!
 //! ZeroMQ connects in the background and for ever, and does not tell what it met.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -12,24 +12,36 @@ const LIMIT: Duration = Duration::from_millis(500);
 
 /// What is wrong with `endpoint`, and what to do.
 pub fn diagnose(endpoint: &str) -> String {
-    let met = match (endpoint.strip_prefix("ipc://"), endpoint.strip_prefix("tcp://")) {
-        // Abstract names and other transports.
-        (Some(name), _) if name.starts_with('@') => None,
-        (Some(path), _) => Some(UnixStream::connect(path).map(drop)),
-        // Names are left to ZeroMQ: to ask for them may take long.
-        (_, Some(address)) => address
-            .parse()
-            .ok()
-            .map(|address| TcpStream::connect_timeout(&address, LIMIT).map(drop)),
-        _ => None,
-    };
-    match met {
+    match met(endpoint) {
         None => format!("is butterflyd running, with the endpoint {endpoint}?"),
         Some(Ok(())) => format!(
             "somebody listens on {endpoint} and does not answer: is that butterflyd, and can it run? \
              look at its log and at the load of the host"
         ),
         Some(Err(error)) => format!("{endpoint}: {error}\n{}", advice(error.kind())),
+    }
+}
+
+/// The same if nobody listens on `endpoint`, so that there is nothing to wait for.
+pub fn absence(endpoint: &str) -> Option<String> {
+    let error = met(endpoint)?.err()?;
+    let absent = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused);
+    absent.then(|| format!("{endpoint}: {error}\n{}", advice(error.kind())))
+}
+
+/// How a plain connection to `endpoint` ends; nothing for an endpoint that only ZeroMQ reaches.
+fn met(endpoint: &str) -> Option<io::Result<()>> {
+    match (endpoint.strip_prefix("ipc://"), endpoint.strip_prefix("tcp://")) {
+        // Abstract names and other transports.
+        (Some(name), _) if name.starts_with('@') => None,
+        (Some(path), _) => Some(UnixStream::connect(path).map(drop)),
+        // Names are left to ZeroMQ, but for one: to ask for them may take long.
+        (_, Some(address)) => {
+            let address = address.replacen("localhost:", "127.0.0.1:", 1);
+            let address = address.parse().ok()?;
+            Some(TcpStream::connect_timeout(&address, LIMIT).map(drop))
+        }
+        _ => None,
     }
 }
 

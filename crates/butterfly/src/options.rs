@@ -7,7 +7,7 @@ pub fn global_options() -> Vec<Arg> {
     vec![
         option("endpoint", "EP").short('e').help("ZeroMQ endpoint of the daemon (default: $BUTTERFLY_ENDPOINT, else tcp://127.0.0.1:9999)"),
         flag("verbose").short('v').help("print the request and the reply in text format"),
-        option("timeout", "MS").short('t').help("milliseconds to wait for each operation, 0 for ever (default: 0, or 5000 for commands that butterfly 0.13 does not have)"),
+        option("timeout", "MS").short('t').help("milliseconds to wait for each operation, 0 for ever (default: 0; of commands that butterfly 0.13 does not have 5000, and they end at once if no daemon listens)"),
         option("key", "PATH")
             .short('k')
             .help("file with the key that the daemon has: encrypt what is sent, and take no reply that is not (default: $BUTTERFLY_KEY)"),

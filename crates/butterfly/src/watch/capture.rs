@@ -1,6 +1,6 @@
 //! `butterfly capture`.
 
-use super::rounds::{Until, filter, impatient, target, target_words};
+use super::rounds::{Until, filter, target, target_words};
 use crate::failure::Failure;
 use crate::options::option;
 use crate::reader::Arguments;
@@ -34,8 +34,6 @@ pub fn node() -> Node {
 fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     session.output_is_for_programs();
     let until = Until::read(arguments)?;
-    let settings = impatient(session.settings());
-    let session = &mut session.with(&settings);
     let path = arguments.value("write").unwrap_or("-");
     if path == "-" && std::io::stdout().is_terminal() {
         return Err(Failure::said(

@@ -1,6 +1,6 @@
 //! What both commands need: whose packets, and when to stop.
 
-use crate::{failure::Failure, options::word, reader::Arguments, settings::Settings};
+use crate::{failure::Failure, options::word, reader::Arguments};
 use butterfly_api::proto::TraceTarget;
 use clap::Arg;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -10,15 +10,6 @@ use std::time::{Duration, Instant};
 
 /// How long the daemon is left alone when it had nothing new.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
-
-/// Whoever follows packets of a daemon that is gone would wait for ever, and `--seconds` with him.
-pub(super) const PATIENCE_MS: u32 = 10_000;
-
-/// The settings, with an end to waiting for an answer.
-pub(super) fn impatient(settings: &Settings) -> Settings {
-    let timeout = settings.timeout.or(Some(PATIENCE_MS));
-    Settings { timeout, ..settings.clone() }
-}
 
 /// What both commands are about.
 pub(super) fn target_words() -> [Arg; 2] {

@@ -1,7 +1,7 @@
 //! `butterfly trace`.
 
 use super::line;
-use super::rounds::{Until, filter, impatient, target, target_words};
+use super::rounds::{Until, filter, target, target_words};
 use crate::failure::Failure;
 use crate::options::{json, option};
 use crate::reader::Arguments;
@@ -35,8 +35,6 @@ pub fn node() -> Node {
 fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let json = session.wants_json(arguments);
     let until = Until::read(arguments)?;
-    let settings = impatient(session.settings());
-    let session = &mut session.with(&settings);
     let start = Start {
         target: MessageField::some(target(arguments)),
         filter: filter(arguments),

@@ -492,22 +492,33 @@ fn a_daemon_that_is_not_there_is_a_time_out() {
     }
 }
 
-/// Scripts of the original start a daemon and let its commands wait; people want to know.
+/// Scripts of the original start a daemon and let its commands wait; people want to know at once.
 #[test]
-fn commands_of_our_own_do_not_wait_for_ever() {
+fn commands_of_our_own_do_not_wait_for_nobody() {
     let daemon = Daemon::new();
-    let nowhere = format!("ipc://{}", daemon.path("nobody"));
-    let lines = ["show", "drops", "log-level info", "nic show a", "explain --from a --to b"];
-    let mut clients = lines.map(|line| daemon.start(&format!("{line} -e {nowhere}")));
-    for (line, client) in lines.iter().zip(&mut clients) {
-        let ended = client.end();
-        let begin = format!(
-            "Error, receive timeout\n{nowhere}: No such file or directory (os error 2)\nbutterflyd is not running there"
-        );
-        assert!(ended.err.starts_with(&begin), "{line}: {}", ended.err);
+    drop(std::os::unix::net::UnixListener::bind(daemon.path("dead")).unwrap());
+    let nowhere = |path: &str| format!("ipc://{}", daemon.path(path));
+    let (absent, refused) =
+        ("No such file or directory (os error 2)", "Connection refused (os error 111)");
+    for (line, endpoint, met) in [
+        ("show", nowhere("nobody"), absent),
+        ("drops", nowhere("dead"), refused),
+        ("log-level info", "tcp://127.0.0.1:1".to_owned(), refused),
+        ("nic show a", "tcp://[::1]:1".to_owned(), refused),
+        ("explain --from a --to b", "tcp://localhost:1".to_owned(), refused),
+    ] {
+        let begun = std::time::Instant::now();
+        let ended = daemon.start(&format!("{line} -e {endpoint}")).end();
+        let hint = "butterflyd is not running there: start it, or name its endpoint with --endpoint EP or BUTTERFLY_ENDPOINT";
+        let err = format!("no daemon: {endpoint}: {met}\n{hint}\n");
+        assert!(ended.err.starts_with(&err), "{line}: {}", ended.err);
         assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)), "{line}");
+        // Not the five seconds in which a daemon that is there may answer.
+        assert!(begun.elapsed() < std::time::Duration::from_secs(3), "{line}");
     }
-    // Unless they are told to.
+    // A time-out that is given is for a daemon that is yet to come.
+    let ended = daemon.start(&format!("drops -t 300 -e {}", nowhere("nobody"))).end();
+    assert!(ended.err.starts_with("Error, receive timeout\n"), "{}", ended.err);
     let mut client = daemon.start("drops -t 0 @");
     daemon.receive("drops");
     assert!(client.complaint().starts_with("no reply yet: "));
