@@ -124,11 +124,23 @@ says 'sg rule del web --ip-proto tcp --port 443 --cidr 10.0.0.0/8' 'web has no s
 says 'sg del wbe' 'there was no security group wbe: nothing changed'
 says 'nic del nobody' 'there was no NIC nobody: nothing changed'
 says 'sg member del web 10.9.9.9' '10.9.9.9 was no member of security group web: nothing changed'
-says 'events nobody' 'there is no NIC nobody, and no event about one is kept'
+out='sg rule add out --dir out --ip-proto all --cidr 10.0.0.0/8'
+# shellcheck disable=SC2086
+bf nic add --id fifth --mac 02:00:00:00:00:07 --vni 43 --sg out + $out
+says 'sg rule del out --dir out --ip-proto all --cidr 10.0.0.0/8' 'fifth may send anything now: no OUTBOUND rule is left in the groups of it'
+# shellcheck disable=SC2086
+bf $out
+says 'sg del out' 'fifth may send anything now'
+bf nic del fifth
 says 'nic add --id alone --mac 02:00:00:00:00:03 --vni 44 --sg web' 'alone was made anew, as these changed: vni'
 says 'nic update --id third --ip 10.0.0.9 10.0.0.7' '10.0.0.7 is also declared for fourth: each of them may use it'
 says 'nic add --id fourth --mac 02:00:00:00:00:06 --vni 43 --ip 10.0.0.7 --sg web' '10.0.0.7 is also declared for third'
-bf nic del third fourth
+bf nic del fourth
+for line in 'nic details thrid' 'nic stats thrid' 'nic update --id thrid --ip 10.0.0.9' 'sg rule list wbe' 'sg member list wbe' 'sg show wbe'; do
+  typed "$line" >"$dir/typed" || true
+  grep -qE 'did you mean (third|web)\?' "$dir/typed" || fail "butterfly $line suggests nothing: $(cat "$dir/typed")"
+done
+bf nic del third
 typed 'sg rule del web' >"$dir/typed"
 if [ "$(wc -l <"$dir/typed")" != 2 ] || ! grep -q 'HASH missing' "$dir/typed"; then
   fail "a missing word is told in more than two lines: $(cat "$dir/typed")"

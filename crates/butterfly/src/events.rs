@@ -4,10 +4,11 @@ mod follow;
 mod page;
 
 use crate::failure::Failure;
-use crate::notes;
 use crate::options::{flag, option, word};
 use crate::reader::Arguments;
 use crate::session::Session;
+use crate::slips::meant_name;
+use crate::table::safe;
 use crate::tree::Node;
 use butterfly_api::proto::{EventListReq, EventListRes, Request, Response};
 use clap::Command;
@@ -62,13 +63,33 @@ fn run(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     // Only who says where to begin misses something.
     let lost = if since.is_some() && last.is_none() { first.lost() } else { 0 };
     format.print(&first.event, lost, session)?;
+    let follow = arguments.has("follow");
     if let Some(id) = nic.filter(|_| first.event.is_empty() && since.is_none() && limit > 0) {
-        notes::of_no_events(id, session);
+        of_nobody(id, follow, session)?;
     }
-    if arguments.has("follow") {
+    if follow {
         follow::follow(nic, first, format, session)?;
     }
     Ok(())
+}
+
+/// A NIC has no events: it may never have been there. Who waits for some may wait for one that is
+/// yet to come.
+fn of_nobody(id: &str, follow: bool, session: &mut Session) -> Result<(), Failure> {
+    let listed = session.ask(Request { nic_list: Some(true), ..Request::default() })?.nic_list;
+    if listed.iter().any(|nic| nic == id) {
+        return Ok(());
+    }
+    let meant = meant_name(id, listed.iter().map(String::as_str));
+    let meant = meant.map(|name| format!("; did you mean {name}?")).unwrap_or_default();
+    let text = format!("there is no NIC {}, and no event about one is kept{meant}", safe(id));
+    match follow {
+        true => {
+            session.note(&text);
+            Ok(())
+        }
+        false => Err(Failure::said(text)),
+    }
 }
 
 fn request(query: EventListReq) -> Request {

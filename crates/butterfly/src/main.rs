@@ -36,6 +36,7 @@ mod sessions;
 mod settings;
 mod sg;
 mod show;
+mod shown;
 mod slips;
 mod table;
 mod top;

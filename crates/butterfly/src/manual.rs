@@ -85,6 +85,7 @@ fn page(root: &Node) -> String {
     );
     page.section("ENVIRONMENT");
     page.term("`BUTTERFLY_ENDPOINT`", "The endpoint, where no option names it.");
+    page.term("`BUTTERFLY_STRICT`", "As `--strict`, unless it is empty or 0.");
     page.term("`BUTTERFLY_KEY`", "The file with the key, where no option names it.");
     page.term("`BUTTERFLY_CONFIG`", "The client's file, instead of those below.");
     page.section("FILES");

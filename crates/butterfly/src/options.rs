@@ -11,6 +11,7 @@ pub fn global_options() -> Vec<Arg> {
         option("key", "PATH")
             .short('k')
             .help("file with the key that the daemon has: encrypt what is sent, and take no reply that is not (default: $BUTTERFLY_KEY)"),
+        flag("strict").help("fail, with exit code 1, for what is ignored and for a success that was probably not meant (default: $BUTTERFLY_STRICT)"),
         flag("legacy-encryption")
             .help("encrypt as butterfly 0.13 does, for a daemon that knows nothing else; it can be sent again by others"),
     ]

@@ -1,6 +1,7 @@
 //! `butterfly dump` and `butterfly request`: a configuration as text, and back.
 
 use crate::failure::Failure;
+use crate::notes;
 use crate::options::{flag, word};
 use crate::reader::Arguments;
 use crate::reply;
@@ -55,6 +56,8 @@ fn send_file(arguments: &Arguments, session: &mut Session) -> Result<(), Failure
         Failure::said(format!("{path} is no protobuf Messages in text format: {error}"))
     })?;
     let names: Vec<String> = request.messages.iter().map(name).collect();
+    let mut declared: Vec<String> = request.messages.iter().filter_map(nic_of).collect();
+    declared.dedup();
 
     let json = session.wants_json(arguments);
     let reply = session.send(&request)?;
@@ -85,10 +88,18 @@ fn send_file(arguments: &Arguments, session: &mut Session) -> Result<(), Failure
             failures.len()
         ));
     }
-    match failures.is_empty() {
-        true => Ok(()),
-        false => Err(Failure::said(failures.join("\n"))),
+    if !failures.is_empty() {
+        return Err(Failure::said(failures.join("\n")));
     }
+    notes::of_nics(&declared, session);
+    Ok(())
+}
+
+/// The NIC that a request declares or changes.
+fn nic_of(message: &Message) -> Option<String> {
+    let request = message.message_0.as_ref()?.request.as_ref()?;
+    let added = request.nic_add.as_ref().and_then(|nic| nic.id.clone());
+    added.or_else(|| request.nic_update.as_ref()?.id.clone())
 }
 
 /// The kind of request in `message`, and what it is about.

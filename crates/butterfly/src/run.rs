@@ -51,18 +51,34 @@ pub fn run(words: &[String], output: &mut Output) -> io::Result<End> {
         return step.help(output);
     }
     // The global options of any command are those of all.
-    let mut given = Given::default();
+    let (mut given, mut replaced) = (Given::default(), Vec::new());
     for step in &chain {
         match step.give(&mut given) {
-            Ok(replaced) => replaced.iter().for_each(|what| output.ignored(what)),
-            Err(failure) => return step.report(failure, output),
+            Ok(more) => replaced.extend(more.into_iter().map(|what| (step, what))),
+            Err(failure) => return step.report(failure, false, output),
         }
     }
     let settings = match (given.settings(), chain.first()) {
         (Ok(settings), _) => settings,
-        (Err(failure), Some(step)) => return step.report(failure, output),
+        (Err(failure), Some(step)) => return step.report(failure, false, output),
         (Err(_), None) => return Ok(End::Failed),
     };
+    for (step, what) in replaced {
+        match settings.strict {
+            true => return step.report(unsent(&what), true, output),
+            false => output.ignored(&what),
+        }
+    }
+    if settings.strict {
+        // Before the first one is carried out.
+        for step in &chain {
+            if let Some(failure) =
+                step.arguments().and_then(|arguments| step.understood(&arguments)).err()
+            {
+                return step.report(failure, true, output);
+            }
+        }
+    }
     for step in &chain {
         let end = step.run(&settings, output)?;
         output.flush()?;
@@ -71,6 +87,11 @@ pub fn run(words: &[String], output: &mut Output) -> io::Result<End> {
         }
     }
     Ok(End::Succeeded)
+}
+
+/// What is on the command line is wrong, and nothing was done.
+fn unsent(what: &str) -> Failure {
+    Failure::usage(format!("{what}\nnothing was sent"))
 }
 
 /// One command of a chain.
@@ -126,16 +147,26 @@ impl<'t> Step<'t> {
         Arguments::read(&Command::new("butterfly"), &global_options(), self.leading)
     }
 
-    /// Reads the words after the command. Fails for those that a command of ours does not
-    /// understand.
+    /// Reads the words after the command. Fails for those that a command of ours does not understand.
     fn arguments(&self) -> Result<Arguments, Failure> {
         let arguments = Arguments::read(&self.node.command, &global_options(), self.words)?;
-        let strict = !self.node.original && self.node.is_command();
-        match arguments.slips().first().filter(|_| strict) {
-            Some(slip) => {
-                Err(Failure::usage(format!("{}\nnothing was sent", slip.told(&self.name()))))
-            }
-            None => Ok(arguments),
+        if self.is_ours() {
+            self.understood(&arguments)?;
+        }
+        Ok(arguments)
+    }
+
+    /// Whether it is a command that the original does not have: no script relies on how that one
+    /// answered.
+    fn is_ours(&self) -> bool {
+        !self.node.original && self.node.is_command()
+    }
+
+    /// Fails for words that it does not understand.
+    fn understood(&self, arguments: &Arguments) -> Result<(), Failure> {
+        match arguments.slips().first().filter(|_| self.node.is_command()) {
+            Some(slip) => Err(unsent(&slip.told(&self.name()))),
+            None => Ok(()),
         }
     }
 
@@ -186,7 +217,7 @@ impl<'t> Step<'t> {
         };
         match outcome {
             Ok(()) => Ok(End::Succeeded),
-            Err(failure) => self.report(failure, output),
+            Err(failure) => self.report(failure, settings.strict, output),
         }
     }
 
@@ -205,7 +236,13 @@ impl<'t> Step<'t> {
         // Scripts of the original start the daemon and let its commands wait.
         let patience = (!self.node.original).then_some(PATIENCE);
         let mut session = Session::new(settings, output, patience);
-        handler(&arguments, &mut session)
+        handler(&arguments, &mut session)?;
+        match settings.strict && session.is_doubtful() {
+            true => {
+                Err(Failure::said("--strict: it was done, and is a failure because of the note"))
+            }
+            false => Ok(()),
+        }
     }
 
     /// Why the words after a shared word lead nowhere.
@@ -242,11 +279,13 @@ impl<'t> Step<'t> {
         format!("{name}: {}\n`{name} help` shows how it is used", lines.join("; "))
     }
 
-    /// Tells why the command failed. Fails when standard output does.
-    fn report(&self, failure: Failure, output: &mut Output) -> io::Result<End> {
+    /// Tells why the command failed. Fails when standard output does. In short for people, for
+    /// those who want to be `strict`, and where no script expects otherwise.
+    fn report(&self, failure: Failure, strict: bool, output: &mut Output) -> io::Result<End> {
+        let short = output.is_terminal() || strict || self.is_ours();
         match failure {
             Failure::Said(text) => output.complain(&text),
-            Failure::Usage(text) if output.is_terminal() && !text.is_empty() => {
+            Failure::Usage(text) if short && !text.is_empty() => {
                 output.complain(&self.in_short(&text));
                 return Ok(End::Failed);
             }

@@ -6,6 +6,7 @@ use crate::output::Output;
 use crate::reader::Arguments;
 use crate::reply;
 use crate::settings::Settings;
+use crate::table::safe;
 use butterfly_api::proto::{Message, MessageV0, Messages, Request, Response};
 use butterfly_api::{REVISION, text};
 use protobuf::MessageField;
@@ -25,13 +26,23 @@ pub struct Session<'a> {
     verbose_aside: bool,
     /// How long it waits for a reply if nobody says; nothing for ever.
     patience: Option<Duration>,
+    /// A change that succeeded was probably not meant.
+    doubtful: bool,
 }
 
 impl<'a> Session<'a> {
     /// A session that connects when the first request is made. It waits for each reply as long as
     /// the settings say, else for `patience`.
     pub fn new(settings: &'a Settings, output: &'a mut Output, patience: Option<Duration>) -> Self {
-        Self { settings, output, connection: None, hasty: None, verbose_aside: false, patience }
+        Self {
+            settings,
+            output,
+            connection: None,
+            hasty: None,
+            verbose_aside: false,
+            patience,
+            doubtful: false,
+        }
     }
 
     /// Prints `text` as it is.
@@ -79,9 +90,41 @@ impl<'a> Session<'a> {
         self.output.complain(text);
     }
 
-    /// Says that something on the command line does nothing.
-    pub fn ignored(&mut self, what: &str) {
-        self.output.ignored(what);
+    /// Says that something on the command line does nothing. Who wants to be strict gets a failure
+    /// instead: nothing may have been sent yet.
+    pub fn ignored(&mut self, what: &str) -> Result<(), Failure> {
+        match self.settings.strict {
+            true => Err(Failure::usage(format!(
+                "{what}
+nothing was sent"
+            ))),
+            false => {
+                self.output.ignored(what);
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether what a change brought about is to be looked at: by a person, or for one who wants to
+    /// be strict.
+    pub fn takes_notes(&self) -> bool {
+        self.is_terminal() || self.settings.strict
+    }
+
+    /// Says something of a change that succeeded.
+    pub fn note(&mut self, text: &str) {
+        self.output.complain(&format!("note: {}", safe(text)));
+    }
+
+    /// Says why a change that succeeded was probably not meant.
+    pub fn doubt(&mut self, text: &str) {
+        self.doubtful = true;
+        self.note(text);
+    }
+
+    /// Whether there was such a change.
+    pub fn is_doubtful(&self) -> bool {
+        self.doubtful
     }
 
     /// Standard output is for programs: `--verbose` goes to standard error.

@@ -24,6 +24,8 @@ pub struct Settings {
     pub key: Option<PathBuf>,
     /// Encrypt as the original does.
     pub legacy_encryption: bool,
+    /// What is ignored, or was probably not meant, is a failure.
+    pub strict: bool,
 }
 
 impl Default for Settings {
@@ -34,6 +36,7 @@ impl Default for Settings {
             timeout: None,
             key: None,
             legacy_encryption: false,
+            strict: false,
         }
     }
 }
@@ -55,12 +58,15 @@ pub struct Given {
     timeout: Option<u32>,
     key: Option<PathBuf>,
     legacy_encryption: bool,
+    strict: bool,
 }
 
 /// The endpoint, where no option names it.
 const ENDPOINT: &str = "BUTTERFLY_ENDPOINT";
 /// The file with the key, where no option names it.
 const KEY: &str = "BUTTERFLY_KEY";
+/// Whether to be strict, where no option says so: 1.
+const STRICT: &str = "BUTTERFLY_STRICT";
 
 impl Given {
     /// Takes over the global options among `arguments`. Returns those given before that they
@@ -86,6 +92,7 @@ impl Given {
         let mut replaced: Vec<String> = twice.flatten().map(told).collect();
         self.verbose |= arguments.has("verbose");
         self.legacy_encryption |= arguments.has("legacy-encryption");
+        self.strict |= arguments.has("strict");
         let endpoint = replace(&mut self.endpoint, arguments.value("endpoint").map(str::to_owned));
         let timeout = replace(&mut self.timeout, timeout).map(|before| before.to_string());
         let key = replace(&mut self.key, arguments.value("key").map(PathBuf::from))
@@ -108,6 +115,7 @@ impl Given {
             timeout: found.timeout,
             key: found.key,
             legacy_encryption: found.legacy_encryption,
+            strict: found.strict,
         })
     }
 
@@ -115,6 +123,7 @@ impl Given {
         Self {
             endpoint: variable(ENDPOINT),
             key: variable(KEY).map(PathBuf::from),
+            strict: variable(STRICT).is_some_and(|value| value != "0"),
             ..Self::default()
         }
     }
@@ -126,6 +135,7 @@ impl Given {
                 || (self.key.is_none() && other.legacy_encryption),
             endpoint: self.endpoint.or(other.endpoint),
             verbose: self.verbose || other.verbose,
+            strict: self.strict || other.strict,
             timeout: self.timeout.or(other.timeout),
             key: self.key.or(other.key),
         }

@@ -91,6 +91,20 @@ pub fn meant_word<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Optio
     best(names.map(|name| (likeness(&word, name), name.to_owned())))
 }
 
+/// The one of the ids or names that operators gave which `word` is nearest to, as the daemon judges
+/// it: of three letters one may be wrong.
+pub fn meant_name<'a>(word: &str, names: impl Iterator<Item = &'a str>) -> Option<String> {
+    const RIGHT: usize = 3;
+    const MOST: usize = 1000;
+    let lower = word.to_lowercase();
+    let most = |name: &str| name.len() / RIGHT;
+    let alike = names.filter(|name| name.len().abs_diff(word.len()) <= most(name)).take(MOST);
+    let compared =
+        alike.map(|name| (name, strsim::damerau_levenshtein(&name.to_lowercase(), &lower)));
+    let near = compared.filter(|(name, wrong)| *wrong <= most(name));
+    near.min_by_key(|(_, wrong)| *wrong).map(|(name, _)| name.to_owned())
+}
+
 fn best(rated: impl Iterator<Item = (f64, String)>) -> Option<String> {
     let likely = rated.filter(|(score, _)| *score >= LIKELY);
     likely.max_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, name)| name)
@@ -160,6 +174,20 @@ mod tests {
         }
         assert_eq!(meant_word("lst", ["add", "list", "del"].into_iter()).as_deref(), Some("list"));
         assert_eq!(meant_word("bogus", ["add", "list", "del"].into_iter()), None);
+    }
+
+    #[test]
+    fn the_nearest_name_is_meant() {
+        let names = ["a", "db", "vm-1", "vm-10", "web"];
+        for (word, meant) in [
+            ("wbe", Some("web")),
+            ("vm1", Some("vm-1")),
+            ("WEB", Some("web")),
+            ("dc", None),
+            ("", None),
+        ] {
+            assert_eq!(meant_name(word, names.into_iter()).as_deref(), meant, "{word}");
+        }
     }
 
     #[test]

@@ -58,7 +58,9 @@ pub fn node() -> Node {
 fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let json = session.wants_json(arguments);
     let nic = nic(arguments)?;
-    without_effect(arguments, &nic).iter().for_each(|what| session.ignored(what));
+    for what in without_effect(arguments, &nic) {
+        session.ignored(&what)?;
+    }
     let request = Request { nic_add: MessageField::some(nic), ..Request::default() };
     let response = session.ask(request)?;
     let added = response

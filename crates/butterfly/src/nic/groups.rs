@@ -114,7 +114,7 @@ fn write(id: &str, mut groups: Vec<String>, session: &mut Session) -> Result<(),
     let update =
         NicUpdateReq { id: Some(id.to_owned()), security_group: groups, ..NicUpdateReq::default() };
     let request = Request { nic_update: MessageField::some(update), ..Request::default() };
-    session.ask(request)?;
+    notes::ask_of_nic(id, request, session)?;
     notes::of_nic(id, session);
     Ok(())
 }

@@ -7,15 +7,13 @@ use crate::options::{flag, json};
 use crate::reader::Arguments;
 use crate::session::Session;
 use crate::sg::print_texts;
+use crate::shown::shown;
 use crate::table::{Align, duration, now, safe, table};
 use crate::tree::Node;
 use butterfly_api::proto::{NicShow, Request, nic::Type};
 use clap::Command;
 use serde_json::{Value, json};
 use std::collections::HashMap;
-
-/// NICs that are asked about in one batch.
-const BATCH: usize = 256;
 
 /// `nic list`.
 pub fn node() -> Node {
@@ -73,21 +71,6 @@ fn ids(session: &mut Session) -> Result<Vec<String>, Failure> {
 pub fn all(session: &mut Session) -> Result<Vec<NicShow>, Failure> {
     let ids = ids(session)?;
     shown(&ids, session)
-}
-
-/// What the NICs with these ids are doing. One that went in between is not there any more: the rest
-/// counts.
-pub fn shown(ids: &[String], session: &mut Session) -> Result<Vec<NicShow>, Failure> {
-    let mut nics = Vec::with_capacity(ids.len());
-    for ids in ids.chunks(BATCH) {
-        let asked = ids
-            .iter()
-            .map(|id| Request { nic_show: Some(id.clone()), ..Request::default() })
-            .collect();
-        let answers = session.ask_each(asked)?.into_iter().flatten();
-        nics.extend(answers.filter_map(|answer| answer.nic_show.into_option()));
-    }
-    Ok(nics)
 }
 
 /// What a NIC is up to, in a word.

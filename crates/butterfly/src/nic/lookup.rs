@@ -57,7 +57,9 @@ pub fn stats() -> Node {
             .after_help("butterfly nic stats vm-1"),
         |arguments, session| {
             let json = session.wants_json(arguments);
-            let response = session.ask(Request { nic_stats: arguments.word(0).map(str::to_owned), ..Request::default() })?;
+            let id = arguments.word(0).unwrap_or_default();
+            let request = Request { nic_stats: Some(id.to_owned()), ..Request::default() };
+            let response = notes::ask_of_nic(id, request, session)?;
             match response.nic_stats.into_option() {
                 Some(stats) if json => session.json(&json!({
                     "id": arguments.word(0),
@@ -79,8 +81,11 @@ pub fn stats() -> Node {
 
 /// Asks for the declaration of the vnic `id`.
 pub fn ask_details(id: &str, session: &mut Session) -> Result<Nic, Failure> {
-    let response =
-        session.ask(Request { nic_details: Some(id.to_owned()), ..Request::default() })?;
+    let response = notes::ask_of_nic(
+        id,
+        Request { nic_details: Some(id.to_owned()), ..Request::default() },
+        session,
+    )?;
     // An empty id asks for all; none of them is the one that was meant.
     let mut found = response.nic_details.into_iter().filter(|nic| nic.id() == id);
     found.next().ok_or_else(|| Failure::said("no nic details received"))

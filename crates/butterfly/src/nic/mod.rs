@@ -14,7 +14,7 @@ use crate::tree::Node;
 use butterfly_api::proto::TraceOptions;
 use clap::Command;
 
-pub use list::{State, all, shown, trouble};
+pub use list::{State, all, trouble};
 
 /// How packets are to be written, if anything is said about it.
 fn trace_options(arguments: &Arguments) -> Result<Option<TraceOptions>, Failure> {

@@ -59,7 +59,7 @@ fn update(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
         }),
         ..Request::default()
     };
-    session.ask(request)?;
+    notes::ask_of_nic(arguments.value("id").unwrap_or_default(), request, session)?;
     if let (Some(id), false) = (arguments.value("id"), arguments.values("ip").is_empty()) {
         notes::of_shared_addresses(id, session);
     }

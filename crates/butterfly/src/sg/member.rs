@@ -52,8 +52,9 @@ fn addresses() -> Arg {
 
 fn list(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let json = session.wants_json(arguments);
-    let response =
-        session.ask(Request { sg_member_list: owned(arguments, 0), ..Request::default() })?;
+    let group = arguments.word(0).unwrap_or_default();
+    let request = Request { sg_member_list: Some(group.to_owned()), ..Request::default() };
+    let response = notes::ask_of_group(group, request, session)?;
     print_texts(response.sg_member_list, "members", json, session)
 }
 
@@ -86,7 +87,7 @@ fn del(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
         members => (members, None),
     };
     if let Some(spare) = spare {
-        session.ignored(&format!("{spare}: it is no IP address"));
+        session.ignored(&format!("{spare}: it is no IP address"))?;
     }
     let group = arguments.word(0).unwrap_or_default();
     let before = notes::group(group, session);

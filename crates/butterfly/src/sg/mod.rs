@@ -92,7 +92,7 @@ fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
 
 fn del(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let request = |id: &String| Request { sg_del: Some(id.clone()), ..Request::default() };
-    each(arguments, request, notes::of_absent_group, session)
+    each(arguments, request, notes::of_deleted_group, session)
 }
 
 /// One request for each group that is named, and what is to be told of it as it was before.

@@ -91,7 +91,9 @@ fn list(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
 
 fn add(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let rule = rule_options::rule(arguments)?;
-    rule_options::without_effect(&rule).iter().for_each(|what| session.ignored(what));
+    for what in rule_options::without_effect(&rule) {
+        session.ignored(&what)?;
+    }
     let group = arguments.word(0).unwrap_or_default();
     let absent = notes::absent_groups(group, &rule, session);
     let request = SgRuleAddReq {
@@ -108,7 +110,7 @@ fn del(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let rule = match arguments.word(1) {
         Some(wanted) => {
             for name in rule_options::names().filter(|name| arguments.has(name)) {
-                session.ignored(&format!("--{name}: the hash names the rule"));
+                session.ignored(&format!("--{name}: the hash names the rule"))?;
             }
             let mut rules = rules_of(arguments, session)?.into_iter();
             rules
@@ -126,15 +128,14 @@ fn del(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let group = arguments.word(0).unwrap_or_default();
     let before = notes::group(group, session);
     session.ask(request)?;
-    notes::of_absent_rule(group, before, session);
+    notes::of_deleted_rule(group, before, session);
     Ok(())
 }
 
 fn rules_of(arguments: &Arguments, session: &mut Session) -> Result<Vec<Rule>, Failure> {
-    let response = session.ask(Request {
-        sg_rule_list: arguments.word(0).map(str::to_owned),
-        ..Request::default()
-    })?;
+    let group = arguments.word(0).unwrap_or_default();
+    let request = Request { sg_rule_list: Some(group.to_owned()), ..Request::default() };
+    let response = notes::ask_of_group(group, request, session)?;
     Ok(response.sg_rule_list)
 }
 

@@ -1,8 +1,8 @@
 //! One look at the daemon.
 
 use crate::failure::Failure;
-use crate::nic;
 use crate::session::Session;
+use crate::shown::shown;
 use butterfly_api::proto::{NicShow, Request};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -59,10 +59,8 @@ pub fn take(session: &mut Session) -> Result<Sample, Failure> {
     let ids = list.map(|answer| answer.nic_list).unwrap_or_default();
     let table = table.and_then(|answer| answer.session_table.into_option()).unwrap_or_default();
     let workers = workers.map(|answer| answer.worker_list).unwrap_or_default();
-    let nics = nic::shown(&ids, session)?
-        .into_iter()
-        .map(|nic| (nic.id().to_owned(), counts(&nic)))
-        .collect();
+    let nics =
+        shown(&ids, session)?.into_iter().map(|nic| (nic.id().to_owned(), counts(&nic))).collect();
     Ok(Sample {
         at,
         nics,

@@ -504,6 +504,34 @@ fn a_dump_is_replayed_as_it_was_printed() {
     assert_eq!((replay.out.as_str(), replay.err.as_str(), replay.code), ("", "", Some(0)));
 }
 
+/// What a script is told that asks for it: whether the NICs of a file can work.
+#[test]
+fn who_is_strict_is_told_what_came_of_a_file() {
+    let daemon = Daemon::new();
+    let nic = |id: &str| {
+        format!(
+            "messages {{ revision: 6 message_0 {{ request {{ nic_add {{ id: \"{id}\" mac: \"52:54:00:00:00:01\" vni: 1 }} }} }} }}"
+        )
+    };
+    std::fs::write(daemon.path("saved"), nic("a") + &nic("b")).unwrap();
+    let mut client = daemon.start("request saved --strict @");
+    daemon.receive("request");
+    daemon.send(&answer(&["nic_add {}", "nic_add {}"]));
+    assert_eq!(daemon.receive("nic show").messages.len(), 2);
+    daemon.send(&answer(&[
+        "nic_show { id: \"a\" missing_group: \"db\" }",
+        "nic_show { id: \"b\" waits_for: \"a\" }",
+    ]));
+    let ended = client.end();
+    assert_eq!(
+        ended.err,
+        "note: security group db does not exist: it allows nothing until it does (butterfly sg rule add db ...)\n\
+         note: b waits for its MAC address, which a has: until that one is deleted it gets and sends nothing\n\
+         --strict: it was done, and is a failure because of the note\nerror in command: request\n"
+    );
+    assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)));
+}
+
 #[test]
 fn an_empty_daemon_makes_an_empty_dump() {
     let asks: &[&[&str]] = &[&["nic_details: \"\"", "sg_details: \"\""], &["peer_list: true"]];
@@ -558,7 +586,7 @@ fn log_level() {
         },
         Row {
             line: "log-level loud @",
-            out: "help: log-level",
+            out: "short: log-level",
             err: "\"loud\" is no level: there are none, error, warning, info, debug\nerror in command: log-level\n",
             code: 1,
             ..Row::default()

@@ -209,6 +209,10 @@ fn reasons_are_explained_without_a_daemon() {
     ] {
         let ended = run(line);
         assert_eq!(ended.code, Some(1), "{line}");
-        assert!(ended.err.starts_with("--explain prints one section"), "{}", ended.err);
+        assert!(
+            ended.err.starts_with("butterfly drops: --explain prints one section"),
+            "{}",
+            ended.err
+        );
     }
 }

@@ -46,6 +46,23 @@ fn events_are_lines() {
     ]);
 }
 
+/// A misspelt id has no events, which is no answer.
+#[test]
+fn who_has_no_events_has_to_be_there() {
+    let asks: &[&[&str]] =
+        &[&["event_list { limit: 100 nic_id: \"vm1\" newest: true }"], &["nic_list: true"]];
+    let row = Row { line: "events vm1 @", asks, ..Row::default() };
+    check(&[
+        Row { answers: &[&["event_list { }"], &["nic_list: \"vm1\""]], ..row },
+        Row {
+            answers: &[&["event_list { }"], &["nic_list: \"vm-1\" nic_list: \"db\""]],
+            err: "there is no NIC vm1, and no event about one is kept; did you mean vm-1?\nerror in command: events\n",
+            code: 1,
+            ..row
+        },
+    ]);
+}
+
 #[test]
 fn events_are_json_lines() {
     check(&[Row {
@@ -70,7 +87,7 @@ fn what_is_no_number_is_refused() {
         );
         check(&[Row {
             line: &format!("events --{option} x @"),
-            out: "help: events",
+            out: "short: events",
             err: &err,
             code: 1,
             ..Row::default()

@@ -76,7 +76,7 @@ fn commands_of_our_own_refuse_what_they_do_not_know() {
         let err = format!("{err}\nnothing was sent\nerror in command: {first}\n");
         check(&[Row {
             line,
-            out: &format!("help: {command}"),
+            out: &format!("short: {command}"),
             err: &err,
             code: 1,
             ..Row::default()
@@ -214,4 +214,142 @@ fn words_end_at_the_first_dash() {
             ..Row::default()
         },
     ]);
+}
+
+/// What a script is not told otherwise: an option that is ignored is refused before anything is
+/// sent, also by a later command of the chain.
+#[test]
+fn who_is_strict_is_refused_what_would_be_ignored() {
+    let ignored = "--sg-idd x: `nic list` has no such option; `butterfly nic list help` lists those it has\nnothing was sent";
+    for line in ["--strict nic list --sg-idd x @", "sg list @ + nic list --sg-idd x --strict"] {
+        check(&[Row { line, out: "short: nic list", err: ignored, code: 1, ..Row::default() }]);
+    }
+    for (line, command, err) in [
+        ("nic list -e tcp://h:1 @ --strict", "nic list", None),
+        (
+            "nic add --id a --mac 52:54:00:00:00:01 --vni 1 --bypass-filtering --sg web --strict @",
+            "nic add",
+            Some("--sg: with --bypass-filtering nothing of this NIC is filtered"),
+        ),
+        (
+            "sg member del web 10.0.0.1 spare --strict @",
+            "sg member del",
+            Some("spare: it is no IP address"),
+        ),
+        ("nic stats --strict @", "nic stats", Some("NIC is mandatory")),
+    ] {
+        let replaced =
+            "--endpoint tcp://h:1: another follows, and a global option is that of the whole chain";
+        let sent = if line.starts_with("nic stats") { "" } else { "\nnothing was sent" };
+        let err = format!("{}{sent}", err.unwrap_or(replaced));
+        let out = format!("short: {command}");
+        check(&[Row { line, out: &out, err: &err, code: 1, ..Row::default() }]);
+    }
+    // What is understood goes on as ever.
+    let asks: &[&[&str]] = &[&["nic_list: true"]];
+    check(&[Row { line: "nic list --strict @", asks, ..Row::default() }]);
+}
+
+/// A success that was probably not meant is a failure, with its reason; what was done stays done.
+#[test]
+fn who_is_strict_is_failed_by_what_was_not_meant() {
+    let ended = |line: &str, strict: &str, replies: &[&[&str]]| {
+        let daemon = Daemon::new();
+        let mut client = daemon.start_with(line, &[("BUTTERFLY_STRICT", strict)]);
+        for reply in replies {
+            daemon.receive(line);
+            daemon.send(&answer(reply));
+        }
+        let ended = client.end();
+        daemon.assert_silent(line);
+        (ended.out, ended.err, ended.code)
+    };
+    let failed = |notes: &str, command: &str| {
+        let why = "--strict: it was done, and is a failure because of the note";
+        let err = format!("{notes}{why}\nerror in command: {command}\n");
+        (String::new(), err, Some(1))
+    };
+    let note = "note: there was no NIC a: nothing changed\n";
+    let line = "nic del a @";
+    assert_eq!(ended(line, "1", &[&["nic_list: \"b\""], &[""]]), failed(note, "nic"));
+    assert_eq!(
+        ended(line, "1", &[&["nic_list: \"a\""], &[""]]),
+        (String::new(), String::new(), Some(0))
+    );
+    for off in ["0", ""] {
+        assert_eq!(ended(line, off, &[&[""]]), (String::new(), String::new(), Some(0)), "{off}");
+    }
+    // The next command of a chain is not carried out.
+    assert_eq!(
+        ended("nic del a @ + nic list", "1", &[&["nic_list: \"b\""], &[""]]),
+        failed(note, "nic")
+    );
+    // A group that comes into being by its first rule is no mistake.
+    let line = "sg rule add web --ip-proto tcp --port 443 --cidr 0.0.0.0/0 @";
+    let note = "note: security group web did not exist: it does now, with this rule\n";
+    assert_eq!(ended(line, "1", &[&[""], &[""]]), (String::new(), note.into(), Some(0)));
+}
+
+const OUTBOUND: &str = "rule { direction: OUTBOUND protocol: 6 port_start: 80 port_end: 80 cidr { address: \"10.0.0.0\" mask_size: 8 } }";
+
+/// Without an OUTBOUND rule everything may leave: who takes the last one away is told for whom.
+#[test]
+fn who_opens_egress_is_told() {
+    let inbound = OUTBOUND.replace("OUTBOUND", "INBOUND");
+    let web = format!("sg_details {{ id: \"web\" {OUTBOUND} {inbound} }}");
+    let left = format!("sg_details {{ id: \"web\" {inbound} }}");
+    let db = format!("sg_details {{ id: \"db\" {OUTBOUND} }}");
+    let nic = |id: &str, rest: &str| {
+        format!("nic_details {{ id: \"{id}\" mac: \"m\" vni: 1 security_group: \"web\" {rest} }}")
+    };
+    let nics = [
+        nic("a", ""),
+        nic("b", "security_group: \"db\""),
+        nic("c", "bypass_filtering: true"),
+        nic("d", ""),
+        "nic_details { id: \"e\" mac: \"m\" vni: 1 }".to_owned(),
+    ]
+    .join(" ");
+    let told = |line: &str, replies: &[&[&str]]| {
+        let daemon = Daemon::new();
+        let mut client = daemon.start(line);
+        for reply in replies {
+            daemon.receive(line);
+            daemon.send(&answer(reply));
+        }
+        let ended = client.end();
+        daemon.assert_silent(line);
+        assert_eq!(ended.code, Some(if ended.err.is_empty() { 0 } else { 1 }));
+        ended.err.lines().next().unwrap_or_default().to_owned()
+    };
+    let note =
+        "note: a, d may send anything now: no OUTBOUND rule is left in the groups of any of them";
+    let list = "sg_list: \"web\"";
+    let del = "sg del web --strict @";
+    let rule = "sg rule del web --dir out --ip-proto tcp --port 80 --cidr 10.0.0.0/8 --strict @";
+    let opened: [&[&str]; 5] = [&[list], &[&web], &[""], &[&nics], &[&db]];
+    assert_eq!(told(del, &opened), note);
+    let both = format!("{left} {db}");
+    let opened: [&[&str]; 7] = [&[list], &[&web], &[""], &[list], &[&left], &[&nics], &[&both]];
+    assert_eq!(told(rule, &opened), note);
+    // Another OUTBOUND rule is left; there was none; nobody is in it.
+    let more = web.replacen("port_start: 80", "port_start: 79", 1);
+    assert_eq!(
+        told(
+            rule,
+            &[
+                &[list],
+                &[&web.replacen(OUTBOUND, &format!("{OUTBOUND} {OUTBOUND}"), 1)],
+                &[""],
+                &[list],
+                &[&more]
+            ]
+        ),
+        ""
+    );
+    assert_eq!(told(del, &[&[list], &[&left], &[""]]), "");
+    assert_eq!(
+        told(del, &[&[list], &[&web], &[""], &[&nic("b", "security_group: \"db\"")], &[&db]]),
+        ""
+    );
 }

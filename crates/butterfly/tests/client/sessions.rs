@@ -124,7 +124,7 @@ fn options_are_refused() {
     ] {
         let line = format!("sessions {options} @");
         let err = format!("{err}\nerror in command: sessions\n");
-        check(&[Row { line: &line, out: "help: sessions", err: &err, code: 1, ..Row::default() }]);
+        check(&[Row { line: &line, out: "short: sessions", err: &err, code: 1, ..Row::default() }]);
     }
     check(&[Row {
         line: "sessions x --count @",

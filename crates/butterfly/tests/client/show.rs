@@ -285,7 +285,7 @@ fn fdb() {
         Row { line: "fdb --json @", asks, out: "{\n  \"entries\": []\n}\n", ..Row::default() },
         Row {
             line: "fdb all @",
-            out: "help: fdb",
+            out: "short: fdb",
             err: "VNI argument not recognized\nhelp: \"all\" is not a number from 0 to 16777215\nerror in command: fdb\n",
             code: 1,
             ..Row::default()

@@ -24,7 +24,8 @@ pub struct Row<'a> {
     /// What the daemon answers to each batch, `Response`s in text format.
     /// Where this is shorter than `asks`, plain success.
     pub answers: &'a [&'a [&'a str]],
-    /// Standard output; `help: WORDS` stands for the help of those words.
+    /// Standard output; `help: WORDS` stands for the help of those words. `short: WORDS` stands for
+    /// nothing, and `err` in two lines for that command.
     pub out: &'a str,
     /// Standard error.
     pub err: &'a str,
@@ -50,14 +51,23 @@ impl Row<'_> {
         }
         let ended = client.end();
         daemon.assert_silent(self.line);
-        let out = match self.out.strip_prefix("help: ") {
-            Some(words) => help(words),
-            None => self.out.to_owned(),
+        let (out, err) = match (self.out.strip_prefix("help: "), self.out.strip_prefix("short: ")) {
+            (Some(words), _) => (help(words), self.err.to_owned()),
+            (None, Some(words)) => (String::new(), in_short(words, self.err)),
+            (None, None) => (self.out.to_owned(), self.err.to_owned()),
         };
         assert_eq!(ended.out, out, "standard output of `{}`", self.line);
-        assert_eq!(ended.err, self.err, "standard error of `{}`", self.line);
+        assert_eq!(ended.err, err, "standard error of `{}`", self.line);
         assert_eq!(ended.code, Some(self.code), "exit code of `{}`", self.line);
     }
+}
+
+/// What a command that the original does not have says of a mistake that it would tell like this.
+fn in_short(command: &str, told: &str) -> String {
+    let lines = told.lines().filter(|line| !line.starts_with("error in command: "));
+    let lines: Vec<&str> = lines.map(|line| line.strip_prefix("help: ").unwrap_or(line)).collect();
+    let text = lines.join("; ");
+    format!("butterfly {command}: {text}\n`butterfly {command} help` shows how it is used\n")
 }
 
 /// Checks every row.
@@ -226,6 +236,7 @@ impl Daemon {
         command
             .env("BUTTERFLY_CONFIG", "/dev/null")
             .env_remove("BUTTERFLY_ENDPOINT")
+            .env_remove("BUTTERFLY_STRICT")
             .env_remove("BUTTERFLY_KEY");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command

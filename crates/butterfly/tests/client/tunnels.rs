@@ -121,7 +121,7 @@ frames for the endpoint itself
         },
         Row {
             line: "tunnels all @",
-            out: "help: tunnels",
+            out: "short: tunnels",
             err: "VNI argument not recognized\nhelp: \"all\" is not a number from 0 to 16777215\nerror in command: tunnels\n",
             code: 1,
             ..Row::default()
@@ -337,7 +337,7 @@ fn peers_are_named_listed_and_taken_back() {
         },
         Row {
             line: "peer add ::2 --vni x @",
-            out: "help: peer add",
+            out: "short: peer add",
             err: "--vni argument not recognized\nhelp: \"x\" is not a number from 0 to 16777215\nerror in command: peer\n",
             code: 1,
             ..Row::default()
