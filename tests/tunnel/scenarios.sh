@@ -186,6 +186,36 @@ daemon_killed() {
   back a 10.0.0.2 || fail "a does not reach b after the restart"
   transfer b a 10.0.0.1 4 || fail "4 MiB from b did not arrive undamaged at a after the restart"
 }
+
+# peer_trouble HOST: what it says of its only peer.
+peer_trouble() { on "$1" report tunnels "str(r['peers'][0]['trouble'])"; }
+is_content() { [ "$(peer_trouble "$1")" = None ]; }
+says_of_peer() { [[ $(peer_trouble "$1") == *"$2"* ]] && [[ $(on "$1" bf show) == *"peer 192.0.2.2: for "* ]]; }
+# A peer whose daemon is dead is told of by who sends there: its kernel refuses VXLAN, or nobody answers ARP. One whose machine
+# is gone, and one that has only nothing to say, is not.
+silent_peer() { # silent_peer UPLINK TROUBLE
+  wire_add
+  uplink_daemon h1 1 ipv4 "$1" --peer 192.0.2.2
+  uplink_daemon h2 2 ipv4 "$1" --peer 192.0.2.1
+  vnic h1 a
+  vnic h2 b
+  meet a b
+  is_content h1 || fail "h1 complains of a peer that works: $(on h1 bf tunnels)"
+  # What goes one way only.
+  on h2 bf nic del b
+  unanswered a 'ping -c 12 -W 1 10.0.0.2' || fail "a machine that was deleted answers"
+  is_content h1 || fail "h1 complains of a peer that takes what it is sent: $(on h1 bf tunnels)"
+  [ "$(on h1 report tunnels "r['peers'][0]['unanswered_packets'] >= 5")" = True ] ||
+    fail "h1 does not tell that nothing comes back: $(on h1 bf tunnels)"
+  host_kill h2
+  vm exec a '(ping -i 0.5 10.0.0.2 >/dev/null 2>&1 &)'
+  wait_for 60 says_of_peer h1 "$2" || fail "h1 says nothing of a peer whose daemon is dead: $(on h1 bf tunnels) $(on h1 bf show)"
+  host_daemon h2 -i 192.0.2.2 --uplink eth0 --peer 192.0.2.1
+  vnic h2 b
+  back a 10.0.0.2 || fail "a does not reach b after the restart"
+  wait_for 5 is_content h1 || fail "h1 complains of a peer that is back: $(on h1 bf tunnels)"
+  vm exec a 'killall ping'
+}
 has_program() { [[ $(ip -n "$(net "$1")" link show eth0) == *xdp* ]]; }
 has_no_program() { ! has_program "$1"; }
 
@@ -412,6 +442,8 @@ scenarios() {
     larger_mtu outer_fragments uplink_changes; do
     run "$name" "$name"
   done
+  run silent_peer_refuses silent_peer xdp 'takes no VXLAN'
+  run silent_peer_absent silent_peer xdp-own 'nobody answers'
   for name in routed captured; do
     run "${name}_ipv4" "$name" ipv4
     run "${name}_ipv6" "$name" ipv6

@@ -1,5 +1,6 @@
 //! `butterfly show`: the host on one screen, and what is wrong with it now.
 
+mod shared;
 mod troubles;
 
 use crate::drops;
@@ -13,6 +14,7 @@ use crate::reader::Arguments;
 use crate::session::Session;
 use crate::table::{date, duration, safe};
 use crate::tree::Node;
+use crate::tunnels::is_silent;
 use butterfly_api::proto::{
     AppHealthRes, DropListRes, NicShow, Request, SessionTable, TunnelShow, TunnelShowReq,
     UplinkShow,
@@ -20,9 +22,10 @@ use butterfly_api::proto::{
 use clap::Command;
 use protobuf::MessageField;
 use serde_json::{Value, json};
+use shared::{Shared, shared};
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use troubles::troubles;
+use troubles::{dropped, troubles};
 
 /// `show`.
 pub fn node() -> Node {
@@ -117,16 +120,36 @@ fn page(found: &Overview) -> String {
         "sessions",
         &format!("{} of {}", found.sessions.used(), found.sessions.capacity()),
     );
-    title(&mut page, "wrong now, or dropped in the last minute");
-    let troubles = troubles(found);
-    if troubles.is_empty() {
+    let shared = shared(&found.nics);
+    if !shared.is_empty() {
+        field(&mut page, "shared addresses", &in_words(&shared));
+    }
+    section(&mut page, "wrong now", &troubles(found));
+    section(&mut page, "dropped in the last minute", &dropped(&found.drops));
+    page
+}
+
+/// The first few shared addresses, with those who have them.
+fn in_words(shared: &[Shared]) -> String {
+    const NAMED: usize = 3;
+    let told =
+        |one: &Shared| format!("{} ({} of VNI {})", one.address, one.nics.join(", "), one.vni);
+    let mut words: Vec<String> = shared.iter().take(NAMED).map(told).collect();
+    if shared.len() > NAMED {
+        words.push(format!("{} more", shared.len() - NAMED));
+    }
+    words.join("; ")
+}
+
+fn section(page: &mut String, heading: &str, lines: &[String]) {
+    title(page, heading);
+    if lines.is_empty() {
         page.push_str("  nothing\n");
     }
-    for trouble in troubles {
+    for line in lines {
         // Writing to a string cannot fail.
-        let _ = writeln!(page, "  {}", safe(&trouble));
+        let _ = writeln!(page, "  {}", safe(line));
     }
-    page
 }
 
 fn uplink(uplink: Option<&UplinkShow>) -> String {
@@ -141,7 +164,17 @@ fn uplink(uplink: Option<&UplinkShow>) -> String {
 
 fn tunnels(tunnels: Option<&TunnelShow>) -> String {
     let Some(show) = tunnels else { return "none".into() };
-    format!("{}, peers {}, networks {}", show.endpoint(), show.peers.len(), show.networks.len())
+    let silent = show.peers.iter().filter(|peer| is_silent(peer)).count();
+    let silent = match silent {
+        0 => String::new(),
+        silent => format!(" ({silent} silent though spoken to: `butterfly tunnels`)"),
+    };
+    format!(
+        "{}, peers {}{silent}, networks {}",
+        show.endpoint(),
+        show.peers.len(),
+        show.networks.len()
+    )
 }
 
 fn object(found: &Overview) -> Value {
@@ -158,12 +191,17 @@ fn object(found: &Overview) -> Value {
             "interface": uplink.interface(), "kind": uplink.kind(), "state": uplink.state, "attached": uplink.attached, "mtu": uplink.mtu(),
         })),
         "tunnels": found.tunnels.as_ref().map(|show| json!({
-            "endpoint": show.endpoint(), "peers": show.peers.len(), "networks": show.networks.len(),
+            "endpoint": show.endpoint(), "peers": show.peers.len(),
+            "silent_peers": show.peers.iter().filter(|peer| is_silent(peer)).count(), "networks": show.networks.len(),
         })),
         "nics": found.nics.len(),
         "nics_by_state": states,
         "security_groups": health.security_groups(),
         "sessions": { "used": found.sessions.used(), "capacity": found.sessions.capacity() },
+        "shared_addresses": shared(&found.nics).iter().map(|one| json!({
+            "vni": one.vni, "address": one.address, "nics": one.nics,
+        })).collect::<Value>(),
         "troubles": troubles(found),
+        "dropped_lately": dropped(&found.drops),
     })
 }

@@ -13,7 +13,7 @@ use clap::Command;
 use protobuf::MessageField;
 
 pub use json::{counters as counters_json, drops as drops_json};
-pub use page::counters;
+pub use page::{counters, is_silent, trouble};
 
 /// What a host without an uplink says.
 pub const NO_UPLINK: &str = "no uplink: networks end at this host\nhelp: start butterflyd with --uplink to let them span hosts";

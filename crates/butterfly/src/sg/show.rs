@@ -46,22 +46,18 @@ fn show(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
 
 fn ask(id: &str, session: &mut Session) -> Result<Found, Failure> {
     let all = Some(String::new());
-    // A group that is not there is refused before the long answers are asked for.
-    let mut own = session
-        .ask_all(vec![
-            Request { sg_rule_stats: Some(id.to_owned()), ..Request::default() },
-            Request { sg_member_list: Some(id.to_owned()), ..Request::default() },
-        ])?
-        .into_iter();
-    let (rules, members) = (own.next().unwrap_or_default(), own.next().unwrap_or_default());
+    // A group that is not there is refused before the long answers are asked for, and once.
+    let rules =
+        session.ask(Request { sg_rule_stats: Some(id.to_owned()), ..Request::default() })?;
     let mut others = session
         .ask_all(vec![
+            Request { sg_member_list: Some(id.to_owned()), ..Request::default() },
             Request { nic_details: all.clone(), ..Request::default() },
             Request { sg_details: all, ..Request::default() },
         ])?
         .into_iter();
-    let (nics, groups): (Response, Response) =
-        (others.next().unwrap_or_default(), others.next().unwrap_or_default());
+    let mut next = || others.next().unwrap_or_default();
+    let (members, nics, groups): (Response, Response, Response) = (next(), next(), next());
     let nics = nics
         .nic_details
         .into_iter()

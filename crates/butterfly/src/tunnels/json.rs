@@ -26,6 +26,10 @@ pub fn json(show: &TunnelShow) -> Value {
             "out_packets": peer.out_packets(),
             "out_bytes": peer.out_bytes(),
             "drops": peer.drops(),
+            "unanswered_since_s": peer.unanswered_since,
+            "unanswered_packets": peer.unanswered_packets,
+            "trouble": peer.trouble,
+            "trouble_since_s": peer.trouble_since,
         })).collect::<Vec<_>>(),
         "learnt": show.learnt.iter().map(|row| json!({
             "vni": row.vni(),

@@ -1,8 +1,9 @@
 //! `butterfly tunnels` for people.
 
 use crate::page::{field, host_mtu, section};
-use crate::table::{Align, duration, safe};
+use crate::table::{Align, counted, duration, safe};
 use butterfly_api::proto::{Counter, TunnelShow, tunnel_show};
+use std::fmt::Write;
 
 /// The page; with `all`, counters that counted nothing too.
 pub fn page(show: &TunnelShow, all: bool) -> String {
@@ -67,6 +68,38 @@ fn peers(page: &mut String, peers: &[tunnel_show::Peer]) {
         ("drops", Align::Right),
     ];
     section(page, "peers (in is what came from them)", columns, &rows);
+    for (peer, told) in peers.iter().filter_map(|peer| Some((peer, silence(peer)?))) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(page, "  {}: {told}", safe(peer.address()));
+    }
+}
+
+/// Seconds without an answer below which nothing is said of it.
+const SOON: u64 = 5;
+
+/// What there is to say of a peer that says nothing.
+fn silence(peer: &tunnel_show::Peer) -> Option<String> {
+    match (trouble(peer), peer.unanswered_since) {
+        (Some(trouble), _) => Some(trouble),
+        (None, Some(since)) if since >= SOON => Some(format!(
+            "nothing came back for {}, while {} left for it (traffic may be one-way)",
+            duration(since),
+            counted(peer.unanswered_packets(), "frame")
+        )),
+        (None, _) => None,
+    }
+}
+
+/// Why frames for a peer arrive nowhere, if somebody says so.
+pub fn trouble(peer: &tunnel_show::Peer) -> Option<String> {
+    let trouble = safe(peer.trouble.as_deref()?);
+    Some(format!("for {}, {trouble}", duration(peer.trouble_since())))
+}
+
+/// Whether a peer that spoke before says nothing any more, for a while, though it is spoken to.
+pub fn is_silent(peer: &tunnel_show::Peer) -> bool {
+    const LONG: u64 = 60;
+    peer.idle.is_some() && peer.unanswered_since() >= LONG
 }
 
 /// The networks that an operator named a peer for.

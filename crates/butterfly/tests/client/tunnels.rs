@@ -77,6 +77,39 @@ frames for the endpoint itself
     }]);
 }
 
+/// Silence is told without a verdict, and what somebody says of it with one.
+#[test]
+fn who_says_nothing_is_told() {
+    const QUIET: &str = r#"tunnel_show { endpoint: "10.9.0.1" mac: "m" host_mtu: 1450
+      peers { address: "10.9.0.2" idle: 200 unanswered_since: 190 unanswered_packets: 1 }
+      peers { address: "10.9.0.3" unanswered_since: 4 unanswered_packets: 3 }
+      peers { address: "10.9.0.4" unanswered_since: 60 unanswered_packets: 8 trouble: "nobody\nlistens" trouble_since: 59 } }"#;
+    let daemon = Daemon::new();
+    let mut client = daemon.start("tunnels @");
+    daemon.receive("tunnels");
+    daemon.send(&answer(&[QUIET]));
+    let ended = client.end();
+    let (_, told) = ended.out.split_once("drops\n").unwrap();
+    let lines: Vec<&str> = told.lines().skip(3).take(3).collect();
+    assert_eq!(
+        lines,
+        [
+            "  10.9.0.2: nothing came back for 3 min 10 s, while 1 frame left for it (traffic may be one-way)",
+            "  10.9.0.4: for 59 s, nobody\\nlistens",
+            "",
+        ],
+        "{}",
+        ended.out
+    );
+    let peers = &json_of("tunnels --json @", QUIET)["peers"];
+    assert_eq!(peers[0]["unanswered_since_s"], 190);
+    assert_eq!(
+        (&peers[2]["trouble"], &peers[2]["trouble_since_s"]),
+        (&json!("nobody\nlistens"), &json!(59))
+    );
+    assert_eq!(peers[1]["trouble"], Value::Null);
+}
+
 #[test]
 fn tunnels_of_a_network_may_be_nothing() {
     check(&[
@@ -140,6 +173,7 @@ fn tunnels_for_programs_are_whole() {
         json!({
             "address": address, "mac": mac, "named": named, "vni": vni, "idle_s": idle, "in_packets": counts[0],
             "in_bytes": counts[1], "out_packets": counts[2], "out_bytes": counts[3], "drops": counts[4],
+            "unanswered_since_s": null, "unanswered_packets": null, "trouble": null, "trouble_since_s": null,
         })
     };
     let expected = json!({
