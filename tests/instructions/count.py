@@ -14,7 +14,7 @@ import tempfile
 
 BATCHES = 300
 TOLERANCE = 1.03
-ROUND = re.compile(r"worker::Worker::round\b")
+ROUND = re.compile(r"worker::rounds::Worker::round\b")
 
 
 def count(program, case, stages):
