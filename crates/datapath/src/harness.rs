@@ -486,7 +486,7 @@ impl Host {
             named(id, &attached.vnic.shared.counters.totals(), &mut now);
         }
         for (_, trunk) in
-            self.plane.shared.snapshot.load().vnics.iter().filter(|(_, vnic)| vnic.trunk)
+            self.plane.shared.snapshot.load().vnics.iter().filter(|(_, vnic)| vnic.is_trunk())
         {
             named(&format!("vni-{}", trunk.vni), &trunk.shared.counters.totals(), &mut now);
         }

@@ -48,7 +48,7 @@ impl Plane {
             let waits =
                 snapshot.networks.get(vnic.network).is_some_and(|network| network.waits(slot));
             if !waits
-                && vnic.mirrors.is_none()
+                && !vnic.is_mirror()
                 && vnic.shared.announcing.tick(room > 0)
                 && let Some(worker) = self.workers.get(slot as usize % self.workers.len().max(1))
             {

@@ -49,7 +49,7 @@ impl Gone {
         for vnic in vnics {
             state.leaving.retain(|other| other.place != vnic.place);
             let totals = vnic.shared.counters.totals();
-            if vnic.trunk { state.trunks.merge(&totals) } else { state.vnics.merge(&totals) }
+            if vnic.is_trunk() { state.trunks.merge(&totals) } else { state.vnics.merge(&totals) }
         }
     }
 
@@ -70,7 +70,7 @@ impl Gone {
         let leaving = state.leaving.iter().filter(|vnic| snapshot.vnic(vnic.place).is_none());
         for vnic in snapshot.vnics.iter().map(|(_, vnic)| vnic).chain(leaving) {
             let totals = vnic.shared.counters.totals();
-            if vnic.trunk { trunks.merge(&totals) } else { vnics.merge(&totals) }
+            if vnic.is_trunk() { trunks.merge(&totals) } else { vnics.merge(&totals) }
         }
         // What passes a trunk is a vnic's, and counted there.
         vnics.merge(&trunks.clone().drops_only());

@@ -51,7 +51,7 @@ use crate::{
         holders::addresses,
         policy::VnicPolicy,
         rules::{Cells, GroupChange, Groups, MAX_CELLS, number as number_of_ip},
-        snapshot::{Network, Remote, Rules, Shared as VnicShared, Snapshot, Vnic},
+        snapshot::{Network, PortKind, Remote, Rules, Shared as VnicShared, Snapshot, Vnic},
         waiting::{claim_of, waiting},
     },
 };
@@ -309,8 +309,7 @@ impl Plane {
             order: order.unwrap_or(place.incarnation.into()),
             vni,
             network,
-            trunk: false,
-            mirrors: mirrors.map(Into::into),
+            kind: mirrors.map_or(PortKind::Vnic, |of| PortKind::Mirror(of.into())),
             born: next.version,
             since: next.version,
             rules,
@@ -374,8 +373,7 @@ impl Plane {
             order: 0,
             vni,
             network,
-            trunk: true,
-            mirrors: None,
+            kind: PortKind::Trunk,
             born: next.version,
             since: next.version,
             rules,
@@ -393,7 +391,10 @@ impl Plane {
             .and_then(|network| network.remote.as_ref())
             .map(|remote| remote.slot);
         let find = || {
-            next.vnics.iter().find(|(_, vnic)| vnic.trunk && vnic.vni == vni).map(|(slot, _)| slot)
+            next.vnics
+                .iter()
+                .find(|(_, vnic)| vnic.is_trunk() && vnic.vni == vni)
+                .map(|(slot, _)| slot)
         };
         let named = state.peers.iter().chain(state.peers_of.get(&vni).into_iter().flatten());
         let mut peers: Vec<PeerRef> =
@@ -461,7 +462,7 @@ impl Plane {
             return Err(AddError::Unknown(id.to_owned()));
         };
         let mut rules = rules(policy, &mut state.groups);
-        rules.bypass &= old.mirrors.is_none();
+        rules.bypass &= !old.is_mirror();
         if rules.declared_like(&old.rules) {
             return Ok(());
         }
@@ -905,8 +906,7 @@ pub(crate) fn copy_with(old: &Vnic, rules: Rules) -> Vnic {
         order: old.order,
         vni: old.vni,
         network: old.network,
-        trunk: old.trunk,
-        mirrors: old.mirrors.clone(),
+        kind: old.kind.clone(),
         born: old.born,
         since: old.since,
         rules,
@@ -945,13 +945,10 @@ fn secrets() -> Result<[u64; 4], std::io::Error> {
 fn find_mirrors(state: &State, next: &mut Snapshot) {
     let mut mirrors: Vec<Mirror> = Vec::new();
     for (_, vnic) in next.vnics.iter() {
-        let target = vnic
-            .mirrors
-            .as_ref()
-            .and_then(|target| state.by_id.get(target))
-            .and_then(|place| next.vnic(*place));
+        let PortKind::Mirror(target) = &vnic.kind else { continue };
+        let target = state.by_id.get(target).and_then(|place| next.vnic(*place));
         // Not of another network, and no copies of copies.
-        let target = target.filter(|target| target.vni == vnic.vni && target.mirrors.is_none());
+        let target = target.filter(|target| target.vni == vnic.vni && !target.is_mirror());
         mirrors.extend(
             target.map(|target| Mirror { target: target.place.slot, mirror: vnic.place.slot }),
         );
@@ -994,8 +991,9 @@ fn rehold(snapshot: &mut Snapshot, old: Option<&Vnic>, new: &Vnic) {
 
 fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote: Option<Remote>) {
     let vnics: &Slab<Vnic> = &snapshot.vnics;
-    let own = || vnics.iter().map(|(_, vnic)| vnic).filter(|vnic| vnic.vni == vni && !vnic.trunk);
-    let mut members: Vec<&Arc<Vnic>> = own().filter(|vnic| vnic.mirrors.is_none()).collect();
+    let own =
+        || vnics.iter().map(|(_, vnic)| vnic).filter(|vnic| vnic.vni == vni && !vnic.is_trunk());
+    let mut members: Vec<&Arc<Vnic>> = own().filter(|vnic| !vnic.is_mirror()).collect();
     let waiting = waiting(&members, snapshot.kept.filter(|kept| kept.vni == vni));
     members.retain(|vnic| waiting.binary_search(&vnic.place.slot).is_err());
     // Nothing can be sent to one that has the address of a group, or none.

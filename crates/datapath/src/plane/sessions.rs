@@ -187,7 +187,7 @@ impl Plane {
                 ((_, Some(_)), (_, Some(_))) => true,
                 ((_, Some(here)), (left, None)) | ((left, None), (_, Some(here))) => {
                     matches!(state, State::Tcp(tcp) if tcp != TcpState::Cut)
-                        && !here.trunk
+                        && !here.is_trunk()
                         && snapshot
                             .networks
                             .get(here.network)
@@ -227,14 +227,14 @@ impl Plane {
             let (tuple, (opener, responder)) = (key.tuple(), key.slots());
             let vnic = |slot| snapshot.vnics.get(slot).filter(|vnic| vnic.born <= admission.stamp);
             let end = |slot, number, port| SessionEnd {
-                nic: vnic(slot).filter(|vnic| !vnic.trunk).map(|vnic| vnic.id.to_string()),
+                nic: vnic(slot).filter(|vnic| !vnic.is_trunk()).map(|vnic| vnic.id.to_string()),
                 address: address(number),
                 port,
             };
             let [egress, ingress] = admission.cells;
             let by = |slot, cell: u32, cell_zero: Admission| match (vnic(slot), rules.get(&cell)) {
                 (None, _) => Admission::Gone,
-                (Some(vnic), _) if vnic.trunk => Admission::OtherHost,
+                (Some(vnic), _) if vnic.is_trunk() => Admission::OtherHost,
                 (Some(vnic), _) if vnic.rules.bypass => Admission::Bypass,
                 (Some(vnic), _) if vnic.since > admission.stamp => Admission::Gone,
                 (Some(_), _) if cell == 0 => cell_zero,

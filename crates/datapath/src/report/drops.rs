@@ -138,7 +138,7 @@ impl Look<'_> {
     }
 
     fn at_vnic(&self, vnic: &Vnic) -> PlaceDrops {
-        let place = match vnic.trunk {
+        let place = match vnic.is_trunk() {
             true => DropPlace::Network(vnic.vni),
             false => DropPlace::Vnic { id: vnic.id.to_string(), vni: vnic.vni },
         };

@@ -187,7 +187,7 @@ fn snapshot(plane: &Plane) -> (Vec<VnicObservation>, Vec<NetworkObservation>) {
     let vnics = snapshot
         .vnics
         .iter()
-        .filter(|(_, vnic)| !vnic.trunk)
+        .filter(|(_, vnic)| !vnic.is_trunk())
         .map(|(_, vnic)| observe_vnic(vnic))
         .collect();
     let mut networks: Vec<NetworkObservation> = snapshot

@@ -230,13 +230,13 @@ impl Taps {
         };
         let end = |place: PortRef, peer: u32| match snapshot.vnic(place) {
             _ if place == UPLINK => TapEnd::Endpoint,
-            Some(vnic) if vnic.trunk => host(peer),
+            Some(vnic) if vnic.is_trunk() => host(peer),
             Some(vnic) => TapEnd::Vnic(vnic.id.clone()),
             None => TapEnd::Gone,
         };
         // What goes wrong behind a trunk is its network's loss.
         let charged = |place: PortRef| match snapshot.vnic(place) {
-            Some(vnic) if vnic.trunk => TapEnd::Network(vnic.vni),
+            Some(vnic) if vnic.is_trunk() => TapEnd::Network(vnic.vni),
             _ => end(place, 0),
         };
         let from = match record.point {

@@ -195,7 +195,7 @@ pub(crate) fn tunnel(plane: &Plane, side: &Side) -> Option<TunnelReport> {
         .list(now)
         .into_iter()
         .filter_map(|entry| {
-            let trunk = snapshot.vnics.get(entry.place.slot).filter(|vnic| vnic.trunk)?;
+            let trunk = snapshot.vnics.get(entry.place.slot).filter(|vnic| vnic.is_trunk())?;
             let peer = *known.get(&PeerRef(entry.place.incarnation))?;
             Some(RemoteMac { vni: trunk.vni, mac: address(entry.mac), peer, idle: entry.idle })
         })
@@ -204,7 +204,7 @@ pub(crate) fn tunnel(plane: &Plane, side: &Side) -> Option<TunnelReport> {
     let mut networks: Vec<NetworkReport> = snapshot
         .vnics
         .iter()
-        .filter(|(_, vnic)| vnic.trunk)
+        .filter(|(_, vnic)| vnic.is_trunk())
         .map(|(_, trunk)| {
             let totals = trunk.shared.counters.totals();
             NetworkReport {
@@ -216,7 +216,7 @@ pub(crate) fn tunnel(plane: &Plane, side: &Side) -> Option<TunnelReport> {
         })
         .collect();
     networks.sort_by_key(|network| network.vni);
-    let trunks = snapshot.vnics.iter().filter(|(_, vnic)| vnic.trunk);
+    let trunks = snapshot.vnics.iter().filter(|(_, vnic)| vnic.is_trunk());
     let refused =
         trunks.map(|(_, trunk)| trunk.shared.counters.totals().get(Counter::LearnRefused)).sum();
     let mut groups = side.keeper.groups();

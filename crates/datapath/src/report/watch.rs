@@ -126,7 +126,7 @@ impl Watch {
             return;
         }
         let seen = self.seen.entry(vnic.place).or_default();
-        let about = About { nic: (!vnic.trunk).then_some(&*vnic.id), vni: Some(vnic.vni) };
+        let about = About { nic: (!vnic.is_trunk()).then_some(&*vnic.id), vni: Some(vnic.vni) };
         for (index, (told, count)) in seen.counts.iter_mut().zip(counts).enumerate() {
             let Some(more) = told.more(count, now) else { continue };
             let reason =

@@ -73,7 +73,7 @@ fn antispoof(batch: &mut Batch<'_>, context: &Context<'_>) {
     if context.sender.rules.bypass {
         return;
     }
-    if context.sender.mirrors.is_some() {
+    if context.sender.is_mirror() {
         return silence(batch, context, MIRROR_SENDS);
     }
     let (frames, metas) = batch.parts();

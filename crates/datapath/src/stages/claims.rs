@@ -114,7 +114,7 @@ fn is_its_own(source: u64, address: Address, context: &Context<'_>) -> bool {
     if !owner.rules.owns(address) && !has_link_local(owner, address, context) {
         return false;
     }
-    if context.sender.trunk && owner.shared.port.try_tx().is_some_and(|ring| ring.is_none()) {
+    if context.sender.is_trunk() && owner.shared.port.try_tx().is_some_and(|ring| ring.is_none()) {
         owner.shared.elsewhere.store(true, Relaxed);
     }
     true
@@ -275,7 +275,7 @@ pub(crate) fn is_claimed(
             holder.vnic.rules.shared_ip || !context.snapshot.keeps_addresses(holder.vnic);
         let is_theirs = !holder.vnic.rules.bypass
             && holder.vnic.place != vnic.place
-            && !(vnic.trunk && may_be_elsewhere);
+            && !(vnic.is_trunk() && may_be_elsewhere);
         is_theirs && !holder.gives_way(vnic, voice, context.now)
     })
 }

@@ -478,7 +478,7 @@ fn flood<O: Outlet>(
     let sender = context.sender;
     let members = &context.network.members;
     let away = context.remote().map_or(0, |remote| remote.peers.len().max(1));
-    let own = usize::from(!sender.trunk && !members.is_empty());
+    let own = usize::from(!sender.is_trunk() && !members.is_empty());
     let others = (members.len() - own + away) as u64;
     let floods =
         batch.metas().iter().filter(|meta| matches!(meta.verdict, Verdict::Flood { .. })).count();

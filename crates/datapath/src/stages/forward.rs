@@ -127,7 +127,7 @@ fn learn(meta: &Meta, context: &Context<'_>) -> Result<(), DropReason> {
     let Context { sender, network, .. } = context;
     if let Some(owner) =
         network.macs.get(meta.source).and_then(|owner| context.snapshot.vnics.get(owner))
-        && !(sender.trunk && is_away(owner))
+        && !(sender.is_trunk() && is_away(owner))
     {
         // A local vnic's address is where it is. Only one that is not filtered may lend it to
         // others.
@@ -137,7 +137,7 @@ fn learn(meta: &Meta, context: &Context<'_>) -> Result<(), DropReason> {
         return Ok(()); // not the address of a station
     }
     let behind = &sender.shared.learnt;
-    let (place, most) = match (sender.trunk, meta.peer) {
+    let (place, most) = match (sender.is_trunk(), meta.peer) {
         (false, _) => (sender.place, MAX_PER_VNIC),
         (true, PeerRef(0)) => {
             // Of a host that there was no room for.
@@ -197,8 +197,8 @@ fn lookup(destination: u64, context: &Context<'_>) -> Verdict {
         if slot == sender.place.slot {
             return drop(SAME_PORT);
         }
-        let away =
-            !sender.trunk && context.snapshot.vnics.get(slot).is_some_and(|vnic| is_away(vnic));
+        let away = !sender.is_trunk()
+            && context.snapshot.vnics.get(slot).is_some_and(|vnic| is_away(vnic));
         return away
             .then(|| on_another_host(destination, context))
             .flatten()
@@ -209,7 +209,7 @@ fn lookup(destination: u64, context: &Context<'_>) -> Verdict {
     };
     if context.network.remote.as_ref().is_some_and(|remote| remote.slot == place.slot) {
         return match known_peer(place, context) {
-            _ if sender.trunk => drop(SAME_PORT),
+            _ if sender.is_trunk() => drop(SAME_PORT),
             Some(peer) => Verdict::Tunnel(peer),
             None => flood(context, true),
         };

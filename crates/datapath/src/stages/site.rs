@@ -82,6 +82,6 @@ impl<'a> Context<'a> {
     /// back to where it came from.
     #[inline(always)]
     pub fn remote(&self) -> Option<&'a Remote> {
-        self.network.remote.as_ref().filter(|_| !self.sender.trunk)
+        self.network.remote.as_ref().filter(|_| !self.sender.is_trunk())
     }
 }

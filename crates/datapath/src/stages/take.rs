@@ -101,7 +101,7 @@ impl<'a> Taken<'_, 'a, '_> {
         let mut record = Record {
             vni: context.sender.vni,
             from: context.sender.place,
-            peer: if context.sender.trunk { meta.peer.0 } else { 0 },
+            peer: if context.sender.is_trunk() { meta.peer.0 } else { 0 },
             fate,
             to_peer,
             reason,

@@ -125,7 +125,7 @@ impl Stage for Cut {
 fn fit(batch: &mut Batch<'_>, context: &Context<'_>, from: usize) -> Turn {
     let members = context.network.members.len() as u64;
     let all = receivers(context);
-    let trunk = context.sender.trunk && batch.origin == Origin::Port;
+    let trunk = context.sender.is_trunk() && batch.origin == Origin::Port;
     let mirrors =
         |slot: u32| context.watched.map_or(0, |watched| watched.mirrors_of(slot).len()) as u64;
     let all_mirrors = context.watched.map_or(0, |watched| watched.mirrors()) as u64;

@@ -497,8 +497,8 @@ impl Switch {
             .iter()
             .filter(|(_, vnic)| {
                 wanted(vnic.vni)
-                    && !vnic.trunk
-                    && vnic.mirrors.is_none()
+                    && !vnic.is_trunk()
+                    && !vnic.is_mirror()
                     && snapshot.waits_for(vnic).is_none()
             })
             .map(|(_, vnic)| FdbRow {
@@ -516,7 +516,7 @@ impl Switch {
             .filter(|entry| wanted(entry.vni))
             .filter_map(|entry| {
                 let behind = snapshot.behind(entry.place)?;
-                let tunnel = shared.tunnel.as_ref().filter(|_| behind.trunk);
+                let tunnel = shared.tunnel.as_ref().filter(|_| behind.is_trunk());
                 let peer =
                     tunnel.and_then(|tunnel| tunnel.peers.get(PeerRef(entry.place.incarnation)));
                 Some(FdbRow {

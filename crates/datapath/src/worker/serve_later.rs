@@ -75,7 +75,7 @@ impl Worker {
     /// there is more.
     fn say(&mut self, announcement: &mut Announcement, budget: Budget) -> bool {
         let vnic = self.snapshot.vnic(announcement.place);
-        let vnic = vnic.filter(|vnic| vnic.shared.driving.load(Relaxed) && vnic.mirrors.is_none());
+        let vnic = vnic.filter(|vnic| vnic.shared.driving.load(Relaxed) && !vnic.is_mirror());
         let Some((sender, frame)) = vnic.zip(announcement.frames.get(announcement.at)) else {
             return false;
         };

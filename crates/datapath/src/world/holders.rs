@@ -33,7 +33,7 @@ impl Holding {
     /// Whether this vnic, or the trunk, may not have the address.
     pub fn excludes(&self, vnic: &Vnic, snapshot: &Snapshot) -> bool {
         let others = self.filtered && self.slots.binary_search(&vnic.place.slot).is_err();
-        others && !(vnic.trunk && (self.shared || self.is_elsewhere(snapshot)))
+        others && !(vnic.is_trunk() && (self.shared || self.is_elsewhere(snapshot)))
     }
 
     /// Whether those who have it here are not here yet, or left for another host. Of so many that
@@ -101,7 +101,7 @@ impl Holders {
 /// link-local one of its MAC address.
 pub(crate) fn addresses(vnic: &Vnic) -> impl Iterator<Item = Address> {
     const NONE: [Address; 2] = [0, crate::ip::mapped(std::net::Ipv4Addr::UNSPECIFIED)];
-    let none = vnic.trunk || vnic.mirrors.is_some();
+    let none = vnic.is_trunk() || vnic.is_mirror();
     let declared = vnic.rules.own.iter().copied().filter(|address| !NONE.contains(address));
     let local = (!vnic.rules.bypass).then(|| link_local(vnic.mac));
     declared.chain(local).filter(move |_| !none)

@@ -146,6 +146,18 @@ pub(crate) struct Shared {
     pub discovery: Pace,
 }
 
+/// Kinds of ports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PortKind {
+    /// Leads to a guest.
+    Vnic,
+    /// Gets copies of the frames of the vnic with this id, which need not exist, and nothing else.
+    /// What its guest sends is dropped.
+    Mirror(Arc<str>),
+    /// Stands for the network's vnics on other hosts; has no guest and no id.
+    Trunk,
+}
+
 /// A vnic as workers see it.
 pub(crate) struct Vnic {
     pub id: Arc<str>,
@@ -156,11 +168,7 @@ pub(crate) struct Vnic {
     pub vni: u32,
     /// Where its network stands in [`Snapshot::networks`].
     pub network: u32,
-    /// It is none: it stands for what its network has on other hosts.
-    pub trunk: bool,
-    /// It is a mirror of the vnic with this id: it gets copies of that one's frames and nothing
-    /// else, and sends nothing.
-    pub mirrors: Option<Arc<str>>,
+    pub kind: PortKind,
     /// Version of the snapshot that it came with: what was decided before was about another vnic
     /// in its place.
     pub born: u32,
@@ -169,6 +177,20 @@ pub(crate) struct Vnic {
     pub since: u32,
     pub rules: Rules,
     pub shared: Arc<Shared>,
+}
+
+impl Vnic {
+    /// Whether it stands for other hosts.
+    #[inline(always)]
+    pub fn is_trunk(&self) -> bool {
+        self.kind == PortKind::Trunk
+    }
+
+    /// Whether it only gets copies.
+    #[inline(always)]
+    pub fn is_mirror(&self) -> bool {
+        matches!(self.kind, PortKind::Mirror(_))
+    }
 }
 
 /// The vnics of a VNI on this host.
@@ -237,7 +259,7 @@ impl Snapshot {
     pub fn behind(&self, place: PortRef) -> Option<&Arc<Vnic>> {
         self.vnics
             .get(place.slot)
-            .filter(|vnic| vnic.trunk || vnic.place.incarnation == place.incarnation)
+            .filter(|vnic| vnic.is_trunk() || vnic.place.incarnation == place.incarnation)
     }
 
     /// The network of a VNI.

@@ -16,7 +16,7 @@ use crate::{
 /// The claim of a vnic; `None` of a mirror, which has no address.
 pub(crate) fn claim_of(vnic: &Vnic) -> Option<Claim> {
     let Vnic { vni, mac, order, .. } = *vnic;
-    vnic.mirrors.is_none().then_some(Claim { vni, mac, order, bypass: vnic.rules.bypass })
+    (!vnic.is_mirror()).then_some(Claim { vni, mac, order, bypass: vnic.rules.bypass })
 }
 
 /// Slots of those of a network's stations that wait, ascending. `kept`: the claim of one that is

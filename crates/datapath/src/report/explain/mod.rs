@@ -169,7 +169,7 @@ pub(crate) fn explain_frame(plane: &Plane, from: &Origin, frame: &[u8]) -> Optio
     let snapshot = plane.shared.snapshot.load_full();
     let (vni, slot) = match from {
         Origin::Vnic(id) => {
-            let mut vnics = snapshot.vnics.iter().filter(|(_, vnic)| !vnic.trunk);
+            let mut vnics = snapshot.vnics.iter().filter(|(_, vnic)| !vnic.is_trunk());
             vnics.find(|(_, vnic)| *vnic.id == **id).map(|(slot, vnic)| (vnic.vni, slot))?
         }
         Origin::Outside(vni) => (*vni, snapshot.network(*vni)?.remote.as_ref()?.slot),

@@ -18,7 +18,7 @@ use crate::{
     },
     world::{
         rules::number,
-        snapshot::{Snapshot, Vnic},
+        snapshot::{PortKind, Snapshot, Vnic},
     },
 };
 
@@ -141,7 +141,7 @@ pub(super) fn resolve(
     spans_hosts: bool,
 ) -> Result<Asked, NoAnswer> {
     let by_id = |id: &str| {
-        snapshot.vnics.iter().map(|(_, vnic)| vnic).find(|vnic| !vnic.trunk && *vnic.id == *id)
+        snapshot.vnics.iter().map(|(_, vnic)| vnic).find(|vnic| !vnic.is_trunk() && *vnic.id == *id)
     };
     let known = |id: &String| by_id(id).ok_or_else(|| NoAnswer::UnknownVnic(id.clone()));
     let (vni, sender) = match &question.from {
@@ -229,9 +229,9 @@ pub(super) fn resolve(
 }
 
 fn no_mirror(vnic: &Vnic) -> Result<(), NoAnswer> {
-    match &vnic.mirrors {
-        Some(target) => Err(NoAnswer::Mirror(vnic.id.to_string(), target.to_string())),
-        None => Ok(()),
+    match &vnic.kind {
+        PortKind::Mirror(of) => Err(NoAnswer::Mirror(vnic.id.to_string(), of.to_string())),
+        PortKind::Vnic | PortKind::Trunk => Ok(()),
     }
 }
 

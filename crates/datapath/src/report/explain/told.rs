@@ -81,7 +81,7 @@ pub(super) fn dropped(stage: &'static str, reason: DropReason) -> Step {
 /// Nobody in the network has the address.
 pub(super) fn never_sent(asked: &Asked, snapshot: &Snapshot) -> Walk {
     let wanted = asked.ips.1;
-    let vnics = snapshot.vnics.iter().map(|(_, vnic)| vnic).filter(|vnic| vnic.mirrors.is_none());
+    let vnics = snapshot.vnics.iter().map(|(_, vnic)| vnic).filter(|vnic| !vnic.is_mirror());
     let owner = vnics.into_iter().find(|vnic| vnic.rules.owns(crate::world::rules::number(wanted)));
     let mut lookup = step(
         "lookup",
@@ -105,7 +105,7 @@ pub(super) fn never_sent(asked: &Asked, snapshot: &Snapshot) -> Walk {
 /// Whose frame it is.
 pub(super) fn source(sender: &Vnic) -> Step {
     let text = match sender {
-        Vnic { trunk: true, .. } => {
+        vnic if vnic.is_trunk() => {
             "comes from another host: its sources are not checked here".to_owned()
         }
         vnic if vnic.rules.bypass => {
@@ -175,7 +175,7 @@ impl Known {
             state: line.state.name(),
             cut: line.state == State::Tcp(TcpState::Cut),
             opened_by: opener
-                .filter(|vnic| !vnic.trunk)
+                .filter(|vnic| !vnic.is_trunk())
                 .map_or("another host".into(), |vnic| vnic.id.to_string()),
             age: context.now.saturating_sub(line.made),
             idle: context.now.saturating_sub(line.seen),
@@ -213,13 +213,13 @@ pub(super) fn filter(
         return [None, None];
     };
     if sender.rules.bypass && receiver.rules.bypass {
-        let text = if receiver.trunk || sender.trunk {
+        let text = if receiver.is_trunk() || sender.is_trunk() {
             "the end that is here bypasses filters"
         } else {
             "both ends bypass filters"
         };
         steps.push(step("filter", Mark::Pass, format!("{text}: nothing is decided")));
-        let by = |end: &Vnic| if end.trunk { Admission::OtherHost } else { Admission::Bypass };
+        let by = |end: &Vnic| if end.is_trunk() { Admission::OtherHost } else { Admission::Bypass };
         return [Some(by(sender)), Some(by(receiver))];
     }
     let again = match (decided.before, decided.after) {
@@ -231,7 +231,7 @@ pub(super) fn filter(
     steps.push(session(decided, again));
     let rules = plane.rules_by_cell();
     let by = |end: &Vnic, cell: u32, zero: Admission| match rules.get(&cell) {
-        _ if end.trunk => Admission::OtherHost,
+        _ if end.is_trunk() => Admission::OtherHost,
         _ if end.rules.bypass => Admission::Bypass,
         Some((group, rule)) if cell != 0 => {
             Admission::Rule { group: group.clone(), rule: rule.clone() }

@@ -76,7 +76,7 @@ pub(crate) fn full_shares<'a>(
 ) -> impl Iterator<Item = Share> + use<'a> {
     let (shares, snapshot, own) = (context.shares, context.snapshot, context.sender.place.slot);
     let (opener, responder) = key.slots();
-    let most = |vnic: &Vnic| if vnic.trunk { shares.network } else { shares.vnic };
+    let most = |vnic: &Vnic| if vnic.is_trunk() { shares.network } else { shares.vnic };
     let ends = move || Some((snapshot.vnics.get(opener)?, snapshot.vnics.get(responder)?));
     let share = |reason, slot, whose| Share { reason, slot, whose };
     (0..5).filter_map(move |which| {
@@ -88,10 +88,10 @@ pub(crate) fn full_shares<'a>(
                 share(SESSION_SHARE, opener, Whose::Opener(opener)),
             ),
             1 => {
-                let address = from.trunk.then(|| key.tuple().source);
+                let address = from.is_trunk().then(|| key.tuple().source);
                 let whose = Whose::OpenerAt(opener, responder, address);
                 // Other hosts are many: none of them is a receiver.
-                let full = !to.trunk
+                let full = !to.is_trunk()
                     && shares.opener < u32::MAX
                     && to.shared.sessions.openers.count(opener_of(
                         context.table,
