@@ -63,6 +63,9 @@ pub(crate) struct Backing {
     pub size: u64,
     /// Page size of a mapping of it.
     pub page: u64,
+    /// The most bytes that one page fault makes the kernel provide. A tmpfs that was mounted with
+    /// `huge=` says so as its preferred block size, and in no other way.
+    pub fault: u64,
 }
 
 /// Why a file cannot back shared memory.
@@ -100,7 +103,8 @@ impl Backing {
         } else {
             PAGE
         };
-        Ok(Backing { size: u64::try_from(stat.st_size).unwrap_or(0), page })
+        let fault = u64::try_from(stat.st_blksize).unwrap_or(PAGE).max(page);
+        Ok(Backing { size: u64::try_from(stat.st_size).unwrap_or(0), page, fault })
     }
 }
 
@@ -171,6 +175,7 @@ struct Mapping {
     /// Offset of the region's first byte in the mapping.
     skip: usize,
     page: u64,
+    fault: u64,
     guard: sigbus::Guard,
     /// Given back after it was unmapped.
     _counted: Maps,
@@ -197,7 +202,7 @@ impl Mapping {
         let guest = spec.guest_addr;
         let map_error = |source| MemoryError::Map { guest, source };
         let end = spec.mmap_offset.checked_add(spec.size).ok_or(MemoryError::BadRange(guest))?;
-        let Backing { size: have, page } = Backing::of(spec.file.as_fd())
+        let Backing { size: have, page, fault } = Backing::of(spec.file.as_fd())
             .map_err(|source| MemoryError::Backing { guest, source })?;
         if have < end {
             return Err(MemoryError::FileTooSmall { guest, needed: end, have });
@@ -228,7 +233,7 @@ impl Mapping {
         // advice changes no content.
         let _ = unsafe { madvise(base.as_ptr().cast(), len, Advice::LinuxDontDump) };
         let guard = sigbus::Guard::new(base.as_ptr() as usize, len, page as usize);
-        Ok(Mapping { base, len, skip, page, guard, _counted: counted })
+        Ok(Mapping { base, len, skip, page, fault, guard, _counted: counted })
     }
 }
 
@@ -370,6 +375,11 @@ impl GuestMemory {
             size: r.len,
             page_size: r.mapping.page,
         })
+    }
+
+    /// Pages of 4 KiB that one page fault in it may take, at most.
+    pub(crate) fn pages_of_a_fault(&self) -> u64 {
+        self.regions.iter().map(|region| region.mapping.fault / PAGE).max().unwrap_or(1).max(1)
     }
 
     /// Guest address of a front-end address, in which SET_VRING_ADDR speaks.
@@ -567,6 +577,48 @@ mod tests {
             name_of(&magic)
         );
         assert!(refused.contains(&expected), "{refused}");
+    }
+
+    /// A file on a tmpfs that uses pages of 2 MiB; `None` without the rights to mount one.
+    fn of_large_pages() -> Option<OwnedFd> {
+        use std::os::fd::{AsRawFd, FromRawFd};
+        const SET_STRING: libc::c_uint = 1;
+        const CREATE: libc::c_uint = 6;
+        let none = std::ptr::null::<libc::c_char>();
+        // SAFETY: all strings end with NUL; what is returned is a descriptor of ours, or none.
+        unsafe {
+            let owned = |fd| {
+                i32::try_from(fd).ok().filter(|fd| *fd >= 0).map(|fd| OwnedFd::from_raw_fd(fd))
+            };
+            let fs = owned(libc::syscall(libc::SYS_fsopen, c"tmpfs".as_ptr(), 0))?;
+            let (key, value) = (c"huge".as_ptr(), c"always".as_ptr());
+            for (what, key, value) in [(SET_STRING, key, value), (CREATE, none, none)] {
+                libc::syscall(libc::SYS_fsconfig, fs.as_raw_fd(), what, key, value, 0);
+            }
+            let root = owned(libc::syscall(libc::SYS_fsmount, fs.as_raw_fd(), 0, 0))?;
+            let how = libc::O_RDWR | libc::O_CREAT;
+            owned(libc::openat(root.as_raw_fd(), c"memory".as_ptr(), how, 0o600).into())
+        }
+    }
+
+    /// What the kernel clears for one page fault depends on where the file is.
+    #[test]
+    fn a_fault_takes_a_page_of_its_file() {
+        use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+        const SIZE: u64 = 4 << 20;
+        let pages = |file: OwnedFd| {
+            ftruncate(&file, SIZE).unwrap();
+            let large = RegionSpec { file, ..spec(0, SIZE, 0x1000) };
+            let small = spec(SIZE, 0x1000, 0x1000);
+            GuestMemory::map(vec![large, small]).unwrap().pages_of_a_fault()
+        };
+        assert_eq!(GuestMemory::default().pages_of_a_fault(), 1);
+        assert_eq!(pages(file(SIZE)), 1);
+        let huge = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        assert_eq!(pages(memfd_create("huge", huge).unwrap()), 512);
+        if let Some(file) = of_large_pages() {
+            assert_eq!(pages(file), 512);
+        }
     }
 
     #[test]

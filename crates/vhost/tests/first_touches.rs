@@ -4,14 +4,19 @@
 
 mod control_support;
 
-use std::time::{Duration, Instant};
+use std::{
+    fs::File,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use butterfly_guest_driver::{GuestConfig, Vm, VmConfig};
+use butterfly_guest_driver::{GuestConfig, Region, Vm, VmConfig};
 use butterfly_vhost::{
     net::NetHeader,
     ring::{BATCH, FrameStore, Gathered, NotDelivered, TxRing, meter},
 };
 use control_support::Bed;
+use rustix::fs::MemfdFlags;
 
 const LEN: usize = 60_000;
 /// The budget: so many pages at once, and per second.
@@ -172,4 +177,29 @@ fn who_has_untouched_pages_touched_has_a_budget_of_its_own() {
         assert!(Instant::now() < end, "what waits is sent when the rest is over");
     }
     assert_eq!(recv(&mut neighbour_vm), Some(LEN));
+
+    // Of a machine that has large pages each fault counts as one of those, wherever it is.
+    let file =
+        rustix::fs::memfd_create("huge", MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB).unwrap();
+    rustix::fs::ftruncate(&file, 2 << 20).unwrap();
+    let (guest_addr, file) = (1 << 40, Arc::new(File::from(file)));
+    let large = Region { guest_addr, user_addr: guest_addr, size: 2 << 20, file_offset: 0, file };
+    neighbour_vm.connection.max_mem_slots().unwrap();
+    neighbour_vm.connection.add_region(&large).unwrap();
+    let before = report(&neighbour);
+    punch(&neighbour_vm, 0);
+    while send((&sender, &mut sender_vm), &neighbour, &mut store) != Sent::Delivered {}
+    assert_eq!(recv(&mut neighbour_vm), Some(LEN));
+    let after = report(&neighbour);
+    let pages = after.pages - before.pages;
+    assert!(
+        pages >= PAGES * 512 && pages % 512 == 0 && after.rests == before.rests + 1,
+        "{after:?}"
+    );
+    let end = Instant::now() + control_support::WAIT;
+    while send((&sender, &mut sender_vm), &neighbour, &mut store)
+        != Sent::Refused(NotDelivered::Resting)
+    {
+        assert!(Instant::now() < end, "its own frames may have to wait first, no more");
+    }
 }

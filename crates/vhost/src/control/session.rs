@@ -324,6 +324,7 @@ impl Session {
 
     fn use_memory(&mut self, memory: GuestMemory) {
         self.memory_trouble = None;
+        self.port.touches().costs(memory.pages_of_a_fault());
         self.memory = Arc::new(memory);
         self.settle_all();
     }

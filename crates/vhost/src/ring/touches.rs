@@ -13,6 +13,8 @@
 //! another's. So what happens in the first tenth of a second is not counted, and pages that the
 //! guest did touch, but that are not mapped here yet, count too.
 //!
+//! A fault in a page of 2 MiB or 1 GiB counts as all of its 4 KiB pages ([`Touches::costs`]).
+//!
 //! A fault may sleep: a page of a range in which the front end is punching a hole is not to be had
 //! until the whole range is done (0.3 s per GiB), and a page in swap has to be read. Nothing can be
 //! done about it from within; who stares at a sleeping worker sees whose memory it is, and that
@@ -56,6 +58,8 @@ static IDS: AtomicU64 = AtomicU64::new(1);
 #[derive(Debug)]
 pub struct Touches {
     id: u64,
+    /// Pages of 4 KiB that a fault stands for.
+    each: AtomicU64,
     pages: AtomicU64,
     budget: AtomicI64,
     filled: AtomicU64,
@@ -83,6 +87,7 @@ impl Touches {
     pub fn new() -> Arc<Touches> {
         let new = Arc::new(Touches {
             id: IDS.fetch_add(1, Relaxed),
+            each: AtomicU64::new(1),
             pages: AtomicU64::new(0),
             budget: AtomicI64::new(BUDGET.get_or_init(|| (BURST, RATE)).0),
             filled: AtomicU64::new(cpu::tsc()),
@@ -120,8 +125,15 @@ impl Touches {
         RESTING_UNTIL.fetch_max(until, Relaxed);
     }
 
-    /// So many pages were touched first, up to `now`; there are `hz` ticks in a second.
-    fn charge(&self, pages: u64, now: u64, hz: u64) {
+    /// A page fault in its memory takes up to so many pages of 4 KiB from now on: the kernel clears
+    /// a page of 2 MiB or 1 GiB as a whole, and that takes as much longer.
+    pub(crate) fn costs(&self, pages: u64) {
+        self.each.store(pages, Relaxed);
+    }
+
+    /// There were so many faults, up to `now`; there are `hz` ticks in a second.
+    fn charge(&self, faults: u64, now: u64, hz: u64) {
+        let pages = faults.saturating_mul(self.each.load(Relaxed));
         self.pages.fetch_add(pages, Relaxed);
         let passed = now.saturating_sub(self.filled.swap(now, Relaxed));
         let (burst, rate) = *BUDGET.get_or_init(|| (BURST, RATE));
@@ -319,7 +331,7 @@ pub fn look() {
     for seen in locked(&WORKERS).iter_mut() {
         let Some(sample) = sample(seen.thread, seen.says.load(Relaxed)) else { continue };
         let (more, faults) = seen.compare(sample, now);
-        noticed |= faults >= NOTICED;
+        noticed |= is_noticed(faults, dearest);
         if let Some(more) = more
             && let Some(of) =
                 locked(&ALL).as_ref().and_then(|all| all.get(&sample.whose)).and_then(Weak::upgrade)
@@ -333,6 +345,19 @@ pub fn look() {
     } else if metering() && QUIET.fetch_add(1, Relaxed) + 1 >= u64::from(QUIET_LOOKS) {
         METERING.store(false, Relaxed);
     }
+}
+
+/// Whether so many faults since the last look are to be counted. Whose they were is not known, so
+/// each is taken for one of the `dearest`.
+fn is_noticed(faults: u64, dearest: impl FnOnce() -> u64) -> bool {
+    faults >= NOTICED || faults > 0 && faults.saturating_mul(dearest()) >= NOTICED
+}
+
+/// The most pages that a fault of anybody takes.
+fn dearest() -> u64 {
+    let all = locked(&ALL);
+    let each = all.iter().flat_map(|all| all.values()).filter_map(Weak::upgrade);
+    each.map(|of| of.each.load(Relaxed)).max().unwrap_or(1)
 }
 
 impl Seen {
@@ -414,6 +439,23 @@ mod tests {
             of.charge(RATE as u64, second * HZ, HZ);
         }
         assert_eq!(of.report().rests, 0);
+    }
+
+    /// A machine with large pages has as many bytes touched as any other, not as many faults.
+    #[test]
+    fn a_large_page_counts_as_all_that_it_holds() {
+        let of = fresh();
+        of.costs(512);
+        of.charge(128, 0, HZ);
+        assert_eq!((of.report().pages, of.rests_at(0)), (BURST as u64, false));
+        of.charge(1, 0, HZ);
+        assert!(of.rests_at(0) && of.report().rests == 1);
+        // Two faults in a tenth of a second are noticed if somebody has such pages.
+        let noticed = |faults, dearest| is_noticed(faults, || dearest);
+        assert_eq!([noticed(999, 1), noticed(1000, 1)], [false, true]);
+        assert_eq!([noticed(1, 512), noticed(2, 512), noticed(1, 262_144)], [false, true, true]);
+        assert!(!noticed(0, 262_144));
+        assert!(dearest() >= 512);
     }
 
     #[test]
