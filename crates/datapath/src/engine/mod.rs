@@ -6,6 +6,7 @@ pub(crate) mod bucket;
 pub(crate) mod budget;
 pub(crate) mod clock;
 pub(crate) mod counters;
+pub(crate) mod crowd;
 pub(crate) mod events;
 pub(crate) mod inside;
 pub(crate) mod last_drops;

@@ -38,6 +38,8 @@ pub(crate) struct Discovery {
     pub valid: bool,
     /// Source address of the packet.
     pub source: Address,
+    /// Destination MAC address of the frame, as a number, first byte lowest.
+    pub to: u64,
 }
 
 /// What the IPv6 header said.
@@ -98,8 +100,14 @@ impl Discovery {
     ) -> Result<Discovery, Error> {
         let message = Icmp::parse(bytes)?;
         let kind = message.kind();
-        let mut discovery =
-            Discovery { kind, target: 0, link_source: None, valid: false, source: envelope.source };
+        let mut discovery = Discovery {
+            kind,
+            target: 0,
+            link_source: None,
+            valid: false,
+            source: envelope.source,
+            to: 0,
+        };
         let (fixed, hop_limit, link_option) = match kind {
             v6::ROUTER_SOLICITATION => (SOLICITATION, 255, icmp::OPTION_SOURCE_LINK_ADDRESS),
             v6::ROUTER_ADVERTISEMENT => (ADVERTISEMENT, 255, icmp::OPTION_SOURCE_LINK_ADDRESS),

@@ -52,7 +52,7 @@ drop_reasons! { 6;
         charged: "the sender",
     }
     /// Neighbour discovery or multicast listener discovery that is as it should be, more of it than a machine needs: a vnic may send 1,024
-    /// messages at once and 256 per second.
+    /// messages at once and 256 per second, about half of that to one neighbour.
     DISCOVERY_LIMIT = "discovery-limit" {
         cause: "a machine that looks for the neighbours of a whole network (a scanner), answers thousands of them, or sends something else in this form",
         remedy: "look at what it sends with tcpdump in the machine; a machine that has to send more is to be declared anew with `butterfly nic add --id NIC ... --bypass-filtering`",

@@ -16,6 +16,7 @@ use butterfly_vhost::port::Port;
 use crate::{
     engine::{
         counters::Counters,
+        crowd::Crowd,
         numbers::Numbers,
         pace::Pace,
         place::{PeerRef, PortRef},
@@ -142,8 +143,8 @@ pub(crate) struct Shared {
     pub answered: AtomicU64,
     /// What its DHCP exchanges need to be remembered.
     pub dhcp: DhcpState,
-    /// Messages of neighbour and listener discovery that it may send.
-    pub discovery: Pace,
+    /// Messages of neighbour and listener discovery that it may send, by whom they are for.
+    pub discovery: Crowd<Pace>,
 }
 
 /// Kinds of ports.

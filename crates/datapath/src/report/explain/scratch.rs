@@ -7,7 +7,7 @@ use std::sync::{
 
 use crate::engine::{budget::Budget, tap::Notes};
 use crate::{
-    engine::{counters::Counters, inside::Inside, mac::number},
+    engine::{counters::Counters, inside::Inside, mac::number, pace::Pace},
     ip::{frame::inside, parse::parse, tcp::Track},
     plane::copy_with,
     session::{Key, Life, Shares, Table},
@@ -200,6 +200,6 @@ fn counts(shared: &VnicShared) -> Arc<VnicShared> {
         announcing: Default::default(),
         answered: same64(answered),
         dhcp: dhcp.copy(),
-        discovery: discovery.copy(),
+        discovery: discovery.copy(Pace::copy),
     })
 }

@@ -16,9 +16,15 @@ pub(crate) fn read(
     vlan: u16,
     len: u32,
 ) -> Result<Packet, DropReason> {
-    let packet = read_headers(batch, index, at, vlan, len)?;
-    let whole = matches!(packet.l4, L4::Dhcp(_)).then(|| batch.parts().0.keep(index));
-    Ok(read_whole(packet, whole.flatten(), at))
+    let mut packet = read_headers(batch, index, at, vlan, len)?;
+    match &mut packet.l4 {
+        L4::Dhcp(_) => Ok(read_whole(packet, batch.parts().0.keep(index), at)),
+        L4::Discovery(found) => {
+            found.to = batch.metas().get(index).map_or(0, |meta| meta.destination);
+            Ok(packet)
+        }
+        _ => Ok(packet),
+    }
 }
 
 fn read_headers(

@@ -788,7 +788,8 @@ pub(crate) fn note_flooded(room: &Room, index: usize, receiver: &Vnic, context: 
     }
 }
 
-/// Messages of discovery that a filtered vnic may send without a rule, at once and per second.
+/// Messages of discovery that a filtered vnic may send without a rule, at once and per second. Most
+/// of them answer others: who asks without end has only its part of the answers.
 const DISCOVERIES: u32 = 1024;
 const DISCOVERIES_PER_SECOND: u32 = 256;
 
@@ -805,7 +806,9 @@ fn leaves(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, 
                 |address| sender.rules.owns(address) || has_link_local(sender, address, context);
             if discovery::may_send(found, sender.mac, sender.rules.ip_anti_spoof, own) {
                 let may =
-                    sender.shared.discovery.take(context.now, DISCOVERIES, DISCOVERIES_PER_SECOND);
+                    sender.shared.discovery.take(found.to.into(), context.now, |pace, parts| {
+                        pace.take(context.now, DISCOVERIES / parts, DISCOVERIES_PER_SECOND / parts)
+                    });
                 return if may { Ok(0) } else { Err(refused(DISCOVERY_LIMIT)) };
             }
             // What routers say, for a vnic that a rule lets be one: by its own address, about its

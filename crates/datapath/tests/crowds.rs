@@ -1,0 +1,107 @@
+//! What one machine does uses up what all others have together: budgets that are kept for several.
+
+use std::net::Ipv6Addr;
+
+use butterfly_datapath::{
+    GroupChange, Mac, SessionConfig, TunnelConfig, VnicPolicy,
+    harness::{Host, LINUX},
+};
+use butterfly_guest_driver::{guest::GuestConfig, memory::MemoryConfig};
+use butterfly_model::{Cidr, Direction, GroupName, Rule, SecurityGroup};
+use butterfly_packet::build::{self, Link};
+use butterfly_vhost::net::NetHeader;
+
+const VNI: u32 = 7;
+const MINE: Mac = Mac([2, 0xbf, 0, 0, 0, 1]);
+
+fn mac(n: u8) -> Mac {
+    Mac([2, 0, 0, 0, 0, n])
+}
+
+fn v4(n: u8) -> [u8; 4] {
+    [10, 0, 0, n]
+}
+
+fn v6(n: u8) -> Ipv6Addr {
+    Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, n.into())
+}
+
+fn link(from: u8, to: u8) -> Link {
+    build::ethernet(mac(from), mac(to))
+}
+
+struct World(Host);
+
+impl World {
+    /// Vnics 1 to `n` are filtered and let all UDP in; those on other hosts have higher numbers.
+    fn new(n: u8, sessions: SessionConfig) -> World {
+        let config = TunnelConfig::new([192, 168, 0, 1].into(), MINE);
+        let host = Host::with_tunnel(sessions, Some(&config)).unwrap();
+        let name = GroupName::new("g").unwrap();
+        let any = |net| Some(Cidr::new(net, 0).unwrap());
+        let udp = |net| Rule::new(Direction::Inbound, 17, (Some(0), Some(65_535)), any(net), None);
+        let rules = [udp("0.0.0.0").unwrap(), udp("::").unwrap()];
+        let group = SecurityGroup::new(name.clone(), Vec::<String>::new(), rules).unwrap();
+        host.change_group(&name, GroupChange::Declare(group)).unwrap();
+        let mut world = World(host);
+        (1..=n).for_each(|vnic| world.vnic(vnic));
+        world
+    }
+
+    fn vnic(&mut self, n: u8) {
+        let ips = vec![v4(n).into(), v6(n).into()];
+        let groups = vec![GroupName::new("g").unwrap()];
+        let policy = VnicPolicy { ip_anti_spoof: true, ips, groups, ..VnicPolicy::default() };
+        let config = GuestConfig::default();
+        let id = n.to_string();
+        self.0.declare(&id, mac(n), VNI, &policy).unwrap();
+        self.0.attach(&id, LINUX, &config, &MemoryConfig::new(config.memory_needed())).unwrap();
+        self.0.settle();
+    }
+
+    /// How many of these frames got to a vnic.
+    fn send(&mut self, from: u8, to: u8, frame: &[u8], times: usize) -> usize {
+        let all = (0..times).map(|_| {
+            self.0.send(&from.to_string(), frame, NetHeader::default()).unwrap();
+            self.0.received().unwrap().get(&to.to_string()).map_or(0, Vec::len)
+        });
+        all.sum()
+    }
+}
+
+/// A solicitation (135) for the other end, or an advertisement (136) of oneself to it.
+fn discovery(kind: u8, from: u8, to: u8) -> Vec<u8> {
+    let (target, option) = if kind == 135 { (v6(to), 1) } else { (v6(from), 2) };
+    let body = [&target.octets()[..], &[option, 1], &mac(from).0].concat();
+    let flags = if kind == 136 { 0x6000_0000 } else { 0 };
+    link(from, to).ipv6(v6(from), v6(to)).ttl(255).icmp(kind, 0, flags, &body)
+}
+
+fn world(n: u8) -> World {
+    World::new(n, SessionConfig { capacity: 4096, ..SessionConfig::default() })
+}
+
+/// Who is asked for its address without end has answers left for everybody else, and questions.
+#[test]
+fn who_is_asked_without_end_can_still_talk() {
+    const OTHERS: std::ops::Range<u8> = 10..40;
+    let mut world = world(40);
+    let (mut all, mut answered, mut asked) = (0, 0, 0);
+    for _ in 0..12 {
+        // 1 asks 2 as often as it may, and 2 answers as every kernel does.
+        let questions = world.send(1, 2, &discovery(135, 1, 2), 1100);
+        assert!(questions >= 132);
+        let answers = world.send(2, 1, &discovery(136, 2, 1), questions);
+        assert!(answers <= questions);
+        // Others ask once, and are asked once.
+        for other in OTHERS {
+            assert_eq!(world.send(other, 2, &discovery(135, other, 2), 1), 1);
+            all += 1;
+            answered += world.send(2, other, &discovery(136, 2, other), 1);
+            asked += world.send(2, other, &discovery(135, 2, other), 1);
+        }
+        world.0.pass(1);
+    }
+    // One in 32 shares its part with 1, for four seconds.
+    assert!(answered > all * 7 / 8 && asked > all * 7 / 8, "{answered} and {asked} of {all}");
+}
