@@ -67,6 +67,24 @@ impl World {
         });
         all.sum()
     }
+
+    /// The same of frames from another host.
+    fn arrive(&mut self, to: u8, frames: &[Vec<u8>]) -> usize {
+        let mut got = 0;
+        for some in frames.chunks(32) {
+            let outer: Vec<Vec<u8>> = some.iter().map(|inner| outer(inner)).collect();
+            self.0.arrive(&outer).unwrap();
+            got += self.0.received().unwrap().get(&to.to_string()).map_or(0, Vec::len);
+            self.0.left().unwrap();
+        }
+        got
+    }
+}
+
+fn outer(inner: &[u8]) -> Vec<u8> {
+    let vxlan = [&[8, 0, 0, 0, 0, 0, VNI as u8, 0][..], inner].concat();
+    let link = build::ethernet(Mac([2, 0xbf, 0, 0, 0, 2]), MINE);
+    link.ipv4([192, 168, 0, 2], [192, 168, 0, 1]).udp(50_000, 4789, &vxlan)
 }
 
 /// A solicitation (135) for the other end, or an advertisement (136) of oneself to it.
@@ -104,4 +122,22 @@ fn who_is_asked_without_end_can_still_talk() {
     }
     // One in 32 shares its part with 1, for four seconds.
     assert!(answered > all * 7 / 8 && asked > all * 7 / 8, "{answered} and {asked} of {all}");
+}
+
+/// All machines of other hosts are one sender, which may have 64 packets in fragments. One of them
+/// that sends first fragments without end takes the places of its own.
+#[test]
+fn who_never_ends_its_packets_elsewhere_ends_nobody_elses() {
+    let mut world = world(1);
+    let piece = |from: u8, id: u16, at: usize, more: bool| {
+        let whole = link(from, 1).ipv4(v4(from), v4(1)).udp(9, 53, &[7; 64]);
+        link(from, 1)
+            .ipv4(v4(from), v4(1))
+            .fragment(id.into(), at, more)
+            .payload(17, &whole[34 + at..34 + at + 32])
+    };
+    assert_eq!(world.arrive(1, &[piece(101, 5, 0, true)]), 1);
+    let endless: Vec<Vec<u8>> = (0..64).map(|id| piece(102, id, 0, true)).collect();
+    assert_eq!(world.arrive(1, &endless), 64);
+    assert_eq!(world.arrive(1, &[piece(101, 5, 32, false)]), 1);
 }

@@ -187,7 +187,8 @@ impl<V: Copy> Fragments<V> {
 
     /// Makes room for a packet. A sender with too many forgets its own oldest: whoever never sends
     /// the rest silences nobody, not even itself. In a full table the network with most packets
-    /// does, this one if it would have as many as any.
+    /// does, this one if it would have as many as any. Behind a sender may be many machines (all
+    /// other hosts of a network are one): it forgets the oldest of the address with most.
     fn make_room(&mut self, key: &FragmentKey) {
         let sender = if self.of_sender.of(key.sender) >= PER_SENDER as u16 {
             key.sender
@@ -197,10 +198,16 @@ impl<V: Copy> Fragments<V> {
         } else {
             return;
         };
+        let mut sources = Sources::new();
+        for (entry, _) in self.entries.iter().zip(&self.senders).filter(|(_, of)| **of == sender) {
+            sources.add(entry.key.source);
+        }
+        let most = sources.greatest(key.source);
         let clock = self.clock;
-        let all =
-            self.senders.iter().zip(&self.made).zip(0..).filter(|((of, _), _)| **of == sender);
-        if let Some((_, oldest)) = all.max_by_key(|((_, made), _)| clock.wrapping_sub(**made)) {
+        let all = self.senders.iter().zip(&self.made).zip(&self.entries).zip(0..);
+        let theirs = all.filter(|(((of, _), entry), _)| **of == sender && entry.key.source == most);
+        let oldest = theirs.max_by_key(|(((_, made), _), _)| clock.wrapping_sub(**made));
+        if let Some((_, oldest)) = oldest {
             self.remove(oldest);
         }
     }
@@ -334,6 +341,36 @@ impl Census {
     }
 }
 
+/// How many packets of one sender each address has.
+struct Sources {
+    /// Open addressing; those that count none are free.
+    rows: [(Address, u16); 2 * PER_SENDER],
+}
+
+impl Sources {
+    fn new() -> Sources {
+        Sources { rows: [(0, 0); 2 * PER_SENDER] }
+    }
+
+    fn add(&mut self, source: Address) {
+        let words = (source >> 64) as u64 ^ (source as u64).rotate_left(32);
+        let home = (words.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48) as usize % self.rows.len();
+        let (before, behind) = self.rows.split_at_mut(home);
+        let mut rows = behind.iter_mut().chain(before);
+        if let Some(row) = rows.find(|row| row.1 == 0 || row.0 == source) {
+            *row = (source, row.1 + 1);
+        }
+    }
+
+    /// Who has most; `own`, who wants one more, if it would have as many then and has any.
+    fn greatest(&self, own: Address) -> Address {
+        let rows = self.rows.iter().filter(|row| row.1 > 0);
+        let most =
+            rows.max_by_key(|row| if row.0 == own { (row.1 + 1, true) } else { (row.1, false) });
+        most.map_or(own, |row| row.0)
+    }
+}
+
 /// Bytes of a packet that passed: stretches in order, apart from each other, the first of which
 /// starts at 0.
 struct Seen {
@@ -441,6 +478,42 @@ mod tests {
         fn later(&mut self, offset: u32, end: u32, more: bool) -> Result<u8, DropReason> {
             self.0.later(key(1, 0), piece(offset, end, more), 100)
         }
+    }
+
+    /// Of what one sender has, the address with most gives up its oldest.
+    #[test]
+    fn an_address_with_few_loses_nothing_to_others_behind_its_port() {
+        let mut table = Fragments::new(LIFE);
+        let mut first = |source: Address, id| {
+            let piece = Piece { id, ..piece(0, 8, true) };
+            let tuple = Tuple {
+                source,
+                destination: 2,
+                source_port: 0,
+                destination_port: 0,
+                vlan: 0,
+                protocol: 17,
+            };
+            table.first(FragmentKey::new(&tuple, &piece, 5, 9), piece, id as u8, 100).unwrap();
+            let of = |source| {
+                table
+                    .entries
+                    .iter()
+                    .zip(&table.senders)
+                    .filter(move |(entry, of)| **of != NOBODY && entry.key.source == source)
+            };
+            [of(1).count(), of(2).count(), of(3).count()]
+        };
+        assert_eq!((0..20).map(|id| first(1, id)).last(), Some([20, 0, 0]));
+        let counts: Vec<_> = (0..200).map(|id| first(2, id)).collect();
+        assert_eq!((counts[43], counts[199]), ([20, 44, 0], [20, 44, 0]));
+        // Another one takes from who has most, until they have as many; then each from itself.
+        assert_eq!(first(3, 0), [20, 43, 1]);
+        let counts: Vec<_> = (1..100).map(|id| first(3, id)).collect();
+        assert_eq!((counts[10], counts[98]), ([20, 32, 12], [20, 22, 22]));
+        // Of so many addresses nobody has more than one.
+        let last = (100..164).map(|source| first(source, 0)).last();
+        assert!(last.is_some_and(|of| of.iter().all(|packets| *packets <= 1)), "{last:?}");
     }
 
     #[test]
