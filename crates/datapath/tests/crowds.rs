@@ -141,3 +141,39 @@ fn who_never_ends_its_packets_elsewhere_ends_nobody_elses() {
     assert_eq!(world.arrive(1, &endless), 64);
     assert_eq!(world.arrive(1, &[piece(101, 5, 32, false)]), 1);
 }
+
+/// One machine of another host broadcasts without end: those of others are heard.
+#[test]
+fn a_storm_of_one_machine_elsewhere_leaves_others_their_voice() {
+    let mut world = world(1);
+    for n in 2..=50 {
+        let policy = VnicPolicy { bypass: true, ..VnicPolicy::default() };
+        world.0.declare(&n.to_string(), mac(n), VNI, &policy).unwrap();
+    }
+    let asks = |from: u8, whom: u8| {
+        build::ethernet(mac(from), Mac::BROADCAST).arp_request(v4(from), v4(whom))
+    };
+    let storm = vec![asks(100, 99); 3000];
+    assert!(world.arrive(1, &storm) < 3000);
+    let heard = (101..141).map(|from| {
+        world.arrive(1, &storm[..300]);
+        world.arrive(1, &[asks(from, 1)])
+    });
+    let heard: usize = heard.sum();
+    assert!(heard > 30, "{heard} of 40");
+}
+
+/// One machine of another host opens sessions without end: others open theirs.
+#[test]
+fn one_machine_elsewhere_opens_no_more_than_leaves_room() {
+    let sessions = SessionConfig { capacity: 4096, rate: 640, ..SessionConfig::default() };
+    let mut world = World::new(1, sessions);
+    let flow = |from: u8, port: u32| {
+        let ports = (port as u16, (port >> 16) as u16);
+        link(from, 1).ipv4(v4(from), v4(1)).udp(ports.0, ports.1, b"x")
+    };
+    let many: Vec<Vec<u8>> = (0..120_000).map(|port| flow(100, port)).collect();
+    assert!(world.arrive(1, &many) < 60_000);
+    let others: usize = (101..141).map(|from| world.arrive(1, &[flow(from, 7)])).sum();
+    assert!(others > 30, "{others} of 40");
+}

@@ -46,9 +46,58 @@ impl Bucket {
     }
 }
 
+/// Tokens of which many are taken at once, and fewer than there have to be.
+#[derive(Default)]
+pub(crate) struct Purse {
+    tokens: AtomicU64,
+    filled: AtomicU64,
+}
+
+impl Purse {
+    /// The tokens there are: `rate` come per second, and at most `burst` are kept. Only the worker
+    /// that owns the transmit ring comes here.
+    pub fn fill(&self, rate: u64, burst: u64) -> u64 {
+        let now = cpu::tsc();
+        let passed = now.saturating_sub(self.filled.load(Relaxed));
+        let earned = u128::from(passed) * u128::from(rate) / u128::from(cpu::tsc_hz().max(1));
+        if earned == 0 {
+            return self.tokens.load(Relaxed);
+        }
+        self.filled.store(now, Relaxed);
+        let earned = u64::try_from(earned).unwrap_or(burst);
+        self.tokens.load(Relaxed).saturating_add(earned).min(burst)
+    }
+
+    /// Notes how many are left of those that [`Self::fill`] found.
+    pub fn leave(&self, tokens: u64) {
+        self.tokens.store(tokens, Relaxed);
+    }
+
+    /// Takes `due` if there are as many as are needed.
+    pub fn spend(&self, needed: u64, due: u64, rate: u64, burst: u64) -> bool {
+        let tokens = self.fill(rate, burst);
+        self.leave(if tokens >= needed { tokens - due.min(tokens) } else { tokens });
+        tokens >= needed
+    }
+
+    /// One like this.
+    pub fn copy(&self) -> Purse {
+        let same = |word: &AtomicU64| AtomicU64::new(word.load(Relaxed));
+        Purse { tokens: same(&self.tokens), filled: same(&self.filled) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// All that are needed have to be there; less is taken.
+    #[test]
+    fn what_is_needed_is_not_what_is_due() {
+        let purse = Purse::default();
+        assert!(purse.spend(50, 20, 1000, 50) && !purse.spend(50, 20, 0, 50));
+        assert!(purse.spend(30, 30, 0, 50) && !purse.copy().spend(1, 1, 0, 50));
+    }
 
     #[test]
     fn no_more_come_out_than_went_in() {

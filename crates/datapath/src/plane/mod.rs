@@ -299,7 +299,7 @@ impl Plane {
         let mut rules = rules(policy, &mut state.groups);
         // Nobody is to think that it may send.
         rules.bypass &= mirrors.is_none();
-        let shared = self.vnic_state();
+        let shared = self.vnic_state(false);
         prepare(&rules, &shared);
         let place = state.place(slot);
         let vnic = Arc::new(Vnic {
@@ -335,13 +335,13 @@ impl Plane {
         Ok((vnic, Attachment { worker, place }))
     }
 
-    fn vnic_state(&self) -> Arc<VnicShared> {
+    fn vnic_state(&self, trunk: bool) -> Arc<VnicShared> {
         Arc::new(VnicShared {
             port: Arc::new(Port::default()),
             counters: Counters::new(self.workers.len()),
             learnt: AtomicU32::new(0),
-            flood_tokens: AtomicU64::new(0),
-            flood_filled: AtomicU64::new(0),
+            floods: Default::default(),
+            crowd: trunk.then(Default::default),
             sessions: VnicSessions::default(),
             attached: AtomicU32::new(0),
             presence: Default::default(),
@@ -377,7 +377,7 @@ impl Plane {
             born: next.version,
             since: next.version,
             rules,
-            shared: self.vnic_state(),
+            shared: self.vnic_state(true),
         };
         next.vnics.set(slot, Some(Arc::new(trunk)));
     }

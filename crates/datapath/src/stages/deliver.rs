@@ -7,7 +7,6 @@
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use butterfly_mem::cpu;
 use butterfly_vhost::{
     net::{Features, NetHeader},
     ring::{BATCH, CallFd, Delivery, Finish, Frames, NotDelivered},
@@ -31,7 +30,7 @@ use crate::{
         take::take,
         turn::{Turn, weight},
     },
-    world::snapshot::Vnic,
+    world::snapshot::{Budgets, Vnic},
 };
 
 drop_reasons! { 5;
@@ -506,6 +505,11 @@ fn flood<O: Outlet>(
             let cost = if turn.is_first() { others } else { due }.saturating_mul(each);
             let reason = if others == 0 || (unknown && !open) {
                 nobody(meta.destination)
+            } else if let Some(crowd) = &sender.shared.crowd {
+                if of_crowd(crowd, meta.source, (cost, due.saturating_mul(each)), context) {
+                    continue;
+                }
+                FLOOD_LIMIT
             } else if tokens < cost {
                 FLOOD_LIMIT
             } else {
@@ -517,7 +521,7 @@ fn flood<O: Outlet>(
             outlet.refused(None, reason, sender.place.slot);
         }
     }
-    sender.shared.flood_tokens.store(tokens, std::sync::atomic::Ordering::Relaxed);
+    sender.shared.floods.leave(tokens);
 
     for slot in turn.members(members) {
         let Some(receiver) =
@@ -557,16 +561,20 @@ fn flood<O: Outlet>(
     }
 }
 
+/// Whether a machine of another host may cause so many copies; takes those that are due.
+#[inline(never)]
+fn of_crowd(
+    crowd: &Budgets,
+    source: u64,
+    (needed, due): (u64, u64),
+    context: &Context<'_>,
+) -> bool {
+    crowd.floods.take(source.into(), context.now, |purse, parts| {
+        purse.spend(needed, due, FLOOD_RATE / u64::from(parts), FLOOD_BURST / u64::from(parts))
+    })
+}
+
 /// The copies a vnic may cause now. Only the worker that owns its transmit ring comes here.
 fn refill(sender: &Vnic) -> u64 {
-    use std::sync::atomic::Ordering::Relaxed;
-    let now = cpu::tsc();
-    let passed = now.saturating_sub(sender.shared.flood_filled.load(Relaxed));
-    let earned = u128::from(passed) * u128::from(FLOOD_RATE) / u128::from(cpu::tsc_hz().max(1));
-    if earned == 0 {
-        return sender.shared.flood_tokens.load(Relaxed);
-    }
-    sender.shared.flood_filled.store(now, Relaxed);
-    let earned = u64::try_from(earned).unwrap_or(FLOOD_BURST);
-    sender.shared.flood_tokens.load(Relaxed).saturating_add(earned).min(FLOOD_BURST)
+    sender.shared.floods.fill(FLOOD_RATE, FLOOD_BURST)
 }

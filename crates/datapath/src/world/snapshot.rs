@@ -15,6 +15,7 @@ use butterfly_vhost::port::Port;
 
 use crate::{
     engine::{
+        bucket::{Bucket, Purse},
         counters::Counters,
         crowd::Crowd,
         numbers::Numbers,
@@ -121,10 +122,10 @@ pub(crate) struct Shared {
     pub counters: Counters,
     /// Addresses learnt behind it.
     pub learnt: AtomicU32,
-    /// Copies it may still cause by flooding, and when that was last topped up (ticks of the time
-    /// stamp counter).
-    pub flood_tokens: AtomicU64,
-    pub flood_filled: AtomicU64,
+    /// Copies it may still cause by flooding.
+    pub floods: Purse,
+    /// What the machines behind it have together, if it stands for other hosts.
+    pub crowd: Option<Box<Budgets>>,
     /// Sessions that it is an end of.
     pub sessions: VnicSessions,
     /// Second in which its guest attached; 0 if none did.
@@ -157,6 +158,17 @@ pub(crate) enum PortKind {
     Mirror(Arc<str>),
     /// Stands for the network's vnics on other hosts; has no guest and no id.
     Trunk,
+}
+
+/// What the machines of other hosts may use together, each by its own address.
+#[derive(Default)]
+pub(crate) struct Budgets {
+    /// By IP address.
+    pub sessions: Crowd<Bucket>,
+    /// By MAC address.
+    pub floods: Crowd<Purse>,
+    /// By the client.
+    pub dhcp: Crowd<Pace>,
 }
 
 /// A vnic as workers see it.

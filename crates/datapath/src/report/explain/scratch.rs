@@ -7,7 +7,13 @@ use std::sync::{
 
 use crate::engine::{budget::Budget, tap::Notes};
 use crate::{
-    engine::{counters::Counters, inside::Inside, mac::number, pace::Pace},
+    engine::{
+        bucket::{Bucket, Purse},
+        counters::Counters,
+        inside::Inside,
+        mac::number,
+        pace::Pace,
+    },
     ip::{frame::inside, parse::parse, tcp::Track},
     plane::copy_with,
     session::{Key, Life, Shares, Table},
@@ -17,7 +23,7 @@ use crate::{
         bindings::Bindings,
         fdb::Fdb,
         rules::Cells,
-        snapshot::{Network, Shared as VnicShared, Snapshot, Vnic},
+        snapshot::{Budgets, Network, Shared as VnicShared, Snapshot, Vnic},
     },
 };
 
@@ -171,8 +177,8 @@ fn counts(shared: &VnicShared) -> Arc<VnicShared> {
     let VnicShared {
         port,
         learnt,
-        flood_tokens,
-        flood_filled,
+        floods,
+        crowd,
         sessions,
         attached,
         elsewhere,
@@ -188,8 +194,14 @@ fn counts(shared: &VnicShared) -> Arc<VnicShared> {
         port: port.clone(),
         counters: Counters::new(WORKER + 1),
         learnt: same(learnt),
-        flood_tokens: same64(flood_tokens),
-        flood_filled: same64(flood_filled),
+        floods: floods.copy(),
+        crowd: crowd.as_ref().map(|crowd| {
+            Box::new(Budgets {
+                sessions: crowd.sessions.copy(Bucket::copy),
+                floods: crowd.floods.copy(Purse::copy),
+                dhcp: crowd.dhcp.copy(Pace::copy),
+            })
+        }),
         sessions: sessions.copy(),
         attached: same(attached),
         presence: Default::default(),

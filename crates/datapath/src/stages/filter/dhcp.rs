@@ -204,10 +204,17 @@ fn asked(dhcp: &Dhcp, receiver: &Vnic, tuple: &Tuple, context: &Context<'_>) {
     else {
         return;
     };
-    let sender = context.sender;
-    if !sender.rules.bypass
-        || sender.shared.dhcp.unfiltered.take(context.now, UNFILTERED, UNFILTERED_PER_SECOND)
-    {
+    let (sender, now) = (context.sender, context.now);
+    let take = |pace: &crate::engine::pace::Pace, parts: u32| {
+        pace.take(now, UNFILTERED / parts, UNFILTERED_PER_SECOND / parts)
+    };
+    let client_of = || if dhcp.v6 { tuple.source } else { number(message.mac).into() };
+    let may = match &sender.shared.crowd {
+        _ if !sender.rules.bypass => true,
+        Some(crowd) => crowd.dhcp.take(client_of(), now, take),
+        None => take(&sender.shared.dhcp.unfiltered, 1),
+    };
+    if may {
         clients.asked(
             clients.hash(message, client(dhcp, tuple)),
             context.now,

@@ -7,7 +7,7 @@ use butterfly_mem::cpu;
 use crate::stages::filter::reasons::{SESSION_SHARE, SESSIONS_FULL};
 
 use crate::{
-    engine::reason::DropReason,
+    engine::{bucket::Bucket, reason::DropReason},
     ip::{Address, Tuple},
     session::{Key, Record, Shares, Table, less},
     stages::site::Context,
@@ -145,8 +145,14 @@ fn gives_way(key: &Key, context: &Context<'_>) -> bool {
 }
 
 /// Whether the sender may open another session now, as fast as it goes.
-pub(super) fn may_open(context: &Context<'_>) -> bool {
+pub(super) fn may_open(source: Address, context: &Context<'_>) -> bool {
     let rate = context.shares.rate;
+    if let Some(crowd) = &context.sender.shared.crowd {
+        let take = |bucket: &Bucket, parts: u32| {
+            bucket.take((rate / parts).into(), BURST / u64::from(parts))
+        };
+        return rate == u32::MAX || crowd.sessions.take(source, context.now, take);
+    }
     rate == u32::MAX || context.sender.shared.sessions.budget.take(rate.into(), BURST)
 }
 

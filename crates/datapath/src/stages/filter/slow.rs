@@ -345,7 +345,7 @@ impl Decision<'_> {
         let Session { key, direction, admission, state, track } = *session;
         let life = Life { now: context.now, state, track };
         let hash = context.table.hash(&key);
-        if !may_open(context) {
+        if !may_open(self.packet.tuple.source, context) {
             return Err((SESSION_RATE, self.own()));
         }
         self.share(&key, hash, room)?;
