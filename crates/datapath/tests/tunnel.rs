@@ -897,7 +897,12 @@ fn a_strict_peer_is_heard_in_the_networks_it_was_named_for() {
     let to = |to: Mac| build::ethernet(A, to).ipv4(IP_A, IP_B).ping(1, 1, b"x");
     let frame = |from: u8, vni, mac| outer([192, 168, 0, from], [192, 168, 0, 2], vni, &to(mac));
     let arrives = |two: &mut Host, frames: &[Vec<u8>]| {
-        two.arrive(frames).unwrap();
+        let wire = two.wire().unwrap();
+        for frame in frames {
+            wire.enqueue(frame, NetHeader::default()).unwrap();
+        }
+        wire.flush();
+        two.settle();
         let received = two.received().unwrap();
         ["b", "c"].map(|id| received.get(id).map_or(0, Vec::len))
     };
