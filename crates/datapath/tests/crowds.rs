@@ -177,3 +177,60 @@ fn one_machine_elsewhere_opens_no_more_than_leaves_room() {
     let others: usize = (101..141).map(|from| world.arrive(1, &[flow(from, 7)])).sum();
     assert!(others > 30, "{others} of 40");
 }
+
+/// A multicast packet in fragments reaches everybody, whatever is changed for others while its
+/// pieces go out in several turns; and nobody more when its own rule ends.
+#[test]
+fn fragments_go_on_while_others_are_changed() {
+    let group = |name: &str, rules: Vec<Rule>| {
+        let name = GroupName::new(name).unwrap();
+        SecurityGroup::new(name, ["10.9.9.9"], rules).unwrap()
+    };
+    let out = || {
+        let to = Cidr::new("239.1.1.1", 32).unwrap();
+        Rule::new(Direction::Outbound, 17, (Some(53), Some(53)), Some(to), None).unwrap()
+    };
+    for own in [false, true] {
+        let mut world = world(0);
+        let declare = |world: &World, group: SecurityGroup| {
+            world.0.change_group(&group.name().clone(), GroupChange::Declare(group)).unwrap();
+        };
+        declare(&world, group("out", vec![out()]));
+        let config = GuestConfig { max_frame: 1514, ..GuestConfig::default() }.rings(128);
+        for n in 1..=200 {
+            let policy = match n {
+                1 => VnicPolicy {
+                    ips: vec![v4(1).into()],
+                    groups: vec![GroupName::new("out").unwrap()],
+                    ..VnicPolicy::default()
+                },
+                _ => VnicPolicy { bypass: true, ..VnicPolicy::default() },
+            };
+            let id = n.to_string();
+            world.0.declare(&id, mac(n), VNI, &policy).unwrap();
+            let memory = MemoryConfig::new(config.memory_needed());
+            world.0.attach(&id, LINUX, &config, &memory).unwrap();
+        }
+        world.0.settle();
+        world.0.received().unwrap();
+        let ip = || build::ethernet(mac(1), Mac([1, 0, 0x5e, 1, 1, 1])).ipv4(v4(1), [239, 1, 1, 1]);
+        let whole = ip().udp(53, 53, &[7; 64]);
+        let piece =
+            |at: usize, more| ip().fragment(5, at, more).payload(17, &whole[34 + at..34 + at + 32]);
+        for (n, frame) in [piece(0, true), piece(32, false)].into_iter().enumerate() {
+            let guest = world.0.guest("1").unwrap();
+            guest.enqueue(&frame, NetHeader::default()).unwrap();
+            guest.flush();
+            world.0.turn();
+            if own && n == 1 {
+                let to = Some(Cidr::new("10.0.0.9", 32).unwrap());
+                let other = Rule::new(Direction::Outbound, 6, (Some(1), Some(1)), to, None);
+                declare(&world, group("out", vec![other.unwrap()]));
+            }
+            declare(&world, group(&format!("other{n}"), Vec::new()));
+            world.0.settle();
+            let got: usize = world.0.received().unwrap().values().map(Vec::len).sum();
+            assert_eq!(got == 199, !own || n == 0, "{got} of piece {n}");
+        }
+    }
+}

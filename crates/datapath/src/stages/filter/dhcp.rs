@@ -15,7 +15,7 @@ use butterfly_packet::protocol::UDP;
 use crate::stages::filter::reasons::{EGRESS_DENIED, SPOOFED_IP};
 
 use crate::{
-    engine::{mac::number, reason::DropReason},
+    engine::{mac::number, pace::Pace, reason::DropReason},
     ip::{
         Address, BAD_DHCP, DHCP_LIMIT, Dhcp, Tuple,
         dhcp::{Message, SERVERS_V6},
@@ -205,9 +205,8 @@ fn asked(dhcp: &Dhcp, receiver: &Vnic, tuple: &Tuple, context: &Context<'_>) {
         return;
     };
     let (sender, now) = (context.sender, context.now);
-    let take = |pace: &crate::engine::pace::Pace, parts: u32| {
-        pace.take(now, UNFILTERED / parts, UNFILTERED_PER_SECOND / parts)
-    };
+    let take =
+        |pace: &Pace, parts: u32| pace.take(now, UNFILTERED / parts, UNFILTERED_PER_SECOND / parts);
     let client_of = || if dhcp.v6 { tuple.source } else { number(message.mac).into() };
     let may = match &sender.shared.crowd {
         _ if !sender.rules.bypass => true,

@@ -17,7 +17,7 @@ use crate::stages::filter::{
     dhcp::{self, ToClient},
     is_current, pass,
     read::read,
-    room::{Decided, Flooded},
+    room::{Decided, Flooded, Judged},
     share::{acquired, full_shares, may_give_way, may_open, released, rest, rests},
 };
 use crate::{
@@ -93,7 +93,9 @@ pub(super) fn judge(
         }
         (Verdict::Flood { .. }, read) => {
             let unknown = meta.verdict == (Verdict::Flood { unknown: true });
-            let (flooded, judgement) = judge_flooded(meta.inside, read, unknown, context, room);
+            let before = room.judged.filter(|_| index == 0);
+            let (flooded, judgement) =
+                judge_flooded((meta.inside, read), before, unknown, context, room);
             if let Some(place) = room.flooded.get_mut(index) {
                 *place = flooded;
             }
@@ -680,10 +682,10 @@ fn fragment_key(packet: &Packet, piece: &Piece, context: &Context<'_>) -> Fragme
 }
 
 /// Judges a frame with several receivers as far as its sender goes, and keeps what its receivers
-/// are judged by.
+/// are judged by. `before`: some of them have it, and what was decided then may not hold any more.
 fn judge_flooded(
-    inside: Inside,
-    read: Option<Result<Packet, DropReason>>,
+    (inside, read): (Inside, Option<Result<Packet, DropReason>>),
+    before: Option<Judged>,
     unknown: bool,
     context: &Context<'_>,
     room: &mut Room,
@@ -702,6 +704,18 @@ fn judge_flooded(
         Some(Err(reason)) => return unreadable(reason),
         Some(Ok(packet)) => packet,
     };
+    if let (Some(Judged { flooded: Flooded::Packet(first), .. }), Some(piece)) =
+        (before, &packet.fragment)
+        && let Some(of) = &first.fragment
+        && fragment_key(&first, of, context) == fragment_key(&packet, piece, context)
+    {
+        // That these bytes passed is noted: they are not another copy.
+        return match leaves(sender, &first, context) {
+            Ok(_) => (Flooded::Packet(first), Ok(())),
+            Err((reason, _)) if sender.rules.bypass => (Flooded::Unreadable(reason), Ok(())),
+            Err(refused) => (Flooded::Unreadable(refused.0), Err(refused)),
+        };
+    }
     match (&packet.l4, &packet.fragment) {
         (L4::Fragment, Some(piece)) => {
             let key = fragment_key(&packet, piece, context);
