@@ -5,7 +5,7 @@ use crate::{Caller, zmtp::Connection};
 use rustix::event::epoll::EventFlags;
 use std::{
     fmt,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     os::fd::OwnedFd,
     time::{Duration, Instant},
 };
@@ -31,6 +31,8 @@ impl Who {
     pub(super) fn of_host(address: SocketAddr) -> Self {
         let ip = address.ip().to_canonical();
         let origin = match ip {
+            // Whoever is on this host has all 16 million of them.
+            IpAddr::V4(ip) if ip.is_loopback() => u128::from(Ipv4Addr::LOCALHOST.to_bits()),
             IpAddr::V4(ip) => u128::from(ip.to_bits()),
             IpAddr::V6(ip) => ip.to_bits() & u128::MAX << 64,
         };
@@ -302,6 +304,8 @@ mod tests {
         let of = |address: &str| Who::of_host(address.parse().unwrap());
         assert_eq!(of("[2001:db8::1]:1").origin, of("[2001:db8::ffff:2]:2").origin);
         assert_ne!(of("[2001:db8::1]:1").origin, of("[2001:db8:0:1::1]:1").origin);
+        assert_eq!(of("127.200.3.4:1").origin, of("127.0.0.1:2").origin);
+        assert_eq!(of("127.200.3.4:1").caller, Caller::Host("127.200.3.4".parse().unwrap()));
         assert_eq!(of("[::ffff:192.0.2.1]:5").origin, of("192.0.2.1:7").origin);
         assert_eq!(of("[::ffff:192.0.2.1]:5").to_string(), "192.0.2.1 port 5");
         assert_eq!(of("192.0.2.1:5").caller, Caller::Host("192.0.2.1".parse().unwrap()));
