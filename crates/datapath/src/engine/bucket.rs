@@ -1,11 +1,13 @@
-//! A token bucket that costs next to nothing while there are tokens in it.
+//! Token buckets that cost next to nothing while there are tokens in them.
+//!
+//! Atomics, as a vnic's queues may be served by several workers: each token is taken once, and the
+//! time that passed is turned into tokens once, by whichever worker exchanges `filled`.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use butterfly_mem::cpu;
 
-/// Tokens of one vnic. Only the worker that owns its transmit ring takes any; new ones are counted
-/// when none is left.
+/// Tokens of one vnic. New ones are counted when none is left.
 #[derive(Default)]
 pub(crate) struct Bucket {
     tokens: AtomicU64,
@@ -21,22 +23,26 @@ impl Bucket {
     }
 
     fn take_at(&self, now: impl FnOnce() -> u64, hz: u64, rate: u64, burst: u64) -> bool {
-        let left = self.tokens.load(Relaxed);
-        if let Some(left) = left.checked_sub(1) {
-            self.tokens.store(left, Relaxed);
+        if self.one() {
             return true;
         }
         let now = now();
-        let passed = now.saturating_sub(self.filled.load(Relaxed));
+        let filled = self.filled.load(Relaxed);
+        let passed = now.saturating_sub(filled);
         let earned = u128::from(passed) * u128::from(rate);
         // Without the division: who has used up its own makes us come here for each frame.
         if earned < u128::from(hz) {
             return false;
         }
         let earned = u64::try_from(earned / u128::from(hz.max(1))).unwrap_or(burst).min(burst);
-        self.filled.store(now, Relaxed);
-        self.tokens.store(earned.saturating_sub(1), Relaxed);
-        earned > 0
+        if self.filled.compare_exchange(filled, now, Relaxed, Relaxed).is_ok() {
+            self.tokens.fetch_add(earned, Relaxed);
+        }
+        self.one()
+    }
+
+    fn one(&self) -> bool {
+        self.tokens.fetch_update(Relaxed, Relaxed, |tokens| tokens.checked_sub(1)).is_ok()
     }
 
     /// One like this.
@@ -54,30 +60,30 @@ pub(crate) struct Purse {
 }
 
 impl Purse {
-    /// The tokens there are: `rate` come per second, and at most `burst` are kept. Only the worker
-    /// that owns the transmit ring comes here.
-    pub fn fill(&self, rate: u64, burst: u64) -> u64 {
-        let now = cpu::tsc();
-        let passed = now.saturating_sub(self.filled.load(Relaxed));
-        let earned = u128::from(passed) * u128::from(rate) / u128::from(cpu::tsc_hz().max(1));
-        if earned == 0 {
-            return self.tokens.load(Relaxed);
-        }
-        self.filled.store(now, Relaxed);
-        let earned = u64::try_from(earned).unwrap_or(burst);
-        self.tokens.load(Relaxed).saturating_add(earned).min(burst)
-    }
-
-    /// Notes how many are left of those that [`Self::fill`] found.
-    pub fn leave(&self, tokens: u64) {
-        self.tokens.store(tokens, Relaxed);
-    }
-
-    /// Takes `due` if there are as many as are needed.
+    /// Takes `due` tokens if there are as many as are needed: `rate` come per second, and at most
+    /// `burst` are kept.
     pub fn spend(&self, needed: u64, due: u64, rate: u64, burst: u64) -> bool {
-        let tokens = self.fill(rate, burst);
-        self.leave(if tokens >= needed { tokens - due.min(tokens) } else { tokens });
-        tokens >= needed
+        self.spend_at(cpu::tsc(), cpu::tsc_hz(), (needed, due), rate, burst)
+    }
+
+    fn spend_at(
+        &self,
+        now: u64,
+        hz: u64,
+        (needed, due): (u64, u64),
+        rate: u64,
+        burst: u64,
+    ) -> bool {
+        let filled = self.filled.load(Relaxed);
+        let passed = now.saturating_sub(filled);
+        let earned = u128::from(passed) * u128::from(rate) / u128::from(hz.max(1));
+        if earned > 0 && self.filled.compare_exchange(filled, now, Relaxed, Relaxed).is_ok() {
+            let earned = u64::try_from(earned).unwrap_or(burst);
+            let more = |tokens: u64| Some(tokens.saturating_add(earned).min(burst));
+            let _ = self.tokens.fetch_update(Relaxed, Relaxed, more);
+        }
+        let less = |tokens: u64| (tokens >= needed).then(|| tokens - due.min(tokens));
+        self.tokens.fetch_update(Relaxed, Relaxed, less).is_ok()
     }
 
     /// One like this.
@@ -97,6 +103,37 @@ mod tests {
         let purse = Purse::default();
         assert!(purse.spend(50, 20, 1000, 50) && !purse.spend(50, 20, 0, 50));
         assert!(purse.spend(30, 30, 0, 50) && !purse.copy().spend(1, 1, 0, 50));
+    }
+
+    /// Workers that take at the same time: each token is taken once.
+    #[test]
+    fn several_workers_take_no_more_than_there_are() {
+        const HZ: u64 = 1_000_000;
+        const ROUNDS: u64 = 2_000;
+        let (bucket, purse) = (Bucket::default(), Purse::default());
+        let pace = crate::engine::pace::Pace::default();
+        let taken = std::sync::Mutex::new([0; 3]);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let mut own = [0; 3];
+                    for round in 1..=ROUNDS {
+                        // A thousandth of a second passes in each round.
+                        let now = HZ + round * (HZ / 1000);
+                        own[0] += u64::from(bucket.take_at(|| now, HZ, 1000, 50));
+                        own[1] += u64::from(purse.spend_at(now, HZ, (1, 1), 1000, 50));
+                        own[2] += u64::from(pace.take(round as u32 / 100, 50, 10));
+                    }
+                    let mut all = taken.lock().unwrap();
+                    all.iter_mut().zip(own).for_each(|(all, own)| *all += own);
+                });
+            }
+        });
+        let [bucket, purse, pace] = taken.into_inner().unwrap();
+        // What it begins with, and what comes meanwhile.
+        assert!(bucket <= 50 + ROUNDS && purse <= 50 + ROUNDS, "{bucket} {purse}");
+        assert!(pace <= 50 + 10 * (ROUNDS / 100), "{pace}");
+        assert!(bucket > ROUNDS / 4 && purse > ROUNDS / 4 && pace > 50, "{bucket} {purse} {pace}");
     }
 
     #[test]

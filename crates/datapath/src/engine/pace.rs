@@ -2,6 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+/// Seconds that a worker's reading of the clock may be behind that of another worker.
+const LATE: u32 = 60;
+
 /// Tokens of whole seconds: the second (high half) and those that were left in it; 0 if none was
 /// ever taken.
 #[derive(Default)]
@@ -10,21 +13,31 @@ pub(crate) struct Pace(AtomicU64);
 impl Pace {
     /// How many there are.
     pub fn left(&self, now: u32, most: u32, per_second: u32) -> u32 {
-        let word = self.0.load(Relaxed);
-        let (then, left) = ((word >> 32) as u32, word as u32);
-        if word == 0 {
-            most
-        } else {
-            left.saturating_add(now.wrapping_sub(then).saturating_mul(per_second)).min(most)
-        }
+        Self::of(self.0.load(Relaxed), now, most, per_second)
     }
 
-    /// Takes a token, if there is one. To be called by the worker that owns the vnic's transmit
-    /// ring.
+    fn of(word: u64, now: u32, most: u32, per_second: u32) -> u32 {
+        let (then, left) = ((word >> 32) as u32, word as u32);
+        if word == 0 {
+            return most;
+        }
+        let passed = Self::later(then, now).wrapping_sub(then);
+        left.saturating_add(passed.saturating_mul(per_second)).min(most)
+    }
+
+    /// The later one of two seconds: a worker may have read the clock before another one did.
+    fn later(then: u32, now: u32) -> u32 {
+        if then.wrapping_sub(now) < LATE { then } else { now }
+    }
+
+    /// Takes a token, if there is one. Each is taken once, whichever workers ask.
     pub fn take(&self, now: u32, most: u32, per_second: u32) -> bool {
-        let Some(left) = self.left(now, most, per_second).checked_sub(1) else { return false };
-        self.0.store(u64::from(now) << 32 | u64::from(left), Relaxed);
-        true
+        let less = |word: u64| {
+            let left = Self::of(word, now, most, per_second).checked_sub(1)?;
+            let when = if word == 0 { now } else { Self::later((word >> 32) as u32, now) };
+            Some(u64::from(when) << 32 | u64::from(left))
+        };
+        self.0.fetch_update(Relaxed, Relaxed, less).is_ok()
     }
 
     /// The same, apart.

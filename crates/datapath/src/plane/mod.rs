@@ -350,7 +350,7 @@ impl Plane {
             bound: Bound::default(),
             driving: AtomicBool::new(false),
             announcing: Default::default(),
-            answered: AtomicU64::new(0),
+            answered: Default::default(),
             dhcp: Default::default(),
             discovery: Default::default(),
         })

@@ -30,7 +30,7 @@ use crate::{
         take::take,
         turn::{Turn, weight},
     },
-    world::snapshot::{Budgets, Vnic},
+    world::snapshot::Vnic,
 };
 
 drop_reasons! { 5;
@@ -486,7 +486,6 @@ fn flood<O: Outlet>(
     {
         cells.add(Counter::Flooded, floods as u64);
     }
-    let mut tokens = refill(sender);
     let open = away > 0
         || members.iter().any(|slot| {
             *slot != sender.place.slot
@@ -505,23 +504,16 @@ fn flood<O: Outlet>(
             let cost = if turn.is_first() { others } else { due }.saturating_mul(each);
             let reason = if others == 0 || (unknown && !open) {
                 nobody(meta.destination)
-            } else if let Some(crowd) = &sender.shared.crowd {
-                if of_crowd(crowd, meta.source, (cost, due.saturating_mul(each)), context) {
-                    continue;
-                }
-                FLOOD_LIMIT
-            } else if tokens < cost {
-                FLOOD_LIMIT
-            } else {
-                tokens -= due.saturating_mul(each);
+            } else if may_flood(context, meta.source, cost, due.saturating_mul(each)) {
                 continue;
+            } else {
+                FLOOD_LIMIT
             };
             meta.verdict = Verdict::Drop(reason, sender.place.slot);
             context.count_drop(sender, reason, frames, index);
             outlet.refused(None, reason, sender.place.slot);
         }
     }
-    sender.shared.floods.leave(tokens);
 
     for slot in turn.members(members) {
         let Some(receiver) =
@@ -561,20 +553,15 @@ fn flood<O: Outlet>(
     }
 }
 
-/// Whether a machine of another host may cause so many copies; takes those that are due.
+/// Whether the sender, or a machine behind the trunk, may cause so many copies. Takes those that are
+/// due.
 #[inline(never)]
-fn of_crowd(
-    crowd: &Budgets,
-    source: u64,
-    (needed, due): (u64, u64),
-    context: &Context<'_>,
-) -> bool {
-    crowd.floods.take(source.into(), context.now, |purse, parts| {
-        purse.spend(needed, due, FLOOD_RATE / u64::from(parts), FLOOD_BURST / u64::from(parts))
-    })
-}
-
-/// The copies a vnic may cause now. Only the worker that owns its transmit ring comes here.
-fn refill(sender: &Vnic) -> u64 {
-    sender.shared.floods.fill(FLOOD_RATE, FLOOD_BURST)
+fn may_flood(context: &Context<'_>, source: u64, needed: u64, due: u64) -> bool {
+    let shared = &context.sender.shared;
+    match &shared.crowd {
+        None => shared.floods.spend(needed, due, FLOOD_RATE, FLOOD_BURST),
+        Some(crowd) => crowd.floods.take(source.into(), context.now, |purse, parts| {
+            purse.spend(needed, due, FLOOD_RATE / u64::from(parts), FLOOD_BURST / u64::from(parts))
+        }),
+    }
 }

@@ -2,7 +2,7 @@
 //! complete: checksums are finished, and segments are cut, on the way from the guest's memory to
 //! the wire.
 
-use std::{net::IpAddr, sync::atomic::Ordering::Relaxed};
+use std::net::IpAddr;
 
 use arrayvec::ArrayVec;
 use butterfly_packet::{checksum::Sum, mac::Mac};
@@ -443,10 +443,11 @@ impl<O: Outlet> Sending<'_, '_, O> {
             tap.too_big(index, TOO_BIG);
         }
         let answers = &mut self.departures.answers;
-        let Some(answered) = one_more(sender, self.context.now).filter(|_| !answers.is_full())
-        else {
+        let pace = &sender.shared.answered;
+        let now = self.context.now;
+        if answers.is_full() || pace.left(now, ANSWERS_PER_SECOND, ANSWERS_PER_SECOND) == 0 {
             return;
-        };
+        }
         let mtu = self.tunnel.inner_mtu();
         let mut answer = [0u8; ANSWER];
         if let Some(len) = butterfly_packet::too_big::too_big(frames.head(index), mtu, &mut answer)
@@ -454,21 +455,11 @@ impl<O: Outlet> Sending<'_, '_, O> {
         {
             let mut kept = Answer::new();
             if kept.try_extend_from_slice(bytes).is_ok() && answers.try_push(kept).is_ok() {
-                // Only now: what gets no answer takes none from what does. The only worker that
-                // takes frames from it.
-                sender.shared.answered.store(answered, Relaxed);
+                // Only now: what gets no answer takes none from what does.
+                pace.take(now, ANSWERS_PER_SECOND, ANSWERS_PER_SECOND);
             }
         }
     }
-}
-
-/// What a vnic will have been answered in this second if it gets one more; `None` if it may not.
-fn one_more(vnic: &Vnic, now: u32) -> Option<u64> {
-    let n = match vnic.shared.answered.load(Relaxed) {
-        word if (word >> 32) as u32 == now => word as u32,
-        _ => 0,
-    };
-    (n < ANSWERS_PER_SECOND).then(|| u64::from(now) << 32 | u64::from(n + 1))
 }
 
 fn whole<'a>(head: &'a [u8], meta: &Meta, len: u32) -> Parts<'a> {

@@ -6,7 +6,7 @@ use std::{
     net::{IpAddr, Ipv4Addr},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, AtomicU64},
+        atomic::{AtomicBool, AtomicU32},
     },
 };
 
@@ -140,8 +140,8 @@ pub(crate) struct Shared {
     /// Its guest's driver uses both rings: the machine runs here, and nowhere else.
     pub driving: AtomicBool,
     pub announcing: Announcing,
-    /// Second (high half) and number of its frames that were answered "too big" in it.
-    pub answered: AtomicU64,
+    /// Its frames that may still be answered "too big".
+    pub answered: Pace,
     /// What its DHCP exchanges need to be remembered.
     pub dhcp: DhcpState,
     /// Messages of neighbour and listener discovery that it may send, by whom they are for.

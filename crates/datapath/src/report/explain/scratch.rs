@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
+    atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
 };
 
 use crate::engine::{budget::Budget, tap::Notes};
@@ -189,7 +189,6 @@ fn counts(shared: &VnicShared) -> Arc<VnicShared> {
         discovery,
         ..
     } = shared;
-    let same64 = |word: &AtomicU64| AtomicU64::new(word.load(Relaxed));
     Arc::new(VnicShared {
         port: port.clone(),
         counters: Counters::new(WORKER + 1),
@@ -210,7 +209,7 @@ fn counts(shared: &VnicShared) -> Arc<VnicShared> {
         bound: bound.copy(),
         driving: AtomicBool::new(driving.load(Relaxed)),
         announcing: Default::default(),
-        answered: same64(answered),
+        answered: answered.copy(),
         dhcp: dhcp.copy(),
         discovery: discovery.copy(Pace::copy),
     })
