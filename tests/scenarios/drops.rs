@@ -238,7 +238,7 @@ fn every_drop_is_told_with_its_packet_and_what_to_do() {
         // The page in the manual says the same, with placeholders where names and what is known of
         // the packet are.
         let section = client(&net, &format!("drops --explain {}", want.reason));
-        let general = want.remedy.replace(
+        let general = want.remedy.replace("(web)", "(`butterfly nic sg list NIC`)").replace(
             "sg rule add web --ip-proto tcp --port 443 --cidr 10.0.0.1/32",
             "sg rule add SG --ip-proto PROTO --port PORT --cidr SOURCE/32",
         );

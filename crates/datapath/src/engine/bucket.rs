@@ -60,20 +60,13 @@ pub(crate) struct Purse {
 }
 
 impl Purse {
-    /// Takes `due` tokens if there are as many as are needed: `rate` come per second, and at most
-    /// `burst` are kept.
-    pub fn spend(&self, needed: u64, due: u64, rate: u64, burst: u64) -> bool {
-        self.spend_at(cpu::tsc(), cpu::tsc_hz(), (needed, due), rate, burst)
+    /// Puts in what came since the last time: `rate` tokens per second, and at most `burst` are
+    /// kept.
+    pub fn fill(&self, rate: u64, burst: u64) {
+        self.fill_at(cpu::tsc(), cpu::tsc_hz(), rate, burst);
     }
 
-    fn spend_at(
-        &self,
-        now: u64,
-        hz: u64,
-        (needed, due): (u64, u64),
-        rate: u64,
-        burst: u64,
-    ) -> bool {
+    fn fill_at(&self, now: u64, hz: u64, rate: u64, burst: u64) {
         let filled = self.filled.load(Relaxed);
         let passed = now.saturating_sub(filled);
         let earned = u128::from(passed) * u128::from(rate) / u128::from(hz.max(1));
@@ -82,6 +75,11 @@ impl Purse {
             let more = |tokens: u64| Some(tokens.saturating_add(earned).min(burst));
             let _ = self.tokens.fetch_update(Relaxed, Relaxed, more);
         }
+    }
+
+    /// Takes `due` tokens if there are as many as are needed.
+    #[inline(always)]
+    pub fn spend(&self, needed: u64, due: u64) -> bool {
         let less = |tokens: u64| (tokens >= needed).then(|| tokens - due.min(tokens));
         self.tokens.fetch_update(Relaxed, Relaxed, less).is_ok()
     }
@@ -101,8 +99,9 @@ mod tests {
     #[test]
     fn what_is_needed_is_not_what_is_due() {
         let purse = Purse::default();
-        assert!(purse.spend(50, 20, 1000, 50) && !purse.spend(50, 20, 0, 50));
-        assert!(purse.spend(30, 30, 0, 50) && !purse.copy().spend(1, 1, 0, 50));
+        purse.fill(1000, 50);
+        assert!(purse.spend(50, 20) && !purse.spend(50, 20));
+        assert!(purse.spend(30, 30) && !purse.copy().spend(1, 1));
     }
 
     /// Workers that take at the same time: each token is taken once.
@@ -121,8 +120,9 @@ mod tests {
                         // A thousandth of a second passes in each round.
                         let now = HZ + round * (HZ / 1000);
                         own[0] += u64::from(bucket.take_at(|| now, HZ, 1000, 50));
-                        own[1] += u64::from(purse.spend_at(now, HZ, (1, 1), 1000, 50));
-                        own[2] += u64::from(pace.take(round as u32 / 100, 50, 10));
+                        purse.fill_at(now, HZ, 1000, 50);
+                        own[1] += u64::from(purse.spend(1, 1));
+                        own[2] += u64::from(pace.take(1 + round as u32 / 100, 50, 10));
                     }
                     let mut all = taken.lock().unwrap();
                     all.iter_mut().zip(own).for_each(|(all, own)| *all += own);

@@ -30,7 +30,7 @@ use crate::{
         take::take,
         turn::{Turn, weight},
     },
-    world::snapshot::Vnic,
+    world::snapshot::{Budgets, Vnic},
 };
 
 drop_reasons! { 5;
@@ -486,6 +486,11 @@ fn flood<O: Outlet>(
     {
         cells.add(Counter::Flooded, floods as u64);
     }
+    // Machines of other hosts have parts of their own.
+    let crowd = sender.shared.crowd.as_deref();
+    if crowd.is_none() {
+        sender.shared.floods.fill(FLOOD_RATE, FLOOD_BURST);
+    }
     let open = away > 0
         || members.iter().any(|slot| {
             *slot != sender.place.slot
@@ -504,7 +509,11 @@ fn flood<O: Outlet>(
             let cost = if turn.is_first() { others } else { due }.saturating_mul(each);
             let reason = if others == 0 || (unknown && !open) {
                 nobody(meta.destination)
-            } else if may_flood(context, meta.source, cost, due.saturating_mul(each)) {
+            } else if sender.shared.floods.spend(cost, due.saturating_mul(each))
+                || crowd.is_some_and(|crowd| {
+                    of_crowd(crowd, meta.source, (cost, due.saturating_mul(each)), context)
+                })
+            {
                 continue;
             } else {
                 FLOOD_LIMIT
@@ -553,15 +562,16 @@ fn flood<O: Outlet>(
     }
 }
 
-/// Whether the sender, or a machine behind the trunk, may cause so many copies. Takes those that are
-/// due.
+/// Whether a machine of another host may cause so many copies. Takes those that are due.
 #[inline(never)]
-fn may_flood(context: &Context<'_>, source: u64, needed: u64, due: u64) -> bool {
-    let shared = &context.sender.shared;
-    match &shared.crowd {
-        None => shared.floods.spend(needed, due, FLOOD_RATE, FLOOD_BURST),
-        Some(crowd) => crowd.floods.take(source.into(), context.now, |purse, parts| {
-            purse.spend(needed, due, FLOOD_RATE / u64::from(parts), FLOOD_BURST / u64::from(parts))
-        }),
-    }
+fn of_crowd(
+    crowd: &Budgets,
+    source: u64,
+    (needed, due): (u64, u64),
+    context: &Context<'_>,
+) -> bool {
+    crowd.floods.take(source.into(), context.now, |purse, parts| {
+        purse.fill(FLOOD_RATE / u64::from(parts), FLOOD_BURST / u64::from(parts));
+        purse.spend(needed, due)
+    })
 }
