@@ -140,6 +140,11 @@ impl Rule {
             == other.identity()
     }
 
+    /// The same rule with the ports of one that was declared without.
+    pub fn without_ports(&self) -> Rule {
+        Rule { port_start: 0, port_end: 0, ..self.clone() }
+    }
+
     /// What makes it this rule: direction, protocol, ports, block, group.
     pub fn identity(&self) -> String {
         let direction = match self.direction {

@@ -1,0 +1,215 @@
+//! The difference of two states, object by object, for people and programs.
+
+use crate::{
+    change::{Change, NicChange},
+    desired::Desired,
+    peers::TunnelPeer,
+    words::{difference, member_of, rule_of},
+};
+use butterfly_model::{Nic, SecurityGroup, canonical};
+use std::collections::{BTreeSet, HashSet};
+
+/// The kind of a declared object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Object {
+    /// A vnic.
+    Vnic,
+    /// A security group.
+    Group,
+    /// A tunnel endpoint of another host.
+    Peer,
+}
+
+/// The way in which an object differs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// It comes.
+    Added,
+    /// It changes; VMs stay attached.
+    Changed,
+    /// A vnic is made anew, which cuts its VM off.
+    Remade,
+    /// It goes.
+    Removed,
+}
+
+/// An object that is not the same in two states.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// Its kind.
+    pub object: Object,
+    /// Its name: the id of a vnic, the name of a group, the address of a peer.
+    pub name: String,
+    /// What happens to it.
+    pub what: What,
+    /// Details in words; empty if there are none.
+    pub text: String,
+}
+
+/// Lists the objects that differ between `old` and `new`: vnics, groups, peers, each in byte order
+/// of their names. `changes` is their [`plan`](crate::plan()): it knows which VMs are cut off.
+///
+/// ```
+/// # use butterfly_control::{Declaration, Desired, TunnelPeer, Unnamed, What, differences, plan};
+/// let peer = TunnelPeer::new("192.0.2.7".parse().unwrap(), None).unwrap();
+/// let file = Declaration { peers: vec![peer], ..Declaration::default() };
+/// let (old, new) = (Desired::default(), Desired::default().with(file, Unnamed::Stay).unwrap());
+/// let all = differences(&old, &new, &plan(&old, &new));
+/// assert_eq!((all[0].name.as_str(), all[0].what), ("192.0.2.7", What::Added));
+/// ```
+pub fn differences(old: &Desired, new: &Desired, changes: &[Change]) -> Vec<Difference> {
+    let mut all = vnics(old, new, changes);
+    all.extend(groups(old, new));
+    all.extend(peers(old, new));
+    all
+}
+
+fn vnics(old: &Desired, new: &Desired, changes: &[Change]) -> Vec<Difference> {
+    let removed: HashSet<&str> = changes
+        .iter()
+        .filter_map(|change| match change {
+            Change::RemoveVnic(id) => Some(id.as_str()),
+            _ => None,
+        })
+        .collect();
+    let ids: BTreeSet<&str> = old.vnics().iter().chain(new.vnics().iter()).map(id).collect();
+    let of = |id: &str| {
+        let (was, will) = (old.vnics().get(id), new.vnics().get(id));
+        let (what, text) = match (was, will) {
+            (None, Some(new)) => (What::Added, description(new)),
+            (Some(_), None) => (What::Removed, String::new()),
+            (Some(old), Some(new)) => match NicChange::between(old, new) {
+                NicChange::Recreate(_) => (What::Remade, changed(old, new)),
+                _ if removed.contains(id) => {
+                    let why = "gives way to another nic and comes again";
+                    let changed = changed(old, new);
+                    let text = [changed.as_str(), why];
+                    let text = text.into_iter().filter(|text| !text.is_empty());
+                    (What::Remade, text.collect::<Vec<_>>().join(", "))
+                }
+                NicChange::InPlace => (What::Changed, changed(old, new)),
+                NicChange::Nothing => return None,
+            },
+            (None, None) => return None,
+        };
+        Some(Difference { object: Object::Vnic, name: id.to_owned(), what, text })
+    };
+    ids.into_iter().filter_map(of).collect()
+}
+
+fn id(nic: &Nic) -> &str {
+    nic.id.as_str()
+}
+
+/// A vnic that comes.
+fn description(nic: &Nic) -> String {
+    let mut text = format!("MAC {}, VNI {}", nic.mac, nic.vni);
+    for (name, list) in [("ip", nic.ips.texts()), ("security groups", nic.security_groups.texts())]
+    {
+        if !list.is_empty() {
+            text.push_str(&format!(", {name} {}", list.join(" ")));
+        }
+    }
+    for (word, said) in [
+        ("antispoof", nic.ip_anti_spoof),
+        ("bypasses filtering", nic.bypass_filtering),
+        ("forwards", nic.forwards),
+        ("shares its addresses", nic.shared_ip),
+        ("is a router", nic.router),
+    ] {
+        if said {
+            text.push_str(&format!(", {word}"));
+        }
+    }
+    if let Some(target) = &nic.sniff_target {
+        text.push_str(&format!(", mirrors {target}"));
+    }
+    text
+}
+
+/// The properties of a vnic that change, those that make it anew first.
+fn changed(old: &Nic, new: &Nic) -> String {
+    let mut parts = Vec::new();
+    if old.vni != new.vni {
+        parts.push(format!("vni {} -> {}", old.vni, new.vni));
+    }
+    let said = difference(old, new);
+    if let NicChange::Recreate(reasons) = NicChange::between(old, new) {
+        let unsaid =
+            reasons.into_iter().filter(|reason| !matches!(*reason, "vni" | "mac" | "sniff target"));
+        parts.extend(unsaid.map(|reason| match (reason, old.kind.socket(), new.kind.socket()) {
+            ("path", Some(old), Some(new)) => format!("path {old} -> {new}"),
+            _ => reason.to_owned(),
+        }));
+    }
+    if !said.is_empty() {
+        parts.push(said);
+    }
+    parts.join(", ")
+}
+
+fn groups(old: &Desired, new: &Desired) -> Vec<Difference> {
+    let names: BTreeSet<_> = old.groups().keys().chain(new.groups().keys()).collect();
+    let of = |name: &_| {
+        let (what, text) = match (old.groups().get(name), new.groups().get(name)) {
+            (None, Some(new)) => {
+                let rules = counted(new.rules().len(), "rule");
+                (What::Added, format!("{rules}, {}", counted(new.members().len(), "member")))
+            }
+            (Some(_), None) => (What::Removed, String::new()),
+            (Some(old), Some(new)) if old != new => (What::Changed, edited(old, new)),
+            _ => return None,
+        };
+        Some(Difference { object: Object::Group, name: format!("{name}"), what, text })
+    };
+    names.into_iter().filter_map(of).collect()
+}
+
+fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+/// At most so many rules and members of a group are told.
+const TOLD: usize = 20;
+
+/// Rules and members of a group that come and go.
+fn edited(old: &SecurityGroup, new: &SecurityGroup) -> String {
+    let rules = |of: &SecurityGroup, other: &SecurityGroup, sign: char| -> Vec<String> {
+        let only = of.rules().filter(|rule| !other.has_rule(rule));
+        only.map(|rule| format!("{sign}{}", after_name(&rule_of("", rule)))).collect()
+    };
+    let members = |of: &SecurityGroup, other: &SecurityGroup, sign: char| -> Vec<String> {
+        let only = of.members().addresses().filter(|member| !other.members().contains(*member));
+        only.map(|member| format!("{sign}{}", after_name(&member_of("", member)))).collect()
+    };
+    let mut parts = rules(new, old, '+');
+    parts.extend(rules(old, new, '-'));
+    parts.extend(members(new, old, '+'));
+    parts.extend(members(old, new, '-'));
+    if parts.is_empty() {
+        return "members in another order".to_owned();
+    }
+    let more = parts.len().saturating_sub(TOLD);
+    parts.truncate(TOLD);
+    if more > 0 {
+        parts.push(format!("and {more} more"));
+    }
+    parts.join(", ")
+}
+
+fn after_name(text: &str) -> &str {
+    text.split_once(": ").map_or(text, |(_, rest)| rest)
+}
+
+fn peers(old: &Desired, new: &Desired) -> Vec<Difference> {
+    let row = |what, peer: TunnelPeer| Difference {
+        object: Object::Peer,
+        name: canonical(peer.address()),
+        what,
+        text: peer.vni().map_or("for all networks".into(), |vni| format!("for network {vni}")),
+    };
+    let gone = old.peers().iter().filter(|peer| !new.peers().contains(peer));
+    let come = new.peers().iter().filter(|peer| !old.peers().contains(peer));
+    let gone = gone.map(|peer| row(What::Removed, peer));
+    gone.chain(come.map(|peer| row(What::Added, peer))).collect()
+}

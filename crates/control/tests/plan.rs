@@ -1,0 +1,370 @@
+//! Plans between any two states, and what is true of every state.
+
+use butterfly_control::{
+    Change, Declaration, Desired, NicChange, Refused, TunnelPeer, Unnamed, differences, plan,
+};
+use butterfly_model::{
+    Cidr, Direction, GroupName, GroupNames, IpSet, Kind, Mac, Nic, NicId, Peer, Role, Rule,
+    SecurityGroup, SocketPath, TraceOptions, Vni,
+};
+use proptest::{collection::vec, prelude::*, sample::select};
+use std::{collections::BTreeSet, path::Path};
+
+/// So few ids, addresses, sockets and groups that they meet.
+fn any_vnic() -> impl Strategy<Value = Nic> {
+    let id = select(vec!["a", "b", "c", "d", "e", "f"]);
+    let mac = select(vec!["02:00:00:00:00:0a", "02:00:00:00:00:0A", "02:00:00:00:00:0b"]);
+    let socket = prop_oneof![
+        2 => Just(None),
+        3 => select(vec!["/p", "/q", "/r", "/s"]).prop_map(Some)
+    ];
+    let target = prop_oneof![3 => Just(None), 1 => select(vec!["a", "b", "x"]).prop_map(Some)];
+    let groups = select(vec![vec![], vec!["g"], vec!["h"], vec!["h", "g"], vec!["g", "k"]]);
+    let flags = (any::<bool>(), any::<bool>(), prop::bool::weighted(0.2));
+    (id, mac, 1..3u32, socket, target, groups, flags).prop_map(
+        |(id, mac, vni, socket, target, groups, (spoof, second, bypass))| Nic {
+            id: NicId::new(id).unwrap(),
+            mac: Mac::parse(mac).unwrap(),
+            vni: Vni::new(vni).unwrap(),
+            ips: IpSet::parse(["10.0.0.1", "10.0.0.2"].iter().take(1 + usize::from(second)))
+                .unwrap(),
+            security_groups: GroupNames::parse(groups).unwrap(),
+            ip_anti_spoof: spoof,
+            bypass_filtering: bypass,
+            forwards: false,
+            shared_ip: false,
+            router: false,
+            sniff_target: target.map(str::to_owned),
+            kind: match socket {
+                Some(path) => Kind::VhostUser {
+                    role: Role::Client,
+                    socket: SocketPath::new(Path::new(path)).unwrap(),
+                },
+                None => Kind::Tap { netns: None },
+            },
+            packet_trace: false,
+            packet_trace_path: None,
+            trace_options: TraceOptions::default(),
+        },
+    )
+}
+
+fn rule(direction: Direction, protocol: i32, ports: (Option<u32>, Option<u32>), of: &str) -> Rule {
+    let cidr = of.contains('.').then(|| Cidr::new(of, 24).unwrap());
+    let group = (!of.contains('.')).then(|| GroupName::new(of).unwrap());
+    Rule::new(direction, protocol, ports, cidr, group).unwrap()
+}
+
+fn any_rule() -> impl Strategy<Value = Rule> {
+    let of = select(vec!["10.0.0.7", "g", "h", "k"]);
+    let ports = select(vec![(6, (Some(1), Some(2))), (-1, (None, None)), (1, (Some(8), None))]);
+    (of, ports).prop_map(|(of, (protocol, ports))| rule(Direction::Inbound, protocol, ports, of))
+}
+
+fn any_group() -> impl Strategy<Value = SecurityGroup> {
+    let members = vec(select(vec!["10.0.0.1", "10.0.0.2", "::1"]), 0..4);
+    (select(vec!["g", "h", "k"]), members, vec(any_rule(), 0..4)).prop_map(
+        |(name, members, rules)| {
+            SecurityGroup::new(GroupName::new(name).unwrap(), members, rules).unwrap()
+        },
+    )
+}
+
+fn peer(address: &str, vni: Option<u32>) -> TunnelPeer {
+    TunnelPeer::new(address.parse().unwrap(), vni.map(|vni| Vni::new(vni).unwrap())).unwrap()
+}
+
+fn any_peer() -> impl Strategy<Value = TunnelPeer> {
+    (select(vec!["192.0.2.1", "192.0.2.2"]), select(vec![None, Some(1), Some(2)]))
+        .prop_map(|(address, vni)| peer(address, vni))
+}
+
+/// Any state: what came of declarations that were taken or refused one after the other.
+fn any_state() -> impl Strategy<Value = Desired> {
+    (vec(any_vnic(), 0..12), vec(any_group(), 0..4), vec(any_peer(), 0..4)).prop_map(
+        |(vnics, groups, peers)| {
+            let mut state = Desired::default();
+            let mut add = |declaration| {
+                if let Ok(next) = state.with(declaration, Unnamed::Stay) {
+                    state = next;
+                }
+            };
+            let one = |vnics, groups, peers| Declaration { vnics, groups, peers };
+            vnics.into_iter().for_each(|vnic| add(one(vec![vnic], vec![], vec![])));
+            groups.into_iter().for_each(|group| add(one(vec![], vec![group], vec![])));
+            peers.into_iter().for_each(|peer| add(one(vec![], vec![], vec![peer])));
+            state
+        },
+    )
+}
+
+fn any_change() -> impl Strategy<Value = Change> {
+    let name = || select(vec!["g", "h"]).prop_map(|name| GroupName::new(name).unwrap());
+    let member = || select(vec!["10.0.0.1", "::1"]).prop_map(|text| text.parse().unwrap());
+    let id = select(vec!["a", "b", "c"]).prop_map(|id| NicId::new(id).unwrap());
+    prop_oneof![
+        any_vnic().prop_map(|nic| Change::AddVnic(nic.into())),
+        any_vnic().prop_map(|nic| Change::ChangeVnic(nic.into())),
+        any_vnic().prop_map(|nic| Change::RemakeVnic(nic.into())),
+        id.prop_map(Change::RemoveVnic),
+        any_group().prop_map(Change::DeclareGroup),
+        name().prop_map(Change::RemoveGroup),
+        (name(), any_rule()).prop_map(|(name, rule)| Change::AddRule(name, rule)),
+        (name(), any_rule()).prop_map(|(name, rule)| Change::RemoveRule(name, rule)),
+        (name(), member()).prop_map(|(name, member)| Change::AddMember(name, member)),
+        (name(), member()).prop_map(|(name, member)| Change::RemoveMember(name, member)),
+        any_peer().prop_map(Change::NamePeer),
+        any_peer().prop_map(Change::UnnamePeer),
+    ]
+}
+
+/// Everything that is said of a state, in the order of declaration.
+fn said(state: &Desired) -> Declaration {
+    let mut vnics: Vec<Nic> = state.vnics().iter().cloned().collect();
+    vnics.sort_by_key(|nic| state.vnics().order(nic));
+    let groups = state.groups().values().cloned().collect();
+    Declaration { vnics, groups, peers: state.peers().iter().collect() }
+}
+
+/// The rules of the state, held against each pair of vnics.
+fn assert_valid(state: &Desired) {
+    for one in state.vnics().iter() {
+        for other in state.vnics().iter().filter(|other| other.id != one.id) {
+            let socket = one.kind.socket();
+            assert!(socket.is_none() || socket != other.kind.socket(), "{one:?} {other:?}");
+            if one.sniff_target.as_deref() == Some(other.id.as_str()) {
+                assert!(one.vni == other.vni && other.sniff_target.is_none(), "{one:?} {other:?}");
+            }
+        }
+        assert_ne!(one.sniff_target.as_deref(), Some(one.id.as_str()));
+        let line = state.vnics().sharing(one);
+        assert_eq!(line.contains(&&one.id), one.sniff_target.is_none());
+    }
+}
+
+/// Everything that each vnic may get and send: by what it is, its rules and the addresses that
+/// these mean.
+fn admitted(state: &Desired) -> BTreeSet<String> {
+    let mut all = BTreeSet::new();
+    for nic in state.vnics().iter() {
+        let who = format!(
+            "{} {:?} {} {:?} {} {}",
+            nic.id,
+            nic.mac.octets(),
+            nic.vni,
+            nic.ips,
+            nic.ip_anti_spoof,
+            nic.bypass_filtering
+        );
+        if nic.bypass_filtering {
+            all.insert(who);
+            continue;
+        }
+        let groups = nic.security_groups.names().iter();
+        for rule in groups.filter_map(|name| state.groups().get(name)).flat_map(|it| it.rules()) {
+            let what = format!("{:?} {:?} {:?}", rule.direction(), rule.protocol(), rule.ports());
+            match rule.peer() {
+                Peer::Cidr(cidr) => drop(all.insert(format!("{who} {what} {cidr}"))),
+                Peer::SecurityGroup(name) => {
+                    let members = state.groups().get(name).map(|group| group.members().texts());
+                    for member in members.into_iter().flatten() {
+                        all.insert(format!("{who} {what} {member}"));
+                    }
+                }
+            }
+        }
+    }
+    all
+}
+
+/// Makes the changes of a plan, each of which must be valid.
+fn carried_out(old: &Desired, changes: Vec<Change>, mut see: impl FnMut(&Desired)) -> Desired {
+    let mut state = old.clone();
+    for change in changes {
+        let told = format!("{change:?}");
+        let prepared = state.prepare(change).unwrap_or_else(|why| panic!("{told}: {why}"));
+        state.commit(prepared);
+        see(&state);
+    }
+    state
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn a_plan_leads_from_any_state_to_any_other(old in any_state(), new in any_state()) {
+        let may = &admitted(&old) | &admitted(&new);
+        let changes = plan(&old, &new);
+        let made = carried_out(&old, changes.clone(), |state| {
+            assert_valid(state);
+            let admitted = admitted(state);
+            assert!(admitted.is_subset(&may), "{:?}\nin {changes:#?}", &admitted - &may);
+        });
+        prop_assert_eq!(&made, &new);
+        prop_assert!(plan(&new, &made).is_empty());
+        prop_assert_eq!(differences(&old, &new, &changes).is_empty(), old == new);
+    }
+
+    #[test]
+    fn a_state_that_was_read_back_is_the_same(state in any_state(), other in any_state()) {
+        for unnamed in [Unnamed::Stay, Unnamed::Go] {
+            let again = state.with(said(&state), unnamed).unwrap();
+            prop_assert!(plan(&state, &again).is_empty(), "{:#?}", plan(&state, &again));
+            prop_assert_eq!(&again, &state);
+        }
+        let fresh = Desired::default().with(said(&state), Unnamed::Stay).unwrap();
+        prop_assert_eq!(&fresh, &state);
+        let pruned = other.with(said(&state), Unnamed::Go).unwrap();
+        prop_assert_eq!(pruned.vnics().len(), state.vnics().len());
+        prop_assert_eq!(pruned.groups(), state.groups());
+        prop_assert_eq!(pruned.peers(), state.peers());
+    }
+
+    #[test]
+    fn what_is_not_named_stays(old in any_state(), more in any_state()) {
+        let Ok(new) = old.with(said(&more), Unnamed::Stay) else { return Ok(()) };
+        for nic in old.vnics().iter().filter(|nic| more.vnics().get(nic.id.as_str()).is_none()) {
+            prop_assert_eq!(new.vnics().get(nic.id.as_str()), Some(nic));
+        }
+        let changes = plan(&old, &new);
+        // Nobody is cut off who need not be: only where vnics exchange what only one can have.
+        let gave_way = changes.iter().any(|change| matches!(change, Change::RemoveVnic(_)));
+        for change in changes.iter().filter(|_| !gave_way) {
+            if let Change::RemakeVnic(nic) = change {
+                let old = old.vnics().get(nic.id.as_str()).unwrap();
+                prop_assert!(matches!(NicChange::between(old, nic), NicChange::Recreate(_)));
+            }
+        }
+    }
+
+    #[test]
+    fn a_refused_change_leaves_the_state(
+        state in any_state(),
+        changes in vec(any_change(), 1..20),
+    ) {
+        let mut state = state;
+        for change in changes {
+            let before = state.clone();
+            match state.prepare(change) {
+                Ok(prepared) => {
+                    state.commit(prepared);
+                    assert_valid(&state);
+                    let changes = plan(&before, &state);
+                    prop_assert_eq!(&carried_out(&before, changes, |_| ()), &state);
+                }
+                Err(_) => prop_assert_eq!(&state, &before),
+            }
+        }
+    }
+}
+
+fn tap(id: &str, vni: u32) -> Nic {
+    Nic {
+        id: NicId::new(id).unwrap(),
+        mac: Mac::parse("02:00:00:00:00:0a").unwrap(),
+        vni: Vni::new(vni).unwrap(),
+        ips: IpSet::default(),
+        security_groups: GroupNames::default(),
+        ip_anti_spoof: false,
+        bypass_filtering: false,
+        forwards: false,
+        shared_ip: false,
+        router: false,
+        sniff_target: None,
+        kind: Kind::Tap { netns: None },
+        packet_trace: false,
+        packet_trace_path: None,
+        trace_options: TraceOptions::default(),
+    }
+}
+
+fn vnics(vnics: Vec<Nic>) -> Declaration {
+    Declaration { vnics, ..Declaration::default() }
+}
+
+#[test]
+fn an_invalid_state_cannot_be_made() {
+    let empty = Desired::default();
+    let refused = |nic: Nic| {
+        let by_change = empty.prepare(Change::AddVnic(nic.clone().into())).unwrap_err();
+        assert_eq!(empty.with(vnics(vec![nic]), Unnamed::Stay), Err(by_change.clone()));
+        by_change
+    };
+    let forwards = Nic { forwards: true, ..tap("a", 1) };
+    assert_eq!(refused(forwards.clone()), Refused::CannotForward("a".into()));
+    let bypasses = Nic { bypass_filtering: true, ..forwards };
+    assert!(empty.with(vnics(vec![bypasses]), Unnamed::Stay).is_ok());
+    let receiver = Kind::Bench(butterfly_model::Bench::IcmpReceiver);
+    let silent = Nic { kind: receiver, ..tap("a", 1) };
+    assert_eq!(refused(silent), Refused::BenchWithoutAddress);
+    let twice = empty.with(vnics(vec![tap("a", 1), tap("a", 2)]), Unnamed::Stay);
+    assert_eq!(twice, Err(Refused::NicTwice("a".into())));
+    let group = SecurityGroup::empty(GroupName::new("g").unwrap());
+    let groups = Declaration { groups: vec![group.clone(), group], ..Declaration::default() };
+    assert_eq!(empty.with(groups, Unnamed::Stay), Err(Refused::GroupTwice("g".into())));
+    let missing = empty.prepare(Change::RemoveVnic(NicId::new("a").unwrap()));
+    assert_eq!(missing.unwrap_err(), Refused::NicMissing("a".into()));
+}
+
+#[test]
+fn who_is_declared_keeps_its_place_and_others_come_in_order() {
+    let old = Desired::default().with(vnics(vec![tap("c", 1), tap("b", 1)]), Unnamed::Stay);
+    let file = vnics(["b", "z", "a", "c"].map(|id| tap(id, 1)).into());
+    let new = old.unwrap().with(file, Unnamed::Stay).unwrap();
+    let line: Vec<&str> = new.vnics().sharing(&tap("x", 1)).iter().map(|id| id.as_str()).collect();
+    assert_eq!(line, ["c", "b", "z", "a"]);
+}
+
+/// The addresses of two VMs are exchanged: each is in the other's way.
+#[test]
+fn sockets_are_exchanged() {
+    let client = |id: &str, path: &str| Nic {
+        kind: Kind::VhostUser {
+            role: Role::Client,
+            socket: SocketPath::new(Path::new(path)).unwrap(),
+        },
+        ..tap(id, 1)
+    };
+    let state = |a, b| {
+        let both = vnics(vec![client("a", a), client("b", b)]);
+        Desired::default().with(both, Unnamed::Stay).unwrap()
+    };
+    let (old, new) = (state("/p", "/q"), state("/q", "/p"));
+    let changes = plan(&old, &new);
+    let moved_on = plan(&old, &state("/q", "/r"));
+    assert_eq!(carried_out(&old, changes, assert_valid), new);
+    // The one in the way goes first, and nobody is removed.
+    let told: Vec<String> = moved_on
+        .iter()
+        .map(|change| match change {
+            Change::RemakeVnic(nic) => nic.id.as_str().to_owned(),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(told, ["b", "a"]);
+}
+
+/// A dump does not tell ports of protocols that have none.
+#[test]
+fn rules_whose_ports_are_not_echoed_are_meant_all() {
+    let name = || GroupName::new("g").unwrap();
+    let icmp = |ports| rule(Direction::Inbound, 1, ports, "10.0.0.7");
+    let state = |rules: Vec<Rule>| {
+        let group = SecurityGroup::new(name(), [""; 0], rules).unwrap();
+        Desired::default()
+            .with(Declaration { groups: vec![group], ..Declaration::default() }, Unnamed::Stay)
+            .unwrap()
+    };
+    let (one, two, none) = (icmp((Some(1), None)), icmp((Some(2), Some(3))), icmp((None, None)));
+    let file = |rules: Vec<Rule>| said(&state(rules));
+    for rules in
+        [vec![one.clone(), two.clone()], vec![one.clone(), none.clone()], vec![none.clone()]]
+    {
+        let old = state(rules);
+        assert_eq!(old.with(file(vec![none.clone()]), Unnamed::Go).unwrap(), old);
+    }
+    let old = state(vec![one.clone()]);
+    let new = old.with(file(vec![two.clone()]), Unnamed::Stay).unwrap();
+    assert_eq!(new, state(vec![two]), "said is said");
+}
