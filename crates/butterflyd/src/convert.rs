@@ -1,6 +1,7 @@
 //! Between messages of the API and the types of the model.
 
 use butterfly_api::{Failure, proto};
+use butterfly_control::{Refused, TunnelPeer};
 use butterfly_model::{
     Bench, Cidr, Direction, GroupName, GroupNameError, GroupNames, IpSet, Kind, Mac, Netns, Nic,
     NicId, NicUpdate, Peer, Protocol, Role, Rule, RuleError, SecurityGroup, SocketDir,
@@ -19,7 +20,7 @@ fn refused(description: &'static str) -> impl Fn(&dyn Display) -> Failure {
 pub fn nic(declared: &proto::Nic, directory: &SocketDir) -> Result<Nic, Failure> {
     let bad = refused("Bad NIC format");
     let id = NicId::new(declared.id()).map_err(|error| bad(&error))?;
-    let nic = Nic {
+    Ok(Nic {
         mac: Mac::parse(declared.mac()).map_err(|error| bad(&error))?,
         vni: Vni::new(declared.vni()).map_err(|error| bad(&error))?,
         ips: IpSet::parse(&declared.ip).map_err(|error| bad(&error))?,
@@ -40,42 +41,20 @@ pub fn nic(declared: &proto::Nic, directory: &SocketDir) -> Result<Nic, Failure>
             .transpose()?
             .unwrap_or_default(),
         id,
-    };
-    can_ping(&nic)?;
-    Ok(nic)
+    })
 }
 
-/// Checks that a vnic that is to pass on packets of others may: a filtered one sends from its own
-/// addresses only.
-pub fn can_forward(nic: &Nic) -> Result<(), Failure> {
-    if !nic.forwards || nic.bypass_filtering {
-        return Ok(());
-    }
-    let why = format!(
-        "NIC {} is filtered and sends from its own addresses only: it cannot forward",
-        nic.id.as_str()
-    );
-    let help =
-        "declare it anew with both: butterfly nic add --id NIC ... --bypass-filtering --forwards";
-    Err(Failure::new(why).with_help(help))
-}
-
-/// Checks that what is behind a vnic of type BENCH can do something with the vnic's addresses.
-pub fn can_ping(nic: &Nic) -> Result<(), Failure> {
-    let Kind::Bench(bench) = &nic.kind else { return Ok(()) };
-    let incomplete = refused("Internal error");
-    let Some(own) = nic.ips.addresses().next() else {
-        return Err(incomplete(
-            &"a nic of type BENCH needs an ip: what it sends from, or answers for",
-        ));
-    };
-    match bench {
-        Bench::IcmpSender { ip, .. } if ip.is_ipv4() != own.is_ipv4() => {
-            Err(incomplete(&format_args!(
-                "the first ip of the nic, {own}, and its dip, {ip}, are of different address families: nic add with another dip makes it anew"
-            )))
+/// Why the desired state cannot be so, in the texts of the protocol.
+pub fn refusal(why: Refused) -> Failure {
+    let text = why.to_string();
+    match why {
+        Refused::BenchWithoutAddress | Refused::BenchFamily { .. } => {
+            Failure::new("Internal error").with_help(text)
         }
-        _ => Ok(()),
+        Refused::CannotForward(_) => Failure::new(text).with_help(
+            "declare it anew with both: butterfly nic add --id NIC ... --bypass-filtering --forwards",
+        ),
+        _ => Failure::new(text),
     }
 }
 
@@ -270,6 +249,17 @@ pub fn group_name(name: &str) -> Result<GroupName, Failure> {
 /// Checks an address that is a member, or one end of a session.
 pub fn member(text: &str) -> Result<IpAddr, Failure> {
     parse_ip(text).map_err(|error| refused("Bad IP format")(&error))
+}
+
+/// Checks the number of a network.
+pub fn network(vni: u32) -> Result<Vni, Failure> {
+    Vni::new(vni).map_err(|error| Failure::new(error.to_string()))
+}
+
+/// Checks a tunnel endpoint, and the network that it is named for.
+pub fn peer(peer: &proto::TunnelPeer) -> Result<TunnelPeer, Failure> {
+    let (address, vni) = (member(peer.address())?, peer.vni.map(network).transpose()?);
+    TunnelPeer::new(address, vni).map_err(refusal)
 }
 
 /// A security group as it is echoed.

@@ -1,9 +1,9 @@
 //! What the daemon needs from a data path.
 
 use butterfly_datapath::{
-    AddError, DropReport, Explanation, FdbRow, GroupChange, NoAnswer, Peers, Question,
-    SessionFilter, SessionRow, SessionTable, Switch, TunnelError, TunnelReport, UplinkReport,
-    VnicPolicy, VnicReport, VnicSpec, WorkerReport,
+    AddError, DropReport, Explanation, FdbRow, GroupChange, NoAnswer, Question, SessionFilter,
+    SessionRow, SessionTable, Switch, TunnelError, TunnelReport, UplinkReport, VnicPolicy,
+    VnicReport, VnicSpec, WorkerReport,
 };
 use butterfly_model::{GroupName, Rule, Vni};
 use std::{net::IpAddr, sync::Arc};
@@ -76,9 +76,6 @@ pub trait Dataplane {
 
     /// The largest IP packet of a virtual machine that reaches other hosts, if there is an uplink.
     fn inner_mtu(&self) -> Option<u32>;
-
-    /// The peers that were named.
-    fn peers(&self) -> Peers;
 
     /// Names a peer for one network or for all. Says whether it was not named before.
     fn add_peer(&mut self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError>;
@@ -173,10 +170,6 @@ impl Dataplane for Arc<Switch> {
 
     fn inner_mtu(&self) -> Option<u32> {
         Switch::inner_mtu(self)
-    }
-
-    fn peers(&self) -> Peers {
-        Switch::peers(self)
     }
 
     fn add_peer(&mut self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError> {

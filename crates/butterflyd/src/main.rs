@@ -22,7 +22,6 @@ mod mtu;
 mod notify;
 mod options;
 mod recorder;
-mod registry;
 mod run;
 mod signals;
 mod timeouts;

@@ -9,7 +9,6 @@ use crate::{
     limits, listen, log, metrics, mtu,
     notify::{self, Notify},
     recorder::Recorder,
-    registry::Registry,
     signals::Stop,
     watchdog::{Turns, Watchdog, turn},
 };
@@ -17,11 +16,12 @@ use butterfly_api::{
     Envelope,
     server::{CutClient, Server},
 };
+use butterfly_control::{Declaration, Desired, Refused, TunnelPeer, Unnamed};
 use butterfly_datapath::{Switch, SwitchConfig, TunnelSpec, UplinkReport, UplinkSpec};
 use butterfly_model::{SocketDir, libstdcxx_hash};
 use std::{
-    collections::BTreeMap,
     io::Write,
+    net::IpAddr,
     os::{fd::AsFd, unix::ffi::OsStrExt},
     path::Path,
     sync::Arc,
@@ -135,6 +135,7 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     ));
 
     let start_date = seconds_since_epoch(SystemTime::now());
+    let desired = declared(&named)?;
     for peer in named {
         events.note(Note::new(
             Kind::PeerNamed,
@@ -145,8 +146,7 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     let turns = Turns::default();
     let mut envelope = Envelope::new(Daemon {
         dataplane: switch.clone(),
-        nics: Registry::default(),
-        groups: BTreeMap::new(),
+        desired,
         socket_dir: SocketDir::new(config.socket_dir),
         ip: config.ip,
         announcer,
@@ -210,6 +210,12 @@ pub fn run(mut config: Config) -> Result<(), Box<dyn std::error::Error>> {
     drop(daemon);
     writer.finish();
     Ok(served?)
+}
+
+/// The state that the configuration declares: these peers, for all networks.
+fn declared(peers: &[IpAddr]) -> Result<Desired, Refused> {
+    let peers = peers.iter().map(|peer| TunnelPeer::new(*peer, None)).collect::<Result<_, _>>()?;
+    Desired::default().with(Declaration { peers, ..Declaration::default() }, Unnamed::Stay)
 }
 
 /// Says which client was cut, and why.

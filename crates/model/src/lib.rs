@@ -2,12 +2,11 @@
 //!
 //! Whatever comes from the API or a file passes through a constructor here once; afterwards nobody
 //! checks again. The types also know how a declaration is echoed (texts and orders that clients
-//! rely on) and what has to happen when one replaces another ([`NicChange`]). No I/O.
+//! rely on). No I/O.
 
 #![forbid(unsafe_code)]
 
 mod address;
-mod change;
 mod cidr;
 mod hash;
 mod mac;
@@ -20,7 +19,6 @@ mod socket;
 mod vni;
 
 pub use address::{AddressError, IpSet, canonical, parse_ip};
-pub use change::NicChange;
 pub use cidr::{Cidr, CidrError};
 pub use hash::libstdcxx_hash;
 pub use mac::{Mac, MacError};

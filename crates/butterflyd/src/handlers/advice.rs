@@ -108,7 +108,7 @@ impl<'a, D: Dataplane> Adviser<'a, D> {
     /// A remedy with the words of a packet that was dropped at the expense of the vnic `charged`.
     pub(super) fn advice(&mut self, remedy: &str, frame: &[u8], charged: &str) -> String {
         let Some(flow) = Flow::of(frame) else { return remedy.to_owned() };
-        let nic = self.daemon.nics.get(charged);
+        let nic = self.daemon.desired.vnics().get(charged);
         let remedy = match (nic, remedy.strip_prefix(NEEDS)) {
             (Some(nic), Some(rule)) => {
                 let direction = match rule.contains(SOURCE) {
@@ -161,11 +161,15 @@ impl<'a, D: Dataplane> Adviser<'a, D> {
         let daemon = self.daemon;
         let peer = flow.peer(direction);
         let is_member = |name: &GroupName| {
-            daemon.groups.get(name.as_str()).is_some_and(|group| group.members().contains(peer))
+            daemon
+                .desired
+                .groups()
+                .get(name.as_str())
+                .is_some_and(|group| group.members().contains(peer))
         };
         let own = nic.security_groups.names();
         let (mine, others): (Vec<_>, Vec<_>) =
-            daemon.groups.values().partition(|group| own.contains(group.name()));
+            daemon.desired.groups().values().partition(|group| own.contains(group.name()));
         for (group, is_mine) in mine
             .into_iter()
             .map(|group| (group, true))
@@ -199,7 +203,8 @@ impl<'a, D: Dataplane> Adviser<'a, D> {
     /// The group that a rule for a vnic goes into: one that is there, if any is.
     fn group_for_a_rule(&self, nic: &'a Nic) -> Option<&'a str> {
         let names = nic.security_groups.names();
-        let there = names.iter().find(|name| self.daemon.groups.contains_key(name.as_str()));
+        let there =
+            names.iter().find(|name| self.daemon.desired.groups().contains_key(name.as_str()));
         there.or(names.first()).map(GroupName::as_str)
     }
 }

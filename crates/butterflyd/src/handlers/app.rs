@@ -23,7 +23,7 @@ impl<D: Dataplane> Daemon<D> {
             start_date: Some(self.start_date),
             current_date: Some(seconds_since_epoch(SystemTime::now())),
             request_counter: Some(context.request_counter),
-            graph_dot: Some(graph::dot(self.ip, port, recorded, self.nics.iter())),
+            graph_dot: Some(graph::dot(self.ip, port, recorded, self.desired.vnics().iter())),
             ..Default::default()
         };
         Ok(Response { app_status: MessageField::some(status), ..Default::default() })
@@ -37,8 +37,8 @@ impl<D: Dataplane> Daemon<D> {
             start_date: Some(self.start_date),
             current_date: Some(seconds_since_epoch(SystemTime::now())),
             request_counter: Some(context.request_counter),
-            nics: count(self.nics.len()),
-            security_groups: count(self.groups.len()),
+            nics: count(self.desired.vnics().len()),
+            security_groups: count(self.desired.groups().len()),
             open_endpoint: self.open_endpoint.clone(),
             ..Default::default()
         };

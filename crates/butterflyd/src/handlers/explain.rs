@@ -39,7 +39,7 @@ impl<D: Dataplane> Daemon<D> {
     /// The answer about a vnic that nothing reaches, as another one has its MAC address.
     fn never_sent(&self, why: &NoAnswer) -> Option<Response> {
         let NoAnswer::Waits(id, having) = why else { return None };
-        let nic = self.nics.get(id)?;
+        let nic = self.desired.vnics().get(id)?;
         let remedy =
             format!("`butterfly nic del {having}`, or give one of the two another MAC address");
         let step = explain_walk::Step {

@@ -15,9 +15,9 @@ const MOST: usize = 1000;
 impl<D: Dataplane> Daemon<D> {
     /// The vnic `id`; else a failure that names the closest one.
     pub(super) fn declared(&self, id: &str) -> Result<&Nic, Failure> {
-        self.nics
-            .get(id)
-            .ok_or_else(|| suggest(unknown(id), id, self.nics.iter().map(|nic| nic.id.as_str())))
+        self.desired.vnics().get(id).ok_or_else(|| {
+            suggest(unknown(id), id, self.desired.vnics().iter().map(|nic| nic.id.as_str()))
+        })
     }
 }
 

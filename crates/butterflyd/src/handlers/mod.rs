@@ -2,6 +2,7 @@
 
 mod advice;
 mod app;
+mod change;
 mod drops;
 mod event;
 mod explain;
@@ -24,20 +25,18 @@ use crate::{
     events::{Events, Kind, Note, Origin},
     log::LogLevel,
     recorder::Recorder,
-    registry::Registry,
     watchdog::Turns,
 };
 use butterfly_api::{Action, Answer, Context, Handler};
-use butterfly_model::{GroupName, SecurityGroup, SocketDir};
-use std::{collections::BTreeMap, net::IpAddr};
+use butterfly_control::Desired;
+use butterfly_model::SocketDir;
+use std::net::IpAddr;
 
 /// What the daemon knows and may change.
 pub struct Daemon<D> {
     pub dataplane: D,
-    pub nics: Registry,
-    /// The security groups that exist, in byte order of their names. Vnics and rules may name
-    /// others.
-    pub groups: BTreeMap<GroupName, SecurityGroup>,
+    /// Everything that was declared.
+    pub desired: Desired,
     pub socket_dir: SocketDir,
     /// The VXLAN endpoint.
     pub ip: IpAddr,

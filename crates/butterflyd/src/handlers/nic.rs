@@ -1,6 +1,6 @@
 //! Requests that change vnics, and those that echo what was declared.
 
-use super::{Daemon, record::difference};
+use super::Daemon;
 use crate::{
     convert,
     dataplane::Dataplane,
@@ -12,20 +12,20 @@ use butterfly_api::{
     Answer, Failure,
     proto::{self, FwData, NicAddRes, NicExportRes, Response},
 };
+use butterfly_control::{Change, Desired, NicChange, difference};
 use butterfly_datapath::{AddError, Front, GuestReport, Mac, Machine, VnicPolicy, VnicSpec};
-use butterfly_model::{Bench, Kind, Netns, Nic, NicChange, NicId, Role};
+use butterfly_model::{Bench, Kind, Netns, Nic, NicId, Role};
 use protobuf::MessageField;
 use tracing::{error, info, warn};
 
 impl<D: Dataplane> Daemon<D> {
     pub(super) fn nic_add(&mut self, declared: &proto::Nic) -> Answer {
         let mut nic = convert::nic(declared, &self.socket_dir)?;
-        convert::can_forward(&nic)?;
         if declared.packet_trace.is_none() {
             nic.packet_trace = self.recorder.by_default();
         }
         let id = nic.id.as_str().to_owned();
-        let change = self.nics.get(&id).map(|old| match NicChange::between(old, &nic) {
+        let change = self.desired.vnics().get(&id).map(|old| match NicChange::between(old, &nic) {
             // Whoever declares it wants it to work.
             change if self.guest_is_gone(&id) => gone_with(change, "interface, which was gone"),
             change if self.dataplane.socket_is_gone(&id) => {
@@ -43,35 +43,9 @@ impl<D: Dataplane> Daemon<D> {
                 self.recreate(nic, &reasons)?;
                 remade = reasons.into_iter().map(str::to_owned).collect();
             }
-            None => {
-                self.nics.check(&nic).map_err(|conflict| Failure::new(conflict.to_string()))?;
-                let room = limits::room_beside(self.nics.len());
-                room.map_err(|none| Failure::new(none.to_string()).with_help(none.help()))?;
-                let recording = self.recorder.prepare_or_go_without(&nic)?;
-                let made = self.make(&nic);
-                made.map_err(|why| self.not_made(why, &nic.kind))?;
-                self.recorder.commit(nic.id.as_str(), recording);
-                let what = self.other_side(&nic);
-                let rights = rights(&nic);
-                self.tell_nic(
-                    EventKind::NicAdded,
-                    &nic,
-                    format!("made: MAC {}, VNI {}, {what}{rights}", nic.mac, nic.vni),
-                );
-                self.tell_of_recording(&nic);
-                if let Some(why) = nic.mac.no_station() {
-                    let text = format!(
-                        "has the MAC address {}: {why}, so that nothing can be sent to it alone",
-                        nic.mac
-                    );
-                    warn!(NIC = id, VNI = nic.vni.number(), "nic {id} {text}");
-                }
-                let waited = self.waiting_beside(&nic);
-                self.nics.insert(nic.clone());
-                self.tell_of_turns(&nic, &waited);
-            }
+            None => self.add(nic)?,
         }
-        let path = self.nics.get(&id).and_then(|nic| self.path(nic));
+        let path = self.desired.vnics().get(&id).and_then(|nic| self.path(nic));
         // The original prints a null pointer for what has none.
         let result = NicAddRes {
             path: path.or_else(|| Some("(nil)".to_owned())),
@@ -83,10 +57,8 @@ impl<D: Dataplane> Daemon<D> {
 
     pub(super) fn nic_update(&mut self, request: &proto::NicUpdateReq) -> Answer {
         let update = convert::nic_update(request)?;
-        let old = self.nics.get(request.id()).ok_or_else(|| unknown(request.id()))?;
+        let old = self.desired.vnics().get(request.id()).ok_or_else(|| unknown(request.id()))?;
         let new = old.updated(update);
-        convert::can_ping(&new)?;
-        convert::can_forward(&new)?;
         // Only whoever asks for a file is refused where there is none.
         let about_file = request.packet_trace.is_some()
             || request.packet_trace_path.is_some()
@@ -103,31 +75,27 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     pub(super) fn nic_del(&mut self, id: &str) -> Answer {
-        let waited = self.nics.get(id).map(|nic| self.waiting_beside(nic)).unwrap_or_default();
-        match self.nics.remove(id) {
-            Some(nic) => {
-                self.dataplane.remove_vnic(id);
-                self.announcer.forget(id);
-                self.recorder.forget(id);
-                self.tell_nic(EventKind::NicRemoved, &nic, "deleted".to_owned());
-                self.tell_of_turns(&nic, &waited);
-            }
+        match self.desired.vnics().get(id).map(|nic| nic.id.clone()) {
+            Some(id) => self.remove(&id)?,
             None => warn!(NIC = id, "nic {id:?} does not exist and is deleted all the same"),
         }
         Ok(Response::new())
     }
 
     pub(super) fn nic_list(&self) -> Answer {
-        let ids = self.nics.iter().map(|nic| nic.id.as_str().to_owned());
+        let ids = self.desired.vnics().iter().map(|nic| nic.id.as_str().to_owned());
         Ok(Response { nic_list: ids.collect(), ..Default::default() })
     }
 
     pub(super) fn nic_details(&self, id: &str) -> Answer {
         let nic_details = if id.is_empty() {
-            self.nics.iter().map(|nic| self.details(nic)).collect()
+            self.desired.vnics().iter().map(|nic| self.details(nic)).collect()
         } else {
-            let nic =
-                self.nics.get(id).ok_or_else(|| Failure::new(format!("NIC: {id} not found")))?;
+            let nic = self
+                .desired
+                .vnics()
+                .get(id)
+                .ok_or_else(|| Failure::new(format!("NIC: {id} not found")))?;
             vec![self.details(nic)]
         };
         Ok(Response { nic_details, ..Default::default() })
@@ -136,7 +104,7 @@ impl<D: Dataplane> Daemon<D> {
     /// The protocol has it, and its data has always been empty. The machine is about to leave for
     /// another host.
     pub(super) fn nic_export(&self, id: &str) -> Answer {
-        self.nics.get(id).ok_or_else(|| unknown(id))?;
+        self.desired.vnics().get(id).ok_or_else(|| unknown(id))?;
         self.dataplane.export_vnic(id);
         let data = FwData { data: Some(Vec::new()), ..Default::default() };
         let result = NicExportRes { fw_data: MessageField::some(data), ..Default::default() };
@@ -145,13 +113,59 @@ impl<D: Dataplane> Daemon<D> {
 
     /// Removes all vnics, as when the daemon stops.
     pub fn remove_all(&mut self) {
-        let ids: Vec<_> = self.nics.iter().map(|nic| nic.id.clone()).collect();
-        for id in ids {
-            self.nics.remove(id.as_str());
-            self.dataplane.remove_vnic(id.as_str());
-            self.announcer.forget(id.as_str());
-            self.recorder.forget(id.as_str());
+        for nic in self.desired.vnics().iter() {
+            let id = nic.id.as_str();
+            self.dataplane.remove_vnic(id);
+            self.announcer.forget(id);
+            self.recorder.forget(id);
         }
+        self.desired = Desired::default();
+    }
+
+    /// Makes a vnic that is not there.
+    pub(super) fn add(&mut self, nic: Nic) -> Result<(), Failure> {
+        let prepared = self.prepare(Change::AddVnic(nic.clone().into()))?;
+        let room = limits::room_beside(self.desired.vnics().len());
+        room.map_err(|none| Failure::new(none.to_string()).with_help(none.help()))?;
+        let recording = self.recorder.prepare_or_go_without(&nic)?;
+        let made = self.make(&nic);
+        made.map_err(|why| self.not_made(why, &nic.kind))?;
+        let id = nic.id.as_str();
+        self.recorder.commit(id, recording);
+        let (what, rights) = (self.other_side(&nic), rights(&nic));
+        self.tell_nic(
+            EventKind::NicAdded,
+            &nic,
+            format!("made: MAC {}, VNI {}, {what}{rights}", nic.mac, nic.vni),
+        );
+        self.tell_of_recording(&nic);
+        if let Some(why) = nic.mac.no_station() {
+            let text = format!(
+                "has the MAC address {}: {why}, so that nothing can be sent to it alone",
+                nic.mac
+            );
+            warn!(NIC = id, VNI = nic.vni.number(), "nic {id} {text}");
+        }
+        let waited = self.waiting_beside(&nic);
+        self.desired.commit(prepared);
+        self.tell_of_turns(&nic, &waited);
+        Ok(())
+    }
+
+    /// Deletes a vnic.
+    pub(super) fn remove(&mut self, id: &NicId) -> Result<(), Failure> {
+        let prepared = self.prepare(Change::RemoveVnic(id.clone()))?;
+        let nic = self.desired.vnics().get(id.as_str()).cloned();
+        let waited = nic.as_ref().map(|nic| self.waiting_beside(nic)).unwrap_or_default();
+        self.desired.commit(prepared);
+        self.dataplane.remove_vnic(id.as_str());
+        self.announcer.forget(id.as_str());
+        self.recorder.forget(id.as_str());
+        if let Some(nic) = nic {
+            self.tell_nic(EventKind::NicRemoved, &nic, "deleted".to_owned());
+            self.tell_of_turns(&nic, &waited);
+        }
+        Ok(())
     }
 
     /// Makes a vnic in the data path.
@@ -181,7 +195,7 @@ impl<D: Dataplane> Daemon<D> {
             front: front(&nic.kind),
             policy: policy(nic),
             sniff_target: nic.sniff_target.clone(),
-            order: self.nics.order(nic),
+            order: self.desired.vnics().order(nic),
         }
     }
 
@@ -192,8 +206,12 @@ impl<D: Dataplane> Daemon<D> {
 
     /// From 1, among those that wait for the MAC address of a vnic.
     fn place_in_line(&self, nic: &Nic) -> Option<u32> {
-        let mut waiting =
-            self.nics.sharing(nic).into_iter().filter(|id| self.waits_for(id.as_str()).is_some());
+        let mut waiting = self
+            .desired
+            .vnics()
+            .sharing(nic)
+            .into_iter()
+            .filter(|id| self.waits_for(id.as_str()).is_some());
         waiting.position(|id| *id == nic.id).map(|place| place as u32 + 1)
     }
 
@@ -204,12 +222,12 @@ impl<D: Dataplane> Daemon<D> {
 
     /// Those that wait for the MAC address of a vnic, itself among them if it is there.
     fn waiting_beside(&self, nic: &Nic) -> Vec<NicId> {
-        let sharing = self.nics.sharing(nic);
+        let sharing = self.desired.vnics().sharing(nic);
         // Of most vnics nobody else has the address, and those who bypass filters share it.
         let several = sharing.iter().any(|id| **id != nic.id);
-        let filtered = sharing
-            .iter()
-            .any(|id| self.nics.get(id.as_str()).is_some_and(|nic| !nic.bypass_filtering));
+        let filtered = sharing.iter().any(|id| {
+            self.desired.vnics().get(id.as_str()).is_some_and(|nic| !nic.bypass_filtering)
+        });
         sharing
             .into_iter()
             .filter(|_| several && filtered)
@@ -224,7 +242,7 @@ impl<D: Dataplane> Daemon<D> {
         let waiting = self.waiting_beside(nic);
         for id in waiting.iter().filter(|id| !waited.contains(id)) {
             if let (Some(nic), Some(owner)) =
-                (self.nics.get(id.as_str()).cloned(), self.waits_for(id.as_str()))
+                (self.desired.vnics().get(id.as_str()).cloned(), self.waits_for(id.as_str()))
             {
                 let text = format!(
                     "waits for its MAC address {}, which nic {owner} of VNI {} has: it gets nothing and may send nothing until that one is gone",
@@ -239,7 +257,7 @@ impl<D: Dataplane> Daemon<D> {
             .filter(|id| !waiting.contains(id) && self.waits_for(id.as_str()).is_none())
             .collect::<Vec<_>>()
         {
-            if let Some(nic) = self.nics.get(id.as_str()).cloned() {
+            if let Some(nic) = self.desired.vnics().get(id.as_str()).cloned() {
                 self.tell_nic(
                     EventKind::NicTookOver,
                     &nic,
@@ -308,17 +326,17 @@ impl<D: Dataplane> Daemon<D> {
         }
     }
 
-    fn change_in_place(
+    pub(super) fn change_in_place(
         &mut self,
         new: Nic,
         prepare: fn(&Recorder, &Nic) -> Result<Prepared, Failure>,
     ) -> Result<(), Failure> {
         let id = new.id.as_str();
-        self.nics.check(&new).map_err(|conflict| Failure::new(conflict.to_string()))?;
+        let prepared = self.prepare(Change::ChangeVnic(new.clone().into()))?;
         let recording = prepare(&self.recorder, &new)?;
         let waited = self.waiting_beside(&new);
         let told = self.recorder.without(id);
-        let old = self.nics.get(id);
+        let old = self.desired.vnics().get(id);
         if !old.is_some_and(|old| policy(old) == policy(&new)) {
             self.dataplane.update_vnic(id, policy(&new)).map_err(refusal)?;
         }
@@ -334,20 +352,20 @@ impl<D: Dataplane> Daemon<D> {
         if self.recorder.without(id) != told {
             self.tell_of_recording(&new);
         }
-        self.nics.insert(new.clone());
+        self.desired.commit(prepared);
         self.tell_of_turns(&new, &waited);
         Ok(())
     }
 
-    fn recreate(&mut self, new: Nic, reasons: &[&str]) -> Result<(), Failure> {
-        self.nics.check(&new).map_err(|conflict| Failure::new(conflict.to_string()))?;
+    pub(super) fn recreate(&mut self, new: Nic, reasons: &[&str]) -> Result<(), Failure> {
+        let prepared = self.prepare(Change::RemakeVnic(new.clone().into()))?;
         let id = new.id.as_str();
         let recording = self.recorder.prepare_or_go_without(&new)?;
         // What may be refused is tried before anything is cut.
         self.dataplane
             .may_replace(&self.spec(&new))
             .map_err(|why| self.not_made(why, &new.kind))?;
-        let old = self.nics.get(id).cloned();
+        let old = self.desired.vnics().get(id).cloned();
         // It may have another address from now on: those that wait for the old one have it, and of
         // the new one it may wait itself.
         let waited = [old.as_ref(), Some(&new)]
@@ -367,7 +385,7 @@ impl<D: Dataplane> Daemon<D> {
             );
             self.recorder.commit(id, recording);
             self.tell_of_recording(&new);
-            self.nics.insert(new.clone());
+            self.desired.commit(prepared);
             let [beside_old, beside_new] = waited;
             match old.filter(|old| (old.vni, old.mac.octets()) != (new.vni, new.mac.octets())) {
                 Some(old) => {
@@ -387,7 +405,9 @@ impl<D: Dataplane> Daemon<D> {
                 let text = format!("could be neither changed nor restored: {why}");
                 error!(NIC = id, VNI = new.vni.number(), "nic {id} {text}");
                 self.note_nic(EventKind::NicRemoved, &new, text);
-                self.nics.remove(id);
+                if let Ok(gone) = self.desired.prepare(Change::RemoveVnic(new.id.clone())) {
+                    self.desired.commit(gone);
+                }
                 self.recorder.forget(id);
                 if let (Some(old), [beside_old, _]) = (&old, &waited) {
                     self.tell_of_turns(old, beside_old);

@@ -6,8 +6,7 @@ use crate::{
     events::{Kind, Note},
 };
 use butterfly_api::{Action, Failure};
-use butterfly_model::{Direction, Nic, Peer, Protocol, Rule, canonical};
-use std::net::IpAddr;
+use butterfly_model::Nic;
 use tracing::info;
 
 impl<D: Dataplane> Daemon<D> {
@@ -50,7 +49,7 @@ impl<D: Dataplane> Daemon<D> {
         } else {
             format!("refused: {}", parts.join("; "))
         };
-        match nic_of(action).and_then(|id| self.nics.get(id)) {
+        match nic_of(action).and_then(|id| self.desired.vnics().get(id)) {
             Some(nic) => self.note_nic(Kind::RequestFailed, nic, text),
             None => self.note(Kind::RequestFailed, text),
         }
@@ -71,89 +70,4 @@ fn nic_of<'a>(action: &Action<'a>) -> Option<&'a str> {
         Action::SessionFlush(filter) => filter.nic_id.as_deref(),
         _ => None,
     }
-}
-
-/// What has changed from one declaration of a vnic to the next.
-pub(super) fn difference(old: &Nic, new: &Nic) -> String {
-    let mut parts = Vec::new();
-    let ips = |nic: &Nic| nic.ips.texts();
-    let groups = |nic: &Nic| nic.security_groups.texts();
-    parts.extend(lists("ip", &ips(old), &ips(new)));
-    parts.extend(lists("security groups", &groups(old), &groups(new)));
-    parts.extend(values("antispoof", old.ip_anti_spoof, new.ip_anti_spoof));
-    parts.extend(values("bypass filtering", old.bypass_filtering, new.bypass_filtering));
-    parts.extend(values("forwards", old.forwards, new.forwards));
-    parts.extend(values("shared addresses", old.shared_ip, new.shared_ip));
-    parts.extend(values("router", old.router, new.router));
-    parts.extend(values("packet trace", old.packet_trace, new.packet_trace));
-    parts.extend(texts(
-        "packet trace path",
-        old.packet_trace_path.as_deref(),
-        new.packet_trace_path.as_deref(),
-    ));
-    parts.extend(
-        (old.trace_options != new.trace_options).then(|| "packet trace options".to_owned()),
-    );
-    parts.extend(texts("sniff target", old.sniff_target.as_deref(), new.sniff_target.as_deref()));
-    parts.extend(texts("mac", Some(old.mac.text()), Some(new.mac.text())));
-    parts.join(", ")
-}
-
-/// What was added and what was taken away; the order counts if that is all that differs.
-fn lists(name: &str, old: &[String], new: &[String]) -> Option<String> {
-    if old == new {
-        return None;
-    }
-    let known =
-        |list: &[String]| -> std::collections::HashSet<String> { list.iter().cloned().collect() };
-    let (before, after) = (known(old), known(new));
-    let added = new.iter().filter(|item| !before.contains(*item)).map(|item| format!(" +{item}"));
-    let gone = old.iter().filter(|item| !after.contains(*item)).map(|item| format!(" -{item}"));
-    let changes: String = added.chain(gone).collect();
-    Some(if changes.is_empty() {
-        format!("{name} in another order")
-    } else {
-        format!("{name}{changes}")
-    })
-}
-
-fn values(name: &str, old: bool, new: bool) -> Option<String> {
-    let word = |value| if value { "on" } else { "off" };
-    (old != new).then(|| format!("{name} {} -> {}", word(old), word(new)))
-}
-
-fn texts(name: &str, old: Option<&str>, new: Option<&str>) -> Option<String> {
-    (old != new).then(|| format!("{name} {} -> {}", old.unwrap_or("none"), new.unwrap_or("none")))
-}
-
-/// A rule of a group, in words.
-pub(super) fn rule_of(group: &str, rule: &Rule) -> String {
-    let (direction, whom) = match rule.direction() {
-        Direction::Inbound => ("inbound", "from"),
-        Direction::Outbound => ("outbound", "to"),
-    };
-    let protocol = match rule.protocol() {
-        Protocol::Any => "any protocol".to_owned(),
-        Protocol::Number(1) => "icmp".to_owned(),
-        Protocol::TCP => "tcp".to_owned(),
-        Protocol::UDP => "udp".to_owned(),
-        Protocol::Number(58) => "icmpv6".to_owned(),
-        Protocol::Number(132) => "sctp".to_owned(),
-        Protocol::Number(number) => format!("protocol {number}"),
-    };
-    let ports = match rule.ports().map(|ports| (*ports.start(), *ports.end())) {
-        None => String::new(),
-        Some((start, end)) if start == end => format!(" {start}"),
-        Some((start, end)) => format!(" {start}-{end}"),
-    };
-    let peer = match rule.peer() {
-        Peer::Cidr(cidr) => cidr.to_string(),
-        Peer::SecurityGroup(peer) => format!("members of {:?}", peer.as_str()),
-    };
-    format!("security group {group:?}: {direction} {protocol}{ports} {whom} {peer}")
-}
-
-/// A member of a group, in words.
-pub(super) fn member_of(group: &str, member: IpAddr) -> String {
-    format!("security group {group:?}: {}", canonical(member))
 }

@@ -42,15 +42,21 @@ impl<D: Dataplane> Daemon<D> {
         let packet_trace = self.recorder.status(id).into();
         let mirror = nic.sniff_target.as_ref().map(|target| Mirror {
             target: Some(target.clone()),
-            idle: self.nics.get(target).is_none().then(|| "there is no such nic yet".to_owned()),
+            idle: self
+                .desired
+                .vnics()
+                .get(target)
+                .is_none()
+                .then(|| "there is no such nic yet".to_owned()),
             ..Default::default()
         });
-        let mirrored_by = self.nics.mirrors_of(id).map(|nic| nic.id.as_str().to_owned()).collect();
+        let mirrored_by =
+            self.desired.vnics().mirrors_of(id).map(|nic| nic.id.as_str().to_owned()).collect();
         let missing_group = nic
             .security_groups
             .names()
             .iter()
-            .filter(|name| !nic.bypass_filtering && !self.groups.contains_key(*name));
+            .filter(|name| !nic.bypass_filtering && !self.desired.groups().contains_key(*name));
         let missing_group = missing_group.map(|name| name.as_str().to_owned()).collect();
         let show = NicShow {
             path: self.path(nic),
@@ -78,7 +84,7 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     fn report(&self, id: &str) -> Result<(&Nic, VnicReport), Failure> {
-        let nic = self.nics.get(id).ok_or_else(|| unknown(id))?;
+        let nic = self.desired.vnics().get(id).ok_or_else(|| unknown(id))?;
         let report = self.dataplane.vnic(id).ok_or_else(|| {
             Failure::new(format!("NIC {id} is not in the data path"))
                 .with_help("please report this; nic del and nic add repair it")

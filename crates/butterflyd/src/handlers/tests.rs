@@ -498,7 +498,10 @@ fn the_status_has_dates_counter_and_graph() {
     assert!(status.current_date() >= status.start_date());
     assert_eq!(status.request_counter(), 3);
     let daemon = host.envelope.handler();
-    assert_eq!(status.graph_dot(), crate::graph::dot(daemon.ip, None, None, daemon.nics.iter()));
+    assert_eq!(
+        status.graph_dot(),
+        crate::graph::dot(daemon.ip, None, None, daemon.desired.vnics().iter())
+    );
     assert!(status.graph_dot().contains("vhost-bypass"));
 }
 
@@ -551,8 +554,8 @@ fn health_is_told_without_a_graph() {
     assert_eq!(health.version(), butterfly_version::VERSION);
     assert_eq!(health.start_date(), 1_700_000_000);
     assert!(health.current_date() >= health.start_date());
-    assert_eq!(health.nics() as usize, host.envelope.handler().nics.len());
-    assert_eq!(health.security_groups() as usize, host.envelope.handler().groups.len());
+    assert_eq!(health.nics() as usize, host.envelope.handler().desired.vnics().len());
+    assert_eq!(health.security_groups() as usize, host.envelope.handler().desired.groups().len());
     assert_eq!(health.open_endpoint, None);
     host.envelope.handler_mut().open_endpoint = Some("tcp://0.0.0.0:9999".into());
     assert_eq!(host.ask("app_health: true").app_health.open_endpoint(), "tcp://0.0.0.0:9999");

@@ -77,7 +77,8 @@ impl<D: Dataplane> Daemon<D> {
     /// the workers.
     fn with_groups(&self, mut packet: TracedPacket) -> TracedPacket {
         if [EGRESS_DENIED, INGRESS_DENIED, FOR_ROUTERS].contains(&packet.reason())
-            && let Some(nic) = packet.charged().strip_prefix(NIC).and_then(|id| self.nics.get(id))
+            && let Some(nic) =
+                packet.charged().strip_prefix(NIC).and_then(|id| self.desired.vnics().get(id))
         {
             packet.tried = nic.security_groups.texts();
         }

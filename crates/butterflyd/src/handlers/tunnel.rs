@@ -1,20 +1,21 @@
 //! Requests about other hosts: the tunnel endpoint, the uplink, peers.
 
 use super::{Daemon, report::drops};
-use crate::{convert, dataplane::Dataplane, events::Kind};
+use crate::{convert, dataplane::Dataplane};
 use butterfly_api::{
     Answer, Failure,
     proto::{Counter, Response, TunnelPeer, TunnelShow, TunnelShowReq, UplinkShow, tunnel_show},
 };
+use butterfly_control::Change;
 use butterfly_datapath::{
-    GroupRow, NeighbourRow, NetworkReport, PeerReport, RemoteMac, TunnelReport, UplinkReport,
+    GroupRow, NeighbourRow, NetworkReport, PeerReport, RemoteMac, TunnelError, TunnelReport,
+    UplinkReport,
 };
 use butterfly_model::{Vni, canonical};
-use std::net::IpAddr;
 
 impl<D: Dataplane> Daemon<D> {
     pub(super) fn tunnel_show(&self, request: &TunnelShowReq) -> Answer {
-        let vni = request.vni.map(network).transpose()?;
+        let vni = request.vni.map(convert::network).transpose()?;
         let tunnel_show = self.dataplane.tunnel().map(|report| show(report, vni)).into();
         Ok(Response { tunnel_show, ..Default::default() })
     }
@@ -27,67 +28,39 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     pub(super) fn peer_add(&mut self, peer: &TunnelPeer) -> Answer {
-        let (address, vni) = named(peer)?;
-        if self.dataplane.add_peer(address, vni).map_err(|error| Failure::new(error.to_string()))? {
-            self.tell(Kind::PeerNamed, format!("peer {address} is named for {}", of(vni)));
+        let peer = convert::peer(peer)?;
+        self.with_uplink()?;
+        if !self.desired.peers().contains(&peer) {
+            self.change(Change::NamePeer(peer))?;
         }
         Ok(Response::new())
     }
 
     pub(super) fn peer_del(&mut self, peer: &TunnelPeer) -> Answer {
-        let (address, vni) = named(peer)?;
-        if self
-            .dataplane
-            .remove_peer(address, vni)
-            .map_err(|error| Failure::new(error.to_string()))?
-        {
-            let peers = self.dataplane.peers();
-            let still = peers
-                .of
-                .iter()
-                .filter(|(_, list)| list.contains(&address))
-                .map(|(vni, _)| vni.to_string());
-            let still = still.collect::<Vec<_>>().join(", ");
-            let still = if still.is_empty() {
-                still
-            } else {
-                format!("; it still is for network {still}: peer del --vni")
-            };
-            self.tell(
-                Kind::PeerUnnamed,
-                format!("peer {address} is not named any more for {}{still}", of(vni)),
-            );
+        let peer = convert::peer(peer)?;
+        self.with_uplink()?;
+        if self.desired.peers().contains(&peer) {
+            self.change(Change::UnnamePeer(peer))?;
         }
         Ok(Response::new())
     }
 
+    fn with_uplink(&self) -> Result<(), Failure> {
+        match self.dataplane.inner_mtu() {
+            Some(_) => Ok(()),
+            None => Err(Failure::new(TunnelError::NoUplink.to_string())),
+        }
+    }
+
     pub(super) fn peer_list(&self) -> Answer {
-        let peers = self.dataplane.peers();
-        let row = |vni, address: &IpAddr| TunnelPeer {
-            address: Some(canonical(*address)),
-            vni,
+        let row = |peer: butterfly_control::TunnelPeer| TunnelPeer {
+            address: Some(canonical(peer.address())),
+            vni: peer.vni().map(|vni| vni.number()),
             ..Default::default()
         };
-        let of = peers
-            .of
-            .iter()
-            .flat_map(|(vni, list)| list.iter().map(|address| row(Some(*vni), address)));
-        let peer_list = peers.all.iter().map(|address| row(None, address)).chain(of).collect();
+        let peer_list = self.desired.peers().iter().map(row).collect();
         Ok(Response { peer_list, ..Default::default() })
     }
-}
-
-fn network(vni: u32) -> Result<Vni, Failure> {
-    Vni::new(vni).map_err(|error| Failure::new(error.to_string()))
-}
-
-/// The peer that is meant, and for which network.
-fn named(peer: &TunnelPeer) -> Result<(IpAddr, Option<Vni>), Failure> {
-    Ok((convert::member(peer.address())?, peer.vni.map(network).transpose()?))
-}
-
-fn of(vni: Option<Vni>) -> String {
-    vni.map_or_else(|| "all networks".to_owned(), |vni| format!("network {}", vni.number()))
 }
 
 /// What `report` says of one network, or all of it.

@@ -8,7 +8,6 @@ use crate::{
     handlers::Daemon,
     log::{Level, LogLevel},
     recorder::Recorder,
-    registry::Registry,
 };
 use butterfly_api::{
     Envelope,
@@ -490,10 +489,6 @@ impl Dataplane for Fake {
         self.uplink.then_some(1450)
     }
 
-    fn peers(&self) -> Peers {
-        self.peers.clone()
-    }
-
     fn add_peer(&mut self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError> {
         if !self.uplink {
             return Err(TunnelError::NoUplink);
@@ -533,8 +528,7 @@ impl Host {
         let (announcer, _) = Announcer::start(std::io::sink(), events.clone()).unwrap();
         let daemon = Daemon {
             dataplane: Fake::default(),
-            nics: Registry::default(),
-            groups: BTreeMap::new(),
+            desired: Default::default(),
             turns: Default::default(),
             socket_dir: SocketDir::new("/run/b".into()),
             ip: "192.0.2.1".parse().unwrap(),

@@ -117,7 +117,7 @@ fn changes_follow_the_table() {
         let there = host.succeeds("sg_details: \"\"");
         assert_eq!(there.replace(" }", "}"), then.replace(" }", "}"), "{request}");
         let daemon = host.envelope.handler();
-        assert_eq!(daemon.groups, daemon.dataplane.groups, "{request}");
+        assert_eq!(*daemon.desired.groups(), daemon.dataplane.groups, "{request}");
         // Refused by the data path it has not happened, and the reason is told.
         if !calls.is_empty() {
             let mut host = self::host();
@@ -325,7 +325,7 @@ fn what_is_told_can_be_declared_again() {
     let mut other = Host::new();
     replay(&mut other);
     assert_eq!(details(&mut other), dump);
-    assert_eq!(other.envelope.handler().groups, host.envelope.handler().groups);
+    assert_eq!(other.envelope.handler().desired.groups(), host.envelope.handler().desired.groups());
 }
 
 #[test]

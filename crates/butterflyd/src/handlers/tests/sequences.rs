@@ -59,7 +59,7 @@ fn any_request() -> impl proptest::strategy::Strategy<Value = String> {
 /// may have.
 fn check_invariants(host: &mut Host) {
     let daemon = host.envelope.handler();
-    let declared: Vec<_> = daemon.nics.iter().collect();
+    let declared: Vec<_> = daemon.desired.vnics().iter().collect();
     assert!(declared.iter().map(|nic| nic.id.as_str()).eq(daemon.dataplane.vnics.keys()));
     for (nic, spec) in declared.iter().zip(daemon.dataplane.vnics.values()) {
         let policy = VnicPolicy {
@@ -77,9 +77,9 @@ fn check_invariants(host: &mut Host) {
         );
         let Front::Socket { path, .. } = &spec.front else { panic!("{spec:?}") };
         assert_eq!(path, nic.kind.socket().unwrap().path());
-        assert_eq!(spec.order, daemon.nics.order(nic));
+        assert_eq!(spec.order, daemon.desired.vnics().order(nic));
     }
-    assert_eq!(daemon.groups, daemon.dataplane.groups);
+    assert_eq!(*daemon.desired.groups(), daemon.dataplane.groups);
     for (number, one) in declared.iter().enumerate() {
         for other in &declared[..number] {
             assert_ne!(one.kind.socket(), other.kind.socket());

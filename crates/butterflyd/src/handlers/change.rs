@@ -1,0 +1,143 @@
+//! Carries out one change of the desired state.
+//!
+//! The desired state is asked first: it knows the rules. Then everything that may fail on this host
+//! is done, and the desired state follows: what is refused has not happened. What changes one
+//! member or one rule never touches the others, of which there may be 100,000.
+
+use super::{Daemon, nic::refusal, security_group::limits_egress};
+use crate::{
+    convert,
+    dataplane::Dataplane,
+    events::{Kind, counted},
+    recorder::Recorder,
+};
+use butterfly_api::Failure;
+use butterfly_control::{Change, NicChange, Prepared, TunnelPeer, member_of, rule_of};
+use butterfly_datapath::GroupChange;
+use butterfly_model::{GroupName, Nic, Vni};
+
+impl<D: Dataplane> Daemon<D> {
+    /// Carries out `change`. On an error nothing has changed, unless it says so.
+    pub(super) fn change(&mut self, change: Change) -> Result<(), Failure> {
+        match change {
+            Change::AddVnic(nic) => self.add(*nic),
+            Change::ChangeVnic(nic) => self.change_in_place(*nic, Recorder::prepare_or_go_without),
+            Change::RemakeVnic(nic) => {
+                let reasons = self.reasons(&nic);
+                self.recreate(*nic, &reasons)
+            }
+            Change::RemoveVnic(id) => self.remove(&id),
+            change => {
+                let prepared = self.prepare(change)?;
+                let limited = self.limited_egress(prepared.change());
+                let (kind, text) = self.carry_out_change(prepared.change())?;
+                match kind {
+                    // Single rules and members come in thousands.
+                    Kind::SgRuleAdded
+                    | Kind::SgRuleRemoved
+                    | Kind::SgMemberAdded
+                    | Kind::SgMemberRemoved => self.note(kind, text),
+                    _ => self.tell(kind, text),
+                }
+                self.desired.commit(prepared);
+                if let Some(name) = limited {
+                    self.tell_of_egress(name.as_str(), true);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// The group that a change is about, if it limits what its vnics send and may not any more.
+    fn limited_egress(&self, change: &Change) -> Option<GroupName> {
+        let name = match change {
+            Change::DeclareGroup(group) => group.name(),
+            Change::RemoveGroup(name) | Change::RemoveRule(name, _) => name,
+            _ => return None,
+        };
+        let limits = self.desired.groups().get(name).is_some_and(limits_egress);
+        limits.then(|| name.clone())
+    }
+
+    /// Asks the desired state whether it may change so.
+    pub(super) fn prepare(&self, change: Change) -> Result<Prepared, Failure> {
+        self.desired.prepare(change).map_err(convert::refusal)
+    }
+
+    /// The properties because of which a vnic is made anew.
+    fn reasons(&self, new: &Nic) -> Vec<&'static str> {
+        let old = self.desired.vnics().get(new.id.as_str());
+        match old.map(|old| NicChange::between(old, new)) {
+            Some(NicChange::Recreate(reasons)) => reasons,
+            _ => Vec::new(),
+        }
+    }
+
+    /// Has the data path carry out a change of a group or a peer. Returns the event that it is.
+    fn carry_out_change(&mut self, change: &Change) -> Result<(Kind, String), Failure> {
+        let mut group =
+            |name: &GroupName, change| self.dataplane.change_group(name, change).map_err(refusal);
+        Ok(match change {
+            Change::DeclareGroup(new) => {
+                group(new.name(), GroupChange::Declare(new.clone()))?;
+                let rules = counted(new.rules().len() as u64, "rule");
+                let members = counted(new.members().len() as u64, "member");
+                let name = new.name().as_str();
+                let text = format!("security group {name:?} has {rules} and {members}");
+                (Kind::SgDeclared, text)
+            }
+            Change::RemoveGroup(name) => {
+                group(name, GroupChange::Forget)?;
+                (Kind::SgRemoved, format!("security group {:?} deleted", name.as_str()))
+            }
+            Change::AddRule(name, rule) => {
+                group(name, GroupChange::AddRule(rule.clone()))?;
+                (Kind::SgRuleAdded, rule_of(name.as_str(), rule))
+            }
+            Change::RemoveRule(name, rule) => {
+                group(name, GroupChange::RemoveRule(rule.clone()))?;
+                (Kind::SgRuleRemoved, rule_of(name.as_str(), rule))
+            }
+            Change::AddMember(name, member) => {
+                group(name, GroupChange::AddMember(*member))?;
+                (Kind::SgMemberAdded, member_of(name.as_str(), *member))
+            }
+            Change::RemoveMember(name, member) => {
+                group(name, GroupChange::RemoveMember(*member))?;
+                (Kind::SgMemberRemoved, member_of(name.as_str(), *member))
+            }
+            Change::NamePeer(peer) => {
+                let named = self.dataplane.add_peer(peer.address(), peer.vni());
+                named.map_err(|error| Failure::new(error.to_string()))?;
+                let text = format!("peer {} is named for {}", peer.address(), of(peer.vni()));
+                (Kind::PeerNamed, text)
+            }
+            Change::UnnamePeer(peer) => {
+                let gone = self.dataplane.remove_peer(peer.address(), peer.vni());
+                gone.map_err(|error| Failure::new(error.to_string()))?;
+                (Kind::PeerUnnamed, self.unnamed(peer))
+            }
+            // Vnics have handlers of their own.
+            Change::AddVnic(_)
+            | Change::ChangeVnic(_)
+            | Change::RemakeVnic(_)
+            | Change::RemoveVnic(_) => return Err(Failure::new("not a change of a group or peer")),
+        })
+    }
+
+    /// A peer that is not named any more, and the networks for which it still is.
+    fn unnamed(&self, peer: &TunnelPeer) -> String {
+        let same = |other: &TunnelPeer| other.address() == peer.address() && other != peer;
+        let still = self.desired.peers().iter().filter(same).filter_map(|other| other.vni());
+        let still: Vec<String> = still.map(|vni| vni.to_string()).collect();
+        let still = match still.is_empty() {
+            true => String::new(),
+            false => format!("; it still is for network {}: peer del --vni", still.join(", ")),
+        };
+        format!("peer {} is not named any more for {}{still}", peer.address(), of(peer.vni()))
+    }
+}
+
+fn of(vni: Option<Vni>) -> String {
+    vni.map_or_else(|| "all networks".to_owned(), |vni| format!("network {vni}"))
+}
