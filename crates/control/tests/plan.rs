@@ -316,6 +316,14 @@ fn who_is_declared_keeps_its_place_and_others_come_in_order() {
     assert_eq!(line, ["c", "b", "z", "a"]);
 }
 
+#[test]
+fn who_waits_for_an_address_goes_before_who_has_it() {
+    let empty = Desired::default();
+    let full = empty.with(vnics(vec![tap("a", 1), tap("b", 1)]), Unnamed::Stay).unwrap();
+    let gone = ["b", "a"].map(|id| Change::RemoveVnic(NicId::new(id).unwrap()));
+    assert_eq!(plan(&full, &empty), gone);
+}
+
 /// The addresses of two VMs are exchanged: each is in the other's way.
 #[test]
 fn sockets_are_exchanged() {

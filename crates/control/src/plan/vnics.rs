@@ -19,8 +19,9 @@ pub(super) fn plan(old: &Vnics, new: &Vnics) -> Vec<Change> {
         pending: BTreeMap::new(),
         changes: Vec::new(),
     };
-    for nic in old.iter().filter(|nic| new.get(nic.id.as_str()).is_none()) {
-        plan.remove(&nic.id);
+    // The last declared first: nobody has the address that it waited for until it goes itself.
+    for id in old.by_order().into_values().rev().filter(|id| new.get(id.as_str()).is_none()) {
+        plan.remove(id);
     }
     for (station, line) in new.lines() {
         let stay: Vec<&NicId> = plan.now.line(station).filter(|id| plan.keeps_place(id)).collect();
