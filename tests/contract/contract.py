@@ -192,6 +192,25 @@ def groups(client, asked):
     same(list(ask(sg_list=True).sg_list), [])
 
 
+@check
+def a_state_is_applied_or_refused():
+    for client in clients():
+        state = {"nic": [nic(ip=["10.0.0.1"])], "security_group": [{"id": "web", "member": ["::1"]}]}
+        made = client.ask(apply={**state, "dry_run": True})
+        same([(each.name, each.what) for each in made.apply.change], [("a", 0), ("web", 0)], "would be added")
+        same(list(client.ask(nic_list=True).nic_list), [], "a dry run")
+        same(len(client.ask(apply=state).apply.change), 2, "added")
+        same(len(client.ask(apply={**state, "prune": True}).apply.change), 0, "the same again")
+        same(client.ask(nic_details="a").nic_details[0].mac, "52:54:00:00:00:0A", "as it was said")
+        bad = {"nic": [nic(ip=["10.0.0.2"]), nic(id="b", vni=1 << 24)]}
+        same(client.refused(apply=bad), 'nic "b": Bad NIC format', "refused whole")
+        same(list(client.ask(nic_details="a").nic_details[0].ip), ["10.0.0.1"], "nothing was changed")
+        same(client.refused(apply={"prune": True}), "the state is empty")
+        gone = client.ask(apply={"nic": [nic(id="b")], "prune": True}).apply.change
+        same([(each.name, each.what) for each in gone], [("a", 3), ("b", 0), ("web", 3)], "pruned")
+        client.ask(nic_del="b")
+
+
 def application(client, asked):
     ask, refused = recorder(client, asked)
     status = ask(app_status=True).app_status

@@ -1,9 +1,9 @@
 //! What a request asks for.
 
 use crate::proto::{
-    AppConfigReq, CaptureReq, DropListReq, EventListReq, ExplainReq, FdbListReq, Nic, NicUpdateReq,
-    Request, SessionFilter, SessionListReq, Sg, SgMemberAddReq, SgMemberDelReq, SgRuleAddReq,
-    SgRuleDelReq, TraceReq, TunnelPeer, TunnelShowReq,
+    AppConfigReq, ApplyReq, CaptureReq, DropListReq, EventListReq, ExplainReq, FdbListReq, Nic,
+    NicUpdateReq, Request, SessionFilter, SessionListReq, Sg, SgMemberAddReq, SgMemberDelReq,
+    SgRuleAddReq, SgRuleDelReq, TraceReq, TunnelPeer, TunnelShowReq,
 };
 
 /// The one thing a [`Request`] asks for; the fields of [`Request`] say what each means.
@@ -50,6 +50,7 @@ pub enum Action<'a> {
     Trace(&'a TraceReq),
     Capture(&'a CaptureReq),
     AppHealth,
+    Apply(&'a ApplyReq),
 }
 
 impl<'a> Action<'a> {
@@ -95,6 +96,7 @@ impl<'a> Action<'a> {
             .or_else(|| request.trace.as_ref().map(Self::Trace))
             .or_else(|| request.capture.as_ref().map(Self::Capture))
             .or_else(|| request.app_health.map(|_| Self::AppHealth))
+            .or_else(|| request.apply.as_ref().map(Self::Apply))
     }
 
     /// Whether it may leave something behind, so that to carry it out twice is another thing than
@@ -116,7 +118,8 @@ impl<'a> Action<'a> {
             | Self::PeerAdd(_)
             | Self::PeerDel(_)
             | Self::Trace(_)
-            | Self::Capture(_) => true,
+            | Self::Capture(_)
+            | Self::Apply(_) => true,
             Self::NicList
             | Self::NicDetails(_)
             | Self::NicExport(_)
@@ -183,6 +186,7 @@ impl<'a> Action<'a> {
             Self::Trace(_) => "trace",
             Self::Capture(_) => "capture",
             Self::AppHealth => "app_health",
+            Self::Apply(_) => "apply",
         }
     }
 }
@@ -193,7 +197,7 @@ mod tests {
     use crate::text;
 
     /// Every field of the request, in number order, as text and as what it must become.
-    const FIELDS: [(&str, &str); 38] = [
+    const FIELDS: [(&str, &str); 39] = [
         (r#"nic_add { id: "x" mac: "m" vni: 1 }"#, "NicAdd"),
         (r#"nic_update { id: "x" }"#, "NicUpdate"),
         (r#"nic_del: "x""#, r#"NicDel("x")"#),
@@ -232,6 +236,7 @@ mod tests {
         ("trace { }", "Trace"),
         ("capture { }", "Capture"),
         ("app_health: false", "AppHealth"),
+        ("apply { }", "Apply"),
     ];
 
     #[test]

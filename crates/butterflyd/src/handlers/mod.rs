@@ -2,6 +2,7 @@
 
 mod advice;
 mod app;
+mod apply;
 mod change;
 mod drops;
 mod event;
@@ -118,6 +119,7 @@ impl<D: Dataplane> Daemon<D> {
             Action::Trace(request) => self.trace(request),
             Action::Capture(request) => self.capture(request),
             Action::AppHealth => self.app_health(context),
+            Action::Apply(request) => self.apply(request),
         }
     }
 }

@@ -294,10 +294,15 @@ impl<D: Dataplane> Daemon<D> {
     }
 
     /// A guest of our own ended by itself: its TAP device was deleted.
-    fn guest_is_gone(&self, id: &str) -> bool {
+    pub(super) fn guest_is_gone(&self, id: &str) -> bool {
         self.dataplane
             .vnic(id)
             .is_some_and(|report| report.guest.is_some() && report.device.attached.is_none())
+    }
+
+    /// Whether a vnic could be made in place of the one with its id.
+    pub(super) fn may_replace(&self, nic: &Nic) -> Result<(), Failure> {
+        self.dataplane.may_replace(&self.spec(nic)).map_err(|why| self.not_made(why, &nic.kind))
     }
 
     /// The commonest reason that is not in the request has its own help.
@@ -362,9 +367,7 @@ impl<D: Dataplane> Daemon<D> {
         let id = new.id.as_str();
         let recording = self.recorder.prepare_or_go_without(&new)?;
         // What may be refused is tried before anything is cut.
-        self.dataplane
-            .may_replace(&self.spec(&new))
-            .map_err(|why| self.not_made(why, &new.kind))?;
+        self.may_replace(&new)?;
         let old = self.desired.vnics().get(id).cloned();
         // It may have another address from now on: those that wait for the old one have it, and of
         // the new one it may wait itself.

@@ -1,5 +1,6 @@
 //! Every request against a data path that only remembers, as tables of the protocol's texts.
 
+mod apply;
 mod drops;
 mod events;
 mod explain;

@@ -45,7 +45,7 @@ impl<D: Dataplane> Daemon<D> {
         Ok(Response::new())
     }
 
-    fn with_uplink(&self) -> Result<(), Failure> {
+    pub(super) fn with_uplink(&self) -> Result<(), Failure> {
         match self.dataplane.inner_mtu() {
             Some(_) => Ok(()),
             None => Err(Failure::new(TunnelError::NoUplink.to_string())),

@@ -166,6 +166,15 @@ impl Recorder {
             .map_or_else(|| Self::default_path(nic.id.as_str()), PathBuf::from)
     }
 
+    /// Checks whether a vnic's declaration can be meant; whether its file can be opened is not
+    /// tried.
+    pub fn check(&self, nic: &Nic) -> Result<(), Failure> {
+        match nic.packet_trace {
+            true => Filter::compile(&nic.trace_options.filter).map(drop),
+            false => Ok(()),
+        }
+    }
+
     /// Opens what a vnic's declaration needs. Nothing is recorded yet; on an error nothing has
     /// changed.
     pub fn prepare(&self, nic: &Nic) -> Result<Prepared, Failure> {

@@ -1,0 +1,282 @@
+//! A whole state in one request: planned, then carried out as a whole or not at all.
+
+use super::Daemon;
+use crate::{convert, dataplane::Dataplane, limits};
+use butterfly_api::{
+    Answer, Failure,
+    proto::{self, ApplyReq, ApplyRes, Response, apply_res},
+};
+use butterfly_control::{
+    Change, Declaration, Desired, Difference, Object, Unnamed, What, differences, plan,
+};
+use butterfly_model::NicId;
+use protobuf::{Message, MessageField};
+use std::collections::BTreeSet;
+use tracing::{info, warn};
+
+/// Bytes of a reply that may tell what changed; the rest is counted. A reply that is too long would
+/// hide that it was done.
+const TOLD: usize = 1 << 20;
+/// Bytes of the details of one object.
+const DETAILS: usize = 2000;
+/// So many names are told when something could not be restored.
+const NAMES: usize = 20;
+
+impl<D: Dataplane> Daemon<D> {
+    pub(super) fn apply(&mut self, request: &ApplyReq) -> Answer {
+        let declaration = self.declaration(request)?;
+        if declaration.is_empty() {
+            return Err(Failure::new("the state is empty")
+                .with_help("nothing was changed; to delete all there is, delete it by name"));
+        }
+        let named: Vec<NicId> = declaration.vnics.iter().map(|nic| nic.id.clone()).collect();
+        let unnamed = if request.prune() { Unnamed::Go } else { Unnamed::Stay };
+        let new = self.desired.with(declaration, unnamed).map_err(convert::refusal)?;
+        let mut changes = plan(&self.desired, &new);
+        let mut all = differences(&self.desired, &new, &changes);
+        self.remake_what_is_gone(&named, &new, &mut changes, &mut all);
+        self.can_carry_out(&changes, &new)?;
+        if !request.dry_run() {
+            self.carry_out_plan(changes)?;
+            info!("a whole state was applied: {} objects changed", all.len());
+        }
+        Ok(Response { apply: MessageField::some(told(all)), ..Default::default() })
+    }
+
+    /// Reads what the request declares. A refusal names the object.
+    fn declaration(&self, request: &ApplyReq) -> Result<Declaration, Failure> {
+        let nic = |declared: &proto::Nic| {
+            let nic = convert::nic(declared, &self.socket_dir);
+            let mut nic = nic.map_err(|failure| about("nic", declared.id(), failure))?;
+            if declared.packet_trace.is_none() {
+                nic.packet_trace = self.recorder.by_default();
+            }
+            Ok(nic)
+        };
+        let group = |declared: &proto::Sg| {
+            let group = convert::security_group(declared);
+            group.map_err(|failure| about("security group", declared.id(), failure))
+        };
+        let peer = |declared: &proto::TunnelPeer| {
+            let peer = convert::peer(declared);
+            peer.map_err(|failure| about("peer", declared.address(), failure))
+        };
+        Ok(Declaration {
+            vnics: request.nic.iter().map(nic).collect::<Result<_, Failure>>()?,
+            groups: request.security_group.iter().map(group).collect::<Result<_, _>>()?,
+            peers: request.peer.iter().map(peer).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Vnics that are declared again although nobody can attach to them any more are made anew: the
+    /// operator wants them to work.
+    fn remake_what_is_gone(
+        &self,
+        named: &[NicId],
+        new: &Desired,
+        changes: &mut Vec<Change>,
+        told: &mut Vec<Difference>,
+    ) {
+        let made: BTreeSet<NicId> = changes
+            .iter()
+            .filter_map(|change| match change {
+                Change::AddVnic(nic) | Change::RemakeVnic(nic) => Some(nic.id.clone()),
+                _ => None,
+            })
+            .collect();
+        for id in named.iter().filter(|id| !made.contains(*id)) {
+            let what = if self.dataplane.socket_is_gone(id.as_str()) {
+                "socket, which was gone"
+            } else if self.guest_is_gone(id.as_str()) {
+                "interface, which was gone"
+            } else {
+                continue;
+            };
+            let Some(nic) = new.vnics().get(id.as_str()) else { continue };
+            changes.retain(|change| !matches!(change, Change::ChangeVnic(nic) if nic.id == *id));
+            changes.push(Change::RemakeVnic(nic.clone().into()));
+            told.retain(|row| row.object != Object::Vnic || row.name != id.as_str());
+            told.push(Difference {
+                object: Object::Vnic,
+                name: id.as_str().to_owned(),
+                what: What::Remade,
+                text: what.to_owned(),
+            });
+        }
+    }
+
+    /// Whatever this host would refuse is found before the first change, as far as it can be tried.
+    fn can_carry_out(&self, changes: &[Change], new: &Desired) -> Result<(), Failure> {
+        if let Some(beside) = new.vnics().len().checked_sub(1)
+            && new.vnics().len() > self.desired.vnics().len()
+        {
+            let room = limits::room_beside(beside);
+            room.map_err(|none| Failure::new(none.to_string()).with_help(none.help()))?;
+        }
+        for change in changes {
+            match change {
+                Change::NamePeer(_) | Change::UnnamePeer(_) => self.with_uplink()?,
+                Change::AddVnic(nic) | Change::ChangeVnic(nic) => {
+                    self.recorder.check(nic).map_err(|why| about_change(change, why))?;
+                }
+                Change::RemakeVnic(nic) => {
+                    self.recorder.check(nic).map_err(|why| about_change(change, why))?;
+                    let replaced = self.may_replace(nic);
+                    replaced.map_err(|why| about_change(change, why))?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes all changes; if one fails, what was before is made again.
+    fn carry_out_plan(&mut self, changes: Vec<Change>) -> Result<(), Failure> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let before = self.desired.clone();
+        for change in changes {
+            // It may take long: who watches sees it get on.
+            self.turns.taken();
+            let about = name_of(&change);
+            if let Err(failure) = self.change(change) {
+                return Err(self.restored(&before, about.failure(failure)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes back to an earlier state, and adds to `failure` what came of that.
+    fn restored(&mut self, before: &Desired, failure: Failure) -> Failure {
+        let back = plan(&self.desired, before);
+        let cut = names(
+            back.iter()
+                .filter(|change| matches!(change, Change::AddVnic(_) | Change::RemakeVnic(_))),
+        );
+        let mut lost = Vec::new();
+        for change in back {
+            self.turns.taken();
+            let about = name_of(&change);
+            if let Err(why) = self.change(change) {
+                let why = about.failure(why).description.unwrap_or_default();
+                warn!("a state could not be applied, and this not restored: {why}");
+                lost.push(why);
+            }
+        }
+        let outcome = match (lost.len(), cut.is_empty()) {
+            (0, true) => "everything is as it was before".to_owned(),
+            (0, false) => format!(
+                "everything is as it was before, but the virtual machines of these nics were cut off: {cut}"
+            ),
+            (more, _) => {
+                lost.truncate(NAMES);
+                let rest = match more - lost.len() {
+                    0 => String::new(),
+                    more => format!("; and {more} more"),
+                };
+                format!("this could not be restored: {}{rest}", lost.join("; "))
+            }
+        };
+        let help = match failure.help {
+            Some(help) if !help.is_empty() => format!("{help}; {outcome}"),
+            _ => outcome,
+        };
+        Failure { help: Some(help), ..failure }
+    }
+}
+
+/// The object that a change is about.
+struct About(String);
+
+impl About {
+    fn failure(&self, failure: Failure) -> Failure {
+        let why = failure.description.unwrap_or_else(|| "it failed".to_owned());
+        Failure { description: Some(format!("{}: {why}", self.0)), help: failure.help }
+    }
+}
+
+fn name_of(change: &Change) -> About {
+    About(match change {
+        Change::AddVnic(nic) | Change::ChangeVnic(nic) | Change::RemakeVnic(nic) => {
+            format!("nic {:?}", nic.id.as_str())
+        }
+        Change::RemoveVnic(id) => format!("nic {:?}", id.as_str()),
+        Change::DeclareGroup(group) => format!("security group {:?}", group.name().as_str()),
+        Change::RemoveGroup(name)
+        | Change::AddRule(name, _)
+        | Change::RemoveRule(name, _)
+        | Change::AddMember(name, _)
+        | Change::RemoveMember(name, _) => format!("security group {:?}", name.as_str()),
+        Change::NamePeer(peer) | Change::UnnamePeer(peer) => format!("peer {}", peer.address()),
+    })
+}
+
+fn about_change(change: &Change, failure: Failure) -> Failure {
+    name_of(change).failure(failure)
+}
+
+fn about(kind: &str, name: &str, failure: Failure) -> Failure {
+    About(format!("{kind} {name:?}")).failure(failure)
+}
+
+/// The vnics that changes are about, the first of them.
+fn names<'a>(changes: impl Iterator<Item = &'a Change>) -> String {
+    let ids: BTreeSet<&str> = changes
+        .filter_map(|change| match change {
+            Change::AddVnic(nic) | Change::RemakeVnic(nic) => Some(nic.id.as_str()),
+            _ => None,
+        })
+        .collect();
+    let told: Vec<&str> = ids.iter().copied().take(NAMES).collect();
+    let rest = match ids.len() - told.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{}{rest}", told.join(", "))
+}
+
+/// The differences, as many as a reply may tell.
+fn told(all: Vec<Difference>) -> ApplyRes {
+    let count = all.len();
+    let mut bytes = 0;
+    let fits = |row: &apply_res::Change| {
+        bytes += row.compute_size() as usize + 16;
+        bytes <= TOLD
+    };
+    let change: Vec<_> = all.into_iter().map(row).take_while(fits).collect();
+    let more = Some((count - change.len()) as u64).filter(|more| *more > 0);
+    ApplyRes { change, more, ..Default::default() }
+}
+
+/// The text, cut where it becomes too long.
+fn cut(mut text: String) -> String {
+    if text.len() > DETAILS {
+        let end = (0..=DETAILS).rev().find(|end| text.is_char_boundary(*end));
+        text.truncate(end.unwrap_or(0));
+        text.push_str(" ...");
+    }
+    text
+}
+
+fn row(difference: Difference) -> apply_res::Change {
+    use apply_res::change;
+    let object = match difference.object {
+        Object::Vnic => change::Object::NIC,
+        Object::Group => change::Object::SECURITY_GROUP,
+        Object::Peer => change::Object::PEER,
+    };
+    let what = match difference.what {
+        What::Added => change::What::ADDED,
+        What::Changed => change::What::CHANGED,
+        What::Remade => change::What::REMADE,
+        What::Removed => change::What::REMOVED,
+    };
+    apply_res::Change {
+        object: Some(object.into()),
+        name: Some(difference.name),
+        what: Some(what.into()),
+        text: Some(cut(difference.text)).filter(|text| !text.is_empty()),
+        ..Default::default()
+    }
+}
