@@ -3,8 +3,8 @@
 use crate::options::global_options;
 use crate::tree::Node;
 use crate::{
-    drops, events, explain, fdb, manual, nic, peer, process, replay, sessions, sg, show, top,
-    tunnels, uplink, watch, words, workers,
+    apply, drops, events, explain, fdb, manual, nic, peer, process, replay, sessions, sg, show,
+    top, tunnels, uplink, watch, words, workers,
 };
 use clap::Command;
 
@@ -38,6 +38,7 @@ pub fn root() -> Node {
             watch::capture(),
             replay::request(),
             replay::dump(),
+            apply::node(),
             process::log_level(),
             process::shutdown(),
             manual::node(),

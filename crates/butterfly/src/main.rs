@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 #![recursion_limit = "256"] // of json!
 
+mod apply;
 mod commands;
 mod connection;
 mod diagnosis;

@@ -14,6 +14,10 @@ use protobuf::MessageField;
 use protobuf_json_mapping::{PrintOptions, print_to_string_with_options};
 use serde_json::Value;
 
+/// The last line of a dump: one that ends otherwise was cut off. A comment of the text format, which
+/// butterfly 0.13 reads, too.
+pub const END_OF_DUMP: &str = "# end of dump";
+
 /// `request`.
 pub fn request() -> Node {
     Node::run(
@@ -32,8 +36,8 @@ pub fn request() -> Node {
 pub fn dump() -> Node {
     Node::run(
         Command::new("dump")
-            .about("Prints requests that make all NICs, security groups and named peers again, for `butterfly request`.")
-            .arg(flag("json").help("print them as JSON, for programs; `butterfly request` reads the other form"))
+            .about("Prints requests that make all NICs, security groups and named peers again, for `butterfly request` and `butterfly apply`.")
+            .arg(flag("json").help("print them as JSON, for programs; `butterfly request` and `apply` read the other form"))
             .after_help("butterfly dump > saved.txt"),
         print_dump,
     )
@@ -42,19 +46,15 @@ pub fn dump() -> Node {
 
 fn send_file(arguments: &Arguments, session: &mut Session) -> Result<(), Failure> {
     let path = arguments.word(0).unwrap_or_default();
-    let read = if path == "-" {
-        std::io::read_to_string(std::io::stdin())
-    } else {
-        std::fs::read_to_string(path)
-    };
-    let content = match read {
-        Ok(content) if !content.trim().is_empty() => content,
-        Ok(_) => return Err(Failure::said(format!("failed to open {path}\nthe file is empty"))),
-        Err(error) => return Err(Failure::said(format!("failed to open {path}\n{error}"))),
-    };
+    let content = read(path)?;
     let request: Messages = text::parse(&content).map_err(|error| {
         Failure::said(format!("{path} is no protobuf Messages in text format: {error}"))
     })?;
+    if request == Messages::default() {
+        return Err(Failure::said(format!(
+            "failed to open {path}\nthere is no request in the file"
+        )));
+    }
     let names: Vec<String> = request.messages.iter().map(name).collect();
     let mut declared: Vec<String> = request.messages.iter().filter_map(nic_of).collect();
     declared.dedup();
@@ -100,6 +100,20 @@ fn nic_of(message: &Message) -> Option<String> {
     let request = message.message_0.as_ref()?.request.as_ref()?;
     let added = request.nic_add.as_ref().and_then(|nic| nic.id.clone());
     added.or_else(|| request.nic_update.as_ref()?.id.clone())
+}
+
+/// The content of a file, or with `-` of standard input; never nothing.
+pub fn read(path: &str) -> Result<String, Failure> {
+    let read = if path == "-" {
+        std::io::read_to_string(std::io::stdin())
+    } else {
+        std::fs::read_to_string(path)
+    };
+    match read {
+        Ok(content) if !content.trim().is_empty() => Ok(content),
+        Ok(_) => Err(Failure::said(format!("failed to open {path}\nthe file is empty"))),
+        Err(error) => Err(Failure::said(format!("failed to open {path}\n{error}"))),
+    }
 }
 
 /// The kind of request in `message`, and what it is about.
@@ -166,6 +180,9 @@ fn print_dump(arguments: &Arguments, session: &mut Session) -> Result<(), Failur
     };
     match json {
         true => session.print(messages_json(&dump)?),
-        false => session.line(text::print(&dump)),
+        false => {
+            session.line(text::print(&dump))?;
+            session.line(END_OF_DUMP)
+        }
     }
 }

@@ -45,6 +45,11 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// Waits for a reply so long if nobody says how long.
+    pub fn wait_for(&mut self, patience: Duration) {
+        self.patience = Some(patience);
+    }
+
     /// Prints `text` as it is.
     pub fn print(&mut self, text: impl Display) -> Result<(), Failure> {
         Ok(self.output.print(text)?)

@@ -789,7 +789,7 @@ fn a_dump_replays() {
         assert_eq!((ended.err.as_str(), ended.code), ("", Some(0)));
         ended.out
     };
-    assert_eq!(dump(&daemon), "\n", "nothing, and the empty line");
+    assert_eq!(dump(&daemon), "\n# end of dump\n", "nothing, the empty line and the mark");
     check(
         &daemon,
         &[
@@ -818,7 +818,7 @@ fn a_dump_replays() {
         first.starts_with("messages {\n  revision: 6\n  message_0 {\n    request {\n      nic_add {\n        id: \"a\"\n"),
         "{first}"
     );
-    assert!(first.ends_with("}\n\n"), "{first}");
+    assert!(first.ends_with("}\n\n# end of dump\n"), "{first}");
     assert_eq!(first.matches("nic_add {").count(), 3);
     assert_eq!(first.matches("sg_add {").count(), 2);
     assert!(first.rfind("nic_add {") < first.find("sg_add {"), "{first}");
@@ -899,6 +899,87 @@ fn a_dump_keeps_the_order_of_those_with_one_address() {
     assert_eq!((waits("z"), waits("a").is_some()), (None, true));
     check(&daemon, &[silent("nic del z @")]);
     assert_eq!(waits("a"), None);
+}
+
+/// What differs is changed, what does not stays attached; what fails leaves all as it was.
+#[test]
+fn a_file_is_applied_as_a_whole() {
+    let daemon = daemon();
+    let dump = || run(&daemon, "dump @").out;
+    let write = |name: &str, text: &str| std::fs::write(daemon.dir().join(name), text).unwrap();
+    let inode = |name: &str| {
+        use std::os::unix::fs::MetadataExt;
+        std::fs::metadata(daemon.dir().join(name)).unwrap().ino()
+    };
+    check(
+        &daemon,
+        &[
+            prints(
+                "nic add --id a --mac 52:54:00:00:00:0A --vni 42 --ip 10.0.0.1 --sg web @",
+                "DIR/qemu-vhost-a\n",
+            ),
+            prints(
+                "nic add --id b --mac 52:54:00:00:00:02 --vni 42 --ip 10.0.0.2 @",
+                "DIR/qemu-vhost-b\n",
+            ),
+            silent("sg rule add web --ip-proto icmp --cidr 10.0.0.1/8 @"),
+            silent("sg member add web 10.0.0.9 @"),
+        ],
+    );
+    let first = dump();
+    write("first", &first);
+    let sockets = [inode("qemu-vhost-a"), inode("qemu-vhost-b")];
+    // The state that is there is no change.
+    check(
+        &daemon,
+        &[
+            prints("apply DIR/first --prune @", "nothing differs from the file\n"),
+            prints(
+                "apply DIR/first --dry-run @",
+                "dry run: nothing differs from the file; nothing was changed\n",
+            ),
+        ],
+    );
+    let one = |request: &str| {
+        format!("messages {{ revision: 6 message_0 {{ request {{ {request} }} }} }}\n")
+    };
+    let second = first.replace("10.0.0.1\"", "10.0.0.7\"").replace("10.0.0.2\"", "10.0.0.3\"");
+    assert_ne!(second, first);
+    let added = one("nic_add { id: \"c\" mac: \"52:54:00:00:00:03\" vni: 7 }");
+    write("second", &format!("{added}{second}"));
+    let rows = "~ nic a: ip +10.0.0.7 -10.0.0.1\n~ nic b: ip +10.0.0.3 -10.0.0.2\n\
+                + nic c: MAC 52:54:00:00:00:03, VNI 7\n\
+                ~ security group web: +inbound icmp from 10.0.0.7/8, -inbound icmp from 10.0.0.1/8\n";
+    let sum = "1 added, 3 changed";
+    let dry = format!("{rows}dry run: {sum}; nothing was changed\n");
+    let told = run(&daemon, "apply DIR/second --dry-run @");
+    assert_eq!((told.out.as_str(), told.err.as_str(), told.code), (dry.as_str(), "", Some(0)));
+    assert_eq!(dump(), first);
+    let told = run(&daemon, "apply DIR/second @");
+    assert_eq!((told.out, told.err.as_str(), told.code), (format!("{rows}{sum}\n"), "", Some(0)));
+    assert_eq!([inode("qemu-vhost-a"), inode("qemu-vhost-b")], sockets);
+    let all = dump();
+    assert!(all.contains("52:54:00:00:00:0A") && all.contains("10.0.0.7"), "{all}");
+    // A TAP device in a namespace that does not exist: what was changed before is changed back.
+    let tap = one(
+        "nic_add { id: \"t\" mac: \"52:54:00:00:00:04\" vni: 7 type: TAP netns: \"not-there-apply\" }",
+    );
+    write("bad", &format!("{tap}{first}"));
+    let ended = run(&daemon, "apply DIR/bad @");
+    assert!(ended.err.contains("nic \"t\": "), "{}", ended.err);
+    assert!(ended.err.contains("everything is as it was before"), "{}", ended.err);
+    assert_eq!((ended.code, dump()), (Some(1), all.clone()));
+    // Without its end it may be half of a state, and prune would remove the other half.
+    write("cut", first.trim_end_matches("# end of dump\n"));
+    let ended = run(&daemon, "apply DIR/cut --prune @");
+    assert!(ended.err.contains("it seems to be cut off"), "{}", ended.err);
+    assert_eq!((ended.code, dump()), (Some(1), all));
+    check(&daemon, &[silent("request DIR/cut @")]);
+    // Back to the first: what it does not name goes.
+    let ended = run(&daemon, "apply DIR/first --prune --json @");
+    assert!(ended.out.contains("\"what\": \"removed\""), "{}", ended.out);
+    assert_eq!(dump(), first);
+    assert_eq!([inode("qemu-vhost-a"), inode("qemu-vhost-b")], sockets);
 }
 
 #[test]

@@ -492,7 +492,7 @@ fn a_dump_is_replayed_as_it_was_printed() {
         "peer_list { address: \"10.9.0.2\" } peer_list { address: \"10.9.0.3\" vni: 42 }",
     ]));
     let dump = client.end();
-    assert_eq!(dump.out, format!("{SAVED}\n"));
+    assert_eq!(dump.out, format!("{SAVED}\n# end of dump\n"));
     assert_eq!((dump.err.as_str(), dump.code), ("", Some(0)));
 
     std::fs::write(daemon.path("saved"), dump.out).unwrap();
@@ -538,7 +538,7 @@ fn an_empty_daemon_makes_an_empty_dump() {
     // An older daemon does not know what peers are.
     let older: &[&[&str]] = &[&["", ""], &[refused!("no request found")]];
     for answers in [&[][..], older] {
-        check(&[Row { line: "dump @", asks, answers, out: "\n", ..Row::default() }]);
+        check(&[Row { line: "dump @", asks, answers, out: "\n# end of dump\n", ..Row::default() }]);
     }
 }
 
@@ -574,6 +574,97 @@ fn request_reads_standard_input() {
     assert_eq!((ended.out.as_str(), ended.err.as_str(), ended.code), ("", "", Some(0)));
     let ended = daemon.start("request - @").end();
     assert_eq!(ended.err, "failed to open -\nthe file is empty\nerror in command: request\n");
+}
+
+#[test]
+fn request_takes_a_dump_of_nothing_for_an_empty_file() {
+    let daemon = Daemon::new();
+    std::fs::write(daemon.path("saved"), "\n# end of dump\n").unwrap();
+    let ended = daemon.start("request saved @").end();
+    let said = "failed to open saved\nthere is no request in the file\nerror in command: request\n";
+    assert_eq!((ended.out.as_str(), ended.err.as_str(), ended.code), ("", said, Some(1)));
+    daemon.assert_silent("request saved");
+}
+
+#[test]
+fn apply_sends_the_whole_state_in_one_request() {
+    const ROWS: &str = r#"apply { change { object: NIC name: "a" what: REMADE text: "vni 1 -> 2" }
+        change { object: NIC name: "b" what: REMOVED } change { object: SECURITY_GROUP name: "web" what: CHANGED text: "+10.0.0.1" }
+        change { object: PEER name: "10.9.0.2\033" what: ADDED text: "for all networks" } more: 1 }"#;
+    let rows = "! nic a is made anew, its VM is cut off: vni 1 -> 2\n- nic b\n~ security group web: +10.0.0.1\n\
+                + peer 10.9.0.2\\u{1b}: for all networks\n";
+    let sum = "1 added, 1 changed, 1 made anew, 1 removed, and 1 object not listed";
+    for (options, dry_run, prune, out) in [
+        ("", false, false, format!("{rows}{sum}\n")),
+        ("--prune", false, true, format!("{rows}{sum}\n")),
+        ("--dry-run", true, false, format!("{rows}dry run: {sum}; nothing was changed\n")),
+    ] {
+        let daemon = Daemon::new();
+        std::fs::write(daemon.path("saved"), format!("{SAVED}\n# end of dump\n \n")).unwrap();
+        let line = format!("apply saved {options} @");
+        let mut client = daemon.start(&line);
+        let request = daemon.receive(&line);
+        assert_eq!(request.messages.len(), 1);
+        let peers = "peer { address: \"10.9.0.2\" } peer { address: \"10.9.0.3\" vni: 42 }";
+        let state = format!(
+            "apply {{ nic {SAVED_NIC} security_group {SAVED_SG} {peers} prune: {prune} dry_run: {dry_run} }}"
+        );
+        assert_eq!(asked_for(&request.messages[0]), in_full(&state));
+        daemon.send(&answer(&[ROWS]));
+        let ended = client.end();
+        assert_eq!((ended.out, ended.err.as_str(), ended.code), (out, "", Some(0)), "{options}");
+    }
+    let daemon = Daemon::new();
+    std::fs::write(daemon.path("saved"), format!("{SAVED}\n# end of dump\n")).unwrap();
+    for (reply, out) in [
+        (
+            ROWS,
+            r#"{"applied":false,"changes":[{"name":"a","object":"nic","text":"vni 1 -> 2","what":"made anew"}"#,
+        ),
+        ("apply { }", r#"{"applied":false,"changes":[],"more":0}"#),
+    ] {
+        let mut client = daemon.start("apply saved --dry-run --json @");
+        daemon.receive("apply");
+        daemon.send(&answer(&[reply]));
+        let ended = client.end();
+        let found: serde_json::Value = serde_json::from_str(&ended.out).unwrap();
+        assert!(found.to_string().starts_with(out), "{found}");
+    }
+    let mut client = daemon.start("apply saved @");
+    daemon.receive("apply");
+    daemon.send(&answer(&[refused!("no request found")]));
+    let ended = client.end();
+    assert!(ended.err.contains("the daemon is older than this client"), "{}", ended.err);
+}
+
+#[test]
+fn apply_sends_nothing_of_a_file_that_is_not_whole() {
+    let daemon = Daemon::new();
+    let cut = "it seems to be cut off: its last line is not `# end of dump`, as `butterfly dump` ends; add that line if all is there";
+    for (content, why) in [
+        (SAVED.to_owned(), cut),
+        (format!("# end of dump\n{SAVED}"), cut),
+        (format!("{SAVED}# end of dum"), cut),
+        (SAVED[..SAVED.len() - 20].to_owned(), "it is no protobuf Messages in text format: "),
+        ("\n# end of dump\n".to_owned(), "it declares nothing"),
+        (
+            format!(
+                "{SAVED}messages {{ revision: 6 message_0 {{ request {{ nic_del: \"a\" }} }} }}\n# end of dump\n"
+            ),
+            "message 5 of it is not one of nic_add, sg_add and peer_add; `butterfly request` takes all kinds",
+        ),
+    ] {
+        std::fs::write(daemon.path("saved"), content).unwrap();
+        let ended = daemon.start("apply saved --prune @").end();
+        let start = format!("saved is refused: {why}");
+        let end = "; nothing was sent\nerror in command: apply\n";
+        assert!(ended.err.starts_with(&start) && ended.err.ends_with(end), "{}", ended.err);
+        assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)));
+    }
+    std::fs::write(daemon.path("saved"), " \n").unwrap();
+    let ended = daemon.start("apply saved @").end();
+    assert_eq!(ended.err, "failed to open saved\nthe file is empty\nerror in command: apply\n");
+    daemon.assert_silent("apply saved");
 }
 
 #[test]

@@ -88,7 +88,7 @@ fn a_word_that_needs_another_prints_its_help() {
     }
 }
 
-const COMMANDS: [&str; 50] = [
+const COMMANDS: [&str; 51] = [
     "show",
     "sg show",
     "log-level",
@@ -118,6 +118,7 @@ const COMMANDS: [&str; 50] = [
     "shutdown",
     "request",
     "dump",
+    "apply",
     "drops",
     "fdb",
     "workers",
@@ -221,6 +222,7 @@ fn missing_mandatory_arguments_print_help_and_fail() {
         ("sg member add a @", "IP is", "sg member add"),
         ("sg member del a @", "IP is", "sg member del"),
         ("request @", "FILE is", "request"),
+        ("apply @ --prune", "FILE is", "apply"),
     ] {
         let first = command.split_whitespace().next().unwrap();
         let err = format!("{missing} mandatory\nerror in command: {first}\n");
