@@ -97,7 +97,7 @@ impl Backend for InProcess {
             order: self.switch.ids().len() as u64,
             id: nic.id.clone(),
             mac: nic.mac,
-            vni: nic.vni,
+            vni: butterfly_model::Vni::new(nic.vni).map_err(|error| error.to_string())?,
             front: Front::Socket {
                 role: if nic.client { Role::Client } else { Role::Server },
                 path: path.clone(),

@@ -173,11 +173,11 @@ impl Dataplane for Arc<Switch> {
     }
 
     fn add_peer(&mut self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError> {
-        Switch::add_peer(self, peer, vni.map(|vni| vni.number()))
+        Switch::add_peer(self, peer, vni)
     }
 
     fn remove_peer(&mut self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError> {
-        Switch::remove_peer(self, peer, vni.map(|vni| vni.number()))
+        Switch::remove_peer(self, peer, vni)
     }
 
     fn explain(&self, question: &Question) -> Result<Explanation, NoAnswer> {

@@ -14,7 +14,7 @@ use butterfly_guest_driver::{
     guest::{Guest, GuestConfig, RX, TX},
     memory::{Memory, MemoryConfig},
 };
-use butterfly_model::GroupName;
+use butterfly_model::{GroupName, Vni};
 use butterfly_packet::mac::Mac;
 use butterfly_vhost::{
     dirty,
@@ -238,7 +238,7 @@ impl Host {
         vni: u32,
         policy: &VnicPolicy,
     ) -> Result<(), AddError> {
-        let (vnic, attachment) = self.plane.insert(id, mac, vni, policy)?;
+        let (vnic, attachment) = self.plane.insert(id, mac, network(vni)?, policy)?;
         self.vnics.insert(id.to_owned(), Attached { vnic, attachment, guest: None });
         Ok(())
     }
@@ -251,8 +251,14 @@ impl Host {
         vni: u32,
         target: &str,
     ) -> Result<(), AddError> {
-        let (vnic, attachment) =
-            self.plane.insert_as(id, mac, vni, &VnicPolicy::default(), Some(target), None)?;
+        let (vnic, attachment) = self.plane.insert_as(
+            id,
+            mac,
+            network(vni)?,
+            &VnicPolicy::default(),
+            Some(target),
+            None,
+        )?;
         self.vnics.insert(id.to_owned(), Attached { vnic, attachment, guest: None });
         Ok(())
     }
@@ -331,7 +337,8 @@ impl Host {
         self.plane.keep_address(id);
         self.remove(id);
         between(self);
-        let (vnic, attachment) = self.plane.insert_as(id, mac, vni, policy, None, Some(order))?;
+        let (vnic, attachment) =
+            self.plane.insert_as(id, mac, network(vni)?, policy, None, Some(order))?;
         self.vnics.insert(id.to_owned(), Attached { vnic, attachment, guest: None });
         self.plane.give_up_address();
         let config = GuestConfig::default();
@@ -677,4 +684,9 @@ fn named(id: &str, totals: &Totals, into: &mut BTreeMap<String, u64>) {
     for info in reasons() {
         into.insert(format!("{id}.drop.{}", info.name), totals.drops(info.reason));
     }
+}
+
+/// The network that a test names by its number.
+fn network(vni: u32) -> Result<Vni, AddError> {
+    Vni::new(vni).map_err(|error| AddError::Device(error.to_string()))
 }

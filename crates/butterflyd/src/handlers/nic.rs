@@ -191,7 +191,7 @@ impl<D: Dataplane> Daemon<D> {
         VnicSpec {
             id: nic.id.as_str().to_owned(),
             mac: Mac(nic.mac.octets()),
-            vni: nic.vni.number(),
+            vni: nic.vni,
             front: front(&nic.kind),
             policy: policy(nic),
             sniff_target: nic.sniff_target.clone(),

@@ -44,7 +44,7 @@ fn a_new_vnic_is_made_and_its_path_returned() {
     assert_eq!(host.succeeds(NIC), r#"nic_add { path: "/run/b/qemu-vhost-n" }"#);
     assert_eq!(host.fake().take_calls(), ["add n"]);
     let spec = host.fake().vnics["n"].clone();
-    assert_eq!((spec.mac.0, spec.vni), ([0x42, 0, 0, 0, 0, 0xaa], 1));
+    assert_eq!((spec.mac.0, spec.vni.number()), ([0x42, 0, 0, 0, 0, 0xaa], 1));
     assert_eq!(
         spec.front,
         Front::Socket { role: Role::Server, path: "/run/b/qemu-vhost-n".into() }

@@ -206,67 +206,17 @@ pub enum TunnelError {
     OtherFamily { peer: IpAddr, endpoint: IpAddr },
     #[error("{0} is this host's own tunnel endpoint")]
     Own(IpAddr),
-    #[error("{0} is not the address of a host")]
-    NotAHost(IpAddr),
-    #[error("VNI {0} is above 16777215")]
-    BadVni(u32),
     #[error("there is no room for {0}: {max} tunnel endpoints are known at most", max = crate::overlay::peers::MAX_PEERS)]
     Full(IpAddr),
-    #[error("peers are named for single networks {max} times already; name this one for all networks, or remove others", max = MAX_NAMED)]
-    TooMany,
 }
 
-/// Most pairs of one network and a peer of it.
-const MAX_NAMED: usize = 1 << 16;
-
-impl Peers {
-    /// Refuses more than can be: an API client may name one peer for each of 16 million networks.
-    pub(crate) fn check(&self) -> Result<(), TunnelError> {
-        if self.of.values().map(Vec::len).sum::<usize>() > MAX_NAMED {
-            Err(TunnelError::TooMany)
-        } else {
-            Ok(())
-        }
-    }
-}
-
-/// Whether an address can be a peer's.
+/// Whether a host's address can be a peer's of this endpoint.
 pub(crate) fn check_peer(peer: IpAddr, endpoint: IpAddr) -> Result<(), TunnelError> {
-    let host = match peer {
-        IpAddr::V4(ip) => {
-            !ip.is_unspecified() && !ip.is_multicast() && !ip.is_broadcast() && !ip.is_loopback()
-        }
-        IpAddr::V6(ip) => {
-            !ip.is_unspecified()
-                && !ip.is_multicast()
-                && !ip.is_loopback()
-                && ip.to_ipv4_mapped().is_none()
-        }
-    };
-    if !host {
-        Err(TunnelError::NotAHost(peer))
-    } else if peer.is_ipv4() != endpoint.is_ipv4() {
+    if peer.is_ipv4() != endpoint.is_ipv4() {
         Err(TunnelError::OtherFamily { peer, endpoint })
     } else if peer == endpoint {
         Err(TunnelError::Own(peer))
     } else {
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn peers_of_single_networks_are_bounded() {
-        let peer = [IpAddr::from([192, 0, 2, 1])];
-        let mut peers = Peers {
-            all: Vec::new(),
-            of: (0..MAX_NAMED as u32).map(|vni| (vni, peer.to_vec())).collect(),
-        };
-        assert!(peers.check().is_ok());
-        peers.of.entry(0).or_default().push(IpAddr::from([192, 0, 2, 2]));
-        assert!(matches!(peers.check(), Err(TunnelError::TooMany)));
     }
 }

@@ -114,11 +114,17 @@ mod tests {
                     last = now;
                 }
             });
+            let vni = butterfly_model::Vni::new(1).unwrap();
             for round in 0..2_000u32 {
                 let id = format!("n{}", round % 3);
                 plane.remove(&id);
                 let (vnic, _) = plane
-                    .insert(&id, Mac([2, 0, 0, 0, 0, (round % 3) as u8]), 1, &VnicPolicy::default())
+                    .insert(
+                        &id,
+                        Mac([2, 0, 0, 0, 0, (round % 3) as u8]),
+                        vni,
+                        &VnicPolicy::default(),
+                    )
                     .unwrap();
                 let cells = vnic.shared.counters.of(0).unwrap();
                 cells.add(Counter::InPackets, 1);

@@ -19,7 +19,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use butterfly_model::{GroupName, Rule};
+use butterfly_model::{GroupName, Rule, Vni};
 use butterfly_packet::mac::Mac;
 use butterfly_vhost::port::{Port, PortEvents};
 
@@ -73,12 +73,8 @@ pub(crate) struct PlaneConfig {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the texts say it
 pub enum AddError {
-    #[error("there is a vnic with id {0} already")]
-    Exists(String),
     #[error("no vnic with id {0}")]
     Unknown(String),
-    #[error("VNI {0} is above 16777215")]
-    BadVni(u32),
     #[error("{} vnics and networks are the most one host can have", UPLINK.slot)]
     TooMany,
     #[error("{MAX_CELLS} rules are the most one host can have")]
@@ -264,30 +260,27 @@ impl Plane {
         &self,
         id: &str,
         mac: Mac,
-        vni: u32,
+        vni: Vni,
         policy: &VnicPolicy,
     ) -> Result<(Arc<Vnic>, Attachment), AddError> {
         self.insert_as(id, mac, vni, policy, None, None)
     }
 
     /// The same of a vnic that may be the mirror of another one, which need not exist, and of one
-    /// that was declared before others that are there.
+    /// that was declared before others that are there. A vnic that is there with this id goes.
     pub fn insert_as(
         &self,
         id: &str,
         mac: Mac,
-        vni: u32,
+        vni: Vni,
         policy: &VnicPolicy,
         mirrors: Option<&str>,
         order: Option<u64>,
     ) -> Result<(Arc<Vnic>, Attachment), AddError> {
-        if vni > 0xff_ffff {
-            return Err(AddError::BadVni(vni));
-        }
+        let vni = vni.number();
+        // What is declared has each id once.
+        self.remove(id);
         let mut state = self.state();
-        if state.by_id.contains_key(id) {
-            return Err(AddError::Exists(id.to_owned()));
-        }
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
         let slot = next.vnics.vacant();
         // A network's first vnic may bring its trunk.
@@ -947,7 +940,7 @@ fn find_mirrors(state: &State, next: &mut Snapshot) {
     for (_, vnic) in next.vnics.iter() {
         let PortKind::Mirror(target) = &vnic.kind else { continue };
         let target = state.by_id.get(target).and_then(|place| next.vnic(*place));
-        // Not of another network, and no copies of copies.
+        // The desired state has no such mirrors. This is the wall between networks all the same.
         let target = target.filter(|target| target.vni == vnic.vni && !target.is_mirror());
         mirrors.extend(
             target.map(|target| Mirror { target: target.place.slot, mirror: vnic.place.slot }),

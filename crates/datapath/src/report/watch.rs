@@ -210,8 +210,10 @@ mod tests {
         let sessions = SessionConfig { capacity: 1024, ..SessionConfig::default() };
         let plane = Plane::new(PlaneConfig { workers: 2, fdb_ageing: 300, sessions, tunnel: None })
             .unwrap();
-        let add =
-            |id, n| plane.insert(id, Mac([2, 0, 0, 0, 0, n]), 7, &VnicPolicy::default()).unwrap().0;
+        let seven = butterfly_model::Vni::new(7).unwrap();
+        let add = |id, n| {
+            plane.insert(id, Mac([2, 0, 0, 0, 0, n]), seven, &VnicPolicy::default()).unwrap().0
+        };
         let (a, b) = (add("a", 1), add("b", 2));
         let (mut watch, told) = (Watch::default(), Heard::default());
         let mut look = || {

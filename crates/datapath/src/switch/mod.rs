@@ -16,6 +16,7 @@ use std::{
 };
 
 use butterfly_guest::{Guest, Report as GuestReport};
+use butterfly_model::Vni;
 use butterfly_packet::mac::Mac;
 use butterfly_vhost::{
     control::{DeviceEvents, DeviceStatus, Role},
@@ -99,8 +100,8 @@ pub struct VnicSpec {
     pub id: String,
     /// Its address.
     pub mac: Mac,
-    /// Its network, below 2^24.
-    pub vni: u32,
+    /// Its network.
+    pub vni: Vni,
     /// What is on the other side.
     pub front: Front,
     /// What it may do.
@@ -338,12 +339,11 @@ impl Switch {
     }
 
     /// Adds a vnic and opens its socket, or attaches a guest of our own. Its policy is in force
-    /// before a guest can attach. On an error nothing has changed.
+    /// before a guest can attach. On an error nothing has changed. There must be none with its id:
+    /// the desired state has each once.
     pub fn add_vnic(&self, spec: VnicSpec) -> Result<(), AddError> {
         let mut vnics = self.vnics();
-        if vnics.contains_key(&spec.id) {
-            return Err(AddError::Exists(spec.id));
-        }
+        debug_assert!(!vnics.contains_key(&spec.id), "vnic {} was not removed", spec.id);
         let ready = spec.front.prepare(&spec, self.host())?;
         let mirrors = spec.sniff_target.as_deref();
         let (vnic, attachment) = self.plane.insert_as(
@@ -361,7 +361,7 @@ impl Switch {
         };
         let link = Arc::new(Link {
             id: spec.id.clone(),
-            vni: spec.vni,
+            vni: spec.vni.number(),
             offered,
             attachment,
             events: self.events.clone(),

@@ -2,6 +2,8 @@
 
 use std::{net::IpAddr, sync::PoisonError};
 
+use butterfly_model::Vni;
+
 use crate::{
     endpoint::open::{Peers, TunnelError, check_peer},
     switch::Switch,
@@ -15,7 +17,7 @@ impl Switch {
     }
 
     /// Names a peer for all networks, or for one. Returns whether that is new.
-    pub fn add_peer(&self, peer: IpAddr, vni: Option<u32>) -> Result<bool, TunnelError> {
+    pub fn add_peer(&self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError> {
         let side = self.side().ok_or(TunnelError::NoUplink)?;
         check_peer(peer, side.spec.endpoint)?;
         self.change_peers(vni, |list| {
@@ -28,7 +30,7 @@ impl Switch {
     }
 
     /// Takes that back. Returns whether it was named.
-    pub fn remove_peer(&self, peer: IpAddr, vni: Option<u32>) -> Result<bool, TunnelError> {
+    pub fn remove_peer(&self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError> {
         self.side().ok_or(TunnelError::NoUplink)?;
         self.change_peers(vni, |list| {
             let before = list.len();
@@ -39,22 +41,18 @@ impl Switch {
 
     fn change_peers(
         &self,
-        vni: Option<u32>,
+        vni: Option<Vni>,
         change: impl FnOnce(&mut Vec<IpAddr>) -> bool,
     ) -> Result<bool, TunnelError> {
-        if let Some(vni) = vni.filter(|vni| *vni > 0xff_ffff) {
-            return Err(TunnelError::BadVni(vni));
-        }
         // One change at a time: what is changed was read a moment ago.
         let _held = self.changing_peers.lock().unwrap_or_else(PoisonError::into_inner);
         let mut peers = self.peers();
         let changed = match vni {
             None => change(&mut peers.all),
-            Some(vni) => change(peers.of.entry(vni).or_default()),
+            Some(vni) => change(peers.of.entry(vni.number()).or_default()),
         };
         peers.of.retain(|_, list| !list.is_empty());
         if changed {
-            peers.check()?;
             let Peers { all, of } = peers;
             let refused = self.plane().set_peers(all, of);
             refused.map_err(|refused| {

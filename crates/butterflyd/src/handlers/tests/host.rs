@@ -455,7 +455,7 @@ impl Dataplane for Fake {
                 last: Some(packet.clone()),
                 head: self.head.clone(),
             };
-            let place = DropPlace::Vnic { id: id.clone(), vni: self.vnics[id].vni };
+            let place = DropPlace::Vnic { id: id.clone(), vni: self.vnics[id].vni.number() };
             PlaceDrops { place, rows: vec![row] }
         };
         let other = |place, n, last| PlaceDrops {

@@ -81,10 +81,7 @@ fn check_invariants(host: &mut Host) {
             ips: nic.ips.addresses().collect(),
             groups: nic.security_groups.names().to_vec(),
         };
-        assert_eq!(
-            (spec.mac.0, spec.vni, &spec.policy),
-            (nic.mac.octets(), nic.vni.number(), &policy)
-        );
+        assert_eq!((spec.mac.0, spec.vni, &spec.policy), (nic.mac.octets(), nic.vni, &policy));
         let Front::Socket { path, .. } = &spec.front else { panic!("{spec:?}") };
         assert_eq!(path, nic.kind.socket().unwrap().path());
         assert_eq!(spec.order, daemon.desired.vnics().order(nic));
