@@ -26,6 +26,7 @@
 
 mod endpoint;
 mod engine;
+#[cfg(feature = "harness")]
 pub mod harness;
 mod ip;
 mod overlay;

@@ -256,6 +256,7 @@ impl Plane {
 
     /// Puts a vnic into the snapshot. When this returns, every worker filters it; its rings may
     /// start.
+    #[cfg(feature = "harness")]
     pub fn insert(
         &self,
         id: &str,
@@ -808,6 +809,7 @@ impl Plane {
     }
 
     /// For the harness.
+    #[cfg(feature = "harness")]
     pub fn near_last_version(&self) {
         let next = Snapshot::clone(&self.shared.snapshot.load());
         self.publish(Snapshot { version: LAST_VERSION - 1, ..next });

@@ -30,6 +30,7 @@ impl Observer for () {
 
 /// A stage as lists show it.
 pub(crate) struct StageInfo {
+    #[cfg_attr(not(feature = "harness"), expect(dead_code, reason = "counts of instructions ask"))]
     pub name: &'static str,
     pub reasons: &'static [ReasonInfo],
 }

@@ -109,6 +109,7 @@ impl Fair {
     }
 
     /// No batch is ever dear.
+    #[cfg(feature = "harness")]
     pub fn blind() -> Fair {
         Fair { first: 0, ..Fair::with(u64::from(u32::MAX)) }
     }

@@ -142,11 +142,13 @@ impl Worker {
 
     /// For tests and fixed-work measurements: no batch is cut because it takes long, as all do
     /// under a simulator of processors.
+    #[cfg(feature = "harness")]
     pub fn without_prices(shared: Arc<Shared>, handle: Arc<Handle>) -> Worker {
         Worker { fair: Fair::blind(), ..Worker::new(shared, handle, false) }
     }
 
     /// Ends that.
+    #[cfg(feature = "harness")]
     pub fn heed_prices(&mut self) {
         self.fair = Fair::new();
     }
@@ -267,6 +269,7 @@ impl Worker {
     /// For tests and fixed-work measurements: looks at kicks and orders, then at every polled ring
     /// once.
     #[inline(never)]
+    #[cfg(feature = "harness")]
     pub fn turn(&mut self) -> bool {
         self.adopt();
         self.wait(false);

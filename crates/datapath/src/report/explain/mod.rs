@@ -165,6 +165,7 @@ pub(crate) fn explain(plane: &Plane, question: &Question) -> Result<Explanation,
 
 /// Says what would happen to a frame as it is, from this vnic, or from the other hosts of a
 /// network.
+#[cfg(feature = "harness")]
 pub(crate) fn explain_frame(plane: &Plane, from: &Origin, frame: &[u8]) -> Option<Walk> {
     let snapshot = plane.shared.snapshot.load_full();
     let (vni, slot) = match from {
