@@ -1,4 +1,4 @@
-//! A batch on its way through the stages: the frames, and what is known and decided about each.
+//! A batch on its way through the stages: its frames, with the facts and the verdict on each.
 
 use butterfly_vhost::{
     net::NetHeader,
@@ -7,12 +7,12 @@ use butterfly_vhost::{
 
 use crate::engine::{inside::Inside, place::PeerRef, reason::DropReason};
 
-/// What happens to a frame. The sender's port is that of the batch.
+/// Verdict on a frame. The port of the sender is the batch's, not the frame's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
     /// No stage decided yet.
     Undecided,
-    /// Dropped at the expense of the vnic in this slot.
+    /// Dropped and charged to the vnic in this slot.
     Drop(DropReason, u32),
     /// To the vnic in this slot.
     Deliver(u32),
@@ -20,15 +20,15 @@ pub(crate) enum Verdict {
     Tunnel(PeerRef),
     /// To every vnic of the network that may have it.
     Flood {
-        /// The destination is a unicast address that nobody knows: only vnics that may own several
-        /// addresses get it.
+        /// The destination is a unicast address that is not known. Only vnics that may own several
+        /// addresses get the frame.
         unknown: bool,
     },
-    /// The same, of another host: this turn has no time for it, so it waits in a queue.
+    /// A flood of another host for which this turn has no time. The frame waits in a queue.
     Later,
 }
 
-/// What is known of a frame.
+/// Facts about a frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meta {
     /// Destination address as [`crate::engine::mac::number`].
@@ -36,18 +36,19 @@ pub(crate) struct Meta {
     /// Source address likewise.
     pub source: u64,
     pub verdict: Verdict,
-    /// The host that it came from, if its sender is a trunk; 0 if there was no room for it among
-    /// the peers.
+    /// The host that the frame came from, if its sender is a trunk; 0 if the table of peers had no
+    /// room for that host.
     pub peer: PeerRef,
-    /// What is inside, if someone in the network is filtered.
+    /// Contents of the frame, if a vnic of the network is filtered.
     pub inside: Inside,
-    /// The frame needs something computed: the fields below say what. They are stale otherwise.
+    /// The frame needs a checksum or segmentation, as the fields below say. They are stale
+    /// otherwise.
     pub offload: bool,
-    /// The header for receivers: rebuilt, not the guest's.
+    /// The header for receivers: rebuilt by the switch, not the guest's.
     pub net: NetHeader,
-    /// Where IP starts.
+    /// Offset of the IP header.
     pub l3: u16,
-    /// Where the payload of the segments starts.
+    /// Offset of the payload of the segments.
     pub payload: u16,
 }
 
@@ -76,15 +77,16 @@ impl Meta {
 /// A worker's room for one batch.
 pub(crate) type Metas = [Meta; BATCH];
 
-/// Where the frames of a batch are from.
+/// Origin of the frames of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Origin {
-    /// From their sender's port.
+    /// The port of their sender.
     Port,
-    /// One flood of another host that a turn had no time for; it was counted when it came.
+    /// A flood of another host that waited because a turn had no time for it. It was counted when
+    /// it came.
     Waited,
-    /// One frame that the switch made, as if the sender had: it may say what guests may not (RARP),
-    /// and counts for nobody.
+    /// A frame that the switch made in the name of the sender. It may say things that guests may
+    /// not (RARP), and no counter counts it.
     Own,
 }
 

@@ -16,8 +16,8 @@ pub(crate) struct Bucket {
 }
 
 impl Bucket {
-    /// Takes a token, if there is one: `rate` come per second, and at most `burst` are kept. As
-    /// what was kept is filled up only when it is used up, twice as many may go at once.
+    /// Takes a token and returns whether there was one. `rate` tokens come per second; `burst` are
+    /// kept. The bucket is refilled only when it is empty, so up to twice `burst` may go at once.
     pub fn take(&self, rate: u64, burst: u64) -> bool {
         self.take_at(cpu::tsc, cpu::tsc_hz(), rate, burst)
     }
@@ -30,7 +30,7 @@ impl Bucket {
         let filled = self.filled.load(Relaxed);
         let passed = now.saturating_sub(filled);
         let earned = u128::from(passed) * u128::from(rate);
-        // Without the division: who has used up its own makes us come here for each frame.
+        // Avoids the division: a vnic without tokens comes here for each of its frames.
         if earned < u128::from(hz) {
             return false;
         }
@@ -45,14 +45,14 @@ impl Bucket {
         self.tokens.fetch_update(Relaxed, Relaxed, |tokens| tokens.checked_sub(1)).is_ok()
     }
 
-    /// One like this.
+    /// Returns a bucket of its own with the same contents.
     pub fn copy(&self) -> Bucket {
         let same = |word: &AtomicU64| AtomicU64::new(word.load(Relaxed));
         Bucket { tokens: same(&self.tokens), filled: same(&self.filled) }
     }
 }
 
-/// Tokens of which many are taken at once, and fewer than there have to be.
+/// A bucket from which many tokens are taken at once. It is refilled before it is empty.
 #[derive(Default)]
 pub(crate) struct Purse {
     tokens: AtomicU64,
@@ -84,7 +84,7 @@ impl Purse {
         self.tokens.fetch_update(Relaxed, Relaxed, less).is_ok()
     }
 
-    /// One like this.
+    /// Returns a purse of its own with the same contents.
     pub fn copy(&self) -> Purse {
         let same = |word: &AtomicU64| AtomicU64::new(word.load(Relaxed));
         Purse { tokens: same(&self.tokens), filled: same(&self.filled) }
@@ -95,7 +95,7 @@ impl Purse {
 mod tests {
     use super::*;
 
-    /// All that are needed have to be there; less is taken.
+    /// All tokens that are needed have to be there, although fewer are taken.
     #[test]
     fn what_is_needed_is_not_what_is_due() {
         let purse = Purse::default();
@@ -143,7 +143,7 @@ mod tests {
         let taken = |now: u64, tries: u64| {
             (0..tries).filter(|_| bucket.take_at(|| now, HZ, 1000, 50)).count()
         };
-        // It begins full, whenever that is.
+        // The purse begins full, at any time.
         assert_eq!(taken(HZ, 1000), 50);
         assert_eq!(taken(HZ + 999, 1000), 0);
         assert_eq!(taken(HZ + 1000, 1000), 1);

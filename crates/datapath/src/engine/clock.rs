@@ -1,6 +1,7 @@
-//! A coarse clock for the packet path, written by the housekeeping thread: seconds since the host
-//! was started, which are the same for every process that comes, and tenths of them since the
-//! switch was.
+//! A coarse clock for the packet path, written by the housekeeping thread.
+//!
+//! Counts seconds since the host was started, which are the same for every process. Counts tenths
+//! of a second since the switch was started.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering},
@@ -45,14 +46,14 @@ impl Clock {
             .store(u32::try_from(elapsed.as_millis() / 100).unwrap_or(u32::MAX), Ordering::Relaxed);
     }
 
-    /// For the harness: lets time pass.
+    /// Lets time pass, for the harness.
     #[cfg(feature = "harness")]
     pub fn pass(&self, seconds: u32) {
         self.seconds.fetch_add(seconds, Ordering::Relaxed);
         self.pass_tenths(seconds.saturating_mul(10));
     }
 
-    /// For the harness: lets less than a second pass.
+    /// Lets less than a second pass, for the harness.
     #[cfg(feature = "harness")]
     pub fn pass_tenths(&self, tenths: u32) {
         self.tenths.fetch_add(tenths, Ordering::Relaxed);
@@ -63,7 +64,7 @@ impl Clock {
 mod tests {
     use super::*;
 
-    /// What one process wrote, another one can tell the age of.
+    /// A process can tell the age of a time that another process wrote.
     #[test]
     fn every_clock_tells_the_same_time() {
         let uptime = || {

@@ -7,7 +7,7 @@ use crate::engine::{
     reason::{CAPACITY, DropReason},
 };
 
-/// What is counted besides drops.
+/// Counters other than drops.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Counter {
     /// Frames received from the guest.
@@ -22,7 +22,7 @@ pub(crate) enum Counter {
     Flooded,
     /// Source addresses that were not learnt because a bound was reached.
     LearnRefused,
-    /// Frames that said for the guest where it is now.
+    /// Frames that the switch sent in the guest's name to announce its place.
     Announced,
 }
 
@@ -45,7 +45,7 @@ impl Cells {
         self.add_at(counter as usize, n);
     }
 
-    /// Counts drops of which there is no packet.
+    /// Counts drops without a packet to keep.
     pub fn drop(&self, reason: DropReason, n: u64) {
         self.add_at(PLAIN + reason.index(), n);
     }
@@ -76,7 +76,7 @@ impl Counters {
         }
     }
 
-    /// The packets that were dropped last: one of a reason, as far as they are kept.
+    /// Returns the packets that were dropped last, at most one of each reason.
     pub fn last_drops(&self) -> Vec<LastDrop> {
         let mut all: Vec<LastDrop> = self.last.iter().flat_map(LastDrops::list).collect();
         all.sort_by_key(|drop| (drop.reason.index(), std::cmp::Reverse(drop.when)));
@@ -84,18 +84,18 @@ impl Counters {
         all
     }
 
-    /// The cells that worker `index` writes.
+    /// Returns the cells that worker `index` writes.
     #[inline(always)]
     pub fn of(&self, worker: usize) -> Option<&Cells> {
         self.cells.get(worker)
     }
 
-    /// One sum over all workers.
+    /// Returns the sum of one counter over all workers.
     pub fn get(&self, counter: Counter) -> u64 {
         self.at(counter as usize)
     }
 
-    /// Drops for one reason.
+    /// Returns the number of drops for one reason.
     pub fn drops(&self, reason: DropReason) -> u64 {
         self.at(PLAIN + reason.index())
     }
@@ -108,7 +108,7 @@ impl Counters {
             .sum()
     }
 
-    /// The sum over all workers.
+    /// Returns the sums of all counters over all workers.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
         for cells in &self.cells {
@@ -139,14 +139,14 @@ impl Totals {
         self.0.get(PLAIN + reason.index()).copied().unwrap_or(0)
     }
 
-    /// Drops that were counted elsewhere.
+    /// Adds drops that were counted elsewhere.
     pub fn add_drops(&mut self, reason: DropReason, n: u64) {
         if let Some(sum) = self.0.get_mut(PLAIN + reason.index()) {
             *sum += n;
         }
     }
 
-    /// Nothing but drops.
+    /// Keeps the drops and clears all other counters.
     pub fn drops_only(mut self) -> Totals {
         self.0.iter_mut().take(PLAIN).for_each(|sum| *sum = 0);
         self

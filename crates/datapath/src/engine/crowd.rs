@@ -1,19 +1,19 @@
-//! A budget of many: what one of them uses up leaves the others something.
+//! A budget for many users: a user that takes all it can leaves something for the others.
 //!
-//! Half of it is everybody's. The other half is divided among [`PARTS`], and who somebody is, by a
-//! hash that nobody can know, says which part is theirs. So who takes all that can be had leaves
-//! every other part as it is: its owners go on, slower. Whose part is whose changes every
-//! [`ROUND`] seconds, so nobody shares one with the same neighbour for long.
+//! Half of the budget is common. The other half is divided among [`PARTS`] parts. A hash with a
+//! secret key maps each user to a part. A user that takes all it can leaves every other part
+//! untouched, so the users of those parts go on, slower. The mapping changes every [`ROUND`]
+//! seconds, so that no user shares a part with the same neighbour for long.
 
 use std::hash::{BuildHasher, RandomState};
 
 /// Parts of the half that is divided.
 const PARTS: usize = 32;
 
-/// Seconds, a power of two, in which somebody has the same part.
+/// Seconds for which a user keeps its part. A power of two.
 const ROUND: u32 = 4;
 
-/// Budgets of type `B` for many.
+/// Budgets of type `B`, common and divided.
 pub(crate) struct Crowd<B> {
     common: B,
     parts: [B; PARTS],
@@ -31,14 +31,16 @@ impl<B: Default> Default for Crowd<B> {
 }
 
 impl<B> Crowd<B> {
-    /// Whether `take` has something left, of the own part or of what is common. It is told what to
-    /// divide by what all have together. `now` in seconds.
+    /// Returns whether `take` finds something in the user's own part or in the common half.
+    ///
+    /// `take` gets a number by which it divides the budget of all users together. `now` is in
+    /// seconds.
     pub fn take(&self, who: u128, now: u32, take: impl Fn(&B, u32) -> bool) -> bool {
         let own = self.parts.get(self.key.hash_one((who, now / ROUND)) as usize % PARTS);
         own.is_some_and(|part| take(part, 2 * PARTS as u32)) || take(&self.common, 2)
     }
 
-    /// The same, apart.
+    /// Returns a crowd of its own, with copies of all budgets and the same parts.
     pub fn copy(&self, copy: impl Fn(&B) -> B) -> Crowd<B> {
         Crowd {
             common: copy(&self.common),
@@ -57,7 +59,7 @@ mod tests {
         crowd.take(who, now, |pace, parts| pace.take(now, 640 / parts, 64 / parts))
     }
 
-    /// One has half of all and its own part; of everybody together it is no more than all.
+    /// A user gets the common half and its own part. All users together get no more than the whole.
     #[test]
     fn one_leaves_the_others_their_parts() {
         let crowd = Crowd::default();
@@ -71,7 +73,7 @@ mod tests {
         assert_eq!(again, 31 * 10, "a copy has what was left then, and the same parts");
     }
 
-    /// Who shares a part with one that takes everything does not do so in the next round.
+    /// A user that shares a part with a greedy one has another part in the next round.
     #[test]
     fn parts_change_hands() {
         let crowd = Crowd::<Pace>::default();

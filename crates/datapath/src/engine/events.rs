@@ -1,4 +1,4 @@
-//! What happens in a switch beside its traffic, for whoever keeps a record of it.
+//! Events in a switch beside its traffic, for a program that records them.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -8,90 +8,93 @@ use butterfly_vhost::{net::Features, port::Queue};
 
 use crate::engine::reason::ReasonInfo;
 
-/// Who wants to know what happens. Called from control threads, from housekeeping and from the
-/// keeper, never from a worker: must not call the switch, and must not wait.
+/// Receiver of events. Control threads, the housekeeping thread and the keeper call it, never a
+/// worker. It must not call the switch, and must not wait.
 pub trait SwitchEvents: Send + Sync {
-    /// Something happened.
+    /// Receives an event.
     fn happened(&self, about: About<'_>, what: Happening<'_>);
 
-    /// A guest of our own measured how long a thousand answers took: often, and nothing for a
-    /// record. Called from its thread.
+    /// Receives the times of a thousand answers that a guest of the daemon measured. These come
+    /// often and are not worth a record. The guest's thread calls this.
     fn measured(&self, times: Times) {
         let _ = times;
     }
 }
 
-/// Nobody wants to know.
+/// Ignores all events.
 impl SwitchEvents for () {
     fn happened(&self, _: About<'_>, _: Happening<'_>) {}
 }
 
-/// What an event is about: a vnic, else a network, else the host.
+/// Subject of an event: a vnic, else a network, else the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct About<'a> {
-    /// The vnic.
+    /// The vnic's id.
     pub nic: Option<&'a str>,
-    /// Its network.
+    /// The network of the vnic, or the network that the event is about.
     pub vni: Option<u32>,
 }
 
-/// What happened.
+/// Events.
 #[derive(Clone, Copy, Debug)]
 pub enum Happening<'a> {
     /// A guest attached to the vnic.
     Attached,
-    /// It left: a sentence without a full stop says why.
+    /// The guest left. A sentence without a full stop says why.
     Detached(&'a str),
-    /// The guest took features, for the first time or others than before.
+    /// The guest accepted features, for the first time or different ones than before.
     Negotiated {
-        /// Those it takes.
+        /// The features it accepted.
         accepted: Features,
-        /// Those that it was offered and refused.
+        /// The features it was offered and refused.
         refused: Features,
     },
     /// The guest's driver uses both its queues from now on, or not any more.
     Driving(bool),
     /// A queue that was started cannot run: a sentence without a full stop says why.
     Trouble(&'a str),
-    /// The guest said something impossible in this queue, which rests until it is set up anew.
+    /// The guest wrote something impossible in this queue. The queue rests until it is set up
+    /// again.
     Broken(Queue),
-    /// Interrupting the guest was confirmed to be slow: the longest signal so far. A thread of
-    /// their own sends them from now on.
+    /// Interrupts of the guest were confirmed to be slow; this is the longest signal so far. A
+    /// separate thread sends them from now on.
     SlowInterrupts(Duration),
-    /// The vnic had to rest: the switch touched so many pages of its memory first, since it was
-    /// added.
+    /// The vnic had to rest. The switch was the first to touch so many pages of its memory since
+    /// the vnic was added.
     FirstTouches(u64),
-    /// A worker slept for pages of the vnic's memory: so long, since it was added.
+    /// A worker slept for pages of the vnic's memory, for so long since the vnic was added.
     MemoryStalled(Duration),
-    /// Frames were dropped for one of the reasons of [`crate::watched_drops`], since that was last told.
+    /// Frames were dropped for one of the reasons of [`crate::watched_drops`]; the number is since
+    /// the last such event.
     Dropped(ReasonInfo, u64),
-    /// Source addresses were not learnt because a bound was reached, since that was last told.
+    /// Source addresses were not learnt because a bound was reached; the number is since the last
+    /// such event.
     LearnRefused(u64),
     /// The table of sessions became nearly full, or has room again.
     Sessions {
-        /// Sessions in it.
+        /// Sessions in the table.
         used: u32,
-        /// Most it can hold.
+        /// Most sessions that the table can hold.
         capacity: u32,
-        /// It is nearly full.
+        /// True if the table is nearly full.
         nearly_full: bool,
     },
     /// The table of other hosts became full, or has room again.
     PeersFull(bool),
-    /// Another host that nobody named was heard.
+    /// Frames came from another host that was not declared as a peer.
     PeerLearnt(IpAddr),
-    /// Another host that nobody named was silent for too long.
+    /// A host that was learnt, not declared as a peer, was silent for too long.
     PeerForgotten(IpAddr),
-    /// Frames to another host go to that link address.
+    /// The link address to which frames for another host go was found.
     NextHopFound(IpAddr, Mac),
-    /// Frames to another host went to the first link address, and go to the second one now.
+    /// Frames for another host went to the first link address, and go to the second one now.
     NextHopMoved(IpAddr, Mac, Mac),
-    /// Nobody knows any more where frames to another host go.
+    /// The link address for frames to another host is no longer known.
     NextHopLost(IpAddr),
-    /// The uplink carries frames again: a sentence without a full stop.
+    /// The uplink carries frames again. A sentence without a full stop says how.
     UplinkUp(&'a str),
-    /// The uplink does not carry frames any more: a sentence without a full stop says why.
+    /// The uplink carries no frames any more. A sentence without a full stop says why.
     UplinkDown(&'a str),
-    /// The largest packet on the uplink is another one, in bytes.
+    /// The largest packet on the uplink changed to this many bytes.
     UplinkMtu(u32),
 }

@@ -1,14 +1,14 @@
-//! What a frame carries, as far as filters ask.
+//! Contents of a frame, as far as filters ask.
 
 use butterfly_packet::ethernet;
 
-/// What a frame carries, as far as filters ask.
+/// Contents of a frame, as far as filters ask.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Inside {
-    /// Nobody asked.
+    /// Not examined: no filter asked.
     Unknown,
-    /// IPv4 or IPv6 from this byte on, at most behind one VLAN tag, and it says so itself. The tag
-    /// as [`crate::ip::Tuple::vlan`] has it.
+    /// IPv4 or IPv6 that starts at byte `at`, behind one VLAN tag at most. The version nibble
+    /// agrees with the type. `vlan` is in the form of `Tuple::vlan`.
     Ip { at: u16, vlan: u16 },
     /// IP behind several tags or behind LLC, or a type that contradicts the version nibble (CERT
     /// VU#855201).
@@ -21,5 +21,5 @@ pub(crate) enum Inside {
     NonIp,
 }
 
-/// What most frames are.
+/// Contents of most frames.
 pub(crate) const PLAIN_IP: Inside = Inside::Ip { at: ethernet::HEADER_LEN as u16, vlan: 0 };

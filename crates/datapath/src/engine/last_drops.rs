@@ -1,10 +1,10 @@
-//! The last dropped packet of each reason: when it was, and its first bytes, for who asks why
+//! The last dropped packet of each reason, with its time and first bytes. Shows an operator why
 //! nothing arrives.
 //!
-//! Written by the worker that drops, read by whoever reports: plain atomics under a sequence
-//! number, no lock, nothing allocated, and nothing done for packets that are not dropped. A vnic
-//! has room for the reasons that occurred last; of a flood of drops, one packet in each tenth of a
-//! second is kept.
+//! The worker that drops writes it, and reports read it: plain atomics under a sequence number. It
+//! takes no lock, allocates nothing, and costs nothing for packets that are not dropped. A vnic has
+//! room for the reasons that occurred last. Of a flood of drops, one packet per tenth of a second
+//! is kept.
 
 use std::sync::atomic::{
     AtomicU64,
@@ -16,29 +16,29 @@ use butterfly_vhost::ring::Frames;
 
 use crate::engine::{clock::Clock, reason::DropReason};
 
-/// Reasons of one vnic that a packet is kept of.
+/// Reasons per vnic and worker for which a packet is kept.
 pub(crate) const KEPT: usize = 8;
 const WORDS: usize = 13;
-/// Bytes of a packet that are kept: Ethernet, a VLAN tag, IPv6 and TCP; or VXLAN's outer headers
-/// over IPv4 and as much of the inner ones.
+/// Bytes kept of a packet. Enough for Ethernet, a VLAN tag, IPv6 and TCP, or for VXLAN's outer
+/// headers over IPv4 and part of the inner ones.
 pub(crate) const BYTES: usize = 8 * WORDS;
 
-/// A packet that is dropped now.
+/// A packet that is being dropped.
 #[derive(Clone, Copy)]
 pub(crate) struct Dropped<'a> {
-    /// Its first bytes; none if it could not be read.
+    /// Its first bytes; empty if they could not be read.
     pub head: &'a [u8],
-    /// Its length; 0 if that is not known.
+    /// Its length; 0 if not known.
     pub len: u32,
-    /// Tenths of a second of the clock.
+    /// Time of the drop, in tenths of a second of the clock.
     pub when: u32,
 }
 
 impl<'a> Dropped<'a> {
-    /// A frame of a batch, as far as it is in its slot.
+    /// Returns a frame of a batch, as far as it is in its slot.
     pub fn of(frames: &'a Frames<'_>, index: usize, clock: &Clock) -> Dropped<'a> {
-        // What could not be taken from the ring has no content: its slot holds that of another
-        // frame.
+        // A frame that could not be taken from the ring has no content: its slot holds bytes of
+        // another frame.
         let frame = frames.frames().get(index).filter(|frame| frame.fault.is_none());
         let head = if frame.is_some() { frames.head(index) } else { &[] };
         Dropped { head, len: frame.map_or(0, |frame| frame.len), when: clock.tenths() }
@@ -49,16 +49,16 @@ impl<'a> Dropped<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LastDrop {
     pub reason: DropReason,
-    /// Tenths of a second of the clock.
+    /// Time of the drop, in tenths of a second of the clock.
     pub when: u32,
-    /// Its length; 0 if that is not known.
+    /// Its length; 0 if not known.
     pub len: u32,
     bytes: [u8; BYTES],
     kept: usize,
 }
 
 impl LastDrop {
-    /// Its first bytes; none if it could not be read.
+    /// Returns its first bytes; empty if they could not be read.
     pub fn head(&self) -> &[u8] {
         self.bytes.get(..self.kept).unwrap_or_default()
     }
@@ -99,7 +99,7 @@ impl Place {
         self.sequence.store((sequence | 1).wrapping_add(1), Release);
     }
 
-    /// What it holds, if it is not being changed; `Err` if it is.
+    /// Returns the packet in this place, if there is one; `Err` if the worker is changing it.
     fn try_read(&self) -> Result<Option<LastDrop>, ()> {
         let before = self.sequence.load(Acquire);
         let (when, what) = (self.when.load(Relaxed), self.what.load(Relaxed));
@@ -122,8 +122,8 @@ impl Place {
         Ok((before != 0).then_some(read))
     }
 
-    /// As [`Self::try_read`]. A change takes some hundred cycles, unless the worker was interrupted
-    /// in it.
+    /// Reads as [`Self::try_read`] does, until it succeeds. A change takes some hundred cycles,
+    /// unless the worker is interrupted in it.
     fn read(&self) -> Option<LastDrop> {
         loop {
             match self.try_read() {
@@ -137,8 +137,8 @@ impl Place {
 /// One worker's dropped packets of one vnic.
 #[repr(align(128))]
 pub(crate) struct LastDrops {
-    /// For the worker: the reason of each place plus one, and when it was last written. In one
-    /// line, so that a flood of drops touches nothing else.
+    /// For the worker: each place's reason plus one, and the time it was last written. All are in
+    /// one cache line, so that a flood of drops touches nothing else.
     marks: [AtomicU64; KEPT],
     places: [Place; KEPT],
 }
@@ -151,8 +151,8 @@ impl LastDrops {
         }
     }
 
-    /// Keeps a packet, unless one of the same reason was kept in this tenth of a second, or too
-    /// many of others were.
+    /// Keeps a packet. Skips it if one of the same reason was kept in this tenth of a second, or
+    /// too many of other reasons.
     pub fn keep(&self, reason: DropReason, packet: &Dropped<'_>) {
         let own = reason.index() as u64 + 1;
         let mut oldest: Option<(u32, usize)> = None;
@@ -164,7 +164,7 @@ impl LastDrops {
                 found = Some((when, at));
                 break;
             }
-            // A free place is older than any.
+            // A free place counts as older than any other.
             let age = if mark == 0 { u32::MAX } else { packet.when.wrapping_sub(when) };
             if oldest.is_none_or(|(most, _)| age > most) {
                 oldest = Some((age, at));
@@ -173,8 +173,8 @@ impl LastDrops {
         let at = match (found, oldest) {
             (Some((when, _)), _) if when == packet.when => return,
             (Some((_, at)), _) => at,
-            // All were written just now: whoever is dropped for so many reasons at once shows
-            // enough of them.
+            // All places were written just now: they show enough of a vnic that is dropped for so
+            // many reasons at once.
             (None, Some((0, _)) | None) => return,
             (None, Some((_, at))) => at,
         };
@@ -184,7 +184,7 @@ impl LastDrops {
         }
     }
 
-    /// Every packet that is kept, at most one of each reason. Not for the packet path.
+    /// Returns every packet that is kept, at most one of each reason. Not for the packet path.
     pub fn list(&self) -> impl Iterator<Item = LastDrop> {
         self.places.iter().filter_map(Place::read)
     }
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(size_of::<LastDrops>(), 1152);
     }
 
-    /// What is read is what was written at once, whoever writes meanwhile.
+    /// A reader sees one write as a whole, also while the worker writes.
     #[test]
     fn readers_see_whole_packets() {
         let drops = LastDrops::new();

@@ -1,7 +1,7 @@
 //! A table of numbers for readers that do not wait: made once, never changed.
 
-/// Small numbers by larger ones, such as vnics by their addresses: open addressing, at most half
-/// full.
+/// Maps larger numbers to small ones, such as the addresses of vnics to their slots. Open
+/// addressing, at most half full.
 #[derive(Clone, Default)]
 pub(crate) struct Numbers {
     /// Key + 1 and value; 0 is free.
@@ -12,7 +12,7 @@ pub(crate) struct Numbers {
 const HASH: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Numbers {
-    /// The first of several values of one key is its.
+    /// Makes the table. Of several values with one key, the first one counts.
     pub fn new(owners: impl Iterator<Item = (u64, u32)> + Clone) -> Numbers {
         let size = (owners.clone().count() * 2).next_power_of_two().max(4);
         let mut table = Numbers {
@@ -41,7 +41,7 @@ impl Numbers {
         (key.wrapping_mul(HASH) >> self.shift) as usize
     }
 
-    /// The value of a key below 2^63.
+    /// Returns the value of a key below 2^63.
     #[inline(always)]
     pub fn get(&self, key: u64) -> Option<u32> {
         let key = key + 1;

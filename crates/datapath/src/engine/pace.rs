@@ -1,4 +1,4 @@
-//! A pace: what passes without a rule passes a few times per second.
+//! A pace: packets that pass without a rule are limited to a few per second.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -11,7 +11,7 @@ const LATE: u32 = 60;
 pub(crate) struct Pace(AtomicU64);
 
 impl Pace {
-    /// How many there are.
+    /// Returns the number of tokens left.
     pub fn left(&self, now: u32, most: u32, per_second: u32) -> u32 {
         Self::of(self.0.load(Relaxed), now, most, per_second)
     }
@@ -40,7 +40,7 @@ impl Pace {
         self.0.fetch_update(Relaxed, Relaxed, less).is_ok()
     }
 
-    /// The same, apart.
+    /// Returns a pace of its own with the same contents.
     pub fn copy(&self) -> Pace {
         Pace(AtomicU64::new(self.0.load(Relaxed)))
     }
@@ -50,7 +50,7 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// A second's tokens come with it, no more than are kept; one that was never asked is full.
+    /// Each second brings its tokens, up to the number kept. A pace that was never used is full.
     #[test]
     fn tokens_come_by_the_second() {
         let pace = Pace::default();

@@ -1,23 +1,23 @@
 //! Room of a bounded table, shared by networks: half of it is reserved, in equal parts, and the
 //! other half is common.
 //!
-//! A network that has less than its part finds room, whatever others have. What it has beyond comes
-//! out of the common half, first come, first served. When there are more networks the parts shrink:
-//! who then has too much together is told, and gives back.
+//! A network with less than its part finds room, however much other networks have. Entries beyond
+//! its part come out of the common half, first come, first served. With more networks the parts
+//! shrink: networks that then have too much together are told, and give entries back.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// The room of one table.
 pub(crate) struct Quota {
     capacity: AtomicU32,
-    /// What is reserved for each network.
+    /// Entries reserved for each network.
     part: AtomicU32,
-    /// What networks have beyond their parts.
+    /// Entries of networks beyond their parts.
     common: AtomicU32,
 }
 
 impl Quota {
-    /// Room for `capacity` entries, of one network so far.
+    /// Makes room for `capacity` entries, of one network so far.
     pub fn new(capacity: u32) -> Quota {
         Quota {
             capacity: AtomicU32::new(capacity),
@@ -26,7 +26,7 @@ impl Quota {
         }
     }
 
-    /// Returns what is reserved for each network.
+    /// Returns the number of entries reserved for each network.
     pub fn part(&self) -> u32 {
         self.part.load(Relaxed)
     }
@@ -49,7 +49,7 @@ impl Quota {
         }
     }
 
-    /// Counts an entry of a network less.
+    /// Counts one entry of a network less.
     pub fn give_back(&self, held: &AtomicU32) {
         let before = held.fetch_update(Relaxed, Relaxed, |n| n.checked_sub(1)).unwrap_or(0);
         if before > self.part() {
@@ -57,11 +57,11 @@ impl Quota {
         }
     }
 
-    /// Says how many entries there may be and how many networks there are, with what each has;
-    /// `nobodys` are counted as common.
+    /// Sets the number of entries and of networks, with the entries that each network holds.
+    /// Entries without a network (`nobodys`) count as common.
     ///
-    /// Returns the most that any network may have if all of them together have too much of the
-    /// common half: who has more gives back.
+    /// Returns the most entries that any network may have, if the networks together exceed the
+    /// common half. Networks with more give entries back.
     pub fn settle(&self, capacity: u32, networks: u32, held: &[u32], nobodys: u32) -> Option<u32> {
         let part = capacity / 2 / networks.max(1);
         self.capacity.store(capacity, Relaxed);
@@ -78,8 +78,7 @@ impl Quota {
     }
 }
 
-/// The highest level up to which each of `wanted` can be filled if there is `room` for all of them
-/// together.
+/// Returns the highest level to which each of `wanted` can be filled, with `room` for all together.
 fn level(mut wanted: Vec<u32>, room: u32) -> u32 {
     wanted.sort_unstable();
     let (mut room, mut left) = (room, wanted.len() as u32);
@@ -121,17 +120,18 @@ mod tests {
     #[test]
     fn a_network_more_makes_those_with_most_give_back() {
         let quota = Quota::new(100);
-        // Alone, one may have everything.
+        // A single network may have everything.
         assert_eq!(quota.settle(100, 1, &[100], 0), None);
         assert_eq!(quota.settle(100, 2, &[100, 0], 0), Some(75));
         // Beyond 10 each: 60, 30 and 2 of 50; the smallest keeps its own.
         assert_eq!(quota.settle(100, 5, &[70, 40, 12, 1, 0], 0), Some(34));
-        // Entries of nobody take from the common half.
+        // Entries without a network take from the common half.
         assert_eq!(quota.settle(100, 5, &[34, 34, 12, 1, 0], 4), Some(32));
     }
 
     proptest! {
-        /// Networks come and go, take and give back: the table is never over-full, and nobody within its part is refused.
+        /// Networks come and go, take and give back. The table is never over-full, and no network
+        /// within its part is refused.
         #[test]
         fn shares_hold_whatever_happens(
             capacity in 8u32..500,

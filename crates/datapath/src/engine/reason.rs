@@ -1,38 +1,38 @@
-//! What a stage says when it drops a packet: reasons, declared where they are used, and what an
-//! operator is told of each.
+//! Drop reasons: each stage declares its own, with a text for the operator.
 
-/// Reasons of one stage at most.
+/// Most reasons of one stage.
 pub(crate) const PER_STAGE: usize = 16;
 
-/// Lists of reasons there may be, each with a number of its own.
+/// Most lists of reasons. Each has a number of its own.
 const LISTS: usize = 16;
 
-/// Number of distinct values a [`DropReason`] can have.
+/// Number of distinct values that a [`DropReason`] can have.
 pub(crate) const CAPACITY: usize = PER_STAGE * LISTS;
 
-/// Why a packet was dropped.
+/// Reason for the drop of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct DropReason(u8);
 
-/// What is known of a reason.
+/// Description of a reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReasonInfo {
     /// The reason.
     pub reason: DropReason,
     /// Its name in every output.
     pub name: &'static str,
-    /// What it means, for the operator.
+    /// Meaning, for the operator.
     pub description: &'static str,
-    /// What usually is behind it.
+    /// Usual cause.
     pub cause: &'static str,
-    /// What the operator does about it. The words NIC and VNI stand for the vnic that is charged
-    /// and for its network.
+    /// Remedy, for the operator. The words NIC and VNI stand for the vnic that is charged and for
+    /// its network.
     pub remedy: &'static str,
-    /// Who it is charged to.
+    /// The vnic, network or uplink that is charged.
     pub charged: &'static str,
-    /// What machines do by themselves and nobody misses: no trouble, however much of it there is.
+    /// True for packets that machines send by themselves and that no user misses. Any number of
+    /// these drops is no trouble.
     pub harmless: bool,
-    /// The source file that it is declared in.
+    /// The source file that declares it.
     pub file: &'static str,
 }
 
@@ -42,18 +42,18 @@ impl DropReason {
         DropReason((stage * PER_STAGE + index) as u8)
     }
 
-    /// The reason at a position.
+    /// Returns the reason at a position.
     pub(crate) const fn of_index(index: usize) -> DropReason {
         DropReason(index as u8)
     }
 
-    /// Position in a table of [`CAPACITY`].
+    /// Returns its position in a table of [`CAPACITY`].
     #[inline(always)]
     pub(crate) const fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// The reason at a position, if it may be one.
+    /// Returns the reason at a position below [`CAPACITY`]; none beyond.
     pub(crate) fn at(index: usize) -> Option<DropReason> {
         u8::try_from(index).ok().filter(|_| index < CAPACITY).map(DropReason)
     }

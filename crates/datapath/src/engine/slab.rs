@@ -28,13 +28,13 @@ impl<T> Slab<T> {
         self.0.get(index / CHUNK)?.get(index % CHUNK)?.as_ref()
     }
 
-    /// Puts a value, growing as needed.
+    /// Puts a value at an index; grows as needed.
     pub fn set(&mut self, index: u32, value: Option<Arc<T>>) {
         let index = index as usize;
         while self.0.len() <= index / CHUNK {
             self.0.push(Arc::new(std::array::from_fn(|_| None)));
         }
-        // Copied if others have it, too.
+        // Copies the chunk if another slab shares it.
         if let Some(slot) = self
             .0
             .get_mut(index / CHUNK)
@@ -44,7 +44,7 @@ impl<T> Slab<T> {
         }
     }
 
-    /// All values with their indices.
+    /// Returns all values with their indices.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &Arc<T>)> {
         self.0
             .iter()
@@ -53,7 +53,7 @@ impl<T> Slab<T> {
             .filter_map(|(index, value)| Some((u32::try_from(index).ok()?, value.as_ref()?)))
     }
 
-    /// The lowest index without a value.
+    /// Returns the lowest index without a value.
     pub fn vacant(&self) -> u32 {
         let at = self.0.iter().flat_map(|chunk| chunk.iter()).position(Option::is_none);
         u32::try_from(at.unwrap_or(self.0.len() * CHUNK)).unwrap_or(u32::MAX)

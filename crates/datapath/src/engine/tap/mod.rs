@@ -1,9 +1,10 @@
-//! The tap: copies of frames for those who trace and capture, with what became of each frame.
+//! The tap: copies of frames for operators that trace and capture, with the fate of each frame.
 //!
-//! What is wanted ([`selection`]) is part of the snapshot: a worker that is asked for nothing tests
-//! that once per batch. Else it copies, when all is decided and before the sender gets its frames
-//! back, what somebody wants into its [`ring`] ([`tapped`]), as a [`record`]. A record that finds no
-//! room is counted for those who miss it. Everything slow is on the other side ([`crate::report::taps`]).
+//! The sinks and mirrors ([`selection`]) are part of the snapshot. A worker without any tests for
+//! that once per batch. Otherwise the worker copies the wanted frames into its [`ring`]
+//! ([`tapped`]), each as a [`record`]. It does so after all verdicts, before the sender gets its
+//! frames back. A record that finds no room is counted for the sinks that miss it. Everything slow
+//! is on the reading side, in the reports.
 
 pub(crate) mod record;
 pub(crate) mod ring;

@@ -1,15 +1,14 @@
-//! What a worker says of a frame, as words in its ring.
+//! Record of a frame, as a worker writes it into its ring.
 
 use crate::engine::tap::ring::Room;
 use crate::engine::{place::PortRef, reason::DropReason};
 
-/// Where a frame was seen.
+/// Point at which a frame was seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TapPoint {
-    /// In its network: what a vnic sent, or what came for one from another host, without its outer
-    /// header.
+    /// In its network, without outer headers: sent by a vnic, or received from another host.
     Network,
-    /// On its way to the vnic whose frame it answers: made by the switch.
+    /// Made by the switch, on its way to the vnic whose frame it answers.
     Answer,
     /// On the uplink, as it arrived.
     UplinkIn,
@@ -17,32 +16,32 @@ pub enum TapPoint {
     UplinkOut,
 }
 
-/// What a vnic that is watched has to do with a frame.
+/// Role of a watched vnic for a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TapRole {
-    /// It is the sender.
+    /// The vnic sent the frame.
     Sent,
-    /// The frame was for it.
+    /// The frame was for the vnic.
     Received,
-    /// Nothing: its network is watched, or everything is.
+    /// None: the network of the frame is watched, or everything is.
     Neither,
 }
 
-/// What became of a frame, as the stages said.
+/// Fate of a frame, as the stages decided it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fate {
-    /// For the vnic in a slot.
+    /// Delivered to the vnic in a slot.
     Deliver,
-    /// For a peer.
+    /// Sent to a peer.
     Tunnel,
     Flood,
-    /// At the expense of a vnic.
+    /// Dropped and charged to a vnic.
     Drop,
-    /// Nothing was decided yet, or it is the endpoint's own affair.
+    /// Not decided yet, or a frame for the tunnel endpoint itself.
     Open,
 }
 
-/// Everything but the bytes and those who want them.
+/// All of a record but its entries and bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     /// Time stamp counter.
@@ -50,26 +49,27 @@ pub(crate) struct Record {
     pub point: TapPoint,
     pub vni: u32,
     pub from: PortRef,
-    /// The host that it came from, if the sender is a trunk.
+    /// The host that the frame came from, if the sender is a trunk.
     pub peer: u32,
     pub fate: Fate,
-    /// The receiver, or who is charged. Of a flood, the copies for other hosts are its slot.
+    /// The receiver, or the vnic that is charged. For a flood, its slot is the number of copies for
+    /// other hosts.
     pub to: PortRef,
     /// The peer it goes to.
     pub to_peer: u32,
-    /// Why it was dropped: by a stage, or in spite of its fate.
+    /// Reason of the drop: by a stage, or in spite of the fate.
     pub reason: Option<DropReason>,
-    /// The frame's length.
+    /// Length of the frame.
     pub len: u32,
-    /// Bytes of it that were copied.
+    /// Number of bytes copied.
     pub data: u32,
-    /// What admitted its session, and in which direction of it the frame goes.
+    /// The rules that admitted its session, and the direction of the frame in that session.
     pub cells: [u32; 2],
     pub session: bool,
     pub reply: bool,
     /// Cycles per frame of its batch.
     pub cycles: u32,
-    /// Receivers of a flood that got it, and that did not.
+    /// Receivers of a flood that got the frame, and those that did not.
     pub delivered: u32,
     pub refused: u32,
 }
@@ -77,13 +77,13 @@ pub(crate) struct Record {
 /// Words of a record without entries and bytes.
 const HEAD: usize = 10;
 
-/// Who wants a frame.
+/// A sink that wants the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     /// The number of the sink.
     pub sink: u32,
     pub role: TapRole,
-    /// Why its vnic did not get it.
+    /// Reason for which the sink's vnic did not get the frame.
     pub reason: Option<DropReason>,
 }
 
@@ -104,7 +104,7 @@ fn place_of(word: u64) -> PortRef {
     PortRef { slot, incarnation }
 }
 
-/// 0 is none.
+/// Returns a reason as a number; 0 is none.
 fn reason(reason: Option<DropReason>) -> u32 {
     reason.map_or(0, |reason| reason.index() as u32 + 1)
 }
@@ -130,12 +130,12 @@ impl Entry {
 }
 
 impl Record {
-    /// Words that it takes with so many entries.
+    /// Returns the number of words that the record takes with so many entries.
     pub fn words(&self, entries: usize) -> usize {
         HEAD + entries + (self.data as usize).div_ceil(8)
     }
 
-    /// Writes it; the bytes follow.
+    /// Writes the record and its entries; the bytes follow.
     pub fn put(&self, entries: impl ExactSizeIterator<Item = Entry>, room: &mut Room<'_>) {
         let marks = (self.point as u32) << 24
             | (self.fate as u32) << 16
@@ -157,7 +157,7 @@ impl Record {
         entries.for_each(|entry| room.push(entry.word()));
     }
 
-    /// Reads one: itself, its entries, its bytes as words.
+    /// Reads a record: its head, its entries, its bytes as words.
     pub fn get(words: &[u64]) -> Option<(Record, impl ExactSizeIterator<Item = Entry>, &[u64])> {
         let (head, rest) = words.split_first_chunk::<HEAD>()?;
         let [time, from, to, peers, vni, len, cells, counts, cycles, entries] = *head;

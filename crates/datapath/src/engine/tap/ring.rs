@@ -1,25 +1,25 @@
-//! A ring of words: one worker writes records into it, one reader takes them out. Neither ever
-//! waits for the other.
+//! A ring of words: one worker writes records into it, one reader takes them out. Neither waits for
+//! the other.
 
 #[cfg(feature = "loom")]
 use loom::sync::atomic::{AtomicU64, Ordering};
 #[cfg(not(feature = "loom"))]
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A counter on cache lines of its own: its writer is another thread than its neighbour's.
+/// A counter on cache lines of its own, because different threads write neighbouring counters.
 #[repr(align(128))]
 struct Apart(AtomicU64);
 
-/// The ring. Its memory is all there is: a record that finds no room is the writer's to count.
+/// The ring. Its memory never grows; the writer counts records that find no room.
 pub(crate) struct Ring {
-    /// A power of two of them.
+    /// Its words; their number is a power of two.
     words: Box<[AtomicU64]>,
     /// Words written, and words taken, since the beginning.
     written: Apart,
     taken: Apart,
 }
 
-/// Room for one record. What is in it is seen when it is published, and never if it is not.
+/// Room for one record. The reader sees the record once it is published, and never if it is not.
 pub(crate) struct Room<'a> {
     ring: &'a Ring,
     at: u64,
@@ -27,7 +27,7 @@ pub(crate) struct Room<'a> {
 }
 
 impl Ring {
-    /// A ring of `words` words, rounded up to a power of two.
+    /// Makes a ring of `words` words, rounded up to a power of two.
     pub fn new(words: usize) -> Ring {
         Ring {
             words: (0..words.next_power_of_two()).map(|_| AtomicU64::new(0)).collect(),
@@ -40,11 +40,11 @@ impl Ring {
         self.words.get(at as usize & (self.words.len() - 1))
     }
 
-    /// The writer asks for room: `None` if that many words are not free. The first one is the
-    /// ring's: the record's length.
+    /// Asks for room for the writer. Returns `None` if fewer words are free. The ring keeps the
+    /// first word for the record's length.
     pub fn room(&self, words: usize) -> Option<Room<'_>> {
         let words = words as u64 + 1;
-        // What the reader has read before it said so is read.
+        // Pairs with the reader's release: it has read the words before it frees them.
         let taken = self.taken.0.load(Ordering::Acquire);
         let at = self.written.0.load(Ordering::Relaxed);
         if at.wrapping_sub(taken) + words > self.words.len() as u64 {
@@ -55,8 +55,8 @@ impl Ring {
         Some(room)
     }
 
-    /// The reader takes the next record, if there is one, to the end of `to`. Returns how many
-    /// words it had.
+    /// Takes the next record for the reader, if there is one, and appends it to `to`. Returns the
+    /// number of its words.
     pub fn take(&self, to: &mut Vec<u64>) -> Option<usize> {
         let written = self.written.0.load(Ordering::Acquire);
         let at = self.taken.0.load(Ordering::Relaxed);
@@ -76,7 +76,7 @@ impl Ring {
 }
 
 impl Room<'_> {
-    /// Puts the next word. One beyond what was asked for is nowhere.
+    /// Puts the next word. Ignores words beyond the number asked for.
     #[inline]
     pub fn push(&mut self, word: u64) {
         if self.at != self.end
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(got.get(1), Some(&0), "what was not written is nothing");
     }
 
-    /// Every record that was accepted comes out, whole and in order, whatever the two threads do.
+    /// Every accepted record comes out, whole and in order, with both threads at work.
     #[test]
     fn a_writer_and_a_reader_agree() {
         const RECORDS: u64 = 200_000;

@@ -1,4 +1,4 @@
-//! What is wanted, as workers look at it.
+//! Selection of frames, as workers look at it.
 
 use std::sync::{
     Arc,
@@ -8,36 +8,36 @@ use std::sync::{
 use crate::engine::numbers::Numbers;
 use crate::engine::tap::ring::Ring;
 
-/// What a sink is about.
+/// Frames that a sink is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TapWhat {
     /// All networks.
     All,
     /// One network.
     Vni(u32),
-    /// What one vnic sends, and what is for it.
+    /// Frames that one vnic sends, and frames for it.
     Nic(String),
-    /// What passes the uplink, with outer headers.
+    /// Frames that pass the uplink, with outer headers.
     Uplink,
 }
 
-/// Somebody who wants copies of frames.
+/// Receiver of copies of frames.
 #[derive(Debug)]
 pub struct TapSink {
-    /// Tells sinks apart; no two ever have the same.
+    /// Number of the sink; no two sinks ever have the same.
     pub number: u32,
-    /// Which frames.
+    /// The frames it is about.
     pub what: TapWhat,
-    /// One in so many of them.
+    /// Takes one of so many frames.
     pub every: u32,
-    /// So many bytes of each at most.
+    /// Takes at most so many bytes of each.
     pub snap: u32,
     seen: AtomicU64,
     lost: AtomicU64,
 }
 
 impl TapSink {
-    /// One that wants `snap` bytes of one in `every` frames.
+    /// Makes a sink that wants `snap` bytes of one in `every` frames.
     pub fn new(number: u32, what: TapWhat, every: u32, snap: u32) -> TapSink {
         TapSink {
             number,
@@ -49,7 +49,7 @@ impl TapSink {
         }
     }
 
-    /// Frames that it should have had, for which there was no room: the reader was too slow.
+    /// Returns the number of frames that found no room because the reader was too slow.
     pub fn lost(&self) -> u64 {
         self.lost.load(Relaxed)
     }
@@ -58,40 +58,41 @@ impl TapSink {
         self.lost.fetch_add(1, Relaxed);
     }
 
-    /// Whether it is this frame's turn.
+    /// Counts a frame and returns whether the sink takes it.
     pub(crate) fn turn(&self) -> bool {
         self.every == 1 || self.seen.fetch_add(1, Relaxed).is_multiple_of(self.every.into())
     }
 }
 
-/// A vnic that gets copies of what another one of its network sends and receives.
+/// A vnic that gets copies of all frames that another vnic of its network sends and receives.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Mirror {
-    /// Slot of that one.
+    /// Slot of the vnic that is copied.
     pub target: u32,
-    /// Its own.
+    /// Slot of the mirror.
     pub mirror: u32,
 }
 
-/// All sinks, by what they are about, and all mirrors. Immutable: part of the snapshot.
+/// All sinks, by the frames they are about, and all mirrors. Immutable: part of the snapshot.
 #[derive(Clone)]
 pub(crate) struct Selection {
-    /// One for each worker, if there are sinks.
+    /// A ring for each worker, if there are sinks.
     pub(crate) rings: Vec<Arc<Ring>>,
-    /// Of all networks.
+    /// Sinks of all networks.
     pub(crate) all: Vec<Arc<TapSink>>,
-    /// Of one.
+    /// Sinks of one network.
     pub(crate) networks: Vec<(u32, Arc<TapSink>)>,
-    /// By the slots of vnics: where they stand in `vnics`.
+    /// Positions in `vnics`, by the slots of vnics.
     slots: Numbers,
     vnics: Vec<Vec<Arc<TapSink>>>,
     pub(crate) uplink: Vec<Arc<TapSink>>,
-    /// By target.
+    /// Mirrors, sorted by target.
     mirrors: Vec<Mirror>,
 }
 
 impl Selection {
-    /// Of these sinks; `slot` knows vnics by their ids. One whose vnic does not exist gets nothing.
+    /// Makes a selection of these sinks; `slot` finds vnics by their ids. A sink whose vnic does
+    /// not exist gets nothing.
     pub fn new(
         rings: Vec<Arc<Ring>>,
         sinks: &[Arc<TapSink>],
@@ -125,7 +126,7 @@ impl Selection {
         selection
     }
 
-    /// Who watches the vnic in a slot.
+    /// Returns the sinks of the vnic in a slot.
     pub(crate) fn of_slot(&self, slot: u32) -> &[Arc<TapSink>] {
         if self.vnics.is_empty() {
             return &[];
@@ -134,7 +135,7 @@ impl Selection {
         at.and_then(|at| self.vnics.get(at as usize)).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// The same with these mirrors; nothing, if then nobody watches.
+    /// Returns `old` with these mirrors; nothing if no sink and no mirror is left.
     pub fn mirroring(
         old: Option<Arc<Selection>>,
         mut mirrors: Vec<Mirror>,
@@ -154,7 +155,7 @@ impl Selection {
         }
     }
 
-    /// Whether anybody wants records.
+    /// Returns whether any sink wants records.
     pub fn has_sinks(&self) -> bool {
         !self.rings.is_empty()
     }
@@ -163,19 +164,19 @@ impl Selection {
         !self.mirrors.is_empty()
     }
 
-    /// Number of mirrors of all vnics.
+    /// Returns the number of mirrors of all vnics.
     pub fn mirrors(&self) -> usize {
         self.mirrors.len()
     }
 
-    /// The mirrors of the vnic in a slot.
+    /// Returns the mirrors of the vnic in a slot.
     pub fn mirrors_of(&self, target: u32) -> &[Mirror] {
         let from = self.mirrors.partition_point(|mirror| mirror.target < target);
         let of = self.mirrors.get(from..).unwrap_or_default();
         of.get(..of.partition_point(|mirror| mirror.target == target)).unwrap_or_default()
     }
 
-    /// Whether any vnic is watched.
+    /// Returns whether any vnic is watched.
     pub(crate) fn any_slot(&self) -> bool {
         !self.vnics.is_empty()
     }

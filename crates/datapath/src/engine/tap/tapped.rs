@@ -1,4 +1,4 @@
-//! Tap of one batch: what delivery finds out for those who watch, and records for them.
+//! Tap of one batch: notes of delivery, and the records for sinks.
 
 use std::{cell::Cell, sync::Arc};
 
@@ -16,35 +16,35 @@ use crate::engine::{
     reason::DropReason,
 };
 
-/// Vnics that are watched whose refusals of one batch can be told apart.
+/// Watched vnics whose refusals of one batch can be told apart.
 const NOTED: usize = 512;
 const _: () = assert!(BATCH <= u64::BITS as usize, "a mask has a bit for each frame");
-/// Those who want one frame, per record.
+/// Sinks that want one frame, per record.
 const ENTRIES: usize = 64;
 /// Bytes that are copied at once.
 const PIECE: usize = 512;
 
-/// What delivery found out about a frame.
+/// Delivery's notes on a frame.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Refusals {
     pub first: Option<DropReason>,
-    /// Vnics that did not get it, and copies for other hosts.
+    /// Vnics that did not get the frame, and copies for other hosts that were not sent.
     pub here: u32,
     pub away: u32,
-    /// Too big for the uplink: no host gets it.
+    /// True if the frame is too big for the uplink: no host gets it.
     pub too_big: bool,
 }
 
-/// A vnic that is watched did not get some frames.
+/// Frames that a watched vnic did not get.
 #[derive(Clone, Copy)]
 struct Note {
     slot: u32,
     reason: DropReason,
-    /// A bit for each.
+    /// A bit for each frame.
     frames: u64,
 }
 
-/// What delivery finds out, until it is taken. A worker has one.
+/// Delivery's notes on a batch, until they are taken. A worker has one.
 pub(crate) struct Notes {
     frames: Box<[Cell<Refusals>]>,
     vnics: Box<[Cell<Option<Note>>]>,
@@ -54,7 +54,7 @@ pub(crate) struct Notes {
 }
 
 impl Notes {
-    /// A batch begins. What is watched, if anything is.
+    /// Begins a batch. Returns the selection, if there is one.
     #[inline(always)]
     pub fn begin<'a>(&self, selection: Option<&'a Selection>) -> Option<&'a Selection> {
         let selection = selection?;
@@ -81,21 +81,21 @@ impl Default for Notes {
     }
 }
 
-/// What one batch is watched with.
+/// Tap of one batch.
 #[derive(Clone, Copy)]
 pub(crate) struct Tap<'a> {
     selection: &'a Selection,
-    /// There is none if mirrors are all that watches.
+    /// The worker's ring; none if there are only mirrors.
     ring: Option<&'a Ring>,
     notes: &'a Notes,
     start: u64,
 }
 
-/// Who wants a frame.
+/// Sinks that want a frame, each with its vnic's role and refusal.
 pub(crate) type Wanted<'a> = ArrayVec<(&'a Arc<TapSink>, TapRole, Option<DropReason>), ENTRIES>;
 
 impl<'a> Tap<'a> {
-    /// For a batch that was begun.
+    /// Returns the tap of a batch that was begun.
     #[cold]
     pub fn of(selection: &'a Selection, notes: &'a Notes, worker: usize) -> Tap<'a> {
         Tap {
@@ -106,32 +106,32 @@ impl<'a> Tap<'a> {
         }
     }
 
-    /// Whether somebody wants records: mirrors want none.
+    /// Returns whether any sink wants records. Mirrors want none.
     pub fn records(&self) -> bool {
         self.ring.is_some()
     }
 
-    /// Time stamp counter when the batch began.
+    /// Returns the time stamp counter when the batch began.
     pub fn start(&self) -> u64 {
         self.start
     }
 
-    /// What delivery found out about a frame.
+    /// Returns delivery's notes on a frame.
     pub fn refusals(&self, index: usize) -> Refusals {
         self.notes.frames.get(index).map(Cell::get).unwrap_or_default()
     }
 
-    /// What is watched.
+    /// Returns the selection.
     pub fn selection(&self) -> &'a Selection {
         self.selection
     }
 
-    /// Whether anybody wants frames with outer headers.
+    /// Returns whether any sink wants frames with outer headers.
     pub fn wants_outer(&self) -> bool {
         !self.selection.uplink.is_empty()
     }
 
-    /// A frame was not delivered to the vnic in a slot.
+    /// Notes that a frame was not delivered to the vnic in a slot.
     #[cold]
     pub fn not_delivered(&self, index: usize, slot: u32, reason: DropReason) {
         self.refuse(index, reason, |refusals| refusals.here += 1);
@@ -156,13 +156,13 @@ impl<'a> Tap<'a> {
         self.notes.used.set(used + 1);
     }
 
-    /// A frame was not sent to another host.
+    /// Notes that a frame was not sent to another host.
     #[cold]
     pub fn not_sent(&self, index: usize, reason: DropReason) {
         self.refuse(index, reason, |refusals| refusals.away += 1);
     }
 
-    /// A frame was not sent to any other host, as it is too big for the uplink.
+    /// Notes that a frame was not sent to any other host because it is too big for the uplink.
     #[cold]
     pub fn too_big(&self, index: usize, reason: DropReason) {
         self.refuse(index, reason, |refusals| {
@@ -180,7 +180,8 @@ impl<'a> Tap<'a> {
         }
     }
 
-    /// Why the watched vnic in a slot did not get a frame. `Err`: there were too many to know.
+    /// Returns the reason for which the watched vnic in a slot did not get a frame. `Err` if there
+    /// were too many refusals to note.
     pub fn refusal(&self, index: usize, slot: u32) -> Result<Option<DropReason>, ()> {
         let frame = 1u64.checked_shl(index as u32).unwrap_or(0);
         match self.notes_of(slot).find(|note| note.frames & frame != 0) {
@@ -199,13 +200,13 @@ impl<'a> Tap<'a> {
             .filter(move |note| note.slot == slot)
     }
 
-    /// The frames that the watched vnic in a slot did not get, a bit for each. What could not be
-    /// noted is none of them.
+    /// Returns the frames that the watched vnic in a slot did not get, a bit for each. Refusals
+    /// that found no room in the notes are missing.
     pub fn refused(&self, slot: u32) -> u64 {
         self.notes_of(slot).fold(0, |frames, note| frames | note.frames)
     }
 
-    /// A frame that the switch made for the vnic whose frame it answers.
+    /// Records a frame that the switch made for the vnic whose frame it answers.
     #[cold]
     pub fn answer(&self, bytes: &[u8], vni: u32, to: PortRef, reason: Option<DropReason>) {
         let mut wanted = Wanted::new();
@@ -218,7 +219,7 @@ impl<'a> Tap<'a> {
         self.put_bytes(record, &mut wanted, bytes);
     }
 
-    /// A frame as it leaves through the uplink.
+    /// Records a frame that leaves through the uplink.
     #[cold]
     pub fn left(&self, bytes: &[u8]) {
         let mut wanted = Wanted::new();
@@ -226,7 +227,7 @@ impl<'a> Tap<'a> {
         self.put_bytes(plain(TapPoint::UplinkOut, cpu::tsc()), &mut wanted, bytes);
     }
 
-    /// Frames as they arrived on the uplink.
+    /// Records frames that arrived on the uplink.
     #[cold]
     pub fn arrived(&self, frames: &Frames<'_>) {
         for index in 0..frames.len() {
@@ -236,7 +237,7 @@ impl<'a> Tap<'a> {
         }
     }
 
-    /// A frame from the uplink was dropped before it was any network's.
+    /// Records the drop of a frame from the uplink that belongs to no network yet.
     #[cold]
     pub fn outer_dropped(&self, frames: &Frames<'_>, index: usize, reason: DropReason) {
         let mut wanted = Wanted::new();
@@ -258,17 +259,17 @@ impl<'a> Tap<'a> {
         }
     }
 
-    /// Those who watch a whole network.
+    /// Adds the sinks that watch a whole network.
     pub fn whole(&self, vni: u32, reason: Option<DropReason>, wanted: &mut Wanted<'a>) {
         let networks =
             self.selection.networks.iter().filter(|(of, _)| *of == vni).map(|(_, sink)| sink);
         for sink in self.selection.all.iter().chain(networks).filter(|sink| sink.turn()) {
-            // There are fewer than have room.
+            // There are fewer such sinks than `wanted` has room for.
             let _ = wanted.try_push((sink, TapRole::Neither, reason));
         }
     }
 
-    /// How much of a frame of `len` bytes is copied.
+    /// Returns the number of bytes to copy of a frame of `len` bytes.
     fn length(wanted: &Wanted<'_>, len: u32) -> u32 {
         wanted.iter().map(|(sink, ..)| sink.snap).max().unwrap_or(0).min(len)
     }
@@ -326,8 +327,8 @@ impl<'a> Tap<'a> {
     }
 }
 
-/// Copies a range of a frame: what was judged from where it was judged, the rest from the sender's
-/// memory.
+/// Copies a range of a frame. The bytes that were judged come from the place where they were
+/// judged, the rest from the sender's memory.
 fn copy(frames: &Frames<'_>, index: usize, from: u32, to: &mut [u8]) {
     let head = frames.head(index);
     let judged = head.get(from as usize..).unwrap_or_default();
