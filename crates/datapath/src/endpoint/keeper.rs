@@ -31,32 +31,32 @@ use crate::{
     world::rules::address as ip_of,
 };
 
-/// Nothing waits for longer than this to be looked at.
+/// Longest time, in milliseconds, between two looks at anything that waits.
 const TICK: u64 = 100;
-/// Longest pause until the kernel is asked again for a next hop that it is looking for, from 1 ms
-/// on, and for how long it is.
+/// Longest pause until the kernel is asked again for a next hop that it is looking for (the first
+/// is 1 ms), and the longest time for which it is asked.
 const ASK_AGAIN: u64 = 50;
 const ASK_FOR: u64 = 3_000;
-/// Frames of the endpoint's own that wait for their turn at most: as many as there may be groups.
+/// Most frames of the endpoint's own that wait for their turn: as many as there may be groups.
 const KEPT: usize = 1 << 16;
-/// How often next hops are asked for again that nothing was heard of.
+/// Milliseconds between questions for next hops that were silent.
 const REFRESH: u64 = 5_000;
-/// The longest pause between questions for the next hop of a named peer that was never found, and
-/// how many are asked for in a second.
+/// Longest pause between questions for the next hop of a named peer that was never found, and the
+/// number of such questions per second.
 const MEET_AGAIN: u64 = 60_000;
 const MEET: usize = 64;
-/// Frames from each side that are heard before something else has its turn: whoever sends more is
-/// not waited for to end.
+/// Frames from each side that are heard before other work has its turn. A sender of more frames
+/// does not hold up the keeper.
 const HEAR: usize = 64;
-/// The pause until those of them that are left.
+/// Pause before the frames that are left.
 const BREATH: Duration = Duration::from_micros(100);
-/// Milliseconds that the groups get to hear that they are left.
+/// Milliseconds in which the farewells to groups are sent.
 const FAREWELL: u64 = 200;
 
-/// What the keeper has of the host whose interface the uplink is.
+/// The keeper's part of a host whose interface is the uplink.
 pub(crate) struct HostSide {
     pub kernel: Kernel,
-    /// Copies of what the host's own stack hears, if it holds the endpoint's address.
+    /// Copies of the packets that the host's own stack hears, if it holds the endpoint's address.
     pub packets: Option<PacketSocket>,
     /// The network card's filter.
     pub groups: Option<Groups>,
@@ -77,24 +77,24 @@ struct State {
     out: Output,
     joined: BTreeSet<u32>,
     asked: BTreeMap<IpAddr, Asked>,
-    /// Frames that waited for what the kernel did not find.
+    /// Frames that waited for a next hop that the kernel did not find.
     lost: u64,
-    /// Frames sent to each peer, when that was last looked at.
+    /// Frames sent to each peer, as of the last look.
     sent: BTreeMap<PeerRef, u64>,
     next_second: u64,
     next_refresh: u64,
-    /// When the kernel is asked again, and how long after the last time that is.
+    /// Time at which the kernel is asked again, and the pause before that.
     next_ask: u64,
     ask_pause: u64,
-    /// Peers whose next hop the kernel did not know when it was last looked at.
+    /// Peers whose next hop the kernel did not know at the last look.
     unknown: BTreeSet<PeerRef>,
-    /// Named peers whose next hop is not known: when it is asked for next, and the pause after
+    /// Named peers whose next hop is not known: the time of the next question, and the pause after
     /// that.
     unmet: BTreeMap<PeerRef, (u64, u64)>,
-    /// The network card's filter is to be set.
+    /// True if setting the network card's filter failed and is to be repeated.
     failed_groups: bool,
     warned: bool,
-    /// Groups of networks could not be joined for want of room.
+    /// True if groups of networks could not be joined for want of room.
     full: bool,
     events: Arc<dyn SwitchEvents>,
     peers: PeerWatch,
@@ -128,7 +128,7 @@ pub struct NeighbourRow {
     pub address: IpAddr,
     /// Its link address, if it is known.
     pub mac: Option<Mac>,
-    /// Where its resolution stands.
+    /// State of its resolution.
     pub state: String,
     /// Seconds since it was confirmed.
     pub age: Option<u32>,
@@ -182,7 +182,7 @@ impl Keeper {
         let mut more = false;
         while !self.stop.load(Ordering::Acquire) {
             if more {
-                // An operator who asks gets the lock, too.
+                // The pause lets an operator's request get the lock, too.
                 std::thread::sleep(BREATH);
             } else {
                 self.wait(tunnel);
@@ -232,12 +232,12 @@ impl Keeper {
         let _ = poll(&mut fds, Some(&due)); // an interruption is a reason to look, too
     }
 
-    /// The uplink's other end was attached, and knows nothing of us.
+    /// Notes that the uplink's other end was attached, and does not know us.
     pub fn returned(&self) {
         self.returned.store(true, Ordering::Release);
     }
 
-    /// What the uplink's interface was found to be, if it has one.
+    /// Returns the state of the uplink's interface, if it has one.
     pub fn link(&self) -> Option<LinkState> {
         self.state().host.as_ref()?.link.state()
     }
@@ -260,7 +260,7 @@ impl Keeper {
         }
     }
 
-    /// Groups that networks have joined.
+    /// Returns the groups that networks have joined.
     pub fn groups(&self) -> Vec<GroupRow> {
         let rows = self.state().control.groups(self.now());
         rows.into_iter()
@@ -268,7 +268,7 @@ impl Keeper {
             .collect()
     }
 
-    /// Next hops, and what the kernel is asked for.
+    /// Returns the next hops, and the addresses that the kernel is asked for.
     pub fn neighbours(&self) -> Vec<NeighbourRow> {
         let state = self.state();
         let rows = state.control.neighbours(self.now()).into_iter().map(|row| NeighbourRow {
@@ -286,19 +286,20 @@ impl Keeper {
         rows.chain(asked).collect()
     }
 
-    /// What there is to say of a peer that says nothing, at second `clock`.
+    /// Returns the state of a peer that does not answer, at second `clock`.
     pub fn silence(&self, peer: PeerRef, clock: u32) -> Told {
         self.state().silences.told(peer, clock)
     }
 
-    /// What became of frames for the endpoint: name, meaning, number.
+    /// Returns name, meaning and value of the counters of frames for the endpoint.
     pub fn counts(&self) -> Vec<(&'static str, &'static str, u64)> {
         self.state().control.counts().list().collect()
     }
 }
 
 impl State {
-    /// Takes what workers and the host's stack have for us. Returns whether there may be more.
+    /// Takes the frames that workers and the host's stack have for us. Returns whether there may be
+    /// more.
     fn hear(&mut self, tunnel: &Tunnel, buffer: &mut [u8], now: u64) -> bool {
         let mut heard = 0;
         while heard < HEAR
@@ -317,7 +318,7 @@ impl State {
         }
         let packets = self.host.as_ref().and_then(|host| host.packets.as_ref());
         for _ in 0..HEAR {
-            // What is left keeps the socket readable.
+            // Frames that are left keep the socket readable.
             let Some(Ok(Some(len))) = packets.map(|socket| socket.receive(buffer)) else { break };
             if let Some(frame) = buffer.get(..len) {
                 self.control.input(frame, now, &mut self.out);
@@ -326,7 +327,8 @@ impl State {
         heard == HEAR
     }
 
-    /// Finds the next hop to a peer: the host's kernel knows, or finds out; else we ask ourselves.
+    /// Finds the next hop to a peer. The host's kernel knows it or finds it out; without its help
+    /// we ask ourselves.
     fn resolve(&mut self, tunnel: &Tunnel, peer: IpAddr, waiting: Vec<u8>, now: u64) {
         if let Some((interface, via)) = self.hop(peer) {
             if let Some(mac) = self.neighbour(interface, via) {
@@ -356,7 +358,7 @@ impl State {
         self.host.as_mut()?.kernel.neighbour(interface, via).ok()?
     }
 
-    /// Looks whether the interface is still what it was.
+    /// Looks whether the interface has changed.
     fn watch_link(&mut self, tunnel: &Tunnel, now: u64) {
         let Some(HostSide { kernel, link, .. }) = &mut self.host else { return };
         let Some(News { told, carries, returned, mtu }) = link.look(kernel) else { return };
@@ -404,14 +406,14 @@ impl State {
         }
     }
 
-    /// Who is on the link may have forgotten us, or may never have heard of us: everything is said
-    /// again, and asked again.
+    /// Repeats all reports, announcements and questions, because stations on the link may have
+    /// forgotten us or never heard of us.
     fn returned(&mut self, now: u64) {
         self.control.returned(now);
         self.unmet.clear();
     }
 
-    /// Whether the kernel found what it was asked for.
+    /// Looks whether the kernel found the next hops it was asked for.
     fn ask_again(&mut self, tunnel: &Tunnel, now: u64) {
         if self.asked.is_empty() || now < self.next_ask {
             return;
@@ -430,11 +432,11 @@ impl State {
         }
     }
 
-    /// Joins the groups of networks that came, leaves those of networks that went.
+    /// Joins the groups of new networks, and leaves those of networks that are gone.
     fn follow_networks(&mut self, plane: &Plane, now: u64) {
         let snapshot = plane.shared.snapshot.load();
         let alone = |at: &u32| {
-            // One that has only mirrors has nobody who would get anything.
+            // A network with nothing but mirrors has no receiver.
             let network = snapshot.networks.get(*at).filter(|network| !network.members.is_empty());
             network
                 .and_then(|network| network.remote.as_ref())
@@ -460,7 +462,7 @@ impl State {
                 continue;
             }
             if !self.control.join(*vni, now, &mut self.out) {
-                // Nor would the others be. They are as soon as there is room.
+                // The others would not be joined either. They are joined as soon as there is room.
                 refused = Some(*vni);
                 break;
             }
@@ -478,7 +480,7 @@ impl State {
             return;
         }
         if let Some(filter) = self.host.as_mut().and_then(|host| host.groups.as_mut()) {
-            // Those of networks, of the endpoint's own address, and those that queriers speak to.
+            // The groups of networks and of the endpoint's own address, and those of queriers.
             let own = self.control.groups(now).into_iter().map(|row| Mac::of_group(row.address));
             let macs = own.chain([Mac([1, 0, 0x5e, 0, 0, 1]), Mac([0x33, 0x33, 0, 0, 0, 1])]);
             let failed = filter.set(macs);
@@ -491,8 +493,8 @@ impl State {
         }
     }
 
-    /// Peers that are heard need no question; next hops of those that are only spoken to are looked
-    /// after.
+    /// Looks after next hops of peers that frames are only sent to. Peers that are heard need no
+    /// question.
     fn every_second(&mut self, plane: &Plane, tunnel: &Tunnel, ageing: u32, now: u64) {
         let clock = plane.shared.clock.now();
         let refresh = now >= self.next_refresh;
@@ -522,16 +524,16 @@ impl State {
                     None => self.control.used(row.address, now, &mut self.out),
                     Some((interface, via)) if refresh => {
                         let Some(host) = &mut self.host else { continue };
-                        // The kernel makes sure of what its own traffic needs; of ours if it is
-                        // asked.
+                        // The kernel keeps next hops of its own traffic fresh; those of ours only
+                        // if it is asked.
                         let _ = host.kernel.ask(interface, via);
-                        // What it is not sure of may be older than what we have.
+                        // A next hop that the kernel is not sure of may be older than ours.
                         if let Ok(Some(mac)) = host.kernel.confirmed(interface, via) {
                             found(tunnel, row.address, mac, None, &mut self.out);
                             self.silences.answers(row.at);
                         } else if let Ok(None) = host.kernel.neighbour(interface, via) {
                             unknown.insert(row.at);
-                            // It had time to find out since.
+                            // The kernel had time to find it out since.
                             if self.unknown.contains(&row.at) {
                                 self.silences.refused(row.at, Refusal::NoNextHop, clock);
                                 // Nothing came from there either.
@@ -556,8 +558,8 @@ impl State {
         self.meet(tunnel, &unmet, now);
     }
 
-    /// Finds peers that were named before the first frame for them comes: one that comes then
-    /// waits, and the next is lost.
+    /// Finds named peers before the first frame for them comes. Otherwise the first frame waits,
+    /// and the next one is lost.
     fn meet(&mut self, tunnel: &Tunnel, unmet: &[(PeerRef, IpAddr)], now: u64) {
         let still: BTreeSet<PeerRef> = unmet.iter().map(|(at, _)| *at).collect();
         self.unmet.retain(|at, _| still.contains(at));
@@ -569,7 +571,7 @@ impl State {
                 due.push((next, *at, *address));
             }
         }
-        // Who was not asked for longest comes first.
+        // The peers that were not asked for longest come first.
         due.sort_unstable();
         for (_, at, address) in due.into_iter().take(MEET) {
             if let Some((next, pause)) = self.unmet.get_mut(&at) {
@@ -579,7 +581,7 @@ impl State {
         }
     }
 
-    /// Sends frames, and tells workers what came of questions.
+    /// Sends frames, and tells workers the results of questions.
     fn carry_out(&mut self, plane: &Plane, tunnel: &Tunnel, ageing: u32) {
         let clock = plane.shared.clock.now();
         for event in self.out.events.drain(..) {
@@ -598,8 +600,8 @@ impl State {
             if let Event::Resolved(_, mac) = event {
                 peer.set_mac(Some(mac));
             } else if !peer.was_heard(clock, ageing) {
-                // Else its frames came from somewhere: there is a way, though nobody there answers
-                // questions (a router, for one).
+                // Otherwise frames came from the peer: there is a way, though no station there
+                // answers questions (a router, for one).
                 peer.set_mac(None);
             }
             peer.stop_waiting();
@@ -615,8 +617,8 @@ impl State {
             let counted = is_encapsulated(&frame);
             let frame = in_vlan(frame, tunnel.vlan);
             let Err(own) = tunnel.punt.send(Own { frame, counted }) else { continue };
-            // What is said but once, leaving a group, is said in the next turn. Nobody can make us
-            // owe more than that.
+            // Messages that are said only once, such as leaving a group, are sent in the next turn.
+            // No other host can make us owe more than those.
             if counted || kept.len() >= KEPT {
                 self.lost += u64::from(counted);
             } else {
@@ -628,7 +630,7 @@ impl State {
     }
 }
 
-/// A peer's next hop is known.
+/// Stores a peer's next hop that was found.
 fn found(tunnel: &Tunnel, peer: IpAddr, mac: Mac, waiting: Option<Vec<u8>>, out: &mut Output) {
     let Some(peer) =
         tunnel.peers.find(crate::world::rules::number(peer)).and_then(|at| tunnel.peers.get(at))
@@ -645,13 +647,13 @@ fn found(tunnel: &Tunnel, peer: IpAddr, mac: Mac, waiting: Option<Vec<u8>>, out:
     }
 }
 
-/// Whether a frame has a tag.
+/// Returns whether a frame has a tag.
 fn is_tagged(frame: &[u8]) -> bool {
     butterfly_packet::be16(frame, 12) == Some(ethernet::VLAN)
 }
 
-/// A frame in the underlay's VLAN. What waited for its next hop, or for its turn, has a tag
-/// already.
+/// Puts a frame into the underlay's VLAN. A frame that waited for its next hop, or for its turn,
+/// has a tag already.
 fn in_vlan(mut frame: Vec<u8>, vlan: u16) -> Vec<u8> {
     if vlan != 0 && frame.len() >= ethernet::HEADER_LEN && !is_tagged(&frame) {
         let [[a, b], [c, d]] = [ethernet::VLAN, vlan].map(u16::to_be_bytes);
@@ -660,8 +662,8 @@ fn in_vlan(mut frame: Vec<u8>, vlan: u16) -> Vec<u8> {
     frame
 }
 
-/// Whether a frame is a network's that waited for its next hop: the endpoint itself says nothing in
-/// UDP.
+/// Returns whether a frame is a network's that waited for its next hop. The endpoint itself sends
+/// no UDP.
 fn is_encapsulated(frame: &[u8]) -> bool {
     let tag = if is_tagged(frame) { ethernet::TAG_LEN } else { 0 };
     let byte = |at: usize| frame.get(at + tag).copied().unwrap_or(0);

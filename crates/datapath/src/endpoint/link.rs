@@ -1,28 +1,28 @@
-//! The uplink's interface, which an operator may change while we run.
+//! The uplink's interface, which an operator may change at any time.
 
 use butterfly_uplink::{
     Info,
     kernel::{Interface, Kernel},
 };
 
-/// What an uplink's interface was found to be.
+/// State of an uplink's interface.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LinkState {
     /// Frames pass.
     Up,
-    /// It is up, and nobody is at the other end of the cable.
+    /// The interface is up, but has no carrier.
     NoCarrier,
-    /// It was taken down.
+    /// The interface was taken down.
     Down,
-    /// It is not there any more.
+    /// The interface is gone.
     Removed,
-    /// A TAP device that is not in our network namespace: it was given to another one, where it may
+    /// A TAP device that is not in our network namespace. It was moved to another one, where it may
     /// work, or deleted.
     Elsewhere,
 }
 
 impl LinkState {
-    /// As operators read it.
+    /// Returns the state's name for operators.
     pub fn name(self) -> &'static str {
         match self {
             LinkState::Up => "up",
@@ -33,7 +33,7 @@ impl LinkState {
         }
     }
 
-    /// Whether there is any use in sending.
+    /// Returns whether frames may pass.
     pub fn carries(self) -> bool {
         matches!(self, LinkState::Up | LinkState::Elsewhere)
     }
@@ -49,14 +49,14 @@ impl LinkState {
     }
 }
 
-/// What is known of it. It is followed by its number: an operator may give it another name.
+/// Watches the uplink's interface. Follows it by its number, since an operator may rename it.
 pub(crate) struct LinkWatch {
     index: u32,
     name: String,
     tap: bool,
     /// The underlay's VLAN; 0: none.
     vlan: u16,
-    /// The MTU at the start: buffers are for that.
+    /// The MTU at the start, for which buffers were made.
     most: u32,
     seen: Option<Seen>,
 }
@@ -68,21 +68,20 @@ struct Seen {
     master: Option<u32>,
 }
 
-/// What came of a look.
+/// Result of a look at the interface.
 pub(crate) struct News {
-    /// What it is, if that is to be told.
+    /// The new state, if it is to be told.
     pub told: Option<LinkState>,
-    /// Whether there is any use in sending.
+    /// True if frames may pass.
     pub carries: bool,
-    /// Who is on the link may have forgotten us since the last look.
+    /// True if stations on the link may have forgotten us since the last look.
     pub returned: bool,
-    /// Largest IP packet, in bytes, if it is there.
+    /// Largest IP packet in bytes, if the interface is there.
     pub mtu: Option<u32>,
 }
 
 impl LinkWatch {
-    /// Follows an uplink's interface, of which packets up to `mtu` bytes are used, in VLAN `vlan`
-    /// (0: in none).
+    /// Watches an uplink's interface with packets up to `mtu` bytes, in VLAN `vlan` (0: none).
     pub fn new(info: &Info, mtu: u32, vlan: u16) -> LinkWatch {
         LinkWatch {
             index: info.index,
@@ -94,17 +93,17 @@ impl LinkWatch {
         }
     }
 
-    /// Its name, the last that is known.
+    /// Returns the last known name of the interface.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it was found to be, if somebody has looked.
+    /// Returns the state at the last look, if there was one.
     pub fn state(&self) -> Option<LinkState> {
         self.seen.map(|seen| seen.state)
     }
 
-    /// Looks at it. `None` if the kernel did not say: that is no news.
+    /// Looks at the interface. `None` if the kernel gave no answer, which is no news.
     pub fn look(&mut self, kernel: &mut Kernel) -> Option<News> {
         let found = kernel.interface_at(self.index);
         let found = found
@@ -126,16 +125,16 @@ impl LinkWatch {
         News {
             told: (before.map_or(LinkState::Up, |before| before.state) != state).then_some(state),
             carries: state.carries(),
-            // A carrier that came back between two looks, and another bridge, are as good as a
-            // cable that was plugged in.
+            // A carrier that came back between two looks, and another bridge, count as a cable that
+            // was plugged in.
             returned: state.carries() && before.is_some_and(|before| before != seen),
             mtu,
         }
     }
 
-    /// Whether frames that the host's kernel sends by an interface come to the same link as ours. A
-    /// TAP device is one end of a cable: the host's own way begins at the bridge that it was
-    /// put into, or at a VLAN on that.
+    /// Returns whether frames that the host's kernel sends by an interface come to the same link as
+    /// ours. A TAP device is one end of a cable. The host's own way begins at the bridge that the
+    /// device was put into, or at a VLAN on that bridge.
     pub fn leads_out(&self, kernel: &mut Kernel, interface: u32) -> bool {
         if interface == self.index {
             return true;
@@ -211,9 +210,9 @@ mod tests {
         assert_eq!(look(Some(down)), (Some(Down), false, false));
         assert_eq!(look(Some(up.clone())), (Some(Up), true, true));
         assert_eq!(look(Some(up.clone())), (None, true, false));
-        // Away for less than a look.
+        // The carrier was away between two looks.
         assert_eq!(look(Some(Interface { carrier_changes: 4, ..up.clone() })), (None, true, true));
-        // Into a bridge.
+        // The interface was put into a bridge.
         assert_eq!(
             look(Some(Interface { carrier_changes: 4, master: Some(3), ..up })),
             (None, true, true)

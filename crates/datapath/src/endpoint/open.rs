@@ -1,4 +1,4 @@
-//! Opening the uplink, and what an operator asks about it.
+//! Opening the uplink, and its settings and peers as the operator declares them.
 
 use std::{
     collections::BTreeMap,
@@ -33,20 +33,19 @@ pub struct TunnelSpec {
     pub prefix: Option<u8>,
     /// The way out.
     pub uplink: UplinkSpec,
-    /// Tunnel endpoints that get what is for several receivers, in all networks. Without any,
-    /// networks have groups.
+    /// Tunnel endpoints that get floods of all networks. Without any, networks have groups.
     pub peers: Vec<IpAddr>,
-    /// By which other hosts are reached where the host's kernel does not know; one per family.
+    /// Gateways to hosts for which the host's kernel has no route; one per family.
     pub gateways: Vec<IpAddr>,
-    /// What IPv6 groups of networks begin with; the VNI is in the last four bytes.
+    /// First bytes of the IPv6 groups of networks; the VNI is in the last four bytes.
     pub group6: Ipv6Addr,
-    /// Over IPv6, UDP checksums are computed; else they are zero (RFC 6935).
+    /// True if UDP checksums are computed over IPv6; else they are zero (RFC 6935).
     pub udp6_checksum: bool,
-    /// Only peers that were named are heard, each in its networks.
+    /// True if only named peers are heard, each in its networks.
     pub strict_peers: bool,
     /// The VLAN of all frames on the uplink; 0: none.
     pub vlan: u16,
-    /// Largest IP packet on the uplink in bytes, if that is not what the interface says.
+    /// Largest IP packet on the uplink in bytes, if not the interface's MTU.
     pub mtu: Option<u32>,
 }
 
@@ -69,7 +68,7 @@ pub enum UplinkSpec {
     VhostUser {
         /// The socket.
         path: PathBuf,
-        /// Who owns it.
+        /// The side that owns the socket.
         role: Role,
     },
 }
@@ -82,9 +81,9 @@ pub(crate) struct Opened {
     pub tunnel: Tunnel,
     pub control: ControlConfig,
     pub host: Option<HostSide>,
-    /// Of a port of its own kind.
+    /// The uplink's description and meter, if it is a port of its own kind.
     pub wire: Option<(Info, Meter)>,
-    /// Where a vhost-user device puts its rings.
+    /// The port in which a vhost-user device puts its rings.
     pub ring: Option<Arc<Port>>,
 }
 
@@ -179,7 +178,7 @@ fn own_mac(endpoint: IpAddr) -> Mac {
 }
 
 impl UplinkPort {
-    /// What becomes readable when frames arrive, for as long as `f` runs.
+    /// Calls `f` with the descriptor that becomes readable when frames arrive.
     pub fn with_descriptor(&self, f: impl FnOnce(BorrowedFd<'_>)) {
         if let Some(wire) = self.wire(0) {
             f(wire.descriptor());
@@ -187,16 +186,16 @@ impl UplinkPort {
     }
 }
 
-/// The peers that were named.
+/// Named peers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Peers {
-    /// For all networks.
+    /// Peers of all networks.
     pub all: Vec<IpAddr>,
-    /// For some.
+    /// Peers of some networks.
     pub of: BTreeMap<u32, Vec<IpAddr>>,
 }
 
-/// Why a peer is refused.
+/// Reason for refusing a peer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the texts say it
 pub enum TunnelError {

@@ -29,7 +29,7 @@ use crate::{
     plane::{Attachment, Plane},
 };
 
-/// What a switch has of its tunnel endpoint.
+/// A switch's handle of its tunnel endpoint.
 pub(crate) struct Side {
     pub(crate) keeper: Arc<Keeper>,
     thread: Option<JoinHandle<()>>,
@@ -37,11 +37,11 @@ pub(crate) struct Side {
     pub answers: bool,
     pub(crate) wire: Option<(Info, Meter)>,
     pub device: Option<Device>,
-    /// The other end of a vhost-user uplink is there.
+    /// True if the other end of a vhost-user uplink is there.
     pub(crate) attached: Arc<AtomicBool>,
 }
 
-/// What an uplink is.
+/// Description of an uplink.
 pub(crate) struct PortInfo {
     pub kind: String,
     pub interface: String,
@@ -87,7 +87,7 @@ impl DeviceEvents for Link {
     }
 
     fn driving(&self, both: bool) {
-        // Not before: what is said to one that only attached is lost.
+        // Not before both queues run: frames for a device that only attached are lost.
         if both {
             self.keeper.returned();
         }
@@ -103,7 +103,7 @@ pub(crate) struct Rest {
 }
 
 impl Opened {
-    /// What the plane takes, and the rest.
+    /// Splits off the part that the plane takes.
     pub fn split(self) -> (Tunnel, Rest) {
         let Opened { tunnel, control, host, wire, ring } = self;
         (tunnel, Rest { control, host, wire, ring })
@@ -169,7 +169,7 @@ impl Side {
         Ok(Side { keeper, thread: Some(thread), spec, answers, wire, device, attached })
     }
 
-    /// What the uplink is; `None` if it is nothing that leads out.
+    /// Returns the description of the uplink; `None` if it leads nowhere.
     pub(crate) fn port(&self) -> Option<PortInfo> {
         match (&self.wire, &self.spec.uplink) {
             (Some((info, _)), _) => Some(PortInfo {
@@ -190,12 +190,12 @@ impl Side {
         }
     }
 
-    /// What the port and the kernel counted: name, meaning, number.
+    /// Returns name, meaning and value of the counters of the port and the kernel.
     pub(crate) fn counted(&self) -> Vec<(&'static str, &'static str, u64)> {
         self.wire.as_ref().map(|(_, meter)| meter.read().named().collect()).unwrap_or_default()
     }
 
-    /// Says good-bye to groups, and ends the keeper. Workers must still run.
+    /// Leaves all groups, and ends the keeper. Workers must still run.
     pub fn stop(&mut self) {
         self.keeper.stop();
         if let Some(thread) = self.thread.take() {

@@ -1,38 +1,39 @@
-//! Peers that frames are sent to and nothing comes back from, and who says that they arrive
-//! nowhere.
+//! Peers that get frames and send none back, and reports that frames to them arrive nowhere.
 //!
 //! Silence by itself is no fault: traffic may go one way only, and both sides may have nothing to
-//! say. So it is reported, and no more; a fault is what the peer's own host, a router or the link
-//! says of our frames.
+//! say. So silence is only reported. A fault is a report by the peer's own host, a router or the
+//! link about our frames.
 
 use std::collections::BTreeMap;
 
 use crate::{engine::place::PeerRef, overlay::peers::PeerRow};
 
-/// How long, in seconds, a refusal holds that nobody repeats. Guests soon ask by broadcast only, and
-/// to multicast groups nobody refuses anything; peers that were not named are forgotten then.
+/// Seconds for which a refusal holds that is not repeated. Guests soon ask by broadcast only, and
+/// no host refuses packets to multicast groups. Peers that were learnt are forgotten after that
+/// time.
 const HOLDS: u32 = 300;
-/// In how many seconds frames were not refused any more, until the refusal is over. Hosts refuse
-/// about one frame in a second.
+/// Seconds with frames but without a refusal after which the refusal is over. Hosts refuse about
+/// one frame per second.
 const ARRIVED: u32 = 5;
-/// When nothing was sent for so long, both sides are silent: the next frame begins anew.
+/// Seconds without frames after which both sides count as silent: the next frame starts a new
+/// count.
 const RESTS: u32 = 60;
 
-/// Why frames for a peer arrive nowhere.
+/// Reason for which frames to a peer arrive nowhere.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
-    /// Its host has nobody who takes VXLAN (ICMP port or protocol unreachable).
+    /// Its host has no program that takes VXLAN (ICMP port or protocol unreachable).
     NobodyListens,
-    /// A router says that it cannot be reached (ICMP net or host unreachable).
+    /// A router says that the peer cannot be reached (ICMP net or host unreachable).
     Unreachable,
-    /// A firewall refuses them (ICMP administratively prohibited).
+    /// A firewall refuses the frames (ICMP administratively prohibited).
     Forbidden,
     /// Its next hop does not answer ARP or neighbour solicitations.
     NoNextHop,
 }
 
 impl Refusal {
-    /// For the operator: what it means, and what to do.
+    /// Returns the meaning and the remedy, for the operator.
     pub fn told(self) -> &'static str {
         match self {
             Refusal::NobodyListens => {
@@ -51,12 +52,12 @@ impl Refusal {
     }
 }
 
-/// What is known of a peer that says nothing back.
+/// Silence and refusals of a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Told {
-    /// Seconds since the first frame that nothing came back after, and how many there were.
+    /// Seconds since the first frame without an answer, and the number of such frames.
     pub unanswered: Option<(u32, u64)>,
-    /// Why they arrive nowhere, and since how many seconds that is said.
+    /// Reason for which frames arrive nowhere, and the seconds since it was first reported.
     pub refusal: Option<(Refusal, u32)>,
 }
 
@@ -65,17 +66,17 @@ struct Refused {
     why: Refusal,
     since: u32,
     last: u32,
-    /// Seconds with frames since.
+    /// Seconds with frames since the refusal.
     arrived: u32,
 }
 
 #[derive(Default)]
 struct Silence {
-    /// Second in which something came from it last.
+    /// Second of the last frame from the peer.
     heard: Option<u32>,
-    /// Frames sent when that was, or when it was first seen.
+    /// Frames sent up to that second, or up to the first look.
     answered: u64,
-    /// Frames sent at the last look.
+    /// Frames sent up to the last look.
     sent: u64,
     /// First and last second with a frame since.
     unanswered: Option<(u32, u32)>,
@@ -83,12 +84,12 @@ struct Silence {
     had_next_hop: bool,
 }
 
-/// All of them. Seconds are those of the packet path's clock.
+/// Silence of all peers. Seconds are those of the packet path's clock.
 #[derive(Default)]
 pub(crate) struct Silences(BTreeMap<PeerRef, Silence>);
 
 impl Silences {
-    /// Compares with what was at the last look, about a second ago.
+    /// Compares with the last look, about a second ago.
     pub fn look(&mut self, rows: &[PeerRow], now: u32) {
         let mut before = std::mem::take(&mut self.0);
         for row in rows {
@@ -100,21 +101,21 @@ impl Silences {
         }
     }
 
-    /// Somebody says that frames for a peer arrive nowhere.
+    /// Notes a report that frames for a peer arrive nowhere.
     pub fn refused(&mut self, at: PeerRef, why: Refusal, now: u32) {
         let Some(silence) = self.0.get_mut(&at) else { return };
         let since = silence.refused.filter(|said| said.why == why).map_or(now, |said| said.since);
         silence.refused = Some(Refused { why, since, last: now, arrived: 0 });
     }
 
-    /// The next hop of a peer answers.
+    /// Notes that the next hop of a peer answers.
     pub fn answers(&mut self, at: PeerRef) {
         if let Some(silence) = self.0.get_mut(&at) {
             silence.refused = silence.refused.filter(|said| said.why != Refusal::NoNextHop);
         }
     }
 
-    /// What there is to say of a peer.
+    /// Returns the state of a peer.
     pub fn told(&self, at: PeerRef, now: u32) -> Told {
         let Some(silence) = self.0.get(&at) else { return Told::default() };
         let frames = silence.sent.saturating_sub(silence.answered);
@@ -129,11 +130,12 @@ impl Silences {
 impl Silence {
     fn look(&mut self, row: &PeerRow, sent: u64, now: u32) {
         let spoke = sent != self.sent;
-        // A peer's place may have been given to another one, which begins to count anew.
+        // A peer's place may have been given to another one, whose counters start at zero.
         let anew = sent < self.sent;
         self.sent = sent;
         let heard = row.idle.map(|idle| now.saturating_sub(idle));
-        // The clock may have gone on between the table and this: a second is no news.
+        // The clock may have gone on since the table was read, so one second of difference is no
+        // news.
         let came = match (self.heard, heard) {
             (Some(before), Some(heard)) => heard > before,
             (None, heard) => heard.is_some(),
@@ -221,7 +223,7 @@ mod tests {
         assert_eq!(host.told().unanswered, Some((29, 90)));
         host.second(3, true);
         assert_eq!(host.told(), Told::default());
-        // One that never said anything, too.
+        // The same holds for a peer that never said anything.
         let mut host = Host::new();
         host.seconds(5, 1, false);
         assert_eq!(host.told().unanswered, Some((4, 5)));
@@ -254,7 +256,7 @@ mod tests {
         assert_eq!(host.told(), Told::default());
     }
 
-    /// A daemon that is back, and has only one way's traffic: nobody refuses it any more.
+    /// A daemon is back and has one-way traffic only: its frames are not refused any more.
     #[test]
     fn frames_that_are_not_refused_end_a_refusal() {
         let mut host = Host::new();
@@ -267,7 +269,7 @@ mod tests {
         host.second(1, false);
         assert_eq!(host.told().refusal, None);
         assert!(host.told().unanswered.is_some());
-        // Nothing is sent: nobody knows.
+        // Nothing is sent, so the refusal stays.
         host.refused(Refusal::Unreachable);
         host.seconds(HOLDS, 0, false);
         assert!(host.told().refusal.is_some());

@@ -1,4 +1,4 @@
-//! What changed about other hosts since the last look, for the operator.
+//! Changes of other hosts since the last look, for the operator.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -16,7 +16,7 @@ struct Seen {
     named: bool,
 }
 
-/// The table of peers as it was told of.
+/// The table of peers as of the last look.
 #[derive(Default)]
 pub(super) struct PeerWatch {
     seen: BTreeMap<PeerRef, Seen>,
@@ -24,8 +24,7 @@ pub(super) struct PeerWatch {
 }
 
 impl PeerWatch {
-    /// Tells what changed. That a peer is named, or not any more, is told by whoever carries that
-    /// out.
+    /// Tells the changes. The code that adds or removes a named peer tells of that itself.
     pub fn look(&mut self, rows: &[PeerRow], events: &dyn SwitchEvents) {
         let tell = |what: Happening<'_>| events.happened(About::default(), what);
         let seen: BTreeMap<PeerRef, Seen> = rows

@@ -1,9 +1,9 @@
-//! What became of the frames that the control thread got, for the operator.
+//! Counters of the frames that the control thread got, for the operator.
 
 /// Declares the counters: `counts! { /// Meaning. Name = "name"; .. }`.
 macro_rules! counts {
     ($($(#[doc = $doc:literal])+ $name:ident = $text:literal;)+) => {
-        /// What is counted.
+        /// Counters.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub(crate) enum Count { $($(#[doc = $doc])+ $name),+ }
 
@@ -67,19 +67,19 @@ impl Default for Counts {
 }
 
 impl Counts {
-    /// Counts one.
+    /// Adds one to a counter.
     pub fn add(&mut self, count: Count) {
         if let Some(cell) = self.0.get_mut(count as usize) {
             *cell = cell.wrapping_add(1);
         }
     }
 
-    /// Name, meaning and value of each.
+    /// Returns name, meaning and value of each counter.
     pub fn list(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
         COUNTS.iter().zip(&self.0).map(|((_, name, meaning), value)| (*name, *meaning, *value))
     }
 
-    /// One of them.
+    /// Returns the value of one counter.
     pub fn of(&self, count: Count) -> u64 {
         self.0.get(count as usize).copied().unwrap_or(0)
     }

@@ -1,5 +1,5 @@
-//! What the endpoint answers if nobody else holds its address: ARP (RFC 826), neighbour
-//! solicitations (RFC 4861), pings (RFC 792, RFC 4443). And that it is there (RFC 5227, 2.3).
+//! Answers for the tunnel endpoint, if no other station holds its address: ARP (RFC 826), neighbour
+//! solicitations (RFC 4861), pings (RFC 792, RFC 4443). Also announces its address (RFC 5227, 2.3).
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -28,7 +28,7 @@ const DEFEND_EVERY: u64 = 10_000;
 pub(super) struct Endpoint {
     answers: bool,
     announcements: u8,
-    /// When the next announcement is due.
+    /// Time of the next announcement.
     next: u64,
     defended: Option<u64>,
     echo: u64,
@@ -63,7 +63,7 @@ impl Endpoint {
         self.answers
     }
 
-    /// When [`Self::tick`] has something to do.
+    /// Returns the time at which [`Self::tick`] has something to do.
     pub fn wake(&self) -> u64 {
         self.next
     }
@@ -77,8 +77,8 @@ impl Endpoint {
         }
     }
 
-    /// Somebody else says it has our address: everybody hears that it has not, but not more often
-    /// than somebody in good faith needs.
+    /// Tells all stations that the address is ours, because another station claims it. Does so no
+    /// more often than an honest station needs.
     pub fn defend(&mut self, link: &Link, now: u64, out: &mut Output) {
         if self.answers && self.defended.is_none_or(|at| now >= at + DEFEND_EVERY) {
             self.defended = Some(now);
@@ -99,7 +99,7 @@ impl Endpoint {
         }
         let (mac, ip) = from;
         out.frames.push(if ip.is_unspecified() {
-            // It wants to know whether it may have our address (RFC 4862, 5.4.3; RFC 4861, 7.2.4).
+            // The sender asks whether it may have our address (RFC 4862, 5.4.3; RFC 4861, 7.2.4).
             link.advertisement(me, Mac::of_group_v6(ipv6::ALL_NODES), ipv6::ALL_NODES, 0)
         } else {
             link.advertisement(me, mac, ip, link::SOLICITED)

@@ -1,9 +1,9 @@
 //! Membership in the groups of networks: IGMPv2 (RFC 2236) and MLDv1 (RFC 2710) as a host speaks
 //! them.
 //!
-//! Reports are repeated without being asked: a switch that snoops forgets members where nobody
-//! asks. Such a repetition is never given up because another host reports the group, since the
-//! switch wants to know of each port; an answer to a query is.
+//! Reports are repeated without a query, because a switch that snoops forgets members on a link
+//! without a querier. Another host's report never replaces such a repetition, since the switch
+//! wants to know of each port. It does replace an answer to a query.
 
 use std::{
     collections::BTreeMap,
@@ -25,29 +25,29 @@ use crate::endpoint::control::{
     link::Link,
 };
 
-/// Groups that are joined at once. One more is refused, and counted.
+/// Most groups joined at once. One more is refused, and counted.
 pub(super) const MAX_GROUPS: usize = 1 << 16;
 /// Reports after the one at the beginning, in case it is lost.
 const REPEATS: u8 = 2;
-/// Milliseconds until each of them: both in the 10 s of RFC 2236, 8.10.
+/// Range of milliseconds until each of them: both are sent within the 10 s of RFC 2236, 8.10.
 const SOON: (u64, u64) = (1000, 5000);
-/// And between later ones.
+/// Range of milliseconds between later ones.
 const LATER: (u64, u64) = (55_000, 60_000);
-/// Answers to a query for all groups are spread over so long at least, whatever it says: it may ask
-/// for thousands.
+/// Shortest time over which answers to a query for all groups are spread, even if the query asks
+/// for less: there may be thousands.
 const SPREAD: u64 = 1000;
-/// Between two reports of a group, whoever asks how often.
+/// Milliseconds between two reports of a group, however often it is queried.
 const PAUSE: u64 = 500;
-/// Between two looks at all groups: with thousands of them, some report is always due.
+/// Milliseconds between two looks at all groups: with thousands of them, some report is always due.
 const REST: u64 = 20;
 
 struct Member {
     vni: Option<u32>,
-    /// Reports that are left of those at the beginning.
+    /// Reports still to be sent of those at the beginning.
     early: u8,
-    /// The next report that nobody asks for.
+    /// Time of the next report without a query.
     repeat: u64,
-    /// The next that somebody asked for.
+    /// Time of the next answer to a query.
     answer: Option<u64>,
     last: u64,
 }
@@ -57,7 +57,7 @@ pub(super) struct Groups {
     prefix6: Ipv6Addr,
     members: BTreeMap<IpAddr, Member>,
     random: Random,
-    /// Nothing is to be sent before.
+    /// Time before which nothing is to be sent.
     wake: u64,
 }
 
@@ -66,7 +66,7 @@ impl Groups {
         Groups { prefix6, members: BTreeMap::new(), random: Random::new(seed), wake: u64::MAX }
     }
 
-    /// When [`Self::tick`] has something to do.
+    /// Returns the time at which [`Self::tick`] has something to do.
     pub fn wake(&self) -> u64 {
         self.wake
     }
@@ -78,8 +78,8 @@ impl Groups {
         }
     }
 
-    /// Joins the group of a network. Once more changes nothing. Returns whether it is joined: not
-    /// if there are too many.
+    /// Joins the group of a network, unless it is joined. Returns whether it is joined now: false
+    /// if there are too many groups.
     pub fn join(
         &mut self,
         link: &Link,
@@ -91,7 +91,7 @@ impl Groups {
         self.join_group(link, self.of(link, vni), Some(vni), now, counts, out)
     }
 
-    /// Joins a group: of a network, or one that the endpoint needs itself.
+    /// Joins a group of a network, or a group that the endpoint itself needs.
     pub fn join_group(
         &mut self,
         link: &Link,
@@ -130,7 +130,7 @@ impl Groups {
     /// Reports all groups from the next [`Self::tick`] on, as often as if they were joined now.
     pub fn report_again(&mut self, now: u64) {
         for member in self.members.values_mut() {
-            // One more: the first of them, which joining says at once.
+            // One more report than usual: the first one, which joining sends at once.
             (member.early, member.repeat) = (REPEATS + 1, now.max(member.last + PAUSE));
             self.wake = self.wake.min(member.repeat);
         }
@@ -207,8 +207,8 @@ impl Groups {
         }
     }
 
-    /// Somebody asks for members. The answer comes at a random time, so that not all hosts speak at
-    /// once, and one is enough.
+    /// Takes a query for members. The answer comes at a random time, so that not all hosts speak at
+    /// once, and one answer is enough.
     fn query(
         &mut self,
         to: IpAddr,
@@ -237,7 +237,7 @@ impl Groups {
         Count::Query
     }
 
-    /// Another host is a member too.
+    /// Takes the report of another host that is a member too.
     fn reported(&mut self, to: IpAddr, group: IpAddr) -> Count {
         if to != group {
             return Count::Misdirected;
@@ -248,7 +248,7 @@ impl Groups {
         }
     }
 
-    /// What the operator may see, by address.
+    /// Returns the groups for the operator, by address.
     pub fn list(&self, now: u64) -> Vec<GroupRow> {
         let row = |(address, member): (&IpAddr, &Member)| GroupRow {
             address: *address,
@@ -264,7 +264,7 @@ impl Member {
         self.repeat.min(self.answer.unwrap_or(u64::MAX))
     }
 
-    /// RFC 2236, 3: an answer that is already due in the time that is given stays.
+    /// Makes an answer due within `max`. One already due within that time stays (RFC 2236, 3).
     fn ask(&mut self, now: u64, max: u64, random: &mut Random) {
         if self.answer.is_none_or(|answer| answer > now + max) {
             self.answer = Some((now + random.between((0, max))).max(self.last + PAUSE));

@@ -1,6 +1,6 @@
-//! Finds out what a frame from the link is, and who has to hear it. Everything in it is a claim of
-//! whoever is on the link: what is not valid by the protocol's own rules is counted, and goes no
-//! further.
+//! Reads a frame from the link and passes it to the protocol that it is for. Everything in it is a
+//! claim of an untrusted station. A frame that its protocol's rules call invalid is counted, and
+//! goes no further.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -24,7 +24,7 @@ use crate::endpoint::control::{
 };
 
 impl Control {
-    /// Hears a frame. What became of it is to be counted, unless that was done.
+    /// Hears a frame. Returns its counter, unless it was counted already.
     pub(super) fn hear(&mut self, frame: &[u8], now: u64, out: &mut Output) -> Option<Count> {
         let Ok(ethernet) = Ethernet::parse(frame) else { return Some(Count::Malformed) };
         let (from, to) = (ethernet.source(), ethernet.destination());
@@ -148,7 +148,7 @@ impl Control {
         }
     }
 
-    /// A frame of ours arrived nowhere (RFC 792; RFC 1812, 5.2.7.1).
+    /// Takes an ICMP error about a frame of ours (RFC 792; RFC 1812, 5.2.7.1).
     fn unreachable_v4(&self, ip: &Ipv4<'_>, message: &Icmp<'_>, out: &mut Output) -> Count {
         let why = match message.code() {
             2 | 3 => Refusal::NobodyListens,
@@ -164,7 +164,7 @@ impl Control {
         self.refused((ip.source().into(), ip.destination().into()), parties, udp, why, out)
     }
 
-    /// The same over IPv6 (RFC 4443, 3.1).
+    /// Takes an ICMPv6 error about a frame of ours (RFC 4443, 3.1).
     fn unreachable_v6(&self, ip: &Ipv6<'_>, message: &Icmp<'_>, out: &mut Output) -> Count {
         let why = match message.code() {
             4 => Refusal::NobodyListens,
@@ -178,8 +178,8 @@ impl Control {
         self.refused((ip.source().into(), ip.destination().into()), parties, udp, why, out)
     }
 
-    /// Believes it if it quotes VXLAN that the endpoint sent; that nobody listens at a peer, only
-    /// from the peer itself.
+    /// Accepts an ICMP error if it quotes VXLAN that the endpoint sent. An error that says that a
+    /// peer does not listen is accepted only from the peer itself.
     fn refused(
         &self,
         (from, to): (IpAddr, IpAddr),
@@ -211,7 +211,7 @@ impl Control {
             Err(count) => return Some(count),
         };
         let group = ipv6::solicited_node(target);
-        // RFC 4861, 7.1.1: who has no address yet asks the group, and has nothing to say of itself.
+        // RFC 4861, 7.1.1: a host without an address asks the group, and gives no link address.
         let unnamed = ip.source().is_unspecified();
         if unnamed && (ip.destination() != group || mac.is_some()) {
             return Some(Count::Malformed);
@@ -254,8 +254,8 @@ impl Control {
         if ip.destination().is_multicast() && solicited {
             return Some(Count::Malformed); // RFC 4861, 7.1.2
         }
-        // It may leave its address out of an answer to a question that went to that address (RFC
-        // 4861, 7.2.4).
+        // The answer may leave out its link address if the question went to that address (RFC 4861,
+        // 7.2.4).
         let mac = mac.unwrap_or(from);
         if mac == self.link.mac {
             return Some(Count::Own);
@@ -273,8 +273,8 @@ impl Control {
     }
 }
 
-/// The target of a neighbour message, and the link address in the option of this kind, if it has
-/// one (RFC 4861, 7.1).
+/// Returns the target of a neighbour message, and the link address in the option of this kind, if
+/// there is one (RFC 4861, 7.1).
 fn discovery(
     ip: &Ipv6<'_>,
     message: &Icmp<'_>,

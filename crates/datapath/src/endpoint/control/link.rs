@@ -1,12 +1,12 @@
-//! The endpoint's place on its link: who it is, what it reaches directly, and the frames by which
-//! it asks and tells (RFC 826, RFC 5227, RFC 4861).
+//! The endpoint's place on its link: its addresses, the addresses it reaches directly, and the
+//! frames of its questions and answers (RFC 826, RFC 5227, RFC 4861).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use butterfly_packet::{Mac, arp, build, icmp, ipv6};
 
-/// Neighbour discovery is only believed with this hop limit: no router passed it on (RFC 4861,
-/// 3.1).
+/// The hop limit of neighbour discovery. With any other, a router may have passed the frame on (RFC
+/// 4861, 3.1).
 pub(super) const ND_HOP_LIMIT: u8 = 255;
 /// Flags of an advertisement (RFC 4861, 4.4).
 pub(super) const SOLICITED: u32 = 1 << 30;
@@ -22,7 +22,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Gateways of the other IP version are left out.
+    /// Makes a link. Leaves out gateways of the other IP version.
     pub fn new(mac: Mac, endpoint: IpAddr, prefix: Option<u8>, gateways: &[IpAddr]) -> Link {
         let gateways = gateways
             .iter()
@@ -32,7 +32,7 @@ impl Link {
         Link { mac, endpoint, prefix, gateways }
     }
 
-    /// Whether a frame can be sent to this address at all.
+    /// Returns whether frames can be sent to this address at all.
     pub fn can_be_peer(&self, peer: IpAddr) -> bool {
         peer != self.endpoint
             && match (self.endpoint, peer) {
@@ -42,13 +42,13 @@ impl Link {
             }
     }
 
-    /// Whether an IPv4 address can be one host's (RFC 1122, 3.2.1.3).
+    /// Returns whether an IPv4 address can be one host's (RFC 1122, 3.2.1.3).
     pub fn is_host_v4(&self, ip: Ipv4Addr) -> bool {
         !matches!(ip.octets(), [0 | 127 | 224.., ..]) && !self.is_broadcast(ip)
     }
 
-    /// Whether it is the last address of our network, if that is more than a pair of hosts (RFC
-    /// 3021).
+    /// Returns whether `ip` is the last address of our network, if that is more than a pair of
+    /// hosts (RFC 3021).
     fn is_broadcast(&self, ip: Ipv4Addr) -> bool {
         match (self.endpoint, self.prefix) {
             (IpAddr::V4(_), Some(len @ 0..31)) => {
@@ -72,8 +72,9 @@ impl Link {
         }
     }
 
-    /// Whose link address frames to `peer` need: its own if it is on the link, or if there is no
-    /// gateway; else a gateway's, the first that is not `known_silent`.
+    /// Returns the address whose link address frames to `peer` need. This is the peer itself if it
+    /// is on the link, or if there is no gateway. Otherwise it is the first gateway that is not
+    /// `known_silent`.
     pub fn next_hop(&self, peer: IpAddr, known_silent: impl Fn(IpAddr) -> bool) -> IpAddr {
         let link_local = matches!(peer, IpAddr::V6(peer) if peer.is_unicast_link_local());
         if link_local || self.is_in_prefix(peer) {
@@ -83,13 +84,13 @@ impl Link {
         *answering.or(self.gateways.first()).unwrap_or(&peer)
     }
 
-    /// Whether frames to other hosts may go there.
+    /// Returns whether an address is one of the gateways.
     pub fn is_gateway(&self, hop: IpAddr) -> bool {
         self.gateways.contains(&hop)
     }
 
-    /// The question for the link address of `target`: to everyone who may have it, or to `station`
-    /// alone.
+    /// Returns the question for the link address of `target`: to all stations that may have it, or
+    /// to `station` alone.
     pub fn who_has(&self, target: IpAddr, station: Option<Mac>) -> Vec<u8> {
         match (self.endpoint, target) {
             (IpAddr::V4(me), IpAddr::V4(target)) => {
@@ -111,7 +112,8 @@ impl Link {
         }
     }
 
-    /// "I have the endpoint's address", to everyone (RFC 5227, 2.3; RFC 4861, 7.2.6).
+    /// Returns the announcement "I have the endpoint's address", to all stations (RFC 5227, 2.3;
+    /// RFC 4861, 7.2.6).
     pub fn announcement(&self) -> Vec<u8> {
         match self.endpoint {
             IpAddr::V4(me) => build::ethernet(self.mac, Mac::BROADCAST).arp_request(me, me),
@@ -121,12 +123,12 @@ impl Link {
         }
     }
 
-    /// "I have it", to somebody who asked by ARP.
+    /// Returns the ARP reply "I have it" to the station that asked.
     pub fn arp_reply(&self, me: Ipv4Addr, asker: (Mac, Ipv4Addr)) -> Vec<u8> {
         build::ethernet(self.mac, asker.0).arp(arp::REPLY, (self.mac, me), asker)
     }
 
-    /// "I have it", by neighbour discovery.
+    /// Returns the neighbour advertisement "I have it".
     pub fn advertisement(
         &self,
         me: Ipv6Addr,
@@ -143,13 +145,13 @@ impl Link {
         )
     }
 
-    /// A target, and our link address as an option.
+    /// Returns a target, and our link address as an option.
     fn discovery(&self, target: Ipv6Addr, option: u8) -> Vec<u8> {
         [&target.octets()[..], &[option, 1], &self.mac.0].concat()
     }
 }
 
-/// Whether an IPv6 address can be one host's.
+/// Returns whether an IPv6 address can be one host's.
 pub(super) fn is_host_v6(ip: Ipv6Addr) -> bool {
     !ip.is_multicast() && !ip.is_unspecified() && !ip.is_loopback() && ip.to_ipv4_mapped().is_none()
 }

@@ -1,5 +1,5 @@
-//! What the tunnel endpoint says and hears besides VXLAN: link addresses of next hops, membership
-//! in groups, and who it is.
+//! Protocols of the tunnel endpoint besides VXLAN: link addresses of next hops, membership in
+//! groups, and its own address.
 //!
 //! A state machine without clock, threads or I/O: frames and times come in, frames and events go
 //! out. It runs in a control thread. All times are milliseconds of one clock that never goes back.
@@ -25,7 +25,7 @@ use groups::Groups;
 use link::Link;
 use neighbours::Neighbours;
 
-/// Who the endpoint is.
+/// Addresses and options of the endpoint.
 #[derive(Clone, Debug)]
 pub(crate) struct ControlConfig {
     /// Its link address on the uplink.
@@ -34,27 +34,29 @@ pub(crate) struct ControlConfig {
     pub endpoint: IpAddr,
     /// Length of its network's prefix: hosts in it are reached directly.
     pub prefix: Option<u8>,
-    /// Nobody else holds the address: ARP, neighbour solicitations and pings are answered.
+    /// True if no other station answers for the address. The endpoint then answers ARP, neighbour
+    /// solicitations and pings.
     pub answers: bool,
-    /// By which other hosts are reached; of one IP version the first that answers. Without one,
-    /// all hosts are reached directly.
+    /// Gateways to other hosts; of one IP version, the first that answers is used. Without one, all
+    /// hosts are reached directly.
     pub gateways: Vec<IpAddr>,
     /// Prefix of the IPv6 groups of networks.
     pub group6: Ipv6Addr,
 }
 
-/// What the packet path has to know.
+/// Events that the packet path has to know.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Event {
     /// Frames to this peer go to that link address.
     Resolved(IpAddr, Mac),
-    /// Nobody knows where frames to this peer go. One that waited was dropped.
+    /// The link address for frames to this peer is not known. A frame that waited for it was
+    /// dropped.
     Unreachable(IpAddr),
-    /// Somebody says that our frames to this peer arrive nowhere.
+    /// The peer's host, a router or the link says that our frames to this peer arrive nowhere.
     Refused(IpAddr, Refusal),
 }
 
-/// What came of a call. Calls only append.
+/// Results of a call. Calls only append.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
     /// Whole Ethernet frames to be sent.
@@ -106,7 +108,7 @@ impl Control {
             IpAddr::V4(ip) => u64::from(ip.to_bits()),
             IpAddr::V6(ip) => ip.to_bits() as u64,
         };
-        // Hosts differ in it: that is all that a seed is for here.
+        // The seed only has to differ between hosts.
         let seed = address.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ config.mac.to_u64();
         Control {
             link: Link::new(config.mac, config.endpoint, config.prefix, &config.gateways),
@@ -118,16 +120,16 @@ impl Control {
         }
     }
 
-    /// Hears a frame from the uplink, whatever it is. Says two frames at most, beside those that
-    /// waited for what it learns.
+    /// Hears any frame from the uplink. Sends two frames at most, beside those that waited for the
+    /// link address it learns.
     pub fn input(&mut self, frame: &[u8], now: u64, out: &mut Output) {
         if let Some(count) = self.hear(frame, now, out) {
             self.counts.add(count);
         }
     }
 
-    /// Does what is due. Call it when the time of [`Self::next_tick`] has come; earlier or later
-    /// does no harm.
+    /// Does all that is due. The caller calls it at the time of [`Self::next_tick`]; earlier or
+    /// later does no harm.
     pub fn tick(&mut self, now: u64, out: &mut Output) {
         if !self.started {
             self.started = true;
@@ -141,7 +143,8 @@ impl Control {
         self.groups.tick(&self.link, now, out);
     }
 
-    /// When something will be due, as far as is known now. Every other call may bring that forward.
+    /// Returns the time at which something is due, as known now. Every other call may bring it
+    /// forward.
     pub fn next_tick(&self) -> Option<u64> {
         let start = if self.started { u64::MAX } else { 0 };
         let next =
@@ -149,8 +152,8 @@ impl Control {
         (next != u64::MAX).then_some(next)
     }
 
-    /// Joins the group of a network. Once more changes nothing. Returns whether it is joined: not
-    /// if there are too many.
+    /// Joins the group of a network, unless it is joined. Returns whether it is joined now: false
+    /// if there are too many groups.
     pub fn join(&mut self, vni: u32, now: u64, out: &mut Output) -> bool {
         self.groups.join(&self.link, vni, now, &mut self.counts, out)
     }
@@ -160,51 +163,51 @@ impl Control {
         self.groups.leave(&self.link, vni, out);
     }
 
-    /// The link is there again, and who is on it may know nothing of us: groups are reported and
-    /// the address is announced as at the start.
+    /// Reports groups and announces the address as at the start: the link is there again, and
+    /// stations on it may not know us.
     pub fn returned(&mut self, now: u64) {
         self.endpoint.announce(now);
         self.groups.report_again(now);
     }
 
-    /// Finds out where frames to a peer go; an event says it, now or later. `waiting` is such a
-    /// frame, whole but for its destination MAC: it is sent when the place is known. One waits
-    /// per peer, the newest; an empty one stands for none.
+    /// Finds the link address for frames to a peer; an event tells it, now or later. `waiting` is
+    /// such a frame, complete except for its destination MAC; it is sent when the address is known.
+    /// One frame waits per peer, the newest; an empty one stands for none.
     pub fn resolve(&mut self, peer: IpAddr, waiting: Option<Vec<u8>>, now: u64, out: &mut Output) {
         self.neighbours.resolve(&self.link, peer, waiting, now, &mut self.counts, out);
     }
 
-    /// Frames are being sent to a peer. To be called about once a second while that is so: it is
-    /// how an old link address is checked.
+    /// Notes that frames are being sent to a peer, so that an old link address is checked. The
+    /// caller calls it about once a second meanwhile.
     pub fn used(&mut self, peer: IpAddr, now: u64, out: &mut Output) {
         self.neighbours.used(&self.link, peer, now, &mut self.counts, out);
     }
 
-    /// Frames came from a peer by way of the station `mac`: its link address needs no question for
-    /// a while, or one if it is another.
+    /// Notes that frames came from a peer by way of the station `mac`. The peer's link address
+    /// needs no question for a while if it is `mac`, and a question if it is another.
     pub fn confirmed(&mut self, peer: IpAddr, mac: Mac, now: u64, out: &mut Output) {
         if is_station(mac) && mac != self.link.mac {
             self.neighbours.confirmed(&self.link, peer, mac, now, &mut self.counts, out);
         }
     }
 
-    /// The groups that are joined, by address.
+    /// Returns the groups that are joined, by address.
     pub fn groups(&self, now: u64) -> Vec<GroupRow> {
         self.groups.list(now)
     }
 
-    /// The next hops, by address.
+    /// Returns the next hops, by address.
     pub fn neighbours(&self, now: u64) -> Vec<NeighbourRow> {
         self.neighbours.list(now)
     }
 
-    /// What became of frames.
+    /// Returns the counters of frames.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 }
 
-/// Whether it can be a station's address.
+/// Returns whether an address can be a station's.
 fn is_station(mac: Mac) -> bool {
     !mac.is_group() && mac != Mac::ZERO
 }

@@ -1,7 +1,7 @@
 //! Link addresses of next hops, as a kernel keeps them (RFC 826, RFC 1122 2.3.2, RFC 4861 7.3):
-//! asked for when needed, believed only from who was asked, checked when old.
+//! asked for when needed, believed only from the station that was asked, checked when old.
 //!
-//! A next hop is a peer on the link or a gateway. Nobody can take over the address of a known one
+//! A next hop is a peer on the link or a gateway. No station takes over the address of a known one
 //! by claiming it: a claim only makes us ask the known station, then the new one, by unicast. An
 //! attacker on the link wins if the true owner is silent; ARP and ND allow no better.
 
@@ -15,8 +15,8 @@ use crate::endpoint::control::{
     link::Link,
 };
 
-/// Peers that are known at once. When there are more, the one that was not used for longest goes,
-/// and its next hop with it.
+/// Most peers known at once. When there are more, the least recently used one is forgotten, and its
+/// next hop with it.
 pub(super) const MAX_PEERS: usize = 4096;
 /// Bytes of frames that wait for next hops.
 pub(super) const MAX_WAITING: usize = 4 << 20;
@@ -25,36 +25,37 @@ pub(super) const MAX_WAITING: usize = 4 << 20;
 const ASK: u8 = 3;
 /// Milliseconds between them (RFC 4861, 10: RETRANS_TIMER).
 const ASK_EVERY: u64 = 1000;
-/// How long a silent next hop is not asked again.
+/// Milliseconds for which a silent next hop is not asked again.
 const RETRY: u64 = 1000;
-/// How long an answer holds (RFC 4861, 10: REACHABLE_TIME).
+/// Milliseconds for which an answer holds (RFC 4861, 10: REACHABLE_TIME).
 pub(super) const REACHABLE: u64 = 30_000;
-/// A claim so soon after a confirmation is not looked into, or claims could make us ask all the
-/// time.
+/// Milliseconds after a confirmation in which claims are ignored. Otherwise claims could make us
+/// ask all the time.
 const SETTLED: u64 = 1000;
-/// Peers that are not used for so long are forgotten.
+/// Milliseconds without use after which a peer is forgotten.
 const FORGET: u64 = 600_000;
-/// How often that is looked at.
+/// Milliseconds between looks for such peers.
 const SWEEP: u64 = 60_000;
 
-/// What is known of a next hop.
+/// State of a next hop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// Asked everyone for it, so many times.
+    /// All stations were asked for it, so many times.
     Asking { sent: u8 },
     /// It was confirmed in the last [`REACHABLE`] milliseconds.
     Reachable(Mac),
-    /// That is longer ago. It is used, and checked as soon as it is.
+    /// It was confirmed longer ago. It is used, and the first use checks it.
     Stale(Mac),
-    /// Asked it, so many times. Then somebody who claims the address is asked, then everyone.
+    /// It was asked, so many times. After it, the station that claims its address is asked, then
+    /// all stations.
     Probing { mac: Mac, claimed: Option<Mac>, sent: u8 },
-    /// It did not answer, and is not asked again before then.
+    /// It did not answer, and is not asked again before `until`.
     Unreachable { until: u64 },
 }
 
 struct Neighbour {
     state: State,
-    /// When the state ends by itself.
+    /// Time at which the state ends by itself.
     due: u64,
     confirmed: Option<u64>,
 }
@@ -80,7 +81,7 @@ pub(super) struct Neighbours {
     peers: BTreeMap<IpAddr, Peer>,
     hops: BTreeMap<IpAddr, Neighbour>,
     waiting: usize,
-    /// Nothing ends by itself before.
+    /// Time before which no state ends by itself.
     wake: u64,
     sweep: u64,
 }
@@ -96,12 +97,12 @@ impl Neighbours {
         }
     }
 
-    /// When [`Self::tick`] has something to do.
+    /// Returns the time at which [`Self::tick`] has something to do.
     pub fn wake(&self) -> u64 {
         self.wake.min(self.sweep)
     }
 
-    /// Finds the way to a peer; `frame`, complete but for its destination MAC, goes there, at once
+    /// Finds the way to a peer. `frame`, complete except for its destination MAC, is sent at once
     /// or when the way is known.
     pub fn resolve(
         &mut self,
@@ -144,8 +145,8 @@ impl Neighbours {
         }
     }
 
-    /// Frames are being sent to a peer: its next hop is checked if it was not heard of for long,
-    /// and found if it is not known.
+    /// Notes that frames are being sent to a peer. Checks its next hop if it was silent for long,
+    /// and finds it if it is not known.
     pub fn used(
         &mut self,
         link: &Link,
@@ -169,7 +170,7 @@ impl Neighbours {
         }
     }
 
-    /// A stale next hop is asked whether it is still there.
+    /// Asks a stale next hop whether it is still there.
     fn check(&mut self, link: &Link, hop: IpAddr, now: u64, out: &mut Output) {
         if let Some(neighbour) = self.hops.get_mut(&hop)
             && let State::Stale(mac) = neighbour.state
@@ -181,7 +182,7 @@ impl Neighbours {
         }
     }
 
-    /// The next hop to a peer, which is in the table from now on.
+    /// Returns the next hop to a peer, and keeps the peer in the table.
     fn touch(
         &mut self,
         link: &Link,
@@ -210,7 +211,8 @@ impl Neighbours {
         hop
     }
 
-    /// Removes a peer, and its next hop if that is the peer itself. Who waits for it hears of it.
+    /// Removes a peer, and its next hop if that is the peer itself. Tells the packet path if
+    /// its link address was not known yet.
     fn forget(&mut self, link: &Link, address: IpAddr, counts: &mut Counts, out: &mut Output) {
         let Some(peer) = self.peers.remove(&address) else { return };
         if self.hops.get(&peer.hop).is_some_and(|hop| hop.mac().is_none()) {
@@ -241,7 +243,7 @@ impl Neighbours {
         }
     }
 
-    /// Somebody answers us that `hop` is at `mac`.
+    /// Takes an answer to us that `hop` is at `mac`.
     pub fn answer(
         &mut self,
         link: &Link,
@@ -256,7 +258,7 @@ impl Neighbours {
             Some(State::Probing { mac: known, .. }) if known == mac => {
                 self.accept(link, hop, mac, now, out)
             }
-            // The claimant was asked second, everyone third.
+            // The claimant was asked second, all stations third.
             Some(State::Probing { claimed, sent, .. })
                 if sent >= 3 || sent == 2 && claimed == Some(mac) =>
             {
@@ -269,7 +271,7 @@ impl Neighbours {
         }
     }
 
-    /// Somebody says, without being asked, that `hop` is at `mac`.
+    /// Takes an unasked claim that `hop` is at `mac`.
     pub fn claim(
         &mut self,
         link: &Link,
@@ -300,7 +302,7 @@ impl Neighbours {
         }
     }
 
-    /// A frame came from `peer` by way of the station `mac`.
+    /// Notes that a frame came from `peer` by way of the station `mac`.
     pub fn confirmed(
         &mut self,
         link: &Link,
@@ -319,7 +321,7 @@ impl Neighbours {
         } // else another gateway than ours sends to us: nothing is wrong with that
     }
 
-    /// It is so.
+    /// Accepts `mac` as the link address of `hop`.
     fn accept(&mut self, link: &Link, hop: IpAddr, mac: Mac, now: u64, out: &mut Output) {
         let Some(neighbour) = self.hops.get_mut(&hop) else { return };
         let is_new = neighbour.mac() != Some(mac);
@@ -339,7 +341,7 @@ impl Neighbours {
         }
     }
 
-    /// It does not answer.
+    /// Marks a next hop that does not answer as unreachable.
     fn give_up(&mut self, link: &Link, hop: IpAddr, counts: &mut Counts, out: &mut Output) {
         let mut waited = 0;
         each_peer(&mut self.peers, link, hop, |address, peer| {
@@ -383,7 +385,7 @@ impl Neighbours {
         }
     }
 
-    /// What the operator may see, by address.
+    /// Returns the next hops for the operator, by address.
     pub fn list(&self, now: u64) -> Vec<NeighbourRow> {
         let mut behind = BTreeMap::new();
         for peer in self.peers.values() {
@@ -412,7 +414,7 @@ impl Neighbours {
 }
 
 impl Neighbour {
-    /// The state has ended by itself. Returns whether the next hop is unreachable by that.
+    /// Ends a state whose time is over. Returns whether the next hop becomes unreachable.
     fn pass(&mut self, link: &Link, hop: IpAddr, now: u64, out: &mut Output) -> bool {
         self.due = now + ASK_EVERY;
         match &mut self.state {
@@ -440,7 +442,8 @@ impl Neighbour {
     }
 }
 
-/// The peers behind a next hop: many behind a gateway, else the one that it is.
+/// Visits the peers behind a next hop: many behind a gateway, else the one peer that is the next
+/// hop.
 fn each_peer(
     peers: &mut BTreeMap<IpAddr, Peer>,
     link: &Link,
@@ -458,7 +461,7 @@ fn each_peer(
     }
 }
 
-/// A frame with its destination filled in. `None` if it is none.
+/// Fills in a frame's destination MAC. `None` if it is too short to be a frame.
 fn addressed(mut frame: Vec<u8>, mac: Mac) -> Option<Vec<u8>> {
     frame.first_chunk_mut::<6>()?.copy_from_slice(&mac.0);
     Some(frame)

@@ -77,7 +77,7 @@ fn solicitations_are_answered_for_the_endpoint_alone() {
     };
     assert_eq!(host.hears(&solicitation(YOU6, &with)).frames, [reply(B, YOU6, 0x6000_0000)]);
     assert_eq!(host.hears(&solicitation(YOU6, &[])).frames, [reply(B, YOU6, 0x6000_0000)]);
-    // Somebody looks whether our address is free.
+    // Another host probes whether our address is free.
     let all_nodes = [0xff02, 0, 0, 0, 0, 0, 0, 1];
     assert_eq!(
         host.hears(&solicitation([0; 8], &[])).frames,
@@ -220,7 +220,8 @@ fn pings_are_answered() {
     Host::new(true, false).refuses(&ping, Count::Ignored, "somebody else answers");
 }
 
-/// What hosts and routers say of VXLAN that the endpoint sent is told; anything else is not.
+/// ICMP errors of hosts and routers about VXLAN that the endpoint sent become events; others do
+/// not.
 #[test]
 fn who_cannot_be_reached_is_told() {
     let mut host = Host::new(false, false);
@@ -304,7 +305,7 @@ fn it_says_that_it_is_there_and_defends_its_address() {
             .map(|(at, _)| *at)
             .collect();
         assert_eq!(times, [0, 2000]);
-        // And again to those who may not have heard it.
+        // The announcement comes again for stations that may not have heard it.
         host.call(|control, now, _| control.returned(now));
         let said = host.pass(30_000);
         let times: Vec<u64> = said
@@ -325,7 +326,7 @@ fn it_says_that_it_is_there_and_defends_its_address() {
             let ours = solicitation(YOU6, &[1, 1, 2, 0xbf, 0, 0, 0, 0xa]);
             host.refuses(&ours, Count::Own, "it says that it has our MAC address");
         }
-        // Somebody else's address to answer for is somebody else's to defend.
+        // An endpoint that does not answer for its address does not defend it either.
         let mut silent =
             Host { control: Control::new(ControlConfig { answers: false, ..config }), now: 70 };
         silent.call(|control, now, _| control.returned(now));

@@ -1,4 +1,4 @@
-//! Membership: reports, queries, what is not believed.
+//! Membership: reports, queries, and messages that are not believed.
 
 use butterfly_packet::{igmp, ipv6, mld, protocol};
 
@@ -267,7 +267,7 @@ fn what_is_not_a_valid_query_is_not_answered() {
         host.refuses(&frame, count, what);
         assert!(host.pass(50_000).is_empty(), "{what}");
     }
-    // Of a group that nobody here is in.
+    // A report of a group that the host is not in.
     let (host, ..) = &mut hosts[0];
     while host.pass(1000).is_empty() {}
     host.hears(&query4([230, 0, 0, 43], 10, [230, 0, 0, 43], &[]));

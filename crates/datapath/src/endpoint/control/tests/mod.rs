@@ -24,7 +24,8 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// 10.1.0.1/24 or fd00::1/64 with a gateway, started at 1000 s; what it says at first is over.
+    /// Makes a host with 10.1.0.1/24 or fd00::1/64 and a gateway, started at 1000 s. Its first
+    /// announcements are over.
     pub fn new(v6: bool, answers: bool) -> Host {
         let (endpoint, prefix) = if v6 { ("fd00::1", 64) } else { ("10.1.0.1", 24) };
         let gateways = vec![ip("10.1.0.254"), ip("10.1.0.253"), ip("fd00::fe"), ip("fd00::fd")];
@@ -42,7 +43,7 @@ impl Host {
         host
     }
 
-    /// Of both families.
+    /// Returns hosts of both families.
     pub fn both() -> [(Host, &'static str, &'static str, &'static str); 2] {
         // A neighbour, and two hosts behind the gateway.
         let v4 = (Host::new(false, false), "10.1.0.2", "192.0.2.1", "192.0.2.2");
@@ -79,7 +80,7 @@ impl Host {
         self.call(|control, now, out| control.confirmed(ip(peer), mac, now, out))
     }
 
-    /// Lets time pass, tick by tick. Returns what happened, and when, from now on.
+    /// Lets time pass, tick by tick. Returns the outputs with their times.
     pub fn pass(&mut self, ms: u64) -> Vec<(u64, Output)> {
         let (start, end) = (self.now, self.now + ms);
         let mut happened = Vec::new();
@@ -103,14 +104,14 @@ impl Host {
         self.control.counts().of(count)
     }
 
-    /// State and link address of a next hop.
+    /// Returns state and link address of a next hop.
     pub fn state(&self, hop: &str) -> Option<(&'static str, Option<Mac>)> {
         let rows = self.control.neighbours(self.now);
         rows.into_iter().find(|row| row.address == ip(hop)).map(|row| (row.state, row.mac))
     }
 }
 
-/// What the station `mac` says when it is asked for `owner` by 10.1.0.1 or fd00::1.
+/// Returns the answer of the station `mac` when 10.1.0.1 or fd00::1 asks it for `owner`.
 pub(super) fn answer(mac: Mac, owner: &str) -> Vec<u8> {
     match ip(owner) {
         IpAddr::V4(owner) => build::ethernet(mac, A).arp_reply(owner, [10, 1, 0, 1]),
@@ -118,7 +119,7 @@ pub(super) fn answer(mac: Mac, owner: &str) -> Vec<u8> {
     }
 }
 
-/// What it says without being asked.
+/// Returns the station's unasked claim of `owner`.
 pub(super) fn claim(mac: Mac, owner: &str) -> Vec<u8> {
     match ip(owner) {
         IpAddr::V4(owner) => build::ethernet(mac, Mac::BROADCAST).arp_request(owner, owner),
@@ -136,7 +137,7 @@ fn advertisement(mac: Mac, to: Mac, owner: Ipv6Addr, destination: &str, flags: u
         .icmp(136, 0, flags, &body)
 }
 
-/// Carries frames between endpoints until nobody has anything to say, and counts them.
+/// Carries frames between endpoints until none is left, and counts them.
 fn talk(hosts: &mut [&mut Host], from: usize, first: Output) -> (usize, Vec<Event>) {
     let mut queue: Vec<(usize, Vec<u8>)> =
         first.frames.into_iter().map(|frame| (from, frame)).collect();

@@ -285,7 +285,7 @@ fn one_peer_too_many_replaces_the_one_that_was_not_used_for_longest() {
     );
     assert_eq!((host.state(&peer(1)), host.count(Count::NeighboursFull)), (None, 1));
     assert!(host.state(&peer(0)).is_some() && host.state(&peer(MAX_PEERS)).is_some());
-    // All of them time out, and are forgotten when nobody asks for long: nothing is left.
+    // All of them time out, and are forgotten after a long time without use.
     host.pass(700_000);
     assert_eq!(host.control.neighbours.len(), (0, 0, 0));
     assert_eq!(host.control.next_tick(), None);
