@@ -1,23 +1,23 @@
 //! Addresses of both families as one number.
 
-/// An IPv6 address as a number, first byte highest; an IPv4 address as `::ffff:a.b.c.d`. No IPv6
-/// packet with such an address gets as far as this (RFC 4291, 2.5.5.2: they are not for the wire),
-/// so the families cannot be taken for each other.
+/// An IPv6 address as a number, first byte highest; an IPv4 address as `::ffff:a.b.c.d`. IPv6
+/// packets with such addresses are dropped before this (RFC 4291, 2.5.5.2: they are not for the
+/// wire), so the families cannot be confused.
 pub(crate) type Address = u128;
 
 const MAPPED: Address = 0xffff << 32;
 
-/// An IPv4 address as [`Address`].
+/// Returns an IPv4 address as [`Address`].
 #[inline(always)]
 pub(crate) const fn mapped(address: std::net::Ipv4Addr) -> Address {
     MAPPED | address.to_bits() as Address
 }
 
-/// Whether an address is IPv4.
+/// Returns whether an address is IPv4.
 #[inline(always)]
 pub(crate) const fn is_v4(address: Address) -> bool {
     address >> 32 == MAPPED >> 32
 }
 
-/// Added to a VLAN id, tells "VLAN 0" from "no tag".
+/// Bit added to a VLAN id. Tells "VLAN 0" from "no tag".
 pub(crate) const TAGGED: u16 = 0x1000;

@@ -1,7 +1,7 @@
-//! DHCP messages (RFC 2131, RFC 8415): what a filter lets pass without a rule has to be one, to its
-//! last option.
+//! DHCP messages (RFC 2131, RFC 8415). A filter lets one pass without a rule only if it is well
+//! formed to its last option.
 //!
-//! UDP between the ports of DHCP is told by [`Dhcp::between`]; what is in it by [`Dhcp::read`],
+//! [`Dhcp::between`] recognises UDP between the ports of DHCP. [`Dhcp::read`] reads the message
 //! from a private copy of the whole frame.
 
 mod v4;
@@ -20,40 +20,40 @@ const SERVER_V6: u16 = 547;
 /// `ff02::1:2`: relays and servers (RFC 8415, 7.1).
 pub(crate) const SERVERS_V6: Address = 0xff02_0000_0000_0000_0000_0000_0001_0002;
 
-/// Largest IP packet with a message that a filter reads.
+/// Largest IP packet whose message a filter reads.
 pub(crate) const MAX_PACKET: u16 = 1500;
 
 /// UDP between the ports of DHCP, in one piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Dhcp {
-    /// Between which ports it goes: from the client's to the server's.
+    /// True if it goes from the client's port to the server's.
     pub request: bool,
     pub v6: bool,
-    /// Where the message is in the IP packet, which ends with it; `None` if the packet has
-    /// options, extension headers or a trailer, or is longer than [`MAX_PACKET`].
+    /// Place of the message in the IP packet, which ends with it. `None` if the packet has options,
+    /// extension headers or a trailer, or is longer than [`MAX_PACKET`].
     pub at: Option<(u16, u16)>,
-    /// The message, once the whole of it was read; `None` if it is not shaped as one.
+    /// The message, once all of it was read; `None` if it is not well formed.
     pub message: Option<Message>,
 }
 
-/// What a well-formed message says, as far as a filter asks.
+/// Fields of a well-formed message, as far as a filter asks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Message {
     /// `xid` (32 bits) or DHCPv6 transaction id (24 bits).
     pub transaction: u32,
     /// `chaddr`; zero in DHCPv6, which has none.
     pub mac: Mac,
-    /// `yiaddr` and `ciaddr`, 0 if they are 0.0.0.0: where an answer may be sent to.
+    /// `yiaddr` and `ciaddr`, 0 for 0.0.0.0: the addresses that an answer may be sent to.
     pub leases: [u32; 2],
     /// The server identifier (option 54) of an answer that offers or gives a lease; 0 if there is
     /// none.
     pub server: u32,
-    /// It gives the lease that it is about, and not only offers one.
+    /// True if the answer gives the lease that it is about, and does not only offer one.
     pub given: bool,
 }
 
 impl Dhcp {
-    /// Whether UDP between these ports is DHCP, and if so whether it is a request.
+    /// Returns whether the message is a request, if UDP between these ports is DHCP; else `None`.
     #[inline]
     pub fn between(source_port: u16, destination_port: u16, v6: bool) -> Option<bool> {
         match (source_port, destination_port, v6) {
@@ -63,23 +63,23 @@ impl Dhcp {
         }
     }
 
-    /// Whether a port is a DHCP client's, which believes what comes to it from any port.
+    /// Returns whether a port is a DHCP client's. Clients believe messages from any port.
     pub fn is_client(port: u16, v6: bool) -> bool {
         port == if v6 { CLIENT_V6 } else { CLIENT }
     }
 
-    /// Whether a range of ports has the one that DHCP servers of either family listen on.
+    /// Returns whether a range of ports has the one that DHCP servers of either family listen on.
     pub fn names_server(ports: &std::ops::RangeInclusive<u16>) -> bool {
         ports.contains(&SERVER) || ports.contains(&SERVER_V6)
     }
 
-    /// Whether a range of ports has the one that DHCP clients of either family listen on.
+    /// Returns whether a range of ports has the one that DHCP clients of either family listen on.
     pub fn names_client(ports: &std::ops::RangeInclusive<u16>) -> bool {
         ports.contains(&CLIENT) || ports.contains(&CLIENT_V6)
     }
 
-    /// Reads the message in a frame that is there as a whole and does not change any more; its IP
-    /// packet starts at `at`, and nothing follows that.
+    /// Reads the message in a whole frame that does not change any more. The frame's IP packet
+    /// starts at `at` and ends with the frame.
     pub fn read(self, frame: &[u8], at: usize) -> Dhcp {
         let message = self.at.and_then(|(from, to)| {
             let (from, to) = (at + usize::from(from), at + usize::from(to));

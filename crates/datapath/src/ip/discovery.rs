@@ -1,8 +1,8 @@
-//! Neighbour discovery (RFC 4861) and multicast listener discovery (RFC 2710, RFC 3810): what may
-//! be said without a rule.
+//! Neighbour discovery (RFC 4861) and multicast listener discovery (RFC 2710, RFC 3810): the
+//! messages that pass without a rule.
 //!
-//! IPv6 does not work without either, so a filtered vnic hears and says what a host needs, for
-//! itself only; never what a router says.
+//! IPv6 does not work without them. So a filtered vnic may receive and send the messages that a
+//! host needs, for itself only; never those of a router.
 
 use butterfly_packet::{
     Error, Mac,
@@ -27,14 +27,14 @@ const SOLICITED: u32 = 1 << 30;
 pub(crate) struct Discovery {
     /// ICMPv6 type.
     pub kind: u8,
-    /// Of neighbour solicitation, advertisement and redirect; the group of a listener message of
-    /// the first version; else 0.
+    /// Target of a neighbour solicitation, advertisement or redirect; group of a listener message
+    /// of the first version; else 0.
     pub target: Address,
-    /// The link-layer address its option gives: of the source, or of the target if it is an
-    /// advertisement or redirect.
+    /// The link-layer address in its option: of the source, or of the target for an advertisement
+    /// or redirect.
     pub link_source: Option<Mac>,
-    /// It passes every check the RFCs ask of a receiver: hop limit, code, length, options,
-    /// addresses, not fragmented (RFC 6980).
+    /// True if it passes every check that the RFCs ask of a receiver: hop limit, code, length,
+    /// options, addresses, not fragmented (RFC 6980).
     pub valid: bool,
     /// Source address of the packet.
     pub source: Address,
@@ -42,23 +42,23 @@ pub(crate) struct Discovery {
     pub to: u64,
 }
 
-/// What the IPv6 header said.
+/// Fields of the IPv6 header.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Envelope {
     pub source: Address,
     pub destination: Address,
     pub hop_limit: u8,
-    /// A fragment header was there, even an atomic one.
+    /// True if there was a fragment header, even an atomic one.
     pub fragmented: bool,
 }
 
-/// Whether an ICMPv6 type is one of these.
+/// Returns whether an ICMPv6 type is one of these.
 #[inline]
 pub(crate) const fn is_discovery(kind: u8) -> bool {
     matches!(kind, v6::LISTENER_QUERY..=v6::REDIRECT | v6::LISTENER_REPORT_V2)
 }
 
-/// The address a host makes of its MAC (RFC 4291, appendix A).
+/// Returns the address that a host makes of its MAC (RFC 4291, appendix A).
 #[inline]
 pub(crate) const fn link_local(mac: Mac) -> Address {
     let Mac([a, b, c, d, e, f]) = mac;
@@ -66,7 +66,7 @@ pub(crate) const fn link_local(mac: Mac) -> Address {
     0xfe80 << 112 | interface as Address
 }
 
-/// Whether an address is one of the link.
+/// Returns whether an address is link-local.
 pub(crate) const fn is_link_local(address: Address) -> bool {
     address >> 118 == 0xfe80 >> 6
 }
@@ -82,16 +82,18 @@ const fn is_solicited_node(address: Address) -> bool {
     address >> 24 == SOLICITED_NODES >> 24
 }
 
-/// The group of whoever has an address.
+/// Returns the solicited-node group of an address.
 pub(crate) const fn solicited_node(address: Address) -> Address {
     SOLICITED_NODES | address & 0xff_ffff
 }
 
 impl Discovery {
-    /// Reads a message of which [`is_discovery`]; `len` is how long it is, `bytes` may hold less.
-    /// If there is `more` to be had, Truncated asks for it. Else options out of sight make it
-    /// invalid, but for a router advertisement: those can be long, and nothing in them is
-    /// compared.
+    /// Reads a message for which [`is_discovery`] holds. `len` is its length; `bytes` may hold
+    /// less.
+    ///
+    /// With `more` to be had, returns Truncated to ask for it. Without, options out of sight make a
+    /// message invalid, except a router advertisement: those can be long, and none of their options
+    /// are compared.
     pub fn read(
         bytes: &[u8],
         len: usize,
@@ -137,7 +139,7 @@ impl Discovery {
             let options = bytes.get(fixed..end).unwrap_or_default();
             match link_address(options, link_option) {
                 Ok(found) if end == len => discovery.link_source = found,
-                // What is at hand ends between two options.
+                // The bytes at hand end between two options.
                 Ok(_) if more => return Err(Error::Truncated),
                 Ok(_) if kind == v6::ROUTER_ADVERTISEMENT => {}
                 Ok(_) => return Ok(discovery),
@@ -177,8 +179,8 @@ impl Discovery {
     }
 }
 
-/// The link-layer address in the option of this type. Malformed also if it is no Ethernet address,
-/// or if two options differ.
+/// Returns the link-layer address in the option of this type. Malformed also if it is no Ethernet
+/// address, or if two options differ.
 fn link_address(bytes: &[u8], wanted: u8) -> Result<Option<Mac>, Error> {
     let mut options = NdOptions::new(bytes);
     let mut found = None;
@@ -195,9 +197,9 @@ fn link_address(bytes: &[u8], wanted: u8) -> Result<Option<Mac>, Error> {
     Ok(found)
 }
 
-/// Whether a filtered vnic may send it without a rule. `own` is asked for its addresses, link-local
-/// ones included. With `anti_spoof` it probes for those alone: a probe for the address of another
-/// is what denies it to that one (RFC 4862, 5.4.3).
+/// Returns whether a filtered vnic may send the message without a rule. `own` says whether an
+/// address is the vnic's, link-local ones included. With `anti_spoof` the vnic probes only for its
+/// own addresses: a probe for an address denies it to its owner (RFC 4862, 5.4.3).
 pub(crate) fn may_send(
     discovery: &Discovery,
     mac: Mac,
@@ -220,7 +222,7 @@ pub(crate) fn may_send(
     }
 }
 
-/// Whether a filtered vnic may receive it without a rule.
+/// Returns whether a filtered vnic may receive the message without a rule.
 pub(crate) fn may_receive(discovery: &Discovery) -> bool {
     discovery.valid
         && matches!(
@@ -474,7 +476,7 @@ mod tests {
         }
     }
 
-    /// RFC 4862, 5.4.3: who probes for an address denies it to others that do.
+    /// RFC 4862, 5.4.3: a probe for an address denies it to other hosts that probe.
     #[test]
     fn with_anti_spoofing_a_vnic_probes_for_its_own_addresses() {
         let own = |address| [ip(OWN), ip(OWN_LOCAL)].contains(&address);

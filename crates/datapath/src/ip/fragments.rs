@@ -1,12 +1,13 @@
-//! Fragments follow their first fragment: it alone says what a packet is, so it alone is decided.
+//! Fragments follow their first fragment. Only the first one tells the ports, so the verdict on it
+//! holds for all.
 //!
-//! Nothing is put together. What passes is remembered, so that no receiver can be made to see bytes
-//! twice (RFC 1858, 3128, 5722): a fragment that repeats some, or lies beyond the last, is dropped.
-//! One table per worker, of fixed size.
+//! Nothing is put together. The table remembers the bytes that passed, so that no receiver can be
+//! made to see bytes twice (RFC 1858, 3128, 5722). A fragment that repeats some, or lies beyond the
+//! last, is dropped. There is one table per worker, of fixed size.
 //!
-//! A full table takes from the network that has most packets under way, and there from the sender
-//! that has most. So who has no more than its equal part of the table loses nothing to others,
-//! however many vnics they have.
+//! A full table takes from the network with most packets under way, and there from the sender with
+//! most. So a sender with no more than its equal part of the table loses nothing to others, however
+//! many vnics they have.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -14,26 +15,26 @@ use crate::engine::reason::DropReason;
 use crate::ip::reasons::{FRAGMENT_ORPHAN, FRAGMENT_OVERLAP, FRAGMENTS_FULL};
 use crate::ip::{Address, Piece, Tuple, is_v4};
 
-/// Packets under way, of all and of one vnic.
+/// Most packets under way, of all vnics and of one vnic.
 pub(crate) const ENTRIES: usize = 1024;
 pub(crate) const PER_SENDER: usize = 64;
-/// Gaps one packet may have.
+/// Most gaps of one packet.
 const GAPS: usize = 16;
 #[cfg(test)]
 const LIFE: u32 = 30;
 
-/// Fragments of one packet have this in common.
+/// Fields that the fragments of one packet share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct FragmentKey {
     source: Address,
     destination: Address,
     id: u32,
     vni: u32,
-    /// Which vnic sent it: its incarnation, as slots are used again.
+    /// Incarnation of the vnic that sent it, as slots are used again.
     sender: u32,
     vlan: u16,
-    /// Of IPv4. IPv6 fragments of one packet may name different ones (RFC 8200, 4.5), so that
-    /// there it is 0.
+    /// Protocol of IPv4; 0 for IPv6, where fragments of one packet may name different ones (RFC
+    /// 8200, 4.5).
     protocol: u8,
 }
 
@@ -54,22 +55,22 @@ struct Entry<V> {
     key: FragmentKey,
     value: V,
     born: u32,
-    /// Where the packet ends; 0 until the last fragment was seen.
+    /// End of the packet; 0 until the last fragment was seen.
     total: u16,
     seen: Seen,
-    /// The next of its chain, or of the free ones.
+    /// The next entry of its chain, or of the free ones.
     next: u16,
 }
 
-/// What was decided on first fragments, for those that follow.
+/// Verdicts on first fragments, for the fragments that follow.
 pub(crate) struct Fragments<V> {
     entries: Vec<Entry<V>>,
-    /// Of each entry, apart so that looking through all is quick.
+    /// Sender of each entry, in an array of its own so that a search through all is quick.
     senders: Vec<u32>,
-    /// Packets of each sender, with its network, and of each network.
+    /// Number of packets of each sender, with its network, and of each network.
     of_sender: Census,
     of_network: Census,
-    /// When each was made: a count that goes round.
+    /// Age of each entry, as a count that wraps around.
     made: Vec<u32>,
     clock: u32,
     chains: Box<[u16]>,
@@ -79,7 +80,7 @@ pub(crate) struct Fragments<V> {
 }
 
 impl<V: Copy> Fragments<V> {
-    /// Allocates all it will ever use. Entries live for `life` seconds.
+    /// Allocates all memory it will ever use. Entries live for `life` seconds.
     pub fn new(life: u32) -> Fragments<V> {
         Fragments {
             entries: Vec::with_capacity(ENTRIES),
@@ -95,7 +96,7 @@ impl<V: Copy> Fragments<V> {
         }
     }
 
-    /// Remembers a first fragment that is let through. `now` in seconds.
+    /// Remembers a first fragment that passes. `now` is in seconds.
     pub fn first(
         &mut self,
         key: FragmentKey,
@@ -127,8 +128,8 @@ impl<V: Copy> Fragments<V> {
         Ok(())
     }
 
-    /// Judges a fragment that is not the first, and returns what was kept for the first. Once all
-    /// of a packet was seen it is forgotten, since its number may soon be used again.
+    /// Judges a fragment that is not the first, and returns the value kept for the first. Forgets a
+    /// packet once all of it was seen, since its number may soon be used again.
     pub fn later(&mut self, key: FragmentKey, piece: Piece, now: u32) -> Result<V, DropReason> {
         let at = self.find(self.chain(&key), &key).ok_or(FRAGMENT_ORPHAN)?;
         if self.expired(at, now) {
@@ -185,10 +186,14 @@ impl<V: Copy> Fragments<V> {
             .is_none_or(|entry| now.wrapping_sub(entry.born) >= self.life)
     }
 
-    /// Makes room for a packet. A sender with too many forgets its own oldest: whoever never sends
-    /// the rest silences nobody, not even itself. In a full table the network with most packets
-    /// does, this one if it would have as many as any. Behind a sender may be many machines (all
-    /// other hosts of a network are one): it forgets the oldest of the address with most.
+    /// Makes room for a packet.
+    ///
+    /// A sender with too many packets loses its own oldest. So a sender that never sends the rest
+    /// of its packets silences no other sender, and not even itself. In a full table the network
+    /// with most packets loses one; that is this network if it would then have as many as any.
+    ///
+    /// Behind a sender there may be many machines: all other hosts of a network are one sender. So
+    /// the sender loses the oldest packet of the address with most.
     fn make_room(&mut self, key: &FragmentKey) {
         let sender = if self.of_sender.of(key.sender) >= PER_SENDER as u16 {
             key.sender
@@ -212,7 +217,7 @@ impl<V: Copy> Fragments<V> {
         }
     }
 
-    /// Puts an entry somewhere; there is room.
+    /// Puts an entry into a free place; there is one.
     fn place(&mut self, entry: Entry<V>) -> u16 {
         let (at, sender, vni) = (self.free, entry.key.sender, entry.key.vni);
         self.clock = self.clock.wrapping_add(1);
@@ -264,14 +269,14 @@ impl<V: Copy> Fragments<V> {
     }
 }
 
-/// How many packets somebody has, for everybody who has any: a table of fixed size, open
+/// Number of packets per owner, for each owner that has any. A table of fixed size with open
 /// addressing.
 struct Census {
-    /// Who, the network that is in, and how many; nobody's are free.
+    /// Owner, its network, and its number of packets; rows of `NOBODY` are free.
     rows: Box<[(u32, u32, u16)]>,
 }
 
-/// At most half of the rows are ever used: nobody has less than one entry.
+/// Number of rows. At most half of them are used, since every owner has an entry.
 const ROWS: usize = 2 * ENTRIES;
 
 impl Census {
@@ -283,7 +288,7 @@ impl Census {
         (who.wrapping_mul(0x9e37_79b9) >> (32 - ROWS.trailing_zeros())) as usize
     }
 
-    /// The row of somebody, or the free one where that would be.
+    /// Returns the row of an owner, or the free row for it.
     fn find(&self, who: u32) -> usize {
         let mut at = Census::home(who);
         while self.rows.get(at).is_some_and(|row| row.0 != who && row.0 != NOBODY) {
@@ -292,12 +297,12 @@ impl Census {
         at
     }
 
-    /// How many somebody has.
+    /// Returns the number of packets of an owner.
     fn of(&self, who: u32) -> u16 {
         self.rows.get(self.find(who)).map_or(0, |row| row.2)
     }
 
-    /// One more.
+    /// Counts one packet more.
     fn add(&mut self, who: u32, network: u32) {
         let at = self.find(who);
         if let Some(row) = self.rows.get_mut(at) {
@@ -305,7 +310,7 @@ impl Census {
         }
     }
 
-    /// One less.
+    /// Counts one packet less.
     fn take(&mut self, who: u32) {
         let mut at = self.find(who);
         let Some(row) = self.rows.get_mut(at) else { return };
@@ -314,8 +319,8 @@ impl Census {
             return;
         }
         *row = (NOBODY, 0, 0);
-        // What stands behind a gap would not be found: it moves up, unless it stands before its
-        // home then.
+        // A row behind a gap would not be found. So it moves into the gap, unless that is before
+        // its home.
         let mut next = (at + 1) % ROWS;
         while let Some(row) = self.rows.get(next).copied().filter(|row| row.0 != NOBODY) {
             let home = Census::home(row.0);
@@ -332,8 +337,8 @@ impl Census {
         }
     }
 
-    /// Who has most among those of some networks; `own`, who wants one more, if it would have as
-    /// many then and has any.
+    /// Returns the owner with most packets in the networks that `network` accepts. This is `own`,
+    /// which wants one more, if it has any and would then have as many.
     fn greatest(&self, network: impl Fn(u32) -> bool, own: u32) -> u32 {
         let rows = self.rows.iter().filter(|row| row.0 != NOBODY && network(row.1));
         rows.max_by_key(|row| if row.0 == own { (row.2 + 1, true) } else { (row.2, false) })
@@ -341,9 +346,9 @@ impl Census {
     }
 }
 
-/// How many packets of one sender each address has.
+/// Number of packets that one sender has of each address.
 struct Sources {
-    /// Open addressing; those that count none are free.
+    /// Rows with open addressing; those that count none are free.
     rows: [(Address, u16); 2 * PER_SENDER],
 }
 
@@ -362,7 +367,8 @@ impl Sources {
         }
     }
 
-    /// Who has most; `own`, who wants one more, if it would have as many then and has any.
+    /// Returns the address with most packets. This is `own`, which wants one more, if it has any
+    /// and would then have as many.
     fn greatest(&self, own: Address) -> Address {
         let rows = self.rows.iter().filter(|row| row.1 > 0);
         let most =
@@ -371,8 +377,7 @@ impl Sources {
     }
 }
 
-/// Bytes of a packet that passed: stretches in order, apart from each other, the first of which
-/// starts at 0.
+/// Bytes of a packet that passed: separate stretches in order, the first of which starts at 0.
 struct Seen {
     stretches: [(u16, u16); GAPS + 1],
     used: usize,
@@ -389,7 +394,7 @@ impl Seen {
         self.stretches.get(..self.used).unwrap_or_default()
     }
 
-    /// Behind the last byte that passed.
+    /// Returns the end of the last byte that passed.
     fn last(&self) -> u16 {
         self.used().last().map_or(0, |&(_, end)| end)
     }
@@ -465,7 +470,7 @@ mod tests {
         Piece { id: 0, offset, end, more }
     }
 
-    /// One packet under way, and what became of its fragments.
+    /// One packet under way, and the verdicts on its fragments.
     struct One(Fragments<u8>);
 
     impl One {
@@ -480,7 +485,7 @@ mod tests {
         }
     }
 
-    /// Of what one sender has, the address with most gives up its oldest.
+    /// Within one sender, the address with most packets gives up its oldest.
     #[test]
     fn an_address_with_few_loses_nothing_to_others_behind_its_port() {
         let mut table = Fragments::new(LIFE);
@@ -507,11 +512,12 @@ mod tests {
         assert_eq!((0..20).map(|id| first(1, id)).last(), Some([20, 0, 0]));
         let counts: Vec<_> = (0..200).map(|id| first(2, id)).collect();
         assert_eq!((counts[43], counts[199]), ([20, 44, 0], [20, 44, 0]));
-        // Another one takes from who has most, until they have as many; then each from itself.
+        // Another address takes from the one with most, until both have as many; then each takes
+        // from itself.
         assert_eq!(first(3, 0), [20, 43, 1]);
         let counts: Vec<_> = (1..100).map(|id| first(3, id)).collect();
         assert_eq!((counts[10], counts[98]), ([20, 32, 12], [20, 22, 22]));
-        // Of so many addresses nobody has more than one.
+        // Of so many addresses, none has more than one.
         let last = (100..164).map(|source| first(source, 0)).last();
         assert!(last.is_some_and(|of| of.iter().all(|packets| *packets <= 1)), "{last:?}");
     }
@@ -539,7 +545,7 @@ mod tests {
         }
         assert_eq!(one.0.first(key(1, 0), piece(0, 16, true), 9, 100), Err(FRAGMENT_OVERLAP));
         assert_eq!(one.0.first(key(1, 0), piece(0, 8, true), 9, 100), Err(FRAGMENT_OVERLAP));
-        // What was refused took no place.
+        // The refused fragment took no place.
         assert_eq!(one.later(16, 24, true), Ok(7));
         assert_eq!(one.later(40, 48, true), Ok(7));
     }
@@ -625,7 +631,7 @@ mod tests {
         for id in 1000 - PER_SENDER as u32..1000 {
             assert_eq!(known(&mut table, id), Ok(()), "{id}");
         }
-        // Whoever has few keeps them.
+        // A sender with few packets keeps them.
         assert_eq!(table.later(key(7, 1), piece(8, 16, true), 100), Ok(()));
         // One that was completed makes room.
         table.later(key(970, 0), piece(24, 32, false), 100).unwrap();
@@ -694,12 +700,12 @@ mod tests {
             assert_eq!(table.later(of(id, 6, 1000), piece(8, 16, true), 100), Ok(1000), "{id}");
             assert_eq!(table.later(of(id, 5, 1001), piece(8, 16, true), 100), Ok(1001), "{id}");
         }
-        // Whose network has most gives way to one that has fewer, and does not push out others
-        // itself.
+        // A vnic of the fullest network gives way to one of a network with fewer packets, and
+        // pushes out no packets of other networks.
         assert_eq!(table.of_network.of(5) + table.of_network.of(6), ENTRIES as u16);
     }
 
-    /// Pieces without a byte, or that say they are what they are not.
+    /// Fragments without a byte, or whose place contradicts their kind.
     #[test]
     fn pieces_that_cannot_be() {
         let mut one = One::new(16);
@@ -730,13 +736,13 @@ mod tests {
                 "{offset} to {end}"
             );
         }
-        // What is whole by itself has nothing that follows.
+        // A whole packet has no fragments that follow.
         assert_eq!(table.first(key(1, 0), piece(0, 8, false), (), 1), Ok(()));
         assert_eq!(table.later(key(1, 0), piece(8, 16, false), 1), Err(FRAGMENT_ORPHAN));
         assert_eq!(table.first(key(1, 0), piece(0, 65_535, true), (), 1), Ok(()));
     }
 
-    /// Of packets in one chain, any goes and the others stay.
+    /// Any of the packets in one chain goes, and the others stay.
     #[test]
     fn a_chain_of_many() {
         for gone in 0..5u32 {
@@ -785,8 +791,8 @@ mod tests {
         assert_eq!((census.of(3), census.greatest(|_| true, 9)), (3, 2));
     }
 
-    /// Numbers whose rows are the last two and the first two, so that they are in each other's
-    /// places and go round the end.
+    /// Returns numbers whose rows are the last two and the first two. They are in each other's
+    /// places and wrap around the end.
     fn crowd() -> &'static [u32] {
         static CROWD: std::sync::OnceLock<Vec<u32>> = std::sync::OnceLock::new();
         CROWD.get_or_init(|| {
@@ -835,7 +841,7 @@ mod tests {
             }
         }
 
-        /// Who comes and goes in rows next to each other, against a map.
+        /// Owners come and go in neighbouring rows; compared with a map.
         #[test]
         fn a_census_is_a_map(calls in prop::collection::vec((0usize..20, prop::bool::weighted(0.6)), 1..300)) {
             let mut census = Census::new();
@@ -859,7 +865,7 @@ mod tests {
             }
         }
 
-        /// Any calls: never more than there may be, and the chains hold together.
+        /// Any calls: never more entries than there may be, and the chains hold together.
         #[test]
         fn any_order_of_calls(calls in prop::collection::vec((0u32..100, 0u32..4, 0u32..6, any::<bool>(), 0u32..3), 1..600)) {
             let mut table = Fragments::new(LIFE);
@@ -882,7 +888,8 @@ mod tests {
             prop_assert_eq!(chained, table.senders.iter().filter(|&&sender| sender != NOBODY).count());
         }
 
-        /// Whoever comes and goes: the census is what counting gives, and whom the max-min fair part allows what it has loses nothing.
+        /// Owners come and go at random. The census agrees with counting, and an owner within its
+        /// max-min fair part loses nothing.
         #[test]
         fn a_fair_part_is_safe(calls in prop::collection::vec((0u32..40, 0u32..6), 1..4000)) {
             let mut table: Fragments<()> = Fragments::new(LIFE);

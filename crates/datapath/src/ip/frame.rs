@@ -1,7 +1,4 @@
-//! What is inside a frame: IP, ARP, or what only looks as if it were something else.
-//!
-//! IEEE 802.3 clause 3.2 (type and length), 802.1Q (tags), 802.2 (LLC, SNAP), RFC 791 and 8200
-//! (version nibble).
+//! Contents of a frame: IP, ARP, or bytes that only look like something else.
 
 use butterfly_packet::{
     arp::Arp,
@@ -14,7 +11,7 @@ use crate::engine::inside::Inside;
 use crate::engine::inside::PLAIN_IP;
 use crate::ip::TAGGED;
 
-/// Walks VLAN tags and LLC to what a frame carries. Tags that go on beyond `head` are as good as
+/// Walks VLAN tags and LLC to the contents of a frame. Tags that go on beyond `head` count as
 /// hidden IP.
 pub(crate) fn inside(head: &[u8]) -> Inside {
     let Ok(frame) = Ethernet::parse(head) else { return Inside::NonIp };
@@ -22,8 +19,8 @@ pub(crate) fn inside(head: &[u8]) -> Inside {
     let (mut depth, mut vlan) = (0, 0);
     for tag in tags.by_ref() {
         depth += 1;
-        // A tag of VLAN 0 has a priority and names no VLAN (IEEE 802.1Q, 9.6): its frame is an
-        // untagged one to whoever gets it.
+        // A tag of VLAN 0 has a priority and names no VLAN (IEEE 802.1Q, 9.6): to its receiver the
+        // frame is an untagged one.
         vlan = if tag.vlan() == 0 { 0 } else { TAGGED | tag.vlan() };
     }
     let at = head.len() - tags.rest().len();
@@ -55,20 +52,20 @@ fn not_ip(ethertype: u16, at: usize) -> Inside {
 
 /// The service access point of IP itself (RFC 1042's predecessor).
 const LLC_IP: u8 = 0x06;
-/// That of SNAP.
+/// The service access point of SNAP.
 const LLC_SNAP: u8 = 0xaa;
 
 fn behind_llc(bytes: &[u8], at: usize) -> Inside {
     match Llc::parse(bytes) {
-        // So many tags that LLC goes on where nobody looked.
+        // So many tags that the LLC header goes on beyond the bytes at hand.
         Err(_) if at + bytes.len() >= HEAD => Inside::HiddenIp,
         Ok(Llc { snap: Some((_, kind)), payload, .. }) => match kind {
             ethernet::IPV4 | ethernet::IPV6 => Inside::HiddenIp,
             kind if ethernet::is_vlan(kind) => Inside::HiddenIp,
             kind => not_ip(kind, at + (bytes.len() - payload.len())),
         },
-        // SNAP that is not sent as RFC 1042 wants it (another control field, a group, a reply) may
-        // be taken all the same.
+        // Receivers may also take SNAP that is not as RFC 1042 wants it (another control field, a
+        // group, a reply).
         Ok(Llc { dsap, ssap, .. })
             if [dsap, ssap].iter().any(|sap| matches!(sap & 0xfe, LLC_IP | LLC_SNAP)) =>
         {
@@ -78,7 +75,7 @@ fn behind_llc(bytes: &[u8], at: usize) -> Inside {
     }
 }
 
-/// The ARP packet at a position found by [`inside`], if it is ARP for IPv4 over Ethernet.
+/// Returns the ARP packet at a position found by [`inside`], if it is ARP for IPv4 over Ethernet.
 pub(crate) fn arp(head: &[u8], at: u16) -> Option<Arp<'_>> {
     Arp::parse(head.get(usize::from(at)..)?).ok()
 }

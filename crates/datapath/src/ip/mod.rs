@@ -1,9 +1,9 @@
-//! Flow: what an IP frame is to a filter: who talks to whom, with what, and where in a conversation
-//! it stands.
+//! Flow: a filter's view of an IP frame, with its addresses, ports and protocol, and its place in a
+//! conversation.
 //!
-//! [`parse`] reads a frame as far as the transport header and refuses what cannot be read without
-//! doubt; [`tcp`] says whether a segment fits its connection; [`fragments`] remembers what was
-//! decided on first fragments; [`discovery`] and [`dhcp`] know the frames that need no rule.
+//! [`parse`] reads a frame as far as the transport header and refuses frames with more than one
+//! meaning; [`tcp`] says whether a segment fits its connection; [`fragments`] remembers the
+//! verdicts on first fragments; [`discovery`] and [`dhcp`] know the frames that need no rule.
 
 pub(crate) mod address;
 pub(crate) mod dhcp;

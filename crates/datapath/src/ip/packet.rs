@@ -1,25 +1,25 @@
-//! What is known of a packet once it is read.
+//! Facts about a packet that was read.
 
 use super::address::Address;
 use super::{dhcp::Dhcp, discovery::Discovery, tcp::Segment};
 
-/// Who talks to whom, with what. In the direction of the frame.
+/// Addresses, ports, protocol and VLAN of a frame, in its direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Tuple {
     pub source: Address,
     pub destination: Address,
-    /// 0 where the protocol has no ports. Of an echo, the requester's port is the identifier, and
-    /// the other side's the type of the request (8 or 128).
+    /// Source port; 0 if the protocol has no ports. For an echo, the requester's port is the
+    /// identifier, and the other side's port is the type of the request (8 or 128).
     pub source_port: u16,
     pub destination_port: u16,
     /// 0 without tag, else [`super::TAGGED`] and the VLAN id.
     pub vlan: u16,
-    /// Of IPv6, what the last extension header names.
+    /// Protocol; for IPv6, the one that the last extension header names.
     pub protocol: u8,
 }
 
 impl Tuple {
-    /// The same conversation seen from the other side.
+    /// Returns the same conversation seen from the other side.
     #[inline(always)]
     pub const fn reversed(self) -> Tuple {
         Tuple {
@@ -37,19 +37,19 @@ impl Tuple {
 pub(crate) struct Packet {
     pub tuple: Tuple,
     pub l4: L4,
-    /// None of a whole packet, also of an atomic fragment (RFC 6946).
+    /// Place of a fragment; none for a whole packet, also for an atomic fragment (RFC 6946).
     pub fragment: Option<Piece>,
 }
 
-/// What the transport header says.
+/// Contents of the transport header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum L4 {
     Tcp(Segment),
     Udp,
     /// UDP between the ports of DHCP or DHCPv6, in either direction, not fragmented.
     Dhcp(Dhcp),
-    /// ICMP or ICMPv6 echo. A request whose identifier is its own type reads the same in both
-    /// directions: whether the opener asks or the other side does is told by `request` only.
+    /// ICMP or ICMPv6 echo. A request whose identifier is its own type has the same tuple in both
+    /// directions: only `request` tells whether the opener asks or the other side does.
     Echo {
         request: bool,
     },
@@ -70,17 +70,17 @@ pub(crate) enum L4 {
     },
     /// A protocol without ports, or ESP.
     Other,
-    /// A fragment that is not the first: ports are 0, and of IPv6 the protocol is what the fragment
-    /// header names.
+    /// A fragment that is not the first. Its ports are 0, and for IPv6 the protocol is the one that
+    /// the fragment header names.
     Fragment,
 }
 
-/// The packet an ICMP error is about.
+/// The packet that an ICMP error is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Quoted {
-    /// As quoted: the source is who the error is for. The VLAN is that of the error.
+    /// The tuple as quoted: its source is the receiver of the error. The VLAN is that of the error.
     pub tuple: Tuple,
-    /// Of TCP.
+    /// Sequence number of a TCP segment.
     pub sequence: Option<u32>,
 }
 
@@ -88,10 +88,10 @@ pub(crate) struct Quoted {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Piece {
     pub id: u32,
-    /// 0 of the first.
+    /// Start; 0 for the first fragment.
     pub offset: u32,
-    /// Behind its last byte, above `offset`, at most 65535.
+    /// End, behind the last byte: above `offset`, at most 65535.
     pub end: u32,
-    /// Whether it is not the last.
+    /// True if it is not the last fragment.
     pub more: bool,
 }

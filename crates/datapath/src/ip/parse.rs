@@ -1,5 +1,5 @@
-//! Reads an IP frame as far as a filter must: RFC 791, RFC 8200, and for what has no single meaning
-//! RFC 1858, 3128, 5722, 6946, 6980, 7112.
+//! Reads an IP frame as far as a filter must: RFC 791, RFC 8200. For packets with more than one
+//! meaning: RFC 1858, 3128, 5722, 6946, 6980, 7112.
 
 use butterfly_packet::{
     Error, be16, be32,
@@ -20,20 +20,20 @@ use crate::ip::{
     is_v4, mapped,
 };
 
-/// Bytes of a frame that are looked at in the end.
+/// Most bytes of a frame that are read.
 pub(crate) const MOST: usize = 256;
 
-/// Why there is no packet.
+/// Reason for not returning a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
     /// The headers go on behind these bytes: more of the frame is needed, [`MOST`] bytes at most.
     NeedMore,
-    /// It is not one.
+    /// The frame has to be dropped.
     Drop(DropReason),
 }
 
-/// Reads the frame that starts with `head`, whose IP header is at `at` and which is `frame_len`
-/// bytes long. `vlan` as in [`Tuple`].
+/// Reads a frame of `frame_len` bytes that starts with `head` and whose IP header is at `at`.
+/// `vlan` is in the form of [`Tuple`].
 ///
 /// The IP packet may end before the frame does (Ethernet pads). With [`MOST`] bytes, or the whole
 /// frame, it never asks for more.
@@ -52,22 +52,22 @@ pub(crate) fn parse(head: &[u8], at: usize, vlan: u16, frame_len: u32) -> Result
     }
 }
 
-/// What is at hand of a packet.
+/// The bytes at hand of a packet.
 #[derive(Clone, Copy)]
 struct Sight<'a> {
     /// From the IP header on.
     packet: &'a [u8],
-    /// Whether more can be asked for.
+    /// True if the caller can give more bytes.
     more: bool,
 }
 
 impl Sight<'_> {
-    /// Why bytes of the packet that are needed are not at hand.
+    /// Returns the fault for needed bytes of the packet that are not at hand.
     const fn missing(&self) -> Fault {
         if self.more { Fault::NeedMore } else { Fault::Drop(HEADERS_TOO_LONG) }
     }
 
-    /// Why the first `len` bytes of the frame's IP part are not at hand.
+    /// Returns the fault if the first `len` bytes of the frame's IP part are not at hand.
     const fn missing_of(&self, len: usize, room: usize) -> Fault {
         if room < len { Fault::Drop(TRUNCATED) } else { self.missing() }
     }
@@ -157,16 +157,16 @@ fn parse_v6(sight: Sight<'_>, room: usize, vlan: u16) -> Result<Packet, Fault> {
 
 /// The extension headers of a packet.
 struct Chain {
-    /// Where the upper layer starts, from the first byte of the IPv6 header.
+    /// Start of the upper layer, from the first byte of the IPv6 header.
     end: usize,
-    /// The fragment header, and where it ends.
+    /// The fragment header, and its end.
     fragment: Option<(Fragment, usize)>,
 }
 
 impl Chain {
-    /// Walks to the upper layer, or to what a fragment that is not the first goes on with. On
-    /// errors also says whether this is a first fragment. Each header has 8 bytes at least, so
-    /// what is at hand bounds it.
+    /// Walks to the upper layer, or to the payload of a fragment that is not the first. Errors also
+    /// say whether this is a first fragment. Each header has at least 8 bytes, so the bytes at hand
+    /// bound the walk.
     fn walk(walk: &mut Extensions<'_>) -> Result<Chain, (Error, bool)> {
         let mut chain = Chain { end: ipv6::LEN, fragment: None };
         loop {
@@ -189,7 +189,7 @@ impl Chain {
     }
 }
 
-/// A fragment of `len` bytes.
+/// Returns the place of a fragment of `len` bytes.
 fn piece(id: u32, offset: usize, len: usize, more: bool) -> Result<Piece, Fault> {
     let end = offset + len;
     match () {
@@ -204,8 +204,7 @@ fn piece(id: u32, offset: usize, len: usize, more: bool) -> Result<Piece, Fault>
 /// A packet from its transport header on.
 struct Upper<'a> {
     sight: Sight<'a>,
-    /// Where the transport header starts and the packet ends, from the first byte of the IP
-    /// header.
+    /// Start of the transport header and end of the packet, from the first byte of the IP header.
     at: usize,
     end: usize,
     v6: bool,
@@ -214,12 +213,12 @@ struct Upper<'a> {
 }
 
 impl<'a> Upper<'a> {
-    /// Bytes of header and payload.
+    /// Returns the number of bytes of header and payload.
     const fn len(&self) -> usize {
         self.end.saturating_sub(self.at)
     }
 
-    /// The first `len` bytes.
+    /// Returns the first `len` bytes.
     #[inline]
     fn need(&self, len: usize) -> Result<&'a [u8], Fault> {
         if len > self.len() {
@@ -232,7 +231,7 @@ impl<'a> Upper<'a> {
         self.sight.packet.get(self.at..self.at + len).ok_or(self.sight.missing())
     }
 
-    /// All bytes at hand, which may be fewer than there are.
+    /// Returns all bytes at hand, which may be fewer than there are.
     fn seen(&self) -> &'a [u8] {
         self.sight.packet.get(self.at..self.end.min(self.sight.packet.len())).unwrap_or_default()
     }
@@ -326,7 +325,7 @@ impl<'a> Upper<'a> {
         match message.kind() {
             1..=4 => self.error(&message, tuple),
             kind if discovery::is_discovery(kind) => {
-                // What can be asked for and is part of the packet.
+                // More bytes can be had, and they are part of the packet.
                 let more = self.sight.more && self.sight.packet.len() < self.end;
                 let found = Discovery::read(self.seen(), self.len(), more, &self.envelope);
                 found.map(|found| ((0, 0), L4::Discovery(found))).map_err(|_| self.sight.missing())
@@ -350,7 +349,7 @@ impl<'a> Upper<'a> {
 /// Source and destination.
 type Ports = (u16, u16);
 
-/// Ports of an echo: see [`Tuple`].
+/// Returns the ports of an echo, as in [`Tuple`].
 fn echo_ports(message: &Icmp<'_>, v6: bool) -> Option<(Ports, bool)> {
     let request = if v6 { v6::ECHO_REQUEST } else { v4::ECHO_REQUEST };
     let reply = if v6 { v6::ECHO_REPLY } else { v4::ECHO_REPLY };
@@ -368,22 +367,22 @@ fn echo_or_other(message: &Icmp<'_>, v6: bool) -> (Ports, L4) {
     }
 }
 
-/// Why an error does not say which session it is about.
+/// Reason for not knowing the session that an error is about.
 enum Unread {
-    /// Out of sight.
+    /// The quote goes on beyond the bytes at hand.
     Beyond,
-    /// It quotes too little, or nothing that has a session.
+    /// The quote is too short, or of a packet that has no session.
     Useless,
 }
 
 /// The start of a packet, as an ICMP error quotes it.
 struct Quote<'a> {
     bytes: &'a [u8],
-    /// Whether all of the quote is at hand.
+    /// True if all of the quote is at hand.
     whole: bool,
 }
 
-/// What is quoted of a transport header (RFC 792).
+/// Bytes of a transport header in a quote (RFC 792).
 const QUOTED: usize = 8;
 
 impl Quote<'_> {
@@ -492,7 +491,7 @@ mod tests {
         [ip4(), ip6()]
     }
 
-    /// As the switch does it: with 128 bytes first, then with 256.
+    /// Reads a frame as the switch does: with 128 bytes first, then with 256.
     fn read(frame: &[u8]) -> Result<Packet, Fault> {
         let some = |n: usize| parse(&frame[..frame.len().min(n)], 14, 0, frame.len() as u32);
         match some(128) {
@@ -813,7 +812,7 @@ mod tests {
         for (offset, more) in [(0, true), (0, false)] {
             assert_eq!(read(&ip6().fragment(1, offset, more).payload(44, &inner)), MALFORMED);
         }
-        // Behind the first one nobody reads on.
+        // The headers of a fragment that is not the first are not read further.
         assert_eq!(l4(&ip6().fragment(1, 8, true).payload(44, &inner)), L4::Fragment);
     }
 
@@ -949,7 +948,7 @@ mod tests {
         // A fragment of one is UDP like any other.
         let datagram = &frame[34..];
         assert_eq!(l4(&ip4().fragment(1, 0, true).payload(17, &datagram[..240])), L4::Udp);
-        // What is not plain from the header to the end of the packet is read no further.
+        // A DHCP packet that is not plain from the header to its end is read no further.
         let trailer = link().ipv4([0; 4], [255; 4]).payload(17, &[datagram, &[1]].concat());
         for frame in [
             link().ipv4([0; 4], [255; 4]).options(&[1; 4]).udp(68, 67, &bootp),
@@ -999,8 +998,8 @@ mod tests {
         }
     }
 
-    /// Bytes of a frame that must be at hand: with one less, more is asked for, and with more, the
-    /// same is found.
+    /// Bytes of a frame that must be at hand. With one less, more are asked for; with more, the
+    /// result is the same.
     #[test]
     fn needed_to_the_byte() {
         let udp = |ip: &Ip| ip.udp(1, 2, &[0; 300]);
@@ -1101,8 +1100,8 @@ mod tests {
         }
     }
 
-    /// An error may be about the first fragment of a packet: it has the ports. Not about another
-    /// one.
+    /// An error may be about the first fragment of a packet, which has the ports, but not about
+    /// another one.
     #[test]
     fn quoted_fragments() {
         for (ip, inner, kind) in [(ip4(), link().ipv4(B4, A4), 3), (ip6(), link().ipv6(B6, A6), 1)]
@@ -1186,8 +1185,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4096))]
 
-        /// Whatever comes: no panic, never asked for more than there is, and what is found does not depend on bytes behind the
-        /// packet or on how many were at hand first.
+        /// Any bytes: no panic, never a request for more than there is. The result does not depend
+        /// on bytes behind the packet or on how many were at hand first.
         #[test]
         fn arbitrary_frames(frame in any_frame(), at in 0usize..40, missing in 0u32..2000) {
             let len = frame.len() as u32 + if frame.len() >= 256 { missing } else { 0 };

@@ -1,4 +1,4 @@
-//! Reasons of what reads packets.
+//! Drop reasons of the code that reads packets.
 
 use crate::engine::reason::drop_reasons;
 

@@ -1,11 +1,12 @@
-//! TCP: whether a segment fits its connection, and what it changes.
+//! TCP: checks whether a segment fits its connection, and how it changes it.
 //!
-//! Between two hosts one sees what was sent, not what was received, so the checks are those of a
+//! Between two hosts the switch sees sent segments, not received ones. So the checks are those of a
 //! receiver with slack (RFC 9293, 3.10.7; van Rooij, "Real stateful TCP packet filtering in IP
-//! Filter"). What an attacker who sees nothing may send ends nothing and keeps nothing alive: it
-//! would have to guess a sequence number, exactly for a reset (RFC 5961). A segment the receiver
-//! would answer with an acknowledgement and otherwise ignore passes without effect, since
-//! connections recover by those answers (RFC 9293, 3.5.1).
+//! Filter"). Segments of an attacker who sees nothing end nothing and keep nothing alive: the
+//! attacker would have to guess a sequence number, exactly for a reset (RFC 5961).
+//!
+//! A segment that the receiver would only acknowledge and otherwise ignore passes without effect,
+//! since connections recover by those answers (RFC 9293, 3.5.1).
 
 pub(crate) use butterfly_packet::tcp::{ACK, FIN, RST, SYN};
 use butterfly_packet::tcp::{Options, Tcp};
@@ -14,15 +15,15 @@ use butterfly_packet::tcp::{Options, Tcp};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Segment {
     pub sequence: u32,
-    /// Means nothing without [`ACK`].
+    /// Acknowledged sequence number; meaningless without [`ACK`].
     pub acknowledgement: u32,
-    /// Not scaled.
+    /// Window, not scaled.
     pub window: u16,
-    /// Sequence numbers it takes: payload, and one for SYN and FIN each. Of a first fragment, what
-    /// that fragment holds.
+    /// Number of its sequence numbers: its payload, and one for SYN and FIN each. For a first
+    /// fragment, the payload that it holds.
     pub length: u32,
     pub flags: u8,
-    /// Window scale its SYN offers, at most 14.
+    /// Window scale in its SYN, at most 14.
     pub scale: Option<u8>,
 }
 
@@ -30,7 +31,7 @@ pub(crate) struct Segment {
 const MAX_SCALE: u8 = 14;
 
 impl Segment {
-    /// From a header and how many bytes of payload follow it.
+    /// Makes a segment from a header and the length of the payload behind it.
     #[inline]
     pub fn new(header: &Tcp<'_>, payload: u32) -> Segment {
         let flags = header.flags();
@@ -51,20 +52,20 @@ impl Segment {
         self.flags & flag != 0
     }
 
-    /// Sequence number behind it.
+    /// Returns the sequence number behind it.
     #[inline(always)]
     const fn end(&self) -> u32 {
         self.sequence.wrapping_add(self.length)
     }
 
-    /// Whether it opens a connection: SYN, and none of the flags that contradict it.
+    /// Returns whether it opens a connection: SYN, and none of the flags that contradict it.
     #[inline]
     pub const fn opens(&self) -> bool {
         self.flags & (SYN | ACK | RST | FIN) == SYN
     }
 
-    /// Whether [`pick_up`] can make a record of it: part of a connection that is alive. Not the
-    /// answer to a SYN: who opened is known then, and will try again.
+    /// Returns whether [`pick_up`] can make a record of it: part of a live connection. An answer to
+    /// a SYN does not count, because its opener is known and will try again.
     #[inline]
     pub const fn picks_up(&self) -> bool {
         self.flags & (ACK | RST | SYN) == ACK
@@ -79,7 +80,7 @@ fn window_scale(header: &Tcp<'_>) -> Option<u8> {
     }
 }
 
-/// Where a connection stands.
+/// State of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 #[repr(u8)]
 pub(crate) enum TcpState {
@@ -88,12 +89,12 @@ pub(crate) enum TcpState {
     New = 0,
     /// Answered; the answer is not acknowledged.
     SynReceived = 1,
-    /// From the middle of a connection, and the other side has not said yet that there is one.
+    /// Picked up from its middle; the other side has not confirmed the connection yet.
     PickedUp = 2,
     Established = 3,
     /// One side sent FIN.
     HalfClosed = 4,
-    /// Both did; not both are acknowledged.
+    /// Both sides sent FIN; not both are acknowledged.
     Closing = 5,
     /// Both FINs are acknowledged.
     TimeWait = 6,
@@ -104,20 +105,21 @@ pub(crate) enum TcpState {
     Cut = 8,
 }
 
-/// What is known of a connection. Index 0 is the opener's side, 1 the other's.
+/// Record of a connection. Index 0 is the opener's side, 1 the other's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Track {
     pub state: TcpState,
-    /// Bit of each side that sent FIN, and nothing behind it.
+    /// Bits of the sides whose last sequence number is a FIN.
     pub fins: u8,
-    /// [`UNKNOWN`] until both SYNs were seen, then what applies (0 unless both offered).
+    /// Window scales: [`UNKNOWN`] until both SYNs were seen, then the ones that apply (0 unless
+    /// both sides offered one).
     pub scale: [u8; 2],
-    /// Behind the highest sequence number this side sent.
+    /// Sequence number behind the highest that each side sent.
     pub end: [u32; 2],
-    /// Highest acknowledgement and scaled window this side announced: where the other may send to.
-    /// In state New, of the opener, the bare window, as there is nothing yet to add it to.
+    /// Highest acknowledgement plus scaled window of each side: the limit for the other side. In
+    /// state New, the opener's bare window, since there is no acknowledgement yet.
     pub allow: [u32; 2],
-    /// Highest acknowledgement this side sent.
+    /// Highest acknowledgement that each side sent.
     pub acked: [u32; 2],
 }
 
@@ -125,31 +127,31 @@ pub(crate) struct Track {
 pub(crate) const UNKNOWN: u8 = 0xff;
 
 impl Track {
-    /// Whether this could be known of a connection.
+    /// Returns whether a connection can have such a record.
     pub fn is_possible(&self) -> bool {
         self.fins <= 3 && self.scale.iter().all(|scale| *scale <= MAX_SCALE || *scale == UNKNOWN)
     }
 }
 
-/// What becomes of a segment.
+/// Outcome of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {
-    /// It fits: passes, and keeps the record alive.
+    /// It fits, passes, and keeps the record alive.
     Pass,
     /// Passes, and changes nothing.
     PassUnrefreshed,
-    /// Is not of this connection.
+    /// It is not of this connection.
     Refuse,
-    /// A SYN for a new connection between the same ends, the old one being over: to be decided
-    /// afresh.
+    /// A SYN for a new connection between the same ends after the old one is over. It is decided as
+    /// a first packet.
     Reopen,
-    /// A SYN of the side that did not open, while the connection is alive: what would admit it as
-    /// the first of a connection may let it pass. It changes nothing.
+    /// A SYN of the side that did not open, while the connection is alive. It passes if the rules
+    /// would admit it as the first of a connection. It changes nothing.
     Ask,
 }
 
 impl Track {
-    /// The sides as sender and receiver of a segment in this direction.
+    /// Returns the sides as sender and receiver of a segment in this direction.
     #[inline(always)]
     const fn sides(&self, direction: usize) -> (Side, Side) {
         let Track {
@@ -191,14 +193,14 @@ struct Side {
     acked: u32,
 }
 
-/// How far behind a segment may be at least (as netfilter has it): the largest window without
+/// Least distance that a segment may be behind (as in netfilter): the largest window without
 /// scaling, and a little.
 const MIN_REACH: u32 = 66_000;
 /// The largest window with scaling.
 const MAX_REACH: u32 = 0xffff << MAX_SCALE;
 
 impl Side {
-    /// The window it has open, at least [`MIN_REACH`], at most [`Self::widest`].
+    /// Returns the side's open window, at least [`MIN_REACH`], at most [`Self::widest`].
     #[inline(always)]
     fn reach(&self) -> u32 {
         match ahead(self.allow, self.acked) {
@@ -208,22 +210,23 @@ impl Side {
         }
     }
 
-    /// The largest window it can ever have had open.
+    /// Returns the largest window that the side can ever have had open.
     #[inline(always)]
     fn widest(&self) -> u32 {
         let shift = self.scale.min(MAX_SCALE);
         (0xffff_u32 << shift).clamp(MIN_REACH, MAX_REACH)
     }
 
-    /// How far its marks may be behind the truth: who keeps them need not store every small step,
-    /// and of a first fragment the rest is not counted. Also room for window probes.
+    /// Returns how far its marks may be behind the truth. The session table need not store every
+    /// small step, and the rest of a first fragment is not counted. It is also room for window
+    /// probes.
     #[inline(always)]
     fn lag(&self) -> u32 {
         self.reach() / 4
     }
 }
 
-/// How far `a` is ahead of `b` in serial arithmetic; negative if behind.
+/// Returns how far `a` is ahead of `b` in serial arithmetic; negative if behind.
 #[inline(always)]
 const fn ahead(a: u32, b: u32) -> i32 {
     a.wrapping_sub(b) as i32
@@ -234,13 +237,13 @@ const fn later(a: u32, b: u32) -> u32 {
     if ahead(a, b) > 0 { a } else { b }
 }
 
-/// Whether `value` is from `low` to `high`, both included.
+/// Returns whether `value` is from `low` to `high`, both included.
 #[inline(always)]
 const fn between(low: u32, value: u32, high: u32) -> bool {
     value.wrapping_sub(low) <= high.wrapping_sub(low) && ahead(high, low) >= 0
 }
 
-/// A record for a segment that [`Segment::opens`].
+/// Makes a record for a segment that [`Segment::opens`].
 pub(crate) fn open(segment: &Segment) -> Track {
     Track {
         state: TcpState::New,
@@ -252,8 +255,9 @@ pub(crate) fn open(segment: &Segment) -> Track {
     }
 }
 
-/// A record for a segment that [`Segment::picks_up`] from the middle of a connection, whose sender
-/// becomes the opener. Scales are not known, so windows are taken for larger than they will be.
+/// Makes a record for a segment that [`Segment::picks_up`] from the middle of a connection. Its
+/// sender becomes the opener. Scales are not known, so windows are taken for larger than they will
+/// be.
 pub(crate) fn pick_up(segment: &Segment) -> Track {
     let fin = segment.has(FIN);
     Track {
@@ -270,8 +274,8 @@ pub(crate) fn pick_up(segment: &Segment) -> Track {
     }
 }
 
-/// What a segment does to its connection. `direction` is 0 from the opener, 1 from the other side.
-/// The track returned is the one to keep, unless the outcome is [`Outcome::Reopen`].
+/// Returns a segment's effect on its connection. `direction` is 0 from the opener, 1 from the other
+/// side. The caller keeps the returned track, unless the outcome is [`Outcome::Reopen`].
 #[inline(always)]
 pub(crate) fn step(track: Track, direction: usize, segment: &Segment) -> (Track, Outcome) {
     match in_line(&track, direction, segment) {
@@ -282,8 +286,8 @@ pub(crate) fn step(track: Track, direction: usize, segment: &Segment) -> (Track,
 
 const CONTROLS: u8 = SYN | RST | FIN | ACK;
 
-/// What most segments are: of a connection that is established, no further ahead than was allowed
-/// and not far behind. The same as [`any_step`] says of them, sooner.
+/// Decides the commonest segments: of an established connection, no further ahead than allowed and
+/// not far behind. Agrees with [`any_step`], and is faster.
 #[inline(always)]
 fn in_line(track: &Track, direction: usize, segment: &Segment) -> Option<Track> {
     if track.state != TcpState::Established || track.fins != 0 || segment.flags & CONTROLS != ACK {
@@ -331,17 +335,17 @@ fn any_step(track: Track, direction: usize, segment: &Segment) -> (Track, Outcom
 const FIN_ACK: u8 = FIN | ACK;
 const SYN_ACK: u8 = SYN | ACK;
 
-/// Where a segment is.
+/// Place of a segment relative to the window.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Inside,
-    /// Of this connection, but of the past: behind the window, by no more than the widest one there
-    /// can have been.
+    /// Of this connection, but of the past: behind the window, within the widest one that there can
+    /// have been.
     Past,
     Outside,
 }
 
-/// RFC 9293, 3.10.7.4, and RFC 5961, 5.2, as seen from between.
+/// Places a segment by RFC 9293, 3.10.7.4, and RFC 5961, 5.2, as seen from between the hosts.
 #[inline(always)]
 fn place(sender: &Side, receiver: &Side, segment: &Segment) -> Place {
     let sent = stretch(sender.end, receiver.allow, receiver, segment.end());
@@ -355,9 +359,9 @@ fn place(sender: &Side, receiver: &Side, segment: &Segment) -> Place {
     }
 }
 
-/// Where a number is that may be as far behind `mark` as `window` reaches, and as far ahead of
-/// `limit` as it lags. Measured from the lowest number in question, so that those half the numbers
-/// away are not taken for near.
+/// Places a number that may be behind `mark` by the reach of `window`, and ahead of `limit` by its
+/// lag. Measures from the lowest such number, so that numbers half the range away do not count as
+/// near.
 #[inline(always)]
 fn stretch(mark: u32, limit: u32, window: &Side, number: u32) -> Place {
     let (reach, widest) = (window.reach(), window.widest());
@@ -372,7 +376,7 @@ fn stretch(mark: u32, limit: u32, window: &Side, number: u32) -> Place {
     }
 }
 
-/// A segment with ACK of a connection whose both ends are known.
+/// Takes a segment with ACK of a connection whose two ends are known.
 fn proceed(track: Track, direction: usize, segment: &Segment) -> (Track, Outcome) {
     let (mut sender, mut receiver) = track.sides(direction);
     match place(&sender, &receiver, segment) {
@@ -386,7 +390,7 @@ fn proceed(track: Track, direction: usize, segment: &Segment) -> (Track, Outcome
                 return (track, Outcome::Refuse);
             }
             // The opener took another SYN+ACK than the one seen last (a listener with SYN cookies
-            // changes its number). It knows: its own number is exact.
+            // changes its number). The opener knows best: its own number is exact.
             receiver.end = segment.acknowledgement;
             sender.acked = segment.acknowledgement;
             sender.allow = segment.acknowledgement;
@@ -394,8 +398,8 @@ fn proceed(track: Track, direction: usize, segment: &Segment) -> (Track, Outcome
         _ => return (track, Outcome::PassUnrefreshed),
     }
     let (end, acknowledgement) = (segment.end(), segment.acknowledgement);
-    // An acknowledgement from somewhere inside the window does not end the handshake, only one of
-    // the SYN.
+    // Only an acknowledgement of the SYN ends the handshake, not one from somewhere inside the
+    // window.
     let established = match track.state {
         TcpState::SynReceived => {
             !segment.has(SYN) && between(sender.acked, acknowledgement, receiver.end)
@@ -404,7 +408,7 @@ fn proceed(track: Track, direction: usize, segment: &Segment) -> (Track, Outcome
         _ => true,
     };
     if ahead(end, sender.end) >= 0 {
-        // Nothing comes behind a FIN: if something does, that was no FIN of this side's.
+        // Nothing comes behind a FIN. If something does, the FIN was not this side's.
         sender.fin = segment.has(FIN) || sender.fin && end == sender.end;
         sender.end = end;
     }
@@ -431,7 +435,7 @@ fn window(segment: &Segment, sender: &Side) -> u32 {
     u32::from(segment.window) << if scaled { sender.scale } else { 0 }
 }
 
-/// SYN without ACK.
+/// Takes a SYN without ACK.
 #[cold]
 fn synchronise(track: Track, direction: usize, segment: &Segment) -> (Track, Outcome) {
     let (mut sender, receiver) = track.sides(direction);
@@ -443,8 +447,8 @@ fn synchronise(track: Track, direction: usize, segment: &Segment) -> (Track, Out
             }
             sender.end = later(segment.end(), sender.end);
             sender.allow = sender.allow.max(segment.window.into());
-            // The last repetitions may leave options out. Which one is answered shows in the
-            // answer.
+            // The last repetitions may leave options out. The answer shows which of them it
+            // answers.
             sender.scale = sender.scale.min(segment.scale.unwrap_or(UNKNOWN));
             (Track::from_sides(track.state, direction, sender, receiver), Outcome::Pass)
         }
@@ -453,15 +457,16 @@ fn synchronise(track: Track, direction: usize, segment: &Segment) -> (Track, Out
         TcpState::SynReceived if segment.sequence.wrapping_add(1) == receiver.acked => {
             (track, Outcome::Pass)
         } // again
-        // Who starts over while the other end knows better gets an acknowledgement, and resets it
-        // (RFC 9293, 3.5.1). But to somebody who forgot and listens it is a first SYN, and
-        // what admitted the connection admitted its opener's only.
+        // A host that starts over while the other end knows better gets an acknowledgement, and
+        // resets it (RFC 9293, 3.5.1). But a host that forgot the connection and listens takes it
+        // for a first SYN, and the connection was admitted for its opener only.
         _ if direction == 0 => (track, Outcome::PassUnrefreshed),
         _ => (track, Outcome::Ask),
     }
 }
 
-/// The track after the other side's SYN, which expects `acknowledgement` next from the opener.
+/// Returns the track after the other side's SYN, which expects `acknowledgement` next from the
+/// opener.
 fn answered(track: &Track, segment: &Segment, acknowledgement: u32) -> Track {
     let (mut opener, mut other) = track.sides(0);
     let expected = segment.sequence.wrapping_add(1);
@@ -483,7 +488,7 @@ fn answered(track: &Track, segment: &Segment, acknowledgement: u32) -> Track {
     Track::from_sides(TcpState::SynReceived, 0, opener, other)
 }
 
-/// A segment with ACK while only the opener's SYN is known.
+/// Takes a segment with ACK while only the opener's SYN is known.
 fn answer(track: Track, direction: usize, segment: &Segment) -> (Track, Outcome) {
     let (other, opener) = track.sides(1);
     let acknowledgement = segment.acknowledgement;
@@ -501,7 +506,7 @@ fn answer(track: Track, direction: usize, segment: &Segment) -> (Track, Outcome)
     }
 }
 
-/// SYN+ACK when both ends are known: once more, or of two that open at once.
+/// Takes a SYN+ACK when both ends are known: a repetition, or a simultaneous open.
 #[cold]
 fn answer_again(track: Track, direction: usize, segment: &Segment) -> (Track, Outcome) {
     let (sender, receiver) = track.sides(direction);
@@ -519,9 +524,9 @@ fn answer_again(track: Track, direction: usize, segment: &Segment) -> (Track, Ou
     proceed(track, direction, segment)
 }
 
-/// RST. It ends the record if its number is exactly what the other side waits for, or exactly
-/// behind what its sender sent last: to guess either is equally hard, and the second is how a
-/// connection with data under way is aborted.
+/// Takes a RST. It ends the record if its number is exactly the one that the other side waits for,
+/// or exactly behind the last one that its sender sent. Either is equally hard to guess, and the
+/// second aborts a connection with data under way.
 #[cold]
 fn reset(track: Track, direction: usize, segment: &Segment) -> (Track, Outcome) {
     let (sender, receiver) = track.sides(direction);
@@ -548,16 +553,16 @@ fn reset(track: Track, direction: usize, segment: &Segment) -> (Track, Outcome) 
 }
 
 fn within(track: Track, sender: &Side, receiver: &Side, segment: &Segment) -> (Track, Outcome) {
-    // What it acknowledges is not looked at: a host that knows nothing of a connection resets with
-    // whatever it has.
+    // The acknowledgement is not checked: a host that does not know a connection resets with any
+    // number.
     match place(sender, receiver, &Segment { flags: RST, ..*segment }) {
         Place::Outside => (track, Outcome::Refuse),
         _ => (track, Outcome::PassUnrefreshed),
     }
 }
 
-/// Whether a sequence number that an ICMP error quotes is one that the side `direction` has under
-/// way (RFC 5927, 4.1).
+/// Returns whether a sequence number that an ICMP error quotes is one that the side `direction` has
+/// under way (RFC 5927, 4.1).
 pub(crate) fn quoted_in_window(track: &Track, direction: usize, sequence: u32) -> bool {
     let (sender, receiver) = track.sides(direction);
     if track.state == TcpState::New {

@@ -26,7 +26,7 @@ const END: u8 = 255;
 const OFFER: u8 = 2;
 const ACK: u8 = 5;
 
-/// Bytes of options whose length is fixed, and which may come once.
+/// Returns the length of options with a fixed length, which may come only once.
 const fn fixed_len(code: u8) -> Option<usize> {
     match code {
         // Overload, kind.
@@ -39,7 +39,7 @@ const fn fixed_len(code: u8) -> Option<usize> {
     }
 }
 
-/// What options say.
+/// Contents of options.
 #[derive(Default)]
 struct Options {
     /// A bit for each code of [`fixed_len`] that came.
@@ -50,7 +50,8 @@ struct Options {
 }
 
 impl Options {
-    /// Reads one field of options: they follow each other to an end, behind which is nothing.
+    /// Reads one field of options. They follow each other to an end option, behind which is
+    /// nothing.
     fn read(&mut self, mut field: &[u8]) -> Option<()> {
         loop {
             let (code, rest) = field.split_first()?;
@@ -85,8 +86,8 @@ impl Options {
     }
 }
 
-/// Reads a message between a client on Ethernet and a server. `None` if it is not shaped as one
-/// that goes this way.
+/// Reads a message between a client on Ethernet and a server. `None` if it is malformed for this
+/// direction.
 pub(super) fn read(bytes: &[u8], request: bool) -> Option<Message> {
     let &[op, htype, hlen, hops] = bytes.first_chunk()?;
     if op != if request { 1 } else { 2 } || (htype, hlen) != (1, 6) || be32(bytes, COOKIE)? != MAGIC
@@ -94,7 +95,7 @@ pub(super) fn read(bytes: &[u8], request: bool) -> Option<Message> {
         return None;
     }
     let &mac = bytes.get(CHADDR..)?.first_chunk()?;
-    // Behind six bytes of an address are zeros.
+    // Zeros follow the six bytes of the address.
     if bytes.get(CHADDR + 6..SNAME)?.iter().any(|byte| *byte != 0) {
         return None;
     }
@@ -149,7 +150,7 @@ pub(super) mod tests {
         bytes
     }
 
-    /// What a client begins with.
+    /// Returns the first message of a client.
     pub fn discover() -> Vec<u8> {
         let mut bytes =
             message(1, &[53, 1, 1, 61, 7, 1, 2, 0, 0, 0, 0, 9, 57, 2, 5, 220, 55, 3, 1, 3, 6, 255]);
@@ -198,7 +199,7 @@ pub(super) mod tests {
             bytes[at] = value;
             assert_eq!(read(&bytes, true), None, "byte {at} = {value}");
         }
-        // What a client may fill in.
+        // Fields that a client may fill in.
         for at in [8, 10, 12, 20, 44, 108, 235] {
             let mut bytes = discover();
             bytes[at] = 1;
@@ -393,7 +394,7 @@ pub(super) mod tests {
         assert_eq!(of(2), Some((leases, 0x0a00_0003, false)));
         assert_eq!(of(5), Some((leases, 0x0a00_0003, true)));
         assert_eq!(of(6), Some((leases, 0, false)));
-        // What a client says of servers gives nothing.
+        // A client's message that names a server gives no lease.
         let asked = read(&message(1, &[53, 1, 3, 54, 4, 10, 0, 0, 3, 255]), true).unwrap();
         assert_eq!((asked.server, asked.given), (0, false));
     }

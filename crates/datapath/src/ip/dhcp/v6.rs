@@ -11,10 +11,10 @@ const ELAPSED: u16 = 8;
 /// Bytes of a DHCP unique identifier (RFC 8415, 11.1).
 const DUID: std::ops::RangeInclusive<usize> = 3..=130;
 
-/// How deep options stand in options: a lease in an association, its status in that.
+/// Depth of options in options: a lease in an association, its status in that.
 const DEPTH: usize = 3;
 
-/// Bytes in front of the options that an option holds; `None` if it holds none.
+/// Returns the number of bytes before the options that an option holds; `None` if it holds none.
 const fn container(code: u16) -> Option<usize> {
     match code {
         // Associations of addresses and prefixes; of temporary addresses.
@@ -27,7 +27,7 @@ const fn container(code: u16) -> Option<usize> {
     }
 }
 
-/// Whether an option may have this length.
+/// Returns whether an option may have this length.
 fn len_fits(code: u16, len: usize) -> bool {
     match code {
         CLIENT_ID | SERVER_ID => DUID.contains(&len),
@@ -44,8 +44,7 @@ fn len_fits(code: u16, len: usize) -> bool {
     }
 }
 
-/// Walks options to the last byte. Returns a bit for each code below 64 that stands among them, not
-/// within one.
+/// Walks options to the last byte. Returns a bit for each code below 64 at the outer level.
 fn walk(mut options: &[u8], depth: usize) -> Option<u64> {
     let mut came = 0u64;
     while !options.is_empty() {
@@ -65,8 +64,7 @@ fn walk(mut options: &[u8], depth: usize) -> Option<u64> {
     Some(came)
 }
 
-/// Reads a message between a client and a server. `None` if it is not shaped as one that goes this
-/// way.
+/// Reads a message between a client and a server. `None` if it is malformed for this direction.
 pub(super) fn read(bytes: &[u8], request: bool) -> Option<Message> {
     let word = be32(bytes, 0)?;
     let came = walk(bytes.get(4..)?, DEPTH)?;
@@ -214,7 +212,7 @@ mod tests {
             let _ = read(&bytes, request);
         }
 
-        /// Of what is read, no byte can be cut off or added.
+        /// No byte of a well-formed message can be cut off or added.
         #[test]
         fn every_byte_is_of_an_option(extra in prop::collection::vec(any::<u8>(), 1..4), cut in 1usize..14) {
             let whole = message(1, &[option(8, &[0, 0]), client()]);
@@ -257,7 +255,7 @@ mod tests {
         }
     }
 
-    /// What stands within an option is not what the message has.
+    /// An option within another option does not count as one of the message.
     #[test]
     fn identifiers_are_the_message_s_own() {
         let within = option(3, &[&[0; 12][..], &client()].concat());

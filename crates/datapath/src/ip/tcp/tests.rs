@@ -10,7 +10,7 @@ mod exchange;
 const A: u32 = u32::MAX - 500;
 const B: u32 = 0x8000_0000 - 300;
 
-/// A connection and what became of its segments.
+/// A connection and the outcomes of its segments.
 #[derive(Clone)]
 struct Wire {
     track: Track,
@@ -57,7 +57,7 @@ impl Wire {
         wire
     }
 
-    /// Both with windows of 64,000 << `scale`.
+    /// Returns a connection with windows of 64,000 << `scale` on both sides.
     fn scaled(scale: u8) -> Wire {
         let mut wire = Wire { track: open(&Segment { scale: Some(scale), ..syn() }) };
         assert_eq!(wire.send(1, Segment { scale: Some(scale), ..syn_ack() }), Pass);
@@ -77,7 +77,7 @@ impl Wire {
         outcome
     }
 
-    /// What would become of a segment.
+    /// Returns the outcome that a segment would have.
     fn asked(&self, direction: usize, segment: Segment) -> Outcome {
         self.clone().send(direction, segment)
     }
@@ -95,7 +95,8 @@ impl Wire {
     }
 }
 
-/// From the opener, or from the other side, `sent` and `received` bytes after the handshake.
+/// Returns a segment from the opener or the other side, `sent` and `received` bytes after the
+/// handshake.
 fn from(direction: usize, flags: u8, sent: u32, received: u32, payload: u32) -> (usize, Segment) {
     let (own, other) = if direction == 0 { (A, B) } else { (B, A) };
     (
@@ -172,8 +173,8 @@ fn a_fin_that_overtakes_data() {
     );
 }
 
-/// RFC 9293, 3.10.7.4: text behind a FIN "should not occur". Where it does, somebody else's FIN
-/// came before.
+/// RFC 9293, 3.10.7.4: text behind a FIN "should not occur". Where it does, the FIN before it was
+/// forged.
 #[test]
 fn a_fin_with_something_behind_it_is_none() {
     for first in [0, 1] {
@@ -200,7 +201,7 @@ fn a_fin_with_something_behind_it_is_none() {
     }
 }
 
-/// Whoever forgot the connection and listens would take it for a first one.
+/// A host that forgot the connection and listens would take it for a first one.
 #[test]
 fn a_syn_of_the_other_side_needs_more_than_the_connection() {
     let mut wires = vec![Wire::established(), Wire { track: pick_up(&from(0, ACK, 0, 0, 10).1) }];
@@ -324,8 +325,8 @@ fn a_listener_that_changes_its_number() {
     // SYN.
     let takes = |flags| Wire::answered().asked(0, segment(flags, A + 1, 0x1234_5679, 0));
     assert_eq!([takes(ACK), takes(FIN_ACK), takes(SYN_ACK)], [Pass, Pass, Refuse]);
-    // What the side that answers acknowledged meanwhile, and nobody sent, is no number of the
-    // opener's.
+    // A number that the answering side acknowledged meanwhile, but that was not sent, is no number
+    // of the opener's.
     let mut wire = Wire::answered();
     assert_eq!(wire.send(1, segment(ACK, B + 1, A + 21, 0)), Pass);
     assert_eq!(wire.send(1, segment(SYN_ACK, 0x1234_5678, A + 21, 0)), Refuse);
@@ -389,12 +390,12 @@ fn resets() {
         wire.all(&[from(direction, ACK, 0, 0, 3000), from(1 - direction, ACK, 0, 1000, 0)]);
         let rst =
             |sent: u32| (direction, segment(RST, from(direction, 0, sent, 0, 0).1.sequence, 0, 0));
-        // What the other side waits for, and what was sent last.
+        // The number that the other side waits for, and the one behind the last byte sent.
         for exact in [1000, 3000] {
             let mut wire = wire.clone();
             assert_eq!(wire.all(&[rst(exact)]), TcpState::Closed, "{exact}");
             assert_eq!(wire.asked(1, segment(SYN, 9, 0, 0)), Reopen);
-            // What was under way still arrives, and keeps nothing alive.
+            // Segments under way still arrive, and keep nothing alive.
             assert_eq!(
                 wire.asked(1 - direction, from(1 - direction, ACK, 0, 1000, 0).1),
                 PassUnrefreshed
@@ -407,14 +408,14 @@ fn resets() {
         for outside in [100_000, 1 << 30, 1 << 31, 3 << 30] {
             assert_eq!(wire.asked(direction, rst(outside).1), Refuse, "{outside}");
         }
-        // A host that knows nothing acknowledges anything.
+        // A host that does not know the connection acknowledges anything.
         let strange = Segment { flags: RST | ACK, acknowledgement: 0x0bad_0bad, ..rst(1000).1 };
         assert_eq!(wire.clone().all(&[(direction, strange)]), TcpState::Closed);
     }
 }
 
-/// Once a connection is over, resets of either side are told by that side's own numbers, not by the
-/// other's.
+/// Once a connection is over, a reset of either side is checked against that side's own numbers,
+/// not the other's.
 #[test]
 fn resets_of_a_closed_connection() {
     let mut wire = Wire::established();
@@ -580,7 +581,7 @@ fn picked_up_from_the_middle() {
         wire.asked(1, segment(ACK, from(1, ACK, 0, 0, 0).1.sequence.wrapping_add(1 << 31), A, 0)),
         Refuse
     );
-    // One side alone may say what it likes: that there is a connection the other one says.
+    // One side alone may say anything; the other side has to confirm that there is a connection.
     for flags in [ACK, FIN_ACK] {
         let mut wire = Wire { track: pick_up(&from(0, flags, 1, 1, 1).1) };
         assert_eq!(
@@ -619,8 +620,8 @@ fn quotes() {
     }
 }
 
-/// What one who sees nothing can do with `tries` segments of one kind spread over all sequence
-/// numbers.
+/// Sends 4096 segments of one kind, spread over all sequence numbers, as an attacker who sees
+/// nothing. Returns how many passed, and whether one of them would end the connection.
 fn spray(wire: &Wire, direction: usize, flags: u8, payload: u32) -> (u32, bool) {
     let (mut passed, mut ended) = (0, false);
     for at in 0..1 << 12 {
@@ -779,7 +780,7 @@ fn windows_are_scaled() {
     }
 }
 
-/// What is known after the SYN, after its answer, and of what is picked up: to the number.
+/// The exact record after the SYN, after its answer, and after a pick-up.
 #[test]
 fn records_begin_with_what_was_said() {
     let opened = open(&Segment { scale: Some(3), ..segment(SYN, A, 0, 10) });

@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// A small generator, so that a failure is its seed.
+/// A small generator, so that its seed repeats a failure.
 struct Random(u64);
 
 impl Random {
@@ -24,7 +24,7 @@ impl Random {
 struct Host {
     first: u32,
     scale: Option<u8>,
-    /// Whether windows are scaled, by what.
+    /// Shifts by which windows are scaled, if they are.
     shifts: Option<(u8, u8)>,
     active: bool,
     length: u32,
@@ -32,7 +32,7 @@ struct Host {
     /// Stream positions: acknowledged by the other, sent at all, received in order.
     una: u32,
     next: u32,
-    /// Where it sends from; goes back to `una` on a time-out.
+    /// Position it sends from; goes back to `una` on a time-out.
     at: u32,
     peer: Option<u32>,
     received: u32,
@@ -69,12 +69,12 @@ impl Host {
         }
     }
 
-    /// Behind FIN.
+    /// Returns the position behind FIN.
     fn end(&self) -> u32 {
         self.length + 2
     }
 
-    /// The window, which never takes back what was announced.
+    /// Returns the window, which never takes back an announcement.
     fn window(&mut self, random: &mut Random) -> u16 {
         let shift = self.shifts.map_or(0, |(own, _)| own);
         let wanted = if random.percent(20) { 0 } else { random.below(self.buffer) + 1 };
@@ -105,7 +105,7 @@ impl Host {
         }
     }
 
-    /// What it sends next.
+    /// Returns its next segment.
     fn send(&mut self, random: &mut Random, time_out: bool) -> Option<Segment> {
         if time_out {
             self.at = self.una;
@@ -180,8 +180,8 @@ impl Host {
         self.at = self.at.max(self.una);
     }
 
-    /// Whether a segment of its own is late by more than the largest window without scaling, and
-    /// was acknowledged to the end.
+    /// Returns whether a segment of its own is late by more than the largest window without
+    /// scaling, and was acknowledged to the end.
     fn has_done_with(&self, segment: &Segment) -> bool {
         let end = segment.sequence.wrapping_add(segment.length).wrapping_sub(self.first);
         end <= self.una && end + MIN_REACH < self.next
@@ -207,7 +207,7 @@ impl Way {
         }
     }
 
-    /// The next to arrive, now and then not in turn.
+    /// Returns the next segment to arrive, now and then out of order.
     fn get(&mut self, random: &mut Random, bad: u32) -> Option<Segment> {
         if self.0.is_empty() {
             return None;
