@@ -1,4 +1,4 @@
-//! Arrival: takes the outer header off what the uplink received, and says whose it is.
+//! Arrival: takes the outer header off a frame from the uplink, and finds the network it is for.
 //!
 //! RFC 791, RFC 8200, RFC 768, RFC 7348 section 5; RFC 6935 for zero checksums over IPv6.
 
@@ -27,39 +27,39 @@ use crate::{
     world::snapshot::Snapshot,
 };
 
-/// What a frame of the uplink is.
+/// Kind of a frame from the uplink.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Arrived {
-    /// A frame of this network, its outer header taken off, from this peer if there was room for it
-    /// in the table.
+    /// A frame of this network without its outer header, and the peer it came from. The peer is
+    /// missing if the table had no room for it.
     Inner {
         vni: u32,
         peer: Option<PeerRef>,
     },
-    /// For the endpoint itself: ARP, ND, ping, IGMP, MLD.
+    /// For the tunnel endpoint itself: ARP, ND, ping, IGMP, MLD.
     Control,
     Dropped(DropReason),
 }
 
-/// What an outer header says.
+/// Contents of an outer header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Header {
     mac: Mac,
     from: Address,
     to: Address,
     vni: u32,
-    /// Where the inner frame starts, and its length.
+    /// Start and length of the inner frame.
     inner: usize,
     len: u32,
-    /// Where UDP starts.
+    /// Start of UDP.
     l4: usize,
-    /// It has a checksum.
+    /// True if it has a checksum.
     checksum: bool,
-    /// It is of another VLAN than the underlay's.
+    /// True if it is of another VLAN than the underlay's.
     other_vlan: bool,
 }
 
-/// Why it says nothing.
+/// Reason for which an outer header names no inner frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Other {
     Control,
@@ -71,7 +71,7 @@ enum Other {
 struct Heard {
     from: Address,
     mac: Mac,
-    /// The network of its frames: strict peers are heard in those that they were named for.
+    /// The network of its frames: strict peers are heard only in networks that they were named for.
     vni: u32,
     at: Option<PeerRef>,
     packets: u64,
@@ -85,7 +85,7 @@ pub(crate) struct Arrivals<'a> {
     worker: usize,
     now: u32,
     strict: bool,
-    /// Whom the last frame came from: the next one probably does, too.
+    /// The peer that the last frame came from; the next one probably comes from it, too.
     heard: Option<Heard>,
 }
 
@@ -133,8 +133,8 @@ impl<'a> Arrivals<'a> {
             return Arrived::Dropped(OTHER_VLAN);
         }
         if frame.offload {
-            // The only thing that whoever is behind a vhost-user uplink may leave to do is the
-            // outer checksum, and nobody needs that.
+            // The other end of a vhost-user uplink may leave only the outer checksum to be done,
+            // which is not needed here.
             if frame.net.gso_type != NetHeader::GSO_NONE
                 || usize::from(frame.net.csum_start) != header.l4
             {
@@ -168,7 +168,7 @@ impl<'a> Arrivals<'a> {
         Arrived::Inner { vni: header.vni, peer }
     }
 
-    /// A frame from another peer than the one before.
+    /// Finds the peer of a frame that is not from the same peer as the frame before.
     #[cold]
     fn another(&mut self, header: &Header) -> Result<&mut Heard, DropReason> {
         if impossible(header.from, self.tunnel.own) || header.mac.is_group() {
@@ -185,13 +185,13 @@ impl<'a> Arrivals<'a> {
         Ok(self.heard.insert(Heard { from, mac, vni, at, packets: 0, bytes: 0 }))
     }
 
-    /// Whether the operator named a peer for this network, or for all.
+    /// Returns whether the operator named a peer for this network, or for all.
     fn is_named(&self, peer: PeerRef, vni: u32) -> bool {
         let remote = self.snapshot.network(vni).and_then(|network| network.remote.as_ref());
         remote.is_some_and(|remote| remote.peers.binary_search(&peer).is_ok())
     }
 
-    /// Notes what came from a peer. The last one's is noted when the batch is through.
+    /// Counts frames of a peer. Those of the last peer are counted at the end of the batch.
     pub fn count(&mut self) {
         if let Some(heard) = self.heard.take()
             && let Some(peer) = heard.at.and_then(|at| self.tunnel.peers.get(at))
@@ -203,8 +203,8 @@ impl<'a> Arrivals<'a> {
     }
 }
 
-/// Reads the outer header that most frames have: no options, and a tag of `TAG` bytes, of this
-/// VLAN, or none. `None`: look closer.
+/// Reads the commonest outer header: no options, and a tag of `TAG` bytes, of this VLAN, or none.
+/// Returns `None` for all others.
 #[inline(always)]
 fn plain<const TAG: usize>(head: &[u8], len: u32, vlan: u16) -> Option<Header> {
     let (&[_, _, _, _, _, _, m0, m1, m2, m3, m4, m5, k0, k1], rest) =
@@ -260,7 +260,7 @@ fn plain<const TAG: usize>(head: &[u8], len: u32, vlan: u16) -> Option<Header> {
     }
 }
 
-/// The sum of an IPv4 header without options.
+/// Returns the sum of an IPv4 header without options.
 #[inline(always)]
 fn sums_up(header: &[u8; 20]) -> bool {
     let (words, _) = header.as_chunks::<4>();
@@ -268,7 +268,7 @@ fn sums_up(header: &[u8; 20]) -> bool {
     Sum::from_native(sum, false).is_valid()
 }
 
-/// What UDP and VXLAN say.
+/// Contents of UDP and VXLAN.
 struct Found {
     vni: u32,
     len: u32,
@@ -304,15 +304,15 @@ fn vxlan(bytes: &[u8; 16], room: u32) -> Option<Found> {
     })
 }
 
-/// Reads any outer header, and says what is wrong with it. `len` is the frame's; `head` its first
-/// bytes; `vlan` the underlay's.
+/// Reads any outer header, or returns its fault. `len` is the frame's length; `head` its first
+/// bytes; `vlan` the underlay's VLAN.
 #[inline(never)]
 fn read(head: &[u8], len: u32, vlan: u16) -> Result<Header, Other> {
     const SHORT: Other = Other::Dropped(OUTER_MALFORMED);
     let mac = Mac(*head.get(6..12).and_then(|part| part.first_chunk()).ok_or(SHORT)?);
     let mut l3 = ethernet::HEADER_LEN;
     let mut kind = be16(head, 12).ok_or(SHORT)?;
-    // One of priority names no VLAN (IEEE 802.1Q, 9.6), and a switch may leave it.
+    // A priority tag names no VLAN (IEEE 802.1Q, 9.6), and a switch may leave it.
     let mut tag = 0;
     if kind == ethernet::VLAN {
         tag = be16(head, 14).ok_or(SHORT)? & 0xfff;
@@ -403,14 +403,14 @@ fn read(head: &[u8], len: u32, vlan: u16) -> Result<Header, Other> {
     })
 }
 
-/// Whether an IPv6 address stands for one of IPv4: none on a wire does, and here it would pass for
-/// that.
+/// Returns whether an IPv6 address is an IPv4 address in disguise. None may be on a wire, and here
+/// it would count as that IPv4 address.
 #[inline(always)]
 fn is_mapped(address: Address) -> bool {
     address >> 32 == 0xffff
 }
 
-/// Whether nobody has this address: it is ours, or no station's.
+/// Returns whether an outer source address is impossible: it is ours, or no station's.
 fn impossible(from: Address, own: Address) -> bool {
     match crate::world::rules::address(from) {
         _ if from == own => true,

@@ -1,8 +1,8 @@
 //! The tunnel endpoint: networks that span hosts, as VXLAN (RFC 7348) through one uplink.
 //!
-//! For the stages, everything of a network that is not on this host is behind one more port of it,
-//! the *trunk*: a vnic without a guest that bypasses filters. Learning, sessions and counters treat
-//! it like any other; only delivery and arrival know the wire.
+//! For the stages, the part of a network on other hosts is behind one more port, the *trunk*: a
+//! vnic without a guest that bypasses filters. Learning, sessions and counters treat it like any
+//! other; only delivery and arrival know the wire.
 
 pub(crate) mod arrive;
 pub(crate) mod outer;
@@ -106,52 +106,52 @@ drop_reasons! { 7;
     }
 }
 
-/// What workers need of the tunnel endpoint.
+/// State of the tunnel endpoint for workers.
 pub(crate) struct Tunnel {
     pub source: Source,
-    /// Its address, as addresses are compared.
+    /// Its address, as [`Address`].
     pub own: Address,
     pub groups: GroupPrefix,
     pub peers: PeerTable,
     pub port: UplinkPort,
-    /// What is not any network's: frames on the uplink, and why they were dropped.
+    /// Counters of the uplink's own frames and drops, which belong to no network.
     pub counters: Counters,
     pub punt: Punt,
-    /// Frames that waited for a next hop which nobody found. The keeper counts them; what workers
-    /// write is theirs.
+    /// Frames that waited for a next hop that was not found. Only the keeper writes this count, and
+    /// only workers write the counters.
     pub lost_waiting: AtomicU64,
     /// Largest IP packet on the uplink.
     pub mtu: AtomicU32,
-    /// The interface is down, without a carrier, or gone: nothing is put into its queue, where it
-    /// would leave when it is long out of date.
+    /// True if the interface is down, without a carrier, or gone. Then no frames are put into its
+    /// queue, where they would leave when they are long out of date.
     pub down: AtomicBool,
-    /// Only peers that the operator named are heard.
+    /// True if only peers that the operator named are heard.
     pub strict: AtomicBool,
-    /// The underlay's VLAN; 0: frames have no tag, or one of priority.
+    /// The underlay's VLAN. 0: frames have no tag, or a priority tag.
     pub vlan: u16,
 }
 
-/// How the tunnel endpoint is set up.
+/// Settings of the tunnel endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TunnelConfig {
     /// Its address. The family is that of all outer packets.
     pub endpoint: IpAddr,
     /// Its link address.
     pub mac: Mac,
-    /// Over IPv6, UDP checksums are computed (RFC 8200, 8.1); else they are zero (RFC 6935).
+    /// True if UDP checksums are computed over IPv6 (RFC 8200, 8.1); else they are zero (RFC 6935).
     pub udp6_checksum: bool,
-    /// What IPv6 groups of networks begin with; the VNI is in the last four bytes.
+    /// First bytes of the IPv6 groups of networks; the VNI is in the last four bytes.
     pub group6: std::net::Ipv6Addr,
     /// Largest IP packet on the uplink, in bytes.
     pub mtu: u32,
-    /// Only peers that were named are heard.
+    /// True if only named peers are heard.
     pub strict_peers: bool,
     /// The underlay's VLAN; 0: none.
     pub vlan: u16,
 }
 
 impl TunnelConfig {
-    /// As it is if nobody says anything else, on an Ethernet.
+    /// Returns the default settings for an Ethernet.
     pub fn new(endpoint: IpAddr, mac: Mac) -> TunnelConfig {
         TunnelConfig {
             endpoint,
@@ -196,7 +196,7 @@ impl Tunnel {
         })
     }
 
-    /// What is not any network's, summed up.
+    /// Returns the sums of the counters of frames that belong to no network.
     pub fn totals(&self) -> Totals {
         let mut totals = self.counters.totals();
         totals
@@ -204,12 +204,12 @@ impl Tunnel {
         totals
     }
 
-    /// Largest inner IP packet that fits.
+    /// Returns the largest inner IP packet that fits.
     pub fn inner_mtu(&self) -> u32 {
         self.largest().saturating_sub(butterfly_packet::ethernet::HEADER_LEN as u32)
     }
 
-    /// Largest inner frame that fits, with its Ethernet header.
+    /// Returns the largest inner frame that fits, with its Ethernet header.
     #[inline(always)]
     pub fn largest(&self) -> u32 {
         let v6 = matches!(self.source.ip, IpAddr::V6(_));
@@ -217,17 +217,17 @@ impl Tunnel {
     }
 }
 
-/// How groups are made of VNIs.
+/// Mapping from VNIs to groups.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum GroupPrefix {
-    /// 230.a.b.c, a.b.c being the VNI.
+    /// 230.a.b.c, with a.b.c as the VNI.
     V4,
     /// This prefix, the VNI in the last four bytes.
     V6(std::net::Ipv6Addr),
 }
 
 impl GroupPrefix {
-    /// The group of a network, as addresses are compared.
+    /// Returns the group of a network, as [`Address`].
     #[inline(always)]
     pub fn number_of(self, vni: u32) -> Address {
         match self {
@@ -236,7 +236,7 @@ impl GroupPrefix {
         }
     }
 
-    /// The group of a network, and its link address (RFC 1112, 6.4; RFC 2464, 7).
+    /// Returns the group of a network with its link address (RFC 1112, 6.4; RFC 2464, 7).
     pub fn of(self, vni: u32) -> (Mac, IpAddr) {
         match self {
             GroupPrefix::V4 => {

@@ -14,38 +14,38 @@ const IPV4: usize = 20;
 const IPV6: usize = 40;
 const UDP: usize = 8;
 const VXLAN: usize = 8;
-/// Everything behind IP.
+/// Length of the headers behind IP.
 const BEHIND_IP: usize = UDP + VXLAN;
-/// The VNI is valid, and nothing else is said (RFC 7348, 5).
+/// The VNI is valid, and no other flag is set (RFC 7348, 5).
 const FLAGS: u8 = 0x08;
 const TTL: u8 = 64;
 const HOP_LIMIT: u8 = 255;
 const PROTOCOL_UDP: u8 = 17;
-/// Dynamic ports (RFC 6335, 6): where source ports are from.
+/// First of the dynamic ports (RFC 6335, 6), from which source ports are taken.
 const FIRST_PORT: u16 = 0xc000;
 
-/// Bytes between an outer packet's size and the frame that is in it.
+/// Returns the difference in bytes between an outer packet and the frame in it.
 pub(crate) const fn overhead(v6: bool) -> u32 {
     (BEHIND_IP + if v6 { IPV6 } else { IPV4 }) as u32
 }
 
-/// Who sends.
+/// Sender of outer packets.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source {
     pub mac: Mac,
     pub ip: IpAddr,
-    /// Over IPv6, a UDP checksum is computed (RFC 8200, 8.1); else it is zero, as RFC 6935 lets
-    /// tunnels do.
+    /// True if a UDP checksum is computed over IPv6 (RFC 8200, 8.1); else it is zero, as RFC 6935
+    /// allows for tunnels.
     pub udp6_checksum: bool,
     /// The underlay's VLAN; 0: none.
     pub vlan: u16,
 }
 
-/// An outer header, complete but for what differs from frame to frame.
+/// An outer header, complete except for the fields that differ from frame to frame.
 #[derive(Clone, Copy)]
 pub(crate) struct Outer {
     front: Front,
-    /// Where IP begins.
+    /// Start of IP.
     l3: usize,
     v6: bool,
     checksum: bool,
@@ -99,8 +99,8 @@ impl Outer {
         })
     }
 
-    /// For a frame of `inner` bytes: lengths, identification and checksum of IPv4, the source port.
-    /// The result and the frame are less than 64 KiB: the uplink's MTU sees to that.
+    /// Returns the fields for a frame of `inner` bytes: lengths, identification and checksum of
+    /// IPv4, the source port. The uplink's MTU keeps header and frame below 64 KiB.
     #[inline(always)]
     pub fn fields(&self, inner: u32, source_port: u16, identification: u16) -> [u16; FIELDS] {
         let udp = (BEHIND_IP as u32 + inner) as u16;
@@ -108,19 +108,19 @@ impl Outer {
             return [udp, udp, udp, source_port, udp];
         }
         let total = udp + IPV4 as u16;
-        // Three words: one carry, and what that makes (RFC 1071, 2).
+        // Three words: one carry, and one more from adding it (RFC 1071, 2).
         let sum = self.constant + u32::from(total) + u32::from(identification);
         let sum = (sum & 0xffff) + (sum >> 16);
         [total, identification, !((sum & 0xffff) + (sum >> 16)) as u16, source_port, udp]
     }
 
-    /// What is the same for every frame.
+    /// Returns the part that is the same for every frame.
     #[inline(always)]
     pub fn front(&self) -> &Front {
         &self.front
     }
 
-    /// The header of a frame, with its fields.
+    /// Returns the header of a frame, with its fields.
     pub fn bytes(&self, fields: [u16; FIELDS]) -> ArrayVec<u8, OUTER_MAX> {
         let mut bytes = ArrayVec::from([0; OUTER_MAX]);
         if let Ok(room) = bytes.as_mut_slice().try_into() {
@@ -130,7 +130,7 @@ impl Outer {
         bytes
     }
 
-    /// Whether a UDP checksum is owed.
+    /// Returns whether a UDP checksum is to be computed.
     #[inline(always)]
     pub fn owes_checksum(&self) -> bool {
         self.checksum
@@ -166,22 +166,22 @@ fn six(ip: IpAddr) -> Ipv6Addr {
     }
 }
 
-/// A source port by the inner flow, so that receivers and the underlay spread flows (RFC 7348, 5):
-/// addresses and ports of plain IP, else the link addresses.
+/// Returns a source port made of the inner flow, so that receivers and the underlay spread flows
+/// (RFC 7348, 5). Uses addresses and ports of plain IP, else the link addresses.
 #[inline(always)]
 pub(crate) fn source_port(head: &[u8]) -> u16 {
-    // Frames of at least this are what there is to spread; their fields are at constant places,
-    // asked for once.
+    // Only frames of this length or more are worth spreading. Their fields are at constant places,
+    // so one length check does for all.
     match head.first_chunk::<READ>() {
         Some(head) => FIRST_PORT | (flow_hash(head) >> 48) as u16,
         None => short_frame(head),
     }
 }
 
-/// As long as the ports of plain IPv6 need.
+/// Bytes up to the ports of plain IPv6.
 const READ: usize = 58;
 
-/// The same of a frame that ends before: what it lacks is zero.
+/// Returns the port of a shorter frame: missing bytes count as zero.
 #[cold]
 #[inline(never)]
 fn short_frame(head: &[u8]) -> u16 {
@@ -192,7 +192,7 @@ fn short_frame(head: &[u8]) -> u16 {
 
 #[inline(always)]
 fn flow_hash(head: &[u8; READ]) -> u64 {
-    // A constant place within the array: nothing of the comparison is left.
+    // A constant place within the array, so the compiler removes the comparison.
     let word = |at: usize| {
         head.get(at..)
             .and_then(|part| part.first_chunk())
@@ -243,7 +243,7 @@ fn flow_hash(head: &[u8; READ]) -> u64 {
     }
 }
 
-/// TCP, UDP and SCTP begin with theirs.
+/// Returns the ports of TCP, UDP and SCTP, which begin with them.
 #[inline(always)]
 fn has_ports(protocol: u8) -> bool {
     matches!(protocol, 6 | 17 | 132)

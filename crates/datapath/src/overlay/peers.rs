@@ -1,13 +1,13 @@
-//! Peers: the tunnel endpoints of other hosts, learnt from what they send or named by the operator.
+//! Peers: the tunnel endpoints of other hosts, learnt from their frames or named by the operator.
 //!
-//! One bounded table for all networks. Workers look up without locks and may add, in the place of
-//! one that nobody needs if there is no other; the control thread removes. A reference
-//! carries a generation, so that what was learnt of a peer that is gone does not lead to the next
-//! one in its place.
+//! One bounded table for all networks. Workers look up without locks and may add a peer, if
+//! necessary in place of a peer that is not needed; the control thread removes. A reference carries
+//! a generation, so that facts about a peer that is gone do not count for its successor in the
+//! table.
 //!
-//! Whoever forges outer sources makes peers. So a peer that nobody named is held by the network
-//! that it was first heard in, and networks share what the named ones leave: half of it is reserved
-//! for them in equal parts.
+//! An attacker who forges outer sources creates peers. So each learnt peer is held by the network
+//! that it was first heard in, and networks share the room that named peers leave: half of it is
+//! reserved for them in equal parts.
 
 use std::{
     cmp::Reverse,
@@ -32,50 +32,50 @@ use crate::{
     world::rules::{address as ip_of, number as number_of_ip},
 };
 
-/// Most peers there can be.
+/// Most peers.
 pub(crate) const MAX_PEERS: usize = 4096;
-/// One for each peer there can be: a bucket that overflows is one in a million.
+/// Number of buckets, one for each possible peer: a bucket that overflows is one in a million.
 const BUCKETS: usize = 4096;
 const WAYS: usize = 8;
-/// Holder of a peer that no network holds: one that was named, or whose network is gone.
+/// Holder of a peer that no network holds: it was named, or its network is gone.
 const NOBODY: u32 = u32::MAX;
 
-/// What one worker counted of a peer.
+/// One worker's counters of a peer.
 #[derive(Default)]
 #[repr(align(64))]
 struct Counted([AtomicU64; 5]);
 
-/// What is counted of a peer.
+/// Counters of a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PeerCounter {
     InPackets,
     InBytes,
     OutPackets,
     OutBytes,
-    /// Frames for it, or from it, that were dropped because of the tunnel.
+    /// Frames for the peer, or from it, that were dropped because of the tunnel.
     Drops,
 }
 
-/// Nobody waits for a next hop.
+/// No frame waits for a next hop.
 const IDLE: u8 = 0;
-/// It is being asked for, without a frame that waits.
+/// The next hop is being asked for, without a frame that waits.
 const QUESTION: u8 = 1;
-/// A frame waits for it.
+/// A frame waits for the next hop.
 const FRAME: u8 = 2;
 
 /// One peer.
 pub(crate) struct Peer {
     generation: AtomicU16,
     address: [AtomicU64; 2],
-    /// Of its next hop, as a [`number`]; 0 while unknown.
+    /// Link address of its next hop, as a [`number`]; 0 while unknown.
     mac: AtomicU64,
-    /// Second in which something came from it; 0: nothing ever did.
+    /// Second of the last frame from it; 0 if there was none.
     seen: AtomicU32,
-    /// The operator named it: it stays.
+    /// True if the operator named it, so that it stays.
     configured: AtomicBool,
-    /// VNI of the network that holds it, or [`NOBODY`]. Changes under the table's lock only.
+    /// VNI of the network that holds it, or [`NOBODY`]. Changes only under the table's lock.
     holder: AtomicU32,
-    /// [`IDLE`], or who waits for its next hop.
+    /// [`IDLE`], or the state of the question for its next hop.
     waiting: AtomicU8,
     counted: Box<[Counted]>,
 }
@@ -87,14 +87,14 @@ impl Peer {
         low.store(address as u64, Relaxed);
     }
 
-    /// Its tunnel address, as a number.
+    /// Returns its tunnel address, as a number.
     #[inline(always)]
     pub fn address(&self) -> Address {
         let [high, low] = &self.address;
         u128::from(high.load(Relaxed)) << 64 | u128::from(low.load(Relaxed))
     }
 
-    /// The link address of its next hop, if it is known.
+    /// Returns the link address of its next hop, if known.
     #[inline(always)]
     pub fn mac(&self) -> Option<Mac> {
         match self.mac.load(Relaxed) {
@@ -103,7 +103,7 @@ impl Peer {
         }
     }
 
-    /// The next hop is there from now on, or is not known any more.
+    /// Sets the link address of its next hop; `None` if it is not known any more.
     pub fn set_mac(&self, mac: Option<Mac>) {
         let mac = mac.map_or(0, number);
         if self.mac.load(Relaxed) != mac {
@@ -111,7 +111,7 @@ impl Peer {
         }
     }
 
-    /// Something came from it.
+    /// Notes that a frame came from it.
     #[inline(always)]
     pub fn heard(&self, mac: Mac, now: u32) {
         self.set_mac(Some(mac));
@@ -120,7 +120,7 @@ impl Peer {
         }
     }
 
-    /// Whether something came from it in the last `seconds`.
+    /// Returns whether a frame came from it in the last `seconds`.
     pub fn was_heard(&self, now: u32, seconds: u32) -> bool {
         match self.seen.load(Relaxed) {
             0 => false,
@@ -133,23 +133,22 @@ impl Peer {
         self.waiting.swap(FRAME, AcqRel) != FRAME
     }
 
-    /// Whether the next hop is to be asked for though no frame waits for it: not if it is being
-    /// asked for.
+    /// Starts a question for the next hop without a frame. Returns false if there is one already.
     pub fn may_ask(&self) -> bool {
         self.waiting.compare_exchange(IDLE, QUESTION, AcqRel, Relaxed).is_ok()
     }
 
-    /// Whether a frame waits.
+    /// Returns whether a frame waits.
     pub fn is_waited_for(&self) -> bool {
         self.waiting.load(Acquire) == FRAME
     }
 
-    /// Nothing waits any more.
+    /// Frees the place of a frame that waits.
     pub fn stop_waiting(&self) {
         self.waiting.store(IDLE, Release);
     }
 
-    /// Counts for worker `worker`.
+    /// Adds to a counter of worker `worker`.
     #[inline(always)]
     pub fn count(&self, worker: usize, counter: PeerCounter, n: u64) {
         if let Some(cell) =
@@ -160,14 +159,14 @@ impl Peer {
     }
 }
 
-/// A peer for the operator.
+/// Row of a peer, for the operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PeerRow {
     pub at: PeerRef,
     pub address: IpAddr,
     pub mac: Option<Mac>,
     pub configured: bool,
-    /// Seconds since something came from it.
+    /// Seconds since the last frame from it.
     pub idle: Option<u32>,
     pub counters: [u64; 5],
 }
@@ -177,28 +176,28 @@ impl PeerRow {
         self.counters.get(counter as usize).copied().unwrap_or(0)
     }
 
-    /// Frames and bytes from it.
+    /// Returns frames and bytes from it.
     pub fn received(&self) -> (u64, u64) {
         (self.of(PeerCounter::InPackets), self.of(PeerCounter::InBytes))
     }
 
-    /// Frames sent to it.
+    /// Returns frames sent to it.
     pub fn sent(&self) -> u64 {
         self.of(PeerCounter::OutPackets)
     }
 
-    /// Their bytes.
+    /// Returns bytes sent to it.
     pub fn sent_bytes(&self) -> u64 {
         self.of(PeerCounter::OutBytes)
     }
 
-    /// Frames for it that were dropped.
+    /// Returns frames for it that were dropped.
     pub fn drops(&self) -> u64 {
         self.of(PeerCounter::Drops)
     }
 }
 
-/// The table.
+/// The table of peers.
 pub(crate) struct Peers {
     peers: Box<[Peer]>,
     buckets: Box<[[AtomicU16; WAYS]]>,
@@ -206,16 +205,16 @@ pub(crate) struct Peers {
     room: Mutex<Room>,
 }
 
-/// Free places, and who has how many of the others.
+/// Free places, and the number of peers that each network holds.
 struct Room {
     free: Vec<u16>,
-    /// Peers by the network that holds them, without those that hold none. A worker never makes it
-    /// grow: see [`Peers::new`].
+    /// Number of peers by the network that holds them, without networks that hold none. A worker
+    /// never makes it grow: see [`Peers::new`].
     held: HashMap<u32, AtomicU32>,
     quota: Quota,
     /// Networks on this host.
     networks: u32,
-    /// Peers that were named.
+    /// Number of named peers.
     named: u32,
 }
 
@@ -229,7 +228,7 @@ impl Room {
         self.quota.take(self.held.entry(vni).or_default());
     }
 
-    /// Nobody holds a peer any more.
+    /// Frees a peer from its holder.
     fn release(&mut self, peer: &Peer) {
         let vni = peer.holder.swap(NOBODY, Relaxed);
         let Some(held) = self.held.get(&vni) else { return };
@@ -254,8 +253,8 @@ impl Peers {
         };
         let room = Room {
             free: (0..MAX_PEERS as u16).rev().collect(),
-            // No more networks than peers hold one, and what is removed leaves room in a map that
-            // is at most half full.
+            // At most as many networks hold a peer as there are peers. Removed entries leave room
+            // in a map that is at most half full.
             held: HashMap::with_capacity(2 * MAX_PEERS + 2),
             quota: Quota::new(MAX_PEERS as u32),
             networks: 1,
@@ -273,7 +272,8 @@ impl Peers {
         self.room.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Addresses are forged: without the seeds nobody can tell which of them share a bucket.
+    /// Returns the bucket of an address. Addresses are forged, so the seeds are secret: an attacker
+    /// cannot tell which addresses share a bucket.
     #[inline(always)]
     fn bucket(&self, address: Address) -> Option<&[AtomicU16; WAYS]> {
         let [one, two] = self.seeds;
@@ -281,7 +281,7 @@ impl Peers {
         self.buckets.get(mixed as usize % BUCKETS)
     }
 
-    /// A peer, if it is still the one that was meant.
+    /// Returns a peer, unless its place has a new user.
     #[inline(always)]
     pub fn get(&self, at: PeerRef) -> Option<&Peer> {
         self.peers.get(at.index()).filter(|peer| {
@@ -289,7 +289,7 @@ impl Peers {
         })
     }
 
-    /// Where a peer is.
+    /// Returns the place of a peer.
     #[inline(always)]
     pub fn find(&self, address: Address) -> Option<PeerRef> {
         for way in self.bucket(address)? {
@@ -303,9 +303,9 @@ impl Peers {
         None
     }
 
-    /// Where a peer is that something came from in network `vni`, from now on if it was not known.
-    /// `None` if there is no room for this network, or somebody else is changing the table: the
-    /// next frame will see.
+    /// Returns the place of a peer after a frame from it in network `vni`; adds the peer if it was
+    /// not known. `None` if this network has no room, or if another thread is changing the table:
+    /// the next frame tries again.
     #[cold]
     pub fn try_add(&self, address: Address, vni: u32, now: u32) -> Option<PeerRef> {
         let mut room = match self.room.try_lock() {
@@ -322,8 +322,8 @@ impl Peers {
         }
         let at = match self.insert(address, &mut room) {
             None if held < room.quota.part() => {
-                // Its bucket is full, by chance: one of those gives way, as this network has less
-                // than its part.
+                // Its bucket is full, by chance: one of the peers in it gives way, as this network
+                // has less than its part.
                 self.make_room(address, &mut room);
                 self.insert(address, &mut room)?
             }
@@ -332,7 +332,7 @@ impl Peers {
         let peer = self.get(at)?;
         peer.holder.store(vni, Relaxed);
         room.take(vni);
-        // While nobody can remove it for having been silent since ever.
+        // Set under the lock, before the peer could be removed for a long silence.
         peer.seen.store(now, Relaxed);
         Some(at)
     }
@@ -356,8 +356,8 @@ impl Peers {
         Some(PeerRef::new(usize::from(index), generation))
     }
 
-    /// The operator names a peer. One that nobody named gives way to it if there is no room:
-    /// anybody may forge those. `None` if all were named.
+    /// Adds a peer that the operator names. A learnt peer gives way to it if there is no room,
+    /// since any host may forge those. `None` if all peers were named.
     pub fn configure(&self, address: IpAddr) -> Option<PeerRef> {
         let mut room = self.room();
         let address = number_of_ip(address);
@@ -374,9 +374,8 @@ impl Peers {
         Some(at)
     }
 
-    /// Removes a peer that nobody named: of this address's bucket if that is full, else of all.
-    /// Those of networks that have more than their part go first, then the one that was silent
-    /// for longest.
+    /// Removes a learnt peer: of this address's bucket if that is full, else of all. Peers of
+    /// networks with more than their part go first, then the one that was silent for longest.
     fn make_room(&self, address: Address, room: &mut Room) {
         let bucket =
             self.bucket(address).into_iter().flatten().map(|way| usize::from(way.load(Relaxed)));
@@ -411,7 +410,7 @@ impl Peers {
         room.free.push(index as u16);
     }
 
-    /// The operator does not name it any more: it stays as long as something comes from it.
+    /// Notes that the operator does not name it any more. It stays as long as frames come from it.
     pub fn unconfigure(&self, address: IpAddr) {
         let mut room = self.room();
         if let Some(peer) = self.find(number_of_ip(address)).and_then(|at| self.get(at))
@@ -422,7 +421,7 @@ impl Peers {
         }
     }
 
-    /// Removes peers that were not heard of for `ageing` seconds and that nobody named.
+    /// Removes learnt peers that were silent for `ageing` seconds.
     pub fn expire(&self, now: u32, ageing: u32) {
         let mut room = self.room();
         for (index, peer) in self.unnamed() {
@@ -433,8 +432,8 @@ impl Peers {
         self.divide(&mut room);
     }
 
-    /// Divides the room among the networks that are on this host now. Those that are gone hold
-    /// nothing any more.
+    /// Divides the room among the networks that are on this host now. Networks that are gone hold
+    /// no peers any more.
     pub fn settle(&self, networks: &HashMap<u32, u32>) {
         let mut room = self.room();
         for (_, peer) in
@@ -446,7 +445,7 @@ impl Peers {
         self.divide(&mut room);
     }
 
-    /// Peers that nobody named, for the one who holds the lock.
+    /// Returns the learnt peers. The caller holds the lock.
     fn unnamed(&self) -> impl Iterator<Item = (usize, &Peer)> + Clone {
         let known = self
             .peers
@@ -456,11 +455,11 @@ impl Peers {
         known.filter(|(_, peer)| !peer.configured.load(Relaxed))
     }
 
-    /// Gives each network its part. What all of them have beyond it, and nobody's, goes if it is
-    /// too much: the most silent first.
+    /// Gives each network its part. Removes peers beyond the parts, and without a holder, if they
+    /// are too many together: the most silent first.
     fn divide(&self, room: &mut Room) {
         let capacity = MAX_PEERS as u32 - room.named;
-        // What nobody holds has half of the common half at most.
+        // Peers without a holder get at most half of the common half.
         let nobodys = self.keep(room, |vni| vni == NOBODY, capacity / 4);
         let held: Vec<u32> = room.held.values().map(|held| held.load(Relaxed)).collect();
         if let Some(most) = room.quota.settle(capacity, room.networks, &held, nobodys) {
@@ -468,8 +467,8 @@ impl Peers {
         }
     }
 
-    /// Leaves each of `holders` at most so many peers, those that were heard last. Returns how many
-    /// that are together.
+    /// Leaves each of `holders` at most so many peers: those that were heard last. Returns the
+    /// number of peers that are left.
     fn keep(&self, room: &mut Room, holders: impl Fn(u32) -> bool, most: u32) -> u32 {
         let mut all: Vec<(usize, &Peer)> =
             self.unnamed().filter(|(_, peer)| holders(peer.holder.load(Relaxed))).collect();
@@ -486,7 +485,7 @@ impl Peers {
         kept.values().sum()
     }
 
-    /// All peers, by address.
+    /// Returns all peers, by address.
     pub fn list(&self, now: u32) -> Vec<PeerRow> {
         let row = |(index, peer): (usize, &Peer)| {
             let generation = peer.generation.load(Acquire);
@@ -512,7 +511,7 @@ impl Peers {
     }
 }
 
-/// The finalizer of SplitMix64: every bit matters for every bit.
+/// Mixes a number by the finalizer of SplitMix64: every bit matters for every bit.
 #[inline(always)]
 fn mix(x: u64) -> u64 {
     let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -541,7 +540,7 @@ mod tests {
         peers.expire(401, 300);
         assert!(peers.get(a).is_none() && peers.find(number_of_ip(ip(1))).is_none());
         assert_eq!(peers.list(401).len(), 1);
-        // The next one in its place is not it.
+        // The next peer in its place is another one.
         let c = peers.try_add(number_of_ip(ip(3)), 42, 401).unwrap();
         assert!(peers.get(a).is_none() && peers.get(c).is_some() && peers.get(b).is_some());
         peers.unconfigure(ip(2));
@@ -558,7 +557,7 @@ mod tests {
         assert_eq!(known.len(), MAX_PEERS);
         assert_eq!(peers.try_add(number_of_ip(ip(20_000)), 42, 600), None);
         assert!(known.iter().all(|(n, at)| peers.find(number_of_ip(ip(*n))) == Some(*at)));
-        // But one that is named comes in, instead of a stranger; those that were named stay.
+        // A named peer comes in, in place of a learnt one; named peers stay.
         let first = peers.configure(ip(30_000)).unwrap();
         for n in 30_001..30_000 + MAX_PEERS as u32 / 2 {
             assert!(peers.configure(ip(n)).is_some(), "{n}");
@@ -569,8 +568,8 @@ mod tests {
         assert!(peers.try_add(number_of_ip(ip(20_000)), 42, 1000).is_some());
     }
 
-    /// Somebody forges outer sources of one network until there is no more room: others are learnt
-    /// all the same.
+    /// An attacker forges outer sources of one network until there is no more room. Peers of other
+    /// networks are learnt all the same.
     #[test]
     fn who_fills_the_table_in_one_network_leaves_others_their_part() {
         let peers = Peers::new(1);
@@ -586,8 +585,8 @@ mod tests {
             }
             assert_eq!(peers.try_add(number_of_ip(ip(200_000)), vni, 600), None);
         }
-        // Who is named needs no share; what forgery took gives way, and what others have within
-        // their part does not.
+        // A named peer needs no share. Forged peers give way, and peers of other networks within
+        // their parts do not.
         for n in 0..100 {
             assert!(peers.configure(ip(300_000 + n)).is_some(), "{n}");
         }

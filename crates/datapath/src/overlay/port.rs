@@ -5,25 +5,25 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use butterfly_uplink::Uplink;
 use butterfly_vhost::port::Port;
 
-/// The uplink.
+/// The uplink's port.
 pub(crate) enum UplinkPort {
     /// vhost-user.
     Ring(Arc<Port>),
-    /// One for each worker: no other takes its lock while packets flow.
+    /// A wire for each worker: no other thread takes its lock while packets flow.
     Wire(Box<[Mutex<Box<dyn Uplink>>]>),
 }
 
 impl UplinkPort {
-    /// Whether nobody is at the other end.
+    /// Returns whether the other end is missing.
     pub fn is_down(&self) -> bool {
         match self {
-            // Whoever holds it sends.
+            // A lock that is held means that a worker sends.
             UplinkPort::Ring(port) => port.try_rx().is_some_and(|ring| ring.is_none()),
             UplinkPort::Wire(_) => false,
         }
     }
 
-    /// A worker's wire.
+    /// Returns a worker's wire.
     pub fn wire(&self, worker: usize) -> Option<MutexGuard<'_, Box<dyn Uplink>>> {
         match self {
             UplinkPort::Ring(_) => None,

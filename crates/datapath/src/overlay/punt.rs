@@ -1,5 +1,5 @@
-//! Between workers and the control thread: frames for the endpoint itself, frames that wait for a
-//! next hop, and what the control thread sends. Buffers are made once and go round.
+//! Queues between workers and the control thread: frames for the endpoint itself, frames that wait
+//! for a next hop, and frames that the control thread sends. Buffers are made once and reused.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -11,25 +11,25 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::engine::place::PeerRef;
 
-/// Frames under way in one direction at most.
+/// Most frames under way in one direction.
 const DEPTH: usize = 256;
-/// Buffers that frames for the endpoint leave to those that wait: whoever floods us with questions
-/// stops nobody's traffic.
+/// Buffers that frames for the endpoint leave to frames that wait. A flood of questions to the
+/// endpoint thus stops no traffic.
 const RESERVED: usize = DEPTH / 4;
 
-/// What a frame given to the control thread is.
+/// Kind of a frame for the control thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Punted {
     /// For the endpoint: ARP, ND, ping, IGMP, MLD.
     Control,
-    /// Complete, but for the link address of the peer's next hop.
+    /// Complete, except for the link address of the peer's next hop.
     Waiting(PeerRef),
 }
 
-/// A frame that the control thread wants to have sent.
+/// A frame that the control thread sends.
 pub(crate) struct Own {
     pub frame: Vec<u8>,
-    /// A network's, which has counted it already.
+    /// True for a network's frame, which its network has counted already.
     pub counted: bool,
 }
 
@@ -37,16 +37,16 @@ pub(crate) struct Own {
 pub(crate) struct Punt {
     free: ArrayQueue<Vec<u8>>,
     full: ArrayQueue<(Punted, Vec<u8>)>,
-    /// What the control thread wants to have sent, and what was sent.
+    /// Frames that the control thread sends, and buffers of frames that were sent.
     own: ArrayQueue<Own>,
     spent: ArrayQueue<Vec<u8>>,
     wake: OwnedFd,
-    /// The control thread waits for `wake`: only then a worker makes the system call.
+    /// True while the control thread waits for `wake`: only then a worker makes the system call.
     sleeping: AtomicBool,
 }
 
 impl Punt {
-    /// Buffers hold frames of up to `largest` bytes.
+    /// Makes the queues. Buffers hold frames of up to `largest` bytes.
     pub fn new(largest: usize) -> Result<Punt, rustix::io::Errno> {
         let punt = Punt {
             free: ArrayQueue::new(DEPTH),
@@ -63,7 +63,7 @@ impl Punt {
     }
 
     /// Gives the control thread a frame of `len` bytes that `fill` writes. Returns whether there
-    /// was room, and `fill` could.
+    /// was room, and `fill` succeeded.
     pub fn put(&self, what: Punted, len: usize, fill: impl FnOnce(&mut [u8]) -> bool) -> bool {
         if what == Punted::Control && self.free.len() <= RESERVED {
             return false;
@@ -89,53 +89,53 @@ impl Punt {
         true
     }
 
-    /// For the control thread: the next frame, to be given back.
+    /// Returns the next frame to the control thread, which gives the buffer back.
     pub fn take(&self) -> Option<(Punted, Vec<u8>)> {
         self.full.pop()
     }
 
-    /// For the control thread: a buffer it is done with.
+    /// Takes back a buffer from the control thread.
     pub fn give_back(&self, buffer: Vec<u8>) {
         let _ = self.free.push(buffer);
     }
 
-    /// For the control thread: a frame to be sent. The worker must be woken. It is returned if
-    /// there was no room.
+    /// Takes a frame from the control thread to be sent. The caller wakes the worker. Returns the
+    /// frame if there was no room.
     pub fn send(&self, own: Own) -> Result<(), Own> {
         while self.spent.pop().is_some() {} // freed here, not by a worker
         self.own.push(own)
     }
 
-    /// For the worker: whether there is something of the control thread's to send.
+    /// Tells the worker whether the control thread has a frame to send.
     #[inline(always)]
     pub fn wants_to_send(&self) -> bool {
         !self.own.is_empty()
     }
 
-    /// For the worker: the next frame to send.
+    /// Returns the next frame to send to the worker.
     pub fn next_own(&self) -> Option<Own> {
         self.own.pop()
     }
 
-    /// For the worker: that frame was sent.
+    /// Takes back the buffer of a frame that the worker sent.
     pub fn sent(&self, frame: Vec<u8>) {
         let _ = self.spent.push(frame); // as many places as frames can be under way
     }
 
-    /// Readable when there is something to take.
+    /// Returns a descriptor that is readable when there is a frame to take.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }
 
-    /// For the control thread: it is about to wait for the descriptor. Returns whether it may: not
-    /// if there is something to take.
+    /// Notes that the control thread is about to wait for the descriptor. Returns whether it may:
+    /// false if there is a frame to take.
     pub fn sleeps(&self) -> bool {
         self.sleeping.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         self.full.is_empty()
     }
 
-    /// For the control thread: it will look now.
+    /// Notes that the control thread looks for frames now.
     pub fn clear(&self) {
         self.sleeping.store(false, Ordering::Relaxed);
         let mut count = [0; 8];
