@@ -1,11 +1,13 @@
-//! Announcements: where a machine is now, said for it after a live migration.
+//! Announcements: the place of a machine, told in its name after a live migration.
 //!
-//! Bridges and other hosts learn a machine's place from what it sends, and one that only receives
-//! would be sought where it was. So a vnic whose rings go on where another device left them is
-//! announced: by RARP from its MAC address (RFC 903, as QEMU does), which names no IP address and
-//! so moves what was learnt whatever protects addresses elsewhere; and for each address that it
-//! declares by gratuitous ARP (RFC 5227, 3) or an unsolicited neighbour advertisement (RFC 4861,
-//! 7.2.6). Networks lose frames: it is said several times.
+//! Bridges and other hosts learn a machine's place from the frames it sends. They would look for a
+//! machine that only receives in its old place. So a vnic whose rings go on where another device
+//! left them is announced.
+//!
+//! A RARP from its MAC address (RFC 903, as QEMU sends it) names no IP address. So it moves the
+//! learnt place even where addresses are protected. For each declared address, a gratuitous ARP
+//! (RFC 5227, 3) or an unsolicited neighbour advertisement (RFC 4861, 7.2.6) follows. Networks lose
+//! frames, so each is sent several times.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -20,31 +22,31 @@ use crate::{
     world::{rules::address, snapshot::Vnic},
 };
 
-/// Addresses of a vnic that are announced at most.
+/// Most addresses of a vnic that are announced.
 const ADDRESSES: usize = 16;
-/// Vnics that are announced in one tick at most: a daemon that was started anew has all of them
-/// come at once.
+/// Most vnics that are announced in one tick: after a restart of the daemon, all of them come at
+/// once.
 const PER_TICK: usize = 64;
 /// Smallest Ethernet frame without its checksum.
 const SMALLEST: usize = 60;
 /// Operation of a RARP request (RFC 903).
 const RARP_REQUEST: u16 = 3;
-/// The advertisement is to replace what was known (RFC 4861, 4.4).
+/// The advertisement replaces older knowledge (RFC 4861, 4.4).
 const OVERRIDE: u32 = 1 << 29;
 const ND_HOP_LIMIT: u8 = 255;
 
 impl Plane {
-    /// Announces vnics that are to be, in each tick of housekeeping.
+    /// Announces the vnics that are due. Housekeeping calls it in each tick.
     pub fn announce(&self) {
         let snapshot = self.shared.snapshot.load();
         let mut room = PER_TICK;
-        // Behind the last one that had a place, so that those who ask in every tick keep nobody
-        // away.
+        // Starts behind the last vnic that had its turn, so that vnics that ask in every tick do
+        // not keep others away.
         let from = self.announced.load(Relaxed);
         let behind = snapshot.vnics.iter().filter(|(slot, _)| *slot > from);
         let before = snapshot.vnics.iter().filter(|(slot, _)| *slot <= from);
         for (slot, vnic) in behind.chain(before) {
-            // A mirror is no station, and one that waits for its address speaks for nobody.
+            // A mirror is no station, and a vnic that waits for its address must not use it.
             let waits =
                 snapshot.networks.get(vnic.network).is_some_and(|network| network.waits(slot));
             if !waits
@@ -60,7 +62,7 @@ impl Plane {
     }
 }
 
-/// What is said of a vnic.
+/// Returns the announcements of a vnic.
 fn frames(vnic: &Vnic) -> Vec<Vec<u8>> {
     let own = vnic.rules.own.iter().take(ADDRESSES).map(|own| match address(*own) {
         std::net::IpAddr::V4(ip) => {
@@ -77,7 +79,8 @@ fn frames(vnic: &Vnic) -> Vec<Vec<u8>> {
     std::iter::once(rarp(vnic.mac)).chain(own).collect()
 }
 
-/// "Who am I?", to everyone: nobody answers any more, and all bridges learn.
+/// Returns the RARP question "Who am I?", to all stations. No station answers it any more, and all
+/// bridges learn from it.
 fn rarp(mac: Mac) -> Vec<u8> {
     let nobody = [0; 4];
     let [a, b] = RARP_REQUEST.to_be_bytes();

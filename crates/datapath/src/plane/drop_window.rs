@@ -1,4 +1,4 @@
-//! Drops of some seconds ago, from which rates are made.
+//! Drop counts of some seconds ago, for rates.
 
 use std::{
     collections::HashMap,
@@ -14,11 +14,11 @@ use crate::{
     stages::reasons::counted,
 };
 
-/// Counts are looked at so often, in tenths of a second: a rate is that of the last one to two of
-/// these periods.
+/// Period between two looks at the counts, in tenths of a second. A rate is that of the last one to
+/// two periods.
 const PERIOD: u32 = 50;
 
-/// Every reason that counted something, by place.
+/// Every reason that counted a drop, by place.
 pub(crate) type Counts = HashMap<PortRef, Vec<(DropReason, u64)>>;
 
 /// The counts at one moment.
@@ -42,7 +42,7 @@ impl DropWindow {
         }
     }
 
-    /// What a place had counted when the window began.
+    /// Returns a place's count at the start of the window.
     pub fn before(&self, place: PortRef, reason: DropReason) -> u64 {
         let counts = self.older.counts.get(&place).map(Vec::as_slice).unwrap_or_default();
         counts.iter().find(|(other, _)| *other == reason).map_or(0, |(_, count)| *count)
@@ -53,7 +53,7 @@ impl Plane {
         self.drop_window.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes the counts of this moment, if it is time to: housekeeping's.
+    /// Notes the counts of this moment, if a period is over. Housekeeping calls it.
     pub fn sample_drops(&self) {
         let counts = || {
             let snapshot = self.shared.snapshot.load();
@@ -67,7 +67,7 @@ impl Plane {
             });
             lists.filter(|(_, list)| !list.is_empty()).collect()
         };
-        // Housekeeping waits for nobody: a tick later is soon enough.
+        // Housekeeping does not wait for the lock: a tick later is soon enough.
         if let Ok(mut window) = self.drop_window.try_lock() {
             window.look(self.shared.clock.tenths(), counts);
         }
@@ -93,7 +93,7 @@ mod tests {
         window.look(2 * PERIOD - 1, || unreachable!("too early"));
         window.look(2 * PERIOD + 3, counts(9));
         assert_eq!((window.older.when, window.before(A, reason)), (PERIOD, 7));
-        // Nobody inherits it.
+        // The successor in a place does not inherit its counts.
         assert_eq!((window.before(B, reason), window.before(A, other)), (0, 0));
         window.look(3 * PERIOD + 3, counts(9));
         assert_eq!((window.older.when, window.before(A, reason)), (2 * PERIOD + 3, 9));

@@ -1,8 +1,7 @@
-//! Counters of the whole host: of vnics that are there, that are leaving and that are gone, each
-//! exactly once.
+//! Counters of the whole host: of present, leaving and departed vnics, each counted exactly once.
 //!
-//! What an observer sees never decreases, and he waits for no change of the snapshot: those who
-//! leave are noted before they do.
+//! The sums that an observer sees never decrease, and the observer never waits for a change of the
+//! snapshot: vnics that leave are noted before they do.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,7 +12,7 @@ use crate::{
     world::snapshot::{Snapshot, Vnic},
 };
 
-/// Counters of vnics that left, and of those that are about to.
+/// Counters of vnics that left, and vnics that are about to leave.
 #[derive(Default)]
 pub(crate) struct Gone(Mutex<State>);
 
@@ -21,15 +20,15 @@ pub(crate) struct Gone(Mutex<State>);
 struct State {
     vnics: Totals,
     trunks: Totals,
-    /// The snapshot may still have them, and workers may still count for them.
+    /// Vnics that the snapshot may still have, and for which workers may still count.
     leaving: Vec<Arc<Vnic>>,
 }
 
 /// Sums of the whole host.
 pub(crate) struct HostTotals {
-    /// Of vnics, with the drops of trunks.
+    /// Sums of vnics, with the drops of trunks.
     pub all: Totals,
-    /// Of trunks alone: what came from other hosts and went there.
+    /// Sums of trunks alone: frames from and to other hosts.
     pub trunks: Totals,
 }
 
@@ -38,12 +37,12 @@ impl Gone {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// These are about to leave the snapshot.
+    /// Notes that these vnics are about to leave the snapshot.
     pub fn leaving(&self, vnics: &[Arc<Vnic>]) {
         self.state().leaving.extend_from_slice(vnics);
     }
 
-    /// They have left it, and no worker counts for them any more.
+    /// Notes that these vnics have left it. No worker counts for them any more.
     pub fn left(&self, vnics: &[Arc<Vnic>]) {
         let mut state = self.state();
         for vnic in vnics {
@@ -53,7 +52,7 @@ impl Gone {
         }
     }
 
-    /// What those counted that have left, with the drops of their trunks.
+    /// Returns the counts of vnics that have left, with the drops of their trunks.
     pub fn departed(&self) -> Totals {
         let state = self.state();
         let mut totals = state.vnics.clone();
@@ -61,10 +60,10 @@ impl Gone {
         totals
     }
 
-    /// What all counted, those of the snapshot included.
+    /// Returns the counts of all vnics, including those of the snapshot.
     pub fn totals(&self, snapshot: &ArcSwap<Snapshot>) -> HostTotals {
         let state = self.state();
-        // Under the lock: whoever is in neither is counted already.
+        // Loaded under the lock: a vnic in neither list is counted already.
         let snapshot = snapshot.load();
         let (mut vnics, mut trunks) = (state.vnics.clone(), state.trunks.clone());
         let leaving = state.leaving.iter().filter(|vnic| snapshot.vnic(vnic.place).is_none());
@@ -72,7 +71,7 @@ impl Gone {
             let totals = vnic.shared.counters.totals();
             if vnic.is_trunk() { trunks.merge(&totals) } else { vnics.merge(&totals) }
         }
-        // What passes a trunk is a vnic's, and counted there.
+        // A frame that passes a trunk is counted at its vnic.
         vnics.merge(&trunks.clone().drops_only());
         HostTotals { all: vnics, trunks }
     }
@@ -92,8 +91,8 @@ mod tests {
         world::policy::VnicPolicy,
     };
 
-    /// Whoever looks while vnics come and go sees every count once: sums never decrease, and
-    /// nothing is lost.
+    /// An observer counts everything once while vnics come and go: sums never decrease, and none is
+    /// lost.
     #[test]
     fn sums_never_decrease() {
         let sessions = SessionConfig { capacity: 64, ..SessionConfig::default() };

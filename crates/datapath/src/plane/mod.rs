@@ -60,16 +60,16 @@ fn rules(policy: &VnicPolicy, groups: &mut Groups) -> Rules {
     Rules::new(policy, groups.policy(&policy.groups))
 }
 
-/// How a plane is made.
+/// Settings of a plane.
 pub(crate) struct PlaneConfig {
     pub workers: usize,
     pub fdb_ageing: u32,
     pub sessions: SessionConfig,
-    /// The way to other hosts.
+    /// The tunnel endpoint, if there is one.
     pub tunnel: Option<Tunnel>,
 }
 
-/// Why a vnic could not be added or changed.
+/// Reason for which a vnic could not be added or changed.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the texts say it
 pub enum AddError {
@@ -83,7 +83,7 @@ pub enum AddError {
     Device(String),
 }
 
-/// Stamps of sessions begin here: 0 is older than everything.
+/// First version of a policy, with which session stamps begin. 0 is older than all.
 const FIRST_VERSION: u32 = 1;
 const LAST_VERSION: u32 = u32::MAX - 1;
 
@@ -93,18 +93,18 @@ pub(crate) struct Departed(BTreeMap<(u32, u32), Departure>);
 
 #[derive(Clone, Copy)]
 struct Departure {
-    /// First version of the snapshot that it was in.
+    /// First version of the snapshot that the vnic was in.
     first: u32,
-    /// Second in which it left.
+    /// Second in which the vnic left.
     when: u32,
 }
 
-/// Vnics that left one slot and are remembered.
+/// Most vnics remembered for one slot.
 const MOST_DEPARTED: usize = 8;
 
 impl Departed {
-    /// A vnic left that was in these versions of the snapshot. Those that left `keep` seconds ago
-    /// are forgotten.
+    /// Notes that a vnic left that was in these versions of the snapshot. Forgets vnics that left
+    /// `keep` seconds ago or earlier.
     fn leaves(&mut self, slot: u32, (first, last): (u32, u32), now: u32, keep: u32) {
         self.0.retain(|_, gone| now.wrapping_sub(gone.when) < keep);
         self.0.insert((slot, last), Departure { first, when: now });
@@ -114,50 +114,50 @@ impl Departed {
         }
     }
 
-    /// Whether one that had this slot in this version left it in the last `seconds`.
+    /// Returns whether a vnic that had this slot in this version left it in the last `seconds`.
     pub fn had(&self, slot: u32, stamp: u32, now: u32, seconds: u32) -> bool {
         let next = self.0.range((slot, stamp)..=(slot, u32::MAX)).next();
         next.is_some_and(|(_, gone)| gone.first <= stamp && now.wrapping_sub(gone.when) < seconds)
     }
 }
 
-/// What changes under the lock.
+/// State that changes under the lock.
 struct State {
     by_id: HashMap<Arc<str>, PortRef>,
     incarnation: u32,
     groups: Groups,
-    /// Tunnel endpoints that get what is for several receivers: of all networks, and of some.
+    /// Tunnel endpoints that get floods: of all networks, and of some.
     peers: Vec<IpAddr>,
     peers_of: BTreeMap<u32, Vec<IpAddr>>,
 }
 
 impl State {
-    /// A slot for its next user.
+    /// Returns the place for the next user of a slot.
     fn place(&mut self, slot: u32) -> PortRef {
         self.incarnation = self.incarnation.wrapping_add(1);
         PortRef { slot, incarnation: self.incarnation }
     }
 }
 
-/// The shared part and who may change it.
+/// The shared part and its control side.
 pub(crate) struct Plane {
     pub shared: Arc<Shared>,
     pub workers: Vec<Arc<Handle>>,
     state: Mutex<State>,
-    /// Vnics that left a moment ago, maybe for another host, by slot. Apart, as housekeeping does
-    /// not wait for changes.
+    /// Vnics that left a moment ago, maybe for another host, by slot. Behind a lock of its own, as
+    /// housekeeping does not wait for changes.
     departed: Mutex<Departed>,
     /// Slot of the vnic that was announced last.
     pub announced: AtomicU32,
-    /// Apart, as those who watch do not wait for changes.
+    /// Behind a lock of its own, as observers do not wait for changes.
     pub gone: Gone,
     pub tally: Tally,
     pub updates: Updates,
-    /// What was dropped some time ago.
+    /// Drop counts of some time ago.
     pub(crate) drop_window: Mutex<DropWindow>,
-    /// Where workers put what somebody watches: one for each, while anybody does.
+    /// Rings for the tap, one for each worker, while there are sinks.
     pub rings: Mutex<Vec<Arc<Ring>>>,
-    /// Tables of sessions that were there at the start.
+    /// Tables of sessions that were found at the start.
     pub former: Vec<FormerTable>,
 }
 
@@ -168,12 +168,12 @@ pub(crate) struct Attachment {
 }
 
 impl Attachment {
-    /// The vnic that is attached.
+    /// Returns the place of the attached vnic.
     pub fn place(&self) -> PortRef {
         self.place
     }
 
-    /// Of a vhost-user uplink.
+    /// Makes the attachment of a vhost-user uplink.
     pub fn uplink(worker: Arc<Handle>) -> Attachment {
         Attachment { worker, place: UPLINK }
     }
@@ -254,7 +254,7 @@ impl Plane {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a vnic into the snapshot. When this returns, every worker filters it; its rings may
+    /// Puts a vnic into the snapshot. When this returns, every worker filters it, and its rings may
     /// start.
     #[cfg(feature = "harness")]
     pub fn insert(
@@ -291,7 +291,7 @@ impl Plane {
         let network = next.by_vni.get(&vni).copied().unwrap_or_else(|| next.networks.vacant());
         self.next_version(&mut next);
         let mut rules = rules(policy, &mut state.groups);
-        // Nobody is to think that it may send.
+        // A mirror may not count as a trusted sender.
         rules.bypass &= mirrors.is_none();
         let shared = self.vnic_state(false);
         prepare(&rules, &shared);
@@ -350,8 +350,8 @@ impl Plane {
         })
     }
 
-    /// What stands for the other hosts of a network, unless it is there already or there is no way
-    /// to them.
+    /// Adds a network's trunk, which stands for its other hosts. Does nothing if there is one
+    /// already, or no way to other hosts.
     fn add_trunk(&self, state: &mut State, next: &mut Snapshot, vni: u32, network: u32) {
         if self.shared.tunnel.is_none()
             || next.networks.get(network).is_some_and(|network| network.remote.is_some())
@@ -376,7 +376,7 @@ impl Plane {
         next.vnics.set(slot, Some(Arc::new(trunk)));
     }
 
-    /// The other hosts of a network, for a snapshot that its trunk is in.
+    /// Returns the other hosts of a network, for a snapshot with its trunk.
     fn remote(&self, state: &State, next: &Snapshot, vni: u32, network: u32) -> Option<Remote> {
         let tunnel = self.shared.tunnel.as_ref()?;
         let known = next
@@ -398,14 +398,14 @@ impl Plane {
         Some(Remote { slot: known.or_else(find)?, peers: peers.into() })
     }
 
-    /// Tunnel endpoints that were named, for all networks and for some.
+    /// Returns the named tunnel endpoints, of all networks and of some.
     pub fn peers(&self) -> (Vec<IpAddr>, BTreeMap<u32, Vec<IpAddr>>) {
         let state = self.state();
         (state.peers.clone(), state.peers_of.clone())
     }
 
-    /// Says which tunnel endpoints get what is for several receivers, in all networks and in some.
-    /// Those that there is no room for are returned, and nothing has changed then.
+    /// Sets the tunnel endpoints that get floods, in all networks and in some. If there is no room
+    /// for some, returns those and changes nothing.
     pub fn set_peers(
         &self,
         all: Vec<IpAddr>,
@@ -461,7 +461,7 @@ impl Plane {
             return Ok(());
         }
         self.next_version(&mut next);
-        // Its numbers may have begun anew.
+        // Its numbers may have begun again.
         let old = next.vnic(old.place).cloned().unwrap_or(old);
         let rebuild = rules.bypass != old.rules.bypass;
         let new = Arc::new(changed(&old, rules, next.version));
@@ -484,8 +484,8 @@ impl Plane {
         Ok(())
     }
 
-    /// A vnic's machine runs here from now on: its addresses are here, too. What other hosts began
-    /// with them is decided again.
+    /// Notes that a vnic's machine runs here from now on, with its addresses. Sessions that other
+    /// hosts opened with these are decided again.
     pub fn is_here(&self, place: PortRef) {
         let state = self.state();
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
@@ -499,8 +499,8 @@ impl Plane {
         drop(state);
     }
 
-    /// What other hosts began in a network is decided again: a vnic of it keeps its addresses to
-    /// itself from now on.
+    /// Has all sessions decided again that other hosts opened in a network, because a vnic of it
+    /// owns its addresses from now on.
     fn decide_others_again(&self, next: &mut Snapshot, network: u32) {
         let trunk = next
             .networks
@@ -513,7 +513,7 @@ impl Plane {
         next.vnics.set(trunk.place.slot, Some(Arc::new(again)));
     }
 
-    /// Publishes a snapshot in which some of a network may have the address that they waited for.
+    /// Publishes a snapshot in which vnics of a network may get the address that they waited for.
     fn publish_for_waiting(&self, mut next: Snapshot, network: u32) {
         let waited = self.waiting_in(network);
         let waits =
@@ -553,7 +553,7 @@ impl Plane {
                 next.vnics.set(old.place.slot, Some(Arc::new(changed(&old, rules, next.version))));
             }
         }
-        // Before workers have the new rules: what they decide by the old ones is older than this.
+        // Before workers have the new rules: a decision by the old ones is older than this.
         for cell in &effect.taken_back {
             self.shared.cells.take_back(*cell, next.version);
         }
@@ -562,7 +562,7 @@ impl Plane {
         Ok(())
     }
 
-    /// The rules of a group, each with the number of sessions it admitted.
+    /// Returns the rules of a group, each with the number of sessions it admitted.
     pub fn admissions(&self, name: &GroupName) -> Vec<(Rule, u64)> {
         let state = self.state();
         state
@@ -572,23 +572,23 @@ impl Plane {
             .collect()
     }
 
-    /// All rules by their cells, each with the name of its group.
+    /// Returns all rules by their cells, each with the name of its group.
     pub fn rules_by_cell(&self) -> HashMap<u32, (GroupName, Rule)> {
         self.state().groups.rules_by_cell()
     }
 
-    /// The names of groups by their numbers, and the rules of those that exist.
+    /// Returns the names of groups by their numbers, and the rules of groups that exist.
     pub fn groups_of(&self, numbers: &[u32]) -> Vec<(GroupName, Option<Vec<Rule>>)> {
         self.state().groups.declared(numbers)
     }
 
-    /// The number of a group, if its name was ever used.
+    /// Returns the number of a group, if its name was ever used.
     pub fn group_number(&self, name: &GroupName) -> Option<u32> {
         self.state().groups.known_number(name)
     }
 
-    /// Says what workers copy for those who watch; `choose` is told how the slot of a vnic is
-    /// found.
+    /// Sets the frames that workers copy for sinks. `choose` gets a function that finds the slot of
+    /// a vnic.
     pub fn set_selection(
         &self,
         choose: impl FnOnce(&dyn Fn(&str) -> Option<u32>) -> Option<Arc<Selection>>,
@@ -613,7 +613,7 @@ impl Plane {
         let trunk = remote.as_ref().map(|remote| remote.slot);
         rebuild_network(&mut next, vnic.vni, vnic.network, remote);
         rehold(&mut next, Some(&vnic), &vnic);
-        // Its last vnic takes the network's trunk with it.
+        // The last vnic of a network takes its trunk with it.
         let trunk = trunk.filter(|_| next.networks.get(vnic.network).is_none());
         let trunk = trunk.and_then(|slot| next.vnics.get(slot).cloned());
         if let Some(trunk) = &trunk {
@@ -624,7 +624,7 @@ impl Plane {
         departed.leaves(place.slot, (vnic.born, next.version), now, keep);
         drop(departed);
         if vnic.rules.shared_ip {
-            // Whoever has its addresses, too, may have them alone now.
+            // Other holders of its addresses may now be the only ones.
             self.decide_others_again(&mut next, vnic.network);
         }
         let leaving: Vec<Arc<Vnic>> =
@@ -640,8 +640,8 @@ impl Plane {
         true
     }
 
-    /// Keeps a vnic's MAC address for it, so that nobody who waits for it has it while the vnic is
-    /// made anew: until [`Plane::give_up_address`].
+    /// Keeps a vnic's MAC address while the vnic is made again, so that no vnic that waits for the
+    /// address gets it. Ends with [`Plane::give_up_address`].
     pub fn keep_address(&self, id: &str) {
         let state = self.state();
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
@@ -650,7 +650,8 @@ impl Plane {
         self.publish(next);
     }
 
-    /// Ends that: who waited for the address of one that did not come back has it.
+    /// Ends [`Plane::keep_address`]. If the vnic did not come back, a vnic that waited for its
+    /// address gets it.
     pub fn give_up_address(&self) {
         let state = self.state();
         let mut next = Snapshot::clone(&self.shared.snapshot.load());
@@ -664,7 +665,7 @@ impl Plane {
         }
     }
 
-    /// Slots of those of a network that wait for their address.
+    /// Returns the slots of the vnics of a network that wait for their address.
     fn waiting_in(&self, network: u32) -> Box<[u32]> {
         self.shared
             .snapshot
@@ -675,8 +676,8 @@ impl Plane {
             .unwrap_or_default()
     }
 
-    /// Of those that waited, who has the address now is announced if its machine is there: other
-    /// hosts may have learnt it elsewhere.
+    /// Announces the vnics that waited and have their address now, if their machines are there.
+    /// Other hosts may have learnt the address elsewhere.
     fn take_over(&self, network: u32, waited: &[u32]) {
         let snapshot = self.shared.snapshot.load();
         let waiting = self.waiting_in(network);
@@ -691,24 +692,24 @@ impl Plane {
         }
     }
 
-    /// The vnic that has the address which another one waits for.
+    /// Returns the vnic that has the address for which another one waits.
     pub fn waits_for(&self, vnic: &Vnic) -> Option<String> {
         self.shared.snapshot.load().waits_for(vnic).map(|having| having.id.to_string())
     }
 
-    /// Vnics that left a moment ago, by slot.
+    /// Returns vnics that left a moment ago, by slot.
     pub fn departed(&self) -> Departed {
         self.departed.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The vnic with an id.
+    /// Returns the vnic with an id.
     pub fn vnic(&self, id: &str) -> Option<Arc<Vnic>> {
         let place = self.state().by_id.get(id).copied()?;
         self.shared.snapshot.load().vnic(place).cloned()
     }
 
-    /// Looks at the place of a vnic, all that are there, and what those counted that are gone.
-    /// Nobody comes or goes meanwhile.
+    /// Looks at the place of a vnic, the snapshot, and the counts of vnics that are gone. No vnic
+    /// comes or goes meanwhile.
     pub fn look<T>(
         &self,
         id: Option<&str>,
@@ -719,7 +720,7 @@ impl Plane {
         look(place, &self.shared.snapshot.load(), &self.gone.departed())
     }
 
-    /// Counters of the whole host, vnics that are gone included.
+    /// Returns the counters of the whole host, including vnics that are gone.
     pub fn totals(&self) -> Totals {
         let mut totals = self.gone.totals(&self.shared.snapshot).all;
         if let Some(tunnel) = &self.shared.tunnel {
@@ -728,17 +729,17 @@ impl Plane {
         totals
     }
 
-    /// Counts a change of what is allowed. When the numbers are used up they begin anew, and every
-    /// session is decided again.
+    /// Counts a change of policy. When the numbers are used up, they begin again, and every session
+    /// is decided again.
     fn next_version(&self, next: &mut Snapshot) {
         if next.version < LAST_VERSION {
             next.version += 1;
             return;
         }
-        // What workers decide from now on has small numbers; what they decided by then has large
-        // ones, and is marked below.
+        // Workers' decisions from now on have small numbers. Earlier decisions have large ones, and
+        // are marked below.
         let before = self.shared.snapshot.load_full();
-        // Their numbers tell nothing any more, and nobody can take over what they left behind.
+        // Their numbers mean nothing any more, and no vnic can take over their sessions.
         self.departed.lock().unwrap_or_else(PoisonError::into_inner).0.clear();
         let all: Vec<Arc<Vnic>> = next.vnics.iter().map(|(_, vnic)| vnic.clone()).collect();
         for vnic in all {
@@ -763,8 +764,8 @@ impl Plane {
         let here = |slot, stamp| before.vnics.get(slot).is_some_and(|vnic| vnic.born <= stamp);
         self.shared.table.for_each(|index, _, key, admission| {
             let (opener, responder) = key.slots();
-            // One of before, and of a vnic that is gone: its successor in that slot has no other
-            // number from now on.
+            // A session of earlier, of a vnic that is gone: numbers do not tell that vnic from its
+            // successor in the slot any more.
             let of_somebody_gone =
                 !here(opener, admission.stamp) || !here(responder, admission.stamp);
             if admission.stamp > FIRST_VERSION + 1 && of_somebody_gone {
@@ -773,8 +774,8 @@ impl Plane {
                 }
                 return;
             }
-            // A number that stays large would pass for new whatever changes. Refused is only what a
-            // worker holds at this moment.
+            // A number that stays large would count as new after any change. The table refuses only
+            // records that a worker holds at this moment.
             let mut left = (admission.stamp > FIRST_VERSION).then_some(admission);
             while let Some(admission) = left {
                 if self.shared.table.readmit(
@@ -790,13 +791,13 @@ impl Plane {
                     .map(|(_, now)| now);
             }
         });
-        // Not before the records: what is left of those that are gone is nobody's, whenever this
-        // process dies.
+        // Not before the records: so the sessions of departed vnics belong to no vnic, whenever
+        // this process dies.
         self.name_slots(next.vnics.iter().map(|(slot, _)| slot), next);
         next.version += 1;
     }
 
-    /// Writes who is in these slots, for a process that finds the table.
+    /// Writes the vnics of these slots into the table, for a process that finds it.
     fn name_slots(&self, slots: impl Iterator<Item = u32>, snapshot: &Snapshot) {
         for slot in slots {
             let name = snapshot.vnics.get(slot).map(|vnic| Name {
@@ -808,7 +809,7 @@ impl Plane {
         }
     }
 
-    /// For the harness.
+    /// Moves the version near its end, for the harness.
     #[cfg(feature = "harness")]
     pub fn near_last_version(&self) {
         let next = Snapshot::clone(&self.shared.snapshot.load());
@@ -849,8 +850,8 @@ impl Plane {
         self.settle();
     }
 
-    /// Divides the room for what is learnt among the networks there are now. What is too much
-    /// together goes, the most silent first.
+    /// Divides the room for learnt addresses among the networks of now. Removes addresses that are
+    /// too many together, the most silent first.
     fn settle(&self) {
         let snapshot = self.shared.snapshot.load();
         let quota = &self.shared.fdb.quota;
@@ -892,7 +893,7 @@ impl Plane {
     }
 }
 
-/// A vnic with other rules.
+/// Returns a vnic with other rules.
 pub(crate) fn copy_with(old: &Vnic, rules: Rules) -> Vnic {
     Vnic {
         id: old.id.clone(),
@@ -916,14 +917,14 @@ fn prepare(rules: &Rules, shared: &VnicShared) {
     }
 }
 
-/// A vnic with other rules, as of a version.
+/// Returns a vnic with other rules, as of a version.
 fn changed(old: &Vnic, rules: Rules, version: u32) -> Vnic {
     prepare(&rules, &old.shared);
     let since = if rules.takes_back(&old.rules) { version } else { old.since };
     Vnic { since, ..copy_with(old, rules) }
 }
 
-/// Random numbers that nobody knows.
+/// Returns secret random numbers.
 fn secrets() -> Result<[u64; 4], std::io::Error> {
     const SOURCE: &str = "/dev/urandom";
     let mut bytes = [0u8; 32];
@@ -936,7 +937,7 @@ fn secrets() -> Result<[u64; 4], std::io::Error> {
     Ok(std::array::from_fn(|_| words.next().unwrap_or(1)))
 }
 
-/// Finds whose frames each mirror gets copies of.
+/// Finds the vnic that each mirror copies.
 fn find_mirrors(state: &State, next: &mut Snapshot) {
     let mut mirrors: Vec<Mirror> = Vec::new();
     for (_, vnic) in next.vnics.iter() {
@@ -951,9 +952,9 @@ fn find_mirrors(state: &State, next: &mut Snapshot) {
     next.selection = Selection::mirroring(next.selection.take(), mirrors);
 }
 
-/// Notes who has which address, after a vnic came, changed or went. What now speaks from an address
-/// that it may not have any more is decided again: sessions of all in its network who bypass
-/// filters, unless they forward.
+/// Notes the holders of addresses after a vnic came, changed or went. Has the sessions decided
+/// again of vnics that bypass filters in the network and do not forward: they may send from an
+/// address that is not theirs any more.
 fn rehold(snapshot: &mut Snapshot, old: Option<&Vnic>, new: &Vnic) {
     let Some(network) = snapshot
         .networks
@@ -991,7 +992,7 @@ fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote: Option<Re
     let mut members: Vec<&Arc<Vnic>> = own().filter(|vnic| !vnic.is_mirror()).collect();
     let waiting = waiting(&members, snapshot.kept.filter(|kept| kept.vni == vni));
     members.retain(|vnic| waiting.binary_search(&vnic.place.slot).is_err());
-    // Nothing can be sent to one that has the address of a group, or none.
+    // A vnic with a group address or none cannot receive.
     let stations = members.iter().filter(|vnic| !vnic.mac.is_group() && vnic.mac != Mac::ZERO);
     let learnt =
         snapshot.networks.get(at).map(|network| network.learnt.clone()).unwrap_or_default();
@@ -1000,7 +1001,7 @@ fn rebuild_network(snapshot: &mut Snapshot, vni: u32, at: u32, remote: Option<Re
     let holders =
         snapshot.networks.get(at).map(|network| network.holders.clone()).unwrap_or_default();
     let born = snapshot.networks.get(at).map_or(snapshot.version, |network| network.born);
-    // One that has nothing but mirrors is there for them.
+    // The network stays while it has vnics, even if all of them are mirrors.
     let network = own().next().is_some().then(|| {
         Arc::new(Network {
             members: members.iter().map(|vnic| vnic.place.slot).collect(),

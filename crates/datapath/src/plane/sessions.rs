@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// Which sessions are meant: all given must match.
+/// Selection of sessions: all given fields must match.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SessionFilter {
     /// A vnic at either end.
@@ -38,28 +38,28 @@ pub struct SessionEnd {
     pub nic: Option<String>,
     /// Its address.
     pub address: IpAddr,
-    /// Its port; of an echo, the identifier and the type of the request; 0 where the protocol has
+    /// Its port. For an echo, the identifier and the type of the request; 0 where the protocol has
     /// none.
     pub port: u16,
 }
 
-/// What admitted a session at one end.
+/// Reason for admitting a session at one end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Admission {
     /// The vnic is not filtered.
     Bypass,
-    /// The end is on another host: nothing is decided about it here.
+    /// The end is on another host, which decides about it.
     OtherHost,
-    /// It has no OUTBOUND rule: everything may leave.
+    /// The vnic has no OUTBOUND rule, so everything may leave.
     DefaultEgress,
-    /// This rule.
+    /// A rule.
     Rule {
-        /// Of this group.
+        /// The rule's group.
         group: GroupName,
         /// The rule.
         rule: Rule,
     },
-    /// A rule that is gone, or a vnic that is: the session's next frame is decided again.
+    /// A rule or a vnic that is gone: the session's next frame is decided again.
     Gone,
 }
 
@@ -72,36 +72,36 @@ pub struct SessionRow {
     pub vlan: Option<u16>,
     /// IP protocol.
     pub protocol: u8,
-    /// Who sent the first frame.
+    /// Sender of the first frame.
     pub opener: SessionEnd,
     /// The other end.
     pub responder: SessionEnd,
-    /// Where it stands.
+    /// State.
     pub state: &'static str,
     /// Seconds since it was made.
     pub age: u32,
     /// Seconds since its last frame.
     pub idle: u32,
-    /// Seconds until it ends if no frame comes.
+    /// Seconds until it ends without another frame.
     pub expires: u32,
     /// Frames from the opener, and from the other end.
     pub packets: [u64; 2],
     /// Their bytes.
     pub bytes: [u64; 2],
-    /// What admitted it at the opener's egress and at the other end's ingress.
+    /// Reasons for admitting it at the opener's egress and at the other end's ingress.
     pub rule: [Admission; 2],
 }
 
 /// The table of sessions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionTable {
-    /// Most sessions it can hold.
+    /// Most sessions that the table can hold.
     pub capacity: u32,
     /// Sessions in it.
     pub used: u32,
-    /// What memory it is made of.
+    /// Kind of its memory.
     pub memory: String,
-    /// How long sessions last without a frame.
+    /// Seconds that sessions last without a frame.
     pub timeouts: Timeouts,
     /// Seconds after an attachment in which TCP connections may be picked up.
     pub tcp_pickup: u32,
@@ -109,7 +109,7 @@ pub struct SessionTable {
     pub share: u32,
 }
 
-/// A filter with the vnic looked up; `None` if there is none of that name.
+/// A filter with the vnic looked up; `None` if no vnic has that name.
 struct Wanted<'a> {
     filter: &'a SessionFilter,
     slot: Option<(u32, u32)>,
@@ -144,8 +144,8 @@ impl Wanted<'_> {
 }
 
 impl Plane {
-    /// Visits sessions that have not ended, and were not cut: by what is only remembered of those
-    /// nothing passes.
+    /// Visits sessions that have not ended. Leaves out those that were cut: they are only
+    /// remembered, and let nothing pass.
     fn sessions(&self, mut visit: impl FnMut(u32, Record<'_>, Key, Stored)) {
         let shared = &self.shared;
         let now = shared.clock.now();
@@ -160,9 +160,10 @@ impl Plane {
     }
 
     /// Removes the sessions of part `n` of `parts` that have ended, or whose vnics are gone, and
-    /// counts the others. A vnic that left may have gone to another host: what is known of its
-    /// TCP connections with those who are still here stays for as long as they may be picked up
-    /// where it came.
+    /// counts the others.
+    ///
+    /// A vnic that left may have gone to another host. Its TCP connections with vnics that are here
+    /// stay for as long as they may be picked up on that host.
     pub fn sweep(&self, n: u64, parts: u64) {
         let shared = &self.shared;
         if shared.table.used() == 0 {
@@ -209,7 +210,7 @@ impl Plane {
         }
     }
 
-    /// How many sessions match, and the first `limit` of them.
+    /// Returns the number of sessions that match, and the first `limit` of them.
     pub fn list_sessions(&self, filter: &SessionFilter, limit: usize) -> (u64, Vec<SessionRow>) {
         let snapshot = self.shared.snapshot.load_full();
         let Some(wanted) = Wanted::new(filter, &snapshot) else { return (0, Vec::new()) };
@@ -268,7 +269,7 @@ impl Plane {
         (count, rows)
     }
 
-    /// Removes sessions. Returns how many.
+    /// Removes sessions. Returns their number.
     pub fn flush_sessions(&self, filter: &SessionFilter) -> u64 {
         let snapshot = self.shared.snapshot.load_full();
         let Some(wanted) = Wanted::new(filter, &snapshot) else { return 0 };
@@ -282,7 +283,7 @@ impl Plane {
         count
     }
 
-    /// The table.
+    /// Returns the state of the table.
     pub fn session_table(&self) -> SessionTable {
         let shared = &self.shared;
         SessionTable {
@@ -297,14 +298,14 @@ impl Plane {
 }
 
 impl Shared {
-    /// Divides the table among the networks of a snapshot, and counts what they have beyond their
+    /// Divides the table among the networks of a snapshot, and counts their sessions beyond their
     /// parts.
     pub fn divide(&self, snapshot: &Snapshot) {
         let counted = |network: &Network| (network.filtered, network.sessions.load(Relaxed));
         self.shares.divide(|| snapshot.networks.iter().map(|(_, network)| counted(network)));
     }
 
-    /// A session is gone that was last decided by version `stamp`.
+    /// Notes that a session is gone that was last decided by version `stamp`.
     pub fn released(&self, snapshot: &Snapshot, key: &Key, stamp: u32) {
         released(snapshot, &self.table, &self.shares, key, stamp);
     }
@@ -341,7 +342,7 @@ mod tests {
         host.send("b", &frame, NetHeader::default()).unwrap();
     }
 
-    /// Sessions that a sweep counted, and those that there are.
+    /// Returns the number of sessions that a sweep counted, and the number that there are.
     fn counted(host: &mut Host) -> (u32, u32) {
         let (plane, _) = host.inside();
         let all: Vec<_> = plane.tally.list().filter(|(.., n)| *n > 0).collect();
@@ -352,7 +353,7 @@ mod tests {
         (all.iter().map(|(.., n)| n).sum(), plane.shared.table.used())
     }
 
-    /// Each part looks at sessions of its own; what they counted shows when the last one is done.
+    /// Each part looks at its own sessions. The count shows when the last part is done.
     #[test]
     fn a_sweep_in_parts_counts_each_session_once() {
         const PARTS: u64 = 8;
@@ -366,7 +367,7 @@ mod tests {
             }
             assert_eq!(counted(&mut host), (100, 100));
         }
-        // What has ended goes with its part, and is not counted.
+        // An ended session goes with its part, and is not counted.
         host.inside().0.shared.clock.pass(20);
         (100..150).for_each(|port| ask(&mut host, port));
         host.inside().0.shared.clock.pass(11);
@@ -383,7 +384,7 @@ mod tests {
         assert_eq!(counted(&mut host), (0, 0));
     }
 
-    /// What is counted of a vnic's sessions goes with them, however they end.
+    /// The counts of a vnic's sessions go with the sessions, however those end.
     #[test]
     fn counts_of_vnics_and_networks_go_with_their_sessions() {
         let mut host = host();

@@ -1,8 +1,8 @@
-//! Changes of what workers know, counted.
+//! Counters of changes that are published to workers.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What changes what workers know.
+/// Kind of a published change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Update {
     VnicAdded,
@@ -12,16 +12,16 @@ pub(crate) enum Update {
     PeersChanged,
 }
 
-/// Counts them.
+/// Counters of changes, by kind.
 #[derive(Default)]
 pub(crate) struct Updates([AtomicU64; Self::NAMES.len()]);
 
 impl Updates {
-    /// In the order of [`Update`].
+    /// Names in the order of [`Update`].
     const NAMES: [&str; 5] =
         ["nic-added", "nic-changed", "nic-removed", "group-changed", "peers-changed"];
 
-    /// Workers have been given one.
+    /// Counts a change that was published.
     pub fn add(&self, update: Update) {
         if let Some(cell) = self.0.get(update as usize) {
             cell.fetch_add(1, Relaxed);
