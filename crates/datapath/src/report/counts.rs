@@ -5,12 +5,12 @@ use crate::{
     stages::reasons::reasons,
 };
 
-/// Two counters that belong together.
+/// Returns two counters that belong together.
 pub(crate) fn pair(totals: &Totals, packets: Counter, bytes: Counter) -> (u64, u64) {
     (totals.get(packets), totals.get(bytes))
 }
 
-/// Drops without reasons that did not happen.
+/// Returns drops by reason, without reasons that did not occur.
 pub(crate) fn happened(totals: &Totals) -> Vec<(&'static str, u64)> {
     reasons()
         .map(|info| (info.name, totals.drops(info.reason)))

@@ -1,5 +1,4 @@
-//! What was dropped, for the operator: where, why, how fast it goes on, and the last packet of each
-//! reason.
+//! Drops, for the operator: place, reason, rate, and the last packet of each reason.
 
 use std::time::Duration;
 
@@ -19,28 +18,28 @@ use crate::{
     world::snapshot::{Snapshot, Vnic},
 };
 
-/// Whose drops these are.
+/// Place that drops are charged to.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DropPlace {
-    /// Of a vnic.
+    /// A vnic.
     Vnic {
         /// Its name.
         id: String,
         /// Its network.
         vni: u32,
     },
-    /// Of a network, and no vnic's: frames from and to other hosts.
+    /// A network, for frames from and to other hosts that are no vnic's.
     Network(u32),
-    /// Of the uplink, and no network's.
+    /// The uplink, for frames that are no network's.
     Uplink,
-    /// Of vnics that are gone, and networks that went with them.
+    /// Vnics that are gone, and networks that went with them.
     Gone,
 }
 
 /// A packet that was dropped.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DroppedPacket {
-    /// How long ago, to a tenth of a second.
+    /// Time since the drop, to a tenth of a second.
     pub age: Duration,
     /// Network, addresses, protocol, ports and length on one line; `None` if the packet could not
     /// be read.
@@ -52,35 +51,35 @@ pub struct DroppedPacket {
 pub struct DropRow {
     /// The reason.
     pub info: ReasonInfo,
-    /// Frames since the place is there.
+    /// Frames since the place was added.
     pub count: u64,
-    /// Those of the report's window; `None` where it is not known.
+    /// Frames in the report's window; `None` where not known.
     pub recent: Option<u64>,
-    /// The last packet, to a tenth of a second; `None` where it is not known. A place keeps those
-    /// of the reasons that occurred last.
+    /// The last packet, to a tenth of a second; `None` where not known. A place keeps packets of
+    /// the reasons that occurred last.
     pub last: Option<DroppedPacket>,
-    /// Its first bytes; none where they are not known.
+    /// Its first bytes; empty where not known.
     pub head: Vec<u8>,
 }
 
 /// Drops of one place.
 #[derive(Clone, Debug)]
 pub struct PlaceDrops {
-    /// Which.
+    /// The place.
     pub place: DropPlace,
-    /// Reasons that counted something, in the order of the stages.
+    /// Reasons with drops, in the order of the stages.
     pub rows: Vec<DropRow>,
 }
 
-/// What was dropped on a host, or at the expense of one vnic.
+/// Drops of a host, or of one vnic.
 #[derive(Clone, Debug)]
 pub struct DropReport {
     /// Time since the switch started, to a tenth of a second.
     pub at: Duration,
-    /// The time that `recent` is about; it ends now.
+    /// Length of the window of `recent`, which ends now.
     pub window: Duration,
-    /// Vnics by id, then networks by number, the uplink, and what is gone: those that dropped
-    /// something.
+    /// Places with drops: vnics by id, then networks by number, the uplink, and vnics that are
+    /// gone.
     pub places: Vec<PlaceDrops>,
 }
 
@@ -88,11 +87,11 @@ fn tenths(n: u32) -> Duration {
     Duration::from_millis(u64::from(n) * 100)
 }
 
-/// What was dropped: of one vnic, or of all. `None` if there is no such vnic.
+/// Returns the drops of one vnic, or of all. `None` if there is no such vnic.
 pub(crate) fn drop_report(plane: &Plane, only: Option<&str>) -> Option<DropReport> {
     let now = plane.shared.clock.tenths();
     let window = plane.drop_window();
-    // What a vnic counted is its own or of those that are gone, never both or neither.
+    // A vnic's count is either its own or of the vnics that are gone, never both or neither.
     let places = plane.look(only, |place, snapshot, gone| {
         let look = Look { window: &window, now };
         match only {
@@ -109,7 +108,7 @@ pub(crate) fn drop_report(plane: &Plane, only: Option<&str>) -> Option<DropRepor
     })
 }
 
-/// A look at what was dropped until now.
+/// A look at the drops until now.
 struct Look<'a> {
     window: &'a DropWindow,
     now: u32,
@@ -169,7 +168,7 @@ impl Look<'_> {
     }
 }
 
-/// Vnics first, by id; then networks, by number.
+/// Returns the sort key: vnics first, by id; then networks, by number.
 fn order(place: &DropPlace) -> (u8, &str, u32) {
     match place {
         DropPlace::Vnic { id, .. } => (0, id, 0),
@@ -185,7 +184,7 @@ fn packet(drop: &LastDrop, vni: Option<u32>, now: u32) -> DroppedPacket {
         Some(vni) => format!("vni {vni}: {summary}"),
         None => summary.to_string(),
     };
-    // One that came while the others were looked at is of now.
+    // A packet that was dropped while the others were looked at counts as dropped now.
     DroppedPacket {
         age: tenths(now.saturating_sub(drop.when)),
         summary: (!drop.head().is_empty()).then(text),

@@ -1,4 +1,4 @@
-//! Reports: what an operator asks. Reads, and never moves a frame.
+//! Reports: answers to an operator's questions. Reads, and never moves a frame.
 
 pub(crate) mod counts;
 pub(crate) mod drops;

@@ -1,8 +1,8 @@
-//! Everything that is counted, for monitoring.
+//! All counters, for monitoring.
 //!
-//! Whoever reads this every few seconds must be felt by nobody: it takes no lock that a worker
-//! takes, or that a request or a guest's control thread may hold for long. So it knows what is in
-//! the snapshot and in counters, and not what a request can ask for besides.
+//! A reader that comes every few seconds must not be felt. So this takes no lock that a worker
+//! takes, or that a request or a guest's control thread may hold for long. It reads the snapshot
+//! and counters, and none of the other state that a request can ask for.
 
 use std::{
     net::IpAddr,
@@ -21,7 +21,7 @@ use crate::{
     world::snapshot::Vnic,
 };
 
-/// Everything that is counted, at about one moment.
+/// All counters, at about one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Observation {
     /// Vnics in the order of their places.
@@ -30,14 +30,14 @@ pub struct Observation {
     pub networks: Vec<NetworkObservation>,
     /// Workers.
     pub workers: Vec<WorkerReport>,
-    /// Every reason there is, with its count: drops of the whole host since it started, of vnics
-    /// that are gone included.
+    /// Count of every reason: drops of the whole host since it started, including vnics that are
+    /// gone.
     pub drops: Vec<(ReasonInfo, u64)>,
     /// The table of sessions.
     pub sessions: SessionObservation,
-    /// Changes that workers were given: their kind and number.
+    /// Changes that were published to workers: kind and number.
     pub updates: Vec<(&'static str, u64)>,
-    /// The way to other hosts.
+    /// The uplink.
     pub uplink: Option<UplinkObservation>,
 }
 
@@ -48,9 +48,9 @@ pub struct VnicObservation {
     pub id: Arc<str>,
     /// Its network.
     pub vni: u32,
-    /// A guest is attached.
+    /// True if a guest is attached.
     pub attached: bool,
-    /// How often one attached.
+    /// Number of attachments.
     pub attachments: u64,
     /// Frames and bytes received from the guest.
     pub received: (u64, u64),
@@ -60,13 +60,13 @@ pub struct VnicObservation {
     pub flooded: u64,
     /// Frames whose source was not learnt because a bound was reached.
     pub learn_refused: u64,
-    /// Frames that said for the guest where it is now.
+    /// Frames that the switch sent in the guest's name to announce its place.
     pub announced: u64,
     /// Addresses learnt behind it.
     pub learnt: u32,
     /// Sessions that it is an end of.
     pub sessions: u32,
-    /// Drops by reason, without reasons that did not happen.
+    /// Drops by reason, without reasons that did not occur.
     pub drops: Vec<(&'static str, u64)>,
 }
 
@@ -81,7 +81,7 @@ pub struct NetworkObservation {
     pub learnt: u32,
     /// Sessions in it.
     pub sessions: u32,
-    /// What it has to do with other hosts, if there is an uplink.
+    /// Traffic with other hosts, if there is an uplink.
     pub tunnel: Option<NetworkTunnel>,
 }
 
@@ -92,7 +92,7 @@ pub struct NetworkTunnel {
     pub received: (u64, u64),
     /// Frames and bytes to other hosts.
     pub sent: (u64, u64),
-    /// Drops that are no vnic's by reason, without reasons that did not happen.
+    /// Drops that are no vnic's, by reason, without reasons that did not occur.
     pub drops: Vec<(&'static str, u64)>,
 }
 
@@ -105,8 +105,8 @@ pub struct SessionObservation {
     pub used: u32,
     /// Most sessions of one network; a vnic has half of that.
     pub share: u32,
-    /// Protocol, state and number, of all states there are, as of the last sweep: two seconds ago
-    /// at most.
+    /// Protocol, state and number of sessions, for all states, as of the last sweep: two seconds
+    /// ago at most.
     pub states: Vec<(&'static str, &'static str, u32)>,
 }
 
@@ -119,19 +119,20 @@ pub struct UplinkObservation {
     pub interface: String,
     /// How frames move.
     pub mode: String,
-    /// Frames can leave: the interface is up, or the other end of a vhost-user port is there.
+    /// True if frames can leave: the interface is up, or the other end of a vhost-user port is
+    /// there.
     pub up: bool,
     /// Largest IP packet on it, in bytes.
     pub mtu: u32,
     /// Frames and bytes received, with outer headers.
     pub received: (u64, u64),
-    /// Frames and bytes sent; without outer headers where they are of networks.
+    /// Frames and bytes sent, without outer headers for frames of networks.
     pub sent: (u64, u64),
-    /// Drops that are no network's by reason, without reasons that did not happen.
+    /// Drops that are no network's, by reason, without reasons that did not occur.
     pub drops: Vec<(&'static str, u64)>,
-    /// What the port and the kernel counted.
+    /// Counters of the port and the kernel.
     pub port: Vec<(&'static str, u64)>,
-    /// What became of frames for the endpoint itself.
+    /// Counters of frames for the endpoint itself.
     pub control: Vec<(&'static str, u64)>,
     /// Other hosts, by address.
     pub peers: Vec<PeerObservation>,
@@ -142,11 +143,11 @@ pub struct UplinkObservation {
 pub struct PeerObservation {
     /// Its tunnel endpoint.
     pub address: IpAddr,
-    /// The operator named it.
+    /// True if the operator named it.
     pub named: bool,
-    /// The link address of its next hop is known.
+    /// True if the link address of its next hop is known.
     pub neighbour_known: bool,
-    /// Seconds since something came from it.
+    /// Seconds since the last frame from it.
     pub idle: Option<u32>,
     /// Frames and bytes from it, without outer headers.
     pub received: (u64, u64),
@@ -156,7 +157,7 @@ pub struct PeerObservation {
     pub drops: u64,
 }
 
-/// Everything that is counted. Takes some microseconds per vnic, and nobody waits for it.
+/// Reads all counters. Takes some microseconds per vnic, and holds up no other thread.
 pub(crate) fn observe(
     plane: &Plane,
     workers: Vec<WorkerReport>,
@@ -173,7 +174,7 @@ pub(crate) fn observe(
         sessions: SessionObservation {
             capacity: table.capacity(),
             used: table.used(),
-            // As a number of sessions: all of them is no bound.
+            // A share without a bound is shown as the capacity.
             share: plane.shared.shares.network.min(table.capacity()),
             states: plane.tally.list().collect(),
         },

@@ -1,5 +1,5 @@
-//! The other side of the tap: chooses what is copied, takes it from the workers, and puts names to
-//! it.
+//! The reading side of the tap: sets the selection, takes copies from the workers, and adds names
+//! to them.
 
 use std::{
     collections::HashMap,
@@ -27,83 +27,83 @@ use crate::{
     world::snapshot::Snapshot,
 };
 
-/// Words of a worker's ring: 8 MiB, which are there only while somebody watches.
+/// Words of a worker's ring: 8 MiB, allocated only while there are sinks.
 const RING: usize = 1 << 20;
-/// Words that are taken at once: a quarter of that. The rest is for what comes while they are
-/// looked at.
+/// Words that are taken at once: a quarter of the ring. The rest is for records that come
+/// meanwhile.
 const TAKEN: usize = RING / 4;
-/// Names of rules are this old at most.
+/// Longest time for which names of rules are kept.
 const RULES_FOR: Duration = Duration::from_secs(1);
 
-/// Who sent a frame, gets it, or is charged for it.
+/// Sender or receiver of a frame, or the end that a drop is charged to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TapEnd {
     /// A vnic.
     Vnic(Arc<str>),
     /// Another host, by its tunnel endpoint if that is known.
     Host(Option<IpAddr>),
-    /// A network: what is no vnic's fault.
+    /// A network, for drops that are no vnic's fault.
     Network(u32),
     /// This host's tunnel endpoint.
     Endpoint,
-    /// One that is gone.
+    /// A vnic that is gone.
     Gone,
 }
 
-/// What became of a frame.
+/// Fate of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TapVerdict {
-    /// A vnic got it.
+    /// Delivered to a vnic.
     Delivered(TapEnd),
-    /// Another host is sent it.
+    /// Sent to another host.
     Tunnelled(TapEnd),
-    /// Several got it.
+    /// Sent to several receivers.
     Flooded {
-        /// Vnics that did.
+        /// Vnics that got it.
         vnics: u32,
         /// Copies to other hosts.
         hosts: u32,
         /// Copies that were dropped.
         refused: u32,
-        /// Why the first of them was.
+        /// Reason for the first of those drops.
         reason: Option<DropReason>,
     },
-    /// Nobody got it.
+    /// Dropped.
     Dropped {
-        /// Why.
+        /// The reason.
         reason: DropReason,
-        /// At whose expense.
+        /// The end that is charged.
         charged: TapEnd,
     },
-    /// A frame on the uplink: what it carries is seen apart.
+    /// Seen on the uplink; the inner frame is seen separately.
     Seen,
 }
 
 /// A rule that admitted a session.
 #[derive(Clone, Debug)]
 pub struct TapRule {
-    /// Of this group.
+    /// The rule's group.
     pub group: GroupName,
     /// The rule.
     pub rule: Rule,
 }
 
-/// A frame, and what became of it.
+/// A frame and its fate.
 #[derive(Clone, Debug)]
 pub struct TapPacket<'a> {
-    /// When its batch was delivered.
+    /// Time at which its batch was delivered.
     pub time: SystemTime,
-    /// Where it was seen.
+    /// Point at which it was seen.
     pub point: TapPoint,
-    /// Its network; nothing on the uplink.
+    /// Its network; `None` on the uplink.
     pub vni: Option<u32>,
-    /// Who sent it.
+    /// Sender.
     pub from: TapEnd,
-    /// What became of it.
+    /// Fate.
     pub verdict: TapVerdict,
-    /// Whether it belongs to a session, and then whether it is for the one who opened that.
+    /// For a frame of a session: true if the frame is for the session's opener.
     pub session: Option<bool>,
-    /// What admitted the session: at the opener's egress, and at the other end's ingress.
+    /// Rules that admitted the session: at the opener's egress, and at the other end's ingress.
     pub rules: [Option<Arc<TapRule>>; 2],
     /// Cycles that the stages and the delivery of its batch took, per frame.
     pub cycles: Option<u32>,
@@ -111,8 +111,8 @@ pub struct TapPacket<'a> {
     pub len: u32,
     /// Its first bytes.
     pub data: &'a [u8],
-    /// Who wants it: the number of the sink, what its vnic has to do with it, and why that vnic
-    /// did not get it.
+    /// Sinks that want it: number of the sink, role of its vnic, and reason for which that vnic did
+    /// not get it.
     pub sinks: Vec<(u32, TapRole, Option<DropReason>)>,
 }
 
@@ -126,7 +126,7 @@ pub struct TapRead {
     bytes: Vec<u8>,
 }
 
-/// Who wants copies of frames, and the copies.
+/// The sinks, and the copies for them.
 #[derive(Clone)]
 pub struct Taps(Arc<Plane>);
 
@@ -135,8 +135,8 @@ impl Taps {
         Taps(plane)
     }
 
-    /// Chooses what is copied. When this returns, every worker does that and nothing else. Vnics
-    /// are found by their ids now: to be repeated when one was added or removed.
+    /// Sets the sinks. When this returns, every worker copies for them and for no others. Vnics are
+    /// found by their ids now, so the caller repeats this when a vnic was added or removed.
     pub fn select(&self, sinks: &[Arc<TapSink>]) {
         if sinks.is_empty() {
             return self.0.set_selection(|_| None);
@@ -149,8 +149,7 @@ impl Taps {
         self.0.set_selection(|slot| Some(Arc::new(Selection::new(rings, sinks, slot))));
     }
 
-    /// Takes some of what was copied, in place of what is in `to`. Returns whether there may be
-    /// more.
+    /// Takes some of the copies, in place of those in `to`. Returns whether there may be more.
     pub fn take(&self, to: &mut TapRead) -> bool {
         to.words.clear();
         to.ends.clear();
@@ -175,13 +174,13 @@ impl Taps {
             }
         }
         if off && !more {
-            // Nobody writes any more, and all was read.
+            // No worker writes any more, and all was read.
             rings.clear();
         }
         more
     }
 
-    /// Visits what was taken, in the order in which each worker saw it.
+    /// Visits the copies, in the order in which each worker saw them.
     pub fn visit(&self, read: &mut TapRead, mut visit: impl FnMut(&TapPacket<'_>)) {
         let (now, tsc, hz) = (SystemTime::now(), cpu::tsc(), cpu::tsc_hz().max(1));
         let snapshot = self.0.shared.snapshot.load_full();
@@ -218,7 +217,7 @@ impl Taps {
         }
     }
 
-    /// Names instead of numbers.
+    /// Returns a record with names in place of numbers.
     fn name(&self, record: &Record, snapshot: &Snapshot) -> TapPacket<'static> {
         let host = |peer: u32| {
             let tunnel = self.0.shared.tunnel.as_ref();
@@ -234,7 +233,7 @@ impl Taps {
             Some(vnic) => TapEnd::Vnic(vnic.id.clone()),
             None => TapEnd::Gone,
         };
-        // What goes wrong behind a trunk is its network's loss.
+        // A drop behind a trunk is charged to its network.
         let charged = |place: PortRef| match snapshot.vnic(place) {
             Some(vnic) if vnic.is_trunk() => TapEnd::Network(vnic.vni),
             _ => end(place, 0),

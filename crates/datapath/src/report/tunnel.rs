@@ -33,11 +33,11 @@ pub struct PeerReport {
     pub address: IpAddr,
     /// Link address of the next hop, if it is known.
     pub mac: Option<Mac>,
-    /// The operator named it.
+    /// True if the operator named it.
     pub named: bool,
-    /// Networks that it was named for; if there are none, and it was named, for all.
+    /// Networks that it was named for. Empty for a peer that was named for all.
     pub vnis: Vec<u32>,
-    /// Seconds since something came from it.
+    /// Seconds since the last frame from it.
     pub idle: Option<u32>,
     /// Frames and bytes from it, without outer headers.
     pub received: (u64, u64),
@@ -45,13 +45,13 @@ pub struct PeerReport {
     pub sent: (u64, u64),
     /// Frames for it that were dropped on their way out.
     pub drops: u64,
-    /// Seconds since the first frame for it that nothing came back after, and how many there were.
+    /// Seconds since the first frame to it without an answer, and the number of such frames.
     pub unanswered: Option<(u32, u64)>,
-    /// Why frames for it arrive nowhere, and since how many seconds that is said.
+    /// Reason for which frames to it arrive nowhere, and the seconds since it was first reported.
     pub refusal: Option<(Refusal, u32)>,
 }
 
-/// An address that was learnt on another host.
+/// An address that was learnt behind another host.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RemoteMac {
     /// Network.
@@ -64,7 +64,7 @@ pub struct RemoteMac {
     pub idle: u32,
 }
 
-/// What a network has to do with other hosts.
+/// Traffic of a network with other hosts.
 #[derive(Clone, Debug)]
 pub struct NetworkReport {
     /// Network.
@@ -73,7 +73,7 @@ pub struct NetworkReport {
     pub received: (u64, u64),
     /// Frames and bytes to other hosts.
     pub sent: (u64, u64),
-    /// Every reason there is, with its count: drops that are no vnic's.
+    /// Count of every reason: drops that are no vnic's.
     pub drops: Vec<(ReasonInfo, u64)>,
 }
 
@@ -84,9 +84,9 @@ pub struct TunnelReport {
     pub endpoint: IpAddr,
     /// Its link address.
     pub mac: Mac,
-    /// ARP, ND and pings are answered by us, not by the host.
+    /// True if the switch answers ARP, ND and pings, not the host.
     pub answers: bool,
-    /// Only peers that were named are heard.
+    /// True if only named peers are heard.
     pub strict_peers: bool,
     /// Largest IP packet of a virtual machine that fits, in bytes: `host_mtu` for QEMU.
     pub inner_mtu: u32,
@@ -96,11 +96,11 @@ pub struct TunnelReport {
     pub peers: Vec<PeerReport>,
     /// Addresses behind them.
     pub learnt: Vec<RemoteMac>,
-    /// Next hops that we look for ourselves.
+    /// Next hops that the switch looks for itself.
     pub neighbours: Vec<NeighbourRow>,
     /// Networks.
     pub networks: Vec<NetworkReport>,
-    /// What became of frames for the endpoint itself: name, meaning, number.
+    /// Counters of frames for the endpoint itself: name, meaning, value.
     pub control: Vec<(&'static str, &'static str, u64)>,
 }
 
@@ -113,34 +113,34 @@ pub struct UplinkReport {
     pub interface: String,
     /// How frames move.
     pub mode: String,
-    /// Why they do not move in a better way, if that is known.
+    /// Reason for not using a better mode, if known.
     pub note: Option<String>,
     /// Receive queues.
     pub queues: u32,
-    /// Our link address on it.
+    /// The switch's link address on it.
     pub mac: Mac,
     /// Largest IP packet on it, in bytes.
     pub mtu: u32,
     /// Largest IP packet of a virtual machine that fits, in bytes.
     pub inner_mtu: u32,
-    /// What it computes for us.
+    /// Offloads that it does for the switch.
     pub offloads: Vec<String>,
     /// Frames and bytes received, with outer headers.
     pub received: (u64, u64),
-    /// Frames and bytes sent, with outer headers as far as they are the endpoint's own, without
-    /// where they are of networks.
+    /// Frames and bytes sent: with outer headers for the endpoint's own frames, without for frames
+    /// of networks.
     pub sent: (u64, u64),
-    /// Every reason there is, with its count: drops that are no network's.
+    /// Count of every reason: drops that are no network's.
     pub drops: Vec<(ReasonInfo, u64)>,
-    /// What the port and the kernel counted: name, meaning, number.
+    /// Counters of the port and the kernel: name, meaning, value.
     pub counters: Vec<(&'static str, &'static str, u64)>,
-    /// Whether the other end of a vhost-user port is there.
+    /// True if the other end of a vhost-user port is there.
     pub attached: Option<bool>,
-    /// What its network interface was found to be a second ago, if it has one.
+    /// State of its network interface a second ago, if it has one.
     pub state: Option<LinkState>,
     /// The VLAN of all frames on it; 0: none.
     pub vlan: u16,
-    /// Why frames of other VLANs may pass for the underlay's, if they may.
+    /// Reason for which frames of other VLANs may count as the underlay's, if they may.
     pub vlan_doubt: Option<String>,
 }
 
@@ -148,18 +148,19 @@ fn drops(totals: &Totals) -> Vec<(ReasonInfo, u64)> {
     reasons().map(|info| (info, totals.drops(info.reason))).collect()
 }
 
-/// What `learn-refused` means.
+/// Meaning of `learn-refused`.
 const LEARN_REFUSED: &str =
     "frames whose sender was not learnt: too many addresses in its network, or too many hosts";
 
-/// Frames and bytes sent by networks, those that are gone included, and by the endpoint itself.
+/// Returns frames and bytes sent by networks, including those that are gone, and by the endpoint
+/// itself.
 pub(crate) fn sent(plane: &Plane, own: &Totals) -> (u64, u64) {
     let mut sent = plane.gone.totals(&plane.shared.snapshot).trunks;
     sent.merge(own);
     pair(&sent, Counter::OutPackets, Counter::OutBytes)
 }
 
-/// The tunnel endpoint; `None` if networks end at this host.
+/// Returns the tunnel endpoint; `None` if networks end at this host.
 pub(crate) fn tunnel(plane: &Plane, side: &Side) -> Option<TunnelReport> {
     let shared = &plane.shared;
     let tunnel = shared.tunnel.as_ref()?;
@@ -241,7 +242,7 @@ pub(crate) fn tunnel(plane: &Plane, side: &Side) -> Option<TunnelReport> {
     })
 }
 
-/// The uplink; `None` if there is none.
+/// Returns the uplink; `None` if there is none.
 pub(crate) fn uplink(plane: &Plane, side: &Side) -> Option<UplinkReport> {
     let tunnel = plane.shared.tunnel.as_ref()?;
     let totals = tunnel.totals();

@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-/// What is counted of the uplink; `None` if networks end at this host.
+/// Reads the counters of the uplink; `None` if networks end at this host.
 pub(crate) fn observe_uplink(plane: &Plane, side: &Side) -> Option<UplinkObservation> {
     let shared = &plane.shared;
     let tunnel = shared.tunnel.as_ref()?;

@@ -1,5 +1,5 @@
-//! What counters say once a second that an operator should hear of: addresses that are not a vnic's
-//! own, tables that are full, rings that a guest broke.
+//! Watches counters for trouble, once per second: addresses that are not a vnic's own, full tables,
+//! rings that a guest broke.
 //!
 //! Counters are only read here; the packet path knows nothing of it.
 
@@ -42,19 +42,19 @@ pub(crate) const DROPS: [DropReason; WATCHED] = [
     RX_BAD_CHAIN,
 ];
 const WATCHED: usize = 10;
-/// Besides them: [`Counter::LearnRefused`], and what a vnic costs workers: slow interrupts that
-/// were confirmed, rests for first touches, stalls.
+/// Number of watched counts: the drops, [`Counter::LearnRefused`], and a vnic's costs for workers.
+/// Those are confirmed slow interrupts, rests for first touches, and stalls.
 const COUNTS: usize = WATCHED + 4;
 const QUEUES: [Queue; 2] = [Queue::Rx, Queue::Tx];
 
-/// The reasons for drops that are told as events, besides being counted.
+/// Returns the drop reasons that are told as events, besides being counted.
 pub fn watched_drops() -> impl Iterator<Item = ReasonInfo> {
     DROPS.iter().filter_map(|wanted| reasons().find(|info| info.reason == *wanted))
 }
 
 /// Seconds between two events about one count of one vnic.
 const PAUSE: u32 = 10;
-/// Percent of the table of sessions from which on it is nearly full, and below which it has room
+/// Percent of the table of sessions above which it is nearly full, and below which it has room
 /// again.
 const NEARLY_FULL: u64 = 80;
 const ROOM_AGAIN: u64 = 70;
@@ -62,14 +62,14 @@ const ROOM_AGAIN: u64 = 70;
 /// One count of one vnic.
 #[derive(Clone, Copy, Default)]
 struct Told {
-    /// What was counted when it was last told.
+    /// The count when it was last told.
     count: u64,
-    /// The second from which on it may be told again.
+    /// Second from which it may be told again.
     next: u32,
 }
 
 impl Told {
-    /// How many there are to tell of, if it is time.
+    /// Returns the number of new ones, if it is time to tell.
     fn more(&mut self, count: u64, now: u32) -> Option<u64> {
         let new = count.saturating_sub(self.count);
         if new == 0 || now < self.next {
@@ -80,23 +80,23 @@ impl Told {
     }
 }
 
-/// What was told of a vnic.
+/// Counts of a vnic that were told.
 #[derive(Default)]
 struct Seen {
     counts: [Told; COUNTS],
     broken: [bool; QUEUES.len()],
 }
 
-/// What was told.
+/// Counts and states that were told.
 #[derive(Default)]
 pub(crate) struct Watch {
-    /// Of vnics of which there was anything to tell.
+    /// Counts of vnics with any trouble.
     seen: HashMap<PortRef, Seen>,
     nearly_full: bool,
 }
 
 impl Watch {
-    /// Looks at all counts. To be called about once a second.
+    /// Looks at all counts. The caller calls it about once per second.
     pub fn look(&mut self, plane: &Plane, events: &dyn SwitchEvents) {
         let now = plane.shared.clock.now();
         let snapshot = plane.shared.snapshot.load();
@@ -148,7 +148,7 @@ impl Watch {
         }
     }
 
-    /// Whether the table became nearly full or has room again, if either.
+    /// Returns whether the table is nearly full, if that changed.
     fn pressure(&mut self, used: u32, capacity: u32) -> Option<bool> {
         let bound =
             u64::from(capacity) * if self.nearly_full { ROOM_AGAIN } else { NEARLY_FULL } / 100;
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(look(), (none.clone(), 2));
         plane.shared.clock.pass(10);
         assert_eq!(look(), (vec!["a 7 spoofed-mac 1".into()], 2));
-        // The next one in its place has told nothing yet.
+        // The successor in its place has told nothing yet.
         plane.remove("a");
         let a = add("a", 1);
         a.shared.counters.of(0).unwrap().drop(SPOOFED_MAC, 1);

@@ -6,14 +6,14 @@ use butterfly_mem::cpu;
 
 use crate::worker::Handle;
 
-/// What a worker did since it started.
+/// Counters of a worker since it started.
 #[derive(Clone, Debug, Default)]
 pub struct WorkerReport {
     /// Number of the worker.
     pub index: usize,
     /// Processor it is pinned to.
     pub core: Option<usize>,
-    /// It never sleeps.
+    /// True if it never sleeps.
     pub poll: bool,
     /// Cycles of rounds in which frames were found.
     pub busy_cycles: u64,
@@ -21,20 +21,20 @@ pub struct WorkerReport {
     pub packets: u64,
     /// Batches in which they came.
     pub batches: u64,
-    /// Times it slept.
+    /// Number of sleeps.
     pub sleeps: u64,
     /// Rounds in which nothing was found.
     pub idle_polls: u64,
     /// Rings polled now.
     pub active_rings: u64,
-    /// Cycles of the longest turn, with what the host took the processor away for.
+    /// Cycles of the longest turn, including those for which the host took the processor away.
     pub longest_turn: u64,
     /// Batches of 1, 2, 3-4, 5-8, 9-16, 17-32 and 33-64 frames.
     pub batch_sizes: Vec<u64>,
     /// Cycles per second.
     pub tsc_hz: u64,
 }
-/// Reads what a worker counted.
+/// Reads the counters of a worker.
 pub(crate) fn worker(handle: &Handle, core: Option<usize>, poll: bool) -> WorkerReport {
     let stats = &handle.stats;
     let read = |cell: &AtomicU64| cell.load(Ordering::Relaxed);

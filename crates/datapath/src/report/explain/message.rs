@@ -1,5 +1,5 @@
-//! What stands in a packet whose contents a filter judges: DHCP requests and discovery, as a
-//! machine would send them.
+//! Contents of packets that a filter reads: DHCP requests and discovery, as a machine would send
+//! them.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -7,15 +7,15 @@ use butterfly_packet::{build::Ip, icmp::v6, mac::Mac};
 
 use crate::ip::Dhcp;
 
-/// Of messages that answer nothing.
+/// Transaction of requests.
 const TRANSACTION: u32 = 0x00b0_77e2;
-/// Discovery with another one is none (RFC 4861, 7.1).
+/// Hop limit of discovery; with another one it is invalid (RFC 4861, 7.1).
 const HOP_LIMIT: u8 = 255;
-/// The advertisement answers, and is to replace what was known (RFC 4861, 4.4).
+/// Flags of an advertisement that answers, and that replaces older knowledge (RFC 4861, 4.4).
 const SOLICITED_OVERRIDE: u32 = 3 << 29;
 
-/// The request of a DHCP client that has no lease, if UDP between these ports is one. What an
-/// answer says depends on its request, so there is none to be made up.
+/// Returns the request of a DHCP client without a lease, if UDP between these ports is one. The
+/// contents of an answer depend on its request, so none is made up.
 pub(super) fn dhcp(source_port: u16, destination_port: u16, v6: bool, mac: Mac) -> Option<Vec<u8>> {
     if Dhcp::between(source_port, destination_port, v6) != Some(true) {
         return None;
@@ -38,7 +38,7 @@ pub(super) fn dhcp(source_port: u16, destination_port: u16, v6: bool, mac: Mac) 
     Some(message)
 }
 
-/// A message of neighbour discovery (RFC 4861, 4), if this type is one.
+/// Returns a message of neighbour discovery (RFC 4861, 4), if this type is one.
 pub(super) fn discovery(
     ip: Ip,
     kind: u8,
@@ -48,7 +48,7 @@ pub(super) fn discovery(
 ) -> Option<Vec<u8>> {
     let (IpAddr::V6(source), IpAddr::V6(destination)) = ips else { return None };
     let link = |option: u8| [&[option, 1][..], &mac.0].concat();
-    // Whoever is asked by a group address has an address that ends as the group does (RFC 4291,
+    // A host that is asked by a group address has an address that ends as the group does (RFC 4291,
     // 2.7.1): some link-local one.
     let asked = match destination.octets() {
         [0xff, 0x02, .., 0xff, a, b, c] => {

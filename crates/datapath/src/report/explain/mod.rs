@@ -1,8 +1,8 @@
-//! What would happen to a packet, and why: asked, not sent.
+//! Explains the fate of a packet that is not sent, with the reasons for it.
 //!
-//! The packet walks through the stages themselves, in a world of its own: the snapshot in force,
-//! with the sessions, learnt addresses and counts that concern it copied. Whatever the stages
-//! change there, the switch never sees; whatever they decide there, it would.
+//! The packet walks through the real stages, in a world of its own: the snapshot in force, with
+//! copies of the sessions, learnt addresses and counts that concern it. The stages decide as they
+//! would for a real packet, and the switch sees none of the changes that they make there.
 
 mod message;
 mod probe;
@@ -24,19 +24,19 @@ use crate::{
 
 pub use question::{NoAnswer, Origin, Question, Target};
 
-/// What became of a question.
+/// Answer to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// The network.
     pub vni: u32,
     /// The packet's destination on the link.
     pub destination_mac: Mac,
-    /// What happens to it; then, if that was asked and it arrives, to its answer.
+    /// The packet's way; then, if that was asked and the packet arrives, the way of its answer.
     pub walks: Vec<Walk>,
 }
 
 impl Explanation {
-    /// Whether everything that was asked about arrives, or leaves for another host.
+    /// Returns whether all packets asked about arrive, or leave for another host.
     pub fn is_allowed(&self) -> bool {
         self.walks.iter().all(|walk| walk.fate.is_allowed())
     }
@@ -49,41 +49,41 @@ pub struct Walk {
     pub packet: String,
     /// The whole frame.
     pub frame: Vec<u8>,
-    /// What each stage said, in order.
+    /// Verdicts of the stages, in order.
     pub steps: Vec<Step>,
-    /// What lets it out of its sender, and into its receiver; `None` where nothing did, or nothing
-    /// was asked.
+    /// Reasons for letting it out of its sender, and into its receiver; `None` where there was
+    /// none, or no check.
     pub admitted: [Option<Admission>; 2],
-    /// What becomes of it.
+    /// Fate of the packet.
     pub fate: Fate,
 }
 
-/// What one stage says.
+/// Verdict of one stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     /// The stage.
     pub stage: &'static str,
-    /// How it goes on.
+    /// Effect on the packet.
     pub mark: Mark,
-    /// Why.
+    /// Reason.
     pub text: String,
-    /// More about it, a line each.
+    /// Details, a line each.
     pub details: Vec<String>,
 }
 
-/// How a packet goes on behind a stage.
+/// Effect of a stage on a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mark {
     /// The stage lets it pass.
     Pass,
-    /// It ends here.
+    /// The packet ends here.
     Stop,
-    /// Nothing is decided by this; worth knowing.
+    /// No effect, but worth knowing.
     Note,
 }
 
 impl Mark {
-    /// For every output.
+    /// Returns its name in every output.
     pub fn name(self) -> &'static str {
         match self {
             Mark::Pass => "pass",
@@ -93,30 +93,30 @@ impl Mark {
     }
 }
 
-/// What becomes of a packet.
+/// Fate of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// This vnic gets it.
+    /// Delivered to this vnic.
     Delivered(String),
-    /// It leaves for this host.
+    /// Sent to this host.
     Leaves(IpAddr),
-    /// It goes to several.
+    /// Sent to several receivers.
     Flooded {
         /// Vnics that get it.
         here: Vec<String>,
-        /// Hosts that it leaves for: those that were named, or the group of the network.
+        /// Hosts it is sent to: those that were named, or the group of the network.
         away: Vec<IpAddr>,
-        /// Drops on the way to others.
+        /// Drops on the way to other receivers.
         refused: Vec<Refused>,
     },
-    /// It is dropped.
+    /// Dropped.
     Dropped(Refused),
-    /// It would never be sent: nobody here tells its sender the link address.
+    /// Never sent: no station of the network tells its sender the link address.
     NoAddress,
 }
 
 impl Fate {
-    /// Whether it arrives or leaves for another host.
+    /// Returns whether it arrives or leaves for another host.
     pub fn is_allowed(&self) -> bool {
         match self {
             Fate::Delivered(_) | Fate::Leaves(_) => true,
@@ -129,13 +129,13 @@ impl Fate {
 /// A drop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// For this reason.
+    /// The reason.
     pub reason: ReasonInfo,
-    /// Whose it is: a vnic; empty for the network's other hosts.
+    /// The vnic that is charged; empty for the network's other hosts.
     pub charged: String,
 }
 
-/// Says what would happen to a packet.
+/// Explains the fate of a packet.
 pub(crate) fn explain(plane: &Plane, question: &Question) -> Result<Explanation, NoAnswer> {
     let snapshot = plane.shared.snapshot.load_full();
     let mut packet = question::resolve(question, &snapshot, plane.shared.tunnel.is_some())?;
@@ -163,8 +163,7 @@ pub(crate) fn explain(plane: &Plane, question: &Question) -> Result<Explanation,
     Ok(Explanation { vni: packet.vni, destination_mac: packet.macs.1, walks })
 }
 
-/// Says what would happen to a frame as it is, from this vnic, or from the other hosts of a
-/// network.
+/// Explains the fate of a given frame from this vnic, or from the other hosts of a network.
 #[cfg(feature = "harness")]
 pub(crate) fn explain_frame(plane: &Plane, from: &Origin, frame: &[u8]) -> Option<Walk> {
     let snapshot = plane.shared.snapshot.load_full();

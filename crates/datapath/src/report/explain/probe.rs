@@ -1,5 +1,5 @@
-//! Probe: the outlet of an explanation. It looks at rings and at the uplink, takes notes of what
-//! delivery gives it, and writes nothing anywhere.
+//! Probe: the outlet of an explanation. It looks at rings and at the uplink, takes notes of the
+//! frames that delivery gives it, and writes nothing anywhere.
 
 use std::{
     cell::RefCell,
@@ -23,12 +23,13 @@ use crate::{
     world::snapshot::Vnic,
 };
 
-/// What delivery did.
+/// Event of delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Event {
-    /// The vnic in a slot got the frame; so many buffers its guest offers, if a worker let us look.
+    /// The vnic in a slot got the frame. `free` is the number of buffers that its guest offers, if
+    /// the ring was not busy.
     Taken { slot: u32, free: Option<u16> },
-    /// The vnic in a slot did not get it; `None`: nobody did.
+    /// The vnic in a slot did not get it. `receiver` is `None` if no vnic did.
     Refused { receiver: Option<u32>, reason: DropReason, charged: u32 },
     /// It left for a host, or for the group of the network.
     Left { to: IpAddr, group: bool },
@@ -46,11 +47,11 @@ pub(super) struct Probe {
 }
 
 impl Probe {
-    /// What happened, in order.
+    /// Returns the events, in order.
     pub fn events(self) -> Vec<Event> {
         let mut events = self.events.into_inner();
         let left = self.left.into_inner().into_iter();
-        // Frames leave behind those that stay here.
+        // Frames leave for other hosts after they were delivered here.
         let at = events.iter().position(|event| matches!(event, Event::NotSent { .. }));
         let at = at.unwrap_or(events.len());
         events.splice(at..at, left.map(|(to, group)| Event::Left { to, group }));
@@ -66,7 +67,7 @@ impl Probe {
     }
 }
 
-/// Times that a ring is looked for while a worker has it.
+/// Looks at a ring while a worker has it.
 const LOOKS: u32 = 64;
 
 /// A ring that was looked at.
@@ -74,12 +75,12 @@ pub(super) struct Offered<'a> {
     probe: &'a Probe,
     slot: u32,
     features: Features,
-    /// Buffers that its guest offers; `None` if workers had the ring all the time: who has it all
-    /// the time delivers to it.
+    /// Buffers that its guest offers. `None` if workers had the ring all the time, which means that
+    /// they deliver to it.
     free: Option<u16>,
 }
 
-/// A [`Offered`], or nothing where no guest is attached.
+/// An [`Offered`], or nothing where no guest is attached.
 pub(super) struct Look<'a>(Option<Offered<'a>>);
 
 impl<'a> Deref for Look<'a> {
@@ -104,7 +105,7 @@ impl<'p> Outlet for &'p Probe {
     where
         Self: 'a;
 
-    /// Waits for no worker.
+    /// Never waits for a worker.
     fn open<'a>(&'a self, receiver: &'a Vnic) -> Look<'p> {
         let offered =
             |features, free| Offered { probe: self, slot: receiver.place.slot, features, free };
@@ -181,7 +182,7 @@ impl Receive for Offered<'_> {
         self.take()
     }
 
-    /// An answer to its sender is no part of the explanation.
+    /// Ignores an answer to the sender, which is no part of the explanation.
     fn deliver_own(&mut self, _: &[u8]) -> Result<(), NotDelivered> {
         Ok(())
     }

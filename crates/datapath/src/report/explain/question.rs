@@ -22,25 +22,25 @@ use crate::{
     },
 };
 
-/// Who sends the packet.
+/// Sender of the packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// This vnic.
+    /// A vnic.
     Vnic(String),
-    /// Somebody of this network on another host.
+    /// A station of this network on another host.
     Outside(u32),
 }
 
-/// Who it is for.
+/// Receiver of the packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// Whoever has this address.
+    /// The station that has this address.
     Address(IpAddr),
-    /// This vnic, at its first address of the sender's family.
+    /// A vnic, at its first address of the sender's family.
     Vnic(String),
 }
 
-/// A packet to be explained. What is not said is as a guest would have it.
+/// A packet to be explained. Missing fields are as a guest would fill them in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
     /// Sender.
@@ -59,17 +59,17 @@ pub struct Question {
     pub source_port: Option<u16>,
     /// Destination port; needed for TCP, UDP and SCTP.
     pub destination_port: Option<u16>,
-    /// Of TCP; else SYN.
+    /// TCP flags; else SYN.
     pub flags: Option<u8>,
     /// Type and code of ICMP; else an echo request.
     pub icmp: Option<(u8, u8)>,
     /// Bytes of the IP packet; else as few as it takes.
     pub length: Option<u16>,
-    /// Whether the answer is to be explained too.
+    /// True if the answer is to be explained too.
     pub reply: bool,
 }
 
-/// Why a question has no answer.
+/// Reason for which a question has no answer.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the texts say it
 pub enum NoAnswer {
@@ -107,7 +107,7 @@ pub enum NoAnswer {
     NoMemory,
 }
 
-/// Where a TCP connection begins to count.
+/// First sequence number of a TCP connection.
 const SEQUENCE: u32 = 1_000_000;
 const EPHEMERAL: u16 = 49_152;
 /// Stands for a station on another host whose link address does not matter.
@@ -118,23 +118,23 @@ fn waits_for(vnic: &Vnic, snapshot: &Snapshot) -> NoAnswer {
     NoAnswer::Waits(vnic.id.to_string(), having)
 }
 
-/// A question made whole.
+/// A question with all fields filled in.
 pub(super) struct Asked {
     pub vni: u32,
-    /// Slot of the sender; of the trunk, if it comes from outside.
+    /// Slot of the sender, or of the trunk for a sender on another host.
     pub from: u32,
     /// Source and destination on the link.
     pub macs: (Mac, Mac),
     pub ips: (IpAddr, IpAddr),
     pub frame: Vec<u8>,
-    /// Nobody in the network would tell the sender the link address.
+    /// True if no station of the network would tell the sender the link address.
     pub unanswered: bool,
     /// Sequence and acknowledgement number of TCP.
     numbers: (u32, u32),
     question: Question,
 }
 
-/// Finds out what the question leaves open.
+/// Fills in the missing fields of a question.
 pub(super) fn resolve(
     question: &Question,
     snapshot: &Snapshot,
@@ -162,7 +162,7 @@ pub(super) fn resolve(
         Target::Address(ip) => {
             let mut here = network.members.iter().filter_map(|slot| snapshot.vnics.get(*slot));
             let address = number(*ip);
-            // Declared, made of its MAC address, or made up by its machine and seen.
+            // The address is declared, made of its MAC address, or chosen by its machine and seen.
             let declared = network.holders.get(address).is_some();
             let has = |vnic: &Vnic| {
                 vnic.rules.owns(address)
@@ -235,7 +235,7 @@ fn no_mirror(vnic: &Vnic) -> Result<(), NoAnswer> {
     }
 }
 
-/// A vnic's first address of a family, or of any.
+/// Returns a vnic's first address of a family, or of any.
 fn first(vnic: &Vnic, v6: Option<bool>) -> Option<IpAddr> {
     let mut own = vnic.rules.own.iter().map(|number| crate::world::rules::address(*number));
     own.find(|ip| v6.is_none_or(|v6| ip.is_ipv6() == v6))
@@ -316,7 +316,7 @@ impl Asked {
         })
     }
 
-    /// Gives a packet of TCP that opens no connection the numbers that its connection has reached.
+    /// Gives a TCP packet that opens no connection the numbers that its connection has reached.
     pub fn go_on(&mut self, track: &Track, direction: usize) {
         let Some(flags) =
             self.question.flags.filter(|flags| self.question.protocol == TCP && flags & SYN == 0)
@@ -330,8 +330,8 @@ impl Asked {
     }
 }
 
-/// What the receiver of a packet would answer, and the slot it answers from. `None` if nobody
-/// answers such a packet.
+/// Returns the receiver's answer to a packet, and the slot it answers from. `None` if such packets
+/// have no answer.
 pub(super) fn answer(asked: &Asked, receiver: Option<u32>) -> Option<(Vec<u8>, u32)> {
     let receiver = receiver?;
     let Question { protocol, flags, icmp, source_port, .. } = asked.question;

@@ -1,5 +1,5 @@
-//! Recorder: runs a frame through the pipeline in a world of its own, and notes behind each stage
-//! what it decided.
+//! Recorder: runs a frame through the pipeline in a world of its own, and notes the decision of
+//! each stage.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -41,8 +41,8 @@ use crate::{
 /// A drop, and the slot that it is charged to.
 type Drop = (DropReason, u32);
 
-/// Runs a frame from the vnic in this slot, or from the trunk. Also says in which slot it met its
-/// receiver.
+/// Runs a frame from the vnic in this slot, or from the trunk. Also returns the slot in which the
+/// frame met its receiver.
 pub(super) fn record(
     plane: &Plane,
     world: &World<'_>,
@@ -83,7 +83,7 @@ pub(super) fn record(
     (walk(fate, admitted, steps), met)
 }
 
-/// Notes what the stages decide of one frame.
+/// Notes the decisions of the stages on one frame.
 struct Recorder<'a> {
     plane: &'a Plane,
     world: &'a World<'a>,
@@ -92,14 +92,14 @@ struct Recorder<'a> {
     steps: Vec<Step>,
     drop: Option<Drop>,
     admitted: [Option<Admission>; 2],
-    /// Slot in which it met its receiver.
+    /// Slot in which the frame met its receiver.
     met: Option<u32>,
-    /// What `forward` said.
+    /// Verdict of `forward`.
     verdict: Verdict,
-    /// The address that it claims, and that is somebody else's.
+    /// An address that the frame claims and that another vnic has.
     claimed: Option<Address>,
     packet: Option<Packet>,
-    /// What was known before the filter looked.
+    /// The session before the filter looked.
     known: Option<Known>,
     before: Option<Found>,
     said: Option<[Result<u32, DropReason>; 2]>,
@@ -118,7 +118,7 @@ impl Observer for Recorder<'_> {
             }
         }
         if stage == Headers::NAME && batch.unusual {
-            // The next stages tell only that it claims one.
+            // The next stages tell only that it claims an address.
             self.claimed = claims::claimed(batch, 0, context);
         } else if stage == Claims::NAME {
             self.steps.push(told::source(context.sender));
@@ -153,7 +153,7 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// A stage that tells nothing else dropped the frame.
+    /// Notes a drop by a stage that tells nothing else.
     fn stopped(&mut self, stage: &'static str, reason: DropReason, context: &Context<'_>) {
         let name = match stage {
             Antispoof::NAME | Claims::NAME => "source",
@@ -167,12 +167,12 @@ impl<'a> Recorder<'a> {
         self.steps.push(step);
     }
 
-    /// Reads the packet, and takes what the switch knows of it into this world.
+    /// Reads the packet, and copies the switch's knowledge of it into this world.
     fn read(&mut self, batch: &mut Batch<'_>, context: &Context<'_>) {
         let vni = context.sender.vni;
         let inside = match batch.metas().first().map(|meta| meta.inside) {
             Some(Inside::Ip { at, vlan }) => Inside::Ip { at, vlan },
-            // Nobody in the network is filtered, so nobody looked.
+            // No vnic of the network is filtered, so no stage looked.
             _ => inside(batch.frames.head(0)),
         };
         if let Inside::Ip { at, vlan } = inside {
@@ -195,7 +195,7 @@ impl<'a> Recorder<'a> {
         self.met.and_then(|slot| context.snapshot.vnics.get(slot)).map(|vnic| &**vnic)
     }
 
-    /// Key of the packet's session with its receiver.
+    /// Returns the key of the packet's session with its receiver.
     fn key(&self, context: &Context<'_>) -> Option<Key> {
         let packet = self.packet.as_ref()?;
         let receiver = self.receiver(context)?;
@@ -207,12 +207,12 @@ impl<'a> Recorder<'a> {
         context.table.lookup(context.table.hash(&key), &key)
     }
 
-    /// Notes where it goes, and what the filter will go by.
+    /// Notes the packet's receiver, and the facts that the filter goes by.
     fn looked_up(&mut self, context: &Context<'_>) {
         self.steps.push(told::lookup(self.verdict, self.frame, context));
         self.met = match self.verdict {
             Verdict::Deliver(slot) => Some(slot),
-            // As the filter has it: what nobody here owns is somewhere else.
+            // As in the filter: an address that no vnic here owns is on another host.
             Verdict::Tunnel(_) | Verdict::Flood { unknown: true } => {
                 context.remote().map(|remote| remote.slot)
             }
@@ -227,8 +227,8 @@ impl<'a> Recorder<'a> {
         self.make_room(context);
     }
 
-    /// Its own table has none of the sessions that would go for another one: those count no more
-    /// if the switch's table has them.
+    /// Discounts the sessions that would go for the new one. They are in the switch's table, not in
+    /// this world's.
     fn make_room(&self, context: &Context<'_>) {
         let Some(key) = self.key(context) else { return };
         let real = &self.plane.shared.table;
@@ -248,13 +248,13 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// Notes what the filter decided.
+    /// Notes the decision of the filter.
     fn filtered(&mut self, context: &Context<'_>) {
         let real = &self.plane.shared.table;
         let after = self.find(context);
         let made =
             self.before.is_none_or(|before| after.is_some_and(|after| after.index != before.index));
-        // Its own table has room: that of the switch may have none.
+        // This world's table has room, but the switch's may have none.
         if self.drop.is_none()
             && after.is_some()
             && made
@@ -284,7 +284,7 @@ fn id(slot: u32, context: &Context<'_>) -> String {
     context.snapshot.vnics.get(slot).map(|vnic| vnic.id.to_string()).unwrap_or_default()
 }
 
-/// Tells what delivery did. A frame with one receiver has one fate, a flood has many.
+/// Tells the events of delivery. A frame with one receiver has one fate, a flood has many.
 fn tell(
     events: Vec<Event>,
     verdict: Verdict,

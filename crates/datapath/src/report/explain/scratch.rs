@@ -1,4 +1,5 @@
-//! The world that a packet is walked in: what concerns it, copied, so that stages may change it.
+//! The world that a packet is walked in: copies of all that concerns it, so that stages may change
+//! them.
 
 use std::sync::{
     Arc,
@@ -44,11 +45,11 @@ pub(super) struct World<'a> {
     shares: Shares,
 }
 
-/// A worker's number, of counters that are there once.
+/// Number of the only worker.
 const WORKER: usize = 0;
 
 impl<'a> World<'a> {
-    /// What concerns packets of a network. `None` if there is no memory for it.
+    /// Copies all that concerns packets of a network. `None` if there is no memory for it.
     pub fn new(shared: &'a Shared, snapshot: &Snapshot, vni: u32) -> Option<World<'a>> {
         let mut own = snapshot.clone();
         if let Some(at) = own.by_vni.get(&vni).copied()
@@ -90,7 +91,7 @@ impl<'a> World<'a> {
         })
     }
 
-    /// Takes what the switch knows of where stations are.
+    /// Copies the switch's knowledge of the places of stations.
     pub fn take_stations(&self, vni: u32, stations: [Mac; 2]) {
         let now = self.shared.clock.now();
         for station in stations.map(number) {
@@ -100,14 +101,14 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Takes what the switch knows of a conversation.
+    /// Copies the switch's sessions of a conversation.
     pub fn take_sessions(&self, key: &Key) {
         let real = &self.shared.table;
-        // Visits all.
+        // Returns nothing, so that all are visited.
         real.find_map(real.hash(key), |index, stored, admission| {
             let line = real.record(index).line2();
             let life = Life { now: line.seen, state: line.state, track: line.track };
-            // Known from the packet before, maybe: what that changed counts.
+            // The session may be known from the packet before. Then that packet's changes count.
             let _ = self.table.insert(
                 self.table.hash(&stored),
                 &stored,
@@ -123,8 +124,8 @@ impl<'a> World<'a> {
         });
     }
 
-    /// How far the connection of a TCP segment from this slot has come, and whether that end opened
-    /// it (0) or the other one did.
+    /// Returns the progress of the connection of a TCP segment from this slot. Also returns whether
+    /// that end opened it (0) or the other one did (1).
     pub fn reached(&self, frame: &[u8], vni: u32, from: u32) -> Option<(Track, usize)> {
         let Inside::Ip { at, vlan } = inside(frame) else { return None };
         let tuple = parse(frame, at.into(), vlan, frame.len() as u32).ok()?.tuple;
@@ -141,7 +142,7 @@ impl<'a> World<'a> {
         })
     }
 
-    /// What stages need, for frames of this sender.
+    /// Returns the context of the stages, for frames of this sender.
     pub fn context<'c>(&'c self, sender: &'c Vnic, network: &'c Network) -> Context<'c> {
         Context {
             snapshot: &self.snapshot,
@@ -158,7 +159,7 @@ impl<'a> World<'a> {
             tcp_pickup: self.shared.sessions.tcp_pickup,
             shares: &self.shares,
             tunnel: self.shared.tunnel.as_ref(),
-            // Nobody watches what does not happen.
+            // No tap watches a packet that is not sent.
             watched: None,
             notes: &self.notes,
             budget: std::cell::Cell::new(Budget::UNBOUNDED),
@@ -171,8 +172,7 @@ fn same(count: &AtomicU32) -> AtomicU32 {
     AtomicU32::new(count.load(Relaxed))
 }
 
-/// What is counted and remembered of a vnic, apart. Its rings are its own: nothing here touches
-/// them.
+/// Copies the counts and memory of a vnic. Its rings are shared, but not touched here.
 fn counts(shared: &VnicShared) -> Arc<VnicShared> {
     let VnicShared {
         port,

@@ -1,4 +1,4 @@
-//! What the stages decided, for the operator.
+//! Texts about the stages' decisions, for the operator.
 
 use std::net::IpAddr;
 
@@ -35,7 +35,7 @@ fn step(stage: &'static str, mark: Mark, text: impl Into<String>) -> Step {
     Step { stage, mark, text: text.into(), details: Vec::new() }
 }
 
-/// A frame in a line.
+/// Returns a frame in a line.
 pub(super) fn packet(frame: &[u8]) -> String {
     let len = frame.len();
     let Inside::Ip { at, vlan } = inside(frame) else { return format!("a frame of {len} bytes") };
@@ -68,7 +68,7 @@ fn flags(flags: u8) -> String {
     names.iter().filter(|(bit, _)| flags & bit != 0).map(|(_, name)| format!(" {name}")).collect()
 }
 
-/// The stage that drops it.
+/// Returns the step of a stage that drops the packet.
 pub(super) fn dropped(stage: &'static str, reason: DropReason) -> Step {
     let info = info(reason);
     step(
@@ -78,7 +78,7 @@ pub(super) fn dropped(stage: &'static str, reason: DropReason) -> Step {
     )
 }
 
-/// Nobody in the network has the address.
+/// Returns the walk of a packet whose sender finds no station with the address.
 pub(super) fn never_sent(asked: &Asked, snapshot: &Snapshot) -> Walk {
     let wanted = asked.ips.1;
     let vnics = snapshot.vnics.iter().map(|(_, vnic)| vnic).filter(|vnic| !vnic.is_mirror());
@@ -102,7 +102,7 @@ pub(super) fn never_sent(asked: &Asked, snapshot: &Snapshot) -> Walk {
     }
 }
 
-/// Whose frame it is.
+/// Returns the step that names the sender of a frame.
 pub(super) fn source(sender: &Vnic) -> Step {
     let text = match sender {
         vnic if vnic.is_trunk() => {
@@ -116,14 +116,14 @@ pub(super) fn source(sender: &Vnic) -> Step {
     step("source", Mark::Pass, text)
 }
 
-/// Whose address it is that somebody else claims.
+/// Returns the owner of an address that another vnic claims.
 pub(super) fn owner(claimed: Address, context: &Context<'_>) -> Option<String> {
     let owners = claims::owners(claimed, context);
     (!owners.is_empty())
         .then(|| format!("{} is an address of {}", address(claimed), owners.join(", ")))
 }
 
-/// Where it goes.
+/// Returns the step that names the receiver.
 pub(super) fn lookup(verdict: Verdict, frame: &[u8], context: &Context<'_>) -> Step {
     let mac = frame.first_chunk().map_or(Mac::ZERO, |bytes| Mac(*bytes));
     let text = match verdict {
@@ -162,7 +162,7 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// From the switch's own table.
+    /// Returns a session from the switch's own table.
     pub fn of(found: &Found, context: &Context<'_>, real: &Table) -> Option<Known> {
         let (key, _) = context.table.record(found.index).read()?;
         let index = real.find(real.hash(&key), |stored| *stored == key);
@@ -183,21 +183,21 @@ impl Known {
     }
 }
 
-/// What the filter had to go by.
+/// Facts that the filter decided by.
 pub(super) struct Decided<'a> {
     pub known: Option<Known>,
     pub before: Option<Found>,
     pub after: Option<Found>,
     pub drop: Option<(DropReason, u32)>,
-    /// `None` of what goes to several.
+    /// The receiver; `None` for a flood.
     pub receiver: Option<&'a Vnic>,
     pub packet: Option<&'a Packet>,
-    /// What the rules and the exceptions at both ends said before it passed, as it counts against
-    /// some of them.
+    /// Verdicts of the rules and the exceptions at both ends. Taken before the packet passed, as it
+    /// counts against some of them.
     pub said: Option<[Result<u32, DropReason>; 2]>,
 }
 
-/// What the filter did. Returns what admits the packet at both ends.
+/// Returns the step of the filter, and the reasons for admitting the packet at both ends.
 pub(super) fn filter(
     plane: &Plane,
     context: &Context<'_>,
@@ -206,7 +206,7 @@ pub(super) fn filter(
 ) -> [Option<Admission>; 2] {
     let sender = context.sender;
     let (Some(packet), Some(receiver)) = (decided.packet, decided.receiver) else {
-        // To several: each receiver has its own word, at delivery.
+        // A flood: each receiver has its own verdict, at delivery.
         if let Some((reason, _)) = decided.drop {
             steps.push(dropped("filter", reason));
         }
@@ -255,7 +255,7 @@ pub(super) fn filter(
     let tuple = packet.tuple;
     let port = filter::rule_port(packet);
     let wanted = |direction, peer| Wanted { direction, peer, protocol: tuple.protocol, port };
-    // What refused it, if the rules did; else they are what would have admitted it.
+    // The rules refused it, or else they would have admitted it.
     let by_rules = decided.drop.is_none_or(|(reason, _)| {
         [EGRESS_DENIED, INGRESS_DENIED, FOR_ROUTERS, SPOOFED_IP, IP_CLAIMED, BAD_DHCP, DHCP_LIMIT]
             .contains(&reason)
@@ -383,7 +383,7 @@ fn let_in(receiver: &Vnic, by: &Admission) -> String {
     }
 }
 
-/// It has a receiver that takes it.
+/// Returns the step of a packet whose receiver takes it.
 pub(super) fn delivery(receiver: &Vnic, free: Option<u16>) -> Step {
     let text = match free {
         Some(free) => format!("the guest of {} offers {free} buffers", receiver.id),
@@ -392,7 +392,7 @@ pub(super) fn delivery(receiver: &Vnic, free: Option<u16>) -> Step {
     step("delivery", Mark::Pass, text)
 }
 
-/// It goes to several.
+/// Returns the step of a packet that goes to several receivers.
 pub(super) fn flooded(here: &[String], details: Vec<String>) -> Step {
     let text = match here {
         [] => "nobody on this host gets it".to_owned(),
@@ -401,7 +401,7 @@ pub(super) fn flooded(here: &[String], details: Vec<String>) -> Step {
     Step { details, ..step("delivery", Mark::Note, text) }
 }
 
-/// It leaves.
+/// Returns the step of a packet that leaves for a host.
 pub(super) fn leaves(context: &Context<'_>, to: IpAddr, group: bool) -> Option<Step> {
     let what = if group { "the group of the network" } else { "host" };
     let text = format!(
@@ -412,7 +412,7 @@ pub(super) fn leaves(context: &Context<'_>, to: IpAddr, group: bool) -> Option<S
     Some(step("tunnel", Mark::Pass, text))
 }
 
-/// Its next hop is being looked for.
+/// Returns the step of a packet that waits for its next hop.
 pub(super) fn waits(to: IpAddr) -> Step {
     let text = format!(
         "the next hop to {to} is not known yet: the packet waits for it, others until then are no-neighbour"

@@ -1,5 +1,5 @@
-//! Which rules were tried: group by group, by what does not fit. Said from the rules as they are
-//! declared; what decides is compiled.
+//! Rules that were tried: group by group, with the part that does not fit. The text is made of the
+//! rules as they are declared; the decision is made of compiled ones.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -15,10 +15,10 @@ use crate::{
     },
 };
 
-/// Rules that fit but for one thing, and groups that would do, named at most.
+/// Most rules that fit except for one part, and most groups that would admit, to be named.
 const CLOSEST: usize = 3;
 
-/// What a packet is to rules, in one direction.
+/// Fields of a packet that rules ask for, in one direction.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted {
     pub direction: Direction,
@@ -28,7 +28,7 @@ pub(super) struct Wanted {
     pub port: u16,
 }
 
-/// What does not fit.
+/// Parts of a rule that do not fit.
 #[derive(Default)]
 struct Misfit {
     protocol: bool,
@@ -70,7 +70,8 @@ fn within(address: Address, cidr: &butterfly_model::Cidr) -> bool {
 /// The rules of all groups, as they are declared.
 pub(super) type Rules = HashMap<u32, (GroupName, Rule)>;
 
-/// A line or more for each group of a vnic that refuses, and whether another group would not.
+/// Returns a line or more for each group of a vnic that refuses, and for other groups that would
+/// not.
 pub(super) fn tried(
     plane: &Plane,
     vnic: &Vnic,
@@ -95,7 +96,7 @@ pub(super) fn tried(
     let admits = |rule: &Rule| {
         rule.direction() == wanted.direction && wanted.misfit(rule, is_member).is_none()
     };
-    // Rules may have come since it was refused.
+    // Such rules may have come after the refusal.
     let own = |name: &GroupName| groups.iter().any(|(own, _)| own == name);
     let others = all.values().filter(|(name, rule)| admits(rule) && !own(name));
     let others: BTreeSet<&GroupName> = others.map(|(name, _)| name).collect();
@@ -103,7 +104,8 @@ pub(super) fn tried(
     lines
 }
 
-/// What groups that a vnic is not in would do for it: who forgot to attach one sees it here.
+/// Returns the groups that would admit the packet but that the vnic is not in. Shows an operator a
+/// group that is not attached.
 fn elsewhere(groups: &BTreeSet<&GroupName>, id: &str, direction: Direction) -> Vec<String> {
     let way = match direction {
         Direction::Inbound => "in",
@@ -184,7 +186,7 @@ fn group(
     lines
 }
 
-/// A rule in a few words.
+/// Returns a rule in a few words.
 pub(super) fn told(rule: &Rule) -> String {
     let name = match rule.protocol() {
         Protocol::Any => "any protocol".to_owned(),
