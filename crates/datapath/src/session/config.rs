@@ -1,28 +1,28 @@
-//! How sessions are kept.
+//! Settings of the table of sessions.
 
 use crate::session::state::Timeouts;
 
-/// How sessions are kept.
+/// Settings of the table of sessions.
 #[derive(Clone, Debug)]
 pub struct SessionConfig {
-    /// Most sessions there can be.
+    /// Most sessions.
     pub capacity: u32,
-    /// Name of the file that the table is in; without one it is in the process's own memory.
+    /// Name of the table's file; without one the table is in the process's own memory.
     pub file: Option<String>,
-    /// Percent of the table that one network may have; a vnic of it has half of that. With 100
-    /// there is no bound.
+    /// Percent of the table that one network may have; a vnic may have half of that. With 100 there
+    /// is no bound.
     pub share: u32,
     /// New sessions that a vnic, or a network's other hosts, may open per second; `u32::MAX` is no
     /// bound.
     pub rate: u32,
     /// Seconds after a vnic's guest attached in which TCP connections may be picked up mid-stream.
     pub tcp_pickup: u32,
-    /// How long sessions last without a frame.
+    /// Seconds that sessions last without a frame.
     pub timeouts: Timeouts,
 }
 
-/// New sessions per second: what they cost the switch stays below a tenth of a processor, whoever
-/// opens them.
+/// New sessions per second. Bounds their cost for the switch to less than a tenth of a processor
+/// per opening vnic.
 const SESSION_RATE: u32 = 200_000;
 
 impl Default for SessionConfig {

@@ -1,8 +1,7 @@
-//! What a process that died left in the file of its table: who talked to whom, as far as that can
-//! be told.
+//! Sessions that a dead process left in the file of its table, as far as they can be read.
 //!
-//! Nothing in it is trusted. Who was in a slot is told by the names; what admitted a session is not
-//! asked, as whoever takes it over has it decided again.
+//! Nothing in the file is trusted. The names say which vnic was in a slot. The rules that admitted
+//! a session are not read, because a process that takes a session over decides it again.
 
 use std::{
     fmt, io,
@@ -23,7 +22,7 @@ use crate::session::{
     state::{State, Timeouts},
 };
 
-/// Why what was left is of no use.
+/// Reason for which a file that was left is of no use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[allow(missing_docs)] // the texts say it
 pub enum Unusable {
@@ -50,21 +49,21 @@ pub enum Unusable {
 /// The sessions that were left and could go on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FormerSessions {
-    /// How many there are.
+    /// Number of sessions.
     pub sessions: u64,
     /// Seconds since the last frame of any of them.
     pub idle: u32,
-    /// Records that were in use and are none of them: in change when the process died, over, of
-    /// vnics that were gone, or damaged.
+    /// Other records in use: in change when the process died, ended, of vnics that were gone, or
+    /// damaged.
     pub unusable: u64,
 }
 
-/// A table that was there when this one was to be made. It is replaced, as vnics are new.
+/// A table that was found in place of the new one. It is replaced, as vnics are new.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FormerTable {
     /// Its file.
     pub path: PathBuf,
-    /// What was in it.
+    /// Its sessions.
     pub found: Result<FormerSessions, Unusable>,
 }
 
@@ -94,14 +93,14 @@ impl fmt::Display for FormerTable {
 #[derive(Clone, Debug)]
 #[allow(dead_code)] // but by tests
 pub(crate) struct Survivor<'a> {
-    /// Who opened it, and the other end.
+    /// The opener and the other end.
     pub ends: [&'a Name; 2],
     pub key: Key,
     pub line: Line2,
 }
 
 impl FormerTable {
-    /// Of what is at `path`; `left` is `None` if it is another user's.
+    /// Looks at the file at `path`; `left` is `None` if the file is another user's.
     pub(crate) fn look(
         path: &Path,
         left: Option<&Left>,
@@ -113,7 +112,7 @@ impl FormerTable {
             let mut seen = 0;
             let mut found = FormerSessions::default();
             found.unusable = survivors(left, here, timeouts, now, |survivor| {
-                // What is remembered of those that were cut is none.
+                // A connection that was cut is remembered, but is no session.
                 if survivor.line.state == State::Tcp(TcpState::Cut) {
                     return;
                 }
@@ -127,8 +126,8 @@ impl FormerTable {
     }
 }
 
-/// Visits the sessions of a table that could go on here. Returns how many records were in use and
-/// are none of them.
+/// Visits the sessions of a table that could go on here. Returns the number of other records in
+/// use.
 pub(crate) fn survivors(
     left: &Left,
     here: &Here,
@@ -159,7 +158,7 @@ pub(crate) fn survivors(
     Ok(unusable)
 }
 
-/// What a header says: where things are, and how many records were ever used.
+/// Checks a header. Returns the layout, and the number of records that were ever used.
 fn check(header: &[u64; 16], here: &Here) -> Result<(Layout, usize), Unusable> {
     let word = |at: usize| header.get(at).copied().unwrap_or_default();
     if word(HEAD_MAGIC) != MAGIC {
@@ -174,8 +173,8 @@ fn check(header: &[u64; 16], here: &Here) -> Result<(Layout, usize), Unusable> {
     if here.host != [word(HEAD_HOST), word(HEAD_HOST + 1)] {
         return Err(Unusable::OtherHost);
     }
-    // Its buckets would be searched where nothing is. In one boot the processor is the same:
-    // another kind is another program's.
+    // With another hash, sessions would be searched in the wrong buckets. The processor is the same
+    // in one boot, so another kind means another program.
     if word(HEAD_HASH) != HashKind::here() as u64 {
         return Err(Unusable::Hash(word(HEAD_HASH)));
     }
@@ -201,7 +200,7 @@ fn survivor<'a>(
     let key = Key::from_words(words);
     let owner = |slot: u32| {
         let owner = owners.get(slot as usize)?.as_ref()?;
-        // Else the record is about somebody who was in this slot before.
+        // Otherwise the record is about a vnic that was in this slot before.
         (owner.born <= admission.stamp && owner.vni == key.vni()).then_some(owner)
     };
     let (opener, responder) = key.slots();

@@ -1,20 +1,20 @@
 //! The hash of sessions: a keyed pseudo-random function of every word of a flow, the same for both
 //! directions.
 //!
-//! Guests choose addresses and ports, so nothing weaker will do: with a hash whose words can make
-//! up for each other, a few flows fill the buckets of any other. It is made of AES rounds where the
-//! processor has them (`butterfly_mem::cpu`), else it is SipHash-1-3 (Aumasson and Bernstein,
-//! 2012) of the ends in ascending order. Neither says anything of the two vnics.
+//! Guests choose addresses and ports. If changes of two words could cancel each other, a few flows
+//! could fill the buckets of any other. So the hash is made of AES rounds where the processor has
+//! them (`butterfly_mem::cpu`). Elsewhere it is SipHash-1-3 (Aumasson and Bernstein, 2012) of the
+//! ends in ascending order. Neither includes the two vnics.
 
 use butterfly_mem::cpu::{Aes, FlowWords, RoundKeys};
 
 use crate::session::key::Key;
 
-/// Secret of the hash: without it, nobody can choose flows that collide.
+/// Secret of the hash. Without it, an attacker cannot choose flows that collide.
 #[derive(Clone, Copy)]
 pub(crate) struct HashKey(pub [u64; 4]);
 
-/// Which function a table is made with, as its file says.
+/// Function of a table, as its file names it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum HashKind {
     Aes = 1,
@@ -22,7 +22,7 @@ pub(crate) enum HashKind {
 }
 
 impl HashKind {
-    /// The best that this processor has.
+    /// Returns the best function of this processor.
     pub fn here() -> HashKind {
         if Aes::detect().is_some() { HashKind::Aes } else { HashKind::Sip }
     }
@@ -36,12 +36,12 @@ pub(crate) struct Hasher {
 }
 
 impl Hasher {
-    /// The best that this processor has.
+    /// Returns the best function of this processor.
     pub fn new(key: HashKey) -> Hasher {
         Hasher { key, aes: Aes::detect().map(|aes| (aes, aes.keys(key.0))) }
     }
 
-    /// As on a processor without AES rounds.
+    /// Returns the function of a processor without AES rounds.
     #[cfg(test)]
     pub fn without_aes(key: HashKey) -> Hasher {
         Hasher { key, aes: None }
@@ -55,7 +55,8 @@ impl Hasher {
         if self.aes.is_some() { HashKind::Aes } else { HashKind::Sip }
     }
 
-    /// The same for both orientations of a flow, and for the same flow between other vnics.
+    /// Returns the hash, the same for both orientations of a flow, and for the same flow between
+    /// other vnics.
     pub fn hash(&self, key: &Key) -> u64 {
         match &self.aes {
             Some((aes, rounds)) => aes.hash(rounds, &words(key)),
@@ -63,7 +64,7 @@ impl Hasher {
         }
     }
 
-    /// Hashes the flows of a batch, and hands each its hash.
+    /// Hashes the flows of a batch, and passes each to `take` with its hash.
     #[inline(always)]
     pub fn hash_each<T>(
         &self,
@@ -81,14 +82,14 @@ impl Hasher {
     }
 }
 
-/// What is hashed: without the vnics.
+/// Returns the words that are hashed: all but the vnics.
 #[inline(always)]
 fn words(key: &Key) -> FlowWords {
     let [a, b, c, d, ports, ends] = key.words();
     [a, b, c, d, ports, ends & VLAN]
 }
 
-/// In the last word of a key.
+/// Mask of the VLAN in the last word of a key.
 const VLAN: u64 = 0xff_ff00;
 
 fn sip(HashKey([k0, k1, ..]): HashKey, key: &Key) -> u64 {
@@ -132,7 +133,7 @@ fn sip_round([v0, v1, v2, v3]: [u64; 4]) -> [u64; 4] {
 
 #[cfg(test)]
 impl HashKey {
-    /// As a table with this key has it.
+    /// Returns the hash in a table with this key.
     pub fn hash(&self, key: &Key) -> u64 {
         Hasher::new(*self).hash(key)
     }

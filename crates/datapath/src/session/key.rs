@@ -1,8 +1,8 @@
-//! What a session is found by: addresses, protocol and ports, network, VLAN, and the two vnics.
+//! Key of a session: addresses, protocol and ports, network, VLAN, and the two vnics.
 
 use crate::ip::Tuple;
 
-/// Stands for "not a vnic of this host" where a slot is meant.
+/// Stands for "not a vnic of this host" in place of a slot.
 pub(crate) const REMOTE: u32 = (1 << 20) - 1;
 
 /// Two ends of a flow in the orientation of one frame. The ends' vnics are part of it: the same
@@ -28,8 +28,8 @@ fn whole([high, low]: [u64; 2]) -> u128 {
 }
 
 impl Key {
-    /// Of a frame with this tuple in network `vni`, from the vnic in slot `from` to that in slot
-    /// `to`.
+    /// Makes the key of a frame with this tuple in network `vni`, from the vnic in slot `from` to
+    /// the one in slot `to`.
     #[inline(always)]
     pub fn new(tuple: &Tuple, vni: u32, from: u32, to: u32) -> Key {
         Key {
@@ -43,7 +43,7 @@ impl Key {
         }
     }
 
-    /// As a frame in the other direction has it.
+    /// Returns the key of a frame in the other direction.
     #[inline(always)]
     pub fn reversed(&self) -> Key {
         let (from, to) = (self.ends >> 44, self.ends >> 24 & u64::from(REMOTE));
@@ -57,22 +57,22 @@ impl Key {
         }
     }
 
-    /// Whether both are of the same addresses, ports, protocol and VLAN of one network, in either
-    /// direction, whatever the vnics.
+    /// Returns whether both have the same addresses, ports, protocol and VLAN in one network, in
+    /// either direction. The vnics may differ.
     pub fn is_copy_of(&self, other: &Key) -> bool {
         let flow = |key: &Key| Key { ends: key.ends & 0xff_ff00, ..*key };
         flow(self) == flow(other) || flow(&self.reversed()) == flow(other)
     }
 
-    /// As six words; the lowest byte of the last is free.
+    /// Returns the key as six words; the lowest byte of the last is free.
     #[inline(always)]
     pub fn words(&self) -> [u64; 6] {
         let ([a, b], [c, d]) = (self.source, self.destination);
         [a, b, c, d, self.ports, self.ends]
     }
 
-    /// 0 if `words` are this key's, 1 if they are those of the other direction, whatever the lowest
-    /// byte of the last is.
+    /// Returns 0 if `words` are this key's, 1 if they are those of the other direction. Ignores the
+    /// lowest byte of the last word.
     #[inline(always)]
     pub fn direction_of(&self, words: &[u64; 6]) -> Option<usize> {
         let differs = |key: &Key| {
@@ -94,13 +94,13 @@ impl Key {
         }
     }
 
-    /// Of [`Self::words`], whatever the lowest byte is.
+    /// Returns the key of [`Self::words`]. Ignores the lowest byte.
     #[inline(always)]
     pub fn from_words([a, b, c, d, ports, ends]: [u64; 6]) -> Key {
         Key { source: [a, b], destination: [c, d], ports, ends: ends & !FLAGS }
     }
 
-    /// Addresses, ports, protocol and VLAN.
+    /// Returns addresses, ports, protocol and VLAN.
     pub fn tuple(&self) -> Tuple {
         Tuple {
             source: whole(self.source),
@@ -112,12 +112,12 @@ impl Key {
         }
     }
 
-    /// The network.
+    /// Returns the network.
     pub fn vni(&self) -> u32 {
         (self.ports >> 8) as u32 & 0xff_ffff
     }
 
-    /// Slots of the sender and the receiver.
+    /// Returns the slots of the sender and the receiver.
     pub fn slots(&self) -> (u32, u32) {
         ((self.ends >> 44) as u32, (self.ends >> 24) as u32 & REMOTE)
     }

@@ -1,9 +1,9 @@
-//! What stands where in the file of the table, and the header that says so.
+//! Layout of the table's file, and the header that describes it.
 //!
 //! In units of 128 bytes: the header; records; buckets, two in a unit; names of vnics by slot.
-//! Words are the processor's. A process that comes later needs nothing else to tell who talked to
-//! whom: it is the same host and boot, or the file is of no use. What admitted a session has no
-//! name, as whatever survives is decided again.
+//! Words are in the processor's byte order. A later process needs nothing else to read the ends of
+//! sessions: it runs in the same boot of the same host, or the file is of no use. The rules that
+//! admitted a session have no names, as each surviving session is decided again.
 
 use crate::session::{
     hash::{HashKey, Hasher},
@@ -12,8 +12,8 @@ use crate::session::{
 
 /// Identifies the file: "BFLYSESS".
 pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"BFLYSESS");
-/// Counts changes of the layout. 2: boot, host and names; times are CLOCK_BOOTTIME. 3: a keyed hash
-/// of two kinds, and which one; buckets count moves.
+/// Number of the layout. 2: boot, host and names; times are CLOCK_BOOTTIME. 3: a keyed hash of two
+/// kinds, and its kind; buckets count moves.
 pub(super) const VERSION: u64 = 3;
 
 /// Words of the header unit. The first line is never written again.
@@ -22,11 +22,11 @@ pub(super) const HEAD_VERSION: usize = 1;
 pub(super) const HEAD_CAPACITY: usize = 2;
 #[cfg(test)]
 pub(super) const HEAD_HASH_KEY: usize = 3;
-/// How many slots have names.
+/// Number of slots with names.
 pub(super) const HEAD_SLOTS: usize = 7;
 /// Top of the stack of free records: a count against reuse, and the index plus one.
 pub(super) const HEAD_FREE: usize = 8;
-/// Records from here on were never used.
+/// First record that was never used.
 pub(super) const HEAD_FRESH: usize = 9;
 pub(super) const HEAD_USED: usize = 10;
 pub(super) const HEAD_BOOT: usize = 11;
@@ -34,14 +34,14 @@ pub(super) const HEAD_HOST: usize = 13;
 /// Number of a [`super::hash::HashKind`].
 pub(super) const HEAD_HASH: usize = 15;
 
-/// Most records a table can have: an index fits in the part of a word that entries have.
+/// Most records of a table: an index fits in its part of an entry's word.
 pub(crate) const MAX_SESSIONS: u32 = 1 << 24;
-/// Sessions for each slot that has a name: those of vnics beyond are not told apart by a process
-/// that comes later.
+/// Sessions for each slot that has a name. A later process cannot tell vnics in slots without a
+/// name apart.
 const SESSIONS_PER_NAME: u32 = 64;
 const MIN_NAMES: u32 = 64;
 
-/// Where things are, in units.
+/// Places of records, buckets and names, in units.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Layout {
     pub capacity: u32,
@@ -55,7 +55,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Of so many records. Only what may outlive the process has names.
+    /// Makes the layout for so many records. Only a table that may outlive the process has names.
     pub fn new(capacity: u32, named: bool) -> Layout {
         let capacity = capacity.clamp(MIN_SESSIONS, MAX_SESSIONS);
         // Seven entries each: five sevenths are in use at most when all records are.
@@ -73,12 +73,12 @@ impl Layout {
     }
 }
 
-/// Which boot of which host.
+/// Identity of a boot and its host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Here {
-    /// Zeros if it cannot be told: nothing is taken over then.
+    /// Boot; zeros if not known, and then no session is taken over.
     pub boot: [u64; 2],
-    /// Zeros where hosts have no number.
+    /// Host; zeros where hosts have no number.
     pub host: [u64; 2],
 }
 
@@ -94,14 +94,14 @@ impl Here {
     }
 }
 
-/// 32 hexadecimal digits, with dashes or without.
+/// Reads 32 hexadecimal digits, with dashes or without.
 fn number(text: &str) -> Option<[u64; 2]> {
     let digits: String = text.chars().filter(|c| *c != '-').collect();
     let number = u128::from_str_radix(&digits, 16).ok().filter(|_| digits.len() == 32)?;
     Some([(number >> 64) as u64, number as u64])
 }
 
-/// The header of a table that nobody has used yet.
+/// Returns the header of a new table.
 pub(super) fn header(layout: &Layout, hasher: &Hasher, here: Here) -> [u64; 16] {
     let Here { boot: [b0, b1], host: [h0, h1] } = here;
     let HashKey([k0, k1, k2, k3]) = hasher.key();
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(here, Here::read());
     }
 
-    /// What docs/architecture.md says: another layout is another version.
+    /// Checks the layout in docs/architecture.md: another layout needs another version.
     #[test]
     fn the_header_is_as_documented() {
         let layout = Layout::new(1_000_000, true);

@@ -1,4 +1,4 @@
-//! What the table is made of: atomics, and units of them.
+//! Memory of the table: atomics, and units of them.
 //!
 //! With the feature `loom` they are those of the model checker loom, and everything is small enough
 //! to try all interleavings.
@@ -16,12 +16,11 @@ mod real {
         units::{Left, Unit, Units, UnitsError},
     };
 
-    /// How often a lock is tried: its holder needs some hundred cycles, unless it was interrupted.
+    /// Tries for a lock: its holder needs some hundred cycles, unless it is interrupted.
     pub(crate) const PATIENCE: u32 = 2000;
-    /// How often a line that is in change is looked at: as above.
+    /// Looks at a line that is in change: as above.
     pub(crate) const LOOKS: u32 = 2000;
-    /// How often a flow is looked for that may have moved: each time another one has to have moved
-    /// meanwhile.
+    /// Searches for a flow that may have moved. Each one more needs another flow to move meanwhile.
     pub(crate) const LOOKS_AGAIN: u32 = 100;
     /// Fewest records.
     pub(crate) const MIN_SESSIONS: u32 = 64;
@@ -32,7 +31,7 @@ mod real {
 
     static ZERO: Unit = Unit([const { AtomicU64::new(0) }; 16]);
 
-    /// Stands in where an index is out of range, which no index is: nothing but zeros is ever read
+    /// Returns an atomic for an index out of range, which never happens. Only zeros are ever read
     /// from it.
     #[inline(always)]
     pub(crate) fn zero<'a>() -> &'a Unit {
@@ -53,18 +52,19 @@ mod model {
     };
 
     pub(crate) const PATIENCE: u32 = 3;
-    /// One: that it stays in change must be possible, and whoever waits lets the others go on.
+    /// One: a line that stays in change must be possible, and a waiting thread lets the others go
+    /// on.
     pub(crate) const LOOKS: u32 = 1;
     pub(crate) const LOOKS_AGAIN: u32 = 3;
     pub(crate) const MIN_SESSIONS: u32 = 1;
     pub(crate) const PER_BUCKET: u64 = 2;
     pub(crate) const BUCKET_WORDS: usize = 3;
 
-    /// As [`butterfly_mem::units::Unit`].
+    /// A unit, as [`butterfly_mem::units::Unit`].
     #[derive(Debug)]
     pub(crate) struct Unit(pub [AtomicU64; 16]);
 
-    /// As [`butterfly_mem::units::Units`], always in the process's own memory.
+    /// Units, as [`butterfly_mem::units::Units`], always in the process's own memory.
     #[derive(Debug)]
     pub(crate) struct Units(Vec<Unit>);
 

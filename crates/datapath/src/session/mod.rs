@@ -1,4 +1,4 @@
-//! Sessions: who may talk to whom because of what was decided before.
+//! Sessions: conversations that may go on because their first packet was admitted.
 
 pub(crate) mod tally;
 

@@ -1,4 +1,4 @@
-//! Who is in a slot, for a process that comes later.
+//! Names of the vnics in slots, for a later process.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
@@ -10,20 +10,20 @@ const BORN: usize = 0;
 /// VNI 32, length of the id 32.
 const ABOUT: usize = 1;
 const ID: usize = 2;
-/// Longer ids are not written: nobody takes over from such a vnic.
+/// Longest id that is written. A vnic with a longer one leaves no sessions to a later process.
 const MAX_ID: usize = 8 * (16 - ID);
 
-/// Whoever is in a slot.
+/// The vnic in a slot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Name {
-    /// Empty: no vnic, but what the network has on other hosts.
+    /// Its id; empty for a trunk, which is no vnic of this host.
     pub id: Box<str>,
     pub vni: u32,
-    /// What was decided by an older version is about somebody else.
+    /// Its first version: older decisions are about an earlier vnic.
     pub born: u32,
 }
 
-/// Writes who is in a slot. A process that dies in the middle leaves nobody there.
+/// Writes the vnic of a slot. A process that dies in the middle leaves an empty slot.
 pub(super) fn write(unit: &Unit, name: Option<&Name>) {
     let word = |at: usize| unit.0.get(at);
     let store = |at, value| {
@@ -43,7 +43,7 @@ pub(super) fn write(unit: &Unit, name: Option<&Name>) {
     }
 }
 
-/// Who was in a slot; `None` if nobody, or nobody who could have been.
+/// Reads the vnic of a slot; `None` if the slot is empty or its name is impossible.
 pub(super) fn read(words: &[u64; 16]) -> Option<Name> {
     let [born, about, id @ ..] = words;
     let born = u32::try_from(*born).ok().filter(|born| *born != 0)?;

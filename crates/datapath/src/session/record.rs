@@ -9,16 +9,16 @@ use crate::session::{
     state::{State, tcp_state},
 };
 
-/// What let a session in, at the opener's egress and at the responder's ingress, and when that was
-/// last decided.
+/// Rules that admitted a session, at the opener's egress and at the responder's ingress, and the
+/// time of that decision.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Admission {
     /// Version of the policy that decided.
     pub stamp: u32,
     /// Cells of the rules; 0 where none was needed.
     pub cells: [u32; 2],
-    /// The responder owns the address it was called by, as far as anyone checked: its answers are
-    /// not spoofed.
+    /// True if the responder owns the address it was called by, as far as that was checked: its
+    /// answers are not spoofed.
     pub answers: bool,
 }
 
@@ -43,16 +43,16 @@ const LIVE: u64 = 2;
 // The second line.
 /// Last seen 32, state 8, TCP's FINs 8, window scales 8 each.
 const SEEN: usize = 8;
-/// Packets of the opener 48, and a half of when it was made.
+/// Packets of the opener 48, and half of its creation time.
 const COUNTERS: usize = 9;
 const MARKS: usize = 13;
 const PACKETS: u64 = (1 << 48) - 1;
 
-/// ICMP errors about a UDP session that pass in a second without a rule: nothing in what they quote
-/// is hard to guess.
+/// ICMP errors about a UDP session that pass per second without a rule: nothing that they quote is
+/// hard to guess.
 const ERRORS_PER_SECOND: u32 = 4;
 
-/// Of what is not TCP.
+/// Track of a session that is not TCP.
 pub(crate) const NO_TRACK: Track = Track {
     state: TcpState::New,
     fins: 0,
@@ -66,7 +66,7 @@ pub(crate) const NO_TRACK: Track = Track {
 #[derive(Clone, Copy)]
 pub(crate) struct Record<'a>(&'a [AtomicU64; 16]);
 
-/// What moves, as it was at one moment.
+/// The second line, as it was at one moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Line2 {
     pub seen: u32,
@@ -79,11 +79,11 @@ pub(crate) struct Line2 {
 
 /// The first line, as it was at one moment.
 pub(crate) enum Line1 {
-    /// Somebody was changing it.
+    /// A thread was changing it.
     Changing,
     /// No session is in it.
     Free,
-    /// The words of the key, with the flags, and what admitted it.
+    /// The words of the key, with the flags, and the admission.
     Live([u64; 6], Admission),
 }
 
@@ -93,21 +93,20 @@ impl<'a> Record<'a> {
         Record(&unit.0)
     }
 
-    /// A word by its number, which is a constant below 16 at every caller.
+    /// Returns a word by its number, which is a constant below 16 at every caller.
     #[inline(always)]
     pub fn word(&self, at: usize) -> &'a AtomicU64 {
         let [first, ..] = self.0;
         self.0.get(at).unwrap_or(first)
     }
 
-    /// As [`Self::word`].
+    /// Returns a word, as [`Self::word`].
     pub fn word_of(&self, at: usize) -> &'a AtomicU64 {
         self.word(at)
     }
 
-    /// The first line. Waits for whoever changes it, for as long as that takes who was not
-    /// interrupted in it; a frame of a session that holds is not lost because the session is
-    /// decided again at this moment.
+    /// Returns the first line. Waits for a thread that changes it, as long as a change takes
+    /// without an interruption. So a session that is decided again at this moment loses no frame.
     pub fn line1(&self) -> Line1 {
         for _ in 0..LOOKS {
             match self.try_line1() {
@@ -118,7 +117,8 @@ impl<'a> Record<'a> {
         Line1::Changing
     }
 
-    /// As [`Self::line1`], if somebody is in it and it does not stay in change.
+    /// Returns the key and the admission, if a session is in the record and does not stay in
+    /// change.
     pub fn read(&self) -> Option<(Key, Admission)> {
         match self.line1() {
             Line1::Live(words, admission) => Some((Key::from_words(words), admission)),
@@ -126,7 +126,7 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// As [`Self::read`], however long a change takes. Not for the packet path.
+    /// Reads as [`Self::read`], however long a change takes. Not for the packet path.
     pub fn read_surely(&self) -> Option<(Key, Admission)> {
         loop {
             match self.line1() {
@@ -137,8 +137,8 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// The first line for a comparison, if it is not in change: the words of the key, with the
-    /// flags. Tries once.
+    /// Returns the words of the key with the flags, and the admission, if the record is in use and
+    /// not in change. Tries once.
     #[inline(always)]
     pub fn words(&self) -> Option<([u64; 6], Admission)> {
         let before = self.word(SEQUENCE).load(Acquire);
@@ -161,8 +161,8 @@ impl<'a> Record<'a> {
         Some((words, admission))
     }
 
-    /// Apart from [`Self::words`], which every frame of a session takes: telling why it is none
-    /// costs that path instructions.
+    /// Reads the first line. Separate from [`Self::words`], which runs for every frame of a
+    /// session: telling free from changing would cost that path instructions.
     fn try_line1(&self) -> Line1 {
         match self.words() {
             Some((words, admission)) => Line1::Live(words, admission),
@@ -171,7 +171,7 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// Nobody is in it, and nobody changes it.
+    /// Returns whether it is free and not in change.
     pub fn is_free(&self) -> bool {
         let before = self.word(SEQUENCE).load(Acquire);
         let last = self.word(KEY + 5).load(Relaxed);
@@ -180,8 +180,8 @@ impl<'a> Record<'a> {
         before & ODD == 0 && (before ^ after) >> 32 == 0 && last & LIVE == 0
     }
 
-    /// Writes both lines of a record that is in no bucket. Whoever sees the first line sees the
-    /// second: it is written before the sequence number is even again.
+    /// Writes both lines of a record that is in no bucket. A reader that sees the first line sees
+    /// the second: it is written before the sequence number is even again.
     pub fn write(&self, key: &Key, admission: Admission, life: &Life) {
         self.change(
             || {
@@ -205,7 +205,7 @@ impl<'a> Record<'a> {
         self.store_seen(life.now, life.state, &life.track);
     }
 
-    /// Writes what admitted the session anew. Its key stays.
+    /// Replaces the admission of the session. Its key stays.
     pub fn readmit(&self, key: &Key, admission: Admission) {
         self.change(
             || {
@@ -217,18 +217,19 @@ impl<'a> Record<'a> {
         );
     }
 
-    /// The responder owns its address. Alone, this is no change that a reader could see half of.
+    /// Notes that the responder owns its address. Readers cannot see half of this change, as it is
+    /// one word.
     pub fn set_answers(&self) {
         self.word(KEY + 5).fetch_or(ANSWERS, Relaxed);
     }
 
-    /// Nobody finds it any more.
+    /// Frees the record: no lookup finds it any more.
     pub fn erase(&self) {
         self.change(|| self.word(KEY + 5).store(0, Relaxed), None, TENANT);
     }
 
-    /// Another one than before: the record is another session's by now, or was admitted anew some
-    /// ten thousand times.
+    /// Returns a number that changes with each session in the record. It repeats after some ten
+    /// thousand changes of the session or its admission.
     #[inline(always)]
     pub fn tenant(&self) -> u16 {
         (self.word(SEQUENCE).load(Relaxed) / TENANT) as u16
@@ -259,24 +260,24 @@ impl<'a> Record<'a> {
         self.word(CELLS).store(u64::from(egress) << 32 | u64::from(ingress), Relaxed);
     }
 
-    /// The next free record plus one, while this one is free.
+    /// Returns the index of the next free record plus one, while this one is free.
     pub fn next_free(&self) -> u32 {
         self.word(CELLS).load(Relaxed) as u32
     }
 
-    /// See [`Self::next_free`].
+    /// Sets [`Self::next_free`].
     pub fn set_next_free(&self, next: u32) {
         self.word(CELLS).store(next.into(), Relaxed);
     }
 
-    /// When it was last seen, and its state.
+    /// Returns the time of the last frame, and the state.
     #[inline(always)]
     pub fn seen(&self) -> (u32, State) {
         let word = self.word(SEEN).load(Relaxed);
         ((word >> 32) as u32, State::from_number((word >> 24) as u8))
     }
 
-    /// Writes when it was last seen and its state.
+    /// Writes the time of the last frame and the state.
     #[inline(always)]
     pub fn store_seen(&self, now: u32, state: State, track: &Track) {
         let [opener, responder] = track.scale;
@@ -288,14 +289,14 @@ impl<'a> Record<'a> {
         self.word(SEEN).store(word, Relaxed);
     }
 
-    /// The word of [`Self::seen`], and the number of the state in it.
+    /// Returns the word of [`Self::seen`], and the number of the state in it.
     #[inline(always)]
     pub fn seen_word(&self) -> (u64, u8) {
         let word = self.word(SEEN).load(Relaxed);
         (word, (word >> 24) as u8)
     }
 
-    /// Writes when it was last seen, and the number of its state, given what stood there.
+    /// Writes the time of the last frame and the number of the state, given the word before.
     #[inline(always)]
     pub fn store_seen_word(&self, was: u64, now: u32, state: u8) {
         let word = u64::from(now) << 32 | u64::from(state) << 24 | was & 0xff_ffff;
@@ -304,8 +305,7 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// Adds to the counters of one direction; whoever works for that end's vnic is the only one who
-    /// does.
+    /// Adds to the counters of one direction. Only the worker of that end's vnic does so.
     #[inline(always)]
     pub fn count(&self, direction: usize, packets: u64, bytes: u64) {
         let at = COUNTERS + 2 * (direction & 1);
@@ -315,7 +315,7 @@ impl<'a> Record<'a> {
         sum.store(sum.load(Relaxed).wrapping_add(bytes), Relaxed);
     }
 
-    /// The TCP marks.
+    /// Returns the TCP marks.
     #[inline(always)]
     pub fn track(&self) -> Track {
         let seen = self.word(SEEN).load(Relaxed);
@@ -331,7 +331,7 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// Writes the TCP marks; the state and the scales go with [`Self::store_seen`].
+    /// Writes the TCP marks; [`Self::store_seen`] writes the state and the scales.
     #[inline(always)]
     pub fn store_track(&self, track: &Track) {
         let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
@@ -342,8 +342,8 @@ impl<'a> Record<'a> {
         self.word(MARKS + 2).store(pair(acked0, acked1), Relaxed);
     }
 
-    /// Counts an ICMP error about a session without TCP marks: second (high half) and errors of it
-    /// stand in the last of their words. Returns whether it may pass.
+    /// Counts an ICMP error about a session without TCP marks, and returns whether it may pass. The
+    /// last word of those marks has the second (high half) and the errors in it.
     pub fn take_error(&self, now: u32) -> bool {
         let count = |word: u64| match ((word >> 32) as u32 == now, word as u32) {
             (true, ERRORS_PER_SECOND..) => None,
@@ -353,7 +353,7 @@ impl<'a> Record<'a> {
         self.word(MARKS + 2).fetch_update(Relaxed, Relaxed, count).is_ok()
     }
 
-    /// Everything that moves.
+    /// Returns the second line.
     pub fn line2(&self) -> Line2 {
         let load = |at| self.word(at).load(Relaxed);
         let (seen, state) = self.seen();
@@ -408,7 +408,7 @@ mod tests {
         let unit = Unit::default();
         let record = Record::of(&unit);
         assert!(record.is_free() && record.read().is_none() && record.words().is_none());
-        // What was there before is nobody's.
+        // The words of before must not shine through.
         (0..16).for_each(|at| record.word(at).store(if at == 0 { 0 } else { u64::MAX }, Relaxed));
         write(&record);
         assert_eq!(record.read(), Some((key(), ADMISSION)));
@@ -425,7 +425,7 @@ mod tests {
         assert_eq!(record.tenant(), 1);
     }
 
-    /// A reader that comes in between sees that the line is in change, whatever is done to it.
+    /// A reader that comes in between sees that the line is in change, at any step of a change.
     #[test]
     fn who_reads_meanwhile_knows() {
         let unit = Unit::default();
@@ -438,7 +438,7 @@ mod tests {
                 || {
                     assert!(record.words().is_none() && !record.is_free());
                     assert!(matches!(record.line1(), Line1::Changing));
-                    // Nothing but the sequence number says so.
+                    // Nothing but the sequence number tells a change.
                     assert_eq!(words()[1..], before[1..]);
                 },
                 stamp,
@@ -454,7 +454,8 @@ mod tests {
         }
     }
 
-    /// One that nobody is in yet is not free while somebody moves in, who has not said so.
+    /// A record without a session is not free while a thread writes a session into it that is not
+    /// visible yet.
     #[test]
     fn a_record_in_change_is_not_free() {
         let unit = Unit::default();

@@ -1,9 +1,9 @@
-//! Shares of the table: what a network, a vnic, and one opener at one receiver may have.
+//! Shares of the table, for a network, for a vnic, and for one opener at one receiver.
 //!
 //! Half of the table is reserved, one part for each network that has filtered vnics; the rest is
-//! common. A network within its part is never refused because of others: those beyond theirs share
-//! what is common. When there are more networks, parts are smaller at once, and what others have
-//! beyond drains by time-outs.
+//! common. A network within its part is never refused because of others: networks beyond their
+//! parts share the common rest. With more networks, parts shrink at once, and sessions beyond them
+//! drain by time-outs.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -14,26 +14,26 @@ pub(crate) struct Shares {
     capacity: u32,
     /// Most sessions of a network.
     pub network: u32,
-    /// Most sessions that a vnic opens, and most that are opened to it.
+    /// Most sessions that a vnic opens, and most that other vnics open to it.
     pub vnic: u32,
-    /// Most of the latter that one opener has.
+    /// Most sessions that one opener has at one vnic.
     pub opener: u32,
     /// New sessions of a vnic per second.
     pub rate: u32,
-    /// Reserved for each network.
+    /// Sessions reserved for each network.
     part: AtomicU32,
-    /// What is not reserved, and what networks have of it.
+    /// Sessions that are not reserved, and networks' sessions beyond their parts.
     common: AtomicU32,
     beyond: AtomicU32,
 }
 
-/// A vnic has half of what its network has, and one opener a quarter of that.
+/// A vnic's share is half of its network's, and an opener's a quarter of that.
 const VNICS: u32 = 2;
 const OPENERS: u32 = 4;
 
 impl Shares {
-    /// Of a table of which a network may have so many percent. All of it is no bound, for vnics
-    /// neither.
+    /// Makes the shares of a table of which a network may have so many percent. With 100 there is
+    /// no bound, for vnics neither.
     pub fn new(capacity: u32, percent: u32, rate: u32) -> Shares {
         let network = match percent {
             0..100 => ((u64::from(capacity) * u64::from(percent) / 100) as u32).max(1),
@@ -55,8 +55,8 @@ impl Shares {
         }
     }
 
-    /// Divides the table anew: for each network, whether it has filtered vnics, and its sessions.
-    /// What is counted meanwhile may be counted wrongly, so this is repeated now and then.
+    /// Divides the table again. `networks` gives for each one whether it has filtered vnics, and
+    /// its sessions. Changes meanwhile may be counted wrongly, so this is repeated now and then.
     pub fn divide<I: Iterator<Item = (bool, u32)>>(&self, networks: impl Fn() -> I) {
         let filtered = networks().filter(|(filtered, _)| *filtered).count() as u32;
         let part = (self.capacity / 2 / filtered.max(1)).min(self.network);
@@ -67,36 +67,36 @@ impl Shares {
         self.beyond.store(beyond.fold(0, u32::saturating_add), Relaxed);
     }
 
-    /// What is reserved for a network.
+    /// Returns the number of sessions reserved for a network.
     pub fn part(&self, filtered: bool) -> u32 {
         if filtered { self.part.load(Relaxed) } else { 0 }
     }
 
-    /// A network that had so many sessions has one more.
+    /// Counts one more session of a network that had so many.
     pub fn entered(&self, filtered: bool, before: u32) {
         if before >= self.part(filtered) {
             self.beyond.fetch_add(1, Relaxed);
         }
     }
 
-    /// A network that had so many sessions has one less.
+    /// Counts one session less of a network that had so many.
     pub fn left(&self, filtered: bool, before: u32) {
         if before > self.part(filtered) {
             less(&self.beyond);
         }
     }
 
-    /// Whether something is left of what is common.
+    /// Returns whether the common part has room.
     pub fn has_common(&self) -> bool {
         self.beyond.load(Relaxed) < self.common.load(Relaxed)
     }
 
-    /// Counts nothing beyond the parts of networks any more: for an explanation.
+    /// Forgets the sessions beyond the parts of networks, for an explanation.
     pub fn forget(&self) {
         self.beyond.store(0, Relaxed);
     }
 
-    /// The same, with counts of its own.
+    /// Returns a copy with counts of its own.
     pub fn copy(&self) -> Shares {
         let same = |word: &AtomicU32| AtomicU32::new(word.load(Relaxed));
         let Shares { capacity, network, vnic, opener, rate, part, common, beyond } = self;
@@ -114,33 +114,33 @@ impl Shares {
     }
 }
 
-/// Subtracts one, but never from nothing. Returns what it was.
+/// Subtracts one, but never from zero. Returns the value before.
 pub(crate) fn less(count: &AtomicU32) -> u32 {
     count.fetch_update(Relaxed, Relaxed, |n| n.checked_sub(1)).unwrap_or(0)
 }
 
-/// What is counted of the sessions of one vnic.
+/// Counts of the sessions of one vnic.
 #[derive(Default)]
 pub(crate) struct VnicSessions {
-    /// It opened.
+    /// Sessions that it opened.
     pub opened: AtomicU32,
-    /// Others opened to it.
+    /// Sessions that others opened to it.
     pub received: AtomicU32,
     pub openers: Openers,
-    /// Those it may still open.
+    /// Sessions that it may still open.
     pub budget: Bucket,
-    /// Until when nothing is searched for another one of its own, in ticks of the time stamp
-    /// counter.
+    /// Time until which no other session of the vnic is searched to make room, in ticks of the time
+    /// stamp counter.
     pub rests: AtomicU64,
 }
 
 impl VnicSessions {
-    /// All that it is an end of.
+    /// Returns the number of sessions that it is an end of.
     pub fn count(&self) -> u32 {
         self.opened.load(Relaxed).saturating_add(self.received.load(Relaxed))
     }
 
-    /// Counts none of its sessions any more: for an explanation, in which some of them went.
+    /// Forgets its sessions, for an explanation in which some of them went.
     pub fn forget(&self) {
         self.openers
             .0
@@ -149,7 +149,7 @@ impl VnicSessions {
             .for_each(|n| n.store(0, Relaxed));
     }
 
-    /// One like this.
+    /// Returns a copy with counts of its own.
     pub fn copy(&self) -> VnicSessions {
         let same = |word: &AtomicU32| AtomicU32::new(word.load(Relaxed));
         let VnicSessions { opened, received, openers, budget, rests } = self;
@@ -165,9 +165,9 @@ impl VnicSessions {
     }
 }
 
-/// How many of a vnic's sessions each opener has: never too few. Those whose hashes meet in both
-/// rows are counted together; as the sum is bounded, only who has many can make that felt, and the
-/// hash is secret.
+/// Number of a vnic's sessions per opener; never too few. Openers whose hashes meet in both rows
+/// are counted together. As the sum is bounded, only an opener with many sessions can disturb
+/// another, and the hash is secret.
 pub(crate) struct Openers(Box<[AtomicU32]>);
 
 /// Counters in each of two rows.
@@ -184,17 +184,17 @@ impl Openers {
         [hash as usize % ROW, ROW + (hash >> 32) as usize % ROW].map(|at| self.0.get(at))
     }
 
-    /// Sessions of the opener with this hash.
+    /// Returns the number of sessions of the opener with this hash.
     pub fn count(&self, hash: u64) -> u32 {
         self.cells(hash).into_iter().flatten().map(|cell| cell.load(Relaxed)).min().unwrap_or(0)
     }
 
-    /// It has one more.
+    /// Counts one session more of the opener.
     pub fn add(&self, hash: u64) {
         self.cells(hash).into_iter().flatten().for_each(|cell| _ = cell.fetch_add(1, Relaxed));
     }
 
-    /// It has one less.
+    /// Counts one session less of the opener.
     pub fn remove(&self, hash: u64) {
         self.cells(hash).into_iter().flatten().for_each(|cell| _ = less(cell));
     }
@@ -227,7 +227,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is counted step by step is what is counted at once.
+        /// Counting step by step agrees with counting at once.
         #[test]
         fn what_is_beyond_is_counted(counts in prop::collection::vec((any::<bool>(), 0u32..40), 1..8),
             steps in prop::collection::vec((0usize..8, any::<bool>()), 0..200)) {
@@ -250,7 +250,8 @@ mod tests {
             prop_assert_eq!(counted, shares.beyond.load(Relaxed));
         }
 
-        /// One opener among many others: its count is never too small, and what left is not counted.
+        /// One opener among many others: its count is never too small, and sessions that ended are
+        /// not counted.
         #[test]
         fn an_opener_is_counted(hashes in prop::collection::vec(any::<u64>(), 1..40), n in 1u32..50) {
             let openers = Openers::default();
@@ -289,7 +290,8 @@ mod tests {
         assert_eq!(count.load(Relaxed), 0);
     }
 
-    /// What is common is left until those beyond their parts have all of it, to the last session.
+    /// The common part has room until networks beyond their parts have all of it, to the last
+    /// session.
     #[test]
     fn what_is_common_ends() {
         let shares = Shares::new(100, 100, 1);
@@ -310,7 +312,7 @@ mod tests {
         assert!(shares.has_common());
     }
 
-    /// Two that meet in one row only are told apart by the other.
+    /// Openers that meet in one row are told apart by the other.
     #[test]
     fn openers_have_two_rows() {
         let rows = ROW as u64;
@@ -326,7 +328,7 @@ mod tests {
             assert_eq!((openers.count(one), openers.count(other)), (2, 1));
             openers.remove(one);
             assert_eq!((openers.count(one), openers.count(other)), (1, 1));
-            // Both rows begin anew behind their last counter.
+            // Both rows wrap around behind their last counter.
             assert_eq!(openers.count(one + rows + (rows << 32)), 1);
         }
     }

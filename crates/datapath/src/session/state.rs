@@ -4,7 +4,7 @@ use butterfly_packet::protocol;
 
 use crate::ip::tcp::TcpState;
 
-/// Where a session stands.
+/// State of a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum State {
     Tcp(TcpState),
@@ -31,8 +31,8 @@ pub struct Timeouts {
     pub tcp_closing: u32,
     /// TCP, after the last acknowledgement.
     pub tcp_time_wait: u32,
-    /// TCP, cut by a change of policy: for so long it is not picked up from its middle, by
-    /// whichever end. A switch takes at least its time for picking up.
+    /// TCP, cut by a change of policy: time in which neither end can have it picked up from its
+    /// middle. A switch uses at least its time for picking up.
     pub tcp_cut: u32,
     /// UDP, not answered yet.
     pub udp_new: u32,
@@ -46,9 +46,9 @@ pub struct Timeouts {
     pub sctp_established: u32,
     /// Every other protocol.
     pub other: u32,
-    /// How long fragments may follow their first one.
+    /// Fragments, after their first one.
     pub fragment: u32,
-    /// How long a DHCP server may take to answer.
+    /// DHCP, until the server answers.
     pub dhcp: u32,
 }
 
@@ -73,7 +73,7 @@ impl Default for Timeouts {
     }
 }
 
-/// TCP's state of a [`State::number`]; anything else is the state that ends soonest.
+/// Returns TCP's state of a [`State::number`]. Any other number is the state that ends soonest.
 #[inline(always)]
 pub(crate) const fn tcp_state(number: u8) -> TcpState {
     match number {
@@ -90,7 +90,7 @@ pub(crate) const fn tcp_state(number: u8) -> TcpState {
 }
 
 impl State {
-    /// As it is stored.
+    /// Returns the number by which it is stored.
     #[inline(always)]
     pub const fn number(self) -> u8 {
         match self {
@@ -105,7 +105,7 @@ impl State {
         }
     }
 
-    /// Of [`Self::number`]; anything else is the state that ends soonest.
+    /// Returns the state of a [`Self::number`]. Any other number is the state that ends soonest.
     #[inline(always)]
     pub fn from_number(number: u8) -> State {
         match number {
@@ -121,7 +121,7 @@ impl State {
         }
     }
 
-    /// Number of the state that an answer leads to, from a state's number.
+    /// Returns the number of the state that an answer leads to, from a state's number.
     #[inline(always)]
     pub const fn answered(number: u8) -> u8 {
         const UNANSWERED: u32 = 1 << State::UdpNew.number()
@@ -130,7 +130,7 @@ impl State {
         number + (UNANSWERED >> (number % 32) & 1) as u8
     }
 
-    /// The protocol that has it.
+    /// Returns the protocol that has it.
     pub const fn protocol(self) -> &'static str {
         match self {
             State::Tcp(_) => "tcp",
@@ -141,7 +141,7 @@ impl State {
         }
     }
 
-    /// Whether sessions of an IP protocol can be in it.
+    /// Returns whether sessions of an IP protocol can be in it.
     pub const fn is_of(self, protocol: u8) -> bool {
         let own = matches!(protocol, protocol::TCP | protocol::UDP | protocol::SCTP);
         match self {
@@ -153,7 +153,7 @@ impl State {
         }
     }
 
-    /// For people.
+    /// Returns its name in outputs.
     pub const fn name(self) -> &'static str {
         match self {
             State::Tcp(TcpState::New) => "new",
@@ -171,7 +171,8 @@ impl State {
         }
     }
 
-    /// Both ends have spoken and neither has ended: it is never evicted for another one.
+    /// Returns whether both ends have sent and neither has ended. Such a session is never evicted
+    /// for another one.
     pub const fn is_established(self) -> bool {
         matches!(
             self,
@@ -184,7 +185,7 @@ impl State {
 }
 
 impl Timeouts {
-    /// Seconds a state lasts.
+    /// Returns the seconds that a state lasts.
     #[inline(always)]
     pub(crate) const fn of(&self, state: State) -> u32 {
         match state {
@@ -203,12 +204,12 @@ impl Timeouts {
         }
     }
 
-    /// Seconds each state lasts, by its number.
+    /// Returns the seconds that each state lasts, by its number.
     pub(crate) fn by_number(&self) -> [u32; 32] {
         std::array::from_fn(|number| self.of(State::from_number(number as u8)))
     }
 
-    /// Whether a session in this state, last seen then, has ended by `now`.
+    /// Returns whether a session in this state with its last frame at `seen` has ended by `now`.
     #[inline(always)]
     pub(crate) const fn over(&self, state: State, seen: u32, now: u32) -> bool {
         now.wrapping_sub(seen) as i32 > 0 && now.wrapping_sub(seen) > self.of(state)
@@ -320,11 +321,11 @@ mod tests {
                     && timeouts.over(state, 100, 101 + seconds),
                 "{state:?}"
             );
-            // Seen by a worker whose second is the next one; and when the clock goes round.
+            // Seen by a worker whose clock is a second ahead; and when the clock wraps around.
             assert!(!timeouts.over(state, 101, 100) && !timeouts.over(state, u32::MAX, 0));
             assert!(timeouts.over(state, u32::MAX, seconds));
         }
-        // What no state has lasts as what ends soonest.
+        // A number of no state lasts as long as the state that ends soonest.
         assert_eq!((by_number[9], by_number[31]), (4, 4));
     }
 }

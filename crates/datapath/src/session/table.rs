@@ -1,14 +1,14 @@
 //! The table of sessions: bounded, shared by all workers, in memory that may outlive the process.
 //!
-//! A record is one unit of 128 bytes. Its first line says who talks to whom and what admitted it;
-//! established traffic only reads it. The second holds what moves: last seen, counters, TCP state.
-//! Records never move and are never freed, so a reader needs no protection but the sequence number
-//! in the first word: odd while the line changes. Buckets point to records; a writer holds the
+//! A record is one unit of 128 bytes. Its first line has the key and the admission; established
+//! traffic only reads it. The second has all that changes: last frame, counters, TCP state. Records
+//! never move and are never freed. So a reader needs no protection except the sequence number in
+//! the first word: odd while the line changes. Buckets point to records; a writer holds the
 //! bucket's lock.
 //!
 //! A flow has two buckets; the second is used, and looked at, only if the first overflowed. If both
-//! are full, others make way ([`relocate`]), and those for them: in a table that is 95 % full one
-//! flow in a million finds no room.
+//! are full, other flows make way ([`relocate`]), and others for those: in a table that is 95 %
+//! full one flow in a million finds no room.
 
 #[cfg(test)]
 mod audit;
@@ -42,7 +42,7 @@ use crate::session::{
 /// Two buckets share a unit.
 const HALF_UNIT: usize = 8;
 /// In a bucket's first word: the lock, the number of its flows that are in their second bucket, and
-/// how often one of its flows moved between its two buckets.
+/// the number of moves of its flows between their buckets.
 const LOCK: u64 = 1;
 const OVERFLOW: u64 = 1 << 8;
 const MOVES: u64 = 1 << 32;
@@ -51,21 +51,22 @@ const MOVES: u64 = 1 << 32;
 /// vnics. All have one hash, so more would fill the buckets of it.
 pub(crate) const MAX_COPIES: usize = 4;
 
-/// Other buckets that are looked at for a session that may be evicted.
+/// Other buckets that are searched for a session that may be evicted.
 const NEIGHBOURS: u64 = 16;
 
-/// Buckets that are looked at for a session of somebody who has too many, and sessions in them.
+/// Buckets that are searched for a session of a vnic or network with too many, and sessions in
+/// them.
 const SEARCHED: u64 = 256;
 const LOOKED_AT: u32 = 64;
 
-/// Why a session was not made.
+/// Reason for which a session was not made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NotInserted {
     /// No room, and nothing that may be evicted.
     Full,
-    /// Somebody made it meanwhile, or is changing it at this moment.
+    /// Another thread made it meanwhile, or is changing it at this moment.
     Exists,
-    /// As many of the same addresses and ports, between other vnics, as there may be.
+    /// The most sessions of the same addresses and ports are there already, between other vnics.
     Copies,
 }
 
@@ -73,7 +74,7 @@ pub(crate) enum NotInserted {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Found {
     pub index: u32,
-    /// 0: the frame is the opener's; 1: the other end's.
+    /// 0 for a frame of the opener; 1 for one of the other end.
     pub direction: usize,
     pub admission: Admission,
 }
@@ -86,8 +87,7 @@ pub(crate) struct Table {
     /// Unit of the first bucket, and number of buckets minus one.
     buckets: usize,
     mask: u64,
-    /// Unit of the first name, and number of names; there are none in memory that goes with the
-    /// process.
+    /// Unit of the first name, and number of names. A table that goes with the process has none.
     names: usize,
     slots: u32,
 }
@@ -100,7 +100,7 @@ struct Locked<'a> {
 }
 
 impl<'a> Locked<'a> {
-    /// A place that nothing is in.
+    /// Returns a free place.
     fn free(&self) -> Option<&'a AtomicU64> {
         self.words.iter().skip(1).find(|word| word.load(Relaxed) == 0)
     }
@@ -118,7 +118,7 @@ fn tag(hash: u64) -> u64 {
     hash << 32
 }
 
-/// Flows of a bucket that are in their second one, by its first word.
+/// Returns the number of a bucket's flows that are in their second one, by its first word.
 fn overflow(word: u64) -> u64 {
     word % MOVES / OVERFLOW
 }
@@ -128,20 +128,20 @@ fn entry(hash: u64, index: u32) -> u64 {
 }
 
 impl Table {
-    /// A table of `capacity` records in this process's own memory.
+    /// Makes a table of `capacity` records in this process's own memory.
     pub fn new(capacity: u32, hash_key: HashKey) -> Result<Table, UnitsError> {
         let layout = Layout::new(capacity, false);
         Ok(Table::of(Units::anonymous(layout.len)?, &layout, Hasher::new(hash_key)))
     }
 
-    /// A table in this process's own memory that finds a flow by the same hash as another one.
+    /// Makes a table in this process's own memory, with the same hash as another one.
     pub fn like(other: &Table, capacity: u32) -> Result<Table, UnitsError> {
         let layout = Layout::new(capacity, false);
         Ok(Table::of(Units::anonymous(layout.len)?, &layout, other.hasher))
     }
 
-    /// A table of `capacity` records in a file that has this name. What is there already is removed
-    /// after `look` has seen it.
+    /// Makes a table of `capacity` records in a file with this name. Removes an older file after
+    /// `look` has seen it.
     pub fn in_file(
         capacity: u32,
         name: &str,
@@ -152,7 +152,7 @@ impl Table {
         let layout = Layout::new(capacity, true);
         let hasher = Hasher::new(hash_key);
         let table = Table::of(Units::file(layout.len, name, look)?, &layout, hasher);
-        // What identifies it comes last: without it, nobody takes it for a table.
+        // The identifying word is written last: without it, the file does not count as a table.
         for (at, word) in layout::header(&layout, &hasher, here).into_iter().enumerate().rev() {
             table.head().word(at).store(word, Release);
         }
@@ -164,8 +164,8 @@ impl Table {
         Table { units, hasher, capacity, buckets, mask, names, slots }
     }
 
-    /// Says who is in a slot from now on: what is not said, nobody can tell who finds the file.
-    /// Sessions are only to be made when it is said.
+    /// Names the vnic in a slot, for a later process that finds the file. Sessions of the slot are
+    /// only made after that.
     pub fn name(&self, slot: u32, name: Option<&Name>) {
         if slot < self.slots
             && let Some(unit) = self.units.get(self.names + slot as usize)
@@ -178,27 +178,27 @@ impl Table {
         Record::of(self.units.first().unwrap_or_else(|| zero()))
     }
 
-    /// What the table is made of.
+    /// Returns the table's memory.
     pub fn units(&self) -> &Units {
         &self.units
     }
 
-    /// Most sessions it can hold.
+    /// Returns the most sessions that it can hold.
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// Sessions in it now, those that timed out and were not swept yet included.
+    /// Returns the number of sessions in it, including those that timed out and were not swept yet.
     pub fn used(&self) -> u32 {
         self.head().word(HEAD_USED).load(Relaxed) as u32
     }
 
-    /// Where to look for a flow.
+    /// Returns the hash of a flow.
     pub fn hash(&self, key: &Key) -> u64 {
         self.hasher.hash(key)
     }
 
-    /// The same for many: fetches the bucket of each.
+    /// Returns the hashes of many flows, and fetches the bucket of each.
     #[inline(always)]
     pub fn hash_each<T>(
         &self,
@@ -228,13 +228,14 @@ impl Table {
         hash >> 32
     }
 
-    /// Never the first: it differs in the lowest bit, and there are two buckets at least.
+    /// Returns the second bucket. It is never the first: they differ in the lowest bit, and there
+    /// are two buckets at least.
     #[inline(always)]
     fn second(hash: u64) -> u64 {
         (hash >> 32) ^ ((hash & 0xffff_ffff).wrapping_mul(0x5bd1_e995) | 1)
     }
 
-    /// A record by its index.
+    /// Returns a record by its index.
     #[inline(always)]
     pub fn record(&self, index: u32) -> Record<'_> {
         Record::of(self.units.get(1 + index as usize).unwrap_or_else(|| zero()))
@@ -248,7 +249,7 @@ impl Table {
         }
     }
 
-    /// The record that may be the flow's, and fetches it.
+    /// Returns the record that may be the flow's, and fetches it.
     #[inline(always)]
     pub fn candidate(&self, hash: u64) -> Option<u32> {
         let first = entry(hash, 0);
@@ -266,7 +267,7 @@ impl Table {
         None
     }
 
-    /// Whether this record is the flow's, in either orientation.
+    /// Returns whether this record is the flow's, in either orientation.
     #[inline(always)]
     pub fn check(&self, index: u32, key: &Key) -> Option<Found> {
         let record = self.record(index);
@@ -274,19 +275,20 @@ impl Table {
         Some(Found { index, direction: key.direction_of(&words)?, admission })
     }
 
-    /// The flow's record, wherever it is.
+    /// Returns the flow's record, in either bucket.
     pub fn lookup(&self, hash: u64, key: &Key) -> Option<Found> {
         self.find(hash, |found| found == key || *found == key.reversed())
             .and_then(|index| self.check(index, key))
     }
 
-    /// A record among those of a hash.
+    /// Returns a record among those of a hash.
     pub fn find(&self, hash: u64, wanted: impl Fn(&Key) -> bool) -> Option<u32> {
         self.find_map(hash, |index, found, _| wanted(&found).then_some(index))
     }
 
-    /// The first of what is made of the sessions of a hash, those included that have ended and were
-    /// not swept yet. One that moves meanwhile is not missed, but may be seen twice.
+    /// Returns the first result of `make` for the sessions of a hash, including those that have
+    /// ended and were not swept yet. A session that moves meanwhile is not missed, but may be seen
+    /// twice.
     pub fn find_map<T>(
         &self,
         hash: u64,
@@ -307,13 +309,14 @@ impl Table {
         None
     }
 
-    /// How often a flow of this home moved: who finds nothing looks again if one did.
+    /// Returns the number of moves of flows of this home. A search that finds nothing is repeated
+    /// if one moved.
     fn moves(&self, hash: u64) -> u64 {
         self.bucket(Self::first(hash)).first().map_or(0, |word| word.load(Acquire) / MOVES)
     }
 
-    /// Records that may be those of a hash. Whether the first bucket overflowed is asked when it
-    /// has been looked through: what moved on meanwhile was counted before it left.
+    /// Returns records that may be those of a hash. Asks whether the first bucket overflowed only
+    /// after searching it: a flow that left it meanwhile was counted before it left.
     fn candidates(&self, hash: u64) -> impl Iterator<Item = u32> {
         let first = self.bucket(Self::first(hash));
         let second = move || match first.first() {
@@ -330,8 +333,9 @@ impl Table {
         })
     }
 
-    /// Whether a flow may have another record. To be asked under the first bucket's lock: none of
-    /// this hash moves then. One that the second bucket's lock guards can be in change.
+    /// Returns whether a flow may have another record. The caller holds the first bucket's lock: no
+    /// flow of this hash moves then. A record that the second bucket's lock guards can be in
+    /// change.
     fn may_add(&self, hash: u64, key: &Key) -> Result<(), NotInserted> {
         let mut copies = 0;
         for index in self.candidates(hash) {
@@ -353,7 +357,7 @@ impl Table {
         let at = at & self.mask;
         let words = self.bucket(at);
         let word = words.first()?;
-        // Made only by whoever got the lock: its drop releases it.
+        // Made only by the thread that got the lock: its drop releases it.
         (word.load(Relaxed) & LOCK == 0 && word.fetch_or(LOCK, Acquire) & LOCK == 0)
             .then(|| Locked { at, words })
     }
@@ -368,8 +372,8 @@ impl Table {
         None
     }
 
-    /// Adds a session. `may_evict` says of another one in the same buckets whether it may go;
-    /// `gone` is told if it did.
+    /// Adds a session. `may_evict` says whether another one in the same buckets may go; `gone` is
+    /// told if it did.
     pub fn insert(
         &self,
         hash: u64,
@@ -429,13 +433,14 @@ impl Table {
         {
             word.fetch_add(OVERFLOW, AcqRel);
         }
-        // Before anybody can find it and take it out again: the count is never below zero.
+        // Counted before any thread can find it and remove it again: the count is never below zero.
         self.head().word(HEAD_USED).fetch_add(1, Relaxed);
         place.store(entry(hash, index), Release);
         Ok(index)
     }
 
-    /// Whether there would be room for another session, as far as can be seen without taking it.
+    /// Returns whether there would be room for another session, as far as can be seen without
+    /// locks.
     pub fn has_room(&self, hash: u64, may_evict: impl Fn(&Record<'_>) -> bool) -> bool {
         let sessions = |at: u64| {
             self.bucket(at).iter().skip(1).map(|word| (word.load(Relaxed) as u32).checked_sub(1))
@@ -449,7 +454,7 @@ impl Table {
         place && (self.used() < self.capacity || own.into_iter().chain(near()).any(may_go))
     }
 
-    /// Takes out one of the sessions near a hash that may go; `gone` is told. Returns whether there
+    /// Removes one of the sessions near a hash that may go, and tells `gone`. Returns whether there
     /// was one.
     pub fn make_room(
         &self,
@@ -463,7 +468,7 @@ impl Table {
         })
     }
 
-    /// Whether [`Self::make_room`] would make some.
+    /// Returns whether [`Self::make_room`] would remove a session.
     pub fn could_make_room(
         &self,
         hash: u64,
@@ -472,8 +477,8 @@ impl Table {
         self.search(hash, &mut may_evict, |_, _| true)
     }
 
-    /// The first bucket near a hash that has a session which may go, and which serves. It looks at
-    /// so many at most, since whoever opens sessions makes it look.
+    /// Returns the first usable bucket near a hash that has a session which may go. The search is
+    /// bounded, since a guest that opens sessions causes it.
     fn search<M: FnMut(&Record<'_>) -> bool>(
         &self,
         hash: u64,
@@ -496,7 +501,7 @@ impl Table {
         false
     }
 
-    /// Takes out a session of a locked bucket that may go.
+    /// Removes a session of a locked bucket that may go.
     fn evict<'a>(
         &self,
         locked: &Locked<'a>,
@@ -527,20 +532,21 @@ impl Table {
         {
             word.fetch_sub(OVERFLOW, AcqRel);
         }
-        // Before its record can be another one's: the count is never above the capacity.
+        // Counted before its record can be another session's: the count is never above the
+        // capacity.
         self.head().word(HEAD_USED).fetch_sub(1, Relaxed);
         self.free(index);
     }
 
-    /// Writes what admitted a session anew, if the record still is this flow's. Returns whether it
+    /// Replaces the admission of a session, if the record still is this flow's. Returns whether it
     /// did.
     pub fn readmit(&self, index: u32, key: &Key, admission: Admission) -> bool {
         self.with(index, key, |_, _| self.record(index).readmit(key, admission))
     }
 
-    /// Notes that the responder owns its address, if the record still is this flow's and nobody has
-    /// decided it again since it was admitted by `stamp`: a newer decision may be that the
-    /// address is not the responder's. What admitted it stays. Returns whether it did.
+    /// Notes that the responder owns its address. Does so only if the record still is this flow's
+    /// and has the admission of `stamp`: a newer decision may be that the address is not the
+    /// responder's. The admission stays. Returns whether it did.
     pub fn answers(&self, index: u32, key: &Key, stamp: u32) -> bool {
         let mut noted = false;
         self.with(index, key, |_, _| {
@@ -553,8 +559,8 @@ impl Table {
         noted
     }
 
-    /// Notes that policy took back a TCP connection, if the record still is this flow's. Returns
-    /// whether it did.
+    /// Notes that a change of policy took back a TCP connection, if the record still is this
+    /// flow's. Returns whether it did.
     pub fn cut(&self, index: u32, key: &Key, now: u32) -> bool {
         self.with(index, key, |_, _| {
             let record = self.record(index);
@@ -562,12 +568,12 @@ impl Table {
         })
     }
 
-    /// Takes out this record if it still is this flow's. Returns whether it did.
+    /// Removes this record if it still is this flow's. Returns whether it did.
     pub fn remove(&self, index: u32, key: &Key) -> bool {
         self.with(index, key, |locked, word| self.take_out(locked, word, index, key))
     }
 
-    /// Does something with a record that is in a bucket, under that bucket's lock.
+    /// Calls `act` for a record in a bucket, under that bucket's lock.
     fn with(&self, index: u32, key: &Key, act: impl FnOnce(&Locked<'_>, &AtomicU64)) -> bool {
         let hash = self.hash(key);
         let wanted = entry(hash, index);
@@ -590,7 +596,7 @@ impl Table {
         false
     }
 
-    /// Every session at some moment of the call, once: by records, which do not move.
+    /// Visits every session at some moment of the call, once: by records, which do not move.
     pub fn for_each(&self, mut visit: impl FnMut(u32, Record<'_>, Key, Admission)) {
         let fresh = self.head().word(HEAD_FRESH).load(Acquire).min(self.capacity.into());
         for index in 0..fresh as u32 {
@@ -601,8 +607,8 @@ impl Table {
         }
     }
 
-    /// The sessions of a part of the buckets: part `n` of `parts`. One that moves meanwhile may be
-    /// missed, or be there twice.
+    /// Visits the sessions of a part of the buckets: part `n` of `parts`. A session that moves
+    /// meanwhile may be missed, or visited twice.
     pub fn for_part(
         &self,
         n: u64,
@@ -625,13 +631,13 @@ impl Table {
         }
     }
 
-    /// A record nobody uses.
+    /// Takes a free record.
     fn allocate(&self) -> Option<u32> {
         let free = self.head().word_of(HEAD_FREE);
         let mut top = free.load(Acquire);
         while let Some(index) = (top as u32).checked_sub(1) {
-            // May be read while another one takes it: then the count has changed and what was read
-            // is not used.
+            // Another thread may take it meanwhile. Then the count has changed and the value is not
+            // used.
             let next = self.record(index).next_free();
             let new = (top & !0xffff_ffff).wrapping_add(1 << 32) | u64::from(next);
             match free.compare_exchange_weak(top, new, AcqRel, Acquire) {

@@ -1,5 +1,5 @@
-//! How many sessions are in which state: counted by the sweep, which looks at each of them anyway,
-//! and not when somebody asks.
+//! Number of sessions by state. The sweep counts, as it looks at each session anyway; reports do
+//! not.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -8,7 +8,7 @@ use super::state::State;
 /// Numbers of states are below this.
 const STATES: usize = 32;
 
-/// The sweep writes, everybody reads.
+/// Counts that the sweep writes, and any thread reads.
 #[derive(Default)]
 pub(crate) struct Tally {
     counting: [AtomicU32; STATES],
@@ -16,32 +16,32 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// A sweep begins.
+    /// Begins a sweep.
     pub fn begin(&self) {
         self.counting.iter().for_each(|cell| cell.store(0, Relaxed));
     }
 
-    /// A session stays, in this state.
+    /// Counts a session that stays, in this state.
     pub fn add(&self, state: State) {
         if let Some(cell) = self.counting.get(usize::from(state.number())) {
             cell.store(cell.load(Relaxed).wrapping_add(1), Relaxed);
         }
     }
 
-    /// Every session was looked at.
+    /// Publishes the counts at the end of a sweep.
     pub fn publish(&self) {
         for (counted, counting) in self.counted.iter().zip(&self.counting) {
             counted.store(counting.load(Relaxed), Relaxed);
         }
     }
 
-    /// There is none.
+    /// Clears the counts of an empty table.
     pub fn clear(&self) {
         self.begin();
         self.publish();
     }
 
-    /// Protocol, state and number of sessions, for every state there is.
+    /// Returns protocol, state and number of sessions, for every state.
     pub fn list(&self) -> impl Iterator<Item = (&'static str, &'static str, u32)> {
         (0..STATES as u8).zip(&self.counted).filter_map(|(number, count)| {
             let state = State::from_number(number);

@@ -16,14 +16,14 @@ use crate::session::{
 
 const KEY: HashKey = HashKey([1, 3, 5, 7]);
 const HERE: Here = Here { boot: [11, 12], host: [13, 14] };
-/// Where a record of 64, and a name, begin; in words.
+/// First words of a record of 64, and of a name.
 const RECORD: usize = 16;
 const NAME: usize = (1 + 64 + 8) * 16;
 
-/// Who talked to whom, at which port, since when.
+/// Addresses, port and time of a session.
 type Talk = (String, String, u16, u32);
 
-/// A file in memory that goes with this.
+/// A file in memory that is removed when this is dropped.
 struct Place(String);
 
 impl Place {
@@ -40,7 +40,7 @@ impl Place {
         Path::new("/dev/shm").join(&self.0)
     }
 
-    /// Starts on what the words say that somebody left, as of second 1000.
+    /// Starts on a file with these words, as of second 1000.
     fn start(&self, words: &[u64], here: &Here) -> (Table, FormerTable, Vec<Talk>) {
         let bytes: Vec<u8> = words.iter().copied().flat_map(u64::to_ne_bytes).collect();
         fs::write(self.path(), bytes).unwrap();
@@ -86,7 +86,7 @@ fn add(table: &Table, key: &Key, stamp: u32, now: u32, state: State) {
     table.insert(table.hash(key), key, admission, &life, |_| false, |_, _, _| ()).unwrap();
 }
 
-/// The file of a table with three vnics and two sessions, as a crash leaves it.
+/// Returns the file of a table with three vnics and two sessions, as a crash leaves it.
 fn left() -> Vec<u64> {
     let place = Place::new();
     let table =
@@ -156,7 +156,7 @@ fn what_is_of_no_use_is_told_and_replaced() {
     assert_eq!(look(&|words| words.fill(0xa5a5), &HERE), Unusable::NotATable);
 }
 
-/// Of a record only what could be.
+/// Any field with an impossible value makes a record unusable.
 #[test]
 fn a_record_that_cannot_be_is_left_out() {
     let (left, place) = (left(), Place::new());
@@ -172,7 +172,7 @@ fn a_record_that_cannot_be_is_left_out() {
     let word = |at: usize| left[at];
     // In change when the process died.
     assert_eq!(set(RECORD, word(RECORD) | 1 << 32), (1, 1));
-    // Of whoever was in the slot before, of nobody, of another network, out of range.
+    // Of an earlier vnic in the slot, of an empty slot, of another network, out of range.
     assert_eq!(set(RECORD, word(RECORD) & !0xffff_ffff | 1), (1, 1));
     assert_eq!(set(NAME, 0), (1, 1));
     assert_eq!(set(NAME + 1, 8 << 32 | 1), (1, 1));
@@ -198,11 +198,11 @@ fn a_record_that_cannot_be_is_left_out() {
     assert_eq!(set(tcp, word(tcp) & !(0xff << 24) | 8 << 24), (1, 0));
     // Free.
     assert_eq!(set(RECORD + 6, 0), (1, 0));
-    // Nobody else's: what was never used is not looked at.
+    // Records that were never used are not looked at.
     assert_eq!(set(HEAD_FRESH, 1), (1, 0));
 }
 
-/// All of it in words that say what became of it.
+/// Each reason for being unusable has a text.
 #[test]
 fn what_was_found_is_told() {
     let told = |found| FormerTable { path: "/dev/shm/x".into(), found }.to_string();
@@ -225,7 +225,7 @@ fn what_was_found_is_told() {
     );
 }
 
-/// Each word of the header that says where and what it is, and the largest numbers that can be.
+/// Each word of the header that describes the file, and the largest numbers there can be.
 #[test]
 fn every_word_of_the_header_counts() {
     let (left, place) = (left(), Place::new());
@@ -272,7 +272,7 @@ fn a_name_that_goes_takes_its_sessions() {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
-    /// Whatever is in it, a start gets over it.
+    /// A start succeeds with any contents of the file.
     #[test]
     fn damage_does_no_harm(damage in prop::collection::vec((0usize..NAME + 64 * 16, any::<u64>()), 1..200)) {
         let (mut words, place) = (left(), Place::new());

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::ip::Tuple;
 
-/// Both functions; one, where the processor has no AES rounds.
+/// Returns both functions, or one where the processor has no AES rounds.
 fn hashers(key: HashKey) -> Vec<Hasher> {
     let mut all = vec![Hasher::new(key), Hasher::without_aes(key)];
     all.dedup_by_key(|hasher| hasher.kind());
@@ -66,14 +66,14 @@ proptest! {
     }
 }
 
-/// The words of a key that are hashed, changed so that they are those of a key again.
+/// Returns a key with these words, changed to valid ones.
 fn changed(words: FlowWords) -> Key {
     let [a, b, c, d, ports, ends] = words;
     Key::from_words([a, b, c, d, ports, ends & 0xff_ff00])
 }
 
-/// Flows that stand in a simple relation to another one: what a hash may give away that adds, folds
-/// or rotates its words.
+/// Returns flows in a simple relation to another one. A hash that adds, folds or rotates its words
+/// may give them the same value.
 fn relatives(words: FlowWords, random: &mut u64) -> Vec<Key> {
     let mut all = Vec::new();
     let deltas = [
@@ -129,15 +129,15 @@ fn relatives(words: FlowWords, random: &mut u64) -> Vec<Key> {
     all
 }
 
-/// What made it possible to fill the buckets of a chosen flow: a relation between words that held
-/// whatever the key.
+/// Checks that no relation between words gives equal hashes with every key. Such a relation once
+/// made it possible to fill the buckets of a chosen flow.
 #[test]
 fn no_relation_between_words_gives_equal_hashes() {
     let mut random = 7;
     let mut compared = 0u64;
     for round in 0..1000 {
         let mut words: FlowWords = std::array::from_fn(|_| draw(&mut random));
-        // Half of them as guests have them: a prefix, equal ends, small numbers.
+        // Half of them are as guests have them: a prefix, equal ends, small numbers.
         if round % 2 == 0 {
             (words[0], words[2], words[3]) = (0xfd00 << 48, 0xfd00 << 48, words[1]);
         }
@@ -155,8 +155,8 @@ fn no_relation_between_words_gives_equal_hashes() {
     assert!(compared > 1_000_000, "{compared}");
 }
 
-/// A port that is folded into the interface identifier: the same hash for all, with a hash that
-/// adds them by XOR.
+/// A port that is folded into the interface identifier. A hash that adds them by XOR gives all of
+/// these the same value.
 #[test]
 fn ports_do_not_make_up_for_interface_identifiers() {
     let mut random = 3;

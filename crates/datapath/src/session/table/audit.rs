@@ -1,5 +1,4 @@
-//! What is true of a table that nobody changes at the moment, and sessions whose records show if
-//! they are mixed up.
+//! Invariants of a table at rest, and sessions whose records show if they are mixed up.
 
 use std::collections::HashSet;
 
@@ -16,7 +15,7 @@ pub(super) const HASH_KEY: HashKey = HashKey([
     0xaaaa_bbbb_cccc_dddd,
 ]);
 
-/// Flow number `n`.
+/// Returns flow number `n`.
 pub(super) fn key(n: u32) -> Key {
     let tuple = Tuple {
         source: 0xffff_0a00_0000 + u128::from(n),
@@ -29,23 +28,23 @@ pub(super) fn key(n: u32) -> Key {
     Key::new(&tuple, 7, n % 1000, 1000 + n % 7)
 }
 
-/// The number of a [`key`].
+/// Returns the number of a [`key`].
 pub(super) fn number(key: &Key) -> u32 {
     key.tuple().source as u32 & 0xff_ffff
 }
 
-/// What version `stamp` says of a flow: all of it depends on both.
+/// Returns the verdict of version `stamp` on a flow. All of it depends on both.
 pub(super) fn verdict(n: u32, stamp: u32) -> Admission {
     let mixed = (n << 16 ^ stamp).wrapping_mul(0x9e37_79b1);
     Admission { stamp, cells: [mixed, !mixed], answers: mixed.count_ones().is_multiple_of(2) }
 }
 
-/// The second line of a flow's new record.
+/// Returns the second line of a flow's new record.
 pub(super) fn life(n: u32) -> Life {
     Life { now: n, state: State::OtherNew, track: NO_TRACK }
 }
 
-/// Every record's verdict must be one on its own flow.
+/// Checks that a record's verdict is one on its own flow.
 pub(super) fn genuine(key: &Key, admission: Admission) {
     assert_eq!(
         admission,
@@ -69,7 +68,7 @@ impl Table {
         )
     }
 
-    /// Flows of a bucket that are in their second one.
+    /// Returns the number of a bucket's flows that are in their second one.
     pub(super) fn overflow_of(&self, bucket: u64) -> u64 {
         super::overflow(self.bucket(bucket)[0].load(Acquire))
     }
@@ -79,14 +78,14 @@ impl Table {
         self.lookup(self.hash(&key), &key)
     }
 
-    /// As the packet path looks.
+    /// Looks up a flow as the packet path does.
     pub(super) fn get_fast(&self, n: u32) -> Option<Found> {
         let key = key(n);
         self.check(self.candidate(self.hash(&key))?, &key)
     }
 
-    /// Every record is in one bucket or free, every flow has one record, and all counts are right.
-    /// Returns the flows.
+    /// Checks that every record is in one bucket or free, every flow has one record, and all counts
+    /// are right. Returns the flows.
     pub(super) fn audit(&self) -> HashSet<u32> {
         let mut flows = HashSet::new();
         let mut indices = HashSet::new();

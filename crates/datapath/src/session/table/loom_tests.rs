@@ -1,11 +1,11 @@
-//! What may happen at once, in every order that the memory model allows (with up to three
-//! preemptions): by loom. `cargo test -p butterfly-datapath --features loom --lib loom`
+//! Concurrent uses of the table, in every order that the memory model allows (with up to three
+//! preemptions), by loom. `cargo test -p butterfly-datapath --features loom --lib loom`
 
 use ::loom::{model::Builder, sync::Arc, thread};
 
 use crate::session::table::{audit::*, *};
 
-/// Two buckets of two entries each.
+/// Returns a table with two buckets of two entries each.
 fn table(capacity: u32) -> Arc<Table> {
     let table = Table::new(capacity, HASH_KEY).unwrap();
     assert_eq!(table.mask, 1);
@@ -19,7 +19,7 @@ fn explore(preemptions: impl Into<Option<usize>>, model: impl Fn() + Sync + Send
     builder.check(model);
 }
 
-/// The `nth` flow whose first bucket is this one.
+/// Returns the `nth` flow with this first bucket.
 fn flow(bucket: u64, nth: usize) -> u32 {
     (0..).filter(|n| Table::first(HASH_KEY.hash(&key(*n))) & 1 == bucket).nth(nth).unwrap()
 }
@@ -82,8 +82,8 @@ fn a_flow_that_is_admitted_anew_is_not_inserted_again() {
 }
 
 /// Explores a writer and a reader, each as the thread that runs until it is interrupted: a bound on
-/// preemptions reaches less of what follows in the other one. The reader says whether it saw what
-/// the writer wrote; it must have, sometimes, and sometimes not.
+/// preemptions reaches less of what follows in the other one. The reader returns whether it saw the
+/// write; it must have, sometimes, and sometimes not.
 fn write_and_read<T: Send + Sync + 'static>(
     preemptions: impl Into<Option<usize>> + Copy,
     new: fn() -> T,
@@ -403,14 +403,14 @@ fn two_that_want_each_other_s_bucket_both_end() {
     });
 }
 
-/// Four buckets of two entries each.
+/// Returns a table with four buckets of two entries each.
 fn larger_table() -> Arc<Table> {
     let table = Table::new(8, HASH_KEY).unwrap();
     assert_eq!(table.mask, 3);
     Arc::new(table)
 }
 
-/// The `nth` flow of a home and a second bucket of [`larger_table`].
+/// Returns the `nth` flow of a home and a second bucket of [`larger_table`].
 fn flow_between(home: u64, second: u64, nth: usize) -> u32 {
     let buckets = |n: &u32| {
         (Table::first(HASH_KEY.hash(&key(*n))) & 3, Table::second(HASH_KEY.hash(&key(*n))) & 3)
@@ -429,7 +429,8 @@ fn one_leaves() -> (Arc<Table>, u32, u32) {
     (table, leaves, flow_between(0, 1, 1))
 }
 
-/// The same, but one of bucket 3 is in bucket 0, and goes home. Returns that one, and the new flow.
+/// Fills the table as [`one_leaves`] does, but a flow of bucket 3 is in bucket 0, and goes home.
+/// Returns that one, and the new flow.
 fn one_comes_home() -> (Arc<Table>, u32, u32) {
     let table = larger_table();
     let [first, other, guest] =
@@ -469,7 +470,7 @@ fn lookups_do_not_miss_a_flow_that_moves() {
     }
 }
 
-/// Two that decide on a flow while it moves: it is made once.
+/// Two threads decide on a flow while it moves: it is made once.
 #[test]
 fn a_flow_that_moves_is_not_inserted_again() {
     for new in [one_leaves, one_comes_home] {
@@ -499,14 +500,14 @@ fn a_flow_that_moves_is_removed_once_and_counted_right() {
             };
             let removed = table.remove(index, &key(moves));
             let made = mover.join().unwrap();
-            // What is in the way is a lock that is held for long, as loom has it.
+            // A lock that is held for long, as loom allows, may be in the way.
             let flows = table.audit();
             assert_eq!((flows.contains(&moves), flows.contains(&new)), (!removed, made));
         });
     }
 }
 
-/// Two at once: what one of them frees is nobody else's.
+/// Two threads at once: a place that one of them frees is not taken by another.
 #[test]
 fn two_that_make_way_at_once() {
     explore(2, || {
@@ -539,16 +540,16 @@ mod policy {
 
     use super::*;
 
-    /// Where the flow's session is.
+    /// Place of the flow's session.
     trait Session: Send + Sync + 'static {
-        /// Its index, and the version that admitted it.
+        /// Returns its index, and the version that admitted it.
         fn find(&self) -> Option<(u32, u32)>;
         fn readmit(&self, index: u32, version: u32) -> bool;
         fn remove(&self, index: u32);
         fn add(&self, version: u32);
     }
 
-    /// In the table.
+    /// A session in the table.
     struct Tabled(Arc<Table>, u32);
 
     impl Session for Tabled {
@@ -569,7 +570,8 @@ mod policy {
         }
     }
 
-    /// The stamp alone, for more threads than the whole table can be tried with; 0 is none.
+    /// A session as its stamp alone, for more threads than the whole table can be tried with; 0 is
+    /// none.
     #[derive(Default)]
     struct Stamp(AtomicU64);
 
@@ -595,12 +597,12 @@ mod policy {
 
     struct Plane<S> {
         session: S,
-        /// Of the rule's cell.
+        /// Version of the last change that took back the rule of the cell.
         taken_back: AtomicU64,
         /// Stands for the snapshot: its version.
         snapshot: AtomicU64,
         epoch: AtomicU64,
-        /// The API has answered.
+        /// True when the API has answered.
         answered: AtomicBool,
         workers: [Handle; 2],
     }

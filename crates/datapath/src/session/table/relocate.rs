@@ -1,17 +1,17 @@
 //! Making way: sessions move to their other bucket when a new one finds both of its own full.
 //!
-//! Readers take no lock, so the new place is written before the old one is cleared. Who leaves its
-//! home is counted there first: a reader that does not find it any more looks into the second
-//! bucket. Who comes home may be passed by, first there and then where it was: that the bucket
-//! counts moves tells the reader to look again. A mover holds the locks of both buckets, so who
-//! holds the home's sees none of its flows move.
+//! Readers take no lock, so the new place is written before the old one is cleared. A session that
+//! leaves its home is counted there first: a reader that does not find it any more looks into the
+//! second bucket. A reader may miss a session that comes home, first there and then in its old
+//! place: the bucket's count of moves tells the reader to look again. A mover holds the locks of
+//! both buckets, so none of a home's flows moves while another thread holds the home's lock.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use crate::session::memory::AtomicU64;
 use crate::session::table::{Locked, MOVES, OVERFLOW, Table, entry};
 
-/// Others that may have to make way for one that does: with one, some hundred buckets are looked
+/// Most sessions that make way for one that makes way: with one, some hundred buckets are looked
 /// at.
 const DEEPER: u32 = 1;
 
@@ -21,7 +21,7 @@ struct Move {
     index: u32,
     /// The bucket it would move to.
     to: u64,
-    /// It leaves its home.
+    /// True if it leaves its home.
     leaves: bool,
 }
 
@@ -47,7 +47,7 @@ impl Table {
         None
     }
 
-    /// Where the session of a bucket's place would move.
+    /// Returns the move of the session in a bucket's place.
     fn planned(&self, at: u64, word: &AtomicU64) -> Option<Move> {
         let index = (word.load(Acquire) as u32).checked_sub(1)?;
         let hash = self.hash(&self.record(index).read()?.0);
@@ -72,8 +72,8 @@ impl Table {
         }
     }
 
-    /// Whether [`Self::make_way`] would free a place in this bucket, as far as can be seen without
-    /// locks.
+    /// Returns whether [`Self::make_way`] would free a place in this bucket, as far as can be seen
+    /// without locks.
     pub(super) fn could_make_way(&self, at: u64) -> bool {
         (0..=DEEPER).any(|deeper| self.could_move_one(at, deeper))
     }

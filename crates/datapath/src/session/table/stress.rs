@@ -1,4 +1,4 @@
-//! All that workers and the control side do to a table, at once, as fast as the machine can.
+//! All uses of a table by workers and the control side, at once, as fast as the machine can.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -7,12 +7,12 @@ use std::{
 
 use crate::session::table::{audit::*, *};
 
-/// Few enough that everybody meets everybody.
+/// Few enough that all threads meet.
 const FLOWS: u32 = 120;
 const THREADS: u64 = 4;
 const TIME: Duration = Duration::from_secs(2);
 
-/// Whoever leaves, also by a panic, ends it for all.
+/// Ends the test for all threads when one leaves, also by a panic.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -28,7 +28,7 @@ fn random(state: &mut u64) -> u64 {
     *state
 }
 
-/// Nobody ever finds a flow with another's verdict.
+/// Checks that no flow is found with another's verdict.
 fn seen(n: u32, found: Option<Found>) -> Option<u32> {
     let found = found?;
     assert_eq!((found.direction, found.admission), (0, verdict(n, found.admission.stamp)));
@@ -39,13 +39,13 @@ fn seen(n: u32, found: Option<Found>) -> Option<u32> {
 fn no_mixture_of_inserts_removals_and_lookups_confuses_flows() {
     let table = Table::new(64, HASH_KEY).unwrap();
     let stop = AtomicBool::new(false);
-    // Made, exists, full, removed, admitted anew, found.
+    // Made, exists, full, removed, admitted again, found.
     let counts: [AtomicU64; 6] = Default::default();
     let work = |seed: u64| {
         let _ends = Stop(&stop);
         let mut state = seed;
         let count = |which: usize| counts[which].fetch_add(1, Relaxed);
-        // What was found some time ago: others have changed it since.
+        // A record that was found some time ago: other threads have changed it since.
         let mut old = (0, 0);
         while !stop.load(Relaxed) {
             let drawn = random(&mut state);

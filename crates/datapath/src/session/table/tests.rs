@@ -7,7 +7,7 @@ fn table(capacity: u32) -> Table {
     Table::new(capacity, HASH_KEY).unwrap()
 }
 
-/// Flows whose first bucket is this one.
+/// Returns flows with this first bucket.
 fn flows_of(table: &Table, bucket: u64) -> impl Iterator<Item = u32> {
     let mask = table.mask;
     (0..1 << 16).filter(move |n| Table::first(HASH_KEY.hash(&key(*n))) & mask == bucket)
@@ -82,7 +82,7 @@ fn an_address_that_answers_is_noted_and_nothing_else_changes() {
     let n = (1..).find(|n| !verdict(*n, 10).answers).unwrap();
     let at = table.add(n, 10, false).unwrap();
     assert!(!table.answers(at, &key(n + 1), 10) && !table.answers(at + 1, &key(n), 10));
-    // Decided again meanwhile, by whoever knows the newer policy.
+    // Decided again meanwhile, by a thread with the newer policy.
     assert!(!table.answers(at, &key(n), 9));
     assert_eq!(table.get(n).unwrap().admission, verdict(n, 10));
     assert!(table.answers(at, &key(n), 10));
@@ -135,8 +135,8 @@ fn every_record_can_be_used_and_then_the_table_is_full() {
     }
 }
 
-/// New sessions for old ones, one after the other, in a table that is filled to 95 %. Returns how
-/// many were refused.
+/// Replaces sessions by new ones, one after the other, in a table that is filled to 95 %. Returns
+/// the number of refused ones.
 fn refused_at_95_percent(capacity: u32, sessions: u32) -> u32 {
     let table = table(capacity);
     let live = (u64::from(capacity) * 95 / 100) as usize;
@@ -175,9 +175,8 @@ fn a_table_that_is_not_full_refuses_less_than_one_in_a_million() {
     }
 }
 
-/// IPv6 flows whose source ports make up for their interface identifiers: with a hash that adds
-/// these by XOR, 14 of them fill both buckets of a chosen one, which is then refused in an empty
-/// table.
+/// IPv6 flows whose source ports cancel their interface identifiers. With a hash that adds these by
+/// XOR, 14 of them fill both buckets of a chosen flow, which is then refused in an empty table.
 #[test]
 fn nobody_s_buckets_can_be_filled_by_choice() {
     let table = table(100_000);
@@ -244,14 +243,14 @@ fn sessions_of_one_tuple_between_other_vnics_are_few() {
     assert_eq!(table.used() as usize, MAX_COPIES + 1);
 }
 
-/// The flow of a home and a second bucket.
+/// Returns the flows of a home and a second bucket.
 fn flow_between(table: &Table, home: u64, second: u64) -> impl Iterator<Item = u32> {
     let mask = table.mask;
     flows_of(table, home).filter(move |n| Table::second(HASH_KEY.hash(&key(*n))) & mask == second)
 }
 
-/// A table with as many flows between each of these pairs of buckets, home and second, as a bucket
-/// has places.
+/// Returns a table with as many flows between each of these pairs of buckets, home and second, as a
+/// bucket has places.
 fn filled(pairs: &[(u64, u64)]) -> Table {
     let table = table(64);
     for (home, second) in pairs {
@@ -264,8 +263,8 @@ fn filled(pairs: &[(u64, u64)]) -> Table {
 /// Both ways: a session leaves its home for a new one, and comes home when there is room.
 #[test]
 fn sessions_make_way_for_others() {
-    // One more of bucket 1 is in bucket 0, which then is full. So is bucket 3, whose flows have
-    // nowhere to go.
+    // One more flow of bucket 1 is in bucket 0, which then is full. So is bucket 3, whose flows
+    // cannot move.
     let table = filled(&[(1, 0)]);
     let guest = flow_between(&table, 1, 0).nth(BUCKET_WORDS - 1).unwrap();
     assert!(table.add(guest, 1, false).is_ok());
@@ -291,10 +290,10 @@ fn sessions_make_way_for_others() {
     assert!(table.add(new[1], 1, false).is_ok());
     assert!(table.get_fast(new[1]).is_some() && table.get_fast(guest).is_some());
     assert_eq!([table.overflow_of(0), table.overflow_of(1)], [1, 0]);
-    // Readers are told that somebody moved, each in the bucket that is its home.
+    // Readers see that a flow moved, each in the bucket that is its home.
     assert_eq!([0u64, 1, 3].map(|bucket| table.moves(bucket << 32)), [1, 1, 0]);
     table.audit();
-    // Only places have changed: what was found goes on being that flow's record.
+    // Only places have changed: an index that was found still is that flow's record.
     let index = table.get(own[0]).unwrap().index;
     assert!(
         table.readmit(index, &key(own[0]), verdict(own[0], 2)) && table.remove(index, &key(own[0]))
@@ -303,8 +302,8 @@ fn sessions_make_way_for_others() {
     table.audit();
 }
 
-/// Where the session would move to is full, and has one that can move on. Further than that nobody
-/// looks.
+/// The bucket a session would move to is full, and has one that can move on. The table does not
+/// look further than that.
 #[test]
 fn one_that_makes_way_may_need_another_one_to() {
     for (pairs, room) in
@@ -452,7 +451,7 @@ fn without_free_records_a_neighbour_makes_room() {
         n += 1;
     }
     let before = table.audit();
-    // A flow with room in its bucket, and nobody there who may go.
+    // A flow with room in its bucket, and no session there that may go.
     let buckets = |n: u32| {
         let hash = HASH_KEY.hash(&key(n));
         [Table::first(hash) & table.mask, Table::second(hash) & table.mask]
@@ -616,7 +615,7 @@ fn so_many_sessions_are_looked_at() {
     table.audit();
 }
 
-/// That the top of the free records was taken and came back meanwhile shows in a count.
+/// The count shows that the top of the free records was taken and came back meanwhile.
 #[test]
 fn who_takes_or_frees_a_record_is_counted() {
     let table = table(64);
@@ -631,7 +630,7 @@ fn who_takes_or_frees_a_record_is_counted() {
     }
 }
 
-/// Who has a place to go makes way before one for whom another one would have to.
+/// A session with a free place to go makes way before one that needs another to make way.
 #[test]
 fn the_shortest_way_is_made() {
     let table = table(64);
@@ -651,7 +650,7 @@ fn the_shortest_way_is_made() {
     table.audit();
 }
 
-/// A connection that policy took back: only its state and its time are others.
+/// A connection that policy took back: only its state and its time differ.
 #[test]
 fn what_is_cut_stays_where_it_is() {
     let table = table(64);
@@ -666,7 +665,7 @@ fn what_is_cut_stays_where_it_is() {
     assert_eq!(table.get(1).unwrap().admission, verdict(1, 10));
 }
 
-/// All that have one hash, wherever they are, and no others.
+/// All sessions with one hash, in either bucket, and no others.
 #[test]
 fn all_of_a_hash_are_visited() {
     let table = table(64);
