@@ -33,7 +33,7 @@ tests_of() { # tests_of vhost|others: fails if one of them does, after all. Thos
 loom() { # built beside the tests, too: nothing else needs cargo meanwhile
   local home program
   # A stage of its own, in a build of its own.
-  "$CARGO" test --workspace ${CI:+--locked} --features butterfly-datapath/every-second --test every_second || return 1
+  "$CARGO" test --workspace ${CI:+--locked} --features butterfly-datapath/every-second --test every_second >"$LOGS/every_second.log" 2>&1 || { cat "$LOGS/every_second.log"; return 1; }
   # What is built on the data path would be built anew with it, for nothing.
   build_tests "$LOGS/loom" --lib --exclude butterfly-tests --features butterfly-datapath/loom || return 1
   read -r _ home program < <(grep '^datapath ' "$LOGS/loom") || return 1
