@@ -3,7 +3,7 @@
 //!
 //! [`Desired`] is the only authority on what is declared. It keeps what was said (the spelling of a
 //! MAC address, the host bits of a block, the order of members) beside what it means, and it can
-//! only hold what is valid: its rules are checked here and nowhere else. [`plan`] says which
+//! only hold what is valid: its rules are checked here and nowhere else. [`plan()`] says which
 //! [`Change`]s lead from one state to another. No I/O: whether this host can carry a change out is
 //! for the caller to find out, between [`Desired::prepare`] and [`Desired::commit`].
 //!

@@ -63,7 +63,7 @@ impl Stage for Claims {
 /// Drops ARP and neighbour discovery that claim an address of somebody else; all other frames stay
 /// as they are.
 ///
-/// Called for batches in which [`crate::stages::headers::headers`] saw what may be one of them.
+/// Called for batches in which [`crate::stages::headers`] saw what may be one of them.
 #[cold]
 fn claims(batch: &mut Batch<'_>, context: &Context<'_>) {
     for index in 0..batch.frames.len() {
