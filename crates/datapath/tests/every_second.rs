@@ -52,6 +52,6 @@ fn a_stage_is_one_file_and_one_line() -> Result<(), Error> {
     let names = stages();
     let at = |name| names.iter().position(|stage| *stage == name);
     assert!(at("offload") < at("every_second") && at("every_second") < at("forward"));
-    assert!(drops_document().contains("\n## second\n\nIt is the second of two frames.\n"));
+    assert!(drops_document().contains("\n## second\n\nThe frame is the second of two.\n"));
     Ok(())
 }

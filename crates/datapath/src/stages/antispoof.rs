@@ -46,7 +46,7 @@ drop_reasons! { 1;
     }
 }
 
-/// Checks source addresses. The switch itself may say what guests may not.
+/// Checks source addresses. The switch itself may send frames that guests may not.
 pub(crate) struct Antispoof;
 
 impl Stage for Antispoof {
@@ -88,7 +88,7 @@ fn antispoof(batch: &mut Batch<'_>, context: &Context<'_>) {
     }
 }
 
-/// Who is a mirror, or waits for its address, sends nothing.
+/// Drops all frames of a mirror, or of a vnic that waits for its address.
 #[cold]
 fn silence(batch: &mut Batch<'_>, context: &Context<'_>, reason: DropReason) {
     let (_, metas) = batch.parts();

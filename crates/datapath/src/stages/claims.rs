@@ -1,9 +1,9 @@
-//! Claims: the address of a filtered vnic of this host is nobody else's.
+//! Claims: the address of a filtered vnic of this host belongs to no other vnic.
 //!
-//! A rule that names the members of a group goes by addresses, so whoever answers ARP faster would
-//! pass it. This stage looks at what ARP (RFC 826, RFC 5227) and neighbour discovery (RFC 4861, RFC
-//! 4862) say, from every port of a network with filtered vnics, before anything learns from it. The
-//! sources of other packets are compared where a session is made or decided again.
+//! A rule that names the members of a group goes by addresses. So an attacker that answers ARP
+//! faster would pass it. This stage reads ARP (RFC 826, RFC 5227) and neighbour discovery (RFC
+//! 4861, RFC 4862) from every port of a network with filtered vnics, before anything learns from
+//! it. The sources of other packets are compared where a session is made or decided again.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -42,7 +42,7 @@ drop_reasons! { 8;
     }
 }
 
-/// Checks claims of addresses, in batches in which [`crate::stages::headers`] saw what may be one.
+/// Checks claims of addresses, in batches in which [`crate::stages::headers`] saw a possible one.
 pub(crate) struct Claims;
 
 impl Stage for Claims {
@@ -60,10 +60,10 @@ impl Stage for Claims {
     }
 }
 
-/// Drops ARP and neighbour discovery that claim an address of somebody else; all other frames stay
+/// Drops ARP and neighbour discovery that claim an address of another vnic; all other frames stay
 /// as they are.
 ///
-/// Called for batches in which [`crate::stages::headers`] saw what may be one of them.
+/// Called for batches in which [`crate::stages::headers::headers`] saw a possible one.
 #[cold]
 fn claims(batch: &mut Batch<'_>, context: &Context<'_>) {
     for index in 0..batch.frames.len() {
@@ -78,7 +78,7 @@ fn claims(batch: &mut Batch<'_>, context: &Context<'_>) {
     }
 }
 
-/// The address of somebody else that a frame claims; 0 if nobody sees which one.
+/// Returns the address of another vnic that a frame claims; 0 if it cannot be read.
 pub(crate) fn claimed(
     batch: &mut Batch<'_>,
     index: usize,
@@ -105,9 +105,9 @@ pub(crate) fn claimed(
     claimed.filter(|address| !is_its_own(meta.source, *address, context))
 }
 
-/// Whether the frame is from the very vnic that has the address, by its MAC address: then it is no
-/// claim against it. It came back by a loop, which the next stage sees; or from another host, and
-/// if the vnic's queues do not run here, that is where it is now.
+/// Returns whether the frame is from the vnic that has the address, by its MAC address, so that it
+/// is no claim. The frame came back by a loop, which the next stage sees, or from another host. If
+/// the vnic's queues do not run here, that host is its place now.
 fn is_its_own(source: u64, address: Address, context: &Context<'_>) -> bool {
     let owner = context.network.macs.get(source).and_then(|slot| context.snapshot.vnics.get(slot));
     let Some(owner) = owner.filter(|owner| !owner.rules.bypass) else { return false };
@@ -120,14 +120,14 @@ fn is_its_own(source: u64, address: Address, context: &Context<'_>) -> bool {
     true
 }
 
-/// Whether a link-local address is a filtered vnic's: that of its MAC address, or one that its
-/// machine made up and nobody declared.
+/// Returns whether a link-local address is a filtered vnic's: the one of its MAC address, or one
+/// that its machine made up and that is not declared.
 pub(crate) fn has_link_local(vnic: &Vnic, address: Address, context: &Context<'_>) -> bool {
     address == link_local(vnic.mac)
         || vnic.shared.bound.has(address) && context.network.holders.get(address).is_none()
 }
 
-/// Notes link-local addresses that a machine is the first to have, when it probes for one or speaks
+/// Notes link-local addresses of which a machine is the first user: it probes for one, or sends
 /// from or for one.
 fn bind(batch: &mut Batch<'_>, index: usize, context: &Context<'_>) {
     let Some(meta) =
@@ -170,7 +170,7 @@ fn bind(batch: &mut Batch<'_>, index: usize, context: &Context<'_>) {
     }
 }
 
-/// As who its sender says that an address is its own.
+/// Returns the role in which the sender claims an address, if it claims one.
 fn voice(found: &Discovery) -> Option<Voice> {
     match found.kind {
         v6::NEIGHBOUR_SOLICITATION if found.source == 0 => Some(Voice::Probing),
@@ -182,27 +182,28 @@ fn voice(found: &Discovery) -> Option<Voice> {
     }
 }
 
-/// Whether a probe is sent so that whoever has the address hears it: to the address's own group,
-/// and that one's MAC address or all.
+/// Returns whether a probe reaches the address's owner: it is for the address's own group, and for
+/// that group's MAC address or for all.
 fn asks_its_owner(probe: &Discovery, destination: Address, head: &[u8]) -> bool {
     let group = Mac::of_group_v6(destination.into());
     destination == solicited_node(probe.target)
         && [&group.0[..], &Mac::BROADCAST.0].contains(&head.get(..6).unwrap_or_default())
 }
 
-/// What an ARP packet says of its sender.
+/// Claim of an ARP packet about its sender.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Said {
-    /// Nothing about IPv4 over Ethernet.
+    /// None, as it is not about IPv4 over Ethernet.
     Nothing,
     /// The sender has this address, or is about to take it.
     Has(Address),
-    /// It lies behind so many tags that nobody sees what it says.
+    /// Unreadable, as it lies behind too many tags.
     Unseen,
 }
 
 /// Reads ARP as loosely as any host does: Linux also takes the hardware type of IEEE 802, and no
-/// host looks at the operation. A probe is from 0.0.0.0 and names what its sender is about to take.
+/// host looks at the operation. A probe is from 0.0.0.0 and names the address that its sender
+/// wants.
 fn said_by_arp(head: &[u8], at: usize, len: u32) -> Said {
     let Some(&[_, _, ptype @ .., _, _]) =
         head.get(at..at + 8).and_then(|bytes| bytes.first_chunk::<8>())
@@ -224,8 +225,8 @@ fn said_by_arp(head: &[u8], at: usize, len: u32) -> Said {
     }
 }
 
-/// Whether the frame is IPv6 with the hop limit of discovery (RFC 4861, 3.1), and neither TCP nor
-/// UDP right behind its header.
+/// Returns whether the frame is IPv6 with the hop limit of discovery (RFC 4861, 3.1), and neither
+/// TCP nor UDP right behind its header.
 fn may_be_discovery(head: &[u8], at: usize) -> bool {
     match head.get(at..at + 8).and_then(|bytes| bytes.first_chunk::<8>()) {
         Some([version, _, _, _, _, _, next, hops]) => {
@@ -235,9 +236,9 @@ fn may_be_discovery(head: &[u8], at: usize) -> bool {
     }
 }
 
-/// The address of somebody else that a message of neighbour discovery claims, by its source or by
-/// its target: that of an advertisement, of a probe, and of a redirect that gives another link
-/// address than its owner's.
+/// Returns the address of another vnic that a message of neighbour discovery claims, by its source
+/// or by its target. The target counts for an advertisement, for a probe, and for a redirect with
+/// another link address than its owner's.
 fn claimed_by(found: &Discovery, context: &Context<'_>) -> Option<Address> {
     let of_target = match found.kind {
         v6::NEIGHBOUR_ADVERTISEMENT => true,
@@ -259,8 +260,8 @@ fn claimed_by(found: &Discovery, context: &Context<'_>) -> Option<Address> {
     said.into_iter().flatten().find(|address| is_claimed(context.sender, *address, voice, context))
 }
 
-/// Whether an address is a filtered vnic's, and not also this one's. What nobody declared is whose
-/// machine made it up.
+/// Returns whether an address is a filtered vnic's, and not also this one's. An address that is not
+/// declared belongs to the vnic whose machine made it up.
 pub(crate) fn is_claimed(
     vnic: &Vnic,
     address: Address,
@@ -280,7 +281,7 @@ pub(crate) fn is_claimed(
     })
 }
 
-/// Ids of the vnics that have an address.
+/// Returns the ids of the vnics that have an address.
 pub(crate) fn owners(address: Address, context: &Context<'_>) -> Vec<String> {
     let holding = context.network.holders.get(address);
     let slots = holding.into_iter().flat_map(|holding| holding.slots.iter());

@@ -78,11 +78,11 @@ drop_reasons! { 5;
     }
 }
 
-/// Copies that a vnic's floods may cause per second, and at once. One of a large frame counts as
+/// Copies that a vnic's floods may cause per second, and at once. A copy of a large frame counts as
 /// several.
 const FLOOD_RATE: u64 = 1_000_000;
 const FLOOD_BURST: u64 = 65_536;
-/// Interrupts to send when no ring is held any more.
+/// Interrupts to send once no ring is held any more.
 pub(crate) type Calls = Vec<Arc<CallFd>>;
 
 pub(crate) fn call(calls: &mut Calls, call: Option<Arc<CallFd>>) {
@@ -108,7 +108,7 @@ impl From<NotDelivered> for DropReason {
     }
 }
 
-/// What a receiver got of a batch.
+/// Counts of a receiver in a batch.
 #[derive(Default)]
 pub(crate) struct Got {
     packets: u64,
@@ -140,7 +140,7 @@ struct Receiver {
 
 type Receivers = ArrayVec<Receiver, BATCH>;
 
-/// What there is besides frames with one receiver on this host.
+/// Kinds of frames other than those with one receiver on this host.
 #[derive(Default)]
 struct Planned {
     floods: bool,
@@ -148,7 +148,7 @@ struct Planned {
     drops: bool,
 }
 
-/// Who gets frames of their own, with their number.
+/// Counts the receivers that get frames of their own, with the number of frames.
 fn plan(batch: &Batch<'_>, receivers: &mut Receivers) -> Planned {
     let mut planned = Planned::default();
     let mut current = Receiver { slot: u32::MAX, frames: 0 };
@@ -184,7 +184,8 @@ fn note(receivers: &mut Receivers, run: Receiver) {
 }
 
 /// Carries out the verdicts, as far as this turn goes, and gives the frames back to the sender.
-/// Returns the slot that most of the next frames will go to, and whether all is done: if not, the
+///
+/// Returns the slot that most of the next frames will go to, and whether all is done. If not, the
 /// only frame stays in its ring.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 pub(crate) fn deliver<O: Outlet>(
@@ -257,7 +258,7 @@ pub(crate) fn deliver<O: Outlet>(
     (receivers.iter().max_by_key(|receiver| receiver.frames).map(|receiver| receiver.slot), done)
 }
 
-/// Gives the sender of a batch what its frames were answered.
+/// Gives the sender of a batch the answers to its frames.
 #[cold]
 fn answer<O: Outlet>(
     context: &Context<'_>,
@@ -291,7 +292,7 @@ fn answer<O: Outlet>(
     got.count(context.sender, context.worker);
 }
 
-/// Counts what the stages dropped.
+/// Counts the frames that the stages dropped.
 #[cold]
 fn count_drops(batch: &Batch<'_>, context: &Context<'_>) {
     for (index, meta) in batch.metas().iter().enumerate() {
@@ -314,7 +315,7 @@ fn count_drop(
     }
 }
 
-/// A receiver did not get a frame.
+/// Counts a frame that a receiver did not get.
 #[cold]
 #[inline(never)]
 fn refuse<O: Outlet>(
@@ -332,7 +333,7 @@ fn refuse<O: Outlet>(
     }
 }
 
-/// Writes those frames of a batch that `wanted` names into one receive ring, in order.
+/// Writes the frames of a batch that `wanted` names into one receive ring, in order.
 #[inline(always)]
 pub(crate) fn to_one<O: Outlet>(
     batch: &Batch<'_>,
@@ -391,8 +392,8 @@ pub(crate) fn to_one<O: Outlet>(
     }
 }
 
-/// A frame with a partial checksum or of several segments: as it is if the receiver takes that,
-/// else completed.
+/// Delivers a frame with a partial checksum or of several segments: as it is if the receiver takes
+/// that, else completed.
 #[inline(never)]
 fn offloaded<R: Receive>(
     ring: &mut R,
@@ -562,7 +563,8 @@ fn flood<O: Outlet>(
     }
 }
 
-/// Whether a machine of another host may cause so many copies. Takes those that are due.
+/// Takes the copies that are due for a machine of another host. Returns whether the machine may
+/// cause so many.
 #[inline(never)]
 fn of_crowd(
     crowd: &Budgets,

@@ -1,5 +1,5 @@
-//! Every second frame is dropped: a stage that exists for tests alone, to show that a stage is one
-//! file and one line of the pipeline.
+//! Drops every second frame. This stage exists for tests alone, to show that a stage is one file
+//! and one line of the pipeline.
 
 use crate::{
     engine::{
@@ -13,7 +13,7 @@ use crate::{
 };
 
 drop_reasons! { 15;
-    /// It is the second of two frames.
+    /// The frame is the second of two.
     SECOND = "second" {
         cause: "a build that is made for tests",
         remedy: "build without the feature every-second",
@@ -27,7 +27,7 @@ pub(crate) struct EverySecond;
 impl Stage for EverySecond {
     const NAME: &'static str = "every_second";
     const REASONS: &'static [ReasonInfo] = REASONS;
-    /// Whether the next frame is a second one.
+    /// True if the next frame is a second one.
     type Scratch = bool;
 
     fn scratch(_: &StageConfig<'_>) -> bool {

@@ -1,9 +1,9 @@
-//! Filter: what may pass to and from a filtered vnic, statefully.
+//! Filter: decides statefully which packets pass to and from a filtered vnic.
 //!
-//! A frame whose session is known passes by it, whatever the rules; else the sender's groups decide
-//! whether it may leave and the receiver's whether it may enter, and it makes a session. In four
-//! passes over a batch, so that a lookup's misses overlap: read all frames, hash them, find all
-//! records, then judge. What is not plain TCP or UDP takes [`slow`].
+//! A frame of a known session passes by it, whatever the rules. For any other frame, the sender's
+//! groups decide whether it may leave and the receiver's whether it may enter; if so, it makes a
+//! session. Four passes over a batch make a lookup's misses overlap: read all frames, hash them,
+//! find all records, then judge. Frames other than plain TCP or UDP take [`slow`].
 
 mod dhcp;
 mod fast;
@@ -39,7 +39,7 @@ pub(crate) use session_of::session_of;
 pub(crate) use share::{full_shares, may_give_way, released, rests};
 pub(crate) use slow::{admits_flooded, note_flooded, rule_port, rules_say};
 
-/// Decides by sessions and rules. Its scratch says of floods who may have them.
+/// Decides by sessions and rules. Its scratch says which vnics may have floods.
 pub(crate) struct Filter;
 
 impl Stage for Filter {
@@ -81,7 +81,7 @@ struct Pending {
     slow: bool,
 }
 
-/// First pass: what each frame is.
+/// First pass: reads each frame.
 fn read(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) -> Pending {
     let sender = context.sender;
     let bypass = sender.rules.bypass;
@@ -117,8 +117,8 @@ fn read(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) -> Pendin
         match meta.inside {
             Inside::Ip { .. } => {}
             Inside::HiddenIp | Inside::Unknown => {
-                // Who hides IP is to blame. Unknown cannot be: headers() looks inside when someone
-                // is filtered.
+                // The sender that hides IP is to blame. Unknown cannot be: headers() looks inside
+                // when a vnic is filtered.
                 meta.verdict = Verdict::Drop(IP_HIDDEN, sender.place.slot);
                 continue;
             }
@@ -141,7 +141,7 @@ fn read(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) -> Pendin
     pending
 }
 
-/// Second pass: the bucket of each flow on its way into the cache.
+/// Second pass: fetches the bucket of each flow.
 fn hash(batch: &Batch<'_>, context: &Context<'_>, room: &mut Room) {
     let flows = room.flows.get_mut(..batch.frames.len()).unwrap_or_default().iter_mut();
     context.table.hash_each(
@@ -151,7 +151,7 @@ fn hash(batch: &Batch<'_>, context: &Context<'_>, room: &mut Room) {
     );
 }
 
-/// Third pass: the record of each flow on its way into the cache.
+/// Third pass: fetches the record of each flow.
 fn find(batch: &Batch<'_>, context: &Context<'_>, room: &mut Room) {
     for flow in room.flows.get_mut(..batch.frames.len()).unwrap_or_default() {
         if flow.path == Path::Fast {
@@ -160,7 +160,7 @@ fn find(batch: &Batch<'_>, context: &Context<'_>, room: &mut Room) {
     }
 }
 
-/// Fourth pass, in the order of the frames.
+/// Fourth pass: judges, in the order of the frames.
 fn judge(batch: &mut Batch<'_>, context: &Context<'_>, room: &mut Room) {
     let mut receiver: Option<&Vnic> = None;
     for index in 0..batch.frames.len() {
@@ -211,7 +211,7 @@ fn established(
     pass(&found, segment, len, receiver, context, notes)
 }
 
-/// Whether nothing was taken back since the session was decided.
+/// Returns whether nothing was taken back since the session was decided.
 #[inline(always)]
 fn is_current(found: &Found, context: &Context<'_>, receiver: &Vnic) -> bool {
     let stamp = found.admission.stamp;
@@ -248,7 +248,7 @@ fn pass(
                 note.refreshed = true;
             }
             Outcome::PassUnrefreshed => {}
-            // The slow path has asked before; no other sees a SYN.
+            // The slow path has asked before. No other path sees a SYN.
             Outcome::Refuse | Outcome::Ask => {
                 return Some(Err((TCP_WINDOW, charged(context, receiver))));
             }
@@ -265,7 +265,7 @@ fn pass(
     Some(Ok(()))
 }
 
-/// Whose protection refused a frame: the receiver's if it is filtered.
+/// Returns the slot of the vnic that a refusal is charged to: the receiver if it is filtered.
 fn charged(context: &Context<'_>, receiver: &Vnic) -> u32 {
     if receiver.rules.bypass { context.sender.place.slot } else { receiver.place.slot }
 }

@@ -1,7 +1,7 @@
-//! Forwarding: learns where sources are, finds where destinations are.
+//! Forwarding: learns the places of sources, and finds those of destinations.
 //!
 //! One learning bridge per VNI (IEEE 802.1Q, 8.6 to 8.8). Addresses of local vnics are known
-//! without learning and never move; what is learnt stays in its network.
+//! without learning and never move; a learnt address stays in its network.
 
 use std::sync::atomic::Ordering;
 
@@ -59,7 +59,7 @@ drop_reasons! { 3;
     }
 }
 
-/// Why a frame for several goes to nobody.
+/// Returns the reason for which a flood has no receiver.
 pub(crate) fn nobody(destination: u64) -> DropReason {
     if destination & GROUP_BIT != 0 && destination != number(Mac::BROADCAST) {
         NO_LISTENER
@@ -88,7 +88,7 @@ impl Stage for Forward {
     }
 }
 
-/// Gives every undecided frame a verdict. Says in the context if one goes to several receivers.
+/// Gives every undecided frame a verdict. Notes in the context if one goes to several receivers.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 fn forward(batch: &mut Batch<'_>, context: &Context<'_>) {
     let own = number(context.sender.mac);
@@ -122,14 +122,15 @@ fn forward(batch: &mut Batch<'_>, context: &Context<'_>) {
     }
 }
 
-/// A filtered sender has no other source than its own by now: this is one that bypasses filters.
+/// Learns the source of a frame. The sender bypasses filters: a filtered one has no other source
+/// than its own by now.
 fn learn(meta: &Meta, context: &Context<'_>) -> Result<(), DropReason> {
     let Context { sender, network, .. } = context;
     if let Some(owner) =
         network.macs.get(meta.source).and_then(|owner| context.snapshot.vnics.get(owner))
         && !(sender.is_trunk() && is_away(owner))
     {
-        // A local vnic's address is where it is. Only one that is not filtered may lend it to
+        // A local vnic's address is in its place. Only a vnic that is not filtered may lend it to
         // others.
         return if owner.rules.bypass { Ok(()) } else { Err(MAC_CLAIMED) };
     }
@@ -140,7 +141,7 @@ fn learn(meta: &Meta, context: &Context<'_>) -> Result<(), DropReason> {
     let (place, most) = match (sender.is_trunk(), meta.peer) {
         (false, _) => (sender.place, MAX_PER_VNIC),
         (true, PeerRef(0)) => {
-            // Of a host that there was no room for.
+            // Of a host for which the table of peers had no room.
             refused(context);
             return Ok(());
         }
@@ -169,8 +170,8 @@ fn learn(meta: &Meta, context: &Context<'_>) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// Whether the machine of a vnic does not run here: it may be on another host, from which a live
-/// migration brings it or has taken it.
+/// Returns whether the machine of a vnic does not run here. It may be on another host, from which a
+/// live migration brings it or to which one took it.
 #[inline(always)]
 fn is_away(vnic: &Vnic) -> bool {
     !vnic.shared.driving.load(Ordering::Relaxed)
@@ -222,7 +223,7 @@ fn lookup(destination: u64, context: &Context<'_>) -> Verdict {
     }
 }
 
-/// Whether machines behind a vnic may be reached through it.
+/// Returns whether machines behind a vnic may be reached through it.
 fn is_open(vnic: &Vnic, context: &Context<'_>) -> bool {
     vnic.vni == context.sender.vni && vnic.rules.bypass && !context.network.waits(vnic.place.slot)
 }
@@ -232,13 +233,13 @@ fn flood(context: &Context<'_>, unknown: bool) -> Verdict {
     Verdict::Flood { unknown }
 }
 
-/// The other host behind the trunk that an entry means, if it is still there.
+/// Returns the other host of an entry behind the trunk, if it is still there.
 fn known_peer(place: PortRef, context: &Context<'_>) -> Option<PeerRef> {
     let peer = PeerRef(place.incarnation);
     context.tunnel?.peers.get(peer).map(|_| peer)
 }
 
-/// Where the machine of a local vnic is, if another host has it.
+/// Returns the verdict for a local vnic whose machine is on another host, if one has it.
 #[cold]
 fn on_another_host(destination: u64, context: &Context<'_>) -> Option<Verdict> {
     let place = context.fdb.lookup(context.sender.vni, destination, context.now)?;

@@ -1,6 +1,6 @@
-//! Headers: which frames can be read at all, their addresses, and what is inside them.
+//! Headers: reads frames, with their addresses and contents, and drops those that cannot be read.
 //!
-//! IEEE 802.3 clause 3.2; what is inside: [`crate::engine::inside`].
+//! IEEE 802.3 clause 3.2; contents: [`crate::engine::inside`].
 
 use butterfly_packet::ethernet;
 use butterfly_vhost::ring::FrameFault;
@@ -60,8 +60,8 @@ impl Stage for Headers {
     }
 }
 
-/// Drops what could not be taken from the ring; reads the addresses of all others, and what is
-/// inside if a filter will ask.
+/// Drops frames that could not be taken from the ring. Reads the addresses of all others, and their
+/// contents if a filter will ask.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 fn headers(batch: &mut Batch<'_>, context: &Context<'_>) {
     let classify = context.network.filtered;
@@ -102,7 +102,7 @@ fn headers(batch: &mut Batch<'_>, context: &Context<'_>) {
         };
         if classify {
             meta.inside = match ([t0, t1], first >> 4) {
-                // What most frames are.
+                // The commonest frame.
                 ([0x08, 0x00], 4) if frame.len > ethernet::HEADER_LEN as u32 => PLAIN_IP,
                 ([0x86, 0xdd], 6) if frame.len > ethernet::HEADER_LEN as u32 => {
                     // Discovery with another hop limit is no discovery (RFC 4861, 3.1).

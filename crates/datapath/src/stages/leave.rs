@@ -1,4 +1,4 @@
-//! Departure: puts the outer header in front of frames that go to other hosts. What leaves is
+//! Departure: puts the outer header in front of frames that go to other hosts. A frame leaves
 //! complete: checksums are finished, and segments are cut, on the way from the guest's memory to
 //! the wire.
 
@@ -38,7 +38,7 @@ use crate::{
 const ANSWERS: usize = 4;
 /// Room for such an answer.
 const ANSWER: usize = 320;
-/// Most of them that a vnic gets in a second.
+/// Most such answers to a vnic per second.
 const ANSWERS_PER_SECOND: u32 = 100;
 
 /// A frame that answers the sender.
@@ -46,13 +46,14 @@ pub(crate) type Answer = ArrayVec<u8, ANSWER>;
 
 /// A worker's room for departures.
 pub(crate) struct Departures {
-    /// Of outer IPv4 packets.
+    /// Identification of the last outer IPv4 packet.
     identification: u16,
-    /// Where a packet is put together whose outer checksum covers it.
+    /// Room for a packet that has an outer checksum over all of it.
     scratch: Box<[u8]>,
-    /// The uplink has taken frames that it has not passed on: it must be looked at again.
+    /// True if the uplink has taken frames that it has not passed on, so that it must be looked at
+    /// again.
     pub pending: bool,
-    /// For the sender of the batch.
+    /// Answers for the sender of the batch.
     pub answers: Box<ArrayVec<Answer, ANSWERS>>,
 }
 
@@ -67,7 +68,7 @@ impl Default for Departures {
     }
 }
 
-/// Where a frame goes.
+/// Destination of a frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum To {
     Peer(PeerRef),
@@ -82,7 +83,7 @@ struct Parts<'a> {
     finish: Finish,
 }
 
-/// Sends what goes to other hosts. The other side sees it when the result is published.
+/// Sends the frames for other hosts. The other side sees them when the result is published.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 pub(crate) fn leave<'a, O: Outlet>(
     batch: &Batch<'_>,
@@ -125,7 +126,7 @@ pub(crate) fn leave<'a, O: Outlet>(
             Verdict::Flood { .. } if remote.peers.is_empty() => {
                 sending.frame(&mut leaving, &batch.frames, index, meta, To::Group);
             }
-            // What is too big for one is too big for all: that is one drop and one answer.
+            // A frame too big for one host is too big for all: that is one drop and one answer.
             Verdict::Flood { .. } => {
                 let mut to = remote.peers.get(hosts.clone()).unwrap_or_default().iter();
                 while to.next().is_some_and(|peer| {
@@ -149,14 +150,14 @@ struct Sending<'a, 'c, O> {
     current: Option<(To, Outer)>,
     /// Packets since the wire was flushed.
     queued: usize,
-    /// What was sent to the last place, and is not counted yet.
+    /// Packets sent to the last destination, not counted yet.
     packets: u64,
     bytes: u64,
     to: Option<To>,
 }
 
 impl<O: Outlet> Sending<'_, '_, O> {
-    /// Sends one frame to one place. Returns whether it fits the uplink.
+    /// Sends one frame to one destination. Returns whether it fits the uplink.
     #[inline(always)]
     fn frame(
         &mut self,
@@ -197,7 +198,7 @@ impl<O: Outlet> Sending<'_, '_, O> {
         true
     }
 
-    /// Counts what was sent to one place.
+    /// Counts the packets sent to one destination.
     #[inline(never)]
     fn count(&mut self) {
         let (packets, bytes) = (std::mem::take(&mut self.packets), std::mem::take(&mut self.bytes));
@@ -221,7 +222,7 @@ impl<O: Outlet> Sending<'_, '_, O> {
         }
     }
 
-    /// At the expense of the network: it is no vnic's fault.
+    /// Drops a frame, and charges the network: it is no vnic's fault.
     #[cold]
     fn refuse(&self, reason: DropReason, to: To, frames: &Frames<'_>, index: usize) {
         self.count_peer(to, PeerCounter::Drops, 1);
@@ -235,12 +236,12 @@ impl<O: Outlet> Sending<'_, '_, O> {
         self.outlet.not_sent(reason, self.trunk.map_or(own, |trunk| trunk.place.slot));
     }
 
-    /// What a frame to there begins with; `None` if the next hop is not known.
+    /// Returns the outer header for a destination; `None` if the next hop is not known.
     fn header(&self, to: To) -> Option<Outer> {
         Outer::new(&self.tunnel.source, self.target(to)?, self.context.sender.vni)
     }
 
-    /// Link and IP address of a place; `None` if the next hop is not known.
+    /// Returns link and IP address of a destination; `None` if the next hop is not known.
     fn target(&self, to: To) -> Option<(Mac, IpAddr)> {
         match to {
             To::Group => Some(self.tunnel.groups.of(self.context.sender.vni)),
@@ -256,7 +257,7 @@ impl<O: Outlet> Sending<'_, '_, O> {
         self.departures.identification
     }
 
-    /// Sends one frame, in segments if it has to. Returns how many packets it made, and their inner
+    /// Sends one frame, in segments if needed. Returns the number of packets, and their inner
     /// bytes.
     #[inline(always)]
     fn send(
@@ -350,7 +351,7 @@ impl<O: Outlet> Sending<'_, '_, O> {
                 Ok(())
             }
             Leaving::Tapped(way, tap) => {
-                // Put together first, so that what is seen is what leaves.
+                // Put together first, so that the tap sees the bytes that leave.
                 let packet = self.departures.scratch.get_mut(..total).ok_or(TOO_BIG)?;
                 assemble(packet, outer, fields, frames, index, parts).ok_or(UPLINK_DOWN)?;
                 match way {
@@ -371,8 +372,8 @@ impl<O: Outlet> Sending<'_, '_, O> {
                 Ok(())
             }
             Leaving::Wire(wire) => {
-                // Segments and copies are more than frames: what the smallest queue holds goes on
-                // at once, and room is made.
+                // There are more packets than frames, because of segments and copies. A batch that
+                // fills the smallest queue goes on at once, to make room.
                 if self.queued >= BURST {
                     self.queued = 0;
                     wire.flush();
@@ -396,7 +397,7 @@ impl<O: Outlet> Sending<'_, '_, O> {
         }
     }
 
-    /// The next hop is not known: one frame waits for it, others are dropped.
+    /// Keeps one frame that waits for its next hop; drops others.
     #[cold]
     fn wait(
         &mut self,
@@ -411,8 +412,8 @@ impl<O: Outlet> Sending<'_, '_, O> {
         if let Some(said) = self.outlet.waits(peer, crate::world::rules::address(peer.address())) {
             return said.map(|()| (1, len.into()));
         }
-        // One that is to be cut into segments is not kept: its sender will repeat it. It does not
-        // take the place of one that is.
+        // A frame that is to be cut into segments is not kept: its sender will repeat it. It does
+        // not take the place of a frame that is kept.
         let keep = !meta.offload || meta.net.gso_type == NetHeader::GSO_NONE;
         if !(if keep { peer.may_wait() } else { peer.may_ask() }) {
             return Err(NO_NEIGHBOUR);
@@ -455,7 +456,7 @@ impl<O: Outlet> Sending<'_, '_, O> {
         {
             let mut kept = Answer::new();
             if kept.try_extend_from_slice(bytes).is_ok() && answers.try_push(kept).is_ok() {
-                // Only now: what gets no answer takes none from what does.
+                // Only now: a frame without an answer takes no token.
                 pace.take(now, ANSWERS_PER_SECOND, ANSWERS_PER_SECOND);
             }
         }
@@ -493,7 +494,7 @@ fn assemble(
         return None;
     }
     if let Finish::Checksum { start, field, udp } = parts.finish {
-        // In private memory: what is summed is what leaves.
+        // In private memory, so that the summed bytes are the ones that leave.
         let sum = Sum::of(inner.get(usize::from(start)..)?);
         let value = if udp { sum.udp_checksum() } else { sum.checksum() };
         inner
@@ -538,7 +539,7 @@ fn into_ring(
     ring.deliver(frames, &delivery).map_err(not_sent)
 }
 
-/// Why a vhost-user uplink did not take a frame.
+/// Returns the reason for which a vhost-user uplink did not take a frame.
 pub(crate) fn not_sent(why: NotDelivered) -> DropReason {
     match why {
         NotDelivered::Full | NotDelivered::Slow | NotDelivered::Resting => UPLINK_FULL,

@@ -15,11 +15,11 @@ use crate::overlay::{Tunnel, UplinkPort};
 /// The uplink of a worker while frames go out. The other side sees them when it is published.
 pub(crate) enum Leaving<'a> {
     Nothing,
-    /// Nothing leaves: an explanation notes what would.
+    /// An explanation's: frames are noted, and none leaves.
     Noted(&'a Left),
     Ring(MutexGuard<'a, Option<RxRing>>),
     Wire(MutexGuard<'a, Box<dyn Uplink>>),
-    /// One of those; somebody watches what leaves.
+    /// One of those with a tap.
     Tapped(Way<'a>, Tap<'a>),
 }
 
@@ -32,7 +32,7 @@ pub(crate) enum Way<'a> {
     Wire(MutexGuard<'a, Box<dyn Uplink>>),
 }
 impl<'a> Leaving<'a> {
-    /// The uplink of a worker, to send.
+    /// Returns the uplink of a worker, to send.
     pub fn of(tunnel: &'a Tunnel, worker: usize) -> Leaving<'a> {
         match &tunnel.port {
             _ if tunnel.down.load(Relaxed) => Leaving::Nothing,
@@ -41,7 +41,7 @@ impl<'a> Leaving<'a> {
         }
     }
 
-    /// The same, with somebody who watches.
+    /// Returns the uplink with a tap.
     #[cold]
     pub fn tapped(self, tap: Tap<'a>) -> Leaving<'a> {
         match self {
@@ -53,8 +53,8 @@ impl<'a> Leaving<'a> {
 }
 
 impl Leaving<'_> {
-    /// Shows the other side what was sent. Returns how to interrupt it, if it wants that.
-    /// Sets `pending` if the uplink must be looked at again.
+    /// Shows the other side the frames that were sent. Returns how to interrupt it, if it wants
+    /// that. Sets `pending` if the uplink must be looked at again.
     pub fn publish(self, pending: &mut bool) -> Option<Arc<CallFd>> {
         match self {
             Leaving::Nothing | Leaving::Noted(_) => None,

@@ -1,10 +1,11 @@
-//! Mirrors: vnics that get copies of what another vnic of their network sends and receives.
+//! Mirrors: vnics that get copies of all frames that another vnic of their network sends and
+//! receives.
 //!
-//! A copy is made as those of floods are: once, from the sender's memory into the mirror's buffers,
-//! and completed if its guest does not take offloads. The mirror's ring is all that bounds it. It
-//! is made when it is known who got the frame, and before the sender has it back; so a crash may
-//! repeat a copy, as it may a flood's. Nothing else is ever delivered to a mirror: its lock is
-//! taken when others are held, and none is taken while it is.
+//! A copy is made like those of floods: once, from the sender's memory into the mirror's buffers,
+//! and completed if its guest does not take offloads. Only the mirror's ring bounds it. Copies are
+//! made when the receivers of a frame are known, and before the sender has the frame back. So a
+//! crash may repeat a copy, as it may a flood's. Nothing else is ever delivered to a mirror: its
+//! lock is taken when others are held, and none is taken while it is.
 
 use crate::engine::tap::Tap;
 use crate::{
@@ -19,8 +20,8 @@ use crate::{
     world::snapshot::Vnic,
 };
 
-/// Copies what a batch's sender sent, and what its receivers got. Those are the vnics of this turn
-/// if something is `flooded`, and else `receivers`.
+/// Copies the frames that a batch's sender sent, and those that its receivers got. The receivers
+/// are the vnics of this turn if something is `flooded`, and else `receivers`.
 #[cold]
 #[inline(never)]
 pub(crate) fn mirror(
@@ -63,7 +64,7 @@ pub(crate) fn mirror(
     }
 }
 
-/// Whether a frame was for this vnic.
+/// Returns whether a frame was for this vnic.
 fn sent_to(receiver: &Vnic, index: usize, meta: &Meta, context: &Context<'_>, room: &Room) -> bool {
     match meta.verdict {
         Verdict::Deliver(slot) => slot == receiver.place.slot,

@@ -1,4 +1,4 @@
-//! Offloads: what a guest wants to have computed must be what its frame needs.
+//! Offloads: checks that a guest asks only for computations that its frame needs.
 //!
 //! The guest's virtio-net header is never forwarded. A frame that claims no offload gets an empty
 //! one; for all others the header is rebuilt from the parsed frame, and claims that do not fit it
@@ -36,10 +36,9 @@ drop_reasons! { 2;
     }
 }
 
-/// Smallest segment size that is believed. The smallest MTU that matters is 552 bytes, the least
-/// that Linux takes from a path (`net.ipv4.route.min_pmtu`); 60 bytes of IPv4 and 60 of TCP header
-/// are the most that go from it. A smaller size only multiplies work: a frame of 64 KiB is 152
-/// segments at most.
+/// Smallest segment size that is accepted. The smallest MTU that matters is 552 bytes, the least
+/// that Linux takes from a path (`net.ipv4.route.min_pmtu`); headers of IPv4 and TCP take 60 bytes
+/// each at most. A smaller size only multiplies work: a frame of 64 KiB is 152 segments at most.
 const MIN_SEGMENT: u16 = 552 - 60 - 60;
 
 /// Rebuilds virtio-net headers.
@@ -58,7 +57,7 @@ impl Stage for Offload {
     }
 }
 
-/// Rebuilds the virtio-net header of every frame that asks for something. Returns whether one asks
+/// Rebuilds the virtio-net header of every frame that asks for an offload. Returns whether one asks
 /// for segments.
 #[inline(never)] // one call per batch; measurements tell stages apart by it
 fn offload(batch: &mut Batch<'_>, context: &Context<'_>) -> bool {
@@ -84,12 +83,12 @@ fn offload(batch: &mut Batch<'_>, context: &Context<'_>) -> bool {
     segments
 }
 
-/// Where the parts of a frame are.
+/// Places of the parts of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Layout {
     l3: usize,
     l4: usize,
-    /// End of the IP packet, as it says.
+    /// End of the IP packet, by its own length.
     end: usize,
     protocol: u8,
     v6: bool,
@@ -132,7 +131,7 @@ fn rebuild(
         NetHeader::GSO_TCPV6 => layout.protocol == protocol::TCP && layout.v6,
         _ => false,
     };
-    // Segments are cut from the frame's length: nothing may stand behind the IP packet.
+    // Segments are cut up to the frame's end, so nothing may stand behind the IP packet.
     if !fits
         || layout.end != len as usize
         || claims.gso_size < MIN_SEGMENT
@@ -183,22 +182,22 @@ fn layout(head: &[u8]) -> Result<Layout, Error> {
     }
 }
 
-/// Whether a checksum may be written there, in bytes from the transport header, when everything is
-/// decided: to where the protocol has it, or behind everything that a filter reads.
+/// Returns whether a checksum may be written there, in bytes from the transport header, after all
+/// decisions. It may only be where the protocol has it, or behind everything that a filter reads.
 fn may_stand(protocol: u8, field: usize) -> bool {
     match protocol {
         protocol::TCP => field == tcp::CHECKSUM_OFFSET,
         protocol::UDP => field == udp::CHECKSUM_OFFSET,
-        // Kind and code stand in front of it, an identifier or what is quoted behind it.
+        // Kind and code stand in front of it, an identifier or a quote behind it.
         protocol::ICMP | protocol::ICMPV6 => field == icmp::CHECKSUM_OFFSET,
         // Ports, tag, checksum and the first chunk's kind.
         protocol::SCTP => field >= sctp::LEN + 4,
-        // Of others nothing is read.
+        // The filter reads nothing of others.
         _ => true,
     }
 }
 
-/// End of the transport header, or of the checksum `field` where the protocol is none that has
+/// Returns the end of the transport header, or of the checksum `field` if the protocol has no
 /// segments. Truncated: it is not all in the head.
 fn header_end(head: &[u8], layout: &Layout, field: usize) -> Result<usize, Error> {
     if !may_stand(layout.protocol, field) {

@@ -1,4 +1,4 @@
-//! Outlet: where delivered frames end up. For workers these are the rings of guests and the uplink;
+//! Outlet: the destinations of delivery. For workers these are the rings of guests and the uplink;
 //! an explanation has one that only takes notes, so that delivery is written once.
 
 use std::{
@@ -19,9 +19,9 @@ use crate::{
     world::snapshot::Vnic,
 };
 
-/// Where frames end up.
+/// Destinations of delivered frames.
 pub(crate) trait Outlet {
-    /// What goes to other hosts counts for them.
+    /// True if frames for other hosts count for those hosts.
     const COUNTS: bool = true;
     type Ring: Receive;
     type Held<'a>: DerefMut<Target = Option<Self::Ring>>
@@ -34,23 +34,25 @@ pub(crate) trait Outlet {
     /// Returns the uplink, to send.
     fn uplink<'a>(&'a self, tunnel: &'a Tunnel, worker: usize) -> Leaving<'a>;
 
-    /// Says what becomes of a frame to another host whose next hop is not known, if that is not
-    /// left to the table of hosts.
+    /// Returns the outcome of a frame to another host whose next hop is not known. `None` leaves it
+    /// to the table of hosts.
     #[inline(always)]
     fn waits(&self, _: &Peer, _: IpAddr) -> Option<Result<(), DropReason>> {
         None
     }
 
-    /// A receiver did not get a frame; `None`: nobody did. Charged to the vnic in slot `charged`.
+    /// Notes that a receiver did not get a frame, or no vnic if it is `None`. The drop is charged
+    /// to the vnic in slot `charged`.
     #[inline(always)]
     fn refused(&self, _receiver: Option<&Vnic>, _: DropReason, _charged: u32) {}
 
-    /// A frame did not leave for another host. Charged to the vnic in slot `charged`.
+    /// Notes that a frame did not leave for another host. The drop is charged to the vnic in slot
+    /// `charged`.
     #[inline(always)]
     fn not_sent(&self, _: DropReason, _charged: u32) {}
 }
 
-/// A receive ring, as far as delivery uses it. [`RxRing`] says what each does.
+/// A receive ring, as far as delivery uses it. [`RxRing`] describes each method.
 pub(crate) trait Receive {
     fn features(&self) -> Features;
     fn prepare(&mut self, n: u16);
@@ -60,7 +62,7 @@ pub(crate) trait Receive {
     -> Result<(), NotDelivered>;
     fn deliver_own(&mut self, frame: &[u8]) -> Result<(), NotDelivered>;
 
-    /// Shows a guest what it got, unless its memory was taken away meanwhile. Returns how to
+    /// Shows a guest its new frames, unless its memory was taken away meanwhile. Returns how to
     /// interrupt it, if it wants that.
     fn show(&mut self) -> Option<Arc<CallFd>>;
 }

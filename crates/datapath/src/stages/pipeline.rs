@@ -1,6 +1,5 @@
 //! The pipeline: the stages of the packet path, declared once, in the order in which frames pass
-//! them. The worker and explanations run it; counts of instructions and docs/drops.md are made of
-//! it.
+//! them. The worker and explanations run it; instruction counts and docs/drops.md are made of it.
 
 use crate::{
     engine::{batch::Batch, reason::ReasonInfo},
@@ -17,9 +16,9 @@ use crate::{
     },
 };
 
-/// Looks at a batch behind each stage. `()` is nobody, and costs nothing.
+/// Looks at a batch behind each stage. `()` does not, and costs nothing.
 pub(crate) trait Observer {
-    /// The stage with this name has decided.
+    /// Called after the stage with this name has decided.
     fn after(&mut self, stage: &'static str, batch: &mut Batch<'_>, context: &Context<'_>);
 }
 

@@ -1,5 +1,5 @@
-//! Why packets are dropped: every reason is declared once, in the stage that drops, and is a
-//! counter by that, and a section of docs/drops.md.
+//! Reasons of drops: each is declared once, in the stage that drops. The declaration makes a
+//! counter and a section of docs/drops.md.
 
 mod document;
 
@@ -9,19 +9,19 @@ use crate::engine::counters::Totals;
 use crate::engine::reason::{DropReason, ReasonInfo};
 use crate::stages::pipeline::STAGES;
 
-/// Reasons of delivery, which ends the pipeline, and of what reads and carries packets for several
-/// stages.
+/// Reasons of delivery, which ends the pipeline, and of code that reads and carries packets for
+/// several stages.
 const OTHERS: [&[ReasonInfo]; 3] =
     [crate::stages::deliver::REASONS, crate::ip::REASONS, crate::overlay::REASONS];
 
 impl DropReason {
-    /// Its name in every output.
+    /// Returns its name in every output.
     pub fn name(self) -> &'static str {
         info(self).name
     }
 }
 
-/// What is known of a reason.
+/// Returns the description of a reason.
 pub(crate) fn info(reason: DropReason) -> ReasonInfo {
     let unknown = ReasonInfo {
         reason,
@@ -36,17 +36,17 @@ pub(crate) fn info(reason: DropReason) -> ReasonInfo {
     reasons().find(|info| info.reason == reason).unwrap_or(unknown)
 }
 
-/// Reasons that were declared together, in the order of the stages.
+/// Returns the lists of reasons, in the order of the stages.
 fn lists() -> impl Iterator<Item = &'static [ReasonInfo]> {
     STAGES.iter().map(|stage| stage.reasons).chain(OTHERS)
 }
 
-/// All reasons there are, in the order of the stages.
+/// Returns all reasons, in the order of the stages.
 pub fn reasons() -> impl Iterator<Item = ReasonInfo> {
     lists().flatten().copied()
 }
 
-/// Reasons that counted something.
+/// Returns reasons with their drops, without those that did not occur.
 pub(crate) fn counted(totals: &Totals) -> impl Iterator<Item = (ReasonInfo, u64)> {
     reasons().map(|info| (info, totals.drops(info.reason))).filter(|(_, count)| *count > 0)
 }

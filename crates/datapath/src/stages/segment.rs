@@ -19,14 +19,14 @@ const _: () = assert!(BATCH > 0 && HEAD_MAX >= 14 + 8 + 60 + 60);
 pub(crate) struct Segment<'a> {
     /// All headers. The TCP checksum field holds the sum of the pseudo-header.
     pub head: &'a [u8],
-    /// Where its payload starts in the sender's frame.
+    /// Start of its payload in the sender's frame.
     pub from: u32,
     /// Bytes of payload.
     pub len: u32,
 }
 
 /// Walks the segments of a frame whose `meta` the offload stage filled in. `head` is the sender's,
-/// at least all headers.
+/// and has at least all headers.
 pub(crate) struct Segments<'a> {
     head: &'a [u8],
     room: [u8; HEAD_MAX],
@@ -35,8 +35,8 @@ pub(crate) struct Segments<'a> {
     payload: usize,
     size: u32,
     v6: bool,
-    /// The packet goes to another address than its header names, which its sender's sum has and
-    /// the head may not.
+    /// True if the packet goes to another address than its header names. The sender's sum has that
+    /// address, and the head may not.
     routed: bool,
     at: u32,
     end: u32,
@@ -61,7 +61,7 @@ impl<'a> Segments<'a> {
         }
     }
 
-    /// The next segment; `None` after the last.
+    /// Returns the next segment; `None` after the last.
     pub fn next(&mut self) -> Option<Segment<'_>> {
         if self.at >= self.end {
             return None;
@@ -97,8 +97,8 @@ impl<'a> Segments<'a> {
     }
 }
 
-/// Whether an IPv6 packet has a routing header with addresses that it has not been to (RFC 8200,
-/// 4.4).
+/// Returns whether an IPv6 packet has a routing header with addresses that it has not been to (RFC
+/// 8200, 4.4).
 fn is_routed(packet: &[u8]) -> bool {
     let Ok(ip) = Ipv6::parse(packet) else { return false };
     let mut walk = ip.extensions();

@@ -1,4 +1,4 @@
-//! What stages need besides the batch.
+//! Context of the stages: all that they need besides the batch.
 
 use std::cell::Cell;
 
@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// What stages need besides the batch.
+/// Context of the stages: all that they need besides the batch.
 pub(crate) struct Context<'a> {
     pub snapshot: &'a Snapshot,
     pub fdb: &'a Fdb,
@@ -27,11 +27,11 @@ pub(crate) struct Context<'a> {
     pub sender: &'a Vnic,
     /// Its network.
     pub network: &'a Network,
-    /// Which worker this is, for its counters.
+    /// Number of the worker, for its counters.
     pub worker: usize,
     /// Seconds of the coarse clock.
     pub now: u32,
-    /// The clock itself, for what is finer and rare.
+    /// The clock itself, for finer times.
     pub clock: &'a Clock,
     pub table: &'a Table,
     pub cells: &'a Cells,
@@ -41,19 +41,19 @@ pub(crate) struct Context<'a> {
     /// Seconds after an attachment in which connections may be picked up.
     pub tcp_pickup: u32,
     pub shares: &'a Shares,
-    /// The way to other hosts.
+    /// The tunnel endpoint, if there is one.
     pub tunnel: Option<&'a Tunnel>,
-    /// Somebody watches, and what delivery finds out for them.
+    /// Sinks and mirrors, if there are any.
     pub watched: Option<&'a Selection>,
     pub notes: &'a Notes,
-    /// What is left of the turn, of which a batch from the uplink has several parts.
+    /// Budget left to the turn. A batch from the uplink has several parts in one turn.
     pub budget: Cell<Budget>,
-    /// A frame of the batch goes to several receivers. Set by `forward`.
+    /// True if a frame of the batch goes to several receivers. Set by `forward`.
     pub floods: Cell<bool>,
 }
 
 impl<'a> Context<'a> {
-    /// Counts a dropped frame at the expense of a vnic, and keeps its first bytes.
+    /// Counts a dropped frame, charged to a vnic, and keeps its first bytes.
     #[cold]
     pub fn count_drop(
         &self,
@@ -65,21 +65,21 @@ impl<'a> Context<'a> {
         charged.shared.counters.drop(self.worker, reason, &Dropped::of(frames, index, self.clock));
     }
 
-    /// The same of a frame of our own.
+    /// Counts a dropped frame of the switch's own, as [`Self::count_drop`] does.
     #[cold]
     pub fn count_own(&self, charged: &Vnic, reason: DropReason, frame: &[u8]) {
         let packet = Dropped { head: frame, len: frame.len() as u32, when: self.clock.tenths() };
         charged.shared.counters.drop(self.worker, reason, &packet);
     }
 
-    /// The tap of those who watch.
+    /// Returns the tap, if there are sinks or mirrors.
     #[inline(always)]
     pub fn tap(&self) -> Option<Tap<'a>> {
         self.watched.map(|watched| Tap::of(watched, self.notes, self.worker))
     }
 
-    /// The other hosts of the sender's network, unless the frames come from there: nothing goes
-    /// back to where it came from.
+    /// Returns the other hosts of the sender's network, unless the frames come from there: no frame
+    /// goes back to its origin.
     #[inline(always)]
     pub fn remote(&self) -> Option<&'a Remote> {
         self.network.remote.as_ref().filter(|_| !self.sender.is_trunk())

@@ -1,4 +1,4 @@
-//! Stage: what the stages of the packet path have in common.
+//! Stage: the common interface of the stages of the packet path.
 
 use crate::{
     engine::{batch::Batch, reason::ReasonInfo},
@@ -8,15 +8,15 @@ use crate::{
 
 /// A stage: decides one thing about the frames of a batch.
 ///
-/// A stage skips frames that an earlier one dropped. What a stage knows of each frame and a later
-/// one asks for is in its scratch, which has public functions for that.
+/// A stage skips frames that an earlier one dropped. Facts about each frame that a later stage asks
+/// for are in its scratch, which has public functions for that.
 pub(crate) trait Stage {
     /// Name in explanations and in counts of instructions: that of its module, and of the function
     /// in it which is kept out of line.
     const NAME: &'static str;
-    /// Why it drops frames.
+    /// Reasons for which it drops frames.
     const REASONS: &'static [ReasonInfo];
-    /// What it needs from batch to batch, one for each worker.
+    /// Memory of a stage from batch to batch, one for each worker.
     type Scratch;
 
     /// Allocates everything that the stage will ever need.
@@ -26,8 +26,8 @@ pub(crate) trait Stage {
     fn run(batch: &mut Batch<'_>, context: &Context<'_>, scratch: &mut Self::Scratch);
 }
 
-/// What scratches are made for.
+/// Settings for which scratches are made.
 pub(crate) struct StageConfig<'a> {
-    /// How long sessions and fragments last.
+    /// Time-outs of sessions and fragments.
     pub timeouts: &'a Timeouts,
 }

@@ -1,5 +1,5 @@
-//! What a worker does with a batch that somebody watches: once, when every verdict is known and
-//! before the sender has its frames back.
+//! Records of a batch for the tap: written once, when every verdict is known and before the sender
+//! has its frames back.
 
 use butterfly_mem::cpu;
 
@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// Copies what is wanted of a batch.
+/// Copies the frames of a batch that sinks want.
 #[cold]
 #[inline(never)]
 pub(crate) fn take(tap: &Tap<'_>, batch: &Batch<'_>, context: &Context<'_>, room: &Room) {
@@ -27,7 +27,7 @@ pub(crate) fn take(tap: &Tap<'_>, batch: &Batch<'_>, context: &Context<'_>, room
     let cycles = now.wrapping_sub(tap.start()) / batch.frames.len().max(1) as u64;
     let frame =
         Taken { tap, batch, context, room, now, cycles: u32::try_from(cycles).unwrap_or(u32::MAX) };
-    // What waits is told about when it goes.
+    // A flood that waits is recorded when it goes.
     for (index, meta) in
         batch.metas().iter().enumerate().filter(|(_, meta)| meta.verdict != Verdict::Later)
     {
@@ -117,7 +117,8 @@ impl<'a> Taken<'_, 'a, '_> {
         record
     }
 
-    /// Who got a flood, and who did not. Those who watch receivers are told what became of theirs.
+    /// Records the receivers of a flood, and the vnics that did not get it. Sinks of receivers get
+    /// the receiver's own outcome.
     fn flooded(&self, index: usize, unknown: bool, record: &mut Record, wanted: &mut Wanted<'a>) {
         let (tap, context) = (self.tap, self.context);
         let refusals = tap.refusals(index);
@@ -125,7 +126,7 @@ impl<'a> Taken<'_, 'a, '_> {
         record.to.slot = if refusals.too_big { 0 } else { away.saturating_sub(refusals.away) };
         record.reason = refusals.first;
         let (mut offered, mut denied) = (0, 0);
-        // Counted before anybody is told: the record may go out in parts.
+        // Counted before the first record is written: the record may go out in parts.
         for (_, judgement) in self.receivers(index, unknown) {
             offered += 1;
             if let Err((reason, _)) = judgement {
@@ -156,7 +157,7 @@ impl<'a> Taken<'_, 'a, '_> {
         }
     }
 
-    /// The vnics that a flood is for, and what their policy says.
+    /// Returns the vnics that a flood is for, with the verdicts of their policies.
     fn receivers(
         &self,
         index: usize,

@@ -1,11 +1,11 @@
-//! What one turn of a worker may take: the bound of what others wait for.
+//! Turn: bounds the work of one turn of a worker, for which all other rings wait.
 //!
-//! A turn is one batch of one ring. Gathering bounds what is taken from the sender; this bounds
-//! what becomes of it, over all receivers together. The unit is a copy of a small frame into a ring
+//! A turn is one batch of one ring. Gathering bounds the frames taken from the sender; this bounds
+//! the work with them, over all receivers together. The unit is a copy of a small frame into a ring
 //! that is at hand, some 100 ns. Frames that do not fit stay in their ring and open the next turn;
 //! a flood that does not fit by itself goes to some of its receivers in each turn.
 //!
-//! Cut before the filter: no frame is judged, counted or traced that is not carried out.
+//! The cut comes before the filter: no frame is judged, counted or traced before its turn.
 
 use std::ops::Range;
 
@@ -19,56 +19,56 @@ use crate::{
     stages::stage::{Stage, StageConfig},
 };
 
-/// Copies that a visit stands for: its lines are in nobody's cache.
+/// Copies that a visit counts as: its lines are in no cache.
 const VISIT: u64 = 4;
-/// Copies that a segment stands for: its headers are rewritten, its payload is summed, and the
+/// Copies that a segment counts as: its headers are rewritten, its payload is summed, and the
 /// receiver's lines are cold.
 const SEGMENT: u64 = 4;
-/// Bytes that a copy stands for.
+/// Bytes that count as one copy.
 const BYTES: u32 = 2048;
-/// Pieces of the sender's memory that a copy stands for.
+/// Pieces of the sender's memory that count as one copy.
 const PIECES: u64 = 8;
-/// The same of a segment, which looks for its payload among them.
+/// Pieces that count as one copy for a segment, which looks for its payload among them.
 const PIECES_OF_SEGMENT: u64 = 64;
 
-/// What a turn carries out of a batch.
+/// Part of a batch that one turn carries out.
 pub(crate) struct Turn {
     /// Receivers of floods, by position: the members of the network, then its other hosts.
     pub receivers: Range<usize>,
-    /// Other receivers of the only frame, a flood, are left for the next turn.
+    /// True if other receivers of the only frame, a flood, are left for the next turn.
     pub part: bool,
-    /// Floods of another host are for a turn of their own: [`Verdict::Later`].
+    /// True if floods of another host are left for a turn of their own: [`Verdict::Later`].
     pub later: bool,
 }
 
 impl Turn {
-    /// Everything.
+    /// A turn that carries out everything.
     pub const WHOLE: Turn = Turn { receivers: 0..usize::MAX, part: false, later: false };
 
-    /// Whether this is the first turn of its floods.
+    /// Returns whether this is the first turn of its floods.
     pub fn is_first(&self) -> bool {
         self.receivers.start == 0
     }
 
-    /// Number of this turn's receivers, of `all` that there are.
+    /// Returns the number of this turn's receivers, of `all`.
     pub fn share(&self, all: usize) -> usize {
         self.receivers.end.min(all) - self.receivers.start.min(all)
     }
 
-    /// Those of the receivers that are vnics here.
+    /// Returns the receivers that are vnics here.
     pub fn members<'a>(&self, members: &'a [u32]) -> &'a [u32] {
         let end = self.receivers.end.min(members.len());
         members.get(self.receivers.start.min(end)..end).unwrap_or_default()
     }
 
-    /// Those that are other hosts, of `hosts`, which come behind `members` vnics.
+    /// Returns the receivers that are other hosts, of `hosts`, which come behind `members` vnics.
     pub fn hosts(&self, members: usize, hosts: usize) -> Range<usize> {
         let end = self.receivers.end.saturating_sub(members).min(hosts);
         self.receivers.start.saturating_sub(members).min(end)..end
     }
 }
 
-/// How many segments a frame may have to be cut into.
+/// Returns the number of segments that a frame may have to be cut into.
 fn segments(meta: &Meta, len: u32) -> u64 {
     match meta.net.gso_size {
         size if meta.offload && size > 0 => u64::from(len / u32::from(size)),
@@ -76,27 +76,27 @@ fn segments(meta: &Meta, len: u32) -> u64 {
     }
 }
 
-/// How many copies one copy of this frame, which lies in so many pieces, counts for: a receiver may
-/// need it cut into segments.
+/// Returns the number of copies that one copy of this frame, in so many pieces, counts as. A
+/// receiver may need it cut into segments.
 pub(crate) fn weight(meta: &Meta, len: u32, pieces: u32) -> u64 {
     let pieces = u64::from(pieces);
     let cut = segments(meta, len) * (SEGMENT + pieces / PIECES_OF_SEGMENT);
     1 + cut.max(u64::from(len / BYTES) + pieces / PIECES)
 }
 
-/// Number of a network's receivers of floods.
+/// Returns the number of a network's receivers of floods.
 pub(crate) fn receivers(context: &Context<'_>) -> usize {
     context.network.members.len() + context.remote().map_or(0, |remote| remote.peers.len().max(1))
 }
 
-/// Cuts a batch to what one turn has time for.
+/// Cuts a batch to the work of one turn.
 pub(crate) struct Cut;
 
-/// What a turn is about.
+/// Scratch of the turn.
 pub(crate) struct CutScratch {
-    /// How many receivers have the first frame already, if that is a flood.
+    /// Number of receivers that have the first frame already, if that is a flood.
     pub from: usize,
-    /// Who gets floods in this turn.
+    /// Receivers of floods in this turn.
     pub turn: Turn,
 }
 
@@ -117,8 +117,8 @@ impl Stage for Cut {
     }
 }
 
-/// Cuts a batch to what one turn has time for. `from` is how many receivers have its first frame
-/// already, if that is a flood.
+/// Cuts a batch to the work of one turn. `from` is the number of receivers that have its first
+/// frame already, if that is a flood.
 ///
 /// Frames from other hosts cannot be put back: of those that do not fit, floods are for later.
 #[inline(never)]
@@ -184,7 +184,7 @@ fn fit(batch: &mut Batch<'_>, context: &Context<'_>, from: usize) -> Turn {
     Turn { later, ..Turn::WHOLE }
 }
 
-/// Copies that a frame with one receiver stands for.
+/// Returns the number of copies that a frame with one receiver counts as.
 fn unicast(meta: &Meta, frame: &Frame) -> u64 {
     1 + (SEGMENT * segments(meta, frame.len)).max(u64::from(frame.len / BYTES))
 }

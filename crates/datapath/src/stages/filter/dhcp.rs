@@ -1,9 +1,9 @@
 //! DHCP without a rule (RFC 2131, RFC 8415): a client's requests leave, and their answers enter; a
-//! server answers whom a rule let ask.
+//! server answers clients whose requests a rule let in.
 //!
-//! Both are bounded: in what passes (whole messages, a few requests per second, a few answers to
-//! each) and in what is remembered of it, which is all here. It is a vnic's own, so nobody else
-//! fills it.
+//! Both are bounded: in the messages that pass (whole ones, a few requests per second, a few
+//! answers to each) and in the memory for them. That memory is a vnic's own, so no other vnic fills
+//! it.
 
 use std::{
     net::Ipv4Addr,
@@ -26,12 +26,12 @@ use crate::{
     world::snapshot::Vnic,
 };
 
-/// The same of requests that a rule lets out: a server remembers whom it may answer, and nobody is
-/// to push others out of that.
+/// Requests that a rule lets out, at once and per second. A server has few places for clients, and
+/// no vnic may push others out of them.
 const RULED: u32 = 64;
 const RULED_PER_SECOND: u32 = 16;
-/// Of those that no filter limits, a server notes so many at once, a quarter of its places, and per
-/// second.
+/// Requests of vnics without a filter that a server notes, at once (a quarter of its places) and
+/// per second.
 const UNFILTERED: u32 = CLIENTS as u32 / 4;
 const UNFILTERED_PER_SECOND: u32 = 64;
 /// Seconds between requests to a server while none is known: a client that is older than the daemon
@@ -39,7 +39,7 @@ const UNFILTERED_PER_SECOND: u32 = 64;
 const UNKNOWN_SERVER: u32 = 60;
 use crate::world::dhcp::{CLIENTS, Exchange, count};
 
-/// Who asked, for [`crate::world::dhcp`]: what an answer is sent to over IPv6.
+/// Returns the client for [`crate::world::dhcp`]: the address that answers over IPv6 are sent to.
 fn client(dhcp: &Dhcp, tuple: &Tuple) -> Address {
     match (dhcp.v6, dhcp.request) {
         (false, _) => 0,
@@ -50,7 +50,7 @@ fn client(dhcp: &Dhcp, tuple: &Tuple) -> Address {
 
 const BROADCAST: Address = mapped(Ipv4Addr::BROADCAST);
 
-/// The message of a request that a vnic sends for itself, from its own address or none.
+/// Returns the message of a request that a vnic sends for itself, from its own address or none.
 fn for_itself(
     dhcp: &Dhcp,
     sender: &Vnic,
@@ -68,7 +68,7 @@ fn for_itself(
     dhcp.message.filter(|message| dhcp.v6 || message.mac == sender.mac).ok_or(BAD_DHCP)
 }
 
-/// Whether a filtered vnic may send a request without a rule.
+/// Checks whether a filtered vnic may send a request without a rule.
 pub(super) fn may_ask(
     dhcp: &Dhcp,
     sender: &Vnic,
@@ -94,14 +94,14 @@ pub(super) fn may_ask(
     }
 }
 
-/// Whether a filtered vnic may send a request that a rule lets out: a few per second, whatever the
-/// rule says.
+/// Returns whether a filtered vnic may send a request that a rule lets out: a few per second,
+/// whatever the rule says.
 pub(super) fn may_ask_by_rule(sender: &Vnic, context: &Context<'_>) -> bool {
     sender.shared.dhcp.ruled.take(context.now, RULED, RULED_PER_SECOND)
 }
 
-/// Whether a filtered vnic may send an answer: to a request that one of its rules for a DHCP server
-/// let in.
+/// Returns whether a filtered vnic may send an answer: to a request that one of its rules for a
+/// DHCP server let in.
 pub(super) fn may_serve(dhcp: &Dhcp, sender: &Vnic, tuple: &Tuple, context: &Context<'_>) -> bool {
     request_of(dhcp, sender, tuple, context).is_some()
 }
@@ -124,7 +124,7 @@ fn request_of<'a>(
     )
 }
 
-/// Whether an answer is sent where its client is (RFC 2131, 4.1; RFC 8415, 18.3.10).
+/// Returns whether an answer is sent to its client (RFC 2131, 4.1; RFC 8415, 18.3.10).
 fn reaches(dhcp: &Dhcp, message: &Message, destination: Address) -> bool {
     if dhcp.v6 {
         return is_link_local(destination);
@@ -133,7 +133,8 @@ fn reaches(dhcp: &Dhcp, message: &Message, destination: Address) -> bool {
         || message.leases.iter().any(|lease| *lease != 0 && mapped((*lease).into()) == destination)
 }
 
-/// Whether a filtered vnic may receive an answer without a rule: to what it asked a moment ago.
+/// Returns whether a filtered vnic may receive an answer without a rule: to its own request of a
+/// moment ago.
 pub(super) fn may_answer(
     dhcp: &Dhcp,
     receiver: &Vnic,
@@ -193,7 +194,7 @@ pub(super) fn entered(dhcp: &Dhcp, receiver: &Vnic, tuple: &Tuple, context: &Con
     }
 }
 
-/// Notes who may be answered, if a rule for a DHCP server let the request in.
+/// Notes the client as one that may be answered, if a rule for a DHCP server let the request in.
 fn asked(dhcp: &Dhcp, receiver: &Vnic, tuple: &Tuple, context: &Context<'_>) {
     let (Some(clients), Some(message)) = (receiver.shared.dhcp.clients.get(), &dhcp.message) else {
         return;
@@ -222,8 +223,8 @@ fn asked(dhcp: &Dhcp, receiver: &Vnic, tuple: &Tuple, context: &Context<'_>) {
     }
 }
 
-/// Which vnic of the network gets an answer that several receive, without a rule: there is one at
-/// most, by its MAC address.
+/// Returns the vnic of the network that gets a flooded answer without a rule. There is one at most,
+/// by its MAC address.
 pub(super) fn flooded_to(dhcp: &Dhcp, tuple: &Tuple, context: &Context<'_>) -> Option<u32> {
     let mac = dhcp.message.filter(|_| !dhcp.request && !dhcp.v6)?.mac;
     let receiver =
@@ -235,16 +236,18 @@ pub(super) fn flooded_to(dhcp: &Dhcp, tuple: &Tuple, context: &Context<'_>) -> O
     Some(receiver.place.slot)
 }
 
-/// What only DHCP servers say, and to whom a rule cannot let anything else be said in its place.
+/// Kind of a packet to a DHCP client's port. It is never taken for anything but the word of a DHCP
+/// server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ToClient {
-    /// From a server's port: as the answer to a request, and in one piece, or not at all.
+    /// From a server's port: it passes as the answer to a request, in one piece, or not at all.
     Answer,
-    /// From another port, which many clients take as well: by a rule that names the client's.
+    /// From another port, which many clients accept as well: it passes by a rule that names the
+    /// client's port.
     Other,
 }
 
-/// Whether UDP, in fragments or not, goes to the port of DHCP clients.
+/// Returns the kind of UDP, in fragments or not, that goes to the port of DHCP clients.
 pub(super) fn to_client(tuple: &Tuple, v6: bool) -> Option<ToClient> {
     match Dhcp::between(tuple.source_port, tuple.destination_port, v6) {
         _ if tuple.protocol != UDP || !Dhcp::is_client(tuple.destination_port, v6) => None,

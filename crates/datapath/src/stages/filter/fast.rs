@@ -1,4 +1,4 @@
-//! Plain TCP and UDP, read with a few loads: what established traffic is made of.
+//! Reads plain TCP and UDP, the bulk of established traffic, with a few loads.
 
 use butterfly_packet::protocol::{TCP, UDP};
 use butterfly_vhost::ring::HEAD_MAX;
@@ -8,7 +8,7 @@ use crate::ip::{
     tcp::{FIN, RST, SYN, Segment},
 };
 
-/// Where IP starts, and the transport header behind either family's plain header.
+/// Start of IP, and of the transport header behind either family's plain header.
 const L3: usize = 14;
 const L4_V4: usize = L3 + 20;
 const L4_V6: usize = L3 + 40;
@@ -131,7 +131,7 @@ mod tests {
         slot
     }
 
-    /// The same as the slow path says, or nothing.
+    /// Checks that the fast path says the same as the slow path, or nothing.
     fn agrees(frame: &[u8]) -> bool {
         let fast = read(&slot(frame), frame.len() as u32);
         let slow = parse(&frame[..frame.len().min(HEAD_MAX)], L3, 0, frame.len() as u32);
@@ -192,7 +192,8 @@ mod tests {
         }
     }
 
-    /// What is plain is taken, to the byte, and nothing else is: what is not taken costs a parser.
+    /// The fast path takes every plain frame, to the byte, and no other. Any other frame costs a
+    /// parser.
     #[test]
     fn plain_to_the_byte() {
         let fast = |frame: &[u8]| {

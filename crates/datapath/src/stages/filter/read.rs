@@ -1,4 +1,4 @@
-//! Reads a frame as far as it must be known to be judged.
+//! Reads a frame as far as the filter needs it.
 
 use crate::{
     engine::{batch::Batch, reason::DropReason},
@@ -50,8 +50,8 @@ fn read_headers(
     })
 }
 
-/// The packet with its DHCP message read from the whole frame, which starts with the headers that
-/// it was parsed from.
+/// Returns the packet with its DHCP message read from the whole frame, which starts with the
+/// headers that it was parsed from.
 fn read_whole(packet: Packet, frame: Option<&[u8]>, at: u16) -> Packet {
     match (packet.l4, frame) {
         (L4::Dhcp(dhcp), Some(frame)) => {

@@ -1,4 +1,4 @@
-//! Reasons of the filter.
+//! Drop reasons of the filter.
 
 use crate::engine::reason::drop_reasons;
 
@@ -15,7 +15,8 @@ drop_reasons! { 4;
         remedy: "add what the packet needs to one of its groups (`butterfly nic sg list NIC`): `butterfly sg rule add SG --ip-proto PROTO --port PORT --cidr SOURCE/32`, or `butterfly sg member add GROUP SOURCE`",
         charged: "the receiver",
     }
-    /// What machines say to routers by multicast, router solicitations and IGMP reports, and no rule of the receiving vnic lets in.
+    /// A router solicitation or IGMP report, as machines multicast to routers, that no rule of the
+    /// receiving vnic lets in.
     FOR_ROUTERS = "for-routers" {
         harmless: true,
         cause: "a machine of the network starts: it asks all routers for their prefixes, and all snooping switches for its groups",

@@ -1,4 +1,4 @@
-//! A worker's room for filtering one batch, and what it remembers from one to the next.
+//! A worker's room for filtering one batch, and its memory from one batch to the next.
 
 use butterfly_vhost::ring::BATCH;
 
@@ -13,7 +13,7 @@ use crate::{
     stages::site::Context,
 };
 
-/// How a frame's session is found.
+/// Path by which a frame's session is found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Path {
     /// Nothing to decide, or decided.
@@ -24,7 +24,7 @@ pub(crate) enum Path {
     Slow,
 }
 
-/// What is known of a frame between the passes.
+/// Facts about a frame between the passes.
 #[derive(Clone, Copy)]
 pub(crate) struct Flow {
     pub path: Path,
@@ -36,31 +36,31 @@ pub(crate) struct Flow {
     pub segment: Segment,
 }
 
-/// What was decided on the first fragment of a packet.
+/// Decision on the first fragment of a packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Decided {
     /// Slot of the receiver; `None` if it was a flood.
     pub receiver: Option<u32>,
     pub stamp: u32,
     pub cells: [u32; 2],
-    /// Of the first fragment: later ones of a flood are judged by it.
+    /// The first fragment: later ones of a flood are judged by it.
     pub packet: Packet,
 }
 
 /// A flood, for those of its receivers that are filtered.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Flooded {
-    /// To be told by what is inside.
+    /// Not IP, so not for the filter to decide.
     NotIp,
     Packet(Packet),
-    /// A DHCP answer, and the slot of the vnic that asked: it needs no rule.
+    /// A DHCP answer, and the slot of the vnic that asked. That vnic needs no rule for it.
     Answer(Packet, u32),
-    /// Nobody who is filtered may have it.
+    /// Not for any filtered vnic.
     Unreadable(DropReason),
 }
 
-/// What was decided of a flood, and under which snapshot: when that is not in use any more, it is
-/// decided again.
+/// Decision on a flood, and the version of its snapshot. With another version the flood is decided
+/// again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Judged {
     pub(super) flooded: Flooded,
@@ -73,19 +73,19 @@ pub(crate) struct Room {
     pub(super) notes: Notes,
     /// Floods of this batch.
     pub(super) flooded: Box<[Flooded; BATCH]>,
-    /// The first frame is a flood some of whose receivers have it: what was decided then holds,
-    /// and what it cost is paid.
+    /// Set if some receivers have the first frame, a flood, already. The decision then holds, and
+    /// its cost is paid.
     pub judged: Option<Judged>,
     pub(super) fragments: Fragments<Decided>,
 }
 
 impl Room {
-    /// What was decided of the first frame, a flood.
+    /// Returns the decision on the first frame, a flood.
     pub fn first_flood(&self, version: u32) -> Option<Judged> {
         self.flooded.first().map(|flooded| Judged { flooded: *flooded, version })
     }
 
-    /// Everything is allocated here.
+    /// Allocates everything.
     pub fn new(timeouts: &Timeouts) -> Room {
         let tuple = Tuple {
             source: 0,
@@ -122,34 +122,34 @@ impl Room {
     }
 }
 
-/// What a session got of a batch, before it is written to its record.
+/// A session's changes by a batch, before they are written to its record.
 #[derive(Clone, Copy)]
 pub(super) struct Note {
     index: u32,
     direction: u16,
-    /// Whose record it was.
+    /// The session's number in its record: see [`Record::tenant`].
     tenant: u16,
     pub packets: u32,
     /// Number of its state, as this batch left it.
     pub state: u8,
-    /// Something came that keeps it alive.
+    /// True if a frame came that keeps it alive.
     pub refreshed: bool,
-    /// The TCP marks are others than in the record.
+    /// True if the TCP marks differ from the record's.
     pub moved: bool,
     pub bytes: u64,
     /// The record's word as it was.
     was: u64,
 }
 
-/// What the sessions of a batch got: each is written once, when the batch is judged.
+/// Changes of sessions by a batch. Each is written once, when the batch is judged.
 pub(super) struct Notes {
     notes: Box<[Note; BATCH]>,
     /// TCP marks of the note of the same number, if it is about TCP.
     tracks: Box<[Track; BATCH]>,
     count: usize,
-    /// Where a session's note is plus one, by the low bits of its index.
+    /// Number of a session's note plus one, by the low bits of its index.
     places: [u8; PLACES],
-    /// Seconds that states last, by number.
+    /// Seconds that each state lasts, by number.
     timeouts: [u32; 32],
 }
 
@@ -178,7 +178,7 @@ impl Notes {
         }
     }
 
-    /// The note about a session; `None` if the session is over.
+    /// Returns the note about a session; `None` if the session is over.
     #[inline(always)]
     pub fn of(
         &mut self,
@@ -221,8 +221,8 @@ impl Notes {
         let other =
             self.places.get_mut(place).map_or(0, |place| std::mem::replace(place, at as u8 + 1));
         if let Some(other) = usize::from(other).checked_sub(1) {
-            // It would start from its record again when it comes back in this batch: written now,
-            // that is right.
+            // The other session starts from its record again when it comes back in this batch. So
+            // its note is written now.
             self.write(other, context);
         }
         if let Some(note) = self.notes.get_mut(at) {
@@ -284,7 +284,7 @@ impl Notes {
         note.index = NOBODY;
     }
 
-    /// Writes and forgets what was noted of a session: its record may be another one's from now on.
+    /// Writes and forgets the note on a session, as its record may soon be another session's.
     pub fn forget(&mut self, index: u32, context: &Context<'_>) {
         if let Some(place) = self.places.get(index as usize % PLACES)
             && let Some(at) = usize::from(*place).checked_sub(1)
@@ -294,7 +294,7 @@ impl Notes {
         }
     }
 
-    /// Forgets what was noted of a session that another one has replaced in its record.
+    /// Forgets the note on a session that another one has replaced in its record.
     pub fn forget_evicted(&mut self, index: u32) {
         for note in self.notes.iter_mut().take(self.count).filter(|note| note.index == index) {
             note.index = NOBODY;
@@ -302,5 +302,5 @@ impl Notes {
     }
 }
 
-/// Below are the states of TCP.
+/// First state number that is not TCP's.
 const FIRST_NOT_TCP: u8 = 16;

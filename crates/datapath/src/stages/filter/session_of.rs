@@ -1,5 +1,5 @@
-//! For those who watch: the session of a frame that was decided, looked up once more. What decided
-//! it does not have to remember it.
+//! Looks up the session of a decided frame once more, for the tap. So the decision itself has
+//! nothing to remember.
 
 use crate::{
     engine::{
@@ -11,8 +11,8 @@ use crate::{
     stages::site::Context,
 };
 
-/// What admitted the session of a frame, at the opener's egress and at the other end's ingress, and
-/// whether the frame is for the opener.
+/// Returns the rules that admitted the session of a frame, at the opener's egress and at the other
+/// end's ingress. Also returns whether the frame is for the opener.
 pub(crate) fn session_of(
     batch: &Batch<'_>,
     index: usize,

@@ -1,4 +1,5 @@
-//! Who has as many sessions as it may have, which of them may go, and the counts of all of it.
+//! Shares of sessions: vnics and networks that have all they may have, the sessions that may go for
+//! new ones, and the counts for it.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -16,26 +17,26 @@ use crate::{
 
 /// New sessions of one vnic, or of a network's other hosts, that are kept for a burst.
 const BURST: u64 = 100_000;
-/// After a search that found nothing, the next one is so many microseconds later. A search looks at
-/// 64 records, some 2 us: so they take a fiftieth of a processor at most.
+/// Microseconds until the next search after one that found nothing. A search looks at 64 records,
+/// some 2 us: so searches take a fiftieth of a processor at most.
 const REST_US: u64 = 100;
 
 /// A share that is used up.
 #[derive(Clone, Copy)]
 pub(crate) struct Share {
-    /// Why a session is refused, and whom that is charged to.
+    /// Reason for refusing a session; the refusal is charged to `slot`.
     pub reason: DropReason,
     pub slot: u32,
     whose: Whose,
 }
 
-/// The sessions that a share is of.
+/// Sessions that count in a share.
 #[derive(Clone, Copy)]
 enum Whose {
     /// Opened by the vnic in this slot.
     Opener(u32),
-    /// Opened by one opener to the vnic in this slot: by the vnic in a slot, or by one address
-    /// elsewhere.
+    /// Opened to the vnic in this slot by one opener: the vnic in a slot, or one address on other
+    /// hosts.
     OpenerAt(u32, u32, Option<Address>),
     /// Opened to the vnic in this slot.
     Receiver(u32),
@@ -46,7 +47,7 @@ enum Whose {
 }
 
 impl Share {
-    /// Whether a session is of this share and may go for another one.
+    /// Returns whether a session is of this share and may go for another one.
     pub fn may_give(&self, record: &Record<'_>, context: &Context<'_>) -> bool {
         let of_these = |key: &Key| {
             let (opener, responder) = key.slots();
@@ -67,9 +68,9 @@ impl Share {
     }
 }
 
-/// The shares that a session is of, if they are used up. Each is asked for when its turn comes:
-/// what was given up for one may have been of others, too. The opener's come first: it is its
-/// session.
+/// Returns the shares of a session that are used up. Each is checked when its turn comes: a session
+/// that went for one share may have freed another, too. The opener's shares come first: it is the
+/// opener's session.
 pub(crate) fn full_shares<'a>(
     context: &'a Context<'_>,
     key: &'a Key,
@@ -115,7 +116,7 @@ pub(crate) fn full_shares<'a>(
     })
 }
 
-/// Whether a session may go for another one of its kind: it is over, or not established.
+/// Returns whether a session may go for another one of its kind: it is over, or not established.
 fn may_go(record: &Record<'_>, context: &Context<'_>) -> bool {
     is_over(record, context) || !record.seen().1.is_established()
 }
@@ -125,10 +126,10 @@ fn is_over(record: &Record<'_>, context: &Context<'_>) -> bool {
     context.timeouts.over(state, seen, context.now)
 }
 
-/// Whether a session may go for another one of the sender's network when the table is full.
+/// Returns whether a session may go for another one of the sender's network when the table is full.
 pub(crate) fn may_give_way(record: &Record<'_>, context: &Context<'_>) -> bool {
     let may = |key: &Key, stamp| {
-        // Of a network that is gone: the sweep has not come by yet.
+        // The network is gone, and the sweep has not come by yet.
         let network = context.snapshot.network(key.vni()).filter(|network| network.born <= stamp);
         network.is_none() || (may_go(record, context) && gives_way(key, context))
     };
@@ -136,7 +137,7 @@ pub(crate) fn may_give_way(record: &Record<'_>, context: &Context<'_>) -> bool {
         || record.read().is_some_and(|(key, admission)| may(&key, admission.stamp))
 }
 
-/// Whether a session is of the sender's network, or of one that has more than its part.
+/// Returns whether a session is of the sender's network, or of one that has more than its part.
 fn gives_way(key: &Key, context: &Context<'_>) -> bool {
     let beyond =
         |network: &Network| network.sessions.load(Relaxed) > context.shares.part(network.filtered);
@@ -144,7 +145,7 @@ fn gives_way(key: &Key, context: &Context<'_>) -> bool {
         || context.snapshot.network(key.vni()).is_none_or(|network| beyond(network))
 }
 
-/// Whether the sender may open another session now, as fast as it goes.
+/// Returns whether the sender's rate allows another session now.
 pub(super) fn may_open(source: Address, context: &Context<'_>) -> bool {
     let rate = context.shares.rate;
     if let Some(crowd) = &context.sender.shared.crowd {
@@ -156,21 +157,21 @@ pub(super) fn may_open(source: Address, context: &Context<'_>) -> bool {
     rate == u32::MAX || context.sender.shared.sessions.budget.take(rate.into(), BURST)
 }
 
-/// Whether nothing is to be searched for the sender, as the last search was in vain and is not long
+/// Returns whether a search for the sender is to be skipped, as the last one was in vain a moment
 /// ago.
 pub(crate) fn rests(context: &Context<'_>) -> bool {
     let until = context.sender.shared.sessions.rests.load(Relaxed);
     until != 0 && cpu::tsc() < until
 }
 
-/// A search was in vain.
+/// Notes that a search was in vain.
 pub(super) fn rest(context: &Context<'_>) {
     let until = cpu::tsc().saturating_add(cpu::tsc_hz() / 1_000_000 * REST_US);
     context.sender.shared.sessions.rests.store(until, Relaxed);
 }
 
-/// A number of the opener of a session, which guests cannot choose: of a vnic, or of one address of
-/// those elsewhere.
+/// Returns a number of the opener of a session, which guests cannot choose: of a vnic, or of one
+/// address on other hosts.
 fn opener_of(table: &Table, network: &Network, key: &Key) -> u64 {
     let (slot, _) = key.slots();
     let remote = network.remote.as_ref().is_some_and(|remote| remote.slot == slot);
@@ -200,8 +201,8 @@ pub(super) fn acquired(context: &Context<'_>, key: &Key) {
     context.shares.entered(context.network.filtered, before);
 }
 
-/// The opposite of [`acquired`], of a session that was last decided by version `stamp`: who came
-/// later in the place of one of these did not have it.
+/// Undoes [`acquired`] for a session that was last decided by version `stamp`. A later vnic in the
+/// place of one of its ends never had it.
 pub(crate) fn released(snapshot: &Snapshot, table: &Table, shares: &Shares, key: &Key, stamp: u32) {
     let (opener, responder) = key.slots();
     let Some(network) = snapshot.network(key.vni()).filter(|network| network.born <= stamp) else {
@@ -254,7 +255,7 @@ mod tests {
         host.send(from, &frame, NetHeader::default()).unwrap();
     }
 
-    /// Does something with what is counted of a vnic.
+    /// Calls `act` with the session counts of a vnic.
     fn of<T>(host: &mut Host, id: &str, act: impl FnOnce(&crate::session::VnicSessions) -> T) -> T {
         let snapshot = host.inside().0.shared.snapshot.load_full();
         let found = snapshot.vnics.iter().find(|(_, vnic)| &*vnic.id == id);
@@ -280,7 +281,7 @@ mod tests {
         assert_eq!((left(&mut host, "b"), left(&mut host, "a")), (before, 0));
     }
 
-    /// After a search in vain the next one is 100 us later, and until then nothing is searched.
+    /// After a search in vain the next one is 100 us later, and until then there is none.
     #[test]
     fn who_searched_in_vain_rests() {
         let mut host = host(64);

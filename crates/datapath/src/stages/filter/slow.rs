@@ -1,5 +1,5 @@
-//! Everything but plain traffic of known sessions: new sessions, what is decided again, fragments,
-//! ICMP errors, discovery, DHCP, floods.
+//! Decides everything but plain traffic of known sessions: new sessions, sessions that are decided
+//! again, fragments, ICMP errors, discovery, DHCP, floods.
 
 use std::{net::Ipv4Addr, sync::atomic::Ordering::Relaxed};
 
@@ -41,7 +41,7 @@ use crate::{
     world::{bindings::Voice, snapshot::Vnic},
 };
 
-/// All routers, and those that speak IGMPv3.
+/// All routers, and all IGMPv3 routers.
 const TO_ROUTERS: [Address; 2] =
     [mapped(Ipv4Addr::new(224, 0, 0, 2)), mapped(Ipv4Addr::new(224, 0, 0, 22))];
 
@@ -73,8 +73,8 @@ pub(super) fn judge(
     };
     let receiver = match meta.verdict {
         Verdict::Deliver(slot) => Some(slot),
-        // What nobody here owns is somewhere else, if networks go on there: it is one conversation,
-        // like with anybody.
+        // An address that no vnic here owns is on another host, if the network spans hosts. Then
+        // the packet is part of one conversation, like any other.
         Verdict::Flood { unknown: true } if !context.sender.rules.bypass => {
             context.remote().map(|remote| remote.slot)
         }
@@ -105,7 +105,7 @@ pub(super) fn judge(
     }
 }
 
-/// Whether a vnic, or the trunk, may send packets from an address.
+/// Checks whether a vnic, or the trunk, may send packets from an address.
 fn may_speak_as(vnic: &Vnic, address: Address, context: &Context<'_>) -> Result<(), DropReason> {
     match vnic.rules.bypass {
         false if vnic.rules.owns(address) => Ok(()),
@@ -125,7 +125,7 @@ struct Decision<'a> {
     len: u32,
 }
 
-/// A session to be made, and which end's frame makes it.
+/// A session to be made, and the end whose frame makes it.
 struct Session {
     key: Key,
     direction: usize,
@@ -134,7 +134,7 @@ struct Session {
     track: Track,
 }
 
-/// What admits a packet at both ends.
+/// Cells of the rules that admit a packet at both ends.
 type Cells = [u32; 2];
 
 impl Decision<'_> {
@@ -152,7 +152,8 @@ impl Decision<'_> {
                 self.known(room).unwrap_or_else(|| self.sessionless())
             }
             (L4::Icmp { .. }, Some(piece)) => self.sessionless_fragments(piece, room),
-            // As whole ones have none: an answer is no server's right.
+            // DHCP in fragments has no session, like whole DHCP: a request gives a server no right
+            // to answer.
             (L4::Udp, Some(piece)) if is_dhcp(self.packet) => {
                 self.sessionless_fragments(piece, room)
             }
@@ -165,13 +166,13 @@ impl Decision<'_> {
         }
     }
 
-    /// By rules alone, and fragments that follow this one.
+    /// Decides by rules alone, and remembers the decision for later fragments.
     fn sessionless_fragments(&self, piece: &Piece, room: &mut Room) -> Judgement {
         let cells = self.decide()?;
         self.first_fragment(piece, self.context.snapshot.version, cells, room)
     }
 
-    /// By rules alone, and the exceptions that need none.
+    /// Decides by rules alone, and by the exceptions that need none.
     fn sessionless(&self) -> Judgement {
         let context = self.context;
         leaves(context.sender, self.packet, context)?;
@@ -184,7 +185,7 @@ impl Decision<'_> {
         Ok(())
     }
 
-    /// What the rules at both ends say of a packet in its own direction.
+    /// Returns the decision of the rules at both ends on a packet in its own direction.
     fn decide(&self) -> Result<Cells, (DropReason, u32)> {
         let egress = leaves(self.context.sender, self.packet, self.context)?;
         let ingress = enters(self.receiver, self.packet, self.context)
@@ -203,20 +204,21 @@ impl Decision<'_> {
         }
     }
 
-    /// By a session, if there is one that holds or that the rules still admit.
+    /// Decides by a session, if there is one that holds or that the rules still admit.
     fn known(&self, room: &mut Room) -> Option<Judgement> {
         let context = self.context;
         let key = self.key();
         let mut found = context.table.lookup(context.table.hash(&key), &key)?;
         let stored = if found.direction == 0 { key } else { key.reversed() };
-        // Of an echo whose identifier is a type, the directions are told apart by who asks.
+        // An echo whose identifier is a type looks the same in both directions. The asking side
+        // tells them apart.
         if let L4::Echo { request } = self.packet.l4
             && request != (found.direction == 0)
         {
             return None;
         }
         if found.admission.stamp < context.sender.born.max(self.receiver.born) {
-            // Of a vnic that had the place of one of these before.
+            // Of an earlier vnic in the place of one of these.
             self.end(&found, &stored, room);
             return None;
         }
@@ -225,7 +227,8 @@ impl Decision<'_> {
         }
         if !is_current(&found, context, self.receiver) {
             match self.decide_again(&stored, found.direction) {
-                // If somebody holds the record's lock for long, the next frame decides once more.
+                // If another thread holds the record's lock for long, the next frame decides once
+                // more.
                 Some(admission)
                     if context.table.readmit(found.index, &stored, admission)
                         || context.table.check(found.index, &key).is_some() =>
@@ -246,7 +249,7 @@ impl Decision<'_> {
             if let Err(reason) = may_speak_as(context.sender, self.packet.tuple.source, context) {
                 return Some(Err((reason, self.own())));
             }
-            // It got the address after the session began.
+            // The responder got the address after the session began.
             context.table.answers(found.index, &stored, found.admission.stamp);
         }
         if let Some(segment) = self.segment()
@@ -256,7 +259,7 @@ impl Decision<'_> {
         {
             return Some(self.decide().map(|_| ()));
         }
-        // What admitted an association admitted its opener: the other end needs a rule of its own
+        // The rules admitted the association's opener only: the other end needs a rule of its own
         // to open one.
         if let L4::Sctp { init: true, .. } = self.packet.l4
             && found.direction == 1
@@ -278,9 +281,9 @@ impl Decision<'_> {
         matches!(state, State::Tcp(_)) && !context.timeouts.over(state, seen, context.now)
     }
 
-    /// A packet of a TCP connection that policy took back: only a SYN that the rules admit begins
-    /// anew. It is remembered for a while: else a packet of the end that may open connections
-    /// would look like one of a connection older than we are, and be picked up.
+    /// Decides on a packet of a TCP connection that policy took back: only a SYN that the rules
+    /// admit opens a new one. The connection is remembered for a while. Otherwise a packet of the
+    /// end that may open connections would look like one of an older connection, and be picked up.
     fn cut_before(&self, found: &Found, stored: &Key, room: &mut Room) -> Option<Judgement> {
         let (seen, state) = self.context.table.record(found.index).seen();
         if !self.context.timeouts.over(state, seen, self.context.now) {
@@ -294,7 +297,7 @@ impl Decision<'_> {
         None
     }
 
-    /// Whether the rules admit an old session's first frame today.
+    /// Returns the admission of an old session's first frame by the rules of now, if they admit it.
     fn decide_again(&self, stored: &Key, direction: usize) -> Option<Admission> {
         let context = self.context;
         let (opener, responder) = if direction == 0 {
@@ -327,7 +330,7 @@ impl Decision<'_> {
         {
             let made = self.make(&session, room);
             let one_too_many = matches!(made, Err((SESSION_COPIES, _)));
-            // It is in one place: when its end comes back, what was known of it then is out of
+            // The session is in one place: when its end comes back, the old record of it is out of
             // date.
             if made.is_ok() || one_too_many {
                 self.end(&was, &stored, room);
@@ -369,7 +372,7 @@ impl Decision<'_> {
         }
         let index = match inserted {
             Ok(index) => index,
-            // Another worker was faster: it decided as we do.
+            // Another worker was faster, and decided the same.
             Err(NotInserted::Exists) => return Ok(()),
             Err(NotInserted::Full) => return Err((SESSIONS_FULL, self.own())),
             Err(NotInserted::Copies) => return Err((SESSION_COPIES, self.own())),
@@ -381,13 +384,13 @@ impl Decision<'_> {
         Ok(())
     }
 
-    /// A connection that one of its ends took along to another host, or from there. What is known
-    /// of it as TCP stays; whether it may go on is decided again, as if its opener began it
-    /// between the ports of today.
+    /// Returns a session that one of its ends took along to another host, or from there. Its TCP
+    /// record stays. The rules decide again whether it may go on, as if its opener began it with
+    /// the ports of now.
     fn inherited(&self, segment: &tcp::Segment, room: &mut Room) -> Option<(Session, Found, Key)> {
         let context = self.context;
         let trunk = context.network.remote.as_ref()?.slot;
-        // What the batch noted and did not write yet counts.
+        // Changes that the batch did not write yet count.
         room.notes.flush(context);
         let key = self.key();
         // There may be several that are over, or that a vnic left behind that moved more than once.
@@ -398,7 +401,8 @@ impl Decision<'_> {
         })
     }
 
-    /// The same for one session: `None` if this is no packet of it, or none of its ends moved.
+    /// Checks one session for [`Self::inherited`]. `None` if the packet is not of it, or none of
+    /// its ends moved.
     fn moved(
         &self,
         segment: &tcp::Segment,
@@ -447,8 +451,8 @@ impl Decision<'_> {
             by_rules_leaves(opener, &opening, context).ok()?,
             by_rules_enters(responder, &opening, context).ok()?,
         ];
-        // A filtered vnic that is here, and has the address, did not move, and none that had it
-        // before speaks for it.
+        // A filtered vnic that is here, and has the address, did not move, and no earlier vnic with
+        // that address speaks for it.
         let is_here = |slot: &u32| {
             let vnic = context
                 .snapshot
@@ -476,7 +480,7 @@ impl Decision<'_> {
         })
     }
 
-    /// What admits the packet's session.
+    /// Returns the admission of the packet's session.
     fn admission(&self) -> Admission {
         let key = self.key();
         match self.context.table.lookup(self.context.table.hash(&key), &key) {
@@ -491,7 +495,7 @@ impl Decision<'_> {
         }
     }
 
-    /// State of a session that this packet opens; `None` if it needs none.
+    /// Returns the state of a session that this packet opens; `None` if it needs none.
     fn opening(&self) -> Result<Option<(State, Track)>, DropReason> {
         let plain = |state| Ok(Some((state, NO_TRACK)));
         match &self.packet.l4 {
@@ -513,7 +517,8 @@ impl Decision<'_> {
         }
     }
 
-    /// Connections that are older than we are, or than one of the vnics.
+    /// Returns whether a TCP connection may be picked up: it may be older than the daemon, or than
+    /// one of the vnics.
     fn may_pick_up(&self) -> bool {
         let window = self.context.tcp_pickup;
         [self.context.sender, self.receiver].iter().any(|vnic| {
@@ -522,7 +527,8 @@ impl Decision<'_> {
         })
     }
 
-    /// Who has all that it may have gives up a session that is not established, or gets no other.
+    /// Makes room in the shares of a session that are used up: another session that is not
+    /// established goes, or this one is refused.
     fn share(&self, key: &Key, hash: u64, room: &mut Room) -> Judgement {
         let context = self.context;
         for whose in full_shares(context, key) {
@@ -538,7 +544,7 @@ impl Decision<'_> {
         Ok(())
     }
 
-    /// Takes out a session near a hash that may go. Returns whether there was one.
+    /// Removes a session near a hash that may go. Returns whether there was one.
     fn give_up(
         &self,
         hash: u64,
@@ -557,10 +563,10 @@ impl Decision<'_> {
         made
     }
 
-    /// An ICMP error: by the session of the packet that it quotes.
+    /// Decides an ICMP error by the session of the packet that it quotes.
     fn error(&self, quoted: &Quoted, room: &mut Room) -> Judgement {
-        // An error goes to whom the quoted packet is from (RFC 792, RFC 4443, 2.2): not past the
-        // rules to somebody else behind the same port.
+        // An error goes to the sender of the quoted packet (RFC 792, RFC 4443, 2.2). It must not
+        // pass the rules to another machine behind the same port.
         let addressed = self.packet.tuple.destination == quoted.tuple.source;
         if !addressed || !self.quotes_a_session(quoted, room) {
             return self.sessionless();
@@ -569,21 +575,23 @@ impl Decision<'_> {
             .map_err(|reason| (reason, self.own()))
     }
 
-    /// Whether an error quotes a packet of a session that the receiver of the error sent, and its
-    /// sender may know of that.
+    /// Returns whether an error quotes a packet of a session that the receiver of the error sent,
+    /// and the error's sender may know of that session.
     fn quotes_a_session(&self, quoted: &Quoted, room: &mut Room) -> bool {
         let context = self.context;
-        // What the batch noted and did not write yet counts.
+        // Changes that the batch did not write yet count.
         room.notes.flush(context);
         let key = Key::new(&quoted.tuple, context.sender.vni, self.receiver.place.slot, 0);
-        // Whoever the packet went to: there may be sessions with several, over or not.
+        // The quoted packet may have gone to any vnic: there may be sessions with several, over or
+        // not.
         let found = context.table.find_map(context.table.hash(&key), |index, stored, admission| {
             self.quotes(quoted, index, &stored, admission).filter(|_| stored.vni() == key.vni())
         });
         found.is_some()
     }
 
-    /// The same for one session: `None` if the error quotes no packet of it, or it does not hold.
+    /// Checks one session for [`Self::quotes_a_session`]. `None` if the error quotes no packet of
+    /// it, or it does not hold.
     fn quotes(
         &self,
         quoted: &Quoted,
@@ -620,8 +628,7 @@ impl Decision<'_> {
             by_rules_leaves(opener, &opening, context).ok()?;
             by_rules_enters(responder, &opening, context).ok()?;
         }
-        // A filtered vnic is no router on the way: of another one's session it knows nothing that
-        // the receiver has to believe.
+        // A filtered vnic is no router on the way. It cannot know of another vnic's session.
         if !context.sender.rules.bypass && other != context.sender.place.slot {
             return None;
         }
@@ -657,7 +664,7 @@ impl Decision<'_> {
             .map_err(|reason| (reason, self.own()))
     }
 
-    /// Not the first one: follows that.
+    /// Decides a fragment that is not the first, by the first one.
     fn fragment(&self, piece: &Piece, room: &mut Room) -> Judgement {
         let key = self.fragment_key(piece);
         let decided = room
@@ -676,13 +683,14 @@ impl Decision<'_> {
 }
 
 fn fragment_key(packet: &Packet, piece: &Piece, context: &Context<'_>) -> FragmentKey {
-    // The incarnation, not the slot: what one vnic began, the next one in its place does not go on
-    // with.
+    // By incarnation, not by slot: the successor in a place does not go on with the packets of a
+    // vnic.
     FragmentKey::new(&packet.tuple, piece, context.sender.vni, context.sender.place.incarnation)
 }
 
-/// Judges a frame with several receivers as far as its sender goes, and keeps what its receivers
-/// are judged by. `before`: some of them have it, and what was decided then may not hold any more.
+/// Judges a frame with several receivers as far as its sender goes. Returns the part by which its
+/// receivers are judged. With `before`, some receivers have the frame, and the decision of then may
+/// not hold any more.
 fn judge_flooded(
     (inside, read): (Inside, Option<Result<Packet, DropReason>>),
     before: Option<Judged>,
@@ -709,7 +717,7 @@ fn judge_flooded(
         && let Some(of) = &first.fragment
         && fragment_key(&first, of, context) == fragment_key(&packet, piece, context)
     {
-        // That these bytes passed is noted: they are not another copy.
+        // These bytes are already noted as passed: the frame is not another copy.
         return match leaves(sender, &first, context) {
             Ok(_) => (Flooded::Packet(first), Ok(())),
             Err((reason, _)) if sender.rules.bypass => (Flooded::Unreadable(reason), Ok(())),
@@ -732,7 +740,7 @@ fn judge_flooded(
         (_, fragment) => {
             let egress = match leaves(sender, &packet, context) {
                 Ok(cell) => cell,
-                // Others who bypass filters may have it all the same.
+                // Receivers that bypass filters may have it all the same.
                 Err((reason, _)) if sender.rules.bypass => {
                     return (Flooded::Unreadable(reason), Ok(()));
                 }
@@ -757,7 +765,7 @@ fn judge_flooded(
             let mut answered = None;
             if let L4::Dhcp(found) = &packet.l4 {
                 dhcp::left(found, &packet.tuple, context);
-                // No filtered vnic gets what is for a station that nobody knows.
+                // No filtered vnic gets a frame for an unknown station.
                 answered =
                     if unknown { None } else { dhcp::flooded_to(found, &packet.tuple, context) };
             }
@@ -766,8 +774,8 @@ fn judge_flooded(
     }
 }
 
-/// Whether a receiver of a flood lets it in. The refusal comes with whom it is charged to. Delivery
-/// asks more than once: nothing is noted.
+/// Checks whether a receiver of a flood lets it in. A refusal names the vnic that it is charged to.
+/// Notes nothing, because delivery asks more than once.
 pub(crate) fn admits_flooded(
     room: &Room,
     index: usize,
@@ -791,8 +799,8 @@ pub(crate) fn admits_flooded(
     }
 }
 
-/// Notes that a flood enters a filtered receiver that [`admits_flooded`] it. To be called once for
-/// each.
+/// Notes that a flood enters a filtered receiver that [`admits_flooded`] it. The caller calls it
+/// once for each.
 pub(crate) fn note_flooded(room: &Room, index: usize, receiver: &Vnic, context: &Context<'_>) {
     if let Some(Flooded::Packet(packet)) = room.flooded.get(index)
         && let L4::Dhcp(found) = &packet.l4
@@ -803,12 +811,12 @@ pub(crate) fn note_flooded(room: &Room, index: usize, receiver: &Vnic, context: 
 }
 
 /// Messages of discovery that a filtered vnic may send without a rule, at once and per second. Most
-/// of them answer others: who asks without end has only its part of the answers.
+/// of them are answers: a machine that asks without end has only its part of the answers.
 const DISCOVERIES: u32 = 1024;
 const DISCOVERIES_PER_SECOND: u32 = 256;
 
-/// Whether a sender may send a packet. The cell of what admits it. To be asked once for each, as
-/// what passes without a rule has its pace.
+/// Checks whether a sender may send a packet. Returns the cell of the rule that admits it. The
+/// caller asks once for each packet, as a packet without a rule takes a token.
 fn leaves(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, (DropReason, u32)> {
     let refused = |reason| (reason, sender.place.slot);
     if sender.rules.bypass {
@@ -825,8 +833,8 @@ fn leaves(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, 
                     });
                 return if may { Ok(0) } else { Err(refused(DISCOVERY_LIMIT)) };
             }
-            // What routers say, for a vnic that a rule lets be one: by its own address, about its
-            // own.
+            // Messages of routers, for a vnic that a rule lets be a router: from its own address,
+            // about its own link address.
             let own = own(found.source);
             let honest = found.link_source.is_none_or(|mac| mac == sender.mac);
             let routers =
@@ -863,12 +871,13 @@ fn leaves(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, 
     }
 }
 
-/// What routers say: by a rule that names it, for a vnic that was declared one.
+/// Returns the cell of a rule that names a router's message, for a vnic that was declared a router.
 fn by_router(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Option<u32> {
     if sender.rules.router { by_name(sender, packet, context) } else { None }
 }
 
-/// By an OUTBOUND rule that names the protocol and port. "Everything" does not mean infrastructure.
+/// Returns the cell of an OUTBOUND rule that names the protocol and port. A rule for everything
+/// does not mean infrastructure.
 fn by_name(sender: &Vnic, packet: &Packet, context: &Context<'_>) -> Option<u32> {
     let tuple = &packet.tuple;
     sender.rules.policy.names.admits(
@@ -904,7 +913,7 @@ fn by_rules_leaves(
     allowed.ok_or(EGRESS_DENIED)
 }
 
-/// Whether a receiver lets a packet in. The cell of what admits it.
+/// Checks whether a receiver lets a packet in. Returns the cell of the rule that admits it.
 fn enters(receiver: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32, DropReason> {
     match &packet.l4 {
         L4::Dhcp(found)
@@ -917,7 +926,7 @@ fn enters(receiver: &Vnic, packet: &Packet, context: &Context<'_>) -> Result<u32
     }
 }
 
-/// As [`enters`], of what several receive: an answer of DHCP was decided before.
+/// Checks a flood as [`enters`] does, except a DHCP answer, which was decided before.
 fn by_rules_or_discovery(
     receiver: &Vnic,
     packet: &Packet,
@@ -944,7 +953,7 @@ fn by_rules_enters(
         .ok_or_else(|| if is_to_all_routers(packet) { FOR_ROUTERS } else { INGRESS_DENIED })
 }
 
-/// What the rules at both ends say of a packet by itself, whatever is known of its session.
+/// Returns the decisions of the rules at both ends on a packet by itself, without its session.
 pub(crate) fn rules_say(
     packet: &Packet,
     receiver: &Vnic,
@@ -956,7 +965,7 @@ pub(crate) fn rules_say(
     ]
 }
 
-/// The port that rules are about.
+/// Returns the port that rules are about.
 pub(crate) fn rule_port(packet: &Packet) -> u16 {
     match packet.tuple.protocol {
         ICMP | ICMPV6 => 0,
@@ -964,16 +973,17 @@ pub(crate) fn rule_port(packet: &Packet) -> u16 {
     }
 }
 
-/// Whether it is UDP between the ports of DHCP, in fragments or not.
+/// Returns whether a packet is UDP between the ports of DHCP, in fragments or not.
 fn is_dhcp(packet: &Packet) -> bool {
     let tuple = &packet.tuple;
     tuple.protocol == UDP
         && Dhcp::between(tuple.source_port, tuple.destination_port, !is_v4(tuple.source)).is_some()
 }
 
-/// Whether it is what every machine multicasts to routers when it starts: a router solicitation
-/// (RFC 4861, 6.3.7), or to which groups it belongs (RFC 3376, 4.2.14, and RFC 2236, 3). What
-/// routers ask has other destinations, and what came through one is not valid.
+/// Returns whether a packet is one that every machine multicasts to routers when it starts: a
+/// router solicitation (RFC 4861, 6.3.7), or a report of its groups (RFC 3376, 4.2.14, and RFC
+/// 2236, 3). Queries of routers have other destinations, and a packet that came through a router is
+/// not valid.
 fn is_to_all_routers(packet: &Packet) -> bool {
     let destination = packet.tuple.destination;
     match &packet.l4 {
@@ -986,7 +996,8 @@ fn is_to_all_routers(packet: &Packet) -> bool {
     }
 }
 
-/// Whether it is what IPv4 routers say to hosts. What IPv6 routers say is told apart before.
+/// Returns whether a packet is a message of IPv4 routers to hosts. IPv6 routers' messages are told
+/// apart before.
 fn is_router_message(packet: &Packet) -> bool {
     matches!(packet.l4, L4::Icmp { kind: v4::REDIRECT | v4::ROUTER_ADVERTISEMENT, .. } if packet.tuple.protocol == ICMP)
 }

@@ -22,7 +22,7 @@ In what is to be done, NIC stands for the vnic that the drop is charged to, and 
 How to find out where a packet is lost: [troubleshooting.md](troubleshooting.md).
 ";
 
-/// The text of docs/drops.md.
+/// Returns the text of docs/drops.md.
 pub fn drops_document() -> String {
     let mut text = HEAD.to_owned();
     text.push_str("\n| reason | means |\n|---|---|\n");
