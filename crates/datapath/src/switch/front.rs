@@ -1,4 +1,4 @@
-//! What is on the other side of a vnic, and how it is opened.
+//! Front of a vnic: the other side, and how it is opened.
 
 use std::{net::IpAddr, path::PathBuf, sync::Arc};
 
@@ -11,30 +11,30 @@ use butterfly_vhost::{
 
 use crate::{plane::AddError, switch::VnicSpec};
 
-/// What is on the other side of a vnic.
+/// Other side of a vnic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Front {
     /// A virtual machine, by way of a vhost-user socket.
     Socket {
-        /// Who owns the socket.
+        /// The side that owns the socket.
         role: Role,
-        /// Where it is.
+        /// Path of the socket.
         path: PathBuf,
     },
-    /// A guest of our own.
+    /// A guest that the daemon runs itself.
     Inside(Machine),
 }
 
-/// What a guest of our own has to know of the host.
+/// The host's properties for such a guest.
 #[derive(Clone, Copy)]
 pub(crate) struct Host {
     /// Largest IP packet of its network, in bytes.
     pub mtu: u32,
-    /// The processor that is a worker's.
+    /// The processor of a worker.
     pub worker: Option<usize>,
 }
 
-/// A vnic's other side before the vnic is there: what can be refused was made.
+/// A vnic's other side before the vnic is there: everything that can fail was done.
 pub(crate) enum Ready {
     Socket { role: Role, path: PathBuf },
     Inside(Prepared),
@@ -51,7 +51,7 @@ fn failed(why: impl ToString) -> AddError {
 }
 
 impl Front {
-    /// Prepares it for a vnic.
+    /// Prepares the other side of a vnic.
     pub(crate) fn prepare(&self, spec: &VnicSpec, host: Host) -> Result<Ready, AddError> {
         match self {
             Front::Socket { role, path } => Ok(Ready::Socket { role: *role, path: path.clone() }),
@@ -68,8 +68,8 @@ impl Front {
         }
     }
 
-    /// Whether it could be opened in place of another one, which is open: tries what may be
-    /// refused, beside that one.
+    /// Checks whether it could be opened in place of an open one. Tries everything that can fail,
+    /// beside that one.
     pub(crate) fn may_replace(
         &self,
         old: &Front,
@@ -86,7 +86,7 @@ impl Front {
             }
             (Front::Socket { path, .. }, _) => may_listen(path).map_err(failed),
             (Front::Inside(machine), _) => {
-                // What has the name now gives it up.
+                // The old one gives up the name.
                 let same = matches!(old, Front::Inside(old) if old.is_beside(machine));
                 let id = if same { String::new() } else { spec.id.clone() };
                 let vnic = Vnic {
@@ -102,14 +102,14 @@ impl Front {
     }
 }
 
-/// The address of a vnic that its own guest uses.
+/// Returns the address of a vnic that the daemon's own guest uses.
 pub(crate) fn first(ips: &[IpAddr]) -> Option<IpAddr> {
     ips.first().copied()
 }
 
 impl Ready {
-    /// Opens it. A guest of our own is attached when this returns; `told` hears of what it
-    /// measures.
+    /// Opens it. The daemon's own guest is attached when this returns; `told` gets its
+    /// measurements.
     pub fn open(
         self,
         name: &str,
@@ -135,9 +135,9 @@ impl Ready {
 }
 
 impl Opened {
-    /// Detaches whoever is attached and closes it. Of a guest of our own nothing is left.
+    /// Detaches the guest and closes it. Removes all of the daemon's own guest.
     pub fn close(self) {
-        // The vnic ends, not its guest: that is the reason that is told.
+        // The event names the end of the vnic as the reason, not that of its guest.
         self.device.stop();
         if let Some(guest) = self.guest {
             guest.stop();

@@ -1,4 +1,4 @@
-//! The switch: vnics with their sockets, workers, and what an operator asks about them.
+//! The switch: vnics with their sockets, workers, and answers to the operator's questions.
 
 pub(crate) mod front;
 pub(crate) mod peers;
@@ -45,32 +45,31 @@ use crate::{
     world::{policy::VnicPolicy, snapshot::Shared as VnicShared},
 };
 
-/// The MTU of a network that ends at this host, for guests of our own.
+/// The MTU of a network that ends at this host, for the daemon's own guests.
 const USUAL_MTU: u32 = 1500;
 
-/// How a switch is run.
+/// Settings of a switch.
 #[derive(Clone, Debug)]
 pub struct SwitchConfig {
     /// Processor of the worker; `None`, or one that does not exist, leaves it to the scheduler.
     pub core: Option<usize>,
-    /// Never sleep.
+    /// True if the worker never sleeps.
     pub poll: bool,
     /// Seconds after which a silent learnt address is forgotten.
     pub fdb_ageing: u32,
-    /// Most sessions there can be.
+    /// Most sessions.
     pub sessions: u32,
-    /// Name of the file that the table of sessions is in; without one it is in the process's own
-    /// memory.
+    /// Name of the file of the table of sessions; without one it is in the process's own memory.
     pub session_file: Option<String>,
-    /// Percent of the table that one network may have; a vnic of it has half of that.
+    /// Percent of the table that one network may have; a vnic may have half of that.
     pub session_share: u32,
     /// Seconds after a guest attached in which its TCP connections may be picked up mid-stream.
     pub tcp_pickup: u32,
-    /// How long sessions last without a frame.
+    /// Seconds that sessions last without a frame.
     pub timeouts: Timeouts,
-    /// Guests are offered no checksum and segmentation offloads.
+    /// True if guests are offered no checksum and segmentation offloads.
     pub no_offload: bool,
-    /// The way to other hosts. Without it, networks end at this one.
+    /// The tunnel endpoint. Without it, networks end at this host.
     pub tunnel: Option<TunnelSpec>,
 }
 
@@ -93,7 +92,7 @@ impl Default for SwitchConfig {
     }
 }
 
-/// A vnic as it is declared. What may change later is its policy.
+/// A vnic as it is declared. Only its policy may change later.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VnicSpec {
     /// Its name.
@@ -102,30 +101,30 @@ pub struct VnicSpec {
     pub mac: Mac,
     /// Its network.
     pub vni: Vni,
-    /// What is on the other side.
+    /// Its other side.
     pub front: Front,
-    /// What it may do.
+    /// Its policy.
     pub policy: VnicPolicy,
-    /// It is a mirror of the vnic with this id, which need not exist: it gets copies of what that
-    /// one sends and receives as long as that one is in the same network and no mirror itself.
-    /// It gets nothing else, and sends nothing.
+    /// The vnic that this one mirrors, by its id; it need not exist. The mirror gets copies of all
+    /// frames that the other vnic sends and receives, while that one is in the same network and no
+    /// mirror itself. It gets nothing else, and sends nothing.
     pub sniff_target: Option<String>,
-    /// When it was declared: of several vnics of one MAC address in a network the first has it,
-    /// with others that bypass filtering as it does; the rest wait, get nothing and may send
+    /// Order of declaration. Of several vnics with one MAC address in a network, the first has it,
+    /// together with others that bypass filters as it does. The rest wait, get nothing and may send
     /// nothing until it is gone.
     pub order: u64,
 }
 
-/// A vnic for the operator.
+/// Row of a vnic, for the operator.
 #[derive(Clone, Debug)]
 pub struct VnicReport {
     /// As declared.
     pub spec: VnicSpec,
-    /// The vnic that has its MAC address, for which it waits.
+    /// The vnic that has its MAC address, if it waits for that.
     pub waits_for: Option<String>,
     /// Its socket, guest and rings.
     pub device: DeviceStatus,
-    /// A guest of our own.
+    /// The daemon's own guest.
     pub guest: Option<GuestReport>,
     /// Frames and bytes received from the guest.
     pub received: (u64, u64),
@@ -135,15 +134,16 @@ pub struct VnicReport {
     pub flooded: u64,
     /// Source addresses that were not learnt because a bound was reached.
     pub learn_refused: u64,
-    /// Frames that said for the guest where it is now, as after a live migration.
+    /// Frames that the switch sent in the guest's name to announce its place, as after a live
+    /// migration.
     pub announced: u64,
     /// Sessions that it is an end of.
     pub sessions: u32,
-    /// Every reason there is, with its count.
+    /// Count of every reason.
     pub drops: Vec<(ReasonInfo, u64)>,
 }
 
-/// Where an FDB entry comes from.
+/// Origin of an FDB entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
 pub enum FdbKind {
     /// Declared with a vnic.
@@ -159,11 +159,11 @@ pub struct FdbRow {
     pub vni: u32,
     /// Address.
     pub mac: Mac,
-    /// Vnic; empty if it is on another host.
+    /// Vnic; empty for an address on another host.
     pub id: String,
     /// The other host.
     pub peer: Option<IpAddr>,
-    /// Where it comes from.
+    /// Its origin.
     pub kind: FdbKind,
     /// Seconds since it was last seen, for learnt ones.
     pub idle: Option<u32>,
@@ -338,8 +338,8 @@ impl Switch {
         Host { mtu: self.inner_mtu().unwrap_or(USUAL_MTU), worker: self.core }
     }
 
-    /// Adds a vnic and opens its socket, or attaches a guest of our own. Its policy is in force
-    /// before a guest can attach. On an error nothing has changed. There must be none with its id:
+    /// Adds a vnic and opens its socket, or attaches the daemon's own guest. Its policy is in force
+    /// before a guest can attach. On an error nothing has changed. No vnic may have the same id:
     /// the desired state has each once.
     pub fn add_vnic(&self, spec: VnicSpec) -> Result<(), AddError> {
         let mut vnics = self.vnics();
@@ -382,21 +382,21 @@ impl Switch {
         }
     }
 
-    /// Whether a vnic could be made in place of the one with its id, which goes on meanwhile. An
-    /// error is what [`Switch::add_vnic`] would fail with once that one is gone.
+    /// Checks whether a vnic could be made in place of the one with its id, which goes on
+    /// meanwhile. Returns the error with which [`Switch::add_vnic`] would fail after that.
     pub fn may_replace(&self, spec: &VnicSpec) -> Result<(), AddError> {
         let old = self.vnics().get(&spec.id).map(|declared| declared.spec.front.clone());
         let old = old.ok_or_else(|| AddError::Unknown(spec.id.clone()))?;
         spec.front.may_replace(&old, spec, self.host())
     }
 
-    /// Keeps a vnic's MAC address for it while it is made anew: nobody who waits for it has it
+    /// Keeps a vnic's MAC address while the vnic is made again. No vnic that waits for it gets it
     /// until [`Switch::give_up_address`].
     pub fn keep_address(&self, id: &str) {
         self.plane.keep_address(id);
     }
 
-    /// Ends [`Switch::keep_address`], whatever became of the vnic.
+    /// Ends [`Switch::keep_address`], whether the vnic came back or not.
     pub fn give_up_address(&self) {
         self.plane.give_up_address();
     }
@@ -414,7 +414,7 @@ impl Switch {
         Ok(())
     }
 
-    /// Notes that a vnic's machine leaves for another host: from when its driver stops here, its
+    /// Notes that a vnic's machine leaves for another host: once its driver stops here, its
     /// addresses may be there. Returns whether there is such a vnic.
     pub fn export_vnic(&self, id: &str) -> bool {
         let Some(vnic) = self.plane.vnic(id) else { return false };
@@ -435,13 +435,13 @@ impl Switch {
         true
     }
 
-    /// Who has the MAC address that a vnic waits for.
+    /// Returns the vnic with the MAC address for which another vnic waits.
     pub fn waits_for(&self, id: &str) -> Option<String> {
         self.plane.vnic(id).and_then(|vnic| self.plane.waits_for(&vnic))
     }
 
-    /// Whether no machine can attach to a vnic any more: nobody is attached, and the socket that
-    /// was made for it is not there.
+    /// Returns whether no machine can attach to a vnic any more: no guest is attached, and the
+    /// socket that was made for it is gone.
     pub fn socket_is_gone(&self, id: &str) -> bool {
         let vnics = self.vnics();
         let Some(Declared { spec, open }) = vnics.get(id) else { return false };
@@ -453,7 +453,7 @@ impl Switch {
         }
     }
 
-    /// A vnic for the operator.
+    /// Returns a vnic for the operator.
     pub fn vnic(&self, id: &str) -> Option<VnicReport> {
         let (spec, device, guest) = {
             let vnics = self.vnics();
@@ -477,17 +477,17 @@ impl Switch {
         })
     }
 
-    /// Ids of all vnics, sorted.
+    /// Returns the ids of all vnics, sorted.
     pub fn ids(&self) -> Vec<String> {
         self.vnics().keys().cloned().collect()
     }
 
-    /// Drops of the whole host since it started, vnics that are gone included.
+    /// Returns the drops of the whole host since it started, including vnics that are gone.
     pub fn host_drops(&self) -> Vec<(ReasonInfo, u64)> {
         drops(&self.plane.totals())
     }
 
-    /// All known addresses, of one network or of all, sorted.
+    /// Returns all known addresses, of one network or of all, sorted.
     pub fn fdb(&self, vni: Option<u32>) -> Vec<FdbRow> {
         let shared = &self.plane.shared;
         let snapshot = shared.snapshot.load();
@@ -533,7 +533,7 @@ impl Switch {
         rows
     }
 
-    /// What each worker did.
+    /// Returns the counters of each worker.
     pub fn workers(&self) -> Vec<WorkerReport> {
         self.plane
             .workers
@@ -584,23 +584,23 @@ fn work(core: Option<usize>, make: impl FnOnce() -> Worker) {
     if let Err(why) = prepare_thread() {
         tracing::warn!(%why, "interrupting guests will cost the worker more: raise the sysctl fs.aio-max-nr");
     }
-    // Nothing in there panics. If it did, publications would wait for this thread for ever: better
-    // to be restarted.
+    // The loop must not panic. If it did, publications would wait for this thread for ever: a
+    // restart is better.
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| make().run())).is_err() {
         tracing::error!("a worker panicked");
         std::process::abort();
     }
 }
 
-/// The clock, ageing, guests whose memory was taken away, those of ours when the MTU changes, and
-/// what counters say.
+/// Runs all regular work: the clock, ageing, guests whose memory was taken away, the daemon's own
+/// guests when the MTU changes, and the watch over counters.
 fn housekeeping(
     plane: &Plane,
     vnics: &Mutex<BTreeMap<String, Declared>>,
     events: &dyn SwitchEvents,
 ) {
     const TICK: Duration = Duration::from_millis(100);
-    /// Every session is looked at once in so many ticks.
+    /// Ticks in which every session is looked at once.
     const SWEEPS: u64 = 20;
     let mut ticks = 0u32;
     let mut watch = Watch::default();
@@ -631,8 +631,8 @@ fn housekeeping(
                 declared.open.device.poke();
             }
         }
-        // A vnic that is just being added is in the list, or will be made with the new one: whoever
-        // adds holds the list.
+        // A vnic that is just being added is in the list, or will be made with the new MTU: the
+        // thread that adds holds the list.
         if let Some(new) = inner_mtu().filter(|new| Some(*new) != mtu) {
             mtu = Some(new);
             let vnics = vnics.lock().unwrap_or_else(PoisonError::into_inner);

@@ -10,13 +10,13 @@ use crate::{
 };
 
 impl Switch {
-    /// The peers that were named.
+    /// Returns the named peers.
     pub fn peers(&self) -> Peers {
         let (all, of) = self.plane().peers();
         Peers { all, of }
     }
 
-    /// Names a peer for all networks, or for one. Returns whether that is new.
+    /// Names a peer for all networks, or for one. Returns whether it was not named before.
     pub fn add_peer(&self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError> {
         let side = self.side().ok_or(TunnelError::NoUplink)?;
         check_peer(peer, side.spec.endpoint)?;
@@ -29,7 +29,7 @@ impl Switch {
         })
     }
 
-    /// Takes that back. Returns whether it was named.
+    /// Undoes [`Self::add_peer`]. Returns whether the peer was named.
     pub fn remove_peer(&self, peer: IpAddr, vni: Option<Vni>) -> Result<bool, TunnelError> {
         self.side().ok_or(TunnelError::NoUplink)?;
         self.change_peers(vni, |list| {
@@ -44,7 +44,7 @@ impl Switch {
         vni: Option<Vni>,
         change: impl FnOnce(&mut Vec<IpAddr>) -> bool,
     ) -> Result<bool, TunnelError> {
-        // One change at a time: what is changed was read a moment ago.
+        // One change at a time: each starts from a list that was read a moment ago.
         let _held = self.changing_peers.lock().unwrap_or_else(PoisonError::into_inner);
         let mut peers = self.peers();
         let changed = match vni {

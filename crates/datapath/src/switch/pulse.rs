@@ -1,4 +1,4 @@
-//! Whether the workers still take turns.
+//! Checks whether the workers still take turns.
 
 use std::{
     sync::atomic::{Ordering, fence},
@@ -8,15 +8,15 @@ use std::{
 
 use crate::switch::Switch;
 
-/// Nothing waits for an answer that comes later.
+/// Time between two looks for the workers' answers.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 impl Switch {
-    /// Whether every worker came round, asleep before or not, within `patience`. Changes nothing,
-    /// and waits for nobody's lock.
+    /// Returns whether every worker, asleep before or not, came round within `patience`. Changes
+    /// nothing, and waits for no lock.
     pub fn workers_answer(&self, patience: Duration) -> bool {
         let plane = self.plane();
-        // As if there were a new snapshot: each takes what is there, and says so.
+        // Like a new snapshot: each worker takes the current one, and says so.
         let epoch = plane.shared.epoch.fetch_add(1, Ordering::AcqRel) + 1;
         fence(Ordering::SeqCst);
         plane.workers.iter().for_each(|worker| worker.wake());

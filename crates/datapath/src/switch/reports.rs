@@ -1,4 +1,4 @@
-//! Questions of the operator: each is answered by what [`crate::report`] reads.
+//! The operator's questions: [`crate::report`] reads each answer.
 
 use butterfly_model::{GroupName, Rule};
 
@@ -27,48 +27,48 @@ impl Switch {
         self.plane().change_group(name, change)
     }
 
-    /// The rules of a group, each with the number of sessions it admitted.
+    /// Returns the rules of a group, each with the number of sessions it admitted.
     pub fn rule_admissions(&self, name: &GroupName) -> Vec<(Rule, u64)> {
         self.plane().admissions(name)
     }
 
-    /// How many sessions match, and the first `limit` of them.
+    /// Returns the number of sessions that match, and the first `limit` of them.
     pub fn sessions(&self, filter: &SessionFilter, limit: usize) -> (u64, Vec<SessionRow>) {
         self.plane().list_sessions(filter, limit)
     }
 
-    /// Tables of sessions that were there when the switch was started, and were not used.
+    /// Returns tables of sessions that were found at the start and not used.
     pub fn former_tables(&self) -> &[FormerTable] {
         &self.plane().former
     }
 
-    /// Removes sessions: their next frames are decided like first ones. Returns how many there
-    /// were.
+    /// Removes sessions: their next frames are decided like first ones. Returns the number of
+    /// removed ones.
     pub fn flush_sessions(&self, filter: &SessionFilter) -> u64 {
         self.plane().flush_sessions(filter)
     }
 
-    /// The table of sessions.
+    /// Returns the state of the table of sessions.
     pub fn session_table(&self) -> SessionTable {
         self.plane().session_table()
     }
 
-    /// What was dropped: of one vnic, or of the whole host. `None` if there is no such vnic.
+    /// Returns the drops of one vnic, or of the whole host. `None` if there is no such vnic.
     pub fn drop_report(&self, only: Option<&str>) -> Option<DropReport> {
         drop_report(self.plane(), only)
     }
 
-    /// Says what would happen to a packet, without sending or changing anything.
+    /// Explains the fate of a packet, without sending or changing anything.
     pub fn explain(&self, question: &Question) -> Result<Explanation, NoAnswer> {
         explain(self.plane(), question)
     }
 
-    /// The tap.
+    /// Returns the tap.
     pub fn taps(&self) -> Taps {
         Taps::new(self.shared_plane())
     }
 
-    /// Everything that is counted. Takes some microseconds per vnic, and nobody waits for it.
+    /// Reads all counters. Takes some microseconds per vnic, and holds up no other thread.
     pub fn observe(&self) -> Observation {
         observe(self.plane(), self.workers(), self.side())
     }
@@ -77,18 +77,18 @@ impl Switch {
         self.side.as_ref()
     }
 
-    /// The tunnel endpoint; `None` if networks end at this host.
+    /// Returns the tunnel endpoint; `None` if networks end at this host.
     pub fn tunnel(&self) -> Option<TunnelReport> {
         tunnel(self.plane(), self.side()?)
     }
 
-    /// Largest IP packet of a virtual machine that reaches other hosts, in bytes; `None` if there
-    /// is no uplink.
+    /// Returns the largest IP packet of a virtual machine that reaches other hosts, in bytes;
+    /// `None` if there is no uplink.
     pub fn inner_mtu(&self) -> Option<u32> {
         self.plane().shared.tunnel.as_ref().map(|tunnel| tunnel.inner_mtu())
     }
 
-    /// The uplink; `None` if there is none.
+    /// Returns the uplink; `None` if there is none.
     pub fn uplink(&self) -> Option<UplinkReport> {
         uplink(self.plane(), self.side()?)
     }
