@@ -1,17 +1,16 @@
-//! What a turn costs: it begins where the one before ended, and its ring pays for it.
+//! Bill of a turn: it begins where the one before ended, and the turn's ring pays for it.
 
 use crate::engine::budget::Budget;
 use crate::worker::fair::Cost;
 
 /// The bill of the turn that is under way.
 pub(super) struct Bill {
-    /// The time stamp counter when it began, and whether rings that had nothing were looked at
-    /// since.
+    /// The time stamp counter when it began, and whether rings without frames were looked at since.
     begun: u64,
     looked: bool,
-    /// What interrupts took of it, in cycles.
+    /// Cycles of it that interrupts took.
     signals: u64,
-    /// What it may use, and what it left of that.
+    /// Budget of the turn, and the part of it that was left.
     budget: Budget,
     left: Budget,
 }
@@ -21,20 +20,20 @@ impl Bill {
         Bill { begun: 0, looked: false, signals: 0, budget: Budget::WHOLE, left: Budget::WHOLE }
     }
 
-    /// A round begins.
+    /// Begins a round.
     #[inline(always)]
     pub fn begin(&mut self, now: u64) {
         self.begun = now;
         self.looked = false;
     }
 
-    /// A ring was looked at, and no turn came of it.
+    /// Notes that a ring was looked at, and had no turn.
     #[inline(always)]
     pub fn looked(&mut self) {
         self.looked = true;
     }
 
-    /// A ring is looked at. Those before it cost it nothing.
+    /// Begins the turn of a ring. The looks at rings before it cost it nothing.
     #[inline(always)]
     pub fn open(&mut self, now: impl FnOnce() -> u64) {
         if self.looked {
@@ -42,20 +41,20 @@ impl Bill {
         }
     }
 
-    /// The turn had this budget, and left so much of it.
+    /// Notes the budget of the turn, and the part of it that was left.
     #[inline(always)]
     pub fn used(&mut self, budget: Budget, left: Budget) {
         (self.budget, self.left) = (budget, left);
     }
 
-    /// Interrupts took so many cycles of it.
+    /// Notes the cycles that interrupts took.
     #[inline(always)]
     pub fn signals(&mut self, cycles: u64) {
         self.signals = cycles;
     }
 
-    /// Ends the turn, and begins the next one. Returns what it cost, and what interrupts took of
-    /// that, in cycles.
+    /// Ends the turn, and begins the next one. Returns its cycles, and those of them that
+    /// interrupts took.
     #[inline(always)]
     pub fn close(&mut self, now: u64) -> (u64, u64) {
         let cycles = now.wrapping_sub(self.begun);
@@ -63,8 +62,8 @@ impl Bill {
         (cycles, std::mem::take(&mut self.signals))
     }
 
-    /// The cost of the turn that was closed last, which took so many frames: a flood of one frame
-    /// is the work of many.
+    /// Returns the cost of the turn that was closed last, which took so many frames. A flood of one
+    /// frame is the work of many.
     #[cold]
     pub fn cost(&self, (cycles, signals): (u64, u64), frames: usize) -> Cost {
         Cost { cycles, signals, frames: frames.max(self.budget.used(self.left)) }

@@ -1,102 +1,102 @@
-//! Whose turn it is: rings are served by what they cost, not by frames.
+//! Fair turns: rings are served by their cost, not by frames.
 //!
 //! Deficit round robin in cycles (Shreedhar and Varghese, 1995), the other way round: a batch is
-//! served before its cost is known, so a ring that costs more than its part of a round is in debt,
-//! and waits until rounds have paid it. A ring whose batches are cheap is served in every round.
-//! Nobody waits for nothing: when only rings in debt have something, the least debt is forgiven.
+//! served before its cost is known. So a ring that costs more than its part of a round is in debt,
+//! and waits until rounds have paid it. A ring whose batches are cheap is served in every round. No
+//! ring waits for nothing: when only rings in debt have frames, the least debt is forgiven.
 //!
-//! Two more rules bound what one round takes. A ring has batches of a size that should cost little,
-//! by the dearest frames of its last milliseconds; and dear batches share an allowance per round:
+//! Two more rules bound the time of a round. A ring has batches of a size that should cost little,
+//! by the dearest frames of its last milliseconds. And dear batches share an allowance per round:
 //! rings for which nothing is left have the first of it in the next round.
 
 use butterfly_mem::cpu;
 use butterfly_vhost::ring::BATCH;
 
-/// What each ring may cost in a round. Most batches cost about as much.
+/// Cost of each ring in a round, in microseconds. Most batches cost about as much.
 const PART_US: u64 = 5;
-/// The uplink has more than one vnic's part, and so has what waits of it: behind them are many.
+/// Parts of the uplink, and of its floods that wait: many machines are behind them.
 const UPLINK_PARTS: u64 = 4;
-/// What the batches of all rings should take of a round together. A ring has its part of that, and
-/// at least the other for a batch: few rings have large batches, whose fixed costs are shared by
-/// many frames.
+/// Cost of the batches of all rings in a round together, in microseconds. A ring has its part of
+/// that, and at least `BATCH_US` for a batch: few rings have large batches, whose fixed costs are
+/// shared by many frames.
 const ROUND_US: u64 = 120;
 const BATCH_US: u64 = 12;
-/// Dear batches, those of more than this, share the allowance of a round, and tell what frames of
-/// their ring may cost.
+/// Cost above which a batch is dear. Dear batches share the allowance of a round, and tell the cost
+/// of their ring's frames.
 const DEAR_US: u64 = 4;
-/// In so long half of that is forgotten. By time, not by batches: cheap ones in between cost
-/// nothing.
+/// Time in which half of that cost is forgotten. Batches do not count for it: cheap ones in between
+/// cost nothing.
 const HALF_LIFE_US: u64 = 5000;
 /// Frames of the first batch of a ring that comes back: many may come back at once.
 const FIRST: u64 = 8;
-/// When dear batches took as long, the next ones wait for the next round.
+/// Time of dear batches in a round, after which the next ones wait for the next round.
 const ALLOWANCE_US: u64 = 12;
-/// Most that a ring pays for one batch. What took longer was not its doing: the host had something
-/// else to do.
+/// Most that a ring pays for one batch. Anything longer is the host's doing, not the ring's.
 const MOST_US: u64 = 200;
 /// A turn of the usual size, in frames of its batch. Its other bounds shrink with it.
 pub(super) const WHOLE: u16 = BATCH as u16;
 
-/// What a ring owes.
+/// Account of a ring.
 #[derive(Clone, Copy)]
 pub(super) struct Account {
     /// Cycles of its last batch that are not paid, if that cost more than a part.
     pub debt: u64,
-    /// What the last round paid more than was owed: parts of a part are not lost.
+    /// Cycles by which the last round paid more than the debt, so that parts of a part are not
+    /// lost.
     credit: u64,
     /// Frames of its next batch.
     pub size: u16,
-    /// Its next batch may be dear.
+    /// True if its next batch may be dear.
     dear: bool,
     uplink: bool,
-    /// Cycles that a frame of its may cost, of which half is forgotten with each half-life, and
-    /// the half-life when that was looked at last.
+    /// Cycles that one of its frames may cost, and the half-life of the last look at that. Half of
+    /// the cycles are forgotten with each half-life.
     price: u32,
     era: u32,
 }
 
 impl Account {
-    /// Of a ring that nothing is known of, or of the uplink and what waits of it.
+    /// Makes the account of a ring without a history, or of the uplink and its floods that wait.
     fn new(uplink: bool) -> Account {
         Account { debt: 0, credit: 0, size: WHOLE, dear: false, uplink, price: 0, era: 0 }
     }
 
-    /// It takes nothing from others, as there are none.
+    /// Cancels the debt: there are no other rings.
     pub fn settle(&mut self) {
         *self = Account::new(self.uplink);
     }
 }
 
-/// What a batch cost.
+/// Cost of a batch.
 #[derive(Clone, Copy)]
 pub(super) struct Cost {
-    /// All of it, in cycles.
+    /// All of its cycles.
     pub cycles: u64,
-    /// Interrupts among it.
+    /// Cycles of interrupts among those.
     pub signals: u64,
-    /// Its frames, or how many it counted for if it had floods: one at least.
+    /// Its frames, or the number that it counts as with floods: at least one.
     pub frames: usize,
 }
 
-/// What interrupts may take of a turn. Others are sent by another thread.
+/// Microseconds that interrupts may take of a turn. A separate thread sends the others.
 const SIGNALS_US: u64 = 60;
 
-/// Prices, in cycles, and what was served in this round.
+/// Prices in cycles, and the costs of this round.
 pub(super) struct Fair {
     part: u64,
     round: u64,
     batch: u64,
     half_life: u64,
-    /// What a frame of a ring may cost that comes back.
+    /// Cycles that a frame of a ring that comes back may cost.
     first: u32,
     dear: u64,
     allowance: u64,
     most: u64,
     signals: u64,
-    /// What dear batches took of this round.
+    /// Cycles of dear batches in this round.
     spent: u64,
-    /// Where among the rings this round's allowance begins, and the next one's, if somebody waits
-    /// for it.
+    /// Places among the rings at which this round's allowance begins, and the next one's, if a ring
+    /// waits for it.
     from: usize,
     next: Option<usize>,
 }
@@ -108,13 +108,13 @@ impl Fair {
         Fair::with(cpu::tsc_hz() / 1_000_000 * slower)
     }
 
-    /// No batch is ever dear.
+    /// Makes prices by which no batch is ever dear.
     #[cfg(feature = "harness")]
     pub fn blind() -> Fair {
         Fair { first: 0, ..Fair::with(u64::from(u32::MAX)) }
     }
 
-    /// By so many cycles in a microsecond.
+    /// Makes prices by so many cycles in a microsecond.
     fn with(us: u64) -> Fair {
         Fair {
             part: us * PART_US,
@@ -132,8 +132,8 @@ impl Fair {
         }
     }
 
-    /// The account of a ring that comes into the poll set, or of the uplink and what waits of it,
-    /// which are not guests'.
+    /// Makes the account of a ring that comes into the poll set. The uplink and its floods that
+    /// wait are not guests'.
     pub fn open(&self, uplink: bool, now: u64) -> Account {
         let mut account = Account::new(uplink);
         if !uplink {
@@ -144,15 +144,15 @@ impl Fair {
         account
     }
 
-    /// A round begins.
+    /// Begins a round.
     #[inline(always)]
     pub fn begin(&mut self) {
         self.spent = 0;
         self.from = self.next.take().unwrap_or(0);
     }
 
-    /// Whether the ring at this place, which is in debt, is served in this round, which pays a part
-    /// of it.
+    /// Pays a part of the debt of the ring at this place. Returns whether the ring is served in
+    /// this round.
     #[cold]
     pub fn is_due(&mut self, account: &mut Account, at: usize) -> bool {
         let paid = if account.uplink { UPLINK_PARTS * self.part } else { self.part };
@@ -167,8 +167,8 @@ impl Fair {
         account.debt == 0
     }
 
-    /// Whether there is something left of the allowance for the ring at this place. Those before
-    /// where it begins had it in the last round.
+    /// Returns whether the allowance has something left for the ring at this place. Rings before
+    /// the allowance's beginning had it in the last round.
     fn allows(&mut self, at: usize) -> bool {
         let left = self.spent < self.allowance;
         if !left && at >= self.from && self.next.is_none() {
@@ -177,27 +177,27 @@ impl Fair {
         left && at >= self.from
     }
 
-    /// What interrupts may take of a turn.
+    /// Returns the cycles that interrupts may take of a turn.
     #[inline(always)]
     pub fn for_signals(&self) -> u64 {
         self.signals
     }
 
-    /// Whether a batch cost more than a part, or batches of this ring did lately.
+    /// Returns whether a batch cost more than a part, or batches of this ring did lately.
     #[inline(always)]
     pub fn is_owed(&self, account: &Account, cost: u64) -> bool {
         cost > self.part || account.size < WHOLE
     }
 
-    /// A batch of this ring, one of so many, had this cost.
+    /// Charges the cost of a batch to its ring, one of so many.
     #[cold]
     pub fn owe(&mut self, account: &mut Account, batch: Cost, rings: usize, now: u64) {
         let era = self.era(now);
         account.price = account.price.checked_shr(era.wrapping_sub(account.era)).unwrap_or(0);
         account.era = era;
-        // What took longer was the host's doing.
+        // Anything longer was the host's doing.
         let cost = batch.cycles.min(self.most);
-        // Smaller batches would have as many interrupts each: those tell nothing about frames.
+        // Smaller batches would have as many interrupts each, so these say nothing about frames.
         let of_frames = cost.saturating_sub(batch.signals);
         if of_frames > self.dear {
             let had = account.size.min(batch.frames as u16).max(1);
@@ -216,8 +216,8 @@ impl Fair {
         }
     }
 
-    /// Frames of the next batch, by what each may cost and how many rings share a round. Whoever
-    /// has more parts has them in a batch.
+    /// Returns the frames of the next batch, by the cost of each and the number of rings that share
+    /// a round. The uplink has all its parts in one batch.
     fn size(&self, account: &Account, rings: usize) -> u16 {
         let least = if account.uplink { UPLINK_PARTS * self.part } else { self.batch };
         let batch = least.max(self.round / (rings as u64).max(1));
@@ -230,11 +230,11 @@ impl Fair {
         (now / self.half_life.max(1)) as u32
     }
 
-    /// Nobody but rings in debt may have something.
+    /// Forgives the least debt, when only rings in debt may have frames.
     #[cold]
     pub fn forgive<'a>(&self, accounts: impl Iterator<Item = &'a mut Account>, least: u64) {
         for account in accounts.filter(|account| account.debt > 0) {
-            // The last cycle is paid by the next round, which asks whose turn it is.
+            // The next round pays the last cycle, and decides whose turn it is.
             account.debt = account.debt.saturating_sub(least).max(1);
         }
     }
@@ -244,16 +244,16 @@ impl Fair {
 mod tests {
     use super::*;
 
-    /// Rings that share a round, more than matter.
+    /// Number of rings that share a round, more than matter.
     const MANY: usize = 100;
 
     fn batch(cycles: u64, frames: usize) -> Cost {
         Cost { cycles, signals: 0, frames }
     }
 
-    /// Rings that always have something, with what 64 frames of theirs cost in microseconds, and
-    /// how many they have at a time. Returns the time each got, in percent, and the longest
-    /// time that the first waited.
+    /// Serves rings that always have frames: for each, the microseconds of 64 frames, and the
+    /// frames at a time. Returns the time that each got, in percent, and the longest time that the
+    /// first waited.
     fn share(rings: &[(u64, u16)]) -> (Vec<u64>, u64) {
         let mut fair = Fair::with(1000);
         let mut accounts = vec![Account::new(false); rings.len()];
@@ -269,7 +269,7 @@ mod tests {
                 let frames = accounts[at].size.min(*frames);
                 let cost = us * 1000 * u64::from(frames) / 64;
                 if at == 0 {
-                    // Until each was served once, nobody knows what its batches cost.
+                    // Until each ring was served once, the cost of its batches is not known.
                     longest = longest.max(if now < 10_000_000 { 0 } else { now - last });
                     last = now + cost;
                 }
@@ -302,7 +302,7 @@ mod tests {
                 waited <= ALLOWANCE_US + longest + 5,
                 "{attack:?}: the allowance and one batch, not all of them: {waited}"
             );
-            // Nobody goes without because of its place among the others.
+            // No ring goes without because of its place among the others.
             assert!(got.iter().all(|part| *part >= 5), "{attack:?}: {got:?}");
         }
     }
@@ -348,8 +348,8 @@ mod tests {
         assert_eq!(after(1, 1, 1005 * life), 64);
     }
 
-    /// What a batch costs however small it is does not make it smaller: each would have that cost,
-    /// and none would be done.
+    /// A batch's fixed cost does not make it smaller: each smaller batch would have that cost, and
+    /// no work would get done.
     #[test]
     fn fixed_costs_do_not_shrink_batches() {
         let mut fair = Fair::with(1000);

@@ -1,4 +1,4 @@
-//! Handle of a worker: how the rest of the daemon reaches it.
+//! Handle of a worker, for the rest of the daemon.
 
 use std::{
     os::fd::{BorrowedFd, OwnedFd},
@@ -12,20 +12,20 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 
 use crate::engine::place::PortRef;
 
-/// Event of a worker that is to look around.
+/// Epoll data of the event that makes a worker look around.
 pub(super) const WAKE: u64 = u64::MAX;
-/// Batch sizes are counted in classes 1, 2, 3-4, 5-8, .. 33-64.
+/// Number of classes of batch sizes: 1, 2, 3-4, 5-8, .. 33-64.
 const SIZE_CLASSES: usize = 7;
 
-/// What a worker is told from outside.
+/// Order of the rest of the daemon to a worker.
 pub(crate) enum Order {
     /// A transmit ring runs.
     Started { place: PortRef, kicked: bool },
     /// It stopped.
     Stopped(PortRef),
-    /// The vnic's transmit ring is disabled: what is in it is to be discarded after a while.
+    /// The vnic's transmit ring is disabled: frames in it are to be discarded after a while.
     Discard(PortRef),
-    /// Complete frames are to be sent as if the vnic had.
+    /// Complete frames are to be sent in the vnic's name.
     Announce { place: PortRef, frames: Arc<Vec<Vec<u8>>> },
 }
 
@@ -35,14 +35,14 @@ pub(crate) struct Handle {
     pub(super) epoll: OwnedFd,
     wake: OwnedFd,
     pub(super) orders: Mutex<Vec<Order>>,
-    /// The epoch whose snapshot the worker uses; it uses nothing older any more.
+    /// The epoch of the snapshot that the worker uses. It uses no older one any more.
     pub seen: AtomicU64,
-    /// Someone runs it: publications wait for it.
+    /// True if a thread runs it, so that publications wait for it.
     pub running: AtomicBool,
     pub stats: Stats,
 }
 
-/// What a worker did, since it started.
+/// Counters of a worker since it started.
 #[derive(Default)]
 pub(crate) struct Stats {
     pub busy_cycles: AtomicU64,
@@ -56,7 +56,7 @@ pub(crate) struct Stats {
     pub sizes: [AtomicU64; SIZE_CLASSES],
 }
 
-/// The only writer needs no read-modify-write.
+/// Adds without a read-modify-write, as there is only one writer.
 pub(super) fn bump(cell: &AtomicU64, n: u64) {
     cell.store(cell.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
 }
@@ -101,7 +101,7 @@ impl Handle {
         self.wake();
     }
 
-    /// A transmit ring runs: polls it, and again whenever `kick` says so.
+    /// Has a transmit ring polled that started, and again whenever `kick` says so.
     pub fn started(&self, place: PortRef, kick: Option<BorrowedFd<'_>>) {
         let kicked = kick.is_some_and(|kick| {
             let data = epoll::EventData::new_u64(pack(place));
@@ -112,17 +112,17 @@ impl Handle {
         self.order(Order::Started { place, kicked });
     }
 
-    /// Frames are to be sent for a vnic, one in a turn.
+    /// Has frames sent in a vnic's name, one in a turn.
     pub fn announce(&self, place: PortRef, frames: Arc<Vec<Vec<u8>>>) {
         self.order(Order::Announce { place, frames });
     }
 
-    /// A vnic's transmit ring is disabled. Said ten times a second.
+    /// Notes that a vnic's transmit ring is disabled. Housekeeping calls it ten times per second.
     pub fn discard(&self, place: PortRef) {
         self.order(Order::Discard(place));
     }
 
-    /// A transmit ring stopped.
+    /// Notes that a transmit ring stopped.
     pub fn stopped(&self, place: PortRef, kick: Option<BorrowedFd<'_>>) {
         if let Some(kick) = kick {
             let _ = epoll::delete(&self.epoll, kick);

@@ -1,11 +1,11 @@
 //! Frames that have no ring to wait in: floods of other hosts for which a turn has no time, and
 //! announcements of the switch's own.
 //!
-//! What a machine here floods stays in its ring until it is done; what came from another host
-//! cannot be put back, and the frames behind it are other networks'. So it is copied, and waits in
-//! a queue that is served like a ring: some receivers in each turn, and paid for as any other ring
-//! pays. Those that wait take turns, floods and announcements by turns, too. Each network has a few
-//! places, and one that has fewer than another takes one of that when all are taken.
+//! A flood of a machine here stays in its ring until it is done. A flood of another host cannot be
+//! put back, and the frames behind it are other networks'. So it is copied, and waits in a queue
+//! that is served like a ring: some receivers in each turn, and paid for as any other ring pays.
+//! Floods and announcements take turns. Each network has a few places. When all are taken, a
+//! network with fewer floods takes a place of the network with most.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -20,31 +20,31 @@ use crate::{
     stages::{deliver::FLOOD_LIMIT, filter::Judged, site::Context},
 };
 
-/// Where workers keep the queue among the rings that they poll. No vnic has this slot.
+/// Place of the queue among the rings that workers poll. No vnic has this slot.
 pub(super) const LATER: PortRef = PortRef { slot: UPLINK.slot - 1, incarnation: 0 };
-/// Floods that wait, of all networks and of one.
+/// Most floods that wait, of all networks and of one.
 const FLOODS: usize = 64;
 const PER_NETWORK: usize = 8;
-/// Longest of them: what jumbo frames of 9,000 bytes are, behind Ethernet and two VLAN tags.
+/// Longest of them: a jumbo frame of 9,000 bytes, behind Ethernet and two VLAN tags.
 const LONGEST: usize = 9022;
-/// Vnics that wait to be announced. Others have their turn in a later tick of housekeeping.
+/// Most vnics that wait to be announced. Others have their turn in a later tick of housekeeping.
 const ANNOUNCED: usize = 256;
 
 /// A frame from another host.
 pub(super) struct Flood {
     pub(super) vni: u32,
     pub(super) peer: PeerRef,
-    /// How many receivers have it, and what was decided of it.
+    /// Number of receivers that have it, and the decision on it.
     pub(super) done: u32,
     pub(super) judged: Option<Judged>,
     pub(super) frame: Vec<u8>,
 }
 
-/// Complete frames that are sent as if the vnic had.
+/// Complete frames that are sent in the vnic's name.
 pub(super) struct Announcement {
     pub(super) place: PortRef,
     pub(super) frames: Arc<Vec<Vec<u8>>>,
-    /// The next one, and how many receivers have it.
+    /// The next frame, and the number of receivers that have it.
     pub(super) at: usize,
     pub(super) done: u32,
     pub(super) judged: Option<Judged>,
@@ -53,17 +53,17 @@ pub(super) struct Announcement {
 /// The queues of a worker.
 pub(super) struct Later {
     pub(super) floods: VecDeque<Flood>,
-    /// Room for others.
+    /// Buffers for more floods.
     pub(super) spare: Vec<Vec<u8>>,
     pub(super) announcements: VecDeque<Announcement>,
-    /// It is the turn of those.
+    /// True if it is the turn of the announcements.
     pub(super) announces: bool,
-    /// The network whose flood was the last.
+    /// The network of the last flood.
     pub(super) last: u32,
 }
 
 impl Later {
-    /// Everything it will ever need; pages are touched when they are used.
+    /// Allocates all that it will ever need; pages are touched when they are used.
     pub fn new() -> Later {
         Later {
             floods: VecDeque::with_capacity(FLOODS),
@@ -74,13 +74,12 @@ impl Later {
         }
     }
 
-    /// Nothing waits.
+    /// Returns whether nothing waits.
     pub fn is_empty(&self) -> bool {
         self.floods.is_empty() && self.announcements.is_empty()
     }
 
-    /// Copies the frames of a batch that are to wait. Those for which there is no place are
-    /// dropped.
+    /// Copies the frames of a batch that are to wait. Drops frames for which there is no place.
     #[cold]
     pub fn take(&mut self, batch: &mut Batch<'_>, context: &Context<'_>) {
         let vni = context.sender.vni;
@@ -104,10 +103,10 @@ impl Later {
         self.floods.iter().filter(|flood| flood.vni == vni).count()
     }
 
-    /// Drops the newest flood of the network that has most, if that has two more than who wants its
-    /// place, and if nobody has that flood yet.
+    /// Drops the newest flood of the network that has most, for a network with `own` floods. Does
+    /// so only if that network has at least two more, and if no receiver has that flood yet.
     fn make_room(&mut self, own: usize, context: &Context<'_>) {
-        // One look, not one for each: it is taken for every frame that finds all places taken.
+        // One look for all networks, as this runs for every frame that finds all places taken.
         let mut counts = [(0, 0); FLOODS];
         for flood in &self.floods {
             if let Some(count) =

@@ -1,7 +1,8 @@
 //! Workers: threads that own transmit rings, poll those that are busy and sleep when none is.
 //!
-//! [`rounds`] has the loop, [`walk`] the way of a batch through the stages, [`fair`] decides whose
-//! turn it is, [`later`] keeps what had no time, [`orders`] are what the rest of the daemon asks.
+//! [`rounds`] has the loop, [`walk`] the way of a batch through the stages; [`fair`] decides on
+//! turns; [`later`] keeps frames for which a turn had no time; [`orders`] come from the rest of the
+//! daemon.
 
 mod bill;
 mod fair;

@@ -32,16 +32,16 @@ use crate::{
     world::snapshot::Snapshot,
 };
 
-/// A ring that was found empty so often in a row, and for so long, leaves the poll set and returns
-/// by its kick. A kick costs the guest a system call: by count alone, a fast worker would make a
-/// guest pay it that pauses for a few microseconds.
+/// Empty looks in a row after which a ring leaves the poll set, if they also took long enough. The
+/// ring returns by its kick, which costs the guest a system call. By count alone, a fast worker
+/// would make a guest pay for a pause of a few microseconds.
 const EMPTY_POLLS: u8 = 64;
 const EMPTY_US: u64 = 50;
 /// Pauses (some 50 ns each) after a round in which nothing was found.
 const IDLE_PAUSES: u32 = 4;
-/// While something is polled, kicks of other rings are looked at so often.
+/// Microseconds between looks at kicks of other rings while one is polled.
 const EVENTS_EVERY_US: u64 = 20;
-/// A ring without a kick descriptor is looked at so often.
+/// Microseconds between looks at a ring without a kick descriptor.
 const TIMER_US: u64 = 1000;
 const CALLS: usize = 4096;
 
@@ -50,17 +50,16 @@ const CALLS: usize = 4096;
 pub(super) struct Polled {
     pub(super) place: PortRef,
     pub(super) empty: u8,
-    /// When the last frame was found.
+    /// Time at which the last frame was found.
     pub(super) busy: u64,
-    /// Where most of the last batch went: its ring is fetched ahead.
+    /// Slot that most of the last batch went to: its ring is fetched ahead.
     pub(super) likely: u32,
     pub(super) account: Account,
-    /// How many receivers have the first waiting frame, a flood for more of them than a turn has
-    /// time for.
+    /// Number of receivers that have the first waiting frame, a flood that takes several turns.
     pub(super) flooded: u32,
 }
 
-/// What came of looking at all rings.
+/// Outcome of a look at all rings.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pass {
     /// A batch was served.
@@ -71,13 +70,13 @@ enum Pass {
     Idle,
 }
 
-/// What came of looking at a ring.
+/// Outcome of a look at a ring.
 pub(super) enum Found {
     Frames(usize),
     Empty,
-    /// Someone changes the ring.
+    /// Another thread changes the ring.
     Held,
-    /// There is no such ring any more, or it rests.
+    /// The ring is gone, or rests.
     Gone,
 }
 
@@ -93,7 +92,8 @@ pub(crate) struct Worker {
     pub(super) timed: Vec<PortRef>,
     pub(super) orders: Vec<Order>,
     pub(super) events: Vec<epoll::Event>,
-    /// The time stamp counter at the beginning of a round, and how much of it an empty ring stays.
+    /// The time stamp counter at the beginning of a round, and the ticks for which an empty ring
+    /// stays.
     pub(super) now: u64,
     pub(super) patience: u64,
     pub(super) fair: Fair,
@@ -109,8 +109,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Everything a worker needs is allocated here; pages of the large tables are touched when they
-    /// are used.
+    /// Allocates all that a worker needs; pages of the large tables are touched when they are used.
     pub fn new(shared: Arc<Shared>, handle: Arc<Handle>, poll: bool) -> Worker {
         let snapshot = shared.snapshot.load_full();
         let timeouts = &shared.sessions.timeouts;
@@ -140,14 +139,14 @@ impl Worker {
         }
     }
 
-    /// For tests and fixed-work measurements: no batch is cut because it takes long, as all do
-    /// under a simulator of processors.
+    /// Makes a worker for tests and fixed-work measurements. It cuts no batch for taking long, as
+    /// all do under a simulator of processors.
     #[cfg(feature = "harness")]
     pub fn without_prices(shared: Arc<Shared>, handle: Arc<Handle>) -> Worker {
         Worker { fair: Fair::blind(), ..Worker::new(shared, handle, false) }
     }
 
-    /// Ends that.
+    /// Ends [`Self::without_prices`].
     #[cfg(feature = "harness")]
     pub fn heed_prices(&mut self) {
         self.fair = Fair::new();
@@ -161,8 +160,8 @@ impl Worker {
         let mut last_timer = last_events;
         let mut now = last_events;
         self.handle.running.store(true, Ordering::Release);
-        // Whoever publishes from now on waits for this worker, or was early enough for it to see
-        // the new epoch.
+        // A later publisher waits for this worker; an earlier one was early enough for this worker
+        // to see the new epoch.
         fence(Ordering::SeqCst);
         while !self.shared.stop.load(Ordering::Relaxed) {
             self.adopt();
@@ -225,8 +224,7 @@ impl Worker {
             bump(&self.handle.stats.sleeps, 1);
         }
         self.events.clear();
-        // The only error that is possible is an interruption by a signal: look again in the next
-        // round.
+        // The only possible error is an interruption by a signal: the next round looks again.
         let _ = epoll::wait(
             &self.handle.epoll,
             rustix::buffer::spare_capacity(&mut self.events),
@@ -266,8 +264,8 @@ impl Worker {
         }
     }
 
-    /// For tests and fixed-work measurements: looks at kicks and orders, then at every polled ring
-    /// once.
+    /// Looks at kicks and orders, then at every polled ring once. For tests and fixed-work
+    /// measurements.
     #[inline(never)]
     #[cfg(feature = "harness")]
     pub fn turn(&mut self) -> bool {
@@ -330,7 +328,7 @@ impl Worker {
             if stays {
                 if let Some(frames) = served {
                     self.charge(at, frames);
-                    // No batch is judged by what was taken back while others were served.
+                    // No batch is judged by a rule that was taken back while others were served.
                     self.adopt();
                 } else {
                     self.bill.looked();
@@ -351,7 +349,7 @@ impl Worker {
         }
     }
 
-    /// Interrupts guests; those for which this turn has no time left by a thread of their own.
+    /// Interrupts guests. A separate thread sends interrupts for which this turn has no time left.
     #[inline(always)]
     fn interrupt(&mut self) {
         let mut left = self.fair.for_signals();
@@ -407,8 +405,8 @@ impl Worker {
         }
     }
 
-    /// After 64 empty looks in a row the guest is asked to kick; if it did not add something
-    /// meanwhile, the ring leaves.
+    /// Returns whether an empty ring stays in the poll set. After 64 empty looks in a row the guest
+    /// is asked to kick. The ring leaves unless the guest added a frame meanwhile.
     fn stays_though_empty(&mut self, at: usize) -> bool {
         let Some(polled) = self.polled.get_mut(at) else { return false };
         polled.empty = polled.empty.saturating_add(1);
@@ -429,7 +427,7 @@ impl Worker {
         true
     }
 
-    /// One batch of one ring.
+    /// Serves one batch of one ring.
     #[inline(always)] // a part of the round
     fn serve(&mut self, at: usize) -> Found {
         let Some(polled) = self.polled.get_mut(at) else { return Found::Gone };

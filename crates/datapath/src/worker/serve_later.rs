@@ -1,4 +1,4 @@
-//! A worker's turn at what waits.
+//! A worker's turn at the frames that wait.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -16,7 +16,7 @@ use crate::engine::{
 };
 
 impl Worker {
-    /// Some receivers of the frame whose turn it is.
+    /// Sends the next frame to some of its receivers.
     #[inline(never)]
     pub(super) fn serve_later(&mut self, size: u16) -> Found {
         if self.later.is_empty() {
@@ -32,18 +32,18 @@ impl Worker {
             }
         } else if let Some((at, mut flood)) = self.later.next_flood() {
             flood.done = self.carry_on(&mut flood, budget);
-            // Where it was: a network's floods keep their order.
+            // Back in its place: a network's floods keep their order.
             if flood.done > 0 {
                 self.later.floods.insert(at, flood);
             } else {
                 self.later.spare.push(flood.frame);
             }
         }
-        // It was counted when it came, or is nobody's.
+        // Counted when it came, or an announcement, which no counter counts.
         Found::Frames(0)
     }
 
-    /// Returns how many receivers have it; 0: all of them.
+    /// Returns the number of receivers that have it; 0 for all.
     fn carry_on(&mut self, flood: &mut Flood, budget: Budget) -> u32 {
         let Some((network, trunk)) = self.snapshot.trunk(flood.vni) else { return 0 };
         if let Some(meta) = self.metas.first_mut() {
@@ -79,7 +79,7 @@ impl Worker {
         let Some((sender, frame)) = vnic.zip(announcement.frames.get(announcement.at)) else {
             return false;
         };
-        // Nobody speaks for one that began to wait for its address meanwhile.
+        // A vnic that began to wait for its address meanwhile is not announced.
         let network = self
             .snapshot
             .networks

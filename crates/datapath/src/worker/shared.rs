@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// What all threads of a switch share.
+/// State shared by all threads of a switch.
 pub(crate) struct Shared {
     pub snapshot: ArcSwap<Snapshot>,
     /// Counts publications of snapshots.
@@ -34,12 +34,12 @@ pub(crate) struct Shared {
     pub cells: Cells,
     pub shares: Shares,
     pub sessions: SessionConfig,
-    /// The way to other hosts.
+    /// The tunnel endpoint, if there is one.
     pub tunnel: Option<Tunnel>,
 }
 
 impl Shared {
-    /// What stages need, for frames of this sender.
+    /// Returns the context of the stages, for frames of this sender.
     #[inline(always)]
     pub fn context<'a>(
         &'a self,

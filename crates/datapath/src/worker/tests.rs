@@ -16,7 +16,7 @@ use crate::engine::{
 };
 use crate::{harness::Host, overlay::TunnelConfig, world::policy::VnicPolicy};
 
-/// An uplink that has nothing, and while the worker looks, somebody takes everything back.
+/// An uplink without frames. While the worker looks at it, a change takes everything back.
 struct TakesBack {
     event: OwnedFd,
     shared: Arc<OnceLock<Arc<Shared>>>,
@@ -58,8 +58,8 @@ impl Uplink for TakesBack {
     }
 }
 
-/// What was taken back while a worker was busy holds one batch later, not when it has looked at all
-/// rings.
+/// A rule that is taken back while a worker is busy holds for one batch more, not for a whole
+/// round.
 #[test]
 fn a_new_snapshot_does_not_wait_for_a_round_of_attackers() {
     const VNICS: u8 = 20;
@@ -108,13 +108,13 @@ fn crowd(vnics: u8) -> Host {
     host
 }
 
-/// One frame to forty is not one frame that is dear: the next ones of its ring would be judged by
-/// it.
+/// A flood of one frame to forty counts as many frames. Otherwise the next frames of its ring would
+/// be judged by its cost.
 #[test]
 fn a_flood_is_the_work_of_many_frames() {
     let mut host = crowd(40);
     let frame = build::ethernet(Mac([2, 0, 0, 0, 0, 0]), Mac::BROADCAST).payload(0x88b5, &[0; 46]);
-    // What it counts for in whole batches and in those of eight frames, which have room for eight
+    // Frames it counts as in whole batches, and in those of eight frames, which have room for eight
     // visits.
     for (size, counts) in [(fair::WHOLE, vec![40]), (8, vec![8; 5])] {
         host.guest("v0").unwrap().enqueue(&frame, NetHeader::default()).unwrap();
@@ -133,7 +133,7 @@ fn a_flood_is_the_work_of_many_frames() {
     }
 }
 
-/// A worker that slept knows the time before it slept: a price of that time would be forgotten at
+/// A worker that slept knows the time before it slept. A price of that time would be forgotten at
 /// once.
 #[test]
 fn a_ring_that_comes_back_has_a_price_of_today() {

@@ -1,8 +1,8 @@
 //! Floods from rings that go on in the next turn.
 //!
-//! The frame stays in its ring, where its guest may write another one in its place. So what was
-//! decided of it, and that some receivers have it, holds for the bytes that were judged: they are
-//! known again by a hash that the guest cannot know, made of a private copy, which is what is
+//! The frame stays in its ring, where its guest may write another one in its place. So the decision
+//! on it, and the count of receivers that have it, hold for the judged bytes only. A hash with a
+//! secret key recognises these bytes. It is made of a private copy, which is also the copy that is
 //! delivered.
 
 use std::hash::{BuildHasher, RandomState};
@@ -12,8 +12,8 @@ use butterfly_vhost::ring::Frames;
 use super::walk::Walked;
 use crate::{engine::place::PortRef, stages::filter::Judged};
 
-/// Rings with one at a time. With more, what the first of them floods is judged anew in its next
-/// turn.
+/// Most rings with such a flood. With more, the flood of the first of them is judged again in its
+/// next turn.
 const MOST: usize = 64;
 
 struct Flood {
@@ -22,12 +22,13 @@ struct Flood {
     judged: Judged,
 }
 
-/// Those of a worker.
+/// Floods of a worker.
 pub(super) struct UnderWay(Vec<Flood>);
 
 thread_local!(static KEY: RandomState = RandomState::new());
 
-/// By what the first frame's bytes are known again; `None` if it is too long to be copied.
+/// Returns the hash that recognises the first frame's bytes; `None` if the frame is too long to be
+/// copied.
 #[cold]
 pub(super) fn print(frames: &mut Frames<'_>) -> Option<u64> {
     let bytes = frames.keep(0)?;
@@ -40,8 +41,8 @@ impl UnderWay {
         UnderWay(Vec::with_capacity(MOST))
     }
 
-    /// The first frame of a ring some of whose floods' receivers, `from` of them, have it: how many
-    /// have this one, and what was decided of it.
+    /// Resumes the first frame of a ring that had such a flood, of which `from` receivers have the
+    /// frame. Returns the number of receivers that have this frame, and the decision on it.
     #[cold]
     pub fn resume(
         &self,
@@ -51,13 +52,13 @@ impl UnderWay {
     ) -> (usize, Option<Judged>) {
         match self.0.iter().find(|flood| flood.place == place) {
             Some(flood) if print(frames) == Some(flood.print) => (from, Some(flood.judged)),
-            // Another frame: nobody has it.
+            // Another frame: no receiver has it.
             Some(_) => (0, None),
             None => (from, None),
         }
     }
 
-    /// A turn of such a ring ended.
+    /// Notes the end of a turn of such a ring.
     #[cold]
     pub fn note(&mut self, place: PortRef, walked: &Walked) {
         self.0.retain(|flood| flood.place != place);

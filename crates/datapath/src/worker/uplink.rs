@@ -34,7 +34,7 @@ use crate::{
 };
 
 impl Worker {
-    /// One batch from the uplink.
+    /// Serves one batch from the uplink.
     #[inline(never)]
     pub(super) fn serve_uplink(&mut self, at: usize, size: u16) -> Found {
         let shared: &Shared = &self.shared;
@@ -101,7 +101,8 @@ impl Worker {
         Found::Frames(found)
     }
 
-    /// The uplink was found empty many times in a row: whether it has to be polled on.
+    /// Returns whether the uplink has to be polled on, after it was found empty many times in a
+    /// row.
     #[cold]
     pub(super) fn uplink_stays(&mut self) -> bool {
         let Some(tunnel) = &self.shared.tunnel else { return false };
@@ -115,21 +116,21 @@ impl Worker {
                 ring.disarm();
                 true
             }
-            // Whatever came since the last look is an event of its descriptor.
+            // Frames that came since the last look are an event of its descriptor.
             UplinkPort::Wire(_) => {
                 tunnel.port.wire(self.handle.index).is_some_and(|wire| wire.pending())
             }
         }
     }
 
-    /// Frames that the uplink could not pass on yet: it is polled until it has.
+    /// Has the uplink polled until it has passed on all frames.
     #[cold]
     pub(super) fn uplink_again(&mut self) {
         self.departures.pending = false;
         self.add(UPLINK);
     }
 
-    /// Sends what the control thread wants to have sent.
+    /// Sends the frames of the control thread.
     #[cold]
     pub(super) fn send_own(&mut self) {
         let Some(tunnel) = &self.shared.tunnel else { return };
@@ -186,14 +187,14 @@ impl Worker {
         if let Some(call) = leaving.publish(&mut self.departures.pending) {
             call.signal();
         }
-        // Nothing else may come that would have the uplink looked at again.
+        // No other frame may come that would have the uplink looked at again.
         if self.departures.pending {
             self.uplink_again();
         }
     }
 }
 
-/// What a batch from the uplink needs.
+/// State for a batch from the uplink.
 struct Desk<'a> {
     shared: &'a Shared,
     tunnel: &'a Tunnel,
@@ -204,17 +205,17 @@ struct Desk<'a> {
     departures: &'a mut Departures,
     calls: &'a mut Calls,
     later: &'a mut Later,
-    /// All networks of a batch share a turn.
+    /// Budget of the turn, which all networks of a batch share.
     budget: Budget,
     notes: &'a Notes,
 }
 
-/// Of frames that are not for a network.
+/// Stands for the network of frames that are for none.
 const NOBODY: u32 = u32::MAX;
 
 impl Desk<'_> {
-    /// Takes outer headers off, and gives each network its frames. Those of one network that follow
-    /// each other go together.
+    /// Takes outer headers off, and gives each network its frames. Frames of one network in a row
+    /// go together.
     fn take(&mut self, mut frames: Frames<'_>) {
         let now = self.shared.clock.now();
         let mut vnis = [NOBODY; BATCH];
@@ -265,8 +266,8 @@ impl Desk<'_> {
             peers.get(..frames.len()).unwrap_or_default(),
         );
         match vnis.first() {
-            // What most batches are. Its descriptors go back before receivers see the frames: a
-            // crash repeats nothing.
+            // The commonest batch. Its descriptors go back before receivers see the frames: a crash
+            // repeats nothing.
             Some(vni) if *vni != NOBODY && vnis.iter().all(|other| other == vni) => {
                 self.walk(frames, *vni, peers)
             }
@@ -309,7 +310,7 @@ impl Desk<'_> {
         self.budget = context.budget.get();
     }
 
-    /// At the expense of the uplink.
+    /// Drops a frame, and charges the uplink.
     #[cold]
     fn drop(&self, reason: DropReason, frames: &Frames<'_>, index: usize) {
         self.tunnel.counters.drop(

@@ -17,20 +17,21 @@ use crate::{
     world::snapshot::Vnic,
 };
 
-/// What became of a batch.
+/// Outcome of a batch.
 pub(super) struct Walked {
-    /// Where most of the next frames will go.
+    /// Slot that most of the next frames will go to.
     pub likely: Option<u32>,
-    /// Frames that were taken; what did not fit the turn stays in its ring.
+    /// Frames that were taken. Frames that did not fit the turn stay in their ring.
     pub frames: usize,
-    /// Receivers that have a flood which is not done, what was decided of it, and by what its
-    /// bytes are known again.
+    /// Receivers that have an unfinished flood, the decision on it, and the hash that recognises
+    /// its bytes.
     pub flooded: u32,
     pub judged: Option<Judged>,
     pub print: Option<u64>,
 }
 
-/// All stages, in order. `from`: how many receivers have the first frame already, if it is a flood.
+/// Runs all stages, in order. `from` is the number of receivers that have the first frame already,
+/// if it is a flood.
 #[inline(always)]
 pub(super) fn walk(
     mut batch: Batch<'_>,
