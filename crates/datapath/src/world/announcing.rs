@@ -1,22 +1,22 @@
-//! What is left to be said of a vnic that is announced.
+//! Announcements of a vnic that are still to be sent.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Ticks of housekeeping, a tenth of a second each, from the first round on, and those that are
-/// left when there is another one.
+/// Ticks of housekeeping, a tenth of a second each, from the first round on, and the ticks that are
+/// left at each round.
 const TICKS: u32 = 16;
 const ROUNDS: [u32; 4] = [TICKS, TICKS - 2, TICKS - 7, 1];
-/// What is left to be said of one vnic: ticks until the last round, 0 if nothing is.
+/// Ticks until a vnic's last announcement; 0 if none is left.
 #[derive(Default)]
 pub(crate) struct Announcing(AtomicU32);
 
 impl Announcing {
-    /// The vnic is to be announced, from the beginning if that is under way.
+    /// Begins the announcements; starts again if they are under way.
     pub fn begin(&self) {
         self.0.store(TICKS, Relaxed);
     }
 
-    /// The round of the last tick was not taken: the next tick has it.
+    /// Repeats the last tick, whose round was not taken.
     pub fn again(&self) {
         self.0.fetch_add(1, Relaxed);
     }
@@ -26,7 +26,8 @@ impl Announcing {
         let left = self.0.load(Relaxed);
         let due = ROUNDS.contains(&left);
         if left > 0 && (room || !due) {
-            // Somebody may begin anew at this moment: then it does.
+            // If the announcements begin again at this moment, the exchange fails and the new start
+            // stays.
             let _ = self.0.compare_exchange(left, left - 1, Relaxed, Relaxed);
         }
         due && room
@@ -51,7 +52,7 @@ mod tests {
         announcing.again();
         let rounds: Vec<usize> = (0..100).filter(|_| announcing.tick(true)).collect();
         assert_eq!(rounds, [0, 2, 7, 15]);
-        // Whoever asks again and again is announced no more often than each tick.
+        // A vnic that begins again and again is announced once per tick at most.
         announcing.begin();
         assert!(announcing.tick(true));
         announcing.begin();

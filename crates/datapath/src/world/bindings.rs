@@ -1,15 +1,17 @@
 //! Link-local addresses that machines made up: first come, first served (RFC 6620).
 //!
 //! A host need not make its link-local address of its MAC address (RFC 7217), and no operator
-//! declares it. So a filtered vnic has those that it was the first to probe for or to speak from.
-//! Who came before the daemon does not probe again: what is spoken from behind a port
-//! that no filter limits is noted as well, and no filtered vnic gets it. And what a filtered vnic
-//! takes is its own only when nobody defended it for a while: till then a machine behind such a
-//! port takes it back, and a router does so whenever it advertises.
+//! declares it. So a filtered vnic has the addresses that it was the first to probe for or to send
+//! from.
 //!
-//! What a vnic has stands with the vnic, [`PLACES`] words; the table only leads from an address to
-//! the vnic, and an entry that the vnic's words do not bear out is as good as free. So nothing has
-//! to be cleaned up when vnics go, and no network can fill the table.
+//! A machine that is older than the daemon does not probe again. So addresses that are used behind
+//! a port without a filter are noted as well, and no filtered vnic gets them. And a filtered vnic's
+//! address is its own only if no other machine defended it for a while. Until then a machine behind
+//! such a port takes it back, and a router does so whenever it advertises.
+//!
+//! A vnic's addresses are kept with the vnic, in [`PLACES`] words; the table only leads from an
+//! address to the vnic. An entry that the vnic's words do not confirm counts as free. So nothing
+//! has to be cleaned up when vnics go, and no network can fill the table.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -28,35 +30,35 @@ use crate::{
     world::snapshot::{Snapshot, Vnic},
 };
 
-/// Seconds in which others may defend an address that was probed for, one more than detection takes
-/// by default (RFC 4862, 5.1), and seconds are not whole.
+/// Seconds in which other machines may defend an address after a probe. One more than detection
+/// takes by default (RFC 4862, 5.1), as seconds are not whole.
 const PROBED: u32 = 3;
-/// The same of one that is spoken from without a probe that its owner could hear: machines ask each
-/// other, and routers, more often.
+/// Seconds in which other machines may defend an address that is used without a probe that its
+/// owner could hear. Machines ask each other, and routers, more often than that.
 const SPOKEN: u32 = 600;
-/// 131,072 entries in 1 MiB, of which only what is used is ever touched.
+/// Buckets: 131,072 entries in 1 MiB, of which only used ones are ever touched.
 const BUCKETS: u32 = 1 << 14;
 
-/// Who says that an address is its own.
+/// Role in which a machine claims an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Voice {
-    /// Who is about to take it, and asked whoever has it.
+    /// About to take it; it asks the address's owner.
     Probing,
-    /// Who speaks from it, or for it.
+    /// Sends from it, or for it.
     Speaking,
     /// A router that advertises itself.
     Router,
 }
 
-/// Who has an address.
+/// Holder of an address.
 pub(crate) struct Holder<'s> {
     pub vnic: &'s Vnic,
     way: usize,
 }
 
 impl Holder<'_> {
-    /// Whether it has it only until the speaker, or somebody behind that port, says that it is
-    /// theirs.
+    /// Returns whether the holder loses the address to the speaker, or to a machine behind the
+    /// speaker's port.
     pub fn gives_way(&self, speaker: &Vnic, voice: Voice, now: u32) -> bool {
         let about = at(&self.vnic.shared.bound.about, self.way);
         match (self.vnic.rules.bypass, speaker.rules.bypass) {
@@ -68,7 +70,7 @@ impl Holder<'_> {
     }
 }
 
-/// An entry: a vnic's place, which of its words, and a bit that tells it from a free one.
+/// Makes an entry: a vnic's place, the number of its word, and a bit that tells it from a free one.
 const fn entry(place: PortRef, way: usize) -> u64 {
     1 << 63
         | (way as u64 & 31) << 56
@@ -79,8 +81,8 @@ const fn entry(place: PortRef, way: usize) -> u64 {
 /// The table of all networks.
 pub(crate) struct Bindings {
     units: Units,
-    /// Guests choose addresses, and tenants have several networks; what they cannot know is which
-    /// of them share a bucket.
+    /// Secret key of the hash. Guests choose addresses, and tenants have several networks, but they
+    /// cannot know which addresses share a bucket.
     key: RandomState,
 }
 
@@ -103,7 +105,7 @@ impl Bindings {
         self.units.get(bucket).map_or(&[], |unit| &unit.0)
     }
 
-    /// Who an entry leads to, and the identifier, if there still is something.
+    /// Returns the holder that an entry leads to, and the identifier, if it still has one.
     fn read(entry: u64, snapshot: &Snapshot) -> Option<(Holder<'_>, u64)> {
         let place = PortRef { slot: (entry >> 32) as u32 & 0xff_ffff, incarnation: entry as u32 };
         let vnic = snapshot.vnic(place).filter(|_| entry != 0)?;
@@ -112,7 +114,7 @@ impl Bindings {
         (identifier != 0).then_some((Holder { vnic, way }, identifier))
     }
 
-    /// The vnic or trunk of a network that was the first with this address.
+    /// Returns the vnic or trunk of a network that was the first with this address.
     pub fn holder<'s>(
         &self,
         address: Address,
@@ -129,9 +131,9 @@ impl Bindings {
             .map(|(holder, _)| holder)
     }
 
-    /// Gives an address to a vnic, or to the trunk, as somebody behind it with the MAC address
-    /// `source` says that it is theirs: if nobody of its network has it, or who has it gives
-    /// way. To be called by the worker that serves the vnic.
+    /// Gives an address to a vnic, or to the trunk, because a machine behind it with the MAC
+    /// address `source` claims it. Does so only if the address has no holder in its network, or the
+    /// holder gives way. Only the worker that serves the vnic calls this.
     pub fn bind(
         &self,
         address: Address,
@@ -152,7 +154,7 @@ impl Bindings {
         if let Some(way) = bound.way(wanted) {
             let Some(word) = bound.about.get(way) else { return };
             if filtered {
-                // Who defends it was asked by now.
+                // Any defender was asked by now.
                 word.fetch_min(about, Relaxed);
                 return;
             }
@@ -162,7 +164,7 @@ impl Bindings {
             }
             bound.lose(way, wanted);
         } else if let Some(holder) = self.holder(address, vnic.vni, snapshot) {
-            // What its own machine said came back by a loop, or from another host.
+            // A message of the holder's own machine came back by a loop, or from another host.
             if source == number(holder.vnic.mac) && !filtered || !holder.gives_way(vnic, voice, now)
             {
                 return;
@@ -180,7 +182,7 @@ impl Bindings {
         }
     }
 
-    /// Enters what a vnic has, for a table of its own.
+    /// Enters a vnic's addresses, for a table of an explanation.
     pub fn adopt(&self, vnic: &Vnic, snapshot: &Snapshot) {
         for way in 0..PLACES {
             let identifier = at(&vnic.shared.bound.identifiers, way);

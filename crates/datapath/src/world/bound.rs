@@ -10,20 +10,20 @@ use std::{
 
 use crate::ip::Address;
 
-/// Where a filtered vnic's addresses stand, besides that of its MAC address; of a port that no
-/// filter limits, those of routers. The oldest goes for a fifth.
+/// Places of a filtered vnic's addresses, besides the one of its MAC address; for a port without a
+/// filter, places of routers' addresses. A fifth address replaces the oldest.
 pub(crate) const FIRST: Range<usize> = 0..4;
-/// Where those of other machines behind such a port stand.
+/// Places of the addresses of other machines behind a port without a filter.
 const OTHERS: Range<usize> = 4..PLACES;
 pub(crate) const PLACES: usize = 32;
 /// The interface identifiers of a vnic's link-local addresses; 0: none.
 #[derive(Default)]
 pub(crate) struct Bound {
     pub identifiers: [AtomicU64; PLACES],
-    /// Of a filtered vnic: the second until which others may defend it. Of a port that no filter
-    /// limits: the MAC address that spoke.
+    /// For a filtered vnic: the second until which other machines may defend the address. For a
+    /// port without a filter: the MAC address that claimed it.
     pub about: [AtomicU64; PLACES],
-    /// How many there were, of each range: which one goes next.
+    /// Number of addresses so far, in each range. Tells which one goes next.
     count: [AtomicU32; 2],
 }
 
@@ -36,12 +36,12 @@ impl Bound {
         self.identifiers.iter().position(|word| word.load(Acquire) == wanted)
     }
 
-    /// Whether the vnic has this address.
+    /// Returns whether the vnic has this address.
     pub fn has(&self, address: Address) -> bool {
         identifier(address).is_some_and(|wanted| self.way(wanted).is_some())
     }
 
-    /// The same, apart.
+    /// Returns a copy of its own.
     pub fn copy(&self) -> Bound {
         let copied =
             |words: &[AtomicU64; PLACES]| std::array::from_fn(|way| AtomicU64::new(at(words, way)));
@@ -49,14 +49,14 @@ impl Bound {
         Bound { identifiers: copied(&self.identifiers), about: copied(&self.about), count }
     }
 
-    /// Takes an address away, if it still stands there.
+    /// Takes an address away, if it still is in its place.
     pub fn lose(&self, way: usize, identifier: u64) {
         if let Some(word) = self.identifiers.get(way) {
             let _ = word.compare_exchange(identifier, 0, AcqRel, Relaxed);
         }
     }
 
-    /// Puts an address into the next place of its range. Which one that is.
+    /// Puts an address into the next place of its range. Returns the place.
     pub fn put(&self, identifier: u64, about: u64, router: bool) -> Option<usize> {
         let (range, count) =
             if router { (FIRST, self.count.first()?) } else { (OTHERS, self.count.last()?) };
@@ -68,8 +68,8 @@ impl Bound {
     }
 }
 
-/// The interface identifier of a link-local address (RFC 4291, 2.5.6) that somebody may make up.
-/// One that is made of a MAC address belongs to who has that.
+/// Returns the interface identifier of a link-local address (RFC 4291, 2.5.6), if a machine may
+/// make it up. One that is made of a MAC address belongs to the station with that MAC address.
 pub(crate) fn identifier(address: Address) -> Option<u64> {
     let identifier = address as u64;
     let of_mac = identifier >> 24 & 0xffff == 0xfffe;

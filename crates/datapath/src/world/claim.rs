@@ -2,8 +2,8 @@
 
 use butterfly_packet::mac::Mac;
 
-/// The claim of a vnic to its MAC address, which may outlive it: while it is made anew nobody else
-/// gets the address.
+/// Claim of a vnic to its MAC address. It may outlive the vnic: while the vnic is made again, no
+/// other vnic gets the address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Claim {
     pub vni: u32,

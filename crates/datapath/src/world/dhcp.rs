@@ -1,5 +1,5 @@
 //! Memory of a vnic's DHCP: exchanges of its client, servers that it knows, requests that it may
-//! answer. Bounded, and the vnic's own, so nobody else fills it.
+//! answer. Bounded, and the vnic's own, so no other vnic fills it.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -17,42 +17,42 @@ use crate::{
     ip::{Address, dhcp::Message},
 };
 
-/// Exchanges of a client that are open at a time: of a boot program, of the system that it starts,
-/// and of one program more each.
+/// Most open exchanges of a client: of a boot program, of the system that it starts, and of one
+/// more program each.
 pub(crate) const EXCHANGES: usize = 4;
 /// Requests of one family that a client may send without a rule, at once and per second.
 pub(crate) const REQUESTS: u32 = 8;
 pub(crate) const REQUESTS_PER_SECOND: u32 = 4;
-/// Answers to one request: several servers, and those of boot servers.
+/// Most answers to one request: several servers, and those of boot servers.
 pub(crate) const ANSWERS: u32 = 8;
-/// Servers that a client knows: the one that gave its lease, and others that offered one.
+/// Most servers that a client knows: the one that gave its lease, and others that offered one.
 pub(crate) const SERVERS: usize = 4;
-/// Clients that a server may answer, in sets of a few.
+/// Most clients that a server may answer, in sets of a few.
 pub(crate) const CLIENTS: usize = 1024;
 pub(crate) const WAYS: usize = 4;
 
-/// What is remembered of a vnic's DHCP.
+/// State of a vnic's DHCP.
 #[derive(Default)]
 pub(crate) struct DhcpState {
     pub v4: Family,
     pub v6: Family,
-    /// Addresses of IPv4 servers, 0 if there is none: who gave a lease last, then who offered one.
+    /// Addresses of IPv4 servers, 0 if there is none: first the server that gave a lease last, then
+    /// servers that offered one.
     pub servers: [AtomicU32; SERVERS],
-    /// How many servers were noted for an offer.
+    /// Number of servers that were noted for an offer.
     pub offers: AtomicU32,
     /// Second of the last request to a server that no answer had named; 0 if there was none.
     pub unknown: AtomicU32,
     /// Requests that rules let out.
     pub ruled: Pace,
-    /// Requests into servers of one that no filter limits: of a vnic that bypasses them, or of all
-    /// other hosts.
+    /// Requests to servers from a vnic that bypasses filters, or from all other hosts.
     pub unfiltered: Pace,
-    /// Who may be answered, if a rule makes the vnic a server.
+    /// Clients that may be answered, if a rule makes the vnic a server.
     pub clients: OnceLock<Clients>,
 }
 
 /// A client's requests of one family. The worker that owns the vnic's transmit ring opens exchanges
-/// and takes tokens; whoever delivers an answer counts it.
+/// and takes tokens; the worker that delivers an answer counts it.
 #[derive(Default)]
 pub(crate) struct Family {
     pub exchanges: [Exchange; EXCHANGES],
@@ -63,7 +63,7 @@ pub(crate) struct Family {
 pub(crate) struct Exchange {
     /// Transaction (high half) and second of its last request; 0 if there is none.
     pub asked: AtomicU64,
-    /// Answers since.
+    /// Answers to it.
     pub answers: AtomicU32,
 }
 
@@ -72,8 +72,8 @@ impl Family {
         self.pace.left(now, REQUESTS, REQUESTS_PER_SECOND)
     }
 
-    /// A request left: its exchange is open, in the place of the oldest if need be. Returns whether
-    /// there was a token for it.
+    /// Opens the exchange of a request that left, in the place of the oldest if need be. Returns
+    /// whether there was a token for it.
     pub fn open(&self, transaction: u32, now: u32) -> bool {
         if !self.pace.take(now, REQUESTS, REQUESTS_PER_SECOND) {
             return false;
@@ -94,7 +94,7 @@ impl Family {
         true
     }
 
-    /// The open exchange that an answer is of, if it may have one more.
+    /// Returns the open exchange of an answer, if it may have one more.
     pub fn exchange(&self, transaction: u32, now: u32, timeout: u32) -> Option<&Exchange> {
         self.exchanges.iter().find(|exchange| {
             let word = exchange.asked.load(Relaxed);
@@ -131,7 +131,7 @@ impl DhcpState {
         self.clients.get_or_init(Clients::default);
     }
 
-    /// The same, apart, for an explanation.
+    /// Returns a copy of its own, for an explanation.
     pub fn copy(&self) -> DhcpState {
         let clients = OnceLock::new();
         if let Some(own) = self.clients.get() {
@@ -165,7 +165,7 @@ impl DhcpState {
         self.servers.iter().all(|known| known.load(Relaxed) == 0)
     }
 
-    /// Notes the server of an answer: its lease is renewed there, maybe days later.
+    /// Notes the server of an answer: the client renews its lease there, maybe days later.
     pub fn learn(&self, message: &Message) {
         let Message { server, given, .. } = *message;
         if server == 0 {
@@ -184,8 +184,8 @@ impl DhcpState {
     }
 }
 
-/// Requests that a server got by a rule. The hash has a secret key: nobody can choose requests that
-/// take another one's place.
+/// Requests that a server got by a rule. The hash has a secret key: no guest can choose requests
+/// that take another one's place.
 pub(crate) struct Clients {
     pub requests: Box<[Request]>,
     pub key: RandomState,
@@ -195,8 +195,8 @@ pub(crate) struct Clients {
 pub(crate) struct Request {
     /// A part of the request's hash (28 bits), the answers to it (4), and the second.
     pub word: AtomicU64,
-    /// By which version of the policy it came in, and the cell of the rule: without that it has no
-    /// answers.
+    /// Version of the policy by which it came in, and the cell of the rule. A request that these do
+    /// not hold for gets no answers.
     pub admitted: AtomicU64,
 }
 
@@ -212,8 +212,8 @@ impl Default for Clients {
 pub(crate) const ONE_ANSWER: u64 = 1 << 32;
 
 impl Clients {
-    /// Tells a client's request apart: by its transaction, and its MAC address or (DHCPv6) the
-    /// link-local one that it asks from.
+    /// Returns the hash that identifies a client's request: of its transaction, and its MAC address
+    /// or (DHCPv6) the link-local address that it asks from.
     pub fn hash(&self, message: &Message, client: Address) -> u64 {
         self.key.hash_one((client, number(message.mac), message.transaction))
     }
@@ -231,8 +231,8 @@ impl Clients {
         (word >> 32) as u32 & 0xf
     }
 
-    /// A request came in, by the rule of this cell as of this version: in the place of the set's
-    /// oldest if need be.
+    /// Notes a request that came in by the rule of this cell as of this version. It takes the place
+    /// of the set's oldest if need be.
     pub fn asked(&self, hash: u64, now: u32, (version, cell): (u32, u32)) {
         let set = self.set(hash);
         let word = |place: &Request| place.word.load(Relaxed);
@@ -248,8 +248,8 @@ impl Clients {
         }
     }
 
-    /// The request that an answer is to, if it may have one more and what admitted it still
-    /// `holds`, a version and a cell.
+    /// Returns the request of an answer, if it may have one more. `holds` gets the version and the
+    /// cell that admitted the request, and says whether they still hold.
     pub fn request(
         &self,
         hash: u64,
@@ -269,8 +269,8 @@ impl Clients {
     }
 }
 
-/// One more answer to a request. It stays a request of the same second, whatever another worker
-/// does meanwhile.
+/// Counts one more answer to a request. The request keeps its second, although another worker may
+/// change it meanwhile.
 pub(crate) fn count(request: Option<&AtomicU64>) {
     if let Some(request) = request {
         let _ = request.fetch_update(Relaxed, Relaxed, |word| {
@@ -387,8 +387,8 @@ mod tests {
         assert!(known(8400..9000) > 540, "{}", known(8400..9000));
     }
 
-    /// Requests that take the places of one server's set are anywhere in another's: who does not
-    /// know the key chooses none.
+    /// Requests that take the places of one server's set are spread over another server's sets.
+    /// Without the key, an attacker cannot choose any.
     #[test]
     fn no_request_pushes_out_a_chosen_one() {
         let (one, other) = (Clients::default(), Clients::default());
@@ -400,7 +400,8 @@ mod tests {
         assert!(beside.iter().filter(|n| set(&other, **n) == set(&other, 1)).count() < WAYS);
     }
 
-    /// Three that offered one are kept, and only another one takes the place of the oldest.
+    /// Three servers that offered a lease are kept, and only another one takes the place of the
+    /// oldest.
     #[test]
     fn the_last_three_who_offered_are_known() {
         let state = DhcpState::default();
@@ -425,7 +426,7 @@ mod tests {
         );
     }
 
-    /// In one set: whoever asked is found by the whole of its hash, and the oldest of five goes.
+    /// In one set: each request is found by the whole of its hash, and the oldest of five goes.
     #[test]
     fn a_set_keeps_the_newest() {
         let clients = Clients::default();

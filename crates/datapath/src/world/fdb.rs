@@ -1,13 +1,13 @@
-//! Learnt addresses: which vnic a MAC address was last seen behind (IEEE 802.1Q, 8.8).
+//! Learnt addresses: the vnic behind which a MAC address was last seen (IEEE 802.1Q, 8.8).
 //!
-//! One bounded table for all networks. Workers look up without locks; whoever adds, moves or
+//! One bounded table for all networks. Workers look up without locks; a thread that adds, moves or
 //! removes an entry holds its buckets. A lookup that races with a change may return an entry of
-//! another key: the caller checks that the vnic it names is the one of that incarnation and in the
+//! another key. The caller checks that the vnic it names is the one of that incarnation and in the
 //! right network, so no race can carry a frame into another network.
 //!
-//! An address may stand in either of two buckets, and takes the emptier one. The table has more
-//! places than [`CAPACITY`], so that an address within the bounds finds one: no network can fill
-//! the buckets of another.
+//! An address may be in either of two buckets, and takes the emptier one. The table has more places
+//! than [`CAPACITY`], so that an address within the bounds finds one: no network can fill the
+//! buckets of another.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -19,12 +19,12 @@ use std::{
 
 use crate::engine::{place::PortRef, quota::Quota};
 
-/// Addresses learnt in one network at most.
+/// Most addresses learnt in one network.
 pub(crate) const MAX_PER_NETWORK: u32 = 8192;
-/// Addresses learnt behind one vnic at most.
+/// Most addresses learnt behind one vnic.
 pub(crate) const MAX_PER_VNIC: u32 = 4096;
-/// Addresses learnt in all networks at most: 60 percent of the places there are. Half of them are
-/// reserved, in equal parts.
+/// Most addresses learnt in all networks: 60 percent of the places. Half of them are reserved, in
+/// equal parts.
 pub(crate) const CAPACITY: u32 = 98_304;
 
 const BUCKETS: usize = 1 << 15;
@@ -51,10 +51,11 @@ const _: () = assert!(size_of::<Bucket>() == 128);
 /// The table.
 pub(crate) struct Fdb {
     buckets: Box<[Bucket]>,
-    /// How much of it networks may have.
+    /// Room of each network.
     pub quota: Quota,
     ageing: AtomicU32,
-    /// Guests choose addresses; what they cannot know is which of them share a bucket.
+    /// Secret seed of the hash: guests choose addresses, but cannot know which of them share a
+    /// bucket.
     seed: u64,
 }
 
@@ -67,16 +68,16 @@ pub(crate) struct Learnt {
     pub idle: u32,
 }
 
-/// What became of an address that should be learnt.
+/// Outcome of learning an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Learning {
-    /// It was known there.
+    /// The address was known there.
     Known,
-    /// It is new: count it.
+    /// The address is new: the caller counts it.
     New,
-    /// It was behind another vnic until now, whose count falls.
+    /// The address was behind another vnic until now, whose count falls.
     Moved(PortRef),
-    /// No room, or someone else is changing the bucket.
+    /// No room, or another thread is changing the bucket.
     Refused,
 }
 
@@ -93,7 +94,7 @@ const fn place(value: u64) -> PortRef {
 }
 
 impl Entry {
-    /// Whether it is this address's.
+    /// Returns whether it is this address's.
     #[inline(always)]
     fn is(&self, vni: u32, mac: u64) -> bool {
         self.key.load(Ordering::Relaxed) == key(vni, mac)
@@ -113,8 +114,8 @@ impl Entry {
 }
 
 impl Bucket {
-    /// A worker waits for nobody: `None` if somebody else is about to change it, the next frame
-    /// will see.
+    /// Locks the bucket without waiting. `None` if another thread holds it: the next frame will
+    /// see.
     fn try_hold(&self) -> Option<MutexGuard<'_, ()>> {
         match self.lock.try_lock() {
             Ok(held) => Some(held),
@@ -143,12 +144,12 @@ impl Fdb {
         }
     }
 
-    /// Seconds after which a silent address is forgotten.
+    /// Returns the seconds after which a silent address is forgotten.
     pub fn ageing(&self) -> u32 {
         self.ageing.load(Ordering::Relaxed)
     }
 
-    /// The two buckets that an address may stand in; they may be one.
+    /// Returns the two buckets that an address may be in; they may be one.
     #[inline(always)]
     fn homes(&self, vni: u32, mac: u64) -> [usize; 2] {
         // The finalizer of SplitMix64: every bit of network, address and seed matters for every
@@ -165,7 +166,7 @@ impl Fdb {
         now.saturating_sub(seen) < self.ageing.load(Ordering::Relaxed)
     }
 
-    /// Where an address was last seen, unless that is too long ago.
+    /// Returns the place where an address was last seen, unless that is too long ago.
     #[inline]
     pub fn lookup(&self, vni: u32, mac: u64, now: u32) -> Option<PortRef> {
         for home in self.homes(vni, mac) {
@@ -219,7 +220,7 @@ impl Fdb {
     ) -> Option<Learning> {
         let [one, two] = homes;
         let (first, second) = (self.buckets.get(one)?, self.buckets.get(two)?);
-        // What is refused holds nothing: somebody who has all it may have sends on.
+        // A refused address holds no lock: a vnic with all it may have keeps sending.
         if !room && !first.entries.iter().chain(&second.entries).any(|entry| entry.is(vni, mac)) {
             return None;
         }
@@ -246,8 +247,8 @@ impl Fdb {
         Some(Learning::New)
     }
 
-    /// Moves an entry of these buckets, which the caller holds, to the other bucket that it may
-    /// stand in. Returns its place.
+    /// Moves an entry of these buckets, which the caller holds, to its other bucket. Returns its
+    /// place.
     fn make_room(&self, homes: [usize; 2]) -> Option<&Entry> {
         for home in homes {
             for entry in &self.buckets.get(home)?.entries {
@@ -262,7 +263,7 @@ impl Fdb {
                 let Some(free) = bucket.free() else { continue };
                 let [key, value] =
                     [&entry.key, &entry.value].map(|word| word.load(Ordering::Relaxed));
-                // Twice for a moment: whoever looks finds it in one of the two.
+                // The entry is in both for a moment: a reader finds it in one of them.
                 free.fill(key, value, entry.seen.load(Ordering::Relaxed));
                 entry.key.store(0, Ordering::Release);
                 return Some(entry);
@@ -271,8 +272,8 @@ impl Fdb {
         None
     }
 
-    /// Removes entries that `gone` says so of, or that are too old. For the housekeeping thread and
-    /// for changes of vnics.
+    /// Removes entries for which `gone` is true, or that are too old. For the housekeeping thread
+    /// and for changes of vnics.
     pub fn remove(
         &self,
         now: u32,
@@ -311,7 +312,7 @@ impl Fdb {
         Some((learnt, self.is_fresh(seen, now)))
     }
 
-    /// All entries that are in force.
+    /// Returns all entries in force.
     pub fn list(&self, now: u32) -> Vec<Learnt> {
         let entries = self.buckets.iter().flat_map(|bucket| &bucket.entries);
         entries
@@ -378,7 +379,7 @@ mod tests {
         }
     }
 
-    /// As many as there may be, of networks that nobody chose to be kind: every one finds a place,
+    /// As many addresses as there may be, of networks with random numbers: every one finds a place,
     /// and is found there.
     #[test]
     fn as_many_addresses_as_there_may_be_find_room() {

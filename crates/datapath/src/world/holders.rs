@@ -1,4 +1,4 @@
-//! Who has which address in a network, as declared.
+//! Holders of addresses in a network, as declared.
 
 use std::sync::Arc;
 
@@ -13,9 +13,9 @@ use crate::{
 pub(crate) struct Holding {
     /// Their slots, ascending.
     pub slots: Arc<[u32]>,
-    /// One of them is filtered: nobody else may have it.
+    /// True if one of them is filtered: then no other vnic may have the address.
     filtered: bool,
-    /// Vnics of other hosts have it, too.
+    /// True if vnics of other hosts have it, too.
     shared: bool,
 }
 
@@ -30,14 +30,14 @@ impl Holding {
         Holding { filtered: !filtered.is_empty(), shared, slots: slots.into() }
     }
 
-    /// Whether this vnic, or the trunk, may not have the address.
+    /// Returns whether this vnic, or the trunk, may not have the address.
     pub fn excludes(&self, vnic: &Vnic, snapshot: &Snapshot) -> bool {
         let others = self.filtered && self.slots.binary_search(&vnic.place.slot).is_err();
         others && !(vnic.is_trunk() && (self.shared || self.is_elsewhere(snapshot)))
     }
 
-    /// Whether those who have it here are not here yet, or left for another host. Of so many that
-    /// nobody wants to look at them all, no.
+    /// Returns whether the filtered holders have not come here yet, or left for another host.
+    /// Returns false if there are too many to look at.
     fn is_elsewhere(&self, snapshot: &Snapshot) -> bool {
         const MOST: usize = 16;
         let mut filtered = self
@@ -48,26 +48,26 @@ impl Holding {
         self.slots.len() <= MOST && !filtered.any(|vnic| snapshot.keeps_addresses(vnic))
     }
 
-    /// Whether it may exclude somebody whom `old` did not. (A vnic that has the address no more is
-    /// told apart by itself.)
+    /// Returns whether it may exclude a vnic that `old` did not. (A vnic that does not have the
+    /// address any more is told apart by itself.)
     fn is_tighter(&self, old: Option<&Holding>) -> bool {
         self.filtered && old.is_none_or(|old| !old.filtered || old.shared && !self.shared)
     }
 }
 
 /// The holders of all addresses of a network. A copy shares all that does not change, and a look-up
-/// takes the same time however many there are.
+/// takes the same time with any number of them.
 #[derive(Clone, Default)]
 pub(crate) struct Holders(imbl::HashMap<Address, Holding>);
 
 impl Holders {
-    /// The vnics that have an address.
+    /// Returns the vnics that have an address.
     pub fn get(&self, address: Address) -> Option<&Holding> {
         self.0.get(&address)
     }
 
-    /// Notes what a vnic has now, which had or has these addresses and is in `vnics` as it will be.
-    /// Returns whether somebody is excluded who was not before.
+    /// Notes the addresses of a vnic, which had or has these and is in `vnics` as it will be.
+    /// Returns whether a vnic is excluded that was not before.
     pub fn change(
         &mut self,
         slot: u32,
@@ -97,8 +97,8 @@ impl Holders {
     }
 }
 
-/// The addresses that are a vnic's without asking: those declared, and if it is filtered the
-/// link-local one of its MAC address.
+/// Returns the addresses that a vnic has without asking: the declared ones, and for a filtered vnic
+/// the link-local one of its MAC address.
 pub(crate) fn addresses(vnic: &Vnic) -> impl Iterator<Item = Address> {
     const NONE: [Address; 2] = [0, crate::ip::mapped(std::net::Ipv4Addr::UNSPECIFIED)];
     let none = vnic.is_trunk() || vnic.is_mirror();

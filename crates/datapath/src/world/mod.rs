@@ -1,4 +1,4 @@
-//! World: what a worker may know. Vnics, networks, addresses, rules, and the snapshot of them.
+//! World: all that a worker may know. Vnics, networks, addresses, rules, and the snapshot of them.
 
 pub(crate) mod announcing;
 pub(crate) mod bindings;

@@ -1,23 +1,23 @@
-//! What is declared of a vnic.
+//! Policy of a vnic, as declared.
 
 use std::net::IpAddr;
 
 use butterfly_model::GroupName;
 
-/// What a vnic is let do.
+/// Policy of a vnic.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct VnicPolicy {
-    /// No filter and no source checks; such a vnic may have any number of addresses.
+    /// True for a vnic without filter and source checks. It may have any number of addresses.
     pub bypass: bool,
-    /// Check the sender of ARP packets against `ips`.
+    /// True if the sender of ARP packets is checked against `ips`.
     pub ip_anti_spoof: bool,
-    /// It passes on packets of others: they may be from addresses of filtered vnics, if it
-    /// bypasses filters itself.
+    /// True if it forwards packets of other machines. If it bypasses filters itself, they may be
+    /// from addresses of filtered vnics.
     pub forwards: bool,
-    /// Vnics of other hosts have its addresses, too.
+    /// True if vnics of other hosts have its addresses, too.
     pub shared_ip: bool,
-    /// It may say what routers say (router advertisements, redirects), if a rule names ICMPv6 or
-    /// ICMP.
+    /// True if it may send messages of routers (router advertisements, redirects), if a rule names
+    /// ICMPv6 or ICMP.
     pub router: bool,
     /// The vnic's addresses.
     pub ips: Vec<IpAddr>,

@@ -2,30 +2,30 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Whether a guest is there, and how often one came. Its control thread writes.
+/// Presence of a guest, and the number of attachments. The vnic's control thread writes it.
 #[derive(Default)]
 pub(crate) struct Presence {
-    /// Times a guest came and times it went: an odd sum is one that is there.
+    /// Attachments plus detachments: with an odd sum, a guest is there.
     changes: AtomicU64,
 }
 
 impl Presence {
-    /// A guest came.
+    /// Notes that a guest attached.
     pub fn came(&self) {
         self.changes.fetch_or(1, Relaxed);
     }
 
-    /// It went.
+    /// Notes that the guest left.
     pub fn went(&self) {
         self.changes.store((self.changes.load(Relaxed) + 1) & !1, Relaxed);
     }
 
-    /// One is there.
+    /// Returns whether a guest is attached.
     pub fn attached(&self) -> bool {
         self.changes.load(Relaxed) % 2 == 1
     }
 
-    /// How often one came.
+    /// Returns the number of attachments.
     pub fn attachments(&self) -> u64 {
         self.changes.load(Relaxed).div_ceil(2)
     }

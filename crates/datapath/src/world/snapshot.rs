@@ -1,5 +1,5 @@
-//! What workers know: an immutable picture of vnics and networks, replaced as a whole, sharing what
-//! did not change.
+//! Snapshot: an immutable picture of vnics and networks for workers. It is replaced as a whole, and
+//! copies share all that did not change.
 
 use std::{
     collections::HashMap,
@@ -38,18 +38,18 @@ use crate::{
     },
 };
 
-/// What a vnic may do, compiled.
+/// Policy of a vnic, compiled.
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
-    /// No filter, no source checks.
+    /// True for a vnic without filter and source checks.
     pub bypass: bool,
-    /// Check ARP senders against `arp`.
+    /// True if ARP senders are checked against `arp`.
     pub ip_anti_spoof: bool,
-    /// It may send packets from addresses of other vnics: it passes them on.
+    /// True if it forwards: it may send packets from addresses of other vnics.
     pub forwards: bool,
-    /// Vnics of other hosts have its addresses, too.
+    /// True if vnics of other hosts have its addresses, too.
     pub shared_ip: bool,
-    /// It may say what routers say, if a rule names that.
+    /// True if it may send messages of routers, if a rule names those.
     pub router: bool,
     /// The vnic's IPv4 addresses, sorted.
     pub arp: Vec<Ipv4Addr>,
@@ -57,7 +57,7 @@ pub(crate) struct Rules {
     pub own: Box<[Address]>,
     /// The groups it is filtered by, by number, sorted.
     pub groups: Arc<[u32]>,
-    /// What they allow.
+    /// The compiled rules of those groups.
     pub policy: Arc<Policy>,
 }
 
@@ -90,13 +90,13 @@ impl Rules {
         }
     }
 
-    /// Whether an address is the vnic's.
+    /// Returns whether an address is the vnic's.
     #[inline]
     pub fn owns(&self, address: Address) -> bool {
         self.own.binary_search(&address).is_ok()
     }
 
-    /// Whether nothing changed but, maybe, what the groups allow.
+    /// Returns whether nothing changed except, maybe, the rules of the groups.
     pub fn declared_like(&self, other: &Rules) -> bool {
         let flags = |rules: &Rules| {
             [rules.bypass, rules.ip_anti_spoof, rules.forwards, rules.shared_ip, rules.router]
@@ -104,8 +104,8 @@ impl Rules {
         (flags(self), &self.own, &self.groups) == (flags(other), &other.own, &other.groups)
     }
 
-    /// Whether something that `old` allowed may not be allowed any more, other than by a rule that
-    /// went.
+    /// Returns whether `old` may have allowed something that is not allowed any more, for another
+    /// reason than a rule that went.
     pub fn takes_back(&self, old: &Rules) -> bool {
         (old.bypass && !self.bypass)
             || (old.forwards && !self.forwards)
@@ -116,35 +116,36 @@ impl Rules {
     }
 }
 
-/// What stays with a vnic when its rules change.
+/// State that stays with a vnic when its rules change.
 pub(crate) struct Shared {
     pub port: Arc<Port>,
     pub counters: Counters,
     /// Addresses learnt behind it.
     pub learnt: AtomicU32,
-    /// Copies it may still cause by flooding.
+    /// Copies that its floods may still cause.
     pub floods: Purse,
-    /// What the machines behind it have together, if it stands for other hosts.
+    /// Budgets of the machines behind it, if it stands for other hosts.
     pub crowd: Option<Box<Budgets>>,
     /// Sessions that it is an end of.
     pub sessions: VnicSessions,
     /// Second in which its guest attached; 0 if none did.
     pub attached: AtomicU32,
     pub presence: Presence,
-    /// Its machine has not run here yet, or left for another host: its addresses may be there.
+    /// True if its machine has not run here yet, or left for another host: its addresses may be
+    /// there.
     pub elsewhere: AtomicBool,
-    /// Its machine is about to leave for another host.
+    /// True if its machine is about to leave for another host.
     pub leaving: AtomicBool,
     /// Its link-local addresses besides that of its MAC address.
     pub bound: Bound,
-    /// Its guest's driver uses both rings: the machine runs here, and nowhere else.
+    /// True if its guest's driver uses both rings: the machine runs here, and nowhere else.
     pub driving: AtomicBool,
     pub announcing: Announcing,
-    /// Its frames that may still be answered "too big".
+    /// Tokens for frames that may still be answered "too big".
     pub answered: Pace,
-    /// What its DHCP exchanges need to be remembered.
+    /// Memory of its DHCP exchanges.
     pub dhcp: DhcpState,
-    /// Messages of neighbour and listener discovery that it may send, by whom they are for.
+    /// Messages of neighbour and listener discovery that it may send, by their receivers.
     pub discovery: Crowd<Pace>,
 }
 
@@ -154,13 +155,13 @@ pub(crate) enum PortKind {
     /// Leads to a guest.
     Vnic,
     /// Gets copies of the frames of the vnic with this id, which need not exist, and nothing else.
-    /// What its guest sends is dropped.
+    /// Its guest's frames are dropped.
     Mirror(Arc<str>),
     /// Stands for the network's vnics on other hosts; has no guest and no id.
     Trunk,
 }
 
-/// What the machines of other hosts may use together, each by its own address.
+/// Budgets that the machines of other hosts share, each by its own address.
 #[derive(Default)]
 pub(crate) struct Budgets {
     /// By IP address.
@@ -176,30 +177,29 @@ pub(crate) struct Vnic {
     pub id: Arc<str>,
     pub place: PortRef,
     pub mac: Mac,
-    /// When it was declared, among others: the first of several has their MAC address.
+    /// Order of declaration: of several vnics, the first one has their MAC address.
     pub order: u64,
     pub vni: u32,
-    /// Where its network stands in [`Snapshot::networks`].
+    /// Place of its network in [`Snapshot::networks`].
     pub network: u32,
     pub kind: PortKind,
-    /// Version of the snapshot that it came with: what was decided before was about another vnic
-    /// in its place.
+    /// Version of the snapshot that it came with: older decisions were about another vnic in its
+    /// place.
     pub born: u32,
-    /// Version since which what it may do was not taken back by something else than a rule that
-    /// went.
+    /// Version since which its permissions were not taken back, except by a rule that went.
     pub since: u32,
     pub rules: Rules,
     pub shared: Arc<Shared>,
 }
 
 impl Vnic {
-    /// Whether it stands for other hosts.
+    /// Returns whether it stands for other hosts.
     #[inline(always)]
     pub fn is_trunk(&self) -> bool {
         self.kind == PortKind::Trunk
     }
 
-    /// Whether it only gets copies.
+    /// Returns whether it only gets copies.
     #[inline(always)]
     pub fn is_mirror(&self) -> bool {
         matches!(self.kind, PortKind::Mirror(_))
@@ -209,23 +209,23 @@ impl Vnic {
 /// The vnics of a VNI on this host.
 #[derive(Clone)]
 pub(crate) struct Network {
-    /// Slots of its vnics but mirrors and those that wait, ascending.
+    /// Slots of its vnics, without mirrors and those that wait, ascending.
     pub members: Vec<u32>,
-    /// Slots of those that wait for their MAC address, which another one has, ascending.
+    /// Slots of vnics that wait for their MAC address, which another one has, ascending.
     pub waiting: Box<[u32]>,
-    /// Whether any of them is filtered.
+    /// True if any of them is filtered.
     pub filtered: bool,
-    /// Which of them owns an address.
+    /// Slots of the vnics that own MAC addresses.
     pub macs: Numbers,
-    /// Who has which address.
+    /// Holders of IP addresses.
     pub holders: Holders,
-    /// What is on other hosts, if there is an uplink.
+    /// Its other hosts, if there is an uplink.
     pub remote: Option<Remote>,
     /// Addresses learnt in it.
     pub learnt: Arc<AtomicU32>,
     /// Sessions in it.
     pub sessions: Arc<AtomicU32>,
-    /// Version of the snapshot that it came with: what was decided before was in another one of
+    /// Version of the snapshot that it came with: older decisions were made in another network of
     /// this VNI.
     pub born: u32,
 }
@@ -235,53 +235,53 @@ pub(crate) struct Network {
 pub(crate) struct Remote {
     /// Slot of the trunk.
     pub slot: u32,
-    /// Who gets what is for several receivers, or for an unknown one; if nobody is named, the
-    /// network's group does.
+    /// Peers that get floods and frames for unknown receivers. If no peer is named, the network's
+    /// group gets them.
     pub peers: Arc<[PeerRef]>,
 }
 
-/// Everything.
+/// The whole snapshot.
 #[derive(Clone, Default)]
 pub(crate) struct Snapshot {
     pub vnics: Slab<Vnic>,
     pub networks: Slab<Network>,
-    /// Where a VNI stands in `networks`. For those who change the snapshot; workers go through
+    /// Places of VNIs in `networks`. For the threads that change the snapshot; workers go through
     /// [`Vnic::network`].
     pub by_vni: Arc<HashMap<u32, u32>>,
-    /// The same, for workers.
+    /// Places of VNIs in `networks`, for workers.
     pub vnis: Arc<Numbers>,
-    /// Counts changes of what is allowed: what an older version decided may have to be decided
-    /// again.
+    /// Counts changes of policy: decisions of an older version may have to be made again.
     pub version: u32,
-    /// Which groups an address is a member of.
+    /// Groups of which an address is a member.
     pub members: Members,
-    /// Who watches, mirrors included; nobody, most of the time.
+    /// Sinks and mirrors; none, most of the time.
     pub selection: Option<Arc<Selection>>,
-    /// Of a vnic that is being made anew.
+    /// Claim of a vnic that is being made again.
     pub kept: Option<Claim>,
 }
 
 impl Snapshot {
-    /// The vnic at a place, if it is still the same.
+    /// Returns the vnic at a place, unless the place has a new user.
     #[inline(always)]
     pub fn vnic(&self, place: PortRef) -> Option<&Arc<Vnic>> {
         self.vnics.get(place.slot).filter(|vnic| vnic.place.incarnation == place.incarnation)
     }
 
-    /// What an address was learnt behind: a vnic, or a trunk, whose incarnation then is a peer.
+    /// Returns the vnic or trunk behind which an address was learnt. For a trunk, the incarnation
+    /// is a peer.
     pub fn behind(&self, place: PortRef) -> Option<&Arc<Vnic>> {
         self.vnics
             .get(place.slot)
             .filter(|vnic| vnic.is_trunk() || vnic.place.incarnation == place.incarnation)
     }
 
-    /// The network of a VNI.
+    /// Returns the network of a VNI.
     #[inline(always)]
     pub fn network(&self, vni: u32) -> Option<&Arc<Network>> {
         self.networks.get(self.vnis.get(vni.into())?)
     }
 
-    /// The same, with its port to other hosts.
+    /// Returns the network of a VNI, with its trunk.
     #[inline(always)]
     pub fn trunk(&self, vni: u32) -> Option<(&Arc<Network>, &Arc<Vnic>)> {
         let network = self.network(vni)?;

@@ -1,6 +1,6 @@
-//! Who has a MAC address that several vnics of a network declare: the first, in the order of
-//! declaration, and with it those who bypass filters as it does. The others wait: they get nothing
-//! and may send nothing until it is theirs.
+//! Waiting for a MAC address that several vnics of a network declare. The first one in the order of
+//! declaration has it, together with others that bypass filters as it does. The rest wait: they get
+//! nothing and may send nothing until it is theirs.
 
 use std::{
     collections::HashMap,
@@ -13,24 +13,24 @@ use crate::{
     world::snapshot::{Network, Snapshot, Vnic},
 };
 
-/// The claim of a vnic; `None` of a mirror, which has no address.
+/// Returns the claim of a vnic; `None` for a mirror, which has no address.
 pub(crate) fn claim_of(vnic: &Vnic) -> Option<Claim> {
     let Vnic { vni, mac, order, .. } = *vnic;
     (!vnic.is_mirror()).then_some(Claim { vni, mac, order, bypass: vnic.rules.bypass })
 }
 
-/// Slots of those of a network's stations that wait, ascending. `kept`: the claim of one that is
-/// not there.
+/// Returns the slots of a network's stations that wait, ascending. `kept` is the claim of a vnic
+/// that is not there.
 pub(crate) fn waiting(stations: &[&Arc<Vnic>], kept: Option<Claim>) -> Box<[u32]> {
     let there = stations.iter().filter_map(|vnic| Some((claim_of(vnic)?, Some(vnic.place.slot))));
-    // Once it is there again it stands for itself.
+    // Once the vnic is there again, it stands for itself.
     let kept = kept.filter(|kept| {
         !stations.iter().any(|vnic| (vnic.mac, vnic.order) == (kept.mac, kept.order))
     });
     let mut by_order: Vec<(Claim, Option<u32>)> =
         there.chain(kept.map(|kept| (kept, None))).collect();
     by_order.sort_unstable_by_key(|(claim, slot)| (claim.order, *slot));
-    // Whether who has an address bypasses filters: those who do share it.
+    // Tells for each address whether its holder bypasses filters: such holders share it.
     let mut first: HashMap<_, bool> = HashMap::new();
     let mut slots: Vec<u32> = Vec::new();
     for (claim, slot) in by_order {
@@ -47,7 +47,7 @@ pub(crate) fn waiting(stations: &[&Arc<Vnic>], kept: Option<Claim>) -> Box<[u32]
 }
 
 impl Network {
-    /// Whether a vnic of it waits for its address.
+    /// Returns whether a vnic of it waits for its address.
     #[inline(always)]
     pub fn waits(&self, slot: u32) -> bool {
         !self.waiting.is_empty() && self.waiting.binary_search(&slot).is_ok()
@@ -55,22 +55,22 @@ impl Network {
 }
 
 impl Snapshot {
-    /// Whether other hosts may not have the addresses of a filtered vnic: its machine is here, and
-    /// does not wait for its MAC address, which would make it speak for none.
+    /// Returns whether other hosts may not have the addresses of a filtered vnic. That is so if its
+    /// machine is here, and does not wait for its MAC address: a vnic that waits has no addresses.
     pub fn keeps_addresses(&self, vnic: &Vnic) -> bool {
         let waits =
             self.networks.get(vnic.network).is_some_and(|network| network.waits(vnic.place.slot));
         !waits && !vnic.shared.elsewhere.load(Relaxed)
     }
 
-    /// Who has the address that a vnic waits for.
+    /// Returns the vnic with the address for which another vnic waits.
     pub fn waits_for(&self, vnic: &Vnic) -> Option<&Arc<Vnic>> {
         let network =
             self.networks.get(vnic.network).filter(|network| network.waits(vnic.place.slot))?;
         if let Some(having) = network.macs.get(number(vnic.mac)) {
             return self.vnics.get(having);
         }
-        // Of an address that is no station's.
+        // The address is no station's.
         let having = network
             .members
             .iter()

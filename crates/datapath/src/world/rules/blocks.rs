@@ -1,11 +1,11 @@
-//! Which blocks of addresses an address lies in.
+//! Blocks of addresses, and the search for those that an address is in.
 
 /// Blocks (CIDR) of one family, compiled: one binary search finds the smallest block around an
 /// address, its parents lead to the larger ones. Addresses are 128-bit numbers, IPv4 mapped into
 /// IPv6.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Blocks<T> {
-    /// Where another block is the smallest one; ascending, the first is 0.
+    /// First addresses of ranges with the same smallest block; ascending, the first is 0.
     starts: Box<[u128]>,
     /// The smallest block from there on; `NONE` where there is none.
     smallest: Box<[u32]>,
@@ -27,13 +27,13 @@ impl<T> Default for Blocks<T> {
 }
 
 impl<T> Blocks<T> {
-    /// Whether there is none.
+    /// Returns whether there is none.
     pub fn is_empty(&self) -> bool {
         self.blocks.is_empty()
     }
 
-    /// Of blocks that differ, given by their first and last address; each lies within another one
-    /// or apart from it.
+    /// Compiles different blocks, given by their first and last address. Each is within another one
+    /// or separate from it.
     pub fn new(mut blocks: Vec<(u128, u128, T)>) -> Blocks<T> {
         // Larger ones before those that they contain.
         blocks.sort_by_key(|(first, last, _)| (*first, std::cmp::Reverse(*last)));
@@ -67,7 +67,7 @@ impl<T> Blocks<T> {
         Blocks { starts: starts.into(), smallest: smallest.into(), blocks: compiled.into() }
     }
 
-    /// Values of all blocks that an address lies in, the smallest block first.
+    /// Returns the values of all blocks that an address is in, the smallest block first.
     #[inline]
     pub fn around(&self, address: u128) -> impl Iterator<Item = &T> {
         let at = self.starts.partition_point(|start| *start <= address).wrapping_sub(1);

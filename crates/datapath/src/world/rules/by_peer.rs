@@ -1,4 +1,4 @@
-//! Rules of one direction by their peers, and the compiled form of them. Control side only.
+//! Rules of one direction by their peers, and their compiled form. Control side only.
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::ip::{Address, is_v4};
 
-/// Whom a rule is about.
+/// Peer of a rule.
 #[derive(Clone, Copy)]
 pub(super) enum About {
     Block(Address, Address),
@@ -37,8 +37,8 @@ struct Peer {
     ports: Ports,
 }
 
-/// What one group allows in one direction. What was compiled is kept: a change compiles what it
-/// changes.
+/// Rules of one group in one direction. Compiled parts are kept: a change compiles only the parts
+/// that it changes.
 #[derive(Default)]
 pub(super) struct ByPeer {
     blocks: BTreeMap<(Address, Address), Peer>,
@@ -48,7 +48,7 @@ pub(super) struct ByPeer {
 }
 
 impl ByPeer {
-    /// How many rules.
+    /// Returns the number of rules.
     pub fn rules(&self) -> usize {
         self.rules
     }
@@ -57,7 +57,7 @@ impl ByPeer {
         self.change(about, |rules| rules.push(allowed));
     }
 
-    /// The rule with this cell.
+    /// Removes the rule with this cell.
     pub fn remove(&mut self, about: About, cell: u32) {
         self.change(about, |rules| rules.retain(|rule| rule.cell != cell));
     }
@@ -80,7 +80,7 @@ impl ByPeer {
         self.side = None;
     }
 
-    /// Compiled, the same for all who ask until it changes.
+    /// Returns the compiled rules, the same for all callers until they change.
     pub fn side(&mut self) -> Arc<Side> {
         let (blocks, groups) = (&self.blocks, &self.groups);
         let compiled = self.side.get_or_insert_with(|| {
@@ -93,7 +93,7 @@ impl ByPeer {
         compiled.clone()
     }
 
-    /// Compiled as one.
+    /// Compiles all as one.
     pub fn merged<'a>(all: impl Iterator<Item = &'a ByPeer>) -> Side {
         let (mut blocks, mut groups) =
             (BTreeMap::<_, Vec<Allowed>>::new(), BTreeMap::<_, Vec<Allowed>>::new());
@@ -116,7 +116,7 @@ fn compile(
 ) -> Side {
     let (mut v4, mut v6) = (Vec::new(), Vec::new());
     for ((first, last), ports) in blocks {
-        // A block of IPv6 around all of IPv4's numbers does not mean those.
+        // An IPv6 block around all of IPv4's numbers does not include IPv4.
         let family = if is_v4(first) && is_v4(last) { &mut v4 } else { &mut v6 };
         family.push((first, last, ports));
     }

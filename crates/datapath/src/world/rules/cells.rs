@@ -1,5 +1,5 @@
-//! A cell per rule: when something it admitted was last taken back, and how many sessions it
-//! admitted.
+//! A cell per rule: the version in which its admissions were last taken back, and the number of
+//! sessions it admitted.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -23,14 +23,14 @@ impl Cells {
         self.0.get((cell / PER_UNIT) as usize)?.0.get((2 * (cell % PER_UNIT) + which) as usize)
     }
 
-    /// The version of the policy that took something back: what was decided before is to be decided
-    /// again.
+    /// Returns the version of the policy that took back admissions of the rule. Older decisions are
+    /// to be made again.
     #[inline(always)]
     pub fn taken_back(&self, cell: u32) -> u32 {
         self.word(cell, 0).map_or(u32::MAX, |word| word.load(Relaxed) as u32)
     }
 
-    /// Sessions admitted by an older version are to be decided again.
+    /// Has sessions decided again that an older version admitted.
     pub fn take_back(&self, cell: u32, version: u32) {
         if cell != 0
             && let Some(word) = self.word(cell, 0)
@@ -39,7 +39,7 @@ impl Cells {
         }
     }
 
-    /// As [`Self::take_back`] of all cells, whatever they had.
+    /// Does as [`Self::take_back`] for all cells, and overrides later versions.
     pub fn take_back_all(&self, version: u32) {
         (1..MAX_CELLS)
             .filter(|cell| self.taken_back(*cell) > version)
@@ -53,7 +53,7 @@ impl Cells {
         }
     }
 
-    /// Sessions admitted.
+    /// Returns the number of sessions admitted.
     pub fn counted(&self, cell: u32) -> u64 {
         self.word(cell, 1).map_or(0, |word| word.load(Relaxed))
     }
@@ -85,7 +85,7 @@ mod tests {
         assert_eq!([of(7), of(8), of(9)], [(107, 7), (108, 0), (109, 9)]);
     }
 
-    /// What needed no rule holds for ever, what has no cell never.
+    /// Cell 0, which stands for no rule, holds for ever; a missing cell never holds.
     #[test]
     fn the_first_cell_and_those_that_there_are_not() {
         let cells = Cells::new().unwrap();

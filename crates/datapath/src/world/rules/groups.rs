@@ -1,4 +1,4 @@
-//! The groups as declared, and which compiled policies follow from them. Control side only.
+//! The groups as declared, and the compiled policies that follow from them. Control side only.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -17,27 +17,27 @@ use crate::world::rules::{
     number,
 };
 
-/// From so many rules on, a group is compiled once for all vnics that have it: less is sooner put
-/// together than looked through one by one.
+/// Number of rules from which a group is compiled once for all vnics that have it. Smaller groups
+/// are faster to merge than to search one by one.
 const LARGE: usize = 64;
-/// So many of a vnic's groups at most, as each takes a search for every new session: the largest
-/// ones.
+/// Most of a vnic's groups that are compiled separately: the largest ones. Each takes a search for
+/// every new session.
 const MOST_SHARED: usize = 3;
 
 /// A change of one group.
 #[derive(Clone, Debug)]
 pub enum GroupChange {
-    /// It is this from now on.
+    /// Declares the group, or replaces it.
     Declare(SecurityGroup),
-    /// It does not exist any more. Vnics and rules may go on naming it.
+    /// Deletes the group. Vnics and rules may go on naming it.
     Forget,
-    /// One more member.
+    /// Adds a member.
     AddMember(IpAddr),
-    /// One member less.
+    /// Removes a member.
     RemoveMember(IpAddr),
-    /// One more rule.
+    /// Adds a rule.
     AddRule(Rule),
-    /// One rule less.
+    /// Removes a rule.
     RemoveRule(Rule),
 }
 
@@ -53,12 +53,12 @@ struct Declared {
     rules: BTreeMap<RuleKey, (Rule, u32)>,
     inbound: ByPeer,
     outbound: ByPeer,
-    /// As [`Policy::serves`] and [`Policy::names`].
+    /// Rules of [`Policy::serves`] or [`Policy::names`], by direction.
     serves: ByPeer,
     names: ByPeer,
 }
 
-/// Whether a rule is one of [`Policy::serves`] or [`Policy::names`], of those of its direction.
+/// Returns whether a rule is one of [`Policy::serves`] or [`Policy::names`], by its direction.
 fn is_infrastructure(direction: Direction, allowed: &Allowed) -> bool {
     let narrow = allowed.ports.as_ref().filter(|ports| ports.len() <= NARROW);
     match (direction, allowed.protocol) {
@@ -92,24 +92,24 @@ impl Declared {
     }
 }
 
-/// What a change means for vnics and sessions.
+/// Effect of a change on vnics and sessions.
 #[derive(Default)]
 pub(crate) struct Effect {
-    /// Policies by the groups that they are of, compiled anew.
+    /// Policies that were compiled again, by their groups.
     pub policies: Vec<(Arc<[u32]>, Arc<Policy>)>,
     /// Cells of rules whose sessions are to be decided again.
     pub taken_back: Vec<u32>,
-    /// Members of which group came (true) or went.
+    /// Members that came (true) or went, with their group.
     members: Vec<(Address, u32, bool)>,
 }
 
 impl Effect {
-    /// Whether nothing follows.
+    /// Returns whether there is no effect.
     pub fn is_nothing(&self) -> bool {
         self.policies.is_empty() && self.taken_back.is_empty() && self.members.is_empty()
     }
 
-    /// Carries the change of members out.
+    /// Applies the change of members.
     pub fn change_members(&self, members: &mut Members) {
         for (address, group, came) in &self.members {
             let mut of: Vec<u32> = members.get(address).map(|of| of.to_vec()).unwrap_or_default();
@@ -133,12 +133,12 @@ pub(crate) struct Groups {
     /// A number for each name that was ever used.
     numbers: HashMap<GroupName, u32>,
     declared: HashMap<u32, Declared>,
-    /// Compiled policies in use, by the groups they are of, ascending.
+    /// Compiled policies in use, by their groups, ascending.
     compiled: HashMap<Arc<[u32]>, Weak<Policy>>,
     /// Cells of the rules whose peers are a group's members.
     members_of: HashMap<u32, HashSet<u32>>,
     free_cells: Vec<u32>,
-    /// Cells that were in use.
+    /// Number of cells that were ever used.
     used_cells: u32,
 }
 
@@ -148,7 +148,7 @@ impl Groups {
         *self.numbers.entry(name.clone()).or_insert(next)
     }
 
-    /// The policy of a vnic with these groups, and their numbers.
+    /// Returns the policy of a vnic with these groups, and their numbers.
     pub fn policy(&mut self, names: &[GroupName]) -> (Arc<[u32]>, Arc<Policy>) {
         let mut numbers: Vec<u32> = names.iter().map(|name| self.number_of(name)).collect();
         numbers.sort_unstable();
@@ -172,12 +172,12 @@ impl Groups {
         }
     }
 
-    /// What groups have of some rules, of which there are few.
+    /// Merges some of the rules of groups, of which there are few.
     fn merged(&self, numbers: &[u32], rules: impl Fn(&Declared) -> &ByPeer) -> Side {
         ByPeer::merged(numbers.iter().filter_map(|number| self.declared.get(number)).map(rules))
     }
 
-    /// What groups allow in one direction; `None` if they have no rule of it.
+    /// Returns the rules of groups in one direction; `None` if they have no rule of it.
     fn layers(&mut self, numbers: &[u32], direction: Direction) -> Option<Layers> {
         let rules = |number: &u32| {
             self.declared.get(number).map_or(0, |group| group.by_peer(direction).rules())
@@ -328,7 +328,7 @@ impl Groups {
             group.infrastructure(rule.direction()).remove(about, cell);
         }
         effect.taken_back.push(cell);
-        // Whatever it admitted is older than what took it back: the next rule may have the cell.
+        // The rule's admissions are older than this change, so the next rule may have the cell.
         self.free_cells.push(cell);
         true
     }
@@ -349,7 +349,7 @@ impl Groups {
         }
     }
 
-    /// The rule of a cell, and its group.
+    /// Returns all rules by their cells, with their groups.
     pub fn rules_by_cell(&self) -> HashMap<u32, (GroupName, Rule)> {
         let names: HashMap<u32, &GroupName> =
             self.numbers.iter().map(|(name, number)| (*number, name)).collect();
@@ -364,7 +364,8 @@ impl Groups {
             .collect()
     }
 
-    /// The names of groups by their numbers, in byte order, and the rules of those that exist.
+    /// Returns the names of groups by their numbers, in byte order, and the rules of groups that
+    /// exist.
     pub fn declared(&self, numbers: &[u32]) -> Vec<(GroupName, Option<Vec<Rule>>)> {
         let wanted = self.numbers.iter().filter(|(_, number)| numbers.contains(number));
         let rules = |number: &u32| {
@@ -375,12 +376,12 @@ impl Groups {
         all
     }
 
-    /// The number of a group, if its name was ever used.
+    /// Returns the number of a group, if its name was ever used.
     pub fn known_number(&self, name: &GroupName) -> Option<u32> {
         self.numbers.get(name).copied()
     }
 
-    /// The rules of a group with their cells.
+    /// Returns the rules of a group with their cells.
     pub fn rules_of(&self, name: &GroupName) -> impl Iterator<Item = (&Rule, u32)> {
         let declared = self.numbers.get(name).and_then(|number| self.declared.get(number));
         declared

@@ -1,14 +1,14 @@
-//! Layers: what groups allow, compiled, and how a session is looked up in it.
+//! Layers: the compiled rules of groups, and the look-up of a session in them.
 
 use std::{net::IpAddr, sync::Arc};
 
 use super::{blocks::Blocks, ports::Ports};
 use crate::ip::{Address, is_v4, mapped};
 
-/// Which groups an address is a member of, ascending. Copies share what did not change.
+/// Groups of which an address is a member, ascending. Copies share all that did not change.
 pub(crate) type Members = imbl::HashMap<Address, Arc<[u32]>>;
 
-/// What the groups of a vnic allow.
+/// Rules of a vnic's groups.
 #[derive(Debug, Default)]
 pub(crate) struct Policy {
     /// Towards the vnic: peers are sources.
@@ -18,25 +18,25 @@ pub(crate) struct Policy {
     /// The INBOUND rules that make a DHCP server of the vnic: UDP, [`NARROW`] ports at most, a
     /// server's among them.
     pub serves: Side,
-    /// The OUTBOUND rules that name what only infrastructure says: ICMP, ICMPv6, and UDP with
-    /// [`NARROW`] ports at most, a DHCP client's among them. "Everything" does not mean it.
+    /// The OUTBOUND rules that name infrastructure: ICMP, ICMPv6, and UDP with [`NARROW`] ports at
+    /// most, a DHCP client's among them. A rule for everything does not include it.
     pub names: Side,
 }
 
-/// Most ports of a rule that means each of them.
+/// Most ports of a rule that still names each of them.
 pub(crate) const NARROW: usize = 16;
 
-/// What all groups of a vnic allow in one direction.
+/// Rules of all groups of a vnic in one direction.
 #[derive(Debug, Default)]
 pub(crate) struct Layers {
-    /// Of small groups together.
+    /// Rules of the small groups, merged.
     pub merged: Side,
-    /// Of a large group each, the same for all vnics that have it.
+    /// Rules of large groups, one side each, shared by all vnics that have the group.
     pub shared: Box<[Arc<Side>]>,
 }
 
 impl Layers {
-    /// Cell of a rule that allows a protocol and destination port with this peer.
+    /// Returns the cell of a rule that allows a protocol and destination port with this peer.
     pub fn admits(
         &self,
         peer: Address,
@@ -53,7 +53,7 @@ impl Layers {
     }
 }
 
-/// What some groups allow in one direction.
+/// Rules of some groups in one direction.
 #[derive(Debug, Default)]
 pub(crate) struct Side {
     pub v4: Blocks<Ports>,
@@ -62,7 +62,7 @@ pub(crate) struct Side {
     pub groups: Box<[(u32, Ports)]>,
 }
 
-/// An address as the packet path has it.
+/// Returns an address in the form of the packet path.
 pub(crate) fn number(ip: IpAddr) -> Address {
     match ip {
         IpAddr::V4(ip) => mapped(ip),
@@ -70,18 +70,18 @@ pub(crate) fn number(ip: IpAddr) -> Address {
     }
 }
 
-/// The address of a [`number`].
+/// Returns the address of a [`number`].
 pub(crate) fn address(number: Address) -> IpAddr {
     if is_v4(number) { IpAddr::V4((number as u32).into()) } else { IpAddr::V6(number.into()) }
 }
 
 impl Side {
-    /// Whether there is no rule.
+    /// Returns whether there is no rule.
     pub fn is_empty(&self) -> bool {
         self.v4.is_empty() && self.v6.is_empty() && self.groups.is_empty()
     }
 
-    /// Cell of a rule that allows a protocol and destination port with this peer.
+    /// Returns the cell of a rule that allows a protocol and destination port with this peer.
     pub fn admits(
         &self,
         peer: Address,

@@ -1,9 +1,9 @@
-//! Security groups as the packet path sees them: what the groups of a vnic allow, compiled.
+//! Security groups as the packet path sees them: the compiled rules of a vnic's groups.
 //!
-//! Rules only allow. All that a new session costs is one search among blocks of addresses, one look
-//! at the groups the peer is a member of, and one search among ports, however many rules there are;
-//! and that at most four times, as large groups are compiled once for all vnics that have them.
-//! Vnics with the same groups share one compiled policy.
+//! Rules only allow. A new session costs one search among blocks of addresses, one look at the
+//! groups of the peer, and one search among ports, with any number of rules. It costs that four
+//! times at most, as large groups are compiled once for all vnics that have them. Vnics with the
+//! same groups share one compiled policy.
 
 mod blocks;
 mod by_peer;

@@ -1,4 +1,4 @@
-//! What the rules with one peer allow, by protocol and destination port.
+//! Protocols and destination ports that the rules with one peer allow.
 
 use std::ops::RangeInclusive;
 
@@ -15,7 +15,7 @@ pub(crate) struct Ports {
     any: u32,
     tcp: Ranges,
     udp: Ranges,
-    /// Other protocols, and TCP or UDP if all ports are meant; ascending.
+    /// Other protocols, and TCP or UDP with all ports; ascending.
     protocols: Box<[(u8, u32)]>,
 }
 
@@ -49,7 +49,7 @@ impl Ports {
         ports
     }
 
-    /// Cell of a rule that allows this, if there is one.
+    /// Returns the cell of a rule that allows this, if there is one.
     #[inline]
     pub fn admits(&self, protocol: u8, destination_port: u16) -> Option<u32> {
         if self.any != 0 {
@@ -134,7 +134,8 @@ mod tests {
         );
     }
 
-    /// Of several rules that allow the same, the first one's cell; of any protocol before all.
+    /// Of several rules that allow the same, the first one's cell; a rule for any protocol before
+    /// all.
     #[test]
     fn the_first_of_several_rules_admits() {
         let all = [

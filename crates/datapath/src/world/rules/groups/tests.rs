@@ -23,7 +23,7 @@ fn rule(&(_, outbound, peer, port): &Choice) -> Rule {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Large and small groups, together and alone, whatever was added and taken away before.
+    /// Large and small groups, together and alone, after any additions and removals.
     #[test]
     fn exactly_what_some_rule_of_some_group_allows(
         choices in prop::collection::vec((0u32..6, prop::bool::ANY, 0u8..24, 1u16..30), 0..900),
@@ -114,14 +114,14 @@ fn what_many_have_is_compiled_once() {
         assert_eq!(policy.ingress.shared.len(), 1);
         assert!(Arc::ptr_eq(&policy.ingress.shared[0], after));
     }
-    // Of one's own: nobody else's, and nothing of the large one.
+    // A small group: it affects no other vnic's, and nothing of the large one.
     let effect =
         groups.change(&name(7), GroupChange::AddRule(rule(&(7, false, 3, 99))), &cells).unwrap();
     assert_eq!(effect.policies.len(), 1);
     assert!(Arc::ptr_eq(&effect.policies[0].1.ingress.shared[0], after));
 }
 
-/// What a group gives up is there for what replaces it.
+/// The rule that replaces another one may have its cell.
 #[test]
 fn a_full_table_of_rules_takes_a_replacement() {
     let cells = Cells::new().unwrap();
@@ -193,7 +193,7 @@ fn what_nobody_has_is_not_compiled_again() {
     assert!(groups.compiled.len() <= 2);
 }
 
-/// What changes nothing has no effect, and each effect is about the rules in question.
+/// A change without a difference has no effect, and each effect is about the rules in question.
 #[test]
 fn effects_are_those_of_the_change() {
     let cells = Cells::new().unwrap();
@@ -213,7 +213,7 @@ fn effects_are_those_of_the_change() {
     assert!(!come.is_nothing() && come.taken_back.is_empty() && come.policies.is_empty());
     assert!(change(4, GroupChange::AddMember(address)).is_nothing());
     change(4, GroupChange::AddMember(other));
-    // Who goes takes back what was admitted by rules about the group, and by no others.
+    // A member that goes takes back the admissions of rules about the group, and of no others.
     let mut taken_back = change(4, GroupChange::RemoveMember(address)).taken_back;
     taken_back.sort_unstable();
     assert_eq!(taken_back, [1, 2]);
@@ -222,7 +222,7 @@ fn effects_are_those_of_the_change() {
     assert_eq!(change(1, GroupChange::Forget).taken_back, [3]);
 }
 
-/// A cell's next rule begins to count anew, and what its last one admitted is not its own.
+/// A cell's next rule counts from zero, and its last rule's admissions do not count for it.
 #[test]
 fn the_cell_of_a_rule_that_went_is_used_again() {
     let cells = Cells::new().unwrap();
@@ -247,7 +247,7 @@ fn the_cell_of_a_rule_that_went_is_used_again() {
     assert_eq!(groups.rules_by_cell().len(), 2);
 }
 
-/// Nothing is kept of a group that was deleted, whatever it had.
+/// Nothing is kept of a deleted group.
 #[test]
 fn a_group_that_is_forgotten_takes_no_room() {
     let cells = Cells::new().unwrap();
